@@ -1,0 +1,33 @@
+# Flags every target of the project is built with, through the interface target qconv_flags.
+add_library(qconv_flags INTERFACE)
+target_include_directories(qconv_flags INTERFACE ${CMAKE_SOURCE_DIR})
+target_compile_definitions(qconv_flags INTERFACE _POSIX_C_SOURCE=200809L _FILE_OFFSET_BITS=64)
+# The bytes qconv writes must not depend on the compiler's taste: no contraction, no fast math.
+target_compile_options(qconv_flags INTERFACE -ffp-contract=off -fvisibility=hidden
+  -ffile-prefix-map=${CMAKE_SOURCE_DIR}/=
+  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wstrict-prototypes
+  -Wmissing-prototypes -Wcast-qual -Wcast-align -Wvla -Wformat=2 -Wundef -Wswitch-enum
+  -Wdouble-promotion -Wwrite-strings -fstack-protector-strong)
+if(QCONV_WERROR)
+  target_compile_options(qconv_flags INTERFACE -Werror)
+endif()
+if(QCONV_SANITIZE)
+  target_compile_options(qconv_flags INTERFACE -fsanitize=${QCONV_SANITIZE}
+    -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
+  target_link_options(qconv_flags INTERFACE -fsanitize=${QCONV_SANITIZE})
+elseif(CMAKE_BUILD_TYPE MATCHES "Release|RelWithDebInfo" AND NOT QCONV_COVERAGE)
+  target_compile_definitions(qconv_flags INTERFACE _FORTIFY_SOURCE=2)
+endif()
+if(QCONV_FUZZ)
+  if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
+    message(FATAL_ERROR "QCONV_FUZZ needs clang (-DCMAKE_C_COMPILER=clang)")
+  endif()
+  target_compile_options(qconv_flags INTERFACE -fsanitize=fuzzer-no-link)
+  target_link_options(qconv_flags INTERFACE -fsanitize=fuzzer-no-link)
+endif()
+if(QCONV_COVERAGE)
+  # Counters that two threads bump at once would lose counts, and gcov derives a negative branch
+  # from a sum that does not add up.
+  target_compile_options(qconv_flags INTERFACE --coverage -fprofile-update=atomic -O1 -g)
+  target_link_options(qconv_flags INTERFACE --coverage)
+endif()
