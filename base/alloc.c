@@ -1,0 +1,97 @@
+#include "base/alloc.h"
+
+#include "base/checked.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static atomic_uint_fast64_t alloc_tried;
+static atomic_uint_fast64_t alloc_fail_from;
+static atomic_int alloc_fail_persistent;
+
+void qc_alloc_fail_at(uint64_t n, int persistent)
+{
+    atomic_store(&alloc_tried, 0);
+    atomic_store(&alloc_fail_persistent, persistent);
+    atomic_store(&alloc_fail_from, n);
+}
+
+uint64_t qc_alloc_count(void)
+{
+    return atomic_load(&alloc_tried);
+}
+
+static int must_fail(void)
+{
+    uint64_t mine = atomic_fetch_add(&alloc_tried, 1) + 1;
+    uint64_t from = atomic_load(&alloc_fail_from);
+    if (from == 0)
+        return 0;
+    return mine == from || (mine > from && atomic_load(&alloc_fail_persistent));
+}
+
+void *qc_hook_malloc(size_t bytes)
+{
+    return must_fail() ? NULL : malloc(bytes ? bytes : 1);
+}
+
+void qc_hook_free(void *p)
+{
+    free(p);
+}
+
+qc_status qc_malloc(void **out, size_t bytes, qc_error *err)
+{
+    *out = qc_hook_malloc(bytes);
+    if (!*out)
+        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", bytes);
+    return QC_OK;
+}
+
+qc_status qc_calloc(void **out, size_t count, size_t bytes_each, qc_error *err)
+{
+    size_t bytes = 0;
+    *out = NULL;
+    if (qc_mul_size(count, bytes_each, &bytes) || must_fail() ||
+        !(*out = calloc(1, bytes ? bytes : 1)))
+        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
+    return QC_OK;
+}
+
+qc_status qc_realloc_array(void **inout, size_t count, size_t bytes_each, qc_error *err)
+{
+    size_t bytes = 0;
+    void *p = NULL;
+    if (qc_mul_size(count, bytes_each, &bytes) || must_fail() ||
+        !(p = realloc(*inout, bytes ? bytes : 1)))
+        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
+    *inout = p;
+    return QC_OK;
+}
+
+qc_status qc_malloc_aligned(void **out, size_t alignment, size_t bytes, qc_error *err)
+{
+    *out = NULL;
+    if (must_fail() || posix_memalign(out, alignment, bytes ? bytes : 1) != 0) {
+        *out = NULL;
+        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", bytes);
+    }
+    return QC_OK;
+}
+
+qc_status qc_strdup(char **out, const char *s, qc_error *err)
+{
+    size_t bytes = strlen(s) + 1;
+    void *p = NULL;
+    *out = NULL;
+    QC_TRY(qc_malloc(&p, bytes, err));
+    memcpy(p, s, bytes);
+    *out = p;
+    return QC_OK;
+}
+
+void qc_free(void *p)
+{
+    free(p);
+}

@@ -1,0 +1,93 @@
+#include "base/arena.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define ARENA_ALIGN       16u
+#define ARENA_BLOCK_BYTES 65536u
+
+struct qc_arena_block {
+    qc_arena_block *next;
+    size_t bytes; /* keeps the payload 16-byte aligned */
+    _Alignas(16) unsigned char payload[];
+};
+
+void qc_arena_init(qc_arena *a)
+{
+    memset(a, 0, sizeof *a);
+}
+
+void qc_arena_deinit(qc_arena *a)
+{
+    if (!a)
+        return;
+    qc_arena_block *b = a->head;
+    while (b) {
+        qc_arena_block *next = b->next;
+        qc_free(b);
+        b = next;
+    }
+    qc_arena_init(a);
+}
+
+qc_status qc_arena_alloc(qc_arena *a, void **out, size_t count, size_t bytes_each, qc_error *err)
+{
+    size_t bytes = 0;
+    *out = NULL;
+    if (qc_mul_size(count, bytes_each, &bytes) || qc_add_size(bytes, ARENA_ALIGN - 1, &bytes))
+        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
+    bytes &= ~(size_t)(ARENA_ALIGN - 1);
+    if (!a->head || a->head_bytes - a->used_bytes < bytes) {
+        size_t payload = bytes > ARENA_BLOCK_BYTES ? bytes : ARENA_BLOCK_BYTES;
+        size_t total = 0;
+        void *p = NULL;
+        if (qc_add_size(payload, sizeof(qc_arena_block), &total))
+            QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", payload);
+        QC_TRY(qc_malloc_aligned(&p, ARENA_ALIGN, total, err));
+        qc_arena_block *b = p;
+        b->next = a->head;
+        b->bytes = payload;
+        a->head = b;
+        a->head_bytes = payload;
+        a->used_bytes = 0;
+    }
+    *out = a->head->payload + a->used_bytes;
+    memset(*out, 0, bytes);
+    a->used_bytes += bytes;
+    return QC_OK;
+}
+
+qc_status qc_arena_strndup(qc_arena *a, const char **out, const char *s, size_t len, qc_error *err)
+{
+    void *p = NULL;
+    size_t bytes = 0;
+    *out = NULL;
+    if (qc_add_size(len, 1, &bytes))
+        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", len);
+    QC_TRY(qc_arena_alloc(a, &p, bytes, 1, err));
+    memcpy(p, s, len);
+    *out = p;
+    return QC_OK;
+}
+
+qc_status qc_arena_printf(qc_arena *a, const char **out, qc_error *err, const char *fmt, ...)
+{
+    va_list ap;
+    *out = NULL;
+    va_start(ap, fmt);
+    int n = vsnprintf(NULL, 0, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "text could not be formatted");
+    void *p = NULL;
+    QC_TRY(qc_arena_alloc(a, &p, (size_t)n + 1, 1, err));
+    va_start(ap, fmt);
+    (void)vsnprintf(p, (size_t)n + 1, fmt, ap);
+    va_end(ap);
+    *out = p;
+    return QC_OK;
+}

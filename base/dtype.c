@@ -1,0 +1,92 @@
+#include "base/dtype.h"
+
+#include "base/checked.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    unsigned bits;
+} dtype_table[QC_DTYPE_COUNT] = {
+#define QC_DTYPE_ROW(name, bits) {#name, bits},
+    QC_DTYPE_MAP(QC_DTYPE_ROW)
+#undef QC_DTYPE_ROW
+};
+
+const char *qc_dtype_name(qc_dtype t)
+{
+    return dtype_table[t].name;
+}
+
+unsigned qc_dtype_bits(qc_dtype t)
+{
+    return dtype_table[t].bits;
+}
+
+int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out)
+{
+    for (int i = 0; i < QC_DTYPE_COUNT; i++) {
+        if (strlen(dtype_table[i].name) == len && memcmp(dtype_table[i].name, name, len) == 0) {
+            *out = (qc_dtype)i;
+            return 0;
+        }
+    }
+    return 1;
+}
+
+int qc_dtype_is_quantizable(qc_dtype t)
+{
+    return t == QC_DTYPE_F64 || t == QC_DTYPE_F32 || t == QC_DTYPE_F16 || t == QC_DTYPE_BF16;
+}
+
+const char *qc_dtype_torch_name(qc_dtype t)
+{
+    switch ((int)t) {
+    case QC_DTYPE_F64:
+        return "float64";
+    case QC_DTYPE_F32:
+        return "float32";
+    case QC_DTYPE_F16:
+        return "float16";
+    case QC_DTYPE_BF16:
+        return "bfloat16";
+    case QC_DTYPE_U8:
+        return "uint8";
+    case QC_DTYPE_I8:
+        return "int8";
+    case QC_DTYPE_I16:
+        return "int16";
+    case QC_DTYPE_I32:
+        return "int32";
+    case QC_DTYPE_I64:
+        return "int64";
+    case QC_DTYPE_BOOL:
+        return "bool";
+    default:
+        return NULL;
+    }
+}
+
+qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems, qc_error *err)
+{
+    uint64_t n = 1;
+    for (unsigned i = 0; i < ndim; i++) {
+        if (qc_mul_u64(n, dims[i], &n))
+            QC_FAIL(err, QC_ERR_INPUT, "number of elements overflows 64 bits");
+    }
+    *elems = n;
+    return QC_OK;
+}
+
+qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t, uint64_t *bytes,
+                         qc_error *err)
+{
+    uint64_t n = 0;
+    QC_TRY(qc_shape_elems(dims, ndim, &n, err));
+    if (qc_mul_u64(n, qc_dtype_bits(t), &n))
+        QC_FAIL(err, QC_ERR_INPUT, "number of bits overflows 64 bits");
+    if (n % 8 != 0)
+        QC_FAIL(err, QC_ERR_INPUT, "%s tensor ends inside a byte", qc_dtype_name(t));
+    *bytes = n / 8;
+    return QC_OK;
+}

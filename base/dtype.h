@@ -1,0 +1,59 @@
+/* Element types of safetensors files.
+ * Source: safetensors, enum Dtype. The order is that of the reference ("increasing alignment") and
+ * is the order in which its writer sorts tensors, largest first. Append only where it appends. */
+#ifndef QC_BASE_DTYPE_H
+#define QC_BASE_DTYPE_H
+
+#include "base/status.h"
+
+/* X(name, bits per element) */
+#define QC_DTYPE_MAP(X)                                                                            \
+    X(BOOL, 8)                                                                                     \
+    X(F4, 4)                                                                                       \
+    X(F6_E2M3, 6)                                                                                  \
+    X(F6_E3M2, 6)                                                                                  \
+    X(U8, 8)                                                                                       \
+    X(I8, 8)                                                                                       \
+    X(F8_E5M2, 8)                                                                                  \
+    X(F8_E4M3, 8)                                                                                  \
+    X(F8_E8M0, 8)                                                                                  \
+    X(F8_E4M3FNUZ, 8)                                                                              \
+    X(F8_E5M2FNUZ, 8)                                                                              \
+    X(I16, 16)                                                                                     \
+    X(U16, 16)                                                                                     \
+    X(F16, 16)                                                                                     \
+    X(BF16, 16)                                                                                    \
+    X(I32, 32)                                                                                     \
+    X(U32, 32)                                                                                     \
+    X(F32, 32)                                                                                     \
+    X(C64, 64)                                                                                     \
+    X(F64, 64)                                                                                     \
+    X(I64, 64)                                                                                     \
+    X(U64, 64)
+
+typedef enum {
+#define QC_DTYPE_ENUM(name, bits) QC_DTYPE_##name,
+    QC_DTYPE_MAP(QC_DTYPE_ENUM)
+#undef QC_DTYPE_ENUM
+        QC_DTYPE_COUNT
+} qc_dtype;
+
+#define QC_MAX_DIMS 8
+
+const char *qc_dtype_name(qc_dtype t); /* "BF16"; exact safetensors spelling */
+unsigned qc_dtype_bits(qc_dtype t);
+/* Case-sensitive; len bytes at name, not NUL-terminated. Returns 0 and *out, or 1 if unknown. */
+int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out);
+/* F64, F32, F16 or BF16: what the quantizers read. */
+int qc_dtype_is_quantizable(qc_dtype t);
+/* "float32", "bfloat16", ... as PyTorch prints it without "torch."; NULL where it has none. */
+const char *qc_dtype_torch_name(qc_dtype t);
+
+/* Elements and bytes of a tensor, all products checked. ndim 0 is a scalar (1 element).
+ * QC_ERR_INPUT on overflow or when the bits are not whole bytes. */
+QC_NODISCARD qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems,
+                                      qc_error *err);
+QC_NODISCARD qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t,
+                                      uint64_t *bytes, qc_error *err);
+
+#endif

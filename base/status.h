@@ -1,0 +1,96 @@
+/* Status codes and error context.
+ *
+ * Every function that can fail returns a qc_status; pointers and booleans never signal failure.
+ * What went wrong, in words, goes to the caller's qc_error (the last parameter, may be NULL).
+ * There is no thread-local or global last error, so a message can never be stale.
+ *
+ * Messages name the subject, what was expected and what was found, in one line without a full
+ * stop. Library code never prints, never exits, never aborts on input.
+ */
+#ifndef QC_BASE_STATUS_H
+#define QC_BASE_STATUS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__GNUC__)
+#define QC_NODISCARD        __attribute__((warn_unused_result))
+#define QC_PRINTF(fmt, arg) __attribute__((format(printf, fmt, arg)))
+#else
+#define QC_NODISCARD
+#define QC_PRINTF(fmt, arg)
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* X(name, exit code of the program, meaning). Values are pinned by their order: append only. */
+#define QC_STATUS_MAP(X)                                                                           \
+    X(OK, 0, "done")                                                                               \
+    X(ERR_IO, 1, "input or output failed")                                                         \
+    X(ERR_NOMEM, 1, "out of memory")                                                               \
+    X(ERR_INTERNAL, 1, "internal error")                                                           \
+    X(ERR_NOSPACE, 1, "no space left on the device")                                               \
+    X(ERR_USAGE, 2, "wrong usage")                                                                 \
+    X(ERR_INPUT, 3, "input breaks a rule of its format")                                           \
+    X(ERR_TRUNCATED, 3, "input is shorter than it says")                                           \
+    X(ERR_UNSUPPORTED, 3, "input is of a kind that is not supported")                              \
+    X(ERR_SHAPE, 3, "shape not supported")                                                         \
+    X(ERR_NONFINITE, 3, "a weight is not finite")                                                  \
+    X(ERR_RANGE, 3, "a value does not fit its type")                                               \
+    X(ERR_CHECK, 4, "a check failed")                                                              \
+    X(ERR_DEVICE, 5, "no such device")                                                             \
+    X(ERR_INTERRUPTED, 130, "interrupted")
+
+typedef enum {
+#define QC_STATUS_ENUM(name, exit_code, meaning) QC_##name,
+    QC_STATUS_MAP(QC_STATUS_ENUM)
+#undef QC_STATUS_ENUM
+        QC_STATUS_COUNT
+} qc_status;
+
+typedef struct {
+    qc_status code;
+    char msg[512];    /* one line, UTF-8, control characters of file contents replaced by '?' */
+    const char *file; /* where in qconv's source the error was made */
+    int line;
+} qc_error;
+
+/* "ERR_IO" and so on; never NULL. */
+const char *qc_status_name(qc_status code);
+/* One clause in words; never NULL. */
+const char *qc_status_meaning(qc_status code);
+/* Exit code of the program for a status: 0, 1, 2, 3, 4, 5 or 130. */
+int qc_status_exit_code(qc_status code);
+
+/* Fill *err (if not NULL) and return code. Use through QC_FAIL. */
+qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line, const char *fmt,
+                       ...) QC_PRINTF(5, 6);
+
+/* Put "prefix: " before the message of an error already set; for callers that know the file. */
+void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3);
+
+/* Set an error and return it from the enclosing function. */
+#define QC_FAIL(err, code, ...) return qc_error_set((err), (code), __FILE__, __LINE__, __VA_ARGS__)
+
+/* Return from the enclosing function if expr is not QC_OK. */
+#define QC_TRY(expr)                                                                               \
+    do {                                                                                           \
+        qc_status qc_try_status_ = (expr);                                                         \
+        if (qc_try_status_ != QC_OK)                                                               \
+            return qc_try_status_;                                                                 \
+    } while (0)
+
+/* As QC_TRY, but jumps to a label with the status stored in the variable st. */
+#define QC_TRY_GOTO(st, label, expr)                                                               \
+    do {                                                                                           \
+        (st) = (expr);                                                                             \
+        if ((st) != QC_OK)                                                                         \
+            goto label;                                                                            \
+    } while (0)
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,158 @@
+#include "base/workers.h"
+
+#include "base/alloc.h"
+
+#include <string.h>
+#include <time.h>
+
+struct qc_team {
+    atomic_int stop;
+    pthread_mutex_t lock; /* protects first and first_status; a leaf lock */
+    qc_status first_status;
+    qc_error first;
+    qc_worker_fn fn;
+    void *ctx;
+};
+
+typedef struct {
+    qc_team *team;
+    unsigned index;
+    pthread_t thread;
+} team_member;
+
+static atomic_int interrupt_flag;
+
+void qc_interrupt(void)
+{
+    atomic_store(&interrupt_flag, 1);
+}
+
+int qc_interrupted(void)
+{
+    return atomic_load_explicit(&interrupt_flag, memory_order_relaxed);
+}
+
+void qc_interrupt_clear(void)
+{
+    atomic_store(&interrupt_flag, 0);
+}
+
+int qc_team_stopped(const qc_team *team)
+{
+    return qc_interrupted() || atomic_load_explicit(&team->stop, memory_order_relaxed);
+}
+
+static void *member_main(void *arg)
+{
+    team_member *m = arg;
+    qc_team *t = m->team;
+    qc_error err = {0};
+    qc_status st = t->fn(t, m->index, t->ctx, &err);
+    if (st != QC_OK) {
+        pthread_mutex_lock(&t->lock);
+        if (t->first_status == QC_OK ||
+            (t->first_status == QC_ERR_INTERRUPTED && st != QC_ERR_INTERRUPTED)) {
+            t->first_status = st;
+            t->first = err;
+        }
+        pthread_mutex_unlock(&t->lock);
+        atomic_store(&t->stop, 1);
+    }
+    return NULL;
+}
+
+qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx, qc_error *err)
+{
+    qc_team team = {.fn = fn, .ctx = ctx, .first_status = QC_OK};
+    team_member *members = NULL;
+    void *p = NULL;
+    QC_TRY(qc_calloc(&p, threads, sizeof *members, err));
+    members = p;
+    if (pthread_mutex_init(&team.lock, NULL) != 0) {
+        qc_free(members);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+    }
+    unsigned started = 1;
+    int create_error = 0;
+    for (unsigned i = 0; i < threads; i++) {
+        members[i].team = &team;
+        members[i].index = i;
+    }
+    for (; started < threads; started++) {
+        create_error =
+            pthread_create(&members[started].thread, NULL, member_main, &members[started]);
+        if (create_error)
+            break;
+    }
+    if (create_error)
+        atomic_store(&team.stop, 1);
+    else
+        (void)member_main(&members[0]);
+    for (unsigned i = 1; i < started; i++)
+        (void)pthread_join(members[i].thread, NULL);
+    pthread_mutex_destroy(&team.lock);
+    qc_free(members);
+    if (create_error)
+        QC_FAIL(err, QC_ERR_INTERNAL, "thread %u of %u could not be started: %s", started + 1,
+                threads, strerror(create_error));
+    if (team.first_status == QC_ERR_INTERRUPTED)
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    if (team.first_status != QC_OK && err)
+        *err = team.first;
+    return team.first_status;
+}
+
+void qc_cond_wait_briefly(pthread_cond_t *cond, pthread_mutex_t *lock)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_nsec += 50 * 1000 * 1000;
+    if (until.tv_nsec >= 1000 * 1000 * 1000) {
+        until.tv_nsec -= 1000 * 1000 * 1000;
+        until.tv_sec++;
+    }
+    (void)pthread_cond_timedwait(cond, lock, &until);
+}
+
+qc_status qc_turnstile_init(qc_turnstile *t, uint64_t first, qc_error *err)
+{
+    t->next = first;
+    if (pthread_mutex_init(&t->lock, NULL) != 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+    if (pthread_cond_init(&t->moved, NULL) != 0) {
+        pthread_mutex_destroy(&t->lock);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
+    }
+    return QC_OK;
+}
+
+void qc_turnstile_deinit(qc_turnstile *t)
+{
+    pthread_cond_destroy(&t->moved);
+    pthread_mutex_destroy(&t->lock);
+}
+
+qc_status qc_turnstile_wait(qc_turnstile *t, uint64_t turn, const qc_team *team, qc_error *err)
+{
+    qc_status st = QC_OK;
+    pthread_mutex_lock(&t->lock);
+    while (t->next != turn) {
+        if (qc_team_stopped(team)) {
+            st = QC_ERR_INTERRUPTED;
+            break;
+        }
+        qc_cond_wait_briefly(&t->moved, &t->lock);
+    }
+    pthread_mutex_unlock(&t->lock);
+    if (st != QC_OK)
+        QC_FAIL(err, st, "interrupted");
+    return QC_OK;
+}
+
+void qc_turnstile_pass(qc_turnstile *t, uint64_t next)
+{
+    pthread_mutex_lock(&t->lock);
+    t->next = next;
+    pthread_cond_broadcast(&t->moved);
+    pthread_mutex_unlock(&t->lock);
+}
