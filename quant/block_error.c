@@ -1,0 +1,148 @@
+/* The error of a block-quantized tensor once its scales are final.
+ *
+ * With a the absmax the codes were made with and a' the one a reader will use, an element is
+ * x = a (c + r) and is read as x' = a' c. So, with delta = a - a',
+ *
+ *     x - x' = a r + delta c
+ *     sum (x - x')^2 = a^2 rr + 2 a delta rc + delta^2 cc
+ *
+ * a^2 rr is in the piece sums already, in full precision; only the two corrections rest on the
+ * rounded rc and cc. The largest error is bounded per block by a * peak + |delta|, since |c| <= 1.
+ * The source is read again only for blocks whose bound reaches the best error found so far,
+ * beginning with the block of the largest bound; in practice a handful.
+ */
+#include "quant/quant_half.h"
+#include "quant/quant_internal.h"
+
+#include <math.h>
+
+void qc_piece_add(qc_piece_sums *total, const qc_piece_sums *piece, uint64_t first)
+{
+    total->sum_xx += piece->sum_xx;
+    total->sum_ee += piece->sum_ee;
+    if (piece->max_err > total->max_err) {
+        total->max_err = piece->max_err;
+        total->max_index = first + piece->max_index;
+    }
+    if (total->bad == QC_BAD_NONE && piece->bad != QC_BAD_NONE) {
+        total->bad = piece->bad;
+        total->bad_index = first + piece->bad_index;
+    }
+}
+
+float qc_nested_offset(const float *absmax, uint64_t n)
+{
+    if (n == 0)
+        return 0.0f;
+    double sum = 0.0;
+    for (uint64_t i = 0; i < n; i++)
+        sum += (double)absmax[i];
+    uint16_t h = qc_bf16_from_f32((float)(sum / (double)n));
+    if (h == QC_BF16_INF) /* means within half an ulp of the largest float */
+        h = QC_BF16_INF - 1;
+    return qc_f32_from_bf16(h);
+}
+
+typedef struct {
+    const qc_quant_ops *ops;
+    int scheme_is_nf4;
+    uint64_t n;
+    uint32_t block_elems;
+    const float *absmax, *absmax_final;
+    const qc_block_error *errors;
+    qc_read_floats_fn read;
+    void *read_ctx;
+} finish_job;
+
+/* No |x - x'| of block k is above this. A block of zeros is restored exactly. The share of 2^-20
+ * covers what was rounded on the way: the inverse (2^-22 where it is subnormal), y, r, the product
+ * a' c; 2^-149 covers a subnormal x'. */
+static double error_bound(const finish_job *job, uint64_t k)
+{
+    double a = (double)job->absmax[k], a_final = (double)job->absmax_final[k];
+    if (job->absmax[k] == 0.0f)
+        return 0.0;
+    double peak = (double)qc_f32_from_bf16(job->errors[k].peak);
+    double rounding = (a + fabs(a_final)) * 0x1p-20 + 0x1p-149;
+    return a * peak + fabs(a - a_final) + rounding;
+}
+
+/* Read block k again and let its errors compete with out->max_err. */
+static qc_status visit_block(const finish_job *job, uint64_t k, qc_tensor_error *out, qc_error *err)
+{
+    float x[QC_BLOCK_MAX], restored[QC_BLOCK_MAX], absmax;
+    union {
+        uint8_t nf4[QC_BLOCK_MAX / 2];
+        int8_t int8[QC_BLOCK_MAX];
+    } codes;
+    qc_piece_sums sums;
+    uint64_t overflow;
+    uint64_t first = k * job->block_elems;
+    uint64_t left = job->n - first;
+    uint64_t n = left < job->block_elems ? left : job->block_elems;
+
+    QC_TRY(job->read(job->read_ctx, first, n, x, err));
+    if (job->scheme_is_nf4) {
+        job->ops->nf4_quantize(x, QC_DTYPE_F32, n, job->block_elems, codes.nf4, &absmax, NULL,
+                               &sums);
+        job->ops->nf4_dequantize(codes.nf4, &job->absmax_final[k], qc_nf4_code, n, job->block_elems,
+                                 restored, QC_DTYPE_F32, &overflow);
+    } else {
+        job->ops->int8_blocks_quantize(x, QC_DTYPE_F32, n, job->block_elems, codes.int8, &absmax,
+                                       NULL, &sums);
+        job->ops->int8_blocks_dequantize(codes.int8, &job->absmax_final[k], n, job->block_elems,
+                                         restored, QC_DTYPE_F32, &overflow);
+    }
+    if (sums.bad != QC_BAD_NONE || qc_f32_bits(absmax) != qc_f32_bits(job->absmax[k]))
+        QC_FAIL(err, QC_ERR_CHECK, "block %llu: source changed between two readings",
+                (unsigned long long)k);
+    for (uint64_t i = 0; i < n; i++) {
+        double e = fabs((double)x[i] - (double)restored[i]);
+        if (e > out->max_err || (e == out->max_err && first + i < out->max_index)) {
+            out->max_err = e;
+            out->max_index = first + i;
+        }
+    }
+    return QC_OK;
+}
+
+qc_status qc_block_error_finish(const qc_quant_ops *ops, int scheme_is_nf4, uint64_t n,
+                                uint32_t block_elems, const float *absmax,
+                                const float *absmax_final, const qc_block_error *block_errors,
+                                const qc_piece_sums *total, qc_read_floats_fn read, void *read_ctx,
+                                qc_tensor_error *out, qc_error *err)
+{
+    const finish_job job = {ops,          scheme_is_nf4, n,    block_elems, absmax,
+                            absmax_final, block_errors,  read, read_ctx};
+    *out = (qc_tensor_error){0};
+    if (n == 0)
+        return QC_OK;
+
+    uint64_t blocks = n / block_elems + (n % block_elems != 0);
+    double sum_ee = total->sum_ee;
+    double best_bound = -1.0;
+    uint64_t best_block = 0;
+    for (uint64_t k = 0; k < blocks; k++) {
+        double a = (double)absmax[k], delta = a - (double)absmax_final[k];
+        double rc = (double)qc_f32_from_bf16(block_errors[k].rc);
+        double cc = (double)qc_f32_from_bf16(block_errors[k].cc);
+        sum_ee += 2.0 * a * delta * rc + delta * delta * cc;
+        double bound = error_bound(&job, k);
+        if (bound > best_bound) {
+            best_bound = bound;
+            best_block = k;
+        }
+    }
+    /* Rounded corrections may outweigh an error that is next to nothing. */
+    out->rel_mse = total->sum_xx > 0.0 && sum_ee > 0.0 ? sum_ee / total->sum_xx : 0.0;
+
+    out->max_index = UINT64_MAX;
+    QC_TRY(visit_block(&job, best_block, out, err));
+    for (uint64_t k = 0; k < blocks; k++) {
+        double bound = error_bound(&job, k);
+        int earlier = k * block_elems < out->max_index;
+        if (k != best_block && (bound > out->max_err || (earlier && bound == out->max_err)))
+            QC_TRY(visit_block(&job, k, out, err));
+    }
+    return QC_OK;
+}

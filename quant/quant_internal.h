@@ -1,0 +1,59 @@
+/* Shared by the implementations of qc_quant_ops; not for callers.
+ *
+ * Words on order, beyond those in quant_ops.h, that every table obeys so that sums are equal:
+ *
+ * Block sums (nf4_quantize, int8_blocks_quantize): 16 float lanes each for rr, rc and cc, zero at
+ * the start of a block. Element i of the block goes to lane (i / 2) % 16, in increasing i:
+ *     y = x * inv, r = y - c, rr = fmaf(r, r, rr), rc = fmaf(r, c, rc), cc = fmaf(c, c, cc)
+ * with inv = 1.0f / absmax and c the NF4 code's value, or (float)code * QC_INT8_STEP. Lanes are
+ * folded as qc_fold16 does. Then, block after block, in double, left to right:
+ *     a2 = absmax * absmax,  sum_ee += rr * a2,  sum_xx += ((rr + 2 * rc) + cc) * a2
+ *
+ * Row sums (int8_rows_quantize): e = x - ((float)code * scb) * QC_INT8_STEP in float; lane i % 16
+ * of two sets of 16: ee = fmaf(e, e, ee), xx = fmaf(x, x, xx). After every QC_ROW_FLUSH columns
+ * and at the end of a row both are folded, added to the double sums and zeroed.
+ *
+ * Tiny blocks: where absmax < QC_TINY_ABSMAX, the elements and absmax are first multiplied by
+ * QC_TINY_SCALE, which is exact; 1.0f / absmax (times 127) is then finite. Where it was finite
+ * before, nothing changes, so any threshold between 127 * 2^-128 and 1 gives the same bits.
+ */
+#ifndef QC_QUANT_QUANT_INTERNAL_H
+#define QC_QUANT_QUANT_INTERNAL_H
+
+#include "quant/quant_ops.h"
+
+#define QC_TINY_ABSMAX  0x1p-100f
+#define QC_TINY_SCALE   0x1p64f
+#define QC_LANES        16u
+#define QC_ROW_FLUSH    1024u
+#define QC_BLOCK_MAX    4096u
+#define QC_INT8_STEP    7.874015718698502e-3f /* 1/127 rounded to float */
+#define QC_NF4_ZERO     7u                    /* the code whose value is 0 */
+#define QC_DYNAMIC_ZERO 127u                  /* the entry of qc_dynamic_map that is 0 */
+
+/* The search of the dynamic map as one sorted table: code > j exactly when x > threshold[j], hence
+ * code = number of thresholds strictly below x. Equal to the pivot search of bitsandbytes' CUDA
+ * kernel for every float, ties included. */
+extern const float qc_dynamic_threshold[255];
+
+extern const qc_quant_ops qc_quant_ops_scalar;
+extern const qc_quant_ops qc_quant_ops_avx2;   /* where QC_HAVE_QUANT_AVX2 */
+extern const qc_quant_ops qc_quant_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
+
+/* The pivot search itself, as in bitsandbytes' dQuantize<0>; x must not be NaN. */
+uint8_t qc_dynamic_search(float x);
+
+/* Sum of 16 lanes: l and l + 8, then l + 4, l + 2, l + 1. */
+static inline float qc_fold16(const float *lanes)
+{
+    float s[8];
+    for (unsigned l = 0; l < 8; l++)
+        s[l] = lanes[l] + lanes[l + 8];
+    for (unsigned l = 0; l < 4; l++)
+        s[l] += s[l + 4];
+    for (unsigned l = 0; l < 2; l++)
+        s[l] += s[l + 2];
+    return s[0] + s[1];
+}
+
+#endif
