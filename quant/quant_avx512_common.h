@@ -1,0 +1,128 @@
+/* Shared by the AVX-512 files: reading sources, and folding 16 blocks at once.
+ *
+ * Folding. A block leaves a vector of 16 lanes to be folded (l with l + 8, 4, 2, 1). Sixteen
+ * blocks are folded together. The first step needs no shuffle: vectors are stored in halves
+ * (vextract to memory needs no vector port), the same half of blocks 2j and 2j + 1 side by side:
+ *
+ *     row j, half 0 = lanes 0..7 of 2j, 0..7 of 2j + 1      half 1 = lanes 8..15 of both
+ *
+ * Three steps of blend, shuffle and operation and one permute remain, after which lane b belongs to
+ * block b: 30 operations for 16 blocks instead of 45 in registers. Quarters would make the second
+ * step free as well (21), but cost twice the stores. Rows must not be read right after they were
+ * written: a wide load cannot be forwarded from narrow stores. */
+#ifndef QC_QUANT_QUANT_AVX512_COMMON_H
+#define QC_QUANT_QUANT_AVX512_COMMON_H
+
+#include "quant/quant_internal.h"
+
+#include <immintrin.h>
+
+#define QC_INLINE static inline __attribute__((always_inline))
+#define QC_GROUP  16u /* blocks folded together */
+
+/* Rows are this far apart, so that rows of one quantity are written as fast as bf16 blocks of 64
+ * are read; two quantities fit between each other. */
+#define QC_FOLD_STRIDE 64u /* of 32-bit lanes */
+#define QC_FOLD_LANES  (QC_GROUP / 2 * QC_FOLD_STRIDE)
+#define QC_FOLD_SECOND 32u
+
+typedef enum { QC_FOLD_ADD, QC_FOLD_MAX_F32, QC_FOLD_MAX_U16, QC_FOLD_MAX_U32 } qc_fold_op;
+
+QC_INLINE void qc_fold_store(uint32_t *rows, unsigned block, __m512i v)
+{
+    uint32_t *row = rows + block / 2 * QC_FOLD_STRIDE + block % 2 * 8;
+    _mm256_store_si256((__m256i *)(void *)row, _mm512_castsi512_si256(v));
+    _mm256_store_si256((__m256i *)(void *)(row + 16), _mm512_extracti64x4_epi64(v, 1));
+}
+
+QC_INLINE __m512i qc_fold_apply(qc_fold_op op, __m512i a, __m512i b)
+{
+    if (op == QC_FOLD_ADD)
+        return _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
+    if (op == QC_FOLD_MAX_F32)
+        return _mm512_castps_si512(_mm512_max_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b)));
+    return op == QC_FOLD_MAX_U16 ? _mm512_max_epu16(a, b) : _mm512_max_epu32(a, b);
+}
+
+/* Lane b of the result: the 16 lanes of block b folded. MAX_U16: two words are left of each. */
+QC_INLINE __m512i qc_fold16x16(qc_fold_op op, const uint32_t *rows)
+{
+    const __m512i cross4 = _mm512_setr_epi64(2, 3, 8, 9, 6, 7, 12, 13);
+    const __m512i cross1 =
+        _mm512_setr_epi32(1, 16, 3, 18, 5, 20, 7, 22, 9, 24, 11, 26, 13, 28, 15, 30);
+    __m512i v[8], w[4], x[2];
+    for (unsigned j = 0; j < 8; j++, rows += QC_FOLD_STRIDE)
+        v[j] = qc_fold_apply(op, _mm512_load_si512(rows), _mm512_load_si512(rows + 16));
+    for (unsigned j = 0; j < 4; j++)
+        w[j] = qc_fold_apply(op, _mm512_mask_blend_epi64(0xcc, v[j], v[j + 4]),
+                             _mm512_permutex2var_epi64(v[j], cross4, v[j + 4]));
+    for (unsigned j = 0; j < 2; j++)
+        x[j] = qc_fold_apply(op, _mm512_mask_blend_epi64(0xaa, w[j], w[j + 2]),
+                             _mm512_castpd_si512(_mm512_shuffle_pd(
+                                 _mm512_castsi512_pd(w[j]), _mm512_castsi512_pd(w[j + 2]), 0x55)));
+    /* lane: bit 3 = bit 0 of the block, bits 2, 1, 0 = bits 3, 2, 1 */
+    const __m512i order = _mm512_setr_epi32(0, 8, 1, 9, 2, 10, 3, 11, 4, 12, 5, 13, 6, 14, 7, 15);
+    __m512i y = qc_fold_apply(op, _mm512_mask_blend_epi32(0xaaaa, x[0], x[1]),
+                              _mm512_permutex2var_epi32(x[0], cross1, x[1]));
+    return _mm512_permutexvar_epi32(order, y);
+}
+
+QC_INLINE __m512i qc_magnitude_f32(__m512 x)
+{
+    return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
+}
+
+/* Of the four types that the quantizers read; folds to a constant. */
+QC_INLINE uint64_t qc_element_bytes(qc_dtype dtype)
+{
+    return dtype == QC_DTYPE_F64 ? 8 : dtype == QC_DTYPE_F32 ? 4 : 2;
+}
+
+/* 16 elements from i on, as floats. */
+QC_INLINE __m512 qc_load16(const void *src, qc_dtype dtype, uint64_t i)
+{
+    const unsigned char *base = src;
+    if (dtype == QC_DTYPE_F32)
+        return _mm512_loadu_ps(base + i * 4);
+    if (dtype == QC_DTYPE_F64) {
+        __m256 low = _mm512_cvtpd_ps(_mm512_loadu_pd(base + i * 8));
+        __m256 high = _mm512_cvtpd_ps(_mm512_loadu_pd(base + i * 8 + 64));
+        return _mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1);
+    }
+    __m256i half = _mm256_loadu_si256((const __m256i *)(const void *)(base + i * 2));
+    if (dtype == QC_DTYPE_F16)
+        return _mm512_cvtph_ps(half);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+/* 32 consecutive elements, split into those of even and of odd index. */
+typedef struct {
+    __m512 even;
+    __m512 odd;
+} qc_pair;
+
+QC_INLINE qc_pair qc_split_bf16(const void *at)
+{
+    __m512i v = _mm512_loadu_si512(at);
+    return (qc_pair){_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
+                     _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(-65536)))};
+}
+
+QC_INLINE qc_pair qc_split_f32(const void *at)
+{
+    const __m512i even =
+        _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    const unsigned char *base = at;
+    __m512 a = _mm512_loadu_ps(base), b = _mm512_loadu_ps(base + 64);
+    return (qc_pair){_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b)};
+}
+
+QC_INLINE __m512i qc_round_bf16(__m512 x) /* x not NaN; the result in the upper words */
+{
+    __m512i u = _mm512_castps_si512(x);
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
+    return _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
+}
+
+#endif
