@@ -1,0 +1,584 @@
+#define _GNU_SOURCE /* sync_file_range, strerror_r that returns the text */
+#include "formats/file_io.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#define SLURP_STEP_BYTES (256u << 10)
+#define TMP_SUFFIX       ".tmp"
+#define HANDLES_USUAL    200u
+
+/* ---- Faults on request ---------------------------------------------------------------------- */
+
+typedef struct {
+    atomic_uint_fast64_t tried;
+    atomic_uint_fast64_t fail_from;
+    atomic_int persistent;
+    atomic_int error;
+} fault;
+
+static fault faults[QC_IO_KIND_COUNT];
+
+void qc_io_fail_at(qc_io_kind kind, uint64_t n, int persistent, int e)
+{
+    fault *f = &faults[kind];
+    atomic_store(&f->tried, 0);
+    atomic_store(&f->persistent, persistent);
+    atomic_store(&f->error, e);
+    atomic_store(&f->fail_from, n);
+}
+
+uint64_t qc_io_count(qc_io_kind kind)
+{
+    return atomic_load(&faults[kind].tried);
+}
+
+/* 0, or the errno this operation must fail with. */
+static int fault_now(qc_io_kind kind)
+{
+    fault *f = &faults[kind];
+    uint64_t mine = atomic_fetch_add(&f->tried, 1) + 1;
+    uint64_t from = atomic_load(&f->fail_from);
+    if (from == 0 || mine < from || (mine > from && !atomic_load(&f->persistent)))
+        return 0;
+    return atomic_load(&f->error);
+}
+
+/* ---- Errors --------------------------------------------------------------------------------- */
+
+static int is_no_space(int e)
+{
+    return e == ENOSPC || e == EDQUOT || e == EFBIG;
+}
+
+static qc_status status_of(int e)
+{
+    if (is_no_space(e))
+        return QC_ERR_NOSPACE;
+    return e == ENOMEM ? QC_ERR_NOMEM : QC_ERR_IO;
+}
+
+/* GNU's strerror_r: returns the text, which is in buf or constant. */
+static const char *reason(int e, char *buf, size_t cap)
+{
+    return strerror_r(e, buf, cap);
+}
+
+static qc_status fail_errno(qc_error *err, int line, int e, const char *path, const char *what)
+{
+    char buf[128];
+    return qc_error_set(err, status_of(e), __FILE__, line, "%s: %s: %s", path, what,
+                        reason(e, buf, sizeof buf));
+}
+
+#define FAIL_ERRNO(err, e, path, what) return fail_errno((err), __LINE__, (e), (path), (what))
+
+/* ---- Files ---------------------------------------------------------------------------------- */
+
+static qc_status open_fd(qc_file *f, const char *path, int flags, const char *what, qc_error *err)
+{
+    char *copy = NULL;
+    *f = QC_FILE_CLOSED;
+    QC_TRY(qc_strdup(&copy, path, err));
+    int fd;
+    do {
+        fd = open(path, flags | O_CLOEXEC, 0666);
+    } while (fd < 0 && errno == EINTR);
+    if (fd < 0) {
+        int e = errno;
+        qc_free(copy);
+        FAIL_ERRNO(err, e, path, what);
+    }
+    f->fd = fd;
+    f->path = copy;
+    return QC_OK;
+}
+
+qc_status qc_file_open_read(qc_file *f, const char *path, qc_error *err)
+{
+    /* O_NONBLOCK: a pipe without a writer must be refused, not waited for. */
+    QC_TRY(open_fd(f, path, O_RDONLY | O_NONBLOCK, "cannot be opened", err));
+    struct stat s;
+    if (fstat(f->fd, &s) != 0) {
+        int e = errno;
+        qc_file_discard(f);
+        FAIL_ERRNO(err, e, path, "cannot be examined");
+    }
+    if (!S_ISREG(s.st_mode)) {
+        qc_file_discard(f);
+        QC_FAIL(err, QC_ERR_INPUT, "%s: expected a regular file, found a %s", path,
+                S_ISDIR(s.st_mode) ? "directory" : "pipe or device");
+    }
+    return QC_OK;
+}
+
+void qc_file_allow_many(size_t files)
+{
+    struct rlimit lim;
+    if (files <= HANDLES_USUAL || getrlimit(RLIMIT_NOFILE, &lim) != 0)
+        return;
+    lim.rlim_cur = lim.rlim_max;
+    (void)setrlimit(RLIMIT_NOFILE, &lim); /* without it, opening says what is wrong */
+}
+
+qc_status qc_file_create(qc_file *f, const char *path, qc_error *err)
+{
+    return open_fd(f, path, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW, "cannot be created", err);
+}
+
+void qc_file_discard(qc_file *f)
+{
+    if (f->fd >= 0)
+        (void)close(f->fd);
+    qc_free(f->path);
+    *f = QC_FILE_CLOSED;
+}
+
+qc_status qc_file_close(qc_file *f, qc_error *err)
+{
+    qc_status st = QC_OK;
+    /* After EINTR Linux has closed the descriptor all the same: never close twice. */
+    if (f->fd >= 0 && close(f->fd) != 0 && errno != EINTR)
+        st = fail_errno(err, __LINE__, errno, f->path, "could not be closed");
+    f->fd = -1;
+    qc_file_discard(f);
+    return st;
+}
+
+qc_status qc_file_size(const qc_file *f, uint64_t *bytes, qc_error *err)
+{
+    struct stat s;
+    if (fstat(f->fd, &s) != 0)
+        FAIL_ERRNO(err, errno, f->path, "cannot be examined");
+    *bytes = (uint64_t)s.st_size;
+    return QC_OK;
+}
+
+static int range_fits(uint64_t offset, size_t len)
+{
+    return offset <= INT64_MAX && len <= INT64_MAX - offset;
+}
+
+qc_status qc_file_pread(const qc_file *f, void *dst, size_t len, uint64_t offset, qc_error *err)
+{
+    size_t done = 0;
+    int e = fault_now(QC_IO_READ);
+    if (e)
+        FAIL_ERRNO(err, e, f->path, "reading failed");
+    if (!range_fits(offset, len))
+        QC_FAIL(err, QC_ERR_INPUT, "%s: offset %" PRIu64 " is beyond any file", f->path, offset);
+    while (done < len) {
+        ssize_t n = pread(f->fd, (unsigned char *)dst + done, len - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            FAIL_ERRNO(err, errno, f->path, "reading failed");
+        if (n == 0)
+            QC_FAIL(err, QC_ERR_TRUNCATED,
+                    "%s: ends too early: %zu of %zu bytes at offset %" PRIu64 " are missing",
+                    f->path, len - done, len, offset);
+        done += (size_t)n;
+    }
+    return QC_OK;
+}
+
+static qc_status fail_write(const qc_file *f, int e, size_t done, size_t len, qc_error *err)
+{
+    char buf[128];
+    QC_FAIL(err, status_of(e), "%s: %s: %zu of %zu bytes could not be written", f->path,
+            reason(e, buf, sizeof buf), len - done, len);
+}
+
+qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t len, uint64_t offset,
+                         qc_error *err)
+{
+    size_t done = 0;
+    int e = fault_now(QC_IO_WRITE);
+    size_t stop = e ? len / 2 : len;
+    if (!range_fits(offset, len))
+        QC_FAIL(err, QC_ERR_NOSPACE, "%s: offset %" PRIu64 " is beyond any file", f->path, offset);
+    while (done < stop) {
+        ssize_t n =
+            pwrite(f->fd, (const unsigned char *)src + done, stop - done, (off_t)(offset + done));
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n < 0)
+            return fail_write(f, errno, done, len, err);
+        if (n == 0) /* cannot happen for regular files; must not loop */
+            return fail_write(f, EIO, done, len, err);
+        done += (size_t)n;
+    }
+    return e ? fail_write(f, e, done, len, err) : QC_OK;
+}
+
+static qc_status sync_fd(int fd, const char *path, qc_error *err)
+{
+    int e = fault_now(QC_IO_SYNC);
+    if (!e) {
+        int r;
+        do {
+            r = fsync(fd);
+        } while (r != 0 && errno == EINTR);
+        e = r != 0 ? errno : 0;
+    }
+    if (e && e != EINVAL) /* EINVAL: a file system that cannot sync this kind of file */
+        FAIL_ERRNO(err, e, path, "could not be brought to the disk");
+    return QC_OK;
+}
+
+qc_status qc_file_sync(const qc_file *f, qc_error *err)
+{
+    return sync_fd(f->fd, f->path, err);
+}
+
+void qc_file_hint_read_soon(const qc_file *f, uint64_t offset, uint64_t len)
+{
+    if (offset <= INT64_MAX && len <= INT64_MAX)
+        (void)posix_fadvise(f->fd, (off_t)offset, (off_t)len, POSIX_FADV_WILLNEED);
+}
+
+void qc_file_hint_write_back(const qc_file *f, uint64_t offset, uint64_t len)
+{
+#if defined(__linux__)
+    if (offset <= INT64_MAX && len <= INT64_MAX)
+        (void)sync_file_range(f->fd, (off_t)offset, (off_t)len, SYNC_FILE_RANGE_WRITE);
+#else
+    (void)f, (void)offset, (void)len;
+#endif
+}
+
+/* ---- Whole files ---------------------------------------------------------------------------- */
+
+static qc_status slurp_open(const qc_file *f, qc_strbuf *out, qc_error *err)
+{
+    uint64_t bytes = 0;
+    void *v = NULL;
+    QC_TRY(qc_file_size(f, &bytes, err));
+    if (bytes > out->max - out->len)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: has %" PRIu64 " bytes, at most %zu are read", f->path,
+                bytes, out->max - out->len);
+    QC_TRY(qc_malloc(&v, SLURP_STEP_BYTES, err));
+    qc_status st = qc_strbuf_add(out, "", 0, err); /* an empty file is an empty text */
+    for (uint64_t done = 0; st == QC_OK && done < bytes;) {
+        size_t n = bytes - done < SLURP_STEP_BYTES ? (size_t)(bytes - done) : SLURP_STEP_BYTES;
+        st = qc_file_pread(f, v, n, done, err);
+        if (st == QC_OK)
+            st = qc_strbuf_add(out, v, n, err);
+        done += n;
+    }
+    qc_free(v);
+    return st;
+}
+
+qc_status qc_file_slurp(const char *path, qc_strbuf *out, qc_error *err)
+{
+    qc_file f = QC_FILE_CLOSED;
+    size_t before = out->len;
+    QC_TRY(qc_file_open_read(&f, path, err));
+    qc_status st = slurp_open(&f, out, err);
+    if (st != QC_OK && out->data) {
+        out->len = before;
+        out->data[before] = '\0';
+    }
+    qc_file_discard(&f);
+    return st;
+}
+
+/* The folder that holds path, in a buffer of at least strlen(path) + 2 bytes. */
+static void folder_of(const char *path, char *folder)
+{
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) : 0;
+    if (!slash) {
+        memcpy(folder, ".", 2);
+        return;
+    }
+    if (n == 0)
+        n = 1; /* "/name" */
+    memcpy(folder, path, n);
+    folder[n] = '\0';
+}
+
+qc_status qc_file_put(const char *path, const void *bytes, size_t len, qc_error *err)
+{
+    qc_file f = QC_FILE_CLOSED;
+    size_t path_len = strlen(path);
+    void *v = NULL;
+    qc_status st = QC_OK;
+    int created = 0;
+    QC_TRY(qc_malloc(&v, 2 * path_len + sizeof TMP_SUFFIX + 2, err));
+    char *tmp = v;
+    char *folder = tmp + path_len + sizeof TMP_SUFFIX;
+    memcpy(tmp, path, path_len);
+    memcpy(tmp + path_len, TMP_SUFFIX, sizeof TMP_SUFFIX);
+    folder_of(path, folder);
+    QC_TRY_GOTO(st, done, qc_file_create(&f, tmp, err));
+    created = 1;
+    QC_TRY_GOTO(st, done, qc_file_pwrite(&f, bytes, len, 0, err));
+    QC_TRY_GOTO(st, done, qc_file_sync(&f, err));
+    QC_TRY_GOTO(st, done, qc_file_close(&f, err));
+    QC_TRY_GOTO(st, done, qc_path_rename(tmp, path, err));
+    created = 0;
+    st = qc_dir_sync(folder, err);
+done:
+    qc_file_discard(&f);
+    if (created)
+        (void)unlink(tmp);
+    qc_free(tmp);
+    return st;
+}
+
+/* ---- Paths ---------------------------------------------------------------------------------- */
+
+qc_status qc_path_rename(const char *from, const char *to, qc_error *err)
+{
+    int e = fault_now(QC_IO_RENAME);
+    if (!e && rename(from, to) != 0)
+        e = errno;
+    if (e) {
+        char buf[128];
+        QC_FAIL(err, status_of(e), "%s: could not be renamed to %s: %s", from, to,
+                reason(e, buf, sizeof buf));
+    }
+    return QC_OK;
+}
+
+qc_status qc_path_remove(const char *path, qc_error *err)
+{
+    if (unlink(path) != 0 && errno != ENOENT)
+        FAIL_ERRNO(err, errno, path, "could not be removed");
+    return QC_OK;
+}
+
+/* The folder that holds a new one, so that its name survives a crash too. One that may be entered
+ * but not read cannot be synced. */
+static qc_status sync_holder(const char *path, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_malloc(&v, strlen(path) + 2, err));
+    folder_of(path, v);
+    qc_status st = access(v, R_OK) == 0 ? qc_dir_sync(v, err) : QC_OK;
+    qc_free(v);
+    return st;
+}
+
+static qc_status make_one(const char *path, qc_error *err)
+{
+    if (mkdir(path, 0777) == 0)
+        return sync_holder(path, err);
+    int e = errno;
+    struct stat s;
+    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode))
+        return QC_OK;
+    FAIL_ERRNO(err, e, path, "folder could not be made");
+}
+
+qc_status qc_dir_make(const char *path, qc_error *err)
+{
+    char *copy = NULL;
+    qc_status st = QC_OK;
+    QC_TRY(qc_strdup(&copy, path, err));
+    for (char *p = copy; *p && st == QC_OK; p++) {
+        if (*p != '/' || p == copy || p[-1] == '/')
+            continue;
+        *p = '\0';
+        st = make_one(copy, err);
+        *p = '/';
+    }
+    size_t len = strlen(copy);
+    while (len > 1 && copy[len - 1] == '/')
+        copy[--len] = '\0';
+    if (st == QC_OK)
+        st = make_one(copy, err);
+    qc_free(copy);
+    return st;
+}
+
+qc_status qc_dir_sync(const char *path, qc_error *err)
+{
+    qc_file f = QC_FILE_CLOSED;
+    QC_TRY(open_fd(&f, path, O_RDONLY | O_DIRECTORY, "folder cannot be opened", err));
+    qc_status st = sync_fd(f.fd, path, err);
+    qc_file_discard(&f);
+    return st;
+}
+
+qc_status qc_path_stat(const char *path, qc_path_kind *kind, uint64_t *bytes, qc_error *err)
+{
+    struct stat s;
+    *kind = QC_PATH_MISSING;
+    if (bytes)
+        *bytes = 0;
+    if (stat(path, &s) != 0) {
+        if (errno == ENOENT || errno == ENOTDIR)
+            return QC_OK;
+        FAIL_ERRNO(err, errno, path, "cannot be examined");
+    }
+    if (S_ISDIR(s.st_mode)) {
+        *kind = QC_PATH_DIR;
+    } else if (S_ISREG(s.st_mode)) {
+        *kind = QC_PATH_FILE;
+        if (bytes)
+            *bytes = (uint64_t)s.st_size;
+    } else {
+        *kind = QC_PATH_OTHER;
+    }
+    return QC_OK;
+}
+
+qc_status qc_path_join(qc_arena *a, const char **out, const char *dir, const char *name,
+                       qc_error *err)
+{
+    size_t n = strlen(dir);
+    while (n > 0 && dir[n - 1] == '/')
+        n--;
+    while (*name == '/')
+        name++;
+    if (n == 0 && *dir != '/')
+        return qc_arena_strndup(a, out, name, strlen(name), err);
+    return qc_arena_printf(a, out, err, "%.*s/%s", (int)n, dir, name);
+}
+
+/* ---- Trees ---------------------------------------------------------------------------------- */
+
+/* One folder is open at a time: folders found wait in a list, so depth costs no descriptors. */
+typedef struct {
+    qc_arena *arena;
+    const char *root;
+    size_t max_files;
+    qc_tree_file *files;
+    size_t file_count, file_cap;
+    const char **folders; /* relative to root; "" is the root itself */
+    size_t folder_count, folder_cap;
+} tree_walk;
+
+static qc_status grow(void **list, size_t count, size_t *cap, size_t bytes_each, qc_error *err)
+{
+    if (count < *cap)
+        return QC_OK;
+    size_t want = *cap ? *cap * 2 : 64;
+    QC_TRY(qc_realloc_array(list, want, bytes_each, err));
+    *cap = want;
+    return QC_OK;
+}
+
+static qc_status add_folder(tree_walk *w, const char *path, qc_error *err)
+{
+    void *v = w->folders;
+    qc_status st = grow(&v, w->folder_count, &w->folder_cap, sizeof *w->folders, err);
+    w->folders = v;
+    QC_TRY(st);
+    w->folders[w->folder_count++] = path;
+    return QC_OK;
+}
+
+static qc_status add_file(tree_walk *w, const char *path, uint64_t bytes, qc_error *err)
+{
+    void *v = w->files;
+    if (w->file_count == w->max_files)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: holds more than %zu files", w->root, w->max_files);
+    qc_status st = grow(&v, w->file_count, &w->file_cap, sizeof *w->files, err);
+    w->files = v;
+    QC_TRY(st);
+    w->files[w->file_count++] = (qc_tree_file){path, bytes};
+    return QC_OK;
+}
+
+static qc_status add_entry(tree_walk *w, int fd, const char *folder, const char *name,
+                           qc_error *err)
+{
+    struct stat s;
+    const char *path = NULL;
+    if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+        return QC_OK;
+    if (*folder)
+        QC_TRY(qc_arena_printf(w->arena, &path, err, "%s/%s", folder, name));
+    else
+        QC_TRY(qc_arena_strndup(w->arena, &path, name, strlen(name), err));
+    if (fstatat(fd, name, &s, AT_SYMLINK_NOFOLLOW) != 0)
+        FAIL_ERRNO(err, errno, path, "cannot be examined");
+    if (S_ISDIR(s.st_mode))
+        return name[0] == '.' ? QC_OK : add_folder(w, path, err);
+    if (S_ISLNK(s.st_mode) && fstatat(fd, name, &s, 0) != 0) {
+        if (errno == ENOENT)
+            QC_FAIL(err, QC_ERR_INPUT, "%s/%s: is a link to a file that does not exist", w->root,
+                    path);
+        FAIL_ERRNO(err, errno, path, "cannot be examined");
+    }
+    return S_ISREG(s.st_mode) ? add_file(w, path, (uint64_t)s.st_size, err) : QC_OK;
+}
+
+static qc_status walk_folder(tree_walk *w, const char *folder, qc_error *err)
+{
+    const char *path = NULL;
+    QC_TRY(qc_path_join(w->arena, &path, w->root, folder, err));
+    DIR *d = opendir(path);
+    if (!d)
+        FAIL_ERRNO(err, errno, path, "folder cannot be opened");
+    qc_status st = QC_OK;
+    while (st == QC_OK) {
+        errno = 0;
+        const struct dirent *e = readdir(d);
+        if (!e) {
+            if (errno)
+                st = fail_errno(err, __LINE__, errno, path, "folder cannot be read");
+            break;
+        }
+        st = add_entry(w, dirfd(d), folder, e->d_name, err);
+    }
+    (void)closedir(d);
+    return st;
+}
+
+static int by_path(const void *a, const void *b)
+{
+    return strcmp(((const qc_tree_file *)a)->path, ((const qc_tree_file *)b)->path);
+}
+
+qc_status qc_dir_tree(qc_arena *a, const char *dir, size_t max_files, qc_tree_file **files,
+                      size_t *count, qc_error *err)
+{
+    tree_walk w = {.arena = a, .root = dir, .max_files = max_files};
+    void *v = NULL;
+    *files = NULL;
+    *count = 0;
+    qc_status st = add_folder(&w, "", err);
+    while (st == QC_OK && w.folder_count > 0)
+        st = walk_folder(&w, w.folders[--w.folder_count], err);
+    if (st == QC_OK)
+        st = qc_arena_alloc(a, &v, w.file_count, sizeof *w.files, err);
+    if (st == QC_OK) {
+        if (w.file_count) {
+            memcpy(v, w.files, w.file_count * sizeof *w.files);
+            qsort(v, w.file_count, sizeof *w.files, by_path);
+        }
+        *files = v;
+        *count = w.file_count;
+    }
+    qc_free(w.files);
+    qc_free(w.folders);
+    return st;
+}
+
+qc_status qc_dir_free_bytes(const char *path, uint64_t *bytes, qc_error *err)
+{
+    struct statvfs v;
+    if (statvfs(path, &v) != 0)
+        QC_FAIL(err, QC_ERR_IO, "%s: free space cannot be read: %s", path, strerror(errno));
+    if (qc_mul_u64((uint64_t)v.f_bavail, (uint64_t)v.f_frsize, bytes))
+        *bytes = UINT64_MAX;
+    return QC_OK;
+}

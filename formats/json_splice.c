@@ -1,0 +1,198 @@
+/* Editing one top-level member of a JSON text without touching another byte.
+ *
+ * The text is parsed again, so that everything below may trust it: strings end, brackets match.
+ * Which member is meant is decided by qc_json (escaped keys included); where it lies, by counting
+ * members in the text. */
+#include "formats/json_strict.h"
+
+#include <string.h>
+
+#define NO_MEMBER SIZE_MAX
+
+/* Offsets into the text; [key, value_end) is one member. */
+typedef struct {
+    size_t key;
+    size_t key_end; /* behind the closing quote */
+    size_t value;
+    size_t value_end;
+} member;
+
+/* What has to be known of the top-level object. */
+typedef struct {
+    size_t open;  /* of '{' */
+    size_t close; /* of '}' */
+    size_t count;
+    member first;
+    member second;
+    member before; /* the one before the wanted, or the last */
+    member wanted;
+    member after;
+} object_map;
+
+static size_t skip_space(const char *t, size_t i)
+{
+    while (t[i] == ' ' || t[i] == '\n' || t[i] == '\r' || t[i] == '\t')
+        i++;
+    return i;
+}
+
+/* i at the opening quote; returns the offset behind the closing one. */
+static size_t skip_string(const char *t, size_t i)
+{
+    for (i++; t[i] != '"'; i++) {
+        if (t[i] == '\\')
+            i++;
+    }
+    return i + 1;
+}
+
+static size_t skip_value(const char *t, size_t i)
+{
+    unsigned depth = 0;
+    for (;;) {
+        char c = t[i];
+        if (c == '"') {
+            i = skip_string(t, i);
+        } else {
+            depth += c == '{' || c == '[';
+            depth -= c == '}' || c == ']';
+            i++;
+        }
+        /* A number or word ends where one of these follows it. */
+        if (depth == 0 && (c == '"' || c == '}' || c == ']' || strchr(",}] \n\r\t", t[i])))
+            return i;
+    }
+}
+
+/* wanted: position among the members, or NO_MEMBER. */
+static void map_object(object_map *m, const char *t, size_t wanted)
+{
+    memset(m, 0, sizeof *m);
+    m->open = skip_space(t, 0);
+    size_t i = skip_space(t, m->open + 1);
+    while (t[i] == '"') {
+        member x = {.key = i};
+        x.key_end = skip_string(t, i);
+        x.value = skip_space(t, skip_space(t, x.key_end) + 1);
+        x.value_end = skip_value(t, x.value);
+        if (m->count == 0)
+            m->first = x;
+        if (m->count == 1)
+            m->second = x;
+        if (m->count < wanted)
+            m->before = x;
+        else if (m->count == wanted)
+            m->wanted = x;
+        else if (m->count == wanted + 1)
+            m->after = x;
+        m->count++;
+        i = skip_space(t, x.value_end);
+        if (t[i] == ',')
+            i = skip_space(t, i + 1);
+    }
+    m->close = i;
+}
+
+qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err)
+{
+    static const char from[] = "\"\\\b\f\n\r\t";
+    static const char to[] = "\"\\bfnrt";
+    size_t run = 0; /* bytes before i not written yet */
+    QC_TRY(qc_strbuf_add(out, "\"", 1, err));
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)s[i];
+        if (c >= 0x20 && c != '"' && c != '\\') {
+            run++;
+            continue;
+        }
+        QC_TRY(qc_strbuf_add(out, s + i - run, run, err));
+        run = 0;
+        const char *hit = c ? strchr(from, c) : NULL;
+        if (hit)
+            QC_TRY(qc_strbuf_addf(out, err, "\\%c", to[hit - from]));
+        else
+            QC_TRY(qc_strbuf_addf(out, err, "\\u%04x", c));
+    }
+    QC_TRY(qc_strbuf_add(out, s + len - run, run, err));
+    return qc_strbuf_add(out, "\"", 1, err);
+}
+
+/* The new member at the end, laid out as its brothers are. */
+static qc_status append_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
+                               const char *key, const char *value_json, qc_error *err)
+{
+    if (m->count == 0) {
+        QC_TRY(qc_strbuf_add(out, t, m->open + 1, err));
+        QC_TRY(qc_strbuf_adds(out, "\n  ", err));
+        QC_TRY(qc_json_quote(out, key, strlen(key), err));
+        QC_TRY(qc_strbuf_addf(out, err, ": %s\n", value_json));
+        return qc_strbuf_add(out, t + m->close, len - m->close, err);
+    }
+    size_t end = m->before.value_end;
+    size_t indent = m->open + 1;
+    size_t indent_len = m->first.key - indent;
+    QC_TRY(qc_strbuf_add(out, t, end, err));
+    QC_TRY(qc_strbuf_adds(out, ",", err));
+    if (indent_len != 0)
+        QC_TRY(qc_strbuf_add(out, t + indent, indent_len, err));
+    else if (m->count > 1 ? t[m->second.key - 1] == ' ' : t[m->first.value - 1] == ' ')
+        QC_TRY(qc_strbuf_adds(out, " ", err));
+    QC_TRY(qc_json_quote(out, key, strlen(key), err));
+    QC_TRY(qc_strbuf_add(out, t + m->first.key_end, m->first.value - m->first.key_end, err));
+    QC_TRY(qc_strbuf_adds(out, value_json, err));
+    return qc_strbuf_add(out, t + end, len - end, err);
+}
+
+static qc_status remove_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
+                               size_t wanted, qc_error *err)
+{
+    size_t from = m->before.value_end; /* takes the comma before it along */
+    size_t to = m->wanted.value_end;
+    if (m->count == 1) {
+        from = m->open + 1;
+        to = m->close;
+    } else if (wanted == 0) {
+        from = m->wanted.key;
+        to = m->after.key;
+    }
+    QC_TRY(qc_strbuf_add(out, t, from, err));
+    return qc_strbuf_add(out, t + to, len - to, err);
+}
+
+qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
+                         const char *value_json, qc_error *err)
+{
+    qc_json *doc = NULL;
+    object_map m;
+    qc_status st = QC_OK;
+    size_t wanted = NO_MEMBER;
+    size_t position = 0;
+
+    QC_TRY(qc_json_parse(&doc, text, len, QC_JSON_PYTHON, err));
+    if (qc_json_kind_of(qc_json_root(doc)) != QC_JSON_OBJECT) {
+        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                          "JSON text is of kind %s, an object was expected",
+                          qc_json_kind_name(qc_json_kind_of(qc_json_root(doc))));
+        goto done;
+    }
+    for (const qc_json_node *n = qc_json_first(qc_json_root(doc)); n; n = qc_json_next(n)) {
+        if (strcmp(qc_json_key(n), key) == 0)
+            wanted = position;
+        position++;
+    }
+    map_object(&m, text, wanted);
+    if (wanted == NO_MEMBER && !value_json) {
+        st = qc_strbuf_add(out, text, len, err);
+    } else if (wanted == NO_MEMBER) {
+        st = append_member(out, text, len, &m, key, value_json, err);
+    } else if (!value_json) {
+        st = remove_member(out, text, len, &m, wanted, err);
+    } else {
+        QC_TRY_GOTO(st, done, qc_strbuf_add(out, text, m.wanted.value, err));
+        QC_TRY_GOTO(st, done, qc_strbuf_adds(out, value_json, err));
+        st = qc_strbuf_add(out, text + m.wanted.value_end, len - m.wanted.value_end, err);
+    }
+done:
+    qc_json_destroy(doc);
+    return st;
+}

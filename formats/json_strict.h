@@ -1,0 +1,81 @@
+/* JSON, read strictly. The only file that may touch cJSON.
+ *
+ * A scanner of our own checks the whole text first (RFC 8259 grammar, UTF-8, one value and nothing
+ * after it but white space, no byte order mark, no control characters, no lone surrogates, no
+ * "\u0000", nesting at most 64, no duplicate keys in any object after unescaping, numbers finite);
+ * only then cJSON builds the tree. So none of cJSON's leniences (trailing text, case-insensitive
+ * keys, truncation at NUL, duplicates kept, integers silently rounded) is reachable.
+ * Error messages carry the byte offset.
+ *
+ * Ownership: a qc_json owns its tree; nodes and strings are borrowed from it. Thread-safe: reading
+ * one document from many threads, yes.
+ */
+#ifndef QC_FORMATS_JSON_STRICT_H
+#define QC_FORMATS_JSON_STRICT_H
+
+#include "base/status.h"
+#include "base/strbuf.h"
+
+typedef struct qc_json qc_json;
+typedef struct cJSON qc_json_node;
+
+typedef enum {
+    QC_JSON_NULL,
+    QC_JSON_BOOL,
+    QC_JSON_NUMBER,
+    QC_JSON_STRING,
+    QC_JSON_ARRAY,
+    QC_JSON_OBJECT
+} qc_json_kind;
+
+/* QC_JSON_INTEGERS: every number in the text must be an integer of at most 2^53 - 1 in magnitude,
+ * written as digits with an optional minus. */
+#define QC_JSON_INTEGERS 1u
+/* QC_JSON_PYTHON: NaN, Infinity and -Infinity are numbers, as Python's json module writes and reads
+ * them (config.json of Mamba-2 models has "time_step_limit": [0.0, Infinity]). They have the kind
+ * QC_JSON_NUMBER, but none of the qc_json_as_ functions gives them out. */
+#define QC_JSON_PYTHON 2u
+
+/* text need not be NUL-terminated. */
+QC_NODISCARD qc_status qc_json_parse(qc_json **out, const char *text, size_t len, unsigned flags,
+                                     qc_error *err);
+void qc_json_destroy(qc_json *doc); /* NULL is fine */
+const qc_json_node *qc_json_root(const qc_json *doc);
+
+qc_json_kind qc_json_kind_of(const qc_json_node *n);
+const char *qc_json_kind_name(qc_json_kind k);
+/* Children of an object or array in document order; NULL at the end. */
+const qc_json_node *qc_json_first(const qc_json_node *n);
+const qc_json_node *qc_json_next(const qc_json_node *n);
+/* Key of a member of an object (never NULL for one). */
+const char *qc_json_key(const qc_json_node *n);
+/* Member by exact name, linear; NULL if missing or n is NULL or no object. */
+const qc_json_node *qc_json_get(const qc_json_node *n, const char *key);
+
+/* Typed access; `what` names the value in the message. Missing (n == NULL) is QC_ERR_INPUT. */
+QC_NODISCARD qc_status qc_json_as_string(const qc_json_node *n, const char *what, const char **out,
+                                         qc_error *err);
+/* A non-negative integer of at most 2^53 - 1, written without fraction. */
+QC_NODISCARD qc_status qc_json_as_u64(const qc_json_node *n, const char *what, uint64_t *out,
+                                      qc_error *err);
+QC_NODISCARD qc_status qc_json_as_double(const qc_json_node *n, const char *what, double *out,
+                                         qc_error *err);
+QC_NODISCARD qc_status qc_json_as_bool(const qc_json_node *n, const char *what, int *out,
+                                       qc_error *err);
+/* Defaults for optional members: returns dflt when missing or of another kind. */
+const char *qc_json_string_or(const qc_json_node *n, const char *dflt);
+int qc_json_bool_or(const qc_json_node *n, int dflt);
+
+/* Copy the text of a JSON object to out with the top-level member `key` set to value_json (its
+ * text, verbatim), replaced in place if present, else added last. value_json NULL removes the
+ * member. Everything else stays byte for byte, so numbers keep their spelling. Indentation of the
+ * added member follows the first member's. text must have passed qc_json_parse (QC_JSON_PYTHON or
+ * not). */
+QC_NODISCARD qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
+                                      const char *value_json, qc_error *err);
+
+/* Append the len bytes at s as a JSON string, escaped as serde_json does: \" \\ \b \f \n \r \t,
+ * other control characters as \u00xx in lower case, everything else as it is. */
+QC_NODISCARD qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err);
+
+#endif

@@ -1,0 +1,245 @@
+#include "formats/json_writer.h"
+
+#include <assert.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define INDENT 2u
+
+void qc_jw_init(qc_json_writer *w, qc_strbuf *out, qc_error *err)
+{
+    memset(w, 0, sizeof *w);
+    w->out = out;
+    w->first = 1;
+    w->err = err;
+}
+
+static void put(qc_json_writer *w, const void *bytes, size_t len)
+{
+    if (w->st == QC_OK)
+        w->st = qc_strbuf_add(w->out, bytes, len, w->err);
+}
+
+static void puts_text(qc_json_writer *w, const char *s)
+{
+    put(w, s, strlen(s));
+}
+
+static int is_compact(const qc_json_writer *w)
+{
+    return w->compact_from != 0 && w->depth >= w->compact_from;
+}
+
+static void new_line(qc_json_writer *w)
+{
+    static const char spaces[] = "                                ";
+    put(w, "\n", 1);
+    for (size_t left = (size_t)w->depth * INDENT; left > 0;) {
+        size_t n = left < sizeof spaces - 1 ? left : sizeof spaces - 1;
+        put(w, spaces, n);
+        left -= n;
+    }
+}
+
+/* What stands between the element before and the one that comes. */
+static void before_element(qc_json_writer *w)
+{
+    if (w->depth == 0)
+        return;
+    if (!w->first)
+        put(w, is_compact(w) ? ", " : ",", is_compact(w) ? 2 : 1);
+    if (!is_compact(w))
+        new_line(w);
+    w->first = 0;
+}
+
+static void before_value(qc_json_writer *w)
+{
+    if (w->after_key)
+        w->after_key = 0;
+    else
+        before_element(w);
+}
+
+static void begin(qc_json_writer *w, const char *bracket)
+{
+    before_value(w);
+    puts_text(w, bracket);
+    w->depth++;
+    w->first = 1;
+}
+
+static void end(qc_json_writer *w, const char *bracket)
+{
+    assert(w->depth > 0 && !w->after_key);
+    int compact = is_compact(w);
+    if (w->depth == w->compact_from)
+        w->compact_from = 0;
+    w->depth--;
+    if (!w->first && !compact)
+        new_line(w);
+    puts_text(w, bracket);
+    w->first = 0;
+}
+
+void qc_jw_begin_object(qc_json_writer *w)
+{
+    begin(w, "{");
+}
+
+void qc_jw_end_object(qc_json_writer *w)
+{
+    end(w, "}");
+}
+
+void qc_jw_begin_array(qc_json_writer *w)
+{
+    begin(w, "[");
+}
+
+void qc_jw_end_array(qc_json_writer *w)
+{
+    end(w, "]");
+}
+
+void qc_jw_compact_next(qc_json_writer *w)
+{
+    if (w->compact_from == 0)
+        w->compact_from = (uint64_t)w->depth + 1;
+}
+
+/* Bytes of the UTF-8 sequence at p (RFC 3629: shortest form, no surrogates), 0 if it is none. */
+static size_t utf8_bytes(const unsigned char *p)
+{
+    unsigned c = p[0];
+    unsigned low = 0x80, high = 0xbf;
+    size_t n;
+    if (c < 0x80)
+        return 1;
+    if (c >= 0xc2 && c <= 0xdf)
+        n = 2;
+    else if (c >= 0xe0 && c <= 0xef)
+        n = 3;
+    else if (c >= 0xf0 && c <= 0xf4)
+        n = 4;
+    else
+        return 0;
+    if (c == 0xe0)
+        low = 0xa0;
+    else if (c == 0xed)
+        high = 0x9f;
+    else if (c == 0xf0)
+        low = 0x90;
+    else if (c == 0xf4)
+        high = 0x8f;
+    if (p[1] < low || p[1] > high)
+        return 0;
+    for (size_t i = 2; i < n; i++) {
+        if ((p[i] & 0xc0) != 0x80)
+            return 0;
+    }
+    return n;
+}
+
+/* As Python escapes with ensure_ascii=False. */
+static void put_escape(qc_json_writer *w, unsigned char c)
+{
+    static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* byte, letter */
+    char text[8] = {'\\', 0};
+    for (size_t i = 0; i + 1 < sizeof named; i += 2) {
+        if ((unsigned char)named[i] == c) {
+            text[1] = named[i + 1];
+            put(w, text, 2);
+            return;
+        }
+    }
+    (void)snprintf(text, sizeof text, "\\u%04x", c);
+    put(w, text, 6);
+}
+
+static void put_string(qc_json_writer *w, const char *s)
+{
+    const unsigned char *p = (const unsigned char *)s;
+    const unsigned char *run = p; /* bytes that need no escape */
+    put(w, "\"", 1);
+    while (*p && w->st == QC_OK) {
+        size_t n = utf8_bytes(p);
+        if (n == 0) {
+            w->st = qc_error_set(w->err, QC_ERR_INPUT, __FILE__, __LINE__,
+                                 "text is not UTF-8: '%.100s'", s);
+            return;
+        }
+        if (*p < 0x20 || *p == '"' || *p == '\\') {
+            put(w, run, (size_t)(p - run));
+            put_escape(w, *p);
+            run = p + 1;
+        }
+        p += n;
+    }
+    put(w, run, (size_t)(p - run));
+    put(w, "\"", 1);
+}
+
+void qc_jw_key(qc_json_writer *w, const char *key)
+{
+    assert(w->depth > 0 && !w->after_key);
+    before_element(w);
+    put_string(w, key);
+    put(w, ": ", 2);
+    w->after_key = 1;
+}
+
+void qc_jw_string(qc_json_writer *w, const char *s)
+{
+    if (!s) {
+        qc_jw_null(w);
+        return;
+    }
+    before_value(w);
+    put_string(w, s);
+}
+
+void qc_jw_u64(qc_json_writer *w, uint64_t v)
+{
+    char text[24];
+    int n = snprintf(text, sizeof text, "%" PRIu64, v);
+    before_value(w);
+    put(w, text, (size_t)n);
+}
+
+void qc_jw_double(qc_json_writer *w, double v)
+{
+    char text[QC_PY_REPR_BYTES];
+    if (!isfinite(v)) {
+        if (w->st == QC_OK)
+            w->st = qc_error_set(w->err, QC_ERR_RANGE, __FILE__, __LINE__,
+                                 "JSON has no number for %g", v);
+        return;
+    }
+    before_value(w);
+    put(w, text, qc_py_repr_double(v, text));
+}
+
+void qc_jw_bool(qc_json_writer *w, int v)
+{
+    qc_jw_raw(w, v ? "true" : "false");
+}
+
+void qc_jw_null(qc_json_writer *w)
+{
+    qc_jw_raw(w, "null");
+}
+
+void qc_jw_raw(qc_json_writer *w, const char *json)
+{
+    before_value(w);
+    puts_text(w, json);
+}
+
+qc_status qc_jw_finish(qc_json_writer *w)
+{
+    assert(w->st != QC_OK || (w->depth == 0 && !w->after_key));
+    return w->st;
+}

@@ -1,0 +1,84 @@
+#include "formats/json_writer.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DIGITS_MAX 17
+
+/* Significant digits of |v| (finite, not 0) rounded to n digits, and the exponent of the first. */
+static int round_digits(double v, int n, char digits[DIGITS_MAX + 1], int *exponent)
+{
+    char text[QC_PY_REPR_BYTES];
+    (void)snprintf(text, sizeof text, "%.*e", n - 1, v);
+    int len = 0;
+    for (const char *p = text; *p && *p != 'e'; p++) {
+        if (*p >= '0' && *p <= '9') /* skips the point, whatever the locale calls it */
+            digits[len++] = *p;
+    }
+    digits[len] = '\0';
+    *exponent = (int)strtol(strchr(text, 'e') + 1, NULL, 10);
+    return strtod(text, NULL) == v; /* exact on purpose: does it read back? */
+}
+
+/* Above a power of two doubles lie twice as far apart as below it. So the decimal next above the
+ * nearest may read back where the nearest, which is below, does not. */
+static int next_digits_up(double v, int n, char digits[DIGITS_MAX + 1], int exponent)
+{
+    char text[QC_PY_REPR_BYTES];
+    int power = 0;
+    int i = n - 1;
+    if (frexp(v, &power) > 0.5)
+        return 0;
+    for (; i > 0 && digits[i] == '9'; i--)
+        digits[i] = '0';
+    digits[i]++; /* a first digit of 9 cannot be left: then the digits are those of 10^k */
+    (void)snprintf(text, sizeof text, "%se%d", digits, exponent - n + 1);
+    return strtod(text, NULL) == v;
+}
+
+/* The shortest digits that read back. Up to 15 digits survive a double, so where 15 read back the
+ * shortest are those without their trailing zeros; subnormal numbers hold fewer. */
+static void shortest_digits(double v, char digits[DIGITS_MAX + 1], int *exponent)
+{
+    int n = v < DBL_MIN ? 1 : DBL_DIG;
+    while (!round_digits(v, n, digits, exponent) && n < DIGITS_MAX &&
+           !next_digits_up(v, n, digits, *exponent))
+        n++;
+    size_t len = strlen(digits);
+    while (len > 1 && digits[len - 1] == '0')
+        digits[--len] = '\0';
+}
+
+size_t qc_py_repr_double(double v, char buf[QC_PY_REPR_BYTES])
+{
+    char digits[DIGITS_MAX + 1];
+    int exponent = 0;
+    const char *sign = signbit(v) ? "-" : "";
+    double magnitude = fabs(v);
+    if (!isfinite(v)) /* outside the contract; as Python has it */
+        return (size_t)snprintf(buf, QC_PY_REPR_BYTES, "%s",
+                                isnan(v) ? "nan"
+                                : v > 0  ? "inf"
+                                         : "-inf");
+    if (magnitude > 0)
+        shortest_digits(magnitude, digits, &exponent);
+    else
+        memcpy(digits, "0", 2);
+    int len = (int)strlen(digits);
+    int n;
+    if (exponent < -4 || exponent >= 16)
+        n = snprintf(buf, QC_PY_REPR_BYTES, "%s%.1s%s%se%c%02d", sign, digits, len > 1 ? "." : "",
+                     digits + 1, exponent < 0 ? '-' : '+', abs(exponent));
+    else if (exponent < 0)
+        n = snprintf(buf, QC_PY_REPR_BYTES, "%s0.%.*s%s", sign, -exponent - 1, "000", digits);
+    else if (len <= exponent + 1)
+        n = snprintf(buf, QC_PY_REPR_BYTES, "%s%s%.*s.0", sign, digits, exponent + 1 - len,
+                     "000000000000000");
+    else
+        n = snprintf(buf, QC_PY_REPR_BYTES, "%s%.*s.%s", sign, exponent + 1, digits,
+                     digits + exponent + 1);
+    return (size_t)n;
+}
