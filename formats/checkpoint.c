@@ -1,0 +1,315 @@
+/* Opening, in this order; the first thing wrong ends it:
+ *
+ *   locate (checkpoint_index.c)  index or single file -> names, all present
+ *   open                         every header, every size
+ *   merge                        one sorted array of tensors, no name twice
+ *   compare                      index and files name the same tensors
+ *   side files, config.json      (checkpoint_side.c)
+ *
+ * Names of tensors belong to the headers of their files, the rest to the checkpoint's arena. */
+#include "formats/checkpoint.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "formats/checkpoint_parts.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define TREE_MAX_FILES   100000u
+#define WARNINGS_MAX     64u
+#define NAMES_SHOWN      5u
+#define NAMES_MORE_BYTES 32u /* room for " and N more" */
+#define NAME_SHOWN_BYTES 160
+
+int qc_ckpt_has_suffix(const char *name, const char *suffix)
+{
+    size_t n = strlen(name);
+    size_t m = strlen(suffix);
+    return n >= m && memcmp(name + n - m, suffix, m) == 0;
+}
+
+void qc_ckpt_names_add(qc_ckpt_names *list, const char *name)
+{
+    size_t room = sizeof list->text - NAMES_MORE_BYTES - list->used;
+    list->count++;
+    if (list->shown + 1 != list->count || list->shown == NAMES_SHOWN)
+        return;
+    int n = snprintf(list->text + list->used, room, "%s'%.*s'", list->shown ? ", " : "",
+                     NAME_SHOWN_BYTES, name);
+    if (n < 0 || (size_t)n >= room) {
+        list->text[list->used] = '\0';
+        return;
+    }
+    list->used += (size_t)n;
+    list->shown++;
+}
+
+const char *qc_ckpt_names_text(qc_ckpt_names *list)
+{
+    if (list->count > list->shown) {
+        (void)snprintf(list->text + list->used, sizeof list->text - list->used, " and %zu more",
+                       list->count - list->shown);
+        list->shown = list->count;
+    }
+    return list->text;
+}
+
+qc_status qc_ckpt_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
+{
+    qc_error text; /* for its length and its cleaning of control characters */
+    va_list ap;
+    if (c->warning_count == WARNINGS_MAX)
+        return QC_OK;
+    char raw[sizeof text.msg];
+    va_start(ap, fmt);
+    int n = vsnprintf(raw, sizeof raw, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "text could not be formatted");
+    (void)qc_error_set(&text, QC_OK, __FILE__, __LINE__, "%s", raw);
+    if (!c->warnings) {
+        void *p = NULL;
+        QC_TRY(qc_arena_alloc(&c->arena, &p, WARNINGS_MAX, sizeof *c->warnings, err));
+        c->warnings = p;
+    }
+    QC_TRY(qc_arena_strndup(&c->arena, &c->warnings[c->warning_count], text.msg, strlen(text.msg),
+                            err));
+    c->warning_count++;
+    return QC_OK;
+}
+
+/* ---- the files ---- */
+
+static qc_status open_files(qc_checkpoint *c, qc_error *err)
+{
+    qc_file_allow_many(c->file_count);
+    for (size_t i = 0; i < c->file_count; i++)
+        QC_TRY(qc_st_file_open(&c->files[i].st, c->files[i].path, err));
+    return QC_OK;
+}
+
+static qc_status note_unknown_fields(qc_checkpoint *c, qc_error *err)
+{
+    size_t fields = 0;
+    size_t files = 0;
+    const char *first = NULL;
+    for (size_t i = 0; i < c->file_count; i++) {
+        size_t n = c->files[i].st.header.unknown_fields;
+        fields += n;
+        files += n != 0;
+        if (n && !first)
+            first = c->files[i].name;
+    }
+    if (!first)
+        return QC_OK;
+    return qc_ckpt_warn(c, err,
+                        "tensor entries have %zu members besides dtype, shape and data_offsets in "
+                        "%zu files (the first is '%.*s'); they are ignored",
+                        fields, files, NAME_SHOWN_BYTES, first);
+}
+
+/* ---- tensors ---- */
+
+static int compare_tensors(const void *va, const void *vb)
+{
+    const qc_ckpt_tensor *a = va;
+    const qc_ckpt_tensor *b = vb;
+    int order = strcmp(a->name, b->name);
+    return order != 0 ? order : (a->file > b->file) - (a->file < b->file);
+}
+
+static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
+{
+    void *p = NULL;
+    size_t count = 0;
+    for (size_t i = 0; i < c->file_count; i++)
+        count += c->files[i].st.header.tensor_count;
+    QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *c->tensors, err));
+    c->tensors = p;
+    for (size_t i = 0; i < c->file_count; i++) {
+        const qc_st_header *h = &c->files[i].st.header;
+        for (size_t j = 0; j < h->tensor_count; j++) {
+            const qc_st_tensor *from = &h->tensors[j];
+            qc_ckpt_tensor *to = &c->tensors[c->tensor_count++];
+            to->name = from->name;
+            to->dtype = from->dtype;
+            to->ndim = from->ndim;
+            memcpy(to->dims, from->dims, sizeof to->dims);
+            to->bytes = from->end - from->begin;
+            to->begin = from->begin;
+            to->file = (uint32_t)i;
+        }
+        if (qc_add_u64(c->tensor_bytes, h->data_bytes, &c->tensor_bytes))
+            QC_FAIL(err, QC_ERR_INPUT, "%s: sizes of all tensors overflow 64 bits", c->path);
+    }
+    qsort(c->tensors, c->tensor_count, sizeof *c->tensors, compare_tensors);
+    for (size_t i = 1; i < c->tensor_count; i++) {
+        const qc_ckpt_tensor *t = &c->tensors[i];
+        if (strcmp(t[-1].name, t->name) == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: tensor '%.*s' is in two files, '%.*s' and '%.*s'",
+                    c->path, NAME_SHOWN_BYTES, t->name, NAME_SHOWN_BYTES, c->files[t[-1].file].name,
+                    NAME_SHOWN_BYTES, c->files[t->file].name);
+    }
+    return QC_OK;
+}
+
+static int compare_meta(const void *va, const void *vb)
+{
+    const qc_st_meta *a = va;
+    const qc_st_meta *b = vb;
+    int order = strcmp(a->key, b->key);
+    return order != 0 ? order : strcmp(a->value, b->value);
+}
+
+static qc_status merge_meta(qc_checkpoint *c, qc_error *err)
+{
+    void *p = NULL;
+    size_t count = 0;
+    size_t n = 0;
+    for (size_t i = 0; i < c->file_count; i++)
+        count += c->files[i].st.header.meta_count;
+    QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *c->meta, err));
+    c->meta = p;
+    for (size_t i = 0; i < c->file_count; i++) {
+        const qc_st_header *h = &c->files[i].st.header;
+        if (h->meta_count)
+            memcpy(c->meta + n, h->meta, h->meta_count * sizeof *h->meta);
+        n += h->meta_count;
+    }
+    qsort(c->meta, n, sizeof *c->meta, compare_meta);
+    for (size_t i = 0; i < n; i++) {
+        if (i == 0 || compare_meta(&c->meta[i - 1], &c->meta[i]) != 0)
+            c->meta[c->meta_count++] = c->meta[i];
+    }
+    return QC_OK;
+}
+
+static qc_status check_total_size(qc_checkpoint *c, const qc_ckpt_index *index, qc_error *err)
+{
+    /* A double holds every size below 8 PiB exactly; the warning is no more than a warning. */
+    if (!index->has_total_size || index->total_size == (double)c->tensor_bytes)
+        return QC_OK;
+    return qc_ckpt_warn(c, err,
+                        "%s says total_size %.0f, the tensors have %" PRIu64 " bytes; the files "
+                        "are believed",
+                        QC_CKPT_INDEX_NAME, index->total_size, c->tensor_bytes);
+}
+
+/* ---- opening ---- */
+
+static qc_status open_dir(qc_checkpoint *c, qc_error *err)
+{
+    qc_ckpt_index index = {0};
+    qc_tree_file *tree = NULL;
+    size_t tree_count = 0;
+    int has_index = 0;
+    c->is_dir = 1;
+    QC_TRY(qc_dir_tree(&c->arena, c->path, TREE_MAX_FILES, &tree, &tree_count, err));
+    QC_TRY(qc_ckpt_locate(c, tree, tree_count, &index, &has_index, err));
+    QC_TRY(open_files(c, err));
+    QC_TRY(merge_tensors(c, err));
+    if (has_index) {
+        QC_TRY(qc_ckpt_check_index(c, &index, err));
+        QC_TRY(check_total_size(c, &index, err));
+    }
+    QC_TRY(qc_ckpt_find_side(c, tree, tree_count, err));
+    return qc_ckpt_read_config(c, err);
+}
+
+static qc_status open_single(qc_checkpoint *c, qc_error *err)
+{
+    void *p = NULL;
+    const char *slash = strrchr(c->path, '/');
+    const char *name = slash ? slash + 1 : c->path;
+    size_t len = strlen(name);
+    QC_TRY(qc_arena_alloc(&c->arena, &p, 1, sizeof *c->files, err));
+    c->files = p;
+    c->files->path = c->path;
+    if (qc_ckpt_has_suffix(name, ".zst"))
+        len -= strlen(".zst");
+    QC_TRY(qc_arena_strndup(&c->arena, &c->files->name, name, len, err));
+    c->file_count = 1;
+    QC_TRY(open_files(c, err));
+    return merge_tensors(c, err);
+}
+
+static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    uint64_t bytes = 0;
+    QC_TRY(qc_arena_strndup(&c->arena, &c->path, path, strlen(path), err));
+    QC_TRY(qc_path_stat(path, &kind, &bytes, err));
+    if (kind == QC_PATH_MISSING)
+        QC_FAIL(err, QC_ERR_INPUT, "%s does not exist", path);
+    if (kind == QC_PATH_OTHER)
+        QC_FAIL(err, QC_ERR_INPUT, "%s is neither a directory nor a regular file", path);
+    if (kind == QC_PATH_DIR)
+        QC_TRY(open_dir(c, err));
+    else
+        QC_TRY(open_single(c, err));
+    QC_TRY(merge_meta(c, err));
+    return note_unknown_fields(c, err);
+}
+
+qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err)
+{
+    void *p = NULL;
+    *out = NULL;
+    QC_TRY(qc_calloc(&p, 1, sizeof **out, err));
+    qc_checkpoint *c = p;
+    qc_arena_init(&c->arena);
+    qc_status st = open_any(c, path, err);
+    if (st != QC_OK) {
+        qc_checkpoint_close(c);
+        return st;
+    }
+    *out = c;
+    return QC_OK;
+}
+
+void qc_checkpoint_close(qc_checkpoint *c)
+{
+    if (!c)
+        return;
+    for (size_t i = 0; i < c->file_count; i++) {
+        if (c->files[i].st.serial != 0) /* 0: never opened, its fd 0 is not ours */
+            qc_st_file_close(&c->files[i].st);
+    }
+    qc_json_destroy(c->config);
+    qc_free(c->config_text);
+    qc_arena_deinit(&c->arena);
+    qc_free(c);
+}
+
+/* ---- use ---- */
+
+const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name)
+{
+    size_t lo = 0;
+    size_t hi = c->tensor_count;
+    while (lo < hi) {
+        size_t mid = lo + (hi - lo) / 2;
+        int order = strcmp(name, c->tensors[mid].name);
+        if (order == 0)
+            return &c->tensors[mid];
+        if (order < 0)
+            hi = mid;
+        else
+            lo = mid + 1;
+    }
+    return NULL;
+}
+
+qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur, const qc_ckpt_tensor *t,
+                             uint64_t offset, void *dst, size_t len, qc_error *err)
+{
+    if (offset > t->bytes || len > t->bytes - offset)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%.*s' has %" PRIu64 " bytes, %zu at %" PRIu64 " were asked for",
+                NAME_SHOWN_BYTES, t->name, t->bytes, len, offset);
+    return qc_st_file_read(&c->files[t->file].st, cur, t->begin + offset, dst, len, err);
+}

@@ -1,0 +1,63 @@
+/* A checkpoint as Hugging Face lays it out: a directory with model.safetensors.index.json and
+ * shards, or model.safetensors, or one .safetensors file by itself; each may be a qconv output
+ * with ".safetensors.zst" shards.
+ *
+ * The index decides, never the names of the shards. original/, metal/, consolidated.* and
+ * pytorch_model*.bin beside safetensors are not read. Everything wrong is found here, before any
+ * work: missing or short shards, index and files that disagree, names that leave the directory, the
+ * same tensor twice.
+ *
+ * Ownership: everything below belongs to the qc_checkpoint. Thread-safe for reading. */
+#ifndef QC_FORMATS_CHECKPOINT_H
+#define QC_FORMATS_CHECKPOINT_H
+
+#include "formats/json_strict.h"
+#include "formats/safetensors_file.h"
+
+typedef struct {
+    const char *name;
+    qc_dtype dtype;
+    unsigned ndim;
+    uint64_t dims[QC_MAX_DIMS];
+    uint64_t bytes;
+    uint64_t begin; /* in its file's data buffer */
+    uint32_t file;  /* index into files */
+} qc_ckpt_tensor;
+
+typedef struct {
+    const char *name; /* relative to the directory, as the index writes it (without .zst) */
+    const char *path; /* as opened */
+    qc_st_file st;
+} qc_ckpt_file;
+
+typedef struct {
+    qc_arena arena;
+    const char *path; /* as given */
+    int is_dir;
+    qc_ckpt_file *files;
+    size_t file_count;
+    qc_ckpt_tensor *tensors; /* sorted bytewise by name */
+    size_t tensor_count;
+    uint64_t tensor_bytes; /* all tensors */
+    qc_tree_file *side;    /* every file of the directory that is not weights, not the index, not
+                              qconv.json; sorted; config.json is among them */
+    size_t side_count;
+    char *config_text; /* config.json or NULL; NUL-terminated */
+    size_t config_len;
+    qc_json *config;  /* parsed, an object; NULL when there is none */
+    qc_st_meta *meta; /* __metadata__ of all files, duplicates with equal values merged */
+    size_t meta_count;
+    const char **warnings; /* sentences; e.g. total_size wrong, unknown fields */
+    size_t warning_count;
+} qc_checkpoint;
+
+QC_NODISCARD qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err);
+void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
+/* By exact name; NULL if there is none. */
+const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);
+/* len bytes of tensor t at offset within it. */
+QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
+                                          const qc_ckpt_tensor *t, uint64_t offset, void *dst,
+                                          size_t len, qc_error *err);
+
+#endif

@@ -1,0 +1,349 @@
+/* Which files hold the weights, and what the index says about them.
+ *
+ *   model.safetensors.index.json        the index decides; shard names are never interpreted
+ *   else model.safetensors[.zst]
+ *   else exactly one *.safetensors[.zst] in the directory itself
+ *   else refused, with what was found instead
+ *
+ * An index names files as they are uncompressed: where "x.safetensors" is missing, the file
+ * "x.safetensors.zst" stands for it (qconv's own output). */
+#include "formats/checkpoint_parts.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INDEX_MAX_BYTES  QC_ST_MAX_HEADER_BYTES
+#define NAME_SHOWN_BYTES 160
+#define ST_SUFFIX        ".safetensors"
+#define ST_ZST_SUFFIX    ".safetensors.zst"
+#define SINGLE_NAME      "model.safetensors"
+
+/* ---- the index's text ---- */
+
+/* NULL, or what is wrong with a file name of the index. */
+static const char *bad_file_name(const char *name)
+{
+    if (name[0] == '\0')
+        return "it is empty";
+    if (name[0] == '/')
+        return "absolute paths are not accepted";
+    if (strchr(name, '\\'))
+        return "it contains a backslash";
+    if (((name[0] >= 'a' && name[0] <= 'z') || (name[0] >= 'A' && name[0] <= 'Z')) &&
+        name[1] == ':')
+        return "it begins with a drive letter";
+    for (const char *p = name;;) {
+        size_t n = strcspn(p, "/");
+        if (n == 0 || (n == 1 && p[0] == '.') || (n == 2 && p[0] == '.' && p[1] == '.'))
+            return "it is not a plain path below the directory";
+        if (p[n] == '\0')
+            break;
+        p += n + 1;
+    }
+    if (!qc_ckpt_has_suffix(name, ST_SUFFIX))
+        return "it does not end in .safetensors";
+    return NULL;
+}
+
+static int compare_strings(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static int compare_entries(const void *va, const void *vb)
+{
+    const qc_ckpt_entry *a = va;
+    const qc_ckpt_entry *b = vb;
+    return strcmp(a->name, b->name);
+}
+
+/* out->files: the distinct values of weight_map. */
+static qc_status collect_files(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *map,
+                               qc_error *err)
+{
+    void *p = NULL;
+    size_t n = 0;
+    QC_TRY(qc_arena_alloc(arena, &p, out->entry_count, sizeof *out->files, err));
+    const char **values = p;
+    for (const qc_json_node *m = qc_json_first(map); m; m = qc_json_next(m))
+        QC_TRY(qc_json_as_string(m, "a file name in weight_map", &values[n++], err));
+    qsort(values, n, sizeof *values, compare_strings);
+    for (size_t i = 0; i < n; i++) {
+        if (i && strcmp(values[i - 1], values[i]) == 0)
+            continue;
+        const char *bad = bad_file_name(values[i]);
+        if (bad)
+            QC_FAIL(err, QC_ERR_INPUT, "file name '%.*s' in weight_map: %s", NAME_SHOWN_BYTES,
+                    values[i], bad);
+        out->file_count++;
+    }
+    out->files = values;
+    /* The strings still belong to the JSON document: keep one copy of each in the arena. */
+    size_t kept = 0;
+    const char *last = NULL;
+    for (size_t i = 0; i < n; i++) {
+        const char *value = values[i];
+        if (last && strcmp(last, value) == 0)
+            continue;
+        last = value;
+        QC_TRY(qc_arena_strndup(arena, &out->files[kept++], value, strlen(value), err));
+    }
+    return QC_OK;
+}
+
+static qc_status collect_entries(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *map,
+                                 qc_error *err)
+{
+    void *p = NULL;
+    size_t n = 0;
+    QC_TRY(qc_arena_alloc(arena, &p, out->entry_count, sizeof *out->entries, err));
+    out->entries = p;
+    for (const qc_json_node *m = qc_json_first(map); m; m = qc_json_next(m)) {
+        const char *value = qc_json_string_or(m, "");
+        const char *key = qc_json_key(m);
+        const char **hit =
+            bsearch(&value, out->files, out->file_count, sizeof *out->files, compare_strings);
+        if (!hit)
+            QC_FAIL(err, QC_ERR_INTERNAL, "a file of weight_map was lost");
+        out->entries[n].file = (uint32_t)(hit - out->files);
+        QC_TRY(qc_arena_strndup(arena, &out->entries[n].name, key, strlen(key), err));
+        n++;
+    }
+    qsort(out->entries, n, sizeof *out->entries, compare_entries);
+    return QC_OK;
+}
+
+static qc_status read_index(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *root,
+                            qc_error *err)
+{
+    const qc_json_node *map = qc_json_get(root, "weight_map");
+    const qc_json_node *total = qc_json_get(qc_json_get(root, "metadata"), "total_size");
+    if (qc_json_kind_of(root) != QC_JSON_OBJECT)
+        QC_FAIL(err, QC_ERR_INPUT, "text is of kind %s, an object was expected",
+                qc_json_kind_name(qc_json_kind_of(root)));
+    if (!map)
+        QC_FAIL(err, QC_ERR_INPUT, "weight_map is missing");
+    if (qc_json_kind_of(map) != QC_JSON_OBJECT)
+        QC_FAIL(err, QC_ERR_INPUT, "weight_map is of kind %s, an object was expected",
+                qc_json_kind_name(qc_json_kind_of(map)));
+    for (const qc_json_node *m = qc_json_first(map); m; m = qc_json_next(m))
+        out->entry_count++;
+    if (out->entry_count == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "weight_map is empty");
+    if (total && qc_json_kind_of(total) == QC_JSON_NUMBER) {
+        QC_TRY(qc_json_as_double(total, "total_size", &out->total_size, err));
+        out->has_total_size = 1;
+    }
+    QC_TRY(collect_files(out, arena, map, err));
+    return collect_entries(out, arena, map, err);
+}
+
+qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, const char *text, size_t len,
+                              qc_error *err)
+{
+    qc_json *doc = NULL;
+    memset(out, 0, sizeof *out);
+    qc_status st = qc_json_parse(&doc, text, len, 0, err);
+    if (st == QC_OK)
+        st = read_index(out, arena, qc_json_root(doc), err);
+    if (st != QC_OK)
+        memset(out, 0, sizeof *out);
+    qc_json_destroy(doc);
+    return st;
+}
+
+/* ---- the directory ---- */
+
+static int compare_tree(const void *va, const void *vb)
+{
+    const qc_tree_file *a = va;
+    const qc_tree_file *b = vb;
+    return strcmp(a->path, b->path);
+}
+
+static int in_tree(const qc_tree_file *tree, size_t count, const char *path)
+{
+    qc_tree_file key = {.path = path};
+    return bsearch(&key, tree, count, sizeof *tree, compare_tree) != NULL;
+}
+
+static qc_status path_exists(const char *path, int *yes, qc_error *err)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    uint64_t bytes = 0;
+    QC_TRY(qc_path_stat(path, &kind, &bytes, err));
+    *yes = kind != QC_PATH_MISSING;
+    return QC_OK;
+}
+
+/* files[i] := name, at "dir/name" or "dir/name.zst"; path NULL when there is neither. */
+static qc_status find_file(qc_checkpoint *c, qc_ckpt_file *f, const char *name, qc_error *err)
+{
+    const char *plain = NULL;
+    const char *packed = NULL;
+    int has_plain = 0;
+    int has_packed = 0;
+    f->name = name;
+    QC_TRY(qc_path_join(&c->arena, &plain, c->path, name, err));
+    QC_TRY(qc_arena_printf(&c->arena, &packed, err, "%s.zst", plain));
+    QC_TRY(path_exists(plain, &has_plain, err));
+    QC_TRY(path_exists(packed, &has_packed, err));
+    if (has_plain && has_packed)
+        QC_TRY(qc_ckpt_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
+                            NAME_SHOWN_BYTES, name));
+    f->path = has_plain ? plain : has_packed ? packed : NULL;
+    return QC_OK;
+}
+
+static qc_status alloc_files(qc_checkpoint *c, size_t count, qc_error *err)
+{
+    void *p = NULL;
+    QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *c->files, err));
+    c->files = p;
+    c->file_count = count;
+    return QC_OK;
+}
+
+static qc_status locate_by_index(qc_checkpoint *c, qc_ckpt_index *index, qc_error *err)
+{
+    qc_strbuf text;
+    const char *path = NULL;
+    qc_ckpt_names missing = {0};
+    qc_status st = QC_OK;
+    qc_strbuf_init(&text, INDEX_MAX_BYTES);
+    QC_TRY(qc_path_join(&c->arena, &path, c->path, QC_CKPT_INDEX_NAME, err));
+    QC_TRY_GOTO(st, done, qc_file_slurp(path, &text, err));
+    st = qc_ckpt_index_parse(index, &c->arena, text.data ? text.data : "", text.len, err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "%s", path);
+done:
+    qc_strbuf_deinit(&text);
+    QC_TRY(st);
+    QC_TRY(alloc_files(c, index->file_count, err));
+    const qc_ckpt_entry *lost = NULL; /* the first tensor of a missing file */
+    for (size_t i = 0; i < index->file_count; i++) {
+        QC_TRY(find_file(c, &c->files[i], index->files[i], err));
+        if (!c->files[i].path)
+            qc_ckpt_names_add(&missing, index->files[i]);
+    }
+    if (missing.count == 0)
+        return QC_OK;
+    for (size_t i = 0; i < index->entry_count && !lost; i++)
+        lost = c->files[index->entries[i].file].path ? NULL : &index->entries[i];
+    QC_FAIL(err, QC_ERR_INPUT,
+            "%s: %zu of the %zu files that %s names are missing: %s; the first tensor missing is "
+            "'%.*s'",
+            c->path, missing.count, index->file_count, QC_CKPT_INDEX_NAME,
+            qc_ckpt_names_text(&missing), NAME_SHOWN_BYTES, lost ? lost->name : "");
+}
+
+/* No .safetensors file: say what is there instead. */
+static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file *tree,
+                                      size_t count, qc_error *err)
+{
+    static const char *const foreign[] = {".bin",  ".pth", ".pt",      ".ckpt", ".gguf",
+                                          ".ggml", ".h5",  ".msgpack", ".onnx", ".npz"};
+    qc_ckpt_names found = {0};
+    for (size_t i = 0; i < count; i++) {
+        for (size_t k = 0; k < sizeof foreign / sizeof *foreign; k++) {
+            if (qc_ckpt_has_suffix(tree[i].path, foreign[k]))
+                qc_ckpt_names_add(&found, tree[i].path);
+        }
+    }
+    if (found.count)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s: no .safetensors file, only weights in other formats, which are not read: %s",
+                c->path, qc_ckpt_names_text(&found));
+    QC_FAIL(err, QC_ERR_INPUT, "%s: no .safetensors file in this directory", c->path);
+}
+
+static qc_status locate_by_name(qc_checkpoint *c, const qc_tree_file *tree, size_t count,
+                                qc_error *err)
+{
+    qc_ckpt_names found = {0};
+    const char *single = NULL; /* without .zst */
+    if (in_tree(tree, count, SINGLE_NAME) || in_tree(tree, count, SINGLE_NAME ".zst")) {
+        single = SINGLE_NAME;
+    } else {
+        for (size_t i = 0; i < count; i++) {
+            const char *path = tree[i].path;
+            int packed = qc_ckpt_has_suffix(path, ST_ZST_SUFFIX);
+            if (strchr(path, '/') || path[0] == '.' ||
+                (!packed && !qc_ckpt_has_suffix(path, ST_SUFFIX)))
+                continue;
+            size_t len = strlen(path) - (packed ? strlen(".zst") : 0);
+            /* x.safetensors and x.safetensors.zst are neighbours and one file. */
+            if (single && strlen(single) == len && strncmp(single, path, len) == 0)
+                continue;
+            QC_TRY(qc_arena_strndup(&c->arena, &single, path, len, err));
+            qc_ckpt_names_add(&found, single);
+        }
+        if (found.count == 0)
+            return fail_without_weights(c, tree, count, err);
+        if (found.count > 1)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: %zu .safetensors files, but no %s that says what belongs together: %s",
+                    c->path, found.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&found));
+    }
+    QC_TRY(alloc_files(c, 1, err));
+    QC_TRY(find_file(c, c->files, single, err));
+    if (!c->files->path)
+        QC_FAIL(err, QC_ERR_IO, "%s: '%.*s' disappeared while it was opened", c->path,
+                NAME_SHOWN_BYTES, single);
+    return QC_OK;
+}
+
+qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
+                         qc_ckpt_index *index, int *has_index, qc_error *err)
+{
+    *has_index = in_tree(tree, tree_count, QC_CKPT_INDEX_NAME);
+    if (*has_index)
+        return locate_by_index(c, index, err);
+    return locate_by_name(c, tree, tree_count, err);
+}
+
+/* ---- index against files ---- */
+
+qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index, qc_error *err)
+{
+    qc_ckpt_names only_index = {0};
+    qc_ckpt_names only_files = {0};
+    size_t i = 0;
+    size_t j = 0;
+    for (;;) {
+        const qc_ckpt_entry *e = i < index->entry_count ? &index->entries[i] : NULL;
+        const qc_ckpt_tensor *t = j < c->tensor_count ? &c->tensors[j] : NULL;
+        if (!e && !t)
+            break;
+        if (e && (!t || strcmp(e->name, t->name) < 0)) {
+            qc_ckpt_names_add(&only_index, e->name);
+            i++;
+            continue;
+        }
+        if (!e || strcmp(e->name, t->name) > 0) {
+            qc_ckpt_names_add(&only_files, t->name);
+            j++;
+            continue;
+        }
+        if (e->file != t->file)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: tensor '%.*s' is in '%.*s', %s says it is in '%.*s'",
+                    c->path, NAME_SHOWN_BYTES, e->name, NAME_SHOWN_BYTES, c->files[t->file].name,
+                    QC_CKPT_INDEX_NAME, NAME_SHOWN_BYTES, index->files[e->file]);
+        i++;
+        j++;
+    }
+    if (only_index.count && only_files.count)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: %zu tensors of %s are in no file (%s), %zu tensors of the files are not in "
+                "it (%s)",
+                c->path, only_index.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&only_index),
+                only_files.count, qc_ckpt_names_text(&only_files));
+    if (only_index.count)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensors of %s are in no file: %s", c->path,
+                only_index.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&only_index));
+    if (only_files.count)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensors of the files are not in %s: %s", c->path,
+                only_files.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&only_files));
+    return QC_OK;
+}

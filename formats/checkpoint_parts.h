@@ -1,0 +1,64 @@
+/* The parts checkpoint.c is put together from. Nobody else includes this, but for tests. */
+#ifndef QC_FORMATS_CHECKPOINT_PARTS_H
+#define QC_FORMATS_CHECKPOINT_PARTS_H
+
+#include "formats/checkpoint.h"
+
+#define QC_CKPT_INDEX_NAME "model.safetensors.index.json"
+
+typedef struct {
+    const char *name; /* of a tensor */
+    uint32_t file;    /* index into the files of the index */
+} qc_ckpt_entry;
+
+/* model.safetensors.index.json */
+typedef struct {
+    const char **files; /* sorted bytewise, each once */
+    size_t file_count;
+    qc_ckpt_entry *entries; /* sorted bytewise by name, each once; at least one */
+    size_t entry_count;
+    int has_total_size;
+    double total_size; /* as written; some writers put a fraction */
+} qc_ckpt_index;
+
+/* Everything lives in the arena. Checks that each file name is a relative path that stays below the
+ * directory and ends in ".safetensors". */
+QC_NODISCARD qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, const char *text,
+                                           size_t len, qc_error *err);
+
+/* Which files of a directory hold the weights. Sets c->files (name, path; not opened yet) and
+ * c->file_count; reads the index where there is one (has_index). tree: all files of the
+ * directory. */
+QC_NODISCARD qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
+                                      qc_ckpt_index *index, int *has_index, qc_error *err);
+
+/* Index and files must name the same tensors in the same files. c->tensors are sorted. */
+QC_NODISCARD qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index,
+                                           qc_error *err);
+
+/* c->side: the files of the tree that are not weights; a warning for .safetensors files that are
+ * neither read nor copied. */
+QC_NODISCARD qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree,
+                                         size_t tree_count, qc_error *err);
+/* c->config_text and c->config, where config.json is among c->side. */
+QC_NODISCARD qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err);
+
+/* Add a sentence to c->warnings. */
+QC_NODISCARD qc_status qc_ckpt_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
+    QC_PRINTF(3, 4);
+
+/* Does the name end in this? */
+int qc_ckpt_has_suffix(const char *name, const char *suffix);
+
+/* A list of names for a message: the first few in quotes, then how many more. */
+typedef struct {
+    char text[256];
+    size_t used;
+    size_t shown;
+    size_t count;
+} qc_ckpt_names;
+void qc_ckpt_names_add(qc_ckpt_names *list, const char *name);
+/* "'a', 'b' and 3 more"; closes the list. */
+const char *qc_ckpt_names_text(qc_ckpt_names *list);
+
+#endif

@@ -1,0 +1,219 @@
+/* One address space for both kinds of file: content bytes 0 .. 8 + N + data.
+ *
+ *   plain       content byte = file byte: pread
+ *   compressed  content byte -> frame by the seek table -> decode
+ *
+ * A read that covers whole frames decodes them into the caller's memory. Only what is left at the
+ * two ends goes through the cursor's own frame, which stays there for the next read: reading a
+ * tensor in pieces decodes each frame once. A zstd magic number at the start can never be a valid
+ * header length (it would be above QC_ST_MAX_HEADER_BYTES), so the first four bytes decide. */
+#include "formats/safetensors_file.h"
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define HEAD_BYTES          64u /* enough to recognise what is no safetensors file */
+#define ZSTD_MAGIC          0xfd2fb528u
+#define ZSTD_SKIPPABLE      0x184d2a50u
+#define ZSTD_SKIPPABLE_MASK 0xfffffff0u
+#define NO_FRAME            SIZE_MAX
+
+struct qc_st_cursor {
+    qc_frame_coder *coder;
+    void *stored; /* one frame as it lies in the file */
+    size_t stored_cap;
+    void *content; /* one frame decoded: frame number `frame` of opening `serial` */
+    size_t content_cap;
+    uint64_t serial;
+    size_t frame; /* NO_FRAME when there is none */
+};
+
+static atomic_uint_fast64_t next_serial = 1;
+
+qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err)
+{
+    void *p = NULL;
+    *out = NULL;
+    QC_TRY(qc_calloc(&p, 1, sizeof **out, err));
+    qc_st_cursor *c = p;
+    c->frame = NO_FRAME;
+    qc_status st = qc_frame_coder_create(&c->coder, err);
+    if (st != QC_OK) {
+        qc_st_cursor_destroy(c);
+        return st;
+    }
+    *out = c;
+    return QC_OK;
+}
+
+void qc_st_cursor_destroy(qc_st_cursor *c)
+{
+    if (!c)
+        return;
+    qc_frame_coder_destroy(c->coder);
+    qc_free(c->stored);
+    qc_free(c->content);
+    qc_free(c);
+}
+
+/* At least want bytes at *buf; what was there is lost. */
+static qc_status reserve(void **buf, size_t *cap, size_t want, qc_error *err)
+{
+    if (*cap >= want)
+        return QC_OK;
+    qc_free(*buf);
+    *buf = NULL;
+    *cap = 0;
+    QC_TRY(qc_malloc(buf, want, err));
+    *cap = want;
+    return QC_OK;
+}
+
+static qc_status decode_frame(const qc_st_file *f, qc_st_cursor *c, size_t index, void *dst,
+                              qc_error *err)
+{
+    const qc_frame *fr = &f->seek.frames[index];
+    QC_TRY(reserve(&c->stored, &c->stored_cap, fr->stored_bytes, err));
+    QC_TRY(qc_file_pread(&f->file, c->stored, fr->stored_bytes, fr->stored_offset, err));
+    qc_status st =
+        qc_frame_decode(c->coder, c->stored, fr->stored_bytes, dst, fr->content_bytes, err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "%s: frame %zu at byte %" PRIu64, f->file.path, index,
+                        fr->stored_offset);
+    return st;
+}
+
+/* Frame `index` in the cursor. */
+static qc_status load_frame(const qc_st_file *f, qc_st_cursor *c, size_t index, qc_error *err)
+{
+    if (c->frame == index && c->serial == f->serial)
+        return QC_OK;
+    c->frame = NO_FRAME;
+    QC_TRY(reserve(&c->content, &c->content_cap, f->seek.frames[index].content_bytes, err));
+    QC_TRY(decode_frame(f, c, index, c->content, err));
+    c->frame = index;
+    c->serial = f->serial;
+    return QC_OK;
+}
+
+/* len content bytes at offset; the caller has checked that they exist. */
+static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t offset, void *dst,
+                              size_t len, qc_error *err)
+{
+    unsigned char *to = dst;
+    if (len == 0)
+        return QC_OK;
+    if (!f->compressed)
+        return qc_file_pread(&f->file, dst, len, offset, err);
+    for (size_t i = qc_seek_table_find(&f->seek, offset); len != 0; i++) {
+        const qc_frame *fr = &f->seek.frames[i];
+        size_t skip = (size_t)(offset - fr->content_offset);
+        size_t n = fr->content_bytes - skip;
+        int cached = c->frame == i && c->serial == f->serial;
+        if (n > len)
+            n = len;
+        if (n == 0)
+            continue; /* a frame of no content may stand anywhere */
+        if (n == fr->content_bytes && !cached) {
+            QC_TRY(decode_frame(f, c, i, to, err));
+        } else {
+            QC_TRY(load_frame(f, c, i, err));
+            memcpy(to, (const unsigned char *)c->content + skip, n);
+        }
+        to += n;
+        offset += n;
+        len -= n;
+    }
+    return QC_OK;
+}
+
+/* The header of a file whose content has content_bytes. */
+static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_bytes, qc_error *err)
+{
+    unsigned char head[HEAD_BYTES];
+    size_t head_len = content_bytes < sizeof head ? (size_t)content_bytes : sizeof head;
+    uint64_t n = 0;
+    void *json = NULL;
+    QC_TRY(read_content(f, c, 0, head, head_len, err));
+    qc_status st = qc_st_header_length(head, head_len, content_bytes, &n, err);
+    if (st == QC_OK) {
+        QC_TRY(qc_malloc(&json, (size_t)n, err));
+        st = read_content(f, c, 8, json, (size_t)n, err);
+        if (st != QC_OK) {
+            qc_free(json);
+            return st;
+        }
+        f->data_offset = 8 + n;
+        st = qc_st_header_parse(&f->header, json, (size_t)n, content_bytes - f->data_offset, err);
+        qc_free(json);
+    }
+    if (st != QC_OK)
+        qc_error_prefix(err, "%s", f->file.path);
+    return st;
+}
+
+static qc_status is_zstd(const qc_st_file *f, int *yes, qc_error *err)
+{
+    unsigned char magic[4];
+    *yes = 0;
+    if (f->file_bytes < sizeof magic)
+        return QC_OK;
+    QC_TRY(qc_file_pread(&f->file, magic, sizeof magic, 0, err));
+    uint32_t v = qc_load_le32(magic);
+    *yes = v == ZSTD_MAGIC || (v & ZSTD_SKIPPABLE_MASK) == ZSTD_SKIPPABLE;
+    return QC_OK;
+}
+
+qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
+{
+    qc_st_cursor *c = NULL;
+    qc_status st = QC_OK;
+    memset(out, 0, sizeof *out);
+    out->file = QC_FILE_CLOSED;
+    out->serial = atomic_fetch_add(&next_serial, 1);
+    QC_TRY_GOTO(st, done, qc_file_open_read(&out->file, path, err));
+    QC_TRY_GOTO(st, done, qc_file_size(&out->file, &out->file_bytes, err));
+    QC_TRY_GOTO(st, done, is_zstd(out, &out->compressed, err));
+    if (out->compressed) {
+        QC_TRY_GOTO(st, done, qc_seek_table_read(&out->seek, &out->file, err));
+        QC_TRY_GOTO(st, done, qc_st_cursor_create(&c, err));
+        st = read_header(out, c, out->seek.content_bytes, err);
+    } else {
+        st = read_header(out, NULL, out->file_bytes, err);
+    }
+done:
+    qc_st_cursor_destroy(c);
+    if (st != QC_OK)
+        qc_st_file_close(out);
+    return st;
+}
+
+void qc_st_file_close(qc_st_file *f)
+{
+    if (!f)
+        return;
+    qc_st_header_deinit(&f->header);
+    qc_seek_table_deinit(&f->seek);
+    qc_file_discard(&f->file);
+    memset(f, 0, sizeof *f);
+    f->file = QC_FILE_CLOSED;
+}
+
+qc_status qc_st_file_read(const qc_st_file *f, qc_st_cursor *c, uint64_t offset, void *dst,
+                          size_t len, qc_error *err)
+{
+    if (offset > f->header.data_bytes || len > f->header.data_bytes - offset)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: %zu bytes at %" PRIu64 " were asked for, the data has %" PRIu64 " bytes",
+                f->file.path, len, offset, f->header.data_bytes);
+    return read_content(f, c, f->data_offset + offset, dst, len, err);
+}
+
+qc_status qc_st_file_read_header(const qc_st_file *f, qc_st_cursor *c, void *dst, qc_error *err)
+{
+    return read_content(f, c, 0, dst, (size_t)f->data_offset, err);
+}

@@ -1,0 +1,39 @@
+/* One opened safetensors file, plain or as a zstd seekable file (".safetensors.zst").
+ * Opening reads the header (and seek table) only and checks every rule and size; nothing is mapped.
+ * Which of the two a file is, its first four bytes say, not its name.
+ * Thread-safe: reading one file from many threads, each with its own cursor. */
+#ifndef QC_FORMATS_SAFETENSORS_FILE_H
+#define QC_FORMATS_SAFETENSORS_FILE_H
+
+#include "formats/safetensors_header.h"
+#include "formats/seekable.h"
+
+typedef struct {
+    qc_file file;
+    qc_st_header header;
+    uint64_t data_offset; /* 8 + N, in the decompressed file */
+    uint64_t file_bytes;  /* on disk */
+    int compressed;
+    qc_seek_table seek; /* when compressed */
+    uint64_t serial;    /* of this opening, unlike any other's: a cursor's frame belongs to it */
+} qc_st_file;
+
+/* Scratch of one reading thread: the last frame decoded, buffers. */
+typedef struct qc_st_cursor qc_st_cursor;
+QC_NODISCARD qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err);
+void qc_st_cursor_destroy(qc_st_cursor *c);
+
+QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
+void qc_st_file_close(qc_st_file *f);
+/* len bytes of the data buffer at offset, which must lie within header.data_bytes (QC_ERR_INPUT
+ * otherwise). Frames that lie wholly in the range are decoded straight into dst; the last one that
+ * did not is kept in the cursor. */
+QC_NODISCARD qc_status qc_st_file_read(const qc_st_file *f, qc_st_cursor *c, uint64_t offset,
+                                       void *dst, size_t len, qc_error *err);
+
+/* The data_offset bytes before the data: length and JSON, as they are in the (decompressed) file.
+ */
+QC_NODISCARD qc_status qc_st_file_read_header(const qc_st_file *f, qc_st_cursor *c, void *dst,
+                                              qc_error *err);
+
+#endif

@@ -1,0 +1,430 @@
+/* Parsing: JSON tree -> one qc_st_tensor per member -> sort by (begin, end) -> walk.
+ *
+ *   begin of the first = 0, begin of each = end of the one before, end of the last = data_bytes
+ *
+ * That one walk finds overlap, hole, wrong start, short data and trailing data. What a tensor's
+ * shape and dtype need is checked against end - begin before, with checked products only.
+ *
+ * Stricter than the reference reader: a name that appears twice is refused (the reference keeps the
+ * last), numbers beyond 2^53 - 1 are refused as such, more than QC_MAX_DIMS dimensions are not
+ * supported, any number with a fraction anywhere in the header is refused. As lenient as it:
+ * white space before and after the JSON, unknown members of a tensor (counted), "__metadata__":
+ * null, tensors in any order, data at any alignment. */
+#include "formats/safetensors_header.h"
+
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "formats/json_strict.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define METADATA_KEY     "__metadata__"
+#define HEADER_ALIGN     8u
+#define NAME_SHOWN_BYTES 160 /* of a tensor's name in a message */
+
+static int is_blank(unsigned char c)
+{
+    return c == ' ' || c == '\t' || c == '\r' || c == '\n';
+}
+
+static int begins_with(const unsigned char *head, size_t len, const char *magic, size_t magic_len)
+{
+    return len >= magic_len && memcmp(head, magic, magic_len) == 0;
+}
+
+static int begins_with_letters(const unsigned char *head, size_t len, const char *lower)
+{
+    size_t n = strlen(lower);
+    if (len < n)
+        return 0;
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = head[i];
+        if (c >= 'A' && c <= 'Z')
+            c = (unsigned char)(c + 32);
+        if (c != (unsigned char)lower[i])
+            return 0;
+    }
+    return 1;
+}
+
+/* What a file is that is clearly not safetensors: status and words, or QC_OK. Only asked once its
+ * length field has turned out wrong, because any eight bytes may be a right one. */
+static qc_status recognise(const unsigned char *head, size_t len, const char **what)
+{
+    size_t skip = 0;
+    if (begins_with(head, len, "version https://git-lfs", 23)) {
+        *what = "a git-lfs pointer, not the file itself (run 'git lfs pull')";
+        return QC_ERR_INPUT;
+    }
+    if (begins_with(head, len, "PK\x03\x04", 4)) {
+        *what = "a zip archive (a PyTorch checkpoint?), not safetensors";
+        return QC_ERR_UNSUPPORTED;
+    }
+    if (len >= 2 && head[0] == 0x80 && head[1] >= 2 && head[1] <= 5) {
+        *what = "a Python pickle (an old PyTorch checkpoint?), not safetensors";
+        return QC_ERR_UNSUPPORTED;
+    }
+    if (begins_with(head, len, "GGUF", 4)) {
+        *what = "a GGUF file, not safetensors";
+        return QC_ERR_UNSUPPORTED;
+    }
+    if (begins_with(head, len, "\x89HDF", 4)) {
+        *what = "an HDF5 file, not safetensors";
+        return QC_ERR_UNSUPPORTED;
+    }
+    while (skip < len && is_blank(head[skip]))
+        skip++;
+    if (begins_with_letters(head + skip, len - skip, "<!doctype") ||
+        begins_with_letters(head + skip, len - skip, "<html") ||
+        begins_with_letters(head + skip, len - skip, "<?xml")) {
+        *what = "an HTML page, not safetensors (a failed download?)";
+        return QC_ERR_INPUT;
+    }
+    for (size_t i = 0; i < len; i++) {
+        if (!is_blank(head[i]) && (head[i] < 0x20 || head[i] >= 0x7f))
+            return QC_OK;
+    }
+    *what = "text, not safetensors";
+    return QC_ERR_INPUT;
+}
+
+qc_status qc_st_header_length(const unsigned char *head, size_t head_len, uint64_t file_bytes,
+                              uint64_t *n, qc_error *err)
+{
+    const char *what = NULL;
+    uint64_t length = 0;
+    *n = 0;
+    if (file_bytes < 8 || head_len < 8)
+        QC_FAIL(err, QC_ERR_TRUNCATED,
+                "file has %" PRIu64 " bytes, a safetensors file begins with 8 bytes of header "
+                "length",
+                file_bytes);
+    length = qc_load_le64(head);
+    if (length == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "header length is 0, at least the 2 bytes {} were expected (a file of zeros?)");
+    if (length <= QC_ST_MAX_HEADER_BYTES && length <= file_bytes - 8) {
+        *n = length;
+        return QC_OK;
+    }
+    qc_status st = recognise(head, head_len, &what);
+    if (st != QC_OK)
+        QC_FAIL(err, st, "file is %s", what);
+    if (length > QC_ST_MAX_HEADER_BYTES)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "header length is %" PRIu64 " bytes, at most %u are allowed (not a safetensors "
+                "file?)",
+                length, QC_ST_MAX_HEADER_BYTES);
+    QC_FAIL(err, QC_ERR_TRUNCATED,
+            "header of %" PRIu64 " bytes is cut off: file has %" PRIu64 " bytes, %" PRIu64
+            " are missing",
+            length, file_bytes, length - (file_bytes - 8));
+}
+
+/* ---- parsing ---- */
+
+static qc_status parse_dims(qc_st_tensor *t, const qc_json_node *n, qc_error *err)
+{
+    if (!n)
+        QC_FAIL(err, QC_ERR_INPUT, "shape is missing");
+    if (qc_json_kind_of(n) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "shape is of kind %s, an array was expected",
+                qc_json_kind_name(qc_json_kind_of(n)));
+    for (const qc_json_node *d = qc_json_first(n); d; d = qc_json_next(d)) {
+        if (t->ndim == QC_MAX_DIMS)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "shape has more than %d dimensions", QC_MAX_DIMS);
+        QC_TRY(qc_json_as_u64(d, "a dimension", &t->dims[t->ndim], err));
+        t->ndim++;
+    }
+    return QC_OK;
+}
+
+static qc_status parse_offsets(qc_st_tensor *t, const qc_json_node *n, qc_error *err)
+{
+    uint64_t v[2] = {0, 0};
+    unsigned count = 0;
+    if (!n)
+        QC_FAIL(err, QC_ERR_INPUT, "data_offsets is missing");
+    if (qc_json_kind_of(n) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "data_offsets is of kind %s, an array was expected",
+                qc_json_kind_name(qc_json_kind_of(n)));
+    for (const qc_json_node *d = qc_json_first(n); d; d = qc_json_next(d)) {
+        if (count < 2)
+            QC_TRY(qc_json_as_u64(d, "an offset of data_offsets", &v[count], err));
+        count++;
+    }
+    if (count != 2)
+        QC_FAIL(err, QC_ERR_INPUT, "data_offsets has %u numbers, 2 were expected", count);
+    if (v[0] > v[1])
+        QC_FAIL(err, QC_ERR_INPUT, "data_offsets begin at %" PRIu64 ", behind their end %" PRIu64,
+                v[0], v[1]);
+    t->begin = v[0];
+    t->end = v[1];
+    return QC_OK;
+}
+
+static qc_status parse_dtype(qc_st_tensor *t, const qc_json_node *n, qc_error *err)
+{
+    const char *name = NULL;
+    QC_TRY(qc_json_as_string(n, "dtype", &name, err));
+    if (qc_dtype_from_name(name, strlen(name), &t->dtype))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "dtype '%.64s' is not known", name);
+    return QC_OK;
+}
+
+/* What does not depend on other tensors. Messages lack the name. */
+static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_node *n,
+                              qc_error *err)
+{
+    const qc_json_node *dtype = NULL;
+    const qc_json_node *shape = NULL;
+    const qc_json_node *offsets = NULL;
+    uint64_t bytes = 0;
+    if (qc_json_kind_of(n) != QC_JSON_OBJECT)
+        QC_FAIL(err, QC_ERR_INPUT, "entry is of kind %s, an object was expected",
+                qc_json_kind_name(qc_json_kind_of(n)));
+    for (const qc_json_node *m = qc_json_first(n); m; m = qc_json_next(m)) {
+        const char *key = qc_json_key(m);
+        if (strcmp(key, "dtype") == 0)
+            dtype = m;
+        else if (strcmp(key, "shape") == 0)
+            shape = m;
+        else if (strcmp(key, "data_offsets") == 0)
+            offsets = m;
+        else
+            h->unknown_fields++;
+    }
+    QC_TRY(parse_dtype(t, dtype, err));
+    QC_TRY(parse_dims(t, shape, err));
+    QC_TRY(parse_offsets(t, offsets, err));
+    QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &bytes, err));
+    if (bytes != t->end - t->begin)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "dtype %s and shape take %" PRIu64 " bytes, data_offsets %" PRIu64 "..%" PRIu64
+                " hold %" PRIu64,
+                qc_dtype_name(t->dtype), bytes, t->begin, t->end, t->end - t->begin);
+    return QC_OK;
+}
+
+static qc_status parse_metadata(qc_st_header *h, const qc_json_node *n, qc_error *err)
+{
+    void *p = NULL;
+    size_t count = 0;
+    if (qc_json_kind_of(n) == QC_JSON_NULL)
+        return QC_OK;
+    if (qc_json_kind_of(n) != QC_JSON_OBJECT)
+        QC_FAIL(err, QC_ERR_INPUT, "%s is of kind %s, an object was expected", METADATA_KEY,
+                qc_json_kind_name(qc_json_kind_of(n)));
+    for (const qc_json_node *m = qc_json_first(n); m; m = qc_json_next(m))
+        count++;
+    QC_TRY(qc_arena_alloc(&h->arena, &p, count, sizeof *h->meta, err));
+    h->meta = p;
+    for (const qc_json_node *m = qc_json_first(n); m; m = qc_json_next(m)) {
+        const char *value = NULL;
+        const char *key = qc_json_key(m);
+        qc_st_meta *out = &h->meta[h->meta_count];
+        if (qc_json_kind_of(m) != QC_JSON_STRING)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: value of '%.*s' is of kind %s, a string was expected",
+                    METADATA_KEY, NAME_SHOWN_BYTES, key, qc_json_kind_name(qc_json_kind_of(m)));
+        QC_TRY(qc_json_as_string(m, METADATA_KEY, &value, err));
+        QC_TRY(qc_arena_strndup(&h->arena, &out->key, key, strlen(key), err));
+        QC_TRY(qc_arena_strndup(&h->arena, &out->value, value, strlen(value), err));
+        h->meta_count++;
+    }
+    return QC_OK;
+}
+
+static qc_status parse_members(qc_st_header *h, const qc_json_node *root, qc_error *err)
+{
+    void *p = NULL;
+    size_t count = 0;
+    if (qc_json_kind_of(root) != QC_JSON_OBJECT)
+        QC_FAIL(err, QC_ERR_INPUT, "header is of kind %s, an object was expected",
+                qc_json_kind_name(qc_json_kind_of(root)));
+    for (const qc_json_node *m = qc_json_first(root); m; m = qc_json_next(m))
+        count++;
+    QC_TRY(qc_arena_alloc(&h->arena, &p, count, sizeof *h->tensors, err));
+    h->tensors = p;
+    for (const qc_json_node *m = qc_json_first(root); m; m = qc_json_next(m)) {
+        const char *name = qc_json_key(m);
+        if (strcmp(name, METADATA_KEY) == 0) {
+            QC_TRY(parse_metadata(h, m, err));
+            continue;
+        }
+        qc_st_tensor *t = &h->tensors[h->tensor_count];
+        qc_status st = parse_fields(h, t, m, err);
+        if (st != QC_OK) {
+            qc_error_prefix(err, "tensor '%.*s'", NAME_SHOWN_BYTES, name);
+            return st;
+        }
+        QC_TRY(qc_arena_strndup(&h->arena, &t->name, name, strlen(name), err));
+        h->tensor_count++;
+    }
+    return QC_OK;
+}
+
+static int compare_position(const void *va, const void *vb)
+{
+    const qc_st_tensor *a = va;
+    const qc_st_tensor *b = vb;
+    if (a->begin != b->begin)
+        return a->begin < b->begin ? -1 : 1;
+    if (a->end != b->end)
+        return a->end < b->end ? -1 : 1;
+    return strcmp(a->name, b->name);
+}
+
+/* The tensors, sorted, must cover the data without hole, overlap or rest. */
+static qc_status check_cover(qc_st_header *h, uint64_t data_bytes, qc_error *err)
+{
+    const qc_st_tensor *cut = NULL; /* first that is not whole */
+    uint64_t end = 0;
+    for (size_t i = 0; i < h->tensor_count; i++) {
+        const qc_st_tensor *t = &h->tensors[i];
+        if (t->begin != end && i == 0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "tensor '%.*s' begins at byte %" PRIu64 " of the data, the first one must "
+                    "begin at 0",
+                    NAME_SHOWN_BYTES, t->name, t->begin);
+        if (t->begin != end)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "tensor '%.*s' begins at byte %" PRIu64 " of the data, but '%.*s' before it "
+                    "ends at %" PRIu64 ": %s",
+                    NAME_SHOWN_BYTES, t->name, t->begin, NAME_SHOWN_BYTES, t[-1].name, end,
+                    t->begin < end ? "they overlap" : "bytes between them belong to none");
+        end = t->end;
+        if (!cut && end > data_bytes)
+            cut = t;
+    }
+    if (cut)
+        QC_FAIL(err, QC_ERR_TRUNCATED,
+                "data has %" PRIu64 " bytes, the tensors need %" PRIu64 ": %" PRIu64
+                " are missing, '%.*s' is the first tensor that is not whole",
+                data_bytes, end, end - data_bytes, NAME_SHOWN_BYTES, cut->name);
+    if (end < data_bytes)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "data has %" PRIu64 " bytes, the tensors end at %" PRIu64 ": the last %" PRIu64
+                " belong to none",
+                data_bytes, end, data_bytes - end);
+    h->data_bytes = end;
+    return QC_OK;
+}
+
+qc_status qc_st_header_parse(qc_st_header *out, const char *json, size_t len, uint64_t data_bytes,
+                             qc_error *err)
+{
+    qc_json *doc = NULL;
+    qc_status st = QC_OK;
+    int sorted = 1;
+    memset(out, 0, sizeof *out);
+    qc_arena_init(&out->arena);
+    if (len > QC_ST_MAX_HEADER_BYTES)
+        QC_FAIL(err, QC_ERR_INPUT, "header has %zu bytes, at most %u are allowed", len,
+                QC_ST_MAX_HEADER_BYTES);
+    st = qc_json_parse(&doc, json, len, QC_JSON_INTEGERS, err);
+    if (st != QC_OK) {
+        qc_error_prefix(err, "header");
+        return st;
+    }
+    QC_TRY_GOTO(st, done, parse_members(out, qc_json_root(doc), err));
+    for (size_t i = 1; i < out->tensor_count && sorted; i++)
+        sorted = compare_position(&out->tensors[i - 1], &out->tensors[i]) < 0;
+    if (!sorted)
+        qsort(out->tensors, out->tensor_count, sizeof *out->tensors, compare_position);
+    st = check_cover(out, data_bytes, err);
+done:
+    qc_json_destroy(doc);
+    if (st != QC_OK)
+        qc_st_header_deinit(out);
+    return st;
+}
+
+void qc_st_header_deinit(qc_st_header *h)
+{
+    if (!h)
+        return;
+    qc_arena_deinit(&h->arena);
+    memset(h, 0, sizeof *h);
+}
+
+const char *qc_st_header_meta(const qc_st_header *h, const char *key)
+{
+    for (size_t i = 0; i < h->meta_count; i++) {
+        if (strcmp(h->meta[i].key, key) == 0)
+            return h->meta[i].value;
+    }
+    return NULL;
+}
+
+/* ---- building ---- */
+
+int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b)
+{
+    if (a->dtype != b->dtype)
+        return a->dtype > b->dtype ? -1 : 1;
+    return strcmp(a->name, b->name);
+}
+
+static qc_status build_metadata(qc_strbuf *out, const qc_st_meta *meta, size_t count, qc_error *err)
+{
+    QC_TRY(qc_strbuf_adds(out, "\"" METADATA_KEY "\":{", err));
+    for (size_t i = 0; i < count; i++) {
+        if (i)
+            QC_TRY(qc_strbuf_adds(out, ",", err));
+        QC_TRY(qc_json_quote(out, meta[i].key, strlen(meta[i].key), err));
+        QC_TRY(qc_strbuf_adds(out, ":", err));
+        QC_TRY(qc_json_quote(out, meta[i].value, strlen(meta[i].value), err));
+    }
+    return qc_strbuf_adds(out, "}", err);
+}
+
+static qc_status build_tensor(qc_strbuf *out, const qc_st_tensor *t, qc_error *err)
+{
+    QC_TRY(qc_json_quote(out, t->name, strlen(t->name), err));
+    QC_TRY(qc_strbuf_addf(out, err, ":{\"dtype\":\"%s\",\"shape\":[", qc_dtype_name(t->dtype)));
+    for (unsigned d = 0; d < t->ndim; d++)
+        QC_TRY(qc_strbuf_addf(out, err, "%s%" PRIu64, d ? "," : "", t->dims[d]));
+    return qc_strbuf_addf(out, err, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin,
+                          t->end);
+}
+
+static qc_status build_json(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
+                            const qc_st_meta *meta, size_t meta_count, qc_error *err)
+{
+    QC_TRY(qc_strbuf_adds(out, "{", err));
+    if (meta_count)
+        QC_TRY(build_metadata(out, meta, meta_count, err));
+    for (size_t i = 0; i < count; i++) {
+        if (i || meta_count)
+            QC_TRY(qc_strbuf_adds(out, ",", err));
+        QC_TRY(build_tensor(out, &tensors[i], err));
+    }
+    return qc_strbuf_adds(out, "}", err);
+}
+
+qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
+                             const qc_st_meta *meta, size_t meta_count, qc_error *err)
+{
+    static const unsigned char no_length[8] = {0};
+    size_t start = out->len;
+    qc_status st = QC_OK;
+    QC_TRY(qc_strbuf_add(out, no_length, sizeof no_length, err));
+    QC_TRY_GOTO(st, fail, build_json(out, tensors, count, meta, meta_count, err));
+    while ((out->len - start) % HEADER_ALIGN != 0)
+        QC_TRY_GOTO(st, fail, qc_strbuf_add(out, " ", 1, err));
+    uint64_t n = out->len - start - sizeof no_length;
+    if (n > QC_ST_MAX_HEADER_BYTES) {
+        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                          "header would have %" PRIu64 " bytes, at most %u are allowed", n,
+                          QC_ST_MAX_HEADER_BYTES);
+        goto fail;
+    }
+    qc_store_le64(out->data + start, n);
+    return QC_OK;
+fail:
+    out->len = start;
+    out->data[start] = '\0';
+    return st;
+}

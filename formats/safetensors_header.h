@@ -1,0 +1,65 @@
+/* The safetensors header: parse with every rule checked, build as the reference writer does.
+ * Source: huggingface/safetensors README.md "Format" and safetensors/src/tensor.rs.
+ *
+ *   u64 LE N | N bytes JSON | data up to the end of the file
+ *
+ * Parsing bytes that come from anywhere: never reads outside them, accepts nothing that breaks a
+ * rule (docs/format.md lists rule, case and message). */
+#ifndef QC_FORMATS_SAFETENSORS_HEADER_H
+#define QC_FORMATS_SAFETENSORS_HEADER_H
+
+#include "base/arena.h"
+#include "base/dtype.h"
+#include "base/status.h"
+#include "base/strbuf.h"
+
+#define QC_ST_MAX_HEADER_BYTES 100000000u /* N at most, reading and writing */
+
+typedef struct {
+    const char *name; /* UTF-8, NUL-terminated, no NUL inside */
+    qc_dtype dtype;
+    unsigned ndim;
+    uint64_t dims[QC_MAX_DIMS];
+    uint64_t begin, end; /* byte range in the data buffer */
+} qc_st_tensor;
+
+typedef struct {
+    const char *key;
+    const char *value;
+} qc_st_meta;
+
+typedef struct {
+    qc_arena arena;        /* owns all below */
+    qc_st_tensor *tensors; /* sorted by (begin, end), then name */
+    size_t tensor_count;
+    qc_st_meta *meta; /* __metadata__, in file order */
+    size_t meta_count;
+    size_t
+        unknown_fields; /* members besides dtype, shape, data_offsets (accepted, worth a warning) */
+    uint64_t data_bytes; /* end of the last tensor */
+} qc_st_header;
+
+/* N from the first 8 bytes, checked against the limit and the file's size.
+ * QC_ERR_INPUT when too large, QC_ERR_TRUNCATED when 8 + N > file_bytes or file_bytes < 8. A
+ * file that is a git-lfs pointer, an HTML page, a zip or a pickle is called by its name (first
+ * bytes given in `head`, head_len >= 8 where the file has them). */
+QC_NODISCARD qc_status qc_st_header_length(const unsigned char *head, size_t head_len,
+                                           uint64_t file_bytes, uint64_t *n, qc_error *err);
+/* Parse the N bytes of JSON. data_bytes: bytes after the header, which the tensors must cover
+ * without hole, overlap or rest (QC_ERR_TRUNCATED with the number of missing bytes and the first
+ * tensor that is not there when data is short). On error *out is empty. */
+QC_NODISCARD qc_status qc_st_header_parse(qc_st_header *out, const char *json, size_t len,
+                                          uint64_t data_bytes, qc_error *err);
+void qc_st_header_deinit(qc_st_header *h);
+/* Metadata value by key or NULL. */
+const char *qc_st_header_meta(const qc_st_header *h, const char *key);
+
+/* Order of tensors in a file as the reference writer has it: dtype descending, then name. */
+int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b);
+/* Append 8 + N bytes to out: the length, the JSON ({"__metadata__":{"format":"pt"},...} compact,
+ * as the reference writer), spaces up to a multiple of 8. tensors in file order with begin and
+ * end set. QC_ERR_INPUT when the header would exceed the limit. */
+QC_NODISCARD qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
+                                          const qc_st_meta *meta, size_t meta_count, qc_error *err);
+
+#endif
