@@ -1,0 +1,94 @@
+/* qconv.json: what a qconv output directory is, hashed to the last bit. See docs/format.md.
+ *
+ * The same structure is written by convert and unpack and read by verify, unpack, inspect; reading
+ * and writing again gives the same bytes. Nothing in it depends on time, machine or threads.
+ * The text ends with the digest of everything before it ("manifest_xxh3_128"). */
+#ifndef QC_FORMATS_MANIFEST_H
+#define QC_FORMATS_MANIFEST_H
+
+#include "base/arena.h"
+#include "base/dtype.h"
+#include "base/strbuf.h"
+#include "formats/digest.h"
+
+#define QC_MANIFEST_NAME    "qconv.json"
+#define QC_MANIFEST_VERSION 1u
+
+typedef struct {
+    const char *name;
+    const char
+        *scheme; /* "nf4", "int8", "int8-block", "cast", "dequant", "keep"; siblings: "state" */
+    qc_dtype dtype;
+    unsigned ndim;
+    uint64_t dims[QC_MAX_DIMS];
+    uint64_t begin, end;                  /* in the data buffer of its decompressed shard */
+    uint64_t piece_bytes;                 /* content per frame */
+    qc_digest content;                    /* root over pieces of piece_bytes */
+    uint64_t stored_offset, stored_bytes; /* compressed: its frames in the shard's file */
+    qc_digest stored;                     /* compressed: root over its stored frames */
+    uint32_t shard;
+    int has_error; /* a quantized weight: */
+    double rel_mse;
+    double max_err;
+    uint64_t max_err_index;
+    const char *source_name; /* NULL for siblings */
+    qc_dtype source_dtype;
+    uint64_t source_piece_bytes;
+    qc_digest source; /* root over pieces of source_piece_bytes of the source tensor */
+} qc_manifest_tensor;
+
+typedef struct {
+    const char *name;       /* as after decompression */
+    uint64_t content_bytes; /* decompressed file */
+    uint64_t header_bytes;  /* 8 + N */
+    qc_digest header;       /* of those bytes, root over pieces as for a tensor of that size */
+    /* compressed only */
+    uint64_t file_bytes;
+    uint64_t header_stored_bytes; /* first frame(s): from offset 0 */
+    qc_digest header_stored;
+    uint64_t table_bytes; /* seek table at the end */
+    qc_digest table;
+} qc_manifest_shard;
+
+typedef struct {
+    const char *path; /* relative; config.json, index, tokenizer... */
+    uint64_t bytes;
+    qc_digest digest;
+} qc_manifest_file;
+
+typedef struct {
+    const char *name;
+    uint64_t bytes;
+    qc_digest header; /* digest of the 8 + N header bytes */
+} qc_manifest_source;
+
+typedef struct {
+    const char *qconv_version;
+    const char *zstd_version; /* compressed only, else NULL */
+    int compressed;
+    int level;
+    const char *to; /* option --to */
+    uint64_t block_elems;
+    int double_quant;
+    const char *rest;
+    const char *compute_dtype;
+    uint64_t max_shard_bytes;
+    const char **rules; /* --keep/--quantize in order: "keep GLOB", "quantize GLOB" */
+    size_t rule_count;
+    qc_manifest_source *sources;
+    size_t source_count;
+    qc_manifest_shard *shards;
+    size_t shard_count;
+    qc_manifest_tensor *tensors; /* in shard order, file order */
+    size_t tensor_count;
+    qc_manifest_file *files; /* sorted by path */
+    size_t file_count;
+} qc_manifest;
+
+QC_NODISCARD qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, qc_error *err);
+/* Checks the closing digest first, then every field (ranges, order, sums). Strings live in arena.
+ */
+QC_NODISCARD qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text,
+                                         size_t len, qc_error *err);
+
+#endif

@@ -1,0 +1,258 @@
+#include "formats/manifest_parts.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "formats/safetensors_header.h"
+#include "formats/seekable.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define HEADER_LEAST_BYTES 10u /* the length and "{}" */
+#define PATH_MAX_BYTES     4096u
+#define PIECE_LEAST_BYTES  (1u << 20) /* the writer's are 4 MiB or more */
+#define SHARD_SUFFIX       ".safetensors"
+#define STORED_SUFFIX      ".zst"
+
+static const char *const schemes[] = {"nf4",  "int8",    "int8-block", "cast",
+                                      "keep", "dequant", "state"};
+
+/* ---- Names ---------------------------------------------------------------------------------- */
+
+/* A path that stays inside the folder it is joined to. */
+static int is_safe_path(const char *path)
+{
+    if (strlen(path) > PATH_MAX_BYTES)
+        return 0;
+    for (const char *p = path;;) {
+        const char *end = strchr(p, '/');
+        size_t n = end ? (size_t)(end - p) : strlen(p);
+        if (n == 0 || (n == 1 && p[0] == '.') || (n == 2 && p[0] == '.' && p[1] == '.'))
+            return 0;
+        if (!end)
+            return 1;
+        p = end + 1;
+    }
+}
+
+static qc_status check_path(const char *path, const char *what, qc_error *err)
+{
+    if (!path || !is_safe_path(path))
+        QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is no path inside the folder", what, path ? path : "");
+    return QC_OK;
+}
+
+static int ends_with(const char *s, const char *suffix)
+{
+    size_t n = strlen(s), k = strlen(suffix);
+    return n > k && strcmp(s + n - k, suffix) == 0;
+}
+
+static int compare_names(const void *a, const void *b)
+{
+    return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+/* Sorts names. */
+static qc_status check_unique(const char **names, size_t count, const char *what, qc_error *err)
+{
+    qsort(names, count, sizeof *names, compare_names);
+    for (size_t i = 1; i < count; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is listed twice", what, names[i]);
+    }
+    return QC_OK;
+}
+
+/* Is path one of the sorted names with .zst added? */
+static int is_stored_name(const char *path, const char **names, size_t count)
+{
+    size_t low = 0, high = count, len = strlen(path);
+    if (!ends_with(path, SHARD_SUFFIX STORED_SUFFIX))
+        return 0;
+    len -= strlen(STORED_SUFFIX);
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        int order = strncmp(names[mid], path, len);
+        if (order == 0 && names[mid][len] == '\0')
+            return 1;
+        if (order < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return 0;
+}
+
+/* Everything that becomes a file of the directory, under one name each. */
+static qc_status check_file_names(const qc_manifest *m, const char **names, qc_error *err)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        const char *name = m->shards[i].name;
+        QC_TRY(check_path(name, "shard", err));
+        if (!ends_with(name, SHARD_SUFFIX))
+            QC_FAIL(err, QC_ERR_INPUT, "shard: '%s' does not end with %s", name, SHARD_SUFFIX);
+        names[n++] = name;
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        const char *path = m->files[i].path;
+        QC_TRY(check_path(path, "file", err));
+        if (strcmp(path, QC_MANIFEST_NAME) == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "file: %s cannot list itself", path);
+        if (i > 0 && strcmp(m->files[i - 1].path, path) >= 0)
+            QC_FAIL(err, QC_ERR_INPUT, "file: '%s' is not in order", path);
+        names[n++] = path;
+    }
+    QC_TRY(check_unique(names, n, "file", err));
+    for (size_t i = 0; m->compressed && i < m->file_count; i++) {
+        if (is_stored_name(m->files[i].path, names, n))
+            QC_FAIL(err, QC_ERR_INPUT, "file: '%s' is the name of a shard", m->files[i].path);
+    }
+    return QC_OK;
+}
+
+static qc_status check_names(const qc_manifest *m, qc_error *err)
+{
+    void *v = NULL;
+    size_t files = m->shard_count + m->file_count, most = files;
+    if (m->source_count > most)
+        most = m->source_count;
+    if (m->tensor_count > most)
+        most = m->tensor_count;
+    QC_TRY(qc_calloc(&v, most, sizeof(char *), err));
+    const char **names = v;
+    qc_status st = check_file_names(m, names, err);
+    for (size_t i = 0; st == QC_OK && i < m->source_count; i++) {
+        names[i] = m->sources[i].name;
+        st = check_path(names[i], "source", err);
+    }
+    if (st == QC_OK)
+        st = check_unique(names, m->source_count, "source", err);
+    for (size_t i = 0; st == QC_OK && i < m->tensor_count; i++) {
+        names[i] = m->tensors[i].name;
+        if (!names[i])
+            st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__, "tensor %zu has no name", i);
+    }
+    if (st == QC_OK)
+        st = check_unique(names, m->tensor_count, "tensor", err);
+    qc_free(names);
+    return st;
+}
+
+/* ---- Tensors and shards --------------------------------------------------------------------- */
+
+static qc_status check_pieces(uint64_t piece_bytes, uint64_t most, const char *what, qc_error *err)
+{
+    if (piece_bytes == 0 || piece_bytes > most)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: expected 1 to %" PRIu64 ", found %" PRIu64, what, most,
+                piece_bytes);
+    return QC_OK;
+}
+
+static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
+{
+    uint64_t bytes = 0;
+    size_t i = 0;
+    while (i < sizeof schemes / sizeof *schemes &&
+           (!t->scheme || strcmp(schemes[i], t->scheme) != 0))
+        i++;
+    if (i == sizeof schemes / sizeof *schemes)
+        QC_FAIL(err, QC_ERR_INPUT, "scheme '%s' is not known", t->scheme ? t->scheme : "");
+    QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &bytes, err));
+    if (t->end < t->begin || t->end - t->begin != bytes)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "its shape takes %" PRIu64 " bytes, its range is %" PRIu64 " to %" PRIu64, bytes,
+                t->begin, t->end);
+    if (bytes > 0) {
+        QC_TRY(check_pieces(t->piece_bytes, QC_FRAME_MAX_BYTES, "piece_bytes", err));
+        /* Memory for a reader's list of pieces: never much beside the file itself. */
+        if (t->piece_bytes < bytes && t->piece_bytes < PIECE_LEAST_BYTES)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "piece_bytes: expected all %" PRIu64 " bytes or at least %u, found %" PRIu64,
+                    bytes, PIECE_LEAST_BYTES, t->piece_bytes);
+        if (t->source_name)
+            QC_TRY(check_pieces(t->source_piece_bytes, UINT64_MAX, "source piece_bytes", err));
+    }
+    if (t->has_error &&
+        (!isfinite(t->rel_mse) || !isfinite(t->max_err) || t->rel_mse < 0 || t->max_err < 0))
+        QC_FAIL(err, QC_ERR_INPUT, "its errors are %g and %g", t->rel_mse, t->max_err);
+    return QC_OK;
+}
+
+/* The running ends of a shard's contents, decompressed and stored. */
+typedef struct {
+    uint64_t content, stored;
+} place;
+
+static qc_status check_place(const qc_manifest_tensor *t, int compressed, place *at, qc_error *err)
+{
+    if (t->begin != at->content)
+        QC_FAIL(err, QC_ERR_INPUT, "begins at %" PRIu64 ", expected %" PRIu64, t->begin,
+                at->content);
+    at->content = t->end;
+    if (!compressed)
+        return QC_OK;
+    if (t->end == t->begin) {
+        if (t->stored_offset || t->stored_bytes)
+            QC_FAIL(err, QC_ERR_INPUT, "has no content but a place in the file");
+        return QC_OK;
+    }
+    if (t->stored_offset != at->stored)
+        QC_FAIL(err, QC_ERR_INPUT, "stored_offset is %" PRIu64 ", expected %" PRIu64,
+                t->stored_offset, at->stored);
+    if (t->stored_bytes == 0 || qc_add_u64(at->stored, t->stored_bytes, &at->stored))
+        QC_FAIL(err, QC_ERR_INPUT, "stored_bytes cannot be %" PRIu64, t->stored_bytes);
+    return QC_OK;
+}
+
+static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next, qc_error *err)
+{
+    const qc_manifest_shard *s = &m->shards[shard];
+    place at = {0, s->header_stored_bytes};
+    uint64_t sum = 0;
+    if (s->header_bytes < HEADER_LEAST_BYTES || s->header_bytes > 8 + QC_ST_MAX_HEADER_BYTES)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: header_bytes cannot be %" PRIu64, s->name, s->header_bytes);
+    for (; *next < m->tensor_count && m->tensors[*next].shard == shard; (*next)++) {
+        const qc_manifest_tensor *t = &m->tensors[*next];
+        qc_status st = check_tensor(t, err);
+        if (st == QC_OK)
+            st = check_place(t, m->compressed, &at, err);
+        if (st != QC_OK)
+            qc_error_prefix(err, "tensor '%s'", t->name);
+        QC_TRY(st);
+    }
+    if (qc_add_u64(at.content, s->header_bytes, &sum) || sum != s->content_bytes)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: content_bytes is %" PRIu64 ", its header and tensors have %" PRIu64, s->name,
+                s->content_bytes, sum);
+    if (!m->compressed)
+        return QC_OK;
+    if (s->header_stored_bytes == 0 || s->table_bytes == 0 ||
+        qc_add_u64(at.stored, s->table_bytes, &sum) || sum != s->file_bytes)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: file_bytes is %" PRIu64 ", its parts have %" PRIu64,
+                s->name, s->file_bytes, sum);
+    return QC_OK;
+}
+
+qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
+{
+    size_t next = 0;
+    qc_status st = QC_OK;
+    if (!m->qconv_version || !m->to || !m->rest || (m->compressed && !m->zstd_version))
+        QC_FAIL(err, QC_ERR_INPUT, "manifest: a text is missing");
+    if (m->compressed && (m->level < 1 || m->level > 19))
+        QC_FAIL(err, QC_ERR_INPUT, "manifest: level: expected 1 to 19, found %d", m->level);
+    st = check_names(m, err);
+    for (size_t i = 0; st == QC_OK && i < m->shard_count; i++)
+        st = check_shard(m, (uint32_t)i, &next, err);
+    if (st == QC_OK && next != m->tensor_count)
+        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                          "tensor '%s': its shard %" PRIu32 " is out of order or does not exist",
+                          m->tensors[next].name, m->tensors[next].shard);
+    if (st != QC_OK)
+        qc_error_prefix(err, "manifest");
+    return st;
+}

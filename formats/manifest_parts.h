@@ -1,0 +1,15 @@
+/* Shared by the manifest's reader and writer. */
+#ifndef QC_FORMATS_MANIFEST_PARTS_H
+#define QC_FORMATS_MANIFEST_PARTS_H
+
+#include "formats/manifest.h"
+
+#define QC_MANIFEST_FORMAT   "qconv"
+#define QC_MANIFEST_METHOD   "zstd"
+#define QC_MANIFEST_SEAL_KEY "manifest_xxh3_128"
+
+/* What must hold in every manifest, whoever made it: QC_ERR_INPUT names the first thing that does
+ * not. Allocates scratch. */
+QC_NODISCARD qc_status qc_manifest_check(const qc_manifest *m, qc_error *err);
+
+#endif

@@ -1,0 +1,342 @@
+/* Reading a manifest: first its digest, then its members one after the other.
+ *
+ * Members come in the order in which they are written, and none that is not known: so one walk
+ * over the tree reads everything, and a manifest has one spelling. */
+#include "formats/manifest_parts.h"
+
+#include "formats/json_strict.h"
+
+#include <string.h>
+
+#define SEAL_TAIL   "\"\n}\n"
+#define SEAL_BEFORE "\"" QC_MANIFEST_SEAL_KEY "\": \""
+#define HEX_BYTES   (QC_DIGEST_HEX_BYTES - 1)
+
+/* Position in the members of an object or the elements of an array. */
+typedef struct {
+    const qc_json_node *next;
+    qc_arena *arena;
+} walk;
+
+static qc_status check_seal(const char *text, size_t len, qc_error *err)
+{
+    const size_t tail = sizeof SEAL_TAIL - 1, before = sizeof SEAL_BEFORE - 1;
+    char hex[QC_DIGEST_HEX_BYTES] = {0};
+    qc_digest want;
+    if (len < before + HEX_BYTES + tail || memcmp(text + len - tail, SEAL_TAIL, tail) != 0)
+        QC_FAIL(err, QC_ERR_CHECK, "does not end as it was written: cut short or changed");
+    size_t covered = len - tail - HEX_BYTES;
+    memcpy(hex, text + covered, HEX_BYTES);
+    if (memcmp(text + covered - before, SEAL_BEFORE, before) != 0 ||
+        qc_digest_from_hex(&want, hex) != 0)
+        QC_FAIL(err, QC_ERR_CHECK, "has no digest at its end: cut short or changed");
+    qc_digest have = qc_digest_bytes(text, covered);
+    if (!qc_digest_equal(&have, &want))
+        QC_FAIL(err, QC_ERR_CHECK, "its digest does not fit: damaged or changed");
+    return QC_OK;
+}
+
+/* ---- Members -------------------------------------------------------------------------------- */
+
+static qc_status enter(walk *w, qc_arena *arena, const qc_json_node *n, qc_json_kind kind,
+                       const char *what, qc_error *err)
+{
+    if (qc_json_kind_of(n) != kind)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: expected an %s, found a %s", what, qc_json_kind_name(kind),
+                qc_json_kind_name(qc_json_kind_of(n)));
+    w->next = qc_json_first(n);
+    w->arena = arena;
+    return QC_OK;
+}
+
+static int is_next(const walk *w, const char *key)
+{
+    return w->next && strcmp(qc_json_key(w->next), key) == 0;
+}
+
+static qc_status take(walk *w, const char *key, const qc_json_node **out, qc_error *err)
+{
+    if (!w->next)
+        QC_FAIL(err, QC_ERR_INPUT, "member '%s' is missing", key);
+    if (!is_next(w, key))
+        QC_FAIL(err, QC_ERR_INPUT, "expected member '%s', found '%s'", key, qc_json_key(w->next));
+    *out = w->next;
+    w->next = qc_json_next(w->next);
+    return QC_OK;
+}
+
+static qc_status leave(const walk *w, qc_error *err)
+{
+    if (w->next)
+        QC_FAIL(err, QC_ERR_INPUT, "member '%s' is not known here", qc_json_key(w->next));
+    return QC_OK;
+}
+
+static qc_status take_u64(walk *w, const char *key, uint64_t *out, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    QC_TRY(take(w, key, &n, err));
+    return qc_json_as_u64(n, key, out, err);
+}
+
+static qc_status take_double(walk *w, const char *key, double *out, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    QC_TRY(take(w, key, &n, err));
+    return qc_json_as_double(n, key, out, err);
+}
+
+static qc_status take_string(walk *w, const char *key, const char **out, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    const char *s = NULL;
+    QC_TRY(take(w, key, &n, err));
+    QC_TRY(qc_json_as_string(n, key, &s, err));
+    return qc_arena_strndup(w->arena, out, s, strlen(s), err);
+}
+
+static qc_status take_digest(walk *w, const char *key, qc_digest *out, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    const char *s = NULL;
+    QC_TRY(take(w, key, &n, err));
+    QC_TRY(qc_json_as_string(n, key, &s, err));
+    if (qc_digest_from_hex(out, s) != 0)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: expected 32 lower-case hex digits, found '%s'", key, s);
+    return QC_OK;
+}
+
+static qc_status take_dtype(walk *w, const char *key, qc_dtype *out, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    const char *s = NULL;
+    QC_TRY(take(w, key, &n, err));
+    QC_TRY(qc_json_as_string(n, key, &s, err));
+    if (qc_dtype_from_name(s, strlen(s), out) != 0)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is not known", key, s);
+    return QC_OK;
+}
+
+/* ---- Parts ---------------------------------------------------------------------------------- */
+
+static qc_status read_compression(qc_manifest *m, walk *top, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    const char *method = NULL;
+    uint64_t level = 0;
+    walk w;
+    QC_TRY(take(top, "compression", &n, err));
+    if (qc_json_kind_of(n) == QC_JSON_NULL)
+        return QC_OK;
+    QC_TRY(enter(&w, top->arena, n, QC_JSON_OBJECT, "compression", err));
+    QC_TRY(take_string(&w, "method", &method, err));
+    if (strcmp(method, QC_MANIFEST_METHOD) != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "compression: method '%s' is not known", method);
+    QC_TRY(take_u64(&w, "level", &level, err));
+    QC_TRY(take_string(&w, "zstd_version", &m->zstd_version, err));
+    m->compressed = 1;
+    m->level = level < 100 ? (int)level : 100; /* out of range either way */
+    return leave(&w, err);
+}
+
+static qc_status read_options(qc_manifest *m, walk *top, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    void *v = NULL;
+    walk w, rules;
+    QC_TRY(take(top, "options", &n, err));
+    QC_TRY(enter(&w, top->arena, n, QC_JSON_OBJECT, "options", err));
+    QC_TRY(take_string(&w, "to", &m->to, err));
+    QC_TRY(take_u64(&w, "block_elems", &m->block_elems, err));
+    QC_TRY(take(&w, "double_quant", &n, err));
+    QC_TRY(qc_json_as_bool(n, "double_quant", &m->double_quant, err));
+    QC_TRY(take_string(&w, "rest", &m->rest, err));
+    if (is_next(&w, "compute_dtype") && qc_json_kind_of(w.next) == QC_JSON_NULL)
+        QC_TRY(take(&w, "compute_dtype", &n, err));
+    else
+        QC_TRY(take_string(&w, "compute_dtype", &m->compute_dtype, err));
+    QC_TRY(take_u64(&w, "max_shard_bytes", &m->max_shard_bytes, err));
+    QC_TRY(take(&w, "rules", &n, err));
+    QC_TRY(leave(&w, err));
+    QC_TRY(enter(&rules, top->arena, n, QC_JSON_ARRAY, "rules", err));
+    for (const qc_json_node *e = rules.next; e; e = qc_json_next(e))
+        m->rule_count++;
+    QC_TRY(qc_arena_alloc(top->arena, &v, m->rule_count, sizeof *m->rules, err));
+    m->rules = v;
+    for (size_t i = 0; i < m->rule_count; i++, rules.next = qc_json_next(rules.next)) {
+        const char *s = NULL;
+        QC_TRY(qc_json_as_string(rules.next, "rules", &s, err));
+        QC_TRY(qc_arena_strndup(top->arena, &m->rules[i], s, strlen(s), err));
+    }
+    return QC_OK;
+}
+
+static qc_status read_source(void *row, const qc_manifest *m, walk *w, qc_error *err)
+{
+    qc_manifest_source *s = row;
+    (void)m;
+    QC_TRY(take_string(w, "name", &s->name, err));
+    QC_TRY(take_u64(w, "bytes", &s->bytes, err));
+    return take_digest(w, "header_xxh3_128", &s->header, err);
+}
+
+static qc_status read_shard(void *row, const qc_manifest *m, walk *w, qc_error *err)
+{
+    qc_manifest_shard *s = row;
+    QC_TRY(take_string(w, "name", &s->name, err));
+    QC_TRY(take_u64(w, "content_bytes", &s->content_bytes, err));
+    QC_TRY(take_u64(w, "header_bytes", &s->header_bytes, err));
+    QC_TRY(take_digest(w, "header_xxh3_128", &s->header, err));
+    if (!m->compressed)
+        return QC_OK;
+    QC_TRY(take_u64(w, "file_bytes", &s->file_bytes, err));
+    QC_TRY(take_u64(w, "header_stored_bytes", &s->header_stored_bytes, err));
+    QC_TRY(take_digest(w, "header_stored_xxh3_128", &s->header_stored, err));
+    QC_TRY(take_u64(w, "table_bytes", &s->table_bytes, err));
+    return take_digest(w, "table_xxh3_128", &s->table, err);
+}
+
+static qc_status read_shape(qc_manifest_tensor *t, walk *w, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    walk dims = {0};
+    QC_TRY(take(w, "shape", &n, err));
+    QC_TRY(enter(&dims, w->arena, n, QC_JSON_ARRAY, "shape", err));
+    for (; dims.next; dims.next = qc_json_next(dims.next)) {
+        if (t->ndim == QC_MAX_DIMS)
+            QC_FAIL(err, QC_ERR_INPUT, "shape: more than %u dimensions", (unsigned)QC_MAX_DIMS);
+        QC_TRY(qc_json_as_u64(dims.next, "shape", &t->dims[t->ndim++], err));
+    }
+    return QC_OK;
+}
+
+static qc_status read_tensor_source(qc_manifest_tensor *t, walk *w, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    walk s;
+    QC_TRY(take(w, "source", &n, err));
+    QC_TRY(enter(&s, w->arena, n, QC_JSON_OBJECT, "source", err));
+    QC_TRY(take_string(&s, "name", &t->source_name, err));
+    QC_TRY(take_dtype(&s, "dtype", &t->source_dtype, err));
+    QC_TRY(take_u64(&s, "piece_bytes", &t->source_piece_bytes, err));
+    QC_TRY(take_digest(&s, "xxh3_128", &t->source, err));
+    return leave(&s, err);
+}
+
+static qc_status read_tensor(void *row, const qc_manifest *m, walk *w, qc_error *err)
+{
+    qc_manifest_tensor *t = row;
+    uint64_t shard = 0;
+    QC_TRY(take_string(w, "name", &t->name, err));
+    QC_TRY(take_string(w, "scheme", &t->scheme, err));
+    QC_TRY(take_dtype(w, "dtype", &t->dtype, err));
+    QC_TRY(read_shape(t, w, err));
+    QC_TRY(take_u64(w, "shard", &shard, err));
+    if (shard >= m->shard_count)
+        QC_FAIL(err, QC_ERR_INPUT, "shard: there is no number %llu", (unsigned long long)shard);
+    t->shard = (uint32_t)shard;
+    QC_TRY(take_u64(w, "begin", &t->begin, err));
+    QC_TRY(take_u64(w, "end", &t->end, err));
+    QC_TRY(take_u64(w, "piece_bytes", &t->piece_bytes, err));
+    QC_TRY(take_digest(w, "xxh3_128", &t->content, err));
+    if (m->compressed) {
+        QC_TRY(take_u64(w, "stored_offset", &t->stored_offset, err));
+        QC_TRY(take_u64(w, "stored_bytes", &t->stored_bytes, err));
+        QC_TRY(take_digest(w, "stored_xxh3_128", &t->stored, err));
+    }
+    if (is_next(w, "rel_mse")) {
+        t->has_error = 1;
+        QC_TRY(take_double(w, "rel_mse", &t->rel_mse, err));
+        QC_TRY(take_double(w, "max_err", &t->max_err, err));
+        QC_TRY(take_u64(w, "max_err_index", &t->max_err_index, err));
+    }
+    return is_next(w, "source") ? read_tensor_source(t, w, err) : QC_OK;
+}
+
+static qc_status read_file(void *row, const qc_manifest *m, walk *w, qc_error *err)
+{
+    qc_manifest_file *f = row;
+    (void)m;
+    QC_TRY(take_string(w, "path", &f->path, err));
+    QC_TRY(take_u64(w, "bytes", &f->bytes, err));
+    return take_digest(w, "xxh3_128", &f->digest, err);
+}
+
+typedef qc_status (*read_row)(void *row, const qc_manifest *m, walk *w, qc_error *err);
+
+/* The list `key`: rows of row_bytes in the arena. */
+static qc_status read_list(const qc_manifest *m, walk *top, const char *key, size_t row_bytes,
+                           read_row read, void **rows, size_t *count, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    walk list = {0};
+    QC_TRY(take(top, key, &n, err));
+    QC_TRY(enter(&list, top->arena, n, QC_JSON_ARRAY, key, err));
+    size_t rows_found = 0;
+    for (const qc_json_node *e = list.next; e; e = qc_json_next(e))
+        rows_found++;
+    QC_TRY(qc_arena_alloc(top->arena, rows, rows_found, row_bytes, err));
+    for (size_t i = 0; i < rows_found; i++, list.next = qc_json_next(list.next)) {
+        walk w;
+        qc_status st = enter(&w, top->arena, list.next, QC_JSON_OBJECT, "row", err);
+        if (st == QC_OK)
+            st = read((unsigned char *)*rows + i * row_bytes, m, &w, err);
+        if (st == QC_OK)
+            st = leave(&w, err);
+        if (st != QC_OK)
+            qc_error_prefix(err, "%s[%zu]", key, i);
+        QC_TRY(st);
+    }
+    *count = rows_found;
+    return QC_OK;
+}
+
+static qc_status read_all(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    const char *format = NULL;
+    uint64_t version = 0;
+    void *v = NULL;
+    walk top;
+    QC_TRY(enter(&top, arena, root, QC_JSON_OBJECT, "text", err));
+    QC_TRY(take_string(&top, "format", &format, err));
+    QC_TRY(take_u64(&top, "version", &version, err));
+    if (strcmp(format, QC_MANIFEST_FORMAT) != 0 || version != QC_MANIFEST_VERSION)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "is of format '%s', version %llu; expected '%s', %u",
+                format, (unsigned long long)version, QC_MANIFEST_FORMAT, QC_MANIFEST_VERSION);
+    QC_TRY(take_string(&top, "qconv_version", &m->qconv_version, err));
+    QC_TRY(read_compression(m, &top, err));
+    QC_TRY(read_options(m, &top, err));
+    QC_TRY(
+        read_list(m, &top, "sources", sizeof *m->sources, read_source, &v, &m->source_count, err));
+    m->sources = v;
+    QC_TRY(read_list(m, &top, "shards", sizeof *m->shards, read_shard, &v, &m->shard_count, err));
+    m->shards = v;
+    QC_TRY(
+        read_list(m, &top, "tensors", sizeof *m->tensors, read_tensor, &v, &m->tensor_count, err));
+    m->tensors = v;
+    QC_TRY(read_list(m, &top, "files", sizeof *m->files, read_file, &v, &m->file_count, err));
+    m->files = v;
+    QC_TRY(take(&top, QC_MANIFEST_SEAL_KEY, &n, err));
+    return leave(&top, err);
+}
+
+qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text, size_t len,
+                            qc_error *err)
+{
+    qc_json *doc = NULL;
+    memset(out, 0, sizeof *out);
+    qc_status st = check_seal(text, len, err);
+    if (st == QC_OK)
+        st = qc_json_parse(&doc, text, len, 0, err);
+    if (st == QC_OK)
+        st = read_all(out, arena, qc_json_root(doc), err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "manifest");
+    qc_json_destroy(doc);
+    if (st == QC_OK)
+        st = qc_manifest_check(out, err);
+    if (st != QC_OK)
+        memset(out, 0, sizeof *out);
+    return st;
+}

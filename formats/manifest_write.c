@@ -1,0 +1,222 @@
+#include "formats/manifest_parts.h"
+
+#include "formats/json_writer.h"
+
+#define EXACT_MAX 9007199254740991u /* 2^53 - 1: what every JSON reader keeps exact */
+
+/* A writer that also refuses integers a reader might round. */
+typedef struct {
+    qc_json_writer jw;
+    uint64_t too_large;
+} writer;
+
+static void put_u64(writer *w, const char *key, uint64_t v)
+{
+    if (v > EXACT_MAX)
+        w->too_large = v;
+    qc_jw_key(&w->jw, key);
+    qc_jw_u64(&w->jw, v);
+}
+
+static void put_string(writer *w, const char *key, const char *s)
+{
+    qc_jw_key(&w->jw, key);
+    qc_jw_string(&w->jw, s);
+}
+
+static void put_double(writer *w, const char *key, double v)
+{
+    qc_jw_key(&w->jw, key);
+    qc_jw_double(&w->jw, v);
+}
+
+static void put_bool(writer *w, const char *key, int v)
+{
+    qc_jw_key(&w->jw, key);
+    qc_jw_bool(&w->jw, v);
+}
+
+static void put_digest(writer *w, const char *key, const qc_digest *d)
+{
+    char hex[QC_DIGEST_HEX_BYTES];
+    qc_digest_hex(d, hex);
+    put_string(w, key, hex);
+}
+
+static void put_head(writer *w, const qc_manifest *m)
+{
+    put_string(w, "format", QC_MANIFEST_FORMAT);
+    put_u64(w, "version", QC_MANIFEST_VERSION);
+    put_string(w, "qconv_version", m->qconv_version);
+    qc_jw_key(&w->jw, "compression");
+    if (m->compressed) {
+        qc_jw_begin_object(&w->jw);
+        put_string(w, "method", QC_MANIFEST_METHOD);
+        put_u64(w, "level", (uint64_t)m->level);
+        put_string(w, "zstd_version", m->zstd_version);
+        qc_jw_end_object(&w->jw);
+    } else {
+        qc_jw_null(&w->jw);
+    }
+    qc_jw_key(&w->jw, "options");
+    qc_jw_begin_object(&w->jw);
+    put_string(w, "to", m->to);
+    put_u64(w, "block_elems", m->block_elems);
+    put_bool(w, "double_quant", m->double_quant);
+    put_string(w, "rest", m->rest);
+    put_string(w, "compute_dtype", m->compute_dtype);
+    put_u64(w, "max_shard_bytes", m->max_shard_bytes);
+    qc_jw_key(&w->jw, "rules");
+    qc_jw_begin_array(&w->jw);
+    for (size_t i = 0; i < m->rule_count; i++)
+        qc_jw_string(&w->jw, m->rules[i]);
+    qc_jw_end_array(&w->jw);
+    qc_jw_end_object(&w->jw);
+}
+
+static void put_source(writer *w, const qc_manifest_source *s)
+{
+    put_string(w, "name", s->name);
+    put_u64(w, "bytes", s->bytes);
+    put_digest(w, "header_xxh3_128", &s->header);
+}
+
+static void put_shard(writer *w, const qc_manifest *m, const qc_manifest_shard *s)
+{
+    put_string(w, "name", s->name);
+    put_u64(w, "content_bytes", s->content_bytes);
+    put_u64(w, "header_bytes", s->header_bytes);
+    put_digest(w, "header_xxh3_128", &s->header);
+    if (!m->compressed)
+        return;
+    put_u64(w, "file_bytes", s->file_bytes);
+    put_u64(w, "header_stored_bytes", s->header_stored_bytes);
+    put_digest(w, "header_stored_xxh3_128", &s->header_stored);
+    put_u64(w, "table_bytes", s->table_bytes);
+    put_digest(w, "table_xxh3_128", &s->table);
+}
+
+static void put_tensor(writer *w, const qc_manifest *m, const qc_manifest_tensor *t)
+{
+    put_string(w, "name", t->name);
+    put_string(w, "scheme", t->scheme);
+    put_string(w, "dtype", qc_dtype_name(t->dtype));
+    qc_jw_key(&w->jw, "shape");
+    qc_jw_begin_array(&w->jw);
+    for (unsigned i = 0; i < t->ndim; i++) {
+        if (t->dims[i] > EXACT_MAX)
+            w->too_large = t->dims[i];
+        qc_jw_u64(&w->jw, t->dims[i]);
+    }
+    qc_jw_end_array(&w->jw);
+    put_u64(w, "shard", t->shard);
+    put_u64(w, "begin", t->begin);
+    put_u64(w, "end", t->end);
+    put_u64(w, "piece_bytes", t->piece_bytes);
+    put_digest(w, "xxh3_128", &t->content);
+    if (m->compressed) {
+        put_u64(w, "stored_offset", t->stored_offset);
+        put_u64(w, "stored_bytes", t->stored_bytes);
+        put_digest(w, "stored_xxh3_128", &t->stored);
+    }
+    if (t->has_error) {
+        put_double(w, "rel_mse", t->rel_mse);
+        put_double(w, "max_err", t->max_err);
+        put_u64(w, "max_err_index", t->max_err_index);
+    }
+    if (!t->source_name)
+        return;
+    qc_jw_key(&w->jw, "source");
+    qc_jw_begin_object(&w->jw);
+    put_string(w, "name", t->source_name);
+    put_string(w, "dtype", qc_dtype_name(t->source_dtype));
+    put_u64(w, "piece_bytes", t->source_piece_bytes);
+    put_digest(w, "xxh3_128", &t->source);
+    qc_jw_end_object(&w->jw);
+}
+
+static void put_file(writer *w, const qc_manifest_file *f)
+{
+    put_string(w, "path", f->path);
+    put_u64(w, "bytes", f->bytes);
+    put_digest(w, "xxh3_128", &f->digest);
+}
+
+static void begin_row(writer *w)
+{
+    qc_jw_compact_next(&w->jw);
+    qc_jw_begin_object(&w->jw);
+}
+
+static void put_lists(writer *w, const qc_manifest *m)
+{
+    qc_jw_key(&w->jw, "sources");
+    qc_jw_begin_array(&w->jw);
+    for (size_t i = 0; i < m->source_count; i++) {
+        begin_row(w);
+        put_source(w, &m->sources[i]);
+        qc_jw_end_object(&w->jw);
+    }
+    qc_jw_end_array(&w->jw);
+    qc_jw_key(&w->jw, "shards");
+    qc_jw_begin_array(&w->jw);
+    for (size_t i = 0; i < m->shard_count; i++) {
+        begin_row(w);
+        put_shard(w, m, &m->shards[i]);
+        qc_jw_end_object(&w->jw);
+    }
+    qc_jw_end_array(&w->jw);
+    qc_jw_key(&w->jw, "tensors");
+    qc_jw_begin_array(&w->jw);
+    for (size_t i = 0; i < m->tensor_count && w->jw.st == QC_OK; i++) {
+        begin_row(w);
+        put_tensor(w, m, &m->tensors[i]);
+        qc_jw_end_object(&w->jw);
+    }
+    qc_jw_end_array(&w->jw);
+    qc_jw_key(&w->jw, "files");
+    qc_jw_begin_array(&w->jw);
+    for (size_t i = 0; i < m->file_count; i++) {
+        begin_row(w);
+        put_file(w, &m->files[i]);
+        qc_jw_end_object(&w->jw);
+    }
+    qc_jw_end_array(&w->jw);
+}
+
+/* The digest covers all that stands before its first digit; what follows is fixed. */
+static qc_status put_seal(qc_strbuf *out, size_t start, qc_error *err)
+{
+    char hex[QC_DIGEST_HEX_BYTES];
+    QC_TRY(qc_strbuf_adds(out, ",\n  \"" QC_MANIFEST_SEAL_KEY "\": \"", err));
+    qc_digest d = qc_digest_bytes(out->data + start, out->len - start);
+    qc_digest_hex(&d, hex);
+    return qc_strbuf_addf(out, err, "%s\"\n}\n", hex);
+}
+
+qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, qc_error *err)
+{
+    static const char closing[] = "\n}"; /* of the object, taken back to add the digest */
+    size_t start = out->len;
+    writer w = {.too_large = 0};
+    QC_TRY(qc_manifest_check(m, err));
+    qc_jw_init(&w.jw, out, err);
+    qc_jw_begin_object(&w.jw);
+    put_head(&w, m);
+    put_lists(&w, m);
+    qc_jw_end_object(&w.jw);
+    qc_status st = qc_jw_finish(&w.jw);
+    if (st == QC_OK && w.too_large)
+        st = qc_error_set(err, QC_ERR_RANGE, __FILE__, __LINE__,
+                          "manifest: %llu is more than JSON numbers hold exactly",
+                          (unsigned long long)w.too_large);
+    if (st == QC_OK) {
+        out->len -= sizeof closing - 1;
+        st = put_seal(out, start, err);
+    }
+    if (st != QC_OK && out->data) {
+        out->len = start;
+        out->data[start] = '\0';
+    }
+    return st;
+}

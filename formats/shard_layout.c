@@ -1,0 +1,194 @@
+/* Three passes over the tensors:
+ *
+ *   fill    groups go to the shard being filled while they fit (in the order given)
+ *   sort    each shard as the reference writer does: dtype descending, then name. Sizes of a dtype
+ *           are multiples of its alignment, so every tensor lies aligned
+ *   header  offsets are running sums; the header is built once they are known */
+#include "formats/shard_layout.h"
+
+#include "base/checked.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PIECE_TARGET_BYTES (8u << 20)
+#define PIECE_MAX_BYTES    (16u << 20) /* QC_FRAME_MAX_BYTES */
+#define FALLBACK_ALIGN     4096u
+
+static const qc_st_meta pt_format = {"format", "pt"};
+
+static uint64_t round_up(uint64_t n, uint64_t align)
+{
+    return qc_ceil_div_u64(n, align) * align;
+}
+
+uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
+{
+    if (tensor_bytes == 0)
+        return align_bytes; /* no pieces, but nobody divides by zero */
+    if (tensor_bytes <= PIECE_TARGET_BYTES)
+        return tensor_bytes;
+    if (align_bytes > PIECE_MAX_BYTES)
+        align_bytes = FALLBACK_ALIGN;
+    if (align_bytes > PIECE_TARGET_BYTES)
+        return align_bytes;
+    uint64_t count = qc_ceil_div_u64(tensor_bytes, PIECE_TARGET_BYTES);
+    uint64_t piece = round_up(qc_ceil_div_u64(tensor_bytes, count), align_bytes);
+    return piece <= PIECE_TARGET_BYTES ? piece : PIECE_TARGET_BYTES / align_bytes * align_bytes;
+}
+
+/* ---- Fill ----------------------------------------------------------------------------------- */
+
+static qc_status tensor_bytes(const qc_out_tensor *t, uint64_t *bytes, qc_error *err)
+{
+    qc_status st = qc_shape_bytes(t->st.dims, t->st.ndim, t->st.dtype, bytes, err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "tensor '%s'", t->st.name);
+    return st;
+}
+
+/* Put every tensor's size into st.end and its shard's number into shard. */
+static qc_status fill(qc_out_tensor *tensors, uint32_t count, uint64_t limit, uint32_t *shards,
+                      qc_error *err)
+{
+    uint64_t used = 0;
+    uint32_t shard = 0;
+    for (uint32_t i = 0; i < count;) {
+        uint64_t group_bytes = 0, with = 0;
+        uint32_t end = i;
+        for (; end < count && tensors[end].group == tensors[i].group; end++) {
+            qc_out_tensor *t = &tensors[end];
+            t->st.begin = 0;
+            QC_TRY(tensor_bytes(t, &t->st.end, err));
+            if (t->align_bytes == 0)
+                QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no alignment", t->st.name);
+            if (t->piece_bytes == 0)
+                t->piece_bytes = qc_layout_piece_bytes(t->st.end, t->align_bytes);
+            if (qc_add_u64(group_bytes, t->st.end, &group_bytes))
+                QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", t->st.name);
+        }
+        if (qc_add_u64(used, group_bytes, &with))
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", tensors[i].st.name);
+        if (with > limit && used > 0) {
+            shard++;
+            with = group_bytes;
+        }
+        used = with;
+        for (; i < end; i++)
+            tensors[i].shard = shard;
+    }
+    *shards = shard + 1;
+    return QC_OK;
+}
+
+/* ---- Sort ----------------------------------------------------------------------------------- */
+
+typedef struct {
+    const qc_st_tensor *st;
+    uint32_t index;
+} sort_item;
+
+static int by_file_order(const void *a, const void *b)
+{
+    return qc_st_tensor_order(((const sort_item *)a)->st, ((const sort_item *)b)->st);
+}
+
+static int by_name(const void *a, const void *b)
+{
+    return strcmp(((const sort_item *)a)->st->name, ((const sort_item *)b)->st->name);
+}
+
+static qc_status check_names(const qc_out_tensor *tensors, uint32_t count, sort_item *items,
+                             qc_error *err)
+{
+    for (uint32_t i = 0; i < count; i++)
+        items[i] = (sort_item){&tensors[i].st, i};
+    qsort(items, count, sizeof *items, by_name);
+    for (uint32_t i = 1; i < count; i++) {
+        if (by_name(&items[i - 1], &items[i]) == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "two output tensors would be called '%s'",
+                    items[i].st->name);
+    }
+    return QC_OK;
+}
+
+static qc_status place(qc_shard *s, qc_out_tensor *tensors, sort_item *items, uint32_t first,
+                       uint32_t end, qc_error *err)
+{
+    uint64_t offset = 0;
+    s->count = end - first;
+    for (uint32_t i = first; i < end; i++)
+        items[i - first] = (sort_item){&tensors[i].st, i};
+    qsort(items, s->count, sizeof *items, by_file_order);
+    for (uint32_t i = 0; i < s->count; i++) {
+        qc_st_tensor *st = &tensors[items[i].index].st;
+        s->order[i] = items[i].index;
+        st->begin = offset;
+        if (qc_add_u64(offset, st->end, &offset)) /* end holds the size until now */
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", st->name);
+        st->end = offset;
+    }
+    s->data_bytes = offset;
+    return QC_OK;
+}
+
+/* ---- Header --------------------------------------------------------------------------------- */
+
+static qc_status build_header(qc_shard *s, qc_arena *arena, const qc_out_tensor *tensors,
+                              qc_st_tensor *scratch, qc_error *err)
+{
+    qc_strbuf text;
+    for (uint32_t i = 0; i < s->count; i++)
+        scratch[i] = tensors[s->order[i]].st;
+    qc_strbuf_init(&text, (size_t)QC_ST_MAX_HEADER_BYTES + 16);
+    qc_status st = qc_st_header_build(&text, scratch, s->count, &pt_format, 1, err);
+    if (st == QC_OK)
+        st = qc_arena_strndup(arena, &s->header, text.data, text.len, err);
+    s->header_bytes = text.len;
+    qc_strbuf_deinit(&text);
+    if (st != QC_OK)
+        qc_error_prefix(err, "%s", s->name);
+    return st;
+}
+
+static qc_status name_shard(qc_shard *s, qc_arena *arena, uint32_t index, uint32_t count,
+                            qc_error *err)
+{
+    if (count == 1)
+        return qc_arena_printf(arena, &s->name, err, "model.safetensors");
+    return qc_arena_printf(arena, &s->name, err, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
+                           index + 1, count);
+}
+
+qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensor *tensors, uint32_t count,
+                         uint64_t max_shard_bytes, qc_error *err)
+{
+    void *v = NULL;
+    uint32_t shards = 0;
+    memset(out, 0, sizeof *out);
+    QC_TRY(fill(tensors, count, max_shard_bytes, &shards, err));
+    QC_TRY(qc_arena_alloc(arena, &v, shards, sizeof *out->shards, err));
+    out->shards = v;
+    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(sort_item), err));
+    sort_item *items = v;
+    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(qc_st_tensor), err));
+    qc_st_tensor *scratch = v;
+    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(uint32_t), err));
+    uint32_t *order = v;
+    QC_TRY(check_names(tensors, count, items, err));
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < shards; i++) {
+        qc_shard *s = &out->shards[i];
+        uint32_t end = first;
+        while (end < count && tensors[end].shard == i)
+            end++;
+        s->order = order + first;
+        QC_TRY(name_shard(s, arena, i, shards, err));
+        QC_TRY(place(s, tensors, items, first, end, err));
+        QC_TRY(build_header(s, arena, tensors, scratch, err));
+        first = end;
+    }
+    out->count = shards;
+    return QC_OK;
+}
