@@ -1,0 +1,127 @@
+/* Globs over tensor names and the order of names. Neither allocates nor recurses: names and globs
+ * may come from anywhere. */
+#include "convert/recipe.h"
+
+#include <string.h>
+
+/* One element of a glob that matches exactly one byte: a literal, an escape, '?' or a class.
+ * Returns the bytes of it in *len and whether c matches. An unclosed '[' is an ordinary '['; as no
+ * later one can be closed either, *unclosed remembers the first, so that no tail is scanned twice
+ * per step. */
+static int match_one(const char *g, unsigned char c, size_t *len, const char **unclosed)
+{
+    *len = 1;
+    if (*g == '?')
+        return 1;
+    if (*g == '\\' && g[1]) {
+        *len = 2;
+        return (unsigned char)g[1] == c;
+    }
+    if (*g != '[' || (*unclosed && g >= *unclosed))
+        return (unsigned char)*g == c;
+    const char *p = g + 1;
+    int negate = *p == '!' || *p == '^';
+    p += negate;
+    int found = 0;
+    for (int first = 1; *p && (*p != ']' || first); first = 0) {
+        if (*p == '\\' && p[1])
+            p++;
+        unsigned char low = (unsigned char)*p++;
+        unsigned char high = low;
+        if (*p == '-' && p[1] && p[1] != ']') {
+            p++;
+            if (*p == '\\' && p[1])
+                p++;
+            high = (unsigned char)*p++;
+        }
+        found |= low <= c && c <= high;
+    }
+    if (!*p) {
+        *unclosed = g;
+        return c == '[';
+    }
+    *len = (size_t)(p + 1 - g);
+    return found != negate;
+}
+
+int qc_glob_match(const char *glob, const char *name)
+{
+    const char *star = NULL;   /* behind the last '*' seen */
+    const char *resume = NULL; /* where in the name its run may end next */
+    const char *unclosed = NULL;
+    for (;;) {
+        if (*glob == '*') {
+            star = ++glob;
+            resume = name;
+            continue;
+        }
+        if (!*name) {
+            if (!*glob)
+                return 1;
+        } else if (*glob) {
+            size_t len = 1;
+            if (match_one(glob, (unsigned char)*name, &len, &unclosed)) {
+                glob += len;
+                name++;
+                continue;
+            }
+        }
+        /* Only the last '*' needs to be tried again: what is before it matched as early as
+         * possible. An ordinary byte behind it says where that can be. */
+        if (!star || !*resume)
+            return 0;
+        resume++;
+        if (*star && !strchr("*?[\\", *star)) {
+            resume = strchr(resume, *star);
+            if (!resume)
+                return 0;
+        }
+        glob = star;
+        name = resume;
+    }
+}
+
+static int is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+/* Compare the digit runs at *a and *b as numbers of any length and step over them. */
+static int compare_runs(const char **a, const char **b)
+{
+    const char *p = *a, *q = *b;
+    while (*p == '0')
+        p++;
+    while (*q == '0')
+        q++;
+    size_t m = 0, n = 0;
+    while (is_digit(p[m]))
+        m++;
+    while (is_digit(q[n]))
+        n++;
+    *a = p + m;
+    *b = q + n;
+    if (m != n)
+        return m < n ? -1 : 1;
+    return memcmp(p, q, m);
+}
+
+int qc_natural_compare(const char *a, const char *b)
+{
+    const char *p = a, *q = b;
+    while (*p && *q) {
+        if (is_digit(*p) && is_digit(*q)) {
+            int c = compare_runs(&p, &q);
+            if (c)
+                return c;
+        } else if (*p == *q) {
+            p++;
+            q++;
+        } else {
+            return (unsigned char)*p < (unsigned char)*q ? -1 : 1;
+        }
+    }
+    if (*p || *q)
+        return *p ? 1 : -1;
+    return strcmp(a, b); /* "01" and "1" differ */
+}

@@ -1,0 +1,475 @@
+/* From classes of tensors, rules and options to what becomes of every tensor.
+ *
+ *   1. classify   what is it: a table for the model's type, else the general rules; weights that
+ *                 are quantized already by the tensors beside them
+ *   2. rules      --keep and --quantize globs; the last one that matches a tensor wins
+ *   3. decide     a scheme for every tensor
+ *   4. skip list  the modules that a loader must not turn into quantized ones
+ *
+ * Everything is one pass over the tensors, or one per glob. */
+#include "convert/recipe.h"
+
+#include "convert/recipe_skip.h"
+#include "convert/recipe_stored.h"
+#include "convert/recipe_tables.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define NO_RULE UINT32_MAX
+
+typedef struct {
+    qc_recipe *out;
+    qc_arena *arena;
+    const qc_checkpoint *model;
+    const qc_options *options;
+    const qc_model_table *table;
+    qc_model_facts facts;
+    uint32_t count;
+    int quantizing; /* --to nf4 or int8 */
+    int tied;       /* the output head is the embedding table */
+    qc_tensor_class *classes;
+    uint32_t *rule_of; /* per tensor: the rule that wins, or NO_RULE */
+    const char **rule_why;
+    qc_stored_set stored;
+} maker;
+
+const char *qc_scheme_name(qc_scheme s)
+{
+    switch (s) {
+    case QC_SCHEME_KEEP:
+        return "keep";
+    case QC_SCHEME_CAST:
+        return "cast";
+    case QC_SCHEME_NF4:
+        return "nf4";
+    case QC_SCHEME_INT8_ROWS:
+        return "int8";
+    case QC_SCHEME_INT8_BLOCKS:
+        return "int8-block";
+    case QC_SCHEME_DEQUANT:
+        return "dequant";
+    case QC_SCHEME_ABSORBED:
+        return "absorbed";
+    }
+    return "unknown";
+}
+
+const char *qc_role_name(qc_role r)
+{
+    switch (r) {
+    case QC_ROLE_LINEAR:
+        return "linear";
+    case QC_ROLE_EMBEDDING:
+        return "embedding";
+    case QC_ROLE_HEAD:
+        return "head";
+    case QC_ROLE_ROUTER:
+        return "router";
+    case QC_ROLE_NORM:
+        return "norm";
+    case QC_ROLE_BIAS:
+        return "bias";
+    case QC_ROLE_CONV:
+        return "conv";
+    case QC_ROLE_STATE:
+        return "state";
+    case QC_ROLE_PACKED:
+        return "packed";
+    case QC_ROLE_OTHER:
+        return "other";
+    }
+    return "unknown";
+}
+
+static int ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), m = strlen(tail);
+    return n >= m && strcmp(s + n - m, tail) == 0;
+}
+
+/* ---- the model ---- */
+
+/* A member of config.json, or of its text_config as multimodal models have it. */
+static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
+{
+    if (!model->config)
+        return NULL;
+    const qc_json_node *root = qc_json_root(model->config);
+    const qc_json_node *n = qc_json_get(root, key);
+    return n ? n : qc_json_get(qc_json_get(root, "text_config"), key);
+}
+
+static void read_facts(maker *m)
+{
+    static const char *const expert_keys[] = {
+        "num_experts",         "num_local_experts", "n_routed_experts", "moe_num_experts",
+        "num_experts_per_tok", "moe_config",        "num_expert",
+    };
+    const qc_json_node *root = m->model->config ? qc_json_root(m->model->config) : NULL;
+    m->facts.model_type = qc_json_string_or(qc_json_get(root, "model_type"), "");
+    if (qc_json_as_u64(config_get(m->model, "vocab_size"), "vocab_size", &m->facts.vocab_size,
+                       NULL) != QC_OK)
+        m->facts.vocab_size = 0;
+    for (size_t i = 0; i < sizeof expert_keys / sizeof *expert_keys; i++) {
+        if (config_get(m->model, expert_keys[i]))
+            m->facts.has_experts = 1;
+    }
+    m->table = qc_model_table_find(m->facts.model_type);
+}
+
+/* A head that is in the file shares its values with the embeddings when the configuration says so,
+ * when it is the only one of the two in the file, or when the file says that it stands for the
+ * other name. */
+static int head_is_tied(const maker *m)
+{
+    int embeddings = 0;
+    for (uint32_t i = 0; i < m->count; i++)
+        embeddings |= m->classes[i].role == QC_ROLE_EMBEDDING && m->model->tensors[i].ndim == 2;
+    if (!embeddings)
+        return 1;
+    for (size_t i = 0; i < m->model->meta_count; i++) {
+        if (ends_with(m->model->meta[i].value, "lm_head.weight"))
+            return 1;
+    }
+    const qc_json_node *tie = config_get(m->model, "tie_word_embeddings");
+    return qc_json_bool_or(tie, m->table ? qc_model_table_tied(m->table) : 0);
+}
+
+/* nn.MultiheadAttention multiplies with the raw weight of its out_proj, so that cannot be a
+ * quantized module. It is known by the in_proj_weight beside it. */
+static int in_attention_module(const maker *m, const char *name)
+{
+    static const char tail[] = "out_proj.weight", sibling[] = "in_proj_weight";
+    size_t len = strlen(name), stem = len - (sizeof tail - 1);
+    char other[512];
+    if (len < sizeof tail - 1 || strcmp(name + stem, tail) != 0 ||
+        stem + sizeof sibling > sizeof other)
+        return 0;
+    memcpy(other, name, stem);
+    memcpy(other + stem, sibling, sizeof sibling);
+    return qc_checkpoint_find(m->model, other) != NULL;
+}
+
+static qc_status classify(maker *m, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->classes, err));
+    m->classes = v;
+    for (uint32_t i = 0; i < m->count; i++) {
+        qc_tensor_class *c = &m->classes[i];
+        const qc_ckpt_tensor *t = &m->model->tensors[i];
+        if (!m->table || !qc_model_table_classify(m->table, t->name, c))
+            qc_rules_classify(&m->facts, t, c);
+        if (c->role == QC_ROLE_LINEAR && in_attention_module(m, t->name))
+            *c = (qc_tensor_class){QC_ROLE_OTHER, QC_TRAIT_MODULE, "used raw by its attention"};
+        if (m->stored.weights[i])
+            *c = (qc_tensor_class){QC_ROLE_PACKED, QC_TRAIT_FIXED | (c->traits & QC_TRAIT_CONV1D),
+                                   "quantized already"};
+        else if (m->stored.owners[i] != QC_NO_TENSOR)
+            *c = (qc_tensor_class){QC_ROLE_STATE, QC_TRAIT_FIXED, "state of a quantized weight"};
+    }
+    m->tied = head_is_tied(m);
+    for (uint32_t i = 0; i < m->count; i++) {
+        if (m->tied && m->classes[i].role == QC_ROLE_HEAD &&
+            ends_with(m->model->tensors[i].name, "lm_head.weight"))
+            m->classes[i].why = "output head, tied to the embeddings";
+    }
+    return QC_OK;
+}
+
+/* ---- rules ---- */
+
+/* Why --quantize cannot have this tensor; NULL when it can. */
+static const char *quantize_obstacle(const maker *m, uint32_t i)
+{
+    const qc_ckpt_tensor *t = &m->model->tensors[i];
+    const qc_tensor_class *c = &m->classes[i];
+    if (c->role == QC_ROLE_PACKED || c->role == QC_ROLE_STATE)
+        return "is part of a weight that is packed already";
+    if (t->ndim != 2)
+        return "does not have two dimensions";
+    if (!qc_dtype_is_quantizable(t->dtype))
+        return "does not hold F64, F32, F16 or BF16";
+    if (t->dims[0] == 0 || t->dims[1] == 0)
+        return "is empty";
+    if (!ends_with(t->name, ".weight"))
+        return "is not the weight of a module";
+    if (c->traits & QC_TRAIT_MAYBE)
+        return NULL;
+    if (c->traits & QC_TRAIT_FLOAT)
+        return "is a Linear that transformers holds in 32 bit";
+    switch (c->role) {
+    case QC_ROLE_EMBEDDING:
+        return "is an embedding table, which no loader reads quantized";
+    case QC_ROLE_NORM:
+        return "is a norm";
+    case QC_ROLE_HEAD:
+        return m->tied && ends_with(t->name, "lm_head.weight")
+                   ? "is tied to the embeddings, which no loader reads quantized"
+                   : NULL;
+    case QC_ROLE_ROUTER:
+        return c->traits & QC_TRAIT_MODULE ? NULL : "is a router that is not a Linear";
+    case QC_ROLE_OTHER:
+        return c->traits & QC_TRAIT_MODULE ? "is multiplied with raw by its attention" : NULL;
+    case QC_ROLE_LINEAR:
+        return NULL;
+    case QC_ROLE_BIAS:
+    case QC_ROLE_CONV:
+    case QC_ROLE_STATE:
+    case QC_ROLE_PACKED:
+        break;
+    }
+    return "is not the weight of a Linear";
+}
+
+static qc_status apply_rules(maker *m, qc_error *err)
+{
+    const qc_options *o = m->options;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->rule_of, err));
+    m->rule_of = v;
+    QC_TRY(qc_arena_alloc(m->arena, &v, o->rule_count, sizeof *m->rule_why, err));
+    m->rule_why = v;
+    for (uint32_t i = 0; i < m->count; i++)
+        m->rule_of[i] = NO_RULE;
+    for (uint32_t r = 0; r < o->rule_count; r++) {
+        const qc_rule *rule = &o->rules[r];
+        const char *option = rule->quantize ? "--quantize" : "--keep";
+        if (rule->quantize && !m->quantizing)
+            QC_FAIL(err, QC_ERR_USAGE, "--quantize '%s' needs --to nf4 or --to int8", rule->glob);
+        QC_TRY(qc_arena_printf(m->arena, &m->rule_why[r], err, "%s %s", option, rule->glob));
+        uint32_t matches = 0, usable = 0, first = 0;
+        const char *obstacle = NULL;
+        for (uint32_t i = 0; i < m->count; i++) {
+            if (!qc_glob_match(rule->glob, m->model->tensors[i].name))
+                continue;
+            const char *why_not = rule->quantize ? quantize_obstacle(m, i) : NULL;
+            matches++;
+            if (why_not && !obstacle) {
+                obstacle = why_not;
+                first = i;
+            }
+            if (why_not)
+                continue;
+            usable++;
+            m->rule_of[i] = r;
+        }
+        if (matches == 0)
+            QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches no tensor; a name here is '%s'", option,
+                    rule->glob, m->count ? m->model->tensors[m->count / 2].name : "(none)");
+        if (usable == 0)
+            QC_FAIL(err, QC_ERR_USAGE, "%s '%s' matches only what cannot be quantized: '%s' %s%s",
+                    option, rule->glob, m->model->tensors[first].name, obstacle,
+                    matches > 1 ? ", and so on" : "");
+    }
+    return QC_OK;
+}
+
+/* ---- decisions ---- */
+
+static int kept_by_rule(const maker *m, uint32_t i)
+{
+    return m->rule_of[i] != NO_RULE && !m->options->rules[m->rule_of[i]].quantize;
+}
+
+/* A weight that would have to be read, in a form that is not read. */
+static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
+{
+    static const struct {
+        const char *tail, *tool;
+    } packed[] = {
+        {".qweight", "GPTQ or AWQ"},
+        {".weight_packed", "compressed-tensors"},
+        {".trellis", "ExLlamaV3"},
+        {".q_weight", "ExLlamaV2"},
+    };
+    const qc_ckpt_tensor *t = &m->model->tensors[i];
+    const qc_tensor_class *c = &m->classes[i];
+    if (kept_by_rule(m, i))
+        return QC_OK;
+    for (size_t k = 0; k < sizeof packed / sizeof *packed; k++) {
+        if (ends_with(t->name, packed[k].tail))
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s' was packed by %s, which is not read: start from the 16-bit "
+                    "checkpoint, or leave such tensors as they are with --keep",
+                    t->name, packed[k].tool);
+    }
+    if (c->role != QC_ROLE_LINEAR || t->ndim != 2 || qc_dtype_is_quantizable(t->dtype))
+        return QC_OK;
+    if (qc_dtype_bits(t->dtype) == 8 && strncmp(qc_dtype_name(t->dtype), "F8", 2) == 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s' is %s with scales of its own, which is not read yet: convert the "
+                "checkpoint to BF16 first, or leave such tensors as they are with --keep",
+                t->name, qc_dtype_name(t->dtype));
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "tensor '%s' is the weight of a Linear, but %s, which is not read: expected F64, F32, "
+            "F16 or BF16; or leave it as it is with --keep",
+            t->name, qc_dtype_name(t->dtype));
+}
+
+static void cast_or_keep(qc_recipe_entry *e, const maker *m, uint32_t i, qc_dtype to,
+                         const char *why)
+{
+    qc_dtype from = m->model->tensors[i].dtype;
+    if (!qc_dtype_is_quantizable(from) || from == to || (m->classes[i].traits & QC_TRAIT_FIXED))
+        return;
+    e->scheme = QC_SCHEME_CAST;
+    e->out_dtype = to;
+    e->why = why;
+}
+
+static void apply_rest(qc_recipe_entry *e, const maker *m, uint32_t i)
+{
+    if (m->options->rest == QC_REST_BF16)
+        cast_or_keep(e, m, i, QC_DTYPE_BF16, "--rest bf16");
+    else if (m->options->rest == QC_REST_FP16)
+        cast_or_keep(e, m, i, QC_DTYPE_F16, "--rest fp16");
+}
+
+static void decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i)
+{
+    const qc_ckpt_tensor *t = &m->model->tensors[i];
+    const qc_tensor_class *c = &m->classes[i];
+    int wanted = c->role == QC_ROLE_LINEAR && !(c->traits & QC_TRAIT_FLOAT);
+    if (m->rule_of[i] != NO_RULE) {
+        wanted = m->options->rules[m->rule_of[i]].quantize;
+        e->why = m->rule_why[m->rule_of[i]];
+    } else if (c->role == QC_ROLE_LINEAR && t->ndim != 2) {
+        e->why = "not 2-D";
+    } else if (c->role == QC_ROLE_LINEAR && (t->dims[0] == 0 || t->dims[1] == 0)) {
+        e->why = "empty";
+    }
+    if (!wanted || t->ndim != 2 || t->dims[0] == 0 || t->dims[1] == 0 ||
+        !qc_dtype_is_quantizable(t->dtype)) {
+        apply_rest(e, m, i);
+        return;
+    }
+    e->scheme = m->options->to == QC_TO_NF4    ? QC_SCHEME_NF4
+                : m->options->block_elems == 0 ? QC_SCHEME_INT8_ROWS
+                                               : QC_SCHEME_INT8_BLOCKS;
+    e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0;
+}
+
+static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
+{
+    int bf16 = m->options->to == QC_TO_BF16;
+    uint32_t owner = m->stored.owners[i] == QC_NO_TENSOR ? i : m->stored.owners[i];
+    if (kept_by_rule(m, owner)) {
+        e->why = m->rule_why[m->rule_of[owner]];
+        return QC_OK;
+    }
+    if (m->stored.weights[i]) {
+        if (m->classes[i].traits & QC_TRAIT_CONV1D)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s' is a quantized Conv1D weight, which is not turned back to its "
+                    "order of [in, out] yet; leave it as it is with --keep",
+                    m->model->tensors[i].name);
+        e->scheme = QC_SCHEME_DEQUANT;
+        e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+    } else if (owner != i) {
+        e->scheme = QC_SCHEME_ABSORBED;
+    } else if (m->out->input_is_quantized) {
+        apply_rest(e, m, i);
+    } else {
+        cast_or_keep(e, m, i, bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                     bf16 ? "--to bf16" : "--to fp16");
+    }
+    return QC_OK;
+}
+
+static qc_status decide(maker *m, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->out->entries, err));
+    m->out->entries = v;
+    for (uint32_t i = 0; i < m->count; i++) {
+        qc_recipe_entry *e = &m->out->entries[i];
+        e->scheme = QC_SCHEME_KEEP;
+        e->role = m->classes[i].role;
+        e->out_dtype = m->model->tensors[i].dtype;
+        e->why = m->classes[i].why;
+        e->stored = m->stored.weights[i];
+        QC_TRY(refuse_foreign(m, i, err));
+        if (m->quantizing)
+            decide_quantized(e, m, i);
+        else
+            QC_TRY(decide_float(e, m, i, err));
+    }
+    return QC_OK;
+}
+
+/* A tied head has no tensor of its own, and an explicit list replaces a loader's defaults. */
+static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
+{
+    const char *head = qc_rules_hidden_head(m->facts.model_type);
+    QC_TRY(qc_skip_add(list, "lm_head", strlen("lm_head"), err));
+    QC_TRY(qc_skip_add(list, head, strlen(head), err));
+    size_t last_len = 0;
+    const char *last = NULL;
+    for (uint32_t i = 0; i < m->count; i++) {
+        const char *name = m->model->tensors[i].name;
+        size_t len = qc_rules_predictions_path(name);
+        if (len == 0 || (len == last_len && memcmp(name, last, len) == 0))
+            continue;
+        const char *decoder = NULL;
+        QC_TRY(qc_arena_printf(m->arena, &decoder, err, "%.*s.decoder", (int)len, name));
+        QC_TRY(qc_skip_add(list, decoder, strlen(decoder), err));
+        last = name;
+        last_len = len;
+    }
+    return QC_OK;
+}
+
+/* Modules that transformers sees as a Linear, or may see as one, and that are not quantized. */
+static qc_status list_skipped(maker *m, qc_error *err)
+{
+    if (!m->quantizing)
+        return QC_OK;
+    qc_skip_list list;
+    QC_TRY(qc_skip_init(&list, m->arena, m->table, err));
+    int head_quantized = 0;
+    for (uint32_t i = 0; i < m->count; i++) {
+        const qc_recipe_entry *e = &m->out->entries[i];
+        const qc_ckpt_tensor *t = &m->model->tensors[i];
+        int kept = e->scheme == QC_SCHEME_KEEP || e->scheme == QC_SCHEME_CAST;
+        head_quantized |= !kept && e->role == QC_ROLE_HEAD;
+        if (kept && t->ndim == 2 && ends_with(t->name, ".weight") &&
+            (e->role == QC_ROLE_LINEAR ||
+             (m->classes[i].traits & (QC_TRAIT_MODULE | QC_TRAIT_MAYBE))))
+            QC_TRY(qc_skip_add(&list, t->name, strlen(t->name) - strlen(".weight"), err));
+    }
+    if (!head_quantized)
+        QC_TRY(skip_hidden_heads(m, &list, err));
+    qc_skip_finish(&list, &m->out->skip_modules, &m->out->skip_count);
+    return QC_OK;
+}
+
+qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
+                         const qc_options *options, qc_error *err)
+{
+    memset(out, 0, sizeof *out);
+    maker m = {.out = out, .arena = arena, .model = model, .options = options};
+    m.quantizing = options->to == QC_TO_NF4 || options->to == QC_TO_INT8;
+    QC_TRY(qc_stored_find(&m.stored, arena, model, err));
+    m.count = (uint32_t)model->tensor_count;
+    read_facts(&m);
+    QC_TRY(qc_arena_strndup(arena, &out->model_type, m.facts.model_type, strlen(m.facts.model_type),
+                            err));
+    out->known_type = m.table != NULL;
+    out->input_is_quantized = m.stored.count > 0;
+    if (m.quantizing && out->input_is_quantized) {
+        uint32_t i = 0;
+        while (!m.stored.weights[i])
+            i++;
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s is quantized already: %" PRIu32 " weights, '%s' among them, are %s; quantize "
+                "the 16-bit checkpoint it was made from, or turn it back with --to bf16 first",
+                model->path, m.stored.count, model->tensors[i].name,
+                m.stored.weights[i]->fp4 ? "fp4" : qc_scheme_name(m.stored.weights[i]->stored_as));
+    }
+    QC_TRY(classify(&m, err));
+    QC_TRY(apply_rules(&m, err));
+    QC_TRY(decide(&m, err));
+    return list_skipped(&m, err);
+}

@@ -1,0 +1,337 @@
+/* General rules: what a tensor is, told from its name and shape alone, for model types without a
+ * table and for names a table does not know. docs/recipes.md states them in the same order; keep
+ * both in step. Where transformers cannot be foreseen the tensor is kept, and its module goes on
+ * the skip list, so that a wrong guess costs size and never a checkpoint that does not load. */
+#include "convert/recipe_tables.h"
+
+#include <string.h>
+
+/* Words that mean something as a component of a name. One scan per component finds them all. */
+enum {
+    WORD_HEAD = 1,
+    WORD_PREDICTIONS = 2,
+    WORD_LABELS = 4,
+    WORD_EMBEDDING = 8,
+    WORD_ROUTER = 16,
+    WORD_GATE = 32,
+    WORD_INDEXER = 64,
+    WORD_QFORMER = 128,
+    WORD_COMPRESSOR = 256,
+    WORD_BUFFER = 512,
+    WORD_PACKED = 1024,
+    WORD_STATE = 2048
+};
+
+static const struct {
+    const char *text;
+    unsigned char len;
+    unsigned flag;
+} words[] = {
+#define WORD(text, flag)                                                                           \
+    {                                                                                              \
+        text, sizeof text - 1, flag                                                                \
+    }
+    WORD("lm_head", WORD_HEAD),
+    WORD("lm_heads", WORD_HEAD),
+    WORD("generator_lm_head", WORD_HEAD),
+    WORD("embed_out", WORD_HEAD),
+    WORD("vocab_projector", WORD_HEAD),
+    WORD("predictions", WORD_PREDICTIONS),
+    WORD("entity_predictions", WORD_PREDICTIONS),
+    WORD("classifier", WORD_LABELS),
+    WORD("score", WORD_LABELS),
+    WORD("qa_outputs", WORD_LABELS),
+    WORD("embed_tokens", WORD_EMBEDDING),
+    WORD("wte", WORD_EMBEDDING),
+    WORD("wpe", WORD_EMBEDDING),
+    WORD("word_embeddings", WORD_EMBEDDING),
+    WORD("position_embeddings", WORD_EMBEDDING),
+    WORD("token_type_embeddings", WORD_EMBEDDING),
+    WORD("tok_embeddings", WORD_EMBEDDING),
+    WORD("embed_in", WORD_EMBEDDING),
+    WORD("embed_positions", WORD_EMBEDDING),
+    WORD("relative_attention_bias", WORD_EMBEDDING),
+    WORD("tokens_embed", WORD_EMBEDDING),
+    WORD("positions_embed", WORD_EMBEDDING),
+    WORD("router", WORD_ROUTER),
+    WORD("gate", WORD_GATE),
+    WORD("wg", WORD_GATE),
+    WORD("shared_expert_gate", WORD_GATE),
+    WORD("indexer", WORD_INDEXER),
+    WORD("qformer", WORD_QFORMER),
+    WORD("compressor", WORD_COMPRESSOR),
+    WORD("inv_freq", WORD_BUFFER),
+    WORD("position_ids", WORD_BUFFER),
+    WORD("token_type_ids", WORD_BUFFER),
+    WORD("masked_bias", WORD_BUFFER),
+    WORD("cos_cached", WORD_BUFFER),
+    WORD("sin_cached", WORD_BUFFER),
+    WORD("e_score_correction_bias", WORD_BUFFER),
+    WORD("relative_position_index", WORD_BUFFER),
+    WORD("running_mean", WORD_BUFFER),
+    WORD("running_var", WORD_BUFFER),
+    WORD("num_batches_tracked", WORD_BUFFER),
+    WORD("qweight", WORD_PACKED),
+    WORD("weight_packed", WORD_PACKED),
+    WORD("q_weight", WORD_PACKED),
+    WORD("trellis", WORD_PACKED),
+    WORD("SCB", WORD_STATE),
+    WORD("weight_format", WORD_STATE),
+    WORD("weight_scale", WORD_STATE),
+    WORD("weight_scale_inv", WORD_STATE),
+    WORD("weight_scale_2", WORD_STATE),
+    WORD("input_scale", WORD_STATE),
+    WORD("scales", WORD_STATE),
+    WORD("qzeros", WORD_STATE),
+    WORD("g_idx", WORD_STATE),
+    WORD("weight_shape", WORD_STATE),
+    WORD("weight_zero_point", WORD_STATE),
+#undef WORD
+};
+
+static unsigned word_flag(const char *s, size_t len)
+{
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (words[i].len == len && memcmp(words[i].text, s, len) == 0)
+            return words[i].flag;
+    }
+    return 0;
+}
+
+/* A name taken apart: "a.b.3.weight" has the module path "a.b.3", its last component "3", the last
+ * one that is not a number, "b", and the leaf "weight". */
+typedef struct {
+    const char *name;
+    const char *leaf;
+    const char *module; /* len 0 where there is none */
+    const char *word;
+    size_t leaf_len, module_len, word_len, path_len;
+    unsigned path_flags, module_flag, word_flag, leaf_flag;
+} name_parts;
+
+static int is_number(const char *s, size_t len)
+{
+    size_t i = 0;
+    while (i < len && s[i] >= '0' && s[i] <= '9')
+        i++;
+    return i == len;
+}
+
+static name_parts take_apart(const char *name)
+{
+    name_parts n = {.name = name, .leaf = name, .module = name, .word = name};
+    const char *dot = strrchr(name, '.');
+    if (dot) {
+        n.leaf = dot + 1;
+        n.path_len = (size_t)(dot - name);
+    }
+    n.leaf_len = strlen(n.leaf);
+    n.leaf_flag = word_flag(n.leaf, n.leaf_len);
+    for (size_t at = 0; dot && at <= n.path_len;) {
+        n.module = name + at;
+        n.module_len = strcspn(n.module, ".");
+        int number = is_number(n.module, n.module_len);
+        n.module_flag = number ? 0 : word_flag(n.module, n.module_len);
+        n.path_flags |= n.module_flag;
+        if (!number) {
+            n.word = n.module;
+            n.word_len = n.module_len;
+            n.word_flag = n.module_flag;
+        }
+        at += n.module_len + 1;
+    }
+    return n;
+}
+
+static int equals(const char *s, size_t len, const char *word)
+{
+    return strlen(word) == len && memcmp(s, word, len) == 0;
+}
+
+/* Is s one of the words of a list " a b c "? */
+static int listed(const char *s, size_t len, const char *list)
+{
+    if (len == 0)
+        return 0;
+    for (const char *w = list + 1; *w;) {
+        size_t n = strcspn(w, " ");
+        if (n == len && memcmp(s, w, n) == 0)
+            return 1;
+        w += n + (w[n] == ' ');
+    }
+    return 0;
+}
+
+static int contains(const char *s, size_t len, const char *word)
+{
+    size_t n = strlen(word);
+    for (size_t i = 0; i + n <= len; i++) {
+        if (s[i] == *word && memcmp(s + i, word, n) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+static int ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), m = strlen(tail);
+    return n >= m && memcmp(s + n - m, tail, m) == 0;
+}
+
+static void set(qc_tensor_class *out, qc_role role, unsigned traits, const char *why)
+{
+    out->role = role;
+    out->traits = traits;
+    out->why = why;
+}
+
+/* Parts of weights that another tool packed. */
+static int packed_role(const name_parts *n, qc_tensor_class *out)
+{
+    if (n->leaf_flag == WORD_PACKED || ends_with(n->leaf, "_blocks"))
+        set(out, QC_ROLE_PACKED, QC_TRAIT_FIXED, "packed weight");
+    else if (n->leaf_flag == WORD_STATE || ends_with(n->leaf, "_scales"))
+        set(out, QC_ROLE_STATE, QC_TRAIT_FIXED, "scale of a packed weight");
+    else
+        return 0;
+    return 1;
+}
+
+static int is_norm(const name_parts *n)
+{
+    return contains(n->module, n->module_len, "norm") ||
+           contains(n->module, n->module_len, "Norm") ||
+           (n->module_len >= 2 && memcmp(n->module, "ln", 2) == 0 &&
+            (n->module_len == 2 || n->module[2] == '_' ||
+             (n->module[2] >= '0' && n->module[2] <= '9')));
+}
+
+static int embedding_class(const name_parts *n, qc_tensor_class *out)
+{
+    static const char *const hints[] = {"embed", "Embed", "position", "token_type"};
+    static const char *const linear_hints[] = {"proj", "mapping", "linear", "dense", "transform"};
+    if (n->word_flag == WORD_EMBEDDING || equals(n->module, n->module_len, "shared")) {
+        set(out, QC_ROLE_EMBEDDING, 0, "embedding");
+        return 1;
+    }
+    int found = n->word_len >= 4 && memcmp(n->word + n->word_len - 4, "_emb", 4) == 0;
+    for (size_t i = 0; i < sizeof hints / sizeof *hints; i++)
+        found |= contains(n->word, n->word_len, hints[i]);
+    found |= (n->path_flags & WORD_EMBEDDING) != 0;
+    for (size_t i = 0; found && i < sizeof linear_hints / sizeof *linear_hints; i++)
+        found = !contains(n->word, n->word_len, linear_hints[i]);
+    if (found)
+        set(out, QC_ROLE_EMBEDDING, QC_TRAIT_MAYBE, "called as an embedding");
+    return found;
+}
+
+/* Linears that transformers holds in 32 bit (_keep_in_fp32_modules). */
+static int held_in_float(const qc_model_facts *facts, const name_parts *n)
+{
+    size_t len = strlen(facts->model_type);
+    if ((n->path_flags & WORD_INDEXER) && equals(n->module, n->module_len, "weights_proj"))
+        return 1;
+    if (equals(n->module, n->module_len, "wo"))
+        return listed(facts->model_type, len,
+                      " t5 mt5 umt5 udop pop2piano longt5 switch_transformers ");
+    if (n->path_flags & WORD_COMPRESSOR)
+        return listed(facts->model_type, len, " deepseek_v4 ");
+    return (n->path_flags & WORD_QFORMER) && listed(facts->model_type, len, " blip-2 ");
+}
+
+/* Heads that predict a label; "classifier" also as the end of a longer name, because transformers
+ * 5 skips a module that ends in a name on its list. */
+static int is_label_head(const name_parts *n)
+{
+    size_t len = n->module_len;
+    return (n->path_flags & WORD_LABELS) || equals(n->module, len, "head") ||
+           (len >= 10 && memcmp(n->module + len - 10, "classifier", 10) == 0);
+}
+
+static void classify_matrix(const qc_model_facts *facts, const qc_ckpt_tensor *t,
+                            const name_parts *n, qc_tensor_class *out)
+{
+    if (strcmp(n->leaf, "weight") != 0 || n->path_len == 0) {
+        int embed = contains(n->leaf, n->leaf_len, "embed");
+        set(out, embed ? QC_ROLE_EMBEDDING : QC_ROLE_OTHER, 0, "not the weight of a module");
+    } else if (n->path_flags & WORD_HEAD) {
+        set(out, QC_ROLE_HEAD, QC_TRAIT_MODULE, "output head");
+    } else if (equals(n->module, n->module_len, "decoder") && (n->path_flags & WORD_PREDICTIONS)) {
+        set(out, QC_ROLE_HEAD, QC_TRAIT_MODULE, "output head");
+    } else if (is_label_head(n)) {
+        set(out, QC_ROLE_HEAD, QC_TRAIT_MODULE, "classification head");
+    } else if (embedding_class(n, out)) {
+        return;
+    } else if ((n->path_flags & WORD_ROUTER) ||
+               (facts->has_experts && n->module_flag == WORD_GATE)) {
+        set(out, QC_ROLE_ROUTER, QC_TRAIT_MODULE, "router");
+    } else if (facts->vocab_size > 0 && t->dims[0] == facts->vocab_size) {
+        int output = contains(n->module, n->module_len, "output") ||
+                     contains(n->module, n->module_len, "out_proj");
+        set(out, output ? QC_ROLE_HEAD : QC_ROLE_EMBEDDING, QC_TRAIT_MAYBE | QC_TRAIT_MODULE,
+            "as many rows as the vocabulary");
+    } else if (held_in_float(facts, n)) {
+        set(out, QC_ROLE_LINEAR, QC_TRAIT_FLOAT, "held in 32 bit by transformers");
+    } else if (t->dims[0] < QC_MIN_GUESSED_DIM || t->dims[1] < QC_MIN_GUESSED_DIM) {
+        set(out, QC_ROLE_OTHER, QC_TRAIT_MAYBE | QC_TRAIT_MODULE, "a side shorter than 32");
+    } else {
+        set(out, QC_ROLE_LINEAR, 0, "linear by general rule");
+    }
+}
+
+void qc_rules_classify(const qc_model_facts *facts, const qc_ckpt_tensor *t, qc_tensor_class *out)
+{
+    name_parts n = take_apart(t->name);
+    if (n.leaf_flag == WORD_BUFFER) {
+        set(out, QC_ROLE_OTHER, QC_TRAIT_FIXED, "buffer");
+    } else if (packed_role(&n, out)) {
+        return;
+    } else if (is_norm(&n) || contains(n.leaf, n.leaf_len, "norm")) {
+        set(out, QC_ROLE_NORM, 0, "norm");
+    } else if (t->ndim > 2) {
+        int conv = t->ndim > 3 || contains(t->name, n.path_len, "conv") ||
+                   contains(t->name, n.path_len, "patch");
+        set(out, conv ? QC_ROLE_CONV : QC_ROLE_OTHER, 0,
+            conv                                           ? "convolution"
+            : contains(t->name, strlen(t->name), "expert") ? "stack of experts, not 2-D"
+                                                           : "not 2-D");
+    } else if (equals(n.leaf, n.leaf_len, "bias") || ends_with(n.leaf, "_bias")) {
+        set(out, QC_ROLE_BIAS, 0, "bias");
+    } else if (t->ndim < 2) {
+        set(out, QC_ROLE_OTHER, 0, "not 2-D");
+    } else {
+        classify_matrix(facts, t, &n, out);
+    }
+}
+
+const char *qc_rules_hidden_head(const char *model_type)
+{
+    static const struct {
+        const char *types, *module;
+    } heads[] = {
+        {" whisper moonshine canary ", "proj_out"},     {" biogpt trocr ", "output_projection"},
+        {" gpt_neox gpt_neox_japanese ", "embed_out"},  {" distilbert ", "vocab_projector"},
+        {" xlm flaubert ", "pred_layer.proj"},          {" xlnet ", "lm_loss"},
+        {" neomme ", "unembedding_projection"},         {" electra convbert ", "generator_lm_head"},
+        {" modernbert modernbert-decoder ", "decoder"},
+    };
+    for (size_t i = 0; i < sizeof heads / sizeof *heads; i++) {
+        if (listed(model_type, strlen(model_type), heads[i].types))
+            return heads[i].module;
+    }
+    return "lm_head";
+}
+
+size_t qc_rules_predictions_path(const char *name)
+{
+    const char *path_end = strrchr(name, '.');
+    if (!path_end || !strstr(name, "predictions."))
+        return 0;
+    for (const char *p = name; p < path_end;) {
+        size_t len = strcspn(p, ".");
+        if (word_flag(p, len) == WORD_PREDICTIONS)
+            return (size_t)(p - name) + len;
+        p += len + 1;
+    }
+    return 0;
+}

@@ -1,0 +1,267 @@
+#include "convert/recipe_stored.h"
+
+#include "base/checked.h"
+#include "formats/bnb_state.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MAX_STATE_BYTES 65536u
+#define NAME_BYTES      4096u
+
+typedef struct {
+    const qc_checkpoint *model;
+    qc_arena *arena;
+    qc_st_cursor *cursor;
+    qc_stored_set *set;
+    qc_dtype float_dtype; /* config.json's; F16 when it has none */
+} finder;
+
+/* The first read makes the cursor: most checkpoints have no state to read. */
+static qc_status read_bytes(finder *f, const qc_ckpt_tensor *t, void *dst, size_t len,
+                            qc_error *err)
+{
+    if (!f->cursor)
+        QC_TRY(qc_st_cursor_create(&f->cursor, err));
+    return qc_checkpoint_read(f->model, f->cursor, t, 0, dst, len, err);
+}
+
+static uint32_t find_index(const qc_checkpoint *model, const char *name)
+{
+    size_t low = 0, high = model->tensor_count;
+    while (low < high) {
+        size_t mid = low + (high - low) / 2;
+        int c = strcmp(model->tensors[mid].name, name);
+        if (c == 0)
+            return (uint32_t)mid;
+        if (c < 0)
+            low = mid + 1;
+        else
+            high = mid;
+    }
+    return QC_NO_TENSOR;
+}
+
+/* The tensor called stem (stem_len bytes) + tail, or QC_NO_TENSOR. */
+static uint32_t find_sibling(const finder *f, const char *stem, size_t stem_len, const char *tail)
+{
+    char name[NAME_BYTES];
+    size_t tail_len = strlen(tail);
+    if (stem_len + tail_len >= sizeof name)
+        return QC_NO_TENSOR;
+    memcpy(name, stem, stem_len);
+    memcpy(name + stem_len, tail, tail_len + 1);
+    return find_index(f->model, name);
+}
+
+static qc_status check_part(const finder *f, uint32_t weight, uint32_t part, const char *what,
+                            qc_dtype dtype, uint64_t elems, qc_error *err)
+{
+    const char *name = f->model->tensors[weight].name;
+    if (part == QC_NO_TENSOR)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': %s is missing", name, what);
+    const qc_ckpt_tensor *t = &f->model->tensors[part];
+    uint64_t n = 0;
+    QC_TRY(qc_shape_elems(t->dims, t->ndim, &n, err));
+    if (t->dtype != dtype || n != elems)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': expected %" PRIu64 " values of %s, found %" PRIu64 " of %s", t->name,
+                elems, qc_dtype_name(dtype), n, qc_dtype_name(t->dtype));
+    return QC_OK;
+}
+
+static void own(const finder *f, uint32_t weight, uint32_t part)
+{
+    if (part != QC_NO_TENSOR)
+        f->set->owners[part] = weight;
+}
+
+static qc_status read_state(finder *f, uint32_t state, qc_bnb_state *out, qc_error *err)
+{
+    const qc_ckpt_tensor *t = &f->model->tensors[state];
+    if (t->dtype != QC_DTYPE_U8 || t->bytes == 0 || t->bytes > MAX_STATE_BYTES)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': expected 1 to %u bytes of U8, found %" PRIu64 " of %s", t->name,
+                MAX_STATE_BYTES, t->bytes, qc_dtype_name(t->dtype));
+    char json[MAX_STATE_BYTES];
+    size_t len = (size_t)t->bytes;
+    QC_TRY(read_bytes(f, t, json, len, err));
+    qc_status st = qc_bnb_state_parse(out, json, len, err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "tensor '%s'", t->name);
+    return st;
+}
+
+/* A state tensor at index `state`; its weight's name is the first stem_len bytes of its own. */
+static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, int int8,
+                                  const char *type, qc_error *err)
+{
+    const qc_ckpt_tensor *tensors = f->model->tensors;
+    const char *stem = tensors[state].name;
+    uint32_t weight = find_sibling(f, stem, stem_len, "");
+    if (weight == QC_NO_TENSOR)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the weight it describes is missing", stem);
+    const char *name = tensors[weight].name;
+    if (f->set->weights[weight])
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has more than one quant_state or SCB", name);
+    qc_bnb_state s;
+    QC_TRY(read_state(f, state, &s, err));
+    if (strcmp(s.quant_type, type) != 0)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': its name says %s, its content %s", stem, type,
+                s.quant_type);
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(f->arena, &v, 1, sizeof(qc_stored_weight), err));
+    qc_stored_weight *w = v;
+    w->stored_as = int8 ? QC_SCHEME_INT8_BLOCKS : QC_SCHEME_NF4;
+    w->fp4 = strcmp(type, "fp4") == 0;
+    w->block_elems = s.block_elems;
+    w->dtype = s.dtype;
+    w->ndim = s.ndim;
+    memcpy(w->dims, s.dims, sizeof w->dims);
+    w->absmax = find_sibling(f, stem, stem_len, ".absmax");
+    w->quant_map = find_sibling(f, stem, stem_len, ".quant_map");
+    w->nested_absmax = find_sibling(f, stem, stem_len, ".nested_absmax");
+    w->nested_map = find_sibling(f, stem, stem_len, ".nested_quant_map");
+
+    uint64_t n = 0;
+    QC_TRY(qc_shape_elems(s.dims, s.ndim, &n, err));
+    if (s.block_elems == 0 || (s.nested && s.nested_block_elems == 0))
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': a block size of 0", stem);
+    uint64_t want = int8 ? n : qc_ceil_div_u64(n, 2);
+    if (tensors[weight].bytes != want || (int8 && tensors[weight].dtype != QC_DTYPE_I8))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': %" PRIu64 " weights of %s take %" PRIu64 " bytes, found %" PRIu64
+                " of %s",
+                name, n, type, want, tensors[weight].bytes, qc_dtype_name(tensors[weight].dtype));
+    uint64_t blocks = qc_ceil_div_u64(n, s.block_elems);
+    QC_TRY(check_part(f, weight, w->absmax, "absmax", s.nested ? QC_DTYPE_U8 : QC_DTYPE_F32, blocks,
+                      err));
+    if (!int8)
+        QC_TRY(check_part(f, weight, w->quant_map, "quant_map", QC_DTYPE_F32, 16, err));
+    if (s.nested) {
+        w->nested_block_elems = s.nested_block_elems;
+        w->nested_offset = (float)s.nested_offset;
+        QC_TRY(check_part(f, weight, w->nested_absmax, "nested_absmax", QC_DTYPE_F32,
+                          qc_ceil_div_u64(blocks, s.nested_block_elems), err));
+        QC_TRY(check_part(f, weight, w->nested_map, "nested_quant_map", QC_DTYPE_F32, 256, err));
+    } else if (w->nested_absmax != QC_NO_TENSOR || w->nested_map != QC_NO_TENSOR) {
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': there is a nested_absmax, but the quant_state does not speak of it",
+                name);
+    }
+    own(f, weight, state);
+    own(f, weight, w->absmax);
+    own(f, weight, w->quant_map);
+    own(f, weight, w->nested_absmax);
+    own(f, weight, w->nested_map);
+    f->set->weights[weight] = w;
+    f->set->count++;
+    return QC_OK;
+}
+
+/* M.SCB at index scb; stem_len counts "M.". */
+static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_error *err)
+{
+    const qc_ckpt_tensor *tensors = f->model->tensors;
+    const char *stem = tensors[scb].name;
+    uint32_t weight = find_sibling(f, stem, stem_len, "weight");
+    if (weight == QC_NO_TENSOR)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the weight it scales is missing", stem);
+    const qc_ckpt_tensor *t = &tensors[weight];
+    if (t->dtype != QC_DTYPE_I8 || t->ndim != 2)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': expected I8 of 2 dimensions beside SCB, found %s of %u", t->name,
+                qc_dtype_name(t->dtype), t->ndim);
+    if (f->set->weights[weight])
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has more than one quant_state or SCB", t->name);
+    QC_TRY(check_part(f, weight, scb, "SCB", QC_DTYPE_F32, t->dims[0], err));
+    uint32_t format = find_sibling(f, stem, stem_len, "weight_format");
+    if (format != QC_NO_TENSOR) {
+        unsigned char value = 0;
+        QC_TRY(check_part(f, weight, format, "weight_format", QC_DTYPE_U8, 1, err));
+        QC_TRY(read_bytes(f, &tensors[format], &value, 1, err));
+        if (value != 0)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "tensor '%s': int8 weights in order %u; only row order (0) is read: load and "
+                    "save the model with bitsandbytes 0.45 or later",
+                    t->name, value);
+    }
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(f->arena, &v, 1, sizeof(qc_stored_weight), err));
+    qc_stored_weight *w = v;
+    w->stored_as = QC_SCHEME_INT8_ROWS;
+    w->absmax = scb;
+    w->quant_map = w->nested_absmax = w->nested_map = QC_NO_TENSOR;
+    w->block_elems = t->dims[1];
+    w->dtype = f->float_dtype;
+    w->ndim = 2;
+    memcpy(w->dims, t->dims, sizeof w->dims);
+    own(f, weight, scb);
+    own(f, weight, format);
+    f->set->weights[weight] = w;
+    f->set->count++;
+    return QC_OK;
+}
+
+static qc_status add_if_state(finder *f, uint32_t i, qc_error *err)
+{
+    static const struct {
+        const char *tail;
+        const char *type; /* NULL: row-wise int8 */
+    } forms[] = {
+        {".quant_state.bitsandbytes__nf4", "nf4"},
+        {".quant_state.bitsandbytes__fp4", "fp4"},
+        {".quant_state.qconv__int8", "int8"},
+        {"SCB", NULL},
+    };
+    const char *name = f->model->tensors[i].name;
+    size_t len = strlen(name);
+    for (size_t k = 0; k < sizeof forms / sizeof *forms; k++) {
+        size_t tail = strlen(forms[k].tail);
+        if (len < tail || strcmp(name + len - tail, forms[k].tail) != 0)
+            continue;
+        if (!forms[k].type)
+            return len == tail || name[len - tail - 1] == '.'
+                       ? add_row_weight(f, i, len - tail, err)
+                       : QC_OK;
+        return add_block_weight(f, i, len - tail, strcmp(forms[k].type, "int8") == 0, forms[k].type,
+                                err);
+    }
+    return QC_OK;
+}
+
+static qc_dtype config_dtype(const qc_checkpoint *model)
+{
+    if (!model->config)
+        return QC_DTYPE_F16;
+    const qc_json_node *root = qc_json_root(model->config);
+    const char *name = qc_json_string_or(qc_json_get(root, "torch_dtype"), NULL);
+    if (!name)
+        name = qc_json_string_or(qc_json_get(root, "dtype"), "float16");
+    if (strcmp(name, "bfloat16") == 0)
+        return QC_DTYPE_BF16;
+    return strcmp(name, "float32") == 0 ? QC_DTYPE_F32 : QC_DTYPE_F16;
+}
+
+qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena, const qc_checkpoint *model,
+                         qc_error *err)
+{
+    memset(out, 0, sizeof *out);
+    if (model->tensor_count >= QC_NO_TENSOR)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%zu tensors are too many", model->tensor_count);
+    uint32_t count = (uint32_t)model->tensor_count;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof *out->weights, err));
+    out->weights = v;
+    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof *out->owners, err));
+    out->owners = v;
+    for (uint32_t i = 0; i < count; i++)
+        out->owners[i] = QC_NO_TENSOR;
+    finder f = {model, arena, NULL, out, config_dtype(model)};
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; i < count && st == QC_OK; i++)
+        st = add_if_state(&f, i, err);
+    qc_st_cursor_destroy(f.cursor);
+    return st;
+}

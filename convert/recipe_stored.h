@@ -1,0 +1,26 @@
+/* Weights that bitsandbytes or qconv quantized, recognised by the tensors beside them:
+ *
+ *   M.weight.quant_state.bitsandbytes__nf4   or __fp4: 4-bit codes in M.weight
+ *   M.weight.quant_state.qconv__int8         block-wise int8 in M.weight
+ *   M.SCB beside an I8 M.weight              row-wise int8 (LLM.int8)
+ *
+ * docs/format.md has the layouts. Every size is checked against the shape the state names. */
+#ifndef QC_CONVERT_RECIPE_STORED_H
+#define QC_CONVERT_RECIPE_STORED_H
+
+#include "convert/recipe.h"
+
+#define QC_NO_TENSOR UINT32_MAX
+
+typedef struct {
+    const qc_stored_weight **weights; /* per tensor: how it is stored, NULL if it is not */
+    uint32_t *owners; /* per tensor: the weight whose state it is, or QC_NO_TENSOR */
+    uint32_t count;   /* stored weights */
+} qc_stored_set;
+
+/* Arrays of one element per tensor of the model, in the arena. QC_ERR_INPUT when a state does not
+ * fit its weight, QC_ERR_UNSUPPORTED for a form of bitsandbytes that is not read. */
+QC_NODISCARD qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena,
+                                      const qc_checkpoint *model, qc_error *err);
+
+#endif

@@ -1,0 +1,13 @@
+/* The file of --recipe: {"rules": [{"keep": "GLOB"}, {"quantize": "GLOB"}, ...]}. */
+#ifndef QC_CONVERT_RULES_FILE_H
+#define QC_CONVERT_RULES_FILE_H
+
+#include "convert/options.h"
+
+/* The rules in the file's order, in the arena. QC_ERR_INPUT for anything but the form above (a
+ * member of another name, an empty glob, more than 10000 rules), the status of reading the file
+ * otherwise. The message names the file and the rule. */
+QC_NODISCARD qc_status qc_rules_file_read(qc_arena *arena, const char *path, qc_rule **rules,
+                                          uint32_t *count, qc_error *err);
+
+#endif
