@@ -1,0 +1,164 @@
+/* What can be known of a weight only when all of it was seen: the scale of its scales, its error,
+ * its state. Run by the worker that finished the weight's last frame. */
+#include "convert/pipeline.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <string.h>
+
+typedef struct {
+    qc_worker *w;
+    uint32_t job;
+} read_ctx;
+
+static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out, qc_error *err)
+{
+    read_ctx *ctx = vctx;
+    qc_worker *w = ctx->w;
+    const qc_job *j = &w->p->plan->jobs[ctx->job];
+    uint64_t overflow = UINT64_MAX;
+    QC_TRY(qc_job_read(w, ctx->job, first, n, w->source, err));
+    w->p->ops->cast(w->source, w->p->plan->model->tensors[j->source].dtype, n, out, QC_DTYPE_F32,
+                    &overflow);
+    return QC_OK;
+}
+
+static qc_status finish_blocks(qc_worker *w, uint32_t job, const qc_piece_sums *total,
+                               qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[job];
+    qc_job_state *s = &p->jobs[job];
+    size_t blocks = (size_t)j->blocks;
+    float offset = 0;
+    void *v = NULL;
+    float *final = s->absmax;
+    if (j->nested) {
+        QC_TRY(qc_malloc(&v, blocks, err));
+        s->nested_codes = v;
+        v = NULL;
+        QC_TRY(qc_realloc_array(&v, (size_t)qc_ceil_div_u64(blocks, QC_NESTED_BLOCK), sizeof(float),
+                                err));
+        s->nested_absmax = v;
+        v = NULL;
+        QC_TRY(qc_realloc_array(&v, blocks, sizeof(float), err));
+        final = v;
+        offset = qc_nested_offset(s->absmax, blocks);
+        p->ops->nested_quantize(s->absmax, blocks, offset, s->nested_codes, s->nested_absmax);
+        p->ops->nested_dequantize(s->nested_codes, s->nested_absmax, qc_dynamic_map, blocks,
+                                  QC_NESTED_BLOCK, offset, final);
+    }
+    read_ctx ctx = {w, job};
+    qc_status st = qc_block_error_finish(p->ops, j->scheme == QC_SCHEME_NF4, j->elems,
+                                         j->block_elems, s->absmax, final, s->block_errors, total,
+                                         read_floats, &ctx, &s->error, err);
+    if (final != s->absmax)
+        qc_free(final);
+    if (st != QC_OK)
+        return st;
+    qc_free(s->block_errors);
+    s->block_errors = NULL;
+    if (j->nested) {
+        qc_free(s->absmax);
+        s->absmax = NULL;
+    }
+    qc_bnb_state state = j->state;
+    state.nested_offset = (double)offset;
+    v = NULL;
+    QC_TRY(qc_malloc(&v, qc_bnb_state_bytes(&state), err));
+    s->state_json = v;
+    return qc_bnb_state_write(&state, s->state_json, err);
+}
+
+qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[job];
+    qc_job_state *s = &p->jobs[job];
+    if (j->scheme != QC_SCHEME_NF4 && j->scheme != QC_SCHEME_INT8_BLOCKS &&
+        j->scheme != QC_SCHEME_INT8_ROWS)
+        return QC_OK;
+    uint32_t main_tensor = j->outputs[QC_PART_MAIN];
+    const qc_unit *units = &p->units[p->first_unit[main_tensor]];
+    uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
+    qc_piece_sums total = {0};
+    for (uint32_t i = 0; i < p->unit_counts[main_tensor]; i++)
+        qc_piece_add(&total, &s->sums[i], units[i].content_offset * per_byte);
+    if (j->scheme != QC_SCHEME_INT8_ROWS)
+        return finish_blocks(w, job, &total, err);
+    s->error.rel_mse = total.sum_xx > 0 ? total.sum_ee / total.sum_xx : 0;
+    s->error.max_err = total.max_err;
+    s->error.max_index = total.max_index;
+    return QC_OK;
+}
+
+const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part)
+{
+    static const unsigned char row_major = 0;
+    const qc_job_state *s = &p->jobs[job];
+    switch (part) {
+    case QC_PART_ABSMAX:
+        return p->plan->jobs[job].nested ? (const void *)s->nested_codes : s->absmax;
+    case QC_PART_QUANT_MAP:
+        return qc_nf4_code;
+    case QC_PART_NESTED_ABSMAX:
+        return s->nested_absmax;
+    case QC_PART_NESTED_MAP:
+        return qc_dynamic_map;
+    case QC_PART_STATE:
+        return s->state_json;
+    case QC_PART_SCB:
+        return s->absmax;
+    case QC_PART_FORMAT:
+        return &row_major;
+    case QC_PART_MAIN:
+    case QC_PART_COUNT:
+        break;
+    }
+    return NULL;
+}
+
+/* Is this part still to be written, in its turn? */
+static int is_awaited(const qc_pipeline *p, uint32_t job, qc_part part)
+{
+    uint32_t t = p->plan->jobs[job].outputs[part];
+    return t != QC_NO_OUTPUT && p->unit_counts[t] > 0 &&
+           p->units[p->first_unit[t]].kind == QC_UNIT_DERIVED;
+}
+
+void qc_job_trim(const qc_pipeline *p, uint32_t job)
+{
+    qc_job_state *s = &p->jobs[job];
+    int absmax = is_awaited(p, job, QC_PART_ABSMAX);
+    qc_free(s->sums);
+    s->sums = NULL;
+    if (!absmax && !is_awaited(p, job, QC_PART_SCB)) {
+        qc_free(s->absmax);
+        s->absmax = NULL;
+    }
+    if (!absmax) {
+        qc_free(s->nested_codes);
+        s->nested_codes = NULL;
+    }
+    if (!is_awaited(p, job, QC_PART_NESTED_ABSMAX)) {
+        qc_free(s->nested_absmax);
+        s->nested_absmax = NULL;
+    }
+}
+
+void qc_job_release(qc_job_state *s)
+{
+    qc_free(s->sums);
+    qc_free(s->absmax);
+    qc_free(s->block_errors);
+    qc_free(s->nested_codes);
+    qc_free(s->nested_absmax);
+    qc_free(s->state_json);
+    s->sums = NULL;
+    s->absmax = NULL;
+    s->block_errors = NULL;
+    s->nested_codes = NULL;
+    s->nested_absmax = NULL;
+    s->state_json = NULL;
+}

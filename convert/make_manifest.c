@@ -1,0 +1,174 @@
+#include "convert/make_manifest.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "convert/side_files.h"
+
+#include <string.h>
+
+const char *qc_to_name(qc_to to)
+{
+    static const char *const names[] = {"nf4", "int8", "fp16", "bf16"};
+    return names[to];
+}
+
+const char *qc_rest_name(qc_rest rest)
+{
+    static const char *const names[] = {"keep", "bf16", "fp16"};
+    return names[rest];
+}
+
+typedef enum { OF_CONTENT, OF_STORED, OF_SOURCE } digest_of;
+
+/* Digest over the pieces of `count` consecutive units. */
+static qc_status root_of(const qc_unit *units, uint32_t count, digest_of what, qc_digest *out,
+                         qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_malloc(&v, (size_t)count * sizeof(qc_digest), err));
+    qc_digest *pieces = v;
+    for (uint32_t i = 0; i < count; i++)
+        pieces[i] = what == OF_CONTENT  ? units[i].content
+                    : what == OF_STORED ? units[i].stored
+                                        : units[i].source;
+    *out = qc_digest_root(pieces, count);
+    qc_free(pieces);
+    return QC_OK;
+}
+
+static qc_status fill_tensor(qc_manifest_tensor *t, const qc_pipeline *p, uint32_t tensor,
+                             qc_error *err)
+{
+    const qc_plan *plan = p->plan;
+    const qc_out_tensor *o = &plan->tensors[tensor];
+    const qc_output *made = &plan->outputs[tensor];
+    const qc_job *j = &plan->jobs[made->job];
+    const qc_unit *units = p->units + p->first_unit[tensor];
+    uint32_t count = p->unit_counts[tensor];
+    t->name = o->st.name;
+    t->dtype = o->st.dtype;
+    t->ndim = o->st.ndim;
+    memcpy(t->dims, o->st.dims, sizeof t->dims);
+    t->begin = o->st.begin;
+    t->end = o->st.end;
+    t->piece_bytes = o->piece_bytes;
+    t->shard = o->shard;
+    QC_TRY(root_of(units, count, OF_CONTENT, &t->content, err));
+    if (plan->options->compress) {
+        QC_TRY(root_of(units, count, OF_STORED, &t->stored, err));
+        t->stored_offset = count ? units[0].file_offset : 0;
+        for (uint32_t i = 0; i < count; i++)
+            t->stored_bytes += units[i].stored_bytes;
+    }
+    if (made->part != QC_PART_MAIN) {
+        t->scheme = "state";
+        return QC_OK;
+    }
+    const qc_ckpt_tensor *src = &plan->model->tensors[j->source];
+    t->scheme = qc_scheme_name(j->scheme);
+    t->source_name = src->name;
+    t->source_dtype = src->dtype;
+    /* Rounded up: of an odd number of nibbles the last byte is read whole. */
+    t->source_piece_bytes = qc_ceil_div_u64(o->piece_bytes * j->source_num, j->source_den);
+    QC_TRY(root_of(units, count, OF_SOURCE, &t->source, err));
+    if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+        j->scheme == QC_SCHEME_INT8_BLOCKS) {
+        const qc_tensor_error *e = &p->jobs[made->job].error;
+        t->has_error = 1;
+        t->rel_mse = e->rel_mse;
+        t->max_err = e->max_err;
+        t->max_err_index = e->max_index;
+    }
+    return QC_OK;
+}
+
+static qc_status fill_shard(qc_manifest_shard *s, const qc_pipeline *p, uint32_t shard,
+                            qc_error *err)
+{
+    const qc_shard *sh = &p->plan->layout.shards[shard];
+    const qc_shard_state *state = &p->shards[shard];
+    const qc_unit *units = &p->units[state->first_unit];
+    uint32_t count = 0;
+    while (count < state->unit_count && units[count].kind == QC_UNIT_HEADER)
+        count++;
+    s->name = sh->name;
+    s->content_bytes = sh->header_bytes + sh->data_bytes;
+    s->header_bytes = sh->header_bytes;
+    QC_TRY(root_of(units, count, OF_CONTENT, &s->header, err));
+    if (!p->plan->options->compress)
+        return QC_OK;
+    s->file_bytes = state->file_bytes;
+    for (uint32_t i = 0; i < count; i++)
+        s->header_stored_bytes += units[i].stored_bytes;
+    QC_TRY(root_of(units, count, OF_STORED, &s->header_stored, err));
+    s->table_bytes = state->table_bytes;
+    s->table = state->table;
+    return QC_OK;
+}
+
+/* Digest of a source file's 8 + N header bytes, which pin names, shapes and places. */
+static qc_status source_header_digest(const qc_st_file *f, qc_digest *out, qc_error *err)
+{
+    qc_st_cursor *cursor = NULL;
+    void *v = NULL;
+    QC_TRY(qc_malloc(&v, (size_t)f->data_offset, err));
+    qc_status st = qc_st_cursor_create(&cursor, err);
+    if (st == QC_OK)
+        st = qc_st_file_read_header(f, cursor, v, err);
+    if (st == QC_OK)
+        *out = qc_digest_bytes(v, (size_t)f->data_offset);
+    qc_st_cursor_destroy(cursor);
+    qc_free(v);
+    return st;
+}
+
+qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, qc_manifest_file *files,
+                           size_t file_count, qc_error *err)
+{
+    const qc_plan *plan = p->plan;
+    const qc_options *o = plan->options;
+    const qc_checkpoint *model = plan->model;
+    void *v = NULL;
+    memset(m, 0, sizeof *m);
+    m->qconv_version = QCONV_VERSION;
+    m->compressed = o->compress;
+    if (o->compress) {
+        m->level = o->compress_level;
+        m->zstd_version = qc_frame_library_version();
+    }
+    m->to = qc_to_name(o->to);
+    m->block_elems = o->to == QC_TO_NF4 && !o->block_elems ? QC_BLOCK_DEFAULT : o->block_elems;
+    m->double_quant = m->block_elems ? o->double_quant : 0;
+    m->rest = qc_rest_name(o->rest);
+    m->compute_dtype = o->to == QC_TO_NF4 ? qc_compute_dtype(plan) : NULL;
+    m->max_shard_bytes = o->max_shard_bytes;
+    m->rule_count = o->rule_count;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, o->rule_count, sizeof *m->rules, err));
+    m->rules = v;
+    for (uint32_t i = 0; i < o->rule_count; i++)
+        QC_TRY(qc_arena_printf(plan->arena, &m->rules[i], err, "%s %s",
+                               o->rules[i].quantize ? "quantize" : "keep", o->rules[i].glob));
+    m->source_count = model->file_count;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, m->source_count, sizeof *m->sources, err));
+    m->sources = v;
+    for (size_t i = 0; i < model->file_count; i++) {
+        m->sources[i].name = model->files[i].name;
+        m->sources[i].bytes = model->files[i].st.file_bytes;
+        QC_TRY(source_header_digest(&model->files[i].st, &m->sources[i].header, err));
+    }
+    m->shard_count = plan->layout.count;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, m->shard_count, sizeof *m->shards, err));
+    m->shards = v;
+    m->tensor_count = plan->tensor_count;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, m->tensor_count, sizeof *m->tensors, err));
+    m->tensors = v;
+    size_t n = 0;
+    for (uint32_t s = 0; s < plan->layout.count; s++) {
+        QC_TRY(fill_shard(&m->shards[s], p, s, err));
+        for (uint32_t k = 0; k < plan->layout.shards[s].count; k++)
+            QC_TRY(fill_tensor(&m->tensors[n++], p, plan->layout.shards[s].order[k], err));
+    }
+    m->files = files;
+    m->file_count = file_count;
+    return QC_OK;
+}

@@ -1,0 +1,520 @@
+#define _DEFAULT_SOURCE /* flock, realpath */
+#include "convert/output_dir.h"
+
+#include "base/alloc.h"
+#include "formats/manifest.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STAGING_NAME  ".qconv-partial"
+#define LOCK_NAME     "lock"
+#define SIDE_FILE_MAX 100000u
+#define COPY_BYTES    (1u << 20)
+#define MANIFEST_MAX  ((size_t)1 << 30)
+#define REMOVE_DEPTH  32
+#define LOCK_TRIES    100
+
+/* Where a path that may not exist yet will be: its deepest existing folder resolved, the rest as
+ * written. */
+static qc_status resolve(qc_arena *arena, const char **out, const char *path, qc_error *err)
+{
+    char real[PATH_MAX];
+    if (realpath(path, real))
+        return qc_arena_strndup(arena, out, real, strlen(real), err);
+    const char *copy = NULL;
+    QC_TRY(qc_arena_strndup(arena, &copy, path, strlen(path), err));
+    size_t len = strlen(copy);
+    while (len > 1 && copy[len - 1] == '/')
+        len--;
+    size_t slash = len;
+    while (slash > 0 && copy[slash - 1] != '/')
+        slash--;
+    const char *parent = NULL, *name = NULL, *parent_real = NULL;
+    QC_TRY(qc_arena_strndup(arena, &name, copy + slash, len - slash, err));
+    if (slash == 0)
+        parent = ".";
+    else
+        QC_TRY(qc_arena_strndup(arena, &parent, copy, slash > 1 ? slash - 1 : 1, err));
+    if (strcmp(parent, copy) == 0)
+        return qc_arena_strndup(arena, out, copy, len, err);
+    QC_TRY(resolve(arena, &parent_real, parent, err));
+    return qc_path_join(arena, out, parent_real, name, err);
+}
+
+/* Is path a file of the folder out_real? By its name or, for a link, by where it leads. */
+static qc_status check_source_file(qc_arena *arena, const char *out, const char *out_real,
+                                   const char *source, const char *source_real, qc_error *err)
+{
+    const char *const names[] = {source, source_real};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *slash = strrchr(names[i], '/'), *folder = ".", *real = NULL;
+        if (slash)
+            QC_TRY(qc_arena_strndup(arena, &folder, names[i],
+                                    slash == names[i] ? 1 : (size_t)(slash - names[i]), err));
+        QC_TRY(resolve(arena, &real, folder, err));
+        if (strcmp(real, out_real) == 0)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "%s: the output would overwrite its source %s; choose another OUT", out,
+                    source);
+    }
+    return QC_OK;
+}
+
+static int is_same_or_inside(const char *path, const char *folder)
+{
+    size_t len = strlen(folder);
+    if (strncmp(path, folder, len) != 0)
+        return 0;
+    return path[len] == '\0' || path[len] == '/' || (len > 0 && folder[len - 1] == '/');
+}
+
+typedef enum { OUT_FREE, OUT_QCONV, OUT_FOREIGN } out_kind;
+
+static qc_status path_of(qc_arena *arena, const char **path, const char *out, const char *name,
+                         qc_error *err)
+{
+    const char *staging = NULL;
+    QC_TRY(qc_path_join(arena, &staging, out, STAGING_NAME, err));
+    return qc_path_join(arena, path, staging, name, err);
+}
+
+/* A folder without a manifest, but with files: is somebody moving them there now, or did a run die
+ * while it did? Its staged manifest was there before anything moved. */
+static qc_status look_at_commit(qc_arena *arena, const char *out, out_kind *kind, qc_error *err)
+{
+    const char *lock = NULL, *manifest = NULL;
+    qc_path_kind pk = QC_PATH_MISSING;
+    QC_TRY(path_of(arena, &lock, out, LOCK_NAME, err));
+    QC_TRY(path_of(arena, &manifest, out, QC_MANIFEST_NAME, err));
+    int fd = open(lock, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+    int busy = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0;
+    if (fd >= 0)
+        (void)close(fd);
+    if (busy)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", out);
+    QC_TRY(qc_path_stat(manifest, &pk, NULL, err));
+    if (pk == QC_PATH_FILE)
+        *kind = OUT_QCONV;
+    return QC_OK;
+}
+
+static qc_status look_at_out(qc_arena *arena, const char *out, out_kind *kind, int *exists,
+                             qc_error *err)
+{
+    qc_path_kind pk = QC_PATH_MISSING;
+    *kind = OUT_FREE;
+    QC_TRY(qc_path_stat(out, &pk, NULL, err));
+    *exists = pk != QC_PATH_MISSING;
+    if (pk == QC_PATH_MISSING)
+        return QC_OK;
+    if (pk != QC_PATH_DIR)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: expected a folder to write to, found a file", out);
+    const char *manifest = NULL;
+    QC_TRY(qc_path_join(arena, &manifest, out, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(manifest, &pk, NULL, err));
+    if (pk == QC_PATH_FILE) {
+        *kind = OUT_QCONV;
+        return QC_OK;
+    }
+    DIR *dir = opendir(out);
+    if (!dir)
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", out, strerror(errno));
+    const struct dirent *e;
+    while ((e = readdir(dir))) {
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
+            strcmp(e->d_name, STAGING_NAME) != 0)
+            *kind = OUT_FOREIGN;
+    }
+    closedir(dir);
+    return *kind == OUT_FOREIGN ? look_at_commit(arena, out, kind, err) : QC_OK;
+}
+
+static qc_status check(qc_arena *arena, const char *out, const char *source, int force,
+                       out_kind *kind, int *exists, qc_error *err)
+{
+    const char *out_real = NULL, *source_real = NULL;
+    QC_TRY(resolve(arena, &out_real, out, err));
+    QC_TRY(resolve(arena, &source_real, source, err));
+    if (strcmp(out_real, source_real) == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: the output would overwrite its source; choose another OUT",
+                out);
+    if (is_same_or_inside(out_real, source_real))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: the output would lie inside its source %s; choose another "
+                "OUT",
+                out, source);
+    qc_path_kind source_kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_stat(source, &source_kind, NULL, err));
+    if (source_kind == QC_PATH_FILE)
+        QC_TRY(check_source_file(arena, out, out_real, source, source_real, err));
+    QC_TRY(look_at_out(arena, out, kind, exists, err));
+    if (*kind == OUT_FOREIGN && !force)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: the folder is not empty and no qconv output; choose another OUT or say "
+                "--force",
+                out);
+    return QC_OK;
+}
+
+qc_status qc_output_dir_check(qc_arena *arena, const char *out, const char *source, int force,
+                              qc_error *err)
+{
+    out_kind kind;
+    int exists;
+    return check(arena, out, source, force, &kind, &exists, err);
+}
+
+/* Best effort; used on a folder this program made. keep: a name in it that stays, with the folder;
+ * or NULL. */
+static void remove_tree(const char *path, const char *keep, int depth)
+{
+    DIR *dir = opendir(path);
+    if (!dir)
+        return;
+    const struct dirent *e;
+    while ((e = readdir(dir))) {
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
+            (keep && strcmp(e->d_name, keep) == 0))
+            continue;
+        char child[PATH_MAX];
+        size_t a = strlen(path), b = strlen(e->d_name);
+        if (a + b + 2 > sizeof child)
+            continue;
+        memcpy(child, path, a);
+        child[a] = '/';
+        memcpy(child + a + 1, e->d_name, b + 1);
+        struct stat st;
+        if (lstat(child, &st) == 0 && S_ISDIR(st.st_mode)) {
+            if (depth < REMOVE_DEPTH)
+                remove_tree(child, NULL, depth + 1);
+        } else {
+            (void)unlink(child);
+        }
+    }
+    closedir(dir);
+    if (!keep)
+        (void)rmdir(path);
+}
+
+/* The staging folder is emptied: it must be a folder of OUT, not a link to somebody else's. */
+static qc_status make_staging(const char *staging, qc_error *err)
+{
+    struct stat st;
+    QC_TRY(qc_dir_make(staging, err));
+    if (lstat(staging, &st) == 0 && S_ISLNK(st.st_mode))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: expected a folder of qconv's own, found a link; remove it or choose another "
+                "OUT",
+                staging);
+    return QC_OK;
+}
+
+/* Is the open file the one that its name leads to? */
+static int has_its_name(const qc_file *f)
+{
+    struct stat held, named;
+    return fstat(f->fd, &held) == 0 && stat(f->path, &named) == 0 && held.st_dev == named.st_dev &&
+           held.st_ino == named.st_ino;
+}
+
+/* Make the staging folder and hold its lock; d->staging tells that both are ours. The lock's file
+ * is removed by its holder only, as the last thing in the folder; who locked a file that was
+ * removed meanwhile, or came between the two, tries again. */
+static qc_status lock_staging(qc_output_dir *d, const char *staging, const char *lock,
+                              qc_error *err)
+{
+    qc_status st = QC_OK;
+    for (int i = 0; i < LOCK_TRIES; i++) {
+        qc_path_kind kind = QC_PATH_DIR;
+        st = make_staging(staging, err);
+        const char *needed = d->path;
+        if (st == QC_OK) {
+            needed = staging;
+            st = qc_file_create(&d->lock, lock, err);
+        }
+        if (st == QC_ERR_IO && qc_path_stat(needed, &kind, NULL, NULL) == QC_OK &&
+            kind == QC_PATH_MISSING)
+            continue;
+        if (st != QC_OK) {
+            (void)rmdir(staging);
+            return st;
+        }
+        if (flock(d->lock.fd, LOCK_EX | LOCK_NB) != 0)
+            break;
+        if (has_its_name(&d->lock)) {
+            d->staging = staging;
+            return QC_OK;
+        }
+        qc_file_discard(&d->lock);
+    }
+    d->made_dir = 0;
+    if (st != QC_OK)
+        return st;
+    QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
+}
+
+/* Names of side files that a run moved to OUT, or was about to, when it died: as good as those of
+ * an old output's manifest. */
+static qc_status read_dead(qc_output_dir *d, qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    qc_strbuf text;
+    QC_TRY(qc_path_join(d->arena, &path, d->staging, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind != QC_PATH_FILE)
+        return QC_OK;
+    qc_strbuf_init(&text, MANIFEST_MAX);
+    if (qc_file_slurp(path, &text, NULL) != QC_OK ||
+        qc_manifest_parse(&d->dead, d->arena, text.data, text.len, NULL) != QC_OK)
+        memset(&d->dead, 0, sizeof d->dead);
+    qc_strbuf_deinit(&text);
+    return QC_OK;
+}
+
+qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
+                              const char *source, int force, qc_error *err)
+{
+    *d = QC_OUTPUT_DIR_NONE;
+    d->arena = arena;
+    d->path = out;
+    out_kind kind;
+    int exists = 0;
+    const char *staging = NULL, *lock = NULL;
+    QC_TRY(check(arena, out, source, force, &kind, &exists, err));
+    QC_TRY(qc_path_join(arena, &staging, out, STAGING_NAME, err));
+    QC_TRY(qc_path_join(arena, &lock, staging, LOCK_NAME, err));
+    d->made_dir = !exists;
+    qc_status st = lock_staging(d, staging, lock, err);
+    if (st == QC_OK)
+        st = read_dead(d, err);
+    if (st == QC_OK)
+        remove_tree(staging, LOCK_NAME, 0); /* what a dead run left */
+    else
+        qc_output_dir_abort(d);
+    return st;
+}
+
+static qc_status add_name(qc_output_dir *d, const char *name, qc_error *err)
+{
+    if (d->name_count == d->name_cap) {
+        size_t cap = d->name_cap ? d->name_cap * 2 : 64;
+        void *p = NULL;
+        QC_TRY(qc_arena_alloc(d->arena, &p, cap, sizeof *d->names, err));
+        if (d->name_count)
+            memcpy(p, d->names, d->name_count * sizeof *d->names);
+        d->names = p;
+        d->name_cap = cap;
+    }
+    return qc_arena_strndup(d->arena, &d->names[d->name_count++], name, strlen(name), err);
+}
+
+/* The folder part of a path, or NULL. */
+static qc_status folder_of(qc_arena *arena, const char **out, const char *path, qc_error *err)
+{
+    const char *slash = strrchr(path, '/');
+    *out = NULL;
+    return slash ? qc_arena_strndup(arena, out, path, (size_t)(slash - path), err) : QC_OK;
+}
+
+qc_status qc_output_dir_stage(qc_output_dir *d, const char *name, const char **path, qc_error *err)
+{
+    const char *folder = NULL;
+    QC_TRY(qc_path_join(d->arena, path, d->staging, name, err));
+    QC_TRY(folder_of(d->arena, &folder, *path, err));
+    QC_TRY(qc_dir_make(folder, err));
+    return add_name(d, name, err);
+}
+
+qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *bytes, size_t len,
+                            qc_error *err)
+{
+    const char *path = NULL;
+    QC_TRY(qc_output_dir_stage(d, name, &path, err));
+    return qc_file_put(path, bytes, len, err);
+}
+
+qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from, uint64_t *bytes,
+                             qc_digest *digest, qc_error *err)
+{
+    const char *path = NULL;
+    qc_file in = QC_FILE_CLOSED, out = QC_FILE_CLOSED;
+    qc_digest_state *hash = NULL;
+    void *buf = NULL;
+    QC_TRY(qc_output_dir_stage(d, name, &path, err));
+    qc_status st = qc_malloc(&buf, COPY_BYTES, err);
+    if (st == QC_OK)
+        st = qc_digest_create(&hash, err);
+    if (st == QC_OK)
+        st = qc_file_open_read(&in, from, err);
+    if (st == QC_OK)
+        st = qc_file_size(&in, bytes, err);
+    if (st == QC_OK)
+        st = qc_file_create(&out, path, err);
+    for (uint64_t done = 0; st == QC_OK && done < *bytes;) {
+        size_t len = *bytes - done < COPY_BYTES ? (size_t)(*bytes - done) : COPY_BYTES;
+        st = qc_file_pread(&in, buf, len, done, err);
+        if (st == QC_OK)
+            st = qc_file_pwrite(&out, buf, len, done, err);
+        if (st == QC_OK)
+            qc_digest_update(hash, buf, len);
+        done += len;
+    }
+    if (st == QC_OK)
+        *digest = qc_digest_finish(hash);
+    if (st == QC_OK)
+        st = qc_file_sync(&out, err);
+    if (st == QC_OK)
+        st = qc_file_close(&out, err);
+    qc_file_discard(&out);
+    qc_file_discard(&in);
+    qc_digest_destroy(hash);
+    qc_free(buf);
+    return st;
+}
+
+static int compare_text(const void *pa, const void *pb)
+{
+    const char *const *a = pa, *const *b = pb;
+    return strcmp(*a, *b);
+}
+
+/* Is this a file name that a checkpoint reader would take for weights of this output? */
+static int is_weight_name(const char *name)
+{
+    size_t len = strlen(name);
+    if (strcmp(name, "model.safetensors.index.json") == 0)
+        return 1;
+    if (strncmp(name, "model", 5) != 0 || (name[5] != '.' && name[5] != '-'))
+        return 0;
+    return (len > 12 && strcmp(name + len - 12, ".safetensors") == 0) ||
+           (len > 16 && strcmp(name + len - 16, ".safetensors.zst") == 0);
+}
+
+/* Remove the files that a manifest lists and the new output does not have, and folders that are
+ * empty then. */
+static qc_status remove_listed(qc_output_dir *d, const qc_manifest *old, qc_error *err)
+{
+    const char *path = NULL;
+    for (size_t i = 0; i < old->file_count; i++) {
+        const char *name = old->files[i].path;
+        if (bsearch(&name, d->names, d->name_count, sizeof *d->names, compare_text))
+            continue;
+        QC_TRY(qc_path_join(d->arena, &path, d->path, name, err));
+        QC_TRY(qc_path_remove(path, err));
+        while (strchr(name, '/')) {
+            QC_TRY(folder_of(d->arena, &name, name, err));
+            QC_TRY(qc_path_join(d->arena, &path, d->path, name, err));
+            if (rmdir(path) != 0)
+                break;
+        }
+    }
+    return QC_OK;
+}
+
+/* Remove, from an OUT that is replaced: its manifest, then everything its manifest names or that
+ * looks like weights, unless the new output has a file of that name. */
+static qc_status remove_old(qc_output_dir *d, qc_error *err)
+{
+    const char *manifest = NULL, *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_join(d->arena, &manifest, d->path, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(manifest, &kind, NULL, err));
+    qc_manifest old = {0};
+    if (kind == QC_PATH_FILE) {
+        qc_strbuf text;
+        qc_strbuf_init(&text, MANIFEST_MAX);
+        if (qc_file_slurp(manifest, &text, NULL) != QC_OK ||
+            qc_manifest_parse(&old, d->arena, text.data, text.len, NULL) != QC_OK)
+            memset(&old, 0, sizeof old); /* damaged: the names below still go */
+        qc_strbuf_deinit(&text);
+        QC_TRY(qc_path_remove(manifest, err));
+        QC_TRY(qc_dir_sync(d->path, err));
+    }
+    qsort(d->names, d->name_count, sizeof *d->names, compare_text);
+    QC_TRY(remove_listed(d, &old, err));
+    QC_TRY(remove_listed(d, &d->dead, err));
+    DIR *dir = opendir(d->path);
+    if (!dir)
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", d->path, strerror(errno));
+    const struct dirent *e;
+    qc_status st = QC_OK;
+    while (st == QC_OK && (e = readdir(dir))) {
+        const char *name = e->d_name;
+        if (!is_weight_name(name) ||
+            bsearch(&name, d->names, d->name_count, sizeof *d->names, compare_text))
+            continue;
+        st = qc_path_join(d->arena, &path, d->path, name, err);
+        if (st == QC_OK)
+            st = qc_path_remove(path, err);
+    }
+    closedir(dir);
+    return st;
+}
+
+/* Everything but the manifest to its place. */
+static qc_status move_files(qc_output_dir *d, qc_error *err)
+{
+    const char *from = NULL, *to = NULL, *folder = NULL;
+    for (size_t i = 0; i < d->name_count; i++) {
+        QC_TRY(qc_path_join(d->arena, &from, d->staging, d->names[i], err));
+        QC_TRY(qc_path_join(d->arena, &to, d->path, d->names[i], err));
+        QC_TRY(folder_of(d->arena, &folder, to, err));
+        QC_TRY(qc_dir_make(folder, err));
+        QC_TRY(qc_path_rename(from, to, err));
+        if (strchr(d->names[i], '/'))
+            QC_TRY(qc_dir_sync(folder, err));
+    }
+    return qc_dir_sync(d->path, err);
+}
+
+qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len, qc_error *err)
+{
+    const char *staged = NULL, *final = NULL;
+    qc_file folder = QC_FILE_CLOSED;
+    /* What can run out of space or memory comes before the old output goes. */
+    QC_TRY(qc_path_join(d->arena, &staged, d->staging, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_join(d->arena, &final, d->path, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_file_put(staged, manifest, len, err));
+    QC_TRY(remove_old(d, err));
+    QC_TRY(move_files(d, err));
+    QC_TRY(qc_strdup(&folder.path, d->path, err));
+    folder.fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    qc_status st = QC_OK;
+    if (folder.fd < 0)
+        st = qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: cannot be opened: %s", d->path,
+                          strerror(errno));
+    if (st == QC_OK)
+        st = qc_path_rename(staged, final, err);
+    if (st == QC_OK) {
+        st = qc_file_sync(&folder, err);
+        if (st != QC_OK)
+            (void)unlink(final); /* an output that was called a failure must not look whole */
+    }
+    qc_file_discard(&folder);
+    if (st == QC_OK)
+        d->made_dir = 0;
+    return st;
+}
+
+void qc_output_dir_abort(qc_output_dir *d)
+{
+    if (d->staging) {
+        remove_tree(d->staging, LOCK_NAME, 0);
+        (void)unlink(d->lock.path);
+        (void)rmdir(d->staging);
+    }
+    qc_file_discard(&d->lock);
+    if (d->made_dir)
+        (void)rmdir(d->path);
+    d->staging = NULL;
+    d->made_dir = 0;
+}

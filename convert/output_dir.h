@@ -1,0 +1,58 @@
+/* The output directory as a transaction.
+ *
+ * Everything is written below OUT/.qconv-partial/ and synced there; only when all is done do the
+ * files move to their final names, the manifest last. So an OUT with a manifest is whole, and an
+ * interrupted run leaves no file under a final name. A run holds a lock on the staging folder: two
+ * runs into one OUT do not mix, and what a dead run left there is removed by the next.
+ *
+ * When OUT already holds a qconv output, its manifest is removed first, then the files that the
+ * new output does not have. A run that dies while its files move leaves an OUT without a manifest,
+ * and its own below staging: the next run takes that OUT for a qconv output and replaces it. Not
+ * thread-safe, but files below `staging` may be written by anybody.
+ */
+#ifndef QC_CONVERT_OUTPUT_DIR_H
+#define QC_CONVERT_OUTPUT_DIR_H
+
+#include "base/arena.h"
+#include "formats/digest.h"
+#include "formats/file_io.h"
+#include "formats/manifest.h"
+
+typedef struct {
+    qc_arena *arena; /* borrowed */
+    const char *path;
+    const char *staging; /* where files are written until commit */
+    qc_file lock;
+    int made_dir;       /* OUT did not exist before */
+    qc_manifest dead;   /* of a run that died while it moved its files to OUT; or empty */
+    const char **names; /* staged files, relative */
+    size_t name_count, name_cap;
+} qc_output_dir;
+
+#define QC_OUTPUT_DIR_NONE ((qc_output_dir){.lock = {-1, NULL}})
+
+/* Checks and prepares. source: the input path, which must not be OUT, nor hold it, nor be a file in
+ * it.
+ * QC_ERR_USAGE when OUT is not empty, no qconv output, and !force; or is the source. */
+QC_NODISCARD qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
+                                           const char *source, int force, qc_error *err);
+/* Checks only, touching nothing (for --dry-run and before long work). */
+QC_NODISCARD qc_status qc_output_dir_check(qc_arena *arena, const char *out, const char *source,
+                                           int force, qc_error *err);
+/* Path to write the file `name` (relative, folders made) to before commit; it is moved by commit.
+ */
+QC_NODISCARD qc_status qc_output_dir_stage(qc_output_dir *d, const char *name, const char **path,
+                                           qc_error *err);
+/* Stage a small file at once, synced. */
+QC_NODISCARD qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *bytes,
+                                         size_t len, qc_error *err);
+/* Copy a file to `name`, synced; its size and digest. */
+QC_NODISCARD qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from,
+                                          uint64_t *bytes, qc_digest *digest, qc_error *err);
+/* Move everything staged to its place, the manifest (given here) last. */
+QC_NODISCARD qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len,
+                                            qc_error *err);
+/* Remove what was staged, and OUT if it was made here. Fine after commit and when never begun. */
+void qc_output_dir_abort(qc_output_dir *d);
+
+#endif

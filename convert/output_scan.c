@@ -1,0 +1,512 @@
+#include "convert/output_scan.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "convert/side_files.h"
+#include "formats/json_strict.h"
+#include "formats/seekable.h"
+#include "formats/shard_layout.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MANIFEST_MAX ((size_t)1 << 30)
+#define HEADER_OWNER UINT32_MAX
+#define READ_BYTES   (1u << 20)
+
+/* One frame (compressed) or one piece (plain). */
+typedef struct {
+    uint64_t stored_offset, content_offset;
+    uint32_t stored_bytes, content_bytes;
+    uint32_t shard;
+    qc_digest stored, content;
+    int undecodable;
+} scan_unit;
+
+/* A tensor, or a shard's header: consecutive units. */
+typedef struct {
+    uint32_t tensor; /* HEADER_OWNER for a header */
+    uint32_t shard;
+    uint32_t first_unit, unit_count;
+} scan_range;
+
+typedef struct {
+    qc_scan_result *result;
+    const qc_scan_options *options;
+    const char *dir;
+    qc_file *files; /* per shard; closed where the shard is unusable */
+    scan_unit *units;
+    size_t unit_count, unit_cap;
+    scan_range *ranges;
+    size_t range_count;
+    size_t max_stored, max_content;
+    atomic_uint_fast64_t next;
+} scan;
+
+static qc_status problem(scan *s, qc_error *err, const char *what, const char *why_fmt, ...)
+    QC_PRINTF(4, 5);
+
+static qc_status problem(scan *s, qc_error *err, const char *what, const char *why_fmt, ...)
+{
+    qc_scan_result *r = s->result;
+    if (r->problem_count++ > 0)
+        return QC_OK;
+    char why[512];
+    va_list ap;
+    va_start(ap, why_fmt);
+    (void)vsnprintf(why, sizeof why, why_fmt, ap);
+    va_end(ap);
+    QC_TRY(qc_arena_strndup(r->arena, &r->first.what, what, strlen(what), err));
+    return qc_arena_strndup(r->arena, &r->first.why, why, strlen(why), err);
+}
+
+qc_status qc_scan_manifest(qc_manifest *m, qc_arena *arena, const char *dir, qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_stat(dir, &kind, NULL, err));
+    if (kind != QC_PATH_DIR)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: expected a folder that qconv wrote, found %s", dir,
+                kind == QC_PATH_MISSING ? "nothing" : "a file");
+    QC_TRY(qc_path_join(arena, &path, dir, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind != QC_PATH_FILE)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: there is no %s: not an output of qconv, or one that was not finished", dir,
+                QC_MANIFEST_NAME);
+    qc_strbuf text;
+    qc_strbuf_init(&text, MANIFEST_MAX);
+    qc_status st = qc_file_slurp(path, &text, err);
+    if (st == QC_OK) {
+        st = qc_manifest_parse(m, arena, text.data, text.len, err);
+        if (st != QC_OK)
+            qc_error_prefix(err, "%s", path);
+    }
+    qc_strbuf_deinit(&text);
+    /* What is wrong with a manifest that was written is damage, whatever rule it breaks. */
+    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED || st == QC_ERR_UNSUPPORTED) {
+        st = QC_ERR_CHECK;
+        if (err)
+            err->code = st;
+    }
+    return st;
+}
+
+/* ---- Everything but weights ----------------------------------------------------------------- */
+
+static qc_status file_digest(const char *path, uint64_t bytes, qc_digest *out, qc_error *err)
+{
+    qc_file f = QC_FILE_CLOSED;
+    qc_digest_state *hash = NULL;
+    void *buf = NULL;
+    qc_status st = qc_malloc(&buf, READ_BYTES, err);
+    if (st == QC_OK)
+        st = qc_digest_create(&hash, err);
+    if (st == QC_OK)
+        st = qc_file_open_read(&f, path, err);
+    for (uint64_t done = 0; st == QC_OK && done < bytes;) {
+        size_t len = bytes - done < READ_BYTES ? (size_t)(bytes - done) : READ_BYTES;
+        st = qc_file_pread(&f, buf, len, done, err);
+        if (st == QC_OK)
+            qc_digest_update(hash, buf, len);
+        done += len;
+    }
+    if (st == QC_OK)
+        *out = qc_digest_finish(hash);
+    qc_file_discard(&f);
+    qc_digest_destroy(hash);
+    qc_free(buf);
+    return st;
+}
+
+static qc_status check_side_file(scan *s, const qc_manifest_file *f, qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    uint64_t bytes = 0;
+    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, f->path, err));
+    QC_TRY(qc_path_stat(path, &kind, &bytes, err));
+    if (kind != QC_PATH_FILE)
+        return problem(s, err, f->path, "the file is missing");
+    if (bytes != f->bytes)
+        return problem(s, err, f->path, "expected %" PRIu64 " bytes, found %" PRIu64, f->bytes,
+                       bytes);
+    qc_digest d;
+    QC_TRY(file_digest(path, bytes, &d, err));
+    if (!qc_digest_equal(&d, &f->digest))
+        return problem(s, err, f->path, "its bytes are not those that were written");
+    return QC_OK;
+}
+
+/* The index is hashed as a file; here: does it say what the manifest says? */
+static qc_status check_index(scan *s, qc_error *err)
+{
+    const qc_manifest *m = &s->result->manifest;
+    size_t listed = 0;
+    while (listed < m->file_count && strcmp(m->files[listed].path, QC_INDEX_NAME) != 0)
+        listed++;
+    if (listed == m->file_count) {
+        if (m->shard_count > 1)
+            return problem(s, err, QC_INDEX_NAME, "several shards but no index");
+        return QC_OK;
+    }
+    const char *path = NULL;
+    qc_strbuf text;
+    qc_json *doc = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    qc_strbuf_init(&text, MANIFEST_MAX);
+    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, QC_INDEX_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind != QC_PATH_FILE)
+        return QC_OK; /* said already */
+    qc_error why = {0};
+    qc_status st = qc_file_slurp(path, &text, &why);
+    if (st == QC_OK)
+        st = qc_json_parse(&doc, text.data, text.len, 0, &why);
+    if (st == QC_OK) {
+        const qc_json_node *map = qc_json_get(qc_json_root(doc), "weight_map");
+        size_t entries = 0;
+        for (const qc_json_node *n = map ? qc_json_first(map) : NULL; n; n = qc_json_next(n))
+            entries++;
+        if (entries != m->tensor_count)
+            st = problem(s, err, QC_INDEX_NAME, "it lists %zu tensors, the manifest has %zu",
+                         entries, m->tensor_count);
+    } else if (st != QC_ERR_NOMEM && st != QC_ERR_IO) {
+        st = problem(s, err, QC_INDEX_NAME, "%s", why.msg);
+    } else if (err) {
+        *err = why;
+    }
+    qc_json_destroy(doc);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+/* ---- Units ---------------------------------------------------------------------------------- */
+
+static qc_status add_unit(scan *s, const scan_unit *u, qc_error *err)
+{
+    if (s->unit_count == s->unit_cap) {
+        void *v = s->units;
+        size_t cap = s->unit_cap ? s->unit_cap * 2 : 256;
+        QC_TRY(qc_realloc_array(&v, cap, sizeof *s->units, err));
+        s->units = v;
+        s->unit_cap = cap;
+    }
+    s->units[s->unit_count++] = *u;
+    if (u->stored_bytes > s->max_stored)
+        s->max_stored = u->stored_bytes;
+    if (u->content_bytes > s->max_content)
+        s->max_content = u->content_bytes;
+    return QC_OK;
+}
+
+/* Plain files: pieces are what the digests are over. */
+static qc_status add_plain_range(scan *s, uint32_t shard, uint64_t begin, uint64_t bytes,
+                                 uint64_t piece, qc_error *err)
+{
+    if (piece > QC_FRAME_READ_MAX_BYTES)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: pieces of %" PRIu64 " bytes are too large",
+                s->result->manifest.shards[shard].name, piece);
+    for (uint64_t at = 0; at < bytes; at += piece) {
+        uint64_t n = bytes - at < piece ? bytes - at : piece;
+        scan_unit u = {.stored_offset = begin + at,
+                       .content_offset = begin + at,
+                       .stored_bytes = (uint32_t)n,
+                       .content_bytes = (uint32_t)n,
+                       .shard = shard};
+        QC_TRY(add_unit(s, &u, err));
+    }
+    return QC_OK;
+}
+
+/* Frames from *frame on that hold exactly `bytes` of content in pieces of `piece` (0: any) and
+ * `stored` bytes in the file. *ok = 0 when they do not. */
+static qc_status add_frames(scan *s, uint32_t shard, const qc_seek_table *t, size_t *frame,
+                            uint64_t bytes, uint64_t piece, uint64_t stored, int *ok, qc_error *err)
+{
+    uint64_t content_sum = 0, stored_sum = 0;
+    *ok = 0;
+    while (content_sum < bytes) {
+        if (*frame == t->count)
+            return QC_OK;
+        const qc_frame *f = &t->frames[(*frame)++];
+        uint64_t want = bytes - content_sum < piece ? bytes - content_sum : piece;
+        if (f->content_bytes == 0 || f->content_bytes > bytes - content_sum ||
+            (piece && f->content_bytes != want))
+            return QC_OK;
+        scan_unit u = {f->stored_offset,
+                       f->content_offset,
+                       f->stored_bytes,
+                       f->content_bytes,
+                       shard,
+                       {{0}},
+                       {{0}},
+                       0};
+        QC_TRY(add_unit(s, &u, err));
+        content_sum += f->content_bytes;
+        stored_sum += f->stored_bytes;
+    }
+    *ok = stored_sum == stored;
+    return QC_OK;
+}
+
+static void begin_range(scan *s, uint32_t tensor, uint32_t shard)
+{
+    s->ranges[s->range_count] = (scan_range){tensor, shard, (uint32_t)s->unit_count, 0};
+}
+
+static void end_range(scan *s)
+{
+    scan_range *r = &s->ranges[s->range_count++];
+    r->unit_count = (uint32_t)s->unit_count - r->first_unit;
+}
+
+static qc_status add_plain_shard(scan *s, uint32_t shard, size_t first, size_t end, qc_error *err)
+{
+    const qc_manifest *m = &s->result->manifest;
+    const qc_manifest_shard *sh = &m->shards[shard];
+    begin_range(s, HEADER_OWNER, shard);
+    /* The digest of a header is over the pieces the writer uses for any tensor of that size. */
+    QC_TRY(add_plain_range(s, shard, 0, sh->header_bytes,
+                           qc_layout_piece_bytes(sh->header_bytes, 8), err));
+    end_range(s);
+    for (size_t i = first; i < end; i++) {
+        const qc_manifest_tensor *t = &m->tensors[i];
+        begin_range(s, (uint32_t)i, shard);
+        if (t->end > t->begin)
+            QC_TRY(add_plain_range(s, shard, sh->header_bytes + t->begin, t->end - t->begin,
+                                   t->piece_bytes, err));
+        end_range(s);
+    }
+    return QC_OK;
+}
+
+static qc_status add_compressed_shard(scan *s, uint32_t shard, const char *name, size_t first,
+                                      size_t end, qc_error *err)
+{
+    const qc_manifest *m = &s->result->manifest;
+    const qc_manifest_shard *sh = &m->shards[shard];
+    qc_seek_table t = {0};
+    qc_error why = {0};
+    qc_status st = qc_seek_table_read(&t, &s->files[shard], &why);
+    if (st == QC_ERR_NOMEM || st == QC_ERR_IO) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    if (st != QC_OK)
+        return problem(s, err, name, "%s", why.msg);
+    void *v = NULL;
+    size_t keep = s->unit_count, keep_ranges = s->range_count, frame = 0;
+    st = qc_malloc(&v, (size_t)t.table_bytes, err);
+    if (st == QC_OK)
+        st = qc_file_pread(&s->files[shard], v, (size_t)t.table_bytes, t.table_offset, err);
+    int same = 0, ok = 0;
+    if (st == QC_OK) {
+        qc_digest d = qc_digest_bytes(v, (size_t)t.table_bytes);
+        same = t.table_bytes == sh->table_bytes && qc_digest_equal(&d, &sh->table);
+    }
+    qc_free(v);
+    if (st == QC_OK && !same) {
+        st = problem(s, err, name, "its seek table is not the one that was written");
+    } else if (st == QC_OK) {
+        begin_range(s, HEADER_OWNER, shard);
+        st = add_frames(s, shard, &t, &frame, sh->header_bytes, 0, sh->header_stored_bytes, &ok,
+                        err);
+        end_range(s);
+        for (size_t i = first; st == QC_OK && ok && i < end; i++) {
+            const qc_manifest_tensor *mt = &m->tensors[i];
+            begin_range(s, (uint32_t)i, shard);
+            if (mt->end > mt->begin && frame < t.count &&
+                t.frames[frame].stored_offset != mt->stored_offset)
+                ok = 0;
+            else
+                st = add_frames(s, shard, &t, &frame, mt->end - mt->begin, mt->piece_bytes,
+                                mt->stored_bytes, &ok, err);
+            end_range(s);
+        }
+        if (st == QC_OK && (!ok || frame != t.count)) {
+            s->unit_count = keep;
+            s->range_count = keep_ranges;
+            st = problem(s, err, name, "its frames are not those the manifest lists");
+        }
+    }
+    qc_seek_table_deinit(&t);
+    return st;
+}
+
+static qc_status open_shard(scan *s, uint32_t shard, size_t first, size_t end, qc_error *err)
+{
+    const qc_manifest *m = &s->result->manifest;
+    const qc_manifest_shard *sh = &m->shards[shard];
+    const char *path = NULL, *name = sh->name;
+    qc_path_kind kind = QC_PATH_MISSING;
+    uint64_t bytes = 0, want = m->compressed ? sh->file_bytes : sh->content_bytes;
+    if (m->compressed)
+        QC_TRY(qc_arena_printf(s->result->arena, &name, err, "%s.zst", sh->name));
+    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, name, err));
+    QC_TRY(qc_path_stat(path, &kind, &bytes, err));
+    s->result->content_bytes += sh->content_bytes;
+    s->result->stored_bytes += bytes;
+    if (kind != QC_PATH_FILE)
+        return problem(s, err, name, "the shard is missing");
+    if (bytes != want)
+        return problem(s, err, name, "expected %" PRIu64 " bytes, found %" PRIu64, want, bytes);
+    QC_TRY(qc_file_open_read(&s->files[shard], path, err));
+    return m->compressed ? add_compressed_shard(s, shard, name, first, end, err)
+                         : add_plain_shard(s, shard, first, end, err);
+}
+
+/* ---- Workers -------------------------------------------------------------------------------- */
+
+static qc_status scan_one(const scan *s, scan_unit *u, qc_frame_coder *coder, void *stored,
+                          void *content, qc_error *err)
+{
+    const void *bytes = stored;
+    QC_TRY(qc_file_pread(&s->files[u->shard], stored, u->stored_bytes, u->stored_offset, err));
+    u->stored = qc_digest_bytes(stored, u->stored_bytes);
+    u->content = u->stored;
+    if (s->result->manifest.compressed) {
+        qc_status st =
+            qc_frame_decode(coder, stored, u->stored_bytes, content, u->content_bytes, err);
+        if (st == QC_ERR_NOMEM)
+            return st;
+        u->undecodable = st != QC_OK;
+        if (u->undecodable)
+            return QC_OK;
+        u->content = qc_digest_bytes(content, u->content_bytes);
+        bytes = content;
+    }
+    if (s->options->sink)
+        QC_TRY(s->options->sink(s->options->sink_ctx, u->shard, u->content_offset, bytes,
+                                u->content_bytes, err));
+    if (s->options->progress)
+        s->options->progress(s->options->progress_ctx, u->content_bytes);
+    return QC_OK;
+}
+
+static qc_status scan_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    (void)index;
+    scan *s = ctx;
+    qc_frame_coder *coder = NULL;
+    void *stored = NULL, *content = NULL;
+    qc_status st = qc_frame_coder_create(&coder, err);
+    if (st == QC_OK)
+        st = qc_malloc_aligned(&stored, 4096, s->max_stored, err);
+    if (st == QC_OK)
+        st = qc_malloc_aligned(&content, 4096, s->max_content, err);
+    while (st == QC_OK) {
+        if (qc_team_stopped(team)) {
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+            break;
+        }
+        uint64_t i = atomic_fetch_add(&s->next, 1);
+        if (i >= s->unit_count)
+            break;
+        st = scan_one(s, &s->units[i], coder, stored, content, err);
+    }
+    qc_free(content);
+    qc_free(stored);
+    qc_frame_coder_destroy(coder);
+    return st;
+}
+
+/* ---- Verdict -------------------------------------------------------------------------------- */
+
+static qc_status judge_range(scan *s, const scan_range *r, qc_digest *scratch, qc_error *err)
+{
+    const qc_manifest *m = &s->result->manifest;
+    const scan_unit *units = s->units + r->first_unit;
+    const qc_manifest_shard *sh = &m->shards[r->shard];
+    const char *what = NULL;
+    qc_digest want_content = sh->header, want_stored = sh->header_stored;
+    if (r->tensor != HEADER_OWNER) {
+        want_content = m->tensors[r->tensor].content;
+        want_stored = m->tensors[r->tensor].stored;
+        s->result->tensors_checked++;
+    }
+    const char *why = NULL;
+    for (uint32_t i = 0; i < r->unit_count; i++) {
+        scratch[i] = units[i].stored;
+        if (units[i].undecodable)
+            why = "a frame cannot be decompressed";
+    }
+    qc_digest stored = qc_digest_root(scratch, r->unit_count);
+    for (uint32_t i = 0; i < r->unit_count; i++)
+        scratch[i] = units[i].content;
+    qc_digest content = qc_digest_root(scratch, r->unit_count);
+    if (!why && !qc_digest_equal(&content, &want_content))
+        why = "its bytes are not those that were written";
+    else if (!why && m->compressed && !qc_digest_equal(&stored, &want_stored))
+        why = "its compressed bytes are not those that were written";
+    if (!why)
+        return QC_OK;
+    if (r->tensor == HEADER_OWNER)
+        QC_TRY(qc_arena_printf(s->result->arena, &what, err, "header of %s", sh->name));
+    else
+        QC_TRY(qc_arena_printf(s->result->arena, &what, err, "tensor '%s' in %s",
+                               m->tensors[r->tensor].name, sh->name));
+    return problem(s, err, what, "%s", why);
+}
+
+static qc_status judge(scan *s, qc_error *err)
+{
+    uint32_t most = 1;
+    for (size_t i = 0; i < s->range_count; i++) {
+        if (s->ranges[i].unit_count > most)
+            most = s->ranges[i].unit_count;
+    }
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, most, sizeof(qc_digest), err));
+    qc_status st = QC_OK;
+    for (size_t i = 0; st == QC_OK && i < s->range_count; i++)
+        st = judge_range(s, &s->ranges[i], v, err);
+    qc_free(v);
+    return st;
+}
+
+static qc_status scan_all(scan *s, qc_error *err)
+{
+    const qc_manifest *m = &s->result->manifest;
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, m->shard_count, sizeof *s->files, err));
+    s->files = v;
+    qc_file_allow_many(m->shard_count);
+    for (size_t i = 0; i < m->shard_count; i++)
+        s->files[i] = QC_FILE_CLOSED;
+    QC_TRY(qc_calloc(&v, m->shard_count + m->tensor_count, sizeof *s->ranges, err));
+    s->ranges = v;
+    for (size_t i = 0; i < m->file_count; i++)
+        QC_TRY(check_side_file(s, &m->files[i], err));
+    QC_TRY(check_index(s, err));
+    size_t first = 0;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        size_t end = first;
+        while (end < m->tensor_count && m->tensors[end].shard == i)
+            end++;
+        QC_TRY(open_shard(s, (uint32_t)i, first, end, err));
+        first = end;
+    }
+    if (s->unit_count > 0)
+        QC_TRY(qc_team_run(s->options->threads, scan_worker, s, err));
+    return judge(s, err);
+}
+
+qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *dir,
+                         const qc_scan_options *options, qc_error *err)
+{
+    memset(result, 0, sizeof *result);
+    result->arena = arena;
+    QC_TRY(qc_scan_manifest(&result->manifest, arena, dir, err));
+    scan s = {.result = result, .options = options, .dir = dir, .max_stored = 1, .max_content = 1};
+    qc_status st = scan_all(&s, err);
+    for (size_t i = 0; s.files && i < result->manifest.shard_count; i++)
+        qc_file_discard(&s.files[i]);
+    qc_free(s.files);
+    qc_free(s.units);
+    qc_free(s.ranges);
+    return st;
+}

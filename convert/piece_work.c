@@ -1,0 +1,339 @@
+/* One frame's worth of output, made from the source step by step.
+ *
+ * A step is QC_SOURCE_STEP_BYTES of source: read into a buffer that stays in the L2 cache, hashed
+ * there, quantized from there. Only the codes travel on to memory. */
+#include "convert/pipeline.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+static const qc_ckpt_tensor *source_of(const qc_pipeline *p, const qc_job *j)
+{
+    return &p->plan->model->tensors[j->source];
+}
+
+/* Element i of the written [rows, cols] is element (i % cols) * rows + i / cols of the stored
+ * [cols, rows]: for each stored row one read of neighbouring elements, scattered. */
+static qc_status read_transposed(qc_worker *w, const qc_job *j, uint64_t first, uint64_t n,
+                                 unsigned char *dst, qc_error *err)
+{
+    const qc_ckpt_tensor *t = source_of(w->p, j);
+    uint64_t each = qc_dtype_bits(t->dtype) / 8;
+    unsigned char row[4096];
+    uint64_t per_read = sizeof row / each;
+    for (uint64_t k = 0; k < j->cols; k++) {
+        uint64_t r = first <= k ? 0 : qc_ceil_div_u64(first - k, j->cols);
+        uint64_t last = first + n - 1; /* n > 0 */
+        uint64_t end = last < k ? 0 : (last - k) / j->cols + 1;
+        while (r < end) {
+            uint64_t count = end - r < per_read ? end - r : per_read;
+            QC_TRY(qc_checkpoint_read(w->p->plan->model, w->cursor, t, (k * j->rows + r) * each,
+                                      row, (size_t)(count * each), err));
+            for (uint64_t i = 0; i < count; i++)
+                memcpy(dst + ((r + i) * j->cols + k - first) * each, row + i * each, (size_t)each);
+            r += count;
+        }
+    }
+    return QC_OK;
+}
+
+qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, void *dst,
+                      qc_error *err)
+{
+    const qc_job *j = &w->p->plan->jobs[job];
+    const qc_ckpt_tensor *t = source_of(w->p, j);
+    if (n == 0)
+        return QC_OK;
+    if (j->entry->transpose)
+        return read_transposed(w, j, first, n, dst, err);
+    uint64_t each = qc_dtype_bits(t->dtype) / 8;
+    return qc_checkpoint_read(w->p->plan->model, w->cursor, t, first * each, dst,
+                              (size_t)(n * each), err);
+}
+
+/* "row 3, column 5" as the tensor lies in the source. */
+static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t index,
+                                qc_bad_kind bad, qc_error *err)
+{
+    const qc_ckpt_tensor *t = source_of(p, j);
+    uint64_t row = index / j->cols, col = index % j->cols;
+    if (j->entry->transpose) {
+        uint64_t swap = row;
+        row = col;
+        col = swap;
+    }
+    if (bad == QC_BAD_NONFINITE)
+        QC_FAIL(err, QC_ERR_NONFINITE,
+                "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
+                " is not finite; --keep '%s' leaves the tensor as it is",
+                t->name, row, col, t->name);
+    QC_FAIL(err, QC_ERR_RANGE,
+            "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
+            " is too large for the %s that %s passes through; --keep '%s' leaves the tensor as it "
+            "is",
+            t->name, row, col, j->scheme == QC_SCHEME_INT8_ROWS ? "float16" : "float32",
+            qc_scheme_name(j->scheme), t->name);
+}
+
+/* Decoded scales of a stored weight that is dequantized: read once per job. */
+static qc_status load_scales(qc_worker *w, uint32_t job, qc_error *err)
+{
+    const qc_pipeline *p = w->p;
+    const qc_checkpoint *m = p->plan->model;
+    qc_job_state *s = &w->p->jobs[job];
+    const qc_stored_weight *sw = p->plan->jobs[job].entry->stored;
+    const qc_ckpt_tensor *absmax = &m->tensors[sw->absmax];
+    uint64_t count = absmax->bytes / (qc_dtype_bits(absmax->dtype) / 8);
+    size_t n = 0;
+    void *v = NULL, *codes = NULL, *nested = NULL;
+    if (qc_u64_to_size(count, &n))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", absmax->name);
+    QC_TRY(qc_realloc_array(&v, n, sizeof(float), err));
+    s->absmax = v;
+    if (sw->nested_absmax == UINT32_MAX)
+        return qc_checkpoint_read(m, w->cursor, absmax, 0, s->absmax, n * sizeof(float), err);
+    const qc_ckpt_tensor *na = &m->tensors[sw->nested_absmax];
+    float map[256];
+    qc_status st = qc_malloc(&codes, n, err);
+    if (st == QC_OK)
+        st = qc_malloc(&nested, (size_t)na->bytes, err);
+    if (st == QC_OK)
+        st = qc_checkpoint_read(m, w->cursor, absmax, 0, codes, n, err);
+    if (st == QC_OK)
+        st = qc_checkpoint_read(m, w->cursor, na, 0, nested, (size_t)na->bytes, err);
+    if (st == QC_OK)
+        st = qc_checkpoint_read(m, w->cursor, &m->tensors[sw->nested_map], 0, map, sizeof map, err);
+    if (st == QC_OK)
+        p->ops->nested_dequantize(codes, nested, map, n, (uint32_t)sw->nested_block_elems,
+                                  sw->nested_offset, s->absmax);
+    qc_free(codes);
+    qc_free(nested);
+    return st;
+}
+
+qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[job];
+    qc_job_state *s = &p->jobs[job];
+    qc_status st = QC_OK;
+    pthread_mutex_lock(&p->finish_lock);
+    if (!s->absmax_ready) {
+        void *v = NULL;
+        uint32_t main_units = p->unit_counts[j->outputs[QC_PART_MAIN]];
+        st = qc_calloc(&v, main_units, sizeof *s->sums, err);
+        s->sums = v;
+        uint64_t scales = j->scheme == QC_SCHEME_INT8_ROWS ? j->rows : j->blocks;
+        if (st == QC_OK && scales > 0) {
+            v = NULL;
+            st = qc_realloc_array(&v, (size_t)scales, sizeof *s->absmax, err);
+            s->absmax = v;
+        }
+        if (st == QC_OK && j->blocks > 0) {
+            v = NULL;
+            st = qc_realloc_array(&v, (size_t)j->blocks, sizeof *s->block_errors, err);
+            s->block_errors = v;
+        }
+        if (st == QC_OK && j->scheme == QC_SCHEME_DEQUANT)
+            st = load_scales(w, job, err);
+        s->absmax_ready = st == QC_OK;
+    }
+    pthread_mutex_unlock(&p->finish_lock);
+    return st;
+}
+
+/* Quantize elements [first, first + n) of the source step in w->source to w->content. */
+static void quantize_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
+                          uint64_t piece_first, qc_piece_sums *sums)
+{
+    const qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[job];
+    const qc_job_state *s = &p->jobs[job];
+    qc_dtype dtype = source_of(p, j)->dtype;
+    uint64_t at = first - piece_first;
+    if (j->scheme == QC_SCHEME_INT8_ROWS) {
+        p->ops->int8_rows_quantize(w->source, dtype, n / j->cols, j->cols,
+                                   (int8_t *)w->content + at, s->absmax + first / j->cols, sums);
+        return;
+    }
+    uint64_t block = first / j->block_elems;
+    if (j->scheme == QC_SCHEME_NF4)
+        p->ops->nf4_quantize(w->source, dtype, n, j->block_elems, w->content + at / 2,
+                             s->absmax + block, s->block_errors + block, sums);
+    else
+        p->ops->int8_blocks_quantize(w->source, dtype, n, j->block_elems, (int8_t *)w->content + at,
+                                     s->absmax + block, s->block_errors + block, sums);
+}
+
+/* Source elements per step: whole rows or blocks. */
+static uint64_t step_elems(const qc_pipeline *p, const qc_job *j)
+{
+    uint64_t n = QC_SOURCE_STEP_BYTES / (qc_dtype_bits(source_of(p, j)->dtype) / 8);
+    if (j->scheme == QC_SCHEME_INT8_ROWS)
+        return n < j->cols ? j->cols : n - n % j->cols;
+    return n; /* a multiple of every block size */
+}
+
+static qc_status make_quantized(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err)
+{
+    const qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[job];
+    uint64_t each = qc_dtype_bits(source_of(p, j)->dtype) / 8;
+    uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
+    uint64_t begin = u->content_offset * per_byte;
+    uint64_t end = begin + u->content_bytes * per_byte;
+    if (end > j->elems)
+        end = j->elems; /* an odd number of nibbles */
+    uint64_t step = step_elems(p, j);
+    qc_piece_sums *total = &p->jobs[job].sums[u - &p->units[p->first_unit[u->tensor]]];
+    qc_digest_reset(w->hash);
+    for (uint64_t first = begin; first < end; first += step) {
+        uint64_t n = end - first < step ? end - first : step;
+        qc_piece_sums sums = {0};
+        QC_TRY(qc_job_read(w, job, first, n, w->source, err));
+        qc_digest_update(w->hash, w->source, (size_t)(n * each));
+        quantize_step(w, job, first, n, begin, &sums);
+        if (sums.bad != QC_BAD_NONE)
+            return refuse_element(p, j, first + sums.bad_index, sums.bad, err);
+        qc_piece_add(total, &sums, first - begin);
+    }
+    u->source = qc_digest_finish(w->hash);
+    return QC_OK;
+}
+
+/* --keep leaves a tensor unquantized, but what --rest says holds for it all the same. */
+static qc_status refuse_cast(const qc_pipeline *p, const qc_ckpt_tensor *t, uint64_t index,
+                             qc_dtype to, qc_error *err)
+{
+    qc_to scheme = p->plan->options->to;
+    if (scheme == QC_TO_NF4 || scheme == QC_TO_INT8)
+        QC_FAIL(err, QC_ERR_RANGE, "tensor '%s': element %" PRIu64 " is too large for %s; use %s",
+                t->name, index, qc_dtype_name(to),
+                to == QC_DTYPE_F16 ? "--rest bf16 or --rest keep" : "--rest keep");
+    QC_FAIL(err, QC_ERR_RANGE,
+            "tensor '%s': element %" PRIu64 " is too large for %s; --keep '%s' leaves the tensor "
+            "as it is",
+            t->name, index, qc_dtype_name(to), t->name);
+}
+
+static qc_status make_cast(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err)
+{
+    const qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[job];
+    const qc_ckpt_tensor *t = source_of(p, j);
+    qc_dtype to = j->entry->out_dtype;
+    uint64_t each = qc_dtype_bits(t->dtype) / 8, out_each = qc_dtype_bits(to) / 8;
+    uint64_t begin = u->content_offset / out_each, end = begin + u->content_bytes / out_each;
+    uint64_t step = step_elems(p, j);
+    qc_digest_reset(w->hash);
+    for (uint64_t first = begin; first < end; first += step) {
+        uint64_t n = end - first < step ? end - first : step;
+        uint64_t overflow = UINT64_MAX;
+        QC_TRY(qc_job_read(w, job, first, n, w->source, err));
+        qc_digest_update(w->hash, w->source, (size_t)(n * each));
+        p->ops->cast(w->source, t->dtype, n, w->content + (first - begin) * out_each, to,
+                     &overflow);
+        if (overflow != UINT64_MAX)
+            return refuse_cast(p, t, first + overflow, to, err);
+    }
+    u->source = qc_digest_finish(w->hash);
+    return QC_OK;
+}
+
+/* Row-wise int8, elements [first, first + n) that may begin and end inside rows. */
+static void dequantize_rows(const qc_worker *w, const qc_job *j, const float *scb, uint64_t first,
+                            uint64_t n, unsigned char *dst, uint64_t out_each, uint64_t *overflow)
+{
+    const int8_t *codes = (const int8_t *)w->source;
+    for (uint64_t done = 0; done < n && *overflow == UINT64_MAX;) {
+        uint64_t row = (first + done) / j->cols, col = (first + done) % j->cols;
+        uint64_t rows = col == 0 && n - done >= j->cols ? (n - done) / j->cols : 1;
+        uint64_t cols = j->cols - col < n - done ? j->cols - col : n - done;
+        w->p->ops->int8_rows_dequantize(codes + done, scb + row, rows, cols, dst + done * out_each,
+                                        j->entry->out_dtype, overflow);
+        if (*overflow != UINT64_MAX)
+            *overflow += done;
+        done += rows * cols;
+    }
+}
+
+static qc_status make_dequantized(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err)
+{
+    const qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[job];
+    const qc_ckpt_tensor *t = source_of(p, j);
+    const qc_stored_weight *sw = j->entry->stored;
+    const float *scales = p->jobs[job].absmax;
+    qc_dtype to = j->entry->out_dtype;
+    uint64_t out_each = qc_dtype_bits(to) / 8;
+    uint64_t begin = u->content_offset / out_each, end = begin + u->content_bytes / out_each;
+    uint64_t per_byte = sw->stored_as == QC_SCHEME_NF4 ? 2 : 1;
+    uint64_t step = QC_SOURCE_STEP_BYTES; /* elements: a multiple of every block size */
+    float map[16];
+    if (sw->quant_map != UINT32_MAX)
+        QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor,
+                                  &p->plan->model->tensors[sw->quant_map], 0, map, sizeof map,
+                                  err));
+    else
+        memcpy(map, qc_nf4_code, sizeof map);
+    qc_digest_reset(w->hash);
+    for (uint64_t first = begin; first < end; first += step) {
+        uint64_t n = end - first < step ? end - first : step;
+        size_t bytes = (size_t)qc_ceil_div_u64(n, per_byte);
+        unsigned char *dst = w->content + (first - begin) * out_each;
+        uint64_t overflow = UINT64_MAX;
+        QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor, t, first / per_byte, w->source, bytes,
+                                  err));
+        qc_digest_update(w->hash, w->source, bytes);
+        if (sw->stored_as == QC_SCHEME_NF4)
+            p->ops->nf4_dequantize(w->source, scales + first / sw->block_elems, map, n,
+                                   (uint32_t)sw->block_elems, dst, to, &overflow);
+        else if (sw->stored_as == QC_SCHEME_INT8_BLOCKS)
+            p->ops->int8_blocks_dequantize((const int8_t *)w->source,
+                                           scales + first / sw->block_elems, n,
+                                           (uint32_t)sw->block_elems, dst, to, &overflow);
+        else
+            dequantize_rows(w, j, scales, first, n, dst, out_each, &overflow);
+        if (overflow != UINT64_MAX)
+            QC_FAIL(err, QC_ERR_RANGE,
+                    "tensor '%s': element %" PRIu64 " is too large for %s; use --to bf16", t->name,
+                    first + overflow, qc_dtype_name(to));
+    }
+    u->source = qc_digest_finish(w->hash);
+    return QC_OK;
+}
+
+qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
+{
+    const qc_pipeline *p = w->p;
+    uint32_t job = p->plan->outputs[u->tensor].job;
+    const qc_job *j = &p->plan->jobs[job];
+    switch (j->scheme) {
+    case QC_SCHEME_KEEP:
+    case QC_SCHEME_ABSORBED:
+        QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor, source_of(p, j), u->content_offset,
+                                  w->content, u->content_bytes, err));
+        u->source = qc_digest_bytes(w->content, u->content_bytes);
+        u->content = u->source;
+        return QC_OK;
+    case QC_SCHEME_CAST:
+        QC_TRY(make_cast(w, u, job, err));
+        break;
+    case QC_SCHEME_DEQUANT:
+        QC_TRY(qc_job_open(w, job, err));
+        QC_TRY(make_dequantized(w, u, job, err));
+        break;
+    case QC_SCHEME_NF4:
+    case QC_SCHEME_INT8_ROWS:
+    case QC_SCHEME_INT8_BLOCKS:
+        QC_TRY(qc_job_open(w, job, err));
+        QC_TRY(make_quantized(w, u, job, err));
+        break;
+    }
+    u->content = qc_digest_bytes(w->content, u->content_bytes);
+    return QC_OK;
+}

@@ -1,0 +1,507 @@
+#include "convert/pipeline.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <string.h>
+
+/* Target for the whole process; the buffers of the workers are most of it. */
+#define MEMORY_TARGET_BYTES (400u << 20)
+#define PIECE_TARGET_BYTES  (8u << 20)
+
+unsigned qc_pipeline_default_threads(int level)
+{
+    size_t each = QC_SOURCE_STEP_BYTES + PIECE_TARGET_BYTES + qc_frame_bound(PIECE_TARGET_BYTES) +
+                  qc_frame_coder_bytes(level, PIECE_TARGET_BYTES);
+    size_t fit = MEMORY_TARGET_BYTES / each;
+    unsigned cpus = qc_cpu_count();
+    return fit == 0 ? 1 : cpus < fit ? cpus : (unsigned)fit;
+}
+
+/* ---- Units ---------------------------------------------------------------------------------- */
+
+static uint64_t tensor_bytes(const qc_out_tensor *t)
+{
+    return t->st.end - t->st.begin;
+}
+
+static int is_compressed(const qc_pipeline *p)
+{
+    return p->plan->options->compress;
+}
+
+/* A derived tensor waits for its place if it lies before the codes, or always when every place is
+ * known anyway. */
+static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
+{
+    const qc_output *o = &p->plan->outputs[tensor];
+    const qc_job *j = &p->plan->jobs[o->job];
+    if (o->part == QC_PART_MAIN)
+        return QC_UNIT_MAIN;
+    const qc_out_tensor *t = p->plan->tensors;
+    if (!is_compressed(p) || t[tensor].st.begin < t[j->outputs[QC_PART_MAIN]].st.begin)
+        return QC_UNIT_DEFERRED;
+    return QC_UNIT_DERIVED;
+}
+
+static void add_units(qc_pipeline *p, qc_unit model, uint64_t bytes, uint64_t piece, uint32_t *at)
+{
+    for (uint64_t offset = 0; offset < bytes; offset += piece) {
+        uint64_t n = bytes - offset < piece ? bytes - offset : piece;
+        qc_unit *u = &p->units[(*at)++];
+        *u = model;
+        u->content_offset = offset;
+        u->content_bytes = (uint32_t)n;
+        if (u->kind == QC_UNIT_DEFERRED && is_compressed(p))
+            u->stored_bytes = (uint32_t)qc_raw_frame_bytes((size_t)n);
+        else
+            u->stored_bytes = (uint32_t)n; /* corrected when compressed */
+    }
+}
+
+static uint64_t header_piece(const qc_shard *s)
+{
+    return qc_layout_piece_bytes(s->header_bytes, 8);
+}
+
+static qc_status make_units(qc_pipeline *p, qc_error *err)
+{
+    const qc_plan *plan = p->plan;
+    uint64_t count = 0;
+    for (uint32_t s = 0; s < plan->layout.count; s++) {
+        const qc_shard *sh = &plan->layout.shards[s];
+        count += qc_ceil_div_u64(sh->header_bytes, header_piece(sh));
+    }
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_out_tensor *t = &plan->tensors[i];
+        if (tensor_bytes(t) > 0)
+            count += qc_ceil_div_u64(tensor_bytes(t), t->piece_bytes);
+    }
+    if (count > UINT32_MAX / 2)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, (size_t)count, sizeof *p->units, err));
+    p->units = v;
+    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->first_unit, err));
+    p->first_unit = v;
+    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->unit_counts, err));
+    p->unit_counts = v;
+    uint32_t at = 0;
+    for (uint32_t s = 0; s < plan->layout.count; s++) {
+        const qc_shard *sh = &plan->layout.shards[s];
+        p->shards[s].first_unit = at;
+        qc_unit header = {.tensor = QC_NO_OUTPUT, .shard = s, .kind = QC_UNIT_HEADER};
+        add_units(p, header, sh->header_bytes, header_piece(sh), &at);
+        for (uint32_t k = 0; k < sh->count; k++) {
+            uint32_t tensor = sh->order[k];
+            qc_unit u = {.tensor = tensor, .shard = s, .kind = kind_of(p, tensor)};
+            p->first_unit[tensor] = at;
+            add_units(p, u, tensor_bytes(&plan->tensors[tensor]), plan->tensors[tensor].piece_bytes,
+                      &at);
+            p->unit_counts[tensor] = at - p->first_unit[tensor];
+        }
+        p->shards[s].unit_count = at - p->shards[s].first_unit;
+        atomic_init(&p->shards[s].left, p->shards[s].unit_count);
+    }
+    p->unit_count = at;
+    for (uint32_t i = 0; i < at; i++) {
+        const qc_unit *u = &p->units[i];
+        if (u->tensor == QC_NO_OUTPUT)
+            continue;
+        qc_job_state *js = &p->jobs[plan->outputs[u->tensor].job];
+        if (u->kind == QC_UNIT_MAIN)
+            atomic_fetch_add(&js->left, 1);
+        else if (u->kind == QC_UNIT_DERIVED)
+            atomic_fetch_add(&js->derived_left, 1);
+    }
+    return QC_OK;
+}
+
+/* Units in the order in which workers take them: file order, except that derived units come after
+ * the next threads - 1 main units. Then the others have something to do while one worker finishes
+ * the weight; and as at most threads - 1 workers can wait at the turnstile for a derived unit, one
+ * is always left to take it. */
+static qc_status make_dispatch(qc_pipeline *p, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *p->dispatch, err));
+    p->dispatch = v;
+    uint32_t *late = NULL;
+    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *late, err));
+    late = v; /* derived units that wait, oldest first */
+    uint32_t late_begin = 0, late_end = 0, since = 0, n = 0;
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        const qc_unit *u = &p->units[i];
+        if (u->kind == QC_UNIT_DEFERRED)
+            continue;
+        if (u->kind == QC_UNIT_DERIVED && p->threads > 1) {
+            if (late_begin == late_end)
+                since = 0;
+            late[late_end++] = i;
+            continue;
+        }
+        if (late_begin < late_end && since >= p->threads - 1) {
+            while (late_begin < late_end)
+                p->dispatch[n++] = late[late_begin++];
+        }
+        p->dispatch[n++] = i;
+        since++;
+    }
+    while (late_begin < late_end)
+        p->dispatch[n++] = late[late_begin++];
+    p->dispatch_count = n;
+    qc_free(late);
+    return QC_OK;
+}
+
+/* ---- Shards --------------------------------------------------------------------------------- */
+
+static qc_status open_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    qc_shard_state *s = &p->shards[shard];
+    qc_status st = QC_OK;
+    pthread_mutex_lock(&p->shard_lock);
+    if (s->file.fd < 0)
+        st = qc_file_create(&s->file, s->path, err);
+    pthread_mutex_unlock(&p->shard_lock);
+    return st;
+}
+
+static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    qc_shard_state *s = &p->shards[shard];
+    const qc_shard *sh = &p->plan->layout.shards[shard];
+    s->file_bytes = sh->header_bytes + sh->data_bytes;
+    if (is_compressed(p)) {
+        qc_frame *frames = NULL;
+        void *v = NULL;
+        qc_strbuf table;
+        qc_strbuf_init(&table, SIZE_MAX / 2);
+        QC_TRY(qc_calloc(&v, s->unit_count, sizeof *frames, err));
+        frames = v;
+        uint64_t content = 0;
+        for (uint32_t i = 0; i < s->unit_count; i++) {
+            const qc_unit *u = &p->units[s->first_unit + i];
+            frames[i] = (qc_frame){u->file_offset, content, u->stored_bytes, u->content_bytes};
+            content += u->content_bytes;
+        }
+        qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
+        if (st == QC_OK)
+            st = qc_file_pwrite(&s->file, table.data, table.len, s->next_offset, err);
+        if (st == QC_OK) {
+            s->table = qc_digest_bytes(table.data, table.len);
+            s->table_bytes = table.len;
+            s->file_bytes = s->next_offset + table.len;
+        }
+        qc_strbuf_deinit(&table);
+        qc_free(frames);
+        QC_TRY(st);
+    }
+    QC_TRY(qc_file_sync(&s->file, err));
+    return qc_file_close(&s->file, err);
+}
+
+static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_error *err)
+{
+    qc_shard_state *s = &p->shards[u->shard];
+    QC_TRY(open_shard(p, u->shard, err));
+    QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
+    qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
+    u->written = 1;
+    if (atomic_fetch_sub(&s->left, 1) == 1)
+        return finish_shard(p, u->shard, err);
+    return QC_OK;
+}
+
+/* ---- Work ----------------------------------------------------------------------------------- */
+
+/* Give unit `index` its place, and the kept-free units behind it theirs. */
+static qc_status take_place(qc_worker *w, uint32_t index, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    QC_TRY(qc_turnstile_wait(&p->turnstile, index, w->team, err));
+    uint32_t next = index;
+    do {
+        qc_unit *u = &p->units[next++];
+        u->file_offset = p->shards[u->shard].next_offset;
+        p->shards[u->shard].next_offset += u->stored_bytes;
+    } while (next < p->unit_count && p->units[next].kind == QC_UNIT_DEFERRED);
+    qc_turnstile_pass(&p->turnstile, next);
+    return QC_OK;
+}
+
+/* The unit's content is at `content`: compress, place, write. */
+static qc_status commit_unit(qc_worker *w, uint32_t index, const void *content, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    qc_unit *u = &p->units[index];
+    if (!is_compressed(p)) {
+        const qc_shard *sh = &p->plan->layout.shards[u->shard];
+        u->file_offset = u->content_offset;
+        if (u->tensor != QC_NO_OUTPUT)
+            u->file_offset += sh->header_bytes + p->plan->tensors[u->tensor].st.begin;
+        return write_unit(p, u, content, err);
+    }
+    size_t len = 0;
+    if (u->kind == QC_UNIT_DEFERRED) {
+        qc_raw_frame_write(w->stored, content, u->content_bytes);
+        len = u->stored_bytes;
+    } else {
+        QC_TRY(qc_frame_encode(w->coder, p->plan->options->compress_level, content,
+                               u->content_bytes, w->stored, qc_frame_bound(u->content_bytes), &len,
+                               err));
+        u->stored_bytes = (uint32_t)len;
+        QC_TRY(take_place(w, index, err));
+    }
+    u->stored = qc_digest_bytes(w->stored, len);
+    return write_unit(p, u, w->stored, err);
+}
+
+static qc_status commit_derived(qc_worker *w, uint32_t index, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    qc_unit *u = &p->units[index];
+    const qc_output *o = &p->plan->outputs[u->tensor];
+    const unsigned char *content =
+        (const unsigned char *)qc_job_part(p, o->job, o->part) + u->content_offset;
+    u->content = qc_digest_bytes(content, u->content_bytes);
+    return commit_unit(w, index, content, err);
+}
+
+/* The last main unit of a job is written. */
+static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[job];
+    qc_job_state *s = &p->jobs[job];
+    QC_TRY(qc_job_finish(w, job, err));
+    for (int part = QC_PART_MAIN + 1; part < QC_PART_COUNT; part++) {
+        uint32_t t = j->outputs[part];
+        if (t == QC_NO_OUTPUT)
+            continue;
+        uint32_t first = p->first_unit[t];
+        for (uint32_t i = 0; i < p->unit_counts[t]; i++) {
+            if (p->units[first + i].kind == QC_UNIT_DEFERRED)
+                QC_TRY(commit_derived(w, first + i, err));
+        }
+    }
+    if (atomic_load(&s->derived_left) == 0)
+        qc_job_release(s);
+    else
+        qc_job_trim(p, job);
+    pthread_mutex_lock(&p->finish_lock);
+    s->finished = 1;
+    pthread_cond_broadcast(&p->finish_cond);
+    pthread_mutex_unlock(&p->finish_lock);
+    return QC_OK;
+}
+
+static qc_status wait_for_job(qc_worker *w, const qc_job_state *s, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    int stopped = 0;
+    pthread_mutex_lock(&p->finish_lock);
+    while (!s->finished && !(stopped = qc_team_stopped(w->team)))
+        qc_cond_wait_briefly(&p->finish_cond, &p->finish_lock);
+    pthread_mutex_unlock(&p->finish_lock);
+    if (stopped)
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    return QC_OK;
+}
+
+static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
+{
+    qc_unit *u = &w->p->units[index];
+    const char *header = w->p->plan->layout.shards[u->shard].header + u->content_offset;
+    u->content = qc_digest_bytes(header, u->content_bytes);
+    return commit_unit(w, index, header, err);
+}
+
+static qc_status do_main(qc_worker *w, uint32_t index, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    qc_unit *u = &p->units[index];
+    uint32_t job = p->plan->outputs[u->tensor].job;
+    const qc_job *j = &p->plan->jobs[job];
+    QC_TRY(qc_piece_make(w, u, err));
+    QC_TRY(commit_unit(w, index, w->content, err));
+    if (p->progress)
+        p->progress(p->progress_ctx, u->content_bytes * j->source_num / j->source_den);
+    if (atomic_fetch_sub(&p->jobs[job].left, 1) == 1)
+        return finish_job(w, job, err);
+    return QC_OK;
+}
+
+static qc_status do_derived(qc_worker *w, uint32_t index, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    qc_job_state *s = &p->jobs[p->plan->outputs[p->units[index].tensor].job];
+    QC_TRY(wait_for_job(w, s, err));
+    QC_TRY(commit_derived(w, index, err));
+    if (atomic_fetch_sub(&s->derived_left, 1) == 1)
+        qc_job_release(s);
+    return QC_OK;
+}
+
+/* Ask the system to read ahead what the team will want next. */
+static void hint_ahead(const qc_pipeline *p, uint32_t dispatched)
+{
+    uint32_t ahead = dispatched + p->threads;
+    if (ahead >= p->dispatch_count)
+        return;
+    const qc_unit *u = &p->units[p->dispatch[ahead]];
+    if (u->kind != QC_UNIT_MAIN)
+        return;
+    const qc_job *j = &p->plan->jobs[p->plan->outputs[u->tensor].job];
+    const qc_checkpoint *m = p->plan->model;
+    const qc_ckpt_tensor *t = &m->tensors[j->source];
+    const qc_st_file *f = &m->files[t->file].st;
+    if (f->compressed || j->entry->transpose)
+        return;
+    qc_file_hint_read_soon(
+        &f->file, f->data_offset + t->begin + u->content_offset * j->source_num / j->source_den,
+        u->content_bytes * j->source_num / j->source_den);
+}
+
+static void worker_deinit(qc_worker *w)
+{
+    qc_st_cursor_destroy(w->cursor);
+    qc_frame_coder_destroy(w->coder);
+    qc_digest_destroy(w->hash);
+    qc_free(w->source);
+    qc_free(w->content);
+    qc_free(w->stored);
+}
+
+static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err)
+{
+    memset(w, 0, sizeof *w);
+    w->p = p;
+    w->team = team;
+    size_t source = QC_SOURCE_STEP_BYTES, piece = 1;
+    for (uint32_t i = 0; i < p->plan->job_count; i++) {
+        const qc_job *j = &p->plan->jobs[i];
+        uint64_t each = qc_dtype_bits(p->plan->model->tensors[j->source].dtype) / 8;
+        if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols * each > source)
+            source = (size_t)(j->cols * each); /* cols is at most QC_FRAME_MAX_BYTES */
+    }
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        if (p->units[i].content_bytes > piece)
+            piece = p->units[i].content_bytes;
+    }
+    void *v = NULL;
+    QC_TRY(qc_st_cursor_create(&w->cursor, err));
+    QC_TRY(qc_frame_coder_create(&w->coder, err));
+    QC_TRY(qc_digest_create(&w->hash, err));
+    QC_TRY(qc_malloc_aligned(&v, 4096, source, err));
+    w->source = v;
+    QC_TRY(qc_malloc_aligned(&v, 4096, piece, err));
+    w->content = v;
+    if (is_compressed(p)) {
+        QC_TRY(qc_malloc_aligned(&v, 4096, qc_frame_bound(piece), err));
+        w->stored = v;
+    }
+    return QC_OK;
+}
+
+static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    (void)index;
+    qc_pipeline *p = ctx;
+    qc_worker w;
+    qc_status st = worker_init(&w, p, team, err);
+    while (st == QC_OK) {
+        if (qc_team_stopped(team)) {
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+            break;
+        }
+        uint32_t i = (uint32_t)atomic_fetch_add(&p->next_dispatch, 1);
+        if (i >= p->dispatch_count)
+            break;
+        hint_ahead(p, i);
+        uint32_t unit = p->dispatch[i];
+        switch (p->units[unit].kind) {
+        case QC_UNIT_HEADER:
+            st = do_header(&w, unit, err);
+            break;
+        case QC_UNIT_MAIN:
+            st = do_main(&w, unit, err);
+            break;
+        case QC_UNIT_DERIVED:
+            st = do_derived(&w, unit, err);
+            break;
+        case QC_UNIT_DEFERRED:
+            st = qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
+                              "a deferred unit was dispatched");
+            break;
+        }
+    }
+    worker_deinit(&w);
+    return st;
+}
+
+qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out, qc_isa isa,
+                           unsigned threads, qc_error *err)
+{
+    memset(p, 0, sizeof *p);
+    p->plan = plan;
+    p->ops = qc_quant_ops_for(isa);
+    p->out = out;
+    p->threads = threads;
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, plan->job_count, sizeof *p->jobs, err));
+    p->jobs = v;
+    QC_TRY(qc_calloc(&v, plan->layout.count, sizeof *p->shards, err));
+    p->shards = v;
+    for (uint32_t i = 0; i < plan->layout.count; i++)
+        p->shards[i].file = QC_FILE_CLOSED;
+    for (uint32_t i = 0; i < plan->layout.count; i++) {
+        const char *name = plan->layout.shards[i].name;
+        if (is_compressed(p))
+            QC_TRY(qc_arena_printf(out->arena, &name, err, "%s.zst", name));
+        QC_TRY(qc_output_dir_stage(out, name, &p->shards[i].path, err));
+    }
+    QC_TRY(make_units(p, err));
+    QC_TRY(make_dispatch(p, err));
+    if (is_compressed(p)) {
+        QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));
+        p->have_turnstile = 1;
+    }
+    if (pthread_mutex_init(&p->shard_lock, NULL) != 0 ||
+        pthread_mutex_init(&p->finish_lock, NULL) != 0 ||
+        pthread_cond_init(&p->finish_cond, NULL) != 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+    p->have_locks = 1;
+    return QC_OK;
+}
+
+qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
+{
+    return qc_team_run(p->threads, run_worker, p, err);
+}
+
+void qc_pipeline_deinit(qc_pipeline *p)
+{
+    if (p->jobs) {
+        for (uint32_t i = 0; i < p->plan->job_count; i++)
+            qc_job_release(&p->jobs[i]);
+    }
+    if (p->shards) {
+        for (uint32_t i = 0; i < p->plan->layout.count; i++)
+            qc_file_discard(&p->shards[i].file);
+    }
+    if (p->have_turnstile)
+        qc_turnstile_deinit(&p->turnstile);
+    if (p->have_locks) {
+        pthread_cond_destroy(&p->finish_cond);
+        pthread_mutex_destroy(&p->finish_lock);
+        pthread_mutex_destroy(&p->shard_lock);
+    }
+    qc_free(p->jobs);
+    qc_free(p->shards);
+    qc_free(p->units);
+    qc_free(p->first_unit);
+    qc_free(p->unit_counts);
+    qc_free(p->dispatch);
+    memset(p, 0, sizeof *p);
+}

@@ -1,0 +1,147 @@
+/* The pipeline: carries out a plan.
+ *
+ * One unit of work is one frame of one output tensor. A worker takes the next unit, reads its
+ * source in pieces that fit the L2 cache, turns each into codes while it is hot, compresses the
+ * frame and writes it. With compression a frame's place in the file is known when all before it
+ * are: a turnstile hands out places in file order, everything else runs in parallel.
+ *
+ * Tensors derived from a whole weight (absmax, maps, state) are made by the worker that finishes
+ * the weight's last frame. Those that come before the codes in the file are stored uncompressed,
+ * so that their place could be kept free.
+ *
+ * Memory: per worker one source piece, one frame and one compressed frame; per weight in flight
+ * 10 bytes a block. Nothing grows with the model.
+ *
+ * Threads and ownership
+ *   unit        owned by the worker that took it; its results are read after the team ended
+ *   job state   `left` counts main frames; who brings it to 0 owns the job's finishing
+ *   shard       `left` counts frames; who brings it to 0 writes the seek table and closes it
+ *   locks       shard_lock (opening), finish_lock (waiting for a finished job): leaf locks
+ */
+#ifndef QC_CONVERT_PIPELINE_H
+#define QC_CONVERT_PIPELINE_H
+
+#include "base/workers.h"
+#include "convert/output_dir.h"
+#include "convert/plan.h"
+#include "formats/digest.h"
+#include "formats/seekable.h"
+#include "quant/quant_ops.h"
+
+/* Source bytes read, hashed and quantized at a time; sums of errors are combined in pieces of this
+ * size, so it is part of what the manifest's figures depend on. */
+#define QC_SOURCE_STEP_BYTES (512u << 10)
+
+typedef enum {
+    QC_UNIT_HEADER,  /* the safetensors header of a shard */
+    QC_UNIT_MAIN,    /* from the source */
+    QC_UNIT_DERIVED, /* from a finished job, in its turn */
+    QC_UNIT_DEFERRED /* from a finished job, to a place kept free: never compressed */
+} qc_unit_kind;
+
+typedef struct {
+    uint64_t content_offset; /* in its tensor (or in the header) */
+    uint64_t file_offset;    /* in the shard's file */
+    uint32_t content_bytes;
+    uint32_t stored_bytes;
+    uint32_t tensor; /* output tensor, QC_NO_OUTPUT for a header */
+    uint32_t shard;
+    qc_unit_kind kind;
+    int written; /* by its worker; read after the team ended */
+    qc_digest content, stored, source;
+} qc_unit;
+
+typedef struct {
+    atomic_uint_fast32_t left;         /* main units to come */
+    atomic_uint_fast32_t derived_left; /* in-order derived units to come */
+    int finished;                      /* under finish_lock */
+    qc_piece_sums *sums;               /* per main unit */
+    float *absmax;                     /* blocks or rows (SCB); or, to dequantize, decoded scales */
+    int absmax_ready;                  /* dequantizing: under finish_lock */
+    qc_block_error *block_errors;
+    uint8_t *nested_codes;
+    float *nested_absmax;
+    char *state_json;
+    qc_tensor_error error;
+} qc_job_state;
+
+typedef struct {
+    const char *path; /* staged */
+    qc_file file;     /* opened under shard_lock */
+    uint64_t next_offset;
+    uint32_t first_unit, unit_count;
+    atomic_uint_fast32_t left;
+    uint64_t file_bytes;
+    uint64_t table_bytes;
+    qc_digest table;
+} qc_shard_state;
+
+typedef void (*qc_progress_fn)(void *ctx, uint64_t source_bytes);
+
+typedef struct {
+    const qc_plan *plan;
+    const qc_quant_ops *ops;
+    qc_output_dir *out;
+    qc_unit *units;
+    uint32_t unit_count;
+    uint32_t *first_unit; /* per output tensor */
+    uint32_t *unit_counts;
+    uint32_t *dispatch;
+    uint32_t dispatch_count;
+    atomic_uint_fast32_t next_dispatch;
+    qc_job_state *jobs;
+    qc_shard_state *shards;
+    qc_turnstile turnstile; /* compressed only */
+    int have_turnstile;
+    pthread_mutex_t shard_lock, finish_lock;
+    pthread_cond_t finish_cond;
+    int have_locks;
+    unsigned threads;
+    qc_progress_fn progress;
+    void *progress_ctx;
+} qc_pipeline;
+
+/* One worker's scratch. */
+typedef struct {
+    qc_pipeline *p;
+    qc_team *team;
+    qc_st_cursor *cursor;
+    qc_frame_coder *coder;
+    qc_digest_state *hash;
+    unsigned char *source;  /* one step; at least one row for row-wise int8 */
+    unsigned char *content; /* one frame */
+    unsigned char *stored;  /* one frame, compressed */
+} qc_worker;
+
+/* Threads that are used when the user does not say: one per processor, as long as their buffers,
+ * zstd's among them, stay below the memory target. level: of compression; 0 for none. */
+unsigned qc_pipeline_default_threads(int level);
+
+/* Prepare, run, clean up. out must have begun; shard files are staged in it but not committed.
+ * Results stay in p until qc_pipeline_deinit. */
+QC_NODISCARD qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out,
+                                        qc_isa isa, unsigned threads, qc_error *err);
+QC_NODISCARD qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err);
+void qc_pipeline_deinit(qc_pipeline *p);
+
+/* Parts of the pipeline, one file each. */
+
+/* Fill w->content with the unit's bytes (QC_UNIT_MAIN); *source gets the digest of the source
+ * bytes. (piece_work.c) */
+QC_NODISCARD qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err);
+/* Buffers a job needs before its first piece; its absmax when it is dequantized. (piece_work.c) */
+QC_NODISCARD qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err);
+/* Elements [first, first + n) of a job's weight, as written (transposed if the job says so), in
+ * the source's dtype. (piece_work.c) */
+QC_NODISCARD qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
+                                   void *dst, qc_error *err);
+/* All main pieces are done: double quantization, errors, state. (job_finish.c) */
+QC_NODISCARD qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err);
+/* Bytes of a derived tensor of a finished job. (job_finish.c) */
+const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part);
+void qc_job_release(qc_job_state *s);
+/* Frees what no derived tensor still to be written needs. The last of them may come much later: in
+ * a shard all int8 codes lie before the state of the first weight. (job_finish.c) */
+void qc_job_trim(const qc_pipeline *p, uint32_t job);
+
+#endif

@@ -1,0 +1,285 @@
+/* How the output is laid out.
+ *
+ * Output order (which decides the shard of a tensor): embeddings, then everything by name with
+ * numbers compared as numbers, then the final norm and the head; so layers stay together and a
+ * device that holds a run of layers needs a run of shards. A weight and its derived tensors are one
+ * group and never part. Within a shard the order is the reference writer's. */
+#include "convert/plan.h"
+
+#include "base/checked.h"
+#include "formats/seekable.h"
+#include "quant/quant_ops.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const part_suffix[QC_PART_COUNT] = {
+    "",
+    ".absmax",
+    ".quant_map",
+    ".nested_absmax",
+    ".nested_quant_map",
+    ".quant_state.bitsandbytes__nf4",
+    "SCB",
+    "weight_format",
+};
+
+typedef struct {
+    int rank; /* 0 embeddings, 1 body, 2 head */
+    const char *name;
+    uint32_t source;
+} order_entry;
+
+static int order_rank(const qc_recipe_entry *e, const char *name)
+{
+    if (e->role == QC_ROLE_EMBEDDING)
+        return 0;
+    if (e->role == QC_ROLE_HEAD || strcmp(name, "model.norm.weight") == 0 ||
+        strcmp(name, "transformer.ln_f.weight") == 0 || strcmp(name, "transformer.ln_f.bias") == 0)
+        return 2;
+    return 1;
+}
+
+static int compare_order(const void *pa, const void *pb)
+{
+    const order_entry *a = pa, *b = pb;
+    if (a->rank != b->rank)
+        return a->rank - b->rank;
+    int c = qc_natural_compare(a->name, b->name);
+    return c ? c : strcmp(a->name, b->name);
+}
+
+/* "M.weight" -> "M.SCB": int8's scale sits beside the weight, not below it. */
+static qc_status part_name(qc_arena *arena, const char **out, const char *weight, qc_part part,
+                           int block_int8, qc_error *err)
+{
+    if (part == QC_PART_SCB || part == QC_PART_FORMAT) {
+        size_t len = strlen(weight);
+        size_t stem = len >= 6 && strcmp(weight + len - 6, "weight") == 0 ? len - 6 : len;
+        const char *dot = stem == len ? "." : "";
+        return qc_arena_printf(arena, out, err, "%.*s%s%s", (int)stem, weight, dot,
+                               part_suffix[part]);
+    }
+    if (part == QC_PART_STATE && block_int8)
+        return qc_arena_printf(arena, out, err, "%s.quant_state.qconv__int8", weight);
+    return qc_arena_printf(arena, out, err, "%s%s", weight, part_suffix[part]);
+}
+
+static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_dtype dtype, unsigned ndim,
+                            const uint64_t *dims, uint64_t align_bytes, qc_error *err)
+{
+    qc_job *j = &p->jobs[job];
+    const qc_ckpt_tensor *src = &p->model->tensors[j->source];
+    qc_out_tensor *t = &p->tensors[p->tensor_count];
+    if (part == QC_PART_MAIN)
+        t->st.name = src->name;
+    else
+        QC_TRY(part_name(p->arena, &t->st.name, src->name, part, j->scheme == QC_SCHEME_INT8_BLOCKS,
+                         err));
+    t->st.dtype = dtype;
+    t->st.ndim = ndim;
+    for (unsigned i = 0; i < ndim; i++)
+        t->st.dims[i] = dims[i];
+    t->group = job;
+    t->align_bytes = align_bytes;
+    t->user = p->tensor_count;
+    uint64_t bytes = 0;
+    QC_TRY(qc_shape_bytes(dims, ndim, dtype, &bytes, err));
+    t->piece_bytes = qc_layout_piece_bytes(bytes, align_bytes);
+    p->tensor_bytes += bytes;
+    if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+        j->scheme == QC_SCHEME_INT8_BLOCKS)
+        p->quantized_bytes += bytes;
+    p->outputs[p->tensor_count] = (qc_output){job, part};
+    j->outputs[part] = p->tensor_count++;
+    return QC_OK;
+}
+
+/* Derived tensors of a block-quantized weight. */
+static qc_status add_block_state(qc_plan *p, uint32_t job, qc_error *err)
+{
+    qc_job *j = &p->jobs[job];
+    const qc_ckpt_tensor *src = &p->model->tensors[j->source];
+    qc_bnb_state *s = &j->state;
+    (void)snprintf(s->quant_type, sizeof s->quant_type, "%s",
+                   j->scheme == QC_SCHEME_NF4 ? "nf4" : "int8");
+    s->block_elems = j->block_elems;
+    s->dtype = src->dtype == QC_DTYPE_F64 ? QC_DTYPE_F32 : src->dtype;
+    s->ndim = 2;
+    s->dims[0] = j->rows;
+    s->dims[1] = j->cols;
+    s->nested = j->nested;
+    s->nested_block_elems = QC_NESTED_BLOCK;
+    QC_TRY(add_output(p, job, QC_PART_ABSMAX, j->nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->blocks,
+                      j->nested ? 1 : 4, err));
+    if (j->scheme == QC_SCHEME_NF4)
+        QC_TRY(add_output(p, job, QC_PART_QUANT_MAP, QC_DTYPE_F32, 1, (uint64_t[]){16}, 4, err));
+    if (j->nested) {
+        uint64_t nested = qc_ceil_div_u64(j->blocks, QC_NESTED_BLOCK);
+        QC_TRY(add_output(p, job, QC_PART_NESTED_ABSMAX, QC_DTYPE_F32, 1, &nested, 4, err));
+        QC_TRY(add_output(p, job, QC_PART_NESTED_MAP, QC_DTYPE_F32, 1, (uint64_t[]){256}, 4, err));
+    }
+    uint64_t state_bytes = qc_bnb_state_bytes(s);
+    return add_output(p, job, QC_PART_STATE, QC_DTYPE_U8, 1, &state_bytes, 1, err);
+}
+
+static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
+{
+    const qc_ckpt_tensor *src = &p->model->tensors[source];
+    const qc_recipe_entry *e = &p->recipe->entries[source];
+    const qc_options *o = p->options;
+    uint32_t job = p->job_count++;
+    qc_job *j = &p->jobs[job];
+    j->source = source;
+    j->entry = e;
+    j->scheme = e->scheme;
+    j->rows = 1;
+    for (int i = 0; i < QC_PART_COUNT; i++)
+        j->outputs[i] = QC_NO_OUTPUT;
+    unsigned ndim = src->ndim;
+    uint64_t dims[QC_MAX_DIMS];
+    memcpy(dims, src->dims, sizeof dims);
+    if (e->scheme == QC_SCHEME_DEQUANT) {
+        ndim = e->stored->ndim;
+        memcpy(dims, e->stored->dims, sizeof dims);
+    } else if (e->transpose) {
+        dims[0] = src->dims[1];
+        dims[1] = src->dims[0];
+    }
+    QC_TRY(qc_shape_elems(dims, ndim, &j->elems, err));
+    if (ndim == 2) {
+        j->rows = dims[0];
+        j->cols = dims[1];
+    } else {
+        j->cols = j->elems;
+    }
+    uint64_t src_bytes_each = qc_dtype_bits(src->dtype) / 8;
+    p->source_bytes += src->bytes;
+    if (j->elems == 0 && e->scheme != QC_SCHEME_DEQUANT)
+        j->scheme = QC_SCHEME_KEEP;
+    if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols > QC_FRAME_MAX_BYTES)
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "tensor '%s': rows of %" PRIu64 " weights are longer than row-wise int8 supports "
+                "(%u); use --block-size, or --keep '%s'",
+                src->name, j->cols, QC_FRAME_MAX_BYTES, src->name);
+    switch (j->scheme) {
+    case QC_SCHEME_KEEP:
+    case QC_SCHEME_ABSORBED:
+        j->source_num = j->source_den = 1;
+        return add_output(p, job, QC_PART_MAIN, src->dtype, ndim, dims, 1, err);
+    case QC_SCHEME_CAST:
+        j->source_num = src_bytes_each;
+        j->source_den = qc_dtype_bits(e->out_dtype) / 8;
+        return add_output(p, job, QC_PART_MAIN, e->out_dtype, ndim, dims, j->source_den, err);
+    case QC_SCHEME_DEQUANT: {
+        /* Pieces begin at a block (and so at a whole byte of codes). */
+        uint64_t unit =
+            e->stored->stored_as == QC_SCHEME_INT8_ROWS ? j->cols : e->stored->block_elems;
+        uint64_t out_each = qc_dtype_bits(e->out_dtype) / 8;
+        j->source_num = 1;
+        j->source_den = e->stored->stored_as == QC_SCHEME_NF4 ? 2 * out_each : out_each;
+        return add_output(p, job, QC_PART_MAIN, e->out_dtype, ndim, dims,
+                          unit ? unit * out_each : 1, err);
+    }
+    case QC_SCHEME_NF4:
+    case QC_SCHEME_INT8_BLOCKS: {
+        int nf4 = j->scheme == QC_SCHEME_NF4;
+        j->block_elems = o->block_elems ? o->block_elems : QC_BLOCK_DEFAULT;
+        j->blocks = qc_ceil_div_u64(j->elems, j->block_elems);
+        j->nested = o->double_quant;
+        p->weights_quantized += j->elems;
+        if (nf4) {
+            uint64_t packed[2] = {qc_ceil_div_u64(j->elems, 2), 1};
+            j->source_num = 2 * src_bytes_each;
+            j->source_den = 1;
+            QC_TRY(
+                add_output(p, job, QC_PART_MAIN, QC_DTYPE_U8, 2, packed, j->block_elems / 2, err));
+        } else {
+            j->source_num = src_bytes_each;
+            j->source_den = 1;
+            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, ndim, dims, j->block_elems, err));
+        }
+        return add_block_state(p, job, err);
+    }
+    case QC_SCHEME_INT8_ROWS:
+        p->weights_quantized += j->elems;
+        j->source_num = src_bytes_each;
+        j->source_den = 1;
+        QC_TRY(
+            add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, ndim, dims, j->cols ? j->cols : 1, err));
+        QC_TRY(add_output(p, job, QC_PART_SCB, QC_DTYPE_F32, 1, &j->rows, 4, err));
+        return add_output(p, job, QC_PART_FORMAT, QC_DTYPE_U8, 0, NULL, 1, err);
+    }
+    QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': no such scheme", src->name);
+}
+
+static int compare_names(const void *pa, const void *pb)
+{
+    const char *const *a = pa, *const *b = pb;
+    return strcmp(*a, *b);
+}
+
+/* A source may hold a tensor that is called as one we derive. */
+static qc_status check_names(const qc_plan *p, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(p->arena, &v, p->tensor_count, sizeof(char *), err));
+    const char **names = v;
+    for (uint32_t i = 0; i < p->tensor_count; i++)
+        names[i] = p->tensors[i].st.name;
+    qsort(names, p->tensor_count, sizeof *names, compare_names);
+    for (uint32_t i = 1; i < p->tensor_count; i++) {
+        if (strcmp(names[i - 1], names[i]) == 0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: the tensor '%s' has the name of a scale that quantizing would add",
+                    p->model->path, names[i]);
+    }
+    return QC_OK;
+}
+
+qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
+                       const qc_recipe *recipe, const qc_options *options, qc_error *err)
+{
+    qc_plan *p = out;
+    memset(p, 0, sizeof *p);
+    p->arena = arena;
+    p->model = model;
+    p->recipe = recipe;
+    p->options = options;
+    if (model->tensor_count > UINT32_MAX / QC_PART_COUNT)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: %zu tensors are more than %u", model->path,
+                model->tensor_count, UINT32_MAX / QC_PART_COUNT);
+    uint32_t sources = (uint32_t)model->tensor_count;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, sources, sizeof(order_entry), err));
+    order_entry *order = v;
+    uint32_t jobs = 0, outputs = 0;
+    for (uint32_t i = 0; i < sources; i++) {
+        const qc_recipe_entry *e = &recipe->entries[i];
+        if (e->scheme == QC_SCHEME_ABSORBED)
+            continue;
+        order[jobs++] =
+            (order_entry){order_rank(e, model->tensors[i].name), model->tensors[i].name, i};
+        outputs += e->scheme == QC_SCHEME_NF4           ? 6
+                   : e->scheme == QC_SCHEME_INT8_BLOCKS ? 5
+                   : e->scheme == QC_SCHEME_INT8_ROWS   ? 3
+                                                        : 1;
+    }
+    qsort(order, jobs, sizeof *order, compare_order);
+    QC_TRY(qc_arena_alloc(arena, &v, jobs, sizeof *p->jobs, err));
+    p->jobs = v;
+    QC_TRY(qc_arena_alloc(arena, &v, outputs, sizeof *p->tensors, err));
+    p->tensors = v;
+    QC_TRY(qc_arena_alloc(arena, &v, outputs, sizeof *p->outputs, err));
+    p->outputs = v;
+    for (uint32_t i = 0; i < jobs; i++)
+        QC_TRY(add_job(p, order[i].source, err));
+    QC_TRY(check_names(p, err));
+    QC_TRY(qc_layout_make(&p->layout, arena, p->tensors, p->tensor_count, options->max_shard_bytes,
+                          err));
+    for (uint32_t i = 0; i < p->layout.count; i++)
+        p->content_bytes += p->layout.shards[i].header_bytes + p->layout.shards[i].data_bytes;
+    return QC_OK;
+}

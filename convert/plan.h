@@ -1,0 +1,77 @@
+/* The plan of a conversion: every output tensor, shard, frame and byte, from shapes alone.
+ *
+ * A job is one tensor of the source that is written (a weight, a norm, ...). Its outputs are the
+ * main tensor, made from the source piece by piece, and for a quantized weight the derived tensors
+ * beside it (absmax, maps, state), known once all of the weight has been seen.
+ *
+ * The plan holds for any number of threads and any device: output bytes depend on it, and it
+ * depends on the checkpoint's shapes and the options only. */
+#ifndef QC_CONVERT_PLAN_H
+#define QC_CONVERT_PLAN_H
+
+#include "convert/recipe.h"
+#include "convert/report.h"
+#include "formats/bnb_state.h"
+#include "formats/shard_layout.h"
+
+typedef enum {
+    QC_PART_MAIN,
+    QC_PART_ABSMAX,        /* U8 (nested) or F32 */
+    QC_PART_QUANT_MAP,     /* F32 [16] */
+    QC_PART_NESTED_ABSMAX, /* F32 */
+    QC_PART_NESTED_MAP,    /* F32 [256] */
+    QC_PART_STATE,         /* U8, JSON */
+    QC_PART_SCB,           /* F32 [rows] */
+    QC_PART_FORMAT,        /* U8 scalar 0: row-major */
+    QC_PART_COUNT
+} qc_part;
+
+#define QC_NO_OUTPUT UINT32_MAX
+
+typedef struct {
+    uint32_t source; /* index into the checkpoint's tensors */
+    const qc_recipe_entry *entry;
+    qc_scheme scheme;
+    uint64_t elems;
+    uint64_t rows, cols; /* of a 2-D weight as written; else 1, elems */
+    uint32_t block_elems;
+    uint64_t blocks; /* of a block-quantized weight */
+    int nested;
+    uint32_t outputs[QC_PART_COUNT]; /* indices into outputs, or QC_NO_OUTPUT */
+    /* A main piece of n content bytes comes from n * source_num / source_den source bytes. */
+    uint64_t source_num, source_den;
+    qc_bnb_state state; /* without the offset */
+} qc_job;
+
+typedef struct {
+    uint32_t job;
+    qc_part part;
+} qc_output;
+
+typedef struct {
+    qc_arena *arena; /* borrowed; owns all below */
+    const qc_checkpoint *model;
+    const qc_recipe *recipe;
+    const qc_options *options;
+    qc_job *jobs; /* in output order */
+    uint32_t job_count;
+    qc_out_tensor *tensors; /* output tensors, in output order; st.begin/end, shard set */
+    qc_output *outputs;     /* parallel to tensors */
+    uint32_t tensor_count;
+    qc_layout layout;
+    uint64_t source_bytes;      /* of all jobs */
+    uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
+    uint64_t tensor_bytes;      /* of all output tensors */
+    uint64_t weights_quantized; /* elements */
+    uint64_t quantized_bytes;   /* of their main and derived tensors */
+} qc_plan;
+
+QC_NODISCARD qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
+                                    const qc_recipe *recipe, const qc_options *options,
+                                    qc_error *err);
+/* Print what --dry-run shows to standard output: one row per tensor and the totals of `totals`, or
+ * one JSON object. (plan_print.c) */
+QC_NODISCARD qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals,
+                                     qc_error *err);
+
+#endif

@@ -1,0 +1,137 @@
+/* qconv --dry-run: the plan as a table or as JSON. */
+#include "convert/console.h"
+#include "convert/plan.h"
+#include "convert/size_text.h"
+#include "convert/table.h"
+#include "formats/json_writer.h"
+
+#include <inttypes.h>
+
+static uint64_t job_bytes(const qc_plan *p, const qc_job *j)
+{
+    uint64_t bytes = 0;
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        uint32_t t = j->outputs[part];
+        if (t != QC_NO_OUTPUT)
+            bytes += p->tensors[t].st.end - p->tensors[t].st.begin;
+    }
+    return bytes;
+}
+
+static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
+                             qc_error *err)
+{
+    qc_table t;
+    qc_table_init(&t, p->arena);
+    qc_table_column(&t, "tensor", QC_ALIGN_LEFT);
+    qc_table_column(&t, "dtype", QC_ALIGN_LEFT);
+    qc_table_column(&t, "shape", QC_ALIGN_LEFT);
+    qc_table_column(&t, "becomes", QC_ALIGN_LEFT);
+    qc_table_column(&t, "bytes before", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "after", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "why", QC_ALIGN_LEFT);
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        const qc_ckpt_tensor *src = &p->model->tensors[j->source];
+        char shape[QC_SHAPE_TEXT_BYTES];
+        QC_TRY(qc_table_cell(&t, src->name, err));
+        QC_TRY(qc_table_cell(&t, qc_dtype_name(src->dtype), err));
+        QC_TRY(qc_table_cell(&t, qc_text_shape(shape, src->dims, src->ndim), err));
+        QC_TRY(qc_table_cellf(&t, err, "%s%s", qc_scheme_name(j->scheme),
+                              j->entry->transpose ? ", transposed" : ""));
+        QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, src->bytes));
+        QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, job_bytes(p, j)));
+        QC_TRY(qc_table_cell(&t, j->entry->why, err));
+    }
+    QC_TRY(qc_table_render(&t, 0, out, err));
+    return qc_report_text(totals, out, err);
+}
+
+static qc_status print_json(qc_strbuf *out, const qc_plan *p, qc_error *err)
+{
+    qc_json_writer w;
+    qc_jw_init(&w, out, err);
+    qc_jw_begin_object(&w);
+    qc_jw_key(&w, "command");
+    qc_jw_string(&w, "dry-run");
+    qc_jw_key(&w, "model_type");
+    qc_jw_string(&w, p->recipe->model_type);
+    qc_jw_key(&w, "known_type");
+    qc_jw_bool(&w, p->recipe->known_type);
+    qc_jw_key(&w, "source_bytes");
+    qc_jw_u64(&w, p->source_bytes);
+    qc_jw_key(&w, "tensor_bytes");
+    qc_jw_u64(&w, p->tensor_bytes);
+    qc_jw_key(&w, "file_bytes");
+    qc_jw_u64(&w, p->content_bytes);
+    qc_jw_key(&w, "weights_quantized");
+    qc_jw_u64(&w, p->weights_quantized);
+    qc_jw_key(&w, "quantized_bytes");
+    qc_jw_u64(&w, p->quantized_bytes);
+    qc_jw_key(&w, "shards");
+    qc_jw_begin_array(&w);
+    for (uint32_t i = 0; i < p->layout.count; i++) {
+        const qc_shard *s = &p->layout.shards[i];
+        qc_jw_compact_next(&w);
+        qc_jw_begin_object(&w);
+        qc_jw_key(&w, "name");
+        qc_jw_string(&w, s->name);
+        qc_jw_key(&w, "bytes");
+        qc_jw_u64(&w, s->header_bytes + s->data_bytes);
+        qc_jw_end_object(&w);
+    }
+    qc_jw_end_array(&w);
+    qc_jw_key(&w, "skip_modules");
+    qc_jw_begin_array(&w);
+    for (uint32_t i = 0; i < p->recipe->skip_count; i++)
+        qc_jw_string(&w, p->recipe->skip_modules[i]);
+    qc_jw_end_array(&w);
+    qc_jw_key(&w, "tensors");
+    qc_jw_begin_array(&w);
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        const qc_ckpt_tensor *src = &p->model->tensors[j->source];
+        qc_jw_compact_next(&w);
+        qc_jw_begin_object(&w);
+        qc_jw_key(&w, "name");
+        qc_jw_string(&w, src->name);
+        qc_jw_key(&w, "dtype");
+        qc_jw_string(&w, qc_dtype_name(src->dtype));
+        qc_jw_key(&w, "shape");
+        qc_jw_begin_array(&w);
+        for (unsigned d = 0; d < src->ndim; d++)
+            qc_jw_u64(&w, src->dims[d]);
+        qc_jw_end_array(&w);
+        qc_jw_key(&w, "scheme");
+        qc_jw_string(&w, qc_scheme_name(j->scheme));
+        qc_jw_key(&w, "role");
+        qc_jw_string(&w, qc_role_name(j->entry->role));
+        qc_jw_key(&w, "transposed");
+        qc_jw_bool(&w, j->entry->transpose);
+        qc_jw_key(&w, "why");
+        qc_jw_string(&w, j->entry->why);
+        qc_jw_key(&w, "bytes_before");
+        qc_jw_u64(&w, src->bytes);
+        qc_jw_key(&w, "bytes_after");
+        qc_jw_u64(&w, job_bytes(p, j));
+        qc_jw_key(&w, "shard");
+        qc_jw_u64(&w, p->tensors[j->outputs[QC_PART_MAIN]].shard);
+        qc_jw_end_object(&w);
+    }
+    qc_jw_end_array(&w);
+    qc_jw_end_object(&w);
+    QC_TRY(qc_jw_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
+qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals, qc_error *err)
+{
+    qc_strbuf out;
+    qc_strbuf_init(&out, SIZE_MAX / 2);
+    qc_status st =
+        plan->options->json ? print_json(&out, plan, err) : print_table(&out, plan, totals, err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}

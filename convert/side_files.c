@@ -1,0 +1,260 @@
+#include "convert/side_files.h"
+
+#include "formats/json_writer.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define SIDE_TEXT_MAX ((size_t)256 << 20)
+
+const char *qc_compute_dtype(const qc_plan *plan)
+{
+    if (plan->options->compute_dtype)
+        return plan->options->compute_dtype;
+    uint64_t f16 = 0, bf16 = 0;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        if (j->scheme != QC_SCHEME_NF4)
+            continue;
+        qc_dtype t = plan->model->tensors[j->source].dtype;
+        f16 += t == QC_DTYPE_F16 ? j->elems : 0;
+        bf16 += t == QC_DTYPE_BF16 ? j->elems : 0;
+    }
+    return f16 > bf16 ? "float16" : "bfloat16";
+}
+
+/* The members as transformers writes them, in its order (sorted). */
+static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bit)
+{
+    qc_jw_key(w, "_load_in_4bit");
+    qc_jw_bool(w, four_bit);
+    qc_jw_key(w, "_load_in_8bit");
+    qc_jw_bool(w, !four_bit);
+    qc_jw_key(w, "bnb_4bit_compute_dtype");
+    qc_jw_string(w, four_bit ? qc_compute_dtype(plan) : "float32");
+    qc_jw_key(w, "bnb_4bit_quant_storage");
+    qc_jw_string(w, "uint8");
+    qc_jw_key(w, "bnb_4bit_quant_type");
+    qc_jw_string(w, four_bit ? "nf4" : "fp4");
+    qc_jw_key(w, "bnb_4bit_use_double_quant");
+    qc_jw_bool(w, four_bit && plan->options->double_quant);
+    qc_jw_key(w, "llm_int8_enable_fp32_cpu_offload");
+    qc_jw_bool(w, 0);
+    qc_jw_key(w, "llm_int8_has_fp16_weight");
+    qc_jw_bool(w, 0);
+    qc_jw_key(w, "llm_int8_skip_modules");
+    qc_jw_begin_array(w);
+    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
+        qc_jw_string(w, plan->recipe->skip_modules[i]);
+    qc_jw_end_array(w);
+    qc_jw_key(w, "llm_int8_threshold");
+    qc_jw_double(w, 6.0);
+    qc_jw_key(w, "load_in_4bit");
+    qc_jw_bool(w, four_bit);
+    qc_jw_key(w, "load_in_8bit");
+    qc_jw_bool(w, !four_bit);
+    qc_jw_key(w, "quant_method");
+    qc_jw_string(w, "bitsandbytes");
+}
+
+/* Block-wise int8 is not a form bitsandbytes loads: a name of its own makes every loader say so
+ * instead of reading the codes as something else. */
+static void write_own_config(qc_json_writer *w, const qc_plan *plan)
+{
+    qc_jw_key(w, "block_size");
+    qc_jw_u64(w, plan->options->block_elems);
+    qc_jw_key(w, "double_quant");
+    qc_jw_bool(w, plan->options->double_quant);
+    qc_jw_key(w, "modules_to_not_convert");
+    qc_jw_begin_array(w);
+    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
+        qc_jw_string(w, plan->recipe->skip_modules[i]);
+    qc_jw_end_array(w);
+    qc_jw_key(w, "quant_method");
+    qc_jw_string(w, "qconv");
+    qc_jw_key(w, "quant_type");
+    qc_jw_string(w, "int8-block");
+}
+
+/* The text of quantization_config, indented to sit one level deep. */
+static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+{
+    qc_strbuf flat;
+    qc_json_writer w;
+    qc_strbuf_init(&flat, SIDE_TEXT_MAX);
+    qc_jw_init(&w, &flat, err);
+    qc_jw_begin_object(&w);
+    if (plan->options->to == QC_TO_INT8 && plan->options->block_elems)
+        write_own_config(&w, plan);
+    else
+        write_bnb_config(&w, plan, plan->options->to == QC_TO_NF4);
+    qc_jw_end_object(&w);
+    qc_status st = qc_jw_finish(&w);
+    for (size_t i = 0; st == QC_OK && i < flat.len; i++) {
+        st = qc_strbuf_add(out, &flat.data[i], 1, err);
+        if (st == QC_OK && flat.data[i] == '\n')
+            st = qc_strbuf_adds(out, "  ", err);
+    }
+    qc_strbuf_deinit(&flat);
+    return st;
+}
+
+/* The dtype that every floating tensor was asked to have, or NULL. */
+static const char *common_dtype(const qc_options *o)
+{
+    if (o->to == QC_TO_BF16)
+        return "\"bfloat16\"";
+    if (o->to == QC_TO_FP16)
+        return "\"float16\"";
+    return o->rest == QC_REST_BF16   ? "\"bfloat16\""
+           : o->rest == QC_REST_FP16 ? "\"float16\""
+                                     : NULL;
+}
+
+/* One splice: text -> out, text replaced by the result. */
+static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_error *err)
+{
+    qc_strbuf next;
+    qc_strbuf_init(&next, SIDE_TEXT_MAX);
+    qc_status st = qc_json_splice(&next, text->data, text->len, key, value, err);
+    if (st != QC_OK) {
+        qc_strbuf_deinit(&next);
+        return st;
+    }
+    qc_strbuf_deinit(text);
+    *text = next;
+    return QC_OK;
+}
+
+/* Does a weight stay quantized (--keep while the others are dequantized)? Then its loader still
+ * needs the source's quantization_config. */
+static int keeps_quantized(const qc_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        if (plan->jobs[i].scheme == QC_SCHEME_KEEP && plan->jobs[i].entry->stored)
+            return 1;
+    }
+    return 0;
+}
+
+qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+{
+    const qc_checkpoint *m = plan->model;
+    const qc_json_node *root = qc_json_root(m->config);
+    int quantized = plan->weights_quantized > 0;
+    qc_strbuf value;
+    qc_strbuf_init(&value, SIDE_TEXT_MAX);
+    QC_TRY(qc_strbuf_add(out, m->config_text, m->config_len, err));
+    qc_status st = QC_OK;
+    if (quantized) {
+        st = make_quantization_config(&value, plan, err);
+        if (st == QC_OK)
+            st = splice(out, "quantization_config", value.data, err);
+    } else if (plan->recipe->input_is_quantized && !keeps_quantized(plan)) {
+        st = splice(out, "quantization_config", NULL, err);
+    }
+    qc_strbuf_deinit(&value);
+    const char *dtype = common_dtype(plan->options);
+    static const char *const dtype_keys[] = {"torch_dtype", "dtype"};
+    for (int i = 0; st == QC_OK && dtype && i < 2; i++) {
+        if (qc_json_get(root, dtype_keys[i]))
+            st = splice(out, dtype_keys[i], dtype, err);
+    }
+    return st;
+}
+
+typedef struct {
+    const char *name;
+    const char *file;
+} index_entry;
+
+static int compare_index(const void *pa, const void *pb)
+{
+    const index_entry *a = pa, *b = pb;
+    return strcmp(a->name, b->name);
+}
+
+qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->tensor_count, sizeof(index_entry), err));
+    index_entry *entries = v;
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_out_tensor *t = &plan->tensors[i];
+        entries[i] = (index_entry){t->st.name, plan->layout.shards[t->shard].name};
+    }
+    qsort(entries, plan->tensor_count, sizeof *entries, compare_index);
+    qc_json_writer w;
+    qc_jw_init(&w, out, err);
+    qc_jw_begin_object(&w);
+    qc_jw_key(&w, "metadata");
+    qc_jw_begin_object(&w);
+    qc_jw_key(&w, "total_size");
+    qc_jw_u64(&w, plan->tensor_bytes);
+    qc_jw_end_object(&w);
+    qc_jw_key(&w, "weight_map");
+    qc_jw_begin_object(&w);
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        qc_jw_key(&w, entries[i].name);
+        qc_jw_string(&w, entries[i].file);
+    }
+    qc_jw_end_object(&w);
+    qc_jw_end_object(&w);
+    QC_TRY(qc_jw_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
+static qc_status put(qc_output_dir *d, qc_manifest_file *f, const char *name, const qc_strbuf *text,
+                     qc_error *err)
+{
+    f->path = name;
+    f->bytes = text->len;
+    f->digest = qc_digest_bytes(text->data, text->len);
+    return qc_output_dir_put(d, name, text->data, text->len, err);
+}
+
+static int compare_files(const void *pa, const void *pb)
+{
+    const qc_manifest_file *a = pa, *b = pb;
+    return strcmp(a->path, b->path);
+}
+
+qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest_file **files,
+                              size_t *count, qc_error *err)
+{
+    const qc_checkpoint *m = plan->model;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(d->arena, &v, m->side_count + 2, sizeof **files, err));
+    qc_manifest_file *list = v;
+    size_t n = 0;
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIDE_TEXT_MAX);
+    qc_status st = QC_OK;
+    for (size_t i = 0; st == QC_OK && i < m->side_count; i++) {
+        const char *from = NULL;
+        const char *name = m->side[i].path;
+        if (m->config && strcmp(name, QC_CONFIG_NAME) == 0)
+            continue;
+        st = qc_path_join(d->arena, &from, m->path, name, err);
+        list[n].path = name;
+        if (st == QC_OK)
+            st = qc_output_dir_copy(d, name, from, &list[n].bytes, &list[n].digest, err);
+        n++;
+    }
+    if (st == QC_OK && m->config) {
+        st = qc_config_make(&text, plan, err);
+        if (st == QC_OK)
+            st = put(d, &list[n++], QC_CONFIG_NAME, &text, err);
+    }
+    qc_strbuf_deinit(&text);
+    if (st == QC_OK && plan->layout.count > 1) {
+        st = qc_index_make(&text, plan, err);
+        if (st == QC_OK)
+            st = put(d, &list[n++], QC_INDEX_NAME, &text, err);
+    }
+    qc_strbuf_deinit(&text);
+    qsort(list, n, sizeof *list, compare_files);
+    *files = list;
+    *count = n;
+    return st;
+}
