@@ -1,0 +1,219 @@
+/* qconv --to SCHEME MODEL OUT: open, decide, plan, convert. */
+#include "base/clock.h"
+#include "convert/commands.h"
+#include "convert/console.h"
+#include "convert/make_manifest.h"
+#include "convert/output_dir.h"
+#include "convert/pipeline.h"
+#include "convert/plan.h"
+#include "convert/progress.h"
+#include "convert/report.h"
+#include "convert/side_files.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* The disk must hold what is to come; known exactly without compression, and with it the part that
+ * does not compress is most of it, so nothing is refused that could have worked. */
+static qc_status check_room(const qc_plan *plan, const char *staging, qc_error *err)
+{
+    if (plan->options->compress)
+        return QC_OK;
+    uint64_t room = 0;
+    QC_TRY(qc_dir_free_bytes(staging, &room, err));
+    if (room < plan->content_bytes)
+        QC_FAIL(err, QC_ERR_NOSPACE,
+                "%s: the output needs %" PRIu64 " bytes, the disk has %" PRIu64 " free: %" PRIu64
+                " are missing",
+                plan->options->out, plan->content_bytes, room, plan->content_bytes - room);
+    return QC_OK;
+}
+
+static void fill_report(qc_convert_report *r, const qc_plan *plan)
+{
+    const qc_options *o = plan->options;
+    r->model = o->model;
+    r->out = o->out;
+    r->to = qc_to_name(o->to);
+    r->dry_run = o->dry_run;
+    r->compressed = o->compress;
+    r->bytes_in = plan->source_bytes;
+    r->bytes_out_content = plan->tensor_bytes;
+    r->shards = plan->layout.count;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        qc_report_scheme *s = &r->schemes[j->scheme];
+        s->tensors++;
+        s->elems += j->elems;
+        s->bytes_in += plan->model->tensors[j->source].bytes;
+        for (int part = 0; part < QC_PART_COUNT; part++) {
+            if (j->outputs[part] != QC_NO_OUTPUT)
+                s->bytes_out += plan->tensors[j->outputs[part]].st.end -
+                                plan->tensors[j->outputs[part]].st.begin;
+        }
+    }
+}
+
+static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_manifest *m)
+{
+    r->threads = p->threads;
+    r->isa = qc_isa_name(p->ops->isa);
+    r->side_files = m->file_count;
+    for (uint32_t i = 0; i < p->plan->layout.count; i++)
+        r->bytes_out_stored += p->shards[i].file_bytes;
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const qc_manifest_tensor *t = &m->tensors[i];
+        if (t->has_error && (!r->worst_name || t->rel_mse > r->worst_rel_mse)) {
+            r->worst_name = t->name;
+            r->worst_rel_mse = t->rel_mse;
+            r->worst_max_err = t->max_err;
+        }
+    }
+}
+
+static void add_progress(void *progress, uint64_t bytes)
+{
+    qc_progress_add(progress, bytes);
+}
+
+static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa)
+{
+    const char *type = plan->recipe->model_type;
+    qc_console_detail(plan->options, 1,
+                      "%zu tensors become %" PRIu32 " in %" PRIu32 " shards; model type %s%s; "
+                      "threads %u, code path %s",
+                      plan->model->tensor_count, plan->tensor_count, plan->layout.count,
+                      *type ? type : "not given",
+                      plan->recipe->known_type ? "" : " (general rules)", threads,
+                      qc_isa_name(isa));
+}
+
+static void tell_errors(const qc_options *o, const qc_manifest *m)
+{
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const qc_manifest_tensor *t = &m->tensors[i];
+        if (t->has_error)
+            qc_console_detail(o, 2, "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64,
+                              t->name, t->scheme, t->rel_mse, t->max_err, t->max_err_index);
+    }
+}
+
+/* A disk filled up: the failed write is only the first that did not fit. What is still to come is
+ * known before compression. */
+static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
+{
+    uint64_t room = 0, left = 0;
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        if (!p->units[i].written)
+            left += p->units[i].content_bytes;
+    }
+    if (qc_dir_free_bytes(p->out->staging, &room, NULL) == QC_OK && left > room)
+        qc_error_prefix(err, "the disk is full: up to %" PRIu64 " more bytes are needed",
+                        left - room);
+}
+
+static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, qc_convert_report *report,
+                          qc_error *err)
+{
+    const qc_options *o = plan->options;
+    qc_isa isa;
+    qc_pipeline p;
+    qc_manifest m;
+    qc_progress *progress = NULL;
+    qc_manifest_file *files = NULL;
+    size_t file_count = 0;
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    QC_TRY(qc_isa_select(&isa, err));
+    QC_TRY(check_room(plan, d->staging, err));
+    unsigned threads = o->threads;
+    if (threads == 0)
+        threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
+    tell_plan(plan, threads, isa);
+    QC_TRY(qc_progress_create(&progress, o, "converting", plan->source_bytes, err));
+    qc_status st = qc_pipeline_init(&p, plan, d, isa, threads, err);
+    if (st == QC_OK) {
+        p.progress = add_progress;
+        p.progress_ctx = progress;
+        st = qc_pipeline_run(&p, err);
+    }
+    if (st == QC_ERR_NOSPACE)
+        tell_what_is_missing(&p, err);
+    qc_progress_destroy(progress);
+    if (st == QC_OK)
+        st = qc_side_files_stage(d, plan, &files, &file_count, err);
+    if (st == QC_OK)
+        st = qc_manifest_make(&m, &p, files, file_count, err);
+    if (st == QC_OK)
+        st = qc_manifest_write(&m, &text, err);
+    if (st == QC_OK)
+        st = qc_output_dir_commit(d, text.data, text.len, err);
+    if (st == QC_OK) {
+        fill_results(report, &p, &m);
+        tell_errors(o, &m);
+    }
+    qc_strbuf_deinit(&text);
+    qc_pipeline_deinit(&p);
+    return st;
+}
+
+static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
+                               qc_convert_report *report, qc_error *err)
+{
+    qc_recipe recipe;
+    qc_plan plan;
+    for (size_t i = 0; i < model->warning_count; i++)
+        qc_console_warn(o, "%s", model->warnings[i]);
+    QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
+    QC_TRY(qc_plan_make(&plan, o->arena, model, &recipe, o, err));
+    fill_report(report, &plan);
+    if (o->dry_run) {
+        if (o->out)
+            QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
+        return qc_plan_print(&plan, report, err);
+    }
+    if (plan.weights_quantized == 0 && (o->to == QC_TO_NF4 || o->to == QC_TO_INT8))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
+                o->model);
+    qc_output_dir d;
+    qc_status st = qc_output_dir_begin(&d, o->arena, o->out, o->model, o->force, err);
+    if (st == QC_OK)
+        st = run_plan(&d, &plan, report, err);
+    qc_output_dir_abort(&d);
+    return st;
+}
+
+static qc_status print_report(const qc_options *o, const qc_convert_report *r, qc_error *err)
+{
+    qc_strbuf out;
+    qc_strbuf_init(&out, (size_t)1 << 20);
+    qc_status st = QC_OK;
+    if (o->json)
+        st = qc_report_json(r, &out, err);
+    else if (!o->quiet)
+        st = qc_report_text(r, &out, err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
+{
+    qc_checkpoint *model = NULL;
+    qc_convert_report report;
+    memset(&report, 0, sizeof report);
+    uint64_t started = qc_clock_ns();
+    if (!o->dry_run)
+        QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
+    qc_status st = qc_checkpoint_open(&model, o->model, err);
+    if (st == QC_OK)
+        st = convert_model(o, model, &report, err);
+    if (st == QC_OK && !o->dry_run) {
+        report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
+        st = print_report(o, &report, err);
+    }
+    qc_checkpoint_close(model);
+    return st;
+}

@@ -1,0 +1,157 @@
+/* qconv unpack OUT DIR: the same output with plain .safetensors files, every byte checked on the
+ * way. DIR equals what "convert --compress none" would have written, byte for byte. */
+#include "base/clock.h"
+#include "convert/commands.h"
+#include "convert/console.h"
+#include "convert/output_dir.h"
+#include "convert/output_scan.h"
+#include "convert/pipeline.h"
+#include "convert/progress.h"
+#include "convert/scan_report.h"
+
+#include <string.h>
+
+typedef struct {
+    const qc_manifest *m;
+    qc_file *files; /* per shard */
+    const char **paths;
+    atomic_uint_fast64_t *left; /* content bytes to come, per shard */
+    pthread_mutex_t lock;       /* opening a shard; a leaf lock */
+} unpacker;
+
+/* Shards are opened when their first bytes come and closed with their last, so that any number of
+ * them needs few file descriptors. */
+static qc_status write_piece(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
+                             size_t len, qc_error *err)
+{
+    unpacker *u = ctx;
+    qc_status st = QC_OK;
+    pthread_mutex_lock(&u->lock);
+    if (u->files[shard].fd < 0)
+        st = qc_file_create(&u->files[shard], u->paths[shard], err);
+    pthread_mutex_unlock(&u->lock);
+    QC_TRY(st);
+    QC_TRY(qc_file_pwrite(&u->files[shard], bytes, len, offset, err));
+    qc_file_hint_write_back(&u->files[shard], offset, len);
+    if (atomic_fetch_sub(&u->left[shard], len) == len) {
+        QC_TRY(qc_file_sync(&u->files[shard], err));
+        return qc_file_close(&u->files[shard], err);
+    }
+    return QC_OK;
+}
+
+/* What the manifest would be had nothing been compressed. */
+static void make_plain(qc_manifest *m)
+{
+    m->compressed = 0;
+    m->level = 0;
+    m->zstd_version = NULL;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        m->shards[i].file_bytes = 0;
+        m->shards[i].header_stored_bytes = 0;
+        m->shards[i].table_bytes = 0;
+        memset(&m->shards[i].header_stored, 0, sizeof m->shards[i].header_stored);
+        memset(&m->shards[i].table, 0, sizeof m->shards[i].table);
+    }
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        m->tensors[i].stored_offset = 0;
+        m->tensors[i].stored_bytes = 0;
+        memset(&m->tensors[i].stored, 0, sizeof m->tensors[i].stored);
+    }
+}
+
+static qc_status copy_side_files(qc_output_dir *d, const char *from_dir, const qc_manifest *m,
+                                 qc_error *err)
+{
+    for (size_t i = 0; i < m->file_count; i++) {
+        const qc_manifest_file *f = &m->files[i];
+        const char *from = NULL;
+        uint64_t bytes = 0;
+        qc_digest digest;
+        QC_TRY(qc_path_join(d->arena, &from, from_dir, f->path, err));
+        QC_TRY(qc_output_dir_copy(d, f->path, from, &bytes, &digest, err));
+        if (bytes != f->bytes || !qc_digest_equal(&digest, &f->digest))
+            QC_FAIL(err, QC_ERR_CHECK, "%s: its bytes are not those that were written", from);
+    }
+    return QC_OK;
+}
+
+static qc_status unpacker_init(unpacker *u, const qc_manifest *m, qc_output_dir *d, qc_error *err)
+{
+    void *v = NULL;
+    u->m = m;
+    QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count, sizeof *u->files, err));
+    u->files = v;
+    for (size_t i = 0; i < m->shard_count; i++)
+        u->files[i] = QC_FILE_CLOSED;
+    QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count, sizeof *u->paths, err));
+    u->paths = v;
+    QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count, sizeof *u->left, err));
+    u->left = v;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        atomic_init(&u->left[i], m->shards[i].content_bytes);
+        QC_TRY(qc_output_dir_stage(d, m->shards[i].name, &u->paths[i], err));
+    }
+    if (pthread_mutex_init(&u->lock, NULL) != 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+    return QC_OK;
+}
+
+static void add_progress(void *progress, uint64_t bytes)
+{
+    qc_progress_add(progress, bytes);
+}
+
+static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_result *result,
+                             qc_error *err)
+{
+    qc_manifest m;
+    unpacker u;
+    QC_TRY(qc_scan_manifest(&m, d->arena, o->model, err));
+    QC_TRY(unpacker_init(&u, &m, d, err));
+    uint64_t total = 0;
+    for (size_t i = 0; i < m.shard_count; i++)
+        total += m.shards[i].content_bytes;
+    qc_progress *progress = NULL;
+    qc_console_detail(o, 1, "unpacking %zu tensors in %zu shards, made by qconv %s with --to %s",
+                      m.tensor_count, m.shard_count, m.qconv_version, m.to);
+    QC_TRY(qc_progress_create(&progress, o, "unpacking", total, err));
+    qc_scan_options so = {.threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
+                          .sink = write_piece,
+                          .sink_ctx = &u,
+                          .progress = add_progress,
+                          .progress_ctx = progress};
+    qc_status st = qc_scan_output(result, d->arena, o->model, &so, err);
+    qc_progress_destroy(progress);
+    if (st == QC_OK && result->problem_count > 0)
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__, "%s: %s", result->first.what,
+                          result->first.why);
+    if (st == QC_OK)
+        st = copy_side_files(d, o->model, &m, err);
+    for (size_t i = 0; i < m.shard_count; i++)
+        qc_file_discard(&u.files[i]);
+    pthread_mutex_destroy(&u.lock);
+    if (st != QC_OK)
+        return st;
+    make_plain(&m);
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    st = qc_manifest_write(&m, &text, err);
+    if (st == QC_OK)
+        st = qc_output_dir_commit(d, text.data, text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
+{
+    qc_output_dir d;
+    qc_scan_result result;
+    uint64_t started = qc_clock_ns();
+    qc_status st = qc_output_dir_begin(&d, o->arena, o->out, o->model, o->force, err);
+    if (st == QC_OK)
+        st = unpack_into(&d, o, &result, err);
+    qc_output_dir_abort(&d);
+    QC_TRY(st);
+    return qc_scan_report(o, &result, "unpacked", (double)(qc_clock_ns() - started) * 1e-9, err);
+}

@@ -1,0 +1,13 @@
+/* The commands. Each does all of its job: results to standard output, everything else to standard
+ * error, what went wrong to *err. */
+#ifndef QC_CONVERT_COMMANDS_H
+#define QC_CONVERT_COMMANDS_H
+
+#include "convert/options.h"
+
+QC_NODISCARD qc_status qc_cmd_convert(const qc_options *o, qc_error *err);
+QC_NODISCARD qc_status qc_cmd_inspect(const qc_options *o, qc_error *err);
+QC_NODISCARD qc_status qc_cmd_verify(const qc_options *o, qc_error *err);
+QC_NODISCARD qc_status qc_cmd_unpack(const qc_options *o, qc_error *err);
+
+#endif

@@ -1,0 +1,302 @@
+/* Three sources, each optional but the first: the headers, the recipe (roles, and which tensors
+ * are the parts of one quantized weight), the manifest of a qconv output (errors, origin). */
+#include "convert/inspect_facts.h"
+
+#include "base/checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_MANIFEST_BYTES (1u << 30)
+
+/* ---- roles and schemes ---- */
+
+/* The recipe of a cast that keeps everything: it refuses no tensor and names every stored weight.
+ */
+static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_error *err)
+{
+    qc_options cast;
+    qc_recipe recipe;
+    qc_rule keep_all = {0, "*"};
+    qc_error trouble = {0};
+    memset(&cast, 0, sizeof cast);
+    memset(&recipe, 0, sizeof recipe);
+    cast.arena = f->arena;
+    cast.command = QC_CMD_INSPECT;
+    cast.to = QC_TO_BF16;
+    cast.double_quant = 1;
+    cast.rules = &keep_all;
+    cast.rule_count = f->model->tensor_count > 0;
+    qc_status st = qc_recipe_make(&recipe, f->arena, f->model, &cast, &trouble);
+    *entries = NULL;
+    if (st == QC_OK) {
+        *entries = recipe.entries;
+        f->known_type = recipe.known_type;
+        f->model_type = recipe.model_type && *recipe.model_type ? recipe.model_type : NULL;
+        return QC_OK;
+    }
+    if (qc_status_exit_code(st) != 3) {
+        if (err)
+            *err = trouble;
+        return st;
+    }
+    /* Headers can still be shown. */
+    return qc_arena_strndup(f->arena, &f->recipe_trouble, trouble.msg, strlen(trouble.msg), err);
+}
+
+static int ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), t = strlen(tail);
+    return n >= t && strcmp(s + n - t, tail) == 0;
+}
+
+static int is_floating(qc_dtype t)
+{
+    static const qc_dtype integers[] = {QC_DTYPE_BOOL, QC_DTYPE_U8,  QC_DTYPE_I8,
+                                        QC_DTYPE_I16,  QC_DTYPE_U16, QC_DTYPE_I32,
+                                        QC_DTYPE_U32,  QC_DTYPE_I64, QC_DTYPE_U64};
+    for (size_t i = 0; i < sizeof integers / sizeof *integers; i++)
+        if (integers[i] == t)
+            return 0;
+    return 1;
+}
+
+/* gpt-oss: NAME_blocks U8 [..., groups, 16] holds two 4-bit weights a byte. */
+static int is_mxfp4(const qc_ckpt_tensor *t)
+{
+    return t->dtype == QC_DTYPE_U8 && t->ndim >= 2 && t->dims[t->ndim - 1] == 16 &&
+           ends_with(t->name, "_blocks");
+}
+
+static qc_status describe(qc_tensor_facts *tf, const qc_ckpt_tensor *t, const qc_recipe_entry *e,
+                          qc_error *err)
+{
+    tf->owner = QC_NO_OWNER;
+    tf->bytes = t->bytes;
+    tf->ndim = t->ndim;
+    memcpy(tf->dims, t->dims, sizeof tf->dims);
+    tf->is_counted = is_floating(t->dtype);
+    if (e) {
+        tf->role = qc_role_name(e->role);
+        tf->is_state = e->role == QC_ROLE_STATE || e->scheme == QC_SCHEME_ABSORBED;
+        tf->stored = tf->is_state ? NULL : e->stored;
+    }
+    if (tf->stored) {
+        tf->scheme = tf->stored->fp4 ? "fp4" : qc_scheme_name(tf->stored->stored_as);
+        tf->ndim = tf->stored->ndim;
+        memcpy(tf->dims, tf->stored->dims, sizeof tf->dims);
+        tf->is_counted = 1;
+    } else if (e && e->role == QC_ROLE_PACKED && is_mxfp4(t)) {
+        tf->scheme = "mxfp4";
+        tf->ndim = t->ndim - 1;
+        if (qc_mul_u64(t->dims[t->ndim - 2], 32, &tf->dims[tf->ndim - 1]))
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is too large", t->name);
+        tf->is_counted = 1;
+    }
+    if (tf->is_state)
+        tf->is_counted = 0;
+    return qc_shape_elems(tf->dims, tf->ndim, &tf->elems, err);
+}
+
+static uint32_t index_of(const qc_facts *f, const char *name)
+{
+    const qc_ckpt_tensor *t = qc_checkpoint_find(f->model, name);
+    return t ? (uint32_t)(t - f->model->tensors) : QC_NO_OWNER;
+}
+
+/* The quantized weight a state tensor goes with: W.absmax -> W, M.SCB -> M.weight,
+ * P_scales -> P_blocks. */
+static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
+{
+    const char *name = f->model->tensors[i].name;
+    const char *candidate = NULL;
+    if (ends_with(name, "_scales")) {
+        QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s_blocks", (int)(strlen(name) - 7),
+                               name));
+        f->tensors[i].owner = index_of(f, candidate);
+    }
+    for (size_t cut = strlen(name); cut > 0 && f->tensors[i].owner == QC_NO_OWNER; cut--) {
+        if (name[cut] != '.')
+            continue;
+        for (int with_weight = 0; with_weight < 2; with_weight++) {
+            QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s%s", (int)cut, name,
+                                   with_weight ? ".weight" : ""));
+            uint32_t owner = index_of(f, candidate);
+            if (owner != QC_NO_OWNER && f->tensors[owner].scheme) {
+                f->tensors[i].owner = owner;
+                break;
+            }
+        }
+    }
+    uint32_t owner = f->tensors[i].owner;
+    if (owner != QC_NO_OWNER && !f->tensors[owner].scheme)
+        f->tensors[i].owner = QC_NO_OWNER;
+    else if (owner != QC_NO_OWNER)
+        f->tensors[owner].bytes += f->model->tensors[i].bytes;
+    return QC_OK;
+}
+
+/* ---- manifest ---- */
+
+static int manifest_name_order(const void *a, const void *b)
+{
+    const qc_manifest_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* Both lists are in bytewise order of names. */
+static qc_status join_manifest(qc_facts *f, qc_error *err)
+{
+    const qc_manifest_tensor **sorted = NULL;
+    void *p = NULL;
+    QC_TRY(qc_arena_alloc(f->arena, &p, f->manifest->tensor_count, sizeof *sorted, err));
+    sorted = p;
+    for (size_t i = 0; i < f->manifest->tensor_count; i++)
+        sorted[i] = &f->manifest->tensors[i];
+    if (f->manifest->tensor_count)
+        qsort(sorted, f->manifest->tensor_count, sizeof *sorted, manifest_name_order);
+    size_t m = 0;
+    for (size_t i = 0; i < f->model->tensor_count; i++) {
+        while (m < f->manifest->tensor_count &&
+               strcmp(sorted[m]->name, f->model->tensors[i].name) < 0)
+            m++;
+        if (m < f->manifest->tensor_count &&
+            strcmp(sorted[m]->name, f->model->tensors[i].name) == 0)
+            f->tensors[i].written = sorted[m];
+    }
+    return QC_OK;
+}
+
+static qc_status read_manifest(qc_facts *f, const char *dir, qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    uint64_t bytes = 0;
+    qc_strbuf text;
+    void *p = NULL;
+    QC_TRY(qc_path_join(f->arena, &path, dir, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, &bytes, err));
+    if (kind != QC_PATH_FILE)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(f->arena, &p, 1, sizeof *f->manifest, err));
+    qc_strbuf_init(&text, MAX_MANIFEST_BYTES);
+    qc_status st = qc_file_slurp(path, &text, err);
+    if (st == QC_OK) {
+        qc_error trouble = {0};
+        st = qc_manifest_parse(p, f->arena, text.data ? text.data : "", text.len, &trouble);
+        if (st == QC_OK)
+            f->manifest = p;
+        else if (qc_status_exit_code(st) == 3 || st == QC_ERR_CHECK)
+            /* A damaged manifest is for verify to judge; the tensors can be shown. */
+            st = qc_arena_printf(f->arena, &f->manifest_trouble, err, "%s: %s", QC_MANIFEST_NAME,
+                                 trouble.msg);
+        else if (err)
+            *err = trouble;
+    }
+    qc_strbuf_deinit(&text);
+    QC_TRY(st);
+    return f->manifest ? join_manifest(f, err) : QC_OK;
+}
+
+/* ---- order and sums ---- */
+
+typedef struct {
+    const char *name;
+    uint32_t index;
+} named_index;
+
+static int natural_order(const void *a, const void *b)
+{
+    const named_index *x = a, *y = b;
+    return qc_natural_compare(x->name, y->name);
+}
+
+static qc_status sort_naturally(qc_facts *f, qc_error *err)
+{
+    size_t n = f->model->tensor_count;
+    void *p = NULL;
+    QC_TRY(qc_arena_alloc(f->arena, &p, n, sizeof(named_index), err));
+    named_index *names = p;
+    QC_TRY(qc_arena_alloc(f->arena, &p, n, sizeof *f->order, err));
+    f->order = p;
+    for (size_t i = 0; i < n; i++)
+        names[i] = (named_index){f->model->tensors[i].name, (uint32_t)i};
+    if (n)
+        qsort(names, n, sizeof *names, natural_order);
+    for (size_t i = 0; i < n; i++)
+        f->order[i] = names[i].index;
+    return QC_OK;
+}
+
+static qc_facts_sum *scheme_sum(qc_facts *f, const char *name)
+{
+    for (unsigned i = 0; i < f->scheme_count; i++)
+        if (strcmp(f->by_scheme[i].name, name) == 0)
+            return &f->by_scheme[i];
+    qc_facts_sum *sum = &f->by_scheme[f->scheme_count++];
+    sum->name = name;
+    return sum;
+}
+
+static void add_up(qc_facts *f)
+{
+    for (size_t i = 0; i < f->model->tensor_count; i++) {
+        const qc_ckpt_tensor *t = &f->model->tensors[i];
+        const qc_tensor_facts *tf = &f->tensors[i];
+        qc_facts_sum *d = &f->by_dtype[t->dtype];
+        d->name = qc_dtype_name(t->dtype);
+        d->tensors++;
+        d->bytes += t->bytes;
+        if (tf->is_state) {
+            f->state_count++;
+            if (tf->owner != QC_NO_OWNER)
+                continue;
+        } else if (!tf->is_counted) {
+            f->uncounted++;
+        } else {
+            f->weights += tf->elems;
+            d->weights += tf->elems;
+        }
+        qc_facts_sum *s = scheme_sum(f, tf->scheme ? tf->scheme : "plain");
+        s->tensors++;
+        s->weights += tf->is_counted ? tf->elems : 0;
+        s->bytes += tf->bytes;
+    }
+    for (size_t i = 0; i < f->model->file_count; i++)
+        f->file_bytes += f->model->files[i].st.file_bytes;
+}
+
+double qc_facts_bits(uint64_t bytes, uint64_t weights)
+{
+    return (double)bytes * 8.0 / (double)weights;
+}
+
+qc_status qc_facts_gather(qc_facts *f, const qc_options *o, qc_error *err)
+{
+    const qc_recipe_entry *entries = NULL;
+    void *p = NULL;
+    memset(f, 0, sizeof *f);
+    f->arena = o->arena;
+    qc_status st = QC_OK;
+    QC_TRY(qc_checkpoint_open(&f->model, o->model, err));
+    QC_TRY_GOTO(st, failed, ask_recipe(f, &entries, err));
+    QC_TRY_GOTO(st, failed,
+                qc_arena_alloc(f->arena, &p, f->model->tensor_count, sizeof *f->tensors, err));
+    f->tensors = p;
+    for (size_t i = 0; i < f->model->tensor_count; i++)
+        QC_TRY_GOTO(
+            st, failed,
+            describe(&f->tensors[i], &f->model->tensors[i], entries ? &entries[i] : NULL, err));
+    for (uint32_t i = 0; i < f->model->tensor_count; i++)
+        if (f->tensors[i].is_state)
+            QC_TRY_GOTO(st, failed, find_owner(f, i, err));
+    if (f->model->is_dir)
+        QC_TRY_GOTO(st, failed, read_manifest(f, o->model, err));
+    QC_TRY_GOTO(st, failed, sort_naturally(f, err));
+    add_up(f);
+    return QC_OK;
+failed:
+    qc_checkpoint_close(f->model);
+    f->model = NULL;
+    return st;
+}

@@ -1,0 +1,58 @@
+/* What `qconv inspect` knows about a checkpoint, before it is put into words. */
+#ifndef QC_CONVERT_INSPECT_FACTS_H
+#define QC_CONVERT_INSPECT_FACTS_H
+
+#include "convert/options.h"
+#include "convert/recipe.h"
+#include "formats/checkpoint.h"
+#include "formats/manifest.h"
+
+#define QC_NO_OWNER UINT32_MAX
+
+typedef struct {
+    const char *role;   /* as qc_role_name; NULL when the recipe could not tell */
+    const char *scheme; /* "nf4", "fp4", "int8", "int8-block", "mxfp4"; NULL: plain numbers */
+    const qc_stored_weight *stored; /* of bitsandbytes and qconv weights, else NULL */
+    int is_state;                   /* scales and the like: no weights of its own */
+    int is_counted;                 /* its elements are weights of the model */
+    uint32_t owner;                 /* state: the weight it goes with, or QC_NO_OWNER */
+    unsigned ndim;                  /* logical shape */
+    uint64_t dims[QC_MAX_DIMS];
+    uint64_t elems;                    /* of the logical shape */
+    uint64_t bytes;                    /* with the state tensors it owns */
+    const qc_manifest_tensor *written; /* in the manifest, or NULL */
+} qc_tensor_facts;
+
+/* A sum over tensors that have something in common. */
+typedef struct {
+    const char *name;
+    uint64_t tensors;
+    uint64_t weights;
+    uint64_t bytes;
+} qc_facts_sum;
+
+typedef struct {
+    qc_arena *arena; /* borrowed */
+    qc_checkpoint *model;
+    const char *model_type; /* NULL: none */
+    int known_type;
+    const char *recipe_trouble; /* why there are no roles, or NULL */
+    qc_tensor_facts *tensors;   /* one per checkpoint tensor, same order */
+    uint32_t *order;            /* tensor indices in natural order of names */
+    qc_manifest *manifest;      /* of a qconv output, else NULL */
+    const char *manifest_trouble;
+    qc_facts_sum by_dtype[QC_DTYPE_COUNT];
+    qc_facts_sum by_scheme[8];
+    unsigned scheme_count;
+    uint64_t weights;   /* parameters */
+    uint64_t uncounted; /* integer tensors that are neither weights nor state */
+    uint64_t state_count;
+    uint64_t file_bytes; /* of all weight files, on disk */
+} qc_facts;
+
+/* Opens what o->model names and gathers. The caller closes facts->model (NULL after an error). */
+QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_options *o, qc_error *err);
+/* Bits per weight; weights > 0. */
+double qc_facts_bits(uint64_t bytes, uint64_t weights);
+
+#endif

@@ -1,0 +1,190 @@
+#include "convert/inspect_json.h"
+
+#include "convert/json_members.h"
+
+static void put_shape(qc_json_writer *w, const char *key, const uint64_t *dims, unsigned ndim)
+{
+    qc_jw_key(w, key);
+    qc_jw_compact_next(w);
+    qc_jw_begin_array(w);
+    for (unsigned i = 0; i < ndim; i++)
+        qc_jw_u64(w, dims[i]);
+    qc_jw_end_array(w);
+}
+
+static void put_manifest(qc_json_writer *w, const qc_manifest *m)
+{
+    qc_jw_key(w, "manifest");
+    if (!m) {
+        qc_jw_null(w);
+        return;
+    }
+    qc_jw_begin_object(w);
+    qc_jm_string(w, "qconv_version", m->qconv_version);
+    qc_jm_string(w, "to", m->to);
+    qc_jm_u64(w, "block_size", m->block_elems);
+    qc_jm_bool(w, "double_quant", m->double_quant);
+    qc_jm_string(w, "rest", m->rest);
+    qc_jm_string(w, "compute_dtype", m->compute_dtype);
+    qc_jm_string(w, "compress", m->compressed ? "zstd" : "none");
+    if (m->compressed)
+        qc_jm_u64(w, "level", (uint64_t)m->level);
+    qc_jm_u64(w, "max_shard_bytes", m->max_shard_bytes);
+    qc_jw_key(w, "rules");
+    qc_jw_begin_array(w);
+    for (size_t i = 0; i < m->rule_count; i++)
+        qc_jw_string(w, m->rules[i]);
+    qc_jw_end_array(w);
+    qc_jw_key(w, "source");
+    qc_jw_begin_array(w);
+    for (size_t i = 0; i < m->source_count; i++) {
+        char hex[QC_DIGEST_HEX_BYTES];
+        qc_digest_hex(&m->sources[i].header, hex);
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jm_string(w, "name", m->sources[i].name);
+        qc_jm_u64(w, "bytes", m->sources[i].bytes);
+        qc_jm_string(w, "header_xxh3_128", hex);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_array(w);
+    qc_jw_end_object(w);
+}
+
+static void put_files(qc_json_writer *w, const qc_facts *f)
+{
+    qc_jw_key(w, "files");
+    qc_jw_begin_array(w);
+    for (size_t i = 0; i < f->model->file_count; i++) {
+        const qc_ckpt_file *file = &f->model->files[i];
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jm_string(w, "name", file->name);
+        qc_jm_u64(w, "tensors", file->st.header.tensor_count);
+        qc_jm_u64(w, "tensor_bytes", file->st.header.data_bytes);
+        qc_jm_u64(w, "file_bytes", file->st.file_bytes);
+        qc_jm_bool(w, "compressed", file->st.compressed);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_array(w);
+    qc_jw_key(w, "side_files");
+    qc_jw_begin_array(w);
+    for (size_t i = 0; i < f->model->side_count; i++) {
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jm_string(w, "name", f->model->side[i].path);
+        qc_jm_u64(w, "bytes", f->model->side[i].bytes);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_array(w);
+}
+
+static void put_quantized(qc_json_writer *w, const qc_tensor_facts *tf)
+{
+    put_shape(w, "logical_shape", tf->dims, tf->ndim);
+    qc_jm_u64(w, "bytes_with_state", tf->bytes);
+    if (!tf->stored)
+        return;
+    qc_jm_string(w, "logical_dtype", qc_dtype_name(tf->stored->dtype));
+    if (tf->stored->stored_as == QC_SCHEME_INT8_ROWS)
+        return;
+    qc_jm_u64(w, "block_size", tf->stored->block_elems);
+    qc_jm_bool(w, "double_quant", tf->stored->nested_block_elems != 0);
+}
+
+static void put_tensors(qc_json_writer *w, const qc_facts *f)
+{
+    qc_jw_key(w, "tensors");
+    qc_jw_begin_array(w);
+    for (size_t i = 0; i < f->model->tensor_count; i++) {
+        const qc_ckpt_tensor *t = &f->model->tensors[f->order[i]];
+        const qc_tensor_facts *tf = &f->tensors[f->order[i]];
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jm_string(w, "name", t->name);
+        qc_jm_string(w, "dtype", qc_dtype_name(t->dtype));
+        put_shape(w, "shape", t->dims, t->ndim);
+        qc_jm_u64(w, "bytes", t->bytes);
+        qc_jm_string(w, "file", f->model->files[t->file].name);
+        qc_jm_string(w, "role", tf->role);
+        qc_jm_string(w, "scheme", tf->scheme);
+        if (tf->scheme)
+            put_quantized(w, tf);
+        if (tf->is_state && tf->owner != QC_NO_OWNER)
+            qc_jm_string(w, "state_of", f->model->tensors[tf->owner].name);
+        if (tf->written && tf->written->has_error) {
+            qc_jm_double(w, "rel_mse", tf->written->rel_mse);
+            qc_jm_double(w, "max_err", tf->written->max_err);
+        }
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_array(w);
+}
+
+static void put_sum(qc_json_writer *w, const qc_facts_sum *s)
+{
+    qc_jw_key(w, s->name);
+    qc_jw_compact_next(w);
+    qc_jw_begin_object(w);
+    qc_jm_u64(w, "tensors", s->tensors);
+    qc_jm_u64(w, "weights", s->weights);
+    qc_jm_u64(w, "bytes", s->bytes);
+    qc_jw_end_object(w);
+}
+
+static void put_totals(qc_json_writer *w, const qc_facts *f)
+{
+    qc_jw_key(w, "totals");
+    qc_jw_begin_object(w);
+    qc_jm_u64(w, "tensors", f->model->tensor_count);
+    qc_jm_u64(w, "state_tensors", f->state_count);
+    qc_jm_u64(w, "integer_tensors", f->uncounted);
+    qc_jm_u64(w, "weights", f->weights);
+    qc_jm_u64(w, "tensor_bytes", f->model->tensor_bytes);
+    qc_jm_u64(w, "file_bytes", f->file_bytes);
+    qc_jw_key(w, "bits_per_weight");
+    if (f->weights)
+        qc_jw_double(w, qc_facts_bits(f->model->tensor_bytes, f->weights));
+    else
+        qc_jw_null(w);
+    qc_jw_key(w, "by_dtype");
+    qc_jw_begin_object(w);
+    for (unsigned i = 0; i < QC_DTYPE_COUNT; i++)
+        if (f->by_dtype[i].tensors)
+            put_sum(w, &f->by_dtype[i]);
+    qc_jw_end_object(w);
+    qc_jw_key(w, "by_scheme");
+    qc_jw_begin_object(w);
+    for (unsigned i = 0; i < f->scheme_count; i++)
+        put_sum(w, &f->by_scheme[i]);
+    qc_jw_end_object(w);
+    qc_jw_end_object(w);
+}
+
+qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
+{
+    qc_json_writer w;
+    qc_jw_init(&w, out, err);
+    qc_jw_begin_object(&w);
+    qc_jm_string(&w, "command", "inspect");
+    qc_jm_string(&w, "path", f->model->path);
+    qc_jm_bool(&w, "is_directory", f->model->is_dir);
+    qc_jm_string(&w, "model_type", f->model_type);
+    qc_jm_bool(&w, "known_type", f->known_type);
+    put_manifest(&w, f->manifest);
+    put_files(&w, f);
+    put_tensors(&w, f);
+    put_totals(&w, f);
+    qc_jw_key(&w, "warnings");
+    qc_jw_begin_array(&w);
+    for (size_t i = 0; i < f->model->warning_count; i++)
+        qc_jw_string(&w, f->model->warnings[i]);
+    if (f->recipe_trouble)
+        qc_jw_string(&w, f->recipe_trouble);
+    if (f->manifest_trouble)
+        qc_jw_string(&w, f->manifest_trouble);
+    qc_jw_end_array(&w);
+    qc_jw_end_object(&w);
+    QC_TRY(qc_jw_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}

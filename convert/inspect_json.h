@@ -1,0 +1,11 @@
+/* The answer of `qconv inspect --json`; docs/cli.md has its members. */
+#ifndef QC_CONVERT_INSPECT_JSON_H
+#define QC_CONVERT_INSPECT_JSON_H
+
+#include "base/strbuf.h"
+#include "convert/inspect_facts.h"
+
+/* One JSON object and a new line. */
+QC_NODISCARD qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err);
+
+#endif

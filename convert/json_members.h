@@ -1,0 +1,32 @@
+/* Members of a JSON object, key and value in one call. */
+#ifndef QC_CONVERT_JSON_MEMBERS_H
+#define QC_CONVERT_JSON_MEMBERS_H
+
+#include "formats/json_writer.h"
+
+static inline void qc_jm_u64(qc_json_writer *w, const char *key, uint64_t v)
+{
+    qc_jw_key(w, key);
+    qc_jw_u64(w, v);
+}
+
+static inline void qc_jm_double(qc_json_writer *w, const char *key, double v)
+{
+    qc_jw_key(w, key);
+    qc_jw_double(w, v);
+}
+
+/* NULL is null. */
+static inline void qc_jm_string(qc_json_writer *w, const char *key, const char *v)
+{
+    qc_jw_key(w, key);
+    qc_jw_string(w, v);
+}
+
+static inline void qc_jm_bool(qc_json_writer *w, const char *key, int v)
+{
+    qc_jw_key(w, key);
+    qc_jw_bool(w, v);
+}
+
+#endif

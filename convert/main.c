@@ -1,0 +1,131 @@
+/* qconv: options, signals, dispatch, last words, exit code. */
+#include "base/workers.h"
+#include "convert/commands.h"
+#include "convert/console.h"
+#include "convert/help.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_HELP_BYTES (1u << 20)
+
+/* ---- signals ---- */
+
+static void on_interrupt(int signal_number)
+{
+    (void)signal_number;
+    qc_interrupt();
+}
+
+/* The first SIGINT or SIGTERM asks the work to stop and clean up; the action is then the default
+ * one again, so a second ends the process. A signal that is ignored already (nohup, a shell's
+ * background job) stays ignored. */
+static void set_signals(void)
+{
+    static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
+    struct sigaction act, old;
+    memset(&act, 0, sizeof act);
+    (void)sigemptyset(&act.sa_mask);
+    act.sa_handler = on_interrupt;
+    act.sa_flags = (int)SA_RESETHAND;
+    for (size_t i = 0; i < sizeof stops / sizeof *stops; i++)
+        if (sigaction(stops[i], NULL, &old) == 0 && old.sa_handler != SIG_IGN)
+            (void)sigaction(stops[i], &act, NULL);
+    act.sa_handler = SIG_IGN;
+    act.sa_flags = 0;
+    (void)sigaction(SIGPIPE, &act, NULL);
+    (void)sigaction(SIGXFSZ, &act, NULL); /* a size limit is then an error of write */
+}
+
+/* ---- commands that only print ---- */
+
+static qc_status print_text(const qc_options *o, qc_error *err)
+{
+    qc_strbuf text;
+    qc_strbuf_init(&text, MAX_HELP_BYTES);
+    qc_status st;
+    if (o->command == QC_CMD_MAN)
+        st = qc_help_man(&text, err);
+    else if (o->command == QC_CMD_COMPLETION)
+        st = qc_help_completion(&text, o->shell, err);
+    else if (o->command == QC_CMD_VERSION)
+        st = qc_strbuf_adds(&text, "qconv " QCONV_VERSION "\n", err);
+    else
+        st = qc_help_command(&text, o->help_topic, err);
+    if (st == QC_OK)
+        st = qc_console_result(&text, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+/* `qconv` alone: the overview, as an error. */
+static int print_overview_as_error(void)
+{
+    qc_strbuf text;
+    qc_error err = {0};
+    qc_strbuf_init(&text, MAX_HELP_BYTES);
+    qc_status st = qc_help_overview(&text, &err);
+    if (st == QC_OK && write(STDERR_FILENO, text.data, text.len) < 0)
+        st = QC_ERR_IO;
+    qc_strbuf_deinit(&text);
+    return qc_status_exit_code(st == QC_OK ? QC_ERR_USAGE : st);
+}
+
+/* ---- dispatch ---- */
+
+typedef qc_status (*command_fn)(const qc_options *o, qc_error *err);
+
+static const struct {
+    qc_command command;
+    command_fn run;
+} commands[] = {
+    {QC_CMD_CONVERT, qc_cmd_convert}, {QC_CMD_INSPECT, qc_cmd_inspect},
+    {QC_CMD_VERIFY, qc_cmd_verify},   {QC_CMD_UNPACK, qc_cmd_unpack},
+    {QC_CMD_HELP, print_text},        {QC_CMD_VERSION, print_text},
+    {QC_CMD_MAN, print_text},         {QC_CMD_COMPLETION, print_text},
+};
+
+static qc_status run(const qc_options *o, qc_error *err)
+{
+    for (size_t i = 0; i < sizeof commands / sizeof *commands; i++)
+        if (commands[i].command == o->command)
+            return commands[i].run(o, err);
+    QC_FAIL(err, QC_ERR_INTERNAL, "command %d has no function", (int)o->command);
+}
+
+/* What to do next, where the kind of error says it. */
+static const char *hint_for(qc_status st, const qc_options *o)
+{
+    const char *hint = NULL;
+    if (st == QC_ERR_USAGE) {
+        const qc_command_row *row = qc_command_row_of(o->command);
+        int overview = !row || o->command == QC_CMD_HELP;
+        if (qc_arena_printf(o->arena, &hint, NULL, "try 'qconv %s%s--help'",
+                            overview ? "" : row->name, overview ? "" : " ") != QC_OK)
+            hint = "try 'qconv --help'";
+    } else if (st == QC_ERR_INTERNAL) {
+        hint = "this is a fault of qconv, please report it";
+    }
+    return hint;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc <= 1)
+        return print_overview_as_error();
+    set_signals();
+    qc_arena arena;
+    qc_options options;
+    qc_error err = {0};
+    qc_arena_init(&arena);
+    qc_status st = qc_options_parse(&options, &arena, argc, argv, &err);
+    if (st == QC_OK)
+        st = run(&options, &err);
+    if (st != QC_OK) {
+        err.code = st;
+        qc_console_error(&err, hint_for(st, &options), options.verbose > 0 && st != QC_ERR_USAGE);
+    }
+    qc_arena_deinit(&arena);
+    return qc_status_exit_code(st);
+}

@@ -1,0 +1,118 @@
+/* The one table of commands and options. The parser, --help, the man page and the shell completions
+ * read nothing else, so they cannot disagree.
+ *
+ * To add an option: a row in option_table.c and a case in options.c (what it sets). To add a
+ * command: a value in qc_command, a row in option_table.c, a row in main.c (what runs it), and its
+ * bit in the options that apply to it. Then regenerate the committed copies: see docs/cli.md. */
+#ifndef QC_CONVERT_OPTION_TABLE_H
+#define QC_CONVERT_OPTION_TABLE_H
+
+#include "convert/options.h"
+
+typedef enum {
+    QC_OPT_TO,
+    QC_OPT_BLOCK_SIZE,
+    QC_OPT_NO_DOUBLE_QUANT,
+    QC_OPT_COMPUTE_DTYPE,
+    QC_OPT_COMPRESS,
+    QC_OPT_MAX_SHARD_SIZE,
+    QC_OPT_REST,
+    QC_OPT_KEEP,
+    QC_OPT_QUANTIZE,
+    QC_OPT_RECIPE,
+    QC_OPT_DRY_RUN,
+    QC_OPT_FORCE,
+    QC_OPT_THREADS,
+    QC_OPT_PROGRESS,
+    QC_OPT_JSON,
+    QC_OPT_QUIET,
+    QC_OPT_VERBOSE,
+    QC_OPT_HELP,
+    QC_OPT_VERSION,
+    QC_OPT_MAN,
+    QC_OPT_COMPLETION,
+    QC_OPT_COUNT
+} qc_option_id;
+
+typedef enum {
+    QC_ARG_NONE,   /* a switch */
+    QC_ARG_CHOICE, /* one of `choices` */
+    QC_ARG_NUMBER, /* min..max */
+    QC_ARG_SIZE,   /* as qc_parse_size */
+    QC_ARG_FILE,
+    QC_ARG_TEXT
+} qc_arg_kind;
+
+typedef enum { QC_GROUP_OUTPUT, QC_GROUP_TENSORS, QC_GROUP_RUN, QC_GROUP_OTHER } qc_option_group;
+#define QC_GROUP_COUNT 4
+extern const char *const qc_option_group_titles[QC_GROUP_COUNT];
+
+#define QC_MAX_CHOICES 5
+
+typedef struct {
+    qc_option_id id;   /* equals the row's index */
+    const char *name;  /* without the dashes */
+    char letter;       /* short form or 0 */
+    unsigned commands; /* QC_CMD_BIT of each command it applies to */
+    qc_option_group group;
+    qc_arg_kind kind;
+    const char *arg; /* placeholder: "N", "GLOB"; NULL for a switch and for a choice */
+    const char *choices[QC_MAX_CHOICES];
+    uint64_t min, max;
+    const char *dflt;      /* applied through the parser before the command line; or NULL */
+    const char *dflt_note; /* shown where dflt is NULL */
+    const char *since;     /* version of qconv */
+    int hidden;            /* left out of --help and completion; the man page has it */
+    int alone;             /* needs no command and takes no other arguments: --version */
+    const char *help;      /* one clause for --help and completion */
+    const char *more;      /* sentences that follow in the man page; or NULL */
+} qc_option_row;
+
+#define QC_CMD_BIT(command) (1u << (command))
+
+extern const qc_option_row qc_option_table[QC_OPT_COUNT];
+
+typedef enum { QC_PLACE_PATH, QC_PLACE_DIR, QC_PLACE_COMMAND } qc_place_kind;
+
+typedef struct {
+    const char *name; /* "MODEL" */
+    qc_place_kind kind;
+    int optional;
+} qc_place;
+
+#define QC_MAX_PLACES 2
+
+typedef struct {
+    qc_command command;
+    const char *name;
+    const char *synopsis; /* after "qconv " */
+    const char *summary;  /* one clause, for lists */
+    const char *text;     /* paragraphs, separated by an empty line */
+    qc_place places[QC_MAX_PLACES];
+    unsigned place_count;
+    const char *examples; /* pairs of lines "command\nwhat it does\n"; or NULL */
+} qc_command_row;
+
+/* The commands a user can name, in the order of lists. */
+extern const qc_command_row qc_command_table[];
+extern const unsigned qc_command_count;
+
+typedef struct {
+    const char *name;
+    const char *meaning;
+} qc_text_row;
+
+/* Exit codes and environment variables, for --help and the man page. */
+extern const qc_text_row qc_exit_code_table[];
+extern const unsigned qc_exit_code_count;
+extern const qc_text_row qc_environment_table[];
+extern const unsigned qc_environment_count;
+
+/* NULL if there is none. */
+const qc_command_row *qc_command_row_of(qc_command command);
+const qc_command_row *qc_command_row_named(const char *name);
+/* "--to {nf4,int8}", "--block-size N", "--force": name and placeholder. */
+#define QC_SPELLED_BYTES 96
+void qc_option_spell(const qc_option_row *row, char out[QC_SPELLED_BYTES]);
+
+#endif

@@ -1,0 +1,547 @@
+/* Parsing in three steps, so that messages can name the right command wherever it stands:
+ *
+ *   split    argv into options with their values, and words; nothing is judged yet
+ *   choose   the command: --help and --version first, else the first word if it is a command's
+ *            name, else convert
+ *   apply    each option in order to qc_options, then check what goes with what
+ *
+ * Defaults come from the table and pass through the same apply step. */
+#include "convert/options.h"
+
+#include "convert/option_table.h"
+#include "convert/rules_file.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef enum { ITEM_FINE, ITEM_UNKNOWN, ITEM_LACKS_VALUE, ITEM_TAKES_NONE } item_state;
+
+typedef struct {
+    item_state state;
+    const qc_option_row *row; /* NULL when unknown */
+    const char *name;         /* as typed, for messages */
+    int name_len;
+    const char *value;
+} item;
+
+typedef struct {
+    qc_arena *arena;
+    item *items;
+    size_t item_count;
+    const char **words;
+    size_t word_count;
+    size_t words_before_dashes; /* words that stand before "--" */
+    const char *recipe_path;
+    qc_rule *rules; /* of the command line */
+    uint32_t rule_count;
+} parse;
+
+/* ---- near misses ---- */
+
+#define MAX_NAME 40
+
+/* Edits (insert, delete, replace, swap neighbours) that turn a into b; MAX_NAME for long texts. */
+static unsigned edit_distance(const char *a, size_t a_len, const char *b)
+{
+    size_t b_len = strlen(b);
+    unsigned rows[3][MAX_NAME + 1];
+    if (a_len > MAX_NAME || b_len > MAX_NAME)
+        return MAX_NAME;
+    for (size_t j = 0; j <= b_len; j++)
+        rows[0][j] = (unsigned)j;
+    for (size_t i = 1; i <= a_len; i++) {
+        unsigned *now = rows[i % 3];
+        const unsigned *up = rows[(i - 1) % 3], *up2 = rows[(i + 1) % 3];
+        now[0] = (unsigned)i;
+        for (size_t j = 1; j <= b_len; j++) {
+            unsigned best = up[j - 1] + (a[i - 1] != b[j - 1]);
+            if (up[j] + 1 < best)
+                best = up[j] + 1;
+            if (now[j - 1] + 1 < best)
+                best = now[j - 1] + 1;
+            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
+                up2[j - 2] + 1 < best)
+                best = up2[j - 2] + 1;
+            now[j] = best;
+        }
+    }
+    return rows[a_len % 3][b_len];
+}
+
+/* How far off a name is: 0 when typed is its beginning, UINT32_MAX when it is another word. */
+static unsigned miss(const char *typed, size_t len, const char *name)
+{
+    if (len >= 2 && strncmp(typed, name, len) == 0)
+        return 0;
+    unsigned d = edit_distance(typed, len, name);
+    return d <= 2 && d * 3 <= len ? d : UINT32_MAX;
+}
+
+static const char *near_option(const char *typed, size_t len, qc_command command)
+{
+    const char *best = NULL;
+    unsigned best_miss = UINT32_MAX;
+    for (unsigned i = 0; i < QC_OPT_COUNT; i++) {
+        const qc_option_row *r = &qc_option_table[i];
+        unsigned m = miss(typed, len, r->name);
+        if (!r->hidden && (r->commands & QC_CMD_BIT(command)) && m < best_miss) {
+            best = r->name;
+            best_miss = m;
+        }
+    }
+    return best;
+}
+
+static const char *near_command(const char *typed)
+{
+    const char *best = NULL;
+    unsigned best_miss = UINT32_MAX;
+    for (unsigned i = 0; i < qc_command_count; i++) {
+        unsigned m = miss(typed, strlen(typed), qc_command_table[i].name);
+        if (m < best_miss) {
+            best = qc_command_table[i].name;
+            best_miss = m;
+        }
+    }
+    return best;
+}
+
+/* "nf4, int8, fp16 or bf16" */
+static void list_choices(const qc_option_row *row, char *out, size_t out_bytes)
+{
+    out[0] = '\0';
+    size_t used = 0;
+    for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
+        int last = i + 1 == QC_MAX_CHOICES || !row->choices[i + 1];
+        const char *between = i == 0 ? "" : last ? " or " : ", ";
+        size_t need = strlen(between) + strlen(row->choices[i]);
+        if (used + need >= out_bytes)
+            break;
+        memcpy(out + used, between, strlen(between));
+        memcpy(out + used + strlen(between), row->choices[i], strlen(row->choices[i]) + 1);
+        used += need;
+    }
+}
+
+/* ---- split ---- */
+
+static const qc_option_row *row_named(const char *name, size_t len)
+{
+    for (unsigned i = 0; i < QC_OPT_COUNT; i++)
+        if (strlen(qc_option_table[i].name) == len &&
+            strncmp(qc_option_table[i].name, name, len) == 0)
+            return &qc_option_table[i];
+    return NULL;
+}
+
+static const qc_option_row *row_lettered(char letter)
+{
+    for (unsigned i = 0; i < QC_OPT_COUNT; i++)
+        if (qc_option_table[i].letter == letter)
+            return &qc_option_table[i];
+    return NULL;
+}
+
+/* One long option at argv[i]; returns how many further arguments it took. */
+static int split_long(parse *p, int argc, char **argv, int i)
+{
+    const char *name = argv[i] + 2;
+    const char *equals = strchr(name, '=');
+    size_t len = equals ? (size_t)(equals - name) : strlen(name);
+    item *it = &p->items[p->item_count++];
+    it->row = row_named(name, len);
+    it->name = argv[i];
+    it->name_len = (int)(len + 2);
+    if (!it->row) {
+        it->state = ITEM_UNKNOWN;
+    } else if (it->row->kind == QC_ARG_NONE) {
+        it->state = equals ? ITEM_TAKES_NONE : ITEM_FINE;
+    } else if (equals) {
+        it->value = equals + 1;
+    } else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) {
+        it->value = argv[i + 1];
+        return 1;
+    } else {
+        it->state = ITEM_LACKS_VALUE;
+    }
+    return 0;
+}
+
+/* Letters that may stand together: -qv. None of them takes a value. */
+static void split_letters(parse *p, const char *arg)
+{
+    for (const char *c = arg + 1; *c; c++) {
+        item *it = &p->items[p->item_count++];
+        it->row = row_lettered(*c);
+        it->name = arg;
+        it->name_len = (int)strlen(arg);
+        if (!it->row) {
+            it->state = ITEM_UNKNOWN;
+            return;
+        }
+    }
+}
+
+static qc_status split(parse *p, int argc, char **argv, qc_error *err)
+{
+    size_t room = 0;
+    for (int i = 1; i < argc; i++)
+        room += argv[i][0] == '-' && argv[i][1] != '-' ? strlen(argv[i]) : 1;
+    void *mem = NULL;
+    QC_TRY(qc_arena_alloc(p->arena, &mem, room, sizeof *p->items, err));
+    p->items = mem;
+    QC_TRY(qc_arena_alloc(p->arena, &mem, (size_t)argc, sizeof *p->words, err));
+    p->words = mem;
+    int dashes = 0;
+    for (int i = 1; i < argc; i++) {
+        if (dashes || argv[i][0] != '-' || argv[i][1] == '\0') {
+            p->words[p->word_count++] = argv[i];
+            p->words_before_dashes += !dashes;
+        } else if (strcmp(argv[i], "--") == 0) {
+            dashes = 1;
+        } else if (argv[i][1] == '-') {
+            i += split_long(p, argc, argv, i);
+        } else {
+            split_letters(p, argv[i]);
+        }
+    }
+    return QC_OK;
+}
+
+static int was_given(const parse *p, qc_option_id id)
+{
+    for (size_t i = 0; i < p->item_count; i++)
+        if (p->items[i].row && p->items[i].row->id == id)
+            return 1;
+    return 0;
+}
+
+/* ---- choose ---- */
+
+static void choose_command(parse *p, qc_options *o)
+{
+    const qc_command_row *named =
+        p->words_before_dashes > 0 ? qc_command_row_named(p->words[0]) : NULL;
+    if (named) {
+        o->command = named->command;
+        p->words++;
+        p->word_count--;
+    } else {
+        o->command = QC_CMD_CONVERT;
+    }
+    if (was_given(p, QC_OPT_HELP)) {
+        int bare = !named && p->word_count == 0 && p->item_count == 1;
+        o->help_topic = bare ? QC_CMD_HELP : o->command;
+        o->command = QC_CMD_HELP;
+    }
+}
+
+static qc_status check_item(const item *it, qc_command command, qc_error *err)
+{
+    char choices[QC_SPELLED_BYTES];
+    switch (it->state) {
+    case ITEM_UNKNOWN: {
+        size_t dashes = it->name[1] == '-' ? 2 : 1;
+        const char *near = near_option(it->name + dashes, (size_t)it->name_len - dashes, command);
+        if (near)
+            QC_FAIL(err, QC_ERR_USAGE, "unknown option '%.*s'; did you mean --%s?", it->name_len,
+                    it->name, near);
+        QC_FAIL(err, QC_ERR_USAGE, "unknown option '%.*s'", it->name_len, it->name);
+    }
+    case ITEM_LACKS_VALUE:
+        if (it->row->choices[0]) {
+            list_choices(it->row, choices, sizeof choices);
+            QC_FAIL(err, QC_ERR_USAGE, "--%s needs a value: %s", it->row->name, choices);
+        }
+        QC_FAIL(err, QC_ERR_USAGE, "--%s needs a value: --%s=%s", it->row->name, it->row->name,
+                it->row->arg);
+    case ITEM_TAKES_NONE:
+        QC_FAIL(err, QC_ERR_USAGE, "--%s takes no value", it->row->name);
+    case ITEM_FINE:
+        break;
+    }
+    if (!(it->row->commands & QC_CMD_BIT(command)))
+        QC_FAIL(err, QC_ERR_USAGE, "--%s is no option of 'qconv %s'", it->row->name,
+                qc_command_row_of(command)->name);
+    return QC_OK;
+}
+
+/* ---- apply ---- */
+
+static qc_status parse_number(const qc_option_row *row, const char *text, const char *digits,
+                              uint64_t min, uint64_t max, uint64_t *out, qc_error *err)
+{
+    uint64_t v = 0;
+    const char *s = digits;
+    for (; *s >= '0' && *s <= '9' && v <= max; s++)
+        v = v * 10 + (uint64_t)(*s - '0');
+    if (s == digits || *s != '\0' || v < min || v > max)
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s from %" PRIu64 " to %" PRIu64 ", got '%s'",
+                row->name, digits == text ? "a whole number" : "zstd:LEVEL with a level", min, max,
+                text);
+    *out = v;
+    return QC_OK;
+}
+
+static qc_status parse_choice(const qc_option_row *row, const char *text, unsigned *out,
+                              qc_error *err)
+{
+    char choices[QC_SPELLED_BYTES];
+    for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
+        if (strcmp(text, row->choices[i]) == 0) {
+            *out = i;
+            return QC_OK;
+        }
+    }
+    list_choices(row, choices, sizeof choices);
+    QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s, got '%s'", row->name, choices, text);
+}
+
+static qc_status parse_compress(qc_options *o, const qc_option_row *row, const char *text,
+                                qc_error *err)
+{
+    uint64_t level = 1;
+    if (strcmp(text, "none") == 0) {
+        o->compress = 0;
+        o->compress_level = 1;
+        return QC_OK;
+    }
+    if (strncmp(text, "zstd:", 5) == 0)
+        QC_TRY(parse_number(row, text, text + 5, 1, 19, &level, err));
+    else if (strcmp(text, "zstd") != 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s: expected none, zstd or zstd:LEVEL with a level from 1 to 19, got '%s'",
+                row->name, text);
+    o->compress = 1;
+    o->compress_level = (int)level;
+    return QC_OK;
+}
+
+static qc_status add_rule(parse *p, const qc_option_row *row, int quantize, const char *glob,
+                          qc_error *err)
+{
+    if (*glob == '\0')
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob is empty; expected one such as '*.q_proj.*'",
+                row->name);
+    if (!p->rules) {
+        void *mem = NULL;
+        QC_TRY(qc_arena_alloc(p->arena, &mem, p->item_count, sizeof *p->rules, err));
+        p->rules = mem;
+    }
+    p->rules[p->rule_count++] = (qc_rule){quantize, glob};
+    return QC_OK;
+}
+
+static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const char *value,
+                       qc_error *err)
+{
+    unsigned choice = 0;
+    uint64_t number = 0;
+    if (row->kind == QC_ARG_CHOICE)
+        QC_TRY(parse_choice(row, value, &choice, err));
+    if (row->kind == QC_ARG_NUMBER)
+        QC_TRY(parse_number(row, value, value, row->min, row->max, &number, err));
+    switch (row->id) {
+    case QC_OPT_TO:
+        o->to = (qc_to)choice;
+        break;
+    case QC_OPT_BLOCK_SIZE:
+        if ((number & (number - 1)) != 0)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--block-size: expected a power of two from 32 to 4096, got '%s'", value);
+        o->block_elems = (uint32_t)number;
+        break;
+    case QC_OPT_NO_DOUBLE_QUANT:
+        o->double_quant = 0;
+        break;
+    case QC_OPT_COMPUTE_DTYPE:
+        o->compute_dtype = row->choices[choice];
+        break;
+    case QC_OPT_COMPRESS:
+        return parse_compress(o, row, value, err);
+    case QC_OPT_MAX_SHARD_SIZE:
+        QC_TRY(qc_parse_size(value, "--max-shard-size", &o->max_shard_bytes, err));
+        if (o->max_shard_bytes == 0)
+            QC_FAIL(err, QC_ERR_USAGE, "--max-shard-size: expected at least 1 byte");
+        break;
+    case QC_OPT_REST:
+        o->rest = (qc_rest)choice;
+        break;
+    case QC_OPT_KEEP:
+        return add_rule(p, row, 0, value, err);
+    case QC_OPT_QUANTIZE:
+        return add_rule(p, row, 1, value, err);
+    case QC_OPT_RECIPE:
+        if (*value == '\0')
+            QC_FAIL(err, QC_ERR_USAGE, "--recipe: the path is empty");
+        p->recipe_path = value;
+        break;
+    case QC_OPT_DRY_RUN:
+        o->dry_run = 1;
+        break;
+    case QC_OPT_FORCE:
+        o->force = 1;
+        break;
+    case QC_OPT_THREADS:
+        o->threads = (unsigned)number;
+        break;
+    case QC_OPT_PROGRESS:
+        o->progress = (qc_progress_mode)choice;
+        break;
+    case QC_OPT_JSON:
+        o->json = 1;
+        break;
+    case QC_OPT_QUIET:
+        o->quiet = 1;
+        break;
+    case QC_OPT_VERBOSE:
+        o->verbose++;
+        break;
+    case QC_OPT_COMPLETION:
+        o->shell = row->choices[choice];
+        o->command = QC_CMD_COMPLETION;
+        break;
+    case QC_OPT_VERSION:
+        o->command = QC_CMD_VERSION;
+        break;
+    case QC_OPT_MAN:
+        o->command = QC_CMD_MAN;
+        break;
+    case QC_OPT_HELP:
+    case QC_OPT_COUNT:
+        break;
+    }
+    return QC_OK;
+}
+
+static qc_status apply_defaults(parse *p, qc_options *o, qc_error *err)
+{
+    o->double_quant = 1;
+    for (unsigned i = 0; i < QC_OPT_COUNT; i++)
+        if (qc_option_table[i].dflt)
+            QC_TRY(apply(p, o, &qc_option_table[i], qc_option_table[i].dflt, err));
+    return QC_OK;
+}
+
+/* ---- what goes with what ---- */
+
+static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
+{
+    static const qc_option_id quantizing[] = {QC_OPT_BLOCK_SIZE, QC_OPT_NO_DOUBLE_QUANT,
+                                              QC_OPT_COMPUTE_DTYPE, QC_OPT_QUANTIZE};
+    char choices[QC_SPELLED_BYTES];
+    const qc_option_row *to = &qc_option_table[QC_OPT_TO];
+    if (!was_given(p, QC_OPT_TO)) {
+        const char *near = p->word_count > 0 ? near_command(p->words[0]) : NULL;
+        if (near)
+            QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", p->words[0], near);
+        list_choices(to, choices, sizeof choices);
+        QC_FAIL(err, QC_ERR_USAGE, "--to is missing; expected --to with %s", choices);
+    }
+    if (o->to == QC_TO_FP16 || o->to == QC_TO_BF16) {
+        for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++)
+            if (was_given(p, quantizing[i]))
+                QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
+                        qc_option_table[quantizing[i]].name, to->choices[o->to]);
+    }
+    if (o->to == QC_TO_INT8 && !o->double_quant && !o->block_elems)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--no-double-quant with --to int8 needs --block-size; scales of rows are never "
+                "quantized");
+    return QC_OK;
+}
+
+static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
+{
+    const qc_command_row *c = qc_command_row_of(o->command);
+    for (unsigned i = 0; i < c->place_count; i++) {
+        if (i < p->word_count && p->words[i][0] == '\0')
+            QC_FAIL(err, QC_ERR_USAGE, "%s is empty; expected a path", c->places[i].name);
+        int optional = c->places[i].optional || (o->dry_run && i > 0);
+        if (i >= p->word_count && !optional)
+            QC_FAIL(err, QC_ERR_USAGE, "%s is missing; usage: qconv %s", c->places[i].name,
+                    c->synopsis);
+    }
+    if (p->word_count > c->place_count)
+        QC_FAIL(err, QC_ERR_USAGE, "one argument too many: '%s'; usage: qconv %s",
+                p->words[c->place_count], c->synopsis);
+    o->model = p->word_count > 0 ? p->words[0] : NULL;
+    o->out = p->word_count > 1 ? p->words[1] : NULL;
+    return QC_OK;
+}
+
+static qc_status place_topic(qc_options *o, qc_error *err)
+{
+    o->help_topic = QC_CMD_HELP;
+    if (!o->model)
+        return QC_OK;
+    const qc_command_row *topic = qc_command_row_named(o->model);
+    if (!topic) {
+        const char *near = near_command(o->model);
+        QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'%s%s%s", o->model,
+                near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+    }
+    o->help_topic = topic->command;
+    o->model = NULL;
+    return QC_OK;
+}
+
+static qc_status merge_rules(const parse *p, qc_options *o, qc_error *err)
+{
+    qc_rule *from_file = NULL;
+    uint32_t file_count = 0;
+    if (p->recipe_path)
+        QC_TRY(qc_rules_file_read(p->arena, p->recipe_path, &from_file, &file_count, err));
+    if (o->to == QC_TO_FP16 || o->to == QC_TO_BF16) {
+        for (uint32_t i = 0; i < file_count; i++)
+            if (from_file[i].quantize)
+                QC_FAIL(err, QC_ERR_USAGE,
+                        "recipe '%s': rules[%u] quantizes, which --to %s does "
+                        "not",
+                        p->recipe_path, i, qc_option_table[QC_OPT_TO].choices[o->to]);
+    }
+    void *mem = NULL;
+    QC_TRY(
+        qc_arena_alloc(p->arena, &mem, (size_t)file_count + p->rule_count, sizeof *o->rules, err));
+    o->rules = mem;
+    o->rule_count = file_count + p->rule_count;
+    if (file_count)
+        memcpy(o->rules, from_file, file_count * sizeof *o->rules);
+    if (p->rule_count)
+        memcpy(o->rules + file_count, p->rules, p->rule_count * sizeof *o->rules);
+    return QC_OK;
+}
+
+qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **argv, qc_error *err)
+{
+    parse p = {.arena = arena};
+    memset(out, 0, sizeof *out);
+    out->arena = arena;
+    out->command = QC_CMD_HELP;
+    out->help_topic = QC_CMD_HELP;
+    QC_TRY(apply_defaults(&p, out, err));
+    QC_TRY(split(&p, argc, argv, err));
+    choose_command(&p, out);
+    if (was_given(&p, QC_OPT_HELP))
+        return QC_OK;
+    for (size_t i = 0; i < p.item_count; i++) {
+        const item *it = &p.items[i];
+        if (!it->row || !it->row->alone)
+            continue;
+        out->command = QC_CMD_HELP;
+        QC_TRY(check_item(it, out->command, err));
+        return apply(&p, out, it->row, it->value, err);
+    }
+    for (size_t i = 0; i < p.item_count; i++)
+        QC_TRY(check_item(&p.items[i], out->command, err));
+    for (size_t i = 0; i < p.item_count; i++)
+        QC_TRY(apply(&p, out, p.items[i].row, p.items[i].value, err));
+    if (out->quiet && out->verbose)
+        QC_FAIL(err, QC_ERR_USAGE, "-q and -v exclude each other");
+    if (out->command == QC_CMD_CONVERT)
+        QC_TRY(check_convert(&p, out, err));
+    QC_TRY(place_words(&p, out, err));
+    if (out->command == QC_CMD_HELP)
+        return place_topic(out, err);
+    return merge_rules(&p, out, err);
+}

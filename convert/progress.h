@@ -1,0 +1,39 @@
+/* Progress of a long command: a bar on a terminal, a plain line now and then elsewhere, nothing
+ * with -q or --progress never.
+ *
+ *   qconv: converting  42% [#########------------]  5.90 of 14.0 GB  812 MB/s  0:10 left
+ *
+ * Workers add bytes; a thread of its own draws about six times a second, so that a worker that is
+ * stuck in a write does not freeze the clock. Lines of qc_console_* go above the bar.
+ * Off a terminal a line is written when another tenth is done, but not within 2 s of the last one,
+ * and at least every 30 s: short jobs stay silent. */
+#ifndef QC_CONVERT_PROGRESS_H
+#define QC_CONVERT_PROGRESS_H
+
+#include "convert/options.h"
+
+typedef struct qc_progress qc_progress;
+
+/* verb: "converting"; a literal. total_bytes 0: not known. */
+QC_NODISCARD qc_status qc_progress_create(qc_progress **out, const qc_options *o, const char *verb,
+                                          uint64_t total_bytes, qc_error *err);
+/* Any thread, any time; NULL is fine. */
+void qc_progress_add(qc_progress *p, uint64_t bytes);
+/* Seconds since it was created. */
+double qc_progress_seconds(const qc_progress *p);
+/* Takes the bar away and frees all; NULL is fine. Call before the last words. */
+void qc_progress_destroy(qc_progress *p);
+
+/* The text of one state, for up to `columns` columns (less where it does not fit); exposed for
+ * tests. rate 0: not known yet. */
+#define QC_PROGRESS_TEXT_BYTES 512
+typedef struct {
+    const char *verb;
+    uint64_t done_bytes, total_bytes;
+    double rate; /* bytes per second of the last few seconds */
+    int bar;     /* 0: a plain line */
+    unsigned columns;
+} qc_progress_state;
+void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s);
+
+#endif

@@ -1,0 +1,164 @@
+#include "convert/report.h"
+
+#include "convert/console.h"
+#include "convert/json_members.h"
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+
+static int is_quantized(qc_scheme s)
+{
+    return s == QC_SCHEME_NF4 || s == QC_SCHEME_INT8_ROWS || s == QC_SCHEME_INT8_BLOCKS;
+}
+
+static double bits_per(uint64_t bytes, uint64_t elems)
+{
+    return elems ? (double)bytes * 8.0 / (double)elems : 0.0;
+}
+
+double qc_report_quantized_bits(const qc_convert_report *r)
+{
+    uint64_t bytes = 0, elems = 0;
+    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
+        if (is_quantized((qc_scheme)s)) {
+            bytes += r->schemes[s].bytes_out;
+            elems += r->schemes[s].elems;
+        }
+    }
+    return bits_per(bytes, elems);
+}
+
+double qc_report_overall_bits(const qc_convert_report *r)
+{
+    uint64_t elems = 0;
+    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++)
+        if (s != QC_SCHEME_ABSORBED)
+            elems += r->schemes[s].elems;
+    return bits_per(r->bytes_out_content, elems);
+}
+
+/* ---- text ---- */
+
+/* Names come from files and command lines. */
+static qc_status add_printable(qc_strbuf *out, const char *s, qc_error *err)
+{
+    size_t before = out->len;
+    QC_TRY(qc_strbuf_adds(out, s, err));
+    qc_console_printable(out->data + before);
+    return QC_OK;
+}
+
+static qc_status add_sizes(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    char in[QC_SIZE_TEXT_BYTES], content[QC_SIZE_TEXT_BYTES], stored[QC_SIZE_TEXT_BYTES];
+    double part = r->bytes_in ? (double)r->bytes_out_content / (double)r->bytes_in * 100.0 : 0.0;
+    QC_TRY(qc_strbuf_addf(out, err, "  size      %s -> %s (%.1f%%)", qc_text_bytes(in, r->bytes_in),
+                          qc_text_bytes(content, r->bytes_out_content), part));
+    if (r->compressed && !r->dry_run)
+        QC_TRY(
+            qc_strbuf_addf(out, err, ", %s on disk", qc_text_bytes(stored, r->bytes_out_stored)));
+    QC_TRY(qc_strbuf_addf(out, err, " in %" PRIu32 " shard%s\n", r->shards,
+                          r->shards == 1 ? "" : "s"));
+    if (qc_report_quantized_bits(r) > 0.0)
+        QC_TRY(qc_strbuf_addf(out, err, "  bits      %.3f per quantized weight, %.3f over all\n",
+                              qc_report_quantized_bits(r), qc_report_overall_bits(r)));
+    return QC_OK;
+}
+
+static qc_status add_schemes(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    unsigned shown = 0;
+    QC_TRY(qc_strbuf_adds(out, "  tensors  ", err));
+    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
+        const qc_report_scheme *scheme = &r->schemes[s];
+        if (scheme->tensors == 0 || s == QC_SCHEME_ABSORBED)
+            continue;
+        QC_TRY(qc_strbuf_addf(out, err, "%s %" PRIu64 " %s", shown++ ? "," : "", scheme->tensors,
+                              qc_scheme_name((qc_scheme)s)));
+    }
+    return qc_strbuf_adds(out, shown ? "\n" : " none\n", err);
+}
+
+qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    char time[QC_SIZE_TEXT_BYTES], rate_in[QC_SIZE_TEXT_BYTES], rate_out[QC_SIZE_TEXT_BYTES];
+    QC_TRY(qc_strbuf_adds(out, r->dry_run ? "dry run: " : "converted ", err));
+    QC_TRY(add_printable(out, r->model, err));
+    if (r->out) {
+        QC_TRY(qc_strbuf_adds(out, " -> ", err));
+        QC_TRY(add_printable(out, r->out, err));
+    }
+    QC_TRY(qc_strbuf_addf(out, err, " as %s\n", r->to));
+    QC_TRY(add_sizes(r, out, err));
+    QC_TRY(add_schemes(r, out, err));
+    if (r->dry_run)
+        return QC_OK;
+    if (r->worst_name) {
+        QC_TRY(qc_strbuf_adds(out, "  worst     ", err));
+        QC_TRY(add_printable(out, r->worst_name, err));
+        QC_TRY(qc_strbuf_addf(out, err, ": relative MSE %.3e, largest error %.3e\n",
+                              r->worst_rel_mse, r->worst_max_err));
+    }
+    return qc_strbuf_addf(out, err, "  time      %s, %s in, %s out, %u thread%s%s%s\n",
+                          qc_text_seconds(time, r->seconds),
+                          qc_text_rate(rate_in, r->bytes_in, r->seconds),
+                          qc_text_rate(rate_out, r->bytes_out_stored, r->seconds), r->threads,
+                          r->threads == 1 ? "" : "s", r->isa ? ", " : "", r->isa ? r->isa : "");
+}
+
+/* ---- JSON ---- */
+
+static void put_schemes(qc_json_writer *w, const qc_convert_report *r)
+{
+    qc_jw_key(w, "schemes");
+    qc_jw_begin_object(w);
+    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
+        const qc_report_scheme *scheme = &r->schemes[s];
+        if (scheme->tensors == 0 || s == QC_SCHEME_ABSORBED)
+            continue;
+        qc_jw_key(w, qc_scheme_name((qc_scheme)s));
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jm_u64(w, "tensors", scheme->tensors);
+        qc_jm_u64(w, "weights", scheme->elems);
+        qc_jm_u64(w, "bytes_in", scheme->bytes_in);
+        qc_jm_u64(w, "bytes_out", scheme->bytes_out);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_object(w);
+}
+
+qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    qc_json_writer w;
+    qc_jw_init(&w, out, err);
+    qc_jw_begin_object(&w);
+    qc_jm_string(&w, "command", "convert");
+    qc_jm_string(&w, "model", r->model);
+    qc_jm_string(&w, "out", r->out);
+    qc_jm_string(&w, "to", r->to);
+    qc_jm_u64(&w, "bytes_in", r->bytes_in);
+    qc_jm_u64(&w, "bytes_out", r->bytes_out_content);
+    qc_jm_u64(&w, "bytes_stored", r->bytes_out_stored);
+    qc_jm_u64(&w, "shards", r->shards);
+    qc_jm_u64(&w, "side_files", r->side_files);
+    qc_jm_double(&w, "bits_per_quantized_weight", qc_report_quantized_bits(r));
+    qc_jm_double(&w, "bits_per_weight", qc_report_overall_bits(r));
+    put_schemes(&w, r);
+    qc_jw_key(&w, "worst");
+    if (r->worst_name) {
+        qc_jw_begin_object(&w);
+        qc_jm_string(&w, "name", r->worst_name);
+        qc_jm_double(&w, "rel_mse", r->worst_rel_mse);
+        qc_jm_double(&w, "max_err", r->worst_max_err);
+        qc_jw_end_object(&w);
+    } else {
+        qc_jw_null(&w);
+    }
+    qc_jm_double(&w, "seconds", r->seconds);
+    qc_jm_u64(&w, "threads", r->threads);
+    qc_jm_string(&w, "isa", r->isa);
+    qc_jw_end_object(&w);
+    QC_TRY(qc_jw_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}

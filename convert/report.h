@@ -1,0 +1,48 @@
+/* The summary at the end of a conversion. The pipeline fills the numbers; this writes them. */
+#ifndef QC_CONVERT_REPORT_H
+#define QC_CONVERT_REPORT_H
+
+#include "base/strbuf.h"
+#include "convert/recipe.h"
+
+#define QC_REPORT_SCHEMES (QC_SCHEME_ABSORBED + 1)
+
+typedef struct {
+    uint64_t tensors;   /* source tensors that were given this scheme */
+    uint64_t elems;     /* their elements (of the logical shape) */
+    uint64_t bytes_in;  /* as read */
+    uint64_t bytes_out; /* as written, with their scales, before compression */
+} qc_report_scheme;
+
+typedef struct {
+    const char *model; /* as given */
+    const char *out;   /* as given; NULL: none */
+    const char *to;    /* "nf4", ... */
+    int dry_run;       /* nothing was written: no time, no error; stored bytes are not known */
+    int compressed;
+    double seconds;             /* from start to the last rename */
+    uint64_t bytes_in;          /* tensor bytes of the source */
+    uint64_t bytes_out_content; /* tensor bytes of the output, before compression */
+    uint64_t bytes_out_stored; /* all shard files on disk; content plus headers if not compressed */
+    uint32_t shards;
+    uint64_t side_files; /* copied: tokenizer, ... */
+    qc_report_scheme schemes[QC_REPORT_SCHEMES];
+    unsigned threads;
+    const char *isa;        /* "avx2", ... */
+    const char *worst_name; /* quantized tensor with the largest rel_mse; NULL: none */
+    double worst_rel_mse;
+    double worst_max_err;
+} qc_convert_report;
+
+/* Bits per weight of what was quantized (codes and scales), 0 if nothing was. */
+double qc_report_quantized_bits(const qc_convert_report *r);
+/* Bits per weight over all tensors, 0 if there are none. */
+double qc_report_overall_bits(const qc_convert_report *r);
+
+/* A few lines for people. */
+QC_NODISCARD qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err);
+/* One JSON object and a new line; docs/cli.md has its members. Not for a dry run, whose plan has a
+ * JSON of its own. */
+QC_NODISCARD qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err);
+
+#endif

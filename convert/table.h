@@ -1,0 +1,35 @@
+/* Plain tables: columns aligned with spaces, no lines. Control characters in cells become '?';
+ * widths count UTF-8 code points. One owner, no threads. */
+#ifndef QC_CONVERT_TABLE_H
+#define QC_CONVERT_TABLE_H
+
+#include "base/arena.h"
+#include "base/strbuf.h"
+
+typedef enum { QC_ALIGN_LEFT, QC_ALIGN_RIGHT } qc_align;
+
+#define QC_TABLE_MAX_COLUMNS 12
+
+typedef struct {
+    qc_arena *arena; /* owns the cells; borrowed */
+    unsigned column_count;
+    const char *titles[QC_TABLE_MAX_COLUMNS];
+    qc_align aligns[QC_TABLE_MAX_COLUMNS];
+    size_t widths[QC_TABLE_MAX_COLUMNS];
+    const char **cells; /* row after row */
+    size_t cell_count, cell_room;
+} qc_table;
+
+void qc_table_init(qc_table *t, qc_arena *arena);
+/* Before the first cell. title: a literal. */
+void qc_table_column(qc_table *t, const char *title, qc_align align);
+/* Cells fill rows from left to right; text is copied. NULL is "-". */
+QC_NODISCARD qc_status qc_table_cell(qc_table *t, const char *text, qc_error *err);
+QC_NODISCARD qc_status qc_table_cellf(qc_table *t, qc_error *err, const char *fmt, ...)
+    QC_PRINTF(3, 4);
+/* Titles, then rows, each indented by `indent` spaces; nothing at the ends of lines. A column in
+ * which every cell is empty is left out; a table without rows is nothing at all. */
+QC_NODISCARD qc_status qc_table_render(const qc_table *t, unsigned indent, qc_strbuf *out,
+                                       qc_error *err);
+
+#endif
