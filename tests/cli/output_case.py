@@ -1,0 +1,112 @@
+"""For tests that look into qconv's outputs: whole folders, seek tables, frames."""
+import hashlib
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+
+from qconv_case import QCONV, QconvCase
+import make_checkpoint as mk
+
+ISAS = ["scalar", "avx2", "avx512"]
+PLAIN = ["--compress", "none"]
+# Names that qconv must never leave behind.
+STAGING = ".qconv-partial"
+
+
+def tree(path):
+    """Relative path -> bytes (None for a folder) of everything below path."""
+    found = {}
+    for folder, dirs, names in os.walk(path):
+        for name in dirs:
+            found[os.path.relpath(os.path.join(folder, name), path)] = None
+        for name in names:
+            full = os.path.join(folder, name)
+            with open(full, "rb") as f:
+                found[os.path.relpath(full, path)] = f.read()
+    return found
+
+
+def tree_digest(path):
+    """As tree(), a digest for the bytes: for outputs that are large."""
+    found = {}
+    for folder, dirs, names in os.walk(path):
+        for name in dirs:
+            found[os.path.relpath(os.path.join(folder, name), path)] = None
+        for name in names:
+            full = os.path.join(folder, name)
+            h = hashlib.blake2b()
+            with open(full, "rb") as f:
+                for block in iter(lambda: f.read(1 << 20), b""):
+                    h.update(block)
+            found[os.path.relpath(full, path)] = h.hexdigest()
+    return found
+
+
+def seek_table(path):
+    """[(stored offset, stored bytes, content bytes)] of a zstd seekable file, and the table's size.
+
+    As the specification of the format has it: a skippable frame at the end, a footer of 9 bytes."""
+    with open(path, "rb") as f:
+        data = f.read()
+    count, descriptor, magic = struct.unpack("<IBI", data[-9:])
+    assert magic == 0x8F92EAB1, hex(magic)
+    entry = 12 if descriptor & 0x80 else 8
+    table = 8 + count * entry + 9
+    head, length = struct.unpack("<II", data[-table:len(data) - table + 8])
+    assert head == 0x184D2A5E and length == table - 8, (hex(head), length, table)
+    frames, at = [], 0
+    for i in range(count):
+        begin = len(data) - table + 8 + i * entry
+        stored, content = struct.unpack("<II", data[begin:begin + 8])
+        frames.append((at, stored, content))
+        at += stored
+    assert at + table == len(data), (at, table, len(data))
+    return frames, table
+
+
+def isa_list():
+    """What of ISAS this machine has."""
+    have = []
+    for isa in ISAS:
+        with tempfile.TemporaryDirectory() as d:
+            mk.write_checkpoint(d + "/m", {"a.weight": ("F32", [2, 2], bytes(16))})
+            r = subprocess.run([QCONV, "-q", "--to", "bf16", d + "/m", d + "/o"],
+                               env=dict(os.environ, QCONV_ISA=isa), stderr=subprocess.PIPE)
+            if r.returncode == 0:
+                have.append(isa)
+            elif r.returncode != 5:
+                raise AssertionError((isa, r.returncode, r.stderr))
+    return have
+
+
+class OutputCase(QconvCase):
+    """Outputs are synced, so the folder lies in memory where there is such a place."""
+
+    def setUp(self):
+        base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        self.dir = tempfile.mkdtemp(prefix="qconv-cli-", dir=base)
+        self.addCleanup(shutil.rmtree, self.dir)
+
+    def model(self, tensors, config=None, name="m", **more):
+        config = {"model_type": "llama"} if config is None else config
+        mk.write_checkpoint(self.path(name), tensors, config=config, **more)
+        return self.path(name)
+
+    def convert(self, *args, **more):
+        """qconv -q ARGS; returns the output, plain, as name -> (dtype, shape, bytes)."""
+        self.ok("-q", *PLAIN, *args, **more)
+        return mk.read_checkpoint(self.path(args[-1]))
+
+    def assert_same(self, a, b, note=None):
+        """Two folders hold the same files with the same bytes."""
+        one, two = tree(self.path(a)), tree(self.path(b))
+        self.assertEqual(sorted(one), sorted(two), note)
+        for name in one:
+            self.assertTrue(one[name] == two[name], (note, "differs", name))
+
+    def assert_nothing(self, out):
+        """A run that failed left nothing of an OUT that was not there before."""
+        self.assertFalse(os.path.lexists(self.path(out)),
+                         os.path.isdir(self.path(out)) and sorted(tree(self.path(out))))

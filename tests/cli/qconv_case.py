@@ -1,0 +1,59 @@
+"""Base of the command-line tests: runs the program that $QCONV names in a folder of its own."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+sys.path.insert(0, os.path.dirname(HERE))
+QCONV = os.environ.get("QCONV", os.path.join(ROOT, "build", "qconv"))
+
+
+class QconvCase(unittest.TestCase):
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="qconv-cli-")
+        self.addCleanup(shutil.rmtree, self.dir)
+
+    def path(self, *names):
+        return os.path.join(self.dir, *names)
+
+    def write(self, name, text):
+        with open(self.path(name), "w", encoding="utf-8") as f:
+            f.write(text)
+        return self.path(name)
+
+    def run_qconv(self, *args, env=None, stdout=subprocess.PIPE, timeout=60):
+        full = dict(os.environ)
+        full.pop("NO_COLOR", None)
+        full.update(env or {})
+        return subprocess.run([QCONV] + list(args), stdout=stdout, stderr=subprocess.PIPE,
+                              stdin=subprocess.DEVNULL, cwd=self.dir, env=full, timeout=timeout)
+
+    def ok(self, *args, **more):
+        """Exit 0; returns standard output as text."""
+        r = self.run_qconv(*args, **more)
+        self.assertEqual(r.returncode, 0, (args, r.stderr))
+        return r.stdout.decode()
+
+    def fails(self, code, *args, has=(), **more):
+        """Exit `code`, nothing on stdout, one line on stderr that holds every text in `has`."""
+        r = self.run_qconv(*args, **more)
+        line = r.stderr.decode()
+        self.assertEqual(r.returncode, code, (args, line))
+        self.assertEqual(r.stdout, b"", args)
+        self.assertTrue(line.startswith("qconv: "), (args, line))
+        self.assertTrue(line.endswith("\n"), (args, line))
+        self.assertEqual(line.count("\n"), 1, (args, line))
+        for text in [has] if isinstance(has, str) else has:
+            self.assertIn(text, line, args)
+        return line
+
+    def usage(self, *args, has=(), command="convert", **more):
+        """A usage error: exit 2 and the way to --help at the end."""
+        line = self.fails(2, *args, has=has, **more)
+        hint = "try 'qconv %s--help'" % (command + " " if command else "")
+        self.assertTrue(line.endswith("; " + hint + "\n"), (args, line))
+        return line

@@ -1,0 +1,85 @@
+"""Peak memory while checkpoints of gigabytes go through: below 512 MiB, whatever the command.
+
+Values are a hole in a sparse file, or random ones if $BENCH_CHECKPOINT names the program that writes
+such a checkpoint."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+from output_case import OutputCase, PLAIN
+from qconv_case import QCONV
+import make_checkpoint as mk
+
+LIMIT_BYTES = 512 << 20
+MAKER = os.environ.get("BENCH_CHECKPOINT", "")
+
+
+class Memory(OutputCase):
+    def setUp(self):
+        # On a disk: what lies in memory-backed folders is memory too, though not the program's.
+        self.dir = tempfile.mkdtemp(prefix="qconv-memory-")
+        self.addCleanup(shutil.rmtree, self.dir)
+
+    def measured(self, *args):
+        begin = time.monotonic()
+        p = subprocess.Popen([QCONV, "-q", *args], cwd=self.dir, stderr=subprocess.PIPE)
+        text = p.stderr.read()
+        p.stderr.close()
+        _, status, usage = os.wait4(p.pid, 0)
+        p.returncode = os.waitstatus_to_exitcode(status)
+        self.assertEqual(p.returncode, 0, text)
+        peak = usage.ru_maxrss * 1024
+        print("%s: %.0f MiB, %.1f s" % (" ".join(args), peak / (1 << 20), time.monotonic() - begin),
+              file=sys.stderr)
+        self.assertLess(peak, LIMIT_BYTES, args)
+
+    def all_commands(self, *more):
+        self.measured("--to", "nf4", *more, "m", "z")
+        self.measured("verify", *more, "z")
+        self.measured("unpack", *more, "z", "u")
+        self.measured("verify", *more, "u")
+        shutil.rmtree(self.path("u"))
+        self.measured("--to", "bf16", *more, "z", "b")
+        shutil.rmtree(self.path("b"))
+        shutil.rmtree(self.path("z"))
+        self.measured("--to", "int8", *PLAIN, *more, "m", "p")
+        self.measured("verify", *more, "p")
+        shutil.rmtree(self.path("p"))
+
+    def test_many_layers(self):
+        layer = "model.layers.%d."
+        t = {"model.embed_tokens.weight": ("BF16", [128256, 2048], None)}
+        for i in range(16):
+            for name, shape in [("self_attn.q_proj", [2048, 2048]), ("mlp.up_proj", [8192, 2048]),
+                                ("mlp.gate_proj", [8192, 2048]), ("mlp.down_proj", [2048, 8192])]:
+                t[layer % i + name + ".weight"] = ("BF16", shape, None)
+        self.model(t, shard_bytes=10 ** 9)
+        self.all_commands()
+        self.all_commands("--threads", "8")
+
+    def test_one_huge_weight(self):
+        """Its scales are what grows: 1.2 thousand million weights."""
+        self.model({"model.layers.0.self_attn.q_proj.weight": ("BF16", [98304, 12288], None)})
+        self.all_commands()
+
+    def test_a_full_shard_of_int8_blocks(self):
+        """All codes of a shard lie before the state of its first weight."""
+        self.model({"model.layers.%d.mlp.up_proj.weight" % i: ("BF16", [8192, 16384], None)
+                    for i in range(32)})
+        for more in ([], ["--no-double-quant"]):
+            self.measured("--to", "int8", "--block-size", "32", "--force", *more, "m", "z")
+
+    def test_random_values(self):
+        if not os.path.exists(MAKER):
+            self.skipTest("BENCH_CHECKPOINT names no program")
+        subprocess.run([MAKER, "--layers", "5", self.path("m")], check=True,
+                       stdout=subprocess.DEVNULL)
+        self.all_commands()
+
+
+if __name__ == "__main__":
+    unittest.main()

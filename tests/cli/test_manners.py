@@ -1,0 +1,183 @@
+"""Streams, exit codes, progress and interruption of the commands that work."""
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+from qconv_case import QCONV, QconvCase
+import make_checkpoint as mk
+
+
+class Manners(QconvCase):
+    def setUp(self):
+        super().setUp()
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=2, scale=64, seed=1)
+
+    def test_summary(self):
+        text = self.ok("--to", "nf4", "m", "o")
+        lines = text.split("\n")
+        self.assertEqual(lines[0], "converted m -> o as nf4")
+        for word in ["size", "bits", "tensors", "worst", "time"]:
+            self.assertRegex(text, r"(?m)^  %s +\S" % word)
+        self.assertRegex(text, r"\d\.\d\d s, [\d.]+ .B/s in, [\d.]+ .B/s out")
+
+    def test_quiet_is_silent(self):
+        for args in [["-q", "--to", "nf4", "m", "o"], ["verify", "-q", "o"],
+                     ["unpack", "-q", "o", "p"]]:
+            r = self.run_qconv(*args)
+            self.assertEqual((r.returncode, r.stdout, r.stderr), (0, b"", b""), args)
+
+    def test_verbose(self):
+        quantized = 14
+        for flag, lines in [("-v", 1), ("-vv", 1 + quantized)]:
+            r = self.run_qconv(flag, "--to", "nf4", "m", "o")
+            self.assertEqual((r.returncode, r.stderr.count(b"\n")), (0, lines), r.stderr)
+            self.assertRegex(r.stderr, rb"\Aqconv: \d+ tensors become \d+ in 1 shards; model type "
+                                       rb"llama; threads \d+, code path \w+\n")
+        self.assertRegex(r.stderr, rb"\nqconv: model\.\S+: nf4, relative MSE \S+, largest error ")
+        for args in [["verify", "-v", "o"], ["unpack", "-v", "o", "p"]]:
+            r = self.run_qconv(*args)
+            self.assertEqual((r.returncode, r.stderr.count(b"\n")), (0, 1), r.stderr)
+        r = self.run_qconv("inspect", "-v", "none")
+        self.assertRegex(r.stderr, rb" \[\w+\.c:\d+\]\n\Z")
+
+    def test_quiet_json_speaks(self):
+        for args in [["-q", "--json", "--to", "int8", "m", "o"], ["verify", "-q", "--json", "o"],
+                     ["unpack", "-q", "--json", "o", "p"], ["inspect", "-q", "--json", "p"],
+                     ["-q", "--json", "--dry-run", "--to", "nf4", "m"]]:
+            r = self.run_qconv(*args)
+            self.assertEqual((r.returncode, r.stderr), (0, b""), args)
+            self.assertIsInstance(json.loads(r.stdout), dict, args)
+
+    def test_nothing_on_stderr_of_a_short_run(self):
+        r = self.run_qconv("--to", "nf4", "m", "o")
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+
+    def test_report_agrees_with_inspect(self):
+        for to, more in [("nf4", []), ("nf4", ["--no-double-quant", "--block-size", "128"]),
+                         ("int8", []), ("int8", ["--block-size", "64"]), ("bf16", []),
+                         ("nf4", ["--compress", "none", "--rest", "fp16"])]:
+            report = json.loads(self.ok("--json", "--to", to, *more, "m", "o"))
+            seen = json.loads(self.ok("inspect", "--json", "o"))
+            total = seen["totals"]
+            self.assertEqual(total["tensor_bytes"], report["bytes_out"])
+            self.assertEqual(total["file_bytes"], report["bytes_stored"])
+            self.assertEqual(len(seen["files"]), report["shards"])
+            self.assertAlmostEqual(total["bits_per_weight"], report["bits_per_weight"])
+            self.assertEqual(seen["manifest"]["to"], to)
+            for name in ["nf4", "int8", "int8-block"]:
+                if name in report["schemes"]:
+                    self.assertEqual(total["by_scheme"][name]["weights"],
+                                     report["schemes"][name]["weights"])
+                    self.assertEqual(total["by_scheme"][name]["bytes"],
+                                     report["schemes"][name]["bytes_out"])
+            worst = [t for t in seen["tensors"] if "rel_mse" in t]
+            if to in ("nf4", "int8"):
+                self.assertEqual(max(t["rel_mse"] for t in worst), report["worst"]["rel_mse"])
+            else:
+                self.assertEqual((worst, report["worst"]), ([], None))
+
+    def test_inspect_of_an_output(self):
+        self.ok("--to", "nf4", "--keep", "*.v_proj.*", "m", "o")
+        text = self.ok("inspect", "o")
+        self.assertIn("o: qconv output, model type llama\n", text)
+        self.assertRegex(text, r"(?m)^  made by   qconv [\d.]+, --to nf4, block size 64, double "
+                               r"quantization, zstd level 1$")
+        self.assertIn("  rule      keep *.v_proj.*\n", text)
+        self.assertRegex(text, r"q_proj\.weight .* nf4 b64 dq +\d\.\d{3}e-\d\d +\d\.\d{3}e-\d\d\n")
+        self.assertRegex(text, r"v_proj\.weight +BF16 .* linear\n")
+
+    def test_damage_is_exit_4(self):
+        self.ok("--to", "nf4", "m", "o")
+        shard = [f for f in os.listdir(self.path("o")) if f.endswith(".zst")][0]
+        with open(self.path("o", shard), "r+b") as f:
+            f.seek(os.path.getsize(f.name) // 2)
+            byte = f.read(1)
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([byte[0] ^ 1]))
+        r = self.run_qconv("verify", "o")
+        self.assertEqual(r.returncode, 4)
+        self.assertEqual(r.stderr.count(b"\n"), 1)
+        r = self.run_qconv("verify", "--json", "o")
+        self.assertEqual(r.returncode, 4)
+        self.assertFalse(json.loads(r.stdout)["ok"])
+        self.assertEqual(self.run_qconv("unpack", "o", "p").returncode, 4)
+
+    def test_foreign_directory_needs_force(self):
+        os.mkdir(self.path("o"))
+        self.write("o/notes.txt", "mine\n")
+        self.usage("--to", "nf4", "m", "o", has="--force")
+        self.usage("--to", "nf4", "m", "m", has="source")
+        self.ok("--to", "nf4", "--force", "m", "o")
+        with open(self.path("o", "notes.txt")) as f:
+            self.assertEqual(f.read(), "mine\n")
+
+    def test_dry_run_writes_nothing(self):
+        before = sorted(os.listdir(self.dir))
+        text = self.ok("--to", "nf4", "--dry-run", "m", "o")
+        self.assertIn("dry run: m -> o as nf4\n", text)
+        self.assertIn("dry run: m as nf4\n", self.ok("--to", "nf4", "--dry-run", "m"))
+        self.assertEqual(sorted(os.listdir(self.dir)), before)
+
+    def test_bar_on_a_terminal(self):
+        try:
+            import pty
+        except ImportError:
+            self.skipTest("no pty")
+        for args, wanted in [([], True), (["--progress", "never"], False), (["-q"], False)]:
+            master, slave = pty.openpty()
+            p = subprocess.Popen([QCONV, "--to", "nf4", "--threads", "1", *args, "m", "o"],
+                                 cwd=self.dir, stderr=slave, stdout=subprocess.DEVNULL,
+                                 env=dict(os.environ, TERM="xterm"))
+            self.assertEqual(p.wait(timeout=60), 0)
+            os.close(slave)
+            text = b""
+            while True:
+                try:
+                    piece = os.read(master, 65536)
+                except OSError:
+                    break
+                if not piece:
+                    break
+                text += piece
+            os.close(master)
+            self.assertEqual(b"converting" in text, wanted, (args, text))
+            self.assertEqual(text.endswith(b"\r\x1b[K"), wanted, (args, text))
+
+
+class Interrupted(QconvCase):
+    """A model of holes, large enough to be caught at work."""
+
+    def start(self, *more):
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=8)
+        return subprocess.Popen([QCONV, "--to", "nf4", "--threads", "1", *more, "m", "o"],
+                                cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def working(self, p):
+        deadline = time.monotonic() + 30
+        while not os.path.isdir(self.path("o")):
+            self.assertIsNone(p.poll())
+            self.assertLess(time.monotonic(), deadline)
+            time.sleep(0.01)
+        time.sleep(0.1)
+
+    def test_signals(self):
+        for number in [signal.SIGINT, signal.SIGTERM]:
+            p = self.start()
+            self.working(p)
+            p.send_signal(number)
+            out, err = p.communicate(timeout=30)
+            self.assertEqual((p.returncode, out, err), (130, b"", b"qconv: interrupted\n"))
+            self.assertFalse(os.path.exists(self.path("o")))
+
+    def test_ignored_signals_stay_ignored(self):
+        os.makedirs(self.path("m"))
+        p = subprocess.run(["sh", "-c", "trap '' INT; exec '%s' --version" % QCONV],
+                           stdout=subprocess.PIPE)
+        self.assertEqual(p.returncode, 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,363 @@
+"""The numbers in an output, against a second implementation in plain Python; odd shapes; what is
+refused because of a value."""
+import json
+import os
+import random
+import struct
+import unittest
+
+from output_case import OutputCase, PLAIN
+import make_checkpoint as mk
+import numbers_oracle as oracle
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+FLOATS = ["F64", "F32", "F16", "BF16"]
+SHAPES = [[1, 1], [1, 7], [7, 1], [3, 5], [13, 17], [31, 37], [64, 64], [2, 129]]
+OTHER = "model.layers.1.self_attn.q_proj.weight"
+STATE = ".quant_state.bitsandbytes__nf4"
+NAN = struct.unpack("<f", b"\0\0\xc0\x7f")[0]
+INF = float("inf")
+
+
+def weights(dtype, shape, seed):
+    """Random, and harder than random: zeros, a block of zeros, outliers."""
+    rng = random.Random(seed)
+    values = [rng.gauss(0, 0.02) for _ in range(mk.numel(shape))]
+    for i in range(0, len(values), 11):
+        values[i] = rng.choice([0.0, -0.0, 1.0, -3.5, 2.0 ** -20])
+    if len(values) > 300:
+        values[64:192] = [0.0] * 128
+    return (dtype, shape, mk.encode(dtype, values))
+
+
+class Quantized(OutputCase):
+    """One weight, one form: every byte of its tensors."""
+
+    def one(self, tensor, *form):
+        self.model({Q: tensor})
+        return self.convert(*form, "m", "o")
+
+    def check_blocks(self, tensor, out, size, nested, quantize, state_name, kind):
+        dtype, shape, body = tensor
+        want, scales = quantize(oracle.floats(dtype, body), size)
+        self.assertEqual(out[Q][2], want)
+        if nested:
+            self.assertEqual(out[Q + ".absmax"][:2], ("U8", [len(scales)]))
+            state = oracle.state_of(out[Q + state_name])
+            table = mk.decode("F32", out[Q + ".nested_quant_map"][2])
+            scales = oracle.check_nested(
+                self, scales, out[Q + ".absmax"][2],
+                mk.decode("F32", out[Q + ".nested_absmax"][2]), state["nested_offset"], table)
+            self.assertEqual(state["nested_blocksize"], 256)
+            self.assertEqual(state["nested_dtype"], "float32")
+        else:
+            self.assertEqual(out[Q + ".absmax"],
+                             ("F32", [len(scales)], mk.encode("F32", scales)))
+            state = oracle.state_of(out[Q + state_name])
+            self.assertNotIn("nested_offset", state)
+        names = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+        self.assertEqual({k: state[k] for k in ("quant_type", "blocksize", "dtype", "shape")},
+                         {"quant_type": kind, "blocksize": size, "dtype": names[dtype],
+                          "shape": shape})
+        return scales
+
+    def test_nf4(self):
+        for i, shape in enumerate(SHAPES + [[160, 130]]):
+            tensor = weights(FLOATS[i % 4], shape, i)
+            size = [64, 32, 4096][i % 3] if i < len(SHAPES) else 64
+            nested = i % 2 == 0
+            more = ["--block-size", str(size)] + ([] if nested else ["--no-double-quant"])
+            out = self.one(tensor, "--to", "nf4", *more)
+            self.assertEqual(out[Q][:2], ("U8", [-(-mk.numel(shape) // 2), 1]))
+            self.assertEqual(out[Q + ".quant_map"],
+                             ("F32", [16], mk.encode("F32", oracle.NF4_CODE)))
+            scales = self.check_blocks(tensor, out, size, nested, oracle.nf4, STATE, "nf4")
+            for to, dtype in [("bf16", "BF16"), ("fp16", "F16")]:
+                back = self.convert("--to", to, "o", "back")
+                values = oracle.nf4_values(out[Q][2], scales, size, mk.numel(shape), dtype)
+                self.assertEqual(back, {Q: (dtype, shape, mk.encode(dtype, values))}, (shape, to))
+
+    def test_every_source_dtype(self):
+        for dtype in FLOATS:
+            for form in [["--to", "nf4"], ["--to", "int8"]]:
+                tensor = weights(dtype, [9, 70], 5)
+                out = self.one(tensor, *form)
+                values = oracle.floats(dtype, tensor[2])
+                want = (oracle.nf4(values, 64) if form[1] == "nf4" else
+                        oracle.int8_rows(values, 70))[0]
+                self.assertEqual(out[Q][2], want, (dtype, form))
+
+    def test_int8_rows(self):
+        for i, shape in enumerate(SHAPES):
+            tensor = weights(FLOATS[i % 4], shape, 20 + i)
+            out = self.one(tensor, "--to", "int8")
+            codes, scb = oracle.int8_rows(oracle.floats(tensor[0], tensor[2]), shape[1])
+            name = Q[:-len("weight")]
+            self.assertEqual(out, {Q: ("I8", shape, codes),
+                                   name + "SCB": ("F32", shape[:1], mk.encode("F32", scb)),
+                                   name + "weight_format": ("U8", [], b"\0")}, shape)
+            back = self.convert("--to", "bf16", "o", "back")
+            values = oracle.int8_row_values(struct.unpack("%db" % len(codes), codes), scb,
+                                            shape[1], "BF16")
+            self.assertEqual(back, {Q: ("BF16", shape, mk.encode("BF16", values))}, shape)
+
+    def test_int8_blocks(self):
+        for i, shape in enumerate(SHAPES):
+            tensor = weights(FLOATS[i % 4], shape, 40 + i)
+            nested = i % 2 == 1
+            more = [] if nested else ["--no-double-quant"]
+            out = self.one(tensor, "--to", "int8", "--block-size", "32", *more)
+            self.assertEqual(out[Q][:2], ("I8", shape))
+            scales = self.check_blocks(tensor, out, 32, nested, oracle.int8_blocks,
+                                       ".quant_state.qconv__int8", "int8")
+            back = self.convert("--to", "fp16", "o", "back")
+            codes = struct.unpack("%db" % mk.numel(shape), out[Q][2])
+            values = oracle.int8_block_values(codes, scales, 32, "F16")
+            self.assertEqual(back, {Q: ("F16", shape, mk.encode("F16", values))}, shape)
+
+    def test_two_groups_of_scales(self):
+        """More than 256 blocks, so that a second group of double quantization begins."""
+        tensor = weights("F32", [130, 70], 60)
+        out = self.one(tensor, "--to", "nf4", "--block-size", "32")
+        self.assertEqual(len(out[Q + ".nested_absmax"][2]), 8)
+        self.check_blocks(tensor, out, 32, True, oracle.nf4, STATE, "nf4")
+
+    def test_manifest_errors(self):
+        """rel_mse and max_err of the manifest are those of the written codes."""
+        tensor = weights("F32", [20, 100], 61)
+        values = oracle.floats("F32", tensor[2])
+        for form, size in [(["--to", "nf4"], 64), (["--to", "int8"], 0)]:
+            out = self.one(tensor, *form)
+            if size:
+                scales = self.check_blocks(tensor, out, 64, True, oracle.nf4, STATE, "nf4")
+                got = oracle.nf4_values(out[Q][2], scales, 64, 2000, "F32")
+            else:
+                scb = mk.decode("F32", out[Q[:-6] + "SCB"][2])
+                got = oracle.int8_row_values(mk.decode("I8", out[Q][2]), scb, 100, "F32")
+            errors = [abs(a - b) for a, b in zip(values, got)]
+            with open(self.path("o", "qconv.json")) as f:
+                row = [t for t in json.load(f)["tensors"] if t["name"] == Q][0]
+            mse = sum(e * e for e in errors) / sum(x * x for x in values)
+            self.assertAlmostEqual(row["rel_mse"], mse, delta=0.01 * mse)
+            self.assertAlmostEqual(row["max_err"], max(errors), delta=1e-6 * max(errors))
+            self.assertAlmostEqual(errors[row["max_err_index"]], max(errors),
+                                   delta=1e-6 * max(errors))
+
+
+class Inputs(OutputCase):
+    def test_bitsandbytes_nf4(self):
+        """A checkpoint as bitsandbytes writes it, made by the oracle, back to bf16."""
+        table = [oracle.f32(x) for x in oracle.dynamic_map()]
+        for nested in (True, False):
+            shape = [24, 96]
+            values = oracle.floats("BF16", weights("BF16", shape, 70)[2])
+            stored, want = oracle.bnb_nf4(Q, shape, values, 64, table, nested)
+            stored["model.norm.weight"] = norm = ("BF16", [4], b"\x80\x3f" * 4)
+            self.model(stored, config={"model_type": "llama", "quantization_config": {
+                "quant_method": "bitsandbytes", "load_in_4bit": True}})
+            out = self.convert("--to", "bf16", "m", "o")
+            self.assertEqual(out, {Q: ("BF16", shape, mk.encode("BF16", want)),
+                                   "model.norm.weight": norm})
+            with open(self.path("o", "config.json")) as f:
+                self.assertEqual(json.load(f), {"model_type": "llama"})
+
+    def test_bitsandbytes_int8(self):
+        shape = [12, 40]
+        codes, scb = oracle.int8_rows(oracle.floats("F16", weights("F16", shape, 71)[2]), 40)
+        self.model({Q: ("I8", shape, codes), Q[:-6] + "SCB": ("F32", [12], mk.encode("F32", scb)),
+                    Q[:-6] + "weight_format": ("U8", [], b"\0")},
+                   config={"model_type": "llama", "quantization_config": {
+                       "quant_method": "bitsandbytes", "load_in_8bit": True}})
+        values = oracle.int8_row_values(mk.decode("I8", codes), scb, 40, "F16")
+        self.assertEqual(self.convert("--to", "fp16", "m", "o"),
+                         {Q: ("F16", shape, mk.encode("F16", values))})
+
+    def test_compressed_output_as_input(self):
+        """--to bf16 of a .zst output is --to bf16 of its plain twin."""
+        self.model({Q: weights("F32", [50, 70], 72), "model.norm.weight": weights("F32", [70], 1)})
+        for form in [["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"]]:
+            self.ok("-q", *form, "m", "z")
+            self.ok("-q", *form, *PLAIN, "m", "p")
+            a, b = self.convert("--to", "bf16", "z", "za"), self.convert("--to", "bf16", "p", "pa")
+            self.assertEqual(a, b, form)
+            self.assertEqual(a[Q][0], "BF16")
+            # Quantizing what is quantized already is refused, in words.
+            self.fails(3, "--to", "nf4", "z", "zz", has="quantized")
+            self.assert_nothing("zz")
+
+    def test_passthrough_is_bit_exact(self):
+        """What is not a weight keeps its bits, whatever its dtype, NaN included."""
+        rng = random.Random(73)
+        t = {Q: weights("F32", [8, 8], 2)}
+        for i, dtype in enumerate(mk.DTYPES):
+            shape = [[6, 4], [2, 3, 4], [64]][i % 3]
+            t["buffers.x%d" % i] = (dtype, shape, rng.randbytes(mk.tensor_bytes(dtype, shape)))
+        t["model.norm.weight"] = ("F32", [3], struct.pack("<3I", 0x7FC00001, 0xFF800000, 1))
+        self.model(t)
+        for form in [["--to", "nf4"], ["--to", "int8"]]:
+            out = self.convert(*form, "m", "o")
+            for name in t:
+                if name != Q:
+                    self.assertEqual(out[name], t[name], (form, name))
+
+    def test_empty_and_scalar(self):
+        t = {Q: weights("F32", [8, 8], 3),
+             "model.layers.1.self_attn.q_proj.weight": ("BF16", [0, 64], b""),
+             "model.layers.1.self_attn.k_proj.weight": ("BF16", [64, 0], b""),
+             "model.embed_tokens.weight": ("F16", [0], b""),
+             "a.scalar": ("F32", [], struct.pack("<f", 1.5)), "a.count": ("I64", [], bytes(8))}
+        self.model(t)
+        for form in [["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "32"],
+                     ["--to", "bf16"]]:
+            self.ok("-q", *form, "m", "z")
+            self.ok("verify", "z")
+            out = self.convert(*form, "m", "o")
+            for name in t:
+                if mk.numel(t[name][1]) == 0 or name == "a.count":
+                    self.assertEqual(out[name][1:], t[name][1:], (form, name))
+            self.assertEqual(out["a.scalar"][1], [])
+            self.ok("-q", "--to", "bf16", "z", "back")
+
+    def test_unaligned_data(self):
+        """A header whose length is no multiple of 8: data at odd addresses."""
+        body = weights("F32", [16, 33], 74)[2]
+        self.model({"x": ("U8", [1], b"x")})
+        for pad in range(1, 8):
+            head = json.dumps({"x": {"dtype": "U8", "shape": [3], "data_offsets": [0, 3]},
+                               Q: {"dtype": "F32", "shape": [16, 33],
+                                   "data_offsets": [3, 3 + len(body)]}}).encode() + b" " * pad
+            with open(self.path("m", "model.safetensors"), "wb") as f:
+                f.write(struct.pack("<Q", len(head)) + head + b"abc" + body)
+            out = self.convert("--to", "nf4", "m", "o")
+            self.assertEqual(out[Q][2], oracle.nf4(oracle.floats("F32", body), 64)[0])
+            self.assertEqual(out["x"][2], b"abc")
+
+    def test_conv1d_is_transposed(self):
+        """GPT-2 stores [in, out]; written is [out, in], quantized along the rows of that."""
+        name = "h.0.attn.c_attn.weight"
+        for i, (rows, cols) in enumerate([(24, 72), (5, 3), (1, 9), (200, 600)]):
+            dtype = FLOATS[i]
+            tensor = weights(dtype, [rows, cols], 80 + i)
+            self.model({name: tensor, "wte.weight": weights("F32", [4, 4], 9)},
+                       config={"model_type": "gpt2"})
+            v = oracle.floats(dtype, tensor[2])
+            turned = [v[r * cols + c] for c in range(cols) for r in range(rows)]
+            out = self.convert("--to", "nf4", "m", "o")
+            self.assertEqual(out[name][2], oracle.nf4(turned, 64)[0])
+            self.assertEqual(oracle.state_of(out[name + STATE])["shape"], [cols, rows])
+            out = self.convert("--to", "int8", "m", "o")
+            codes, scb = oracle.int8_rows(turned, rows)
+            self.assertEqual(out[name], ("I8", [cols, rows], codes))
+            self.assertEqual(out[name[:-6] + "SCB"][2], mk.encode("F32", scb))
+
+    def test_casts(self):
+        for dtype in FLOATS:
+            t = {"model.norm.weight": weights(dtype, [333], 90), Q: weights(dtype, [9, 9], 91)}
+            self.model(t)
+            for to, out_dtype in [("bf16", "BF16"), ("fp16", "F16")]:
+                out = self.convert("--to", to, "m", "o")
+                for name, (_, shape, body) in t.items():
+                    # A double goes to half a float at once; to bfloat16 through a float.
+                    want = mk.encode(out_dtype, mk.decode(dtype, body))
+                    self.assertEqual(out[name], (out_dtype, shape, want), (dtype, to, name))
+
+
+class Refused(OutputCase):
+    """A value that has no code: the tensor, the place, the way out; and nothing is left."""
+
+    def with_value(self, value, row, col, shape=(70, 130), dtype="F32", name=Q):
+        body = bytearray(weights(dtype, list(shape), 100)[2])
+        each = mk.BITS[dtype] // 8
+        at = (row * shape[1] + col) * each
+        body[at:at + each] = mk.encode(dtype, [value])
+        return {name: (dtype, list(shape), bytes(body)), OTHER: weights("F32", [4, 4], 1)}
+
+    def test_nonfinite(self):
+        for i, value in enumerate([NAN, INF, -INF]):
+            for dtype in ["F32", "BF16", "F16", "F64"]:
+                row, col = [(0, 0), (69, 129), (33, 77)][i]
+                t = self.with_value(value, row, col, dtype=dtype)
+                self.model(t)
+                for form in [["--to", "nf4"], ["--to", "int8"],
+                             ["--to", "int8", "--block-size", "64"]]:
+                    self.fails(3, *form, "m", "o", has=[
+                        Q, "row %d, column %d " % (row, col), "--keep '%s'" % Q])
+                    self.assert_nothing("o")
+            out = self.convert("--to", "nf4", "--keep", Q, "m", "o")
+            self.assertEqual(out[Q], t[Q])
+            self.assertIn(OTHER + ".absmax", out)
+            os.rename(self.path("o"), self.path("o%d" % i))
+
+    def test_first_one_is_named(self):
+        """With several threads too, in whichever frame it lies."""
+        t = self.with_value(NAN, 5, 6)
+        body = bytearray(t[Q][2])
+        body[(60 * 130 + 3) * 4:(60 * 130 + 4) * 4] = mk.encode("F32", [INF])
+        t[Q] = ("F32", [70, 130], bytes(body))
+        self.model(t)
+        self.fails(3, "--to", "nf4", "--threads", "3", "m", "o", has="row 5, column 6 ")
+
+    def test_place_in_a_transposed_weight(self):
+        """Rows and columns as they lie in the file."""
+        name = "h.0.mlp.c_fc.weight"
+        for row, col in [(0, 129), (69, 0), (12, 34)]:
+            self.model(self.with_value(NAN, row, col, name=name), config={"model_type": "gpt2"})
+            for form in [["--to", "nf4"], ["--to", "int8"]]:
+                self.fails(3, *form, "m", "o", has=[name, "row %d, column %d " % (row, col)])
+                self.assert_nothing("o")
+
+    def test_old_output_survives(self):
+        """An OUT that was whole before stays so."""
+        self.model({Q: weights("F32", [70, 130], 1)})
+        self.ok("-q", "--to", "nf4", "m", "o")
+        self.model(self.with_value(INF, 1, 2))
+        self.fails(3, "--to", "nf4", "m", "o", has="row 1, column 2 ")
+        self.ok("verify", "-q", "o")
+        self.assertNotIn(".qconv-partial", os.listdir(self.path("o")))
+
+    def test_rest_overflow(self):
+        t = self.with_value(0.5, 0, 0)
+        t["model.norm.weight"] = ("F32", [5], struct.pack("<5f", 1, 2, 65519.0, 65520.0, 3))
+        self.model(t)
+        self.fails(3, "--to", "nf4", "--rest", "fp16", "m", "o",
+                   has=["model.norm.weight", "element 3 ", "--rest bf16"])
+        self.assert_nothing("o")
+        self.fails(3, "--to", "fp16", "m", "o", has=["model.norm.weight", "element 3 ", "--keep"])
+        self.assert_nothing("o")
+        # What the messages advise does help.
+        self.ok("-q", "--to", "nf4", "--rest", "bf16", "m", "o")
+        out = self.convert("--to", "fp16", "--keep", "model.norm.weight", "m", "o")
+        self.assertEqual(out["model.norm.weight"], t["model.norm.weight"])
+
+    def test_rest_keeps_nan(self):
+        """A cast is no quantizer: NaN and infinity have a form in every float type."""
+        t = {Q: weights("F32", [4, 4], 1),
+             "model.norm.weight": ("F32", [3], struct.pack("<3f", NAN, INF, -INF))}
+        self.model(t)
+        out = self.convert("--to", "nf4", "--rest", "bf16", "m", "o")
+        a, b, c = mk.decode("BF16", out["model.norm.weight"][2])
+        self.assertTrue(a != a and b == INF and c == -INF)
+
+    def test_int8_through_float16(self):
+        self.model(self.with_value(65520.0, 3, 4))
+        self.fails(3, "--to", "int8", "m", "o", has=[Q, "row 3, column 4 ", "float16", "--keep"])
+        self.assert_nothing("o")
+        self.model(self.with_value(65519.0, 3, 4))
+        self.ok("-q", "--to", "int8", "m", "o")
+        self.model(self.with_value(65520.0, 3, 4))
+        self.ok("-q", "--to", "int8", "--block-size", "64", "m", "o")
+        self.ok("-q", "--to", "nf4", "m", "o")
+        # bfloat16 has room for it, float16 not.
+        self.ok("-q", "--to", "bf16", "o", "b")
+        self.fails(3, "--to", "fp16", "o", "h", has=[Q, "--to bf16"])
+        self.assert_nothing("h")
+
+    def test_f64_beyond_float(self):
+        self.model(self.with_value(1e300, 7, 8, dtype="F64"))
+        for form in [["--to", "nf4"], ["--to", "int8"]]:
+            self.fails(3, *form, "m", "o", has=[Q, "row 7, column 8 "])
+            self.assert_nothing("o")
+
+
+if __name__ == "__main__":
+    unittest.main()

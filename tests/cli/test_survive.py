@@ -1,0 +1,327 @@
+"""Interruption, sudden death, a full disk, folders that cannot be read or written."""
+import os
+import random
+import shutil
+import signal
+import stat
+import subprocess
+import time
+import unittest
+
+from output_case import OutputCase, PLAIN, STAGING, tree, tree_digest
+from qconv_case import QCONV
+import make_checkpoint as mk
+
+Q = "model.layers.%d.self_attn.q_proj.weight"
+NOBODY = 65534
+
+
+class Slow(OutputCase):
+    """A model that takes a while: a hole of 150 MB, one thread."""
+
+    COUNT = 9
+
+    def setUp(self):
+        super().setUp()
+        self.model({Q % i: ("BF16", [2048, 4096], None) for i in range(self.COUNT)},
+                   shard_bytes=40 << 20)
+        self.write("m/tokenizer.json", "{}")
+
+    def start(self, *args):
+        return subprocess.Popen([QCONV, "-q", *args], cwd=self.dir, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def started(self, *args):
+        """The same, and it listens to signals by now (or is done already)."""
+        p = self.start(*args)
+        if not os.path.exists("/proc/self/status"):
+            time.sleep(0.3)
+        while os.path.exists("/proc/self/status"):
+            try:
+                with open("/proc/%d/status" % p.pid) as f:
+                    lines = dict(line.split(":", 1) for line in f)
+            except OSError:
+                break
+            if lines["State"].strip()[0] == "Z" or int(lines["SigCgt"], 16) & 1 << (
+                    signal.SIGINT - 1):
+                break
+        return p
+
+    def seconds(self, *args):
+        begin = time.monotonic()
+        self.ok("-q", *args)
+        return time.monotonic() - begin
+
+    def moments(self, seed, count, whole):
+        rng = random.Random(seed)
+        return [whole * (i + rng.random()) / count for i in range(count)]
+
+
+class Interrupted(Slow):
+    def check(self, args, out, count):
+        """SIGINT and SIGTERM at many moments: 130 and nothing there, or done and all there."""
+        whole = self.seconds(*args)
+        want = tree_digest(self.path(out))
+        shutil.rmtree(self.path(out))
+        stopped = 0
+        for i, moment in enumerate(self.moments(1, count, whole)):
+            p = self.started(*args)
+            time.sleep(moment)
+            p.send_signal([signal.SIGINT, signal.SIGTERM][i % 2])
+            begin = time.monotonic()
+            stdout, stderr = p.communicate(timeout=60)
+            self.assertEqual(stdout, b"")
+            if p.returncode == 0:
+                self.assertEqual(tree_digest(self.path(out)), want)
+                shutil.rmtree(self.path(out))
+                continue
+            stopped += 1
+            self.assertEqual((p.returncode, stderr), (130, b"qconv: interrupted\n"))
+            self.assertLess(time.monotonic() - begin, 20)
+            self.assert_nothing(out)
+        self.assertGreater(stopped, 0)
+        self.ok("-q", *args)
+        self.assertEqual(tree_digest(self.path(out)), want)
+
+    def test_convert(self):
+        self.check(["--to", "int8", "--threads", "2", "m", "o"], "o", 8)
+
+    def test_convert_plain(self):
+        self.check(["--to", "nf4", *PLAIN, "--threads", "1", "m", "o"], "o", 5)
+
+    def test_unpack(self):
+        self.ok("-q", "--to", "int8", "m", "o")
+        self.check(["unpack", "o", "u"], "u", 5)
+
+    def test_verify_leaves_no_trace(self):
+        self.ok("-q", "--to", "int8", "m", "o")
+        before = tree_digest(self.path("o"))
+        for moment in (0.03, 0.06, 0.1, 0.2):
+            p = self.started("verify", "o")
+            time.sleep(moment)
+            p.send_signal(signal.SIGINT)
+            p.communicate(timeout=60)
+            self.assertIn(p.returncode, (0, 130))
+        self.assertEqual(tree_digest(self.path("o")), before)
+
+    def test_old_output_stays(self):
+        """Interrupted while it makes a replacement: the old one is whole."""
+        self.ok("-q", "--to", "nf4", "m", "o")
+        before = tree_digest(self.path("o"))
+        for moment in (0.1, 0.2):
+            p = self.started("--to", "int8", "--threads", "1", "m", "o")
+            time.sleep(moment)
+            p.send_signal(signal.SIGINT)
+            p.communicate(timeout=60)
+            self.assertIn(p.returncode, (0, 130))
+            if p.returncode == 0:
+                break  # too fast
+            self.assertEqual(tree_digest(self.path("o")), before)
+
+    def test_ignored_signal_stays_ignored(self):
+        """As nohup and a shell's background jobs have it."""
+        p = subprocess.Popen(["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", QCONV, "-q", "--to",
+                              "int8", "m", "o"], cwd=self.dir)
+        time.sleep(0.15)
+        p.send_signal(signal.SIGINT)
+        p.send_signal(signal.SIGHUP)
+        self.assertEqual(p.wait(timeout=60), 0)
+        self.ok("-q", "verify", "o")
+
+
+class Killed(Slow):
+    COUNT = 6
+
+    def check(self, args, out, count, seed):
+        whole = self.seconds(*args)
+        want = tree_digest(self.path(out))
+        shutil.rmtree(self.path(out))
+        killed = 0
+        for moment in self.moments(seed, count, whole):
+            p = self.start(*args)
+            time.sleep(moment)
+            p.kill()
+            p.communicate(timeout=60)
+            killed += p.returncode == -signal.SIGKILL
+            if p.returncode == -signal.SIGKILL and os.path.isdir(self.path(out)):
+                # Whole, or nothing that passes for whole.
+                self.assertIn(self.run_qconv("verify", "-q", out).returncode, (0, 3))
+            # Every other time onto what is left of two.
+            if random.Random(moment).random() < 0.5:
+                self.ok("-q", *args)
+                self.assertEqual(tree_digest(self.path(out)), want)
+                shutil.rmtree(self.path(out))
+        self.assertGreater(killed, 0)
+        self.ok("-q", *args)
+        self.assertEqual(tree_digest(self.path(out)), want)
+
+    def test_convert(self):
+        self.check(["--to", "nf4", "--max-shard-size", "10MB", "m", "o"], "o", 8, 3)
+
+    def test_unpack(self):
+        self.ok("-q", "--to", "int8", "m", "o")
+        self.check(["unpack", "o", "u"], "u", 5, 4)
+
+    def test_while_files_move(self):
+        """The moment that no clock hits: some files are in place, the manifest is not."""
+        self.model({Q % i: ("BF16", [64, 64], None) for i in range(6)}, shard_bytes=9000, name="n")
+        for name in ["a.txt", "sub/b.txt", "z.txt"]:
+            os.makedirs(os.path.dirname(self.path("n", name)), exist_ok=True)
+            self.write("n/" + name, name)
+        args = ["--to", "int8", "--max-shard-size", "5000", "n", "o"]
+        self.ok("-q", *args)
+        want = tree(self.path("o"))
+        other = ["--to", "nf4", "m", "o"]
+        shutil.rmtree(self.path("o"))
+        self.ok("-q", *other)
+        want_other = tree(self.path("o"))
+        names = sorted(n for n, body in want.items() if body is not None and n != "qconv.json")
+        for moved in range(len(names) + 1):
+            for command, result in ((args, want), (other, want_other)):
+                shutil.rmtree(self.path("o"))
+                for i, name in enumerate(names + ["qconv.json"]):
+                    full = self.path("o", *([] if i < moved else [STAGING]), name)
+                    os.makedirs(os.path.dirname(full), exist_ok=True)
+                    with open(full, "wb") as f:
+                        f.write(want[name])
+                self.write("o/%s/lock" % STAGING, "")
+                self.fails(3, "verify", "o", has="qconv.json")
+                self.ok("-q", "--dry-run", "--json", *command)
+                self.ok("-q", *command)
+                self.assertEqual(tree(self.path("o")), result, (moved, command))
+
+
+class Full(OutputCase):
+    """No room: how many bytes are missing, and nothing left."""
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(5)
+        self.model({Q % i: ("BF16", [512, 512], mk.random_bytes("BF16", [512, 512], rng))
+                    for i in range(4)})
+        self.write("m/tokenizer.json", "{}")
+
+    def full_disk(self, limit):
+        """A file system of `limit` bytes, or a skip."""
+        where = self.path("disk")
+        os.mkdir(where)
+        r = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=%d" % limit, "none", where],
+                           stderr=subprocess.PIPE)
+        if r.returncode:
+            self.skipTest("no file system can be mounted here")
+        self.addCleanup(subprocess.run, ["umount", where], check=True)
+
+    def test_full_disk(self):
+        self.full_disk(256 << 10)
+        for form in [["--to", "int8"], ["--to", "nf4", *PLAIN], ["--to", "int8", *PLAIN],
+                     ["--to", "nf4", "--max-shard-size", "100KB"]]:
+            for threads in ("1", "3"):
+                self.fails(1, *form, "--threads", threads, "m", "disk/o", has="bytes")
+                self.assert_nothing("disk/o")
+                self.assertEqual(os.listdir(self.path("disk")), [])
+        self.ok("-q", "--to", "int8", "m", "o")
+        self.fails(1, "unpack", "o", "disk/u", has="bytes")
+        self.assertEqual(os.listdir(self.path("disk")), [])
+
+    def test_full_disk_at_every_size(self):
+        """From no room at all to enough."""
+        self.ok("-q", "--to", "nf4", "m", "o")
+        need = sum(len(b) for b in tree(self.path("o")).values())
+        self.full_disk(4096)
+        done = 0
+        for room in [0, 8192, 16384] + list(range(0, need + (256 << 10), 65536))[1:]:
+            subprocess.run(["mount", "-o", "remount,size=%d" % max(room, 4096),
+                            self.path("disk")], check=True)
+            r = self.run_qconv("-q", "--to", "nf4", "m", "disk/o")
+            self.assertIn(r.returncode, (0, 1), r.stderr)
+            if r.returncode == 0:
+                done += 1
+                self.assert_same("o", "disk/o")
+                shutil.rmtree(self.path("disk", "o"))
+            else:
+                self.assertIn(b"bytes" if room > 16384 else b"", r.stderr)
+            self.assertEqual(os.listdir(self.path("disk")), [], room)
+        self.assertGreater(done, 0)
+
+    def test_file_size_limit(self):
+        """ulimit -f: the limit is in blocks of 512 bytes (sh) or of 1024 (bash)."""
+        for form in [["--to", "int8"], ["--to", "nf4", *PLAIN], ["unpack"]]:
+            self.ok("-q", "--to", "int8", "m", "whole")
+            words = ["whole", "o"] if form == ["unpack"] else ["m", "o"]
+            r = subprocess.run(["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", QCONV, "-q"] + form
+                               + words, cwd=self.dir, stderr=subprocess.PIPE)
+            self.assertEqual(r.returncode, 1, r.stderr)
+            self.assertRegex(r.stderr, rb"^qconv: .*\d+ .*bytes.*\n$")
+            self.assert_nothing("o")
+
+    def test_old_output_stays(self):
+        self.full_disk(1 << 20)
+        self.ok("-q", "--to", "nf4", "m", "disk/o")
+        before = tree(self.path("disk", "o"))
+        self.fails(1, "--to", "int8", "m", "disk/o", has="bytes")
+        self.assertEqual(tree(self.path("disk", "o")), before)
+
+
+class Forbidden(OutputCase):
+    """As somebody who is not root."""
+
+    def setUp(self):
+        super().setUp()
+        self.model({Q % 0: ("F32", [8, 8], bytes(256))})
+        os.chmod(self.dir, 0o777)
+        self.who = {"user": NOBODY} if os.geteuid() == 0 else {}
+        if self.who and subprocess.run([QCONV, "--version"], stdout=subprocess.DEVNULL,
+                                       **self.who).returncode:
+            self.skipTest("another user cannot run the program")
+
+    def as_nobody(self, *args):
+        r = subprocess.run([QCONV, *args], cwd=self.dir, stdout=subprocess.PIPE,
+                           stderr=subprocess.PIPE, **self.who)
+        self.assertTrue(r.stderr.startswith(b"qconv: ") or r.returncode == 0, r.stderr)
+        self.assertLessEqual(r.stderr.count(b"\n"), 1)
+        return r.returncode, r.stderr.decode()
+
+    def test_works_at_all(self):
+        self.assertEqual(self.as_nobody("-q", "--to", "nf4", "m", "o"), (0, ""))
+
+    def test_read_only_parent(self):
+        os.mkdir(self.path("ro"))
+        os.chmod(self.path("ro"), stat.S_IRUSR | stat.S_IXUSR | stat.S_IROTH | stat.S_IXOTH)
+        code, text = self.as_nobody("--to", "nf4", "m", "ro/o")
+        self.assertEqual(code, 1, text)
+        self.assertIn("ro/o", text)
+        self.assertIn("denied", text)
+        self.assertEqual(os.listdir(self.path("ro")), [])
+        os.mkdir(self.path("ro2"))
+        os.chmod(self.path("ro2"), 0o555)
+        code, text = self.as_nobody("--to", "nf4", "m", "ro2")
+        self.assertEqual(code, 1, text)
+        self.assertEqual(os.listdir(self.path("ro2")), [])
+
+    def test_unreadable_source(self):
+        for name in ["model.safetensors", "config.json"]:
+            os.chmod(self.path("m", name), 0)
+            code, text = self.as_nobody("--to", "nf4", "m", "o")
+            self.assertEqual(code, 1, text)
+            self.assertIn(name, text)
+            self.assertIn("denied", text)
+            self.assert_nothing("o")
+            os.chmod(self.path("m", name), 0o644)
+        self.write("m/tokenizer.json", "{}")
+        os.chmod(self.path("m", "tokenizer.json"), 0)
+        code, text = self.as_nobody("--to", "nf4", "m", "o")
+        self.assertEqual((code, "tokenizer.json" in text), (1, True), text)
+        self.assert_nothing("o")
+
+    def test_unreadable_output(self):
+        self.ok("-q", "--to", "nf4", "m", "o")
+        for name in os.listdir(self.path("o")):
+            os.chmod(self.path("o", name), 0)
+            code, text = self.as_nobody("verify", "o")
+            self.assertEqual(code, 1, text)
+            self.assertIn(name, text)
+            os.chmod(self.path("o", name), 0o644)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,367 @@
+"""Every option, every way to get one wrong, help and version."""
+import os
+import re
+import subprocess
+import unittest
+
+from qconv_case import QCONV, QconvCase
+
+COMMANDS = ["convert", "inspect", "verify", "unpack"]
+
+
+class Help(QconvCase):
+    def test_no_arguments(self):
+        r = self.run_qconv()
+        self.assertEqual(r.returncode, 2)
+        self.assertEqual(r.stdout, b"")
+        self.assertIn(b"Usage:", r.stderr)
+        self.assertEqual(r.stderr.decode(), self.ok("--help"))
+
+    def test_overview_names_every_command(self):
+        text = self.ok("--help")
+        for c in COMMANDS + ["help"]:
+            self.assertRegex(text, r"(?m)^  %s  +\w" % c)
+        self.assertEqual(self.ok("help"), text)
+        self.assertEqual(self.ok("-h"), text)
+
+    def test_help_of_commands(self):
+        for c in COMMANDS:
+            text = self.ok(c, "--help")
+            self.assertTrue(text.startswith("Usage: qconv "), c)
+            self.assertEqual(self.ok("help", c), text)
+            self.assertEqual(self.ok(c, "-h", "a", "b", "c", "d"), text)
+            for line in text.splitlines():
+                self.assertLessEqual(len(line), 80, line)
+                self.assertEqual(line, line.rstrip())
+
+    def test_help_of_the_command_that_is_left_out(self):
+        self.assertEqual(self.ok("--to", "nf4", "--help"), self.ok("convert", "--help"))
+
+    def test_later_commands_do_not_exist(self):
+        text = self.ok("--help") + "".join(self.ok(c, "--help") for c in COMMANDS)
+        for word in ["--vram", "--device", "hardware", "bench", "validate", "eval", "plan"]:
+            self.assertNotRegex(text, r"(?<![\w-])%s\b" % word)
+
+    def test_version(self):
+        self.assertRegex(self.ok("--version"), r"\Aqconv \d+\.\d+\.\d+\n\Z")
+        self.assertEqual(self.ok("verify", "--version"), self.ok("--version"))
+
+    def test_help_unknown_command(self):
+        self.usage("help", "verfiy", has=["unknown command 'verfiy'", "did you mean verify?"],
+                   command="")
+        self.usage("help", "zzzzzz", has="unknown command 'zzzzzz'", command="")
+        self.usage("help", "verify", "x", has="one argument too many: 'x'", command="")
+
+
+class Wrong(QconvCase):
+    def test_to(self):
+        self.usage("m", "o", has=["--to is missing", "nf4, int8, fp16 or bf16"])
+        self.usage("convert", "m", "o", has="--to is missing")
+        self.usage("--to", "nf5", "m", "o", has="--to: expected nf4, int8, fp16 or bf16, got 'nf5'")
+        self.usage("--to", "NF4", "m", "o", has="got 'NF4'")
+        self.usage("--to=", "m", "o", has="got ''")
+        self.usage("--to", has="--to needs a value: nf4, int8, fp16 or bf16")
+        self.usage("--to", "--force", "m", "o", has="--to needs a value")
+
+    def test_places(self):
+        self.usage("--to", "nf4", has="MODEL is missing")
+        self.usage("--to", "nf4", "m", has="OUT is missing")
+        self.usage("--to", "nf4", "--dry-run", has="MODEL is missing")
+        self.usage("--to", "nf4", "m", "o", "x", has="one argument too many: 'x'")
+        self.usage("--to", "nf4", "", "o", has="MODEL is empty")
+        self.usage("--to", "nf4", "m", "", has="OUT is empty")
+        for c, n in [("inspect", 1), ("verify", 1), ("unpack", 2)]:
+            self.usage(c, has="is missing", command=c)
+            self.usage(c, *["x"] * (n + 1), has="one argument too many", command=c)
+
+    def test_unknown_options(self):
+        self.usage("--blok-size", "64", has=["'--blok-size'", "did you mean --block-size?"])
+        self.usage("--block", "64", has="did you mean --block-size?")
+        self.usage("--block_size=64", has=["'--block_size'", "did you mean --block-size?"])
+        self.usage("--quite", has="did you mean --quiet?")
+        self.usage("-to", "nf4", has="did you mean --to?")
+        self.usage("--zzz", has="unknown option '--zzz'")
+        self.usage("-z", has="unknown option '-z'")
+        self.usage("-qz", has="unknown option '-qz'")
+        self.usage("verify", "--blok-size", "1", "o", has="unknown", command="verify")
+        self.assertNotIn("mean", self.fails(2, "verify", "--blok-size", "1", "o"))
+        self.assertNotIn("--man?", self.fails(2, "--mann"))
+
+    def test_abbreviations_are_refused(self):
+        for short in ["--t", "--dry", "--keep-non", "--comp", "--h", "--verb"]:
+            self.usage(short, "x", "m", "o", has="unknown option '%s'" % short)
+
+    def test_unknown_command(self):
+        self.usage("verfy", "o", has=["unknown command 'verfy'", "did you mean verify?"])
+        self.usage("unpak", "o", "d", has="did you mean unpack?")
+
+    def test_options_of_other_commands(self):
+        for c in ["inspect", "verify", "unpack"]:
+            for o in [["--to", "nf4"], ["--block-size", "64"], ["--dry-run"], ["--keep", "x"]]:
+                self.usage(c, *o, "o", has="%s is no option of 'qconv %s'" % (o[0], c), command=c)
+        self.usage("verify", "--force", "o", has="--force is no option", command="verify")
+        self.usage("inspect", "--threads", "2", "o", has="--threads is no option",
+                   command="inspect")
+
+    def test_switches_take_no_value(self):
+        for o in ["force", "dry-run", "json", "quiet", "verbose", "no-double-quant"]:
+            self.usage("--%s=1" % o, "--to", "nf4", "m", "o", has="--%s takes no value" % o)
+
+    def test_missing_values(self):
+        for o in ["block-size", "compress", "max-shard-size", "keep", "quantize", "recipe",
+                  "threads", "rest", "compute-dtype", "progress"]:
+            self.usage("--to", "nf4", "m", "o", "--" + o, has="--%s needs a value" % o)
+
+    def test_numbers(self):
+        for v in ["0", "31", "33", "48", "8192", "-64", "64x", "", " 64", "0x40", "1e2",
+                  "18446744073709551616", "99999999999999999999999"]:
+            self.usage("--to", "nf4", "--block-size=" + v, "m", "o",
+                       has=["--block-size", "32 to 4096", "got '%s'" % v])
+        for v in ["0", "1025", "-1", "two", ""]:
+            self.usage("--to", "nf4", "--threads=" + v, "m", "o", has=["--threads", "1 to 1024"])
+
+    def test_choices(self):
+        for o in ["rest", "compute-dtype", "progress"]:
+            self.usage("--to", "nf4", "--%s=zz" % o, "m", "o", has=["--%s: expected" % o, "got 'zz'"])
+
+    def test_compress(self):
+        for v in ["gzip", "zstd:", "zstd:0", "zstd:20", "zstd:x", "zstd=3", "none:1", "", "ZSTD"]:
+            self.usage("--to", "nf4", "--compress=" + v, "m", "o", has="--compress")
+
+    def test_sizes(self):
+        for v in ["", "GB", "5XB", "5 GB", "-1", "1.GB", ".5GB", "5GBB", "5iB", "1.5", "5Gib/s",
+                  "1.1234567GB", "99999999999TB", "99999999999999999999999"]:
+            self.usage("--to", "nf4", "--max-shard-size=" + v, "m", "o", has="--max-shard-size")
+        self.usage("--to", "nf4", "--max-shard-size", "0", "m", "o", has="at least 1 byte")
+
+    def test_combinations(self):
+        for to in ["fp16", "bf16"]:
+            for o in [["--block-size", "64"], ["--no-double-quant"],
+                      ["--compute-dtype", "float16"], ["--quantize", "*"]]:
+                self.usage("--to", to, *o, "m", "o", has=[o[0], "--to " + to])
+        self.usage("--to", "int8", "--no-double-quant", "m", "o",
+                   has=["--no-double-quant", "--block-size"])
+        self.usage("-q", "-v", "--to", "nf4", "m", "o", has="exclude each other")
+        self.usage("verify", "-qv", "o", has="exclude each other", command="verify")
+        self.usage("--to", "nf4", "--keep", "", "m", "o", has="the glob is empty")
+        self.usage("--to", "nf4", "--quantize=", "m", "o", has="the glob is empty")
+        self.usage("--to", "nf4", "--recipe=", "m", "o", has="--recipe: the path is empty")
+
+    def test_hidden(self):
+        self.usage("--completion", "tcsh", has="bash, zsh or fish", command="")
+        self.usage("--completion", has="--completion needs a value: bash, zsh or fish",
+                   command="")
+
+    def test_control_characters_of_arguments_are_harmless(self):
+        line = self.usage("--to", "a\nb\033[31m", "m", "o")
+        self.assertNotIn("\033", line)
+
+    def test_very_long_arguments(self):
+        self.usage("--to", "x" * 100000, "m", "o")
+        self.usage("--" + "y" * 100000)
+
+
+class Recipe(QconvCase):
+    def bad(self, text, has):
+        self.write("r.json", text)
+        line = self.fails(3, "--to", "nf4", "--recipe", "r.json", "m", "o",
+                          has=["recipe 'r.json'"] + list(has))
+        self.assertNotIn("--help", line)
+
+    def test_bad_recipes(self):
+        self.bad("", [])
+        self.bad("{", [])
+        self.bad("[]", ["array"])
+        self.bad("{}", ["rules is missing"])
+        self.bad('{"rules": {}}', ["not an array"])
+        self.bad('{"rules": [], "extra": 1}', ["unknown member 'extra'"])
+        self.bad('{"Rules": []}', ["unknown member 'Rules'"])
+        self.bad('{"rules": ["x"]}', ["rules[0] is", "keep"])
+        self.bad('{"rules": [{}]}', ["rules[0] must have exactly one member"])
+        self.bad('{"rules": [{"keep": "a", "quantize": "b"}]}', ["rules[0] must have exactly one"])
+        self.bad('{"rules": [{"keep": "a"}, {"drop": "b"}]}', ["rules[1]", "'drop'"])
+        self.bad('{"rules": [{"keep": 1}]}', ["keep"])
+        self.bad('{"rules": [{"keep": ""}]}', ["rules[0]: the glob is empty"])
+        self.bad('{"rules": [{"keep": "a"}]} x', [])
+        self.bad('{"rules": [], "rules": []}', [])
+        self.bad('{"rules": [%s]}' % ",".join(['{"keep":"a"}'] * 10001), ["more than 10000"])
+
+    def test_missing_recipe(self):
+        self.fails(1, "--to", "nf4", "--recipe", "none.json", "m", "o", has="none.json")
+
+    def test_recipe_that_quantizes_with_a_cast(self):
+        self.write("r.json", '{"rules": [{"keep": "a"}, {"quantize": "b"}]}')
+        self.usage("--to", "bf16", "--recipe", "r.json", "m", "o", has=["rules[1]", "--to bf16"])
+
+
+class Accepted(QconvCase):
+    """A command line that parses gets as far as the model, which is not there."""
+
+    def parses(self, *args, code=(1, 3)):
+        r = self.run_qconv(*args)
+        self.assertIn(r.returncode, code, (args, r.stderr))
+        self.assertNotIn(b"--help", r.stderr)
+
+    def test_values(self):
+        for n in [32, 64, 128, 256, 512, 1024, 2048, 4096]:
+            self.parses("--to", "nf4", "--block-size", str(n), "no-such-model", "o")
+            self.parses("--to", "int8", "--block-size=%d" % n, "--no-double-quant",
+                        "no-such-model", "o")
+        for to in ["nf4", "int8", "fp16", "bf16"]:
+            self.parses("--to", to, "no-such-model", "o")
+            self.parses("convert", "--to=" + to, "no-such-model", "o")
+            self.parses("no-such-model", "o", "--to", to)
+            self.parses("--rest", "bf16", "--keep", "x", "--to", to, "no-such-model", "o")
+        for o in [["--rest", r] for r in ["keep", "bf16", "fp16"]] + \
+                 [["--compute-dtype", d] for d in ["bfloat16", "float16", "float32"]] + \
+                 [["--compress", c] for c in ["none", "zstd", "zstd:1", "zstd:19"]] + \
+                 [["--max-shard-size", s] for s in ["1", "5GB", "512MiB", "1.5gb", "5G", "4096",
+                                                    "2TiB", "100kb", "7b"]] + \
+                 [["--threads", t] for t in ["1", "1024"]] + \
+                 [["--progress", p] for p in ["auto", "always", "never"]] + \
+                 [["--keep", "*.x", "--quantize", "a*", "--keep=--odd"], ["--no-double-quant"],
+                  ["--dry-run"], ["--force"], ["--json"], ["-q"], ["-v"],
+                  ["-vv"], ["-v", "-v"], ["--quiet"], ["--verbose"]]:
+            self.parses("--to", "nf4", *o, "no-such-model", "o")
+
+    def test_dry_run_needs_no_out(self):
+        self.parses("--to", "nf4", "--dry-run", "no-such-model")
+
+    def test_double_dash(self):
+        self.parses("--to", "nf4", "--", "--no-such-model", "-o")
+        self.parses("--to", "nf4", "--", "verify", "o")
+        self.usage("--to", "nf4", "--", "m", "o", "--force", has="one argument too many: '--force'")
+
+    def test_last_one_counts(self):
+        self.usage("--to", "nf4", "--to", "bf16", "--block-size", "64", "m", "o", has="--to bf16")
+
+    def test_recipe(self):
+        self.write("r.json", '{"rules": [{"keep": "a*"}, {"quantize": "b?"}]}')
+        self.parses("--to", "nf4", "--recipe", "r.json", "no-such-model", "o")
+        self.write("r.json", '{"rules": []}')
+        self.parses("--to", "bf16", "--recipe=r.json", "no-such-model", "o")
+
+
+class Output(QconvCase):
+    def test_closed_pipe_is_no_error(self):
+        read, write = os.pipe()
+        os.close(read)
+        try:
+            r = self.run_qconv("--man", stdout=write)
+        finally:
+            os.close(write)
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+
+    @unittest.skipUnless(os.path.exists("/dev/full"), "needs a full device")
+    def test_full_device(self):
+        with open("/dev/full", "w") as full:
+            r = self.run_qconv("--help", stdout=full)
+        self.assertEqual(r.returncode, 1)
+        self.assertRegex(r.stderr.decode(), r"\Aqconv: standard output: [^\n]+\n\Z")
+
+    def test_colour_only_on_terminals(self):
+        try:
+            import pty
+        except ImportError:
+            self.skipTest("no pty")
+        for env, colour in [({"TERM": "xterm"}, True), ({"TERM": "dumb"}, False),
+                            ({"TERM": "xterm", "NO_COLOR": "1"}, False),
+                            ({"TERM": "xterm", "NO_COLOR": ""}, True)]:
+            master, slave = pty.openpty()
+            full = dict(os.environ)
+            full.pop("NO_COLOR", None)
+            full.update(env)
+            p = subprocess.Popen([QCONV, "--zzz"], stderr=slave, stdout=subprocess.DEVNULL,
+                                 env=full)
+            p.wait(timeout=30)
+            os.close(slave)
+            text = os.read(master, 4096)
+            os.close(master)
+            self.assertEqual(b"\033[" in text, colour, (env, text))
+
+
+class Generated(QconvCase):
+    def test_man_page_lists_every_option(self):
+        man = self.ok("--man").replace("\\-", "-")
+        for c in COMMANDS:
+            for option in re.findall(r"--[a-z-]+", self.ok(c, "--help")):
+                self.assertIn("\\fB" + option, man)
+        for hidden in ["--man", "--completion"]:
+            self.assertIn("\\fB" + hidden, man)
+
+    def test_man_page_is_well_formed(self):
+        self.write("qconv.1", self.ok("--man"))
+        try:
+            r = subprocess.run(["groff", "-man", "-ww", "-z", "-Tutf8", self.path("qconv.1")],
+                               stderr=subprocess.PIPE)
+        except FileNotFoundError:
+            self.skipTest("no groff")
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+
+    def checked_by(self, shell, *command):
+        script = self.write("qconv." + shell, self.ok("--completion", shell))
+        try:
+            r = subprocess.run(list(command) + [script], stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT)
+        except FileNotFoundError:
+            self.skipTest("no " + command[0])
+        self.assertEqual((r.returncode, r.stdout), (0, b""))
+
+    def test_bash_syntax(self):
+        self.checked_by("bash", "bash", "-n")
+
+    def test_bash_shellcheck(self):
+        self.checked_by("bash", "shellcheck")
+
+    def test_zsh_syntax(self):
+        self.checked_by("zsh", "zsh", "-n")
+
+    def test_fish_syntax(self):
+        self.checked_by("fish", "fish", "-n")
+
+    def complete_bash(self, *words):
+        self.write("c.bash", self.ok("--completion", "bash"))
+        script = ('source ./c.bash; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _qconv; '
+                  'printf "%s\\n" "${COMPREPLY[@]}"')
+        r = subprocess.run(["bash", "-c", script, "bash"] + list(words), cwd=self.dir,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, check=True)
+        self.assertEqual(r.stderr, b"")
+        return sorted(r.stdout.decode().split())
+
+    def test_fish_completes(self):
+        self.write("c.fish", self.ok("--completion", "fish"))
+        for line, wanted in [("qconv --to ", ["bf16", "fp16", "int8", "nf4"]),
+                             ("qconv ver", ["verify"]),
+                             ("qconv verify --th", ["--threads"]),
+                             ("qconv verify --bl", []),
+                             ("qconv --bl", ["--block-size"])]:
+            try:
+                r = subprocess.run(["fish", "--no-config", "-c",
+                                    "source c.fish; complete -C '%s'" % line], cwd=self.dir,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            except FileNotFoundError:
+                self.skipTest("no fish")
+            found = sorted(row.split("\t")[0] for row in r.stdout.decode().splitlines())
+            self.assertEqual((found, r.stderr), (wanted, b""), line)
+
+    def test_bash_completes(self):
+        os.mkdir(self.path("model"))
+        os.mkdir(self.path("vault"))
+        self.assertEqual(self.complete_bash("qconv", "--to", ""), ["bf16", "fp16", "int8", "nf4"])
+        self.assertEqual(self.complete_bash("qconv", "--to", "=", ""),
+                         ["bf16", "fp16", "int8", "nf4"])
+        self.assertEqual(self.complete_bash("qconv", "--to", "=", "n"), ["nf4"])
+        self.assertEqual(self.complete_bash("qconv", "--to", "="),
+                         ["bf16", "fp16", "int8", "nf4"])
+        self.assertEqual(self.complete_bash("qconv", "v"), ["vault", "verify"])
+        self.assertEqual(self.complete_bash("qconv", "verify", "v"), ["vault"])
+        self.assertEqual(self.complete_bash("qconv", "help", "un"), ["unpack"])
+        self.assertEqual(self.complete_bash("qconv", "verify", "--th"), ["--threads"])
+        self.assertEqual(self.complete_bash("qconv", "verify", "--bl"), [])
+        self.assertEqual(self.complete_bash("qconv", "--bl"), ["--block-size"])
+        self.assertEqual(self.complete_bash("qconv", "--keep", "m"), [])
+        self.assertEqual(self.complete_bash("qconv", "--recipe", "mod"), ["model"])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,287 @@
+"""qconv verify from outside: damage of all kinds is exit 4 and is named; what is whole is exit 0.
+(unit_verify_flips.c flips and cuts every byte of a small output.)"""
+import json
+import os
+import random
+import shutil
+import struct
+import unittest
+
+from output_case import OutputCase, PLAIN, seek_table, tree
+import make_checkpoint as mk
+
+L = "model.layers.%d."
+
+
+def model(seed):
+    rng = random.Random(seed)
+    t = {"model.embed_tokens.weight": ("BF16", [64, 96])}
+    for i in range(4):
+        for name, shape in [("self_attn.q_proj", [96, 96]), ("self_attn.v_proj", [96, 96]),
+                            ("mlp.up_proj", [160, 96])]:
+            t[L % i + name + ".weight"] = ("BF16", shape)
+        t[L % i + "input_layernorm.weight"] = ("BF16", [96])
+    return {n: (d, s, mk.random_bytes(d, s, rng)) for n, (d, s) in t.items()}
+
+
+class Verify(OutputCase):
+    FORMS = [["--to", "nf4", "--max-shard-size", "20KB"],
+             ["--to", "int8", "--max-shard-size", "45KB", *PLAIN],
+             ["--to", "int8", "--block-size", "64", "--max-shard-size", "45KB"]]
+
+    def setUp(self):
+        super().setUp()
+        self.model(model(1))
+        self.write("m/tokenizer.json", "{}" * 50)
+
+    def outputs(self):
+        """An output of each form, at o."""
+        for form in self.FORMS:
+            self.ok("-q", *form, "m", "o")
+            yield form
+            self.ok("-q", "verify", "o")
+            shutil.rmtree(self.path("o"))
+
+    def damaged(self, *has):
+        """verify says exit 4 in one line that names what is in `has`; the JSON agrees."""
+        line = self.fails(4, "verify", "-q", "o", has=has)
+        r = self.run_qconv("verify", "-q", "--json", "o")
+        self.assertEqual(r.returncode, 4)
+        if "qconv.json" not in line:
+            answer = json.loads(r.stdout)
+            self.assertFalse(answer["ok"])
+            self.assertGreater(answer["problems"], 0)
+            for text in has:
+                self.assertIn(text, answer["first_problem"]["what"] + " " +
+                              answer["first_problem"]["why"])
+        return line
+
+    def shards(self):
+        return sorted(n for n in os.listdir(self.path("o")) if ".safetensors" in n and
+                      not n.endswith(".index.json"))
+
+    def manifest(self):
+        with open(self.path("o", "qconv.json")) as f:
+            return json.load(f)
+
+    def test_whole(self):
+        for form in self.outputs():
+            text = self.ok("verify", "o")
+            self.assertEqual(text.count("\n"), 1)
+            answer = json.loads(self.ok("verify", "--json", "o"))
+            m = self.manifest()
+            self.assertEqual((answer["ok"], answer["problems"], answer["first_problem"]),
+                             (True, 0, None))
+            self.assertEqual(answer["tensors"], len(m["tensors"]))
+            self.assertEqual(answer["shards"], len(self.shards()))
+            self.assertEqual(answer["stored_bytes"], sum(
+                os.path.getsize(self.path("o", n)) for n in self.shards()))
+            for threads in ("1", "2", "9"):
+                self.ok("verify", "-q", "--threads", threads, "o")
+
+    def test_random_flips(self):
+        """Over all bytes of all files; through the program, so fewer than in C."""
+        rng = random.Random(2)
+        for form in self.outputs():
+            files = [(n, os.path.getsize(self.path("o", n))) for n in tree(self.path("o"))]
+            for _ in range(100):
+                name, size = rng.choices(files, [s for _, s in files])[0]
+                at, bit = rng.randrange(size), 1 << rng.randrange(8)
+                with open(self.path("o", name), "r+b") as f:
+                    f.seek(at)
+                    old = f.read(1)[0]
+                    f.seek(at)
+                    f.write(bytes([old ^ bit]))
+                    f.flush()
+                    r = self.run_qconv("verify", "-q", "o")
+                    self.assertEqual(r.returncode, 4, (form, name, at, bit, r.stderr))
+                    self.assertIn(name[:-4].encode() if name.endswith(".zst") else name.encode(),
+                                  r.stderr)
+                    f.seek(at)
+                    f.write(bytes([old]))
+
+    def test_missing_files(self):
+        for form in self.outputs():
+            for name in tree(self.path("o")):
+                os.rename(self.path("o", name), self.path("aside"))
+                if name == "qconv.json":
+                    self.fails(3, "verify", "o", has=["qconv.json", "not finished"])
+                else:
+                    self.damaged(name, "missing")
+                os.rename(self.path("aside"), self.path("o", name))
+
+    def test_truncated_and_extended(self):
+        for form in self.outputs():
+            for name, body in tree(self.path("o")).items():
+                for other in (body[:-1], body[:len(body) // 2], b"", body + b"\0", body + body):
+                    with open(self.path("o", name), "wb") as f:
+                        f.write(other)
+                    line = self.damaged(name)
+                    if name != "qconv.json":
+                        self.assertIn("expected %d bytes, found %d" % (len(body), len(other)), line)
+                with open(self.path("o", name), "wb") as f:
+                    f.write(body)
+
+    def test_same_length_damage(self):
+        """A run of zeros, as a disk that lost a page leaves."""
+        for form in self.outputs():
+            for name in self.shards():
+                with open(self.path("o", name), "r+b") as f:
+                    body = f.read()
+                    f.seek(len(body) // 3)
+                    f.write(bytes(512))
+                self.damaged(name[:-4] if name.endswith(".zst") else name)
+                with open(self.path("o", name), "wb") as f:
+                    f.write(body)
+
+    def test_swapped_shards(self):
+        for form in self.outputs():
+            a, b = self.shards()[1:3]
+            self.swap_files(a, b)
+            self.damaged(a)
+            self.swap_files(a, b)
+
+    def swap_files(self, a, b):
+        os.rename(self.path("o", a), self.path("aside"))
+        os.rename(self.path("o", b), self.path("o", a))
+        os.rename(self.path("aside"), self.path("o", b))
+
+    def test_shard_of_another_model(self):
+        """Same shapes, same sizes where nothing is compressed: only the bytes tell."""
+        self.model(model(9), name="n")
+        self.write("n/tokenizer.json", "{}" * 50)
+        for form in self.outputs():
+            self.ok("-q", *form, "n", "p")
+            name = self.shards()[1]
+            shutil.copyfile(self.path("p", name), self.path("o", name))
+            self.damaged(name[:-4] if name.endswith(".zst") else name)
+            # The whole of another output but for its manifest, and its manifest alone.
+            shutil.rmtree(self.path("o"))
+            self.ok("-q", *form, "m", "o")
+            keep = tree(self.path("o"))["qconv.json"]
+            shutil.copyfile(self.path("p", "qconv.json"), self.path("o", "qconv.json"))
+            self.damaged("model")
+            shutil.rmtree(self.path("o"))
+            os.rename(self.path("p"), self.path("o"))
+            with open(self.path("o", "qconv.json"), "r+b") as f:
+                theirs = f.read()
+                f.seek(0)
+                f.write(keep)
+                f.truncate()
+            self.damaged("model")
+            with open(self.path("o", "qconv.json"), "wb") as f:
+                f.write(theirs)
+
+    def places(self, name):
+        """[(tensor, begin, end)] in the shard's file: its data or its frames."""
+        m = self.manifest()
+        number = [s["name"] for s in m["shards"]].index(
+            name[:-4] if name.endswith(".zst") else name)
+        head = m["shards"][number]["header_bytes"]
+        for t in m["tensors"]:
+            if t["shard"] != number:
+                continue
+            if name.endswith(".zst"):
+                yield t["name"], t["stored_offset"], t["stored_offset"] + t["stored_bytes"]
+            else:
+                yield t["name"], head + t["begin"], head + t["end"]
+
+    def test_swapped_tensors(self):
+        """Two tensors of one shape have changed places: each alone is flawless."""
+        for form in self.outputs():
+            swaps = 0
+            for name in self.shards():
+                with open(self.path("o", name), "rb") as f:
+                    body = f.read()
+                if name.endswith(".zst"):
+                    # The seek table is what gives the places their length.
+                    frames, _ = seek_table(self.path("o", name))
+                    self.assertEqual({f[0] for f in frames} - {0},
+                                     {b for _, b, e in self.places(name) if e > b})
+                rows = [p for p in self.places(name) if "quant_map" not in p[0]]
+                for (ta, a, ea), (tb, b, eb) in zip(rows, rows[1:]):
+                    if ea - a != eb - b or ea == a or body[a:ea] == body[b:eb]:
+                        continue
+                    other = bytearray(body)
+                    other[a:ea], other[b:eb] = body[b:eb], body[a:ea]
+                    with open(self.path("o", name), "wb") as f:
+                        f.write(other)
+                    self.damaged("'%s'" % ta)
+                    swaps += 1
+                with open(self.path("o", name), "wb") as f:
+                    f.write(body)
+            self.assertGreater(swaps, 0, form)
+
+    def test_the_first_bad_tensor_is_named(self):
+        """Of several, the one that comes first in file order, whatever the threads."""
+        for form in self.outputs():
+            name = self.shards()[2]
+            rows = [p for p in self.places(name) if p[2] > p[1]]
+            picks = [rows[i] for i in (1, 3, len(rows) - 1)]
+            with open(self.path("o", name), "r+b") as f:
+                body = f.read()
+                for tensor, begin, end in picks:
+                    at = (begin + end) // 2
+                    f.seek(at)
+                    f.write(bytes([body[at] ^ 4]))
+            for threads in ("1", "2", "5"):
+                r = self.run_qconv("verify", "-q", "--threads", threads, "o")
+                self.assertEqual(r.returncode, 4)
+                self.assertIn(b"'%s'" % picks[0][0].encode(), r.stderr)
+                self.assertIn(b"and more", r.stderr)
+            r = self.run_qconv("verify", "-q", "--json", "o")
+            self.assertEqual(json.loads(r.stdout)["problems"], 3)
+            r = self.run_qconv("unpack", "-q", "o", "u")
+            self.assertEqual(r.returncode, 4)
+            self.assertIn(picks[0][0].encode(), r.stderr)
+            self.assert_nothing("u")
+            with open(self.path("o", name), "wb") as f:
+                f.write(body)
+
+    def test_frames_that_lie(self):
+        """A shard made anew with the same content but other frames is not what was written."""
+        if not shutil.which("zstd"):
+            self.skipTest("no zstd program")
+        self.ok("-q", *self.FORMS[0], "m", "o")
+        self.ok("-q", *self.FORMS[0], "--compress", "zstd:9", "m", "p")
+        name = self.shards()[0]
+        shutil.copyfile(self.path("p", name), self.path("o", name))
+        self.damaged(name[:-4])
+
+    def test_index_that_lies(self):
+        """It is hashed like any other file."""
+        for form in self.outputs():
+            path = self.path("o", "model.safetensors.index.json")
+            with open(path) as f:
+                text = f.read()
+            a, b = "model-00001-of", "model-00002-of"
+            with open(path, "w") as f:
+                f.write(text.replace(a, "?").replace(b, a).replace("?", b))
+            self.damaged("model.safetensors.index.json")
+            with open(path, "w") as f:
+                f.write(text)
+
+    def test_not_an_output(self):
+        self.fails(3, "verify", "m", has="qconv.json")
+        self.fails(3, "verify", "nowhere", has="nowhere")
+        self.fails(3, "verify", "m/config.json", has="a file")
+        os.mkdir(self.path("empty"))
+        self.fails(3, "verify", "empty", has="qconv.json")
+
+    def test_manifest_that_is_no_manifest(self):
+        self.ok("-q", "--to", "nf4", "m", "o")
+        for text in ["", "{}", "[]", "null", "\0" * 100, "{" * 100000, '{"format": "qconv"}',
+                     self.manifest_without_digest()]:
+            self.write("o/qconv.json", text)
+            self.fails(4, "verify", "o", has="qconv.json")
+            self.fails(4, "unpack", "o", "u", has="qconv.json")
+            self.assert_nothing("u")
+
+    def manifest_without_digest(self):
+        m = self.manifest()
+        m.pop("manifest_xxh3_128")
+        return json.dumps(m, indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,269 @@
+#!/usr/bin/env python3
+"""Rules of the tree that a compiler does not check. Standard library only.
+
+  lint.py [ROOT]       print what breaks a rule; exit 1 if anything does
+  lint.py --self-test  plant one violation of each rule and see it found
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+# What a layer may include of the project. Everything not named here (tests, bench) may use all.
+LAYERS = {
+    "base": {"base"},
+    "quant": {"base", "quant"},
+    "formats": {"base", "formats"},
+    "kernels": {"base", "kernels"},
+    "convert": {"base", "quant", "formats", "kernels", "convert"},
+}
+MAX_LINES = 800
+C_ENDINGS = (".c", ".h", ".cu", ".cuh")
+SOURCE_ENDINGS = C_ENDINGS + (".py", ".sh", ".bats", ".cmake")
+TEXT_ENDINGS = SOURCE_ENDINGS + (".md", ".txt", ".json", ".1", ".bash", ".zsh", ".fish", ".yml",
+                                 ".yaml", ".in", ".svg")
+# Test data is as it came.
+SKIPPED_DIRS = {".git", "out", ".cache", "__pycache__", "node_modules"}
+DATA_DIRS = ("tests/data/", "tests/golden/", "tests/fuzz/corpus/")
+BANNED = ["atoi", "atol", "strtok", "sprintf", "vsprintf", "strcpy", "strcat", "sscanf", "gets",
+          "alloca"]
+BANNED_HEAP = ["malloc", "calloc", "realloc"]
+BANNED_ENDS = ["exit", "abort"]
+CLANG_FORMAT = "clang-format-14"
+# Absolute paths of somebody's machine.
+MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:home|root|Users|work|workspace)/[\w.-]+")
+INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
+
+
+def files_of(root):
+    """Paths below root, with '/', sorted: what git tracks or would, else everything."""
+    if os.path.exists(os.path.join(root, ".git")):
+        r = subprocess.run(["git", "-C", root, "ls-files", "-co", "--exclude-standard", "-z"],
+                           stdout=subprocess.PIPE)
+        if r.returncode == 0:
+            names = {n.decode() for n in r.stdout.split(b"\0") if n}
+            return sorted(n for n in names if os.path.isfile(os.path.join(root, n)))
+    found = []
+    for folder, dirs, names in os.walk(root):
+        dirs[:] = [d for d in dirs if d not in SKIPPED_DIRS and not d.startswith(("build", ".venv"))]
+        for n in names:
+            found.append(os.path.relpath(os.path.join(folder, n), root).replace(os.sep, "/"))
+    return sorted(found)
+
+
+def without_comments_and_strings(text):
+    """C text of the same lines, comments and the insides of literals blanked."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def check_includes(path, lines):
+    layer = path.split("/")[0]
+    for number, line in enumerate(lines, 1):
+        m = INCLUDE.match(line)
+        if not m:
+            continue
+        name = m.group(2)
+        if os.path.basename(name).lower() == "cjson.h" and path != "formats/json_strict.c":
+            yield "%s:%d: only formats/json_strict.c may include cJSON" % (path, number)
+        if layer not in LAYERS:
+            continue
+        target = name.split("/")[0]
+        if target in LAYERS and target not in LAYERS[layer]:
+            yield "%s:%d: %s/ must not include %s/" % (path, number, layer, target)
+        if os.path.basename(name).startswith("cu") and layer in ("base", "quant", "formats"):
+            yield "%s:%d: %s/ must not include CUDA" % (path, number, layer)
+        if m.group(1) == '"' and "/" not in name:
+            yield "%s:%d: write the folder too: \"%s/%s\"" % (path, number, layer, name)
+
+
+def check_banned(path, text):
+    # base/ owns the heap. Tests take exact blocks from it so that sanitizers see overruns, and may
+    # end the process: nothing of tests/ and bench/ is part of the program.
+    beside = path.startswith(("tests/", "bench/"))
+    names = list(BANNED)
+    if not beside:
+        names += BANNED_ENDS
+        if not path.startswith("base/"):
+            names += BANNED_HEAP
+    pattern = re.compile(r"(?<![\w.>])(%s)\s*\(" % "|".join(names))
+    for number, line in enumerate(without_comments_and_strings(text).split("\n"), 1):
+        for m in pattern.finditer(line):
+            yield "%s:%d: %s is banned" % (path, number, m.group(1))
+
+
+def check_text(path, raw, lines):
+    if path.endswith(SOURCE_ENDINGS) or os.path.basename(path) == "CMakeLists.txt":
+        for number, line in enumerate(raw.split(b"\n"), 1):
+            if any(b > 126 or (b < 32 and b != 9) for b in line):
+                yield "%s:%d: not ASCII" % (path, number)
+        if len(lines) > MAX_LINES:
+            yield "%s: %d lines, more than %d" % (path, len(lines), MAX_LINES)
+    for number, line in enumerate(lines, 1):
+        if line != line.rstrip():
+            yield "%s:%d: white space at the end" % (path, number)
+        m = MACHINE_PATH.search(line)
+        if m:
+            yield "%s:%d: path of a machine: %s" % (path, number, m.group())
+    if raw and not raw.endswith(b"\n"):
+        yield "%s: no newline at the end" % path
+
+
+def check_names(paths):
+    seen = {}
+    for path in paths:
+        name = os.path.basename(path)
+        if not path.endswith(SOURCE_ENDINGS) or name == "__init__.py":
+            continue
+        if name in seen:
+            yield "%s: %s has the same name" % (path, seen[name])
+        seen.setdefault(name, path)
+
+
+def check_format(root, paths):
+    """clang-format's complaints; says so on stderr when it is not there."""
+    tool = shutil.which(CLANG_FORMAT)
+    if not tool:
+        print("lint: %s is not installed: formatting not checked" % CLANG_FORMAT, file=sys.stderr)
+        return
+    if not os.path.exists(os.path.join(root, ".clang-format")):
+        return
+    sources = [p for p in paths if p.endswith(C_ENDINGS)]
+    if not sources:
+        return
+    r = subprocess.run([tool, "--dry-run", "--ferror-limit=1"] + sources, cwd=root,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    for line in r.stdout.decode(errors="replace").splitlines():
+        if "-Wclang-format-violations" in line:
+            yield re.sub(r"^([^:]+:\d+):.*", r"\1: not as %s has it" % CLANG_FORMAT, line)
+
+
+def lint(root):
+    """All complaints, as lines."""
+    paths = [p for p in files_of(root) if not p.startswith(DATA_DIRS)]
+    found = []
+    for path in paths:
+        if not path.endswith(TEXT_ENDINGS):
+            continue
+        with open(os.path.join(root, path), "rb") as f:
+            raw = f.read()
+        text = raw.decode("utf-8", errors="replace")
+        lines = text.split("\n")
+        if lines and lines[-1] == "":
+            lines.pop()
+        found += check_text(path, raw, lines)
+        if path.endswith(C_ENDINGS):
+            found += check_includes(path, lines)
+            found += check_banned(path, text)
+    found += check_names(paths)
+    found += check_format(root, paths)
+    return found
+
+
+class SelfTest(unittest.TestCase):
+    def setUp(self):
+        self.root = tempfile.mkdtemp(prefix="qconv-lint-")
+        self.addCleanup(shutil.rmtree, self.root)
+
+    def plant(self, path, text):
+        full = os.path.join(self.root, path)
+        os.makedirs(os.path.dirname(full), exist_ok=True)
+        with open(full, "wb") as f:
+            f.write(text if isinstance(text, bytes) else text.encode())
+
+    def clean(self, path, text):
+        self.plant(path, text)
+        self.assertEqual(lint(self.root), [])
+
+    def found(self, path, text, *words):
+        self.plant(path, text)
+        lines = lint(self.root)
+        os.remove(os.path.join(self.root, path))
+        self.assertEqual(len(lines), 1, lines)
+        for w in (path,) + words:
+            self.assertIn(w, lines[0])
+
+    def test_clean_tree(self):
+        self.clean("base/a.c", '#include "base/a.h"\n\n#include <stdlib.h>\n')
+        self.clean("quant/b.c", '#include "base/a.h"\n#include "quant/b.h"\n')
+        self.clean("formats/json_strict.c", "#include <cjson/cJSON.h>\n")
+        self.clean("convert/c.c", '#include "formats/x.h"\n#include "kernels/k.h"\n')
+        self.clean("docs/text.md", "No path here: a/home/x, ./data/x, http://host/data/x.\n")
+
+    def test_upward_includes(self):
+        for layer, target in [("base", "quant"), ("base", "formats"), ("base", "convert"),
+                              ("quant", "formats"), ("quant", "kernels"), ("quant", "convert"),
+                              ("formats", "quant"), ("formats", "kernels"),
+                              ("formats", "convert"), ("kernels", "formats"),
+                              ("kernels", "quant"), ("kernels", "convert")]:
+            self.found(layer + "/bad.c", '\n#include "%s/x.h"\n' % target, ":2:", target)
+        self.found("quant/bad.h", "#  include <formats/x.h>\n", ":1:", "formats")
+
+    def test_cuda(self):
+        for layer in ["base", "quant", "formats"]:
+            self.found(layer + "/bad.c", "#include <cuda_runtime_api.h>\n", "CUDA")
+        self.clean("kernels/good.cu", "#include <cuda_runtime_api.h>\n")
+
+    def test_cjson(self):
+        for path in ["formats/other.c", "convert/x.c", "tests/unit_x.c"]:
+            self.found(path, "#include <cjson/cJSON.h>\n", "cJSON")
+
+    def test_include_without_folder(self):
+        self.found("base/bad.c", '#include "a.h"\n', "folder")
+
+    def test_banned(self):
+        for name in BANNED + BANNED_HEAP + BANNED_ENDS:
+            self.found("convert/bad.c", "x = 1;\ny = %s (z);\n" % name, ":2:", name)
+        self.found("base/bad.c", "exit(1);\n", "exit")
+        self.clean("base/heap.c", "p = malloc(1);\n")
+        self.clean("tests/unit_x.c", "p = malloc(1);\nabort();\n")
+        self.clean("convert/fine.c",
+                   "/* malloc(1) */\nqc_malloc(1); // exit(1)\nputs(\"abort()\");\no->exit(1);\n"
+                   "snprintf(a);\nfgets(b);\n")
+
+    def test_long_file(self):
+        self.found("quant/long.c", "int x;\n" * 801, "801 lines")
+        self.clean("quant/long2.c", "int x;\n" * 800)
+
+    def test_names(self):
+        self.plant("base/same.c", "\n")
+        self.found("quant/same.c", "\n", "base/same.c")
+
+    def test_ascii(self):
+        self.found("quant/a.c", b"/* \xc3\xa9 */\n", ":1:", "ASCII")
+        self.found("tests/a.py", b"# \xe2\x80\x93\n", "ASCII")
+        self.found("quant/a.c", b"int x;\x01\n", "ASCII")
+        self.clean("docs/a.md", "caf\u00e9\n")
+
+    def test_white_space(self):
+        self.found("quant/a.c", "int x; \n", ":1:", "white space")
+        self.found("docs/a.md", "text\t\n", "white space")
+        self.found("docs/a.md", "text", "newline")
+
+    def test_machine_paths(self):
+        for top in ["home", "root", "Users", "work"]:
+            self.found("docs/a.md", "see /%s/somebody/x\n" % top, "path of a machine")
+        self.found("tests/a.py", "x = '/%s/me'\n" % "home", "path of a machine")
+
+    def test_format(self):
+        if not shutil.which(CLANG_FORMAT):
+            self.skipTest("no " + CLANG_FORMAT)
+        self.plant(".clang-format", "BasedOnStyle: LLVM\n")
+        self.found("quant/a.c", "int  x;\n", ":1:", CLANG_FORMAT)
+
+
+def main(argv):
+    if argv[1:2] == ["--self-test"]:
+        return 0 if unittest.main(argv=argv[:1], exit=False).result.wasSuccessful() else 1
+    root = argv[1] if len(argv) > 1 else os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    found = lint(root)
+    for line in found:
+        print(line)
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

@@ -1,0 +1,249 @@
+/* base/: status, arena, strbuf, sizes, dtypes, CPU choice, teams and turnstiles. */
+#include "base/alloc.h"
+#include "base/arena.h"
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "base/cpu.h"
+#include "base/dtype.h"
+#include "base/strbuf.h"
+#include "base/workers.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void test_status(void **state)
+{
+    (void)state;
+    qc_error err = {0};
+    assert_string_equal(qc_status_name(QC_ERR_NOSPACE), "ERR_NOSPACE");
+    assert_int_equal(qc_status_exit_code(QC_OK), 0);
+    assert_int_equal(qc_status_exit_code(QC_ERR_NOSPACE), 1);
+    assert_int_equal(qc_status_exit_code(QC_ERR_USAGE), 2);
+    assert_int_equal(qc_status_exit_code(QC_ERR_NONFINITE), 3);
+    assert_int_equal(qc_status_exit_code(QC_ERR_CHECK), 4);
+    assert_int_equal(qc_status_exit_code(QC_ERR_DEVICE), 5);
+    assert_int_equal(qc_status_exit_code(QC_ERR_INTERRUPTED), 130);
+    assert_string_equal(qc_status_name((qc_status)1000), "ERR_INTERNAL");
+    for (int i = 0; i < QC_STATUS_COUNT; i++)
+        assert_true(strlen(qc_status_meaning((qc_status)i)) > 0);
+    assert_int_equal(qc_error_set(NULL, QC_ERR_IO, "f", 1, "x"), QC_ERR_IO);
+    qc_error_prefix(NULL, "x");
+    qc_error_set(&err, QC_ERR_IO, "f.c", 7, "name '%s'\033[31m", "a\nb");
+    assert_string_equal(err.msg, "name 'a?b'?[31m");
+    assert_int_equal(err.line, 7);
+    qc_error_prefix(&err, "%s", "path");
+    assert_string_equal(err.msg, "path: name 'a?b'?[31m");
+}
+
+/* A message that is too long is cut between characters. */
+static void test_long_messages(void **state)
+{
+    (void)state;
+    char name[1200];
+    for (int shift = 0; shift < 4; shift++) {
+        qc_error err = {0};
+        memset(name, 'x', sizeof name);
+        for (int i = shift; i + 1 < 1100; i += 2)
+            memcpy(name + i, "\xc3\xa9", 2);
+        name[1100] = '\0';
+        qc_error_set(&err, QC_ERR_INPUT, "f", 1, "%s", name);
+        size_t len = strlen(err.msg);
+        assert_true(len > 500 && len < sizeof err.msg);
+        assert_string_equal(err.msg + len - 3, "...");
+        assert_true((unsigned char)err.msg[len - 4] != 0xc3);
+        qc_error_prefix(&err, "%s", name);
+        len = strlen(err.msg);
+        assert_string_equal(err.msg + len - 3, "...");
+        assert_true((unsigned char)err.msg[len - 4] != 0xc3);
+    }
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    uint64_t v = 0;
+    size_t s = 0;
+    assert_int_equal(qc_mul_u64(1ull << 32, 1ull << 31, &v), 0);
+    assert_int_not_equal(qc_mul_u64(1ull << 32, 1ull << 32, &v), 0);
+    assert_int_not_equal(qc_add_u64(UINT64_MAX, 1, &v), 0);
+    assert_int_not_equal(qc_mul_size(SIZE_MAX, 2, &s), 0);
+    assert_true(qc_ceil_div_u64(UINT64_MAX, 2) == 1ull << 63);
+    assert_true(qc_ceil_div_u64(0, 5) == 0);
+    unsigned char b[8] = {1, 2, 3, 4, 5, 6, 7, 8}, back[8];
+    assert_int_equal(qc_load_le16(b), 0x0201);
+    assert_int_equal(qc_load_le32(b), 0x04030201);
+    assert_true(qc_load_le64(b) == 0x0807060504030201u);
+    qc_store_le64(back, qc_load_le64(b));
+    assert_memory_equal(b, back, 8);
+}
+
+static void test_dtypes(void **state)
+{
+    (void)state;
+    qc_error err = {0};
+    qc_dtype t;
+    uint64_t n = 0;
+    for (int i = 0; i < QC_DTYPE_COUNT; i++) {
+        const char *name = qc_dtype_name((qc_dtype)i);
+        assert_int_equal(qc_dtype_from_name(name, strlen(name), &t), 0);
+        assert_int_equal(t, i);
+    }
+    assert_int_equal(qc_dtype_from_name("f32", 3, &t), 1);
+    assert_int_equal(qc_dtype_from_name("F3", 2, &t), 1);
+    assert_int_equal(qc_shape_bytes((uint64_t[]){3, 5}, 2, QC_DTYPE_BF16, &n, &err), QC_OK);
+    assert_true(n == 30);
+    assert_int_equal(qc_shape_bytes(NULL, 0, QC_DTYPE_F64, &n, &err), QC_OK);
+    assert_true(n == 8);
+    assert_int_equal(qc_shape_bytes((uint64_t[]){2, 0}, 2, QC_DTYPE_F64, &n, &err), QC_OK);
+    assert_true(n == 0);
+    assert_int_equal(qc_shape_bytes((uint64_t[]){3}, 1, QC_DTYPE_F4, &n, &err), QC_ERR_INPUT);
+    assert_int_equal(qc_shape_bytes((uint64_t[]){1ull << 40, 1ull << 40}, 2, QC_DTYPE_U8, &n, &err),
+                     QC_ERR_INPUT);
+    assert_int_equal(qc_shape_bytes((uint64_t[]){1ull << 61}, 1, QC_DTYPE_U8, &n, &err),
+                     QC_ERR_INPUT);
+    assert_null(qc_dtype_torch_name(QC_DTYPE_F4));
+    assert_string_equal(qc_dtype_torch_name(QC_DTYPE_BF16), "bfloat16");
+}
+
+static void test_arena_and_strbuf(void **state)
+{
+    (void)state;
+    qc_error err = {0};
+    qc_arena a;
+    const char *s = NULL;
+    void *p = NULL;
+    qc_arena_init(&a);
+    for (size_t i = 0; i < 5000; i++) {
+        assert_int_equal(qc_arena_alloc(&a, &p, i % 97, 3, &err), QC_OK);
+        assert_int_equal((uintptr_t)p % 16, 0);
+        memset(p, 0xff, i % 97 * 3);
+    }
+    assert_int_equal(qc_arena_alloc(&a, &p, 1000000, 1, &err), QC_OK);
+    for (size_t i = 0; i < 1000000; i++)
+        assert_int_equal(((unsigned char *)p)[i], 0);
+    assert_int_equal(qc_arena_alloc(&a, &p, SIZE_MAX, 2, &err), QC_ERR_NOMEM);
+    assert_int_equal(qc_arena_printf(&a, &s, &err, "%d-%s", 5, "x"), QC_OK);
+    assert_string_equal(s, "5-x");
+    qc_arena_deinit(&a);
+    qc_arena_deinit(NULL);
+    qc_strbuf b;
+    qc_strbuf_init(&b, 10);
+    assert_int_equal(qc_strbuf_adds(&b, "12345", &err), QC_OK);
+    assert_int_equal(qc_strbuf_addf(&b, &err, "%05d", 67), QC_OK);
+    assert_string_equal(b.data, "1234500067");
+    assert_int_equal(qc_strbuf_adds(&b, "x", &err), QC_ERR_NOMEM);
+    assert_string_equal(b.data, "1234500067");
+    qc_strbuf_deinit(&b);
+    qc_strbuf_deinit(&b);
+}
+
+static void test_isa(void **state)
+{
+    (void)state;
+    qc_error err = {0};
+    qc_isa isa;
+    assert_int_equal(setenv("QCONV_ISA", "scalar", 1), 0);
+    assert_int_equal(qc_isa_select(&isa, &err), QC_OK);
+    assert_int_equal(isa, QC_ISA_SCALAR);
+    assert_int_equal(setenv("QCONV_ISA", "sse9", 1), 0);
+    assert_int_equal(qc_isa_select(&isa, &err), QC_ERR_USAGE);
+    assert_non_null(strstr(err.msg, "sse9"));
+    for (int i = 0; i < QC_ISA_COUNT; i++) {
+        assert_int_equal(setenv("QCONV_ISA", qc_isa_name((qc_isa)i), 1), 0);
+        qc_status want = qc_isa_available((qc_isa)i) ? QC_OK : QC_ERR_DEVICE;
+        assert_int_equal(qc_isa_select(&isa, &err), want);
+    }
+    assert_int_equal(unsetenv("QCONV_ISA"), 0);
+    assert_int_equal(qc_isa_select(&isa, &err), QC_OK);
+    assert_true(qc_isa_available(isa));
+    assert_true(qc_cpu_count() >= 1);
+}
+
+typedef struct {
+    qc_turnstile gate;
+    atomic_uint_fast64_t next;
+    uint64_t order[3000];
+    uint64_t passed;
+    uint64_t fail_at;
+} gated;
+
+/* Numbers are taken in any order and must pass in theirs; every third is skipped. */
+static qc_status pass_gate(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    (void)index;
+    gated *g = ctx;
+    for (;;) {
+        uint64_t n = atomic_fetch_add(&g->next, 1);
+        if (n >= 3000)
+            return QC_OK;
+        if (n % 3 == 2)
+            continue;
+        if (n == g->fail_at)
+            QC_FAIL(err, QC_ERR_CHECK, "number %d", (int)n);
+        QC_TRY(qc_turnstile_wait(&g->gate, n, team, err));
+        g->order[g->passed++] = n;
+        qc_turnstile_pass(&g->gate, n % 3 == 1 ? n + 2 : n + 1);
+    }
+}
+
+static void test_turnstile(void **state)
+{
+    (void)state;
+    for (unsigned threads = 1; threads <= 8; threads *= 2) {
+        qc_error err = {0};
+        gated g = {.fail_at = UINT64_MAX};
+        assert_int_equal(qc_turnstile_init(&g.gate, 0, &err), QC_OK);
+        assert_int_equal(qc_team_run(threads, pass_gate, &g, &err), QC_OK);
+        assert_true(g.passed == 2000);
+        for (uint64_t i = 0; i < g.passed; i++)
+            assert_true(g.order[i] == i / 2 * 3 + i % 2);
+        qc_turnstile_deinit(&g.gate);
+    }
+}
+
+/* One worker's error stops all, and is the one that is reported. */
+static void test_team_error(void **state)
+{
+    (void)state;
+    for (unsigned threads = 1; threads <= 8; threads *= 2) {
+        qc_error err = {0};
+        gated g = {.fail_at = 900};
+        assert_int_equal(qc_turnstile_init(&g.gate, 0, &err), QC_OK);
+        assert_int_equal(qc_team_run(threads, pass_gate, &g, &err), QC_ERR_CHECK);
+        assert_string_equal(err.msg, "number 900");
+        qc_turnstile_deinit(&g.gate);
+    }
+}
+
+static void test_interrupt(void **state)
+{
+    (void)state;
+    qc_error err = {0};
+    gated g = {.fail_at = UINT64_MAX};
+    assert_int_equal(qc_turnstile_init(&g.gate, 1u << 30, &err), QC_OK);
+    qc_interrupt();
+    assert_int_equal(qc_team_run(4, pass_gate, &g, &err), QC_ERR_INTERRUPTED);
+    qc_interrupt_clear();
+    assert_int_equal(qc_interrupted(), 0);
+    qc_turnstile_deinit(&g.gate);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_status),
+        cmocka_unit_test(test_long_messages),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_arena_and_strbuf),
+        cmocka_unit_test(test_isa),
+        cmocka_unit_test(test_turnstile),
+        cmocka_unit_test(test_team_error),
+        cmocka_unit_test(test_interrupt),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

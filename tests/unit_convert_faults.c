@@ -1,0 +1,247 @@
+/* Every allocation, read, write, sync and rename of convert, verify and unpack is made to fail in
+ * turn. Each time: a clean error of the right kind, nothing under a final name without a manifest,
+ * an older output still whole, no leak (the sanitizer stage looks), and afterwards the command
+ * works as if nothing had been. */
+#include "base/alloc.h"
+#include "convert/commands.h"
+#include "formats/manifest.h"
+#include "test_model.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+typedef struct {
+    char root[64];
+    char model[96], out[96], plain[96];
+} world;
+
+static int setup(void **state)
+{
+    static world w;
+    test_folder(w.root, sizeof w.root);
+    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
+    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
+    (void)snprintf(w.plain, sizeof w.plain, "%s/plain", w.root);
+    test_write_model(w.model);
+    *state = &w;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    world *w = *state;
+    test_remove(w->root);
+    return 0;
+}
+
+typedef qc_status (*run_fn)(const world *w, qc_error *err);
+
+static qc_status run_words(int argc, char **argv, qc_error *err)
+{
+    qc_arena a;
+    qc_options o;
+    qc_arena_init(&a);
+    qc_status st = qc_options_parse(&o, &a, argc, argv, err);
+    if (st == QC_OK)
+        st = o.command == QC_CMD_CONVERT  ? qc_cmd_convert(&o, err)
+             : o.command == QC_CMD_VERIFY ? qc_cmd_verify(&o, err)
+                                          : qc_cmd_unpack(&o, err);
+    qc_arena_deinit(&a);
+    return st;
+}
+
+static qc_status run_convert(const world *w, qc_error *err)
+{
+    char model[96], out[96];
+    (void)snprintf(model, sizeof model, "%s", w->model);
+    (void)snprintf(out, sizeof out, "%s", w->out);
+    char name[] = "qconv", to[] = "--to", nf4[] = "nf4", q[] = "-q", t[] = "--threads=2",
+         s[] = "--max-shard-size=20KB";
+    char *argv[] = {name, to, nf4, q, t, s, model, out};
+    return run_words(8, argv, err);
+}
+
+static qc_status run_convert_plain_int8(const world *w, qc_error *err)
+{
+    char model[96], out[96];
+    (void)snprintf(model, sizeof model, "%s", w->model);
+    (void)snprintf(out, sizeof out, "%s", w->out);
+    char name[] = "qconv", to[] = "--to=int8", q[] = "-q", t[] = "--threads=1",
+         c[] = "--compress=none";
+    char *argv[] = {name, to, q, t, c, model, out};
+    return run_words(7, argv, err);
+}
+
+static qc_status run_verify(const world *w, qc_error *err)
+{
+    char out[96];
+    (void)snprintf(out, sizeof out, "%s", w->out);
+    char name[] = "qconv", cmd[] = "verify", q[] = "-q", t[] = "--threads=2";
+    char *argv[] = {name, cmd, q, t, out};
+    return run_words(5, argv, err);
+}
+
+static qc_status run_unpack(const world *w, qc_error *err)
+{
+    char out[96], plain[96];
+    (void)snprintf(out, sizeof out, "%s", w->out);
+    (void)snprintf(plain, sizeof plain, "%s", w->plain);
+    char name[] = "qconv", cmd[] = "unpack", q[] = "-q", t[] = "--threads=2";
+    char *argv[] = {name, cmd, q, t, out, plain};
+    return run_words(6, argv, err);
+}
+
+static int exists(const char *dir, const char *name)
+{
+    char path[256];
+    (void)snprintf(path, sizeof path, "%s/%s", dir, name);
+    return access(path, F_OK) == 0;
+}
+
+/* Nothing that a reader would take for an output, and nothing of ours left over. */
+static void assert_nothing_visible(const char *dir, const qc_error *err)
+{
+    if (exists(dir, QC_MANIFEST_NAME) || exists(dir, ".qconv-partial"))
+        print_error("left behind after: %s (%s:%d)\n", err->msg, err->file, err->line);
+    assert_false(exists(dir, QC_MANIFEST_NAME));
+    assert_false(exists(dir, ".qconv-partial"));
+}
+
+/* Fail allocation 1, 2, 3, ... until the command no longer gets that far. */
+static void fail_allocations(const world *w, run_fn run, const char *made)
+{
+    for (uint64_t n = 1;; n++) {
+        qc_error err = {0};
+        qc_alloc_fail_at(n, 0);
+        qc_status st = run(w, &err);
+        uint64_t tried = qc_alloc_count();
+        qc_alloc_fail_at(0, 0);
+        if (tried < n) {
+            assert_int_equal(st, QC_OK);
+            print_message("%llu allocations failed in turn\n", (unsigned long long)(n - 1));
+            assert_true(n > 20);
+            return;
+        }
+        /* A failed allocation may be survived (a hint, a warning); else it is reported. */
+        if (st != QC_OK) {
+            assert_int_equal(st, QC_ERR_NOMEM);
+            assert_true(err.msg[0] != '\0');
+            if (made)
+                assert_nothing_visible(made, &err);
+        }
+        if (made)
+            test_remove(made);
+    }
+}
+
+static void fail_io(const world *w, run_fn run, const char *made, qc_io_kind kind, int e,
+                    qc_status want, uint64_t at_least)
+{
+    for (int persistent = 0; persistent < 2; persistent++) {
+        for (uint64_t n = 1;; n++) {
+            qc_error err = {0};
+            qc_io_fail_at(kind, n, persistent, e);
+            qc_status st = run(w, &err);
+            uint64_t tried = qc_io_count(kind);
+            qc_io_fail_at(kind, 0, 0, 0);
+            if (tried < n) {
+                assert_int_equal(st, QC_OK);
+                assert_true(n > at_least);
+                break;
+            }
+            if (st != want)
+                print_error("operation %llu: %s: %s\n", (unsigned long long)n, qc_status_name(st),
+                            err.msg);
+            assert_int_equal(st, want);
+            if (made) {
+                assert_nothing_visible(made, &err);
+                test_remove(made);
+            }
+        }
+        if (made)
+            test_remove(made);
+    }
+}
+
+static void test_convert_allocations(void **state)
+{
+    const world *w = *state;
+    fail_allocations(w, run_convert, w->out);
+    test_remove(w->out);
+    fail_allocations(w, run_convert_plain_int8, w->out);
+    test_remove(w->out);
+}
+
+static void test_convert_io(void **state)
+{
+    const world *w = *state;
+    fail_io(w, run_convert, w->out, QC_IO_READ, EIO, QC_ERR_IO, 4);
+    fail_io(w, run_convert, w->out, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 20);
+    fail_io(w, run_convert, w->out, QC_IO_WRITE, EIO, QC_ERR_IO, 20);
+    fail_io(w, run_convert, w->out, QC_IO_SYNC, EIO, QC_ERR_IO, 4);
+    fail_io(w, run_convert, w->out, QC_IO_RENAME, EIO, QC_ERR_IO, 4);
+    fail_io(w, run_convert_plain_int8, w->out, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 5);
+}
+
+static void test_full_disk_message(void **state)
+{
+    const world *w = *state;
+    qc_error err = {0};
+    qc_io_fail_at(QC_IO_WRITE, 3, 1, ENOSPC);
+    qc_status st = run_convert(w, &err);
+    qc_io_fail_at(QC_IO_WRITE, 0, 0, 0);
+    assert_int_equal(st, QC_ERR_NOSPACE);
+    assert_non_null(strstr(err.msg, "bytes"));
+    assert_nothing_visible(w->out, &err);
+    test_remove(w->out);
+}
+
+static void test_verify_and_unpack(void **state)
+{
+    const world *w = *state;
+    qc_error err = {0};
+    test_must(run_convert(w, &err), &err);
+    fail_allocations(w, run_verify, NULL);
+    fail_io(w, run_verify, NULL, QC_IO_READ, EIO, QC_ERR_IO, 5);
+    fail_allocations(w, run_unpack, w->plain);
+    test_remove(w->plain);
+    fail_io(w, run_unpack, w->plain, QC_IO_READ, EIO, QC_ERR_IO, 5);
+    fail_io(w, run_unpack, w->plain, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 5);
+    fail_io(w, run_unpack, w->plain, QC_IO_SYNC, EIO, QC_ERR_IO, 3);
+    test_remove(w->out);
+}
+
+/* A replacement that fails before its files move leaves the old output whole. */
+static void test_old_output_survives(void **state)
+{
+    const world *w = *state;
+    qc_error err = {0};
+    test_must(run_convert(w, &err), &err);
+    for (uint64_t n = 1;; n++) {
+        qc_io_fail_at(QC_IO_WRITE, n, 1, ENOSPC);
+        qc_status st = run_convert_plain_int8(w, &err);
+        uint64_t tried = qc_io_count(QC_IO_WRITE);
+        qc_io_fail_at(QC_IO_WRITE, 0, 0, 0);
+        if (tried < n) {
+            assert_int_equal(st, QC_OK);
+            break;
+        }
+        assert_int_equal(st, QC_ERR_NOSPACE);
+        test_must(run_verify(w, &err), &err);
+    }
+    test_must(run_verify(w, &err), &err);
+    test_remove(w->out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_convert_allocations), cmocka_unit_test(test_convert_io),
+        cmocka_unit_test(test_full_disk_message),   cmocka_unit_test(test_verify_and_unpack),
+        cmocka_unit_test(test_old_output_survives),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}

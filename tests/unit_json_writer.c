@@ -1,0 +1,278 @@
+/* formats/json_writer.h */
+#include "formats/json_writer.h"
+
+#include "base/alloc.h"
+#include "formats/json_strict.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void write_sample(qc_json_writer *w)
+{
+    qc_jw_begin_object(w);
+    qc_jw_key(w, "empty object");
+    qc_jw_begin_object(w);
+    qc_jw_end_object(w);
+    qc_jw_key(w, "empty list");
+    qc_jw_begin_array(w);
+    qc_jw_end_array(w);
+    qc_jw_key(w, "scalars");
+    qc_jw_begin_array(w);
+    qc_jw_u64(w, 18446744073709551615u);
+    qc_jw_double(w, 6.0);
+    qc_jw_bool(w, 1);
+    qc_jw_bool(w, 0);
+    qc_jw_null(w);
+    qc_jw_string(w, NULL);
+    qc_jw_raw(w, "[1,2]");
+    qc_jw_end_array(w);
+    qc_jw_key(w, "rows");
+    qc_jw_begin_array(w);
+    for (uint64_t i = 0; i < 2; i++) {
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jw_key(w, "n");
+        qc_jw_u64(w, i);
+        qc_jw_key(w, "list");
+        qc_jw_compact_next(w); /* inside a compact one: nothing new */
+        qc_jw_begin_array(w);
+        qc_jw_begin_array(w);
+        qc_jw_end_array(w);
+        qc_jw_u64(w, 7);
+        qc_jw_end_array(w);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_array(w);
+    qc_jw_end_object(w);
+}
+
+/* Made with json.dumps(indent=2), rows by hand. */
+static const char sample[] = "{\n"
+                             "  \"empty object\": {},\n"
+                             "  \"empty list\": [],\n"
+                             "  \"scalars\": [\n"
+                             "    18446744073709551615,\n"
+                             "    6.0,\n"
+                             "    true,\n"
+                             "    false,\n"
+                             "    null,\n"
+                             "    null,\n"
+                             "    [1,2]\n"
+                             "  ],\n"
+                             "  \"rows\": [\n"
+                             "    {\"n\": 0, \"list\": [[], 7]},\n"
+                             "    {\"n\": 1, \"list\": [[], 7]}\n"
+                             "  ]\n"
+                             "}";
+
+static void indents_as_python_does(void **state)
+{
+    (void)state;
+    qc_strbuf b;
+    qc_json_writer w;
+    qc_error err = {0};
+    qc_json *doc = NULL;
+    qc_strbuf_init(&b, 10000);
+    qc_jw_init(&w, &b, &err);
+    write_sample(&w);
+    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    assert_string_equal(b.data, sample);
+    assert_int_equal(qc_json_parse(&doc, b.data, b.len, 0, &err), QC_OK);
+    qc_json_destroy(doc);
+    qc_strbuf_deinit(&b);
+}
+
+static void a_lone_value_is_a_text(void **state)
+{
+    (void)state;
+    qc_strbuf b;
+    qc_json_writer w;
+    qc_strbuf_init(&b, 100);
+    qc_jw_init(&w, &b, NULL);
+    qc_jw_string(&w, "x");
+    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    assert_string_equal(b.data, "\"x\"");
+    qc_strbuf_deinit(&b);
+}
+
+static void deep_levels_are_indented(void **state)
+{
+    (void)state;
+    qc_strbuf b;
+    qc_json_writer w;
+    qc_strbuf_init(&b, 10000);
+    qc_jw_init(&w, &b, NULL);
+    for (int i = 0; i < 20; i++)
+        qc_jw_begin_array(&w);
+    for (int i = 0; i < 20; i++)
+        qc_jw_end_array(&w);
+    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    char want[128];
+    (void)snprintf(want, sizeof want, "\n%38s[]\n%36s]", "", "");
+    assert_non_null(strstr(b.data, want));
+    qc_strbuf_deinit(&b);
+}
+
+static void escapes_as_python_does(void **state)
+{
+    (void)state;
+    qc_strbuf b;
+    qc_json_writer w;
+    qc_strbuf_init(&b, 1000);
+    qc_jw_init(&w, &b, NULL);
+    qc_jw_string(&w, "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    assert_string_equal(b.data, "\"a\\\"b\\\\c/\\b\\f\\n\\r\\t\\u0001\\u001f\x7f \xc3\xa9 "
+                                "\xe2\x82\xac \xf0\x9f\x98\x80\"");
+    qc_strbuf_deinit(&b);
+}
+
+static void refuses_what_is_not_utf8(void **state)
+{
+    (void)state;
+    static const char *const wrong[] = {"\x80",
+                                        "\xc0\x80",
+                                        "\xc1\xbf",
+                                        "\xc3",
+                                        "\xc3(",
+                                        "\xe0\x9f\xbf",
+                                        "\xed\xa0\x80",
+                                        "\xe2\x82",
+                                        "\xe2(\xac",
+                                        "\xf0\x8f\xbf\xbf",
+                                        "\xf4\x90\x80\x80",
+                                        "\xf5\x80\x80\x80",
+                                        "\xf0\x9f\x98",
+                                        "\xf0\x9f(\x80",
+                                        "\xff"};
+    static const char *const right[] = {"\xc2\x80",         "\xdf\xbf",        "\xe0\xa0\x80",
+                                        "\xed\x9f\xbf",     "\xef\xbf\xbf",    "\xf0\x90\x80\x80",
+                                        "\xf4\x8f\xbf\xbf", "\xf1\x80\x80\x80"};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        qc_strbuf b;
+        qc_json_writer w;
+        qc_error err = {0};
+        qc_strbuf_init(&b, 1000);
+        qc_jw_init(&w, &b, &err);
+        qc_jw_string(&w, wrong[i]);
+        qc_jw_string(&w, "later calls do nothing");
+        assert_int_equal(qc_jw_finish(&w), QC_ERR_INPUT);
+        assert_int_equal(err.code, QC_ERR_INPUT);
+        qc_strbuf_deinit(&b);
+    }
+    for (size_t i = 0; i < sizeof right / sizeof *right; i++) {
+        qc_strbuf b;
+        qc_json_writer w;
+        qc_strbuf_init(&b, 1000);
+        qc_jw_init(&w, &b, NULL);
+        qc_jw_string(&w, right[i]);
+        assert_int_equal(qc_jw_finish(&w), QC_OK);
+        qc_strbuf_deinit(&b);
+    }
+}
+
+static void refuses_numbers_json_has_not(void **state)
+{
+    (void)state;
+    static const double wrong[] = {(double)NAN, (double)INFINITY, -(double)INFINITY};
+    for (size_t i = 0; i < 3; i++) {
+        qc_strbuf b;
+        qc_json_writer w;
+        qc_strbuf_init(&b, 1000);
+        qc_jw_init(&w, &b, NULL);
+        qc_jw_begin_array(&w);
+        qc_jw_double(&w, wrong[i]);
+        qc_jw_double(&w, wrong[i]);
+        qc_jw_end_array(&w);
+        assert_int_equal(qc_jw_finish(&w), QC_ERR_RANGE);
+        qc_strbuf_deinit(&b);
+    }
+}
+
+static void a_failed_allocation_is_kept(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1;; n++) {
+        qc_strbuf b;
+        qc_json_writer w;
+        qc_strbuf_init(&b, 10000);
+        qc_jw_init(&w, &b, NULL);
+        qc_alloc_fail_at(n, 0);
+        write_sample(&w);
+        qc_alloc_fail_at(0, 0);
+        qc_status st = qc_jw_finish(&w);
+        qc_strbuf_deinit(&b);
+        if (st == QC_OK)
+            break;
+        assert_int_equal(st, QC_ERR_NOMEM);
+    }
+}
+
+/* tests/golden/gen_py_repr.py */
+static void doubles_look_as_in_python(void **state)
+{
+    (void)state;
+    FILE *f = fopen(QC_TEST_GOLDEN "/py_repr.txt", "r");
+    char want[64], have[QC_PY_REPR_BYTES];
+    uint64_t bits = 0;
+    int lines = 0;
+    assert_non_null(f);
+    while (fscanf(f, "%" SCNx64 " %63s", &bits, want) == 2) {
+        double v;
+        memcpy(&v, &bits, sizeof v);
+        assert_int_equal(qc_py_repr_double(v, have), strlen(want));
+        assert_string_equal(have, want);
+        lines++;
+    }
+    (void)fclose(f);
+    assert_true(lines > 400);
+    assert_int_equal(qc_py_repr_double((double)NAN, have), 3);
+    assert_string_equal(have, "nan");
+    (void)qc_py_repr_double((double)INFINITY, have);
+    assert_string_equal(have, "inf");
+    (void)qc_py_repr_double(-(double)INFINITY, have);
+    assert_string_equal(have, "-inf");
+}
+
+static void doubles_read_back(void **state)
+{
+    (void)state;
+    uint64_t bits = 88172645463325252u;
+    for (int i = 0; i < 20000; i++) {
+        char text[QC_PY_REPR_BYTES];
+        double v;
+        bits ^= bits << 13;
+        bits ^= bits >> 7;
+        bits ^= bits << 17;
+        uint64_t b = i % 5 == 0 ? bits & 0xfff0000000000000u : bits; /* powers of two too */
+        memcpy(&v, &b, sizeof v);
+        if (!isfinite(v))
+            continue;
+        assert_true(qc_py_repr_double(v, text) < QC_PY_REPR_BYTES - 6);
+        assert_true(strtod(text, NULL) == v);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(indents_as_python_does),
+        cmocka_unit_test(a_lone_value_is_a_text),
+        cmocka_unit_test(deep_levels_are_indented),
+        cmocka_unit_test(escapes_as_python_does),
+        cmocka_unit_test(refuses_what_is_not_utf8),
+        cmocka_unit_test(refuses_numbers_json_has_not),
+        cmocka_unit_test(a_failed_allocation_is_kept),
+        cmocka_unit_test(doubles_look_as_in_python),
+        cmocka_unit_test(doubles_read_back),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,691 @@
+/* formats/manifest.h */
+#include "formats/manifest.h"
+
+#include "base/alloc.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#define TEXT_MAX (256u << 20)
+
+/* A small manifest whose every part a test may spoil. */
+typedef struct {
+    qc_manifest m;
+    const char *rules[2];
+    qc_manifest_source sources[1];
+    qc_manifest_shard shards[2];
+    qc_manifest_tensor tensors[4];
+    qc_manifest_file files[2];
+} sample;
+
+static qc_digest digest_of(const char *s)
+{
+    return qc_digest_bytes(s, strlen(s));
+}
+
+static void make_sample(sample *s, int compressed)
+{
+    memset(s, 0, sizeof *s);
+    s->rules[0] = "keep lm_head*";
+    s->rules[1] = "quantize *.\"odd\"*";
+    s->sources[0] = (qc_manifest_source){"model.safetensors", 1234, digest_of("source")};
+    s->tensors[0] = (qc_manifest_tensor){.name = "m.absmax",
+                                         .scheme = "state",
+                                         .dtype = QC_DTYPE_F32,
+                                         .ndim = 1,
+                                         .dims = {2},
+                                         .end = 8,
+                                         .piece_bytes = 8,
+                                         .content = digest_of("absmax"),
+                                         .stored_offset = 90,
+                                         .stored_bytes = 20,
+                                         .stored = digest_of("absmax stored")};
+    s->tensors[1] = (qc_manifest_tensor){.name = "m",
+                                         .scheme = "nf4",
+                                         .dtype = QC_DTYPE_U8,
+                                         .ndim = 2,
+                                         .dims = {64, 1},
+                                         .begin = 8,
+                                         .end = 72,
+                                         .piece_bytes = 64,
+                                         .content = digest_of("codes"),
+                                         .stored_offset = 110,
+                                         .stored_bytes = 70,
+                                         .stored = digest_of("codes stored"),
+                                         .has_error = 1,
+                                         .rel_mse = 0.0083,
+                                         .max_err = 0.1234567890123,
+                                         .max_err_index = 77,
+                                         .source_name = "m",
+                                         .source_dtype = QC_DTYPE_BF16,
+                                         .source_piece_bytes = 256,
+                                         .source = digest_of("weights")};
+    s->tensors[2] = (qc_manifest_tensor){.name = "empty",
+                                         .scheme = "keep",
+                                         .dtype = QC_DTYPE_I64,
+                                         .ndim = 2,
+                                         .dims = {0, 5},
+                                         .piece_bytes = 8,
+                                         .content = digest_of(""),
+                                         .shard = 1,
+                                         .source_name = "empty",
+                                         .source_dtype = QC_DTYPE_I64,
+                                         .source_piece_bytes = 8,
+                                         .source = digest_of("")};
+    s->tensors[3] = (qc_manifest_tensor){.name = "scalar",
+                                         .scheme = "cast",
+                                         .dtype = QC_DTYPE_F16,
+                                         .end = 2,
+                                         .piece_bytes = 2,
+                                         .content = digest_of("s"),
+                                         .stored_offset = 95,
+                                         .stored_bytes = 15,
+                                         .stored = digest_of("s stored"),
+                                         .shard = 1,
+                                         .source_name = "scalar",
+                                         .source_dtype = QC_DTYPE_F32,
+                                         .source_piece_bytes = 4,
+                                         .source = digest_of("S")};
+    s->shards[0] = (qc_manifest_shard){.name = "model-00001-of-00002.safetensors",
+                                       .content_bytes = 172,
+                                       .header_bytes = 100,
+                                       .header = digest_of("header 0"),
+                                       .file_bytes = 221,
+                                       .header_stored_bytes = 90,
+                                       .header_stored = digest_of("header 0 stored"),
+                                       .table_bytes = 41,
+                                       .table = digest_of("table 0")};
+    s->shards[1] = (qc_manifest_shard){.name = "model-00002-of-00002.safetensors",
+                                       .content_bytes = 106,
+                                       .header_bytes = 104,
+                                       .header = digest_of("header 1"),
+                                       .file_bytes = 143,
+                                       .header_stored_bytes = 95,
+                                       .header_stored = digest_of("header 1 stored"),
+                                       .table_bytes = 33,
+                                       .table = digest_of("table 1")};
+    s->files[0] = (qc_manifest_file){"config.json", 17, digest_of("config")};
+    s->files[1] = (qc_manifest_file){"sub folder/\xc3\xa9.txt", 0, digest_of("")};
+    s->m = (qc_manifest){.qconv_version = "0.1.0",
+                         .zstd_version = compressed ? "1.5.4" : NULL,
+                         .compressed = compressed,
+                         .level = compressed ? 1 : 0,
+                         .to = "nf4",
+                         .block_elems = 64,
+                         .double_quant = 1,
+                         .rest = "keep",
+                         .compute_dtype = "bfloat16",
+                         .max_shard_bytes = 5000000000,
+                         .rules = s->rules,
+                         .rule_count = 2,
+                         .sources = s->sources,
+                         .source_count = 1,
+                         .shards = s->shards,
+                         .shard_count = 2,
+                         .tensors = s->tensors,
+                         .tensor_count = 4,
+                         .files = s->files,
+                         .file_count = 2};
+}
+
+static void write_text(const qc_manifest *m, qc_strbuf *out)
+{
+    qc_error err = {0};
+    qc_strbuf_init(out, TEXT_MAX);
+    if (qc_manifest_write(m, out, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+}
+
+static void assert_rewrites_to_itself(const qc_strbuf *text)
+{
+    qc_manifest m;
+    qc_arena a;
+    qc_strbuf again;
+    qc_error err = {0};
+    qc_arena_init(&a);
+    if (qc_manifest_parse(&m, &a, text->data, text->len, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+    write_text(&m, &again);
+    assert_int_equal(again.len, text->len);
+    assert_memory_equal(again.data, text->data, text->len);
+    qc_strbuf_deinit(&again);
+    qc_arena_deinit(&a);
+}
+
+static void writing_what_was_read_gives_the_same_bytes(void **state)
+{
+    (void)state;
+    for (int variant = 0; variant < 4; variant++) {
+        sample s;
+        qc_strbuf text;
+        make_sample(&s, variant & 1);
+        if (variant & 2) {
+            s.m.compute_dtype = NULL;
+            s.m.rule_count = s.m.source_count = s.m.shard_count = 0;
+            s.m.tensor_count = s.m.file_count = 0;
+        }
+        write_text(&s.m, &text);
+        assert_rewrites_to_itself(&text);
+        qc_strbuf_deinit(&text);
+    }
+}
+
+static void every_field_is_read_back(void **state)
+{
+    (void)state;
+    sample s;
+    qc_strbuf text;
+    qc_arena a;
+    qc_manifest m;
+    make_sample(&s, 1);
+    write_text(&s.m, &text);
+    qc_arena_init(&a);
+    assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_OK);
+    qc_strbuf_deinit(&text); /* strings live in the arena */
+    assert_string_equal(m.qconv_version, "0.1.0");
+    assert_string_equal(m.zstd_version, "1.5.4");
+    assert_true(m.compressed && m.level == 1 && m.double_quant && m.block_elems == 64);
+    assert_string_equal(m.to, "nf4");
+    assert_string_equal(m.rest, "keep");
+    assert_string_equal(m.compute_dtype, "bfloat16");
+    assert_int_equal(m.max_shard_bytes, 5000000000);
+    assert_int_equal(m.rule_count, 2);
+    assert_string_equal(m.rules[1], s.rules[1]);
+    assert_string_equal(m.sources[0].name, "model.safetensors");
+    assert_int_equal(m.sources[0].bytes, 1234);
+    assert_true(qc_digest_equal(&m.sources[0].header, &s.sources[0].header));
+    assert_int_equal(m.shard_count, 2);
+    for (size_t i = 0; i < 2; i++) {
+        const qc_manifest_shard *x = &m.shards[i], *y = &s.shards[i];
+        assert_string_equal(x->name, y->name);
+        assert_int_equal(x->content_bytes, y->content_bytes);
+        assert_int_equal(x->header_bytes, y->header_bytes);
+        assert_int_equal(x->file_bytes, y->file_bytes);
+        assert_int_equal(x->header_stored_bytes, y->header_stored_bytes);
+        assert_int_equal(x->table_bytes, y->table_bytes);
+        assert_true(qc_digest_equal(&x->header, &y->header));
+        assert_true(qc_digest_equal(&x->header_stored, &y->header_stored));
+        assert_true(qc_digest_equal(&x->table, &y->table));
+    }
+    assert_int_equal(m.tensor_count, 4);
+    for (size_t i = 0; i < 4; i++) {
+        const qc_manifest_tensor *x = &m.tensors[i], *y = &s.tensors[i];
+        assert_string_equal(x->name, y->name);
+        assert_string_equal(x->scheme, y->scheme);
+        assert_true(x->dtype == y->dtype && x->ndim == y->ndim && x->shard == y->shard);
+        assert_memory_equal(x->dims, y->dims, sizeof x->dims);
+        assert_true(x->begin == y->begin && x->end == y->end && x->piece_bytes == y->piece_bytes);
+        assert_true(qc_digest_equal(&x->content, &y->content));
+        assert_true(x->stored_offset == y->stored_offset && x->stored_bytes == y->stored_bytes);
+        assert_true(qc_digest_equal(&x->stored, &y->stored));
+        assert_true(x->has_error == y->has_error && x->rel_mse == y->rel_mse);
+        assert_true(x->max_err == y->max_err && x->max_err_index == y->max_err_index);
+        assert_int_equal(x->source_name != NULL, y->source_name != NULL);
+        if (x->source_name)
+            assert_string_equal(x->source_name, y->source_name);
+        assert_true(x->source_dtype == y->source_dtype);
+        assert_int_equal(x->source_piece_bytes, y->source_piece_bytes);
+        assert_true(qc_digest_equal(&x->source, &y->source));
+    }
+    assert_string_equal(m.files[1].path, s.files[1].path);
+    assert_int_equal(m.files[0].bytes, 17);
+    assert_true(qc_digest_equal(&m.files[0].digest, &s.files[0].digest));
+    qc_arena_deinit(&a);
+}
+
+/* docs/format.md shows this text: one tensor a line, digest last. */
+static void the_text_looks_as_documented(void **state)
+{
+    (void)state;
+    sample s;
+    qc_strbuf text;
+    make_sample(&s, 0);
+    s.m.tensor_count = 0;
+    s.m.shard_count = 0;
+    s.m.file_count = 1;
+    write_text(&s.m, &text);
+    static const char head[] =
+        "{\n"
+        "  \"format\": \"qconv\",\n"
+        "  \"version\": 1,\n"
+        "  \"qconv_version\": \"0.1.0\",\n"
+        "  \"compression\": null,\n"
+        "  \"options\": {\n"
+        "    \"to\": \"nf4\",\n"
+        "    \"block_elems\": 64,\n"
+        "    \"double_quant\": true,\n"
+        "    \"rest\": \"keep\",\n"
+        "    \"compute_dtype\": \"bfloat16\",\n"
+        "    \"max_shard_bytes\": 5000000000,\n"
+        "    \"rules\": [\n"
+        "      \"keep lm_head*\",\n"
+        "      \"quantize *.\\\"odd\\\"*\"\n"
+        "    ]\n"
+        "  },\n"
+        "  \"sources\": [\n"
+        "    {\"name\": \"model.safetensors\", \"bytes\": 1234, \"header_xxh3_128\": \"";
+    static const char tail[] = "\"}\n  ],\n  \"manifest_xxh3_128\": \"";
+    assert_memory_equal(text.data, head, sizeof head - 1);
+    assert_non_null(strstr(text.data, "  \"shards\": [],\n  \"tensors\": [],\n  \"files\": [\n"
+                                      "    {\"path\": \"config.json\", \"bytes\": 17, "
+                                      "\"xxh3_128\": \""));
+    assert_memory_equal(text.data + text.len - 36 - (sizeof tail - 1), tail, sizeof tail - 1);
+    qc_digest d = qc_digest_bytes(text.data, text.len - 36);
+    char hex[QC_DIGEST_HEX_BYTES];
+    qc_digest_hex(&d, hex);
+    assert_memory_equal(text.data + text.len - 36, hex, 32);
+    assert_string_equal(text.data + text.len - 4, "\"\n}\n");
+    qc_strbuf_deinit(&text);
+}
+
+static void every_flipped_bit_is_found(void **state)
+{
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        sample s;
+        qc_strbuf text;
+        make_sample(&s, compressed);
+        write_text(&s.m, &text);
+        for (size_t bit = 0; bit < text.len * 8; bit++) {
+            qc_manifest m;
+            qc_arena a;
+            qc_arena_init(&a);
+            text.data[bit / 8] ^= (char)(1u << bit % 8);
+            assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_ERR_CHECK);
+            text.data[bit / 8] ^= (char)(1u << bit % 8);
+            assert_null(m.tensors);
+            qc_arena_deinit(&a);
+        }
+        qc_strbuf_deinit(&text);
+    }
+}
+
+static void every_truncation_is_found(void **state)
+{
+    (void)state;
+    sample s;
+    qc_strbuf text;
+    qc_manifest m;
+    qc_arena a;
+    qc_error err = {0};
+    make_sample(&s, 1);
+    write_text(&s.m, &text);
+    qc_arena_init(&a);
+    for (size_t len = 0; len < text.len; len++) {
+        char *exact = malloc(len + 1);
+        assert_non_null(exact);
+        memcpy(exact, text.data, len);
+        assert_int_equal(qc_manifest_parse(&m, &a, exact, len, &err), QC_ERR_CHECK);
+        assert_non_null(strstr(err.msg, "manifest: "));
+        free(exact);
+    }
+    assert_int_equal(qc_strbuf_adds(&text, "\n", NULL), QC_OK);
+    assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, &err), QC_ERR_CHECK);
+    qc_arena_deinit(&a);
+    qc_strbuf_deinit(&text);
+}
+
+/* ---- What a right digest does not make right ------------------------------------------------- */
+
+/* text with `from` replaced by `to` (the first time), sealed again. */
+static void respell(qc_strbuf *out, const qc_strbuf *text, const char *from, const char *to)
+{
+    const char *at = strstr(text->data, from);
+    char hex[QC_DIGEST_HEX_BYTES];
+    if (!at)
+        fail_msg("'%s' is not in the text", from);
+    size_t before = (size_t)(at - text->data), after = before + strlen(from);
+    qc_strbuf_init(out, TEXT_MAX);
+    assert_int_equal(qc_strbuf_add(out, text->data, before, NULL), QC_OK);
+    assert_int_equal(qc_strbuf_adds(out, to, NULL), QC_OK);
+    assert_int_equal(qc_strbuf_add(out, text->data + after, text->len - after, NULL), QC_OK);
+    qc_digest d = qc_digest_bytes(out->data, out->len - 36);
+    qc_digest_hex(&d, hex);
+    memcpy(out->data + out->len - 36, hex, 32);
+}
+
+static void wrong_texts_with_a_right_digest_are_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *from, *to;
+        qc_status st;
+        const char *says;
+    } cases[] = {
+        {"{\n  \"format\"", "[{\n  \"format\"", QC_ERR_INPUT, "byte"},
+        {"\"qconv\"", "\"other\"", QC_ERR_UNSUPPORTED, "other"},
+        {"\"version\": 1", "\"version\": 2", QC_ERR_UNSUPPORTED, "version 2"},
+        {"\"version\": 1", "\"version\": 1.5", QC_ERR_INPUT, "version"},
+        {"\"version\": 1,", "", QC_ERR_INPUT, "expected member 'version'"},
+        {"\"method\": \"zstd\"", "\"method\": \"lz4\"", QC_ERR_UNSUPPORTED, "lz4"},
+        {"\"level\": 1", "\"level\": 20", QC_ERR_INPUT, "level"},
+        {"\"level\": 1", "\"level\": 4294967297", QC_ERR_INPUT, "level"},
+        {"\"level\": 1", "\"level\": 0", QC_ERR_INPUT, "level"},
+        {"\"zstd_version\": \"1.5.4\"", "\"zstd_version\": \"1.5.4\", \"x\": 1", QC_ERR_INPUT,
+         "'x'"},
+        {"\"double_quant\": true", "\"double_quant\": 1", QC_ERR_INPUT, "double_quant"},
+        {"\"compute_dtype\": \"bfloat16\"", "\"compute_dtype\": 3", QC_ERR_INPUT, "compute_dtype"},
+        {"\"rules\": [", "\"rules\": [7, ", QC_ERR_INPUT, "rules"},
+        {"\"rules\": [", "\"more\": 1, \"rules\": [", QC_ERR_INPUT, "'rules'"},
+        {"\"options\": {", "\"options\": 5, \"o\": {", QC_ERR_INPUT, "options"},
+        {"\"sources\": [", "\"sources\": [5, ", QC_ERR_INPUT, "sources[0]"},
+        {"\"sources\": [", "\"sources\": 5, \"x\": [", QC_ERR_INPUT, "sources"},
+        {"\"name\": \"model.safetensors\"", "\"name\": \"/etc/passwd\"", QC_ERR_INPUT,
+         "/etc/passwd"},
+        {"\"bytes\": 1234", "\"bytes\": -1", QC_ERR_INPUT, "bytes"},
+        {"\"bytes\": 1234", "\"bytes\": 1e3", QC_ERR_INPUT, "bytes"},
+        {"\"bytes\": 1234", "\"bytes\": 9007199254740992", QC_ERR_INPUT, "bytes"},
+        {"\"header_xxh3_128\": \"", "\"header_xxh3_128\": \"X", QC_ERR_INPUT, "hex"},
+        {"\"header_xxh3_128\"", "\"header_XXH3_128\"", QC_ERR_INPUT, "expected member"},
+        {"model-00001-of-00002.safetensors", "../model.safetensors", QC_ERR_INPUT, "../model"},
+        {"model-00001-of-00002.safetensors", "a/./model.safetensors", QC_ERR_INPUT, "no path"},
+        {"model-00001-of-00002.safetensors", "a//model.safetensors", QC_ERR_INPUT, "no path"},
+        {"model-00001-of-00002.safetensors", "model/..", QC_ERR_INPUT, "no path"},
+        {"model-00001-of-00002.safetensors", "", QC_ERR_INPUT, "no path"},
+        {"model-00001-of-00002.safetensors", "model.bin", QC_ERR_INPUT, "does not end"},
+        {"model-00001-of-00002.safetensors", ".safetensors", QC_ERR_INPUT, "does not end"},
+        {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", QC_ERR_INPUT,
+         "twice"},
+        {"\"content_bytes\": 172", "\"content_bytes\": 173", QC_ERR_INPUT, "content_bytes"},
+        {"\"header_bytes\": 100", "\"header_bytes\": 9", QC_ERR_INPUT, "header_bytes"},
+        {"\"header_bytes\": 100", "\"header_bytes\": 100000009", QC_ERR_INPUT, "header_bytes"},
+        {"\"file_bytes\": 221", "\"file_bytes\": 222", QC_ERR_INPUT, "file_bytes"},
+        {"\"file_bytes\": 221, ", "", QC_ERR_INPUT, "expected member 'file_bytes'"},
+        {"\"header_stored_bytes\": 90", "\"header_stored_bytes\": 0", QC_ERR_INPUT,
+         "stored_offset"},
+        {"\"table_bytes\": 41", "\"table_bytes\": 0", QC_ERR_INPUT, "file_bytes"},
+        {"\"name\": \"m\"", "\"name\": \"scalar\"", QC_ERR_INPUT, "listed twice"},
+        {"\"scheme\": \"nf4\"", "\"scheme\": \"nf5\"", QC_ERR_INPUT, "nf5"},
+        {"\"dtype\": \"U8\"", "\"dtype\": \"u8\"", QC_ERR_INPUT, "dtype"},
+        {"\"dtype\": \"U8\"", "\"dtype\": \"U16\"", QC_ERR_INPUT, "its shape takes 128"},
+        {"\"shape\": [64, 1]", "\"shape\": [64, 2]", QC_ERR_INPUT, "its shape takes 128"},
+        {"\"shape\": [64, 1]", "\"shape\": [64, -1]", QC_ERR_INPUT, "shape"},
+        {"\"shape\": [64, 1]", "\"shape\": [64, 1, 1, 1, 1, 1, 1, 1, 1]", QC_ERR_INPUT,
+         "dimensions"},
+        {"\"shape\": [64, 1]", "\"shape\": [9007199254740991, 9007199254740991]", QC_ERR_INPUT,
+         "overflows"},
+        {"\"shape\": [64, 1]", "\"shape\": 64", QC_ERR_INPUT, "shape"},
+        {"\"shard\": 0", "\"shard\": 1", QC_ERR_INPUT, "content_bytes"},
+        {"\"shard\": 0", "\"shard\": 2", QC_ERR_INPUT, "no number 2"},
+        {"\"shard\": 1", "\"shard\": 0", QC_ERR_INPUT, "begins at"},
+        {"\"begin\": 8", "\"begin\": 7", QC_ERR_INPUT, "its shape takes 64"},
+        {"\"begin\": 8", "\"begin\": 80", QC_ERR_INPUT, "its shape takes 64"},
+        {"\"piece_bytes\": 64", "\"piece_bytes\": 0", QC_ERR_INPUT, "piece_bytes"},
+        {"\"piece_bytes\": 64", "\"piece_bytes\": 63", QC_ERR_INPUT, "at least 1048576"},
+        {"\"piece_bytes\": 64", "\"piece_bytes\": 16777217", QC_ERR_INPUT, "piece_bytes"},
+        {"\"piece_bytes\": 256", "\"piece_bytes\": 0", QC_ERR_INPUT, "piece_bytes"},
+        {"\"stored_offset\": 110", "\"stored_offset\": 111", QC_ERR_INPUT, "stored_offset"},
+        {"\"stored_bytes\": 70", "\"stored_bytes\": 0", QC_ERR_INPUT, "stored_bytes"},
+        {"\"stored_bytes\": 70", "\"stored_bytes\": 71", QC_ERR_INPUT, "file_bytes"},
+        {"\"stored_offset\": 0, \"stored_bytes\": 0", "\"stored_offset\": 0, \"stored_bytes\": 1",
+         QC_ERR_INPUT, "no content"},
+        {"\"stored_offset\": 0, \"stored_bytes\": 0", "\"stored_offset\": 9, \"stored_bytes\": 0",
+         QC_ERR_INPUT, "no content"},
+        {"\"rel_mse\": 0.0083", "\"rel_mse\": -0.0083", QC_ERR_INPUT, "errors"},
+        {"\"rel_mse\": 0.0083", "\"rel_mse\": \"0.0083\"", QC_ERR_INPUT, "rel_mse"},
+        {"\"rel_mse\": 0.0083, ", "", QC_ERR_INPUT, "'max_err'"},
+        {"\"max_err\": 0.1234567890123", "\"max_err\": -1.0", QC_ERR_INPUT, "errors"},
+        {"\"source\": {", "\"source\": 1, \"s\": {", QC_ERR_INPUT, "source"},
+        {"\"source\": {\"name\": \"m\"", "\"source\": {\"name\": null", QC_ERR_INPUT, "name"},
+        {"\"dtype\": \"BF16\"", "\"dtype\": \"BF17\"", QC_ERR_INPUT, "BF17"},
+        {"config.json", "qconv.json", QC_ERR_INPUT, "itself"},
+        {"config.json", "model-00001-of-00002.safetensors", QC_ERR_INPUT, "twice"},
+        {"config.json", "model-00001-of-00002.safetensors.zst", QC_ERR_INPUT,
+         "the name of a shard"},
+        {"config.json", "tokenizer.json", QC_ERR_INPUT, "not in order"},
+        {"config.json", "..", QC_ERR_INPUT, "no path"},
+        {"\"files\": [", "\"files\": [], \"more\": [", QC_ERR_INPUT, "manifest_xxh3_128"},
+        {",\n  \"manifest_xxh3_128\"", ",\n  \"x\": 1,\n  \"manifest_xxh3_128\"", QC_ERR_INPUT,
+         "found 'x'"},
+        {"{\n  \"format\"", "{\n  \"manifest_xxh3_128\": 1,\n  \"format\"", QC_ERR_INPUT, ""},
+    };
+    sample s;
+    qc_strbuf text;
+    make_sample(&s, 1);
+    write_text(&s.m, &text);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        qc_strbuf wrong;
+        qc_manifest m;
+        qc_arena a;
+        qc_error err = {0};
+        qc_arena_init(&a);
+        respell(&wrong, &text, cases[i].from, cases[i].to);
+        qc_status st = qc_manifest_parse(&m, &a, wrong.data, wrong.len, &err);
+        if (st != cases[i].st || !strstr(err.msg, cases[i].says))
+            fail_msg("case %zu ('%s'): %s, \"%s\"", i, cases[i].to, qc_status_name(st), err.msg);
+        qc_strbuf_deinit(&wrong);
+        qc_arena_deinit(&a);
+    }
+    qc_strbuf_deinit(&text);
+}
+
+/* Reseal text with `cut` bytes at `at` replaced; it must be refused. */
+static void assert_refused(const qc_strbuf *text, size_t at, size_t cut, const char *to)
+{
+    qc_strbuf wrong;
+    qc_manifest m;
+    qc_arena a;
+    char hex[QC_DIGEST_HEX_BYTES];
+    qc_arena_init(&a);
+    qc_strbuf_init(&wrong, TEXT_MAX);
+    assert_int_equal(qc_strbuf_add(&wrong, text->data, at, NULL), QC_OK);
+    assert_int_equal(qc_strbuf_adds(&wrong, to, NULL), QC_OK);
+    assert_int_equal(qc_strbuf_add(&wrong, text->data + at + cut, text->len - at - cut, NULL),
+                     QC_OK);
+    qc_digest d = qc_digest_bytes(wrong.data, wrong.len - 36);
+    qc_digest_hex(&d, hex);
+    memcpy(wrong.data + wrong.len - 36, hex, 32);
+    qc_status st = qc_manifest_parse(&m, &a, wrong.data, wrong.len, NULL);
+    if (st != QC_ERR_INPUT && st != QC_ERR_UNSUPPORTED)
+        fail_msg("'%s' at %zu: %s", to, at, qc_status_name(st));
+    qc_strbuf_deinit(&wrong);
+    qc_arena_deinit(&a);
+}
+
+/* Each member in turn under another name, then with a value of another kind. */
+static void every_member_has_its_name_and_kind(void **state)
+{
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        sample s;
+        qc_strbuf text;
+        make_sample(&s, compressed);
+        write_text(&s.m, &text);
+        const char *last = strstr(text.data, "\"manifest_xxh3_128\"");
+        unsigned members = 0;
+        for (const char *p = text.data; (p = strstr(p, "\": ")) && p < last; p += 3) {
+            const char *value = p + 3;
+            size_t at = (size_t)(value - text.data);
+            assert_refused(&text, (size_t)(p - text.data), 0, "?");
+            if (*value == '{' || *value == '[' || *value == 'n')
+                assert_refused(&text, at, 0, "7, \"zz\": ");
+            else
+                assert_refused(&text, at, strcspn(value + 1, ",}]\"\n") + 1 + (*value == '"'),
+                               "[]");
+            members++;
+        }
+        assert_true(members > 70);
+        qc_strbuf_deinit(&text);
+    }
+}
+
+static void names_that_only_look_like_stored_shards_are_fine(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"a.safetensors.zst",
+                                        "model-00001-of-00002.safetensors.zst2",
+                                        "model-00001-of-00002.safetensor.zst",
+                                        "model-00003-of-00002.safetensors.zst", "b/..c/.d..e"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        sample s;
+        qc_strbuf text;
+        make_sample(&s, 1);
+        s.files[0].path = names[i];
+        write_text(&s.m, &text);
+        assert_rewrites_to_itself(&text);
+        qc_strbuf_deinit(&text);
+    }
+}
+
+static void what_cannot_be_read_is_not_written(void **state)
+{
+    (void)state;
+    sample s;
+    qc_strbuf out;
+    qc_error err = {0};
+    qc_strbuf_init(&out, TEXT_MAX);
+    assert_int_equal(qc_strbuf_adds(&out, "kept", NULL), QC_OK);
+    make_sample(&s, 1);
+    s.tensors[1].begin = 9;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.m.zstd_version = NULL;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.tensors[1].name = NULL;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.tensors[1].scheme = NULL;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.files[0].path = NULL;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.tensors[1].rel_mse = (double)INFINITY;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.tensors[1].max_err = (double)NAN;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.tensors[3].shard = 2;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.tensors[1].max_err_index = (uint64_t)1 << 53;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_RANGE);
+    make_sample(&s, 1);
+    s.tensors[2].dims[1] = (uint64_t)1 << 53;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_RANGE);
+    make_sample(&s, 1);
+    s.tensors[0].stored_bytes = UINT64_MAX;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    make_sample(&s, 1);
+    s.tensors[1].name = "\xff";
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    static char long_path[5000];
+    memset(long_path, 'x', sizeof long_path - 1);
+    make_sample(&s, 1);
+    s.files[1].path = long_path;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    assert_string_equal(out.data, "kept");
+    qc_strbuf_deinit(&out);
+}
+
+static void out_of_memory_is_said(void **state)
+{
+    (void)state;
+    sample s;
+    qc_strbuf text;
+    make_sample(&s, 1);
+    for (uint64_t n = 1;; n++) {
+        qc_strbuf_init(&text, TEXT_MAX);
+        qc_alloc_fail_at(n, 0);
+        qc_status st = qc_manifest_write(&s.m, &text, NULL);
+        qc_alloc_fail_at(0, 0);
+        if (st == QC_OK)
+            break;
+        assert_int_equal(st, QC_ERR_NOMEM);
+        assert_int_equal(text.len, 0);
+        qc_strbuf_deinit(&text);
+    }
+    for (uint64_t n = 1;; n++) {
+        qc_manifest m;
+        qc_arena a;
+        qc_arena_init(&a);
+        qc_alloc_fail_at(n, 0);
+        qc_status st = qc_manifest_parse(&m, &a, text.data, text.len, NULL);
+        qc_alloc_fail_at(0, 0);
+        qc_arena_deinit(&a);
+        if (st == QC_OK)
+            break;
+        assert_int_equal(st, QC_ERR_NOMEM);
+    }
+    qc_strbuf_deinit(&text);
+}
+
+static double now_seconds(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void a_hundred_thousand_tensors(void **state)
+{
+    (void)state;
+    enum { COUNT = 100000 };
+    sample s;
+    qc_strbuf text;
+    qc_arena a;
+    make_sample(&s, 1);
+    qc_manifest_tensor *t = calloc(COUNT, sizeof *t);
+    char(*names)[64] = calloc(COUNT, sizeof *names);
+    assert_non_null(t);
+    assert_non_null(names);
+    uint64_t stored = s.shards[0].header_stored_bytes;
+    for (size_t i = 0; i < COUNT; i++) {
+        (void)snprintf(names[i], 64, "model.layers.%zu.mlp.experts.%zu.down_proj.weight", i / 256,
+                       i * 7919 % 65536 + i);
+        t[i] = s.tensors[1];
+        t[i].name = t[i].source_name = names[i];
+        t[i].begin = i * 64;
+        t[i].end = i * 64 + 64;
+        t[i].stored_offset = stored;
+        t[i].rel_mse = 0.008 + 1e-9 * (double)i;
+        stored += t[i].stored_bytes;
+    }
+    s.m.tensors = t;
+    s.m.tensor_count = COUNT;
+    s.m.shard_count = 1;
+    s.shards[0].content_bytes = 100 + 64 * (uint64_t)COUNT;
+    s.shards[0].file_bytes = stored + 41;
+    double t0 = now_seconds();
+    write_text(&s.m, &text);
+    double t1 = now_seconds();
+    qc_manifest m;
+    qc_arena_init(&a);
+    assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_OK);
+    printf("%zu bytes: written in %.2f s, read in %.2f s of processor time\n", text.len, t1 - t0,
+           now_seconds() - t1);
+    assert_int_equal(m.tensor_count, COUNT);
+    assert_rewrites_to_itself(&text);
+    qc_arena_deinit(&a);
+    qc_strbuf_deinit(&text);
+    free(t);
+    free(names);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(writing_what_was_read_gives_the_same_bytes),
+        cmocka_unit_test(every_field_is_read_back),
+        cmocka_unit_test(the_text_looks_as_documented),
+        cmocka_unit_test(every_flipped_bit_is_found),
+        cmocka_unit_test(every_truncation_is_found),
+        cmocka_unit_test(wrong_texts_with_a_right_digest_are_refused),
+        cmocka_unit_test(every_member_has_its_name_and_kind),
+        cmocka_unit_test(names_that_only_look_like_stored_shards_are_fine),
+        cmocka_unit_test(what_cannot_be_read_is_not_written),
+        cmocka_unit_test(out_of_memory_is_said),
+        cmocka_unit_test(a_hundred_thousand_tensors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,205 @@
+/* What a command line sets. How wrong ones are refused is tested from outside (cli/test_usage.py).
+ */
+#include "base/alloc.h"
+#include "convert/option_table.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <string.h>
+
+#define MAX_ARGS 24
+
+typedef struct {
+    qc_arena arena;
+    qc_options o;
+    qc_error err;
+} parsed;
+
+static qc_status parse_line(parsed *p, const char *line)
+{
+    static char text[512];
+    char *argv[MAX_ARGS + 1] = {text};
+    int argc = 0;
+    size_t n = strlen(line);
+    assert_true(n < sizeof text);
+    memcpy(text, line, n + 1);
+    for (char *s = text; *s; argc++) {
+        assert_true(argc < MAX_ARGS);
+        argv[argc] = s;
+        s += strcspn(s, " ");
+        if (*s)
+            *s++ = '\0';
+    }
+    qc_arena_init(&p->arena);
+    memset(&p->err, 0, sizeof p->err);
+    return qc_options_parse(&p->o, &p->arena, argc, argv, &p->err);
+}
+
+static void parse_ok(parsed *p, const char *line)
+{
+    qc_status st = parse_line(p, line);
+    if (st != QC_OK)
+        fail_msg("%s: %s", line, p->err.msg);
+}
+
+static void table_is_in_order(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < QC_OPT_COUNT; i++) {
+        const qc_option_row *row = &qc_option_table[i];
+        assert_int_equal(row->id, i);
+        assert_true(row->name && row->help && row->since);
+        assert_true(row->kind != QC_ARG_CHOICE || row->choices[0]);
+        assert_true(row->kind == QC_ARG_NONE || row->choices[0] || row->arg);
+        assert_true(!row->letter || row->kind == QC_ARG_NONE);
+        for (unsigned j = 0; j < i; j++) {
+            assert_string_not_equal(row->name, qc_option_table[j].name);
+            assert_true(!row->letter || row->letter != qc_option_table[j].letter);
+        }
+    }
+}
+
+static void defaults(void **state)
+{
+    (void)state;
+    parsed p;
+    parse_ok(&p, "qconv --to nf4 model out");
+    assert_int_equal(p.o.command, QC_CMD_CONVERT);
+    assert_string_equal(p.o.model, "model");
+    assert_string_equal(p.o.out, "out");
+    assert_int_equal(p.o.to, QC_TO_NF4);
+    assert_int_equal(p.o.block_elems, 0);
+    assert_int_equal(p.o.double_quant, 1);
+    assert_int_equal(p.o.rest, QC_REST_KEEP);
+    assert_int_equal(p.o.rule_count, 0);
+    assert_null(p.o.compute_dtype);
+    assert_int_equal(p.o.compress, 1);
+    assert_int_equal(p.o.compress_level, 1);
+    assert_int_equal(p.o.max_shard_bytes, 5000000000u);
+    assert_int_equal(p.o.dry_run | p.o.force | p.o.json | p.o.quiet | p.o.verbose, 0);
+    assert_int_equal(p.o.threads, 0);
+    assert_int_equal(p.o.progress, QC_PROGRESS_AUTO);
+    qc_arena_deinit(&p.arena);
+}
+
+static void every_option(void **state)
+{
+    (void)state;
+    parsed p;
+    parse_ok(&p, "qconv convert --to=int8 --block-size=128 --no-double-quant --rest fp16 "
+                 "--compute-dtype float32 --compress zstd:19 "
+                 "--max-shard-size 512MiB --dry-run --force --threads 7 --json -vv "
+                 "--progress never model out");
+    assert_int_equal(p.o.to, QC_TO_INT8);
+    assert_int_equal(p.o.block_elems, 128);
+    assert_int_equal(p.o.double_quant, 0);
+    assert_int_equal(p.o.rest, QC_REST_FP16);
+    assert_string_equal(p.o.compute_dtype, "float32");
+    assert_int_equal(p.o.compress, 1);
+    assert_int_equal(p.o.compress_level, 19);
+    assert_int_equal(p.o.max_shard_bytes, 512u << 20);
+    assert_int_equal(p.o.dry_run, 1);
+    assert_int_equal(p.o.force, 1);
+    assert_int_equal(p.o.threads, 7);
+    assert_int_equal(p.o.json, 1);
+    assert_int_equal(p.o.verbose, 2);
+    assert_int_equal(p.o.progress, QC_PROGRESS_NEVER);
+    qc_arena_deinit(&p.arena);
+
+    parse_ok(&p, "qconv m --to fp16 o --compress none -q --progress always");
+    assert_int_equal(p.o.to, QC_TO_FP16);
+    assert_int_equal(p.o.compress, 0);
+    assert_int_equal(p.o.quiet, 1);
+    assert_int_equal(p.o.progress, QC_PROGRESS_ALWAYS);
+    qc_arena_deinit(&p.arena);
+
+    parse_ok(&p, "qconv --to bf16 m o --compress none --compress zstd --rest=keep --to nf4");
+    assert_int_equal(p.o.to, QC_TO_NF4);
+    assert_int_equal(p.o.compress, 1);
+    assert_int_equal(p.o.compress_level, 1);
+    qc_arena_deinit(&p.arena);
+}
+
+static void rules_keep_their_order(void **state)
+{
+    (void)state;
+    parsed p;
+    parse_ok(&p, "qconv --keep a --quantize b --to nf4 --keep=--c m o --quantize d");
+    static const char *const globs[] = {"a", "b", "--c", "d"};
+    assert_int_equal(p.o.rule_count, 4);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(p.o.rules[i].quantize, i % 2);
+        assert_string_equal(p.o.rules[i].glob, globs[i]);
+    }
+    qc_arena_deinit(&p.arena);
+}
+
+static void commands_and_words(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *line;
+        qc_command command, topic;
+        const char *model, *out;
+    } cases[] = {
+        {"qconv inspect p", QC_CMD_INSPECT, QC_CMD_HELP, "p", NULL},
+        {"qconv -q verify p", QC_CMD_VERIFY, QC_CMD_HELP, "p", NULL},
+        {"qconv unpack --force a b", QC_CMD_UNPACK, QC_CMD_HELP, "a", "b"},
+        {"qconv --to nf4 -- verify b", QC_CMD_CONVERT, QC_CMD_HELP, "verify", "b"},
+        {"qconv convert --to nf4 verify b", QC_CMD_CONVERT, QC_CMD_HELP, "verify", "b"},
+        {"qconv --to nf4 - b", QC_CMD_CONVERT, QC_CMD_HELP, "-", "b"},
+        {"qconv --help", QC_CMD_HELP, QC_CMD_HELP, NULL, NULL},
+        {"qconv help", QC_CMD_HELP, QC_CMD_HELP, NULL, NULL},
+        {"qconv help unpack", QC_CMD_HELP, QC_CMD_UNPACK, NULL, NULL},
+        {"qconv unpack --help", QC_CMD_HELP, QC_CMD_UNPACK, NULL, NULL},
+        {"qconv --zzz -h", QC_CMD_HELP, QC_CMD_CONVERT, NULL, NULL},
+        {"qconv --version", QC_CMD_VERSION, QC_CMD_HELP, NULL, NULL},
+        {"qconv --man", QC_CMD_MAN, QC_CMD_HELP, NULL, NULL},
+        {"qconv --completion=zsh", QC_CMD_COMPLETION, QC_CMD_HELP, NULL, NULL},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        parsed p;
+        parse_ok(&p, cases[i].line);
+        assert_int_equal(p.o.command, cases[i].command);
+        assert_int_equal(p.o.help_topic, cases[i].topic);
+        if (cases[i].model)
+            assert_string_equal(p.o.model, cases[i].model);
+        else
+            assert_null(p.o.model);
+        if (cases[i].out)
+            assert_string_equal(p.o.out, cases[i].out);
+        else
+            assert_null(p.o.out);
+        qc_arena_deinit(&p.arena);
+    }
+}
+
+/* Each allocation of a parse fails once: QC_ERR_NOMEM, nothing leaks (sanitizers see to that). */
+static void out_of_memory(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1; n < 100; n++) {
+        parsed p;
+        qc_alloc_fail_at(n, 0);
+        qc_status st = parse_line(&p, "qconv --to nf4 --keep a --quantize b m o");
+        qc_alloc_fail_at(0, 0);
+        qc_arena_deinit(&p.arena);
+        if (st == QC_OK)
+            return;
+        assert_int_equal(st, QC_ERR_NOMEM);
+    }
+    fail_msg("a parse that takes 100 allocations");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(table_is_in_order),  cmocka_unit_test(defaults),
+        cmocka_unit_test(every_option),       cmocka_unit_test(rules_keep_their_order),
+        cmocka_unit_test(commands_and_words), cmocka_unit_test(out_of_memory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

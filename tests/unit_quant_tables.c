@@ -1,0 +1,260 @@
+/* The constant tables: values, order, where they come from, and the two forms of the search. */
+#include "quant_testing.h"
+
+static uint32_t rotate_right(uint32_t x, unsigned by)
+{
+    return x >> by | x << (32 - by);
+}
+
+/* SHA-256 of len bytes, FIPS 180-4; len a multiple of 64. */
+static void sha256(const unsigned char *data, size_t len, uint32_t h[8])
+{
+    static const uint32_t primes[64] = {
+        2,   3,   5,   7,   11,  13,  17,  19,  23,  29,  31,  37,  41,  43,  47,  53,
+        59,  61,  67,  71,  73,  79,  83,  89,  97,  101, 103, 107, 109, 113, 127, 131,
+        137, 139, 149, 151, 157, 163, 167, 173, 179, 181, 191, 193, 197, 199, 211, 223,
+        227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283, 293, 307, 311};
+    uint32_t k[64];
+    /* First 32 bits of the fractional parts of square and cube roots of primes. */
+    for (int i = 0; i < 64; i++) {
+        double root = cbrt((double)primes[i]);
+        k[i] = (uint32_t)((root - floor(root)) * 0x1p32);
+    }
+    for (int i = 0; i < 8; i++) {
+        double root = sqrt((double)primes[i]);
+        h[i] = (uint32_t)((root - floor(root)) * 0x1p32);
+    }
+    unsigned char last[64] = {0x80};
+    uint64_t bit_count = (uint64_t)len * 8;
+    for (int i = 0; i < 8; i++)
+        last[56 + i] = (unsigned char)(bit_count >> (56 - 8 * i));
+    for (size_t at = 0; at <= len; at += 64) {
+        const unsigned char *chunk = at < len ? data + at : last;
+        uint32_t w[64], s[8];
+        for (int i = 0; i < 16; i++)
+            w[i] = (uint32_t)chunk[4 * i] << 24 | (uint32_t)chunk[4 * i + 1] << 16 |
+                   (uint32_t)chunk[4 * i + 2] << 8 | chunk[4 * i + 3];
+        for (int i = 16; i < 64; i++) {
+            uint32_t a = w[i - 15], b = w[i - 2];
+            w[i] = w[i - 16] + (rotate_right(a, 7) ^ rotate_right(a, 18) ^ a >> 3) + w[i - 7] +
+                   (rotate_right(b, 17) ^ rotate_right(b, 19) ^ b >> 10);
+        }
+        memcpy(s, h, sizeof s);
+        for (int i = 0; i < 64; i++) {
+            uint32_t big1 = rotate_right(s[4], 6) ^ rotate_right(s[4], 11) ^ rotate_right(s[4], 25);
+            uint32_t t1 = s[7] + big1 + ((s[4] & s[5]) ^ (~s[4] & s[6])) + k[i] + w[i];
+            uint32_t big0 = rotate_right(s[0], 2) ^ rotate_right(s[0], 13) ^ rotate_right(s[0], 22);
+            uint32_t t2 = big0 + ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
+            memmove(s + 1, s, 7 * sizeof *s);
+            s[4] += t1;
+            s[0] = t1 + t2;
+        }
+        for (int i = 0; i < 8; i++)
+            h[i] += s[i];
+    }
+}
+
+static void test_dynamic_map_hash(void **state)
+{
+    static const uint32_t want[8] = {0xe732639a, 0x65f497b4, 0xad684bb1, 0x66a44677,
+                                     0x08255edd, 0x5207757d, 0xe8b8f0c7, 0xe1fda89c};
+    unsigned char bytes[1024];
+    uint32_t h[8];
+    (void)state;
+    memcpy(bytes, qc_dynamic_map, sizeof bytes);
+    sha256(bytes, sizeof bytes, h);
+    for (int i = 0; i < 8; i++)
+        QT_CHECK(h[i] == want[i], "word %d is %08x", i, (unsigned)h[i]);
+    bytes[1023] ^= 1;
+    sha256(bytes, sizeof bytes, h);
+    assert_true(h[0] != want[0]);
+}
+
+static int compare_floats(const void *a, const void *b)
+{
+    float x, y;
+    memcpy(&x, a, sizeof x);
+    memcpy(&y, b, sizeof y);
+    return (x > y) - (x < y);
+}
+
+/* create_dynamic_map as PyTorch computes it where its linspace was compiled with FMA. */
+static void test_dynamic_map_recipe(void **state)
+{
+    static const float powers[7] = {1e-6f, 1e-5f, 1e-4f, 1e-3f, 1e-2f, 1e-1f, 1e0f};
+    float map[256];
+    unsigned count = 0;
+    (void)state;
+    for (unsigned e = 0; e < 7; e++) {
+        unsigned n = (1u << e) + 1, half = n / 2;
+        float step = (1.0f - 0.1f) / (float)(n - 1), b[65];
+        for (unsigned k = 0; k < n; k++)
+            b[k] = k < half ? fmaf(step, (float)k, 0.1f) : fmaf(-step, (float)(n - 1 - k), 1.0f);
+        for (unsigned k = 0; k + 1 < n; k++) {
+            float mean = (b[k] + b[k + 1]) / 2.0f;
+            map[count++] = powers[e] * mean;
+            map[count++] = -(powers[e] * mean);
+        }
+    }
+    map[count++] = 0.0f;
+    map[count++] = 1.0f;
+    assert_int_equal(count, 256);
+    qsort(map, 256, sizeof *map, compare_floats);
+    for (unsigned i = 0; i < 256; i++)
+        QT_CHECK(qc_f32_bits(map[i]) == qc_f32_bits(qc_dynamic_map[i]), "entry %u", i);
+    assert_int_equal(qc_f32_bits(qc_dynamic_map[QC_DYNAMIC_ZERO]), 0);
+    assert_true(qc_dynamic_map[255] == 1.0f && qc_dynamic_map[0] > -1.0f);
+}
+
+static void test_nf4_codes(void **state)
+{
+    static const uint32_t bits[16] = {0xbf800000, 0xbf3239b1, 0xbf066b30, 0xbeca32a0,
+                                      0xbe91a24d, 0xbe3d353f, 0xbdba7871, 0x00000000,
+                                      0x3da2faff, 0x3e24cae3, 0x3e7c04dd, 0x3ead033a,
+                                      0x3ee1a4b8, 0x3f1007ab, 0x3f3913b3, 0x3f800000};
+    static const float decimal[16] = {
+        -1.0f,
+        -0.6961928009986877f,
+        -0.5250730514526367f,
+        -0.39491748809814453f,
+        -0.28444138169288635f,
+        -0.18477343022823334f,
+        -0.09105003625154495f,
+        0.0f,
+        0.07958029955625534f,
+        0.16093020141124725f,
+        0.24611230194568634f,
+        0.33791524171829224f,
+        0.44070982933044434f,
+        0.5626170039176941f,
+        0.7229568362236023f,
+        1.0f,
+    };
+    (void)state;
+    for (unsigned i = 0; i < 16; i++) {
+        assert_int_equal(qc_f32_bits(qc_nf4_code[i]), bits[i]);
+        assert_int_equal(qc_f32_bits(decimal[i]), bits[i]);
+    }
+    assert_true(qc_nf4_code[QC_NF4_ZERO] == 0.0f);
+}
+
+static void test_nf4_thresholds(void **state)
+{
+    static const uint32_t bits[15] = {0xbf591cd9, 0xbf1c5270, 0xbeeb8480, 0xbeadea76, 0xbe703cec,
+                                      0xbe0d38bc, 0xbd3a7871, 0x3d22faff, 0x3df64863, 0x3e5067e0,
+                                      0x3e9582d4, 0x3ec753f9, 0x3f006d03, 0x3f248daf, 0x3f5c89d9};
+    (void)state;
+    for (unsigned i = 0; i < 15; i++) {
+        float t = qc_nf4_threshold[i];
+        assert_int_equal(qc_f32_bits(t), bits[i]);
+        /* the kernel's own tree turns exactly here, and a tie stays below */
+        assert_int_equal(qt_nf4_tree(t), i);
+        assert_int_equal(qt_nf4_tree(qt_step(t, 1)), i + 1);
+        /* the four that are not the midpoint in float are one ulp off */
+        float midpoint = (qc_nf4_code[i] + qc_nf4_code[i + 1]) * 0.5f;
+        int differs = i == 0 || i == 8 || i == 12 || i == 14;
+        assert_int_equal(t != midpoint, differs);
+        assert_true(t == midpoint || t == qt_step(midpoint, 1) || t == qt_step(midpoint, -1));
+    }
+}
+
+static unsigned thresholds_below(float x)
+{
+    unsigned lower = 0, upper = 255; /* thresholds [0, lower) are below x, [upper, 255) are not */
+    while (lower < upper) {
+        unsigned middle = (lower + upper) / 2;
+        if (x > qc_dynamic_threshold[middle])
+            lower = middle + 1;
+        else
+            upper = middle;
+    }
+    return lower;
+}
+
+static void check_search(float x)
+{
+    unsigned pivot = qc_dynamic_search(x), count = thresholds_below(x);
+    QT_CHECK(pivot == count, "x = %a: pivot search %u, thresholds %u", (double)x, pivot, count);
+}
+
+static void test_search_forms_agree(void **state)
+{
+    qt_rng rng = qt_rng_start("dynamic search");
+    unsigned up = 0;
+    (void)state;
+    for (unsigned j = 0; j < 255; j++) {
+        float a = qc_dynamic_map[j], b = qc_dynamic_map[j + 1], midpoint = (a + b) * 0.5f;
+        assert_true(a < midpoint && midpoint < b);
+        for (int ulps = -3; ulps <= 3; ulps++) {
+            check_search(qt_step(qc_dynamic_threshold[j], ulps));
+            check_search(qt_step(midpoint, ulps));
+            check_search(qt_step(a, ulps));
+        }
+        assert_int_equal(qc_dynamic_search(qt_step(midpoint, -1)), j);
+        assert_int_equal(qc_dynamic_search(qt_step(midpoint, 1)), j + 1);
+        up += qc_dynamic_search(midpoint) == j + 1;
+        assert_int_equal(qc_dynamic_search(a), j);
+    }
+    assert_int_equal(up, 127); /* as counted with the CUDA kernel's code */
+    check_search(-0.0f);
+    check_search(FLT_MAX);
+    check_search(-FLT_MAX);
+    check_search(0x1p-149f);
+    check_search(-0x1p-149f);
+    assert_int_equal(qc_dynamic_search(-1.0f), 0);
+    assert_int_equal(qc_dynamic_search(1.0f), 255);
+    assert_int_equal(qc_dynamic_search(0.0f), QC_DYNAMIC_ZERO);
+    for (unsigned i = 0; i < 5000000; i++) {
+        check_search((float)(2.0 * qt_uniform(&rng) - 1.0));
+        check_search(qt_any_float(&rng));
+    }
+}
+
+/* Nearest: no entry is closer, the distance taken exactly. */
+static void test_search_is_nearest(void **state)
+{
+    qt_rng rng = qt_rng_start("dynamic search is nearest");
+    (void)state;
+    for (unsigned i = 0; i < 200000; i++) {
+        float x = (float)((2.0 * qt_uniform(&rng) - 1.0) * pow(10.0, -6.0 * qt_uniform(&rng)));
+        double found = fabs((double)x - (double)qc_dynamic_map[qc_dynamic_search(x)]);
+        for (unsigned j = 0; j < 256; j++) {
+            double other = fabs((double)x - (double)qc_dynamic_map[j]);
+            /* the midpoint itself is rounded to float */
+            QT_CHECK(found <= other + fabs((double)x) * 0x1p-22, "x = %a, entry %u is closer",
+                     (double)x, j);
+        }
+    }
+}
+
+static void test_block_sizes_and_dispatch(void **state)
+{
+    (void)state;
+    for (uint64_t b = 0; b < 10000; b++) {
+        int want = b == 32 || b == 64 || b == 128 || b == 256 || b == 512 || b == 1024 ||
+                   b == 2048 || b == 4096;
+        assert_int_equal(qc_block_size_valid(b), want);
+    }
+    assert_int_equal(qc_block_size_valid((UINT64_C(1) << 32) + 64), 0);
+    assert_int_equal(qc_block_size_valid(UINT64_MAX), 0);
+    for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
+        const qc_quant_ops *ops = qc_quant_ops_for((qc_isa)isa);
+        assert_non_null(ops);
+        assert_true((int)ops->isa <= isa);
+    }
+    assert_ptr_equal(qc_quant_ops_for(QC_ISA_SCALAR), &qc_quant_ops_scalar);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dynamic_map_hash),
+        cmocka_unit_test(test_dynamic_map_recipe),
+        cmocka_unit_test(test_nf4_codes),
+        cmocka_unit_test(test_nf4_thresholds),
+        cmocka_unit_test(test_search_forms_agree),
+        cmocka_unit_test(test_search_is_nearest),
+        cmocka_unit_test(test_block_sizes_and_dispatch),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,759 @@
+/* formats/safetensors_header.h: the acceptance cases of docs/reading.md, numbered as there. */
+#include "formats/safetensors_header.h"
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#define COUNT(a)   (sizeof(a) / sizeof *(a))
+#define HEAD_BYTES 64u
+
+static double now_seconds(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* What opening a file does, on bytes that lie in blocks of exactly their size. claimed: size of the
+ * file as far as its directory entry goes (0: len). */
+static qc_status open_bytes(qc_st_header *h, const void *bytes, size_t len, uint64_t claimed,
+                            qc_error *err)
+{
+    uint64_t n = 0;
+    uint64_t file_bytes = claimed ? claimed : len;
+    size_t head_len = len < HEAD_BYTES ? len : HEAD_BYTES;
+    memset(h, 0, sizeof *h);
+    unsigned char *head = malloc(head_len ? head_len : 1);
+    assert_non_null(head);
+    if (head_len)
+        memcpy(head, bytes, head_len);
+    qc_status st = qc_st_header_length(head, head_len, file_bytes, &n, err);
+    free(head);
+    if (st != QC_OK) {
+        assert_true(n == 0);
+        return st;
+    }
+    assert_true(n <= len - 8);
+    char *json = malloc(n);
+    assert_non_null(json);
+    memcpy(json, (const unsigned char *)bytes + 8, n);
+    st = qc_st_header_parse(h, json, n, file_bytes - 8 - n, err);
+    free(json);
+    return st;
+}
+
+/* Every rule again, independently of the parser. */
+static void assert_rules(const qc_st_header *h, uint64_t data_bytes)
+{
+    uint64_t end = 0;
+    for (size_t i = 0; i < h->tensor_count; i++) {
+        const qc_st_tensor *t = &h->tensors[i];
+        uint64_t elems = 1;
+        assert_non_null(t->name);
+        assert_true(t->ndim <= QC_MAX_DIMS);
+        assert_true((unsigned)t->dtype < QC_DTYPE_COUNT);
+        for (unsigned d = 0; d < t->ndim; d++) {
+            assert_true(t->dims[d] < UINT64_C(1) << 53);
+            assert_true(elems == 0 || t->dims[d] <= UINT64_MAX / (elems ? elems : 1));
+            elems *= t->dims[d];
+        }
+        assert_true(t->begin == end);
+        assert_true(t->end >= t->begin);
+        assert_true(elems <= UINT64_MAX / 64);
+        assert_true(elems * qc_dtype_bits(t->dtype) == (t->end - t->begin) * 8);
+        end = t->end;
+        if (i)
+            assert_true(t[-1].begin < t->begin || t[-1].end < t->end ||
+                        strcmp(t[-1].name, t->name) < 0);
+    }
+    assert_true(end == data_bytes);
+    assert_true(h->data_bytes == data_bytes);
+    for (size_t i = 0; i < h->meta_count; i++) {
+        assert_non_null(h->meta[i].key);
+        assert_non_null(h->meta[i].value);
+    }
+}
+
+static void assert_empty(const qc_st_header *h)
+{
+    assert_null(h->tensors);
+    assert_null(h->meta);
+    assert_null(h->arena.head);
+    assert_true(h->tensor_count == 0 && h->meta_count == 0);
+}
+
+typedef struct {
+    const char *id;
+    const char *json;
+    uint64_t data_bytes;
+    qc_status status;
+    const char *message; /* whole */
+} header_case;
+
+#define T(dtype, shape, offsets)                                                                   \
+    "{\"dtype\":\"" dtype "\",\"shape\":" shape ",\"data_offsets\":" offsets "}"
+#define DIGITS_2_64 "18446744073709551616"
+
+static const header_case refused[] = {
+    {"9", "{", 0, QC_ERR_INPUT,
+     "header: JSON byte 1: a key in quotes was expected, found the end of the text"},
+    {"8", "\xff", 0, QC_ERR_INPUT,
+     "header: JSON byte 0: a JSON value was expected, found byte 0xff"},
+    {"8b", "{\"\xff\":1}", 0, QC_ERR_INPUT, "header: JSON byte 2: text is not valid UTF-8"},
+    {"7", "", 0, QC_ERR_INPUT,
+     "header: JSON byte 0: a JSON value was expected, found the end of the text"},
+    {"10a", "[]", 0, QC_ERR_INPUT, "header is of kind array, an object was expected"},
+    {"10b", "null", 0, QC_ERR_INPUT, "header is of kind null, an object was expected"},
+    {"10c", "\"x\"", 0, QC_ERR_INPUT, "header is of kind string, an object was expected"},
+    {"10d", "{}x", 0, QC_ERR_INPUT,
+     "header: JSON byte 2: the end of the text was expected, found 'x'"},
+    {"10f", "\xef\xbb\xbf{}", 0, QC_ERR_INPUT,
+     "header: JSON byte 0: a byte order mark is not accepted"},
+    {"10g", "{\"a\":NaN}", 0, QC_ERR_INPUT,
+     "header: JSON byte 5: a JSON value was expected, found 'N'"},
+    {"10h", "{\"\\ud800\":1}", 0, QC_ERR_INPUT,
+     "header: JSON byte 2: half of a surrogate pair without the other"},
+    {"10i", "{\"a\\u0000\":1}", 0, QC_ERR_INPUT,
+     "header: JSON byte 3: \\u0000 is not accepted in a string"},
+    {"12a", "{\"__metadata__\":{\"a\":1}}", 0, QC_ERR_INPUT,
+     "__metadata__: value of 'a' is of kind number, a string was expected"},
+    {"12b", "{\"__metadata__\":{\"a\":{\"b\":\"c\"}}}", 0, QC_ERR_INPUT,
+     "__metadata__: value of 'a' is of kind object, a string was expected"},
+    {"12c", "{\"__metadata__\":{},\"__metadata__\":{}}", 0, QC_ERR_INPUT,
+     "header: JSON byte 19: key '__metadata__' appears a second time in one object (first at byte "
+     "1)"},
+    {"12d", "{\"__metadata__\":\"pt\"}", 0, QC_ERR_INPUT,
+     "__metadata__ is of kind string, an object was expected"},
+    {"12e", "{\"__metadata__\":{\"a\":null}}", 0, QC_ERR_INPUT,
+     "__metadata__: value of 'a' is of kind null, a string was expected"},
+    {"13a", "{\"a\":" T("U8", "[1]", "[0,1]") ",\"a\":" T("U8", "[1]", "[0,1]") "}", 1,
+     QC_ERR_INPUT,
+     "header: JSON byte 53: key 'a' appears a second time in one object (first at byte 1)"},
+    {"13b", "{\"a\":" T("U8", "[1]", "[0,1]") ",\"\\u0061\":" T("U8", "[1]", "[1,2]") "}", 2,
+     QC_ERR_INPUT,
+     "header: JSON byte 53: key 'a' appears a second time in one object (first at byte 1)"},
+    {"13c", "{\"a\":{\"dtype\":\"U8\",\"shape\":[0],\"dtype\":\"U8\",\"data_offsets\":[0,0]}}", 0,
+     QC_ERR_INPUT,
+     "header: JSON byte 31: key 'dtype' appears a second time in one object (first at byte 6)"},
+    {"14a", "{\"a\":" T("F128", "[1]", "[0,16]") "}", 16, QC_ERR_UNSUPPORTED,
+     "tensor 'a': dtype 'F128' is not known"},
+    {"14b", "{\"a\":" T("f32", "[1]", "[0,4]") "}", 4, QC_ERR_UNSUPPORTED,
+     "tensor 'a': dtype 'f32' is not known"},
+    {"14c", "{\"a\":{\"shape\":[1],\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
+     "tensor 'a': dtype is missing, a string was expected"},
+    {"14d", "{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
+     "tensor 'a': shape is missing"},
+    {"14e", "{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, QC_ERR_INPUT,
+     "tensor 'a': data_offsets is missing"},
+    {"14f", "{\"a\":" T("F32", "[1]", "[0]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': data_offsets has 1 numbers, 2 were expected"},
+    {"14g", "{\"a\":" T("F32", "[1]", "[0,4,4]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': data_offsets has 3 numbers, 2 were expected"},
+    {"14h", "{\"a\":" T("F32", "[-1]", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': a dimension is -1, an integer of 0 to 2^53 - 1 written as digits was expected"},
+    {"14i", "{\"a\":" T("F32", "[1]", "[-4,0]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': an offset of data_offsets is -4, an integer of 0 to 2^53 - 1 written as digits "
+     "was expected"},
+    {"14j", "{\"a\":" T("F32", "[1.0]", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "header: JSON byte 29: a number with a fraction or exponent where only integers are accepted"},
+    {"14k", "{\"a\":" T("F32", "[1]", "[0,4e0]") "}", 4, QC_ERR_INPUT,
+     "header: JSON byte 50: a number with a fraction or exponent where only integers are accepted"},
+    {"14l", "{\"a\":" T("F32", "[\"1\"]", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': a dimension is of kind string, a number was expected"},
+    {"14m", "{\"a\":" T("F32", "[1]", "[\"0\",4]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': an offset of data_offsets is of kind string, a number was expected"},
+    {"14n", "{\"a\":" T("F32", "[" DIGITS_2_64 "]", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "header: JSON byte 29: an integer beyond 2^53 - 1"},
+    {"14o", "{\"a\":" T("F32", "1", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': shape is of kind number, an array was expected"},
+    {"14p", "{\"a\":" T("F32", "[1]", "{\"0\":4}") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': data_offsets is of kind object, an array was expected"},
+    {"14q", "{\"a\":{\"dtype\":7,\"shape\":[1],\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
+     "tensor 'a': dtype is of kind number, a string was expected"},
+    {"14r", "{\"a\":[1]}", 4, QC_ERR_INPUT,
+     "tensor 'a': entry is of kind array, an object was expected"},
+    {"14s", "{\"a\":" T("F32", "[1,1,1,1,1,1,1,1,1]", "[0,4]") "}", 4, QC_ERR_UNSUPPORTED,
+     "tensor 'a': shape has more than 8 dimensions"},
+    {"14t", "{\"a\":{\"Dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}", 4, QC_ERR_INPUT,
+     "tensor 'a': dtype is missing, a string was expected"},
+    {"16", "{\"test\":" T("I32", "[2,2]", "[0,4]") "}", 0, QC_ERR_INPUT,
+     "tensor 'test': dtype I32 and shape take 16 bytes, data_offsets 0..4 hold 4"},
+    {"21a", "{\"a\":" T("U8", "[2]", "[0,2]") ",\"b\":" T("U8", "[2]", "[4,6]") "}", 6,
+     QC_ERR_INPUT,
+     "tensor 'b' begins at byte 4 of the data, but 'a' before it ends at 2: bytes between them "
+     "belong to none"},
+    {"21b", "{\"a\":" T("U8", "[2]", "[1,3]") "}", 3, QC_ERR_INPUT,
+     "tensor 'a' begins at byte 1 of the data, the first one must begin at 0"},
+    {"21c", "{\"a\":" T("U8", "[2]", "[2,0]") "}", 2, QC_ERR_INPUT,
+     "tensor 'a': data_offsets begin at 2, behind their end 0"},
+    {"21d", "{\"a\":" T("U8", "[2]", "[0,2]") ",\"b\":" T("U8", "[2]", "[1,3]") "}", 3,
+     QC_ERR_INPUT,
+     "tensor 'b' begins at byte 1 of the data, but 'a' before it ends at 2: they overlap"},
+    {"25", "{\"a\":" T("U8", "[4]", "[0,4]") ",\"b\":" T("U8", "[9]", "[4,13]") "}", 6,
+     QC_ERR_TRUNCATED,
+     "data has 6 bytes, the tensors need 13: 7 are missing, 'b' is the first tensor that is not "
+     "whole"},
+    {"26", "{\"a\":" T("F32", "[2,18446744073709551614]", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "header: JSON byte 31: an integer beyond 2^53 - 1"},
+    {"26b", "{\"a\":" T("F32", "[4294967296,4294967296]", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': number of elements overflows 64 bits"},
+    {"27", "{\"a\":" T("I32", "[2,9223372036854775807]", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "header: JSON byte 31: an integer beyond 2^53 - 1"},
+    {"27b", "{\"a\":" T("I32", "[4611686018427,1048576]", "[0,4]") "}", 4, QC_ERR_INPUT,
+     "tensor 'a': number of bits overflows 64 bits"},
+    {"29", "{\"a\":" T("F4", "[1,3]", "[0,1]") "}", 1, QC_ERR_INPUT,
+     "tensor 'a': F4 tensor ends inside a byte"},
+    {"29b", "{\"a\":" T("F6_E2M3", "[2]", "[0,1]") "}", 1, QC_ERR_INPUT,
+     "tensor 'a': F6_E2M3 tensor ends inside a byte"},
+    {"30", "{\"a\":" T("F4", "[1,2]", "[0,2]") "}", 2, QC_ERR_INPUT,
+     "tensor 'a': dtype F4 and shape take 1 bytes, data_offsets 0..2 hold 2"},
+    {"30b", "{\"a\":" T("U8", "[0]", "[0,1]") "}", 1, QC_ERR_INPUT,
+     "tensor 'a': dtype U8 and shape take 0 bytes, data_offsets 0..1 hold 1"},
+    {"x1", "{}", 1, QC_ERR_INPUT,
+     "data has 1 bytes, the tensors end at 0: the last 1 belong to none"},
+    {"x2", "{\"e\x1b[31m\":1}", 0, QC_ERR_INPUT,
+     "header: JSON byte 3: no control character may stand in a string, found byte 0x1b"},
+    {"x3", "{\"e\\u001b[31m\":1}", 0, QC_ERR_INPUT,
+     "tensor 'e?[31m': entry is of kind number, an object was expected"},
+};
+
+static void refuses_broken_headers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(refused); i++) {
+        const header_case *c = &refused[i];
+        qc_st_header h;
+        qc_error err = {0};
+        size_t len = strlen(c->json);
+        char *json = malloc(len ? len : 1);
+        assert_non_null(json);
+        memcpy(json, c->json, len);
+        qc_status st = qc_st_header_parse(&h, json, len, c->data_bytes, &err);
+        free(json);
+        if (st != c->status || strcmp(err.msg, c->message) != 0)
+            fail_msg("case %s: %s '%s', expected %s '%s'", c->id, qc_status_name(st), err.msg,
+                     qc_status_name(c->status), c->message);
+        assert_int_equal(qc_status_exit_code(st), 3);
+        assert_empty(&h);
+    }
+}
+
+static const struct {
+    const char *id;
+    const char *json;
+    uint64_t data_bytes;
+    size_t tensors;
+    size_t meta;
+    size_t unknown;
+} accepted[] = {
+    {"empty", "{}", 0, 0, 0, 0},
+    {"padded", "{}      ", 0, 0, 0, 0},
+    {"leading", " \t\r\n{}", 0, 0, 0, 0},
+    {"trailing", "{}\n\r\t ", 0, 0, 0, 0},
+    {"metadata only", "{\"__metadata__\":{\"format\":\"pt\",\"b\":\"\"}}", 0, 0, 2, 0},
+    {"metadata null", "{\"__metadata__\":null}", 0, 0, 0, 0},
+    {"metadata empty", "{\"__metadata__\":{}}", 0, 0, 0, 0},
+    {"metadata last", "{\"a\":" T("U8", "[2]", "[0,2]") ",\"__metadata__\":{\"k\":\"v\"}}", 2, 1, 1,
+     0},
+    {"scalar", "{\"a\":" T("F64", "[]", "[0,8]") "}", 8, 1, 0, 0},
+    {"zero size", "{\"a\":" T("F32", "[2,0]", "[0,0]") "}", 0, 1, 0, 0},
+    {"zero size first and last",
+     "{\"z\":" T("F32", "[0]", "[2,2]") ",\"a\":" T("U8", "[2]", "[0,2]") ",\"b\":" T(
+         "I64", "[0,5]", "[0,0]") "}",
+     2, 3, 0, 0},
+    {"zero with huge dims",
+     "{\"a\":" T("F32", "[0,9007199254740991,9007199254740991]", "[0,0]") "}", 0, 1, 0, 0},
+    {"F4", "{\"a\":" T("F4", "[1,2]", "[0,1]") "}", 1, 1, 0, 0},
+    {"F6", "{\"a\":" T("F6_E3M2", "[4]", "[0,3]") "}", 3, 1, 0, 0},
+    {"C64", "{\"a\":" T("C64", "[3]", "[0,24]") "}", 24, 1, 0, 0},
+    {"unordered", "{\"a\":" T("U8", "[2]", "[3,5]") ",\"b\":" T("U8", "[3]", "[0,3]") "}", 5, 2, 0,
+     0},
+    {"unaligned tensor", "{\"a\":" T("U8", "[1]", "[0,1]") ",\"b\":" T("F32", "[1]", "[1,5]") "}",
+     5, 2, 0, 0},
+    {"eight dimensions", "{\"a\":" T("U8", "[1,2,1,2,1,2,1,2]", "[0,16]") "}", 16, 1, 0, 0},
+    {"unknown field (case 15)",
+     "{\"a\":{\"dtype\":\"U8\",\"x\":{\"y\":[1]},\"shape\":[1],\"data_offsets\":[0,1],\"z\":null}}",
+     1, 1, 0, 2},
+    {"empty name", "{\"\":" T("U8", "[1]", "[0,1]") "}", 1, 1, 0, 0},
+    {"same name but for case",
+     "{\"A\":" T("U8", "[1]", "[0,1]") ",\"a\":" T("U8", "[1]", "[1,2]") "}", 2, 2, 0, 0},
+};
+
+static void accepts_valid_headers(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(accepted); i++) {
+        unsigned char file[512] = {0};
+        qc_st_header h;
+        qc_error err = {0};
+        size_t n = strlen(accepted[i].json);
+        qc_store_le64(file, n);
+        memcpy(file + 8, accepted[i].json, n);
+        qc_status st = open_bytes(&h, file, 8 + n + accepted[i].data_bytes, 0, &err);
+        if (st != QC_OK)
+            fail_msg("case %s: %s", accepted[i].id, err.msg);
+        assert_true(h.tensor_count == accepted[i].tensors);
+        assert_true(h.meta_count == accepted[i].meta);
+        assert_true(h.unknown_fields == accepted[i].unknown);
+        assert_rules(&h, accepted[i].data_bytes);
+        qc_st_header_deinit(&h);
+    }
+}
+
+static void knows_every_dtype(void **state)
+{
+    (void)state;
+    for (int t = 0; t < QC_DTYPE_COUNT; t++) {
+        char json[200];
+        qc_st_header h;
+        unsigned bytes = qc_dtype_bits((qc_dtype)t);
+        int n = snprintf(json, sizeof json, "{\"a\":" T("%s", "[8]", "[0,%u]") "}",
+                         qc_dtype_name((qc_dtype)t), bytes);
+        assert_int_equal(qc_st_header_parse(&h, json, (size_t)n, bytes, NULL), QC_OK);
+        assert_int_equal(h.tensors->dtype, t);
+        qc_st_header_deinit(&h);
+    }
+}
+
+/* Cases that concern the length field, and files that are something else. */
+static const struct {
+    const char *id;
+    const char *bytes;
+    size_t len;
+    uint64_t claimed;
+    qc_status status;
+    const char *message;
+} lengths[] = {
+    {"1 empty", "", 0, 0, QC_ERR_TRUNCATED,
+     "file has 0 bytes, a safetensors file begins with 8 bytes of header length"},
+    {"1 seven bytes", "\x02\0\0\0\0\0\0", 7, 0, QC_ERR_TRUNCATED,
+     "file has 7 bytes, a safetensors file begins with 8 bytes of header length"},
+    {"2", "\x3c\0\0\0\0\0\0\0", 8, 0, QC_ERR_TRUNCATED,
+     "header of 60 bytes is cut off: file has 8 bytes, 60 are missing"},
+    {"3", "\xe8\x03\0\0\0\0\0\0{}", 10, 0, QC_ERR_TRUNCATED,
+     "header of 1000 bytes is cut off: file has 10 bytes, 998 are missing"},
+    {"4", "\x3c\0\0\0\0\xff\xff\xff", 8, 0, QC_ERR_INPUT,
+     "header length is 18446742974197923900 bytes, at most 100000000 are allowed (not a "
+     "safetensors "
+     "file?)"},
+    {"5a", "\x01\xe1\xf5\x05\0\0\0\0", 8, 200000000, QC_ERR_INPUT,
+     "header length is 100000001 bytes, at most 100000000 are allowed (not a safetensors file?)"},
+    {"5b", "\xff\xff\xff\xff\xff\xff\xff\xff", 8, 0, QC_ERR_INPUT,
+     "header length is 18446744073709551615 bytes, at most 100000000 are allowed (not a "
+     "safetensors "
+     "file?)"},
+    {"6", "\0\xe1\xf5\x05\0\0\0\0{}", 10, 0, QC_ERR_TRUNCATED,
+     "header of 100000000 bytes is cut off: file has 10 bytes, 99999998 are missing"},
+    {"7", "\0\0\0\0\0\0\0\0{}", 10, 0, QC_ERR_INPUT,
+     "header length is 0, at least the 2 bytes {} were expected (a file of zeros?)"},
+    {"8", "\x01\0\0\0\0\0\0\0\xff", 9, 0, QC_ERR_INPUT,
+     "header: JSON byte 0: a JSON value was expected, found byte 0xff"},
+    {"9", "\x01\0\0\0\0\0\0\0{", 9, 0, QC_ERR_INPUT,
+     "header: JSON byte 1: a key in quotes was expected, found the end of the text"},
+    {"10e", "\x08\0\0\0\0\0\0\0{}\0\0\0\0\0\0", 16, 0, QC_ERR_INPUT,
+     "header: JSON byte 2: the end of the text was expected, found byte 0x00"},
+    {"R2 lfs",
+     "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb",
+     90, 133, QC_ERR_INPUT, "file is a git-lfs pointer, not the file itself (run 'git lfs pull')"},
+    {"R2 html", "<!DOCTYPE html>\n<html lang=\"en\">", 32, 0, QC_ERR_INPUT,
+     "file is an HTML page, not safetensors (a failed download?)"},
+    {"R2 html2", "\n  <HTML><head>", 15, 0, QC_ERR_INPUT,
+     "file is an HTML page, not safetensors (a failed download?)"},
+    {"R2 xml", "<?xml version=\"1.0\"?><Error>", 28, 0, QC_ERR_INPUT,
+     "file is an HTML page, not safetensors (a failed download?)"},
+    {"R2 path", "/data/models/mini/model.safetensors", 35, 0, QC_ERR_INPUT,
+     "file is text, not safetensors"},
+    {"R2 short text", "<html>!!", 8, 0, QC_ERR_INPUT,
+     "file is an HTML page, not safetensors (a failed download?)"},
+    {"zip", "PK\x03\x04\0\0\x08\x08\0\0\0\0\0\0\0\0archive/data.pkl", 32, 0, QC_ERR_UNSUPPORTED,
+     "file is a zip archive (a PyTorch checkpoint?), not safetensors"},
+    {"pickle", "\x80\x02\x8a\x0al\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.", 15, 0, QC_ERR_UNSUPPORTED,
+     "file is a Python pickle (an old PyTorch checkpoint?), not safetensors"},
+    {"not pickle 1", "\x80\x01\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, QC_ERR_INPUT,
+     "header length is 5088219219985301888 bytes, at most 100000000 are allowed (not a safetensors "
+     "file?)"},
+    {"not pickle 6", "\x80\x06\x8a\x0al\xfc\x9c\x46\xf9", 9, 0, QC_ERR_INPUT,
+     "header length is 5088219219985303168 bytes, at most 100000000 are allowed (not a safetensors "
+     "file?)"},
+    {"gguf", "GGUF\x03\0\0\0\x23\x01\0\0", 12, 0, QC_ERR_UNSUPPORTED,
+     "file is a GGUF file, not safetensors"},
+    {"hdf5", "\x89HDF\r\n\x1a\n", 8, 0, QC_ERR_UNSUPPORTED,
+     "file is an HDF5 file, not safetensors"},
+    {"blank", "\n\n\n\n\n\n\n\n\n", 9, 0, QC_ERR_INPUT, "file is text, not safetensors"},
+};
+
+static void checks_the_length_first(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < COUNT(lengths); i++) {
+        qc_st_header h;
+        qc_error err = {0};
+        qc_status st = open_bytes(&h, lengths[i].bytes, lengths[i].len, lengths[i].claimed, &err);
+        if (st != lengths[i].status || strcmp(err.msg, lengths[i].message) != 0)
+            fail_msg("case %s: %s '%s', expected %s '%s'", lengths[i].id, qc_status_name(st),
+                     err.msg, qc_status_name(lengths[i].status), lengths[i].message);
+        assert_empty(&h);
+    }
+    /* A valid length may look like a pickle's first bytes: 0x0280 = 640. */
+    char file[8 + 640];
+    qc_st_header h;
+    memset(file, ' ', sizeof file);
+    memcpy(file, "\x80\x02\0\0\0\0\0\0{}", 10);
+    assert_int_equal(open_bytes(&h, file, sizeof file, 0, NULL), QC_OK);
+    qc_st_header_deinit(&h);
+    uint64_t n = 1;
+    assert_int_equal(qc_st_header_length((const unsigned char *)"abc", 3, 100, &n, NULL),
+                     QC_ERR_TRUNCATED);
+    assert_true(n == 0);
+    /* exactly the limit is legal */
+    assert_int_equal(qc_st_header_length((const unsigned char *)"\0\xe1\xf5\x05\0\0\0\0", 8,
+                                         100000008, &n, NULL),
+                     QC_OK);
+    assert_true(n == QC_ST_MAX_HEADER_BYTES);
+}
+
+static void refuses_a_header_over_the_limit(void **state)
+{
+    qc_st_header h;
+    qc_error err = {0};
+    (void)state;
+    /* The text is not looked at. */
+    assert_int_equal(qc_st_header_parse(&h, "", (size_t)QC_ST_MAX_HEADER_BYTES + 1, 0, &err),
+                     QC_ERR_INPUT);
+    assert_string_equal(err.msg, "header has 100000001 bytes, at most 100000000 are allowed");
+    qc_st_header_deinit(&h);
+    qc_st_header_deinit(NULL);
+}
+
+/* ---- attacks of the reference's own collection ---- */
+
+/* count tensors, all on the same bytes: cases 17 and 19. */
+static void attack_same_bytes(size_t count, const char *entry, uint64_t data_bytes)
+{
+    qc_strbuf json;
+    qc_st_header h;
+    qc_error err = {0};
+    qc_strbuf_init(&json, 100000000);
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(qc_strbuf_addf(&json, NULL, "%c\"w_%zu\":%s", i ? ',' : '{', i, entry),
+                         QC_OK);
+    assert_int_equal(qc_strbuf_adds(&json, "}", NULL), QC_OK);
+    double start = now_seconds();
+    assert_int_equal(qc_st_header_parse(&h, json.data, json.len, data_bytes, &err), QC_ERR_INPUT);
+    double took = now_seconds() - start;
+    assert_non_null(strstr(err.msg, "they overlap"));
+    print_message("%zu tensors on the same bytes: refused in %.3f s\n", count, took);
+    qc_strbuf_deinit(&json);
+}
+
+static void refuses_tensors_on_the_same_bytes(void **state)
+{
+    (void)state;
+    attack_same_bytes(10, T("F32", "[2,2]", "[0,16]"), 16);
+    attack_same_bytes(100000, T("F32", "[200,200]", "[0,160000]"), 160000);
+}
+
+/* ---- a small fixture: truncated everywhere, every bit flipped ---- */
+
+static const qc_st_tensor fixture_tensors[] = {
+    {"embed.weight", QC_DTYPE_F32, 2, {2, 3}, 0, 24},
+    {"scalar", QC_DTYPE_BF16, 0, {0}, 24, 26},
+    {"norm\xc3\xa9\"\n", QC_DTYPE_U8, 1, {3}, 26, 29},
+    {"packed", QC_DTYPE_F4, 2, {1, 2}, 29, 30},
+};
+static const qc_st_meta fixture_meta[] = {{"format", "pt"}, {"k\\", "\x01\t"}};
+
+static void make_fixture(qc_strbuf *file)
+{
+    static const unsigned char data[30] = {1, 2, 3};
+    qc_strbuf_init(file, 100000);
+    assert_int_equal(qc_st_header_build(file, fixture_tensors, COUNT(fixture_tensors), fixture_meta,
+                                        COUNT(fixture_meta), NULL),
+                     QC_OK);
+    assert_int_equal(qc_strbuf_add(file, data, sizeof data, NULL), QC_OK);
+}
+
+static void refuses_every_truncation(void **state)
+{
+    qc_strbuf file;
+    (void)state;
+    make_fixture(&file);
+    uint64_t header = 8 + qc_load_le64(file.data);
+    for (size_t n = 0; n < file.len; n++) {
+        qc_st_header h;
+        qc_error err = {0};
+        assert_int_equal(open_bytes(&h, file.data, n, 0, &err), QC_ERR_TRUNCATED);
+        assert_empty(&h);
+        if (n >= header) {
+            char expected[64];
+            (void)snprintf(expected, sizeof expected, "%zu are missing", file.len - n);
+            assert_non_null(strstr(err.msg, expected));
+        }
+    }
+    /* and one byte too many */
+    qc_st_header h;
+    assert_int_equal(qc_strbuf_add(&file, "", 1, NULL), QC_OK);
+    assert_int_equal(open_bytes(&h, file.data, file.len, 0, NULL), QC_ERR_INPUT);
+    qc_strbuf_deinit(&file);
+}
+
+static void survives_every_flipped_bit(void **state)
+{
+    qc_strbuf file;
+    size_t taken = 0;
+    (void)state;
+    make_fixture(&file);
+    size_t header = (size_t)(8 + qc_load_le64(file.data));
+    for (size_t bit = 0; bit < header * 8; bit++) {
+        qc_st_header h;
+        qc_error err = {0};
+        file.data[bit / 8] = (char)(file.data[bit / 8] ^ 1 << bit % 8);
+        qc_status st = open_bytes(&h, file.data, file.len, 0, &err);
+        if (st == QC_OK) {
+            taken++;
+            assert_rules(&h, file.len - 8 - qc_load_le64(file.data));
+            qc_st_header_deinit(&h);
+        } else {
+            assert_int_equal(qc_status_exit_code(st), 3);
+            assert_true(err.msg[0] != '\0');
+            assert_empty(&h);
+        }
+        file.data[bit / 8] = (char)(file.data[bit / 8] ^ 1 << bit % 8);
+    }
+    print_message("%zu flips, %zu gave another valid header\n", header * 8, taken);
+    qc_strbuf_deinit(&file);
+}
+
+static void survives_every_failed_allocation(void **state)
+{
+    qc_strbuf file;
+    (void)state;
+    make_fixture(&file);
+    size_t n = (size_t)qc_load_le64(file.data);
+    for (int persistent = 0; persistent < 2; persistent++) {
+        for (uint64_t at = 1;; at++) {
+            qc_st_header h;
+            qc_alloc_fail_at(at, persistent);
+            qc_status st = qc_st_header_parse(&h, file.data + 8, n, 30, NULL);
+            qc_alloc_fail_at(0, 0);
+            if (st == QC_OK) {
+                qc_st_header_deinit(&h);
+                break;
+            }
+            assert_int_equal(st, QC_ERR_NOMEM);
+            assert_empty(&h);
+        }
+    }
+    qc_strbuf_deinit(&file);
+}
+
+/* ---- building ---- */
+
+/* Written by the reference's Python package (0.8.0):
+ *   save({'b"\u00e9\n\x01\\': zeros((2, 3), float32), 'a': zeros((0,), int8),
+ *         'z/\x7f': zeros((), float16), 'c': ones(3, uint8)}, metadata={'format': 'pt'}) */
+static const char reference_header[] =
+    "\x10\x01\0\0\0\0\0\0{\"__metadata__\":{\"format\":\"pt\"},\"b\\\"\xc3\xa9\\n\\u0001\\\\\":"
+    "{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},\"z/\x7f\":{\"dtype\":\"F16\","
+    "\"shape\":[],\"data_offsets\":[24,26]},\"a\":{\"dtype\":\"I8\",\"shape\":[0],\"data_offsets\":"
+    "[26,26]},\"c\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[26,29]}}      ";
+
+static int order_tensors(const void *a, const void *b)
+{
+    return qc_st_tensor_order(a, b);
+}
+
+static void builds_as_the_reference(void **state)
+{
+    static const qc_st_meta meta = {"format", "pt"};
+    qc_st_tensor t[] = {
+        {"a", QC_DTYPE_I8, 1, {0}, 0, 0},
+        {"c", QC_DTYPE_U8, 1, {3}, 0, 0},
+        {"z/\x7f", QC_DTYPE_F16, 0, {0}, 0, 0},
+        {"b\"\xc3\xa9\n\x01\\", QC_DTYPE_F32, 2, {2, 3}, 0, 0},
+    };
+    uint64_t end = 0;
+    qc_strbuf out;
+    qc_st_header h;
+    (void)state;
+    qsort(t, COUNT(t), sizeof *t, order_tensors);
+    for (size_t i = 0; i < COUNT(t); i++) {
+        uint64_t bytes = 0;
+        assert_int_equal(qc_shape_bytes(t[i].dims, t[i].ndim, t[i].dtype, &bytes, NULL), QC_OK);
+        t[i].begin = end;
+        t[i].end = end += bytes;
+    }
+    qc_strbuf_init(&out, 10000);
+    assert_int_equal(qc_strbuf_adds(&out, "before", NULL), QC_OK);
+    assert_int_equal(qc_st_header_build(&out, t, COUNT(t), &meta, 1, NULL), QC_OK);
+    assert_true(out.len == 6 + sizeof reference_header - 1);
+    assert_memory_equal(out.data + 6, reference_header, sizeof reference_header - 1);
+
+    /* and back */
+    assert_int_equal(open_bytes(&h, out.data + 6, out.len - 6, out.len - 6 + 29, NULL), QC_OK);
+    assert_true(h.tensor_count == COUNT(t));
+    for (size_t i = 0; i < COUNT(t); i++) {
+        const qc_st_tensor *x = &h.tensors[i];
+        assert_string_equal(x->name, t[i].name);
+        assert_true(x->dtype == t[i].dtype && x->ndim == t[i].ndim && x->begin == t[i].begin &&
+                    x->end == t[i].end);
+        assert_memory_equal(x->dims, t[i].dims, sizeof x->dims);
+    }
+    assert_string_equal(qc_st_header_meta(&h, "format"), "pt");
+    assert_null(qc_st_header_meta(&h, "Format"));
+    qc_st_header_deinit(&h);
+
+    out.len = 0;
+    assert_int_equal(qc_st_header_build(&out, NULL, 0, NULL, 0, NULL), QC_OK);
+    assert_true(out.len == 16);
+    assert_memory_equal(out.data, "\x08\0\0\0\0\0\0\0{}      ", 16);
+    qc_strbuf_deinit(&out);
+}
+
+static void build_failures_leave_the_buffer(void **state)
+{
+    qc_strbuf whole;
+    (void)state;
+    make_fixture(&whole);
+    size_t need = 8 + (size_t)qc_load_le64(whole.data);
+    for (size_t max = 1; max < 1 + need; max++) {
+        qc_strbuf out;
+        qc_strbuf_init(&out, max);
+        assert_int_equal(qc_strbuf_adds(&out, "x", NULL), QC_OK);
+        assert_int_equal(qc_st_header_build(&out, fixture_tensors, COUNT(fixture_tensors),
+                                            fixture_meta, COUNT(fixture_meta), NULL),
+                         QC_ERR_NOMEM);
+        assert_true(out.len == 1);
+        assert_string_equal(out.data, "x");
+        qc_strbuf_deinit(&out);
+    }
+    qc_strbuf_deinit(&whole);
+}
+
+/* Case 31. */
+static void refuses_to_write_too_much(void **state)
+{
+    qc_strbuf out;
+    qc_error err = {0};
+    size_t n = QC_ST_MAX_HEADER_BYTES;
+    char *value = malloc(n + 1);
+    (void)state;
+    assert_non_null(value);
+    memset(value, 'x', n);
+    value[n] = '\0';
+    qc_st_meta meta = {"k", value};
+    qc_strbuf_init(&out, 300000000);
+    assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_ERR_INPUT);
+    assert_string_equal(err.msg,
+                        "header would have 100000032 bytes, at most 100000000 are allowed");
+    assert_true(out.len == 0);
+    value[n - 25] = '\0'; /* exactly the limit */
+    assert_int_equal(qc_st_header_build(&out, NULL, 0, &meta, 1, &err), QC_OK);
+    assert_true(out.len == 8 + n);
+    qc_strbuf_deinit(&out);
+    free(value);
+}
+
+static void orders_as_the_reference(void **state)
+{
+    qc_st_tensor f32 = {.name = "z", .dtype = QC_DTYPE_F32};
+    qc_st_tensor bf16 = {.name = "a", .dtype = QC_DTYPE_BF16};
+    qc_st_tensor i32 = {.name = "a", .dtype = QC_DTYPE_I32};
+    qc_st_tensor accent = {.name = "\xc3\xa9", .dtype = QC_DTYPE_F32};
+    (void)state;
+    assert_true(qc_st_tensor_order(&f32, &bf16) < 0);
+    assert_true(qc_st_tensor_order(&bf16, &f32) > 0);
+    assert_true(qc_st_tensor_order(&f32, &i32) < 0);
+    assert_true(qc_st_tensor_order(&f32, &accent) < 0);
+    assert_true(qc_st_tensor_order(&f32, &f32) == 0);
+}
+
+/* ---- sizes ---- */
+
+/* Headers of every length around a buffer size that has hurt others. */
+static void takes_headers_around_100000_bytes(void **state)
+{
+    (void)state;
+    for (size_t n = 99990; n <= 100010; n++) {
+        qc_st_header h;
+        unsigned char *file = malloc(8 + n);
+        assert_non_null(file);
+        qc_store_le64(file, n);
+        memset(file + 8, 'x', n);
+        memcpy(file + 8, "{\"__metadata__\":{\"k\":\"", 22);
+        memcpy(file + 8 + n - 3, "\"}}", 3);
+        assert_int_equal(open_bytes(&h, file, 8 + n, 0, NULL), QC_OK);
+        assert_true(strlen(qc_st_header_meta(&h, "k")) == n - 25);
+        qc_st_header_deinit(&h);
+        free(file);
+    }
+}
+
+#define MANY 90000u
+
+static void takes_90000_tensors_in_20_megabytes(void **state)
+{
+    qc_st_tensor *t = calloc(MANY, sizeof *t);
+    char *names = malloc(MANY * (size_t)192);
+    qc_strbuf out;
+    qc_st_header h;
+    (void)state;
+    assert_non_null(t);
+    assert_non_null(names);
+    qc_strbuf_init(&out, QC_ST_MAX_HEADER_BYTES);
+    for (size_t i = 0; i < MANY; i++) {
+        size_t k = i * 7919 % MANY; /* not in the order of names */
+        char *name = names + i * 192;
+        (void)snprintf(name, 192, "model.layers.%zu.mlp.experts.%zu.down_proj.%0100zu.weight",
+                       k / 1000, k % 1000, k);
+        t[i] = (qc_st_tensor){name, QC_DTYPE_BF16, 2, {7168, 2048}, i * 29360128, 0};
+        t[i].end = t[i].begin + 29360128;
+    }
+    assert_int_equal(qc_st_header_build(&out, t, MANY, NULL, 0, NULL), QC_OK);
+    assert_true(out.len >= 20000000);
+    double start = now_seconds();
+    assert_int_equal(open_bytes(&h, out.data, out.len, out.len + (uint64_t)MANY * 29360128, NULL),
+                     QC_OK);
+    double took = now_seconds() - start;
+    print_message("header of %zu bytes with %u tensors: opened in %.3f s\n", out.len, MANY, took);
+    assert_true(h.tensor_count == MANY);
+    assert_string_equal(h.tensors[MANY - 1].name, t[MANY - 1].name);
+    assert_rules(&h, (uint64_t)MANY * 29360128);
+    qc_st_header_deinit(&h);
+    qc_strbuf_deinit(&out);
+    free(names);
+    free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(refuses_broken_headers),
+        cmocka_unit_test(accepts_valid_headers),
+        cmocka_unit_test(knows_every_dtype),
+        cmocka_unit_test(checks_the_length_first),
+        cmocka_unit_test(refuses_a_header_over_the_limit),
+        cmocka_unit_test(refuses_tensors_on_the_same_bytes),
+        cmocka_unit_test(refuses_every_truncation),
+        cmocka_unit_test(survives_every_flipped_bit),
+        cmocka_unit_test(survives_every_failed_allocation),
+        cmocka_unit_test(builds_as_the_reference),
+        cmocka_unit_test(build_failures_leave_the_buffer),
+        cmocka_unit_test(refuses_to_write_too_much),
+        cmocka_unit_test(orders_as_the_reference),
+        cmocka_unit_test(takes_headers_around_100000_bytes),
+        cmocka_unit_test(takes_90000_tensors_in_20_megabytes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,222 @@
+/* formats/shard_layout.h */
+#include "formats/shard_layout.h"
+
+#include "base/alloc.h"
+#include "formats/safetensors_header.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define MIB (1u << 20)
+
+static qc_out_tensor tensor(const char *name, qc_dtype dtype, uint64_t dim, uint32_t group)
+{
+    return (qc_out_tensor){
+        .st = {.name = name, .dtype = dtype, .ndim = 1, .dims = {dim}},
+        .group = group,
+        .align_bytes = 1,
+    };
+}
+
+static void pieces(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t bytes, align, want;
+    } cases[] = {
+        {0, 64, 64},
+        {1, 64, 1},
+        {8 * MIB, 4096, 8 * MIB},
+        {8 * MIB + 1, 1, 4 * MIB + 1},
+        {8 * MIB + 1, 4096, 4 * MIB + 4096},
+        {16 * MIB, 4096, 8 * MIB},
+        {16 * MIB + 2, 2, 5592406},   /* a third */
+        {16 * MIB, 5 * MIB, 5 * MIB}, /* rounding up would exceed 8 MiB */
+        {17 * MIB, 3 * MIB, 6 * MIB},
+        {100 * MIB, 9 * MIB, 9 * MIB}, /* a row by itself */
+        {100 * MIB, 16 * MIB, 16 * MIB},
+        {100 * MIB, 16 * MIB + 2, 100 * MIB / 13 / 4096 * 4096 + 4096}, /* given up */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        assert_int_equal(qc_layout_piece_bytes(cases[i].bytes, cases[i].align), cases[i].want);
+}
+
+static void one_shard_has_the_plain_name(void **state)
+{
+    (void)state;
+    qc_arena a;
+    qc_layout l;
+    qc_error err = {0};
+    /* bytes: 100, 40, 16, 3; order in the file: F32, BF16 by name, U8 */
+    qc_out_tensor t[] = {tensor("z", QC_DTYPE_U8, 100, 0), tensor("b", QC_DTYPE_BF16, 20, 1),
+                         tensor("a", QC_DTYPE_BF16, 8, 2), tensor("s", QC_DTYPE_U8, 3, 2),
+                         tensor("f", QC_DTYPE_F32, 1, 3)};
+    static const char *const order[] = {"f", "a", "b", "s", "z"};
+    static const uint64_t begins[] = {0, 4, 20, 60, 63};
+    qc_arena_init(&a);
+    assert_int_equal(qc_layout_make(&l, &a, t, 5, 1000, &err), QC_OK);
+    assert_int_equal(l.count, 1);
+    assert_string_equal(l.shards[0].name, "model.safetensors");
+    assert_int_equal(l.shards[0].count, 5);
+    assert_int_equal(l.shards[0].data_bytes, 163);
+    for (size_t i = 0; i < 5; i++) {
+        const qc_out_tensor *o = &t[l.shards[0].order[i]];
+        assert_string_equal(o->st.name, order[i]);
+        assert_int_equal(o->st.begin, begins[i]);
+        assert_int_equal(o->piece_bytes, o->st.end - o->st.begin);
+    }
+    /* The header is that of the reference writer and is read back as it was laid out. */
+    static const char want[] = "{\"__metadata__\":{\"format\":\"pt\"},"
+                               "\"f\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]},"
+                               "\"a\":{\"dtype\":\"BF16\",\"shape\":[8],\"data_offsets\":[4,20]},";
+    assert_memory_equal(l.shards[0].header + 8, want, sizeof want - 1);
+    qc_st_header h;
+    assert_int_equal(l.shards[0].header_bytes % 8, 0);
+    assert_int_equal(
+        qc_st_header_parse(&h, l.shards[0].header + 8, l.shards[0].header_bytes - 8, 163, &err),
+        QC_OK);
+    assert_int_equal(h.tensor_count, 5);
+    qc_st_header_deinit(&h);
+    qc_arena_deinit(&a);
+}
+
+static void shards_are_filled_in_order_by_whole_groups(void **state)
+{
+    (void)state;
+    qc_arena a;
+    qc_layout l;
+    qc_out_tensor t[] = {
+        tensor("a", QC_DTYPE_U8, 60, 0), tensor("a.s", QC_DTYPE_U8, 20, 0),
+        tensor("b", QC_DTYPE_U8, 20, 1), /* 100 exactly: still fits */
+        tensor("c", QC_DTYPE_U8, 50, 2), tensor("c.s", QC_DTYPE_U8, 60, 2), /* 110: alone */
+        tensor("d", QC_DTYPE_U8, 1, 3),
+    };
+    static const uint32_t shard[] = {0, 0, 0, 1, 1, 2};
+    qc_arena_init(&a);
+    assert_int_equal(qc_layout_make(&l, &a, t, 6, 100, NULL), QC_OK);
+    assert_int_equal(l.count, 3);
+    for (size_t i = 0; i < 6; i++)
+        assert_int_equal(t[i].shard, shard[i]);
+    assert_string_equal(l.shards[0].name, "model-00001-of-00003.safetensors");
+    assert_string_equal(l.shards[2].name, "model-00003-of-00003.safetensors");
+    assert_int_equal(l.shards[1].data_bytes, 110);
+    /* A large group first leaves no empty shard before it. */
+    assert_int_equal(qc_layout_make(&l, &a, t + 3, 3, 10, NULL), QC_OK);
+    assert_int_equal(l.count, 2);
+    /* Tensors of no bytes take no room. */
+    qc_out_tensor empty[] = {tensor("a", QC_DTYPE_U8, 0, 0), tensor("b", QC_DTYPE_U8, 0, 1)};
+    assert_int_equal(qc_layout_make(&l, &a, empty, 2, 0, NULL), QC_OK);
+    assert_int_equal(l.count, 1);
+    qc_arena_deinit(&a);
+}
+
+static void no_tensors_make_one_empty_file(void **state)
+{
+    (void)state;
+    qc_arena a;
+    qc_layout l;
+    qc_arena_init(&a);
+    assert_int_equal(qc_layout_make(&l, &a, NULL, 0, 100, NULL), QC_OK);
+    assert_int_equal(l.count, 1);
+    assert_string_equal(l.shards[0].name, "model.safetensors");
+    assert_int_equal(l.shards[0].count, 0);
+    assert_int_equal(l.shards[0].data_bytes, 0);
+    assert_memory_equal(l.shards[0].header + 8, "{\"__metadata__\":{\"format\":\"pt\"}}", 33);
+    qc_arena_deinit(&a);
+}
+
+static void wrong_tensors_are_refused(void **state)
+{
+    (void)state;
+    qc_arena a;
+    qc_layout l;
+    qc_error err = {0};
+    qc_arena_init(&a);
+    qc_out_tensor twice[] = {tensor("x", QC_DTYPE_U8, 1, 0), tensor("y", QC_DTYPE_U8, 1, 1),
+                             tensor("x", QC_DTYPE_F32, 1, 2)};
+    assert_int_equal(qc_layout_make(&l, &a, twice, 3, 1, &err), QC_ERR_INPUT);
+    assert_non_null(strstr(err.msg, "'x'"));
+    qc_out_tensor huge[] = {tensor("x", QC_DTYPE_U8, UINT64_MAX / 8, 0),
+                            tensor("y", QC_DTYPE_U64, UINT64_MAX / 64, 0)};
+    huge[0].st.ndim = huge[1].st.ndim = 2;
+    huge[0].st.dims[1] = huge[1].st.dims[1] = 2;
+    assert_int_equal(qc_layout_make(&l, &a, huge, 2, UINT64_MAX, &err), QC_ERR_INPUT);
+    assert_non_null(strstr(err.msg, "'x'"));
+    qc_out_tensor unaligned = tensor("x", QC_DTYPE_U8, 1, 0);
+    unaligned.align_bytes = 0;
+    assert_int_equal(qc_layout_make(&l, &a, &unaligned, 1, 1, &err), QC_ERR_INTERNAL);
+    qc_out_tensor half = tensor("x", QC_DTYPE_F4, 3, 0);
+    assert_int_equal(qc_layout_make(&l, &a, &half, 1, 1, &err), QC_ERR_INPUT);
+    qc_arena_deinit(&a);
+}
+
+static void sums_that_overflow_are_refused(void **state)
+{
+    (void)state;
+    static const char names[10][2] = {"a", "b", "c", "d", "e", "f", "g", "h", "i", "j"};
+    qc_arena a;
+    qc_layout l;
+    qc_error err = {0};
+    qc_out_tensor t[10];
+    qc_arena_init(&a);
+    for (uint32_t one_group = 0; one_group < 2; one_group++) {
+        for (uint32_t i = 0; i < 10; i++) /* 2^61 - 1 bytes each: nine are too many */
+            t[i] = tensor(names[i], QC_DTYPE_U8, UINT64_MAX / 8, one_group ? 0 : i);
+        assert_int_equal(qc_layout_make(&l, &a, t, 10, UINT64_MAX, &err), QC_ERR_INPUT);
+        assert_non_null(strstr(err.msg, "overflow"));
+    }
+    qc_arena_deinit(&a);
+}
+
+static void given_pieces_are_kept(void **state)
+{
+    (void)state;
+    qc_arena a;
+    qc_layout l;
+    qc_out_tensor t = tensor("x", QC_DTYPE_U8, 1000, 0);
+    t.align_bytes = 10;
+    t.piece_bytes = 100;
+    qc_arena_init(&a);
+    assert_int_equal(qc_layout_make(&l, &a, &t, 1, 1, NULL), QC_OK);
+    assert_int_equal(t.piece_bytes, 100);
+    qc_arena_deinit(&a);
+}
+
+static void out_of_memory_is_said(void **state)
+{
+    (void)state;
+    for (uint64_t n = 1;; n++) {
+        qc_arena a;
+        qc_layout l;
+        qc_error err = {0};
+        qc_out_tensor t[] = {tensor("a", QC_DTYPE_U8, 60, 0), tensor("b", QC_DTYPE_U8, 60, 1)};
+        qc_arena_init(&a);
+        qc_alloc_fail_at(n, 0);
+        qc_status st = qc_layout_make(&l, &a, t, 2, 100, &err);
+        qc_alloc_fail_at(0, 0);
+        qc_arena_deinit(&a);
+        if (st == QC_OK)
+            break;
+        assert_int_equal(st, QC_ERR_NOMEM);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(pieces),
+        cmocka_unit_test(one_shard_has_the_plain_name),
+        cmocka_unit_test(shards_are_filled_in_order_by_whole_groups),
+        cmocka_unit_test(no_tensors_make_one_empty_file),
+        cmocka_unit_test(wrong_tensors_are_refused),
+        cmocka_unit_test(sums_that_overflow_are_refused),
+        cmocka_unit_test(given_pieces_are_kept),
+        cmocka_unit_test(out_of_memory_is_said),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
