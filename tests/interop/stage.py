@@ -1,0 +1,84 @@
+"""Runs the interoperability checks in each environment and adds up the counts.
+
+usage: stage.py --build BUILD_DIR --environment ENVIRONMENT_DIR [NAME...]
+
+An environment is a set of package folders that goes before the virtual environment's own; NAME
+picks some. Last line: "interop: N passed, N failed, N skipped". Exit code 0, 1 (something failed)
+or 77 (nothing ran).
+"""
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ENVIRONMENTS = {
+    "quantizers-bitsandbytes50": (["transformers5"], "test_interop_quantizers.py"),
+    "quantizers-bitsandbytes49": (["bitsandbytes49"], "test_interop_quantizers.py"),
+    "files": (["transformers5"], "test_interop_files.py"),
+    "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
+    "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
+}
+NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
+
+
+def run(name, arguments):
+    folders, script = ENVIRONMENTS[name]
+    environment = dict(os.environ)
+    environment |= {
+        "PYTHONPATH": os.pathsep.join(str(arguments.environment / f) for f in folders),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "QCONV_BUILD": str(arguments.build),
+        "HF_HUB_OFFLINE": "1",  # nothing is fetched while checking
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    with tempfile.TemporaryDirectory(prefix="qconv-interop-") as scratch:
+        environment["QCONV_SCRATCH"] = scratch
+        process = subprocess.Popen([sys.executable, "-B", script], cwd=HERE, env=environment,
+                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        counts = None
+        for line in process.stdout:
+            if NOISE.search(line):
+                continue
+            if m := re.match(r"counts: (\d+) (\d+) (\d+)$", line):
+                counts = [int(n) for n in m.groups()]
+            else:
+                print(line, end="", flush=True)
+        code = process.wait()
+    if counts is None or (code != 0 and counts[1] == 0):
+        return [0, 1, 0]  # it fell over before or after counting
+    return counts
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--environment", type=Path, required=True)
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(ENVIRONMENTS)
+    if unknown:
+        parser.error(f"no {', '.join(sorted(unknown))}; there are {', '.join(ENVIRONMENTS)}")
+    if not shutil.which("zstd"):
+        print("interop: FAILED: the program zstd is missing")
+        return 1
+    total = [0, 0, 0]
+    for name in arguments.names or ENVIRONMENTS:
+        started = time.monotonic()
+        print(f"\n--- {name}", flush=True)
+        counts = run(name, arguments)
+        total = [a + b for a, b in zip(total, counts)]
+        print("--- {}: {} passed, {} failed, {} skipped, {:.0f} s".format(
+            name, *counts, time.monotonic() - started), flush=True)
+    print("interop: {} passed, {} failed, {} skipped".format(*total))
+    return 1 if total[1] else 0 if total[0] else 77
+
+
+sys.exit(main())
