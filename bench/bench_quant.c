@@ -1,0 +1,415 @@
+/* Rates of the quantizers, one thread, beside the roof.
+ *
+ *   bench_quant [--json FILE] [--mib N] [--runs N] [--isa LIST]
+ *
+ * Source: N MiB (default 1024) of normal bf16 values. Every operation and code path runs once per
+ * round, in turn, so that the machine's noise falls on all alike; rates are of source bytes;
+ * ratios to the roof are taken within a round, medians over all rounds. The roof is one thread
+ * that reads the same memory in order with the widest loads there are, with software prefetch or
+ * without, whichever was faster in that round.
+ *
+ * "hot" rows work on one 512 KiB step that stays in the L2 cache, as the conversion does.
+ * The scalar path is slow: it gets a 32nd of the memory. */
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/strbuf.h"
+#include "formats/file_io.h"
+#include "formats/json_writer.h"
+#include "quant/quant_ops.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define STEP_BYTES ((size_t)512 << 10)
+#define COLS       4096u
+#define MAX_RUNS   101
+#define MAX_ROWS   64
+
+typedef struct {
+    const unsigned char *bf16;
+    const float *absmax; /* positive, for the nested quantizer */
+    size_t bytes;
+    unsigned char *codes;
+    float *scales, *nested;
+    qc_block_error *errors;
+    unsigned char *wide; /* dequantized or cast output: twice the source's bytes */
+} buffers;
+
+/* Work through `bytes` of source; hot: always the first step of it. */
+typedef void (*run_fn)(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot);
+
+static volatile uint64_t sink;
+
+typedef uint64_t vec512 __attribute__((vector_size(64), aligned(1), may_alias));
+typedef uint64_t vec256 __attribute__((vector_size(32), aligned(1), may_alias));
+
+/* One reader per width, with and without software prefetch; `ahead` bytes, 0 for none. */
+#if defined(__x86_64__)
+#define TARGET(isa) __attribute__((target(isa)))
+#else
+#define TARGET(isa)
+#endif
+#define READER(name, isa, vec)                                                                     \
+    TARGET(isa) static uint64_t name(const unsigned char *p, size_t bytes, size_t ahead)           \
+    {                                                                                              \
+        vec sum[8] = {{0}};                                                                        \
+        for (size_t i = 0; i < bytes; i += 8 * sizeof(vec)) {                                      \
+            if (ahead) {                                                                           \
+                for (size_t k = 0; k < 8 * sizeof(vec); k += 64)                                   \
+                    __builtin_prefetch(p + i + k + ahead);                                         \
+            }                                                                                      \
+            for (size_t k = 0; k < 8; k++)                                                         \
+                sum[k] ^= *(const vec *)(const void *)(p + i + k * sizeof(vec));                   \
+        }                                                                                          \
+        for (size_t k = 1; k < 8; k++)                                                             \
+            sum[0] ^= sum[k];                                                                      \
+        return sum[0][0] ^ sum[0][3];                                                              \
+    }
+
+READER(read_avx512, "avx512f", vec512)
+READER(read_avx2, "avx2", vec256)
+READER(read_baseline, "sse2", vec256)
+
+static void read_with(const buffers *b, size_t bytes, size_t ahead)
+{
+    if (qc_isa_available(QC_ISA_AVX512))
+        sink = read_avx512(b->bf16, bytes, ahead);
+    else if (qc_isa_available(QC_ISA_AVX2))
+        sink = read_avx2(b->bf16, bytes, ahead);
+    else
+        sink = read_baseline(b->bf16, bytes, ahead);
+}
+
+static void read_plain(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    (void)ops;
+    (void)hot;
+    read_with(b, bytes, 0);
+}
+
+static void read_ahead(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    (void)ops;
+    (void)hot;
+    read_with(b, bytes, 4096);
+}
+
+static void copy_roof(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    (void)ops;
+    for (size_t at = 0; at < bytes; at += STEP_BYTES)
+        memcpy(b->wide + (hot ? 0 : at), b->bf16 + (hot ? 0 : at), STEP_BYTES);
+    sink = b->wide[bytes / 2];
+}
+
+static void nf4(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot,
+                qc_block_error *errors)
+{
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at, block = from / 128;
+        qc_piece_sums sums = {0};
+        ops->nf4_quantize(b->bf16 + from, QC_DTYPE_BF16, STEP_BYTES / 2, 64, b->codes + from / 4,
+                          b->scales + block, errors ? errors + block : NULL, &sums);
+    }
+}
+
+static void nf4_errors(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    nf4(ops, b, bytes, hot, b->errors);
+}
+
+static void nf4_plain(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    nf4(ops, b, bytes, hot, NULL);
+}
+
+static void int8_rows(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at;
+        qc_piece_sums sums = {0};
+        ops->int8_rows_quantize(b->bf16 + from, QC_DTYPE_BF16, STEP_BYTES / 2 / COLS, COLS,
+                                (int8_t *)b->codes + from / 2, b->scales + from / 2 / COLS, &sums);
+    }
+}
+
+static void int8_blocks(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at;
+        qc_piece_sums sums = {0};
+        ops->int8_blocks_quantize(b->bf16 + from, QC_DTYPE_BF16, STEP_BYTES / 2, 64,
+                                  (int8_t *)b->codes + from / 2, b->scales + from / 128,
+                                  b->errors + from / 128, &sums);
+    }
+}
+
+static void nested(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at;
+        ops->nested_quantize(b->absmax + from / 4, STEP_BYTES / 4, 0.04f, b->codes + from / 4,
+                             b->nested + from / 1024);
+    }
+}
+
+static void nf4_back(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    uint64_t overflow = UINT64_MAX;
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at; /* of the bf16 that comes out */
+        ops->nf4_dequantize(b->codes + from / 4, b->absmax + from / 128, qc_nf4_code,
+                            STEP_BYTES / 2, 64, b->wide + from, QC_DTYPE_BF16, &overflow);
+    }
+    sink = overflow;
+}
+
+static void cast(const qc_quant_ops *ops, const buffers *b, size_t bytes, int hot)
+{
+    uint64_t overflow = UINT64_MAX;
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t from = hot ? 0 : at;
+        ops->cast(b->bf16 + from, QC_DTYPE_BF16, STEP_BYTES / 2, b->wide + from, QC_DTYPE_F16,
+                  &overflow);
+    }
+    sink = overflow;
+}
+
+static const struct {
+    const char *name, *dtype;
+    run_fn run;
+    int per_isa;
+    int hot_too;
+} operations[] = {
+    {"read", "bf16", read_plain, 0, 0},
+    {"read, prefetched", "bf16", read_ahead, 0, 0},
+    {"memcpy", "bf16", copy_roof, 0, 0},
+    {"nf4 with error terms", "bf16", nf4_errors, 1, 1},
+    {"nf4 alone", "bf16", nf4_plain, 1, 1},
+    {"int8 by row", "bf16", int8_rows, 1, 0},
+    {"int8 by block", "bf16", int8_blocks, 1, 0},
+    {"second quantization", "f32", nested, 1, 0},
+    {"nf4 back to bf16 (bytes out)", "bf16", nf4_back, 1, 0},
+    {"cast to f16", "bf16", cast, 1, 0},
+};
+
+typedef struct {
+    char name[64];
+    const char *isa, *dtype;
+    const qc_quant_ops *ops;
+    run_fn run;
+    int hot;
+    size_t bytes;
+    double gbps[MAX_RUNS], ratio[MAX_RUNS];
+} row;
+
+static row rows[MAX_ROWS];
+static int row_count;
+
+static void add_row(int op, const qc_quant_ops *ops, const char *isa, int hot, size_t bytes)
+{
+    if (row_count == MAX_ROWS)
+        return;
+    row *r = &rows[row_count++];
+    (void)snprintf(r->name, sizeof r->name, "%s%s", operations[op].name, hot ? ", hot" : "");
+    r->isa = isa;
+    r->dtype = operations[op].dtype;
+    r->ops = ops;
+    r->run = operations[op].run;
+    r->hot = hot;
+    r->bytes = bytes;
+}
+
+static int compare_doubles(const void *pa, const void *pb)
+{
+    double a = *(const double *)pa, b = *(const double *)pb;
+    return (a > b) - (a < b);
+}
+
+static double quantile(const double *v, int n, double q)
+{
+    double sorted[MAX_RUNS];
+    memcpy(sorted, v, (size_t)n * sizeof *v);
+    qsort(sorted, (size_t)n, sizeof *sorted, compare_doubles);
+    return sorted[(int)(q * (n - 1) + 0.5)];
+}
+
+static uint64_t seed = 1;
+
+static uint64_t next_random(void)
+{
+    uint64_t z = (seed += 0x9e3779b97f4a7c15u);
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+}
+
+static float next_normal(void)
+{
+    double u = ((double)(next_random() >> 11) + 0.5) * 0x1p-53;
+    double v = (double)(next_random() >> 11) * 0x1p-53;
+    return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
+}
+
+static int fill(buffers *b, size_t bytes)
+{
+    void *v[7] = {0};
+    size_t want[7] = {bytes, bytes, bytes, bytes / 16, bytes / 16, bytes / 8, 2 * bytes};
+    for (int i = 0; i < 7; i++) {
+        if (qc_malloc_aligned(&v[i], 4096, want[i], NULL) != QC_OK)
+            return 1;
+        memset(v[i], 0, want[i]);
+    }
+    uint16_t *w = v[0];
+    float *a = v[1];
+    enum { POOL = 1 << 20 }; /* normal values, drawn from at random */
+    for (size_t i = 0; i < POOL && i < bytes / 2; i++) {
+        float f = 0.02f * next_normal();
+        uint32_t bits;
+        memcpy(&bits, &f, sizeof bits);
+        w[i] = (uint16_t)((bits + 0x7fff) >> 16);
+    }
+    for (size_t i = POOL; i < bytes / 2; i++)
+        w[i] = w[next_random() % POOL];
+    for (size_t i = 0; i < bytes / 4; i++)
+        a[i] = 0.03f + 0.02f * (float)(next_random() >> 40) * 0x1p-24f;
+    *b = (buffers){v[0], v[1], bytes, v[2], v[3], v[4], v[5], v[6]};
+    return 0;
+}
+
+static qc_status write_json(const char *path, int runs, size_t mib, qc_error *err)
+{
+    qc_strbuf out;
+    qc_json_writer w;
+    char cpu[256] = "?", line[512];
+    FILE *f = fopen("/proc/cpuinfo", "r");
+    while (f && fgets(line, sizeof line, f)) {
+        if (strncmp(line, "model name", 10) == 0 && strchr(line, ':')) {
+            line[strcspn(line, "\n")] = '\0';
+            (void)snprintf(cpu, sizeof cpu, "%.255s", strchr(line, ':') + 2);
+            break;
+        }
+    }
+    if (f)
+        (void)fclose(f);
+    qc_strbuf_init(&out, 1u << 20);
+    qc_jw_init(&w, &out, err);
+    qc_jw_begin_object(&w);
+    qc_jw_key(&w, "bench");
+    qc_jw_string(&w, "quant");
+    qc_jw_key(&w, "cpu");
+    qc_jw_string(&w, cpu);
+    qc_jw_key(&w, "compiler");
+    qc_jw_string(&w, __VERSION__);
+    qc_jw_key(&w, "command");
+    (void)snprintf(line, sizeof line, "build/bench_quant --mib %zu --runs %d --json FILE", mib,
+                   runs);
+    qc_jw_string(&w, line);
+    qc_jw_key(&w, "rows");
+    qc_jw_begin_array(&w);
+    for (int i = 0; i < row_count; i++) {
+        const row *r = &rows[i];
+        qc_jw_compact_next(&w);
+        qc_jw_begin_object(&w);
+        qc_jw_key(&w, "name");
+        qc_jw_string(&w, r->name);
+        qc_jw_key(&w, "isa");
+        qc_jw_string(&w, r->isa);
+        qc_jw_key(&w, "dtype");
+        qc_jw_string(&w, r->dtype);
+        qc_jw_key(&w, "gbps");
+        qc_jw_begin_object(&w);
+        qc_jw_key(&w, "median");
+        qc_jw_double(&w, quantile(r->gbps, runs, 0.5));
+        qc_jw_key(&w, "p10");
+        qc_jw_double(&w, quantile(r->gbps, runs, 0.1));
+        qc_jw_key(&w, "p90");
+        qc_jw_double(&w, quantile(r->gbps, runs, 0.9));
+        qc_jw_end_object(&w);
+        qc_jw_key(&w, "roof_ratio");
+        qc_jw_double(&w, quantile(r->ratio, runs, 0.5));
+        qc_jw_end_object(&w);
+    }
+    qc_jw_end_array(&w);
+    qc_jw_end_object(&w);
+    qc_status st = qc_jw_finish(&w);
+    if (st == QC_OK)
+        st = qc_strbuf_adds(&out, "\n", err);
+    if (st == QC_OK)
+        st = qc_file_put(path, out.data, out.len, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    size_t mib = 1024;
+    int runs = 31;
+    const char *json = NULL, *isas = "scalar,avx2,avx512";
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (strcmp(argv[i], "--json") == 0)
+            json = argv[i + 1];
+        else if (strcmp(argv[i], "--mib") == 0)
+            mib = strtoul(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--runs") == 0)
+            runs = (int)strtol(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--isa") == 0)
+            isas = argv[i + 1];
+    }
+    if (argc % 2 == 0 || mib < 32 || mib > 65536 || runs < 1 || runs > MAX_RUNS) {
+        fprintf(stderr,
+                "usage: bench_quant [--json FILE] [--mib 32..65536] [--runs 1..%d] "
+                "[--isa scalar,avx2,avx512]\n",
+                MAX_RUNS);
+        return 2;
+    }
+    buffers b;
+    if (fill(&b, mib << 20)) {
+        fprintf(stderr, "bench_quant: out of memory\n");
+        return 1;
+    }
+    for (int op = 0; op < (int)(sizeof operations / sizeof *operations); op++) {
+        if (!operations[op].per_isa)
+            add_row(op, qc_quant_ops_for(QC_ISA_SCALAR), "", 0, b.bytes);
+        for (int i = QC_ISA_COUNT - 1; i >= 0 && operations[op].per_isa; i--) {
+            const char *name = qc_isa_name((qc_isa)i);
+            if (!strstr(isas, name) || !qc_isa_available((qc_isa)i) ||
+                qc_quant_ops_for((qc_isa)i)->isa != (qc_isa)i)
+                continue;
+            size_t bytes = i == QC_ISA_SCALAR ? b.bytes / 32 : b.bytes;
+            for (int hot = 0; hot <= operations[op].hot_too; hot++)
+                add_row(op, qc_quant_ops_for((qc_isa)i), name, hot, bytes);
+        }
+    }
+    for (int n = -1; n < runs; n++) { /* round -1 warms up */
+        for (int i = 0; i < row_count; i++) {
+            row *r = &rows[i];
+            uint64_t begin = qc_clock_ns();
+            r->run(r->ops, &b, r->bytes, r->hot);
+            double seconds = (double)(qc_clock_ns() - begin) * 1e-9;
+            if (n < 0)
+                continue;
+            r->gbps[n] = (double)r->bytes / seconds * 1e-9;
+        }
+        if (n < 0)
+            continue;
+        double roof = rows[0].gbps[n] > rows[1].gbps[n] ? rows[0].gbps[n] : rows[1].gbps[n];
+        for (int i = 0; i < row_count; i++)
+            rows[i].ratio[n] = rows[i].gbps[n] / roof;
+    }
+    printf("%-36s %-7s %-5s %8s %8s %8s %8s\n", "", "", "", "GB/s", "p10", "p90", "of roof");
+    for (int i = 0; i < row_count; i++)
+        printf("%-36s %-7s %-5s %8.2f %8.2f %8.2f %7.0f%%\n", rows[i].name, rows[i].isa,
+               rows[i].dtype, quantile(rows[i].gbps, runs, 0.5), quantile(rows[i].gbps, runs, 0.1),
+               quantile(rows[i].gbps, runs, 0.9), 100 * quantile(rows[i].ratio, runs, 0.5));
+    if (json) {
+        qc_error err = {0};
+        if (write_json(json, runs, mib, &err) != QC_OK) {
+            fprintf(stderr, "bench_quant: %s\n", err.msg);
+            return 1;
+        }
+    }
+    return 0;
+}
