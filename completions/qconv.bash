@@ -14,7 +14,7 @@ _qconv()
     COMPREPLY=()
     case $prev in
         --to)
-            mapfile -t COMPREPLY < <(compgen -W 'nf4 int8 fp16 bf16' -- "$cur")
+            mapfile -t COMPREPLY < <(compgen -W 'nf4 int8 auto fp16 bf16 keep' -- "$cur")
             return
             ;;
         --block-size)
@@ -44,6 +44,92 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
+        --schemes)
+            return
+            ;;
+        --vram)
+            return
+            ;;
+        --margin)
+            return
+            ;;
+        --context)
+            return
+            ;;
+        --batch)
+            return
+            ;;
+        --images)
+            return
+            ;;
+        --kv-dtype)
+            mapfile -t COMPREPLY < <(compgen -W 'fp16 bf16 fp8 fp32' -- "$cur")
+            return
+            ;;
+        --mla)
+            mapfile -t COMPREPLY < <(compgen -W 'absorbed expanded' -- "$cur")
+            return
+            ;;
+        --cuda-context)
+            return
+            ;;
+        --html)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --device-map)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --device)
+            return
+            ;;
+        --mode)
+            mapfile -t COMPREPLY < <(compgen -W 'infer train' -- "$cur")
+            return
+            ;;
+        --method)
+            mapfile -t COMPREPLY < <(compgen -W 'full lora qlora' -- "$cur")
+            return
+            ;;
+        --optimizer)
+            mapfile -t COMPREPLY < <(compgen -W 'adamw adam adam8bit sgd' -- "$cur")
+            return
+            ;;
+        --precision)
+            mapfile -t COMPREPLY < <(compgen -W 'bf16 fp16 fp32' -- "$cur")
+            return
+            ;;
+        --zero)
+            return
+            ;;
+        --checkpointing)
+            mapfile -t COMPREPLY < <(compgen -W 'on off' -- "$cur")
+            return
+            ;;
+        --lora-rank)
+            return
+            ;;
+        --effective-batch)
+            return
+            ;;
+        --apply)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --as)
+            return
+            ;;
+        --csv)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --interval)
+            return
+            ;;
+        --samples)
+            return
+            ;;
         --threads)
             return
             ;;
@@ -58,7 +144,7 @@ _qconv()
     esac
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case $word in
-        convert | inspect | verify | unpack | help)
+        convert | plan | hardware | inspect | verify | unpack | help)
             command=$word
             break
             ;;
@@ -66,10 +152,12 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --block-size --no-double-quant --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --dry-run --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --block-size --no-double-quant --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --dry-run --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
+        hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        unpack) options='--force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         help) options='--quiet -q --verbose -v --help -h --version' ;;
         esac
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
@@ -79,7 +167,7 @@ _qconv()
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi
     if [[ -z $command || $command == help ]]; then
-        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert inspect verify unpack help' -- "$cur")
+        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack help' -- "$cur")
     fi
 }
 complete -o filenames -F _qconv qconv

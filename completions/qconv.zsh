@@ -6,7 +6,7 @@ _qconv()
     local -i named=0
     for word in ${words[2,CURRENT-1]}; do
         case $word in
-            convert|inspect|verify|unpack|help)
+            convert|plan|hardware|inspect|verify|unpack|help)
                 command=$word
                 named=1
                 words[(i)$word]=()
@@ -18,6 +18,8 @@ _qconv()
     if (( ! named )) && [[ ${words[CURRENT]} != -* ]]; then
         local -a commands=(
             'convert:convert a checkpoint; the word may be left out'
+            'plan:what fits where\: devices, memory, context; writes nothing'
+            'hardware:GPUs, processor, memory, and what qconv would choose'
             'inspect:list tensors, dtypes, schemes and sizes'
             'verify:check every byte of an output against its hashes'
             'unpack:decompress an output to plain .safetensors files'
@@ -28,7 +30,7 @@ _qconv()
     case $command in
         convert)
             _arguments -s \
-                '--to=[what the weights of linear layers become]:to:(nf4 int8 fp16 bf16)' \
+                '--to=[what the weights of linear layers become]:to:(nf4 int8 auto fp16 bf16 keep)' \
                 '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
                 '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
                 '--compute-dtype=[dtype that loaders are told to compute in]:compute-dtype:(bfloat16 float16 float32)' \
@@ -38,6 +40,18 @@ _qconv()
                 '*--keep=[leave tensors with these names as they are; may be repeated]:GLOB:' \
                 '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
                 '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
+                '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
+                '--drop-mtp[leave out multi-token prediction layers]' \
+                '--schemes=[what --to auto may choose from]:LIST:' \
+                '--explain[with --to auto\: show what was chosen for which weights, and why]' \
+                '--vram=[the devices\: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu\:64GB, +disk]:SPEC:' \
+                '--margin=[share of each device that may be used, above 0 and at most 1]:SHARE:' \
+                '--context=[tokens of one sequence that the KV cache is to hold]:TOKENS:' \
+                '--batch=[sequences at once]:N:' \
+                '--images=[images per sequence, for models with cross-attention]:N:' \
+                '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
+                '--mla=[form in which DeepSeek'\''s attention is cached]:mla:(absorbed expanded)' \
+                '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
                 '--force[write into a directory that holds other files than a qconv output]' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
@@ -49,6 +63,62 @@ _qconv()
                 '--version[show the version]' \
                 ':MODEL:_files' \
                 ':OUT:_files -/' \
+                && return
+            ;;
+        plan)
+            _arguments -s \
+                '--to=[what the weights of linear layers become]:to:(nf4 int8 auto fp16 bf16 keep)' \
+                '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
+                '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
+                '--max-shard-size=[bytes of tensors in one shard, before compression]:SIZE:' \
+                '--rest=[what floating-point tensors that are not quantized become]:rest:(keep bf16 fp16)' \
+                '*--keep=[leave tensors with these names as they are; may be repeated]:GLOB:' \
+                '*--quantize=[quantize tensors with these names; may be repeated]:GLOB:' \
+                '--recipe=[read --keep and --quantize rules from a JSON file]:FILE:_files' \
+                '--requantize[quantize MXFP4 experts anew instead of passing them through]' \
+                '--drop-mtp[leave out multi-token prediction layers]' \
+                '--schemes=[what --to auto may choose from]:LIST:' \
+                '--explain[with --to auto\: show what was chosen for which weights, and why]' \
+                '--vram=[the devices\: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu\:64GB, +disk]:SPEC:' \
+                '--margin=[share of each device that may be used, above 0 and at most 1]:SHARE:' \
+                '--context=[tokens of one sequence that the KV cache is to hold]:TOKENS:' \
+                '--batch=[sequences at once]:N:' \
+                '--images=[images per sequence, for models with cross-attention]:N:' \
+                '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
+                '--mla=[form in which DeepSeek'\''s attention is cached]:mla:(absorbed expanded)' \
+                '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
+                '--html=[also write the plan as one HTML page]:FILE:_files' \
+                '--device-map=[also write the placement as accelerate'\''s device_map]:FILE:_files' \
+                '--mode=[what the model is to do]:mode:(infer train)' \
+                '--method=[what is trained]:method:(full lora qlora)' \
+                '--optimizer=[whose states are kept]:optimizer:(adamw adam adam8bit sgd)' \
+                '--precision=[what is computed in; 16 bit keeps float32 master weights]:precision:(bf16 fp16 fp32)' \
+                '--zero=[ZeRO stage over the GPUs, 0 to 3]:STAGE:' \
+                '--checkpointing=[keep only the inputs of layers and compute the rest again]:checkpointing:(on off)' \
+                '--lora-rank=[rank of the adapters, on every linear layer]:R:' \
+                '--effective-batch=[sequences per optimizer step over all GPUs; gives the accumulation]:N:' \
+                '--apply=[write the best setting as an accelerate or DeepSpeed configuration]:FILE:_files' \
+                '--profile[allocate on this machine'\''s GPU and measure, beside the estimate]' \
+                '--json[write the result to standard output as one JSON object]' \
+                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
+                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-h --help)'{-h,--help}'[show this help]' \
+                '--version[show the version]' \
+                ':MODEL:_files' \
+                && return
+            ;;
+        hardware)
+            _arguments -s \
+                '--as=[speak of these cards instead of this machine'\''s\: 2xA100-40GB, 3090]:CARDS:' \
+                '--watch[follow the memory of every GPU and process]' \
+                '--csv=[with --watch\: also write every sample to a CSV file]:FILE:_files' \
+                '--interval=[with --watch\: time between samples, 0.01 to 3600]:SECONDS:' \
+                '--samples=[with --watch\: stop after this many]:N:' \
+                '--json[write the result to standard output as one JSON object]' \
+                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
+                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-h --help)'{-h,--help}'[show this help]' \
+                '--version[show the version]' \
                 && return
             ;;
         inspect)
@@ -75,6 +145,7 @@ _qconv()
             ;;
         unpack)
             _arguments -s \
+                '--device=[only the shards of one device of the plan\: cuda\:0, cpu]:NAME:' \
                 '--force[write into a directory that holds other files than a qconv output]' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
@@ -93,7 +164,7 @@ _qconv()
                 '*'{-v,--verbose}'[say more; -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
-                '::COMMAND:(convert inspect verify unpack help)' \
+                '::COMMAND:(convert plan hardware inspect verify unpack help)' \
                 && return
             ;;
     esac

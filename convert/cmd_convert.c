@@ -172,7 +172,7 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
             QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
         return qc_plan_print(&plan, report, err);
     }
-    if (plan.weights_quantized == 0 && (o->to == QC_TO_NF4 || o->to == QC_TO_INT8))
+    if (plan.weights_quantized == 0 && qc_to_quantizes(o->to))
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->model);

@@ -2,14 +2,14 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/option_table.h"
 #include "convert/side_files.h"
 
 #include <string.h>
 
 const char *qc_to_name(qc_to to)
 {
-    static const char *const names[] = {"nf4", "int8", "fp16", "bf16"};
-    return names[to];
+    return qc_option_table[QC_OPT_TO].choices[to];
 }
 
 const char *qc_rest_name(qc_rest rest)

@@ -7,34 +7,39 @@
 #define INSPECT  QC_CMD_BIT(QC_CMD_INSPECT)
 #define VERIFY   QC_CMD_BIT(QC_CMD_VERIFY)
 #define UNPACK   QC_CMD_BIT(QC_CMD_UNPACK)
+#define PLAN     QC_CMD_BIT(QC_CMD_PLAN)
+#define HARDWARE QC_CMD_BIT(QC_CMD_HARDWARE)
+#define FITTING  (CONVERT | PLAN)
 #define WORKING  (CONVERT | VERIFY | UNPACK)
-#define ANSWERS  (CONVERT | VERIFY | INSPECT | UNPACK)
+#define ANSWERS  (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE)
 #define ANYWHERE (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
 const char *const qc_option_group_titles[QC_GROUP_COUNT] = {
-    [QC_GROUP_OUTPUT] = "What is written",
-    [QC_GROUP_TENSORS] = "Which tensors",
-    [QC_GROUP_RUN] = "How it runs",
-    [QC_GROUP_OTHER] = "Other",
+    [QC_GROUP_OUTPUT] = "What is written", [QC_GROUP_TENSORS] = "Which tensors",
+    [QC_GROUP_FIT] = "Where it is to run", [QC_GROUP_TRAIN] = "Training",
+    [QC_GROUP_RUN] = "How it runs",        [QC_GROUP_OTHER] = "Other",
 };
 
 /* clang-format off */
 const qc_option_row qc_option_table[QC_OPT_COUNT] = {
-    {.id = QC_OPT_TO, .name = "to", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_CHOICE, .choices = {"nf4", "int8", "fp16", "bf16"},
-     .dflt_note = "required", .since = "0.1.0",
+    {.id = QC_OPT_TO, .name = "to", .commands = FITTING, .group = QC_GROUP_OUTPUT,
+     .kind = QC_ARG_CHOICE,
+     .choices = {"nf4", "int8", "auto", "fp16", "bf16", "keep"},
+     .dflt_note = "required; plan: nf4, or keep for what is quantized already", .since = "0.1.0",
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
-             "row, as LLM.int8 stores it, or per block with --block-size. fp16 and bf16: every "
+             "row, as LLM.int8 stores it, or per block with --block-size. auto: for each weight one "
+             "of these or 16 bit, so that the predicted error is least within --vram. fp16 and bf16: every "
              "floating-point tensor is cast; of a checkpoint that is quantized already the "
-             "quantized weights are turned back and the others go by --rest."},
-    {.id = QC_OPT_BLOCK_SIZE, .name = "block-size", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
+             "quantized weights are turned back and the others go by --rest. keep: every tensor bit "
+             "for bit, in shards cut, compressed and hashed anew."},
+    {.id = QC_OPT_BLOCK_SIZE, .name = "block-size", .commands = FITTING, .group = QC_GROUP_OUTPUT,
      .kind = QC_ARG_NUMBER, .arg = "N", .min = 32, .max = 4096,
      .dflt_note = "64 for nf4; int8 goes by rows", .since = "0.1.0",
      .help = "weights that share one scale: a power of two, 32 to 4096",
      .more = "With --to int8 this chooses block-wise int8, a form of qconv's own that "
              "bitsandbytes does not load."},
-    {.id = QC_OPT_NO_DOUBLE_QUANT, .name = "no-double-quant", .commands = CONVERT,
+    {.id = QC_OPT_NO_DOUBLE_QUANT, .name = "no-double-quant", .commands = FITTING,
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_NONE, .since = "0.1.0",
      .help = "keep block scales as float32 instead of quantizing them too",
      .more = "Costs about 0.37 bits per weight at block size 64. With --to int8 it needs "
@@ -50,32 +55,141 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .more = "zstd writes .safetensors.zst files in the Zstandard seekable format; 'zstd -d' and "
              "'qconv unpack' both turn them into plain .safetensors files. none writes those at "
              "once."},
-    {.id = QC_OPT_MAX_SHARD_SIZE, .name = "max-shard-size", .commands = CONVERT,
+    {.id = QC_OPT_MAX_SHARD_SIZE, .name = "max-shard-size", .commands = FITTING,
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_SIZE, .arg = "SIZE", .dflt = "5GB",
      .since = "0.1.0", .help = "bytes of tensors in one shard, before compression",
      .more = "A weight and its scales stay together, so one that is larger gets a shard of its "
              "own."},
-    {.id = QC_OPT_REST, .name = "rest", .commands = CONVERT, .group = QC_GROUP_TENSORS,
+    {.id = QC_OPT_REST, .name = "rest", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_CHOICE, .choices = {"keep", "bf16", "fp16"}, .dflt = "keep",
      .since = "0.1.0", .help = "what floating-point tensors that are not quantized become",
      .more = "keep leaves them bit for bit as they are. With --to fp16 and --to bf16 it counts "
              "only for a checkpoint that is quantized already."},
-    {.id = QC_OPT_KEEP, .name = "keep", .commands = CONVERT, .group = QC_GROUP_TENSORS,
+    {.id = QC_OPT_KEEP, .name = "keep", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_TEXT, .arg = "GLOB", .since = "0.1.0",
      .help = "leave tensors with these names as they are; may be repeated",
      .more = "'*' stands for any run of characters, dots included, '?' for one, '[a-z]' for one "
              "of a class. The glob must match the whole name. Of several --keep and --quantize "
              "that match, the last one wins. A glob that matches no tensor is an error."},
-    {.id = QC_OPT_QUANTIZE, .name = "quantize", .commands = CONVERT, .group = QC_GROUP_TENSORS,
+    {.id = QC_OPT_QUANTIZE, .name = "quantize", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_TEXT, .arg = "GLOB", .since = "0.1.0",
      .help = "quantize tensors with these names; may be repeated",
      .more = "For what --keep excluded before, or a linear layer that the model's recipe leaves "
              "alone. Only with --to nf4 and --to int8."},
-    {.id = QC_OPT_RECIPE, .name = "recipe", .commands = CONVERT, .group = QC_GROUP_TENSORS,
+    {.id = QC_OPT_RECIPE, .name = "recipe", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.1.0",
      .help = "read --keep and --quantize rules from a JSON file",
      .more = "{\"rules\": [{\"keep\": \"GLOB\"}, {\"quantize\": \"GLOB\"}]}. Its rules come "
              "before those of the command line. Unknown members are refused."},
+    {.id = QC_OPT_REQUANTIZE, .name = "requantize", .commands = FITTING,
+     .group = QC_GROUP_TENSORS, .kind = QC_ARG_NONE, .since = "0.2.0",
+     .help = "quantize MXFP4 experts anew instead of passing them through",
+     .more = "For gpt-oss, whose experts are MXFP4 already: passing them through loses nothing, a "
+             "second rounding to NF4 saves 3% of them."},
+    {.id = QC_OPT_DROP_MTP, .name = "drop-mtp", .commands = FITTING, .group = QC_GROUP_TENSORS,
+     .kind = QC_ARG_NONE, .since = "0.2.0",
+     .help = "leave out multi-token prediction layers",
+     .more = "DeepSeek-V3 has one behind its last layer; plain decoding does not use it."},
+    {.id = QC_OPT_SCHEMES, .name = "schemes", .commands = FITTING, .group = QC_GROUP_TENSORS,
+     .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
+     .help = "what --to auto may choose from",
+     .more = "Commas between. nf4-32 is NF4 in blocks of 32. Without int8 the result loads in "
+             "transformers whatever is chosen."},
+    {.id = QC_OPT_EXPLAIN, .name = "explain", .commands = FITTING, .group = QC_GROUP_TENSORS,
+     .kind = QC_ARG_NONE, .since = "0.2.0",
+     .help = "with --to auto: show what was chosen for which weights, and why"},
+    {.id = QC_OPT_VRAM, .name = "vram", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_TEXT, .arg = "SPEC", .dflt_note = "plan: auto", .since = "0.2.0",
+     .help = "the devices: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk",
+     .more = "Terms joined by '+'. A size (GB is 10^9, GiB is 2^30) or the name of a card, with a "
+             "count and an x before it; auto for this machine's GPUs as they are now; cpu and "
+             "disk, with a size after a colon, for what the GPUs cannot hold. convert then cuts "
+             "shards where devices change and writes device_map.json."},
+    {.id = QC_OPT_MARGIN, .name = "margin", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_DECIMAL, .arg = "SHARE", .dflt = "0.9", .since = "0.2.0",
+     .help = "share of each device that may be used, above 0 and at most 1"},
+    {.id = QC_OPT_CONTEXT, .name = "context", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_NUMBER, .arg = "TOKENS", .min = 1, .max = 1000000000,
+     .dflt_note = "8192, or the model's limit", .since = "0.2.0",
+     .help = "tokens of one sequence that the KV cache is to hold"},
+    {.id = QC_OPT_BATCH, .name = "batch", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000, .dflt = "1", .since = "0.2.0",
+     .help = "sequences at once"},
+    {.id = QC_OPT_IMAGES, .name = "images", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_NUMBER, .arg = "N", .min = 0, .max = 1000, .dflt = "1", .since = "0.2.0",
+     .help = "images per sequence, for models with cross-attention"},
+    {.id = QC_OPT_KV_DTYPE, .name = "kv-dtype", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_CHOICE, .choices = {"fp16", "bf16", "fp8", "fp32"}, .dflt = "fp16",
+     .since = "0.2.0", .help = "element type of the KV cache"},
+    {.id = QC_OPT_MLA, .name = "mla", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_CHOICE, .choices = {"absorbed", "expanded"}, .dflt = "absorbed",
+     .since = "0.2.0", .help = "form in which DeepSeek's attention is cached",
+     .more = "absorbed: the latent and the rotary part of a token. expanded: keys and values of "
+             "every head, as transformers caches them; 71 times as much for DeepSeek-V2.5."},
+    {.id = QC_OPT_CUDA_CONTEXT, .name = "cuda-context", .commands = FITTING,
+     .group = QC_GROUP_FIT, .kind = QC_ARG_SIZE, .arg = "SIZE", .dflt = "500MB",
+     .since = "0.2.0", .help = "what a CUDA context and its kernels take on every GPU"},
+    {.id = QC_OPT_HTML, .name = "html", .commands = PLAN, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.2.0",
+     .help = "also write the plan as one HTML page"},
+    {.id = QC_OPT_DEVICE_MAP, .name = "device-map", .commands = PLAN, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.2.0",
+     .help = "also write the placement as accelerate's device_map"},
+    {.id = QC_OPT_DEVICE, .name = "device", .commands = QC_CMD_BIT(QC_CMD_UNPACK),
+     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_TEXT, .arg = "NAME", .since = "0.2.0",
+     .help = "only the shards of one device of the plan: cuda:0, cpu",
+     .more = "For an output that was made with --vram."},
+    {.id = QC_OPT_MODE, .name = "mode", .commands = PLAN, .group = QC_GROUP_TRAIN,
+     .kind = QC_ARG_CHOICE, .choices = {"infer", "train"}, .dflt = "infer", .since = "0.2.0",
+     .help = "what the model is to do"},
+    {.id = QC_OPT_METHOD, .name = "method", .commands = PLAN, .group = QC_GROUP_TRAIN,
+     .kind = QC_ARG_CHOICE, .choices = {"full", "lora", "qlora"},
+     .dflt_note = "all are tried", .since = "0.2.0", .help = "what is trained"},
+    {.id = QC_OPT_OPTIMIZER, .name = "optimizer", .commands = PLAN, .group = QC_GROUP_TRAIN,
+     .kind = QC_ARG_CHOICE, .choices = {"adamw", "adam", "adam8bit", "sgd"},
+     .dflt_note = "adamw, and adam8bit where it helps", .since = "0.2.0",
+     .help = "whose states are kept"},
+    {.id = QC_OPT_PRECISION, .name = "precision", .commands = PLAN, .group = QC_GROUP_TRAIN,
+     .kind = QC_ARG_CHOICE, .choices = {"bf16", "fp16", "fp32"},
+     .dflt_note = "bf16; fp16 on Volta and Turing", .since = "0.2.0",
+     .help = "what is computed in; 16 bit keeps float32 master weights"},
+    {.id = QC_OPT_ZERO, .name = "zero", .commands = PLAN, .group = QC_GROUP_TRAIN,
+     .kind = QC_ARG_NUMBER, .arg = "STAGE", .min = 0, .max = 3, .dflt_note = "chosen",
+     .since = "0.2.0", .help = "ZeRO stage over the GPUs, 0 to 3"},
+    {.id = QC_OPT_CHECKPOINTING, .name = "checkpointing", .commands = PLAN,
+     .group = QC_GROUP_TRAIN, .kind = QC_ARG_CHOICE, .choices = {"on", "off"},
+     .dflt_note = "chosen", .since = "0.2.0",
+     .help = "keep only the inputs of layers and compute the rest again"},
+    {.id = QC_OPT_LORA_RANK, .name = "lora-rank", .commands = PLAN, .group = QC_GROUP_TRAIN,
+     .kind = QC_ARG_NUMBER, .arg = "R", .min = 1, .max = 65536, .dflt = "16", .since = "0.2.0",
+     .help = "rank of the adapters, on every linear layer"},
+    {.id = QC_OPT_EFFECTIVE_BATCH, .name = "effective-batch", .commands = PLAN,
+     .group = QC_GROUP_TRAIN, .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000000,
+     .dflt = "32", .since = "0.2.0",
+     .help = "sequences per optimizer step over all GPUs; gives the accumulation"},
+    {.id = QC_OPT_APPLY, .name = "apply", .commands = PLAN, .group = QC_GROUP_TRAIN,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.2.0",
+     .help = "write the best setting as an accelerate or DeepSpeed configuration",
+     .more = "JSON. A name with 'deepspeed' or 'ds_' in it gets DeepSpeed's form, any other "
+             "accelerate's. What was in FILE is kept as FILE.backup."},
+    {.id = QC_OPT_PROFILE, .name = "profile", .commands = PLAN, .group = QC_GROUP_TRAIN,
+     .kind = QC_ARG_NONE, .since = "0.2.0",
+     .help = "allocate on this machine's GPU and measure, beside the estimate"},
+    {.id = QC_OPT_AS, .name = "as", .commands = HARDWARE, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_TEXT, .arg = "CARDS", .since = "0.2.0",
+     .help = "speak of these cards instead of this machine's: 2xA100-40GB, 3090"},
+    {.id = QC_OPT_WATCH, .name = "watch", .commands = HARDWARE, .group = QC_GROUP_RUN,
+     .kind = QC_ARG_NONE, .since = "0.2.0",
+     .help = "follow the memory of every GPU and process"},
+    {.id = QC_OPT_CSV, .name = "csv", .commands = HARDWARE, .group = QC_GROUP_RUN,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.2.0",
+     .help = "with --watch: also write every sample to a CSV file"},
+    {.id = QC_OPT_INTERVAL, .name = "interval", .commands = HARDWARE, .group = QC_GROUP_RUN,
+     .kind = QC_ARG_DECIMAL, .arg = "SECONDS", .dflt = "1", .since = "0.2.0",
+     .help = "with --watch: time between samples, 0.01 to 3600"},
+    {.id = QC_OPT_SAMPLES, .name = "samples", .commands = HARDWARE, .group = QC_GROUP_RUN,
+     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000000, .since = "0.2.0",
+     .dflt_note = "until interrupted", .help = "with --watch: stop after this many"},
     {.id = QC_OPT_DRY_RUN, .name = "dry-run", .commands = CONVERT, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NONE, .since = "0.1.0",
      .help = "show what would be written, with exact sizes; write nothing",
@@ -126,7 +240,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
 const qc_command_row qc_command_table[] = {
     {.command = QC_CMD_CONVERT,
      .name = "convert",
-     .synopsis = "[convert] --to {nf4,int8,fp16,bf16} [OPTION]... MODEL OUT",
+     .synopsis = "[convert] --to {nf4,int8,auto,fp16,bf16,keep} [OPTION]... MODEL OUT",
      .summary = "convert a checkpoint; the word may be left out",
      .text = "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors file) "
              "and write the result to the directory OUT. Weights of linear layers are "
@@ -146,6 +260,40 @@ const qc_command_row qc_command_table[] = {
                  "what would become of every tensor, and how large the result is\n"
                  "qconv --to bf16 llama-nf4 llama-bf16\n"
                  "back to 16 bits\n"},
+    {.command = QC_CMD_PLAN,
+     .name = "plan",
+     .synopsis = "plan [OPTION]... MODEL",
+     .summary = "what fits where: devices, memory, context; writes nothing",
+     .text = "Work out where the converted checkpoint would lie on the devices of --vram: weights, "
+             "KV cache, workspace and CUDA context of each, what is left, the longest context and "
+             "the largest batch; or, where it does not fit, by how much, and what would. MODEL is "
+             "a checkpoint (only headers are read), a config.json or a directory that holds one "
+             "and no weights, or the name of a well-known model.\n"
+             "\n"
+             "docs/planning.md has every formula.",
+     .places = {{"MODEL", QC_PLACE_PATH, 0}},
+     .place_count = 1,
+     .examples = "qconv plan Llama-3.3-70B-Instruct --vram 2x40GB\n"
+                 "a well-known model in NF4 on two cards\n"
+                 "qconv plan model --vram 24GB+16GB --to int8 --context 32768\n"
+                 "unequal cards, a long context\n"
+                 "qconv plan model --vram 3090+cpu:64GB\n"
+                 "layers that do not fit go to the host\n"
+                 "qconv plan model --mode train --vram 4xA100-80GB\n"
+                 "settings for fine-tuning\n"},
+    {.command = QC_CMD_HARDWARE,
+     .name = "hardware",
+     .synopsis = "hardware [OPTION]...",
+     .summary = "GPUs, processor, memory, and what qconv would choose",
+     .text = "List the GPUs of this machine (or those of --as), what they can do, the processor, "
+             "memory and disk, and what qconv would choose for them and why.",
+     .place_count = 0,
+     .examples = "qconv hardware\n"
+                 "this machine\n"
+                 "qconv hardware --as 2xA100-40GB\n"
+                 "the machine you will get\n"
+                 "qconv hardware --watch --csv memory.csv\n"
+                 "follow memory while something runs\n"},
     {.command = QC_CMD_INSPECT,
      .name = "inspect",
      .synopsis = "inspect [OPTION]... DIR|FILE",
@@ -204,6 +352,8 @@ const unsigned qc_exit_code_count = sizeof qc_exit_code_table / sizeof *qc_exit_
 
 const qc_text_row qc_environment_table[] = {
     {"NO_COLOR", "if set and not empty, nothing is coloured"},
+    {"CUDA_VISIBLE_DEVICES", "GPUs that count: indices or UUIDs; empty for none"},
+    {"QCONV_DEVICE", "devices to use: cpu, cuda, cuda:N, or several with commas"},
     {"QCONV_ISA", "code path to take: scalar, avx2 or avx512; the best one if not set"},
 };
 const unsigned qc_environment_count = sizeof qc_environment_table / sizeof *qc_environment_table;

@@ -20,6 +20,36 @@ typedef enum {
     QC_OPT_KEEP,
     QC_OPT_QUANTIZE,
     QC_OPT_RECIPE,
+    QC_OPT_REQUANTIZE,
+    QC_OPT_DROP_MTP,
+    QC_OPT_SCHEMES,
+    QC_OPT_EXPLAIN,
+    QC_OPT_VRAM,
+    QC_OPT_MARGIN,
+    QC_OPT_CONTEXT,
+    QC_OPT_BATCH,
+    QC_OPT_IMAGES,
+    QC_OPT_KV_DTYPE,
+    QC_OPT_MLA,
+    QC_OPT_CUDA_CONTEXT,
+    QC_OPT_HTML,
+    QC_OPT_DEVICE_MAP,
+    QC_OPT_DEVICE,
+    QC_OPT_MODE,
+    QC_OPT_METHOD,
+    QC_OPT_OPTIMIZER,
+    QC_OPT_PRECISION,
+    QC_OPT_ZERO,
+    QC_OPT_CHECKPOINTING,
+    QC_OPT_LORA_RANK,
+    QC_OPT_EFFECTIVE_BATCH,
+    QC_OPT_APPLY,
+    QC_OPT_PROFILE,
+    QC_OPT_AS,
+    QC_OPT_WATCH,
+    QC_OPT_CSV,
+    QC_OPT_INTERVAL,
+    QC_OPT_SAMPLES,
     QC_OPT_DRY_RUN,
     QC_OPT_FORCE,
     QC_OPT_THREADS,
@@ -35,19 +65,27 @@ typedef enum {
 } qc_option_id;
 
 typedef enum {
-    QC_ARG_NONE,   /* a switch */
-    QC_ARG_CHOICE, /* one of `choices` */
-    QC_ARG_NUMBER, /* min..max */
-    QC_ARG_SIZE,   /* as qc_parse_size */
+    QC_ARG_NONE,    /* a switch */
+    QC_ARG_CHOICE,  /* one of `choices` */
+    QC_ARG_NUMBER,  /* min..max */
+    QC_ARG_DECIMAL, /* a decimal number, judged in options.c */
+    QC_ARG_SIZE,    /* as qc_parse_size */
     QC_ARG_FILE,
     QC_ARG_TEXT
 } qc_arg_kind;
 
-typedef enum { QC_GROUP_OUTPUT, QC_GROUP_TENSORS, QC_GROUP_RUN, QC_GROUP_OTHER } qc_option_group;
-#define QC_GROUP_COUNT 4
+typedef enum {
+    QC_GROUP_OUTPUT,
+    QC_GROUP_TENSORS,
+    QC_GROUP_FIT,
+    QC_GROUP_TRAIN,
+    QC_GROUP_RUN,
+    QC_GROUP_OTHER
+} qc_option_group;
+#define QC_GROUP_COUNT 6
 extern const char *const qc_option_group_titles[QC_GROUP_COUNT];
 
-#define QC_MAX_CHOICES 5
+#define QC_MAX_CHOICES 6
 
 typedef struct {
     qc_option_id id;   /* equals the row's index */

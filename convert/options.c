@@ -332,6 +332,72 @@ static qc_status add_rule(parse *p, const qc_option_row *row, int quantize, cons
     return QC_OK;
 }
 
+/* "0.85": digits with at most one point, no sign, no exponent; min is allowed only if above 0. */
+static qc_status parse_decimal(const qc_option_row *row, const char *text, double min, double max,
+                               double *out, qc_error *err)
+{
+    double v = 0, unit = 1;
+    int digits = 0, point = 0;
+    const char *s = text;
+    for (; (*s >= '0' && *s <= '9') || (*s == '.' && !point); s++) {
+        if (*s == '.') {
+            point = 1;
+            continue;
+        }
+        digits++;
+        v = v * 10 + (*s - '0');
+        if (point)
+            unit *= 10;
+    }
+    v /= unit;
+    if (*s != '\0' || digits == 0 || digits > 15 || v < min || v > max || v <= 0)
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected a number %s %g and at most %g, got '%s'",
+                row->name, min > 0 ? "of at least" : "above", min, max, text);
+    *out = v;
+    return QC_OK;
+}
+
+static qc_status set_path(const qc_option_row *row, const char *value, const char **out,
+                          qc_error *err)
+{
+    if (*value == '\0')
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: the path is empty", row->name);
+    *out = value;
+    return QC_OK;
+}
+
+static qc_status apply_train(qc_train_options *t, const qc_option_row *row, const char *value,
+                             unsigned choice, uint64_t number, qc_error *err)
+{
+    if (row->id == QC_OPT_MODE) {
+        t->on = choice == 1;
+    } else if (row->id == QC_OPT_METHOD) {
+        t->method = (qc_train_method)choice;
+        t->method_given = 1;
+    } else if (row->id == QC_OPT_OPTIMIZER) {
+        t->optimizer = (qc_optimizer)choice;
+        t->optimizer_given = 1;
+    } else if (row->id == QC_OPT_PRECISION) {
+        t->precision = (qc_precision)choice;
+        t->precision_given = 1;
+    } else if (row->id == QC_OPT_ZERO) {
+        t->zero = (unsigned)number;
+        t->zero_given = 1;
+    } else if (row->id == QC_OPT_CHECKPOINTING) {
+        t->checkpointing = choice == 0;
+        t->checkpointing_given = 1;
+    } else if (row->id == QC_OPT_LORA_RANK) {
+        t->lora_rank = number;
+    } else if (row->id == QC_OPT_EFFECTIVE_BATCH) {
+        t->effective_batch = number;
+    } else if (row->id == QC_OPT_PROFILE) {
+        t->profile = 1;
+    } else {
+        return set_path(row, value, &t->apply, err);
+    }
+    return QC_OK;
+}
+
 static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const char *value,
                        qc_error *err)
 {
@@ -344,6 +410,7 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
     switch (row->id) {
     case QC_OPT_TO:
         o->to = (qc_to)choice;
+        o->to_given = 1;
         break;
     case QC_OPT_BLOCK_SIZE:
         if ((number & (number - 1)) != 0)
@@ -376,6 +443,71 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
             QC_FAIL(err, QC_ERR_USAGE, "--recipe: the path is empty");
         p->recipe_path = value;
         break;
+    case QC_OPT_REQUANTIZE:
+        o->requantize = 1;
+        break;
+    case QC_OPT_DROP_MTP:
+        o->drop_mtp = 1;
+        break;
+    case QC_OPT_SCHEMES:
+        o->schemes = value;
+        break;
+    case QC_OPT_EXPLAIN:
+        o->explain = 1;
+        break;
+    case QC_OPT_VRAM:
+        o->fit.vram = value;
+        break;
+    case QC_OPT_MARGIN:
+        return parse_decimal(row, value, 0, 1, &o->fit.margin, err);
+    case QC_OPT_CONTEXT:
+        o->fit.context = number;
+        break;
+    case QC_OPT_BATCH:
+        o->fit.batch = number;
+        break;
+    case QC_OPT_IMAGES:
+        o->fit.images = number;
+        break;
+    case QC_OPT_KV_DTYPE:
+        o->fit.kv_bits = (const unsigned[]){16, 16, 8, 32}[choice];
+        break;
+    case QC_OPT_MLA:
+        o->fit.mla_expanded = choice == 1;
+        break;
+    case QC_OPT_CUDA_CONTEXT:
+        return qc_parse_size(value, "--cuda-context", &o->fit.cuda_context_bytes, err);
+    case QC_OPT_HTML:
+        return set_path(row, value, &o->html, err);
+    case QC_OPT_DEVICE_MAP:
+        return set_path(row, value, &o->device_map, err);
+    case QC_OPT_DEVICE:
+        o->device = value;
+        break;
+    case QC_OPT_AS:
+        o->hardware.as = value;
+        break;
+    case QC_OPT_WATCH:
+        o->hardware.watch = 1;
+        break;
+    case QC_OPT_CSV:
+        return set_path(row, value, &o->hardware.csv, err);
+    case QC_OPT_INTERVAL:
+        return parse_decimal(row, value, 0.01, 3600, &o->hardware.interval, err);
+    case QC_OPT_SAMPLES:
+        o->hardware.samples = number;
+        break;
+    case QC_OPT_MODE:
+    case QC_OPT_METHOD:
+    case QC_OPT_OPTIMIZER:
+    case QC_OPT_PRECISION:
+    case QC_OPT_ZERO:
+    case QC_OPT_CHECKPOINTING:
+    case QC_OPT_LORA_RANK:
+    case QC_OPT_EFFECTIVE_BATCH:
+    case QC_OPT_APPLY:
+    case QC_OPT_PROFILE:
+        return apply_train(&o->train, row, value, choice, number, err);
     case QC_OPT_DRY_RUN:
         o->dry_run = 1;
         break;
@@ -425,20 +557,73 @@ static qc_status apply_defaults(parse *p, qc_options *o, qc_error *err)
 
 /* ---- what goes with what ---- */
 
+int qc_to_quantizes(qc_to to)
+{
+    return to == QC_TO_NF4 || to == QC_TO_INT8 || to == QC_TO_AUTO;
+}
+
+/* plan and convert. */
+static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *err)
+{
+    static const qc_option_id of_auto[] = {QC_OPT_SCHEMES, QC_OPT_EXPLAIN};
+    static const qc_option_id of_vram[] = {QC_OPT_MARGIN,      QC_OPT_CONTEXT,  QC_OPT_BATCH,
+                                           QC_OPT_IMAGES,      QC_OPT_KV_DTYPE, QC_OPT_MLA,
+                                           QC_OPT_CUDA_CONTEXT};
+    static const qc_option_id of_train[] = {
+        QC_OPT_METHOD,        QC_OPT_OPTIMIZER, QC_OPT_PRECISION,       QC_OPT_ZERO,
+        QC_OPT_CHECKPOINTING, QC_OPT_LORA_RANK, QC_OPT_EFFECTIVE_BATCH, QC_OPT_APPLY,
+        QC_OPT_PROFILE};
+    for (size_t i = 0; o->to != QC_TO_AUTO && i < sizeof of_auto / sizeof *of_auto; i++)
+        if (was_given(p, of_auto[i]))
+            QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --to auto only",
+                    qc_option_table[of_auto[i]].name);
+    if (o->to == QC_TO_AUTO && was_given(p, QC_OPT_BLOCK_SIZE))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--block-size does not go with --to auto, which chooses it; see --schemes");
+    if (o->command == QC_CMD_PLAN) {
+        for (size_t i = 0; !o->train.on && i < sizeof of_train / sizeof *of_train; i++)
+            if (was_given(p, of_train[i]))
+                QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --mode train only",
+                        qc_option_table[of_train[i]].name);
+        return QC_OK;
+    }
+    if (o->to == QC_TO_AUTO && !o->fit.vram)
+        QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
+    for (size_t i = 0; !o->fit.vram && i < sizeof of_vram / sizeof *of_vram; i++)
+        if (was_given(p, of_vram[i]))
+            QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --vram only",
+                    qc_option_table[of_vram[i]].name);
+    return QC_OK;
+}
+
+static qc_status check_hardware(const parse *p, const qc_options *o, qc_error *err)
+{
+    static const qc_option_id of_watch[] = {QC_OPT_CSV, QC_OPT_INTERVAL, QC_OPT_SAMPLES};
+    for (size_t i = 0; !o->hardware.watch && i < sizeof of_watch / sizeof *of_watch; i++)
+        if (was_given(p, of_watch[i]))
+            QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --watch only",
+                    qc_option_table[of_watch[i]].name);
+    if (o->hardware.watch && o->hardware.as)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--watch and --as exclude each other: what is not here cannot be "
+                "watched");
+    return QC_OK;
+}
+
 static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
 {
     static const qc_option_id quantizing[] = {QC_OPT_BLOCK_SIZE, QC_OPT_NO_DOUBLE_QUANT,
                                               QC_OPT_COMPUTE_DTYPE, QC_OPT_QUANTIZE};
     char choices[QC_SPELLED_BYTES];
     const qc_option_row *to = &qc_option_table[QC_OPT_TO];
-    if (!was_given(p, QC_OPT_TO)) {
+    if (!o->to_given && o->command == QC_CMD_CONVERT) {
         const char *near = p->word_count > 0 ? near_command(p->words[0]) : NULL;
         if (near)
             QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", p->words[0], near);
         list_choices(to, choices, sizeof choices);
         QC_FAIL(err, QC_ERR_USAGE, "--to is missing; expected --to with %s", choices);
     }
-    if (o->to == QC_TO_FP16 || o->to == QC_TO_BF16) {
+    if (!qc_to_quantizes(o->to)) {
         for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++)
             if (was_given(p, quantizing[i]))
                 QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
@@ -492,7 +677,7 @@ static qc_status merge_rules(const parse *p, qc_options *o, qc_error *err)
     uint32_t file_count = 0;
     if (p->recipe_path)
         QC_TRY(qc_rules_file_read(p->arena, p->recipe_path, &from_file, &file_count, err));
-    if (o->to == QC_TO_FP16 || o->to == QC_TO_BF16) {
+    if (!qc_to_quantizes(o->to)) {
         for (uint32_t i = 0; i < file_count; i++)
             if (from_file[i].quantize)
                 QC_FAIL(err, QC_ERR_USAGE,
@@ -538,8 +723,12 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
         QC_TRY(apply(&p, out, p.items[i].row, p.items[i].value, err));
     if (out->quiet && out->verbose)
         QC_FAIL(err, QC_ERR_USAGE, "-q and -v exclude each other");
-    if (out->command == QC_CMD_CONVERT)
+    if (out->command == QC_CMD_CONVERT || out->command == QC_CMD_PLAN) {
         QC_TRY(check_convert(&p, out, err));
+        QC_TRY(check_fitting(&p, out, err));
+    }
+    if (out->command == QC_CMD_HARDWARE)
+        QC_TRY(check_hardware(&p, out, err));
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)
         return place_topic(out, err);

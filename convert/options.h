@@ -11,13 +11,19 @@ typedef enum {
     QC_CMD_INSPECT,
     QC_CMD_VERIFY,
     QC_CMD_UNPACK,
+    QC_CMD_PLAN,
+    QC_CMD_HARDWARE,
     QC_CMD_HELP, /* --help was asked for, or "help [COMMAND]" */
     QC_CMD_VERSION,
     QC_CMD_MAN,       /* hidden: print qconv.1 */
     QC_CMD_COMPLETION /* hidden: print the completion for a shell */
 } qc_command;
 
-typedef enum { QC_TO_NF4, QC_TO_INT8, QC_TO_FP16, QC_TO_BF16 } qc_to;
+/* AUTO: a scheme per weight, chosen for a budget. KEEP: every tensor as it is (cut, compressed and
+ * hashed anew). */
+typedef enum { QC_TO_NF4, QC_TO_INT8, QC_TO_AUTO, QC_TO_FP16, QC_TO_BF16, QC_TO_KEEP } qc_to;
+/* nf4, int8 and auto quantize; the others do not. */
+int qc_to_quantizes(qc_to to);
 typedef enum { QC_REST_KEEP, QC_REST_BF16, QC_REST_FP16 } qc_rest;
 typedef enum { QC_PROGRESS_AUTO, QC_PROGRESS_ALWAYS, QC_PROGRESS_NEVER } qc_progress_mode;
 
@@ -26,6 +32,51 @@ typedef struct {
     int quantize; /* 0: keep */
     const char *glob;
 } qc_rule;
+
+/* Where a model is to lie and what is to run there: plan, and convert --vram. */
+typedef struct {
+    const char *vram; /* --vram as given, or NULL; see convert/budget.h */
+    double margin;    /* usable share of each device, 0 < margin <= 1; default 0.9 */
+    uint64_t context; /* tokens of one sequence; 0: 8192, or the model's limit if that is less */
+    uint64_t batch;   /* sequences at once; default 1 */
+    uint64_t images;  /* per sequence, for models with cross-attention; default 1 */
+    unsigned kv_bits; /* per cached element: 8, 16 or 32; default 16 */
+    int mla_expanded; /* --mla expanded: keys and values cached per head */
+    uint64_t cuda_context_bytes; /* per GPU; default 500 MB */
+} qc_fit_options;
+
+typedef enum { QC_TRAIN_FULL, QC_TRAIN_LORA, QC_TRAIN_QLORA } qc_train_method;
+typedef enum {
+    QC_OPTIMIZER_ADAMW,
+    QC_OPTIMIZER_ADAM,
+    QC_OPTIMIZER_ADAM8BIT,
+    QC_OPTIMIZER_SGD
+} qc_optimizer;
+typedef enum { QC_PRECISION_BF16, QC_PRECISION_FP16, QC_PRECISION_FP32 } qc_precision;
+
+/* plan --mode train. What was not given is chosen: each has a _given flag where a value of its own
+ * cannot say so. */
+typedef struct {
+    int on; /* --mode train */
+    int method_given, optimizer_given, precision_given, zero_given, checkpointing_given;
+    qc_train_method method;
+    qc_optimizer optimizer;
+    qc_precision precision;
+    unsigned zero; /* ZeRO stage 0..3 */
+    int checkpointing;
+    uint64_t lora_rank;       /* default 16 */
+    uint64_t effective_batch; /* sequences per optimizer step over all GPUs; default 32 */
+    const char *apply;        /* configuration file to write, or NULL */
+    int profile;              /* measure on a GPU instead of estimating */
+} qc_train_options;
+
+typedef struct {
+    const char *as; /* --as, or NULL */
+    int watch;
+    const char *csv;  /* --csv FILE, or NULL */
+    double interval;  /* seconds between samples; default 1 */
+    uint64_t samples; /* then stop; 0: until interrupted */
+} qc_hardware_options;
 
 typedef struct {
     qc_arena *arena; /* owns strings and arrays below; borrowed */
@@ -49,6 +100,20 @@ typedef struct {
     uint64_t max_shard_bytes;  /* default 5 GB */
     int dry_run;
     int force;
+    int to_given;        /* plan: --to may be left out */
+    const char *schemes; /* --to auto: candidates, "nf4,nf4-32,int8,16bit"; NULL: all */
+    int explain;         /* --to auto: say why */
+    int requantize;      /* MXFP4 experts to the scheme of --to instead of passing through */
+    int drop_mtp;        /* leave out multi-token prediction layers */
+    qc_fit_options fit;
+    qc_train_options train;
+    const char *html;       /* plan --html FILE, or NULL */
+    const char *device_map; /* plan --device-map FILE, or NULL */
+
+    /* unpack */
+    const char *device; /* only the shards of this device; NULL: all */
+
+    qc_hardware_options hardware;
 
     /* everywhere */
     unsigned threads; /* 0: chosen */

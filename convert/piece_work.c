@@ -210,7 +210,7 @@ static qc_status refuse_cast(const qc_pipeline *p, const qc_ckpt_tensor *t, uint
                              qc_dtype to, qc_error *err)
 {
     qc_to scheme = p->plan->options->to;
-    if (scheme == QC_TO_NF4 || scheme == QC_TO_INT8)
+    if (qc_to_quantizes(scheme))
         QC_FAIL(err, QC_ERR_RANGE, "tensor '%s': element %" PRIu64 " is too large for %s; use %s",
                 t->name, index, qc_dtype_name(to),
                 to == QC_DTYPE_F16 ? "--rest bf16 or --rest keep" : "--rest keep");

@@ -97,21 +97,28 @@ static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_dtype dty
     return QC_OK;
 }
 
+static void fill_state(qc_bnb_state *s, qc_scheme scheme, qc_dtype source, uint64_t rows,
+                       uint64_t cols, uint32_t block_elems, int nested)
+{
+    memset(s, 0, sizeof *s);
+    (void)snprintf(s->quant_type, sizeof s->quant_type, "%s",
+                   scheme == QC_SCHEME_NF4 ? "nf4" : "int8");
+    s->block_elems = block_elems;
+    s->dtype = source == QC_DTYPE_F64 ? QC_DTYPE_F32 : source;
+    s->ndim = 2;
+    s->dims[0] = rows;
+    s->dims[1] = cols;
+    s->nested = nested;
+    s->nested_block_elems = QC_NESTED_BLOCK;
+}
+
 /* Derived tensors of a block-quantized weight. */
 static qc_status add_block_state(qc_plan *p, uint32_t job, qc_error *err)
 {
     qc_job *j = &p->jobs[job];
     const qc_ckpt_tensor *src = &p->model->tensors[j->source];
     qc_bnb_state *s = &j->state;
-    (void)snprintf(s->quant_type, sizeof s->quant_type, "%s",
-                   j->scheme == QC_SCHEME_NF4 ? "nf4" : "int8");
-    s->block_elems = j->block_elems;
-    s->dtype = src->dtype == QC_DTYPE_F64 ? QC_DTYPE_F32 : src->dtype;
-    s->ndim = 2;
-    s->dims[0] = j->rows;
-    s->dims[1] = j->cols;
-    s->nested = j->nested;
-    s->nested_block_elems = QC_NESTED_BLOCK;
+    fill_state(s, j->scheme, src->dtype, j->rows, j->cols, j->block_elems, j->nested);
     QC_TRY(add_output(p, job, QC_PART_ABSMAX, j->nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->blocks,
                       j->nested ? 1 : 4, err));
     if (j->scheme == QC_SCHEME_NF4)
@@ -129,7 +136,6 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
 {
     const qc_ckpt_tensor *src = &p->model->tensors[source];
     const qc_recipe_entry *e = &p->recipe->entries[source];
-    const qc_options *o = p->options;
     uint32_t job = p->job_count++;
     qc_job *j = &p->jobs[job];
     j->source = source;
@@ -186,9 +192,9 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     case QC_SCHEME_NF4:
     case QC_SCHEME_INT8_BLOCKS: {
         int nf4 = j->scheme == QC_SCHEME_NF4;
-        j->block_elems = o->block_elems ? o->block_elems : QC_BLOCK_DEFAULT;
+        j->block_elems = e->block_elems;
         j->blocks = qc_ceil_div_u64(j->elems, j->block_elems);
-        j->nested = o->double_quant;
+        j->nested = p->options->double_quant;
         p->weights_quantized += j->elems;
         if (nf4) {
             uint64_t packed[2] = {qc_ceil_div_u64(j->elems, 2), 1};
@@ -215,6 +221,31 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': no such scheme", src->name);
 }
 
+uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor)
+{
+    const qc_st_tensor *t = &p->tensors[tensor].st;
+    uint64_t elems = 1;
+    for (unsigned i = 0; i < t->ndim; i++)
+        elems *= t->dims[i]; /* checked when the tensor was made */
+    return elems * qc_dtype_bits(t->dtype) / 8;
+}
+
+uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
+                              uint32_t block_elems, int nested)
+{
+    uint64_t elems = rows * cols;
+    if (scheme == QC_SCHEME_INT8_ROWS)
+        return elems + rows * 4 + 1;
+    if (scheme != QC_SCHEME_NF4 && scheme != QC_SCHEME_INT8_BLOCKS)
+        return elems * (qc_dtype_bits(dtype) / 8);
+    uint64_t blocks = qc_ceil_div_u64(elems, block_elems);
+    qc_bnb_state s;
+    fill_state(&s, scheme, dtype, rows, cols, block_elems, nested);
+    uint64_t bytes = scheme == QC_SCHEME_NF4 ? qc_ceil_div_u64(elems, 2) + 16 * 4 : elems;
+    bytes += nested ? blocks + qc_ceil_div_u64(blocks, QC_NESTED_BLOCK) * 4 + 256 * 4 : blocks * 4;
+    return bytes + qc_bnb_state_bytes(&s);
+}
+
 static int compare_names(const void *pa, const void *pb)
 {
     const char *const *a = pa, *const *b = pb;
@@ -239,8 +270,8 @@ static qc_status check_names(const qc_plan *p, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
-                       const qc_recipe *recipe, const qc_options *options, qc_error *err)
+qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
+                        const qc_recipe *recipe, const qc_options *options, qc_error *err)
 {
     qc_plan *p = out;
     memset(p, 0, sizeof *p);
@@ -276,10 +307,21 @@ qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model
     p->outputs = v;
     for (uint32_t i = 0; i < jobs; i++)
         QC_TRY(add_job(p, order[i].source, err));
-    QC_TRY(check_names(p, err));
-    QC_TRY(qc_layout_make(&p->layout, arena, p->tensors, p->tensor_count, options->max_shard_bytes,
-                          err));
+    return check_names(p, err);
+}
+
+qc_status qc_plan_lay_out(qc_plan *p, qc_error *err)
+{
+    QC_TRY(qc_layout_make(&p->layout, p->arena, p->tensors, p->tensor_count,
+                          p->options->max_shard_bytes, err));
     for (uint32_t i = 0; i < p->layout.count; i++)
         p->content_bytes += p->layout.shards[i].header_bytes + p->layout.shards[i].data_bytes;
     return QC_OK;
+}
+
+qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
+                       const qc_recipe *recipe, const qc_options *options, qc_error *err)
+{
+    QC_TRY(qc_plan_begin(out, arena, model, recipe, options, err));
+    return qc_plan_lay_out(out, err);
 }

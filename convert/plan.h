@@ -66,6 +66,20 @@ typedef struct {
     uint64_t quantized_bytes;   /* of their main and derived tensors */
 } qc_plan;
 
+/* In two steps, so that what depends on sizes (placement) can come between: jobs and tensors with
+ * their sizes, then shards. After the first, st.begin and st.end of tensors are not set yet; their
+ * size is qc_plan_tensor_bytes. */
+QC_NODISCARD qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
+                                     const qc_recipe *recipe, const qc_options *options,
+                                     qc_error *err);
+QC_NODISCARD qc_status qc_plan_lay_out(qc_plan *p, qc_error *err);
+uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
+/* What a 2-D weight [rows, cols] takes in a scheme, its scales and state included: exactly the sum
+ * of the tensors that qc_plan_begin makes of it. dtype: of the source. scheme: NF4, INT8_ROWS,
+ * INT8_BLOCKS or KEEP. */
+uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
+                              uint32_t block_elems, int nested);
+/* Both steps. */
 QC_NODISCARD qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                                     const qc_recipe *recipe, const qc_options *options,
                                     qc_error *err);

@@ -12,6 +12,7 @@
 #include "convert/recipe_skip.h"
 #include "convert/recipe_stored.h"
 #include "convert/recipe_tables.h"
+#include "quant/quant_ops.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -26,7 +27,7 @@ typedef struct {
     const qc_model_table *table;
     qc_model_facts facts;
     uint32_t count;
-    int quantizing; /* --to nf4 or int8 */
+    int quantizing; /* --to nf4, int8 or auto */
     int tied;       /* the output head is the embedding table */
     qc_tensor_class *classes;
     uint32_t *rule_of; /* per tensor: the rule that wins, or NO_RULE */
@@ -237,7 +238,7 @@ static qc_status apply_rules(maker *m, qc_error *err)
         const qc_rule *rule = &o->rules[r];
         const char *option = rule->quantize ? "--quantize" : "--keep";
         if (rule->quantize && !m->quantizing)
-            QC_FAIL(err, QC_ERR_USAGE, "--quantize '%s' needs --to nf4 or --to int8", rule->glob);
+            QC_FAIL(err, QC_ERR_USAGE, "--quantize '%s' needs --to nf4, int8 or auto", rule->glob);
         QC_TRY(qc_arena_printf(m->arena, &m->rule_why[r], err, "%s %s", option, rule->glob));
         uint32_t matches = 0, usable = 0, first = 0;
         const char *obstacle = NULL;
@@ -345,9 +346,15 @@ static void decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i)
         apply_rest(e, m, i);
         return;
     }
-    e->scheme = m->options->to == QC_TO_NF4    ? QC_SCHEME_NF4
-                : m->options->block_elems == 0 ? QC_SCHEME_INT8_ROWS
-                                               : QC_SCHEME_INT8_BLOCKS;
+    /* auto: what could be quantized is marked so; auto_choice.c then settles each. */
+    e->block_elems = m->options->block_elems;
+    if (m->options->to != QC_TO_INT8) {
+        e->scheme = QC_SCHEME_NF4;
+        if (e->block_elems == 0)
+            e->block_elems = QC_BLOCK_DEFAULT;
+    } else {
+        e->scheme = e->block_elems == 0 ? QC_SCHEME_INT8_ROWS : QC_SCHEME_INT8_BLOCKS;
+    }
     e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0;
 }
 
@@ -390,6 +397,10 @@ static qc_status decide(maker *m, qc_error *err)
         e->out_dtype = m->model->tensors[i].dtype;
         e->why = m->classes[i].why;
         e->stored = m->stored.weights[i];
+        if (m->options->to == QC_TO_KEEP) {
+            e->why = "--to keep";
+            continue;
+        }
         QC_TRY(refuse_foreign(m, i, err));
         if (m->quantizing)
             decide_quantized(e, m, i);
@@ -450,7 +461,7 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
 {
     memset(out, 0, sizeof *out);
     maker m = {.out = out, .arena = arena, .model = model, .options = options};
-    m.quantizing = options->to == QC_TO_NF4 || options->to == QC_TO_INT8;
+    m.quantizing = qc_to_quantizes(options->to);
     QC_TRY(qc_stored_find(&m.stored, arena, model, err));
     m.count = (uint32_t)model->tensor_count;
     read_facts(&m);

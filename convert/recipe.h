@@ -59,9 +59,10 @@ typedef struct {
 typedef struct {
     qc_scheme scheme;
     qc_role role;
-    int transpose;      /* Conv1D: write [out, in] from [in, out] */
-    qc_dtype out_dtype; /* for CAST and DEQUANT; else the tensor's own */
-    const char *why;    /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
+    uint32_t block_elems; /* NF4, INT8_BLOCKS: weights per scale */
+    int transpose;        /* Conv1D: write [out, in] from [in, out] */
+    qc_dtype out_dtype;   /* for CAST and DEQUANT; else the tensor's own */
+    const char *why;      /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
     const qc_stored_weight *stored; /* for DEQUANT (and KEEP of a quantized weight), else NULL */
 } qc_recipe_entry;
 

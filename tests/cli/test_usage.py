@@ -6,7 +6,7 @@ import unittest
 
 from qconv_case import QCONV, QconvCase
 
-COMMANDS = ["convert", "inspect", "verify", "unpack"]
+COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack"]
 
 
 class Help(QconvCase):
@@ -39,7 +39,7 @@ class Help(QconvCase):
 
     def test_later_commands_do_not_exist(self):
         text = self.ok("--help") + "".join(self.ok(c, "--help") for c in COMMANDS)
-        for word in ["--vram", "--device", "hardware", "bench", "validate", "eval", "plan"]:
+        for word in ["bench", "validate", "eval"]:
             self.assertNotRegex(text, r"(?<![\w-])%s\b" % word)
 
     def test_version(self):
@@ -55,12 +55,12 @@ class Help(QconvCase):
 
 class Wrong(QconvCase):
     def test_to(self):
-        self.usage("m", "o", has=["--to is missing", "nf4, int8, fp16 or bf16"])
+        self.usage("m", "o", has=["--to is missing", "nf4, int8, auto, fp16, bf16 or keep"])
         self.usage("convert", "m", "o", has="--to is missing")
-        self.usage("--to", "nf5", "m", "o", has="--to: expected nf4, int8, fp16 or bf16, got 'nf5'")
+        self.usage("--to", "nf5", "m", "o", has="--to: expected nf4, int8, auto, fp16, bf16 or keep, got 'nf5'")
         self.usage("--to", "NF4", "m", "o", has="got 'NF4'")
         self.usage("--to=", "m", "o", has="got ''")
-        self.usage("--to", has="--to needs a value: nf4, int8, fp16 or bf16")
+        self.usage("--to", has="--to needs a value: nf4, int8, auto, fp16, bf16 or keep")
         self.usage("--to", "--force", "m", "o", has="--to needs a value")
 
     def test_places(self):
@@ -330,7 +330,7 @@ class Generated(QconvCase):
 
     def test_fish_completes(self):
         self.write("c.fish", self.ok("--completion", "fish"))
-        for line, wanted in [("qconv --to ", ["bf16", "fp16", "int8", "nf4"]),
+        for line, wanted in [("qconv --to ", ["auto", "bf16", "fp16", "int8", "keep", "nf4"]),
                              ("qconv ver", ["verify"]),
                              ("qconv verify --th", ["--threads"]),
                              ("qconv verify --bl", []),
@@ -347,12 +347,12 @@ class Generated(QconvCase):
     def test_bash_completes(self):
         os.mkdir(self.path("model"))
         os.mkdir(self.path("vault"))
-        self.assertEqual(self.complete_bash("qconv", "--to", ""), ["bf16", "fp16", "int8", "nf4"])
+        self.assertEqual(self.complete_bash("qconv", "--to", ""), ["auto", "bf16", "fp16", "int8", "keep", "nf4"])
         self.assertEqual(self.complete_bash("qconv", "--to", "=", ""),
-                         ["bf16", "fp16", "int8", "nf4"])
+                         ["auto", "bf16", "fp16", "int8", "keep", "nf4"])
         self.assertEqual(self.complete_bash("qconv", "--to", "=", "n"), ["nf4"])
         self.assertEqual(self.complete_bash("qconv", "--to", "="),
-                         ["bf16", "fp16", "int8", "nf4"])
+                         ["auto", "bf16", "fp16", "int8", "keep", "nf4"])
         self.assertEqual(self.complete_bash("qconv", "v"), ["vault", "verify"])
         self.assertEqual(self.complete_bash("qconv", "verify", "v"), ["vault"])
         self.assertEqual(self.complete_bash("qconv", "help", "un"), ["unpack"])

@@ -1,0 +1,41 @@
+/* --vram: which devices a model is to be placed on, and how much of each may be used.
+ *
+ *   SPEC  = TERM { '+' TERM }
+ *   TERM  = [COUNT 'x'] (SIZE | CARD) | 'auto' | 'cpu' [':' SIZE] | 'disk' [':' SIZE]
+ *
+ * "2x40GB", "24GB+16GB", "2xA100-40GB", "3090+cpu:64GB", "auto+cpu+disk". 'auto': this machine's
+ * visible GPUs with what is free on them now. 'cpu' alone: this machine's memory; 'disk' alone: no
+ * limit. GPUs are called cuda:0, cuda:1, ... in the order given; cpu and disk come last, each at
+ * most once. "cpu:64GB" alone is a plan for the CPU only.
+ * Everything lives in the arena given. */
+#ifndef QC_CONVERT_BUDGET_H
+#define QC_CONVERT_BUDGET_H
+
+#include "convert/card_table.h"
+#include "convert/options.h"
+
+typedef enum { QC_TIER_GPU, QC_TIER_CPU, QC_TIER_DISK } qc_tier;
+
+typedef struct {
+    const char *name; /* "cuda:0", "cpu", "disk" */
+    qc_tier tier;
+    const qc_card *card;  /* NULL: only a size was given */
+    uint64_t total_bytes; /* UINT64_MAX: no limit (disk) */
+} qc_device;
+
+typedef struct {
+    const char *text; /* as given */
+    qc_device *devices;
+    uint32_t count;
+    uint32_t gpu_count; /* the first ones */
+} qc_budget;
+
+#define QC_MAX_DEVICES 256u
+
+/* QC_ERR_USAGE with one sentence that quotes the term and says what was expected, names a near
+ * card, refuses zero sizes, counts of 0 or above QC_MAX_DEVICES, cpu or disk twice;
+ * QC_ERR_DEVICE for 'auto' on a machine without GPUs and without a cpu tier. */
+QC_NODISCARD qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text,
+                                       qc_error *err);
+
+#endif

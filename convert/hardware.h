@@ -1,0 +1,50 @@
+/* What this machine has, or a machine described by --as.
+ *
+ * GPUs come from NVML (libnvidia-ml.so.1), opened at run time: no build needs it, and a machine
+ * without it simply has no GPUs. QCONV_NVML names another library (tests). Which GPUs count:
+ * CUDA_VISIBLE_DEVICES (indices, UUIDs; empty or -1: none), then QCONV_DEVICE ("cpu", "cuda",
+ * "cuda:1", "cuda:0,cuda:2": indices after CUDA_VISIBLE_DEVICES, as CUDA programs count).
+ * Thread-safe: yes; everything lives in the arena given. */
+#ifndef QC_CONVERT_HARDWARE_H
+#define QC_CONVERT_HARDWARE_H
+
+#include "base/arena.h"
+#include "base/cpu.h"
+#include "convert/card_table.h"
+#include "convert/options.h"
+
+#define QC_MAX_GPUS 64u
+
+typedef struct {
+    unsigned index;   /* as a CUDA program sees it: cuda:INDEX */
+    const char *name; /* the driver's product name, or the card's for --as */
+    const char *uuid; /* NULL if not known */
+    unsigned sm;      /* compute capability times ten; 0 unknown */
+    uint64_t total_bytes, used_bytes, free_bytes;
+    double bandwidth;    /* bytes a second; 0 unknown */
+    const qc_card *card; /* NULL if it is not in the table */
+    uint64_t peers;      /* bit i: can reach the memory of the GPU with index i directly */
+} qc_gpu;
+
+typedef struct {
+    qc_gpu *gpus; /* visible ones, in index order */
+    uint32_t gpu_count;
+    const char *driver; /* version, NULL if not known */
+    const char *no_gpu; /* a sentence why there are none ("no NVIDIA driver: ..."), or NULL */
+    int assumed;        /* from --as: CPU and disk are still this machine's */
+    const char *cpu_name;
+    unsigned cpu_threads;                     /* that this process may use */
+    qc_isa isa;                               /* that qconv takes */
+    uint64_t memory_bytes, memory_free_bytes; /* of the host (or its cgroup, if less) */
+    uint64_t disk_free_bytes;                 /* of the current directory's file system */
+} qc_hardware;
+
+/* QC_ERR_DEVICE when QCONV_DEVICE or CUDA_VISIBLE_DEVICES names what is not there; QC_ERR_USAGE
+ * for a QCONV_DEVICE that cannot be read. A machine without GPUs is no error. */
+QC_NODISCARD qc_status qc_hardware_read(qc_hardware *out, qc_arena *arena, qc_error *err);
+/* This machine with its GPUs replaced by those of `as`: "2xA100-40GB", "3090+4090", "V100-16GB".
+ * QC_ERR_USAGE for an unknown card, naming a near one. */
+QC_NODISCARD qc_status qc_hardware_assume(qc_hardware *out, qc_arena *arena, const char *as,
+                                          qc_error *err);
+
+#endif

@@ -1,0 +1,33 @@
+/* Checkpoints without weights: a model that is only a config.json, or the id of a well-known one.
+ *
+ * The tensors (names, dtypes, shapes) are worked out from the configuration, as the released
+ * checkpoint of that family has them, so everything that needs shapes only (plan, --dry-run) works
+ * and reading a weight is refused.
+ * Checked against the tensor lists of the ten models in tests/data/models. */
+#ifndef QC_CONVERT_KNOWN_MODELS_H
+#define QC_CONVERT_KNOWN_MODELS_H
+
+#include "formats/checkpoint.h"
+
+typedef struct {
+    const char *id;     /* "meta-llama/Llama-3.3-70B-Instruct" */
+    const char *config; /* JSON, the fields that matter */
+} qc_known_model;
+
+extern const qc_known_model qc_known_models[];
+extern const unsigned qc_known_model_count;
+
+/* By id, with or without the organisation; case does not matter. NULL if there is none. */
+const qc_known_model *qc_known_model_find(const char *id);
+/* For "did you mean"; NULL if nothing is near. */
+const char *qc_known_model_near(const char *id);
+
+/* Open MODEL for planning: a checkpoint as qc_checkpoint_open opens it; a directory that holds a
+ * config.json but no weights, or a config.json by its path; the id of a well-known model.
+ * *has_weights: 0 where the tensors were worked out. The result is closed with
+ * qc_checkpoint_close. QC_ERR_UNSUPPORTED for a configuration of a model type whose tensors cannot
+ * be worked out, naming those that can. */
+QC_NODISCARD qc_status qc_model_open(qc_checkpoint **out, const char *model, int *has_weights,
+                                     qc_error *err);
+
+#endif
