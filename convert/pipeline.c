@@ -312,9 +312,17 @@ static qc_status wait_for_job(qc_worker *w, const qc_job_state *s, qc_error *err
 static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
 {
     qc_unit *u = &w->p->units[index];
-    const char *header = w->p->plan->layout.shards[u->shard].header + u->content_offset;
-    u->content = qc_digest_bytes(header, u->content_bytes);
-    return commit_unit(w, index, header, err);
+    const qc_plan *plan = w->p->plan;
+    qc_strbuf text;
+    qc_strbuf_init(&text, (size_t)QC_ST_MAX_HEADER_BYTES + 16);
+    qc_status st = qc_layout_header(&text, &plan->layout, u->shard, plan->tensors, err);
+    if (st == QC_OK) {
+        const char *piece = text.data + u->content_offset;
+        u->content = qc_digest_bytes(piece, u->content_bytes);
+        st = commit_unit(w, index, piece, err);
+    }
+    qc_strbuf_deinit(&text);
+    return st;
 }
 
 static qc_status do_main(qc_worker *w, uint32_t index, qc_error *err)

@@ -55,16 +55,23 @@ static int compare_order(const void *pa, const void *pb)
 static qc_status part_name(qc_arena *arena, const char **out, const char *weight, qc_part part,
                            int block_int8, qc_error *err)
 {
+    size_t stem = strlen(weight);
+    const char *suffix = part_suffix[part];
     if (part == QC_PART_SCB || part == QC_PART_FORMAT) {
-        size_t len = strlen(weight);
-        size_t stem = len >= 6 && strcmp(weight + len - 6, "weight") == 0 ? len - 6 : len;
-        const char *dot = stem == len ? "." : "";
-        return qc_arena_printf(arena, out, err, "%.*s%s%s", (int)stem, weight, dot,
-                               part_suffix[part]);
+        if (stem >= 6 && strcmp(weight + stem - 6, "weight") == 0)
+            stem -= 6;
+        else
+            return qc_arena_printf(arena, out, err, "%s.%s", weight, suffix);
+    } else if (part == QC_PART_STATE && block_int8) {
+        suffix = ".quant_state.qconv__int8";
     }
-    if (part == QC_PART_STATE && block_int8)
-        return qc_arena_printf(arena, out, err, "%s.quant_state.qconv__int8", weight);
-    return qc_arena_printf(arena, out, err, "%s%s", weight, part_suffix[part]);
+    size_t tail = strlen(suffix);
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, stem + tail + 1, 1, err));
+    memcpy(v, weight, stem);
+    memcpy((char *)v + stem, suffix, tail);
+    *out = v;
+    return QC_OK;
 }
 
 static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_dtype dtype, unsigned ndim,
@@ -246,30 +253,6 @@ uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_s
     return bytes + qc_bnb_state_bytes(&s);
 }
 
-static int compare_names(const void *pa, const void *pb)
-{
-    const char *const *a = pa, *const *b = pb;
-    return strcmp(*a, *b);
-}
-
-/* A source may hold a tensor that is called as one we derive. */
-static qc_status check_names(const qc_plan *p, qc_error *err)
-{
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(p->arena, &v, p->tensor_count, sizeof(char *), err));
-    const char **names = v;
-    for (uint32_t i = 0; i < p->tensor_count; i++)
-        names[i] = p->tensors[i].st.name;
-    qsort(names, p->tensor_count, sizeof *names, compare_names);
-    for (uint32_t i = 1; i < p->tensor_count; i++) {
-        if (strcmp(names[i - 1], names[i]) == 0)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s: the tensor '%s' has the name of a scale that quantizing would add",
-                    p->model->path, names[i]);
-    }
-    return QC_OK;
-}
-
 qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                         const qc_recipe *recipe, const qc_options *options, qc_error *err)
 {
@@ -307,7 +290,7 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     p->outputs = v;
     for (uint32_t i = 0; i < jobs; i++)
         QC_TRY(add_job(p, order[i].source, err));
-    return check_names(p, err);
+    return QC_OK;
 }
 
 qc_status qc_plan_lay_out(qc_plan *p, qc_error *err)

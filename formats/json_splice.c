@@ -117,6 +117,18 @@ qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err
     return qc_strbuf_add(out, "\"", 1, err);
 }
 
+size_t qc_json_quoted_bytes(const char *s, size_t len)
+{
+    size_t n = len + 2;
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)s[i];
+        if (c >= 0x20 && c != '"' && c != '\\')
+            continue;
+        n += c && strchr("\"\\\b\f\n\r\t", c) ? 1 : 5;
+    }
+    return n;
+}
+
 /* The new member at the end, laid out as its brothers are. */
 static qc_status append_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
                                const char *key, const char *value_json, qc_error *err)

@@ -77,5 +77,7 @@ QC_NODISCARD qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t l
 /* Append the len bytes at s as a JSON string, escaped as serde_json does: \" \\ \b \f \n \r \t,
  * other control characters as \u00xx in lower case, everything else as it is. */
 QC_NODISCARD qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err);
+/* Bytes that qc_json_quote appends. */
+size_t qc_json_quoted_bytes(const char *s, size_t len);
 
 #endif

@@ -404,6 +404,48 @@ static qc_status build_json(qc_strbuf *out, const qc_st_tensor *tensors, size_t 
     return qc_strbuf_adds(out, "}", err);
 }
 
+static uint64_t digits(uint64_t v)
+{
+    uint64_t n = 1;
+    for (; v >= 10; v /= 10)
+        n++;
+    return n;
+}
+
+uint64_t qc_st_header_entry_bytes(const qc_st_tensor *t)
+{
+    static const char frame[] = ":{\"dtype\":\"\",\"shape\":[],\"data_offsets\":[,]}";
+    uint64_t n = qc_json_quoted_bytes(t->name, strlen(t->name)) + (sizeof frame - 1) +
+                 strlen(qc_dtype_name(t->dtype)) + digits(t->begin) + digits(t->end);
+    for (unsigned d = 0; d < t->ndim; d++)
+        n += digits(t->dims[d]) + (d ? 1 : 0);
+    return n;
+}
+
+static qc_status check_header_bytes(uint64_t n, qc_error *err)
+{
+    if (n > QC_ST_MAX_HEADER_BYTES)
+        QC_FAIL(err, QC_ERR_INPUT, "header would have %" PRIu64 " bytes, at most %u are allowed", n,
+                QC_ST_MAX_HEADER_BYTES);
+    return QC_OK;
+}
+
+qc_status qc_st_header_bytes(uint64_t *out, uint64_t entry_bytes, size_t count,
+                             const qc_st_meta *meta, size_t meta_count, qc_error *err)
+{
+    qc_strbuf text;
+    qc_strbuf_init(&text, QC_ST_MAX_HEADER_BYTES);
+    qc_status st = meta_count ? build_metadata(&text, meta, meta_count, err) : QC_OK;
+    uint64_t commas = count > 0 ? count - 1 + (meta_count ? 1 : 0) : 0;
+    uint64_t n = strlen("{}") + text.len + commas + entry_bytes;
+    qc_strbuf_deinit(&text);
+    n = (n + HEADER_ALIGN - 1) / HEADER_ALIGN * HEADER_ALIGN;
+    if (st == QC_OK)
+        st = check_header_bytes(n, err);
+    *out = n + 8;
+    return st;
+}
+
 qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
                              const qc_st_meta *meta, size_t meta_count, qc_error *err)
 {
@@ -415,12 +457,7 @@ qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t
     while ((out->len - start) % HEADER_ALIGN != 0)
         QC_TRY_GOTO(st, fail, qc_strbuf_add(out, " ", 1, err));
     uint64_t n = out->len - start - sizeof no_length;
-    if (n > QC_ST_MAX_HEADER_BYTES) {
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "header would have %" PRIu64 " bytes, at most %u are allowed", n,
-                          QC_ST_MAX_HEADER_BYTES);
-        goto fail;
-    }
+    QC_TRY_GOTO(st, fail, check_header_bytes(n, err));
     qc_store_le64(out->data + start, n);
     return QC_OK;
 fail:

@@ -59,6 +59,11 @@ int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b);
 /* Append 8 + N bytes to out: the length, the JSON ({"__metadata__":{"format":"pt"},...} compact,
  * as the reference writer), spaces up to a multiple of 8. tensors in file order with begin and
  * end set. QC_ERR_INPUT when the header would exceed the limit. */
+/* The same bytes counted instead of written: of one tensor, and of a header whose tensors sum up to
+ * entry_bytes. qc_st_header_bytes fails as qc_st_header_build does. */
+uint64_t qc_st_header_entry_bytes(const qc_st_tensor *t);
+QC_NODISCARD qc_status qc_st_header_bytes(uint64_t *out, uint64_t entry_bytes, size_t count,
+                                          const qc_st_meta *meta, size_t meta_count, qc_error *err);
 QC_NODISCARD qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
                                           const qc_st_meta *meta, size_t meta_count, qc_error *err);
 

@@ -3,10 +3,14 @@
  *   fill    groups go to the shard being filled while they fit (in the order given)
  *   sort    each shard as the reference writer does: dtype descending, then name. Sizes of a dtype
  *           are multiples of its alignment, so every tensor lies aligned
- *   header  offsets are running sums; the header is built once they are known */
+ *   header  offsets are running sums; the header's bytes are counted once they are known, its text
+ *           is made when it is written: the headers of a large model are tens of megabytes */
 #include "formats/shard_layout.h"
 
+#include "base/alloc.h"
+#include "base/bytes.h"
 #include "base/checked.h"
+#include "formats/digest.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -94,23 +98,30 @@ static int by_file_order(const void *a, const void *b)
     return qc_st_tensor_order(((const sort_item *)a)->st, ((const sort_item *)b)->st);
 }
 
-static int by_name(const void *a, const void *b)
+/* Names are told apart by their digests: sorting hundreds of thousands of them takes longer than
+ * all the rest. */
+static qc_status check_names(const qc_out_tensor *tensors, uint32_t count, qc_error *err)
 {
-    return strcmp(((const sort_item *)a)->st->name, ((const sort_item *)b)->st->name);
-}
-
-static qc_status check_names(const qc_out_tensor *tensors, uint32_t count, sort_item *items,
-                             qc_error *err)
-{
-    for (uint32_t i = 0; i < count; i++)
-        items[i] = (sort_item){&tensors[i].st, i};
-    qsort(items, count, sizeof *items, by_name);
-    for (uint32_t i = 1; i < count; i++) {
-        if (by_name(&items[i - 1], &items[i]) == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "two output tensors would be called '%s'",
-                    items[i].st->name);
+    void *v = NULL;
+    size_t slots = 16;
+    while (slots / 2 < count)
+        slots *= 2;
+    QC_TRY(qc_calloc(&v, slots, sizeof(uint32_t), err));
+    uint32_t *table = v; /* index + 1, or 0 */
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; st == QC_OK && i < count; i++) {
+        const char *name = tensors[i].st.name;
+        qc_digest digest = qc_digest_bytes(name, strlen(name));
+        size_t at = (size_t)qc_load_le64(digest.b) & (slots - 1);
+        for (; st == QC_OK && table[at]; at = (at + 1) & (slots - 1)) {
+            if (strcmp(tensors[table[at] - 1].st.name, name) == 0)
+                st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                                  "two output tensors would be called '%s'", name);
+        }
+        table[at] = i + 1;
     }
-    return QC_OK;
+    qc_free(table);
+    return st;
 }
 
 static qc_status place(qc_shard *s, qc_out_tensor *tensors, sort_item *items, uint32_t first,
@@ -135,20 +146,28 @@ static qc_status place(qc_shard *s, qc_out_tensor *tensors, sort_item *items, ui
 
 /* ---- Header --------------------------------------------------------------------------------- */
 
-static qc_status build_header(qc_shard *s, qc_arena *arena, const qc_out_tensor *tensors,
-                              qc_st_tensor *scratch, qc_error *err)
+static qc_status count_header(qc_shard *s, const qc_out_tensor *tensors, qc_error *err)
 {
-    qc_strbuf text;
+    uint64_t bytes = 0;
     for (uint32_t i = 0; i < s->count; i++)
-        scratch[i] = tensors[s->order[i]].st;
-    qc_strbuf_init(&text, (size_t)QC_ST_MAX_HEADER_BYTES + 16);
-    qc_status st = qc_st_header_build(&text, scratch, s->count, &pt_format, 1, err);
-    if (st == QC_OK)
-        st = qc_arena_strndup(arena, &s->header, text.data, text.len, err);
-    s->header_bytes = text.len;
-    qc_strbuf_deinit(&text);
+        bytes += qc_st_header_entry_bytes(&tensors[s->order[i]].st);
+    qc_status st = qc_st_header_bytes(&s->header_bytes, bytes, s->count, &pt_format, 1, err);
     if (st != QC_OK)
         qc_error_prefix(err, "%s", s->name);
+    return st;
+}
+
+qc_status qc_layout_header(qc_strbuf *out, const qc_layout *layout, uint32_t shard,
+                           const qc_out_tensor *tensors, qc_error *err)
+{
+    const qc_shard *s = &layout->shards[shard];
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, s->count, sizeof(qc_st_tensor), err));
+    qc_st_tensor *ordered = v;
+    for (uint32_t i = 0; i < s->count; i++)
+        ordered[i] = tensors[s->order[i]].st;
+    qc_status st = qc_st_header_build(out, ordered, s->count, &pt_format, 1, err);
+    qc_free(ordered);
     return st;
 }
 
@@ -172,11 +191,9 @@ qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensor *tensors
     out->shards = v;
     QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(sort_item), err));
     sort_item *items = v;
-    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(qc_st_tensor), err));
-    qc_st_tensor *scratch = v;
     QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(uint32_t), err));
     uint32_t *order = v;
-    QC_TRY(check_names(tensors, count, items, err));
+    QC_TRY(check_names(tensors, count, err));
     uint32_t first = 0;
     for (uint32_t i = 0; i < shards; i++) {
         qc_shard *s = &out->shards[i];
@@ -186,7 +203,7 @@ qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensor *tensors
         s->order = order + first;
         QC_TRY(name_shard(s, arena, i, shards, err));
         QC_TRY(place(s, tensors, items, first, end, err));
-        QC_TRY(build_header(s, arena, tensors, scratch, err));
+        QC_TRY(count_header(s, tensors, err));
         first = end;
     }
     out->count = shards;

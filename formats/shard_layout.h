@@ -19,9 +19,8 @@ typedef struct {
 } qc_out_tensor;
 
 typedef struct {
-    const char *name;   /* "model-00001-of-00004.safetensors" or "model.safetensors" */
-    const char *header; /* 8 + N bytes */
-    uint64_t header_bytes;
+    const char *name;      /* "model-00001-of-00004.safetensors" or "model.safetensors" */
+    uint64_t header_bytes; /* 8 + N */
     uint64_t data_bytes;
     uint32_t *order; /* indices into the tensors, in file order */
     uint32_t count;
@@ -37,9 +36,12 @@ typedef struct {
  * above 8 MiB is a piece by itself, up to QC_FRAME_MAX_BYTES, beyond that alignment is given up. */
 uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes);
 /* Fill shards greedily in the order given (whole groups; a group larger than the limit gets a shard
- * of its own); sort each shard as the reference writer does; set offsets; build headers.
+ * of its own); sort each shard as the reference writer does; set offsets; count the headers' bytes.
  * max_shard_bytes counts tensor bytes, as Hugging Face does. */
 QC_NODISCARD qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensor *tensors,
                                       uint32_t count, uint64_t max_shard_bytes, qc_error *err);
+/* Append the header of a shard: header_bytes bytes. */
+QC_NODISCARD qc_status qc_layout_header(qc_strbuf *out, const qc_layout *layout, uint32_t shard,
+                                        const qc_out_tensor *tensors, qc_error *err);
 
 #endif

@@ -82,14 +82,19 @@ static void check_shard(const qc_layout *l, uint32_t s, const qc_out_tensor *t, 
     assert_true(offset <= limit || one_group);
     qc_st_header h;
     uint64_t n = 0;
-    assert_int_equal(qc_st_header_length((const unsigned char *)sh->header, 8,
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    assert_int_equal(qc_layout_header(&text, l, s, t, NULL), QC_OK);
+    assert_int_equal(text.len, sh->header_bytes); /* counted beforehand */
+    assert_int_equal(qc_st_header_length((const unsigned char *)text.data, 8,
                                          sh->header_bytes + sh->data_bytes, &n, NULL),
                      QC_OK);
     assert_int_equal(n + 8, sh->header_bytes);
-    assert_int_equal(qc_st_header_parse(&h, sh->header + 8, n, sh->data_bytes, NULL), QC_OK);
+    assert_int_equal(qc_st_header_parse(&h, text.data + 8, n, sh->data_bytes, NULL), QC_OK);
     assert_int_equal(h.tensor_count, sh->count);
     assert_string_equal(qc_st_header_meta(&h, "format"), "pt");
     qc_st_header_deinit(&h);
+    qc_strbuf_deinit(&text);
 }
 
 static void check_fill(const qc_layout *l, const qc_out_tensor *t, uint32_t count, uint64_t limit)
@@ -134,7 +139,6 @@ static void layouts_hold_their_contract(void **state)
         assert_int_equal(l.count, m.count);
         for (uint32_t s = 0; s < l.count; s++) {
             assert_int_equal(l.shards[s].header_bytes, m.shards[s].header_bytes);
-            assert_memory_equal(l.shards[s].header, m.shards[s].header, l.shards[s].header_bytes);
         }
         qc_arena_deinit(&a);
     }
