@@ -15,7 +15,7 @@ static qc_arena arena;
 static const char *const variables[] = {
     "QCONV_NVML",     "QCONV_DEVICE",   "QCONV_ISA",       "CUDA_VISIBLE_DEVICES",
     "FAKE_NVML_GPUS", "FAKE_NVML_INIT", "FAKE_NVML_PEERS", "FAKE_NVML_PROCESSES",
-    "FAKE_NVML_GROW", "FAKE_NVML_LOSE",
+    "FAKE_NVML_GROW", "FAKE_NVML_FADE", "FAKE_NVML_LOSE",
 };
 
 static int begin(void **state)
@@ -231,19 +231,26 @@ static void lost_gpus_are_left_out(void **state)
     assert_int_equal(h.gpus[0].index, 1);
     assert_string_equal(h.warning,
                         "cuda:0 is left out: GPU 0 of the driver does not answer: GPU is lost");
+    /* The others keep their numbers, also as peers. */
+    use_fake(A100 ";" R3090 ";" ODD);
+    set("FAKE_NVML_PEERS", "1-2");
+    h = read_hardware();
+    assert_int_equal(h.gpu_count, 2);
+    assert_int_equal(h.gpus[0].peers, 4);
+    assert_int_equal(h.gpus[1].peers, 2);
     use_fake(A100);
     h = read_hardware();
     assert_int_equal(h.gpu_count, 0);
     assert_string_equal(h.no_gpu, "those that there are do not answer");
 }
 
-static void processes_are_listed(void **state)
+static void expect_processes(const char *library)
 {
-    (void)state;
     qc_nvml *n = NULL;
     qc_nvml_process list[2];
     unsigned count = 0;
     use_fake(A100 ";" R3090);
+    set("QCONV_NVML", library);
     set("FAKE_NVML_PROCESSES", "0,11,1000;1,22,?;0,33,2000;0,44,3000");
     assert_int_equal(qc_nvml_open(&n, NULL), QC_OK);
     assert_int_equal(qc_nvml_processes(n, 0, list, 2, &count, NULL), QC_OK);
@@ -256,6 +263,13 @@ static void processes_are_listed(void **state)
     assert_int_equal(count, 1);
     assert_false(list[0].bytes_known);
     qc_nvml_close(n);
+}
+
+static void processes_are_listed(void **state)
+{
+    (void)state;
+    expect_processes(QC_FAKE_NVML);
+    expect_processes(QC_FAKE_NVML_V2);
 }
 
 /* ---- QCONV_DEVICE ---- */
