@@ -138,7 +138,7 @@ static qc_status apply_wish(qc_hardware *h, const device_wish *w, qc_error *err)
 
 typedef struct {
     qc_nvml *nvml;
-    unsigned count;
+    unsigned count; /* that are looked at */
     qc_nvml_facts *facts;
     const char **uuids;
     const char **trouble; /* why a GPU did not answer, or NULL */
@@ -165,6 +165,14 @@ static qc_status read_facts(driver_gpus *d, qc_arena *arena, qc_error *err)
     return QC_OK;
 }
 
+/* One more sentence. */
+static qc_status add_warning(qc_hardware *h, qc_arena *arena, const char *text, qc_error *err)
+{
+    const char *before = h->warning;
+    return qc_arena_printf(arena, &h->warning, err, "%s%s%s", before ? before : "",
+                           before ? "; " : "", text);
+}
+
 /* Fills g from the driver's GPU; what it does not answer to goes to h->warning and *ok is 0. */
 static qc_status read_gpu(qc_hardware *h, driver_gpus *d, qc_arena *arena, qc_gpu *g, int *ok,
                           qc_error *err)
@@ -176,9 +184,11 @@ static qc_status read_gpu(qc_hardware *h, driver_gpus *d, qc_arena *arena, qc_gp
     if (!trouble && qc_nvml_read_memory(d->nvml, g->driver_index, &memory, &why) != QC_OK)
         trouble = why.msg;
     *ok = trouble == NULL;
-    if (trouble)
-        return qc_arena_printf(arena, &h->warning, err, "cuda:%u is left out: %s", g->index,
-                               trouble);
+    if (trouble) {
+        const char *text = NULL;
+        QC_TRY(qc_arena_printf(arena, &text, err, "cuda:%u is left out: %s", g->index, trouble));
+        return add_warning(h, arena, text, err);
+    }
     QC_TRY(qc_arena_strndup(arena, &g->name, f->name, strlen(f->name), err));
     if (f->uuid[0])
         QC_TRY(qc_arena_strndup(arena, &g->uuid, f->uuid, strlen(f->uuid), err));
@@ -212,6 +222,8 @@ static qc_status read_visible(qc_hardware *h, driver_gpus *d, qc_arena *arena, q
     unsigned visible[QC_MAX_GPUS], shown = 0;
     void *p = NULL;
     QC_TRY(read_facts(d, arena, err));
+    if (qc_nvml_count(d->nvml) > d->count)
+        QC_TRY(add_warning(h, arena, "only the driver's first 64 GPUs are looked at", err));
     qc_cuda_visible(list, d->uuids, d->count, visible, &shown);
     QC_TRY(qc_arena_alloc(arena, &p, shown, sizeof *h->gpus, err));
     h->gpus = p;

@@ -39,7 +39,7 @@ typedef struct {
     uint32_t gpu_count;
     const char *driver;   /* version, NULL if not known */
     const char *no_gpu;   /* a sentence why there are none ("no NVIDIA driver: ..."), or NULL */
-    const char *warning;  /* a GPU that is there and does not answer (it is left out), or NULL */
+    const char *warning;  /* about GPUs that are there and left out, or NULL */
     int assumed;          /* from --as: CPU and disk are still this machine's */
     const char *cpu_name; /* NULL if not known */
     unsigned cpu_threads; /* that this process may use */

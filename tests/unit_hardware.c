@@ -2,6 +2,7 @@
  * driver's library and folders that look like /proc and /sys. */
 #include "convert/hardware.h"
 
+#include "base/alloc.h"
 #include "convert/hardware_choice.h"
 #include "convert/host_facts.h"
 #include "convert/nvml_gpu.h"
@@ -272,6 +273,52 @@ static void processes_are_listed(void **state)
     expect_processes(QC_FAKE_NVML_V2);
 }
 
+static void many_gpus_are_cut_off(void **state)
+{
+    (void)state;
+    char list[70 * 20] = "";
+    for (int i = 0; i < 66; i++) {
+        size_t used = strlen(list);
+        (void)snprintf(list + used, sizeof list - used, "%sG%d,GPU-%d,80,9,0", i ? ";" : "", i, i);
+    }
+    use_fake(list);
+    qc_hardware h = read_hardware();
+    assert_int_equal(h.gpu_count, 64);
+    assert_string_equal(h.gpus[63].name, "G63");
+    assert_string_equal(h.warning, "only the driver's first 64 GPUs are looked at");
+    set("FAKE_NVML_LOSE", "3@0");
+    assert_string_equal(read_hardware().warning,
+                        "only the driver's first 64 GPUs are looked at; cuda:3 is left out: GPU 3 "
+                        "of the driver does not answer: GPU is lost");
+}
+
+/* Every allocation may fail: said as such, and nothing is leaked. */
+static void running_out_of_memory_is_an_error(void **state)
+{
+    (void)state;
+    int ok = 0;
+    use_fake(A100 ";" R3090);
+    for (uint64_t at = 1; !ok; at++) {
+        qc_arena own;
+        qc_hardware h;
+        qc_strategy s;
+        qc_error err = {0};
+        assert_in_range(at, 1, 1000);
+        qc_arena_init(&own);
+        qc_alloc_fail_at(at, 0);
+        qc_status st = qc_hardware_read(&h, &own, &err);
+        if (st == QC_OK)
+            st = qc_strategy_choose(&s, &h, &own, &err);
+        ok = st == QC_OK && qc_alloc_count() < at;
+        qc_alloc_fail_at(0, 0);
+        if (st != QC_OK && st != QC_ERR_NOMEM)
+            fail_msg("allocation %u: %s", (unsigned)at, err.msg);
+        if (st == QC_OK && !ok)
+            fail_msg("the failure of allocation %u went unseen", (unsigned)at);
+        qc_arena_deinit(&own);
+    }
+}
+
 /* ---- QCONV_DEVICE ---- */
 
 static void devices_are_chosen(void **state)
@@ -535,6 +582,8 @@ int main(void)
         TEST(machines_without_gpus_are_fine),
         TEST(lost_gpus_are_left_out),
         TEST(processes_are_listed),
+        TEST(many_gpus_are_cut_off),
+        TEST(running_out_of_memory_is_an_error),
         TEST(devices_are_chosen),
         TEST(machines_are_assumed),
         TEST(hosts_are_read),
