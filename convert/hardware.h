@@ -3,7 +3,7 @@
  * GPUs come from NVML (libnvidia-ml.so.1), opened at run time: no build needs it, and a machine
  * without it simply has no GPUs. QCONV_NVML names another library (tests). Which GPUs count:
  *
- * CUDA_VISIBLE_DEVICES as CUDA reads it: indices and UUIDs or unique beginnings of UUIDs
+ * CUDA_VISIBLE_DEVICES as CUDA reads it: indices, or UUIDs or unique beginnings of them
  * ("GPU-8932f"), commas between. The first entry that names nothing hides itself and all that
  * follow; an entry twice hides all; empty or -1: none. It never is an error.
  * Then QCONV_DEVICE: "cpu" (the driver is not even asked), "cuda", "cuda:1", "cuda:0,cuda:2":

@@ -91,6 +91,7 @@ static void cuda_rules_are_followed(void **state)
         {"1,4,2", "1"},
         {"4", ""},
         {"0,x,1", "0"},
+        {"0,99999999999,1", "0"},
         {"0,,1", "0"},
         {",0", ""},
         {"0,1,", "01"},
@@ -100,9 +101,12 @@ static void cuda_rules_are_followed(void **state)
         {"GPU-bb33", "2"},
         {"GPU-bb", "2"},
         {"GPU-aa11,GPU-b", "02"},
+        {"GPU-aa11, GPU-b", "0"},
+        {"GPU-aa11,2", "0"},
+        {"GPU-aa11,GPU-bb,GPU-aa1", ""},
+        {"2,GPU-aa11", "2"},
         {"GPU-aa", ""},
         {"0,GPU-aa,1", "0"},
-        {"GPU-bb33,2", ""},
         {"GPU-", ""},
         {"GPU-zz", ""},
         {"gpu-bb33", ""},
@@ -110,8 +114,11 @@ static void cuda_rules_are_followed(void **state)
         {"bb33", ""},
         {"MIG-GPU-bb33", ""},
         {"99999999999999999999", ""},
-        {"0x1", ""},
-        {"1.0", ""},
+        {"0x1", "0"},
+        {"1gpu2,2ampere", "12"},
+        {"2, +3, -0, 1x", "2301"},
+        {"one,2", ""},
+        {"+", ""},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         unsigned visible[4], shown = 99;
@@ -131,7 +138,7 @@ static void visible_gpus_are_renumbered(void **state)
 {
     (void)state;
     use_fake(A100 ";" R3090 ";" ODD);
-    set("CUDA_VISIBLE_DEVICES", "2,GPU-aaaa1");
+    set("CUDA_VISIBLE_DEVICES", "GPU-bbbb3333,GPU-aaaa1");
     qc_hardware h = read_hardware();
     assert_int_equal(h.gpu_count, 2);
     assert_int_equal(h.gpus[0].index, 0);

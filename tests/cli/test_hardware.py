@@ -136,7 +136,7 @@ class Described(HardwareCase):
         self.assertNotIn("\033", text)
 
     def test_choosing_devices(self):
-        env = self.gpus(A100, V100, cuda_visible_devices="GPU-v,0")
+        env = self.gpus(A100, V100, cuda_visible_devices="GPU-v,GPU-a")
         names = [g["card"] for g in json.loads(self.ok("hardware", "--json", env=env))["gpus"]]
         self.assertEqual(names, ["V100-16GB", "A100-40GB"])
         env["QCONV_DEVICE"] = "cuda:1"
