@@ -1,13 +1,24 @@
-/* plan --mode train: the memory of fine-tuning a model, and settings that fit.
+/* plan --mode train: the memory of fine-tuning a model on each GPU, and settings that fit.
  *
- * Formulas with their sources: docs/planning.md, "Training". Pure arithmetic. */
+ * Training is data parallel: every GPU holds a replica, or its ZeRO share of one, and its own
+ * micro-batch. Formulas with their sources: docs/training.md. Pure arithmetic that saturates;
+ * thread-safe; nothing allocates but where an arena is given. */
 #ifndef QC_CONVERT_TRAIN_MEMORY_H
 #define QC_CONVERT_TRAIN_MEMORY_H
 
 #include "convert/budget.h"
 #include "convert/geometry.h"
 #include "convert/plan.h"
-#include "convert/segments.h"
+
+/* What the formulas need to know of a model. */
+typedef struct {
+    uint64_t parameters;
+    uint64_t quantized_bytes; /* all tensors as the plan writes them: the base of QLoRA */
+    uint64_t rank_elems;      /* sum of rows + columns over the linear weights: what rank 1 takes */
+    uint64_t largest_weight;  /* elements of the largest quantized weight */
+    uint64_t largest_layer;   /* parameters of the largest layer */
+    const qc_geometry *geometry;
+} qc_train_model;
 
 /* Per GPU. */
 typedef struct {
@@ -15,26 +26,45 @@ typedef struct {
     uint64_t total;
 } qc_train_bytes;
 
+/* Where it runs. */
 typedef struct {
-    uint64_t parameters;   /* of the model */
-    uint64_t trained;      /* of those (LoRA: of the adapters) */
-    uint64_t weight_bytes; /* as held for the forward pass: quantized for QLoRA */
-} qc_train_model;
+    uint32_t gpus;
+    uint64_t budget_bytes;  /* of the smallest */
+    uint64_t context_bytes; /* CUDA context */
+    uint64_t tokens;        /* of one sequence */
+} qc_train_place;
 
 typedef struct {
-    const char *label;        /* "QLoRA, 8-bit Adam, checkpointing" */
-    qc_train_options options; /* what it stands for */
-    uint64_t micro_batch;     /* largest that fits; 0: not even 1 */
-    uint64_t accumulation;    /* for the effective batch wanted */
-    qc_train_bytes bytes;     /* at micro_batch (at 1 when that is 0) */
-    int fits;
+    qc_train_options options; /* every choice made */
+    uint64_t micro_batch;     /* the largest that fits, at most what the effective batch asks for;
+                                 0: not even 1 fits */
+    uint64_t accumulation;    /* steps that make up the effective batch */
+    qc_train_bytes bytes;     /* at micro_batch, or at 1 when that is 0 */
 } qc_train_setting;
 
-/* The plan of `plan --mode train`: prints it (text or JSON), writes --apply, measures with
- * --profile. What cmd_plan.c calls when options->train.on. */
-QC_NODISCARD qc_status qc_train_plan(const qc_options *o, const qc_checkpoint *model,
-                                     const qc_recipe *recipe, const qc_plan *plan,
-                                     const qc_geometry *geometry, const qc_budget *budget,
-                                     qc_error *err);
+#define QC_TRAIN_MAX_SETTINGS 6u
+
+/* Sums over a plan (after qc_plan_begin). */
+void qc_train_model_of(qc_train_model *out, const qc_plan *plan, const qc_geometry *geometry);
+/* Parameters that are trained: all, or those of the adapters. */
+uint64_t qc_train_trained(const qc_train_model *m, const qc_train_options *t);
+qc_train_bytes qc_train_estimate(const qc_train_model *m, const qc_train_options *t,
+                                 const qc_train_place *place, uint64_t micro_batch);
+/* By bisection; see qc_train_setting. */
+uint64_t qc_train_largest_batch(const qc_train_model *m, const qc_train_options *t,
+                                const qc_train_place *place);
+/* For every method that `wanted` leaves open, in the order full, LoRA, QLoRA: the setting with the
+ * least recomputation and communication that fits, then the one with the largest micro-batch if
+ * that is another. Where nothing fits: the one that is least over. Returns their number. */
+unsigned qc_train_settings(const qc_train_model *m, const qc_train_options *wanted,
+                           const qc_train_place *place,
+                           qc_train_setting out[QC_TRAIN_MAX_SETTINGS]);
+/* "QLoRA r16, 8-bit Adam, checkpointing, ZeRO-2" */
+#define QC_TRAIN_LABEL_BYTES 96
+const char *qc_train_label(char out[QC_TRAIN_LABEL_BYTES], const qc_train_options *t);
+
+extern const char *const qc_train_method_names[3];    /* "full", "lora", "qlora" */
+extern const char *const qc_train_optimizer_names[4]; /* "adamw", "adam", "adam8bit", "sgd" */
+extern const char *const qc_train_precision_names[3]; /* "bf16", "fp16", "fp32" */
 
 #endif

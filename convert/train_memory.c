@@ -1,0 +1,317 @@
+/* The formulas of docs/training.md, one function per term. */
+#include "convert/train_memory.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const char *const qc_train_method_names[3] = {"full", "lora", "qlora"};
+const char *const qc_train_optimizer_names[4] = {"adamw", "adam", "adam8bit", "sgd"};
+const char *const qc_train_precision_names[3] = {"bf16", "fp16", "fp32"};
+
+#define ADAPTER_BYTES     4u         /* peft holds adapters in float32 */
+#define ZERO_BUCKET_ELEMS 500000000u /* DeepSpeed's reduce_bucket_size */
+#define BATCH_BYTES       24u        /* ids, mask and labels of a token, 8 bytes each */
+#define STATE_BLOCK       256u       /* 8-bit states: bytes that share a float32 absmax */
+
+/* ---- arithmetic that saturates ---- */
+
+static uint64_t mul(uint64_t a, uint64_t b)
+{
+    uint64_t r;
+    return __builtin_mul_overflow(a, b, &r) ? UINT64_MAX : r;
+}
+
+static uint64_t add(uint64_t a, uint64_t b)
+{
+    uint64_t r;
+    return __builtin_add_overflow(a, b, &r) ? UINT64_MAX : r;
+}
+
+static uint64_t share(uint64_t bytes, uint32_t parts)
+{
+    return bytes / parts + (bytes % parts != 0);
+}
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* ---- the model ---- */
+
+/* Packed weights hold two values a byte (MXFP4), or are counted by their logical shape. */
+static uint64_t logical_elems(const qc_job *j, const qc_ckpt_tensor *t)
+{
+    if (j->entry->role == QC_ROLE_STATE)
+        return 0;
+    if (j->entry->stored) {
+        uint64_t n = 1;
+        for (unsigned d = 0; d < j->entry->stored->ndim; d++)
+            n = mul(n, j->entry->stored->dims[d]);
+        return n;
+    }
+    if (j->entry->role == QC_ROLE_PACKED)
+        return mul(t->bytes, 2);
+    return qc_dtype_is_quantizable(t->dtype) ? j->elems : 0;
+}
+
+/* "...layers.12....": the number, or UINT64_MAX. */
+static uint64_t layer_of(const char *name)
+{
+    static const char *const marks[] = {"layers.", "layer.", "h.", "blocks."};
+    for (size_t i = 0; i < sizeof marks / sizeof *marks; i++) {
+        const char *at = strstr(name, marks[i]);
+        if (!at || (at != name && at[-1] != '.'))
+            continue;
+        uint64_t n = 0;
+        const char *s = at + strlen(marks[i]);
+        if (*s < '0' || *s > '9')
+            continue;
+        for (; *s >= '0' && *s <= '9' && n < 1000000; s++)
+            n = n * 10 + (uint64_t)(*s - '0');
+        return n;
+    }
+    return UINT64_MAX;
+}
+
+void qc_train_model_of(qc_train_model *out, const qc_plan *plan, const qc_geometry *geometry)
+{
+    memset(out, 0, sizeof *out);
+    out->geometry = geometry;
+    out->quantized_bytes = plan->tensor_bytes;
+    uint64_t layer = UINT64_MAX, layer_elems = 0;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        const qc_ckpt_tensor *t = &plan->model->tensors[j->source];
+        uint64_t elems = logical_elems(j, t), of = layer_of(t->name);
+        out->parameters = add(out->parameters, elems);
+        if (of != layer) { /* jobs come layer by layer */
+            layer = of;
+            layer_elems = 0;
+        }
+        layer_elems = of == UINT64_MAX ? 0 : add(layer_elems, elems);
+        if (layer_elems > out->largest_layer)
+            out->largest_layer = layer_elems;
+        if (j->entry->role != QC_ROLE_LINEAR || j->cols == j->elems)
+            continue;
+        out->rank_elems = add(out->rank_elems, add(j->rows, j->cols));
+        if (elems > out->largest_weight)
+            out->largest_weight = elems;
+    }
+}
+
+/* ---- terms ---- */
+
+static uint64_t width_of(const qc_train_options *t)
+{
+    return t->precision == QC_PRECISION_FP32 ? 4 : 2;
+}
+
+uint64_t qc_train_trained(const qc_train_model *m, const qc_train_options *t)
+{
+    return t->method == QC_TRAIN_FULL ? m->parameters : mul(m->rank_elems, t->lora_rank);
+}
+
+/* Two states a parameter in float32 (Adam), or in 8 bits with an absmax a block, or one (SGD with
+ * momentum). */
+static uint64_t state_bytes(qc_optimizer optimizer, uint64_t parameters)
+{
+    switch (optimizer) {
+    case QC_OPTIMIZER_ADAMW:
+    case QC_OPTIMIZER_ADAM:
+        return mul(parameters, 8);
+    case QC_OPTIMIZER_ADAM8BIT:
+        return add(mul(parameters, 2), mul(parameters / STATE_BLOCK + 1, 8));
+    case QC_OPTIMIZER_SGD:
+        return mul(parameters, 4);
+    }
+    return UINT64_MAX;
+}
+
+static void fill_states(qc_train_bytes *b, const qc_train_model *m, const qc_train_options *t,
+                        uint32_t gpus)
+{
+    uint64_t width = width_of(t), trained = qc_train_trained(m, t);
+    uint64_t base = t->method == QC_TRAIN_QLORA ? m->quantized_bytes : mul(m->parameters, width);
+    uint64_t trained_width = t->method == QC_TRAIN_FULL ? width : ADAPTER_BYTES;
+    /* Trained in 16 bit, the optimizer keeps a float32 copy to add small steps to. */
+    uint64_t master = trained_width == 2 ? mul(trained, 4) : 0;
+    b->parameters = base;
+    if (t->zero == 3)
+        b->parameters = share(base, gpus);
+    if (t->method != QC_TRAIN_FULL)
+        b->parameters = add(b->parameters, mul(trained, ADAPTER_BYTES));
+    b->gradients = share(mul(trained, trained_width), t->zero >= 2 ? gpus : 1);
+    b->optimizer = share(add(master, state_bytes(t->optimizer, trained)), t->zero >= 1 ? gpus : 1);
+}
+
+/* What one layer keeps of one token for the backward pass. */
+static uint64_t layer_token_bytes(const qc_geometry *g, uint64_t width)
+{
+    uint64_t queries = mul(g->heads, g->head_dim), keys = mul(g->kv_heads, g->head_dim);
+    uint64_t norms = add(mul(g->hidden, 8), mul(g->hidden, 4 * width));
+    uint64_t attention = add(mul(add(mul(queries, 2), mul(keys, 2)), width), mul(g->heads, 4));
+    return add(add(norms, attention), mul(g->intermediate, 4 * width));
+}
+
+static uint64_t activation_bytes(const qc_geometry *g, const qc_train_options *t, uint64_t tokens)
+{
+    uint64_t width = width_of(t);
+    uint64_t layer = layer_token_bytes(g, width);
+    uint64_t layers = mul(layer, g->layer_count);
+    if (t->checkpointing)
+        layers = add(mul(mul(g->hidden, width), g->layer_count), layer);
+    uint64_t ends = add(mul(g->hidden, 4 + 3 * width), mul(g->vocab, width == 2 ? 14 : 12));
+    return mul(add(layers, ends), tokens);
+}
+
+static uint64_t workspace_bytes(const qc_train_model *m, const qc_train_options *t, uint32_t gpus)
+{
+    uint64_t width = width_of(t), trained = qc_train_trained(m, t), bytes = 0;
+    if (t->method == QC_TRAIN_QLORA)
+        bytes = mul(m->largest_weight, 2);
+    if (gpus > 1 && t->zero == 0) /* buckets of the gradients beside the gradients */
+        bytes = add(bytes, mul(trained, t->method == QC_TRAIN_FULL ? width : ADAPTER_BYTES));
+    if (gpus > 1 && t->zero >= 1)
+        bytes = add(bytes, mul(least(trained, ZERO_BUCKET_ELEMS), width));
+    if (gpus > 1 && t->zero == 3) /* the layer at work and the one being fetched */
+        bytes = add(bytes, mul(m->largest_layer, 2 * width));
+    return bytes;
+}
+
+qc_train_bytes qc_train_estimate(const qc_train_model *m, const qc_train_options *t,
+                                 const qc_train_place *place, uint64_t micro_batch)
+{
+    qc_train_bytes b = {0};
+    uint64_t tokens = mul(micro_batch, place->tokens);
+    fill_states(&b, m, t, place->gpus);
+    b.activations = activation_bytes(m->geometry, t, tokens);
+    b.batch_data = mul(tokens, BATCH_BYTES);
+    b.workspace = workspace_bytes(m, t, place->gpus);
+    b.context = place->context_bytes;
+    b.total = add(add(add(b.parameters, b.gradients), add(b.optimizer, b.activations)),
+                  add(add(b.batch_data, b.workspace), b.context));
+    return b;
+}
+
+/* ---- search ---- */
+
+static int fits(const qc_train_model *m, const qc_train_options *t, const qc_train_place *place,
+                uint64_t micro_batch)
+{
+    return qc_train_estimate(m, t, place, micro_batch).total <= place->budget_bytes;
+}
+
+uint64_t qc_train_largest_batch(const qc_train_model *m, const qc_train_options *t,
+                                const qc_train_place *place)
+{
+    uint64_t high = share(t->effective_batch, place->gpus), low = 0;
+    if (fits(m, t, place, high))
+        return high;
+    while (high - low > 1) { /* low fits (or is 0), high does not */
+        uint64_t middle = low + (high - low) / 2;
+        if (fits(m, t, place, middle))
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static qc_train_setting make_setting(const qc_train_model *m, const qc_train_options *t,
+                                     const qc_train_place *place)
+{
+    qc_train_setting s = {.options = *t};
+    s.micro_batch = qc_train_largest_batch(m, t, place);
+    uint64_t micro = s.micro_batch ? s.micro_batch : 1;
+    s.bytes = qc_train_estimate(m, t, place, micro);
+    s.accumulation = share(t->effective_batch, place->gpus);
+    s.accumulation = s.accumulation / micro + (s.accumulation % micro != 0);
+    return s;
+}
+
+typedef struct {
+    int any;
+    qc_train_setting first; /* that fits, in the order tried */
+    qc_train_setting widest;
+    qc_train_setting nearest; /* where nothing fits */
+} best_settings;
+
+static void consider(best_settings *best, const qc_train_setting *s)
+{
+    if (!best->any)
+        best->first = best->widest = best->nearest = *s;
+    best->any = 1;
+    if (best->first.micro_batch == 0 && s->micro_batch > 0)
+        best->first = *s;
+    if (s->micro_batch > best->widest.micro_batch)
+        best->widest = *s;
+    if (s->bytes.total < best->nearest.bytes.total)
+        best->nearest = *s;
+}
+
+/* Tried from what costs least time to what costs most: no recomputation first, then the lower ZeRO
+ * stage, then the exact optimizer. */
+static void try_method(best_settings *best, const qc_train_model *m, const qc_train_options *wanted,
+                       qc_train_method method, const qc_train_place *place)
+{
+    static const qc_optimizer optimizers[] = {QC_OPTIMIZER_ADAMW, QC_OPTIMIZER_ADAM8BIT};
+    /* bitsandbytes' 4-bit weights are not divided by ZeRO-3. */
+    unsigned last_zero = place->gpus == 1 ? 0 : method == QC_TRAIN_QLORA ? 2 : 3;
+    qc_train_options t = *wanted;
+    t.method = method;
+    for (int checkpointing = 0; checkpointing <= 1; checkpointing++) {
+        if (wanted->checkpointing_given && checkpointing != wanted->checkpointing)
+            continue;
+        t.checkpointing = checkpointing;
+        for (unsigned zero = 0; zero <= 3; zero++) {
+            if (wanted->zero_given ? zero != wanted->zero : zero > last_zero)
+                continue;
+            t.zero = zero;
+            for (size_t o = 0; o < sizeof optimizers / sizeof *optimizers; o++) {
+                t.optimizer = wanted->optimizer_given ? wanted->optimizer : optimizers[o];
+                qc_train_setting s = make_setting(m, &t, place);
+                consider(best, &s);
+                if (wanted->optimizer_given)
+                    break;
+            }
+        }
+    }
+}
+
+unsigned qc_train_settings(const qc_train_model *m, const qc_train_options *wanted,
+                           const qc_train_place *place, qc_train_setting out[QC_TRAIN_MAX_SETTINGS])
+{
+    unsigned count = 0;
+    for (int method = QC_TRAIN_FULL; method <= QC_TRAIN_QLORA; method++) {
+        best_settings best = {0};
+        if (wanted->method_given && method != (int)wanted->method)
+            continue;
+        try_method(&best, m, wanted, (qc_train_method)method, place);
+        if (!best.any)
+            continue;
+        if (best.first.micro_batch == 0) {
+            out[count++] = best.nearest;
+            continue;
+        }
+        out[count++] = best.first;
+        if (best.widest.micro_batch > best.first.micro_batch)
+            out[count++] = best.widest;
+    }
+    return count;
+}
+
+const char *qc_train_label(char out[QC_TRAIN_LABEL_BYTES], const qc_train_options *t)
+{
+    static const char *const methods[] = {"full", "LoRA", "QLoRA"};
+    static const char *const optimizers[] = {"AdamW", "Adam", "8-bit Adam", "SGD"};
+    char rank[32] = "", zero[24] = "";
+    if (t->method != QC_TRAIN_FULL)
+        (void)snprintf(rank, sizeof rank, " r%llu", (unsigned long long)t->lora_rank);
+    if (t->zero)
+        (void)snprintf(zero, sizeof zero, ", ZeRO-%u", t->zero);
+    (void)snprintf(out, QC_TRAIN_LABEL_BYTES, "%s%s, %s, %s%s%s", methods[t->method], rank,
+                   qc_train_precision_names[t->precision], optimizers[t->optimizer],
+                   t->checkpointing ? ", checkpointing" : "", zero);
+    return out;
+}

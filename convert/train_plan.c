@@ -1,0 +1,228 @@
+/* What `qconv plan --mode train` prints. */
+#include "convert/train_plan.h"
+
+#include "convert/console.h"
+#include "convert/json_members.h"
+#include "convert/size_text.h"
+#include "convert/table.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef struct {
+    const qc_options *o;
+    qc_train_model model;
+    qc_train_place place;
+    qc_train_options wanted;
+    qc_train_setting settings[QC_TRAIN_MAX_SETTINGS];
+    unsigned count;
+    unsigned chosen; /* the first that fits; count if none does */
+    qc_train_profile profile;
+    int profiled;
+} train_plan;
+
+static qc_status find_place(train_plan *p, const qc_geometry *g, const qc_budget *budget,
+                            qc_error *err)
+{
+    const qc_fit_options *f = &p->o->fit;
+    uint64_t smallest = UINT64_MAX;
+    int old = 0;
+    for (uint32_t i = 0; i < budget->gpu_count; i++) {
+        const qc_device *d = &budget->devices[i];
+        if (d->total_bytes < smallest)
+            smallest = d->total_bytes;
+        old |= d->card && d->card->sm < 80;
+    }
+    if (budget->gpu_count == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "--mode train needs a GPU in --vram, got '%s'", budget->text);
+    p->place.gpus = budget->gpu_count;
+    p->place.budget_bytes = (uint64_t)((double)smallest * f->margin);
+    p->place.context_bytes = f->cuda_context_bytes;
+    p->place.tokens = f->context;
+    if (f->context == 0)
+        p->place.tokens = g->max_context && g->max_context < 8192 ? g->max_context : 8192;
+    p->wanted = p->o->train;
+    if (!p->wanted.precision_given)
+        p->wanted.precision = old ? QC_PRECISION_FP16 : QC_PRECISION_BF16;
+    if (p->wanted.zero_given && p->wanted.zero > 0 && budget->gpu_count == 1)
+        QC_FAIL(err, QC_ERR_USAGE, "--zero %u divides states over several GPUs; --vram has one",
+                p->wanted.zero);
+    if (p->wanted.zero_given && p->wanted.zero == 3 && p->wanted.method_given &&
+        p->wanted.method == QC_TRAIN_QLORA)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--zero 3 does not divide 4-bit weights; expected --zero 0 to 2 with --method "
+                "qlora");
+    return QC_OK;
+}
+
+/* ---- text ---- */
+
+static qc_status add_row(qc_table *t, const train_plan *p, unsigned index, qc_error *err)
+{
+    char label[QC_TRAIN_LABEL_BYTES], size[QC_SIZE_TEXT_BYTES];
+    const qc_train_setting *s = &p->settings[index];
+    const uint64_t terms[] = {s->bytes.parameters,  s->bytes.gradients, s->bytes.optimizer,
+                              s->bytes.activations, s->bytes.workspace, s->bytes.total};
+    QC_TRY(qc_table_cell(t, qc_train_label(label, &s->options), err));
+    for (size_t i = 0; i < sizeof terms / sizeof *terms; i++)
+        QC_TRY(qc_table_cell(t, qc_text_bytes(size, terms[i]), err));
+    if (s->micro_batch == 0) {
+        QC_TRY(qc_table_cell(t, "-", err));
+        return qc_table_cellf(t, err, "short by %s",
+                              qc_text_bytes(size, s->bytes.total - p->place.budget_bytes));
+    }
+    QC_TRY(qc_table_cellf(t, err, "%" PRIu64, s->micro_batch));
+    return qc_table_cellf(t, err, "x %" PRIu64 " = %" PRIu64, s->accumulation,
+                          s->micro_batch * s->accumulation * p->place.gpus);
+}
+
+static qc_status add_profile(qc_strbuf *out, const train_plan *p, qc_error *err)
+{
+    char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], c[QC_SIZE_TEXT_BYTES];
+    const qc_train_profile *m = &p->profile;
+    double measured = (double)(m->allocated_bytes + m->context_bytes);
+    double estimate = (double)(m->asked_bytes + p->place.context_bytes);
+    return qc_strbuf_addf(
+        out, err,
+        "\nMeasured on %s: context %s, buffers %s for %s asked; the estimate is %+.2f%% off.\n",
+        m->gpu, qc_text_bytes(a, m->context_bytes), qc_text_bytes(b, m->allocated_bytes),
+        qc_text_bytes(c, m->asked_bytes),
+        measured > 0 ? (estimate - measured) / measured * 100.0 : 0.0);
+}
+
+static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
+{
+    static const char *const titles[] = {"setting",   "weights",     "gradients",
+                                         "optimizer", "activations", "workspace",
+                                         "total",     "batch",       "accumulated"};
+    char count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
+    qc_table t;
+    qc_table_init(&t, p->o->arena);
+    for (size_t i = 0; i < sizeof titles / sizeof *titles; i++)
+        qc_table_column(&t, titles[i], i == 0 || i == 8 ? QC_ALIGN_LEFT : QC_ALIGN_RIGHT);
+    for (unsigned i = 0; i < p->count; i++)
+        QC_TRY(add_row(&t, p, i, err));
+    QC_TRY(qc_strbuf_addf(out, err, "%s: %s parameters, sequences of %" PRIu64 " tokens\n",
+                          p->o->model, qc_text_count(count, p->model.parameters), p->place.tokens));
+    QC_TRY(qc_strbuf_addf(out, err, "%" PRIu32 " GPU%s with %s to use each\n\n", p->place.gpus,
+                          p->place.gpus == 1 ? "" : "s",
+                          qc_text_bytes(size, p->place.budget_bytes)));
+    QC_TRY(qc_table_render(&t, 2, out, err));
+    if (p->chosen == p->count)
+        QC_TRY(qc_strbuf_adds(out,
+                              "\nNothing fits. Less --context, a higher --zero or more cards take "
+                              "less.\n",
+                              err));
+    return p->profiled ? add_profile(out, p, err) : QC_OK;
+}
+
+/* ---- JSON ---- */
+
+static void put_setting(qc_json_writer *w, const train_plan *p, const qc_train_setting *s)
+{
+    const qc_train_options *t = &s->options;
+    char label[QC_TRAIN_LABEL_BYTES];
+    qc_jw_begin_object(w);
+    qc_jm_string(w, "label", qc_train_label(label, t));
+    qc_jm_string(w, "method", qc_train_method_names[t->method]);
+    qc_jm_string(w, "optimizer", qc_train_optimizer_names[t->optimizer]);
+    qc_jm_string(w, "precision", qc_train_precision_names[t->precision]);
+    qc_jm_u64(w, "zero_stage", t->zero);
+    qc_jm_bool(w, "checkpointing", t->checkpointing);
+    qc_jm_u64(w, "trained_parameters", qc_train_trained(&p->model, t));
+    qc_jm_bool(w, "fits", s->micro_batch > 0);
+    qc_jm_u64(w, "short_by_bytes", s->micro_batch ? 0 : s->bytes.total - p->place.budget_bytes);
+    qc_jm_u64(w, "micro_batch", s->micro_batch);
+    qc_jm_u64(w, "accumulation", s->accumulation);
+    qc_jm_u64(w, "effective_batch", s->micro_batch * s->accumulation * p->place.gpus);
+    qc_jw_key(w, "bytes_per_gpu");
+    qc_jw_begin_object(w);
+    qc_jm_u64(w, "parameters", s->bytes.parameters);
+    qc_jm_u64(w, "gradients", s->bytes.gradients);
+    qc_jm_u64(w, "optimizer", s->bytes.optimizer);
+    qc_jm_u64(w, "activations", s->bytes.activations);
+    qc_jm_u64(w, "batch_data", s->bytes.batch_data);
+    qc_jm_u64(w, "workspace", s->bytes.workspace);
+    qc_jm_u64(w, "context", s->bytes.context);
+    qc_jm_u64(w, "total", s->bytes.total);
+    qc_jw_end_object(w);
+    qc_jw_end_object(w);
+}
+
+static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
+{
+    qc_json_writer w;
+    qc_jw_init(&w, out, err);
+    qc_jw_begin_object(&w);
+    qc_jm_string(&w, "command", "plan");
+    qc_jm_string(&w, "mode", "train");
+    qc_jm_string(&w, "model", p->o->model);
+    qc_jm_u64(&w, "parameters", p->model.parameters);
+    qc_jm_u64(&w, "context", p->place.tokens);
+    qc_jm_u64(&w, "gpus", p->place.gpus);
+    qc_jm_u64(&w, "budget_bytes", p->place.budget_bytes);
+    qc_jm_bool(&w, "fits", p->chosen < p->count);
+    qc_jw_key(&w, "settings");
+    qc_jw_begin_array(&w);
+    for (unsigned i = 0; i < p->count; i++)
+        put_setting(&w, p, &p->settings[i]);
+    qc_jw_end_array(&w);
+    qc_jm_string(&w, "applied", p->o->train.apply);
+    qc_jw_key(&w, "profile");
+    if (p->profiled) {
+        qc_jw_begin_object(&w);
+        qc_jm_string(&w, "gpu", p->profile.gpu);
+        qc_jm_u64(&w, "context_bytes", p->profile.context_bytes);
+        qc_jm_u64(&w, "allocated_bytes", p->profile.allocated_bytes);
+        qc_jm_u64(&w, "asked_bytes", p->profile.asked_bytes);
+        qc_jw_end_object(&w);
+    } else {
+        qc_jw_null(&w);
+    }
+    qc_jw_end_object(&w);
+    QC_TRY(qc_jw_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
+/* ---- all of it ---- */
+
+static qc_status act_on_chosen(train_plan *p, const qc_plan *plan, qc_error *err)
+{
+    const qc_train_options *t = &p->o->train;
+    if (p->chosen == p->count) {
+        if (t->apply || t->profile)
+            QC_FAIL(err, QC_ERR_CHECK,
+                    "%s: no setting fits %" PRIu32 " GPU%s, so there is none to %s", p->o->model,
+                    p->place.gpus, p->place.gpus == 1 ? "" : "s", t->apply ? "apply" : "measure");
+        return QC_OK;
+    }
+    if (t->profile) {
+        QC_TRY(qc_train_measure(&p->profile, p->o->arena, plan, &p->settings[p->chosen], err));
+        p->profiled = 1;
+    }
+    if (t->apply)
+        QC_TRY(qc_train_apply(t->apply, &p->settings[p->chosen], &p->place, err));
+    return QC_OK;
+}
+
+qc_status qc_train_plan(const qc_options *o, const qc_plan *plan, const qc_geometry *geometry,
+                        const qc_budget *budget, qc_error *err)
+{
+    train_plan p = {.o = o};
+    qc_strbuf out;
+    QC_TRY(find_place(&p, geometry, budget, err));
+    qc_train_model_of(&p.model, plan, geometry);
+    if (geometry->layer_count == 0 || p.model.parameters == 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s: --mode train needs a config.json that gives the model's layers", o->model);
+    p.count = qc_train_settings(&p.model, &p.wanted, &p.place, p.settings);
+    while (p.chosen < p.count && p.settings[p.chosen].micro_batch == 0)
+        p.chosen++;
+    QC_TRY(act_on_chosen(&p, plan, err));
+    qc_strbuf_init(&out, (size_t)1 << 20);
+    qc_status st = o->json ? add_json(&out, &p, err) : add_text(&out, &p, err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}

@@ -1,0 +1,118 @@
+#!/usr/bin/env python3
+"""qconv plan --mode train."""
+import json
+import os
+import unittest
+
+from qconv_case import QCONV, QconvCase
+
+BUILD = os.path.dirname(QCONV)
+FAKE_CUDA = os.path.join(BUILD, "tests", "libfake_cuda.so")
+FAKE_NVML = os.path.join(BUILD, "tests", "libfake_nvml.so")
+
+
+class Train(QconvCase):
+    def plan(self, *args, **more):
+        return json.loads(self.ok("plan", *args, "--mode", "train", "--json", **more))
+
+    def read(self, name):
+        with open(self.path(name), encoding="utf-8") as f:
+            return f.read()
+
+    def exists(self, name):
+        return os.path.exists(self.path(name))
+
+    def test_parameters_and_states(self):
+        p = self.plan("Llama-3.1-8B", "--vram", "8x80GB", "--method", "full", "--zero", "3",
+                      "--context", "2048")
+        self.assertEqual(p["parameters"], 8030261248)
+        s = p["settings"][0]
+        self.assertTrue(s["fits"])
+        self.assertEqual(s["bytes_per_gpu"]["parameters"], 2 * 8030261248 // 8)
+        self.assertEqual(s["bytes_per_gpu"]["gradients"], 2 * 8030261248 // 8)
+        self.assertEqual(s["bytes_per_gpu"]["total"],
+                         sum(v for k, v in s["bytes_per_gpu"].items() if k != "total"))
+        self.assertLessEqual(s["bytes_per_gpu"]["total"], p["budget_bytes"])
+
+    def test_lora_rank(self):
+        a = self.plan("Llama-3.1-8B", "--vram", "80GB", "--method", "lora", "--lora-rank", "8")
+        # q 8192, k and v 5120 each, o 8192, gate, up and down 18432 each; 32 layers
+        self.assertEqual(a["settings"][0]["trained_parameters"],
+                         8 * 32 * (2 * 8192 + 2 * 5120 + 3 * 18432))
+
+    def test_qlora_base_is_the_quantized_model(self):
+        p = self.plan("Llama-3.1-8B", "--vram", "24GB", "--method", "qlora", "--context", "512")
+        nf4 = json.loads(self.ok("plan", "Llama-3.1-8B", "--vram", "24GB", "--json"))
+        s = p["settings"][0]
+        self.assertEqual(s["bytes_per_gpu"]["parameters"],
+                         nf4["weight_bytes"] + 4 * s["trained_parameters"])
+
+    def test_text(self):
+        text = self.ok("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "2x24GB")
+        self.assertIn("8,030,261,248 parameters", text)
+        self.assertIn("QLoRA r16", text)
+        self.assertIn("short by", text)  # full fine-tuning on 2 x 24 GB
+
+    def test_nothing_fits(self):
+        p = self.plan("Llama-3.3-70B-Instruct", "--vram", "8GB")
+        self.assertFalse(p["fits"])
+        self.assertTrue(all(s["micro_batch"] == 0 and s["short_by_bytes"] > 0
+                            for s in p["settings"]))
+        self.fails(4, "plan", "Llama-3.3-70B-Instruct", "--mode", "train", "--vram", "8GB",
+                   "--apply", "a.json", has="no setting fits")
+        self.assertFalse(self.exists("a.json"))
+
+    def test_apply(self):
+        self.write("a.json", "old")
+        self.plan("Llama-3.1-8B", "--vram", "4x80GB", "--apply", "a.json", "--method", "full")
+        config = json.loads(self.read("a.json"))
+        self.assertEqual(config["num_processes"], 4)
+        self.assertEqual(config["mixed_precision"], "bf16")
+        self.assertEqual(self.read("a.json.backup"), "old")
+        p = self.plan("Llama-3.1-8B", "--vram", "4x80GB", "--apply", "ds_config.json",
+                      "--method", "full")
+        config = json.loads(self.read("ds_config.json"))
+        s = p["settings"][0]
+        self.assertEqual(config["zero_optimization"]["stage"], s["zero_stage"])
+        self.assertEqual(config["train_batch_size"],
+                         4 * config["train_micro_batch_size_per_gpu"] *
+                         config["gradient_accumulation_steps"])
+        self.assertFalse(self.exists("ds_config.json.backup"))
+
+    def test_precision_of_old_cards(self):
+        p = self.plan("Llama-3.2-1B", "--vram", "V100-32GB")
+        self.assertEqual(p["settings"][0]["precision"], "fp16")
+
+    def test_wrong(self):
+        self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "cpu:64GB",
+                   has="needs a GPU", command="plan")
+        self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "80GB", "--zero", "2",
+                   has="has one", command="plan")
+        self.usage("plan", "Llama-3.1-8B", "--vram", "80GB", "--zero", "2", has="--mode train", command="plan")
+        self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "2x80GB", "--zero", "3",
+                   "--method", "qlora", has="4-bit", command="plan")
+
+    def test_profile(self):
+        gpu = {"QCONV_LIBCUDA": FAKE_CUDA, "QCONV_NVML": FAKE_NVML,
+               "FAKE_CUDA": "%d:%d:%d" % (24 << 30, 400 << 20, 2 << 20)}
+        args = ["Llama-3.2-1B", "--vram", "24GB", "--method", "qlora", "--context", "512",
+                "--profile"]
+        gpu.update(self.fake_gpu(24 << 30))
+        p = self.plan(*args, env=gpu)["profile"]
+        self.assertEqual(p["gpu"], "Fake GPU")
+        self.assertEqual(p["context_bytes"], 400 << 20)
+        self.assertGreaterEqual(p["allocated_bytes"], p["asked_bytes"])
+        # At most one step of 2 MiB is lost per buffer.
+        self.assertLess(p["allocated_bytes"], p["asked_bytes"] + 3000 * (2 << 20))
+        gpu["FAKE_CUDA"] = "%d:%d:%d" % (1 << 30, 400 << 20, 2 << 20)
+        self.fails(1, "plan", *args, "--mode", "train", env=gpu, has="out of memory")
+        self.fails(5, "plan", *args, "--mode", "train",
+                   env={"QCONV_NVML": "/nonexistent", "QCONV_LIBCUDA": "/nonexistent"})
+
+    def fake_gpu(self, total):
+        """Environment of the NVML for tests, with one idle GPU."""
+        raise unittest.SkipTest("set when fake_nvml is there")
+
+
+if __name__ == "__main__":
+    unittest.main()
