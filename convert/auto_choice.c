@@ -431,8 +431,9 @@ static void choose_groups(chooser *c, const unsigned *chosen, unsigned uniform)
         c->out->groups[c->group_of[i]].chosen = chosen ? chosen[i] : uniform;
 }
 
-/* The task of the solver: followers folded into the segment they follow. */
-static qc_status make_task(const chooser *c, qc_auto_task *t, uint64_t **room, qc_error *err)
+/* The task of the solver: followers folded into the segment they follow, and every segment with the
+ * workspace of a choice that quantizes all its weights, the larger of both. */
+static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_error *err)
 {
     void *v[3] = {0};
     uint32_t n = c->segments->count;
@@ -441,31 +442,25 @@ static qc_status make_task(const chooser *c, qc_auto_task *t, uint64_t **room, q
     QC_TRY(qc_arena_alloc(c->scratch, &v[2], c->budget.count, sizeof(uint64_t), err));
     uint64_t *fixed = v[0], *scratch = v[1];
     qc_fit fit;
-    QC_TRY(fit_groups(c, &fit, err)); /* of whatever is chosen now: for its fixed terms */
+    choose_groups(c, NULL, QC_AUTO_AT_NF4);
+    QC_TRY(fit_groups(c, &fit, err));
     for (uint32_t s = 0; s < n; s++) {
-        qc_segment_kind kind = c->segments->segments[s].kind;
         uint32_t at = resolve(c->segments, s);
-        uint64_t largest = c->fixed_largest[s];
-        for (uint32_t g = 0; g < c->out->group_count; g++) {
-            const qc_auto_group *group = &c->out->groups[g];
-            if (c->segments->of_tensor[c->members[c->first_member[g]].tensor] != s)
-                continue;
-            uint64_t elems = group->elems / group->weights;
-            largest = elems > largest ? elems : largest;
-            fixed[at] += c->item_of[g] == UINT32_MAX ? group->bytes[QC_AUTO_AT_16BIT] : 0;
-        }
-        uint64_t work = qc_workspace_bytes(
-            c->geometry, &c->options->fit, kind == QC_SEGMENT_LAYER || kind == QC_SEGMENT_EXTRA,
-            kind == QC_SEGMENT_HEAD, kind == QC_SEGMENT_VISION, 1, largest);
         fixed[at] += c->fixed[s] + fit.segment_kv[s];
-        scratch[at] = work > scratch[at] ? work : scratch[at];
+        if (fit.segment_workspace[s] > scratch[at])
+            scratch[at] = fit.segment_workspace[s];
+    }
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        if (c->item_of[g] == UINT32_MAX)
+            fixed[c->members[c->first_member[g]].segment] +=
+                c->out->groups[g].bytes[QC_AUTO_AT_16BIT];
     }
     *room = v[2];
     for (uint32_t d = 0; d < c->budget.count; d++) {
-        uint64_t taken =
-            c->budget.devices[d].tier == QC_TIER_GPU ? c->options->fit.cuda_context_bytes : 0;
         uint64_t budget = fit.devices[d].budget_bytes;
-        (*room)[d] = budget > taken ? budget - taken : 0;
+        uint64_t context =
+            c->budget.devices[d].tier == QC_TIER_GPU ? c->options->fit.cuda_context_bytes : 0;
+        (*room)[d] = budget > context ? budget - context : 0;
     }
     *t = (qc_auto_task){.items = c->items,
                         .item_count = c->item_count,
@@ -477,8 +472,8 @@ static qc_status make_task(const chooser *c, qc_auto_task *t, uint64_t **room, q
     return QC_OK;
 }
 
-/* The solver takes the workspace of every device at its largest and leaves the cuts to the fit,
- * which knows better: when that is short of room, less is given out. */
+/* The fit makes its own cuts, and has the last word: should it be short of room, less is given
+ * out. */
 static qc_status solve(chooser *c, qc_error *err)
 {
     qc_auto_task task;
