@@ -80,7 +80,12 @@ static qc_status add_escaped(qc_strbuf *out, const char *text, qc_error *err)
 
 static const char *size_or_none(char out[QC_SIZE_TEXT_BYTES], uint64_t bytes)
 {
-    return bytes == UINT64_MAX ? "no limit" : qc_text_bytes(out, bytes);
+    return bytes == QC_NO_LIMIT ? "no limit" : qc_text_bytes(out, bytes);
+}
+
+static const char *found_text(char out[QC_SIZE_TEXT_BYTES], uint64_t found)
+{
+    return found == 0 ? "none fits" : found == QC_NO_LIMIT ? "no limit" : qc_text_count(out, found);
 }
 
 static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
@@ -113,9 +118,9 @@ static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *e
         QC_TRY(qc_strbuf_addf(out, err, " for a context of %s tokens and batch %" PRIu64 ".",
                               qc_text_count(count, r->use->context), r->use->batch));
         QC_TRY(qc_strbuf_addf(out, err, " Longest context at batch 1: %s;",
-                              r->max_context ? qc_text_count(count, r->max_context) : "none fits"));
+                              found_text(count, r->max_context)));
         QC_TRY(qc_strbuf_addf(out, err, " largest batch at this context: %s.",
-                              r->max_batch ? qc_text_count(count, r->max_batch) : "none fits"));
+                              found_text(count, r->max_batch)));
     }
     return qc_strbuf_adds(out, "</p>\n", err);
 }
@@ -140,7 +145,7 @@ static qc_status add_bar(const qc_fit_report *r, uint32_t device, double scale, 
         sum += (double)bytes[i];
     }
     /* The outline is the budget; what stands over it is what the device lacks. */
-    double budget = d->budget_bytes == UINT64_MAX ? sum : (double)d->budget_bytes;
+    double budget = d->budget_bytes == QC_NO_LIMIT ? sum : (double)d->budget_bytes;
     QC_TRY(qc_strbuf_addf(out, err,
                           "<rect x=\"110\" y=\"%u\" width=\"%.2f\" height=\"%d\" fill=\"none\" "
                           "stroke=\"%s\" stroke-width=\"2\"/>",
@@ -160,7 +165,7 @@ static qc_status add_picture(const qc_fit_report *r, qc_strbuf *out, qc_error *e
         const qc_fit_device *d = &fit->devices[i];
         double sum = (double)d->weight_bytes + (double)d->kv_bytes + (double)d->workspace_bytes +
                      (double)d->context_bytes;
-        double end = d->budget_bytes == UINT64_MAX || sum > (double)d->budget_bytes
+        double end = d->budget_bytes == QC_NO_LIMIT || sum > (double)d->budget_bytes
                          ? sum
                          : (double)d->budget_bytes;
         largest = end > largest ? end : largest;
@@ -235,7 +240,7 @@ static qc_status add_table(const qc_fit_report *r, qc_strbuf *out, qc_error *err
         const uint64_t cells[] = {
             d->budget_bytes,  d->weight_bytes,
             d->kv_bytes,      d->workspace_bytes,
-            d->context_bytes, d->budget_bytes == UINT64_MAX ? UINT64_MAX : d->free_bytes,
+            d->context_bytes, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes,
             d->short_by_bytes};
         QC_TRY(qc_strbuf_addf(out, err, "<tr><td>%s</td><td>%s</td>", d->device->name,
                               d->device->card ? d->device->card->name : ""));

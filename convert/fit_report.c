@@ -10,8 +10,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#define NO_LIMIT UINT64_MAX
-
 /* ---- sums ---- */
 
 static int ends_with(const char *s, const char *tail)
@@ -214,7 +212,7 @@ static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 static qc_status add_size(qc_table *t, uint64_t bytes, qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES];
-    return qc_table_cell(t, bytes == NO_LIMIT ? "no limit" : qc_text_bytes(size, bytes), err);
+    return qc_table_cell(t, bytes == QC_NO_LIMIT ? "no limit" : qc_text_bytes(size, bytes), err);
 }
 
 static qc_status add_devices(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
@@ -240,7 +238,7 @@ static qc_status add_devices(const qc_fit_report *r, qc_strbuf *out, qc_error *e
         QC_TRY(add_size(&t, d->kv_bytes, err));
         QC_TRY(add_size(&t, d->workspace_bytes, err));
         QC_TRY(add_size(&t, d->context_bytes, err));
-        QC_TRY(add_size(&t, d->budget_bytes == NO_LIMIT ? NO_LIMIT : d->free_bytes, err));
+        QC_TRY(add_size(&t, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes, err));
         if (d->short_by_bytes)
             QC_TRY(add_size(&t, d->short_by_bytes, err));
         else
@@ -269,13 +267,13 @@ static qc_status add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf 
         uint64_t b = fit->devices[i].budget_bytes;
         size_t len = strlen(fit->budget->devices[i].name);
         name_width = len > name_width ? len : name_width;
-        if (b != NO_LIMIT && b > largest)
+        if (b != QC_NO_LIMIT && b > largest)
             largest = b;
     }
     QC_TRY(qc_strbuf_adds(out, "\n", err));
     for (uint32_t i = 0; i < fit->budget->count; i++) {
         const qc_fit_device *d = &fit->devices[i];
-        if (d->budget_bytes == NO_LIMIT || largest == 0)
+        if (d->budget_bytes == QC_NO_LIMIT || largest == 0)
             continue;
         unsigned cells =
             (unsigned)((double)d->budget_bytes / (double)largest * (double)QC_BAR_CELLS + 0.5);
@@ -293,22 +291,28 @@ static qc_status add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf 
     return qc_strbuf_adds(out, "\n", err);
 }
 
-static qc_status add_search(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static qc_status add_found(uint64_t found, const char *unit, qc_strbuf *out, qc_error *err)
 {
     char count[QC_SIZE_TEXT_BYTES];
+    if (found == 0)
+        return qc_strbuf_adds(out, "none fits", err);
+    if (found == QC_NO_LIMIT)
+        return qc_strbuf_adds(out, "no limit", err);
+    return qc_strbuf_addf(out, err, "%s%s", qc_text_count(count, found), unit);
+}
+
+static qc_status add_search(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
     uint64_t limit = r->fit->geometry->max_context;
     if (!r->generates)
         return QC_OK;
     QC_TRY(qc_strbuf_adds(out, "\n  longest context at batch 1      ", err));
-    if (r->max_context)
-        QC_TRY(qc_strbuf_addf(out, err, "%s tokens%s\n", qc_text_count(count, r->max_context),
-                              limit && r->max_context == limit ? ", the model's limit" : ""));
-    else
-        QC_TRY(qc_strbuf_adds(out, "none fits\n", err));
-    QC_TRY(qc_strbuf_adds(out, "  largest batch at this context   ", err));
-    if (r->max_batch)
-        return qc_strbuf_addf(out, err, "%s\n", qc_text_count(count, r->max_batch));
-    return qc_strbuf_adds(out, "none fits\n", err);
+    QC_TRY(add_found(r->max_context, " tokens", out, err));
+    if (limit && r->max_context == limit)
+        QC_TRY(qc_strbuf_adds(out, ", the model's limit", err));
+    QC_TRY(qc_strbuf_adds(out, "\n  largest batch at this context   ", err));
+    QC_TRY(add_found(r->max_batch, "", out, err));
+    return qc_strbuf_adds(out, "\n", err);
 }
 
 qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out,

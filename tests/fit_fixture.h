@@ -48,19 +48,28 @@ static inline void fit_fixture_make(fit_fixture *f, qc_arena *arena)
     f->device_of[3] = 1;
     f->device_of[4] = 1;
     f->device_of[5] = 2;
-    f->on[0] = (qc_fit_device){&f->devices[0],
-                               36 * GB,
-                               18 * GB,
-                               9 * GB,
-                               3 * GB,
-                               GB / 2,
-                               36 * GB - 30 * GB - GB / 2,
-                               0,
-                               2,
-                               0,
-                               3};
-    f->on[1] = (qc_fit_device){&f->devices[1], 18 * GB, 20 * GB, 1 * GB, 0, 0, 0, 3 * GB, 1, 10, 2};
-    f->on[2] = (qc_fit_device){&f->devices[2], UINT64_MAX, GB, 0, 0, 0, UINT64_MAX, 0, 0, 0, 1};
+    f->on[0] = (qc_fit_device){.device = &f->devices[0],
+                               .budget_bytes = 36 * GB,
+                               .weight_bytes = 18 * GB,
+                               .kv_bytes = 9 * GB,
+                               .workspace_bytes = 3 * GB,
+                               .context_bytes = GB / 2,
+                               .free_bytes = 5 * GB + GB / 2,
+                               .layers = 2,
+                               .segments = 3};
+    f->on[1] = (qc_fit_device){.device = &f->devices[1],
+                               .budget_bytes = 18 * GB,
+                               .weight_bytes = 20 * GB,
+                               .kv_bytes = GB,
+                               .short_by_bytes = 3 * GB,
+                               .layers = 1,
+                               .first_layer = 10,
+                               .segments = 2};
+    f->on[2] = (qc_fit_device){.device = &f->devices[2],
+                               .budget_bytes = QC_NO_LIMIT,
+                               .weight_bytes = GB,
+                               .free_bytes = QC_NO_LIMIT,
+                               .segments = 1};
     f->geometry.decoder = 1;
     f->geometry.max_context = 131072;
     f->fit = (qc_fit){.budget = &f->budget,
