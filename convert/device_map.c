@@ -15,6 +15,32 @@ static int compare_rows(const void *pa, const void *pb)
     return c ? c : strcmp(a->module, b->module);
 }
 
+/* Models of text and images: transformers 4.52 renamed the modules it makes of the same checkpoint.
+ *   language_model.model.X -> model.language_model.X, language_model.lm_head -> lm_head,
+ *   vision_model -> model.vision_model, ...
+ * The map has both forms: each version takes its own and passes over the other. */
+static const char old_text[] = "language_model.model.", old_head[] = "language_model.lm_head";
+
+static int has_old_names(const map_row *rows, size_t count)
+{
+    for (size_t i = 0; i < count; i++)
+        if (strncmp(rows[i].module, old_text, sizeof old_text - 1) == 0)
+            return 1;
+    return 0;
+}
+
+static qc_status new_name(const char **out, qc_arena *arena, const char *old, qc_error *err)
+{
+    if (strncmp(old, old_text, sizeof old_text - 1) == 0)
+        return qc_arena_printf(arena, out, err, "model.language_model.%s",
+                               old + sizeof old_text - 1);
+    if (strcmp(old, old_head) == 0) {
+        *out = "lm_head";
+        return QC_OK;
+    }
+    return qc_arena_printf(arena, out, err, "model.%s", old);
+}
+
 static void put_device(qc_json_writer *w, const qc_device *devices, uint32_t device)
 {
     switch (devices[device].tier) {
@@ -37,12 +63,19 @@ qc_status qc_device_map_put(qc_json_writer *w, qc_arena *arena, const qc_fit *fi
     void *v = NULL;
     for (uint32_t i = 0; i < s->count; i++)
         count += s->segments[i].module_count;
-    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(map_row), err));
+    QC_TRY(qc_arena_alloc(arena, &v, count * 2, sizeof(map_row), err));
     map_row *rows = v;
     count = 0;
     for (uint32_t i = 0; i < s->count; i++)
         for (uint32_t m = 0; m < s->segments[i].module_count; m++)
             rows[count++] = (map_row){s->segments[i].modules[m], fit->device_of[i]};
+    if (has_old_names(rows, count)) {
+        for (size_t i = 0; i < count; i++) {
+            rows[count + i].device = rows[i].device;
+            QC_TRY(new_name(&rows[count + i].module, arena, rows[i].module, err));
+        }
+        count *= 2;
+    }
     if (count)
         qsort(rows, count, sizeof *rows, compare_rows);
     qc_jw_begin_object(w);

@@ -70,6 +70,35 @@ static void twice(void **state)
     qc_arena_deinit(&arena);
 }
 
+static void renamed(void **state)
+{
+    (void)state;
+    static const char *old[4] = {"language_model.model.layers.0", "language_model.lm_head",
+                                 "vision_model", "multi_modal_projector"};
+    static const char *const want[] = {"\"language_model.model.layers.0\": 0",
+                                       "\"model.language_model.layers.0\": 0",
+                                       "\"language_model.lm_head\": 0",
+                                       "\"lm_head\": 0",
+                                       "\"vision_model\": 0",
+                                       "\"model.vision_model\": 0",
+                                       "\"multi_modal_projector\": 0",
+                                       "\"model.multi_modal_projector\": 0"};
+    fit_fixture f;
+    qc_arena arena;
+    qc_strbuf out;
+    qc_arena_init(&arena);
+    qc_strbuf_init(&out, 10000);
+    fit_fixture_make(&f, &arena);
+    f.map.count = 1;
+    f.segments[0].modules = old;
+    f.segments[0].module_count = 4;
+    assert_int_equal(qc_device_map_text(&out, &arena, &f.fit, NULL), QC_OK);
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++)
+        assert_non_null(strstr(out.data, want[i]));
+    qc_strbuf_deinit(&out);
+    qc_arena_deinit(&arena);
+}
+
 static void nothing(void **state)
 {
     (void)state;
@@ -89,10 +118,8 @@ static void nothing(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(whole),
-        cmocka_unit_test(natural_order),
-        cmocka_unit_test(twice),
-        cmocka_unit_test(nothing),
+        cmocka_unit_test(whole),   cmocka_unit_test(natural_order), cmocka_unit_test(twice),
+        cmocka_unit_test(renamed), cmocka_unit_test(nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
