@@ -2,6 +2,7 @@
  * driver's library and folders that look like /proc and /sys. */
 #include "convert/hardware.h"
 
+#include "convert/hardware_choice.h"
 #include "convert/host_facts.h"
 #include "convert/nvml_gpu.h"
 #include "fixture_files.h"
@@ -434,6 +435,81 @@ static void this_host_is_plausible(void **state)
     assert_int_equal(read_hardware().isa, QC_ISA_SCALAR);
 }
 
+/* ---- what would be chosen ---- */
+
+static void choices_follow_the_architecture(void **state)
+{
+    (void)state;
+    static const struct {
+        unsigned sm;
+        int usable;
+        const char *dtype, *kernels, *schemes;
+    } cases[] = {
+        {0, 1, "float16", "not known", "nf4,nf4-32,16bit"},
+        {61, 0, "float16", "none", "nf4,nf4-32,16bit"},
+        {70, 1, "float16", "sm_70: mma.m8n8k4", "nf4,nf4-32,16bit"},
+        {72, 1, "float16", "sm_70: mma.m8n8k4", "nf4,nf4-32,16bit"},
+        {75, 1, "float16", "sm_70: mma.m8n8k4", "nf4,nf4-32,int8,16bit"},
+        {80, 1, "bfloat16", "sm_80: mma.m16n8k16, cp.async", "nf4,nf4-32,int8,16bit"},
+        {89, 1, "bfloat16", "sm_80: mma.m16n8k16, cp.async", "nf4,nf4-32,int8,16bit"},
+        {90, 1, "bfloat16", "sm_90", "nf4,nf4-32,int8,16bit"},
+        {120, 1, "bfloat16", "sm_80: mma.m16n8k16, cp.async", "nf4,nf4-32,int8,16bit"},
+    };
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        qc_gpu g = {.sm = cases[i].sm, .total_bytes = 20000000000u, .free_bytes = 10000000000u};
+        qc_gpu_choice c = qc_gpu_choose(&g);
+        assert_int_equal(c.usable, cases[i].usable);
+        assert_string_equal(c.compute_dtype, cases[i].dtype);
+        assert_string_equal(c.kernels, cases[i].kernels);
+        assert_string_equal(c.schemes, cases[i].schemes);
+        assert_true(*c.compute_why && *c.kernels_why && *c.schemes_why);
+        /* 0.9 x free - 0.5e9, and its weights at 16, 8 + 32/4096 and 4 + 8/64 + 32/16384 bits. */
+        assert_int_equal(c.room_bytes, 8500000000u);
+        assert_int_equal(c.weights_16bit, 4250000000u);
+        assert_in_range(c.weights_int8, 8491707000u, 8491708000u);
+        assert_in_range(c.weights_nf4, 16477046000u, 16477048000u);
+    }
+    qc_gpu full = {.sm = 80, .total_bytes = 20000000000u, .free_bytes = 500000000u};
+    assert_int_equal(qc_gpu_choose(&full).room_bytes, 0);
+    assert_int_equal(qc_gpu_choose(&full).weights_nf4, 0);
+}
+
+static void expect_strategy(const qc_hardware *h, const char *name, const char *vram)
+{
+    qc_strategy s;
+    qc_error err = {0};
+    assert_int_equal(qc_strategy_choose(&s, h, &arena, &err), QC_OK);
+    assert_string_equal(s.name, name);
+    assert_string_equal(s.vram, vram);
+    assert_true(*s.why);
+}
+
+static void strategies_follow_the_rule(void **state)
+{
+    (void)state;
+    qc_gpu gpus[3] = {{.index = 0, .sm = 80, .free_bytes = 10},
+                      {.index = 1, .sm = 80, .free_bytes = 10},
+                      {.index = 2, .sm = 61, .free_bytes = 10}};
+    qc_hardware h = {.gpus = gpus, .gpu_count = 2, .memory_free_bytes = 100};
+    expect_strategy(&h, "gpus-balanced", "auto");
+    h.gpu_count = 1;
+    expect_strategy(&h, "gpu-and-cpu", "auto+cpu");
+    h.memory_free_bytes = 10;
+    expect_strategy(&h, "gpu-whole", "auto");
+    h.gpu_count = 0;
+    expect_strategy(&h, "cpu", "cpu");
+    /* What is too old is no GPU to place anything on. */
+    h.gpus = &gpus[1];
+    h.gpu_count = 2;
+    expect_strategy(&h, "gpu-whole", "auto");
+    h.gpus = &gpus[2];
+    h.gpu_count = 1;
+    expect_strategy(&h, "cpu", "cpu");
+    qc_error err = {0};
+    assert_int_equal(qc_hardware_assume(&h, &arena, "3090+3090+a100+3090", &err), QC_OK);
+    expect_strategy(&h, "gpus-balanced", "2xRTX3090+A100-40GB+RTX3090");
+}
+
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, begin, end)
@@ -449,6 +525,8 @@ int main(void)
         TEST(machines_are_assumed),
         TEST(hosts_are_read),
         TEST(this_host_is_plausible),
+        TEST(choices_follow_the_architecture),
+        TEST(strategies_follow_the_rule),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
