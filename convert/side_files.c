@@ -57,12 +57,34 @@ static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bi
     qc_jw_string(w, "bitsandbytes");
 }
 
-/* Block-wise int8 is not a form bitsandbytes loads: a name of its own makes every loader say so
- * instead of reading the codes as something else. */
-static void write_own_config(qc_json_writer *w, const qc_plan *plan)
+typedef struct {
+    int nf4, int8;
+} kinds;
+
+static kinds kinds_of(const qc_plan *plan)
 {
-    qc_jw_key(w, "block_size");
-    qc_jw_u64(w, plan->options->block_elems);
+    kinds k = {0, 0};
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        k.nf4 |= plan->jobs[i].scheme == QC_SCHEME_NF4;
+        k.int8 |= plan->jobs[i].scheme == QC_SCHEME_INT8_ROWS;
+    }
+    return k;
+}
+
+int qc_plan_mixes_schemes(const qc_plan *plan)
+{
+    kinds k = kinds_of(plan);
+    return k.nf4 && k.int8;
+}
+
+/* Block-wise int8 is not a form bitsandbytes loads, and neither is int8 beside NF4: a name of its
+ * own makes every loader say so instead of reading the codes as something else. */
+static void write_own_config(qc_json_writer *w, const qc_plan *plan, const char *type)
+{
+    if (plan->options->block_elems) {
+        qc_jw_key(w, "block_size");
+        qc_jw_u64(w, plan->options->block_elems);
+    }
     qc_jw_key(w, "double_quant");
     qc_jw_bool(w, plan->options->double_quant);
     qc_jw_key(w, "modules_to_not_convert");
@@ -73,7 +95,7 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
     qc_jw_key(w, "quant_method");
     qc_jw_string(w, "qconv");
     qc_jw_key(w, "quant_type");
-    qc_jw_string(w, "int8-block");
+    qc_jw_string(w, type);
 }
 
 /* The text of quantization_config, indented to sit one level deep. */
@@ -84,10 +106,13 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_jw_init(&w, &flat, err);
     qc_jw_begin_object(&w);
+    kinds k = kinds_of(plan);
     if (plan->options->to == QC_TO_INT8 && plan->options->block_elems)
-        write_own_config(&w, plan);
+        write_own_config(&w, plan, "int8-block");
+    else if (k.nf4 && k.int8)
+        write_own_config(&w, plan, "nf4+int8");
     else
-        write_bnb_config(&w, plan, plan->options->to == QC_TO_NF4);
+        write_bnb_config(&w, plan, k.nf4);
     qc_jw_end_object(&w);
     qc_status st = qc_jw_finish(&w);
     for (size_t i = 0; st == QC_OK && i < flat.len; i++) {

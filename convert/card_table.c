@@ -1,0 +1,284 @@
+#include "convert/card_table.h"
+
+#include <string.h>
+
+/* Memory. Two kinds of figures, both in hundredths of a GiB, rounded down:
+ *
+ *   SEEN(h)     the lowest "total capacity" that PyTorch's out-of-memory messages (cudaMemGetInfo)
+ *               give for the card in public reports; it differs by up to 1% between drivers.
+ *   DERIVED(m)  no such report at hand: nvidia-smi's total of m MiB less 3%, which is the largest
+ *               share that a driver was seen to keep (T4: 15360 MiB shown, 14.56 GiB to be had).
+ *               Cards with GDDR6 and ECC on show 15/16 of their memory.
+ *
+ * Bandwidth, NVLink: NVIDIA's data sheets (V100 Jan 2020, V100S, T4 Mar 2019, A100 Jun 2021, A10,
+ * A16, A30, A40, A2, L4, L40, L40S, H100 and H100 NVL 2024, H200 2024, GH200, DGX B200; RTX A4000,
+ * A4500, A5000, A6000, 4000 Ada, 6000 Ada, PRO 6000 Blackwell) and for GeForce and Titan cards the
+ * specification pages; where only clock and width are given: 2 x clock x width / 8.
+ * NVLink is given one way (half of the data sheets' figure) and only where a card always has it:
+ * bridges between PCIe cards are optional and join two.
+ * PCIe: 16 lanes of 8, 16 or 32 GT/s with 128b/130b coding. */
+#define SEEN(hundredths) ((uint64_t)(hundredths) * (1ull << 30) / 100)
+#define DERIVED(mebi)    ((uint64_t)(mebi) * (1ull << 20) / 100 * 97)
+#define PCIE3_X16        15.75e9
+#define PCIE4_X16        31.5e9
+#define PCIE4_X8         15.75e9
+#define PCIE5_X16        63.0e9
+
+/* Cards that share a first name: the one found by it comes first. */
+/* clang-format off */
+const qc_card qc_card_table[] = {
+    /* Volta */
+    {"V100-16GB", " v100 v100-16 v100-sxm2 v100-sxm2-16gb ", "V100-SXM2-16GB",
+     70, SEEN(1577), 900e9, PCIE3_X16, 150e9},
+    {"V100-32GB", " v100-32 v100-sxm2-32gb v100-sxm3-32gb ", "V100-SXM2-32GB|V100-SXM3-32GB",
+     70, SEEN(3173), 900e9, PCIE3_X16, 150e9},
+    {"V100-PCIe-16GB", " v100-pcie ", "V100-PCIE-16GB|V100-FHHL-16GB",
+     70, SEEN(1577), 900e9, PCIE3_X16, 0},
+    {"V100-PCIe-32GB", " ", "V100-PCIE-32GB", 70, SEEN(3173), 900e9, PCIE3_X16, 0},
+    {"V100S-32GB", " v100s ", "V100S-PCIE-32GB", 70, SEEN(3173), 1134e9, PCIE3_X16, 0},
+    /* Turing */
+    {"T4", " t4-16gb ", "T4", 75, SEEN(1456), 320e9, PCIE3_X16, 0},
+    {"RTX2080Ti", " 2080ti 2080ti-11gb ", "RTX 2080 Ti", 75, DERIVED(11264), 616e9, PCIE3_X16, 0},
+    {"TitanRTX", " titan-rtx-24gb ", "TITAN RTX", 75, DERIVED(24220), 672e9, PCIE3_X16, 0},
+    {"RTX6000-Turing", " quadro-rtx-6000 ", "RTX 6000", 75, DERIVED(22698), 672e9, PCIE3_X16, 0},
+    {"RTX8000", " quadro-rtx-8000 ", "RTX 8000", 75, DERIVED(45556), 672e9, PCIE3_X16, 0},
+    /* Ampere, data centre */
+    {"A100-40GB", " a100 a100-40 a100-sxm a100-sxm4 a100-sxm-40gb ", "A100-SXM4-40GB",
+     80, SEEN(3939), 1555e9, PCIE4_X16, 300e9},
+    {"A100-PCIe-40GB", " a100-pcie a100-40gb-pcie ", "A100-PCIE-40GB",
+     80, SEEN(3939), 1555e9, PCIE4_X16, 0},
+    {"A100-80GB", " a100-80 a100-sxm-80gb ", "A100-SXM4-80GB",
+     80, SEEN(7914), 2039e9, PCIE4_X16, 300e9},
+    {"A100-80GB-PCIe", " a100-pcie-80gb ", "A100 80GB PCIe",
+     80, SEEN(7914), 1935e9, PCIE4_X16, 0},
+    {"A30", " a30-24gb ", "A30", 80, DERIVED(24258), 933e9, PCIE4_X16, 0},
+    {"A10", " a10-24gb a10g a10g-24gb ", "A10|A10G", 86, SEEN(2203), 600e9, PCIE4_X16, 0},
+    /* One of the four GPUs of a board, which share its 16 lanes. */
+    {"A16", " a16-16gb ", "A16", 86, DERIVED(15356), 200e9, PCIE4_X16 / 4, 0},
+    {"A2", " a2-16gb ", "A2", 86, DERIVED(15356), 200e9, PCIE4_X8, 0},
+    {"A40", " a40-48gb ", "A40", 86, DERIVED(45634), 696e9, PCIE4_X16, 0},
+    /* Ampere, workstation */
+    {"A4000", " rtx-a4000 a4000-16gb ", "RTX A4000", 86, DERIVED(16376), 448e9, PCIE4_X16, 0},
+    {"A4500", " rtx-a4500 a4500-20gb ", "RTX A4500", 86, DERIVED(20470), 640e9, PCIE4_X16, 0},
+    {"A5000", " rtx-a5000 a5000-24gb ", "RTX A5000", 86, DERIVED(24564), 768e9, PCIE4_X16, 0},
+    {"A6000", " rtx-a6000 a6000-48gb ", "RTX A6000", 86, SEEN(4740), 768e9, PCIE4_X16, 0},
+    /* Ampere, GeForce */
+    {"RTX3060-12GB", " 3060 3060-12gb rtx3060 ", "RTX 3060",
+     86, DERIVED(12288), 360e9, PCIE4_X16, 0},
+    {"RTX3080-10GB", " 3080 3080-10gb rtx3080 ", "RTX 3080",
+     86, DERIVED(10240), 760e9, PCIE4_X16, 0},
+    {"RTX3080-12GB", " 3080-12gb ", "RTX 3080", 86, DERIVED(12288), 912e9, PCIE4_X16, 0},
+    {"RTX3090", " 3090 3090-24gb ", "RTX 3090", 86, SEEN(2356), 936e9, PCIE4_X16, 0},
+    {"RTX3090Ti", " 3090ti 3090ti-24gb ", "RTX 3090 Ti", 86, DERIVED(24564), 1008e9, PCIE4_X16, 0},
+    /* Ada */
+    {"L4", " l4-24gb ", "L4", 89, SEEN(2203), 300e9, PCIE4_X16, 0},
+    {"L40", " l40-48gb ", "L40", 89, DERIVED(46068), 864e9, PCIE4_X16, 0},
+    {"L40S", " l40s-48gb ", "L40S", 89, DERIVED(46068), 864e9, PCIE4_X16, 0},
+    {"RTX4000-Ada", " 4000ada rtx-4000-ada-20gb ", "RTX 4000 Ada Generation",
+     89, DERIVED(20475), 360e9, PCIE4_X16, 0},
+    {"RTX6000-Ada", " 6000ada rtx-6000-ada-48gb ", "RTX 6000 Ada Generation",
+     89, DERIVED(49140), 960e9, PCIE4_X16, 0},
+    {"RTX4060Ti-16GB", " 4060ti 4060ti-16gb rtx4060ti ", "RTX 4060 Ti",
+     89, DERIVED(16380), 288e9, PCIE4_X8, 0},
+    {"RTX4070TiSuper", " 4070tis 4070tisuper rtx4070tis ", "RTX 4070 Ti SUPER",
+     89, DERIVED(16376), 672e9, PCIE4_X16, 0},
+    {"RTX4080", " 4080 4080-16gb ", "RTX 4080", 89, DERIVED(16376), 716e9, PCIE4_X16, 0},
+    {"RTX4080Super", " 4080s 4080super rtx4080s ", "RTX 4080 SUPER",
+     89, DERIVED(16376), 736e9, PCIE4_X16, 0},
+    {"RTX4090", " 4090 4090-24gb ", "RTX 4090", 89, SEEN(2351), 1008e9, PCIE4_X16, 0},
+    /* Hopper */
+    {"H100-80GB", " h100 h100-sxm h100-sxm5 h100-sxm-80gb ", "H100 80GB HBM3",
+     90, SEEN(7914), 3350e9, PCIE5_X16, 450e9},
+    {"H100-PCIe-80GB", " h100-pcie h100-80gb-pcie ", "H100 PCIe",
+     90, SEEN(7914), 2000e9, PCIE5_X16, 0},
+    {"H100-NVL-94GB", " h100-nvl h100-94gb ", "H100 NVL", 90, SEEN(9300), 3900e9, PCIE5_X16, 0},
+    {"H200-141GB", " h200 h200-sxm ", "H200", 90, SEEN(13972), 4800e9, PCIE5_X16, 450e9},
+    {"H200-NVL-141GB", " h200-nvl ", "H200 NVL", 90, SEEN(13972), 4800e9, PCIE5_X16, 0},
+    /* The host link is NVLink-C2C. */
+    {"GH200-96GB", " gh200 gh200-480gb ", "GH200 480GB", 90, SEEN(9450), 4000e9, 450e9, 0},
+    /* Blackwell */
+    {"B200-180GB", " b200 b200-192gb ", "B200", 100, SEEN(17835), 8000e9, PCIE5_X16, 900e9},
+    {"RTX5070Ti", " 5070ti 5070ti-16gb ", "RTX 5070 Ti", 120, SEEN(1545), 896e9, PCIE5_X16, 0},
+    {"RTX5080", " 5080 5080-16gb ", "RTX 5080", 120, SEEN(1545), 960e9, PCIE5_X16, 0},
+    {"RTX5090", " 5090 5090-32gb ", "RTX 5090", 120, SEEN(3134), 1792e9, PCIE5_X16, 0},
+    {"RTXPRO6000", " pro6000 pro6000-96gb rtx-pro-6000-blackwell ",
+     "RTX PRO 6000 Blackwell Workstation Edition|"
+     "RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+     120, SEEN(9496), 1792e9, PCIE5_X16, 0},
+    {"RTXPRO6000-Server", " pro6000-server rtx-pro-6000-blackwell-server ",
+     "RTX PRO 6000 Blackwell Server Edition", 120, SEEN(9496), 1597e9, PCIE5_X16, 0},
+};
+/* clang-format on */
+const unsigned qc_card_count = sizeof qc_card_table / sizeof *qc_card_table;
+
+#define KEY_BYTES 64
+
+/* ---- names ---- */
+
+/* Letters and digits in lower case, without the maker's words. Returns 0 for what is too long to
+ * be a name, or empty. */
+static int make_key(char key[KEY_BYTES], const char *text, size_t len)
+{
+    static const char *const words[] = {"nvidia", "geforce", "tesla", "quadro"};
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        char c = text[i];
+        if (c == ' ' || c == '-' || c == '_')
+            continue;
+        if (n + 1 >= KEY_BYTES)
+            return 0;
+        key[n++] = c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
+    }
+    key[n] = '\0';
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        size_t k = strlen(words[i]);
+        if (n > k && memcmp(key, words[i], k) == 0) {
+            n -= k;
+            memmove(key, key + k, n + 1);
+            i = (size_t)-1; /* "NVIDIA GeForce": again from the first */
+        }
+    }
+    return n > 0;
+}
+
+/* The next part of a list, from *at on; 0 at its end. Empty parts are passed over. */
+static int next_part(const char *list, char separator, size_t *at, const char **part, size_t *len)
+{
+    while (list[*at] == separator)
+        ++*at;
+    *part = list + *at;
+    while (list[*at] && list[*at] != separator)
+        ++*at;
+    *len = (size_t)(list + *at - *part);
+    return *len > 0;
+}
+
+static int key_is(const char *key, const char *text, size_t len)
+{
+    char other[KEY_BYTES];
+    return make_key(other, text, len) && strcmp(key, other) == 0;
+}
+
+static int list_has(const char *list, char separator, const char *key)
+{
+    const char *part;
+    size_t at = 0, len;
+    while (next_part(list, separator, &at, &part, &len))
+        if (key_is(key, part, len))
+            return 1;
+    return 0;
+}
+
+const qc_card *qc_card_find(const char *text, size_t len)
+{
+    char key[KEY_BYTES];
+    if (!make_key(key, text, len))
+        return NULL;
+    for (unsigned i = 0; i < qc_card_count; i++) {
+        const qc_card *c = &qc_card_table[i];
+        if (key_is(key, c->name, strlen(c->name)) || list_has(c->aliases, ' ', key))
+            return c;
+    }
+    for (unsigned i = 0; i < qc_card_count; i++)
+        if (list_has(qc_card_table[i].product, '|', key))
+            return &qc_card_table[i];
+    return NULL;
+}
+
+const qc_card *qc_card_of_product(const char *product, uint64_t total_bytes)
+{
+    char key[KEY_BYTES];
+    const qc_card *best = NULL;
+    uint64_t best_off = 0;
+    if (!make_key(key, product, strlen(product)))
+        return NULL;
+    for (unsigned i = 0; i < qc_card_count; i++) {
+        const qc_card *c = &qc_card_table[i];
+        if (!list_has(c->product, '|', key))
+            continue;
+        uint64_t off = total_bytes > c->memory_bytes ? total_bytes - c->memory_bytes
+                                                     : c->memory_bytes - total_bytes;
+        if (total_bytes == 0)
+            off = c->memory_bytes;
+        else if (off > c->memory_bytes / 8)
+            continue;
+        if (!best || off < best_off) {
+            best = c;
+            best_off = off;
+        }
+    }
+    return best;
+}
+
+/* Levenshtein's distance. */
+static unsigned distance(const char *a, const char *b)
+{
+    unsigned row[KEY_BYTES];
+    size_t nb = strlen(b);
+    for (size_t j = 0; j <= nb; j++)
+        row[j] = (unsigned)j;
+    for (size_t i = 0; a[i]; i++) {
+        unsigned diagonal = row[0];
+        row[0] = (unsigned)i + 1;
+        for (size_t j = 0; j < nb; j++) {
+            unsigned least = diagonal + (a[i] != b[j]);
+            diagonal = row[j + 1];
+            if (row[j] + 1 < least)
+                least = row[j] + 1;
+            if (row[j + 1] + 1 < least)
+                least = row[j + 1] + 1;
+            row[j + 1] = least;
+        }
+    }
+    return row[nb];
+}
+
+const char *qc_card_near(const char *text, size_t len)
+{
+    char key[KEY_BYTES], other[KEY_BYTES];
+    const char *best = NULL;
+    unsigned best_distance = 0;
+    if (!make_key(key, text, len))
+        return NULL;
+    /* Up to a third of what was typed may differ, at most three characters. */
+    unsigned most = (unsigned)strlen(key) / 3;
+    most = most > 3 ? 3 : most;
+    for (unsigned i = 0; i < qc_card_count; i++) {
+        const qc_card *c = &qc_card_table[i];
+        const char *part = c->name;
+        size_t at = 0, n = strlen(c->name);
+        do {
+            unsigned d = make_key(other, part, n) ? distance(key, other) : KEY_BYTES;
+            if (d <= most && (!best || d < best_distance)) {
+                best = c->name;
+                best_distance = d;
+            }
+        } while (next_part(c->aliases, ' ', &at, &part, &n));
+    }
+    return best;
+}
+
+/* ---- architectures ---- */
+
+qc_arch_facts qc_arch_of(unsigned sm)
+{
+    /* CUDA C++ Programming Guide, "Compute Capabilities": tensor core types by version. */
+    static const struct {
+        unsigned from, to;
+        const char *name;
+    } names[] = {
+        {70, 72, "Volta"}, {75, 75, "Turing"}, {80, 88, "Ampere"},
+        {89, 89, "Ada"},   {90, 90, "Hopper"}, {100, 121, "Blackwell"},
+    };
+    qc_arch_facts f = {.sm = sm, .architecture = ""};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (sm >= names[i].from && sm <= names[i].to)
+            f.architecture = names[i].name;
+    f.fp16_tensor = sm >= 70;
+    f.int8_tensor = sm >= 72;
+    f.bf16_tensor = sm >= 80;
+    f.tf32_tensor = sm >= 80;
+    f.fp8_tensor = sm >= 89;
+    f.compute_dtype = f.bf16_tensor ? "bfloat16" : "float16";
+    return f;
+}

@@ -1,0 +1,648 @@
+/* Fit: numbers worked out by hand, then properties over random models and budgets. The model and
+ * the budget are made here, member by member. QC_SEED=n replays one run. */
+#include "base/alloc.h"
+#include "convert/fit.h"
+
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define ROUNDS        3000
+#define SEGMENTS_MOST 14u
+#define DEVICES_MOST  6u
+#define MB            1000000u
+
+static uint64_t state_of_random, last_seed;
+
+static uint64_t next_random(void) /* splitmix64 */
+{
+    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static uint64_t below(uint64_t n)
+{
+    return next_random() % n;
+}
+
+typedef struct {
+    qc_layer_geometry layers[SEGMENTS_MOST];
+    qc_geometry geometry;
+    qc_segment segment[SEGMENTS_MOST];
+    qc_segments segments;
+    uint64_t bytes[SEGMENTS_MOST], largest[SEGMENTS_MOST];
+    qc_device device[DEVICES_MOST];
+    qc_budget budget;
+    qc_fit_options options;
+} fixture;
+
+static void add_segment(fixture *x, qc_segment_kind kind, uint64_t bytes)
+{
+    uint32_t i = x->segments.count++;
+    x->segment[i] =
+        (qc_segment){.kind = kind, .name = "s", .layer = UINT32_MAX, .follows = QC_NO_SEGMENT};
+    x->bytes[i] = bytes;
+}
+
+static void add_layer(fixture *x, uint64_t bytes)
+{
+    uint32_t i = x->geometry.layer_count++;
+    x->layers[i] = (qc_layer_geometry){.attention = QC_ATTENTION_FULL, .kv_elems = 1000};
+    add_segment(x, QC_SEGMENT_LAYER, bytes);
+    x->segment[x->segments.count - 1].layer = i;
+}
+
+static void add_device(fixture *x, qc_tier tier, uint64_t bytes)
+{
+    static const char *const names[] = {"cuda:0", "cuda:1", "cuda:2", "cuda:3"};
+    uint32_t i = x->budget.count++;
+    x->device[i] = (qc_device){.tier = tier, .total_bytes = bytes};
+    x->device[i].name = tier == QC_TIER_GPU   ? names[x->budget.gpu_count++]
+                        : tier == QC_TIER_CPU ? "cpu"
+                                              : "disk";
+}
+
+/* hidden 100, 2 heads of 50, MLP 400, vocabulary 1000; nothing quantized; context 1000 tokens. */
+static void begin_fixture(fixture *x)
+{
+    memset(x, 0, sizeof *x);
+    x->geometry = (qc_geometry){.model_type = "",
+                                .decoder = 1,
+                                .layers = x->layers,
+                                .hidden = 100,
+                                .intermediate = 400,
+                                .heads = 2,
+                                .kv_heads = 1,
+                                .head_dim = 50,
+                                .vocab = 1000,
+                                .max_context = 100000};
+    x->segments.segments = x->segment;
+    x->budget.devices = x->device;
+    x->budget.text = "";
+    x->options = (qc_fit_options){.margin = 1.0,
+                                  .context = 1000,
+                                  .batch = 1,
+                                  .images = 1,
+                                  .kv_bits = 16,
+                                  .cuda_context_bytes = 5 * MB};
+}
+
+static void make(fixture *x, qc_arena *arena, qc_fit *fit)
+{
+    qc_error err = {0};
+    if (qc_fit_make(fit, arena, &x->segments, &x->geometry, x->bytes, x->largest, &x->budget,
+                    &x->options, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+}
+
+static void budgets_are_rounded_down(void **state)
+{
+    (void)state;
+    assert_int_equal(qc_fit_budget_bytes(40000000000, 0.9), 36000000000);
+    assert_int_equal(qc_fit_budget_bytes(42949672960, 0.9), 38654705664);
+    assert_int_equal(qc_fit_budget_bytes(11, 0.5), 5);
+    assert_int_equal(qc_fit_budget_bytes(0, 0.5), 0);
+    assert_int_equal(qc_fit_budget_bytes(7, 1.0), 7);
+    assert_int_equal(qc_fit_budget_bytes(UINT64_MAX, 0.5), UINT64_MAX);
+    assert_true(qc_fit_budget_bytes(UINT64_MAX - 1, 0.9999999999999999) <= UINT64_MAX - 1);
+}
+
+static void contexts_are_chosen(void **state)
+{
+    (void)state;
+    qc_geometry g = {.max_context = 512};
+    qc_fit_options o = {.context = 0};
+    assert_int_equal(qc_fit_context(&g, &o), 512);
+    g.max_context = 131072;
+    assert_int_equal(qc_fit_context(&g, &o), 8192);
+    g.max_context = 0;
+    assert_int_equal(qc_fit_context(&g, &o), 8192);
+    o.context = 9;
+    assert_int_equal(qc_fit_context(&g, &o), 9);
+}
+
+/* docs/planning.md, "Workspace", with hidden 100, heads 2 x 50, MLP 400, vocabulary 1000. */
+static void workspaces_are_as_documented(void **state)
+{
+    (void)state;
+    fixture x;
+    begin_fixture(&x);
+    add_layer(&x, 0);
+    const qc_geometry *g = &x.geometry;
+    qc_fit_options o = x.options;
+    /* 2 B * 1000 tokens * (2 * 100 + 3 * 400) */
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2800000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 77), 2800154);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EMBEDDING, UINT32_MAX, 0), 200000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_NORM, UINT32_MAX, 0), 400000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, UINT32_MAX, 0), 204000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EXTRA, 5, 1000), 0);
+    /* A long prompt goes in steps; every sequence of a batch takes one. */
+    o.context = 100000;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 2048 * 1400);
+    o.batch = 3;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3 * 2 * 2048 * 1400);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * (2048 * 200 + 4000));
+    /* An encoder sees its text whole and gives no logits. */
+    x.geometry.decoder = 0;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0),
+                     (uint64_t)3 * 2 * 100000 * 1400);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * 100000 * 200);
+    o.context = UINT64_MAX;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), UINT64_MAX);
+}
+
+static void attention_counts_where_it_is_wider(void **state)
+{
+    (void)state;
+    fixture x;
+    begin_fixture(&x);
+    add_layer(&x, 0);
+    x.geometry.intermediate = 0;
+    const qc_geometry *g = &x.geometry;
+    /* q and its output 2 * 100, k and v 2 * 50 */
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * 1000 * (200 + 300));
+    /* absorbed: q 2 * 100, latent 60, q and output against it 2 * 2 * 60 */
+    x.layers[0] = (qc_layer_geometry){QC_ATTENTION_MLA, 60, 160, 0};
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * 1000 * (200 + 500));
+    x.options.mla_expanded = 1;
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * 1000 * (200 + 360));
+    /* Images: what the tower hands to the layers stays while the prompt is read. */
+    x.layers[0] = (qc_layer_geometry){QC_ATTENTION_CROSS, 100, 0, 0};
+    x.geometry.media_positions = 7;
+    x.geometry.vision_hidden = 11;
+    x.options.images = 2;
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * (1000 * (200 + 200) + 2 * 7 * 100));
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_VISION, 0, 0),
+                     2 * 2 * 7 * 10 * 11);
+}
+
+/* Embedding 10, four layers of 20 with a cache of 2 each, norm, head 10 (MB), on two equal GPUs. */
+static void four_layers(fixture *x)
+{
+    begin_fixture(x);
+    add_segment(x, QC_SEGMENT_EMBEDDING, 10 * MB);
+    for (int i = 0; i < 4; i++)
+        add_layer(x, 20 * MB);
+    add_segment(x, QC_SEGMENT_NORM, 200);
+    add_segment(x, QC_SEGMENT_HEAD, 10 * MB);
+}
+
+static void two_gpus_share_by_hand(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    add_device(&x, QC_TIER_GPU, 100 * MB);
+    add_device(&x, QC_TIER_GPU, 100 * MB);
+    x.options.margin = 0.8;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.weight_bytes, 100 * MB + 200);
+    assert_int_equal(f.kv_bytes_per_token, 4 * 2000);
+    assert_int_equal(f.kv_bytes, 8 * MB);
+    for (int d = 0; d < 2; d++) {
+        assert_int_equal(f.devices[d].budget_bytes, 80 * MB);
+        assert_int_equal(f.devices[d].weight_bytes, 50 * MB + (d ? 200 : 0));
+        assert_int_equal(f.devices[d].kv_bytes, 4 * MB);
+        assert_int_equal(f.devices[d].workspace_bytes, 2800000);
+        assert_int_equal(f.devices[d].context_bytes, 5 * MB);
+        assert_int_equal(f.devices[d].free_bytes, 80 * MB - 61800000 - (d ? 200 : 0));
+        assert_int_equal(f.devices[d].short_by_bytes, 0);
+        assert_int_equal(f.devices[d].layers, 2);
+        assert_int_equal(f.devices[d].first_layer, d ? 2 : 0);
+    }
+    assert_int_equal(f.devices[0].segments, 3);
+    assert_int_equal(f.devices[1].segments, 4);
+    assert_int_equal(f.transfer_bytes_per_token, 0);
+    assert_true(f.transfer_seconds == 0.0);
+    qc_arena_deinit(&arena);
+}
+
+static void short_by_what_is_missing(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    add_device(&x, QC_TIER_GPU, 60 * MB);
+    add_device(&x, QC_TIER_GPU, 60 * MB);
+    make(&x, &arena, &f);
+    assert_false(f.fits);
+    assert_int_equal(f.short_by_bytes, 1800200);
+    assert_int_equal(f.short_device, 1);
+    assert_int_equal(f.devices[0].short_by_bytes, 1800000);
+    assert_int_equal(f.devices[0].free_bytes, 0);
+    /* To the byte. */
+    x.device[0].total_bytes += 1800000;
+    x.device[1].total_bytes += 1800200;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.devices[0].free_bytes, 0);
+    assert_int_equal(f.devices[1].free_bytes, 0);
+    x.device[1].total_bytes--;
+    make(&x, &arena, &f);
+    assert_int_equal(f.short_by_bytes, 1);
+    qc_arena_deinit(&arena);
+}
+
+/* One GPU: what goes first is the embedding; a layer goes through a buffer of its size. */
+static void spilling_by_hand(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    /* All of it needs 100.0002 + 8 + 2.8 + 5 = 115.8002 MB. */
+    add_device(&x, QC_TIER_GPU, 106 * MB);
+    add_device(&x, QC_TIER_CPU, 64 * MB);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[0], 1);
+    assert_int_equal(f.spilled, 1);
+    assert_int_equal(f.devices[1].weight_bytes, 10 * MB);
+    assert_int_equal(f.devices[1].workspace_bytes, 0);
+    assert_int_equal(f.devices[1].context_bytes, 0);
+    assert_int_equal(f.devices[0].staging_bytes, 0);
+    assert_int_equal(f.transfer_bytes_per_token, 10000); /* one row of 1000 */
+    assert_true(f.transfer_seconds == 10000 / QC_LINK_RATE);
+
+    /* Head and two layers too: 32 + 12.8 MB of staging, workspace and context... */
+    x.device[0].total_bytes = 80 * MB;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.devices[0].layers, 2);
+    assert_int_equal(f.devices[0].first_layer, 0);
+    assert_int_equal(f.devices[1].layers, 2);
+    assert_int_equal(f.devices[1].first_layer, 2);
+    assert_int_equal(f.devices[1].weight_bytes, 60 * MB);
+    assert_int_equal(f.devices[1].kv_bytes, 4 * MB);
+    assert_int_equal(f.devices[0].staging_bytes, 22 * MB);
+    assert_int_equal(f.devices[0].workspace_bytes, 22 * MB + 2800000);
+    assert_int_equal(f.transfer_bytes_per_token, 10000 + 10 * MB + 2 * 22 * MB);
+
+    /* A byte less in the cpu tier and disk has to help, with what was spilled last. */
+    x.device[1].total_bytes = 64 * MB - 1;
+    make(&x, &arena, &f);
+    assert_false(f.fits);
+    assert_int_equal(f.short_by_bytes, 1);
+    assert_int_equal(f.short_device, 1);
+    add_device(&x, QC_TIER_DISK, UINT64_MAX);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[3], 2);
+    assert_int_equal(f.devices[2].free_bytes, UINT64_MAX);
+    assert_true(f.transfer_seconds == 10000 / QC_LINK_RATE + 22e6 / QC_DISK_RATE +
+                                          22e6 / QC_LINK_RATE + 22e6 / QC_LINK_RATE +
+                                          10e6 / QC_LINK_RATE);
+    qc_arena_deinit(&arena);
+}
+
+/* A head without weights of its own reads all of the table it follows. */
+static void a_tied_table_spills_as_a_head(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    x.segment[6].follows = 0;
+    x.bytes[6] = 0;
+    add_device(&x, QC_TIER_GPU, 90 * MB);
+    add_device(&x, QC_TIER_CPU, 1000 * MB);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[0], 1);
+    assert_int_equal(f.device_of[6], 1);
+    assert_int_equal(f.devices[0].layers, 2);
+    assert_int_equal(f.transfer_bytes_per_token, 10 * MB + 2 * 22 * MB);
+    qc_arena_deinit(&arena);
+}
+
+static void without_gpus_the_cpu_computes(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    add_device(&x, QC_TIER_CPU, 200 * MB);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.devices[0].context_bytes, 0);
+    assert_int_equal(f.devices[0].workspace_bytes, 2800000);
+    assert_int_equal(f.devices[0].layers, 4);
+    x.device[0].total_bytes = 110 * MB;
+    add_device(&x, QC_TIER_DISK, UINT64_MAX);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[0], 1);
+    assert_true(f.transfer_seconds == 10000 / QC_DISK_RATE);
+    qc_arena_deinit(&arena);
+}
+
+static void an_unused_gpu_needs_nothing(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    begin_fixture(&x);
+    add_layer(&x, 10 * MB);
+    add_device(&x, QC_TIER_GPU, 4 * MB); /* less than a context */
+    add_device(&x, QC_TIER_GPU, 100 * MB);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.devices[0].segments, 0);
+    assert_int_equal(f.devices[0].context_bytes, 0);
+    assert_int_equal(f.devices[0].free_bytes, 4 * MB);
+    assert_int_equal(f.devices[1].layers, 1);
+    qc_arena_deinit(&arena);
+}
+
+static qc_attention random_attention(void)
+{
+    static const qc_attention kinds[] = {QC_ATTENTION_NONE, QC_ATTENTION_FULL, QC_ATTENTION_SLIDING,
+                                         QC_ATTENTION_MLA, QC_ATTENTION_CROSS};
+    return kinds[below(5)];
+}
+
+static void random_fixture(fixture *x)
+{
+    begin_fixture(x);
+    qc_attention attention = random_attention();
+    int mixed = (int)below(2);
+    x->geometry.hidden = below(200);
+    x->geometry.intermediate = below(900);
+    x->geometry.max_context = below(2) ? 1 + below(300) : 0;
+    x->geometry.vocab = below(3000);
+    x->geometry.decoder = below(5) != 0;
+    x->geometry.media_positions = below(40);
+    x->geometry.vision_hidden = below(30);
+    x->geometry.experts = below(2) ? 8 : 0;
+    x->geometry.experts_per_token = x->geometry.experts ? 2 : 0;
+    add_segment(x, QC_SEGMENT_EMBEDDING, below(400000));
+    if (below(3) == 0)
+        add_segment(x, QC_SEGMENT_VISION, below(400000));
+    for (uint64_t n = below(9); n > 0; n--) {
+        add_layer(x, below(4) ? 300000 : below(600000));
+        qc_layer_geometry *l = &x->layers[x->geometry.layer_count - 1];
+        l->attention = mixed ? random_attention() : attention;
+        l->kv_elems = below(900);
+        l->kv_elems_expanded = below(3000);
+        l->window = 1 + below(100);
+    }
+    if (below(4) == 0)
+        add_segment(x, QC_SEGMENT_EXTRA, below(400000));
+    add_segment(x, QC_SEGMENT_NORM, below(100));
+    add_segment(x, QC_SEGMENT_HEAD, below(400000));
+    if (below(3) == 0) {
+        x->segment[x->segments.count - 1].follows = 0;
+        x->bytes[x->segments.count - 1] = 0;
+    }
+    for (uint32_t i = 0; i < x->segments.count; i++)
+        x->largest[i] = below(3) ? 0 : below(50000);
+    uint64_t each = 300000 + below(2000000), gpus = below(4);
+    int equal = (int)below(2);
+    for (uint64_t d = 0; d < gpus; d++)
+        add_device(x, QC_TIER_GPU, equal ? each : below(2000000));
+    if (gpus == 0 || below(2))
+        add_device(x, QC_TIER_CPU, below(2000000));
+    if (below(3) == 0)
+        add_device(x, QC_TIER_DISK, below(2) ? UINT64_MAX : below(2000000));
+    x->options.margin = below(2) ? 1.0 : 0.9;
+    x->options.context = 1 + below(300);
+    x->options.batch = 1 + below(6);
+    x->options.images = below(3);
+    x->options.cuda_context_bytes = below(100000);
+    x->options.mla_expanded = (int)below(2);
+}
+
+/* What must hold of any fit. */
+static void check_sums(const fixture *x, const qc_fit *f)
+{
+    uint64_t weights = 0, kv = 0, worst = 0;
+    uint32_t computing = x->budget.gpu_count ? x->budget.gpu_count : 1, from = 0, segments = 0;
+    int all = 1;
+    for (uint32_t d = 0; d < x->budget.count; d++) {
+        const qc_fit_device *v = &f->devices[d];
+        weights += v->weight_bytes;
+        kv += v->kv_bytes;
+        segments += v->segments;
+        uint64_t needed = v->weight_bytes + v->kv_bytes + v->workspace_bytes + v->context_bytes;
+        if (v->budget_bytes != UINT64_MAX)
+            assert_int_equal(v->budget_bytes + v->short_by_bytes, needed + v->free_bytes);
+        assert_true(v->short_by_bytes == 0 || v->free_bytes == 0);
+        assert_true(v->staging_bytes <= v->workspace_bytes);
+        worst = v->short_by_bytes > worst ? v->short_by_bytes : worst;
+        all = all && v->short_by_bytes == 0;
+    }
+    assert_int_equal(weights, f->weight_bytes);
+    assert_int_equal(kv, f->kv_bytes);
+    assert_int_equal(segments, x->segments.count);
+    assert_int_equal(f->fits, all);
+    assert_int_equal(f->short_by_bytes, worst);
+    if (!f->fits)
+        assert_int_equal(f->devices[f->short_device].short_by_bytes, worst);
+    for (uint32_t i = 0; i < x->segments.count; i++) {
+        assert_true(f->device_of[i] < x->budget.count);
+        if (x->segment[i].follows != QC_NO_SEGMENT) {
+            assert_int_equal(f->device_of[i], f->device_of[x->segment[i].follows]);
+        } else if (f->device_of[i] < computing) {
+            assert_true(f->device_of[i] >= from);
+            from = f->device_of[i];
+        }
+    }
+    assert_int_equal(f->spilled > 0 && f->transfer_bytes_per_token > 0, f->transfer_seconds > 0);
+}
+
+static void more_room_never_hurts(const fixture *x, int fits)
+{
+    qc_arena arena;
+    qc_arena_init(&arena);
+    fixture y = *x;
+    y.geometry.layers = y.layers;
+    y.segments.segments = y.segment;
+    y.budget.devices = y.device;
+    uint32_t d = (uint32_t)below(y.budget.count);
+    if (y.device[d].total_bytes < UINT64_MAX / 2)
+        y.device[d].total_bytes += below(500000);
+    qc_fit f;
+    make(&y, &arena, &f);
+    if (fits)
+        assert_true(f.fits);
+    /* Two of the devices that are the same but for their name. */
+    for (uint32_t i = 1; i < y.budget.gpu_count; i++) {
+        if (x->device[i].total_bytes != x->device[0].total_bytes)
+            continue;
+        fixture z = *x;
+        z.geometry.layers = z.layers;
+        z.segments.segments = z.segment;
+        z.budget.devices = z.device;
+        z.device[0] = x->device[i];
+        z.device[i] = x->device[0];
+        qc_fit a, b;
+        make(&z, &arena, &b);
+        fixture w = *x;
+        w.geometry.layers = w.layers;
+        w.segments.segments = w.segment;
+        w.budget.devices = w.device;
+        make(&w, &arena, &a);
+        assert_memory_equal(a.device_of, b.device_of, x->segments.count * sizeof *a.device_of);
+        assert_int_equal(a.short_by_bytes, b.short_by_bytes);
+    }
+    qc_arena_deinit(&arena);
+}
+
+static int fits_with(fixture *x, uint64_t context, uint64_t batch)
+{
+    qc_arena arena;
+    qc_arena_init(&arena);
+    qc_fit f;
+    qc_fit_options old = x->options;
+    x->options.context = context;
+    x->options.batch = batch;
+    make(x, &arena, &f);
+    x->options = old;
+    qc_arena_deinit(&arena);
+    return f.fits;
+}
+
+/* Bisection against trying one after the other; on the way: once it does not fit, no more does. */
+static void check_searches(fixture *x, const qc_fit *f)
+{
+    uint64_t context = 0, batch = 0, limit = x->geometry.max_context, scan = 0;
+    assert_int_equal(qc_fit_max_context(&context, f, &x->options, x->largest, NULL), QC_OK);
+    assert_int_equal(qc_fit_max_batch(&batch, f, &x->options, x->largest, NULL), QC_OK);
+    uint64_t most = limit ? limit : 300;
+    while (scan < most && fits_with(x, scan + 1, 1))
+        scan++;
+    for (uint64_t c = scan + 1; c <= most; c++)
+        assert_false(fits_with(x, c, 1));
+    assert_int_equal(context < most ? context : most, scan);
+    for (scan = 0; scan < 20 && fits_with(x, x->options.context, scan + 1);)
+        scan++;
+    assert_int_equal(batch < 20 ? batch : 20, scan);
+    if (batch != QC_NO_LIMIT && batch > 0)
+        assert_false(fits_with(x, x->options.context, batch + 1));
+}
+
+static void properties_hold(void **state)
+{
+    (void)state;
+    const char *given = getenv("QC_SEED");
+    uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
+    int fitting = 0, spilling = 0;
+    for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
+        state_of_random = last_seed = seed;
+        qc_arena arena;
+        qc_arena_init(&arena);
+        fixture x;
+        qc_fit f;
+        random_fixture(&x);
+        make(&x, &arena, &f);
+        check_sums(&x, &f);
+        more_room_never_hurts(&x, f.fits);
+        if (round % 10 == 0)
+            check_searches(&x, &f);
+        fitting += f.fits;
+        spilling += f.fits && f.spilled > 0;
+        qc_arena_deinit(&arena);
+    }
+    assert_true(given || (fitting > ROUNDS / 10 && fitting < ROUNDS * 9 / 10));
+    assert_true(given || spilling > ROUNDS / 20);
+}
+
+static int print_seed(void **state)
+{
+    (void)state;
+    print_message("last seed: %" PRIu64 "\n", last_seed);
+    return 0;
+}
+
+static void nothing_grows_without_a_geometry(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    begin_fixture(&x);
+    x.geometry = (qc_geometry){.model_type = ""};
+    add_segment(&x, QC_SEGMENT_EMBEDDING, MB);
+    add_device(&x, QC_TIER_CPU, 2 * MB);
+    make(&x, &arena, &f);
+    uint64_t context = 0, batch = 0;
+    assert_int_equal(qc_fit_max_context(&context, &f, &x.options, x.largest, NULL), QC_OK);
+    assert_int_equal(qc_fit_max_batch(&batch, &f, &x.options, x.largest, NULL), QC_OK);
+    assert_true(context == QC_NO_LIMIT && batch == QC_NO_LIMIT);
+    x.device[0].total_bytes = MB - 1;
+    assert_int_equal(qc_fit_max_context(&context, &f, &x.options, x.largest, NULL), QC_OK);
+    assert_int_equal(context, 0);
+    qc_arena_deinit(&arena);
+}
+
+static void no_memory_is_an_error(void **state)
+{
+    (void)state;
+    fixture x;
+    four_layers(&x);
+    add_device(&x, QC_TIER_GPU, 100 * MB);
+    qc_status st = QC_ERR_NOMEM;
+    uint64_t n = 0;
+    while (st != QC_OK) {
+        qc_arena arena;
+        qc_arena_init(&arena);
+        qc_fit f;
+        qc_alloc_fail_at(++n, 1);
+        st = qc_fit_make(&f, &arena, &x.segments, &x.geometry, x.bytes, x.largest, &x.budget,
+                         &x.options, NULL);
+        qc_alloc_fail_at(0, 0);
+        if (st != QC_OK)
+            assert_int_equal(st, QC_ERR_NOMEM);
+        qc_arena_deinit(&arena);
+    }
+    assert_true(n > 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(budgets_are_rounded_down),
+        cmocka_unit_test(contexts_are_chosen),
+        cmocka_unit_test(workspaces_are_as_documented),
+        cmocka_unit_test(attention_counts_where_it_is_wider),
+        cmocka_unit_test(two_gpus_share_by_hand),
+        cmocka_unit_test(short_by_what_is_missing),
+        cmocka_unit_test(spilling_by_hand),
+        cmocka_unit_test(a_tied_table_spills_as_a_head),
+        cmocka_unit_test(without_gpus_the_cpu_computes),
+        cmocka_unit_test(an_unused_gpu_needs_nothing),
+        cmocka_unit_test(nothing_grows_without_a_geometry),
+        cmocka_unit_test_teardown(properties_hold, print_seed),
+        cmocka_unit_test(no_memory_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
