@@ -107,7 +107,7 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
 {
     qc_manifest m;
     unpacker u;
-    QC_TRY(qc_scan_manifest(&m, d->arena, o->model, err));
+    QC_TRY(qc_manifest_load(&m, d->arena, o->model, err));
     QC_TRY(unpacker_init(&u, &m, d, err));
     uint64_t total = 0;
     for (size_t i = 0; i < m.shard_count; i++)

@@ -17,7 +17,7 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
     qc_scan_result result;
     qc_progress *progress = NULL;
     uint64_t total = 0;
-    QC_TRY(qc_scan_manifest(&m, o->arena, o->model, err));
+    QC_TRY(qc_manifest_load(&m, o->arena, o->model, err));
     for (size_t i = 0; i < m.shard_count; i++)
         total += m.shards[i].content_bytes;
     qc_console_detail(o, 1, "checking %zu tensors in %zu shards, made by qconv %s with --to %s",

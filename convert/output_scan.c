@@ -62,38 +62,6 @@ static qc_status problem(scan *s, qc_error *err, const char *what, const char *w
     return qc_arena_strndup(r->arena, &r->first.why, why, strlen(why), err);
 }
 
-qc_status qc_scan_manifest(qc_manifest *m, qc_arena *arena, const char *dir, qc_error *err)
-{
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_stat(dir, &kind, NULL, err));
-    if (kind != QC_PATH_DIR)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: expected a folder that qconv wrote, found %s", dir,
-                kind == QC_PATH_MISSING ? "nothing" : "a file");
-    QC_TRY(qc_path_join(arena, &path, dir, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind != QC_PATH_FILE)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s: there is no %s: not an output of qconv, or one that was not finished", dir,
-                QC_MANIFEST_NAME);
-    qc_strbuf text;
-    qc_strbuf_init(&text, MANIFEST_MAX);
-    qc_status st = qc_file_slurp(path, &text, err);
-    if (st == QC_OK) {
-        st = qc_manifest_parse(m, arena, text.data, text.len, err);
-        if (st != QC_OK)
-            qc_error_prefix(err, "%s", path);
-    }
-    qc_strbuf_deinit(&text);
-    /* What is wrong with a manifest that was written is damage, whatever rule it breaks. */
-    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED || st == QC_ERR_UNSUPPORTED) {
-        st = QC_ERR_CHECK;
-        if (err)
-            err->code = st;
-    }
-    return st;
-}
-
 /* ---- Everything but weights ----------------------------------------------------------------- */
 
 static qc_status file_digest(const char *path, uint64_t bytes, qc_digest *out, qc_error *err)
@@ -500,7 +468,7 @@ qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *di
 {
     memset(result, 0, sizeof *result);
     result->arena = arena;
-    QC_TRY(qc_scan_manifest(&result->manifest, arena, dir, err));
+    QC_TRY(qc_manifest_load(&result->manifest, arena, dir, err));
     scan s = {.result = result, .options = options, .dir = dir, .max_stored = 1, .max_content = 1};
     qc_status st = scan_all(&s, err);
     for (size_t i = 0; s.files && i < result->manifest.shard_count; i++)

@@ -41,10 +41,6 @@ typedef struct {
     void *progress_ctx;
 } qc_scan_options;
 
-/* Read and check the manifest of dir. QC_ERR_INPUT when there is none, QC_ERR_CHECK when it is
- * damaged. */
-QC_NODISCARD qc_status qc_scan_manifest(qc_manifest *m, qc_arena *arena, const char *dir,
-                                        qc_error *err);
 /* The scan. Findings are in *result with QC_OK; a non-OK status is a failure of the scan itself
  * (I/O, memory, interrupt) or of the manifest. */
 QC_NODISCARD qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *dir,

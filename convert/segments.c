@@ -424,6 +424,12 @@ static qc_status build(maker *m, qc_error *err)
     for (unsigned g = 0; g < GROUP_UNKNOWN; g++)
         m->segment_of_group[g] = NONE;
     add_group(m, GROUP_EMBEDDING, QC_SEGMENT_EMBEDDING, "embeddings");
+    /* One table under the head's name: what a token passes first has no tensor of its own. */
+    if (m->segment_of_group[GROUP_EMBEDDING] == NONE && m->geometry->decoder &&
+        has_head_weight(m) && head_is_tied(m)) {
+        m->segment_of_group[GROUP_EMBEDDING] = m->out->count;
+        (void)add_segment(m, QC_SEGMENT_EMBEDDING, "embeddings");
+    }
     add_group(m, GROUP_VISION, QC_SEGMENT_VISION, "vision");
     QC_TRY(add_layers(m, err));
     add_group(m, GROUP_EXTRA, QC_SEGMENT_EXTRA, "mtp");
@@ -569,7 +575,7 @@ static qc_status add_empty(module_list *l, const char *path, uint32_t segment, q
     return add_module(l, &(module_ref){path, "", 0, segment}, err);
 }
 
-/* Rotary tables, a tied head. */
+/* Rotary tables, a tied head, a table that is stored as the head it is tied to. */
 static qc_status empty_modules(maker *m, module_list *l, qc_error *err)
 {
     static const char rotary[] =
@@ -585,6 +591,8 @@ static qc_status empty_modules(maker *m, module_list *l, qc_error *err)
         while (stem > 0 && s->name[stem - 1] != '.')
             stem--;
         QC_TRY(qc_arena_printf(m->arena, &path, err, "%.*srotary_emb", (int)stem, s->name));
+        QC_TRY(add_empty(l, path, table, err));
+        QC_TRY(qc_arena_printf(m->arena, &path, err, "%.*sembed_tokens", (int)stem, s->name));
         QC_TRY(add_empty(l, path, table, err));
     }
     uint32_t head = m->segment_of_group[GROUP_HEAD];

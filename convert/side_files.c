@@ -1,5 +1,6 @@
 #include "convert/side_files.h"
 
+#include "convert/device_map.h"
 #include "formats/json_writer.h"
 
 #include <stdlib.h>
@@ -244,12 +245,12 @@ static int compare_files(const void *pa, const void *pb)
     return strcmp(a->path, b->path);
 }
 
-qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest_file **files,
-                              size_t *count, qc_error *err)
+qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
+                              qc_manifest_file **files, size_t *count, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(d->arena, &v, m->side_count + 2, sizeof **files, err));
+    QC_TRY(qc_arena_alloc(d->arena, &v, m->side_count + 3, sizeof **files, err));
     qc_manifest_file *list = v;
     size_t n = 0;
     qc_strbuf text;
@@ -276,6 +277,12 @@ qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest
         st = qc_index_make(&text, plan, err);
         if (st == QC_OK)
             st = put(d, &list[n++], QC_INDEX_NAME, &text, err);
+    }
+    qc_strbuf_deinit(&text);
+    if (st == QC_OK && fit) {
+        st = qc_device_map_text(&text, d->arena, fit, err);
+        if (st == QC_OK)
+            st = put(d, &list[n++], QC_DEVICE_MAP_NAME, &text, err);
     }
     qc_strbuf_deinit(&text);
     qsort(list, n, sizeof *list, compare_files);

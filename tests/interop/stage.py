@@ -21,6 +21,7 @@ ENVIRONMENTS = {
     "quantizers-bitsandbytes50": (["transformers5"], "test_interop_quantizers.py"),
     "quantizers-bitsandbytes49": (["bitsandbytes49"], "test_interop_quantizers.py"),
     "files": (["transformers5"], "test_interop_files.py"),
+    "placement": (["transformers5"], "test_interop_placement.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
 }
