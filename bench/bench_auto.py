@@ -56,7 +56,7 @@ class Subject:
             subprocess.run([qconv, "-q", *options, "--compress", "none", folder, out], check=True)
             self.quantized[scheme] = lm.read_weights(out)
         self.names = [n for n, w in self.quantized["nf4"].items()
-                      if not np.array_equal(w, self.weights[n])]
+                      if n in self.weights and not np.array_equal(w, self.weights[n])]
         if text:
             data = np.fromfile(text, np.uint8).astype(np.int64)
             length = 256
@@ -134,7 +134,7 @@ def judge(s, alone):
 
 def plan(s, vram):
     r = subprocess.run([s.qconv, "plan", s.folder, "--to", "auto", "--explain", "--json", "--vram",
-                        str(vram), *PLAN], stdout=subprocess.PIPE, check=True)
+                        "%.3fKB" % (vram / 1000), *PLAN], stdout=subprocess.PIPE, check=True)
     return json.loads(r.stdout)["auto"]
 
 

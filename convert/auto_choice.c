@@ -99,19 +99,23 @@ double qc_auto_importance(const char *name)
     static const char *const scores[] = {"q_proj", "k_proj", "q_a_proj", "q_b_proj", "query",
                                          "key",    "q_lin",  "k_lin",    "q",        "k",
                                          "to_q",   "to_k",   "wq",       "wk",       NULL};
-    /* Several projections in one weight: a query, a key and a value; a gate and an up. */
-    static const char *const pairs[] = {"qkv_proj",  "query_key_value", "qkv",    "Wqkv",
-                                        "c_attn",    "in_proj",         "W_pack", "gate_up_proj",
-                                        "kv_b_proj", "kv_proj",         "wqkv",   NULL};
+    /* One weight for several: a key and a value; a query, a key and a value; a gate and an up. */
+    static const char *const two[] = {"kv_b_proj", "kv_a_proj_with_mqa", "kv_proj", "to_kv", NULL};
+    static const char *const three[] = {"qkv_proj", "query_key_value", "qkv",    "Wqkv",
+                                        "c_attn",   "in_proj",         "W_pack", "wqkv",
+                                        "to_qkv",   "gate_up_proj",    NULL};
     size_t len = strlen(name), tail = sizeof ".weight" - 1;
     if (len > tail && strcmp(name + len - tail, ".weight") == 0)
         len -= tail;
     size_t begin = len;
     while (begin > 0 && name[begin - 1] != '.')
         begin--;
-    if (is_one_of(name + begin, len - begin, scores))
-        return 0.5;
-    return is_one_of(name + begin, len - begin, pairs) ? 2 : 1;
+    const char *last = name + begin;
+    len -= begin;
+    return is_one_of(last, len, scores)  ? 0.5
+           : is_one_of(last, len, two)   ? 1.5
+           : is_one_of(last, len, three) ? 2
+                                         : 1;
 }
 
 /* ---- groups ---- */
