@@ -214,7 +214,7 @@ static void schemes(void **state)
         {.name = "a.weight", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {64, 64}},
         {.name = "b.weight", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {64, 64}},
         {.name = "norm.weight", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {64}},
-        {.name = "embeddings.position_ids", .dtype = QC_DTYPE_I64, .ndim = 2, .dims = {1, 64}},
+        {.name = "model.rotary_emb.inv_freq", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {64}},
         {.name = "x_blocks", .dtype = QC_DTYPE_U8, .ndim = 2, .dims = {8, 16}, .bytes = 128},
         {.name = "x_scales", .dtype = QC_DTYPE_U8, .ndim = 1, .dims = {8}},
         {.name = "c.weight", .dtype = QC_DTYPE_U8, .ndim = 2, .dims = {50, 1}},

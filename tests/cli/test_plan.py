@@ -257,13 +257,14 @@ class Small(PlanCase):
     def test_written_for_devices(self):
         """Shards cut at the devices: the same bytes, and device_map.json is the plan's."""
         mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=6, scale=64, seed=5)
-        args = ["--to", "nf4", "--vram", "3x1GB", "--max-shard-size", "100KB", "m"]
+        args = ["--to", "nf4", "--vram", "3x1GB", "m"]
         plan = self.plan(*args)
         self.check_sums(plan)
         self.assertEqual([d["layers"] > 0 for d in plan["devices"]], [True] * 3)
         self.convert(*args, "o")
         written = [os.path.getsize(self.path("o", n)) for n in os.listdir(self.path("o"))
                    if n.endswith(".safetensors")]
+        self.assertEqual(len(written), 3)
         self.assertEqual(plan["file_bytes"], sum(written))
         with open(self.path("o", "device_map.json"), encoding="utf-8") as f:
             self.assertEqual(json.load(f), plan["device_map"])
