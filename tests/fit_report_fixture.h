@@ -1,7 +1,7 @@
 /* A placement made by hand: six segments on two GPUs and a cpu tier, numbers chosen so that shares
  * are round. For the tests of what is printed. */
-#ifndef QC_TESTS_FIT_FIXTURE_H
-#define QC_TESTS_FIT_FIXTURE_H
+#ifndef QC_TESTS_FIT_REPORT_FIXTURE_H
+#define QC_TESTS_FIT_REPORT_FIXTURE_H
 
 #include "convert/fit_report.h"
 
