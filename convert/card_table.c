@@ -200,7 +200,7 @@ const qc_card *qc_card_of_product(const char *product, uint64_t total_bytes)
                                                      : c->memory_bytes - total_bytes;
         if (total_bytes == 0)
             off = c->memory_bytes;
-        else if (off > c->memory_bytes / 10)
+        else if (off > c->memory_bytes / 8)
             continue;
         if (!best || off < best_off) {
             best = c;

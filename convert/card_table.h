@@ -31,7 +31,7 @@ extern const unsigned qc_card_count;
 const qc_card *qc_card_find(const char *text, size_t len);
 /* The card that a driver's product name is; total_bytes (as the driver reports it) tells apart
  * those that share a name, 0: unknown, the smallest. NULL if none, or if the memory of those with
- * that name differs by more than a tenth: a laptop's or another edition. */
+ * that name differs by more than an eighth: a laptop's or another edition. */
 const qc_card *qc_card_of_product(const char *product, uint64_t total_bytes);
 /* The nearest name for "did you mean"; NULL if nothing is near. */
 const char *qc_card_near(const char *text, size_t len);

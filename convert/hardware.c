@@ -1,0 +1,383 @@
+#include "convert/hardware.h"
+
+#include "convert/host_facts.h"
+#include "convert/nvml_gpu.h"
+#include "formats/file_io.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- which GPUs count ---- */
+
+/* The whole of text as an index, blanks around it allowed; 0 if it is none. */
+static int parse_index(const char *text, size_t len, unsigned *out)
+{
+    unsigned v = 0;
+    size_t i = 0, digits = 0;
+    while (i < len && text[i] == ' ')
+        i++;
+    for (; i < len && text[i] >= '0' && text[i] <= '9'; i++, digits++) {
+        if (v > 100000)
+            return 0;
+        v = v * 10 + (unsigned)(text[i] - '0');
+    }
+    while (i < len && text[i] == ' ')
+        i++;
+    *out = v;
+    return digits > 0 && i == len;
+}
+
+/* The GPU that one entry of CUDA_VISIBLE_DEVICES names; 0 if none, or more than one. */
+static int find_entry(const char *entry, size_t len, const char *const *uuids, unsigned count,
+                      unsigned *out)
+{
+    static const char prefix[] = "GPU-";
+    unsigned found = 0;
+    if (parse_index(entry, len, out))
+        return *out < count;
+    while (len > 0 && *entry == ' ') {
+        entry++;
+        len--;
+    }
+    while (len > 0 && entry[len - 1] == ' ')
+        len--;
+    if (len < sizeof prefix - 1 || strncmp(entry, prefix, sizeof prefix - 1) != 0)
+        return 0;
+    for (unsigned i = 0; i < count; i++) {
+        if (strncmp(uuids[i], entry, len) != 0)
+            continue;
+        *out = i;
+        found++;
+    }
+    return found == 1;
+}
+
+void qc_cuda_visible(const char *list, const char *const *uuids, unsigned count, unsigned *visible,
+                     unsigned *shown)
+{
+    *shown = 0;
+    if (!list) {
+        for (; *shown < count; ++*shown)
+            visible[*shown] = *shown;
+        return;
+    }
+    for (const char *entry = list;; entry++) {
+        size_t len = strcspn(entry, ",");
+        unsigned gpu = 0;
+        if (!find_entry(entry, len, uuids, count, &gpu))
+            return;
+        for (unsigned i = 0; i < *shown; i++) {
+            if (visible[i] == gpu) {
+                *shown = 0;
+                return;
+            }
+        }
+        visible[(*shown)++] = gpu;
+        entry += len;
+        if (*entry == '\0')
+            return;
+    }
+}
+
+/* QCONV_DEVICE, read. */
+typedef struct {
+    const char *text; /* NULL: not set */
+    int cpu;
+    uint64_t mask; /* bit i: cuda:i was named; 0: all */
+} device_wish;
+
+static qc_status parse_wish(device_wish *w, qc_error *err)
+{
+    static const char expected[] = "expected cpu, cuda, cuda:0 or cuda:0,cuda:2";
+    const char *text = getenv("QCONV_DEVICE");
+    *w = (device_wish){.text = text && *text ? text : NULL};
+    if (!w->text || strcmp(text, "cuda") == 0)
+        return QC_OK;
+    w->cpu = strcmp(text, "cpu") == 0;
+    if (w->cpu)
+        return QC_OK;
+    for (const char *entry = text;; entry++) {
+        size_t len = strcspn(entry, ",");
+        unsigned index;
+        if (len <= 5 || strncmp(entry, "cuda:", 5) != 0 || entry[5] == ' ' ||
+            entry[len - 1] == ' ' || !parse_index(entry + 5, len - 5, &index))
+            QC_FAIL(err, QC_ERR_USAGE, "QCONV_DEVICE: %s, found '%s'", expected, text);
+        if (index >= QC_MAX_GPUS)
+            QC_FAIL(err, QC_ERR_DEVICE, "QCONV_DEVICE=%s: there is no cuda:%u", text, index);
+        if (w->mask >> index & 1)
+            QC_FAIL(err, QC_ERR_USAGE, "QCONV_DEVICE: cuda:%u is there twice in '%s'", index, text);
+        w->mask |= 1ull << index;
+        entry += len;
+        if (*entry == '\0')
+            return QC_OK;
+    }
+}
+
+/* Leaves only the GPUs wished for. */
+static qc_status apply_wish(qc_hardware *h, const device_wish *w, qc_error *err)
+{
+    uint32_t kept = 0;
+    uint64_t there = 0;
+    if (!w->text)
+        return QC_OK;
+    if (h->gpu_count == 0)
+        QC_FAIL(err, QC_ERR_DEVICE, "QCONV_DEVICE=%s: there is no GPU: %s", w->text, h->no_gpu);
+    for (uint32_t i = 0; i < h->gpu_count; i++) {
+        there |= 1ull << h->gpus[i].index;
+        if (w->mask == 0 || w->mask >> h->gpus[i].index & 1)
+            h->gpus[kept++] = h->gpus[i];
+    }
+    for (unsigned i = 0; i < QC_MAX_GPUS; i++)
+        if ((w->mask & ~there) >> i & 1)
+            QC_FAIL(err, QC_ERR_DEVICE, "QCONV_DEVICE=%s: there is no cuda:%u", w->text, i);
+    h->gpu_count = kept;
+    return QC_OK;
+}
+
+/* ---- the driver's GPUs ---- */
+
+typedef struct {
+    qc_nvml *nvml;
+    unsigned count; /* that are looked at */
+    qc_nvml_facts *facts;
+    const char **uuids;
+    const char **trouble; /* why a GPU did not answer, or NULL */
+} driver_gpus;
+
+static qc_status read_facts(driver_gpus *d, qc_arena *arena, qc_error *err)
+{
+    void *p = NULL;
+    d->count = qc_nvml_count(d->nvml);
+    if (d->count > QC_MAX_GPUS)
+        d->count = QC_MAX_GPUS;
+    QC_TRY(qc_arena_alloc(arena, &p, d->count, sizeof *d->facts, err));
+    d->facts = p;
+    QC_TRY(qc_arena_alloc(arena, &p, d->count, sizeof *d->uuids, err));
+    d->uuids = p;
+    QC_TRY(qc_arena_alloc(arena, &p, d->count, sizeof *d->trouble, err));
+    d->trouble = p;
+    for (unsigned i = 0; i < d->count; i++) {
+        qc_error why = {0};
+        if (qc_nvml_read_facts(d->nvml, i, &d->facts[i], &why) != QC_OK)
+            QC_TRY(qc_arena_strndup(arena, &d->trouble[i], why.msg, strlen(why.msg), err));
+        d->uuids[i] = d->facts[i].uuid;
+    }
+    return QC_OK;
+}
+
+/* One more sentence. */
+static qc_status add_warning(qc_hardware *h, qc_arena *arena, const char *text, qc_error *err)
+{
+    const char *before = h->warning;
+    return qc_arena_printf(arena, &h->warning, err, "%s%s%s", before ? before : "",
+                           before ? "; " : "", text);
+}
+
+/* Fills g from the driver's GPU; what it does not answer to goes to h->warning and *ok is 0. */
+static qc_status read_gpu(qc_hardware *h, driver_gpus *d, qc_arena *arena, qc_gpu *g, int *ok,
+                          qc_error *err)
+{
+    const qc_nvml_facts *f = &d->facts[g->driver_index];
+    qc_nvml_memory memory = {0, 0, 0};
+    qc_error why = {0};
+    const char *trouble = d->trouble[g->driver_index];
+    if (!trouble && qc_nvml_read_memory(d->nvml, g->driver_index, &memory, &why) != QC_OK)
+        trouble = why.msg;
+    *ok = trouble == NULL;
+    if (trouble) {
+        const char *text = NULL;
+        QC_TRY(qc_arena_printf(arena, &text, err, "cuda:%u is left out: %s", g->index, trouble));
+        return add_warning(h, arena, text, err);
+    }
+    QC_TRY(qc_arena_strndup(arena, &g->name, f->name, strlen(f->name), err));
+    if (f->uuid[0])
+        QC_TRY(qc_arena_strndup(arena, &g->uuid, f->uuid, strlen(f->uuid), err));
+    g->card = qc_card_of_product(f->name, memory.total_bytes);
+    g->sm = f->sm ? f->sm : g->card ? g->card->sm : 0;
+    g->bandwidth = f->bandwidth > 0 ? f->bandwidth : g->card ? g->card->bandwidth : 0;
+    g->total_bytes = memory.total_bytes;
+    g->used_bytes = memory.used_bytes;
+    g->free_bytes = memory.free_bytes;
+    return QC_OK;
+}
+
+static void read_peers(qc_hardware *h, qc_nvml *nvml)
+{
+    for (uint32_t i = 0; i < h->gpu_count; i++) {
+        qc_gpu *a = &h->gpus[i];
+        a->peers_known = 1;
+        for (uint32_t j = 0; j < h->gpu_count; j++) {
+            int reach = i == j ? 0 : qc_nvml_peer(nvml, a->driver_index, h->gpus[j].driver_index);
+            if (reach < 0)
+                a->peers_known = 0;
+            else if (reach)
+                a->peers |= 1ull << h->gpus[j].index;
+        }
+    }
+}
+
+static qc_status read_visible(qc_hardware *h, driver_gpus *d, qc_arena *arena, qc_error *err)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    unsigned visible[QC_MAX_GPUS], shown = 0;
+    void *p = NULL;
+    QC_TRY(read_facts(d, arena, err));
+    if (qc_nvml_count(d->nvml) > d->count)
+        QC_TRY(add_warning(h, arena, "only the driver's first 64 GPUs are looked at", err));
+    qc_cuda_visible(list, d->uuids, d->count, visible, &shown);
+    QC_TRY(qc_arena_alloc(arena, &p, shown, sizeof *h->gpus, err));
+    h->gpus = p;
+    for (unsigned i = 0; i < shown; i++) {
+        int ok = 0;
+        qc_gpu *g = &h->gpus[h->gpu_count];
+        *g = (qc_gpu){.index = i, .driver_index = visible[i]};
+        QC_TRY(read_gpu(h, d, arena, g, &ok, err));
+        h->gpu_count += ok != 0;
+    }
+    read_peers(h, d->nvml);
+    if (h->gpu_count > 0)
+        return QC_OK;
+    if (d->count == 0)
+        h->no_gpu = "the NVIDIA driver finds none";
+    else if (shown > 0)
+        h->no_gpu = "those that there are do not answer";
+    else if (strstr(list, "MIG-"))
+        h->no_gpu = "CUDA_VISIBLE_DEVICES names an instance of a divided GPU (MIG), which qconv "
+                    "does not read";
+    else
+        return qc_arena_printf(arena, &h->no_gpu, err, "CUDA_VISIBLE_DEVICES='%s' hides %s", list,
+                               d->count == 1 ? "the one there is" : "all there are");
+    return QC_OK;
+}
+
+static qc_status read_gpus(qc_hardware *h, qc_arena *arena, qc_error *err)
+{
+    driver_gpus d = {.nvml = NULL};
+    qc_error why = {0};
+    qc_status st = qc_nvml_open(&d.nvml, &why);
+    if (st == QC_ERR_DEVICE)
+        return qc_arena_strndup(arena, &h->no_gpu, why.msg, strlen(why.msg), err);
+    if (st != QC_OK) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    const char *version = qc_nvml_driver(d.nvml);
+    if (*version)
+        st = qc_arena_strndup(arena, &h->driver, version, strlen(version), err);
+    if (st == QC_OK)
+        st = read_visible(h, &d, arena, err);
+    qc_nvml_close(d.nvml);
+    return st;
+}
+
+/* ---- the rest of the machine ---- */
+
+static qc_status read_host(qc_hardware *h, qc_arena *arena, qc_error *err)
+{
+    qc_host_facts host;
+    QC_TRY(qc_host_read(&host, arena, "", qc_cpu_count(), err));
+    h->cpu_name = host.cpu_name;
+    h->cpu_threads = host.threads;
+    h->memory_bytes = host.memory_bytes;
+    h->memory_free_bytes = host.memory_free_bytes;
+    QC_TRY(qc_isa_select(&h->isa, err));
+    /* A folder that is gone has no disk; that is not what was asked. */
+    if (qc_dir_free_bytes(".", &h->disk_free_bytes, NULL) != QC_OK)
+        h->disk_free_bytes = 0;
+    return QC_OK;
+}
+
+qc_status qc_hardware_read(qc_hardware *out, qc_arena *arena, qc_error *err)
+{
+    device_wish wish;
+    *out = (qc_hardware){.gpus = NULL};
+    QC_TRY(parse_wish(&wish, err));
+    QC_TRY(read_host(out, arena, err));
+    if (wish.cpu) {
+        out->no_gpu = "QCONV_DEVICE=cpu";
+        return QC_OK;
+    }
+    QC_TRY(read_gpus(out, arena, err));
+    return apply_wish(out, &wish, err);
+}
+
+/* ---- --as ---- */
+
+/* One term "2xA100-40GB": the card, and how many. */
+static qc_status parse_term(const char *as, const char *term, size_t len, const qc_card **card,
+                            unsigned *count, qc_error *err)
+{
+    size_t digits = 0;
+    unsigned n = 0;
+    int shown = len > 64 ? 64 : (int)len;
+    while (digits < len && term[digits] >= '0' && term[digits] <= '9' && digits < 6)
+        n = n * 10 + (unsigned)(term[digits++] - '0');
+    *count = 1;
+    if (digits > 0 && digits < len && (term[digits] == 'x' || term[digits] == 'X')) {
+        *count = n;
+        term += digits + 1;
+        len -= digits + 1;
+        if (n == 0 || n > QC_MAX_GPUS)
+            QC_FAIL(err, QC_ERR_USAGE, "--as: expected 1 to %u cards, found '%.*s'", QC_MAX_GPUS,
+                    shown, term - digits - 1);
+    }
+    shown = len > 64 ? 64 : (int)len;
+    if (len == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "--as: a card is missing in '%s'", as);
+    *card = qc_card_find(term, len);
+    if (*card)
+        return QC_OK;
+    const char *near = qc_card_near(term, len);
+    if (near)
+        QC_FAIL(err, QC_ERR_USAGE, "--as: unknown card '%.*s'; did you mean %s?", shown, term,
+                near);
+    QC_FAIL(err, QC_ERR_USAGE,
+            "--as: unknown card '%.*s'; expected one such as A100-40GB, V100-16GB, 3090, 4090, "
+            "A6000 or H100-80GB",
+            shown, term);
+}
+
+static void link_peers(qc_hardware *h)
+{
+    for (uint32_t i = 0; i < h->gpu_count; i++) {
+        h->gpus[i].peers_known = 1;
+        for (uint32_t j = 0; j < h->gpu_count; j++)
+            if (i != j && h->gpus[i].card == h->gpus[j].card && h->gpus[i].card->peer_link > 0)
+                h->gpus[i].peers |= 1ull << j;
+    }
+}
+
+qc_status qc_hardware_assume(qc_hardware *out, qc_arena *arena, const char *as, qc_error *err)
+{
+    void *p = NULL;
+    *out = (qc_hardware){.assumed = 1};
+    QC_TRY(read_host(out, arena, err));
+    QC_TRY(qc_arena_alloc(arena, &p, QC_MAX_GPUS, sizeof *out->gpus, err));
+    out->gpus = p;
+    for (const char *term = as;; term++) {
+        const qc_card *card = NULL;
+        unsigned count = 0;
+        size_t len = strcspn(term, "+");
+        QC_TRY(parse_term(as, term, len, &card, &count, err));
+        if (count > QC_MAX_GPUS - out->gpu_count)
+            QC_FAIL(err, QC_ERR_USAGE, "--as: expected at most %u cards, found more in '%s'",
+                    QC_MAX_GPUS, as);
+        while (count-- > 0) {
+            out->gpus[out->gpu_count] = (qc_gpu){.index = out->gpu_count,
+                                                 .driver_index = out->gpu_count,
+                                                 .name = card->name,
+                                                 .sm = card->sm,
+                                                 .total_bytes = card->memory_bytes,
+                                                 .free_bytes = card->memory_bytes,
+                                                 .bandwidth = card->bandwidth,
+                                                 .card = card};
+            out->gpu_count++;
+        }
+        term += len;
+        if (*term == '\0')
+            break;
+    }
+    link_peers(out);
+    return QC_OK;
+}

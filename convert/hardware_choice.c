@@ -1,0 +1,162 @@
+#include "convert/hardware_choice.h"
+
+#include "base/strbuf.h"
+#include "convert/size_text.h"
+
+#include <string.h>
+
+static uint64_t room_of(uint64_t free_bytes, uint64_t context_bytes)
+{
+    uint64_t usable = (uint64_t)((double)free_bytes * QC_DEFAULT_MARGIN);
+    return usable > context_bytes ? usable - context_bytes : 0;
+}
+
+/* room x weights / bytes, for a group of weights that takes so many bytes with its scales. */
+static uint64_t weights_in(uint64_t room, uint64_t weights, uint64_t bytes)
+{
+    return room / bytes * weights + room % bytes * weights / bytes;
+}
+
+static void choose_kernels(qc_gpu_choice *c, unsigned sm)
+{
+    static const char sm70[] = "sm_70: mma.m8n8k4";
+    static const char sm80[] = "sm_80: mma.m16n8k16, cp.async";
+    if (sm == 0) {
+        c->kernels = "not known";
+        c->kernels_why = "the driver does not tell the compute capability";
+    } else if (sm < 70) {
+        c->kernels = "none";
+        c->kernels_why = "kernels need compute capability 7.0 or more";
+    } else if (sm < 75) {
+        c->kernels = sm70;
+        c->kernels_why = "Volta's own matrix instruction";
+    } else if (sm < 80) {
+        c->kernels = sm70;
+        c->kernels_why = "Turing runs Volta's code, and has no cp.async for that of Ampere";
+    } else if (sm < 90) {
+        c->kernels = sm80;
+        c->kernels_why = "tensor cores of 8.x, copies that go on beside the arithmetic";
+    } else if (sm < 100) {
+        c->kernels = "sm_90";
+        c->kernels_why = "Hopper's own instructions";
+    } else {
+        c->kernels = sm80;
+        c->kernels_why =
+            "code of Hopper's own instructions runs on Hopper only; that of Ampere runs "
+            "on what came later";
+    }
+}
+
+qc_gpu_choice qc_gpu_choose(const qc_gpu *g)
+{
+    enum {
+        /* 64 weights share a byte, 256 of those bytes a float32. */
+        NF4_WEIGHTS = 64 * 256,
+        NF4_BYTES = NF4_WEIGHTS / 2 + 256 + 4,
+        /* One float32 a row; rows of 4096 weights stand for all. */
+        ROW_WEIGHTS = 4096,
+        ROW_BYTES = ROW_WEIGHTS + 4
+    };
+    qc_arch_facts arch = qc_arch_of(g->sm);
+    qc_gpu_choice c = {.usable = g->sm == 0 || g->sm >= 70, .compute_dtype = arch.compute_dtype};
+    if (g->sm == 0)
+        c.compute_why = "runs on every GPU, and what this one has is not known";
+    else if (arch.bf16_tensor)
+        c.compute_why = "tensor cores take it from Ampere on, and it has the range of float32";
+    else if (arch.fp16_tensor)
+        c.compute_why = "its tensor cores take neither bfloat16 nor TF32";
+    else
+        c.compute_why = "it has no tensor cores; bfloat16 would be emulated";
+    if (arch.int8_tensor && g->sm >= 75) {
+        c.schemes = "nf4,nf4-32,int8,16bit";
+        c.schemes_why = "int8 where it fits, nf4 where it does not";
+    } else {
+        c.schemes = "nf4,nf4-32,16bit";
+        c.schemes_why = "LLM.int8 in bitsandbytes needs compute capability 7.5";
+    }
+    choose_kernels(&c, g->sm);
+    c.room_bytes = room_of(g->free_bytes, QC_DEFAULT_CUDA_CONTEXT_BYTES);
+    c.weights_16bit = c.room_bytes / 2;
+    c.weights_int8 = weights_in(c.room_bytes, ROW_WEIGHTS, ROW_BYTES);
+    c.weights_nf4 = weights_in(c.room_bytes, NF4_WEIGHTS, NF4_BYTES);
+    return c;
+}
+
+/* "2xA100-40GB+RTX3090" */
+static qc_status spell_cards(const qc_hardware *h, qc_strbuf *text, qc_error *err)
+{
+    for (uint32_t i = 0, same; i < h->gpu_count; i += same) {
+        for (same = 1; i + same < h->gpu_count; same++)
+            if (h->gpus[i + same].card != h->gpus[i].card)
+                break;
+        if (i > 0)
+            QC_TRY(qc_strbuf_adds(text, "+", err));
+        if (same > 1)
+            QC_TRY(qc_strbuf_addf(text, err, "%ux", (unsigned)same));
+        QC_TRY(qc_strbuf_adds(text, h->gpus[i].card->name, err));
+    }
+    return QC_OK;
+}
+
+static qc_status spell_vram(qc_strategy *s, const qc_hardware *h, qc_arena *arena, qc_error *err)
+{
+    qc_strbuf text;
+    qc_strbuf_init(&text, 1u << 16);
+    qc_status st = QC_OK;
+    if (s->kind == QC_STRATEGY_CPU)
+        st = qc_strbuf_adds(&text, "cpu", err);
+    else if (h->assumed)
+        st = spell_cards(h, &text, err);
+    else
+        st = qc_strbuf_adds(&text, "auto", err);
+    if (st == QC_OK && s->kind == QC_STRATEGY_GPU_AND_CPU)
+        st = qc_strbuf_adds(&text, "+cpu", err);
+    if (st == QC_OK)
+        st = qc_arena_strndup(arena, &s->vram, text.data, text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+qc_status qc_strategy_choose(qc_strategy *out, const qc_hardware *h, qc_arena *arena, qc_error *err)
+{
+    static const char *const names[] = {"gpus-balanced", "gpu-and-cpu", "gpu-whole", "cpu"};
+    uint32_t usable = 0;
+    uint64_t gpu_free = 0;
+    char host[QC_SIZE_TEXT_BYTES], gpu[QC_SIZE_TEXT_BYTES];
+    *out = (qc_strategy){.kind = QC_STRATEGY_CPU};
+    for (uint32_t i = 0; i < h->gpu_count; i++) {
+        qc_gpu_choice c = qc_gpu_choose(&h->gpus[i]);
+        if (!c.usable)
+            continue;
+        usable++;
+        gpu_free += h->gpus[i].free_bytes;
+        out->room_bytes += c.room_bytes;
+    }
+    (void)qc_text_bytes(host, h->memory_free_bytes);
+    (void)qc_text_bytes(gpu, gpu_free);
+    const char *whose = h->assumed ? "this machine's" : "the host's";
+    if (usable > 1) {
+        out->kind = QC_STRATEGY_GPUS_BALANCED;
+        QC_TRY(qc_arena_printf(arena, &out->why, err,
+                               "whole layers in order over %u GPUs, cut so that the fullest is "
+                               "least full",
+                               (unsigned)usable));
+    } else if (usable == 1 && h->memory_free_bytes > gpu_free) {
+        out->kind = QC_STRATEGY_GPU_AND_CPU;
+        QC_TRY(qc_arena_printf(arena, &out->why, err,
+                               "what the GPU cannot hold goes to the host: %s free memory (%s) is "
+                               "more than the GPU's (%s)",
+                               whose, host, gpu));
+    } else if (usable == 1) {
+        out->kind = QC_STRATEGY_GPU_WHOLE;
+        QC_TRY(
+            qc_arena_printf(arena, &out->why, err,
+                            "all on the GPU: %s free memory (%s) is not more than the GPU's (%s)",
+                            whose, host, gpu));
+    } else {
+        out->room_bytes = room_of(h->memory_free_bytes, 0);
+        out->why = h->gpu_count ? "no GPU has compute capability 7.0 or more" : "there is no GPU";
+    }
+    out->name = names[out->kind];
+    return spell_vram(out, h, arena, err);
+}

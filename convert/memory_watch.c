@@ -1,0 +1,550 @@
+#define _DEFAULT_SOURCE /* struct winsize, TIOCGWINSZ */
+#include "convert/memory_watch.h"
+
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/workers.h"
+#include "convert/console.h"
+#include "convert/json_members.h"
+#include "convert/nvml_gpu.h"
+#include "convert/size_text.h"
+#include "convert/table.h"
+#include "formats/file_io.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+#define MAX_TEXT_BYTES    (1u << 24)
+#define MAX_GPU_PROCESSES 256u
+#define MAX_PROCESSES     65536u
+#define NAME_BYTES        64
+#define STAMP_BYTES       48
+
+typedef struct {
+    const qc_gpu *gpu;
+    int lost;
+    qc_nvml_memory now;
+    uint64_t first_used, peak_used;
+    double peak_seconds;
+} watched_gpu;
+
+typedef struct {
+    uint32_t gpu; /* place in gpus */
+    unsigned pid;
+    char name[NAME_BYTES]; /* "" if not known */
+    int running;           /* in the latest sample */
+    int bytes_known;       /* in any sample */
+    uint64_t bytes, peak;
+} watched_process;
+
+typedef struct {
+    const qc_options *options;
+    qc_nvml *nvml;
+    watched_gpu *gpus;
+    uint32_t gpu_count, lost_count;
+    watched_process *processes; /* owned; in order of appearance */
+    size_t process_count, process_room;
+    int processes_unlisted; /* said already */
+    uint64_t start_ns, samples;
+    double seconds; /* of the latest sample, since the start */
+    char stamp[STAMP_BYTES];
+    int terminal, reader_gone;
+    unsigned drawn_lines;
+    qc_file csv;
+    uint64_t csv_bytes;
+    char lost_why[256];
+} watch;
+
+/* ---- sampling ---- */
+
+/* What the system calls the process; "" in a container that does not see it. */
+static void read_name(char name[NAME_BYTES], unsigned pid)
+{
+    char path[64];
+    name[0] = '\0';
+    (void)snprintf(path, sizeof path, "/proc/%u/comm", pid);
+    FILE *f = fopen(path, "r");
+    if (!f)
+        return;
+    if (!fgets(name, NAME_BYTES, f))
+        name[0] = '\0';
+    (void)fclose(f);
+    name[strcspn(name, "\n")] = '\0';
+    qc_console_printable(name);
+}
+
+static qc_status find_process(watch *w, uint32_t gpu, unsigned pid, watched_process **out,
+                              qc_error *err)
+{
+    for (size_t i = 0; i < w->process_count; i++) {
+        *out = &w->processes[i];
+        if ((*out)->gpu == gpu && (*out)->pid == pid)
+            return QC_OK;
+    }
+    *out = NULL;
+    if (w->process_count == MAX_PROCESSES)
+        return QC_OK;
+    if (w->process_count == w->process_room) {
+        size_t room = w->process_room ? w->process_room * 2 : 64;
+        void *p = w->processes;
+        QC_TRY(qc_realloc_array(&p, room, sizeof *w->processes, err));
+        w->processes = p;
+        w->process_room = room;
+    }
+    *out = &w->processes[w->process_count++];
+    **out = (watched_process){.gpu = gpu, .pid = pid};
+    read_name((*out)->name, pid);
+    return QC_OK;
+}
+
+static qc_status sample_processes(watch *w, uint32_t gpu, qc_error *err)
+{
+    qc_nvml_process list[MAX_GPU_PROCESSES];
+    unsigned count = 0;
+    qc_error why = {0};
+    qc_status st = qc_nvml_processes(w->nvml, w->gpus[gpu].gpu->driver_index, list,
+                                     MAX_GPU_PROCESSES, &count, &why);
+    if (st == QC_ERR_UNSUPPORTED && !w->processes_unlisted)
+        qc_console_warn(w->options, "processes are not followed: %s", why.msg);
+    w->processes_unlisted |= st == QC_ERR_UNSUPPORTED;
+    if (st == QC_ERR_NOMEM) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    for (unsigned i = 0; i < count; i++) {
+        watched_process *p = NULL;
+        QC_TRY(find_process(w, gpu, list[i].pid, &p, err));
+        if (!p)
+            continue;
+        p->running = 1;
+        p->bytes = list[i].bytes;
+        p->bytes_known |= list[i].bytes_known;
+        p->peak = p->bytes > p->peak ? p->bytes : p->peak;
+    }
+    return QC_OK;
+}
+
+static void set_stamp(watch *w)
+{
+    struct timespec now;
+    struct tm utc;
+    w->seconds = (double)(qc_clock_ns() - w->start_ns) / 1e9;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (!gmtime_r(&now.tv_sec, &utc))
+        memset(&utc, 0, sizeof utc);
+    size_t n = strftime(w->stamp, sizeof w->stamp, "%Y-%m-%dT%H:%M:%S", &utc);
+    (void)snprintf(w->stamp + n, sizeof w->stamp - n, ".%03uZ",
+                   (unsigned)(now.tv_nsec / 1000000) % 1000u);
+}
+
+static qc_status take_sample(watch *w, qc_error *err)
+{
+    set_stamp(w);
+    for (size_t i = 0; i < w->process_count; i++) {
+        w->processes[i].running = 0;
+        w->processes[i].bytes = 0;
+    }
+    for (uint32_t i = 0; i < w->gpu_count; i++) {
+        watched_gpu *g = &w->gpus[i];
+        qc_error why = {0};
+        if (g->lost)
+            continue;
+        if (qc_nvml_read_memory(w->nvml, g->gpu->driver_index, &g->now, &why) != QC_OK) {
+            g->lost = 1;
+            w->lost_count++;
+            (void)snprintf(w->lost_why, sizeof w->lost_why, "%.*s", (int)sizeof w->lost_why - 1,
+                           why.msg);
+            qc_console_warn(w->options, "cuda:%u is lost after %.1f s: %s", g->gpu->index,
+                            w->seconds, why.msg);
+            continue;
+        }
+        if (w->samples == 0)
+            g->first_used = g->now.used_bytes;
+        if (g->now.used_bytes > g->peak_used || w->samples == 0) {
+            g->peak_used = g->now.used_bytes;
+            g->peak_seconds = w->seconds;
+        }
+        QC_TRY(sample_processes(w, i, err));
+    }
+    w->samples++;
+    return QC_OK;
+}
+
+/* ---- CSV ---- */
+
+/* Quoted where RFC 4180 wants it; control characters are gone already. */
+static qc_status add_csv_text(qc_strbuf *out, const char *text, qc_error *err)
+{
+    if (!strpbrk(text, ",\""))
+        return qc_strbuf_adds(out, text, err);
+    QC_TRY(qc_strbuf_adds(out, "\"", err));
+    for (; *text; text++)
+        QC_TRY(qc_strbuf_addf(out, err, *text == '"' ? "%c\"" : "%c", *text));
+    return qc_strbuf_adds(out, "\"", err);
+}
+
+static qc_status add_csv_sample(const watch *w, qc_strbuf *out, qc_error *err)
+{
+    for (uint32_t i = 0; i < w->gpu_count; i++) {
+        const watched_gpu *g = &w->gpus[i];
+        QC_TRY(qc_strbuf_addf(out, err, "%s,%.3f,%s,%u,,,", w->stamp, w->seconds,
+                              g->lost ? "lost" : "gpu", g->gpu->index));
+        if (!g->lost)
+            QC_TRY(qc_strbuf_addf(out, err, "%" PRIu64 ",%" PRIu64, g->now.used_bytes,
+                                  g->now.free_bytes));
+        else
+            QC_TRY(qc_strbuf_adds(out, ",", err));
+        QC_TRY(qc_strbuf_addf(out, err, ",%" PRIu64 ",%" PRIu64 "\n", g->gpu->total_bytes,
+                              g->peak_used));
+    }
+    for (size_t i = 0; i < w->process_count; i++) {
+        const watched_process *p = &w->processes[i];
+        if (!p->running)
+            continue;
+        QC_TRY(qc_strbuf_addf(out, err, "%s,%.3f,process,%u,%u,", w->stamp, w->seconds,
+                              w->gpus[p->gpu].gpu->index, p->pid));
+        QC_TRY(add_csv_text(out, p->name, err));
+        if (p->bytes_known)
+            QC_TRY(qc_strbuf_addf(out, err, ",%" PRIu64 ",,,%" PRIu64 "\n", p->bytes, p->peak));
+        else
+            QC_TRY(qc_strbuf_adds(out, ",,,,\n", err));
+    }
+    return QC_OK;
+}
+
+/* At once to the file: whoever reads it sees whole samples. */
+static qc_status write_csv(watch *w, qc_error *err)
+{
+    qc_strbuf text;
+    if (!w->options->hardware.csv)
+        return QC_OK;
+    qc_strbuf_init(&text, MAX_TEXT_BYTES);
+    qc_status st = QC_OK;
+    if (w->csv_bytes == 0)
+        st = qc_strbuf_adds(&text,
+                            "time,seconds,kind,gpu,pid,process,used_bytes,free_bytes,total_bytes,"
+                            "peak_bytes\n",
+                            err);
+    if (st == QC_OK)
+        st = add_csv_sample(w, &text, err);
+    if (st == QC_OK)
+        st = qc_file_pwrite(&w->csv, text.data, text.len, w->csv_bytes, err);
+    if (st == QC_OK)
+        w->csv_bytes += text.len;
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+/* ---- showing ---- */
+
+/* As qc_console_result, but notes that the reader has gone: then there is nobody to go on for. */
+static qc_status put_out(watch *w, const qc_strbuf *text, qc_error *err)
+{
+    for (size_t done = 0; done < text->len;) {
+        ssize_t n = write(STDOUT_FILENO, text->data + done, text->len - done);
+        if (n >= 0) {
+            done += (size_t)n;
+        } else if (errno == EPIPE) {
+            w->reader_gone = 1;
+            return QC_OK;
+        } else if (errno != EINTR) {
+            QC_FAIL(err, QC_ERR_IO, "standard output: %s", strerror(errno));
+        }
+    }
+    return QC_OK;
+}
+
+static qc_status add_lines(const watch *w, qc_strbuf *out, qc_error *err)
+{
+    char used[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES], peak[QC_SIZE_TEXT_BYTES];
+    for (uint32_t i = 0; i < w->gpu_count; i++) {
+        const watched_gpu *g = &w->gpus[i];
+        (void)qc_text_bytes(used, g->now.used_bytes);
+        (void)qc_text_bytes(left, g->now.free_bytes);
+        (void)qc_text_bytes(peak, g->peak_used);
+        if (g->lost)
+            QC_TRY(qc_strbuf_addf(out, err, "%.2f s  cuda:%u  lost, peak %s\n", w->seconds,
+                                  g->gpu->index, peak));
+        else
+            QC_TRY(qc_strbuf_addf(out, err, "%.2f s  cuda:%u  used %s, free %s, peak %s\n",
+                                  w->seconds, g->gpu->index, used, left, peak));
+    }
+    for (size_t i = 0; i < w->process_count; i++) {
+        const watched_process *p = &w->processes[i];
+        if (!p->running)
+            continue;
+        QC_TRY(qc_strbuf_addf(out, err, "%.2f s  cuda:%u  pid %u %s", w->seconds,
+                              w->gpus[p->gpu].gpu->index, p->pid, p->name[0] ? p->name : "?"));
+        if (p->bytes_known)
+            QC_TRY(qc_strbuf_addf(out, err, "  used %s, peak %s\n", qc_text_bytes(used, p->bytes),
+                                  qc_text_bytes(peak, p->peak)));
+        else
+            QC_TRY(qc_strbuf_adds(out, "  memory not told\n", err));
+    }
+    return QC_OK;
+}
+
+static qc_status add_gpu_table(const watch *w, qc_arena *arena, int final, qc_strbuf *out,
+                               qc_error *err)
+{
+    char size[QC_SIZE_TEXT_BYTES];
+    qc_table t;
+    qc_table_init(&t, arena);
+    qc_table_column(&t, "GPU", QC_ALIGN_LEFT);
+    qc_table_column(&t, "name", QC_ALIGN_LEFT);
+    qc_table_column(&t, "memory", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "used", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "free", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "peak", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "at", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "", QC_ALIGN_LEFT);
+    for (uint32_t i = 0; i < w->gpu_count; i++) {
+        const watched_gpu *g = &w->gpus[i];
+        int now = !final && !g->lost;
+        QC_TRY(qc_table_cellf(&t, err, "cuda:%u", g->gpu->index));
+        QC_TRY(qc_table_cell(&t, g->gpu->name, err));
+        QC_TRY(qc_table_cell(&t, qc_text_bytes(size, g->gpu->total_bytes), err));
+        QC_TRY(qc_table_cell(&t, now ? qc_text_bytes(size, g->now.used_bytes) : "", err));
+        QC_TRY(qc_table_cell(&t, now ? qc_text_bytes(size, g->now.free_bytes) : "", err));
+        QC_TRY(qc_table_cell(&t, qc_text_bytes(size, g->peak_used), err));
+        QC_TRY(qc_table_cell(&t, final ? qc_text_seconds(size, g->peak_seconds) : "", err));
+        QC_TRY(qc_table_cell(&t, g->lost ? "lost" : "", err));
+    }
+    return qc_table_render(&t, 0, out, err);
+}
+
+static qc_status add_process_table(const watch *w, qc_arena *arena, int final, qc_strbuf *out,
+                                   qc_error *err)
+{
+    char size[QC_SIZE_TEXT_BYTES];
+    qc_table t;
+    qc_table_init(&t, arena);
+    qc_table_column(&t, "GPU", QC_ALIGN_LEFT);
+    qc_table_column(&t, "pid", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "process", QC_ALIGN_LEFT);
+    qc_table_column(&t, "used", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "peak", QC_ALIGN_RIGHT);
+    for (size_t i = 0; i < w->process_count; i++) {
+        const watched_process *p = &w->processes[i];
+        if (!final && !p->running)
+            continue;
+        QC_TRY(qc_table_cellf(&t, err, "cuda:%u", w->gpus[p->gpu].gpu->index));
+        QC_TRY(qc_table_cellf(&t, err, "%u", p->pid));
+        QC_TRY(qc_table_cell(&t, p->name[0] ? p->name : NULL, err));
+        QC_TRY(qc_table_cell(&t,
+                             final            ? ""
+                             : p->bytes_known ? qc_text_bytes(size, p->bytes)
+                                              : NULL,
+                             err));
+        QC_TRY(qc_table_cell(&t, p->bytes_known ? qc_text_bytes(size, p->peak) : NULL, err));
+    }
+    return qc_table_render(&t, 0, out, err);
+}
+
+/* The text on a terminal, over what was drawn before: lines are cut to its width and height, so
+ * that none wraps or scrolls and the way back up is known. */
+static qc_status overdraw(watch *w, const qc_strbuf *text, qc_strbuf *out, qc_error *err)
+{
+    struct winsize size = {.ws_row = 0};
+    unsigned lines = 0;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0 || size.ws_row < 2 || size.ws_col < 2)
+        size = (struct winsize){.ws_row = 24, .ws_col = 80};
+    QC_TRY(qc_strbuf_adds(out, "\r", err));
+    if (w->drawn_lines)
+        QC_TRY(qc_strbuf_addf(out, err, "\033[%uA", w->drawn_lines));
+    for (const char *line = text->data; line && *line && lines + 1u < size.ws_row; lines++) {
+        size_t len = strcspn(line, "\n"), shown = len;
+        if (shown > size.ws_col)
+            shown = size.ws_col;
+        while (shown < len && shown > 0 && ((unsigned char)line[shown] & 0xc0) == 0x80)
+            shown--; /* not inside a character */
+        QC_TRY(qc_strbuf_add(out, line, shown, err));
+        QC_TRY(qc_strbuf_adds(out, "\033[K\n", err));
+        line += len;
+        line += *line == '\n';
+    }
+    w->drawn_lines = lines;
+    return qc_strbuf_adds(out, "\033[J", err);
+}
+
+static qc_status draw(watch *w, qc_arena *arena, qc_strbuf *out, qc_error *err)
+{
+    qc_strbuf text;
+    qc_strbuf_init(&text, MAX_TEXT_BYTES);
+    qc_status st = qc_strbuf_addf(&text, err, "%s  %.1f s, %" PRIu64 " samples\n", w->stamp,
+                                  w->seconds, w->samples);
+    if (st == QC_OK)
+        st = add_gpu_table(w, arena, 0, &text, err);
+    if (st == QC_OK)
+        st = add_process_table(w, arena, 0, &text, err);
+    if (st == QC_OK)
+        st = overdraw(w, &text, out, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+static qc_status show_sample(watch *w, qc_error *err)
+{
+    qc_strbuf out;
+    qc_arena arena;
+    if (w->options->quiet || w->options->json || w->reader_gone)
+        return QC_OK;
+    qc_strbuf_init(&out, MAX_TEXT_BYTES);
+    qc_arena_init(&arena);
+    qc_status st = w->terminal ? draw(w, &arena, &out, err) : add_lines(w, &out, err);
+    if (st == QC_OK)
+        st = put_out(w, &out, err);
+    qc_arena_deinit(&arena);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+/* ---- the end ---- */
+
+static void put_json(const watch *w, qc_json_writer *j)
+{
+    qc_jw_begin_object(j);
+    qc_jm_string(j, "command", "watch");
+    qc_jm_u64(j, "samples", w->samples);
+    qc_jm_double(j, "seconds", w->seconds);
+    qc_jm_bool(j, "interrupted", qc_interrupted());
+    qc_jw_key(j, "gpus");
+    qc_jw_begin_array(j);
+    for (uint32_t i = 0; i < w->gpu_count; i++) {
+        const watched_gpu *g = &w->gpus[i];
+        qc_jw_compact_next(j);
+        qc_jw_begin_object(j);
+        qc_jm_u64(j, "index", g->gpu->index);
+        qc_jm_string(j, "name", g->gpu->name);
+        qc_jm_u64(j, "total_bytes", g->gpu->total_bytes);
+        qc_jm_u64(j, "first_used_bytes", g->first_used);
+        qc_jm_u64(j, "peak_used_bytes", g->peak_used);
+        qc_jm_double(j, "peak_seconds", g->peak_seconds);
+        qc_jm_bool(j, "lost", g->lost);
+        qc_jw_end_object(j);
+    }
+    qc_jw_end_array(j);
+    qc_jw_key(j, "processes");
+    qc_jw_begin_array(j);
+    for (size_t i = 0; i < w->process_count; i++) {
+        const watched_process *p = &w->processes[i];
+        qc_jw_compact_next(j);
+        qc_jw_begin_object(j);
+        qc_jm_u64(j, "gpu", w->gpus[p->gpu].gpu->index);
+        qc_jm_u64(j, "pid", p->pid);
+        qc_jm_string(j, "name", p->name[0] ? p->name : NULL);
+        qc_jw_key(j, "peak_bytes");
+        if (p->bytes_known)
+            qc_jw_u64(j, p->peak);
+        else
+            qc_jw_null(j);
+        qc_jw_end_object(j);
+    }
+    qc_jw_end_array(j);
+    qc_jw_end_object(j);
+}
+
+static qc_status add_peaks(const watch *w, qc_arena *arena, qc_strbuf *out, qc_error *err)
+{
+    if (w->options->json) {
+        qc_json_writer j;
+        qc_jw_init(&j, out, err);
+        put_json(w, &j);
+        QC_TRY(qc_jw_finish(&j));
+        return qc_strbuf_adds(out, "\n", err);
+    }
+    QC_TRY(qc_strbuf_addf(out, err, "%speaks of %" PRIu64 " sample%s in %.1f s\n",
+                          w->terminal ? "\n" : "", w->samples, w->samples == 1 ? "" : "s",
+                          w->seconds));
+    QC_TRY(add_gpu_table(w, arena, 1, out, err));
+    return add_process_table(w, arena, 1, out, err);
+}
+
+static qc_status show_peaks(watch *w, qc_error *err)
+{
+    qc_strbuf out;
+    qc_arena arena;
+    if (w->reader_gone || (w->options->quiet && !w->options->json))
+        return QC_OK;
+    qc_strbuf_init(&out, MAX_TEXT_BYTES);
+    qc_arena_init(&arena);
+    qc_status st = add_peaks(w, &arena, &out, err);
+    if (st == QC_OK)
+        st = put_out(w, &out, err);
+    qc_arena_deinit(&arena);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+/* Until then, or an interrupt, whose signal may come just before the sleep: so in short ones. */
+static void sleep_until(uint64_t then_ns)
+{
+    const uint64_t step_ns = 50u * 1000 * 1000;
+    for (;;) {
+        uint64_t now = qc_clock_ns();
+        if (qc_interrupted() || now >= then_ns)
+            return;
+        uint64_t ns = then_ns - now < step_ns ? then_ns - now : step_ns;
+        struct timespec t = {.tv_sec = 0, .tv_nsec = (long)ns};
+        (void)nanosleep(&t, NULL);
+    }
+}
+
+static qc_status follow(watch *w, qc_error *err)
+{
+    uint64_t interval_ns = (uint64_t)(w->options->hardware.interval * 1e9);
+    uint64_t next_ns = w->start_ns = qc_clock_ns();
+    for (;;) {
+        QC_TRY(take_sample(w, err));
+        QC_TRY(write_csv(w, err));
+        QC_TRY(show_sample(w, err));
+        if (w->samples == w->options->hardware.samples || w->lost_count == w->gpu_count ||
+            w->reader_gone)
+            return QC_OK;
+        next_ns += interval_ns;
+        if (next_ns < qc_clock_ns())
+            next_ns = qc_clock_ns(); /* too slow for the interval: no crowd of late samples */
+        sleep_until(next_ns);
+        if (qc_interrupted())
+            return QC_OK;
+    }
+}
+
+qc_status qc_memory_watch(const qc_hardware *h, const qc_options *o, qc_error *err)
+{
+    void *p = NULL;
+    watch w = {.options = o, .gpu_count = h->gpu_count, .csv = QC_FILE_CLOSED};
+    if (h->gpu_count == 0)
+        QC_FAIL(err, QC_ERR_DEVICE, "--watch: there is no GPU to watch: %s", h->no_gpu);
+    QC_TRY(qc_arena_alloc(o->arena, &p, h->gpu_count, sizeof *w.gpus, err));
+    w.gpus = p;
+    for (uint32_t i = 0; i < h->gpu_count; i++)
+        w.gpus[i].gpu = &h->gpus[i];
+    w.terminal = qc_console_terminal(STDOUT_FILENO);
+    if (o->hardware.csv)
+        QC_TRY(qc_file_create(&w.csv, o->hardware.csv, err));
+    qc_status st = qc_nvml_open(&w.nvml, err);
+    if (st == QC_OK)
+        st = follow(&w, err);
+    if (st == QC_OK)
+        st = show_peaks(&w, err);
+    qc_nvml_close(w.nvml);
+    qc_free(w.processes);
+    if (st != QC_OK) {
+        qc_file_discard(&w.csv);
+        return st;
+    }
+    if (o->hardware.csv)
+        QC_TRY(qc_file_close(&w.csv, err));
+    if (w.lost_count == w.gpu_count)
+        QC_FAIL(err, QC_ERR_DEVICE, "--watch: there is no GPU left to watch: %s", w.lost_why);
+    if (qc_interrupted())
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    return QC_OK;
+}

@@ -1,0 +1,236 @@
+#include "convert/nvml_gpu.h"
+
+#include "base/alloc.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what is used of NVML's interface ---- */
+
+typedef void *nvml_device;
+typedef int nvml_return;
+
+enum {
+    NVML_OK = 0,
+    NVML_INSUFFICIENT_SIZE = 7,
+    NVML_CLOCK_MEMORY = 2,
+    NVML_P2P_READ = 0,
+    NVML_P2P_WRITE = 1,
+    NVML_P2P_STATUS_OK = 0
+};
+#define NVML_NOT_AVAILABLE UINT64_MAX
+
+typedef struct {
+    unsigned long long total, free, used;
+} nvml_memory;
+
+/* nvmlProcessInfo_v2_t, which both _v2 and _v3 of the call fill in. */
+typedef struct {
+    unsigned pid;
+    unsigned long long used;
+    unsigned gpu_instance, compute_instance;
+} nvml_process;
+
+/* X(member, name, needed, parameters) */
+#define NVML_FUNCTIONS(X)                                                                          \
+    X(init, "nvmlInit_v2", 1, (void))                                                              \
+    X(shutdown, "nvmlShutdown", 1, (void))                                                         \
+    X(count, "nvmlDeviceGetCount_v2", 1, (unsigned *))                                             \
+    X(handle, "nvmlDeviceGetHandleByIndex_v2", 1, (unsigned, nvml_device *))                       \
+    X(name, "nvmlDeviceGetName", 1, (nvml_device, char *, unsigned))                               \
+    X(memory, "nvmlDeviceGetMemoryInfo", 1, (nvml_device, nvml_memory *))                          \
+    X(uuid, "nvmlDeviceGetUUID", 0, (nvml_device, char *, unsigned))                               \
+    X(capability, "nvmlDeviceGetCudaComputeCapability", 0, (nvml_device, int *, int *))            \
+    X(bus_width, "nvmlDeviceGetMemoryBusWidth", 0, (nvml_device, unsigned *))                      \
+    X(max_clock, "nvmlDeviceGetMaxClockInfo", 0, (nvml_device, int, unsigned *))                   \
+    X(p2p, "nvmlDeviceGetP2PStatus", 0, (nvml_device, nvml_device, int, int *))                    \
+    X(processes_v3, "nvmlDeviceGetComputeRunningProcesses_v3", 0,                                  \
+      (nvml_device, unsigned *, nvml_process *))                                                   \
+    X(processes_v2, "nvmlDeviceGetComputeRunningProcesses_v2", 0,                                  \
+      (nvml_device, unsigned *, nvml_process *))                                                   \
+    X(driver, "nvmlSystemGetDriverVersion", 0, (char *, unsigned))
+
+struct qc_nvml {
+    void *library;
+    const char *(*error_text)(nvml_return);
+#define NVML_MEMBER(member, name, needed, parameters) nvml_return(*member) parameters;
+    NVML_FUNCTIONS(NVML_MEMBER)
+#undef NVML_MEMBER
+    int started; /* init succeeded */
+    unsigned gpu_count;
+    char driver_version[QC_NVML_TEXT_BYTES];
+};
+
+/* POSIX has dlsym return functions as void *; C has no cast for it, so the bytes are copied. */
+static int look_up(const qc_nvml *n, const char *name, void *function, size_t bytes)
+{
+    void *p = dlsym(n->library, name);
+    memcpy(function, &p, bytes);
+    return p != NULL;
+}
+
+static const char *text_of(const qc_nvml *n, nvml_return r)
+{
+    const char *text = n->error_text ? n->error_text(r) : NULL;
+    return text && *text ? text : "no reason given";
+}
+
+static qc_status load(qc_nvml *n, qc_error *err)
+{
+    const char *path = getenv("QCONV_NVML");
+    if (!path || !*path)
+        path = "libnvidia-ml.so.1";
+    n->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!n->library)
+        QC_FAIL(err, QC_ERR_DEVICE, "no NVIDIA driver: %s cannot be opened", path);
+    _Static_assert(sizeof n->init == sizeof(void *), "functions are looked up as data pointers");
+    (void)look_up(n, "nvmlErrorString", &n->error_text, sizeof n->error_text);
+#define NVML_LOOK_UP(member, name, needed, parameters)                                             \
+    if (!look_up(n, name, &n->member, sizeof n->member) && (needed))                               \
+        QC_FAIL(err, QC_ERR_DEVICE, "no usable NVIDIA driver: %s has no %s", path, name);
+    NVML_FUNCTIONS(NVML_LOOK_UP)
+#undef NVML_LOOK_UP
+    return QC_OK;
+}
+
+static qc_status start(qc_nvml *n, qc_error *err)
+{
+    nvml_return r = n->init();
+    if (r != NVML_OK)
+        QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver does not answer: %s", text_of(n, r));
+    n->started = 1;
+    r = n->count(&n->gpu_count);
+    if (r != NVML_OK)
+        QC_FAIL(err, QC_ERR_DEVICE, "the NVIDIA driver does not count its GPUs: %s", text_of(n, r));
+    if (n->driver && n->driver(n->driver_version, (unsigned)sizeof n->driver_version) != NVML_OK)
+        n->driver_version[0] = '\0';
+    return QC_OK;
+}
+
+qc_status qc_nvml_open(qc_nvml **out, qc_error *err)
+{
+    void *p = NULL;
+    *out = NULL;
+    QC_TRY(qc_calloc(&p, 1, sizeof(qc_nvml), err));
+    qc_nvml *n = p;
+    qc_status st = load(n, err);
+    if (st == QC_OK)
+        st = start(n, err);
+    if (st != QC_OK) {
+        qc_nvml_close(n);
+        return st;
+    }
+    *out = n;
+    return QC_OK;
+}
+
+void qc_nvml_close(qc_nvml *n)
+{
+    if (!n)
+        return;
+    if (n->started)
+        (void)n->shutdown();
+    if (n->library)
+        (void)dlclose(n->library);
+    qc_free(n);
+}
+
+unsigned qc_nvml_count(const qc_nvml *n)
+{
+    return n->gpu_count;
+}
+
+const char *qc_nvml_driver(const qc_nvml *n)
+{
+    return n->driver_version;
+}
+
+/* ---- one GPU ---- */
+
+/* Handles are asked for anew each time: one that was lost says so. */
+static qc_status handle_of(qc_nvml *n, unsigned gpu, nvml_device *out, qc_error *err)
+{
+    nvml_return r = n->handle(gpu, out);
+    if (r != NVML_OK)
+        QC_FAIL(err, QC_ERR_DEVICE, "GPU %u of the driver does not answer: %s", gpu, text_of(n, r));
+    return QC_OK;
+}
+
+qc_status qc_nvml_read_facts(qc_nvml *n, unsigned gpu, qc_nvml_facts *out, qc_error *err)
+{
+    nvml_device d;
+    int major = 0, minor = 0;
+    unsigned bits = 0, megahertz = 0;
+    *out = (qc_nvml_facts){.sm = 0};
+    QC_TRY(handle_of(n, gpu, &d, err));
+    nvml_return r = n->name(d, out->name, (unsigned)sizeof out->name);
+    if (r != NVML_OK)
+        QC_FAIL(err, QC_ERR_DEVICE, "GPU %u of the driver has no name: %s", gpu, text_of(n, r));
+    if (!n->uuid || n->uuid(d, out->uuid, (unsigned)sizeof out->uuid) != NVML_OK)
+        out->uuid[0] = '\0';
+    if (n->capability && n->capability(d, &major, &minor) == NVML_OK && major > 0 && minor >= 0)
+        out->sm = (unsigned)major * 10 + (unsigned)minor;
+    /* Two transfers a clock, as CUDA's deviceQuery counts. */
+    if (n->bus_width && n->max_clock && n->bus_width(d, &bits) == NVML_OK &&
+        n->max_clock(d, NVML_CLOCK_MEMORY, &megahertz) == NVML_OK)
+        out->bandwidth = 2.0 * megahertz * 1e6 * (bits / 8.0);
+    return QC_OK;
+}
+
+qc_status qc_nvml_read_memory(qc_nvml *n, unsigned gpu, qc_nvml_memory *out, qc_error *err)
+{
+    nvml_device d;
+    nvml_memory m = {0, 0, 0};
+    QC_TRY(handle_of(n, gpu, &d, err));
+    nvml_return r = n->memory(d, &m);
+    if (r != NVML_OK)
+        QC_FAIL(err, QC_ERR_DEVICE, "GPU %u of the driver does not tell its memory: %s", gpu,
+                text_of(n, r));
+    out->total_bytes = m.total;
+    out->used_bytes = m.used;
+    out->free_bytes = m.free;
+    return QC_OK;
+}
+
+int qc_nvml_peer(qc_nvml *n, unsigned a, unsigned b)
+{
+    nvml_device da, db;
+    int reads = -1, writes = -1;
+    if (!n->p2p || n->handle(a, &da) != NVML_OK || n->handle(b, &db) != NVML_OK ||
+        n->p2p(da, db, NVML_P2P_READ, &reads) != NVML_OK ||
+        n->p2p(da, db, NVML_P2P_WRITE, &writes) != NVML_OK)
+        return -1;
+    return reads == NVML_P2P_STATUS_OK && writes == NVML_P2P_STATUS_OK;
+}
+
+qc_status qc_nvml_processes(qc_nvml *n, unsigned gpu, qc_nvml_process *out, unsigned room,
+                            unsigned *count, qc_error *err)
+{
+    enum { MOST = 1024 };
+    nvml_device d;
+    void *p = NULL;
+    unsigned found = MOST;
+    nvml_return (*ask)(nvml_device, unsigned *, nvml_process *) =
+        n->processes_v3 ? n->processes_v3 : n->processes_v2;
+    *count = 0;
+    if (!ask)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "this NVIDIA driver does not list processes");
+    QC_TRY(handle_of(n, gpu, &d, err));
+    QC_TRY(qc_calloc(&p, MOST, sizeof(nvml_process), err));
+    nvml_process *list = p;
+    nvml_return r = ask(d, &found, list);
+    /* More than fit: the driver has filled in none. */
+    if (r != NVML_OK) {
+        qc_free(list);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "GPU %u of the driver does not list its processes: %s",
+                gpu, text_of(n, r));
+    }
+    for (unsigned i = 0; i < found && i < MOST && *count < room; i++) {
+        int known = list[i].used != NVML_NOT_AVAILABLE;
+        out[(*count)++] = (qc_nvml_process){list[i].pid, known, known ? list[i].used : 0};
+    }
+    qc_free(list);
+    return QC_OK;
+}
