@@ -382,6 +382,140 @@ static void an_unused_gpu_needs_nothing(void **state)
     qc_arena_deinit(&arena);
 }
 
+/* A plan of five tensors in two layers: an NF4 weight with its absmax, three routed experts of a
+ * stack as NF4 codes, a shared expert, packed experts passed through, a norm. */
+typedef struct {
+    qc_ckpt_tensor source[5];
+    qc_recipe_entry entry[5];
+    qc_job job[5];
+    qc_out_tensor tensor[6];
+    qc_output output[6];
+    uint32_t of_tensor[5];
+    qc_checkpoint model;
+    qc_plan plan;
+} plan_fixture;
+
+static void make_plan(plan_fixture *p, qc_segments *segments)
+{
+    static const struct {
+        const char *name;
+        unsigned ndim;
+        uint64_t dims[QC_MAX_DIMS];
+        qc_scheme scheme;
+        qc_role role;
+        uint32_t segment;
+    } made[5] = {
+        {"model.layers.0.mlp.down_proj.weight", 2, {64, 128}, QC_SCHEME_NF4, QC_ROLE_LINEAR, 0},
+        {"model.layers.1.mlp.experts.up", 3, {3, 64, 128}, QC_SCHEME_NF4, QC_ROLE_LINEAR, 1},
+        {"model.layers.1.mlp.shared_experts.up", 2, {2, 64}, QC_SCHEME_KEEP, QC_ROLE_LINEAR, 1},
+        {"model.layers.0.mlp.experts.down_blocks",
+         4,
+         {4, 128, 9, 16},
+         QC_SCHEME_KEEP,
+         QC_ROLE_PACKED,
+         0},
+        {"model.layers.1.norm.weight", 1, {64}, QC_SCHEME_KEEP, QC_ROLE_NORM, 1},
+    };
+    memset(p, 0, sizeof *p);
+    for (uint32_t i = 0; i < 5; i++) {
+        p->source[i].name = made[i].name;
+        p->source[i].ndim = made[i].ndim;
+        p->source[i].dtype = made[i].role == QC_ROLE_PACKED ? QC_DTYPE_U8 : QC_DTYPE_BF16;
+        p->job[i].elems = 1;
+        for (unsigned d = 0; d < made[i].ndim; d++) {
+            p->source[i].dims[d] = made[i].dims[d];
+            p->job[i].elems *= made[i].dims[d];
+        }
+        p->entry[i] = (qc_recipe_entry){.scheme = made[i].scheme, .role = made[i].role};
+        p->job[i].source = i;
+        p->job[i].entry = &p->entry[i];
+        p->job[i].scheme = made[i].scheme;
+        p->of_tensor[i] = made[i].segment;
+        p->tensor[i].st.ndim = 1;
+        p->tensor[i].st.dtype = QC_DTYPE_U8;
+        p->tensor[i].st.dims[0] = (uint64_t)1000 << 4 * i; /* bytes of its output */
+        p->output[i].job = i;
+    }
+    p->tensor[5].st = p->tensor[0].st; /* the absmax of the first */
+    p->tensor[5].st.dims[0] = 7;
+    p->output[5] = (qc_output){.job = 0, .part = QC_PART_ABSMAX};
+    p->model.tensors = p->source;
+    p->model.tensor_count = 5;
+    p->plan = (qc_plan){.model = &p->model,
+                        .jobs = p->job,
+                        .job_count = 5,
+                        .tensors = p->tensor,
+                        .outputs = p->output,
+                        .tensor_count = 6};
+    segments->of_tensor = p->of_tensor;
+    segments->tensor_count = 5;
+}
+
+static void sums_are_of_outputs(void **state)
+{
+    (void)state;
+    fixture x;
+    plan_fixture p;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    begin_fixture(&x);
+    add_layer(&x, 0);
+    add_layer(&x, 0);
+    make_plan(&p, &x.segments);
+    uint64_t *bytes = NULL, *largest = NULL;
+    assert_int_equal(qc_fit_sum_segments(&arena, &p.plan, &x.segments, &bytes, &largest, NULL),
+                     QC_OK);
+    assert_int_equal(bytes[0], 1000 + 7 + 4096000);
+    assert_int_equal(bytes[1], 16000 + 256000 + 65536000);
+    assert_int_equal(largest[0], 128 * 9 * 16 * 2); /* one of the four packed experts */
+    assert_int_equal(largest[1], 64 * 128); /* one of the three; what is kept is no scratch */
+    p.of_tensor[2] = QC_NO_SEGMENT;
+    qc_error err = {0};
+    assert_int_equal(qc_fit_sum_segments(&arena, &p.plan, &x.segments, &bytes, &largest, &err),
+                     QC_ERR_INTERNAL);
+    qc_arena_deinit(&arena);
+}
+
+static void a_token_moves_its_experts_only(void **state)
+{
+    (void)state;
+    fixture x;
+    plan_fixture p;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    begin_fixture(&x);
+    add_layer(&x, 1000 + 7 + 4096000);
+    add_layer(&x, 16000 + 256000 + 65536000);
+    make_plan(&p, &x.segments);
+    add_device(&x, QC_TIER_GPU, 75 * MB);
+    add_device(&x, QC_TIER_CPU, 80 * MB);
+    x.options.context = 10;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.transfer_bytes_per_token, 0);
+    /* The second layer alone would free nothing: it passes a buffer of its own size. */
+    x.device[0].total_bytes = 74 * MB;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.spilled, 2);
+    uint64_t kv = 2 * 20000, rest = 256000 + 65536000 + 1007;
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 16000 + 4096000);
+    assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 16000 + 4096000); /* dense */
+    x.geometry.experts = 3;
+    x.geometry.experts_per_token = 1;
+    make(&x, &arena, &f);
+    assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 5334 + 1365334); /* rounded up */
+    assert_true(f.transfer_seconds > 0.0 && f.transfer_seconds < 1.0);
+    x.options.batch = 2;
+    make(&x, &arena, &f);
+    assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
+    assert_int_equal(f.transfer_bytes_per_token, 2 * kv + rest + 10667 + 2730667);
+    qc_arena_deinit(&arena);
+}
+
 static qc_attention random_attention(void)
 {
     static const qc_attention kinds[] = {QC_ATTENTION_NONE, QC_ATTENTION_FULL, QC_ATTENTION_SLIDING,
@@ -640,6 +774,8 @@ int main(void)
         cmocka_unit_test(a_tied_table_spills_as_a_head),
         cmocka_unit_test(without_gpus_the_cpu_computes),
         cmocka_unit_test(an_unused_gpu_needs_nothing),
+        cmocka_unit_test(sums_are_of_outputs),
+        cmocka_unit_test(a_token_moves_its_experts_only),
         cmocka_unit_test(nothing_grows_without_a_geometry),
         cmocka_unit_test_teardown(properties_hold, print_seed),
         cmocka_unit_test(no_memory_is_an_error),
