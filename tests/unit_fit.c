@@ -185,6 +185,12 @@ static void spilling_by_hand(void **state)
     assert_int_equal(f.transfer_bytes_per_token, 10000); /* one row of 1000 */
     assert_true(f.transfer_seconds == 10000 / QC_LINK_RATE);
 
+    static const qc_card card = {.name = "slow", .host_link = 1e6};
+    x.device[0].card = &card;
+    make(&x, &arena, &f);
+    assert_true(f.transfer_seconds == 10000 / 1e6);
+    x.device[0].card = NULL;
+
     /* Head and two layers too: 32 + 12.8 MB of staging, workspace and context... */
     x.device[0].total_bytes = 80 * MB;
     make(&x, &arena, &f);
