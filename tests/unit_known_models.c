@@ -505,6 +505,110 @@ static void every_one_can_be_planned(void **state)
     }
 }
 
+/* docs/models.md names every id with its number of parameters. */
+static void documented(void **state)
+{
+    (void)state;
+    size_t len = 0;
+    char *text = read_text(QC_TEST_DATA "/../../docs/models.md", &len);
+    for (unsigned i = 0; i < qc_known_model_count; i++) {
+        const char *id = qc_known_models[i].id;
+        size_t n = strlen(id);
+        const char *at = strstr(text, id);
+        while (at && at[n] != ',' && at[n] != ' ')
+            at = strstr(at + n, id);
+        if (!at)
+            fail_msg("%s is not in docs/models.md", id);
+        qc_checkpoint *c = open_ok(id, 0);
+        const char *without =
+            strstr(id, "DeepSeek-V3") || strstr(id, "DeepSeek-R1") ? "model.layers.61." : NULL;
+        uint64_t rest = parameters(c, without, QC_DTYPE_COUNT);
+        char digits[64] = "";
+        for (uint64_t unit = 1000000000000000; unit; unit /= 1000) {
+            size_t used = strlen(digits);
+            if (rest / unit == 0 && used == 0)
+                continue;
+            (void)snprintf(digits + used, sizeof digits - used, used ? ",%03d" : "%d",
+                           (int)(rest / unit % 1000));
+        }
+        const char *end = strchr(at, '\n');
+        const char *found = strstr(at, digits);
+        if (!found || found > end)
+            fail_msg("%s: docs/models.md does not say %s", id, digits);
+        qc_checkpoint_close(c);
+    }
+    free(text);
+}
+
+/* Every allocation fails once. */
+static void out_of_memory(void **state)
+{
+    (void)state;
+    static const char *const models[] = {"gemma-2-2b-it", "gpt2", "Llama-3.2-11B-Vision"};
+    for (size_t i = 0; i < sizeof models / sizeof *models; i++) {
+        for (uint64_t n = 1;; n++) {
+            qc_error err = {0};
+            qc_checkpoint *c = NULL;
+            int has_weights = 0;
+            qc_alloc_fail_at(n, 0);
+            qc_status st = qc_model_open(&c, models[i], &has_weights, &err);
+            qc_arena arena;
+            qc_arena_init(&arena);
+            qc_options o = {.to = QC_TO_NF4, .double_quant = 1};
+            qc_recipe recipe;
+            qc_geometry g;
+            qc_segments segments;
+            if (st == QC_OK)
+                st = qc_geometry_read(&g, &arena, c->config, &err);
+            if (st == QC_OK)
+                st = qc_recipe_make(&recipe, &arena, c, &o, &err);
+            if (st == QC_OK)
+                st = qc_segments_make(&segments, &arena, c, &recipe, &g, &err);
+            qc_alloc_fail_at(0, 0);
+            qc_arena_deinit(&arena);
+            qc_checkpoint_close(c);
+            if (st == QC_OK) {
+                assert_true(n > 10);
+                break;
+            }
+            if (st != QC_ERR_NOMEM)
+                fail_msg("%s, allocation %" PRIu64 ": %s: %s", models[i], n, qc_status_name(st),
+                         err.msg);
+        }
+    }
+}
+
+static void shapes_alone(void **state)
+{
+    (void)state;
+    static const char config[] = "{\"model_type\":\"llama\"}";
+    const uint64_t most = UINT64_C(1) << 61;
+    qc_ckpt_tensor rows[] = {
+        {.name = "b", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {3, 5}, .begin = 7, .file = 9},
+        {.name = "a", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {4}},
+    };
+    qc_checkpoint *c = NULL;
+    qc_error err = {0};
+    test_must(qc_checkpoint_create_shapes(&c, "m", config, strlen(config), rows, 2, &err), &err);
+    assert_string_equal(c->tensors[0].name, "a");
+    assert_int_equal(c->tensor_bytes, 16 + 30);
+    assert_int_equal(qc_checkpoint_find(c, "b")->begin, 0);
+    assert_int_equal(qc_checkpoint_find(c, "b")->file, 0);
+    qc_checkpoint_close(c);
+    rows[1].name = "b";
+    assert_int_equal(qc_checkpoint_create_shapes(&c, "m", config, strlen(config), rows, 2, &err),
+                     QC_ERR_INPUT);
+    assert_non_null(strstr(err.msg, "'b' is there twice"));
+    assert_null(c);
+    rows[1] = (qc_ckpt_tensor){.name = "c", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {most}};
+    rows[0] = (qc_ckpt_tensor){.name = "d", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {most}};
+    assert_int_equal(qc_checkpoint_create_shapes(&c, "m", config, strlen(config), rows, 2, &err),
+                     QC_ERR_INPUT);
+    assert_non_null(strstr(err.msg, "overflow"));
+    assert_int_equal(qc_checkpoint_create_shapes(&c, "m", "[]", 2, rows, 0, &err), QC_ERR_INPUT);
+    assert_non_null(strstr(err.msg, "an object was expected"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -516,6 +620,9 @@ int main(void)
         cmocka_unit_test(ids),
         cmocka_unit_test(paths),
         cmocka_unit_test(every_one_can_be_planned),
+        cmocka_unit_test(documented),
+        cmocka_unit_test(out_of_memory),
+        cmocka_unit_test(shapes_alone),
     };
     return cmocka_run_group_tests(tests, NULL, free_roles);
 }
