@@ -9,8 +9,8 @@ architecture only: the forward pass is llama_numpy.py, in float32.
 
   1. every weight quantized alone, in every scheme: KL divergence of the outputs from the original's
   2. 40 random mixtures of schemes: KL divergence measured, and as several proxies predict it
-  3. --to auto at budgets from below uniform NF4 to above 16 bit, as `plan --json --explain` chooses, against
-     every uniform scheme that fits there
+  3. --to auto at budgets from the smallest choice to 16 bit, as a dry run says, against every
+     uniform scheme that fits there
 
 A proxy is importance(weight) * relative squared error, summed over the weights.
 """
@@ -132,44 +132,48 @@ def judge(s, alone):
     return out
 
 
-def plan(s, vram):
-    r = subprocess.run([s.qconv, "plan", s.folder, "--to", "auto", "--explain", "--json", "--vram",
-                        "%.3fKB" % (vram / 1000), *PLAN], stdout=subprocess.PIPE, check=True)
+def choose(s, vram):
+    """The member "auto" of the dry run; None where nothing fits."""
+    r = subprocess.run([s.qconv, "--dry-run", "--json", "--explain", "-q", "--to", "auto", "--vram",
+                        "%.3fKB" % (vram / 1000), *PLAN, s.folder],
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if r.returncode == 4:
+        return None
+    r.check_returncode()
     return json.loads(r.stdout)["auto"]
 
 
-def fits(s, vram):
-    return plan(s, vram)["schemes"]["nf4"]["uniform_fits"]
+def bytes_of(auto):
+    return sum(v["bytes"] for v in auto["chosen"].values())
 
 
 def smallest_budget(s):
-    low, high = 0, 1 << 40
+    low, high = 1000, 1 << 32
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if fits(s, middle) else (middle, high)
+        low, high = (low, middle) if choose(s, middle) else (middle, high)
     return high
 
 
 def budgets(s, uniform):
-    """auto against uniform from where NF4 just fits to where all 16 bit does."""
+    """auto against uniform, from where the smallest choice just fits to where all 16 bit does."""
     first = smallest_budget(s)
-    sizes = plan(s, first)["schemes"]["nf4"]["bytes"]
-    full = sum(plan(s, 1 << 40)["schemes"][k]["bytes"] for k in ("nf4", "nf4-32", "int8", "16bit"))
+    sizes, full = bytes_of(choose(s, first)), bytes_of(choose(s, 1 << 32))
     rows = []
     for share in (0, .02, .05, .1, .15, .2, .25, .3, .4, .5, .6, .7, .8, .9, 1):
         vram = first + int((full - sizes) * share)
-        auto = plan(s, vram)
+        auto = choose(s, vram)
         pick = {}
         for g in auto["groups"]:
             layer, path = g["name"].split(" ")[1:3]
             pick["model.layers.%s.%s.weight" % (layer, path)] = g["scheme"]
         assert sorted(pick) == sorted(s.names)
-        fitting = {k: uniform[k] for k, v in auto["schemes"].items() if v["uniform_fits"]}
+        fitting = {k: uniform[k] for k, v in auto["uniform"].items() if v["fits"]}
         best = min(fitting, key=fitting.get) if fitting else None
         rows.append({"vram": vram, "share": share, "auto_kl": s.kl(pick),
                      "predicted_error": auto["predicted_error"],
                      "lower_bound": auto["lower_bound"],
-                     "weights": {k: v["weights"] for k, v in auto["schemes"].items()},
+                     "weights": {k: v["tensors"] for k, v in auto["chosen"].items()},
                      "best_uniform": best, "best_uniform_kl": fitting[best] if best else None})
     return rows
 

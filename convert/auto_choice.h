@@ -40,7 +40,7 @@ typedef struct {
     const char *reason; /* why there was nothing to choose, or NULL */
 } qc_auto_group;
 
-typedef struct {
+typedef struct qc_auto_result {
     qc_auto_group *groups;
     uint32_t group_count;
     unsigned candidates;             /* bits */

@@ -94,6 +94,11 @@ static qc_status explain(const qc_auto_result *r, qc_arena *arena, qc_strbuf *ou
                               "  There are no weights to measure: errors are those of normally "
                               "distributed weights.\n",
                               err));
+    if (r->mixed)
+        QC_TRY(qc_strbuf_adds(out,
+                              "  int8 lies beside NF4, which transformers does not load; see "
+                              "--schemes.\n",
+                              err));
     if (!r->fits)
         QC_TRY(qc_strbuf_adds(out, "  Nothing fits: the smallest was taken everywhere.\n", err));
     else if (r->bound > 0)
@@ -147,23 +152,35 @@ static void write_group(const qc_auto_group *g, qc_json_writer *w)
 void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w)
 {
     qc_jw_begin_object(w);
-    qc_jm_bool(w, "fits", r->fits);
-    qc_jm_double(w, "predicted_error", r->predicted);
-    number_member(w, "lower_bound", r->bound);
     qc_jm_bool(w, "measured", r->measured);
     qc_jm_u64(w, "sampled_rows", r->sampled_rows);
     qc_jm_u64(w, "sampled_bytes", r->sampled_bytes);
-    qc_jw_key(w, "schemes");
+    qc_jm_bool(w, "fits", r->fits);
+    qc_jm_double(w, "predicted_error", r->predicted);
+    number_member(w, "lower_bound", r->bound);
+    qc_jw_key(w, "uniform");
     qc_jw_begin_object(w);
     for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+        if (isnan(r->uniform[c]))
+            continue;
         qc_jw_key(w, qc_auto_choice_name(c));
         qc_jw_compact_next(w);
         qc_jw_begin_object(w);
-        qc_jm_bool(w, "candidate", (r->candidates & 1u << c) != 0);
-        qc_jm_u64(w, "weights", r->count_chosen[c]);
+        qc_jm_double(w, "predicted_error", r->uniform[c]);
+        qc_jm_bool(w, "fits", r->uniform_fits[c]);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_object(w);
+    qc_jw_key(w, "chosen");
+    qc_jw_begin_object(w);
+    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+        if (r->count_chosen[c] == 0)
+            continue;
+        qc_jw_key(w, qc_auto_choice_name(c));
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jm_u64(w, "tensors", r->count_chosen[c]);
         qc_jm_u64(w, "bytes", r->bytes_chosen[c]);
-        number_member(w, "uniform_error", r->uniform[c]);
-        qc_jm_bool(w, "uniform_fits", r->uniform_fits[c]);
         qc_jw_end_object(w);
     }
     qc_jw_end_object(w);

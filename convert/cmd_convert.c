@@ -185,6 +185,28 @@ static qc_status explain_choice(const qc_placed_plan *placed, const qc_options *
     return st;
 }
 
+/* The report outlives the plan. */
+static qc_status report_choice(qc_convert_report *r, const qc_placed_plan *placed,
+                               const qc_options *o, qc_error *err)
+{
+    void *v = NULL;
+    if (!placed->chosen)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof placed->choice, err));
+    memcpy(v, &placed->choice, sizeof placed->choice);
+    r->choice = v;
+    r->explain = o->explain;
+    return QC_OK;
+}
+
+static void warn_mixed(const qc_placed_plan *placed, const qc_options *o)
+{
+    if (placed->chosen && placed->choice.mixed)
+        qc_console_warn(o,
+                        "int8 lies beside NF4, which transformers does not load, and config.json "
+                        "says so; --schemes nf4,nf4-32,16bit or int8,16bit makes what it loads");
+}
+
 static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
                                qc_convert_report *report, qc_error *err)
 {
@@ -198,6 +220,8 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
         QC_TRY(qc_placed_plan_make(&placed, &plan, o->arena, model, &recipe, o, err));
         tell_devices(&plan, &placed);
         QC_TRY(explain_choice(&placed, o, err));
+        QC_TRY(report_choice(report, &placed, o, err));
+        warn_mixed(&placed, o);
     } else {
         QC_TRY(qc_plan_make(&plan, o->arena, model, &recipe, o, err));
     }

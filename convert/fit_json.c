@@ -3,8 +3,6 @@
 #include "convert/fit_report.h"
 #include "convert/json_members.h"
 
-#include <math.h>
-
 /* No limit is null: 2^64 - 1 would be taken for a size. */
 static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
 {
@@ -54,59 +52,6 @@ static void put_schemes(qc_json_writer *w, const qc_fit_report *r)
     qc_jw_end_object(w);
 }
 
-static void put_number(qc_json_writer *w, const char *key, double v)
-{
-    qc_jw_key(w, key);
-    if (isnan(v))
-        qc_jw_null(w);
-    else
-        qc_jw_double(w, v);
-}
-
-static const char *const candidates[4] = {"nf4", "nf4-32", "int8", "16bit"};
-
-static void put_auto(qc_json_writer *w, const qc_fit_report *r)
-{
-    const qc_auto_result *a = r->chosen;
-    qc_jw_key(w, "auto");
-    if (!a) {
-        qc_jw_null(w);
-        return;
-    }
-    qc_jw_begin_object(w);
-    qc_jm_bool(w, "measured", a->measured);
-    qc_jm_u64(w, "sampled_rows", a->sampled_rows);
-    qc_jm_u64(w, "sampled_bytes", a->sampled_bytes);
-    put_number(w, "predicted_error", a->predicted);
-    qc_jw_key(w, "uniform");
-    qc_jw_begin_object(w);
-    for (unsigned i = 0; i < 4; i++) {
-        if (isnan(a->uniform[i]))
-            continue;
-        qc_jw_key(w, candidates[i]);
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
-        put_number(w, "predicted_error", a->uniform[i]);
-        qc_jm_bool(w, "fits", a->uniform_fits[i]);
-        qc_jw_end_object(w);
-    }
-    qc_jw_end_object(w);
-    qc_jw_key(w, "chosen");
-    qc_jw_begin_object(w);
-    for (unsigned i = 0; i < 4; i++) {
-        if (!a->count_chosen[i])
-            continue;
-        qc_jw_key(w, candidates[i]);
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
-        qc_jm_u64(w, "tensors", a->count_chosen[i]);
-        qc_jm_u64(w, "bytes", a->bytes_chosen[i]);
-        qc_jw_end_object(w);
-    }
-    qc_jw_end_object(w);
-    qc_jw_end_object(w);
-}
-
 /* null where there is no such thing: a model without a cache has no longest context. */
 static void put_found(qc_json_writer *w, const char *key, uint64_t found, int sought)
 {
@@ -147,7 +92,11 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_jm_string(&w, "short_device",
                  fit->fits ? NULL : fit->budget->devices[fit->short_device].name);
     put_schemes(&w, r);
-    put_auto(&w, r);
+    qc_jw_key(&w, "auto");
+    if (r->chosen)
+        qc_auto_json(r->chosen, r->explain, &w);
+    else
+        qc_jw_null(&w);
     put_found(&w, "max_context", r->max_context, r->generates);
     put_found(&w, "max_batch", r->max_batch, r->generates);
     qc_jm_u64(&w, "transfer_bytes_per_token", fit->transfer_bytes_per_token);

@@ -38,6 +38,7 @@ typedef struct {
     const qc_suggestion *suggestions;
     uint32_t suggestion_count;
     const qc_auto_result *chosen; /* --to auto; NULL: another */
+    int explain;                  /* JSON: the groups of `chosen` too */
 } qc_fit_report;
 
 /* Logical parameters of a tensor that is written: 0 for scales, state and buffers, two a byte of

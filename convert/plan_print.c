@@ -1,4 +1,5 @@
 /* qconv --dry-run: the plan as a table or as JSON. */
+#include "convert/auto_choice.h"
 #include "convert/console.h"
 #include "convert/plan.h"
 #include "convert/size_text.h"
@@ -56,7 +57,8 @@ static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_
     return qc_report_text(totals, out, err);
 }
 
-static qc_status print_json(qc_strbuf *out, const qc_plan *p, qc_error *err)
+static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
+                            qc_error *err)
 {
     qc_json_writer w;
     qc_jw_init(&w, out, err);
@@ -136,6 +138,10 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, qc_error *err)
         qc_jw_end_object(&w);
     }
     qc_jw_end_array(&w);
+    if (totals->choice) {
+        qc_jw_key(&w, "auto");
+        qc_auto_json(totals->choice, totals->explain, &w);
+    }
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
@@ -145,8 +151,8 @@ qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals, qc
 {
     qc_strbuf out;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st =
-        plan->options->json ? print_json(&out, plan, err) : print_table(&out, plan, totals, err);
+    qc_status st = plan->options->json ? print_json(&out, plan, totals, err)
+                                       : print_table(&out, plan, totals, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);
