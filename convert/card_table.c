@@ -2,18 +2,21 @@
 
 #include <string.h>
 
-/* Memory. Two kinds of figures, both in hundredths of a GiB, rounded down:
+/* Memory. Two kinds of figures, in hundredths of a GiB and in MiB:
  *
- *   SEEN(h)     the lowest "total capacity" that PyTorch's out-of-memory messages (cudaMemGetInfo)
- *               give for the card in public reports; it differs by up to 1% between drivers.
- *   DERIVED(m)  no such report at hand: nvidia-smi's total of m MiB less 3%, which is the largest
- *               share that a driver was seen to keep (T4: 15360 MiB shown, 14.56 GiB to be had).
- *               Cards with GDDR6 and ECC on show 15/16 of their memory.
+ *   SEEN(h)     the lowest "total capacity" (cudaMemGetInfo) in public out-of-memory messages of
+ *               PyTorch that fit the card; not every message names it, so of cards with equal
+ * memory (A100 and H100, A10 and L4, 5070 Ti and 5080) the lowest stands for both. Between drivers
+ * it differs by up to 1%. DERIVED(m)  no such message: nvidia-smi's total of m MiB less 3%, the
+ * largest share that a driver was seen to keep (T4: 15360 MiB shown, 14.56 GiB to be had). Cards
+ * with GDDR6 and ECC on show 15/16 of their memory.
  *
- * Bandwidth, NVLink: NVIDIA's data sheets (V100 Jan 2020, V100S, T4 Mar 2019, A100 Jun 2021, A10,
- * A16, A30, A40, A2, L4, L40, L40S, H100 and H100 NVL 2024, H200 2024, GH200, DGX B200; RTX A4000,
- * A4500, A5000, A6000, 4000 Ada, 6000 Ada, PRO 6000 Blackwell) and for GeForce and Titan cards the
- * specification pages; where only clock and width are given: 2 x clock x width / 8.
+ * Bandwidth, NVLink: as NVIDIA's data sheets (data centre and workstation cards) and specification
+ * pages (GeForce, Titan) have them; where those give only clock and width, 2 x clock x width / 8.
+ * Checked against public tables: V100, T4, A100-40GB, A10G, A40, L40, L40S, A4000, A4500, A6000,
+ * RTX 6000, 3080 10 GB, 3090, 3090 Ti, H100 SXM, H200, B200. The others have not been compared with
+ * their documents a second time; nothing but advice and estimates of time rests on them, and for
+ * a GPU that is there NVML's figure counts.
  * NVLink is given one way (half of the data sheets' figure) and only where a card always has it:
  * bridges between PCIe cards are optional and join two.
  * PCIe: 16 lanes of 8, 16 or 32 GT/s with 128b/130b coding. */

@@ -5,6 +5,7 @@
 #include "convert/table.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,6 +179,23 @@ qc_status qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
     return QC_OK;
 }
 
+/* What the choice gains over one scheme for all. */
+static qc_status add_choice(const qc_auto_result *a, qc_strbuf *out, qc_error *err)
+{
+    static const char *const names[] = {"nf4", "nf4-32", "int8", "16 bit"};
+    QC_TRY(qc_strbuf_addf(out, err, "  error      %.3g predicted", a->predicted));
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!isnan(a->uniform[i]))
+            QC_TRY(qc_strbuf_addf(out, err, ", %s %.3g%s", names[i], a->uniform[i],
+                                  a->uniform_fits[i] ? "" : " (does not fit)"));
+    if (!a->measured)
+        QC_TRY(qc_strbuf_adds(out,
+                              "\n             (no weights to measure: errors are those of normal "
+                              "random ones)",
+                              err));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
 static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
     char model[512], count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
@@ -199,6 +217,8 @@ static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
                               qc_text_bytes(size, s->bytes), s->tensors,
                               s->tensors == 1 ? "" : "s"));
     }
+    if (r->chosen)
+        QC_TRY(add_choice(r->chosen, out, err));
     if (r->generates) {
         QC_TRY(qc_strbuf_addf(out, err, "  KV cache   %s: context %s, batch %" PRIu64,
                               qc_text_bytes(size, r->fit->kv_bytes),

@@ -9,39 +9,47 @@
 
 /* ---- which GPUs count ---- */
 
-/* The whole of text as an index, blanks around it allowed; 0 if it is none. */
-static int parse_index(const char *text, size_t len, unsigned *out)
+static const char uuid_prefix[] = "GPU-";
+
+/* The number at the start of text; 0 if there is none, or it is beyond all GPUs. *used: characters
+ * of it. */
+static int leading_index(const char *text, size_t len, unsigned *out, size_t *used)
 {
     unsigned v = 0;
-    size_t i = 0, digits = 0;
-    while (i < len && text[i] == ' ')
-        i++;
-    for (; i < len && text[i] >= '0' && text[i] <= '9'; i++, digits++) {
+    size_t i = 0;
+    for (; i < len && text[i] >= '0' && text[i] <= '9'; i++) {
         if (v > 100000)
             return 0;
         v = v * 10 + (unsigned)(text[i] - '0');
     }
-    while (i < len && text[i] == ' ')
-        i++;
     *out = v;
-    return digits > 0 && i == len;
+    *used = i;
+    return i > 0;
 }
 
-/* The GPU that one entry of CUDA_VISIBLE_DEVICES names; 0 if none, or more than one. */
-static int find_entry(const char *entry, size_t len, const char *const *uuids, unsigned count,
-                      unsigned *out)
+/* As strtoul reads it, which is how CUDA does: blanks and a sign before, anything behind ("1gpu"
+ * is 1). */
+static int index_of_entry(const char *entry, size_t len, unsigned *out)
 {
-    static const char prefix[] = "GPU-";
-    unsigned found = 0;
-    if (parse_index(entry, len, out))
-        return *out < count;
+    size_t used;
     while (len > 0 && *entry == ' ') {
         entry++;
         len--;
     }
-    while (len > 0 && entry[len - 1] == ' ')
+    int minus = len > 0 && *entry == '-';
+    if (len > 0 && (*entry == '-' || *entry == '+')) {
+        entry++;
         len--;
-    if (len < sizeof prefix - 1 || strncmp(entry, prefix, sizeof prefix - 1) != 0)
+    }
+    return leading_index(entry, len, out, &used) && (!minus || *out == 0);
+}
+
+/* The one GPU whose UUID starts like this; 0 if none, or more than one. */
+static int find_uuid(const char *entry, size_t len, const char *const *uuids, unsigned count,
+                     unsigned *out)
+{
+    unsigned found = 0;
+    if (len < sizeof uuid_prefix - 1 || strncmp(entry, uuid_prefix, sizeof uuid_prefix - 1) != 0)
         return 0;
     for (unsigned i = 0; i < count; i++) {
         if (strncmp(uuids[i], entry, len) != 0)
@@ -52,6 +60,9 @@ static int find_entry(const char *entry, size_t len, const char *const *uuids, u
     return found == 1;
 }
 
+/* CUDA Programming Guide, "CUDA Environment Variables". What it leaves open is done as PyTorch's
+ * torch.cuda does it, whose authors tried: the start of the list decides whether it is one of
+ * UUIDs or of indices, and a GPU twice hides all. */
 void qc_cuda_visible(const char *list, const char *const *uuids, unsigned count, unsigned *visible,
                      unsigned *shown)
 {
@@ -61,10 +72,13 @@ void qc_cuda_visible(const char *list, const char *const *uuids, unsigned count,
             visible[*shown] = *shown;
         return;
     }
+    int by_uuid = strncmp(list, uuid_prefix, sizeof uuid_prefix - 1) == 0;
     for (const char *entry = list;; entry++) {
         size_t len = strcspn(entry, ",");
         unsigned gpu = 0;
-        if (!find_entry(entry, len, uuids, count, &gpu))
+        int ok = by_uuid ? find_uuid(entry, len, uuids, count, &gpu)
+                         : index_of_entry(entry, len, &gpu) && gpu < count;
+        if (!ok)
             return;
         for (unsigned i = 0; i < *shown; i++) {
             if (visible[i] == gpu) {
@@ -98,9 +112,10 @@ static qc_status parse_wish(device_wish *w, qc_error *err)
         return QC_OK;
     for (const char *entry = text;; entry++) {
         size_t len = strcspn(entry, ",");
-        unsigned index;
-        if (len <= 5 || strncmp(entry, "cuda:", 5) != 0 || entry[5] == ' ' ||
-            entry[len - 1] == ' ' || !parse_index(entry + 5, len - 5, &index))
+        size_t used = 0;
+        unsigned index = 0;
+        if (len <= 5 || strncmp(entry, "cuda:", 5) != 0 ||
+            !leading_index(entry + 5, len - 5, &index, &used) || used != len - 5)
             QC_FAIL(err, QC_ERR_USAGE, "QCONV_DEVICE: %s, found '%s'", expected, text);
         if (index >= QC_MAX_GPUS)
             QC_FAIL(err, QC_ERR_DEVICE, "QCONV_DEVICE=%s: there is no cuda:%u", text, index);
@@ -138,7 +153,7 @@ static qc_status apply_wish(qc_hardware *h, const device_wish *w, qc_error *err)
 
 typedef struct {
     qc_nvml *nvml;
-    unsigned count;
+    unsigned count; /* that are looked at */
     qc_nvml_facts *facts;
     const char **uuids;
     const char **trouble; /* why a GPU did not answer, or NULL */
@@ -165,6 +180,14 @@ static qc_status read_facts(driver_gpus *d, qc_arena *arena, qc_error *err)
     return QC_OK;
 }
 
+/* One more sentence. */
+static qc_status add_warning(qc_hardware *h, qc_arena *arena, const char *text, qc_error *err)
+{
+    const char *before = h->warning;
+    return qc_arena_printf(arena, &h->warning, err, "%s%s%s", before ? before : "",
+                           before ? "; " : "", text);
+}
+
 /* Fills g from the driver's GPU; what it does not answer to goes to h->warning and *ok is 0. */
 static qc_status read_gpu(qc_hardware *h, driver_gpus *d, qc_arena *arena, qc_gpu *g, int *ok,
                           qc_error *err)
@@ -176,9 +199,11 @@ static qc_status read_gpu(qc_hardware *h, driver_gpus *d, qc_arena *arena, qc_gp
     if (!trouble && qc_nvml_read_memory(d->nvml, g->driver_index, &memory, &why) != QC_OK)
         trouble = why.msg;
     *ok = trouble == NULL;
-    if (trouble)
-        return qc_arena_printf(arena, &h->warning, err, "cuda:%u is left out: %s", g->index,
-                               trouble);
+    if (trouble) {
+        const char *text = NULL;
+        QC_TRY(qc_arena_printf(arena, &text, err, "cuda:%u is left out: %s", g->index, trouble));
+        return add_warning(h, arena, text, err);
+    }
     QC_TRY(qc_arena_strndup(arena, &g->name, f->name, strlen(f->name), err));
     if (f->uuid[0])
         QC_TRY(qc_arena_strndup(arena, &g->uuid, f->uuid, strlen(f->uuid), err));
@@ -212,6 +237,8 @@ static qc_status read_visible(qc_hardware *h, driver_gpus *d, qc_arena *arena, q
     unsigned visible[QC_MAX_GPUS], shown = 0;
     void *p = NULL;
     QC_TRY(read_facts(d, arena, err));
+    if (qc_nvml_count(d->nvml) > d->count)
+        QC_TRY(add_warning(h, arena, "only the driver's first 64 GPUs are looked at", err));
     qc_cuda_visible(list, d->uuids, d->count, visible, &shown);
     QC_TRY(qc_arena_alloc(arena, &p, shown, sizeof *h->gpus, err));
     h->gpus = p;

@@ -3,7 +3,7 @@
  * GPUs come from NVML (libnvidia-ml.so.1), opened at run time: no build needs it, and a machine
  * without it simply has no GPUs. QCONV_NVML names another library (tests). Which GPUs count:
  *
- * CUDA_VISIBLE_DEVICES as CUDA reads it: indices and UUIDs or unique beginnings of UUIDs
+ * CUDA_VISIBLE_DEVICES as CUDA reads it: indices, or UUIDs or unique beginnings of them
  * ("GPU-8932f"), commas between. The first entry that names nothing hides itself and all that
  * follow; an entry twice hides all; empty or -1: none. It never is an error.
  * Then QCONV_DEVICE: "cpu" (the driver is not even asked), "cuda", "cuda:1", "cuda:0,cuda:2":
@@ -39,7 +39,7 @@ typedef struct {
     uint32_t gpu_count;
     const char *driver;   /* version, NULL if not known */
     const char *no_gpu;   /* a sentence why there are none ("no NVIDIA driver: ..."), or NULL */
-    const char *warning;  /* a GPU that is there and does not answer (it is left out), or NULL */
+    const char *warning;  /* about GPUs that are there and left out, or NULL */
     int assumed;          /* from --as: CPU and disk are still this machine's */
     const char *cpu_name; /* NULL if not known */
     unsigned cpu_threads; /* that this process may use */

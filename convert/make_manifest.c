@@ -167,8 +167,7 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *f
     m->block_elems = o->to == QC_TO_NF4 && !o->block_elems ? QC_BLOCK_DEFAULT : o->block_elems;
     m->double_quant = m->block_elems || o->to == QC_TO_AUTO ? o->double_quant : 0;
     m->rest = qc_rest_name(o->rest);
-    m->compute_dtype =
-        o->to == QC_TO_NF4 || o->to == QC_TO_AUTO ? qc_compute_dtype(plan) : NULL;
+    m->compute_dtype = o->to == QC_TO_NF4 || o->to == QC_TO_AUTO ? qc_compute_dtype(plan) : NULL;
     m->max_shard_bytes = o->max_shard_bytes;
     m->rule_count = o->rule_count;
     QC_TRY(qc_arena_alloc(plan->arena, &v, o->rule_count, sizeof *m->rules, err));

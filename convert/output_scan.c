@@ -447,9 +447,10 @@ static qc_status scan_all(scan *s, qc_error *err)
         s->files[i] = QC_FILE_CLOSED;
     QC_TRY(qc_calloc(&v, m->shard_count + m->tensor_count, sizeof *s->ranges, err));
     s->ranges = v;
-    for (size_t i = 0; i < m->file_count; i++)
+    for (size_t i = 0; !s->options->shards_only && i < m->file_count; i++)
         QC_TRY(check_side_file(s, &m->files[i], err));
-    QC_TRY(check_index(s, err));
+    if (!s->options->shards_only)
+        QC_TRY(check_index(s, err));
     size_t first = 0;
     for (size_t i = 0; i < m->shard_count; i++) {
         size_t end = first;
@@ -464,11 +465,11 @@ static qc_status scan_all(scan *s, qc_error *err)
 }
 
 qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *dir,
-                         const qc_scan_options *options, qc_error *err)
+                         const qc_manifest *m, const qc_scan_options *options, qc_error *err)
 {
     memset(result, 0, sizeof *result);
     result->arena = arena;
-    QC_TRY(qc_manifest_load(&result->manifest, arena, dir, err));
+    result->manifest = *m;
     scan s = {.result = result, .options = options, .dir = dir, .max_stored = 1, .max_content = 1};
     qc_status st = scan_all(&s, err);
     for (size_t i = 0; s.files && i < result->manifest.shard_count; i++)

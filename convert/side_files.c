@@ -189,38 +189,27 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     return st;
 }
 
-typedef struct {
-    const char *name;
-    const char *file;
-} index_entry;
-
 static int compare_index(const void *pa, const void *pb)
 {
-    const index_entry *a = pa, *b = pb;
+    const qc_index_entry *a = pa, *b = pb;
     return strcmp(a->name, b->name);
 }
 
-qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+qc_status qc_index_write(qc_strbuf *out, qc_index_entry *entries, size_t count,
+                         uint64_t total_bytes, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->tensor_count, sizeof(index_entry), err));
-    index_entry *entries = v;
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_out_tensor *t = &plan->tensors[i];
-        entries[i] = (index_entry){t->st.name, plan->layout.shards[t->shard].name};
-    }
-    qsort(entries, plan->tensor_count, sizeof *entries, compare_index);
     qc_json_writer w;
+    qsort(entries, count, sizeof *entries, compare_index);
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jw_key(&w, "metadata");
     qc_jw_begin_object(&w);
     qc_jw_key(&w, "total_size");
-    qc_jw_u64(&w, plan->tensor_bytes);
+    qc_jw_u64(&w, total_bytes);
     qc_jw_end_object(&w);
     qc_jw_key(&w, "weight_map");
     qc_jw_begin_object(&w);
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+    for (size_t i = 0; i < count; i++) {
         qc_jw_key(&w, entries[i].name);
         qc_jw_string(&w, entries[i].file);
     }
@@ -228,6 +217,18 @@ qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
+}
+
+qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->tensor_count, sizeof(qc_index_entry), err));
+    qc_index_entry *entries = v;
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_out_tensor *t = &plan->tensors[i];
+        entries[i] = (qc_index_entry){t->st.name, plan->layout.shards[t->shard].name};
+    }
+    return qc_index_write(out, entries, plan->tensor_count, plan->tensor_bytes, err);
 }
 
 static qc_status put(qc_output_dir *d, qc_manifest_file *f, const char *name, const qc_strbuf *text,

@@ -22,7 +22,14 @@ int qc_plan_mixes_schemes(const qc_plan *plan);
 /* The source's config.json with quantization_config set (or removed when weights are dequantized),
  * and torch_dtype/dtype corrected where all floating tensors were cast. Nothing else changes. */
 QC_NODISCARD qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err);
-/* model.safetensors.index.json as Hugging Face writes it. */
+typedef struct {
+    const char *name; /* of a tensor */
+    const char *file; /* as after decompression */
+} qc_index_entry;
+/* model.safetensors.index.json as Hugging Face writes it. Sorts the entries. */
+QC_NODISCARD qc_status qc_index_write(qc_strbuf *out, qc_index_entry *entries, size_t count,
+                                      uint64_t total_bytes, qc_error *err);
+/* That of a plan. */
 QC_NODISCARD qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err);
 /* Stage all of them in d; files and count (in the arena of d) are what the manifest lists. fit: for
  * device_map.json; NULL: none is written, and the source's is never copied. */

@@ -1,113 +1,88 @@
-/* A placement made by hand: six segments on two GPUs and a cpu tier, numbers chosen so that shares
- * are round. For the tests of what is printed. */
+/* A model and a budget made member by member, for tests of convert/fit.h. */
 #ifndef QC_TESTS_FIT_FIXTURE_H
 #define QC_TESTS_FIT_FIXTURE_H
 
-#include "convert/fit_report.h"
+#include "convert/fit.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <string.h>
 
+#include <cmocka.h>
+
+#define SEGMENTS_MOST 14u
+#define DEVICES_MOST  6u
+#define MB            1000000u
+
 typedef struct {
-    qc_device devices[3];
-    qc_budget budget;
-    qc_segment segments[6];
-    qc_segments map;
+    qc_layer_geometry layers[SEGMENTS_MOST];
     qc_geometry geometry;
-    uint32_t device_of[6];
-    uint64_t segment_bytes[6], segment_kv[6];
-    qc_fit_device on[3];
-    qc_fit fit;
-    qc_fit_options use;
-    qc_fit_scheme schemes[2];
-    qc_suggestion suggestions[2];
-    qc_fit_report report;
-} fit_fixture;
+    qc_segment segment[SEGMENTS_MOST];
+    qc_segments segments;
+    uint64_t bytes[SEGMENTS_MOST], largest[SEGMENTS_MOST];
+    qc_device device[DEVICES_MOST];
+    qc_budget budget;
+    qc_fit_options options;
+} fixture;
 
-static const char *fixture_modules[6][2] = {
-    {"model.embed_tokens", NULL}, {"model.layers.0", NULL}, {"model.layers.1", NULL},
-    {"model.layers.10", NULL},    {"model.norm", NULL},     {"lm_head", NULL},
-};
-static const char *const fixture_names[6] = {"embeddings", "layer 0", "layer 1",
-                                             "layer 10",   "norm",    "head"};
-
-static inline void fit_fixture_make(fit_fixture *f, qc_arena *arena)
+static void add_segment(fixture *x, qc_segment_kind kind, uint64_t bytes)
 {
-    static const uint64_t GB = 1000000000u;
-    memset(f, 0, sizeof *f);
-    f->devices[0] = (qc_device){"cuda:0", QC_TIER_GPU, NULL, 40 * GB};
-    f->devices[1] = (qc_device){"cuda:1", QC_TIER_GPU, NULL, 20 * GB};
-    f->devices[2] = (qc_device){"cpu", QC_TIER_CPU, NULL, UINT64_MAX};
-    f->budget = (qc_budget){"40GB+20GB+cpu", f->devices, 3, 2};
-    for (uint32_t i = 0; i < 6; i++) {
-        f->segments[i] = (qc_segment){QC_SEGMENT_LAYER,   i, fixture_names[i],
-                                      fixture_modules[i], 1, QC_NO_SEGMENT};
-        f->segment_bytes[i] = GB;
-        f->segment_kv[i] = GB / 2;
-    }
-    f->map = (qc_segments){f->segments, 6, NULL, 0};
-    f->device_of[3] = 1;
-    f->device_of[4] = 1;
-    f->device_of[5] = 2;
-    f->on[0] = (qc_fit_device){.device = &f->devices[0],
-                               .budget_bytes = 36 * GB,
-                               .weight_bytes = 18 * GB,
-                               .kv_bytes = 9 * GB,
-                               .workspace_bytes = 3 * GB,
-                               .context_bytes = GB / 2,
-                               .free_bytes = 5 * GB + GB / 2,
-                               .layers = 2,
-                               .segments = 3};
-    f->on[1] = (qc_fit_device){.device = &f->devices[1],
-                               .budget_bytes = 18 * GB,
-                               .weight_bytes = 20 * GB,
-                               .kv_bytes = GB,
-                               .short_by_bytes = 3 * GB,
-                               .layers = 1,
-                               .first_layer = 10,
-                               .segments = 2};
-    f->on[2] = (qc_fit_device){.device = &f->devices[2],
-                               .budget_bytes = QC_NO_LIMIT,
-                               .weight_bytes = GB,
-                               .free_bytes = QC_NO_LIMIT,
-                               .segments = 1};
-    f->geometry.decoder = 1;
-    f->geometry.max_context = 131072;
-    f->fit = (qc_fit){.budget = &f->budget,
-                      .segments = &f->map,
-                      .geometry = &f->geometry,
-                      .devices = f->on,
-                      .device_of = f->device_of,
-                      .segment_bytes = f->segment_bytes,
-                      .segment_kv = f->segment_kv,
-                      .weight_bytes = 39 * GB,
-                      .kv_bytes_per_token = 327680,
-                      .kv_bytes = 10 * GB,
-                      .fits = 0,
-                      .short_by_bytes = 3 * GB,
-                      .short_device = 1,
-                      .transfer_bytes_per_token = GB,
-                      .transfer_seconds = 0.04};
-    f->use = (qc_fit_options){.margin = 0.9, .context = 8192, .batch = 1};
-    f->schemes[0] = (qc_fit_scheme){"nf4", 560, 68000000000u, 35 * GB};
-    f->schemes[1] = (qc_fit_scheme){"keep", 163, 2000000000u, 4 * GB};
-    f->suggestions[0] = (qc_suggestion){"--context 4096", "with --context 4096: 1.5 GB left"};
-    f->suggestions[1] = (qc_suggestion){"3 cards", "with 3 cards <\"of\" 40 & 20 GB>"};
-    f->report = (qc_fit_report){.fit = &f->fit,
-                                .use = &f->use,
-                                .arena = arena,
-                                .model = "model",
-                                .model_type = "llama",
-                                .to = "nf4",
-                                .has_weights = 1,
-                                .parameters = 70000000000u,
-                                .file_bytes = 39 * GB + 123456,
-                                .schemes = f->schemes,
-                                .scheme_count = 2,
-                                .generates = 1,
-                                .max_context = 131072,
-                                .max_batch = 0,
-                                .suggestions = f->suggestions,
-                                .suggestion_count = 2};
+    uint32_t i = x->segments.count++;
+    x->segment[i] =
+        (qc_segment){.kind = kind, .name = "s", .layer = UINT32_MAX, .follows = QC_NO_SEGMENT};
+    x->bytes[i] = bytes;
+}
+
+static void add_layer(fixture *x, uint64_t bytes)
+{
+    uint32_t i = x->geometry.layer_count++;
+    x->layers[i] = (qc_layer_geometry){.attention = QC_ATTENTION_FULL, .kv_elems = 1000};
+    add_segment(x, QC_SEGMENT_LAYER, bytes);
+    x->segment[x->segments.count - 1].layer = i;
+}
+
+static void add_device(fixture *x, qc_tier tier, uint64_t bytes)
+{
+    static const char *const names[] = {"cuda:0", "cuda:1", "cuda:2", "cuda:3"};
+    uint32_t i = x->budget.count++;
+    x->device[i] = (qc_device){.tier = tier, .total_bytes = bytes};
+    x->device[i].name = tier == QC_TIER_GPU   ? names[x->budget.gpu_count++]
+                        : tier == QC_TIER_CPU ? "cpu"
+                                              : "disk";
+}
+
+/* hidden 100, 2 heads of 50, MLP 400, vocabulary 1000; nothing quantized; context 1000 tokens. */
+static void begin_fixture(fixture *x)
+{
+    memset(x, 0, sizeof *x);
+    x->geometry = (qc_geometry){.model_type = "",
+                                .decoder = 1,
+                                .layers = x->layers,
+                                .hidden = 100,
+                                .intermediate = 400,
+                                .heads = 2,
+                                .kv_heads = 1,
+                                .head_dim = 50,
+                                .vocab = 1000,
+                                .max_context = 100000};
+    x->segments.segments = x->segment;
+    x->budget.devices = x->device;
+    x->budget.text = "";
+    x->options = (qc_fit_options){.margin = 1.0,
+                                  .context = 1000,
+                                  .batch = 1,
+                                  .images = 1,
+                                  .kv_bits = 16,
+                                  .cuda_context_bytes = 5 * MB};
+}
+
+static void make(fixture *x, qc_arena *arena, qc_fit *fit)
+{
+    qc_error err = {0};
+    if (qc_fit_make(fit, arena, &x->segments, &x->geometry, x->bytes, x->largest, &x->budget,
+                    &x->options, &err) != QC_OK)
+        fail_msg("%s", err.msg);
 }
 
 #endif

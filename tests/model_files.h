@@ -103,6 +103,9 @@ static void add_row(fixture *f, const qc_json_node *row)
     }
 }
 
+/* What add_config read last. */
+static char config_text[8192];
+
 /* The text of the member "config" of a pattern file, without what the released file lacks. */
 static void add_config(fixture *f, const char *text, const qc_json_node *root)
 {
@@ -129,6 +132,7 @@ static void add_config(fixture *f, const char *text, const qc_json_node *root)
         now = next;
     }
     fixture_config(f, now.data);
+    (void)snprintf(config_text, sizeof config_text, "%s", now.data);
     qc_strbuf_deinit(&now);
 }
 

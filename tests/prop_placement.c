@@ -108,11 +108,12 @@ typedef struct {
     int fits;
     share largest;
     uint64_t overdraft;
+    uint64_t squares; /* of the shares, where it fits */
 } verdict;
 
 static verdict judge(const instance *x, const uint32_t *device_of)
 {
-    verdict v = {1, {0, 1}, 0};
+    verdict v = {1, {0, 1}, 0, 0};
     for (uint32_t d = 0; d < x->task.device_count; d++) {
         uint64_t need = need_on(x, device_of, d), room = x->room[d];
         share s = {need ? room ? need : 1 : 0, need ? room : 1};
@@ -121,6 +122,9 @@ static verdict judge(const instance *x, const uint32_t *device_of)
         if (need > room) {
             v.fits = 0;
             v.overdraft = need - room > v.overdraft ? need - room : v.overdraft;
+        } else if (need > 0) {
+            uint64_t q = (uint64_t)((double)need / (double)room * 1048576.0);
+            v.squares += q * q;
         }
     }
     return v;
@@ -132,8 +136,11 @@ static void try_all(const instance *x, uint32_t i, uint32_t from, uint32_t *devi
 {
     if (i == x->task.segment_count) {
         verdict v = judge(x, device_of);
-        if (is_less_share(v.largest, best->largest))
+        int better = is_less_share(v.largest, best->largest);
+        if (better || (!is_less_share(best->largest, v.largest) && v.squares < best->squares)) {
             best->largest = v.largest;
+            best->squares = v.squares;
+        }
         best->fits |= v.fits;
         *least_overdraft = v.overdraft < *least_overdraft ? v.overdraft : *least_overdraft;
         return;
@@ -168,7 +175,7 @@ static void check_one(const instance *x)
         assert_true(device_of[i] >= from); /* contiguous, in order */
         from = device_of[i];
     }
-    verdict best = {0, {1, 0}, 0}, got = judge(x, device_of);
+    verdict best = {0, {1, 0}, 0, UINT64_MAX}, got = judge(x, device_of);
     uint64_t least_overdraft = UINT64_MAX;
     try_all(x, 0, 0, scratch, &best, &least_overdraft);
     assert_int_equal(fits, best.fits);
@@ -176,6 +183,7 @@ static void check_one(const instance *x)
     assert_int_equal(got.fits, best.fits);
     if (fits) {
         assert_false(is_less_share(best.largest, got.largest));
+        assert_int_equal(got.squares, best.squares);
         assert_int_equal(short_bytes, 0);
     } else {
         assert_int_equal(got.overdraft, least_overdraft);
@@ -236,6 +244,18 @@ static void a_large_one_is_flat(void **state)
         assert_in_range(layers[d], 13, 14);
 }
 
+static void ties_go_to_the_earlier_cut(void **state)
+{
+    (void)state;
+    uint64_t bytes[3] = {1, 1, 1}, room[2] = {4, 4}, short_bytes = 0;
+    uint32_t device_of[3], short_device = 0;
+    int fits = 0;
+    qc_placement_task t = {.bytes = bytes, .room = room, .segment_count = 3, .device_count = 2};
+    assert_int_equal(qc_placement_solve(&t, device_of, &fits, &short_bytes, &short_device, NULL),
+                     QC_OK);
+    assert_true(device_of[0] == 0 && device_of[1] == 1 && device_of[2] == 1);
+}
+
 static void no_memory_is_an_error(void **state)
 {
     (void)state;
@@ -268,6 +288,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(equals_trying_every_cut, print_seed),
         cmocka_unit_test(a_large_one_is_flat),
+        cmocka_unit_test(ties_go_to_the_earlier_cut),
         cmocka_unit_test(no_memory_is_an_error),
         cmocka_unit_test(a_later_leader_is_refused),
     };

@@ -1,5 +1,5 @@
 #include "convert/device_map.h"
-#include "fit_fixture.h"
+#include "fit_report_fixture.h"
 #include "formats/json_strict.h"
 
 #include <setjmp.h>

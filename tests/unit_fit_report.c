@@ -1,5 +1,5 @@
 #include "convert/fit_report.h"
-#include "fit_fixture.h"
+#include "fit_report_fixture.h"
 #include "formats/json_strict.h"
 
 #include <setjmp.h>
@@ -7,6 +7,7 @@
 #include <stddef.h>
 
 #include <cmocka.h>
+#include <math.h>
 #include <stdlib.h>
 
 typedef struct {
@@ -135,6 +136,28 @@ static void encoder(void **state)
     assert_non_null(strstr(t->out.data, "\"short_device\": null"));
 }
 
+static void choice(void **state)
+{
+    testing *t = *state;
+    qc_auto_result a = {.predicted = 0.5,
+                        .uniform = {4.0, NAN, 0.04, 0.0},
+                        .uniform_fits = {1, 0, 0, 0},
+                        .measured = 0,
+                        .count_chosen = {2, 0, 3, 0},
+                        .bytes_chosen = {10, 0, 20, 0}};
+    t->f.report.chosen = &a;
+    assert_int_equal(qc_fit_report_text(&t->f.report, QC_BARS_ASCII, &t->out, NULL), QC_OK);
+    assert_non_null(strstr(t->out.data, "  error      0.5 predicted, nf4 4, int8 0.04 (does not "
+                                        "fit), 16 bit 0 (does not fit)\n"
+                                        "             (no weights to measure"));
+    qc_strbuf_deinit(&t->out);
+    qc_strbuf_init(&t->out, 1000000);
+    assert_int_equal(qc_fit_report_json(&t->f.report, &t->out, NULL), QC_OK);
+    assert_non_null(strstr(t->out.data, "\"nf4\": {\"predicted_error\": 4.0, \"fits\": true}"));
+    assert_non_null(strstr(t->out.data, "\"int8\": {\"tensors\": 3, \"bytes\": 20}"));
+    assert_null(strstr(t->out.data, "nf4-32"));
+}
+
 static void json(void **state)
 {
     testing *t = *state;
@@ -191,7 +214,7 @@ static void schemes(void **state)
         {.name = "a.weight", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {64, 64}},
         {.name = "b.weight", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {64, 64}},
         {.name = "norm.weight", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {64}},
-        {.name = "embeddings.position_ids", .dtype = QC_DTYPE_I64, .ndim = 2, .dims = {1, 64}},
+        {.name = "model.rotary_emb.inv_freq", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {64}},
         {.name = "x_blocks", .dtype = QC_DTYPE_U8, .ndim = 2, .dims = {8, 16}, .bytes = 128},
         {.name = "x_scales", .dtype = QC_DTYPE_U8, .ndim = 1, .dims = {8}},
         {.name = "c.weight", .dtype = QC_DTYPE_U8, .ndim = 2, .dims = {50, 1}},
@@ -248,6 +271,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(blocks, before, after),
         cmocka_unit_test_setup_teardown(text, before, after),
         cmocka_unit_test_setup_teardown(encoder, before, after),
+        cmocka_unit_test_setup_teardown(choice, before, after),
         cmocka_unit_test_setup_teardown(json, before, after),
         cmocka_unit_test_setup_teardown(html, before, after),
         cmocka_unit_test(locale),

@@ -2,6 +2,7 @@
  * driver's library and folders that look like /proc and /sys. */
 #include "convert/hardware.h"
 
+#include "base/alloc.h"
 #include "convert/hardware_choice.h"
 #include "convert/host_facts.h"
 #include "convert/nvml_gpu.h"
@@ -15,7 +16,7 @@ static qc_arena arena;
 static const char *const variables[] = {
     "QCONV_NVML",     "QCONV_DEVICE",   "QCONV_ISA",       "CUDA_VISIBLE_DEVICES",
     "FAKE_NVML_GPUS", "FAKE_NVML_INIT", "FAKE_NVML_PEERS", "FAKE_NVML_PROCESSES",
-    "FAKE_NVML_GROW", "FAKE_NVML_LOSE",
+    "FAKE_NVML_GROW", "FAKE_NVML_FADE", "FAKE_NVML_LOSE",
 };
 
 static int begin(void **state)
@@ -90,6 +91,7 @@ static void cuda_rules_are_followed(void **state)
         {"1,4,2", "1"},
         {"4", ""},
         {"0,x,1", "0"},
+        {"0,99999999999,1", "0"},
         {"0,,1", "0"},
         {",0", ""},
         {"0,1,", "01"},
@@ -99,9 +101,12 @@ static void cuda_rules_are_followed(void **state)
         {"GPU-bb33", "2"},
         {"GPU-bb", "2"},
         {"GPU-aa11,GPU-b", "02"},
+        {"GPU-aa11, GPU-b", "0"},
+        {"GPU-aa11,2", "0"},
+        {"GPU-aa11,GPU-bb,GPU-aa1", ""},
+        {"2,GPU-aa11", "2"},
         {"GPU-aa", ""},
         {"0,GPU-aa,1", "0"},
-        {"GPU-bb33,2", ""},
         {"GPU-", ""},
         {"GPU-zz", ""},
         {"gpu-bb33", ""},
@@ -109,8 +114,11 @@ static void cuda_rules_are_followed(void **state)
         {"bb33", ""},
         {"MIG-GPU-bb33", ""},
         {"99999999999999999999", ""},
-        {"0x1", ""},
-        {"1.0", ""},
+        {"0x1", "0"},
+        {"1gpu2,2ampere", "12"},
+        {"2, +3, -0, 1x", "2301"},
+        {"one,2", ""},
+        {"+", ""},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {
         unsigned visible[4], shown = 99;
@@ -130,7 +138,7 @@ static void visible_gpus_are_renumbered(void **state)
 {
     (void)state;
     use_fake(A100 ";" R3090 ";" ODD);
-    set("CUDA_VISIBLE_DEVICES", "2,GPU-aaaa1");
+    set("CUDA_VISIBLE_DEVICES", "GPU-bbbb3333,GPU-aaaa1");
     qc_hardware h = read_hardware();
     assert_int_equal(h.gpu_count, 2);
     assert_int_equal(h.gpus[0].index, 0);
@@ -231,19 +239,26 @@ static void lost_gpus_are_left_out(void **state)
     assert_int_equal(h.gpus[0].index, 1);
     assert_string_equal(h.warning,
                         "cuda:0 is left out: GPU 0 of the driver does not answer: GPU is lost");
+    /* The others keep their numbers, also as peers. */
+    use_fake(A100 ";" R3090 ";" ODD);
+    set("FAKE_NVML_PEERS", "1-2");
+    h = read_hardware();
+    assert_int_equal(h.gpu_count, 2);
+    assert_int_equal(h.gpus[0].peers, 4);
+    assert_int_equal(h.gpus[1].peers, 2);
     use_fake(A100);
     h = read_hardware();
     assert_int_equal(h.gpu_count, 0);
     assert_string_equal(h.no_gpu, "those that there are do not answer");
 }
 
-static void processes_are_listed(void **state)
+static void expect_processes(const char *library)
 {
-    (void)state;
     qc_nvml *n = NULL;
     qc_nvml_process list[2];
     unsigned count = 0;
     use_fake(A100 ";" R3090);
+    set("QCONV_NVML", library);
     set("FAKE_NVML_PROCESSES", "0,11,1000;1,22,?;0,33,2000;0,44,3000");
     assert_int_equal(qc_nvml_open(&n, NULL), QC_OK);
     assert_int_equal(qc_nvml_processes(n, 0, list, 2, &count, NULL), QC_OK);
@@ -256,6 +271,59 @@ static void processes_are_listed(void **state)
     assert_int_equal(count, 1);
     assert_false(list[0].bytes_known);
     qc_nvml_close(n);
+}
+
+static void processes_are_listed(void **state)
+{
+    (void)state;
+    expect_processes(QC_FAKE_NVML);
+    expect_processes(QC_FAKE_NVML_V2);
+}
+
+static void many_gpus_are_cut_off(void **state)
+{
+    (void)state;
+    char list[70 * 20] = "";
+    for (int i = 0; i < 66; i++) {
+        size_t used = strlen(list);
+        (void)snprintf(list + used, sizeof list - used, "%sG%d,GPU-%d,80,9,0", i ? ";" : "", i, i);
+    }
+    use_fake(list);
+    qc_hardware h = read_hardware();
+    assert_int_equal(h.gpu_count, 64);
+    assert_string_equal(h.gpus[63].name, "G63");
+    assert_string_equal(h.warning, "only the driver's first 64 GPUs are looked at");
+    set("FAKE_NVML_LOSE", "3@0");
+    assert_string_equal(read_hardware().warning,
+                        "only the driver's first 64 GPUs are looked at; cuda:3 is left out: GPU 3 "
+                        "of the driver does not answer: GPU is lost");
+}
+
+/* Every allocation may fail: said as such, and nothing is leaked. */
+static void running_out_of_memory_is_an_error(void **state)
+{
+    (void)state;
+    int ok = 0;
+    use_fake(A100 ";" R3090);
+    for (uint64_t at = 1; !ok; at++) {
+        qc_arena own;
+        qc_hardware h;
+        qc_strategy s;
+        qc_error err = {0};
+        assert_in_range(at, 1, 1000);
+        qc_arena_init(&own);
+        qc_alloc_fail_at(at, 0);
+        qc_status st = qc_hardware_read(&h, &own, &err);
+        if (st == QC_OK)
+            st = qc_strategy_choose(&s, &h, &own, &err);
+        ok = st == QC_OK && qc_alloc_count() < at;
+        qc_alloc_fail_at(0, 0);
+        if (st != QC_OK && st != QC_ERR_NOMEM)
+            fail_msg("allocation %u: %s", (unsigned)at, err.msg);
+        if (st == QC_OK && !ok)
+            fail_msg("the failure of allocation %u went unseen", (unsigned)at);
+        qc_arena_deinit(&own);
+    }
 }
 
 /* ---- QCONV_DEVICE ---- */
@@ -521,6 +589,8 @@ int main(void)
         TEST(machines_without_gpus_are_fine),
         TEST(lost_gpus_are_left_out),
         TEST(processes_are_listed),
+        TEST(many_gpus_are_cut_off),
+        TEST(running_out_of_memory_is_an_error),
         TEST(devices_are_chosen),
         TEST(machines_are_assumed),
         TEST(hosts_are_read),

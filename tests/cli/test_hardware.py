@@ -24,7 +24,7 @@ A100 = "NVIDIA A100-SXM4-40GB,GPU-aaaa,80,%d,%d,5120,1215" % (40 * GIB, GIB)
 V100 = "Tesla V100-SXM2-16GB,GPU-vvvv,70,%d,0,4096,877" % (16 * GIB)
 OWN = ("QCONV_NVML", "QCONV_DEVICE", "QCONV_ISA", "CUDA_VISIBLE_DEVICES", "FAKE_NVML_GPUS",
        "FAKE_NVML_INIT", "FAKE_NVML_PEERS", "FAKE_NVML_PROCESSES", "FAKE_NVML_GROW",
-       "FAKE_NVML_LOSE")
+       "FAKE_NVML_FADE", "FAKE_NVML_LOSE")
 
 
 class HardwareCase(QconvCase):
@@ -136,7 +136,7 @@ class Described(HardwareCase):
         self.assertNotIn("\033", text)
 
     def test_choosing_devices(self):
-        env = self.gpus(A100, V100, cuda_visible_devices="GPU-v,0")
+        env = self.gpus(A100, V100, cuda_visible_devices="GPU-v,GPU-a")
         names = [g["card"] for g in json.loads(self.ok("hardware", "--json", env=env))["gpus"]]
         self.assertEqual(names, ["V100-16GB", "A100-40GB"])
         env["QCONV_DEVICE"] = "cuda:1"
@@ -234,6 +234,19 @@ class Watched(HardwareCase):
         self.assertEqual(self.ok("hardware", "--watch", "--samples", "2", "--interval", "0.01",
                                  "-q", "--csv", "m.csv", env=env), "")
         self.assertEqual(len(self.read_csv("m.csv")), 4)
+
+    def test_processes_come_to_an_end(self):
+        """They keep their peak, and are no longer listed."""
+        env = self.gpus(A100, fade="1000", processes="0,4194301,5000;0,4194302,3500")
+        o = json.loads(self.ok("hardware", "--watch", "--samples", "5", "--interval", "0.01",
+                               "--json", "--csv", "m.csv", env=env))
+        self.assertEqual([p["peak_bytes"] for p in o["processes"]], [4000, 2500])
+        rows = [r for r in self.read_csv("m.csv") if r["kind"] == "process"]
+        self.assertEqual([(r["used_bytes"], r["peak_bytes"]) for r in rows
+                          if r["pid"] == "4194301"],
+                         [(str(b), "4000") for b in (4000, 3000, 2000, 1000)])
+        self.assertEqual([r["used_bytes"] for r in rows if r["pid"] == "4194302"],
+                         ["2500", "1500", "500"])
 
     def test_a_gpu_is_lost(self):
         env = self.gpus(A100, V100, lose="0@2")

@@ -6,15 +6,20 @@
  *   FAKE_NVML_PEERS      pairs that reach each other: "0-1;2-3"
  *   FAKE_NVML_PROCESSES  GPU,PID,BYTES with ';' between; BYTES "?": not available
  *   FAKE_NVML_GROW       bytes by which USED of every GPU grows with every look at its memory
+ *   FAKE_NVML_FADE       bytes by which every process shrinks with every look at its GPU's memory;
+ *                        one with none left is gone
  *   FAKE_NVML_LOSE       GPU@N: that GPU is lost from its N-th look at memory on (0: at once)
  *
- * Built with FAKE_NVML_OLD it lacks what qconv calls optional. */
+ * Built with FAKE_NVML_OLD it lacks what qconv calls optional, with FAKE_NVML_V2 it has the second
+ * version of the list of processes instead of the third. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define EXPORT __attribute__((visibility("default")))
+#define EXPORT(type, name, parameters)                                                             \
+    __attribute__((visibility("default"))) type name parameters;                                   \
+    type name parameters
 
 enum { OK = 0, INVALID = 2, NOT_FOUND = 6, LOST = 15, MOST_GPUS = 70 };
 
@@ -73,22 +78,22 @@ static int is_lost(unsigned gpu)
     return at && number(text) == gpu && looks[gpu] >= number(at + 1);
 }
 
-EXPORT int nvmlInit_v2(void)
+EXPORT(int, nvmlInit_v2, (void))
 {
     return (int)number(getenv("FAKE_NVML_INIT"));
 }
 
-EXPORT int nvmlShutdown(void)
+EXPORT(int, nvmlShutdown, (void))
 {
     return OK;
 }
 
-EXPORT const char *nvmlErrorString(int r)
+EXPORT(const char *, nvmlErrorString, (int r))
 {
     return r == LOST ? "GPU is lost" : r == 9 ? "Driver Not Loaded" : "some error";
 }
 
-EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
+EXPORT(int, nvmlDeviceGetCount_v2, (unsigned *count))
 {
     *count = 0;
     while (part(getenv("FAKE_NVML_GPUS"), ';', *count))
@@ -96,7 +101,7 @@ EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
     return OK;
 }
 
-EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out)
+EXPORT(int, nvmlDeviceGetHandleByIndex_v2, (unsigned index, void **out))
 {
     if (!part(getenv("FAKE_NVML_GPUS"), ';', index) || index >= MOST_GPUS)
         return NOT_FOUND;
@@ -107,13 +112,13 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **out)
     return OK;
 }
 
-EXPORT int nvmlDeviceGetName(void *d, char *name, unsigned bytes)
+EXPORT(int, nvmlDeviceGetName, (void *d, char *name, unsigned bytes))
 {
     copy(name, bytes, field(((device *)d)->index, 0));
     return OK;
 }
 
-EXPORT int nvmlDeviceGetMemoryInfo(void *d, memory_info *m)
+EXPORT(int, nvmlDeviceGetMemoryInfo, (void *d, memory_info *m))
 {
     unsigned gpu = ((device *)d)->index;
     if (is_lost(gpu))
@@ -127,19 +132,19 @@ EXPORT int nvmlDeviceGetMemoryInfo(void *d, memory_info *m)
 }
 
 #ifndef FAKE_NVML_OLD
-EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned bytes)
+EXPORT(int, nvmlSystemGetDriverVersion, (char *version, unsigned bytes))
 {
     copy(version, bytes, "999.1");
     return OK;
 }
 
-EXPORT int nvmlDeviceGetUUID(void *d, char *uuid, unsigned bytes)
+EXPORT(int, nvmlDeviceGetUUID, (void *d, char *uuid, unsigned bytes))
 {
     copy(uuid, bytes, field(((device *)d)->index, 1));
     return OK;
 }
 
-EXPORT int nvmlDeviceGetCudaComputeCapability(void *d, int *major, int *minor)
+EXPORT(int, nvmlDeviceGetCudaComputeCapability, (void *d, int *major, int *minor))
 {
     unsigned sm = (unsigned)number(field(((device *)d)->index, 2));
     *major = (int)(sm / 10);
@@ -147,19 +152,19 @@ EXPORT int nvmlDeviceGetCudaComputeCapability(void *d, int *major, int *minor)
     return OK;
 }
 
-EXPORT int nvmlDeviceGetMemoryBusWidth(void *d, unsigned *bits)
+EXPORT(int, nvmlDeviceGetMemoryBusWidth, (void *d, unsigned *bits))
 {
     *bits = (unsigned)number(field(((device *)d)->index, 5));
     return *bits ? OK : 3;
 }
 
-EXPORT int nvmlDeviceGetMaxClockInfo(void *d, int which, unsigned *megahertz)
+EXPORT(int, nvmlDeviceGetMaxClockInfo, (void *d, int which, unsigned *megahertz))
 {
     *megahertz = (unsigned)number(field(((device *)d)->index, 6));
     return which == 2 ? OK : INVALID;
 }
 
-EXPORT int nvmlDeviceGetP2PStatus(void *a, void *b, int which, int *status)
+EXPORT(int, nvmlDeviceGetP2PStatus, (void *a, void *b, int which, int *status))
 {
     unsigned x = ((device *)a)->index, y = ((device *)b)->index;
     const char *p;
@@ -173,19 +178,23 @@ EXPORT int nvmlDeviceGetP2PStatus(void *a, void *b, int which, int *status)
     return OK;
 }
 
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(void *d, unsigned *count, process_info *out)
+#ifdef FAKE_NVML_V2
+#define nvmlDeviceGetComputeRunningProcesses_v3 nvmlDeviceGetComputeRunningProcesses_v2
+#endif
+EXPORT(int, nvmlDeviceGetComputeRunningProcesses_v3, (void *d, unsigned *count, process_info *out))
 {
     unsigned room = *count, gpu = ((device *)d)->index;
     const char *p;
     *count = 0;
     for (unsigned i = 0; (p = part(getenv("FAKE_NVML_PROCESSES"), ';', i)); i++) {
-        const char *bytes = part(p, ',', 2);
-        if (number(p) != gpu)
+        const char *text = part(p, ',', 2);
+        unsigned long long fade = looks[gpu] * number(getenv("FAKE_NVML_FADE"));
+        unsigned long long bytes = text && *text == '?' ? UINT64_MAX : number(text);
+        if (number(p) != gpu || (fade > 0 && bytes <= fade))
             continue;
         if (*count >= room)
             return 7;
-        out[(*count)++] = (process_info){(unsigned)number(part(p, ',', 1)),
-                                         bytes && *bytes == '?' ? UINT64_MAX : number(bytes), 0, 0};
+        out[(*count)++] = (process_info){(unsigned)number(part(p, ',', 1)), bytes - fade, 0, 0};
     }
     return OK;
 }
