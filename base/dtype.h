@@ -6,6 +6,10 @@
 
 #include "base/status.h"
 
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 /* X(name, bits per element) */
 #define QC_DTYPE_MAP(X)                                                                            \
     X(BOOL, 8)                                                                                     \
@@ -56,4 +60,7 @@ QC_NODISCARD qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint6
 QC_NODISCARD qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t,
                                       uint64_t *bytes, qc_error *err);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -1,21 +1,27 @@
 /* --to auto: a scheme for every weight, so that the predicted error of the model is least within
  * every device's budget.
  *
- *   measure   relative squared error of every candidate scheme on sampled rows of every weight
- *   weigh     docs/decisions/0006: how much a weight's error matters to the model's output
- *   solve     knapsack over contiguous placement: cuts and schemes together
+ *   measure   relative squared error of every candidate on sampled rows (auto_measure.h)
+ *   weigh     times how much a weight's error matters to the model's output (docs/decisions/0006)
+ *   solve     knapsack over contiguous placement: cuts and schemes together (auto_solve.h)
  *
+ * Chosen together (a group) are the experts of one projection in one layer; every other weight is a
+ * group of its own. The devices filled are the GPUs, or the cpu where the budget names none; a cpu
+ * or disk tier beside GPUs is not filled with precision, because what lies there crosses the host
+ * link for every token.
  * Deterministic: same model, options and budget give the same choice on any machine. */
 #ifndef QC_CONVERT_AUTO_CHOICE_H
 #define QC_CONVERT_AUTO_CHOICE_H
 
+#include "convert/auto_measure.h"
 #include "convert/budget.h"
 #include "convert/fit.h"
 #include "convert/geometry.h"
 #include "convert/plan.h"
 #include "convert/segments.h"
+#include "formats/json_writer.h"
 
-/* Candidates of --schemes, in order of size. */
+/* Candidates of --schemes, in order of size; bit c is candidate c of auto_measure.h. */
 enum {
     QC_AUTO_NF4 = 1,    /* block 64 */
     QC_AUTO_NF4_32 = 2, /* block 32 */
@@ -24,29 +30,43 @@ enum {
 };
 
 typedef struct {
-    const char *group; /* what was chosen together: "layer 12 mlp.down_proj", all its experts */
+    const char *name; /* what was chosen together: "layer 12 mlp.experts.*.down_proj" */
     uint32_t weights;
     uint64_t elems;
     double importance;
-    double rel_mse[4]; /* per candidate, 16bit 0; NaN where it is not a candidate */
-    uint64_t bytes[4];
-    unsigned chosen; /* index */
+    double rel_mse[QC_AUTO_CHOICES]; /* 16bit 0; NaN where it is not a candidate */
+    uint64_t bytes[QC_AUTO_CHOICES];
+    unsigned chosen;    /* index */
+    const char *reason; /* why there was nothing to choose, or NULL */
 } qc_auto_group;
 
-typedef struct {
+typedef struct qc_auto_result {
     qc_auto_group *groups;
     uint32_t group_count;
-    double predicted;  /* weighed error of the choice */
-    double uniform[4]; /* of each uniform scheme; NaN where it is not a candidate */
-    int uniform_fits[4];
+    unsigned candidates;             /* bits */
+    int fits;                        /* 0: not even the smallest choice does; that was chosen */
+    double predicted;                /* sum of importance * rel_mse of the choice */
+    double bound;                    /* no choice that fits has less; NaN when nothing fits */
+    double uniform[QC_AUTO_CHOICES]; /* of each scheme for all; NaN where it is not a candidate */
+    int uniform_fits[QC_AUTO_CHOICES];
     uint64_t sampled_rows, sampled_bytes;
     int measured; /* 0: there are no weights to read; errors are those of normal random weights */
-    uint64_t count_chosen[4], bytes_chosen[4];
+    int mixed;    /* int8 beside NF4: no configuration of bitsandbytes says that */
+    uint64_t count_chosen[QC_AUTO_CHOICES], bytes_chosen[QC_AUTO_CHOICES]; /* of weights */
 } qc_auto_result;
 
+/* "nf4", "nf4-32", "int8", "16bit". */
+const char *qc_auto_choice_name(unsigned index);
+/* Candidates of --schemes; NULL means all. QC_ERR_USAGE naming those there are. */
+QC_NODISCARD qc_status qc_auto_parse_schemes(const char *text, unsigned *candidates, qc_error *err);
+/* How much the error of the weight of this name matters; see docs/decisions/0006. */
+double qc_auto_importance(const char *name);
+
 /* Sets scheme and block_elems of recipe's entries (made with options->to == QC_TO_AUTO: every
- * weight that would be quantized is marked QC_SCHEME_NF4). Without a budget: QC_ERR_USAGE.
- * When not even the smallest choice fits, that is chosen, and the caller's fit says so. */
+ * weight that would be quantized is marked QC_SCHEME_NF4) and lists its skip_modules anew. Without
+ * a budget: QC_ERR_USAGE. Weights of dtypes that the quantizers do not read stay as they are.
+ * When not even the smallest choice fits, that is chosen, and the caller's fit says so.
+ * Reads the model's weights if has_weights. All memory in the arena. */
 QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
                                       const qc_checkpoint *model, int has_weights,
                                       const qc_segments *segments, const qc_geometry *geometry,
@@ -54,5 +74,7 @@ QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_r
                                       qc_error *err);
 /* --explain: one row per group, and what the uniform schemes would give. */
 QC_NODISCARD qc_status qc_auto_explain(const qc_auto_result *r, qc_strbuf *out, qc_error *err);
+/* One object, as the value of "auto"; docs/recipes.md has its members. Groups only if `explain`. */
+void qc_auto_json(const qc_auto_result *r, int explain, qc_json_writer *w);
 
 #endif

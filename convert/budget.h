@@ -6,7 +6,8 @@
  * "2x40GB", "24GB+16GB", "2xA100-40GB", "3090+cpu:64GB", "auto+cpu+disk". 'auto': this machine's
  * visible GPUs with what is free on them now. 'cpu' alone: this machine's memory; 'disk' alone: no
  * limit. GPUs are called cuda:0, cuda:1, ... in the order given; cpu and disk come last, each at
- * most once. "cpu:64GB" alone is a plan for the CPU only.
+ * most once. "cpu:64GB" alone is a plan for the CPU only. A SIZE has a unit here ("40" would be 40
+ * bytes); case and blanks around a term do not matter.
  * Everything lives in the arena given. */
 #ifndef QC_CONVERT_BUDGET_H
 #define QC_CONVERT_BUDGET_H
@@ -33,9 +34,15 @@ typedef struct {
 #define QC_MAX_DEVICES 256u
 
 /* QC_ERR_USAGE with one sentence that quotes the term and says what was expected, names a near
- * card, refuses zero sizes, counts of 0 or above QC_MAX_DEVICES, cpu or disk twice;
- * QC_ERR_DEVICE for 'auto' on a machine without GPUs and without a cpu tier. */
+ * card, refuses zero sizes, counts of 0 or above QC_MAX_DEVICES, auto, cpu or disk twice, disk by
+ * itself (nothing computes there);
+ * QC_ERR_DEVICE for 'auto' on a machine without GPUs and without a cpu tier. The machine is looked
+ * at only for 'auto' and for 'cpu' without a size. */
 QC_NODISCARD qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text,
                                        qc_error *err);
+/* The same devices in words that do not depend on the machine: "2xA100-40GB+cpu:64000000000B".
+ * qc_budget_parse makes equal devices of it. */
+QC_NODISCARD qc_status qc_budget_text(const char **out, qc_arena *arena, const qc_budget *budget,
+                                      qc_error *err);
 
 #endif

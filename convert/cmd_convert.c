@@ -5,10 +5,12 @@
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/pipeline.h"
+#include "convert/placed_plan.h"
 #include "convert/plan.h"
 #include "convert/progress.h"
 #include "convert/report.h"
 #include "convert/side_files.h"
+#include "convert/size_text.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -112,8 +114,9 @@ static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
                         left - room);
 }
 
-static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, qc_convert_report *report,
-                          qc_error *err)
+/* fit: what the plan was cut for, or NULL. */
+static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
+                          qc_convert_report *report, qc_error *err)
 {
     const qc_options *o = plan->options;
     qc_isa isa;
@@ -141,9 +144,9 @@ static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, qc_convert_repo
         tell_what_is_missing(&p, err);
     qc_progress_destroy(progress);
     if (st == QC_OK)
-        st = qc_side_files_stage(d, plan, &files, &file_count, err);
+        st = qc_side_files_stage(d, plan, fit, &files, &file_count, err);
     if (st == QC_OK)
-        st = qc_manifest_make(&m, &p, files, file_count, err);
+        st = qc_manifest_make(&m, &p, fit, files, file_count, err);
     if (st == QC_OK)
         st = qc_manifest_write(&m, &text, err);
     if (st == QC_OK)
@@ -157,29 +160,85 @@ static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, qc_convert_repo
     return st;
 }
 
+static void tell_devices(const qc_plan *plan, const qc_placed_plan *placed)
+{
+    char bytes[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
+    for (uint32_t i = 0; i < placed->budget.count; i++) {
+        const qc_fit_device *d = &placed->fit.devices[i];
+        qc_console_detail(plan->options, 1, "%s: %" PRIu32 " layers, %s of weights, %s left",
+                          d->device->name, d->layers, qc_text_bytes(bytes, d->weight_bytes),
+                          d->free_bytes == UINT64_MAX ? "no limit"
+                                                      : qc_text_bytes(left, d->free_bytes));
+    }
+}
+
+static qc_status explain_choice(const qc_placed_plan *placed, const qc_options *o, qc_error *err)
+{
+    qc_strbuf out;
+    if (!placed->chosen || !o->explain || o->json)
+        return QC_OK;
+    qc_strbuf_init(&out, SIZE_MAX / 2);
+    qc_status st = qc_auto_explain(&placed->choice, &out, err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+/* The report outlives the plan. */
+static qc_status report_choice(qc_convert_report *r, const qc_placed_plan *placed,
+                               const qc_options *o, qc_error *err)
+{
+    void *v = NULL;
+    if (!placed->chosen)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof placed->choice, err));
+    memcpy(v, &placed->choice, sizeof placed->choice);
+    r->choice = v;
+    r->explain = o->explain;
+    return QC_OK;
+}
+
+static void warn_mixed(const qc_placed_plan *placed, const qc_options *o)
+{
+    if (placed->chosen && placed->choice.mixed)
+        qc_console_warn(o,
+                        "int8 lies beside NF4, which transformers does not load, and config.json "
+                        "says so; --schemes nf4,nf4-32,16bit or int8,16bit makes what it loads");
+}
+
 static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
                                qc_convert_report *report, qc_error *err)
 {
     qc_recipe recipe;
     qc_plan plan;
+    qc_placed_plan placed;
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(o, "%s", model->warnings[i]);
     QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
-    QC_TRY(qc_plan_make(&plan, o->arena, model, &recipe, o, err));
+    if (o->fit.vram) {
+        QC_TRY(qc_placed_plan_make(&placed, &plan, o->arena, model, &recipe, o, err));
+        tell_devices(&plan, &placed);
+        QC_TRY(explain_choice(&placed, o, err));
+        QC_TRY(report_choice(report, &placed, o, err));
+        warn_mixed(&placed, o);
+    } else {
+        QC_TRY(qc_plan_make(&plan, o->arena, model, &recipe, o, err));
+    }
     fill_report(report, &plan);
     if (o->dry_run) {
         if (o->out)
             QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
         return qc_plan_print(&plan, report, err);
     }
-    if (plan.weights_quantized == 0 && qc_to_quantizes(o->to))
+    if (plan.weights_quantized == 0 && qc_to_quantizes(o->to) && o->to != QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->model);
     qc_output_dir d;
     qc_status st = qc_output_dir_begin(&d, o->arena, o->out, o->model, o->force, err);
     if (st == QC_OK)
-        st = run_plan(&d, &plan, report, err);
+        st = run_plan(&d, &plan, o->fit.vram ? &placed.fit : NULL, report, err);
     qc_output_dir_abort(&d);
     return st;
 }

@@ -1,7 +1,158 @@
+/* qconv plan MODEL: what fits where; headers only are read and nothing but --html and --device-map
+ * is written. */
 #include "convert/commands.h"
+#include "convert/console.h"
+#include "convert/device_map.h"
+#include "convert/fit_report.h"
+#include "convert/fit_suggest.h"
+#include "convert/hardware.h"
+#include "convert/known_models.h"
+#include "convert/make_manifest.h"
+#include "convert/planned_model.h"
+#include "formats/file_io.h"
+
+#define MAX_TEXT_BYTES (1u << 30)
+
+/* Without --vram: this machine's GPUs, or its memory where it has none. */
+static qc_status read_budget(qc_budget *out, qc_arena *arena, const qc_options *o, qc_error *err)
+{
+    if (o->fit.vram)
+        return qc_budget_parse(out, arena, o->fit.vram, err);
+    qc_hardware machine;
+    QC_TRY(qc_hardware_read(&machine, arena, err));
+    if (machine.gpu_count)
+        return qc_budget_parse(out, arena, "auto", err);
+    qc_console_warn(o, "%s; planning for the CPU, see --vram",
+                    machine.no_gpu ? machine.no_gpu : "this machine has no GPU");
+    return qc_budget_parse(out, arena, "cpu", err);
+}
+
+typedef qc_status (*text_maker)(const qc_fit_report *r, qc_strbuf *out, qc_error *err);
+
+static qc_status map_text(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
+    return qc_device_map_text(out, r->arena, r->fit, err);
+}
+
+/* path NULL: not asked for. */
+static qc_status put_file(const char *path, text_maker make, const qc_fit_report *r, qc_error *err)
+{
+    qc_strbuf out;
+    if (!path)
+        return QC_OK;
+    qc_strbuf_init(&out, MAX_TEXT_BYTES);
+    qc_status st = make(r, &out, err);
+    if (st == QC_OK)
+        st = qc_file_put(path, out.data, out.len, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *err)
+{
+    qc_strbuf out;
+    qc_strbuf_init(&out, MAX_TEXT_BYTES);
+    qc_status st = o->json ? qc_fit_report_json(r, &out, err)
+                           : qc_fit_report_text(r, qc_bar_style_of_console(), &out, err);
+    if (st == QC_OK && !o->json && o->explain) {
+        st = qc_strbuf_adds(&out, "\n", err);
+        if (st == QC_OK)
+            st = qc_auto_explain(r->chosen, &out, err);
+    }
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+/* As convert --vram does it: shards end where the device changes. */
+static qc_status lay_out(qc_planned_model *planned, qc_arena *arena, qc_error *err)
+{
+    const qc_segments *s = &planned->segments;
+    const qc_budget *b = planned->fit.budget;
+    void *v[2];
+    QC_TRY(qc_arena_alloc(arena, &v[0], s->tensor_count, sizeof(uint32_t), err));
+    QC_TRY(qc_arena_alloc(arena, &v[1], b->count, sizeof(char *), err));
+    uint32_t *device_of = v[0];
+    const char **names = v[1];
+    for (uint32_t i = 0; i < s->tensor_count; i++) {
+        uint32_t segment = s->of_tensor[i];
+        device_of[i] = segment == QC_NO_SEGMENT ? UINT32_MAX : planned->fit.device_of[segment];
+    }
+    for (uint32_t i = 0; i < b->count; i++)
+        names[i] = b->devices[i].name;
+    QC_TRY(qc_plan_set_devices(&planned->plan, device_of, names, b->count, err));
+    return qc_plan_lay_out(&planned->plan, err);
+}
+
+static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subject *subject,
+                        const qc_budget *budget, qc_error *err)
+{
+    qc_planned_model planned;
+    if (o->train.on)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "this qconv does not plan training");
+    QC_TRY(qc_planned_model_make(&planned, arena, subject, budget, o, err));
+    QC_TRY(lay_out(&planned, arena, err));
+    qc_fit_report r = {.fit = &planned.fit,
+                       .use = &o->fit,
+                       .arena = arena,
+                       .model = o->model,
+                       .model_type = planned.recipe.model_type,
+                       .to = qc_to_name(o->to),
+                       .has_weights = subject->has_weights,
+                       .file_bytes = planned.plan.content_bytes,
+                       .generates = subject->geometry->decoder,
+                       .chosen = o->to == QC_TO_AUTO ? &planned.chosen : NULL,
+                       .explain = o->explain};
+    QC_TRY(qc_fit_sum_schemes(&r, &planned.plan, err));
+    if (r.generates) {
+        QC_TRY(
+            qc_fit_max_context(&r.max_context, &planned.fit, &o->fit, planned.largest_weight, err));
+        QC_TRY(qc_fit_max_batch(&r.max_batch, &planned.fit, &o->fit, planned.largest_weight, err));
+    }
+    if (!planned.fit.fits)
+        QC_TRY(qc_fit_suggest(&r, arena, subject, &planned, budget, o, err));
+    QC_TRY(put_file(o->html, qc_fit_report_html, &r, err));
+    QC_TRY(put_file(o->device_map, map_text, &r, err));
+    return print(&r, o, err);
+}
+
+static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpoint *model,
+                            int has_weights, const qc_budget *budget, qc_error *err)
+{
+    qc_geometry geometry;
+    qc_options o = *given;
+    for (size_t i = 0; i < model->warning_count; i++)
+        qc_console_warn(&o, "%s", model->warnings[i]);
+    QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));
+    qc_plan_subject subject = {model, &geometry, has_weights};
+    if (geometry.guessed)
+        qc_console_warn(&o,
+                        "model type '%s' is not known: its KV cache is worked out from the usual "
+                        "names of config.json",
+                        geometry.model_type);
+    QC_TRY(qc_plan_defaults(&o, arena, &subject, err));
+    if (geometry.max_context && o.fit.context > geometry.max_context)
+        qc_console_warn(&o, "--context %llu is beyond the model's limit of %llu tokens",
+                        (unsigned long long)o.fit.context,
+                        (unsigned long long)geometry.max_context);
+    return answer(&o, arena, &subject, budget, err);
+}
 
 qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
 {
-    (void)o;
-    QC_FAIL(err, QC_ERR_INTERNAL, "being built");
+    qc_arena arena;
+    qc_budget budget;
+    qc_checkpoint *model = NULL;
+    int has_weights = 0;
+    qc_arena_init(&arena);
+    /* What is wrong with the question is said before a large model is opened. */
+    qc_status st = read_budget(&budget, &arena, o, err);
+    if (st == QC_OK)
+        st = qc_model_open(&model, o->model, &has_weights, err);
+    if (st == QC_OK)
+        st = plan_model(o, &arena, model, has_weights, &budget, err);
+    qc_checkpoint_close(model);
+    qc_arena_deinit(&arena);
+    return st;
 }

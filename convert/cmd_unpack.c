@@ -1,5 +1,8 @@
 /* qconv unpack OUT DIR: the same output with plain .safetensors files, every byte checked on the
- * way. DIR equals what "convert --compress none" would have written, byte for byte. */
+ * way. DIR equals what "convert --compress none" would have written, byte for byte.
+ *
+ * With --device only the shards of that device, an index of them and a manifest of just that: a
+ * part that can be verified and loaded by itself. The other shards need not be there. */
 #include "base/clock.h"
 #include "convert/commands.h"
 #include "convert/console.h"
@@ -8,6 +11,7 @@
 #include "convert/pipeline.h"
 #include "convert/progress.h"
 #include "convert/scan_report.h"
+#include "convert/side_files.h"
 
 #include <string.h>
 
@@ -102,12 +106,86 @@ static void add_progress(void *progress, uint64_t bytes)
     qc_progress_add(progress, bytes);
 }
 
+static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_error *err)
+{
+    qc_strbuf names;
+    if (m->placement.device_count == 0)
+        QC_FAIL(err, QC_ERR_DEVICE,
+                "%s: was made without --vram, so there is no device '%s' in it; leave --device out",
+                o->model, o->device);
+    qc_strbuf_init(&names, SIZE_MAX / 2);
+    qc_status st = QC_OK;
+    for (size_t i = 0; st == QC_OK && i < m->placement.device_count; i++)
+        st = qc_strbuf_addf(&names, err, "%s%s", i ? ", " : "", m->placement.devices[i].name);
+    if (st == QC_OK)
+        st = qc_error_set(err, QC_ERR_DEVICE, __FILE__, __LINE__,
+                          "%s: there is no device '%s' in it, only %s", o->model, o->device,
+                          names.data);
+    qc_strbuf_deinit(&names);
+    return st;
+}
+
+/* Leave of m what lies on one device. Shards and tensors are in the order of devices. */
+static qc_status keep_device(qc_manifest *m, const qc_options *o, qc_error *err)
+{
+    uint32_t device = 0, first = 0;
+    size_t end = 0, tensor = 0, tensor_end = 0;
+    while (device < m->placement.device_count &&
+           strcmp(m->placement.devices[device].name, o->device) != 0)
+        device++;
+    if (device == m->placement.device_count)
+        return no_such_device(m, o, err);
+    while (first < m->shard_count && m->shards[first].device < device)
+        first++;
+    for (end = first; end < m->shard_count && m->shards[end].device == device; end++)
+        m->shards[end].device = 0;
+    while (tensor < m->tensor_count && m->tensors[tensor].shard < first)
+        tensor++;
+    for (tensor_end = tensor; tensor_end < m->tensor_count && m->tensors[tensor_end].shard < end;)
+        m->tensors[tensor_end++].shard -= first;
+    m->shards += first;
+    m->shard_count = end - first;
+    m->tensors += tensor;
+    m->tensor_count = tensor_end - tensor;
+    m->placement.devices += device;
+    m->placement.device_count = 1;
+    m->file_count = 0;
+    return QC_OK;
+}
+
+/* The part's own index: its shards have numbers of the whole, so their names need one. */
+static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
+{
+    void *v = NULL;
+    qc_strbuf text;
+    QC_TRY(qc_arena_alloc(d->arena, &v, m->tensor_count, sizeof(qc_index_entry), err));
+    qc_index_entry *entries = v;
+    for (size_t i = 0; i < m->tensor_count; i++)
+        entries[i] = (qc_index_entry){m->tensors[i].name, m->shards[m->tensors[i].shard].name};
+    QC_TRY(qc_arena_alloc(d->arena, &v, 1, sizeof *m->files, err));
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    qc_status st =
+        qc_index_write(&text, entries, m->tensor_count, m->placement.devices[0].tensor_bytes, err);
+    if (st == QC_OK)
+        st = qc_output_dir_put(d, QC_INDEX_NAME, text.data, text.len, err);
+    if (st == QC_OK) {
+        m->files = v;
+        m->files[0] =
+            (qc_manifest_file){QC_INDEX_NAME, text.len, qc_digest_bytes(text.data, text.len)};
+        m->file_count = 1;
+    }
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
 static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_result *result,
                              qc_error *err)
 {
     qc_manifest m;
     unpacker u;
-    QC_TRY(qc_scan_manifest(&m, d->arena, o->model, err));
+    QC_TRY(qc_manifest_load(&m, d->arena, o->model, err));
+    if (o->device)
+        QC_TRY(keep_device(&m, o, err));
     QC_TRY(unpacker_init(&u, &m, d, err));
     uint64_t total = 0;
     for (size_t i = 0; i < m.shard_count; i++)
@@ -117,17 +195,18 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
                       m.tensor_count, m.shard_count, m.qconv_version, m.to);
     QC_TRY(qc_progress_create(&progress, o, "unpacking", total, err));
     qc_scan_options so = {.threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
+                          .shards_only = o->device != NULL,
                           .sink = write_piece,
                           .sink_ctx = &u,
                           .progress = add_progress,
                           .progress_ctx = progress};
-    qc_status st = qc_scan_output(result, d->arena, o->model, &so, err);
+    qc_status st = qc_scan_output(result, d->arena, o->model, &m, &so, err);
     qc_progress_destroy(progress);
     if (st == QC_OK && result->problem_count > 0)
         st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__, "%s: %s", result->first.what,
                           result->first.why);
     if (st == QC_OK)
-        st = copy_side_files(d, o->model, &m, err);
+        st = o->device ? put_index(d, &m, err) : copy_side_files(d, o->model, &m, err);
     for (size_t i = 0; i < m.shard_count; i++)
         qc_file_discard(&u.files[i]);
     pthread_mutex_destroy(&u.lock);

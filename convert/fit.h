@@ -5,9 +5,10 @@
  *   free       = budget - needed, short_by = needed - budget where that is positive
  *
  * Every formula is in docs/planning.md. GPUs are filled first: a cpu tier takes over only what they
- * cannot hold, in this order: embedding table, vision tower, head (tied: with the embeddings), then
- * whole layers from the last; disk takes what the cpu cannot.
- * All memory in the arena given. Thread-safe. */
+ * cannot hold, in this order: layers of multi-token prediction, embedding table, vision tower, head
+ * (tied: with the embeddings), then whole layers from the last; disk takes what the cpu cannot.
+ * Without GPUs the cpu computes, and disk is its tier. All memory in the arena given. Thread-safe.
+ */
 #ifndef QC_CONVERT_FIT_H
 #define QC_CONVERT_FIT_H
 
@@ -18,12 +19,13 @@
 
 typedef struct {
     const qc_device *device;
-    uint64_t budget_bytes;
+    uint64_t budget_bytes; /* UINT64_MAX: no limit, and so is free_bytes */
     uint64_t weight_bytes, kv_bytes, workspace_bytes, context_bytes;
+    uint64_t staging_bytes; /* part of workspace_bytes: where spilled layers pass through */
     uint64_t free_bytes, short_by_bytes; /* one of them is 0 */
     uint32_t layers;                     /* decoder or encoder layers on it */
     uint32_t first_layer;                /* if layers > 0 */
-    uint32_t segments;
+    uint32_t segments;                   /* 0: nothing lies there, and nothing is needed */
 } qc_fit_device;
 
 typedef struct {
@@ -33,27 +35,40 @@ typedef struct {
     qc_fit_device *devices;               /* one per device of the budget */
     uint32_t *device_of;                  /* per segment */
     uint64_t *segment_bytes, *segment_kv; /* per segment: weights, cache */
+    uint64_t *segment_workspace;          /* per segment: scratch while it computes */
     uint64_t weight_bytes;                /* all tensors of the output, headers excluded */
     uint64_t kv_bytes_per_token;          /* one more token of one sequence, no window full */
     uint64_t kv_bytes;                    /* for context and batch */
+    uint64_t context, batch;              /* as used */
     int fits;
     uint64_t short_by_bytes; /* the largest of the devices */
     uint32_t short_device;
-    /* A token's weights that must come over the host link (cpu and disk tiers). */
+    uint32_t
+        spilled; /* segments that lie where nothing computes (the cpu tier beside GPUs, disk) */
+    /* What a decoding step (one token of every sequence) must bring from those tiers: weights and
+     * the cache beside them. Experts all count until qc_fit_count_experts. */
     uint64_t transfer_bytes_per_token;
-    double transfer_seconds; /* at the link rates of docs/planning.md; 0 if nothing is spilled */
+    double transfer_seconds; /* at least, at the link rates of docs/planning.md; 0: nothing */
 } qc_fit;
 
-/* Bytes of scratch a device needs while it computes `segments` of a model: the largest of its
- * segments, for a prompt of `context` tokens taken in steps of at most `step` tokens. */
-#define QC_PREFILL_STEP 2048u /* tokens taken at once, when the prompt is longer */
-uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, int has_layers,
-                            int has_head, int has_vision, int dequantizes,
-                            uint64_t largest_weight_elems);
+#define QC_PREFILL_STEP 2048u  /* tokens of a sequence taken at once, when the prompt is longer */
+#define QC_LINK_RATE    31.5e9 /* to a GPU that is not in the card table: PCIe 4.0 x16, bytes/s */
+#define QC_DISK_RATE    3e9    /* bytes/s, a plain NVMe disk: docs/planning.md */
+
+/* Tokens of one sequence that o asks for on this model: its context, or 8192 (the model's limit if
+ * that is less) where o has 0. */
+uint64_t qc_fit_context(const qc_geometry *g, const qc_fit_options *o);
+/* floor(total * margin); UINT64_MAX (no limit) stays. */
+uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin);
+/* Bytes of scratch while a segment of `kind` computes a step of the prompt. largest_weight:
+ * elements of its largest quantized weight, which the slowest way to compute dequantizes whole.
+ * layer: of g->layers, for LAYER. Saturates at UINT64_MAX. */
+uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_segment_kind kind,
+                            uint32_t layer, uint64_t largest_weight);
 
 /* segment_bytes: weights of each segment of the output; largest_weight: elements of its largest
- * quantized weight, which the slowest way to compute dequantizes whole (0: none). Only context,
- * batch and the like are taken from `o`. A model that does not fit is no error: see fits. */
+ * quantized weight (0: none). Both are copied or only read. Only context, batch and the like are
+ * taken from `o`. A model that does not fit is no error: see fits. */
 QC_NODISCARD qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segments *segments,
                                    const qc_geometry *geometry, const uint64_t *segment_bytes,
                                    const uint64_t *largest_weight, const qc_budget *budget,
@@ -62,9 +77,14 @@ QC_NODISCARD qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segmen
 QC_NODISCARD qc_status qc_fit_sum_segments(qc_arena *arena, const qc_plan *plan,
                                            const qc_segments *segments, uint64_t **segment_bytes,
                                            uint64_t **largest_weight, qc_error *err);
+/* A token passes only some experts of a spilled layer: work out the transfer again with only those.
+ * Changes nothing but the transfer, and nothing at all for a dense model. */
+QC_NODISCARD qc_status qc_fit_count_experts(qc_fit *fit, const qc_plan *plan, qc_error *err);
 
 /* By bisection, everything else equal: the longest context at batch 1, and the largest batch at the
- * given context, that fit; 0 if none does. The context is capped at the model's. */
+ * given context, that fit; 0 if none does, QC_NO_LIMIT if nothing in the model grows with it. The
+ * context is capped at the model's. (fit_search.c) */
+#define QC_NO_LIMIT UINT64_MAX
 QC_NODISCARD qc_status qc_fit_max_context(uint64_t *out, const qc_fit *fit, const qc_fit_options *o,
                                           const uint64_t *largest_weight, qc_error *err);
 QC_NODISCARD qc_status qc_fit_max_batch(uint64_t *out, const qc_fit *fit, const qc_fit_options *o,

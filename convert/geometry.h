@@ -3,7 +3,7 @@
  * Sizes of weights never come from here (the tensors have them); what the tensors cannot tell does:
  * the KV cache and the workspace. Known model types are read field by field; for others the usual
  * names are tried (num_hidden_layers, n_layer, ...) and `guessed` is set.
- * Facts, field by field and family by family: docs/planning.md. */
+ * Facts, field by field and family by family: docs/models.md. */
 #ifndef QC_CONVERT_GEOMETRY_H
 #define QC_CONVERT_GEOMETRY_H
 
@@ -41,8 +41,10 @@ typedef struct {
     qc_dtype dtype; /* torch_dtype or dtype; QC_DTYPE_COUNT if not said */
 } qc_geometry;
 
-/* config may be NULL (a lone .safetensors file): all zero, then. QC_ERR_INPUT for a field with a
- * value that cannot be (a negative count, no heads where there are layers), naming it. */
+/* config may be NULL (a lone .safetensors file): all zero, then; layer_count is 0 too where
+ * config.json has no number of layers. QC_ERR_INPUT for a field with a value that cannot be (a
+ * negative count, more than 10,000 layers, no heads where there are layers), naming it.
+ * All memory in the arena; nothing is borrowed from config. Thread-safe. */
 QC_NODISCARD qc_status qc_geometry_read(qc_geometry *out, qc_arena *arena, const qc_json *config,
                                         qc_error *err);
 
@@ -54,9 +56,10 @@ typedef struct {
     int mla_expanded;
 } qc_kv_use;
 
-/* Bytes of the cache of one layer, and of one more token in it (0 once past the window).
- * Saturates at UINT64_MAX. */
+/* Bytes of the cache of one layer for the whole use. Saturates at UINT64_MAX. */
 uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use *use);
+/* Of one more token of one sequence after use->context: 0 once the window is full. */
+uint64_t qc_layer_kv_bytes_next(const qc_geometry *g, uint32_t layer, const qc_kv_use *use);
 /* All layers: per token of one sequence before any window is full, media not counted. */
 uint64_t qc_kv_bytes_per_token(const qc_geometry *g, const qc_kv_use *use);
 

@@ -3,7 +3,8 @@
  * The tensors (names, dtypes, shapes) are worked out from the configuration, as the released
  * checkpoint of that family has them, so everything that needs shapes only (plan, --dry-run) works
  * and reading a weight is refused.
- * Checked against the tensor lists of the ten models in tests/data/models. */
+ * Checked against the tensor lists of the ten models in tests/data/models and published counts.
+ * docs/models.md lists families and models. */
 #ifndef QC_CONVERT_KNOWN_MODELS_H
 #define QC_CONVERT_KNOWN_MODELS_H
 
@@ -23,10 +24,12 @@ const qc_known_model *qc_known_model_find(const char *id);
 const char *qc_known_model_near(const char *id);
 
 /* Open MODEL for planning: a checkpoint as qc_checkpoint_open opens it; a directory that holds a
- * config.json but no weights, or a config.json by its path; the id of a well-known model.
- * *has_weights: 0 where the tensors were worked out. The result is closed with
- * qc_checkpoint_close. QC_ERR_UNSUPPORTED for a configuration of a model type whose tensors cannot
- * be worked out, naming those that can. */
+ * config.json but no weights, or a config.json by its path; the id of a well-known model, where
+ * there is no such path.
+ * *has_weights: 0 where the tensors were worked out; reading one is QC_ERR_UNSUPPORTED then. The
+ * result is closed with qc_checkpoint_close; its path is MODEL, or the id in full. QC_ERR_INPUT for
+ * neither a path nor a known id, saying what is near. QC_ERR_UNSUPPORTED for a configuration of a
+ * model type whose tensors cannot be worked out, naming those that can. */
 QC_NODISCARD qc_status qc_model_open(qc_checkpoint **out, const char *model, int *has_weights,
                                      qc_error *err);
 

@@ -92,6 +92,7 @@ static qc_status fill_shard(qc_manifest_shard *s, const qc_pipeline *p, uint32_t
     while (count < state->unit_count && units[count].kind == QC_UNIT_HEADER)
         count++;
     s->name = sh->name;
+    s->device = sh->device;
     s->content_bytes = sh->header_bytes + sh->data_bytes;
     s->header_bytes = sh->header_bytes;
     QC_TRY(root_of(units, count, OF_CONTENT, &s->header, err));
@@ -122,8 +123,34 @@ static qc_status source_header_digest(const qc_st_file *f, qc_digest *out, qc_er
     return st;
 }
 
-qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, qc_manifest_file *files,
-                           size_t file_count, qc_error *err)
+static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan, const qc_fit *fit,
+                                qc_error *err)
+{
+    const qc_fit_options *o = &plan->options->fit;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->device_count, sizeof *out->devices, err));
+    *out = (qc_manifest_placement){.vram = o->vram,
+                                   .margin = o->margin,
+                                   .context = fit->context,
+                                   .batch = fit->batch,
+                                   .images = o->images,
+                                   .kv_bits = o->kv_bits,
+                                   .mla_expanded = o->mla_expanded,
+                                   .devices = v,
+                                   .device_count = plan->device_count};
+    for (uint32_t i = 0; i < plan->device_count; i++)
+        out->devices[i].name = plan->device_names[i];
+    for (uint32_t i = 0; i < plan->layout.count; i++) {
+        const qc_shard *s = &plan->layout.shards[i];
+        qc_manifest_device *d = &out->devices[s->device];
+        d->tensor_bytes += s->data_bytes;
+        d->shard_bytes += s->header_bytes + s->data_bytes;
+    }
+    return QC_OK;
+}
+
+qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *fit,
+                           qc_manifest_file *files, size_t file_count, qc_error *err)
 {
     const qc_plan *plan = p->plan;
     const qc_options *o = plan->options;
@@ -138,9 +165,9 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, qc_manifest_fil
     }
     m->to = qc_to_name(o->to);
     m->block_elems = o->to == QC_TO_NF4 && !o->block_elems ? QC_BLOCK_DEFAULT : o->block_elems;
-    m->double_quant = m->block_elems ? o->double_quant : 0;
+    m->double_quant = m->block_elems || o->to == QC_TO_AUTO ? o->double_quant : 0;
     m->rest = qc_rest_name(o->rest);
-    m->compute_dtype = o->to == QC_TO_NF4 ? qc_compute_dtype(plan) : NULL;
+    m->compute_dtype = o->to == QC_TO_NF4 || o->to == QC_TO_AUTO ? qc_compute_dtype(plan) : NULL;
     m->max_shard_bytes = o->max_shard_bytes;
     m->rule_count = o->rule_count;
     QC_TRY(qc_arena_alloc(plan->arena, &v, o->rule_count, sizeof *m->rules, err));
@@ -148,6 +175,8 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, qc_manifest_fil
     for (uint32_t i = 0; i < o->rule_count; i++)
         QC_TRY(qc_arena_printf(plan->arena, &m->rules[i], err, "%s %s",
                                o->rules[i].quantize ? "quantize" : "keep", o->rules[i].glob));
+    if (fit)
+        QC_TRY(fill_placement(&m->placement, plan, fit, err));
     m->source_count = model->file_count;
     QC_TRY(qc_arena_alloc(plan->arena, &v, m->source_count, sizeof *m->sources, err));
     m->sources = v;

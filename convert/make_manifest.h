@@ -2,11 +2,13 @@
 #ifndef QC_CONVERT_MAKE_MANIFEST_H
 #define QC_CONVERT_MAKE_MANIFEST_H
 
+#include "convert/fit.h"
 #include "convert/pipeline.h"
 #include "formats/manifest.h"
 
-/* Fill m from the pipeline's results; everything in it lives in the plan's arena. */
-QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p,
+/* Fill m from the pipeline's results; everything in it lives in the plan's arena. fit: what the
+ * shards were cut for; NULL without --vram. */
+QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *fit,
                                         qc_manifest_file *files, size_t file_count, qc_error *err);
 const char *qc_to_name(qc_to to);       /* "nf4", "int8", "fp16", "bf16" */
 const char *qc_rest_name(qc_rest rest); /* "keep", "bf16", "fp16" */

@@ -62,38 +62,6 @@ static qc_status problem(scan *s, qc_error *err, const char *what, const char *w
     return qc_arena_strndup(r->arena, &r->first.why, why, strlen(why), err);
 }
 
-qc_status qc_scan_manifest(qc_manifest *m, qc_arena *arena, const char *dir, qc_error *err)
-{
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_stat(dir, &kind, NULL, err));
-    if (kind != QC_PATH_DIR)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: expected a folder that qconv wrote, found %s", dir,
-                kind == QC_PATH_MISSING ? "nothing" : "a file");
-    QC_TRY(qc_path_join(arena, &path, dir, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind != QC_PATH_FILE)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "%s: there is no %s: not an output of qconv, or one that was not finished", dir,
-                QC_MANIFEST_NAME);
-    qc_strbuf text;
-    qc_strbuf_init(&text, MANIFEST_MAX);
-    qc_status st = qc_file_slurp(path, &text, err);
-    if (st == QC_OK) {
-        st = qc_manifest_parse(m, arena, text.data, text.len, err);
-        if (st != QC_OK)
-            qc_error_prefix(err, "%s", path);
-    }
-    qc_strbuf_deinit(&text);
-    /* What is wrong with a manifest that was written is damage, whatever rule it breaks. */
-    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED || st == QC_ERR_UNSUPPORTED) {
-        st = QC_ERR_CHECK;
-        if (err)
-            err->code = st;
-    }
-    return st;
-}
-
 /* ---- Everything but weights ----------------------------------------------------------------- */
 
 static qc_status file_digest(const char *path, uint64_t bytes, qc_digest *out, qc_error *err)
@@ -479,9 +447,10 @@ static qc_status scan_all(scan *s, qc_error *err)
         s->files[i] = QC_FILE_CLOSED;
     QC_TRY(qc_calloc(&v, m->shard_count + m->tensor_count, sizeof *s->ranges, err));
     s->ranges = v;
-    for (size_t i = 0; i < m->file_count; i++)
+    for (size_t i = 0; !s->options->shards_only && i < m->file_count; i++)
         QC_TRY(check_side_file(s, &m->files[i], err));
-    QC_TRY(check_index(s, err));
+    if (!s->options->shards_only)
+        QC_TRY(check_index(s, err));
     size_t first = 0;
     for (size_t i = 0; i < m->shard_count; i++) {
         size_t end = first;
@@ -496,11 +465,11 @@ static qc_status scan_all(scan *s, qc_error *err)
 }
 
 qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *dir,
-                         const qc_scan_options *options, qc_error *err)
+                         const qc_manifest *m, const qc_scan_options *options, qc_error *err)
 {
     memset(result, 0, sizeof *result);
     result->arena = arena;
-    QC_TRY(qc_scan_manifest(&result->manifest, arena, dir, err));
+    result->manifest = *m;
     scan s = {.result = result, .options = options, .dir = dir, .max_stored = 1, .max_content = 1};
     qc_status st = scan_all(&s, err);
     for (size_t i = 0; s.files && i < result->manifest.shard_count; i++)

@@ -4,9 +4,9 @@
  * decompressed bytes. Frames are checked in parallel; a tensor's verdict is known when all its
  * frames were seen.
  *
- * Checked: the manifest's own digest; every other file's size and digest; every shard's size, seek
- * table (structure, digest, agreement with the manifest) and header; every tensor's stored and
- * decompressed bytes; that the index agrees with the manifest. */
+ * Checked (the manifest itself was when it was loaded): every other file's size and digest; every
+ * shard's size, seek table (structure, digest, agreement with the manifest) and header; every
+ * tensor's stored and decompressed bytes; that the index agrees with the manifest. */
 #ifndef QC_CONVERT_OUTPUT_SCAN_H
 #define QC_CONVERT_OUTPUT_SCAN_H
 
@@ -25,8 +25,8 @@ typedef struct {
 } qc_scan_problem;
 
 typedef struct {
-    qc_arena *arena; /* borrowed */
-    qc_manifest manifest;
+    qc_arena *arena;       /* borrowed */
+    qc_manifest manifest;  /* that of qc_scan_output */
     qc_scan_problem first; /* in the order: files, shards, then tensors in file order */
     uint64_t problem_count;
     uint64_t tensors_checked;
@@ -35,19 +35,18 @@ typedef struct {
 
 typedef struct {
     unsigned threads;
+    int shards_only;   /* neither other files nor the index: the manifest is of a part */
     qc_scan_sink sink; /* NULL: only check */
     void *sink_ctx;
     void (*progress)(void *ctx, uint64_t content_bytes);
     void *progress_ctx;
 } qc_scan_options;
 
-/* Read and check the manifest of dir. QC_ERR_INPUT when there is none, QC_ERR_CHECK when it is
- * damaged. */
-QC_NODISCARD qc_status qc_scan_manifest(qc_manifest *m, qc_arena *arena, const char *dir,
-                                        qc_error *err);
-/* The scan. Findings are in *result with QC_OK; a non-OK status is a failure of the scan itself
- * (I/O, memory, interrupt) or of the manifest. */
+/* The scan of what m lists (qc_manifest_load, or a part of that); m is copied, what it points to is
+ * not. Findings are in *result with QC_OK; a non-OK status is a failure of the scan itself (I/O,
+ * memory, interrupt). */
 QC_NODISCARD qc_status qc_scan_output(qc_scan_result *result, qc_arena *arena, const char *dir,
-                                      const qc_scan_options *options, qc_error *err);
+                                      const qc_manifest *m, const qc_scan_options *options,
+                                      qc_error *err);
 
 #endif

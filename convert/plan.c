@@ -3,7 +3,8 @@
  * Output order (which decides the shard of a tensor): embeddings, then everything by name with
  * numbers compared as numbers, then the final norm and the head; so layers stay together and a
  * device that holds a run of layers needs a run of shards. A weight and its derived tensors are one
- * group and never part. Within a shard the order is the reference writer's. */
+ * group and never part. With devices they come first, and this order holds within each. Within a
+ * shard the order is the reference writer's. */
 #include "convert/plan.h"
 
 #include "base/checked.h"
@@ -290,6 +291,54 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     p->outputs = v;
     for (uint32_t i = 0; i < jobs; i++)
         QC_TRY(add_job(p, order[i].source, err));
+    return QC_OK;
+}
+
+/* Move job `from` and its tensors to the ends of the new arrays. */
+static void move_job(qc_plan *p, const qc_plan *old, uint32_t from, uint32_t device)
+{
+    qc_job *j = &p->jobs[p->job_count];
+    *j = old->jobs[from];
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        uint32_t t = j->outputs[part];
+        if (t == QC_NO_OUTPUT)
+            continue;
+        qc_out_tensor *to = &p->tensors[p->tensor_count];
+        *to = old->tensors[t];
+        to->group = p->job_count;
+        to->device = device;
+        to->user = p->tensor_count;
+        p->outputs[p->tensor_count] = (qc_output){p->job_count, (qc_part)part};
+        j->outputs[part] = p->tensor_count++;
+    }
+    p->job_count++;
+}
+
+qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char **names,
+                              uint32_t count, qc_error *err)
+{
+    const qc_plan old = *p;
+    void *v = NULL;
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        if (device_of[p->jobs[i].source] >= count)
+            QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no device",
+                    p->model->tensors[p->jobs[i].source].name);
+    }
+    QC_TRY(qc_arena_alloc(p->arena, &v, old.job_count, sizeof *p->jobs, err));
+    p->jobs = v;
+    QC_TRY(qc_arena_alloc(p->arena, &v, old.tensor_count, sizeof *p->tensors, err));
+    p->tensors = v;
+    QC_TRY(qc_arena_alloc(p->arena, &v, old.tensor_count, sizeof *p->outputs, err));
+    p->outputs = v;
+    p->job_count = p->tensor_count = 0;
+    for (uint32_t d = 0; d < count; d++) {
+        for (uint32_t i = 0; i < old.job_count; i++) {
+            if (device_of[old.jobs[i].source] == d)
+                move_job(p, &old, i, d);
+        }
+    }
+    p->device_names = names;
+    p->device_count = count;
     return QC_OK;
 }
 

@@ -58,6 +58,8 @@ typedef struct {
     qc_out_tensor *tensors; /* output tensors, in output order; st.begin/end, shard set */
     qc_output *outputs;     /* parallel to tensors */
     uint32_t tensor_count;
+    const char **device_names; /* of qc_plan_set_devices; NULL: no placement */
+    uint32_t device_count;
     qc_layout layout;
     uint64_t source_bytes;      /* of all jobs */
     uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
@@ -72,6 +74,10 @@ typedef struct {
 QC_NODISCARD qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                                      const qc_recipe *recipe, const qc_options *options,
                                      qc_error *err);
+/* Between the two: job i lies on device device_of[jobs[i].source] of `count` (borrowed names). Jobs
+ * and their tensors are put in the order of devices; within one their order stays. */
+QC_NODISCARD qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of,
+                                           const char **names, uint32_t count, qc_error *err);
 QC_NODISCARD qc_status qc_plan_lay_out(qc_plan *p, qc_error *err);
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
 /* What a 2-D weight [rows, cols] takes in a scheme, its scales and state included: exactly the sum

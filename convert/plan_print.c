@@ -1,4 +1,5 @@
 /* qconv --dry-run: the plan as a table or as JSON. */
+#include "convert/auto_choice.h"
 #include "convert/console.h"
 #include "convert/plan.h"
 #include "convert/size_text.h"
@@ -18,6 +19,11 @@ static uint64_t job_bytes(const qc_plan *p, const qc_job *j)
     return bytes;
 }
 
+static const char *device_name(const qc_plan *p, const qc_job *j)
+{
+    return p->device_names[p->tensors[j->outputs[QC_PART_MAIN]].device];
+}
+
 static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
                              qc_error *err)
 {
@@ -29,6 +35,8 @@ static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_
     qc_table_column(&t, "becomes", QC_ALIGN_LEFT);
     qc_table_column(&t, "bytes before", QC_ALIGN_RIGHT);
     qc_table_column(&t, "after", QC_ALIGN_RIGHT);
+    if (p->device_names)
+        qc_table_column(&t, "device", QC_ALIGN_LEFT);
     qc_table_column(&t, "why", QC_ALIGN_LEFT);
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
@@ -41,13 +49,16 @@ static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_
                               j->entry->transpose ? ", transposed" : ""));
         QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, src->bytes));
         QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, job_bytes(p, j)));
+        if (p->device_names)
+            QC_TRY(qc_table_cell(&t, device_name(p, j), err));
         QC_TRY(qc_table_cell(&t, j->entry->why, err));
     }
     QC_TRY(qc_table_render(&t, 0, out, err));
     return qc_report_text(totals, out, err);
 }
 
-static qc_status print_json(qc_strbuf *out, const qc_plan *p, qc_error *err)
+static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
+                            qc_error *err)
 {
     qc_json_writer w;
     qc_jw_init(&w, out, err);
@@ -78,6 +89,10 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, qc_error *err)
         qc_jw_string(&w, s->name);
         qc_jw_key(&w, "bytes");
         qc_jw_u64(&w, s->header_bytes + s->data_bytes);
+        if (p->device_names) {
+            qc_jw_key(&w, "device");
+            qc_jw_string(&w, p->device_names[s->device]);
+        }
         qc_jw_end_object(&w);
     }
     qc_jw_end_array(&w);
@@ -116,9 +131,17 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, qc_error *err)
         qc_jw_u64(&w, job_bytes(p, j));
         qc_jw_key(&w, "shard");
         qc_jw_u64(&w, p->tensors[j->outputs[QC_PART_MAIN]].shard);
+        if (p->device_names) {
+            qc_jw_key(&w, "device");
+            qc_jw_string(&w, device_name(p, j));
+        }
         qc_jw_end_object(&w);
     }
     qc_jw_end_array(&w);
+    if (totals->choice) {
+        qc_jw_key(&w, "auto");
+        qc_auto_json(totals->choice, totals->explain, &w);
+    }
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
@@ -128,8 +151,8 @@ qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals, qc
 {
     qc_strbuf out;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st =
-        plan->options->json ? print_json(&out, plan, err) : print_table(&out, plan, totals, err);
+    qc_status st = plan->options->json ? print_json(&out, plan, totals, err)
+                                       : print_table(&out, plan, totals, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);

@@ -484,3 +484,15 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
     QC_TRY(decide(&m, err));
     return list_skipped(&m, err);
 }
+
+qc_status qc_recipe_list_skipped(qc_recipe *recipe, qc_arena *arena, const qc_checkpoint *model,
+                                 const qc_options *options, qc_error *err)
+{
+    maker m = {.out = recipe, .arena = arena, .model = model, .options = options};
+    m.quantizing = qc_to_quantizes(options->to);
+    m.count = (uint32_t)model->tensor_count;
+    QC_TRY(qc_stored_find(&m.stored, arena, model, err));
+    read_facts(&m);
+    QC_TRY(classify(&m, err));
+    return list_skipped(&m, err);
+}

@@ -83,6 +83,11 @@ typedef struct {
 QC_NODISCARD qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
                                       const qc_options *options, qc_error *err);
 
+/* Makes skip_modules anew after schemes of entries have changed (--to auto). */
+QC_NODISCARD qc_status qc_recipe_list_skipped(qc_recipe *recipe, qc_arena *arena,
+                                              const qc_checkpoint *model, const qc_options *options,
+                                              qc_error *err);
+
 /* Glob over a whole tensor name: '*' any run (dots too), '?' one byte, '[a-z]' a class, '\x' x.
  * Linear time in pattern x name. */
 int qc_glob_match(const char *glob, const char *name);

@@ -1,5 +1,6 @@
 #include "convert/report.h"
 
+#include "convert/auto_choice.h"
 #include "convert/console.h"
 #include "convert/json_members.h"
 #include "convert/size_text.h"
@@ -158,6 +159,10 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_double(&w, "seconds", r->seconds);
     qc_jm_u64(&w, "threads", r->threads);
     qc_jm_string(&w, "isa", r->isa);
+    if (r->choice) {
+        qc_jw_key(&w, "auto");
+        qc_auto_json(r->choice, r->explain, &w);
+    }
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);

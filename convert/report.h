@@ -32,6 +32,8 @@ typedef struct {
     const char *worst_name; /* quantized tensor with the largest rel_mse; NULL: none */
     double worst_rel_mse;
     double worst_max_err;
+    const struct qc_auto_result *choice; /* --to auto; else NULL */
+    int explain;                         /* --explain: its groups too */
 } qc_convert_report;
 
 /* Bits per weight of what was quantized (codes and scales), 0 if nothing was. */

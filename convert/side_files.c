@@ -1,5 +1,6 @@
 #include "convert/side_files.h"
 
+#include "convert/device_map.h"
 #include "formats/json_writer.h"
 
 #include <stdlib.h>
@@ -57,12 +58,34 @@ static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bi
     qc_jw_string(w, "bitsandbytes");
 }
 
-/* Block-wise int8 is not a form bitsandbytes loads: a name of its own makes every loader say so
- * instead of reading the codes as something else. */
-static void write_own_config(qc_json_writer *w, const qc_plan *plan)
+typedef struct {
+    int nf4, int8;
+} kinds;
+
+static kinds kinds_of(const qc_plan *plan)
 {
-    qc_jw_key(w, "block_size");
-    qc_jw_u64(w, plan->options->block_elems);
+    kinds k = {0, 0};
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        k.nf4 |= plan->jobs[i].scheme == QC_SCHEME_NF4;
+        k.int8 |= plan->jobs[i].scheme == QC_SCHEME_INT8_ROWS;
+    }
+    return k;
+}
+
+int qc_plan_mixes_schemes(const qc_plan *plan)
+{
+    kinds k = kinds_of(plan);
+    return k.nf4 && k.int8;
+}
+
+/* Block-wise int8 is not a form bitsandbytes loads, and neither is int8 beside NF4: a name of its
+ * own makes every loader say so instead of reading the codes as something else. */
+static void write_own_config(qc_json_writer *w, const qc_plan *plan, const char *type)
+{
+    if (plan->options->block_elems) {
+        qc_jw_key(w, "block_size");
+        qc_jw_u64(w, plan->options->block_elems);
+    }
     qc_jw_key(w, "double_quant");
     qc_jw_bool(w, plan->options->double_quant);
     qc_jw_key(w, "modules_to_not_convert");
@@ -73,7 +96,7 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
     qc_jw_key(w, "quant_method");
     qc_jw_string(w, "qconv");
     qc_jw_key(w, "quant_type");
-    qc_jw_string(w, "int8-block");
+    qc_jw_string(w, type);
 }
 
 /* The text of quantization_config, indented to sit one level deep. */
@@ -84,10 +107,13 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_jw_init(&w, &flat, err);
     qc_jw_begin_object(&w);
+    kinds k = kinds_of(plan);
     if (plan->options->to == QC_TO_INT8 && plan->options->block_elems)
-        write_own_config(&w, plan);
+        write_own_config(&w, plan, "int8-block");
+    else if (k.nf4 && k.int8)
+        write_own_config(&w, plan, "nf4+int8");
     else
-        write_bnb_config(&w, plan, plan->options->to == QC_TO_NF4);
+        write_bnb_config(&w, plan, k.nf4);
     qc_jw_end_object(&w);
     qc_status st = qc_jw_finish(&w);
     for (size_t i = 0; st == QC_OK && i < flat.len; i++) {
@@ -163,38 +189,27 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     return st;
 }
 
-typedef struct {
-    const char *name;
-    const char *file;
-} index_entry;
-
 static int compare_index(const void *pa, const void *pb)
 {
-    const index_entry *a = pa, *b = pb;
+    const qc_index_entry *a = pa, *b = pb;
     return strcmp(a->name, b->name);
 }
 
-qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+qc_status qc_index_write(qc_strbuf *out, qc_index_entry *entries, size_t count,
+                         uint64_t total_bytes, qc_error *err)
 {
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->tensor_count, sizeof(index_entry), err));
-    index_entry *entries = v;
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_out_tensor *t = &plan->tensors[i];
-        entries[i] = (index_entry){t->st.name, plan->layout.shards[t->shard].name};
-    }
-    qsort(entries, plan->tensor_count, sizeof *entries, compare_index);
     qc_json_writer w;
+    qsort(entries, count, sizeof *entries, compare_index);
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jw_key(&w, "metadata");
     qc_jw_begin_object(&w);
     qc_jw_key(&w, "total_size");
-    qc_jw_u64(&w, plan->tensor_bytes);
+    qc_jw_u64(&w, total_bytes);
     qc_jw_end_object(&w);
     qc_jw_key(&w, "weight_map");
     qc_jw_begin_object(&w);
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+    for (size_t i = 0; i < count; i++) {
         qc_jw_key(&w, entries[i].name);
         qc_jw_string(&w, entries[i].file);
     }
@@ -202,6 +217,18 @@ qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
+}
+
+qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->tensor_count, sizeof(qc_index_entry), err));
+    qc_index_entry *entries = v;
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_out_tensor *t = &plan->tensors[i];
+        entries[i] = (qc_index_entry){t->st.name, plan->layout.shards[t->shard].name};
+    }
+    return qc_index_write(out, entries, plan->tensor_count, plan->tensor_bytes, err);
 }
 
 static qc_status put(qc_output_dir *d, qc_manifest_file *f, const char *name, const qc_strbuf *text,
@@ -219,12 +246,12 @@ static int compare_files(const void *pa, const void *pb)
     return strcmp(a->path, b->path);
 }
 
-qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest_file **files,
-                              size_t *count, qc_error *err)
+qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
+                              qc_manifest_file **files, size_t *count, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(d->arena, &v, m->side_count + 2, sizeof **files, err));
+    QC_TRY(qc_arena_alloc(d->arena, &v, m->side_count + 3, sizeof **files, err));
     qc_manifest_file *list = v;
     size_t n = 0;
     qc_strbuf text;
@@ -251,6 +278,12 @@ qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, qc_manifest
         st = qc_index_make(&text, plan, err);
         if (st == QC_OK)
             st = put(d, &list[n++], QC_INDEX_NAME, &text, err);
+    }
+    qc_strbuf_deinit(&text);
+    if (st == QC_OK && fit) {
+        st = qc_device_map_text(&text, d->arena, fit, err);
+        if (st == QC_OK)
+            st = put(d, &list[n++], QC_DEVICE_MAP_NAME, &text, err);
     }
     qc_strbuf_deinit(&text);
     qsort(list, n, sizeof *list, compare_files);

@@ -3,24 +3,37 @@
 #ifndef QC_CONVERT_SIDE_FILES_H
 #define QC_CONVERT_SIDE_FILES_H
 
+#include "convert/fit.h"
 #include "convert/output_dir.h"
 #include "convert/plan.h"
 #include "formats/manifest.h"
 
-#define QC_INDEX_NAME  "model.safetensors.index.json"
-#define QC_CONFIG_NAME "config.json"
+#define QC_INDEX_NAME      "model.safetensors.index.json"
+#define QC_CONFIG_NAME     "config.json"
+#define QC_DEVICE_MAP_NAME "device_map.json"
 
 /* "bfloat16", "float16" or "float32": what bnb_4bit_compute_dtype is set to. The user's choice,
  * else the 16-bit type most quantized weights have, else (F32, F64) bfloat16, as bitsandbytes'
  * default of float32 is slow everywhere. */
 const char *qc_compute_dtype(const qc_plan *plan);
+/* int8 beside NF4, as --to auto may choose. bitsandbytes' configuration is one or the other, so
+ * config.json then names qconv as the method, which loaders refuse by name. */
+int qc_plan_mixes_schemes(const qc_plan *plan);
 /* The source's config.json with quantization_config set (or removed when weights are dequantized),
  * and torch_dtype/dtype corrected where all floating tensors were cast. Nothing else changes. */
 QC_NODISCARD qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err);
-/* model.safetensors.index.json as Hugging Face writes it. */
+typedef struct {
+    const char *name; /* of a tensor */
+    const char *file; /* as after decompression */
+} qc_index_entry;
+/* model.safetensors.index.json as Hugging Face writes it. Sorts the entries. */
+QC_NODISCARD qc_status qc_index_write(qc_strbuf *out, qc_index_entry *entries, size_t count,
+                                      uint64_t total_bytes, qc_error *err);
+/* That of a plan. */
 QC_NODISCARD qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err);
-/* Stage all of them in d; files and count (in the arena of d) are what the manifest lists. */
-QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan,
+/* Stage all of them in d; files and count (in the arena of d) are what the manifest lists. fit: for
+ * device_map.json; NULL: none is written, and the source's is never copied. */
+QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
                                            qc_manifest_file **files, size_t *count, qc_error *err);
 
 #endif

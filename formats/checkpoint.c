@@ -307,6 +307,9 @@ const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *nam
 qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur, const qc_ckpt_tensor *t,
                              uint64_t offset, void *dst, size_t len, qc_error *err)
 {
+    if (c->file_count == 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%s has no weights: it was worked out from a configuration", c->path);
     if (offset > t->bytes || len > t->bytes - offset)
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%.*s' has %" PRIu64 " bytes, %zu at %" PRIu64 " were asked for",

@@ -52,6 +52,12 @@ typedef struct {
 } qc_checkpoint;
 
 QC_NODISCARD qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err);
+/* Shapes without weights: no files, and reading is QC_ERR_UNSUPPORTED. Text and tensors (name,
+ * dtype, ndim, dims; any order) are copied. (checkpoint_shapes.c) */
+QC_NODISCARD qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
+                                                   const char *config_text, size_t config_len,
+                                                   const qc_ckpt_tensor *tensors, size_t count,
+                                                   qc_error *err);
 void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
 /* By exact name; NULL if there is none. */
 const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);

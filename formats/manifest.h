@@ -13,6 +13,8 @@
 
 #define QC_MANIFEST_NAME    "qconv.json"
 #define QC_MANIFEST_VERSION 1u
+/* With a placement; written for nothing else, so that readers of version 1 read what they can. */
+#define QC_MANIFEST_VERSION_PLACED 2u
 
 typedef struct {
     const char *name;
@@ -42,6 +44,7 @@ typedef struct {
     uint64_t content_bytes; /* decompressed file */
     uint64_t header_bytes;  /* 8 + N */
     qc_digest header;       /* of those bytes, root over pieces as for a tensor of that size */
+    uint32_t device;        /* index into the placement's devices; 0 where there is none */
     /* compressed only */
     uint64_t file_bytes;
     uint64_t header_stored_bytes; /* first frame(s): from offset 0 */
@@ -62,6 +65,24 @@ typedef struct {
     qc_digest header; /* digest of the 8 + N header bytes */
 } qc_manifest_source;
 
+/* A device that the output was made for, and how much of it lies there. */
+typedef struct {
+    const char *name;      /* "cuda:0", "cpu", "disk" */
+    uint64_t tensor_bytes; /* of all its tensors: what a reader needs there */
+    uint64_t shard_bytes;  /* of its shards, decompressed, headers included */
+} qc_manifest_device;
+
+/* What the shards were cut for (convert --vram), as it was asked for. */
+typedef struct {
+    const char *vram;
+    double margin;
+    uint64_t context, batch, images;
+    uint64_t kv_bits;
+    int mla_expanded;
+    qc_manifest_device *devices; /* in the order of their shards; some may have none */
+    size_t device_count;         /* 0: there is no placement, and nothing above is set */
+} qc_manifest_placement;
+
 typedef struct {
     const char *qconv_version;
     const char *zstd_version; /* compressed only, else NULL */
@@ -75,6 +96,7 @@ typedef struct {
     uint64_t max_shard_bytes;
     const char **rules; /* --keep/--quantize in order: "keep GLOB", "quantize GLOB" */
     size_t rule_count;
+    qc_manifest_placement placement;
     qc_manifest_source *sources;
     size_t source_count;
     qc_manifest_shard *shards;
@@ -90,5 +112,9 @@ QC_NODISCARD qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, q
  */
 QC_NODISCARD qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text,
                                          size_t len, qc_error *err);
+/* Read and check the manifest of a directory. QC_ERR_INPUT when there is none, QC_ERR_CHECK when it
+ * is damaged, in whatever way: it was right once. */
+QC_NODISCARD qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir,
+                                        qc_error *err);
 
 #endif

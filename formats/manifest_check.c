@@ -142,6 +142,70 @@ static qc_status check_names(const qc_manifest *m, qc_error *err)
     return st;
 }
 
+/* ---- Placement ------------------------------------------------------------------------------ */
+
+static qc_status check_asked(const qc_manifest_placement *p, qc_error *err)
+{
+    if (p->device_count > QC_MANIFEST_DEVICES_MAX)
+        QC_FAIL(err, QC_ERR_INPUT, "placement: %zu devices, at most %u are allowed",
+                p->device_count, QC_MANIFEST_DEVICES_MAX);
+    if (!p->vram)
+        QC_FAIL(err, QC_ERR_INPUT, "placement: a text is missing");
+    if (!(p->margin > 0 && p->margin <= 1))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "placement: margin: expected more than 0 and at most 1, found %g", p->margin);
+    if (p->kv_bits == 0 || p->kv_bits > 64)
+        QC_FAIL(err, QC_ERR_INPUT, "placement: kv_bits: expected 1 to 64, found %" PRIu64,
+                p->kv_bits);
+    return QC_OK;
+}
+
+/* *shard: the first that lies on it; moved behind the last. */
+static qc_status check_device(const qc_manifest *m, size_t device, size_t *shard, qc_error *err)
+{
+    const qc_manifest_device *d = &m->placement.devices[device];
+    uint64_t content = 0, headers = 0;
+    if (!d->name || !*d->name)
+        QC_FAIL(err, QC_ERR_INPUT, "placement: device %zu has no name", device);
+    for (size_t i = 0; i < device; i++) {
+        if (strcmp(m->placement.devices[i].name, d->name) == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "placement: device '%s' is listed twice", d->name);
+    }
+    for (; *shard < m->shard_count && m->shards[*shard].device == device; (*shard)++) {
+        const qc_manifest_shard *s = &m->shards[*shard];
+        if (qc_add_u64(content, s->content_bytes, &content))
+            QC_FAIL(err, QC_ERR_INPUT, "%s: sizes overflow 64 bits", s->name);
+        headers += s->header_bytes; /* part of content_bytes: no overflow */
+    }
+    if (d->shard_bytes != content || d->tensor_bytes != content - headers)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "placement: device '%s' has %" PRIu64 " bytes, %" PRIu64
+                " of them in tensors; its shards have %" PRIu64 " and %" PRIu64,
+                d->name, d->shard_bytes, d->tensor_bytes, content, content - headers);
+    return QC_OK;
+}
+
+/* After the shards. */
+static qc_status check_placement(const qc_manifest *m, qc_error *err)
+{
+    const qc_manifest_placement *p = &m->placement;
+    size_t shard = 0;
+    size_t devices = p->device_count > 0 ? p->device_count : 1;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        const qc_manifest_shard *s = &m->shards[i];
+        if (s->device >= devices || (i > 0 && s->device < m->shards[i - 1].device))
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: its device %" PRIu32 " is out of order or does not exist", s->name,
+                    s->device);
+    }
+    if (p->device_count == 0)
+        return QC_OK;
+    QC_TRY(check_asked(p, err));
+    for (size_t i = 0; i < p->device_count; i++)
+        QC_TRY(check_device(m, i, &shard, err));
+    return QC_OK;
+}
+
 /* ---- Tensors and shards --------------------------------------------------------------------- */
 
 static qc_status check_pieces(uint64_t piece_bytes, uint64_t most, const char *what, qc_error *err)
@@ -252,6 +316,8 @@ qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
         st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
                           "tensor '%s': its shard %" PRIu32 " is out of order or does not exist",
                           m->tensors[next].name, m->tensors[next].shard);
+    if (st == QC_OK)
+        st = check_placement(m, err);
     if (st != QC_OK)
         qc_error_prefix(err, "manifest");
     return st;

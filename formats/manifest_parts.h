@@ -8,6 +8,8 @@
 #define QC_MANIFEST_METHOD   "zstd"
 #define QC_MANIFEST_SEAL_KEY "manifest_xxh3_128"
 
+#define QC_MANIFEST_DEVICES_MAX 1024u
+
 /* What must hold in every manifest, whoever made it: QC_ERR_INPUT names the first thing that does
  * not. Allocates scratch. */
 QC_NODISCARD qc_status qc_manifest_check(const qc_manifest *m, qc_error *err);

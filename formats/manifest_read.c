@@ -4,10 +4,12 @@
  * over the tree reads everything, and a manifest has one spelling. */
 #include "formats/manifest_parts.h"
 
+#include "formats/file_io.h"
 #include "formats/json_strict.h"
 
 #include <string.h>
 
+#define TEXT_MAX    ((size_t)1 << 30)
 #define SEAL_TAIL   "\"\n}\n"
 #define SEAL_BEFORE "\"" QC_MANIFEST_SEAL_KEY "\": \""
 #define HEX_BYTES   (QC_DIGEST_HEX_BYTES - 1)
@@ -187,6 +189,14 @@ static qc_status read_shard(void *row, const qc_manifest *m, walk *w, qc_error *
     QC_TRY(take_u64(w, "content_bytes", &s->content_bytes, err));
     QC_TRY(take_u64(w, "header_bytes", &s->header_bytes, err));
     QC_TRY(take_digest(w, "header_xxh3_128", &s->header, err));
+    if (m->placement.device_count > 0) {
+        uint64_t device = 0;
+        QC_TRY(take_u64(w, "device", &device, err));
+        if (device >= m->placement.device_count)
+            QC_FAIL(err, QC_ERR_INPUT, "device: there is no number %llu",
+                    (unsigned long long)device);
+        s->device = (uint32_t)device;
+    }
     if (!m->compressed)
         return QC_OK;
     QC_TRY(take_u64(w, "file_bytes", &s->file_bytes, err));
@@ -291,6 +301,38 @@ static qc_status read_list(const qc_manifest *m, walk *top, const char *key, siz
     return QC_OK;
 }
 
+static qc_status read_device(void *row, const qc_manifest *m, walk *w, qc_error *err)
+{
+    qc_manifest_device *d = row;
+    (void)m;
+    QC_TRY(take_string(w, "name", &d->name, err));
+    QC_TRY(take_u64(w, "tensor_bytes", &d->tensor_bytes, err));
+    return take_u64(w, "shard_bytes", &d->shard_bytes, err);
+}
+
+static qc_status read_placement(qc_manifest *m, walk *top, qc_error *err)
+{
+    qc_manifest_placement *p = &m->placement;
+    const qc_json_node *n = NULL;
+    void *v = NULL;
+    walk w;
+    QC_TRY(take(top, "placement", &n, err));
+    QC_TRY(enter(&w, top->arena, n, QC_JSON_OBJECT, "placement", err));
+    QC_TRY(take_string(&w, "vram", &p->vram, err));
+    QC_TRY(take_double(&w, "margin", &p->margin, err));
+    QC_TRY(take_u64(&w, "context", &p->context, err));
+    QC_TRY(take_u64(&w, "batch", &p->batch, err));
+    QC_TRY(take_u64(&w, "images", &p->images, err));
+    QC_TRY(take_u64(&w, "kv_bits", &p->kv_bits, err));
+    QC_TRY(take(&w, "mla_expanded", &n, err));
+    QC_TRY(qc_json_as_bool(n, "mla_expanded", &p->mla_expanded, err));
+    QC_TRY(read_list(m, &w, "devices", sizeof *p->devices, read_device, &v, &p->device_count, err));
+    p->devices = v;
+    if (p->device_count == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "placement: devices is empty");
+    return leave(&w, err);
+}
+
 static qc_status read_all(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
 {
     const qc_json_node *n = NULL;
@@ -301,12 +343,16 @@ static qc_status read_all(qc_manifest *m, qc_arena *arena, const qc_json_node *r
     QC_TRY(enter(&top, arena, root, QC_JSON_OBJECT, "text", err));
     QC_TRY(take_string(&top, "format", &format, err));
     QC_TRY(take_u64(&top, "version", &version, err));
-    if (strcmp(format, QC_MANIFEST_FORMAT) != 0 || version != QC_MANIFEST_VERSION)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "is of format '%s', version %llu; expected '%s', %u",
-                format, (unsigned long long)version, QC_MANIFEST_FORMAT, QC_MANIFEST_VERSION);
+    if (strcmp(format, QC_MANIFEST_FORMAT) != 0 ||
+        (version != QC_MANIFEST_VERSION && version != QC_MANIFEST_VERSION_PLACED))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "is of format '%s', version %llu; expected '%s', %u or %u",
+                format, (unsigned long long)version, QC_MANIFEST_FORMAT, QC_MANIFEST_VERSION,
+                QC_MANIFEST_VERSION_PLACED);
     QC_TRY(take_string(&top, "qconv_version", &m->qconv_version, err));
     QC_TRY(read_compression(m, &top, err));
     QC_TRY(read_options(m, &top, err));
+    if (version == QC_MANIFEST_VERSION_PLACED)
+        QC_TRY(read_placement(m, &top, err));
     QC_TRY(
         read_list(m, &top, "sources", sizeof *m->sources, read_source, &v, &m->source_count, err));
     m->sources = v;
@@ -338,5 +384,36 @@ qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text,
         st = qc_manifest_check(out, err);
     if (st != QC_OK)
         memset(out, 0, sizeof *out);
+    return st;
+}
+
+qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir, qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_stat(dir, &kind, NULL, err));
+    if (kind != QC_PATH_DIR)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: expected a folder that qconv wrote, found %s", dir,
+                kind == QC_PATH_MISSING ? "nothing" : "a file");
+    QC_TRY(qc_path_join(arena, &path, dir, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind != QC_PATH_FILE)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: there is no %s: not an output of qconv, or one that was not finished", dir,
+                QC_MANIFEST_NAME);
+    qc_strbuf text;
+    qc_strbuf_init(&text, TEXT_MAX);
+    qc_status st = qc_file_slurp(path, &text, err);
+    if (st == QC_OK) {
+        st = qc_manifest_parse(out, arena, text.data, text.len, err);
+        if (st != QC_OK)
+            qc_error_prefix(err, "%s", path);
+    }
+    qc_strbuf_deinit(&text);
+    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED || st == QC_ERR_UNSUPPORTED) {
+        st = QC_ERR_CHECK;
+        if (err)
+            err->code = st;
+    }
     return st;
 }

@@ -46,7 +46,8 @@ static void put_digest(writer *w, const char *key, const qc_digest *d)
 static void put_head(writer *w, const qc_manifest *m)
 {
     put_string(w, "format", QC_MANIFEST_FORMAT);
-    put_u64(w, "version", QC_MANIFEST_VERSION);
+    put_u64(w, "version",
+            m->placement.device_count > 0 ? QC_MANIFEST_VERSION_PLACED : QC_MANIFEST_VERSION);
     put_string(w, "qconv_version", m->qconv_version);
     qc_jw_key(&w->jw, "compression");
     if (m->compressed) {
@@ -74,6 +75,38 @@ static void put_head(writer *w, const qc_manifest *m)
     qc_jw_end_object(&w->jw);
 }
 
+static void begin_row(writer *w)
+{
+    qc_jw_compact_next(&w->jw);
+    qc_jw_begin_object(&w->jw);
+}
+
+static void put_placement(writer *w, const qc_manifest_placement *p)
+{
+    if (p->device_count == 0)
+        return;
+    qc_jw_key(&w->jw, "placement");
+    qc_jw_begin_object(&w->jw);
+    put_string(w, "vram", p->vram);
+    put_double(w, "margin", p->margin);
+    put_u64(w, "context", p->context);
+    put_u64(w, "batch", p->batch);
+    put_u64(w, "images", p->images);
+    put_u64(w, "kv_bits", p->kv_bits);
+    put_bool(w, "mla_expanded", p->mla_expanded);
+    qc_jw_key(&w->jw, "devices");
+    qc_jw_begin_array(&w->jw);
+    for (size_t i = 0; i < p->device_count; i++) {
+        begin_row(w);
+        put_string(w, "name", p->devices[i].name);
+        put_u64(w, "tensor_bytes", p->devices[i].tensor_bytes);
+        put_u64(w, "shard_bytes", p->devices[i].shard_bytes);
+        qc_jw_end_object(&w->jw);
+    }
+    qc_jw_end_array(&w->jw);
+    qc_jw_end_object(&w->jw);
+}
+
 static void put_source(writer *w, const qc_manifest_source *s)
 {
     put_string(w, "name", s->name);
@@ -87,6 +120,8 @@ static void put_shard(writer *w, const qc_manifest *m, const qc_manifest_shard *
     put_u64(w, "content_bytes", s->content_bytes);
     put_u64(w, "header_bytes", s->header_bytes);
     put_digest(w, "header_xxh3_128", &s->header);
+    if (m->placement.device_count > 0)
+        put_u64(w, "device", s->device);
     if (!m->compressed)
         return;
     put_u64(w, "file_bytes", s->file_bytes);
@@ -140,12 +175,6 @@ static void put_file(writer *w, const qc_manifest_file *f)
     put_string(w, "path", f->path);
     put_u64(w, "bytes", f->bytes);
     put_digest(w, "xxh3_128", &f->digest);
-}
-
-static void begin_row(writer *w)
-{
-    qc_jw_compact_next(&w->jw);
-    qc_jw_begin_object(&w->jw);
 }
 
 static void put_lists(writer *w, const qc_manifest *m)
@@ -203,6 +232,7 @@ qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, qc_error *err)
     qc_jw_init(&w.jw, out, err);
     qc_jw_begin_object(&w.jw);
     put_head(&w, m);
+    put_placement(&w, &m->placement);
     put_lists(&w, m);
     qc_jw_end_object(&w.jw);
     qc_status st = qc_jw_finish(&w.jw);

@@ -1,6 +1,7 @@
 /* Three passes over the tensors:
  *
- *   fill    groups go to the shard being filled while they fit (in the order given)
+ *   fill    groups go to the shard being filled while they fit (in the order given) and lie on
+ *           its device
  *   sort    each shard as the reference writer does: dtype descending, then name. Sizes of a dtype
  *           are multiples of its alignment, so every tensor lies aligned
  *   header  offsets are running sums; the header's bytes are counted once they are known, its text
@@ -63,6 +64,9 @@ static qc_status fill(qc_out_tensor *tensors, uint32_t count, uint64_t limit, ui
         uint32_t end = i;
         for (; end < count && tensors[end].group == tensors[i].group; end++) {
             qc_out_tensor *t = &tensors[end];
+            if (t->device != tensors[i].device)
+                QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is parted from its group by device",
+                        t->st.name);
             t->st.begin = 0;
             QC_TRY(tensor_bytes(t, &t->st.end, err));
             if (t->align_bytes == 0)
@@ -74,7 +78,11 @@ static qc_status fill(qc_out_tensor *tensors, uint32_t count, uint64_t limit, ui
         }
         if (qc_add_u64(used, group_bytes, &with))
             QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", tensors[i].st.name);
-        if (with > limit && used > 0) {
+        if (i > 0 && tensors[i].device < tensors[i - 1].device)
+            QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' comes after those of a later device",
+                    tensors[i].st.name);
+        int other_device = i > 0 && tensors[i].device != tensors[i - 1].device;
+        if (other_device || (with > limit && used > 0)) {
             shard++;
             with = group_bytes;
         }
@@ -201,6 +209,7 @@ qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensor *tensors
         while (end < count && tensors[end].shard == i)
             end++;
         s->order = order + first;
+        s->device = first < end ? tensors[first].device : 0;
         QC_TRY(name_shard(s, arena, i, shards, err));
         QC_TRY(place(s, tensors, items, first, end, err));
         QC_TRY(count_header(s, tensors, err));

@@ -11,6 +11,8 @@
 typedef struct {
     qc_st_tensor st; /* begin/end are set by the layout */
     uint32_t group;
+    uint32_t device; /* where it is to lie; never falls from one tensor to the next, and is one for
+                        all of a group. Without devices 0 everywhere */
     uint64_t piece_bytes; /* content of one frame: set by qc_layout_piece_bytes unless given;
                              a multiple of align_bytes */
     uint64_t align_bytes; /* frames are cut at multiples of this (a row, a block); >= 1 */
@@ -24,6 +26,7 @@ typedef struct {
     uint64_t data_bytes;
     uint32_t *order; /* indices into the tensors, in file order */
     uint32_t count;
+    uint32_t device; /* of all its tensors */
 } qc_shard;
 
 typedef struct {
@@ -36,7 +39,8 @@ typedef struct {
  * above 8 MiB is a piece by itself, up to QC_FRAME_MAX_BYTES, beyond that alignment is given up. */
 uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes);
 /* Fill shards greedily in the order given (whole groups; a group larger than the limit gets a shard
- * of its own); sort each shard as the reference writer does; set offsets; count the headers' bytes.
+ * of its own; a shard ends where the device changes, full or not); sort each shard as the reference
+ * writer does; set offsets; count the headers' bytes. QC_ERR_INTERNAL for devices out of order.
  * max_shard_bytes counts tensor bytes, as Hugging Face does. */
 QC_NODISCARD qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensor *tensors,
                                       uint32_t count, uint64_t max_shard_bytes, qc_error *err);

@@ -284,11 +284,21 @@ def model_config(model, layers=None, experts=None, scale=1):
         config.pop(key, None)
     if scale > 1 and "vocab_size" in config:
         config["vocab_size"] = scaled_dim(config["vocab_size"], scale)
-    if layers is not None and "num_hidden_layers" in config:
-        config["num_hidden_layers"] = min(layers, config["num_hidden_layers"])
-    for key in ("num_local_experts", "n_routed_experts"):
-        if experts is not None and key in config:
-            config[key] = min(experts, config[key])
+    # mllama has the text model's facts one level down.
+    for part in (config, config.get("text_config", {})):
+        if layers is not None and "num_hidden_layers" in part:
+            part["num_hidden_layers"] = min(layers, part["num_hidden_layers"])
+            if "layer_types" in part:
+                part["layer_types"] = part["layer_types"][:layers]
+            if "cross_attention_layers" in part:
+                part["cross_attention_layers"] = [
+                    i for i in part["cross_attention_layers"] if i < layers]
+        for key in ("num_local_experts", "n_routed_experts"):
+            if experts is not None and key in part:
+                part[key] = min(experts, part[key])
+                for each in ("num_experts_per_tok", "experts_per_token"):
+                    if each in part:
+                        part[each] = min(part[each], part[key])
     return config
 
 

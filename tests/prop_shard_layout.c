@@ -32,7 +32,8 @@ static uint64_t below(uint64_t n)
 
 static uint32_t make_tensors(qc_out_tensor *t, char names[][24])
 {
-    uint32_t count = (uint32_t)below(TENSORS_MOST + 1), group = 0;
+    uint32_t count = (uint32_t)below(TENSORS_MOST + 1), group = 0, device = 0;
+    uint32_t devices = (uint32_t)below(4); /* 0: all on the first */
     memset(t, 0, TENSORS_MOST * sizeof *t);
     for (uint32_t i = 0; i < count; i++) {
         qc_dtype dtype = (qc_dtype)below(QC_DTYPE_COUNT);
@@ -47,7 +48,12 @@ static uint32_t make_tensors(qc_out_tensor *t, char names[][24])
             t[i].st.dtype = QC_DTYPE_BF16;
         t[i].align_bytes = (uint64_t)1 << below(5);
         t[i].group = group;
-        group += (uint32_t)below(2);
+        t[i].device = device;
+        if (below(2)) {
+            group++;
+            if (devices > 0 && below(8) == 0)
+                device += 1 + (uint32_t)below(devices); /* some stay empty */
+        }
     }
     return count;
 }
@@ -64,6 +70,7 @@ static void check_shard(const qc_layout *l, uint32_t s, const qc_out_tensor *t, 
         uint64_t bytes = 0;
         assert_true(sh->order[i] < count);
         assert_int_equal(o->shard, s);
+        assert_int_equal(o->device, sh->device);
         assert_int_equal(qc_shape_bytes(o->st.dims, o->st.ndim, o->st.dtype, &bytes, NULL), QC_OK);
         assert_int_equal(o->st.begin, offset); /* contiguous */
         assert_int_equal(o->st.end - o->st.begin, bytes);
@@ -110,6 +117,8 @@ static void check_fill(const qc_layout *l, const qc_out_tensor *t, uint32_t coun
         assert_true(step <= 1); /* in the order given */
         if (t[i].group == t[i - 1].group) {
             assert_int_equal(step, 0); /* together */
+        } else if (t[i].device != t[i - 1].device) {
+            assert_int_equal(step, 1);
         } else if (step == 1) {
             /* Greedy: the group that opened the shard did not fit the one before. */
             uint64_t group_bytes = 0;

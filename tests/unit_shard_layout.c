@@ -118,6 +118,38 @@ static void shards_are_filled_in_order_by_whole_groups(void **state)
     qc_arena_deinit(&a);
 }
 
+static void a_shard_ends_where_the_device_changes(void **state)
+{
+    (void)state;
+    qc_arena a;
+    qc_layout l;
+    qc_error err = {0};
+    qc_out_tensor t[] = {
+        tensor("a", QC_DTYPE_U8, 60, 0), tensor("b", QC_DTYPE_U8, 20, 1),
+        tensor("c", QC_DTYPE_U8, 10, 2), /* fits the first shard, lies elsewhere */
+        tensor("d", QC_DTYPE_U8, 99, 3), tensor("e", QC_DTYPE_U8, 0, 4),
+        tensor("f", QC_DTYPE_U8, 1, 5),
+    };
+    static const uint32_t device[] = {0, 0, 1, 1, 3, 4}, shard[] = {0, 0, 1, 2, 3, 4};
+    for (size_t i = 0; i < 6; i++)
+        t[i].device = device[i];
+    qc_arena_init(&a);
+    assert_int_equal(qc_layout_make(&l, &a, t, 6, 100, &err), QC_OK);
+    assert_int_equal(l.count, 5);
+    for (size_t i = 0; i < 6; i++) {
+        assert_int_equal(t[i].shard, shard[i]);
+        assert_int_equal(l.shards[shard[i]].device, device[i]);
+    }
+    t[5].device = 2;
+    assert_int_equal(qc_layout_make(&l, &a, t, 6, 100, &err), QC_ERR_INTERNAL);
+    assert_non_null(strstr(err.msg, "'f' comes after those of a later device"));
+    t[5].device = 5;
+    t[5].group = 4;
+    assert_int_equal(qc_layout_make(&l, &a, t, 6, 100, &err), QC_ERR_INTERNAL);
+    assert_non_null(strstr(err.msg, "'f' is parted from its group"));
+    qc_arena_deinit(&a);
+}
+
 static void no_tensors_make_one_empty_file(void **state)
 {
     (void)state;
@@ -220,6 +252,7 @@ int main(void)
         cmocka_unit_test(pieces),
         cmocka_unit_test(one_shard_has_the_plain_name),
         cmocka_unit_test(shards_are_filled_in_order_by_whole_groups),
+        cmocka_unit_test(a_shard_ends_where_the_device_changes),
         cmocka_unit_test(no_tensors_make_one_empty_file),
         cmocka_unit_test(wrong_tensors_are_refused),
         cmocka_unit_test(sums_that_overflow_are_refused),

@@ -107,7 +107,7 @@ static void view_open(out_view *v, const world *w)
     qc_error err = {0};
     memset(v, 0, sizeof *v);
     qc_arena_init(&v->arena);
-    test_must(qc_scan_manifest(&v->m, &v->arena, w->out, &err), &err);
+    test_must(qc_manifest_load(&v->m, &v->arena, w->out, &err), &err);
     add_file(v, w, QC_MANIFEST_NAME, -1);
     for (size_t i = 0; i < v->m.file_count; i++)
         add_file(v, w, v->m.files[i].path, -1);

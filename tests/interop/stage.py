@@ -21,6 +21,8 @@ ENVIRONMENTS = {
     "quantizers-bitsandbytes50": (["transformers5"], "test_interop_quantizers.py"),
     "quantizers-bitsandbytes49": (["bitsandbytes49"], "test_interop_quantizers.py"),
     "files": (["transformers5"], "test_interop_files.py"),
+    "placement": (["transformers5"], "test_interop_placement.py"),
+    "auto": (["transformers5"], "test_interop_auto.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
 }

@@ -1,0 +1,133 @@
+"""A Llama forward pass in numpy and a reader of qconv's outputs, for bench_auto.py."""
+import json
+import os
+import struct
+
+import numpy as np
+
+
+def read_tensors(folder):
+    """name -> array of every .safetensors file of a folder (BF16 as float32)."""
+    kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I8": "i1", "U8": "u1"}
+    out = {}
+    for file in sorted(os.listdir(folder)):
+        if not file.endswith(".safetensors"):
+            continue
+        with open(os.path.join(folder, file), "rb") as f:
+            data = f.read()
+        n = struct.unpack("<Q", data[:8])[0]
+        for name, info in json.loads(data[8:8 + n]).items():
+            if name == "__metadata__":
+                continue
+            begin, end = info["data_offsets"]
+            raw = data[8 + n + begin:8 + n + end]
+            if info["dtype"] == "BF16":
+                wide = np.frombuffer(raw, "<u2").astype(np.uint32) << 16
+                array = wide.view(np.float32)
+            else:
+                array = np.frombuffer(raw, kinds[info["dtype"]])
+            out[name] = array.reshape(info["shape"])
+    return out
+
+
+def read_weights(folder):
+    """name -> float32 values, NF4 and int8 weights of qconv turned back."""
+    stored = read_tensors(folder)
+    out = {}
+    for name, t in stored.items():
+        state = stored.get(name + ".quant_state.bitsandbytes__nf4")
+        if state is not None:
+            info = json.loads(state.tobytes().decode())
+            codes = t.reshape(-1)
+            values = np.empty(codes.size * 2, np.uint8)
+            values[0::2], values[1::2] = codes >> 4, codes & 15
+            count = int(np.prod(info["shape"]))
+            scale = stored[name + ".absmax"]
+            if name + ".nested_absmax" in stored:
+                nested = np.repeat(stored[name + ".nested_absmax"], 256)[:scale.size]
+                scale = (stored[name + ".nested_quant_map"][scale] * nested
+                         + np.float32(info["nested_offset"]))
+            scale = np.repeat(scale, info["blocksize"])[:count]
+            out[name] = (stored[name + ".quant_map"][values[:count]] * scale).reshape(info["shape"])
+        elif t.dtype == np.int8:
+            scale = stored[name[:-len("weight")] + "SCB"].astype(np.float32)
+            out[name] = t.astype(np.float32) * scale[:, None] / np.float32(127)
+        elif t.dtype.kind == "f":
+            out[name] = t.astype(np.float32)
+    return out
+
+
+def rope(x, theta):
+    """x [batch, heads, tokens, dim]."""
+    half = x.shape[-1] // 2
+    freq = theta ** (-np.arange(half, dtype=np.float64) / half)
+    angle = np.arange(x.shape[2])[:, None] * freq
+    cos, sin = np.cos(angle).astype(np.float32), np.sin(angle).astype(np.float32)
+    a, b = x[..., :half], x[..., half:]
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
+
+
+def forward(config, w, tokens):
+    """tokens [batch, n] -> log probabilities [batch, n, vocab], float64."""
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    dim = config.get("head_dim") or config["hidden_size"] // heads
+    theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
+    eps = config["rms_norm_eps"]
+    head = w["lm_head.weight"] if "lm_head.weight" in w else w["model.embed_tokens.weight"]
+    table = w.get("model.embed_tokens.weight", head)
+
+    def norm(x, name):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(eps)) * w[name]
+
+    batch, n = tokens.shape
+    mask = np.triu(np.full((n, n), -np.inf, np.float32), 1)
+    x = table[tokens]
+    for layer in range(config["num_hidden_layers"]):
+        p = "model.layers.%d." % layer
+        h = norm(x, p + "input_layernorm.weight")
+
+        def split(name, count):
+            y = h @ w[p + "self_attn." + name + ".weight"].T
+            return y.reshape(batch, n, count, dim).transpose(0, 2, 1, 3)
+
+        q, k = rope(split("q_proj", heads), theta), rope(split("k_proj", groups), theta)
+        v = split("v_proj", groups)
+        k, v = (np.repeat(t, heads // groups, 1) for t in (k, v))
+        score = q @ k.transpose(0, 1, 3, 2) / np.float32(np.sqrt(dim)) + mask
+        score = np.exp(score - score.max(-1, keepdims=True))
+        y = (score / score.sum(-1, keepdims=True)) @ v
+        y = y.transpose(0, 2, 1, 3).reshape(batch, n, heads * dim)
+        x = x + y @ w[p + "self_attn.o_proj.weight"].T
+        h = norm(x, p + "post_attention_layernorm.weight")
+        gate = h @ w[p + "mlp.gate_proj.weight"].T
+        up = h @ w[p + "mlp.up_proj.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[p + "mlp.down_proj.weight"].T
+    logits = (norm(x, "model.norm.weight") @ head.T).astype(np.float64)
+    logits -= logits.max(-1, keepdims=True)
+    return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+
+
+def kl(config, reference, weights, tokens, step=8):
+    """Mean KL divergence in nats of the reference's outputs from those of `weights`."""
+    total = 0.0
+    for at in range(0, len(tokens), step):
+        b = forward(config, weights, tokens[at:at + step])
+        a = reference[at:at + step]
+        total += float((np.exp(a) * (a - b)).sum())
+    return total / tokens.size
+
+
+def log_probs(config, weights, tokens, step=8):
+    return np.concatenate([forward(config, weights, tokens[i:i + step])
+                           for i in range(0, len(tokens), step)])
+
+
+def own_text(config, weights, windows, length, seed):
+    """Text that the model itself writes: for a model without held-out text at hand."""
+    rng = np.random.default_rng(seed)
+    tokens = np.full((windows, 1), config.get("bos_token_id") or 0)
+    for _ in range(length - 1):
+        p = np.exp(forward(config, weights, tokens)[:, -1])
+        pick = (p.cumsum(-1) > rng.random((windows, 1)) * p.sum(-1, keepdims=True)).argmax(-1)
+        tokens = np.concatenate([tokens, pick[:, None]], 1)
+    return tokens

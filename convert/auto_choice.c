@@ -1,0 +1,596 @@
+#include "convert/auto_choice.h"
+
+#include "base/checked.h"
+#include "convert/pipeline.h"
+#include "formats/seekable.h"
+#include "quant/quant_ops.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Experts of a group that are measured. */
+#define SAMPLED_EXPERTS 8u
+/* Times the room is narrowed when the fit, which knows the workspace exactly, says it is short. */
+#define MAX_ROUNDS 12
+
+typedef struct {
+    uint32_t segment; /* after `follows` */
+    uint32_t tensor;
+    const char *key; /* "model.layers.12.mlp.experts.*.up_proj" */
+} member;
+
+typedef struct {
+    qc_auto_result *out;
+    qc_arena *arena;   /* of the result */
+    qc_arena *scratch; /* of this call */
+    qc_recipe *recipe;
+    const qc_checkpoint *model;
+    const qc_segments *segments;
+    const qc_geometry *geometry;
+    const qc_options *options;
+    qc_budget budget; /* the devices to fill */
+    unsigned candidates;
+    member *members;
+    uint32_t member_count;
+    uint32_t *first_member; /* per group, and one past the last */
+    uint32_t *item_of;      /* per group: its item, or UINT32_MAX */
+    uint32_t *group_of;     /* per item */
+    qc_auto_item *items;
+    uint32_t item_count;
+    uint64_t *fixed;         /* per segment: bytes of what is not chosen */
+    uint64_t *fixed_largest; /* per segment: elements of its largest quantized weight among them */
+    unsigned *chosen;        /* per item */
+} chooser;
+
+static const struct {
+    const char *name, *why;
+    qc_scheme scheme;
+    uint32_t block_elems;
+} choices[QC_AUTO_CHOICES] = {
+    {"nf4", "auto: nf4", QC_SCHEME_NF4, 64},
+    {"nf4-32", "auto: nf4, block 32", QC_SCHEME_NF4, 32},
+    {"int8", "auto: int8", QC_SCHEME_INT8_ROWS, 0},
+    {"16bit", "auto: 16 bit", QC_SCHEME_KEEP, 0},
+};
+
+const char *qc_auto_choice_name(unsigned index)
+{
+    return index < QC_AUTO_CHOICES ? choices[index].name : "unknown";
+}
+
+qc_status qc_auto_parse_schemes(const char *text, unsigned *candidates, qc_error *err)
+{
+    *candidates = text ? 0 : QC_AUTO_NF4 | QC_AUTO_NF4_32 | QC_AUTO_INT8 | QC_AUTO_16BIT;
+    for (const char *at = text; at;) {
+        const char *comma = strchr(at, ',');
+        size_t len = comma ? (size_t)(comma - at) : strlen(at);
+        unsigned c = 0;
+        while (c < QC_AUTO_CHOICES &&
+               (strlen(choices[c].name) != len || memcmp(choices[c].name, at, len) != 0))
+            c++;
+        if (c == QC_AUTO_CHOICES)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--schemes: '%.*s' is none of nf4, nf4-32, int8 and 16bit, separated by commas",
+                    len < 64 ? (int)len : 64, at);
+        *candidates |= 1u << c;
+        at = comma ? comma + 1 : NULL;
+    }
+    return QC_OK;
+}
+
+/* ---- how much an error matters ---- */
+
+/* Is the last component of a module's path one of these words? */
+static int is_one_of(const char *part, size_t len, const char *const *words)
+{
+    for (; *words; words++) {
+        if (strlen(*words) == len && memcmp(*words, part, len) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+double qc_auto_importance(const char *name)
+{
+    /* Errors of queries and keys reach the output only through the softmax. */
+    static const char *const scores[] = {"q_proj", "k_proj", "q_a_proj", "q_b_proj", "query",
+                                         "key",    "q_lin",  "k_lin",    "q",        "k",
+                                         "to_q",   "to_k",   "wq",       "wk",       NULL};
+    /* One weight for several: a key and a value; a query, a key and a value; a gate and an up. */
+    static const char *const two[] = {"kv_b_proj", "kv_a_proj_with_mqa", "kv_proj", "to_kv", NULL};
+    static const char *const three[] = {"qkv_proj", "query_key_value", "qkv",    "Wqkv",
+                                        "c_attn",   "in_proj",         "W_pack", "wqkv",
+                                        "to_qkv",   "gate_up_proj",    NULL};
+    size_t len = strlen(name), tail = sizeof ".weight" - 1;
+    if (len > tail && strcmp(name + len - tail, ".weight") == 0)
+        len -= tail;
+    size_t begin = len;
+    while (begin > 0 && name[begin - 1] != '.')
+        begin--;
+    const char *last = name + begin;
+    len -= begin;
+    return is_one_of(last, len, scores)  ? 0.5
+           : is_one_of(last, len, two)   ? 1.5
+           : is_one_of(last, len, three) ? 2
+                                         : 1;
+}
+
+/* ---- groups ---- */
+
+static uint32_t resolve(const qc_segments *s, uint32_t segment)
+{
+    while (s->segments[segment].follows != QC_NO_SEGMENT)
+        segment = s->segments[segment].follows;
+    return segment;
+}
+
+static int is_choosable(const chooser *c, uint32_t i)
+{
+    return c->recipe->entries[i].scheme == QC_SCHEME_NF4 &&
+           qc_dtype_is_quantizable(c->model->tensors[i].dtype) && c->model->tensors[i].ndim == 2;
+}
+
+/* "....experts.17.up_proj.weight" -> "....experts.*.up_proj.weight" */
+static qc_status make_key(chooser *c, const char *name, const char **key, qc_error *err)
+{
+    static const char mark[] = "experts.";
+    const char *at = strstr(name, mark);
+    *key = name;
+    if (!at)
+        return QC_OK;
+    at += sizeof mark - 1;
+    size_t digits = strspn(at, "0123456789");
+    if (digits == 0 || at[digits] != '.')
+        return QC_OK;
+    return qc_arena_printf(c->scratch, key, err, "%.*s*%s", (int)(at - name), name, at + digits);
+}
+
+static int compare_members(const void *pa, const void *pb)
+{
+    const member *a = pa, *b = pb;
+    if (a->segment != b->segment)
+        return a->segment < b->segment ? -1 : 1;
+    int d = qc_natural_compare(a->key, b->key);
+    d = d ? d : strcmp(a->key, b->key);
+    return d ? d : (a->tensor > b->tensor) - (a->tensor < b->tensor);
+}
+
+/* "layer 12 mlp.up_proj": the segment, and the path within it. */
+static qc_status name_group(chooser *c, const member *m, const char **name, qc_error *err)
+{
+    const qc_segment *s = &c->segments->segments[c->segments->of_tensor[m->tensor]];
+    const char *path = m->key;
+    size_t tail = sizeof ".weight" - 1, cut = 0;
+    for (uint32_t i = 0; i < s->module_count; i++) {
+        size_t len = strlen(s->modules[i]);
+        if (len > cut && strncmp(path, s->modules[i], len) == 0 && path[len] == '.')
+            cut = len + 1;
+    }
+    path += strncmp(path + cut, "weight", tail) == 0 ? 0 : cut;
+    size_t len = strlen(path);
+    if (len > tail && strcmp(path + len - tail, ".weight") == 0)
+        len -= tail;
+    return qc_arena_printf(c->arena, name, err, "%s %.*s", s->name, (int)len, path);
+}
+
+static qc_status find_groups(chooser *c, qc_error *err)
+{
+    uint32_t count = (uint32_t)c->model->tensor_count;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(c->scratch, &v, count, sizeof *c->members, err));
+    c->members = v;
+    for (uint32_t i = 0; i < count; i++) {
+        if (!is_choosable(c, i))
+            continue;
+        member *m = &c->members[c->member_count++];
+        m->segment = resolve(c->segments, c->segments->of_tensor[i]);
+        m->tensor = i;
+        QC_TRY(make_key(c, c->model->tensors[i].name, &m->key, err));
+    }
+    qsort(c->members, c->member_count, sizeof *c->members, compare_members);
+    QC_TRY(qc_arena_alloc(c->scratch, &v, (size_t)c->member_count + 1, sizeof(uint32_t), err));
+    c->first_member = v;
+    uint32_t groups = 0;
+    for (uint32_t i = 0; i < c->member_count; i++) {
+        const member *m = &c->members[i];
+        if (i == 0 || m->segment != m[-1].segment || strcmp(m->key, m[-1].key) != 0)
+            c->first_member[groups++] = i;
+    }
+    c->first_member[groups] = c->member_count;
+    QC_TRY(qc_arena_alloc(c->arena, &v, groups, sizeof *c->out->groups, err));
+    c->out->groups = v;
+    c->out->group_count = groups;
+    for (uint32_t g = 0; g < groups; g++)
+        QC_TRY(name_group(c, &c->members[c->first_member[g]], &c->out->groups[g].name, err));
+    return QC_OK;
+}
+
+static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t *cols)
+{
+    const qc_ckpt_tensor *t = &c->model->tensors[tensor];
+    int turned = c->recipe->entries[tensor].transpose;
+    *rows = t->dims[turned ? 1 : 0];
+    *cols = t->dims[turned ? 0 : 1];
+}
+
+/* What a weight left in 16 bit is written as: --rest may cast it. */
+static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
+{
+    if (c->options->rest == QC_REST_BF16)
+        return QC_DTYPE_BF16;
+    if (c->options->rest == QC_REST_FP16)
+        return QC_DTYPE_F16;
+    return c->model->tensors[tensor].dtype;
+}
+
+static void size_group(chooser *c, uint32_t g)
+{
+    qc_auto_group *group = &c->out->groups[g];
+    uint32_t first = c->first_member[g], end = c->first_member[g + 1];
+    uint64_t last_rows = 0, last_cols = 0, each[QC_AUTO_CHOICES] = {0};
+    qc_dtype last = QC_DTYPE_COUNT;
+    group->weights = end - first;
+    group->importance = qc_auto_importance(c->members[first].key);
+    for (uint32_t i = first; i < end; i++) {
+        uint32_t tensor = c->members[i].tensor;
+        qc_dtype dtype = c->model->tensors[tensor].dtype;
+        uint64_t rows, cols;
+        shape_of(c, tensor, &rows, &cols);
+        group->elems += rows * cols;
+        if (rows != last_rows || cols != last_cols || dtype != last) {
+            for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
+                int kept = k == QC_AUTO_AT_16BIT;
+                each[k] = qc_plan_weight_bytes(rows, cols, kept ? kept_dtype(c, tensor) : dtype,
+                                               choices[k].scheme, choices[k].block_elems,
+                                               c->options->double_quant);
+            }
+            last_rows = rows;
+            last_cols = cols;
+            last = dtype;
+        }
+        for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
+            group->bytes[k] += each[k];
+    }
+}
+
+/* ---- errors ---- */
+
+static void expect_group(chooser *c, uint32_t g)
+{
+    uint64_t rows, cols;
+    shape_of(c, c->members[c->first_member[g]].tensor, &rows, &cols);
+    for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
+        c->out->groups[g].rel_mse[k] = qc_auto_normal_mse(k, cols);
+}
+
+static uint32_t sampled_of(const chooser *c, uint32_t g)
+{
+    uint32_t n = c->first_member[g + 1] - c->first_member[g];
+    return n < SAMPLED_EXPERTS ? n : SAMPLED_EXPERTS;
+}
+
+/* Samples of one group to its errors: all its sampled weights taken as one. */
+static void combine_group(qc_auto_group *group, const qc_auto_sample *s, uint32_t n)
+{
+    double xx = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        xx += s[i].sum_xx;
+        if (s[i].not_finite)
+            group->reason = "not finite";
+    }
+    for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
+        double ee = 0;
+        for (uint32_t i = 0; i < n; i++)
+            ee += s[i].rel_mse[k] * s[i].sum_xx;
+        group->rel_mse[k] = isnan(ee) ? ee : xx > 0 ? ee / xx : 0;
+    }
+    group->rel_mse[QC_AUTO_AT_16BIT] = 0;
+}
+
+static qc_status measure_groups(chooser *c, qc_error *err)
+{
+    void *v = NULL;
+    uint32_t count = 0, at = 0;
+    for (uint32_t g = 0; g < c->out->group_count; g++)
+        count += sampled_of(c, g);
+    QC_TRY(qc_arena_alloc(c->scratch, &v, count, sizeof(qc_auto_sample), err));
+    qc_auto_sample *samples = v;
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        uint64_t n = c->first_member[g + 1] - c->first_member[g], k = sampled_of(c, g);
+        for (uint64_t i = 0; i < k; i++) {
+            qc_auto_sample *s = &samples[at++];
+            s->tensor = c->members[c->first_member[g] + (2 * i + 1) * n / (2 * k)].tensor;
+            shape_of(c, s->tensor, &s->rows, &s->cols);
+            s->transpose = c->recipe->entries[s->tensor].transpose;
+        }
+    }
+    unsigned threads = c->options->threads ? c->options->threads : qc_pipeline_default_threads(0);
+    QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, c->options->double_quant,
+                           threads, err));
+    at = 0;
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        uint32_t n = sampled_of(c, g);
+        combine_group(&c->out->groups[g], samples + at, n);
+        at += n;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        c->out->sampled_rows += samples[i].rows_read;
+        c->out->sampled_bytes += samples[i].bytes_read;
+    }
+    return QC_OK;
+}
+
+/* Row-wise int8 has a limit of its own. */
+static int rows_too_long(const chooser *c, uint32_t g)
+{
+    for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
+        uint64_t rows, cols;
+        shape_of(c, c->members[i].tensor, &rows, &cols);
+        if (cols > QC_FRAME_MAX_BYTES)
+            return 1;
+    }
+    return 0;
+}
+
+/* Candidates that remain, and the items of the solver. */
+static qc_status make_items(chooser *c, qc_error *err)
+{
+    void *v[4] = {0};
+    uint32_t groups = c->out->group_count;
+    QC_TRY(qc_arena_alloc(c->scratch, &v[0], groups, sizeof *c->items, err));
+    QC_TRY(qc_arena_alloc(c->scratch, &v[1], groups, sizeof *c->item_of, err));
+    QC_TRY(qc_arena_alloc(c->scratch, &v[2], groups, sizeof *c->group_of, err));
+    QC_TRY(qc_arena_alloc(c->scratch, &v[3], groups, sizeof *c->chosen, err));
+    c->items = v[0];
+    c->item_of = v[1];
+    c->group_of = v[2];
+    c->chosen = v[3];
+    for (uint32_t g = 0; g < groups; g++) {
+        qc_auto_group *group = &c->out->groups[g];
+        unsigned left = 0;
+        if (rows_too_long(c, g))
+            group->rel_mse[QC_AUTO_AT_INT8] = (double)NAN;
+        qc_auto_item *it = &c->items[c->item_count];
+        it->segment = c->members[c->first_member[g]].segment;
+        for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
+            if (!(c->candidates & 1u << k))
+                group->rel_mse[k] = (double)NAN;
+            it->cost[k] = group->importance * group->rel_mse[k];
+            it->bytes[k] = group->bytes[k];
+            left += isnan(it->cost[k]) ? 0 : 1;
+        }
+        c->item_of[g] = UINT32_MAX;
+        group->chosen = QC_AUTO_AT_16BIT;
+        if (left == 0 || group->reason) {
+            group->reason = group->reason ? group->reason : "beyond what the schemes can hold";
+            group->rel_mse[QC_AUTO_AT_16BIT] = 0;
+            continue;
+        }
+        c->item_of[g] = c->item_count;
+        c->group_of[c->item_count++] = g;
+    }
+    return QC_OK;
+}
+
+/* ---- devices ---- */
+
+/* What the segments take beside the weights that are chosen. */
+static qc_status sum_fixed(chooser *c, qc_error *err)
+{
+    qc_plan plan;
+    uint64_t *bytes = NULL, *largest = NULL;
+    void *v = NULL;
+    QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, c->recipe, c->options, err));
+    QC_TRY(qc_fit_sum_segments(c->scratch, &plan, c->segments, &bytes, &largest, err));
+    QC_TRY(qc_arena_alloc(c->scratch, &v, c->segments->count, sizeof *c->fixed_largest, err));
+    c->fixed = bytes;
+    c->fixed_largest = v;
+    for (uint32_t i = 0; i < c->member_count; i++) {
+        uint32_t tensor = c->members[i].tensor;
+        uint64_t rows, cols;
+        shape_of(c, tensor, &rows, &cols);
+        c->fixed[c->segments->of_tensor[tensor]] -=
+            qc_plan_weight_bytes(rows, cols, c->model->tensors[tensor].dtype, QC_SCHEME_NF4,
+                                 c->recipe->entries[tensor].block_elems, c->options->double_quant);
+    }
+    for (uint32_t i = 0; i < plan.job_count; i++) {
+        const qc_job *j = &plan.jobs[i];
+        uint32_t s = c->segments->of_tensor[j->source];
+        if ((j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+             j->scheme == QC_SCHEME_INT8_BLOCKS) &&
+            !is_choosable(c, j->source) && j->elems > c->fixed_largest[s])
+            c->fixed_largest[s] = j->elems;
+    }
+    return QC_OK;
+}
+
+/* The fit of a choice for every group, on the devices that are filled. */
+static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
+{
+    void *v[2] = {0};
+    uint32_t n = c->segments->count;
+    QC_TRY(qc_arena_alloc(c->scratch, &v[0], n, sizeof(uint64_t), err));
+    QC_TRY(qc_arena_alloc(c->scratch, &v[1], n, sizeof(uint64_t), err));
+    uint64_t *bytes = v[0], *largest = v[1];
+    memcpy(bytes, c->fixed, n * sizeof *bytes);
+    memcpy(largest, c->fixed_largest, n * sizeof *largest);
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        const qc_auto_group *group = &c->out->groups[g];
+        uint32_t s = c->segments->of_tensor[c->members[c->first_member[g]].tensor];
+        bytes[s] += group->bytes[group->chosen];
+        uint64_t elems = group->elems / group->weights;
+        if (group->chosen != QC_AUTO_AT_16BIT && elems > largest[s])
+            largest[s] = elems;
+    }
+    return qc_fit_make(fit, c->scratch, c->segments, c->geometry, bytes, largest, &c->budget,
+                       &c->options->fit, err);
+}
+
+static void choose_groups(chooser *c, const unsigned *chosen, unsigned uniform)
+{
+    for (uint32_t i = 0; i < c->item_count; i++)
+        c->out->groups[c->group_of[i]].chosen = chosen ? chosen[i] : uniform;
+}
+
+/* The task of the solver: followers folded into the segment they follow, and every segment with the
+ * workspace of a choice that quantizes all its weights, the larger of both. */
+static qc_status make_task(chooser *c, qc_auto_task *t, uint64_t **room, qc_error *err)
+{
+    void *v[3] = {0};
+    uint32_t n = c->segments->count;
+    QC_TRY(qc_arena_alloc(c->scratch, &v[0], n, sizeof(uint64_t), err));
+    QC_TRY(qc_arena_alloc(c->scratch, &v[1], n, sizeof(uint64_t), err));
+    QC_TRY(qc_arena_alloc(c->scratch, &v[2], c->budget.count, sizeof(uint64_t), err));
+    uint64_t *fixed = v[0], *scratch = v[1];
+    qc_fit fit;
+    choose_groups(c, NULL, QC_AUTO_AT_NF4);
+    QC_TRY(fit_groups(c, &fit, err));
+    for (uint32_t s = 0; s < n; s++) {
+        uint32_t at = resolve(c->segments, s);
+        fixed[at] += c->fixed[s] + fit.segment_kv[s];
+        if (fit.segment_workspace[s] > scratch[at])
+            scratch[at] = fit.segment_workspace[s];
+    }
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        if (c->item_of[g] == UINT32_MAX)
+            fixed[c->members[c->first_member[g]].segment] +=
+                c->out->groups[g].bytes[QC_AUTO_AT_16BIT];
+    }
+    *room = v[2];
+    for (uint32_t d = 0; d < c->budget.count; d++) {
+        uint64_t budget = fit.devices[d].budget_bytes;
+        uint64_t context =
+            c->budget.devices[d].tier == QC_TIER_GPU ? c->options->fit.cuda_context_bytes : 0;
+        (*room)[d] = budget > context ? budget - context : 0;
+    }
+    *t = (qc_auto_task){.items = c->items,
+                        .item_count = c->item_count,
+                        .segment_count = n,
+                        .fixed = fixed,
+                        .scratch = scratch,
+                        .room = *room,
+                        .device_count = c->budget.count};
+    return QC_OK;
+}
+
+/* The fit makes its own cuts, and has the last word: should it be short of room, less is given
+ * out. */
+static qc_status solve(chooser *c, qc_error *err)
+{
+    qc_auto_task task;
+    qc_auto_solution solution = {.chosen = c->chosen};
+    uint64_t *room = NULL;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(c->scratch, &v, c->budget.count, sizeof(uint32_t), err));
+    solution.cut = v;
+    QC_TRY(make_task(c, &task, &room, err));
+    for (int round = 0;; round++) {
+        qc_fit fit;
+        QC_TRY(qc_auto_solve(&task, &solution, err));
+        if (round == 0)
+            c->out->bound = solution.bound;
+        choose_groups(c, c->chosen, 0);
+        QC_TRY(fit_groups(c, &fit, err));
+        c->out->fits = fit.fits;
+        if (fit.fits || !solution.fits || round == MAX_ROUNDS)
+            break;
+        for (uint32_t d = 0; d < c->budget.count; d++)
+            room[d] = room[d] > fit.short_by_bytes ? room[d] - fit.short_by_bytes : 0;
+    }
+    c->out->predicted = solution.cost;
+    /* The promise: never above a uniform scheme that fits, by the fit's own account. */
+    unsigned better = QC_AUTO_CHOICES;
+    for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
+        qc_fit fit;
+        c->out->uniform[k] = solution.uniform[k];
+        if (isnan(solution.uniform[k]))
+            continue;
+        choose_groups(c, NULL, k);
+        QC_TRY(fit_groups(c, &fit, err));
+        c->out->uniform_fits[k] = fit.fits;
+        if (fit.fits && (!c->out->fits || solution.uniform[k] < c->out->predicted)) {
+            better = k;
+            c->out->fits = 1;
+            c->out->predicted = solution.uniform[k];
+        }
+    }
+    choose_groups(c, better == QC_AUTO_CHOICES ? c->chosen : NULL, better);
+    if (!(c->out->bound <= c->out->predicted)) /* a uniform choice that the solver had ruled out */
+        c->out->bound = c->out->fits ? c->out->predicted : (double)NAN;
+    return QC_OK;
+}
+
+/* ---- the recipe ---- */
+
+static void apply(chooser *c)
+{
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        const qc_auto_group *group = &c->out->groups[g];
+        unsigned k = group->chosen;
+        c->out->count_chosen[k] += group->weights;
+        c->out->bytes_chosen[k] += group->bytes[k];
+        for (uint32_t i = c->first_member[g]; i < c->first_member[g + 1]; i++) {
+            uint32_t tensor = c->members[i].tensor;
+            qc_recipe_entry *e = &c->recipe->entries[tensor];
+            e->scheme = choices[k].scheme;
+            e->block_elems = choices[k].block_elems;
+            e->why = group->reason ? "auto: 16 bit, not to be quantized" : choices[k].why;
+            if (k != QC_AUTO_AT_16BIT)
+                continue;
+            e->transpose = 0;
+            e->out_dtype = kept_dtype(c, tensor);
+            if (e->out_dtype != c->model->tensors[tensor].dtype)
+                e->scheme = QC_SCHEME_CAST;
+        }
+    }
+    const uint64_t *n = c->out->count_chosen;
+    c->out->mixed = n[QC_AUTO_AT_INT8] > 0 && n[QC_AUTO_AT_NF4] + n[QC_AUTO_AT_NF4_32] > 0;
+}
+
+static qc_status choose(chooser *c, int has_weights, qc_error *err)
+{
+    QC_TRY(find_groups(c, err));
+    for (uint32_t g = 0; g < c->out->group_count; g++) {
+        size_group(c, g);
+        if (!has_weights)
+            expect_group(c, g);
+    }
+    if (has_weights)
+        QC_TRY(measure_groups(c, err));
+    QC_TRY(make_items(c, err));
+    QC_TRY(sum_fixed(c, err));
+    QC_TRY(solve(c, err));
+    apply(c);
+    return qc_recipe_list_skipped(c->recipe, c->arena, c->model, c->options, err);
+}
+
+qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
+                         const qc_checkpoint *model, int has_weights, const qc_segments *segments,
+                         const qc_geometry *geometry, const qc_budget *budget,
+                         const qc_options *options, qc_error *err)
+{
+    qc_arena scratch;
+    chooser c = {.out = out,
+                 .arena = arena,
+                 .scratch = &scratch,
+                 .recipe = recipe,
+                 .model = model,
+                 .segments = segments,
+                 .geometry = geometry,
+                 .options = options};
+    memset(out, 0, sizeof *out);
+    out->measured = has_weights;
+    if (!budget || budget->count == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
+    QC_TRY(qc_auto_parse_schemes(options->schemes, &c.candidates, err));
+    out->candidates = c.candidates;
+    c.budget = *budget;
+    c.budget.count = budget->gpu_count ? budget->gpu_count : 1;
+    qc_arena_init(&scratch);
+    qc_status st = choose(&c, has_weights, err);
+    qc_arena_deinit(&scratch);
+    return st;
+}

@@ -1,0 +1,306 @@
+#include "convert/auto_measure.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+#include "quant/quant_ops.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+/* Written rows of a transposed weight are columns of the file: a few runs of neighbours. */
+#define TRANSPOSED_RUNS 4u
+
+static const uint32_t block_of[] = {64, 32};
+
+typedef struct {
+    uint64_t rows, cols, elems; /* of the sample */
+} extent;
+
+typedef struct {
+    qc_auto_sample *samples;
+    uint32_t count;
+    const qc_checkpoint *model;
+    unsigned candidates;
+    int double_quant;
+    const qc_quant_ops *ops;
+    uint64_t max_elems, max_rows, max_each;
+    atomic_uint_fast32_t next;
+} measuring;
+
+/* Scratch of one thread. */
+typedef struct {
+    qc_st_cursor *cursor;
+    unsigned char *source;
+    uint8_t *codes, *nested_codes;
+    float *absmax, *final, *nested;
+    qc_block_error *errors;
+    float *scb;
+} scratch;
+
+static uint64_t each_of(const measuring *m, const qc_auto_sample *s)
+{
+    return qc_dtype_bits(m->model->tensors[s->tensor].dtype) / 8;
+}
+
+static extent extent_of(const qc_auto_sample *s)
+{
+    extent e = {.cols = s->cols < QC_AUTO_SAMPLE_MAX ? s->cols : QC_AUTO_SAMPLE_MAX};
+    uint64_t want = qc_ceil_div_u64(QC_AUTO_SAMPLE_ELEMS, e.cols);
+    want = want < QC_AUTO_SAMPLE_ROWS ? QC_AUTO_SAMPLE_ROWS : want;
+    uint64_t most = QC_AUTO_SAMPLE_MAX / e.cols;
+    want = want < most ? want : most;
+    e.rows = s->rows < want ? s->rows : want;
+    e.elems = e.rows * e.cols;
+    return e;
+}
+
+/* ---- reading ---- */
+
+static qc_status read_plain(const measuring *m, scratch *w, const qc_auto_sample *s, extent e,
+                            qc_error *err)
+{
+    const qc_ckpt_tensor *t = &m->model->tensors[s->tensor];
+    uint64_t each = each_of(m, s);
+    if (e.rows == s->rows && e.cols == s->cols)
+        return qc_checkpoint_read(m->model, w->cursor, t, 0, w->source, (size_t)(e.elems * each),
+                                  err);
+    for (uint64_t k = 0; k < e.rows; k++) {
+        /* The middle of the k-th of e.rows equal parts; products stay below 2^64, rows being at
+         * most 2^22 here where s->rows is not below 2^40. */
+        uint64_t row = s->rows / e.rows * k + s->rows % e.rows * k / e.rows + s->rows / e.rows / 2;
+        QC_TRY(qc_checkpoint_read(m->model, w->cursor, t, row * s->cols * each,
+                                  w->source + k * e.cols * each, (size_t)(e.cols * each), err));
+    }
+    return QC_OK;
+}
+
+static qc_status read_transposed(const measuring *m, scratch *w, const qc_auto_sample *s, extent e,
+                                 qc_error *err)
+{
+    const qc_ckpt_tensor *t = &m->model->tensors[s->tensor];
+    uint64_t each = each_of(m, s);
+    uint64_t runs = e.rows == s->rows || e.rows < TRANSPOSED_RUNS ? 1 : TRANSPOSED_RUNS;
+    unsigned char part[4096];
+    for (uint64_t k = 0; k < e.cols; k++) {
+        for (uint64_t r = 0; r < runs; r++) {
+            uint64_t first = e.rows / runs * r,
+                     end = r + 1 < runs ? e.rows / runs * (r + 1) : e.rows;
+            uint64_t at = runs == 1 ? 0 : (s->rows - e.rows) / (runs - 1) * r + first;
+            for (uint64_t i = first; i < end;) {
+                uint64_t n = end - i < sizeof part / each ? end - i : sizeof part / each;
+                QC_TRY(qc_checkpoint_read(m->model, w->cursor, t,
+                                          (k * s->rows + at + (i - first)) * each, part,
+                                          (size_t)(n * each), err));
+                for (uint64_t x = 0; x < n; x++)
+                    memcpy(w->source + ((i + x) * e.cols + k) * each, part + x * each,
+                           (size_t)each);
+                i += n;
+            }
+        }
+    }
+    return QC_OK;
+}
+
+/* ---- errors ---- */
+
+typedef struct {
+    const measuring *m;
+    const scratch *w;
+    qc_dtype dtype;
+} floats_ctx;
+
+static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out, qc_error *err)
+{
+    const floats_ctx *c = vctx;
+    uint64_t overflow = UINT64_MAX;
+    (void)err;
+    c->m->ops->cast(c->w->source + first * (qc_dtype_bits(c->dtype) / 8), c->dtype, n, out,
+                    QC_DTYPE_F32, &overflow);
+    return QC_OK;
+}
+
+static qc_status measure_nf4(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
+                             unsigned candidate, qc_error *err)
+{
+    qc_dtype dtype = m->model->tensors[s->tensor].dtype;
+    uint32_t block = block_of[candidate];
+    uint64_t blocks = qc_ceil_div_u64(e.elems, block);
+    qc_piece_sums sums = {0};
+    qc_tensor_error error = {0};
+    floats_ctx ctx = {m, w, dtype};
+    m->ops->nf4_quantize(w->source, dtype, e.elems, block, w->codes, w->absmax, w->errors, &sums);
+    if (sums.bad != QC_BAD_NONE) {
+        s->not_finite = 1;
+        return QC_OK;
+    }
+    const float *final = w->absmax;
+    if (m->double_quant) {
+        float offset = qc_nested_offset(w->absmax, blocks);
+        m->ops->nested_quantize(w->absmax, blocks, offset, w->nested_codes, w->nested);
+        m->ops->nested_dequantize(w->nested_codes, w->nested, qc_dynamic_map, blocks,
+                                  QC_NESTED_BLOCK, offset, w->final);
+        final = w->final;
+    }
+    QC_TRY(qc_block_error_finish(m->ops, 1, e.elems, block, w->absmax, final, w->errors, &sums,
+                                 read_floats, &ctx, &error, err));
+    s->sum_xx = sums.sum_xx;
+    s->rel_mse[candidate] = error.rel_mse;
+    return QC_OK;
+}
+
+static void measure_int8(const measuring *m, scratch *w, qc_auto_sample *s, extent e)
+{
+    qc_piece_sums sums = {0};
+    m->ops->int8_rows_quantize(w->source, m->model->tensors[s->tensor].dtype, e.rows, e.cols,
+                               (int8_t *)w->codes, w->scb, &sums);
+    if (sums.bad == QC_BAD_NONFINITE)
+        s->not_finite = 1;
+    if (sums.bad != QC_BAD_NONE)
+        return;
+    s->sum_xx = sums.sum_xx;
+    s->rel_mse[QC_AUTO_AT_INT8] = sums.sum_xx > 0 ? sums.sum_ee / sums.sum_xx : 0;
+}
+
+static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, qc_error *err)
+{
+    extent e = extent_of(s);
+    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++)
+        s->rel_mse[c] = (double)NAN;
+    s->rel_mse[QC_AUTO_AT_16BIT] = 0;
+    s->rows_read = e.rows;
+    s->bytes_read = e.elems * each_of(m, s);
+    if (s->transpose)
+        QC_TRY(read_transposed(m, w, s, e, err));
+    else
+        QC_TRY(read_plain(m, w, s, e, err));
+    for (unsigned c = QC_AUTO_AT_NF4; c <= QC_AUTO_AT_NF4_32 && !s->not_finite; c++) {
+        if (m->candidates & 1u << c)
+            QC_TRY(measure_nf4(m, w, s, e, c, err));
+    }
+    if (m->candidates & 1u << QC_AUTO_AT_INT8 && !s->not_finite)
+        measure_int8(m, w, s, e);
+    for (unsigned c = 0; s->not_finite && c < QC_AUTO_AT_16BIT; c++)
+        s->rel_mse[c] = (double)NAN;
+    return QC_OK;
+}
+
+/* ---- threads ---- */
+
+static void scratch_deinit(scratch *w)
+{
+    qc_st_cursor_destroy(w->cursor);
+    qc_free(w->source);
+    qc_free(w->codes);
+    qc_free(w->nested_codes);
+    qc_free(w->absmax);
+    qc_free(w->final);
+    qc_free(w->nested);
+    qc_free(w->errors);
+    qc_free(w->scb);
+}
+
+static qc_status scratch_init(scratch *w, const measuring *m, qc_error *err)
+{
+    size_t elems = (size_t)m->max_elems, blocks = elems / 32 + 1;
+    void *v[8] = {0};
+    memset(w, 0, sizeof *w);
+    QC_TRY(qc_st_cursor_create(&w->cursor, err));
+    qc_status st = qc_realloc_array(&v[0], elems, (size_t)m->max_each, err);
+    const size_t each[] = {0,
+                           1,
+                           1,
+                           sizeof *w->absmax,
+                           sizeof *w->final,
+                           sizeof *w->nested,
+                           sizeof *w->errors,
+                           sizeof *w->scb};
+    const size_t count[] = {
+        0, elems, blocks, blocks, blocks, blocks / 256 + 1, blocks, (size_t)m->max_rows};
+    for (int i = 1; i < 8 && st == QC_OK; i++)
+        st = qc_realloc_array(&v[i], count[i] ? count[i] : 1, each[i], err);
+    w->source = v[0];
+    w->codes = v[1];
+    w->nested_codes = v[2];
+    w->absmax = v[3];
+    w->final = v[4];
+    w->nested = v[5];
+    w->errors = v[6];
+    w->scb = v[7];
+    return st;
+}
+
+static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    measuring *m = ctx;
+    scratch w = {0};
+    (void)index;
+    qc_status st = scratch_init(&w, m, err);
+    while (st == QC_OK) {
+        uint32_t i = (uint32_t)atomic_fetch_add(&m->next, 1);
+        if (i >= m->count)
+            break;
+        if (qc_team_stopped(team)) {
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+            break;
+        }
+        st = measure_one(m, &w, &m->samples[i], err);
+    }
+    scratch_deinit(&w);
+    return st;
+}
+
+qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_checkpoint *model,
+                          unsigned candidates, int double_quant, unsigned threads, qc_error *err)
+{
+    qc_isa isa;
+    measuring m = {.samples = samples,
+                   .count = count,
+                   .model = model,
+                   .candidates = candidates,
+                   .double_quant = double_quant,
+                   .max_each = 1};
+    QC_TRY(qc_isa_select(&isa, err));
+    m.ops = qc_quant_ops_for(isa);
+    atomic_init(&m.next, 0);
+    for (uint32_t i = 0; i < count; i++) {
+        extent e = extent_of(&samples[i]);
+        uint64_t each = each_of(&m, &samples[i]);
+        m.max_elems = e.elems > m.max_elems ? e.elems : m.max_elems;
+        m.max_rows = e.rows > m.max_rows ? e.rows : m.max_rows;
+        m.max_each = each > m.max_each ? each : m.max_each;
+    }
+    if (count == 0)
+        return QC_OK;
+    return qc_team_run(threads < count ? threads : count, work, &m, err);
+}
+
+/* ---- without weights ---- */
+
+double qc_auto_normal_mse(unsigned candidate, uint64_t cols)
+{
+    /* E[max x^2] over 2^k standard normal numbers, k = 0 .. 20: the integral of
+     * 2 x (1 - erf(x / sqrt 2)^n). tests/unit_auto_measure.c computes both again. */
+    static const double max_square[] = {
+        1.0000,  1.6366,  2.4702,  3.4574,  4.5495,  5.7095,  6.9139,
+        8.1483,  9.4038,  10.6750, 11.9583, 13.2512, 14.5520, 15.8595,
+        17.1726, 18.4906, 19.8128, 21.1388, 22.4682, 23.8005, 25.1356,
+    };
+    enum { POINTS = sizeof max_square / sizeof *max_square };
+    if (candidate == QC_AUTO_AT_NF4)
+        return 8.45e-3;
+    if (candidate == QC_AUTO_AT_NF4_32)
+        return 7.62e-3;
+    if (candidate != QC_AUTO_AT_INT8)
+        return 0;
+    unsigned k = 0;
+    while (k + 2 < POINTS && cols >> (k + 1) > 0)
+        k++;
+    /* Nearly linear in the logarithm; within an octave linear in the length is close enough. */
+    double part = (double)cols / (double)(UINT64_C(1) << k) - 1;
+    part = part < 0 ? 0 : part > 1 ? 1 : part;
+    double square = max_square[k] + part * (max_square[k + 1] - max_square[k]);
+    /* The largest of a row has no error. */
+    return square / (12.0 * 127 * 127) * (1 - 1 / (double)(cols > 1 ? cols : 2));
+}

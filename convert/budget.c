@@ -1,0 +1,292 @@
+#include "convert/budget.h"
+
+#include "base/strbuf.h"
+#include "convert/hardware.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TERM_FORMS                                                                                 \
+    "a size (40GB, 40GiB), a card (A100-40GB), auto, cpu[:SIZE] or disk[:SIZE], with a count "     \
+    "before a size or a card (2x40GB)"
+#define QUOTED_MOST 80 /* bytes of a term in a message */
+/* "2xNAME+" for every device and both tiers. */
+#define TEXT_BYTES_MOST ((QC_MAX_DEVICES + 2) * 128)
+
+/* One term, blanks around it left out. */
+typedef struct {
+    const char *s;
+    size_t len;
+} span;
+
+typedef struct {
+    qc_budget *budget; /* devices has room for QC_MAX_DEVICES and two tiers; GPUs so far */
+    qc_arena *arena;
+    qc_hardware *machine; /* NULL until somebody asks */
+    int has_auto, has_cpu, has_disk;
+    qc_device cpu, disk;
+} parser;
+
+static int is_blank(char c)
+{
+    return c == ' ' || c == '\t';
+}
+
+static int is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static int lower(int c)
+{
+    return c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c;
+}
+
+static span trimmed(const char *s, const char *end)
+{
+    while (s < end && is_blank(*s))
+        s++;
+    while (s < end && is_blank(end[-1]))
+        end--;
+    return (span){s, (size_t)(end - s)};
+}
+
+static int quoted(span t)
+{
+    return (int)(t.len < QUOTED_MOST ? t.len : QUOTED_MOST);
+}
+
+static int is_word(span t, const char *word)
+{
+    if (t.len != strlen(word))
+        return 0;
+    for (size_t i = 0; i < t.len; i++)
+        if (lower(t.s[i]) != word[i])
+            return 0;
+    return 1;
+}
+
+/* *out: a size that cannot be mistaken for a count of devices or a card. term is what is quoted. */
+static qc_status read_size(parser *p, span size, span term, uint64_t *out, qc_error *err)
+{
+    const char *text = NULL;
+    QC_TRY(qc_arena_strndup(p->arena, &text, size.s, size.len, err));
+    if (size.len > 0 && is_digit(size.s[size.len - 1]) && strspn(text, "0123456789.") == size.len)
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected a unit, such as %.*sGB, found none",
+                quoted(term), term.s, quoted(size), size.s);
+    const char *what = NULL;
+    QC_TRY(qc_arena_printf(p->arena, &what, err, "--vram: '%.*s'", quoted(term), term.s));
+    QC_TRY(qc_parse_size(text, what, out, err));
+    if (*out == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected more than 0 bytes", quoted(term),
+                term.s);
+    return QC_OK;
+}
+
+static qc_status look_at_machine(parser *p, qc_error *err)
+{
+    if (p->machine)
+        return QC_OK;
+    void *m = NULL;
+    QC_TRY(qc_arena_alloc(p->arena, &m, 1, sizeof *p->machine, err));
+    QC_TRY(qc_hardware_read(m, p->arena, err));
+    p->machine = m;
+    return QC_OK;
+}
+
+static qc_status add_gpu(parser *p, const qc_card *card, uint64_t total_bytes, qc_error *err)
+{
+    qc_budget *b = p->budget;
+    if (b->gpu_count == QC_MAX_DEVICES)
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected at most %u GPUs, found more",
+                QUOTED_MOST, b->text, QC_MAX_DEVICES);
+    qc_device *d = &b->devices[b->gpu_count];
+    QC_TRY(qc_arena_printf(p->arena, &d->name, err, "cuda:%" PRIu32, b->gpu_count));
+    d->tier = QC_TIER_GPU;
+    d->card = card;
+    d->total_bytes = total_bytes;
+    b->gpu_count++;
+    return QC_OK;
+}
+
+static qc_status add_machine_gpus(parser *p, qc_error *err)
+{
+    if (p->has_auto)
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected auto at most once", QUOTED_MOST,
+                p->budget->text);
+    p->has_auto = 1;
+    QC_TRY(look_at_machine(p, err));
+    for (uint32_t i = 0; i < p->machine->gpu_count; i++)
+        QC_TRY(add_gpu(p, p->machine->gpus[i].card, p->machine->gpus[i].free_bytes, err));
+    return QC_OK;
+}
+
+/* "cpu" or "disk", after which `rest` follows: nothing or ":SIZE". */
+static qc_status add_tier(parser *p, span term, span rest, int is_disk, qc_error *err)
+{
+    int *has = is_disk ? &p->has_disk : &p->has_cpu;
+    qc_device *d = is_disk ? &p->disk : &p->cpu;
+    const char *name = is_disk ? "disk" : "cpu";
+    if (*has)
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected %s at most once", QUOTED_MOST,
+                p->budget->text, name);
+    *has = 1;
+    *d = (qc_device){name, is_disk ? QC_TIER_DISK : QC_TIER_CPU, NULL, UINT64_MAX};
+    if (rest.len > 0) {
+        span size = trimmed(rest.s + 1, rest.s + rest.len);
+        if (size.len == 0)
+            QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected a size after ':', found none",
+                    quoted(term), term.s);
+        return read_size(p, size, term, &d->total_bytes, err);
+    }
+    if (!is_disk) {
+        QC_TRY(look_at_machine(p, err));
+        d->total_bytes = p->machine->memory_bytes;
+    }
+    return QC_OK;
+}
+
+/* 1: term is one of the words, handled; *st has the result. */
+static int try_word(parser *p, span t, qc_status *st, qc_error *err)
+{
+    const char *colon = memchr(t.s, ':', t.len);
+    size_t stem_len = colon ? (size_t)(colon - t.s) : t.len;
+    span stem = trimmed(t.s, t.s + stem_len), rest = {t.s + stem_len, t.len - stem_len};
+    int is_cpu = is_word(stem, "cpu"), is_disk = is_word(stem, "disk");
+    if (is_word(t, "auto"))
+        *st = add_machine_gpus(p, err);
+    else if (is_cpu || is_disk)
+        *st = add_tier(p, t, rest, is_disk, err);
+    else
+        return 0;
+    return 1;
+}
+
+/* "2x" off the front of t; 0 if there is none. A count that is too large stays so. */
+static int take_count(span *t, uint64_t *count)
+{
+    size_t i = 0;
+    uint64_t n = 0;
+    for (; i < t->len && is_digit(t->s[i]); i++)
+        if (n <= QC_MAX_DEVICES)
+            n = n * 10 + (uint64_t)(t->s[i] - '0');
+    if (i == 0 || i == t->len || lower(t->s[i]) != 'x')
+        return 0;
+    *count = n;
+    *t = trimmed(t->s + i + 1, t->s + t->len);
+    return 1;
+}
+
+static qc_status add_cards(parser *p, span term, qc_error *err)
+{
+    span what = term;
+    uint64_t count = 1, bytes = 0;
+    int counted = take_count(&what, &count);
+    if (count == 0 || count > QC_MAX_DEVICES)
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected a count from 1 to %u", quoted(term),
+                term.s, QC_MAX_DEVICES);
+    if (what.len == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected a size or a card after 'x'",
+                quoted(term), term.s);
+    const char *colon = memchr(what.s, ':', what.len);
+    span stem = {what.s, colon ? (size_t)(colon - what.s) : what.len};
+    if (counted && (is_word(stem, "auto") || is_word(stem, "cpu") || is_word(stem, "disk")))
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected no count before '%.*s'", quoted(term),
+                term.s, quoted(stem), stem.s);
+    const qc_card *card = qc_card_find(what.s, what.len);
+    if (card) {
+        bytes = card->memory_bytes;
+    } else if (is_digit(what.s[0])) {
+        qc_status st = read_size(p, what, term, &bytes, err);
+        /* Something like "4O90": say what there is before saying what is wrong with the size. */
+        const char *near = st == QC_ERR_USAGE ? qc_card_near(what.s, what.len) : NULL;
+        if (near)
+            QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS "; did you mean %s?",
+                    quoted(term), term.s, near);
+        QC_TRY(st);
+    } else {
+        const char *near = qc_card_near(what.s, what.len);
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS "%s%s%s", quoted(term),
+                term.s, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+    }
+    for (uint64_t i = 0; i < count; i++)
+        QC_TRY(add_gpu(p, card, bytes, err));
+    return QC_OK;
+}
+
+static qc_status add_term(parser *p, span t, qc_error *err)
+{
+    qc_status st = QC_OK;
+    if (t.len == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS ", found nothing",
+                QUOTED_MOST, p->budget->text);
+    if (try_word(p, t, &st, err))
+        return st;
+    return add_cards(p, t, err);
+}
+
+qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text, qc_error *err)
+{
+    memset(out, 0, sizeof *out);
+    parser p = {.budget = out, .arena = arena};
+    void *devices = NULL;
+    QC_TRY(qc_arena_strndup(arena, &out->text, text, strlen(text), err));
+    QC_TRY(qc_arena_alloc(arena, &devices, QC_MAX_DEVICES + 2, sizeof *out->devices, err));
+    out->devices = devices;
+    for (const char *s = out->text;; s++) {
+        const char *end = s + strcspn(s, "+");
+        QC_TRY(add_term(&p, trimmed(s, end), err));
+        s = end;
+        if (*s == '\0')
+            break;
+    }
+    out->count = out->gpu_count;
+    if (p.has_cpu)
+        out->devices[out->count++] = p.cpu;
+    if (out->count == 0 && p.has_auto)
+        QC_FAIL(err, QC_ERR_DEVICE, "--vram: 'auto' found no GPU%s%s; name cards, or add cpu",
+                p.machine->no_gpu ? ": " : "", p.machine->no_gpu ? p.machine->no_gpu : "");
+    if (out->count == 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--vram: '%.*s': expected a GPU or cpu beside disk, on which nothing computes",
+                QUOTED_MOST, text);
+    if (p.has_disk)
+        out->devices[out->count++] = p.disk;
+    return QC_OK;
+}
+
+static qc_status add_text(qc_strbuf *b, const qc_device *d, uint32_t count, qc_error *err)
+{
+    if (b->len > 0)
+        QC_TRY(qc_strbuf_adds(b, "+", err));
+    if (count > 1)
+        QC_TRY(qc_strbuf_addf(b, err, "%" PRIu32 "x", count));
+    if (d->tier != QC_TIER_GPU)
+        QC_TRY(qc_strbuf_adds(b, d->name, err));
+    if (d->card && d->total_bytes == d->card->memory_bytes)
+        return qc_strbuf_adds(b, d->card->name, err);
+    if (d->total_bytes == UINT64_MAX)
+        return QC_OK;
+    return qc_strbuf_addf(b, err, "%s%" PRIu64 "B", d->tier == QC_TIER_GPU ? "" : ":",
+                          d->total_bytes);
+}
+
+qc_status qc_budget_text(const char **out, qc_arena *arena, const qc_budget *budget, qc_error *err)
+{
+    qc_status st = QC_OK;
+    qc_strbuf b;
+    qc_strbuf_init(&b, TEXT_BYTES_MOST);
+    for (uint32_t i = 0, n = 0; i < budget->count; i += n) {
+        const qc_device *d = &budget->devices[i];
+        for (n = 1; i + n < budget->count && budget->devices[i + n].tier == d->tier &&
+                    budget->devices[i + n].card == d->card &&
+                    budget->devices[i + n].total_bytes == d->total_bytes;)
+            n++;
+        QC_TRY_GOTO(st, done, add_text(&b, d, n, err));
+    }
+    st = qc_arena_strndup(arena, out, b.data ? b.data : "", b.len, err);
+done:
+    qc_strbuf_deinit(&b);
+    return st;
+}

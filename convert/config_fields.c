@@ -1,0 +1,111 @@
+#include "convert/config_fields.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define NAME_SHOWN_BYTES 80
+#define NAME_BYTES       64u
+
+void qc_config_open(qc_config *out, const qc_json *doc)
+{
+    memset(out, 0, sizeof *out);
+    out->model_type = out->text_type = "";
+    if (!doc)
+        return;
+    out->root = qc_json_root(doc);
+    out->model_type = qc_json_string_or(qc_json_get(out->root, "model_type"), "");
+    out->text_type = out->model_type;
+    const qc_json_node *text = qc_json_get(out->root, "text_config");
+    const qc_json_node *vision = qc_json_get(out->root, "vision_config");
+    out->text = out->root;
+    if (text && qc_json_kind_of(text) == QC_JSON_OBJECT) {
+        out->text = text;
+        out->text_type = qc_json_string_or(qc_json_get(text, "model_type"), out->model_type);
+    }
+    if (vision && qc_json_kind_of(vision) == QC_JSON_OBJECT)
+        out->vision = vision;
+}
+
+int qc_config_word_in(const char *word, const char *list)
+{
+    size_t len = strlen(word);
+    if (len == 0 || strchr(word, ' '))
+        return 0;
+    for (const char *p = list; (p = strstr(p, word)) != NULL; p += len) {
+        if (p > list && p[-1] == ' ' && p[len] == ' ')
+            return 1;
+    }
+    return 0;
+}
+
+const qc_json_node *qc_config_field(const qc_json_node *object, const char *names)
+{
+    while (object && *names) {
+        char name[NAME_BYTES];
+        size_t len = strcspn(names, " ");
+        if (len > 0 && len < sizeof name) {
+            memcpy(name, names, len);
+            name[len] = '\0';
+            const qc_json_node *n = qc_json_get(object, name);
+            if (n && qc_json_kind_of(n) != QC_JSON_NULL)
+                return n;
+        }
+        names += len + (names[len] == ' ');
+    }
+    return NULL;
+}
+
+const qc_json_node *qc_config_text_field(const qc_config *c, const char *names)
+{
+    const qc_json_node *n = qc_config_field(c->text, names);
+    return n || c->text == c->root ? n : qc_config_field(c->root, names);
+}
+
+qc_status qc_config_count(uint64_t *out, const qc_json_node *n, uint64_t max, uint64_t missing,
+                          qc_error *err)
+{
+    *out = missing;
+    if (!n)
+        return QC_OK;
+    char what[NAME_SHOWN_BYTES + 32];
+    const char *key = qc_json_key(n);
+    (void)snprintf(what, sizeof what, "config.json: %.*s", NAME_SHOWN_BYTES,
+                   key ? key : "a number of a list");
+    QC_TRY(qc_json_as_u64(n, what, out, err));
+    if (*out > max)
+        QC_FAIL(err, QC_ERR_INPUT, "%s is %" PRIu64 ", expected at most %" PRIu64, what, *out, max);
+    return QC_OK;
+}
+
+qc_status qc_config_read(uint64_t *out, const qc_config *c, const char *names, uint64_t max,
+                         uint64_t missing, qc_error *err)
+{
+    return qc_config_count(out, qc_config_text_field(c, names), max, missing, err);
+}
+
+int qc_config_flag(const qc_config *c, const char *name, int missing)
+{
+    return qc_json_bool_or(qc_config_text_field(c, name), missing);
+}
+
+qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,
+                                const qc_json_node *list, qc_error *err)
+{
+    if (!list)
+        return QC_OK;
+    const char *key = qc_json_key(list);
+    if (qc_json_kind_of(list) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %.*s is %s, expected a list of layers",
+                NAME_SHOWN_BYTES, key, qc_json_kind_name(qc_json_kind_of(list)));
+    for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
+        uint64_t layer = 0;
+        QC_TRY(qc_json_as_u64(n, key, &layer, err));
+        if (layer >= layer_count)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: %.*s names layer %" PRIu64 ", there are %" PRIu32 " layers",
+                    NAME_SHOWN_BYTES, key, layer, layer_count);
+        marks[layer] = 1;
+    }
+    return QC_OK;
+}

@@ -1,0 +1,535 @@
+/* Where everything goes.
+ *
+ * What computes is the GPUs, or the cpu where there are none. Segments lie there in order
+ * (convert/placement.h). When they do not all fit and there is a tier behind, segments are spilled
+ * one after another, those that cost a token least first, until the rest fits: the shortest such
+ * list is taken. Both the list and the tiers only get fuller with more context or batch, so what
+ * fits for some fits for less, which the searches in fit_search.c rely on. */
+#include "convert/fit.h"
+
+#include "base/checked.h"
+#include "convert/placement.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#define ACTIVATION_BYTES 2u /* 16 bit, as the weights compute */
+#define LOGIT_BYTES      4u
+#define DEFAULT_CONTEXT  8192u
+
+static uint64_t add(uint64_t a, uint64_t b)
+{
+    uint64_t r = 0;
+    return qc_add_u64(a, b, &r) ? UINT64_MAX : r;
+}
+
+static uint64_t mul(uint64_t a, uint64_t b)
+{
+    uint64_t r = 0;
+    return qc_mul_u64(a, b, &r) ? UINT64_MAX : r;
+}
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+static uint64_t less(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+uint64_t qc_fit_context(const qc_geometry *g, const qc_fit_options *o)
+{
+    if (o->context > 0)
+        return o->context;
+    return g->max_context > 0 && g->max_context < DEFAULT_CONTEXT ? g->max_context
+                                                                  : DEFAULT_CONTEXT;
+}
+
+uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin)
+{
+    if (total_bytes == UINT64_MAX || margin >= 1.0)
+        return total_bytes;
+    double bytes = floor((double)total_bytes * margin);
+    /* Above 2^53 the product may round up past the total. */
+    return bytes >= (double)total_bytes ? total_bytes : (uint64_t)bytes;
+}
+
+/* Elements of attention's inputs and outputs for one token, the scores never written out. */
+static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, uint32_t layer)
+{
+    uint64_t q = mul(g->heads, g->head_dim), kv = mul(2, mul(g->kv_heads, g->head_dim));
+    const qc_layer_geometry *l = layer < g->layer_count ? &g->layers[layer] : NULL;
+    if (l && l->attention == QC_ATTENTION_MLA && o->mla_expanded)
+        kv = l->kv_elems_expanded;
+    else if (l && l->attention == QC_ATTENTION_MLA)
+        kv = add(l->kv_elems, mul(2, mul(g->heads, l->kv_elems)));
+    else if (l && l->attention == QC_ATTENTION_CROSS)
+        kv = 0;
+    return add(mul(2, q), kv);
+}
+
+static int has_cross_attention(const qc_geometry *g)
+{
+    for (uint32_t i = 0; i < g->layer_count; i++)
+        if (g->layers[i].attention == QC_ATTENTION_CROSS)
+            return 1;
+    return 0;
+}
+
+uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_segment_kind kind,
+                            uint32_t layer, uint64_t largest_weight)
+{
+    uint64_t step = qc_fit_context(g, o);
+    if (g->decoder && step > QC_PREFILL_STEP)
+        step = QC_PREFILL_STEP;
+    uint64_t tokens = mul(step, o->batch);
+    uint64_t positions = mul(mul(g->media_positions, o->images), o->batch);
+    uint64_t weight = mul(ACTIVATION_BYTES, largest_weight);
+    uint64_t hidden = mul(mul(ACTIVATION_BYTES, g->hidden), tokens);
+    uint64_t inner = 0;
+    switch (kind) {
+    case QC_SEGMENT_EMBEDDING:
+        return add(hidden, weight);
+    case QC_SEGMENT_VISION:
+        inner = mul(mul(10, g->vision_hidden), positions);
+        return add(mul(ACTIVATION_BYTES, inner), weight);
+    case QC_SEGMENT_LAYER:
+        inner = mul(larger(attention_elems(g, o, layer), mul(3, g->intermediate)), tokens);
+        if (has_cross_attention(g))
+            inner = add(inner, mul(g->hidden, positions));
+        return add(add(mul(2, hidden), mul(ACTIVATION_BYTES, inner)), weight);
+    case QC_SEGMENT_EXTRA:
+        return 0; /* ordinary decoding does not run it */
+    case QC_SEGMENT_NORM:
+        return mul(2, hidden);
+    case QC_SEGMENT_HEAD:
+        if (g->decoder)
+            inner = mul(mul(LOGIT_BYTES, g->vocab), o->batch);
+        return add(add(hidden, inner), weight);
+    }
+    return 0;
+}
+
+/* The numbers of one placement: one entry per segment, and the lists made of them. */
+typedef struct {
+    qc_fit *fit;
+    const qc_fit_options *o;
+    qc_arena *arena;
+    uint32_t compute_count;    /* devices that compute: the first ones of the budget */
+    uint32_t *leader;          /* per segment: itself, or the one it follows in the end */
+    uint64_t *need;            /* per segment: weights and cache */
+    uint64_t *group_need;      /* per leader: with its followers */
+    unsigned char *heads;      /* per leader: there is a head among them */
+    uint64_t *room, *room_now; /* per computing device: without context; without staging too */
+    uint32_t *spill;           /* leaders, in the order in which they are spilled */
+    uint32_t spill_count;
+    unsigned char *is_spilled; /* per segment */
+    /* The task without what is spilled. */
+    uint32_t *kept; /* segment of each entry */
+    uint32_t *kept_at, *kept_follows, *kept_device;
+    uint64_t *kept_bytes, *kept_peak;
+    qc_placement_task task;
+} work;
+
+static void list_kind(work *w, qc_segment_kind kind, int from_last)
+{
+    const qc_segments *s = w->fit->segments;
+    for (uint32_t n = 0; n < s->count; n++) {
+        uint32_t i = from_last ? s->count - 1 - n : n;
+        qc_segment_kind as = w->heads[i] ? QC_SEGMENT_HEAD : s->segments[i].kind;
+        if (w->leader[i] == i && as == kind)
+            w->spill[w->spill_count++] = i;
+    }
+}
+
+/* What costs a token least goes first; a table that is also the head costs as the head does. */
+static void order_spilling(work *w)
+{
+    list_kind(w, QC_SEGMENT_EXTRA, 1);
+    list_kind(w, QC_SEGMENT_EMBEDDING, 0);
+    list_kind(w, QC_SEGMENT_VISION, 0);
+    list_kind(w, QC_SEGMENT_HEAD, 0);
+    list_kind(w, QC_SEGMENT_LAYER, 1);
+    list_kind(w, QC_SEGMENT_NORM, 1);
+}
+
+/* Embeddings are looked up and images are seen where they lie; all else is brought to what
+ * computes, through a buffer that takes the largest of them. */
+static int is_staged(const work *w, uint32_t leader)
+{
+    qc_segment_kind kind = w->fit->segments->segments[leader].kind;
+    return kind == QC_SEGMENT_LAYER || kind == QC_SEGMENT_NORM || w->heads[leader];
+}
+
+static uint64_t staging_of(const work *w, uint32_t spilled)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < spilled; i++)
+        if (is_staged(w, w->spill[i]))
+            most = larger(most, w->group_need[w->spill[i]]);
+    return most;
+}
+
+/* The task with the first `spilled` of the list left out. */
+static void make_task(work *w, uint32_t spilled)
+{
+    const qc_segments *s = w->fit->segments;
+    memset(w->is_spilled, 0, s->count);
+    for (uint32_t i = 0; i < spilled; i++)
+        w->is_spilled[w->spill[i]] = 1;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < s->count; i++) {
+        uint32_t follows = s->segments[i].follows;
+        w->is_spilled[i] = w->is_spilled[w->leader[i]];
+        if (w->is_spilled[i])
+            continue;
+        w->kept[n] = i;
+        w->kept_at[i] = n;
+        w->kept_follows[n] = follows == QC_NO_SEGMENT ? UINT32_MAX : w->kept_at[follows];
+        w->kept_bytes[n] = w->need[i];
+        w->kept_peak[n] = w->fit->segment_workspace[i];
+        n++;
+    }
+    uint64_t staging = staging_of(w, spilled);
+    memcpy(w->room_now, w->room, w->compute_count * sizeof *w->room);
+    w->room_now[0] = less(w->room[0], staging);
+    w->task = (qc_placement_task){.bytes = w->kept_bytes,
+                                  .follows = w->kept_follows,
+                                  .segment_count = n,
+                                  .room = w->room_now,
+                                  .device_count = w->compute_count,
+                                  .peak = w->kept_peak};
+}
+
+/* Put the first `spilled` of the list on the tiers: as many as the first tier holds, in order, then
+ * the next; followers are left to their leaders. Returns whether the last one holds the rest. */
+static int fill_tiers(work *w, uint32_t spilled)
+{
+    qc_fit *f = w->fit;
+    uint32_t tier = w->compute_count;
+    uint64_t used = 0;
+    for (uint32_t n = 0; n < spilled; n++) {
+        uint64_t need = w->group_need[w->spill[n]];
+        if (tier + 1 < f->budget->count && add(used, need) > f->devices[tier].budget_bytes) {
+            tier++;
+            used = 0;
+        }
+        used = add(used, need);
+        f->device_of[w->spill[n]] = tier;
+    }
+    return spilled == 0 || used <= f->devices[tier].budget_bytes;
+}
+
+/* How much of the list to spill; *fits: all of it lies well then. */
+static qc_status choose_spilling(work *w, uint32_t *spilled, int *fits, qc_error *err)
+{
+    const qc_fit *f = w->fit;
+    uint32_t most = f->budget->count > w->compute_count ? w->spill_count : 0;
+    int found = 0;
+    *spilled = most;
+    *fits = 0;
+    for (uint32_t k = 0; k <= most; k++) {
+        int computes = 0;
+        make_task(w, k);
+        if (staging_of(w, k) <= w->room[0])
+            QC_TRY(qc_placement_fits(&w->task, &computes, err));
+        if (computes && !found) {
+            /* Nearest, should no tier be large enough: what computes is filled first. */
+            *spilled = k;
+            found = 1;
+        }
+        if (computes && fill_tiers(w, k)) {
+            *spilled = k;
+            *fits = 1;
+            return QC_OK;
+        }
+    }
+    return QC_OK;
+}
+
+static qc_status make_arrays(work *w, qc_error *err)
+{
+    qc_fit *f = w->fit;
+    uint32_t n = f->segments->count, devices = f->budget->count;
+    void *p = NULL;
+#define ARRAY(where, count)                                                                        \
+    do {                                                                                           \
+        QC_TRY(qc_arena_alloc(w->arena, &p, (count), sizeof *(where), err));                       \
+        (where) = p;                                                                               \
+    } while (0)
+    ARRAY(f->devices, devices);
+    ARRAY(f->device_of, n);
+    ARRAY(f->segment_bytes, n);
+    ARRAY(f->segment_kv, n);
+    ARRAY(f->segment_workspace, n);
+    ARRAY(w->leader, n);
+    ARRAY(w->need, n);
+    ARRAY(w->group_need, n);
+    ARRAY(w->heads, n);
+    ARRAY(w->room, devices);
+    ARRAY(w->room_now, devices);
+    ARRAY(w->spill, n);
+    ARRAY(w->is_spilled, n);
+    ARRAY(w->kept, n);
+    ARRAY(w->kept_at, n);
+    ARRAY(w->kept_follows, n);
+    ARRAY(w->kept_device, n);
+    ARRAY(w->kept_bytes, n);
+    ARRAY(w->kept_peak, n);
+#undef ARRAY
+    return QC_OK;
+}
+
+static void fill_segments(work *w, const uint64_t *segment_bytes, const uint64_t *largest_weight)
+{
+    qc_fit *f = w->fit;
+    const qc_kv_use use = {.context = f->context,
+                           .batch = f->batch,
+                           .images = w->o->images,
+                           .kv_bits = w->o->kv_bits,
+                           .mla_expanded = w->o->mla_expanded};
+    for (uint32_t i = 0; i < f->segments->count; i++) {
+        const qc_segment *s = &f->segments->segments[i];
+        f->segment_bytes[i] = segment_bytes[i];
+        if (s->kind == QC_SEGMENT_LAYER && s->layer < f->geometry->layer_count)
+            f->segment_kv[i] = qc_layer_kv_bytes(f->geometry, s->layer, &use);
+        f->segment_workspace[i] =
+            qc_workspace_bytes(f->geometry, w->o, s->kind, s->layer, largest_weight[i]);
+        w->leader[i] = s->follows == QC_NO_SEGMENT ? i : w->leader[s->follows];
+        w->need[i] = add(f->segment_bytes[i], f->segment_kv[i]);
+        w->group_need[w->leader[i]] = add(w->group_need[w->leader[i]], w->need[i]);
+        w->heads[w->leader[i]] |= s->kind == QC_SEGMENT_HEAD;
+        f->weight_bytes = add(f->weight_bytes, f->segment_bytes[i]);
+        f->kv_bytes = add(f->kv_bytes, f->segment_kv[i]);
+    }
+    f->kv_bytes_per_token = qc_kv_bytes_per_token(f->geometry, &use);
+}
+
+static void fill_devices(work *w)
+{
+    qc_fit *f = w->fit;
+    w->compute_count = f->budget->gpu_count > 0 ? f->budget->gpu_count : 1;
+    for (uint32_t d = 0; d < f->budget->count; d++) {
+        const qc_device *device = &f->budget->devices[d];
+        f->devices[d].device = device;
+        f->devices[d].budget_bytes = qc_fit_budget_bytes(device->total_bytes, w->o->margin);
+        w->room[d] = f->devices[d].budget_bytes;
+        if (device->tier == QC_TIER_GPU)
+            w->room[d] = less(w->room[d], w->o->cuda_context_bytes);
+    }
+}
+
+/* The table of devices, from device_of. */
+static void add_up(work *w, uint64_t staging)
+{
+    qc_fit *f = w->fit;
+    for (uint32_t i = 0; i < f->segments->count; i++) {
+        qc_fit_device *d = &f->devices[f->device_of[i]];
+        const qc_segment *s = &f->segments->segments[i];
+        d->segments++;
+        d->weight_bytes = add(d->weight_bytes, f->segment_bytes[i]);
+        d->kv_bytes = add(d->kv_bytes, f->segment_kv[i]);
+        if (f->device_of[i] < w->compute_count)
+            d->workspace_bytes = larger(d->workspace_bytes, f->segment_workspace[i]);
+        else
+            f->spilled++;
+        if (s->kind == QC_SEGMENT_LAYER) {
+            if (d->layers == 0 || s->layer < d->first_layer)
+                d->first_layer = s->layer;
+            d->layers++;
+        }
+    }
+    f->devices[0].staging_bytes = staging;
+    f->devices[0].workspace_bytes = add(f->devices[0].workspace_bytes, staging);
+    f->fits = 1;
+    for (uint32_t i = 0; i < f->budget->count; i++) {
+        qc_fit_device *d = &f->devices[i];
+        if (d->device->tier == QC_TIER_GPU && (d->segments > 0 || d->staging_bytes > 0))
+            d->context_bytes = w->o->cuda_context_bytes;
+        uint64_t needed =
+            add(add(d->weight_bytes, d->kv_bytes), add(d->workspace_bytes, d->context_bytes));
+        d->short_by_bytes = less(needed, d->budget_bytes);
+        d->free_bytes = d->budget_bytes == UINT64_MAX ? UINT64_MAX : less(d->budget_bytes, needed);
+        if (d->short_by_bytes > 0)
+            f->fits = 0;
+        if (d->short_by_bytes > f->short_by_bytes) {
+            f->short_by_bytes = d->short_by_bytes;
+            f->short_device = i;
+        }
+    }
+}
+
+/* ceil(bytes * batch * chosen / experts), at most bytes: what a step reads if no two tokens choose
+ * the same expert. */
+static uint64_t read_experts(const qc_fit *f, uint64_t bytes)
+{
+    const qc_geometry *g = f->geometry;
+    uint64_t chosen = mul(g->experts_per_token, f->batch);
+    if (g->experts == 0 || g->experts_per_token == 0 || chosen >= g->experts)
+        return bytes;
+    return bytes / g->experts * chosen + qc_ceil_div_u64(bytes % g->experts * chosen, g->experts);
+}
+
+/* A tied head reads all of the table it follows. */
+static int is_also_head(const qc_segments *s, uint32_t embedding)
+{
+    for (uint32_t i = embedding + 1; i < s->count; i++)
+        if (s->segments[i].kind == QC_SEGMENT_HEAD && s->segments[i].follows == embedding)
+            return 1;
+    return 0;
+}
+
+/* What a decoding step brings over from segment i. expert_bytes: of it, routed experts. */
+static uint64_t moved_bytes(const qc_fit *f, uint32_t i, uint64_t expert_bytes)
+{
+    const qc_segments *s = f->segments;
+    const qc_segment *seg = &s->segments[i];
+    uint64_t bytes = f->segment_bytes[i];
+    switch (seg->kind) {
+    case QC_SEGMENT_EMBEDDING:
+        if (is_also_head(s, i) || f->geometry->vocab == 0)
+            return bytes;
+        bytes = mul(qc_ceil_div_u64(bytes, f->geometry->vocab), f->batch);
+        return bytes < f->segment_bytes[i] ? bytes : f->segment_bytes[i];
+    case QC_SEGMENT_LAYER:
+        return add(add(bytes - expert_bytes, read_experts(f, expert_bytes)), f->segment_kv[i]);
+    case QC_SEGMENT_VISION: /* once per image, where it lies */
+    case QC_SEGMENT_EXTRA:
+        return 0;
+    case QC_SEGMENT_NORM:
+    case QC_SEGMENT_HEAD:
+        return bytes;
+    }
+    return bytes;
+}
+
+static void count_transfer(qc_fit *f, const uint64_t *expert_bytes)
+{
+    uint32_t computing = f->budget->gpu_count > 0 ? f->budget->gpu_count : 1;
+    const qc_device *first = &f->budget->devices[0];
+    double link = first->card && first->card->host_link > 0 ? first->card->host_link : QC_LINK_RATE;
+    f->transfer_bytes_per_token = 0;
+    f->transfer_seconds = 0;
+    for (uint32_t i = 0; i < f->segments->count; i++) {
+        uint32_t d = f->device_of[i];
+        if (d < computing)
+            continue;
+        uint64_t bytes = moved_bytes(f, i, expert_bytes ? expert_bytes[i] : 0);
+        f->transfer_bytes_per_token = add(f->transfer_bytes_per_token, bytes);
+        if (f->budget->devices[d].tier == QC_TIER_DISK)
+            f->transfer_seconds += (double)bytes / QC_DISK_RATE;
+        if (first->tier == QC_TIER_GPU)
+            f->transfer_seconds += (double)bytes / link;
+    }
+}
+
+qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segments *segments,
+                      const qc_geometry *geometry, const uint64_t *segment_bytes,
+                      const uint64_t *largest_weight, const qc_budget *budget,
+                      const qc_fit_options *o, qc_error *err)
+{
+    memset(out, 0, sizeof *out);
+    out->budget = budget;
+    out->segments = segments;
+    out->geometry = geometry;
+    out->context = qc_fit_context(geometry, o);
+    out->batch = o->batch;
+    work w = {.fit = out, .o = o, .arena = arena};
+    QC_TRY(make_arrays(&w, err));
+    fill_segments(&w, segment_bytes, largest_weight);
+    fill_devices(&w);
+    order_spilling(&w);
+    uint32_t spilled = 0, short_device = 0;
+    uint64_t short_bytes = 0;
+    int fits = 0, computes = 0;
+    QC_TRY(choose_spilling(&w, &spilled, &fits, err));
+    make_task(&w, spilled);
+    QC_TRY(qc_placement_solve(&w.task, w.kept_device, &computes, &short_bytes, &short_device, err));
+    for (uint32_t i = 0; i < w.task.segment_count; i++)
+        out->device_of[w.kept[i]] = w.kept_device[i];
+    (void)fill_tiers(&w, spilled);
+    for (uint32_t i = 0; i < segments->count; i++)
+        out->device_of[i] = out->device_of[w.leader[i]];
+    add_up(&w, staging_of(&w, spilled));
+    count_transfer(out, NULL);
+    return QC_OK;
+}
+
+/* Elements of a job's weight as computing with it may need it in 16 bit: of stacked experts, one.
+ */
+static uint64_t dequantized_elems(const qc_plan *p, const qc_job *j)
+{
+    const qc_ckpt_tensor *t = &p->model->tensors[j->source];
+    uint64_t elems = 1;
+    if (j->scheme == QC_SCHEME_KEEP && j->entry->stored) {
+        for (unsigned i = 0; i < j->entry->stored->ndim; i++)
+            elems = mul(elems, j->entry->stored->dims[i]);
+        return elems;
+    }
+    uint64_t stack = t->ndim >= 3 && t->dims[0] > 0 ? t->dims[0] : 1;
+    if (j->scheme == QC_SCHEME_KEEP && j->entry->role == QC_ROLE_PACKED)
+        return t->dtype == QC_DTYPE_U8 ? mul(2, j->elems) / stack : j->elems / stack;
+    if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+        j->scheme == QC_SCHEME_INT8_BLOCKS)
+        return j->elems / stack;
+    return 0;
+}
+
+static qc_status segment_of_job(const qc_plan *plan, const qc_segments *segments, const qc_job *j,
+                                uint32_t *out, qc_error *err)
+{
+    *out = j->source < segments->tensor_count ? segments->of_tensor[j->source] : QC_NO_SEGMENT;
+    if (*out >= segments->count)
+        QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': expected to lie in a segment, found none",
+                plan->model->tensors[j->source].name);
+    return QC_OK;
+}
+
+qc_status qc_fit_sum_segments(qc_arena *arena, const qc_plan *plan, const qc_segments *segments,
+                              uint64_t **segment_bytes, uint64_t **largest_weight, qc_error *err)
+{
+    void *p = NULL;
+    QC_TRY(qc_arena_alloc(arena, &p, segments->count, sizeof **segment_bytes, err));
+    *segment_bytes = p;
+    QC_TRY(qc_arena_alloc(arena, &p, segments->count, sizeof **largest_weight, err));
+    *largest_weight = p;
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        uint32_t segment = 0;
+        QC_TRY(segment_of_job(plan, segments, &plan->jobs[plan->outputs[i].job], &segment, err));
+        (*segment_bytes)[segment] += qc_plan_tensor_bytes(plan, i);
+    }
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        uint32_t segment = 0;
+        QC_TRY(segment_of_job(plan, segments, &plan->jobs[i], &segment, err));
+        uint64_t elems = dequantized_elems(plan, &plan->jobs[i]);
+        (*largest_weight)[segment] = larger((*largest_weight)[segment], elems);
+    }
+    return QC_OK;
+}
+
+qc_status qc_fit_count_experts(qc_fit *fit, const qc_plan *plan, qc_error *err)
+{
+    if (fit->geometry->experts == 0 || fit->spilled == 0)
+        return QC_OK;
+    qc_status st = QC_OK;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    void *p = NULL;
+    QC_TRY_GOTO(st, done, qc_arena_alloc(&arena, &p, fit->segments->count, sizeof(uint64_t), err));
+    uint64_t *expert_bytes = p;
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_job *j = &plan->jobs[plan->outputs[i].job];
+        uint32_t segment = 0;
+        QC_TRY_GOTO(st, done, segment_of_job(plan, fit->segments, j, &segment, err));
+        /* ".shared_experts." is another word: every token passes those. */
+        if (strstr(plan->model->tensors[j->source].name, ".experts."))
+            expert_bytes[segment] += qc_plan_tensor_bytes(plan, i);
+    }
+    count_transfer(fit, expert_bytes);
+done:
+    qc_arena_deinit(&arena);
+    return st;
+}

@@ -1,0 +1,114 @@
+/* qconv plan --json. */
+#include "convert/device_map.h"
+#include "convert/fit_report.h"
+#include "convert/json_members.h"
+
+/* No limit is null: 2^64 - 1 would be taken for a size. */
+static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
+{
+    qc_jw_key(w, key);
+    if (bytes == QC_NO_LIMIT)
+        qc_jw_null(w);
+    else
+        qc_jw_u64(w, bytes);
+}
+
+static void put_device(qc_json_writer *w, const qc_fit_device *d)
+{
+    qc_jw_compact_next(w);
+    qc_jw_begin_object(w);
+    qc_jm_string(w, "name", d->device->name);
+    qc_jm_string(w, "card", d->device->card ? d->device->card->name : NULL);
+    put_limit(w, "total_bytes", d->device->total_bytes);
+    put_limit(w, "budget_bytes", d->budget_bytes);
+    qc_jm_u64(w, "weight_bytes", d->weight_bytes);
+    qc_jm_u64(w, "kv_bytes", d->kv_bytes);
+    qc_jm_u64(w, "workspace_bytes", d->workspace_bytes);
+    qc_jm_u64(w, "context_bytes", d->context_bytes);
+    put_limit(w, "free_bytes", d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes);
+    qc_jm_u64(w, "short_by_bytes", d->short_by_bytes);
+    qc_jm_u64(w, "layers", d->layers);
+    qc_jw_key(w, "first_layer");
+    if (d->layers)
+        qc_jw_u64(w, d->first_layer);
+    else
+        qc_jw_null(w);
+    qc_jw_end_object(w);
+}
+
+static void put_schemes(qc_json_writer *w, const qc_fit_report *r)
+{
+    qc_jw_key(w, "schemes");
+    qc_jw_begin_object(w);
+    for (uint32_t i = 0; i < r->scheme_count; i++) {
+        qc_jw_key(w, r->schemes[i].name);
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jm_u64(w, "tensors", r->schemes[i].tensors);
+        qc_jm_u64(w, "weights", r->schemes[i].weights);
+        qc_jm_u64(w, "bytes", r->schemes[i].bytes);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_object(w);
+}
+
+/* null where there is no such thing: a model without a cache has no longest context. */
+static void put_found(qc_json_writer *w, const char *key, uint64_t found, int sought)
+{
+    qc_jw_key(w, key);
+    if (sought && found != QC_NO_LIMIT)
+        qc_jw_u64(w, found);
+    else
+        qc_jw_null(w);
+}
+
+qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
+    const qc_fit *fit = r->fit;
+    qc_json_writer w;
+    qc_jw_init(&w, out, err);
+    qc_jw_begin_object(&w);
+    qc_jm_string(&w, "command", "plan");
+    qc_jm_string(&w, "model", r->model);
+    qc_jm_string(&w, "model_type", *r->model_type ? r->model_type : NULL);
+    qc_jm_bool(&w, "has_weights", r->has_weights);
+    qc_jm_string(&w, "to", r->to);
+    qc_jm_string(&w, "vram", fit->budget->text);
+    qc_jm_double(&w, "margin", r->use->margin);
+    qc_jm_u64(&w, "parameters", r->parameters);
+    qc_jm_u64(&w, "weight_bytes", fit->weight_bytes);
+    qc_jm_u64(&w, "file_bytes", r->file_bytes);
+    qc_jm_u64(&w, "context", r->use->context);
+    qc_jm_u64(&w, "batch", r->use->batch);
+    qc_jm_u64(&w, "kv_bytes_per_token", fit->kv_bytes_per_token);
+    qc_jm_u64(&w, "kv_bytes", fit->kv_bytes);
+    qc_jw_key(&w, "devices");
+    qc_jw_begin_array(&w);
+    for (uint32_t i = 0; i < fit->budget->count; i++)
+        put_device(&w, &fit->devices[i]);
+    qc_jw_end_array(&w);
+    qc_jm_bool(&w, "fits", fit->fits);
+    qc_jm_u64(&w, "short_by_bytes", fit->short_by_bytes);
+    qc_jm_string(&w, "short_device",
+                 fit->fits ? NULL : fit->budget->devices[fit->short_device].name);
+    put_schemes(&w, r);
+    qc_jw_key(&w, "auto");
+    if (r->chosen)
+        qc_auto_json(r->chosen, r->explain, &w);
+    else
+        qc_jw_null(&w);
+    put_found(&w, "max_context", r->max_context, r->generates);
+    put_found(&w, "max_batch", r->max_batch, r->generates);
+    qc_jm_u64(&w, "transfer_bytes_per_token", fit->transfer_bytes_per_token);
+    qc_jm_double(&w, "transfer_seconds_per_token", fit->transfer_seconds);
+    qc_jw_key(&w, "device_map");
+    QC_TRY(qc_device_map_put(&w, r->arena, fit, err));
+    qc_jw_key(&w, "suggestions");
+    qc_jw_begin_array(&w);
+    for (uint32_t i = 0; i < r->suggestion_count; i++)
+        qc_jw_string(&w, r->suggestions[i].sentence);
+    qc_jw_end_array(&w);
+    qc_jw_end_object(&w);
+    QC_TRY(qc_jw_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}

@@ -1,0 +1,276 @@
+#include "convert/fit_suggest.h"
+
+#include "base/checked.h"
+#include "convert/make_manifest.h"
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+enum { MAX_SUGGESTIONS = 8, MIN_CONTEXT = 256 };
+/* More than any host has, little enough that sums with it do not overflow. */
+#define AMPLE_BYTES (UINT64_C(1) << 50)
+#define GB          UINT64_C(1000000000)
+
+typedef struct {
+    qc_arena *arena; /* of the texts */
+    qc_arena scratch;
+    const qc_plan_subject *subject;
+    const qc_planned_model *planned;
+    const qc_budget *budget;
+    const qc_options *options;
+    qc_suggestion *list;
+    uint32_t count;
+} seeker;
+
+/* ---- trials ---- */
+
+/* The same weights with another use or on other devices. fit: in scratch, valid until the next. */
+static qc_status try_fit(seeker *s, qc_fit *fit, const qc_budget *budget, const qc_fit_options *use,
+                         qc_error *err)
+{
+    const qc_planned_model *p = s->planned;
+    return qc_fit_make(fit, &s->scratch, &p->segments, s->subject->geometry, p->segment_bytes,
+                       p->largest_weight, budget, use, err);
+}
+
+static uint64_t least_free(const qc_fit *fit)
+{
+    uint64_t least = UINT64_MAX;
+    for (uint32_t i = 0; i < fit->budget->count; i++)
+        if (fit->devices[i].segments && fit->devices[i].free_bytes < least)
+            least = fit->devices[i].free_bytes;
+    return least;
+}
+
+static qc_status add(seeker *s, const qc_fit *fit, const char *change, const char *detail,
+                     qc_error *err)
+{
+    char weights[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
+    if (!fit->fits || s->count == MAX_SUGGESTIONS)
+        QC_FAIL(err, QC_ERR_INTERNAL, "the suggestion '%s' does not fit", change);
+    qc_suggestion *g = &s->list[s->count++];
+    g->change = change;
+    return qc_arena_printf(s->arena, &g->sentence, err,
+                           "with %s%s: %s of weights, the fullest device keeps %s free", change,
+                           detail, qc_text_bytes(weights, fit->weight_bytes),
+                           qc_text_bytes(left, least_free(fit)));
+}
+
+/* ---- kinds of changes ---- */
+
+static qc_status other_precision(seeker *s, qc_error *err)
+{
+    static const qc_to ladder[] = {QC_TO_INT8, QC_TO_NF4};
+    const qc_options *o = s->options;
+    if (o->to == QC_TO_NF4 || o->to == QC_TO_AUTO || s->planned->recipe.input_is_quantized)
+        return QC_OK;
+    for (size_t i = o->to == QC_TO_INT8 ? 1 : 0; i < sizeof ladder / sizeof *ladder; i++) {
+        qc_options trial = *o;
+        qc_planned_model planned;
+        qc_error trouble = {0};
+        const char *change = NULL;
+        trial.to = ladder[i];
+        if (ladder[i] == QC_TO_INT8)
+            trial.block_elems = 0;
+        qc_status st =
+            qc_planned_model_make(&planned, &s->scratch, s->subject, s->budget, &trial, &trouble);
+        /* A checkpoint that cannot become this is no failure of the plan that was asked for. */
+        if (st != QC_OK && qc_status_exit_code(st) != 2 && qc_status_exit_code(st) != 3) {
+            if (err)
+                *err = trouble;
+            return st;
+        }
+        if (st != QC_OK || !planned.fit.fits)
+            continue;
+        QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s", qc_to_name(ladder[i])));
+        return add(s, &planned.fit, change, "", err);
+    }
+    return QC_OK;
+}
+
+/* The cache grows with the context, so what fits is a lower part of it. */
+static qc_status shorter_context(seeker *s, qc_error *err)
+{
+    char count[QC_SIZE_TEXT_BYTES];
+    const char *change = NULL, *detail = NULL;
+    qc_fit_options use = s->options->fit;
+    qc_fit fit;
+    uint64_t good = 0, bad = use.context;
+    if (!s->subject->geometry->decoder)
+        return QC_OK;
+    while (bad - good > 1) {
+        use.context = good + (bad - good) / 2;
+        QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+        *(fit.fits ? &good : &bad) = use.context;
+    }
+    if (good < MIN_CONTEXT)
+        return QC_OK;
+    for (use.context = MIN_CONTEXT; use.context <= good / 2;)
+        use.context *= 2;
+    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+    QC_TRY(qc_arena_printf(s->arena, &change, err, "--context %" PRIu64, use.context));
+    QC_TRY(qc_arena_printf(s->arena, &detail, err, " (%s at most)", qc_text_count(count, good)));
+    return add(s, &fit, change, use.context == good ? "" : detail, err);
+}
+
+static qc_status smaller_batch(seeker *s, qc_error *err)
+{
+    const char *change = NULL;
+    qc_fit_options use = s->options->fit;
+    qc_fit fit;
+    uint64_t good = 0, bad = use.batch;
+    while (bad - good > 1) {
+        use.batch = good + (bad - good) / 2;
+        QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+        *(fit.fits ? &good : &bad) = use.batch;
+    }
+    if (good == 0)
+        return QC_OK;
+    use.batch = good;
+    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+    QC_TRY(qc_arena_printf(s->arena, &change, err, "--batch %" PRIu64, good));
+    return add(s, &fit, change, "", err);
+}
+
+static qc_status narrower_cache(seeker *s, qc_error *err)
+{
+    qc_fit_options use = s->options->fit;
+    qc_fit fit;
+    if (!s->subject->geometry->decoder || use.kv_bits <= 8)
+        return QC_OK;
+    use.kv_bits = 8;
+    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+    return fit.fits ? add(s, &fit, "--kv-dtype fp8", "", err) : QC_OK;
+}
+
+/* The budget's GPUs, `more` copies of the one numbered `like`, and a cpu of cpu_bytes (0: as it
+ * was); then what else there was. */
+static qc_status widen(seeker *s, qc_budget *out, uint32_t more, uint32_t like, uint64_t cpu_bytes,
+                       qc_error *err)
+{
+    const qc_budget *b = s->budget;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(&s->scratch, &v, (size_t)b->count + more + 1, sizeof(qc_device), err));
+    qc_device *d = v;
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < b->gpu_count; i++)
+        d[n++] = b->devices[i];
+    for (uint32_t i = 0; i < more; i++, n++) {
+        d[n] = b->devices[like];
+        QC_TRY(qc_arena_printf(&s->scratch, &d[n].name, err, "cuda:%" PRIu32, n));
+    }
+    uint32_t gpus = n;
+    if (cpu_bytes)
+        d[n++] = (qc_device){"cpu", QC_TIER_CPU, NULL, cpu_bytes};
+    for (uint32_t i = b->gpu_count; i < b->count; i++)
+        if (!cpu_bytes || b->devices[i].tier != QC_TIER_CPU)
+            d[n++] = b->devices[i];
+    *out = (qc_budget){b->text, d, n, gpus};
+    return QC_OK;
+}
+
+static const qc_fit_device *cpu_of(const qc_fit *fit)
+{
+    for (uint32_t i = 0; i < fit->budget->count; i++)
+        if (fit->budget->devices[i].tier == QC_TIER_CPU)
+            return &fit->devices[i];
+    return NULL;
+}
+
+/* How much memory of the host it takes: what an ample tier would be given, in whole GB. */
+static qc_status host_memory(seeker *s, qc_error *err)
+{
+    char size[QC_SIZE_TEXT_BYTES], seconds[QC_SIZE_TEXT_BYTES];
+    const char *change = NULL, *detail = "";
+    const qc_fit_options *use = &s->options->fit;
+    qc_budget budget;
+    qc_fit fit;
+    QC_TRY(widen(s, &budget, 0, 0, AMPLE_BYTES, err));
+    QC_TRY(try_fit(s, &fit, &budget, use, err));
+    const qc_fit_device *cpu = cpu_of(&fit);
+    if (!fit.fits || !cpu)
+        return QC_OK;
+    double needed = (double)(cpu->budget_bytes - cpu->free_bytes) / use->margin;
+    uint64_t gigabytes = (uint64_t)(needed / (double)GB) + 1;
+    QC_TRY(widen(s, &budget, 0, 0, gigabytes * GB, err));
+    QC_TRY(try_fit(s, &fit, &budget, use, err));
+    if (!fit.fits)
+        return QC_OK;
+    if (s->budget->gpu_count == 0)
+        QC_TRY(qc_arena_printf(s->arena, &change, err, "--vram cpu:%" PRIu64 "GB", gigabytes));
+    else
+        QC_TRY(qc_arena_printf(s->arena, &change, err, "+cpu:%" PRIu64 "GB", gigabytes));
+    if (fit.transfer_bytes_per_token)
+        QC_TRY(qc_arena_printf(s->arena, &detail, err,
+                               " (%s over the host link for every token, %s at least)",
+                               qc_text_bytes(size, fit.transfer_bytes_per_token),
+                               qc_text_seconds(seconds, fit.transfer_seconds)));
+    return add(s, &fit, change, detail, err);
+}
+
+/* More room never hurts, so the count is found by bisection. */
+static qc_status more_cards(seeker *s, qc_error *err)
+{
+    char size[QC_SIZE_TEXT_BYTES];
+    const char *change = NULL, *detail = NULL;
+    const qc_fit_options *use = &s->options->fit;
+    const qc_budget *b = s->budget;
+    uint32_t like = 0, bad = 0, good = 0;
+    int alike = 1;
+    qc_budget budget;
+    qc_fit fit;
+    if (b->gpu_count == 0 || b->gpu_count >= QC_MAX_SUGGESTED_CARDS)
+        return QC_OK;
+    for (uint32_t i = 1; i < b->gpu_count; i++) {
+        alike &= b->devices[i].total_bytes == b->devices[0].total_bytes;
+        if (b->devices[i].total_bytes > b->devices[like].total_bytes)
+            like = i;
+    }
+    good = QC_MAX_SUGGESTED_CARDS - b->gpu_count;
+    QC_TRY(widen(s, &budget, good, like, 0, err));
+    QC_TRY(try_fit(s, &fit, &budget, use, err));
+    if (!fit.fits)
+        return QC_OK;
+    while (good - bad > 1) {
+        uint32_t middle = bad + (good - bad) / 2;
+        QC_TRY(widen(s, &budget, middle, like, 0, err));
+        QC_TRY(try_fit(s, &fit, &budget, use, err));
+        *(fit.fits ? &good : &bad) = middle;
+    }
+    QC_TRY(widen(s, &budget, good, like, 0, err));
+    QC_TRY(try_fit(s, &fit, &budget, use, err));
+    if (alike)
+        QC_TRY(qc_arena_printf(s->arena, &change, err, "%" PRIu32 " cards", b->gpu_count + good));
+    else
+        QC_TRY(qc_arena_printf(s->arena, &change, err, "%" PRIu32 " more card%s", good,
+                               good == 1 ? "" : "s"));
+    QC_TRY(qc_arena_printf(s->arena, &detail, err, " of %s",
+                           qc_text_bytes(size, b->devices[like].total_bytes)));
+    return add(s, &fit, change, detail, err);
+}
+
+qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena, const qc_plan_subject *subject,
+                         const qc_planned_model *planned, const qc_budget *budget,
+                         const qc_options *options, qc_error *err)
+{
+    static qc_status (*const kinds[])(seeker *, qc_error *) = {
+        other_precision, shorter_context, smaller_batch, narrower_cache, host_memory, more_cards};
+    seeker s = {.arena = arena,
+                .subject = subject,
+                .planned = planned,
+                .budget = budget,
+                .options = options};
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, MAX_SUGGESTIONS, sizeof(qc_suggestion), err));
+    s.list = v;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        qc_arena_init(&s.scratch);
+        qc_status st = kinds[i](&s, err);
+        qc_arena_deinit(&s.scratch);
+        QC_TRY(st);
+    }
+    report->suggestions = s.list;
+    report->suggestion_count = s.count;
+    return QC_OK;
+}

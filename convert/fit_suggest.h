@@ -1,0 +1,19 @@
+/* What would make a model fit that does not: other precision, a shorter context, a smaller batch, a
+ * narrower cache, a cpu tier, more cards; what costs least first. Every suggestion was planned anew
+ * and fits. */
+#ifndef QC_CONVERT_FIT_SUGGEST_H
+#define QC_CONVERT_FIT_SUGGEST_H
+
+#include "convert/fit_report.h"
+#include "convert/planned_model.h"
+
+#define QC_MAX_SUGGESTED_CARDS 64u
+
+/* planned: made of subject, budget and options, and does not fit. Sets report->suggestions (texts
+ * in the arena). At most one per kind of change; none if nothing helps. */
+QC_NODISCARD qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena,
+                                      const qc_plan_subject *subject,
+                                      const qc_planned_model *planned, const qc_budget *budget,
+                                      const qc_options *options, qc_error *err);
+
+#endif

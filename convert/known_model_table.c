@@ -1,0 +1,223 @@
+/* Configurations of well-known models: the fields of their released config.json that say what the
+ * tensors are and what a token costs. Parameter counts are checked in tests/unit_known_models.c;
+ * how a model gets in is in docs/models.md. */
+#include "convert/known_models.h"
+
+#define TEXT(...) #__VA_ARGS__
+/* Sizes in this order: hidden, intermediate, layers, heads, KV heads, vocabulary, context. */
+/* clang-format off */
+#define SIZES(h, i, l, a, kv, v, ctx)                                                              \
+    "\"hidden_size\":" TEXT(h) ",\"intermediate_size\":" TEXT(i)                                   \
+    ",\"num_hidden_layers\":" TEXT(l) ",\"num_attention_heads\":" TEXT(a)                          \
+    ",\"num_key_value_heads\":" TEXT(kv) ",\"vocab_size\":" TEXT(v)                                \
+    ",\"max_position_embeddings\":" TEXT(ctx)
+#define MODEL(type, arch, ...)                                                                     \
+    "{\"architectures\":[\"" arch "\"],\"model_type\":\"" type "\"," __VA_ARGS__ "}"
+#define HEAD_DIM(n)  ",\"head_dim\":" TEXT(n)
+#define BF16         ",\"torch_dtype\":\"bfloat16\""
+#define F16          ",\"torch_dtype\":\"float16\""
+#define F32          ",\"torch_dtype\":\"float32\""
+#define TIED         ",\"tie_word_embeddings\":true"
+#define UNTIED       ",\"tie_word_embeddings\":false"
+#define WINDOW(n)    ",\"sliding_window\":" TEXT(n)
+#define LLAMA(sizes) MODEL("llama", "LlamaForCausalLM", sizes UNTIED BF16)
+#define LLAMA2(sizes) MODEL("llama", "LlamaForCausalLM", sizes UNTIED F16)
+#define LLAMA32(sizes, dim)                                                                        \
+    MODEL("llama", "LlamaForCausalLM", sizes HEAD_DIM(dim) TIED BF16)
+#define MISTRAL(sizes, window)                                                                     \
+    MODEL("mistral", "MistralForCausalLM", sizes WINDOW(window) UNTIED BF16)
+#define MIXTRAL(sizes)                                                                             \
+    MODEL("mixtral", "MixtralForCausalLM",                                                         \
+          sizes ",\"num_local_experts\":8,\"num_experts_per_tok\":2" WINDOW(null) UNTIED BF16)
+#define QWEN2(sizes, tie)                                                                          \
+    MODEL("qwen2", "Qwen2ForCausalLM", sizes ",\"use_sliding_window\":false" tie BF16)
+#define QWEN3(sizes, tie)                                                                          \
+    MODEL("qwen3", "Qwen3ForCausalLM",                                                             \
+          sizes HEAD_DIM(128) ",\"attention_bias\":false,\"use_sliding_window\":false" tie BF16)
+#define QWEN3_MOE(sizes, moe)                                                                      \
+    MODEL("qwen3_moe", "Qwen3MoeForCausalLM",                                                      \
+          sizes HEAD_DIM(128) ",\"attention_bias\":false,\"use_sliding_window\":false,"            \
+                              "\"num_experts\":128,\"num_experts_per_tok\":8,"                     \
+                              "\"decoder_sparse_step\":1,\"mlp_only_layers\":[],"                  \
+                              "\"moe_intermediate_size\":" TEXT(moe) UNTIED BF16)
+#define GEMMA2(sizes, dim, dtype)                                                                  \
+    MODEL("gemma2", "Gemma2ForCausalLM",                                                           \
+          sizes HEAD_DIM(dim) WINDOW(4096) ",\"attention_bias\":false" dtype)
+#define SLIDE_FULL(n)  SLIDE_FULL_##n
+#define SLIDE_FULL_1   "\"sliding_attention\",\"full_attention\""
+#define SLIDE_FULL_6   SLIDE_FULL_1 "," SLIDE_FULL_1 "," SLIDE_FULL_1 "," SLIDE_FULL_1 "," \
+                       SLIDE_FULL_1 "," SLIDE_FULL_1
+#define SLIDE_FULL_12  SLIDE_FULL_6 "," SLIDE_FULL_6
+#define SLIDE_FULL_18  SLIDE_FULL_12 "," SLIDE_FULL_6
+#define GPT_OSS(sizes, experts, types)                                                             \
+    MODEL("gpt_oss", "GptOssForCausalLM",                                                          \
+          sizes HEAD_DIM(64) WINDOW(128) ",\"attention_bias\":true,\"num_local_experts\":" TEXT(   \
+              experts) ",\"num_experts_per_tok\":4,\"layer_types\":[" types "]" UNTIED             \
+                       ",\"quantization_config\":{\"quant_method\":\"mxfp4\","                     \
+                       "\"modules_to_not_convert\":[\"model.layers.*.self_attn\","                 \
+                       "\"model.layers.*.mlp.router\",\"model.embed_tokens\",\"lm_head\"]}")
+#define LATENT                                                                                     \
+    ",\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,\"v_head_dim\":128,"   \
+    "\"moe_layer_freq\":1,\"attention_bias\":false"
+#define PHI3(ctx, window)                                                                          \
+    MODEL("phi3", "Phi3ForCausalLM",                                                               \
+          SIZES(3072, 8192, 32, 32, 32, 32064, ctx) WINDOW(window) UNTIED BF16)
+
+static const char llama2_7b[] = LLAMA2(SIZES(4096, 11008, 32, 32, 32, 32000, 4096));
+static const char llama2_13b[] = LLAMA2(SIZES(5120, 13824, 40, 40, 40, 32000, 4096));
+static const char llama2_70b[] = LLAMA2(SIZES(8192, 28672, 80, 64, 8, 32000, 4096));
+static const char llama3_8b[] = LLAMA(SIZES(4096, 14336, 32, 32, 8, 128256, 8192));
+static const char llama3_70b[] = LLAMA(SIZES(8192, 28672, 80, 64, 8, 128256, 8192));
+static const char llama31_8b[] = LLAMA(SIZES(4096, 14336, 32, 32, 8, 128256, 131072));
+static const char llama31_70b[] = LLAMA(SIZES(8192, 28672, 80, 64, 8, 128256, 131072));
+static const char llama31_405b[] = LLAMA(SIZES(16384, 53248, 126, 128, 8, 128256, 131072));
+static const char llama32_1b[] = LLAMA32(SIZES(2048, 8192, 16, 32, 8, 128256, 131072), 64);
+static const char llama32_3b[] = LLAMA32(SIZES(3072, 8192, 28, 24, 8, 128256, 131072), 128);
+static const char deepseek_7b[] = LLAMA(SIZES(4096, 11008, 30, 32, 32, 102400, 4096));
+static const char llama32_11b_vision[] = "{\"architectures\":[\"MllamaForConditionalGeneration\"],"
+    "\"model_type\":\"mllama\",\"torch_dtype\":\"bfloat16\",\"text_config\":"
+    "{\"model_type\":\"mllama_text_model\"," SIZES(4096, 14336, 40, 32, 8, 128256, 131072)
+    ",\"cross_attention_layers\":[3,8,13,18,23,28,33,38]" UNTIED BF16 "},\"vision_config\":"
+    "{\"model_type\":\"mllama_vision_model\",\"hidden_size\":1280,\"intermediate_size\":5120,"
+    "\"num_hidden_layers\":32,\"num_global_layers\":8,\"attention_heads\":16,\"image_size\":560,"
+    "\"patch_size\":14,\"num_channels\":3,\"max_num_tiles\":4,\"vision_output_dim\":7680,"
+    "\"supported_aspect_ratios\":[[1,1],[1,2],[1,3],[1,4],[2,1],[2,2],[3,1],[4,1]]}}";
+static const char mistral_7b_v1[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32000, 32768), 4096);
+static const char mistral_7b_v2[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32000, 32768), null);
+static const char mistral_7b_v3[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32768, 32768), null);
+static const char mixtral_8x7b[] = MIXTRAL(SIZES(4096, 14336, 32, 32, 8, 32000, 32768));
+static const char mixtral_8x22b[] = MIXTRAL(SIZES(6144, 16384, 56, 48, 8, 32000, 65536));
+static const char mixtral_8x22b_instruct[] = MIXTRAL(SIZES(6144, 16384, 56, 48, 8, 32768, 65536));
+static const char qwen25_05b[] = QWEN2(SIZES(896, 4864, 24, 14, 2, 151936, 32768), TIED);
+static const char qwen25_15b[] = QWEN2(SIZES(1536, 8960, 28, 12, 2, 151936, 32768), TIED);
+static const char qwen25_3b[] = QWEN2(SIZES(2048, 11008, 36, 16, 2, 151936, 32768), TIED);
+static const char qwen25_7b[] = QWEN2(SIZES(3584, 18944, 28, 28, 4, 152064, 131072), UNTIED);
+static const char qwen25_7b_it[] = QWEN2(SIZES(3584, 18944, 28, 28, 4, 152064, 32768), UNTIED);
+static const char qwen25_14b[] = QWEN2(SIZES(5120, 13824, 48, 40, 8, 152064, 131072), UNTIED);
+static const char qwen25_14b_it[] = QWEN2(SIZES(5120, 13824, 48, 40, 8, 152064, 32768), UNTIED);
+static const char qwen25_32b[] = QWEN2(SIZES(5120, 27648, 64, 40, 8, 152064, 131072), UNTIED);
+static const char qwen25_32b_it[] = QWEN2(SIZES(5120, 27648, 64, 40, 8, 152064, 32768), UNTIED);
+static const char qwen25_72b[] = QWEN2(SIZES(8192, 29568, 80, 64, 8, 152064, 131072), UNTIED);
+static const char qwen25_72b_it[] = QWEN2(SIZES(8192, 29568, 80, 64, 8, 152064, 32768), UNTIED);
+static const char qwen3_06b[] = QWEN3(SIZES(1024, 3072, 28, 16, 8, 151936, 40960), TIED);
+static const char qwen3_17b[] = QWEN3(SIZES(2048, 6144, 28, 16, 8, 151936, 40960), TIED);
+static const char qwen3_4b[] = QWEN3(SIZES(2560, 9728, 36, 32, 8, 151936, 40960), TIED);
+static const char qwen3_8b[] = QWEN3(SIZES(4096, 12288, 36, 32, 8, 151936, 40960), UNTIED);
+static const char qwen3_14b[] = QWEN3(SIZES(5120, 17408, 40, 40, 8, 151936, 40960), UNTIED);
+static const char qwen3_32b[] = QWEN3(SIZES(5120, 25600, 64, 64, 8, 151936, 40960), UNTIED);
+static const char qwen3_30b[] = QWEN3_MOE(SIZES(2048, 6144, 48, 32, 4, 151936, 40960), 768);
+static const char qwen3_235b[] = QWEN3_MOE(SIZES(4096, 12288, 94, 64, 4, 151936, 40960), 1536);
+static const char gemma2_2b[] = GEMMA2(SIZES(2304, 9216, 26, 8, 4, 256000, 8192), 256, F32);
+static const char gemma2_2b_it[] = GEMMA2(SIZES(2304, 9216, 26, 8, 4, 256000, 8192), 256, BF16);
+static const char gemma2_9b[] = GEMMA2(SIZES(3584, 14336, 42, 16, 8, 256000, 8192), 256, F32);
+static const char gemma2_9b_it[] = GEMMA2(SIZES(3584, 14336, 42, 16, 8, 256000, 8192), 256, BF16);
+static const char gemma2_27b[] = GEMMA2(SIZES(4608, 36864, 46, 32, 16, 256000, 8192), 128, F32);
+static const char gemma2_27b_it[] = GEMMA2(SIZES(4608, 36864, 46, 32, 16, 256000, 8192), 128, BF16);
+static const char gpt_oss_20b[] =
+    GPT_OSS(SIZES(2880, 2880, 24, 64, 8, 201088, 131072), 32, SLIDE_FULL(12));
+static const char gpt_oss_120b[] =
+    GPT_OSS(SIZES(2880, 2880, 36, 64, 8, 201088, 131072), 128, SLIDE_FULL(18));
+static const char deepseek_v2[] = MODEL("deepseek_v2", "DeepseekV2ForCausalLM",
+    SIZES(5120, 12288, 60, 128, 128, 102400, 163840) LATENT ",\"q_lora_rank\":1536,"
+    "\"n_routed_experts\":160,\"n_shared_experts\":2,\"num_experts_per_tok\":6,"
+    "\"moe_intermediate_size\":1536,\"first_k_dense_replace\":1" UNTIED BF16);
+static const char deepseek_v2_lite[] = MODEL("deepseek_v2", "DeepseekV2ForCausalLM",
+    SIZES(2048, 10944, 27, 16, 16, 102400, 163840) LATENT ",\"q_lora_rank\":null,"
+    "\"n_routed_experts\":64,\"n_shared_experts\":2,\"num_experts_per_tok\":6,"
+    "\"moe_intermediate_size\":1408,\"first_k_dense_replace\":1" UNTIED BF16);
+static const char deepseek_v3[] = MODEL("deepseek_v3", "DeepseekV3ForCausalLM",
+    SIZES(7168, 18432, 61, 128, 128, 129280, 163840) LATENT ",\"q_lora_rank\":1536,"
+    "\"n_routed_experts\":256,\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
+    "\"moe_intermediate_size\":2048,\"first_k_dense_replace\":3,\"num_nextn_predict_layers\":1,"
+    "\"quantization_config\":{\"quant_method\":\"fp8\",\"fmt\":\"e4m3\","
+    "\"activation_scheme\":\"dynamic\",\"weight_block_size\":[128,128]}" UNTIED BF16);
+static const char phi3_mini_4k[] = PHI3(4096, 2047);
+static const char phi3_mini_128k[] = PHI3(131072, 262144);
+static const char gpt2[] = MODEL("gpt2", "GPT2LMHeadModel",
+    "\"n_layer\":12,\"n_head\":12,\"n_embd\":768,\"n_positions\":1024,\"vocab_size\":50257" F32);
+static const char bert_base[] = MODEL("bert", "BertForPreTraining",
+    SIZES(768, 3072, 12, 12, 12, 30522, 512) ",\"type_vocab_size\":2" F32);
+static const char minilm[] = MODEL("bert", "BertModel",
+    SIZES(384, 1536, 6, 12, 12, 30522, 512) ",\"type_vocab_size\":2" F32);
+
+/* clang-format on */
+
+const qc_known_model qc_known_models[] = {
+    {"meta-llama/Llama-2-7b-hf", llama2_7b},
+    {"meta-llama/Llama-2-7b-chat-hf", llama2_7b},
+    {"meta-llama/Llama-2-13b-hf", llama2_13b},
+    {"meta-llama/Llama-2-13b-chat-hf", llama2_13b},
+    {"meta-llama/Llama-2-70b-hf", llama2_70b},
+    {"meta-llama/Llama-2-70b-chat-hf", llama2_70b},
+    {"meta-llama/Meta-Llama-3-8B", llama3_8b},
+    {"meta-llama/Meta-Llama-3-8B-Instruct", llama3_8b},
+    {"meta-llama/Meta-Llama-3-70B", llama3_70b},
+    {"meta-llama/Meta-Llama-3-70B-Instruct", llama3_70b},
+    {"meta-llama/Llama-3.1-8B", llama31_8b},
+    {"meta-llama/Llama-3.1-8B-Instruct", llama31_8b},
+    {"meta-llama/Llama-3.1-70B", llama31_70b},
+    {"meta-llama/Llama-3.1-70B-Instruct", llama31_70b},
+    {"meta-llama/Llama-3.1-405B", llama31_405b},
+    {"meta-llama/Llama-3.1-405B-Instruct", llama31_405b},
+    {"meta-llama/Llama-3.2-1B", llama32_1b},
+    {"meta-llama/Llama-3.2-1B-Instruct", llama32_1b},
+    {"meta-llama/Llama-3.2-3B", llama32_3b},
+    {"meta-llama/Llama-3.2-3B-Instruct", llama32_3b},
+    {"meta-llama/Llama-3.2-11B-Vision", llama32_11b_vision},
+    {"meta-llama/Llama-3.2-11B-Vision-Instruct", llama32_11b_vision},
+    {"meta-llama/Llama-3.3-70B-Instruct", llama31_70b},
+    {"mistralai/Mistral-7B-v0.1", mistral_7b_v1},
+    {"mistralai/Mistral-7B-Instruct-v0.1", mistral_7b_v1},
+    {"mistralai/Mistral-7B-Instruct-v0.2", mistral_7b_v2},
+    {"mistralai/Mistral-7B-v0.3", mistral_7b_v3},
+    {"mistralai/Mistral-7B-Instruct-v0.3", mistral_7b_v3},
+    {"mistralai/Mixtral-8x7B-v0.1", mixtral_8x7b},
+    {"mistralai/Mixtral-8x7B-Instruct-v0.1", mixtral_8x7b},
+    {"mistralai/Mixtral-8x22B-v0.1", mixtral_8x22b},
+    {"mistralai/Mixtral-8x22B-Instruct-v0.1", mixtral_8x22b_instruct},
+    {"Qwen/Qwen2.5-0.5B", qwen25_05b},
+    {"Qwen/Qwen2.5-0.5B-Instruct", qwen25_05b},
+    {"Qwen/Qwen2.5-1.5B-Instruct", qwen25_15b},
+    {"Qwen/Qwen2.5-3B", qwen25_3b},
+    {"Qwen/Qwen2.5-3B-Instruct", qwen25_3b},
+    {"Qwen/Qwen2.5-7B", qwen25_7b},
+    {"Qwen/Qwen2.5-7B-Instruct", qwen25_7b_it},
+    {"Qwen/Qwen2.5-14B", qwen25_14b},
+    {"Qwen/Qwen2.5-14B-Instruct", qwen25_14b_it},
+    {"Qwen/Qwen2.5-32B", qwen25_32b},
+    {"Qwen/Qwen2.5-32B-Instruct", qwen25_32b_it},
+    {"Qwen/Qwen2.5-72B", qwen25_72b},
+    {"Qwen/Qwen2.5-72B-Instruct", qwen25_72b_it},
+    {"Qwen/Qwen3-0.6B", qwen3_06b},
+    {"Qwen/Qwen3-1.7B", qwen3_17b},
+    {"Qwen/Qwen3-4B", qwen3_4b},
+    {"Qwen/Qwen3-8B", qwen3_8b},
+    {"Qwen/Qwen3-14B", qwen3_14b},
+    {"Qwen/Qwen3-32B", qwen3_32b},
+    {"Qwen/Qwen3-30B-A3B", qwen3_30b},
+    {"Qwen/Qwen3-235B-A22B", qwen3_235b},
+    {"google/gemma-2-2b", gemma2_2b},
+    {"google/gemma-2-2b-it", gemma2_2b_it},
+    {"google/gemma-2-9b", gemma2_9b},
+    {"google/gemma-2-9b-it", gemma2_9b_it},
+    {"google/gemma-2-27b", gemma2_27b},
+    {"google/gemma-2-27b-it", gemma2_27b_it},
+    {"openai/gpt-oss-20b", gpt_oss_20b},
+    {"openai/gpt-oss-120b", gpt_oss_120b},
+    {"deepseek-ai/deepseek-llm-7b-base", deepseek_7b},
+    {"deepseek-ai/deepseek-llm-7b-chat", deepseek_7b},
+    {"deepseek-ai/DeepSeek-V2", deepseek_v2},
+    {"deepseek-ai/DeepSeek-V2-Chat", deepseek_v2},
+    {"deepseek-ai/DeepSeek-V2.5", deepseek_v2},
+    {"deepseek-ai/DeepSeek-V2-Lite", deepseek_v2_lite},
+    {"deepseek-ai/DeepSeek-V2-Lite-Chat", deepseek_v2_lite},
+    {"deepseek-ai/DeepSeek-V3", deepseek_v3},
+    {"deepseek-ai/DeepSeek-V3-0324", deepseek_v3},
+    {"deepseek-ai/DeepSeek-R1", deepseek_v3},
+    {"microsoft/Phi-3-mini-4k-instruct", phi3_mini_4k},
+    {"microsoft/Phi-3-mini-128k-instruct", phi3_mini_128k},
+    {"openai-community/gpt2", gpt2},
+    {"google-bert/bert-base-uncased", bert_base},
+    {"sentence-transformers/all-MiniLM-L6-v2", minilm},
+};
+const unsigned qc_known_model_count = sizeof qc_known_models / sizeof *qc_known_models;

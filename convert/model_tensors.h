@@ -1,0 +1,23 @@
+/* The tensors of a model, worked out from its configuration: names, dtypes and shapes as the
+ * released checkpoints of its family have them. Families and their sources: docs/models.md. */
+#ifndef QC_CONVERT_MODEL_TENSORS_H
+#define QC_CONVERT_MODEL_TENSORS_H
+
+#include "formats/checkpoint.h"
+
+#define QC_MODEL_MAX_TENSORS 10000000u
+
+typedef struct {
+    qc_ckpt_tensor *rows; /* in no particular order; bytes, begin and file are not set */
+    size_t count;
+} qc_model_tensors;
+
+/* All memory in the arena. QC_ERR_UNSUPPORTED for a model type that is not known, or a way of
+ * quantizing that is not; QC_ERR_INPUT for a configuration that cannot be, or one with more than
+ * QC_MODEL_MAX_TENSORS tensors (found before they are made). Thread-safe. */
+QC_NODISCARD qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena,
+                                             const qc_json *config, qc_error *err);
+/* "llama, mistral, ..." */
+const char *qc_model_tensors_families(void);
+
+#endif

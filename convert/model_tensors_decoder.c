@@ -1,0 +1,285 @@
+/* Decoders in the manner of Llama: embed_tokens, layers of attention and MLP, norm, lm_head. What a
+ * family does differently is a trait.
+ * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
+#include "convert/model_tensors_parts.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+enum {
+    QKV_BIAS = 1,          /* always */
+    ATTENTION_BIAS = 2,    /* q, k, v and o, where attention_bias says so */
+    MLP_BIAS = 4,          /* where mlp_bias says so */
+    HEAD_NORMS = 8,        /* q_norm and k_norm over head_dim */
+    FOUR_NORMS = 16,       /* before and after attention and MLP */
+    FUSED = 32,            /* qkv_proj, gate_up_proj */
+    TIED = 64,             /* unless tie_word_embeddings is false */
+    EXPERTS = 128,         /* mlp.experts.N */
+    MIXTRAL_EXPERTS = 256, /* block_sparse_moe.experts.N */
+    SHARED_EXPERT = 512,   /* one, with a gate of its own */
+    LATENT = 1024          /* MLA, shared experts, dense first layers */
+};
+
+static const struct {
+    const char *types;
+    unsigned traits;
+} families[] = {
+    {" llama ", ATTENTION_BIAS | MLP_BIAS},
+    {" mistral ", 0},
+    {" mixtral ", MIXTRAL_EXPERTS},
+    {" qwen2 ", QKV_BIAS},
+    {" qwen3 ", ATTENTION_BIAS | HEAD_NORMS},
+    {" qwen2_moe ", QKV_BIAS | EXPERTS | SHARED_EXPERT},
+    {" qwen3_moe ", ATTENTION_BIAS | HEAD_NORMS | EXPERTS},
+    {" phi3 ", FUSED},
+    {" gemma ", ATTENTION_BIAS | TIED},
+    {" gemma2 ", ATTENTION_BIAS | FOUR_NORMS | TIED},
+    {" gemma3_text ", ATTENTION_BIAS | HEAD_NORMS | FOUR_NORMS | TIED},
+    {" deepseek_v2 deepseek_v3 ", ATTENTION_BIAS | EXPERTS | LATENT},
+    {" gpt_oss ", ATTENTION_BIAS},
+};
+
+typedef struct {
+    qc_tensor_maker *m;
+    unsigned traits;
+    uint64_t hidden, heads, kv_heads, head_dim, vocab;
+    uint64_t intermediate;             /* dense */
+    uint64_t moe, shared;              /* widths */
+    uint64_t dense_first, every, step; /* which layers have experts */
+    uint64_t q_rank, kv_rank, rope, nope, v_dim;
+    unsigned char *dense_marks; /* mlp_only_layers */
+    int v3;
+} decoder;
+
+/* ---- fields ---- */
+
+static qc_status read_experts(decoder *d, qc_error *err)
+{
+    const qc_config *c = &d->m->config;
+    const qc_geometry *g = d->m->g;
+    void *v = NULL;
+    if (g->experts == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: the number of experts is missing, and the tensors cannot be worked "
+                "out");
+    QC_TRY(qc_config_read(&d->moe, c, "moe_intermediate_size", QC_CONFIG_MAX_SIZE, 0, err));
+    QC_TRY(qc_config_read(&d->step, c, "decoder_sparse_step", QC_CONFIG_MAX_SIZE, 1, err));
+    QC_TRY(qc_arena_alloc(d->m->arena, &v, g->layer_count, 1, err));
+    d->dense_marks = v;
+    QC_TRY(qc_config_mark_layers(d->dense_marks, g->layer_count,
+                                 qc_config_text_field(c, "mlp_only_layers"), err));
+    if (d->traits & SHARED_EXPERT)
+        QC_TRY(qc_config_read(&d->shared, c, "shared_expert_intermediate_size", QC_CONFIG_MAX_SIZE,
+                              0, err));
+    return QC_OK;
+}
+
+static qc_status read_latent(decoder *d, qc_error *err)
+{
+    const qc_config *c = &d->m->config;
+    uint64_t shared = 0;
+    QC_TRY(qc_config_read(&d->q_rank, c, "q_lora_rank", QC_CONFIG_MAX_SIZE, 0, err));
+    QC_TRY(qc_tm_need(d->m, c->text, "kv_lora_rank", QC_CONFIG_MAX_SIZE, &d->kv_rank, err));
+    QC_TRY(qc_tm_need(d->m, c->text, "qk_rope_head_dim", QC_CONFIG_MAX_SIZE, &d->rope, err));
+    QC_TRY(qc_tm_need(d->m, c->text, "qk_nope_head_dim", QC_CONFIG_MAX_SIZE, &d->nope, err));
+    QC_TRY(qc_tm_need(d->m, c->text, "v_head_dim", QC_CONFIG_MAX_SIZE, &d->v_dim, err));
+    QC_TRY(qc_config_read(&d->dense_first, c, "first_k_dense_replace", QC_CONFIG_MAX_SIZE, 0, err));
+    QC_TRY(qc_config_read(&d->every, c, "moe_layer_freq", QC_CONFIG_MAX_SIZE, 1, err));
+    QC_TRY(qc_config_read(&shared, c, "n_shared_experts", QC_CONFIG_MAX_EXPERTS, 0, err));
+    d->shared = shared * d->moe;
+    d->v3 = qc_tm_is(d->m, " deepseek_v3 ");
+    return QC_OK;
+}
+
+static qc_status read_fields(decoder *d, qc_error *err)
+{
+    const qc_tensor_maker *m = d->m;
+    const qc_geometry *g = m->g;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        if (qc_tm_is(m, families[i].types))
+            d->traits = families[i].traits;
+    }
+    if ((d->traits & ATTENTION_BIAS) && !qc_config_flag(&m->config, "attention_bias", 0))
+        d->traits &= ~(unsigned)ATTENTION_BIAS;
+    if ((d->traits & MLP_BIAS) && !qc_config_flag(&m->config, "mlp_bias", 0))
+        d->traits &= ~(unsigned)MLP_BIAS;
+    d->hidden = g->hidden;
+    d->heads = g->heads;
+    d->kv_heads = g->kv_heads;
+    d->head_dim = g->head_dim;
+    d->every = d->step = 1;
+    QC_TRY(qc_tm_need(m, m->config.text, "vocab_size", QC_CONFIG_MAX_SIZE, &d->vocab, err));
+    QC_TRY(qc_tm_need(m, m->config.text, "intermediate_size", QC_CONFIG_MAX_SIZE, &d->intermediate,
+                      err));
+    if (d->traits & (EXPERTS | MIXTRAL_EXPERTS))
+        QC_TRY(read_experts(d, err));
+    return d->traits & LATENT ? read_latent(d, err) : QC_OK;
+}
+
+/* ---- attention ---- */
+
+static qc_status add_latent_attention(const decoder *d, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    int bias = (d->traits & ATTENTION_BIAS) != 0;
+    uint64_t qk = d->nope + d->rope;
+    if (d->q_rank == 0) {
+        QC_TRY(qc_tm_linear(m, "self_attn.q_proj", d->heads * qk, d->hidden, 0, err));
+    } else {
+        QC_TRY(qc_tm_linear(m, "self_attn.q_a_proj", d->q_rank, d->hidden, bias, err));
+        QC_TRY(qc_tm_vector(m, "self_attn.q_a_layernorm.weight", d->q_rank, err));
+        QC_TRY(qc_tm_linear(m, "self_attn.q_b_proj", d->heads * qk, d->q_rank, 0, err));
+    }
+    QC_TRY(qc_tm_linear(m, "self_attn.kv_a_proj_with_mqa", d->kv_rank + d->rope, d->hidden, bias,
+                        err));
+    QC_TRY(qc_tm_vector(m, "self_attn.kv_a_layernorm.weight", d->kv_rank, err));
+    QC_TRY(qc_tm_linear(m, "self_attn.kv_b_proj", d->heads * (d->nope + d->v_dim), d->kv_rank, 0,
+                        err));
+    return qc_tm_linear(m, "self_attn.o_proj", d->hidden, d->heads * d->v_dim, bias, err);
+}
+
+static qc_status add_attention(const decoder *d, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    int all = (d->traits & ATTENTION_BIAS) != 0;
+    int qkv = all || (d->traits & QKV_BIAS);
+    uint64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
+    if (d->traits & LATENT)
+        return add_latent_attention(d, err);
+    if (d->traits & FUSED) {
+        QC_TRY(qc_tm_linear(m, "self_attn.qkv_proj", q + 2 * kv, d->hidden, 0, err));
+    } else {
+        QC_TRY(qc_tm_linear(m, "self_attn.q_proj", q, d->hidden, qkv, err));
+        QC_TRY(qc_tm_linear(m, "self_attn.k_proj", kv, d->hidden, qkv, err));
+        QC_TRY(qc_tm_linear(m, "self_attn.v_proj", kv, d->hidden, qkv, err));
+    }
+    QC_TRY(qc_tm_linear(m, "self_attn.o_proj", d->hidden, q, all, err));
+    if (!(d->traits & HEAD_NORMS))
+        return QC_OK;
+    QC_TRY(qc_tm_vector(m, "self_attn.q_norm.weight", d->head_dim, err));
+    return qc_tm_vector(m, "self_attn.k_norm.weight", d->head_dim, err);
+}
+
+/* ---- the MLP ---- */
+
+static qc_status add_gated(const decoder *d, const char *module, uint64_t width, qc_error *err)
+{
+    char name[64];
+    int bias = (d->traits & MLP_BIAS) != 0;
+    (void)snprintf(name, sizeof name, "%s.gate_proj", module);
+    QC_TRY(qc_tm_linear(d->m, name, width, d->hidden, bias, err));
+    (void)snprintf(name, sizeof name, "%s.up_proj", module);
+    QC_TRY(qc_tm_linear(d->m, name, width, d->hidden, bias, err));
+    (void)snprintf(name, sizeof name, "%s.down_proj", module);
+    return qc_tm_linear(d->m, name, d->hidden, width, bias, err);
+}
+
+static qc_status add_mixtral_experts(const decoder *d, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    uint64_t experts = m->g->experts;
+    QC_TRY(qc_tm_matrix(m, "block_sparse_moe.gate.weight", experts, d->hidden, err));
+    for (uint64_t e = 0; e < experts; e++) {
+        char name[64];
+        for (int w = 1; w <= 3; w++) {
+            (void)snprintf(name, sizeof name, "block_sparse_moe.experts.%" PRIu64 ".w%d", e, w);
+            QC_TRY(qc_tm_linear(m, name, w == 2 ? d->hidden : d->intermediate,
+                                w == 2 ? d->intermediate : d->hidden, 0, err));
+        }
+    }
+    return QC_OK;
+}
+
+static qc_status add_experts(const decoder *d, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    uint64_t experts = m->g->experts;
+    QC_TRY(qc_tm_matrix(m, "mlp.gate.weight", experts, d->hidden, err));
+    if (d->v3)
+        QC_TRY(qc_tm_add(m, "mlp.gate.e_score_correction_bias", QC_DTYPE_F32, 1, &experts, err));
+    for (uint64_t e = 0; e < experts; e++) {
+        char name[40];
+        (void)snprintf(name, sizeof name, "mlp.experts.%" PRIu64, e);
+        QC_TRY(add_gated(d, name, d->moe, err));
+    }
+    if (d->traits & SHARED_EXPERT) {
+        QC_TRY(add_gated(d, "mlp.shared_expert", d->shared, err));
+        return qc_tm_matrix(m, "mlp.shared_expert_gate.weight", 1, d->hidden, err);
+    }
+    return d->shared ? add_gated(d, "mlp.shared_experts", d->shared, err) : QC_OK;
+}
+
+static int has_experts(const decoder *d, uint64_t layer)
+{
+    if (!(d->traits & EXPERTS))
+        return 0;
+    if (layer >= d->m->g->layer_count) /* multi-token prediction */
+        return 1;
+    if (d->dense_marks[layer] || layer < d->dense_first)
+        return 0;
+    return (d->every == 0 || layer % d->every == 0) && (d->step == 0 || (layer + 1) % d->step == 0);
+}
+
+static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
+{
+    if (qc_tm_is(d->m, " gpt_oss "))
+        return qc_tm_gpt_oss_layer(d->m, d->intermediate, err);
+    if (d->traits & MIXTRAL_EXPERTS)
+        return add_mixtral_experts(d, err);
+    if (has_experts(d, layer))
+        return add_experts(d, err);
+    if (!(d->traits & FUSED))
+        return add_gated(d, "mlp", d->intermediate, err);
+    QC_TRY(qc_tm_linear(d->m, "mlp.gate_up_proj", 2 * d->intermediate, d->hidden, 0, err));
+    return qc_tm_linear(d->m, "mlp.down_proj", d->hidden, d->intermediate, 0, err);
+}
+
+/* ---- layers ---- */
+
+static qc_status add_layer(const decoder *d, uint64_t layer, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    qc_tm_prefix(m, "model.layers.", layer);
+    QC_TRY(qc_tm_vector(m, "input_layernorm.weight", d->hidden, err));
+    QC_TRY(qc_tm_vector(m, "post_attention_layernorm.weight", d->hidden, err));
+    if (d->traits & FOUR_NORMS) {
+        QC_TRY(qc_tm_vector(m, "pre_feedforward_layernorm.weight", d->hidden, err));
+        QC_TRY(qc_tm_vector(m, "post_feedforward_layernorm.weight", d->hidden, err));
+    }
+    QC_TRY(add_attention(d, err));
+    return add_mlp(d, layer, err);
+}
+
+/* DeepSeek-V3's layers for multi-token prediction bring an embedding and a head of their own. */
+static qc_status add_prediction_layers(const decoder *d, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    uint64_t count = 0;
+    QC_TRY(qc_config_read(&count, &m->config, "num_nextn_predict_layers", 16, 0, err));
+    for (uint64_t i = 0; d->v3 && i < count; i++) {
+        QC_TRY(add_layer(d, m->g->layer_count + i, err));
+        QC_TRY(qc_tm_matrix(m, "embed_tokens.weight", d->vocab, d->hidden, err));
+        QC_TRY(qc_tm_matrix(m, "eh_proj.weight", d->hidden, 2 * d->hidden, err));
+        QC_TRY(qc_tm_vector(m, "enorm.weight", d->hidden, err));
+        QC_TRY(qc_tm_vector(m, "hnorm.weight", d->hidden, err));
+        QC_TRY(qc_tm_vector(m, "shared_head.norm.weight", d->hidden, err));
+        QC_TRY(qc_tm_matrix(m, "shared_head.head.weight", d->vocab, d->hidden, err));
+    }
+    return QC_OK;
+}
+
+qc_status qc_tm_decoder(qc_tensor_maker *m, qc_error *err)
+{
+    decoder d = {.m = m};
+    QC_TRY(read_fields(&d, err));
+    for (uint64_t i = 0; i < m->g->layer_count; i++)
+        QC_TRY(add_layer(&d, i, err));
+    QC_TRY(add_prediction_layers(&d, err));
+    qc_tm_prefix(m, "", UINT64_MAX);
+    QC_TRY(qc_tm_matrix(m, "model.embed_tokens.weight", d.vocab, d.hidden, err));
+    QC_TRY(qc_tm_vector(m, "model.norm.weight", d.hidden, err));
+    if (qc_config_flag(&m->config, "tie_word_embeddings", (d.traits & TIED) != 0))
+        return QC_OK;
+    return qc_tm_matrix(m, "lm_head.weight", d.vocab, d.hidden, err);
+}

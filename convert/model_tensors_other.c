@@ -1,0 +1,283 @@
+/* Families that are not built like Llama, and gpt-oss' experts.
+ * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
+#include "convert/model_tensors_parts.h"
+
+#include "base/checked.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define MXFP4_BLOCK       32u
+#define MXFP4_BLOCK_BYTES 16u
+#define MLLAMA_EXTRA_ROWS 8u /* special tokens that vocab_size does not count */
+
+/* ---- gpt-oss ---- */
+
+/* Experts are stacked: [experts, out, in], in MXFP4 as blocks of 32 along the input with a scale
+ * each; without it [experts, in, out], as transformers holds them. */
+static qc_status add_stacked(qc_tensor_maker *m, const char *name, uint64_t out, uint64_t in,
+                             qc_error *err)
+{
+    char text[64];
+    uint64_t e = m->g->experts;
+    (void)snprintf(text, sizeof text, "mlp.experts.%s_bias", name);
+    QC_TRY(qc_tm_matrix(m, text, e, out, err));
+    if (!m->mxfp4) {
+        (void)snprintf(text, sizeof text, "mlp.experts.%s", name);
+        return qc_tm_add(m, text, m->dtype, 3, (uint64_t[]){e, in, out}, err);
+    }
+    if (in % MXFP4_BLOCK != 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: an input of %" PRIu64 " is no multiple of MXFP4's block of %u", in,
+                MXFP4_BLOCK);
+    uint64_t blocks = in / MXFP4_BLOCK;
+    (void)snprintf(text, sizeof text, "mlp.experts.%s_blocks", name);
+    QC_TRY(
+        qc_tm_add(m, text, QC_DTYPE_U8, 4, (uint64_t[]){e, out, blocks, MXFP4_BLOCK_BYTES}, err));
+    (void)snprintf(text, sizeof text, "mlp.experts.%s_scales", name);
+    return qc_tm_add(m, text, QC_DTYPE_U8, 3, (uint64_t[]){e, out, blocks}, err);
+}
+
+qc_status qc_tm_gpt_oss_layer(qc_tensor_maker *m, uint64_t intermediate, qc_error *err)
+{
+    const qc_geometry *g = m->g;
+    QC_TRY(qc_tm_vector(m, "self_attn.sinks", g->heads, err));
+    QC_TRY(qc_tm_linear(m, "mlp.router", g->experts, g->hidden, 1, err));
+    QC_TRY(add_stacked(m, "gate_up_proj", 2 * intermediate, g->hidden, err));
+    return add_stacked(m, "down_proj", g->hidden, intermediate, err);
+}
+
+/* ---- mllama ---- */
+
+typedef struct {
+    uint64_t hidden, intermediate, channels, patch, tiles, ratios, positions, out;
+} mllama_vision;
+
+static qc_status mllama_vision_layers(qc_tensor_maker *m, const mllama_vision *v, const char *base,
+                                      uint64_t count, int gated, qc_error *err)
+{
+    static const char *const attention[] = {"self_attn.q_proj", "self_attn.k_proj",
+                                            "self_attn.v_proj", "self_attn.o_proj"};
+    for (uint64_t i = 0; i < count; i++) {
+        qc_tm_prefix(m, base, i);
+        for (size_t k = 0; k < sizeof attention / sizeof *attention; k++)
+            QC_TRY(qc_tm_linear(m, attention[k], v->hidden, v->hidden, 0, err));
+        QC_TRY(qc_tm_linear(m, "mlp.fc1", v->intermediate, v->hidden, 1, err));
+        QC_TRY(qc_tm_linear(m, "mlp.fc2", v->hidden, v->intermediate, 1, err));
+        QC_TRY(qc_tm_layer_norm(m, "input_layernorm", v->hidden, err));
+        QC_TRY(qc_tm_layer_norm(m, "post_attention_layernorm", v->hidden, err));
+        if (!gated)
+            continue;
+        QC_TRY(qc_tm_vector(m, "gate_attn", 1, err));
+        QC_TRY(qc_tm_vector(m, "gate_ffn", 1, err));
+    }
+    return QC_OK;
+}
+
+static qc_status read_mllama_vision(const qc_tensor_maker *m, mllama_vision *v, qc_error *err)
+{
+    const qc_json_node *c = m->config.vision;
+    const struct {
+        const char *name;
+        uint64_t *to;
+    } fields[] = {
+        {"hidden_size", &v->hidden},    {"intermediate_size", &v->intermediate},
+        {"patch_size", &v->patch},      {"max_num_tiles", &v->tiles},
+        {"num_channels", &v->channels}, {"vision_output_dim", &v->out},
+    };
+    for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+        QC_TRY(qc_tm_need(m, c, fields[i].name, QC_CONFIG_MAX_SIZE, fields[i].to, err));
+    const qc_json_node *list = qc_config_field(c, "supported_aspect_ratios");
+    if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: supported_aspect_ratios is missing, and the "
+                "tensors cannot be worked out");
+    v->ratios = 1; /* and one for padding */
+    for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n))
+        v->ratios++;
+    v->positions = m->g->media_positions / v->tiles;
+    return QC_OK;
+}
+
+static qc_status mllama_tower(qc_tensor_maker *m, const mllama_vision *v, qc_error *err)
+{
+    const qc_json_node *c = m->config.vision;
+    uint64_t local = 0, global = 0, tile_row = 0, tiles_row = 0;
+    QC_TRY(qc_tm_need(m, c, "num_hidden_layers", QC_CONFIG_MAX_LAYERS, &local, err));
+    QC_TRY(qc_tm_need(m, c, "num_global_layers", QC_CONFIG_MAX_LAYERS, &global, err));
+    QC_TRY(mllama_vision_layers(m, v, "vision_model.transformer.layers.", local, 0, err));
+    QC_TRY(mllama_vision_layers(m, v, "vision_model.global_transformer.layers.", global, 1, err));
+    if (qc_mul_u64(v->tiles, v->hidden, &tile_row) ||
+        qc_mul_u64(tile_row, v->positions, &tiles_row))
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: the vision tower's sizes overflow 64 bits");
+    qc_tm_prefix(m, "vision_model.", UINT64_MAX);
+    QC_TRY(qc_tm_vector(m, "class_embedding", v->hidden, err));
+    QC_TRY(qc_tm_matrix(m, "gated_positional_embedding.embedding", v->positions, v->hidden, err));
+    QC_TRY(qc_tm_vector(m, "gated_positional_embedding.gate", 1, err));
+    QC_TRY(qc_tm_matrix(m, "gated_positional_embedding.tile_embedding.weight", v->ratios, tiles_row,
+                        err));
+    QC_TRY(qc_tm_layer_norm(m, "layernorm_post", v->hidden, err));
+    QC_TRY(qc_tm_layer_norm(m, "layernorm_pre", v->hidden, err));
+    QC_TRY(qc_tm_add(m, "patch_embedding.weight", m->dtype, 4,
+                     (uint64_t[]){v->hidden, v->channels, v->patch, v->patch}, err));
+    QC_TRY(qc_tm_matrix(m, "post_tile_positional_embedding.embedding.weight", v->ratios, tile_row,
+                        err));
+    QC_TRY(qc_tm_vector(m, "post_tile_positional_embedding.gate", 1, err));
+    QC_TRY(qc_tm_matrix(m, "pre_tile_positional_embedding.embedding.weight", v->ratios, tile_row,
+                        err));
+    QC_TRY(qc_tm_vector(m, "pre_tile_positional_embedding.gate", 1, err));
+    qc_tm_prefix(m, "", UINT64_MAX);
+    return qc_tm_linear(m, "multi_modal_projector", m->g->hidden, v->out, 1, err);
+}
+
+static qc_status mllama_layer(qc_tensor_maker *m, int cross, uint64_t width, qc_error *err)
+{
+    const qc_geometry *g = m->g;
+    const char *attention = cross ? "cross_attn" : "self_attn";
+    uint64_t q = g->heads * g->head_dim, kv = g->kv_heads * g->head_dim;
+    const struct {
+        const char *name;
+        uint64_t out, in;
+    } parts[] = {
+        {"q_proj", q, g->hidden},
+        {"k_proj", kv, g->hidden},
+        {"v_proj", kv, g->hidden},
+        {"o_proj", g->hidden, q},
+    };
+    char name[64];
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        (void)snprintf(name, sizeof name, "%s.%s", attention, parts[i].name);
+        QC_TRY(qc_tm_linear(m, name, parts[i].out, parts[i].in, 0, err));
+    }
+    QC_TRY(qc_tm_linear(m, "mlp.gate_proj", width, g->hidden, 0, err));
+    QC_TRY(qc_tm_linear(m, "mlp.up_proj", width, g->hidden, 0, err));
+    QC_TRY(qc_tm_linear(m, "mlp.down_proj", g->hidden, width, 0, err));
+    QC_TRY(qc_tm_vector(m, "input_layernorm.weight", g->hidden, err));
+    QC_TRY(qc_tm_vector(m, "post_attention_layernorm.weight", g->hidden, err));
+    if (!cross)
+        return QC_OK;
+    QC_TRY(qc_tm_vector(m, "cross_attn.q_norm.weight", g->head_dim, err));
+    QC_TRY(qc_tm_vector(m, "cross_attn.k_norm.weight", g->head_dim, err));
+    QC_TRY(qc_tm_vector(m, "cross_attn_attn_gate", 1, err));
+    return qc_tm_vector(m, "cross_attn_mlp_gate", 1, err);
+}
+
+qc_status qc_tm_mllama(qc_tensor_maker *m, qc_error *err)
+{
+    const qc_geometry *g = m->g;
+    mllama_vision v = {0};
+    uint64_t width = 0, vocab = 0;
+    QC_TRY(read_mllama_vision(m, &v, err));
+    QC_TRY(qc_tm_need(m, m->config.text, "intermediate_size", QC_CONFIG_MAX_SIZE, &width, err));
+    QC_TRY(qc_tm_need(m, m->config.text, "vocab_size", QC_CONFIG_MAX_SIZE, &vocab, err));
+    for (uint32_t i = 0; i < g->layer_count; i++) {
+        qc_tm_prefix(m, "language_model.model.layers.", i);
+        QC_TRY(mllama_layer(m, g->layers[i].attention == QC_ATTENTION_CROSS, width, err));
+    }
+    qc_tm_prefix(m, "language_model.", UINT64_MAX);
+    QC_TRY(qc_tm_matrix(m, "model.embed_tokens.weight", vocab + MLLAMA_EXTRA_ROWS, g->hidden, err));
+    QC_TRY(qc_tm_vector(m, "model.norm.weight", g->hidden, err));
+    QC_TRY(qc_tm_matrix(m, "lm_head.weight", vocab, g->hidden, err));
+    return mllama_tower(m, &v, err);
+}
+
+/* ---- BERT ---- */
+
+static const char *architecture(const qc_tensor_maker *m)
+{
+    const qc_json_node *list = qc_config_field(m->config.root, "architectures");
+    if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY || !qc_json_first(list))
+        return "";
+    return qc_json_string_or(qc_json_first(list), "");
+}
+
+static qc_status bert_layer(qc_tensor_maker *m, uint64_t width, qc_error *err)
+{
+    uint64_t h = m->g->hidden;
+    QC_TRY(qc_tm_linear(m, "attention.self.query", h, h, 1, err));
+    QC_TRY(qc_tm_linear(m, "attention.self.key", h, h, 1, err));
+    QC_TRY(qc_tm_linear(m, "attention.self.value", h, h, 1, err));
+    QC_TRY(qc_tm_linear(m, "attention.output.dense", h, h, 1, err));
+    QC_TRY(qc_tm_layer_norm(m, "attention.output.LayerNorm", h, err));
+    QC_TRY(qc_tm_linear(m, "intermediate.dense", width, h, 1, err));
+    QC_TRY(qc_tm_linear(m, "output.dense", h, width, 1, err));
+    return qc_tm_layer_norm(m, "output.LayerNorm", h, err);
+}
+
+/* BertModel, or below "bert." with the heads it was trained with. */
+qc_status qc_tm_bert(qc_tensor_maker *m, qc_error *err)
+{
+    const char *kind = architecture(m);
+    int masked = strcmp(kind, "BertForMaskedLM") == 0;
+    int heads = masked || strcmp(kind, "BertForPreTraining") == 0;
+    uint64_t h = m->g->hidden, vocab = 0, width = 0, positions = 0, types = 0;
+    const qc_json_node *c = m->config.text;
+    if (!heads && kind[0] != '\0' && strcmp(kind, "BertModel") != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: the tensors of '%.*s' cannot be worked out, only those of BertModel, "
+                "BertForMaskedLM and BertForPreTraining; give the checkpoint itself",
+                80, kind);
+    QC_TRY(qc_tm_need(m, c, "vocab_size", QC_CONFIG_MAX_SIZE, &vocab, err));
+    QC_TRY(qc_tm_need(m, c, "intermediate_size", QC_CONFIG_MAX_SIZE, &width, err));
+    QC_TRY(qc_tm_need(m, c, "max_position_embeddings", QC_CONFIG_MAX_SIZE, &positions, err));
+    QC_TRY(qc_config_read(&types, &m->config, "type_vocab_size", QC_CONFIG_MAX_SIZE, 2, err));
+    const char *base = heads ? "bert." : "";
+    char layers[32];
+    (void)snprintf(layers, sizeof layers, "%sencoder.layer.", base);
+    for (uint32_t i = 0; i < m->g->layer_count; i++) {
+        qc_tm_prefix(m, layers, i);
+        QC_TRY(bert_layer(m, width, err));
+    }
+    qc_tm_prefix(m, base, UINT64_MAX);
+    QC_TRY(qc_tm_matrix(m, "embeddings.word_embeddings.weight", vocab, h, err));
+    QC_TRY(qc_tm_matrix(m, "embeddings.position_embeddings.weight", positions, h, err));
+    QC_TRY(qc_tm_matrix(m, "embeddings.token_type_embeddings.weight", types, h, err));
+    QC_TRY(qc_tm_layer_norm(m, "embeddings.LayerNorm", h, err));
+    if (!masked)
+        QC_TRY(qc_tm_linear(m, "pooler.dense", h, h, 1, err));
+    if (!heads)
+        return QC_OK;
+    qc_tm_prefix(m, "cls.", UINT64_MAX);
+    QC_TRY(qc_tm_vector(m, "predictions.bias", vocab, err));
+    QC_TRY(qc_tm_linear(m, "predictions.transform.dense", h, h, 1, err));
+    QC_TRY(qc_tm_layer_norm(m, "predictions.transform.LayerNorm", h, err));
+    return masked ? QC_OK : qc_tm_linear(m, "seq_relationship", 2, h, 1, err);
+}
+
+/* ---- GPT-2: Conv1D, [in, out] ---- */
+
+static qc_status add_conv1d(qc_tensor_maker *m, const char *module, uint64_t in, uint64_t out,
+                            qc_error *err)
+{
+    char name[64];
+    (void)snprintf(name, sizeof name, "%s.weight", module);
+    QC_TRY(qc_tm_matrix(m, name, in, out, err));
+    (void)snprintf(name, sizeof name, "%s.bias", module);
+    return qc_tm_vector(m, name, out, err);
+}
+
+qc_status qc_tm_gpt2(qc_tensor_maker *m, qc_error *err)
+{
+    uint64_t h = m->g->hidden, width = m->g->intermediate;
+    const char *base = strcmp(architecture(m), "GPT2Model") == 0 ? "" : "transformer.";
+    char layers[32];
+    if (m->g->vocab == 0 || m->g->max_context == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: vocab_size or n_positions is missing, and the "
+                "tensors cannot be worked out");
+    (void)snprintf(layers, sizeof layers, "%sh.", base);
+    for (uint32_t i = 0; i < m->g->layer_count; i++) {
+        qc_tm_prefix(m, layers, i);
+        QC_TRY(qc_tm_layer_norm(m, "ln_1", h, err));
+        QC_TRY(add_conv1d(m, "attn.c_attn", h, 3 * h, err));
+        QC_TRY(add_conv1d(m, "attn.c_proj", h, h, err));
+        QC_TRY(qc_tm_layer_norm(m, "ln_2", h, err));
+        QC_TRY(add_conv1d(m, "mlp.c_fc", h, width, err));
+        QC_TRY(add_conv1d(m, "mlp.c_proj", width, h, err));
+    }
+    qc_tm_prefix(m, base, UINT64_MAX);
+    QC_TRY(qc_tm_matrix(m, "wte.weight", m->g->vocab, h, err));
+    QC_TRY(qc_tm_matrix(m, "wpe.weight", m->g->max_context, h, err));
+    return qc_tm_layer_norm(m, "ln_f", h, err);
+}

@@ -1,0 +1,50 @@
+/* What the families are put together from. Nobody but model_tensors*.c includes this. */
+#ifndef QC_CONVERT_MODEL_TENSORS_PARTS_H
+#define QC_CONVERT_MODEL_TENSORS_PARTS_H
+
+#include "convert/config_fields.h"
+#include "convert/geometry.h"
+#include "convert/model_tensors.h"
+
+typedef struct {
+    qc_model_tensors *out;
+    size_t capacity;
+    qc_arena *arena;
+    qc_config config;
+    const qc_geometry *g;
+    qc_dtype dtype;     /* of weights */
+    int mxfp4;          /* gpt-oss' experts */
+    uint64_t fp8_block; /* DeepSeek: FP8 weights with a scale per block of this square; 0: none */
+    char prefix[96];    /* of the names added: "model.layers.3." */
+} qc_tensor_maker;
+
+/* prefix = base, number (unless UINT64_MAX) and '.'; "" clears it. */
+void qc_tm_prefix(qc_tensor_maker *m, const char *base, uint64_t number);
+/* prefix + name. Unused dims are 0. A dimension of 0 in use is QC_ERR_INPUT. */
+QC_NODISCARD qc_status qc_tm_add(qc_tensor_maker *m, const char *name, qc_dtype dtype,
+                                 unsigned ndim, const uint64_t *dims, qc_error *err);
+QC_NODISCARD qc_status qc_tm_vector(qc_tensor_maker *m, const char *name, uint64_t n,
+                                    qc_error *err);
+QC_NODISCARD qc_status qc_tm_matrix(qc_tensor_maker *m, const char *name, uint64_t rows,
+                                    uint64_t cols, qc_error *err);
+/* module.weight [out, in], with its FP8 scales where the model is FP8, and module.bias. */
+QC_NODISCARD qc_status qc_tm_linear(qc_tensor_maker *m, const char *module, uint64_t out,
+                                    uint64_t in, int bias, qc_error *err);
+/* module.weight and module.bias [n]. */
+QC_NODISCARD qc_status qc_tm_layer_norm(qc_tensor_maker *m, const char *module, uint64_t n,
+                                        qc_error *err);
+/* A field of config.json that must be there and not 0. */
+QC_NODISCARD qc_status qc_tm_need(const qc_tensor_maker *m, const qc_json_node *object,
+                                  const char *name, uint64_t max, uint64_t *out, qc_error *err);
+int qc_tm_is(const qc_tensor_maker *m, const char *types);
+
+/* Families: each adds everything. */
+QC_NODISCARD qc_status qc_tm_decoder(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_tm_mllama(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_tm_bert(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_tm_gpt2(qc_tensor_maker *m, qc_error *err);
+/* gpt-oss' router, experts and sinks of one layer. */
+QC_NODISCARD qc_status qc_tm_gpt_oss_layer(qc_tensor_maker *m, uint64_t intermediate,
+                                           qc_error *err);
+
+#endif

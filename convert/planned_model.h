@@ -1,0 +1,36 @@
+/* A model planned for a budget: recipe, segments, sizes, placement in one go. What the command plan
+ * answers from, and what a suggestion is checked with. */
+#ifndef QC_CONVERT_PLANNED_MODEL_H
+#define QC_CONVERT_PLANNED_MODEL_H
+
+#include "convert/auto_choice.h"
+#include "convert/fit.h"
+
+/* What stays the same however often a model is planned. */
+typedef struct {
+    const qc_checkpoint *model;
+    const qc_geometry *geometry;
+    int has_weights;
+} qc_plan_subject;
+
+typedef struct {
+    qc_recipe recipe;
+    qc_segments segments;
+    qc_plan plan; /* begun, not laid out */
+    uint64_t *segment_bytes, *largest_weight;
+    qc_auto_result chosen; /* --to auto only */
+    qc_fit fit;
+} qc_planned_model;
+
+/* options: `to` and fit.context filled in (qc_plan_defaults). Everything lives in the arena, and
+ * *out points into itself: do not copy it. A model that does not fit is no error. */
+QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
+                                             const qc_plan_subject *subject,
+                                             const qc_budget *budget, const qc_options *options,
+                                             qc_error *err);
+/* What was not given: `to` is nf4, or keep for a checkpoint that is quantized already; the context
+ * 8192, or the model's limit if that is less. */
+QC_NODISCARD qc_status qc_plan_defaults(qc_options *options, qc_arena *arena,
+                                        const qc_plan_subject *subject, qc_error *err);
+
+#endif

@@ -1,0 +1,537 @@
+/* A load in three steps: the device's shards are opened and their frames found, then a team takes
+ * one frame after the other, and who brings a tensor's last frame checks and hands it on. */
+#include "formats/device_reader.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/cpu.h"
+#include "base/workers.h"
+#include "formats/manifest.h"
+#include "formats/seekable.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define ONLY_DEVICE    "all"
+#define STORED_SUFFIX  ".zst"
+#define FRAME_ALIGN    4096u
+#define THREADS_MAX    1024u
+#define NAMES_IN_ERROR 16u
+
+typedef struct {
+    qc_reader_device device; /* what callers see */
+    size_t first_tensor, first_shard;
+} device_entry;
+
+struct qc_reader {
+    qc_arena arena;
+    const char *dir;
+    qc_manifest m;
+    qc_reader_tensor *tensors; /* parallel to the manifest's */
+    const char **files;        /* per shard: its name on disk */
+    device_entry *devices;
+    size_t device_count;
+};
+
+/* ---- Opening -------------------------------------------------------------------------------- */
+
+static qc_status list_tensors(qc_reader *r, qc_error *err)
+{
+    const qc_manifest *m = &r->m;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(&r->arena, &v, m->shard_count, sizeof *r->files, err));
+    r->files = v;
+    for (size_t i = 0; i < m->shard_count; i++)
+        QC_TRY(qc_arena_printf(&r->arena, &r->files[i], err, "%s%s", m->shards[i].name,
+                               m->compressed ? STORED_SUFFIX : ""));
+    QC_TRY(qc_arena_alloc(&r->arena, &v, m->tensor_count, sizeof *r->tensors, err));
+    r->tensors = v;
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const qc_manifest_tensor *t = &m->tensors[i];
+        qc_reader_tensor *out = &r->tensors[i];
+        *out = (qc_reader_tensor){.name = t->name,
+                                  .scheme = t->scheme,
+                                  .dtype = t->dtype,
+                                  .ndim = t->ndim,
+                                  .bytes = t->end - t->begin,
+                                  .shard = r->files[t->shard]};
+        memcpy(out->dims, t->dims, sizeof out->dims);
+    }
+    return QC_OK;
+}
+
+/* Shards lie in the order of their devices, tensors in that of their shards (the manifest was
+ * checked): so each device has a run of both. */
+static qc_status list_devices(qc_reader *r, qc_error *err)
+{
+    const qc_manifest *m = &r->m;
+    size_t shard = 0, tensor = 0;
+    void *v = NULL;
+    r->device_count = m->placement.device_count > 0 ? m->placement.device_count : 1;
+    QC_TRY(qc_arena_alloc(&r->arena, &v, r->device_count, sizeof *r->devices, err));
+    r->devices = v;
+    for (size_t i = 0; i < r->device_count; i++) {
+        device_entry *e = &r->devices[i];
+        qc_reader_device *d = &e->device;
+        d->name = m->placement.device_count > 0 ? m->placement.devices[i].name : ONLY_DEVICE;
+        e->first_shard = shard;
+        e->first_tensor = tensor;
+        for (; shard < m->shard_count && m->shards[shard].device == i; shard++) {
+            const qc_manifest_shard *s = &m->shards[shard];
+            d->tensor_bytes += s->content_bytes - s->header_bytes;
+            d->stored_bytes += m->compressed ? s->file_bytes : s->content_bytes;
+        }
+        for (; tensor < m->tensor_count && m->tensors[tensor].shard < shard; tensor++)
+            r->tensors[tensor].index = tensor - e->first_tensor;
+        d->shard_count = shard - e->first_shard;
+        d->tensor_count = tensor - e->first_tensor;
+        d->tensors = d->tensor_count > 0 ? &r->tensors[e->first_tensor] : NULL;
+    }
+    return QC_OK;
+}
+
+qc_status qc_reader_open(qc_reader **out, const char *dir, qc_error *err)
+{
+    void *v = NULL;
+    *out = NULL;
+    QC_TRY(qc_calloc(&v, 1, sizeof(qc_reader), err));
+    qc_reader *r = v;
+    qc_arena_init(&r->arena);
+    qc_status st = qc_arena_strndup(&r->arena, &r->dir, dir, strlen(dir), err);
+    if (st == QC_OK)
+        st = qc_manifest_load(&r->m, &r->arena, dir, err);
+    if (st == QC_OK)
+        st = list_tensors(r, err);
+    if (st == QC_OK)
+        st = list_devices(r, err);
+    if (st != QC_OK) {
+        qc_reader_close(r);
+        return st;
+    }
+    *out = r;
+    return QC_OK;
+}
+
+void qc_reader_close(qc_reader *r)
+{
+    if (!r)
+        return;
+    qc_arena_deinit(&r->arena);
+    qc_free(r);
+}
+
+size_t qc_reader_device_count(const qc_reader *r)
+{
+    return r->device_count;
+}
+
+const qc_reader_device *qc_reader_device_at(const qc_reader *r, size_t device)
+{
+    return &r->devices[device].device;
+}
+
+qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *device, qc_error *err)
+{
+    for (size_t i = 0; i < r->device_count; i++) {
+        if (strcmp(r->devices[i].device.name, name) == 0) {
+            *device = i;
+            return QC_OK;
+        }
+    }
+    qc_strbuf names;
+    qc_strbuf_init(&names, (size_t)1 << 20);
+    qc_status st = QC_OK;
+    for (size_t i = 0; st == QC_OK && i < r->device_count && i < NAMES_IN_ERROR; i++)
+        st = qc_strbuf_addf(&names, err, "%s%s", i ? ", " : "", r->devices[i].device.name);
+    if (st == QC_OK && r->device_count > NAMES_IN_ERROR)
+        st = qc_strbuf_addf(&names, err, " and %zu more", r->device_count - NAMES_IN_ERROR);
+    if (st == QC_OK)
+        st =
+            qc_error_set(err, QC_ERR_DEVICE, __FILE__, __LINE__,
+                         "%s: there is no device '%s' in it; it has %s%s", r->dir, name, names.data,
+                         r->m.placement.device_count > 0 ? "" : ", as it was made without --vram");
+    qc_strbuf_deinit(&names);
+    return st;
+}
+
+/* ---- Frames --------------------------------------------------------------------------------- */
+
+/* One frame (compressed) or one piece (plain). */
+typedef struct {
+    uint64_t offset;     /* in the file */
+    uint64_t content_at; /* in its tensor */
+    uint32_t stored_bytes, content_bytes;
+    qc_digest digest; /* of its stored bytes, once it was read */
+} unit;
+
+/* A tensor on its way. */
+typedef struct {
+    void *dst;
+    atomic_int placed; /* dst is set */
+    atomic_uint left;  /* units to come */
+    size_t first_unit;
+    uint32_t unit_count;
+} slot;
+
+typedef struct {
+    const qc_reader *r;
+    const device_entry *e;
+    const qc_reader_options *options;
+    qc_file *files; /* per shard of the device */
+    slot *slots;    /* per tensor of the device */
+    unit *units;
+    uint32_t *owner; /* per unit: its slot */
+    size_t unit_count;
+    size_t max_stored;
+    atomic_size_t next;
+    atomic_int failed;
+    pthread_mutex_t lock;  /* protects the next two; a leaf lock */
+    pthread_cond_t placed; /* a place() returned, or the load failed */
+    int placing;           /* somebody is inside place() */
+    int refused;           /* a place() gave no memory: it is not asked again */
+} load;
+
+static const qc_manifest_tensor *manifest_tensor(const load *l, size_t tensor)
+{
+    return &l->r->m.tensors[l->e->first_tensor + tensor];
+}
+
+static const char *file_of(const load *l, size_t tensor)
+{
+    return l->r->files[manifest_tensor(l, tensor)->shard];
+}
+
+/* Sums are bounded by the manifest's checks: a tensor's pieces are at least 1 MiB, or all of it. */
+static uint32_t pieces_of(const qc_manifest_tensor *t)
+{
+    uint64_t bytes = t->end - t->begin;
+    return bytes ? (uint32_t)qc_ceil_div_u64(bytes, t->piece_bytes) : 0;
+}
+
+static void add_unit(load *l, size_t tensor, uint64_t offset, uint64_t at, uint32_t stored,
+                     uint32_t content)
+{
+    l->owner[l->unit_count] = (uint32_t)tensor;
+    l->units[l->unit_count++] = (unit){
+        .offset = offset, .content_at = at, .stored_bytes = stored, .content_bytes = content};
+    if (stored > l->max_stored)
+        l->max_stored = stored;
+}
+
+static void add_plain(load *l, size_t tensor, uint64_t header_bytes)
+{
+    const qc_manifest_tensor *t = manifest_tensor(l, tensor);
+    uint64_t bytes = t->end - t->begin;
+    for (uint64_t at = 0; at < bytes; at += t->piece_bytes) {
+        uint64_t left = bytes - at;
+        uint32_t n = (uint32_t)(left < t->piece_bytes ? left : t->piece_bytes);
+        add_unit(l, tensor, header_bytes + t->begin + at, at, n, n);
+    }
+}
+
+/* The frames of the next tensor, which must be those that the manifest tells of. */
+static int add_frames(load *l, size_t tensor, const qc_seek_table *table, size_t *frame)
+{
+    const qc_manifest_tensor *t = manifest_tensor(l, tensor);
+    uint64_t bytes = t->end - t->begin, at = 0, stored = 0;
+    if (bytes > 0 &&
+        (*frame == table->count || table->frames[*frame].stored_offset != t->stored_offset))
+        return 0;
+    while (at < bytes) {
+        if (*frame == table->count)
+            return 0;
+        const qc_frame *f = &table->frames[(*frame)++];
+        uint64_t want = bytes - at < t->piece_bytes ? bytes - at : t->piece_bytes;
+        if (f->content_bytes != want)
+            return 0;
+        add_unit(l, tensor, f->stored_offset, at, f->stored_bytes, f->content_bytes);
+        at += want;
+        stored += f->stored_bytes;
+    }
+    return stored == t->stored_bytes;
+}
+
+static qc_status check_table(const qc_file *f, const qc_seek_table *table,
+                             const qc_manifest_shard *s, int *same, qc_error *err)
+{
+    void *v = NULL;
+    *same = 0;
+    if (table->table_bytes != s->table_bytes)
+        return QC_OK;
+    QC_TRY(qc_malloc(&v, (size_t)table->table_bytes, err));
+    qc_status st = qc_file_pread(f, v, (size_t)table->table_bytes, table->table_offset, err);
+    if (st == QC_OK) {
+        qc_digest d = qc_digest_bytes(v, (size_t)table->table_bytes);
+        *same = qc_digest_equal(&d, &s->table);
+    }
+    qc_free(v);
+    return st;
+}
+
+/* Tensors first <= .. < end of the device lie in this shard. */
+static qc_status find_frames(load *l, const qc_file *file, const qc_manifest_shard *s, size_t first,
+                             size_t end, qc_error *err)
+{
+    qc_seek_table table = {0};
+    int same = 0;
+    qc_status st = qc_seek_table_read(&table, file, err);
+    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED) {
+        if (err)
+            err->code = QC_ERR_CHECK;
+        return QC_ERR_CHECK;
+    }
+    QC_TRY(st);
+    st = check_table(file, &table, s, &same, err);
+    size_t frame = 0;
+    uint64_t header = 0;
+    while (frame < table.count && header < s->header_bytes)
+        header += table.frames[frame++].content_bytes;
+    int ok = header == s->header_bytes;
+    for (size_t i = first; ok && i < end; i++)
+        ok = add_frames(l, i, &table, &frame);
+    ok = ok && frame == table.count;
+    qc_seek_table_deinit(&table);
+    if (st == QC_OK && !same)
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
+                          "%s: its seek table is not the one that was written", file->path);
+    else if (st == QC_OK && !ok)
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
+                          "%s: its frames are not those the manifest lists", file->path);
+    return st;
+}
+
+static qc_status open_shard(load *l, size_t shard, size_t first, size_t end, qc_error *err)
+{
+    const qc_reader *r = l->r;
+    const qc_manifest_shard *s = &r->m.shards[l->e->first_shard + shard];
+    qc_file *file = &l->files[shard];
+    qc_strbuf path;
+    qc_path_kind kind = QC_PATH_MISSING;
+    uint64_t bytes = 0, want = r->m.compressed ? s->file_bytes : s->content_bytes;
+    qc_strbuf_init(&path, (size_t)1 << 20);
+    qc_status st = qc_strbuf_addf(&path, err, "%s/%s", r->dir, r->files[l->e->first_shard + shard]);
+    if (st == QC_OK)
+        st = qc_path_stat(path.data, &kind, &bytes, err);
+    if (st == QC_OK && kind != QC_PATH_FILE)
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
+                          "%s: the shard is missing; device '%s' needs it", path.data,
+                          l->e->device.name);
+    if (st == QC_OK && bytes != want)
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
+                          "%s: expected %" PRIu64 " bytes, found %" PRIu64, path.data, want, bytes);
+    if (st == QC_OK)
+        st = qc_file_open_read(file, path.data, err);
+    qc_strbuf_deinit(&path);
+    QC_TRY(st);
+    if (r->m.compressed)
+        return find_frames(l, file, s, first, end, err);
+    for (size_t i = first; i < end; i++)
+        add_plain(l, i, s->header_bytes);
+    return QC_OK;
+}
+
+static qc_status prepare(load *l, qc_error *err)
+{
+    const qc_reader_device *d = &l->e->device;
+    size_t units = 0;
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, d->shard_count, sizeof *l->files, err));
+    l->files = v;
+    for (size_t i = 0; i < d->shard_count; i++)
+        l->files[i] = QC_FILE_CLOSED;
+    QC_TRY(qc_calloc(&v, d->tensor_count, sizeof *l->slots, err));
+    l->slots = v;
+    for (size_t i = 0; i < d->tensor_count; i++) {
+        slot *s = &l->slots[i];
+        s->first_unit = units;
+        s->unit_count = pieces_of(manifest_tensor(l, i));
+        atomic_init(&s->placed, 0);
+        atomic_init(&s->left, s->unit_count);
+        units += s->unit_count;
+    }
+    QC_TRY(qc_calloc(&v, units, sizeof *l->units, err));
+    l->units = v;
+    QC_TRY(qc_calloc(&v, units, sizeof *l->owner, err));
+    l->owner = v;
+    qc_file_allow_many(d->shard_count);
+    size_t first = 0;
+    for (size_t i = 0; i < d->shard_count; i++) {
+        size_t end = first;
+        while (end < d->tensor_count && manifest_tensor(l, end)->shard == l->e->first_shard + i)
+            end++;
+        QC_TRY(open_shard(l, i, first, end, err));
+        first = end;
+    }
+    return QC_OK;
+}
+
+/* ---- Reading -------------------------------------------------------------------------------- */
+
+/* Who fails first tells the caller. */
+static void fail_load(load *l)
+{
+    if (atomic_exchange(&l->failed, 1))
+        return;
+    pthread_mutex_lock(&l->lock);
+    pthread_cond_broadcast(&l->placed);
+    pthread_mutex_unlock(&l->lock);
+    if (l->options->stopped)
+        l->options->stopped(l->options->ctx);
+}
+
+/* No lock is held inside place(): it may wait for a tensor whose other frames must go on. */
+static qc_status place_tensor(load *l, size_t tensor, qc_error *err)
+{
+    slot *s = &l->slots[tensor];
+    const qc_reader_tensor *t = &l->e->device.tensors[tensor];
+    if (atomic_load(&s->placed))
+        return QC_OK;
+    pthread_mutex_lock(&l->lock);
+    while (l->placing && !l->refused && !atomic_load(&s->placed) && !atomic_load(&l->failed))
+        pthread_cond_wait(&l->placed, &l->lock);
+    int mine = !l->refused && !atomic_load(&s->placed) && !atomic_load(&l->failed);
+    if (mine)
+        l->placing = 1;
+    pthread_mutex_unlock(&l->lock);
+    if (mine) {
+        s->dst = l->options->place(l->options->ctx, t);
+        pthread_mutex_lock(&l->lock);
+        l->placing = 0;
+        if (s->dst || t->bytes == 0)
+            atomic_store(&s->placed, 1);
+        else
+            l->refused = 1;
+        pthread_cond_broadcast(&l->placed);
+        pthread_mutex_unlock(&l->lock);
+    }
+    if (atomic_load(&s->placed))
+        return QC_OK;
+    if (!mine || atomic_load(&l->failed)) /* perhaps place() was woken by stopped() */
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "stopped");
+    QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' in %s: no memory was given for its %" PRIu64 " bytes",
+            t->name, t->shard, t->bytes);
+}
+
+static qc_status finish_tensor(load *l, size_t tensor, qc_error *err)
+{
+    const qc_manifest_tensor *m = manifest_tensor(l, tensor);
+    const slot *s = &l->slots[tensor];
+    if (!l->options->skip_digests && s->unit_count > 0) {
+        void *v = NULL;
+        QC_TRY(qc_malloc(&v, s->unit_count * sizeof(qc_digest), err));
+        qc_digest *pieces = v;
+        for (uint32_t i = 0; i < s->unit_count; i++)
+            pieces[i] = l->units[s->first_unit + i].digest;
+        qc_digest root = qc_digest_root(pieces, s->unit_count);
+        qc_free(v);
+        if (!qc_digest_equal(&root, l->r->m.compressed ? &m->stored : &m->content))
+            QC_FAIL(err, QC_ERR_CHECK,
+                    "tensor '%s' in %s: its bytes are not those that were written", m->name,
+                    file_of(l, tensor));
+    }
+    return l->options->done
+               ? l->options->done(l->options->ctx, &l->e->device.tensors[tensor], s->dst, err)
+               : QC_OK;
+}
+
+static qc_status read_unit(load *l, size_t index, qc_frame_coder *coder, void *stored,
+                           qc_error *err)
+{
+    unit *u = &l->units[index];
+    size_t tensor = l->owner[index];
+    slot *s = &l->slots[tensor];
+    const qc_manifest_tensor *m = manifest_tensor(l, tensor);
+    QC_TRY(place_tensor(l, tensor, err));
+    unsigned char *dst = (unsigned char *)s->dst + u->content_at;
+    void *read_to = coder ? stored : dst;
+    qc_status st = qc_file_pread(&l->files[m->shard - l->e->first_shard], read_to, u->stored_bytes,
+                                 u->offset, err);
+    if (st == QC_OK && !l->options->skip_digests)
+        u->digest = qc_digest_bytes(read_to, u->stored_bytes);
+    if (st == QC_OK && coder) {
+        st = qc_frame_decode(coder, stored, u->stored_bytes, dst, u->content_bytes, err);
+        if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED)
+            st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
+                              "a frame cannot be decompressed");
+    }
+    if (st != QC_OK) {
+        qc_error_prefix(err, "tensor '%s' in %s", m->name, file_of(l, tensor));
+        return st;
+    }
+    return atomic_fetch_sub(&s->left, 1) == 1 ? finish_tensor(l, tensor, err) : QC_OK;
+}
+
+static qc_status load_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    load *l = ctx;
+    qc_frame_coder *coder = NULL;
+    void *stored = NULL;
+    qc_status st = QC_OK;
+    (void)index;
+    if (l->r->m.compressed) {
+        st = qc_frame_coder_create(&coder, err);
+        if (st == QC_OK)
+            st = qc_malloc_aligned(&stored, FRAME_ALIGN, l->max_stored, err);
+    }
+    while (st == QC_OK) {
+        if (qc_team_stopped(team)) {
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+            break;
+        }
+        size_t i = atomic_fetch_add(&l->next, 1);
+        if (i >= l->unit_count)
+            break;
+        st = read_unit(l, i, coder, stored, err);
+    }
+    if (st != QC_OK)
+        fail_load(l);
+    qc_free(stored);
+    qc_frame_coder_destroy(coder);
+    return st;
+}
+
+static qc_status load_all(load *l, qc_error *err)
+{
+    QC_TRY(prepare(l, err));
+    for (size_t i = 0; i < l->e->device.tensor_count; i++) {
+        if (l->slots[i].unit_count > 0)
+            continue;
+        QC_TRY(place_tensor(l, i, err));
+        QC_TRY(finish_tensor(l, i, err));
+    }
+    if (l->unit_count == 0)
+        return QC_OK;
+    unsigned threads = l->options->threads ? l->options->threads : qc_cpu_count();
+    if (threads > l->unit_count)
+        threads = (unsigned)l->unit_count;
+    return qc_team_run(threads < THREADS_MAX ? threads : THREADS_MAX, load_worker, l, err);
+}
+
+qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_options *options,
+                         qc_error *err)
+{
+    if (device >= r->device_count)
+        QC_FAIL(err, QC_ERR_DEVICE, "%s: there is no device number %zu; it has %zu", r->dir, device,
+                r->device_count);
+    if (!options->place)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: place is missing from the options of a load", r->dir);
+    load l = {.r = r, .e = &r->devices[device], .options = options, .max_stored = 1};
+    if (pthread_mutex_init(&l.lock, NULL) != 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+    if (pthread_cond_init(&l.placed, NULL) != 0) {
+        pthread_mutex_destroy(&l.lock);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a condition could not be made");
+    }
+    qc_status st = load_all(&l, err);
+    if (st != QC_OK)
+        fail_load(&l);
+    pthread_cond_destroy(&l.placed);
+    pthread_mutex_destroy(&l.lock);
+    for (size_t i = 0; l.files && i < l.e->device.shard_count; i++)
+        qc_file_discard(&l.files[i]);
+    qc_free(l.files);
+    qc_free(l.slots);
+    qc_free(l.owner);
+    qc_free(l.units);
+    return st;
+}

@@ -1,0 +1,389 @@
+"""qconv plan: what it says of every model of tests/data/models, to the byte; what it writes; how it
+refuses."""
+import json
+import os
+import shutil
+import unittest
+import xml.etree.ElementTree as ElementTree
+
+from output_case import OutputCase
+import make_checkpoint as mk
+
+MEMBERS = ["command", "model", "model_type", "has_weights", "to", "vram", "margin", "parameters",
+           "weight_bytes", "file_bytes", "context", "batch", "kv_bytes_per_token", "kv_bytes",
+           "devices", "fits", "short_by_bytes", "short_device", "schemes", "auto", "max_context",
+           "max_batch", "transfer_bytes_per_token", "transfer_seconds_per_token", "device_map",
+           "suggestions"]
+DEVICE_MEMBERS = ["name", "card", "total_bytes", "budget_bytes", "weight_bytes", "kv_bytes",
+                  "workspace_bytes", "context_bytes", "free_bytes", "short_by_bytes", "layers",
+                  "first_layer"]
+TORCH = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+LLAMA70 = "meta-llama/Llama-3.3-70B-Instruct"
+
+
+def constants(dtype, shape, to):
+    """What the `sizes` of a pattern file leave out of a quantized weight: maps and state, or int8's
+    format byte."""
+    if to == "int8":
+        return 1
+    state = json.dumps({"quant_type": "nf4", "blocksize": 64, "dtype": TORCH[dtype],
+                        "shape": list(shape), "nested_blocksize": 256, "nested_dtype": "float32",
+                        "nested_offset": 0})
+    return 16 * 4 + 256 * 4 + len(state) - 1 + 24
+
+
+def expected_bytes(model, to):
+    """Bytes of all tensors with --rest bf16: `sizes`, the constants of each weight, and the buffers,
+    which are no parameters."""
+    sizes = model["sizes"]
+    total = sizes.get(to + " mxfp4=keep", sizes[to])
+    for _, dtype, shape, role in mk.model_rows(model):
+        if role == "linear":
+            total += constants(dtype, shape, to)
+        elif role == "buffer":
+            total += mk.tensor_bytes(dtype, shape)
+    return total
+
+
+def kv_at(model, context, batch=1):
+    """The cache in fp16, worked out from the pattern file's description of it."""
+    total = 0
+    for row in model["kv_cache"]:
+        if row["kind"] == "mla":
+            each = (row["kv_lora_rank"] + row["qk_rope_head_dim"]) * 2 * context
+        else:
+            tokens = min(context, row["window"] or context)
+            if row.get("cross"):
+                tokens = row["media_tokens"]
+            each = 2 * row["kv_heads"] * row["head_dim"] * 2 * tokens
+        total += each * row["layers"]
+    return total * batch
+
+
+class PlanCase(OutputCase):
+    def plan(self, *args, **more):
+        return json.loads(self.ok("plan", "--json", *args, **more))
+
+    def check_sums(self, plan, where=None):
+        """What must hold of any plan."""
+        self.assertEqual(list(plan), MEMBERS, where)
+        self.assertEqual(plan["command"], "plan")
+        for d in plan["devices"]:
+            self.assertEqual(list(d), DEVICE_MEMBERS, where)
+            needed = (d["weight_bytes"] + d["kv_bytes"] + d["workspace_bytes"]
+                      + d["context_bytes"])
+            if d["budget_bytes"] is None:
+                continue
+            self.assertEqual(d["budget_bytes"], int(d["total_bytes"] * plan["margin"]), where)
+            self.assertEqual(d["budget_bytes"] - needed, d["free_bytes"] - d["short_by_bytes"],
+                             (where, d))
+            self.assertEqual(min(d["free_bytes"], d["short_by_bytes"]), 0, where)
+            self.assertEqual(d["first_layer"] is None, d["layers"] == 0, where)
+        self.assertEqual(sum(d["weight_bytes"] for d in plan["devices"]), plan["weight_bytes"],
+                         where)
+        self.assertEqual(sum(d["kv_bytes"] for d in plan["devices"]), plan["kv_bytes"], where)
+        shorts = [d["short_by_bytes"] for d in plan["devices"]]
+        self.assertEqual(plan["short_by_bytes"], max(shorts), where)
+        self.assertEqual(plan["fits"], max(shorts) == 0, where)
+        self.assertEqual(plan["short_device"] is None, plan["fits"], where)
+        self.assertEqual(sum(s["bytes"] for s in plan["schemes"].values()), plan["weight_bytes"],
+                         where)
+        self.assertEqual(sum(s["weights"] for s in plan["schemes"].values()), plan["parameters"],
+                         where)
+        self.assertGreater(plan["file_bytes"], plan["weight_bytes"], where)
+        if plan["fits"]:
+            self.assertEqual(plan["suggestions"], [], where)
+
+    def check_map(self, device_map, names, devices, where=None):
+        """Every name lies below exactly one key, and every key has a device of the budget."""
+        gpus = sum(d["name"].startswith("cuda:") for d in devices)
+        tiers = {d["name"] for d in devices} & {"cpu", "disk"}
+        for key, value in device_map.items():
+            self.assertTrue(value in tiers if isinstance(value, str) else 0 <= value < gpus,
+                            (where, key, value))
+        for name in names:
+            parts = name.split(".")
+            above = [".".join(parts[:i + 1]) for i in range(len(parts))]
+            self.assertEqual(sum(a in device_map for a in above), 1, (where, name))
+
+
+class Totals(PlanCase):
+    """Full-size checkpoints of headers only."""
+
+    def test_models(self):
+        for name in mk.model_names():
+            model = mk.load_model(name)
+            mk.write_model(self.path(name), model, shard_bytes=5 * 10 ** 9)
+            names = [r[0] for r in mk.model_rows(model)]
+            for to in ("nf4", "int8"):
+                self.check(model, name, names, to)
+            shutil.rmtree(self.path(name))
+
+    def check(self, model, name, names, to):
+        where = (name, to)
+        context = 8192
+        plan = self.plan("--to", to, "--rest", "bf16", "--vram", "2x40GB", "--context",
+                         str(context), name)
+        self.check_sums(plan, where)
+        self.assertTrue(plan["has_weights"])
+        self.assertEqual(plan["parameters"], model["total_parameters"], where)
+        self.assertEqual(plan["weight_bytes"], expected_bytes(model, to), where)
+        self.assertEqual(plan["kv_bytes"], kv_at(model, context), where)
+        self.assertEqual(plan["kv_bytes"], model["sizes"]["kv_bytes_at_8192"], where)
+        self.assertEqual(plan["kv_bytes_per_token"], model["sizes"]["kv_bytes_per_token"], where)
+        self.check_map(plan["device_map"], names, plan["devices"], where)
+        dry = json.loads(self.ok("--dry-run", "--json", "--to", to, "--rest", "bf16", name))
+        self.assertEqual(plan["weight_bytes"], dry["tensor_bytes"], where)
+        if plan["kv_bytes"]:
+            more = self.plan("--to", to, "--vram", "2x40GB", "--context", "4000", "--batch", "3",
+                             name)
+            self.assertEqual(more["kv_bytes"], kv_at(model, 4000, 3), where)
+        else:
+            self.assertIsNone(plan["max_context"], where)
+
+    def test_config_only(self):
+        """The same answer without the weights: from the configuration, and from the id alone."""
+        for name in mk.model_names():
+            model = mk.load_model(name)
+            mk.write_model(self.path(name), model)
+            os.mkdir(self.path("config"))
+            shutil.copy(self.path(name, "config.json"), self.path("config"))
+            full = self.plan("--to", "nf4", "--vram", "2x40GB", name)
+            # Buffers are what a configuration does not tell: transformers makes them itself.
+            buffers = sum(mk.tensor_bytes(d, s) for _, d, s, role in mk.model_rows(model)
+                          if role == "buffer")
+            same = [m for m in MEMBERS if m not in ("model", "has_weights", "file_bytes")]
+            if buffers:
+                same = [m for m in same if m not in ("weight_bytes", "devices", "schemes")]
+            for other in ("config", os.path.join("config", "config.json"), model["hf_id"]):
+                plan = self.plan("--to", "nf4", "--vram", "2x40GB", other)
+                self.assertFalse(plan["has_weights"], (name, other))
+                self.assertEqual(plan["weight_bytes"] + buffers, full["weight_bytes"],
+                                 (name, other))
+                for member in same:
+                    self.assertEqual(plan[member], full[member], (name, other, member))
+            shutil.rmtree(self.path(name))
+            shutil.rmtree(self.path("config"))
+
+
+class Search(PlanCase):
+    def test_boundaries(self):
+        """One more than what was found does not fit; what was found does."""
+        args = ["--vram", "2x26GB", "--to", "nf4", LLAMA70]
+        plan = self.plan("--context", "4096", *args)
+        self.check_sums(plan)
+        longest, most = plan["max_context"], plan["max_batch"]
+        self.assertGreater(longest, 0)
+        self.assertGreater(most, 0)
+        self.assertTrue(self.plan("--context", str(longest), *args)["fits"])
+        self.assertFalse(self.plan("--context", str(longest + 1), *args)["fits"])
+        self.assertTrue(self.plan("--context", "4096", "--batch", str(most), *args)["fits"])
+        self.assertFalse(self.plan("--context", "4096", "--batch", str(most + 1), *args)["fits"])
+
+    def test_suggestions(self):
+        """Each is true when tried, and one card less than suggested does not do."""
+        plan = self.plan("--vram", "2x40GB", "--to", "int8", LLAMA70)
+        self.check_sums(plan)
+        self.assertFalse(plan["fits"])
+        found = {}
+        for s in plan["suggestions"]:
+            words = s.split(": ")[0].split()
+            self.assertEqual(words[0], "with", s)
+            found[words[1]] = words[2]
+        self.assertIn("--to", found)
+        self.assertEqual(found["--to"], "nf4")
+        self.assertTrue(self.plan("--vram", "2x40GB", "--to", "nf4", LLAMA70)["fits"])
+        self.assertEqual(found["3"], "cards")
+        self.assertTrue(self.plan("--vram", "3x40GB", "--to", "int8", LLAMA70)["fits"])
+        tier = [w for w in found if w.startswith("+cpu:")][0].rstrip(":")
+        spilled = self.plan("--vram", "2x40GB" + tier, "--to", "int8", LLAMA70)
+        self.assertTrue(spilled["fits"])
+        self.assertGreater(spilled["transfer_bytes_per_token"], 0)
+        self.assertGreater(spilled["transfer_seconds_per_token"], 0)
+        text = self.ok("plan", "--vram", "2x40GB", "--to", "int8", LLAMA70)
+        self.assertIn("short by ", text)
+        self.assertIn("; would fit with --to nf4, or with ", text)
+        self.assertIn(", or with 3 cards", text)
+
+    def test_shorter_context(self):
+        plan = self.plan("--vram", "2x26GB", "--to", "nf4", "--context", "131072", LLAMA70)
+        self.assertFalse(plan["fits"])
+        said = [s for s in plan["suggestions"] if s.startswith("with --context ")]
+        self.assertEqual(len(said), 1, plan["suggestions"])
+        tokens = said[0].split()[2].rstrip(":")
+        self.assertTrue(self.plan("--vram", "2x26GB", "--to", "nf4", "--context", tokens,
+                                  LLAMA70)["fits"])
+
+    def test_smaller_batch(self):
+        args = ["--vram", "2x26GB", "--to", "nf4", "--context", "4096", LLAMA70]
+        plan = self.plan("--batch", "1000", *args)
+        said = [s for s in plan["suggestions"] if s.startswith("with --batch ")]
+        self.assertEqual(said[0].split()[2].rstrip(":"), str(plan["max_batch"]))
+
+    def test_nothing_helps(self):
+        """A layer that no card can hold: no number of cards is suggested."""
+        plan = self.plan("--vram", "1GB", "--to", "nf4", LLAMA70)
+        self.assertFalse(plan["fits"])
+        self.assertFalse([s for s in plan["suggestions"] if " card" in s], plan["suggestions"])
+
+
+class Small(PlanCase):
+    """Real conversions of scaled-down models: what was predicted is what is written."""
+
+    def test_written(self):
+        for name in mk.model_names():
+            model = mk.load_model(name)
+            mk.write_model(self.path("m"), model, layers=2, experts=2, scale=64, seed=11,
+                           shard_bytes=300000)
+            for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "nf4", "--block-size", "32"],
+                         ["--to", "nf4", "--no-double-quant"], ["--to", "int8", "--block-size", "64"],
+                         ["--to", "bf16"], ["--to", "keep"], ["--to", "nf4", "--rest", "fp16"]):
+                where = (name, form)
+                sizes = ["--max-shard-size", "200KB"]
+                plan = self.plan("--vram", "1GB", *form, *sizes, "m")
+                self.check_sums(plan, where)
+                out = self.convert(*form, *sizes, "m", "o")
+                written = [os.path.getsize(self.path("o", n)) for n in os.listdir(self.path("o"))
+                           if n.endswith(".safetensors")]
+                self.assertEqual(plan["file_bytes"], sum(written), where)
+                self.assertEqual(plan["weight_bytes"], sum(len(t[2]) for t in out.values()), where)
+                source = mk.read_checkpoint(self.path("m"))
+                self.check_map(plan["device_map"], source, plan["devices"], where)
+                # Scales lie below the weights they belong to, so the map covers them too.
+                self.check_map(plan["device_map"], out, plan["devices"], where)
+                shutil.rmtree(self.path("o"))
+            shutil.rmtree(self.path("m"))
+
+    def test_written_for_devices(self):
+        """Shards cut at the devices: the same bytes, and device_map.json is the plan's."""
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=6, scale=64, seed=5)
+        args = ["--to", "nf4", "--vram", "3x1GB", "m"]
+        plan = self.plan(*args)
+        self.check_sums(plan)
+        self.assertEqual([d["layers"] > 0 for d in plan["devices"]], [True] * 3)
+        self.convert(*args, "o")
+        written = [os.path.getsize(self.path("o", n)) for n in os.listdir(self.path("o"))
+                   if n.endswith(".safetensors")]
+        self.assertEqual(len(written), 3)
+        self.assertEqual(plan["file_bytes"], sum(written))
+        with open(self.path("o", "device_map.json"), encoding="utf-8") as f:
+            self.assertEqual(json.load(f), plan["device_map"])
+        with open(self.path("o", "qconv.json"), encoding="utf-8") as f:
+            placement = json.load(f)["placement"]
+        self.assertEqual([d["tensor_bytes"] for d in placement["devices"]],
+                         [d["weight_bytes"] for d in plan["devices"]])
+
+    def test_default_target(self):
+        """nf4, and keep for what is quantized already."""
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=2, scale=64, seed=3)
+        self.assertEqual(self.plan("--vram", "1GB", "m")["to"], "nf4")
+        self.ok("-q", "--to", "nf4", "m", "o")
+        kept = self.plan("--vram", "1GB", "o")
+        self.check_sums(kept)
+        self.assertEqual(kept["to"], "keep")
+        self.assertEqual(kept["parameters"], self.plan("--vram", "1GB", "m")["parameters"])
+        self.assertEqual(kept["weight_bytes"],
+                         self.plan("--vram", "1GB", "--to", "nf4", "m")["weight_bytes"])
+
+    def test_tied_head_only(self):
+        """One table under the head's name: the embedding is in the map, where the head is."""
+        mk.write_checkpoint(self.path("m"), {
+            "lm_head.weight": ("F32", [64, 32], None),
+            "model.layers.0.mlp.up_proj.weight": ("F32", [64, 32], None),
+            "model.norm.weight": ("F32", [32], None),
+        }, config={"model_type": "llama", "tie_word_embeddings": True, "num_hidden_layers": 1,
+                   "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64,
+                   "vocab_size": 64})
+        placed = self.plan("--vram", "2x1GB", "m")["device_map"]
+        self.assertEqual(placed["model.embed_tokens"], placed["lm_head"])
+
+    def test_pages(self):
+        """--html is well-formed XML with no script; --device-map is the map of --json."""
+        self.ok("plan", "--vram", "24GB", "--html", "p.html", "--device-map", "map.json", LLAMA70)
+        root = ElementTree.parse(self.path("p.html")).getroot()
+        self.assertEqual(root.tag, "html")
+        tags = {e.tag.split("}")[-1] for e in root.iter()}
+        self.assertIn("svg", tags)
+        self.assertFalse(tags & {"script", "link", "img", "iframe"})
+        text = "".join(root.itertext())
+        self.assertIn("does not fit", text)
+        self.assertIn("layer 79", text)
+        with open(self.path("map.json"), encoding="utf-8") as f:
+            device_map = json.load(f)
+        self.assertEqual(device_map, self.plan("--vram", "24GB", LLAMA70)["device_map"])
+        self.assertEqual(sorted(os.listdir(self.dir)), ["map.json", "p.html"])
+
+    def test_hostile_name(self):
+        """A path is text, whatever is in it."""
+        name = "a<b>&\"'\u00e9\x07"
+        mk.write_model(self.path(name), mk.load_model("Llama-3.1-8B"), layers=1, scale=64)
+        out = self.ok("plan", "--vram", "1GB", "--html", "p.html", name)
+        self.assertIn("a<b>&\"'\u00e9? as nf4", out)
+        root = ElementTree.parse(self.path("p.html")).getroot()
+        self.assertIn("a<b>&\"'\u00e9?", "".join(root.itertext()))
+        self.assertEqual(self.plan("--vram", "1GB", name)["model"], name)
+
+    def test_spill(self):
+        plan = self.plan("--vram", "24GB+cpu:64GB+disk", "--to", "int8", LLAMA70)
+        self.check_sums(plan)
+        self.assertTrue(plan["fits"])
+        self.assertEqual([d["name"] for d in plan["devices"]], ["cuda:0", "cpu", "disk"])
+        self.assertIsNone(plan["devices"][2]["budget_bytes"])
+        self.assertIsNone(plan["devices"][2]["free_bytes"])
+        self.assertEqual(set(map(str, plan["device_map"].values())), {"0", "cpu"})
+        self.assertEqual(plan["transfer_bytes_per_token"] > 0, True)
+
+    def test_text(self):
+        text = self.ok("plan", "--vram", "2x40GB", LLAMA70,
+                       env={"LC_ALL": "C.UTF-8", "TERM": "xterm"})
+        self.assertTrue(text.isascii(), "not a terminal: ASCII only")
+        for part in ["as nf4 on 2x40GB: fits", "KV cache", "cuda:0  [#", "cuda:1  [#",
+                     "longest context at batch 1", "largest batch at this context"]:
+            self.assertIn(part, text)
+        for line in text.split("\n"):
+            self.assertEqual(line, line.rstrip())
+
+
+class Refusals(PlanCase):
+    def test_usage(self):
+        for args, has in [
+            (["--vram", "2x", LLAMA70], "2x"),
+            (["--vram", "0GB", LLAMA70], "0GB"),
+            (["--vram", "", LLAMA70], "--vram"),
+            (["--vram", "40GB+cpu+cpu", LLAMA70], "cpu"),
+            (["--vram", "A100-41GB", LLAMA70], "A100-41GB"),
+            (["--vram", "40GB", "--margin", "1.01", LLAMA70], "--margin"),
+            (["--vram", "40GB", "--margin", "0", LLAMA70], "--margin"),
+            (["--vram", "40GB", "--context", "0", LLAMA70], "--context"),
+            (["--vram", "40GB", "--method", "lora", LLAMA70], "--mode train"),
+        ]:
+            self.usage("plan", *args, has=has, command="plan")
+
+    def test_models(self):
+        self.fails(3, "plan", "--vram", "40GB", "meta-llama/Llama-3.3-71B-Instruct",
+                   has="Llama-3.3-70B-Instruct")
+        os.mkdir(self.path("m"))
+        self.write("m/config.json", "{}")
+        self.fails(3, "plan", "--vram", "40GB", "m", has="m")
+        self.write("m/config.json", "[")
+        self.fails(3, "plan", "--vram", "40GB", "m", has="JSON")
+
+    def test_files(self):
+        self.fails(1, "plan", "--vram", "40GB", "--html", "no/such/p.html", LLAMA70,
+                   has="no/such/p.html")
+
+    def test_no_gpu(self):
+        """Without --vram and without a GPU the plan is for this machine's memory, and says so."""
+        r = self.run_qconv("plan", "--json", "sentence-transformers/all-MiniLM-L6-v2",
+                           env={"QCONV_DEVICE": "cpu"})
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"planning for the CPU", r.stderr)
+        plan = json.loads(r.stdout)
+        self.check_sums(plan)
+        self.assertEqual([d["name"] for d in plan["devices"]], ["cpu"])
+        self.assertEqual(set(plan["device_map"].values()), {"cpu"})
+        self.assertEqual(plan["devices"][0]["context_bytes"], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,261 @@
+/* The first pass of --to auto: sampled errors against errors computed here, and the figures for
+ * normally distributed weights against the quantizers. */
+#include "base/alloc.h"
+#include "convert/auto_measure.h"
+#include "quant/quant_ops.h"
+#include "tests/test_model.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+
+enum { ALL = 7 };
+
+static uint64_t rng_state = 88172645463325252u;
+
+static double unit(void)
+{
+    rng_state ^= rng_state << 13;
+    rng_state ^= rng_state >> 7;
+    rng_state ^= rng_state << 17;
+    return ((double)(rng_state >> 11) + 0.5) * 0x1p-53;
+}
+
+static float normal(void)
+{
+    return (float)(sqrt(-2 * log(unit())) * cos(6.283185307179586 * unit()));
+}
+
+typedef struct {
+    char dir[256];
+    qc_checkpoint *model;
+    float *data;
+    uint64_t rows, cols;
+} fixture;
+
+/* One F32 tensor [rows, cols] in a file. */
+static void make(fixture *f, uint64_t rows, uint64_t cols, float (*value)(uint64_t))
+{
+    qc_error err = {0};
+    qc_strbuf text;
+    char path[300];
+    uint64_t n = rows * cols;
+    qc_st_tensor t = {.name = "w.weight", .dtype = QC_DTYPE_F32, .ndim = 2, .end = 4 * n};
+    t.dims[0] = rows;
+    t.dims[1] = cols;
+    void *v = NULL;
+    test_must(qc_malloc(&v, (size_t)(4 * n), &err), &err);
+    f->data = v;
+    f->rows = rows;
+    f->cols = cols;
+    for (uint64_t i = 0; i < n; i++)
+        f->data[i] = value ? value(i) : normal();
+    test_folder(f->dir, sizeof f->dir);
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    test_must(qc_st_header_build(&text, &t, 1, NULL, 0, &err), &err);
+    test_must(qc_strbuf_add(&text, f->data, (size_t)(4 * n), &err), &err);
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", f->dir);
+    test_must(qc_file_put(path, text.data, text.len, &err), &err);
+    qc_strbuf_deinit(&text);
+    test_must(qc_checkpoint_open(&f->model, f->dir, &err), &err);
+}
+
+static void drop(fixture *f)
+{
+    qc_checkpoint_close(f->model);
+    test_remove(f->dir);
+    qc_free(f->data);
+}
+
+static qc_auto_sample measure(const fixture *f, int transpose, int double_quant)
+{
+    qc_error err = {0};
+    qc_auto_sample s = {.rows = transpose ? f->cols : f->rows,
+                        .cols = transpose ? f->rows : f->cols,
+                        .transpose = transpose};
+    test_must(qc_auto_measure(&s, 1, f->model, ALL, double_quant, 1, &err), &err);
+    return s;
+}
+
+/* |x - dequantized|^2 / |x|^2 of all rows, straight from the definitions. */
+static double direct(const float *x, uint64_t rows, uint64_t cols, unsigned candidate)
+{
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    uint64_t n = rows * cols, overflow = UINT64_MAX;
+    uint32_t block = candidate == QC_AUTO_AT_NF4 ? 64 : 32;
+    void *codes = NULL, *scales = NULL, *y = NULL;
+    qc_error err = {0};
+    qc_piece_sums sums = {0};
+    test_must(qc_malloc(&codes, (size_t)n, &err), &err);
+    test_must(qc_malloc(&scales, (size_t)(4 * n), &err), &err);
+    test_must(qc_malloc(&y, (size_t)(4 * n), &err), &err);
+    if (candidate == QC_AUTO_AT_INT8) {
+        ops->int8_rows_quantize(x, QC_DTYPE_F32, rows, cols, codes, scales, &sums);
+        ops->int8_rows_dequantize(codes, scales, rows, cols, y, QC_DTYPE_F32, &overflow);
+    } else {
+        ops->nf4_quantize(x, QC_DTYPE_F32, n, block, codes, scales, NULL, &sums);
+        ops->nf4_dequantize(codes, scales, qc_nf4_code, n, block, y, QC_DTYPE_F32, &overflow);
+    }
+    double ee = 0, xx = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        double e = (double)x[i] - (double)((float *)y)[i];
+        ee += e * e;
+        xx += (double)x[i] * (double)x[i];
+    }
+    qc_free(codes);
+    qc_free(scales);
+    qc_free(y);
+    return ee / xx;
+}
+
+static void near(double a, double b, double rel)
+{
+    if (!(fabs(a - b) <= rel * fabs(b)))
+        fail_msg("expected %.9g, got %.9g", b, a);
+}
+
+/* A small weight is read whole: the figures are those of the whole weight. */
+static void test_whole(void **state)
+{
+    (void)state;
+    fixture f;
+    make(&f, 48, 70, NULL);
+    qc_auto_sample s = measure(&f, 0, 0);
+    assert_true(s.rows_read == 48 && s.bytes_read == 48u * 70 * 4);
+    for (unsigned c = 0; c < 3; c++)
+        near(s.rel_mse[c], direct(f.data, 48, 70, c), 1e-4);
+    assert_true(s.rel_mse[3] <= 0 && s.rel_mse[3] >= 0);
+    qc_auto_sample d = measure(&f, 0, 1); /* scales of the scales cost a little */
+    assert_true(d.rel_mse[0] > s.rel_mse[0] && d.rel_mse[0] < 1.05 * s.rel_mse[0]);
+    drop(&f);
+}
+
+static void test_transposed(void **state)
+{
+    (void)state;
+    fixture f;
+    make(&f, 70, 48, NULL);
+    float turned[48 * 70];
+    for (int r = 0; r < 48; r++) {
+        for (int k = 0; k < 70; k++)
+            turned[r * 70 + k] = f.data[k * 48 + r];
+    }
+    qc_auto_sample s = measure(&f, 1, 0);
+    for (unsigned c = 0; c < 3; c++)
+        near(s.rel_mse[c], direct(turned, 48, 70, c), 1e-4);
+    drop(&f);
+}
+
+/* Row r holds r + 1 over and over: a row's int8 error is 0 and its sum of squares tells which rows
+ * were read. */
+static float row_number(uint64_t i)
+{
+    return (float)(i / 4096 + 1);
+}
+
+static float column_number(uint64_t i)
+{
+    return (float)(i % 4096 + 1);
+}
+
+static void test_which_rows(void **state)
+{
+    (void)state;
+    fixture f;
+    make(&f, 330, 4096, row_number);
+    qc_auto_sample s = measure(&f, 0, 0);
+    double want = 0;
+    for (int k = 0; k < 32; k++)
+        want += 4096.0 * (10 * k + 10 * k / 32 + 6) * (10 * k + 10 * k / 32 + 6);
+    assert_int_equal(s.rows_read, 32);
+    near(s.sum_xx, want, 1e-6);
+    drop(&f);
+    make(&f, 320, 4096, column_number); /* written rows are columns of the file */
+    s = measure(&f, 1, 0);
+    want = 0;
+    for (int r = 0; r < 4; r++) {
+        int first = (4096 - 205) / 3 * r + 51 * r;
+        for (int i = 0; i < (r < 3 ? 51 : 52); i++)
+            want += 320.0 * (first + i + 1) * (first + i + 1);
+    }
+    assert_int_equal(s.rows_read, 205); /* 65536 / 320, rounded up */
+    near(s.sum_xx, want, 1e-6);
+    drop(&f);
+}
+
+static float one_nan(uint64_t i)
+{
+    return i == 77 ? (float)NAN : 1;
+}
+
+static float one_large(uint64_t i)
+{
+    return i == 77 ? 1e6f : 1;
+}
+
+static void test_what_cannot_be(void **state)
+{
+    (void)state;
+    fixture f;
+    make(&f, 8, 64, one_nan);
+    qc_auto_sample s = measure(&f, 0, 1);
+    assert_true(s.not_finite && isnan(s.rel_mse[0]) && isnan(s.rel_mse[1]) && isnan(s.rel_mse[2]));
+    assert_true(s.rel_mse[3] >= 0);
+    drop(&f);
+    make(&f, 8, 64, one_large); /* beyond float16: no int8 */
+    s = measure(&f, 0, 1);
+    assert_true(!s.not_finite && isnan(s.rel_mse[2]) && s.rel_mse[0] >= 0);
+    drop(&f);
+}
+
+static void test_threads(void **state)
+{
+    (void)state;
+    fixture f;
+    qc_error err = {0};
+    qc_auto_sample one[9], many[9];
+    make(&f, 90, 90, NULL);
+    for (int i = 0; i < 9; i++)
+        one[i] = many[i] = (qc_auto_sample){.rows = 90, .cols = 90, .transpose = i & 1};
+    test_must(qc_auto_measure(one, 9, f.model, ALL, 1, 1, &err), &err);
+    test_must(qc_auto_measure(many, 9, f.model, ALL, 1, 4, &err), &err);
+    for (int i = 0; i < 9; i++)
+        assert_memory_equal(one[i].rel_mse, many[i].rel_mse, sizeof one[i].rel_mse);
+    drop(&f);
+}
+
+static void test_normal(void **state)
+{
+    (void)state;
+    static const uint64_t lengths[] = {64, 100, 1024, 4096, 14336};
+    for (size_t k = 0; k < sizeof lengths / sizeof *lengths; k++) {
+        fixture f;
+        uint64_t cols = lengths[k];
+        make(&f, (4u << 20) / cols, cols, NULL);
+        qc_auto_sample s = {.rows = f.rows, .cols = cols};
+        for (unsigned c = 0; c < 3; c++)
+            s.rel_mse[c] = direct(f.data, f.rows, cols, c);
+        print_message("%5u columns: nf4 %.4e, nf4-32 %.4e, int8 %.4e (stated %.4e %.4e %.4e)\n",
+                      (unsigned)cols, s.rel_mse[0], s.rel_mse[1], s.rel_mse[2],
+                      qc_auto_normal_mse(0, cols), qc_auto_normal_mse(1, cols),
+                      qc_auto_normal_mse(2, cols));
+        for (unsigned c = 0; c < 3; c++)
+            near(qc_auto_normal_mse(c, cols), s.rel_mse[c], 0.02);
+        drop(&f);
+    }
+    assert_true(qc_auto_normal_mse(3, 64) <= 0);
+    assert_true(qc_auto_normal_mse(2, 1) > 0 && qc_auto_normal_mse(2, UINT64_MAX) > 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_whole),      cmocka_unit_test(test_transposed),
+        cmocka_unit_test(test_which_rows), cmocka_unit_test(test_what_cannot_be),
+        cmocka_unit_test(test_threads),    cmocka_unit_test(test_normal),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,167 @@
+/* The solver of --to auto on cases whose answer is plain. */
+#include "convert/auto_solve.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { NF4, NF4_32, INT8, FULL };
+
+static const double none = (double)NAN;
+
+typedef struct {
+    qc_auto_item items[8];
+    uint64_t fixed[8], scratch[8], room[4];
+    unsigned chosen[8];
+    uint32_t cut[4];
+    qc_auto_solution out;
+} task;
+
+static void solve(task *t, uint32_t items, uint32_t segments, uint32_t devices)
+{
+    qc_auto_task in = {t->items, items, segments, t->fixed, t->scratch, t->room, devices};
+    qc_error err = {0};
+    t->out.chosen = t->chosen;
+    t->out.cut = t->cut;
+    if (qc_auto_solve(&in, &t->out, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+}
+
+static const qc_auto_item plain = {0, {8, 6, 1, 0}, {40, 45, 80, 160}};
+
+static qc_auto_item in_segment(uint32_t segment)
+{
+    qc_auto_item it = plain;
+    it.segment = segment;
+    return it;
+}
+
+static void test_room_for_all(void **state)
+{
+    (void)state;
+    task t = {.items = {plain, plain}, .room = {320}};
+    solve(&t, 2, 1, 1);
+    assert_true(t.out.fits);
+    assert_int_equal(t.chosen[0], FULL);
+    assert_int_equal(t.chosen[1], FULL);
+    assert_true(fabs(t.out.cost) < 1e-12);
+    assert_true(t.out.uniform_fits[FULL] && t.out.uniform_fits[NF4]);
+    t.room[0] = 319; /* one byte less */
+    solve(&t, 2, 1, 1);
+    assert_true(t.out.fits && !t.out.uniform_fits[FULL]);
+    assert_true(fabs(t.out.cost - 1) < 1e-12);
+}
+
+static void test_nothing_fits(void **state)
+{
+    (void)state;
+    task t = {.items = {plain, plain}, .room = {79}};
+    solve(&t, 2, 1, 1);
+    assert_false(t.out.fits);
+    assert_int_equal(t.chosen[0], NF4);
+    assert_int_equal(t.chosen[1], NF4);
+    assert_true(isnan(t.out.bound));
+    t.room[0] = 80;
+    solve(&t, 2, 1, 1);
+    assert_true(t.out.fits);
+}
+
+/* A block size of 32 is worth taking where int8 has no room. */
+static void test_small_rest(void **state)
+{
+    (void)state;
+    task t = {.items = {plain, plain}, .room = {130}};
+    solve(&t, 2, 1, 1);
+    assert_true(fabs(t.out.cost - 7) < 1e-12);
+    assert_int_equal(t.chosen[0] + t.chosen[1], NF4_32 + INT8);
+}
+
+/* Two devices: what is put on one cannot use the other's room. */
+static void test_devices(void **state)
+{
+    (void)state;
+    task t = {.items = {in_segment(0), in_segment(1)}, .fixed = {10, 5}, .room = {50, 165}};
+    for (unsigned c = 0; c < QC_AUTO_CHOICES; c++)
+        t.items[1].cost[c] *= 10;
+    solve(&t, 2, 2, 2);
+    assert_true(t.out.fits);
+    assert_int_equal(t.cut[0], 0);
+    assert_int_equal(t.cut[1], 1);
+    assert_int_equal(t.chosen[0], NF4);
+    assert_int_equal(t.chosen[1], FULL);
+    /* Scratch is needed once, the largest of a device's segments. */
+    t.room[0] = 80 + 15 + 7;
+    t.room[1] = 0;
+    t.scratch[0] = 7;
+    t.scratch[1] = 3;
+    solve(&t, 2, 2, 2);
+    assert_true(t.out.fits);
+    assert_int_equal(t.cut[1], 2);
+    t.room[0]--;
+    solve(&t, 2, 2, 2);
+    assert_false(t.out.fits);
+}
+
+/* Greed takes the best gain per byte first and then has no room for the better one. */
+static void test_better_than_greedy(void **state)
+{
+    (void)state;
+    task t = {.items = {{0, {10, none, none, 0}, {0, 0, 0, 60}},
+                        {0, {14, none, none, 0}, {0, 0, 0, 100}}},
+              .room = {100}};
+    solve(&t, 2, 1, 1);
+    assert_true(fabs(t.out.cost - 10) < 1e-12);
+    assert_true(t.out.bound <= 10);
+}
+
+static void test_missing_candidates(void **state)
+{
+    (void)state;
+    task t = {.items = {{0, {none, none, 1, 0}, {0, 0, 80, 160}}, plain}, .room = {120}};
+    solve(&t, 2, 1, 1);
+    assert_int_equal(t.chosen[0], INT8);
+    assert_int_equal(t.chosen[1], NF4);
+    assert_true(isnan(t.out.uniform[NF4]) && !t.out.uniform_fits[NF4]);
+    assert_true(fabs(t.out.uniform[INT8] - 2) < 1e-12 && !t.out.uniform_fits[INT8]);
+}
+
+static void test_nothing_to_choose(void **state)
+{
+    (void)state;
+    task t = {.fixed = {10, 20}, .room = {10, UINT64_MAX}};
+    solve(&t, 0, 2, 2);
+    assert_true(t.out.fits);
+    solve(&t, 0, 0, 1);
+    assert_true(t.out.fits);
+}
+
+static void test_broken_tasks(void **state)
+{
+    (void)state;
+    task t = {.items = {in_segment(1), in_segment(0)}, .room = {1000}};
+    t.out.chosen = t.chosen;
+    t.out.cut = t.cut;
+    qc_auto_task in = {t.items, 2, 2, t.fixed, NULL, t.room, 1};
+    qc_error err = {0};
+    assert_int_equal(qc_auto_solve(&in, &t.out, &err), QC_ERR_INTERNAL);
+    in.device_count = 0;
+    assert_int_equal(qc_auto_solve(&in, &t.out, &err), QC_ERR_INTERNAL);
+    in.device_count = 1;
+    in.segment_count = 1u << 20;
+    assert_int_equal(qc_auto_solve(&in, &t.out, &err), QC_ERR_UNSUPPORTED);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_room_for_all),       cmocka_unit_test(test_nothing_fits),
+        cmocka_unit_test(test_small_rest),         cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_better_than_greedy), cmocka_unit_test(test_missing_candidates),
+        cmocka_unit_test(test_nothing_to_choose),  cmocka_unit_test(test_broken_tasks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,271 @@
+/* What --vram takes and refuses. QC_SEED=n replays one run of the random part. */
+#include "base/alloc.h"
+#include "convert/budget.h"
+
+#include <inttypes.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define ROUNDS     20000
+#define TERMS_MOST 8
+
+static uint64_t state_of_random, last_seed;
+
+static uint64_t next_random(void) /* splitmix64 */
+{
+    uint64_t z = state_of_random += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static uint64_t below(uint64_t n)
+{
+    return next_random() % n;
+}
+
+static void check_devices(const char *text, const char *names, const uint64_t *bytes)
+{
+    qc_arena arena;
+    qc_arena_init(&arena);
+    qc_error err = {0};
+    qc_budget b;
+    if (qc_budget_parse(&b, &arena, text, &err) != QC_OK)
+        fail_msg("%s: %s", text, err.msg);
+    char got[512] = "";
+    for (uint32_t i = 0; i < b.count; i++) {
+        size_t used = strlen(got);
+        (void)snprintf(got + used, sizeof got - used, "%s%s", i ? " " : "", b.devices[i].name);
+        if (b.devices[i].total_bytes != bytes[i])
+            fail_msg("%s: device %u has %" PRIu64 " bytes", text, (unsigned)i,
+                     b.devices[i].total_bytes);
+        assert_int_equal(b.devices[i].tier == QC_TIER_GPU, i < b.gpu_count);
+    }
+    assert_string_equal(got, names);
+    assert_string_equal(b.text, text);
+    qc_arena_deinit(&arena);
+}
+
+static void sizes_and_tiers_are_read(void **state)
+{
+    (void)state;
+    const uint64_t gb = 1000000000, gib = 1073741824;
+    check_devices("40GB", "cuda:0", (uint64_t[]){40 * gb});
+    check_devices("2x40GiB", "cuda:0 cuda:1", (uint64_t[]){40 * gib, 40 * gib});
+    check_devices("24GB+16GB", "cuda:0 cuda:1", (uint64_t[]){24 * gb, 16 * gb});
+    check_devices("2x24gb+1.5G+cpu:64GB", "cuda:0 cuda:1 cuda:2 cpu",
+                  (uint64_t[]){24 * gb, 24 * gb, 1500000000, 64 * gb});
+    check_devices("disk+cpu:1GB+8GB", "cuda:0 cpu disk", (uint64_t[]){8 * gb, gb, UINT64_MAX});
+    check_devices(" 8GB + CPU : 2GB + Disk:3TB ", "cuda:0 cpu disk",
+                  (uint64_t[]){8 * gb, 2 * gb, 3000 * gb});
+    check_devices("cpu:64GB", "cpu", (uint64_t[]){64 * gb});
+    check_devices("cpu:64GB+disk", "cpu disk", (uint64_t[]){64 * gb, UINT64_MAX});
+    check_devices("1x7b", "cuda:0", (uint64_t[]){7});
+    check_devices("2X 40GB", "cuda:0 cuda:1", (uint64_t[]){40 * gb, 40 * gb});
+}
+
+static void every_card_is_read_by_name(void **state)
+{
+    (void)state;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    for (unsigned i = 0; i < qc_card_count; i++) {
+        char text[96];
+        qc_budget b;
+        (void)snprintf(text, sizeof text, "2x%s+cpu:1GB", qc_card_table[i].name);
+        assert_int_equal(qc_budget_parse(&b, &arena, text, NULL), QC_OK);
+        assert_int_equal(b.gpu_count, 2);
+        assert_ptr_equal(b.devices[1].card, &qc_card_table[i]);
+        assert_int_equal(b.devices[1].total_bytes, qc_card_table[i].memory_bytes);
+    }
+    qc_arena_deinit(&arena);
+}
+
+static void mistakes_are_named(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *says; /* a part of the message */
+    } bad[] = {
+        {"", "found nothing"},
+        {"+", "found nothing"},
+        {"40GB+", "found nothing"},
+        {"+40GB", "found nothing"},
+        {"40GB++16GB", "found nothing"},
+        {"0x40GB", "'0x40GB': expected a count from 1 to 256"},
+        {"257x40GB", "'257x40GB': expected a count from 1 to 256"},
+        {"99999999999999999999999x1GB", "expected a count from 1 to 256"},
+        {"200x1GB+57x1GB", "expected at most 256 GPUs"},
+        {"2x", "'2x': expected a size or a card after 'x'"},
+        {"x40GB", "'x40GB': expected a size (40GB, 40GiB), a card"},
+        {"2x2x40GB", "'2x2x40GB'"},
+        {"40", "'40': expected a unit, such as 40GB"},
+        {"2x40", "'2x40': expected a unit, such as 40GB"},
+        {"cpu:64", "'cpu:64': expected a unit, such as 64GB"},
+        {"1.5", "'1.5': expected a unit"},
+        {"-1GB", "'-1GB': expected a size"},
+        {"0GB", "'0GB': expected more than 0 bytes"},
+        {"cpu:0", "'cpu:0': expected"},
+        {"cpu:0GB", "'cpu:0GB': expected more than 0 bytes"},
+        {"cpu:", "'cpu:': expected a size after ':'"},
+        {"8GB+cpu:x", "'cpu:x': expected a size"},
+        {"cpu:1GB+cpu:2GB", "expected cpu at most once"},
+        {"8GB+disk+disk", "expected disk at most once"},
+        {"disk", "expected a GPU or cpu beside disk"},
+        {"2xcpu", "expected no count before 'cpu'"},
+        {"2xauto", "expected no count before 'auto'"},
+        {"3xdisk:5GB", "expected no count before 'disk'"},
+        {"cpuu:5GB", "'cpuu:5GB': expected"},
+        {"99999999999999999999GB", "expected less than 2^64 bytes"},
+        {"40GB,16GB", "'40GB,16GB': expected a size"},
+        {"2x40 GB", "'2x40 GB': expected a size"},
+        {"40GB 16GB", "'40GB 16GB'"},
+        {"A100-41GB", "did you mean A100-40GB?"},
+        {"2x3091", "did you mean"},
+        {"qwertyuiop", "'qwertyuiop': expected a size"},
+    };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        qc_arena arena;
+        qc_arena_init(&arena);
+        qc_error err = {0};
+        qc_budget b;
+        if (qc_budget_parse(&b, &arena, bad[i].text, &err) != QC_ERR_USAGE)
+            fail_msg("'%s' was taken, or: %s", bad[i].text, err.msg);
+        if (strncmp(err.msg, "--vram: '", 9) != 0 || !strstr(err.msg, bad[i].says))
+            fail_msg("'%s': %s", bad[i].text, err.msg);
+        qc_arena_deinit(&arena);
+    }
+}
+
+static int same_devices(const qc_budget *a, const qc_budget *b)
+{
+    if (a->count != b->count || a->gpu_count != b->gpu_count)
+        return 0;
+    for (uint32_t i = 0; i < a->count; i++) {
+        const qc_device *x = &a->devices[i], *y = &b->devices[i];
+        if (strcmp(x->name, y->name) != 0 || x->tier != y->tier || x->card != y->card ||
+            x->total_bytes != y->total_bytes)
+            return 0;
+    }
+    return 1;
+}
+
+/* Pieces of the grammar and of what is not in it, so that a good part of the strings is taken. */
+static void random_text(char *out, size_t room)
+{
+    static const char *const pieces[] = {"40GB",    "2x",  "1.5GiB", "A100-40GB", "3090",  "cpu",
+                                         "cpu:8GB", "+",   "disk",   ":",         "64MiB", " ",
+                                         "x",       "257", "0",      "b",         "h100",  "%s"};
+    size_t used = 0, terms = 1 + below(TERMS_MOST);
+    out[0] = '\0';
+    for (size_t i = 0; i < terms; i++) {
+        char byte[2] = {(char)(1 + below(255)), '\0'};
+        const char *piece = below(24) == 0 ? byte : pieces[below(sizeof pieces / sizeof *pieces)];
+        int n = snprintf(out + used, room - used, "%s%s", i && below(2) ? "+" : "", piece);
+        used += (size_t)n;
+    }
+}
+
+static void any_text_is_read_or_refused(void **state)
+{
+    (void)state;
+    const char *given = getenv("QC_SEED");
+    uint64_t seed = given ? strtoull(given, NULL, 0) : 20260117;
+    unsigned taken = 0;
+    for (int round = 0; round < (given ? 1 : ROUNDS); round++, seed++) {
+        state_of_random = last_seed = seed;
+        char text[256];
+        random_text(text, sizeof text);
+        /* What looks at this machine is tested elsewhere. */
+        if (strstr(text, "cpu") && !strstr(text, "cpu:"))
+            continue;
+        qc_arena arena;
+        qc_arena_init(&arena);
+        qc_error err = {0};
+        qc_budget first, second;
+        const char *printed = NULL, *again = NULL;
+        qc_status st = qc_budget_parse(&first, &arena, text, &err);
+        if (st == QC_OK) {
+            assert_int_equal(qc_budget_text(&printed, &arena, &first, NULL), QC_OK);
+            if (qc_budget_parse(&second, &arena, printed, &err) != QC_OK)
+                fail_msg("'%s' was printed as '%s': %s", text, printed, err.msg);
+            assert_true(same_devices(&first, &second));
+            assert_int_equal(qc_budget_text(&again, &arena, &second, NULL), QC_OK);
+            assert_string_equal(printed, again);
+            taken++;
+        } else {
+            assert_int_equal(st, QC_ERR_USAGE);
+            assert_memory_equal(err.msg, "--vram: '", 9);
+        }
+        qc_arena_deinit(&arena);
+    }
+    assert_true(given || taken > ROUNDS / 50);
+}
+
+static int print_seed(void **state)
+{
+    (void)state;
+    print_message("last seed: %" PRIu64 "\n", last_seed);
+    return 0;
+}
+
+static void the_machine_is_asked_for_auto(void **state)
+{
+    (void)state;
+    assert_int_equal(setenv("QCONV_NVML", "/nonexistent/libnvidia-ml.so", 1), 0);
+    assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
+    qc_arena arena;
+    qc_arena_init(&arena);
+    qc_error err = {0};
+    qc_budget b;
+    assert_int_equal(qc_budget_parse(&b, &arena, "auto", &err), QC_ERR_DEVICE);
+    assert_non_null(strstr(err.msg, "'auto' found no GPU"));
+    assert_int_equal(qc_budget_parse(&b, &arena, "auto+disk", &err), QC_ERR_DEVICE);
+    assert_int_equal(qc_budget_parse(&b, &arena, "auto+cpu", &err), QC_OK);
+    assert_int_equal(b.count, 1);
+    assert_int_equal(b.gpu_count, 0);
+    assert_true(b.devices[0].total_bytes > 0 && b.devices[0].total_bytes < UINT64_MAX);
+    assert_int_equal(qc_budget_parse(&b, &arena, "auto+auto", &err), QC_ERR_USAGE);
+    qc_arena_deinit(&arena);
+}
+
+static void no_memory_is_an_error(void **state)
+{
+    (void)state;
+    qc_status st = QC_ERR_NOMEM;
+    uint64_t n = 0;
+    while (st != QC_OK) {
+        qc_arena arena;
+        qc_arena_init(&arena);
+        qc_budget b;
+        const char *text = NULL;
+        qc_alloc_fail_at(++n, 1);
+        st = qc_budget_parse(&b, &arena, "2x40GB+3090+cpu:4GB", NULL);
+        if (st == QC_OK)
+            st = qc_budget_text(&text, &arena, &b, NULL);
+        qc_alloc_fail_at(0, 0);
+        if (st != QC_OK)
+            assert_int_equal(st, QC_ERR_NOMEM);
+        qc_arena_deinit(&arena);
+    }
+    assert_true(n > 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(sizes_and_tiers_are_read),
+        cmocka_unit_test(every_card_is_read_by_name),
+        cmocka_unit_test(mistakes_are_named),
+        cmocka_unit_test_teardown(any_text_is_read_or_refused, print_seed),
+        cmocka_unit_test(the_machine_is_asked_for_auto),
+        cmocka_unit_test(no_memory_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

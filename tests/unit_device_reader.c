@@ -1,0 +1,631 @@
+/* formats/device_reader.h */
+#include "formats/device_reader.h"
+
+#include "base/alloc.h"
+#include "base/workers.h"
+#include "fixture_files.h"
+#include "formats/manifest.h"
+#include "formats/shard_layout.h"
+
+#include <pthread.h>
+#include <time.h>
+
+#define MIB     (1u << 20)
+#define TENSORS 9u
+#define LIMIT   (4u * MIB)
+
+/* ---- An output ------------------------------------------------------------------------------ */
+
+static const struct {
+    const char *name;
+    uint64_t bytes, piece;
+    uint32_t device;
+} made[TENSORS] = {
+    {"embed", 3 * MIB + 5, MIB, 0}, {"l0.w", 1000, 1000, 0},
+    {"l0.empty", 0, 1, 0},          {"l0.s", 4, 4, 0},
+    {"l1.w", 5 * MIB, MIB, 1},      {"l1.s", 77, 77, 1},
+    {"l2.w", 2 * MIB, 2 * MIB, 1},  {"norm", 16, 16, 3},
+    {"head", 2 * MIB + 1, MIB, 3},
+};
+static const char *const names[] = {"cuda:0", "cuda:1", "cuda:2", "cpu"};
+
+typedef struct {
+    fx_dir dir;
+    qc_arena arena;
+    qc_layout layout;
+    qc_out_tensor tensors[TENSORS];
+    qc_manifest m;
+    int placed;
+} world;
+
+static unsigned char *content_of(const char *name, uint64_t bytes)
+{
+    unsigned char *p = malloc(bytes ? bytes : 1);
+    assert_non_null(p);
+    for (uint64_t i = 0; i < bytes; i++)
+        p[i] = fx_byte(name, i / 64); /* runs, so that zstd has something to do */
+    return p;
+}
+
+/* Append the frames (or the bytes) of a stretch; root of content and stored bytes. */
+static void put_stretch(qc_strbuf *file, qc_frame *frames, size_t *count, int compressed,
+                        const unsigned char *p, uint64_t bytes, uint64_t piece, qc_digest *content,
+                        qc_digest *stored)
+{
+    qc_digest c[16], s[16];
+    size_t n = 0;
+    qc_frame_coder *coder = NULL;
+    assert_int_equal(qc_frame_coder_create(&coder, NULL), QC_OK);
+    for (uint64_t at = 0; at < bytes; at += piece, n++) {
+        size_t len = (size_t)(bytes - at < piece ? bytes - at : piece), out = len;
+        assert_true(n < 16);
+        c[n] = qc_digest_bytes(p + at, len);
+        if (!compressed) {
+            assert_int_equal(qc_strbuf_add(file, p + at, len, NULL), QC_OK);
+            continue;
+        }
+        void *dst = malloc(qc_frame_bound(len));
+        assert_non_null(dst);
+        assert_int_equal(
+            qc_frame_encode(coder, 1, p + at, len, dst, qc_frame_bound(len), &out, NULL), QC_OK);
+        s[n] = qc_digest_bytes(dst, out);
+        const qc_frame *last = *count > 0 ? &frames[*count - 1] : NULL;
+        frames[(*count)++] =
+            (qc_frame){.stored_offset = file->len,
+                       .content_offset = last ? last->content_offset + last->content_bytes : 0,
+                       .stored_bytes = (uint32_t)out,
+                       .content_bytes = (uint32_t)len};
+        assert_int_equal(qc_strbuf_add(file, dst, out, NULL), QC_OK);
+        free(dst);
+    }
+    *content = qc_digest_root(c, n);
+    *stored = qc_digest_root(s, compressed ? n : 0);
+    qc_frame_coder_destroy(coder);
+}
+
+static void write_shard(world *w, uint32_t shard, size_t *tensor)
+{
+    const qc_shard *sh = &w->layout.shards[shard];
+    qc_manifest_shard *ms = &w->m.shards[shard];
+    qc_frame frames[64];
+    size_t count = 0;
+    qc_strbuf file;
+    qc_strbuf_init(&file, 64 * MIB);
+    *ms = (qc_manifest_shard){.name = sh->name,
+                              .content_bytes = sh->header_bytes + sh->data_bytes,
+                              .header_bytes = sh->header_bytes,
+                              .device = w->placed ? sh->device : 0};
+    put_stretch(&file, frames, &count, w->m.compressed, (const unsigned char *)sh->header,
+                sh->header_bytes, sh->header_bytes, &ms->header, &ms->header_stored);
+    if (w->m.compressed)
+        ms->header_stored_bytes = file.len;
+    for (uint32_t k = 0; k < sh->count; k++) {
+        const qc_out_tensor *o = &w->tensors[sh->order[k]];
+        qc_manifest_tensor *t = &w->m.tensors[(*tensor)++];
+        uint64_t bytes = o->st.end - o->st.begin, before = file.len;
+        unsigned char *p = content_of(o->st.name, bytes);
+        *t = (qc_manifest_tensor){.name = o->st.name,
+                                  .scheme = "keep",
+                                  .dtype = QC_DTYPE_U8,
+                                  .ndim = 1,
+                                  .dims = {bytes},
+                                  .begin = o->st.begin,
+                                  .end = o->st.end,
+                                  .piece_bytes = o->piece_bytes,
+                                  .shard = shard};
+        put_stretch(&file, frames, &count, w->m.compressed, p, bytes, o->piece_bytes, &t->content,
+                    &t->stored);
+        if (w->m.compressed && bytes > 0) {
+            t->stored_offset = before;
+            t->stored_bytes = file.len - before;
+        }
+        free(p);
+    }
+    if (w->m.compressed) {
+        qc_strbuf table;
+        qc_strbuf_init(&table, MIB);
+        assert_int_equal(qc_seek_table_build(&table, frames, count, NULL), QC_OK);
+        ms->table_bytes = table.len;
+        ms->table = qc_digest_bytes(table.data, table.len);
+        assert_int_equal(qc_strbuf_add(&file, table.data, table.len, NULL), QC_OK);
+        qc_strbuf_deinit(&table);
+        ms->file_bytes = file.len;
+    }
+    char name[128];
+    (void)snprintf(name, sizeof name, "%s%s", sh->name, w->m.compressed ? ".zst" : "");
+    fx_put(w->dir.path, name, file.data, file.len);
+    qc_strbuf_deinit(&file);
+}
+
+static void make_output(world *w, int compressed, int placed)
+{
+    static qc_manifest_shard shards[16];
+    static qc_manifest_tensor tensors[TENSORS];
+    static qc_manifest_device devices[4];
+    qc_error err = {0};
+    qc_strbuf text;
+    size_t tensor = 0;
+    memset(w, 0, sizeof *w);
+    fx_make_dir(&w->dir);
+    qc_arena_init(&w->arena);
+    w->placed = placed;
+    for (uint32_t i = 0; i < TENSORS; i++)
+        w->tensors[i] = (qc_out_tensor){
+            .st = {.name = made[i].name, .dtype = QC_DTYPE_U8, .ndim = 1, .dims = {made[i].bytes}},
+            .group = i,
+            .device = placed ? made[i].device : 0,
+            .piece_bytes = made[i].piece,
+            .align_bytes = 1};
+    assert_int_equal(qc_layout_make(&w->layout, &w->arena, w->tensors, TENSORS, LIMIT, &err),
+                     QC_OK);
+    w->m = (qc_manifest){.qconv_version = "0.1.0",
+                         .zstd_version = compressed ? "1.5.4" : NULL,
+                         .compressed = compressed,
+                         .level = compressed,
+                         .to = "nf4",
+                         .rest = "keep",
+                         .max_shard_bytes = LIMIT,
+                         .shards = shards,
+                         .shard_count = w->layout.count,
+                         .tensors = tensors,
+                         .tensor_count = TENSORS};
+    for (uint32_t i = 0; i < w->layout.count; i++)
+        write_shard(w, i, &tensor);
+    if (placed) {
+        memset(devices, 0, sizeof devices);
+        for (size_t i = 0; i < 4; i++)
+            devices[i].name = names[i];
+        for (uint32_t i = 0; i < w->layout.count; i++) {
+            devices[shards[i].device].shard_bytes += shards[i].content_bytes;
+            devices[shards[i].device].tensor_bytes += w->layout.shards[i].data_bytes;
+        }
+        w->m.placement = (qc_manifest_placement){.vram = "3x1MB+cpu",
+                                                 .margin = 0.9,
+                                                 .context = 1,
+                                                 .batch = 1,
+                                                 .kv_bits = 16,
+                                                 .devices = devices,
+                                                 .device_count = 4};
+    }
+    qc_strbuf_init(&text, MIB);
+    if (qc_manifest_write(&w->m, &text, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+    fx_put(w->dir.path, QC_MANIFEST_NAME, text.data, text.len);
+    qc_strbuf_deinit(&text);
+}
+
+static void drop_output(world *w)
+{
+    qc_arena_deinit(&w->arena);
+    fx_remove_dir(w->dir.path);
+}
+
+static void shard_path(char out[FX_PATH_BYTES], const world *w, uint32_t shard)
+{
+    char name[128];
+    (void)snprintf(name, sizeof name, "%s%s", w->layout.shards[shard].name,
+                   w->m.compressed ? ".zst" : "");
+    fx_join(out, w->dir.path, name);
+}
+
+static void flip_byte(const char *path, uint64_t at)
+{
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, (long)at, SEEK_SET), 0);
+    int c = fgetc(f);
+    assert_int_equal(fseek(f, (long)at, SEEK_SET), 0);
+    assert_int_equal(fputc(c ^ 1, f), c ^ 1);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* ---- A caller that keeps everything --------------------------------------------------------- */
+
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t freed;
+    unsigned char *at[TENSORS];
+    unsigned placed, whole, stops;
+    const char *refuse;    /* no memory for this tensor */
+    const char *fail_done; /* done() fails for it */
+    int one_at_a_time;     /* room for one tensor only */
+    unsigned in_flight;
+    int give_up;
+} keeper;
+
+static void *keep_place(void *ctx, const qc_reader_tensor *t)
+{
+    keeper *k = ctx;
+    if (k->refuse && strcmp(k->refuse, t->name) == 0)
+        return NULL;
+    pthread_mutex_lock(&k->lock);
+    while (k->one_at_a_time && k->in_flight > 0 && !k->give_up)
+        qc_cond_wait_briefly(&k->freed, &k->lock);
+    int give_up = k->give_up;
+    k->in_flight++;
+    k->placed++;
+    pthread_mutex_unlock(&k->lock);
+    if (give_up)
+        return NULL;
+    if (t->bytes == 0)
+        return NULL;
+    k->at[t->index] = malloc(t->bytes); /* exact: sanitizers see what lies beyond */
+    return k->at[t->index];
+}
+
+static qc_status keep_done(void *ctx, const qc_reader_tensor *t, void *dst, qc_error *err)
+{
+    keeper *k = ctx;
+    if (k->fail_done && strcmp(k->fail_done, t->name) == 0)
+        QC_FAIL(err, QC_ERR_IO, "the copy of '%s' failed", t->name);
+    unsigned char *want = content_of(t->name, t->bytes);
+    int same = t->bytes == 0 || memcmp(want, dst, t->bytes) == 0;
+    free(want);
+    if (!same)
+        QC_FAIL(err, QC_ERR_INTERNAL, "'%s' has other bytes", t->name);
+    pthread_mutex_lock(&k->lock);
+    k->whole++;
+    k->in_flight--;
+    pthread_cond_signal(&k->freed);
+    pthread_mutex_unlock(&k->lock);
+    return QC_OK;
+}
+
+static void keep_stopped(void *ctx)
+{
+    keeper *k = ctx;
+    pthread_mutex_lock(&k->lock);
+    k->stops++;
+    k->give_up = 1;
+    pthread_cond_signal(&k->freed);
+    pthread_mutex_unlock(&k->lock);
+}
+
+static qc_reader_options keep_options(keeper *k, unsigned threads)
+{
+    memset(k, 0, sizeof *k);
+    assert_int_equal(pthread_mutex_init(&k->lock, NULL), 0);
+    assert_int_equal(pthread_cond_init(&k->freed, NULL), 0);
+    return (qc_reader_options){.threads = threads,
+                               .place = keep_place,
+                               .done = keep_done,
+                               .stopped = keep_stopped,
+                               .ctx = k};
+}
+
+static void keep_deinit(keeper *k)
+{
+    for (size_t i = 0; i < TENSORS; i++)
+        free(k->at[i]);
+    pthread_cond_destroy(&k->freed);
+    pthread_mutex_destroy(&k->lock);
+}
+
+static qc_reader *open_reader(const world *w)
+{
+    qc_reader *r = NULL;
+    qc_error err = {0};
+    if (qc_reader_open(&r, w->dir.path, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+    return r;
+}
+
+static void assert_loads(const qc_reader *r, size_t device, unsigned threads, int skip)
+{
+    keeper k;
+    qc_error err = {0};
+    const qc_reader_device *d = qc_reader_device_at(r, device);
+    qc_reader_options o = keep_options(&k, threads);
+    o.skip_digests = skip;
+    if (qc_reader_load(r, device, &o, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+    assert_int_equal(k.placed, d->tensor_count);
+    assert_int_equal(k.whole, d->tensor_count);
+    assert_int_equal(k.stops, 0);
+    keep_deinit(&k);
+}
+
+static void assert_load_fails(const qc_reader *r, size_t device, unsigned threads, qc_status want,
+                              const char *says, const char *and_says)
+{
+    keeper k;
+    qc_error err = {0};
+    qc_reader_options o = keep_options(&k, threads);
+    qc_status st = qc_reader_load(r, device, &o, &err);
+    if (st != want || !strstr(err.msg, says) || !strstr(err.msg, and_says))
+        fail_msg("%s, \"%s\"", qc_status_name(st), err.msg);
+    assert_int_equal(k.stops, 1);
+    keep_deinit(&k);
+}
+
+/* ---- Tests ---------------------------------------------------------------------------------- */
+
+static void devices_and_their_tensors_are_listed(void **state)
+{
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        world w;
+        make_output(&w, compressed, 1);
+        qc_reader *r = open_reader(&w);
+        size_t seen = 0, index = 99;
+        uint64_t stored = 0;
+        assert_int_equal(qc_reader_device_count(r), 4);
+        for (size_t i = 0; i < 4; i++) {
+            const qc_reader_device *d = qc_reader_device_at(r, i);
+            uint64_t bytes = 0;
+            assert_string_equal(d->name, names[i]);
+            assert_int_equal(qc_reader_find_device(r, names[i], &index, NULL), QC_OK);
+            assert_int_equal(index, i);
+            for (size_t k = 0; k < d->tensor_count; k++, seen++) {
+                const qc_reader_tensor *t = &d->tensors[k];
+                size_t m = 0;
+                while (strcmp(made[m].name, t->name) != 0)
+                    m++;
+                assert_int_equal(made[m].device, i);
+                assert_int_equal(t->bytes, made[m].bytes);
+                assert_int_equal(t->index, k);
+                assert_true(t->dtype == QC_DTYPE_U8 && t->ndim == 1 && t->dims[0] == t->bytes);
+                assert_string_equal(t->scheme, "keep");
+                assert_true((strstr(t->shard, ".zst") != NULL) == compressed);
+                bytes += t->bytes;
+            }
+            assert_int_equal(d->tensor_bytes, bytes);
+            stored += d->stored_bytes;
+        }
+        assert_int_equal(seen, TENSORS);
+        assert_int_equal(qc_reader_device_at(r, 2)->tensor_count, 0);
+        assert_null(qc_reader_device_at(r, 2)->tensors);
+        uint64_t files = 0;
+        for (uint32_t i = 0; i < w.layout.count; i++) {
+            char path[FX_PATH_BYTES];
+            struct stat s;
+            shard_path(path, &w, i);
+            assert_int_equal(stat(path, &s), 0);
+            files += (uint64_t)s.st_size;
+        }
+        assert_int_equal(stored, files);
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
+static void every_device_loads_alone(void **state)
+{
+    (void)state;
+    static const unsigned threads[] = {1, 2, 7, 0};
+    for (int compressed = 0; compressed < 2; compressed++) {
+        world w;
+        make_output(&w, compressed, 1);
+        qc_reader *r = open_reader(&w);
+        for (size_t i = 0; i < 4; i++) {
+            for (size_t k = 0; k < 4; k++)
+                assert_loads(r, i, threads[k], k == 2);
+        }
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
+static void only_the_shards_of_the_device_are_needed(void **state)
+{
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        world w;
+        make_output(&w, compressed, 1);
+        qc_reader *r = open_reader(&w);
+        for (uint32_t i = 0; i < w.layout.count; i++) {
+            char path[FX_PATH_BYTES];
+            shard_path(path, &w, i);
+            if (w.layout.shards[i].device != 1)
+                assert_int_equal(unlink(path), 0);
+        }
+        assert_loads(r, 1, 3, 0);
+        assert_loads(r, 2, 3, 0); /* nothing lies there */
+        assert_load_fails(r, 0, 2, QC_ERR_CHECK, "model-00001-of-", "'cuda:0' needs it");
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
+static void an_output_without_placement_is_one_device(void **state)
+{
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        world w;
+        size_t index = 99;
+        qc_error err = {0};
+        make_output(&w, compressed, 0);
+        qc_reader *r = open_reader(&w);
+        assert_int_equal(qc_reader_device_count(r), 1);
+        assert_int_equal(qc_reader_device_at(r, 0)->tensor_count, TENSORS);
+        assert_int_equal(qc_reader_find_device(r, "all", &index, NULL), QC_OK);
+        assert_int_equal(index, 0);
+        assert_int_equal(qc_reader_find_device(r, "cuda:0", &index, &err), QC_ERR_DEVICE);
+        assert_non_null(strstr(err.msg, "made without --vram"));
+        assert_loads(r, 0, 4, 0);
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
+static void damage_is_named(void **state)
+{
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        world w;
+        make_output(&w, compressed, 1);
+        qc_reader *r = open_reader(&w);
+        for (size_t i = 0; i < TENSORS; i++) {
+            const qc_manifest_tensor *t = &w.m.tensors[i];
+            const qc_manifest_shard *s = &w.m.shards[t->shard];
+            char path[FX_PATH_BYTES], says[64];
+            if (t->begin == t->end)
+                continue;
+            uint64_t first = compressed ? t->stored_offset : s->header_bytes + t->begin;
+            uint64_t bytes = compressed ? t->stored_bytes : t->end - t->begin;
+            const uint64_t at[] = {first, first + bytes / 2, first + bytes - 1};
+            shard_path(path, &w, t->shard);
+            (void)snprintf(says, sizeof says, "tensor '%s' in %s", t->name, s->name);
+            for (size_t k = 0; k < 3; k++) {
+                flip_byte(path, at[k]);
+                assert_load_fails(r, s->device, 2, QC_ERR_CHECK, says, "");
+                flip_byte(path, at[k]);
+            }
+        }
+        char path[FX_PATH_BYTES];
+        shard_path(path, &w, 0);
+        if (compressed) {
+            const qc_manifest_shard *s = &w.m.shards[0];
+            for (uint64_t at = s->file_bytes - s->table_bytes; at < s->file_bytes; at++) {
+                flip_byte(path, at);
+                assert_load_fails(r, 0, 1, QC_ERR_CHECK, s->name, "table");
+                flip_byte(path, at);
+            }
+        }
+        assert_loads(r, 0, 1, 0); /* it is as it was */
+        assert_int_equal(truncate(path, 100), 0);
+        assert_load_fails(r, 0, 1, QC_ERR_CHECK, "found 100", w.m.shards[0].name);
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
+/* The plain form has no checksum below the digests: what is skipped is not looked at. */
+static void digests_are_skipped_on_request(void **state)
+{
+    (void)state;
+    world w;
+    keeper k;
+    char path[FX_PATH_BYTES];
+    make_output(&w, 0, 1);
+    qc_reader *r = open_reader(&w);
+    shard_path(path, &w, 0);
+    flip_byte(path, w.m.shards[0].header_bytes);
+    qc_reader_options o = keep_options(&k, 1);
+    o.skip_digests = 1;
+    o.done = NULL;
+    assert_int_equal(qc_reader_load(r, 0, &o, NULL), QC_OK);
+    keep_deinit(&k);
+    qc_reader_close(r);
+    drop_output(&w);
+}
+
+static void room_for_one_tensor_is_enough(void **state)
+{
+    (void)state;
+    for (unsigned threads = 1; threads <= 8; threads++) {
+        world w;
+        keeper k;
+        qc_error err = {0};
+        make_output(&w, 1, 0);
+        qc_reader *r = open_reader(&w);
+        qc_reader_options o = keep_options(&k, threads);
+        k.one_at_a_time = 1;
+        if (qc_reader_load(r, 0, &o, &err) != QC_OK)
+            fail_msg("%s", err.msg);
+        assert_int_equal(k.whole, TENSORS);
+        keep_deinit(&k);
+        /* A failure wakes who waits for room. */
+        o = keep_options(&k, threads);
+        k.one_at_a_time = 1;
+        k.fail_done = "l1.w";
+        assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_IO);
+        assert_string_equal(err.msg, "the copy of 'l1.w' failed");
+        assert_int_equal(k.stops, 1);
+        keep_deinit(&k);
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
+static void callers_errors_come_back(void **state)
+{
+    (void)state;
+    world w;
+    keeper k;
+    qc_error err = {0};
+    make_output(&w, 1, 1);
+    qc_reader *r = open_reader(&w);
+    qc_reader_options o = keep_options(&k, 3);
+    k.refuse = "l2.w";
+    assert_int_equal(qc_reader_load(r, 1, &o, &err), QC_ERR_NOMEM);
+    assert_non_null(strstr(err.msg, "tensor 'l2.w' in model-0000"));
+    assert_int_equal(k.stops, 1);
+    keep_deinit(&k);
+    o = keep_options(&k, 1);
+    assert_int_equal(qc_reader_load(r, 4, &o, &err), QC_ERR_DEVICE);
+    o.place = NULL;
+    assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_USAGE);
+    qc_interrupt();
+    o.place = keep_place;
+    assert_int_equal(qc_reader_load(r, 0, &o, &err), QC_ERR_INTERRUPTED);
+    qc_interrupt_clear();
+    keep_deinit(&k);
+    size_t index = 0;
+    assert_int_equal(qc_reader_find_device(r, "cuda:7", &index, &err), QC_ERR_DEVICE);
+    assert_non_null(strstr(err.msg, "'cuda:7'"));
+    assert_non_null(strstr(err.msg, "cuda:0, cuda:1, cuda:2, cpu"));
+    qc_reader_close(r);
+    drop_output(&w);
+}
+
+static void what_is_no_output_is_refused(void **state)
+{
+    (void)state;
+    fx_dir d;
+    qc_reader *r = NULL;
+    qc_error err = {0};
+    fx_make_dir(&d);
+    assert_int_equal(qc_reader_open(&r, d.path, &err), QC_ERR_INPUT);
+    assert_null(r);
+    fx_puts(d.path, QC_MANIFEST_NAME, "{}");
+    assert_int_equal(qc_reader_open(&r, d.path, &err), QC_ERR_CHECK);
+    assert_null(r);
+    qc_reader_close(NULL);
+    fx_remove_dir(d.path);
+}
+
+static void out_of_memory_is_said(void **state)
+{
+    (void)state;
+    world w;
+    make_output(&w, 1, 1);
+    for (uint64_t n = 1;; n++) {
+        keeper k;
+        qc_reader *r = NULL;
+        qc_reader_options o = keep_options(&k, 1);
+        qc_alloc_fail_at(n, 0);
+        qc_status st = qc_reader_open(&r, w.dir.path, NULL);
+        if (st == QC_OK)
+            st = qc_reader_load(r, 1, &o, NULL);
+        uint64_t tried = qc_alloc_count();
+        qc_alloc_fail_at(0, 0);
+        qc_reader_close(r);
+        keep_deinit(&k);
+        if (tried < n) {
+            assert_int_equal(st, QC_OK);
+            assert_true(n > 20);
+            break;
+        }
+        if (st != QC_ERR_NOMEM)
+            fail_msg("allocation %llu: %s", (unsigned long long)n, qc_status_name(st));
+    }
+    drop_output(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(devices_and_their_tensors_are_listed),
+        cmocka_unit_test(every_device_loads_alone),
+        cmocka_unit_test(only_the_shards_of_the_device_are_needed),
+        cmocka_unit_test(an_output_without_placement_is_one_device),
+        cmocka_unit_test(damage_is_named),
+        cmocka_unit_test(digests_are_skipped_on_request),
+        cmocka_unit_test(room_for_one_tensor_is_enough),
+        cmocka_unit_test(callers_errors_come_back),
+        cmocka_unit_test(what_is_no_output_is_refused),
+        cmocka_unit_test(out_of_memory_is_said),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

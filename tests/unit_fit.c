@@ -1,0 +1,488 @@
+/* Fit: numbers worked out by hand. */
+#include "base/alloc.h"
+#include "fit_fixture.h"
+
+static void budgets_are_rounded_down(void **state)
+{
+    (void)state;
+    assert_int_equal(qc_fit_budget_bytes(40000000000, 0.9), 36000000000);
+    assert_int_equal(qc_fit_budget_bytes(42949672960, 0.9), 38654705664);
+    assert_int_equal(qc_fit_budget_bytes(11, 0.5), 5);
+    assert_int_equal(qc_fit_budget_bytes(0, 0.5), 0);
+    assert_int_equal(qc_fit_budget_bytes(7, 1.0), 7);
+    assert_int_equal(qc_fit_budget_bytes(UINT64_MAX, 0.5), UINT64_MAX);
+    assert_true(qc_fit_budget_bytes(UINT64_MAX - 1, 0.9999999999999999) <= UINT64_MAX - 1);
+}
+
+static void contexts_are_chosen(void **state)
+{
+    (void)state;
+    qc_geometry g = {.max_context = 512};
+    qc_fit_options o = {.context = 0};
+    assert_int_equal(qc_fit_context(&g, &o), 512);
+    g.max_context = 131072;
+    assert_int_equal(qc_fit_context(&g, &o), 8192);
+    g.max_context = 0;
+    assert_int_equal(qc_fit_context(&g, &o), 8192);
+    o.context = 9;
+    assert_int_equal(qc_fit_context(&g, &o), 9);
+}
+
+/* docs/planning.md, "Workspace", with hidden 100, heads 2 x 50, MLP 400, vocabulary 1000. */
+static void workspaces_are_as_documented(void **state)
+{
+    (void)state;
+    fixture x;
+    begin_fixture(&x);
+    add_layer(&x, 0);
+    const qc_geometry *g = &x.geometry;
+    qc_fit_options o = x.options;
+    /* 2 B * 1000 tokens * (2 * 100 + 3 * 400) */
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2800000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 77), 2800154);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EMBEDDING, UINT32_MAX, 0), 200000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_NORM, UINT32_MAX, 0), 400000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, UINT32_MAX, 0), 204000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EXTRA, 5, 1000), 0);
+    /* A long prompt goes in steps; every sequence of a batch takes one. */
+    o.context = 100000;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 2048 * 1400);
+    o.batch = 3;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3 * 2 * 2048 * 1400);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * (2048 * 200 + 4000));
+    /* An encoder sees its text whole and gives no logits. */
+    x.geometry.decoder = 0;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0),
+                     (uint64_t)3 * 2 * 100000 * 1400);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * 100000 * 200);
+    o.context = UINT64_MAX;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), UINT64_MAX);
+}
+
+static void attention_counts_where_it_is_wider(void **state)
+{
+    (void)state;
+    fixture x;
+    begin_fixture(&x);
+    add_layer(&x, 0);
+    x.geometry.intermediate = 0;
+    const qc_geometry *g = &x.geometry;
+    /* q and its output 2 * 100, k and v 2 * 50 */
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * 1000 * (200 + 300));
+    /* absorbed: q 2 * 100, latent 60, q and output against it 2 * 2 * 60 */
+    x.layers[0] = (qc_layer_geometry){QC_ATTENTION_MLA, 60, 160, 0};
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * 1000 * (200 + 500));
+    x.options.mla_expanded = 1;
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * 1000 * (200 + 360));
+    /* Images: what the tower hands to the layers stays while the prompt is read. */
+    x.layers[0] = (qc_layer_geometry){QC_ATTENTION_CROSS, 100, 0, 0};
+    x.geometry.media_positions = 7;
+    x.geometry.vision_hidden = 11;
+    x.options.images = 2;
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * (1000 * (200 + 200) + 2 * 7 * 100));
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_VISION, 0, 0),
+                     2 * 2 * 7 * 10 * 11);
+}
+
+/* Embedding 10, four layers of 20 with a cache of 2 each, norm, head 10 (MB), on two equal GPUs. */
+static void four_layers(fixture *x)
+{
+    begin_fixture(x);
+    add_segment(x, QC_SEGMENT_EMBEDDING, 10 * MB);
+    for (int i = 0; i < 4; i++)
+        add_layer(x, 20 * MB);
+    add_segment(x, QC_SEGMENT_NORM, 200);
+    add_segment(x, QC_SEGMENT_HEAD, 10 * MB);
+}
+
+static void two_gpus_share_by_hand(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    add_device(&x, QC_TIER_GPU, 100 * MB);
+    add_device(&x, QC_TIER_GPU, 100 * MB);
+    x.options.margin = 0.8;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.weight_bytes, 100 * MB + 200);
+    assert_int_equal(f.kv_bytes_per_token, 4 * 2000);
+    assert_int_equal(f.kv_bytes, 8 * MB);
+    for (int d = 0; d < 2; d++) {
+        assert_int_equal(f.devices[d].budget_bytes, 80 * MB);
+        assert_int_equal(f.devices[d].weight_bytes, 50 * MB + (d ? 200 : 0));
+        assert_int_equal(f.devices[d].kv_bytes, 4 * MB);
+        assert_int_equal(f.devices[d].workspace_bytes, 2800000);
+        assert_int_equal(f.devices[d].context_bytes, 5 * MB);
+        assert_int_equal(f.devices[d].free_bytes, 80 * MB - 61800000 - (d ? 200 : 0));
+        assert_int_equal(f.devices[d].short_by_bytes, 0);
+        assert_int_equal(f.devices[d].layers, 2);
+        assert_int_equal(f.devices[d].first_layer, d ? 2 : 0);
+    }
+    assert_int_equal(f.devices[0].segments, 3);
+    assert_int_equal(f.devices[1].segments, 4);
+    assert_int_equal(f.transfer_bytes_per_token, 0);
+    assert_true(f.transfer_seconds == 0.0);
+    qc_arena_deinit(&arena);
+}
+
+static void short_by_what_is_missing(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    add_device(&x, QC_TIER_GPU, 60 * MB);
+    add_device(&x, QC_TIER_GPU, 60 * MB);
+    make(&x, &arena, &f);
+    assert_false(f.fits);
+    assert_int_equal(f.short_by_bytes, 1800200);
+    assert_int_equal(f.short_device, 1);
+    assert_int_equal(f.devices[0].short_by_bytes, 1800000);
+    assert_int_equal(f.devices[0].free_bytes, 0);
+    /* To the byte. */
+    x.device[0].total_bytes += 1800000;
+    x.device[1].total_bytes += 1800200;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.devices[0].free_bytes, 0);
+    assert_int_equal(f.devices[1].free_bytes, 0);
+    x.device[1].total_bytes--;
+    make(&x, &arena, &f);
+    assert_int_equal(f.short_by_bytes, 1);
+    qc_arena_deinit(&arena);
+}
+
+/* One GPU: what goes first is the embedding; a layer goes through a buffer of its size. */
+static void spilling_by_hand(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    /* All of it needs 100.0002 + 8 + 2.8 + 5 = 115.8002 MB. */
+    add_device(&x, QC_TIER_GPU, 106 * MB);
+    add_device(&x, QC_TIER_CPU, 64 * MB);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[0], 1);
+    assert_int_equal(f.spilled, 1);
+    assert_int_equal(f.devices[1].weight_bytes, 10 * MB);
+    assert_int_equal(f.devices[1].workspace_bytes, 0);
+    assert_int_equal(f.devices[1].context_bytes, 0);
+    assert_int_equal(f.devices[0].staging_bytes, 0);
+    assert_int_equal(f.transfer_bytes_per_token, 10000); /* one row of 1000 */
+    assert_true(f.transfer_seconds == 10000 / QC_LINK_RATE);
+
+    static const qc_card card = {.name = "slow", .host_link = 1e6};
+    x.device[0].card = &card;
+    make(&x, &arena, &f);
+    assert_true(f.transfer_seconds == 10000 / 1e6);
+    x.device[0].card = NULL;
+
+    /* Head and two layers too: 32 + 12.8 MB of staging, workspace and context... */
+    x.device[0].total_bytes = 80 * MB;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.devices[0].layers, 2);
+    assert_int_equal(f.devices[0].first_layer, 0);
+    assert_int_equal(f.devices[1].layers, 2);
+    assert_int_equal(f.devices[1].first_layer, 2);
+    assert_int_equal(f.devices[1].weight_bytes, 60 * MB);
+    assert_int_equal(f.devices[1].kv_bytes, 4 * MB);
+    assert_int_equal(f.devices[0].staging_bytes, 22 * MB);
+    assert_int_equal(f.devices[0].workspace_bytes, 22 * MB + 2800000);
+    assert_int_equal(f.transfer_bytes_per_token, 10000 + 10 * MB + 2 * 22 * MB);
+
+    /* A byte less in the cpu tier and disk has to help, with what was spilled last. */
+    x.device[1].total_bytes = 64 * MB - 1;
+    make(&x, &arena, &f);
+    assert_false(f.fits);
+    assert_int_equal(f.short_by_bytes, 1);
+    assert_int_equal(f.short_device, 1);
+    add_device(&x, QC_TIER_DISK, UINT64_MAX);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[3], 2);
+    assert_int_equal(f.devices[2].free_bytes, UINT64_MAX);
+    assert_true(f.transfer_seconds == 10000 / QC_LINK_RATE + 22e6 / QC_DISK_RATE +
+                                          22e6 / QC_LINK_RATE + 22e6 / QC_LINK_RATE +
+                                          10e6 / QC_LINK_RATE);
+    qc_arena_deinit(&arena);
+}
+
+/* A head without weights of its own reads all of the table it follows. */
+static void a_tied_table_spills_as_a_head(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    x.segment[6].follows = 0;
+    x.bytes[6] = 0;
+    add_device(&x, QC_TIER_GPU, 90 * MB);
+    add_device(&x, QC_TIER_CPU, 1000 * MB);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[0], 1);
+    assert_int_equal(f.device_of[6], 1);
+    assert_int_equal(f.devices[0].layers, 2);
+    assert_int_equal(f.transfer_bytes_per_token, 10 * MB + 2 * 22 * MB);
+    qc_arena_deinit(&arena);
+}
+
+static void without_gpus_the_cpu_computes(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    add_device(&x, QC_TIER_CPU, 200 * MB);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.devices[0].context_bytes, 0);
+    assert_int_equal(f.devices[0].workspace_bytes, 2800000);
+    assert_int_equal(f.devices[0].layers, 4);
+    x.device[0].total_bytes = 110 * MB;
+    add_device(&x, QC_TIER_DISK, UINT64_MAX);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[0], 1);
+    assert_true(f.transfer_seconds == 10000 / QC_DISK_RATE);
+    qc_arena_deinit(&arena);
+}
+
+static void an_unused_gpu_needs_nothing(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    begin_fixture(&x);
+    add_layer(&x, 10 * MB);
+    add_device(&x, QC_TIER_GPU, 4 * MB); /* less than a context */
+    add_device(&x, QC_TIER_GPU, 100 * MB);
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.devices[0].segments, 0);
+    assert_int_equal(f.devices[0].context_bytes, 0);
+    assert_int_equal(f.devices[0].free_bytes, 4 * MB);
+    assert_int_equal(f.devices[1].layers, 1);
+    qc_arena_deinit(&arena);
+}
+
+/* A plan of five tensors in two layers: an NF4 weight with its absmax, three routed experts of a
+ * stack as NF4 codes, a shared expert, packed experts passed through, a norm. */
+typedef struct {
+    qc_ckpt_tensor source[5];
+    qc_recipe_entry entry[5];
+    qc_job job[5];
+    qc_out_tensor tensor[6];
+    qc_output output[6];
+    uint32_t of_tensor[5];
+    qc_checkpoint model;
+    qc_plan plan;
+} plan_fixture;
+
+static void make_plan(plan_fixture *p, qc_segments *segments)
+{
+    static const struct {
+        const char *name;
+        unsigned ndim;
+        uint64_t dims[QC_MAX_DIMS];
+        qc_scheme scheme;
+        qc_role role;
+        uint32_t segment;
+    } made[5] = {
+        {"model.layers.0.mlp.down_proj.weight", 2, {64, 128}, QC_SCHEME_NF4, QC_ROLE_LINEAR, 0},
+        {"model.layers.1.mlp.experts.up", 3, {3, 64, 128}, QC_SCHEME_NF4, QC_ROLE_LINEAR, 1},
+        {"model.layers.1.mlp.shared_experts.up", 2, {2, 64}, QC_SCHEME_KEEP, QC_ROLE_LINEAR, 1},
+        {"model.layers.0.mlp.experts.down_blocks",
+         4,
+         {4, 128, 9, 16},
+         QC_SCHEME_KEEP,
+         QC_ROLE_PACKED,
+         0},
+        {"model.layers.1.norm.weight", 1, {64}, QC_SCHEME_KEEP, QC_ROLE_NORM, 1},
+    };
+    memset(p, 0, sizeof *p);
+    for (uint32_t i = 0; i < 5; i++) {
+        p->source[i].name = made[i].name;
+        p->source[i].ndim = made[i].ndim;
+        p->source[i].dtype = made[i].role == QC_ROLE_PACKED ? QC_DTYPE_U8 : QC_DTYPE_BF16;
+        p->job[i].elems = 1;
+        for (unsigned d = 0; d < made[i].ndim; d++) {
+            p->source[i].dims[d] = made[i].dims[d];
+            p->job[i].elems *= made[i].dims[d];
+        }
+        p->entry[i] = (qc_recipe_entry){.scheme = made[i].scheme, .role = made[i].role};
+        p->job[i].source = i;
+        p->job[i].entry = &p->entry[i];
+        p->job[i].scheme = made[i].scheme;
+        p->of_tensor[i] = made[i].segment;
+        p->tensor[i].st.ndim = 1;
+        p->tensor[i].st.dtype = QC_DTYPE_U8;
+        p->tensor[i].st.dims[0] = (uint64_t)1000 << 4 * i; /* bytes of its output */
+        p->output[i].job = i;
+    }
+    p->tensor[5].st = p->tensor[0].st; /* the absmax of the first */
+    p->tensor[5].st.dims[0] = 7;
+    p->output[5] = (qc_output){.job = 0, .part = QC_PART_ABSMAX};
+    p->model.tensors = p->source;
+    p->model.tensor_count = 5;
+    p->plan = (qc_plan){.model = &p->model,
+                        .jobs = p->job,
+                        .job_count = 5,
+                        .tensors = p->tensor,
+                        .outputs = p->output,
+                        .tensor_count = 6};
+    segments->of_tensor = p->of_tensor;
+    segments->tensor_count = 5;
+}
+
+static void sums_are_of_outputs(void **state)
+{
+    (void)state;
+    fixture x;
+    plan_fixture p;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    begin_fixture(&x);
+    add_layer(&x, 0);
+    add_layer(&x, 0);
+    make_plan(&p, &x.segments);
+    uint64_t *bytes = NULL, *largest = NULL;
+    assert_int_equal(qc_fit_sum_segments(&arena, &p.plan, &x.segments, &bytes, &largest, NULL),
+                     QC_OK);
+    assert_int_equal(bytes[0], 1000 + 7 + 4096000);
+    assert_int_equal(bytes[1], 16000 + 256000 + 65536000);
+    assert_int_equal(largest[0], 128 * 9 * 16 * 2); /* one of the four packed experts */
+    assert_int_equal(largest[1], 64 * 128); /* one of the three; what is kept is no scratch */
+    p.of_tensor[2] = QC_NO_SEGMENT;
+    qc_error err = {0};
+    assert_int_equal(qc_fit_sum_segments(&arena, &p.plan, &x.segments, &bytes, &largest, &err),
+                     QC_ERR_INTERNAL);
+    qc_arena_deinit(&arena);
+}
+
+static void a_token_moves_its_experts_only(void **state)
+{
+    (void)state;
+    fixture x;
+    plan_fixture p;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    begin_fixture(&x);
+    add_layer(&x, 1000 + 7 + 4096000);
+    add_layer(&x, 16000 + 256000 + 65536000);
+    make_plan(&p, &x.segments);
+    add_device(&x, QC_TIER_GPU, 75 * MB);
+    add_device(&x, QC_TIER_CPU, 80 * MB);
+    x.options.context = 10;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.transfer_bytes_per_token, 0);
+    /* The second layer alone would free nothing: it passes a buffer of its own size. */
+    x.device[0].total_bytes = 74 * MB;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.spilled, 2);
+    uint64_t kv = 2 * 20000, rest = 256000 + 65536000 + 1007;
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 16000 + 4096000);
+    assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 16000 + 4096000); /* dense */
+    x.geometry.experts = 3;
+    x.geometry.experts_per_token = 1;
+    make(&x, &arena, &f);
+    assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 5334 + 1365334); /* rounded up */
+    assert_true(f.transfer_seconds > 0.0 && f.transfer_seconds < 1.0);
+    x.options.batch = 2;
+    make(&x, &arena, &f);
+    assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
+    assert_int_equal(f.transfer_bytes_per_token, 2 * kv + rest + 10667 + 2730667);
+    qc_arena_deinit(&arena);
+}
+
+static void nothing_grows_without_a_geometry(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    begin_fixture(&x);
+    x.geometry = (qc_geometry){.model_type = ""};
+    add_segment(&x, QC_SEGMENT_EMBEDDING, MB);
+    add_device(&x, QC_TIER_CPU, 2 * MB);
+    make(&x, &arena, &f);
+    uint64_t context = 0, batch = 0;
+    assert_int_equal(qc_fit_max_context(&context, &f, &x.options, x.largest, NULL), QC_OK);
+    assert_int_equal(qc_fit_max_batch(&batch, &f, &x.options, x.largest, NULL), QC_OK);
+    assert_true(context == QC_NO_LIMIT && batch == QC_NO_LIMIT);
+    x.device[0].total_bytes = MB - 1;
+    assert_int_equal(qc_fit_max_context(&context, &f, &x.options, x.largest, NULL), QC_OK);
+    assert_int_equal(context, 0);
+    qc_arena_deinit(&arena);
+}
+
+static void no_memory_is_an_error(void **state)
+{
+    (void)state;
+    fixture x;
+    four_layers(&x);
+    add_device(&x, QC_TIER_GPU, 100 * MB);
+    qc_status st = QC_ERR_NOMEM;
+    uint64_t n = 0;
+    while (st != QC_OK) {
+        qc_arena arena;
+        qc_arena_init(&arena);
+        qc_fit f;
+        qc_alloc_fail_at(++n, 1);
+        st = qc_fit_make(&f, &arena, &x.segments, &x.geometry, x.bytes, x.largest, &x.budget,
+                         &x.options, NULL);
+        qc_alloc_fail_at(0, 0);
+        if (st != QC_OK)
+            assert_int_equal(st, QC_ERR_NOMEM);
+        qc_arena_deinit(&arena);
+    }
+    assert_true(n > 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(budgets_are_rounded_down),
+        cmocka_unit_test(contexts_are_chosen),
+        cmocka_unit_test(workspaces_are_as_documented),
+        cmocka_unit_test(attention_counts_where_it_is_wider),
+        cmocka_unit_test(two_gpus_share_by_hand),
+        cmocka_unit_test(short_by_what_is_missing),
+        cmocka_unit_test(spilling_by_hand),
+        cmocka_unit_test(a_tied_table_spills_as_a_head),
+        cmocka_unit_test(without_gpus_the_cpu_computes),
+        cmocka_unit_test(an_unused_gpu_needs_nothing),
+        cmocka_unit_test(sums_are_of_outputs),
+        cmocka_unit_test(a_token_moves_its_experts_only),
+        cmocka_unit_test(nothing_grows_without_a_geometry),
+        cmocka_unit_test(no_memory_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,281 @@
+#include "convert/fit_report.h"
+#include "fit_report_fixture.h"
+#include "formats/json_strict.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct {
+    fit_fixture f;
+    qc_arena arena;
+    qc_strbuf out;
+} testing;
+
+static int before(void **state)
+{
+    testing *t = test_calloc(1, sizeof *t);
+    qc_arena_init(&t->arena);
+    qc_strbuf_init(&t->out, 1000000);
+    fit_fixture_make(&t->f, &t->arena);
+    *state = t;
+    return 0;
+}
+
+static int after(void **state)
+{
+    testing *t = *state;
+    qc_strbuf_deinit(&t->out);
+    qc_arena_deinit(&t->arena);
+    test_free(t);
+    return 0;
+}
+
+static void bar_is(testing *t, const qc_fit_device *d, unsigned cells, const char *want)
+{
+    qc_strbuf_deinit(&t->out);
+    qc_strbuf_init(&t->out, 1000);
+    assert_int_equal(qc_fit_bar(d, cells, QC_BARS_ASCII, &t->out, NULL), QC_OK);
+    assert_string_equal(t->out.data, want);
+}
+
+static void bars(void **state)
+{
+    testing *t = *state;
+    qc_fit_device d = {.budget_bytes = 100,
+                       .weight_bytes = 50,
+                       .kv_bytes = 20,
+                       .workspace_bytes = 10,
+                       .context_bytes = 10};
+    bar_is(t, &d, 10, "[#####kkwc.]");
+    d = (qc_fit_device){.budget_bytes = 100};
+    bar_is(t, &d, 10, "[..........]");
+    d.weight_bytes = 100;
+    bar_is(t, &d, 10, "[##########]");
+    d.weight_bytes = 300; /* over the budget: full, no longer */
+    d.kv_bytes = 50;
+    bar_is(t, &d, 10, "[##########]");
+    d = (qc_fit_device){.budget_bytes = 0, .weight_bytes = 1};
+    bar_is(t, &d, 10, "[##########]");
+    d = (qc_fit_device){
+        .budget_bytes = UINT64_MAX, .weight_bytes = UINT64_MAX, .kv_bytes = UINT64_MAX};
+    bar_is(t, &d, 4, "[####]");
+    /* Rounding is of the sums: every part of 0.4 cells, and still 2 cells of 5 parts. */
+    d = (qc_fit_device){.budget_bytes = 100,
+                        .weight_bytes = 4,
+                        .kv_bytes = 4,
+                        .workspace_bytes = 4,
+                        .context_bytes = 4};
+    bar_is(t, &d, 10, "[kc........]");
+}
+
+static void blocks(void **state)
+{
+    testing *t = *state;
+    qc_fit_device d = {.budget_bytes = 4, .weight_bytes = 1, .kv_bytes = 1};
+    assert_int_equal(qc_fit_bar(&d, 4, QC_BARS_BLOCKS, &t->out, NULL), QC_OK);
+    assert_string_equal(t->out.data, "[\xe2\x96\x88\xe2\x96\x93\xc2\xb7\xc2\xb7]");
+}
+
+static void text(void **state)
+{
+    testing *t = *state;
+    t->f.report.model = "a\033[1mb";
+    assert_int_equal(qc_fit_report_text(&t->f.report, QC_BARS_ASCII, &t->out, NULL), QC_OK);
+    assert_string_equal(
+        t->out.data,
+        "a?[1mb as nf4 on 40GB+20GB+cpu: does not fit\n"
+        "\n"
+        "  weights    39.0 GB in 70,000,000,000 parameters, 4.457 bits each\n"
+        "  files      39.0 GB, uncompressed\n"
+        "  nf4        35.0 GB in 560 tensors\n"
+        "  keep       4.00 GB in 163 tensors\n"
+        "  KV cache   10.0 GB: context 8,192, batch 1, 328 KB a token\n"
+        "\n"
+        "  device    budget  weights  KV cache  workspace  CUDA context      free  short by  "
+        "layers\n"
+        "  cuda:0   36.0 GB  18.0 GB   9.00 GB    3.00 GB        500 MB   5.50 GB               "
+        "0-1\n"
+        "  cuda:1   18.0 GB  20.0 GB   1.00 GB        0 B           0 B       0 B   3.00 GB      "
+        "10\n"
+        "  cpu     no limit  1.00 GB       0 B        0 B           0 B  no limit                 "
+        "-\n"
+        "\n"
+        "  cuda:0  [########################kkkkkkkkkkkkwwwwc.......] 30.5 GB of 36.0 GB\n"
+        "  cuda:1  [########################]                         21.0 GB of 18.0 GB (!)\n"
+        "          # weights k KV cache w workspace c CUDA context . free\n"
+        "\n"
+        "  longest context at batch 1      131,072 tokens, the model's limit\n"
+        "  largest batch at this context   none fits\n"
+        "  spilled to the host: 1.00 GB over its link for every token, 0.04 s at least\n"
+        "\n"
+        "short by 3.00 GB on cuda:1; would fit with --context 4096, or with 3 cards\n");
+}
+
+/* A model that fits and has no cache says nothing of either. */
+static void encoder(void **state)
+{
+    testing *t = *state;
+    t->f.fit.fits = 1;
+    t->f.report.generates = 0;
+    t->f.fit.transfer_bytes_per_token = 0;
+    assert_int_equal(qc_fit_report_text(&t->f.report, QC_BARS_ASCII, &t->out, NULL), QC_OK);
+    assert_non_null(strstr(t->out.data, ": fits\n"));
+    assert_null(strstr(t->out.data, "short by 3"));
+    assert_null(strstr(t->out.data, "longest context"));
+    assert_null(strstr(t->out.data, "a token"));
+    assert_null(strstr(t->out.data, "spilled"));
+    qc_strbuf_deinit(&t->out);
+    qc_strbuf_init(&t->out, 1000000);
+    assert_int_equal(qc_fit_report_json(&t->f.report, &t->out, NULL), QC_OK);
+    assert_non_null(strstr(t->out.data, "\"max_context\": null"));
+    assert_non_null(strstr(t->out.data, "\"short_device\": null"));
+}
+
+static void choice(void **state)
+{
+    testing *t = *state;
+    qc_auto_result a = {.predicted = 0.5,
+                        .uniform = {4.0, NAN, 0.04, 0.0},
+                        .uniform_fits = {1, 0, 0, 0},
+                        .measured = 0,
+                        .count_chosen = {2, 0, 3, 0},
+                        .bytes_chosen = {10, 0, 20, 0}};
+    t->f.report.chosen = &a;
+    assert_int_equal(qc_fit_report_text(&t->f.report, QC_BARS_ASCII, &t->out, NULL), QC_OK);
+    assert_non_null(strstr(t->out.data, "  error      0.5 predicted, nf4 4, int8 0.04 (does not "
+                                        "fit), 16 bit 0 (does not fit)\n"
+                                        "             (no weights to measure"));
+    qc_strbuf_deinit(&t->out);
+    qc_strbuf_init(&t->out, 1000000);
+    assert_int_equal(qc_fit_report_json(&t->f.report, &t->out, NULL), QC_OK);
+    assert_non_null(strstr(t->out.data, "\"nf4\": {\"predicted_error\": 4.0, \"fits\": true}"));
+    assert_non_null(strstr(t->out.data, "\"int8\": {\"tensors\": 3, \"bytes\": 20}"));
+    assert_null(strstr(t->out.data, "nf4-32"));
+}
+
+static void json(void **state)
+{
+    testing *t = *state;
+    t->f.report.model = "a\"\\b";
+    assert_int_equal(qc_fit_report_json(&t->f.report, &t->out, NULL), QC_OK);
+    assert_non_null(strstr(t->out.data, "\"model\": \"a\\\"\\\\b\""));
+    assert_non_null(strstr(t->out.data, "\"weight_bytes\": 39000000000,\n"));
+    assert_non_null(strstr(t->out.data, "\"file_bytes\": 39000123456,\n"));
+    assert_non_null(strstr(t->out.data, "\"fits\": false,\n"));
+    assert_non_null(strstr(t->out.data, "\"short_device\": \"cuda:1\""));
+    assert_non_null(strstr(t->out.data, "\"total_bytes\": null, \"budget_bytes\": null"));
+    assert_non_null(strstr(t->out.data, "\"layers\": 1, \"first_layer\": 10}"));
+    assert_non_null(strstr(t->out.data, "\"layers\": 0, \"first_layer\": null}"));
+    assert_non_null(
+        strstr(t->out.data,
+               "\"nf4\": {\"tensors\": 560, \"weights\": 68000000000, \"bytes\": 35000000000}"));
+    assert_non_null(strstr(t->out.data, "\"lm_head\": \"cpu\""));
+    assert_non_null(strstr(t->out.data, "\"max_batch\": 0,\n"));
+}
+
+/* Strings of the user can neither end a tag nor break the document. */
+static void html(void **state)
+{
+    testing *t = *state;
+    t->f.report.model = "<script>&\"\x01\xff\xc3\xa9\xed\xa0\x80\xc0\xaf\xf0\x9f\x98\x80\xe2\x82";
+    assert_int_equal(qc_fit_report_html(&t->f.report, &t->out, NULL), QC_OK);
+    assert_non_null(strstr(t->out.data, "<h1>&lt;script&gt;&amp;&quot;??\xc3\xa9?????"
+                                        "\xf0\x9f\x98\x80?? as nf4 on 40GB+20GB+cpu: "));
+    assert_null(strstr(t->out.data, "<script"));
+    assert_non_null(strstr(t->out.data, "with 3 cards &lt;&quot;of&quot; 40 &amp; 20 GB&gt;</li>"));
+    assert_non_null(strstr(t->out.data, "short by 3.00 GB on cuda:1"));
+    assert_non_null(strstr(t->out.data, "</html>\n"));
+    /* Budgets are to one scale, and the longest thing is a whole bar: 640 of 640, 18 / 36. */
+    assert_non_null(strstr(t->out.data, "width=\"640.00\" height=\"26\" fill=\"none\""));
+    assert_non_null(strstr(t->out.data, "width=\"320.00\" height=\"26\" fill=\"none\""));
+}
+
+static void locale(void **state)
+{
+    (void)state;
+    /* Not a terminal here, whatever the locale says. */
+    setenv("LC_ALL", "C.UTF-8", 1);
+    assert_int_equal(qc_bar_style_of_console(), QC_BARS_ASCII);
+}
+
+/* ---- sums over a plan ---- */
+
+enum { JOBS = 7 };
+
+static void schemes(void **state)
+{
+    testing *t = *state;
+    qc_ckpt_tensor source[JOBS] = {
+        {.name = "a.weight", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {64, 64}},
+        {.name = "b.weight", .dtype = QC_DTYPE_BF16, .ndim = 2, .dims = {64, 64}},
+        {.name = "norm.weight", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {64}},
+        {.name = "model.rotary_emb.inv_freq", .dtype = QC_DTYPE_F32, .ndim = 1, .dims = {64}},
+        {.name = "x_blocks", .dtype = QC_DTYPE_U8, .ndim = 2, .dims = {8, 16}, .bytes = 128},
+        {.name = "x_scales", .dtype = QC_DTYPE_U8, .ndim = 1, .dims = {8}},
+        {.name = "c.weight", .dtype = QC_DTYPE_U8, .ndim = 2, .dims = {50, 1}},
+    };
+    qc_stored_weight stored = {.stored_as = QC_SCHEME_NF4, .ndim = 2, .dims = {10, 10}};
+    qc_recipe_entry entries[JOBS] = {
+        {.role = QC_ROLE_LINEAR},
+        {.role = QC_ROLE_LINEAR},
+        {.role = QC_ROLE_NORM},
+        {.role = QC_ROLE_OTHER},
+        {.role = QC_ROLE_PACKED},
+        {.role = QC_ROLE_STATE},
+        {.role = QC_ROLE_PACKED, .stored = &stored},
+    };
+    static const uint64_t bytes[JOBS] = {2048, 2560, 256, 512, 128, 8, 50};
+    qc_job jobs[JOBS];
+    qc_out_tensor tensors[JOBS];
+    qc_checkpoint model;
+    memset(jobs, 0, sizeof jobs);
+    memset(tensors, 0, sizeof tensors);
+    memset(&model, 0, sizeof model);
+    model.tensors = source;
+    model.tensor_count = JOBS;
+    for (uint32_t i = 0; i < JOBS; i++) {
+        jobs[i].source = i;
+        jobs[i].entry = &entries[i];
+        jobs[i].scheme = i < 2 ? QC_SCHEME_NF4 : QC_SCHEME_KEEP;
+        jobs[i].block_elems = i == 0 ? 64 : 32;
+        for (int part = 0; part < QC_PART_COUNT; part++)
+            jobs[i].outputs[part] = QC_NO_OUTPUT;
+        jobs[i].outputs[i == 1 ? QC_PART_STATE : QC_PART_MAIN] = i;
+        tensors[i].st.dtype = QC_DTYPE_U8;
+        tensors[i].st.ndim = 1;
+        tensors[i].st.dims[0] = bytes[i];
+    }
+    qc_plan plan = {
+        .model = &model, .jobs = jobs, .job_count = JOBS, .tensors = tensors, .tensor_count = JOBS};
+    qc_fit_report *r = &t->f.report;
+    assert_int_equal(qc_fit_sum_schemes(r, &plan, NULL), QC_OK);
+    assert_int_equal(r->scheme_count, 3);
+    assert_string_equal(r->schemes[0].name, "nf4-32");
+    assert_string_equal(r->schemes[1].name, "nf4");
+    assert_string_equal(r->schemes[2].name, "keep");
+    assert_true(r->schemes[0].bytes == 2560 && r->schemes[0].weights == 4096);
+    assert_true(r->schemes[2].bytes == 256 + 512 + 128 + 8 + 50 && r->schemes[2].tensors == 5);
+    assert_true(r->schemes[2].weights == 64 + 256 + 100);
+    assert_true(r->parameters == 2 * 4096 + 64 + 256 + 100);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(bars, before, after),
+        cmocka_unit_test_setup_teardown(blocks, before, after),
+        cmocka_unit_test_setup_teardown(text, before, after),
+        cmocka_unit_test_setup_teardown(encoder, before, after),
+        cmocka_unit_test_setup_teardown(choice, before, after),
+        cmocka_unit_test_setup_teardown(json, before, after),
+        cmocka_unit_test_setup_teardown(html, before, after),
+        cmocka_unit_test(locale),
+        cmocka_unit_test_setup_teardown(schemes, before, after),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,365 @@
+/* config.json -> layers and their caches: the facts of tests/data/models, families by hand, and
+ * fields that cannot be. */
+#include "convert/geometry.h"
+
+#include "model_files.h"
+
+#include <dirent.h>
+
+static const qc_kv_use one_8k = {.context = 8192, .batch = 1, .images = 1, .kv_bits = 16};
+
+static uint64_t cache_bytes(const qc_geometry *g, const qc_kv_use *use)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < g->layer_count; i++)
+        total += qc_layer_kv_bytes(g, i, use);
+    return total;
+}
+
+static uint64_t next_bytes(const qc_geometry *g, const qc_kv_use *use)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < g->layer_count; i++)
+        total += qc_layer_kv_bytes_next(g, i, use);
+    return total;
+}
+
+static uint64_t number(const qc_json_node *object, const char *key, uint64_t missing)
+{
+    uint64_t v = missing;
+    const qc_json_node *n = qc_json_get(object, key);
+    if (n && qc_json_kind_of(n) != QC_JSON_NULL)
+        assert_int_equal(qc_json_as_u64(n, key, &v, NULL), QC_OK);
+    return v;
+}
+
+/* One entry of "kv_cache" against the layers it is "at". Counts them. */
+static uint32_t check_group(const qc_geometry *g, const qc_json_node *group)
+{
+    const char *kind = qc_json_string_or(qc_json_get(group, "kind"), "");
+    uint64_t window = number(group, "window", 0);
+    uint32_t count = 0;
+    for (const qc_json_node *n = qc_json_first(qc_json_get(group, "at")); n; n = qc_json_next(n)) {
+        uint64_t at = 0;
+        assert_int_equal(qc_json_as_u64(n, "at", &at, NULL), QC_OK);
+        assert_true(at < g->layer_count);
+        const qc_layer_geometry *l = &g->layers[at];
+        if (strcmp(kind, "mla") == 0) {
+            assert_int_equal(l->attention, QC_ATTENTION_MLA);
+            assert_int_equal(l->kv_elems, number(group, "kv_lora_rank", 0) +
+                                              number(group, "qk_rope_head_dim", 0));
+        } else {
+            assert_int_equal(l->kv_elems,
+                             2 * number(group, "kv_heads", 0) * number(group, "head_dim", 0));
+            qc_attention want = qc_json_bool_or(qc_json_get(group, "cross"), 0)
+                                    ? QC_ATTENTION_CROSS
+                                    : (window ? QC_ATTENTION_SLIDING : QC_ATTENTION_FULL);
+            assert_int_equal(l->attention, want);
+        }
+        if (qc_json_get(group, "media_tokens"))
+            assert_int_equal(g->media_positions, number(group, "media_tokens", 0));
+        assert_int_equal(l->window, window);
+        count++;
+    }
+    assert_int_equal(count, number(group, "layers", 0));
+    return count;
+}
+
+static void check_sizes(const qc_geometry *g, const qc_json_node *sizes, const char *file)
+{
+    qc_kv_use use = one_8k;
+    uint64_t want = number(sizes, "kv_bytes_at_8192", UINT64_MAX);
+    if (cache_bytes(g, &use) != want)
+        fail_msg("%s: %" PRIu64 " bytes at 8192, expected %" PRIu64, file, cache_bytes(g, &use),
+                 want);
+    assert_int_equal(qc_kv_bytes_per_token(g, &use), number(sizes, "kv_bytes_per_token", 1));
+    use.context = 1 << 20;
+    assert_int_equal(next_bytes(g, &use), number(sizes, "kv_bytes_per_token_past_windows", 1));
+    use.context = 0;
+    assert_int_equal(next_bytes(g, &use), number(sizes, "kv_bytes_per_token", 1));
+    assert_int_equal(cache_bytes(g, &use), number(sizes, "kv_bytes_cross_per_image", 0));
+    use.mla_expanded = 1;
+    if (qc_json_get(sizes, "kv_bytes_per_token_mla_expanded"))
+        assert_int_equal(qc_kv_bytes_per_token(g, &use),
+                         number(sizes, "kv_bytes_per_token_mla_expanded", 0));
+    /* Twice the sequences at half the width. */
+    use = (qc_kv_use){.context = 8192, .batch = 2, .images = 1, .kv_bits = 8};
+    assert_int_equal(cache_bytes(g, &use), want);
+}
+
+static void every_model(void **state)
+{
+    (void)state;
+    unsigned found = 0;
+    DIR *dir = opendir(QC_TEST_DATA "/models");
+    assert_non_null(dir);
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        size_t len = strlen(e->d_name);
+        if (len < 5 || strcmp(e->d_name + len - 5, ".json") != 0)
+            continue;
+        fixture f;
+        qc_json *doc = load(&f, e->d_name, QC_TO_NF4);
+        const qc_json_node *root = qc_json_root(doc);
+        qc_geometry g;
+        if (qc_geometry_read(&g, &f.arena, f.model.config, &f.err) != QC_OK)
+            fail_msg("%s: %s", e->d_name, f.err.msg);
+        uint32_t cached = 0;
+        const qc_json_node *groups = qc_json_get(root, "kv_cache");
+        for (const qc_json_node *n = qc_json_first(groups); n; n = qc_json_next(n))
+            cached += check_group(&g, n);
+        assert_int_equal(cached, g.decoder ? g.layer_count : 0);
+        assert_int_equal(g.guessed, 0);
+        check_sizes(&g, qc_json_get(root, "sizes"), e->d_name);
+        qc_json_destroy(doc);
+        fixture_deinit(&f);
+        found++;
+    }
+    (void)closedir(dir);
+    assert_int_equal(found, 10);
+}
+
+typedef struct {
+    qc_arena arena;
+    qc_json *doc;
+    qc_geometry g;
+    qc_error err;
+} reading;
+
+static qc_status read_config(reading *r, const char *text)
+{
+    memset(r, 0, sizeof *r);
+    qc_arena_init(&r->arena);
+    if (qc_json_parse(&r->doc, text, strlen(text), QC_JSON_PYTHON, &r->err) != QC_OK)
+        fail_msg("%s: %s", text, r->err.msg);
+    return qc_geometry_read(&r->g, &r->arena, r->doc, &r->err);
+}
+
+static void read_ok(reading *r, const char *text)
+{
+    if (read_config(r, text) != QC_OK)
+        fail_msg("%s: %s", text, r->err.msg);
+}
+
+static void done(reading *r)
+{
+    qc_json_destroy(r->doc);
+    qc_arena_deinit(&r->arena);
+}
+
+/* F full, S sliding, M latent, X cross, - none. */
+static void expect_kinds(const char *text, const char *kinds, uint64_t window)
+{
+    static const char letters[] = {'-', 'F', 'S', 'M', 'X'};
+    reading r;
+    read_ok(&r, text);
+    char got[64] = "";
+    for (uint32_t i = 0; i < r.g.layer_count; i++) {
+        got[i] = letters[r.g.layers[i].attention];
+        if (r.g.layers[i].attention == QC_ATTENTION_SLIDING)
+            assert_int_equal(r.g.layers[i].window, window);
+    }
+    if (strcmp(got, kinds) != 0)
+        fail_msg("%s: %s, expected %s", text, got, kinds);
+    done(&r);
+}
+
+#define SHAPE                                                                                      \
+    "\"hidden_size\":64,\"num_attention_heads\":4,\"num_key_value_heads\":2,"                      \
+    "\"intermediate_size\":128,\"vocab_size\":32,"
+
+static void windows_of_families(void **state)
+{
+    (void)state;
+    expect_kinds("{\"model_type\":\"mistral\"," SHAPE "\"num_hidden_layers\":3,"
+                 "\"sliding_window\":4096}",
+                 "SSS", 4096);
+    expect_kinds("{\"model_type\":\"mistral\"," SHAPE "\"num_hidden_layers\":2,"
+                 "\"sliding_window\":null}",
+                 "FF", 0);
+    expect_kinds("{\"model_type\":\"mistral\"," SHAPE "\"num_hidden_layers\":2}", "SS", 4096);
+    expect_kinds("{\"model_type\":\"llama\"," SHAPE "\"num_hidden_layers\":2,"
+                 "\"sliding_window\":7}",
+                 "FF", 0);
+    expect_kinds("{\"model_type\":\"gemma2\"," SHAPE "\"num_hidden_layers\":5,"
+                 "\"sliding_window\":9}",
+                 "SFSFS", 9);
+    expect_kinds("{\"model_type\":\"gemma3_text\"," SHAPE "\"num_hidden_layers\":8,"
+                 "\"sliding_window\":512,\"sliding_window_pattern\":6}",
+                 "SSSSSFSS", 512);
+    expect_kinds("{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\","
+                 "\"hidden_size\":64,\"num_hidden_layers\":7,\"sliding_window\":1024}}",
+                 "SSSSSFS", 1024);
+    expect_kinds("{\"model_type\":\"qwen2\"," SHAPE "\"num_hidden_layers\":4,\"sliding_window\":7,"
+                 "\"use_sliding_window\":false,\"max_window_layers\":2}",
+                 "FFFF", 0);
+    expect_kinds("{\"model_type\":\"qwen2\"," SHAPE "\"num_hidden_layers\":4,\"sliding_window\":7,"
+                 "\"use_sliding_window\":true,\"max_window_layers\":2}",
+                 "FFSS", 7);
+    expect_kinds("{\"model_type\":\"gpt_oss\"," SHAPE "\"num_hidden_layers\":2,"
+                 "\"sliding_window\":128,"
+                 "\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
+                 "SF", 128);
+    expect_kinds("{\"model_type\":\"new\"," SHAPE "\"num_hidden_layers\":3,\"sliding_window\":5,"
+                 "\"layer_types\":[\"linear_attention\",\"full_attention\",\"sliding_attention\"]}",
+                 "-FS", 5);
+    expect_kinds("{\"model_type\":\"bert\"," SHAPE "\"num_hidden_layers\":2}", "--", 0);
+    expect_kinds("{\"model_type\":\"bert\",\"is_decoder\":true," SHAPE "\"num_hidden_layers\":2}",
+                 "FF", 0);
+}
+
+static void latent_attention(void **state)
+{
+    (void)state;
+    reading r;
+    /* DeepSeek-V3: 61 layers of 512 + 64. */
+    read_ok(&r, "{\"model_type\":\"deepseek_v3\",\"num_hidden_layers\":61,\"hidden_size\":7168,"
+                "\"num_attention_heads\":128,\"num_key_value_heads\":128,\"kv_lora_rank\":512,"
+                "\"qk_rope_head_dim\":64,\"qk_nope_head_dim\":128,\"v_head_dim\":128,"
+                "\"intermediate_size\":18432,\"moe_intermediate_size\":2048,"
+                "\"n_routed_experts\":256,\"n_shared_experts\":1,\"num_experts_per_tok\":8,"
+                "\"first_k_dense_replace\":3,\"max_position_embeddings\":163840}");
+    assert_int_equal(qc_kv_bytes_per_token(&r.g, &one_8k), 70272);
+    assert_int_equal(r.g.experts, 256);
+    assert_int_equal(r.g.intermediate, 2048 * 9);
+    assert_int_equal(r.g.max_context, 163840);
+    done(&r);
+}
+
+static void names_of_other_families(void **state)
+{
+    (void)state;
+    reading r;
+    read_ok(&r, "{\"model_type\":\"gpt2\",\"n_layer\":12,\"n_head\":12,\"n_embd\":768,"
+                "\"n_positions\":1024,\"vocab_size\":50257,\"n_inner\":null}");
+    assert_int_equal(r.g.guessed, 0);
+    assert_int_equal(r.g.intermediate, 3072);
+    assert_int_equal(r.g.max_context, 1024);
+    assert_int_equal(qc_kv_bytes_per_token(&r.g, &one_8k), 12 * 2 * 768 * 2);
+    done(&r);
+    read_ok(&r, "{\"model_type\":\"falcon\",\"num_hidden_layers\":32,\"num_attention_heads\":71,"
+                "\"hidden_size\":4544,\"multi_query\":true,\"num_kv_heads\":71}");
+    assert_int_equal(r.g.guessed, 1);
+    assert_int_equal(r.g.kv_heads, 1);
+    assert_int_equal(r.g.head_dim, 64);
+    done(&r);
+    read_ok(&r, "{\"model_type\":\"falcon\",\"num_hidden_layers\":60,\"num_attention_heads\":128,"
+                "\"hidden_size\":8192,\"new_decoder_architecture\":true,\"num_kv_heads\":8}");
+    assert_int_equal(r.g.kv_heads, 8);
+    done(&r);
+    read_ok(&r, "{\"model_type\":\"bloom\",\"n_layer\":70,\"num_attention_heads\":112,"
+                "\"hidden_size\":14336,\"torch_dtype\":\"bfloat16\"}");
+    assert_int_equal(qc_kv_bytes_per_token(&r.g, &one_8k), UINT64_C(70) * 2 * 14336 * 2);
+    assert_int_equal(r.g.dtype, QC_DTYPE_BF16);
+    done(&r);
+    read_ok(&r, "{\"model_type\":\"mixtral\"," SHAPE "\"num_hidden_layers\":1,"
+                "\"num_local_experts\":8,\"num_experts_per_tok\":2,\"dtype\":\"float16\"}");
+    assert_int_equal(r.g.intermediate, 256);
+    assert_int_equal(r.g.experts_per_token, 2);
+    assert_int_equal(r.g.dtype, QC_DTYPE_F16);
+    done(&r);
+    read_ok(&r, "{\"model_type\":\"mamba\",\"num_hidden_layers\":4,\"hidden_size\":768,"
+                "\"time_step_limit\":[0.0, Infinity]}");
+    assert_int_equal(r.g.layer_count, 4);
+    assert_int_equal(qc_kv_bytes_per_token(&r.g, &one_8k), 0);
+    done(&r);
+}
+
+static void little_is_said(void **state)
+{
+    (void)state;
+    reading r;
+    read_ok(&r, "{}");
+    assert_string_equal(r.g.model_type, "");
+    assert_int_equal(r.g.layer_count, 0);
+    assert_int_equal(r.g.guessed, 1);
+    assert_int_equal(r.g.dtype, QC_DTYPE_COUNT);
+    done(&r);
+    read_ok(&r, "{\"model_type\":\"llama\",\"vocab_size\":32}");
+    assert_int_equal(r.g.layer_count, 0);
+    assert_int_equal(r.g.vocab, 32);
+    done(&r);
+    qc_geometry g;
+    assert_int_equal(qc_geometry_read(&g, NULL, NULL, NULL), QC_OK);
+    assert_int_equal(g.layer_count, 0);
+    assert_string_equal(g.model_type, "");
+}
+
+static void what_cannot_be(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *words;
+    } cases[] = {
+        {"{\"model_type\":\"llama\"," SHAPE "\"num_hidden_layers\":1000000000}",
+         "num_hidden_layers is 1000000000, expected at most 10000"},
+        {"{\"model_type\":\"llama\"," SHAPE "\"num_hidden_layers\":-1}", "num_hidden_layers"},
+        {"{\"model_type\":\"llama\"," SHAPE "\"num_hidden_layers\":1.5}", "num_hidden_layers"},
+        {"{\"model_type\":\"llama\"," SHAPE "\"num_hidden_layers\":\"32\"}", "num_hidden_layers"},
+        {"{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"hidden_size\":64}",
+         "no num_attention_heads"},
+        {"{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"num_attention_heads\":4}",
+         "no hidden_size"},
+        {"{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+         "\"hidden_size\":66}",
+         "no multiple"},
+        {"{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"num_attention_heads\":4,"
+         "\"num_key_value_heads\":0,\"hidden_size\":64}",
+         "num_key_value_heads 0"},
+        {"{\"model_type\":\"mixtral\"," SHAPE "\"num_hidden_layers\":2,"
+         "\"num_local_experts\":1000000}",
+         "num_local_experts is 1000000"},
+        {"{\"model_type\":\"mixtral\"," SHAPE "\"num_hidden_layers\":2,"
+         "\"num_local_experts\":8,\"num_experts_per_tok\":9}",
+         "num_experts_per_tok is 9, expected at most 8"},
+        {"{\"model_type\":\"gpt_oss\"," SHAPE "\"num_hidden_layers\":2,\"layer_types\":"
+         "[\"full_attention\"]}",
+         "layer_types has 1 entries"},
+        {"{\"model_type\":\"gpt_oss\"," SHAPE "\"num_hidden_layers\":1,\"layer_types\":"
+         "[\"full_attention\",\"full_attention\"]}",
+         "more entries"},
+        {"{\"model_type\":\"gpt_oss\"," SHAPE "\"num_hidden_layers\":1,\"layer_types\":[3]}",
+         "layer_types"},
+        {"{\"model_type\":\"gpt_oss\"," SHAPE "\"num_hidden_layers\":1,\"layer_types\":\"full\"}",
+         "expected a list"},
+        {"{\"model_type\":\"mllama\"," SHAPE "\"num_hidden_layers\":2,"
+         "\"cross_attention_layers\":[2]}",
+         "names layer 2"},
+        {"{\"model_type\":\"deepseek_v3\"," SHAPE "\"num_hidden_layers\":2,\"kv_lora_rank\":512}",
+         "kv_lora_rank is 512"},
+        {"{\"model_type\":\"mllama\",\"vision_config\":{\"image_size\":1000000000,"
+         "\"patch_size\":1,\"max_num_tiles\":1000000000}}",
+         "positions"},
+        {"{\"model_type\":\"llama\",\"max_position_embeddings\":9007199254740991}",
+         "max_position_embeddings"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        reading r;
+        qc_status st = read_config(&r, cases[i].text);
+        if (st != QC_ERR_INPUT || !strstr(r.err.msg, cases[i].words))
+            fail_msg("%s: %s: %s", cases[i].text, qc_status_name(st), r.err.msg);
+        done(&r);
+    }
+}
+
+static void sizes_saturate(void **state)
+{
+    (void)state;
+    reading r;
+    read_ok(&r, "{\"model_type\":\"llama\",\"num_hidden_layers\":2,\"hidden_size\":1073741824,"
+                "\"num_attention_heads\":1073741824,\"head_dim\":1073741824}");
+    qc_kv_use use = {.context = UINT64_MAX, .batch = UINT64_MAX, .kv_bits = 32};
+    assert_true(qc_layer_kv_bytes(&r.g, 0, &use) == UINT64_MAX);
+    assert_true(qc_kv_bytes_per_token(&r.g, &use) == UINT64_MAX);
+    done(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_model),      cmocka_unit_test(windows_of_families),
+        cmocka_unit_test(latent_attention), cmocka_unit_test(names_of_other_families),
+        cmocka_unit_test(little_is_said),   cmocka_unit_test(what_cannot_be),
+        cmocka_unit_test(sizes_saturate),
+    };
+    return cmocka_run_group_tests(tests, NULL, free_roles);
+}

@@ -1,0 +1,448 @@
+/* Models cut into segments: the ten pattern files, families by hand, names made at random. */
+#include "convert/segments.h"
+
+#include "convert/plan.h"
+#include "model_files.h"
+
+#include <dirent.h>
+#include <time.h>
+
+typedef struct {
+    qc_geometry geometry;
+    qc_segments segments;
+} cut;
+
+static void make_cut(cut *c, fixture *f)
+{
+    fixture_make_ok(f);
+    if (qc_geometry_read(&c->geometry, &f->arena, f->model.config, &f->err) != QC_OK ||
+        qc_segments_make(&c->segments, &f->arena, &f->model, &f->recipe, &c->geometry, &f->err) !=
+            QC_OK)
+        fail_msg("%s", f->err.msg);
+}
+
+/* The segment whose prefixes hold a name; fails unless exactly one prefix does. */
+static uint32_t holder(const qc_segments *s, const char *name)
+{
+    uint32_t found = QC_NO_SEGMENT;
+    const char *by = NULL;
+    for (uint32_t i = 0; i < s->count; i++) {
+        for (uint32_t k = 0; k < s->segments[i].module_count; k++) {
+            const char *m = s->segments[i].modules[k];
+            size_t len = strlen(m);
+            if (strncmp(name, m, len) != 0 || (name[len] != '.' && name[len] != '\0'))
+                continue;
+            if (by)
+                fail_msg("'%s' is below '%s' and '%s'", name, by, m);
+            by = m;
+            found = i;
+        }
+    }
+    if (!by)
+        fail_msg("'%s' is below no module", name);
+    return found;
+}
+
+/* Every tensor of the source and every one that would be written. */
+static void check_cover(const qc_segments *s, fixture *f)
+{
+    qc_plan plan;
+    assert_int_equal(s->tensor_count, f->model.tensor_count);
+    for (uint32_t i = 0; i < s->tensor_count; i++) {
+        assert_true(s->of_tensor[i] < s->count);
+        assert_int_equal(holder(s, f->model.tensors[i].name), s->of_tensor[i]);
+    }
+    if (qc_plan_begin(&plan, &f->arena, &f->model, &f->recipe, &f->options, &f->err) != QC_OK)
+        fail_msg("plan: %s", f->err.msg);
+    for (uint32_t i = 0; i < plan.tensor_count; i++) {
+        uint32_t source = plan.jobs[plan.outputs[i].job].source;
+        assert_int_equal(holder(s, plan.tensors[i].st.name), s->of_tensor[source]);
+    }
+}
+
+static void check_order(const qc_segments *s)
+{
+    for (uint32_t i = 1; i < s->count; i++) {
+        const qc_segment *a = &s->segments[i - 1], *b = &s->segments[i];
+        if (b->kind == QC_SEGMENT_EXTRA || a->kind == QC_SEGMENT_EXTRA)
+            continue;
+        assert_true(a->kind <= b->kind);
+        if (a->kind == QC_SEGMENT_LAYER && b->kind == QC_SEGMENT_LAYER)
+            assert_true(a->layer < b->layer);
+    }
+}
+
+/* "embeddings layer 0 ... layer 3 norm head>0": runs of layers are shortened, '>' says follows. */
+static void expect_cut(const cut *c, const char *want)
+{
+    char got[1024] = "";
+    const qc_segments *s = &c->segments;
+    for (uint32_t i = 0; i < s->count; i++) {
+        const qc_segment *g = &s->segments[i];
+        size_t used = strlen(got);
+        if (g->kind == QC_SEGMENT_LAYER && i > 0 && i + 1 < s->count &&
+            s->segments[i - 1].kind == QC_SEGMENT_LAYER &&
+            s->segments[i + 1].kind == QC_SEGMENT_LAYER)
+            continue;
+        (void)snprintf(got + used, sizeof got - used, "%s%s", i ? ", " : "", g->name);
+        used = strlen(got);
+        if (g->follows != QC_NO_SEGMENT)
+            (void)snprintf(got + used, sizeof got - used, ">%" PRIu32, g->follows);
+    }
+    assert_string_equal(got, want);
+}
+
+static void expect_modules(const cut *c, const char *segment, const char *want)
+{
+    char got[1024] = "";
+    for (uint32_t i = 0; i < c->segments.count; i++) {
+        const qc_segment *g = &c->segments.segments[i];
+        if (strcmp(g->name, segment) != 0)
+            continue;
+        for (uint32_t k = 0; k < g->module_count; k++) {
+            size_t used = strlen(got);
+            (void)snprintf(got + used, sizeof got - used, "%s%s", k ? " " : "", g->modules[k]);
+        }
+        assert_string_equal(got, want);
+        return;
+    }
+    fail_msg("no segment '%s'", segment);
+}
+
+/* ---- the pattern files ---- */
+
+static const struct {
+    const char *file, *cut;
+} files[] = {
+    {"DeepSeek-V2.5.json", "embeddings, layer 0, layer 59, norm, head"},
+    {"Llama-3.1-8B.json", "embeddings, layer 0, layer 31, norm, head"},
+    {"Llama-3.2-11B-Vision-Instruct.json", "embeddings, vision, layer 0, layer 39, norm, head"},
+    {"Llama-3.3-70B-Instruct.json", "embeddings, layer 0, layer 79, norm, head"},
+    {"Qwen2.5-72B-Instruct.json", "embeddings, layer 0, layer 79, norm, head"},
+    {"Qwen3-32B.json", "embeddings, layer 0, layer 63, norm, head"},
+    {"all-MiniLM-L6-v2.json", "embeddings, layer 0, layer 5, head"},
+    {"deepseek-llm-7b-chat.json", "embeddings, layer 0, layer 29, norm, head"},
+    {"gemma-2-2b.json", "embeddings, layer 0, layer 25, norm, head>0"},
+    {"gpt-oss-20b.json", "embeddings, layer 0, layer 23, norm, head"},
+};
+
+static void every_model(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        for (int to = 0; to < 2; to++) {
+            fixture f;
+            cut c;
+            qc_json *doc = load(&f, files[i].file, to ? QC_TO_INT8 : QC_TO_NF4);
+            make_cut(&c, &f);
+            expect_cut(&c, files[i].cut);
+            check_order(&c.segments);
+            check_cover(&c.segments, &f);
+            if (strcmp(files[i].file, "all-MiniLM-L6-v2.json") == 0) {
+                expect_modules(&c, "embeddings", "embeddings");
+                expect_modules(&c, "head", "pooler");
+            } else if (strcmp(files[i].file, "gemma-2-2b.json") == 0) {
+                expect_modules(&c, "embeddings", "model.embed_tokens model.rotary_emb");
+                expect_modules(&c, "head", "lm_head");
+                expect_modules(&c, "layer 12", "model.layers.12");
+            } else if (strstr(files[i].file, "Vision")) {
+                expect_modules(&c, "vision", "multi_modal_projector vision_model");
+                expect_modules(&c, "embeddings",
+                               "language_model.model.embed_tokens "
+                               "language_model.model.rotary_emb");
+                expect_modules(&c, "head", "language_model.lm_head");
+                expect_modules(&c, "layer 3", "language_model.model.layers.3");
+            }
+            qc_json_destroy(doc);
+            fixture_deinit(&f);
+        }
+    }
+}
+
+/* ---- families by hand ---- */
+
+static void start(fixture *f, const char *config)
+{
+    fixture_init(f, QC_TO_INT8);
+    fixture_config(f, config);
+}
+
+static void finish(cut *c, fixture *f, const char *want)
+{
+    make_cut(c, f);
+    expect_cut(c, want);
+    check_order(&c->segments);
+    check_cover(&c->segments, f);
+}
+
+static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
+static void add(fixture *f, uint64_t rows, uint64_t cols, const char *fmt, ...)
+{
+    char name[256];
+    va_list ap;
+    va_start(ap, fmt);
+    (void)vsnprintf(name, sizeof name, fmt, ap);
+    va_end(ap);
+    if (cols)
+        fixture_add(f, name, rows, cols);
+    else
+        fixture_add_1d(f, name, rows);
+}
+
+static void mllama_new_names(void **state)
+{
+    (void)state;
+    fixture f;
+    cut c;
+    start(&f, "{\"model_type\":\"mllama\",\"text_config\":{\"model_type\":\"mllama_text_model\","
+              "\"hidden_size\":64,\"num_hidden_layers\":2,\"num_attention_heads\":2,"
+              "\"cross_attention_layers\":[1]}}");
+    add(&f, 100, 64, "model.language_model.embed_tokens.weight");
+    add(&f, 64, 64, "model.language_model.layers.0.self_attn.q_proj.weight");
+    add(&f, 64, 64, "model.language_model.layers.1.cross_attn.q_proj.weight");
+    add(&f, 1, 0, "model.language_model.layers.1.cross_attn_attn_gate");
+    add(&f, 64, 0, "model.language_model.norm.weight");
+    add(&f, 92, 64, "lm_head.weight");
+    add(&f, 64, 96, "model.multi_modal_projector.weight");
+    add(&f, 64, 0, "model.vision_model.class_embedding");
+    add(&f, 64, 64, "model.vision_model.transformer.layers.0.self_attn.q_proj.weight");
+    finish(&c, &f, "embeddings, vision, layer 0, layer 1, norm, head");
+    expect_modules(&c, "vision", "model.multi_modal_projector model.vision_model");
+    expect_modules(&c, "norm", "model.language_model.norm");
+    fixture_deinit(&f);
+}
+
+static void mixtral(void **state)
+{
+    (void)state;
+    fixture f;
+    cut c;
+    start(&f, "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":12,"
+              "\"num_attention_heads\":2,\"num_local_experts\":8}");
+    add(&f, 100, 64, "model.embed_tokens.weight");
+    add(&f, 100, 64, "lm_head.weight");
+    add(&f, 64, 0, "model.norm.weight");
+    for (int l = 0; l < 12; l++) {
+        add(&f, 8, 64, "model.layers.%d.block_sparse_moe.gate.weight", l);
+        add(&f, 64, 64, "model.layers.%d.self_attn.q_proj.weight", l);
+        add(&f, 64, 0, "model.layers.%d.input_layernorm.weight", l);
+        for (int e = 0; e < 8; e++)
+            add(&f, 96, 64, "model.layers.%d.block_sparse_moe.experts.%d.w1.weight", l, e);
+    }
+    finish(&c, &f, "embeddings, layer 0, layer 11, norm, head");
+    fixture_deinit(&f);
+}
+
+/* All 91,991 names of DeepSeek-V3, shapes scaled down. */
+static void deepseek_v3(void **state)
+{
+    (void)state;
+    static const char *const parts[] = {"gate_proj", "up_proj", "down_proj"};
+    static const char *const attention[] = {"q_a_proj", "q_b_proj", "kv_a_proj_with_mqa",
+                                            "kv_b_proj", "o_proj"};
+    static const char *const norms[] = {"input_layernorm", "post_attention_layernorm",
+                                        "self_attn.q_a_layernorm", "self_attn.kv_a_layernorm"};
+    static const char *const scales[] = {"", "_scale_inv"};
+    fixture f;
+    cut c;
+    start(&f, "{\"model_type\":\"deepseek_v3\",\"hidden_size\":64,\"num_hidden_layers\":61,"
+              "\"num_attention_heads\":2,\"kv_lora_rank\":32,\"qk_rope_head_dim\":16,"
+              "\"qk_nope_head_dim\":16,\"v_head_dim\":16,\"n_routed_experts\":256,"
+              "\"tie_word_embeddings\":false}");
+    add(&f, 100, 64, "model.embed_tokens.weight");
+    add(&f, 100, 64, "lm_head.weight");
+    add(&f, 64, 0, "model.norm.weight");
+    for (int l = 0; l < 62; l++) {
+        for (int s = 0; s < 2; s++) {
+            for (int p = 0; p < 5; p++)
+                add(&f, 64, 64, "model.layers.%d.self_attn.%s.weight%s", l, attention[p],
+                    scales[s]);
+            for (int p = 0; p < 3; p++) {
+                add(&f, 64, 64, "model.layers.%d.mlp.%s%s.weight%s", l,
+                    l < 3 ? "" : "shared_experts.", parts[p], scales[s]);
+                for (int e = 0; l >= 3 && e < 256; e++)
+                    add(&f, 64, 64, "model.layers.%d.mlp.experts.%d.%s.weight%s", l, e, parts[p],
+                        scales[s]);
+            }
+        }
+        for (int n = 0; n < 4; n++)
+            add(&f, 64, 0, "model.layers.%d.%s.weight", l, norms[n]);
+        if (l >= 3) {
+            add(&f, 256, 64, "model.layers.%d.mlp.gate.weight", l);
+            add(&f, 256, 0, "model.layers.%d.mlp.gate.e_score_correction_bias", l);
+        }
+    }
+    add(&f, 100, 64, "model.layers.61.embed_tokens.weight");
+    add(&f, 64, 128, "model.layers.61.eh_proj.weight");
+    add(&f, 64, 0, "model.layers.61.enorm.weight");
+    add(&f, 64, 0, "model.layers.61.hnorm.weight");
+    add(&f, 100, 64, "model.layers.61.shared_head.head.weight");
+    add(&f, 64, 0, "model.layers.61.shared_head.norm.weight");
+    assert_int_equal(f.model.tensor_count, 91991);
+    finish(&c, &f, "embeddings, layer 0, layer 60, layer 61, norm, head");
+    assert_int_equal(c.segments.segments[62].kind, QC_SEGMENT_EXTRA);
+    assert_int_equal(c.segments.segments[62].layer, 61);
+    clock_t begin = clock();
+    assert_int_equal(
+        qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err), QC_OK);
+    print_message("%zu tensors: %.1f ms\n", f.model.tensor_count,
+                  (double)(clock() - begin) * 1000.0 / CLOCKS_PER_SEC);
+    fixture_deinit(&f);
+}
+
+static void gpt2_and_tied_heads(void **state)
+{
+    (void)state;
+    fixture f;
+    cut c;
+    start(&f, "{\"model_type\":\"gpt2\",\"n_layer\":2,\"n_head\":2,\"n_embd\":64}");
+    add(&f, 100, 64, "wte.weight");
+    add(&f, 50, 64, "wpe.weight");
+    add(&f, 64, 192, "h.0.attn.c_attn.weight");
+    add(&f, 64, 192, "h.1.attn.c_attn.weight");
+    add(&f, 64, 0, "ln_f.bias");
+    add(&f, 64, 0, "ln_f.weight");
+    finish(&c, &f, "embeddings, layer 0, layer 1, norm, head>0");
+    expect_modules(&c, "embeddings", "wpe wte");
+    expect_modules(&c, "layer 1", "h.1");
+    expect_modules(&c, "norm", "ln_f");
+    expect_modules(&c, "head", "lm_head");
+    fixture_deinit(&f);
+
+    /* Tied, though the file has both. */
+    start(&f, "{\"model_type\":\"llama\",\"tie_word_embeddings\":true}");
+    add(&f, 100, 64, "model.embed_tokens.weight");
+    add(&f, 64, 64, "model.layers.0.self_attn.q_proj.weight");
+    add(&f, 100, 64, "lm_head.weight");
+    finish(&c, &f, "embeddings, layer 0, head>0");
+    fixture_deinit(&f);
+
+    /* An encoder has no head to tie. */
+    start(&f, "{\"model_type\":\"bert\",\"hidden_size\":64,\"num_hidden_layers\":1,"
+              "\"num_attention_heads\":2}");
+    add(&f, 100, 64, "bert.embeddings.word_embeddings.weight");
+    add(&f, 64, 0, "bert.embeddings.LayerNorm.weight");
+    add(&f, 64, 64, "bert.encoder.layer.0.attention.self.query.weight");
+    finish(&c, &f, "embeddings, layer 0");
+    expect_modules(&c, "embeddings", "bert.embeddings");
+    expect_modules(&c, "layer 0", "bert.encoder.layer.0");
+    fixture_deinit(&f);
+}
+
+static void odd_places(void **state)
+{
+    (void)state;
+    fixture f;
+    cut c;
+    /* An encoder beside a decoder, a lone parameter, a name with a byte below '.'. */
+    start(&f, "{\"model_type\":\"t5\",\"num_layers\":2,\"num_heads\":2,\"d_model\":64}");
+    add(&f, 100, 64, "shared.weight");
+    add(&f, 64, 64, "encoder.block.0.layer.0.SelfAttention.q.weight");
+    add(&f, 64, 0, "encoder.final_layer_norm.weight");
+    add(&f, 64, 64, "decoder.block.0.layer.0.SelfAttention.q.weight");
+    add(&f, 64, 64, "decoder.block.1.layer.0.SelfAttention.q.weight");
+    add(&f, 64, 64, "decoder.block.1-x.weight");
+    add(&f, 64, 0, "scale");
+    add(&f, 100, 64, "lm_head.weight");
+    finish(&c, &f, "embeddings, encoder.block.0, layer 0, layer 1, norm, head");
+    expect_modules(&c, "embeddings", "decoder.block.1-x scale shared");
+    fixture_deinit(&f);
+
+    /* int8 scales beside a weight that shares its module with layers. */
+    start(&f, "{\"model_type\":\"new\",\"hidden_size\":64}");
+    add(&f, 64, 64, "model.weight");
+    add(&f, 64, 64, "model.layers.0.up.weight");
+    add(&f, 100, 64, "model.embed.weight");
+    finish(&c, &f, "embeddings, layer 0, head>0");
+    expect_modules(&c, "embeddings", "model.embed model.weight model.SCB model.weight_format");
+    fixture_deinit(&f);
+
+    /* Nothing known at all. */
+    start(&f, "{}");
+    add(&f, 64, 64, "a.b");
+    add(&f, 64, 64, "c");
+    make_cut(&c, &f);
+    assert_int_equal(c.segments.count, 1);
+    check_cover(&c.segments, &f);
+    fixture_deinit(&f);
+
+    start(&f, "{}");
+    make_cut(&c, &f);
+    assert_int_equal(c.segments.count, 0);
+    fixture_deinit(&f);
+
+    /* No prefix can tell these apart. */
+    start(&f, "{}");
+    add(&f, 64, 64, "model");
+    add(&f, 64, 64, "model.layers.0.up.weight");
+    add(&f, 100, 64, "model.embed.weight");
+    fixture_make_ok(&f);
+    assert_int_equal(qc_geometry_read(&c.geometry, &f.arena, f.model.config, &f.err), QC_OK);
+    assert_int_equal(
+        qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err),
+        QC_ERR_UNSUPPORTED);
+    assert_non_null(strstr(f.err.msg, "'model'"));
+    fixture_deinit(&f);
+}
+
+/* Whatever the names, all are covered once or the call refuses. */
+static void random_names(void **state)
+{
+    (void)state;
+    static const char *const words[] = {"model", "layers", "0",   "1",       "10",        "embed",
+                                        "norm",  "visual", "h",   "lm_head", "encoder",   "weight",
+                                        "a-b",   "a",      "mtp", "bias",    "weight.abs"};
+    const char *text = getenv("QC_SEED");
+    uint64_t seed = text ? strtoull(text, NULL, 10) : (uint64_t)time(NULL), x = seed;
+    unsigned refused = 0;
+    print_message("seed %" PRIu64 "\n", seed);
+    for (int round = 0; round < 2000; round++) {
+        fixture f;
+        cut c;
+        start(&f, round % 2 ? "{\"model_type\":\"llama\"}" : "{}");
+        for (int t = 0; t < 12; t++) {
+            char name[256] = "";
+            x = x * 6364136223846793005u + 1442695040888963407u;
+            unsigned n = 1 + (unsigned)(x >> 60) % 5;
+            for (unsigned k = 0; k < n; k++) {
+                size_t used = strlen(name);
+                x = x * 6364136223846793005u + 1442695040888963407u;
+                (void)snprintf(name + used, sizeof name - used, "%s%s", k ? "." : "",
+                               words[(x >> 33) % (sizeof words / sizeof *words)]);
+            }
+            int twice = 0;
+            for (size_t k = 0; k < f.model.tensor_count; k++)
+                twice |= strcmp(f.model.tensors[k].name, name) == 0;
+            if (!twice)
+                fixture_add(&f, name, 64, 64);
+        }
+        fixture_make_ok(&f);
+        assert_int_equal(qc_geometry_read(&c.geometry, &f.arena, f.model.config, &f.err), QC_OK);
+        qc_status st =
+            qc_segments_make(&c.segments, &f.arena, &f.model, &f.recipe, &c.geometry, &f.err);
+        if (st == QC_OK)
+            check_cover(&c.segments, &f);
+        else
+            assert_int_equal(st, QC_ERR_UNSUPPORTED);
+        refused += st != QC_OK;
+        check_order(&c.segments);
+        fixture_deinit(&f);
+    }
+    assert_true(refused < 1000);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_model),
+        cmocka_unit_test(mllama_new_names),
+        cmocka_unit_test(mixtral),
+        cmocka_unit_test(deepseek_v3),
+        cmocka_unit_test(gpt2_and_tied_heads),
+        cmocka_unit_test(odd_places),
+        cmocka_unit_test(random_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, free_roles);
+}
