@@ -5,9 +5,12 @@
  *   free       = budget - needed, short_by = needed - budget where that is positive
  *
  * Every formula is in docs/planning.md. GPUs are filled first: a cpu tier takes over only what they
- * cannot hold, in this order: layers of multi-token prediction, embedding table, vision tower, head
- * (tied: with the embeddings), then whole layers from the last; disk takes what the cpu cannot.
- * Without GPUs the cpu computes, and disk is its tier. All memory in the arena given. Thread-safe.
+ * cannot hold, in this order: layers of multi-token prediction, embedding table, vision tower,
+ * whole layers from the last; the head (tied: with the embeddings) before the layers of a dense
+ * model if it is not larger than one, else after them. Disk takes what the cpu cannot. Without GPUs
+ * the cpu computes, and disk is its tier.
+ *
+ * All memory in the arena given. Thread-safe.
  */
 #ifndef QC_CONVERT_FIT_H
 #define QC_CONVERT_FIT_H

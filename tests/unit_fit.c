@@ -222,6 +222,42 @@ static void spilling_by_hand(void **state)
     qc_arena_deinit(&arena);
 }
 
+/* It would pass a larger buffer, and cost a token more, than one more layer. */
+static void a_large_head_stays(void **state)
+{
+    (void)state;
+    fixture x;
+    qc_fit f;
+    qc_arena arena;
+    qc_arena_init(&arena);
+    four_layers(&x);
+    add_device(&x, QC_TIER_GPU, 99 * MB);
+    add_device(&x, QC_TIER_CPU, 1000 * MB);
+    x.bytes[6] = 21 * MB;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[6], 0);
+    assert_int_equal(f.devices[0].layers, 2);
+    assert_int_equal(f.transfer_bytes_per_token, 10000 + 2 * 22 * MB);
+    /* Of a layer of experts a token moves some only. */
+    x.bytes[6] = 10 * MB;
+    x.device[0].total_bytes = 88 * MB;
+    x.geometry.experts = 8;
+    x.geometry.experts_per_token = 2;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[6], 0);
+    x.device[0].total_bytes = 41 * MB;
+    make(&x, &arena, &f);
+    assert_true(f.fits);
+    assert_int_equal(f.device_of[1], 1); /* nothing is left but the head and the norm */
+    assert_int_equal(f.device_of[6], 0);
+    x.geometry.experts = 0;
+    make(&x, &arena, &f);
+    assert_int_equal(f.device_of[6], 1);
+    qc_arena_deinit(&arena);
+}
+
 /* A head without weights of its own reads all of the table it follows. */
 static void a_tied_table_spills_as_a_head(void **state)
 {
@@ -476,6 +512,7 @@ int main(void)
         cmocka_unit_test(two_gpus_share_by_hand),
         cmocka_unit_test(short_by_what_is_missing),
         cmocka_unit_test(spilling_by_hand),
+        cmocka_unit_test(a_large_head_stays),
         cmocka_unit_test(a_tied_table_spills_as_a_head),
         cmocka_unit_test(without_gpus_the_cpu_computes),
         cmocka_unit_test(an_unused_gpu_needs_nothing),
