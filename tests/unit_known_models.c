@@ -10,6 +10,7 @@
 #include "test_model.h"
 
 #include <dirent.h>
+#include <time.h>
 
 static int ends_with(const char *s, const char *tail)
 {
@@ -205,7 +206,10 @@ static void published_counts(void **state)
     assert_int_equal(parameters(c, "cls.", QC_DTYPE_COUNT), 109482240);
     qc_checkpoint_close(c);
     /* DeepSeek-V3: without the layer for multi-token prediction, and by dtype with it. */
+    clock_t begin = clock();
     c = open_ok("DeepSeek-V3", 0);
+    print_message("DeepSeek-V3: %zu tensors, %.1f ms\n", c->tensor_count,
+                  (double)(clock() - begin) * 1000.0 / CLOCKS_PER_SEC);
     assert_int_equal(c->tensor_count, 91991);
     assert_int_equal(parameters(c, "model.layers.61.", QC_DTYPE_COUNT), 671026419200);
     assert_int_equal(parameters(c, NULL, QC_DTYPE_F8_E4M3), 680571043840);
@@ -294,10 +298,18 @@ static void other_families(void **state)
                      cases[i].config, got, c->tensor_count, cases[i].parameters, cases[i].tensors);
         qc_checkpoint_close(c);
     }
+    /* decoder_sparse_step 2: the second of two has the experts. */
+    put_config(&p, "{\"model_type\":\"qwen3_moe\",\"head_dim\":4,\"num_experts\":3,"
+                   "\"num_experts_per_tok\":1,\"moe_intermediate_size\":4,"
+                   "\"decoder_sparse_step\":2," TINY "}");
+    qc_checkpoint *c = open_ok(p.folder, 0);
+    assert_null(qc_checkpoint_find(c, "model.layers.0.mlp.gate.weight"));
+    assert_non_null(qc_checkpoint_find(c, "model.layers.1.mlp.gate.weight"));
+    qc_checkpoint_close(c);
     /* gpt-oss that is not packed. */
     put_config(&p, "{\"model_type\":\"gpt_oss\",\"head_dim\":4,\"num_local_experts\":3,"
                    "\"num_experts_per_tok\":1,\"attention_bias\":true," TINY "}");
-    qc_checkpoint *c = open_ok(p.folder, 0);
+    c = open_ok(p.folder, 0);
     const qc_ckpt_tensor *t = qc_checkpoint_find(c, "model.layers.1.mlp.experts.gate_up_proj");
     assert_non_null(t);
     assert_int_equal(t->dims[0], 3);
@@ -424,6 +436,7 @@ static void ids(void **state)
     assert_string_equal(qc_known_model_near("qwen/qwen3-32"), "Qwen/Qwen3-32B");
     assert_null(qc_known_model_near("quite another thing"));
     assert_null(qc_known_model_near(""));
+    assert_null(qc_known_model_near("gxxxpxxxtxxx2xxx"));
     char lengthy[400];
     memset(lengthy, 'a', sizeof lengthy - 1);
     lengthy[sizeof lengthy - 1] = '\0';
