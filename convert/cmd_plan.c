@@ -102,7 +102,8 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
                        .has_weights = subject->has_weights,
                        .file_bytes = planned.plan.content_bytes,
                        .generates = subject->geometry->decoder,
-                       .chosen = o->to == QC_TO_AUTO ? &planned.chosen : NULL};
+                       .chosen = o->to == QC_TO_AUTO ? &planned.chosen : NULL,
+                       .explain = o->explain};
     QC_TRY(qc_fit_sum_schemes(&r, &planned.plan, err));
     if (r.generates) {
         QC_TRY(

@@ -183,6 +183,13 @@ static void test_against_brute_force(void **state)
         check(&p);
         double best = brute(&p, work, 0, 0, (double)INFINITY);
         assert_int_equal(p.out.fits, !isinf(best));
+        for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
+            uint32_t cut[MAX_DEVICES];
+            for (uint32_t i = 0; i < p.task.item_count; i++)
+                work[i] = c;
+            assert_int_equal(p.out.uniform_fits[c],
+                             !isnan(p.out.uniform[c]) && cuts_exist(&p, work, cut, 0));
+        }
         if (!p.out.fits)
             continue;
         assert_true(p.out.cost >= best * (1 - 1e-12));

@@ -165,11 +165,11 @@ static void test_which_rows(void **state)
 {
     (void)state;
     fixture f;
-    make(&f, 320, 4096, row_number);
+    make(&f, 330, 4096, row_number);
     qc_auto_sample s = measure(&f, 0, 0);
     double want = 0;
     for (int k = 0; k < 32; k++)
-        want += 4096.0 * (10 * k + 6) * (10 * k + 6);
+        want += 4096.0 * (10 * k + 10 * k / 32 + 6) * (10 * k + 10 * k / 32 + 6);
     assert_int_equal(s.rows_read, 32);
     near(s.sum_xx, want, 1e-6);
     drop(&f);

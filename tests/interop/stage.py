@@ -22,6 +22,7 @@ ENVIRONMENTS = {
     "quantizers-bitsandbytes49": (["bitsandbytes49"], "test_interop_quantizers.py"),
     "files": (["transformers5"], "test_interop_files.py"),
     "placement": (["transformers5"], "test_interop_placement.py"),
+    "auto": (["transformers5"], "test_interop_auto.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
 }
