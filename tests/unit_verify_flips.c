@@ -279,12 +279,18 @@ static void test_plain(void **state)
     damage_all(*state, "--to=int8", "--block-size=64", "--compress=none");
 }
 
+static void test_placed(void **state)
+{
+    damage_all(*state, "--to=nf4", "--vram=2x2GB", "--compress=zstd");
+}
+
 int main(int argc, char **argv)
 {
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_compressed),
         cmocka_unit_test(test_plain),
+        cmocka_unit_test(test_placed),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
