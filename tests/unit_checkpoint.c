@@ -674,7 +674,7 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     assert_int_equal(qc_dir_tree(&tree_arena, dir, 100, &tree, &tree_count, NULL), QC_OK);
     c.arena.used_bytes = c.arena.head_bytes - room;
     qc_alloc_fail_at(fail_at, 0);
-    qc_status st = qc_ckpt_index_parse(&index, &c.arena, text, sizeof text - 1, NULL);
+    qc_status st = qc_ckpt_index_parse(&index, &c.arena, text, sizeof text - 1, ".safetensors", NULL);
     if (st == QC_OK)
         st = qc_ckpt_locate(&c, tree, tree_count, &index, &has_index, NULL);
     if (st == QC_OK)
