@@ -10,9 +10,9 @@
 #include <stdio.h>
 #include <string.h>
 
-#define HEAD_BYTES       64u
+#define HEAD_BYTES       264u
+#define TAR_MAGIC_AT     257u
 #define NAME_SHOWN_BYTES 160
-#define KEY_SHOWN_BYTES  80
 #define PICKLE_NAME      "data.pkl"
 #define EXTENTS_BYTES    256
 
@@ -265,6 +265,10 @@ static qc_status fail_unknown(const unsigned char *head, size_t len, qc_error *e
         if (len >= n && memcmp(head, known[i].begin, n) == 0)
             QC_FAIL(err, QC_ERR_INPUT, "file is %s, not a PyTorch checkpoint", known[i].what);
     }
+    if (len >= TAR_MAGIC_AT + 5 && memcmp(head + TAR_MAGIC_AT, "ustar", 5) == 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "file is a tar archive, as torch wrote them before 0.1.10; load and save it with a "
+                "newer torch");
     QC_FAIL(err, QC_ERR_INPUT,
             "file is not a PyTorch checkpoint: neither a zip archive nor a pickle");
 }

@@ -254,6 +254,7 @@ static qc_status read_local(const qc_file *f, qc_zip_entry *e, uint64_t limit, v
         QC_FAIL(err, QC_ERR_INPUT, "zip entry '%.*s': byte %" PRIu64 " does not begin its header",
                 NAME_SHOWN_BYTES, e->name, e->header_offset);
     unsigned flags = qc_load_le16(p + 6);
+    unsigned method = qc_load_le16(p + 8);
     size_t extra_len = qc_load_le16(p + 28);
     uint64_t stored = qc_load_le32(p + 18);
     uint64_t bytes = qc_load_le32(p + 22);
@@ -273,7 +274,7 @@ static qc_status read_local(const qc_file *f, qc_zip_entry *e, uint64_t limit, v
                     NAME_SHOWN_BYTES, e->name);
     }
     int open = (flags & FLAG_DESCRIPTOR) && bytes == 0 && stored == 0;
-    if (qc_load_le16(p + 8) != 0 || (flags & (FLAG_ENCRYPTED | FLAG_STRONG | FLAG_MASKED)) ||
+    if (method != 0 || (flags & (FLAG_ENCRYPTED | FLAG_STRONG | FLAG_MASKED)) ||
         (!open && (bytes != e->bytes || stored != e->bytes || crc != e->crc32)))
         QC_FAIL(err, QC_ERR_INPUT,
                 "zip entry '%.*s': the directory and the header at byte %" PRIu64 " disagree",
