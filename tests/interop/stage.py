@@ -21,6 +21,7 @@ ENVIRONMENTS = {
     "quantizers-bitsandbytes50": (["transformers5"], "test_interop_quantizers.py"),
     "quantizers-bitsandbytes49": (["bitsandbytes49"], "test_interop_quantizers.py"),
     "files": (["transformers5"], "test_interop_files.py"),
+    "torch": (["transformers5"], "test_interop_torch.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
 }
