@@ -235,7 +235,13 @@ qc_status qc_torch_legacy_read(qc_torch_file *f, qc_error *err)
         qc_status st = read_window(f, text, (size_t)len, err);
         qc_free(text);
         /* head_bytes is set once the pickles have ended. */
-        if (st != QC_ERR_TRUNCATED || f->head_bytes != 0 || len == most)
+        if (st != QC_ERR_TRUNCATED || f->head_bytes != 0)
+            return st;
+        if (len == most && most < f->file_bytes)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "the pickles at its start do not end within %u bytes, the most that is read",
+                    QC_PICKLE_MAX_BYTES);
+        if (len == most)
             return st;
         len = most - len < len * (WINDOW_GROWTH - 1) ? most : len * WINDOW_GROWTH;
     }

@@ -5,6 +5,7 @@
 #include "base/alloc.h"
 #include "fixture_files.h"
 #include "formats/checkpoint.h"
+#include "formats/torch_pickle.h"
 
 #include <errno.h>
 
@@ -263,6 +264,128 @@ static void knows_what_is_no_checkpoint(void **state)
     }
 }
 
+/* ---- streams put together here ---- */
+
+#define MAGIC    "\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+#define PROTOCOL "\x80\2M\xe9\3."
+#define SYSTEM   "\x80\2}U\x0dlittle_endian\x88s."
+/* One float tensor of elems elements in a storage of `in`. */
+#define VIEW(name, key, in, offset, elems)                                                         \
+    "U\1" name "ctorch._utils\n_rebuild_tensor_v2\n((U\7storagectorch\nFloatStorage\nU\1" key      \
+    "U\3cpuK" in "NtQK" offset "K" elems "\x85K\1\x85\x89}tR"
+#define STATE(views) "\x80\2}(" views "u."
+#define KEYS(keys)   "\x80\2](" keys "e."
+#define KEY(key)     "U\1" key
+#define FOUR_FLOATS                                                                                \
+    "\4\0\0\0\0\0\0\0"                                                                             \
+    "0123456789abcdef"
+#define HEAD    MAGIC PROTOCOL SYSTEM
+#define ONE     HEAD STATE(VIEW("w", "0", "\4", "\0", "\4"))
+#define P(text) text, sizeof(text) - 1
+
+static const struct {
+    const char *text;
+    size_t len;
+    qc_status status;
+    const char *message; /* NULL: opens */
+} streams[] = {
+    {P(ONE KEYS(KEY("0")) FOUR_FLOATS), QC_OK, NULL},
+    {P(HEAD STATE(VIEW("w", "0", "\4", "\2", "\2") VIEW("v", "0", "\4", "\3", "\1")) KEYS(KEY("0"))
+           FOUR_FLOATS),
+     QC_OK, NULL},
+    {P(HEAD STATE(VIEW("w", "0", "\4", "\0", "\4") VIEW("v", "1", "\0", "\0", "\0"))
+           KEYS(KEY("0") KEY("1")) FOUR_FLOATS "\0\0\0\0\0\0\0\0"),
+     QC_OK, NULL},
+    {P(HEAD STATE(VIEW("w", "0", "\4", "\1", "\4")) KEYS(KEY("0")) FOUR_FLOATS), QC_ERR_INPUT,
+     "tensor 'w': 16 bytes from element 1 on are beyond its storage, which has 16 bytes"},
+    {P(HEAD STATE(VIEW("w", "0", "\4", "\5", "\0")) KEYS(KEY("0")) FOUR_FLOATS), QC_OK, NULL},
+    {P(ONE KEYS(KEY("0")) "\4\0\0\0\0\0\0\0"
+                          "0123456789abcde"),
+     QC_ERR_TRUNCATED, "storage '0' of 16 bytes at byte 149 is cut off: file has 172 bytes"},
+    {P(ONE KEYS(KEY("0")) "\4\0\0\0"), QC_ERR_TRUNCATED,
+     "storage '0' of 16 bytes at byte 149 is cut off: file has 153 bytes"},
+    {P(ONE KEYS(KEY("0")) "\3\0\0\0\0\0\0\0"
+                          "0123456789abcdef"),
+     QC_ERR_INPUT, "storage '0' has 3 elements, the pickle says 4"},
+    {P(ONE KEYS(KEY("0")) FOUR_FLOATS "x"), QC_ERR_INPUT, "1 bytes are behind the last storage"},
+    {P(ONE KEYS(KEY("0") KEY("0")) FOUR_FLOATS FOUR_FLOATS), QC_ERR_INPUT,
+     "storage '0' is in the list of keys twice"},
+    {P(ONE KEYS(KEY("1")) FOUR_FLOATS), QC_ERR_INPUT, "a key names no storage of the state dict"},
+    {P(ONE KEYS("N") FOUR_FLOATS), QC_ERR_INPUT, "a key names no storage of the state dict"},
+    {P(ONE "\x80\2]."), QC_ERR_INPUT, "1 of the 1 storages are not in the list of keys"},
+    {P(ONE "\x80\2N."), QC_ERR_INPUT, "the keys of the storages are not a list"},
+    {P(HEAD STATE(VIEW("w", "0", "\4", "\0", "\4") VIEW("v", "0", "\3", "\0", "\1")) KEYS(KEY("0"))
+           FOUR_FLOATS),
+     QC_ERR_INPUT, "storage '0' is described in two ways"},
+    {P(ONE), QC_ERR_TRUNCATED,
+     "keys at byte 140: pickle byte 0: 2 bytes were expected, 0 are left"},
+    {P(HEAD), QC_ERR_TRUNCATED,
+     "state dict at byte 42: pickle byte 0: 2 bytes were expected, 0 are left"},
+    {P(MAGIC PROTOCOL), QC_ERR_TRUNCATED,
+     "system at byte 21: pickle byte 0: 2 bytes were expected, 0 are left"},
+    {P(MAGIC PROTOCOL "\x80\2}U\x0dlittle_endian\x89s."), QC_ERR_UNSUPPORTED,
+     "tensors are not in little-endian byte order"},
+    {P(MAGIC PROTOCOL "\x80\2}."), QC_ERR_UNSUPPORTED,
+     "tensors are not in little-endian byte order"},
+    {P(MAGIC "\x80\2M\xe8\3."), QC_ERR_UNSUPPORTED, "protocol of the stream is not 1001"},
+    {P("\x80\2K\1."), QC_ERR_UNSUPPORTED,
+     "file is a pickle, but does not begin with the magic number of torch.save"},
+};
+
+static void reads_streams(void **state)
+{
+    char path[FX_PATH_BYTES];
+    (void)state;
+    fx_join(path, root.path, "s.bin");
+    for (size_t k = 0; k < COUNT(streams); k++) {
+        qc_torch_file f;
+        qc_error err = {0};
+        fx_put(root.path, "s.bin", streams[k].text, streams[k].len);
+        if (streams[k].message) {
+            expect_failure(path, streams[k].status, streams[k].message);
+            continue;
+        }
+        if (qc_torch_file_open(&f, path, &err) != QC_OK)
+            fail_msg("stream %zu: %s", k, err.msg);
+        assert_true(f.legacy && f.head_offset == 0 && f.head_bytes > 140);
+        assert_non_null(find(&f, "w"));
+        qc_torch_file_close(&f);
+    }
+}
+
+/* The pickles are read over a window that grows; they are longer here than the first one. */
+static void reads_long_streams(void **state)
+{
+    static const size_t lengths[] = {3u << 20, 5u << 20, 40u << 20};
+    char path[FX_PATH_BYTES];
+    (void)state;
+    fx_join(path, root.path, "long.bin");
+    for (size_t k = 0; k < COUNT(lengths); k++) {
+        qc_strbuf text;
+        qc_torch_file f;
+        qc_error err = {0};
+        unsigned char n[4];
+        char *note = calloc(1, lengths[k]);
+        assert_non_null(note);
+        qc_store_le32(n, (uint32_t)lengths[k]);
+        qc_strbuf_init(&text, 100u << 20);
+        assert_int_equal(qc_strbuf_add(&text, P(HEAD "\x80\2}(U\4noteX"), NULL), QC_OK);
+        assert_int_equal(qc_strbuf_add(&text, n, 4, NULL), QC_OK);
+        assert_int_equal(qc_strbuf_add(&text, note, lengths[k], NULL), QC_OK);
+        assert_int_equal(qc_strbuf_add(&text, P(VIEW("w", "0", "\4", "\0", "\4") "u."), NULL),
+                         QC_OK);
+        assert_int_equal(qc_strbuf_add(&text, P(KEYS(KEY("0")) FOUR_FLOATS), NULL), QC_OK);
+        fx_put(root.path, "long.bin", text.data, text.len);
+        qc_status st = qc_torch_file_open(&f, path, &err);
+        assert_int_equal(st, lengths[k] > QC_PICKLE_MAX_BYTES ? QC_ERR_UNSUPPORTED : QC_OK);
+        if (st == QC_OK)
+            assert_true(f.head_bytes > lengths[k] && f.tensor_count == 1 && f.skipped == 1);
+        qc_torch_file_close(&f);
+        qc_strbuf_deinit(&text);
+        free(note);
+    }
+}
+
 /* ---- damage ---- */
 
 static void slurp(const char *path, qc_strbuf *out)
@@ -381,6 +504,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(equals_its_twin),     cmocka_unit_test(counts_what_is_no_tensor),
         cmocka_unit_test(refuses_by_name),     cmocka_unit_test(knows_what_is_no_checkpoint),
+        cmocka_unit_test(reads_streams),       cmocka_unit_test(reads_long_streams),
         cmocka_unit_test(survives_truncation), cmocka_unit_test(survives_flips),
         cmocka_unit_test(survives_faults),
     };
