@@ -1,5 +1,5 @@
 /* One opened file of torch.save: the tensors of a state dict and where their bytes lie.
- * Source: torch/serialization.py (_save, _legacy_save); torch 1.0 to 2.15.
+ * Source: torch/serialization.py (_save, _legacy_save); checked with files of torch 2.15.
  *
  *   zip     (torch 1.6 and later)  P/data.pkl, P/byteorder, P/data/KEY per storage, stored as is
  *   stream  (before, "legacy")     magic | protocol | system | state dict | keys, five pickles;

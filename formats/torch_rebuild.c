@@ -1,8 +1,9 @@
 /* The names a checkpoint of tensors refers to, and what calling them would give.
  *
- * The list is closed: torch.save of a state dict of plain tensors and parameters writes no other
- * name (torch 1.0 to 2.15; tests/golden/make_torch_bins.py). Being on it means that a record is
- * made here, from arguments of the form torch gives; nothing is ever looked up or executed. */
+ * The list is closed: torch 2.15 writes no other name for a state dict of plain tensors and
+ * parameters (tests/golden/make_torch_bins.py); _rebuild_tensor is what torch wrote before
+ * _rebuild_tensor_v2. Being on it means that a record is made here, from arguments of the form
+ * torch gives; nothing is ever looked up or executed. */
 #include "formats/torch_pickle_parts.h"
 
 #include <inttypes.h>
