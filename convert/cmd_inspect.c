@@ -76,10 +76,10 @@ static qc_status add_files(const qc_facts *f, qc_strbuf *out, qc_error *err)
     qc_table_column(&table, "on disk", QC_ALIGN_RIGHT);
     for (size_t i = 0; i < f->model->file_count; i++) {
         const qc_ckpt_file *file = &f->model->files[i];
-        QC_TRY(qc_table_cellf(&table, err, "%s%s", file->name, file->st.compressed ? ".zst" : ""));
-        QC_TRY(qc_table_cellf(&table, err, "%zu", file->st.header.tensor_count));
-        QC_TRY(qc_table_cell(&table, qc_text_bytes(size, file->st.header.data_bytes), err));
-        QC_TRY(qc_table_cell(&table, qc_text_bytes(size, file->st.file_bytes), err));
+        QC_TRY(qc_table_cellf(&table, err, "%s%s", file->name, file->compressed ? ".zst" : ""));
+        QC_TRY(qc_table_cellf(&table, err, "%zu", file->tensor_count));
+        QC_TRY(qc_table_cell(&table, qc_text_bytes(size, file->tensor_bytes), err));
+        QC_TRY(qc_table_cell(&table, qc_text_bytes(size, file->file_bytes), err));
     }
     QC_TRY(qc_strbuf_adds(out, "\n", err));
     return qc_table_render(&table, 0, out, err);

@@ -263,7 +263,7 @@ static void add_up(qc_facts *f)
         s->bytes += tf->bytes;
     }
     for (size_t i = 0; i < f->model->file_count; i++)
-        f->file_bytes += f->model->files[i].st.file_bytes;
+        f->file_bytes += f->model->files[i].file_bytes;
 }
 
 double qc_facts_bits(uint64_t bytes, uint64_t weights)

@@ -60,10 +60,10 @@ static void put_files(qc_json_writer *w, const qc_facts *f)
         qc_jw_compact_next(w);
         qc_jw_begin_object(w);
         qc_jm_string(w, "name", file->name);
-        qc_jm_u64(w, "tensors", file->st.header.tensor_count);
-        qc_jm_u64(w, "tensor_bytes", file->st.header.data_bytes);
-        qc_jm_u64(w, "file_bytes", file->st.file_bytes);
-        qc_jm_bool(w, "compressed", file->st.compressed);
+        qc_jm_u64(w, "tensors", file->tensor_count);
+        qc_jm_u64(w, "tensor_bytes", file->tensor_bytes);
+        qc_jm_u64(w, "file_bytes", file->file_bytes);
+        qc_jm_bool(w, "compressed", file->compressed);
         qc_jw_end_object(w);
     }
     qc_jw_end_array(w);

@@ -107,22 +107,6 @@ static qc_status fill_shard(qc_manifest_shard *s, const qc_pipeline *p, uint32_t
     return QC_OK;
 }
 
-/* Digest of a source file's 8 + N header bytes, which pin names, shapes and places. */
-static qc_status source_header_digest(const qc_st_file *f, qc_digest *out, qc_error *err)
-{
-    qc_st_cursor *cursor = NULL;
-    void *v = NULL;
-    QC_TRY(qc_malloc(&v, (size_t)f->data_offset, err));
-    qc_status st = qc_st_cursor_create(&cursor, err);
-    if (st == QC_OK)
-        st = qc_st_file_read_header(f, cursor, v, err);
-    if (st == QC_OK)
-        *out = qc_digest_bytes(v, (size_t)f->data_offset);
-    qc_st_cursor_destroy(cursor);
-    qc_free(v);
-    return st;
-}
-
 static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan, const qc_fit *fit,
                                 qc_error *err)
 {
@@ -182,8 +166,8 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *f
     m->sources = v;
     for (size_t i = 0; i < model->file_count; i++) {
         m->sources[i].name = model->files[i].name;
-        m->sources[i].bytes = model->files[i].st.file_bytes;
-        QC_TRY(source_header_digest(&model->files[i].st, &m->sources[i].header, err));
+        m->sources[i].bytes = model->files[i].file_bytes;
+        QC_TRY(qc_checkpoint_head_digest(model, i, &m->sources[i].header, err));
     }
     m->shard_count = plan->layout.count;
     QC_TRY(qc_arena_alloc(plan->arena, &v, m->shard_count, sizeof *m->shards, err));

@@ -242,7 +242,8 @@ const qc_command_row qc_command_table[] = {
      .name = "convert",
      .synopsis = "[convert] --to {nf4,int8,auto,fp16,bf16,keep} [OPTION]... MODEL OUT",
      .summary = "convert a checkpoint; the word may be left out",
-     .text = "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors file) "
+     .text = "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors or .bin "
+             "file) "
              "and write the result to the directory OUT. Weights of linear layers are "
              "quantized or cast; embeddings, norms, routers and the output head stay as they "
              "are unless options say otherwise.\n"
@@ -299,7 +300,8 @@ const qc_command_row qc_command_table[] = {
      .synopsis = "inspect [OPTION]... DIR|FILE",
      .summary = "list tensors, dtypes, schemes and sizes",
      .text = "List the tensors of a checkpoint directory, of a qconv output, or of one "
-             ".safetensors or .safetensors.zst file, with totals. Only headers are read. For a "
+             ".safetensors, .safetensors.zst or PyTorch .bin file, with totals. Only headers are "
+             "read. For a "
              "qconv output the manifest's facts are shown too: source, options, error per "
              "tensor.",
      .places = {{"DIR|FILE", QC_PLACE_PATH, 0}},

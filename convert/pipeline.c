@@ -363,12 +363,10 @@ static void hint_ahead(const qc_pipeline *p, uint32_t dispatched)
     const qc_job *j = &p->plan->jobs[p->plan->outputs[u->tensor].job];
     const qc_checkpoint *m = p->plan->model;
     const qc_ckpt_tensor *t = &m->tensors[j->source];
-    const qc_st_file *f = &m->files[t->file].st;
-    if (f->compressed || j->entry->transpose)
+    if (j->entry->transpose)
         return;
-    qc_file_hint_read_soon(
-        &f->file, f->data_offset + t->begin + u->content_offset * j->source_num / j->source_den,
-        u->content_bytes * j->source_num / j->source_den);
+    qc_checkpoint_hint_read_soon(m, t, u->content_offset * j->source_num / j->source_den,
+                                 u->content_bytes * j->source_num / j->source_den);
 }
 
 static void worker_deinit(qc_worker *w)

@@ -87,8 +87,18 @@ qc_status qc_ckpt_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
 static qc_status open_files(qc_checkpoint *c, qc_error *err)
 {
     qc_file_allow_many(c->file_count);
-    for (size_t i = 0; i < c->file_count; i++)
-        QC_TRY(qc_st_file_open(&c->files[i].st, c->files[i].path, err));
+    for (size_t i = 0; i < c->file_count; i++) {
+        qc_ckpt_file *f = &c->files[i];
+        if (f->kind == QC_CKPT_TORCH) {
+            QC_TRY(qc_ckpt_open_torch(c, f, err));
+            continue;
+        }
+        QC_TRY(qc_st_file_open(&f->st, f->path, err));
+        f->tensor_count = f->st.header.tensor_count;
+        f->tensor_bytes = f->st.header.data_bytes;
+        f->file_bytes = f->st.file_bytes;
+        f->compressed = f->st.compressed;
+    }
     return QC_OK;
 }
 
@@ -122,28 +132,52 @@ static int compare_tensors(const void *va, const void *vb)
     return order != 0 ? order : (a->file > b->file) - (a->file < b->file);
 }
 
+static void add_safetensors(qc_checkpoint *c, uint32_t file)
+{
+    const qc_st_header *h = &c->files[file].st.header;
+    for (size_t j = 0; j < h->tensor_count; j++) {
+        const qc_st_tensor *from = &h->tensors[j];
+        qc_ckpt_tensor *to = &c->tensors[c->tensor_count++];
+        to->name = from->name;
+        to->dtype = from->dtype;
+        to->ndim = from->ndim;
+        memcpy(to->dims, from->dims, sizeof to->dims);
+        to->bytes = from->end - from->begin;
+        to->begin = from->begin;
+        to->file = file;
+    }
+}
+
+static void add_torch(qc_checkpoint *c, uint32_t file)
+{
+    const qc_torch_file *f = &c->files[file].torch;
+    for (size_t j = 0; j < f->tensor_count; j++) {
+        const qc_torch_tensor *from = &f->tensors[j];
+        qc_ckpt_tensor *to = &c->tensors[c->tensor_count++];
+        to->name = from->name;
+        to->dtype = from->dtype;
+        to->ndim = from->ndim;
+        memcpy(to->dims, from->dims, sizeof to->dims);
+        to->bytes = from->bytes;
+        to->begin = from->begin;
+        to->file = file;
+    }
+}
+
 static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
 {
     void *p = NULL;
     size_t count = 0;
     for (size_t i = 0; i < c->file_count; i++)
-        count += c->files[i].st.header.tensor_count;
+        count += c->files[i].tensor_count;
     QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *c->tensors, err));
     c->tensors = p;
     for (size_t i = 0; i < c->file_count; i++) {
-        const qc_st_header *h = &c->files[i].st.header;
-        for (size_t j = 0; j < h->tensor_count; j++) {
-            const qc_st_tensor *from = &h->tensors[j];
-            qc_ckpt_tensor *to = &c->tensors[c->tensor_count++];
-            to->name = from->name;
-            to->dtype = from->dtype;
-            to->ndim = from->ndim;
-            memcpy(to->dims, from->dims, sizeof to->dims);
-            to->bytes = from->end - from->begin;
-            to->begin = from->begin;
-            to->file = (uint32_t)i;
-        }
-        if (qc_add_u64(c->tensor_bytes, h->data_bytes, &c->tensor_bytes))
+        if (c->files[i].kind == QC_CKPT_TORCH)
+            add_torch(c, (uint32_t)i);
+        else
+            add_safetensors(c, (uint32_t)i);
+        if (qc_add_u64(c->tensor_bytes, c->files[i].tensor_bytes, &c->tensor_bytes))
             QC_FAIL(err, QC_ERR_INPUT, "%s: sizes of all tensors overflow 64 bits", c->path);
     }
     qsort(c->tensors, c->tensor_count, sizeof *c->tensors, compare_tensors);
@@ -188,15 +222,17 @@ static qc_status merge_meta(qc_checkpoint *c, qc_error *err)
     return QC_OK;
 }
 
-static qc_status check_total_size(qc_checkpoint *c, const qc_ckpt_index *index, qc_error *err)
+static qc_status check_total_size(qc_checkpoint *c, const qc_ckpt_index *index,
+                                  uint64_t tensor_bytes, uint64_t shared_bytes, qc_error *err)
 {
     /* A double holds every size below 8 PiB exactly; the warning is no more than a warning. */
-    if (!index->has_total_size || index->total_size == (double)c->tensor_bytes)
+    if (!index->has_total_size || index->total_size == (double)tensor_bytes ||
+        index->total_size == (double)(tensor_bytes - shared_bytes))
         return QC_OK;
     return qc_ckpt_warn(c, err,
                         "%s says total_size %.0f, the tensors have %" PRIu64 " bytes; the files "
                         "are believed",
-                        QC_CKPT_INDEX_NAME, index->total_size, c->tensor_bytes);
+                        index->file_name, index->total_size, tensor_bytes);
 }
 
 /* ---- opening ---- */
@@ -212,12 +248,16 @@ static qc_status open_dir(qc_checkpoint *c, qc_error *err)
     QC_TRY(qc_ckpt_locate(c, tree, tree_count, &index, &has_index, err));
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
-    if (has_index) {
+    if (has_index)
         QC_TRY(qc_ckpt_check_index(c, &index, err));
-        QC_TRY(check_total_size(c, &index, err));
-    }
     QC_TRY(qc_ckpt_find_side(c, tree, tree_count, err));
-    return qc_ckpt_read_config(c, err);
+    QC_TRY(qc_ckpt_read_config(c, err));
+    uint64_t tensor_bytes = c->tensor_bytes;
+    uint64_t shared_bytes = 0;
+    QC_TRY(qc_ckpt_drop_tied(c, &shared_bytes, err));
+    if (has_index)
+        QC_TRY(check_total_size(c, &index, tensor_bytes, shared_bytes, err));
+    return QC_OK;
 }
 
 static qc_status open_single(qc_checkpoint *c, qc_error *err)
@@ -232,9 +272,12 @@ static qc_status open_single(qc_checkpoint *c, qc_error *err)
     if (qc_ckpt_has_suffix(name, ".zst"))
         len -= strlen(".zst");
     QC_TRY(qc_arena_strndup(&c->arena, &c->files->name, name, len, err));
+    QC_TRY(qc_ckpt_kind_of(c->path, &c->files->kind, err));
     c->file_count = 1;
     QC_TRY(open_files(c, err));
-    return merge_tensors(c, err);
+    QC_TRY(merge_tensors(c, err));
+    uint64_t shared_bytes = 0;
+    return qc_ckpt_drop_tied(c, &shared_bytes, err);
 }
 
 static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
@@ -278,6 +321,8 @@ void qc_checkpoint_close(qc_checkpoint *c)
     for (size_t i = 0; i < c->file_count; i++) {
         if (c->files[i].st.serial != 0) /* 0: never opened, its fd 0 is not ours */
             qc_st_file_close(&c->files[i].st);
+        if (c->files[i].torch.file.path) /* opened */
+            qc_torch_file_close(&c->files[i].torch);
     }
     qc_json_destroy(c->config);
     qc_free(c->config_text);
@@ -314,5 +359,43 @@ qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur, const qc
         QC_FAIL(err, QC_ERR_INPUT,
                 "tensor '%.*s' has %" PRIu64 " bytes, %zu at %" PRIu64 " were asked for",
                 NAME_SHOWN_BYTES, t->name, t->bytes, len, offset);
-    return qc_st_file_read(&c->files[t->file].st, cur, t->begin + offset, dst, len, err);
+    const qc_ckpt_file *f = &c->files[t->file];
+    if (f->kind == QC_CKPT_TORCH)
+        return qc_file_pread(&f->torch.file, dst, len, t->begin + offset, err);
+    return qc_st_file_read(&f->st, cur, t->begin + offset, dst, len, err);
+}
+
+static qc_status read_header(const qc_st_file *f, void *buf, qc_error *err)
+{
+    qc_st_cursor *cursor = NULL;
+    QC_TRY(qc_st_cursor_create(&cursor, err));
+    qc_status st = qc_st_file_read_header(f, cursor, buf, err);
+    qc_st_cursor_destroy(cursor);
+    return st;
+}
+
+qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file, qc_digest *out,
+                                    qc_error *err)
+{
+    const qc_ckpt_file *f = &c->files[file];
+    int torch = f->kind == QC_CKPT_TORCH;
+    size_t len = (size_t)(torch ? f->torch.head_bytes : f->st.data_offset);
+    void *buf = NULL;
+    QC_TRY(qc_malloc(&buf, len, err));
+    qc_status st =
+        torch ? qc_torch_file_read_head(&f->torch, buf, err) : read_header(&f->st, buf, err);
+    if (st == QC_OK)
+        *out = qc_digest_bytes(buf, len);
+    qc_free(buf);
+    return st;
+}
+
+void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
+                                  uint64_t len)
+{
+    const qc_ckpt_file *f = &c->files[t->file];
+    if (f->kind == QC_CKPT_TORCH)
+        qc_file_hint_read_soon(&f->torch.file, t->begin + offset, len);
+    else if (!f->compressed)
+        qc_file_hint_read_soon(&f->st.file, f->st.data_offset + t->begin + offset, len);
 }

@@ -1,6 +1,7 @@
 /* A checkpoint as Hugging Face lays it out: a directory with model.safetensors.index.json and
  * shards, or model.safetensors, or one .safetensors file by itself; each may be a qconv output
- * with ".safetensors.zst" shards.
+ * with ".safetensors.zst" shards. Where there are no safetensors, pytorch_model.bin or
+ * pytorch_model.bin.index.json and its shards; also one file of torch.save by itself.
  *
  * The index decides, never the names of the shards. original/, metal/, consolidated.* and
  * pytorch_model*.bin beside safetensors are not read. Everything wrong is found here, before any
@@ -11,8 +12,10 @@
 #ifndef QC_FORMATS_CHECKPOINT_H
 #define QC_FORMATS_CHECKPOINT_H
 
+#include "formats/digest.h"
 #include "formats/json_strict.h"
 #include "formats/safetensors_file.h"
+#include "formats/torch_file.h"
 
 typedef struct {
     const char *name;
@@ -20,14 +23,23 @@ typedef struct {
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS];
     uint64_t bytes;
-    uint64_t begin; /* in its file's data buffer */
+    uint64_t begin; /* in its file's data buffer; TORCH: in the file, where two may share bytes */
     uint32_t file;  /* index into files */
 } qc_ckpt_tensor;
+
+typedef enum { QC_CKPT_SAFETENSORS, QC_CKPT_TORCH } qc_ckpt_kind;
 
 typedef struct {
     const char *name; /* relative to the directory, as the index writes it (without .zst) */
     const char *path; /* as opened */
-    qc_st_file st;
+    qc_ckpt_kind kind;
+    qc_st_file st;       /* SAFETENSORS */
+    qc_torch_file torch; /* TORCH */
+    /* Of either kind: */
+    size_t tensor_count;
+    uint64_t tensor_bytes;
+    uint64_t file_bytes; /* on disk */
+    int compressed;
 } qc_ckpt_file;
 
 typedef struct {
@@ -65,5 +77,12 @@ const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *nam
 QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
                                           const qc_ckpt_tensor *t, uint64_t offset, void *dst,
                                           size_t len, qc_error *err);
+/* Digest of what pins the names, shapes and places of a file's tensors: a safetensors header (8 + N
+ * bytes, uncompressed), or torch's pickles. */
+QC_NODISCARD qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file,
+                                                 qc_digest *out, qc_error *err);
+/* These bytes of t will be read soon. A hint: nothing happens where it would not help. */
+void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
+                                  uint64_t len);
 
 #endif

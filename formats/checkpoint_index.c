@@ -3,6 +3,8 @@
  *   model.safetensors.index.json        the index decides; shard names are never interpreted
  *   else model.safetensors[.zst]
  *   else exactly one *.safetensors[.zst] in the directory itself
+ *   else pytorch_model.bin.index.json, as the other index
+ *   else pytorch_model.bin
  *   else refused, with what was found instead
  *
  * An index names files as they are uncompressed: where "x.safetensors" is missing, the file
@@ -17,12 +19,13 @@
 #define NAME_SHOWN_BYTES 160
 #define ST_SUFFIX        ".safetensors"
 #define ST_ZST_SUFFIX    ".safetensors.zst"
+#define TORCH_SUFFIX     ".bin"
 #define SINGLE_NAME      "model.safetensors"
 
 /* ---- the index's text ---- */
 
 /* NULL, or what is wrong with a file name of the index. */
-static const char *bad_file_name(const char *name)
+static const char *bad_file_name(const char *name, const char *suffix)
 {
     if (name[0] == '\0')
         return "it is empty";
@@ -41,8 +44,9 @@ static const char *bad_file_name(const char *name)
             break;
         p += n + 1;
     }
-    if (!qc_ckpt_has_suffix(name, ST_SUFFIX))
-        return "it does not end in .safetensors";
+    if (!qc_ckpt_has_suffix(name, suffix))
+        return strcmp(suffix, ST_SUFFIX) == 0 ? "it does not end in .safetensors"
+                                              : "it does not end in .bin";
     return NULL;
 }
 
@@ -60,7 +64,7 @@ static int compare_entries(const void *va, const void *vb)
 
 /* out->files: the distinct values of weight_map. */
 static qc_status collect_files(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *map,
-                               qc_error *err)
+                               const char *suffix, qc_error *err)
 {
     void *p = NULL;
     size_t n = 0;
@@ -72,7 +76,7 @@ static qc_status collect_files(qc_ckpt_index *out, qc_arena *arena, const qc_jso
     for (size_t i = 0; i < n; i++) {
         if (i && strcmp(values[i - 1], values[i]) == 0)
             continue;
-        const char *bad = bad_file_name(values[i]);
+        const char *bad = bad_file_name(values[i], suffix);
         if (bad)
             QC_FAIL(err, QC_ERR_INPUT, "file name '%.*s' in weight_map: %s", NAME_SHOWN_BYTES,
                     values[i], bad);
@@ -115,7 +119,7 @@ static qc_status collect_entries(qc_ckpt_index *out, qc_arena *arena, const qc_j
 }
 
 static qc_status read_index(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *root,
-                            qc_error *err)
+                            const char *suffix, qc_error *err)
 {
     const qc_json_node *map = qc_json_get(root, "weight_map");
     const qc_json_node *total = qc_json_get(qc_json_get(root, "metadata"), "total_size");
@@ -135,18 +139,18 @@ static qc_status read_index(qc_ckpt_index *out, qc_arena *arena, const qc_json_n
         QC_TRY(qc_json_as_double(total, "total_size", &out->total_size, err));
         out->has_total_size = 1;
     }
-    QC_TRY(collect_files(out, arena, map, err));
+    QC_TRY(collect_files(out, arena, map, suffix, err));
     return collect_entries(out, arena, map, err);
 }
 
 qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, const char *text, size_t len,
-                              qc_error *err)
+                              const char *suffix, qc_error *err)
 {
     qc_json *doc = NULL;
     memset(out, 0, sizeof *out);
     qc_status st = qc_json_parse(&doc, text, len, 0, err);
     if (st == QC_OK)
-        st = read_index(out, arena, qc_json_root(doc), err);
+        st = read_index(out, arena, qc_json_root(doc), suffix, err);
     if (st != QC_OK)
         memset(out, 0, sizeof *out);
     qc_json_destroy(doc);
@@ -185,10 +189,12 @@ static qc_status find_file(qc_checkpoint *c, qc_ckpt_file *f, const char *name, 
     int has_plain = 0;
     int has_packed = 0;
     f->name = name;
+    f->kind = qc_ckpt_has_suffix(name, TORCH_SUFFIX) ? QC_CKPT_TORCH : QC_CKPT_SAFETENSORS;
     QC_TRY(qc_path_join(&c->arena, &plain, c->path, name, err));
     QC_TRY(qc_arena_printf(&c->arena, &packed, err, "%s.zst", plain));
     QC_TRY(path_exists(plain, &has_plain, err));
-    QC_TRY(path_exists(packed, &has_packed, err));
+    if (f->kind == QC_CKPT_SAFETENSORS)
+        QC_TRY(path_exists(packed, &has_packed, err));
     if (has_plain && has_packed)
         QC_TRY(qc_ckpt_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
                             NAME_SHOWN_BYTES, name));
@@ -205,16 +211,18 @@ static qc_status alloc_files(qc_checkpoint *c, size_t count, qc_error *err)
     return QC_OK;
 }
 
-static qc_status locate_by_index(qc_checkpoint *c, qc_ckpt_index *index, qc_error *err)
+static qc_status locate_by_index(qc_checkpoint *c, qc_ckpt_index *index, const char *name,
+                                 const char *suffix, qc_error *err)
 {
     qc_strbuf text;
     const char *path = NULL;
     qc_ckpt_names missing = {0};
     qc_status st = QC_OK;
     qc_strbuf_init(&text, INDEX_MAX_BYTES);
-    QC_TRY(qc_path_join(&c->arena, &path, c->path, QC_CKPT_INDEX_NAME, err));
+    QC_TRY(qc_path_join(&c->arena, &path, c->path, name, err));
     QC_TRY_GOTO(st, done, qc_file_slurp(path, &text, err));
-    st = qc_ckpt_index_parse(index, &c->arena, text.data ? text.data : "", text.len, err);
+    st = qc_ckpt_index_parse(index, &c->arena, text.data ? text.data : "", text.len, suffix, err);
+    index->file_name = name;
     if (st != QC_OK)
         qc_error_prefix(err, "%s", path);
 done:
@@ -234,8 +242,8 @@ done:
     QC_FAIL(err, QC_ERR_INPUT,
             "%s: %zu of the %zu files that %s names are missing: %s; the first tensor missing is "
             "'%.*s'",
-            c->path, missing.count, index->file_count, QC_CKPT_INDEX_NAME,
-            qc_ckpt_names_text(&missing), NAME_SHOWN_BYTES, lost ? lost->name : "");
+            c->path, missing.count, index->file_count, name, qc_ckpt_names_text(&missing),
+            NAME_SHOWN_BYTES, lost ? lost->name : "");
 }
 
 /* No .safetensors file: say what is there instead. */
@@ -245,12 +253,20 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
     static const char *const foreign[] = {".bin",  ".pth", ".pt",      ".ckpt", ".gguf",
                                           ".ggml", ".h5",  ".msgpack", ".onnx", ".npz"};
     qc_ckpt_names found = {0};
+    qc_ckpt_names shards = {0};
     for (size_t i = 0; i < count; i++) {
+        if (strncmp(tree[i].path, "pytorch_model-", strlen("pytorch_model-")) == 0 &&
+            qc_ckpt_has_suffix(tree[i].path, TORCH_SUFFIX))
+            qc_ckpt_names_add(&shards, tree[i].path);
         for (size_t k = 0; k < sizeof foreign / sizeof *foreign; k++) {
             if (qc_ckpt_has_suffix(tree[i].path, foreign[k]))
                 qc_ckpt_names_add(&found, tree[i].path);
         }
     }
+    if (shards.count)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: %zu PyTorch shards, but no %s that says what belongs together: %s", c->path,
+                shards.count, QC_CKPT_TORCH_INDEX_NAME, qc_ckpt_names_text(&shards));
     if (found.count)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "%s: no .safetensors file, only weights in other formats, which are not read: %s",
@@ -279,8 +295,10 @@ static qc_status locate_by_name(qc_checkpoint *c, const qc_tree_file *tree, size
             QC_TRY(qc_arena_strndup(&c->arena, &single, path, len, err));
             qc_ckpt_names_add(&found, single);
         }
-        if (found.count == 0)
+        if (found.count == 0 && !in_tree(tree, count, QC_CKPT_TORCH_NAME))
             return fail_without_weights(c, tree, count, err);
+        if (found.count == 0)
+            single = QC_CKPT_TORCH_NAME;
         if (found.count > 1)
             QC_FAIL(err, QC_ERR_INPUT,
                     "%s: %zu .safetensors files, but no %s that says what belongs together: %s",
@@ -294,12 +312,27 @@ static qc_status locate_by_name(qc_checkpoint *c, const qc_tree_file *tree, size
     return QC_OK;
 }
 
+/* Is a .safetensors file in the directory itself? */
+static int has_safetensors(const qc_tree_file *tree, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        const char *path = tree[i].path;
+        if (!strchr(path, '/') && path[0] != '.' &&
+            (qc_ckpt_has_suffix(path, ST_SUFFIX) || qc_ckpt_has_suffix(path, ST_ZST_SUFFIX)))
+            return 1;
+    }
+    return 0;
+}
+
 qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
                          qc_ckpt_index *index, int *has_index, qc_error *err)
 {
-    *has_index = in_tree(tree, tree_count, QC_CKPT_INDEX_NAME);
-    if (*has_index)
-        return locate_by_index(c, index, err);
+    *has_index = 1;
+    if (in_tree(tree, tree_count, QC_CKPT_INDEX_NAME))
+        return locate_by_index(c, index, QC_CKPT_INDEX_NAME, ST_SUFFIX, err);
+    if (!has_safetensors(tree, tree_count) && in_tree(tree, tree_count, QC_CKPT_TORCH_INDEX_NAME))
+        return locate_by_index(c, index, QC_CKPT_TORCH_INDEX_NAME, TORCH_SUFFIX, err);
+    *has_index = 0;
     return locate_by_name(c, tree, tree_count, err);
 }
 
@@ -329,7 +362,7 @@ qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index
         if (e->file != t->file)
             QC_FAIL(err, QC_ERR_INPUT, "%s: tensor '%.*s' is in '%.*s', %s says it is in '%.*s'",
                     c->path, NAME_SHOWN_BYTES, e->name, NAME_SHOWN_BYTES, c->files[t->file].name,
-                    QC_CKPT_INDEX_NAME, NAME_SHOWN_BYTES, index->files[e->file]);
+                    index->file_name, NAME_SHOWN_BYTES, index->files[e->file]);
         i++;
         j++;
     }
@@ -337,13 +370,13 @@ qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: %zu tensors of %s are in no file (%s), %zu tensors of the files are not in "
                 "it (%s)",
-                c->path, only_index.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&only_index),
+                c->path, only_index.count, index->file_name, qc_ckpt_names_text(&only_index),
                 only_files.count, qc_ckpt_names_text(&only_files));
     if (only_index.count)
         QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensors of %s are in no file: %s", c->path,
-                only_index.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&only_index));
+                only_index.count, index->file_name, qc_ckpt_names_text(&only_index));
     if (only_files.count)
         QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensors of the files are not in %s: %s", c->path,
-                only_files.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&only_files));
+                only_files.count, index->file_name, qc_ckpt_names_text(&only_files));
     return QC_OK;
 }

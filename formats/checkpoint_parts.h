@@ -4,16 +4,19 @@
 
 #include "formats/checkpoint.h"
 
-#define QC_CKPT_INDEX_NAME "model.safetensors.index.json"
+#define QC_CKPT_INDEX_NAME       "model.safetensors.index.json"
+#define QC_CKPT_TORCH_INDEX_NAME "pytorch_model.bin.index.json"
+#define QC_CKPT_TORCH_NAME       "pytorch_model.bin"
 
 typedef struct {
     const char *name; /* of a tensor */
     uint32_t file;    /* index into the files of the index */
 } qc_ckpt_entry;
 
-/* model.safetensors.index.json */
+/* model.safetensors.index.json or pytorch_model.bin.index.json */
 typedef struct {
-    const char **files; /* sorted bytewise, each once */
+    const char *file_name; /* which of the two */
+    const char **files;    /* sorted bytewise, each once */
     size_t file_count;
     qc_ckpt_entry *entries; /* sorted bytewise by name, each once; at least one */
     size_t entry_count;
@@ -22,9 +25,9 @@ typedef struct {
 } qc_ckpt_index;
 
 /* Everything lives in the arena. Checks that each file name is a relative path that stays below the
- * directory and ends in ".safetensors". */
+ * directory and ends in suffix, ".safetensors" or ".bin". */
 QC_NODISCARD qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, const char *text,
-                                           size_t len, qc_error *err);
+                                           size_t len, const char *suffix, qc_error *err);
 
 /* Which files of a directory hold the weights. Sets c->files (name, path; not opened yet) and
  * c->file_count; reads the index where there is one (has_index). tree: all files of the
@@ -42,6 +45,17 @@ QC_NODISCARD qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *t
                                          size_t tree_count, qc_error *err);
 /* c->config_text and c->config, where config.json is among c->side. */
 QC_NODISCARD qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err);
+
+/* ---- PyTorch files (checkpoint_torch.c) ---- */
+
+/* SAFETENSORS or TORCH for a file given by its path: by its name, else by its first bytes. */
+QC_NODISCARD qc_status qc_ckpt_kind_of(const char *path, qc_ckpt_kind *kind, qc_error *err);
+/* Open f->torch and warn of what in it is no tensor. */
+QC_NODISCARD qc_status qc_ckpt_open_torch(qc_checkpoint *c, qc_ckpt_file *f, qc_error *err);
+/* Tensors that are one and the same bytes: a tied lm_head.weight goes, as it does when transformers
+ * writes safetensors, if config.json says tie_word_embeddings; others stay, each by itself.
+ * *shared_bytes: what counts more than once in c->tensor_bytes as it was before. */
+QC_NODISCARD qc_status qc_ckpt_drop_tied(qc_checkpoint *c, uint64_t *shared_bytes, qc_error *err);
 
 /* Add a sentence to c->warnings. */
 QC_NODISCARD qc_status qc_ckpt_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)

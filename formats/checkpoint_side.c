@@ -32,6 +32,13 @@ static const name_pattern left_out[] = {
     {".", ""},
 };
 
+/* What trainers leave beside the weights as pickles: loading one runs whatever it says, so none is
+ * handed on. In any folder. */
+static const name_pattern pickles[] = {
+    {"training_args", ".bin"}, {"optimizer", ".bin"}, {"scheduler", ".bin"}, {"", ".pkl"},
+    {"", ".pickle"},
+};
+
 /* Written by qconv itself for one output; only at the top. */
 static const char *const own_files[] = {"qconv.json", "device_map.json"};
 /* The same weights again under other names (Llama 3, gpt-oss). */
@@ -51,21 +58,31 @@ static int in_twin_folder(const char *path)
     return 0;
 }
 
-static int is_side_file(const char *path)
+static int matches(const name_pattern *list, size_t count, const char *path)
 {
     const char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
+    for (size_t i = 0; i < count; i++) {
+        if (has_prefix(name, list[i].prefix) && qc_ckpt_has_suffix(name, list[i].suffix))
+            return 1;
+    }
+    return 0;
+}
+
+static int is_pickle(const char *path)
+{
+    return matches(pickles, sizeof pickles / sizeof *pickles, path);
+}
+
+static int is_side_file(const char *path)
+{
     if (in_twin_folder(path))
         return 0;
     for (size_t i = 0; i < sizeof own_files / sizeof *own_files; i++) {
         if (strcmp(path, own_files[i]) == 0)
             return 0;
     }
-    for (size_t i = 0; i < sizeof left_out / sizeof *left_out; i++) {
-        if (has_prefix(name, left_out[i].prefix) && qc_ckpt_has_suffix(name, left_out[i].suffix))
-            return 0;
-    }
-    return 1;
+    return !matches(left_out, sizeof left_out / sizeof *left_out, path) && !is_pickle(path);
 }
 
 /* Is this path one of the files opened? */
@@ -85,17 +102,23 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
 {
     void *p = NULL;
     qc_ckpt_names unread = {0};
+    qc_ckpt_names left = {0};
     QC_TRY(qc_arena_alloc(&c->arena, &p, tree_count, sizeof *c->side, err));
     c->side = p;
     for (size_t i = 0; i < tree_count; i++) {
         const char *path = tree[i].path;
-        if (is_side_file(path))
+        if (is_side_file(path) && !is_read(c, path))
             c->side[c->side_count++] = tree[i];
         else if ((qc_ckpt_has_suffix(path, ".safetensors") ||
                   qc_ckpt_has_suffix(path, ".safetensors.zst")) &&
                  !in_twin_folder(path) && !is_read(c, path))
             qc_ckpt_names_add(&unread, path);
+        else if (is_pickle(path) && !in_twin_folder(path) && !is_read(c, path))
+            qc_ckpt_names_add(&left, path);
     }
+    if (left.count)
+        QC_TRY(qc_ckpt_warn(c, err, "%zu Python pickles are not copied: %s", left.count,
+                            qc_ckpt_names_text(&left)));
     if (unread.count)
         return qc_ckpt_warn(c, err, "%zu .safetensors files are not part of the model: %s",
                             unread.count, qc_ckpt_names_text(&unread));

@@ -231,6 +231,8 @@ static void ignores_what_lies_beside(void **state)
         "model.safetensors.tmp",
         "other.safetensors.index.json",
         "sub/.hidden",
+        "training_args.bin",
+        "sub/states.pkl",
     };
     for (size_t i = 0; i < COUNT(junk); i++)
         fx_puts(dir, junk[i], "junk");
@@ -244,7 +246,6 @@ static void ignores_what_lies_beside(void **state)
         "sub/deep/qconv.json",
         "tokenizer.json",
         "tokenizer.model",
-        "training_args.bin",
     };
     for (size_t i = 0; i < COUNT(side); i++) {
         if (strcmp(side[i], "config.json") != 0)
@@ -258,7 +259,8 @@ static void ignores_what_lies_beside(void **state)
         if (strcmp(side[i], "config.json") != 0)
             assert_true(c->side[i].bytes == 4);
     }
-    assert_true(c->warning_count == 1);
+    assert_true(c->warning_count == 2);
+    expect_warning(c, "2 Python pickles are not copied: 'sub/states.pkl', 'training_args.bin'");
     expect_warning(c, "4 .safetensors files are not part of the model: "
                       "'2_Dense/model.safetensors', 'consolidated.safetensors', "
                       "'model-00001-of-00009.safetensors', 'model.safetensors'");
@@ -488,13 +490,11 @@ static void says_what_is_there_instead(void **state)
     fx_puts(dir, "config.json", "{}");
     fx_puts(dir, "sub/model.safetensors", "not at the top");
     expect_failure(QC_ERR_INPUT, "%s: no .safetensors file in this directory");
-    fx_puts(dir, "pytorch_model-00002-of-00002.bin", "x");
-    fx_puts(dir, "pytorch_model-00001-of-00002.bin", "x");
+    fx_puts(dir, "tf_model.h5", "x");
     fx_puts(dir, "consolidated.00.pth", "x");
     expect_failure(QC_ERR_UNSUPPORTED,
                    "%s: no .safetensors file, only weights in other formats, which are not read: "
-                   "'consolidated.00.pth', 'pytorch_model-00001-of-00002.bin', "
-                   "'pytorch_model-00002-of-00002.bin'");
+                   "'consolidated.00.pth', 'tf_model.h5'");
     for (int i = 0; i < 4; i++) {
         char name[200];
         (void)snprintf(name, sizeof name, "a%d-%0140d.gguf", i, i);
@@ -503,7 +503,7 @@ static void says_what_is_there_instead(void **state)
     qc_checkpoint *c = NULL;
     qc_error err = {0};
     assert_int_equal(qc_checkpoint_open(&c, dir, &err), QC_ERR_UNSUPPORTED);
-    assert_non_null(strstr(err.msg, "000.gguf' and 6 more"));
+    assert_non_null(strstr(err.msg, "000.gguf' and 5 more"));
 
     fresh();
     fx_put_tensors(dir, "b.safetensors", "b", 8);
@@ -674,7 +674,8 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     assert_int_equal(qc_dir_tree(&tree_arena, dir, 100, &tree, &tree_count, NULL), QC_OK);
     c.arena.used_bytes = c.arena.head_bytes - room;
     qc_alloc_fail_at(fail_at, 0);
-    qc_status st = qc_ckpt_index_parse(&index, &c.arena, text, sizeof text - 1, NULL);
+    qc_status st =
+        qc_ckpt_index_parse(&index, &c.arena, text, sizeof text - 1, ".safetensors", NULL);
     if (st == QC_OK)
         st = qc_ckpt_locate(&c, tree, tree_count, &index, &has_index, NULL);
     if (st == QC_OK)

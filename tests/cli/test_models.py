@@ -87,7 +87,7 @@ class DryRun(OutputCase):
         self.assertEqual(count, len([u for u in used if u]))
 
     def test_pickle_only(self):
-        """deepseek-llm-7b-chat was released as PyTorch files only."""
+        """deepseek-llm-7b-chat was released as PyTorch files only; these are broken ones."""
         model = mk.load_model("deepseek-llm-7b-chat")
         os.mkdir(self.path("m"))
         mk.write_json(self.path("m", "config.json"), mk.model_config(model))
@@ -96,8 +96,11 @@ class DryRun(OutputCase):
                 f.write(b"PK\x03\x04")
         self.write("m/pytorch_model.bin.index.json", "{}")
         for args in [["--to", "nf4", "m", "o"], ["--dry-run", "--to", "int8", "m"]]:
-            self.fails(3, *args, has=["no .safetensors file", "other formats",
-                                      "pytorch_model-00001-of-00002.bin"])
+            self.fails(3, *args, has=["pytorch_model.bin.index.json", "weight_map is missing"])
+        self.write("m/pytorch_model.bin.index.json",
+                   '{"weight_map": {"a": "pytorch_model-00002-of-00002.bin"}}')
+        self.fails(3, "--to", "nf4", "m", "o", has=["pytorch_model-00002-of-00002.bin",
+                                                     "file has 4 bytes"])
         self.assert_nothing("o")
 
 

@@ -23,6 +23,7 @@ ENVIRONMENTS = {
     "files": (["transformers5"], "test_interop_files.py"),
     "placement": (["transformers5"], "test_interop_placement.py"),
     "auto": (["transformers5"], "test_interop_auto.py"),
+    "torch": (["transformers5"], "test_interop_torch.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
 }

@@ -1,0 +1,321 @@
+#include "formats/torch_file.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "formats/torch_file_parts.h"
+#include "formats/torch_state.h"
+#include "formats/torch_zip.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define HEAD_BYTES       264u
+#define TAR_MAGIC_AT     257u
+#define NAME_SHOWN_BYTES 160
+#define PICKLE_NAME      "data.pkl"
+#define EXTENTS_BYTES    256
+
+int qc_torch_file_is(const unsigned char *head, size_t len)
+{
+    if (len < 4)
+        return 0;
+    if (memcmp(head, "PK\3\4", 4) == 0) /* safetensors: a header of 67,324,752 bytes */
+        return len < 9 || head[8] != '{';
+    return head[0] == 0x80 && head[1] >= 2 && head[1] <= 5;
+}
+
+/* ---- tensors ---- */
+
+qc_status qc_torch_storage_bytes(const qc_pickle_storage *s, uint64_t *bytes, qc_error *err)
+{
+    return qc_shape_bytes(&s->elems, 1, s->dtype, bytes, err);
+}
+
+static int is_contiguous(const qc_pickle_tensor *t)
+{
+    uint64_t step = 1; /* cannot overflow: the product of all dims was checked */
+    for (unsigned i = t->ndim; i-- > 0;) {
+        if (t->dims[i] != 1 && t->strides[i] != step)
+            return 0;
+        step *= t->dims[i];
+    }
+    return 1;
+}
+
+static const char *extents_text(char out[EXTENTS_BYTES], const uint64_t *v, unsigned n)
+{
+    size_t used = 0;
+    out[0] = '\0';
+    for (unsigned i = 0; i < n; i++) {
+        int k = snprintf(out + used, EXTENTS_BYTES - used, "%s%" PRIu64, i ? ", " : "", v[i]);
+        if (k < 0)
+            break;
+        used += (size_t)k; /* 8 numbers of 20 digits fit */
+    }
+    return out;
+}
+
+static qc_status place_tensor(qc_torch_tensor *to, const qc_pickle_tensor *t,
+                              const qc_torch_place *place, qc_error *err)
+{
+    uint64_t elems = 0;
+    uint64_t skip = 0;
+    uint64_t end = 0;
+    to->dtype = t->dtype;
+    to->ndim = t->ndim;
+    memcpy(to->dims, t->dims, sizeof to->dims);
+    QC_TRY(qc_shape_elems(t->dims, t->ndim, &elems, err));
+    QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &to->bytes, err));
+    to->begin = place->begin;
+    if (elems == 0)
+        return QC_OK;
+    if (!is_contiguous(t)) {
+        char shape[EXTENTS_BYTES];
+        char strides[EXTENTS_BYTES];
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "shape [%s] with strides [%s] is not contiguous; save it with .contiguous()",
+                extents_text(shape, t->dims, t->ndim), extents_text(strides, t->strides, t->ndim));
+    }
+    if (qc_mul_u64(t->offset_elems, qc_dtype_bits(t->dtype) / 8, &skip) ||
+        qc_add_u64(skip, to->bytes, &end) || end > place->bytes)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%" PRIu64 " bytes from element %" PRIu64
+                " on are beyond its storage, which has %" PRIu64 " bytes",
+                to->bytes, t->offset_elems, place->bytes);
+    to->begin = place->begin + skip; /* within the file, as all of the storage is */
+    return QC_OK;
+}
+
+qc_status qc_torch_file_fill(qc_torch_file *f, const qc_pickle *p, const qc_torch_place *places,
+                             qc_error *err)
+{
+    qc_torch_state state;
+    void *v = NULL;
+    QC_TRY(qc_torch_state_read(&state, &f->arena, p, err));
+    f->skipped = state.skipped;
+    f->first_skipped = state.first_skipped;
+    QC_TRY(qc_arena_alloc(&f->arena, &v, state.count, sizeof *f->tensors, err));
+    f->tensors = v;
+    for (; f->tensor_count < state.count; f->tensor_count++) {
+        const qc_state_entry *e = &state.entries[f->tensor_count];
+        const qc_pickle_tensor *t = &p->tensors[e->tensor];
+        qc_torch_tensor *to = &f->tensors[f->tensor_count];
+        to->name = e->name;
+        qc_status st = place_tensor(to, t, &places[t->storage], err);
+        if (st != QC_OK) {
+            qc_error_prefix(err, "tensor '%.*s'", NAME_SHOWN_BYTES, e->name);
+            return st;
+        }
+        if (qc_add_u64(f->tensor_bytes, to->bytes, &f->tensor_bytes))
+            QC_FAIL(err, QC_ERR_INPUT, "sizes of all tensors overflow 64 bits");
+    }
+    return QC_OK;
+}
+
+/* ---- the zip form ---- */
+
+/* The one "P/data.pkl"; *prefix gets "P" and its slash. */
+static qc_status find_pickle(const qc_torch_zip *z, const qc_zip_entry **out, size_t *prefix,
+                             qc_error *err)
+{
+    *out = NULL;
+    for (size_t i = 0; i < z->count; i++) {
+        const char *slash = strchr(z->entries[i].name, '/');
+        if (!slash || strcmp(slash + 1, PICKLE_NAME) != 0)
+            continue;
+        if (*out)
+            QC_FAIL(err, QC_ERR_INPUT, "zip archive has two pickles, '%.*s' and '%.*s'",
+                    NAME_SHOWN_BYTES, (*out)->name, NAME_SHOWN_BYTES, z->entries[i].name);
+        *out = &z->entries[i];
+        *prefix = (size_t)(slash + 1 - z->entries[i].name);
+    }
+    if (!*out)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "zip archive of %zu entries without a data.pkl: not written by torch.save",
+                z->count);
+    return QC_OK;
+}
+
+/* The entry of this name beside the pickle, NULL if there is none. */
+static qc_status find_beside(qc_torch_file *f, const qc_torch_zip *z, const qc_zip_entry *pickle,
+                             size_t prefix, const char *name, const qc_zip_entry **out,
+                             qc_error *err)
+{
+    const char *full = NULL;
+    QC_TRY(qc_arena_printf(&f->arena, &full, err, "%.*s%s", (int)prefix, pickle->name, name));
+    *out = qc_torch_zip_find(z, full);
+    return QC_OK;
+}
+
+static qc_status check_archive(qc_torch_file *f, const qc_torch_zip *z, const qc_zip_entry *pickle,
+                               size_t prefix, qc_error *err)
+{
+    const qc_zip_entry *e = NULL;
+    char order[6];
+    QC_TRY(find_beside(f, z, pickle, prefix, "constants.pkl", &e, err));
+    if (e)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "file is a TorchScript program; save the model's state_dict() instead");
+    QC_TRY(find_beside(f, z, pickle, prefix, "byteorder", &e, err));
+    if (!e)
+        return QC_OK; /* written since torch 2.1 only; before, all were little-endian */
+    if (e->bytes == sizeof order)
+        QC_TRY(qc_torch_zip_load(&f->file, e, order, err));
+    if (e->bytes != sizeof order || memcmp(order, "little", sizeof order) != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensors are not in little-endian byte order");
+    return QC_OK;
+}
+
+static qc_status place_storages(const qc_torch_zip *z, const qc_zip_entry *pickle, size_t prefix,
+                                const qc_pickle *p, qc_torch_place *places, qc_error *err)
+{
+    qc_strbuf name;
+    qc_status st = QC_OK;
+    qc_strbuf_init(&name, QC_PICKLE_MAX_BYTES + 65536u + 16u);
+    for (size_t i = 0; i < p->storage_count; i++) {
+        const qc_pickle_storage *s = &p->storages[i];
+        uint64_t bytes = 0;
+        const char *key = (const char *)p->text + s->key;
+        name.len = 0;
+        QC_TRY_GOTO(st, done, qc_torch_storage_bytes(s, &bytes, err));
+        if (bytes == 0)
+            continue; /* its place is never looked at */
+        QC_TRY_GOTO(st, done, qc_strbuf_add(&name, pickle->name, prefix, err));
+        QC_TRY_GOTO(st, done, qc_strbuf_adds(&name, "data/", err));
+        QC_TRY_GOTO(st, done, qc_strbuf_add(&name, key, s->key_bytes, err));
+        const qc_zip_entry *e = qc_torch_zip_find(z, name.data);
+        if (!e || strlen(name.data) != name.len) {
+            st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                              "zip archive has no entry '%.*s', which the pickle refers to",
+                              NAME_SHOWN_BYTES, name.data);
+            goto done;
+        }
+        if (e->bytes != bytes) {
+            st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                              "zip entry '%.*s' has %" PRIu64 " bytes, the pickle says %" PRIu64,
+                              NAME_SHOWN_BYTES, e->name, e->bytes, bytes);
+            goto done;
+        }
+        places[i] = (qc_torch_place){e->data_offset, bytes};
+    }
+done:
+    qc_strbuf_deinit(&name);
+    return st;
+}
+
+static qc_status read_archive(qc_torch_file *f, const qc_torch_zip *z, qc_error *err)
+{
+    const qc_zip_entry *e = NULL;
+    size_t prefix = 0;
+    void *text = NULL;
+    void *places = NULL;
+    qc_pickle p = {0};
+    QC_TRY(find_pickle(z, &e, &prefix, err));
+    QC_TRY(check_archive(f, z, e, prefix, err));
+    if (e->bytes > QC_PICKLE_MAX_BYTES)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "'%.*s' has %" PRIu64 " bytes, at most %u are read",
+                NAME_SHOWN_BYTES, e->name, e->bytes, QC_PICKLE_MAX_BYTES);
+    f->head_offset = e->data_offset;
+    f->head_bytes = e->bytes;
+    QC_TRY(qc_malloc(&text, (size_t)e->bytes, err));
+    qc_status st = qc_torch_zip_load(&f->file, e, text, err);
+    if (st == QC_OK)
+        st = qc_pickle_run(&p, text, (size_t)e->bytes, err);
+    if (st == QC_OK && p.used_bytes != e->bytes)
+        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                          "'%.*s' has %" PRIu64 " bytes, its pickle ends at byte %zu",
+                          NAME_SHOWN_BYTES, e->name, e->bytes, p.used_bytes);
+    if (st == QC_OK)
+        st = qc_calloc(&places, p.storage_count, sizeof(qc_torch_place), err);
+    if (st == QC_OK)
+        st = place_storages(z, e, prefix, &p, places, err);
+    if (st == QC_OK)
+        st = qc_torch_file_fill(f, &p, places, err);
+    qc_free(places);
+    qc_pickle_deinit(&p);
+    qc_free(text);
+    return st;
+}
+
+static qc_status read_zip(qc_torch_file *f, qc_error *err)
+{
+    qc_torch_zip z;
+    QC_TRY(qc_torch_zip_read(&z, &f->file, f->file_bytes, err));
+    qc_status st = read_archive(f, &z, err);
+    qc_torch_zip_deinit(&z);
+    return st;
+}
+
+/* ---- opening ---- */
+
+static qc_status fail_unknown(const unsigned char *head, size_t len, qc_error *err)
+{
+    static const struct {
+        const char *begin;
+        const char *what;
+    } known[] = {
+        {"version https://git-lfs", "a git-lfs pointer, not the file itself (run 'git lfs pull')"},
+        {"<!doctype", "an HTML page (a failed download?)"},
+        {"<html", "an HTML page (a failed download?)"},
+        {"GGUF", "a GGUF file"},
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        size_t n = strlen(known[i].begin);
+        if (len >= n && memcmp(head, known[i].begin, n) == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "file is %s, not a PyTorch checkpoint", known[i].what);
+    }
+    if (len >= TAR_MAGIC_AT + 5 && memcmp(head + TAR_MAGIC_AT, "ustar", 5) == 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "file is a tar archive, as torch wrote them before 0.1.10; load and save it with a "
+                "newer torch");
+    QC_FAIL(err, QC_ERR_INPUT,
+            "file is not a PyTorch checkpoint: neither a zip archive nor a pickle");
+}
+
+static qc_status open_any(qc_torch_file *f, qc_error *err)
+{
+    unsigned char head[HEAD_BYTES];
+    QC_TRY(qc_file_size(&f->file, &f->file_bytes, err));
+    size_t n = f->file_bytes < sizeof head ? (size_t)f->file_bytes : sizeof head;
+    QC_TRY(qc_file_pread(&f->file, head, n, 0, err));
+    /* "PK" is enough here: a damaged archive is told better by what is wrong with it. */
+    if (n >= 2 && memcmp(head, "PK", 2) == 0)
+        return read_zip(f, err);
+    if (n >= 2 && head[0] == 0x80) {
+        f->legacy = 1;
+        return qc_torch_legacy_read(f, err);
+    }
+    return fail_unknown(head, n, err);
+}
+
+qc_status qc_torch_file_open(qc_torch_file *out, const char *path, qc_error *err)
+{
+    memset(out, 0, sizeof *out);
+    out->file = QC_FILE_CLOSED;
+    qc_arena_init(&out->arena);
+    qc_status st = qc_file_open_read(&out->file, path, err);
+    if (st == QC_OK) {
+        st = open_any(out, err);
+        if (st != QC_OK && st != QC_ERR_NOMEM && st != QC_ERR_IO)
+            qc_error_prefix(err, "%s", path);
+    }
+    if (st != QC_OK)
+        qc_torch_file_close(out);
+    return st;
+}
+
+void qc_torch_file_close(qc_torch_file *f)
+{
+    if (!f)
+        return;
+    qc_arena_deinit(&f->arena);
+    qc_file_discard(&f->file);
+    memset(f, 0, sizeof *f);
+    f->file = QC_FILE_CLOSED;
+}
+
+qc_status qc_torch_file_read_head(const qc_torch_file *f, void *dst, qc_error *err)
+{
+    return qc_file_pread(&f->file, dst, (size_t)f->head_bytes, f->head_offset, err);
+}

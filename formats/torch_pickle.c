@@ -1,0 +1,603 @@
+/* The stack machine. Opcodes move values; the only ones that mean something are GLOBAL, BINPERSID
+ * and REDUCE, and what they mean is in torch_rebuild.c.
+ *
+ * A value is 16 bytes and owns nothing: tuples are runs in `items`, lists and dicts are chains in
+ * `pairs`. A memo bomb (a list that holds the list before it twice, and so on) is therefore as
+ * small as the text that describes it, and nothing here follows such links.
+ *
+ * Marks: `marks` holds the stack's height at each MARK; nothing is popped from below the last. */
+#include "formats/torch_pickle.h"
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "formats/torch_pickle_parts.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define PROTOCOL_MIN     2
+#define PROTOCOL_MAX     5
+#define NAME_MAX_BYTES   256u /* of a module or a class */
+#define NONE_LEFT        SIZE_MAX
+#define LIMIT_FLOOR      65536u
+#define NAME_SHOWN_BYTES 160
+
+typedef struct {
+    qc_pickle *p;
+    size_t pos;
+    size_t op_pos; /* of the opcode being run, for messages */
+    int stopped;
+    qc_pickle_value *stack;
+    size_t stack_count, stack_cap;
+    size_t *marks;
+    size_t mark_count, mark_cap;
+    qc_pickle_value *memo;
+    size_t memo_cap;
+    size_t memo_used; /* entries that are set */
+} machine;
+
+/* ---- room ---- */
+
+qc_status qc_pickle_grow(void **array, size_t *cap, size_t count, size_t limit, size_t bytes_each,
+                         qc_error *err)
+{
+    if (count < *cap)
+        return QC_OK;
+    if (count >= limit)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "more values than tensors need in a pickle of this length (%zu)", limit);
+    size_t more = *cap ? *cap * 2 : 64;
+    if (more > limit)
+        more = limit;
+    QC_TRY(qc_realloc_array(array, more, bytes_each, err));
+    *cap = more;
+    return QC_OK;
+}
+
+/* Most of what a text can hold: the smallest tensor torch writes takes 80 bytes, and makes 16 items
+ * of tuples, one dict and one pair. */
+static size_t limit_of(const qc_pickle *p)
+{
+    return LIMIT_FLOOR + p->len / 2;
+}
+
+qc_status qc_pickle_container_new(qc_pickle *p, qc_pickle_kind kind, qc_pickle_value *out,
+                                  qc_error *err)
+{
+    void *v = p->containers;
+    qc_status st = qc_pickle_grow(&v, &p->container_cap, p->container_count, limit_of(p),
+                                  sizeof *p->containers, err);
+    p->containers = v;
+    QC_TRY(st);
+    p->containers[p->container_count] = (qc_pickle_container){NONE_LEFT, NONE_LEFT, 0};
+    *out = (qc_pickle_value){.kind = kind, .at = p->container_count++};
+    return QC_OK;
+}
+
+static qc_status add_pair(qc_pickle *p, const qc_pickle_value *to, const qc_pickle_value *key,
+                          const qc_pickle_value *value, qc_error *err)
+{
+    qc_pickle_container *c = &p->containers[to->at];
+    void *v = p->pairs;
+    qc_status st =
+        qc_pickle_grow(&v, &p->pair_cap, p->pair_count, limit_of(p), sizeof *p->pairs, err);
+    p->pairs = v;
+    QC_TRY(st);
+    size_t at = p->pair_count++;
+    p->pairs[at] = (qc_pickle_pair){.value = *value, .next = NONE_LEFT};
+    if (key)
+        p->pairs[at].key = *key;
+    if (c->count++ == 0)
+        c->first = at;
+    else
+        p->pairs[c->last].next = at;
+    c->last = at;
+    return QC_OK;
+}
+
+/* ---- stack and memo ---- */
+
+static size_t floor_of(const machine *m)
+{
+    return m->mark_count ? m->marks[m->mark_count - 1] : 0;
+}
+
+static qc_status push(machine *m, qc_pickle_value value, qc_error *err)
+{
+    void *v = m->stack;
+    qc_status st =
+        qc_pickle_grow(&v, &m->stack_cap, m->stack_count, limit_of(m->p), sizeof *m->stack, err);
+    m->stack = v;
+    QC_TRY(st);
+    m->stack[m->stack_count++] = value;
+    return QC_OK;
+}
+
+static qc_status need(const machine *m, size_t values, qc_error *err)
+{
+    size_t have = m->stack_count - floor_of(m);
+    if (have < values)
+        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x takes %zu values, the stack has %zu",
+                m->p->text[m->op_pos], values, have);
+    return QC_OK;
+}
+
+static qc_status pop(machine *m, qc_pickle_value *out, qc_error *err)
+{
+    QC_TRY(need(m, 1, err));
+    *out = m->stack[--m->stack_count];
+    return QC_OK;
+}
+
+static qc_status push_mark(machine *m, qc_error *err)
+{
+    void *v = m->marks;
+    qc_status st =
+        qc_pickle_grow(&v, &m->mark_cap, m->mark_count, limit_of(m->p), sizeof *m->marks, err);
+    m->marks = v;
+    QC_TRY(st);
+    m->marks[m->mark_count++] = m->stack_count;
+    return QC_OK;
+}
+
+/* The values above the last mark, which goes away; they stay on the stack. */
+static qc_status pop_mark(machine *m, size_t *first, qc_error *err)
+{
+    if (m->mark_count == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x needs a mark, there is none",
+                m->p->text[m->op_pos]);
+    *first = m->marks[--m->mark_count];
+    return QC_OK;
+}
+
+static qc_status memo_put(machine *m, uint64_t index, qc_error *err)
+{
+    QC_TRY(need(m, 1, err));
+    /* Picklers number from 0; each number costs at least one byte of text. */
+    if (index >= m->p->len)
+        QC_FAIL(err, QC_ERR_INPUT, "memo number %" PRIu64 " in a pickle of %zu bytes", index,
+                m->p->len);
+    if (index >= m->memo_cap) {
+        size_t cap = m->memo_cap ? m->memo_cap * 2 : 256;
+        void *v = m->memo;
+        if (cap <= index)
+            cap = (size_t)index + 1;
+        QC_TRY(qc_realloc_array(&v, cap, sizeof *m->memo, err));
+        m->memo = v;
+        memset(m->memo + m->memo_cap, 0, (cap - m->memo_cap) * sizeof *m->memo);
+        m->memo_cap = cap;
+    }
+    m->memo_used += m->memo[index].kind == QC_PICKLE_UNSET;
+    m->memo[index] = m->stack[m->stack_count - 1];
+    return QC_OK;
+}
+
+static qc_status memo_get(machine *m, uint64_t index, qc_error *err)
+{
+    if (index >= m->memo_cap || m->memo[index].kind == QC_PICKLE_UNSET)
+        QC_FAIL(err, QC_ERR_INPUT, "memo number %" PRIu64 " was never set", index);
+    return push(m, m->memo[index], err);
+}
+
+/* ---- arguments in the text ---- */
+
+static qc_status take(machine *m, uint64_t n, const unsigned char **bytes, qc_error *err)
+{
+    if (n > m->p->len - m->pos)
+        QC_FAIL(err, QC_ERR_TRUNCATED, "%" PRIu64 " bytes were expected, %zu are left", n,
+                m->p->len - m->pos);
+    *bytes = m->p->text + m->pos;
+    m->pos += (size_t)n;
+    return QC_OK;
+}
+
+/* A little-endian number of 1, 2, 4 or 8 bytes. */
+static qc_status take_uint(machine *m, unsigned bytes, uint64_t *out, qc_error *err)
+{
+    const unsigned char *b = NULL;
+    QC_TRY(take(m, bytes, &b, err));
+    *out = 0;
+    for (unsigned i = bytes; i-- > 0;)
+        *out = *out << 8 | b[i];
+    return QC_OK;
+}
+
+static qc_status push_int(machine *m, uint64_t twos_complement, qc_error *err)
+{
+    return push(m, (qc_pickle_value){.kind = QC_PICKLE_INT, .at = twos_complement}, err);
+}
+
+/* Text or bytes with a length of length_bytes before it. */
+static qc_status push_run(machine *m, unsigned length_bytes, qc_pickle_kind kind, qc_error *err)
+{
+    const unsigned char *b = NULL;
+    uint64_t n = 0;
+    QC_TRY(take_uint(m, length_bytes, &n, err));
+    QC_TRY(take(m, n, &b, err));
+    /* No more than the text has, which is below 2^32. */
+    return push(
+        m, (qc_pickle_value){.kind = kind, .count = (uint32_t)n, .at = (uint64_t)(b - m->p->text)},
+        err);
+}
+
+/* An integer of n bytes, two's complement; what does not fit 64 bits is read over. */
+static qc_status push_long(machine *m, unsigned length_bytes, qc_error *err)
+{
+    const unsigned char *b = NULL;
+    uint64_t n = 0;
+    uint64_t v = 0;
+    QC_TRY(take_uint(m, length_bytes, &n, err));
+    QC_TRY(take(m, n, &b, err));
+    if (n > 8)
+        return push(m,
+                    (qc_pickle_value){.kind = QC_PICKLE_OPAQUE,
+                                      .count = (uint32_t)n,
+                                      .at = (uint64_t)(b - m->p->text)},
+                    err);
+    if (n > 0 && b[n - 1] & 0x80u)
+        v = UINT64_MAX;
+    for (size_t i = (size_t)n; i-- > 0;)
+        v = v << 8 | b[i];
+    return push_int(m, v, err);
+}
+
+static qc_status take_line(machine *m, const char **line, size_t *bytes, qc_error *err)
+{
+    const unsigned char *at = m->p->text + m->pos;
+    size_t left = m->p->len - m->pos;
+    const unsigned char *end = memchr(at, '\n', left < NAME_MAX_BYTES ? left : NAME_MAX_BYTES);
+    if (!end && left < NAME_MAX_BYTES)
+        QC_FAIL(err, QC_ERR_TRUNCATED, "a name is cut off after %zu bytes", left);
+    if (!end)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a name has more than %u bytes", NAME_MAX_BYTES);
+    *line = (const char *)at;
+    *bytes = (size_t)(end - at);
+    m->pos += *bytes + 1;
+    return QC_OK;
+}
+
+/* ---- opcodes with a meaning ---- */
+
+static qc_status do_global(machine *m, qc_error *err)
+{
+    const char *module = NULL;
+    const char *name = NULL;
+    size_t module_bytes = 0;
+    size_t name_bytes = 0;
+    qc_pickle_value v;
+    QC_TRY(take_line(m, &module, &module_bytes, err));
+    QC_TRY(take_line(m, &name, &name_bytes, err));
+    QC_TRY(qc_pickle_global(module, module_bytes, name, name_bytes, &v, err));
+    return push(m, v, err);
+}
+
+static qc_status do_stack_global(machine *m, qc_error *err)
+{
+    qc_pickle_value module;
+    qc_pickle_value name;
+    qc_pickle_value v;
+    QC_TRY(pop(m, &name, err));
+    QC_TRY(pop(m, &module, err));
+    if (name.kind != QC_PICKLE_STRING || module.kind != QC_PICKLE_STRING)
+        QC_FAIL(err, QC_ERR_INPUT, "STACK_GLOBAL without two strings");
+    QC_TRY(qc_pickle_global((const char *)m->p->text + module.at, module.count,
+                            (const char *)m->p->text + name.at, name.count, &v, err));
+    return push(m, v, err);
+}
+
+static qc_status do_reduce(machine *m, qc_error *err)
+{
+    qc_pickle_value callee;
+    qc_pickle_value args;
+    qc_pickle_value v;
+    QC_TRY(pop(m, &args, err));
+    QC_TRY(pop(m, &callee, err));
+    if (callee.kind != QC_PICKLE_GLOBAL || args.kind != QC_PICKLE_TUPLE)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "a call of something that is not a name with arguments");
+    QC_TRY(qc_pickle_call(m->p, &callee, &args, &v, err));
+    return push(m, v, err);
+}
+
+/* Attributes of an OrderedDict (_metadata, versions of modules) say nothing about tensors. */
+static qc_status do_build(machine *m, qc_error *err)
+{
+    qc_pickle_value state;
+    QC_TRY(need(m, 2, err));
+    QC_TRY(pop(m, &state, err));
+    if (m->stack[m->stack_count - 1].kind != QC_PICKLE_DICT)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "BUILD of an object that is not a dict");
+    return QC_OK;
+}
+
+static qc_status do_persistent(machine *m, qc_error *err)
+{
+    qc_pickle_value id;
+    qc_pickle_value v;
+    QC_TRY(pop(m, &id, err));
+    QC_TRY(qc_pickle_persistent(m->p, &id, &v, err));
+    return push(m, v, err);
+}
+
+static qc_status make_tuple(machine *m, size_t first, qc_error *err)
+{
+    qc_pickle *p = m->p;
+    size_t n = m->stack_count - first;
+    qc_pickle_value v = {.kind = QC_PICKLE_TUPLE, .count = (uint32_t)n, .at = p->item_count};
+    for (size_t i = 0; i < n; i++) {
+        void *items = p->items;
+        qc_status st =
+            qc_pickle_grow(&items, &p->item_cap, p->item_count, limit_of(p), sizeof *p->items, err);
+        p->items = items;
+        QC_TRY(st);
+        p->items[p->item_count++] = m->stack[first + i];
+    }
+    m->stack_count = first;
+    return push(m, v, err);
+}
+
+static qc_status do_tuple_of(machine *m, size_t n, qc_error *err)
+{
+    QC_TRY(need(m, n, err));
+    return make_tuple(m, m->stack_count - n, err);
+}
+
+/* Values from first on go into the list or dict below them: one each, or key and value. */
+static qc_status add_values(machine *m, size_t first, qc_pickle_kind kind, qc_error *err)
+{
+    size_t step = kind == QC_PICKLE_DICT ? 2 : 1;
+    if (first <= floor_of(m) || (m->stack_count - first) % step != 0)
+        QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x with nothing to add to, or half a pair",
+                m->p->text[m->op_pos]);
+    qc_pickle_value to = m->stack[first - 1];
+    if (to.kind != (uint32_t)kind)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode 0x%02x on something that is not a %s",
+                m->p->text[m->op_pos], kind == QC_PICKLE_DICT ? "dict" : "list");
+    for (size_t i = first; i < m->stack_count; i += step)
+        QC_TRY(add_pair(m->p, &to, step == 2 ? &m->stack[i] : NULL, &m->stack[i + step - 1], err));
+    m->stack_count = first;
+    return QC_OK;
+}
+
+static qc_status add_some(machine *m, size_t values, qc_pickle_kind kind, qc_error *err)
+{
+    QC_TRY(need(m, values + 1, err));
+    return add_values(m, m->stack_count - values, kind, err);
+}
+
+static qc_status add_marked(machine *m, qc_pickle_kind kind, qc_error *err)
+{
+    size_t first = 0;
+    QC_TRY(pop_mark(m, &first, err));
+    return add_values(m, first, kind, err);
+}
+
+static qc_status fail_opcode(unsigned char op, qc_error *err)
+{
+    static const struct {
+        unsigned char op;
+        const char *name;
+    } names[] = {
+        {'i', "INST"},         {'o', "OBJ"},
+        {'P', "PERSID"},       {0x81, "NEWOBJ"},
+        {0x82, "EXT1"},        {0x83, "EXT2"},
+        {0x84, "EXT4"},        {0x8f, "EMPTY_SET"},
+        {0x90, "ADDITEMS"},    {0x91, "FROZENSET"},
+        {0x92, "NEWOBJ_EX"},   {0x96, "BYTEARRAY8"},
+        {0x97, "NEXT_BUFFER"}, {0x98, "READONLY_BUFFER"},
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (names[i].op == op)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode %s is none that tensors need", names[i].name);
+    }
+    QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode 0x%02x is none that tensors need", op);
+}
+
+/* ---- the loop ---- */
+
+static qc_status do_frame(machine *m, qc_error *err)
+{
+    uint64_t n = 0;
+    QC_TRY(take_uint(m, 8, &n, err));
+    if (n > m->p->len - m->pos)
+        QC_FAIL(err, QC_ERR_TRUNCATED, "a frame of %" PRIu64 " bytes, %zu are left", n,
+                m->p->len - m->pos);
+    return QC_OK;
+}
+
+static qc_status step_numbers(machine *m, unsigned char op, qc_error *err)
+{
+    const unsigned char *b = NULL;
+    uint64_t n = 0;
+    switch (op) {
+    case 'K': /* BININT1 */
+        QC_TRY(take_uint(m, 1, &n, err));
+        return push_int(m, n, err);
+    case 'M': /* BININT2 */
+        QC_TRY(take_uint(m, 2, &n, err));
+        return push_int(m, n, err);
+    case 'J': /* BININT: signed */
+        QC_TRY(take_uint(m, 4, &n, err));
+        return push_int(m, n & 0x80000000u ? n | 0xffffffff00000000u : n, err);
+    case 0x8a: /* LONG1 */
+        return push_long(m, 1, err);
+    case 0x8b: /* LONG4 */
+        return push_long(m, 4, err);
+    case 'G': /* BINFLOAT */
+        QC_TRY(take(m, 8, &b, err));
+        return push(m, (qc_pickle_value){.kind = QC_PICKLE_OPAQUE}, err);
+    case 0x88: /* NEWTRUE */
+    case 0x89: /* NEWFALSE */
+        return push(m, (qc_pickle_value){.kind = QC_PICKLE_BOOL, .at = op == 0x88}, err);
+    case 'N': /* NONE */
+        return push(m, (qc_pickle_value){.kind = QC_PICKLE_NONE}, err);
+    default:
+        return fail_opcode(op, err);
+    }
+}
+
+static qc_status step_text_and_memo(machine *m, unsigned char op, qc_error *err)
+{
+    uint64_t n = 0;
+    switch (op) {
+    case 'X': /* BINUNICODE */
+    case 'T': /* BINSTRING */
+        return push_run(m, 4, QC_PICKLE_STRING, err);
+    case 0x8c: /* SHORT_BINUNICODE */
+    case 'U':  /* SHORT_BINSTRING */
+        return push_run(m, 1, QC_PICKLE_STRING, err);
+    case 0x8d: /* BINUNICODE8 */
+        return push_run(m, 8, QC_PICKLE_STRING, err);
+    case 'B': /* BINBYTES */
+        return push_run(m, 4, QC_PICKLE_OPAQUE, err);
+    case 'C': /* SHORT_BINBYTES */
+        return push_run(m, 1, QC_PICKLE_OPAQUE, err);
+    case 0x8e: /* BINBYTES8 */
+        return push_run(m, 8, QC_PICKLE_OPAQUE, err);
+    case 'q': /* BINPUT */
+        QC_TRY(take_uint(m, 1, &n, err));
+        return memo_put(m, n, err);
+    case 'r': /* LONG_BINPUT */
+        QC_TRY(take_uint(m, 4, &n, err));
+        return memo_put(m, n, err);
+    case 0x94: /* MEMOIZE */
+        return memo_put(m, m->memo_used, err);
+    case 'h': /* BINGET */
+        QC_TRY(take_uint(m, 1, &n, err));
+        return memo_get(m, n, err);
+    case 'j': /* LONG_BINGET */
+        QC_TRY(take_uint(m, 4, &n, err));
+        return memo_get(m, n, err);
+    default:
+        return step_numbers(m, op, err);
+    }
+}
+
+static qc_status step(machine *m, unsigned char op, qc_error *err)
+{
+    qc_pickle_value v;
+    size_t first = 0;
+    switch (op) {
+    case '(': /* MARK */
+        return push_mark(m, err);
+    case ')': /* EMPTY_TUPLE */
+        return make_tuple(m, m->stack_count, err);
+    case 't': /* TUPLE */
+        QC_TRY(pop_mark(m, &first, err));
+        return make_tuple(m, first, err);
+    case 0x85: /* TUPLE1, TUPLE2, TUPLE3 */
+    case 0x86:
+    case 0x87:
+        return do_tuple_of(m, op - 0x84u, err);
+    case '}': /* EMPTY_DICT */
+        QC_TRY(qc_pickle_container_new(m->p, QC_PICKLE_DICT, &v, err));
+        return push(m, v, err);
+    case ']': /* EMPTY_LIST */
+        QC_TRY(qc_pickle_container_new(m->p, QC_PICKLE_LIST, &v, err));
+        return push(m, v, err);
+    case 's': /* SETITEM */
+        return add_some(m, 2, QC_PICKLE_DICT, err);
+    case 'u': /* SETITEMS */
+        return add_marked(m, QC_PICKLE_DICT, err);
+    case 'a': /* APPEND */
+        return add_some(m, 1, QC_PICKLE_LIST, err);
+    case 'e': /* APPENDS */
+        return add_marked(m, QC_PICKLE_LIST, err);
+    case 'c': /* GLOBAL */
+        return do_global(m, err);
+    case 0x93: /* STACK_GLOBAL */
+        return do_stack_global(m, err);
+    case 'Q': /* BINPERSID */
+        return do_persistent(m, err);
+    case 'R': /* REDUCE */
+        return do_reduce(m, err);
+    case 'b': /* BUILD */
+        return do_build(m, err);
+    case 0x95: /* FRAME */
+        return do_frame(m, err);
+    case '.': /* STOP */
+        QC_TRY(pop(m, &m->p->root, err));
+        m->stopped = 1;
+        return QC_OK;
+    default:
+        return step_text_and_memo(m, op, err);
+    }
+}
+
+static qc_status check_start(machine *m, qc_error *err)
+{
+    const unsigned char *b = NULL;
+    QC_TRY(take(m, 2, &b, err));
+    if (b[0] != 0x80)
+        QC_FAIL(err, QC_ERR_INPUT, "a pickle begins with 80, found %02x", b[0]);
+    if (b[1] < PROTOCOL_MIN || b[1] > PROTOCOL_MAX)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "pickle protocol %d, %d to %d are read", b[1],
+                PROTOCOL_MIN, PROTOCOL_MAX);
+    return QC_OK;
+}
+
+static qc_status run(machine *m, qc_error *err)
+{
+    qc_status st = check_start(m, err);
+    while (st == QC_OK && !m->stopped) {
+        const unsigned char *op = NULL;
+        m->op_pos = m->pos;
+        st = take(m, 1, &op, err);
+        if (st == QC_OK)
+            st = step(m, *op, err);
+    }
+    if (st != QC_OK && st != QC_ERR_NOMEM)
+        qc_error_prefix(err, "pickle byte %zu", m->op_pos);
+    return st;
+}
+
+qc_status qc_pickle_run(qc_pickle *out, const void *text, size_t len, qc_error *err)
+{
+    machine m = {.p = out};
+    memset(out, 0, sizeof *out);
+    if (len > QC_PICKLE_MAX_BYTES)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "pickle has %zu bytes, at most %u are read", len,
+                QC_PICKLE_MAX_BYTES);
+    out->text = text;
+    out->len = len;
+    qc_status st = run(&m, err);
+    out->used_bytes = m.pos;
+    qc_free(m.stack);
+    qc_free(m.marks);
+    qc_free(m.memo);
+    if (st != QC_OK)
+        qc_pickle_deinit(out);
+    return st;
+}
+
+void qc_pickle_deinit(qc_pickle *p)
+{
+    if (!p)
+        return;
+    qc_free(p->items);
+    qc_free(p->containers);
+    qc_free(p->pairs);
+    qc_free(p->storages);
+    qc_free(p->tensors);
+    memset(p, 0, sizeof *p);
+}
+
+/* ---- use ---- */
+
+int qc_pickle_is_string(const qc_pickle *p, const qc_pickle_value *v, const char *s)
+{
+    return v->kind == QC_PICKLE_STRING && v->count == strlen(s) &&
+           memcmp(p->text + v->at, s, v->count) == 0;
+}
+
+const qc_pickle_value *qc_pickle_get(const qc_pickle *p, const qc_pickle_value *dict,
+                                     const char *key)
+{
+    const qc_pickle_value *found = NULL;
+    if (dict->kind != QC_PICKLE_DICT)
+        return NULL;
+    for (size_t i = p->containers[dict->at].first; i != NONE_LEFT; i = p->pairs[i].next) {
+        if (qc_pickle_is_string(p, &p->pairs[i].key, key))
+            found = &p->pairs[i].value;
+    }
+    return found;
+}

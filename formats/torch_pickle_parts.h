@@ -1,0 +1,26 @@
+/* What torch_pickle.c and torch_rebuild.c share: the machine's opcodes here, what names, calls and
+ * persistent ids mean there. Nobody else includes this. */
+#ifndef QC_FORMATS_TORCH_PICKLE_PARTS_H
+#define QC_FORMATS_TORCH_PICKLE_PARTS_H
+
+#include "formats/torch_pickle.h"
+
+/* Room for one more of `count` elements of bytes_each at *array, at most `limit` of them. */
+QC_NODISCARD qc_status qc_pickle_grow(void **array, size_t *cap, size_t count, size_t limit,
+                                      size_t bytes_each, qc_error *err);
+/* A new empty list or dict. */
+QC_NODISCARD qc_status qc_pickle_container_new(qc_pickle *p, qc_pickle_kind kind,
+                                               qc_pickle_value *out, qc_error *err);
+
+/* The value of module.name; QC_ERR_UNSUPPORTED, naming it, when it is not on the list. */
+QC_NODISCARD qc_status qc_pickle_global(const char *module, size_t module_bytes, const char *name,
+                                        size_t name_bytes, qc_pickle_value *out, qc_error *err);
+/* What torch would return for callee(*args). args is a TUPLE. */
+QC_NODISCARD qc_status qc_pickle_call(qc_pickle *p, const qc_pickle_value *callee,
+                                      const qc_pickle_value *args, qc_pickle_value *out,
+                                      qc_error *err);
+/* ('storage', type, key, location, elements[, None]) */
+QC_NODISCARD qc_status qc_pickle_persistent(qc_pickle *p, const qc_pickle_value *id,
+                                            qc_pickle_value *out, qc_error *err);
+
+#endif
