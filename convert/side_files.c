@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MTP_KEY       "num_nextn_predict_layers"
 #define SIDE_TEXT_MAX ((size_t)256 << 20)
 
 const char *qc_compute_dtype(const qc_plan *plan)
@@ -16,7 +17,7 @@ const char *qc_compute_dtype(const qc_plan *plan)
         const qc_job *j = &plan->jobs[i];
         if (j->scheme != QC_SCHEME_NF4)
             continue;
-        qc_dtype t = plan->model->tensors[j->source].dtype;
+        qc_dtype t = j->state.dtype;
         f16 += t == QC_DTYPE_F16 ? j->elems : 0;
         bf16 += t == QC_DTYPE_BF16 ? j->elems : 0;
     }
@@ -57,14 +58,28 @@ static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bi
     qc_jw_string(w, "bitsandbytes");
 }
 
-/* Block-wise int8 is not a form bitsandbytes loads: a name of its own makes every loader say so
- * instead of reading the codes as something else. */
+static const qc_job *first_quantized(const qc_plan *plan, int stacks_only)
+{
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        int quantized = j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+                        j->scheme == QC_SCHEME_INT8_BLOCKS;
+        if (quantized &&
+            (!stacks_only || (j->entry->coded && j->entry->coded->coding == QC_CODING_MXFP4)))
+            return j;
+    }
+    return NULL;
+}
+
+/* Block-wise int8 and stacks of experts are no forms that bitsandbytes loads: a name of its own
+ * makes every loader say so instead of reading the codes as something else. */
 static void write_own_config(qc_json_writer *w, const qc_plan *plan)
 {
+    const qc_job *j = first_quantized(plan, 0);
     qc_jw_key(w, "block_size");
-    qc_jw_u64(w, plan->options->block_elems);
+    qc_jw_u64(w, j->block_elems); /* 0: row-wise */
     qc_jw_key(w, "double_quant");
-    qc_jw_bool(w, plan->options->double_quant);
+    qc_jw_bool(w, j->nested);
     qc_jw_key(w, "modules_to_not_convert");
     qc_jw_begin_array(w);
     for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
@@ -73,7 +88,7 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan)
     qc_jw_key(w, "quant_method");
     qc_jw_string(w, "qconv");
     qc_jw_key(w, "quant_type");
-    qc_jw_string(w, "int8-block");
+    qc_jw_string(w, qc_scheme_name(j->scheme));
 }
 
 /* The text of quantization_config, indented to sit one level deep. */
@@ -84,7 +99,7 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_jw_init(&w, &flat, err);
     qc_jw_begin_object(&w);
-    if (plan->options->to == QC_TO_INT8 && plan->options->block_elems)
+    if ((plan->options->to == QC_TO_INT8 && plan->options->block_elems) || first_quantized(plan, 1))
         write_own_config(&w, plan);
     else
         write_bnb_config(&w, plan, plan->options->to == QC_TO_NF4);
@@ -126,12 +141,13 @@ static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_
     return QC_OK;
 }
 
-/* Does a weight stay quantized (--keep while the others are dequantized)? Then its loader still
- * needs the source's quantization_config. */
+/* Does a weight stay quantized, FP8 or MXFP4 (--keep while the others are decoded)? Then its loader
+ * still needs the source's quantization_config. */
 static int keeps_quantized(const qc_plan *plan)
 {
     for (uint32_t i = 0; i < plan->job_count; i++) {
-        if (plan->jobs[i].scheme == QC_SCHEME_KEEP && plan->jobs[i].entry->stored)
+        const qc_recipe_entry *e = plan->jobs[i].entry;
+        if (plan->jobs[i].scheme == QC_SCHEME_KEEP && (e->stored || e->coded))
             return 1;
     }
     return 0;
@@ -150,7 +166,8 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         st = make_quantization_config(&value, plan, err);
         if (st == QC_OK)
             st = splice(out, "quantization_config", value.data, err);
-    } else if (plan->recipe->input_is_quantized && !keeps_quantized(plan)) {
+    } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
+               !keeps_quantized(plan)) {
         st = splice(out, "quantization_config", NULL, err);
     }
     qc_strbuf_deinit(&value);
@@ -160,6 +177,8 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         if (qc_json_get(root, dtype_keys[i]))
             st = splice(out, dtype_keys[i], dtype, err);
     }
+    if (st == QC_OK && plan->recipe->mtp_dropped && qc_json_get(root, MTP_KEY))
+        st = splice(out, MTP_KEY, "0", err);
     return st;
 }
 

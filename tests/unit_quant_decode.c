@@ -33,13 +33,13 @@ static void tables(void **state)
     float t[256];
     qc_f8_table(QC_DTYPE_F8_E4M3, t);
     for (unsigned c = 0; c < 256; c++)
-        same(t[c], (c & 0x7F) == 0x7F ? NAN : formula(c, 3, 7), "E4M3", c);
+        same(t[c], (c & 0x7F) == 0x7F ? (double)NAN : formula(c, 3, 7), "E4M3", c);
     assert_true(t[0x7E] == 448.0f && t[0x01] == 0x1p-9f && t[0x08] == 0x1p-6f && t[0x38] == 1.0f);
     qc_f8_table(QC_DTYPE_F8_E5M2, t);
     for (unsigned c = 0; c < 256; c++) {
-        double want = formula(c, 2, 15);
+        double want = formula(c, 2, 15), infinity = (double)INFINITY;
         if ((c & 0x7F) >= 0x7C)
-            want = (c & 3) ? (double)NAN : c & 0x80 ? -(double)INFINITY : (double)INFINITY;
+            want = (c & 3) ? (double)NAN : c & 0x80 ? -infinity : infinity;
         same(t[c], want, "E5M2", c);
     }
     assert_true(t[0x7B] == 57344.0f && t[0x01] == 0x1p-16f && t[0x3C] == 1.0f);
