@@ -84,8 +84,11 @@ static void every_source_dtype(void **state)
         fixture_init(&f, QC_TO_NF4);
         fixture_config(&f, llama);
         fixture_add_dims(&f, LAYER "self_attn.q_proj.weight", (qc_dtype)t, 2, (uint64_t[]){64, 64});
-        if (qc_dtype_is_quantizable((qc_dtype)t)) {
+        /* FP8 without scales beside it: the codes are the weights. */
+        int fp8 = t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
+        if (qc_dtype_is_quantizable((qc_dtype)t) || fp8) {
             fixture_make_ok(&f);
+            assert_int_equal(fp8, f.recipe.entries[0].coded != NULL);
             assert_int_equal(f.recipe.entries[0].scheme, QC_SCHEME_NF4);
         } else {
             /* Never silently passed on: the weight of a Linear that cannot be read. */
