@@ -23,6 +23,8 @@ ENVIRONMENTS = {
     "files": (["transformers5"], "test_interop_files.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
+    "forms-transformers5": (["transformers5"], "test_interop_forms.py"),
+    "forms-transformers4": (["transformers4"], "test_interop_forms.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
 
