@@ -152,7 +152,8 @@ static qc_status warn_of_stacks(const splitter *s, qc_error *err)
     const char *first = NULL;
     for (size_t i = 0; i < s->c->tensor_count; i++) {
         const qc_ckpt_tensor *t = &s->c->tensors[i];
-        if (t->ndim != 3 || !qc_dtype_is_quantizable(t->dtype) || !strstr(t->name, "experts."))
+        if (t->ndim != 3 || t->bytes == 0 || !qc_dtype_is_quantizable(t->dtype) ||
+            !strstr(t->name, "experts."))
             continue;
         uint64_t n = t->bytes / (qc_dtype_bits(t->dtype) / 8);
         stacks++;
