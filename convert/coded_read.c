@@ -112,18 +112,20 @@ static qc_status read_fp8(const qc_checkpoint *model, qc_st_cursor *cursor, cons
                           uint64_t first, uint64_t n, float *out, uint64_t *bad, qc_error *err)
 {
     static const float one = 1.0f;
-    float table[256];
     uint64_t cols = columns_of(w);
     uint64_t top = first / cols / w->tile_rows, bottom = (first + n - 1) / cols / w->tile_rows;
     qc_tile_scales tiles = {cols, w->tile_rows, w->tile_cols, w->tiles_across, &one};
-    qc_f8_table(t->dtype, table);
+    if (!s->has_table || s->table_dtype != t->dtype)
+        qc_f8_table(t->dtype, s->table);
+    s->has_table = 1;
+    s->table_dtype = t->dtype;
     QC_TRY(read_codes(model, cursor, t, s, first, n, err));
     if (w->scales != UINT32_MAX) {
         QC_TRY(read_tile_scales(model, cursor, ops, w, s, top, bottom - top + 1, err));
         tiles.scales = s->scales;
     }
     /* Counted from the first row of tiles that was read. */
-    qc_f8_decode(s->codes, table, &tiles, first - top * w->tile_rows * cols, n, out, bad);
+    qc_f8_decode(s->codes, s->table, &tiles, first - top * w->tile_rows * cols, n, out, bad);
     return QC_OK;
 }
 

@@ -14,6 +14,9 @@ typedef struct {
     size_t raw_room;
     float *scales;
     size_t scale_room;
+    int has_table; /* values of the codes of table_dtype */
+    qc_dtype table_dtype;
+    float table[256];
 } qc_coded_scratch;
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s);
