@@ -84,6 +84,19 @@ class Forms(OutputCase):
         super().setUp()
         self.rng = random.Random(SEED)
 
+    def source_digests(self, out):
+        """Source tensor -> digest, from the manifest. Of one piece, if tensors are small."""
+        with open(self.path(out, "qconv.json")) as f:
+            tensors = json.load(f)["tensors"]
+        return {t["source"]["name"]: t["source"]["xxh3_128"] for t in tensors if "source" in t}
+
+    def check_source_digests(self, *outs):
+        """Whatever became of a tensor, its digest is over the stored bytes."""
+        kept = self.source_digests("kept")
+        for out in outs:
+            for name, digest in self.source_digests(out).items():
+                self.assertEqual(digest, kept[name], (out, name))
+
     def check_blocks_of(self, out, name, values, shape, to):
         """Codes of a weight that was quantized from `values`."""
         if to == "nf4":
@@ -101,7 +114,7 @@ class Forms(OutputCase):
 
 
 class Fp8(Forms):
-    SHAPE = [200, 300]  # partial blocks on both sides
+    SHAPE = [136, 272]  # partial blocks on both sides
 
     def model_of(self, tensors, config=DEEPSEEK):
         rest = {"model.norm.weight": ("BF16", [64], bytes(128)),
@@ -131,6 +144,8 @@ class Fp8(Forms):
             self.assertFalse([n for n in out if "scale" in n])
             with open(self.path(to, "config.json")) as f:
                 self.assertNotIn("quantization_config", json.load(f))
+        self.convert("--to", "keep", "m", "kept")
+        self.check_source_digests("nf4", "int8", "bf16", "fp16")
 
     def check_manifest(self, out, values, back):
         """The errors in the manifest are those against the decoded weight."""
@@ -154,11 +169,12 @@ class Fp8(Forms):
         self.check(tensors, values, config)
 
     def test_one_scale_and_one_per_row(self):
-        for shape, n in (([1], 1), ([], 1), ([200, 1], 200), ([200], 200)):
+        rows, cols = self.SHAPE
+        for shape, n in (([1], 1), ([], 1), ([rows, 1], rows), ([rows], rows)):
             data = mk.encode("F32", [self.rng.uniform(1e-4, 3e-4) for _ in range(n)])
             codes = finite_codes(self.rng, "F8_E4M3", mk.numel(self.SHAPE))
             values = fp8_values("F8_E4M3", codes, self.SHAPE, mk.decode("F32", data),
-                                [200 if n == 1 else 1, 300])
+                                [rows if n == 1 else 1, cols])
             config = {"model_type": "llama",
                       "quantization_config": {"quant_method": "compressed-tensors"}}
             self.check({Q: ("F8_E4M3", self.SHAPE, codes), Q + "_scale": ("F32", shape, data),
@@ -173,8 +189,8 @@ class Fp8(Forms):
         self.assertEqual(out[Q][2], mk.encode("BF16", values))
 
     def test_many_steps(self):
-        """More than one read of 512 KiB, more than one frame, every thread count, compressed."""
-        shape = [1100, 1800]
+        """Several steps; some threads; compressed."""
+        shape = [700, 1300]
         tensors, values = fp8(self.rng, Q, shape, [128, 128])
         self.model_of(tensors)
         out = self.convert("--to", "nf4", "m", "o")
@@ -204,11 +220,11 @@ class Fp8(Forms):
     def test_not_finite(self):
         tensors, _ = fp8(self.rng, Q, self.SHAPE, [128, 128])
         codes = bytearray(tensors[Q][2])
-        codes[150 * 300 + 299] = 0xFF
+        codes[135 * 272 + 271] = 0xFF
         tensors[Q] = (tensors[Q][0], self.SHAPE, bytes(codes))
         self.model_of(tensors)
         for to in ("nf4", "int8", "bf16"):
-            self.fails(3, "-q", "--to", to, "m", "o", has=[Q, "row 150, column 299", "--keep"])
+            self.fails(3, "-q", "--to", to, "m", "o", has=[Q, "row 135, column 271", "--keep"])
             self.assert_nothing("o")
 
     def test_scales_that_do_not_fit(self):
@@ -220,7 +236,7 @@ class Fp8(Forms):
             self.model_of({**tensors, Q + "_scale_inv": scales})
             self.fails(3, "--to", "nf4", "m", "o", has=[Q + "_scale_inv", says])
         codes = tensors[Q]
-        self.model_of({Q: codes, Q + "_scale": ("F32", [200, 4], bytes(3200))})
+        self.model_of({Q: codes, Q + "_scale": ("F32", [136, 4], bytes(2176))})
         self.fails(3, "--to", "nf4", "m", "o", has=[Q + "_scale", "one for each"])
         self.model({Q: codes, L + "self_attn.q_proj.scale_weight": ("F32", [1], bytes(4))})
         self.fails(3, "--to", "nf4", "m", "o", has=[Q, "no weight_scale_inv or weight_scale"])
@@ -293,6 +309,9 @@ class Mxfp4(Forms):
             self.ok("-q", "--to", to, "--requantize", "m", to + "-z")
             self.ok("-q", "unpack", to + "-z", to + "-u")
             self.assertEqual(mk.read_checkpoint(self.path(to + "-u")), out)
+        self.convert("--to", "keep", "m", "kept")
+        self.convert("--to", "bf16", "m", "bf16")
+        self.check_source_digests("nf4", "int8", "bf16")
 
     def test_bf16(self):
         """As transformers has them in 16 bit: [experts, in, out]."""
@@ -325,6 +344,15 @@ class Mxfp4(Forms):
                     os.remove(self.path(folder, name))
                 os.rmdir(self.path(folder))
 
+    def test_round_trip_of_long_rows(self):
+        """Steps of whole rows that begin inside a block: 77 rows of 1696."""
+        t, values = mxfp4(self.rng, self.DOWN, 1, 200, 1696)
+        self.model(t, self.CONFIG)
+        self.convert("--to", "nf4", "--no-double-quant", "--requantize", "m", "q")
+        out = self.convert("--to", "bf16", "q", "b")
+        want = transposed(self.nf4_back(values, 1696), 1, 200, 1696)
+        self.assertTrue(out[self.DOWN][2] == mk.encode("BF16", want))
+
     def nf4_back(self, values, cols):
         codes, scales = oracle.nf4(values, 64)
         return oracle.nf4_values(codes, scales, 64, len(values), "BF16")
@@ -340,10 +368,10 @@ class Mxfp4(Forms):
 
     def test_large(self):
         """Frames that begin inside an expert and inside a row; any number of threads."""
-        t, values = mxfp4(self.rng, self.UP, 2, 2000, 1600)
+        t, values = mxfp4(self.rng, self.UP, 2, 1400, 1600)
         self.model(t, self.CONFIG)
         out = self.convert("--to", "bf16", "--threads", "3", "m", "o")
-        want = mk.encode("BF16", transposed(values, 2, 2000, 1600))
+        want = mk.encode("BF16", transposed(values, 2, 1400, 1600))
         self.assertTrue(out[self.UP][2] == want)
         out = self.convert("--to", "nf4", "--requantize", "m", "q")
         self.assertTrue(out[self.UP][2] == oracle.nf4(values, 64)[0])
