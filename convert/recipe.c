@@ -290,7 +290,8 @@ static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
     if (kept_by_rule(m, i) || m->coded.weights[i] || m->stored.weights[i] ||
         m->coded.owners[i] != QC_NO_TENSOR || m->stored.owners[i] != QC_NO_TENSOR)
         return QC_OK;
-    const char *tool = qc_foreign_tool(m->model, i);
+    int buffer = c->role == QC_ROLE_OTHER && (c->traits & QC_TRAIT_FIXED);
+    const char *tool = buffer ? NULL : qc_foreign_tool(m->model, i);
     if (tool)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "tensor '%s' was packed by %s, which is not read: start from the 16-bit "

@@ -136,6 +136,7 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     uint32_t plain = sibling(m, t->name, len, "_scale");
     uint32_t second = sibling(m, t->name, len, "_scale_2");
     uint32_t input = sibling(m, t->name, stem, "input_scale");
+    uint32_t bound = sibling(m, t->name, stem, "input_scale_ub");
     if ((inverse != NO_TENSOR) + (plain != NO_TENSOR) + (second != NO_TENSOR) > 1)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s' has more than one kind of scales", t->name);
     qc_coded_weight *w = NULL;
@@ -162,6 +163,8 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     f->set->owners[w->scales] = i;
     if (input != NO_TENSOR)
         f->set->owners[input] = i;
+    if (bound != NO_TENSOR)
+        f->set->owners[bound] = i;
     return inverse != NO_TENSOR ? fit_blocks(f, w, s, err) : fit_rows(w, s, err);
 }
 

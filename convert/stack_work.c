@@ -56,16 +56,18 @@ static qc_status read_stored(qc_worker *w, uint32_t job, uint64_t first, uint64_
     if (sw->stored_as == QC_SCHEME_INT8_ROWS) {
         p->ops->int8_rows_dequantize((const int8_t *)w->source, scales + begin / j->cols,
                                      count / j->cols, j->cols, out, QC_DTYPE_F32, &overflow);
-        return QC_OK;
-    }
-    if (sw->stored_as == QC_SCHEME_INT8_BLOCKS) {
+    } else if (sw->stored_as == QC_SCHEME_INT8_BLOCKS) {
         p->ops->int8_blocks_dequantize((const int8_t *)w->source, scales + begin / block, count,
                                        (uint32_t)block, out, QC_DTYPE_F32, &overflow);
-        return QC_OK;
+    } else {
+        QC_TRY(
+            qc_checkpoint_read(m, w->cursor, &m->tensors[sw->quant_map], 0, map, sizeof map, err));
+        p->ops->nf4_dequantize(w->source, scales + begin / block, map, count, (uint32_t)block, out,
+                               QC_DTYPE_F32, &overflow);
     }
-    QC_TRY(qc_checkpoint_read(m, w->cursor, &m->tensors[sw->quant_map], 0, map, sizeof map, err));
-    p->ops->nf4_dequantize(w->source, scales + begin / block, map, count, (uint32_t)block, out,
-                           QC_DTYPE_F32, &overflow);
+    if (overflow != UINT64_MAX)
+        QC_FAIL(err, QC_ERR_RANGE, "tensor '%s': element %" PRIu64 " is too large for F32", j->name,
+                begin + overflow);
     return QC_OK;
 }
 

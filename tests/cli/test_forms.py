@@ -508,6 +508,16 @@ class Packed(Forms):
             self.assertEqual(index["metadata"]["total_size"],
                              sum(len(t[2]) for t in out.values()))
 
+    def test_a_method_that_nothing_bears_out(self):
+        """quant_method alone refuses nothing: neither plain weights nor a buffer of integers."""
+        tensors = {Q: ("BF16", [64, 64], mk.random_bytes("BF16", [64, 64], self.rng)),
+                   "embeddings.position_ids": ("I64", [1, 8], bytes(64))}
+        self.model(tensors, {"model_type": "llama",
+                             "quantization_config": {"quant_method": "gptq"}})
+        out = self.convert("--to", "nf4", "m", "o")
+        self.assertEqual(out[Q][0], "U8")
+        self.assertEqual(out["embeddings.position_ids"], tensors["embeddings.position_ids"])
+
     def test_refused(self):
         i32, f16, u8 = ("I32", [8, 64], bytes(2048)), ("F16", [1, 64], bytes(128)), None
         u8 = ("U8", [64, 32], bytes(2048))
