@@ -334,6 +334,16 @@ static int is_stack(const maker *m, uint32_t i)
     return m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4;
 }
 
+static qc_status check_requantize(const maker *m, qc_error *err)
+{
+    uint32_t i = 0;
+    while (i < m->count && !is_stack(m, i))
+        i++;
+    if (m->options->requantize && i == m->count)
+        QC_FAIL(err, QC_ERR_USAGE, "--requantize: %s has no weights in MXFP4", m->model->path);
+    return QC_OK;
+}
+
 /* The codes of a stack of experts are one after the other: a block must not span two of them. */
 static qc_status check_stack(const qc_recipe_entry *e, const qc_ckpt_tensor *t, qc_error *err)
 {
@@ -572,6 +582,7 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
                 model->path, m.stored.count, model->tensors[i].name,
                 m.stored.weights[i]->fp4 ? "fp4" : qc_scheme_name(m.stored.weights[i]->stored_as));
     }
+    QC_TRY(check_requantize(&m, err));
     QC_TRY(classify(&m, err));
     QC_TRY(apply_rules(&m, err));
     QC_TRY(decide(&m, err));

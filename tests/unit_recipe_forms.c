@@ -202,6 +202,11 @@ static void mxfp4_rules(void **state)
     (void)state;
     fixture f;
     fixture_init(&f, QC_TO_NF4);
+    fixture_add(&f, Q, 64, 64);
+    f.options.requantize = 1;
+    fixture_make_fails(&f, QC_ERR_USAGE, "--requantize", "no weights in MXFP4");
+    fixture_deinit(&f);
+    fixture_init(&f, QC_TO_NF4);
     add_experts(&f, 33, 3); /* 33 * 96 is 49.5 blocks of 64 */
     f.options.requantize = 1;
     fixture_make_fails(&f, QC_ERR_UNSUPPORTED, UP "_blocks", "whole blocks of 64");
