@@ -61,13 +61,6 @@ static int is_floating(qc_dtype t)
     return 1;
 }
 
-/* gpt-oss: NAME_blocks U8 [..., groups, 16] holds two 4-bit weights a byte. */
-static int is_mxfp4(const qc_ckpt_tensor *t)
-{
-    return t->dtype == QC_DTYPE_U8 && t->ndim >= 2 && t->dims[t->ndim - 1] == 16 &&
-           ends_with(t->name, "_blocks");
-}
-
 static qc_status describe(qc_tensor_facts *tf, const qc_ckpt_tensor *t, const qc_recipe_entry *e,
                           qc_error *err)
 {
@@ -86,11 +79,10 @@ static qc_status describe(qc_tensor_facts *tf, const qc_ckpt_tensor *t, const qc
         tf->ndim = tf->stored->ndim;
         memcpy(tf->dims, tf->stored->dims, sizeof tf->dims);
         tf->is_counted = 1;
-    } else if (e && e->role == QC_ROLE_PACKED && is_mxfp4(t)) {
-        tf->scheme = "mxfp4";
-        tf->ndim = t->ndim - 1;
-        if (qc_mul_u64(t->dims[t->ndim - 2], 32, &tf->dims[tf->ndim - 1]))
-            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is too large", t->name);
+    } else if (e && e->coded) {
+        tf->scheme = e->coded->coding == QC_CODING_MXFP4 ? "mxfp4" : "fp8";
+        tf->ndim = e->coded->ndim;
+        memcpy(tf->dims, e->coded->dims, sizeof tf->dims);
         tf->is_counted = 1;
     }
     if (tf->is_state)
@@ -105,7 +97,7 @@ static uint32_t index_of(const qc_facts *f, const char *name)
 }
 
 /* The quantized weight a state tensor goes with: W.absmax -> W, M.SCB -> M.weight,
- * P_scales -> P_blocks. */
+ * P_scales -> P_blocks, W_scale_inv and W_scale -> W. */
 static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
 {
     const char *name = f->model->tensors[i].name;
@@ -114,6 +106,15 @@ static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
         QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s_blocks", (int)(strlen(name) - 7),
                                name));
         f->tensors[i].owner = index_of(f, candidate);
+    }
+    static const char *const fp8_tails[] = {"_scale_inv", "_scale"};
+    for (size_t k = 0; k < sizeof fp8_tails / sizeof *fp8_tails; k++) {
+        if (!ends_with(name, fp8_tails[k]))
+            continue;
+        QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s",
+                               (int)(strlen(name) - strlen(fp8_tails[k])), name));
+        if (f->tensors[i].owner == QC_NO_OWNER)
+            f->tensors[i].owner = index_of(f, candidate);
     }
     for (size_t cut = strlen(name); cut > 0 && f->tensors[i].owner == QC_NO_OWNER; cut--) {
         if (name[cut] != '.')

@@ -11,7 +11,7 @@
 
 typedef struct {
     const char *role;   /* as qc_role_name; NULL when the recipe could not tell */
-    const char *scheme; /* "nf4", "fp4", "int8", "int8-block", "mxfp4"; NULL: plain numbers */
+    const char *scheme; /* "nf4", "fp4", "int8", "int8-block", "mxfp4", "fp8"; NULL: none */
     const qc_stored_weight *stored; /* of bitsandbytes and qconv weights, else NULL */
     int is_state;                   /* scales and the like: no weights of its own */
     int is_counted;                 /* its elements are weights of the model */

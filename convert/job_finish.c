@@ -19,8 +19,7 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
     const qc_job *j = &w->p->plan->jobs[ctx->job];
     uint64_t overflow = UINT64_MAX;
     QC_TRY(qc_job_read(w, ctx->job, first, n, w->source, err));
-    w->p->ops->cast(w->source, w->p->plan->model->tensors[j->source].dtype, n, out, QC_DTYPE_F32,
-                    &overflow);
+    w->p->ops->cast(w->source, j->dtype, n, out, QC_DTYPE_F32, &overflow);
     return QC_OK;
 }
 

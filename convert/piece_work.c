@@ -48,11 +48,25 @@ qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, vo
     const qc_ckpt_tensor *t = source_of(w->p, j);
     if (n == 0)
         return QC_OK;
+    if (j->entry->coded)
+        return qc_coded_read(w->p->plan->model, w->cursor, w->p->ops, t, j->entry->coded, &w->coded,
+                             first, n, dst, err);
     if (j->entry->transpose)
         return read_transposed(w, j, first, n, dst, err);
     uint64_t each = qc_dtype_bits(t->dtype) / 8;
     return qc_checkpoint_read(w->p->plan->model, w->cursor, t, first * each, dst,
                               (size_t)(n * each), err);
+}
+
+const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n, size_t *bytes)
+{
+    const qc_job *j = &w->p->plan->jobs[job];
+    if (j->entry->coded) {
+        *bytes = w->coded.code_bytes;
+        return w->coded.codes;
+    }
+    *bytes = (size_t)(n * (qc_dtype_bits(j->dtype) / 8));
+    return w->source;
 }
 
 /* "row 3, column 5" as the tensor lies in the source. */
@@ -153,7 +167,7 @@ static void quantize_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t n
     const qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
     const qc_job_state *s = &p->jobs[job];
-    qc_dtype dtype = source_of(p, j)->dtype;
+    qc_dtype dtype = j->dtype;
     uint64_t at = first - piece_first;
     if (j->scheme == QC_SCHEME_INT8_ROWS) {
         p->ops->int8_rows_quantize(w->source, dtype, n / j->cols, j->cols,
@@ -170,9 +184,9 @@ static void quantize_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t n
 }
 
 /* Source elements per step: whole rows or blocks. */
-static uint64_t step_elems(const qc_pipeline *p, const qc_job *j)
+static uint64_t step_elems(const qc_job *j)
 {
-    uint64_t n = QC_SOURCE_STEP_BYTES / (qc_dtype_bits(source_of(p, j)->dtype) / 8);
+    uint64_t n = QC_SOURCE_STEP_BYTES / (qc_dtype_bits(j->dtype) / 8);
     if (j->scheme == QC_SCHEME_INT8_ROWS)
         return n < j->cols ? j->cols : n - n % j->cols;
     return n; /* a multiple of every block size */
@@ -182,20 +196,21 @@ static qc_status make_quantized(qc_worker *w, qc_unit *u, uint32_t job, qc_error
 {
     const qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
-    uint64_t each = qc_dtype_bits(source_of(p, j)->dtype) / 8;
     uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
     uint64_t begin = u->content_offset * per_byte;
     uint64_t end = begin + u->content_bytes * per_byte;
     if (end > j->elems)
         end = j->elems; /* an odd number of nibbles */
-    uint64_t step = step_elems(p, j);
+    uint64_t step = step_elems(j);
     qc_piece_sums *total = &p->jobs[job].sums[u - &p->units[p->first_unit[u->tensor]]];
     qc_digest_reset(w->hash);
     for (uint64_t first = begin; first < end; first += step) {
         uint64_t n = end - first < step ? end - first : step;
         qc_piece_sums sums = {0};
+        size_t bytes = 0;
         QC_TRY(qc_job_read(w, job, first, n, w->source, err));
-        qc_digest_update(w->hash, w->source, (size_t)(n * each));
+        const unsigned char *stored = qc_job_stored(w, job, n, &bytes);
+        qc_digest_update(w->hash, stored, bytes);
         quantize_step(w, job, first, n, begin, &sums);
         if (sums.bad != QC_BAD_NONE)
             return refuse_element(p, j, first + sums.bad_index, sums.bad, err);
@@ -226,16 +241,18 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err
     const qc_job *j = &p->plan->jobs[job];
     const qc_ckpt_tensor *t = source_of(p, j);
     qc_dtype to = j->entry->out_dtype;
-    uint64_t each = qc_dtype_bits(t->dtype) / 8, out_each = qc_dtype_bits(to) / 8;
+    uint64_t out_each = qc_dtype_bits(to) / 8;
     uint64_t begin = u->content_offset / out_each, end = begin + u->content_bytes / out_each;
-    uint64_t step = step_elems(p, j);
+    uint64_t step = step_elems(j);
     qc_digest_reset(w->hash);
     for (uint64_t first = begin; first < end; first += step) {
         uint64_t n = end - first < step ? end - first : step;
         uint64_t overflow = UINT64_MAX;
+        size_t bytes = 0;
         QC_TRY(qc_job_read(w, job, first, n, w->source, err));
-        qc_digest_update(w->hash, w->source, (size_t)(n * each));
-        p->ops->cast(w->source, t->dtype, n, w->content + (first - begin) * out_each, to,
+        const unsigned char *stored = qc_job_stored(w, job, n, &bytes);
+        qc_digest_update(w->hash, stored, bytes);
+        p->ops->cast(w->source, j->dtype, n, w->content + (first - begin) * out_each, to,
                      &overflow);
         if (overflow != UINT64_MAX)
             return refuse_cast(p, t, first + overflow, to, err);
@@ -321,11 +338,11 @@ qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
         u->content = u->source;
         return QC_OK;
     case QC_SCHEME_CAST:
-        QC_TRY(make_cast(w, u, job, err));
+        QC_TRY(j->entry->transpose ? qc_stack_make(w, u, err) : make_cast(w, u, job, err));
         break;
     case QC_SCHEME_DEQUANT:
         QC_TRY(qc_job_open(w, job, err));
-        QC_TRY(make_dequantized(w, u, job, err));
+        QC_TRY(j->entry->transpose ? qc_stack_make(w, u, err) : make_dequantized(w, u, job, err));
         break;
     case QC_SCHEME_NF4:
     case QC_SCHEME_INT8_ROWS:

@@ -377,6 +377,14 @@ static void worker_deinit(qc_worker *w)
     qc_free(w->source);
     qc_free(w->content);
     qc_free(w->stored);
+    qc_coded_scratch_deinit(&w->coded);
+}
+
+static qc_status row_bytes(const qc_job *j, size_t *out, qc_error *err)
+{
+    if (qc_u64_to_size(2 * j->cols, out))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s': a row is too long", j->name);
+    return QC_OK;
 }
 
 static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err)
@@ -387,9 +395,12 @@ static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_err
     size_t source = QC_SOURCE_STEP_BYTES, piece = 1;
     for (uint32_t i = 0; i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
-        uint64_t each = qc_dtype_bits(p->plan->model->tensors[j->source].dtype) / 8;
+        uint64_t each = qc_dtype_bits(j->dtype) / 8;
         if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols * each > source)
             source = (size_t)(j->cols * each); /* cols is at most QC_FRAME_MAX_BYTES */
+        /* A stack of experts: a row of codes and a block of them before it. */
+        if (j->scheme == QC_SCHEME_DEQUANT && j->entry->transpose && 2 * j->cols > source)
+            QC_TRY(row_bytes(j, &source, err));
     }
     for (uint32_t i = 0; i < p->unit_count; i++) {
         if (p->units[i].content_bytes > piece)

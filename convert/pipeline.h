@@ -22,6 +22,7 @@
 #define QC_CONVERT_PIPELINE_H
 
 #include "base/workers.h"
+#include "convert/coded_read.h"
 #include "convert/output_dir.h"
 #include "convert/plan.h"
 #include "formats/digest.h"
@@ -111,6 +112,7 @@ typedef struct {
     unsigned char *source;  /* one step; at least one row for row-wise int8 */
     unsigned char *content; /* one frame */
     unsigned char *stored;  /* one frame, compressed */
+    qc_coded_scratch coded; /* of weights in FP8 and MXFP4 */
 } qc_worker;
 
 /* Threads that are used when the user does not say: one per processor, as long as their buffers,
@@ -132,9 +134,13 @@ QC_NODISCARD qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err);
 /* Buffers a job needs before its first piece; its absmax when it is dequantized. (piece_work.c) */
 QC_NODISCARD qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err);
 /* Elements [first, first + n) of a job's weight, as written (transposed if the job says so), in
- * the source's dtype. (piece_work.c) */
+ * the job's dtype: of the source, or float where that is decoded first. (piece_work.c) */
 QC_NODISCARD qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
                                    void *dst, qc_error *err);
+/* The stored bytes that the last qc_job_read of n elements took them from. (piece_work.c) */
+const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n, size_t *bytes);
+/* As qc_piece_make, for a stack of experts written transposed. (stack_work.c) */
+QC_NODISCARD qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err);
 /* All main pieces are done: double quantization, errors, state. (job_finish.c) */
 QC_NODISCARD qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err);
 /* Bytes of a derived tensor of a finished job. (job_finish.c) */

@@ -9,6 +9,7 @@
 
 #include "base/checked.h"
 #include "formats/seekable.h"
+#include "quant/quant_decode.h"
 #include "quant/quant_ops.h"
 
 #include <inttypes.h>
@@ -79,12 +80,11 @@ static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_dtype dty
                             const uint64_t *dims, uint64_t align_bytes, qc_error *err)
 {
     qc_job *j = &p->jobs[job];
-    const qc_ckpt_tensor *src = &p->model->tensors[j->source];
     qc_out_tensor *t = &p->tensors[p->tensor_count];
     if (part == QC_PART_MAIN)
-        t->st.name = src->name;
+        t->st.name = j->name;
     else
-        QC_TRY(part_name(p->arena, &t->st.name, src->name, part, j->scheme == QC_SCHEME_INT8_BLOCKS,
+        QC_TRY(part_name(p->arena, &t->st.name, j->name, part, j->scheme == QC_SCHEME_INT8_BLOCKS,
                          err));
     t->st.dtype = dtype;
     t->st.ndim = ndim;
@@ -124,9 +124,14 @@ static void fill_state(qc_bnb_state *s, qc_scheme scheme, qc_dtype source, uint6
 static qc_status add_block_state(qc_plan *p, uint32_t job, qc_error *err)
 {
     qc_job *j = &p->jobs[job];
-    const qc_ckpt_tensor *src = &p->model->tensors[j->source];
+    const qc_coded_weight *coded = j->entry->coded;
     qc_bnb_state *s = &j->state;
-    fill_state(s, j->scheme, src->dtype, j->rows, j->cols, j->block_elems, j->nested);
+    fill_state(s, j->scheme, coded ? coded->dtype : j->dtype, j->rows, j->cols, j->block_elems,
+               j->nested);
+    if (coded) {
+        s->ndim = coded->ndim;
+        memcpy(s->dims, coded->dims, sizeof s->dims);
+    }
     QC_TRY(add_output(p, job, QC_PART_ABSMAX, j->nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->blocks,
                       j->nested ? 1 : 4, err));
     if (j->scheme == QC_SCHEME_NF4)
@@ -140,6 +145,26 @@ static qc_status add_block_state(qc_plan *p, uint32_t job, qc_error *err)
     return add_output(p, job, QC_PART_STATE, QC_DTYPE_U8, 1, &state_bytes, 1, err);
 }
 
+/* Shape of what is written for a weight that is decoded first; *bits: that a weight has in the
+ * source. A stack of experts in 16 bit is written as transformers has it, [experts, in, out]. */
+static void shape_of_coded(qc_job *j, const qc_recipe_entry *e, unsigned *ndim, uint64_t *dims,
+                           uint64_t *bits)
+{
+    const qc_coded_weight *c = e->coded;
+    j->name = c->name;
+    j->dtype = QC_DTYPE_F32;
+    *bits = c->coding == QC_CODING_MXFP4 ? 4 : 8;
+    *ndim = c->ndim;
+    memcpy(dims, c->dims, sizeof c->dims);
+}
+
+static void swap_u64(uint64_t *a, uint64_t *b)
+{
+    uint64_t t = *a;
+    *a = *b;
+    *b = t;
+}
+
 static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
 {
     const qc_ckpt_tensor *src = &p->model->tensors[source];
@@ -150,26 +175,32 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     j->entry = e;
     j->scheme = e->scheme;
     j->rows = 1;
+    j->name = src->name;
+    j->dtype = src->dtype;
     for (int i = 0; i < QC_PART_COUNT; i++)
         j->outputs[i] = QC_NO_OUTPUT;
     unsigned ndim = src->ndim;
-    uint64_t dims[QC_MAX_DIMS];
+    uint64_t dims[QC_MAX_DIMS], bits = qc_dtype_bits(src->dtype);
     memcpy(dims, src->dims, sizeof dims);
     if (e->scheme == QC_SCHEME_DEQUANT) {
         ndim = e->stored->ndim;
         memcpy(dims, e->stored->dims, sizeof dims);
+    } else if (e->coded && e->scheme != QC_SCHEME_KEEP) {
+        shape_of_coded(j, e, &ndim, dims, &bits);
     } else if (e->transpose) {
         dims[0] = src->dims[1];
         dims[1] = src->dims[0];
     }
     QC_TRY(qc_shape_elems(dims, ndim, &j->elems, err));
-    if (ndim == 2) {
-        j->rows = dims[0];
-        j->cols = dims[1];
+    int stack = ndim == 3 && (j->name != src->name || e->scheme == QC_SCHEME_DEQUANT);
+    if (ndim == 2 || stack) {
+        j->rows = dims[0] * (stack ? dims[1] : 1); /* no overflow: elems has none, or is 0 */
+        j->cols = dims[ndim - 1];
     } else {
         j->cols = j->elems;
     }
-    uint64_t src_bytes_each = qc_dtype_bits(src->dtype) / 8;
+    if (stack && e->transpose)
+        swap_u64(&dims[1], &dims[2]);
     p->source_bytes += src->bytes;
     if (j->elems == 0 && e->scheme != QC_SCHEME_DEQUANT)
         j->scheme = QC_SCHEME_KEEP;
@@ -184,9 +215,11 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
         j->source_num = j->source_den = 1;
         return add_output(p, job, QC_PART_MAIN, src->dtype, ndim, dims, 1, err);
     case QC_SCHEME_CAST:
-        j->source_num = src_bytes_each;
-        j->source_den = qc_dtype_bits(e->out_dtype) / 8;
-        return add_output(p, job, QC_PART_MAIN, e->out_dtype, ndim, dims, j->source_den, err);
+        j->source_num = bits;
+        j->source_den = qc_dtype_bits(e->out_dtype);
+        /* Pieces of a stack of experts come from whole blocks of MXFP4. */
+        return add_output(p, job, QC_PART_MAIN, e->out_dtype, ndim, dims,
+                          j->source_den / 8 * (stack ? QC_MXFP4_BLOCK : 1), err);
     case QC_SCHEME_DEQUANT: {
         /* Pieces begin at a block (and so at a whole byte of codes). */
         uint64_t unit =
@@ -206,24 +239,24 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
         p->weights_quantized += j->elems;
         if (nf4) {
             uint64_t packed[2] = {qc_ceil_div_u64(j->elems, 2), 1};
-            j->source_num = 2 * src_bytes_each;
-            j->source_den = 1;
+            j->source_num = bits;
+            j->source_den = 4;
             QC_TRY(
                 add_output(p, job, QC_PART_MAIN, QC_DTYPE_U8, 2, packed, j->block_elems / 2, err));
         } else {
-            j->source_num = src_bytes_each;
-            j->source_den = 1;
+            j->source_num = bits;
+            j->source_den = 8;
             QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, ndim, dims, j->block_elems, err));
         }
         return add_block_state(p, job, err);
     }
     case QC_SCHEME_INT8_ROWS:
         p->weights_quantized += j->elems;
-        j->source_num = src_bytes_each;
-        j->source_den = 1;
+        j->source_num = bits;
+        j->source_den = 8;
         QC_TRY(
             add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, ndim, dims, j->cols ? j->cols : 1, err));
-        QC_TRY(add_output(p, job, QC_PART_SCB, QC_DTYPE_F32, 1, &j->rows, 4, err));
+        QC_TRY(add_output(p, job, QC_PART_SCB, QC_DTYPE_F32, ndim - 1, dims, 4, err));
         return add_output(p, job, QC_PART_FORMAT, QC_DTYPE_U8, 0, NULL, 1, err);
     }
     QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': no such scheme", src->name);

@@ -33,7 +33,10 @@ typedef struct {
     const qc_recipe_entry *entry;
     qc_scheme scheme;
     uint64_t elems;
-    uint64_t rows, cols; /* of a 2-D weight as written; else 1, elems */
+    uint64_t rows, cols; /* of a 2-D weight as written, of a stack of experts [experts * out, in];
+                            else 1, elems */
+    const char *name;    /* of the main tensor */
+    qc_dtype dtype;      /* of the elements that qc_job_read gives */
     uint32_t block_elems;
     uint64_t blocks; /* of a block-quantized weight */
     int nested;

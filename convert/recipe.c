@@ -9,6 +9,7 @@
  * Everything is one pass over the tensors, or one per glob. */
 #include "convert/recipe.h"
 
+#include "convert/recipe_coded.h"
 #include "convert/recipe_skip.h"
 #include "convert/recipe_stored.h"
 #include "convert/recipe_tables.h"
@@ -33,6 +34,7 @@ typedef struct {
     uint32_t *rule_of; /* per tensor: the rule that wins, or NO_RULE */
     const char **rule_why;
     qc_stored_set stored;
+    qc_coded_set coded;
 } maker;
 
 const char *qc_scheme_name(qc_scheme s)
@@ -169,6 +171,10 @@ static qc_status classify(maker *m, qc_error *err)
                                    "quantized already"};
         else if (m->stored.owners[i] != QC_NO_TENSOR)
             *c = (qc_tensor_class){QC_ROLE_STATE, QC_TRAIT_FIXED, "state of a quantized weight"};
+        if (m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4)
+            *c = (qc_tensor_class){QC_ROLE_PACKED, QC_TRAIT_FIXED, "MXFP4, kept as stored"};
+        else if (m->coded.owners[i] != QC_NO_TENSOR)
+            *c = (qc_tensor_class){QC_ROLE_STATE, QC_TRAIT_FIXED, "scale of a packed weight"};
     }
     m->tied = head_is_tied(m);
     for (uint32_t i = 0; i < m->count; i++) {
@@ -186,11 +192,13 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
 {
     const qc_ckpt_tensor *t = &m->model->tensors[i];
     const qc_tensor_class *c = &m->classes[i];
+    if (m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4)
+        return m->options->requantize ? NULL : "is MXFP4 already; see --requantize";
     if (c->role == QC_ROLE_PACKED || c->role == QC_ROLE_STATE)
         return "is part of a weight that is packed already";
     if (t->ndim != 2)
         return "does not have two dimensions";
-    if (!qc_dtype_is_quantizable(t->dtype))
+    if (!qc_dtype_is_quantizable(t->dtype) && !m->coded.weights[i])
         return "does not hold F64, F32, F16 or BF16";
     if (t->dims[0] == 0 || t->dims[1] == 0)
         return "is empty";
@@ -277,35 +285,28 @@ static int kept_by_rule(const maker *m, uint32_t i)
 /* A weight that would have to be read, in a form that is not read. */
 static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
 {
-    static const struct {
-        const char *tail, *tool;
-    } packed[] = {
-        {".qweight", "GPTQ or AWQ"},
-        {".weight_packed", "compressed-tensors"},
-        {".trellis", "ExLlamaV3"},
-        {".q_weight", "ExLlamaV2"},
-    };
     const qc_ckpt_tensor *t = &m->model->tensors[i];
     const qc_tensor_class *c = &m->classes[i];
-    if (kept_by_rule(m, i))
+    if (kept_by_rule(m, i) || m->coded.weights[i] || m->stored.weights[i] ||
+        m->coded.owners[i] != QC_NO_TENSOR || m->stored.owners[i] != QC_NO_TENSOR)
         return QC_OK;
-    for (size_t k = 0; k < sizeof packed / sizeof *packed; k++) {
-        if (ends_with(t->name, packed[k].tail))
-            QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "tensor '%s' was packed by %s, which is not read: start from the 16-bit "
-                    "checkpoint, or leave such tensors as they are with --keep",
-                    t->name, packed[k].tool);
-    }
+    int buffer = c->role == QC_ROLE_OTHER && (c->traits & QC_TRAIT_FIXED);
+    const char *tool = buffer ? NULL : qc_foreign_tool(m->model, i);
+    if (tool)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s' was packed by %s, which is not read: start from the 16-bit "
+                "checkpoint, or leave such tensors as they are with --keep",
+                t->name, tool);
     if (c->role != QC_ROLE_LINEAR || t->ndim != 2 || qc_dtype_is_quantizable(t->dtype))
         return QC_OK;
     if (qc_dtype_bits(t->dtype) == 8 && strncmp(qc_dtype_name(t->dtype), "F8", 2) == 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "tensor '%s' is %s with scales of its own, which is not read yet: convert the "
-                "checkpoint to BF16 first, or leave such tensors as they are with --keep",
+                "tensor '%s' is %s, but there is no weight_scale_inv or weight_scale beside it: "
+                "start from the 16-bit checkpoint, or leave such tensors as they are with --keep",
                 t->name, qc_dtype_name(t->dtype));
     QC_FAIL(err, QC_ERR_UNSUPPORTED,
             "tensor '%s' is the weight of a Linear, but %s, which is not read: expected F64, F32, "
-            "F16 or BF16; or leave it as it is with --keep",
+            "F16, BF16 or FP8 with its scales; or leave it as it is with --keep",
             t->name, qc_dtype_name(t->dtype));
 }
 
@@ -328,11 +329,42 @@ static void apply_rest(qc_recipe_entry *e, const maker *m, uint32_t i)
         cast_or_keep(e, m, i, QC_DTYPE_F16, "--rest fp16");
 }
 
-static void decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i)
+static int is_stack(const maker *m, uint32_t i)
+{
+    return m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4;
+}
+
+static qc_status check_requantize(const maker *m, qc_error *err)
+{
+    uint32_t i = 0;
+    while (i < m->count && !is_stack(m, i))
+        i++;
+    if (m->options->requantize && i == m->count)
+        QC_FAIL(err, QC_ERR_USAGE, "--requantize: %s has no weights in MXFP4", m->model->path);
+    return QC_OK;
+}
+
+/* The codes of a stack of experts are one after the other: a block must not span two of them. */
+static qc_status check_stack(const qc_recipe_entry *e, const qc_ckpt_tensor *t, qc_error *err)
+{
+    const qc_coded_weight *w = e->coded;
+    if (e->scheme == QC_SCHEME_INT8_ROWS || w->dims[1] * w->dims[2] % e->block_elems == 0)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "tensor '%s': experts of %" PRIu64 " x %" PRIu64 " weights are not whole blocks of "
+            "%" PRIu32 "; use a smaller --block-size, or --keep '%s'",
+            t->name, w->dims[1], w->dims[2], e->block_elems, t->name);
+}
+
+static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
 {
     const qc_ckpt_tensor *t = &m->model->tensors[i];
     const qc_tensor_class *c = &m->classes[i];
-    int wanted = c->role == QC_ROLE_LINEAR && !(c->traits & QC_TRAIT_FLOAT);
+    int stack = is_stack(m, i);
+    int wanted =
+        stack ? m->options->requantize : c->role == QC_ROLE_LINEAR && !(c->traits & QC_TRAIT_FLOAT);
+    if (stack && wanted)
+        e->why = "--requantize";
     if (m->rule_of[i] != NO_RULE) {
         wanted = m->options->rules[m->rule_of[i]].quantize;
         e->why = m->rule_why[m->rule_of[i]];
@@ -341,10 +373,10 @@ static void decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i)
     } else if (c->role == QC_ROLE_LINEAR && (t->dims[0] == 0 || t->dims[1] == 0)) {
         e->why = "empty";
     }
-    if (!wanted || t->ndim != 2 || t->dims[0] == 0 || t->dims[1] == 0 ||
-        !qc_dtype_is_quantizable(t->dtype)) {
+    if (!wanted || t->bytes == 0 || (t->ndim != 2 && !stack) ||
+        (!qc_dtype_is_quantizable(t->dtype) && !e->coded)) {
         apply_rest(e, m, i);
-        return;
+        return QC_OK;
     }
     /* auto: what could be quantized is marked so; auto_choice.c then settles each. */
     e->block_elems = m->options->block_elems;
@@ -356,6 +388,7 @@ static void decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i)
         e->scheme = e->block_elems == 0 ? QC_SCHEME_INT8_ROWS : QC_SCHEME_INT8_BLOCKS;
     }
     e->transpose = (c->traits & QC_TRAIT_CONV1D) != 0;
+    return stack ? check_stack(e, t, err) : QC_OK;
 }
 
 static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
@@ -374,6 +407,12 @@ static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc
                     m->model->tensors[i].name);
         e->scheme = QC_SCHEME_DEQUANT;
         e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+        e->transpose = e->stored->ndim == 3;
+    } else if (e->coded) {
+        e->scheme = QC_SCHEME_CAST;
+        e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+        e->transpose = is_stack(m, i);
+        e->why = bf16 ? "--to bf16" : "--to fp16";
     } else if (owner != i) {
         e->scheme = QC_SCHEME_ABSORBED;
     } else if (m->out->input_is_quantized) {
@@ -382,6 +421,66 @@ static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc
         cast_or_keep(e, m, i, bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
                      bf16 ? "--to bf16" : "--to fp16");
     }
+    return QC_OK;
+}
+
+/* Scales go with their weight: written where it is written as it is, else not. */
+static void settle_scales(maker *m)
+{
+    for (uint32_t i = 0; i < m->count; i++) {
+        uint32_t owner = m->coded.owners[i];
+        qc_recipe_entry *e = &m->out->entries[i];
+        if (owner == QC_NO_TENSOR)
+            continue;
+        const qc_recipe_entry *weight = &m->out->entries[owner];
+        e->scheme = weight->scheme == QC_SCHEME_KEEP ? QC_SCHEME_KEEP : QC_SCHEME_ABSORBED;
+        if (e->scheme == QC_SCHEME_KEEP)
+            e->why = weight->why;
+    }
+}
+
+/* ---- multi-token prediction ---- */
+
+/* The number of the layer that a tensor belongs to, from "model.layers.N." or "layers.N.". */
+static int layer_of(const char *name, uint64_t *layer)
+{
+    static const char *const prefixes[] = {"model.layers.", "layers."};
+    for (size_t i = 0; i < sizeof prefixes / sizeof *prefixes; i++) {
+        size_t len = strlen(prefixes[i]);
+        if (strncmp(name, prefixes[i], len) != 0)
+            continue;
+        size_t digits = strspn(name + len, "0123456789");
+        if (digits == 0 || digits > 9 || name[len + digits] != '.')
+            return 0;
+        *layer = 0;
+        for (size_t k = 0; k < digits; k++)
+            *layer = *layer * 10 + (uint64_t)(name[len + k] - '0');
+        return 1;
+    }
+    return 0;
+}
+
+/* Layers from num_hidden_layers on are for multi-token prediction. */
+static qc_status drop_mtp(maker *m, qc_error *err)
+{
+    uint64_t layers = 0, layer = 0;
+    if (!m->options->drop_mtp)
+        return QC_OK;
+    QC_TRY(qc_json_as_u64(config_get(m->model, "num_hidden_layers"), "num_hidden_layers", &layers,
+                          err));
+    for (uint32_t i = 0; i < m->count; i++) {
+        qc_recipe_entry *e = &m->out->entries[i];
+        if (!layer_of(m->model->tensors[i].name, &layer) || layer < layers)
+            continue;
+        e->scheme = QC_SCHEME_ABSORBED;
+        e->why = "--drop-mtp";
+        m->out->mtp_dropped = 1;
+    }
+    if (!m->out->mtp_dropped)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--drop-mtp: %s has no layer for multi-token prediction: none is numbered %" PRIu64
+                " (num_hidden_layers) or above",
+                m->model->path, layers);
     return QC_OK;
 }
 
@@ -397,17 +496,19 @@ static qc_status decide(maker *m, qc_error *err)
         e->out_dtype = m->model->tensors[i].dtype;
         e->why = m->classes[i].why;
         e->stored = m->stored.weights[i];
+        e->coded = m->coded.weights[i];
         if (m->options->to == QC_TO_KEEP) {
             e->why = "--to keep";
             continue;
         }
         QC_TRY(refuse_foreign(m, i, err));
         if (m->quantizing)
-            decide_quantized(e, m, i);
+            QC_TRY(decide_quantized(e, m, i, err));
         else
             QC_TRY(decide_float(e, m, i, err));
     }
-    return QC_OK;
+    settle_scales(m);
+    return drop_mtp(m, err);
 }
 
 /* A tied head has no tensor of its own, and an explicit list replaces a loader's defaults. */
@@ -463,12 +564,14 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
     maker m = {.out = out, .arena = arena, .model = model, .options = options};
     m.quantizing = qc_to_quantizes(options->to);
     QC_TRY(qc_stored_find(&m.stored, arena, model, err));
+    QC_TRY(qc_coded_find(&m.coded, arena, model, err));
     m.count = (uint32_t)model->tensor_count;
     read_facts(&m);
     QC_TRY(qc_arena_strndup(arena, &out->model_type, m.facts.model_type, strlen(m.facts.model_type),
                             err));
     out->known_type = m.table != NULL;
     out->input_is_quantized = m.stored.count > 0;
+    out->input_is_coded = m.coded.count > 0;
     if (m.quantizing && out->input_is_quantized) {
         uint32_t i = 0;
         while (!m.stored.weights[i])
@@ -479,6 +582,7 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
                 model->path, m.stored.count, model->tensors[i].name,
                 m.stored.weights[i]->fp4 ? "fp4" : qc_scheme_name(m.stored.weights[i]->stored_as));
     }
+    QC_TRY(check_requantize(&m, err));
     QC_TRY(classify(&m, err));
     QC_TRY(apply_rules(&m, err));
     QC_TRY(decide(&m, err));

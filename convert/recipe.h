@@ -20,7 +20,7 @@ typedef enum {
     QC_SCHEME_INT8_ROWS,   /* LLM.int8 */
     QC_SCHEME_INT8_BLOCKS, /* block-wise int8 with absmax, qconv's own form */
     QC_SCHEME_DEQUANT,     /* a quantized weight back to out_dtype */
-    QC_SCHEME_ABSORBED     /* a state tensor that goes with a DEQUANT weight: not written */
+    QC_SCHEME_ABSORBED     /* not written: state of a weight that is decoded, or left out */
 } qc_scheme;
 
 const char *qc_scheme_name(qc_scheme s); /* as in the manifest: "keep", "cast", "nf4", "int8",
@@ -56,14 +56,30 @@ typedef struct {
     uint64_t dims[QC_MAX_DIMS]; /* logical shape */
 } qc_stored_weight;
 
+typedef enum { QC_CODING_FP8, QC_CODING_MXFP4 } qc_coding;
+
+/* For a weight in 8-bit floats or MXFP4, which is decoded to float before anything else. */
+typedef struct {
+    qc_coding coding;
+    qc_dtype dtype;                /* of the model: config.json's, bfloat16 where it has none */
+    uint32_t scales;               /* tensor index; UINT32_MAX: the codes are the weights */
+    uint64_t tile_rows, tile_cols; /* FP8: weights that share a scale */
+    uint64_t tiles_across;         /* FP8: scales in a row of them */
+    unsigned ndim;
+    uint64_t dims[QC_MAX_DIMS]; /* of the weight: [out, in], MXFP4 [experts, out, in] */
+    const char *name;           /* what it is called when it is decoded */
+} qc_coded_weight;
+
 typedef struct {
     qc_scheme scheme;
     qc_role role;
     uint32_t block_elems; /* NF4, INT8_BLOCKS: weights per scale */
-    int transpose;        /* Conv1D: write [out, in] from [in, out] */
-    qc_dtype out_dtype;   /* for CAST and DEQUANT; else the tensor's own */
-    const char *why;      /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
+    int transpose;      /* Conv1D: write [out, in] from [in, out]; stacked experts in 16 bit: write
+                           [experts, in, out], as transformers has them, from [experts, out, in] */
+    qc_dtype out_dtype; /* for CAST and DEQUANT; else the tensor's own */
+    const char *why;    /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
     const qc_stored_weight *stored; /* for DEQUANT (and KEEP of a quantized weight), else NULL */
+    const qc_coded_weight *coded;   /* of a weight in FP8 or MXFP4, whatever becomes of it */
 } qc_recipe_entry;
 
 typedef struct {
@@ -74,7 +90,9 @@ typedef struct {
      * ".weight", in natural order: becomes llm_int8_skip_modules. */
     const char **skip_modules;
     uint32_t skip_count;
-    int input_is_quantized;
+    int input_is_quantized; /* by bitsandbytes or qconv */
+    int input_is_coded;     /* FP8 or MXFP4 */
+    int mtp_dropped;        /* --drop-mtp took something out */
 } qc_recipe;
 
 /* Strings and arrays live in the arena. QC_ERR_USAGE for a glob that matches nothing, or that

@@ -160,22 +160,27 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, in
     return QC_OK;
 }
 
-/* M.SCB at index scb; stem_len counts "M.". */
+/* M.SCB at index scb; stem_len counts "M.". The weight is M.weight, or M itself: a stack of
+ * experts is no module. */
 static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_error *err)
 {
     const qc_ckpt_tensor *tensors = f->model->tensors;
     const char *stem = tensors[scb].name;
     uint32_t weight = find_sibling(f, stem, stem_len, "weight");
+    if (weight == QC_NO_TENSOR && stem_len > 0)
+        weight = find_sibling(f, stem, stem_len - 1, "");
     if (weight == QC_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the weight it scales is missing", stem);
     const qc_ckpt_tensor *t = &tensors[weight];
-    if (t->dtype != QC_DTYPE_I8 || t->ndim != 2)
+    if (t->dtype != QC_DTYPE_I8 || t->ndim < 2 || t->ndim > 3)
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%s': expected I8 of 2 dimensions beside SCB, found %s of %u", t->name,
+                "tensor '%s': expected I8 of 2 or 3 dimensions beside SCB, found %s of %u", t->name,
                 qc_dtype_name(t->dtype), t->ndim);
     if (f->set->weights[weight])
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has more than one quant_state or SCB", t->name);
-    QC_TRY(check_part(f, weight, scb, "SCB", QC_DTYPE_F32, t->dims[0], err));
+    uint64_t rows = 0;
+    QC_TRY(qc_shape_elems(t->dims, t->ndim - 1, &rows, err));
+    QC_TRY(check_part(f, weight, scb, "SCB", QC_DTYPE_F32, rows, err));
     uint32_t format = find_sibling(f, stem, stem_len, "weight_format");
     if (format != QC_NO_TENSOR) {
         unsigned char value = 0;
@@ -193,9 +198,9 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
     w->stored_as = QC_SCHEME_INT8_ROWS;
     w->absmax = scb;
     w->quant_map = w->nested_absmax = w->nested_map = QC_NO_TENSOR;
-    w->block_elems = t->dims[1];
+    w->block_elems = t->dims[t->ndim - 1];
     w->dtype = f->float_dtype;
-    w->ndim = 2;
+    w->ndim = t->ndim;
     memcpy(w->dims, t->dims, sizeof w->dims);
     own(f, weight, scb);
     own(f, weight, format);

@@ -3,6 +3,7 @@
  *   M.weight.quant_state.bitsandbytes__nf4   or __fp4: 4-bit codes in M.weight
  *   M.weight.quant_state.qconv__int8         block-wise int8 in M.weight
  *   M.SCB beside an I8 M.weight              row-wise int8 (LLM.int8)
+ *   P.quant_state..., P.SCB beside P         the same for a stack of experts, [experts, out, in]
  *
  * docs/format.md has the layouts. Every size is checked against the shape the state names. */
 #ifndef QC_CONVERT_RECIPE_STORED_H

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MTP_KEY       "num_nextn_predict_layers"
 #define SIDE_TEXT_MAX ((size_t)256 << 20)
 
 const char *qc_compute_dtype(const qc_plan *plan)
@@ -17,7 +18,7 @@ const char *qc_compute_dtype(const qc_plan *plan)
         const qc_job *j = &plan->jobs[i];
         if (j->scheme != QC_SCHEME_NF4)
             continue;
-        qc_dtype t = plan->model->tensors[j->source].dtype;
+        qc_dtype t = j->state.dtype;
         f16 += t == QC_DTYPE_F16 ? j->elems : 0;
         bf16 += t == QC_DTYPE_BF16 ? j->elems : 0;
     }
@@ -78,16 +79,27 @@ int qc_plan_mixes_schemes(const qc_plan *plan)
     return k.nf4 && k.int8;
 }
 
-/* Block-wise int8 is not a form bitsandbytes loads, and neither is int8 beside NF4: a name of its
- * own makes every loader say so instead of reading the codes as something else. */
+static const qc_job *first_quantized(const qc_plan *plan, int stacks_only)
+{
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        int quantized = j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+                        j->scheme == QC_SCHEME_INT8_BLOCKS;
+        if (quantized &&
+            (!stacks_only || (j->entry->coded && j->entry->coded->coding == QC_CODING_MXFP4)))
+            return j;
+    }
+    return NULL;
+}
+
+/* Block-wise int8, stacks of experts and int8 beside NF4 are no forms that bitsandbytes loads. */
 static void write_own_config(qc_json_writer *w, const qc_plan *plan, const char *type)
 {
-    if (plan->options->block_elems) {
-        qc_jw_key(w, "block_size");
-        qc_jw_u64(w, plan->options->block_elems);
-    }
+    const qc_job *j = first_quantized(plan, 0);
+    qc_jw_key(w, "block_size");
+    qc_jw_u64(w, j->block_elems); /* 0: row-wise */
     qc_jw_key(w, "double_quant");
-    qc_jw_bool(w, plan->options->double_quant);
+    qc_jw_bool(w, j->nested);
     qc_jw_key(w, "modules_to_not_convert");
     qc_jw_begin_array(w);
     for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
@@ -108,10 +120,11 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_jw_init(&w, &flat, err);
     qc_jw_begin_object(&w);
     kinds k = kinds_of(plan);
-    if (plan->options->to == QC_TO_INT8 && plan->options->block_elems)
-        write_own_config(&w, plan, "int8-block");
-    else if (k.nf4 && k.int8)
+    const qc_job *stack = first_quantized(plan, 1);
+    if (k.nf4 && k.int8)
         write_own_config(&w, plan, "nf4+int8");
+    else if (stack || (plan->options->to == QC_TO_INT8 && plan->options->block_elems))
+        write_own_config(&w, plan, qc_scheme_name(first_quantized(plan, 0)->scheme));
     else
         write_bnb_config(&w, plan, k.nf4);
     qc_jw_end_object(&w);
@@ -152,12 +165,13 @@ static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_
     return QC_OK;
 }
 
-/* Does a weight stay quantized (--keep while the others are dequantized)? Then its loader still
- * needs the source's quantization_config. */
+/* Does a weight stay quantized, FP8 or MXFP4 (--keep while the others are decoded)? Then its loader
+ * still needs the source's quantization_config. */
 static int keeps_quantized(const qc_plan *plan)
 {
     for (uint32_t i = 0; i < plan->job_count; i++) {
-        if (plan->jobs[i].scheme == QC_SCHEME_KEEP && plan->jobs[i].entry->stored)
+        const qc_recipe_entry *e = plan->jobs[i].entry;
+        if (plan->jobs[i].scheme == QC_SCHEME_KEEP && (e->stored || e->coded))
             return 1;
     }
     return 0;
@@ -176,7 +190,8 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         st = make_quantization_config(&value, plan, err);
         if (st == QC_OK)
             st = splice(out, "quantization_config", value.data, err);
-    } else if (plan->recipe->input_is_quantized && !keeps_quantized(plan)) {
+    } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
+               !keeps_quantized(plan)) {
         st = splice(out, "quantization_config", NULL, err);
     }
     qc_strbuf_deinit(&value);
@@ -186,6 +201,8 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         if (qc_json_get(root, dtype_keys[i]))
             st = splice(out, dtype_keys[i], dtype, err);
     }
+    if (st == QC_OK && plan->recipe->mtp_dropped && qc_json_get(root, MTP_KEY))
+        st = splice(out, MTP_KEY, "0", err);
     return st;
 }
 

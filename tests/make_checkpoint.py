@@ -307,8 +307,10 @@ def write_model(path, model, layers=None, experts=None, scale=1, seed=None, shar
     """A checkpoint directory from a pattern file. seed None: holes instead of values."""
     rng = random.Random(seed)
     tensors = {}
-    for name, kind, shape, _ in model_rows(model, layers, experts, scale, dtype):
+    for name, kind, shape, role in model_rows(model, layers, experts, scale, dtype):
         body = None if seed is None else random_bytes(kind, shape, rng)
+        if body is not None and role == "mxfp4_scales":
+            body = bytes(112 + b % 12 for b in body)  # as trained ones: 255 would be NaN
         tensors[name] = (kind, shape, body)
     conf = model_config(model, layers, experts, scale) if config else None
     return write_checkpoint(path, tensors, conf, shard_bytes)

@@ -116,8 +116,12 @@ static void write_shard(world *w, uint32_t shard, size_t *tensor)
                               .content_bytes = sh->header_bytes + sh->data_bytes,
                               .header_bytes = sh->header_bytes,
                               .device = w->placed ? sh->device : 0};
-    put_stretch(&file, frames, &count, w->m.compressed, (const unsigned char *)sh->header,
+    qc_strbuf header;
+    qc_strbuf_init(&header, MIB);
+    assert_int_equal(qc_layout_header(&header, &w->layout, shard, w->tensors, NULL), QC_OK);
+    put_stretch(&file, frames, &count, w->m.compressed, (const unsigned char *)header.data,
                 sh->header_bytes, sh->header_bytes, &ms->header, &ms->header_stored);
+    qc_strbuf_deinit(&header);
     if (w->m.compressed)
         ms->header_stored_bytes = file.len;
     for (uint32_t k = 0; k < sh->count; k++) {

@@ -31,16 +31,20 @@ static qc_role expected_role(const char *role)
 /* Bytes by the rules of tests/data/models/README.md: without per-tensor constants and buffers. */
 static uint64_t bytes_of(const qc_ckpt_tensor *t, const qc_recipe_entry *e, const char *role)
 {
-    uint64_t n = 0;
+    uint64_t n = 0, rows = t->dims[0];
     assert_int_equal(qc_shape_elems(t->dims, t->ndim, &n, NULL), QC_OK);
-    if (strcmp(role, "buffer") == 0)
+    if (strcmp(role, "buffer") == 0 || e->scheme == QC_SCHEME_ABSORBED)
         return 0;
+    if (e->coded && e->scheme != QC_SCHEME_KEEP) {
+        assert_int_equal(qc_shape_elems(e->coded->dims, e->coded->ndim, &n, NULL), QC_OK);
+        rows = t->dims[0] * t->dims[1];
+    }
     uint64_t blocks = (n + 63) / 64;
     switch (e->scheme) {
     case QC_SCHEME_NF4:
         return (n + 1) / 2 + blocks + 4 * ((blocks + 255) / 256);
     case QC_SCHEME_INT8_ROWS:
-        return n + 4 * t->dims[0];
+        return n + 4 * rows;
     case QC_SCHEME_KEEP:
     case QC_SCHEME_CAST:
     case QC_SCHEME_INT8_BLOCKS:
@@ -64,8 +68,8 @@ static uint64_t check_model(const fixture *f, const char *file, uint64_t *quanti
             fail_msg("%s: '%s' is %s, expected %s (%s)", file, t->name, qc_role_name(e->role),
                      qc_role_name(want), e->why);
         if (e->scheme == QC_SCHEME_NF4 || e->scheme == QC_SCHEME_INT8_ROWS)
-            *quantized += t->bytes * 8 / qc_dtype_bits(t->dtype);
-        assert_int_equal(e->transpose, 0);
+            *quantized += t->bytes * 8 / (e->coded ? 4 : qc_dtype_bits(t->dtype));
+        assert_int_equal(e->transpose, e->coded && e->scheme == QC_SCHEME_CAST);
         assert_non_null(e->why);
         total += bytes_of(t, e, roles[i].role);
     }
@@ -121,10 +125,30 @@ static void one_model(const char *file, uint64_t quantizable, const char *skips)
             expect_size(root, file, key, total);
             assert_int_equal(quantized, quantizable);
             fixture_expect_skips(&f, skips);
-        } else if (!mxfp4) {
-            expect_size(root, file, key, total);
+        } else {
+            expect_size(root, file, "bf16", total);
             assert_int_equal(f.recipe.skip_count, 0);
         }
+        qc_json_destroy(doc);
+        fixture_deinit(&f);
+    }
+}
+
+/* --requantize: experts, too; NOTES' 19.7e9 weights and its sizes. */
+static void gpt_oss_requantized(void **state)
+{
+    (void)state;
+    static const char file[] = "gpt-oss-20b.json";
+    for (int int8 = 0; int8 < 2; int8++) {
+        fixture f;
+        qc_json *doc = load(&f, file, int8 ? QC_TO_INT8 : QC_TO_NF4);
+        f.options.requantize = 1;
+        fixture_make_ok(&f);
+        uint64_t quantized = 0, total = check_model(&f, file, &quantized);
+        expect_size(qc_json_root(doc), file, int8 ? "int8" : "nf4", total);
+        assert_true(quantized == 19747307520);
+        assert_int_equal(f.recipe.input_is_coded, 1);
+        fixture_expect_skips(&f, "lm_head");
         qc_json_destroy(doc);
         fixture_deinit(&f);
     }
@@ -245,6 +269,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_model),
+        cmocka_unit_test(gpt_oss_requantized),
         cmocka_unit_test(mllama_without_vision),
         cmocka_unit_test(general_rules_agree),
         cmocka_unit_test(many_tensors_and_globs),

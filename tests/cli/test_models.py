@@ -27,7 +27,7 @@ def constants(dtype, shape, to):
 def weight_bytes(shape, to):
     n = mk.numel(shape)
     if to == "int8":
-        return n + 4 * shape[0]
+        return n + 4 * (n // shape[-1])
     blocks = -(-n // 64)
     return n // 2 + blocks + 4 * -(-blocks // 256)
 
@@ -47,6 +47,8 @@ class DryRun(OutputCase):
                 print("%s --to %s: %d tensors planned in %.2f s"
                       % (name, to, len(rows), seconds), file=sys.stderr)
                 self.check(model, rows, linear, to, json.loads(text))
+            if name.startswith("gpt-oss"):
+                self.check_requantized(name, model, rows, linear)
             shutil.rmtree(self.path(name))
 
     def check(self, model, rows, linear, to, plan):
@@ -56,6 +58,7 @@ class DryRun(OutputCase):
         self.assertTrue(plan["known_type"], where)
         quantized = {n for n, t in tensors.items() if t["scheme"] == to}
         self.assertEqual(quantized, linear, where)
+        self.assertEqual(plan["skip_modules"], ["lm_head"], where)
         self.assertEqual(plan["weights_quantized"],
                          sum(mk.numel(s) for n, _, s, _ in rows if n in linear), where)
         left_out = 0
@@ -85,6 +88,26 @@ class DryRun(OutputCase):
             self.assertGreater(shard["bytes"], size)
             self.assertLess(shard["bytes"] - size, 1000 * 6 * len(tensors))
         self.assertEqual(count, len([u for u in used if u]))
+
+    def check_requantized(self, name, model, rows, linear):
+        """Experts, too: the `sizes` of the whole model, and the constants of each weight."""
+        blocks = {n: [s[0], s[1], s[2] * 32] for n, _, s, role in rows if role == "mxfp4_blocks"}
+        scales = {r[0] for r in rows if r[3] == "mxfp4_scales"}
+        for to in ("nf4", "int8"):
+            plan = json.loads(self.ok("--dry-run", "--json", "--requantize", "--to", to, name))
+            tensors = {t["name"]: t for t in plan["tensors"]}
+            self.assertEqual(set(tensors), {r[0] for r in rows} - scales)
+            left_out = 0
+            for n, t in tensors.items():
+                self.assertEqual(t["scheme"], to if n in linear or n in blocks else "keep", n)
+                if t["scheme"] != "keep":
+                    shape = blocks.get(n, t["shape"])
+                    extra = constants("BF16", shape, to)
+                    self.assertEqual(t["bytes_after"], weight_bytes(shape, to) + extra, n)
+                    left_out += extra
+            self.assertEqual(plan["tensor_bytes"] - left_out, model["sizes"][to])
+        plan = json.loads(self.ok("--dry-run", "--json", "--to", "bf16", name))
+        self.assertEqual(plan["tensor_bytes"], model["sizes"]["bf16"])
 
     def test_pickle_only(self):
         """deepseek-llm-7b-chat was released as PyTorch files only; these are broken ones."""
@@ -138,10 +161,17 @@ class Small(OutputCase):
                 self.assertEqual(out[tensor][0], "U8" if form[1] == "nf4" else "I8")
         derived = {"nf4": 5, "int8": 2 if len(form) == 2 else 4}[form[1]]
         self.assertEqual(len(out), len(source) + derived * len(linear), where)
-        # And back: every tensor that was there has its shape again.
+        # And back: every tensor that was there has its shape again, stacks of experts that of
+        # transformers in 16 bit.
         back = self.convert("--to", "bf16", "o", "back")
-        self.assertEqual({n: t[1] for n, t in back.items()},
-                         {n: t[1] for n, t in source.items()}, where)
+        shapes = {}
+        for n, t in source.items():
+            if n.endswith("_blocks"):
+                e, rows, groups, _ = t[1]
+                shapes[n[:-len("_blocks")]] = [e, groups * 32, rows]
+            elif not n.endswith("_scales"):
+                shapes[n] = t[1]
+        self.assertEqual({n: t[1] for n, t in back.items()}, shapes, where)
         for tensor in linear:
             a, b = mk.decode(*source[tensor][::2]), mk.decode("BF16", back[tensor][2])
             error = sum((x - y) ** 2 for x, y in zip(a[:5000], b)) / sum(x * x for x in a[:5000])

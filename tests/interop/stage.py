@@ -26,6 +26,8 @@ ENVIRONMENTS = {
     "torch": (["transformers5"], "test_interop_torch.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
+    "forms-transformers5": (["transformers5"], "test_interop_forms.py"),
+    "forms-transformers4": (["transformers4"], "test_interop_forms.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
 

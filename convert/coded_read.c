@@ -1,0 +1,169 @@
+#include "convert/coded_read.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "quant/quant_decode.h"
+
+#include <inttypes.h>
+
+void qc_coded_scratch_deinit(qc_coded_scratch *s)
+{
+    qc_free(s->codes);
+    qc_free(s->raw);
+    qc_free(s->scales);
+    *s = (qc_coded_scratch){0};
+}
+
+uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n)
+{
+    return w->coding == QC_CODING_MXFP4 ? n / 2 : n;
+}
+
+static qc_status reserve(unsigned char **p, size_t *room, uint64_t bytes, qc_error *err)
+{
+    size_t want = 0;
+    void *v = NULL;
+    if (bytes <= *room)
+        return QC_OK;
+    if (qc_u64_to_size(bytes, &want))
+        QC_FAIL(err, QC_ERR_NOMEM, "a row of scales is too large");
+    qc_free(*p);
+    *p = NULL;
+    *room = 0;
+    QC_TRY(qc_malloc(&v, want, err));
+    *p = v;
+    *room = want;
+    return QC_OK;
+}
+
+static uint64_t columns_of(const qc_coded_weight *w)
+{
+    return w->dims[w->ndim - 1];
+}
+
+static qc_status refuse(const qc_ckpt_tensor *t, const qc_coded_weight *w, uint64_t index,
+                        qc_error *err)
+{
+    uint64_t row = index / columns_of(w), col = index % columns_of(w);
+    if (w->ndim == 3)
+        QC_FAIL(err, QC_ERR_NONFINITE,
+                "tensor '%s': the weight of expert %" PRIu64 " at row %" PRIu64 ", column %" PRIu64
+                " is not finite; --keep '%s' leaves the tensor as it is",
+                t->name, row / w->dims[1], row % w->dims[1], col, t->name);
+    QC_FAIL(err, QC_ERR_NONFINITE,
+            "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
+            " is not finite; --keep '%s' leaves the tensor as it is",
+            t->name, row, col, t->name);
+}
+
+static qc_status read_codes(const qc_checkpoint *model, qc_st_cursor *cursor,
+                            const qc_ckpt_tensor *t, qc_coded_scratch *s, uint64_t offset,
+                            uint64_t bytes, qc_error *err)
+{
+    QC_TRY(reserve(&s->codes, &s->code_room, bytes, err));
+    s->code_bytes = (size_t)bytes;
+    return qc_checkpoint_read(model, cursor, t, offset, s->codes, s->code_bytes, err);
+}
+
+static qc_status read_raw_scales(const qc_checkpoint *model, qc_st_cursor *cursor,
+                                 const qc_coded_weight *w, qc_coded_scratch *s, uint64_t offset,
+                                 uint64_t bytes, qc_error *err)
+{
+    QC_TRY(reserve(&s->raw, &s->raw_room, bytes, err));
+    return qc_checkpoint_read(model, cursor, &model->tensors[w->scales], offset, s->raw,
+                              (size_t)bytes, err);
+}
+
+/* The rows of tiles that `rows` rows from first_row touch, as floats in s->scales. */
+static qc_status read_tile_scales(const qc_checkpoint *model, qc_st_cursor *cursor,
+                                  const qc_quant_ops *ops, const qc_coded_weight *w,
+                                  qc_coded_scratch *s, uint64_t first_tile_row, uint64_t tile_rows,
+                                  qc_error *err)
+{
+    qc_dtype dtype = model->tensors[w->scales].dtype;
+    uint64_t n = tile_rows * w->tiles_across, each = qc_dtype_bits(dtype) / 8, overflow = 0;
+    QC_TRY(read_raw_scales(model, cursor, w, s, first_tile_row * w->tiles_across * each, n * each,
+                           err));
+    if (n > s->scale_room) {
+        size_t want = 0;
+        void *v = NULL;
+        if (qc_u64_to_size(n, &want))
+            QC_FAIL(err, QC_ERR_NOMEM, "a row of scales is too large");
+        qc_free(s->scales);
+        s->scales = NULL;
+        s->scale_room = 0;
+        QC_TRY(qc_realloc_array(&v, want, sizeof *s->scales, err));
+        s->scales = v;
+        s->scale_room = want;
+    }
+    if (dtype == QC_DTYPE_F8_E8M0) {
+        float table[256];
+        qc_f8_table(dtype, table);
+        for (uint64_t i = 0; i < n; i++)
+            s->scales[i] = table[s->raw[i]];
+        return QC_OK;
+    }
+    ops->cast(s->raw, dtype, n, s->scales, QC_DTYPE_F32, &overflow);
+    return QC_OK;
+}
+
+static qc_status read_fp8(const qc_checkpoint *model, qc_st_cursor *cursor, const qc_quant_ops *ops,
+                          const qc_ckpt_tensor *t, const qc_coded_weight *w, qc_coded_scratch *s,
+                          uint64_t first, uint64_t n, float *out, uint64_t *bad, qc_error *err)
+{
+    static const float one = 1.0f;
+    uint64_t cols = columns_of(w);
+    uint64_t top = first / cols / w->tile_rows, bottom = (first + n - 1) / cols / w->tile_rows;
+    qc_tile_scales tiles = {cols, w->tile_rows, w->tile_cols, w->tiles_across, &one};
+    if (!s->has_table || s->table_dtype != t->dtype)
+        qc_f8_table(t->dtype, s->table);
+    s->has_table = 1;
+    s->table_dtype = t->dtype;
+    QC_TRY(read_codes(model, cursor, t, s, first, n, err));
+    if (w->scales != UINT32_MAX) {
+        QC_TRY(read_tile_scales(model, cursor, ops, w, s, top, bottom - top + 1, err));
+        tiles.scales = s->scales;
+    }
+    /* Counted from the first row of tiles that was read. */
+    qc_f8_decode(s->codes, s->table, &tiles, first - top * w->tile_rows * cols, n, out, bad);
+    return QC_OK;
+}
+
+qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor, const qc_quant_ops *ops,
+                        const qc_ckpt_tensor *t, const qc_coded_weight *w, qc_coded_scratch *s,
+                        uint64_t first, uint64_t n, float *out, qc_error *err)
+{
+    uint64_t bad = UINT64_MAX;
+    if (n == 0)
+        return QC_OK;
+    if (w->coding == QC_CODING_FP8) {
+        QC_TRY(read_fp8(model, cursor, ops, t, w, s, first, n, out, &bad, err));
+    } else {
+        if (first % QC_MXFP4_BLOCK != 0 || n % QC_MXFP4_BLOCK != 0)
+            QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': a part of a block was asked for", t->name);
+        uint64_t block = first / QC_MXFP4_BLOCK, blocks = n / QC_MXFP4_BLOCK;
+        QC_TRY(read_codes(model, cursor, t, s, first / 2, n / 2, err));
+        QC_TRY(read_raw_scales(model, cursor, w, s, block, blocks, err));
+        qc_mxfp4_decode(s->codes, s->raw, blocks, out, &bad);
+    }
+    return bad == UINT64_MAX ? QC_OK : refuse(t, w, first + bad, err);
+}
+
+qc_status qc_coded_read_columns(const qc_checkpoint *model, qc_st_cursor *cursor,
+                                const qc_ckpt_tensor *t, const qc_coded_weight *w,
+                                qc_coded_scratch *s, uint64_t first_row, uint64_t rows,
+                                uint64_t first_col, uint64_t cols, float *out, qc_error *err)
+{
+    uint64_t blocks_across = columns_of(w) / QC_MXFP4_BLOCK;
+    uint64_t first = first_row * blocks_across, n = rows * blocks_across;
+    QC_TRY(read_codes(model, cursor, t, s, first * QC_MXFP4_BYTES, n * QC_MXFP4_BYTES, err));
+    QC_TRY(read_raw_scales(model, cursor, w, s, first, n, err));
+    for (uint64_t r = 0; r < rows; r++) {
+        uint64_t block = r * blocks_across + first_col / QC_MXFP4_BLOCK, bad = UINT64_MAX;
+        qc_mxfp4_decode(s->codes + block * QC_MXFP4_BYTES, s->raw + block, cols / QC_MXFP4_BLOCK,
+                        out + r * cols, &bad);
+        if (bad != UINT64_MAX)
+            return refuse(t, w, (first_row + r) * columns_of(w) + first_col + bad, err);
+    }
+    return QC_OK;
+}

@@ -1,0 +1,205 @@
+/* Source of the layouts: transformers 5, conversion_mapping.py (MergeModulelist(dim=0) and
+ * Concatenate(dim=1) of gate and up). */
+#include "convert/expert_split.h"
+
+#include "base/checked.h"
+#include "formats/checkpoint_parts.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    const char *types;            /* " a b " */
+    const char *path;             /* of the experts in a released checkpoint */
+    const char *gate, *up, *down; /* names of the matrices there */
+    const char *router;           /* released name of "mlp.gate.weight", or NULL: the same */
+} expert_names;
+
+static const expert_names families[] = {
+    {" qwen2_moe qwen3_moe qwen3_next deepseek_v2 deepseek_v3 dots1 ernie4_5_moe glm4_moe olmoe "
+     "flex_olmo ",
+     "mlp.experts", "gate_proj", "up_proj", "down_proj", NULL},
+    {" mixtral minimax ", "block_sparse_moe.experts", "w1", "w3", "w2",
+     "block_sparse_moe.gate.weight"},
+};
+
+static const char gate_up_tail[] = "mlp.experts.gate_up_proj";
+static const char down_tail[] = "mlp.experts.down_proj";
+static const char router_tail[] = "mlp.gate.weight";
+
+typedef struct {
+    qc_checkpoint *c;
+    const expert_names *names;
+    qc_ckpt_tensor *tensors; /* the new list */
+    size_t count, room;
+} splitter;
+
+static const expert_names *find_family(const qc_checkpoint *c)
+{
+    if (!c->config)
+        return NULL;
+    const char *type = qc_json_string_or(qc_json_get(qc_json_root(c->config), "model_type"), "");
+    size_t len = strlen(type);
+    if (len == 0 || strchr(type, ' '))
+        return NULL;
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
+        for (const char *p = families[i].types; (p = strstr(p, type)) != NULL; p += len) {
+            if (p[-1] == ' ' && p[len] == ' ')
+                return &families[i];
+        }
+    }
+    return NULL;
+}
+
+/* Length of what is before the tail, which begins a component; SIZE_MAX where there is none. */
+static size_t stem_before(const char *name, const char *tail)
+{
+    size_t n = strlen(name), m = strlen(tail);
+    if (n < m || strcmp(name + n - m, tail) != 0 || (n > m && name[n - m - 1] != '.'))
+        return SIZE_MAX;
+    return n - m;
+}
+
+static const qc_ckpt_tensor *find(const qc_checkpoint *c, const char *stem, size_t stem_len,
+                                  const char *tail)
+{
+    char name[4096];
+    if (stem_len + strlen(tail) >= sizeof name)
+        return NULL;
+    memcpy(name, stem, stem_len);
+    memcpy(name + stem_len, tail, strlen(tail) + 1);
+    return qc_checkpoint_find(c, name);
+}
+
+/* Are these the two fused tensors of one layer? */
+static int fits(const qc_ckpt_tensor *gate_up, const qc_ckpt_tensor *down)
+{
+    return gate_up && down && gate_up->ndim == 3 && down->ndim == 3 &&
+           qc_dtype_is_quantizable(gate_up->dtype) && qc_dtype_is_quantizable(down->dtype) &&
+           gate_up->bytes > 0 && down->bytes > 0 && gate_up->dims[0] == down->dims[0] &&
+           gate_up->dims[1] % 2 == 0 && gate_up->dims[1] / 2 == down->dims[2] &&
+           gate_up->dims[2] == down->dims[1];
+}
+
+/* Is t fused, and in the layout that is known? *stem_len: before "mlp.". */
+static int is_fused(const splitter *s, const qc_ckpt_tensor *t, size_t *stem_len)
+{
+    size_t stem = stem_before(t->name, gate_up_tail);
+    if (stem == SIZE_MAX)
+        stem = stem_before(t->name, down_tail);
+    if (stem == SIZE_MAX || !s->names)
+        return 0;
+    *stem_len = stem;
+    return fits(find(s->c, t->name, stem, gate_up_tail), find(s->c, t->name, stem, down_tail));
+}
+
+/* Rows [first, first + rows) of one expert's matrix. */
+static qc_status add_part(splitter *s, const qc_ckpt_tensor *from, size_t stem_len, uint64_t expert,
+                          const char *matrix, uint64_t first, uint64_t rows, qc_error *err)
+{
+    qc_ckpt_tensor *t = &s->tensors[s->count++];
+    uint64_t row_bytes = from->bytes / from->dims[0] / from->dims[1];
+    QC_TRY(qc_arena_printf(&s->c->arena, &t->name, err, "%.*s%s.%" PRIu64 ".%s.weight",
+                           (int)stem_len, from->name, s->names->path, expert, matrix));
+    t->dtype = from->dtype;
+    t->ndim = 2;
+    t->dims[0] = rows;
+    t->dims[1] = from->dims[2];
+    t->bytes = rows * row_bytes;
+    t->begin = from->begin + (expert * from->dims[1] + first) * row_bytes;
+    t->file = from->file;
+    return QC_OK;
+}
+
+static qc_status add_fused(splitter *s, const qc_ckpt_tensor *t, size_t stem_len, qc_error *err)
+{
+    int down = stem_before(t->name, down_tail) != SIZE_MAX;
+    for (uint64_t e = 0; e < t->dims[0]; e++) {
+        if (down) {
+            QC_TRY(add_part(s, t, stem_len, e, s->names->down, 0, t->dims[1], err));
+            continue;
+        }
+        uint64_t half = t->dims[1] / 2;
+        QC_TRY(add_part(s, t, stem_len, e, s->names->gate, 0, half, err));
+        QC_TRY(add_part(s, t, stem_len, e, s->names->up, half, half, err));
+    }
+    return QC_OK;
+}
+
+static qc_status add_plain(splitter *s, const qc_ckpt_tensor *t, qc_error *err)
+{
+    qc_ckpt_tensor *to = &s->tensors[s->count++];
+    *to = *t;
+    size_t stem = s->names && s->names->router ? stem_before(t->name, router_tail) : SIZE_MAX;
+    if (stem == SIZE_MAX ||
+        !fits(find(s->c, t->name, stem, gate_up_tail), find(s->c, t->name, stem, down_tail)))
+        return QC_OK;
+    return qc_arena_printf(&s->c->arena, &to->name, err, "%.*s%s", (int)stem, t->name,
+                           s->names->router);
+}
+
+static int compare_names(const void *pa, const void *pb)
+{
+    const qc_ckpt_tensor *a = pa, *b = pb;
+    return strcmp(a->name, b->name);
+}
+
+/* Floating stacks of experts that no recipe quantizes. */
+static qc_status warn_of_stacks(const splitter *s, qc_error *err)
+{
+    uint64_t stacks = 0, weights = 0;
+    const char *first = NULL;
+    for (size_t i = 0; i < s->c->tensor_count; i++) {
+        const qc_ckpt_tensor *t = &s->c->tensors[i];
+        if (t->ndim != 3 || t->bytes == 0 || !qc_dtype_is_quantizable(t->dtype) ||
+            !strstr(t->name, "experts."))
+            continue;
+        uint64_t n = t->bytes / (qc_dtype_bits(t->dtype) / 8);
+        stacks++;
+        weights += n;
+        first = first ? first : t->name;
+    }
+    if (stacks == 0)
+        return QC_OK;
+    return qc_ckpt_warn(s->c, err,
+                        "%" PRIu64 " stacks of experts ('%.160s' is the first) with %" PRIu64
+                        " weights are kept as they are: how they lie in there is not known for "
+                        "this model type",
+                        stacks, first, weights);
+}
+
+qc_status qc_experts_split(qc_checkpoint *c, qc_error *err)
+{
+    splitter s = {.c = c, .names = find_family(c)};
+    size_t stem = 0;
+    void *v = NULL;
+    s.room = c->tensor_count;
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        const qc_ckpt_tensor *t = &c->tensors[i];
+        if (!is_fused(&s, t, &stem))
+            continue;
+        /* Not more parts than bytes, but a hostile shape may still ask for very many. */
+        if (t->dims[0] > UINT32_MAX / 8 || s.room > UINT32_MAX / 8)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s': %" PRIu64 " experts are too many",
+                    t->name, t->dims[0]);
+        s.room += 2 * (size_t)t->dims[0];
+    }
+    if (s.room > c->tensor_count) {
+        QC_TRY(qc_arena_alloc(&c->arena, &v, s.room, sizeof *s.tensors, err));
+        s.tensors = v;
+        for (size_t i = 0; i < c->tensor_count; i++) {
+            const qc_ckpt_tensor *t = &c->tensors[i];
+            QC_TRY(is_fused(&s, t, &stem) ? add_fused(&s, t, stem, err) : add_plain(&s, t, err));
+        }
+        qsort(s.tensors, s.count, sizeof *s.tensors, compare_names);
+        for (size_t i = 1; i < s.count; i++) {
+            if (strcmp(s.tensors[i - 1].name, s.tensors[i].name) == 0)
+                QC_FAIL(err, QC_ERR_INPUT, "%s: '%s' is there by itself and within a fused tensor",
+                        c->path, s.tensors[i].name);
+        }
+        c->tensors = s.tensors;
+        c->tensor_count = s.count;
+    }
+    return warn_of_stacks(&s, err);
+}

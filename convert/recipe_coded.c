@@ -1,0 +1,339 @@
+#include "convert/recipe_coded.h"
+
+#include "base/checked.h"
+#include "quant/quant_decode.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define NAME_BYTES    4096u
+#define NO_TENSOR     UINT32_MAX
+#define DEFAULT_BLOCK 128u /* DeepSeek-V3's, for a config.json that lacks weight_block_size */
+
+typedef struct {
+    const qc_checkpoint *model;
+    qc_arena *arena;
+    qc_coded_set *set;
+    qc_dtype dtype;
+    const qc_json_node *quantization; /* config.json's quantization_config, or NULL */
+    uint64_t block[2];
+} finder;
+
+static int ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), m = strlen(tail);
+    return n >= m && memcmp(s + n - m, tail, m) == 0;
+}
+
+/* The tensor called stem (stem_len bytes) + tail, or NO_TENSOR. */
+static uint32_t sibling(const qc_checkpoint *model, const char *stem, size_t stem_len,
+                        const char *tail)
+{
+    char name[NAME_BYTES];
+    size_t tail_len = strlen(tail);
+    if (stem_len + tail_len >= sizeof name)
+        return NO_TENSOR;
+    memcpy(name, stem, stem_len);
+    memcpy(name + stem_len, tail, tail_len + 1);
+    const qc_ckpt_tensor *t = qc_checkpoint_find(model, name);
+    return t ? (uint32_t)(t - model->tensors) : NO_TENSOR;
+}
+
+static int is_scale_dtype(qc_dtype t)
+{
+    return t == QC_DTYPE_F32 || t == QC_DTYPE_BF16 || t == QC_DTYPE_F16 || t == QC_DTYPE_F8_E8M0;
+}
+
+static qc_status new_weight(finder *f, uint32_t i, qc_coded_weight **out, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(f->arena, &v, 1, sizeof **out, err));
+    *out = v;
+    (*out)->dtype = f->dtype;
+    (*out)->scales = NO_TENSOR;
+    f->set->weights[i] = v;
+    f->set->count++;
+    return QC_OK;
+}
+
+/* ---- FP8 ---- */
+
+static qc_status check_scale_dtype(const qc_ckpt_tensor *s, qc_error *err)
+{
+    if (!is_scale_dtype(s->dtype))
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s': expected scales of F32, BF16, F16 or F8_E8M0, found %s", s->name,
+                qc_dtype_name(s->dtype));
+    return QC_OK;
+}
+
+/* weight_scale_inv: one scale for each block of the weight, or one in all. */
+static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_tensor *s,
+                            qc_error *err)
+{
+    uint64_t n = 0;
+    QC_TRY(qc_shape_elems(s->dims, s->ndim, &n, err));
+    if (n == 1 && s->ndim < 2)
+        return QC_OK;
+    uint64_t down = qc_ceil_div_u64(w->dims[0], f->block[0]);
+    uint64_t across = qc_ceil_div_u64(w->dims[1], f->block[1]);
+    if (s->ndim != 2 || s->dims[0] != down || s->dims[1] != across)
+        QC_FAIL(
+            err, QC_ERR_INPUT,
+            "tensor '%s': blocks of %" PRIu64 " x %" PRIu64 " of a weight [%" PRIu64 ", %" PRIu64
+            "] need scales [%" PRIu64 ", %" PRIu64 "], found %" PRIu64 " in %u dimensions",
+            s->name, f->block[0], f->block[1], w->dims[0], w->dims[1], down, across, n, s->ndim);
+    w->tile_rows = f->block[0];
+    w->tile_cols = f->block[1];
+    w->tiles_across = across;
+    return QC_OK;
+}
+
+/* weight_scale: one in all, or one for each row. */
+static qc_status fit_rows(qc_coded_weight *w, const qc_ckpt_tensor *s, qc_error *err)
+{
+    uint64_t n = 0;
+    QC_TRY(qc_shape_elems(s->dims, s->ndim, &n, err));
+    if (n == 1)
+        return QC_OK;
+    int per_row = s->dims[0] == w->dims[0] && (s->ndim == 1 || (s->ndim == 2 && s->dims[1] == 1));
+    if (!per_row)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "tensor '%s': expected one scale, or one for each of the weight's %" PRIu64
+                " rows, found %" PRIu64 " in %u dimensions; start from the 16-bit checkpoint",
+                s->name, w->dims[0], n, s->ndim);
+    w->tile_rows = 1;
+    return QC_OK;
+}
+
+/* Is there a scale of another name in the weight's module? stem_len counts "M.". */
+static const char *unknown_scale(const qc_checkpoint *model, uint32_t weight, size_t stem_len)
+{
+    const char *stem = model->tensors[weight].name;
+    for (int step = -1; step <= 1; step += 2) {
+        for (int64_t i = (int64_t)weight + step; i >= 0 && i < (int64_t)model->tensor_count;
+             i += step) {
+            const char *name = model->tensors[i].name;
+            if (strncmp(name, stem, stem_len) != 0)
+                break;
+            if (strstr(name + stem_len, "scale") && !strchr(name + stem_len, '.'))
+                return name;
+        }
+    }
+    return NULL;
+}
+
+static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
+{
+    static const char weight_tail[] = ".weight";
+    const qc_checkpoint *m = f->model;
+    const qc_ckpt_tensor *t = &m->tensors[i];
+    if ((t->dtype != QC_DTYPE_F8_E4M3 && t->dtype != QC_DTYPE_F8_E5M2) || t->ndim != 2 ||
+        !ends_with(t->name, weight_tail) || t->dims[0] == 0 || t->dims[1] == 0)
+        return QC_OK;
+    size_t len = strlen(t->name), stem = len - (sizeof weight_tail - 2);
+    uint32_t inverse = sibling(m, t->name, len, "_scale_inv");
+    uint32_t plain = sibling(m, t->name, len, "_scale");
+    uint32_t second = sibling(m, t->name, len, "_scale_2");
+    uint32_t input = sibling(m, t->name, stem, "input_scale");
+    uint32_t bound = sibling(m, t->name, stem, "input_scale_ub");
+    if ((inverse != NO_TENSOR) + (plain != NO_TENSOR) + (second != NO_TENSOR) > 1)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s' has more than one kind of scales", t->name);
+    qc_coded_weight *w = NULL;
+    QC_TRY(new_weight(f, i, &w, err));
+    w->coding = QC_CODING_FP8;
+    w->ndim = 2;
+    memcpy(w->dims, t->dims, sizeof w->dims);
+    w->name = t->name;
+    w->tile_rows = t->dims[0];
+    w->tile_cols = t->dims[1];
+    w->tiles_across = 1;
+    w->scales = inverse != NO_TENSOR ? inverse : plain;
+    if (w->scales == NO_TENSOR) {
+        const char *other = unknown_scale(m, i, stem);
+        if (other || f->quantization) {
+            /* Not ours to guess; refused when the weight would have to be read. */
+            f->set->weights[i] = NULL;
+            f->set->count--;
+        }
+        return QC_OK;
+    }
+    const qc_ckpt_tensor *s = &m->tensors[w->scales];
+    QC_TRY(check_scale_dtype(s, err));
+    f->set->owners[w->scales] = i;
+    if (input != NO_TENSOR)
+        f->set->owners[input] = i;
+    if (bound != NO_TENSOR)
+        f->set->owners[bound] = i;
+    return inverse != NO_TENSOR ? fit_blocks(f, w, s, err) : fit_rows(w, s, err);
+}
+
+/* ---- MXFP4 ---- */
+
+static qc_status add_mxfp4(finder *f, uint32_t i, qc_error *err)
+{
+    static const char tail[] = "_blocks";
+    const qc_ckpt_tensor *t = &f->model->tensors[i];
+    if (t->dtype != QC_DTYPE_U8 || t->ndim != 4 || t->dims[3] != QC_MXFP4_BYTES || t->bytes == 0 ||
+        !ends_with(t->name, tail))
+        return QC_OK;
+    size_t stem = strlen(t->name) - (sizeof tail - 1);
+    uint32_t scales = sibling(f->model, t->name, stem, "_scales");
+    if (scales == NO_TENSOR)
+        return QC_OK;
+    const qc_ckpt_tensor *s = &f->model->tensors[scales];
+    if ((s->dtype != QC_DTYPE_U8 && s->dtype != QC_DTYPE_F8_E8M0) || s->ndim != 3 ||
+        memcmp(s->dims, t->dims, 3 * sizeof *s->dims) != 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': expected U8 [%" PRIu64 ", %" PRIu64 ", %" PRIu64
+                "], a scale for each block of '%s', found %s in %u dimensions",
+                s->name, t->dims[0], t->dims[1], t->dims[2], t->name, qc_dtype_name(s->dtype),
+                s->ndim);
+    qc_coded_weight *w = NULL;
+    QC_TRY(new_weight(f, i, &w, err));
+    w->coding = QC_CODING_MXFP4;
+    w->scales = scales;
+    w->ndim = 3;
+    w->dims[0] = t->dims[0];
+    w->dims[1] = t->dims[1];
+    if (qc_mul_u64(t->dims[2], QC_MXFP4_BLOCK, &w->dims[2]))
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' is too large", t->name);
+    QC_TRY(qc_arena_strndup(f->arena, &w->name, t->name, stem, err));
+    f->set->owners[scales] = i;
+    return QC_OK;
+}
+
+/* ---- config.json ---- */
+
+static qc_dtype config_dtype(const qc_json_node *root)
+{
+    const char *name = qc_json_string_or(qc_json_get(root, "torch_dtype"), NULL);
+    if (!name)
+        name = qc_json_string_or(qc_json_get(root, "dtype"), "bfloat16");
+    if (strcmp(name, "float16") == 0)
+        return QC_DTYPE_F16;
+    return strcmp(name, "float32") == 0 ? QC_DTYPE_F32 : QC_DTYPE_BF16;
+}
+
+static qc_status read_config(finder *f, qc_error *err)
+{
+    f->dtype = QC_DTYPE_BF16;
+    f->block[0] = f->block[1] = DEFAULT_BLOCK;
+    if (!f->model->config)
+        return QC_OK;
+    const qc_json_node *root = qc_json_root(f->model->config);
+    f->dtype = config_dtype(root);
+    f->quantization = qc_json_get(root, "quantization_config");
+    const qc_json_node *size = qc_json_get(f->quantization, "weight_block_size");
+    if (!size || qc_json_kind_of(size) != QC_JSON_ARRAY)
+        return QC_OK;
+    const qc_json_node *n = qc_json_first(size);
+    for (int i = 0; i < 2; i++, n = qc_json_next(n)) {
+        if (!n)
+            QC_FAIL(err, QC_ERR_INPUT, "config.json: weight_block_size has fewer than 2 members");
+        QC_TRY(qc_json_as_u64(n, "weight_block_size", &f->block[i], err));
+        if (f->block[i] == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "config.json: weight_block_size has a 0");
+    }
+    return QC_OK;
+}
+
+qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint *model,
+                        qc_error *err)
+{
+    memset(out, 0, sizeof *out);
+    uint32_t count = (uint32_t)model->tensor_count;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof *out->weights, err));
+    out->weights = v;
+    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof *out->owners, err));
+    out->owners = v;
+    for (uint32_t i = 0; i < count; i++)
+        out->owners[i] = NO_TENSOR;
+    finder f = {.model = model, .arena = arena, .set = out};
+    QC_TRY(read_config(&f, err));
+    for (uint32_t i = 0; i < count; i++) {
+        QC_TRY(add_fp8(&f, i, err));
+        QC_TRY(add_mxfp4(&f, i, err));
+    }
+    return QC_OK;
+}
+
+/* ---- what others packed ---- */
+
+static int has_sibling(const qc_checkpoint *m, const char *name, size_t stem, const char *tail)
+{
+    return sibling(m, name, stem, tail) != NO_TENSOR;
+}
+
+static const char *method_of(const qc_checkpoint *model)
+{
+    if (!model->config)
+        return "";
+    const qc_json_node *q = qc_json_get(qc_json_root(model->config), "quantization_config");
+    return qc_json_string_or(qc_json_get(q, "quant_method"), "");
+}
+
+static int is_integer(qc_dtype t)
+{
+    return t == QC_DTYPE_U8 || t == QC_DTYPE_I8 || t == QC_DTYPE_I16 || t == QC_DTYPE_U16 ||
+           t == QC_DTYPE_I32 || t == QC_DTYPE_U32 || t == QC_DTYPE_I64;
+}
+
+/* By quant_method, for tensors that no name gives away. */
+static const char *tool_of_method(const char *method)
+{
+    static const struct {
+        const char *method, *tool;
+    } tools[] = {
+        {"gptq", "GPTQ"},         {"awq", "AWQ"},
+        {"hqq", "HQQ"},           {"aqlm", "AQLM"},
+        {"exl2", "ExLlamaV2"},    {"exl3", "ExLlamaV3"},
+        {"quip", "QuIP#"},        {"spqr", "SpQR"},
+        {"vptq", "VPTQ"},         {"eetq", "EETQ"},
+        {"higgs", "HIGGS"},       {"quark", "Quark"},
+        {"quanto", "quanto"},     {"torchao", "torchao"},
+        {"modelopt", "ModelOpt"}, {"auto-round", "AutoRound"},
+        {"bitnet", "BitNet"},     {"compressed-tensors", "compressed-tensors"},
+    };
+    for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
+        if (strcmp(method, tools[i].method) == 0)
+            return tools[i].tool;
+    }
+    return NULL;
+}
+
+const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
+{
+    static const struct {
+        const char *tail, *tool;
+    } forms[] = {
+        {".weight_packed", "compressed-tensors"},
+        {".trellis", "ExLlamaV3"},
+        {".q_weight", "ExLlamaV2"},
+        {".W_q", "HQQ"},
+        {".Qidxs", "QuIP#"},
+    };
+    const qc_ckpt_tensor *t = &model->tensors[i];
+    size_t len = strlen(t->name);
+    for (size_t k = 0; k < sizeof forms / sizeof *forms; k++) {
+        if (ends_with(t->name, forms[k].tail))
+            return forms[k].tool;
+    }
+    if (ends_with(t->name, ".codes") && has_sibling(model, t->name, len - 5, "codebooks"))
+        return "AQLM";
+    if (ends_with(t->name, ".qweight")) {
+        if (has_sibling(model, t->name, len - 7, "g_idx"))
+            return "GPTQ";
+        return strcmp(method_of(model), "awq") == 0 ? "AWQ" : "GPTQ or AWQ";
+    }
+    if (ends_with(t->name, ".weight") && t->dtype == QC_DTYPE_U8 &&
+        has_sibling(model, t->name, len, "_scale_2"))
+        return "ModelOpt (NVFP4)";
+    if (ends_with(t->name, ".weight") && t->dtype == QC_DTYPE_I8 &&
+        has_sibling(model, t->name, len, "_scale"))
+        return "compressed-tensors";
+    if (t->ndim >= 2 && is_integer(t->dtype))
+        return tool_of_method(method_of(model));
+    return NULL;
+}

@@ -1,0 +1,32 @@
+/* Weights in 8-bit floats or MXFP4, recognised by the tensors beside them, never by config.json
+ * alone, which may be wrong:
+ *
+ *   M.weight F8_E4M3 or F8_E5M2 [out, in] with
+ *     M.weight_scale_inv   one scale per block (DeepSeek-V3, transformers' fp8), or one in all
+ *     M.weight_scale       one in all, or one per row (compressed-tensors, fbgemm)
+ *     nothing              the codes are the weights (a plain cast)
+ *   P_blocks U8 [experts, out, in/32, 16] with P_scales U8 [experts, out, in/32]   MXFP4 (gpt-oss)
+ *
+ * A weight is its code times its scale. docs/recipes.md has the words. */
+#ifndef QC_CONVERT_RECIPE_CODED_H
+#define QC_CONVERT_RECIPE_CODED_H
+
+#include "convert/recipe.h"
+
+typedef struct {
+    const qc_coded_weight **weights; /* per tensor: how it is coded, NULL if it is not */
+    uint32_t *owners;                /* per tensor: the weight whose scale it is, or UINT32_MAX */
+    uint32_t count;                  /* coded weights */
+} qc_coded_set;
+
+/* Arrays of one element per tensor, in the arena. QC_ERR_INPUT when scales do not fit their weight,
+ * QC_ERR_UNSUPPORTED for scales of a form that is not read. */
+QC_NODISCARD qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint *model,
+                                     qc_error *err);
+
+/* Why the weight at index i cannot be read, as a checkpoint that another tool packed: the tool's
+ * name, or NULL. By tensor names first; quant_method of config.json counts only for a tensor of
+ * integers that nothing else explains. */
+const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i);
+
+#endif
