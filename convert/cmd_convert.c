@@ -6,8 +6,8 @@
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/pipeline.h"
-#include "convert/placed_plan.h"
 #include "convert/plan.h"
+#include "convert/planned_model.h"
 #include "convert/progress.h"
 #include "convert/report.h"
 #include "convert/side_files.h"
@@ -161,10 +161,10 @@ static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *f
     return st;
 }
 
-static void tell_devices(const qc_plan *plan, const qc_placed_plan *placed)
+static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
 {
     char bytes[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
-    for (uint32_t i = 0; i < placed->budget.count; i++) {
+    for (uint32_t i = 0; i < placed->fit.budget->count; i++) {
         const qc_fit_device *d = &placed->fit.devices[i];
         qc_console_detail(plan->options, 1, "%s: %" PRIu32 " layers, %s of weights, %s left",
                           d->device->name, d->layers, qc_text_bytes(bytes, d->weight_bytes),
@@ -173,13 +173,13 @@ static void tell_devices(const qc_plan *plan, const qc_placed_plan *placed)
     }
 }
 
-static qc_status explain_choice(const qc_placed_plan *placed, const qc_options *o, qc_error *err)
+static qc_status explain_choice(const qc_planned_model *placed, const qc_options *o, qc_error *err)
 {
     qc_strbuf out;
-    if (!placed->chosen || !o->explain || o->json)
+    if (o->to != QC_TO_AUTO || !o->explain || o->json)
         return QC_OK;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st = qc_auto_explain(&placed->choice, &out, err);
+    qc_status st = qc_auto_explain(&placed->chosen, &out, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);
@@ -187,59 +187,80 @@ static qc_status explain_choice(const qc_placed_plan *placed, const qc_options *
 }
 
 /* The report outlives the plan. */
-static qc_status report_choice(qc_convert_report *r, const qc_placed_plan *placed,
+static qc_status report_choice(qc_convert_report *r, const qc_planned_model *placed,
                                const qc_options *o, qc_error *err)
 {
     void *v = NULL;
-    if (!placed->chosen)
+    if (o->to != QC_TO_AUTO)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof placed->choice, err));
-    memcpy(v, &placed->choice, sizeof placed->choice);
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof placed->chosen, err));
+    memcpy(v, &placed->chosen, sizeof placed->chosen);
     r->choice = v;
     r->explain = o->explain;
     return QC_OK;
 }
 
-static void warn_mixed(const qc_placed_plan *placed, const qc_options *o)
+static void warn_mixed(const qc_planned_model *placed, const qc_options *o)
 {
-    if (placed->chosen && placed->choice.mixed)
+    if (o->to == QC_TO_AUTO && placed->chosen.mixed)
         qc_console_warn(o,
                         "int8 lies beside NF4, which transformers does not load, and config.json "
                         "says so; --schemes nf4,nf4-32,16bit or int8,16bit makes what it loads");
+}
+
+/* --vram: what lies where decides the shards. */
+static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
+                             const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_budget) + sizeof(qc_geometry), err));
+    qc_budget *budget = v;
+    qc_geometry *geometry = (qc_geometry *)(budget + 1);
+    QC_TRY(qc_budget_parse(budget, o->arena, o->fit.vram, err));
+    QC_TRY(qc_geometry_read(geometry, o->arena, model->config, err));
+    qc_plan_subject subject = {model, geometry, 1};
+    QC_TRY(qc_planned_model_make(placed, o->arena, &subject, budget, o, err));
+    QC_TRY(qc_planned_model_check(placed, err));
+    QC_TRY(qc_planned_model_lay_out(placed, err));
+    tell_devices(&placed->plan, placed);
+    QC_TRY(explain_choice(placed, o, err));
+    QC_TRY(report_choice(report, placed, o, err));
+    warn_mixed(placed, o);
+    return QC_OK;
 }
 
 static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
                                qc_convert_report *report, qc_error *err)
 {
     qc_recipe recipe;
-    qc_plan plan;
-    qc_placed_plan placed;
+    qc_plan unplaced;
+    qc_planned_model placed;
+    const qc_plan *plan = &unplaced;
+    const qc_fit *fit = NULL;
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(o, "%s", model->warnings[i]);
-    QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
     if (o->fit.vram) {
-        QC_TRY(qc_placed_plan_make(&placed, &plan, o->arena, model, &recipe, o, err));
-        tell_devices(&plan, &placed);
-        QC_TRY(explain_choice(&placed, o, err));
-        QC_TRY(report_choice(report, &placed, o, err));
-        warn_mixed(&placed, o);
+        QC_TRY(plan_placed(&placed, o, model, report, err));
+        plan = &placed.plan;
+        fit = &placed.fit;
     } else {
-        QC_TRY(qc_plan_make(&plan, o->arena, model, &recipe, o, err));
+        QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
+        QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
-    fill_report(report, &plan);
+    fill_report(report, plan);
     if (o->dry_run) {
         if (o->out)
             QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
-        return qc_plan_print(&plan, report, err);
+        return qc_plan_print(plan, report, err);
     }
-    if (plan.weights_quantized == 0 && qc_to_quantizes(o->to) && o->to != QC_TO_AUTO)
+    if (plan->weights_quantized == 0 && qc_to_quantizes(o->to) && o->to != QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->model);
     qc_output_dir d;
     qc_status st = qc_output_dir_begin(&d, o->arena, o->out, o->model, o->force, err);
     if (st == QC_OK)
-        st = run_plan(&d, &plan, o->fit.vram ? &placed.fit : NULL, report, err);
+        st = run_plan(&d, plan, fit, report, err);
     qc_output_dir_abort(&d);
     return st;
 }

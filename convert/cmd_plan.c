@@ -3,12 +3,14 @@
 #include "convert/commands.h"
 #include "convert/console.h"
 #include "convert/device_map.h"
+#include "convert/expert_split.h"
 #include "convert/fit_report.h"
 #include "convert/fit_suggest.h"
 #include "convert/hardware.h"
 #include "convert/known_models.h"
 #include "convert/make_manifest.h"
 #include "convert/planned_model.h"
+#include "convert/train_plan.h"
 #include "formats/file_io.h"
 
 #define MAX_TEXT_BYTES (1u << 30)
@@ -65,34 +67,14 @@ static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *er
     return st;
 }
 
-/* As convert --vram does it: shards end where the device changes. */
-static qc_status lay_out(qc_planned_model *planned, qc_arena *arena, qc_error *err)
-{
-    const qc_segments *s = &planned->segments;
-    const qc_budget *b = planned->fit.budget;
-    void *v[2];
-    QC_TRY(qc_arena_alloc(arena, &v[0], s->tensor_count, sizeof(uint32_t), err));
-    QC_TRY(qc_arena_alloc(arena, &v[1], b->count, sizeof(char *), err));
-    uint32_t *device_of = v[0];
-    const char **names = v[1];
-    for (uint32_t i = 0; i < s->tensor_count; i++) {
-        uint32_t segment = s->of_tensor[i];
-        device_of[i] = segment == QC_NO_SEGMENT ? UINT32_MAX : planned->fit.device_of[segment];
-    }
-    for (uint32_t i = 0; i < b->count; i++)
-        names[i] = b->devices[i].name;
-    QC_TRY(qc_plan_set_devices(&planned->plan, device_of, names, b->count, err));
-    return qc_plan_lay_out(&planned->plan, err);
-}
-
 static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subject *subject,
                         const qc_budget *budget, qc_error *err)
 {
     qc_planned_model planned;
-    if (o->train.on)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "this qconv does not plan training");
     QC_TRY(qc_planned_model_make(&planned, arena, subject, budget, o, err));
-    QC_TRY(lay_out(&planned, arena, err));
+    if (o->train.on)
+        return qc_train_plan(o, &planned.plan, subject->geometry, budget, err);
+    QC_TRY(qc_planned_model_lay_out(&planned, err));
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->fit,
                        .arena = arena,
@@ -122,6 +104,8 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
 {
     qc_geometry geometry;
     qc_options o = *given;
+    if (!o.to_given || qc_to_quantizes(o.to))
+        QC_TRY(qc_experts_split(model, err));
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));

@@ -1,5 +1,8 @@
 #include "convert/planned_model.h"
 
+#include "convert/make_manifest.h"
+#include "convert/size_text.h"
+
 #include <string.h>
 
 qc_status qc_plan_defaults(qc_options *options, qc_arena *arena, const qc_plan_subject *subject,
@@ -37,4 +40,35 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
     QC_TRY(qc_fit_make(&out->fit, arena, &out->segments, subject->geometry, out->segment_bytes,
                        out->largest_weight, budget, &options->fit, err));
     return qc_fit_count_experts(&out->fit, &out->plan, err);
+}
+
+qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err)
+{
+    const qc_segments *s = &m->segments;
+    const qc_budget *b = m->fit.budget;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(m->plan.arena, &v, s->tensor_count, sizeof(uint32_t), err));
+    uint32_t *device_of = v;
+    for (uint32_t i = 0; i < s->tensor_count; i++) {
+        uint32_t segment = s->of_tensor[i];
+        device_of[i] = segment == QC_NO_SEGMENT ? UINT32_MAX : m->fit.device_of[segment];
+    }
+    QC_TRY(qc_arena_alloc(m->plan.arena, &v, b->count, sizeof(char *), err));
+    const char **names = v;
+    for (uint32_t i = 0; i < b->count; i++)
+        names[i] = b->devices[i].name;
+    QC_TRY(qc_plan_set_devices(&m->plan, device_of, names, b->count, err));
+    return qc_plan_lay_out(&m->plan, err);
+}
+
+qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err)
+{
+    const qc_options *o = m->plan.options;
+    char bytes[QC_SIZE_TEXT_BYTES];
+    if (m->fit.fits)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_CHECK,
+            "%s: does not fit --vram %s with --to %s: short by %s on %s; see 'qconv plan'",
+            o->model, o->fit.vram, qc_to_name(o->to), qc_text_bytes(bytes, m->fit.short_by_bytes),
+            m->fit.devices[m->fit.short_device].device->name);
 }

@@ -1,5 +1,5 @@
 /* A model planned for a budget: recipe, segments, sizes, placement in one go. What the command plan
- * answers from, and what a suggestion is checked with. */
+ * answers from, what a suggestion is checked with, and what convert --vram carries out. */
 #ifndef QC_CONVERT_PLANNED_MODEL_H
 #define QC_CONVERT_PLANNED_MODEL_H
 
@@ -28,6 +28,10 @@ QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *ar
                                              const qc_plan_subject *subject,
                                              const qc_budget *budget, const qc_options *options,
                                              qc_error *err);
+/* Shards, ended where the device changes; of the fit's placement. */
+QC_NODISCARD qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err);
+/* QC_ERR_CHECK that says by how much it does not fit, and where. */
+QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err);
 /* What was not given: `to` is nf4, or keep for a checkpoint that is quantized already; the context
  * 8192, or the model's limit if that is less. */
 QC_NODISCARD qc_status qc_plan_defaults(qc_options *options, qc_arena *arena,

@@ -557,16 +557,25 @@ static qc_status list_skipped(maker *m, qc_error *err)
     return QC_OK;
 }
 
+/* What the tensors are, before anything is decided. */
+static qc_status look(maker *m, qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
+                      const qc_options *options, qc_error *err)
+{
+    *m = (maker){.out = out, .arena = arena, .model = model, .options = options};
+    m->quantizing = qc_to_quantizes(options->to);
+    m->count = (uint32_t)model->tensor_count;
+    QC_TRY(qc_stored_find(&m->stored, arena, model, err));
+    QC_TRY(qc_coded_find(&m->coded, arena, model, err));
+    read_facts(m);
+    return classify(m, err);
+}
+
 qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
                          const qc_options *options, qc_error *err)
 {
     memset(out, 0, sizeof *out);
-    maker m = {.out = out, .arena = arena, .model = model, .options = options};
-    m.quantizing = qc_to_quantizes(options->to);
-    QC_TRY(qc_stored_find(&m.stored, arena, model, err));
-    QC_TRY(qc_coded_find(&m.coded, arena, model, err));
-    m.count = (uint32_t)model->tensor_count;
-    read_facts(&m);
+    maker m;
+    QC_TRY(look(&m, out, arena, model, options, err));
     QC_TRY(qc_arena_strndup(arena, &out->model_type, m.facts.model_type, strlen(m.facts.model_type),
                             err));
     out->known_type = m.table != NULL;
@@ -583,7 +592,6 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
                 m.stored.weights[i]->fp4 ? "fp4" : qc_scheme_name(m.stored.weights[i]->stored_as));
     }
     QC_TRY(check_requantize(&m, err));
-    QC_TRY(classify(&m, err));
     QC_TRY(apply_rules(&m, err));
     QC_TRY(decide(&m, err));
     return list_skipped(&m, err);
@@ -592,11 +600,7 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
 qc_status qc_recipe_list_skipped(qc_recipe *recipe, qc_arena *arena, const qc_checkpoint *model,
                                  const qc_options *options, qc_error *err)
 {
-    maker m = {.out = recipe, .arena = arena, .model = model, .options = options};
-    m.quantizing = qc_to_quantizes(options->to);
-    m.count = (uint32_t)model->tensor_count;
-    QC_TRY(qc_stored_find(&m.stored, arena, model, err));
-    read_facts(&m);
-    QC_TRY(classify(&m, err));
+    maker m;
+    QC_TRY(look(&m, recipe, arena, model, options, err));
     return list_skipped(&m, err);
 }

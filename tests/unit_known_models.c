@@ -490,7 +490,7 @@ static void every_one_can_be_planned(void **state)
     const char *last = "";
     for (unsigned i = 0; i < qc_known_model_count; i++) {
         const qc_known_model *k = &qc_known_models[i];
-        if (k->config == last || strstr(k->config, "\"fp8\""))
+        if (k->config == last)
             continue;
         last = k->config;
         qc_checkpoint *c = open_ok(k->id, 0);

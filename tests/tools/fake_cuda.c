@@ -31,9 +31,13 @@ EXPORT int cuGetErrorString(int error, const char **text);
 int cuInit(unsigned flags)
 {
     const char *text = getenv("FAKE_CUDA");
-    if (text && sscanf(text, "%llu:%llu:%llu", &total, &context, &step) != 3)
-        return 1;
-    return flags == 0 ? 0 : 1;
+    char *end = NULL;
+    if (text) {
+        total = strtoull(text, &end, 10);
+        context = *end == ':' ? strtoull(end + 1, &end, 10) : 0;
+        step = *end == ':' ? strtoull(end + 1, &end, 10) : 0;
+    }
+    return flags == 0 && (!text || (step > 0 && *end == '\0')) ? 0 : 1;
 }
 
 int cuDeviceGetCount(int *count)
