@@ -36,6 +36,9 @@ typedef struct {
 
 static int order_rank(const qc_recipe_entry *e, const char *name)
 {
+    /* A multi-token prediction layer has tables and a head of its own. */
+    if (strstr(name, ".layers."))
+        return 1;
     if (e->role == QC_ROLE_EMBEDDING)
         return 0;
     if (e->role == QC_ROLE_HEAD || strcmp(name, "model.norm.weight") == 0 ||
@@ -327,6 +330,17 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     return QC_OK;
 }
 
+/* Jobs come layer by layer, as devices take them; only a tied head, a vision tower or what was
+ * spilled stands elsewhere. Copies of all jobs and tensors are a third of a plan's memory. */
+static int is_in_device_order(const qc_plan *p, const uint32_t *device_of)
+{
+    for (uint32_t i = 1; i < p->job_count; i++) {
+        if (device_of[p->jobs[i].source] < device_of[p->jobs[i - 1].source])
+            return 0;
+    }
+    return 1;
+}
+
 /* Move job `from` and its tensors to the ends of the new arrays. */
 static void move_job(qc_plan *p, const qc_plan *old, uint32_t from, uint32_t device)
 {
@@ -357,6 +371,13 @@ qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char 
             QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no device",
                     p->model->tensors[p->jobs[i].source].name);
     }
+    p->device_names = names;
+    p->device_count = count;
+    if (is_in_device_order(p, device_of)) {
+        for (uint32_t i = 0; i < p->tensor_count; i++)
+            p->tensors[i].device = device_of[p->jobs[p->outputs[i].job].source];
+        return QC_OK;
+    }
     QC_TRY(qc_arena_alloc(p->arena, &v, old.job_count, sizeof *p->jobs, err));
     p->jobs = v;
     QC_TRY(qc_arena_alloc(p->arena, &v, old.tensor_count, sizeof *p->tensors, err));
@@ -370,8 +391,6 @@ qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char 
                 move_job(p, &old, i, d);
         }
     }
-    p->device_names = names;
-    p->device_count = count;
     return QC_OK;
 }
 
