@@ -7,8 +7,8 @@ import unittest
 from qconv_case import QCONV, QconvCase
 
 BUILD = os.path.dirname(QCONV)
-FAKE_CUDA = os.path.join(BUILD, "tests", "libfake_cuda.so")
-FAKE_NVML = os.path.join(BUILD, "tests", "libfake_nvml.so")
+FAKE_CUDA = os.environ.get("FAKE_CUDA_LIB", os.path.join(BUILD, "tests", "libfake_cuda.so"))
+FAKE_NVML = os.environ.get("FAKE_NVML", os.path.join(BUILD, "tests", "libfake_nvml.so"))
 
 
 class Train(QconvCase):
@@ -111,7 +111,7 @@ class Train(QconvCase):
 
     def fake_gpu(self, total):
         """Environment of the NVML for tests, with one idle GPU."""
-        raise unittest.SkipTest("set when fake_nvml is there")
+        return {"FAKE_NVML_GPUS": "Fake GPU,GPU-1,80,%d,0" % total}
 
 
 if __name__ == "__main__":
