@@ -215,7 +215,12 @@ class Fp8(Forms):
             self.assertEqual(json.load(f)["quantization_config"], DEEPSEEK["quantization_config"])
         with open(self.path("nf4", "config.json")) as f:
             self.assertIn(L + "self_attn.q_proj",
-                          json.load(f)["quantization_config"]["llm_int8_skip_modules"])
+                          json.load(f)["quantization_config"]["modules_to_not_convert"])
+        # bitsandbytes' loader would take the codes for the weights.
+        for to in ("nf4", "int8"):
+            with open(self.path(to, "config.json")) as f:
+                q = json.load(f)["quantization_config"]
+            self.assertEqual((q["quant_method"], q["quant_type"]), ("qconv", to + "+fp8"))
 
     def test_not_finite(self):
         tensors, _ = fp8(self.rng, Q, self.SHAPE, [128, 128])
