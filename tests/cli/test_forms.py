@@ -187,6 +187,13 @@ class Fp8(Forms):
         self.model({Q: ("F8_E5M2", self.SHAPE, codes)})
         out = self.convert("--to", "bf16", "m", "o")
         self.assertEqual(out[Q][2], mk.encode("BF16", values))
+        # Kept beside a quantized weight, the codes are still the weights.
+        other = Q.replace("q_proj", "o_proj")
+        self.model({Q: ("F8_E5M2", self.SHAPE, codes), other: ("F8_E5M2", self.SHAPE, codes)})
+        kept = self.convert("--to", "nf4", "--keep", Q, "m", "mixed")
+        self.assertEqual(kept[Q], ("F8_E5M2", self.SHAPE, codes))
+        out = self.convert("--to", "bf16", "mixed", "back")
+        self.assertEqual(out[Q][2], mk.encode("BF16", values))
 
     def test_many_steps(self):
         """Several steps; some threads; compressed."""
