@@ -1,6 +1,7 @@
 #include "convert/auto_choice.h"
 
 #include "base/checked.h"
+#include "convert/hardware_choice.h"
 #include "convert/pipeline.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
@@ -32,6 +33,7 @@ typedef struct {
     const qc_geometry *geometry;
     const qc_options *options;
     qc_budget budget; /* the devices to fill */
+    uint32_t all_devices;
     unsigned candidates;
     member *members;
     uint32_t member_count;
@@ -43,6 +45,7 @@ typedef struct {
     uint64_t *fixed;         /* per segment: bytes of what is not chosen */
     uint64_t *fixed_largest; /* per segment: elements of its largest quantized weight among them */
     unsigned *chosen;        /* per item */
+    uint64_t *scale_bytes;   /* per tensor: what lies beside it while it is coded */
 } chooser;
 
 static const struct {
@@ -127,10 +130,19 @@ static uint32_t resolve(const qc_segments *s, uint32_t segment)
     return segment;
 }
 
+/* NULL: not coded. */
+static const qc_coded_weight *coded_of(const chooser *c, uint32_t tensor)
+{
+    return c->recipe->entries[tensor].coded;
+}
+
 static int is_choosable(const chooser *c, uint32_t i)
 {
-    return c->recipe->entries[i].scheme == QC_SCHEME_NF4 &&
-           qc_dtype_is_quantizable(c->model->tensors[i].dtype) && c->model->tensors[i].ndim == 2;
+    const qc_recipe_entry *e = &c->recipe->entries[i];
+    const qc_ckpt_tensor *t = &c->model->tensors[i];
+    if (e->scheme != QC_SCHEME_NF4)
+        return 0;
+    return e->coded ? !e->transpose : t->ndim == 2 && qc_dtype_is_quantizable(t->dtype);
 }
 
 /* "....experts.17.up_proj.weight" -> "....experts.*.up_proj.weight" */
@@ -188,7 +200,8 @@ static qc_status find_groups(chooser *c, qc_error *err)
         member *m = &c->members[c->member_count++];
         m->segment = resolve(c->segments, c->segments->of_tensor[i]);
         m->tensor = i;
-        QC_TRY(make_key(c, c->model->tensors[i].name, &m->key, err));
+        QC_TRY(make_key(c, coded_of(c, i) ? coded_of(c, i)->name : c->model->tensors[i].name,
+                        &m->key, err));
     }
     qsort(c->members, c->member_count, sizeof *c->members, compare_members);
     QC_TRY(qc_arena_alloc(c->scratch, &v, (size_t)c->member_count + 1, sizeof(uint32_t), err));
@@ -211,19 +224,67 @@ static qc_status find_groups(chooser *c, qc_error *err)
 static void shape_of(const chooser *c, uint32_t tensor, uint64_t *rows, uint64_t *cols)
 {
     const qc_ckpt_tensor *t = &c->model->tensors[tensor];
+    const qc_coded_weight *coded = coded_of(c, tensor);
+    if (coded) { /* of a stack, the rows of all experts */
+        *rows = coded->dims[0] * (coded->ndim == 3 ? coded->dims[1] : 1);
+        *cols = coded->dims[coded->ndim - 1];
+        return;
+    }
     int turned = c->recipe->entries[tensor].transpose;
     *rows = t->dims[turned ? 1 : 0];
     *cols = t->dims[turned ? 0 : 1];
 }
 
-/* What a weight left in 16 bit is written as: --rest may cast it. */
+/* What a weight left in 16 bit is written as: --rest may cast it, unless it is coded. */
 static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 {
+    if (coded_of(c, tensor))
+        return c->model->tensors[tensor].dtype;
     if (c->options->rest == QC_REST_BF16)
         return QC_DTYPE_BF16;
     if (c->options->rest == QC_REST_FP16)
         return QC_DTYPE_F16;
     return c->model->tensors[tensor].dtype;
+}
+
+/* Scales that are written if their weight is kept. */
+static qc_status sum_scales(chooser *c, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(c->scratch, &v, c->model->tensor_count, sizeof *c->scale_bytes, err));
+    c->scale_bytes = v;
+    for (size_t i = 0; i < c->model->tensor_count; i++) {
+        uint32_t owner = c->recipe->scale_owner[i];
+        if (owner != UINT32_MAX)
+            c->scale_bytes[owner] += c->model->tensors[i].bytes;
+    }
+    return QC_OK;
+}
+
+static int is_stack(const chooser *c, uint32_t tensor)
+{
+    return coded_of(c, tensor) && coded_of(c, tensor)->coding == QC_CODING_MXFP4;
+}
+
+static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme scheme,
+                                uint32_t block_elems)
+{
+    uint64_t rows, cols;
+    if (coded_of(c, tensor))
+        return qc_plan_coded_bytes(coded_of(c, tensor), scheme, block_elems,
+                                   c->options->double_quant);
+    shape_of(c, tensor, &rows, &cols);
+    return qc_plan_weight_bytes(rows, cols, c->model->tensors[tensor].dtype, scheme, block_elems,
+                                c->options->double_quant);
+}
+
+static uint64_t kept_bytes(const chooser *c, uint32_t tensor)
+{
+    uint64_t rows, cols;
+    if (coded_of(c, tensor))
+        return c->model->tensors[tensor].bytes + c->scale_bytes[tensor];
+    shape_of(c, tensor, &rows, &cols);
+    return qc_plan_weight_bytes(rows, cols, kept_dtype(c, tensor), QC_SCHEME_KEEP, 0, 0);
 }
 
 static void size_group(chooser *c, uint32_t g)
@@ -241,16 +302,13 @@ static void size_group(chooser *c, uint32_t g)
         shape_of(c, tensor, &rows, &cols);
         group->elems += rows * cols;
         if (rows != last_rows || cols != last_cols || dtype != last) {
-            for (unsigned k = 0; k < QC_AUTO_CHOICES; k++) {
-                int kept = k == QC_AUTO_AT_16BIT;
-                each[k] = qc_plan_weight_bytes(rows, cols, kept ? kept_dtype(c, tensor) : dtype,
-                                               choices[k].scheme, choices[k].block_elems,
-                                               c->options->double_quant);
-            }
+            for (unsigned k = 0; k < QC_AUTO_AT_16BIT; k++)
+                each[k] = quantized_bytes(c, tensor, choices[k].scheme, choices[k].block_elems);
             last_rows = rows;
             last_cols = cols;
             last = dtype;
         }
+        each[QC_AUTO_AT_16BIT] = kept_bytes(c, tensor);
         for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
             group->bytes[k] += each[k];
     }
@@ -305,6 +363,7 @@ static qc_status measure_groups(chooser *c, qc_error *err)
             s->tensor = c->members[c->first_member[g] + (2 * i + 1) * n / (2 * k)].tensor;
             shape_of(c, s->tensor, &s->rows, &s->cols);
             s->transpose = c->recipe->entries[s->tensor].transpose;
+            s->coded = coded_of(c, s->tensor);
         }
     }
     unsigned threads = c->options->threads ? c->options->threads : qc_pipeline_default_threads(0);
@@ -390,11 +449,8 @@ static qc_status sum_fixed(chooser *c, qc_error *err)
     c->fixed_largest = v;
     for (uint32_t i = 0; i < c->member_count; i++) {
         uint32_t tensor = c->members[i].tensor;
-        uint64_t rows, cols;
-        shape_of(c, tensor, &rows, &cols);
         c->fixed[c->segments->of_tensor[tensor]] -=
-            qc_plan_weight_bytes(rows, cols, c->model->tensors[tensor].dtype, QC_SCHEME_NF4,
-                                 c->recipe->entries[tensor].block_elems, c->options->double_quant);
+            quantized_bytes(c, tensor, QC_SCHEME_NF4, c->recipe->entries[tensor].block_elems);
     }
     for (uint32_t i = 0; i < plan.job_count; i++) {
         const qc_job *j = &plan.jobs[i];
@@ -419,10 +475,13 @@ static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
     memcpy(largest, c->fixed_largest, n * sizeof *largest);
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         const qc_auto_group *group = &c->out->groups[g];
-        uint32_t s = c->segments->of_tensor[c->members[c->first_member[g]].tensor];
+        uint32_t tensor = c->members[c->first_member[g]].tensor;
+        uint32_t s = c->segments->of_tensor[tensor];
         bytes[s] += group->bytes[group->chosen];
-        uint64_t elems = group->elems / group->weights;
-        if (group->chosen != QC_AUTO_AT_16BIT && elems > largest[s])
+        /* A stack is dequantized expert by expert, whether its form is its own or not. */
+        int stack = is_stack(c, tensor);
+        uint64_t elems = group->elems / group->weights / (stack ? coded_of(c, tensor)->dims[0] : 1);
+        if ((group->chosen != QC_AUTO_AT_16BIT || stack) && elems > largest[s])
             largest[s] = elems;
     }
     return qc_fit_make(fit, c->scratch, c->segments, c->geometry, bytes, largest, &c->budget,
@@ -525,6 +584,15 @@ static qc_status solve(chooser *c, qc_error *err)
 
 /* ---- the recipe ---- */
 
+static const char *why_of(const qc_auto_group *group, int coded)
+{
+    if (group->chosen != QC_AUTO_AT_16BIT)
+        return choices[group->chosen].why;
+    if (group->reason)
+        return coded ? "auto: as it is, not to be quantized" : "auto: 16 bit, not to be quantized";
+    return coded ? "auto: as it is" : choices[QC_AUTO_AT_16BIT].why;
+}
+
 static void apply(chooser *c)
 {
     for (uint32_t g = 0; g < c->out->group_count; g++) {
@@ -537,7 +605,7 @@ static void apply(chooser *c)
             qc_recipe_entry *e = &c->recipe->entries[tensor];
             e->scheme = choices[k].scheme;
             e->block_elems = choices[k].block_elems;
-            e->why = group->reason ? "auto: 16 bit, not to be quantized" : choices[k].why;
+            e->why = why_of(group, e->coded != NULL);
             if (k != QC_AUTO_AT_16BIT)
                 continue;
             e->transpose = 0;
@@ -546,13 +614,63 @@ static void apply(chooser *c)
                 e->scheme = QC_SCHEME_CAST;
         }
     }
-    const uint64_t *n = c->out->count_chosen;
-    c->out->mixed = n[QC_AUTO_AT_INT8] > 0 && n[QC_AUTO_AT_NF4] + n[QC_AUTO_AT_NF4_32] > 0;
+    qc_recipe_settle_scales(c->recipe, c->model);
+    int nf4 = 0, int8 = 0, fp8 = 0;
+    for (size_t i = 0; i < c->model->tensor_count; i++) {
+        const qc_recipe_entry *e = &c->recipe->entries[i];
+        nf4 |= e->scheme == QC_SCHEME_NF4;
+        int8 |= e->scheme == QC_SCHEME_INT8_ROWS;
+        fp8 |= e->scheme == QC_SCHEME_KEEP && e->coded && e->coded->coding == QC_CODING_FP8;
+    }
+    c->out->mixed = nf4 && int8;
+    c->out->mixed_fp8 = fp8 && (nf4 || int8);
+}
+
+/* ---- what the choice does not say by itself ---- */
+
+/* What fills the GPUs has to run on them. Weights move between devices while the cuts are sought,
+ * so one card counts for all. */
+static qc_status leave_out_int8(chooser *c, qc_error *err)
+{
+    const qc_card *card = NULL;
+    for (uint32_t i = 0; i < c->budget.gpu_count && !card; i++) {
+        const qc_card *k = c->budget.devices[i].card;
+        if (k && !qc_sm_runs_int8(k->sm))
+            card = k;
+    }
+    if (!card || c->options->schemes)
+        return QC_OK;
+    c->candidates &= ~(unsigned)QC_AUTO_INT8;
+    return qc_arena_printf(c->arena, &c->out->notes[c->out->note_count++], err,
+                           "int8 is left out: bitsandbytes has no int8 matmul for a %s (compute "
+                           "capability %u.%u, expected 7.5 or more); --schemes can name it",
+                           card->name, card->sm / 10, card->sm % 10);
+}
+
+/* With a tier beside them GPUs that are too small are no end, but then what is least matters more
+ * than what is exact. */
+static qc_status note_spilling(chooser *c, qc_error *err)
+{
+    const qc_budget *b = &c->budget;
+    uint32_t tiers = c->all_devices - b->count;
+    if (c->out->fits || tiers == 0)
+        return QC_OK;
+    c->out->spills = 1;
+    return qc_arena_printf(c->arena, &c->out->notes[c->out->note_count++], err,
+                           "the %s not hold even the smallest choice, so that is taken for every "
+                           "weight although more might fit with %s%s%s: what lies there crosses "
+                           "the host link for every token",
+                           b->gpu_count == 0   ? "cpu does"
+                           : b->gpu_count == 1 ? "GPU does"
+                                               : "GPUs do",
+                           b->devices[b->count].name, tiers > 1 ? " and " : "",
+                           tiers > 1 ? b->devices[b->count + 1].name : "");
 }
 
 static qc_status choose(chooser *c, int has_weights, qc_error *err)
 {
     QC_TRY(find_groups(c, err));
+    QC_TRY(sum_scales(c, err));
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         size_group(c, g);
         if (!has_weights)
@@ -564,6 +682,7 @@ static qc_status choose(chooser *c, int has_weights, qc_error *err)
     QC_TRY(sum_fixed(c, err));
     QC_TRY(solve(c, err));
     apply(c);
+    QC_TRY(note_spilling(c, err));
     return qc_recipe_list_skipped(c->recipe, c->arena, c->model, c->options, err);
 }
 
@@ -580,15 +699,17 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
                  .model = model,
                  .segments = segments,
                  .geometry = geometry,
-                 .options = options};
+                 .options = options,
+                 .all_devices = budget ? budget->count : 0};
     memset(out, 0, sizeof *out);
     out->measured = has_weights;
     if (!budget || budget->count == 0)
         QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
     QC_TRY(qc_auto_parse_schemes(options->schemes, &c.candidates, err));
-    out->candidates = c.candidates;
     c.budget = *budget;
     c.budget.count = budget->gpu_count ? budget->gpu_count : 1;
+    QC_TRY(leave_out_int8(&c, err));
+    out->candidates = c.candidates;
     qc_arena_init(&scratch);
     qc_status st = choose(&c, has_weights, err);
     qc_arena_deinit(&scratch);

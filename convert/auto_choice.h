@@ -9,6 +9,9 @@
  * group of its own. The devices filled are the GPUs, or the cpu where the budget names none; a cpu
  * or disk tier beside GPUs is not filled with precision, because what lies there crosses the host
  * link for every token.
+ *
+ * A weight in FP8, and with --requantize a stack of experts in MXFP4, may stay as it is, codes and
+ * scales bit for bit: no error.
  * Deterministic: same model, options and budget give the same choice on any machine. */
 #ifndef QC_CONVERT_AUTO_CHOICE_H
 #define QC_CONVERT_AUTO_CHOICE_H
@@ -26,8 +29,10 @@ enum {
     QC_AUTO_NF4 = 1,    /* block 64 */
     QC_AUTO_NF4_32 = 2, /* block 32 */
     QC_AUTO_INT8 = 4,   /* rows */
-    QC_AUTO_16BIT = 8   /* as it is */
+    QC_AUTO_16BIT = 8   /* as it is; of a weight in FP8 or MXFP4, its codes and scales */
 };
+
+#define QC_AUTO_MAX_NOTES 2u
 
 typedef struct {
     const char *name; /* what was chosen together: "layer 12 mlp.experts.*.down_proj" */
@@ -50,8 +55,13 @@ typedef struct qc_auto_result {
     double uniform[QC_AUTO_CHOICES]; /* of each scheme for all; NaN where it is not a candidate */
     int uniform_fits[QC_AUTO_CHOICES];
     uint64_t sampled_rows, sampled_bytes;
-    int measured; /* 0: there are no weights to read; errors are those of normal random weights */
-    int mixed;    /* int8 beside NF4: no configuration of bitsandbytes says that */
+    int measured;  /* 0: there are no weights to read; errors are those of normal random weights */
+    int mixed;     /* int8 beside NF4: no configuration of bitsandbytes says that */
+    int mixed_fp8; /* nor FP8 kept beside either */
+    int spills;    /* !fits, but the budget has tiers for what the smallest choice has too much */
+    /* Sentences without a full stop: what the caller should know of the choice, if anything. */
+    const char *notes[QC_AUTO_MAX_NOTES];
+    unsigned note_count;
     uint64_t count_chosen[QC_AUTO_CHOICES], bytes_chosen[QC_AUTO_CHOICES]; /* of weights */
 } qc_auto_result;
 
@@ -65,6 +75,7 @@ double qc_auto_importance(const char *name);
 /* Sets scheme and block_elems of recipe's entries (made with options->to == QC_TO_AUTO: every
  * weight that would be quantized is marked QC_SCHEME_NF4) and lists its skip_modules anew. Without
  * a budget: QC_ERR_USAGE. Weights of dtypes that the quantizers do not read stay as they are.
+ * Without --schemes int8 is no candidate if a card of the budget does not run it.
  * When not even the smallest choice fits, that is chosen, and the caller's fit says so.
  * Reads the model's weights if has_weights. All memory in the arena. */
 QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
@@ -72,6 +83,8 @@ QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_r
                                       const qc_segments *segments, const qc_geometry *geometry,
                                       const qc_budget *budget, const qc_options *options,
                                       qc_error *err);
+/* "int8 lies beside NF4" and the like, for what no loader but qconv reads; NULL if nothing does. */
+const char *qc_auto_mixture(const qc_auto_result *r);
 /* --explain: one row per group, and what the uniform schemes would give. */
 QC_NODISCARD qc_status qc_auto_explain(const qc_auto_result *r, qc_strbuf *out, qc_error *err);
 /* One object, as the value of "auto"; docs/recipes.md has its members. Groups only if `explain`. */

@@ -8,6 +8,15 @@
 #include <math.h>
 #include <stdio.h>
 
+const char *qc_auto_mixture(const qc_auto_result *r)
+{
+    if (!r->mixed_fp8)
+        return r->mixed ? "int8 lies beside NF4" : NULL;
+    if (r->mixed)
+        return "int8 and FP8 as it is lie beside NF4";
+    return "FP8 as it is lies beside what was quantized";
+}
+
 static qc_status number_cell(qc_table *t, double v, qc_error *err)
 {
     return isnan(v) ? qc_table_cell(t, NULL, err) : qc_table_cellf(t, err, "%.3g", v);
@@ -94,14 +103,14 @@ static qc_status explain(const qc_auto_result *r, qc_arena *arena, qc_strbuf *ou
                               "  There are no weights to measure: errors are those of normally "
                               "distributed weights.\n",
                               err));
-    if (r->mixed)
-        QC_TRY(qc_strbuf_adds(out,
-                              "  int8 lies beside NF4, which transformers does not load; see "
-                              "--schemes.\n",
-                              err));
-    if (!r->fits)
+    if (r->mixed || r->mixed_fp8)
+        QC_TRY(qc_strbuf_addf(out, err, "  %s, which transformers does not load; see --schemes.\n",
+                              qc_auto_mixture(r)));
+    for (unsigned i = 0; i < r->note_count; i++)
+        QC_TRY(qc_strbuf_addf(out, err, "  Note: %s.\n", r->notes[i]));
+    if (!r->fits && !r->spills)
         QC_TRY(qc_strbuf_adds(out, "  Nothing fits: the smallest was taken everywhere.\n", err));
-    else if (r->bound > 0)
+    else if (r->fits && r->bound > 0)
         QC_TRY(qc_strbuf_addf(
             out, err, "  No choice that fits is predicted to have less than %.3g.\n", r->bound));
     QC_TRY(qc_strbuf_adds(out,
@@ -156,6 +165,7 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
     qc_jm_u64(w, "sampled_rows", r->sampled_rows);
     qc_jm_u64(w, "sampled_bytes", r->sampled_bytes);
     qc_jm_bool(w, "fits", r->fits);
+    qc_jm_bool(w, "spills", r->spills);
     qc_jm_double(w, "predicted_error", r->predicted);
     number_member(w, "lower_bound", r->bound);
     qc_jw_key(w, "uniform");
@@ -184,6 +194,11 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
         qc_jw_end_object(w);
     }
     qc_jw_end_object(w);
+    qc_jw_key(w, "notes");
+    qc_jw_begin_array(w);
+    for (unsigned i = 0; i < r->note_count; i++)
+        qc_jw_string(w, r->notes[i]);
+    qc_jw_end_array(w);
     if (explain_groups) {
         qc_jw_key(w, "groups");
         qc_jw_begin_array(w);

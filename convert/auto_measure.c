@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
+#include "convert/coded_read.h"
 #include "quant/quant_ops.h"
 
 #include <inttypes.h>
@@ -32,6 +33,7 @@ typedef struct {
 /* Scratch of one thread. */
 typedef struct {
     qc_st_cursor *cursor;
+    qc_coded_scratch coded;
     unsigned char *source;
     uint8_t *codes, *nested_codes;
     float *absmax, *final, *nested;
@@ -39,9 +41,15 @@ typedef struct {
     float *scb;
 } scratch;
 
+/* Of the weights in scratch. */
+static qc_dtype dtype_of(const measuring *m, const qc_auto_sample *s)
+{
+    return s->coded ? QC_DTYPE_F32 : m->model->tensors[s->tensor].dtype;
+}
+
 static uint64_t each_of(const measuring *m, const qc_auto_sample *s)
 {
-    return qc_dtype_bits(m->model->tensors[s->tensor].dtype) / 8;
+    return qc_dtype_bits(dtype_of(m, s)) / 8;
 }
 
 static extent extent_of(const qc_auto_sample *s)
@@ -58,20 +66,31 @@ static extent extent_of(const qc_auto_sample *s)
 
 /* ---- reading ---- */
 
-static qc_status read_plain(const measuring *m, scratch *w, const qc_auto_sample *s, extent e,
-                            qc_error *err)
+/* n weights from the first-th on, to the at-th of the scratch. */
+static qc_status read_run(const measuring *m, scratch *w, const qc_auto_sample *s, uint64_t first,
+                          uint64_t n, uint64_t at, qc_error *err)
 {
     const qc_ckpt_tensor *t = &m->model->tensors[s->tensor];
     uint64_t each = each_of(m, s);
-    if (e.rows == s->rows && e.cols == s->cols)
-        return qc_checkpoint_read(m->model, w->cursor, t, 0, w->source, (size_t)(e.elems * each),
+    unsigned char *to = w->source + at * each;
+    if (!s->coded)
+        return qc_checkpoint_read(m->model, w->cursor, t, first * each, to, (size_t)(n * each),
                                   err);
+    /* The scratch is memory of malloc, and its beginning and all offsets are multiples of 4. */
+    return qc_coded_read(m->model, w->cursor, m->ops, t, s->coded, &w->coded, first, n,
+                         (float *)(void *)to, err);
+}
+
+static qc_status read_plain(const measuring *m, scratch *w, const qc_auto_sample *s, extent e,
+                            qc_error *err)
+{
+    if (e.rows == s->rows && e.cols == s->cols)
+        return read_run(m, w, s, 0, e.elems, 0, err);
     for (uint64_t k = 0; k < e.rows; k++) {
         /* The middle of the k-th of e.rows equal parts; products stay below 2^64, rows being at
          * most 2^22 here where s->rows is not below 2^40. */
         uint64_t row = s->rows / e.rows * k + s->rows % e.rows * k / e.rows + s->rows / e.rows / 2;
-        QC_TRY(qc_checkpoint_read(m->model, w->cursor, t, row * s->cols * each,
-                                  w->source + k * e.cols * each, (size_t)(e.cols * each), err));
+        QC_TRY(read_run(m, w, s, row * s->cols, e.cols, k * e.cols, err));
     }
     return QC_OK;
 }
@@ -124,7 +143,7 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
 static qc_status measure_nf4(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
                              unsigned candidate, qc_error *err)
 {
-    qc_dtype dtype = m->model->tensors[s->tensor].dtype;
+    qc_dtype dtype = dtype_of(m, s);
     uint32_t block = block_of[candidate];
     uint64_t blocks = qc_ceil_div_u64(e.elems, block);
     qc_piece_sums sums = {0};
@@ -153,8 +172,8 @@ static qc_status measure_nf4(const measuring *m, scratch *w, qc_auto_sample *s, 
 static void measure_int8(const measuring *m, scratch *w, qc_auto_sample *s, extent e)
 {
     qc_piece_sums sums = {0};
-    m->ops->int8_rows_quantize(w->source, m->model->tensors[s->tensor].dtype, e.rows, e.cols,
-                               (int8_t *)w->codes, w->scb, &sums);
+    m->ops->int8_rows_quantize(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes,
+                               w->scb, &sums);
     if (sums.bad == QC_BAD_NONFINITE)
         s->not_finite = 1;
     if (sums.bad != QC_BAD_NONE)
@@ -170,11 +189,17 @@ static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, 
         s->rel_mse[c] = (double)NAN;
     s->rel_mse[QC_AUTO_AT_16BIT] = 0;
     s->rows_read = e.rows;
-    s->bytes_read = e.elems * each_of(m, s);
-    if (s->transpose)
-        QC_TRY(read_transposed(m, w, s, e, err));
-    else
-        QC_TRY(read_plain(m, w, s, e, err));
+    s->bytes_read = s->coded ? qc_coded_bytes(s->coded, e.elems) : e.elems * each_of(m, s);
+    qc_error trouble = {0};
+    qc_status st =
+        s->transpose ? read_transposed(m, w, s, e, &trouble) : read_plain(m, w, s, e, &trouble);
+    if (st == QC_ERR_NONFINITE) {
+        s->not_finite = 1;
+    } else if (st != QC_OK) {
+        if (err)
+            *err = trouble;
+        return st;
+    }
     for (unsigned c = QC_AUTO_AT_NF4; c <= QC_AUTO_AT_NF4_32 && !s->not_finite; c++) {
         if (m->candidates & 1u << c)
             QC_TRY(measure_nf4(m, w, s, e, c, err));
@@ -191,6 +216,7 @@ static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, 
 static void scratch_deinit(scratch *w)
 {
     qc_st_cursor_destroy(w->cursor);
+    qc_coded_scratch_deinit(&w->coded);
     qc_free(w->source);
     qc_free(w->codes);
     qc_free(w->nested_codes);

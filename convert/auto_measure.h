@@ -8,7 +8,7 @@
 #define QC_CONVERT_AUTO_MEASURE_H
 
 #include "convert/auto_solve.h"
-#include "formats/checkpoint.h"
+#include "convert/recipe.h"
 
 #define QC_AUTO_SAMPLE_ROWS  32u
 #define QC_AUTO_SAMPLE_ELEMS (64u << 10)
@@ -18,14 +18,16 @@
 enum { QC_AUTO_AT_NF4, QC_AUTO_AT_NF4_32, QC_AUTO_AT_INT8, QC_AUTO_AT_16BIT };
 
 typedef struct {
-    uint32_t tensor;     /* of the checkpoint; of a dtype that quantizers read */
+    uint32_t tensor;     /* of the checkpoint; of a dtype that quantizers read, or coded */
     uint64_t rows, cols; /* as written: [rows, cols] */
-    int transpose;       /* stored [cols, rows] */
+    int transpose;       /* stored [cols, rows]; not of a coded one */
+    /* In FP8 or MXFP4: errors are against its decoded values; else NULL. */
+    const qc_coded_weight *coded;
     /* results */
     double sum_xx;                   /* sum of squares of the sampled weights */
     double rel_mse[QC_AUTO_CHOICES]; /* NaN: cannot be (int8: beyond float16) */
     int not_finite;                  /* a sampled weight is NaN or infinite: all but 16 bit NaN */
-    uint64_t rows_read, bytes_read;
+    uint64_t rows_read, bytes_read;  /* scales of a coded weight not counted */
 } qc_auto_sample;
 
 /* candidates: bit c set: measure candidate c. The result does not depend on threads.

@@ -200,12 +200,20 @@ static qc_status report_choice(qc_convert_report *r, const qc_planned_model *pla
     return QC_OK;
 }
 
-static void warn_mixed(const qc_planned_model *placed, const qc_options *o)
+static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
 {
-    if (o->to == QC_TO_AUTO && placed->chosen.mixed)
+    const qc_auto_result *chosen = &placed->chosen;
+    if (o->to != QC_TO_AUTO)
+        return;
+    for (unsigned i = 0; i < chosen->note_count; i++)
+        qc_console_warn(o, "%s", chosen->notes[i]);
+    if (chosen->mixed || chosen->mixed_fp8)
         qc_console_warn(o,
-                        "int8 lies beside NF4, which transformers does not load, and config.json "
-                        "says so; --schemes nf4,nf4-32,16bit or int8,16bit makes what it loads");
+                        "%s, which transformers does not load, and config.json says so; --schemes "
+                        "%s makes what it loads",
+                        qc_auto_mixture(chosen),
+                        chosen->mixed_fp8 ? "nf4,nf4-32 or int8"
+                                          : "nf4,nf4-32,16bit or int8,16bit");
 }
 
 /* --vram: what lies where decides the shards. */
@@ -225,7 +233,7 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     tell_devices(&placed->plan, placed);
     QC_TRY(explain_choice(placed, o, err));
     QC_TRY(report_choice(report, placed, o, err));
-    warn_mixed(placed, o);
+    warn_of_choice(placed, o);
     return QC_OK;
 }
 

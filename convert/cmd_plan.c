@@ -72,6 +72,9 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
 {
     qc_planned_model planned;
     QC_TRY(qc_planned_model_make(&planned, arena, subject, budget, o, err));
+    if (o->to == QC_TO_AUTO)
+        for (unsigned i = 0; i < planned.chosen.note_count; i++)
+            qc_console_warn(o, "%s", planned.chosen.notes[i]);
     if (o->train.on)
         return qc_train_plan(o, &planned.plan, subject->geometry, budget, err);
     QC_TRY(qc_planned_model_lay_out(&planned, err));

@@ -187,7 +187,9 @@ static qc_status add_choice(const qc_auto_result *a, qc_strbuf *out, qc_error *e
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!isnan(a->uniform[i]))
             QC_TRY(qc_strbuf_addf(out, err, ", %s %.3g%s", names[i], a->uniform[i],
-                                  a->uniform_fits[i] ? "" : " (does not fit)"));
+                                  a->uniform_fits[i] ? ""
+                                  : a->spills        ? " (not without spilling)"
+                                                     : " (does not fit)"));
     if (!a->measured)
         QC_TRY(qc_strbuf_adds(out,
                               "\n             (no weights to measure: errors are those of normal "

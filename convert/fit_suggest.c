@@ -51,6 +51,14 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
         QC_FAIL(err, QC_ERR_INTERNAL, "the suggestion '%s' does not fit", change);
     qc_suggestion *g = &s->list[s->count++];
     g->change = change;
+    /* What does not fit has the smallest choice everywhere; with more room there will be another.
+     */
+    if (s->options->to == QC_TO_AUTO)
+        return qc_arena_printf(s->arena, &g->sentence, err,
+                               "with %s%s: %s of weights at least, the fullest device keeps %s for "
+                               "better schemes",
+                               change, detail, qc_text_bytes(weights, fit->weight_bytes),
+                               qc_text_bytes(left, least_free(fit)));
     return qc_arena_printf(s->arena, &g->sentence, err,
                            "with %s%s: %s of weights, the fullest device keeps %s free", change,
                            detail, qc_text_bytes(weights, fit->weight_bytes),

@@ -1,6 +1,6 @@
 /* What would make a model fit that does not: other precision, a shorter context, a smaller batch, a
  * narrower cache, a cpu tier, more cards; what costs least first. Every suggestion was planned anew
- * and fits. */
+ * and fits. With --to auto that is with the smallest choice, so no weight is measured again. */
 #ifndef QC_CONVERT_FIT_SUGGEST_H
 #define QC_CONVERT_FIT_SUGGEST_H
 

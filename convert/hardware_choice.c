@@ -47,6 +47,11 @@ static void choose_kernels(qc_gpu_choice *c, unsigned sm)
     }
 }
 
+int qc_sm_runs_int8(unsigned sm)
+{
+    return qc_arch_of(sm).int8_tensor && sm >= 75;
+}
+
 qc_gpu_choice qc_gpu_choose(const qc_gpu *g)
 {
     enum {
@@ -67,7 +72,7 @@ qc_gpu_choice qc_gpu_choose(const qc_gpu *g)
         c.compute_why = "its tensor cores take neither bfloat16 nor TF32";
     else
         c.compute_why = "it has no tensor cores; bfloat16 would be emulated";
-    if (arch.int8_tensor && g->sm >= 75) {
+    if (qc_sm_runs_int8(g->sm)) {
         c.schemes = "nf4,nf4-32,int8,16bit";
         c.schemes_why = "int8 where it fits, nf4 where it does not";
     } else {

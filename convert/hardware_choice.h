@@ -22,6 +22,8 @@ typedef struct {
 } qc_gpu_choice;
 
 qc_gpu_choice qc_gpu_choose(const qc_gpu *g);
+/* Has bitsandbytes an int8 matmul for this compute capability (times ten)? */
+int qc_sm_runs_int8(unsigned sm);
 
 typedef enum {
     QC_STRATEGY_GPUS_BALANCED, /* two usable GPUs or more */

@@ -93,8 +93,10 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_SCHEMES, .name = "schemes", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
      .help = "what --to auto may choose from",
-     .more = "Commas between. nf4-32 is NF4 in blocks of 32. Without int8 the result loads in "
-             "transformers whatever is chosen."},
+     .more = "Commas between. nf4-32 is NF4 in blocks of 32; 16bit is what a weight is now, FP8 "
+             "too. int8 is left out by default where a card does not run it (V100). Of a "
+             "checkpoint in 16 bit the result loads in transformers whatever is chosen, if int8 "
+             "is not on the list."},
     {.id = QC_OPT_EXPLAIN, .name = "explain", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_NONE, .since = "0.2.0",
      .help = "with --to auto: show what was chosen for which weights, and why"},

@@ -274,20 +274,43 @@ uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor)
     return elems * qc_dtype_bits(t->dtype) / 8;
 }
 
+static uint64_t int8_row_bytes(uint64_t rows, uint64_t cols)
+{
+    return rows * cols + rows * 4 + 1;
+}
+
+static uint64_t block_bytes(uint64_t elems, qc_scheme scheme, uint32_t block_elems, int nested,
+                            const qc_bnb_state *s)
+{
+    uint64_t blocks = qc_ceil_div_u64(elems, block_elems);
+    uint64_t bytes = scheme == QC_SCHEME_NF4 ? qc_ceil_div_u64(elems, 2) + 16 * 4 : elems;
+    bytes += nested ? blocks + qc_ceil_div_u64(blocks, QC_NESTED_BLOCK) * 4 + 256 * 4 : blocks * 4;
+    return bytes + qc_bnb_state_bytes(s);
+}
+
 uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested)
 {
-    uint64_t elems = rows * cols;
     if (scheme == QC_SCHEME_INT8_ROWS)
-        return elems + rows * 4 + 1;
+        return int8_row_bytes(rows, cols);
     if (scheme != QC_SCHEME_NF4 && scheme != QC_SCHEME_INT8_BLOCKS)
-        return elems * (qc_dtype_bits(dtype) / 8);
-    uint64_t blocks = qc_ceil_div_u64(elems, block_elems);
+        return rows * cols * (qc_dtype_bits(dtype) / 8);
     qc_bnb_state s;
     fill_state(&s, scheme, dtype, rows, cols, block_elems, nested);
-    uint64_t bytes = scheme == QC_SCHEME_NF4 ? qc_ceil_div_u64(elems, 2) + 16 * 4 : elems;
-    bytes += nested ? blocks + qc_ceil_div_u64(blocks, QC_NESTED_BLOCK) * 4 + 256 * 4 : blocks * 4;
-    return bytes + qc_bnb_state_bytes(&s);
+    return block_bytes(rows * cols, scheme, block_elems, nested, &s);
+}
+
+uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
+                             int nested)
+{
+    uint64_t cols = w->dims[w->ndim - 1], rows = w->dims[0] * (w->ndim == 3 ? w->dims[1] : 1);
+    if (scheme == QC_SCHEME_INT8_ROWS)
+        return int8_row_bytes(rows, cols);
+    qc_bnb_state s;
+    fill_state(&s, scheme, w->dtype, rows, cols, block_elems, nested);
+    s.ndim = w->ndim;
+    memcpy(s.dims, w->dims, sizeof s.dims);
+    return block_bytes(rows * cols, scheme, block_elems, nested, &s);
 }
 
 qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,

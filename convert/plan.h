@@ -88,6 +88,9 @@ uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
  * INT8_BLOCKS or KEEP. */
 uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested);
+/* The same of a weight in FP8 or MXFP4 that is quantized (not KEEP). */
+uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
+                             int nested);
 /* Both steps. */
 QC_NODISCARD qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                                     const qc_recipe *recipe, const qc_options *options,

@@ -424,15 +424,14 @@ static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc
     return QC_OK;
 }
 
-/* Scales go with their weight: written where it is written as it is, else not. */
-static void settle_scales(maker *m)
+void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model)
 {
-    for (uint32_t i = 0; i < m->count; i++) {
-        uint32_t owner = m->coded.owners[i];
-        qc_recipe_entry *e = &m->out->entries[i];
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        uint32_t owner = recipe->scale_owner[i];
+        qc_recipe_entry *e = &recipe->entries[i];
         if (owner == QC_NO_TENSOR)
             continue;
-        const qc_recipe_entry *weight = &m->out->entries[owner];
+        const qc_recipe_entry *weight = &recipe->entries[owner];
         e->scheme = weight->scheme == QC_SCHEME_KEEP ? QC_SCHEME_KEEP : QC_SCHEME_ABSORBED;
         if (e->scheme == QC_SCHEME_KEEP)
             e->why = weight->why;
@@ -507,7 +506,8 @@ static qc_status decide(maker *m, qc_error *err)
         else
             QC_TRY(decide_float(e, m, i, err));
     }
-    settle_scales(m);
+    m->out->scale_owner = m->coded.owners;
+    qc_recipe_settle_scales(m->out, m->model);
     return drop_mtp(m, err);
 }
 

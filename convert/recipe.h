@@ -93,6 +93,8 @@ typedef struct {
     int input_is_quantized; /* by bitsandbytes or qconv */
     int input_is_coded;     /* FP8 or MXFP4 */
     int mtp_dropped;        /* --drop-mtp took something out */
+    /* Per tensor: the weight in FP8 or MXFP4 whose scale it is, or UINT32_MAX. */
+    const uint32_t *scale_owner;
 } qc_recipe;
 
 /* Strings and arrays live in the arena. QC_ERR_USAGE for a glob that matches nothing, or that
@@ -101,6 +103,9 @@ typedef struct {
 QC_NODISCARD qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
                                       const qc_options *options, qc_error *err);
 
+/* Scales of weights in FP8 and MXFP4 go with their weight: written where it is kept, else not. To
+ * be called after schemes of such weights have changed (--to auto). */
+void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model);
 /* Makes skip_modules anew after schemes of entries have changed (--to auto). */
 QC_NODISCARD qc_status qc_recipe_list_skipped(qc_recipe *recipe, qc_arena *arena,
                                               const qc_checkpoint *model, const qc_options *options,

@@ -16,6 +16,7 @@ typedef struct {
     qc_coded_set *set;
     qc_dtype dtype;
     const qc_json_node *quantization; /* config.json's quantization_config, or NULL */
+    int own;                          /* that is qconv's, of an output that holds FP8 too */
     uint64_t block[2];
 } finder;
 
@@ -151,7 +152,7 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     w->scales = inverse != NO_TENSOR ? inverse : plain;
     if (w->scales == NO_TENSOR) {
         const char *other = unknown_scale(m, i, stem);
-        if (other || f->quantization) {
+        if (other || (f->quantization && !f->own)) {
             /* Not ours to guess; refused when the weight would have to be read. */
             f->set->weights[i] = NULL;
             f->set->count--;
@@ -224,6 +225,8 @@ static qc_status read_config(finder *f, qc_error *err)
     const qc_json_node *root = qc_json_root(f->model->config);
     f->dtype = config_dtype(root);
     f->quantization = qc_json_get(root, "quantization_config");
+    f->own =
+        strcmp(qc_json_string_or(qc_json_get(f->quantization, "quant_method"), ""), "qconv") == 0;
     const qc_json_node *size = qc_json_get(f->quantization, "weight_block_size");
     if (!size || qc_json_kind_of(size) != QC_JSON_ARRAY)
         return QC_OK;

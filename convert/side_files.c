@@ -3,6 +3,7 @@
 #include "convert/device_map.h"
 #include "formats/json_writer.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,23 +61,22 @@ static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bi
 }
 
 typedef struct {
-    int nf4, int8;
+    int nf4, int8, int8_blocks;
+    int fp8; /* kept as it is */
 } kinds;
 
 static kinds kinds_of(const qc_plan *plan)
 {
-    kinds k = {0, 0};
+    kinds k = {0};
     for (uint32_t i = 0; i < plan->job_count; i++) {
-        k.nf4 |= plan->jobs[i].scheme == QC_SCHEME_NF4;
-        k.int8 |= plan->jobs[i].scheme == QC_SCHEME_INT8_ROWS;
+        const qc_job *j = &plan->jobs[i];
+        k.nf4 |= j->scheme == QC_SCHEME_NF4;
+        k.int8 |= j->scheme == QC_SCHEME_INT8_ROWS;
+        k.int8_blocks |= j->scheme == QC_SCHEME_INT8_BLOCKS;
+        k.fp8 |= j->scheme == QC_SCHEME_KEEP && j->entry->coded &&
+                 j->entry->coded->coding == QC_CODING_FP8;
     }
     return k;
-}
-
-int qc_plan_mixes_schemes(const qc_plan *plan)
-{
-    kinds k = kinds_of(plan);
-    return k.nf4 && k.int8;
 }
 
 static const qc_job *first_quantized(const qc_plan *plan, int stacks_only)
@@ -92,10 +92,39 @@ static const qc_job *first_quantized(const qc_plan *plan, int stacks_only)
     return NULL;
 }
 
-/* Block-wise int8, stacks of experts and int8 beside NF4 are no forms that bitsandbytes loads. */
-static void write_own_config(qc_json_writer *w, const qc_plan *plan, const char *type)
+/* Which blocks of FP8 share a scale is said here alone. */
+static void copy_fp8_blocks(qc_json_writer *w, const qc_plan *plan)
+{
+    static const char key[] = "weight_block_size";
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
+    const qc_json_node *size = qc_json_get(q, key);
+    if (!size || qc_json_kind_of(size) != QC_JSON_ARRAY)
+        return;
+    qc_jw_key(w, key);
+    qc_jw_begin_array(w);
+    for (const qc_json_node *n = qc_json_first(size); n; n = qc_json_next(n)) {
+        uint64_t v = 0;
+        if (qc_json_as_u64(n, key, &v, NULL) == QC_OK)
+            qc_jw_u64(w, v);
+    }
+    qc_jw_end_array(w);
+}
+
+/* Block-wise int8, stacks of experts, int8 beside NF4 and FP8 beside either are no forms that
+ * bitsandbytes loads. */
+static void write_own_config(qc_json_writer *w, const qc_plan *plan, kinds k)
 {
     const qc_job *j = first_quantized(plan, 0);
+    char type[64] = "";
+    const struct {
+        int there;
+        const char *name;
+    } names[] = {{k.nf4, "nf4"}, {k.int8, "int8"}, {k.int8_blocks, "int8-block"}, {k.fp8, "fp8"}};
+    for (size_t i = 0, len = 0; i < sizeof names / sizeof *names; i++) {
+        if (names[i].there)
+            len += (size_t)snprintf(type + len, sizeof type - len, "%s%s", len ? "+" : "",
+                                    names[i].name);
+    }
     qc_jw_key(w, "block_size");
     qc_jw_u64(w, j->block_elems); /* 0: row-wise */
     qc_jw_key(w, "double_quant");
@@ -109,6 +138,8 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan, const char 
     qc_jw_string(w, "qconv");
     qc_jw_key(w, "quant_type");
     qc_jw_string(w, type);
+    if (k.fp8)
+        copy_fp8_blocks(w, plan);
 }
 
 /* The text of quantization_config, indented to sit one level deep. */
@@ -120,11 +151,8 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_jw_init(&w, &flat, err);
     qc_jw_begin_object(&w);
     kinds k = kinds_of(plan);
-    const qc_job *stack = first_quantized(plan, 1);
-    if (k.nf4 && k.int8)
-        write_own_config(&w, plan, "nf4+int8");
-    else if (stack || (plan->options->to == QC_TO_INT8 && plan->options->block_elems))
-        write_own_config(&w, plan, qc_scheme_name(first_quantized(plan, 0)->scheme));
+    if ((k.nf4 && k.int8) || k.int8_blocks || k.fp8 || first_quantized(plan, 1))
+        write_own_config(&w, plan, k);
     else
         write_bnb_config(&w, plan, k.nf4);
     qc_jw_end_object(&w);

@@ -16,11 +16,11 @@
  * else the 16-bit type most quantized weights have, else (F32, F64) bfloat16, as bitsandbytes'
  * default of float32 is slow everywhere. */
 const char *qc_compute_dtype(const qc_plan *plan);
-/* int8 beside NF4, as --to auto may choose. bitsandbytes' configuration is one or the other, so
- * config.json then names qconv as the method, which loaders refuse by name. */
-int qc_plan_mixes_schemes(const qc_plan *plan);
 /* The source's config.json with quantization_config set (or removed when weights are dequantized),
- * and torch_dtype/dtype corrected where all floating tensors were cast. Nothing else changes. */
+ * and torch_dtype/dtype corrected where all floating tensors were cast. Nothing else changes.
+ * bitsandbytes' configuration is 4 bit or 8 bit and nothing else: of int8 beside NF4 or FP8 kept
+ * beside either (--to auto, --keep), of stacks and block-wise int8 the method is qconv, which
+ * loaders refuse by name. */
 QC_NODISCARD qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err);
 typedef struct {
     const char *name; /* of a tensor */

@@ -233,6 +233,71 @@ static void test_transposed(void **state)
     fixture_deinit(&f);
 }
 
+/* A weight in FP8 is kept with all that lies beside it, or loses it. */
+static void test_fp8(void **state)
+{
+    (void)state;
+    static const char q[] = "model.layers.0.self_attn.q_proj.weight",
+                      scale[] = "model.layers.0.self_attn.q_proj.weight_scale_inv",
+                      input[] = "model.layers.0.self_attn.q_proj.input_scale",
+                      up[] = "model.layers.0.mlp.up_proj.weight";
+    fixture f;
+    qc_auto_result r;
+    fixture_init(&f, QC_TO_AUTO);
+    fixture_config(&f, config);
+    fixture_add(&f, "model.embed_tokens.weight", 1000, 256);
+    fixture_add_dims(&f, q, QC_DTYPE_F8_E4M3, 2, (uint64_t[]){300, 256});
+    fixture_add_dims(&f, scale, QC_DTYPE_F32, 2, (uint64_t[]){3, 2});
+    fixture_add_dims(&f, input, QC_DTYPE_F32, 1, (uint64_t[]){1});
+    fixture_add(&f, up, 512, 256);
+    f.options.fit = (qc_fit_options){.margin = 1, .context = 16, .batch = 1, .kv_bits = 16};
+    f.options.rest = QC_REST_FP16; /* for floats only */
+    choose_ok(&f, &r, "100MB");
+    assert_int_equal(r.group_count, 2);
+    for (uint32_t g = 0; g < 2; g++)
+        if (strstr(r.groups[g].name, "q_proj"))
+            assert_int_equal(r.groups[g].bytes[QC_AUTO_AT_16BIT], 300 * 256 + 24 + 4);
+    fixture_expect(&f, q, QC_SCHEME_KEEP, QC_ROLE_LINEAR);
+    fixture_expect(&f, scale, QC_SCHEME_KEEP, QC_ROLE_STATE);
+    fixture_expect(&f, input, QC_SCHEME_KEEP, QC_ROLE_STATE);
+    fixture_expect(&f, up, QC_SCHEME_CAST, QC_ROLE_LINEAR);
+    assert_true(!r.mixed && !r.mixed_fp8 && !qc_auto_mixture(&r));
+    f.options.schemes = "nf4";
+    choose_ok(&f, &r, "100MB");
+    fixture_expect(&f, q, QC_SCHEME_NF4, QC_ROLE_LINEAR);
+    fixture_expect(&f, scale, QC_SCHEME_ABSORBED, QC_ROLE_STATE);
+    fixture_expect(&f, input, QC_SCHEME_ABSORBED, QC_ROLE_STATE);
+    fixture_rule(&f, 0, q); /* by the user's word, beside what auto quantizes */
+    choose_ok(&f, &r, "1MB");
+    assert_int_equal(r.group_count, 1);
+    fixture_expect(&f, q, QC_SCHEME_KEEP, QC_ROLE_LINEAR);
+    fixture_expect(&f, input, QC_SCHEME_KEEP, QC_ROLE_STATE);
+    assert_true(r.mixed_fp8 && strstr(qc_auto_mixture(&r), "FP8"));
+    fixture_deinit(&f);
+}
+
+/* What does not run on a card is no candidate, unless it is named. */
+static void test_notes(void **state)
+{
+    (void)state;
+    fixture f;
+    qc_auto_result r;
+    llama(&f);
+    choose_ok(&f, &r, "A100-40GB");
+    assert_int_equal(r.note_count, 0);
+    choose_ok(&f, &r, "A100-40GB+V100-16GB");
+    assert_int_equal(r.candidates, 15 & ~QC_AUTO_INT8);
+    assert_true(r.note_count == 1 && strstr(r.notes[0], "V100-16GB"));
+    f.options.schemes = "nf4,int8";
+    choose_ok(&f, &r, "V100-16GB");
+    assert_int_equal(r.candidates, QC_AUTO_NF4 | QC_AUTO_INT8);
+    assert_int_equal(r.note_count, 0);
+    choose_ok(&f, &r, "1MB+cpu:1GB+disk");
+    assert_true(!r.fits && r.spills && r.note_count == 1);
+    assert_non_null(strstr(r.notes[0], "cpu and disk"));
+    fixture_deinit(&f);
+}
+
 /* What is left in 16 bit follows --rest. */
 static void test_rest(void **state)
 {
@@ -284,6 +349,8 @@ int main(void)
         cmocka_unit_test(test_experts),
         cmocka_unit_test(test_transposed),
         cmocka_unit_test(test_rest),
+        cmocka_unit_test(test_fp8),
+        cmocka_unit_test(test_notes),
         cmocka_unit_test(test_text),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

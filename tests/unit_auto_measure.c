@@ -2,6 +2,7 @@
  * normally distributed weights against the quantizers. */
 #include "base/alloc.h"
 #include "convert/auto_measure.h"
+#include "quant/quant_decode.h"
 #include "quant/quant_ops.h"
 #include "tests/test_model.h"
 
@@ -211,6 +212,65 @@ static void test_what_cannot_be(void **state)
     drop(&f);
 }
 
+/* A weight in FP8 is measured as its values are, sampled rows and scales of their tiles alike. */
+static void test_coded(void **state)
+{
+    (void)state;
+    enum { ROWS = 330, COLS = 500, TILE = 32, ACROSS = 16, N = ROWS * COLS, TILES = 11 * ACROSS };
+    static uint8_t codes[N];
+    static float values[N];
+    float scales[TILES], table[256];
+    qc_error err = {0};
+    qc_strbuf text;
+    char dir[256], path[300];
+    qc_checkpoint *model = NULL;
+    uint64_t bad = UINT64_MAX;
+    for (int i = 0; i < N; i++)
+        codes[i] = (uint8_t)((i & 1) << 7 | (int)(unit() * 0x7f));
+    for (int i = 0; i < TILES; i++)
+        scales[i] = (float)(1 + i % 7);
+    qc_tile_scales tiles = {COLS, TILE, TILE, ACROSS, scales};
+    qc_f8_table(QC_DTYPE_F8_E4M3, table);
+    qc_f8_decode(codes, table, &tiles, 0, N, values, &bad);
+    assert_true(bad == UINT64_MAX);
+    qc_st_tensor t[] = {
+        {.name = "v", .dtype = QC_DTYPE_F32, .ndim = 2, .end = sizeof values},
+        {.name = "w", .dtype = QC_DTYPE_F8_E4M3, .ndim = 2},
+        {.name = "x", .dtype = QC_DTYPE_F32, .ndim = 1},
+    };
+    t[0].dims[0] = t[1].dims[0] = ROWS;
+    t[0].dims[1] = t[1].dims[1] = COLS;
+    t[2].dims[0] = TILES;
+    t[1].begin = t[0].end;
+    t[1].end = t[2].begin = t[1].begin + sizeof codes;
+    t[2].end = t[2].begin + sizeof scales;
+    test_folder(dir, sizeof dir);
+    (void)snprintf(path, sizeof path, "%s/model.safetensors", dir);
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    test_must(qc_st_header_build(&text, t, 3, NULL, 0, &err), &err);
+    test_must(qc_strbuf_add(&text, values, sizeof values, &err), &err);
+    test_must(qc_strbuf_add(&text, codes, sizeof codes, &err), &err);
+    test_must(qc_strbuf_add(&text, scales, sizeof scales, &err), &err);
+    test_must(qc_file_put(path, text.data, text.len, &err), &err);
+    qc_strbuf_deinit(&text);
+    test_must(qc_checkpoint_open(&model, dir, &err), &err);
+    qc_coded_weight coded = {.coding = QC_CODING_FP8,
+                             .scales = 2,
+                             .tile_rows = TILE,
+                             .tile_cols = TILE,
+                             .tiles_across = ACROSS,
+                             .ndim = 2,
+                             .dims = {ROWS, COLS}};
+    qc_auto_sample s[] = {{.tensor = 0, .rows = ROWS, .cols = COLS},
+                          {.tensor = 1, .rows = ROWS, .cols = COLS, .coded = &coded}};
+    test_must(qc_auto_measure(s, 2, model, ALL, 1, 1, &err), &err);
+    assert_true(s[1].rows_read == 132 && s[1].bytes_read == 132u * COLS);
+    assert_memory_equal(s[0].rel_mse, s[1].rel_mse, sizeof s[0].rel_mse);
+    assert_memory_equal(&s[0].sum_xx, &s[1].sum_xx, sizeof s[0].sum_xx);
+    qc_checkpoint_close(model);
+    test_remove(dir);
+}
+
 static void test_threads(void **state)
 {
     (void)state;
@@ -256,6 +316,7 @@ int main(void)
         cmocka_unit_test(test_whole),      cmocka_unit_test(test_transposed),
         cmocka_unit_test(test_which_rows), cmocka_unit_test(test_what_cannot_be),
         cmocka_unit_test(test_threads),    cmocka_unit_test(test_normal),
+        cmocka_unit_test(test_coded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

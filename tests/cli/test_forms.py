@@ -187,6 +187,13 @@ class Fp8(Forms):
         self.model({Q: ("F8_E5M2", self.SHAPE, codes)})
         out = self.convert("--to", "bf16", "m", "o")
         self.assertEqual(out[Q][2], mk.encode("BF16", values))
+        # Kept beside a quantized weight, the codes are still the weights.
+        other = Q.replace("q_proj", "o_proj")
+        self.model({Q: ("F8_E5M2", self.SHAPE, codes), other: ("F8_E5M2", self.SHAPE, codes)})
+        kept = self.convert("--to", "nf4", "--keep", Q, "m", "mixed")
+        self.assertEqual(kept[Q], ("F8_E5M2", self.SHAPE, codes))
+        out = self.convert("--to", "bf16", "mixed", "back")
+        self.assertEqual(out[Q][2], mk.encode("BF16", values))
 
     def test_many_steps(self):
         """Several steps; some threads; compressed."""
@@ -215,7 +222,12 @@ class Fp8(Forms):
             self.assertEqual(json.load(f)["quantization_config"], DEEPSEEK["quantization_config"])
         with open(self.path("nf4", "config.json")) as f:
             self.assertIn(L + "self_attn.q_proj",
-                          json.load(f)["quantization_config"]["llm_int8_skip_modules"])
+                          json.load(f)["quantization_config"]["modules_to_not_convert"])
+        # bitsandbytes' loader would take the codes for the weights.
+        for to in ("nf4", "int8"):
+            with open(self.path(to, "config.json")) as f:
+                q = json.load(f)["quantization_config"]
+            self.assertEqual((q["quant_method"], q["quant_type"]), ("qconv", to + "+fp8"))
 
     def test_not_finite(self):
         tensors, _ = fp8(self.rng, Q, self.SHAPE, [128, 128])
