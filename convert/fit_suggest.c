@@ -71,8 +71,11 @@ static qc_status other_precision(seeker *s, qc_error *err)
         qc_error trouble = {0};
         const char *change = NULL;
         trial.to = ladder[i];
-        if (ladder[i] == QC_TO_INT8)
+        if (ladder[i] == QC_TO_INT8) {
+            if (qc_budget_card_without_int8(s->budget))
+                continue;
             trial.block_elems = 0;
+        }
         qc_status st =
             qc_planned_model_make(&planned, &s->scratch, s->subject, s->budget, &trial, &trouble);
         /* A checkpoint that cannot become this is no failure of the plan that was asked for. */

@@ -205,6 +205,21 @@ class Search(PlanCase):
         self.assertIn("; would fit with --to nf4, or with ", text)
         self.assertIn(", or with 3 cards", text)
 
+    def test_no_int8_for_volta(self):
+        """What bitsandbytes cannot run on a card is not what "would fit" there."""
+        small = json.loads(self.ok("plan", "Llama-3.1-8B", "--vram", "V100-16GB", "--to", "bf16",
+                                   "--json"))
+        self.assertFalse(small["fits"])
+        self.assertIn("with --to nf4:", " ".join(small["suggestions"]))
+        self.assertNotIn("int8", " ".join(small["suggestions"]))
+        turing = json.loads(self.ok("plan", "Llama-3.1-8B", "--vram", "T4", "--to", "bf16",
+                                    "--json"))
+        self.assertIn("with --to int8:", " ".join(turing["suggestions"]))
+        for card, warned in [("V100-16GB", True), ("T4", False), ("16GB", False)]:
+            r = self.run_qconv("plan", "Llama-3.1-8B", "--vram", card, "--to", "int8")
+            self.assertEqual(r.returncode, 0)
+            self.assertEqual(b"7.5 on, which V100-16GB has not" in r.stderr, warned, card)
+
     def test_shorter_context(self):
         plan = self.plan("--vram", "2x26GB", "--to", "nf4", "--context", "131072", LLAMA70)
         self.assertFalse(plan["fits"])
@@ -370,7 +385,29 @@ class Refusals(PlanCase):
 
     def test_files(self):
         self.fails(1, "plan", "--vram", "40GB", "--html", "no/such/p.html", LLAMA70,
-                   has="no/such/p.html")
+                   has=["--html: 'no/such/p.html'", "no folder 'no/such'"])
+        os.mkdir(self.path("d"))
+        for option in ["--html", "--device-map"]:
+            self.usage("plan", "--vram", "40GB", option, "d", LLAMA70,
+                       has=[option + ": 'd'", "found a folder"], command="plan")
+        self.assertEqual(os.listdir(self.path("d")), [])
+        self.assertEqual(os.listdir(self.dir), ["d"])
+
+    def test_no_device_is_renamed_over(self):
+        for path in ["/dev/stdout", "/dev/null"]:
+            before = os.lstat(path)
+            self.usage("plan", "--vram", "40GB", "--html", path, LLAMA70, has="a device or a pipe",
+                       command="plan")
+            self.assertEqual((os.lstat(path).st_mode, os.lstat(path).st_ino),
+                             (before.st_mode, before.st_ino))
+
+    @unittest.skipIf(os.geteuid() == 0, "root may write everything")
+    def test_read_only_file(self):
+        self.write("p.html", "kept")
+        os.chmod(self.path("p.html"), 0o444)
+        self.fails(1, "plan", "--vram", "40GB", "--html", "p.html", LLAMA70, has="p.html")
+        with open(self.path("p.html"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), "kept")
 
     def test_no_gpu(self):
         """Without --vram and without a GPU the plan is for this machine's memory, and says so."""
