@@ -434,6 +434,12 @@ static void ids(void **state)
     assert_null(qc_known_model_find("other/Llama-3.1-8B"));
     assert_string_equal(qc_known_model_near("Llama-3.1-9B"), "meta-llama/Llama-3.1-8B");
     assert_string_equal(qc_known_model_near("qwen/qwen3-32"), "Qwen/Qwen3-32B");
+    /* Beginnings, which are far away letter by letter. */
+    assert_string_equal(qc_known_model_near("mistral"), "mistralai/Mistral-7B-v0.1");
+    assert_string_equal(qc_known_model_near("mistralai/Mistral-7B"), "mistralai/Mistral-7B-v0.1");
+    assert_string_equal(qc_known_model_near("Llama-3-8B"), "meta-llama/Meta-Llama-3-8B");
+    assert_string_equal(qc_known_model_near("gpt-oss"), "openai/gpt-oss-20b");
+    assert_null(qc_known_model_near("ll"));
     assert_null(qc_known_model_near("quite another thing"));
     assert_null(qc_known_model_near(""));
     assert_null(qc_known_model_near("gxxxpxxxtxxx2xxx"));
