@@ -200,6 +200,7 @@ static qc_status host_memory(seeker *s, qc_error *err)
     QC_TRY(try_fit(s, &fit, &budget, use, err));
     if (!fit.fits)
         return QC_OK;
+    QC_TRY(qc_fit_count_experts(&fit, &s->planned->plan, err));
     if (s->budget->gpu_count == 0)
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--vram cpu:%" PRIu64 "GB", gigabytes));
     else

@@ -2,6 +2,7 @@
 refuses."""
 import json
 import os
+import re
 import shutil
 import unittest
 import xml.etree.ElementTree as ElementTree
@@ -204,6 +205,15 @@ class Search(PlanCase):
         self.assertIn("short by ", text)
         self.assertIn("; would fit with --to nf4, or with ", text)
         self.assertIn(", or with 3 cards", text)
+
+    def test_spilled_experts_are_not_all_moved(self):
+        """What +cpu: is said to cost a token is what the plan with it says."""
+        for model in ["deepseek-ai/DeepSeek-V3", "Mixtral-8x7B-v0.1", LLAMA70]:
+            text = " ".join(json.loads(self.ok("plan", model, "--vram", "16GB", "--json"))
+                            ["suggestions"])
+            size, moved = re.search(r"with \+cpu:(\d+GB) \((.*?) over the host link", text).groups()
+            self.assertIn("host: %s over its link" % moved,
+                          self.ok("plan", model, "--vram", "16GB+cpu:" + size))
 
     def test_no_int8_for_volta(self):
         """What bitsandbytes cannot run on a card is not what "would fit" there."""
