@@ -329,7 +329,7 @@ static void refused_configurations(void **state)
         const char *words;
     } cases[] = {
         {"{\"model_type\":\"mamba\"," TINY "}", QC_ERR_UNSUPPORTED, "only those of llama, mistral"},
-        {"{" TINY "}", QC_ERR_UNSUPPORTED, "model_type ''"},
+        {"{" TINY "}", QC_ERR_UNSUPPORTED, "expected a model_type"},
         {"{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}}",
          QC_ERR_UNSUPPORTED, "'gemma3'"},
         {"{\"model_type\":\"mllama\"}", QC_ERR_UNSUPPORTED, "'mllama'"},
@@ -367,7 +367,7 @@ static void refused_configurations(void **state)
          QC_ERR_UNSUPPORTED, "'BertForQuestionAnswering'"},
         {"{\"model_type\":\"gpt2\",\"n_layer\":1,\"n_head\":1,\"n_embd\":8}", QC_ERR_INPUT,
          "n_positions"},
-        {"[1]", QC_ERR_UNSUPPORTED, "model_type ''"},
+        {"[1]", QC_ERR_UNSUPPORTED, "expected a model_type"},
         {"{\"model_type\":", QC_ERR_INPUT, "config.json"},
         {"", QC_ERR_INPUT, "config.json"},
     };

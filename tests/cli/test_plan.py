@@ -390,6 +390,8 @@ class Refusals(PlanCase):
         os.mkdir(self.path("m"))
         self.write("m/config.json", "{}")
         self.fails(3, "plan", "--vram", "40GB", "m", has="m")
+        self.write("m/config.json", '{"num_hidden_layers": 2}')
+        self.fails(3, "plan", "--vram", "40GB", "m", has="expected a model_type")
         self.write("m/config.json", "[")
         self.fails(3, "plan", "--vram", "40GB", "m", has="JSON")
 

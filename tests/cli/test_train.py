@@ -65,7 +65,7 @@ class Train(QconvCase):
 
     def test_way_out(self):
         """What is said to fit does."""
-        args = ["plan", "Llama-3.1-8B", "--mode", "train", "--vram", "3090"]
+        args = ["plan", "Llama-3.1-8B", "--mode", "train", "--vram", "12GB"]
         said = re.search(r"\nNothing fits; with --context (\d+) this would: (.*)\n",
                          self.ok(*args))
         text = self.ok(*args, "--context", said.group(1))
