@@ -215,6 +215,12 @@ class Search(PlanCase):
             self.assertIn("host: %s over its link" % moved,
                           self.ok("plan", model, "--vram", "16GB+cpu:" + size))
 
+    def test_disk_is_named(self):
+        args = ["plan", LLAMA70, "--to", "int8", "--vram"]
+        self.assertIn("spilled to the host and to disk: ",
+                      self.ok(*args, "3090+cpu:8GB+disk"))
+        self.assertIn("spilled to the host: ", self.ok(*args, "3090+cpu:200GB+disk"))
+
     def test_no_int8_for_volta(self):
         """What bitsandbytes cannot run on a card is not what "would fit" there."""
         small = json.loads(self.ok("plan", "Llama-3.1-8B", "--vram", "V100-16GB", "--to", "bf16",
