@@ -236,6 +236,20 @@ class Search(PlanCase):
             self.assertEqual(r.returncode, 0)
             self.assertEqual(b"7.5 on, which V100-16GB has not" in r.stderr, warned, card)
 
+    def test_two_changes(self):
+        """Where none alone is enough: NF4 and another, both needed."""
+        model = "deepseek-ai/DeepSeek-V3"
+        plan = json.loads(self.ok("plan", model, "--vram", "16GB", "--to", "bf16", "--json"))
+        self.assertFalse(plan["fits"])
+        self.assertTrue(plan["suggestions"])
+        for s in plan["suggestions"]:
+            self.assertTrue(s.startswith("with --to nf4 and "), s)
+        size = re.search(r"--to nf4 and \+cpu:(\d+GB)", " ".join(plan["suggestions"])).group(1)
+        for to, fits in [("bf16", False), ("nf4", True)]:
+            more = json.loads(self.ok("plan", model, "--vram", "16GB+cpu:" + size, "--to", to,
+                                      "--json"))
+            self.assertEqual(more["fits"], fits)
+
     def test_shorter_context(self):
         plan = self.plan("--vram", "2x26GB", "--to", "nf4", "--context", "131072", LLAMA70)
         self.assertFalse(plan["fits"])
