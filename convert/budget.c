@@ -2,6 +2,7 @@
 
 #include "base/strbuf.h"
 #include "convert/hardware.h"
+#include "convert/hardware_choice.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -10,7 +11,10 @@
 #define TERM_FORMS                                                                                 \
     "a size (40GB, 40GiB), a card (A100-40GB), auto, cpu[:SIZE] or disk[:SIZE], with a count "     \
     "before a size or a card (2x40GB)"
+#define KNOWN_CARDS "; the cards that are known: docs/hardware.md"
 #define QUOTED_MOST 80 /* bytes of a term in a message */
+/* Of what a size is made; a comma or a blank in it is a list or a card misread. */
+#define SIZE_LETTERS "0123456789.KMGTBkmgtbIi"
 /* "2xNAME+" for every device and both tiers. */
 #define TEXT_BYTES_MOST ((QC_MAX_DEVICES + 2) * 128)
 
@@ -77,6 +81,10 @@ static qc_status read_size(parser *p, span size, span term, uint64_t *out, qc_er
                 quoted(term), term.s, quoted(size), size.s);
     const char *what = NULL;
     QC_TRY(qc_arena_printf(p->arena, &what, err, "--vram: '%.*s'", quoted(term), term.s));
+    if (strspn(text, SIZE_LETTERS) != size.len)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: expected a size such as 40GB or 40GiB, terms joined with '+', found '%.*s'",
+                what, quoted(size), size.s);
     QC_TRY(qc_parse_size(text, what, out, err));
     if (*out == 0)
         QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected more than 0 bytes", quoted(term),
@@ -183,7 +191,9 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     span what = term;
     uint64_t count = 1, bytes = 0;
     int counted = take_count(&what, &count);
-    if (count == 0 || count > QC_MAX_DEVICES)
+    /* Of "7900xtx" the name is what is not known, not the count. */
+    int may_be_count = what.len == 0 || is_digit(what.s[0]) || qc_card_find(what.s, what.len);
+    if (may_be_count && (count == 0 || count > QC_MAX_DEVICES))
         QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected a count from 1 to %u", quoted(term),
                 term.s, QC_MAX_DEVICES);
     if (what.len == 0)
@@ -208,7 +218,7 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     } else {
         const char *near = qc_card_near(what.s, what.len);
         QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS "%s%s%s", quoted(term),
-                term.s, near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+                term.s, near ? "; did you mean " : KNOWN_CARDS, near ? near : "", near ? "?" : "");
     }
     for (uint64_t i = 0; i < count; i++)
         QC_TRY(add_gpu(p, card, bytes, err));
@@ -289,4 +299,15 @@ qc_status qc_budget_text(const char **out, qc_arena *arena, const qc_budget *bud
 done:
     qc_strbuf_deinit(&b);
     return st;
+}
+
+const char *qc_budget_card_without_int8(const qc_budget *b)
+{
+    for (uint32_t i = 0; i < b->gpu_count; i++) {
+        const qc_card *card = b->devices[i].card;
+        qc_gpu gpu = {.sm = card ? card->sm : 0};
+        if (card && !strstr(qc_gpu_choose(&gpu).schemes, "int8"))
+            return card->name;
+    }
+    return NULL;
 }

@@ -45,4 +45,8 @@ QC_NODISCARD qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const ch
 QC_NODISCARD qc_status qc_budget_text(const char **out, qc_arena *arena, const qc_budget *budget,
                                       qc_error *err);
 
+/* The first card in it on which bitsandbytes has no int8 (its compute capability is too low), or
+ * NULL. Of GPUs that are only a size nothing is known. */
+const char *qc_budget_card_without_int8(const qc_budget *b);
+
 #endif

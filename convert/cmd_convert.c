@@ -3,6 +3,7 @@
 #include "convert/commands.h"
 #include "convert/console.h"
 #include "convert/expert_split.h"
+#include "convert/known_models.h"
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/pipeline.h"
@@ -288,6 +289,19 @@ static qc_status print_report(const qc_options *o, const qc_convert_report *r, q
     return st;
 }
 
+/* What has been planned by its id is tried with convert next. */
+static qc_status check_model(const char *model, qc_error *err)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_stat(model, &kind, NULL, err));
+    if (kind == QC_PATH_MISSING && qc_known_model_find(model))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s does not exist: 'qconv plan' knows this model by its id, but to convert it "
+                "download the checkpoint and give its folder",
+                model);
+    return QC_OK;
+}
+
 qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
 {
     qc_checkpoint *model = NULL;
@@ -296,6 +310,7 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     uint64_t started = qc_clock_ns();
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
+    QC_TRY(check_model(o->model, err));
     qc_status st = qc_checkpoint_open(&model, o->model, err);
     if (st == QC_OK && qc_to_quantizes(o->to))
         st = qc_experts_split(model, err);

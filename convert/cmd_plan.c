@@ -10,6 +10,7 @@
 #include "convert/known_models.h"
 #include "convert/make_manifest.h"
 #include "convert/planned_model.h"
+#include "convert/target_file.h"
 #include "convert/train_plan.h"
 #include "formats/file_io.h"
 
@@ -119,6 +120,12 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
                         "names of config.json",
                         geometry.model_type);
     QC_TRY(qc_plan_defaults(&o, arena, &subject, err));
+    const char *old_card = qc_budget_card_without_int8(budget);
+    if (o.to == QC_TO_INT8 && old_card)
+        qc_console_warn(&o,
+                        "bitsandbytes computes in int8 from compute capability 7.5 on, which %s "
+                        "has not; --to nf4 runs there",
+                        old_card);
     if (geometry.max_context && o.fit.context > geometry.max_context)
         qc_console_warn(&o, "--context %llu is beyond the model's limit of %llu tokens",
                         (unsigned long long)o.fit.context,
@@ -132,8 +139,11 @@ qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
     qc_budget budget;
     qc_checkpoint *model = NULL;
     int has_weights = 0;
-    qc_arena_init(&arena);
     /* What is wrong with the question is said before a large model is opened. */
+    QC_TRY(qc_target_file_check("--html", o->html, err));
+    QC_TRY(qc_target_file_check("--device-map", o->device_map, err));
+    QC_TRY(qc_target_file_check("--apply", o->train.apply, err));
+    qc_arena_init(&arena);
     qc_status st = read_budget(&budget, &arena, o, err);
     if (st == QC_OK)
         st = qc_model_open(&model, o->model, &has_weights, err);

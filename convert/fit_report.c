@@ -337,6 +337,14 @@ static qc_status add_search(const qc_fit_report *r, qc_strbuf *out, qc_error *er
     return qc_strbuf_adds(out, "\n", err);
 }
 
+static int uses_disk(const qc_fit *fit)
+{
+    for (uint32_t i = 0; i < fit->budget->count; i++)
+        if (fit->budget->devices[i].tier == QC_TIER_DISK && fit->devices[i].segments)
+            return 1;
+    return 0;
+}
+
 qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out,
                              qc_error *err)
 {
@@ -348,7 +356,8 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
     QC_TRY(add_search(r, out, err));
     if (fit->transfer_bytes_per_token)
         QC_TRY(qc_strbuf_addf(
-            out, err, "  spilled to the host: %s over its link for every token, %s at least\n",
+            out, err, "  spilled to the host%s: %s over its link for every token, %s at least\n",
+            uses_disk(fit) ? " and to disk" : "",
             qc_text_bytes(size, fit->transfer_bytes_per_token),
             qc_text_seconds(time, fit->transfer_seconds)));
     if (!fit->fits) {

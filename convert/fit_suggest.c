@@ -79,8 +79,11 @@ static qc_status other_precision(seeker *s, qc_error *err)
         qc_error trouble = {0};
         const char *change = NULL;
         trial.to = ladder[i];
-        if (ladder[i] == QC_TO_INT8)
+        if (ladder[i] == QC_TO_INT8) {
+            if (qc_budget_card_without_int8(s->budget))
+                continue;
             trial.block_elems = 0;
+        }
         qc_status st =
             qc_planned_model_make(&planned, &s->scratch, s->subject, s->budget, &trial, &trouble);
         /* A checkpoint that cannot become this is no failure of the plan that was asked for. */
@@ -205,6 +208,7 @@ static qc_status host_memory(seeker *s, qc_error *err)
     QC_TRY(try_fit(s, &fit, &budget, use, err));
     if (!fit.fits)
         return QC_OK;
+    QC_TRY(qc_fit_count_experts(&fit, &s->planned->plan, err));
     if (s->budget->gpu_count == 0)
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--vram cpu:%" PRIu64 "GB", gigabytes));
     else
@@ -258,12 +262,60 @@ static qc_status more_cards(seeker *s, qc_error *err)
     return add(s, &fit, change, detail, err);
 }
 
+typedef qc_status (*kind)(seeker *s, qc_error *err);
+
+static qc_status try_kinds(seeker *s, const kind *kinds, size_t count, qc_error *err)
+{
+    for (size_t i = 0; i < count; i++) {
+        qc_arena_init(&s->scratch);
+        qc_status st = kinds[i](s, err);
+        qc_arena_deinit(&s->scratch);
+        QC_TRY(st);
+    }
+    return QC_OK;
+}
+
+static const kind changes[] = {other_precision, shorter_context, smaller_batch,
+                               narrower_cache,  host_memory,     more_cards};
+
+/* Where no change alone is enough: NF4, and one more. */
+static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
+{
+    const qc_options *o = s->options;
+    qc_options trial = *o;
+    qc_planned_model planned;
+    seeker inner = *s;
+    trial.to = QC_TO_NF4;
+    if (s->count || o->to == QC_TO_NF4 || o->to == QC_TO_AUTO ||
+        s->planned->recipe.input_is_quantized)
+        return QC_OK;
+    /* A checkpoint that cannot become NF4 has no such suggestion. */
+    qc_error trouble = {0};
+    qc_status st = qc_planned_model_make(&planned, kept, s->subject, s->budget, &trial, &trouble);
+    if (st != QC_OK && (qc_status_exit_code(st) == 2 || qc_status_exit_code(st) == 3))
+        return QC_OK;
+    if (st != QC_OK) {
+        if (err)
+            *err = trouble;
+        return st;
+    }
+    inner.planned = &planned;
+    inner.options = &trial;
+    QC_TRY(try_kinds(&inner, changes + 1, sizeof changes / sizeof *changes - 1, err));
+    for (s->count = 0; s->count < inner.count; s->count++) {
+        qc_suggestion *g = &s->list[s->count];
+        QC_TRY(qc_arena_printf(s->arena, &g->change, err, "--to nf4 and %s", g->change));
+        QC_TRY(qc_arena_printf(s->arena, &g->sentence, err, "with --to nf4 and %s",
+                               g->sentence + strlen("with ")));
+    }
+    return QC_OK;
+}
+
 qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena, const qc_plan_subject *subject,
                          const qc_planned_model *planned, const qc_budget *budget,
                          const qc_options *options, qc_error *err)
 {
-    static qc_status (*const kinds[])(seeker *, qc_error *) = {
-        other_precision, shorter_context, smaller_batch, narrower_cache, host_memory, more_cards};
+    qc_arena kept;
     seeker s = {.arena = arena,
                 .subject = subject,
                 .planned = planned,
@@ -272,12 +324,11 @@ qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena, const qc_plan_s
     void *v = NULL;
     QC_TRY(qc_arena_alloc(arena, &v, MAX_SUGGESTIONS, sizeof(qc_suggestion), err));
     s.list = v;
-    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-        qc_arena_init(&s.scratch);
-        qc_status st = kinds[i](&s, err);
-        qc_arena_deinit(&s.scratch);
-        QC_TRY(st);
-    }
+    QC_TRY(try_kinds(&s, changes, sizeof changes / sizeof *changes, err));
+    qc_arena_init(&kept);
+    qc_status st = nf4_and_more(&s, &kept, err);
+    qc_arena_deinit(&kept);
+    QC_TRY(st);
     report->suggestions = s.list;
     report->suggestion_count = s.count;
     return QC_OK;

@@ -10,7 +10,8 @@
 #define QC_MAX_SUGGESTED_CARDS 64u
 
 /* planned: made of subject, budget and options, and does not fit. Sets report->suggestions (texts
- * in the arena). At most one per kind of change; none if nothing helps. */
+ * in the arena). At most one per kind of change; where no change alone is enough, those beside NF4
+ * ("--to nf4 and +cpu:64GB"); none if nothing helps. */
 QC_NODISCARD qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena,
                                       const qc_plan_subject *subject,
                                       const qc_planned_model *planned, const qc_budget *budget,

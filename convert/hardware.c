@@ -349,7 +349,7 @@ static qc_status parse_term(const char *as, const char *term, size_t len, const 
                 near);
     QC_FAIL(err, QC_ERR_USAGE,
             "--as: unknown card '%.*s'; expected one such as A100-40GB, V100-16GB, 3090, 4090, "
-            "A6000 or H100-80GB",
+            "A6000 or H100-80GB; docs/hardware.md lists them",
             shown, term);
 }
 

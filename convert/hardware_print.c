@@ -179,7 +179,10 @@ qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
     if (h->gpu_count == 0) {
         (void)snprintf(why, sizeof why, "%s", h->no_gpu ? h->no_gpu : "none was found");
         qc_console_printable(why);
-        QC_TRY(qc_strbuf_addf(out, err, "No GPU: %s.\n", why));
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "No GPU: %s.\n"
+                              "Those you will get: qconv hardware --as 2xA100-40GB\n",
+                              why));
     } else {
         if (h->assumed)
             QC_TRY(qc_strbuf_adds(out,

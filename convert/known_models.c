@@ -69,9 +69,33 @@ static size_t distance(const char *a, const char *b)
     return row[n];
 }
 
+static int begins_with(const char *text, const char *start)
+{
+    while (*start && same_letter(*text, *start)) {
+        text++;
+        start++;
+    }
+    return *start == '\0';
+}
+
+/* "mistral", "Llama-3-8B": the beginning of a name, or of what follows "Meta-". */
+static const char *completed(const char *name)
+{
+    enum { MIN_LETTERS = 3 };
+    for (unsigned i = 0; strlen(name) >= MIN_LETTERS && i < qc_known_model_count; i++) {
+        const char *known = without_org(qc_known_models[i].id);
+        const char *dash = strchr(known, '-');
+        if (begins_with(known, name) || (dash && begins_with(dash + 1, name)))
+            return qc_known_models[i].id;
+    }
+    return NULL;
+}
+
 const char *qc_known_model_near(const char *id)
 {
-    const char *name = without_org(id), *best = NULL;
+    const char *name = without_org(id), *best = completed(name);
+    if (best)
+        return best;
     size_t len = strlen(name), least = len / NEAR_DIVISOR + 1;
     if (len >= ID_BYTES)
         return NULL;

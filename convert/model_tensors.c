@@ -174,6 +174,10 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
     qc_tensor_maker m = {.out = out, .arena = arena, .g = &g};
     memset(out, 0, sizeof *out);
     qc_config_open(&m.config, config);
+    if (m.config.model_type[0] == '\0')
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: expected a model_type to work the tensors out by, found none; give "
+                "the checkpoint itself");
     if (!is_family(&m))
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "config.json: the tensors of model_type '%.*s' cannot be worked out, only those "

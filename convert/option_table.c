@@ -106,7 +106,8 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .more = "Terms joined by '+'. A size (GB is 10^9, GiB is 2^30) or the name of a card, with a "
              "count and an x before it; auto for this machine's GPUs as they are now; cpu and "
              "disk, with a size after a colon, for what the GPUs cannot hold. convert then cuts "
-             "shards where devices change and writes device_map.json."},
+             "shards where devices change and writes device_map.json. docs/hardware.md lists the "
+             "cards."},
     {.id = QC_OPT_MARGIN, .name = "margin", .commands = FITTING, .group = QC_GROUP_FIT,
      .kind = QC_ARG_DECIMAL, .arg = "SHARE", .dflt = "0.9", .since = "0.2.0",
      .help = "share of each device that may be used, above 0 and at most 1"},
@@ -179,7 +180,8 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "allocate on this machine's GPU and measure, beside the estimate"},
     {.id = QC_OPT_AS, .name = "as", .commands = HARDWARE, .group = QC_GROUP_FIT,
      .kind = QC_ARG_TEXT, .arg = "CARDS", .since = "0.2.0",
-     .help = "speak of these cards instead of this machine's: 2xA100-40GB, 3090"},
+     .help = "speak of these cards instead of this machine's: 2xA100-40GB, 3090",
+     .more = "docs/hardware.md lists the cards."},
     {.id = QC_OPT_WATCH, .name = "watch", .commands = HARDWARE, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NONE, .since = "0.2.0",
      .help = "follow the memory of every GPU and process"},
@@ -261,6 +263,8 @@ const qc_command_row qc_command_table[] = {
                  "8-bit weights, some layers left alone\n"
                  "qconv --to nf4 --dry-run model\n"
                  "what would become of every tensor, and how large the result is\n"
+                 "qconv --to auto --vram 2x40GB model out\n"
+                 "as precise as two cards allow, a shard or more for each\n"
                  "qconv --to bf16 llama-nf4 llama-bf16\n"
                  "back to 16 bits\n"},
     {.command = QC_CMD_PLAN,
@@ -273,7 +277,8 @@ const qc_command_row qc_command_table[] = {
              "a checkpoint (only headers are read), a config.json or a directory that holds one "
              "and no weights, or the name of a well-known model.\n"
              "\n"
-             "docs/planning.md has every formula.",
+             "A plan that says no is an answer too: the exit code is 0. docs/planning.md and "
+             "docs/training.md have every formula.",
      .places = {{"MODEL", QC_PLACE_PATH, 0}},
      .place_count = 1,
      .examples = "qconv plan Llama-3.3-70B-Instruct --vram 2x40GB\n"
@@ -282,6 +287,8 @@ const qc_command_row qc_command_table[] = {
                  "unequal cards, a long context\n"
                  "qconv plan model --vram 3090+cpu:64GB\n"
                  "layers that do not fit go to the host\n"
+                 "qconv plan model --vram 2x40GB --to auto --explain\n"
+                 "the best precision that fits, and why\n"
                  "qconv plan model --mode train --vram 4xA100-80GB\n"
                  "settings for fine-tuning\n"},
     {.command = QC_CMD_HARDWARE,

@@ -573,6 +573,8 @@ static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *er
         QC_OPT_METHOD,        QC_OPT_OPTIMIZER, QC_OPT_PRECISION,       QC_OPT_ZERO,
         QC_OPT_CHECKPOINTING, QC_OPT_LORA_RANK, QC_OPT_EFFECTIVE_BATCH, QC_OPT_APPLY,
         QC_OPT_PROFILE};
+    static const qc_option_id not_train[] = {QC_OPT_HTML,     QC_OPT_DEVICE_MAP, QC_OPT_BATCH,
+                                             QC_OPT_KV_DTYPE, QC_OPT_MLA,        QC_OPT_IMAGES};
     for (size_t i = 0; o->to != QC_TO_AUTO && i < sizeof of_auto / sizeof *of_auto; i++)
         if (was_given(p, of_auto[i]))
             QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --to auto only",
@@ -585,6 +587,13 @@ static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *er
             if (was_given(p, of_train[i]))
                 QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --mode train only",
                         qc_option_table[of_train[i]].name);
+        for (size_t i = 0; o->train.on && i < sizeof not_train / sizeof *not_train; i++)
+            if (was_given(p, not_train[i]))
+                QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --mode train%s",
+                        qc_option_table[not_train[i]].name,
+                        not_train[i] == QC_OPT_BATCH
+                            ? ", which finds the batch; see --effective-batch"
+                            : "");
         return QC_OK;
     }
     if (o->to == QC_TO_AUTO && !o->fit.vram)

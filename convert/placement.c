@@ -185,7 +185,7 @@ static qc_status flattest(const sequence *s, qc_arena *arena, fraction limit, ui
                 if (is_less(limit, badness(s, d, i, j)))
                     break;
                 uint64_t q = coarse_share(s, d, i, j);
-                if (before[i] != UINT64_MAX && before[i] + q * q <= row[j]) {
+                if (before[i] != UINT64_MAX && before[i] + q * q < row[j]) {
                     row[j] = before[i] + q * q;
                     start[d * width + j] = i;
                 }

@@ -6,8 +6,8 @@
  *
  * Over all ways to cut the sequence the largest share is least; among those the sum of the squared
  * shares (each rounded down to 2^-20) is least, so that one device that has to be full does not
- * leave the others lopsided; what ties even then goes to the earlier cut. The result is one, and
- * depends on the numbers only.
+ * leave the others lopsided; what ties even then goes to the later cut, so that of equal devices
+ * the last ones stay empty. The result is one, and depends on the numbers only.
  *
  * With n segments and D devices: O(n D log n) to find the share, O(n^2 D) for the second aim,
  * O(n D) memory for the time of the call.

@@ -1,6 +1,8 @@
 /* The formulas of docs/training.md, one function per term. */
 #include "convert/train_memory.h"
 
+#include "convert/fit_report.h"
+
 #include <stdio.h>
 #include <string.h>
 
@@ -39,22 +41,6 @@ static uint64_t least(uint64_t a, uint64_t b)
 
 /* ---- the model ---- */
 
-/* Packed weights hold two values a byte (MXFP4), or are counted by their logical shape. */
-static uint64_t logical_elems(const qc_job *j, const qc_ckpt_tensor *t)
-{
-    if (j->entry->role == QC_ROLE_STATE)
-        return 0;
-    if (j->entry->stored) {
-        uint64_t n = 1;
-        for (unsigned d = 0; d < j->entry->stored->ndim; d++)
-            n = mul(n, j->entry->stored->dims[d]);
-        return n;
-    }
-    if (j->entry->role == QC_ROLE_PACKED)
-        return mul(t->bytes, 2);
-    return qc_dtype_is_quantizable(t->dtype) ? j->elems : 0;
-}
-
 /* "...layers.12....": the number, or UINT64_MAX. */
 static uint64_t layer_of(const char *name)
 {
@@ -83,7 +69,7 @@ void qc_train_model_of(qc_train_model *out, const qc_plan *plan, const qc_geomet
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
         const qc_ckpt_tensor *t = &plan->model->tensors[j->source];
-        uint64_t elems = logical_elems(j, t), of = layer_of(t->name);
+        uint64_t elems = qc_fit_parameters_of(plan, j), of = layer_of(t->name);
         out->parameters = add(out->parameters, elems);
         if (of != layer) { /* jobs come layer by layer */
             layer = of;

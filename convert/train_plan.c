@@ -72,8 +72,11 @@ static qc_status add_row(qc_table *t, const train_plan *p, unsigned index, qc_er
                               qc_text_bytes(size, s->bytes.total - p->place.budget_bytes));
     }
     QC_TRY(qc_table_cellf(t, err, "%" PRIu64, s->micro_batch));
-    return qc_table_cellf(t, err, "x %" PRIu64 " = %" PRIu64, s->accumulation,
-                          s->micro_batch * s->accumulation * p->place.gpus);
+    uint64_t effective = s->micro_batch * s->accumulation * p->place.gpus;
+    if (p->place.gpus == 1)
+        return qc_table_cellf(t, err, "x %" PRIu64 " = %" PRIu64, s->accumulation, effective);
+    return qc_table_cellf(t, err, "x %" PRIu64 " x %" PRIu32 " GPUs = %" PRIu64, s->accumulation,
+                          p->place.gpus, effective);
 }
 
 static qc_status add_profile(qc_strbuf *out, const train_plan *p, qc_error *err)
@@ -88,6 +91,27 @@ static qc_status add_profile(qc_strbuf *out, const train_plan *p, qc_error *err)
         m->gpu, qc_text_bytes(a, m->context_bytes), qc_text_bytes(b, m->allocated_bytes),
         qc_text_bytes(c, m->asked_bytes),
         measured > 0 ? (estimate - measured) / measured * 100.0 : 0.0);
+}
+
+/* Nothing fits: the longest sequences, halved again and again, with which something does. */
+static qc_status add_way_out(qc_strbuf *out, const train_plan *p, qc_error *err)
+{
+    enum { MIN_TOKENS = 128 };
+    char label[QC_TRAIN_LABEL_BYTES];
+    qc_train_setting s[QC_TRAIN_MAX_SETTINGS];
+    qc_train_place place = p->place;
+    for (place.tokens /= 2; place.tokens >= MIN_TOKENS; place.tokens /= 2) {
+        unsigned count = qc_train_settings(&p->model, &p->wanted, &place, s);
+        for (unsigned i = 0; i < count; i++)
+            if (s[i].micro_batch > 0)
+                return qc_strbuf_addf(out, err,
+                                      "\nNothing fits; with --context %" PRIu64 " this would: %s\n",
+                                      place.tokens, qc_train_label(label, &s[i].options));
+    }
+    return qc_strbuf_adds(out,
+                          "\nNothing fits, with shorter sequences neither; larger cards would do, "
+                          "or more of them where --zero divides what is short\n",
+                          err);
 }
 
 static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
@@ -109,10 +133,7 @@ static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
                           qc_text_bytes(size, p->place.budget_bytes)));
     QC_TRY(qc_table_render(&t, 2, out, err));
     if (p->chosen == p->count)
-        QC_TRY(qc_strbuf_adds(out,
-                              "\nNothing fits. Less --context, a higher --zero or more cards take "
-                              "less.\n",
-                              err));
+        QC_TRY(add_way_out(out, p, err));
     return p->profiled ? add_profile(out, p, err) : QC_OK;
 }
 

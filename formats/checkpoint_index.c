@@ -271,7 +271,8 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "%s: no .safetensors file, only weights in other formats, which are not read: %s",
                 c->path, qc_ckpt_names_text(&found));
-    QC_FAIL(err, QC_ERR_INPUT, "%s: no .safetensors file in this directory", c->path);
+    QC_FAIL(err, QC_ERR_INPUT,
+            "%s: neither a .safetensors nor a PyTorch .bin file in this directory", c->path);
 }
 
 static qc_status locate_by_name(qc_checkpoint *c, const qc_tree_file *tree, size_t count,

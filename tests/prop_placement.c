@@ -244,7 +244,7 @@ static void a_large_one_is_flat(void **state)
         assert_in_range(layers[d], 13, 14);
 }
 
-static void ties_go_to_the_earlier_cut(void **state)
+static void ties_go_to_the_later_cut(void **state)
 {
     (void)state;
     uint64_t bytes[3] = {1, 1, 1}, room[2] = {4, 4}, short_bytes = 0;
@@ -253,7 +253,19 @@ static void ties_go_to_the_earlier_cut(void **state)
     qc_placement_task t = {.bytes = bytes, .room = room, .segment_count = 3, .device_count = 2};
     assert_int_equal(qc_placement_solve(&t, device_of, &fits, &short_bytes, &short_device, NULL),
                      QC_OK);
-    assert_true(device_of[0] == 0 && device_of[1] == 1 && device_of[2] == 1);
+    assert_true(device_of[0] == 0 && device_of[1] == 0 && device_of[2] == 1);
+}
+
+static void the_last_devices_stay_empty(void **state)
+{
+    (void)state;
+    uint64_t bytes[3] = {2, 1, 2}, room[6] = {9, 9, 9, 9, 9, 9}, short_bytes = 0;
+    uint32_t device_of[3], short_device = 0;
+    int fits = 0;
+    qc_placement_task t = {.bytes = bytes, .room = room, .segment_count = 3, .device_count = 6};
+    assert_int_equal(qc_placement_solve(&t, device_of, &fits, &short_bytes, &short_device, NULL),
+                     QC_OK);
+    assert_true(device_of[0] == 0 && device_of[1] == 1 && device_of[2] == 2);
 }
 
 static void no_memory_is_an_error(void **state)
@@ -288,7 +300,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(equals_trying_every_cut, print_seed),
         cmocka_unit_test(a_large_one_is_flat),
-        cmocka_unit_test(ties_go_to_the_earlier_cut),
+        cmocka_unit_test(ties_go_to_the_later_cut),
+        cmocka_unit_test(the_last_devices_stay_empty),
         cmocka_unit_test(no_memory_is_an_error),
         cmocka_unit_test(a_later_leader_is_refused),
     };

@@ -486,10 +486,12 @@ static void says_what_is_there_instead(void **state)
 {
     (void)state;
     fresh();
-    expect_failure(QC_ERR_INPUT, "%s: no .safetensors file in this directory");
+    expect_failure(QC_ERR_INPUT,
+                   "%s: neither a .safetensors nor a PyTorch .bin file in this directory");
     fx_puts(dir, "config.json", "{}");
     fx_puts(dir, "sub/model.safetensors", "not at the top");
-    expect_failure(QC_ERR_INPUT, "%s: no .safetensors file in this directory");
+    expect_failure(QC_ERR_INPUT,
+                   "%s: neither a .safetensors nor a PyTorch .bin file in this directory");
     fx_puts(dir, "tf_model.h5", "x");
     fx_puts(dir, "consolidated.00.pth", "x");
     expect_failure(QC_ERR_UNSUPPORTED,

@@ -403,7 +403,7 @@ static void machines_are_assumed(void **state)
         {"A100-48GB", "--as: unknown card 'A100-48GB'; did you mean A100-40GB?"},
         {"2xA100-48GB", "--as: unknown card 'A100-48GB'; did you mean A100-40GB?"},
         {"Radeon", "--as: unknown card 'Radeon'; expected one such as A100-40GB, V100-16GB, 3090, "
-                   "4090, A6000 or H100-80GB"},
+                   "4090, A6000 or H100-80GB; docs/hardware.md lists them"},
         {"", "--as: a card is missing in ''"},
         {"3090+", "--as: a card is missing in '3090+'"},
         {"+3090", "--as: a card is missing in '+3090'"},

@@ -329,7 +329,7 @@ static void refused_configurations(void **state)
         const char *words;
     } cases[] = {
         {"{\"model_type\":\"mamba\"," TINY "}", QC_ERR_UNSUPPORTED, "only those of llama, mistral"},
-        {"{" TINY "}", QC_ERR_UNSUPPORTED, "model_type ''"},
+        {"{" TINY "}", QC_ERR_UNSUPPORTED, "expected a model_type"},
         {"{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}}",
          QC_ERR_UNSUPPORTED, "'gemma3'"},
         {"{\"model_type\":\"mllama\"}", QC_ERR_UNSUPPORTED, "'mllama'"},
@@ -367,7 +367,7 @@ static void refused_configurations(void **state)
          QC_ERR_UNSUPPORTED, "'BertForQuestionAnswering'"},
         {"{\"model_type\":\"gpt2\",\"n_layer\":1,\"n_head\":1,\"n_embd\":8}", QC_ERR_INPUT,
          "n_positions"},
-        {"[1]", QC_ERR_UNSUPPORTED, "model_type ''"},
+        {"[1]", QC_ERR_UNSUPPORTED, "expected a model_type"},
         {"{\"model_type\":", QC_ERR_INPUT, "config.json"},
         {"", QC_ERR_INPUT, "config.json"},
     };
@@ -434,6 +434,12 @@ static void ids(void **state)
     assert_null(qc_known_model_find("other/Llama-3.1-8B"));
     assert_string_equal(qc_known_model_near("Llama-3.1-9B"), "meta-llama/Llama-3.1-8B");
     assert_string_equal(qc_known_model_near("qwen/qwen3-32"), "Qwen/Qwen3-32B");
+    /* Beginnings, which are far away letter by letter. */
+    assert_string_equal(qc_known_model_near("mistral"), "mistralai/Mistral-7B-v0.1");
+    assert_string_equal(qc_known_model_near("mistralai/Mistral-7B"), "mistralai/Mistral-7B-v0.1");
+    assert_string_equal(qc_known_model_near("Llama-3-8B"), "meta-llama/Meta-Llama-3-8B");
+    assert_string_equal(qc_known_model_near("gpt-oss"), "openai/gpt-oss-20b");
+    assert_null(qc_known_model_near("ll"));
     assert_null(qc_known_model_near("quite another thing"));
     assert_null(qc_known_model_near(""));
     assert_null(qc_known_model_near("gxxxpxxxtxxx2xxx"));

@@ -56,7 +56,7 @@ class Described(HardwareCase):
         self.assertTrue(text.startswith(
             "No GPU: no NVIDIA driver: /nowhere/libnvidia-ml.so.1 cannot be opened.\n"))
         for word in ["processor", "threads" if os.cpu_count() > 1 else "thread", "memory", "disk",
-                     "strategy   cpu", "--vram cpu"]:
+                     "strategy   cpu", "--vram cpu", "hardware --as"]:
             self.assertIn(word, text)
         self.assertNotIn("cuda", text)
         o = json.loads(self.ok("hardware", "--json", env=self.NONE))

@@ -2,6 +2,7 @@
 refuses."""
 import json
 import os
+import re
 import shutil
 import unittest
 import xml.etree.ElementTree as ElementTree
@@ -205,6 +206,50 @@ class Search(PlanCase):
         self.assertIn("; would fit with --to nf4, or with ", text)
         self.assertIn(", or with 3 cards", text)
 
+    def test_spilled_experts_are_not_all_moved(self):
+        """What +cpu: is said to cost a token is what the plan with it says."""
+        for model in ["deepseek-ai/DeepSeek-V3", "Mixtral-8x7B-v0.1", LLAMA70]:
+            text = " ".join(json.loads(self.ok("plan", model, "--vram", "16GB", "--json"))
+                            ["suggestions"])
+            size, moved = re.search(r"with \+cpu:(\d+GB) \((.*?) over the host link", text).groups()
+            self.assertIn("host: %s over its link" % moved,
+                          self.ok("plan", model, "--vram", "16GB+cpu:" + size))
+
+    def test_disk_is_named(self):
+        args = ["plan", LLAMA70, "--to", "int8", "--vram"]
+        self.assertIn("spilled to the host and to disk: ",
+                      self.ok(*args, "3090+cpu:8GB+disk"))
+        self.assertIn("spilled to the host: ", self.ok(*args, "3090+cpu:200GB+disk"))
+
+    def test_no_int8_for_volta(self):
+        """What bitsandbytes cannot run on a card is not what "would fit" there."""
+        small = json.loads(self.ok("plan", "Llama-3.1-8B", "--vram", "V100-16GB", "--to", "bf16",
+                                   "--json"))
+        self.assertFalse(small["fits"])
+        self.assertIn("with --to nf4:", " ".join(small["suggestions"]))
+        self.assertNotIn("int8", " ".join(small["suggestions"]))
+        turing = json.loads(self.ok("plan", "Llama-3.1-8B", "--vram", "T4", "--to", "bf16",
+                                    "--json"))
+        self.assertIn("with --to int8:", " ".join(turing["suggestions"]))
+        for card, warned in [("V100-16GB", True), ("T4", False), ("16GB", False)]:
+            r = self.run_qconv("plan", "Llama-3.1-8B", "--vram", card, "--to", "int8")
+            self.assertEqual(r.returncode, 0)
+            self.assertEqual(b"7.5 on, which V100-16GB has not" in r.stderr, warned, card)
+
+    def test_two_changes(self):
+        """Where none alone is enough: NF4 and another, both needed."""
+        model = "deepseek-ai/DeepSeek-V3"
+        plan = json.loads(self.ok("plan", model, "--vram", "16GB", "--to", "bf16", "--json"))
+        self.assertFalse(plan["fits"])
+        self.assertTrue(plan["suggestions"])
+        for s in plan["suggestions"]:
+            self.assertTrue(s.startswith("with --to nf4 and "), s)
+        size = re.search(r"--to nf4 and \+cpu:(\d+GB)", " ".join(plan["suggestions"])).group(1)
+        for to, fits in [("bf16", False), ("nf4", True)]:
+            more = json.loads(self.ok("plan", model, "--vram", "16GB+cpu:" + size, "--to", to,
+                                      "--json"))
+            self.assertEqual(more["fits"], fits)
+
     def test_shorter_context(self):
         plan = self.plan("--vram", "2x26GB", "--to", "nf4", "--context", "131072", LLAMA70)
         self.assertFalse(plan["fits"])
@@ -365,12 +410,36 @@ class Refusals(PlanCase):
         os.mkdir(self.path("m"))
         self.write("m/config.json", "{}")
         self.fails(3, "plan", "--vram", "40GB", "m", has="m")
+        self.write("m/config.json", '{"num_hidden_layers": 2}')
+        self.fails(3, "plan", "--vram", "40GB", "m", has="expected a model_type")
         self.write("m/config.json", "[")
         self.fails(3, "plan", "--vram", "40GB", "m", has="JSON")
 
     def test_files(self):
         self.fails(1, "plan", "--vram", "40GB", "--html", "no/such/p.html", LLAMA70,
-                   has="no/such/p.html")
+                   has=["--html: 'no/such/p.html'", "no folder 'no/such'"])
+        os.mkdir(self.path("d"))
+        for option in ["--html", "--device-map"]:
+            self.usage("plan", "--vram", "40GB", option, "d", LLAMA70,
+                       has=[option + ": 'd'", "found a folder"], command="plan")
+        self.assertEqual(os.listdir(self.path("d")), [])
+        self.assertEqual(os.listdir(self.dir), ["d"])
+
+    def test_no_device_is_renamed_over(self):
+        for path in ["/dev/stdout", "/dev/null"]:
+            before = os.lstat(path)
+            self.usage("plan", "--vram", "40GB", "--html", path, LLAMA70, has="a device or a pipe",
+                       command="plan")
+            self.assertEqual((os.lstat(path).st_mode, os.lstat(path).st_ino),
+                             (before.st_mode, before.st_ino))
+
+    @unittest.skipIf(os.geteuid() == 0, "root may write everything")
+    def test_read_only_file(self):
+        self.write("p.html", "kept")
+        os.chmod(self.path("p.html"), 0o444)
+        self.fails(1, "plan", "--vram", "40GB", "--html", "p.html", LLAMA70, has="p.html")
+        with open(self.path("p.html"), encoding="utf-8") as f:
+            self.assertEqual(f.read(), "kept")
 
     def test_no_gpu(self):
         """Without --vram and without a GPU the plan is for this machine's memory, and says so."""

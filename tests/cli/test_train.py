@@ -2,9 +2,10 @@
 """qconv plan --mode train."""
 import json
 import os
+import re
 import unittest
 
-from qconv_case import QCONV, QconvCase
+from qconv_case import QCONV, QconvCase, ROOT
 
 BUILD = os.path.dirname(QCONV)
 FAKE_CUDA = os.environ.get("FAKE_CUDA_LIB", os.path.join(BUILD, "tests", "libfake_cuda.so"))
@@ -62,6 +63,38 @@ class Train(QconvCase):
                    "--apply", "a.json", has="no setting fits")
         self.assertFalse(self.exists("a.json"))
 
+    def test_way_out(self):
+        """What is said to fit does."""
+        args = ["plan", "Llama-3.1-8B", "--mode", "train", "--vram", "12GB"]
+        said = re.search(r"\nNothing fits; with --context (\d+) this would: (.*)\n",
+                         self.ok(*args))
+        text = self.ok(*args, "--context", said.group(1))
+        self.assertRegex(text, r"\n  %s .* = 32\n" % re.escape(said.group(2)))
+        self.assertNotIn("Nothing fits", text)
+        self.assertIn("with shorter sequences neither",
+                      self.ok("plan", "Llama-3.3-70B-Instruct", "--mode", "train", "--vram", "24GB"))
+
+    def test_fp8_weights_are_parameters(self):
+        for model in ["deepseek-ai/DeepSeek-V3", "gpt-oss-20b", "gpt2"]:
+            infer = json.loads(self.ok("plan", model, "--vram", "8xH100", "--json"))
+            self.assertEqual(self.plan(model, "--vram", "8xH100")["parameters"],
+                             infer["parameters"])
+
+    def test_steps_are_multiplied_out(self):
+        text = self.ok("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "4xA100-80GB")
+        rows = re.findall(r" (\d+)  x (\d+) x (\d+) GPUs = (\d+)\n", text)
+        self.assertTrue(rows, text)
+        for micro, steps, gpus, all_of_them in rows:
+            self.assertEqual(int(micro) * int(steps) * int(gpus), int(all_of_them))
+
+    def test_members_are_documented(self):
+        with open(os.path.join(ROOT, "docs", "training.md"), encoding="utf-8") as f:
+            page = f.read()
+        p = self.plan("Llama-3.1-8B", "--vram", "80GB")
+        for o in [p, p["settings"][0], p["settings"][0]["bytes_per_gpu"]]:
+            for name in o:
+                self.assertIn("`%s`" % name, page)
+
     def test_apply(self):
         self.write("a.json", "old")
         self.plan("Llama-3.1-8B", "--vram", "4x80GB", "--apply", "a.json", "--method", "full")
@@ -86,6 +119,13 @@ class Train(QconvCase):
     def test_wrong(self):
         self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "cpu:64GB",
                    has="needs a GPU", command="plan")
+        os.mkdir(self.path("d"))
+        self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "80GB", "--apply", "d",
+                   has="found a folder", command="plan")
+        for option in [["--html", "p.html"], ["--device-map", "p.json"], ["--batch", "4"],
+                       ["--images", "2"], ["--kv-dtype", "fp8"], ["--mla", "expanded"]]:
+            self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "80GB", *option,
+                       has="does not go with --mode train", command="plan")
         self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "80GB", "--zero", "2",
                    has="has one", command="plan")
         self.usage("plan", "Llama-3.1-8B", "--vram", "80GB", "--zero", "2", has="--mode train", command="plan")
