@@ -165,6 +165,9 @@ static void swap_u64(uint64_t *a, uint64_t *b)
     *b = t;
 }
 
+/* Codes of what only qconv reads, block-wise int8 and stacks of experts, never have the shape of
+ * the weight: a loader that does not know quant_method "qconv" (transformers warns and goes on)
+ * would take them for the weights. */
 static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
 {
     const qc_ckpt_tensor *src = &p->model->tensors[source];
@@ -244,20 +247,22 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
             QC_TRY(
                 add_output(p, job, QC_PART_MAIN, QC_DTYPE_U8, 2, packed, j->block_elems / 2, err));
         } else {
+            uint64_t flat[2] = {j->elems, 1};
             j->source_num = bits;
             j->source_den = 8;
-            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, ndim, dims, j->block_elems, err));
+            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, flat, j->block_elems, err));
         }
         return add_block_state(p, job, err);
     }
-    case QC_SCHEME_INT8_ROWS:
+    case QC_SCHEME_INT8_ROWS: {
+        uint64_t flat[2] = {j->rows, j->cols};
         p->weights_quantized += j->elems;
         j->source_num = bits;
         j->source_den = 8;
-        QC_TRY(
-            add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, ndim, dims, j->cols ? j->cols : 1, err));
+        QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, flat, j->cols ? j->cols : 1, err));
         QC_TRY(add_output(p, job, QC_PART_SCB, QC_DTYPE_F32, ndim - 1, dims, 4, err));
         return add_output(p, job, QC_PART_FORMAT, QC_DTYPE_U8, 0, NULL, 1, err);
+    }
     }
     QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': no such scheme", src->name);
 }

@@ -92,7 +92,9 @@ static const qc_job *first_quantized(const qc_plan *plan, int stacks_only)
     return NULL;
 }
 
-/* Block-wise int8, stacks of experts and int8 beside NF4 are no forms that bitsandbytes loads. */
+/* Block-wise int8, stacks of experts and int8 beside NF4 are no forms that bitsandbytes loads, so
+ * nothing here claims so. What stops a loader that ignores the method is the shape of the codes
+ * (docs/format.md 3.4). */
 static void write_own_config(qc_json_writer *w, const qc_plan *plan, const char *type)
 {
     const qc_job *j = first_quantized(plan, 0);

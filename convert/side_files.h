@@ -17,7 +17,7 @@
  * default of float32 is slow everywhere. */
 const char *qc_compute_dtype(const qc_plan *plan);
 /* int8 beside NF4, as --to auto may choose. bitsandbytes' configuration is one or the other, so
- * config.json then names qconv as the method, which loaders refuse by name. */
+ * config.json then names qconv as the method; loaders refuse that, or the shape of the NF4 codes. */
 int qc_plan_mixes_schemes(const qc_plan *plan);
 /* The source's config.json with quantization_config set (or removed when weights are dequantized),
  * and torch_dtype/dtype corrected where all floating tensors were cast. Nothing else changes. */

@@ -101,7 +101,7 @@ static void add_rows(fixture *f)
 
 static void add_block_int8(fixture *f)
 {
-    add(f, Q "weight", QC_DTYPE_I8, 2, 96, 100);
+    add(f, Q "weight", QC_DTYPE_I8, 2, 9600, 1);
     add(f, Q "weight.absmax", QC_DTYPE_F32, 1, 75, 0);
     add_text(f, Q "weight.quant_state.qconv__int8",
              "{\"quant_type\": \"int8\", \"blocksize\": 128, \"dtype\": \"float32\", "

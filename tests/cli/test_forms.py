@@ -108,7 +108,7 @@ class Forms(OutputCase):
             return
         codes, scb = oracle.int8_rows(values, shape[-1])
         stem = name[:-6] if name.endswith("weight") else name + "."
-        self.assertEqual(out[name], ("I8", shape, codes), name)
+        self.assertEqual(out[name], ("I8", [shape[0] * shape[1], shape[2]], codes), name)
         self.assertEqual(out[stem + "SCB"], ("F32", shape[:-1], mk.encode("F32", scb)))
         self.assertEqual(out[stem + "weight_format"], ("U8", [], b"\0"))
 

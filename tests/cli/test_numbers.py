@@ -107,7 +107,7 @@ class Quantized(OutputCase):
             nested = i % 2 == 1
             more = [] if nested else ["--no-double-quant"]
             out = self.one(tensor, "--to", "int8", "--block-size", "32", *more)
-            self.assertEqual(out[Q][:2], ("I8", shape))
+            self.assertEqual(out[Q][:2], ("I8", [shape[0] * shape[1], 1]))
             scales = self.check_blocks(tensor, out, 32, nested, oracle.int8_blocks,
                                        ".quant_state.qconv__int8", "int8")
             back = self.convert("--to", "fp16", "o", "back")

@@ -51,7 +51,8 @@ def configs():
         "mixtral": t.MixtralConfig(**SMALL, num_local_experts=4),
         "qwen3_moe": t.Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2,
                                       moe_intermediate_size=32),
-        "gpt_oss": t.GptOssConfig(**SMALL, head_dim=16, num_local_experts=4,
+        # down_proj is square, as gpt-oss-20b's is.
+        "gpt_oss": t.GptOssConfig(**SMALL | dict(intermediate_size=64), head_dim=16, num_local_experts=4,
                                   num_experts_per_tok=2,
                                   layer_types=["sliding_attention", "full_attention"]),
         "mllama": t.MllamaConfig(text_config=text, vision_config=vision),
@@ -277,6 +278,34 @@ class Resharded(unittest.TestCase):
             b, info = load("llama", many)
             self.assertFalse(info["missing_keys"] or info["unexpected_keys"])
             self.assertTrue(torch.equal(logits(a), logits(b)))
+
+
+class OwnForms(unittest.TestCase):
+    """What only qconv reads stops every loader: no codes taken for weights."""
+
+    def refused(self, name, folder, kind="qconv"):
+        config = json.loads((folder / "config.json").read_text())["quantization_config"]
+        self.assertEqual(config["quant_method"], kind)
+        self.assertFalse([key for key in config if "load_in" in key or key.startswith("bnb_")])
+        with self.assertRaises((ValueError, RuntimeError)) as caught:
+            load(name, folder)
+        s.note(f"{folder.name}: {str(caught.exception).splitlines()[0][:100]}")
+
+    def test_block_wise_int8(self):
+        for more in ((), ("--no-double-quant",)):
+            self.refused("llama", convert(saved("llama"), "llama-own" + "".join(more), "--to", "int8",
+                                          "--block-size", "64", *more))
+
+    def test_requantized_experts(self):
+        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "32"]):
+            self.refused("gpt_oss", convert(mxfp4_source(), "mxfp4-own-" + "".join(form[1:]), *form,
+                                            "--requantize"))
+
+    def test_one_stack_requantized(self):
+        """Nothing else has a shape that could stop a loader."""
+        self.refused("gpt_oss", convert(mxfp4_source(), "mxfp4-own-one", "--to", "int8",
+                                        "--requantize", "--keep", "*gate_up_proj*", "--keep",
+                                        "*self_attn*", "--keep", "*layers.1.*"))
 
 
 def setUpModule():
