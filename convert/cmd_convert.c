@@ -208,6 +208,16 @@ static void warn_mixed(const qc_planned_model *placed, const qc_options *o)
                         "says so; --schemes nf4,nf4-32,16bit or int8,16bit makes what it loads");
 }
 
+/* Weights left in FP8 or MXFP4 beside quantized ones: nothing but qconv reads both. */
+static void warn_left_coded(const qc_plan *plan, const qc_options *o)
+{
+    if (plan->own_form && (strstr(plan->own_form, "fp8") || strstr(plan->own_form, "mxfp4")))
+        qc_console_warn(o,
+                        "weights that stay as stored lie beside quantized ones (%s), which "
+                        "transformers does not load, and config.json says so",
+                        plan->own_form);
+}
+
 /* --vram: what lies where decides the shards. */
 static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
@@ -247,6 +257,7 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
         QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
+    warn_left_coded(plan, o);
     fill_report(report, plan);
     if (o->dry_run) {
         if (o->out)

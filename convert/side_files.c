@@ -59,45 +59,37 @@ static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bi
     qc_jw_string(w, "bitsandbytes");
 }
 
-typedef struct {
-    int nf4, int8;
-} kinds;
-
-static kinds kinds_of(const qc_plan *plan)
+static const qc_job *first_quantized(const qc_plan *plan)
 {
-    kinds k = {0, 0};
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        k.nf4 |= plan->jobs[i].scheme == QC_SCHEME_NF4;
-        k.int8 |= plan->jobs[i].scheme == QC_SCHEME_INT8_ROWS;
+    uint32_t i = 0;
+    while (plan->jobs[i].scheme != QC_SCHEME_NF4 && plan->jobs[i].scheme != QC_SCHEME_INT8_ROWS &&
+           plan->jobs[i].scheme != QC_SCHEME_INT8_BLOCKS)
+        i++; /* a plan of an own form has one */
+    return &plan->jobs[i];
+}
+
+/* Of the weights that stay in FP8: their reader needs it. */
+static void write_block_size(qc_json_writer *w, const qc_plan *plan)
+{
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
+    const qc_json_node *size = qc_json_get(q, "weight_block_size");
+    uint64_t n = 0;
+    if (!strstr(plan->own_form, "fp8") || !size || qc_json_kind_of(size) != QC_JSON_ARRAY)
+        return;
+    qc_jw_key(w, "weight_block_size");
+    qc_jw_begin_array(w);
+    for (size = qc_json_first(size); size; size = qc_json_next(size)) {
+        if (qc_json_as_u64(size, "weight_block_size", &n, NULL) == QC_OK)
+            qc_jw_u64(w, n); /* both are, or the recipe would have failed */
     }
-    return k;
+    qc_jw_end_array(w);
 }
 
-int qc_plan_mixes_schemes(const qc_plan *plan)
+/* bitsandbytes does not load these, so nothing here claims so. What stops a loader that ignores the
+ * method is the shape of the codes (docs/format.md 3.6). */
+static void write_own_config(qc_json_writer *w, const qc_plan *plan)
 {
-    kinds k = kinds_of(plan);
-    return k.nf4 && k.int8;
-}
-
-static const qc_job *first_quantized(const qc_plan *plan, int stacks_only)
-{
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        int quantized = j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-                        j->scheme == QC_SCHEME_INT8_BLOCKS;
-        if (quantized &&
-            (!stacks_only || (j->entry->coded && j->entry->coded->coding == QC_CODING_MXFP4)))
-            return j;
-    }
-    return NULL;
-}
-
-/* Block-wise int8, stacks of experts and int8 beside NF4 are no forms that bitsandbytes loads, so
- * nothing here claims so. What stops a loader that ignores the method is the shape of the codes
- * (docs/format.md 3.4). */
-static void write_own_config(qc_json_writer *w, const qc_plan *plan, const char *type)
-{
-    const qc_job *j = first_quantized(plan, 0);
+    const qc_job *j = first_quantized(plan);
     qc_jw_key(w, "block_size");
     qc_jw_u64(w, j->block_elems); /* 0: row-wise */
     qc_jw_key(w, "double_quant");
@@ -110,7 +102,17 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan, const char 
     qc_jw_key(w, "quant_method");
     qc_jw_string(w, "qconv");
     qc_jw_key(w, "quant_type");
-    qc_jw_string(w, type);
+    qc_jw_string(w, plan->own_form);
+    write_block_size(w, plan);
+}
+
+static int has_nf4(const qc_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        if (plan->jobs[i].scheme == QC_SCHEME_NF4)
+            return 1;
+    }
+    return 0;
 }
 
 /* The text of quantization_config, indented to sit one level deep. */
@@ -121,14 +123,10 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_jw_init(&w, &flat, err);
     qc_jw_begin_object(&w);
-    kinds k = kinds_of(plan);
-    const qc_job *stack = first_quantized(plan, 1);
-    if (k.nf4 && k.int8)
-        write_own_config(&w, plan, "nf4+int8");
-    else if (stack || (plan->options->to == QC_TO_INT8 && plan->options->block_elems))
-        write_own_config(&w, plan, qc_scheme_name(first_quantized(plan, 0)->scheme));
+    if (plan->own_form)
+        write_own_config(&w, plan);
     else
-        write_bnb_config(&w, plan, k.nf4);
+        write_bnb_config(&w, plan, has_nf4(plan));
     qc_jw_end_object(&w);
     qc_status st = qc_jw_finish(&w);
     for (size_t i = 0; st == QC_OK && i < flat.len; i++) {

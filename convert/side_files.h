@@ -16,9 +16,6 @@
  * else the 16-bit type most quantized weights have, else (F32, F64) bfloat16, as bitsandbytes'
  * default of float32 is slow everywhere. */
 const char *qc_compute_dtype(const qc_plan *plan);
-/* int8 beside NF4, as --to auto may choose. bitsandbytes' configuration is one or the other, so
- * config.json then names qconv as the method; loaders refuse that, or the shape of the NF4 codes. */
-int qc_plan_mixes_schemes(const qc_plan *plan);
 /* The source's config.json with quantization_config set (or removed when weights are dequantized),
  * and torch_dtype/dtype corrected where all floating tensors were cast. Nothing else changes. */
 QC_NODISCARD qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err);

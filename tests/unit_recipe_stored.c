@@ -264,6 +264,19 @@ static void int8_by_rows_and_by_blocks(void **state)
     deinit(&f);
 
     init(&f, QC_TO_BF16);
+    add_rows(&f);
+    find(&f, Q "weight")->dims[0] = 9600; /* qconv's own: the scales know the rows */
+    find(&f, Q "weight")->dims[1] = 1;
+    make_ok(&f);
+    w = entry(&f, Q "weight")->stored;
+    assert_int_equal(w->stored_as, QC_SCHEME_INT8_ROWS);
+    assert_int_equal(w->ndim, 2);
+    assert_int_equal(w->dims[0], 96);
+    assert_int_equal(w->dims[1], 100);
+    assert_int_equal(w->block_elems, 100);
+    deinit(&f);
+
+    init(&f, QC_TO_BF16);
     add_block_int8(&f);
     make_ok(&f);
     expect(&f, Q "weight", QC_SCHEME_DEQUANT, QC_ROLE_PACKED);

@@ -108,7 +108,8 @@ class Forms(OutputCase):
             return
         codes, scb = oracle.int8_rows(values, shape[-1])
         stem = name[:-6] if name.endswith("weight") else name + "."
-        self.assertEqual(out[name], ("I8", [shape[0] * shape[1], shape[2]], codes), name)
+        self.assertEqual(out[name], ("I8", shape if len(shape) == 2 else [len(codes), 1], codes),
+                         name)
         self.assertEqual(out[stem + "SCB"], ("F32", shape[:-1], mk.encode("F32", scb)))
         self.assertEqual(out[stem + "weight_format"], ("U8", [], b"\0"))
 
@@ -213,9 +214,15 @@ class Fp8(Forms):
             self.assertNotEqual(out[other][0], "F8_E4M3")
         with open(self.path("bf16", "config.json")) as f:
             self.assertEqual(json.load(f)["quantization_config"], DEEPSEEK["quantization_config"])
-        with open(self.path("nf4", "config.json")) as f:
-            self.assertIn(L + "self_attn.q_proj",
-                          json.load(f)["quantization_config"]["llm_int8_skip_modules"])
+        for to in ("nf4", "int8"):
+            with open(self.path(to, "config.json")) as f:
+                q = json.load(f)["quantization_config"]
+            self.assertEqual((q["quant_method"], q["quant_type"]), ("qconv", to + "+fp8"))
+            self.assertEqual(q["weight_block_size"], [128, 128])
+            self.assertIn(L + "self_attn.q_proj", q["modules_to_not_convert"])
+            back = self.convert("--to", "bf16", to, to + "-back")
+            self.assertEqual(back[Q], self.convert("--to", "bf16", "m", to + "-all")[Q])
+            self.assertEqual(back[other][:2], ("BF16", self.SHAPE))
 
     def test_not_finite(self):
         tensors, _ = fp8(self.rng, Q, self.SHAPE, [128, 128])
@@ -294,6 +301,26 @@ class Mxfp4(Forms):
             for name, t in self.source.items():
                 if name != Q:
                     self.assertEqual(out[name], t)
+
+    def test_beside_quantized_ones(self):
+        """Codes without the weight's shape stop loaders; qconv reads rows from the scales."""
+        self.make()
+        values = mk.decode("BF16", self.source[Q][2])
+        codes, scb = oracle.int8_rows(values, 64)
+        r = self.run_qconv("--to", "int8", *PLAIN, "m", "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"int8+mxfp4", r.stderr)
+        out = mk.read_checkpoint(self.path("o"))
+        self.assertEqual(out[Q], ("I8", [4096, 1], codes))
+        with open(self.path("o", "config.json")) as f:
+            q = json.load(f)["quantization_config"]
+        self.assertEqual((q["quant_method"], q["quant_type"]), ("qconv", "int8+mxfp4"))
+        back = self.convert("--to", "bf16", "o", "b")
+        want = oracle.int8_row_values(struct.unpack("4096b", codes), scb, 64, "BF16")
+        self.assertEqual(back[Q], ("BF16", [64, 64], mk.encode("BF16", want)))
+        self.assertEqual(back[self.UP], self.convert("--to", "bf16", "m", "all")[self.UP])
+        shown = {t["name"]: t for t in json.loads(self.ok("inspect", "--json", "o"))["tensors"]}
+        self.assertEqual((shown[Q]["scheme"], shown[Q]["logical_shape"]), ("int8", [64, 64]))
 
     def test_requantized(self):
         self.make()

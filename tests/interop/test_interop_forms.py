@@ -301,6 +301,11 @@ class OwnForms(unittest.TestCase):
             self.refused("gpt_oss", convert(mxfp4_source(), "mxfp4-own-" + "".join(form[1:]), *form,
                                             "--requantize"))
 
+    def test_experts_left_in_mxfp4(self):
+        """int8 for attention only, beside what no bitsandbytes model has."""
+        for form in ("nf4", "int8"):
+            self.refused("gpt_oss", convert(mxfp4_source(), "mxfp4-beside-" + form, "--to", form))
+
     def test_one_stack_requantized(self):
         """Nothing else has a shape that could stop a loader."""
         self.refused("gpt_oss", convert(mxfp4_source(), "mxfp4-own-one", "--to", "int8",
