@@ -199,8 +199,9 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     } else {
         j->cols = j->elems;
     }
-    if (stack && e->transpose)
-        swap_u64(&dims[1], &dims[2]);
+    /* Codes lie as [out, in]: what is decoded from them is turned. */
+    if (e->transpose && (stack || e->scheme == QC_SCHEME_DEQUANT))
+        swap_u64(&dims[ndim - 2], &dims[ndim - 1]);
     p->source_bytes += src->bytes;
     if (j->elems == 0 && e->scheme != QC_SCHEME_DEQUANT)
         j->scheme = QC_SCHEME_KEEP;

@@ -391,23 +391,19 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     return stack ? check_stack(e, t, err) : QC_OK;
 }
 
-static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
+static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
 {
     int bf16 = m->options->to == QC_TO_BF16;
     uint32_t owner = m->stored.owners[i] == QC_NO_TENSOR ? i : m->stored.owners[i];
     if (kept_by_rule(m, owner)) {
         e->why = m->rule_why[m->rule_of[owner]];
-        return QC_OK;
+        return;
     }
     if (m->stored.weights[i]) {
-        if (m->classes[i].traits & QC_TRAIT_CONV1D)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "tensor '%s' is a quantized Conv1D weight, which is not turned back to its "
-                    "order of [in, out] yet; leave it as it is with --keep",
-                    m->model->tensors[i].name);
         e->scheme = QC_SCHEME_DEQUANT;
         e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
-        e->transpose = e->stored->ndim == 3;
+        e->transpose = e->stored->ndim == 3 ||
+                       (e->stored->ndim == 2 && (m->classes[i].traits & QC_TRAIT_CONV1D));
     } else if (e->coded) {
         e->scheme = QC_SCHEME_CAST;
         e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
@@ -421,7 +417,6 @@ static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc
         cast_or_keep(e, m, i, bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
                      bf16 ? "--to bf16" : "--to fp16");
     }
-    return QC_OK;
 }
 
 /* Scales go with their weight: written where it is written as it is, else not. */
@@ -505,7 +500,7 @@ static qc_status decide(maker *m, qc_error *err)
         if (m->quantizing)
             QC_TRY(decide_quantized(e, m, i, err));
         else
-            QC_TRY(decide_float(e, m, i, err));
+            decide_float(e, m, i);
     }
     settle_scales(m);
     return drop_mtp(m, err);

@@ -74,8 +74,9 @@ typedef struct {
     qc_scheme scheme;
     qc_role role;
     uint32_t block_elems; /* NF4, INT8_BLOCKS: weights per scale */
-    int transpose;      /* Conv1D: write [out, in] from [in, out]; stacked experts in 16 bit: write
-                           [experts, in, out], as transformers has them, from [experts, out, in] */
+    int transpose;      /* Conv1D: quantize [out, in] from [in, out], or turn that back; stacked
+                           experts in 16 bit: write [experts, in, out], as transformers has them,
+                           from [experts, out, in] */
     qc_dtype out_dtype; /* for CAST and DEQUANT; else the tensor's own */
     const char *why;    /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
     const qc_stored_weight *stored; /* for DEQUANT (and KEEP of a quantized weight), else NULL */

@@ -1,5 +1,6 @@
 """The numbers in an output, against a second implementation in plain Python; odd shapes; what is
 refused because of a value."""
+import array
 import json
 import os
 import random
@@ -249,6 +250,58 @@ class Inputs(OutputCase):
             codes, scb = oracle.int8_rows(turned, rows)
             self.assertEqual(out[name], ("I8", [cols, rows], codes))
             self.assertEqual(out[name[:-6] + "SCB"][2], mk.encode("F32", scb))
+
+    CONV1D = "h.0.attn.c_attn.weight"
+
+    def test_conv1d_is_turned_back(self):
+        """From codes that lie as [out, in] to GPT-2's [in, out]."""
+        name = self.CONV1D
+        for i, (rows, cols) in enumerate([(24, 72), (5, 3), (1, 9), (130, 67)]):
+            tensor = weights(FLOATS[i], [rows, cols], 84 + i)
+            self.model({name: tensor}, config={"model_type": "gpt2"})
+            v = oracle.floats(FLOATS[i], tensor[2])
+            turned = [v[r * cols + c] for c in range(cols) for r in range(rows)]
+            codes, scales = oracle.nf4(turned, 64)
+            nf4 = oracle.nf4_values(codes, scales, 64, len(turned), "BF16")
+            codes, scb = oracle.int8_rows(turned, rows)
+            int8 = oracle.int8_row_values(struct.unpack("%db" % len(codes), codes), scb, rows,
+                                          "BF16")
+            codes, scales = oracle.int8_blocks(turned, 32)
+            block = oracle.int8_block_values(struct.unpack("%db" % len(codes), codes), scales, 32,
+                                             "BF16")
+            for form, want in ((["nf4", "--no-double-quant"], nf4), (["int8"], int8),
+                               (["int8", "--block-size", "32", "--no-double-quant"], block)):
+                self.convert("--to", *form, "m", "q")
+                back = self.convert("--to", "bf16", "q", "b")
+                want = [want[c * rows + r] for r in range(rows) for c in range(cols)]
+                self.assertEqual(back, {name: ("BF16", [rows, cols], mk.encode("BF16", want))},
+                                 (form, rows, cols))
+
+    def test_a_large_conv1d_is_turned_back(self):
+        """Several frames: the transpose of what is written where the weight is a Linear."""
+        rows, cols = 1500, 3100
+        self.model({self.CONV1D: weights("BF16", [rows, cols], 88)}, config={"model_type": "gpt2"})
+        for form in (["nf4"], ["int8"]):
+            self.convert("--to", *form, "m", "q")
+            back = self.convert("--to", "bf16", "--threads", "3", "q", "b")[self.CONV1D]
+            self.ok("-q", "--force", "--to", "bf16", "--threads", "1", "q", "z")
+            self.ok("-q", "unpack", "z", "u-" + form[0])
+            self.assertTrue(mk.read_checkpoint(self.path("u-" + form[0]))[self.CONV1D] == back)
+            with open(self.path("q", "config.json"), "w") as f:
+                f.write('{"model_type": "llama"}')
+            shape, body = self.convert("--to", "bf16", "q", "l")[self.CONV1D][1:]
+            self.assertEqual((shape, back[1]), ([cols, rows], [rows, cols]))
+            lain = array.array("H", body)
+            want = b"".join(lain[r::rows].tobytes() for r in range(rows))
+            self.assertTrue(back[2] == want, form)
+
+    def test_a_conv1d_that_is_too_large_for_fp16(self):
+        values = [1.0] * 4096
+        values[3 * 64 + 5] = 1e5  # row 3, column 5 of [in, out]
+        self.model({self.CONV1D: ("F32", [64, 64], mk.encode("F32", values))},
+                   config={"model_type": "gpt2"})
+        self.convert("--to", "nf4", "m", "q")
+        self.fails(3, "--to", "fp16", "q", "o", has=[self.CONV1D, "row 3, column 5", "--to bf16"])
 
     def test_casts(self):
         for dtype in FLOATS:

@@ -268,6 +268,35 @@ class Fused(unittest.TestCase):
             s.note(f"{name}: experts as transformers 5 fuses them give the released form's bytes")
 
 
+class Gpt2(unittest.TestCase):
+    """Conv1D weights: [in, out] in 16 bit, [out, in] in bitsandbytes' modules and files."""
+
+    def test_round_trip(self):
+        source = s.SCRATCH / "forms" / "gpt2"
+        torch.manual_seed(2)
+        config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=128,
+                                         n_positions=64)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        model.save_pretrained(source)
+        for form, kind in (("nf4", Linear4bit), ("int8", Linear8bitLt)):
+            quantized = convert(source, "gpt2-" + form, "--to", form)
+            back = convert(quantized, f"gpt2-{form}-back", "--to", "bf16")
+            tensors, first = tensors_of(back), tensors_of(source)
+            self.assertEqual({n: t.shape for n, t in tensors.items()},
+                             {n: t.shape for n, t in first.items()})
+            plain, info = load("gpt2", back, dtype=torch.bfloat16)
+            for trouble in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+                self.assertFalse(info[trouble], (form, trouble))
+            error = float((logits(plain) - logits(model)).norm() / logits(model).norm())
+            packed, _ = load("gpt2", quantized, dtype=torch.bfloat16)
+            self.assertTrue(any(type(m) is kind for m in packed.modules()))
+            apart = float((logits(plain) - logits(packed)).norm() / logits(packed).norm())
+            s.note(f"gpt2 {form} back in bf16: {error:.3f} from the source, {apart:.3f} from "
+                   "the quantized model")
+            self.assertLess(error, 0.5 if form == "nf4" else 0.1)
+            self.assertLess(apart, 0.05)
+
+
 class Resharded(unittest.TestCase):
     def test_loads(self):
         for form in ("nf4", "int8"):
