@@ -528,11 +528,86 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
     return QC_OK;
 }
 
+/* Does this weight stay in a form that its loader has to know? */
+static int stays_coded(const qc_recipe_entry *e)
+{
+    return e->scheme == QC_SCHEME_KEEP &&
+           (e->stored || (e->coded && e->coded->scales != QC_NO_TENSOR));
+}
+
+static int is_decoded(const qc_recipe_entry *e)
+{
+    return e->scheme == QC_SCHEME_DEQUANT || (e->coded && e->scheme == QC_SCHEME_CAST);
+}
+
+/* The module of weight i: its name without ".weight", or what a stack of experts is part of. */
+static size_t module_of(const maker *m, uint32_t i)
+{
+    const char *name = m->model->tensors[i].name, *dot = strrchr(name, '.');
+    return dot ? (size_t)(dot - name) : 0;
+}
+
+/* A stack of experts whose module has another that stays: no list can say so. */
+static int module_stays_coded(const maker *m, uint32_t i)
+{
+    const qc_recipe_entry *e = &m->out->entries[i];
+    size_t len = module_of(m, i);
+    if ((e->stored ? e->stored->ndim : e->coded->ndim) != 3)
+        return 0;
+    const char *name = m->model->tensors[i].name;
+    /* Names are sorted: the members of a module are neighbours, but for longer ones between. */
+    for (uint32_t k = i; k > 0 && strncmp(m->model->tensors[k - 1].name, name, len) == 0; k--) {
+        if (module_of(m, k - 1) == len && stays_coded(&m->out->entries[k - 1]))
+            return 1;
+    }
+    for (uint32_t k = i + 1; k < m->count && strncmp(m->model->tensors[k].name, name, len) == 0;
+         k++) {
+        if (module_of(m, k) == len && stays_coded(&m->out->entries[k]))
+            return 1;
+    }
+    return 0;
+}
+
+/* Some weights are decoded, others stay for the loader that config.json names: its list of modules
+ * that are plain has to grow. */
+static qc_status list_decoded(maker *m, qc_error *err)
+{
+    if (!m->model->config)
+        return QC_OK;
+    const qc_json_node *q = qc_json_get(qc_json_root(m->model->config), "quantization_config");
+    const char *key = qc_skip_key(q);
+    const qc_json_node *named = qc_json_get(q, key);
+    qc_skip_list list;
+    int stay = 0;
+    for (uint32_t i = 0; i < m->count && !stay; i++)
+        stay = stays_coded(&m->out->entries[i]);
+    if (!stay || !q || qc_json_kind_of(q) != QC_JSON_OBJECT)
+        return QC_OK;
+    QC_TRY(qc_skip_init(&list, m->arena, m->table, err));
+    for (uint32_t i = 0; i < m->count; i++) {
+        if (is_decoded(&m->out->entries[i]) && module_of(m, i) > 0 && !module_stays_coded(m, i))
+            QC_TRY(qc_skip_add(&list, m->model->tensors[i].name, module_of(m, i), err));
+    }
+    if (list.count == 0)
+        return QC_OK;
+    if (named && qc_json_kind_of(named) == QC_JSON_ARRAY) {
+        for (named = qc_json_first(named); named; named = qc_json_next(named)) {
+            const char *name = qc_json_string_or(named, NULL);
+            if (name)
+                QC_TRY(qc_skip_add_as_is(&list, name, err));
+        }
+    } else if (strcmp(key, "ignore") != 0) {
+        QC_TRY(skip_hidden_heads(m, &list, err));
+    }
+    qc_skip_finish(&list, &m->out->skip_modules, &m->out->skip_count);
+    return QC_OK;
+}
+
 /* Modules that transformers sees as a Linear, or may see as one, and that are not quantized. */
 static qc_status list_skipped(maker *m, qc_error *err)
 {
     if (!m->quantizing)
-        return QC_OK;
+        return list_decoded(m, err);
     qc_skip_list list;
     QC_TRY(qc_skip_init(&list, m->arena, m->table, err));
     int head_quantized = 0;

@@ -1,6 +1,7 @@
 #include "convert/side_files.h"
 
 #include "convert/device_map.h"
+#include "convert/recipe_skip.h"
 #include "formats/json_writer.h"
 
 #include <stdlib.h>
@@ -115,6 +116,16 @@ static int has_nf4(const qc_plan *plan)
     return 0;
 }
 
+static qc_status indent(qc_strbuf *out, const qc_strbuf *text, const char *by, qc_error *err)
+{
+    for (size_t i = 0; i < text->len; i++) {
+        QC_TRY(qc_strbuf_add(out, &text->data[i], 1, err));
+        if (text->data[i] == '\n')
+            QC_TRY(qc_strbuf_adds(out, by, err));
+    }
+    return QC_OK;
+}
+
 /* The text of quantization_config, indented to sit one level deep. */
 static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
@@ -129,11 +140,8 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
         write_bnb_config(&w, plan, has_nf4(plan));
     qc_jw_end_object(&w);
     qc_status st = qc_jw_finish(&w);
-    for (size_t i = 0; st == QC_OK && i < flat.len; i++) {
-        st = qc_strbuf_add(out, &flat.data[i], 1, err);
-        if (st == QC_OK && flat.data[i] == '\n')
-            st = qc_strbuf_adds(out, "  ", err);
-    }
+    if (st == QC_OK)
+        st = indent(out, &flat, "  ", err);
     qc_strbuf_deinit(&flat);
     return st;
 }
@@ -165,6 +173,38 @@ static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_
     return QC_OK;
 }
 
+/* quantization_config of the source with the recipe's list of plain modules. */
+static qc_status splice_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *err)
+{
+    static const char key[] = "quantization_config";
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), key);
+    const char *old = NULL;
+    size_t old_len = 0;
+    qc_strbuf flat, list, next;
+    qc_json_writer w;
+    qc_strbuf_init(&flat, SIDE_TEXT_MAX);
+    qc_strbuf_init(&list, SIDE_TEXT_MAX);
+    qc_strbuf_init(&next, SIDE_TEXT_MAX);
+    qc_jw_init(&w, &flat, err);
+    qc_jw_begin_array(&w);
+    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
+        qc_jw_string(&w, plan->recipe->skip_modules[i]);
+    qc_jw_end_array(&w);
+    qc_status st = qc_jw_finish(&w);
+    if (st == QC_OK)
+        st = indent(&list, &flat, "    ", err);
+    if (st == QC_OK)
+        st = qc_json_member_text(text->data, text->len, key, &old, &old_len, err);
+    if (st == QC_OK)
+        st = qc_json_splice(&next, old, old_len, qc_skip_key(q), list.data, err);
+    if (st == QC_OK)
+        st = splice(text, key, next.data, err);
+    qc_strbuf_deinit(&flat);
+    qc_strbuf_deinit(&list);
+    qc_strbuf_deinit(&next);
+    return st;
+}
+
 /* Does a weight stay quantized, FP8 or MXFP4 (--keep while the others are decoded)? Then its loader
  * still needs the source's quantization_config. */
 static int keeps_quantized(const qc_plan *plan)
@@ -193,6 +233,8 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
                !keeps_quantized(plan)) {
         st = splice(out, "quantization_config", NULL, err);
+    } else if (plan->recipe->skip_count > 0) {
+        st = splice_skip_list(out, plan, err);
     }
     qc_strbuf_deinit(&value);
     const char *dtype = common_dtype(plan->options);

@@ -213,7 +213,9 @@ class Fp8(Forms):
             self.assertNotIn(other + "_scale_inv", out)
             self.assertNotEqual(out[other][0], "F8_E4M3")
         with open(self.path("bf16", "config.json")) as f:
-            self.assertEqual(json.load(f)["quantization_config"], DEEPSEEK["quantization_config"])
+            self.assertEqual(json.load(f)["quantization_config"], {
+                **DEEPSEEK["quantization_config"],
+                "modules_to_not_convert": ["lm_head", other[:-len(".weight")]]})
         for to in ("nf4", "int8"):
             with open(self.path(to, "config.json")) as f:
                 q = json.load(f)["quantization_config"]
@@ -321,6 +323,20 @@ class Mxfp4(Forms):
         self.assertEqual(back[self.UP], self.convert("--to", "bf16", "m", "all")[self.UP])
         shown = {t["name"]: t for t in json.loads(self.ok("inspect", "--json", "o"))["tensors"]}
         self.assertEqual((shown[Q]["scheme"], shown[Q]["logical_shape"]), ("int8", [64, 64]))
+
+    def test_experts_that_stay_packed(self):
+        """Decoded experts are named as plain; half a module cannot be."""
+        self.make()
+        two = {n.replace("layers.0", "layers.1"): t for n, t in self.source.items()}
+        self.model({**self.source, **two}, self.CONFIG)
+        for keep, want in (("*layers.0*", [self.UP.replace("0", "1")[:-len(".gate_up_proj")]]),
+                           ("*gate_up*", None)):
+            out = self.convert("--to", "bf16", "--keep", keep, "m", "o")
+            self.assertIn(self.UP + "_blocks", out)
+            self.assertNotIn(self.DOWN.replace("0", "1") + "_blocks", out)
+            with open(self.path("o", "config.json")) as f:
+                q = json.load(f)["quantization_config"]
+            self.assertEqual(q["modules_to_not_convert"], ["lm_head"] + (want or []))
 
     def test_requantized(self):
         self.make()

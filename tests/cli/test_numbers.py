@@ -173,6 +173,51 @@ class Inputs(OutputCase):
         self.assertEqual(self.convert("--to", "fp16", "m", "o"),
                          {Q: ("F16", shape, mk.encode("F16", values))})
 
+    def test_decoding_some_grows_the_skip_list(self):
+        """What is no longer quantized is named in the source's own quantization_config."""
+        other = Q.replace("q_proj", "k_proj")
+        self.model({Q: weights("BF16", [64, 64], 76), other: weights("BF16", [64, 64], 77),
+                    "lm_head.weight": weights("BF16", [8, 64], 78)},
+                   config={"model_type": "llama", "vocab_size": 8})
+        for form, key in ((["nf4"], "llm_int8_skip_modules"), (["int8"], "llm_int8_skip_modules"),
+                          (["int8", "--block-size", "64"], "modules_to_not_convert")):
+            self.convert("--to", *form, "m", "q")
+            before, whole = self.config_of("q")
+            self.assertEqual(before[key], ["lm_head"])
+            out = self.convert("--to", "bf16", "--keep", "*q_proj*", "q", "o")
+            self.assertEqual((out[Q][0], out[other][0]), ("U8" if form == ["nf4"] else "I8",
+                                                          "BF16"))
+            after, now = self.config_of("o")
+            self.assertEqual(after, {**before, key: ["lm_head", other[:-len(".weight")]]})
+            self.assertEqual(now, whole)
+            # All kept: nothing changes. None kept: nothing is left to say.
+            self.convert("--to", "bf16", "--keep", "*_proj*", "q", "k")
+            self.assertEqual(self.config_of("k"), (before, whole))
+            self.convert("--to", "bf16", "q", "n")
+            self.assertEqual(self.config_of("n"), (None, whole))
+
+    def test_a_skip_list_that_was_not_there(self):
+        """An explicit list replaces a loader's defaults, so it names the head as well."""
+        shape, other = [64, 64], Q.replace("q_proj", "k_proj")
+        table = [oracle.f32(x) for x in oracle.dynamic_map()]
+        values = oracle.floats("BF16", weights("BF16", shape, 79)[2])
+        t = {}
+        for name in (Q, other):
+            t.update(oracle.bnb_nf4(name, shape, values, 64, table)[0])
+        for listed, want in ((None, ["lm_head", other[:-7]]), (["a*b"], ["a*b", other[:-7]])):
+            q = {"quant_method": "bitsandbytes", "load_in_4bit": True, "x": 1.0,
+                 "llm_int8_skip_modules": listed}
+            self.model(t, config={"model_type": "llama", "quantization_config": q, "z": 1e-05})
+            self.convert("--to", "bf16", "--keep", Q, "m", "o")
+            self.assertEqual(self.config_of("o")[0], {**q, "llm_int8_skip_modules": want})
+            with open(self.path("o", "config.json")) as f:
+                self.assertIn("1e-05", f.read())
+
+    def config_of(self, folder):
+        with open(self.path(folder, "config.json")) as f:
+            whole = json.load(f)
+        return whole.pop("quantization_config", None), whole
+
     def test_compressed_output_as_input(self):
         """--to bf16 of a .zst output is --to bf16 of its plain twin."""
         self.model({Q: weights("F32", [50, 70], 72), "model.norm.weight": weights("F32", [70], 1)})

@@ -268,6 +268,23 @@ class Fused(unittest.TestCase):
             s.note(f"{name}: experts as transformers 5 fuses them give the released form's bytes")
 
 
+class Partly(unittest.TestCase):
+    def test_some_weights_decoded(self):
+        """The skip list that grew: those modules are plain, the others quantized."""
+        for form, kind in (("nf4", Linear4bit), ("int8", Linear8bitLt)):
+            whole = convert(saved("llama"), f"llama-{form}-whole", "--to", form)
+            out = convert(whole, f"llama-{form}-partly", "--to", "bf16", "--keep", "*layers.0*")
+            model, info = load("llama", out, dtype=torch.bfloat16)
+            for trouble in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+                self.assertFalse(info[trouble], (form, trouble))
+            have = {n for n, m in model.named_modules() if type(m) is kind}
+            self.assertEqual(len(have), 7)
+            self.assertTrue(all(".layers.0." in n for n in have))
+            a = logits(model)
+            b = logits(load("llama", whole, dtype=torch.bfloat16)[0])
+            self.assertLess(float((a - b).norm() / b.norm()), 0.05)
+
+
 class Gpt2(unittest.TestCase):
     """Conv1D weights: [in, out] in 16 bit, [out, in] in bitsandbytes' modules and files."""
 
