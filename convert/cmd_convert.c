@@ -300,8 +300,8 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     qc_status st = qc_checkpoint_open(&model, o->model, err);
-    if (st == QC_OK && qc_to_quantizes(o->to))
-        st = qc_experts_split(model, err);
+    if (st == QC_OK && o->to != QC_TO_KEEP)
+        st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
     if (st == QC_OK)
         st = convert_model(o, model, &report, err);
     if (st == QC_OK && !o->dry_run) {

@@ -277,14 +277,15 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
     for (size_t i = 0; i < p->model->tensor_count; i++) {
         const qc_recipe_entry *e = &p->recipe->entries[i];
         const qc_coded_weight *c = e->coded;
-        int kept = e->scheme == QC_SCHEME_KEEP && c && c->scales != UINT32_MAX;
+        int kept = e->scheme == QC_SCHEME_KEEP && !(c && c->scales == UINT32_MAX);
+        qc_dtype dtype = p->model->tensors[i].dtype;
         int quantized = e->scheme == QC_SCHEME_NF4 || e->scheme == QC_SCHEME_INT8_ROWS ||
                         e->scheme == QC_SCHEME_INT8_BLOCKS;
         has[NF4] |= e->scheme == QC_SCHEME_NF4;
         has[INT8] |= e->scheme == QC_SCHEME_INT8_ROWS;
         has[INT8_BLOCKS] |= e->scheme == QC_SCHEME_INT8_BLOCKS;
-        has[FP8] |= kept && c->coding == QC_CODING_FP8;
-        has[MXFP4] |= kept && c->coding == QC_CODING_MXFP4;
+        has[FP8] |= kept && (dtype == QC_DTYPE_F8_E4M3 || dtype == QC_DTYPE_F8_E5M2);
+        has[MXFP4] |= kept && c && c->coding == QC_CODING_MXFP4;
         stack |= quantized && c && c->coding == QC_CODING_MXFP4;
     }
     int quantizing = has[NF4] || has[INT8] || has[INT8_BLOCKS];

@@ -528,11 +528,17 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
     return QC_OK;
 }
 
-/* Does this weight stay in a form that its loader has to know? */
-static int stays_coded(const qc_recipe_entry *e)
+/* Does this weight stay in a form that its loader has to know? FP8 that nothing here understands
+ * (a stack of experts) is one, too. */
+static int stays_coded(const maker *m, uint32_t i)
 {
-    return e->scheme == QC_SCHEME_KEEP &&
-           (e->stored || (e->coded && e->coded->scales != QC_NO_TENSOR));
+    const qc_recipe_entry *e = &m->out->entries[i];
+    if (e->scheme != QC_SCHEME_KEEP)
+        return 0;
+    if (e->stored || e->coded)
+        return e->stored || e->coded->scales != QC_NO_TENSOR;
+    qc_dtype t = m->model->tensors[i].dtype;
+    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
 }
 
 static int is_decoded(const qc_recipe_entry *e)
@@ -557,12 +563,12 @@ static int module_stays_coded(const maker *m, uint32_t i)
     const char *name = m->model->tensors[i].name;
     /* Names are sorted: the members of a module are neighbours, but for longer ones between. */
     for (uint32_t k = i; k > 0 && strncmp(m->model->tensors[k - 1].name, name, len) == 0; k--) {
-        if (module_of(m, k - 1) == len && stays_coded(&m->out->entries[k - 1]))
+        if (module_of(m, k - 1) == len && stays_coded(m, k - 1))
             return 1;
     }
     for (uint32_t k = i + 1; k < m->count && strncmp(m->model->tensors[k].name, name, len) == 0;
          k++) {
-        if (module_of(m, k) == len && stays_coded(&m->out->entries[k]))
+        if (module_of(m, k) == len && stays_coded(m, k))
             return 1;
     }
     return 0;
@@ -578,10 +584,7 @@ static qc_status list_decoded(maker *m, qc_error *err)
     const char *key = qc_skip_key(q);
     const qc_json_node *named = qc_json_get(q, key);
     qc_skip_list list;
-    int stay = 0;
-    for (uint32_t i = 0; i < m->count && !stay; i++)
-        stay = stays_coded(&m->out->entries[i]);
-    if (!stay || !q || qc_json_kind_of(q) != QC_JSON_OBJECT)
+    if (!m->out->keeps_coded || !q || qc_json_kind_of(q) != QC_JSON_OBJECT)
         return QC_OK;
     QC_TRY(qc_skip_init(&list, m->arena, m->table, err));
     for (uint32_t i = 0; i < m->count; i++) {
@@ -664,6 +667,8 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
     QC_TRY(check_requantize(&m, err));
     QC_TRY(apply_rules(&m, err));
     QC_TRY(decide(&m, err));
+    for (uint32_t i = 0; i < m.count && !out->keeps_coded; i++)
+        out->keeps_coded = stays_coded(&m, i);
     return list_skipped(&m, err);
 }
 

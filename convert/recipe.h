@@ -94,6 +94,7 @@ typedef struct {
     uint32_t skip_count;
     int input_is_quantized; /* by bitsandbytes or qconv */
     int input_is_coded;     /* FP8 or MXFP4 */
+    int keeps_coded;        /* some weight stays quantized, FP8 or MXFP4: its loader has to know */
     int mtp_dropped;        /* --drop-mtp took something out */
 } qc_recipe;
 

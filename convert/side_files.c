@@ -205,18 +205,6 @@ static qc_status splice_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error
     return st;
 }
 
-/* Does a weight stay quantized, FP8 or MXFP4 (--keep while the others are decoded)? Then its loader
- * still needs the source's quantization_config. */
-static int keeps_quantized(const qc_plan *plan)
-{
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_recipe_entry *e = plan->jobs[i].entry;
-        if (plan->jobs[i].scheme == QC_SCHEME_KEEP && (e->stored || e->coded))
-            return 1;
-    }
-    return 0;
-}
-
 qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
     const qc_checkpoint *m = plan->model;
@@ -231,7 +219,7 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         if (st == QC_OK)
             st = splice(out, "quantization_config", value.data, err);
     } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
-               !keeps_quantized(plan)) {
+               !plan->recipe->keeps_coded) {
         st = splice(out, "quantization_config", NULL, err);
     } else if (plan->recipe->skip_count > 0) {
         st = splice_skip_list(out, plan, err);

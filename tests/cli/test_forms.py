@@ -182,6 +182,18 @@ class Fp8(Forms):
                         L + "self_attn.q_proj.input_scale": ("F32", [1], bytes(4))},
                        values, config)
 
+    def test_blocks_of_compressed_tensors(self):
+        """weight_scale [ceil(out/b), ceil(in/c)], b and c as config.json has them."""
+        for block in ([128, 128], [64, 32]):
+            tensors, values = fp8(self.rng, Q, self.SHAPE, block)
+            tensors = {n.replace("_scale_inv", "_scale"): t for n, t in tensors.items()}
+            weights = {"num_bits": 8, "type": "float", "strategy": "block"}
+            if block != [128, 128]:
+                weights["block_structure"] = block
+            self.check(tensors, values, {"model_type": "llama", "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}})
+
     def test_plain_cast(self):
         codes = finite_codes(self.rng, "F8_E5M2", mk.numel(self.SHAPE))
         values = [f8("F8_E5M2", c) for c in codes]
@@ -501,6 +513,55 @@ class Fused(Forms):
             # A cast has no need to take them apart.
             out = self.convert("--to", "fp16", "f-" + kind, kind + "-cast")
             self.assertEqual(sorted(out), sorted(fused))
+
+    def test_fp8(self):
+        """Codes and scales stacked alike: the same bytes as from the released form."""
+        path, inner, hidden, experts = L + "mlp.experts.", 128, 160, 2
+        released, fused = {}, {}
+        up, up_scale, down, down_scale = b"", b"", b"", b""
+        for e in range(experts):
+            m = {}
+            for n, shape in (("gate_proj", [inner, hidden]), ("up_proj", [inner, hidden]),
+                             ("down_proj", [hidden, inner])):
+                m.update(fp8(self.rng, "%s%d.%s.weight" % (path, e, n), shape, [128, 128])[0])
+            released.update(m)
+            body = {n.split(".", 6)[6]: t[2] for n, t in m.items()}
+            up += body["gate_proj.weight"] + body["up_proj.weight"]
+            up_scale += body["gate_proj.weight_scale_inv"] + body["up_proj.weight_scale_inv"]
+            down += body["down_proj.weight"]
+            down_scale += body["down_proj.weight_scale_inv"]
+        fused[path + "gate_up_proj"] = ("F8_E4M3", [experts, 2 * inner, hidden], up)
+        fused[path + "gate_up_proj_scale_inv"] = ("F32", [experts, 2, 2], up_scale)
+        fused[path + "down_proj"] = ("F8_E4M3", [experts, hidden, inner], down)
+        fused[path + "down_proj_scale_inv"] = ("F32", [experts, 2, 1], down_scale)
+        rest = {L + "self_attn.o_proj.weight": ("BF16", [64, 64], bytes(8192))}
+        self.model({**released, **rest}, DEEPSEEK, name="r")
+        self.model({**fused, **rest}, DEEPSEEK, name="f")
+        for form in (["nf4"], ["int8"], ["bf16"], ["fp16"]):
+            a = self.convert("--to", *form, "r", "a")
+            b = self.convert("--to", *form, "f", "b")
+            self.assertEqual(sorted(a), sorted(b))
+            for name in a:
+                self.assertTrue(a[name] == b[name], (form, name))
+            with open(self.path("a", "config.json")) as x, open(self.path("b", "config.json")) as y:
+                self.assertEqual(x.read(), y.read())
+        # What is not known stays, with a warning, and claims nothing of a loader.
+        self.model({**fused, **rest}, {**DEEPSEEK, "model_type": "llama4_text"}, name="u")
+        for to in ("nf4", "bf16"):
+            r = self.run_qconv("--to", to, "--force", *PLAIN, "u", "o")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertIn("2 stacks of experts", r.stderr.decode())
+            self.assertIn("with %d weights" % (experts * 3 * inner * hidden), r.stderr.decode())
+            with open(self.path("o", "config.json")) as f:
+                method = json.load(f)["quantization_config"]["quant_method"]
+            self.assertEqual(method, "qconv" if to == "nf4" else "fp8")
+        one, _ = fp8(self.rng, Q, [128, 128], [128, 128])
+        self.model({**fused, **one}, {**DEEPSEEK, "model_type": "llama4_text"}, name="v")
+        self.convert("--to", "bf16", "v", "o")
+        with open(self.path("o", "config.json")) as f:
+            q = json.load(f)["quantization_config"]
+        self.assertEqual(q["quant_method"], "fp8")
+        self.assertIn(Q[:-len(".weight")], q["modules_to_not_convert"])
 
     def test_unknown_layouts_stay(self):
         _, fused = self.layers("mlp.experts", "gate_proj", "up_proj", "down_proj")
