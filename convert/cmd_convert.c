@@ -217,6 +217,16 @@ static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
                                           : "nf4,nf4-32,16bit or int8,16bit");
 }
 
+/* Weights left in FP8 or MXFP4 beside quantized ones: nothing but qconv reads both. */
+static void warn_left_coded(const qc_plan *plan, const qc_options *o)
+{
+    if (plan->own_form && (strstr(plan->own_form, "fp8") || strstr(plan->own_form, "mxfp4")))
+        qc_console_warn(o,
+                        "weights that stay as stored lie beside quantized ones (%s), which "
+                        "transformers does not load, and config.json says so",
+                        plan->own_form);
+}
+
 /* --vram: what lies where decides the shards. */
 static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
@@ -256,6 +266,7 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
         QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
+    warn_left_coded(plan, o);
     fill_report(report, plan);
     if (o->dry_run) {
         if (o->out)
@@ -312,8 +323,8 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));
     qc_status st = qc_checkpoint_open(&model, o->model, err);
-    if (st == QC_OK && qc_to_quantizes(o->to))
-        st = qc_experts_split(model, err);
+    if (st == QC_OK && o->to != QC_TO_KEEP)
+        st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
     if (st == QC_OK)
         st = convert_model(o, model, &report, err);
     if (st == QC_OK && !o->dry_run) {

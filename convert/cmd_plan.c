@@ -108,8 +108,8 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
 {
     qc_geometry geometry;
     qc_options o = *given;
-    if (!o.to_given || qc_to_quantizes(o.to))
-        QC_TRY(qc_experts_split(model, err));
+    if (!o.to_given || o.to != QC_TO_KEEP)
+        QC_TRY(qc_experts_split(model, o.to_given && !qc_to_quantizes(o.to), err));
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));

@@ -3,6 +3,7 @@
 #include "convert/expert_split.h"
 
 #include "base/checked.h"
+#include "convert/recipe_coded.h"
 #include "formats/checkpoint_parts.h"
 
 #include <inttypes.h>
@@ -26,11 +27,15 @@ static const expert_names families[] = {
 
 static const char gate_up_tail[] = "mlp.experts.gate_up_proj";
 static const char down_tail[] = "mlp.experts.down_proj";
+static const char gate_up_scale_tail[] = "mlp.experts.gate_up_proj_scale_inv";
+static const char down_scale_tail[] = "mlp.experts.down_proj_scale_inv";
 static const char router_tail[] = "mlp.gate.weight";
 
 typedef struct {
     qc_checkpoint *c;
     const expert_names *names;
+    int fp8_only;
+    uint64_t block[2];       /* FP8: rows and columns that share a scale */
     qc_ckpt_tensor *tensors; /* the new list */
     size_t count, room;
 } splitter;
@@ -72,36 +77,72 @@ static const qc_ckpt_tensor *find(const qc_checkpoint *c, const char *stem, size
     return qc_checkpoint_find(c, name);
 }
 
-/* Are these the two fused tensors of one layer? */
-static int fits(const qc_ckpt_tensor *gate_up, const qc_ckpt_tensor *down)
+static int is_fp8(qc_dtype t)
 {
-    return gate_up && down && gate_up->ndim == 3 && down->ndim == 3 &&
-           qc_dtype_is_quantizable(gate_up->dtype) && qc_dtype_is_quantizable(down->dtype) &&
-           gate_up->bytes > 0 && down->bytes > 0 && gate_up->dims[0] == down->dims[0] &&
-           gate_up->dims[1] % 2 == 0 && gate_up->dims[1] / 2 == down->dims[2] &&
-           gate_up->dims[2] == down->dims[1];
+    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
 }
 
-/* Is t fused, and in the layout that is known? *stem_len: before "mlp.". */
-static int is_fused(const splitter *s, const qc_ckpt_tensor *t, size_t *stem_len)
+/* Has every expert's matrix t whole blocks of scales of its own? parts: matrices one below the
+ * other in each expert of t. */
+static int has_scales(const splitter *s, const qc_ckpt_tensor *t, const qc_ckpt_tensor *scales,
+                      uint64_t parts)
 {
-    size_t stem = stem_before(t->name, gate_up_tail);
-    if (stem == SIZE_MAX)
-        stem = stem_before(t->name, down_tail);
-    if (stem == SIZE_MAX || !s->names)
+    return scales && scales->ndim == 3 && scales->dims[0] == t->dims[0] &&
+           (parts == 1 || t->dims[1] / parts % s->block[0] == 0) &&
+           scales->dims[1] == qc_ceil_div_u64(t->dims[1], s->block[0]) &&
+           scales->dims[2] == qc_ceil_div_u64(t->dims[2], s->block[1]);
+}
+
+/* Are the two fused tensors of the layer there, of forms and shapes that are known? */
+static int fits(const splitter *s, const char *name, size_t stem)
+{
+    const qc_ckpt_tensor *gate_up = find(s->c, name, stem, gate_up_tail);
+    const qc_ckpt_tensor *down = find(s->c, name, stem, down_tail);
+    if (!gate_up || !down || gate_up->ndim != 3 || down->ndim != 3 || gate_up->bytes == 0 ||
+        down->bytes == 0 || gate_up->dims[0] != down->dims[0] || gate_up->dims[1] % 2 != 0 ||
+        gate_up->dims[1] / 2 != down->dims[2] || gate_up->dims[2] != down->dims[1])
         return 0;
-    *stem_len = stem;
-    return fits(find(s->c, t->name, stem, gate_up_tail), find(s->c, t->name, stem, down_tail));
+    if (is_fp8(gate_up->dtype) && is_fp8(down->dtype))
+        return has_scales(s, gate_up, find(s->c, name, stem, gate_up_scale_tail), 2) &&
+               has_scales(s, down, find(s->c, name, stem, down_scale_tail), 1);
+    return !s->fp8_only && qc_dtype_is_quantizable(gate_up->dtype) &&
+           qc_dtype_is_quantizable(down->dtype);
+}
+
+typedef struct {
+    size_t stem;      /* length of what is before "mlp." */
+    int down;         /* down_proj, else gate and up */
+    const char *tail; /* of the parts' names: ".weight", ".weight_scale_inv" */
+} fused_kind;
+
+/* Is t fused, and in the layout that is known? */
+static int is_fused(const splitter *s, const qc_ckpt_tensor *t, fused_kind *kind)
+{
+    static const char *const tails[] = {gate_up_tail, down_tail, gate_up_scale_tail,
+                                        down_scale_tail};
+    if (!s->names)
+        return 0;
+    for (int i = 0; i < 4; i++) {
+        kind->stem = stem_before(t->name, tails[i]);
+        kind->down = i % 2;
+        kind->tail = i < 2 ? ".weight" : ".weight_scale_inv";
+        if (kind->stem == SIZE_MAX || !fits(s, t->name, kind->stem))
+            continue;
+        /* A scale beside 16-bit experts is none. */
+        return i < 2 || is_fp8(find(s->c, t->name, kind->stem, gate_up_tail)->dtype);
+    }
+    return 0;
 }
 
 /* Rows [first, first + rows) of one expert's matrix. */
-static qc_status add_part(splitter *s, const qc_ckpt_tensor *from, size_t stem_len, uint64_t expert,
-                          const char *matrix, uint64_t first, uint64_t rows, qc_error *err)
+static qc_status add_part(splitter *s, const qc_ckpt_tensor *from, const fused_kind *kind,
+                          uint64_t expert, const char *matrix, uint64_t first, uint64_t rows,
+                          qc_error *err)
 {
     qc_ckpt_tensor *t = &s->tensors[s->count++];
     uint64_t row_bytes = from->bytes / from->dims[0] / from->dims[1];
-    QC_TRY(qc_arena_printf(&s->c->arena, &t->name, err, "%.*s%s.%" PRIu64 ".%s.weight",
-                           (int)stem_len, from->name, s->names->path, expert, matrix));
+    QC_TRY(qc_arena_printf(&s->c->arena, &t->name, err, "%.*s%s.%" PRIu64 ".%s%s", (int)kind->stem,
+                           from->name, s->names->path, expert, matrix, kind->tail));
     t->dtype = from->dtype;
     t->ndim = 2;
     t->dims[0] = rows;
@@ -112,17 +153,17 @@ static qc_status add_part(splitter *s, const qc_ckpt_tensor *from, size_t stem_l
     return QC_OK;
 }
 
-static qc_status add_fused(splitter *s, const qc_ckpt_tensor *t, size_t stem_len, qc_error *err)
+static qc_status add_fused(splitter *s, const qc_ckpt_tensor *t, const fused_kind *kind,
+                           qc_error *err)
 {
-    int down = stem_before(t->name, down_tail) != SIZE_MAX;
     for (uint64_t e = 0; e < t->dims[0]; e++) {
-        if (down) {
-            QC_TRY(add_part(s, t, stem_len, e, s->names->down, 0, t->dims[1], err));
+        if (kind->down) {
+            QC_TRY(add_part(s, t, kind, e, s->names->down, 0, t->dims[1], err));
             continue;
         }
         uint64_t half = t->dims[1] / 2;
-        QC_TRY(add_part(s, t, stem_len, e, s->names->gate, 0, half, err));
-        QC_TRY(add_part(s, t, stem_len, e, s->names->up, half, half, err));
+        QC_TRY(add_part(s, t, kind, e, s->names->gate, 0, half, err));
+        QC_TRY(add_part(s, t, kind, e, s->names->up, half, half, err));
     }
     return QC_OK;
 }
@@ -132,8 +173,7 @@ static qc_status add_plain(splitter *s, const qc_ckpt_tensor *t, qc_error *err)
     qc_ckpt_tensor *to = &s->tensors[s->count++];
     *to = *t;
     size_t stem = s->names && s->names->router ? stem_before(t->name, router_tail) : SIZE_MAX;
-    if (stem == SIZE_MAX ||
-        !fits(find(s->c, t->name, stem, gate_up_tail), find(s->c, t->name, stem, down_tail)))
+    if (stem == SIZE_MAX || !fits(s, t->name, stem))
         return QC_OK;
     return qc_arena_printf(&s->c->arena, &to->name, err, "%.*s%s", (int)stem, t->name,
                            s->names->router);
@@ -145,15 +185,23 @@ static int compare_names(const void *pa, const void *pb)
     return strcmp(a->name, b->name);
 }
 
-/* Floating stacks of experts that no recipe quantizes. */
+static int ends_with(const char *s, const char *tail)
+{
+    size_t n = strlen(s), m = strlen(tail);
+    return n >= m && strcmp(s + n - m, tail) == 0;
+}
+
+/* Floating stacks of experts that no recipe quantizes or decodes. */
 static qc_status warn_of_stacks(const splitter *s, qc_error *err)
 {
     uint64_t stacks = 0, weights = 0;
     const char *first = NULL;
     for (size_t i = 0; i < s->c->tensor_count; i++) {
         const qc_ckpt_tensor *t = &s->c->tensors[i];
-        if (t->ndim != 3 || t->bytes == 0 || !qc_dtype_is_quantizable(t->dtype) ||
-            !strstr(t->name, "experts."))
+        int plain = qc_dtype_is_quantizable(t->dtype) && !s->fp8_only;
+        if (t->ndim != 3 || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
+            !strstr(t->name, "experts.") || ends_with(t->name, "_scale_inv") ||
+            ends_with(t->name, "_scale"))
             continue;
         uint64_t n = t->bytes / (qc_dtype_bits(t->dtype) / 8);
         stacks++;
@@ -165,19 +213,20 @@ static qc_status warn_of_stacks(const splitter *s, qc_error *err)
     return qc_ckpt_warn(s->c, err,
                         "%" PRIu64 " stacks of experts ('%.160s' is the first) with %" PRIu64
                         " weights are kept as they are: how they lie in there is not known for "
-                        "this model type",
+                        "this model type and shape",
                         stacks, first, weights);
 }
 
-qc_status qc_experts_split(qc_checkpoint *c, qc_error *err)
+qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
 {
-    splitter s = {.c = c, .names = find_family(c)};
-    size_t stem = 0;
+    splitter s = {.c = c, .names = find_family(c), .fp8_only = fp8_only};
+    fused_kind kind;
     void *v = NULL;
+    QC_TRY(qc_coded_block(s.block, c, err));
     s.room = c->tensor_count;
     for (size_t i = 0; i < c->tensor_count; i++) {
         const qc_ckpt_tensor *t = &c->tensors[i];
-        if (!is_fused(&s, t, &stem))
+        if (!is_fused(&s, t, &kind))
             continue;
         /* Not more parts than bytes, but a hostile shape may still ask for very many. */
         if (t->dims[0] > UINT32_MAX / 8 || s.room > UINT32_MAX / 8)
@@ -190,7 +239,7 @@ qc_status qc_experts_split(qc_checkpoint *c, qc_error *err)
         s.tensors = v;
         for (size_t i = 0; i < c->tensor_count; i++) {
             const qc_ckpt_tensor *t = &c->tensors[i];
-            QC_TRY(is_fused(&s, t, &stem) ? add_fused(&s, t, stem, err) : add_plain(&s, t, err));
+            QC_TRY(is_fused(&s, t, &kind) ? add_fused(&s, t, &kind, err) : add_plain(&s, t, err));
         }
         qsort(s.tensors, s.count, sizeof *s.tensors, compare_names);
         for (size_t i = 1; i < s.count; i++) {

@@ -202,8 +202,9 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     } else {
         j->cols = j->elems;
     }
-    if (stack && e->transpose)
-        swap_u64(&dims[1], &dims[2]);
+    /* Codes lie as [out, in]: what is decoded from them is turned. */
+    if (e->transpose && (stack || e->scheme == QC_SCHEME_DEQUANT))
+        swap_u64(&dims[ndim - 2], &dims[ndim - 1]);
     p->source_bytes += src->bytes;
     if (j->elems == 0 && e->scheme != QC_SCHEME_DEQUANT)
         j->scheme = QC_SCHEME_KEEP;
@@ -247,22 +248,61 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
             QC_TRY(
                 add_output(p, job, QC_PART_MAIN, QC_DTYPE_U8, 2, packed, j->block_elems / 2, err));
         } else {
+            uint64_t flat[2] = {j->elems, 1};
             j->source_num = bits;
             j->source_den = 8;
-            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, ndim, dims, j->block_elems, err));
+            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, flat, j->block_elems, err));
         }
         return add_block_state(p, job, err);
     }
-    case QC_SCHEME_INT8_ROWS:
+    case QC_SCHEME_INT8_ROWS: {
+        uint64_t codes[2] = {p->own_form ? j->elems : j->rows, p->own_form ? 1 : j->cols};
         p->weights_quantized += j->elems;
         j->source_num = bits;
         j->source_den = 8;
-        QC_TRY(
-            add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, ndim, dims, j->cols ? j->cols : 1, err));
+        QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, codes, j->cols ? j->cols : 1, err));
         QC_TRY(add_output(p, job, QC_PART_SCB, QC_DTYPE_F32, ndim - 1, dims, 4, err));
         return add_output(p, job, QC_PART_FORMAT, QC_DTYPE_U8, 0, NULL, 1, err);
     }
+    }
     QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': no such scheme", src->name);
+}
+
+/* Forms that bitsandbytes does not have: block-wise int8, stacks of experts, NF4 beside int8,
+ * either beside weights that stay in FP8 or MXFP4. Their codes never have the shape of the weight:
+ * a loader that does not know quant_method "qconv" (transformers warns and goes on) would take them
+ * for the weights. */
+static qc_status name_own_form(qc_plan *p, qc_error *err)
+{
+    static const char *const names[] = {"nf4", "int8", "int8-block", "fp8", "mxfp4"};
+    enum { NF4, INT8, INT8_BLOCKS, FP8, MXFP4, KINDS };
+    int has[KINDS] = {0}, stack = 0;
+    for (size_t i = 0; i < p->model->tensor_count; i++) {
+        const qc_recipe_entry *e = &p->recipe->entries[i];
+        const qc_coded_weight *c = e->coded;
+        int kept = e->scheme == QC_SCHEME_KEEP && !(c && c->scales == UINT32_MAX);
+        qc_dtype dtype = p->model->tensors[i].dtype;
+        int quantized = e->scheme == QC_SCHEME_NF4 || e->scheme == QC_SCHEME_INT8_ROWS ||
+                        e->scheme == QC_SCHEME_INT8_BLOCKS;
+        has[NF4] |= e->scheme == QC_SCHEME_NF4;
+        has[INT8] |= e->scheme == QC_SCHEME_INT8_ROWS;
+        has[INT8_BLOCKS] |= e->scheme == QC_SCHEME_INT8_BLOCKS;
+        has[FP8] |= kept && (dtype == QC_DTYPE_F8_E4M3 || dtype == QC_DTYPE_F8_E5M2);
+        has[MXFP4] |= kept && c && c->coding == QC_CODING_MXFP4;
+        stack |= quantized && c && c->coding == QC_CODING_MXFP4;
+    }
+    int quantizing = has[NF4] || has[INT8] || has[INT8_BLOCKS];
+    if (!quantizing ||
+        !(stack || has[INT8_BLOCKS] || (has[NF4] && has[INT8]) || has[FP8] || has[MXFP4]))
+        return QC_OK;
+    const char *text = "";
+    for (int k = 0; k < KINDS; k++) {
+        if (has[k])
+            QC_TRY(
+                qc_arena_printf(p->arena, &text, err, "%s%s%s", text, *text ? "+" : "", names[k]));
+    }
+    p->own_form = text;
+    return QC_OK;
 }
 
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor)
@@ -327,6 +367,7 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
                 model->tensor_count, UINT32_MAX / QC_PART_COUNT);
     uint32_t sources = (uint32_t)model->tensor_count;
     void *v = NULL;
+    QC_TRY(name_own_form(p, err));
     QC_TRY(qc_arena_alloc(arena, &v, sources, sizeof(order_entry), err));
     order_entry *order = v;
     uint32_t jobs = 0, outputs = 0;

@@ -64,6 +64,9 @@ typedef struct {
     const char **device_names; /* of qc_plan_set_devices; NULL: no placement */
     uint32_t device_count;
     qc_layout layout;
+    /* What only qconv reads (docs/format.md 3.6): "nf4+int8", "int8-block", ...; NULL: what is
+     * quantized, if anything, is bitsandbytes' form. */
+    const char *own_form;
     uint64_t source_bytes;      /* of all jobs */
     uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
     uint64_t tensor_bytes;      /* of all output tensors */

@@ -391,23 +391,19 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     return stack ? check_stack(e, t, err) : QC_OK;
 }
 
-static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc_error *err)
+static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
 {
     int bf16 = m->options->to == QC_TO_BF16;
     uint32_t owner = m->stored.owners[i] == QC_NO_TENSOR ? i : m->stored.owners[i];
     if (kept_by_rule(m, owner)) {
         e->why = m->rule_why[m->rule_of[owner]];
-        return QC_OK;
+        return;
     }
     if (m->stored.weights[i]) {
-        if (m->classes[i].traits & QC_TRAIT_CONV1D)
-            QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                    "tensor '%s' is a quantized Conv1D weight, which is not turned back to its "
-                    "order of [in, out] yet; leave it as it is with --keep",
-                    m->model->tensors[i].name);
         e->scheme = QC_SCHEME_DEQUANT;
         e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
-        e->transpose = e->stored->ndim == 3;
+        e->transpose = e->stored->ndim == 3 ||
+                       (e->stored->ndim == 2 && (m->classes[i].traits & QC_TRAIT_CONV1D));
     } else if (e->coded) {
         e->scheme = QC_SCHEME_CAST;
         e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
@@ -421,7 +417,6 @@ static qc_status decide_float(qc_recipe_entry *e, const maker *m, uint32_t i, qc
         cast_or_keep(e, m, i, bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
                      bf16 ? "--to bf16" : "--to fp16");
     }
-    return QC_OK;
 }
 
 void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model)
@@ -504,7 +499,7 @@ static qc_status decide(maker *m, qc_error *err)
         if (m->quantizing)
             QC_TRY(decide_quantized(e, m, i, err));
         else
-            QC_TRY(decide_float(e, m, i, err));
+            decide_float(e, m, i);
     }
     m->out->scale_owner = m->coded.owners;
     qc_recipe_settle_scales(m->out, m->model);
@@ -533,11 +528,89 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
     return QC_OK;
 }
 
+/* Does this weight stay in a form that its loader has to know? FP8 that nothing here understands
+ * (a stack of experts) is one, too. */
+static int stays_coded(const maker *m, uint32_t i)
+{
+    const qc_recipe_entry *e = &m->out->entries[i];
+    if (e->scheme != QC_SCHEME_KEEP)
+        return 0;
+    if (e->stored || e->coded)
+        return e->stored || e->coded->scales != QC_NO_TENSOR;
+    qc_dtype t = m->model->tensors[i].dtype;
+    return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
+}
+
+static int is_decoded(const qc_recipe_entry *e)
+{
+    return e->scheme == QC_SCHEME_DEQUANT || (e->coded && e->scheme == QC_SCHEME_CAST);
+}
+
+/* The module of weight i: its name without ".weight", or what a stack of experts is part of. */
+static size_t module_of(const maker *m, uint32_t i)
+{
+    const char *name = m->model->tensors[i].name, *dot = strrchr(name, '.');
+    return dot ? (size_t)(dot - name) : 0;
+}
+
+/* A stack of experts whose module has another that stays: no list can say so. */
+static int module_stays_coded(const maker *m, uint32_t i)
+{
+    const qc_recipe_entry *e = &m->out->entries[i];
+    size_t len = module_of(m, i);
+    if ((e->stored ? e->stored->ndim : e->coded->ndim) != 3)
+        return 0;
+    const char *name = m->model->tensors[i].name;
+    /* Names are sorted: the members of a module are neighbours, but for longer ones between. */
+    for (uint32_t k = i; k > 0 && strncmp(m->model->tensors[k - 1].name, name, len) == 0; k--) {
+        if (module_of(m, k - 1) == len && stays_coded(m, k - 1))
+            return 1;
+    }
+    for (uint32_t k = i + 1; k < m->count && strncmp(m->model->tensors[k].name, name, len) == 0;
+         k++) {
+        if (module_of(m, k) == len && stays_coded(m, k))
+            return 1;
+    }
+    return 0;
+}
+
+/* Some weights are decoded, others stay for the loader that config.json names: its list of modules
+ * that are plain has to grow. */
+static qc_status list_decoded(maker *m, qc_error *err)
+{
+    if (!m->model->config)
+        return QC_OK;
+    const qc_json_node *q = qc_json_get(qc_json_root(m->model->config), "quantization_config");
+    const char *key = qc_skip_key(q);
+    const qc_json_node *named = qc_json_get(q, key);
+    qc_skip_list list;
+    if (!m->out->keeps_coded || !q || qc_json_kind_of(q) != QC_JSON_OBJECT)
+        return QC_OK;
+    QC_TRY(qc_skip_init(&list, m->arena, m->table, err));
+    for (uint32_t i = 0; i < m->count; i++) {
+        if (is_decoded(&m->out->entries[i]) && module_of(m, i) > 0 && !module_stays_coded(m, i))
+            QC_TRY(qc_skip_add(&list, m->model->tensors[i].name, module_of(m, i), err));
+    }
+    if (list.count == 0)
+        return QC_OK;
+    if (named && qc_json_kind_of(named) == QC_JSON_ARRAY) {
+        for (named = qc_json_first(named); named; named = qc_json_next(named)) {
+            const char *name = qc_json_string_or(named, NULL);
+            if (name)
+                QC_TRY(qc_skip_add_as_is(&list, name, err));
+        }
+    } else if (strcmp(key, "ignore") != 0) {
+        QC_TRY(skip_hidden_heads(m, &list, err));
+    }
+    qc_skip_finish(&list, &m->out->skip_modules, &m->out->skip_count);
+    return QC_OK;
+}
+
 /* Modules that transformers sees as a Linear, or may see as one, and that are not quantized. */
 static qc_status list_skipped(maker *m, qc_error *err)
 {
     if (!m->quantizing)
-        return QC_OK;
+        return list_decoded(m, err);
     qc_skip_list list;
     QC_TRY(qc_skip_init(&list, m->arena, m->table, err));
     int head_quantized = 0;
@@ -594,6 +667,8 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
     QC_TRY(check_requantize(&m, err));
     QC_TRY(apply_rules(&m, err));
     QC_TRY(decide(&m, err));
+    for (uint32_t i = 0; i < m.count && !out->keeps_coded; i++)
+        out->keeps_coded = stays_coded(&m, i);
     return list_skipped(&m, err);
 }
 

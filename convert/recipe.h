@@ -74,10 +74,11 @@ typedef struct {
     qc_scheme scheme;
     qc_role role;
     uint32_t block_elems; /* NF4, INT8_BLOCKS: weights per scale */
-    int transpose;      /* Conv1D: write [out, in] from [in, out]; stacked experts in 16 bit: write
-                           [experts, in, out], as transformers has them, from [experts, out, in] */
-    qc_dtype out_dtype; /* for CAST and DEQUANT; else the tensor's own */
-    const char *why;    /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
+    int transpose;        /* Conv1D: quantize [out, in] from [in, out], or turn that back; stacked
+                             experts in 16 bit: write [experts, in, out], as transformers has them,
+                             from [experts, out, in] */
+    qc_dtype out_dtype;   /* for CAST and DEQUANT; else the tensor's own */
+    const char *why;      /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
     const qc_stored_weight *stored; /* for DEQUANT (and KEEP of a quantized weight), else NULL */
     const qc_coded_weight *coded;   /* of a weight in FP8 or MXFP4, whatever becomes of it */
 } qc_recipe_entry;
@@ -87,11 +88,13 @@ typedef struct {
     int known_type;
     qc_recipe_entry *entries; /* one per checkpoint tensor, same order */
     /* Modules left in 16 bit although they are a Linear (head, routers, kept ones), without
-     * ".weight", in natural order: becomes llm_int8_skip_modules. */
+     * ".weight", in natural order: becomes llm_int8_skip_modules. Where weights are decoded while
+     * others stay as they are: those that config.json named, and the decoded ones. */
     const char **skip_modules;
     uint32_t skip_count;
     int input_is_quantized; /* by bitsandbytes or qconv */
     int input_is_coded;     /* FP8 or MXFP4 */
+    int keeps_coded;        /* some weight stays quantized, FP8 or MXFP4: its loader has to know */
     int mtp_dropped;        /* --drop-mtp took something out */
     /* Per tensor: the weight in FP8 or MXFP4 whose scale it is, or UINT32_MAX. */
     const uint32_t *scale_owner;

@@ -90,21 +90,28 @@ static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_t
     return QC_OK;
 }
 
-/* weight_scale: one in all, or one for each row. */
-static qc_status fit_rows(qc_coded_weight *w, const qc_ckpt_tensor *s, qc_error *err)
+/* weight_scale: one in all, one for each row, or one for each block. A matrix of scales that has as
+ * many as there are blocks can be nothing else: one column of them, a row each, comes first. */
+static qc_status fit_rows_or_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_tensor *s,
+                                    qc_error *err)
 {
     uint64_t n = 0;
     QC_TRY(qc_shape_elems(s->dims, s->ndim, &n, err));
     if (n == 1)
         return QC_OK;
-    int per_row = s->dims[0] == w->dims[0] && (s->ndim == 1 || (s->ndim == 2 && s->dims[1] == 1));
-    if (!per_row)
+    if (s->dims[0] == w->dims[0] && (s->ndim == 1 || (s->ndim == 2 && s->dims[1] == 1))) {
+        w->tile_rows = 1;
+        return QC_OK;
+    }
+    uint64_t down = qc_ceil_div_u64(w->dims[0], f->block[0]);
+    uint64_t across = qc_ceil_div_u64(w->dims[1], f->block[1]);
+    if (s->ndim != 2 || s->dims[0] != down || s->dims[1] != across)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "tensor '%s': expected one scale, or one for each of the weight's %" PRIu64
-                " rows, found %" PRIu64 " in %u dimensions; start from the 16-bit checkpoint",
-                s->name, w->dims[0], n, s->ndim);
-    w->tile_rows = 1;
-    return QC_OK;
+                "tensor '%s': expected one scale, one for each of the weight's %" PRIu64
+                " rows, or [%" PRIu64 ", %" PRIu64 "] for its blocks of %" PRIu64 " x %" PRIu64
+                ", found %" PRIu64 " in %u dimensions; start from the 16-bit checkpoint",
+                s->name, w->dims[0], down, across, f->block[0], f->block[1], n, s->ndim);
+    return fit_blocks(f, w, s, err);
 }
 
 /* Is there a scale of another name in the weight's module? stem_len counts "M.". */
@@ -166,7 +173,7 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
         f->set->owners[input] = i;
     if (bound != NO_TENSOR)
         f->set->owners[bound] = i;
-    return inverse != NO_TENSOR ? fit_blocks(f, w, s, err) : fit_rows(w, s, err);
+    return inverse != NO_TENSOR ? fit_blocks(f, w, s, err) : fit_rows_or_blocks(f, w, s, err);
 }
 
 /* ---- MXFP4 ---- */
@@ -216,10 +223,43 @@ static qc_dtype config_dtype(const qc_json_node *root)
     return strcmp(name, "float32") == 0 ? QC_DTYPE_F32 : QC_DTYPE_BF16;
 }
 
+/* Two sizes, rows and columns. */
+static qc_status read_block(uint64_t block[2], const qc_json_node *size, const char *what,
+                            qc_error *err)
+{
+    if (!size || qc_json_kind_of(size) != QC_JSON_ARRAY)
+        return QC_OK;
+    const qc_json_node *n = qc_json_first(size);
+    for (int i = 0; i < 2; i++, n = qc_json_next(n)) {
+        if (!n)
+            QC_FAIL(err, QC_ERR_INPUT, "config.json: %s has fewer than 2 members", what);
+        QC_TRY(qc_json_as_u64(n, what, &block[i], err));
+        if (block[i] == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "config.json: %s has a 0", what);
+    }
+    return QC_OK;
+}
+
+qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error *err)
+{
+    block[0] = block[1] = DEFAULT_BLOCK;
+    if (!model->config)
+        return QC_OK;
+    const qc_json_node *q = qc_json_get(qc_json_root(model->config), "quantization_config");
+    QC_TRY(read_block(block, qc_json_get(q, "weight_block_size"), "weight_block_size", err));
+    const qc_json_node *groups = qc_json_get(q, "config_groups"); /* compressed-tensors' */
+    if (!groups || qc_json_kind_of(groups) != QC_JSON_OBJECT)
+        return QC_OK;
+    for (const qc_json_node *g = qc_json_first(groups); g; g = qc_json_next(g))
+        QC_TRY(read_block(block, qc_json_get(qc_json_get(g, "weights"), "block_structure"),
+                          "block_structure", err));
+    return QC_OK;
+}
+
 static qc_status read_config(finder *f, qc_error *err)
 {
     f->dtype = QC_DTYPE_BF16;
-    f->block[0] = f->block[1] = DEFAULT_BLOCK;
+    QC_TRY(qc_coded_block(f->block, f->model, err));
     if (!f->model->config)
         return QC_OK;
     const qc_json_node *root = qc_json_root(f->model->config);
@@ -227,17 +267,6 @@ static qc_status read_config(finder *f, qc_error *err)
     f->quantization = qc_json_get(root, "quantization_config");
     f->own =
         strcmp(qc_json_string_or(qc_json_get(f->quantization, "quant_method"), ""), "qconv") == 0;
-    const qc_json_node *size = qc_json_get(f->quantization, "weight_block_size");
-    if (!size || qc_json_kind_of(size) != QC_JSON_ARRAY)
-        return QC_OK;
-    const qc_json_node *n = qc_json_first(size);
-    for (int i = 0; i < 2; i++, n = qc_json_next(n)) {
-        if (!n)
-            QC_FAIL(err, QC_ERR_INPUT, "config.json: weight_block_size has fewer than 2 members");
-        QC_TRY(qc_json_as_u64(n, "weight_block_size", &f->block[i], err));
-        if (f->block[i] == 0)
-            QC_FAIL(err, QC_ERR_INPUT, "config.json: weight_block_size has a 0");
-    }
     return QC_OK;
 }
 

@@ -3,7 +3,7 @@
  *
  *   M.weight F8_E4M3 or F8_E5M2 [out, in] with
  *     M.weight_scale_inv   one scale per block (DeepSeek-V3, transformers' fp8), or one in all
- *     M.weight_scale       one in all, or one per row (compressed-tensors, fbgemm)
+ *     M.weight_scale       one in all, one per row, or one per block (compressed-tensors, fbgemm)
  *     nothing              the codes are the weights (a plain cast)
  *   P_blocks U8 [experts, out, in/32, 16] with P_scales U8 [experts, out, in/32]   MXFP4 (gpt-oss)
  *
@@ -23,6 +23,10 @@ typedef struct {
  * QC_ERR_UNSUPPORTED for scales of a form that is not read. */
 QC_NODISCARD qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint *model,
                                      qc_error *err);
+
+/* Rows and columns of the blocks that share a scale: of config.json, 128 x 128 where it has none.
+ */
+QC_NODISCARD qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error *err);
 
 /* Why the weight at index i cannot be read, as a checkpoint that another tool packed: the tool's
  * name, or NULL. By tensor names first; quant_method of config.json counts only for a tensor of

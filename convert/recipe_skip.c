@@ -54,6 +54,27 @@ qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error 
     return QC_OK;
 }
 
+qc_status qc_skip_add_as_is(qc_skip_list *l, const char *name, qc_error *err)
+{
+    const char *copy = NULL;
+    QC_TRY(qc_arena_strndup(l->arena, &copy, name, strlen(name), err));
+    return append(l, copy, err);
+}
+
+const char *qc_skip_key(const qc_json_node *quantization)
+{
+    static const char bnb[] = "llm_int8_skip_modules", common[] = "modules_to_not_convert";
+    static const char *const keys[] = {bnb, common, "ignored_layers", "ignore"};
+    const char *method = qc_json_string_or(qc_json_get(quantization, "quant_method"), "");
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        if (qc_json_get(quantization, keys[i]))
+            return keys[i];
+    }
+    if (strcmp(method, "compressed-tensors") == 0)
+        return "ignore";
+    return strcmp(method, "bitsandbytes") == 0 ? bnb : common;
+}
+
 static int compare_names(const void *pa, const void *pb)
 {
     const char *const *a = pa, *const *b = pb;

@@ -24,6 +24,11 @@ typedef struct {
 QC_NODISCARD qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table,
                                     qc_error *err);
 QC_NODISCARD qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error *err);
+/* A name or pattern as somebody else wrote it. */
+QC_NODISCARD qc_status qc_skip_add_as_is(qc_skip_list *l, const char *name, qc_error *err);
+/* The member of a quantization_config that lists such modules: the one it has, else that of its
+ * quant_method. */
+const char *qc_skip_key(const qc_json_node *quantization);
 /* In natural order, each name once. */
 void qc_skip_finish(qc_skip_list *l, const char ***names, uint32_t *count);
 

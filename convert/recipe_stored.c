@@ -134,6 +134,11 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, in
                 "tensor '%s': %" PRIu64 " weights of %s take %" PRIu64 " bytes, found %" PRIu64
                 " of %s",
                 name, n, type, want, tensors[weight].bytes, qc_dtype_name(tensors[weight].dtype));
+    if (int8 && (tensors[weight].ndim != 2 || tensors[weight].dims[1] != 1))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': codes of block-wise int8 lie as [%" PRIu64
+                ", 1], found %u dimensions",
+                name, n, tensors[weight].ndim);
     uint64_t blocks = qc_ceil_div_u64(n, s.block_elems);
     QC_TRY(check_part(f, weight, w->absmax, "absmax", s.nested ? QC_DTYPE_U8 : QC_DTYPE_F32, blocks,
                       err));
@@ -161,26 +166,36 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, in
 }
 
 /* M.SCB at index scb; stem_len counts "M.". The weight is M.weight, or M itself: a stack of
- * experts is no module. */
+ * experts, codes beside SCB [experts, out], is no module. */
 static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_error *err)
 {
     const qc_ckpt_tensor *tensors = f->model->tensors;
     const char *stem = tensors[scb].name;
     uint32_t weight = find_sibling(f, stem, stem_len, "weight");
-    if (weight == QC_NO_TENSOR && stem_len > 0)
+    int stack = weight == QC_NO_TENSOR && stem_len > 0;
+    if (stack)
         weight = find_sibling(f, stem, stem_len - 1, "");
     if (weight == QC_NO_TENSOR)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': the weight it scales is missing", stem);
     const qc_ckpt_tensor *t = &tensors[weight];
-    if (t->dtype != QC_DTYPE_I8 || t->ndim < 2 || t->ndim > 3)
+    const qc_ckpt_tensor *scale = &tensors[scb];
+    uint64_t rows = 0, cols = 0;
+    QC_TRY(qc_shape_elems(scale->dims, scale->ndim, &rows, err));
+    if (t->dtype != QC_DTYPE_I8 || t->ndim != 2)
         QC_FAIL(err, QC_ERR_INPUT,
-                "tensor '%s': expected I8 of 2 or 3 dimensions beside SCB, found %s of %u", t->name,
+                "tensor '%s': expected I8 of 2 dimensions beside SCB, found %s of %u", t->name,
                 qc_dtype_name(t->dtype), t->ndim);
+    if (stack && scale->ndim != 2)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "tensor '%s': expected scales [experts, out] of a stack of experts, found %u "
+                "dimensions",
+                stem, scale->ndim);
+    /* [n, 1]: a form of qconv's own, whose rows only the scales know. */
+    int flat = t->dims[1] == 1 && t->dims[0] != rows && rows > 0 && t->bytes % rows == 0;
+    cols = flat ? t->bytes / rows : t->dims[1];
     if (f->set->weights[weight])
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s' has more than one quant_state or SCB", t->name);
-    uint64_t rows = 0;
-    QC_TRY(qc_shape_elems(t->dims, t->ndim - 1, &rows, err));
-    QC_TRY(check_part(f, weight, scb, "SCB", QC_DTYPE_F32, rows, err));
+    QC_TRY(check_part(f, weight, scb, "SCB", QC_DTYPE_F32, flat ? rows : t->dims[0], err));
     uint32_t format = find_sibling(f, stem, stem_len, "weight_format");
     if (format != QC_NO_TENSOR) {
         unsigned char value = 0;
@@ -198,10 +213,12 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
     w->stored_as = QC_SCHEME_INT8_ROWS;
     w->absmax = scb;
     w->quant_map = w->nested_absmax = w->nested_map = QC_NO_TENSOR;
-    w->block_elems = t->dims[t->ndim - 1];
+    w->block_elems = cols;
     w->dtype = f->float_dtype;
-    w->ndim = t->ndim;
-    memcpy(w->dims, t->dims, sizeof w->dims);
+    w->ndim = stack ? 3 : 2;
+    w->dims[0] = stack ? scale->dims[0] : rows;
+    w->dims[1] = stack ? scale->dims[1] : cols;
+    w->dims[2] = stack ? cols : 0;
     own(f, weight, scb);
     own(f, weight, format);
     f->set->weights[weight] = w;

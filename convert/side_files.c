@@ -1,9 +1,9 @@
 #include "convert/side_files.h"
 
 #include "convert/device_map.h"
+#include "convert/recipe_skip.h"
 #include "formats/json_writer.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -60,71 +60,37 @@ static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bi
     qc_jw_string(w, "bitsandbytes");
 }
 
-typedef struct {
-    int nf4, int8, int8_blocks;
-    int fp8; /* kept as it is */
-} kinds;
-
-static kinds kinds_of(const qc_plan *plan)
+static const qc_job *first_quantized(const qc_plan *plan)
 {
-    kinds k = {0};
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        k.nf4 |= j->scheme == QC_SCHEME_NF4;
-        k.int8 |= j->scheme == QC_SCHEME_INT8_ROWS;
-        k.int8_blocks |= j->scheme == QC_SCHEME_INT8_BLOCKS;
-        k.fp8 |= j->scheme == QC_SCHEME_KEEP && j->entry->coded &&
-                 j->entry->coded->coding == QC_CODING_FP8;
-    }
-    return k;
+    uint32_t i = 0;
+    while (plan->jobs[i].scheme != QC_SCHEME_NF4 && plan->jobs[i].scheme != QC_SCHEME_INT8_ROWS &&
+           plan->jobs[i].scheme != QC_SCHEME_INT8_BLOCKS)
+        i++; /* a plan of an own form has one */
+    return &plan->jobs[i];
 }
 
-static const qc_job *first_quantized(const qc_plan *plan, int stacks_only)
+/* Of the weights that stay in FP8: their reader needs it. */
+static void write_block_size(qc_json_writer *w, const qc_plan *plan)
 {
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        int quantized = j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-                        j->scheme == QC_SCHEME_INT8_BLOCKS;
-        if (quantized &&
-            (!stacks_only || (j->entry->coded && j->entry->coded->coding == QC_CODING_MXFP4)))
-            return j;
-    }
-    return NULL;
-}
-
-/* Which blocks of FP8 share a scale is said here alone. */
-static void copy_fp8_blocks(qc_json_writer *w, const qc_plan *plan)
-{
-    static const char key[] = "weight_block_size";
     const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
-    const qc_json_node *size = qc_json_get(q, key);
-    if (!size || qc_json_kind_of(size) != QC_JSON_ARRAY)
+    const qc_json_node *size = qc_json_get(q, "weight_block_size");
+    uint64_t n = 0;
+    if (!strstr(plan->own_form, "fp8") || !size || qc_json_kind_of(size) != QC_JSON_ARRAY)
         return;
-    qc_jw_key(w, key);
+    qc_jw_key(w, "weight_block_size");
     qc_jw_begin_array(w);
-    for (const qc_json_node *n = qc_json_first(size); n; n = qc_json_next(n)) {
-        uint64_t v = 0;
-        if (qc_json_as_u64(n, key, &v, NULL) == QC_OK)
-            qc_jw_u64(w, v);
+    for (size = qc_json_first(size); size; size = qc_json_next(size)) {
+        if (qc_json_as_u64(size, "weight_block_size", &n, NULL) == QC_OK)
+            qc_jw_u64(w, n); /* both are, or the recipe would have failed */
     }
     qc_jw_end_array(w);
 }
 
-/* Block-wise int8, stacks of experts, int8 beside NF4 and FP8 beside either are no forms that
- * bitsandbytes loads. */
-static void write_own_config(qc_json_writer *w, const qc_plan *plan, kinds k)
+/* bitsandbytes does not load these, so nothing here claims so. What stops a loader that ignores the
+ * method is the shape of the codes (docs/format.md 3.6). */
+static void write_own_config(qc_json_writer *w, const qc_plan *plan)
 {
-    const qc_job *j = first_quantized(plan, 0);
-    char type[64] = "";
-    const struct {
-        int there;
-        const char *name;
-    } names[] = {{k.nf4, "nf4"}, {k.int8, "int8"}, {k.int8_blocks, "int8-block"}, {k.fp8, "fp8"}};
-    for (size_t i = 0, len = 0; i < sizeof names / sizeof *names; i++) {
-        if (names[i].there)
-            len += (size_t)snprintf(type + len, sizeof type - len, "%s%s", len ? "+" : "",
-                                    names[i].name);
-    }
+    const qc_job *j = first_quantized(plan);
     qc_jw_key(w, "block_size");
     qc_jw_u64(w, j->block_elems); /* 0: row-wise */
     qc_jw_key(w, "double_quant");
@@ -137,9 +103,27 @@ static void write_own_config(qc_json_writer *w, const qc_plan *plan, kinds k)
     qc_jw_key(w, "quant_method");
     qc_jw_string(w, "qconv");
     qc_jw_key(w, "quant_type");
-    qc_jw_string(w, type);
-    if (k.fp8)
-        copy_fp8_blocks(w, plan);
+    qc_jw_string(w, plan->own_form);
+    write_block_size(w, plan);
+}
+
+static int has_nf4(const qc_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        if (plan->jobs[i].scheme == QC_SCHEME_NF4)
+            return 1;
+    }
+    return 0;
+}
+
+static qc_status indent(qc_strbuf *out, const qc_strbuf *text, const char *by, qc_error *err)
+{
+    for (size_t i = 0; i < text->len; i++) {
+        QC_TRY(qc_strbuf_add(out, &text->data[i], 1, err));
+        if (text->data[i] == '\n')
+            QC_TRY(qc_strbuf_adds(out, by, err));
+    }
+    return QC_OK;
 }
 
 /* The text of quantization_config, indented to sit one level deep. */
@@ -150,18 +134,14 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
     qc_strbuf_init(&flat, SIDE_TEXT_MAX);
     qc_jw_init(&w, &flat, err);
     qc_jw_begin_object(&w);
-    kinds k = kinds_of(plan);
-    if ((k.nf4 && k.int8) || k.int8_blocks || k.fp8 || first_quantized(plan, 1))
-        write_own_config(&w, plan, k);
+    if (plan->own_form)
+        write_own_config(&w, plan);
     else
-        write_bnb_config(&w, plan, k.nf4);
+        write_bnb_config(&w, plan, has_nf4(plan));
     qc_jw_end_object(&w);
     qc_status st = qc_jw_finish(&w);
-    for (size_t i = 0; st == QC_OK && i < flat.len; i++) {
-        st = qc_strbuf_add(out, &flat.data[i], 1, err);
-        if (st == QC_OK && flat.data[i] == '\n')
-            st = qc_strbuf_adds(out, "  ", err);
-    }
+    if (st == QC_OK)
+        st = indent(out, &flat, "  ", err);
     qc_strbuf_deinit(&flat);
     return st;
 }
@@ -193,16 +173,36 @@ static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_
     return QC_OK;
 }
 
-/* Does a weight stay quantized, FP8 or MXFP4 (--keep while the others are decoded)? Then its loader
- * still needs the source's quantization_config. */
-static int keeps_quantized(const qc_plan *plan)
+/* quantization_config of the source with the recipe's list of plain modules. */
+static qc_status splice_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *err)
 {
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_recipe_entry *e = plan->jobs[i].entry;
-        if (plan->jobs[i].scheme == QC_SCHEME_KEEP && (e->stored || e->coded))
-            return 1;
-    }
-    return 0;
+    static const char key[] = "quantization_config";
+    const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), key);
+    const char *old = NULL;
+    size_t old_len = 0;
+    qc_strbuf flat, list, next;
+    qc_json_writer w;
+    qc_strbuf_init(&flat, SIDE_TEXT_MAX);
+    qc_strbuf_init(&list, SIDE_TEXT_MAX);
+    qc_strbuf_init(&next, SIDE_TEXT_MAX);
+    qc_jw_init(&w, &flat, err);
+    qc_jw_begin_array(&w);
+    for (uint32_t i = 0; i < plan->recipe->skip_count; i++)
+        qc_jw_string(&w, plan->recipe->skip_modules[i]);
+    qc_jw_end_array(&w);
+    qc_status st = qc_jw_finish(&w);
+    if (st == QC_OK)
+        st = indent(&list, &flat, "    ", err);
+    if (st == QC_OK)
+        st = qc_json_member_text(text->data, text->len, key, &old, &old_len, err);
+    if (st == QC_OK)
+        st = qc_json_splice(&next, old, old_len, qc_skip_key(q), list.data, err);
+    if (st == QC_OK)
+        st = splice(text, key, next.data, err);
+    qc_strbuf_deinit(&flat);
+    qc_strbuf_deinit(&list);
+    qc_strbuf_deinit(&next);
+    return st;
 }
 
 qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
@@ -219,8 +219,10 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
         if (st == QC_OK)
             st = splice(out, "quantization_config", value.data, err);
     } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
-               !keeps_quantized(plan)) {
+               !plan->recipe->keeps_coded) {
         st = splice(out, "quantization_config", NULL, err);
+    } else if (plan->recipe->skip_count > 0) {
+        st = splice_skip_list(out, plan, err);
     }
     qc_strbuf_deinit(&value);
     const char *dtype = common_dtype(plan->options);

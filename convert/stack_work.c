@@ -1,5 +1,6 @@
-/* One frame of a stack of experts in 16 bit, written as transformers multiplies with it,
- * [experts, in, out], from codes that lie as [experts, out, in].
+/* One frame of a weight in 16 bit that lies the other way than its codes: a stack of experts,
+ * [experts, in, out] as transformers multiplies with it from codes [experts, out, in], or a Conv1D
+ * weight, [in, out] from [out, in], which is a stack of one.
  *
  * A frame holds some rows of one expert's transposed matrix, or parts of two experts. For each, the
  * stored rows are read in steps, decoded to floats and turned. Codes are read once for every frame
@@ -79,6 +80,21 @@ typedef struct {
     unsigned char *dst;
 } expert_part;
 
+static qc_status refuse(const expert_part *x, const qc_job *j, uint64_t row, uint64_t col,
+                        qc_error *err)
+{
+    const char *to = qc_dtype_name(j->entry->out_dtype);
+    if (j->entry->stored && j->entry->stored->ndim == 2)
+        QC_FAIL(err, QC_ERR_RANGE,
+                "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
+                " is too large for %s; use --to bf16",
+                j->name, col, row, to);
+    QC_FAIL(err, QC_ERR_RANGE,
+            "tensor '%s': the weight of expert %" PRIu64 " at row %" PRIu64 ", column %" PRIu64
+            " is too large for %s; use --to bf16",
+            j->name, x->expert, row, col, to);
+}
+
 static qc_status turn(qc_worker *w, const expert_part *x, const float *values, uint64_t stride,
                       uint64_t first_col, uint64_t first_row, uint64_t rows, qc_error *err)
 {
@@ -97,10 +113,7 @@ static qc_status turn(qc_worker *w, const expert_part *x, const float *values, u
             strip[k - a] = values[(k - from) * stride + i - first_col];
         w->p->ops->cast(strip, QC_DTYPE_F32, b - a, x->dst + (a - x->begin) * each, to, &overflow);
         if (overflow != UINT64_MAX)
-            QC_FAIL(err, QC_ERR_RANGE,
-                    "tensor '%s': the weight of expert %" PRIu64 " at row %" PRIu64
-                    ", column %" PRIu64 " is too large for %s; use --to bf16",
-                    j->name, x->expert, a + overflow - i * x->out, i, qc_dtype_name(to));
+            return refuse(x, j, a + overflow - i * x->out, i, err);
     }
     return QC_OK;
 }
@@ -135,16 +148,18 @@ qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err)
     const qc_pipeline *p = w->p;
     uint32_t job = p->plan->outputs[u->tensor].job;
     const qc_job *j = &p->plan->jobs[job];
-    const uint64_t *dims = j->entry->coded ? j->entry->coded->dims : j->entry->stored->dims;
-    uint64_t each = qc_dtype_bits(j->entry->out_dtype) / 8, matrix = dims[1] * dims[2];
+    const qc_coded_weight *coded = j->entry->coded;
+    unsigned ndim = coded ? coded->ndim : j->entry->stored->ndim;
+    const uint64_t *dims = (coded ? coded->dims : j->entry->stored->dims) + ndim - 2;
+    uint64_t each = qc_dtype_bits(j->entry->out_dtype) / 8, matrix = dims[0] * dims[1];
     uint64_t begin = u->content_offset / each, end = begin + u->content_bytes / each;
     /* Floats of a step: codes of a quantized one pass through w->source, one byte or less each; at
      * least one row, and a block before it. */
     uint64_t room = QC_SOURCE_STEP_BYTES / sizeof(float), block = 0;
     size_t bytes = 0;
     void *v = NULL;
-    if (room < dims[2])
-        room = dims[2];
+    if (room < dims[1])
+        room = dims[1];
     if (j->entry->stored && j->entry->stored->stored_as != QC_SCHEME_INT8_ROWS)
         block = j->entry->stored->block_elems;
     if (qc_u64_to_size((room + block) * sizeof(float), &bytes))
@@ -154,7 +169,7 @@ qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err)
     qc_status st = QC_OK;
     for (uint64_t at = begin; st == QC_OK && at < end;) {
         uint64_t expert = at / matrix, next = (expert + 1) * matrix;
-        expert_part x = {.job = job, .expert = expert, .in = dims[2], .out = dims[1]};
+        expert_part x = {.job = job, .expert = expert, .in = dims[1], .out = dims[0]};
         x.begin = at - expert * matrix;
         x.end = (next < end ? next : end) - expert * matrix;
         x.dst = w->content + (at - begin) * each;

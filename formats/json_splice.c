@@ -171,40 +171,58 @@ static qc_status remove_member(qc_strbuf *out, const char *t, size_t len, const 
     return qc_strbuf_add(out, t + to, len - to, err);
 }
 
+/* Map the object that `text` is; *wanted: the position of the member called key, or NO_MEMBER. */
+static qc_status locate(object_map *m, size_t *wanted, const char *text, size_t len,
+                        const char *key, qc_error *err)
+{
+    qc_json *doc = NULL;
+    size_t position = 0;
+    *wanted = NO_MEMBER;
+    QC_TRY(qc_json_parse(&doc, text, len, QC_JSON_PYTHON, err));
+    qc_json_kind kind = qc_json_kind_of(qc_json_root(doc));
+    if (kind == QC_JSON_OBJECT) {
+        for (const qc_json_node *n = qc_json_first(qc_json_root(doc)); n; n = qc_json_next(n)) {
+            if (strcmp(qc_json_key(n), key) == 0)
+                *wanted = position;
+            position++;
+        }
+        map_object(m, text, *wanted);
+    }
+    qc_json_destroy(doc);
+    if (kind != QC_JSON_OBJECT)
+        QC_FAIL(err, QC_ERR_INPUT, "JSON text is of kind %s, an object was expected",
+                qc_json_kind_name(kind));
+    return QC_OK;
+}
+
+qc_status qc_json_member_text(const char *text, size_t len, const char *key, const char **value,
+                              size_t *value_len, qc_error *err)
+{
+    object_map m;
+    size_t wanted = NO_MEMBER;
+    *value = NULL;
+    *value_len = 0;
+    QC_TRY(locate(&m, &wanted, text, len, key, err));
+    if (wanted != NO_MEMBER) {
+        *value = text + m.wanted.value;
+        *value_len = m.wanted.value_end - m.wanted.value;
+    }
+    return QC_OK;
+}
+
 qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
                          const char *value_json, qc_error *err)
 {
-    qc_json *doc = NULL;
     object_map m;
-    qc_status st = QC_OK;
     size_t wanted = NO_MEMBER;
-    size_t position = 0;
-
-    QC_TRY(qc_json_parse(&doc, text, len, QC_JSON_PYTHON, err));
-    if (qc_json_kind_of(qc_json_root(doc)) != QC_JSON_OBJECT) {
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "JSON text is of kind %s, an object was expected",
-                          qc_json_kind_name(qc_json_kind_of(qc_json_root(doc))));
-        goto done;
-    }
-    for (const qc_json_node *n = qc_json_first(qc_json_root(doc)); n; n = qc_json_next(n)) {
-        if (strcmp(qc_json_key(n), key) == 0)
-            wanted = position;
-        position++;
-    }
-    map_object(&m, text, wanted);
-    if (wanted == NO_MEMBER && !value_json) {
-        st = qc_strbuf_add(out, text, len, err);
-    } else if (wanted == NO_MEMBER) {
-        st = append_member(out, text, len, &m, key, value_json, err);
-    } else if (!value_json) {
-        st = remove_member(out, text, len, &m, wanted, err);
-    } else {
-        QC_TRY_GOTO(st, done, qc_strbuf_add(out, text, m.wanted.value, err));
-        QC_TRY_GOTO(st, done, qc_strbuf_adds(out, value_json, err));
-        st = qc_strbuf_add(out, text + m.wanted.value_end, len - m.wanted.value_end, err);
-    }
-done:
-    qc_json_destroy(doc);
-    return st;
+    QC_TRY(locate(&m, &wanted, text, len, key, err));
+    if (wanted == NO_MEMBER && !value_json)
+        return qc_strbuf_add(out, text, len, err);
+    if (wanted == NO_MEMBER)
+        return append_member(out, text, len, &m, key, value_json, err);
+    if (!value_json)
+        return remove_member(out, text, len, &m, wanted, err);
+    QC_TRY(qc_strbuf_add(out, text, m.wanted.value, err));
+    QC_TRY(qc_strbuf_adds(out, value_json, err));
+    return qc_strbuf_add(out, text + m.wanted.value_end, len - m.wanted.value_end, err);
 }

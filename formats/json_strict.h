@@ -74,6 +74,10 @@ int qc_json_bool_or(const qc_json_node *n, int dflt);
 QC_NODISCARD qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
                                       const char *value_json, qc_error *err);
 
+/* The text of a top-level member of a JSON object, in `text` itself; NULL where there is none. */
+QC_NODISCARD qc_status qc_json_member_text(const char *text, size_t len, const char *key,
+                                           const char **value, size_t *value_len, qc_error *err);
+
 /* Append the len bytes at s as a JSON string, escaped as serde_json does: \" \\ \b \f \n \r \t,
  * other control characters as \u00xx in lower case, everything else as it is. */
 QC_NODISCARD qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err);

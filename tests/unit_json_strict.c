@@ -489,6 +489,16 @@ static void splices_one_member(void **state)
             fail_msg("case %zu: '%s', expected '%s'", i, out.data, splices[i].result);
         assert_int_equal(qc_json_parse(&doc, out.data, out.len, 0, NULL), QC_OK);
         qc_json_destroy(doc);
+        const char *value = NULL;
+        size_t value_len = 0;
+        assert_int_equal(
+            qc_json_member_text(out.data, out.len, splices[i].key, &value, &value_len, NULL),
+            QC_OK);
+        assert_int_equal(value != NULL, splices[i].value != NULL);
+        if (value) {
+            assert_int_equal(value_len, strlen(splices[i].value));
+            assert_memory_equal(value, splices[i].value, value_len);
+        }
         /* a buffer that is too small fails at every place */
         for (size_t max = 0; max < out.len; max++) {
             qc_strbuf small;

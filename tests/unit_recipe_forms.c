@@ -100,7 +100,9 @@ static void fp8_other_scales(void **state)
         {2, {256, 1}, 1, QC_OK},
         {1, {2}, 0, QC_ERR_UNSUPPORTED},
         {2, {256, 2}, 0, QC_ERR_UNSUPPORTED},
-        {2, {2, 2}, 0, QC_ERR_UNSUPPORTED},
+        {2, {3, 2}, 0, QC_ERR_UNSUPPORTED},
+        {1, {4}, 0, QC_ERR_UNSUPPORTED},
+        {2, {2, 2}, 128, QC_OK}, /* 128 x 128 */
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         fixture f;
@@ -115,8 +117,8 @@ static void fp8_other_scales(void **state)
             fixture_make_ok(&f);
             const qc_coded_weight *w = fixture_entry(&f, Q)->coded;
             assert_int_equal(w->tile_rows, cases[i].tile_rows);
-            assert_int_equal(w->tile_cols, 256);
-            assert_int_equal(w->tiles_across, 1);
+            assert_int_equal(w->tile_cols, cases[i].tile_rows == 128 ? 128 : 256);
+            assert_int_equal(w->tiles_across, cases[i].tile_rows == 128 ? 2 : 1);
             assert_int_equal(w->dtype, QC_DTYPE_F16);
             fixture_expect(&f, "model.layers.0.self_attn.q_proj.input_scale", QC_SCHEME_ABSORBED,
                            QC_ROLE_STATE);
@@ -257,7 +259,7 @@ static void split(fixture *f)
 {
     qc_ckpt_tensor *before = f->model.tensors;
     qsort(before, f->model.tensor_count, sizeof *before, fixture_order);
-    if (qc_experts_split(&f->model, &f->err) != QC_OK)
+    if (qc_experts_split(&f->model, 0, &f->err) != QC_OK)
         fail_msg("%s", f->err.msg);
     if (f->model.tensors == before)
         return;
@@ -314,6 +316,61 @@ static void fused_experts(void **state)
     fixture_deinit(&f);
 }
 
+/* 3 experts of [256, 200] and [200, 256], blocks of 128 x 128 or as config.json says. */
+static void add_fp8_experts(fixture *f, uint64_t inner, uint64_t scale_rows)
+{
+    add3(f, UP, QC_DTYPE_F8_E4M3, 3, 2 * inner, 200);
+    add3(f, UP "_scale_inv", QC_DTYPE_F32, 3, scale_rows, 2);
+    add3(f, "model.layers.0.mlp.experts.down_proj", QC_DTYPE_F8_E4M3, 3, 200, inner);
+    add3(f, "model.layers.0.mlp.experts.down_proj_scale_inv", QC_DTYPE_F32, 3, 2,
+         (inner + 127) / 128);
+    for (size_t i = 0; i < 4; i++)
+        f->model.tensors[i].begin = i * 1000000;
+}
+
+static void fused_fp8_experts(void **state)
+{
+    (void)state;
+    static const char config[] = "{\"model_type\":\"deepseek_v3\",\"n_routed_experts\":3}";
+    static const qc_to to[] = {QC_TO_NF4, QC_TO_INT8};
+    for (size_t i = 0; i < 2; i++) {
+        fixture f;
+        fixture_init(&f, to[i]);
+        fixture_config(&f, config);
+        add_fp8_experts(&f, 256, 4);
+        split(&f);
+        assert_int_equal(f.model.tensor_count, 3 * 3 * 2);
+        assert_int_equal(f.model.warning_count, 0);
+#define X "model.layers.0.mlp.experts.2.up_proj.weight"
+        const qc_ckpt_tensor *t = qc_checkpoint_find(&f.model, X);
+        assert_int_equal(t->begin, (2 * 512 + 256) * 200);
+        assert_int_equal(t->bytes, 256 * 200);
+        t = qc_checkpoint_find(&f.model, X "_scale_inv");
+        assert_int_equal(t->begin, 1000000 + (2 * 4 + 2) * 2 * 4);
+        assert_int_equal(t->dims[0], 2);
+        assert_int_equal(t->dims[1], 2);
+        assert_int_equal(t->bytes, 16);
+        fixture_make(&f);
+        assert_non_null(fixture_entry(&f, X)->coded);
+        assert_int_not_equal(fixture_entry(&f, X)->scheme, QC_SCHEME_KEEP);
+        assert_int_equal(fixture_entry(&f, X "_scale_inv")->scheme, QC_SCHEME_ABSORBED);
+#undef X
+        fixture_deinit(&f);
+    }
+    /* A block of scales that spans gate and up; scales that are not there; too many. */
+    static const uint64_t shapes[][2] = {{192, 3}, {256, 5}, {192, 4}};
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        fixture f;
+        fixture_init(&f, QC_TO_NF4);
+        fixture_config(&f, config);
+        add_fp8_experts(&f, shapes[i][0], shapes[i][1]);
+        split(&f);
+        assert_int_equal(f.model.tensor_count, 4);
+        assert_int_equal(f.model.warning_count, 1);
+        fixture_deinit(&f);
+    }
+}
+
 static void stacks_that_stay(void **state)
 {
     (void)state;
@@ -327,7 +384,7 @@ static void stacks_that_stay(void **state)
         {"{}", {128, 96}, {96, 64}, QC_DTYPE_BF16, 1},
         {"{\"model_type\":\"qwen3_moe\"}", {96, 128}, {64, 96}, QC_DTYPE_BF16, 1},
         {"{\"model_type\":\"qwen3_moe\"}", {127, 96}, {96, 63}, QC_DTYPE_BF16, 1},
-        {"{\"model_type\":\"qwen3_moe\"}", {128, 96}, {96, 64}, QC_DTYPE_F8_E4M3, 0},
+        {"{\"model_type\":\"qwen3_moe\"}", {128, 96}, {96, 64}, QC_DTYPE_F8_E4M3, 1},
         {"{\"model_type\":\"qwen3_moe\"}", {0, 96}, {96, 0}, QC_DTYPE_BF16, 0},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -357,6 +414,7 @@ int main(void)
         cmocka_unit_test(mxfp4_rules),
         cmocka_unit_test(mtp),
         cmocka_unit_test(fused_experts),
+        cmocka_unit_test(fused_fp8_experts),
         cmocka_unit_test(stacks_that_stay),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

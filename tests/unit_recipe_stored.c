@@ -101,7 +101,7 @@ static void add_rows(fixture *f)
 
 static void add_block_int8(fixture *f)
 {
-    add(f, Q "weight", QC_DTYPE_I8, 2, 96, 100);
+    add(f, Q "weight", QC_DTYPE_I8, 2, 9600, 1);
     add(f, Q "weight.absmax", QC_DTYPE_F32, 1, 75, 0);
     add_text(f, Q "weight.quant_state.qconv__int8",
              "{\"quant_type\": \"int8\", \"blocksize\": 128, \"dtype\": \"float32\", "
@@ -264,6 +264,19 @@ static void int8_by_rows_and_by_blocks(void **state)
     deinit(&f);
 
     init(&f, QC_TO_BF16);
+    add_rows(&f);
+    find(&f, Q "weight")->dims[0] = 9600; /* qconv's own: the scales know the rows */
+    find(&f, Q "weight")->dims[1] = 1;
+    make_ok(&f);
+    w = entry(&f, Q "weight")->stored;
+    assert_int_equal(w->stored_as, QC_SCHEME_INT8_ROWS);
+    assert_int_equal(w->ndim, 2);
+    assert_int_equal(w->dims[0], 96);
+    assert_int_equal(w->dims[1], 100);
+    assert_int_equal(w->block_elems, 100);
+    deinit(&f);
+
+    init(&f, QC_TO_BF16);
     add_block_int8(&f);
     make_ok(&f);
     expect(&f, Q "weight", QC_SCHEME_DEQUANT, QC_ROLE_PACKED);
@@ -319,14 +332,19 @@ static void quantizing_again_is_refused(void **state)
     }
 }
 
-static void conv1d_is_refused(void **state)
+static void conv1d_is_turned_back(void **state)
 {
     (void)state;
     fixture f;
     init(&f, QC_TO_BF16);
     add(&f, "h.0.attn.c_attn.weight", QC_DTYPE_I8, 2, 96, 32);
     add(&f, "h.0.attn.c_attn.SCB", QC_DTYPE_F32, 1, 96, 0);
-    expect_failure(&f, "{\"model_type\":\"gpt2\"}", QC_ERR_UNSUPPORTED, "Conv1D");
+    for (int gpt2 = 0; gpt2 < 2; gpt2++) {
+        if (make(&f, gpt2 ? "{\"model_type\":\"gpt2\"}" : llama) != QC_OK)
+            fail_msg("%s", f.err.msg);
+        expect(&f, "h.0.attn.c_attn.weight", QC_SCHEME_DEQUANT, QC_ROLE_PACKED);
+        assert_int_equal(entry(&f, "h.0.attn.c_attn.weight")->transpose, gpt2);
+    }
     deinit(&f);
 }
 
@@ -485,7 +503,7 @@ int main(void)
         cmocka_unit_test(int8_by_rows_and_by_blocks),
         cmocka_unit_test(keep_leaves_weight_and_states),
         cmocka_unit_test(quantizing_again_is_refused),
-        cmocka_unit_test(conv1d_is_refused),
+        cmocka_unit_test(conv1d_is_turned_back),
         cmocka_unit_test(parts_that_do_not_fit),
         cmocka_unit_test(states_that_do_not_fit),
         cmocka_unit_test(odd_combinations),

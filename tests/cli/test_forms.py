@@ -108,7 +108,8 @@ class Forms(OutputCase):
             return
         codes, scb = oracle.int8_rows(values, shape[-1])
         stem = name[:-6] if name.endswith("weight") else name + "."
-        self.assertEqual(out[name], ("I8", shape, codes), name)
+        self.assertEqual(out[name], ("I8", shape if len(shape) == 2 else [len(codes), 1], codes),
+                         name)
         self.assertEqual(out[stem + "SCB"], ("F32", shape[:-1], mk.encode("F32", scb)))
         self.assertEqual(out[stem + "weight_format"], ("U8", [], b"\0"))
 
@@ -181,18 +182,23 @@ class Fp8(Forms):
                         L + "self_attn.q_proj.input_scale": ("F32", [1], bytes(4))},
                        values, config)
 
+    def test_blocks_of_compressed_tensors(self):
+        """weight_scale [ceil(out/b), ceil(in/c)], b and c as config.json has them."""
+        for block in ([128, 128], [64, 32]):
+            tensors, values = fp8(self.rng, Q, self.SHAPE, block)
+            tensors = {n.replace("_scale_inv", "_scale"): t for n, t in tensors.items()}
+            weights = {"num_bits": 8, "type": "float", "strategy": "block"}
+            if block != [128, 128]:
+                weights["block_structure"] = block
+            self.check(tensors, values, {"model_type": "llama", "quantization_config": {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}}})
+
     def test_plain_cast(self):
         codes = finite_codes(self.rng, "F8_E5M2", mk.numel(self.SHAPE))
         values = [f8("F8_E5M2", c) for c in codes]
         self.model({Q: ("F8_E5M2", self.SHAPE, codes)})
         out = self.convert("--to", "bf16", "m", "o")
-        self.assertEqual(out[Q][2], mk.encode("BF16", values))
-        # Kept beside a quantized weight, the codes are still the weights.
-        other = Q.replace("q_proj", "o_proj")
-        self.model({Q: ("F8_E5M2", self.SHAPE, codes), other: ("F8_E5M2", self.SHAPE, codes)})
-        kept = self.convert("--to", "nf4", "--keep", Q, "m", "mixed")
-        self.assertEqual(kept[Q], ("F8_E5M2", self.SHAPE, codes))
-        out = self.convert("--to", "bf16", "mixed", "back")
         self.assertEqual(out[Q][2], mk.encode("BF16", values))
 
     def test_many_steps(self):
@@ -219,15 +225,18 @@ class Fp8(Forms):
             self.assertNotIn(other + "_scale_inv", out)
             self.assertNotEqual(out[other][0], "F8_E4M3")
         with open(self.path("bf16", "config.json")) as f:
-            self.assertEqual(json.load(f)["quantization_config"], DEEPSEEK["quantization_config"])
-        with open(self.path("nf4", "config.json")) as f:
-            self.assertIn(L + "self_attn.q_proj",
-                          json.load(f)["quantization_config"]["modules_to_not_convert"])
-        # bitsandbytes' loader would take the codes for the weights.
+            self.assertEqual(json.load(f)["quantization_config"], {
+                **DEEPSEEK["quantization_config"],
+                "modules_to_not_convert": ["lm_head", other[:-len(".weight")]]})
         for to in ("nf4", "int8"):
             with open(self.path(to, "config.json")) as f:
                 q = json.load(f)["quantization_config"]
             self.assertEqual((q["quant_method"], q["quant_type"]), ("qconv", to + "+fp8"))
+            self.assertEqual(q["weight_block_size"], [128, 128])
+            self.assertIn(L + "self_attn.q_proj", q["modules_to_not_convert"])
+            back = self.convert("--to", "bf16", to, to + "-back")
+            self.assertEqual(back[Q], self.convert("--to", "bf16", "m", to + "-all")[Q])
+            self.assertEqual(back[other][:2], ("BF16", self.SHAPE))
 
     def test_not_finite(self):
         tensors, _ = fp8(self.rng, Q, self.SHAPE, [128, 128])
@@ -306,6 +315,40 @@ class Mxfp4(Forms):
             for name, t in self.source.items():
                 if name != Q:
                     self.assertEqual(out[name], t)
+
+    def test_beside_quantized_ones(self):
+        """Codes without the weight's shape stop loaders; qconv reads rows from the scales."""
+        self.make()
+        values = mk.decode("BF16", self.source[Q][2])
+        codes, scb = oracle.int8_rows(values, 64)
+        r = self.run_qconv("--to", "int8", *PLAIN, "m", "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"int8+mxfp4", r.stderr)
+        out = mk.read_checkpoint(self.path("o"))
+        self.assertEqual(out[Q], ("I8", [4096, 1], codes))
+        with open(self.path("o", "config.json")) as f:
+            q = json.load(f)["quantization_config"]
+        self.assertEqual((q["quant_method"], q["quant_type"]), ("qconv", "int8+mxfp4"))
+        back = self.convert("--to", "bf16", "o", "b")
+        want = oracle.int8_row_values(struct.unpack("4096b", codes), scb, 64, "BF16")
+        self.assertEqual(back[Q], ("BF16", [64, 64], mk.encode("BF16", want)))
+        self.assertEqual(back[self.UP], self.convert("--to", "bf16", "m", "all")[self.UP])
+        shown = {t["name"]: t for t in json.loads(self.ok("inspect", "--json", "o"))["tensors"]}
+        self.assertEqual((shown[Q]["scheme"], shown[Q]["logical_shape"]), ("int8", [64, 64]))
+
+    def test_experts_that_stay_packed(self):
+        """Decoded experts are named as plain; half a module cannot be."""
+        self.make()
+        two = {n.replace("layers.0", "layers.1"): t for n, t in self.source.items()}
+        self.model({**self.source, **two}, self.CONFIG)
+        for keep, want in (("*layers.0*", [self.UP.replace("0", "1")[:-len(".gate_up_proj")]]),
+                           ("*gate_up*", None)):
+            out = self.convert("--to", "bf16", "--keep", keep, "m", "o")
+            self.assertIn(self.UP + "_blocks", out)
+            self.assertNotIn(self.DOWN.replace("0", "1") + "_blocks", out)
+            with open(self.path("o", "config.json")) as f:
+                q = json.load(f)["quantization_config"]
+            self.assertEqual(q["modules_to_not_convert"], ["lm_head"] + (want or []))
 
     def test_requantized(self):
         self.make()
@@ -470,6 +513,55 @@ class Fused(Forms):
             # A cast has no need to take them apart.
             out = self.convert("--to", "fp16", "f-" + kind, kind + "-cast")
             self.assertEqual(sorted(out), sorted(fused))
+
+    def test_fp8(self):
+        """Codes and scales stacked alike: the same bytes as from the released form."""
+        path, inner, hidden, experts = L + "mlp.experts.", 128, 160, 2
+        released, fused = {}, {}
+        up, up_scale, down, down_scale = b"", b"", b"", b""
+        for e in range(experts):
+            m = {}
+            for n, shape in (("gate_proj", [inner, hidden]), ("up_proj", [inner, hidden]),
+                             ("down_proj", [hidden, inner])):
+                m.update(fp8(self.rng, "%s%d.%s.weight" % (path, e, n), shape, [128, 128])[0])
+            released.update(m)
+            body = {n.split(".", 6)[6]: t[2] for n, t in m.items()}
+            up += body["gate_proj.weight"] + body["up_proj.weight"]
+            up_scale += body["gate_proj.weight_scale_inv"] + body["up_proj.weight_scale_inv"]
+            down += body["down_proj.weight"]
+            down_scale += body["down_proj.weight_scale_inv"]
+        fused[path + "gate_up_proj"] = ("F8_E4M3", [experts, 2 * inner, hidden], up)
+        fused[path + "gate_up_proj_scale_inv"] = ("F32", [experts, 2, 2], up_scale)
+        fused[path + "down_proj"] = ("F8_E4M3", [experts, hidden, inner], down)
+        fused[path + "down_proj_scale_inv"] = ("F32", [experts, 2, 1], down_scale)
+        rest = {L + "self_attn.o_proj.weight": ("BF16", [64, 64], bytes(8192))}
+        self.model({**released, **rest}, DEEPSEEK, name="r")
+        self.model({**fused, **rest}, DEEPSEEK, name="f")
+        for form in (["nf4"], ["int8"], ["bf16"], ["fp16"]):
+            a = self.convert("--to", *form, "r", "a")
+            b = self.convert("--to", *form, "f", "b")
+            self.assertEqual(sorted(a), sorted(b))
+            for name in a:
+                self.assertTrue(a[name] == b[name], (form, name))
+            with open(self.path("a", "config.json")) as x, open(self.path("b", "config.json")) as y:
+                self.assertEqual(x.read(), y.read())
+        # What is not known stays, with a warning, and claims nothing of a loader.
+        self.model({**fused, **rest}, {**DEEPSEEK, "model_type": "llama4_text"}, name="u")
+        for to in ("nf4", "bf16"):
+            r = self.run_qconv("--to", to, "--force", *PLAIN, "u", "o")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertIn("2 stacks of experts", r.stderr.decode())
+            self.assertIn("with %d weights" % (experts * 3 * inner * hidden), r.stderr.decode())
+            with open(self.path("o", "config.json")) as f:
+                method = json.load(f)["quantization_config"]["quant_method"]
+            self.assertEqual(method, "qconv" if to == "nf4" else "fp8")
+        one, _ = fp8(self.rng, Q, [128, 128], [128, 128])
+        self.model({**fused, **one}, {**DEEPSEEK, "model_type": "llama4_text"}, name="v")
+        self.convert("--to", "bf16", "v", "o")
+        with open(self.path("o", "config.json")) as f:
+            q = json.load(f)["quantization_config"]
+        self.assertEqual(q["quant_method"], "fp8")
+        self.assertIn(Q[:-len(".weight")], q["modules_to_not_convert"])
 
     def test_unknown_layouts_stay(self):
         _, fused = self.layers("mlp.experts", "gate_proj", "up_proj", "down_proj")

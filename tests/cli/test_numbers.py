@@ -1,5 +1,6 @@
 """The numbers in an output, against a second implementation in plain Python; odd shapes; what is
 refused because of a value."""
+import array
 import json
 import os
 import random
@@ -107,7 +108,7 @@ class Quantized(OutputCase):
             nested = i % 2 == 1
             more = [] if nested else ["--no-double-quant"]
             out = self.one(tensor, "--to", "int8", "--block-size", "32", *more)
-            self.assertEqual(out[Q][:2], ("I8", shape))
+            self.assertEqual(out[Q][:2], ("I8", [shape[0] * shape[1], 1]))
             scales = self.check_blocks(tensor, out, 32, nested, oracle.int8_blocks,
                                        ".quant_state.qconv__int8", "int8")
             back = self.convert("--to", "fp16", "o", "back")
@@ -171,6 +172,51 @@ class Inputs(OutputCase):
         values = oracle.int8_row_values(mk.decode("I8", codes), scb, 40, "F16")
         self.assertEqual(self.convert("--to", "fp16", "m", "o"),
                          {Q: ("F16", shape, mk.encode("F16", values))})
+
+    def test_decoding_some_grows_the_skip_list(self):
+        """What is no longer quantized is named in the source's own quantization_config."""
+        other = Q.replace("q_proj", "k_proj")
+        self.model({Q: weights("BF16", [64, 64], 76), other: weights("BF16", [64, 64], 77),
+                    "lm_head.weight": weights("BF16", [8, 64], 78)},
+                   config={"model_type": "llama", "vocab_size": 8})
+        for form, key in ((["nf4"], "llm_int8_skip_modules"), (["int8"], "llm_int8_skip_modules"),
+                          (["int8", "--block-size", "64"], "modules_to_not_convert")):
+            self.convert("--to", *form, "m", "q")
+            before, whole = self.config_of("q")
+            self.assertEqual(before[key], ["lm_head"])
+            out = self.convert("--to", "bf16", "--keep", "*q_proj*", "q", "o")
+            self.assertEqual((out[Q][0], out[other][0]), ("U8" if form == ["nf4"] else "I8",
+                                                          "BF16"))
+            after, now = self.config_of("o")
+            self.assertEqual(after, {**before, key: ["lm_head", other[:-len(".weight")]]})
+            self.assertEqual(now, whole)
+            # All kept: nothing changes. None kept: nothing is left to say.
+            self.convert("--to", "bf16", "--keep", "*_proj*", "q", "k")
+            self.assertEqual(self.config_of("k"), (before, whole))
+            self.convert("--to", "bf16", "q", "n")
+            self.assertEqual(self.config_of("n"), (None, whole))
+
+    def test_a_skip_list_that_was_not_there(self):
+        """An explicit list replaces a loader's defaults, so it names the head as well."""
+        shape, other = [64, 64], Q.replace("q_proj", "k_proj")
+        table = [oracle.f32(x) for x in oracle.dynamic_map()]
+        values = oracle.floats("BF16", weights("BF16", shape, 79)[2])
+        t = {}
+        for name in (Q, other):
+            t.update(oracle.bnb_nf4(name, shape, values, 64, table)[0])
+        for listed, want in ((None, ["lm_head", other[:-7]]), (["a*b"], ["a*b", other[:-7]])):
+            q = {"quant_method": "bitsandbytes", "load_in_4bit": True, "x": 1.0,
+                 "llm_int8_skip_modules": listed}
+            self.model(t, config={"model_type": "llama", "quantization_config": q, "z": 1e-05})
+            self.convert("--to", "bf16", "--keep", Q, "m", "o")
+            self.assertEqual(self.config_of("o")[0], {**q, "llm_int8_skip_modules": want})
+            with open(self.path("o", "config.json")) as f:
+                self.assertIn("1e-05", f.read())
+
+    def config_of(self, folder):
+        with open(self.path(folder, "config.json")) as f:
+            whole = json.load(f)
+        return whole.pop("quantization_config", None), whole
 
     def test_compressed_output_as_input(self):
         """--to bf16 of a .zst output is --to bf16 of its plain twin."""
@@ -249,6 +295,58 @@ class Inputs(OutputCase):
             codes, scb = oracle.int8_rows(turned, rows)
             self.assertEqual(out[name], ("I8", [cols, rows], codes))
             self.assertEqual(out[name[:-6] + "SCB"][2], mk.encode("F32", scb))
+
+    CONV1D = "h.0.attn.c_attn.weight"
+
+    def test_conv1d_is_turned_back(self):
+        """From codes that lie as [out, in] to GPT-2's [in, out]."""
+        name = self.CONV1D
+        for i, (rows, cols) in enumerate([(24, 72), (5, 3), (1, 9), (130, 67)]):
+            tensor = weights(FLOATS[i], [rows, cols], 84 + i)
+            self.model({name: tensor}, config={"model_type": "gpt2"})
+            v = oracle.floats(FLOATS[i], tensor[2])
+            turned = [v[r * cols + c] for c in range(cols) for r in range(rows)]
+            codes, scales = oracle.nf4(turned, 64)
+            nf4 = oracle.nf4_values(codes, scales, 64, len(turned), "BF16")
+            codes, scb = oracle.int8_rows(turned, rows)
+            int8 = oracle.int8_row_values(struct.unpack("%db" % len(codes), codes), scb, rows,
+                                          "BF16")
+            codes, scales = oracle.int8_blocks(turned, 32)
+            block = oracle.int8_block_values(struct.unpack("%db" % len(codes), codes), scales, 32,
+                                             "BF16")
+            for form, want in ((["nf4", "--no-double-quant"], nf4), (["int8"], int8),
+                               (["int8", "--block-size", "32", "--no-double-quant"], block)):
+                self.convert("--to", *form, "m", "q")
+                back = self.convert("--to", "bf16", "q", "b")
+                want = [want[c * rows + r] for r in range(rows) for c in range(cols)]
+                self.assertEqual(back, {name: ("BF16", [rows, cols], mk.encode("BF16", want))},
+                                 (form, rows, cols))
+
+    def test_a_large_conv1d_is_turned_back(self):
+        """Several frames: the transpose of what is written where the weight is a Linear."""
+        rows, cols = 1500, 3100
+        self.model({self.CONV1D: weights("BF16", [rows, cols], 88)}, config={"model_type": "gpt2"})
+        for form in (["nf4"], ["int8"]):
+            self.convert("--to", *form, "m", "q")
+            back = self.convert("--to", "bf16", "--threads", "3", "q", "b")[self.CONV1D]
+            self.ok("-q", "--force", "--to", "bf16", "--threads", "1", "q", "z")
+            self.ok("-q", "unpack", "z", "u-" + form[0])
+            self.assertTrue(mk.read_checkpoint(self.path("u-" + form[0]))[self.CONV1D] == back)
+            with open(self.path("q", "config.json"), "w") as f:
+                f.write('{"model_type": "llama"}')
+            shape, body = self.convert("--to", "bf16", "q", "l")[self.CONV1D][1:]
+            self.assertEqual((shape, back[1]), ([cols, rows], [rows, cols]))
+            lain = array.array("H", body)
+            want = b"".join(lain[r::rows].tobytes() for r in range(rows))
+            self.assertTrue(back[2] == want, form)
+
+    def test_a_conv1d_that_is_too_large_for_fp16(self):
+        values = [1.0] * 4096
+        values[3 * 64 + 5] = 1e5  # row 3, column 5 of [in, out]
+        self.model({self.CONV1D: ("F32", [64, 64], mk.encode("F32", values))},
+                   config={"model_type": "gpt2"})
+        self.convert("--to", "nf4", "m", "q")
+        self.fails(3, "--to", "fp16", "q", "o", has=[self.CONV1D, "row 3, column 5", "--to bf16"])
 
     def test_casts(self):
         for dtype in FLOATS:

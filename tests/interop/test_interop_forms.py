@@ -51,7 +51,8 @@ def configs():
         "mixtral": t.MixtralConfig(**SMALL, num_local_experts=4),
         "qwen3_moe": t.Qwen3MoeConfig(**SMALL, head_dim=16, num_experts=4, num_experts_per_tok=2,
                                       moe_intermediate_size=32),
-        "gpt_oss": t.GptOssConfig(**SMALL, head_dim=16, num_local_experts=4,
+        # down_proj is square, as gpt-oss-20b's is.
+        "gpt_oss": t.GptOssConfig(**SMALL | dict(intermediate_size=64), head_dim=16, num_local_experts=4,
                                   num_experts_per_tok=2,
                                   layer_types=["sliding_attention", "full_attention"]),
         "mllama": t.MllamaConfig(text_config=text, vision_config=vision),
@@ -267,6 +268,52 @@ class Fused(unittest.TestCase):
             s.note(f"{name}: experts as transformers 5 fuses them give the released form's bytes")
 
 
+class Partly(unittest.TestCase):
+    def test_some_weights_decoded(self):
+        """The skip list that grew: those modules are plain, the others quantized."""
+        for form, kind in (("nf4", Linear4bit), ("int8", Linear8bitLt)):
+            whole = convert(saved("llama"), f"llama-{form}-whole", "--to", form)
+            out = convert(whole, f"llama-{form}-partly", "--to", "bf16", "--keep", "*layers.0*")
+            model, info = load("llama", out, dtype=torch.bfloat16)
+            for trouble in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+                self.assertFalse(info[trouble], (form, trouble))
+            have = {n for n, m in model.named_modules() if type(m) is kind}
+            self.assertEqual(len(have), 7)
+            self.assertTrue(all(".layers.0." in n for n in have))
+            a = logits(model)
+            b = logits(load("llama", whole, dtype=torch.bfloat16)[0])
+            self.assertLess(float((a - b).norm() / b.norm()), 0.05)
+
+
+class Gpt2(unittest.TestCase):
+    """Conv1D weights: [in, out] in 16 bit, [out, in] in bitsandbytes' modules and files."""
+
+    def test_round_trip(self):
+        source = s.SCRATCH / "forms" / "gpt2"
+        torch.manual_seed(2)
+        config = transformers.GPT2Config(n_embd=64, n_layer=2, n_head=4, vocab_size=128,
+                                         n_positions=64)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+        model.save_pretrained(source)
+        for form, kind in (("nf4", Linear4bit), ("int8", Linear8bitLt)):
+            quantized = convert(source, "gpt2-" + form, "--to", form)
+            back = convert(quantized, f"gpt2-{form}-back", "--to", "bf16")
+            tensors, first = tensors_of(back), tensors_of(source)
+            self.assertEqual({n: t.shape for n, t in tensors.items()},
+                             {n: t.shape for n, t in first.items()})
+            plain, info = load("gpt2", back, dtype=torch.bfloat16)
+            for trouble in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+                self.assertFalse(info[trouble], (form, trouble))
+            error = float((logits(plain) - logits(model)).norm() / logits(model).norm())
+            packed, _ = load("gpt2", quantized, dtype=torch.bfloat16)
+            self.assertTrue(any(type(m) is kind for m in packed.modules()))
+            apart = float((logits(plain) - logits(packed)).norm() / logits(packed).norm())
+            s.note(f"gpt2 {form} back in bf16: {error:.3f} from the source, {apart:.3f} from "
+                   "the quantized model")
+            self.assertLess(error, 0.5 if form == "nf4" else 0.1)
+            self.assertLess(apart, 0.05)
+
+
 class Resharded(unittest.TestCase):
     def test_loads(self):
         for form in ("nf4", "int8"):
@@ -277,6 +324,39 @@ class Resharded(unittest.TestCase):
             b, info = load("llama", many)
             self.assertFalse(info["missing_keys"] or info["unexpected_keys"])
             self.assertTrue(torch.equal(logits(a), logits(b)))
+
+
+class OwnForms(unittest.TestCase):
+    """What only qconv reads stops every loader: no codes taken for weights."""
+
+    def refused(self, name, folder, kind="qconv"):
+        config = json.loads((folder / "config.json").read_text())["quantization_config"]
+        self.assertEqual(config["quant_method"], kind)
+        self.assertFalse([key for key in config if "load_in" in key or key.startswith("bnb_")])
+        with self.assertRaises((ValueError, RuntimeError)) as caught:
+            load(name, folder)
+        s.note(f"{folder.name}: {str(caught.exception).splitlines()[0][:100]}")
+
+    def test_block_wise_int8(self):
+        for more in ((), ("--no-double-quant",)):
+            self.refused("llama", convert(saved("llama"), "llama-own" + "".join(more), "--to", "int8",
+                                          "--block-size", "64", *more))
+
+    def test_requantized_experts(self):
+        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "32"]):
+            self.refused("gpt_oss", convert(mxfp4_source(), "mxfp4-own-" + "".join(form[1:]), *form,
+                                            "--requantize"))
+
+    def test_experts_left_in_mxfp4(self):
+        """int8 for attention only, beside what no bitsandbytes model has."""
+        for form in ("nf4", "int8"):
+            self.refused("gpt_oss", convert(mxfp4_source(), "mxfp4-beside-" + form, "--to", form))
+
+    def test_one_stack_requantized(self):
+        """Nothing else has a shape that could stop a loader."""
+        self.refused("gpt_oss", convert(mxfp4_source(), "mxfp4-own-one", "--to", "int8",
+                                        "--requantize", "--keep", "*gate_up_proj*", "--keep",
+                                        "*self_attn*", "--keep", "*layers.1.*"))
 
 
 def setUpModule():
