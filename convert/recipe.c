@@ -643,6 +643,15 @@ static qc_status look(maker *m, qc_recipe *out, qc_arena *arena, const qc_checkp
     return classify(m, err);
 }
 
+/* What follows from the schemes. */
+static qc_status finish(maker *m, qc_error *err)
+{
+    m->out->keeps_coded = 0;
+    for (uint32_t i = 0; i < m->count && !m->out->keeps_coded; i++)
+        m->out->keeps_coded = stays_coded(m, i);
+    return list_skipped(m, err);
+}
+
 qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
                          const qc_options *options, qc_error *err)
 {
@@ -667,9 +676,7 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
     QC_TRY(check_requantize(&m, err));
     QC_TRY(apply_rules(&m, err));
     QC_TRY(decide(&m, err));
-    for (uint32_t i = 0; i < m.count && !out->keeps_coded; i++)
-        out->keeps_coded = stays_coded(&m, i);
-    return list_skipped(&m, err);
+    return finish(&m, err);
 }
 
 qc_status qc_recipe_list_skipped(qc_recipe *recipe, qc_arena *arena, const qc_checkpoint *model,
@@ -677,5 +684,5 @@ qc_status qc_recipe_list_skipped(qc_recipe *recipe, qc_arena *arena, const qc_ch
 {
     maker m;
     QC_TRY(look(&m, recipe, arena, model, options, err));
-    return list_skipped(&m, err);
+    return finish(&m, err);
 }
