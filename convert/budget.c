@@ -210,7 +210,8 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     } else if (is_digit(what.s[0])) {
         qc_status st = read_size(p, what, term, &bytes, err);
         /* Something like "4O90": say what there is before saying what is wrong with the size. */
-        const char *near = st == QC_ERR_USAGE ? qc_card_near(what.s, what.len) : NULL;
+        int is_list = memchr(what.s, ',', what.len) != NULL;
+        const char *near = st == QC_ERR_USAGE && !is_list ? qc_card_near(what.s, what.len) : NULL;
         if (near)
             QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS "; did you mean %s?",
                     quoted(term), term.s, near);
