@@ -49,7 +49,7 @@ static void fill_report(qc_convert_report *r, const qc_plan *plan)
         qc_report_scheme *s = &r->schemes[j->scheme];
         s->tensors++;
         s->elems += j->elems;
-        s->bytes_in += plan->model->tensors[j->source].bytes;
+        s->bytes_in += plan->model->tensors[j->source].bytes + j->absorbed_bytes;
         for (int part = 0; part < QC_PART_COUNT; part++) {
             if (j->outputs[part] != QC_NO_OUTPUT)
                 s->bytes_out += plan->tensors[j->outputs[part]].st.end -

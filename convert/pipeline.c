@@ -334,10 +334,14 @@ static qc_status do_main(qc_worker *w, uint32_t index, qc_error *err)
     QC_TRY(qc_piece_make(w, u, err));
     QC_TRY(commit_unit(w, index, w->content, err));
     if (p->progress)
-        p->progress(p->progress_ctx, u->content_bytes * j->source_num / j->source_den);
-    if (atomic_fetch_sub(&p->jobs[job].left, 1) == 1)
-        return finish_job(w, job, err);
-    return QC_OK;
+        p->progress(p->progress_ctx,
+                    qc_plan_source_share(p->plan, j, u->content_offset + u->content_bytes) -
+                        qc_plan_source_share(p->plan, j, u->content_offset));
+    if (atomic_fetch_sub(&p->jobs[job].left, 1) != 1)
+        return QC_OK;
+    if (p->progress)
+        p->progress(p->progress_ctx, j->absorbed_bytes);
+    return finish_job(w, job, err);
 }
 
 static qc_status do_derived(qc_worker *w, uint32_t index, qc_error *err)
@@ -494,6 +498,11 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
 
 qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
 {
+    for (uint32_t i = 0; p->progress && i < p->plan->job_count; i++) {
+        const qc_job *j = &p->plan->jobs[i];
+        if (p->unit_counts[j->outputs[QC_PART_MAIN]] == 0)
+            p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
+    }
     return qc_team_run(p->threads, run_worker, p, err);
 }
 

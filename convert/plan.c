@@ -328,6 +328,26 @@ static uint64_t block_bytes(uint64_t elems, qc_scheme scheme, uint32_t block_ele
     return bytes + qc_bnb_state_bytes(s);
 }
 
+uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n)
+{
+    uint64_t all = p->model->tensors[j->source].bytes;
+    uint64_t share = qc_ceil_div_u64(n * j->source_num, j->source_den);
+    return share < all ? share : all; /* an odd number of nibbles is rounded up */
+}
+
+/* job_of: per tensor of the source. */
+static void count_absorbed(qc_plan *p, const uint32_t *job_of)
+{
+    for (size_t i = 0; i < p->model->tensor_count; i++) {
+        const qc_recipe_entry *e = &p->recipe->entries[i];
+        if (e->scheme != QC_SCHEME_ABSORBED || e->owner == UINT32_MAX ||
+            p->recipe->entries[e->owner].scheme == QC_SCHEME_ABSORBED)
+            continue;
+        p->jobs[job_of[e->owner]].absorbed_bytes += p->model->tensors[i].bytes;
+        p->source_bytes += p->model->tensors[i].bytes;
+    }
+}
+
 uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested)
 {
@@ -389,8 +409,13 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     p->tensors = v;
     QC_TRY(qc_arena_alloc(arena, &v, outputs, sizeof *p->outputs, err));
     p->outputs = v;
-    for (uint32_t i = 0; i < jobs; i++)
+    QC_TRY(qc_arena_alloc(arena, &v, sources, sizeof(uint32_t), err));
+    uint32_t *job_of = v;
+    for (uint32_t i = 0; i < jobs; i++) {
+        job_of[order[i].source] = i;
         QC_TRY(add_job(p, order[i].source, err));
+    }
+    count_absorbed(p, job_of);
     return QC_OK;
 }
 

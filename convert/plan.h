@@ -41,6 +41,7 @@ typedef struct {
     uint64_t blocks; /* of a block-quantized weight */
     int nested;
     uint32_t outputs[QC_PART_COUNT]; /* indices into outputs, or QC_NO_OUTPUT */
+    uint64_t absorbed_bytes; /* of the source's scales and state that are read with the weight */
     /* A main piece of n content bytes comes from n * source_num / source_den source bytes. */
     uint64_t source_num, source_den;
     qc_bnb_state state; /* without the offset */
@@ -67,7 +68,7 @@ typedef struct {
     /* What only qconv reads (docs/format.md 3.6): "nf4+int8", "int8-block", ...; NULL: what is
      * quantized, if anything, is bitsandbytes' form. */
     const char *own_form;
-    uint64_t source_bytes;      /* of all jobs */
+    uint64_t source_bytes;      /* of all jobs, and of what they absorb */
     uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
     uint64_t tensor_bytes;      /* of all output tensors */
     uint64_t weights_quantized; /* elements */
@@ -86,6 +87,9 @@ QC_NODISCARD qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of
                                            const char **names, uint32_t count, qc_error *err);
 QC_NODISCARD qc_status qc_plan_lay_out(qc_plan *p, qc_error *err);
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
+/* What of job j's source the first n content bytes of its main tensor come from; all of it for all
+ * of them, exactly. Without absorbed_bytes. */
+uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n);
 /* What a 2-D weight [rows, cols] takes in a scheme, its scales and state included: exactly the sum
  * of the tensors that qc_plan_begin makes of it. dtype: of the source. scheme: NF4, INT8_ROWS,
  * INT8_BLOCKS or KEEP. */

@@ -491,6 +491,7 @@ static qc_status decide(maker *m, qc_error *err)
         e->why = m->classes[i].why;
         e->stored = m->stored.weights[i];
         e->coded = m->coded.weights[i];
+        e->owner = m->stored.owners[i] != QC_NO_TENSOR ? m->stored.owners[i] : m->coded.owners[i];
         if (m->options->to == QC_TO_KEEP) {
             e->why = "--to keep";
             continue;

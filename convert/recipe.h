@@ -81,6 +81,7 @@ typedef struct {
     const char *why;      /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
     const qc_stored_weight *stored; /* for DEQUANT (and KEEP of a quantized weight), else NULL */
     const qc_coded_weight *coded;   /* of a weight in FP8 or MXFP4, whatever becomes of it */
+    uint32_t owner; /* the weight whose scale or state this is, a tensor index; else UINT32_MAX */
 } qc_recipe_entry;
 
 typedef struct {

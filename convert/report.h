@@ -21,7 +21,7 @@ typedef struct {
     int dry_run;       /* nothing was written: no time, no error; stored bytes are not known */
     int compressed;
     double seconds;             /* from start to the last rename */
-    uint64_t bytes_in;          /* tensor bytes of the source */
+    uint64_t bytes_in;          /* tensor bytes of the source, scales and state included */
     uint64_t bytes_out_content; /* tensor bytes of the output, before compression */
     uint64_t bytes_out_stored; /* all shard files on disk; content plus headers if not compressed */
     uint32_t shards;

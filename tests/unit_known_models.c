@@ -514,11 +514,7 @@ static void every_one_can_be_planned(void **state)
         test_must(qc_plan_begin(&plan, &arena, c, &recipe, &o, &err), &err);
         assert_int_equal(recipe.known_type, 1);
         assert_int_equal(g.guessed, 0);
-        /* Scales of decoded weights are no tensors that are converted. */
-        if (recipe.input_is_coded)
-            assert_true(plan.source_bytes <= c->tensor_bytes);
-        else
-            assert_int_equal(plan.source_bytes, c->tensor_bytes);
+        assert_int_equal(plan.source_bytes, c->tensor_bytes);
         uint32_t layers = 0;
         for (uint32_t s = 0; s < segments.count; s++)
             layers += segments.segments[s].kind == QC_SEGMENT_LAYER;

@@ -132,6 +132,11 @@ class Fp8(Forms):
             with open(self.path(to, "config.json")) as f:
                 self.assertEqual(json.load(f)["quantization_config"]["quant_method"],
                                  "bitsandbytes")
+        whole = json.loads(self.ok("inspect", "--json", "m"))["totals"]["tensor_bytes"]
+        for to in ("nf4", "bf16"):
+            report = json.loads(self.ok("--json", "--force", "--to", to, "m", "report"))
+            self.assertEqual(report["bytes_in"], whole)
+            self.assertEqual(sum(s["bytes_in"] for s in report["schemes"].values()), whole)
         codes, scales = oracle.nf4(values, 64)
         self.convert("--to", "nf4", "--no-double-quant", "m", "plain")
         self.check_manifest("plain", values, oracle.nf4_values(codes, scales, 64, len(values),
