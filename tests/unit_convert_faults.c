@@ -83,7 +83,10 @@ static qc_status run_line(qc_error *err, const char *fmt, ...)
     int n = vsnprintf(line, sizeof line, fmt, args);
     va_end(args);
     assert_true(n > 0 && (size_t)n < sizeof line);
-    for (char *p = strtok(line, " "); p; p = strtok(NULL, " ")) {
+    for (char *p = line, *space; p; p = space) {
+        space = strchr(p, ' ');
+        if (space)
+            *space++ = '\0';
         assert_true(argc < MOST);
         argv[argc++] = p;
     }
