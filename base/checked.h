@@ -1,5 +1,5 @@
 /* Arithmetic on sizes that come from files: every sum and product is checked.
- * All functions return 1 and leave *out unspecified on overflow, 0 otherwise. */
+ * Functions with an *out return 1 and leave it unspecified on overflow, 0 otherwise. */
 #ifndef QC_BASE_CHECKED_H
 #define QC_BASE_CHECKED_H
 
@@ -30,6 +30,19 @@ static inline int qc_u64_to_size(uint64_t a, size_t *out)
 {
     *out = (size_t)a;
     return (uint64_t)*out != a;
+}
+
+/* For sizes that are only compared or shown: UINT64_MAX stands for that and all above. */
+static inline uint64_t qc_sat_add(uint64_t a, uint64_t b)
+{
+    uint64_t sum = 0;
+    return qc_add_u64(a, b, &sum) ? UINT64_MAX : sum;
+}
+
+static inline uint64_t qc_sat_mul(uint64_t a, uint64_t b)
+{
+    uint64_t product = 0;
+    return qc_mul_u64(a, b, &product) ? UINT64_MAX : product;
 }
 
 /* ceil(a / b) without overflow; b > 0. */

@@ -254,7 +254,7 @@ static qc_status sum_scales(chooser *c, qc_error *err)
     QC_TRY(qc_arena_alloc(c->scratch, &v, c->model->tensor_count, sizeof *c->scale_bytes, err));
     c->scale_bytes = v;
     for (size_t i = 0; i < c->model->tensor_count; i++) {
-        uint32_t owner = c->recipe->scale_owner[i];
+        uint32_t owner = c->recipe->entries[i].owner;
         if (owner != UINT32_MAX)
             c->scale_bytes[owner] += c->model->tensors[i].bytes;
     }

@@ -1,5 +1,7 @@
 #include "convert/card_table.h"
 
+#include "base/edit_distance.h"
+
 #include <string.h>
 
 /* Memory. Two kinds of figures, in hundredths of a GiB and in MiB:
@@ -213,29 +215,6 @@ const qc_card *qc_card_of_product(const char *product, uint64_t total_bytes)
     return best;
 }
 
-/* Levenshtein's distance. */
-static unsigned distance(const char *a, const char *b)
-{
-    unsigned row[KEY_BYTES];
-    size_t nb = strlen(b);
-    for (size_t j = 0; j <= nb; j++)
-        row[j] = (unsigned)j;
-    for (size_t i = 0; a[i]; i++) {
-        unsigned diagonal = row[0];
-        row[0] = (unsigned)i + 1;
-        for (size_t j = 0; j < nb; j++) {
-            unsigned least = diagonal + (a[i] != b[j]);
-            diagonal = row[j + 1];
-            if (row[j] + 1 < least)
-                least = row[j] + 1;
-            if (row[j + 1] + 1 < least)
-                least = row[j + 1] + 1;
-            row[j + 1] = least;
-        }
-    }
-    return row[nb];
-}
-
 const char *qc_card_near(const char *text, size_t len)
 {
     char key[KEY_BYTES], other[KEY_BYTES];
@@ -251,7 +230,9 @@ const char *qc_card_near(const char *text, size_t len)
         const char *part = c->name;
         size_t at = 0, n = strlen(c->name);
         do {
-            unsigned d = make_key(other, part, n) ? distance(key, other) : KEY_BYTES;
+            unsigned d = make_key(other, part, n)
+                             ? qc_edit_distance(key, strlen(key), other, strlen(other))
+                             : QC_EDIT_TOO_LONG;
             if (d <= most && (!best || d < best_distance)) {
                 best = c->name;
                 best_distance = d;

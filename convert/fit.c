@@ -18,18 +18,6 @@
 #define LOGIT_BYTES      4u
 #define DEFAULT_CONTEXT  8192u
 
-static uint64_t add(uint64_t a, uint64_t b)
-{
-    uint64_t r = 0;
-    return qc_add_u64(a, b, &r) ? UINT64_MAX : r;
-}
-
-static uint64_t mul(uint64_t a, uint64_t b)
-{
-    uint64_t r = 0;
-    return qc_mul_u64(a, b, &r) ? UINT64_MAX : r;
-}
-
 static uint64_t larger(uint64_t a, uint64_t b)
 {
     return a > b ? a : b;
@@ -60,15 +48,16 @@ uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin)
 /* Elements of attention's inputs and outputs for one token, the scores never written out. */
 static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, uint32_t layer)
 {
-    uint64_t q = mul(g->heads, g->head_dim), kv = mul(2, mul(g->kv_heads, g->head_dim));
+    uint64_t q = qc_sat_mul(g->heads, g->head_dim),
+             kv = qc_sat_mul(2, qc_sat_mul(g->kv_heads, g->head_dim));
     const qc_layer_geometry *l = layer < g->layer_count ? &g->layers[layer] : NULL;
     if (l && l->attention == QC_ATTENTION_MLA && o->mla_expanded)
         kv = l->kv_elems_expanded;
     else if (l && l->attention == QC_ATTENTION_MLA)
-        kv = add(l->kv_elems, mul(2, mul(g->heads, l->kv_elems)));
+        kv = qc_sat_add(l->kv_elems, qc_sat_mul(2, qc_sat_mul(g->heads, l->kv_elems)));
     else if (l && l->attention == QC_ATTENTION_CROSS)
         kv = 0;
-    return add(mul(2, q), kv);
+    return qc_sat_add(qc_sat_mul(2, q), kv);
 }
 
 static int has_cross_attention(const qc_geometry *g)
@@ -85,30 +74,32 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
     uint64_t step = qc_fit_context(g, o);
     if (g->decoder && step > QC_PREFILL_STEP)
         step = QC_PREFILL_STEP;
-    uint64_t tokens = mul(step, o->batch);
-    uint64_t positions = mul(mul(g->media_positions, o->images), o->batch);
-    uint64_t weight = mul(ACTIVATION_BYTES, largest_weight);
-    uint64_t hidden = mul(mul(ACTIVATION_BYTES, g->hidden), tokens);
+    uint64_t tokens = qc_sat_mul(step, o->batch);
+    uint64_t positions = qc_sat_mul(qc_sat_mul(g->media_positions, o->images), o->batch);
+    uint64_t weight = qc_sat_mul(ACTIVATION_BYTES, largest_weight);
+    uint64_t hidden = qc_sat_mul(qc_sat_mul(ACTIVATION_BYTES, g->hidden), tokens);
     uint64_t inner = 0;
     switch (kind) {
     case QC_SEGMENT_EMBEDDING:
-        return add(hidden, weight);
+        return qc_sat_add(hidden, weight);
     case QC_SEGMENT_VISION:
-        inner = mul(mul(10, g->vision_hidden), positions);
-        return add(mul(ACTIVATION_BYTES, inner), weight);
+        inner = qc_sat_mul(qc_sat_mul(10, g->vision_hidden), positions);
+        return qc_sat_add(qc_sat_mul(ACTIVATION_BYTES, inner), weight);
     case QC_SEGMENT_LAYER:
-        inner = mul(larger(attention_elems(g, o, layer), mul(3, g->intermediate)), tokens);
+        inner = qc_sat_mul(larger(attention_elems(g, o, layer), qc_sat_mul(3, g->intermediate)),
+                           tokens);
         if (has_cross_attention(g))
-            inner = add(inner, mul(g->hidden, positions));
-        return add(add(mul(2, hidden), mul(ACTIVATION_BYTES, inner)), weight);
+            inner = qc_sat_add(inner, qc_sat_mul(g->hidden, positions));
+        return qc_sat_add(qc_sat_add(qc_sat_mul(2, hidden), qc_sat_mul(ACTIVATION_BYTES, inner)),
+                          weight);
     case QC_SEGMENT_EXTRA:
         return 0; /* ordinary decoding does not run it */
     case QC_SEGMENT_NORM:
-        return mul(2, hidden);
+        return qc_sat_mul(2, hidden);
     case QC_SEGMENT_HEAD:
         if (g->decoder)
-            inner = mul(mul(LOGIT_BYTES, g->vocab), o->batch);
-        return add(add(hidden, inner), weight);
+            inner = qc_sat_mul(qc_sat_mul(LOGIT_BYTES, g->vocab), o->batch);
+        return qc_sat_add(qc_sat_add(hidden, inner), weight);
     }
     return 0;
 }
@@ -155,7 +146,7 @@ static int head_goes_first(const work *w)
     uint64_t head = 0, layer = 0;
     for (uint32_t i = 0; i < f->segments->count; i++) {
         if (w->heads[w->leader[i]])
-            head = add(head, f->segment_bytes[i]);
+            head = qc_sat_add(head, f->segment_bytes[i]);
         else if (f->segments->segments[i].kind == QC_SEGMENT_LAYER)
             layer = larger(layer, f->segment_bytes[i]);
     }
@@ -234,11 +225,11 @@ static int fill_tiers(work *w, uint32_t spilled)
     uint64_t used = 0;
     for (uint32_t n = 0; n < spilled; n++) {
         uint64_t need = w->group_need[w->spill[n]];
-        if (tier + 1 < f->budget->count && add(used, need) > f->devices[tier].budget_bytes) {
+        if (tier + 1 < f->budget->count && qc_sat_add(used, need) > f->devices[tier].budget_bytes) {
             tier++;
             used = 0;
         }
-        used = add(used, need);
+        used = qc_sat_add(used, need);
         f->device_of[w->spill[n]] = tier;
     }
     return spilled == 0 || used <= f->devices[tier].budget_bytes;
@@ -320,11 +311,11 @@ static void fill_segments(work *w, const uint64_t *segment_bytes, const uint64_t
         f->segment_workspace[i] =
             qc_workspace_bytes(f->geometry, w->o, s->kind, s->layer, largest_weight[i]);
         w->leader[i] = s->follows == QC_NO_SEGMENT ? i : w->leader[s->follows];
-        w->need[i] = add(f->segment_bytes[i], f->segment_kv[i]);
-        w->group_need[w->leader[i]] = add(w->group_need[w->leader[i]], w->need[i]);
+        w->need[i] = qc_sat_add(f->segment_bytes[i], f->segment_kv[i]);
+        w->group_need[w->leader[i]] = qc_sat_add(w->group_need[w->leader[i]], w->need[i]);
         w->heads[w->leader[i]] |= s->kind == QC_SEGMENT_HEAD;
-        f->weight_bytes = add(f->weight_bytes, f->segment_bytes[i]);
-        f->kv_bytes = add(f->kv_bytes, f->segment_kv[i]);
+        f->weight_bytes = qc_sat_add(f->weight_bytes, f->segment_bytes[i]);
+        f->kv_bytes = qc_sat_add(f->kv_bytes, f->segment_kv[i]);
     }
     f->kv_bytes_per_token = qc_kv_bytes_per_token(f->geometry, &use);
 }
@@ -351,8 +342,8 @@ static void add_up(work *w, uint64_t staging)
         qc_fit_device *d = &f->devices[f->device_of[i]];
         const qc_segment *s = &f->segments->segments[i];
         d->segments++;
-        d->weight_bytes = add(d->weight_bytes, f->segment_bytes[i]);
-        d->kv_bytes = add(d->kv_bytes, f->segment_kv[i]);
+        d->weight_bytes = qc_sat_add(d->weight_bytes, f->segment_bytes[i]);
+        d->kv_bytes = qc_sat_add(d->kv_bytes, f->segment_kv[i]);
         if (f->device_of[i] < w->compute_count)
             d->workspace_bytes = larger(d->workspace_bytes, f->segment_workspace[i]);
         else
@@ -364,14 +355,14 @@ static void add_up(work *w, uint64_t staging)
         }
     }
     f->devices[0].staging_bytes = staging;
-    f->devices[0].workspace_bytes = add(f->devices[0].workspace_bytes, staging);
+    f->devices[0].workspace_bytes = qc_sat_add(f->devices[0].workspace_bytes, staging);
     f->fits = 1;
     for (uint32_t i = 0; i < f->budget->count; i++) {
         qc_fit_device *d = &f->devices[i];
         if (d->device->tier == QC_TIER_GPU && (d->segments > 0 || d->staging_bytes > 0))
             d->context_bytes = w->o->cuda_context_bytes;
-        uint64_t needed =
-            add(add(d->weight_bytes, d->kv_bytes), add(d->workspace_bytes, d->context_bytes));
+        uint64_t needed = qc_sat_add(qc_sat_add(d->weight_bytes, d->kv_bytes),
+                                     qc_sat_add(d->workspace_bytes, d->context_bytes));
         d->short_by_bytes = less(needed, d->budget_bytes);
         d->free_bytes = d->budget_bytes == UINT64_MAX ? UINT64_MAX : less(d->budget_bytes, needed);
         if (d->short_by_bytes > 0)
@@ -388,7 +379,7 @@ static void add_up(work *w, uint64_t staging)
 static uint64_t read_experts(const qc_fit *f, uint64_t bytes)
 {
     const qc_geometry *g = f->geometry;
-    uint64_t chosen = mul(g->experts_per_token, f->batch);
+    uint64_t chosen = qc_sat_mul(g->experts_per_token, f->batch);
     if (g->experts == 0 || g->experts_per_token == 0 || chosen >= g->experts)
         return bytes;
     return bytes / g->experts * chosen + qc_ceil_div_u64(bytes % g->experts * chosen, g->experts);
@@ -413,10 +404,11 @@ static uint64_t moved_bytes(const qc_fit *f, uint32_t i, uint64_t expert_bytes)
     case QC_SEGMENT_EMBEDDING:
         if (is_also_head(s, i) || f->geometry->vocab == 0)
             return bytes;
-        bytes = mul(qc_ceil_div_u64(bytes, f->geometry->vocab), f->batch);
+        bytes = qc_sat_mul(qc_ceil_div_u64(bytes, f->geometry->vocab), f->batch);
         return bytes < f->segment_bytes[i] ? bytes : f->segment_bytes[i];
     case QC_SEGMENT_LAYER:
-        return add(add(bytes - expert_bytes, read_experts(f, expert_bytes)), f->segment_kv[i]);
+        return qc_sat_add(qc_sat_add(bytes - expert_bytes, read_experts(f, expert_bytes)),
+                          f->segment_kv[i]);
     case QC_SEGMENT_VISION: /* once per image, where it lies */
     case QC_SEGMENT_EXTRA:
         return 0;
@@ -439,7 +431,7 @@ static void count_transfer(qc_fit *f, const uint64_t *expert_bytes)
         if (d < computing)
             continue;
         uint64_t bytes = moved_bytes(f, i, expert_bytes ? expert_bytes[i] : 0);
-        f->transfer_bytes_per_token = add(f->transfer_bytes_per_token, bytes);
+        f->transfer_bytes_per_token = qc_sat_add(f->transfer_bytes_per_token, bytes);
         if (f->budget->devices[d].tier == QC_TIER_DISK)
             f->transfer_seconds += (double)bytes / QC_DISK_RATE;
         if (first->tier == QC_TIER_GPU)
@@ -487,12 +479,12 @@ static uint64_t dequantized_elems(const qc_plan *p, const qc_job *j)
     uint64_t elems = 1;
     if (j->scheme == QC_SCHEME_KEEP && j->entry->stored) {
         for (unsigned i = 0; i < j->entry->stored->ndim; i++)
-            elems = mul(elems, j->entry->stored->dims[i]);
+            elems = qc_sat_mul(elems, j->entry->stored->dims[i]);
         return elems;
     }
     uint64_t stack = t->ndim >= 3 && t->dims[0] > 0 ? t->dims[0] : 1;
     if (j->scheme == QC_SCHEME_KEEP && j->entry->role == QC_ROLE_PACKED)
-        return t->dtype == QC_DTYPE_U8 ? mul(2, j->elems) / stack : j->elems / stack;
+        return t->dtype == QC_DTYPE_U8 ? qc_sat_mul(2, j->elems) / stack : j->elems / stack;
     if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
         j->scheme == QC_SCHEME_INT8_BLOCKS)
         return j->elems / stack;

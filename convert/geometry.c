@@ -363,18 +363,6 @@ qc_status qc_geometry_read(qc_geometry *out, qc_arena *arena, const qc_json *con
 
 /* ---- the cache ---- */
 
-static uint64_t mul_sat(uint64_t a, uint64_t b)
-{
-    uint64_t product = 0;
-    return qc_mul_u64(a, b, &product) ? UINT64_MAX : product;
-}
-
-static uint64_t add_sat(uint64_t a, uint64_t b)
-{
-    uint64_t sum = 0;
-    return qc_add_u64(a, b, &sum) ? UINT64_MAX : sum;
-}
-
 /* Bytes of one position of one sequence. */
 static uint64_t position_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
 {
@@ -383,7 +371,7 @@ static uint64_t position_bytes(const qc_layer_geometry *l, const qc_kv_use *use)
         return 0;
     if (l->attention == QC_ATTENTION_MLA && use->mla_expanded)
         elems = l->kv_elems_expanded;
-    uint64_t bits = mul_sat(elems, use->kv_bits);
+    uint64_t bits = qc_sat_mul(elems, use->kv_bits);
     return bits == UINT64_MAX ? bits : qc_ceil_div_u64(bits, 8);
 }
 
@@ -394,8 +382,8 @@ uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use
     if (l->attention == QC_ATTENTION_SLIDING && l->window < positions)
         positions = l->window;
     else if (l->attention == QC_ATTENTION_CROSS)
-        positions = mul_sat(use->images, g->media_positions);
-    return mul_sat(mul_sat(position_bytes(l, use), positions), use->batch);
+        positions = qc_sat_mul(use->images, g->media_positions);
+    return qc_sat_mul(qc_sat_mul(position_bytes(l, use), positions), use->batch);
 }
 
 uint64_t qc_layer_kv_bytes_next(const qc_geometry *g, uint32_t layer, const qc_kv_use *use)
@@ -412,7 +400,7 @@ uint64_t qc_kv_bytes_per_token(const qc_geometry *g, const qc_kv_use *use)
     uint64_t total = 0;
     for (uint32_t i = 0; i < g->layer_count; i++) {
         if (g->layers[i].attention != QC_ATTENTION_CROSS)
-            total = add_sat(total, position_bytes(&g->layers[i], use));
+            total = qc_sat_add(total, position_bytes(&g->layers[i], use));
     }
     return total;
 }

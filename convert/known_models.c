@@ -3,6 +3,7 @@
  * what is wrong with it is said. */
 #include "convert/known_models.h"
 
+#include "base/edit_distance.h"
 #include "convert/model_tensors.h"
 #include "formats/file_io.h"
 
@@ -13,7 +14,6 @@
 #define CONFIG_MAX_BYTES (16u << 20)
 #define TREE_MAX_FILES   100000u
 #define NAME_SHOWN_BYTES 160
-#define ID_BYTES         96u
 #define NEAR_DIVISOR     3u /* one letter in three may differ */
 
 static int same_letter(char a, char b)
@@ -46,29 +46,6 @@ const qc_known_model *qc_known_model_find(const char *id)
     return NULL;
 }
 
-/* Letters to change, add or leave out. Both shorter than ID_BYTES. */
-static size_t distance(const char *a, const char *b)
-{
-    size_t row[ID_BYTES];
-    size_t n = strlen(b);
-    for (size_t j = 0; j <= n; j++)
-        row[j] = j;
-    for (size_t i = 0; a[i]; i++) {
-        size_t corner = row[0];
-        row[0] = i + 1;
-        for (size_t j = 0; j < n; j++) {
-            size_t best = corner + !same_letter(a[i], b[j]);
-            corner = row[j + 1];
-            if (corner + 1 < best)
-                best = corner + 1;
-            if (row[j] + 1 < best)
-                best = row[j] + 1;
-            row[j + 1] = best;
-        }
-    }
-    return row[n];
-}
-
 static int begins_with(const char *text, const char *start)
 {
     while (*start && same_letter(*text, *start)) {
@@ -97,11 +74,11 @@ const char *qc_known_model_near(const char *id)
     if (best)
         return best;
     size_t len = strlen(name), least = len / NEAR_DIVISOR + 1;
-    if (len >= ID_BYTES)
+    if (len > QC_EDIT_MAX_BYTES)
         return NULL;
     for (unsigned i = 0; i < qc_known_model_count; i++) {
         const char *known = without_org(qc_known_models[i].id);
-        size_t d = strlen(known) < ID_BYTES ? distance(name, known) : least;
+        size_t d = qc_edit_distance(name, len, known, strlen(known));
         if (d < least) {
             least = d;
             best = qc_known_models[i].id;

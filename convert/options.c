@@ -8,6 +8,7 @@
  * Defaults come from the table and pass through the same apply step. */
 #include "convert/options.h"
 
+#include "base/edit_distance.h"
 #include "convert/option_table.h"
 #include "convert/rules_file.h"
 
@@ -38,42 +39,12 @@ typedef struct {
 
 /* ---- near misses ---- */
 
-#define MAX_NAME 40
-
-/* Edits (insert, delete, replace, swap neighbours) that turn a into b; MAX_NAME for long texts. */
-static unsigned edit_distance(const char *a, size_t a_len, const char *b)
-{
-    size_t b_len = strlen(b);
-    unsigned rows[3][MAX_NAME + 1];
-    if (a_len > MAX_NAME || b_len > MAX_NAME)
-        return MAX_NAME;
-    for (size_t j = 0; j <= b_len; j++)
-        rows[0][j] = (unsigned)j;
-    for (size_t i = 1; i <= a_len; i++) {
-        unsigned *now = rows[i % 3];
-        const unsigned *up = rows[(i - 1) % 3], *up2 = rows[(i + 1) % 3];
-        now[0] = (unsigned)i;
-        for (size_t j = 1; j <= b_len; j++) {
-            unsigned best = up[j - 1] + (a[i - 1] != b[j - 1]);
-            if (up[j] + 1 < best)
-                best = up[j] + 1;
-            if (now[j - 1] + 1 < best)
-                best = now[j - 1] + 1;
-            if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] &&
-                up2[j - 2] + 1 < best)
-                best = up2[j - 2] + 1;
-            now[j] = best;
-        }
-    }
-    return rows[a_len % 3][b_len];
-}
-
 /* How far off a name is: 0 when typed is its beginning, UINT32_MAX when it is another word. */
 static unsigned miss(const char *typed, size_t len, const char *name)
 {
     if (len >= 2 && strncmp(typed, name, len) == 0)
         return 0;
-    unsigned d = edit_distance(typed, len, name);
+    unsigned d = qc_edit_distance(typed, len, name, strlen(name));
     return d <= 2 && d * 3 <= len ? d : UINT32_MAX;
 }
 

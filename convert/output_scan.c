@@ -4,7 +4,7 @@
 #include "base/checked.h"
 #include "convert/side_files.h"
 #include "formats/json_strict.h"
-#include "formats/seekable.h"
+#include "formats/shard_frames.h"
 #include "formats/shard_layout.h"
 
 #include <inttypes.h>
@@ -189,37 +189,6 @@ static qc_status add_plain_range(scan *s, uint32_t shard, uint64_t begin, uint64
     return QC_OK;
 }
 
-/* Frames from *frame on that hold exactly `bytes` of content in pieces of `piece` (0: any) and
- * `stored` bytes in the file. *ok = 0 when they do not. */
-static qc_status add_frames(scan *s, uint32_t shard, const qc_seek_table *t, size_t *frame,
-                            uint64_t bytes, uint64_t piece, uint64_t stored, int *ok, qc_error *err)
-{
-    uint64_t content_sum = 0, stored_sum = 0;
-    *ok = 0;
-    while (content_sum < bytes) {
-        if (*frame == t->count)
-            return QC_OK;
-        const qc_frame *f = &t->frames[(*frame)++];
-        uint64_t want = bytes - content_sum < piece ? bytes - content_sum : piece;
-        if (f->content_bytes == 0 || f->content_bytes > bytes - content_sum ||
-            (piece && f->content_bytes != want))
-            return QC_OK;
-        scan_unit u = {f->stored_offset,
-                       f->content_offset,
-                       f->stored_bytes,
-                       f->content_bytes,
-                       shard,
-                       {{0}},
-                       {{0}},
-                       0};
-        QC_TRY(add_unit(s, &u, err));
-        content_sum += f->content_bytes;
-        stored_sum += f->stored_bytes;
-    }
-    *ok = stored_sum == stored;
-    return QC_OK;
-}
-
 static void begin_range(scan *s, uint32_t tensor, uint32_t shard)
 {
     s->ranges[s->range_count] = (scan_range){tensor, shard, (uint32_t)s->unit_count, 0};
@@ -251,57 +220,50 @@ static qc_status add_plain_shard(scan *s, uint32_t shard, size_t first, size_t e
     return QC_OK;
 }
 
+static qc_status add_frames(scan *s, uint32_t tensor, uint32_t shard, const qc_frame **next,
+                            size_t count, qc_error *err)
+{
+    begin_range(s, tensor, shard);
+    for (size_t i = 0; i < count; i++) {
+        const qc_frame *f = (*next)++;
+        scan_unit u = {.stored_offset = f->stored_offset,
+                       .content_offset = f->content_offset,
+                       .stored_bytes = f->stored_bytes,
+                       .content_bytes = f->content_bytes,
+                       .shard = shard};
+        QC_TRY(add_unit(s, &u, err));
+    }
+    end_range(s);
+    return QC_OK;
+}
+
+/* What a message about the file says, which a problem's name stands before already. */
+static const char *behind_path(const char *msg, const char *path)
+{
+    size_t len = strlen(path);
+    return strncmp(msg, path, len) == 0 && strncmp(msg + len, ": ", 2) == 0 ? msg + len + 2 : msg;
+}
+
 static qc_status add_compressed_shard(scan *s, uint32_t shard, const char *name, size_t first,
                                       size_t end, qc_error *err)
 {
     const qc_manifest *m = &s->result->manifest;
-    const qc_manifest_shard *sh = &m->shards[shard];
-    qc_seek_table t = {0};
+    const qc_file *file = &s->files[shard];
+    qc_shard_frames f;
     qc_error why = {0};
-    qc_status st = qc_seek_table_read(&t, &s->files[shard], &why);
-    if (st == QC_ERR_NOMEM || st == QC_ERR_IO) {
+    qc_status st = qc_shard_frames_read(&f, file, m, shard, first, end, &why);
+    if (st == QC_ERR_CHECK)
+        return problem(s, err, name, "%s", behind_path(why.msg, file->path));
+    if (st != QC_OK) {
         if (err)
             *err = why;
         return st;
     }
-    if (st != QC_OK)
-        return problem(s, err, name, "%s", why.msg);
-    void *v = NULL;
-    size_t keep = s->unit_count, keep_ranges = s->range_count, frame = 0;
-    st = qc_malloc(&v, (size_t)t.table_bytes, err);
-    if (st == QC_OK)
-        st = qc_file_pread(&s->files[shard], v, (size_t)t.table_bytes, t.table_offset, err);
-    int same = 0, ok = 0;
-    if (st == QC_OK) {
-        qc_digest d = qc_digest_bytes(v, (size_t)t.table_bytes);
-        same = t.table_bytes == sh->table_bytes && qc_digest_equal(&d, &sh->table);
-    }
-    qc_free(v);
-    if (st == QC_OK && !same) {
-        st = problem(s, err, name, "its seek table is not the one that was written");
-    } else if (st == QC_OK) {
-        begin_range(s, HEADER_OWNER, shard);
-        st = add_frames(s, shard, &t, &frame, sh->header_bytes, 0, sh->header_stored_bytes, &ok,
-                        err);
-        end_range(s);
-        for (size_t i = first; st == QC_OK && ok && i < end; i++) {
-            const qc_manifest_tensor *mt = &m->tensors[i];
-            begin_range(s, (uint32_t)i, shard);
-            if (mt->end > mt->begin && frame < t.count &&
-                t.frames[frame].stored_offset != mt->stored_offset)
-                ok = 0;
-            else
-                st = add_frames(s, shard, &t, &frame, mt->end - mt->begin, mt->piece_bytes,
-                                mt->stored_bytes, &ok, err);
-            end_range(s);
-        }
-        if (st == QC_OK && (!ok || frame != t.count)) {
-            s->unit_count = keep;
-            s->range_count = keep_ranges;
-            st = problem(s, err, name, "its frames are not those the manifest lists");
-        }
-    }
-    qc_seek_table_deinit(&t);
+    const qc_frame *next = f.table.frames;
+    st = add_frames(s, HEADER_OWNER, shard, &next, f.header_frames, err);
+    for (size_t i = first; st == QC_OK && i < end; i++)
+        st = add_frames(s, (uint32_t)i, shard, &next, qc_shard_pieces(&m->tensors[i]), err);
+    qc_shard_frames_deinit(&f);
     return st;
 }
 

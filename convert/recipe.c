@@ -422,7 +422,7 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
 void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model)
 {
     for (size_t i = 0; i < model->tensor_count; i++) {
-        uint32_t owner = recipe->scale_owner[i];
+        uint32_t owner = recipe->entries[i].owner;
         qc_recipe_entry *e = &recipe->entries[i];
         if (owner == QC_NO_TENSOR)
             continue;
@@ -502,7 +502,6 @@ static qc_status decide(maker *m, qc_error *err)
         else
             decide_float(e, m, i);
     }
-    m->out->scale_owner = m->coded.owners;
     qc_recipe_settle_scales(m->out, m->model);
     return drop_mtp(m, err);
 }

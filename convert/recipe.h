@@ -97,8 +97,6 @@ typedef struct {
     int input_is_coded;     /* FP8 or MXFP4 */
     int keeps_coded;        /* some weight stays quantized, FP8 or MXFP4: its loader has to know */
     int mtp_dropped;        /* --drop-mtp took something out */
-    /* Per tensor: the weight in FP8 or MXFP4 whose scale it is, or UINT32_MAX. */
-    const uint32_t *scale_owner;
 } qc_recipe;
 
 /* Strings and arrays live in the arena. QC_ERR_USAGE for a glob that matches nothing, or that

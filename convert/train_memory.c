@@ -1,6 +1,7 @@
 /* The formulas of docs/training.md, one function per term. */
 #include "convert/train_memory.h"
 
+#include "base/checked.h"
 #include "convert/fit_report.h"
 
 #include <stdio.h>
@@ -14,25 +15,6 @@ const char *const qc_train_precision_names[3] = {"bf16", "fp16", "fp32"};
 #define ZERO_BUCKET_ELEMS 500000000u /* DeepSpeed's reduce_bucket_size */
 #define BATCH_BYTES       24u        /* ids, mask and labels of a token, 8 bytes each */
 #define STATE_BLOCK       256u       /* 8-bit states: bytes that share a float32 absmax */
-
-/* ---- arithmetic that saturates ---- */
-
-static uint64_t mul(uint64_t a, uint64_t b)
-{
-    uint64_t r;
-    return __builtin_mul_overflow(a, b, &r) ? UINT64_MAX : r;
-}
-
-static uint64_t add(uint64_t a, uint64_t b)
-{
-    uint64_t r;
-    return __builtin_add_overflow(a, b, &r) ? UINT64_MAX : r;
-}
-
-static uint64_t share(uint64_t bytes, uint32_t parts)
-{
-    return bytes / parts + (bytes % parts != 0);
-}
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
@@ -70,17 +52,17 @@ void qc_train_model_of(qc_train_model *out, const qc_plan *plan, const qc_geomet
         const qc_job *j = &plan->jobs[i];
         const qc_ckpt_tensor *t = &plan->model->tensors[j->source];
         uint64_t elems = qc_fit_parameters_of(plan, j), of = layer_of(t->name);
-        out->parameters = add(out->parameters, elems);
+        out->parameters = qc_sat_add(out->parameters, elems);
         if (of != layer) { /* jobs come layer by layer */
             layer = of;
             layer_elems = 0;
         }
-        layer_elems = of == UINT64_MAX ? 0 : add(layer_elems, elems);
+        layer_elems = of == UINT64_MAX ? 0 : qc_sat_add(layer_elems, elems);
         if (layer_elems > out->largest_layer)
             out->largest_layer = layer_elems;
         if (j->entry->role != QC_ROLE_LINEAR || j->cols == j->elems)
             continue;
-        out->rank_elems = add(out->rank_elems, add(j->rows, j->cols));
+        out->rank_elems = qc_sat_add(out->rank_elems, qc_sat_add(j->rows, j->cols));
         if (elems > out->largest_weight)
             out->largest_weight = elems;
     }
@@ -95,7 +77,7 @@ static uint64_t width_of(const qc_train_options *t)
 
 uint64_t qc_train_trained(const qc_train_model *m, const qc_train_options *t)
 {
-    return t->method == QC_TRAIN_FULL ? m->parameters : mul(m->rank_elems, t->lora_rank);
+    return t->method == QC_TRAIN_FULL ? m->parameters : qc_sat_mul(m->rank_elems, t->lora_rank);
 }
 
 /* Two states a parameter in float32 (Adam), or in 8 bits with an absmax a block, or one (SGD with
@@ -105,11 +87,11 @@ static uint64_t state_bytes(qc_optimizer optimizer, uint64_t parameters)
     switch (optimizer) {
     case QC_OPTIMIZER_ADAMW:
     case QC_OPTIMIZER_ADAM:
-        return mul(parameters, 8);
+        return qc_sat_mul(parameters, 8);
     case QC_OPTIMIZER_ADAM8BIT:
-        return add(mul(parameters, 2), mul(parameters / STATE_BLOCK + 1, 8));
+        return qc_sat_add(qc_sat_mul(parameters, 2), qc_sat_mul(parameters / STATE_BLOCK + 1, 8));
     case QC_OPTIMIZER_SGD:
-        return mul(parameters, 4);
+        return qc_sat_mul(parameters, 4);
     }
     return UINT64_MAX;
 }
@@ -118,50 +100,57 @@ static void fill_states(qc_train_bytes *b, const qc_train_model *m, const qc_tra
                         uint32_t gpus)
 {
     uint64_t width = width_of(t), trained = qc_train_trained(m, t);
-    uint64_t base = t->method == QC_TRAIN_QLORA ? m->quantized_bytes : mul(m->parameters, width);
+    uint64_t base =
+        t->method == QC_TRAIN_QLORA ? m->quantized_bytes : qc_sat_mul(m->parameters, width);
     uint64_t trained_width = t->method == QC_TRAIN_FULL ? width : ADAPTER_BYTES;
     /* Trained in 16 bit, the optimizer keeps a float32 copy to add small steps to. */
-    uint64_t master = trained_width == 2 ? mul(trained, 4) : 0;
+    uint64_t master = trained_width == 2 ? qc_sat_mul(trained, 4) : 0;
     b->parameters = base;
     if (t->zero == 3)
-        b->parameters = share(base, gpus);
+        b->parameters = qc_ceil_div_u64(base, gpus);
     if (t->method != QC_TRAIN_FULL)
-        b->parameters = add(b->parameters, mul(trained, ADAPTER_BYTES));
-    b->gradients = share(mul(trained, trained_width), t->zero >= 2 ? gpus : 1);
-    b->optimizer = share(add(master, state_bytes(t->optimizer, trained)), t->zero >= 1 ? gpus : 1);
+        b->parameters = qc_sat_add(b->parameters, qc_sat_mul(trained, ADAPTER_BYTES));
+    b->gradients = qc_ceil_div_u64(qc_sat_mul(trained, trained_width), t->zero >= 2 ? gpus : 1);
+    b->optimizer = qc_ceil_div_u64(qc_sat_add(master, state_bytes(t->optimizer, trained)),
+                                   t->zero >= 1 ? gpus : 1);
 }
 
 /* What one layer keeps of one token for the backward pass. */
 static uint64_t layer_token_bytes(const qc_geometry *g, uint64_t width)
 {
-    uint64_t queries = mul(g->heads, g->head_dim), keys = mul(g->kv_heads, g->head_dim);
-    uint64_t norms = add(mul(g->hidden, 8), mul(g->hidden, 4 * width));
-    uint64_t attention = add(mul(add(mul(queries, 2), mul(keys, 2)), width), mul(g->heads, 4));
-    return add(add(norms, attention), mul(g->intermediate, 4 * width));
+    uint64_t queries = qc_sat_mul(g->heads, g->head_dim),
+             keys = qc_sat_mul(g->kv_heads, g->head_dim);
+    uint64_t norms = qc_sat_add(qc_sat_mul(g->hidden, 8), qc_sat_mul(g->hidden, 4 * width));
+    uint64_t attention =
+        qc_sat_add(qc_sat_mul(qc_sat_add(qc_sat_mul(queries, 2), qc_sat_mul(keys, 2)), width),
+                   qc_sat_mul(g->heads, 4));
+    return qc_sat_add(qc_sat_add(norms, attention), qc_sat_mul(g->intermediate, 4 * width));
 }
 
 static uint64_t activation_bytes(const qc_geometry *g, const qc_train_options *t, uint64_t tokens)
 {
     uint64_t width = width_of(t);
     uint64_t layer = layer_token_bytes(g, width);
-    uint64_t layers = mul(layer, g->layer_count);
+    uint64_t layers = qc_sat_mul(layer, g->layer_count);
     if (t->checkpointing)
-        layers = add(mul(mul(g->hidden, width), g->layer_count), layer);
-    uint64_t ends = add(mul(g->hidden, 4 + 3 * width), mul(g->vocab, width == 2 ? 14 : 12));
-    return mul(add(layers, ends), tokens);
+        layers = qc_sat_add(qc_sat_mul(qc_sat_mul(g->hidden, width), g->layer_count), layer);
+    uint64_t ends = qc_sat_add(qc_sat_mul(g->hidden, 4 + 3 * width),
+                               qc_sat_mul(g->vocab, width == 2 ? 14 : 12));
+    return qc_sat_mul(qc_sat_add(layers, ends), tokens);
 }
 
 static uint64_t workspace_bytes(const qc_train_model *m, const qc_train_options *t, uint32_t gpus)
 {
     uint64_t width = width_of(t), trained = qc_train_trained(m, t), bytes = 0;
     if (t->method == QC_TRAIN_QLORA)
-        bytes = mul(m->largest_weight, 2);
+        bytes = qc_sat_mul(m->largest_weight, 2);
     if (gpus > 1 && t->zero == 0) /* buckets of the gradients beside the gradients */
-        bytes = add(bytes, mul(trained, t->method == QC_TRAIN_FULL ? width : ADAPTER_BYTES));
+        bytes = qc_sat_add(bytes,
+                           qc_sat_mul(trained, t->method == QC_TRAIN_FULL ? width : ADAPTER_BYTES));
     if (gpus > 1 && t->zero >= 1)
-        bytes = add(bytes, mul(least(trained, ZERO_BUCKET_ELEMS), width));
+        bytes = qc_sat_add(bytes, qc_sat_mul(least(trained, ZERO_BUCKET_ELEMS), width));
     if (gpus > 1 && t->zero == 3) /* the layer at work and the one being fetched */
-        bytes = add(bytes, mul(m->largest_layer, 2 * width));
+        bytes = qc_sat_add(bytes, qc_sat_mul(m->largest_layer, 2 * width));
     return bytes;
 }
 
@@ -169,14 +158,15 @@ qc_train_bytes qc_train_estimate(const qc_train_model *m, const qc_train_options
                                  const qc_train_place *place, uint64_t micro_batch)
 {
     qc_train_bytes b = {0};
-    uint64_t tokens = mul(micro_batch, place->tokens);
+    uint64_t tokens = qc_sat_mul(micro_batch, place->tokens);
     fill_states(&b, m, t, place->gpus);
     b.activations = activation_bytes(m->geometry, t, tokens);
-    b.batch_data = mul(tokens, BATCH_BYTES);
+    b.batch_data = qc_sat_mul(tokens, BATCH_BYTES);
     b.workspace = workspace_bytes(m, t, place->gpus);
     b.context = place->context_bytes;
-    b.total = add(add(add(b.parameters, b.gradients), add(b.optimizer, b.activations)),
-                  add(add(b.batch_data, b.workspace), b.context));
+    b.total = qc_sat_add(
+        qc_sat_add(qc_sat_add(b.parameters, b.gradients), qc_sat_add(b.optimizer, b.activations)),
+        qc_sat_add(qc_sat_add(b.batch_data, b.workspace), b.context));
     return b;
 }
 
@@ -191,7 +181,7 @@ static int fits(const qc_train_model *m, const qc_train_options *t, const qc_tra
 uint64_t qc_train_largest_batch(const qc_train_model *m, const qc_train_options *t,
                                 const qc_train_place *place)
 {
-    uint64_t high = share(t->effective_batch, place->gpus), low = 0;
+    uint64_t high = qc_ceil_div_u64(t->effective_batch, place->gpus), low = 0;
     if (fits(m, t, place, high))
         return high;
     while (high - low > 1) { /* low fits (or is 0), high does not */
@@ -211,7 +201,7 @@ static qc_train_setting make_setting(const qc_train_model *m, const qc_train_opt
     s.micro_batch = qc_train_largest_batch(m, t, place);
     uint64_t micro = s.micro_batch ? s.micro_batch : 1;
     s.bytes = qc_train_estimate(m, t, place, micro);
-    s.accumulation = share(t->effective_batch, place->gpus);
+    s.accumulation = qc_ceil_div_u64(t->effective_batch, place->gpus);
     s.accumulation = s.accumulation / micro + (s.accumulation % micro != 0);
     return s;
 }

@@ -7,7 +7,7 @@
 #include "base/cpu.h"
 #include "base/workers.h"
 #include "formats/manifest.h"
-#include "formats/seekable.h"
+#include "formats/shard_frames.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -201,13 +201,6 @@ static const char *file_of(const load *l, size_t tensor)
     return l->r->files[manifest_tensor(l, tensor)->shard];
 }
 
-/* Sums are bounded by the manifest's checks: a tensor's pieces are at least 1 MiB, or all of it. */
-static uint32_t pieces_of(const qc_manifest_tensor *t)
-{
-    uint64_t bytes = t->end - t->begin;
-    return bytes ? (uint32_t)qc_ceil_div_u64(bytes, t->piece_bytes) : 0;
-}
-
 static void add_unit(load *l, size_t tensor, uint64_t offset, uint64_t at, uint32_t stored,
                      uint32_t content)
 {
@@ -229,75 +222,23 @@ static void add_plain(load *l, size_t tensor, uint64_t header_bytes)
     }
 }
 
-/* The frames of the next tensor, which must be those that the manifest tells of. */
-static int add_frames(load *l, size_t tensor, const qc_seek_table *table, size_t *frame)
+/* Tensors first <= .. < end of the device lie in this shard of it. */
+static qc_status add_frames(load *l, size_t shard, size_t first, size_t end, qc_error *err)
 {
-    const qc_manifest_tensor *t = manifest_tensor(l, tensor);
-    uint64_t bytes = t->end - t->begin, at = 0, stored = 0;
-    if (bytes > 0 &&
-        (*frame == table->count || table->frames[*frame].stored_offset != t->stored_offset))
-        return 0;
-    while (at < bytes) {
-        if (*frame == table->count)
-            return 0;
-        const qc_frame *f = &table->frames[(*frame)++];
-        uint64_t want = bytes - at < t->piece_bytes ? bytes - at : t->piece_bytes;
-        if (f->content_bytes != want)
-            return 0;
-        add_unit(l, tensor, f->stored_offset, at, f->stored_bytes, f->content_bytes);
-        at += want;
-        stored += f->stored_bytes;
+    const device_entry *e = l->e;
+    qc_shard_frames f;
+    QC_TRY(qc_shard_frames_read(&f, &l->files[shard], &l->r->m, e->first_shard + shard,
+                                e->first_tensor + first, e->first_tensor + end, err));
+    const qc_frame *next = f.table.frames + f.header_frames;
+    for (size_t i = first; i < end; i++) {
+        uint64_t at = 0;
+        for (uint32_t k = 0; k < l->slots[i].unit_count; k++, next++) {
+            add_unit(l, i, next->stored_offset, at, next->stored_bytes, next->content_bytes);
+            at += next->content_bytes;
+        }
     }
-    return stored == t->stored_bytes;
-}
-
-static qc_status check_table(const qc_file *f, const qc_seek_table *table,
-                             const qc_manifest_shard *s, int *same, qc_error *err)
-{
-    void *v = NULL;
-    *same = 0;
-    if (table->table_bytes != s->table_bytes)
-        return QC_OK;
-    QC_TRY(qc_malloc(&v, (size_t)table->table_bytes, err));
-    qc_status st = qc_file_pread(f, v, (size_t)table->table_bytes, table->table_offset, err);
-    if (st == QC_OK) {
-        qc_digest d = qc_digest_bytes(v, (size_t)table->table_bytes);
-        *same = qc_digest_equal(&d, &s->table);
-    }
-    qc_free(v);
-    return st;
-}
-
-/* Tensors first <= .. < end of the device lie in this shard. */
-static qc_status find_frames(load *l, const qc_file *file, const qc_manifest_shard *s, size_t first,
-                             size_t end, qc_error *err)
-{
-    qc_seek_table table = {0};
-    int same = 0;
-    qc_status st = qc_seek_table_read(&table, file, err);
-    if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED) {
-        if (err)
-            err->code = QC_ERR_CHECK;
-        return QC_ERR_CHECK;
-    }
-    QC_TRY(st);
-    st = check_table(file, &table, s, &same, err);
-    size_t frame = 0;
-    uint64_t header = 0;
-    while (frame < table.count && header < s->header_bytes)
-        header += table.frames[frame++].content_bytes;
-    int ok = header == s->header_bytes;
-    for (size_t i = first; ok && i < end; i++)
-        ok = add_frames(l, i, &table, &frame);
-    ok = ok && frame == table.count;
-    qc_seek_table_deinit(&table);
-    if (st == QC_OK && !same)
-        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
-                          "%s: its seek table is not the one that was written", file->path);
-    else if (st == QC_OK && !ok)
-        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
-                          "%s: its frames are not those the manifest lists", file->path);
-    return st;
+    qc_shard_frames_deinit(&f);
+    return QC_OK;
 }
 
 static qc_status open_shard(load *l, size_t shard, size_t first, size_t end, qc_error *err)
@@ -324,7 +265,7 @@ static qc_status open_shard(load *l, size_t shard, size_t first, size_t end, qc_
     qc_strbuf_deinit(&path);
     QC_TRY(st);
     if (r->m.compressed)
-        return find_frames(l, file, s, first, end, err);
+        return add_frames(l, shard, first, end, err);
     for (size_t i = first; i < end; i++)
         add_plain(l, i, s->header_bytes);
     return QC_OK;
@@ -344,7 +285,7 @@ static qc_status prepare(load *l, qc_error *err)
     for (size_t i = 0; i < d->tensor_count; i++) {
         slot *s = &l->slots[i];
         s->first_unit = units;
-        s->unit_count = pieces_of(manifest_tensor(l, i));
+        s->unit_count = qc_shard_pieces(manifest_tensor(l, i));
         atomic_init(&s->placed, 0);
         atomic_init(&s->left, s->unit_count);
         units += s->unit_count;

@@ -17,6 +17,12 @@
 
 #include <immintrin.h>
 
+/* Without optimization gcc's intrinsics that take a constant are macros, and theirs is the 0xFFFF
+ * that becomes a signed short. */
+#ifndef __OPTIMIZE__
+#pragma GCC diagnostic ignored "-Wsign-conversion"
+#endif
+
 #define QC_INLINE static inline __attribute__((always_inline))
 #define QC_GROUP  16u /* blocks folded together */
 

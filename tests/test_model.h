@@ -50,32 +50,33 @@ static inline void test_must(qc_status st, const qc_error *err)
     }
 }
 
-/* Two Linears (one with 70 columns), an embedding, a norm; F32 with a fixed pattern. */
-static inline void test_write_model(const char *dir)
+typedef struct {
+    const char *name;
+    qc_dtype dtype;
+    unsigned ndim;
+    uint64_t dims[2];
+} test_tensor;
+
+/* dir with model.safetensors and config.json. Values are a fixed pattern: F32 within -1 and 1, of
+ * other types bytes below 0x70, which are finite in FP8. */
+static inline void test_write_checkpoint(const char *dir, const test_tensor *rows, size_t count,
+                                         const char *config)
 {
-    static const struct {
-        const char *name;
-        unsigned ndim;
-        uint64_t dims[2];
-    } rows[] = {
-        {"model.embed_tokens.weight", 2, {32, 70}},
-        {"model.layers.0.input_layernorm.weight", 1, {70, 0}},
-        {"model.layers.0.mlp.up_proj.weight", 2, {300, 70}},
-        {"model.layers.0.self_attn.q_proj.weight", 2, {70, 70}},
-    };
-    enum { COUNT = sizeof rows / sizeof *rows };
+    enum { MOST = 16 };
     qc_error err = {0};
     qc_arena a;
-    qc_st_tensor t[COUNT];
+    qc_st_tensor t[MOST];
     qc_strbuf text;
     const char *path = NULL;
     uint64_t at = 0;
+    if (count > MOST)
+        _exit(99);
     qc_arena_init(&a);
     memset(t, 0, sizeof t);
-    for (int i = 0; i < COUNT; i++) {
+    for (size_t i = 0; i < count; i++) {
         uint64_t bytes = 0;
         t[i].name = rows[i].name;
-        t[i].dtype = QC_DTYPE_F32;
+        t[i].dtype = rows[i].dtype;
         t[i].ndim = rows[i].ndim;
         memcpy(t[i].dims, rows[i].dims, sizeof rows[i].dims);
         test_must(qc_shape_bytes(t[i].dims, t[i].ndim, t[i].dtype, &bytes, &err), &err);
@@ -84,18 +85,39 @@ static inline void test_write_model(const char *dir)
     }
     qc_strbuf_init(&text, 1u << 24);
     test_must(qc_dir_make(dir, &err), &err);
-    test_must(qc_st_header_build(&text, t, COUNT, NULL, 0, &err), &err);
-    for (uint64_t i = 0; i < at / 4; i++) {
-        float f = (float)((i * 2654435761u >> 7) % 2001) / 1000.0f - 1.0f;
-        test_must(qc_strbuf_add(&text, &f, sizeof f, &err), &err);
+    test_must(qc_st_header_build(&text, t, count, NULL, 0, &err), &err);
+    for (size_t k = 0; k < count; k++) {
+        uint64_t step = t[k].dtype == QC_DTYPE_F32 ? 4 : 1;
+        for (uint64_t i = t[k].begin / step; i < t[k].end / step; i++) {
+            float f = (float)((i * 2654435761u >> 7) % 2001) / 1000.0f - 1.0f;
+            char b = (char)(i * 37 % 0x70);
+            test_must(step == 4 ? qc_strbuf_add(&text, &f, sizeof f, &err)
+                                : qc_strbuf_add(&text, &b, 1, &err),
+                      &err);
+        }
     }
     test_must(qc_path_join(&a, &path, dir, "model.safetensors", &err), &err);
     test_must(qc_file_put(path, text.data, text.len, &err), &err);
-    static const char config[] = "{\n  \"model_type\": \"llama\",\n  \"vocab_size\": 32\n}\n";
     test_must(qc_path_join(&a, &path, dir, "config.json", &err), &err);
-    test_must(qc_file_put(path, config, sizeof config - 1, &err), &err);
+    test_must(qc_file_put(path, config, strlen(config), &err), &err);
     qc_strbuf_deinit(&text);
     qc_arena_deinit(&a);
+}
+
+/* Two Linears (one with 70 columns), an embedding, a norm; F32. */
+static inline void test_write_model(const char *dir)
+{
+    static const test_tensor rows[] = {
+        {"model.embed_tokens.weight", QC_DTYPE_F32, 2, {32, 70}},
+        {"model.layers.0.input_layernorm.weight", QC_DTYPE_F32, 1, {70, 0}},
+        {"model.layers.0.mlp.up_proj.weight", QC_DTYPE_F32, 2, {300, 70}},
+        {"model.layers.0.self_attn.q_proj.weight", QC_DTYPE_F32, 2, {70, 70}},
+    };
+    test_write_checkpoint(
+        dir, rows, sizeof rows / sizeof *rows,
+        "{\n  \"model_type\": \"llama\",\n  \"vocab_size\": 32,\n  \"hidden_size\": 70,\n"
+        "  \"intermediate_size\": 300,\n  \"num_hidden_layers\": 1,\n"
+        "  \"num_attention_heads\": 7\n}\n");
 }
 
 #endif

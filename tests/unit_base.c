@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/dtype.h"
+#include "base/edit_distance.h"
 #include "base/strbuf.h"
 #include "base/workers.h"
 
@@ -232,9 +233,51 @@ static void test_interrupt(void **state)
     qc_turnstile_deinit(&g.gate);
 }
 
+static void test_edit_distance(void **state)
+{
+    static const struct {
+        const char *a, *b;
+        unsigned edits;
+    } cases[] = {
+        {"", "", 0},
+        {"", "abc", 3},
+        {"vram", "vram", 0},
+        {"VRam", "vrAM", 0},
+        {"vrm", "vram", 1},
+        {"vraam", "vram", 1},
+        {"vrem", "vram", 1},
+        {"varm", "vram", 1},
+        {"ca", "abc", 3}, /* a swap is not edited again */
+        {"kitten", "sitting", 3},
+    };
+    char longest[QC_EDIT_MAX_BYTES + 1];
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *a = cases[i].a, *b = cases[i].b;
+        assert_int_equal(qc_edit_distance(a, strlen(a), b, strlen(b)), cases[i].edits);
+        assert_int_equal(qc_edit_distance(b, strlen(b), a, strlen(a)), cases[i].edits);
+    }
+    memset(longest, 'x', sizeof longest);
+    assert_int_equal(qc_edit_distance(longest, QC_EDIT_MAX_BYTES, "", 0), QC_EDIT_MAX_BYTES);
+    assert_int_equal(qc_edit_distance(longest, QC_EDIT_MAX_BYTES + 1, "x", 1), QC_EDIT_TOO_LONG);
+    assert_int_equal(qc_edit_distance("x", 1, longest, QC_EDIT_MAX_BYTES + 1), QC_EDIT_TOO_LONG);
+}
+
+static void test_saturating_sizes(void **state)
+{
+    (void)state;
+    assert_true(qc_sat_add(1, 2) == 3 && qc_sat_mul(2, 3) == 6);
+    assert_true(qc_sat_add(UINT64_MAX - 1, 1) == UINT64_MAX);
+    assert_true(qc_sat_add(UINT64_MAX - 1, 2) == UINT64_MAX);
+    assert_true(qc_sat_mul(1ull << 32, 1ull << 32) == UINT64_MAX);
+    assert_true(qc_sat_mul(UINT64_MAX, 0) == 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_edit_distance),
+        cmocka_unit_test(test_saturating_sizes),
         cmocka_unit_test(test_status),
         cmocka_unit_test(test_long_messages),
         cmocka_unit_test(test_sizes),

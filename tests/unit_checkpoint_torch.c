@@ -202,6 +202,63 @@ static void opens_single_files(void **state)
     assert_non_null(strstr(err.msg, "file is a zip archive (a PyTorch checkpoint?)"));
 }
 
+/* Without an ending that says it, the first bytes tell what a file is. */
+static void tells_by_contents(void **state)
+{
+    static const char *const contents[] = {"", "no", "neither a pickle nor an archive"};
+    char path[FX_PATH_BYTES];
+    qc_checkpoint *c = NULL;
+    qc_ckpt_kind kind = QC_CKPT_TORCH;
+    (void)state;
+    fresh();
+    fx_join(path, dir, "weights");
+    assert_int_equal(qc_ckpt_kind_of(path, &kind, NULL), QC_ERR_IO);
+    for (size_t i = 0; i < COUNT(contents); i++) {
+        qc_error err = {0};
+        fx_puts(dir, "weights", contents[i]);
+        assert_int_equal(qc_ckpt_kind_of(path, &kind, &err), QC_OK);
+        assert_int_equal(kind, QC_CKPT_SAFETENSORS);
+        assert_int_equal(qc_status_exit_code(qc_checkpoint_open(&c, path, &err)), 3);
+        qc_io_fail_at(QC_IO_READ, 1, 0, EIO);
+        qc_status st = qc_ckpt_kind_of(path, &kind, &err);
+        qc_io_fail_at(QC_IO_READ, 0, 0, 0);
+        assert_int_equal(st, QC_ERR_IO);
+    }
+}
+
+/* The same 16 bytes as six tensors; only one that is the same in type and shape is a second name.
+ */
+static void knows_second_names(void **state)
+{
+#define VIEW(name, dtype, shape, strides)                                                          \
+    "U\1" name                                                                                     \
+    "ctorch._utils\n_rebuild_tensor_v3\n((U\7storagectorch.storage\nUntypedStorage\nU\1"           \
+    "0U\3cpuK\x10tQK\0" shape strides "\x89}ctorch\n" dtype "\ntR"
+    static const char file[] =
+        "\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+        "\x80\2M\xe9\3."
+        "\x80\2}U\x0dlittle_endian\x88s."
+        "\x80\2}(" VIEW("a", "float32", "K\4\x85", "K\1\x85")
+            VIEW("b", "int32", "K\4\x85", "K\1\x85")
+                VIEW("c", "float32", "K\2K\2\x86", "K\2K\1\x86")
+                    VIEW("d", "float32", "K\4K\1\x86", "K\1K\1\x86")
+                        VIEW("e", "float32", "K\2K\2\x86", "K\2K\1\x86")
+                            VIEW("f", "int16", "K\2K\4\x86", "K\4K\1\x86") "u."
+                                                                           "\x80\2](U\1"
+                                                                           "0e."
+                                                                           "\x10\0\0\0\0\0\0\0"
+                                                                           "0123456789abcdef";
+#undef VIEW
+    (void)state;
+    fresh();
+    fx_put(dir, "pytorch_model.bin", file, sizeof file - 1);
+    qc_checkpoint *c = open_path(dir);
+    assert_true(c->tensor_count == 6 && c->tensor_bytes == 6 * 16 && c->warning_count == 1);
+    expect_warning(c, "1 tensors are other ones under a second name and written by themselves: "
+                      "'e'");
+    qc_checkpoint_close(c);
+}
+
 static void prefers_safetensors(void **state)
 {
     (void)state;
@@ -412,6 +469,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(opens_shards),          cmocka_unit_test(digests_the_pickles),
         cmocka_unit_test(opens_single_files),    cmocka_unit_test(prefers_safetensors),
+        cmocka_unit_test(tells_by_contents),     cmocka_unit_test(knows_second_names),
         cmocka_unit_test(refuses_bad_indexes),   cmocka_unit_test(checks_total_size),
         cmocka_unit_test(drops_tied_heads),      cmocka_unit_test(warns_of_other_entries),
         cmocka_unit_test(leaves_pickles_behind), cmocka_unit_test(survives_faults),

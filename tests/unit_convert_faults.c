@@ -15,8 +15,23 @@
 
 typedef struct {
     char root[64];
-    char model[96], out[96], plain[96];
+    char model[96], out[96], plain[96], fp8[96];
 } world;
+
+/* Two matrices of FP8 with the scale of each 128x128 block, as DeepSeek-V3 has them. */
+static void write_fp8_model(const char *dir)
+{
+    static const test_tensor rows[] = {
+        {"model.layers.0.mlp.up_proj.weight", QC_DTYPE_F8_E4M3, 2, {300, 130}},
+        {"model.layers.0.mlp.up_proj.weight_scale_inv", QC_DTYPE_F32, 2, {3, 2}},
+        {"model.layers.0.self_attn.q_proj.weight", QC_DTYPE_F8_E4M3, 2, {64, 130}},
+        {"model.layers.0.self_attn.q_proj.weight_scale_inv", QC_DTYPE_F32, 2, {1, 2}},
+    };
+    test_write_checkpoint(dir, rows, sizeof rows / sizeof *rows,
+                          "{\"model_type\": \"deepseek_v3\", \"quantization_config\": "
+                          "{\"quant_method\": \"fp8\", \"fmt\": \"e4m3\", "
+                          "\"weight_block_size\": [128, 128]}}");
+}
 
 static int setup(void **state)
 {
@@ -25,7 +40,9 @@ static int setup(void **state)
     (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
     (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
     (void)snprintf(w.plain, sizeof w.plain, "%s/plain", w.root);
+    (void)snprintf(w.fp8, sizeof w.fp8, "%s/fp8", w.root);
     test_write_model(w.model);
+    write_fp8_model(w.fp8);
     *state = &w;
     return 0;
 }
@@ -53,45 +70,71 @@ static qc_status run_words(int argc, char **argv, qc_error *err)
     return st;
 }
 
+/* The words of a command line, separated by spaces. */
+QC_PRINTF(2, 3)
+static qc_status run_line(qc_error *err, const char *fmt, ...)
+{
+    enum { MOST = 16 };
+    char line[512];
+    char *argv[MOST];
+    int argc = 0;
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    assert_true(n > 0 && (size_t)n < sizeof line);
+    for (char *p = line, *space; p; p = space) {
+        space = strchr(p, ' ');
+        if (space)
+            *space++ = '\0';
+        assert_true(argc < MOST);
+        argv[argc++] = p;
+    }
+    return run_words(argc, argv, err);
+}
+
 static qc_status run_convert(const world *w, qc_error *err)
 {
-    char model[96], out[96];
-    (void)snprintf(model, sizeof model, "%s", w->model);
-    (void)snprintf(out, sizeof out, "%s", w->out);
-    char name[] = "qconv", to[] = "--to", nf4[] = "nf4", q[] = "-q", t[] = "--threads=2",
-         s[] = "--max-shard-size=20KB";
-    char *argv[] = {name, to, nf4, q, t, s, model, out};
-    return run_words(8, argv, err);
+    return run_line(err, "qconv --to nf4 -q --threads=2 --max-shard-size=20KB %s %s", w->model,
+                    w->out);
 }
 
 static qc_status run_convert_plain_int8(const world *w, qc_error *err)
 {
-    char model[96], out[96];
-    (void)snprintf(model, sizeof model, "%s", w->model);
-    (void)snprintf(out, sizeof out, "%s", w->out);
-    char name[] = "qconv", to[] = "--to=int8", q[] = "-q", t[] = "--threads=1",
-         c[] = "--compress=none";
-    char *argv[] = {name, to, q, t, c, model, out};
-    return run_words(7, argv, err);
+    return run_line(err, "qconv --to=int8 -q --threads=1 --compress=none %s %s", w->model, w->out);
+}
+
+static qc_status run_convert_placed(const world *w, qc_error *err)
+{
+    return run_line(err, "qconv --to nf4 -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
+                    w->out);
+}
+
+static qc_status run_convert_auto(const world *w, qc_error *err)
+{
+    return run_line(err, "qconv --to auto -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
+                    w->out);
+}
+
+static qc_status run_convert_fp8(const world *w, qc_error *err)
+{
+    return run_line(err, "qconv --to nf4 -q --threads=2 %s %s", w->fp8, w->out);
+}
+
+static qc_status run_convert_torch(const world *w, qc_error *err)
+{
+    return run_line(err, "qconv --to nf4 -q --threads=2 %s %s", QC_TEST_DATA "/torch/sharded",
+                    w->out);
 }
 
 static qc_status run_verify(const world *w, qc_error *err)
 {
-    char out[96];
-    (void)snprintf(out, sizeof out, "%s", w->out);
-    char name[] = "qconv", cmd[] = "verify", q[] = "-q", t[] = "--threads=2";
-    char *argv[] = {name, cmd, q, t, out};
-    return run_words(5, argv, err);
+    return run_line(err, "qconv verify -q --threads=2 %s", w->out);
 }
 
 static qc_status run_unpack(const world *w, qc_error *err)
 {
-    char out[96], plain[96];
-    (void)snprintf(out, sizeof out, "%s", w->out);
-    (void)snprintf(plain, sizeof plain, "%s", w->plain);
-    char name[] = "qconv", cmd[] = "unpack", q[] = "-q", t[] = "--threads=2";
-    char *argv[] = {name, cmd, q, t, out, plain};
-    return run_words(6, argv, err);
+    return run_line(err, "qconv unpack -q --threads=2 %s %s", w->out, w->plain);
 }
 
 static int exists(const char *dir, const char *name)
@@ -110,30 +153,38 @@ static void assert_nothing_visible(const char *dir, const qc_error *err)
     assert_false(exists(dir, ".qconv-partial"));
 }
 
-/* Fail allocation 1, 2, 3, ... until the command no longer gets that far. */
+/* Fail allocation 1, 2, 3, ... until the command no longer gets that far: alone, then with all
+ * that come after it. */
 static void fail_allocations(const world *w, run_fn run, const char *made)
 {
-    for (uint64_t n = 1;; n++) {
-        qc_error err = {0};
-        qc_alloc_fail_at(n, 0);
-        qc_status st = run(w, &err);
-        uint64_t tried = qc_alloc_count();
-        qc_alloc_fail_at(0, 0);
-        if (tried < n) {
-            assert_int_equal(st, QC_OK);
-            print_message("%llu allocations failed in turn\n", (unsigned long long)(n - 1));
-            assert_true(n > 20);
-            return;
-        }
-        /* A failed allocation may be survived (a hint, a warning); else it is reported. */
-        if (st != QC_OK) {
-            assert_int_equal(st, QC_ERR_NOMEM);
-            assert_true(err.msg[0] != '\0');
+    for (int persistent = 0; persistent < 2; persistent++) {
+        for (uint64_t n = 1;; n++) {
+            qc_error err = {0};
+            qc_alloc_fail_at(n, persistent);
+            qc_status st = run(w, &err);
+            uint64_t tried = qc_alloc_count();
+            qc_alloc_fail_at(0, 0);
+            if (tried < n) {
+                assert_int_equal(st, QC_OK);
+                print_message("%llu allocations failed in turn\n", (unsigned long long)(n - 1));
+                assert_true(n > 20);
+                if (made)
+                    test_remove(made);
+                break;
+            }
+            /* A failed allocation may be survived (a hint, a warning); else it is reported. */
+            if (st != QC_OK) {
+                if (st != QC_ERR_NOMEM)
+                    print_error("allocation %llu: %s: %s\n", (unsigned long long)n,
+                                qc_status_name(st), err.msg);
+                assert_int_equal(st, QC_ERR_NOMEM);
+                assert_true(err.msg[0] != '\0');
+                if (made)
+                    assert_nothing_visible(made, &err);
+            }
             if (made)
-                assert_nothing_visible(made, &err);
+                test_remove(made);
         }
-        if (made)
-            test_remove(made);
     }
 }
 
@@ -184,6 +235,22 @@ static void test_convert_io(void **state)
     fail_io(w, run_convert, w->out, QC_IO_SYNC, EIO, QC_ERR_IO, 4);
     fail_io(w, run_convert, w->out, QC_IO_RENAME, EIO, QC_ERR_IO, 4);
     fail_io(w, run_convert_plain_int8, w->out, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 5);
+}
+
+/* The same for every other way through convert. */
+static void test_other_conversions(void **state)
+{
+    static const run_fn runs[] = {run_convert_placed, run_convert_auto, run_convert_fp8,
+                                  run_convert_torch};
+    const world *w = *state;
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        fail_allocations(w, runs[i], w->out);
+        test_remove(w->out);
+        fail_io(w, runs[i], w->out, QC_IO_READ, EIO, QC_ERR_IO, 4);
+        fail_io(w, runs[i], w->out, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 4);
+        fail_io(w, runs[i], w->out, QC_IO_SYNC, EIO, QC_ERR_IO, 4);
+        fail_io(w, runs[i], w->out, QC_IO_RENAME, EIO, QC_ERR_IO, 2);
+    }
 }
 
 static void test_full_disk_message(void **state)
@@ -240,8 +307,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_convert_allocations), cmocka_unit_test(test_convert_io),
-        cmocka_unit_test(test_full_disk_message),   cmocka_unit_test(test_verify_and_unpack),
-        cmocka_unit_test(test_old_output_survives),
+        cmocka_unit_test(test_other_conversions),   cmocka_unit_test(test_full_disk_message),
+        cmocka_unit_test(test_verify_and_unpack),   cmocka_unit_test(test_old_output_survives),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -161,13 +161,23 @@ static void write_shard(world *w, uint32_t shard, size_t *tensor)
     qc_strbuf_deinit(&file);
 }
 
+static void write_manifest(const world *w)
+{
+    qc_strbuf text;
+    qc_error err = {0};
+    qc_strbuf_init(&text, MIB);
+    if (qc_manifest_write(&w->m, &text, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+    fx_put(w->dir.path, QC_MANIFEST_NAME, text.data, text.len);
+    qc_strbuf_deinit(&text);
+}
+
 static void make_output(world *w, int compressed, int placed)
 {
     static qc_manifest_shard shards[16];
     static qc_manifest_tensor tensors[TENSORS];
     static qc_manifest_device devices[4];
     qc_error err = {0};
-    qc_strbuf text;
     size_t tensor = 0;
     memset(w, 0, sizeof *w);
     fx_make_dir(&w->dir);
@@ -211,11 +221,7 @@ static void make_output(world *w, int compressed, int placed)
                                                  .devices = devices,
                                                  .device_count = 4};
     }
-    qc_strbuf_init(&text, MIB);
-    if (qc_manifest_write(&w->m, &text, &err) != QC_OK)
-        fail_msg("%s", err.msg);
-    fx_put(w->dir.path, QC_MANIFEST_NAME, text.data, text.len);
-    qc_strbuf_deinit(&text);
+    write_manifest(w);
 }
 
 static void drop_output(world *w)
@@ -511,6 +517,48 @@ static void damage_is_named(void **state)
     }
 }
 
+/* A manifest that is right in itself, but not of these shards. */
+static void frames_of_another_output_are_refused(void **state)
+{
+    (void)state;
+    for (int k = 0; k < 4; k++) {
+        world w;
+        make_output(&w, 1, 1);
+        qc_manifest_tensor *long_one = w.m.tensors, *next = w.m.tensors + 1;
+        while (strcmp(long_one->name, "l1.w") != 0)
+            long_one++;
+        while (next->begin == next->end)
+            next++;
+        if (k == 0)
+            long_one->piece_bytes = 2 * MIB; /* not the pieces it was cut into */
+        if (k == 1) { /* the end of one tensor as the beginning of the next */
+            w.m.tensors[0].stored_bytes -= 1;
+            next->stored_offset -= 1;
+            next->stored_bytes += 1;
+        }
+        if (k == 2) { /* header and first tensor, the same */
+            w.m.shards[0].header_stored_bytes += 1;
+            w.m.tensors[0].stored_offset += 1;
+            w.m.tensors[0].stored_bytes -= 1;
+        }
+        if (k == 3) { /* a table of another length, in a file of the same */
+            w.m.shards[0].table_bytes -= 1;
+            w.m.shards[0].header_stored_bytes += 1;
+            for (size_t i = 0; i < TENSORS && w.m.tensors[i].shard == 0; i++)
+                if (w.m.tensors[i].end > w.m.tensors[i].begin)
+                    w.m.tensors[i].stored_offset += 1;
+        }
+        write_manifest(&w);
+        qc_reader *r = open_reader(&w);
+        const char *says = k == 3 ? "its seek table is not the one that was written"
+                                  : "its frames are not those the manifest lists";
+        const qc_manifest_shard *s = &w.m.shards[k == 0 ? long_one->shard : 0];
+        assert_load_fails(r, s->device, 2, QC_ERR_CHECK, s->name, says);
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
 /* The plain form has no checksum below the digests: what is skipped is not looked at. */
 static void digests_are_skipped_on_request(void **state)
 {
@@ -642,6 +690,7 @@ int main(void)
         cmocka_unit_test(only_the_shards_of_the_device_are_needed),
         cmocka_unit_test(an_output_without_placement_is_one_device),
         cmocka_unit_test(damage_is_named),
+        cmocka_unit_test(frames_of_another_output_are_refused),
         cmocka_unit_test(digests_are_skipped_on_request),
         cmocka_unit_test(room_for_one_tensor_is_enough),
         cmocka_unit_test(callers_errors_come_back),

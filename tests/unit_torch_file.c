@@ -264,6 +264,28 @@ static void knows_what_is_no_checkpoint(void **state)
     }
 }
 
+static void tells_by_the_first_bytes(void **state)
+{
+    static const struct {
+        const char *head;
+        size_t len;
+        int is;
+    } cases[] = {
+        {"PK\3\4", 4, 1},          {"PK\3", 3, 0},
+        {"PK\3\4\0\0\0\0", 8, 1},  {"PK\3\4\0\0\0\0x", 9, 1},
+        {"PK\3\4\0\0\0\0{", 9, 0}, /* a safetensors header of 67,324,752 bytes */
+        {"PK\5\6", 4, 0},          {"\x80\2cx", 4, 1},
+        {"\x80\5cx", 4, 1},        {"\x80\1cx", 4, 0},
+        {"\x80\6cx", 4, 0},        {"(dp0", 4, 0},
+    };
+    (void)state;
+    for (size_t k = 0; k < COUNT(cases); k++) {
+        if (qc_torch_file_is((const unsigned char *)cases[k].head, cases[k].len) != cases[k].is)
+            fail_msg("case %zu", k);
+    }
+    qc_torch_file_close(NULL);
+}
+
 /* ---- streams put together here ---- */
 
 #define MAGIC    "\x80\2\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
@@ -273,9 +295,14 @@ static void knows_what_is_no_checkpoint(void **state)
 #define VIEW(name, key, in, offset, elems)                                                         \
     "U\1" name "ctorch._utils\n_rebuild_tensor_v2\n((U\7storagectorch\nFloatStorage\nU\1" key      \
     "U\3cpuK" in "NtQK" offset "K" elems "\x85K\1\x85\x89}tR"
-#define STATE(views) "\x80\2}(" views "u."
-#define KEYS(keys)   "\x80\2](" keys "e."
-#define KEY(key)     "U\1" key
+/* The same with whole opcodes: offset in elements, shape and strides. */
+#define VIEW_OF(name, elems, offset, shape, strides)                                               \
+    "U\1" name "ctorch._utils\n_rebuild_tensor_v2\n((U\7storagectorch\nFloatStorage\nU\1"          \
+    "0U\3cpu" elems "tQ" offset shape strides "\x89}tR"
+#define LONG(little_endian) "\x8a\x08" little_endian
+#define STATE(views)        "\x80\2}(" views "u."
+#define KEYS(keys)          "\x80\2](" keys "e."
+#define KEY(key)            "U\1" key
 #define FOUR_FLOATS                                                                                \
     "\4\0\0\0\0\0\0\0"                                                                             \
     "0123456789abcdef"
@@ -328,6 +355,30 @@ static const struct {
     {P(MAGIC PROTOCOL "\x80\2}."), QC_ERR_UNSUPPORTED,
      "tensors are not in little-endian byte order"},
     {P(MAGIC "\x80\2M\xe8\3."), QC_ERR_UNSUPPORTED, "protocol of the stream is not 1001"},
+    {P(MAGIC "\x80\2N."), QC_ERR_UNSUPPORTED, "protocol of the stream is not 1001"},
+    {P(MAGIC PROTOCOL "\x80\2}U\x0dlittle_endianK\1s."), QC_ERR_UNSUPPORTED,
+     "tensors are not in little-endian byte order"},
+    /* Sizes that overflow 64 bits, one after the other. */
+    {P(HEAD STATE(VIEW_OF("w", "K\4", "K\0",
+                          LONG("\0\0\0\0\0\0\0\x40") LONG("\0\0\0\0\0\0\0\x40") "\x86",
+                          "K\1K\1\x86")) KEYS(KEY("0")) FOUR_FLOATS),
+     QC_ERR_INPUT, "tensor 'w': number of elements overflows 64 bits"},
+    {P(HEAD STATE(VIEW_OF("w", "K\4", "K\0", LONG("\0\0\0\0\0\0\0\x40") "\x85", "K\1\x85"))
+           KEYS(KEY("0")) FOUR_FLOATS),
+     QC_ERR_INPUT, "tensor 'w': number of bits overflows 64 bits"},
+    {P(HEAD STATE(VIEW_OF("w", "K\4", LONG("\0\0\0\0\0\0\0\x40"), "K\4\x85", "K\1\x85"))
+           KEYS(KEY("0")) FOUR_FLOATS),
+     QC_ERR_INPUT,
+     "tensor 'w': 16 bytes from element 4611686018427387904 on are beyond its storage, which has "
+     "16 bytes"},
+    {P(HEAD STATE(VIEW_OF("w", "K\4", LONG("\xff\xff\xff\xff\xff\xff\xff\x3f"), "K\4\x85",
+                          "K\1\x85")) KEYS(KEY("0")) FOUR_FLOATS),
+     QC_ERR_INPUT,
+     "tensor 'w': 16 bytes from element 4611686018427387903 on are beyond its storage, which has "
+     "16 bytes"},
+    {P(HEAD STATE(VIEW_OF("w", LONG("\0\0\0\0\0\0\0\x40"), "K\0", "K\4\x85", "K\1\x85"))
+           KEYS(KEY("0")) FOUR_FLOATS),
+     QC_ERR_INPUT, "number of bits overflows 64 bits"},
     {P("\x80\2K\1."), QC_ERR_UNSUPPORTED,
      "file is a pickle, but does not begin with the magic number of torch.save"},
 };
@@ -502,11 +553,11 @@ static void survives_faults(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(equals_its_twin),     cmocka_unit_test(counts_what_is_no_tensor),
-        cmocka_unit_test(refuses_by_name),     cmocka_unit_test(knows_what_is_no_checkpoint),
-        cmocka_unit_test(reads_streams),       cmocka_unit_test(reads_long_streams),
-        cmocka_unit_test(survives_truncation), cmocka_unit_test(survives_flips),
-        cmocka_unit_test(survives_faults),
+        cmocka_unit_test(equals_its_twin),          cmocka_unit_test(counts_what_is_no_tensor),
+        cmocka_unit_test(refuses_by_name),          cmocka_unit_test(knows_what_is_no_checkpoint),
+        cmocka_unit_test(tells_by_the_first_bytes), cmocka_unit_test(reads_streams),
+        cmocka_unit_test(reads_long_streams),       cmocka_unit_test(survives_truncation),
+        cmocka_unit_test(survives_flips),           cmocka_unit_test(survives_faults),
     };
     return cmocka_run_group_tests(tests, make_root, remove_root);
 }

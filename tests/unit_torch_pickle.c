@@ -248,6 +248,46 @@ static const struct {
      "pickle byte 87: a tensor of 0 dimensions with 1 strides"},
     {P("\x80\2ctorch._utils\n_rebuild_parameter\n(N\x89}tR."), QC_ERR_UNSUPPORTED,
      "pickle byte 40: a parameter that holds no tensor"},
+    {P("\x80\4\x93."), QC_ERR_INPUT, "pickle byte 2: opcode 0x93 takes 1 values, the stack has 0"},
+    {P("\x80\4N\x93."), QC_ERR_INPUT, "pickle byte 3: opcode 0x93 takes 1 values, the stack has 0"},
+    {P("\x80\2b."), QC_ERR_INPUT, "pickle byte 2: opcode 0x62 takes 2 values, the stack has 0"},
+    {P("\x80\2Q."), QC_ERR_INPUT, "pickle byte 2: opcode 0x51 takes 1 values, the stack has 0"},
+    {P("\x80\2G1234567"), QC_ERR_TRUNCATED, "pickle byte 2: 8 bytes were expected, 7 are left"},
+    {P("\x80\2J\1\2\3"), QC_ERR_TRUNCATED, "pickle byte 2: 4 bytes were expected, 3 are left"},
+    {P("\x80\2Nr\1\0\0"), QC_ERR_TRUNCATED, "pickle byte 3: 4 bytes were expected, 3 are left"},
+    {P("\x80\2j\1\0\0"), QC_ERR_TRUNCATED, "pickle byte 2: 4 bytes were expected, 3 are left"},
+    {P("\x80\4\x95\3\0\0"), QC_ERR_TRUNCATED, "pickle byte 2: 8 bytes were expected, 3 are left"},
+    {P("\x80\2(U\7storageccollections\nOrderedDict\nU\1aU\3cpuK\1tQ."), QC_ERR_INPUT,
+     "pickle byte 48: type, key, location or elements of a storage are of the wrong kind"},
+    {P("\x80\2(U\7storagectorch\nFloatStorage\nNU\3cpuK\1tQ."), QC_ERR_INPUT,
+     "pickle byte 41: type, key, location or elements of a storage are of the wrong kind"},
+    {P("\x80\2(U\7storagectorch\nFloatStorage\nU\1aNK\1tQ."), QC_ERR_INPUT,
+     "pickle byte 39: type, key, location or elements of a storage are of the wrong kind"},
+    {P("\x80\2(U\7storagectorch\nFloatStorage\nU\1aU\3cpuNtQ."), QC_ERR_INPUT,
+     "pickle byte 42: type, key, location or elements of a storage are of the wrong kind"},
+    {P("\x80\2ctorch.storage\nTypedStorage\n."), QC_ERR_UNSUPPORTED,
+     "pickle byte 2: refused: the pickle calls 'torch.storage.TypedStorage', which no checkpoint "
+     "of plain tensors needs; qconv never runs code from a checkpoint"},
+    {P("\x80\2ctorch\nSize\n)R."), QC_ERR_UNSUPPORTED,
+     "pickle byte 15: torch.Size with 0 arguments"},
+    {P("\x80\2ctorch._utils\n_rebuild_tensor\n)R."), QC_ERR_UNSUPPORTED,
+     "pickle byte 33: torch._utils._rebuild_tensor with 0 arguments"},
+    {P("\x80\2ctorch._utils\n_rebuild_tensor_v2\n(" STORAGE("0", "\1") "N))\x89}tR."), QC_ERR_INPUT,
+     "pickle byte 84: a tensor without a storage or an offset"},
+    {P("\x80\2ctorch._utils\n_rebuild_tensor_v2\n(" STORAGE("0",
+                                                            "\1") "J\xff\xff\xff\xff))\x89}tR."),
+     QC_ERR_INPUT, "pickle byte 88: a tensor without a storage or an offset"},
+    {P("\x80\2ctorch._utils\n_rebuild_tensor_v2\n(" STORAGE("0", "\1") "K\0))\x89}]tR."),
+     QC_ERR_UNSUPPORTED, "pickle byte 86: a tensor with metadata (a conjugate or negative view?)"},
+    {P("\x80\2ctorch._utils\n_rebuild_tensor_v3\n(" STORAGE("0", "\1") "K\0))\x89}NtR."),
+     QC_ERR_INPUT, "pickle byte 86: a tensor whose dtype is no dtype"},
+    {P("\x80\2ctorch._utils\n_rebuild_tensor_v3\n(" STORAGE(
+         "0", "\1") "K\0))\x89}ctorch\nFloatStorage\ntR."),
+     QC_ERR_INPUT, "pickle byte 105: a tensor whose dtype is no dtype"},
+    {P("\x80\2ctorch._utils\n_rebuild_parameter\n)R."), QC_ERR_UNSUPPORTED,
+     "pickle byte 36: torch._utils._rebuild_parameter with 0 arguments"},
+    {P("\x80\2ctorch._utils\n_rebuild_parameter_with_state\n)R."), QC_ERR_UNSUPPORTED,
+     "pickle byte 47: torch._utils._rebuild_parameter_with_state with 0 arguments"},
 };
 
 static void says_what_is_wrong(void **state)
@@ -277,6 +317,35 @@ static void makes_tensors(void **state)
     const qc_pickle_storage *s = &p.storages[t->storage];
     assert_true(s->elems == 6 && s->key_bytes == 1 && p.text[s->key] == '7');
     qc_pickle_deinit(&p);
+}
+
+/* The four calls that make one: metadata that is absent, None or empty changes nothing. */
+static void makes_tensors_by_every_call(void **state)
+{
+    static const struct {
+        const char *text;
+        size_t len;
+        qc_dtype dtype;
+    } cases[] = {
+#define OF(call, behind)                                                                           \
+    "\x80\2ctorch._utils\n" call "\n(" STORAGE("0", "\6") "K\2K\4\x85K\1\x85" behind "tR."
+        {P(OF("_rebuild_tensor", "")), QC_DTYPE_F32},
+        {P(OF("_rebuild_tensor_v2", "\x89}")), QC_DTYPE_F32},
+        {P(OF("_rebuild_tensor_v2", "\x89}N")), QC_DTYPE_F32},
+        {P(OF("_rebuild_tensor_v2", "\x89}}")), QC_DTYPE_F32},
+        {P(OF("_rebuild_tensor_v3", "\x89}ctorch\nint32\n")), QC_DTYPE_I32},
+        {P(OF("_rebuild_tensor_v3", "\x89}ctorch\nint32\n}")), QC_DTYPE_I32},
+#undef OF
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        qc_pickle p;
+        runs(&p, cases[i].text, cases[i].len);
+        assert_true(p.root.kind == QC_PICKLE_TENSOR && p.tensor_count == 1);
+        assert_true(p.tensors->dtype == cases[i].dtype && p.tensors->offset_elems == 2);
+        assert_true(p.tensors->ndim == 1 && p.tensors->dims[0] == 4 && p.tensors->strides[0] == 1);
+        qc_pickle_deinit(&p);
+    }
 }
 
 /* ---- what is large for its text ---- */
@@ -399,6 +468,97 @@ static void judges_state_dicts(void **state)
     }
 }
 
+/* Names are kept as they are where they are UTF-8 (RFC 3629, section 4), and refused otherwise. */
+static void judges_names(void **state)
+{
+    static const struct {
+        const char *name; /* at most 4 bytes */
+        int ok;
+    } cases[] = {
+        {"\x7f", 1},
+        {"\x80", 0},
+        {"\xc1\xbf", 0},
+        {"\xc2\x80", 1},
+        {"\xdf\xbf", 1},
+        {"\xdf", 0},
+        {"\xdf\x7f", 0},
+        {"\xe0\x9f\xbf", 0},
+        {"\xe0\xa0\x80", 1},
+        {"\xe1\x80\x80", 1},
+        {"\xe1\x80\xc0", 0},
+        {"\xed\x9f\xbf", 1},
+        {"\xed\xa0\x80", 0},
+        {"\xef\xbf\xbf", 1},
+        {"\xef\xbf", 0},
+        {"\xf0\x8f\xbf\xbf", 0},
+        {"\xf0\x90\x80\x80", 1},
+        {"\xf1\x80\x80\x80", 1},
+        {"\xf4\x8f\xbf\xbf", 1},
+        {"\xf4\x90\x80\x80", 0},
+        {"\xf5\x80\x80\x80", 0},
+        {"\xff\x80\x80\x80", 0},
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        static const char tensor[] = TENSOR("0", "\1", ")", ")") "s.";
+        char text[16 + sizeof tensor];
+        qc_pickle p;
+        qc_torch_state out;
+        qc_arena arena;
+        qc_error err = {0};
+        int n =
+            snprintf(text, sizeof text, "\x80\2}U%c%s", (int)strlen(cases[i].name), cases[i].name);
+        memcpy(text + n, tensor, sizeof tensor);
+        qc_arena_init(&arena);
+        runs(&p, text, (size_t)n + sizeof tensor - 1);
+        qc_status st = qc_torch_state_read(&out, &arena, &p, &err);
+        if ((st == QC_OK) != cases[i].ok)
+            fail_msg("name %zu: %s '%s'", i, qc_status_name(st), err.msg);
+        if (st == QC_OK)
+            assert_true(out.count == 1 && strcmp(out.entries->name, cases[i].name) == 0);
+        qc_pickle_deinit(&p);
+        qc_arena_deinit(&arena);
+    }
+}
+
+/* What lies beside the tensors is counted; its name is told where it has one. */
+static void skips_what_is_no_tensor(void **state)
+{
+#define W "U\1w" TENSOR("0", "\1", ")", ")")
+    static const struct {
+        const char *text;
+        size_t len;
+        size_t skipped;
+        const char *first;
+    } cases[] = {
+        {P("\x80\2}(" W "u."), 0, NULL},
+        {P("\x80\2}(K\1K\2" W "u."), 1, NULL},
+        {P("\x80\2}(U\1aK\2U\1bK\3" W "u."), 2, "a"},
+        {P("\x80\2}(U\5modelK\2U\6moduleNU\nstate_dict}" W "su."), 2, "model"},
+        {P("\x80\2}(U\5model}U\6module}" W "su."), 1, "model"},
+    };
+    (void)state;
+    for (size_t i = 0; i < COUNT(cases); i++) {
+        qc_pickle p;
+        qc_torch_state out;
+        qc_arena arena;
+        qc_error err = {0};
+        qc_arena_init(&arena);
+        runs(&p, cases[i].text, cases[i].len);
+        if (qc_torch_state_read(&out, &arena, &p, &err) != QC_OK)
+            fail_msg("case %zu: %s", i, err.msg);
+        assert_true(out.count == 1 && strcmp(out.entries->name, "w") == 0);
+        if (out.skipped != cases[i].skipped)
+            fail_msg("case %zu: %zu skipped", i, out.skipped);
+        assert_true(!out.first_skipped == !cases[i].first);
+        if (cases[i].first)
+            assert_string_equal(out.first_skipped, cases[i].first);
+        qc_pickle_deinit(&p);
+        qc_arena_deinit(&arena);
+    }
+#undef W
+}
+
 static void survives_faults(void **state)
 {
     qc_status st = QC_ERR_INTERNAL;
@@ -425,10 +585,13 @@ int main(void)
         cmocka_unit_test(shares_through_the_memo),
         cmocka_unit_test(says_what_is_wrong),
         cmocka_unit_test(makes_tensors),
+        cmocka_unit_test(makes_tensors_by_every_call),
         cmocka_unit_test(is_not_moved_by_memo_bombs),
         cmocka_unit_test(bounds_what_one_opcode_makes),
         cmocka_unit_test(refuses_what_is_too_long),
         cmocka_unit_test(judges_state_dicts),
+        cmocka_unit_test(judges_names),
+        cmocka_unit_test(skips_what_is_no_tensor),
         cmocka_unit_test(survives_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

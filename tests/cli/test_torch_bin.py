@@ -136,6 +136,25 @@ class Refused(OutputCase):
         self.fails(3, "--to", "nf4", "m", "o", has="no end record")
         self.assert_nothing("o")
 
+    def test_older_archives(self):
+        """Before torch 2.1 nothing told the byte order; other entries beside are nothing to us."""
+        shutil.copytree(SHARDED, self.path("new"))
+        shutil.copytree(SHARDED, self.path("old"))
+        for name in os.listdir(self.path("old")):
+            if not name.endswith(".bin"):
+                continue
+            with zipfile.ZipFile(self.path("new", name)) as a, \
+                    zipfile.ZipFile(self.path("old", name), "w") as b:
+                b.writestr("a note", "without a folder")
+                for i in a.infolist():
+                    if not i.filename.endswith("/byteorder"):
+                        b.writestr(i.filename, a.read(i))
+        for m in ("new", "old"):
+            self.ok("-q", "--to", "nf4", m, "of_" + m)
+        new, old = tree(self.path("of_new")), tree(self.path("of_old"))
+        self.assertNotEqual(new.pop("qconv.json"), old.pop("qconv.json"))  # digests of the pickles
+        self.assertEqual(new, old)
+
     def test_not_finite(self):
         """A NaN in a .bin is refused as one in safetensors is."""
         shutil.copytree(SHARDED, self.path("m"))
