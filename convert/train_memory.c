@@ -11,7 +11,9 @@ const char *const qc_train_precision_names[3] = {"bf16", "fp16", "fp32"};
 #define ADAPTER_BYTES     4u         /* peft holds adapters in float32 */
 #define ZERO_BUCKET_ELEMS 500000000u /* DeepSpeed's reduce_bucket_size */
 #define BATCH_BYTES       24u        /* ids, mask and labels of a token, 8 bytes each */
-#define STATE_BLOCK       256u       /* 8-bit states: bytes that share a float32 absmax */
+#define LOSS_BYTES        12u  /* a logit: log-softmax, its gradient and the logit's, in float32 */
+#define LAYER_ADAPTERS    7u   /* q, k, v, o, gate, up, down */
+#define STATE_BLOCK       256u /* 8-bit states: bytes that share a float32 absmax */
 
 /* ---- arithmetic that saturates ---- */
 
@@ -145,24 +147,43 @@ static void fill_states(qc_train_bytes *b, const qc_train_model *m, const qc_tra
     b->optimizer = share(add(master, state_bytes(t->optimizer, trained)), t->zero >= 1 ? gpus : 1);
 }
 
-/* What one layer keeps of one token for the backward pass. */
-static uint64_t layer_token_bytes(const qc_geometry *g, uint64_t width)
+/* What one layer keeps of one token for the backward pass. A frozen linear weight keeps nothing;
+ * its adapter keeps its input in float32, every adapter a copy of its own where that is a
+ * conversion. */
+static uint64_t layer_token_bytes(const qc_geometry *g, const qc_train_options *t)
 {
+    uint64_t width = width_of(t), hidden = g->hidden, wide = g->intermediate;
     uint64_t queries = mul(g->heads, g->head_dim), keys = mul(g->kv_heads, g->head_dim);
-    uint64_t norms = add(mul(g->hidden, 8), mul(g->hidden, 4 * width));
     uint64_t attention = add(mul(add(mul(queries, 2), mul(keys, 2)), width), mul(g->heads, 4));
-    return add(add(norms, attention), mul(g->intermediate, 4 * width));
+    uint64_t bytes = add(attention, mul(hidden, 8));
+    if (t->method == QC_TRAIN_FULL)
+        return add(bytes, add(mul(hidden, 4 * width), mul(wide, 4 * width)));
+    bytes = add(bytes, add(mul(wide, 3 * width), mul(t->lora_rank, LAYER_ADAPTERS * 4)));
+    if (width == ADAPTER_BYTES) /* the attention's output is counted already */
+        return add(bytes, add(mul(hidden, 2 * width), mul(wide, width)));
+    return add(bytes, mul(add(add(mul(hidden, 5), queries), wide), ADAPTER_BYTES));
 }
 
-static uint64_t activation_bytes(const qc_geometry *g, const qc_train_options *t, uint64_t tokens)
+/* Gradients of one token while a layer's MLP is at work backwards, the most that it takes. */
+static uint64_t backward_token_bytes(const qc_geometry *g, const qc_train_options *t)
 {
     uint64_t width = width_of(t);
-    uint64_t layer = layer_token_bytes(g, width);
-    uint64_t layers = mul(layer, g->layer_count);
+    if (t->method == QC_TRAIN_FULL)
+        return add(mul(g->intermediate, 2 * width), mul(g->hidden, width));
+    return add(mul(g->intermediate, 2 * width + ADAPTER_BYTES), mul(g->hidden, 6 * width));
+}
+
+/* The peak is at the loss, where all layers' activations meet the logits, or in the last layer. */
+static uint64_t activation_bytes(const qc_geometry *g, const qc_train_options *t, uint64_t tokens)
+{
+    uint64_t width = width_of(t), layer = layer_token_bytes(g, t);
+    uint64_t kept = mul(t->checkpointing ? mul(g->hidden, width) : layer, g->layer_count);
+    uint64_t norm = mul(g->hidden, t->method == QC_TRAIN_FULL ? 4 + 2 * width : 4);
+    uint64_t loss = add(norm, mul(g->vocab, LOSS_BYTES + width));
+    uint64_t inside = add(backward_token_bytes(g, t), mul(g->vocab, width));
     if (t->checkpointing)
-        layers = add(mul(mul(g->hidden, width), g->layer_count), layer);
-    uint64_t ends = add(mul(g->hidden, 4 + 3 * width), mul(g->vocab, width == 2 ? 14 : 12));
-    return mul(add(layers, ends), tokens);
+        inside = add(inside, layer);
+    return mul(add(kept, loss > inside ? loss : inside), tokens);
 }
 
 static uint64_t workspace_bytes(const qc_train_model *m, const qc_train_options *t, uint32_t gpus)
