@@ -28,8 +28,10 @@ ENVIRONMENTS = {
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
     "forms-transformers5": (["transformers5"], "test_interop_forms.py"),
     "forms-transformers4": (["transformers4"], "test_interop_forms.py"),
+    "training": (["training", "transformers5"], "test_interop_training.py"),
 }
-NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
+NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size|"
+                   r"SyncActivityProfilerHandler|gpuGetDeviceCount|CPUAllocator")
 
 
 def run(name, arguments):
@@ -42,6 +44,7 @@ def run(name, arguments):
         "HF_HUB_OFFLINE": "1",  # nothing is fetched while checking
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "DS_ACCELERATOR": "cpu",  # deepspeed would look for a compiler otherwise
         "TOKENIZERS_PARALLELISM": "false",
     }
     with tempfile.TemporaryDirectory(prefix="qconv-interop-") as scratch:
