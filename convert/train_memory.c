@@ -14,7 +14,9 @@ const char *const qc_train_precision_names[3] = {"bf16", "fp16", "fp32"};
 #define ADAPTER_BYTES     4u         /* peft holds adapters in float32 */
 #define ZERO_BUCKET_ELEMS 500000000u /* DeepSpeed's reduce_bucket_size */
 #define BATCH_BYTES       24u        /* ids, mask and labels of a token, 8 bytes each */
-#define STATE_BLOCK       256u       /* 8-bit states: bytes that share a float32 absmax */
+#define LOSS_BYTES        12u  /* a logit: log-softmax, its gradient and the logit's, in float32 */
+#define LAYER_ADAPTERS    7u   /* q, k, v, o, gate, up, down */
+#define STATE_BLOCK       256u /* 8-bit states: bytes that share a float32 absmax */
 
 static uint64_t least(uint64_t a, uint64_t b)
 {
@@ -115,28 +117,53 @@ static void fill_states(qc_train_bytes *b, const qc_train_model *m, const qc_tra
                                    t->zero >= 1 ? gpus : 1);
 }
 
-/* What one layer keeps of one token for the backward pass. */
-static uint64_t layer_token_bytes(const qc_geometry *g, uint64_t width)
+/* What one layer keeps of one token for the backward pass. A frozen linear weight keeps nothing;
+ * its adapter keeps its input in float32, every adapter a copy of its own where that is a
+ * conversion. */
+static uint64_t layer_token_bytes(const qc_geometry *g, const qc_train_options *t)
 {
+    uint64_t width = width_of(t), hidden = g->hidden, wide = g->intermediate;
     uint64_t queries = qc_sat_mul(g->heads, g->head_dim),
              keys = qc_sat_mul(g->kv_heads, g->head_dim);
-    uint64_t norms = qc_sat_add(qc_sat_mul(g->hidden, 8), qc_sat_mul(g->hidden, 4 * width));
     uint64_t attention =
         qc_sat_add(qc_sat_mul(qc_sat_add(qc_sat_mul(queries, 2), qc_sat_mul(keys, 2)), width),
                    qc_sat_mul(g->heads, 4));
-    return qc_sat_add(qc_sat_add(norms, attention), qc_sat_mul(g->intermediate, 4 * width));
+    uint64_t bytes = qc_sat_add(attention, qc_sat_mul(hidden, 8));
+    if (t->method == QC_TRAIN_FULL)
+        return qc_sat_add(bytes,
+                          qc_sat_add(qc_sat_mul(hidden, 4 * width), qc_sat_mul(wide, 4 * width)));
+    bytes = qc_sat_add(bytes, qc_sat_add(qc_sat_mul(wide, 3 * width),
+                                         qc_sat_mul(t->lora_rank, LAYER_ADAPTERS * 4)));
+    if (width == ADAPTER_BYTES) /* the attention's output is counted already */
+        return qc_sat_add(bytes,
+                          qc_sat_add(qc_sat_mul(hidden, 2 * width), qc_sat_mul(wide, width)));
+    return qc_sat_add(
+        bytes,
+        qc_sat_mul(qc_sat_add(qc_sat_add(qc_sat_mul(hidden, 5), queries), wide), ADAPTER_BYTES));
 }
 
-static uint64_t activation_bytes(const qc_geometry *g, const qc_train_options *t, uint64_t tokens)
+/* Gradients of one token while a layer's MLP is at work backwards, the most that it takes. */
+static uint64_t backward_token_bytes(const qc_geometry *g, const qc_train_options *t)
 {
     uint64_t width = width_of(t);
-    uint64_t layer = layer_token_bytes(g, width);
-    uint64_t layers = qc_sat_mul(layer, g->layer_count);
+    if (t->method == QC_TRAIN_FULL)
+        return qc_sat_add(qc_sat_mul(g->intermediate, 2 * width), qc_sat_mul(g->hidden, width));
+    return qc_sat_add(qc_sat_mul(g->intermediate, 2 * width + ADAPTER_BYTES),
+                      qc_sat_mul(g->hidden, 6 * width));
+}
+
+/* The peak is at the loss, where all layers' activations meet the logits, or in the last layer. */
+static uint64_t activation_bytes(const qc_geometry *g, const qc_train_options *t, uint64_t tokens)
+{
+    uint64_t width = width_of(t), layer = layer_token_bytes(g, t);
+    uint64_t kept =
+        qc_sat_mul(t->checkpointing ? qc_sat_mul(g->hidden, width) : layer, g->layer_count);
+    uint64_t norm = qc_sat_mul(g->hidden, t->method == QC_TRAIN_FULL ? 4 + 2 * width : 4);
+    uint64_t loss = qc_sat_add(norm, qc_sat_mul(g->vocab, LOSS_BYTES + width));
+    uint64_t inside = qc_sat_add(backward_token_bytes(g, t), qc_sat_mul(g->vocab, width));
     if (t->checkpointing)
-        layers = qc_sat_add(qc_sat_mul(qc_sat_mul(g->hidden, width), g->layer_count), layer);
-    uint64_t ends = qc_sat_add(qc_sat_mul(g->hidden, 4 + 3 * width),
-                               qc_sat_mul(g->vocab, width == 2 ? 14 : 12));
-    return qc_sat_mul(qc_sat_add(layers, ends), tokens);
+        inside = qc_sat_add(inside, layer);
+    return qc_sat_mul(qc_sat_add(kept, loss > inside ? loss : inside), tokens);
 }
 
 static uint64_t workspace_bytes(const qc_train_model *m, const qc_train_options *t, uint32_t gpus)

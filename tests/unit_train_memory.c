@@ -89,25 +89,60 @@ static void test_states_by_hand(void **state)
     assert_int_equal(b.workspace, 45088768 * 2);
 }
 
+/* Bytes a token of what torch was measured to keep; see docs/training.md. */
 static void test_activations_by_hand(void **state)
 {
     (void)state;
     qc_train_model m = model_of(1000000);
     qc_train_place place = {.gpus = 1, .tokens = 1000};
     qc_train_options t = options_of(QC_TRAIN_FULL);
-    uint64_t layer = 4096 * 8 + 4096 * 8             /* two norms: float32 in, 16 bit twice out */
-                     + (2 * 4096 + 2 * 1024) * 2     /* q, attention output; k, v */
-                     + 32 * 4                        /* log-sum-exp of every head */
-                     + 4 * 11008 * 2;                /* gate, up, silu(gate), product */
-    uint64_t ends = 4096 * (4 + 3 * 2) + 32000 * 14; /* embeddings, last norm; logits */
+    uint64_t attention = (2 * 4096 + 2 * 1024) * 2 /* q, output; k, v */
+                         + 32 * 4;                 /* log-sum-exp of every head */
+    uint64_t layer = 4096 * 8 + 4096 * 8           /* two norms: float32 in, 16 bit twice out */
+                     + attention + 4 * 11008 * 2;  /* gate, up, silu(gate), product */
+    uint64_t loss = 4096 * (4 + 2 * 2) + 32000 * 14;
     qc_train_bytes b = qc_train_estimate(&m, &t, &place, 3);
-    assert_int_equal(b.activations, 3000 * (32 * layer + ends));
+    assert_int_equal(b.activations, 3000 * (32 * layer + loss));
     assert_int_equal(b.batch_data, 3000 * 24);
-    t.checkpointing = 1;
+    t.checkpointing = 1; /* the loss outweighs one layer at work */
     b = qc_train_estimate(&m, &t, &place, 3);
-    assert_int_equal(b.activations, 3000 * (32 * 4096 * 2 + layer + ends));
+    assert_int_equal(b.activations, 3000 * (32 * 4096 * 2 + loss));
     assert_int_equal(b.total, b.parameters + b.gradients + b.optimizer + b.activations +
                                   b.batch_data + b.workspace + b.context);
+    t.precision = QC_PRECISION_FP32;
+    b = qc_train_estimate(&m, &t, &place, 1);
+    assert_int_equal(b.activations, 1000 * (32 * 4096 * 4 + 4096 * 12 + 32000 * 16));
+    /* Adapters keep the inputs of q, k, v, gate, up; o; down in float32. */
+    t = options_of(QC_TRAIN_LORA);
+    layer = 4096 * 8 + attention + 3 * 11008 * 2 + 4 * (5 * 4096 + 4096 + 11008) + 7 * 16 * 4;
+    b = qc_train_estimate(&m, &t, &place, 1);
+    assert_int_equal(b.activations, 1000 * (32 * layer + 4096 * 4 + 32000 * 14));
+    t.precision = QC_PRECISION_FP32; /* no conversion, no copies */
+    layer = 4096 * 8 + 2 * attention - 32 * 4 + 3 * 11008 * 4 + 2 * 4096 * 4 + 11008 * 4 + 448;
+    b = qc_train_estimate(&m, &t, &place, 1);
+    assert_int_equal(b.activations, 1000 * (32 * layer + 4096 * 4 + 32000 * 16));
+}
+
+/* With few words the peak is in the layer that is recomputed, not at the loss. */
+static void test_activations_of_a_small_vocabulary(void **state)
+{
+    (void)state;
+    qc_geometry small = geometry;
+    small.vocab = 64;
+    qc_train_model m = model_of(1000000);
+    m.geometry = &small;
+    qc_train_place place = {.gpus = 1, .tokens = 1000};
+    qc_train_options t = options_of(QC_TRAIN_FULL);
+    uint64_t attention = (2 * 4096 + 2 * 1024) * 2 + 32 * 4;
+    uint64_t layer = 4096 * 16 + attention + 4 * 11008 * 2;
+    t.checkpointing = 1;
+    qc_train_bytes b = qc_train_estimate(&m, &t, &place, 1);
+    assert_int_equal(b.activations, 1000 * (32 * 4096 * 2 + layer + 4 * 11008 + 2 * 4096 + 64 * 2));
+    t.method = QC_TRAIN_QLORA;
+    layer = 4096 * 8 + attention + 6 * 11008 + 4 * (6 * 4096 + 11008) + 7 * 16 * 4;
+    b = qc_train_estimate(&m, &t, &place, 1);
+    assert_int_equal(b.activations,
+                     1000 * (32 * 4096 * 2 + layer + 8 * 11008 + 12 * 4096 + 64 * 2));
 }
 
 static void test_communication(void **state)
@@ -202,10 +237,15 @@ static void test_labels(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_zero_paper),           cmocka_unit_test(test_states_by_hand),
-        cmocka_unit_test(test_activations_by_hand),  cmocka_unit_test(test_communication),
-        cmocka_unit_test(test_search_is_exhaustive), cmocka_unit_test(test_settings),
-        cmocka_unit_test(test_sizes_saturate),       cmocka_unit_test(test_labels),
+        cmocka_unit_test(test_zero_paper),
+        cmocka_unit_test(test_states_by_hand),
+        cmocka_unit_test(test_activations_by_hand),
+        cmocka_unit_test(test_activations_of_a_small_vocabulary),
+        cmocka_unit_test(test_communication),
+        cmocka_unit_test(test_search_is_exhaustive),
+        cmocka_unit_test(test_settings),
+        cmocka_unit_test(test_sizes_saturate),
+        cmocka_unit_test(test_labels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,11 +52,12 @@ if ! current requirements.txt "$environment/venv"; then
         skip "torch cannot be imported"
     stamp requirements.txt >"$environment/venv/.qconv-stamp"
 fi
-for name in transformers4 transformers5 bitsandbytes49; do
+for name in transformers4 transformers5 bitsandbytes49 training; do
     if ! current "requirements-$name.txt" "$environment/$name"; then
         rm -rf "$environment/$name"
-        "$environment/venv/bin/pip" install -q --disable-pip-version-check --no-deps \
-            --target "$environment/$name" -r "$here/requirements-$name.txt" ||
+        DS_BUILD_OPS=0 CUDA_VISIBLE_DEVICES= \
+            "$environment/venv/bin/pip" install -q --disable-pip-version-check --no-deps \
+            --no-build-isolation --use-pep517 --target "$environment/$name" -r "$here/requirements-$name.txt" ||
             skip "packages could not be installed (no network?)"
         stamp "requirements-$name.txt" >"$environment/$name/.qconv-stamp"
     fi

@@ -3,8 +3,8 @@
 usage: stage.py --build BUILD_DIR --environment ENVIRONMENT_DIR [NAME...]
 
 An environment is a set of package folders that goes before the virtual environment's own; NAME
-picks some. Last line: "interop: N passed, N failed, N skipped". Exit code 0, 1 (something failed)
-or 77 (nothing ran).
+picks some. Two run at a time, the long ones first, each printed when it is done. Last line:
+"interop: N passed, N failed, N skipped". Exit code 0, 1 (something failed) or 77 (nothing ran).
 """
 import argparse
 import os
@@ -14,25 +14,30 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = {
-    "quantizers-bitsandbytes50": (["transformers5"], "test_interop_quantizers.py"),
-    "quantizers-bitsandbytes49": (["bitsandbytes49"], "test_interop_quantizers.py"),
-    "files": (["transformers5"], "test_interop_files.py"),
-    "placement": (["transformers5"], "test_interop_placement.py"),
-    "auto": (["transformers5"], "test_interop_auto.py"),
-    "torch": (["transformers5"], "test_interop_torch.py"),
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
-    "forms-transformers5": (["transformers5"], "test_interop_forms.py"),
     "forms-transformers4": (["transformers4"], "test_interop_forms.py"),
+    "forms-transformers5": (["transformers5"], "test_interop_forms.py"),
+    "training": (["training", "transformers5"], "test_interop_training.py"),
+    "quantizers-bitsandbytes50": (["transformers5"], "test_interop_quantizers.py"),
+    "quantizers-bitsandbytes49": (["bitsandbytes49"], "test_interop_quantizers.py"),
+    "placement-transformers5": (["transformers5"], "test_interop_placement.py"),
+    "placement-transformers4": (["transformers4"], "test_interop_placement.py"),
+    "auto-transformers5": (["transformers5"], "test_interop_auto.py"),
+    "auto-transformers4": (["transformers4"], "test_interop_auto.py"),
+    "torch": (["transformers5"], "test_interop_torch.py"),
+    "files": (["transformers5"], "test_interop_files.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
 
 
 def run(name, arguments):
+    started = time.monotonic()
     folders, script = ENVIRONMENTS[name]
     environment = dict(os.environ)
     environment |= {
@@ -42,23 +47,26 @@ def run(name, arguments):
         "HF_HUB_OFFLINE": "1",  # nothing is fetched while checking
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "CUDA_VISIBLE_DEVICES": "",
+        "KINETO_LOG_LEVEL": "99",  # torch's profiler is chatty
+        "DS_ACCELERATOR": "cpu",  # deepspeed would look for a compiler otherwise
         "TOKENIZERS_PARALLELISM": "false",
     }
     with tempfile.TemporaryDirectory(prefix="qconv-interop-") as scratch:
         environment["QCONV_SCRATCH"] = scratch
-        process = subprocess.Popen([sys.executable, "-B", script], cwd=HERE, env=environment,
-                                   text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        counts = None
-        for line in process.stdout:
-            if NOISE.search(line):
-                continue
-            if m := re.match(r"counts: (\d+) (\d+) (\d+)$", line):
-                counts = [int(n) for n in m.groups()]
-            else:
-                print(line, end="", flush=True)
-        code = process.wait()
-    if counts is None or (code != 0 and counts[1] == 0):
-        return [0, 1, 0]  # it fell over before or after counting
+        done = subprocess.run([sys.executable, "-B", script], cwd=HERE, env=environment, text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    counts, lines = None, []
+    for line in done.stdout.splitlines():
+        if m := re.match(r"counts: (\d+) (\d+) (\d+)$", line):
+            counts = [int(n) for n in m.groups()]
+        elif not NOISE.search(line):
+            lines.append(line)
+    if counts is None or (done.returncode != 0 and counts[1] == 0):
+        counts = [0, 1, 0]  # it fell over before or after counting
+    head = f"\n--- {name}"
+    tail = "--- {}: {} passed, {} failed, {} skipped, {:.0f} s".format(
+        name, *counts, time.monotonic() - started)
+    print("\n".join([head, *lines, tail]), flush=True)
     return counts
 
 
@@ -74,14 +82,9 @@ def main():
     if not shutil.which("zstd"):
         print("interop: FAILED: the program zstd is missing")
         return 1
-    total = [0, 0, 0]
-    for name in arguments.names or ENVIRONMENTS:
-        started = time.monotonic()
-        print(f"\n--- {name}", flush=True)
-        counts = run(name, arguments)
-        total = [a + b for a, b in zip(total, counts)]
-        print("--- {}: {} passed, {} failed, {} skipped, {:.0f} s".format(
-            name, *counts, time.monotonic() - started), flush=True)
+    with ThreadPoolExecutor(2) as pool:
+        counts = list(pool.map(lambda name: run(name, arguments), arguments.names or ENVIRONMENTS))
+    total = [sum(column) for column in zip(*counts)]
     print("interop: {} passed, {} failed, {} skipped".format(*total))
     return 1 if total[1] else 0 if total[0] else 77
 
