@@ -426,7 +426,9 @@ class Refusals(PlanCase):
         self.assertEqual(os.listdir(self.dir), ["d"])
 
     def test_no_device_is_renamed_over(self):
-        for path in ["/dev/stdout", "/dev/null"]:
+        os.mkfifo(self.path("pipe"))
+        # If this fails for root, the machine has lost its /dev/stdout.
+        for path in [self.path("pipe")] + (["/dev/stdout"] if os.geteuid() else []):
             before = os.lstat(path)
             self.usage("plan", "--vram", "40GB", "--html", path, LLAMA70, has="a device or a pipe",
                        command="plan")
