@@ -221,7 +221,7 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
                !plan->recipe->keeps_coded) {
         st = splice(out, "quantization_config", NULL, err);
-    } else if (plan->recipe->skip_count > 0) {
+    } else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->to)) {
         st = splice_skip_list(out, plan, err);
     }
     qc_strbuf_deinit(&value);
