@@ -80,4 +80,4 @@ class Auto(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    unittest.main(verbosity=2)
+    s.main()
