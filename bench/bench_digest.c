@@ -68,6 +68,7 @@ int main(int argc, char **argv)
                        RUN_BYTES / t[k][rounds / 2] / 1e9);
         }
     }
+    (void)sink;
     free(b);
     return 0;
 }

@@ -169,7 +169,7 @@ static run_cost fill_run(solver *s, uint32_t first, uint32_t end, uint64_t room,
 {
     uint32_t lo = s->first_item[first], hi = s->first_item[end];
     uint64_t least = s->prefix_bytes[end] - s->prefix_bytes[first];
-    run_cost r = {INFINITY, INFINITY};
+    run_cost r = {HUGE_VAL, HUGE_VAL};
     if (least > room)
         return r;
     if (!chosen && s->prefix_most[end] - s->prefix_most[first] <= room) {
@@ -220,7 +220,7 @@ static qc_status cut_segments(solver *s, int *fits, qc_error *err)
     uint32_t *from = v[2];
     run_cost *runs = v[3]; /* of the last size of device: equal devices share them */
     for (size_t i = 0; i < cells; i++)
-        best[i] = bound[i] = INFINITY;
+        best[i] = bound[i] = HUGE_VAL;
     best[0] = bound[0] = 0;
     for (uint32_t d = 0; d < devices; d++) {
         double *to = best + (size_t)(d + 1) * n, *to_bound = bound + (size_t)(d + 1) * n;
@@ -236,7 +236,7 @@ static qc_status cut_segments(solver *s, int *fits, qc_error *err)
                         scratch = t->scratch[j - 1];
                     *r = j == i ? (run_cost){0, 0}
                          : room < scratch
-                             ? (run_cost){INFINITY, INFINITY}
+                             ? (run_cost){HUGE_VAL, HUGE_VAL}
                              : fill_run(s, i, j, room == UINT64_MAX ? room : room - scratch, NULL);
                 }
                 if (at[i] + r->cost < to[j]) {

@@ -18,11 +18,6 @@ static const char family_list[] =
     "llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, "
     "gemma3_text, deepseek_v2, deepseek_v3, gpt_oss, mllama, bert, gpt2";
 
-const char *qc_model_tensors_families(void)
-{
-    return family_list;
-}
-
 /* ---- adding ---- */
 
 void qc_tm_prefix(qc_tensor_maker *m, const char *base, uint64_t number)

@@ -17,7 +17,5 @@ typedef struct {
  * QC_MODEL_MAX_TENSORS tensors (found before they are made). Thread-safe. */
 QC_NODISCARD qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena,
                                              const qc_json *config, qc_error *err);
-/* "llama, mistral, ..." */
-const char *qc_model_tensors_families(void);
 
 #endif

@@ -127,7 +127,7 @@ static void test_between(void **state)
     (void)state;
     fixture f;
     qc_auto_result r;
-    double before = INFINITY;
+    double before = HUGE_VAL;
     uint32_t kinds = 0;
     llama(&f);
     for (int kb = 2000; kb <= 9000; kb += 100) {

@@ -140,7 +140,7 @@ static void choice(void **state)
 {
     testing *t = *state;
     qc_auto_result a = {.predicted = 0.5,
-                        .uniform = {4.0, NAN, 0.04, 0.0},
+                        .uniform = {4.0, (double)NAN, 0.04, 0.0},
                         .uniform_fits = {1, 0, 0, 0},
                         .measured = 0,
                         .count_chosen = {2, 0, 3, 0},
