@@ -84,6 +84,8 @@ class Loads(unittest.TestCase):
     def tiers(self, name):
         """A model spread over cpu and disk computes what it computes in one place."""
         path = s.model_path(name)
+        if name == "tinystories" and transformers.__version__.startswith("4."):
+            self.skipTest("transformers 4 leaves the tied table of this file empty (docs/interop.md)")
         _, whole = self.outputs(name, path)
         placed = device_map(path, "cpu:8GB")
         self.assertEqual(set(placed.values()), {"cpu"})
