@@ -215,6 +215,13 @@ class Search(PlanCase):
             self.assertIn("host: %s over its link" % moved,
                           self.ok("plan", model, "--vram", "16GB+cpu:" + size))
 
+    def test_fp8_is_decoded_somewhere(self):
+        """A weight kept in FP8 may have to become 16 bit to be multiplied with, as one in NF4."""
+        kept, nf4 = (self.plan("DeepSeek-V3", "--vram", "16x80GB", "--to", to)
+                     for to in ("keep", "nf4"))
+        self.assertEqual(max(d["workspace_bytes"] for d in kept["devices"]),
+                         max(d["workspace_bytes"] for d in nf4["devices"]))
+
     def test_disk_is_named(self):
         args = ["plan", LLAMA70, "--to", "int8", "--vram"]
         self.assertIn("spilled to the host and to disk: ",
