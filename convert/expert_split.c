@@ -3,6 +3,7 @@
 #include "convert/expert_split.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/recipe_coded.h"
 #include "formats/checkpoint_parts.h"
 
@@ -185,12 +186,6 @@ static int compare_names(const void *pa, const void *pb)
     return strcmp(a->name, b->name);
 }
 
-static int ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), m = strlen(tail);
-    return n >= m && strcmp(s + n - m, tail) == 0;
-}
-
 /* Floating stacks of experts that no recipe quantizes or decodes. */
 static qc_status warn_of_stacks(const splitter *s, qc_error *err)
 {
@@ -200,8 +195,8 @@ static qc_status warn_of_stacks(const splitter *s, qc_error *err)
         const qc_ckpt_tensor *t = &s->c->tensors[i];
         int plain = qc_dtype_is_quantizable(t->dtype) && !s->fp8_only;
         if (t->ndim != 3 || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
-            !strstr(t->name, "experts.") || ends_with(t->name, "_scale_inv") ||
-            ends_with(t->name, "_scale"))
+            !strstr(t->name, "experts.") || qc_ends_with(t->name, "_scale_inv") ||
+            qc_ends_with(t->name, "_scale"))
             continue;
         uint64_t n = t->bytes / (qc_dtype_bits(t->dtype) / 8);
         stacks++;

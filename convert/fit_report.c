@@ -1,5 +1,6 @@
 #include "convert/fit_report.h"
 
+#include "base/text.h"
 #include "convert/console.h"
 #include "convert/size_text.h"
 #include "convert/table.h"
@@ -13,12 +14,6 @@
 
 /* ---- sums ---- */
 
-static int ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), t = strlen(tail);
-    return n >= t && strcmp(s + n - t, tail) == 0;
-}
-
 static int is_integer(qc_dtype t)
 {
     return t == QC_DTYPE_BOOL || t == QC_DTYPE_U8 || t == QC_DTYPE_I8 || t == QC_DTYPE_I16 ||
@@ -30,8 +25,8 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
 {
     const qc_ckpt_tensor *t = &plan->model->tensors[job->source];
     const qc_recipe_entry *e = job->entry;
-    if (e->role == QC_ROLE_STATE || ends_with(t->name, "inv_freq") ||
-        ends_with(t->name, "position_ids"))
+    if (e->role == QC_ROLE_STATE || qc_ends_with(t->name, "inv_freq") ||
+        qc_ends_with(t->name, "position_ids"))
         return 0;
     uint64_t elems = 1;
     if (e->stored) {

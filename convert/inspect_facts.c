@@ -3,6 +3,7 @@
 #include "convert/inspect_facts.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -42,12 +43,6 @@ static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_err
     }
     /* Headers can still be shown. */
     return qc_arena_strndup(f->arena, &f->recipe_trouble, trouble.msg, strlen(trouble.msg), err);
-}
-
-static int ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), t = strlen(tail);
-    return n >= t && strcmp(s + n - t, tail) == 0;
 }
 
 static int is_floating(qc_dtype t)
@@ -102,14 +97,14 @@ static qc_status find_owner(qc_facts *f, uint32_t i, qc_error *err)
 {
     const char *name = f->model->tensors[i].name;
     const char *candidate = NULL;
-    if (ends_with(name, "_scales")) {
+    if (qc_ends_with(name, "_scales")) {
         QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s_blocks", (int)(strlen(name) - 7),
                                name));
         f->tensors[i].owner = index_of(f, candidate);
     }
     static const char *const fp8_tails[] = {"_scale_inv", "_scale"};
     for (size_t k = 0; k < sizeof fp8_tails / sizeof *fp8_tails; k++) {
-        if (!ends_with(name, fp8_tails[k]))
+        if (!qc_ends_with(name, fp8_tails[k]))
             continue;
         QC_TRY(qc_arena_printf(f->arena, &candidate, err, "%.*s",
                                (int)(strlen(name) - strlen(fp8_tails[k])), name));

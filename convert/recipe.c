@@ -9,6 +9,7 @@
  * Everything is one pass over the tensors, or one per glob. */
 #include "convert/recipe.h"
 
+#include "base/text.h"
 #include "convert/recipe_coded.h"
 #include "convert/recipe_skip.h"
 #include "convert/recipe_stored.h"
@@ -85,12 +86,6 @@ const char *qc_role_name(qc_role r)
     return "unknown";
 }
 
-static int ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), m = strlen(tail);
-    return n >= m && strcmp(s + n - m, tail) == 0;
-}
-
 /* ---- the model ---- */
 
 /* A member of config.json, or of its text_config as multimodal models have it. */
@@ -132,7 +127,7 @@ static int head_is_tied(const maker *m)
     if (!embeddings)
         return 1;
     for (size_t i = 0; i < m->model->meta_count; i++) {
-        if (ends_with(m->model->meta[i].value, "lm_head.weight"))
+        if (qc_ends_with(m->model->meta[i].value, "lm_head.weight"))
             return 1;
     }
     const qc_json_node *tie = config_get(m->model, "tie_word_embeddings");
@@ -179,7 +174,7 @@ static qc_status classify(maker *m, qc_error *err)
     m->tied = head_is_tied(m);
     for (uint32_t i = 0; i < m->count; i++) {
         if (m->tied && m->classes[i].role == QC_ROLE_HEAD &&
-            ends_with(m->model->tensors[i].name, "lm_head.weight"))
+            qc_ends_with(m->model->tensors[i].name, "lm_head.weight"))
             m->classes[i].why = "output head, tied to the embeddings";
     }
     return QC_OK;
@@ -202,7 +197,7 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
         return "does not hold F64, F32, F16 or BF16";
     if (t->dims[0] == 0 || t->dims[1] == 0)
         return "is empty";
-    if (!ends_with(t->name, ".weight"))
+    if (!qc_ends_with(t->name, ".weight"))
         return "is not the weight of a module";
     if (c->traits & QC_TRAIT_MAYBE)
         return NULL;
@@ -214,7 +209,7 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
     case QC_ROLE_NORM:
         return "is a norm";
     case QC_ROLE_HEAD:
-        return m->tied && ends_with(t->name, "lm_head.weight")
+        return m->tied && qc_ends_with(t->name, "lm_head.weight")
                    ? "is tied to the embeddings, which no loader reads quantized"
                    : NULL;
     case QC_ROLE_ROUTER:
@@ -619,7 +614,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
         const qc_ckpt_tensor *t = &m->model->tensors[i];
         int kept = e->scheme == QC_SCHEME_KEEP || e->scheme == QC_SCHEME_CAST;
         head_quantized |= !kept && e->role == QC_ROLE_HEAD;
-        if (kept && t->ndim == 2 && ends_with(t->name, ".weight") &&
+        if (kept && t->ndim == 2 && qc_ends_with(t->name, ".weight") &&
             (e->role == QC_ROLE_LINEAR ||
              (m->classes[i].traits & (QC_TRAIT_MODULE | QC_TRAIT_MAYBE))))
             QC_TRY(qc_skip_add(&list, t->name, strlen(t->name) - strlen(".weight"), err));

@@ -1,6 +1,7 @@
 #include "convert/recipe_coded.h"
 
 #include "base/checked.h"
+#include "base/text.h"
 #include "quant/quant_decode.h"
 
 #include <inttypes.h>
@@ -19,12 +20,6 @@ typedef struct {
     int own;                          /* that is qconv's, of an output that holds FP8 too */
     uint64_t block[2];
 } finder;
-
-static int ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), m = strlen(tail);
-    return n >= m && memcmp(s + n - m, tail, m) == 0;
-}
 
 /* The tensor called stem (stem_len bytes) + tail, or NO_TENSOR. */
 static uint32_t sibling(const qc_checkpoint *model, const char *stem, size_t stem_len,
@@ -137,7 +132,7 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     const qc_checkpoint *m = f->model;
     const qc_ckpt_tensor *t = &m->tensors[i];
     if ((t->dtype != QC_DTYPE_F8_E4M3 && t->dtype != QC_DTYPE_F8_E5M2) || t->ndim != 2 ||
-        !ends_with(t->name, weight_tail) || t->dims[0] == 0 || t->dims[1] == 0)
+        !qc_ends_with(t->name, weight_tail) || t->dims[0] == 0 || t->dims[1] == 0)
         return QC_OK;
     size_t len = strlen(t->name), stem = len - (sizeof weight_tail - 2);
     uint32_t inverse = sibling(m, t->name, len, "_scale_inv");
@@ -183,7 +178,7 @@ static qc_status add_mxfp4(finder *f, uint32_t i, qc_error *err)
     static const char tail[] = "_blocks";
     const qc_ckpt_tensor *t = &f->model->tensors[i];
     if (t->dtype != QC_DTYPE_U8 || t->ndim != 4 || t->dims[3] != QC_MXFP4_BYTES || t->bytes == 0 ||
-        !ends_with(t->name, tail))
+        !qc_ends_with(t->name, tail))
         return QC_OK;
     size_t stem = strlen(t->name) - (sizeof tail - 1);
     uint32_t scales = sibling(f->model, t->name, stem, "_scales");
@@ -349,20 +344,20 @@ const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
     const qc_ckpt_tensor *t = &model->tensors[i];
     size_t len = strlen(t->name);
     for (size_t k = 0; k < sizeof forms / sizeof *forms; k++) {
-        if (ends_with(t->name, forms[k].tail))
+        if (qc_ends_with(t->name, forms[k].tail))
             return forms[k].tool;
     }
-    if (ends_with(t->name, ".codes") && has_sibling(model, t->name, len - 5, "codebooks"))
+    if (qc_ends_with(t->name, ".codes") && has_sibling(model, t->name, len - 5, "codebooks"))
         return "AQLM";
-    if (ends_with(t->name, ".qweight")) {
+    if (qc_ends_with(t->name, ".qweight")) {
         if (has_sibling(model, t->name, len - 7, "g_idx"))
             return "GPTQ";
         return strcmp(method_of(model), "awq") == 0 ? "AWQ" : "GPTQ or AWQ";
     }
-    if (ends_with(t->name, ".weight") && t->dtype == QC_DTYPE_U8 &&
+    if (qc_ends_with(t->name, ".weight") && t->dtype == QC_DTYPE_U8 &&
         has_sibling(model, t->name, len, "_scale_2"))
         return "ModelOpt (NVFP4)";
-    if (ends_with(t->name, ".weight") && t->dtype == QC_DTYPE_I8 &&
+    if (qc_ends_with(t->name, ".weight") && t->dtype == QC_DTYPE_I8 &&
         has_sibling(model, t->name, len, "_scale"))
         return "compressed-tensors";
     if (t->ndim >= 2 && is_integer(t->dtype))

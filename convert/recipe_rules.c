@@ -4,6 +4,7 @@
  * the skip list, so that a wrong guess costs size and never a checkpoint that does not load. */
 #include "convert/recipe_tables.h"
 
+#include "base/text.h"
 #include <string.h>
 
 /* Words that mean something as a component of a name. One scan per component finds them all. */
@@ -172,12 +173,6 @@ static int contains(const char *s, size_t len, const char *word)
     return 0;
 }
 
-static int ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), m = strlen(tail);
-    return n >= m && memcmp(s + n - m, tail, m) == 0;
-}
-
 static void set(qc_tensor_class *out, qc_role role, unsigned traits, const char *why)
 {
     out->role = role;
@@ -188,9 +183,9 @@ static void set(qc_tensor_class *out, qc_role role, unsigned traits, const char 
 /* Parts of weights that another tool packed. */
 static int packed_role(const name_parts *n, qc_tensor_class *out)
 {
-    if (n->leaf_flag == WORD_PACKED || ends_with(n->leaf, "_blocks"))
+    if (n->leaf_flag == WORD_PACKED || qc_ends_with(n->leaf, "_blocks"))
         set(out, QC_ROLE_PACKED, QC_TRAIT_FIXED, "packed weight");
-    else if (n->leaf_flag == WORD_STATE || ends_with(n->leaf, "_scales"))
+    else if (n->leaf_flag == WORD_STATE || qc_ends_with(n->leaf, "_scales"))
         set(out, QC_ROLE_STATE, QC_TRAIT_FIXED, "scale of a packed weight");
     else
         return 0;
@@ -295,7 +290,7 @@ void qc_rules_classify(const qc_model_facts *facts, const qc_ckpt_tensor *t, qc_
             conv                                           ? "convolution"
             : contains(t->name, strlen(t->name), "expert") ? "stack of experts, not 2-D"
                                                            : "not 2-D");
-    } else if (equals(n.leaf, n.leaf_len, "bias") || ends_with(n.leaf, "_bias")) {
+    } else if (equals(n.leaf, n.leaf_len, "bias") || qc_ends_with(n.leaf, "_bias")) {
         set(out, QC_ROLE_BIAS, 0, "bias");
     } else if (t->ndim < 2) {
         set(out, QC_ROLE_OTHER, 0, "not 2-D");

@@ -25,13 +25,6 @@
 #define NAMES_MORE_BYTES 32u /* room for " and N more" */
 #define NAME_SHOWN_BYTES 160
 
-int qc_ckpt_has_suffix(const char *name, const char *suffix)
-{
-    size_t n = strlen(name);
-    size_t m = strlen(suffix);
-    return n >= m && memcmp(name + n - m, suffix, m) == 0;
-}
-
 void qc_ckpt_names_add(qc_ckpt_names *list, const char *name)
 {
     size_t room = sizeof list->text - NAMES_MORE_BYTES - list->used;
@@ -269,7 +262,7 @@ static qc_status open_single(qc_checkpoint *c, qc_error *err)
     QC_TRY(qc_arena_alloc(&c->arena, &p, 1, sizeof *c->files, err));
     c->files = p;
     c->files->path = c->path;
-    if (qc_ckpt_has_suffix(name, ".zst"))
+    if (qc_ends_with(name, ".zst"))
         len -= strlen(".zst");
     QC_TRY(qc_arena_strndup(&c->arena, &c->files->name, name, len, err));
     QC_TRY(qc_ckpt_kind_of(c->path, &c->files->kind, err));

@@ -44,7 +44,7 @@ static const char *bad_file_name(const char *name, const char *suffix)
             break;
         p += n + 1;
     }
-    if (!qc_ckpt_has_suffix(name, suffix))
+    if (!qc_ends_with(name, suffix))
         return strcmp(suffix, ST_SUFFIX) == 0 ? "it does not end in .safetensors"
                                               : "it does not end in .bin";
     return NULL;
@@ -189,7 +189,7 @@ static qc_status find_file(qc_checkpoint *c, qc_ckpt_file *f, const char *name, 
     int has_plain = 0;
     int has_packed = 0;
     f->name = name;
-    f->kind = qc_ckpt_has_suffix(name, TORCH_SUFFIX) ? QC_CKPT_TORCH : QC_CKPT_SAFETENSORS;
+    f->kind = qc_ends_with(name, TORCH_SUFFIX) ? QC_CKPT_TORCH : QC_CKPT_SAFETENSORS;
     QC_TRY(qc_path_join(&c->arena, &plain, c->path, name, err));
     QC_TRY(qc_arena_printf(&c->arena, &packed, err, "%s.zst", plain));
     QC_TRY(path_exists(plain, &has_plain, err));
@@ -256,10 +256,10 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
     qc_ckpt_names shards = {0};
     for (size_t i = 0; i < count; i++) {
         if (strncmp(tree[i].path, "pytorch_model-", strlen("pytorch_model-")) == 0 &&
-            qc_ckpt_has_suffix(tree[i].path, TORCH_SUFFIX))
+            qc_ends_with(tree[i].path, TORCH_SUFFIX))
             qc_ckpt_names_add(&shards, tree[i].path);
         for (size_t k = 0; k < sizeof foreign / sizeof *foreign; k++) {
-            if (qc_ckpt_has_suffix(tree[i].path, foreign[k]))
+            if (qc_ends_with(tree[i].path, foreign[k]))
                 qc_ckpt_names_add(&found, tree[i].path);
         }
     }
@@ -285,9 +285,8 @@ static qc_status locate_by_name(qc_checkpoint *c, const qc_tree_file *tree, size
     } else {
         for (size_t i = 0; i < count; i++) {
             const char *path = tree[i].path;
-            int packed = qc_ckpt_has_suffix(path, ST_ZST_SUFFIX);
-            if (strchr(path, '/') || path[0] == '.' ||
-                (!packed && !qc_ckpt_has_suffix(path, ST_SUFFIX)))
+            int packed = qc_ends_with(path, ST_ZST_SUFFIX);
+            if (strchr(path, '/') || path[0] == '.' || (!packed && !qc_ends_with(path, ST_SUFFIX)))
                 continue;
             size_t len = strlen(path) - (packed ? strlen(".zst") : 0);
             /* x.safetensors and x.safetensors.zst are neighbours and one file. */
@@ -319,7 +318,7 @@ static int has_safetensors(const qc_tree_file *tree, size_t count)
     for (size_t i = 0; i < count; i++) {
         const char *path = tree[i].path;
         if (!strchr(path, '/') && path[0] != '.' &&
-            (qc_ckpt_has_suffix(path, ST_SUFFIX) || qc_ckpt_has_suffix(path, ST_ZST_SUFFIX)))
+            (qc_ends_with(path, ST_SUFFIX) || qc_ends_with(path, ST_ZST_SUFFIX)))
             return 1;
     }
     return 0;

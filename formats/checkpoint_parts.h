@@ -2,6 +2,7 @@
 #ifndef QC_FORMATS_CHECKPOINT_PARTS_H
 #define QC_FORMATS_CHECKPOINT_PARTS_H
 
+#include "base/text.h"
 #include "formats/checkpoint.h"
 
 #define QC_CKPT_INDEX_NAME       "model.safetensors.index.json"
@@ -60,9 +61,6 @@ QC_NODISCARD qc_status qc_ckpt_drop_tied(qc_checkpoint *c, uint64_t *shared_byte
 /* Add a sentence to c->warnings. */
 QC_NODISCARD qc_status qc_ckpt_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
     QC_PRINTF(3, 4);
-
-/* Does the name end in this? */
-int qc_ckpt_has_suffix(const char *name, const char *suffix);
 
 /* A list of names for a message: the first few in quotes, then how many more. */
 typedef struct {

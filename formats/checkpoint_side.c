@@ -63,7 +63,7 @@ static int matches(const name_pattern *list, size_t count, const char *path)
     const char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
     for (size_t i = 0; i < count; i++) {
-        if (has_prefix(name, list[i].prefix) && qc_ckpt_has_suffix(name, list[i].suffix))
+        if (has_prefix(name, list[i].prefix) && qc_ends_with(name, list[i].suffix))
             return 1;
     }
     return 0;
@@ -109,8 +109,7 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
         const char *path = tree[i].path;
         if (is_side_file(path) && !is_read(c, path))
             c->side[c->side_count++] = tree[i];
-        else if ((qc_ckpt_has_suffix(path, ".safetensors") ||
-                  qc_ckpt_has_suffix(path, ".safetensors.zst")) &&
+        else if ((qc_ends_with(path, ".safetensors") || qc_ends_with(path, ".safetensors.zst")) &&
                  !in_twin_folder(path) && !is_read(c, path))
             qc_ckpt_names_add(&unread, path);
         else if (is_pickle(path) && !in_twin_folder(path) && !is_read(c, path))

@@ -18,10 +18,10 @@ qc_status qc_ckpt_kind_of(const char *path, qc_ckpt_kind *kind, qc_error *err)
     qc_file f = QC_FILE_CLOSED;
     uint64_t bytes = 0;
     *kind = QC_CKPT_SAFETENSORS;
-    if (qc_ckpt_has_suffix(path, ".safetensors") || qc_ckpt_has_suffix(path, ".zst"))
+    if (qc_ends_with(path, ".safetensors") || qc_ends_with(path, ".zst"))
         return QC_OK;
     for (size_t i = 0; i < sizeof torch / sizeof *torch; i++) {
-        if (qc_ckpt_has_suffix(path, torch[i])) {
+        if (qc_ends_with(path, torch[i])) {
             *kind = QC_CKPT_TORCH;
             return QC_OK;
         }
@@ -103,9 +103,9 @@ static qc_status judge_group(qc_checkpoint *c, view *v, size_t count, int tied, 
 {
     const char *other = NULL;
     for (size_t i = 0; i < count && !other; i++)
-        other = qc_ckpt_has_suffix(v[i].t->name, HEAD_NAME) ? NULL : v[i].t->name;
+        other = qc_ends_with(v[i].t->name, HEAD_NAME) ? NULL : v[i].t->name;
     for (size_t i = 0; i < count; i++) {
-        if (!tied || !other || !qc_ckpt_has_suffix(v[i].t->name, HEAD_NAME))
+        if (!tied || !other || !qc_ends_with(v[i].t->name, HEAD_NAME))
             continue;
         v[i].drop = 1;
         QC_TRY(qc_ckpt_warn(c, err,

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "formats/safetensors_header.h"
 #include "formats/seekable.h"
 
@@ -44,12 +45,6 @@ static qc_status check_path(const char *path, const char *what, qc_error *err)
     return QC_OK;
 }
 
-static int ends_with(const char *s, const char *suffix)
-{
-    size_t n = strlen(s), k = strlen(suffix);
-    return n > k && strcmp(s + n - k, suffix) == 0;
-}
-
 static int compare_names(const void *a, const void *b)
 {
     return strcmp(*(const char *const *)a, *(const char *const *)b);
@@ -70,7 +65,7 @@ static qc_status check_unique(const char **names, size_t count, const char *what
 static int is_stored_name(const char *path, const char **names, size_t count)
 {
     size_t low = 0, high = count, len = strlen(path);
-    if (!ends_with(path, SHARD_SUFFIX STORED_SUFFIX))
+    if (!qc_ends_with(path, SHARD_SUFFIX STORED_SUFFIX))
         return 0;
     len -= strlen(STORED_SUFFIX);
     while (low < high) {
@@ -93,7 +88,7 @@ static qc_status check_file_names(const qc_manifest *m, const char **names, qc_e
     for (size_t i = 0; i < m->shard_count; i++) {
         const char *name = m->shards[i].name;
         QC_TRY(check_path(name, "shard", err));
-        if (!ends_with(name, SHARD_SUFFIX))
+        if (!qc_ends_with(name, SHARD_SUFFIX))
             QC_FAIL(err, QC_ERR_INPUT, "shard: '%s' does not end with %s", name, SHARD_SUFFIX);
         names[n++] = name;
     }

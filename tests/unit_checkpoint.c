@@ -586,7 +586,7 @@ static void keeps_messages_and_warnings_printable(void **state)
     assert_string_equal(qc_ckpt_names_text(&names), "");
     qc_ckpt_names_add(&names, "x");
     assert_string_equal(qc_ckpt_names_text(&names), "'x'");
-    assert_int_equal(qc_ckpt_has_suffix("t", ".zst"), 0);
+    assert_int_equal(qc_ends_with("t", ".zst"), 0);
 }
 
 /* ---- faults ---- */

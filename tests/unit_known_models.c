@@ -1,5 +1,6 @@
 /* Tensors worked out from configurations: against the ten pattern files name by name, and against
  * published parameter counts. */
+#include "base/text.h"
 #include "convert/known_models.h"
 
 #include "convert/geometry.h"
@@ -11,12 +12,6 @@
 
 #include <dirent.h>
 #include <time.h>
-
-static int ends_with(const char *s, const char *tail)
-{
-    size_t n = strlen(s), m = strlen(tail);
-    return n >= m && strcmp(s + n - m, tail) == 0;
-}
 
 static qc_checkpoint *open_ok(const char *model, int want_weights)
 {
@@ -93,7 +88,7 @@ static void every_model(void **state)
     DIR *dir = opendir(QC_TEST_DATA "/models");
     assert_non_null(dir);
     for (struct dirent *e; (e = readdir(dir)) != NULL;) {
-        if (!ends_with(e->d_name, ".json"))
+        if (!qc_ends_with(e->d_name, ".json"))
             continue;
         fixture f;
         qc_json *doc = load(&f, e->d_name, QC_TO_NF4);
@@ -135,9 +130,9 @@ static uint64_t parameters(const qc_checkpoint *c, const char *without, qc_dtype
             total += t->dtype == only ? n : 0;
             continue;
         }
-        if (ends_with(t->name, "_scales") || ends_with(t->name, "_scale_inv"))
+        if (qc_ends_with(t->name, "_scales") || qc_ends_with(t->name, "_scale_inv"))
             continue;
-        total += ends_with(t->name, "_blocks") ? 2 * n : n;
+        total += qc_ends_with(t->name, "_blocks") ? 2 * n : n;
     }
     return total;
 }

@@ -9,7 +9,7 @@ static void check_file_name(const char *name)
 {
     FUZZ_CHECK(name[0] != '/' && !strchr(name, '\\') && !strstr(name, "//"));
     FUZZ_CHECK(strncmp(name, "../", 3) != 0 && !strstr(name, "/../") && !strstr(name, "/./"));
-    FUZZ_CHECK(qc_ckpt_has_suffix(name, ".safetensors"));
+    FUZZ_CHECK(qc_ends_with(name, ".safetensors"));
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
