@@ -130,6 +130,17 @@ def floor(path):
     return time.perf_counter() - start, size
 
 
+def cpu_name():
+    with open("/proc/cpuinfo") as f:
+        return next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")),
+                    "?")
+
+
+def commit():
+    return subprocess.run(["git", "-C", HERE, "rev-parse", "--short", "HEAD"], text=True,
+                          capture_output=True).stdout.strip()
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--qconv", default=os.path.join(HERE, "..", "build", "qconv"))
@@ -154,7 +165,9 @@ def main():
         times.sort()
         floors.sort()
         result = {"tensors": len(rows), "bytes": total, "shards": shards, "header_bytes": header,
-                  "command": " ".join(["qconv", *a.command, "DeepSeek-V3"]),
+                  "planned": " ".join(["qconv", *a.command, "DeepSeek-V3"]),
+                  "command": "bench/bench_plan.py --rounds %d --json FILE" % a.rounds,
+                  "cpu": cpu_name(), "commit": commit(),
                   "seconds_median": times[len(times) // 2], "seconds_min": times[0],
                   "floor_seconds_median": floors[len(floors) // 2], "peak_bytes": peak,
                   "rounds": a.rounds}

@@ -154,6 +154,17 @@ def page():
                 "the levels are libzstd's own.", "", frames(r), "",
                 origin(r, r.get("command", "build/bench_frames --json bench/results/frames.json")),
                 ""]
+    r = load("plan")
+    if r:
+        out += ["## Planning the largest released checkpoint", "",
+                "DeepSeek-V3 as released: %s tensors in %d shards, %.0f GB; only headers are read (%.0f MB)."
+                % ("{:,}".format(r["tensors"]), r["shards"], r["bytes"] / 1e9,
+                   r["header_bytes"] / 1e6),
+                "The floor is reading them. Target: one second, 200 MiB.", "",
+                table(("command", "seconds", "reading alone", "peak MiB"),
+                      [("`%s`" % r["planned"], "%.2f" % r["seconds_median"],
+                        "%.3f" % r["floor_seconds_median"], "%.0f" % (r["peak_bytes"] / 2**20))]),
+                "", origin(r, r["command"]), ""]
     return "\n".join(out)
 
 

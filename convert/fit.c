@@ -485,8 +485,8 @@ static uint64_t dequantized_elems(const qc_plan *p, const qc_job *j)
     uint64_t stack = t->ndim >= 3 && t->dims[0] > 0 ? t->dims[0] : 1;
     if (j->scheme == QC_SCHEME_KEEP && j->entry->role == QC_ROLE_PACKED)
         return t->dtype == QC_DTYPE_U8 ? qc_sat_mul(2, j->elems) / stack : j->elems / stack;
-    int kept_fp8 = j->scheme == QC_SCHEME_KEEP && j->entry->coded &&
-                   j->entry->coded->coding == QC_CODING_FP8;
+    int kept_fp8 =
+        j->scheme == QC_SCHEME_KEEP && j->entry->coded && j->entry->coded->coding == QC_CODING_FP8;
     if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
         j->scheme == QC_SCHEME_INT8_BLOCKS || kept_fp8)
         return j->elems / stack;
