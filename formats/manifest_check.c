@@ -88,7 +88,7 @@ static qc_status check_file_names(const qc_manifest *m, const char **names, qc_e
     for (size_t i = 0; i < m->shard_count; i++) {
         const char *name = m->shards[i].name;
         QC_TRY(check_path(name, "shard", err));
-        if (!qc_ends_with(name, SHARD_SUFFIX))
+        if (!qc_ends_with(name, SHARD_SUFFIX) || strcmp(name, SHARD_SUFFIX) == 0)
             QC_FAIL(err, QC_ERR_INPUT, "shard: '%s' does not end with %s", name, SHARD_SUFFIX);
         names[n++] = name;
     }
