@@ -1,0 +1,71 @@
+/* What every .cu file includes first: the CUDA runtime, launches, shared memory, and the few words
+ * that the CPU shim of the tests gives another meaning (QC_CUDA_SHIM; tests/shim).
+ *
+ * Rules that let one source run on both:
+ *  - kernels are launched with QC_LAUNCH, never with <<<>>>;
+ *  - shared memory is dynamic only: QC_SHARED(type, name) at the top of a kernel gives a reference
+ *    to the block's shared memory as one struct; the launch passes sizeof(type);
+ *  - PTX only through kernels/ptx.cuh; 16-bit floats travel as uint16_t (or two in a uint32_t) and
+ *    are converted and multiplied by the wrappers there, never by cuda_fp16.h;
+ *  - arithmetic that must equal the CPU's bit for bit is written with __fmul_rn, __fadd_rn,
+ *    __fmaf_rn, __frcp_rn: files are built with -fmad=false as well;
+ *  - no __constant__ or __device__ variables: small tables are constexpr arrays in functions with
+ *    compile-time indices, or go to shared memory from macros (quant/quant_values.h);
+ *  - helpers are QC_DEVICE, kernels static __global__ in an anonymous namespace. */
+#ifndef QC_KERNELS_CUDA_LAUNCH_CUH
+#define QC_KERNELS_CUDA_LAUNCH_CUH
+
+#include "base/status.h"
+#include "kernels/cuda_device.h"
+
+#include <cuda_runtime.h>
+#include <stdint.h>
+
+#define QC_DEVICE static __device__ __forceinline__
+
+#ifndef QC_CUDA_SHIM
+
+/* Compute capability times ten of the code being compiled; 0 in host passes. */
+#ifdef __CUDA_ARCH__
+#define QC_ARCH (__CUDA_ARCH__ / 10)
+#else
+#define QC_ARCH 0
+#endif
+
+#define QC_SHARED(type, name)                                                                      \
+    extern __shared__ __align__(128) unsigned char qc_shared_bytes_[];                             \
+    type &name = *reinterpret_cast<type *>(qc_shared_bytes_)
+
+/* kernel(...) with dim3 grid and block, dynamic shared memory in bytes, on a stream. Errors are
+ * fetched by qc_cuda_launched(). */
+#define QC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
+    kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
+
+#else
+/* QC_ARCH (what QC_SHIM_SM says at run time is asked by the host only; device code is compiled as
+ * for the newest), QC_SHARED and QC_LAUNCH of the shim. */
+#include "shim_launch.h"
+#endif
+
+extern "C" {
+/* QC_OK, or what the last launch in this thread failed with; what: "nf4_quantize". */
+qc_status qc_cuda_launched(const char *what, qc_error *err);
+/* CUDA's answer as a status; see cuda_device.h. */
+qc_status qc_cuda_check(cudaError_t code, const char *what, qc_error *err);
+}
+
+/* More than 48 KB of shared memory has to be asked for; cheap, but once per kernel and device is
+ * enough. */
+template <typename Kernel>
+static inline qc_status qc_cuda_allow_shared(Kernel *kernel, size_t bytes, const char *what,
+                                             qc_error *err)
+{
+    if (bytes <= 48u << 10)
+        return QC_OK;
+    return qc_cuda_check(cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel),
+                                              cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                              (int)bytes),
+                         what, err);
+}
+
+#endif

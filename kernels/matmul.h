@@ -1,0 +1,115 @@
+/* y = x W^T (+ bias) with W quantized: the dequant-matmul of qconv, as a C library.
+ *
+ *   x     [M, K]  F16 or BF16, row stride ldx elements      K = w->cols
+ *   W     [N, K]  qc_weights in device memory               N = w->rows
+ *   bias  [N]     dtype of y, or NULL
+ *   y     [M, N]  F16 or BF16 (any of the two, whatever x), row stride ldy elements
+ *
+ * Any M >= 0, N >= 0, K >= 0 (K == 0 gives the bias, or zeros); K need not be a multiple of the
+ * block or of 8; any pointer alignment its type has. Accumulation in float; sums in an order that
+ * depends on the shape and the device only: results are bitwise the same from run to run. NaN and
+ * infinity in x come out as IEEE has it; weights must be finite.
+ *
+ * How (docs/kernels.md): qc_matmul_plan_make chooses by shape and device, a pure host function:
+ *   GEMV         small M: weights streamed, values and products in float
+ *   MMA_884      tensor cores of sm_70 and sm_75; weights rounded to float16 as dequantizing does
+ *   MMA_16816    tensor cores of sm_80 and newer; likewise
+ *   DEQUANT_GEMM large M: rows dequantized to a reused workspace, then cuBLAS
+ * BF16 x goes through the float16 kernels after an exact shift of each row by a power of two (exact
+ * for |x| >= 2^-31 of the row's largest); so sm_70, which has no bfloat16, has it here.
+ *
+ * Nothing is allocated, synchronized, or put on the default stream by qc_matmul_run; handle,
+ * workspace and weights are the caller's to keep until the stream is done.
+ * Threads: a handle may be used by several threads at once as long as each call has a workspace and
+ * a stream of its own; calls through DEQUANT_GEMM are serialized by a lock (cuBLAS's handle). */
+#ifndef QC_KERNELS_MATMUL_H
+#define QC_KERNELS_MATMUL_H
+
+#include "base/dtype.h"
+#include "kernels/cuda_device.h"
+#include "quant/quant_weights.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct qc_matmul qc_matmul;
+
+typedef enum {
+    QC_MATMUL_AUTO, /* to ask for a plan: choose */
+    QC_MATMUL_GEMV,
+    QC_MATMUL_MMA_884,
+    QC_MATMUL_MMA_16816,
+    QC_MATMUL_DEQUANT_GEMM,
+    QC_MATMUL_FILL, /* nothing to multiply: M, N or K is 0 */
+    QC_MATMUL_PATH_COUNT
+} qc_matmul_path;
+const char *qc_matmul_path_name(qc_matmul_path path); /* "gemv", "mma-884", ... */
+
+/* A handle for one device. cuBLAS is opened at run time: QCONV_LIBCUBLAS names the library, else
+ * libcublas.so.13, .12, .11 are tried; without it DEQUANT_GEMM is not chosen and why says so. */
+QC_NODISCARD qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err);
+void qc_matmul_destroy(qc_matmul *h); /* accepts NULL */
+const qc_cuda_device *qc_matmul_device(const qc_matmul *h);
+/* NULL if cuBLAS was found, else a sentence. */
+const char *qc_matmul_no_gemm(const qc_matmul *h);
+
+/* A weight made ready once. `repack` 1: rows of codes are laid out anew with 16-byte aligned rows,
+ * which lets shapes with odd K use the fast loads (pointless, and refused with QC_ERR_USAGE, where
+ * they are aligned already: see qc_matmul_repack_helps). Either way the largest scale is found, and
+ * with it the power of two that keeps tiny and huge weights within float16 in the tensor-core
+ * paths. memory  device, qc_matmul_prepared_bytes, 256-byte aligned; written on s, then only read
+ * *out borrows w's arrays (the codes no longer, if repacked) and memory. */
+typedef struct {
+    qc_weights w;
+    const int *exponent; /* device: 2^*exponent scales weights into float16 */
+    uint64_t row_bytes;  /* of codes, where repacked; 0: as in the file */
+    unsigned alignment;  /* of the codes' address, at most 16 */
+} qc_matmul_weights;
+int qc_matmul_repack_helps(const qc_weights *w);
+uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack);
+QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
+                                         void *memory, qc_matmul_weights *out, qc_cuda_stream s,
+                                         qc_error *err);
+
+typedef struct {
+    uint64_t m;
+    const void *x;
+    qc_dtype x_dtype; /* F16 or BF16 */
+    uint64_t ldx;     /* elements, >= K; 0: K */
+    void *y;
+    qc_dtype y_dtype; /* F16 or BF16 */
+    uint64_t ldy;     /* elements, >= N; 0: N */
+    const void *bias; /* [N] of y_dtype, or NULL */
+} qc_matmul_io;
+
+/* Workspace for up to max_m rows of x with this weight: the most that any smaller m needs as well.
+ * path: QC_MATMUL_AUTO, or the one that will be forced. limit_bytes: 0, or the most it may be:
+ * DEQUANT_GEMM then works in smaller chunks of rows. */
+uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *w, uint64_t max_m,
+                                   qc_matmul_path path, uint64_t limit_bytes);
+
+/* workspace: device, 256-byte aligned; workspace_bytes as answered above for at least this m.
+ * QC_ERR_USAGE names the argument that is wrong (dtype, stride, workspace too small, a path this
+ * device does not have). */
+QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w,
+                                     const qc_matmul_io *io, qc_matmul_path path, void *workspace,
+                                     uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);
+
+/* y = x W^T in cuBLAS with W [N, K] F16 or BF16 in device memory, dtypes of x, W and y equal: what
+ * the quantized matmul is compared with. QC_ERR_UNSUPPORTED without cuBLAS; BF16 needs sm_80. */
+QC_NODISCARD qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n,
+                                       uint64_t k, const qc_matmul_io *io, qc_cuda_stream s,
+                                       qc_error *err);
+
+/* The truth on the GPU, slow: y [M, N] in double, sums in k order, of exact weights. W either
+ * quantized (w) or dense (F32, F16, BF16). x F16 or BF16. */
+QC_NODISCARD qc_status qc_matmul_reference(const qc_matmul *h, const qc_weights *w,
+                                           const void *dense, qc_dtype dense_dtype, uint64_t n,
+                                           uint64_t k, const void *x, qc_dtype x_dtype, uint64_t m,
+                                           double *y, qc_cuda_stream s, qc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,58 @@
+/* Which kernel with which tiles: a pure host function of shape and device, so that tests force
+ * every branch without that device. */
+#ifndef QC_KERNELS_MATMUL_PLAN_H
+#define QC_KERNELS_MATMUL_PLAN_H
+
+#include "kernels/matmul.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    qc_weights_kind kind;
+    uint64_t m, n, k;
+    uint32_t block_elems;
+    qc_dtype x_dtype, y_dtype;
+    uint64_t ldx;
+    unsigned x_alignment;     /* of x's address and of its rows, bytes, at most 16 */
+    unsigned codes_alignment; /* likewise, in the file's or the repacked layout */
+    int repacked;
+    int have_gemm; /* cuBLAS is there */
+} qc_matmul_shape;
+
+/* How a warp finds the 32 codes of a run (k0, k0 + 1, ... k0 + 31, k0 a multiple of 32). */
+typedef enum {
+    QC_RUN_ALIGNED,  /* 16-byte loads; a run never crosses a block: K % 32 == 0 */
+    QC_RUN_REPACKED, /* 16-byte loads of repacked rows; a run may cross into a second block */
+    QC_RUN_FLAT      /* any address, any nibble */
+} qc_run_mode;
+
+typedef struct {
+    qc_matmul_path path;
+    qc_run_mode run;
+    uint32_t m_tile, n_tile; /* of a block of threads; 0 where the path has none */
+    uint32_t threads;
+    uint32_t splits;       /* of K; > 1: partial sums go to the workspace, summed in order */
+    uint64_t split_k;      /* k per split, a multiple of 128; the last may be shorter */
+    uint32_t shared_bytes; /* dynamic */
+    int copies_x;          /* x is rewritten as float16 [m][k_padded] with row exponents */
+    uint64_t k_padded;     /* K rounded up to a multiple of 32 */
+    uint64_t chunk_rows;   /* DEQUANT_GEMM: rows of W dequantized at a time */
+    /* Workspace, offsets in bytes, each a multiple of 256. */
+    uint64_t x_offset, x_exponent_offset, partial_offset, dense_offset, gemm_offset;
+    uint64_t workspace_bytes;
+} qc_matmul_plan;
+
+/* path: QC_MATMUL_AUTO, or one to be forced: QC_ERR_USAGE where the device cannot run it (MMA_16816
+ * below sm_80, MMA_884 below sm_70, DEQUANT_GEMM without cuBLAS). limit_bytes: 0, or the most
+ * workspace to use; QC_ERR_USAGE if no plan fits. */
+QC_NODISCARD qc_status qc_matmul_plan_make(const qc_cuda_device *device,
+                                           const qc_matmul_shape *shape, qc_matmul_path path,
+                                           uint64_t limit_bytes, qc_matmul_plan *out,
+                                           qc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,59 @@
+/* y = x W^T + bias on the CPU with W quantized (or dense): what validate uses on a machine without
+ * a GPU, and the truth that the GPU's kernels are held against in tests.
+ *
+ * Every table gives the same bits: the value of a weight is the float of quant_weights.h; product
+ * k of an output goes to lane k % 16 by one fmaf in increasing k; lanes are folded as qc_fold16
+ * does; the bias is added in float; the sum is rounded once to y's type.
+ *
+ *   x [m, k] F32, F16 or BF16, row stride ldx elements    y [m, n] F32, F16 or BF16, stride ldy
+ *   bias [n] float or NULL
+ * One call makes rows (outputs) [first, first + count) of W: columns of y. Callers share the work
+ * among threads by such ranges; results do not depend on the cut.
+ * NaN and infinity follow IEEE. Thread-safe: yes. Allocates: no (scratch is the caller's).
+ * The oracle for both is qc_matmul_double. */
+#ifndef QC_QUANT_MATMUL_OPS_H
+#define QC_QUANT_MATMUL_OPS_H
+
+#include "quant/quant_ops.h"
+#include "quant/quant_weights.h"
+
+typedef struct {
+    const void *x;
+    qc_dtype x_dtype;
+    uint64_t m, ldx;
+    void *y;
+    qc_dtype y_dtype;
+    uint64_t ldy;
+    const float *bias;
+} qc_matmul_cpu_io;
+
+typedef struct {
+    qc_isa isa;
+    /* scratch: qc_matmul_cpu_scratch_bytes, 64-byte aligned, one per thread */
+    void (*quantized)(const qc_weights *w, uint64_t first, uint64_t count,
+                      const qc_matmul_cpu_io *io, void *scratch);
+    /* W [n, k] F32, F16 or BF16; the same lanes and folds */
+    void (*dense)(const void *w, qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
+                  const qc_matmul_cpu_io *io, void *scratch);
+} qc_matmul_ops;
+
+/* As qc_quant_ops_for. */
+const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa);
+uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k);
+
+/* Row `row` of W as floats: exactly what dequantizing to F32 gives. out: [cols]. */
+void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out);
+
+/* y [m, count] of outputs [first, first + count) in double: products of the exact float weights and
+ * exact x, summed in k order in double. w quantized, or NULL and dense [n, k] of dense_dtype.
+ * y: row stride `count`. scratch: k floats (NULL where w is NULL). */
+void qc_matmul_double(const qc_weights *w, const void *dense, qc_dtype dense_dtype, uint64_t k,
+                      uint64_t first, uint64_t count, const void *x, qc_dtype x_dtype, uint64_t m,
+                      uint64_t ldx, double *y, float *scratch);
+
+/* Is every size and pointer of w consistent? QC_ERR_SHAPE with words; for callers with untrusted
+ * descriptors. codes_bytes, scale counts: what the arrays hold. */
+QC_NODISCARD qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t scales,
+                                        uint64_t nested_scales, qc_error *err);
+
+#endif

@@ -1,0 +1,17 @@
+/* The host's part of quantizing on a GPU: from the folded lane sums of each block or run to what
+ * the functions of quant_ops.h leave, bit for bit. Same order, same roundings; see
+ * quant_internal.h. Thread-safe: yes. Allocates: no. */
+#ifndef QC_QUANT_QUANT_COLLECT_H
+#define QC_QUANT_QUANT_COLLECT_H
+
+#include "quant/quant_ops.h"
+
+/* errors: [blocks][4] rr, rc, cc, peak (kernels/cuda_quantize.h). out: [blocks]. sums: as after
+ * nf4_quantize or int8_blocks_quantize of these blocks, without bad. */
+void qc_blocks_collect(const float *absmax, const float *errors, uint64_t blocks,
+                       qc_block_error *out, qc_piece_sums *sums);
+
+/* errors: [rows][runs][4] ee, xx, max, column bits. sums: as after int8_rows_quantize. */
+void qc_rows_collect(const float *errors, uint64_t rows, uint64_t cols, qc_piece_sums *sums);
+
+#endif
