@@ -2,8 +2,8 @@
  * CUDA: gpu_*.c (plain C over kernels/) fill the table, no_gpu.c, linked instead of them in a build
  * without kernels, has none. Nothing else of convert/ calls kernels/.
  *
- * qconv links gpu_*.c with the CUDA kernels, or no_gpu.c; the tests also link gpu_*.c with the kernels
- * on the CPU shim (qconv_shim). */
+ * qconv links gpu_*.c with the CUDA kernels, or no_gpu.c; the tests also link gpu_*.c with the
+ * kernels on the CPU shim (qconv_shim). */
 #ifndef QC_CONVERT_GPU_WORK_H
 #define QC_CONVERT_GPU_WORK_H
 

@@ -44,7 +44,7 @@
 #else
 /* QC_ARCH (what QC_SHIM_SM says at run time is asked by the host only; device code is compiled as
  * for the newest), QC_SHARED and QC_LAUNCH of the shim. */
-#include "shim_launch.h"
+#include <shim_launch.h>
 #endif
 
 extern "C" {

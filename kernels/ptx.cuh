@@ -12,7 +12,7 @@
 #include "kernels/cuda_launch.cuh"
 
 #ifdef QC_CUDA_SHIM
-#include "shim_ptx.h"
+#include <shim_ptx.h>
 #else
 
 /* ---- loads ----------------------------------------------------------------------------------- */
