@@ -1,0 +1,44 @@
+/* What tests ask of the CPU shim beside the CUDA runtime. Not there in a build with real CUDA.
+ *
+ * The environment, read when the shim is first used:
+ *   QC_SHIM_DEVICES      "sm_90:132:8GiB,sm_70:80:512MiB": capability, multiprocessors, memory;
+ *                        "none": no device; "nodriver": no driver. Default: one sm_90:132:4GiB
+ *   QC_SHIM_ORDER        "forward", "reverse" or "shuffle:SEED": in which order the threads of a
+ *                        block run between barriers, and the blocks of a grid. Default: shuffle:1
+ *   QC_SHIM_STREAMS      "lazy": work runs when somebody waits for it; "eager": at once;
+ *                        "shuffle:SEED": some of it, of any stream, whenever the runtime is called.
+ *                        Default: lazy
+ *   QC_SHIM_FAIL_MALLOC  N: the N-th cudaMalloc or cudaHostAlloc fails, once */
+#ifndef QC_SHIM_CONTROL_H
+#define QC_SHIM_CONTROL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* As the variables; a text that is not understood ends the process. Devices: only while nothing is
+ * allocated and no stream exists. */
+void qc_shim_set_devices(const char *text);
+void qc_shim_set_order(const char *text);
+void qc_shim_set_streams(const char *text);
+/* The n-th allocation from now fails, once; 0: none. */
+void qc_shim_fail_malloc(unsigned n);
+/* The n-th launch from now is refused with cudaErrorLaunchOutOfResources, once; 0: none. */
+void qc_shim_fail_launch(unsigned n);
+/* Blocks of memory, device and pinned, that are allocated now, and their bytes. */
+size_t qc_shim_allocations(uint64_t *bytes);
+/* Kernels run so far, in all threads. */
+uint64_t qc_shim_kernels_run(void);
+
+/* For libraries that stand in for cuBLAS: run call(copy of arg) on a stream as a kernel would, with
+ * the device's memory in reach. Default visibility, found with dlsym. Returns a cudaError_t. */
+int qc_shim_enqueue(void *stream, const char *name, void (*call)(void *), const void *arg,
+                    size_t arg_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,64 @@
+/* What a kernel on the CPU shim sees of the thread it is, and the calls its language is made of. C
+ * and C++. */
+#ifndef QC_SHIM_THREAD_H
+#define QC_SHIM_THREAD_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct {
+    unsigned x, y, z;
+} qc_shim_index;
+
+struct qc_shim_block;
+
+/* The public part of a thread; shim_block.c knows the rest. */
+typedef struct qc_shim_thread {
+    qc_shim_index thread, block, block_dim, grid_dim;
+    unsigned lane;
+    struct qc_shim_block *in;
+} qc_shim_thread;
+
+/* The thread that runs; NULL outside of kernels. */
+extern __thread qc_shim_thread *qc_shim_self;
+
+/* Ends the process: "qconv shim: <text>: kernel ..., block ..., thread ...". */
+void qc_shim_fault(const char *format, ...) __attribute__((noreturn, format(printf, 1, 2)));
+
+enum { QC_SHIM_COUNT, QC_SHIM_AND, QC_SHIM_OR };
+/* All live threads of the block have to come to the same line. Returns how many said yes (COUNT),
+ * or whether all or any did. */
+int qc_shim_syncthreads(const char *file, int line, int kind, int predicate);
+
+/* A warp collective: the lanes of mask meet; the last one to arrive calls compute(args, mask), args
+ * indexed by lane; then all go on. kind says in words what it is ("__shfl_sync"); all lanes have to
+ * be at the same kind with the same mask. Each lane's arg lives until it is back. */
+void qc_shim_collect(const char *kind, unsigned mask, void *arg,
+                     void (*compute)(void *const *args, unsigned mask));
+
+/* The block's dynamic shared memory, as launched; at least bytes of it. */
+void *qc_shim_shared(size_t bytes, size_t alignment);
+/* Ends the process unless p is aligned and [p, p + bytes) lies in the block's shared memory. */
+void qc_shim_check_shared(const char *what, const void *p, size_t bytes);
+/* Ends the process unless the running device is at least this. */
+void qc_shim_need_sm(const char *what, unsigned sm);
+
+void qc_shim_cp_async(void *shared, const void *global, unsigned bytes);
+void qc_shim_cp_commit(void);
+void qc_shim_cp_wait(unsigned pending);
+
+/* Gives a launch to a stream. closure is copied. Errors: cudaGetLastError. */
+void qc_shim_launch(const char *name, const void *function, const unsigned grid[3],
+                    const unsigned block[3], size_t shared_bytes, void *stream,
+                    void (*call)(const void *closure), const void *closure, size_t closure_bytes);
+/* Ends the process if p can be no kernel's argument: neither of the current device nor pinned. */
+void qc_shim_check_argument(const char *kernel, unsigned index, const void *p);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

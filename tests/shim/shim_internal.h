@@ -1,0 +1,150 @@
+/* The CPU shim: CUDA kernels run by an ordinary C++ compiler, to be tested without a GPU.
+ *
+ * kernels/ *.cu are compiled as C++17 with QC_CUDA_SHIM; include/shim_launch.h gives the words of
+ * the CUDA language a meaning, include/shim_ptx.h the wrappers of kernels/ptx.cuh, and the files
+ * here are a CUDA runtime without a GPU:
+ *
+ *   shim_fibre.c   stacks, and the switch from one to another
+ *   shim_block.c   a grid, block by block: one fibre per thread, barriers, warp collectives,
+ * cp.async shim_memory.c  device and pinned memory between guard pages; who touched what it must
+ * not shim_device.c  devices, their properties, errors, configuration shim_stream.c  streams,
+ * events, copies, launches, graphs
+ *
+ * The shim is an adversary: where CUDA leaves something open, it does what hurts most.
+ *  - Threads. A warp runs alone until all its threads wait at a barrier of the block; then the next
+ *    warp. Within a warp a lane runs alone until it waits. So a warp is as far ahead of another as
+ *    the barriers allow, and a missing one shows as poison or as data of the wrong round, in one
+ *    order or another: forward, reverse, or shuffled anew after every barrier.
+ *  - Shared memory is all ones (NaN) when a block starts, and ends at a guard page.
+ *  - cp.async poisons its destination when it starts and copies when it is waited for, which are
+ * the two ends of what hardware may do. ldmatrix reads the row that a lane names when that lane
+ *    arrives.
+ *  - Device memory is all ones when allocated, ends at a guard page, and can be touched only by
+ *    kernels and copies of its own device: host code that reaches into it gets a signal, as it
+ * would.
+ *  - Streams do nothing until somebody waits.
+ *
+ * An error of a kernel (divergent barriers, a lane that is missing from a collective, memory out of
+ * bounds, misaligned addresses) ends the process by abort() after one line on stderr that names
+ * kernel, block and thread. On a GPU it would be a hang or garbage; here nothing after it means
+ * anything.
+ *
+ * What it cannot show: how hardware adds up inside a matrix product (shim_ptx.h); memory order
+ * within a warp behind a collective that is not a barrier (a shuffle here also orders memory,
+ * unless the thread sanitizer is in, see shim_block.c); blocks at the same time (they run one after
+ * another, so a kernel may not wait for another block); registers, speed.
+ *
+ * Threads: every function may be called from any thread; a kernel runs in the thread that waits for
+ * it, several at once in different threads. State of a running kernel is thread-local. */
+#ifndef QC_SHIM_INTERNAL_H
+#define QC_SHIM_INTERNAL_H
+
+#include "shim_control.h"
+#include "shim_thread.h"
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define QC_SHIM_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define QC_SHIM_ASAN 1
+#endif
+#endif
+/* QC_SHIM_TSAN comes from CMake: some of the files are built without the thread sanitizer. */
+
+/* ---- fibres ---------------------------------------------------------------------------------- */
+
+typedef struct qc_shim_fibre qc_shim_fibre;
+/* A fibre with a stack, pooled per host thread; never NULL. slot: 0 to QC_SHIM_BLOCK_THREADS - 1 */
+qc_shim_fibre *qc_shim_fibre_get(unsigned slot);
+/* The next switch to f calls entry() on f's stack from its top; entry must not return. */
+void qc_shim_fibre_start(qc_shim_fibre *f, void (*entry)(void));
+/* From the scheduler to f, and back to the scheduler; last: f will never be switched to again
+ * without a new start. */
+void qc_shim_fibre_enter(qc_shim_fibre *f);
+void qc_shim_fibre_leave(qc_shim_fibre *f, int last);
+/* First thing in entry. */
+void qc_shim_fibre_entered(qc_shim_fibre *f);
+/* Whether p lies in the guard page below f's stack. */
+int qc_shim_fibre_overflows(const qc_shim_fibre *f, const void *p);
+
+/* ---- a grid ---------------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *name;
+    int device;
+    unsigned sm;
+    unsigned grid[3], block[3];
+    size_t shared_bytes;
+    void (*call)(const void *closure); /* the kernel with its arguments, for one thread */
+    const void *closure;
+} qc_shim_grid;
+void qc_shim_run_grid(const qc_shim_grid *g);
+/* Gives back what the calling thread kept for its next block. */
+void qc_shim_thread_ends(void);
+
+/* "kernel nf4_quantize, block (3,0,0), thread (17,0,0)", or "" where none is running. */
+void qc_shim_where(char *text, size_t bytes);
+/* Where a fault address lies in the running block; 0: nowhere there. */
+int qc_shim_explain_block(const void *p, char *text, size_t bytes);
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+enum { QC_SHIM_HOST = -1, QC_SHIM_UNKNOWN = -2 }; /* beside device numbers */
+
+/* NULL: no room. device: QC_SHIM_HOST for pinned memory */
+void *qc_shim_memory_new(size_t bytes, int device);
+/* 0: p is not what memory_new gave for such a place. Ends the process if p's surroundings were
+ * written to. */
+int qc_shim_memory_free(void *p, int host);
+/* Who owns p; *base, *bytes (may be NULL): of the allocation. */
+int qc_shim_memory_owner(const void *p, const void **base, size_t *bytes);
+/* While kernels or copies of a device run, its memory can be touched. Calls nest. */
+void qc_shim_memory_open(int device); /* also sees to it that faults are explained */
+void qc_shim_memory_close(int device);
+uint64_t qc_shim_memory_used(int device);
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+typedef struct {
+    unsigned sm, multiprocessors;
+    uint64_t memory_bytes;
+    size_t shared_optin_bytes, shared_sm_bytes;
+} qc_shim_device;
+enum { QC_SHIM_MAX_DEVICES = 16 };
+
+const qc_shim_device *qc_shim_device_of(int device);
+/* Remembers an error as CUDA does, and returns it. */
+cudaError_t qc_shim_error(cudaError_t code);
+/* cudaSuccess, or why this process has no current device. */
+cudaError_t qc_shim_current(int *device);
+int qc_shim_malloc_fails(void);
+int qc_shim_launch_fails(void);
+/* Most dynamic shared memory of a kernel on a device. */
+size_t qc_shim_shared_limit(const void *function, int device);
+
+typedef enum { QC_SHIM_FORWARD, QC_SHIM_REVERSE, QC_SHIM_SHUFFLE } qc_shim_order_kind;
+typedef struct {
+    qc_shim_order_kind kind;
+    uint64_t seed;
+} qc_shim_order;
+qc_shim_order qc_shim_get_order(void);
+typedef enum { QC_SHIM_LAZY, QC_SHIM_EAGER, QC_SHIM_MIXED } qc_shim_stream_kind;
+/* MIXED: *random gets the next number of the sequence. */
+qc_shim_stream_kind qc_shim_get_streams(uint64_t *random);
+int qc_shim_streams_exist(void);
+
+/* Runs everything that was given to a device so far; QC_SHIM_HOST: to all. */
+void qc_shim_drain_device(int device);
+
+static inline uint64_t qc_shim_random(uint64_t *state)
+{
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+#endif

@@ -1,0 +1,314 @@
+/* Device and pinned memory of the shim: every allocation by itself between pages that cannot be
+ * touched, ending at one up to its alignment; what lies between the ends and the pages is checked
+ * when it is freed.
+ *
+ *   | guard | margin | p ... p + bytes | slack < 256 | guard |
+ *
+ * Device memory cannot be touched at all but while kernels or copies of its device run. Freed
+ * memory stays reserved for a while, so that a late access is known for what it is. */
+#include "shim_internal.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { ALIGNMENT = 256, GUARD = 64 << 10, MOST = 1 << 14, QUARANTINE = 256 };
+
+typedef struct {
+    unsigned char *p, *pages; /* pages: between the guards; NULL: entry not in use */
+    size_t bytes, pages_bytes;
+    int device;
+    int freed;
+    unsigned number; /* the n-th allocation of the process */
+} allocation;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static allocation table[MOST]; /* entries up to `used` may be in use */
+static unsigned used, made, freed_ring[QUARANTINE], freed_next;
+static uint64_t device_bytes[QC_SHIM_MAX_DEVICES];
+static int open_count[QC_SHIM_MAX_DEVICES];
+static __thread int opened_here = QC_SHIM_UNKNOWN; /* the device whose work this thread runs */
+
+/* No byte of it is one of poison or zero, and no two in it read as a finite 16-bit float. */
+static unsigned char canary(size_t i)
+{
+    return i % 4 == 0 ? 0xfd : i % 4 == 2 ? 0xfe : 0xff;
+}
+
+/* ---- faults ---------------------------------------------------------------------------------- */
+
+static const char *place_of(const allocation *a, char *text, size_t bytes)
+{
+    if (a->device == QC_SHIM_HOST)
+        snprintf(text, bytes, "pinned allocation %u of %zu bytes", a->number, a->bytes);
+    else
+        snprintf(text, bytes, "allocation %u of %zu bytes on device %d", a->number, a->bytes,
+                 a->device);
+    return text;
+}
+
+static int explain_memory(const void *address, char *text, size_t bytes)
+{
+    const unsigned char *at = address;
+    for (unsigned i = 0; i < used; i++) {
+        const allocation *a = &table[i];
+        char place[120];
+        if (!a->pages || at < a->pages - GUARD || at >= a->pages + a->pages_bytes + GUARD)
+            continue;
+        place_of(a, place, sizeof(place));
+        if (a->freed)
+            snprintf(text, bytes, "touches %s after it was freed", place);
+        else if (at < a->p)
+            snprintf(text, bytes, "%zu bytes before %s", (size_t)(a->p - at), place);
+        else if (at >= a->p + a->bytes)
+            snprintf(text, bytes, "%zu bytes past the end of %s", (size_t)(at - (a->p + a->bytes)),
+                     place);
+        else if (opened_here >= 0)
+            snprintf(text, bytes, "touches %s from device %d", place, opened_here);
+        else
+            snprintf(text, bytes, "host code touches byte %zu of %s", (size_t)(at - a->p), place);
+        return 1;
+    }
+    return 0;
+}
+
+static void on_signal(int number, siginfo_t *info, void *context)
+{
+    (void)context;
+    char text[300] = "", where[10];
+    qc_shim_where(where, sizeof(where));
+    int in_kernel = *where != 0;
+    const void *at = info->si_addr;
+    if (number == SIGSEGV || number == SIGBUS) {
+        if (!explain_memory(at, text, sizeof(text)) &&
+            !qc_shim_explain_block(at, text, sizeof(text)) && in_kernel) {
+            if (info->si_code == SI_KERNEL)
+                snprintf(text, sizeof(text), "a misaligned or impossible address");
+            else
+                snprintf(text, sizeof(text), "address %p, where the device has no memory", at);
+        }
+    } else if (in_kernel) {
+        snprintf(text, sizeof(text), "%s",
+                 number == SIGILL ? "a misaligned access, an index out of its array's bounds, or a "
+                                    "shift by more than there are bits"
+                                  : "an integer division by zero");
+    }
+    if (*text)
+        qc_shim_fault("%s", text);
+    /* Somebody else's. */
+    signal(number, SIG_DFL);
+    raise(number);
+}
+
+static void watch_signals(void)
+{
+    static const int numbers[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE};
+    static __thread int has_stack;
+    for (size_t i = 0; i < sizeof(numbers) / sizeof(*numbers); i++) {
+        /* Test frameworks take them, test by test. */
+        struct sigaction old, new = {0};
+        sigaction(numbers[i], NULL, &old);
+        if (old.sa_flags & SA_SIGINFO && old.sa_sigaction == on_signal)
+            continue;
+        new.sa_sigaction = on_signal;
+        new.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+        sigaction(numbers[i], &new, NULL);
+    }
+    if (!has_stack) {
+        /* A fibre whose stack overflows has none left for the handler. Kept until the process ends:
+         * nothing says when a thread has run its last kernel. */
+        enum { BYTES = 64 << 10 };
+        stack_t now;
+        if (!sigaltstack(NULL, &now) && now.ss_flags & SS_DISABLE) {
+            void *p = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            if (p != MAP_FAILED) {
+                stack_t mine = {.ss_sp = p, .ss_size = BYTES};
+                sigaltstack(&mine, NULL);
+            }
+        }
+        has_stack = 1;
+    }
+}
+
+/* ---- allocations ----------------------------------------------------------------------------- */
+
+static void protect(const allocation *a, int how)
+{
+    if (mprotect(a->pages, a->pages_bytes, how))
+        qc_shim_fault("mprotect of an allocation");
+}
+
+static int closed(const allocation *a)
+{
+    return a->device >= 0 && open_count[a->device] == 0;
+}
+
+void *qc_shim_memory_new(size_t bytes, int device)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (bytes > SIZE_MAX / 4)
+        return NULL;
+    size_t room = (bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    size_t pages_bytes = (room + page - 1) / page * page;
+    void *p = NULL;
+    watch_signals();
+    pthread_mutex_lock(&lock);
+    if (device >= 0) {
+        uint64_t limit = qc_shim_device_of(device)->memory_bytes;
+        if (device_bytes[device] > limit || room > limit - device_bytes[device])
+            goto done;
+    }
+    unsigned i = 0;
+    while (i < used && table[i].pages)
+        i++;
+    if (i == MOST)
+        qc_shim_fault("more than %d allocations", MOST);
+    unsigned char *map = mmap(NULL, pages_bytes + 2 * GUARD, PROT_NONE,
+                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (map == MAP_FAILED)
+        goto done;
+    allocation *a = &table[i];
+    *a = (allocation){.pages = map + GUARD,
+                      .bytes = bytes,
+                      .pages_bytes = pages_bytes,
+                      .device = device,
+                      .number = ++made};
+    a->p = a->pages + pages_bytes - room;
+    if (i == used)
+        used++;
+    if (mprotect(a->pages, pages_bytes, PROT_READ | PROT_WRITE)) {
+        munmap(map, pages_bytes + 2 * GUARD);
+        a->pages = NULL;
+        goto done;
+    }
+    for (unsigned char *x = a->pages; x < a->p; x++)
+        *x = canary((size_t)(x - a->pages));
+    memset(a->p, 0xff, bytes);
+    for (size_t x = bytes; x < room; x++)
+        a->p[x] = canary(x - bytes);
+    if (device >= 0)
+        device_bytes[device] += room;
+    if (closed(a))
+        protect(a, PROT_NONE);
+    p = a->p;
+done:
+    pthread_mutex_unlock(&lock);
+    return p;
+}
+
+static void check_surroundings(const allocation *a)
+{
+    char place[120];
+    place_of(a, place, sizeof(place));
+    for (const unsigned char *x = a->pages; x < a->p; x++)
+        if (*x != canary((size_t)(x - a->pages)))
+            qc_shim_fault("the byte %zu before %s was written", (size_t)(a->p - x), place);
+    for (const unsigned char *x = a->p + a->bytes; x < a->pages + a->pages_bytes; x++)
+        if (*x != canary((size_t)(x - (a->p + a->bytes))))
+            qc_shim_fault("the byte %zu past the end of %s was written",
+                          (size_t)(x - (a->p + a->bytes)), place);
+}
+
+int qc_shim_memory_free(void *p, int host)
+{
+    int found = 0;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < used && !found; i++) {
+        allocation *a = &table[i];
+        if (!a->pages || a->p != p || a->freed || (a->device == QC_SHIM_HOST) != host)
+            continue;
+        found = 1;
+        protect(a, PROT_READ | PROT_WRITE);
+        check_surroundings(a);
+        /* New pages in the place of the old give the memory back. */
+        if (mmap(a->pages, a->pages_bytes, PROT_NONE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) == MAP_FAILED)
+            qc_shim_fault("an allocation cannot be given back");
+        a->freed = 1;
+        if (a->device >= 0)
+            device_bytes[a->device] -= (a->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+        unsigned *slot = &freed_ring[freed_next++ % QUARANTINE];
+        if (freed_next > QUARANTINE) {
+            allocation *old = &table[*slot];
+            munmap(old->pages - GUARD, old->pages_bytes + 2 * GUARD);
+            old->pages = NULL;
+        }
+        *slot = i;
+    }
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+int qc_shim_memory_owner(const void *p, const void **base, size_t *bytes)
+{
+    int owner = QC_SHIM_UNKNOWN;
+    const unsigned char *at = p;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < used; i++) {
+        const allocation *a = &table[i];
+        /* One past the end belongs to it: an empty range there is none of somebody else's. */
+        if (!a->pages || a->freed || at < a->p || at > a->p + a->bytes)
+            continue;
+        owner = a->device;
+        if (base)
+            *base = a->p;
+        if (bytes)
+            *bytes = a->bytes;
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return owner;
+}
+
+static void change(int device, int by)
+{
+    pthread_mutex_lock(&lock);
+    int was = open_count[device];
+    open_count[device] += by;
+    if (!was || !open_count[device])
+        for (unsigned i = 0; i < used; i++)
+            if (table[i].pages && !table[i].freed && table[i].device == device)
+                protect(&table[i], was ? PROT_NONE : PROT_READ | PROT_WRITE);
+    pthread_mutex_unlock(&lock);
+}
+
+void qc_shim_memory_open(int device)
+{
+    watch_signals();
+    change(device, 1);
+    opened_here = device;
+}
+
+void qc_shim_memory_close(int device)
+{
+    opened_here = QC_SHIM_UNKNOWN;
+    change(device, -1);
+}
+
+uint64_t qc_shim_memory_used(int device)
+{
+    pthread_mutex_lock(&lock);
+    uint64_t bytes = device_bytes[device];
+    pthread_mutex_unlock(&lock);
+    return bytes;
+}
+
+size_t qc_shim_allocations(uint64_t *bytes)
+{
+    size_t count = 0;
+    uint64_t sum = 0;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < used; i++)
+        if (table[i].pages && !table[i].freed) {
+            count++;
+            sum += table[i].bytes;
+        }
+    pthread_mutex_unlock(&lock);
+    if (bytes)
+        *bytes = sum;
+    return count;
+}
