@@ -41,6 +41,8 @@ typedef struct {
     int driver_version, runtime_version;  /* 13000 for 13.0 */
 } qc_cuda_device;
 
+/* What the kernels were built with and for: "CUDA 13.0: sm_75 sm_80 ...". */
+const char *qc_cuda_build(void);
 /* Number of devices to *count. 0 is no error: why (unless NULL) then holds a sentence, e.g. "no
  * NVIDIA driver". Never fails. */
 void qc_cuda_device_count(int *count, char *why, size_t why_bytes);

@@ -16,6 +16,7 @@
 #define QC_KERNELS_CUDA_LAUNCH_CUH
 
 #include "base/status.h"
+#include "kernels/cuda_check.h"
 #include "kernels/cuda_device.h"
 
 #include <cuda_runtime.h>
@@ -37,7 +38,7 @@
     type &name = *reinterpret_cast<type *>(qc_shared_bytes_)
 
 /* kernel(...) with dim3 grid and block, dynamic shared memory in bytes, on a stream. Errors are
- * fetched by qc_cuda_launched(). */
+ * fetched by qc_cuda_launched() of cuda_check.h. */
 #define QC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
     kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 
@@ -46,13 +47,6 @@
  * for the newest), QC_SHARED and QC_LAUNCH of the shim. */
 #include <shim_launch.h>
 #endif
-
-extern "C" {
-/* QC_OK, or what the last launch in this thread failed with; what: "nf4_quantize". */
-qc_status qc_cuda_launched(const char *what, qc_error *err);
-/* CUDA's answer as a status; see cuda_device.h. */
-qc_status qc_cuda_check(cudaError_t code, const char *what, qc_error *err);
-}
 
 /* More than 48 KB of shared memory has to be asked for; cheap, but once per kernel and device is
  * enough. */

@@ -1,0 +1,23 @@
+/* Inside kernels/ only: CUDA's answers as statuses. Plain C, so that cuda_device.c and the .cu
+ * files share one set. */
+#ifndef QC_KERNELS_CUDA_CHECK_H
+#define QC_KERNELS_CUDA_CHECK_H
+
+#include "base/status.h"
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* CUDA's answer to `what` ("nf4_quantize") as a status; see cuda_device.h. An error that does not
+ * stick is taken from CUDA's memory of the last one, so that the next launch is not blamed. */
+QC_NODISCARD qc_status qc_cuda_check(cudaError_t code, const char *what, qc_error *err);
+/* QC_OK, or what the last launch in this thread failed with. */
+QC_NODISCARD qc_status qc_cuda_launched(const char *what, qc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,347 @@
+/* Thin calls over the CUDA runtime, in C: see cuda_device.h.
+ *
+ * One source for CUDA 11.8 to 13: facts of a device come from cudaDeviceGetAttribute (CUDA 13 took
+ * members away from cudaDeviceProp), graphs from cudaGraphInstantiateWithFlags (the same in all).
+ */
+#include "kernels/cuda_device.h"
+
+#include "kernels/cuda_check.h"
+#include "kernels/cuda_code.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* What kernels/CMakeLists.txt built: "75-real 80-real 90-virtual" and the same for people. */
+#ifdef QC_CUDA_CODE
+static const char built_code[] = QC_CUDA_CODE;
+static const char built_words[] = QC_CUDA_BUILD;
+#else
+static const char built_code[] = "0-virtual";
+static const char built_words[] = "kernels on the CPU";
+#endif
+
+const char *qc_cuda_build(void)
+{
+    return built_words;
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+static qc_status status_of(cudaError_t code)
+{
+    switch ((int)code) {
+    case cudaSuccess:
+        return QC_OK;
+    case cudaErrorMemoryAllocation:
+        return QC_ERR_NOMEM;
+    case cudaErrorNoDevice:
+    case cudaErrorInvalidDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorDevicesUnavailable:
+    case cudaErrorNoKernelImageForDevice:
+        return QC_ERR_DEVICE;
+    default:
+        return QC_ERR_INTERNAL;
+    }
+}
+
+qc_status qc_cuda_check(cudaError_t code, const char *what, qc_error *err)
+{
+    if (code == cudaSuccess)
+        return QC_OK;
+    (void)cudaGetLastError();
+    QC_FAIL(err, status_of(code), "CUDA: %s: %s (%s)", what, cudaGetErrorString(code),
+            cudaGetErrorName(code));
+}
+
+qc_status qc_cuda_launched(const char *what, qc_error *err)
+{
+    return qc_cuda_check(cudaGetLastError(), what, err);
+}
+
+/* For what is given back: there is nobody to tell, and the next call must not be blamed. */
+static void given_back(cudaError_t code)
+{
+    if (code != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+/* ---- devices --------------------------------------------------------------------------------- */
+
+static void say_why_none(cudaError_t code, char *why, size_t why_bytes)
+{
+    int driver = 0;
+    const char *words = NULL;
+    if (!why || why_bytes == 0)
+        return;
+    if (cudaDriverGetVersion(&driver) != cudaSuccess)
+        driver = 0;
+    if (code == cudaSuccess || code == cudaErrorNoDevice)
+        words = "the NVIDIA driver shows no GPU";
+    else if (code == cudaErrorInsufficientDriver && driver == 0)
+        words = "no NVIDIA driver";
+    if (words)
+        (void)snprintf(why, why_bytes, "%s", words);
+    else if (code == cudaErrorInsufficientDriver)
+        (void)snprintf(why, why_bytes,
+                       "the NVIDIA driver is too old: it has CUDA %d.%d, this build needs %d.%d",
+                       driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000,
+                       CUDART_VERSION % 1000 / 10);
+    else
+        (void)snprintf(why, why_bytes, "CUDA cannot start: %s", cudaGetErrorString(code));
+}
+
+void qc_cuda_device_count(int *count, char *why, size_t why_bytes)
+{
+    cudaError_t code = cudaGetDeviceCount(count);
+    if (code != cudaSuccess)
+        *count = 0;
+    if (*count <= 0)
+        say_why_none(code, why, why_bytes);
+    given_back(code);
+}
+
+static qc_status attribute(uint64_t *out, enum cudaDeviceAttr which, int index, qc_error *err)
+{
+    int value = 0;
+    QC_TRY(qc_cuda_check(cudaDeviceGetAttribute(&value, which, index),
+                         "asking for a device's facts", err));
+    *out = value > 0 ? (uint64_t)value : 0;
+    return QC_OK;
+}
+
+/* CUDA writes the hexadecimal digits of a bus in capitals, the kernel and NVML do not. */
+static void lower_case(char *s)
+{
+    for (; *s; s++)
+        if (*s >= 'A' && *s <= 'F')
+            *s = (char)(*s - 'A' + 'a');
+}
+
+static qc_status read_facts(qc_cuda_device *d, qc_error *err)
+{
+    struct cudaDeviceProp properties;
+    uint64_t major, minor, multiprocessors, l2, shared, shared_all, threads, warp;
+    const struct {
+        uint64_t *value;
+        enum cudaDeviceAttr which;
+    } facts[] = {
+        {&major, cudaDevAttrComputeCapabilityMajor},
+        {&minor, cudaDevAttrComputeCapabilityMinor},
+        {&multiprocessors, cudaDevAttrMultiProcessorCount},
+        {&l2, cudaDevAttrL2CacheSize},
+        {&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin},
+        {&shared_all, cudaDevAttrMaxSharedMemoryPerMultiprocessor},
+        {&threads, cudaDevAttrMaxThreadsPerMultiProcessor},
+        {&warp, cudaDevAttrWarpSize},
+    };
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++)
+        QC_TRY(attribute(facts[i].value, facts[i].which, d->index, err));
+    QC_TRY(qc_cuda_check(cudaGetDeviceProperties(&properties, d->index), "naming a device", err));
+    QC_TRY(qc_cuda_check(cudaDeviceGetPCIBusId(d->pci, (int)sizeof d->pci, d->index),
+                         "asking for a device's bus", err));
+    QC_TRY(qc_cuda_check(cudaDriverGetVersion(&d->driver_version), "the driver's version", err));
+    QC_TRY(qc_cuda_check(cudaRuntimeGetVersion(&d->runtime_version), "the runtime's version", err));
+    (void)snprintf(d->name, sizeof d->name, "%.*s", (int)sizeof d->name - 1, properties.name);
+    lower_case(d->pci);
+    d->memory_bytes = properties.totalGlobalMem;
+    d->sm = (unsigned)(major * 10 + minor);
+    d->multiprocessors = (unsigned)multiprocessors;
+    d->l2_bytes = l2;
+    d->shared_block_bytes = (uint32_t)shared;
+    d->shared_multiprocessor_bytes = (uint32_t)shared_all;
+    d->warps_multiprocessor = (uint32_t)(threads / (warp ? warp : 32));
+    return QC_OK;
+}
+
+qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err)
+{
+    int count = 0;
+    char why[256] = "";
+    memset(out, 0, sizeof *out);
+    qc_cuda_device_count(&count, why, sizeof why);
+    if (count == 0)
+        QC_FAIL(err, QC_ERR_DEVICE, "there is no cuda:%d: %s", index, why);
+    if (index < 0 || index >= count)
+        QC_FAIL(err, QC_ERR_DEVICE, "there is no cuda:%d; CUDA shows %d GPU%s", index, count,
+                count == 1 ? "" : "s");
+    out->index = index;
+    QC_TRY(read_facts(out, err));
+    if (!qc_cuda_code_runs(built_code, out->sm))
+        QC_FAIL(err, QC_ERR_DEVICE,
+                "cuda:%d (%s) is an sm_%u, and this build has no code for it (%s)", index,
+                out->name, out->sm, built_words);
+    return QC_OK;
+}
+
+qc_status qc_cuda_use(const qc_cuda_device *device, qc_error *err)
+{
+    return qc_cuda_check(cudaSetDevice(device->index), "choosing a device", err);
+}
+
+qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *err)
+{
+    size_t f = 0, t = 0;
+    QC_TRY(qc_cuda_check(cudaMemGetInfo(&f, &t), "asking for a device's free memory", err));
+    *free_bytes = f;
+    *total_bytes = t;
+    return QC_OK;
+}
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+qc_status qc_cuda_malloc(void **out, size_t bytes, qc_error *err)
+{
+    char what[96];
+    *out = NULL;
+    if (bytes == 0)
+        return QC_OK;
+    (void)snprintf(what, sizeof what, "%zu bytes of device memory", bytes);
+    return qc_cuda_check(cudaMalloc(out, bytes), what, err);
+}
+
+void qc_cuda_free(void *p)
+{
+    if (p)
+        given_back(cudaFree(p));
+}
+
+qc_status qc_cuda_host_malloc(void **out, size_t bytes, qc_error *err)
+{
+    char what[96];
+    *out = NULL;
+    if (bytes == 0)
+        return QC_OK;
+    (void)snprintf(what, sizeof what, "%zu bytes of pinned memory", bytes);
+    /* Portable: pinned for every device, not only the current one. */
+    return qc_cuda_check(cudaHostAlloc(out, bytes, cudaHostAllocPortable), what, err);
+}
+
+void qc_cuda_host_free(void *p)
+{
+    if (p)
+        given_back(cudaFreeHost(p));
+}
+
+static qc_status copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind kind,
+                      const char *what, qc_cuda_stream s, qc_error *err)
+{
+    if (bytes == 0)
+        return QC_OK;
+    return qc_cuda_check(cudaMemcpyAsync(to, from, bytes, kind, s), what, err);
+}
+
+qc_status qc_cuda_to_device(void *device, const void *host, size_t bytes, qc_cuda_stream s,
+                            qc_error *err)
+{
+    return copy(device, host, bytes, cudaMemcpyHostToDevice, "copying to the device", s, err);
+}
+
+qc_status qc_cuda_to_host(void *host, const void *device, size_t bytes, qc_cuda_stream s,
+                          qc_error *err)
+{
+    return copy(host, device, bytes, cudaMemcpyDeviceToHost, "copying to the host", s, err);
+}
+
+qc_status qc_cuda_copy(void *to, const void *from, size_t bytes, qc_cuda_stream s, qc_error *err)
+{
+    return copy(to, from, bytes, cudaMemcpyDeviceToDevice, "copying on the device", s, err);
+}
+
+qc_status qc_cuda_fill(void *device, int byte, size_t bytes, qc_cuda_stream s, qc_error *err)
+{
+    if (bytes == 0)
+        return QC_OK;
+    return qc_cuda_check(cudaMemsetAsync(device, byte, bytes, s), "filling device memory", err);
+}
+
+/* ---- streams and events ---------------------------------------------------------------------- */
+
+qc_status qc_cuda_stream_create(qc_cuda_stream *out, qc_error *err)
+{
+    *out = NULL;
+    return qc_cuda_check(cudaStreamCreateWithFlags(out, cudaStreamNonBlocking), "making a stream",
+                         err);
+}
+
+void qc_cuda_stream_destroy(qc_cuda_stream s)
+{
+    if (s)
+        given_back(cudaStreamDestroy(s));
+}
+
+qc_status qc_cuda_stream_synchronize(qc_cuda_stream s, qc_error *err)
+{
+    return qc_cuda_check(cudaStreamSynchronize(s), "waiting for a stream", err);
+}
+
+qc_status qc_cuda_event_create(qc_cuda_event *out, int timing, qc_error *err)
+{
+    /* Who waits for an event without a time sleeps, and leaves the CPU to others. */
+    unsigned flags = timing ? cudaEventDefault : cudaEventDisableTiming | cudaEventBlockingSync;
+    *out = NULL;
+    return qc_cuda_check(cudaEventCreateWithFlags(out, flags), "making an event", err);
+}
+
+void qc_cuda_event_destroy(qc_cuda_event e)
+{
+    if (e)
+        given_back(cudaEventDestroy(e));
+}
+
+qc_status qc_cuda_event_record(qc_cuda_event e, qc_cuda_stream s, qc_error *err)
+{
+    return qc_cuda_check(cudaEventRecord(e, s), "recording an event", err);
+}
+
+qc_status qc_cuda_event_synchronize(qc_cuda_event e, qc_error *err)
+{
+    return qc_cuda_check(cudaEventSynchronize(e), "waiting for an event", err);
+}
+
+qc_status qc_cuda_stream_wait(qc_cuda_stream s, qc_cuda_event e, qc_error *err)
+{
+    return qc_cuda_check(cudaStreamWaitEvent(s, e, 0), "making a stream wait", err);
+}
+
+qc_status qc_cuda_event_elapsed(double *milliseconds, qc_cuda_event begin, qc_cuda_event end,
+                                qc_error *err)
+{
+    float ms = 0;
+    QC_TRY(qc_cuda_check(cudaEventElapsedTime(&ms, begin, end), "reading a time", err));
+    *milliseconds = (double)ms;
+    return QC_OK;
+}
+
+/* ---- graphs ---------------------------------------------------------------------------------- */
+
+qc_status qc_cuda_capture_begin(qc_cuda_stream s, qc_error *err)
+{
+    /* Thread-local: what other threads do meanwhile is neither caught nor forbidden. */
+    return qc_cuda_check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal),
+                         "beginning to capture", err);
+}
+
+qc_status qc_cuda_capture_end(qc_cuda_graph *out, qc_cuda_stream s, qc_error *err)
+{
+    cudaGraph_t graph = NULL;
+    *out = NULL;
+    QC_TRY(qc_cuda_check(cudaStreamEndCapture(s, &graph), "ending to capture", err));
+    qc_status st =
+        qc_cuda_check(cudaGraphInstantiateWithFlags(out, graph, 0), "making a graph", err);
+    given_back(cudaGraphDestroy(graph));
+    if (st != QC_OK)
+        *out = NULL;
+    return st;
+}
+
+qc_status qc_cuda_graph_launch(qc_cuda_graph g, qc_cuda_stream s, qc_error *err)
+{
+    return qc_cuda_check(cudaGraphLaunch(g, s), "launching a graph", err);
+}
+
+void qc_cuda_graph_destroy(qc_cuda_graph g)
+{
+    if (g)
+        given_back(cudaGraphExecDestroy(g));
+}
