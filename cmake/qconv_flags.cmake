@@ -3,20 +3,25 @@ add_library(qconv_flags INTERFACE)
 target_include_directories(qconv_flags INTERFACE ${CMAKE_SOURCE_DIR})
 target_compile_definitions(qconv_flags INTERFACE _POSIX_C_SOURCE=200809L _FILE_OFFSET_BITS=64)
 # The bytes qconv writes must not depend on the compiler's taste: no contraction, no fast math.
-target_compile_options(qconv_flags INTERFACE -ffp-contract=off -fvisibility=hidden
-  -ffile-prefix-map=${CMAKE_SOURCE_DIR}/=
-  -Wall -Wextra -Wpedantic -Wconversion -Wsign-conversion -Wshadow -Wstrict-prototypes
-  -Wmissing-prototypes -Wcast-qual -Wcast-align -Wvla -Wformat=2 -Wundef -Wswitch-enum
-  -Wdouble-promotion -Wwrite-strings -fstack-protector-strong)
+# C++ is the kernels on the shim of the tests; CUDA has flags of its own (kernels/CMakeLists.txt).
+set(qconv_c $<COMPILE_LANGUAGE:C>)
+set(qconv_c_cxx $<COMPILE_LANGUAGE:C,CXX>)
+target_compile_options(qconv_flags INTERFACE
+  "$<${qconv_c_cxx}:-ffp-contract=off;-fvisibility=hidden;-ffile-prefix-map=${CMAKE_SOURCE_DIR}/=>"
+  "$<${qconv_c_cxx}:-Wall;-Wextra;-fstack-protector-strong>"
+  "$<${qconv_c}:-Wpedantic;-Wconversion;-Wsign-conversion;-Wshadow;-Wstrict-prototypes>"
+  "$<${qconv_c}:-Wmissing-prototypes;-Wcast-qual;-Wcast-align;-Wvla;-Wformat=2;-Wundef>"
+  "$<${qconv_c}:-Wswitch-enum;-Wdouble-promotion;-Wwrite-strings>")
 if(QCONV_WERROR)
-  target_compile_options(qconv_flags INTERFACE -Werror)
+  target_compile_options(qconv_flags INTERFACE $<${qconv_c_cxx}:-Werror>)
 endif()
 if(QCONV_SANITIZE)
   target_compile_options(qconv_flags INTERFACE -fsanitize=${QCONV_SANITIZE}
     -fno-sanitize-recover=all -fno-omit-frame-pointer -g)
   target_link_options(qconv_flags INTERFACE -fsanitize=${QCONV_SANITIZE})
 elseif(CMAKE_BUILD_TYPE MATCHES "Release|RelWithDebInfo" AND NOT QCONV_COVERAGE)
-  target_compile_definitions(qconv_flags INTERFACE _FORTIFY_SOURCE=2)
+  target_compile_definitions(qconv_flags INTERFACE
+    $<${qconv_c_cxx}:_FORTIFY_SOURCE=2>)
 endif()
 if(QCONV_FUZZ)
   if(NOT CMAKE_C_COMPILER_ID MATCHES "Clang")
