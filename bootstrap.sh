@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 BUILD_PACKAGES=(gcc libc6-dev cmake ninja-build pkg-config libzstd-dev libxxhash-dev libcjson-dev)
-TEST_PACKAGES=(libcmocka-dev python3 zstd)
+TEST_PACKAGES=(g++ libcmocka-dev python3 zstd)
 
 say() { printf '%s\n' "$*" >&2; }
 

@@ -29,7 +29,7 @@ endif()
 # Where CMake will look as well: CMAKE_CUDA_COMPILER, CUDACXX, the path, the usual folder.
 if(CMAKE_CUDA_COMPILER)
   set(qconv_nvcc ${CMAKE_CUDA_COMPILER})
-elseif(DEFINED ENV{CUDACXX})
+elseif(NOT "$ENV{CUDACXX}" STREQUAL "")
   set(qconv_nvcc $ENV{CUDACXX})
 else()
   find_program(QCONV_NVCC nvcc HINTS ENV CUDA_PATH PATH_SUFFIXES bin PATHS /usr/local/cuda/bin)
@@ -51,7 +51,7 @@ endif()
 
 # CMake would build for sm_52 or sm_75 alone. Machine code for what is named in docs/building.md,
 # PTX of the newest for what comes later. sm_70's code is also for sm_75; CUDA 13 has no sm_70.
-if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
   set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90-real 90-virtual)
   if(qconv_nvcc_version VERSION_LESS 13)
     list(PREPEND CMAKE_CUDA_ARCHITECTURES 70-real)
@@ -63,16 +63,14 @@ elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
 endif()
 
 # CUDA 11.8 takes g++ up to 11.
-if(NOT CMAKE_CUDA_HOST_COMPILER AND NOT DEFINED ENV{CUDAHOSTCXX}
+if(NOT CMAKE_CUDA_HOST_COMPILER AND "$ENV{CUDAHOSTCXX}" STREQUAL ""
     AND qconv_nvcc_version VERSION_LESS 12.0)
   find_program(QCONV_CUDA_HOST NAMES g++-11 g++-10 g++-9)
   mark_as_advanced(QCONV_CUDA_HOST)
-  if(QCONV_CUDA_HOST)
-    set(CMAKE_CUDA_HOST_COMPILER ${QCONV_CUDA_HOST})
-  endif()
-endif()
-set(qconv_cuda_host ${CMAKE_CUDA_HOST_COMPILER})
-if(NOT qconv_cuda_host)
+  set(qconv_cuda_host ${QCONV_CUDA_HOST})
+elseif(CMAKE_CUDA_HOST_COMPILER)
+  set(qconv_cuda_host ${CMAKE_CUDA_HOST_COMPILER})
+else()
   set(qconv_cuda_host $ENV{CUDAHOSTCXX})
 endif()
 
@@ -108,7 +106,11 @@ if(NOT qconv_nvcc_rc EQUAL 0)
     "${qconv_nvcc_says}")
 endif()
 
-set(CMAKE_CUDA_COMPILER ${qconv_nvcc})
+# In the cache, so that configuring again, without the environment of now, means the same.
+set(CMAKE_CUDA_COMPILER ${qconv_nvcc} CACHE FILEPATH "nvcc")
+if(qconv_cuda_host)
+  set(CMAKE_CUDA_HOST_COMPILER ${qconv_cuda_host} CACHE FILEPATH "nvcc's C++ compiler")
+endif()
 set(CMAKE_CUDA_STANDARD 17)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 set(CMAKE_CUDA_EXTENSIONS OFF)

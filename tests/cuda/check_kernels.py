@@ -1,0 +1,488 @@
+#!/usr/bin/env python3
+"""What the compilers make of the kernels: no warning, no spill, no stack, and the instructions that
+are meant. Standard library only; needs no GPU.
+
+  check_kernels.py                      all toolkits found, all of kernels/*.cu
+  check_kernels.py --toolkit NVCC ...   these
+  check_kernels.py --self-test          plant one violation of each kind and see it found
+  check_kernels.py --cpath FOLDER       print what CPATH must be for /usr/bin/nvcc to find its own
+                                        headers ("" if it does), with links made in FOLDER
+
+Every file is compiled by every toolkit for every architecture with the flags of kernels/, warnings
+as errors; ptxas says registers, stack and spills, cuobjdump the machine code. CUDA 11.8 needs
+g++-11. Exit 1 if anything is found, 77 if there is no toolkit.
+"""
+import argparse
+import concurrent.futures
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+# As cmake/qconv_cuda.cmake has them.
+ARCHITECTURES = {"old": (70, 80, 86, 89, 90), "new": (75, 80, 86, 89, 90)}
+FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "-Werror=all-warnings",
+         "-Xptxas=-v,-warn-spills,-warn-lmem-usage",
+         "-Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off,-fPIC"]
+
+# What is counted in the machine code of a kernel.
+COUNTED = {
+    "HMMA.884": r"HMMA\.884\b",
+    "HMMA.16816": r"HMMA\.16816\b",
+    "LDG.128": r"LDG\.E\b[\w.]*\.128\b",
+    "LDGSTS": r"LDGSTS\b",
+    "LDSM": r"LDSM\b",
+    "LDL": r"LDL\b",
+    "STL": r"STL\b",
+}
+
+# (file, part of the kernel's name, least and largest architecture): what must be in there. Kernels
+# for an architecture's own instructions trap elsewhere, and are not looked at there. Every row must
+# meet a kernel, so that a name that changes does not end the check.
+EXPECTED = [
+    ("matmul_mma884.cu", "mma884", 70, 75, ["HMMA.884", "LDG.128"]),
+    ("matmul_mma16816.cu", "mma16816", 80, 999, ["HMMA.16816", "LDG.128|LDGSTS"]),
+]
+# (file, part of the kernel's name, least and largest architecture): may have a stack and use it.
+# m8n8k4 is emulated by a subroutine above sm_75; that is for testing there, not for use.
+EMULATED = [("matmul_mma884.cu", "", 80, 999)]
+
+
+class Problem(Exception):
+    """A sentence for the user."""
+
+
+class Toolkit:
+    def __init__(self, nvcc, folder):
+        self.nvcc = nvcc
+        said = run([nvcc, "--version"])
+        m = re.search(r"release (\d+)\.(\d+)", said)
+        if not m:
+            raise Problem("%s --version does not answer as nvcc does" % nvcc)
+        self.version = (int(m.group(1)), int(m.group(2)))
+        self.name = "%d.%d" % self.version
+        self.host = []
+        # Debian's nvcc takes ptxas and the rest from the path: another CUDA's must not be there.
+        self.environment = dict(os.environ)
+        self.environment["PATH"] = ":".join(
+            d for d in os.environ.get("PATH", "").split(":")
+            if os.path.dirname(nvcc) == d or not os.path.exists(os.path.join(d, "ptxas"))
+            or not os.path.realpath(nvcc).startswith("/usr/bin/"))
+        if self.version < (12, 0):
+            host = os.environ.get("CUDAHOSTCXX") or shutil.which("g++-11")
+            if not host:
+                raise Problem("CUDA %s needs g++-11" % self.name)
+            self.host = ["-ccbin", host]
+        cpath = own_headers(nvcc, self.version, self.host, folder, self.environment)
+        if cpath:
+            self.environment["CPATH"] = cpath
+        self.cuobjdump = os.environ.get("QCONV_CUOBJDUMP") if self.version >= (12, 0) else None
+        beside = os.path.join(os.path.dirname(nvcc), "cuobjdump")
+        if not self.cuobjdump and os.path.exists(beside):
+            self.cuobjdump = beside
+
+    def architectures(self):
+        return ARCHITECTURES["old" if self.version < (13, 0) else "new"]
+
+    def compile(self, source, out, architectures):
+        """What nvcc said; Problem if it failed."""
+        command = [self.nvcc] + self.host + FLAGS + ["-I" + ROOT, "-c", source, "-o", out]
+        for a in architectures:
+            command += ["-gencode", "arch=compute_%d,code=sm_%d" % (a, a)]
+        r = subprocess.run(command, env=self.environment, stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, text=True)
+        if r.returncode != 0:
+            raise Problem("does not compile:\n" + without_info(r.stdout))
+        return r.stdout
+
+    def disassemble(self, path):
+        environment = dict(self.environment)
+        # cuobjdump takes nvdisasm from the path.
+        environment["PATH"] = os.path.dirname(self.cuobjdump) + ":" + environment.get("PATH", "")
+        return run([self.cuobjdump, "-sass", path], environment)
+
+
+def run(command, environment=None):
+    r = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                       text=True)
+    if r.returncode != 0:
+        raise Problem("%s failed:\n%s" % (" ".join(command), r.stdout))
+    return r.stdout
+
+
+def without_info(text):
+    lines = [s for s in text.splitlines() if s.strip() and not s.startswith("ptxas info")
+             and "bytes stack frame" not in s]
+    return "\n".join(lines[:40])
+
+
+def own_headers(nvcc, version, host, folder, environment):
+    """Where another CUDA's headers lie in a folder that g++ searches before /usr/include, Debian's
+    nvcc takes those. A folder of links to its own, to be set as CPATH; None if there is no need."""
+    with tempfile.TemporaryDirectory() as scratch:
+        probe = os.path.join(scratch, "probe.cu")
+        with open(probe, "w") as f:
+            f.write("qc_version=CUDART_VERSION\n")
+        said = run([nvcc] + host + ["-E", probe], environment)
+    m = re.search(r"qc_version=(\d+)", said)
+    if m and int(m.group(1)) == version[0] * 1000 + version[1] * 10:
+        return None
+    if not os.path.realpath(nvcc).startswith("/usr/bin/"):
+        raise Problem("%s finds another CUDA's headers; set CPATH to the folder of its own" % nvcc)
+    os.makedirs(folder, exist_ok=True)
+    for path in run(["dpkg", "-L", "nvidia-cuda-dev"]).split("\n"):
+        if re.fullmatch(r"/usr/include/[^/]+", path):
+            link = os.path.join(folder, os.path.basename(path))
+            if not os.path.lexists(link):
+                os.symlink(path, link)
+    return os.path.abspath(folder)
+
+
+def find_toolkits():
+    """One nvcc per version, lowest first."""
+    paths = [os.environ.get("CUDACXX"), shutil.which("nvcc"), "/usr/bin/nvcc"]
+    paths += sorted(glob.glob("/usr/local/cuda*/bin/nvcc"))
+    found = {}
+    for path in paths:
+        if path and os.access(path, os.X_OK):
+            m = re.search(r"release (\d+)\.(\d+)", run([path, "--version"]))
+            if m:
+                found.setdefault((int(m.group(1)), int(m.group(2))), path)
+    return [found[v] for v in sorted(found)]
+
+
+# ---- what was said and made ----------------------------------------------------------------------
+
+def read_ptxas(text):
+    """{(mangled name, architecture): {registers, shared, stack, spills}} of what ptxas -v said."""
+    found = {}
+    at = None
+    for line in text.splitlines():
+        m = re.search(r"Compiling entry function '(\w+)' for 'sm_(\d+)'", line)
+        if m:
+            at = found.setdefault((m.group(1), int(m.group(2))), {})
+        m = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
+                      line)
+        if m and at is not None and "stack" not in at:
+            at["stack"] = int(m.group(1))
+            at["spills"] = int(m.group(2)) + int(m.group(3))
+        m = re.search(r"Used (\d+) registers", line)
+        if m and at is not None:
+            at["registers"] = int(m.group(1))
+            m = re.search(r"(\d+) bytes smem", line)
+            at["shared"] = int(m.group(1)) if m else 0
+    return found
+
+
+def read_sass(text):
+    """{(mangled name, architecture): {counted: n, "instructions": n}}"""
+    patterns = {k: re.compile(v) for k, v in COUNTED.items()}
+    found = {}
+    architecture = at = None
+    for line in text.splitlines():
+        m = re.match(r"arch = sm_(\d+)", line)
+        if m:
+            architecture = int(m.group(1))
+            at = None
+            continue
+        m = re.match(r"\s*Function : (\w+)", line)
+        if m:
+            at = found[(m.group(1), architecture)] = dict.fromkeys(COUNTED, 0)
+            at["instructions"] = 0
+            continue
+        m = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line)
+        if m and at is not None:
+            at["instructions"] += 1
+            for name, pattern in patterns.items():
+                at[name] += pattern.match(m.group(1)) is not None
+    return found
+
+
+def demangle(names):
+    tool = shutil.which("c++filt")
+    if not names or not tool:
+        return {n: n for n in names}
+    said = subprocess.run([tool], input="\n".join(names), stdout=subprocess.PIPE, text=True).stdout
+    short = {}
+    for name, words in zip(names, said.split("\n")):
+        words = re.sub(r"\(anonymous namespace\)::|_GLOBAL__N__\w+::|^void ", "", words)
+        # The parameters say little and are long.
+        depth = 0
+        for i, c in enumerate(words):
+            depth += (c == "<") - (c == ">")
+            if c == "(" and depth == 0 and i > 0:
+                words = words[:i]
+                break
+        short[name] = words
+    return short
+
+
+def applies(row, name, kernel, architecture):
+    return row[0] == name and row[1] in kernel and row[2] <= architecture <= row[3]
+
+
+def judge(name, rows, expected, emulated):
+    """What is wrong with the kernels of one file and toolkit, as sentences."""
+    for r in rows:
+        where = "%s: %s for sm_%d" % (name, r["kernel"], r["architecture"])
+        if any(applies(e, name, r["kernel"], r["architecture"]) for e in emulated):
+            continue
+        if r["spills"]:
+            yield "%s spills %d bytes" % (where, r["spills"])
+        elif r["stack"]:
+            yield "%s has a stack of %d bytes" % (where, r["stack"])
+        if r.get("LDL", 0) + r.get("STL", 0) > 0:
+            yield "%s uses local memory" % where
+        for e in expected:
+            if "instructions" not in r or not applies(e, name, r["kernel"], r["architecture"]):
+                continue
+            for wanted in e[4]:
+                if not any(r[w] for w in wanted.split("|")):
+                    yield "%s has no %s" % (where, wanted)
+    for e in expected:
+        if e[0] == name and not any(e[1] in r["kernel"] for r in rows):
+            yield "%s: no kernel is called %s" % (name, e[1])
+
+
+def check_file(toolkit, source, folder, architectures, expected=None, emulated=None):
+    """(rows, complaints, seconds) of one file."""
+    name = os.path.basename(source)
+    out = os.path.join(folder, "%s-%s.o" % (name, toolkit.name))
+    begin = time.monotonic()
+    try:
+        said = read_ptxas(toolkit.compile(source, out, architectures))
+        code = read_sass(toolkit.disassemble(out)) if toolkit.cuobjdump else {}
+    except Problem as e:
+        return [], ["%s %s" % (name, e)], time.monotonic() - begin
+    names = demangle(sorted({k[0] for k in said}))
+    rows = []
+    complaints = []
+    for (mangled, architecture), facts in sorted(said.items()):
+        row = {"toolkit": toolkit.name, "file": name, "kernel": names[mangled],
+               "architecture": architecture}
+        row.update(facts)
+        row.update(code.get((mangled, architecture), {}))
+        if toolkit.cuobjdump and "instructions" not in row:
+            complaints.append("%s: no machine code of %s for sm_%d" % (name, row["kernel"],
+                                                                      architecture))
+        rows.append(row)
+    complaints += judge(name, rows, EXPECTED if expected is None else expected,
+                        EMULATED if emulated is None else emulated)
+    return rows, complaints, time.monotonic() - begin
+
+
+# ---- output --------------------------------------------------------------------------------------
+
+COLUMNS = [("kernel", "kernel"), ("architecture", "sm"), ("registers", "regs"),
+           ("shared", "smem"), ("stack", "stack"), ("spills", "spills"),
+           ("instructions", "instr")] + [(c, c) for c in COUNTED]
+
+
+def print_table(rows):
+    for toolkit, name in sorted({(r["toolkit"], r["file"]) for r in rows}):
+        print("\nCUDA %s, %s" % (toolkit, name))
+        lines = [[title for _, title in COLUMNS]]
+        for r in rows:
+            if r["toolkit"] == toolkit and r["file"] == name:
+                lines.append([str(r.get(key, "?")) for key, _ in COLUMNS])
+        wide = [max(len(s[i]) for s in lines) for i in range(len(COLUMNS))]
+        for s in lines:
+            print(("%-*s" % (wide[0], s[0]) + "".join("  %*s" % (w, x) for w, x in
+                                                      zip(wide[1:], s[1:]))).rstrip())
+
+
+def check_all(options):
+    toolkits = []
+    scratch = tempfile.mkdtemp(prefix="qconv-cuda-")
+    try:
+        for nvcc in options.toolkit or find_toolkits():
+            toolkits.append(Toolkit(nvcc, os.path.join(scratch, "include")))
+        if not toolkits:
+            print("check_kernels: no nvcc found")
+            return 77
+        for wanted in options.require or []:
+            if not any(t.name == wanted for t in toolkits):
+                raise Problem("CUDA %s is wanted and was not found" % wanted)
+        sources = options.files or sorted(glob.glob(os.path.join(ROOT, "kernels", "*.cu")))
+        if not sources:
+            raise Problem("no kernels to check")
+        work = [(t, s, [int(a) for a in options.arch.split(",")] if options.arch
+                 else t.architectures()) for s in sources for t in toolkits]
+        rows, complaints = [], []
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            for (t, s, a), (found, wrong, seconds) in zip(
+                    work, pool.map(lambda w: check_file(w[0], w[1], scratch, w[2]), work)):
+                print("CUDA %s: %s: %d kernels for sm_%s, %.1f s" % (
+                    t.name, os.path.basename(s), len({r["kernel"] for r in found}),
+                    " ".join(map(str, a)), seconds), flush=True)
+                rows += found
+                complaints += ["CUDA %s: %s" % (t.name, w) for w in wrong]
+    finally:
+        shutil.rmtree(scratch)
+    if options.table:
+        print_table(rows)
+        print()
+    for t in toolkits:
+        print("CUDA %s (%s): %d kernels compiled%s" % (
+            t.name, t.nvcc, sum(r["toolkit"] == t.name for r in rows),
+            "" if t.cuobjdump else "; no cuobjdump for it: machine code not looked at"))
+    if options.json:
+        with open(options.json, "w") as f:
+            json.dump({"kernels": rows, "found": complaints}, f, indent=1)
+            f.write("\n")
+    for c in complaints:
+        print("FOUND " + c)
+    print("%d violation%s" % (len(complaints), "" if len(complaints) == 1 else "s"))
+    return 1 if complaints else 0
+
+
+# ---- self-test -----------------------------------------------------------------------------------
+
+HEAD = '#include "kernels/ptx.cuh"\nnamespace {\n'
+TAIL = '\n}\nvoid call(const void *p, float *d, int i, cudaStream_t s)\n{\n' \
+       '    QC_LAUNCH(planted_kernel, 1, 32, 0, s, p, d, i);\n}\n'
+KERNEL = "__global__ void planted_kernel(const void *p, float *d, int i)\n{\n%s\n}"
+# 64 values that live at once, for a kernel that may have 32 registers.
+SPILL = "__global__ void __launch_bounds__(1024, 2) planted_kernel(const void *p, float *d, int i)" \
+        "\n{\n    const volatile float *x = (const volatile float *)p;\n    float v[64];\n" \
+        "_Pragma(\"unroll\")\n    for (int j = 0; j < 64; j++)\n        v[j] = x[j * i];\n" \
+        "_Pragma(\"unroll\")\n    for (int j = 0; j < 64; j++)\n" \
+        "        ((volatile float *)d)[j] = v[63 - j] * v[j];\n}"
+LOCAL = KERNEL % ("    float v[64];\n    for (int j = 0; j < 64; j++)\n"
+                  "        v[j * i & 63] = ((const float *)p)[j];\n    d[i] = v[i & 63];")
+UNUSED = KERNEL % "    int unused;\n    d[i] = ((const float *)p)[i];"
+NARROW = KERNEL % "    d[i] = ((const float *)p)[i];"
+WIDE = KERNEL % "    *(uint4 *)d = qc_ld_stream_16((const uint4 *)p + i);"
+MMA884 = KERNEL % ("    float r[8] = {};\n    const uint32_t *a = (const uint32_t *)p;\n"
+                   "    uint4 w = qc_ld_stream_16(a + i * 4);\n"
+                   "    uint32_t x[2] = {w.x, w.y}, y[2] = {w.z, w.w};\n"
+                   "    qc_mma_m8n8k4(r, x, y);\n"
+                   "    for (int j = 0; j < 8; j++)\n        d[j * 32 + i] = r[j];")
+
+
+class SelfTest(unittest.TestCase):
+    toolkit = None
+
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="qconv-cuda-test-")
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def check(self, kernel, architectures, wanted=(), least=0, emulated=(), part="planted"):
+        path = os.path.join(self.folder, "planted.cu")
+        with open(path, "w") as f:
+            f.write(HEAD + kernel + TAIL)
+        expected = [("planted.cu", part, least, 999, list(wanted))] if wanted else []
+        rows, complaints, _ = check_file(self.toolkit, path, self.folder, architectures, expected,
+                                         list(emulated))
+        return rows, complaints
+
+    def test_clean(self):
+        rows, complaints = self.check(WIDE, (80, 90))
+        self.assertEqual(complaints, [])
+        self.assertEqual([(r["kernel"], r["architecture"]) for r in rows],
+                         [("planted_kernel", 80), ("planted_kernel", 90)])
+        self.assertTrue(all(r["registers"] > 0 and r["spills"] == r["stack"] == 0 for r in rows))
+
+    def test_warning(self):
+        _, complaints = self.check(UNUSED, (80,))
+        self.assertEqual(len(complaints), 1)
+        self.assertIn("unused", complaints[0])
+
+    def test_spill(self):
+        _, complaints = self.check(SPILL, (80,))
+        self.assertEqual(len(complaints), 1)
+        self.assertIn("spill", complaints[0])
+
+    def test_spill_without_warning(self):
+        # The report is read as well: not every toolkit warns of everything.
+        said = "ptxas info    : Compiling entry function 'k' for 'sm_80'\n" \
+               "ptxas info    : Function properties for k\n" \
+               "    16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads\n" \
+               "ptxas info    : Used 32 registers, 7 bytes smem, 368 bytes cmem[0]\n"
+        facts = read_ptxas(said)
+        self.assertEqual(facts, {("k", 80): {"stack": 16, "spills": 12, "registers": 32,
+                                             "shared": 7}})
+        row = dict(facts[("k", 80)], kernel="k", architecture=80)
+        self.assertEqual(list(judge("a.cu", [row], [], [])), ["a.cu: k for sm_80 spills 12 bytes"])
+        row["spills"] = 0
+        self.assertEqual(list(judge("a.cu", [row], [], [])),
+                         ["a.cu: k for sm_80 has a stack of 16 bytes"])
+        self.assertEqual(list(judge("a.cu", [row], [], [("a.cu", "", 80, 999)])), [])
+
+    def test_local_array(self):
+        _, complaints = self.check(LOCAL, (80,))
+        self.assertEqual(len(complaints), 1)
+        self.assertRegex(complaints[0], "local|stack")
+
+    def test_local_memory_in_the_code(self):
+        code = read_sass("arch = sm_80\n\t\tFunction : k\n"
+                         "        /*0000*/    @!P0 LDL.64 R2, [R1+0x8] ;   /* 0x00 */\n"
+                         "        /*0010*/         EXIT ;   /* 0x00 */\n")
+        self.assertEqual(code[("k", 80)]["LDL"], 1)
+        self.assertEqual(code[("k", 80)]["instructions"], 2)
+        row = dict(code[("k", 80)], kernel="k", architecture=80, spills=0, stack=0)
+        self.assertEqual(list(judge("a.cu", [row], [], [])), ["a.cu: k for sm_80 uses local memory"])
+
+    def test_instructions(self):
+        if not self.toolkit.cuobjdump:
+            self.skipTest("no cuobjdump for CUDA " + self.toolkit.name)
+        first = self.toolkit.architectures()[0]
+        self.assertEqual(self.check(WIDE, (first, 90), ["LDG.128"])[1], [])
+        _, complaints = self.check(NARROW, (first, 90), ["LDG.128"])
+        self.assertEqual(complaints, ["planted.cu: planted_kernel for sm_%d has no LDG.128" % a
+                                      for a in (first, 90)])
+        self.assertEqual(self.check(MMA884, (first,), ["HMMA.884", "LDG.128|LDGSTS"])[1], [])
+        # No matrix instruction: what should have one, and m8n8k4 where it is emulated.
+        _, complaints = self.check(WIDE, (90,), ["HMMA.16816"])
+        self.assertEqual(complaints, ["planted.cu: planted_kernel for sm_90 has no HMMA.16816"])
+        _, complaints = self.check(MMA884, (80,), ["HMMA.884"])
+        self.assertEqual(complaints, ["planted.cu: planted_kernel for sm_80 has no HMMA.884"])
+        self.assertEqual(self.check(MMA884, (80,), ["HMMA.884"], least=100)[1], [])
+
+    def test_name_that_changed(self):
+        _, complaints = self.check(WIDE, (90,), ["LDG.128"], part="other")
+        self.assertEqual(complaints, ["planted.cu: no kernel is called other"])
+
+
+def main(argv):
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--toolkit", action="append", metavar="NVCC")
+    p.add_argument("--require", action="append", metavar="VERSION",
+                   help="fail if this CUDA is not among those found")
+    p.add_argument("--arch", metavar="80,90", help="instead of the toolkit's list")
+    p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    p.add_argument("--json", metavar="FILE")
+    p.add_argument("--table", action="store_true", help="every kernel and architecture")
+    p.add_argument("--cpath", metavar="FOLDER")
+    p.add_argument("--self-test", action="store_true")
+    p.add_argument("files", nargs="*", help="instead of kernels/*.cu")
+    options = p.parse_args(argv[1:])
+    try:
+        if options.cpath:
+            print(Toolkit("/usr/bin/nvcc", options.cpath).environment.get("CPATH", ""))
+            return 0
+        if options.self_test:
+            found = options.toolkit or find_toolkits()
+            if not found:
+                print("check_kernels: no nvcc found")
+                return 77
+            with tempfile.TemporaryDirectory() as folder:
+                SelfTest.toolkit = Toolkit(found[0], folder)
+                print("CUDA " + SelfTest.toolkit.name)
+                ok = unittest.main(argv=argv[:1], exit=False).result.wasSuccessful()
+            return 0 if ok else 1
+        return check_all(options)
+    except Problem as e:
+        print("check_kernels: %s" % e, file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv))

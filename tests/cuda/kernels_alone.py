@@ -1,0 +1,72 @@
+#!/usr/bin/env python3
+"""The kernels build on their own, without pkg-config, zstd, xxHash or cJSON, and a C program that
+is linked with them by hand starts where there is no GPU. Wants cmake, and CUDACXX or nvcc in the
+path; docs/building.md has the same lines.
+
+  kernels_alone.py [CMAKE_CUDA_ARCHITECTURES]     default: 90-real, the quickest
+"""
+import os
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+PROGRAM = r"""
+#include "kernels/cuda_device.h"
+#include <stdio.h>
+
+int main(void)
+{
+    int count = -1;
+    char why[256] = "";
+    qc_cuda_device_count(&count, why, sizeof why);
+    printf("%s\n%d %s\n", qc_cuda_build(), count, why);
+    return 0;
+}
+"""
+
+
+def run(command, **more):
+    r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+    if r.returncode != 0:
+        sys.exit("%s failed:\n%s" % (" ".join(command), r.stdout[-4000:]))
+    return r.stdout
+
+
+def fact(folder, name):
+    with open(os.path.join(folder, "CMakeCache.txt")) as f:
+        for line in f:
+            if line.startswith(name + ":"):
+                return line.strip().split("=", 1)[1]
+    sys.exit("%s is not in CMakeCache.txt" % name)
+
+
+def main(argv):
+    code = argv[1] if len(argv) > 1 else "90-real"
+    # pkg-config that finds nothing.
+    environment = dict(os.environ, PKG_CONFIG="false", CUDAARCHS=code)
+    with tempfile.TemporaryDirectory(prefix="qconv-kernels-") as folder:
+        run(["cmake", "-S", ROOT, "-B", folder, "-DQCONV_KERNELS_ONLY=ON"], env=environment)
+        run(["cmake", "--build", folder, "-j2"], env=environment)
+        source = os.path.join(folder, "starts.c")
+        with open(source, "w") as f:
+            f.write(PROGRAM)
+        program = os.path.join(folder, "starts")
+        run([os.environ.get("CC", "cc"), "-I" + ROOT, source, "-o", program]
+            + [os.path.join(folder, p) for p in ("kernels/libqconv_kernels.a",
+                                                 "quant/libqconv_quant.a", "base/libqconv_base.a")]
+            + [fact(folder, "CUDA_cudart_static_LIBRARY"),
+               "-lstdc++", "-lpthread", "-ldl", "-lrt", "-lm"])
+        build, devices = run([program], env=dict(os.environ, CUDA_VISIBLE_DEVICES="")
+                             ).splitlines()
+        print(build)
+        if not build.startswith("CUDA ") or code.split("-")[0] not in build:
+            sys.exit("%s is not what was asked for (%s)" % (build, code))
+        count, why = devices.split(" ", 1)
+        if count != "0" or len(why) < 5:
+            sys.exit("without a GPU it said: " + devices)
+        print("without a GPU: " + why)
+
+
+if __name__ == "__main__":
+    main(sys.argv)
