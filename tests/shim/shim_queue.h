@@ -1,0 +1,96 @@
+/* What streams of the shim are made of: shared by shim_stream.c, shim_copy.c and shim_graph.c. */
+#ifndef QC_SHIM_QUEUE_H
+#define QC_SHIM_QUEUE_H
+
+#include "shim_internal.h"
+
+#include <pthread.h>
+
+typedef enum { KERNEL, CALL, HOST_CALL, COPY, FILL, RECORD, WAIT, GRAPH } op_kind;
+
+typedef struct op {
+    struct op *next;
+    op_kind kind;
+    unsigned refs; /* of ops of a graph: the graphs */
+    int device;
+    qc_shim_grid grid; /* KERNEL */
+    void (*call)(void *);
+    void *data; /* owned: closure of KERNEL, argument of CALL, bytes of a pageable COPY */
+    void *to;
+    const void *from;
+    size_t bytes;
+    int byte;
+    cudaEvent_t event;                /* RECORD */
+    uint64_t stream_id, stream_place; /* WAIT: until that stream has done so much */
+    struct CUgraphExec_st *graph;
+} op;
+
+typedef struct {
+    op *first, **last;
+} op_list;
+
+typedef struct capture {
+    uint64_t id;
+    struct CUstream_st *origin;
+    enum cudaStreamCaptureMode mode;
+    pthread_t thread;
+    int broken;
+    op_list ops;
+} capture;
+
+struct CUstream_st {
+    struct CUstream_st *next;
+    uint64_t id;
+    int device;
+    op_list ops;
+    uint64_t queued, done; /* operations so far */
+    int busy;              /* somebody runs the first one */
+    unsigned waiting;      /* threads that look at it */
+    int destroyed;
+    capture *capture;
+};
+
+struct CUevent_st {
+    unsigned refs; /* the handle's, and RECORD operations */
+    int device, timing, recorded;
+    uint64_t stream_id, stream_place;
+    double seconds;
+    uint64_t captured; /* id of the capture it was last recorded in; 0: none */
+};
+
+struct CUgraph_st {
+    op **ops;
+    size_t count;
+};
+struct CUgraphExec_st {
+    op **ops;
+    size_t count;
+    unsigned refs;
+};
+
+/* Guards everything of these types; not held while an operation runs. */
+extern pthread_mutex_t qc_shim_lock;
+extern struct CUstream_st *qc_shim_streams;
+
+/* Zeroed; never NULL. */
+void *qc_shim_allocate(size_t bytes);
+op *qc_shim_new_op(op_kind kind, int device);
+
+/* All of these with the lock. */
+
+/* cudaSuccess, or why s is no stream to use. */
+cudaError_t qc_shim_usable(const struct CUstream_st *s);
+/* Puts o, which it takes, at the end of s, or into the capture that s is in. */
+void qc_shim_give(struct CUstream_st *s, op *o);
+/* Until s has done so many operations. A destroyed stream may be gone afterwards. */
+void qc_shim_run_until(struct CUstream_st *s, uint64_t place);
+/* NULL: it has ended. */
+capture *qc_shim_capture_of_id(uint64_t id);
+void qc_shim_drop_ops(op **ops, size_t count);
+void qc_shim_drop_graph(struct CUgraphExec_st *g);
+
+/* Takes the lock itself: an error for what may not be done while this thread, or in the global mode
+ * anybody, captures. */
+cudaError_t qc_shim_no_capture(void);
+
+#endif
