@@ -35,8 +35,9 @@ uint64_t qc_shim_kernels_run(void);
 
 /* For libraries that stand in for cuBLAS: run call(copy of arg) on a stream as a kernel would, with
  * the device's memory in reach. Default visibility, found with dlsym. Returns a cudaError_t. */
-int qc_shim_enqueue(void *stream, const char *name, void (*call)(void *), const void *arg,
-                    size_t arg_bytes);
+__attribute__((visibility("default"))) int qc_shim_enqueue(void *stream, const char *name,
+                                                           void (*call)(void *), const void *arg,
+                                                           size_t arg_bytes);
 
 #ifdef __cplusplus
 }

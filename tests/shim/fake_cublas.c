@@ -1,0 +1,195 @@
+/* cuBLAS for programs on the CPU shim: the functions that kernels/cublas_library.c looks for, in a
+ * library that QCONV_LIBCUBLAS names. Products run on the shim's streams, as late as kernels do;
+ * the workspace is overwritten by each, as it may be.
+ *
+ * Sums are float in k order; cuBLAS's order is another. */
+#include "shim_control.h"
+
+#include <dlfcn.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum { DONE = 0, NOT_INITIALIZED = 1, NO_MEMORY = 3, INVALID = 7, FAILED = 13, UNSUPPORTED = 15 };
+enum { OP_N = 0, OP_T = 1, FLOAT = 0, HALF = 2, BF16 = 14, COMPUTE_32F = 68 };
+
+typedef int enqueue_function(void *stream, const char *name, void (*call)(void *), const void *arg,
+                             size_t arg_bytes);
+
+struct cublasContext {
+    enqueue_function *enqueue;
+    void *stream, *workspace;
+    size_t workspace_bytes;
+    int pointers_on_device;
+};
+typedef struct cublasContext *handle;
+
+typedef struct {
+    int trans_a, trans_b, m, n, k, a_type, b_type, c_type;
+    int64_t lda, ldb, ldc;
+    const void *a, *b;
+    void *c, *workspace;
+    size_t workspace_bytes;
+    float alpha, beta;
+    const float *alpha_pointer, *beta_pointer; /* device; NULL: the numbers */
+} product;
+
+static float load(const void *p, int type, int64_t i)
+{
+    uint16_t h;
+    uint32_t u;
+    float f;
+    if (type == FLOAT)
+        return ((const float *)p)[i];
+    h = ((const uint16_t *)p)[i];
+    if (type == BF16) {
+        u = (uint32_t)h << 16;
+        memcpy(&f, &u, sizeof f);
+        return f;
+    }
+    int exponent = h >> 10 & 31, fraction = h & 1023;
+    f = exponent == 31 ? (fraction ? NAN : INFINITY)
+        : exponent     ? ldexpf((float)(1024 + fraction), exponent - 25)
+                       : ldexpf((float)fraction, -24);
+    return h & 0x8000 ? -f : f;
+}
+
+static uint16_t half_of(float v)
+{
+    uint16_t sign = signbit(v) ? 0x8000 : 0;
+    float a = fabsf(v);
+    int exponent;
+    if (a != a)
+        return 0x7fff;
+    if (a >= 65520.0f)
+        return sign | 0x7c00;
+    (void)frexpf(a, &exponent);
+    int unit = exponent - 11 < -24 ? -24 : exponent - 11;
+    return (uint16_t)(sign | ((unit + 24) * 1024 + (int)nearbyintf(ldexpf(a, -unit))));
+}
+
+static void store(void *p, int type, int64_t i, float v)
+{
+    uint32_t u;
+    memcpy(&u, &v, sizeof u);
+    if (type == FLOAT)
+        ((float *)p)[i] = v;
+    else if (type == HALF)
+        ((uint16_t *)p)[i] = half_of(v);
+    else
+        ((uint16_t *)p)[i] =
+            (uint16_t)(v != v ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}
+
+static void run_product(void *arg)
+{
+    product g;
+    memcpy(&g, arg, sizeof g);
+    float alpha = g.alpha_pointer ? *g.alpha_pointer : g.alpha;
+    float beta = g.beta_pointer ? *g.beta_pointer : g.beta;
+    if (g.workspace)
+        memset(g.workspace, 0xff, g.workspace_bytes);
+    for (int64_t j = 0; j < g.n; j++)
+        for (int64_t i = 0; i < g.m; i++) {
+            float sum = 0;
+            for (int64_t k = 0; k < g.k; k++)
+                sum += load(g.a, g.a_type, g.trans_a ? i * g.lda + k : k * g.lda + i) *
+                       load(g.b, g.b_type, g.trans_b ? k * g.ldb + j : j * g.ldb + k);
+            sum *= alpha;
+            if (beta != 0)
+                sum += beta * load(g.c, g.c_type, j * g.ldc + i);
+            store(g.c, g.c_type, j * g.ldc + i, sum);
+        }
+}
+
+EXPORT int cublasCreate_v2(handle *out)
+{
+    enqueue_function *enqueue;
+    void *found = dlsym(RTLD_DEFAULT, "qc_shim_enqueue");
+    *out = NULL;
+    if (!found)
+        return NOT_INITIALIZED;
+    handle h = calloc(1, sizeof *h);
+    if (!h)
+        return NO_MEMORY;
+    memcpy(&enqueue, &found, sizeof enqueue);
+    h->enqueue = enqueue;
+    *out = h;
+    return DONE;
+}
+
+EXPORT int cublasDestroy_v2(handle h)
+{
+    free(h);
+    return DONE;
+}
+
+EXPORT int cublasSetStream_v2(handle h, void *stream)
+{
+    h->stream = stream;
+    h->workspace = NULL;
+    h->workspace_bytes = 0;
+    return DONE;
+}
+
+EXPORT int cublasSetWorkspace_v2(handle h, void *workspace, size_t bytes)
+{
+    if ((uintptr_t)workspace % 256)
+        return INVALID;
+    h->workspace = workspace;
+    h->workspace_bytes = bytes;
+    return DONE;
+}
+
+EXPORT int cublasSetPointerMode_v2(handle h, int mode)
+{
+    h->pointers_on_device = mode;
+    return DONE;
+}
+
+EXPORT int cublasSetMathMode(handle h, int mode)
+{
+    (void)h, (void)mode;
+    return DONE;
+}
+
+EXPORT int cublasGemmEx(handle h, int trans_a, int trans_b, int m, int n, int k, const void *alpha,
+                        const void *a, int a_type, int lda, const void *b, int b_type, int ldb,
+                        const void *beta, void *c, int c_type, int ldc, int compute_type, int algo)
+{
+    (void)algo;
+    if (m < 0 || n < 0 || k < 0 || trans_a < OP_N || trans_a > OP_T || trans_b < OP_N ||
+        trans_b > OP_T || lda < 1 || ldb < 1 || ldc < 1 || lda < (trans_a ? k : m) ||
+        ldb < (trans_b ? n : k) || ldc < m)
+        return INVALID;
+    if (compute_type != COMPUTE_32F || a_type != b_type || (a_type == HALF && c_type == BF16) ||
+        (a_type == BF16 && c_type == HALF))
+        return UNSUPPORTED;
+    product g = {.trans_a = trans_a,
+                 .trans_b = trans_b,
+                 .m = m,
+                 .n = n,
+                 .k = k,
+                 .a_type = a_type,
+                 .b_type = b_type,
+                 .c_type = c_type,
+                 .lda = lda,
+                 .ldb = ldb,
+                 .ldc = ldc,
+                 .a = a,
+                 .b = b,
+                 .c = c,
+                 .workspace = h->workspace,
+                 .workspace_bytes = h->workspace_bytes};
+    if (h->pointers_on_device) {
+        g.alpha_pointer = alpha;
+        g.beta_pointer = beta;
+    } else {
+        g.alpha = *(const float *)alpha;
+        g.beta = *(const float *)beta;
+    }
+    return h->enqueue(h->stream, "cublasGemmEx", run_product, &g, sizeof g) ? FAILED : DONE;
+}
