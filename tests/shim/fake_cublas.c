@@ -66,7 +66,7 @@ static uint16_t half_of(float v)
         return 0x7fff;
     if (a >= 65520.0f)
         return sign | 0x7c00;
-    (void)frexpf(a, &exponent);
+    (void)frexpf(a > 0x1p-15f ? a : 0x1p-15f, &exponent);
     int unit = exponent - 11 < -24 ? -24 : exponent - 11;
     return (uint16_t)(sign | ((unit + 24) * 1024 + (int)nearbyintf(ldexpf(a, -unit))));
 }

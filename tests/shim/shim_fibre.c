@@ -168,7 +168,6 @@ void qc_shim_fibre_start(qc_shim_fibre *f, void (*entry)(void))
      * aligned to 16 before the call. Then what the switch pops. */
     void **sp = (void **)(void *)(f->stack + STACK_BYTES);
     *--sp = NULL;
-    *--sp = NULL;
     memcpy(--sp, &entry, sizeof(entry));
     for (int i = 0; i < 6; i++)
         *--sp = NULL;

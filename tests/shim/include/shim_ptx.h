@@ -27,7 +27,7 @@ static inline uint16_t half_of_double(double v)
     if (a >= 65520.0)
         return sign | 0x7c00;
     int exponent;
-    frexp(a, &exponent); /* a in [2^(exponent - 1), 2^exponent) */
+    (void)frexp(a > 0x1p-15 ? a : 0x1p-15, &exponent); /* a in [2^(exponent - 1), 2^exponent) */
     int unit = exponent - 11 < -24 ? -24 : exponent - 11;
     /* In units of the last place; 2048 of them is the next power of two, which the sum carries. */
     uint16_t units = (uint16_t)nearbyint(ldexp(a, -unit));
