@@ -313,7 +313,8 @@ static __global__ void poison_kernel(uint32_t *out)
     if (threadIdx.x < 25)
         atomicAnd(&out[threadIdx.x], s.word[threadIdx.x]);
     __syncthreads();
-    s.word[threadIdx.x % 25] = 0;
+    if (threadIdx.x < 25)
+        s.word[threadIdx.x] = 0;
 }
 
 /* Also of the second block, after the first has written to it. */

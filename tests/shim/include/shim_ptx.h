@@ -7,7 +7,7 @@
 
 namespace qc_shim
 {
-static inline float float_of_half(uint16_t h)
+QC_SHIM_UNSEEN static inline float float_of_half(uint16_t h)
 {
     /* Subnormals come out right as well: the factor moves the exponent's bias. */
     float f = __uint_as_float((uint32_t)(h & 0x7fff) << 13) * 0x1p112f;
@@ -66,7 +66,7 @@ struct matrix_rows {
     uint32_t *out;
 };
 
-static inline void ldmatrix_compute(void *const *args, unsigned mask)
+QC_SHIM_UNSEEN static inline void ldmatrix_compute(void *const *args, unsigned mask)
 {
     (void)mask;
     for (unsigned lane = 0; lane < 32; lane++)
@@ -81,17 +81,17 @@ struct product {
 };
 
 /* Element (i, k) of A and (k, j) of B of m8n8k4, in the quad pair of `quad`. */
-static inline unsigned lane_884(unsigned quad, unsigned i)
+QC_SHIM_UNSEEN static inline unsigned lane_884(unsigned quad, unsigned i)
 {
     return 4 * quad + i % 4 + (i >= 4 ? 16 : 0);
 }
 
-static inline float half_of(const uint32_t *words, unsigned index)
+QC_SHIM_UNSEEN static inline float half_of(const uint32_t *words, unsigned index)
 {
     return qc_shim::float_of_half((uint16_t)(words[index / 2] >> 16 * (index % 2)));
 }
 
-static inline void mma_884_compute(void *const *args, unsigned mask)
+QC_SHIM_UNSEEN static inline void mma_884_compute(void *const *args, unsigned mask)
 {
     (void)mask;
     for (unsigned quad = 0; quad < 4; quad++) {
@@ -116,7 +116,7 @@ static inline void mma_884_compute(void *const *args, unsigned mask)
     }
 }
 
-static inline void mma_16816_compute(void *const *args, unsigned mask)
+QC_SHIM_UNSEEN static inline void mma_16816_compute(void *const *args, unsigned mask)
 {
     (void)mask;
     float a[16][16], b[16][8];
