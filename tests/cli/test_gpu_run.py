@@ -1,0 +1,131 @@
+#!/usr/bin/env python3
+"""bench/gpu_run.sh where there is no GPU, and with a program that stands in for one."""
+import json
+import os
+import subprocess
+import tarfile
+import unittest
+
+from qconv_case import ROOT, QconvCase
+
+STEPS = ["machine", "build", "hardware", "tests", "model", "convert_nf4", "convert_zstd",
+         "convert_int8", "validate", "plan", "bench", "memcheck", "racecheck", "initcheck",
+         "synccheck"]
+# Stands in for qconv: writes what a conversion would, fails where it is told to.
+PROGRAM = """#!/bin/sh
+echo "called with $*"
+for last; do :; done
+case "$1" in
+hardware) case "$*" in *--json*) echo '{}' ;; esac; exit 0 ;;
+plan) sleep 60 ;;
+bench) exit 3 ;;
+validate) exit 0 ;;
+--version) exit 0 ;;
+esac
+mkdir -p "$last"
+echo weights >"$last/model.safetensors"
+case "$*" in *int8*cuda*) echo other >"$last/model.safetensors" ;; esac
+"""
+CHECKPOINT = """#!/bin/sh
+for last; do :; done
+mkdir -p "$last"
+echo '{}' >"$last/config.json"
+"""
+
+
+class GpuRun(QconvCase):
+    def setUp(self):
+        super().setUp()
+        # As on a machine without driver, whatever this one has.
+        os.mkdir(self.path("bin"))
+        self.script("bin/nvidia-smi", "#!/bin/sh\nexit 9\n")
+        self.results = self.path("results")
+        self.work = self.path("work")
+        os.mkdir(self.work)
+
+    def script(self, name, text):
+        path = self.write(name, text)
+        os.chmod(path, 0o755)
+        return path
+
+    def gpu_run(self, *args, **env):
+        full = {k: v for k, v in os.environ.items() if not k.startswith("QC_RUN_") and k != "OUT"}
+        full["PATH"] = self.path("bin") + ":" + full["PATH"]
+        full.update(env)
+        r = subprocess.run([os.path.join(ROOT, "bench", "gpu_run.sh")] + list(args), env=full,
+                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                           cwd=self.dir, timeout=120)
+        return r.returncode, r.stdout
+
+    def summary(self):
+        with open(os.path.join(self.results, "summary.json")) as f:
+            return json.load(f)
+
+    def test_without_a_gpu(self):
+        code, said = self.gpu_run(self.results, QC_RUN_WORK=self.work)
+        self.assertEqual(code, 77, said)
+        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 15 steps were left "
+                      "out (77), nothing was measured", said.splitlines()[-1])
+        s = self.summary()
+        self.assertEqual(sorted(x["step"] for x in s["steps"]), sorted(STEPS))
+        self.assertEqual({x["rc"] for x in s["steps"]}, {77})
+        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 15))
+        self.assertEqual(os.listdir(self.work), ["logs"])
+        self.assertEqual(sorted(os.listdir(self.results)), ["logs.tar.gz", "summary.json"])
+
+    def test_results_from_the_environment(self):
+        code, _ = self.gpu_run(OUT=self.results)
+        self.assertEqual(code, 77)
+        self.assertEqual(len(self.summary()["steps"]), 15)
+
+    def stand_in(self, steps, **env):
+        build = self.path("build")
+        os.mkdir(build)
+        self.script("build/qconv", PROGRAM)
+        self.script("build/bench_checkpoint", CHECKPOINT)
+        return self.gpu_run(self.results, QC_RUN_WORK=self.work, QC_RUN_BUILD=build,
+                            QC_RUN_ANYWAY="1", QC_RUN_STEPS=steps, **env)
+
+    def test_a_step_that_fails_does_not_stop_the_others(self):
+        code, said = self.stand_in("build,hardware,model,convert_nf4,convert_int8,validate,bench")
+        self.assertEqual(code, 1, said)
+        rc = {x["step"]: x["rc"] for x in self.summary()["steps"]}
+        self.assertEqual(rc, {"build": 77, "hardware": 0, "model": 0, "convert_nf4": 0,
+                              "convert_int8": 4, "validate": 0, "bench": 3})
+        self.assertIn("gpu_run: 4 steps passed, 2 failed, 1 left out", said)
+        with open(os.path.join(self.results, "convert.json")) as f:
+            converted = json.load(f)
+        self.assertEqual(converted["nf4, none"]["different"], [])
+        self.assertEqual(converted["int8, none"]["different"], ["model.safetensors"])
+        self.assertEqual([r["device"] for r in converted["nf4, none"]["runs"]],
+                         ["cuda", "cpu", "cuda", "cpu"])
+        with tarfile.open(os.path.join(self.results, "logs.tar.gz")) as tar:
+            log = tar.extractfile("logs/convert_int8.log").read().decode()
+        self.assertIn("called with -v --to int8 --compress none --device cuda", log)
+        self.assertIn("differ in model.safetensors", log)
+        self.assertLessEqual(len(os.listdir(self.results)), 8)
+
+    def test_time_limits(self):
+        code, said = self.stand_in("model,plan,bench", QC_RUN_SECONDS="6")
+        self.assertEqual(code, 1, said)
+        rows = {x["step"]: x for x in self.summary()["steps"]}
+        self.assertEqual(rows["plan"]["rc"], 124)
+        self.assertLess(rows["plan"]["seconds"], 20)
+        self.assertEqual((rows["bench"]["rc"], rows["bench"]["why"]), (77, "no time left"))
+
+    def test_packages_that_are_not_there(self):
+        self.script("bin/pkg-config", "#!/bin/sh\nexit 1\n")
+        os.mkdir(self.path("debs"))
+        code, said = self.gpu_run("--debs", self.path("debs"), self.results)
+        self.assertEqual(code, 2, said)
+        self.assertIn("no .deb files in", said)
+
+    def test_usage(self):
+        for args in [("--bogus",), ("a", "b"), ("--fetch",), ("--debs",)]:
+            code, said = self.gpu_run(*args)
+            self.assertEqual(code, 2, args)
+            self.assertIn("usage:", said)
+
+
+if __name__ == "__main__":
+    unittest.main()
