@@ -1,0 +1,450 @@
+/* Weights in runs: how every matmul kernel reads and decodes them.
+ *
+ * A run is 32 consecutive codes k0 .. k0 + 31 (k0 a multiple of 32) of row n: 16 bytes of NF4, 32
+ * of int8. One thread loads a run into registers (qc_run_load), early, so that many are under way,
+ * and turns it into numbers later (qc_run_pair, qc_run_floats, qc_run_words). Codes never pass
+ * through shared memory.
+ *
+ * How a run is found (qc_run_mode of matmul_plan.h). `aligned` is a template argument, the other
+ * two a branch at run time that all threads take alike:
+ *   aligned    K % 32 == 0 and codes 16-byte aligned: 16-byte loads; a block is at least 32 long
+ *              and starts at a multiple of 32, so the run has one scale
+ *   repacked   source.row_bytes != 0: 16-byte loads of rows padded to row_bytes; blocks still run
+ *              over the flattened tensor, so a run may cross into a second one (never a third)
+ *   flat       as in the file at any address: codes start at any byte, and NF4 rows with odd K at
+ *              either nibble. Aligned words are shifted into place; near the ends of the array,
+ *              bytes, so that nothing outside of it is read
+ * Runs whose k0 lies at K or beyond do not exist: callers use qc_run_zero.
+ *
+ * Values are those of quant_weights.h, each product rounded as said there, then times 2^exponent
+ * (qc_matmul_weights.exponent) and, where float16 is asked for, rounded once. The power of two is
+ * multiplied into the scale, which is the same: it is exact, unless a value is subnormal as a
+ * float, which is then scaled before the rounding instead of after it.
+ *
+ * NF4 decode: a value is code_map[code] * scale, rounded as float and then as float16. That is what
+ * keeps tables of float16 codes (and scaling after the product) out: they round differently, and
+ * the kernels promise the bits that dequantizing gives. So the table holds floats, in shared
+ * memory, laid out so that no two lanes want the same bank:
+ *   qc_run_pairs    [256][16] (value of the high nibble, of the low) 32 KB. Lane l reads copy
+ *                   l % 16: one 64-bit load gives two weights in two wavefronts
+ *   qc_run_singles  [16][32] 2 KB. Lane l reads copy l: one 32-bit load, one weight
+ * Both cost one shared-memory wavefront per 32 weights: 32 weights per clock and multiprocessor.
+ * Pairs take half the address arithmetic (a shift and a LOP3 per load) and half the loads.
+ * Int8 needs no table: a byte goes into the mantissa of 2^23 and 2^23 + 128 is subtracted, exactly.
+ */
+#ifndef QC_KERNELS_MATMUL_RUN_CUH
+#define QC_KERNELS_MATMUL_RUN_CUH
+
+#include "kernels/matmul_kernels.h"
+#include "kernels/ptx.cuh"
+#include "quant/quant_internal.h"
+#include "quant/quant_values.h"
+
+#define QC_RUN_ELEMS 32u
+
+/* The weights as kernels take them: by value, a few scalars for address arithmetic. */
+typedef struct {
+    const unsigned char *codes;
+    uint64_t codes_bytes; /* flat: where the array ends */
+    uint64_t rows, cols, row_bytes;
+    const float *absmax;
+    const uint8_t *absmax_codes;
+    const float *nested_absmax, *nested_map;
+    float nested_offset;
+    int by_row; /* INT8_ROWS: one scale per row */
+    uint32_t block_shift, nested_shift;
+    const float *code_map;
+    const int *exponent;
+} qc_run_source;
+
+static inline uint32_t qc_run_log2(uint32_t power_of_two)
+{
+    uint32_t shift = 0;
+    while (shift < 31 && (1u << shift) < power_of_two)
+        shift++;
+    return shift;
+}
+
+static inline qc_run_source qc_run_source_of(const qc_matmul_weights *m)
+{
+    const qc_weights *w = &m->w;
+    uint64_t elems = w->rows * w->cols;
+    qc_run_source s;
+    s.codes = (const unsigned char *)w->codes;
+    s.codes_bytes = w->kind == QC_WEIGHTS_NF4 ? elems / 2 + elems % 2 : elems;
+    s.rows = w->rows;
+    s.cols = w->cols;
+    s.row_bytes = m->row_bytes;
+    s.absmax = w->absmax;
+    s.absmax_codes = w->absmax_codes;
+    s.nested_absmax = w->nested_absmax;
+    s.nested_map = w->nested_map;
+    s.nested_offset = w->nested_offset;
+    s.by_row = w->kind == QC_WEIGHTS_INT8_ROWS;
+    s.block_shift = qc_run_log2(w->block_elems);
+    s.nested_shift = qc_run_log2(w->nested_block);
+    s.code_map = w->code_map;
+    s.exponent = m->exponent;
+    return s;
+}
+
+/* ---- tables in shared memory ----------------------------------------------------------------- */
+
+typedef struct alignas(8) {
+    float even, odd; /* in k order: the high nibble is even */
+} qc_run_two;
+
+/* What every block has: the map of double-quantized scales and the 16 values that the larger
+ * tables are made of. */
+typedef struct {
+    float map[256];
+    float codes[16];
+} qc_run_small;
+
+typedef struct alignas(128) {
+    qc_run_small small;
+    alignas(128) float value[16 * 32];
+} qc_run_singles;
+
+typedef struct alignas(128) {
+    qc_run_small small;
+    alignas(128) qc_run_two value[256 * 16];
+} qc_run_pairs;
+
+/* int8 */
+typedef struct alignas(128) {
+    qc_run_small small;
+} qc_run_plain;
+
+/* All threads of the block; a barrier is left to the caller. */
+QC_DEVICE void qc_run_fill_small(qc_run_small &t, const qc_run_source &s, unsigned thread,
+                                 unsigned threads)
+{
+    if (!s.absmax)
+        for (unsigned i = thread; i < 256; i += threads)
+            t.map[i] = s.nested_map[i];
+    if (s.code_map) {
+        if (thread < 16)
+            t.codes[thread] = s.code_map[thread];
+    } else if (thread == 0) {
+        constexpr float codes[16] = {QC_NF4_CODE_VALUES};
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            t.codes[i] = codes[i];
+    }
+}
+
+/* Tables ready for use behind a barrier, which is the caller's; all threads of the block. */
+QC_DEVICE void qc_run_fill(qc_run_plain &t, const qc_run_source &s, unsigned thread,
+                           unsigned threads)
+{
+    qc_run_fill_small(t.small, s, thread, threads);
+}
+
+QC_DEVICE void qc_run_fill(qc_run_singles &t, const qc_run_source &s, unsigned thread,
+                           unsigned threads)
+{
+    qc_run_fill_small(t.small, s, thread, threads);
+    __syncthreads();
+    for (unsigned i = thread; i < 16 * 32; i += threads)
+        t.value[i] = t.small.codes[i / 32];
+}
+
+QC_DEVICE void qc_run_fill(qc_run_pairs &t, const qc_run_source &s, unsigned thread,
+                           unsigned threads)
+{
+    qc_run_fill_small(t.small, s, thread, threads);
+    __syncthreads();
+    for (unsigned i = thread; i < 256 * 16; i += threads) {
+        t.value[i].even = t.small.codes[i / 256];
+        t.value[i].odd = t.small.codes[i / 16 % 16];
+    }
+}
+
+/* Bytes of a lane's own copy within the table. */
+QC_DEVICE unsigned qc_run_lane(const qc_run_plain &, unsigned)
+{
+    return 0;
+}
+
+QC_DEVICE unsigned qc_run_lane(const qc_run_singles &, unsigned lane)
+{
+    return lane * 4;
+}
+
+QC_DEVICE unsigned qc_run_lane(const qc_run_pairs &, unsigned lane)
+{
+    return lane % 16 * 8;
+}
+
+/* Bits from .. of q that mask (already at bit 7, where tables have rows of 128 bytes) selects. In
+ * unrolled loops `from` is a constant and this a shift and, with the lane's bytes, one LOP3. */
+QC_DEVICE unsigned qc_run_row(uint32_t q, int from, uint32_t mask)
+{
+    return (from < 7 ? q << (7 - from) : q >> (from - 7)) & mask;
+}
+
+/* The two codes of byte b of q. lane: of qc_run_lane. */
+QC_DEVICE qc_run_two qc_run_look(const qc_run_pairs &t, unsigned lane, uint32_t q, int b)
+{
+    const unsigned char *p = reinterpret_cast<const unsigned char *>(t.value);
+    return *reinterpret_cast<const qc_run_two *>(p + (qc_run_row(q, 8 * b, 0x7f80u) | lane));
+}
+
+QC_DEVICE qc_run_two qc_run_look(const qc_run_singles &t, unsigned lane, uint32_t q, int b)
+{
+    const unsigned char *p = reinterpret_cast<const unsigned char *>(t.value);
+    qc_run_two v;
+    v.even = *reinterpret_cast<const float *>(p + (qc_run_row(q, 8 * b + 4, 0x780u) | lane));
+    v.odd = *reinterpret_cast<const float *>(p + (qc_run_row(q, 8 * b, 0x780u) | lane));
+    return v;
+}
+
+/* ---- a run in registers ---------------------------------------------------------------------- */
+
+template <bool nf4> struct qc_run {
+    uint32_t q[nf4 ? 4 : 8];
+    float scale[2];   /* absmax, or the nested absmax of a double-quantized one */
+    uint32_t code[2]; /* its 8-bit code then */
+    int split;        /* elements from here on have the second scale; 32: none */
+    int count;        /* elements from here on lie at k >= K and are zero; 32: none */
+};
+
+/* What values are multiplied with, decoded. NF4: code * by[i]; int8: (code * first) * by[i]. */
+struct qc_run_scales {
+    float first, by[2];
+};
+
+/* 2^e as two factors, since e may be beyond what one float holds. */
+struct qc_run_power {
+    float a, b;
+};
+
+QC_DEVICE qc_run_power qc_run_power_of(int e)
+{
+    e = e < -252 ? -252 : e > 252 ? 252 : e;
+    int half = e / 2;
+    qc_run_power p;
+    p.a = __uint_as_float((uint32_t)(127 + half) << 23);
+    p.b = __uint_as_float((uint32_t)(127 + e - half) << 23);
+    return p;
+}
+
+/* A run that is not there: all values zero. */
+template <bool nf4> QC_DEVICE void qc_run_zero(qc_run<nf4> &r)
+{
+#pragma unroll
+    for (int i = 0; i < (nf4 ? 4 : 8); i++)
+        r.q[i] = 0;
+    r.scale[0] = r.scale[1] = 0.0f;
+    r.code[0] = r.code[1] = 0;
+    r.split = 0;
+    r.count = 0;
+}
+
+template <bool nf4>
+QC_DEVICE void qc_run_load_scale(qc_run<nf4> &r, int i, const qc_run_source &s, uint64_t block)
+{
+    if (s.absmax) {
+        r.scale[i] = s.absmax[block];
+    } else {
+        r.code[i] = s.absmax_codes[block];
+        r.scale[i] = s.nested_absmax[block >> s.nested_shift];
+    }
+}
+
+/* 4 bytes of an array at any address, lowest first; beyond end: zero. */
+QC_DEVICE uint32_t qc_run_bytes(const unsigned char *p, const unsigned char *end)
+{
+    uint32_t v = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if (p + i < end)
+            v |= (uint32_t)p[i] << 8 * i;
+    return v;
+}
+
+QC_DEVICE uint32_t qc_run_shifted(uint32_t lo, uint32_t hi, unsigned bits)
+{
+    return bits ? lo >> bits | hi << (32 - bits) : lo;
+}
+
+/* The codes of a run that starts at element f of the array, wherever that is. */
+template <bool nf4>
+QC_DEVICE void qc_run_flat_codes(qc_run<nf4> &r, const qc_run_source &s, uint64_t f)
+{
+    constexpr int words = nf4 ? 4 : 8;
+    const unsigned char *end = s.codes + s.codes_bytes;
+    const unsigned char *p = s.codes + (nf4 ? f >> 1 : f);
+    unsigned ahead = (unsigned)(reinterpret_cast<uintptr_t>(p) & 3u);
+    bool odd = nf4 && (f & 1u);
+    uint32_t v[words + 1]; /* words from p; the last one for an odd start only */
+    if (p - s.codes >= (ptrdiff_t)ahead && end - p >= 4 * (words + 2)) {
+        const uint32_t *q = reinterpret_cast<const uint32_t *>(p - ahead);
+        uint32_t before = q[0];
+#pragma unroll
+        for (int i = 0; i <= words; i++) {
+            uint32_t next = q[i + 1];
+            v[i] = qc_run_shifted(before, next, 8 * ahead);
+            before = next;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i <= words; i++)
+            v[i] = qc_run_bytes(p + 4 * i, end);
+    }
+#pragma unroll
+    for (int i = 0; i < words; i++) {
+        if (odd) { /* low nibble of each byte, then the high one of the next */
+            uint32_t next = v[i] >> 8 | v[i + 1] << 24;
+            r.q[i] = (v[i] & 0x0f0f0f0fu) << 4 | (next >> 4 & 0x0f0f0f0fu);
+        } else {
+            r.q[i] = v[i];
+        }
+    }
+}
+
+template <bool nf4>
+QC_DEVICE void qc_run_aligned_codes(qc_run<nf4> &r, const unsigned char *p, bool both)
+{
+    uint4 v = qc_ld_stream_16(p);
+    r.q[0] = v.x;
+    r.q[1] = v.y;
+    r.q[2] = v.z;
+    r.q[3] = v.w;
+    if constexpr (!nf4) {
+        v.x = v.y = v.z = v.w = 0;
+        if (both)
+            v = qc_ld_stream_16(p + 16);
+        r.q[4] = v.x;
+        r.q[5] = v.y;
+        r.q[6] = v.z;
+        r.q[7] = v.w;
+    }
+    (void)both;
+}
+
+/* n < rows, k0 < cols, k0 a multiple of 32. first: n * cols. */
+template <bool nf4, bool aligned>
+QC_DEVICE void qc_run_load(qc_run<nf4> &r, const qc_run_source &s, uint64_t n, uint64_t first,
+                           uint64_t k0)
+{
+    uint64_t f = first + k0;
+    r.split = r.count = (int)QC_RUN_ELEMS;
+    r.code[0] = r.code[1] = 0;
+    if (aligned) {
+        qc_run_aligned_codes(r, s.codes + (nf4 ? f >> 1 : f), true);
+        qc_run_load_scale(r, 0, s, s.by_row ? n : f >> s.block_shift);
+        r.scale[1] = r.scale[0];
+        return;
+    }
+    if (s.cols - k0 < QC_RUN_ELEMS)
+        r.count = (int)(s.cols - k0);
+    if (s.row_bytes)
+        qc_run_aligned_codes(r, s.codes + n * s.row_bytes + (nf4 ? k0 >> 1 : k0), r.count > 16);
+    else
+        qc_run_flat_codes(r, s, f);
+    if (s.by_row) {
+        qc_run_load_scale(r, 0, s, n);
+        r.scale[1] = r.scale[0];
+        return;
+    }
+    uint64_t block = f >> s.block_shift;
+    uint64_t left = ((block + 1) << s.block_shift) - f;
+    qc_run_load_scale(r, 0, s, block);
+    r.scale[1] = 0.0f;
+    if (left < (uint64_t)r.count) {
+        r.split = (int)left;
+        qc_run_load_scale(r, 1, s, block + 1);
+    }
+}
+
+QC_DEVICE float qc_run_scale(float loaded, uint32_t code, const qc_run_source &s,
+                             const qc_run_small &t, qc_run_power p)
+{
+    float a = s.absmax ? loaded : __fadd_rn(__fmul_rn(t.map[code], loaded), s.nested_offset);
+    return __fmul_rn(__fmul_rn(a, p.a), p.b);
+}
+
+/* A run that is not there (qc_run_zero) has scale 0, whatever the offset. */
+template <bool nf4, bool aligned>
+QC_DEVICE qc_run_scales qc_run_scales_of(const qc_run<nf4> &r, const qc_run_source &s,
+                                         const qc_run_small &t, qc_run_power p)
+{
+    float a = r.count ? qc_run_scale(r.scale[0], r.code[0], s, t, p) : 0.0f;
+    float b = a;
+    if (!aligned && r.split < r.count)
+        b = qc_run_scale(r.scale[1], r.code[1], s, t, p);
+    qc_run_scales v;
+    v.first = s.by_row ? a : QC_INT8_STEP;
+    v.by[0] = s.by_row ? QC_INT8_STEP : a;
+    v.by[1] = s.by_row ? QC_INT8_STEP : b;
+    return v;
+}
+
+/* Elements 2 * j and 2 * j + 1, j a constant after unrolling; lane: of qc_run_lane. At k >= K: any
+ * finite number (callers whose other factor is not zero there use qc_run_floats). */
+template <bool nf4, bool aligned, typename Table>
+QC_DEVICE qc_run_two qc_run_pair(const qc_run<nf4> &r, const qc_run_scales &s, const Table &t,
+                                 unsigned lane, int j)
+{
+    float by_even = aligned || 2 * j < r.split ? s.by[0] : s.by[1];
+    float by_odd = aligned || 2 * j + 1 < r.split ? s.by[0] : s.by[1];
+    qc_run_two v;
+    if constexpr (nf4) {
+        v = qc_run_look(t, lane, r.q[j / 4], j % 4);
+    } else {
+        uint32_t q = r.q[j / 2] ^ 0x80808080u;
+        int at = j % 2 * 16;
+        float even = __uint_as_float((q >> at & 0xffu) | 0x4b000000u);
+        float odd = __uint_as_float((q >> (at + 8) & 0xffu) | 0x4b000000u);
+        v.even = __fmul_rn(__fadd_rn(even, -8388736.0f), s.first);
+        v.odd = __fmul_rn(__fadd_rn(odd, -8388736.0f), s.first);
+    }
+    v.even = __fmul_rn(v.even, by_even);
+    v.odd = __fmul_rn(v.odd, by_odd);
+    return v;
+}
+
+/* The same as float16, the even element in the low half: a register of a matrix fragment. */
+template <bool nf4, bool aligned, typename Table>
+QC_DEVICE uint32_t qc_run_word(const qc_run<nf4> &r, const qc_run_scales &s, const Table &t,
+                               unsigned lane, int j)
+{
+    qc_run_two v = qc_run_pair<nf4, aligned>(r, s, t, lane, j);
+    return qc_half2_of_floats(v.even, v.odd);
+}
+
+/* The whole run; zero at k >= K. */
+template <bool nf4, bool aligned, typename Table>
+QC_DEVICE void qc_run_floats(float out[32], const qc_run<nf4> &r, const qc_run_scales &s,
+                             const Table &t, unsigned lane)
+{
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        qc_run_two v = qc_run_pair<nf4, aligned>(r, s, t, lane, j);
+        out[2 * j] = v.even;
+        out[2 * j + 1] = v.odd;
+    }
+    if (!aligned && r.count < (int)QC_RUN_ELEMS) {
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            out[i] = i < r.count ? out[i] : 0.0f;
+    }
+}
+
+/* The whole run as float16; zero at k >= K. */
+template <bool nf4, bool aligned, typename Table>
+QC_DEVICE void qc_run_words(uint32_t out[16], const qc_run<nf4> &r, const qc_run_scales &s,
+                            const Table &t, unsigned lane)
+{
+#pragma unroll
+    for (int j = 0; j < 16; j++) {
+        uint32_t v = qc_run_word<nf4, aligned>(r, s, t, lane, j);
+        if (!aligned)
+            v &= (2 * j < r.count ? 0xffffu : 0u) | (2 * j + 1 < r.count ? 0xffff0000u : 0u);
+        out[j] = v;
+    }
+}
+
+#endif
