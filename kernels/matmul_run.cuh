@@ -14,7 +14,7 @@
  *   flat       as in the file at any address: codes start at any byte, and NF4 rows with odd K at
  *              either nibble. Aligned words are shifted into place; near the ends of the array,
  *              bytes, so that nothing outside of it is read
- * Runs whose k0 lies at K or beyond do not exist: callers use qc_run_zero.
+ * Runs whose k0 lies at K or beyond do not exist: callers use qc_run_none.
  *
  * Values are those of quant_weights.h, each product rounded as said there, then times 2^exponent
  * (qc_matmul_weights.exponent) and, where float16 is asked for, rounded once. The power of two is
@@ -230,8 +230,9 @@ QC_DEVICE qc_run_power qc_run_power_of(int e)
     return p;
 }
 
-/* A run that is not there: all values zero. */
-template <bool nf4> QC_DEVICE void qc_run_zero(qc_run<nf4> &r)
+/* A run that is not there (k0 >= K): its values are finite, no more; what they are multiplied with
+ * must be zero. */
+template <bool nf4> QC_DEVICE void qc_run_none(qc_run<nf4> &r)
 {
 #pragma unroll
     for (int i = 0; i < (nf4 ? 4 : 8); i++)
@@ -366,12 +367,11 @@ QC_DEVICE float qc_run_scale(float loaded, uint32_t code, const qc_run_source &s
     return __fmul_rn(__fmul_rn(a, p.a), p.b);
 }
 
-/* A run that is not there (qc_run_zero) has scale 0, whatever the offset. */
 template <bool nf4, bool aligned>
 QC_DEVICE qc_run_scales qc_run_scales_of(const qc_run<nf4> &r, const qc_run_source &s,
                                          const qc_run_small &t, qc_run_power p)
 {
-    float a = r.count ? qc_run_scale(r.scale[0], r.code[0], s, t, p) : 0.0f;
+    float a = qc_run_scale(r.scale[0], r.code[0], s, t, p);
     float b = a;
     if (!aligned && r.split < r.count)
         b = qc_run_scale(r.scale[1], r.code[1], s, t, p);

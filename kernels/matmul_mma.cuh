@@ -1,0 +1,154 @@
+/* What the two tensor-core kernels share: their arguments, which part of the product a block of
+ * threads makes, and how a finished sum leaves. The kernels: matmul_mma884.cu, matmul_mma16816.cu.
+ *
+ * A block makes the tile [m_tile, n_tile] of y over the k of one split. Tiles are numbered with m
+ * fastest: blocks that read the same weights run side by side, and all but the first find them in
+ * L2. Warps of a block share the tile's k; their sums meet in shared memory, added in the order of
+ * the warps. So every sum has one order, fixed by the plan. */
+#ifndef QC_KERNELS_MATMUL_MMA_CUH
+#define QC_KERNELS_MATMUL_MMA_CUH
+
+#include "kernels/matmul_run.cuh"
+
+#define QC_MMA_THREADS 256
+#define QC_MMA_WARPS   8
+
+typedef struct {
+    qc_run_source w;
+    uint64_t m, n, k, split_k;
+    uint64_t m_first; /* of this launch */
+    uint32_t m_tiles; /* likewise */
+    const uint16_t *x;
+    uint64_t ldx;
+    const int *x_exponent;
+    void *y;
+    uint64_t ldy;
+    int y_bf16;
+    const void *bias;
+    float *partials;
+} qc_mma_args;
+
+static inline qc_mma_args qc_mma_args_of(const qc_matmul_call *c)
+{
+    qc_mma_args a;
+    a.w = qc_run_source_of(&c->weights);
+    a.m = c->m;
+    a.n = c->n;
+    a.k = c->k;
+    a.split_k = c->plan.split_k;
+    a.m_first = 0;
+    a.m_tiles = 0;
+    a.x = (const uint16_t *)c->x;
+    a.ldx = c->ldx;
+    a.x_exponent = c->x_exponent;
+    a.y = c->y;
+    a.ldy = c->ldy;
+    a.y_bf16 = c->y_dtype == QC_DTYPE_BF16;
+    a.bias = c->bias;
+    a.partials = c->plan.splits > 1 ? c->partials : NULL;
+    return a;
+}
+
+/* Launches cover all tiles; more than one only where there are more than a grid can number. */
+template <typename Kernel>
+static inline qc_status qc_mma_launch_tiles(Kernel *kernel, const qc_matmul_call *c,
+                                            const char *what, qc_cuda_stream s, qc_error *err)
+{
+    const qc_matmul_plan *p = &c->plan;
+    QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, what, err));
+    qc_mma_args a = qc_mma_args_of(c);
+    uint64_t n_tiles = (c->n + p->n_tile - 1) / p->n_tile;
+    uint64_t m_tiles = (c->m + p->m_tile - 1) / p->m_tile;
+    uint64_t most = n_tiles < 0x7fffffffu ? 0x7fffffffu / n_tiles : 1;
+    for (uint64_t done = 0; done < m_tiles; done += a.m_tiles) {
+        a.m_first = done * p->m_tile;
+        a.m_tiles = (uint32_t)(m_tiles - done < most ? m_tiles - done : most);
+        dim3 grid((unsigned)(n_tiles * a.m_tiles), p->splits, 1);
+        dim3 block(p->threads, 1, 1);
+        QC_LAUNCH(kernel, grid, block, p->shared_bytes, s, a);
+        QC_TRY(qc_cuda_launched(what, err));
+    }
+    return QC_OK;
+}
+
+/* Splits of K so that the grid fills the device: a plan has tiles and shared_bytes already. */
+static inline void qc_mma_configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s,
+                                           uint32_t k_step, uint32_t blocks_most, qc_matmul_plan *p)
+{
+    uint64_t tiles = ((s->n + p->n_tile - 1) / p->n_tile) * ((s->m + p->m_tile - 1) / p->m_tile);
+    /* 1 KB: what the driver takes of each block's shared memory from sm_80 on. */
+    uint64_t resident = d->shared_multiprocessor_bytes / (p->shared_bytes + 1024u);
+    resident = resident < 1 ? 1 : resident > blocks_most ? blocks_most : resident;
+    uint64_t slots = resident * (d->multiprocessors ? d->multiprocessors : 1);
+    uint64_t steps = (s->k + k_step - 1) / k_step;
+    uint64_t splits = tiles ? slots / tiles : 1;
+    /* Two steps at least: the tables and the pipeline cost about one. */
+    if (splits > steps / 2)
+        splits = steps / 2;
+    if (splits < 1)
+        splits = 1;
+    if (splits > 65535)
+        splits = 65535;
+    uint64_t each = steps ? (steps + splits - 1) / splits : 1;
+    p->split_k = each * k_step;
+    p->splits = steps ? (uint32_t)((steps + each - 1) / each) : 1;
+}
+
+/* Where this block works. */
+struct qc_mma_part {
+    uint64_t m0, n0, k_begin, k_end;
+};
+
+QC_DEVICE qc_mma_part qc_mma_part_of(const qc_mma_args &a, unsigned m_tile, unsigned n_tile)
+{
+    qc_mma_part p;
+    p.m0 = a.m_first + (uint64_t)(blockIdx.x % a.m_tiles) * m_tile;
+    p.n0 = (uint64_t)(blockIdx.x / a.m_tiles) * n_tile;
+    p.k_begin = blockIdx.y * a.split_k;
+    p.k_end = a.k - p.k_begin < a.split_k ? a.k : p.k_begin + a.split_k;
+    return p;
+}
+
+/* The tile's sums meet in shared memory as [m_tile][n_tile] floats, n swizzled by m so that the
+ * fragments of a warp fall on different banks. */
+QC_DEVICE unsigned qc_mma_sum_at(unsigned m, unsigned n, unsigned n_tile)
+{
+    return m * n_tile + (n ^ (m >> 1 & 3u) << 3);
+}
+
+/* Warps that share an element put theirs in turn, the first one with `first`. */
+QC_DEVICE void qc_mma_put(float *sum, float v, bool first)
+{
+    *sum = first ? v : __fadd_rn(*sum, v);
+}
+
+/* Finished sums become y, or the split's partial sums. */
+template <int m_tile, int n_tile>
+QC_DEVICE void qc_mma_finish(const qc_mma_args &a, const qc_mma_part &p, const float *sums,
+                             unsigned thread)
+{
+    int w_exponent = a.w.exponent ? *a.w.exponent : 0;
+    for (unsigned i = thread; i < (unsigned)(m_tile * n_tile); i += QC_MMA_THREADS) {
+        unsigned m = i / n_tile, n = i % n_tile;
+        uint64_t row = p.m0 + m, column = p.n0 + n;
+        if (row >= a.m || column >= a.n)
+            continue;
+        float v = sums[qc_mma_sum_at(m, n, n_tile)];
+        if (a.partials) {
+            a.partials[(blockIdx.y * a.m + row) * a.n + column] = v;
+            continue;
+        }
+        /* Beyond what qc_run_power_of holds the result is 0 or infinite with either. */
+        int exponent = w_exponent + (a.x_exponent ? a.x_exponent[row] : 0);
+        qc_run_power power = qc_run_power_of(-exponent);
+        v = __fmul_rn(__fmul_rn(v, power.a), power.b);
+        if (a.bias) {
+            uint16_t b = static_cast<const uint16_t *>(a.bias)[column];
+            v = __fadd_rn(v, a.y_bf16 ? qc_float_of_bf16(b) : qc_float_of_half(b));
+        }
+        uint16_t *y = static_cast<uint16_t *>(a.y) + row * a.ldy + column;
+        *y = a.y_bf16 ? qc_bf16_of_float(v) : qc_half_of_float(v);
+    }
+}
+
+#endif

@@ -1,0 +1,260 @@
+/* y = x W^T with mma.m16n8k16 (sm_80 and newer).
+ *
+ * Weights are the 16-row operand A, straight from registers; x is the 8-column operand B, from
+ * shared memory. So M is padded to 8 only, and a weight goes from memory to a tensor core without
+ * passing through shared memory.
+ *
+ * Tile of a block: m_tile rows of x (8, 16, 32, 64) by n_tile rows of W, k_step of k at a time. 8
+ * warps = warps_n x warps_k: a warp has 32 rows of W (two A tiles) and 128 of each k_step.
+ *
+ *      m_tile  warps n x k  n_tile  k_step  stages  x ring   NF4 table  shared NF4 / int8
+ *         8       2 x 4        64     512      3     24 KB    32 KB       58.1 / 25.1 KB
+ *        16       2 x 4        64     512      3     48 KB    32 KB       82.1 / 49.1 KB
+ *        32       4 x 2       128     256      3     48 KB    32 KB       82.1 / 49.1 KB
+ *        64       4 x 2       128     256      2     64 KB     2 KB       67.1 / 65.1 KB
+ *
+ * Thread to data. With g = lane / 4, t = lane % 4: the lane owns rows g, g + 8, g + 16, g + 24 of
+ * the warp's 32 and, of each, the run (matmul_run.cuh) 32 t .. 32 t + 31 of the warp's 128 k: the
+ * quad reads 64 contiguous bytes of a row of NF4, 128 of int8. Which k stands where in a fragment
+ * is free as long as A and B agree. Product j of 8 takes elements 4 j .. 4 j + 3 of every lane's
+ * run: a[0] row g, elements 4 j, 4 j + 1       a[2] row g, elements 4 j + 2, 4 j + 3 a[1], a[3] row
+ * g + 8, likewise          b[0], b[1] row g of x, the same elements so an aligned 16 bytes of x are
+ * the B of two products: one 128-bit load from shared memory, no ldmatrix.
+ *
+ * x arrives by cp.async in a ring of stages, [m_tile][k_step / 8] units of 16 bytes. Unit u of a
+ * row lies at u ^ (u >> 3 & 1) ^ (row & 1) << 1: the 8 lanes that a 128-bit load serves at once
+ * (two g, four t) then touch all 32 banks, and so do 8 consecutive units being written. The weights
+ * of the next step are loaded before this one is computed: 4 runs of each lane are always under
+ * way.
+ *
+ * Beyond K, M and the split's end x is zero, weights some finite number; beyond N lanes repeat the
+ * last row and what they make is not written.
+ *
+ * Cost and bound: docs/kernels.md. */
+#include "kernels/matmul_mma.cuh"
+
+#include <type_traits>
+
+namespace
+{
+
+template <int m_tile_, bool nf4> struct shape {
+    static constexpr int m_tile = m_tile_;
+    static constexpr int warps_k = m_tile <= 16 ? 4 : 2;
+    static constexpr int warps_n = QC_MMA_WARPS / warps_k;
+    static constexpr int a_tiles =
+        nf4 ? 2 : 1; /* of 16 rows, per warp: 64 bytes a lane either way */
+    static constexpr int runs = 2 * a_tiles;
+    static constexpr int n_tile = warps_n * 16 * a_tiles;
+    static constexpr int k_step = warps_k * 128;
+    static constexpr int stages = m_tile <= 32 ? 3 : 2;
+    static constexpr int row_units = k_step / 8;
+    static constexpr int stage_units = m_tile * row_units;
+    static constexpr int m_parts = m_tile / 8;
+    using nf4_table = std::conditional_t<m_tile <= 32, qc_run_pairs, qc_run_singles>;
+    using table = std::conditional_t<nf4, nf4_table, qc_run_plain>;
+
+    struct shared {
+        table t;
+        alignas(128) uint4 x[stages * stage_units];
+    };
+    static_assert(sizeof(uint4) * stages * stage_units >= sizeof(float) * m_tile * n_tile,
+                  "the tile's sums lie where x was");
+};
+
+template <typename S>
+QC_DEVICE void fill_stage(const qc_mma_args &a, const qc_mma_part &p, uint64_t step, uint4 *x,
+                          unsigned thread)
+{
+    uint64_t k0 = p.k_begin + step * S::k_step;
+#pragma unroll
+    for (int i = 0; i < S::stage_units / QC_MMA_THREADS; i++) {
+        unsigned unit = thread + i * QC_MMA_THREADS;
+        unsigned row = unit / S::row_units, u = unit % S::row_units;
+        uint64_t k = k0 + 8 * u;
+        bool there = p.m0 + row < a.m && k < p.k_end;
+        const uint16_t *from = there ? a.x + (p.m0 + row) * a.ldx + k : a.x;
+        unsigned to = row * S::row_units + (u ^ (u >> 3 & 1u) ^ (row & 1u) << 1);
+        qc_cp_async_16(x + to, from, there ? 16 : 0);
+    }
+}
+
+/* Blocks that fit on a multiprocessor by their registers. */
+constexpr int blocks_of(int m_tile, bool aligned)
+{
+    return aligned && m_tile <= 32 ? 2 : 1;
+}
+
+template <int m_tile, bool nf4, bool aligned>
+static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, aligned))
+    matmul_mma16816(const qc_mma_args a)
+{
+    using S = shape<m_tile, nf4>;
+    QC_SHARED(typename S::shared, sh);
+    unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    unsigned g = lane / 4, t = lane % 4, warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
+    qc_mma_part p = qc_mma_part_of(a, m_tile, S::n_tile);
+    uint64_t steps = (p.k_end - p.k_begin + S::k_step - 1) / S::k_step;
+
+    uint64_t n[S::runs], first[S::runs];
+#pragma unroll
+    for (int i = 0; i < S::runs; i++) {
+        n[i] = p.n0 + warp_n * 8 * S::runs + i * 8 + g;
+        n[i] = n[i] < a.n ? n[i] : a.n - 1;
+        first[i] = n[i] * a.w.cols;
+    }
+    uint64_t k0 = p.k_begin + warp_k * 128 + t * 32; /* of the runs loaded next */
+    qc_run<nf4> next[S::runs];
+    auto load_next = [&]() {
+#pragma unroll
+        for (int i = 0; i < S::runs; i++) {
+            if (k0 < p.k_end)
+                qc_run_load<nf4, aligned>(next[i], a.w, n[i], first[i], k0);
+            else
+                qc_run_none(next[i]);
+        }
+        k0 += S::k_step;
+    };
+    load_next();
+#pragma unroll
+    for (int i = 0; i < S::stages - 1; i++) {
+        if ((uint64_t)i < steps)
+            fill_stage<S>(a, p, i, sh.x + i * S::stage_units, thread);
+        qc_cp_async_commit();
+    }
+    qc_run_power power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0);
+    qc_run_fill(sh.t, a.w, thread, QC_MMA_THREADS);
+    unsigned look = qc_run_lane(sh.t, lane);
+
+    float sum[S::a_tiles][S::m_parts][4];
+#pragma unroll
+    for (int r = 0; r < S::a_tiles; r++)
+#pragma unroll
+        for (int i = 0; i < S::m_parts; i++)
+            sum[r][i][0] = sum[r][i][1] = sum[r][i][2] = sum[r][i][3] = 0.0f;
+
+    unsigned x_at = g * S::row_units + warp_k * 16 + t * 4;
+    unsigned x_swizzle = t >> 1 ^ (g & 1u) << 1;
+    unsigned slot = 0, slot_ahead = S::stages - 1;
+    for (uint64_t step = 0; step < steps; step++) {
+        qc_run<nf4> run[S::runs];
+        qc_run_scales by[S::runs];
+#pragma unroll
+        for (int i = 0; i < S::runs; i++)
+            run[i] = next[i];
+        if (step + 1 < steps)
+            load_next();
+        qc_cp_async_wait<S::stages - 2>();
+        __syncthreads(); /* this stage is whole, and all are done with the one before it */
+        if (step + S::stages - 1 < steps)
+            fill_stage<S>(a, p, step + S::stages - 1, sh.x + slot_ahead * S::stage_units, thread);
+        qc_cp_async_commit();
+#pragma unroll
+        for (int i = 0; i < S::runs; i++)
+            by[i] = qc_run_scales_of<nf4, aligned>(run[i], a.w, sh.t.small, power);
+
+        const uint4 *x = sh.x + slot * S::stage_units + x_at;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t w[S::a_tiles][2][4];
+#pragma unroll
+            for (int r = 0; r < S::a_tiles; r++)
+#pragma unroll
+                for (int i = 0; i < 8; i++) /* the half of j, row g or g + 8, pair */
+                    w[r][i / 4][i / 2 % 2 + i % 2 * 2] =
+                        qc_run_word<nf4, aligned>(run[2 * r + i / 2 % 2], by[2 * r + i / 2 % 2],
+                                                  sh.t, look, 4 * j + i / 4 * 2 + i % 2);
+#pragma unroll
+            for (int i = 0; i < S::m_parts; i++) {
+                uint4 v = x[i * 8 * S::row_units + (j ^ x_swizzle)];
+                uint32_t b[2][2] = {{v.x, v.y}, {v.z, v.w}};
+#pragma unroll
+                for (int r = 0; r < S::a_tiles; r++) {
+                    qc_mma_m16n8k16(sum[r][i], w[r][0], b[0]);
+                    qc_mma_m16n8k16(sum[r][i], w[r][1], b[1]);
+                }
+            }
+        }
+        slot = slot + 1 == S::stages ? 0 : slot + 1;
+        slot_ahead = slot_ahead + 1 == S::stages ? 0 : slot_ahead + 1;
+    }
+
+    qc_cp_async_wait<0>();
+    __syncthreads();
+    float *sums = reinterpret_cast<float *>(sh.x);
+    for (int turn = 0; turn < S::warps_k; turn++) {
+        if (warp_k == (unsigned)turn) {
+#pragma unroll
+            for (int r = 0; r < S::a_tiles; r++)
+#pragma unroll
+                for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) {
+                        unsigned m = i * 8 + t * 2 + e % 2;
+                        unsigned n = (warp_n * S::a_tiles + r) * 16 + e / 2 * 8 + g;
+                        qc_mma_put(sums + qc_mma_sum_at(m, n, S::n_tile), sum[r][i][e], turn == 0);
+                    }
+        }
+        __syncthreads();
+    }
+    qc_mma_finish<m_tile, S::n_tile>(a, p, sums, thread);
+}
+
+template <int m_tile, bool nf4>
+void configure_tile(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
+{
+    using S = shape<m_tile, nf4>;
+    p->m_tile = m_tile;
+    p->n_tile = S::n_tile;
+    p->threads = QC_MMA_THREADS;
+    p->shared_bytes = (uint32_t)sizeof(typename S::shared);
+    qc_mma_configure_splits(d, s, S::k_step, blocks_of(m_tile, p->run == QC_RUN_ALIGNED), p);
+}
+
+template <bool nf4>
+void configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
+{
+    if (s->m <= 8)
+        configure_tile<8, nf4>(d, s, p);
+    else if (s->m <= 16)
+        configure_tile<16, nf4>(d, s, p);
+    else if (s->m <= 32)
+        configure_tile<32, nf4>(d, s, p);
+    else
+        configure_tile<64, nf4>(d, s, p);
+}
+
+template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
+{
+    bool nf4 = c->weights.w.kind == QC_WEIGHTS_NF4, aligned = c->plan.run == QC_RUN_ALIGNED;
+    auto kernel =
+        nf4 ? aligned ? matmul_mma16816<m_tile, true, true> : matmul_mma16816<m_tile, true, false>
+        : aligned ? matmul_mma16816<m_tile, false, true>
+                  : matmul_mma16816<m_tile, false, false>;
+    return qc_mma_launch_tiles(kernel, c, "matmul_mma16816", s, err);
+}
+
+} // namespace
+
+extern "C" void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
+                                      qc_matmul_plan *p)
+{
+    if (s->kind == QC_WEIGHTS_NF4)
+        configure<true>(d, s, p);
+    else
+        configure<false>(d, s, p);
+}
+
+extern "C" qc_status qc_mma16816_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
+{
+    switch (c->plan.m_tile) {
+    case 8:
+        return launch<8>(c, s, err);
+    case 16:
+        return launch<16>(c, s, err);
+    case 32:
+        return launch<32>(c, s, err);
+    default:
+        return launch<64>(c, s, err);
+    }
+}
