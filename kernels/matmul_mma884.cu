@@ -6,14 +6,15 @@
  * through shared memory.
  *
  * Tile of a block: m_tile rows of x (8, 16, 32, 64) by n_tile rows of W, k_step of k at a time. 8
- * warps = warps_n x warps_k: a warp has 64 of each k_step and b_tiles times 16 rows of W: 2 tiles
- * of NF4, 1 of int8, so that a lane reads 32 bytes per step either way.
+ * warps = warps_n x warps_k: a warp has 64 of each k_step and b_tiles times 16 rows of W. b_tiles
+ * is 2 for NF4 and 1 for int8, so that a lane reads 32 bytes per step either way; 1 at m_tile 64,
+ * where two would take more registers than there are.
  *
  *      m_tile  warps n x k  n_tile NF4 / int8  k_step  x, two buffers  shared NF4 / int8
  *         8       2 x 4         64 / 32          256        8 KB        11.1 /  9.1 KB
  *        16       2 x 4         64 / 32          256       16 KB        19.1 / 17.1 KB
  *        32       4 x 2        128 / 64          128       16 KB        19.1 / 17.1 KB
- *        64       4 x 2        128 / 64          128       32 KB        35.1 / 33.1 KB
+ *        64       4 x 2         64 / 64          128       32 KB        35.1 / 33.1 KB
  *
  * Thread to data. With q = lane % 16 / 4 the quad pair and i = lane % 4 + (lane >= 16 ? 4 : 0):
  * quad pairs 0 and 1 have columns (rows of W) 0 .. 7 of the tile's 16, pairs 2 and 3 have 8 .. 15;
@@ -48,7 +49,7 @@ template <int m_tile_, bool nf4> struct shape {
     static constexpr int m_tile = m_tile_;
     static constexpr int warps_k = m_tile <= 16 ? 4 : 2;
     static constexpr int warps_n = QC_MMA_WARPS / warps_k;
-    static constexpr int b_tiles = nf4 ? 2 : 1;
+    static constexpr int b_tiles = nf4 && m_tile <= 32 ? 2 : 1;
     static constexpr int n_tile = warps_n * 16 * b_tiles;
     static constexpr int k_step = warps_k * 64;
     static constexpr int row_units = k_step / 8;

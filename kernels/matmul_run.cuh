@@ -335,7 +335,7 @@ QC_DEVICE void qc_run_load(qc_run<nf4> &r, const qc_run_source &s, uint64_t n, u
     r.code[0] = r.code[1] = 0;
     if (aligned) {
         qc_run_aligned_codes(r, s.codes + (nf4 ? f >> 1 : f), true);
-        qc_run_load_scale(r, 0, s, s.by_row ? n : f >> s.block_shift);
+        qc_run_load_scale(r, 0, s, !nf4 && s.by_row ? n : f >> s.block_shift);
         r.scale[1] = r.scale[0];
         return;
     }
@@ -345,7 +345,7 @@ QC_DEVICE void qc_run_load(qc_run<nf4> &r, const qc_run_source &s, uint64_t n, u
         qc_run_aligned_codes(r, s.codes + n * s.row_bytes + (nf4 ? k0 >> 1 : k0), r.count > 16);
     else
         qc_run_flat_codes(r, s, f);
-    if (s.by_row) {
+    if (!nf4 && s.by_row) {
         qc_run_load_scale(r, 0, s, n);
         r.scale[1] = r.scale[0];
         return;
@@ -376,9 +376,10 @@ QC_DEVICE qc_run_scales qc_run_scales_of(const qc_run<nf4> &r, const qc_run_sour
     if (!aligned && r.split < r.count)
         b = qc_run_scale(r.scale[1], r.code[1], s, t, p);
     qc_run_scales v;
-    v.first = s.by_row ? a : QC_INT8_STEP;
-    v.by[0] = s.by_row ? QC_INT8_STEP : a;
-    v.by[1] = s.by_row ? QC_INT8_STEP : b;
+    bool by_row = !nf4 && s.by_row;
+    v.first = by_row ? a : QC_INT8_STEP;
+    v.by[0] = by_row ? QC_INT8_STEP : a;
+    v.by[1] = by_row ? QC_INT8_STEP : b;
     return v;
 }
 
