@@ -58,15 +58,20 @@ const char *qc_matmul_no_gemm(const qc_matmul *h);
  * which lets shapes with odd K use the fast loads (pointless, and refused with QC_ERR_USAGE, where
  * they are aligned already: see qc_matmul_repack_helps). Either way the largest scale is found, and
  * with it the power of two that keeps tiny and huge weights within float16 in the tensor-core
- * paths. memory  device, qc_matmul_prepared_bytes, 256-byte aligned; written on s, then only read
- * *out borrows w's arrays (the codes no longer, if repacked) and memory. */
+ * paths.
+ *   memory  device, qc_matmul_prepared_bytes, 256-byte aligned; written on s, then only read
+ * *out borrows memory and w's arrays (the codes no longer once s is done, if repacked).
+ * QC_ERR_USAGE names what is wrong with w (block size, a missing array). */
 typedef struct {
-    qc_weights w;
-    const int *exponent; /* device: 2^*exponent scales weights into float16 */
+    qc_weights w;        /* w.codes: the repacked ones, where repacked */
+    const int *exponent; /* device: 2^*exponent scales weights into float16; behind it, as floats,
+                            2^-*exponent, 0 and 1. 0 where the largest |scale| is within
+                            [2^-8, 2^15): such weights are float16 as dequantizing has them */
     uint64_t row_bytes;  /* of codes, where repacked; 0: as in the file */
     unsigned alignment;  /* of the codes' address, at most 16 */
 } qc_matmul_weights;
 int qc_matmul_repack_helps(const qc_weights *w);
+/* UINT64_MAX where it overflows. */
 uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack);
 QC_NODISCARD qc_status qc_matmul_prepare(const qc_matmul *h, const qc_weights *w, int repack,
                                          void *memory, qc_matmul_weights *out, qc_cuda_stream s,
@@ -83,15 +88,20 @@ typedef struct {
     const void *bias; /* [N] of y_dtype, or NULL */
 } qc_matmul_io;
 
-/* Workspace for up to max_m rows of x with this weight: the most that any smaller m needs as well.
+/* Workspace for up to max_m rows of x with this weight, whatever dtypes, strides and bias: the most
+ * that any smaller m needs as well.
  * path: QC_MATMUL_AUTO, or the one that will be forced. limit_bytes: 0, or the most it may be:
- * DEQUANT_GEMM then works in smaller chunks of rows. */
+ * DEQUANT_GEMM then works in smaller chunks of rows (AUTO takes the tensor cores where not even 64
+ * rows fit), K is split less. UINT64_MAX: no way to do it within the limit, or not on this device;
+ * qc_matmul_run says which. */
 uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *w, uint64_t max_m,
                                    qc_matmul_path path, uint64_t limit_bytes);
 
-/* workspace: device, 256-byte aligned; workspace_bytes as answered above for at least this m.
- * QC_ERR_USAGE names the argument that is wrong (dtype, stride, workspace too small, a path this
- * device does not have). */
+/* workspace: device, 256-byte aligned, NULL where workspace_bytes is 0; workspace_bytes: as
+ * answered above for at least this m, or any number, which then is the limit to plan for. Alike
+ * results need alike path and workspace_bytes: how K is split depends on them. QC_ERR_USAGE names
+ * the argument that is wrong (dtype, stride, workspace too small, a path this device does not
+ * have). */
 QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w,
                                      const qc_matmul_io *io, qc_matmul_path path, void *workspace,
                                      uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);

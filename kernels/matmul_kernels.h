@@ -24,15 +24,37 @@ typedef struct {
     qc_dtype y_dtype;
     uint64_t ldy;
     const void *bias;
-    float *partials; /* [splits][m][n] where plan.splits > 1 */
+    float *partials; /* [splits][m][n] where plan.splits > 1: raw sums, without exponents and bias;
+                        qc_matmul_run reduces them after the launch */
 } qc_matmul_call;
 
 QC_NODISCARD qc_status qc_gemv_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_mma884_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_mma16816_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err);
-/* partials -> y: summed over splits in order, scaled by exponents, bias added, rounded once. */
+/* partials -> y: summed over plan.splits in order, scaled by 2^-(weights.exponent + x_exponent)
+ * (NULL: 0), bias added, rounded once. splits 0: no partials, y is the bias or zero. */
 QC_NODISCARD qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_stream s,
                                                qc_error *err);
+
+/* x of call c as float16 rows of c->plan.k_padded elements to out, zero beyond K. BF16: each row
+ * times the power of two that brings its largest finite element to [2^14, 2^15), which goes to
+ * exponents[m]; F16: as it is, exponents not touched. */
+QC_NODISCARD qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out,
+                                              int *exponents, qc_cuda_stream s, qc_error *err);
+
+/* prepared[0] the exponent, then 2^-exponent, 0 and 1 as floats (qc_matmul_weights); prepared: 256
+ * bytes. */
+QC_NODISCARD qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared,
+                                                 qc_cuda_stream s, qc_error *err);
+/* Rows of codes to rows of row_bytes, a multiple of 16; zero behind the last code. */
+QC_NODISCARD qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,
+                                               qc_cuda_stream s, qc_error *err);
+
+/* As qc_matmul_reference, checked. */
+QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_weights *w, const void *dense,
+                                                  qc_dtype dense_dtype, uint64_t n, uint64_t k,
+                                                  const void *x, qc_dtype x_dtype, uint64_t m,
+                                                  double *y, qc_cuda_stream s, qc_error *err);
 
 /* Tiles and shared memory of the tensor-core kernels for a plan; pure host functions beside their
  * kernels, called by qc_matmul_plan_make after path, run and the shape are decided. They set

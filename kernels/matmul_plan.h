@@ -18,6 +18,7 @@ typedef struct {
     unsigned x_alignment;     /* of x's address and of its rows, bytes, at most 16 */
     unsigned codes_alignment; /* likewise, in the file's or the repacked layout */
     int repacked;
+    int has_bias;
     int have_gemm; /* cuBLAS is there */
 } qc_matmul_shape;
 
@@ -38,11 +39,21 @@ typedef struct {
     uint32_t shared_bytes; /* dynamic */
     int copies_x;          /* x is rewritten as float16 [m][k_padded] with row exponents */
     uint64_t k_padded;     /* K rounded up to a multiple of 32 */
-    uint64_t chunk_rows;   /* DEQUANT_GEMM: rows of W dequantized at a time */
-    /* Workspace, offsets in bytes, each a multiple of 256. */
+    /* DEQUANT_GEMM: rows of W dequantized at a time, to which dtype, and whether the product goes
+     * to the workspace in float first, for the reduction to finish it. */
+    uint64_t chunk_rows;
+    qc_dtype dense_dtype;
+    int gemm_to_float;
+    /* Workspace, offsets in bytes, each a multiple of 256; in this order. cuBLAS has the rest. */
     uint64_t x_offset, x_exponent_offset, partial_offset, dense_offset, gemm_offset;
     uint64_t workspace_bytes;
 } qc_matmul_plan;
+
+/* Above this many rows K is never split: there are blocks enough without. */
+#define QC_MATMUL_SPLIT_ROWS 1024u
+
+/* Rows of x from which on DEQUANT_GEMM is chosen, where cuBLAS is there. */
+uint64_t qc_matmul_gemm_rows(const qc_cuda_device *device, const qc_matmul_shape *shape);
 
 /* path: QC_MATMUL_AUTO, or one to be forced: QC_ERR_USAGE where the device cannot run it (MMA_16816
  * below sm_80, MMA_884 below sm_70, DEQUANT_GEMM without cuBLAS). limit_bytes: 0, or the most
@@ -51,6 +62,11 @@ QC_NODISCARD qc_status qc_matmul_plan_make(const qc_cuda_device *device,
                                            const qc_matmul_shape *shape, qc_matmul_path path,
                                            uint64_t limit_bytes, qc_matmul_plan *out,
                                            qc_error *err);
+
+/* qc_matmul_workspace_bytes without a handle: of shape, its m, dtypes, strides and bias do not
+ * count. */
+uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
+                                  uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes);
 
 #ifdef __cplusplus
 }
