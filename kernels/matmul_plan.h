@@ -52,6 +52,9 @@ typedef struct {
 /* Above this many rows K is never split: there are blocks enough without. */
 #define QC_MATMUL_SPLIT_ROWS 1024u
 
+/* As limit_bytes: there is no workspace at all. */
+#define QC_MATMUL_NO_WORKSPACE 1u
+
 /* Rows of x from which on DEQUANT_GEMM is chosen, where cuBLAS is there. */
 uint64_t qc_matmul_gemm_rows(const qc_cuda_device *device, const qc_matmul_shape *shape);
 

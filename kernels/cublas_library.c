@@ -1,0 +1,177 @@
+/* cuBLAS by dlopen. Row-major y = x W^T is, read column-major, Y^T [n, m] = W X^T: W transposed
+ * (its rows are the columns of a k x n matrix), x as it is. */
+#include "kernels/cublas_library.h"
+
+#include "base/alloc.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The little of cublas_api.h and library_types.h that is needed; values are those of CUDA 11, 12
+ * and 13 alike. */
+enum {
+    OP_N = 0,
+    OP_T = 1,
+    POINTER_HOST = 0,
+    POINTER_DEVICE = 1,
+    /* CUBLAS_DEFAULT_MATH with CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: partial sums stay
+     * float also where the result is 16 bits wide. */
+    MATH_FLOAT_SUMS = 16,
+    TYPE_32F = 0,
+    TYPE_16F = 2,
+    TYPE_16BF = 14,
+    COMPUTE_32F = 68,
+    ALGO_DEFAULT = -1
+};
+typedef struct cublasContext *handle_t;
+
+typedef struct {
+    int (*create)(handle_t *h);
+    int (*destroy)(handle_t h);
+    int (*set_stream)(handle_t h, qc_cuda_stream s);
+    int (*set_workspace)(handle_t h, void *workspace, size_t bytes);
+    int (*set_pointer_mode)(handle_t h, int mode);
+    int (*set_math_mode)(handle_t h, int mode);
+    int (*gemm_ex)(handle_t h, int transa, int transb, int m, int n, int k, const void *alpha,
+                   const void *a, int a_type, int lda, const void *b, int b_type, int ldb,
+                   const void *beta, void *c, int c_type, int ldc, int compute_type, int algo);
+} functions;
+
+static const char *const function_names[] = {
+    "cublasCreate_v2",         "cublasDestroy_v2",  "cublasSetStream_v2", "cublasSetWorkspace_v2",
+    "cublasSetPointerMode_v2", "cublasSetMathMode", "cublasGemmEx",
+};
+
+struct qc_cublas {
+    void *library;
+    functions f;
+    handle_t handle;
+    pthread_mutex_t lock; /* held from begin to end; nothing else is locked meanwhile */
+    int lock_made;
+};
+
+static qc_status check(int code, const char *what, qc_error *err)
+{
+    if (code == 0)
+        return QC_OK;
+    /* 1 not initialized, 3 no memory, 7 invalid value, 8 no such architecture, 13 failed, 15 not
+     * supported; cublasGetStatusString came with 11.4. */
+    QC_FAIL(err, code == 3 ? QC_ERR_NOMEM : QC_ERR_INTERNAL, "cuBLAS: %s: status %d", what, code);
+}
+
+static void open_named(qc_cublas *c, int version)
+{
+    char name[64];
+    (void)snprintf(name, sizeof name, "libcublas.so.%d", version);
+    c->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!c->library) {
+        (void)snprintf(name, sizeof name, "/usr/local/cuda/lib64/libcublas.so.%d", version);
+        c->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    }
+}
+
+static qc_status load(qc_cublas *c, int runtime_version, qc_error *err)
+{
+    const char *path = getenv("QCONV_LIBCUBLAS");
+    if (path && *path) {
+        c->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        if (!c->library)
+            QC_FAIL(err, QC_ERR_DEVICE, "no cuBLAS: %s could not be opened", path);
+    } else {
+        const int versions[] = {runtime_version / 1000, 13, 12, 11};
+        for (size_t i = 0; i < sizeof versions / sizeof *versions && !c->library; i++)
+            open_named(c, versions[i]);
+        if (!c->library)
+            QC_FAIL(err, QC_ERR_DEVICE,
+                    "no cuBLAS: none of libcublas.so.13, .12 and .11 could be opened");
+        path = "libcublas";
+    }
+    void *found[sizeof function_names / sizeof *function_names];
+    for (size_t i = 0; i < sizeof function_names / sizeof *function_names; i++) {
+        found[i] = dlsym(c->library, function_names[i]);
+        if (!found[i])
+            QC_FAIL(err, QC_ERR_DEVICE, "%s has no %s: it is too old", path, function_names[i]);
+    }
+    _Static_assert(sizeof found == sizeof c->f, "one pointer per name, in order");
+    memcpy(&c->f, found, sizeof found); /* C has no cast from void * to a function */
+    return QC_OK;
+}
+
+qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err)
+{
+    qc_cublas *c = NULL;
+    qc_status st;
+    *out = NULL;
+    QC_TRY(qc_calloc((void **)&c, 1, sizeof *c, err));
+    QC_TRY_GOTO(st, failed, load(c, runtime_version, err));
+    if (pthread_mutex_init(&c->lock, NULL) != 0) {
+        st = qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__, "a lock could not be made");
+        goto failed;
+    }
+    c->lock_made = 1;
+    QC_TRY_GOTO(st, failed, check(c->f.create(&c->handle), "cublasCreate", err));
+    QC_TRY_GOTO(st, failed,
+                check(c->f.set_math_mode(c->handle, MATH_FLOAT_SUMS), "cublasSetMathMode", err));
+    *out = c;
+    return QC_OK;
+failed:
+    qc_cublas_close(c);
+    return st;
+}
+
+void qc_cublas_close(qc_cublas *c)
+{
+    if (!c)
+        return;
+    if (c->handle)
+        (void)c->f.destroy(c->handle);
+    if (c->lock_made)
+        (void)pthread_mutex_destroy(&c->lock);
+    if (c->library)
+        (void)dlclose(c->library);
+    qc_free(c);
+}
+
+qc_status qc_cublas_begin(qc_cublas *c, void *workspace, size_t workspace_bytes, qc_cuda_stream s,
+                          qc_error *err)
+{
+    qc_status st;
+    (void)pthread_mutex_lock(&c->lock);
+    /* The stream first: setting it puts cuBLAS's own workspace back. */
+    QC_TRY_GOTO(st, failed, check(c->f.set_stream(c->handle, s), "cublasSetStream", err));
+    if (workspace)
+        QC_TRY_GOTO(st, failed,
+                    check(c->f.set_workspace(c->handle, workspace, workspace_bytes),
+                          "cublasSetWorkspace", err));
+    return QC_OK;
+failed:
+    (void)pthread_mutex_unlock(&c->lock);
+    return st;
+}
+
+void qc_cublas_end(qc_cublas *c)
+{
+    (void)pthread_mutex_unlock(&c->lock);
+}
+
+static int type_of(qc_dtype t)
+{
+    return t == QC_DTYPE_F16 ? TYPE_16F : t == QC_DTYPE_BF16 ? TYPE_16BF : TYPE_32F;
+}
+
+qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *err)
+{
+    const float one = 1.0f, zero = 0.0f;
+    const float *alpha = a->alpha_zero ? a->alpha_zero : &one;
+    const float *beta = a->alpha_zero ? a->alpha_zero + 1 : &zero;
+    int in = type_of(a->in_dtype), out = type_of(a->out_dtype);
+    QC_TRY(check(c->f.set_pointer_mode(c->handle, a->alpha_zero ? POINTER_DEVICE : POINTER_HOST),
+                 "cublasSetPointerMode", err));
+    return check(c->f.gemm_ex(c->handle, OP_T, OP_N, (int)a->n, (int)a->m, (int)a->k, alpha, a->w,
+                              in, (int)a->ldw, a->x, in, (int)a->ldx, beta, a->y, out, (int)a->ldy,
+                              COMPUTE_32F, ALGO_DEFAULT),
+                 "cublasGemmEx", err);
+}

@@ -1,0 +1,44 @@
+/* cuBLAS, opened at run time: qconv neither needs it to start nor is linked with it.
+ *
+ * Threads: calls on one library are serialized by its lock. */
+#ifndef QC_KERNELS_CUBLAS_LIBRARY_H
+#define QC_KERNELS_CUBLAS_LIBRARY_H
+
+#include "base/dtype.h"
+#include "kernels/cuda_device.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct qc_cublas qc_cublas;
+
+/* For the current device. QCONV_LIBCUBLAS names the library; else libcublas.so of the runtime's own
+ * major version is tried, then .13, .12 and .11, where the loader looks and in /usr/local/cuda.
+ * QC_ERR_DEVICE with one sentence where there is none, or it does not start. */
+QC_NODISCARD qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err);
+void qc_cublas_close(qc_cublas *c); /* accepts NULL */
+
+/* y [m, n] = alpha * x [m, k] * w [n, k]^T, all row-major with the strides given, accumulated in
+ * float. All sizes and strides at most INT32_MAX. */
+typedef struct {
+    const void *w, *x;
+    void *y;
+    qc_dtype in_dtype;  /* of x and w: F16 or BF16 */
+    qc_dtype out_dtype; /* that one, or F32 */
+    uint64_t m, n, k, ldw, ldx, ldy;
+    /* device: alpha, then 0, as floats; NULL: 1 */
+    const float *alpha_zero;
+} qc_cublas_gemm_args;
+
+/* Holds the lock for several products in a row on one stream with one workspace (256-byte aligned;
+ * NULL: cuBLAS's own). Each begin that returned QC_OK needs its end. */
+QC_NODISCARD qc_status qc_cublas_begin(qc_cublas *c, void *workspace, size_t workspace_bytes,
+                                       qc_cuda_stream s, qc_error *err);
+QC_NODISCARD qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *err);
+void qc_cublas_end(qc_cublas *c);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,260 @@
+/* Which kernel, tiles and workspace for a shape on a device; see matmul_plan.h.
+ *
+ * The workspace, in this order, each part on a multiple of 256 bytes:
+ *     x as float16 [m][k_padded] | exponents of its rows [m] | float partial sums |
+ *     dense rows of W [chunk_rows][k_padded] | cuBLAS
+ */
+#include "kernels/matmul_plan.h"
+
+#include "base/checked.h"
+#include "kernels/matmul_kernels.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define RUN_ELEMS       32u
+#define GEMV_ROWS       8u
+#define CHUNK_ROWS      64u /* dense rows are made in multiples of this, where there are as many */
+#define K_MULTIPLE      128u
+#define WORKSPACE_ALIGN 256u
+
+/* What cuBLAS's documentation of cublasSetWorkspace recommends: 32 MiB for Hopper, 4 MiB else. */
+#define GEMM_BYTES_HOPPER (32u << 20)
+#define GEMM_BYTES        (4u << 20)
+/* Dense rows at a time: half of an L2 that is large (A100, H200), so that cuBLAS finds them there;
+ * where it is small, enough rows for cuBLAS to fill the device. */
+#define LARGE_L2    (32u << 20)
+#define DENSE_BYTES (64u << 20)
+
+/* "Half a wave" and so on: how many of the device's multiprocessors get a tile of 64 columns. The
+ * rows are those up to which a fused kernel was published to be no slower than dequantizing and
+ * cuBLAS, for sm_75 and newer those of bitsandbytes 0.50 (backends/cuda/ops.py, gemm_4bit), for
+ * sm_70 those of 1Cat-vLLM on a V100. Theirs, not measured with these kernels. */
+static uint64_t fused_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
+{
+    uint64_t tiles = qc_ceil_div_u64(s->n, 64);
+    uint64_t sms = d->multiprocessors ? d->multiprocessors : 1;
+    int half = tiles >= qc_ceil_div_u64(sms, 2);
+    int one = tiles >= sms, two = tiles >= 2 * sms, three = tiles >= 3 * sms;
+    if (d->sm < 75)
+        return 256;
+    if (d->sm < 80)
+        return three ? 128 : 64;
+    if (d->sm < 86)
+        return three ? 128 : one ? (s->k < s->n ? 64 : 32) : half && s->k < s->n ? 128 : 16;
+    if (d->sm < 89)
+        return one ? 128 : half ? 64 : 16;
+    if (d->sm < 90)
+        return three ? 256 : one ? 128 : half ? 64 : 16;
+    if (d->sm < 100)
+        return three ? 64 : two ? 48 : one ? 32 : 16;
+    return 32;
+}
+
+uint64_t qc_matmul_gemm_rows(const qc_cuda_device *device, const qc_matmul_shape *shape)
+{
+    return fused_rows(device, shape) + 1;
+}
+
+static qc_run_mode run_mode(const qc_matmul_shape *s)
+{
+    if (s->repacked)
+        return QC_RUN_REPACKED;
+    return s->k % RUN_ELEMS == 0 && s->codes_alignment >= 16 ? QC_RUN_ALIGNED : QC_RUN_FLAT;
+}
+
+static qc_matmul_path tensor_path(const qc_cuda_device *d)
+{
+    return d->sm >= 80 ? QC_MATMUL_MMA_16816 : d->sm >= 70 ? QC_MATMUL_MMA_884 : QC_MATMUL_GEMV;
+}
+
+static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
+{
+    if (s->m <= GEMV_ROWS)
+        return QC_MATMUL_GEMV;
+    if (s->have_gemm && s->m >= qc_matmul_gemm_rows(d, s))
+        return QC_MATMUL_DEQUANT_GEMM;
+    return tensor_path(d);
+}
+
+static qc_status check_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path,
+                            qc_error *err)
+{
+    switch (path) {
+    case QC_MATMUL_AUTO:
+    case QC_MATMUL_GEMV:
+        return QC_OK;
+    case QC_MATMUL_MMA_884:
+        if (d->sm < 70)
+            QC_FAIL(err, QC_ERR_USAGE, "path mma-884 needs sm_70, this device is sm_%u", d->sm);
+        return QC_OK;
+    case QC_MATMUL_MMA_16816:
+        if (d->sm < 80)
+            QC_FAIL(err, QC_ERR_USAGE, "path mma-16816 needs sm_80, this device is sm_%u", d->sm);
+        return QC_OK;
+    case QC_MATMUL_DEQUANT_GEMM:
+        if (!s->have_gemm)
+            QC_FAIL(err, QC_ERR_USAGE, "path dequant-gemm needs cuBLAS, which was not found");
+        return QC_OK;
+    case QC_MATMUL_FILL:
+    case QC_MATMUL_PATH_COUNT:
+        break;
+    }
+    QC_FAIL(err, QC_ERR_USAGE, "path %d cannot be asked for", (int)path);
+}
+
+static uint64_t aligned(uint64_t bytes)
+{
+    uint64_t up = qc_sat_add(bytes, WORKSPACE_ALIGN - 1);
+    return up == UINT64_MAX ? up : up / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
+}
+
+/* Offsets and total; UINT64_MAX where a size overflows. */
+static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_plan *p)
+{
+    uint64_t at = 0, partials = 0, dense = 0;
+    p->x_offset = at;
+    if (p->copies_x)
+        at = aligned(qc_sat_mul(qc_sat_mul(s->m, p->k_padded), 2));
+    p->x_exponent_offset = at;
+    if (p->copies_x)
+        at = aligned(qc_sat_add(at, qc_sat_mul(s->m, 4)));
+    p->partial_offset = at;
+    if (p->path == QC_MATMUL_DEQUANT_GEMM) {
+        if (p->gemm_to_float)
+            partials = qc_sat_mul(qc_sat_mul(s->m, p->chunk_rows), 4);
+        dense = qc_sat_mul(qc_sat_mul(p->chunk_rows, p->k_padded), 2);
+    } else if (p->splits > 1) {
+        partials = qc_sat_mul(qc_sat_mul(qc_sat_mul(s->m, s->n), 4), p->splits);
+    }
+    at = aligned(qc_sat_add(at, partials));
+    p->dense_offset = at;
+    at = aligned(qc_sat_add(at, dense));
+    p->gemm_offset = at;
+    p->workspace_bytes = qc_sat_add(at, gemm_bytes);
+}
+
+static int fits(const qc_matmul_plan *p, uint64_t limit_bytes)
+{
+    return p->workspace_bytes != UINT64_MAX && (!limit_bytes || p->workspace_bytes <= limit_bytes);
+}
+
+static qc_status too_large(const qc_matmul_plan *p, uint64_t limit_bytes, qc_error *err)
+{
+    if (p->workspace_bytes == UINT64_MAX)
+        QC_FAIL(err, QC_ERR_USAGE, "the workspace would overflow 64 bits");
+    QC_FAIL(err, QC_ERR_USAGE,
+            "path %s needs a workspace of at least %" PRIu64 " bytes here, %" PRIu64 " are allowed",
+            qc_matmul_path_name(p->path), p->workspace_bytes,
+            limit_bytes == QC_MATMUL_NO_WORKSPACE ? 0 : limit_bytes);
+}
+
+/* The tensor-core kernels and the GEMV: K is split less until the partial sums fit. */
+static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
+                       qc_matmul_plan *p)
+{
+    p->copies_x = p->path != QC_MATMUL_GEMV &&
+                  (s->x_dtype == QC_DTYPE_BF16 || s->k % RUN_ELEMS != 0 || s->x_alignment < 16);
+    if (p->path == QC_MATMUL_GEMV)
+        qc_gemv_configure(d, s, p);
+    else if (p->path == QC_MATMUL_MMA_884)
+        qc_mma884_configure(d, s, p);
+    else
+        qc_mma16816_configure(d, s, p);
+    uint32_t splits = s->m > QC_MATMUL_SPLIT_ROWS ? 1 : p->splits;
+    for (;;) {
+        if (splits != p->splits) {
+            uint64_t split_k = qc_ceil_div_u64(qc_ceil_div_u64(s->k, splits), K_MULTIPLE);
+            p->split_k = split_k * K_MULTIPLE;
+            p->splits = (uint32_t)qc_ceil_div_u64(s->k, p->split_k);
+        }
+        lay_out(s, 0, p);
+        if (p->splits == 1 || fits(p, limit_bytes))
+            return;
+        splits = p->splits / 2;
+    }
+}
+
+/* Dense rows at a time as they suit the device, or fewer within the limit. */
+static void plan_gemm(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
+                      qc_matmul_plan *p)
+{
+    int bf16 = s->x_dtype == QC_DTYPE_BF16 && d->sm >= 80;
+    p->dense_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+    p->copies_x = s->x_dtype == QC_DTYPE_BF16 && !bf16;
+    p->gemm_to_float = p->copies_x || s->y_dtype != p->dense_dtype || s->has_bias;
+    p->splits = 1;
+    p->split_k = p->k_padded;
+    uint64_t row_bytes = qc_sat_mul(p->k_padded, 2);
+    uint64_t dense_bytes = d->l2_bytes >= LARGE_L2 ? d->l2_bytes / 2 : DENSE_BYTES;
+    uint64_t rows = dense_bytes / row_bytes / CHUNK_ROWS * CHUNK_ROWS;
+    p->chunk_rows = rows < CHUNK_ROWS ? CHUNK_ROWS : rows;
+    if (p->chunk_rows > s->n)
+        p->chunk_rows = s->n;
+    uint64_t gemm_bytes = d->sm >= 90 ? GEMM_BYTES_HOPPER : GEMM_BYTES;
+    lay_out(s, gemm_bytes, p);
+    if (!fits(p, limit_bytes) && gemm_bytes > GEMM_BYTES)
+        lay_out(s, gemm_bytes = GEMM_BYTES, p);
+    while (!fits(p, limit_bytes) && p->chunk_rows > CHUNK_ROWS) {
+        /* Halved, and a multiple of CHUNK_ROWS again. */
+        p->chunk_rows = qc_ceil_div_u64(p->chunk_rows / 2, CHUNK_ROWS) * CHUNK_ROWS;
+        lay_out(s, gemm_bytes, p);
+    }
+}
+
+static void plan_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path,
+                      uint64_t limit_bytes, qc_matmul_plan *p)
+{
+    memset(p, 0, sizeof *p);
+    p->path = path;
+    p->run = run_mode(s);
+    p->k_padded = qc_ceil_div_u64(s->k, RUN_ELEMS) * RUN_ELEMS;
+    if (path == QC_MATMUL_DEQUANT_GEMM)
+        plan_gemm(d, s, limit_bytes, p);
+    else
+        plan_fused(d, s, limit_bytes, p);
+}
+
+qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shape *shape,
+                              qc_matmul_path path, uint64_t limit_bytes, qc_matmul_plan *out,
+                              qc_error *err)
+{
+    QC_TRY(check_path(device, shape, path, err));
+    if (shape->m == 0 || shape->n == 0 || shape->k == 0) {
+        memset(out, 0, sizeof *out);
+        out->path = QC_MATMUL_FILL;
+        return QC_OK;
+    }
+    if (shape->k > UINT64_MAX / 4 || shape->n > UINT64_MAX / 4)
+        QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
+                shape->n, shape->k);
+    qc_matmul_path chosen = path == QC_MATMUL_AUTO ? choose(device, shape) : path;
+    plan_path(device, shape, chosen, limit_bytes, out);
+    if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_DEQUANT_GEMM)
+        plan_path(device, shape, tensor_path(device), limit_bytes, out);
+    if (!fits(out, limit_bytes))
+        return too_large(out, limit_bytes, err);
+    return QC_OK;
+}
+
+uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
+                                  uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes)
+{
+    /* Every m on which the number of splits may depend is tried; above, workspaces only grow. What
+     * the call will bring is taken as it needs most. */
+    uint64_t most = 0, tried = max_m < QC_MATMUL_SPLIT_ROWS ? max_m : QC_MATMUL_SPLIT_ROWS;
+    qc_matmul_shape s = *shape;
+    s.x_alignment = 2;
+    s.ldx = s.k;
+    s.has_bias = 1;
+    for (uint64_t m = 1; m <= tried + 1; m++) {
+        qc_matmul_plan p;
+        s.m = m <= tried ? m : max_m;
+        s.y_dtype = s.x_dtype = QC_DTYPE_BF16;
+        if (qc_matmul_plan_make(device, &s, path, limit_bytes, &p, NULL) != QC_OK)
+            return UINT64_MAX;
+        if (p.workspace_bytes > most)
+            most = p.workspace_bytes;
+    }
+    return most;
+}
