@@ -1,0 +1,199 @@
+/* What is made ready for the tensor-core kernels: x as padded float16 rows, the power of two that
+ * brings weights into float16's range, and rows of codes on 16-byte addresses.
+ *
+ * x. BF16 has float's range and 8 bits of mantissa, float16 11 bits but only 2^-24 .. 65504. Each
+ * row of x is multiplied by the power of two that brings its largest finite element to [2^14,
+ * 2^15): an element of at least 2^-31 of that is then at least 2^-17, and its last bit at least
+ * 2^-24: exact. What is smaller is rounded to a multiple of 2^-24, an error of at most 2^-39 of the
+ * row's largest. One float16 kernel so serves both dtypes, and GPUs without bfloat16 have it too.
+ * The products' sums are multiplied by 2^-exponent at the end. NaN and infinity pass.
+ *   grid    a row a block; two passes over it (the second from L2); 2 bytes read and written per
+ *           element: bound by memory, and small beside the weights
+ *
+ * Weights. float16 holds values of [2^-14, 65504] with 11 bits. Where the largest scale is within
+ * [2^-8, 2^15), a weight of 2^-6 of the largest is still a normal float16, and nothing is done, so
+ * that weights are the very float16 that dequantizing gives. Else they are multiplied by the power
+ * of two that brings the largest scale to [2^14, 2^15).
+ *   grid    as many blocks as there are scales for, at most 1024; integer atomicMax on the bits of
+ *           non-negative floats, which does not depend on the order
+ */
+#include "kernels/matmul_finish.cuh"
+#include "kernels/matmul_kernels.h"
+
+#define THREADS     256u
+#define WARPS       (THREADS / 32u)
+#define SCAN_BLOCKS 1024u
+#define ROWS_MOST   65535u
+
+namespace
+{
+
+struct input_shared {
+    uint32_t warp_peak[WARPS];
+};
+
+/* The largest finite magnitude's bits, in every thread. */
+QC_DEVICE uint32_t row_peak(const uint16_t *x, uint64_t k, input_shared &shared)
+{
+    uint32_t peak = 0;
+    for (uint64_t i = threadIdx.x; i < k; i += THREADS) {
+        uint32_t magnitude = x[i] & 0x7fffu;
+        if (magnitude < 0x7f80u && magnitude > peak)
+            peak = magnitude;
+    }
+    for (int step = 16; step; step /= 2) {
+        uint32_t other = __shfl_xor_sync(0xffffffffu, peak, step);
+        peak = other > peak ? other : peak;
+    }
+    __syncthreads(); /* the previous row's peaks were read */
+    if (threadIdx.x % 32 == 0)
+        shared.warp_peak[threadIdx.x / 32] = peak;
+    __syncthreads();
+    for (uint32_t i = 0; i < WARPS; i++)
+        peak = shared.warp_peak[i] > peak ? shared.warp_peak[i] : peak;
+    return peak;
+}
+
+/* e with 2^14 <= v * 2^e < 2^15 for a positive finite float v; 0 for 0. */
+QC_DEVICE int exponent_for(float v)
+{
+    uint32_t bits = __float_as_uint(v);
+    if (bits == 0)
+        return 0;
+    if (bits < 0x00800000u) /* subnormal: 2^(p - 149) with p its highest bit */
+        return 14 - ((31 - __clz((int)bits)) - 149);
+    return 14 - ((int)(bits >> 23) - 127);
+}
+
+template <bool bf16>
+__global__ void __launch_bounds__(THREADS)
+    matmul_input(const uint16_t *x, uint64_t ldx, uint64_t m, uint64_t k, uint64_t k_padded,
+                 uint16_t *out, int *exponents)
+{
+    QC_SHARED(input_shared, shared);
+    for (uint64_t row = blockIdx.x; row < m; row += gridDim.x) {
+        const uint16_t *from = x + row * ldx;
+        uint32_t *to = reinterpret_cast<uint32_t *>(out + row * k_padded);
+        int exponent = 0;
+        if (bf16) {
+            exponent = exponent_for(qc_float_of_bf16((uint16_t)row_peak(from, k, shared)));
+            if (threadIdx.x == 0)
+                exponents[row] = exponent;
+        }
+        for (uint64_t i = 2 * threadIdx.x; i < k_padded; i += 2 * THREADS) {
+            uint32_t lo = i < k ? from[i] : 0, hi = i + 1 < k ? from[i + 1] : 0;
+            if (bf16)
+                to[i / 2] =
+                    qc_half2_of_floats(qc_scale_pow2(qc_float_of_bf16((uint16_t)lo), exponent),
+                                       qc_scale_pow2(qc_float_of_bf16((uint16_t)hi), exponent));
+            else
+                to[i / 2] = lo | hi << 16;
+        }
+    }
+}
+
+/* prepared[3] holds the peak's bits until matmul_exponent has read them. */
+__global__ void __launch_bounds__(THREADS)
+    matmul_scale_scan(const qc_weights w, uint64_t scales, int *prepared)
+{
+    float peak = 0.0f;
+    for (uint64_t i = (uint64_t)blockIdx.x * THREADS + threadIdx.x; i < scales;
+         i += (uint64_t)gridDim.x * THREADS) {
+        float scale = w.absmax ? w.absmax[i]
+                               : __fadd_rn(__fmul_rn(w.nested_map[w.absmax_codes[i]],
+                                                     w.nested_absmax[i / w.nested_block]),
+                                           w.nested_offset);
+        peak = fmaxf(peak, fabsf(scale));
+    }
+    for (int step = 16; step; step /= 2)
+        peak = fmaxf(peak, __shfl_xor_sync(0xffffffffu, peak, step));
+    if (threadIdx.x % 32 == 0)
+        atomicMax(prepared + 3, (int)__float_as_uint(peak));
+}
+
+__global__ void matmul_exponent(const float *code_map, int *prepared)
+{
+    float peak = __uint_as_float((uint32_t)prepared[3]), largest_code = code_map ? 0.0f : 1.0f;
+    for (int i = 0; code_map && i < 16; i++)
+        largest_code = fmaxf(largest_code, fabsf(code_map[i]));
+    peak = __fmul_rn(peak, largest_code);
+    int exponent = 0;
+    if (!(peak >= 0x1p-8f && peak < 0x1p15f))
+        exponent = exponent_for(peak);
+    exponent = exponent > 126 ? 126 : exponent; /* 2^-exponent is a normal float */
+    prepared[0] = exponent;
+    prepared[1] = (int)((uint32_t)(127 - exponent) << 23);
+    prepared[2] = 0;
+    prepared[3] = (int)__float_as_uint(1.0f);
+}
+
+/* Four bytes of a repacked row a thread; one time per weight, so bytes and nibbles are fine. */
+__global__ void __launch_bounds__(THREADS)
+    matmul_repack(const qc_weights w, uint64_t row_words, uint32_t *out)
+{
+    uint64_t word = (uint64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (word >= row_words)
+        return;
+    const uint8_t *codes = static_cast<const uint8_t *>(w.codes);
+    for (uint64_t row = blockIdx.y; row < w.rows; row += gridDim.y) {
+        uint32_t value = 0;
+        if (w.kind == QC_WEIGHTS_NF4) {
+            for (uint32_t i = 0; i < 8; i++) {
+                uint64_t k = word * 8 + i, f = row * w.cols + k;
+                uint32_t code = k < w.cols ? codes[f / 2] >> (f % 2 ? 0 : 4) & 15u : 0;
+                value |= code << (i / 2 * 8 + (i % 2 ? 0 : 4)); /* the even one on top */
+            }
+        } else {
+            for (uint32_t i = 0; i < 4; i++) {
+                uint64_t k = word * 4 + i;
+                value |= (k < w.cols ? (uint32_t)codes[row * w.cols + k] : 0) << (8 * i);
+            }
+        }
+        out[row * row_words + word] = value;
+    }
+}
+
+} /* namespace */
+
+qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out, int *exponents,
+                                 qc_cuda_stream s, qc_error *err)
+{
+    dim3 grid((unsigned)(c->m < INT32_MAX ? c->m : INT32_MAX));
+    const uint16_t *x = static_cast<const uint16_t *>(c->x);
+    if (c->x_dtype == QC_DTYPE_BF16)
+        QC_LAUNCH(matmul_input<true>, grid, dim3(THREADS), sizeof(input_shared), s, x, c->ldx, c->m,
+                  c->k, c->plan.k_padded, out, exponents);
+    else
+        QC_LAUNCH(matmul_input<false>, grid, dim3(THREADS), sizeof(input_shared), s, x, c->ldx,
+                  c->m, c->k, c->plan.k_padded, out, exponents);
+    return qc_cuda_launched("matmul_input", err);
+}
+
+qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_stream s,
+                                    qc_error *err)
+{
+    uint64_t scales = w->rows && w->cols ? w->rows : 0;
+    if (scales && w->kind != QC_WEIGHTS_INT8_ROWS)
+        scales = (w->rows * w->cols + w->block_elems - 1) / w->block_elems;
+    QC_TRY(qc_cuda_fill(prepared, 0, 4 * sizeof *prepared, s, err));
+    uint64_t blocks = (scales + THREADS - 1) / THREADS;
+    if (blocks) {
+        QC_LAUNCH(matmul_scale_scan, dim3((unsigned)(blocks < SCAN_BLOCKS ? blocks : SCAN_BLOCKS)),
+                  dim3(THREADS), 0, s, *w, scales, prepared);
+        QC_TRY(qc_cuda_launched("matmul_scale_scan", err));
+    }
+    QC_LAUNCH(matmul_exponent, dim3(1), dim3(1), 0, s,
+              w->kind == QC_WEIGHTS_NF4 ? w->code_map : nullptr, prepared);
+    return qc_cuda_launched("matmul_exponent", err);
+}
+
+qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,
+                                  qc_cuda_stream s, qc_error *err)
+{
+    uint64_t words = row_bytes / 4, blocks = (words + THREADS - 1) / THREADS;
+    if (blocks > INT32_MAX)
+        QC_FAIL(err, QC_ERR_USAGE, "rows of codes are too long for one launch");
+    dim3 grid((unsigned)blocks, (unsigned)(w->rows < ROWS_MOST ? w->rows : ROWS_MOST));
+    QC_LAUNCH(matmul_repack, grid, dim3(THREADS), 0, s, *w, words, static_cast<uint32_t *>(out));
+    return qc_cuda_launched("matmul_repack", err);
+}
