@@ -1,0 +1,363 @@
+/* y = x W^T for up to 8 rows of x at a time: weights are streamed once, multiplied in float.
+ *
+ * The work of a block of 8 warps, over its slice of K:
+ *
+ *            K, in tiles of 1024 = 32 lanes x a run of 32
+ *        lane 0        lane 1                lane 31
+ *      |--- run ---|--- run ---|-- ... --|--- run ---|--- next tile ...      row 0 of warp 0
+ *      |-----------|-----------|---------|-----------|                       row 1 of warp 0
+ *        ...                                                                 rows of warp 1 .. 7
+ *
+ *   grid     x: 8 * rows rows of W (2 or 4 a warp), y: slices of K, z: 8 rows of x each
+ *   weights  a lane loads its run of every row (16 bytes of NF4, 32 of int8, so a warp 512 or 1024
+ *            in a row) one tile ahead, past L1; decoded in registers (matmul_run.cuh)
+ *   x        the tile's 1024 columns of all rows of x, 16 bits as they are, in shared memory, two
+ *            tiles in turn; every load of 8 of them serves all rows of W of the warp. Laid out so
+ *            that lane l's four quarters of a run are at 16-byte unit l, 32 + l, 64 + l, 96 + l: no
+ *            two lanes of a load want the same bank. Zero behind K, so codes there do not matter
+ *   sums     float, one per (row of W, row of x) and lane; lanes are added by a butterfly at the
+ *            end, slices of K by matmul_reduce.cu: always in the same order
+ *
+ * Every product is of exact values: a weight that meets a single 1 in x comes out as the float that
+ * dequantizing gives, then rounded once. With few rows of x the code is multiplied by x and the sum
+ * over a run by the scale (one float product per 32 weights, and the same single rounding for one
+ * weight); with more, or where a run has two scales, the weight is made first.
+ * The sum over a run of code * x may overflow where x is beyond 2^113 (BF16 only).
+ *
+ * Limits: per weight one shared-memory load of 4 bytes for NF4 (32 weights per clock and
+ * multiprocessor), 2 * M / rows bytes of x, and M + 2 or so instructions (M + 4 for int8): up to
+ * M = 2 or so memory should be the bound, above it the float pipe (128 / M weights per clock).
+ */
+#include "kernels/matmul_finish.cuh"
+#include "kernels/matmul_run.cuh"
+
+#define WARPS        8u
+#define THREADS      (32u * WARPS)
+#define TILE_K       1024u
+#define TILE_UNITS   (TILE_K / 8u) /* 16-byte units of x */
+#define GEMV_M       8u
+#define SPLIT_MOST   32u
+#define M_CHUNK_MOST 65535u
+/* Blocks of a multiprocessor: three where the registers allow it, for more loads under way. */
+#define BLOCKS_RESIDENT(nf4, aligned, m) ((aligned) && (m) <= 2 ? 3 : 2)
+/* Rows of W of a warp: what the registers hold beside m sums for each. */
+#define ROWS_OF_WARP(nf4, m) ((nf4) && (m) <= 4 ? 4u : 2u)
+
+namespace
+{
+
+template <bool nf4> struct gemv_table {
+    typedef qc_run_pairs type;
+};
+template <> struct gemv_table<false> {
+    typedef qc_run_plain type;
+};
+
+template <bool nf4, int m> struct gemv_shared {
+    typename gemv_table<nf4>::type table;
+    uint4 x[2][m][TILE_UNITS];
+};
+
+struct gemv_args {
+    qc_run_source w;
+    const uint16_t *x;
+    uint64_t ldx;
+    uint64_t m; /* rows of x from x on */
+    uint64_t k, split_k;
+    int x_aligned;
+    /* One of both: */
+    float *partials; /* [splits][m_total][n], at the first row */
+    uint64_t m_total;
+    void *y;
+    qc_dtype y_dtype;
+    uint64_t ldy;
+    const void *bias;
+};
+
+/* Elements [k, k + 8) of a row of x; zero from k_end on. */
+QC_DEVICE uint4 x_unit(const uint16_t *row, uint64_t k, uint64_t k_end, int aligned)
+{
+    if (aligned && k + 8 <= k_end)
+        return *reinterpret_cast<const uint4 *>(row + k);
+    uint32_t e[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        e[i] = k + i < k_end ? row[k + i] : 0u;
+    uint4 v;
+    v.x = e[0] | e[1] << 16;
+    v.y = e[2] | e[3] << 16;
+    v.z = e[4] | e[5] << 16;
+    v.w = e[6] | e[7] << 16;
+    return v;
+}
+
+template <int M>
+QC_DEVICE void stage_x(uint4 (&to)[M][TILE_UNITS], const gemv_args &a, const uint16_t *x,
+                       unsigned rows, uint64_t tile_k, uint64_t k_end)
+{
+    for (unsigned i = threadIdx.x; i < M * TILE_UNITS; i += THREADS) {
+        unsigned m = i / TILE_UNITS, unit = i % TILE_UNITS;
+        uint4 v = {0, 0, 0, 0};
+        if (m < rows)
+            v = x_unit(x + m * a.ldx, tile_k + 8 * unit, k_end, a.x_aligned);
+        to[m][unit % 4 * 32 + unit / 4] = v;
+    }
+}
+
+template <bool bf16> QC_DEVICE float x_low(uint32_t two)
+{
+    return bf16 ? __uint_as_float(two << 16) : qc_float_of_half((uint16_t)two);
+}
+
+template <bool bf16> QC_DEVICE float x_high(uint32_t two)
+{
+    return bf16 ? __uint_as_float(two & 0xffff0000u) : qc_float_of_half((uint16_t)(two >> 16));
+}
+
+QC_DEVICE uint32_t word_of(const uint4 &v, int i)
+{
+    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+/* A run of each of R rows of W times 32 columns of M rows of x. */
+template <bool nf4, bool aligned, int M, bool bf16, int R>
+QC_DEVICE void multiply(float (&sum)[R][M], const qc_run<nf4> (&run)[R], const gemv_args &a,
+                        const gemv_shared<nf4, M> &shared, unsigned lane_bytes,
+                        const uint4 (&x)[M][TILE_UNITS], unsigned lane)
+{
+    constexpr bool after = aligned && M <= 4; /* the scale is multiplied into the run's sum */
+    const qc_run_power one = {1.0f, 1.0f};
+    const qc_run_scales unit = {1.0f, {1.0f, 1.0f}};
+    qc_run_scales scales[R];
+    float part[R][M];
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        scales[r] = qc_run_scales_of<nf4, aligned>(run[r], a.w, shared.table.small, one);
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            part[r][m] = after ? 0.0f : sum[r][m];
+    }
+#pragma unroll
+    for (int quarter = 0; quarter < 4; quarter++) {
+        uint4 eight[M];
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            eight[m] = x[m][quarter * 32 + lane];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            float low[M], high[M];
+#pragma unroll
+            for (int m = 0; m < M; m++) {
+                low[m] = x_low<bf16>(word_of(eight[m], i));
+                high[m] = x_high<bf16>(word_of(eight[m], i));
+            }
+#pragma unroll
+            for (int r = 0; r < R; r++) {
+                qc_run_two v = qc_run_pair<nf4, aligned>(run[r], after ? unit : scales[r],
+                                                         shared.table, lane_bytes, 4 * quarter + i);
+#pragma unroll
+                for (int m = 0; m < M; m++) {
+                    part[r][m] = __fmaf_rn(v.even, low[m], part[r][m]);
+                    part[r][m] = __fmaf_rn(v.odd, high[m], part[r][m]);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            if (!after) {
+                sum[r][m] = part[r][m];
+            } else {
+                float p = nf4 ? part[r][m] : __fmul_rn(part[r][m], scales[r].first);
+                sum[r][m] = __fmaf_rn(p, scales[r].by[0], sum[r][m]);
+            }
+        }
+    }
+}
+
+template <bool nf4, bool aligned, int R>
+QC_DEVICE void load_runs(qc_run<nf4> (&run)[R], const qc_run_source &w, uint64_t n, uint64_t k,
+                         uint64_t k_end)
+{
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+        if (n + r < w.rows && k < k_end)
+            qc_run_load<nf4, aligned>(run[r], w, n + r, (n + r) * w.cols, k);
+        else
+            qc_run_zero(run[r]);
+    }
+}
+
+template <bool nf4, bool aligned, int M, bool bf16>
+__global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(nf4, aligned, M))
+    matmul_gemv(const gemv_args a)
+{
+    constexpr int R = (int)ROWS_OF_WARP(nf4, M);
+    typedef gemv_shared<nf4, M> shared_type;
+    QC_SHARED(shared_type, shared);
+    unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    uint64_t n = ((uint64_t)blockIdx.x * WARPS + warp) * R;
+    uint64_t first_m = (uint64_t)blockIdx.z * GEMV_M;
+    unsigned rows = a.m - first_m < (uint64_t)M ? (unsigned)(a.m - first_m) : (unsigned)M;
+    const uint16_t *x = a.x + first_m * a.ldx;
+    uint64_t k_begin = (uint64_t)blockIdx.y * a.split_k;
+    uint64_t k_end = a.k - k_begin < a.split_k ? a.k : k_begin + a.split_k;
+
+    qc_run<nf4> run[R];
+    float sum[R][M];
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int m = 0; m < M; m++)
+            sum[r][m] = 0.0f;
+    uint64_t lane_k = QC_RUN_ELEMS * lane;
+    load_runs<nf4, aligned>(run, a.w, n, k_begin + lane_k, k_end);
+    qc_run_fill(shared.table, a.w, threadIdx.x, THREADS);
+    stage_x<M>(shared.x[0], a, x, rows, k_begin, k_end);
+    __syncthreads();
+    unsigned lane_bytes = qc_run_lane(shared.table, lane), buffer = 0;
+    for (uint64_t k = k_begin; k < k_end; k += TILE_K, buffer ^= 1) {
+        qc_run<nf4> next[R];
+        load_runs<nf4, aligned>(next, a.w, n, k + TILE_K + lane_k, k_end);
+        if (k + TILE_K < k_end)
+            stage_x<M>(shared.x[buffer ^ 1], a, x, rows, k + TILE_K, k_end);
+        multiply<nf4, aligned, M, bf16>(sum, run, a, shared, lane_bytes, shared.x[buffer], lane);
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < R; r++)
+            run[r] = next[r];
+    }
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+#pragma unroll
+        for (int m = 0; m < M; m++) {
+            float total = sum[r][m];
+#pragma unroll
+            for (int step = 16; step; step /= 2)
+                total = __fadd_rn(total, __shfl_xor_sync(0xffffffffu, total, step));
+            if (lane != (unsigned)(r * M + m) || (unsigned)m >= rows || n + r >= a.w.rows)
+                continue;
+            if (a.partials)
+                a.partials[(blockIdx.y * a.m_total + first_m + m) * a.w.rows + n + r] = total;
+            else
+                qc_finish(a.y, a.y_dtype, a.ldy, first_m + m, n + r, a.bias, total, 0);
+        }
+    }
+}
+
+template <bool nf4, bool aligned, int M, bool bf16>
+qc_status start(const gemv_args &a, dim3 grid, qc_cuda_stream s, qc_error *err)
+{
+    constexpr size_t shared_bytes = sizeof(gemv_shared<nf4, M>);
+    QC_TRY(
+        qc_cuda_allow_shared(matmul_gemv<nf4, aligned, M, bf16>, shared_bytes, "matmul_gemv", err));
+    QC_LAUNCH((matmul_gemv<nf4, aligned, M, bf16>), grid, dim3(THREADS), shared_bytes, s, a);
+    return qc_cuda_launched("matmul_gemv", err);
+}
+
+template <bool nf4, bool aligned, int M>
+qc_status start_dtype(const gemv_args &a, qc_dtype x_dtype, dim3 grid, qc_cuda_stream s,
+                      qc_error *err)
+{
+    return x_dtype == QC_DTYPE_BF16 ? start<nf4, aligned, M, true>(a, grid, s, err)
+                                    : start<nf4, aligned, M, false>(a, grid, s, err);
+}
+
+/* m, the rows of x of a block, 1 to 8, as a constant. Where weights are not aligned, the next power
+ * of two, with rows of zeros. */
+template <bool nf4>
+qc_status start_rows(const gemv_args &a, unsigned m, bool aligned, qc_dtype x_dtype, dim3 grid,
+                     qc_cuda_stream s, qc_error *err)
+{
+    if (!aligned)
+        return m == 1   ? start_dtype<nf4, false, 1>(a, x_dtype, grid, s, err)
+               : m == 2 ? start_dtype<nf4, false, 2>(a, x_dtype, grid, s, err)
+               : m <= 4 ? start_dtype<nf4, false, 4>(a, x_dtype, grid, s, err)
+                        : start_dtype<nf4, false, 8>(a, x_dtype, grid, s, err);
+    switch (m) {
+    case 1:
+        return start_dtype<nf4, true, 1>(a, x_dtype, grid, s, err);
+    case 2:
+        return start_dtype<nf4, true, 2>(a, x_dtype, grid, s, err);
+    case 3:
+        return start_dtype<nf4, true, 3>(a, x_dtype, grid, s, err);
+    case 4:
+        return start_dtype<nf4, true, 4>(a, x_dtype, grid, s, err);
+    case 5:
+        return start_dtype<nf4, true, 5>(a, x_dtype, grid, s, err);
+    case 6:
+        return start_dtype<nf4, true, 6>(a, x_dtype, grid, s, err);
+    case 7:
+        return start_dtype<nf4, true, 7>(a, x_dtype, grid, s, err);
+    default:
+        return start_dtype<nf4, true, 8>(a, x_dtype, grid, s, err);
+    }
+}
+
+/* Rows [first, first + count) of x, count at most 8 or a multiple of 8. */
+qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, qc_cuda_stream s,
+                      qc_error *err)
+{
+    const qc_matmul_plan *p = &c->plan;
+    bool nf4 = c->weights.w.kind == QC_WEIGHTS_NF4;
+    unsigned m = count < GEMV_M ? (unsigned)count : GEMV_M;
+    unsigned n_tile = WARPS * ROWS_OF_WARP(nf4, m);
+    uint64_t tiles = (c->n + n_tile - 1) / n_tile;
+    if (tiles > INT32_MAX)
+        QC_FAIL(err, QC_ERR_USAGE, "a weight has too many rows for one launch");
+    gemv_args a = {};
+    a.w = qc_run_source_of(&c->weights);
+    a.x = static_cast<const uint16_t *>(c->x) + first * c->ldx;
+    a.ldx = c->ldx;
+    a.m = count;
+    a.k = c->k;
+    a.split_k = p->split_k;
+    a.x_aligned = reinterpret_cast<uintptr_t>(a.x) % 16 == 0 && c->ldx % 8 == 0;
+    a.partials = p->splits > 1 ? c->partials + first * c->n : nullptr;
+    a.m_total = c->m;
+    a.y = static_cast<uint16_t *>(c->y) + first * c->ldy;
+    a.y_dtype = c->y_dtype;
+    a.ldy = c->ldy;
+    a.bias = c->bias;
+    dim3 grid((unsigned)tiles, p->splits, (unsigned)((count + GEMV_M - 1) / GEMV_M));
+    bool aligned = p->run == QC_RUN_ALIGNED;
+    return nf4 ? start_rows<true>(a, m, aligned, c->x_dtype, grid, s, err)
+               : start_rows<false>(a, m, aligned, c->x_dtype, grid, s, err);
+}
+
+} /* namespace */
+
+qc_status qc_gemv_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
+{
+    uint64_t first = 0, whole = c->m / GEMV_M * GEMV_M;
+    while (first < whole) {
+        uint64_t most = (uint64_t)M_CHUNK_MOST * GEMV_M;
+        uint64_t count = whole - first < most ? whole - first : most;
+        QC_TRY(start_range(c, first, count, s, err));
+        first += count;
+    }
+    return first < c->m ? start_range(c, first, c->m - first, s, err) : QC_OK;
+}
+
+/* K is split only where there are fewer than two blocks a multiprocessor, into slices of whole
+ * tiles. */
+void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
+{
+    bool nf4 = s->kind == QC_WEIGHTS_NF4;
+    p->m_tile = s->m < GEMV_M ? (uint32_t)s->m : GEMV_M;
+    p->n_tile = WARPS * ROWS_OF_WARP(nf4, p->m_tile);
+    p->threads = THREADS;
+    p->shared_bytes = (uint32_t)((nf4 ? sizeof(qc_run_pairs) : sizeof(qc_run_plain)) +
+                                 2u * p->m_tile * TILE_K * sizeof(uint16_t));
+    uint64_t tiles = (s->k + TILE_K - 1) / TILE_K;
+    uint64_t chunks = (s->m + GEMV_M - 1) / GEMV_M, columns = (s->n + p->n_tile - 1) / p->n_tile;
+    uint64_t wanted = 2u * (uint64_t)d->multiprocessors;
+    uint64_t splits = chunks >= wanted || columns >= wanted ? 1 : wanted / (columns * chunks);
+    splits = splits < 1 ? 1 : splits > SPLIT_MOST ? SPLIT_MOST : splits;
+    splits = splits < tiles ? splits : tiles;
+    uint64_t split_tiles = (tiles + splits - 1) / splits;
+    p->split_k = split_tiles * TILE_K;
+    p->splits = (uint32_t)((tiles + split_tiles - 1) / split_tiles);
+}
