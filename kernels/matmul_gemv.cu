@@ -39,7 +39,7 @@
 #define SPLIT_MOST   32u
 #define M_CHUNK_MOST 65535u
 /* Blocks of a multiprocessor: three where the registers allow it, for more loads under way. */
-#define BLOCKS_RESIDENT(nf4, aligned, m) ((aligned) && (m) <= 2 ? 3 : 2)
+#define BLOCKS_RESIDENT(nf4, aligned, m) ((aligned) && (m) == 1 ? 3 : 2)
 /* Rows of W of a warp: what the registers hold beside m sums for each. */
 #define ROWS_OF_WARP(nf4, m) ((nf4) && (m) <= 4 ? 4u : 2u)
 
