@@ -12,9 +12,9 @@
  *   weights  a lane loads its run of every row (16 bytes of NF4, 32 of int8, so a warp 512 or 1024
  *            in a row) one tile ahead, past L1; decoded in registers (matmul_run.cuh)
  *   x        the tile's 1024 columns of all rows of x, 16 bits as they are, in shared memory, two
- *            tiles in turn; every load of 8 of them serves all rows of W of the warp. Laid out so
- *            that lane l's four quarters of a run are at 16-byte unit l, 32 + l, 64 + l, 96 + l: no
- *            two lanes of a load want the same bank. Zero behind K, so codes there do not matter
+ *            tiles in turn; every load of 4 of them serves all rows of W of the warp. Laid out so
+ *            that lane l's eight fours of a run are at 8-byte unit l, 32 + l, 64 + l, ...: no two
+ *            lanes of a load want the same bank. Zero behind K, so codes there do not matter
  *   sums     float, one per (row of W, row of x) and lane; lanes are added by a butterfly at the
  *            end, slices of K by matmul_reduce.cu: always in the same order
  *
@@ -34,12 +34,13 @@
 #define WARPS        8u
 #define THREADS      (32u * WARPS)
 #define TILE_K       1024u
-#define TILE_UNITS   (TILE_K / 8u) /* 16-byte units of x */
+#define TILE_UNITS   (TILE_K / 4u) /* of x in shared memory: 8 bytes, 4 columns */
 #define GEMV_M       8u
 #define SPLIT_MOST   32u
 #define M_CHUNK_MOST 65535u
-/* Blocks of a multiprocessor: three where the registers allow it, for more loads under way. */
-#define BLOCKS_RESIDENT(nf4, aligned, m) ((aligned) && (m) == 1 ? 3 : 2)
+/* Blocks of a multiprocessor: three where registers and shared memory (96 KB before sm_80) allow
+ * it, for more loads under way. */
+#define BLOCKS_RESIDENT(aligned, m) (QC_ARCH >= 80 && (aligned) && (m) == 1 ? 3 : 2)
 /* Rows of W of a warp: what the registers hold beside m sums for each. */
 #define ROWS_OF_WARP(nf4, m) ((nf4) && (m) <= 4 ? 4u : 2u)
 
@@ -55,7 +56,7 @@ template <> struct gemv_table<false> {
 
 template <bool nf4, int m> struct gemv_shared {
     typename gemv_table<nf4>::type table;
-    uint4 x[2][m][TILE_UNITS];
+    uint2 x[2][m][TILE_UNITS];
 };
 
 struct gemv_args {
@@ -92,15 +93,17 @@ QC_DEVICE uint4 x_unit(const uint16_t *row, uint64_t k, uint64_t k_end, int alig
 }
 
 template <int M>
-QC_DEVICE void stage_x(uint4 (&to)[M][TILE_UNITS], const gemv_args &a, const uint16_t *x,
+QC_DEVICE void stage_x(uint2 (&to)[M][TILE_UNITS], const gemv_args &a, const uint16_t *x,
                        unsigned rows, uint64_t tile_k, uint64_t k_end)
 {
-    for (unsigned i = threadIdx.x; i < M * TILE_UNITS; i += THREADS) {
-        unsigned m = i / TILE_UNITS, unit = i % TILE_UNITS;
+    for (unsigned i = threadIdx.x; i < M * TILE_UNITS / 2; i += THREADS) {
+        unsigned m = i / (TILE_UNITS / 2), unit = i % (TILE_UNITS / 2);
         uint4 v = {0, 0, 0, 0};
         if (m < rows)
             v = x_unit(x + m * a.ldx, tile_k + 8 * unit, k_end, a.x_aligned);
-        to[m][unit % 4 * 32 + unit / 4] = v;
+        uint2 first = {v.x, v.y}, second = {v.z, v.w};
+        to[m][unit % 4 * 64 + unit / 4] = first;
+        to[m][unit % 4 * 64 + 32 + unit / 4] = second;
     }
 }
 
@@ -114,16 +117,11 @@ template <bool bf16> QC_DEVICE float x_high(uint32_t two)
     return bf16 ? __uint_as_float(two & 0xffff0000u) : qc_float_of_half((uint16_t)(two >> 16));
 }
 
-QC_DEVICE uint32_t word_of(const uint4 &v, int i)
-{
-    return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
-}
-
 /* A run of each of R rows of W times 32 columns of M rows of x. */
 template <bool nf4, bool aligned, int M, bool bf16, int R>
 QC_DEVICE void multiply(float (&sum)[R][M], const qc_run<nf4> (&run)[R], const gemv_args &a,
                         const gemv_shared<nf4, M> &shared, unsigned lane_bytes,
-                        const uint4 (&x)[M][TILE_UNITS], unsigned lane)
+                        const uint2 (&x)[M][TILE_UNITS], unsigned lane)
 {
     constexpr bool after = aligned && M <= 4; /* the scale is multiplied into the run's sum */
     const qc_run_power one = {1.0f, 1.0f};
@@ -138,23 +136,23 @@ QC_DEVICE void multiply(float (&sum)[R][M], const qc_run<nf4> (&run)[R], const g
             part[r][m] = after ? 0.0f : sum[r][m];
     }
 #pragma unroll
-    for (int quarter = 0; quarter < 4; quarter++) {
-        uint4 eight[M];
+    for (int j = 0; j < 8; j++) {
+        uint2 four[M];
 #pragma unroll
         for (int m = 0; m < M; m++)
-            eight[m] = x[m][quarter * 32 + lane];
+            four[m] = x[m][j * 32 + lane];
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < 2; i++) {
             float low[M], high[M];
 #pragma unroll
             for (int m = 0; m < M; m++) {
-                low[m] = x_low<bf16>(word_of(eight[m], i));
-                high[m] = x_high<bf16>(word_of(eight[m], i));
+                low[m] = x_low<bf16>(i ? four[m].y : four[m].x);
+                high[m] = x_high<bf16>(i ? four[m].y : four[m].x);
             }
 #pragma unroll
             for (int r = 0; r < R; r++) {
                 qc_run_two v = qc_run_pair<nf4, aligned>(run[r], after ? unit : scales[r],
-                                                         shared.table, lane_bytes, 4 * quarter + i);
+                                                         shared.table, lane_bytes, 2 * j + i);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     part[r][m] = __fmaf_rn(v.even, low[m], part[r][m]);
@@ -191,7 +189,7 @@ QC_DEVICE void load_runs(qc_run<nf4> (&run)[R], const qc_run_source &w, uint64_t
 }
 
 template <bool nf4, bool aligned, int M, bool bf16>
-__global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(nf4, aligned, M))
+__global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
     matmul_gemv(const gemv_args a)
 {
     constexpr int R = (int)ROWS_OF_WARP(nf4, M);
