@@ -8,6 +8,7 @@
 #ifndef QC_KERNELS_MATMUL_MMA_CUH
 #define QC_KERNELS_MATMUL_MMA_CUH
 
+#include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_run.cuh"
 
 #define QC_MMA_THREADS 256
@@ -23,7 +24,7 @@ typedef struct {
     const int *x_exponent;
     void *y;
     uint64_t ldy;
-    int y_bf16;
+    qc_dtype y_dtype;
     const void *bias;
     float *partials;
 } qc_mma_args;
@@ -43,7 +44,7 @@ static inline qc_mma_args qc_mma_args_of(const qc_matmul_call *c)
     a.x_exponent = c->x_exponent;
     a.y = c->y;
     a.ldy = c->ldy;
-    a.y_bf16 = c->y_dtype == QC_DTYPE_BF16;
+    a.y_dtype = c->y_dtype;
     a.bias = c->bias;
     a.partials = c->plan.splits > 1 ? c->partials : NULL;
     return a;
@@ -134,20 +135,11 @@ QC_DEVICE void qc_mma_finish(const qc_mma_args &a, const qc_mma_part &p, const f
         if (row >= a.m || column >= a.n)
             continue;
         float v = sums[qc_mma_sum_at(m, n, n_tile)];
-        if (a.partials) {
+        if (a.partials)
             a.partials[(blockIdx.y * a.m + row) * a.n + column] = v;
-            continue;
-        }
-        /* Beyond what qc_run_power_of holds the result is 0 or infinite with either. */
-        int exponent = w_exponent + (a.x_exponent ? a.x_exponent[row] : 0);
-        qc_run_power power = qc_run_power_of(-exponent);
-        v = __fmul_rn(__fmul_rn(v, power.a), power.b);
-        if (a.bias) {
-            uint16_t b = static_cast<const uint16_t *>(a.bias)[column];
-            v = __fadd_rn(v, a.y_bf16 ? qc_float_of_bf16(b) : qc_float_of_half(b));
-        }
-        uint16_t *y = static_cast<uint16_t *>(a.y) + row * a.ldy + column;
-        *y = a.y_bf16 ? qc_bf16_of_float(v) : qc_half_of_float(v);
+        else
+            qc_finish(a.y, a.y_dtype, a.ldy, row, column, a.bias, v,
+                      w_exponent + (a.x_exponent ? a.x_exponent[row] : 0));
     }
 }
 

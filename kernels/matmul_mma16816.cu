@@ -111,7 +111,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
             if (k0 < p.k_end)
                 qc_run_load<nf4, aligned>(next[i], a.w, n[i], first[i], k0);
             else
-                qc_run_none(next[i]);
+                qc_run_zero(next[i]);
         }
         k0 += S::k_step;
     };

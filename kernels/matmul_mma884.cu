@@ -126,7 +126,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
             if (k0 < p.k_end)
                 qc_run_load<nf4, aligned>(next[r], a.w, n[r], first[r], k0);
             else
-                qc_run_none(next[r]);
+                qc_run_zero(next[r]);
         }
         k0 += S::k_step;
     };

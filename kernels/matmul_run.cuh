@@ -14,7 +14,7 @@
  *   flat       as in the file at any address: codes start at any byte, and NF4 rows with odd K at
  *              either nibble. Aligned words are shifted into place; near the ends of the array,
  *              bytes, so that nothing outside of it is read
- * Runs whose k0 lies at K or beyond do not exist: callers use qc_run_none.
+ * Runs whose k0 lies at K or beyond do not exist: callers use qc_run_zero.
  *
  * Values are those of quant_weights.h, each product rounded as said there, then times 2^exponent
  * (qc_matmul_weights.exponent) and, where float16 is asked for, rounded once. The power of two is
@@ -232,7 +232,7 @@ QC_DEVICE qc_run_power qc_run_power_of(int e)
 
 /* A run that is not there (k0 >= K): its values are finite, no more; what they are multiplied with
  * must be zero. */
-template <bool nf4> QC_DEVICE void qc_run_none(qc_run<nf4> &r)
+template <bool nf4> QC_DEVICE void qc_run_zero(qc_run<nf4> &r)
 {
 #pragma unroll
     for (int i = 0; i < (nf4 ? 4 : 8); i++)
