@@ -1,0 +1,418 @@
+/* Which kernel, tiles and workspace for which shape: a pure function, so devices are made up. */
+#include "tests/kernel_matmul.h"
+
+#define MIB (1u << 20)
+
+static qc_cuda_device device(unsigned sm, unsigned multiprocessors, uint64_t l2_mib)
+{
+    qc_cuda_device d;
+    memset(&d, 0, sizeof d);
+    d.sm = sm;
+    d.multiprocessors = multiprocessors;
+    d.l2_bytes = l2_mib * MIB;
+    d.shared_block_bytes = sm >= 90   ? 227u << 10
+                           : sm == 80 ? 163u << 10
+                           : sm == 75 ? 64u << 10
+                           : sm == 70 ? 96u << 10
+                                      : 99u << 10;
+    d.shared_multiprocessor_bytes = d.shared_block_bytes + 1024;
+    d.warps_multiprocessor = sm == 75 ? 32 : sm == 86 || sm == 89 ? 48 : 64;
+    return d;
+}
+
+static qc_cuda_device pascal(void)
+{
+    return device(60, 56, 4);
+}
+static qc_cuda_device v100(void)
+{
+    return device(70, 80, 6);
+}
+static qc_cuda_device t4(void)
+{
+    return device(75, 40, 4);
+}
+static qc_cuda_device a100(void)
+{
+    return device(80, 108, 40);
+}
+static qc_cuda_device rtx3090(void)
+{
+    return device(86, 82, 6);
+}
+static qc_cuda_device rtx4090(void)
+{
+    return device(89, 128, 72);
+}
+static qc_cuda_device h200(void)
+{
+    return device(90, 132, 50);
+}
+static qc_cuda_device b200(void)
+{
+    return device(100, 148, 126);
+}
+
+static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
+{
+    qc_matmul_shape s;
+    memset(&s, 0, sizeof s);
+    s.kind = QC_WEIGHTS_NF4;
+    s.m = m;
+    s.n = n;
+    s.k = k;
+    s.block_elems = 64;
+    s.x_dtype = s.y_dtype = QC_DTYPE_F16;
+    s.ldx = k;
+    s.x_alignment = s.codes_alignment = 16;
+    s.have_gemm = 1;
+    return s;
+}
+
+static qc_matmul_plan plan_of(const qc_cuda_device *d, const qc_matmul_shape *s,
+                              qc_matmul_path path, uint64_t limit)
+{
+    qc_matmul_plan p;
+    KM_OK(qc_matmul_plan_make(d, s, path, limit, &p, err));
+    return p;
+}
+
+static qc_matmul_path chosen(qc_cuda_device d, uint64_t m, uint64_t n, uint64_t k)
+{
+    qc_matmul_shape s = shape(m, n, k);
+    return plan_of(&d, &s, QC_MATMUL_AUTO, 0).path;
+}
+
+/* The path just below and from the row count on where cuBLAS takes over. */
+static void expect_gemm_from(qc_cuda_device d, uint64_t n, uint64_t k, uint64_t rows,
+                             qc_matmul_path below)
+{
+    qc_matmul_shape s = shape(1, n, k);
+    assert_int_equal(qc_matmul_gemm_rows(&d, &s), rows);
+    assert_int_equal(chosen(d, rows - 1, n, k), below);
+    assert_int_equal(chosen(d, rows, n, k), QC_MATMUL_DEQUANT_GEMM);
+    s = shape(rows, n, k);
+    s.have_gemm = 0;
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).path, below);
+    s.m = 1u << 20;
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).path, below);
+}
+
+static void test_empty(void **state)
+{
+    (void)state;
+    qc_cuda_device d = h200();
+    const uint64_t sizes[][3] = {{0, 8, 8}, {8, 0, 8}, {8, 8, 0}, {0, 0, 0}};
+    for (size_t i = 0; i < 4; i++) {
+        qc_matmul_shape s = shape(sizes[i][0], sizes[i][1], sizes[i][2]);
+        for (int path = QC_MATMUL_AUTO; path <= QC_MATMUL_DEQUANT_GEMM; path++) {
+            qc_matmul_plan p = plan_of(&d, &s, (qc_matmul_path)path, QC_MATMUL_NO_WORKSPACE);
+            assert_int_equal(p.path, QC_MATMUL_FILL);
+            assert_int_equal(p.workspace_bytes, 0);
+            assert_int_equal(p.splits, 0);
+        }
+    }
+}
+
+static void test_auto(void **state)
+{
+    (void)state;
+    for (uint64_t m = 1; m <= 8; m++) {
+        assert_int_equal(chosen(h200(), m, 8192, 8192), QC_MATMUL_GEMV);
+        assert_int_equal(chosen(v100(), m, 1024, 8192), QC_MATMUL_GEMV);
+    }
+    assert_int_equal(chosen(h200(), 9, 8192, 8192), QC_MATMUL_MMA_16816);
+    assert_int_equal(chosen(v100(), 9, 8192, 8192), QC_MATMUL_MMA_884);
+    assert_int_equal(chosen(t4(), 9, 8192, 8192), QC_MATMUL_MMA_884);
+    assert_int_equal(chosen(pascal(), 9, 8192, 8192), QC_MATMUL_GEMV);
+    expect_gemm_from(pascal(), 8192, 8192, 257, QC_MATMUL_GEMV);
+    expect_gemm_from(v100(), 1024, 8192, 257, QC_MATMUL_MMA_884);
+    expect_gemm_from(t4(), 8192, 8192, 129, QC_MATMUL_MMA_884);
+    expect_gemm_from(t4(), 1024, 8192, 65, QC_MATMUL_MMA_884);
+    /* Tiles of 64 columns: 28672 / 64 = 448, 8192 / 64 = 128, 1024 / 64 = 16. */
+    expect_gemm_from(a100(), 28672, 8192, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 8192, 8192, 33, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 8192, 4096, 65, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 4096, 2048, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 4096, 4096, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 1024, 512, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx3090(), 8192, 8192, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx3090(), 4096, 4096, 65, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx3090(), 1024, 8192, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 28672, 8192, 257, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 8192, 8192, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 4096, 4096, 65, QC_MATMUL_MMA_16816);
+    expect_gemm_from(rtx4090(), 1024, 8192, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 28672, 8192, 65, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 17920, 8192, 49, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 8960, 8192, 33, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 8192, 8192, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(b200(), 8192, 8192, 33, QC_MATMUL_MMA_16816);
+}
+
+static void expect_usage(const qc_cuda_device *d, const qc_matmul_shape *s, int path,
+                         uint64_t limit, const char *words)
+{
+    qc_matmul_plan p;
+    qc_error err = {0};
+    assert_int_equal(qc_matmul_plan_make(d, s, (qc_matmul_path)path, limit, &p, &err),
+                     QC_ERR_USAGE);
+    QT_CHECK(strstr(err.msg, words), "'%s' does not say '%s'", err.msg, words);
+}
+
+static void test_forced(void **state)
+{
+    (void)state;
+    qc_cuda_device h = h200(), v = v100(), t = t4(), old = pascal();
+    qc_matmul_shape s = shape(100, 4096, 4096);
+    for (int path = QC_MATMUL_GEMV; path <= QC_MATMUL_DEQUANT_GEMM; path++)
+        assert_int_equal(plan_of(&h, &s, (qc_matmul_path)path, 0).path, path);
+    assert_int_equal(plan_of(&v, &s, QC_MATMUL_MMA_884, 0).path, QC_MATMUL_MMA_884);
+    expect_usage(&v, &s, QC_MATMUL_MMA_16816, 0,
+                 "path mma-16816 needs sm_80, this device is sm_70");
+    expect_usage(&t, &s, QC_MATMUL_MMA_16816, 0, "sm_75");
+    expect_usage(&old, &s, QC_MATMUL_MMA_884, 0, "path mma-884 needs sm_70, this device is sm_60");
+    expect_usage(&h, &s, QC_MATMUL_FILL, 0, "cannot be asked for");
+    expect_usage(&h, &s, QC_MATMUL_PATH_COUNT, 0, "cannot be asked for");
+    expect_usage(&h, &s, -1, 0, "cannot be asked for");
+    s.have_gemm = 0;
+    expect_usage(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0, "needs cuBLAS");
+    s = shape(UINT64_MAX / 2, 4096, 4096);
+    s.x_dtype = QC_DTYPE_BF16;
+    expect_usage(&h, &s, QC_MATMUL_MMA_16816, 0, "overflow");
+    s = shape(1, UINT64_MAX / 2, 1);
+    expect_usage(&h, &s, QC_MATMUL_AUTO, 0, "overflows 64 bits");
+}
+
+static void test_run_modes(void **state)
+{
+    (void)state;
+    qc_cuda_device d = h200();
+    qc_matmul_shape s = shape(1, 64, 2880);
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).run, QC_RUN_ALIGNED);
+    s.codes_alignment = 8;
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).run, QC_RUN_FLAT);
+    s.codes_alignment = 16;
+    s.repacked = 1;
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).run, QC_RUN_REPACKED);
+    s = shape(1, 64, 3420);
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).run, QC_RUN_FLAT);
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).k_padded, 3424);
+}
+
+static void test_copies_of_x(void **state)
+{
+    (void)state;
+    qc_cuda_device h = h200(), v = v100();
+    for (int path = QC_MATMUL_MMA_884; path <= QC_MATMUL_MMA_16816; path++) {
+        qc_matmul_shape s = shape(16, 4096, 4096);
+        assert_false(plan_of(&h, &s, (qc_matmul_path)path, 0).copies_x);
+        s.x_alignment = 8;
+        assert_true(plan_of(&h, &s, (qc_matmul_path)path, 0).copies_x);
+        s = shape(16, 4096, 4104);
+        assert_true(plan_of(&h, &s, (qc_matmul_path)path, 0).copies_x);
+        s = shape(16, 4096, 4096);
+        s.x_dtype = QC_DTYPE_BF16;
+        assert_true(plan_of(&h, &s, (qc_matmul_path)path, 0).copies_x);
+    }
+    qc_matmul_shape s = shape(4, 4096, 4095);
+    s.x_dtype = QC_DTYPE_BF16;
+    assert_false(plan_of(&h, &s, QC_MATMUL_GEMV, 0).copies_x);
+    s.m = 4096;
+    s.x_alignment = 2;
+    qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0);
+    assert_false(p.copies_x);
+    assert_int_equal(p.dense_dtype, QC_DTYPE_BF16);
+    assert_true(p.gemm_to_float); /* y is F16 */
+    s.y_dtype = QC_DTYPE_BF16;
+    assert_false(plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0).gemm_to_float);
+    s.has_bias = 1;
+    assert_true(plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0).gemm_to_float);
+    s.has_bias = 0;
+    p = plan_of(&v, &s, QC_MATMUL_DEQUANT_GEMM, 0);
+    assert_true(p.copies_x);
+    assert_int_equal(p.dense_dtype, QC_DTYPE_F16);
+    assert_true(p.gemm_to_float);
+    s.x_dtype = s.y_dtype = QC_DTYPE_F16;
+    p = plan_of(&v, &s, QC_MATMUL_DEQUANT_GEMM, 0);
+    assert_false(p.copies_x);
+    assert_false(p.gemm_to_float);
+}
+
+static void test_gemv(void **state)
+{
+    (void)state;
+    qc_cuda_device d = h200();
+    /* Enough rows of W: no split. */
+    qc_matmul_shape s = shape(1, 28672, 8192);
+    qc_matmul_plan p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.splits, 1);
+    assert_true(p.split_k >= 8192);
+    assert_int_equal(p.workspace_bytes, 0);
+    assert_int_equal(p.m_tile, 1);
+    assert_int_equal(p.n_tile, 32);
+    /* Few: K is cut into whole tiles of 1024, none of them empty. */
+    s = shape(1, 1024, 8192);
+    p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.splits, 8);
+    assert_int_equal(p.split_k, 1024);
+    assert_int_equal(p.partial_offset, 0);
+    assert_int_equal(p.workspace_bytes, 8 * 1024 * 4);
+    s = shape(7, 1, 57344);
+    p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.n_tile, 16);
+    assert_int_equal(p.splits, 28);
+    assert_int_equal(p.split_k, 2048);
+    s.kind = QC_WEIGHTS_INT8_ROWS;
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).n_tile, 16);
+    /* Many rows of x fill the device without. */
+    s = shape(4096, 1024, 8192);
+    p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
+    assert_int_equal(p.splits, 1);
+    assert_int_equal(p.m_tile, 8);
+    for (uint64_t k = 1; k < 20000; k += 37)
+        for (uint64_t n = 1; n < 6000; n = n * 3 + 1) {
+            s = shape(1 + k % 8, n, k);
+            p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
+            assert_true(p.splits >= 1 && p.splits <= 32 && p.split_k % 1024 == 0);
+            assert_true(p.split_k * p.splits >= k && p.split_k * (p.splits - 1) < k);
+        }
+}
+
+static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
+                          const qc_matmul_plan *p)
+{
+    uint64_t x = p->copies_x ? s->m * p->k_padded * 2 : 0;
+    uint64_t partials = p->splits > 1 ? s->m * s->n * 4 * p->splits : 0, dense = 0;
+    if (p->path == QC_MATMUL_DEQUANT_GEMM) {
+        partials = p->gemm_to_float ? s->m * p->chunk_rows * 4 : 0;
+        dense = p->chunk_rows * p->k_padded * 2;
+        assert_true(p->chunk_rows >= 1 && p->chunk_rows <= s->n);
+        assert_true(p->workspace_bytes - p->gemm_offset >= 4 * MIB);
+    } else {
+        assert_int_equal(p->gemm_offset, p->workspace_bytes);
+        if (p->path != QC_MATMUL_GEMV)
+            assert_true(p->shared_bytes <= d->shared_block_bytes);
+        assert_true(p->splits >= 1 && p->split_k % 128 == 0);
+        assert_true(p->split_k * p->splits >= s->k && p->split_k * (p->splits - 1) < s->k);
+    }
+    assert_true(p->x_exponent_offset - p->x_offset >= x);
+    assert_true(p->partial_offset - p->x_exponent_offset >= (p->copies_x ? s->m * 4 : 0));
+    assert_true(p->dense_offset - p->partial_offset >= partials);
+    assert_true(p->gemm_offset - p->dense_offset >= dense);
+    assert_true(p->workspace_bytes >= p->gemm_offset);
+    const uint64_t offsets[] = {p->x_offset, p->x_exponent_offset, p->partial_offset,
+                                p->dense_offset, p->gemm_offset};
+    for (size_t i = 0; i < 5; i++)
+        assert_int_equal(offsets[i] % 256, 0);
+}
+
+/* Workspace for max_m rows is enough for every smaller m, with any dtypes, strides and bias, and
+ * whatever the limit was, plans stay within it. */
+static void test_workspace(void **state)
+{
+    (void)state;
+    const qc_cuda_device devices[] = {v100(), t4(), a100(), rtx3090(), h200()};
+    const uint64_t shapes[][2] = {{28672, 8192}, {1024, 8192}, {2880, 2880}, {65, 3420}, {1, 63}};
+    const uint64_t most[] = {1, 7, 16, 100, 257, 1024, 3000};
+    const uint64_t limits[] = {0, 64 * MIB, 6 * MIB, 3 * MIB};
+    qt_rng rng = qt_rng_start("workspace");
+    for (size_t d = 0; d < 5; d++)
+        for (size_t i = 0; i < 5; i++)
+            for (size_t j = 0; j < 7; j++)
+                for (size_t l = 0; l < 4; l++) {
+                    qc_matmul_shape s = shape(0, shapes[i][0], shapes[i][1]);
+                    s.have_gemm = (i + j) % 3 != 0;
+                    s.kind = j % 2 ? QC_WEIGHTS_NF4 : QC_WEIGHTS_INT8_BLOCKS;
+                    s.codes_alignment = 16;
+                    uint64_t bytes = qc_matmul_plan_workspace(&devices[d], &s, most[j],
+                                                              QC_MATMUL_AUTO, limits[l]);
+                    if (bytes == UINT64_MAX) { /* not even x has room */
+                        assert_true(limits[l] && most[j] * (shapes[i][1] + 36) * 2 > limits[l]);
+                        continue;
+                    }
+                    assert_true(!limits[l] || bytes <= limits[l]);
+                    uint64_t limit = bytes ? bytes : QC_MATMUL_NO_WORKSPACE;
+                    for (uint64_t m = 1; m <= most[j]; m += 1 + qt_below(&rng, 1 + most[j] / 60)) {
+                        uint64_t random = qt_next(&rng);
+                        s.m = m;
+                        s.x_dtype = random & 1 ? QC_DTYPE_F16 : QC_DTYPE_BF16;
+                        s.y_dtype = random & 2 ? QC_DTYPE_F16 : QC_DTYPE_BF16;
+                        s.has_bias = (random & 4) != 0;
+                        s.x_alignment = random & 8 ? 16 : 2;
+                        qc_matmul_plan p = plan_of(&devices[d], &s, QC_MATMUL_AUTO, limit);
+                        expect_layout(&devices[d], &s, &p);
+                        assert_true(p.workspace_bytes <= bytes);
+                    }
+                }
+    /* A wish that is larger gives nothing more. */
+    qc_cuda_device h = h200();
+    qc_matmul_shape s = shape(0, 1024, 8192);
+    uint64_t free_of_limit = qc_matmul_plan_workspace(&h, &s, 4096, QC_MATMUL_AUTO, 0);
+    assert_int_equal(free_of_limit,
+                     qc_matmul_plan_workspace(&h, &s, 4096, QC_MATMUL_AUTO, free_of_limit));
+    assert_int_equal(qc_matmul_plan_workspace(&h, &s, 0, QC_MATMUL_AUTO, 0), 0);
+    qc_cuda_device v = v100();
+    assert_true(UINT64_MAX == qc_matmul_plan_workspace(&v, &s, 64, QC_MATMUL_MMA_16816, 0));
+}
+
+static void test_limits(void **state)
+{
+    (void)state;
+    qc_cuda_device h = h200(), a = a100(), r = rtx3090();
+    /* As it suits the device: half of a large L2, 64 MiB beside a small one. */
+    qc_matmul_shape s = shape(4096, 28672, 8192);
+    qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.chunk_rows, 25 * MIB / 16384 / 64 * 64);
+    assert_int_equal(p.workspace_bytes - p.gemm_offset, 32 * MIB);
+    p = plan_of(&a, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.chunk_rows, 20 * MIB / 16384 / 64 * 64);
+    assert_int_equal(p.workspace_bytes - p.gemm_offset, 4 * MIB);
+    p = plan_of(&r, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.chunk_rows, 64 * MIB / 16384);
+    /* A narrow weight whole; a row longer than that still 64 at a time. */
+    s = shape(4096, 100, 8192);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).chunk_rows, 100);
+    s = shape(4096, 8192, 1u << 22);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).chunk_rows, 64);
+    /* Fewer rows within a limit, then the tensor cores. */
+    s = shape(4096, 28672, 8192);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 30 * MIB);
+    assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
+    assert_true(p.workspace_bytes <= 30 * MIB && p.chunk_rows % 64 == 0 && p.chunk_rows >= 64);
+    assert_int_equal(p.workspace_bytes - p.gemm_offset, 4 * MIB);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 5 * MIB);
+    assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
+    assert_int_equal(p.chunk_rows, 64);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 4 * MIB);
+    assert_int_equal(p.path, QC_MATMUL_MMA_16816);
+    assert_int_equal(p.workspace_bytes, 0);
+    expect_usage(&h, &s, QC_MATMUL_DEQUANT_GEMM, 4 * MIB, "4194304 are allowed");
+    /* K is split less within a limit. */
+    s = shape(1, 1024, 8192);
+    p = plan_of(&h, &s, QC_MATMUL_GEMV, 5 * 1024 * 4);
+    assert_int_equal(p.splits, 4);
+    assert_int_equal(p.split_k, 2048);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_GEMV, QC_MATMUL_NO_WORKSPACE).splits, 1);
+    /* x has to fit. */
+    s = shape(64, 1024, 8192);
+    s.x_dtype = QC_DTYPE_BF16;
+    expect_usage(&h, &s, QC_MATMUL_MMA_16816, QC_MATMUL_NO_WORKSPACE, "0 are allowed");
+    p = plan_of(&h, &s, QC_MATMUL_MMA_16816, 64 * 8192 * 2 + 256);
+    assert_int_equal(p.splits, 1);
+    /* And K is never split for very many rows. */
+    s = shape(QC_MATMUL_SPLIT_ROWS + 1, 1, 65536);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_MMA_16816, 0).splits, 1);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_MMA_884, 0).splits, 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_empty),       cmocka_unit_test(test_auto),
+        cmocka_unit_test(test_forced),      cmocka_unit_test(test_run_modes),
+        cmocka_unit_test(test_copies_of_x), cmocka_unit_test(test_gemv),
+        cmocka_unit_test(test_workspace),   cmocka_unit_test(test_limits),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
