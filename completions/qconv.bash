@@ -130,6 +130,58 @@ _qconv()
         --samples)
             return
             ;;
+        --against)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --sample)
+            return
+            ;;
+        --shapes)
+            return
+            ;;
+        --scheme)
+            return
+            ;;
+        --m)
+            return
+            ;;
+        --activations)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --dtype)
+            mapfile -t COMPREPLY < <(compgen -W 'fp16 bf16' -- "$cur")
+            return
+            ;;
+        --seed)
+            return
+            ;;
+        --path)
+            mapfile -t COMPREPLY < <(compgen -W 'gemv mma-884 mma-16816 dequant-gemm' -- "$cur")
+            return
+            ;;
+        --rounds)
+            return
+            ;;
+        --max-error)
+            return
+            ;;
+        --baseline)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --save-baseline)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --tolerance)
+            return
+            ;;
+        --output)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
         --threads)
             return
             ;;
@@ -144,7 +196,7 @@ _qconv()
     esac
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case $word in
-        convert | plan | hardware | inspect | verify | unpack | help)
+        convert | plan | hardware | inspect | verify | unpack | validate | bench | help)
             command=$word
             break
             ;;
@@ -152,12 +204,14 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --block-size --no-double-quant --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --dry-run --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --block-size --no-double-quant --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --device --dry-run --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        validate) options='--device --against --sample --m --activations --seed --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
         help) options='--quiet -q --verbose -v --help -h --version' ;;
         esac
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
@@ -167,7 +221,7 @@ _qconv()
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi
     if [[ -z $command || $command == help ]]; then
-        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack help' -- "$cur")
+        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack validate bench help' -- "$cur")
     fi
 }
 complete -o filenames -F _qconv qconv

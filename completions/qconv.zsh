@@ -6,7 +6,7 @@ _qconv()
     local -i named=0
     for word in ${words[2,CURRENT-1]}; do
         case $word in
-            convert|plan|hardware|inspect|verify|unpack|help)
+            convert|plan|hardware|inspect|verify|unpack|validate|bench|help)
                 command=$word
                 named=1
                 words[(i)$word]=()
@@ -23,6 +23,8 @@ _qconv()
             'inspect:list tensors, dtypes, schemes and sizes'
             'verify:check every byte of an output against its hashes'
             'unpack:decompress an output to plain .safetensors files'
+            'validate:matmul accuracy and speed of an output against fp16'
+            'bench:speed of the GPU kernels against cuBLAS fp16'
             'help:show help on a command'
         )
         _describe command commands
@@ -52,6 +54,7 @@ _qconv()
                 '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
                 '--mla=[form in which DeepSeek'\''s attention is cached]:mla:(absorbed expanded)' \
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
+                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
                 '--force[write into a directory that holds other files than a qconv output]' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
@@ -158,13 +161,56 @@ _qconv()
                 ':DIR:_files -/' \
                 && return
             ;;
+        validate)
+            _arguments -s \
+                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
+                '--sample=[look at this many of the quantized layers, evenly spread]:N:' \
+                '--m=[rows of activations at once, with commas between]:LIST:' \
+                '--activations=[take activations from this .safetensors file]:FILE:_files' \
+                '--seed=[of random numbers]:N:' \
+                '--max-error=[exit code 4 if the relative output error of a layer is larger]:X:' \
+                '--baseline=[exit code 4 if a layer is worse than in this earlier run]:FILE:_files' \
+                '--save-baseline=[write this run'\''s errors for --baseline]:FILE:_files' \
+                '--tolerance=[with --baseline\: how much worse still passes]:X:' \
+                '--html=[also write the result as one HTML page, with plots]:FILE:_files' \
+                '--threads=[threads that work, 1 to 1024]:N:' \
+                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--json[write the result to standard output as one JSON object]' \
+                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
+                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-h --help)'{-h,--help}'[show this help]' \
+                '--version[show the version]' \
+                ':OUT:_files -/' \
+                && return
+            ;;
+        bench)
+            _arguments -s \
+                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--shapes=[weights, outputs x inputs\: 8192x8192,28672x8192]:LIST:' \
+                '--scheme=[of nf4, nf4-plain, int8 and int8-blocks]:LIST:' \
+                '--m=[rows of activations at once, with commas between]:LIST:' \
+                '--dtype=[of activations and results]:dtype:(fp16 bf16)' \
+                '--seed=[of random numbers]:N:' \
+                '--path=[the kernel to use for every shape]:path:(gemv mma-884 mma-16816 dequant-gemm)' \
+                '--rounds=[times everything is measured; the median counts]:N:' \
+                '--markdown[write the result to standard output as Markdown tables]' \
+                '--output=[also write the JSON of --json to a file]:FILE:_files' \
+                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--json[write the result to standard output as one JSON object]' \
+                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
+                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-h --help)'{-h,--help}'[show this help]' \
+                '--version[show the version]' \
+                && return
+            ;;
         help)
             _arguments -s \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
-                '::COMMAND:(convert plan hardware inspect verify unpack help)' \
+                '::COMMAND:(convert plan hardware inspect verify unpack validate bench help)' \
                 && return
             ;;
     esac

@@ -93,58 +93,23 @@ void qc_cuda_visible(const char *list, const char *const *uuids, unsigned count,
     }
 }
 
-/* QCONV_DEVICE, read. */
-typedef struct {
-    const char *text; /* NULL: not set */
-    int cpu;
-    uint64_t mask; /* bit i: cuda:i was named; 0: all */
-} device_wish;
-
-static qc_status parse_wish(device_wish *w, qc_error *err)
-{
-    static const char expected[] = "expected cpu, cuda, cuda:0 or cuda:0,cuda:2";
-    const char *text = getenv("QCONV_DEVICE");
-    *w = (device_wish){.text = text && *text ? text : NULL};
-    if (!w->text || strcmp(text, "cuda") == 0)
-        return QC_OK;
-    w->cpu = strcmp(text, "cpu") == 0;
-    if (w->cpu)
-        return QC_OK;
-    for (const char *entry = text;; entry++) {
-        size_t len = strcspn(entry, ",");
-        size_t used = 0;
-        unsigned index = 0;
-        if (len <= 5 || strncmp(entry, "cuda:", 5) != 0 ||
-            !leading_index(entry + 5, len - 5, &index, &used) || used != len - 5)
-            QC_FAIL(err, QC_ERR_USAGE, "QCONV_DEVICE: %s, found '%s'", expected, text);
-        if (index >= QC_MAX_GPUS)
-            QC_FAIL(err, QC_ERR_DEVICE, "QCONV_DEVICE=%s: there is no cuda:%u", text, index);
-        if (w->mask >> index & 1)
-            QC_FAIL(err, QC_ERR_USAGE, "QCONV_DEVICE: cuda:%u is there twice in '%s'", index, text);
-        w->mask |= 1ull << index;
-        entry += len;
-        if (*entry == '\0')
-            return QC_OK;
-    }
-}
-
 /* Leaves only the GPUs wished for. */
-static qc_status apply_wish(qc_hardware *h, const device_wish *w, qc_error *err)
+static qc_status apply_wish(qc_hardware *h, const qc_device_wish *w, qc_error *err)
 {
     uint32_t kept = 0;
     uint64_t there = 0;
-    if (!w->text)
+    if (w->kind != QC_WISH_CUDA)
         return QC_OK;
     if (h->gpu_count == 0)
-        QC_FAIL(err, QC_ERR_DEVICE, "QCONV_DEVICE=%s: there is no GPU: %s", w->text, h->no_gpu);
+        QC_FAIL(err, QC_ERR_DEVICE, "%s%s: there is no GPU: %s", w->from, w->text, h->no_gpu);
     for (uint32_t i = 0; i < h->gpu_count; i++) {
         there |= 1ull << h->gpus[i].index;
-        if (w->mask == 0 || w->mask >> h->gpus[i].index & 1)
+        if (w->gpus == 0 || w->gpus >> h->gpus[i].index & 1)
             h->gpus[kept++] = h->gpus[i];
     }
     for (unsigned i = 0; i < QC_MAX_GPUS; i++)
-        if ((w->mask & ~there) >> i & 1)
-            QC_FAIL(err, QC_ERR_DEVICE, "QCONV_DEVICE=%s: there is no cuda:%u", w->text, i);
+        if ((w->gpus & ~there) >> i & 1)
+            QC_FAIL(err, QC_ERR_DEVICE, "%s%s: there is no cuda:%u", w->from, w->text, i);
     h->gpu_count = kept;
     return QC_OK;
 }
@@ -305,11 +270,11 @@ static qc_status read_host(qc_hardware *h, qc_arena *arena, qc_error *err)
 
 qc_status qc_hardware_read(qc_hardware *out, qc_arena *arena, qc_error *err)
 {
-    device_wish wish;
+    qc_device_wish wish;
     *out = (qc_hardware){.gpus = NULL};
-    QC_TRY(parse_wish(&wish, err));
+    QC_TRY(qc_device_wish_read(&wish, NULL, err));
     QC_TRY(read_host(out, arena, err));
-    if (wish.cpu) {
+    if (wish.kind == QC_WISH_CPU) {
         out->no_gpu = "QCONV_DEVICE=cpu";
         return QC_OK;
     }

@@ -6,8 +6,8 @@
  * CUDA_VISIBLE_DEVICES as CUDA reads it: indices, or UUIDs or unique beginnings of them
  * ("GPU-8932f"), commas between. The first entry that names nothing hides itself and all that
  * follow; an entry twice hides all; empty or -1: none. It never is an error.
- * Then QCONV_DEVICE: "cpu" (the driver is not even asked), "cuda", "cuda:1", "cuda:0,cuda:2":
- * indices after CUDA_VISIBLE_DEVICES, as CUDA programs count.
+ * Then QCONV_DEVICE (convert/device_wish.h): indices after CUDA_VISIBLE_DEVICES, as CUDA programs
+ * count.
  *
  * Indices are in PCI bus order, CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
  * Thread-safe: yes; everything lives in the arena given. */
@@ -17,9 +17,8 @@
 #include "base/arena.h"
 #include "base/cpu.h"
 #include "convert/card_table.h"
+#include "convert/device_wish.h"
 #include "convert/options.h"
-
-#define QC_MAX_GPUS 64u
 
 typedef struct {
     unsigned index;        /* as a CUDA program sees it: cuda:INDEX */

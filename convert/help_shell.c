@@ -40,11 +40,20 @@ static qc_status add_quoted(qc_strbuf *out, const char *text, int zsh_spec, qc_e
 
 /* ---- bash ---- */
 
+/* Rows that share a name take the same kind of value. */
+static int seen_before(const qc_option_row *row)
+{
+    for (const qc_option_row *r = qc_option_table; r != row; r++)
+        if (strcmp(r->name, row->name) == 0)
+            return 1;
+    return 0;
+}
+
 static qc_status add_bash_values(qc_strbuf *out, qc_error *err)
 {
     for (unsigned i = 0; i < QC_OPT_COUNT; i++) {
         const qc_option_row *row = &qc_option_table[i];
-        if (row->kind == QC_ARG_NONE)
+        if (row->kind == QC_ARG_NONE || seen_before(row))
             continue;
         QC_TRY(qc_strbuf_addf(out, err, "        --%s)\n", row->name));
         if (row->kind == QC_ARG_CHOICE) {

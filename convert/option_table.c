@@ -3,21 +3,28 @@
 #include <stdio.h>
 #include <string.h>
 
-#define CONVERT  QC_CMD_BIT(QC_CMD_CONVERT)
-#define INSPECT  QC_CMD_BIT(QC_CMD_INSPECT)
-#define VERIFY   QC_CMD_BIT(QC_CMD_VERIFY)
-#define UNPACK   QC_CMD_BIT(QC_CMD_UNPACK)
-#define PLAN     QC_CMD_BIT(QC_CMD_PLAN)
-#define HARDWARE QC_CMD_BIT(QC_CMD_HARDWARE)
-#define FITTING  (CONVERT | PLAN)
-#define WORKING  (CONVERT | VERIFY | UNPACK)
-#define ANSWERS  (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE)
-#define ANYWHERE (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
+#define CONVERT   QC_CMD_BIT(QC_CMD_CONVERT)
+#define INSPECT   QC_CMD_BIT(QC_CMD_INSPECT)
+#define VERIFY    QC_CMD_BIT(QC_CMD_VERIFY)
+#define UNPACK    QC_CMD_BIT(QC_CMD_UNPACK)
+#define PLAN      QC_CMD_BIT(QC_CMD_PLAN)
+#define HARDWARE  QC_CMD_BIT(QC_CMD_HARDWARE)
+#define VALIDATE  QC_CMD_BIT(QC_CMD_VALIDATE)
+#define BENCH     QC_CMD_BIT(QC_CMD_BENCH)
+#define FITTING   (CONVERT | PLAN)
+#define MEASURING (VALIDATE | BENCH)
+#define WORKING   (CONVERT | VERIFY | UNPACK | VALIDATE)
+#define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING)
+#define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
 const char *const qc_option_group_titles[QC_GROUP_COUNT] = {
-    [QC_GROUP_OUTPUT] = "What is written", [QC_GROUP_TENSORS] = "Which tensors",
-    [QC_GROUP_FIT] = "Where it is to run", [QC_GROUP_TRAIN] = "Training",
-    [QC_GROUP_RUN] = "How it runs",        [QC_GROUP_OTHER] = "Other",
+    [QC_GROUP_OUTPUT] = "What is written",
+    [QC_GROUP_TENSORS] = "Which tensors",
+    [QC_GROUP_FIT] = "Where it is to run",
+    [QC_GROUP_TRAIN] = "Training",
+    [QC_GROUP_MEASURE] = "What is measured",
+    [QC_GROUP_RUN] = "How it runs",
+    [QC_GROUP_OTHER] = "Other",
 };
 
 /* clang-format off */
@@ -142,6 +149,13 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_TEXT, .arg = "NAME", .since = "0.2.0",
      .help = "only the shards of one device of the plan: cuda:0, cpu",
      .more = "For an output that was made with --vram."},
+    {.id = QC_OPT_RUN_DEVICE, .name = "device", .commands = CONVERT | MEASURING,
+     .group = QC_GROUP_RUN, .kind = QC_ARG_TEXT, .arg = "auto|cpu|cuda[:N,...]",
+     .dflt_note = "auto", .since = "0.3.0",
+     .help = "what does the work: cpu, every GPU, or GPUs 0 and 2 with cuda:0,2",
+     .more = "auto takes the GPUs if there are any and this build has kernels for them, else the "
+             "CPU. cpu does not even ask the driver. QCONV_DEVICE says the same where --device is "
+             "not given. The bytes written do not depend on it."},
     {.id = QC_OPT_MODE, .name = "mode", .commands = PLAN, .group = QC_GROUP_TRAIN,
      .kind = QC_ARG_CHOICE, .choices = {"infer", "train"}, .dflt = "infer", .since = "0.2.0",
      .help = "what the model is to do"},
@@ -194,6 +208,65 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_SAMPLES, .name = "samples", .commands = HARDWARE, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000000, .since = "0.2.0",
      .dflt_note = "until interrupted", .help = "with --watch: stop after this many"},
+    {.id = QC_OPT_AGAINST, .name = "against", .commands = VALIDATE, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_FILE, .arg = "MODEL", .dflt_note = "required", .since = "0.3.0",
+     .help = "the checkpoint that OUT was made from"},
+    {.id = QC_OPT_SAMPLE, .name = "sample", .commands = VALIDATE, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000, .dflt_note = "all",
+     .since = "0.3.0", .help = "look at this many of the quantized layers, evenly spread"},
+    {.id = QC_OPT_SHAPES, .name = "shapes", .commands = BENCH, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_TEXT, .arg = "LIST",
+     .dflt_note = "the layers of Llama-3.3-70B and Llama-3.1-8B", .since = "0.3.0",
+     .help = "weights, outputs x inputs: 8192x8192,28672x8192"},
+    {.id = QC_OPT_BENCH_SCHEME, .name = "scheme", .commands = BENCH, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,int8", .since = "0.3.0",
+     .help = "of nf4, nf4-plain, int8 and int8-blocks",
+     .more = "nf4-plain has float32 scales instead of double-quantized ones; int8-blocks has a "
+             "scale per block instead of per row."},
+    {.id = QC_OPT_M, .name = "m", .commands = MEASURING, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_TEXT, .arg = "LIST", .min = 1, .max = 1048576,
+     .dflt_note = "1,4,16,64,256,1024; bench: 1 to 4096 by powers of two", .since = "0.3.0",
+     .help = "rows of activations at once, with commas between"},
+    {.id = QC_OPT_ACTIVATIONS, .name = "activations", .commands = VALIDATE,
+     .group = QC_GROUP_MEASURE, .kind = QC_ARG_FILE, .arg = "FILE", .dflt_note = "random",
+     .since = "0.3.0", .help = "take activations from this .safetensors file",
+     .more = "docs/validate.md says what it holds, and how random ones are made."},
+    {.id = QC_OPT_BENCH_DTYPE, .name = "dtype", .commands = BENCH, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_CHOICE, .choices = {"fp16", "bf16"}, .dflt = "fp16", .since = "0.3.0",
+     .help = "of activations and results"},
+    {.id = QC_OPT_SEED, .name = "seed", .commands = MEASURING, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_NUMBER, .arg = "N", .min = 0, .max = 9007199254740991, .dflt = "1",
+     .since = "0.3.0", .help = "of random numbers"},
+    {.id = QC_OPT_PATH, .name = "path", .commands = BENCH, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_CHOICE, .choices = {"gemv", "mma-884", "mma-16816", "dequant-gemm"},
+     .dflt_note = "by shape and GPU", .since = "0.3.0",
+     .help = "the kernel to use for every shape"},
+    {.id = QC_OPT_ROUNDS, .name = "rounds", .commands = BENCH, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 10000, .dflt = "30", .since = "0.3.0",
+     .help = "times everything is measured; the median counts"},
+    {.id = QC_OPT_MAX_ERROR, .name = "max-error", .commands = VALIDATE,
+     .group = QC_GROUP_MEASURE, .kind = QC_ARG_DECIMAL, .arg = "X", .since = "0.3.0",
+     .help = "exit code 4 if the relative output error of a layer is larger",
+     .more = "Above 0 and at most 10: 0.1 is 10%."},
+    {.id = QC_OPT_BASELINE, .name = "baseline", .commands = VALIDATE, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.3.0",
+     .help = "exit code 4 if a layer is worse than in this earlier run"},
+    {.id = QC_OPT_SAVE_BASELINE, .name = "save-baseline", .commands = VALIDATE,
+     .group = QC_GROUP_MEASURE, .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.3.0",
+     .help = "write this run's errors for --baseline"},
+    {.id = QC_OPT_TOLERANCE, .name = "tolerance", .commands = VALIDATE,
+     .group = QC_GROUP_MEASURE, .kind = QC_ARG_DECIMAL, .arg = "X", .dflt = "0.01",
+     .since = "0.3.0", .help = "with --baseline: how much worse still passes",
+     .more = "A share of the earlier error, above 0 and at most 10: 0.01 is 1%."},
+    {.id = QC_OPT_REPORT_HTML, .name = "html", .commands = VALIDATE, .group = QC_GROUP_OTHER,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.3.0",
+     .help = "also write the result as one HTML page, with plots"},
+    {.id = QC_OPT_MARKDOWN, .name = "markdown", .commands = BENCH, .group = QC_GROUP_OTHER,
+     .kind = QC_ARG_NONE, .since = "0.3.0",
+     .help = "write the result to standard output as Markdown tables"},
+    {.id = QC_OPT_OUTPUT, .name = "output", .commands = BENCH, .group = QC_GROUP_OTHER,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.3.0",
+     .help = "also write the JSON of --json to a file"},
     {.id = QC_OPT_DRY_RUN, .name = "dry-run", .commands = CONVERT, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NONE, .since = "0.1.0",
      .help = "show what would be written, with exact sizes; write nothing",
@@ -208,7 +281,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .dflt_note = "one per processor", .since = "0.1.0",
      .help = "threads that work, 1 to 1024",
      .more = "The bytes written do not depend on it."},
-    {.id = QC_OPT_PROGRESS, .name = "progress", .commands = WORKING, .group = QC_GROUP_RUN,
+    {.id = QC_OPT_PROGRESS, .name = "progress", .commands = WORKING | BENCH, .group = QC_GROUP_RUN,
      .kind = QC_ARG_CHOICE, .choices = {"auto", "always", "never"}, .dflt = "auto",
      .since = "0.1.0", .help = "progress on standard error",
      .more = "auto: a bar on a terminal, a plain line now and then elsewhere. always: the bar "
@@ -340,6 +413,35 @@ const qc_command_row qc_command_table[] = {
      .place_count = 2,
      .examples = "qconv unpack llama-nf4 plain\n"
                  "for loaders that do not read .zst\n"},
+    {.command = QC_CMD_VALIDATE,
+     .name = "validate",
+     .synopsis = "validate [OPTION]... OUT --against MODEL",
+     .summary = "matmul accuracy and speed of an output against fp16",
+     .text = "For every quantized layer of the qconv output OUT: how far its weights, and what "
+             "they multiply to, are from those of the checkpoint MODEL that it was made from, "
+             "how much of that is the kernel's own rounding, and how long the multiplication "
+             "takes against fp16. Without a GPU the times are left out.\n"
+             "\n"
+             "Exit code 4 if a layer is worse than --max-error or --baseline allow. "
+             "docs/validate.md says how everything is measured.",
+     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .place_count = 1,
+     .examples = "qconv validate llama-nf4 --against Llama-3.1-8B\n"
+                 "errors and times of every layer\n"
+                 "qconv validate out --against model --baseline good.json\n"
+                 "an accuracy test for a pipeline\n"},
+    {.command = QC_CMD_BENCH,
+     .name = "bench",
+     .synopsis = "bench [OPTION]...",
+     .summary = "speed of the GPU kernels against cuBLAS fp16",
+     .text = "Time the multiplication with quantized weights on this machine's GPU, for the layer "
+             "shapes of well-known models and many sizes of batch, against cuBLAS in fp16 and "
+             "against the rate at which the GPU copies memory. docs/performance.md says how.",
+     .place_count = 0,
+     .examples = "qconv bench\n"
+                 "all shapes, a table\n"
+                 "qconv bench --shapes 8192x8192 --m 1,16 --json\n"
+                 "one shape, for a program to read\n"},
     {.command = QC_CMD_HELP,
      .name = "help",
      .synopsis = "help [COMMAND]",
@@ -364,7 +466,7 @@ const unsigned qc_exit_code_count = sizeof qc_exit_code_table / sizeof *qc_exit_
 const qc_text_row qc_environment_table[] = {
     {"NO_COLOR", "if set and not empty, nothing is coloured"},
     {"CUDA_VISIBLE_DEVICES", "GPUs that count: indices or UUIDs; empty for none"},
-    {"QCONV_DEVICE", "devices to use: cpu, cuda, cuda:N, or several with commas"},
+    {"QCONV_DEVICE", "devices to use, as --device says it: auto, cpu, cuda, cuda:0,2"},
     {"QCONV_ISA", "code path to take: scalar, avx2 or avx512; the best one if not set"},
 };
 const unsigned qc_environment_count = sizeof qc_environment_table / sizeof *qc_environment_table;

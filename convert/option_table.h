@@ -34,7 +34,8 @@ typedef enum {
     QC_OPT_CUDA_CONTEXT,
     QC_OPT_HTML,
     QC_OPT_DEVICE_MAP,
-    QC_OPT_DEVICE,
+    QC_OPT_DEVICE,     /* unpack: of the plan */
+    QC_OPT_RUN_DEVICE, /* --device, too: of this machine */
     QC_OPT_MODE,
     QC_OPT_METHOD,
     QC_OPT_OPTIMIZER,
@@ -50,6 +51,23 @@ typedef enum {
     QC_OPT_CSV,
     QC_OPT_INTERVAL,
     QC_OPT_SAMPLES,
+    QC_OPT_AGAINST,
+    QC_OPT_SAMPLE,
+    QC_OPT_SHAPES,
+    QC_OPT_BENCH_SCHEME,
+    QC_OPT_M,
+    QC_OPT_ACTIVATIONS,
+    QC_OPT_BENCH_DTYPE,
+    QC_OPT_SEED,
+    QC_OPT_PATH,
+    QC_OPT_ROUNDS,
+    QC_OPT_MAX_ERROR,
+    QC_OPT_BASELINE,
+    QC_OPT_SAVE_BASELINE,
+    QC_OPT_TOLERANCE,
+    QC_OPT_REPORT_HTML,
+    QC_OPT_MARKDOWN,
+    QC_OPT_OUTPUT,
     QC_OPT_DRY_RUN,
     QC_OPT_FORCE,
     QC_OPT_THREADS,
@@ -79,17 +97,19 @@ typedef enum {
     QC_GROUP_TENSORS,
     QC_GROUP_FIT,
     QC_GROUP_TRAIN,
+    QC_GROUP_MEASURE,
     QC_GROUP_RUN,
     QC_GROUP_OTHER
 } qc_option_group;
-#define QC_GROUP_COUNT 6
+#define QC_GROUP_COUNT 7
 extern const char *const qc_option_group_titles[QC_GROUP_COUNT];
 
 #define QC_MAX_CHOICES 6
 
 typedef struct {
     qc_option_id id;   /* equals the row's index */
-    const char *name;  /* without the dashes */
+    const char *name;  /* without the dashes; rows may share one if their commands differ, their
+                          kind is the same, and they have no choices */
     char letter;       /* short form or 0 */
     unsigned commands; /* QC_CMD_BIT of each command it applies to */
     qc_option_group group;

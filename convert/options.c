@@ -9,7 +9,9 @@
 #include "convert/options.h"
 
 #include "base/edit_distance.h"
+#include "convert/device_wish.h"
 #include "convert/option_table.h"
+#include "convert/option_values.h"
 #include "convert/rules_file.h"
 
 #include <inttypes.h>
@@ -77,23 +79,6 @@ static const char *near_command(const char *typed)
     return best;
 }
 
-/* "nf4, int8, fp16 or bf16" */
-static void list_choices(const qc_option_row *row, char *out, size_t out_bytes)
-{
-    out[0] = '\0';
-    size_t used = 0;
-    for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
-        int last = i + 1 == QC_MAX_CHOICES || !row->choices[i + 1];
-        const char *between = i == 0 ? "" : last ? " or " : ", ";
-        size_t need = strlen(between) + strlen(row->choices[i]);
-        if (used + need >= out_bytes)
-            break;
-        memcpy(out + used, between, strlen(between));
-        memcpy(out + used + strlen(between), row->choices[i], strlen(row->choices[i]) + 1);
-        used += need;
-    }
-}
-
 /* ---- split ---- */
 
 static const qc_option_row *row_named(const char *name, size_t len)
@@ -103,6 +88,16 @@ static const qc_option_row *row_named(const char *name, size_t len)
             strncmp(qc_option_table[i].name, name, len) == 0)
             return &qc_option_table[i];
     return NULL;
+}
+
+/* Of the rows that share a name, the one for the command. */
+static const qc_option_row *row_for(const qc_option_row *row, qc_command command)
+{
+    for (unsigned i = 0; row && i < QC_OPT_COUNT; i++)
+        if ((qc_option_table[i].commands & QC_CMD_BIT(command)) &&
+            strcmp(qc_option_table[i].name, row->name) == 0)
+            return &qc_option_table[i];
+    return row;
 }
 
 static const qc_option_row *row_lettered(char letter)
@@ -200,6 +195,8 @@ static void choose_command(parse *p, qc_options *o)
     } else {
         o->command = QC_CMD_CONVERT;
     }
+    for (size_t i = 0; i < p->item_count; i++)
+        p->items[i].row = row_for(p->items[i].row, o->command);
     if (was_given(p, QC_OPT_HELP)) {
         int bare = !named && p->word_count == 0 && p->item_count == 1;
         o->help_topic = bare ? QC_CMD_HELP : o->command;
@@ -221,7 +218,7 @@ static qc_status check_item(const item *it, qc_command command, qc_error *err)
     }
     case ITEM_LACKS_VALUE:
         if (it->row->choices[0]) {
-            list_choices(it->row, choices, sizeof choices);
+            qc_option_list_choices(it->row, choices, sizeof choices);
             QC_FAIL(err, QC_ERR_USAGE, "--%s needs a value: %s", it->row->name, choices);
         }
         QC_FAIL(err, QC_ERR_USAGE, "--%s needs a value: --%s=%s", it->row->name, it->row->name,
@@ -239,35 +236,6 @@ static qc_status check_item(const item *it, qc_command command, qc_error *err)
 
 /* ---- apply ---- */
 
-static qc_status parse_number(const qc_option_row *row, const char *text, const char *digits,
-                              uint64_t min, uint64_t max, uint64_t *out, qc_error *err)
-{
-    uint64_t v = 0;
-    const char *s = digits;
-    for (; *s >= '0' && *s <= '9' && v <= max; s++)
-        v = v * 10 + (uint64_t)(*s - '0');
-    if (s == digits || *s != '\0' || v < min || v > max)
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s from %" PRIu64 " to %" PRIu64 ", got '%s'",
-                row->name, digits == text ? "a whole number" : "zstd:LEVEL with a level", min, max,
-                text);
-    *out = v;
-    return QC_OK;
-}
-
-static qc_status parse_choice(const qc_option_row *row, const char *text, unsigned *out,
-                              qc_error *err)
-{
-    char choices[QC_SPELLED_BYTES];
-    for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
-        if (strcmp(text, row->choices[i]) == 0) {
-            *out = i;
-            return QC_OK;
-        }
-    }
-    list_choices(row, choices, sizeof choices);
-    QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s, got '%s'", row->name, choices, text);
-}
-
 static qc_status parse_compress(qc_options *o, const qc_option_row *row, const char *text,
                                 qc_error *err)
 {
@@ -278,7 +246,7 @@ static qc_status parse_compress(qc_options *o, const qc_option_row *row, const c
         return QC_OK;
     }
     if (strncmp(text, "zstd:", 5) == 0)
-        QC_TRY(parse_number(row, text, text + 5, 1, 19, &level, err));
+        QC_TRY(qc_option_number(row, text, text + 5, 1, 19, &level, err));
     else if (strcmp(text, "zstd") != 0)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--%s: expected none, zstd or zstd:LEVEL with a level from 1 to 19, got '%s'",
@@ -300,40 +268,6 @@ static qc_status add_rule(parse *p, const qc_option_row *row, int quantize, cons
         p->rules = mem;
     }
     p->rules[p->rule_count++] = (qc_rule){quantize, glob};
-    return QC_OK;
-}
-
-/* "0.85": digits with at most one point, no sign, no exponent; min is allowed only if above 0. */
-static qc_status parse_decimal(const qc_option_row *row, const char *text, double min, double max,
-                               double *out, qc_error *err)
-{
-    double v = 0, unit = 1;
-    int digits = 0, point = 0;
-    const char *s = text;
-    for (; (*s >= '0' && *s <= '9') || (*s == '.' && !point); s++) {
-        if (*s == '.') {
-            point = 1;
-            continue;
-        }
-        digits++;
-        v = v * 10 + (*s - '0');
-        if (point)
-            unit *= 10;
-    }
-    v /= unit;
-    if (*s != '\0' || digits == 0 || digits > 15 || v < min || v > max || v <= 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected a number %s %g and at most %g, got '%s'",
-                row->name, min > 0 ? "of at least" : "above", min, max, text);
-    *out = v;
-    return QC_OK;
-}
-
-static qc_status set_path(const qc_option_row *row, const char *value, const char **out,
-                          qc_error *err)
-{
-    if (*value == '\0')
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: the path is empty", row->name);
-    *out = value;
     return QC_OK;
 }
 
@@ -364,7 +298,49 @@ static qc_status apply_train(qc_train_options *t, const qc_option_row *row, cons
     } else if (row->id == QC_OPT_PROFILE) {
         t->profile = 1;
     } else {
-        return set_path(row, value, &t->apply, err);
+        return qc_option_path(row, value, &t->apply, err);
+    }
+    return QC_OK;
+}
+
+/* validate and bench. */
+static qc_status apply_measure(const parse *p, qc_options *o, const qc_option_row *row,
+                               const char *value, unsigned choice, uint64_t number, qc_error *err)
+{
+    qc_validate_options *v = &o->validate;
+    qc_bench_options *b = &o->bench;
+    uint64_t *m = NULL;
+    if (row->id == QC_OPT_M) {
+        QC_TRY(qc_option_number_list(row, value, p->arena, &m, &o->m_count, err));
+        o->m = m;
+    } else if (row->id == QC_OPT_SAMPLE) {
+        v->sample = number;
+    } else if (row->id == QC_OPT_SEED) {
+        o->seed = number;
+    } else if (row->id == QC_OPT_ROUNDS) {
+        b->rounds = number;
+    } else if (row->id == QC_OPT_BENCH_DTYPE) {
+        b->bf16 = choice == 1;
+    } else if (row->id == QC_OPT_PATH) {
+        b->path = row->choices[choice];
+    } else if (row->id == QC_OPT_MARKDOWN) {
+        b->markdown = 1;
+    } else if (row->id == QC_OPT_MAX_ERROR) {
+        return qc_option_decimal(row, value, 0, 10, &v->max_error, err);
+    } else if (row->id == QC_OPT_TOLERANCE) {
+        return qc_option_decimal(row, value, 0, 10, &v->tolerance, err);
+    } else if (row->id == QC_OPT_SHAPES) {
+        b->shapes = value;
+    } else if (row->id == QC_OPT_BENCH_SCHEME) {
+        b->schemes = value;
+    } else {
+        const char **path = row->id == QC_OPT_AGAINST         ? &v->against
+                            : row->id == QC_OPT_ACTIVATIONS   ? &v->activations
+                            : row->id == QC_OPT_BASELINE      ? &v->baseline
+                            : row->id == QC_OPT_SAVE_BASELINE ? &v->save_baseline
+                            : row->id == QC_OPT_REPORT_HTML   ? &o->html
+                                                              : &b->output;
+        return qc_option_path(row, value, path, err);
     }
     return QC_OK;
 }
@@ -375,9 +351,9 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
     unsigned choice = 0;
     uint64_t number = 0;
     if (row->kind == QC_ARG_CHOICE)
-        QC_TRY(parse_choice(row, value, &choice, err));
+        QC_TRY(qc_option_choice(row, value, &choice, err));
     if (row->kind == QC_ARG_NUMBER)
-        QC_TRY(parse_number(row, value, value, row->min, row->max, &number, err));
+        QC_TRY(qc_option_number(row, value, value, row->min, row->max, &number, err));
     switch (row->id) {
     case QC_OPT_TO:
         o->to = (qc_to)choice;
@@ -430,7 +406,7 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
         o->fit.vram = value;
         break;
     case QC_OPT_MARGIN:
-        return parse_decimal(row, value, 0, 1, &o->fit.margin, err);
+        return qc_option_decimal(row, value, 0, 1, &o->fit.margin, err);
     case QC_OPT_CONTEXT:
         o->fit.context = number;
         break;
@@ -449,12 +425,39 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
     case QC_OPT_CUDA_CONTEXT:
         return qc_parse_size(value, "--cuda-context", &o->fit.cuda_context_bytes, err);
     case QC_OPT_HTML:
-        return set_path(row, value, &o->html, err);
+        return qc_option_path(row, value, &o->html, err);
     case QC_OPT_DEVICE_MAP:
-        return set_path(row, value, &o->device_map, err);
+        return qc_option_path(row, value, &o->device_map, err);
     case QC_OPT_DEVICE:
         o->device = value;
         break;
+    case QC_OPT_RUN_DEVICE: {
+        qc_device_wish wish;
+        if (*value == '\0')
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--device: expected auto, cpu, cuda, cuda:0 or cuda:0,2, "
+                    "found ''");
+        o->run_device = value;
+        return qc_device_wish_read(&wish, value, err);
+    }
+    case QC_OPT_AGAINST:
+    case QC_OPT_SAMPLE:
+    case QC_OPT_SHAPES:
+    case QC_OPT_BENCH_SCHEME:
+    case QC_OPT_M:
+    case QC_OPT_ACTIVATIONS:
+    case QC_OPT_BENCH_DTYPE:
+    case QC_OPT_SEED:
+    case QC_OPT_PATH:
+    case QC_OPT_ROUNDS:
+    case QC_OPT_MAX_ERROR:
+    case QC_OPT_BASELINE:
+    case QC_OPT_SAVE_BASELINE:
+    case QC_OPT_TOLERANCE:
+    case QC_OPT_REPORT_HTML:
+    case QC_OPT_MARKDOWN:
+    case QC_OPT_OUTPUT:
+        return apply_measure(p, o, row, value, choice, number, err);
     case QC_OPT_AS:
         o->hardware.as = value;
         break;
@@ -462,9 +465,9 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
         o->hardware.watch = 1;
         break;
     case QC_OPT_CSV:
-        return set_path(row, value, &o->hardware.csv, err);
+        return qc_option_path(row, value, &o->hardware.csv, err);
     case QC_OPT_INTERVAL:
-        return parse_decimal(row, value, 0.01, 3600, &o->hardware.interval, err);
+        return qc_option_decimal(row, value, 0.01, 3600, &o->hardware.interval, err);
     case QC_OPT_SAMPLES:
         o->hardware.samples = number;
         break;
@@ -590,6 +593,27 @@ static qc_status check_hardware(const parse *p, const qc_options *o, qc_error *e
     return QC_OK;
 }
 
+static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
+{
+    static const uint64_t validate_m[] = {1, 4, 16, 64, 256, 1024};
+    static const uint64_t bench_m[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+    int validates = o->command == QC_CMD_VALIDATE;
+    if (validates && !o->validate.against)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--against is missing; expected --against with the checkpoint that OUT was made "
+                "from");
+    if (was_given(p, QC_OPT_TOLERANCE) && !o->validate.baseline)
+        QC_FAIL(err, QC_ERR_USAGE, "--tolerance goes with --baseline only");
+    if (o->json && o->bench.markdown)
+        QC_FAIL(err, QC_ERR_USAGE, "--json and --markdown exclude each other");
+    if (o->m_count == 0) {
+        o->m = validates ? validate_m : bench_m;
+        o->m_count =
+            validates ? sizeof validate_m / sizeof *validate_m : sizeof bench_m / sizeof *bench_m;
+    }
+    return QC_OK;
+}
+
 static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
 {
     static const qc_option_id quantizing[] = {QC_OPT_BLOCK_SIZE, QC_OPT_NO_DOUBLE_QUANT,
@@ -600,7 +624,7 @@ static qc_status check_convert(const parse *p, const qc_options *o, qc_error *er
         const char *near = p->word_count > 0 ? near_command(p->words[0]) : NULL;
         if (near)
             QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", p->words[0], near);
-        list_choices(to, choices, sizeof choices);
+        qc_option_list_choices(to, choices, sizeof choices);
         QC_FAIL(err, QC_ERR_USAGE, "--to is missing; expected --to with %s", choices);
     }
     if (!qc_to_quantizes(o->to)) {
@@ -709,6 +733,8 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     }
     if (out->command == QC_CMD_HARDWARE)
         QC_TRY(check_hardware(&p, out, err));
+    if (out->command == QC_CMD_VALIDATE || out->command == QC_CMD_BENCH)
+        QC_TRY(check_measure(&p, out, err));
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)
         return place_topic(out, err);

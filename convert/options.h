@@ -13,6 +13,8 @@ typedef enum {
     QC_CMD_UNPACK,
     QC_CMD_PLAN,
     QC_CMD_HARDWARE,
+    QC_CMD_VALIDATE,
+    QC_CMD_BENCH,
     QC_CMD_HELP, /* --help was asked for, or "help [COMMAND]" */
     QC_CMD_VERSION,
     QC_CMD_MAN,       /* hidden: print qconv.1 */
@@ -79,6 +81,26 @@ typedef struct {
 } qc_hardware_options;
 
 typedef struct {
+    const char *against;     /* MODEL */
+    uint64_t sample;         /* layers; 0: all */
+    const char *activations; /* FILE; NULL: random */
+    double max_error;        /* 0: not given */
+    const char *baseline;
+    const char *save_baseline;
+    double tolerance; /* share of the baseline's error; default 0.01 */
+} qc_validate_options;
+
+typedef struct {
+    const char *shapes;  /* --shapes as given; NULL: the default */
+    const char *schemes; /* --scheme as given; NULL: the default */
+    int bf16;            /* --dtype */
+    const char *path;    /* as qc_matmul_path_name has it; NULL: chosen */
+    uint64_t rounds;     /* default 30 */
+    int markdown;
+    const char *output; /* file, or NULL */
+} qc_bench_options;
+
+typedef struct {
     qc_arena *arena; /* owns strings and arrays below; borrowed */
     qc_command command;
     qc_command help_topic; /* for QC_CMD_HELP; QC_CMD_HELP itself: the overview */
@@ -107,13 +129,22 @@ typedef struct {
     int drop_mtp;        /* leave out multi-token prediction layers */
     qc_fit_options fit;
     qc_train_options train;
-    const char *html;       /* plan --html FILE, or NULL */
+    const char *html;       /* plan, validate: --html FILE, or NULL */
     const char *device_map; /* plan --device-map FILE, or NULL */
 
     /* unpack */
     const char *device; /* only the shards of this device; NULL: all */
 
     qc_hardware_options hardware;
+    qc_validate_options validate;
+    qc_bench_options bench;
+    /* validate and bench: --m, in the order given; filled with the command's default */
+    const uint64_t *m;
+    unsigned m_count;
+    uint64_t seed; /* default 1 */
+    /* convert, validate, bench: --device as given, well-formed; NULL: not given. Read it with
+     * qc_device_wish_read (convert/device_wish.h). */
+    const char *run_device;
 
     /* everywhere */
     unsigned threads; /* 0: chosen */

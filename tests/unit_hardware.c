@@ -336,6 +336,10 @@ static void devices_are_chosen(void **state)
     assert_int_equal(read_hardware().gpu_count, 3);
     set("QCONV_DEVICE", "cuda");
     assert_int_equal(read_hardware().gpu_count, 3);
+    set("QCONV_DEVICE", "auto");
+    assert_int_equal(read_hardware().gpu_count, 3);
+    set("QCONV_DEVICE", "cuda:0,2");
+    assert_int_equal(read_hardware().gpu_count, 2);
     set("QCONV_DEVICE", "cuda:2,cuda:0");
     qc_hardware h = read_hardware();
     assert_int_equal(h.gpu_count, 2);
@@ -359,14 +363,15 @@ static void devices_are_chosen(void **state)
     h = read_hardware();
     assert_int_equal(h.gpu_count, 0);
     assert_string_equal(h.no_gpu, "QCONV_DEVICE=cpu");
-    static const char *const bad[] = {"gpu",     "cuda:",   "cuda:x",      "cuda:0,",
-                                      ",cuda:0", "cuda: 0", "cuda:0,cuda", "CPU",
-                                      "cuda:-1", "0",       "cpu,cuda:0",  "cuda:0 "};
+    static const char *const bad[] = {"gpu",      "cuda:",   "cuda:x",      "cuda:0,",
+                                      ",cuda:0",  "cuda: 0", "cuda:0,cuda", "CPU",
+                                      "cuda:-1",  "0",       "cpu,cuda:0",  "cuda:0 ",
+                                      "auto,cpu", "0,1",     "cuda:0,,1",   "cuda:0000"};
     for (size_t i = 0; i < COUNT(bad); i++) {
         char message[200];
         set("QCONV_DEVICE", bad[i]);
         (void)snprintf(message, sizeof message,
-                       "QCONV_DEVICE: expected cpu, cuda, cuda:0 or cuda:0,cuda:2, found '%s'",
+                       "QCONV_DEVICE: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found '%s'",
                        bad[i]);
         expect_error(QC_ERR_USAGE, message);
     }

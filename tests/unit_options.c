@@ -56,10 +56,65 @@ static void table_is_in_order(void **state)
         assert_true(row->kind == QC_ARG_NONE || row->choices[0] || row->arg);
         assert_true(!row->letter || row->kind == QC_ARG_NONE);
         for (unsigned j = 0; j < i; j++) {
-            assert_string_not_equal(row->name, qc_option_table[j].name);
+            if (strcmp(row->name, qc_option_table[j].name) == 0) {
+                assert_int_equal(row->commands & qc_option_table[j].commands, 0);
+                assert_int_equal(row->kind, qc_option_table[j].kind);
+                assert_null(row->choices[0]);
+            }
             assert_true(!row->letter || row->letter != qc_option_table[j].letter);
         }
     }
+}
+
+static void same_name_other_command(void **state)
+{
+    (void)state;
+    parsed p;
+    parse_ok(&p, "qconv unpack --device cuda:1 out dir");
+    assert_string_equal(p.o.device, "cuda:1");
+    assert_null(p.o.run_device);
+    qc_arena_deinit(&p.arena);
+    parse_ok(&p, "qconv --device cuda:0,2 --to nf4 model out");
+    assert_string_equal(p.o.run_device, "cuda:0,2");
+    assert_null(p.o.device);
+    qc_arena_deinit(&p.arena);
+}
+
+static void measuring(void **state)
+{
+    (void)state;
+    parsed p;
+    parse_ok(&p, "qconv validate out --against model");
+    assert_string_equal(p.o.model, "out");
+    assert_string_equal(p.o.validate.against, "model");
+    assert_int_equal(p.o.m_count, 6);
+    assert_int_equal(p.o.m[5], 1024);
+    assert_int_equal(p.o.seed, 1);
+    assert_true(p.o.validate.max_error <= 0);
+    assert_true(p.o.validate.tolerance > 0.0099 && p.o.validate.tolerance < 0.0101);
+    qc_arena_deinit(&p.arena);
+    parse_ok(&p, "qconv validate out --against model --m 7,1 --sample 3 --seed 0 --html page.html "
+                 "--baseline a --save-baseline b --tolerance 0.5 --activations x");
+    assert_int_equal(p.o.m_count, 2);
+    assert_int_equal(p.o.m[0], 7);
+    assert_int_equal(p.o.m[1], 1);
+    assert_int_equal(p.o.validate.sample, 3);
+    assert_int_equal(p.o.seed, 0);
+    assert_string_equal(p.o.html, "page.html");
+    assert_string_equal(p.o.validate.baseline, "a");
+    assert_string_equal(p.o.validate.save_baseline, "b");
+    assert_string_equal(p.o.validate.activations, "x");
+    qc_arena_deinit(&p.arena);
+    parse_ok(&p, "qconv bench --path mma-884 --dtype bf16 --markdown --output o.json");
+    assert_int_equal(p.o.m_count, 13);
+    assert_int_equal(p.o.m[12], 4096);
+    assert_string_equal(p.o.bench.path, "mma-884");
+    assert_int_equal(p.o.bench.bf16, 1);
+    assert_int_equal(p.o.bench.markdown, 1);
+    assert_int_equal(p.o.bench.rounds, 30);
+    assert_string_equal(p.o.bench.output, "o.json");
+    assert_null(p.o.bench.shapes);
+    qc_arena_deinit(&p.arena);
 }
 
 static void defaults(void **state)
@@ -197,7 +252,8 @@ static void out_of_memory(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(table_is_in_order),  cmocka_unit_test(defaults),
+        cmocka_unit_test(table_is_in_order),  cmocka_unit_test(same_name_other_command),
+        cmocka_unit_test(measuring),          cmocka_unit_test(defaults),
         cmocka_unit_test(every_option),       cmocka_unit_test(rules_keep_their_order),
         cmocka_unit_test(commands_and_words), cmocka_unit_test(out_of_memory),
     };

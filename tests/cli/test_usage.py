@@ -6,7 +6,7 @@ import unittest
 
 from qconv_case import QCONV, QconvCase
 
-COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack"]
+COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate", "bench"]
 
 
 class Help(QconvCase):
@@ -39,7 +39,7 @@ class Help(QconvCase):
 
     def test_later_commands_do_not_exist(self):
         text = self.ok("--help") + "".join(self.ok(c, "--help") for c in COMMANDS)
-        for word in ["bench", "validate", "eval"]:
+        for word in ["eval"]:
             self.assertNotRegex(text, r"(?<![\w-])%s\b" % word)
 
     def test_version(self):
@@ -146,6 +146,36 @@ class Wrong(QconvCase):
         self.usage("--to", "nf4", "--keep", "", "m", "o", has="the glob is empty")
         self.usage("--to", "nf4", "--quantize=", "m", "o", has="the glob is empty")
         self.usage("--to", "nf4", "--recipe=", "m", "o", has="--recipe: the path is empty")
+
+    def test_measuring(self):
+        self.usage("validate", "o", has="--against is missing", command="validate")
+        self.usage("validate", "--against=", "o", has="--against: the path is empty",
+                   command="validate")
+        self.usage("validate", "--against", "m", has="OUT is missing", command="validate")
+        self.usage("validate", "--against", "m", "--tolerance", "0.1", "o",
+                   has="--tolerance goes with --baseline", command="validate")
+        self.usage("bench", "x", has="one argument too many", command="bench")
+        self.usage("bench", "--json", "--markdown", has="exclude each other", command="bench")
+        for c, rest in [("validate", ["--against", "m", "o"]), ("bench", [])]:
+            for m in ["", "0", "1,", ",1", "1,,2", "1 2", "-1", "1048577", "99999999999999999999"]:
+                self.usage(c, "--m=" + m, *rest, has="--m: expected a whole number from 1",
+                           command=c)
+            self.usage(c, "--m", "4,1,4", *rest, has="--m: 4 is there twice in '4,1,4'", command=c)
+        for v in ["0", "-1", "11", "x", "", "1e-3"]:
+            self.usage("validate", "--against", "m", "--max-error=" + v, "o", has="--max-error",
+                       command="validate")
+        self.usage("bench", "--path", "fast", has="gemv, mma-884, mma-16816 or dequant-gemm",
+                   command="bench")
+
+    def test_devices(self):
+        for c, rest in [("convert", ["--to", "nf4", "m", "o"]), ("bench", []),
+                        ("validate", ["--against", "m", "o"])]:
+            for v in ["", "gpu", "cuda:", "cuda:x", "0", "0,1", "cuda:0,", "cpu,cuda:0", "CPU"]:
+                self.usage(c, "--device=" + v, *rest,
+                           has="--device: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found '%s'"
+                           % v, command=c)
+            self.usage(c, "--device", "cuda:1,1", *rest, has="cuda:1 is there twice", command=c)
+            self.fails(5, c, "--device", "cuda:99", *rest, has="--device cuda:99")
 
     def test_hidden(self):
         self.usage("--completion", "tcsh", has="bash, zsh or fish", command="")
@@ -353,7 +383,7 @@ class Generated(QconvCase):
         self.assertEqual(self.complete_bash("qconv", "--to", "=", "n"), ["nf4"])
         self.assertEqual(self.complete_bash("qconv", "--to", "="),
                          ["auto", "bf16", "fp16", "int8", "keep", "nf4"])
-        self.assertEqual(self.complete_bash("qconv", "v"), ["vault", "verify"])
+        self.assertEqual(self.complete_bash("qconv", "v"), ["validate", "vault", "verify"])
         self.assertEqual(self.complete_bash("qconv", "verify", "v"), ["vault"])
         self.assertEqual(self.complete_bash("qconv", "help", "un"), ["unpack"])
         self.assertEqual(self.complete_bash("qconv", "verify", "--th"), ["--threads"])

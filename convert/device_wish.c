@@ -1,0 +1,70 @@
+#include "convert/device_wish.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define EXPECTED "expected auto, cpu, cuda, cuda:0 or cuda:0,2"
+
+/* The index at entry, "2" or "cuda:2"; at most three digits, so that it cannot overflow. */
+static int read_index(const char *entry, size_t len, unsigned *out)
+{
+    unsigned v = 0;
+    if (len >= 5 && strncmp(entry, "cuda:", 5) == 0) {
+        entry += 5;
+        len -= 5;
+    }
+    if (len == 0 || len > 3)
+        return 0;
+    for (size_t i = 0; i < len; i++) {
+        if (entry[i] < '0' || entry[i] > '9')
+            return 0;
+        v = v * 10 + (unsigned)(entry[i] - '0');
+    }
+    *out = v;
+    return 1;
+}
+
+static qc_status read_list(qc_device_wish *w, const char *name, qc_error *err)
+{
+    if (strncmp(w->text, "cuda:", 5) != 0)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: " EXPECTED ", found '%s'", name, w->text);
+    for (const char *entry = w->text;; entry++) {
+        size_t len = strcspn(entry, ",");
+        unsigned index = 0;
+        if (!read_index(entry, len, &index))
+            QC_FAIL(err, QC_ERR_USAGE, "%s: " EXPECTED ", found '%s'", name, w->text);
+        if (index >= QC_MAX_GPUS)
+            QC_FAIL(err, QC_ERR_DEVICE, "%s%s: there is no cuda:%u", w->from, w->text, index);
+        if (w->gpus >> index & 1)
+            QC_FAIL(err, QC_ERR_USAGE, "%s: cuda:%u is there twice in '%s'", name, index, w->text);
+        w->gpus |= 1ull << index;
+        entry += len;
+        if (*entry == '\0')
+            return QC_OK;
+    }
+}
+
+qc_status qc_device_wish_read(qc_device_wish *out, const char *option, qc_error *err)
+{
+    const char *text = option;
+    const char *name = "--device";
+    *out = (qc_device_wish){.from = "--device ", .text = ""};
+    if (!text || !*text) {
+        text = getenv("QCONV_DEVICE");
+        name = "QCONV_DEVICE";
+        out->from = "QCONV_DEVICE=";
+    }
+    if (!text || !*text) {
+        out->from = "";
+        return QC_OK;
+    }
+    out->text = text;
+    if (strcmp(text, "auto") == 0)
+        return QC_OK;
+    if (strcmp(text, "cpu") == 0) {
+        out->kind = QC_WISH_CPU;
+        return QC_OK;
+    }
+    out->kind = QC_WISH_CUDA;
+    return strcmp(text, "cuda") == 0 ? QC_OK : read_list(out, name, err);
+}

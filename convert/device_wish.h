@@ -1,0 +1,29 @@
+/* Which devices are wished for: the value of --device, or of QCONV_DEVICE where that is not given.
+ *
+ *   auto           GPUs if there are any that can do the work, else the CPU
+ *   cpu            the CPU; the driver is not even asked
+ *   cuda           every GPU
+ *   cuda:0,2       GPUs 0 and 2, as CUDA programs count; "cuda:0,cuda:2" is the same
+ *
+ * Thread-safe: yes. */
+#ifndef QC_CONVERT_DEVICE_WISH_H
+#define QC_CONVERT_DEVICE_WISH_H
+
+#include "base/status.h"
+
+#define QC_MAX_GPUS 64u
+
+typedef enum { QC_WISH_AUTO, QC_WISH_CPU, QC_WISH_CUDA } qc_wish_kind;
+
+typedef struct {
+    qc_wish_kind kind;
+    uint64_t gpus;    /* CUDA: bit i: cuda:i is named; 0: all */
+    const char *from; /* "--device " or "QCONV_DEVICE=", for messages; "" where nothing was said */
+    const char *text; /* as given, borrowed; "" where nothing was said */
+} qc_device_wish;
+
+/* option: value of --device, or NULL or "": then QCONV_DEVICE, then auto. QC_ERR_USAGE for one that
+ * cannot be read; QC_ERR_DEVICE for an index no machine has. */
+QC_NODISCARD qc_status qc_device_wish_read(qc_device_wish *out, const char *option, qc_error *err);
+
+#endif
