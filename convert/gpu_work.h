@@ -7,11 +7,63 @@
 #ifndef QC_CONVERT_GPU_WORK_H
 #define QC_CONVERT_GPU_WORK_H
 
+#include "base/dtype.h"
 #include "base/status.h"
+#include "convert/recipe.h"
+#include "kernels/cuda_device.h"
+
+/* ---- quantizing (gpu_quantize.c) ---- */
+
+/* How a weight is quantized. */
+typedef struct {
+    qc_scheme scheme;     /* NF4, INT8_ROWS or INT8_BLOCKS */
+    qc_dtype dtype;       /* F32, F16 or BF16 */
+    uint32_t block_elems; /* NF4 and INT8_BLOCKS */
+    uint64_t cols;        /* INT8_ROWS */
+} qc_gpu_form;
+
+/* A ring of slots on one device, for one thread: while the host fills one, others are copied and
+ * quantized. Slots are used in turn. */
+typedef struct qc_gpu_ring qc_gpu_ring;
+#define QC_GPU_SLOTS 3u
+
+/* What a slot came to; pinned memory of the ring, until the slot is begun again. */
+typedef struct {
+    const void *codes;   /* as the quantizers of quant_ops.h leave them */
+    const float *absmax; /* of blocks, or SCB of rows */
+    const float *errors; /* see kernels/cuda_quantize.h and quant/quant_collect.h */
+    uint64_t bad;        /* lowest index that has no code, or UINT64_MAX: the rest is unspecified */
+} qc_gpu_result;
+
+typedef struct {
+    /* slot_bytes: of source; halved down to min_bytes while there is no room. QC_ERR_NOMEM when
+     * even that has none (on the device or, pinned, on the host); QC_ERR_DEVICE for no such device.
+     * Allocates all that the ring ever needs: 2 x QC_GPU_SLOTS x slot_bytes on either side. */
+    qc_status (*ring_create)(qc_gpu_ring **out, int device, size_t slot_bytes, size_t min_bytes,
+                             qc_error *err);
+    void (*ring_destroy)(qc_gpu_ring *r); /* waits for what was started; accepts NULL */
+    size_t (*ring_slot_bytes)(const qc_gpu_ring *r);
+    /* Elements of a form that fit a slot with their results; a multiple of `step` (whole blocks, or
+     * rows), 0 if not even one step fits. */
+    uint64_t (*ring_elems)(const qc_gpu_ring *r, const qc_gpu_form *form, uint64_t step);
+    /* Pinned memory of a slot that is not at work, to be filled with elements. */
+    void *(*ring_source)(qc_gpu_ring *r, unsigned slot);
+    /* Copy, quantize, copy back; returns at once. n > 0 elements, at most ring_elems. On any error
+     * the ring must be destroyed. QC_ERR_NOMEM: the device had no room to run it. */
+    qc_status (*ring_start)(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
+                            qc_error *err);
+    /* Wait for a started slot. Errors as of ring_start. */
+    qc_status (*ring_finish)(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, qc_error *err);
+} qc_gpu_quantizer;
+
+/* ---- all of it ---- */
 
 typedef struct {
     /* Number of devices, or 0 and a sentence why. See kernels/cuda_device.h. */
     void (*device_count)(int *count, char *why, size_t why_bytes);
+    /* QC_ERR_DEVICE if this build has no code for it. */
+    qc_status (*device_open)(qc_cuda_device *out, int index, qc_error *err);
+    qc_gpu_quantizer quantizer;
 } qc_gpu_work;
 
 /* NULL in a build without CUDA kernels. */
