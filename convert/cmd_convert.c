@@ -62,6 +62,8 @@ static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_ma
 {
     r->threads = p->threads;
     r->isa = qc_isa_name(p->ops->isa);
+    r->device = p->devices->text;
+    r->gpu_weights = atomic_load(&p->gpu_elems);
     r->side_files = m->file_count;
     for (uint32_t i = 0; i < p->plan->layout.count; i++)
         r->bytes_out_stored += p->shards[i].file_bytes;
@@ -80,7 +82,7 @@ static void add_progress(void *progress, uint64_t bytes)
     qc_progress_add(progress, bytes);
 }
 
-static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa)
+static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const qc_devices *devices)
 {
     const char *type = plan->recipe->model_type;
     qc_console_detail(plan->options, 1,
@@ -90,6 +92,20 @@ static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa)
                       *type ? type : "not given",
                       plan->recipe->known_type ? "" : " (general rules)", threads,
                       qc_isa_name(isa));
+    qc_console_detail(plan->options, 1, "quantizing on %s%s%s", devices->text,
+                      devices->why ? ": " : "", devices->why ? devices->why : "");
+}
+
+/* Of the progress line: "converting on cuda:0". */
+static qc_status progress_verb(const qc_devices *d, qc_arena *arena, const char **out,
+                               qc_error *err)
+{
+    *out = "converting";
+    if (d->gpu_count == 1)
+        return qc_arena_printf(arena, out, err, "converting on cuda:%d", d->gpus[0].index);
+    if (d->gpu_count > 1)
+        return qc_arena_printf(arena, out, err, "converting on %u GPUs", d->gpu_count);
+    return QC_OK;
 }
 
 static void tell_errors(const qc_options *o, const qc_manifest *m)
@@ -127,17 +143,24 @@ static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *f
     qc_progress *progress = NULL;
     qc_manifest_file *files = NULL;
     size_t file_count = 0;
+    const char *verb = NULL;
+    void *v = NULL;
     qc_strbuf text;
     qc_strbuf_init(&text, SIZE_MAX / 2);
     QC_TRY(qc_isa_select(&isa, err));
     QC_TRY(check_room(plan, d->staging, err));
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
+    qc_devices *devices = v;
+    QC_TRY(qc_devices_choose(devices, o->run_device, qc_plan_gpu_bytes(plan), o->arena, err));
+    QC_TRY(progress_verb(devices, o->arena, &verb, err));
     unsigned threads = o->threads;
     if (threads == 0)
         threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
-    tell_plan(plan, threads, isa);
-    QC_TRY(qc_progress_create(&progress, o, "converting", plan->source_bytes, err));
+    tell_plan(plan, threads, isa, devices);
+    QC_TRY(qc_progress_create(&progress, o, verb, plan->source_bytes, err));
     qc_status st = qc_pipeline_init(&p, plan, d, isa, threads, err);
     if (st == QC_OK) {
+        p.devices = devices;
         p.progress = add_progress;
         p.progress_ctx = progress;
         st = qc_pipeline_run(&p, err);

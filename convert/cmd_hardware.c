@@ -1,7 +1,10 @@
 #include "convert/commands.h"
 #include "convert/console.h"
+#include "convert/device_choice.h"
 #include "convert/hardware_print.h"
 #include "convert/memory_watch.h"
+
+#include <string.h>
 
 #define MAX_TEXT_BYTES (1u << 22)
 
@@ -17,6 +20,29 @@ static qc_status print(const qc_hardware *h, const qc_options *o, qc_arena *aren
     return st;
 }
 
+/* What a large conversion would run on. That CUDA cannot start is a fact here, not an error. */
+static qc_status ask_cuda(qc_hardware *h, qc_arena *arena, qc_error *err)
+{
+    void *v = NULL;
+    qc_error why = {0};
+    QC_TRY(qc_arena_alloc(arena, &v, 1, sizeof(qc_devices), err));
+    qc_devices *d = v;
+    h->cuda_build = qc_gpu_work_get() ? qc_gpu_build() : NULL;
+    if (h->assumed)
+        return QC_OK;
+    qc_status st = qc_devices_choose(d, NULL, UINT64_MAX, arena, &why);
+    if (st == QC_ERR_NOMEM) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    if (st != QC_OK)
+        return qc_arena_strndup(arena, &h->quantizes_why, why.msg, strlen(why.msg), err);
+    h->quantizes_on = d->text;
+    h->quantizes_why = d->why;
+    return QC_OK;
+}
+
 qc_status qc_cmd_hardware(const qc_options *o, qc_error *err)
 {
     qc_hardware h;
@@ -28,5 +54,6 @@ qc_status qc_cmd_hardware(const qc_options *o, qc_error *err)
         qc_console_warn(o, "%s", h.warning);
     if (o->hardware.watch)
         return qc_memory_watch(&h, o, err);
+    QC_TRY(ask_cuda(&h, o->arena, err));
     return print(&h, o, o->arena, err);
 }

@@ -39,8 +39,8 @@ typedef struct {
     /* slot_bytes: of source; halved down to min_bytes while there is no room. QC_ERR_NOMEM when
      * even that has none (on the device or, pinned, on the host); QC_ERR_DEVICE for no such device.
      * Allocates all that the ring ever needs: 2 x QC_GPU_SLOTS x slot_bytes on either side. */
-    qc_status (*ring_create)(qc_gpu_ring **out, int device, size_t slot_bytes, size_t min_bytes,
-                             qc_error *err);
+    qc_status (*ring_create)(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
+                             size_t min_bytes, qc_error *err);
     void (*ring_destroy)(qc_gpu_ring *r); /* waits for what was started; accepts NULL */
     size_t (*ring_slot_bytes)(const qc_gpu_ring *r);
     /* Elements of a form that fit a slot with their results; a multiple of `step` (whole blocks, or

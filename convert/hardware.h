@@ -45,6 +45,10 @@ typedef struct {
     qc_isa isa;           /* that qconv takes */
     uint64_t memory_bytes, memory_free_bytes; /* of the host (or its cgroup, if less); 0 unknown */
     uint64_t disk_free_bytes;                 /* of the current directory's file system */
+    /* Asked only by 'qconv hardware', as CUDA starts for it (cmd_hardware.c). */
+    const char *cuda_build;    /* what the kernels are built for, NULL without any */
+    const char *quantizes_on;  /* "cuda:0 (NVIDIA H200)", "cpu"; NULL: not asked, or nothing can */
+    const char *quantizes_why; /* why not on a GPU, or NULL */
 } qc_hardware;
 
 /* QC_ERR_DEVICE when QCONV_DEVICE names what is not there; QC_ERR_USAGE for one that cannot be

@@ -36,14 +36,9 @@ static void choose_kernels(qc_gpu_choice *c, unsigned sm)
     } else if (sm < 90) {
         c->kernels = sm80;
         c->kernels_why = "tensor cores of 8.x, copies that go on beside the arithmetic";
-    } else if (sm < 100) {
-        c->kernels = "sm_90";
-        c->kernels_why = "Hopper's own instructions";
     } else {
         c->kernels = sm80;
-        c->kernels_why =
-            "code of Hopper's own instructions runs on Hopper only; that of Ampere runs "
-            "on what came later";
+        c->kernels_why = "Ampere's instructions run on what came later; its own are not used yet";
     }
 }
 

@@ -12,7 +12,7 @@
 typedef struct {
     int usable; /* compute capability 7.0 or more, or not known */
     const char *compute_dtype, *compute_why;
-    const char *kernels; /* "sm_80: mma.m16n8k16, cp.async"; planned, not in this release */
+    const char *kernels; /* "sm_80: mma.m16n8k16, cp.async": of the matmul */
     const char *kernels_why;
     const char *schemes; /* as --schemes takes them */
     const char *schemes_why;

@@ -99,7 +99,7 @@ static qc_status add_choices(const qc_hardware *h, qc_arena *arena, qc_strbuf *o
     qc_table_column(&t, "GPU", QC_ALIGN_LEFT);
     qc_table_column(&t, "compute", QC_ALIGN_LEFT);
     qc_table_column(&t, "schemes", QC_ALIGN_LEFT);
-    qc_table_column(&t, "kernels (planned)", QC_ALIGN_LEFT);
+    qc_table_column(&t, "kernels", QC_ALIGN_LEFT);
     qc_table_column(&t, "room", QC_ALIGN_RIGHT);
     qc_table_column(&t, "16bit", QC_ALIGN_RIGHT);
     qc_table_column(&t, "int8", QC_ALIGN_RIGHT);
@@ -150,8 +150,7 @@ static qc_status add_reasons(const qc_hardware *h, qc_strbuf *out, qc_error *err
         QC_TRY(qc_strbuf_addf(out, err, "\n  %-9s %s\n  %-9s %s\n  %-9s %s\n", c.compute_dtype,
                               c.compute_why, "schemes", c.schemes_why, "kernels", c.kernels_why));
     }
-    return qc_strbuf_adds(
-        out, "This release has no CUDA kernels yet: conversion runs on the processor.\n", err);
+    return QC_OK;
 }
 
 static qc_status add_host(const qc_hardware *h, qc_strbuf *out, qc_error *err)
@@ -169,6 +168,19 @@ static qc_status add_host(const qc_hardware *h, qc_strbuf *out, qc_error *err)
         QC_TRY(qc_strbuf_adds(out, "memory     not known\n", err));
     return qc_strbuf_addf(out, err, "disk       %s free in this folder\n",
                           qc_text_bytes(a, h->disk_free_bytes));
+}
+
+static qc_status add_quantizing(const qc_hardware *h, qc_strbuf *out, qc_error *err)
+{
+    char text[512];
+    QC_TRY(qc_strbuf_addf(out, err, "kernels    %s\n",
+                          h->cuda_build ? h->cuda_build : "none: this build is for the CPU only"));
+    if (!h->quantizes_on && !h->quantizes_why)
+        return QC_OK;
+    (void)snprintf(text, sizeof text, "%s%s%s", h->quantizes_on ? h->quantizes_on : "nothing",
+                   h->quantizes_why ? ": " : "", h->quantizes_why ? h->quantizes_why : "");
+    qc_console_printable(text);
+    return qc_strbuf_addf(out, err, "quantizes  on %s\n", text);
 }
 
 qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out, qc_error *err)
@@ -197,6 +209,7 @@ qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
         QC_TRY(add_reasons(h, out, err));
     }
     QC_TRY(add_host(h, out, err));
+    QC_TRY(add_quantizing(h, out, err));
     return qc_strbuf_addf(
         out, err,
         "\nstrategy   %s: %s\n           room for weights and KV cache: %s; qconv "
@@ -315,7 +328,10 @@ qc_status qc_hardware_json(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
     qc_jw_end_array(&w);
     qc_jm_string(&w, "no_gpu", h->no_gpu);
     qc_jm_string(&w, "warning", h->warning);
-    qc_jm_bool(&w, "cuda_kernels", 0);
+    qc_jm_bool(&w, "cuda_kernels", h->cuda_build != NULL);
+    qc_jm_string(&w, "cuda_build", h->cuda_build);
+    qc_jm_string(&w, "quantizes_on", h->quantizes_on);
+    qc_jm_string(&w, "quantizes_why", h->quantizes_why);
     qc_jw_key(&w, "cpu");
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "name", h->cpu_name);

@@ -58,7 +58,8 @@ qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, vo
                               (size_t)(n * each), err);
 }
 
-const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n, size_t *bytes)
+const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n, const void *read,
+                                   size_t *bytes)
 {
     const qc_job *j = &w->p->plan->jobs[job];
     if (j->entry->coded) {
@@ -66,31 +67,7 @@ const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n,
         return w->coded.codes;
     }
     *bytes = (size_t)(n * (qc_dtype_bits(j->dtype) / 8));
-    return w->source;
-}
-
-/* "row 3, column 5" as the tensor lies in the source. */
-static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t index,
-                                qc_bad_kind bad, qc_error *err)
-{
-    const qc_ckpt_tensor *t = source_of(p, j);
-    uint64_t row = index / j->cols, col = index % j->cols;
-    if (j->entry->transpose) {
-        uint64_t swap = row;
-        row = col;
-        col = swap;
-    }
-    if (bad == QC_BAD_NONFINITE)
-        QC_FAIL(err, QC_ERR_NONFINITE,
-                "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
-                " is not finite; --keep '%s' leaves the tensor as it is",
-                t->name, row, col, t->name);
-    QC_FAIL(err, QC_ERR_RANGE,
-            "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
-            " is too large for the %s that %s passes through; --keep '%s' leaves the tensor as it "
-            "is",
-            t->name, row, col, j->scheme == QC_SCHEME_INT8_ROWS ? "float16" : "float32",
-            qc_scheme_name(j->scheme), t->name);
+    return read;
 }
 
 /* Decoded scales of a stored weight that is dequantized: read once per job. */
@@ -160,64 +137,12 @@ qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
     return st;
 }
 
-/* Quantize elements [first, first + n) of the source step in w->source to w->content. */
-static void quantize_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
-                          uint64_t piece_first, qc_piece_sums *sums)
-{
-    const qc_pipeline *p = w->p;
-    const qc_job *j = &p->plan->jobs[job];
-    const qc_job_state *s = &p->jobs[job];
-    qc_dtype dtype = j->dtype;
-    uint64_t at = first - piece_first;
-    if (j->scheme == QC_SCHEME_INT8_ROWS) {
-        p->ops->int8_rows_quantize(w->source, dtype, n / j->cols, j->cols,
-                                   (int8_t *)w->content + at, s->absmax + first / j->cols, sums);
-        return;
-    }
-    uint64_t block = first / j->block_elems;
-    if (j->scheme == QC_SCHEME_NF4)
-        p->ops->nf4_quantize(w->source, dtype, n, j->block_elems, w->content + at / 2,
-                             s->absmax + block, s->block_errors + block, sums);
-    else
-        p->ops->int8_blocks_quantize(w->source, dtype, n, j->block_elems, (int8_t *)w->content + at,
-                                     s->absmax + block, s->block_errors + block, sums);
-}
-
-/* Source elements per step: whole rows or blocks. */
-static uint64_t step_elems(const qc_job *j)
+uint64_t qc_job_step_elems(const qc_job *j)
 {
     uint64_t n = QC_SOURCE_STEP_BYTES / (qc_dtype_bits(j->dtype) / 8);
     if (j->scheme == QC_SCHEME_INT8_ROWS)
         return n < j->cols ? j->cols : n - n % j->cols;
     return n; /* a multiple of every block size */
-}
-
-static qc_status make_quantized(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err)
-{
-    const qc_pipeline *p = w->p;
-    const qc_job *j = &p->plan->jobs[job];
-    uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
-    uint64_t begin = u->content_offset * per_byte;
-    uint64_t end = begin + u->content_bytes * per_byte;
-    if (end > j->elems)
-        end = j->elems; /* an odd number of nibbles */
-    uint64_t step = step_elems(j);
-    qc_piece_sums *total = &p->jobs[job].sums[u - &p->units[p->first_unit[u->tensor]]];
-    qc_digest_reset(w->hash);
-    for (uint64_t first = begin; first < end; first += step) {
-        uint64_t n = end - first < step ? end - first : step;
-        qc_piece_sums sums = {0};
-        size_t bytes = 0;
-        QC_TRY(qc_job_read(w, job, first, n, w->source, err));
-        const unsigned char *stored = qc_job_stored(w, job, n, &bytes);
-        qc_digest_update(w->hash, stored, bytes);
-        quantize_step(w, job, first, n, begin, &sums);
-        if (sums.bad != QC_BAD_NONE)
-            return refuse_element(p, j, first + sums.bad_index, sums.bad, err);
-        qc_piece_add(total, &sums, first - begin);
-    }
-    u->source = qc_digest_finish(w->hash);
-    return QC_OK;
 }
 
 /* --keep leaves a tensor unquantized, but what --rest says holds for it all the same. */
@@ -243,14 +168,14 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err
     qc_dtype to = j->entry->out_dtype;
     uint64_t out_each = qc_dtype_bits(to) / 8;
     uint64_t begin = u->content_offset / out_each, end = begin + u->content_bytes / out_each;
-    uint64_t step = step_elems(j);
+    uint64_t step = qc_job_step_elems(j);
     qc_digest_reset(w->hash);
     for (uint64_t first = begin; first < end; first += step) {
         uint64_t n = end - first < step ? end - first : step;
         uint64_t overflow = UINT64_MAX;
         size_t bytes = 0;
         QC_TRY(qc_job_read(w, job, first, n, w->source, err));
-        const unsigned char *stored = qc_job_stored(w, job, n, &bytes);
+        const unsigned char *stored = qc_job_stored(w, job, n, w->source, &bytes);
         qc_digest_update(w->hash, stored, bytes);
         p->ops->cast(w->source, j->dtype, n, w->content + (first - begin) * out_each, to,
                      &overflow);
@@ -348,7 +273,7 @@ qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
     case QC_SCHEME_INT8_ROWS:
     case QC_SCHEME_INT8_BLOCKS:
         QC_TRY(qc_job_open(w, job, err));
-        QC_TRY(make_quantized(w, u, job, err));
+        QC_TRY(qc_quantized_make(w, u, job, err));
         break;
     }
     u->content = qc_digest_bytes(w->content, u->content_bytes);

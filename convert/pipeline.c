@@ -375,6 +375,7 @@ static void hint_ahead(const qc_pipeline *p, uint32_t dispatched)
 
 static void worker_deinit(qc_worker *w)
 {
+    qc_worker_leave_gpu(w);
     qc_st_cursor_destroy(w->cursor);
     qc_frame_coder_destroy(w->coder);
     qc_digest_destroy(w->hash);
@@ -427,10 +428,11 @@ static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_err
 
 static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
 {
-    (void)index;
     qc_pipeline *p = ctx;
     qc_worker w;
     qc_status st = worker_init(&w, p, team, err);
+    if (st == QC_OK)
+        st = qc_worker_take_gpu(&w, index, err);
     while (st == QC_OK) {
         if (qc_team_stopped(team)) {
             st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
@@ -469,6 +471,8 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     p->ops = qc_quant_ops_for(isa);
     p->out = out;
     p->threads = threads;
+    atomic_init(&p->gpu_elems, 0);
+    atomic_flag_clear(&p->gpu_told);
     void *v = NULL;
     QC_TRY(qc_calloc(&v, plan->job_count, sizeof *p->jobs, err));
     p->jobs = v;

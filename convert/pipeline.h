@@ -9,10 +9,17 @@
  * the weight's last frame. Those that come before the codes in the file are stored uncompressed,
  * so that their place could be kept free.
  *
- * Memory: per worker one source piece, one frame and one compressed frame; per weight in flight
- * 10 bytes a block. Nothing grows with the model.
+ * On GPUs: each worker has a ring of slots of its own on one of them (workers are dealt out over
+ * devices) and quantizes its unit through it: while it reads and hashes the next slot, others are
+ * copied and quantized. What comes back is finished (sums in double, step by step in index order)
+ * by the same worker, so that all bytes equal those made on the CPU.
+ *
+ * Memory: per worker one source piece, one frame and one compressed frame, with a GPU 24 MiB of
+ * pinned memory and as much of the device's; per weight in flight 10 bytes a block. Nothing grows
+ * with the model.
  *
  * Threads and ownership
+ *   ring        owned by its worker, from before its first unit until after its last
  *   unit        owned by the worker that took it; its results are read after the team ended
  *   job state   `left` counts main frames; who brings it to 0 owns the job's finishing
  *   shard       `left` counts frames; who brings it to 0 writes the seek table and closes it
@@ -23,6 +30,7 @@
 
 #include "base/workers.h"
 #include "convert/coded_read.h"
+#include "convert/device_choice.h"
 #include "convert/output_dir.h"
 #include "convert/plan.h"
 #include "formats/digest.h"
@@ -98,6 +106,9 @@ typedef struct {
     pthread_cond_t finish_cond;
     int have_locks;
     unsigned threads;
+    const qc_devices *devices;      /* NULL: the CPU */
+    atomic_uint_fast64_t gpu_elems; /* that GPUs quantized */
+    atomic_flag gpu_told;           /* that a GPU had no room was said once */
     qc_progress_fn progress;
     void *progress_ctx;
 } qc_pipeline;
@@ -109,17 +120,20 @@ typedef struct {
     qc_st_cursor *cursor;
     qc_frame_coder *coder;
     qc_digest_state *hash;
-    unsigned char *source;  /* one step; at least one row for row-wise int8 */
-    unsigned char *content; /* one frame */
-    unsigned char *stored;  /* one frame, compressed */
-    qc_coded_scratch coded; /* of weights in FP8 and MXFP4 */
+    unsigned char *source;     /* one step; at least one row for row-wise int8 */
+    unsigned char *content;    /* one frame */
+    unsigned char *stored;     /* one frame, compressed */
+    qc_coded_scratch coded;    /* of weights in FP8 and MXFP4 */
+    const qc_cuda_device *gpu; /* with a ring */
+    qc_gpu_ring *ring;         /* NULL: the CPU */
 } qc_worker;
 
 /* Threads that are used when the user does not say: one per processor, as long as their buffers,
  * zstd's among them, stay below the memory target. level: of compression; 0 for none. */
 unsigned qc_pipeline_default_threads(int level);
 
-/* Prepare, run, clean up. out must have begun; shard files are staged in it but not committed.
+/* Prepare, run, clean up. Between the first two the caller may set devices and progress. out must
+ * have begun; shard files are staged in it but not committed.
  * Results stay in p until qc_pipeline_deinit. */
 QC_NODISCARD qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out,
                                         qc_isa isa, unsigned threads, qc_error *err);
@@ -127,6 +141,11 @@ QC_NODISCARD qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err);
 void qc_pipeline_deinit(qc_pipeline *p);
 
 /* Parts of the pipeline, one file each. */
+
+/* The worker's ring, if it is to have one. Without room, or with GPUs that were not asked for by
+ * name, the worker goes without, and one warning says so. (piece_quantize.c) */
+QC_NODISCARD qc_status qc_worker_take_gpu(qc_worker *w, unsigned index, qc_error *err);
+void qc_worker_leave_gpu(qc_worker *w);
 
 /* Fill w->content with the unit's bytes (QC_UNIT_MAIN); *source gets the digest of the source
  * bytes. (piece_work.c) */
@@ -137,8 +156,17 @@ QC_NODISCARD qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err);
  * the job's dtype: of the source, or float where that is decoded first. (piece_work.c) */
 QC_NODISCARD qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
                                    void *dst, qc_error *err);
-/* The stored bytes that the last qc_job_read of n elements took them from. (piece_work.c) */
-const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n, size_t *bytes);
+/* The stored bytes that the last qc_job_read of n elements (to `read`) took them from.
+ * (piece_work.c) */
+const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n, const void *read,
+                                   size_t *bytes);
+/* Source elements per step: whole rows or blocks. (piece_work.c) */
+uint64_t qc_job_step_elems(const qc_job *j);
+/* As qc_piece_make, for a weight that is quantized: on the worker's GPU, or on the CPU.
+ * (piece_quantize.c) */
+QC_NODISCARD qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err);
+/* Bytes of the source that GPUs could quantize. (piece_quantize.c) */
+uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 /* As qc_piece_make, for a stack of experts written transposed. (stack_work.c) */
 QC_NODISCARD qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err);
 /* All main pieces are done: double quantization, errors, state. (job_finish.c) */

@@ -80,6 +80,30 @@ static qc_status add_schemes(const qc_convert_report *r, qc_strbuf *out, qc_erro
     return qc_strbuf_adds(out, shown ? "\n" : " none\n", err);
 }
 
+/* Of the quantized weights, by GPUs; 0 if there are none. */
+static double gpu_share(const qc_convert_report *r)
+{
+    uint64_t elems = 0;
+    for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++)
+        if (is_quantized((qc_scheme)s))
+            elems += r->schemes[s].elems;
+    return elems ? (double)r->gpu_weights / (double)elems : 0.0;
+}
+
+/* Where weights were quantized, unless all were on the CPU. */
+static qc_status add_device(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    if (r->gpu_weights == 0)
+        return QC_OK;
+    QC_TRY(qc_strbuf_adds(out, "  device    ", err));
+    QC_TRY(add_printable(out, r->device, err));
+    if (gpu_share(r) < 1.0)
+        QC_TRY(qc_strbuf_addf(out, err,
+                              " for %.1f%% of the quantized weights, the CPU for the rest",
+                              gpu_share(r) * 100.0));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
 qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     char time[QC_SIZE_TEXT_BYTES], rate_in[QC_SIZE_TEXT_BYTES], rate_out[QC_SIZE_TEXT_BYTES];
@@ -100,6 +124,7 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         QC_TRY(qc_strbuf_addf(out, err, ": relative MSE %.3e, largest error %.3e\n",
                               r->worst_rel_mse, r->worst_max_err));
     }
+    QC_TRY(add_device(r, out, err));
     return qc_strbuf_addf(out, err, "  time      %s, %s in, %s out, %u thread%s%s%s\n",
                           qc_text_seconds(time, r->seconds),
                           qc_text_rate(rate_in, r->bytes_in, r->seconds),
@@ -159,6 +184,8 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_double(&w, "seconds", r->seconds);
     qc_jm_u64(&w, "threads", r->threads);
     qc_jm_string(&w, "isa", r->isa);
+    qc_jm_string(&w, "device", r->device);
+    qc_jm_double(&w, "gpu_share", gpu_share(r));
     if (r->choice) {
         qc_jw_key(&w, "auto");
         qc_auto_json(r->choice, r->explain, &w);

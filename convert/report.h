@@ -29,6 +29,8 @@ typedef struct {
     qc_report_scheme schemes[QC_REPORT_SCHEMES];
     unsigned threads;
     const char *isa;        /* "avx2", ... */
+    const char *device;     /* "cpu", "cuda:0 (NVIDIA H200)" */
+    uint64_t gpu_weights;   /* that GPUs quantized */
     const char *worst_name; /* quantized tensor with the largest rel_mse; NULL: none */
     double worst_rel_mse;
     double worst_max_err;

@@ -525,7 +525,7 @@ static void choices_follow_the_architecture(void **state)
         {75, 1, "float16", "sm_70: mma.m8n8k4", "nf4,nf4-32,int8,16bit"},
         {80, 1, "bfloat16", "sm_80: mma.m16n8k16, cp.async", "nf4,nf4-32,int8,16bit"},
         {89, 1, "bfloat16", "sm_80: mma.m16n8k16, cp.async", "nf4,nf4-32,int8,16bit"},
-        {90, 1, "bfloat16", "sm_90", "nf4,nf4-32,int8,16bit"},
+        {90, 1, "bfloat16", "sm_80: mma.m16n8k16, cp.async", "nf4,nf4-32,int8,16bit"},
         {120, 1, "bfloat16", "sm_80: mma.m16n8k16, cp.async", "nf4,nf4-32,int8,16bit"},
     };
     for (size_t i = 0; i < COUNT(cases); i++) {

@@ -79,15 +79,21 @@ class Described(HardwareCase):
         self.assertNotIn("tf32", rows["cuda:1"])
         self.assertIn("bfloat16  tensor cores take it from Ampere on", text)
         self.assertIn("float16   its tensor cores take neither bfloat16 nor TF32", text)
-        self.assertIn("no CUDA kernels yet: conversion runs on the processor", text)
+        self.assertRegex(text, r"(?m)^kernels    (none: this build is for the CPU only|CUDA \d)")
+        self.assertRegex(text, r"(?m)^quantizes  on \S")
         self.assertIn("strategy   gpus-balanced: ", text)
 
     def test_json(self):
         o = json.loads(self.ok("hardware", "--json", env=self.gpus(A100, V100, peers="0-1")))
         self.assertEqual(list(o), ["command", "assumed", "driver", "gpus", "no_gpu", "warning",
-                                   "cuda_kernels", "cpu", "disk_free_bytes", "strategy"])
-        self.assertEqual((o["command"], o["assumed"], o["driver"], o["no_gpu"], o["cuda_kernels"]),
-                         ("hardware", False, "999.1", None, False))
+                                   "cuda_kernels", "cuda_build", "quantizes_on",
+                                   "quantizes_why", "cpu", "disk_free_bytes", "strategy"])
+        self.assertEqual((o["command"], o["assumed"], o["driver"], o["no_gpu"]),
+                         ("hardware", False, "999.1", None))
+        self.assertEqual(o["cuda_kernels"], o["cuda_build"] is not None)
+        if not o["cuda_kernels"]:
+            self.assertEqual((o["quantizes_on"], o["quantizes_why"]),
+                             ("cpu", "this build has no GPU kernels"))
         a, v = o["gpus"]
         self.assertEqual(list(a), [
             "index", "driver_index", "name", "uuid", "card", "sm", "architecture", "total_bytes",

@@ -1,0 +1,213 @@
+/* A ring of slots on one GPU.
+ *
+ *   slot   pinned source --copy--> device source --kernel--> device results --copy--> pinned
+ * results
+ *
+ * Each slot has a stream, so that the copies of one, the kernel of another and the copies back of a
+ * third run at the same time; between slots nothing is ordered. The results of a slot lie together
+ * (errors, absmax, bad, codes), so that one copy brings them back. All slots are parts of two
+ * allocations, one pinned and one of the device, made once. */
+#include "convert/gpu_quantize.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "kernels/cuda_quantize.h"
+
+#include <string.h>
+
+#define ERROR_FLOATS 4u
+#define CODES_ALIGN  256u
+
+typedef struct {
+    unsigned char *source, *results;               /* pinned */
+    unsigned char *device_source, *device_results; /* as large */
+    qc_cuda_stream stream;
+    qc_cuda_event done;
+    qc_gpu_form form; /* of what was started */
+    uint64_t n;
+} ring_slot;
+
+struct qc_gpu_ring {
+    qc_cuda_device device;
+    size_t slot_bytes; /* of sources, and of results */
+    unsigned char *pinned, *memory;
+    ring_slot slots[QC_GPU_SLOTS];
+};
+
+/* Where the parts of n elements' results lie. */
+typedef struct {
+    uint64_t absmax, bad, codes, end;
+} result_layout;
+
+static uint64_t align_up(uint64_t v, uint64_t to)
+{
+    return (v + to - 1) / to * to;
+}
+
+/* n is at most a slot's bytes, so that nothing overflows. */
+static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
+{
+    result_layout l;
+    uint64_t scales, sums;
+    if (form->scheme == QC_SCHEME_INT8_ROWS) {
+        scales = n / form->cols;
+        sums = scales * qc_ceil_div_u64(form->cols, QC_CUDA_ROW_RUN);
+    } else {
+        scales = sums = qc_ceil_div_u64(n, form->block_elems);
+    }
+    l.absmax = sums * ERROR_FLOATS * sizeof(float);
+    l.bad = align_up(l.absmax + scales * sizeof(float), sizeof(uint64_t));
+    l.codes = align_up(l.bad + sizeof(uint64_t), CODES_ALIGN);
+    l.end = l.codes + (form->scheme == QC_SCHEME_NF4 ? (n + 1) / 2 : n);
+    return l;
+}
+
+static void release(qc_gpu_ring *r)
+{
+    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
+        if (r->slots[i].stream)
+            (void)qc_cuda_stream_synchronize(r->slots[i].stream, NULL);
+        qc_cuda_event_destroy(r->slots[i].done);
+        qc_cuda_stream_destroy(r->slots[i].stream);
+    }
+    qc_cuda_host_free(r->pinned);
+    qc_cuda_free(r->memory);
+}
+
+/* With its memory: all or nothing. */
+static qc_status take_memory(qc_gpu_ring *r, size_t slot_bytes, qc_error *err)
+{
+    void *memory = NULL, *pinned = NULL;
+    size_t each = 2 * slot_bytes;
+    QC_TRY(qc_cuda_malloc(&memory, QC_GPU_SLOTS * each, err));
+    qc_status st = qc_cuda_host_malloc(&pinned, QC_GPU_SLOTS * each, err);
+    if (st != QC_OK) {
+        qc_cuda_free(memory);
+        return st;
+    }
+    r->memory = memory;
+    r->pinned = pinned;
+    r->slot_bytes = slot_bytes;
+    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
+        ring_slot *s = &r->slots[i];
+        s->source = r->pinned + i * each;
+        s->results = s->source + slot_bytes;
+        s->device_source = r->memory + i * each;
+        s->device_results = s->device_source + slot_bytes;
+    }
+    return QC_OK;
+}
+
+static qc_status set_up(qc_gpu_ring *r, size_t slot_bytes, size_t min_bytes, qc_error *err)
+{
+    QC_TRY(qc_cuda_use(&r->device, err));
+    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
+        QC_TRY(qc_cuda_stream_create(&r->slots[i].stream, err));
+        QC_TRY(qc_cuda_event_create(&r->slots[i].done, 0, err));
+    }
+    for (;;) {
+        qc_status st = take_memory(r, slot_bytes, err);
+        if (st != QC_ERR_NOMEM || slot_bytes / 2 < min_bytes)
+            return st;
+        slot_bytes /= 2;
+    }
+}
+
+qc_status qc_gpu_ring_create(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
+                             size_t min_bytes, qc_error *err)
+{
+    void *v = NULL;
+    *out = NULL;
+    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
+    qc_gpu_ring *r = v;
+    r->device = *device;
+    qc_status st = set_up(r, slot_bytes, min_bytes, err);
+    if (st != QC_OK) {
+        qc_gpu_ring_destroy(r);
+        return st;
+    }
+    *out = r;
+    return QC_OK;
+}
+
+void qc_gpu_ring_destroy(qc_gpu_ring *r)
+{
+    if (!r)
+        return;
+    release(r);
+    qc_free(r);
+}
+
+size_t qc_gpu_ring_slot_bytes(const qc_gpu_ring *r)
+{
+    return r->slot_bytes;
+}
+
+uint64_t qc_gpu_ring_elems(const qc_gpu_ring *r, const qc_gpu_form *form, uint64_t step)
+{
+    uint64_t each = qc_dtype_bits(form->dtype) / 8;
+    if (step == 0 || step > r->slot_bytes / each)
+        return 0;
+    uint64_t steps = r->slot_bytes / each / step;
+    while (steps > 0 && lay_out(form, steps * step).end > r->slot_bytes)
+        steps--; /* rows of a few columns have more results than codes */
+    return steps * step;
+}
+
+void *qc_gpu_ring_source(qc_gpu_ring *r, unsigned slot)
+{
+    return r->slots[slot].source;
+}
+
+static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *err)
+{
+    unsigned char *results = s->device_results;
+    if (s->form.scheme == QC_SCHEME_INT8_ROWS) {
+        qc_cuda_rows a = {.src = s->device_source,
+                          .dtype = s->form.dtype,
+                          .rows = s->n / s->form.cols,
+                          .cols = s->form.cols,
+                          .codes = (int8_t *)(results + l->codes),
+                          .scb = (float *)(void *)(results + l->absmax),
+                          .errors = (float *)(void *)results,
+                          .bad = (uint64_t *)(void *)(results + l->bad)};
+        return qc_cuda_int8_rows_quantize(&a, s->stream, err);
+    }
+    qc_cuda_blocks a = {.src = s->device_source,
+                        .dtype = s->form.dtype,
+                        .n = s->n,
+                        .block_elems = s->form.block_elems,
+                        .codes = results + l->codes,
+                        .absmax = (float *)(void *)(results + l->absmax),
+                        .errors = (float *)(void *)results,
+                        .bad = (uint64_t *)(void *)(results + l->bad)};
+    return s->form.scheme == QC_SCHEME_NF4 ? qc_cuda_nf4_quantize(&a, s->stream, err)
+                                           : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
+}
+
+qc_status qc_gpu_ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
+                            qc_error *err)
+{
+    ring_slot *s = &r->slots[slot];
+    s->form = *form;
+    s->n = n;
+    result_layout l = lay_out(form, n);
+    size_t source_bytes = (size_t)(n * (qc_dtype_bits(form->dtype) / 8));
+    QC_TRY(qc_cuda_use(&r->device, err));
+    QC_TRY(qc_cuda_to_device(s->device_source, s->source, source_bytes, s->stream, err));
+    QC_TRY(launch(s, &l, err));
+    QC_TRY(qc_cuda_to_host(s->results, s->device_results, (size_t)l.end, s->stream, err));
+    return qc_cuda_event_record(s->done, s->stream, err);
+}
+
+qc_status qc_gpu_ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, qc_error *err)
+{
+    const ring_slot *s = &r->slots[slot];
+    result_layout l = lay_out(&s->form, s->n);
+    QC_TRY(qc_cuda_event_synchronize(s->done, err));
+    out->errors = (const float *)(const void *)s->results;
+    out->absmax = (const float *)(const void *)(s->results + l.absmax);
+    out->codes = s->results + l.codes;
+    memcpy(&out->bad, s->results + l.bad, sizeof out->bad);
+    return QC_OK;
+}
