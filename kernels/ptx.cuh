@@ -172,5 +172,54 @@ QC_DEVICE uint16_t qc_bf16_of_float(float f)
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
 
+/* ---- largest magnitudes ---------------------------------------------------------------------- */
+/* The larger of a, whose sign bits are clear, and |b|; a NaN in either counts as larger than any
+ * number. Below sm_80, where max drops NaNs, on the bit patterns, whose order is the same. */
+
+QC_DEVICE uint32_t qc_u16x2_largest_(uint32_t a, uint32_t b)
+{
+    b &= 0x7fff7fffu;
+    uint32_t keep = (((a | 0x80008000u) - b) >> 15 & 0x00010001u) * 0xffffu;
+    return (a & keep) | (b & ~keep);
+}
+
+QC_DEVICE uint32_t qc_float_largest(uint32_t a, uint32_t b)
+{
+#if QC_ARCH >= 80
+    uint32_t v;
+    asm("{\n.reg .f32 t;\nabs.f32 t, %2;\nmax.NaN.f32 %0, %1, t;\n}" : "=r"(v) : "r"(a), "r"(b));
+    return v;
+#else
+    b &= 0x7fffffffu;
+    return a > b ? a : b;
+#endif
+}
+
+QC_DEVICE uint32_t qc_half2_largest(uint32_t a, uint32_t b)
+{
+#if QC_ARCH >= 80
+    uint32_t v;
+    asm("{\n.reg .b32 t;\nabs.f16x2 t, %2;\nmax.NaN.f16x2 %0, %1, t;\n}"
+        : "=r"(v)
+        : "r"(a), "r"(b));
+    return v;
+#else
+    return qc_u16x2_largest_(a, b);
+#endif
+}
+
+QC_DEVICE uint32_t qc_bf16x2_largest(uint32_t a, uint32_t b)
+{
+#if QC_ARCH >= 80
+    uint32_t v;
+    asm("{\n.reg .b32 t;\nabs.bf16x2 t, %2;\nmax.NaN.bf16x2 %0, %1, t;\n}"
+        : "=r"(v)
+        : "r"(a), "r"(b));
+    return v;
+#else
+    return qc_u16x2_largest_(a, b);
+#endif
+}
+
 #endif
 #endif
