@@ -126,7 +126,8 @@ QC_DEVICE sums plus_lane(sums a, int mask)
     return plus(a, b);
 }
 
-/* ---- two threads a block ---------------------------------------------------------------------- */
+/* ---- two threads a block ----------------------------------------------------------------------
+ */
 
 /* In: in[i] is word 2 i + p of the pair's words, p the lane's parity. Out: out[i] is word
  * p * count + i, so that each thread has a run. */
@@ -193,9 +194,9 @@ __global__ void __launch_bounds__(threads_per_block) quantize_pairs(block_job jo
     typedef qc_source<dtype> source;
     typedef chunk_codes<nf4, dtype> codes_type;
     constexpr int chunk_elems = codes_type::elems;
-    constexpr int per_stripe = 16 / chunk_elems;    /* chunks of a stripe in one thread: 2 or 4 */
-    constexpr int chunks = stripes * per_stripe;    /* of a block in one thread */
-    constexpr int chunk_lanes = chunk_elems / 2;    /* 4 or 2 */
+    constexpr int per_stripe = 16 / chunk_elems; /* chunks of a stripe in one thread: 2 or 4 */
+    constexpr int chunks = stripes * per_stripe; /* of a block in one thread */
+    constexpr int chunk_lanes = chunk_elems / 2; /* 4 or 2 */
     constexpr int halfwords = nf4 && chunk_elems == 4; /* codes of a chunk are half a word */
     constexpr int out_words = nf4 ? 2 * stripes : 4 * stripes;
 
@@ -235,7 +236,8 @@ __global__ void __launch_bounds__(threads_per_block) quantize_pairs(block_job jo
                 for (int e = chunk_elems - 1; e >= 0; e--) {
                     float x = source::get(raw[i][e / source::per_word], e % source::per_word);
                     if (qc_magnitude(x) >= QC_CUDA_F32_INF)
-                        index = block * (32 * stripes) + (uint64_t)((2 * i + odd) * chunk_elems + e);
+                        index =
+                            block * (32 * stripes) + (uint64_t)((2 * i + odd) * chunk_elems + e);
                 }
             qc_bad_at(job.bad, index);
         }
@@ -321,7 +323,8 @@ __global__ void __launch_bounds__(threads_per_block) quantize_pairs(block_job jo
     }
 }
 
-/* ---- sixteen threads a block ------------------------------------------------------------------ */
+/* ---- sixteen threads a block ------------------------------------------------------------------
+ */
 
 /* Elements at and at + 1 of the source; what lies at or beyond `end` is 0, which adds nothing. */
 template <qc_dtype dtype>
@@ -436,7 +439,8 @@ __global__ void __launch_bounds__(threads_per_block) quantize_halves(block_job j
     }
 }
 
-/* ---- launches --------------------------------------------------------------------------------- */
+/* ---- launches ---------------------------------------------------------------------------------
+ */
 
 unsigned grid_for(uint64_t blocks, unsigned blocks_each)
 {

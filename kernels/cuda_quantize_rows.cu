@@ -41,10 +41,10 @@ struct row_job {
     float *scb;
     float4 *errors;
     uint64_t *bad;
-    uint32_t runs;         /* of the thread block */
-    uint64_t runs_row;     /* of a row */
-    uint32_t rows_together; /* in the thread block */
-    uint64_t parts;        /* a row is done in, 1 unless runs < runs_row */
+    uint32_t runs;             /* of the thread block */
+    uint64_t runs_row;         /* of a row */
+    uint32_t rows_together;    /* in the thread block */
+    uint64_t parts;            /* a row is done in, 1 unless runs < runs_row */
     bool wide_src, wide_codes; /* every run starts at a multiple of 16 bytes and is one long */
 };
 
@@ -288,8 +288,7 @@ extern "C" qc_status qc_cuda_int8_rows_quantize(const qc_cuda_rows *a, qc_cuda_s
                                                 qc_error *err)
 {
     if (a->dtype != QC_DTYPE_F32 && a->dtype != QC_DTYPE_F16 && a->dtype != QC_DTYPE_BF16)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "int8_rows_quantize: a source of type %s; F32, F16 and BF16 are",
+        QC_FAIL(err, QC_ERR_USAGE, "int8_rows_quantize: a source of type %s; F32, F16 and BF16 are",
                 qc_dtype_name(a->dtype));
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->rows == 0)

@@ -229,4 +229,24 @@ static inline uint16_t qc_bf16_of_float(float f)
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
 
+/* max.NaN of magnitudes on the bit patterns, whose order is that of the numbers */
+static inline uint32_t qc_float_largest(uint32_t a, uint32_t b)
+{
+    b &= 0x7fffffffu;
+    return a > b ? a : b;
+}
+
+static inline uint32_t qc_half2_largest(uint32_t a, uint32_t b)
+{
+    b &= 0x7fff7fffu;
+    uint32_t low = (a & 0xffffu) > (b & 0xffffu) ? a & 0xffffu : b & 0xffffu;
+    uint32_t high = a >> 16 > b >> 16 ? a >> 16 : b >> 16;
+    return high << 16 | low;
+}
+
+static inline uint32_t qc_bf16x2_largest(uint32_t a, uint32_t b)
+{
+    return qc_half2_largest(a, b);
+}
+
 #endif

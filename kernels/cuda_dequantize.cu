@@ -1,0 +1,409 @@
+/* NF4 and int8 to F32, F16 or BF16, in one kernel, double-quantized scales decoded on the way.
+ *
+ * A chunk is 8 elements of one row, so of one block as well where the row starts at a multiple of
+ * 8: one word of NF4 codes or two of int8, one scale, 16 bytes of a 16-bit destination. A thread
+ * takes four chunks that lie a thread block apart:
+ *
+ *     chunk      0 .. 127   128 .. 255   256 .. 383   384 .. 511
+ *     thread     0 .. 127     0 .. 127     0 .. 127     0 .. 127
+ *
+ * so that the four loads of codes are under way together, and every load and store of a warp is one
+ * contiguous piece: 128 bytes of codes in, 512 out. (16 bytes of codes a thread would leave each
+ * thread with 64 bytes to store, or with a transposition within four threads that costs more than
+ * the three loads it saves: the codes are a fifth of the traffic.)
+ *
+ * grid.x covers a row, grid.y rows; where rows follow each other without a gap and the scale is not
+ * the row's, the whole is taken as one row. The code values live in the lanes of a warp, a look-up
+ * is a shuffle (as in cuda_quantize_parts.cuh).
+ *
+ * dequantize_elements does the same element by element, for rows that do not start at a multiple of
+ * 8 elements (so that a chunk would lie in two blocks) and destinations that are not 16-byte
+ * aligned.
+ *
+ * Bytes of global memory per element: codes 1/2 or 1, scale 1/64 (double quantized) to 4/64, out 2
+ * or 4. Instructions and what follows: docs/kernels.md. No shared memory. */
+#include "kernels/cuda_quantize.h"
+
+#include "kernels/cuda_check.h"
+#include "kernels/cuda_quantize_parts.cuh"
+
+#include <inttypes.h>
+#include <string.h>
+
+namespace
+{
+
+constexpr unsigned threads_per_block = 128;
+constexpr unsigned chunk_elems = 8;
+constexpr unsigned chunks_each = 4;
+
+struct dequantize_job {
+    qc_weights w;
+    unsigned block_shift, nested_shift;
+    uint64_t first;      /* flat index of the first element */
+    uint64_t first_row;  /* of the weight */
+    uint64_t rows, cols; /* of the destination; one row where they follow each other */
+    uint64_t ld;
+    void *dst;
+    const int *exponent;
+    uint64_t *overflow;
+};
+
+/* A product as x86 has it, NaNs included: the first operand that is one, made quiet, or the default
+ * NaN, whose sign is set. */
+QC_DEVICE float product(float a, float b)
+{
+    float v = __fmul_rn(a, b);
+    if (v == v)
+        return v;
+    if (a != a)
+        return __uint_as_float(__float_as_uint(a) | 0x00400000u);
+    if (b != b)
+        return __uint_as_float(__float_as_uint(b) | 0x00400000u);
+    return __uint_as_float(0xffc00000u);
+}
+
+/* 2^exponent as two factors, both floats and powers of two for every exponent that can matter */
+struct power {
+    float a, b;
+    bool none;
+};
+
+QC_DEVICE float times(float v, power p)
+{
+    return p.none ? v : product(product(v, p.a), p.b);
+}
+
+QC_DEVICE power power_of(const int *exponent)
+{
+    int e = exponent ? *exponent : 0;
+    e = e < -252 ? -252 : e > 254 ? 254 : e;
+    int half = e / 2;
+    power p = {__uint_as_float((uint32_t)(half + 127) << 23),
+               __uint_as_float((uint32_t)(e - half + 127) << 23), e == 0};
+    return p;
+}
+
+QC_DEVICE float block_scale(const dequantize_job &job, uint64_t block)
+{
+    if (job.w.absmax)
+        return __ldg(job.w.absmax + block);
+    unsigned code = __ldg(job.w.absmax_codes + block);
+    return __fadd_rn(__fmul_rn(__ldg(job.w.nested_map + code),
+                               __ldg(job.w.nested_absmax + (block >> job.nested_shift))),
+                     job.w.nested_offset);
+}
+
+/* The value of an element before rounding: `code` is a code's value, or an int8. */
+template <qc_weights_kind kind> QC_DEVICE float value_of(float code, float scale)
+{
+    if (kind == QC_WEIGHTS_NF4)
+        return product(code, scale);
+    if (kind == QC_WEIGHTS_INT8_ROWS)
+        return product(product(code, scale), QC_CUDA_INT8_STEP);
+    return product(__fmul_rn(code, QC_CUDA_INT8_STEP), scale);
+}
+
+/* quant_half.h's rounding: NaNs keep their sign and the upper bits of their payload. */
+template <qc_dtype dtype> QC_DEVICE uint16_t narrow(float v)
+{
+    if (dtype == QC_DTYPE_BF16)
+        return qc_bf16_of_float(v);
+    uint32_t u = __float_as_uint(v);
+    if (v != v)
+        return (uint16_t)((u >> 16 & 0x8000u) | 0x7e00u | (u >> 13 & 0x03ffu));
+    return qc_half_of_float(v);
+}
+
+QC_DEVICE void note_overflow(const dequantize_job &job, uint16_t narrowed, uint32_t infinity,
+                             float v, uint64_t index)
+{
+    if (job.overflow && (narrowed & 0x7fffu) == infinity && qc_magnitude(v) < QC_CUDA_F32_INF)
+        qc_bad_at(job.overflow, index);
+}
+
+template <qc_dtype dtype>
+QC_DEVICE void store_element(const dequantize_job &job, uint64_t at, float v, uint64_t index)
+{
+    if (dtype == QC_DTYPE_F32) {
+        static_cast<float *>(job.dst)[at] = v;
+    } else {
+        uint16_t h = narrow<dtype>(v);
+        static_cast<uint16_t *>(job.dst)[at] = h;
+        note_overflow(job, h, dtype == QC_DTYPE_F16 ? 0x7c00u : 0x7f80u, v, index);
+    }
+}
+
+QC_DEVICE float nf4_value_of_lane(const dequantize_job &job, unsigned lane)
+{
+    float standard = qc_nf4_tables_of_lane(lane).code;
+    return job.w.code_map ? job.w.code_map[lane % 16] : standard;
+}
+
+/* ---- 8 elements at a time ---------------------------------------------------------------------
+ */
+
+/* The largest magnitude that a code's value can have. */
+template <qc_weights_kind kind> QC_DEVICE float largest_code(float value_of_lane)
+{
+    if (kind == QC_WEIGHTS_INT8_BLOCKS)
+        return 1.0078741f; /* 128 * QC_CUDA_INT8_STEP is below */
+    if (kind == QC_WEIGHTS_INT8_ROWS)
+        return 128.0f;
+    float m = fabsf(value_of_lane);
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2)
+        m = fmaxf(m, __shfl_xor_sync(QC_ALL_LANES, m, mask));
+    return m;
+}
+
+template <qc_dtype dtype>
+QC_DEVICE void store_chunk(const dequantize_job &job, uint64_t at, const float v[chunk_elems])
+{
+    if (dtype == QC_DTYPE_F32) {
+        float4 *to = reinterpret_cast<float4 *>(static_cast<float *>(job.dst) + at);
+        to[0] = make_float4(v[0], v[1], v[2], v[3]);
+        to[1] = make_float4(v[4], v[5], v[6], v[7]);
+    } else {
+        uint32_t h[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            h[i] = dtype == QC_DTYPE_F16 ? qc_half2_of_floats(v[2 * i], v[2 * i + 1])
+                                         : (uint32_t)qc_bf16_of_float(v[2 * i]) |
+                                               (uint32_t)qc_bf16_of_float(v[2 * i + 1]) << 16;
+        *reinterpret_cast<uint4 *>(static_cast<uint16_t *>(job.dst) + at) =
+            make_uint4(h[0], h[1], h[2], h[3]);
+    }
+}
+
+template <qc_weights_kind kind, qc_dtype dtype>
+__global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantize_job job)
+{
+    constexpr bool nf4 = kind == QC_WEIGHTS_NF4;
+    unsigned lane = threadIdx.x % 32;
+    float table = nf4 ? nf4_value_of_lane(job, lane) : 0.0f;
+    power p = power_of(job.exponent);
+    /* Below this no product overflows or is a NaN, whatever the code: a chunk with such a scale
+     * needs no look at its elements. */
+    float most = largest_code<kind>(table);
+    float safe = dtype == QC_DTYPE_F16 ? 65504.0f : 0x1p127f;
+    uint64_t row_chunks = job.cols / chunk_elems, out_chunks = job.ld / chunk_elems;
+
+    for (uint64_t row = blockIdx.y; row < job.rows; row += gridDim.y) {
+        uint64_t base = job.first + row * job.cols;
+        for (uint64_t c0 = (uint64_t)blockIdx.x * (threads_per_block * chunks_each);
+             c0 < out_chunks; c0 += (uint64_t)gridDim.x * (threads_per_block * chunks_each)) {
+            uint32_t codes[chunks_each][nf4 ? 1 : 2];
+            float scale[chunks_each];
+#pragma unroll
+            for (unsigned u = 0; u < chunks_each; u++) {
+                uint64_t c = c0 + u * threads_per_block + threadIdx.x;
+                codes[u][0] = 0;
+                codes[u][nf4 ? 0 : 1] = 0;
+                scale[u] = 0.0f;
+                if (c < row_chunks) {
+                    uint64_t f = base + c * chunk_elems;
+                    if (nf4) {
+                        codes[u][0] = __ldg(static_cast<const uint32_t *>(job.w.codes) + f / 8);
+                    } else {
+                        uint2 v = __ldg(static_cast<const uint2 *>(job.w.codes) + f / 8);
+                        codes[u][0] = v.x;
+                        codes[u][nf4 ? 0 : 1] = v.y;
+                    }
+                    if (kind == QC_WEIGHTS_INT8_ROWS)
+                        scale[u] = __ldg(job.w.absmax + job.first_row + row);
+                    else
+                        scale[u] = block_scale(job, f >> job.block_shift);
+                }
+            }
+#pragma unroll
+            for (unsigned u = 0; u < chunks_each; u++) {
+                uint64_t c = c0 + u * threads_per_block + threadIdx.x;
+                float code[chunk_elems], v[chunk_elems];
+#pragma unroll
+                for (unsigned e = 0; e < chunk_elems; e++) {
+                    if (nf4)
+                        code[e] =
+                            __shfl_sync(QC_ALL_LANES, table, (int)(codes[u][0] >> 4 * (e ^ 1)), 16);
+                    else
+                        code[e] = (float)(int8_t)(codes[u][nf4 ? 0 : e / 4] >> 8 * (e % 4));
+                    if (kind == QC_WEIGHTS_INT8_ROWS)
+                        v[e] = __fmul_rn(__fmul_rn(code[e], scale[u]), QC_CUDA_INT8_STEP);
+                    else if (kind == QC_WEIGHTS_INT8_BLOCKS)
+                        v[e] = __fmul_rn(__fmul_rn(code[e], QC_CUDA_INT8_STEP), scale[u]);
+                    else
+                        v[e] = __fmul_rn(code[e], scale[u]);
+                }
+                if (!p.none) {
+#pragma unroll
+                    for (unsigned e = 0; e < chunk_elems; e++)
+                        v[e] = __fmul_rn(__fmul_rn(v[e], p.a), p.b);
+                }
+                if (c >= row_chunks) { /* beyond cols */
+#pragma unroll
+                    for (unsigned e = 0; e < chunk_elems; e++)
+                        v[e] = 0.0f;
+                }
+                uint64_t at = row * job.ld + c * chunk_elems;
+                float bound = __fmul_rn(__fmul_rn(__fmul_rn(most, fabsf(scale[u])), p.a), p.b);
+                if (c < out_chunks && bound < safe)
+                    store_chunk<dtype>(job, at, v);
+                if (c < row_chunks && !(bound < safe)) {
+#pragma unroll
+                    for (unsigned e = 0; e < chunk_elems; e++)
+                        store_element<dtype>(job, at + e,
+                                             times(value_of<kind>(code[e], scale[u]), p),
+                                             base + c * chunk_elems + e);
+                }
+            }
+        }
+    }
+}
+
+/* ---- one element at a time --------------------------------------------------------------------
+ */
+
+template <qc_weights_kind kind, qc_dtype dtype>
+__global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequantize_job job)
+{
+    constexpr bool nf4 = kind == QC_WEIGHTS_NF4;
+    float table = nf4 ? nf4_value_of_lane(job, threadIdx.x % 32) : 0.0f;
+    power p = power_of(job.exponent);
+
+    for (uint64_t row = blockIdx.y; row < job.rows; row += gridDim.y)
+        for (uint64_t c0 = (uint64_t)blockIdx.x * threads_per_block; c0 < job.ld;
+             c0 += (uint64_t)gridDim.x * threads_per_block) {
+            uint64_t c = c0 + threadIdx.x;
+            uint64_t f = job.first + row * job.cols + c;
+            unsigned byte = 0;
+            float scale = 0.0f;
+            if (c < job.cols) {
+                byte = static_cast<const uint8_t *>(job.w.codes)[nf4 ? f / 2 : f];
+                scale = kind == QC_WEIGHTS_INT8_ROWS ? job.w.absmax[job.first_row + row]
+                                                     : block_scale(job, f >> job.block_shift);
+            }
+            float code = nf4 ? __shfl_sync(QC_ALL_LANES, table, (int)(f % 2 ? byte : byte >> 4), 16)
+                             : (float)(int8_t)byte;
+            float v = times(value_of<kind>(code, scale), p);
+            if (c < job.ld)
+                store_element<dtype>(job, row * job.ld + c, c < job.cols ? v : 0.0f, f);
+        }
+}
+
+/* ---- launches ---------------------------------------------------------------------------------
+ */
+
+bool aligned(const void *p, uintptr_t to)
+{
+    return reinterpret_cast<uintptr_t>(p) % to == 0;
+}
+
+dim3 grid_for(const dequantize_job &job, uint64_t each)
+{
+    uint64_t x = (job.ld - 1) / each + 1;
+    return dim3(x < 0x7fffffffu ? (unsigned)x : 0x7fffffffu,
+                job.rows < 65535 ? (unsigned)job.rows : 65535u);
+}
+
+template <qc_weights_kind kind, qc_dtype dtype>
+qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
+{
+    constexpr size_t element = dtype == QC_DTYPE_F32 ? 4 : 2;
+    bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done apart */
+    if (job.first % chunk_elems == 0 && job.cols >= chunk_elems &&
+        (one || (job.cols % chunk_elems == 0 && job.ld % chunk_elems == 0)) &&
+        aligned(job.dst, 16) && aligned(job.w.codes, kind == QC_WEIGHTS_NF4 ? 4 : 8)) {
+        dequantize_job chunks = job;
+        if (one)
+            chunks.cols = chunks.ld = job.cols - job.cols % chunk_elems;
+        QC_LAUNCH((dequantize_chunks<kind, dtype>),
+                  grid_for(chunks, threads_per_block * chunks_each * chunk_elems),
+                  dim3(threads_per_block), 0, s, chunks);
+        QC_TRY(qc_cuda_launched("dequantize", err));
+        if (!one || chunks.cols == job.cols)
+            return QC_OK;
+        job.first += chunks.cols;
+        job.dst = static_cast<unsigned char *>(job.dst) + chunks.cols * element;
+        job.cols -= chunks.cols;
+        job.ld = job.cols;
+    }
+    QC_LAUNCH((dequantize_elements<kind, dtype>), grid_for(job, threads_per_block),
+              dim3(threads_per_block), 0, s, job);
+    return qc_cuda_launched("dequantize", err);
+}
+
+template <qc_weights_kind kind>
+qc_status launch_dtype(const dequantize_job &job, qc_dtype dtype, qc_cuda_stream s, qc_error *err)
+{
+    if (dtype == QC_DTYPE_F32)
+        return launch<kind, QC_DTYPE_F32>(job, s, err);
+    if (dtype == QC_DTYPE_F16)
+        return launch<kind, QC_DTYPE_F16>(job, s, err);
+    return launch<kind, QC_DTYPE_BF16>(job, s, err);
+}
+
+bool power_of_two(uint32_t v)
+{
+    return v != 0 && (v & (v - 1)) == 0;
+}
+
+unsigned shift_of(uint32_t v)
+{
+    unsigned shift = 0;
+    while (shift < 31 && 1u << shift < v)
+        shift++;
+    return shift;
+}
+
+} // namespace
+
+extern "C" qc_status qc_cuda_dequantize(const qc_weights *w, uint64_t first_row, uint64_t rows,
+                                        void *dst, qc_dtype dst_dtype, uint64_t ld,
+                                        const int *exponent, uint64_t *overflow, qc_cuda_stream s,
+                                        qc_error *err)
+{
+    bool of_blocks = w->kind != QC_WEIGHTS_INT8_ROWS;
+    if (dst_dtype != QC_DTYPE_F32 && dst_dtype != QC_DTYPE_F16 && dst_dtype != QC_DTYPE_BF16)
+        QC_FAIL(err, QC_ERR_USAGE, "dequantize: to type %s; F32, F16 and BF16 are",
+                qc_dtype_name(dst_dtype));
+    if (of_blocks &&
+        (w->block_elems < 32 || w->block_elems > 4096 || !power_of_two(w->block_elems)))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "dequantize: a block of %u elements; powers of two from 32 to 4096 are",
+                w->block_elems);
+    if (!w->absmax && (!of_blocks || !power_of_two(w->nested_block)))
+        QC_FAIL(err, QC_ERR_USAGE, "dequantize: scales in blocks of %u; powers of two are",
+                of_blocks ? w->nested_block : 0u);
+    if (first_row > w->rows || rows > w->rows - first_row || ld < w->cols)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "dequantize: rows %" PRIu64 " to %" PRIu64 " of %" PRIu64 ", %" PRIu64
+                " elements apart, of %" PRIu64,
+                first_row, first_row + rows, w->rows, ld, w->cols);
+    if (overflow)
+        QC_TRY(qc_cuda_fill(overflow, 0xff, sizeof *overflow, s, err));
+    if (rows == 0 || ld == 0)
+        return QC_OK;
+    dequantize_job job;
+    memset(&job, 0, sizeof job);
+    job.w = *w;
+    job.block_shift = of_blocks ? shift_of(w->block_elems) : 0;
+    job.nested_shift = w->absmax ? 0 : shift_of(w->nested_block);
+    job.first = first_row * w->cols;
+    job.first_row = first_row;
+    job.rows = rows;
+    job.cols = w->cols;
+    job.ld = ld;
+    if (of_blocks && ld == w->cols) { /* rows without gaps are one long row */
+        job.rows = 1;
+        job.cols = rows * w->cols;
+        job.ld = job.cols;
+    }
+    job.dst = dst;
+    job.exponent = exponent;
+    job.overflow = overflow;
+    if (w->kind == QC_WEIGHTS_NF4)
+        return launch_dtype<QC_WEIGHTS_NF4>(job, dst_dtype, s, err);
+    if (w->kind == QC_WEIGHTS_INT8_ROWS)
+        return launch_dtype<QC_WEIGHTS_INT8_ROWS>(job, dst_dtype, s, err);
+    return launch_dtype<QC_WEIGHTS_INT8_BLOCKS>(job, dst_dtype, s, err);
+}
