@@ -144,15 +144,15 @@ QC_DEVICE qc_nf4_tables qc_nf4_tables_of_lane(unsigned lane)
 /* A number whose low 5 bits are the code of y, |y| <= 1 + 2^-22, and whose other bits are those of
  * QC_NF4_GUESS_BITS. All lanes of the warp take part.
  *
- * With A = 2.875, k = round(7 + 4 y (A - y^2)) is 0 .. 14 and code(y) is k or k + 1: the curve goes
- * through [i - 1/2, i + 1/2] at threshold i (by 0.02 at least; it was tried with every float), so
- * that one comparison, with threshold k, is left. Adding 1.5 * 2^21, where the ulp of a float is
- * 1/4, rounds and leaves k in the low bits. t - y < 0 exactly when y > t. */
+ * With A = 2.84375, k = round(7 + 4 y (A - y^2)) is 0 .. 14 and code(y) is k or k + 1: the curve
+ * goes through [i - 1/2, i + 1/2] at threshold i (by 0.017 at least; it was tried with every
+ * float), so that one comparison, with threshold k, is left. Adding 1.5 * 2^21, where the ulp of a
+ * float is 1/4, rounds and leaves k in the low bits. t - y < 0 exactly when y > t. */
 #define QC_NF4_GUESS_BITS 0x4a400000u
 
 QC_DEVICE uint32_t qc_nf4_search(qc_nf4_tables tables, float y)
 {
-    float slope = __fmaf_rn(y, -y, 2.875f);
+    float slope = __fmaf_rn(y, -y, 2.84375f);
     uint32_t guess = __float_as_uint(__fmaf_rn(y, slope, 0x1.8p21f + 1.75f));
     float threshold = __shfl_sync(QC_ALL_LANES, tables.threshold, (int)guess);
     return guess + (__float_as_uint(__fadd_rn(threshold, -y)) >> 31);

@@ -1,0 +1,374 @@
+/* The quantizing kernels leave what the scalar truth leaves, bit for bit: codes, scales, error
+ * sums, bad elements. --slow: more sizes. */
+#include "quant_device_fixture.h"
+
+#include "kernels/cuda_quantize.h"
+#include "quant/quant_collect.h"
+
+static int slow;
+
+static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+
+/* One call on elements [0, n) of src, compared with the truth. Offsets are in elements of the
+ * source and bytes of the codes. */
+typedef struct {
+    int nf4;
+    qc_dtype dtype;
+    uint64_t n;
+    uint32_t block;
+    size_t src_offset, codes_offset;
+    int errors;
+} blocks_case;
+
+static void check_blocks(const blocks_case *c, const void *src)
+{
+    char what[160];
+    snprintf(what, sizeof what, "%s %s n %" PRIu64 " block %u src+%zu codes+%zu errors %d",
+             c->nf4 ? "nf4" : "int8", qc_dtype_name(c->dtype), c->n, c->block, c->src_offset,
+             c->codes_offset, c->errors);
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    uint64_t blocks = c->n / c->block + (c->n % c->block != 0);
+    size_t code_bytes = c->nf4 ? (size_t)(c->n + 1) / 2 : (size_t)c->n;
+    uint8_t *codes = qt_alloc(code_bytes, 1);
+    float *absmax = qt_alloc(blocks, sizeof *absmax);
+    qc_block_error *block_errors = qt_alloc(blocks, sizeof *block_errors);
+    qc_block_error *got_errors = qt_alloc(blocks, sizeof *got_errors);
+    qc_piece_sums sums, got = {0};
+    if (c->nf4)
+        ops->nf4_quantize(src, c->dtype, c->n, c->block, codes, absmax,
+                          c->errors ? block_errors : NULL, &sums);
+    else
+        ops->int8_blocks_quantize(src, c->dtype, c->n, c->block, (int8_t *)codes, absmax,
+                                  c->errors ? block_errors : NULL, &sums);
+
+    size_t each = qt_size(c->dtype);
+    qd_buffer d_src = qd_new_from(src, (size_t)c->n * each, c->src_offset * each);
+    qd_buffer d_codes = qd_new(code_bytes, c->codes_offset);
+    qd_buffer d_absmax = qd_new((size_t)blocks * 4, 4);
+    qd_buffer d_errors = qd_new((size_t)blocks * 16, 16);
+    qd_buffer d_bad = qd_new(8, 8);
+    qc_cuda_blocks a = {.src = d_src.p,
+                        .dtype = c->dtype,
+                        .n = c->n,
+                        .block_elems = c->block,
+                        .codes = d_codes.p,
+                        .absmax = d_absmax.p,
+                        .errors = c->errors ? d_errors.p : NULL,
+                        .bad = d_bad.p};
+    QD_OK((c->nf4 ? qc_cuda_nf4_quantize : qc_cuda_int8_blocks_quantize)(&a, qd.stream, &qd.err));
+    uint8_t *got_codes = qd_take(&d_codes, what);
+    float *got_absmax = qd_take(&d_absmax, what);
+    float *lanes = qd_take(&d_errors, what);
+    uint64_t *bad = qd_take(&d_bad, what);
+    qd_drop(&d_src);
+
+    if (sums.bad != QC_BAD_NONE) {
+        QT_CHECK(*bad == sums.bad_index, "%s: bad %" PRIu64 ", not %" PRIu64, what, *bad,
+                 sums.bad_index);
+    } else {
+        QT_CHECK(*bad == UINT64_MAX, "%s: bad %" PRIu64, what, *bad);
+        qd_same(got_codes, codes, code_bytes, what);
+        qd_same(got_absmax, absmax, (size_t)blocks * 4, what);
+        if (c->errors) {
+            qc_blocks_collect(got_absmax, lanes, blocks, got_errors, &got);
+            qd_same(got_errors, block_errors, (size_t)blocks * sizeof *got_errors, what);
+            QT_CHECK(qc_f64_bits(got.sum_ee) == qc_f64_bits(sums.sum_ee) &&
+                         qc_f64_bits(got.sum_xx) == qc_f64_bits(sums.sum_xx),
+                     "%s: sums %a %a, not %a %a", what, got.sum_ee, got.sum_xx, sums.sum_ee,
+                     sums.sum_xx);
+        } else {
+            for (size_t i = 0; i < (size_t)blocks * 16; i++)
+                QT_CHECK(((unsigned char *)lanes)[i] == QD_POISON, "%s: errors written", what);
+        }
+    }
+    free(codes), free(absmax), free(block_errors), free(got_errors);
+    free(got_codes), free(got_absmax), free(lanes), free(bad);
+}
+
+static void check_source(const blocks_case *c, qd_kind kind, qt_rng *rng)
+{
+    void *src = qd_source(rng, kind, c->dtype, c->n);
+    check_blocks(c, src);
+    free(src);
+}
+
+/* Every kind of source through the kernel of pairs (blocks to 128) and that of halves. */
+static void test_kinds(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint32_t blocks[] = {32, 64, 128, 256};
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t++)
+            for (int k = 0; k < QD_KINDS; k++)
+                for (int b = 0; b < 4; b++) {
+                    blocks_case c = {nf4, types[t], 64 * blocks[b] + 1024, blocks[b], 0, 0, 1};
+                    check_source(&c, (qd_kind)k, &rng);
+                }
+}
+
+/* Every finite 16-bit pattern, in blocks of 64. */
+static void test_patterns(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 1; t < 3; t++) {
+            blocks_case c = {nf4, types[t], 65536, 64, 0, 0, 1};
+            check_source(&c, QD_PATTERNS, &rng);
+        }
+}
+
+/* Ends: nothing, one element, odd, a short last block, several thread blocks and a short one. */
+static void test_sizes(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t sizes[] = {0, 1, 31, 63, 64, 65, 127, 1023, 16 * 64, 8195};
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t++)
+            for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+                for (int errors = 0; errors < 2; errors++) {
+                    blocks_case c = {nf4, types[t], sizes[s], 64, 0, 0, errors};
+                    check_source(&c, QD_NORMAL, &rng);
+                }
+}
+
+/* Sources and codes at addresses that are no multiple of 16, of 4, of anything. */
+static void test_alignment(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t++)
+            for (size_t offset = 0; offset < 12; offset++) {
+                blocks_case c = {nf4, types[t], 517, 64, offset % 3 ? offset : 0, offset / 3, 1};
+                check_source(&c, QD_NORMAL, &rng);
+            }
+}
+
+static void test_block_sizes(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t++)
+            for (uint32_t block = 32; block <= 4096; block *= 2)
+                for (int more = 0; more < 2; more++) {
+                    blocks_case c = {nf4, types[t], block + (more ? block / 2 + 3 : 0), block, 0,
+                                     0,   1};
+                    check_source(&c, QD_NORMAL, &rng);
+                }
+}
+
+/* Several bad elements: the lowest is named, whichever thread, block or thread block has it. */
+static void test_bad(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint32_t blocks[] = {64, 128, 512};
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t++)
+            for (int b = 0; b < 3; b++)
+                for (int round = 0; round < (slow ? 40 : 6); round++) {
+                    uint64_t n = 8200 + qt_below(&rng, 600);
+                    blocks_case c = {nf4, types[t], n, blocks[b], 0, 0, round % 2};
+                    void *src = qd_source(&rng, QD_NORMAL, types[t], n);
+                    for (int i = 0; i < 1 + round; i++) {
+                        uint64_t at = round < 2 ? n - 1 - 70 * (uint64_t)i : qt_below(&rng, n);
+                        double x = i % 3 == 0 ? nan("") : i % 3 == 1 ? -HUGE_VAL : HUGE_VAL;
+                        qt_put(src, types[t], at, x);
+                    }
+                    check_blocks(&c, src);
+                    free(src);
+                }
+}
+
+/* Every NaN and infinity of 16 bits is seen. */
+static void test_bad_patterns(void **state)
+{
+    (void)state;
+    for (int t = 1; t < 3; t++) {
+        uint32_t infinity = types[t] == QC_DTYPE_F16 ? QC_F16_INF : QC_BF16_INF;
+        uint16_t src[64];
+        for (uint32_t h = infinity; h < 0x8000u; h += slow ? 1 : 37) {
+            for (unsigned i = 0; i < 64; i++)
+                src[i] = (uint16_t)(i * 3);
+            src[h % 64] = (uint16_t)(h | (h & 1u) << 15);
+            blocks_case c = {1, types[t], 64, 64, 0, 0, 0};
+            check_blocks(&c, src);
+        }
+    }
+}
+
+/* ---- rows -------------------------------------------------------------------------------------
+ */
+
+static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void *src,
+                       size_t src_offset, size_t codes_offset, int errors)
+{
+    char what[160];
+    snprintf(what, sizeof what, "rows %s %" PRIu64 " x %" PRIu64 " src+%zu codes+%zu errors %d",
+             qc_dtype_name(dtype), rows, cols, src_offset, codes_offset, errors);
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    uint64_t n = rows * cols, runs = rows * ((cols + QC_CUDA_ROW_RUN - 1) / QC_CUDA_ROW_RUN);
+    int8_t *codes = qt_alloc(n, 1);
+    float *scb = qt_alloc(rows, sizeof *scb);
+    qc_piece_sums sums, got;
+    ops->int8_rows_quantize(src, dtype, rows, cols, codes, scb, &sums);
+
+    size_t each = qt_size(dtype);
+    qd_buffer d_src = qd_new_from(src, (size_t)n * each, src_offset * each);
+    qd_buffer d_codes = qd_new((size_t)n, codes_offset), d_scb = qd_new((size_t)rows * 4, 4);
+    qd_buffer d_errors = qd_new((size_t)runs * 16, 16), d_bad = qd_new(8, 8);
+    qc_cuda_rows a = {.src = d_src.p,
+                      .dtype = dtype,
+                      .rows = rows,
+                      .cols = cols,
+                      .codes = d_codes.p,
+                      .scb = d_scb.p,
+                      .errors = errors ? d_errors.p : NULL,
+                      .bad = d_bad.p};
+    QD_OK(qc_cuda_int8_rows_quantize(&a, qd.stream, &qd.err));
+    int8_t *got_codes = qd_take(&d_codes, what);
+    float *got_scb = qd_take(&d_scb, what), *lanes = qd_take(&d_errors, what);
+    uint64_t *bad = qd_take(&d_bad, what);
+    qd_drop(&d_src);
+    if (sums.bad != QC_BAD_NONE) {
+        QT_CHECK(*bad == sums.bad_index, "%s: bad %" PRIu64 ", not %" PRIu64, what, *bad,
+                 sums.bad_index);
+    } else {
+        QT_CHECK(*bad == UINT64_MAX, "%s: bad %" PRIu64, what, *bad);
+        qd_same(got_codes, codes, (size_t)n, what);
+        qd_same(got_scb, scb, (size_t)rows * 4, what);
+        if (errors) {
+            qc_rows_collect(lanes, rows, cols, &got);
+            QT_CHECK(qc_f64_bits(got.sum_ee) == qc_f64_bits(sums.sum_ee) &&
+                         qc_f64_bits(got.sum_xx) == qc_f64_bits(sums.sum_xx) &&
+                         qc_f64_bits(got.max_err) == qc_f64_bits(sums.max_err) &&
+                         got.max_index == sums.max_index,
+                     "%s: sums %a %a %a at %" PRIu64 ", not %a %a %a at %" PRIu64, what, got.sum_ee,
+                     got.sum_xx, got.max_err, got.max_index, sums.sum_ee, sums.sum_xx, sums.max_err,
+                     sums.max_index);
+        }
+    }
+    free(codes), free(scb), free(got_codes), free(got_scb), free(lanes), free(bad);
+}
+
+/* Float16's range is what rows pass through. */
+static void *row_source(qt_rng *rng, qd_kind kind, qc_dtype dtype, uint64_t n)
+{
+    void *src = qd_source(rng, kind, dtype, n);
+    for (uint64_t i = 0; i < n; i++) {
+        double x = qt_get(src, dtype, i);
+        if (fabs(x) > 65000.0)
+            qt_put(src, dtype, i, x > 0 ? 60000.0 + (double)(i % 5000) : -64000.0);
+    }
+    return src;
+}
+
+static void test_rows_shapes(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t shapes[][2] = {{0, 5},     {3, 0},    {1, 1},    {37, 1},    {5, 63},
+                                         {9, 64},    {130, 16}, {3, 1023}, {3, 1024},  {2, 1025},
+                                         {17, 1040}, {2, 2880}, {1, 9000}, {1, 17408}, {1, 33000}};
+    for (int t = 0; t < 3; t++)
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+            uint64_t rows = shapes[s][0], cols = shapes[s][1];
+            void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
+            check_rows(types[t], rows, cols, src, 0, 0, s % 5 != 4);
+            if (cols < 2000)
+                check_rows(types[t], rows, cols, src, 1, 3, 1);
+            free(src);
+        }
+}
+
+static void test_rows_kinds(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int t = 0; t < 3; t++)
+        for (int k = 0; k < QD_KINDS; k++) {
+            void *src = row_source(&rng, (qd_kind)k, types[t], 65536);
+            check_rows(types[t], 32, 2048, src, 0, 0, 1);
+            check_rows(types[t], 910, 72, src, 0, 0, 1);
+            free(src);
+        }
+}
+
+/* Equal errors in many columns: the lowest is named. */
+static void test_rows_ties(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int round = 0; round < 8; round++) {
+        float src[3 * 2100];
+        for (unsigned i = 0; i < 3 * 2100; i++)
+            src[i] = i % 2100 == 77 ? 127.0f : (float)((int)qt_below(&rng, 4) - 2);
+        for (int i = 0; i < 5; i++)
+            src[qt_below(&rng, 3 * 2100)] = i % 2 ? 3.25f : -3.25f;
+        check_rows(QC_DTYPE_F32, 3, 2100, src, 0, 0, 1);
+    }
+}
+
+/* Not finite, or only too large for float16: 65520 is, the float below is not. */
+static void test_rows_bad(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const double values[] = {NAN, INFINITY, -INFINITY, 65520.0, -70000.0, 1e30};
+    for (int t = 0; t < 3; t++)
+        for (int round = 0; round < 24; round++) {
+            uint64_t cols = round % 3 == 0 ? 100 : round % 3 == 1 ? 3000 : 33000;
+            uint64_t rows = cols == 33000 ? 1 : 5;
+            void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
+            for (int i = 0; i < 1 + round % 4; i++)
+                qt_put(src, types[t], qt_below(&rng, rows * cols), values[(round + i) % 6]);
+            check_rows(types[t], rows, cols, src, (size_t)(round % 2), 0, 1);
+            free(src);
+        }
+    float edge[64] = {0};
+    edge[7] = qt_step(65520.0f, -1);
+    check_rows(QC_DTYPE_F32, 1, 64, edge, 0, 0, 1);
+    edge[9] = 65520.0f;
+    check_rows(QC_DTYPE_F32, 1, 64, edge, 0, 0, 1);
+}
+
+/* ---- arguments --------------------------------------------------------------------------------
+ */
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    uint64_t bad = 0;
+    qc_cuda_blocks b = {.dtype = QC_DTYPE_F32, .n = 64, .block_elems = 48, .bad = &bad};
+    assert_int_equal(qc_cuda_nf4_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
+    b.block_elems = 16;
+    assert_int_equal(qc_cuda_nf4_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
+    b.block_elems = 8192;
+    assert_int_equal(qc_cuda_int8_blocks_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
+    b.block_elems = 64;
+    b.dtype = QC_DTYPE_F64;
+    assert_int_equal(qc_cuda_nf4_quantize(&b, qd.stream, &qd.err), QC_ERR_USAGE);
+    qc_cuda_rows r = {.dtype = QC_DTYPE_F64, .rows = 1, .cols = 1, .bad = &bad};
+    assert_int_equal(qc_cuda_int8_rows_quantize(&r, qd.stream, &qd.err), QC_ERR_USAGE);
+}
+
+int main(int argc, char **argv)
+{
+    slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
+    qd_start();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kinds),        cmocka_unit_test(test_patterns),
+        cmocka_unit_test(test_sizes),        cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_block_sizes),  cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_bad_patterns), cmocka_unit_test(test_rows_shapes),
+        cmocka_unit_test(test_rows_kinds),   cmocka_unit_test(test_rows_ties),
+        cmocka_unit_test(test_rows_bad),     cmocka_unit_test(test_arguments),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qd_end();
+    return failed;
+}
