@@ -1,0 +1,382 @@
+/* Double quantization and dequantizing on the device leave the bytes of the scalar truth. */
+#include "quant_device_fixture.h"
+
+#include "kernels/cuda_quantize.h"
+
+static int slow;
+
+static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+
+/* ---- nested -----------------------------------------------------------------------------------
+ */
+
+static void check_nested(const float *absmax, uint64_t n, float offset)
+{
+    char what[96];
+    snprintf(what, sizeof what, "nested n %" PRIu64 " offset %a", n, (double)offset);
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    uint64_t groups = (n + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
+    uint8_t *codes = qt_alloc(n, 1);
+    float *nested = qt_alloc(groups, 4), *back = qt_alloc(n, 4);
+    ops->nested_quantize(absmax, n, offset, codes, nested);
+    ops->nested_dequantize(codes, nested, qc_dynamic_map, n, QC_NESTED_BLOCK, offset, back);
+    qd_buffer d_absmax = qd_new_from(absmax, (size_t)n * 4, 4);
+    qd_buffer d_codes = qd_new((size_t)n, 1), d_nested = qd_new((size_t)groups * 4, 4);
+    qd_buffer d_back = qd_new((size_t)n * 4, 4);
+    QD_OK(
+        qc_cuda_nested_quantize(d_absmax.p, n, offset, d_codes.p, d_nested.p, qd.stream, &qd.err));
+    QD_OK(qc_cuda_nested_dequantize(d_codes.p, d_nested.p, NULL, n, QC_NESTED_BLOCK, offset,
+                                    d_back.p, qd.stream, &qd.err));
+    uint8_t *got_codes = qd_take(&d_codes, what);
+    float *got_nested = qd_take(&d_nested, what), *got_back = qd_take(&d_back, what);
+    qd_drop(&d_absmax);
+    qd_same(got_codes, codes, (size_t)n, what);
+    qd_same(got_nested, nested, (size_t)groups * 4, what);
+    qd_same(got_back, back, (size_t)n * 4, what);
+    free(codes), free(nested), free(back), free(got_codes), free(got_nested), free(got_back);
+}
+
+static void test_nested(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t sizes[] = {0, 1, 255, 256, 257, 2048, 2049, 5000};
+    for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
+        uint64_t n = sizes[s];
+        float *absmax = qt_alloc(n, 4);
+        for (uint64_t i = 0; i < n; i++)
+            absmax[i] = fabsf(qt_randn(&rng)) * 0.1f;
+        check_nested(absmax, n, qc_nested_offset(absmax, n));
+        for (uint64_t i = 0; i < n; i++) /* tiny groups, groups of nothing, any number */
+            absmax[i] = i / 256 % 4 == 0   ? 0x1p-120f * (float)qt_below(&rng, 1u << 20)
+                        : i / 256 % 4 == 1 ? 0.0f
+                        : i / 256 % 4 == 2 ? fabsf(qt_any_float(&rng)) * 0.5f
+                                           : 0x1p-149f * (float)qt_below(&rng, 40);
+        check_nested(absmax, n, 0.0f);
+        free(absmax);
+    }
+}
+
+/* Thresholds of the map and their neighbours, where ties are. */
+static void test_nested_thresholds(void **state)
+{
+    (void)state;
+    float absmax[256 * 3];
+    for (unsigned ulps = 0; ulps < 3; ulps++)
+        for (unsigned i = 0; i < 256; i++)
+            absmax[256 * ulps + i] =
+                i == 255 ? 1.0f : qt_step(qc_dynamic_threshold[i], (int)ulps - 1);
+    check_nested(absmax, 256 * 3, 0.0f);
+}
+
+static void test_nested_map_and_block(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    uint8_t codes[1000];
+    float map[256], nested[1000], want[1000];
+    for (unsigned i = 0; i < 256; i++)
+        map[i] = qt_randn(&rng);
+    for (unsigned i = 0; i < 1000; i++)
+        codes[i] = (uint8_t)qt_next(&rng), nested[i] = qt_randn(&rng);
+    for (uint32_t block = 1; block <= 1024; block *= 4) {
+        ops->nested_dequantize(codes, nested, map, 1000, block, 0.25f, want);
+        qd_buffer d_codes = qd_new_from(codes, sizeof codes, 3);
+        qd_buffer d_nested = qd_new_from(nested, sizeof nested, 4);
+        qd_buffer d_map = qd_new_from(map, sizeof map, 4), d_out = qd_new(sizeof want, 4);
+        QD_OK(qc_cuda_nested_dequantize(d_codes.p, d_nested.p, d_map.p, 1000, block, 0.25f, d_out.p,
+                                        qd.stream, &qd.err));
+        float *got = qd_take(&d_out, "nested map");
+        qd_same(got, want, sizeof want, "nested map");
+        free(got);
+        qd_drop(&d_codes), qd_drop(&d_nested), qd_drop(&d_map);
+    }
+    assert_int_equal(qc_cuda_nested_dequantize(NULL, NULL, NULL, 1, 3, 0, NULL, qd.stream, &qd.err),
+                     QC_ERR_USAGE);
+}
+
+/* ---- weights ----------------------------------------------------------------------------------
+ */
+
+/* A weight in host memory, everything random; scales of any size, so that some overflow. */
+typedef struct {
+    qc_weights w; /* pointers to host memory */
+    uint8_t *codes, *absmax_codes;
+    float *scales; /* plain absmax, or what the double-quantized ones decode to */
+    float *nested, *map;
+    float code_map[16];
+    uint64_t code_bytes, blocks, groups;
+} host_weight;
+
+typedef enum { SCALES_SMALL, SCALES_LARGE, SCALES_ODD, SCALES_NESTED } scale_kind;
+
+static float scale_value(qt_rng *rng, scale_kind kind)
+{
+    if (kind == SCALES_LARGE) /* float16 overflows, or bfloat16 and float */
+        return ldexpf(1.0f + (float)qt_uniform(rng), qt_below(rng, 3) ? 15 : 127);
+    if (kind == SCALES_ODD) {
+        static const float odd[] = {0.0f, -0.0f, 0x1p-149f, 0x1p-126f, -1.5f, 0x1p-20f, 65520.0f};
+        uint64_t i = qt_below(rng, 10);
+        return i < 7 ? odd[i] : i == 7 ? INFINITY : i == 8 ? -INFINITY : qt_any_float(rng);
+    }
+    return fabsf(qt_randn(rng)) * 0.1f;
+}
+
+static host_weight make_weight(qt_rng *rng, qc_weights_kind kind, uint64_t rows, uint64_t cols,
+                               uint32_t block, scale_kind scales, int code_map)
+{
+    host_weight h;
+    memset(&h, 0, sizeof h);
+    uint64_t n = rows * cols;
+    h.code_bytes = kind == QC_WEIGHTS_NF4 ? (n + 1) / 2 : n;
+    h.blocks = kind == QC_WEIGHTS_INT8_ROWS ? rows : n / block + (n % block != 0);
+    h.codes = qt_alloc(h.code_bytes, 1);
+    for (uint64_t i = 0; i < h.code_bytes; i++)
+        h.codes[i] = (uint8_t)qt_next(rng);
+    h.scales = qt_alloc(h.blocks, 4);
+    for (uint64_t i = 0; i < h.blocks; i++)
+        h.scales[i] = scale_value(rng, scales);
+    h.w = (qc_weights){.kind = kind, .rows = rows, .cols = cols, .codes = h.codes};
+    h.w.block_elems = kind == QC_WEIGHTS_INT8_ROWS ? 0 : block;
+    if (scales == SCALES_NESTED) {
+        uint32_t nested_block = 64;
+        h.groups = h.blocks / nested_block + 1;
+        h.absmax_codes = qt_alloc(h.blocks, 1);
+        h.nested = qt_alloc(h.groups, 4);
+        h.map = qt_alloc(256, 4);
+        memcpy(h.map, qc_dynamic_map, 256 * 4);
+        for (uint64_t i = 0; i < h.blocks; i++)
+            h.absmax_codes[i] = (uint8_t)qt_next(rng);
+        for (uint64_t i = 0; i < h.groups; i++)
+            h.nested[i] = fabsf(qt_randn(rng));
+        h.w.nested_offset = 0.0625f;
+        h.w.nested_block = nested_block;
+        qc_quant_ops_for(QC_ISA_SCALAR)
+            ->nested_dequantize(h.absmax_codes, h.nested, h.map, h.blocks, nested_block,
+                                h.w.nested_offset, h.scales);
+    } else {
+        h.w.absmax = h.scales;
+    }
+    memcpy(h.code_map, qc_nf4_code, sizeof h.code_map);
+    if (code_map)
+        for (int i = 0; i < 16; i++)
+            h.code_map[i] = qt_randn(rng) * 3.0f;
+    return h;
+}
+
+static void drop_weight(host_weight *h)
+{
+    free(h->codes), free(h->scales), free(h->absmax_codes), free(h->nested), free(h->map);
+}
+
+/* Values of rows [first_row, first_row + rows) as floats, by the scalar truth on the whole. */
+static float *values_of(const host_weight *h, uint64_t first_row, uint64_t rows)
+{
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    uint64_t cols = h->w.cols, n = h->w.rows * cols, overflow;
+    float *all = qt_alloc(n, 4), *out = qt_alloc(rows * cols, 4);
+    if (h->w.kind == QC_WEIGHTS_NF4)
+        ops->nf4_dequantize(h->codes, h->scales, h->code_map, n, h->w.block_elems, all,
+                            QC_DTYPE_F32, &overflow);
+    else if (h->w.kind == QC_WEIGHTS_INT8_ROWS)
+        ops->int8_rows_dequantize((int8_t *)h->codes, h->scales, h->w.rows, cols, all, QC_DTYPE_F32,
+                                  &overflow);
+    else
+        ops->int8_blocks_dequantize((int8_t *)h->codes, h->scales, n, h->w.block_elems, all,
+                                    QC_DTYPE_F32, &overflow);
+    memcpy(out, all + first_row * cols, (size_t)(rows * cols) * 4);
+    free(all);
+    return out;
+}
+
+static void check_dequantize(const host_weight *h, int code_map, uint64_t first_row, uint64_t rows,
+                             qc_dtype dtype, uint64_t ld, size_t dst_offset, const int *exponent)
+{
+    char what[200];
+    uint64_t cols = h->w.cols;
+    size_t each = qt_size(dtype);
+    snprintf(what, sizeof what,
+             "kind %d block %u rows %" PRIu64 "+%" PRIu64 " of %" PRIu64 " x %" PRIu64
+             " ld %" PRIu64 " %s dst+%zu exponent %d",
+             (int)h->w.kind, h->w.block_elems, first_row, rows, h->w.rows, cols, ld,
+             qc_dtype_name(dtype), dst_offset, exponent ? *exponent : 0);
+    float *values = values_of(h, first_row, rows);
+    if (exponent)
+        for (uint64_t i = 0; i < rows * cols; i++)
+            values[i] = ldexpf(values[i], *exponent);
+    unsigned char *want = qt_alloc(rows * ld, each);
+    uint64_t overflow = UINT64_MAX;
+    for (uint64_t row = 0; row < rows; row++) {
+        uint64_t in_row;
+        qc_quant_ops_for(QC_ISA_SCALAR)
+            ->cast(values + row * cols, QC_DTYPE_F32, cols, want + row * ld * each, dtype, &in_row);
+        if (in_row != UINT64_MAX && overflow == UINT64_MAX)
+            overflow = (first_row + row) * cols + in_row;
+    }
+
+    qc_weights w = h->w;
+    qd_buffer d_codes = qd_new_from(h->codes, (size_t)h->code_bytes, 0);
+    qd_buffer d_scales = qd_new_from(h->scales, (size_t)h->blocks * 4, 4);
+    qd_buffer d_map = qd_new_from(h->code_map, sizeof h->code_map, 4);
+    qd_buffer d_out = qd_new((size_t)(rows * ld) * each, dst_offset * each);
+    qd_buffer d_overflow = qd_new(8, 8), d_exponent = qd_new(4, 4);
+    qd_buffer d_absmax_codes = qd_new(1, 0), d_nested = qd_new(4, 0), d_nested_map = qd_new(4, 0);
+    w.codes = d_codes.p;
+    w.absmax = d_scales.p;
+    w.code_map = code_map ? d_map.p : NULL;
+    if (h->absmax_codes) {
+        qd_drop(&d_absmax_codes), qd_drop(&d_nested), qd_drop(&d_nested_map);
+        d_absmax_codes = qd_new_from(h->absmax_codes, (size_t)h->blocks, 5);
+        d_nested = qd_new_from(h->nested, (size_t)h->groups * 4, 4);
+        d_nested_map = qd_new_from(h->map, 256 * 4, 8);
+        w.absmax = NULL;
+        w.absmax_codes = d_absmax_codes.p;
+        w.nested_absmax = d_nested.p;
+        w.nested_map = d_nested_map.p;
+    }
+    if (exponent)
+        QD_OK(qc_cuda_to_device(d_exponent.p, exponent, 4, qd.stream, &qd.err));
+    QD_OK(qc_cuda_dequantize(&w, first_row, rows, d_out.p, dtype, ld,
+                             exponent ? d_exponent.p : NULL, d_overflow.p, qd.stream, &qd.err));
+    unsigned char *got = qd_take(&d_out, what);
+    uint64_t *got_overflow = qd_take(&d_overflow, what);
+    qd_same(got, want, (size_t)(rows * ld) * each, what);
+    QT_CHECK(*got_overflow == overflow, "%s: overflow at %" PRIu64 ", not %" PRIu64, what,
+             *got_overflow, overflow);
+    free(got), free(got_overflow), free(want), free(values);
+    qd_drop(&d_codes), qd_drop(&d_scales), qd_drop(&d_map), qd_drop(&d_exponent);
+    qd_drop(&d_absmax_codes), qd_drop(&d_nested), qd_drop(&d_nested_map);
+}
+
+static const qc_weights_kind kinds[3] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
+                                         QC_WEIGHTS_INT8_BLOCKS};
+
+/* Shapes: several thread blocks, K no multiple of 8 or of the block, blocks over rows, one element,
+ * with and without a gap behind the rows. */
+static void test_shapes(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t shapes[][3] = {{1, 1, 1},       {1, 7, 8},       {3, 8, 8},
+                                         {5, 576, 576},   {4, 72, 80},     {3, 100, 104},
+                                         {2, 4104, 4112}, {3, 4100, 4100}, {7, 63, 63},
+                                         {9, 65, 72},     {1, 8199, 8199}, {5, 40, 41}};
+    for (int k = 0; k < 3; k++)
+        for (int t = 0; t < 3; t++)
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+                scale_kind scales =
+                    kinds[k] != QC_WEIGHTS_INT8_ROWS && s % 2 ? SCALES_NESTED : SCALES_SMALL;
+                host_weight h = make_weight(&rng, kinds[k], shapes[s][0], shapes[s][1],
+                                            s % 3 ? 64 : 32, scales, 0);
+                check_dequantize(&h, 0, 0, h.w.rows, types[t], shapes[s][2], 0, NULL);
+                drop_weight(&h);
+            }
+}
+
+/* Rows out of the middle, and destinations that are not aligned. */
+static void test_rows_of_weight(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t cols[] = {24, 60, 33};
+    for (int k = 0; k < 3; k++)
+        for (int c = 0; c < 3; c++) {
+            host_weight h = make_weight(&rng, kinds[k], 11, cols[c], 64, SCALES_SMALL, 1);
+            for (int t = 0; t < 3; t++)
+                for (uint64_t first = 0; first < 11; first += 3) {
+                    uint64_t rows = qt_below(&rng, 12 - first);
+                    check_dequantize(&h, 1, first, rows, types[t], cols[c], first % 2, NULL);
+                    check_dequantize(&h, 1, first, rows, types[t], cols[c] + 8, 0, NULL);
+                }
+            drop_weight(&h);
+        }
+}
+
+static void test_block_sizes(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int k = 0; k < 3; k += 2)
+        for (uint32_t block = 32; block <= 4096; block *= 2) {
+            host_weight h = make_weight(&rng, kinds[k], 3, 2 * block + 40, block, SCALES_NESTED, 0);
+            check_dequantize(&h, 0, 0, 3, QC_DTYPE_F16, h.w.cols, 0, NULL);
+            drop_weight(&h);
+        }
+}
+
+/* Products that overflow, infinite scales, subnormals: bytes, NaNs too, and the lowest index. */
+static void test_range(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int k = 0; k < 3; k++)
+        for (int t = 0; t < 3; t++)
+            for (int round = 0; round < (slow ? 60 : 8); round++) {
+                host_weight h = make_weight(&rng, kinds[k], 12, round % 2 ? 200 : 203, 64,
+                                            round % 4 < 2 ? SCALES_LARGE : SCALES_ODD, round % 3);
+                check_dequantize(&h, round % 3 != 0, 0, 12, types[t], h.w.cols, 0, NULL);
+                drop_weight(&h);
+            }
+}
+
+static void test_exponent(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const int exponents[] = {0, 1, -1, 9, -20, 24, 100, -60};
+    for (int k = 0; k < 3; k++)
+        for (int t = 0; t < 3; t++)
+            for (size_t e = 0; e < sizeof exponents / sizeof *exponents; e++) {
+                host_weight h =
+                    make_weight(&rng, kinds[k], 5, e % 2 ? 200 : 203, 64, SCALES_SMALL, 0);
+                check_dequantize(&h, 0, 0, 5, types[t], h.w.cols, 0, &exponents[e]);
+                drop_weight(&h);
+            }
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    qc_weights w = {.kind = QC_WEIGHTS_NF4, .rows = 4, .cols = 64, .block_elems = 64};
+    float absmax = 0;
+    w.absmax = &absmax;
+    qc_cuda_stream s = qd.stream;
+    assert_int_equal(qc_cuda_dequantize(&w, 0, 4, NULL, QC_DTYPE_F64, 64, NULL, NULL, s, &qd.err),
+                     QC_ERR_USAGE);
+    assert_int_equal(qc_cuda_dequantize(&w, 0, 5, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err),
+                     QC_ERR_USAGE);
+    assert_int_equal(qc_cuda_dequantize(&w, 5, 0, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err),
+                     QC_ERR_USAGE);
+    assert_int_equal(qc_cuda_dequantize(&w, 0, 4, NULL, QC_DTYPE_F32, 63, NULL, NULL, s, &qd.err),
+                     QC_ERR_USAGE);
+    w.block_elems = 96;
+    assert_int_equal(qc_cuda_dequantize(&w, 0, 4, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err),
+                     QC_ERR_USAGE);
+    w.block_elems = 64;
+    w.absmax = NULL;
+    assert_int_equal(qc_cuda_dequantize(&w, 0, 4, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err),
+                     QC_ERR_USAGE);
+    w.nested_block = 256;
+    QD_OK(qc_cuda_dequantize(&w, 4, 0, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err));
+}
+
+int main(int argc, char **argv)
+{
+    slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
+    qd_start();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_nested),
+        cmocka_unit_test(test_nested_thresholds),
+        cmocka_unit_test(test_nested_map_and_block),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_rows_of_weight),
+        cmocka_unit_test(test_block_sizes),
+        cmocka_unit_test(test_range),
+        cmocka_unit_test(test_exponent),
+        cmocka_unit_test(test_arguments),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qd_end();
+    return failed;
+}
