@@ -288,7 +288,7 @@ typedef struct {
 static inline void km_check(const km_weight *w, const km_data *d, km_rounding r)
 {
     const km_job *j = &d->job;
-    double unit = j->y_dtype == QC_DTYPE_F16 ? 0x1p-11 : 0x1p-9;
+    double unit = j->y_dtype == QC_DTYPE_F16 ? 0x1p-11 : 0x1p-8;
     double tiny = j->y_dtype == QC_DTYPE_F16 ? 0x1p-25 : 0x1p-134;
     double sum_error = 0.0, sum_square = 0.0;
     float *row = km_host(d->k * sizeof *row);
