@@ -179,7 +179,8 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
 static void plan_gemm(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
                       qc_matmul_plan *p)
 {
-    int bf16 = s->x_dtype == QC_DTYPE_BF16 && d->sm >= 80;
+    /* Weights in bfloat16 are as exact as a y in bfloat16 deserves; a y in float16 wants more. */
+    int bf16 = s->x_dtype == QC_DTYPE_BF16 && s->y_dtype == QC_DTYPE_BF16 && d->sm >= 80;
     p->dense_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
     p->copies_x = s->x_dtype == QC_DTYPE_BF16 && !bf16;
     p->gemm_to_float = p->copies_x || s->y_dtype != p->dense_dtype || s->has_bias;
@@ -244,13 +245,14 @@ uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_
      * the call will bring is taken as it needs most. */
     uint64_t most = 0, tried = max_m < QC_MATMUL_SPLIT_ROWS ? max_m : QC_MATMUL_SPLIT_ROWS;
     qc_matmul_shape s = *shape;
+    s.x_dtype = QC_DTYPE_BF16; /* to be copied, with exponents */
+    s.y_dtype = QC_DTYPE_F16;
     s.x_alignment = 2;
     s.ldx = s.k;
     s.has_bias = 1;
     for (uint64_t m = 1; m <= tried + 1; m++) {
         qc_matmul_plan p;
         s.m = m <= tried ? m : max_m;
-        s.y_dtype = s.x_dtype = QC_DTYPE_BF16;
         if (qc_matmul_plan_make(device, &s, path, limit_bytes, &p, NULL) != QC_OK)
             return UINT64_MAX;
         if (p.workspace_bytes > most)

@@ -220,15 +220,20 @@ static void test_copies_of_x(void **state)
     assert_false(plan_of(&h, &s, QC_MATMUL_GEMV, 0).copies_x);
     s.m = 4096;
     s.x_alignment = 2;
+    s.y_dtype = QC_DTYPE_BF16;
     qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0);
     assert_false(p.copies_x);
     assert_int_equal(p.dense_dtype, QC_DTYPE_BF16);
-    assert_true(p.gemm_to_float); /* y is F16 */
-    s.y_dtype = QC_DTYPE_BF16;
-    assert_false(plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0).gemm_to_float);
+    assert_false(p.gemm_to_float);
     s.has_bias = 1;
     assert_true(plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0).gemm_to_float);
     s.has_bias = 0;
+    s.y_dtype = QC_DTYPE_F16; /* 1e-3 is promised */
+    p = plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0);
+    assert_true(p.copies_x);
+    assert_int_equal(p.dense_dtype, QC_DTYPE_F16);
+    assert_true(p.gemm_to_float);
+    s.y_dtype = QC_DTYPE_BF16;
     p = plan_of(&v, &s, QC_MATMUL_DEQUANT_GEMM, 0);
     assert_true(p.copies_x);
     assert_int_equal(p.dense_dtype, QC_DTYPE_F16);
@@ -237,6 +242,8 @@ static void test_copies_of_x(void **state)
     p = plan_of(&v, &s, QC_MATMUL_DEQUANT_GEMM, 0);
     assert_false(p.copies_x);
     assert_false(p.gemm_to_float);
+    s.y_dtype = QC_DTYPE_BF16;
+    assert_true(plan_of(&v, &s, QC_MATMUL_DEQUANT_GEMM, 0).gemm_to_float);
 }
 
 static void test_gemv(void **state)
