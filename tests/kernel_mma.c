@@ -196,15 +196,20 @@ static void every_scale(bench *b)
         }
 }
 
-/* K split: partial sums through the workspace; less and less of it; never a different shape. */
+/* K split: partial sums through the workspace; less and less of it behind the copy of x. */
 static void every_split(bench *b)
 {
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 70, .k = 4096 + 32, .block = 64, .nested = 1};
-    km_job job = {.m = 10, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .bias = 1};
-    for (uint64_t limit = 1; limit <= 100000; limit *= 10) {
-        job.limit_bytes = limit;
+    static const uint64_t room[] = {0, 30000, 9000, 6000, 3000};
+    for (unsigned i = 0; i < 2 * COUNT(room); i++) {
+        km_spec spec = {.kind = i % 2 ? QC_WEIGHTS_INT8_BLOCKS : QC_WEIGHTS_NF4,
+                        .n = 70,
+                        .k = 4096 + 32,
+                        .block = 64,
+                        .nested = 1};
+        km_job job = {.m = 10, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .bias = 1};
+        if (room[i / 2])
+            job.limit_bytes = job.m * spec.k * 2 + 1024 + room[i / 2];
         multiply(b, &spec, job);
-        spec.kind = limit % 3 == 1 ? QC_WEIGHTS_INT8_BLOCKS : QC_WEIGHTS_NF4;
     }
 }
 
