@@ -1,0 +1,195 @@
+/* qconv bench: what is asked, what was measured, and everything about it that needs no GPU (shapes,
+ * bytes, floors, statistics, order of turns). The measuring itself is convert/gpu_bench.c, behind
+ * convert/gpu_work.h; the texts are bench_print.c and bench_json.c.
+ *
+ * Times are microseconds per launch, rates are decimal. Method and JSON: docs/bench.md. */
+#ifndef QC_CONVERT_BENCH_H
+#define QC_CONVERT_BENCH_H
+
+#include "base/arena.h"
+#include "base/strbuf.h"
+
+typedef enum {
+    QC_BENCH_NF4,        /* blocks of 64, scales double quantized */
+    QC_BENCH_NF4_PLAIN,  /* the same with float scales */
+    QC_BENCH_INT8,       /* row-wise */
+    QC_BENCH_INT8_BLOCK, /* blocks of 64, scales double quantized */
+    QC_BENCH_SCHEME_COUNT
+} qc_bench_scheme;
+const char *qc_bench_scheme_name(qc_bench_scheme s); /* "nf4", "nf4-plain", ... */
+
+#define QC_BENCH_BLOCK     64u
+#define QC_BENCH_MAX_LIST  64u  /* of --m and of --shape */
+#define QC_BENCH_NAME      48u  /* bytes of short texts */
+#define QC_BENCH_TOLERANCE 1e-3 /* normwise, of results rounded to float16 */
+#define QC_BENCH_TRUTH     61u  /* rows of x that differ; a prime, so that no tile sees a period */
+
+/* A weight [n, k] of a linear layer. */
+typedef struct {
+    const char *model; /* "Llama-3.3-70B"; "given" for --shape */
+    const char *layer; /* "q, o" */
+    uint64_t n, k;
+    unsigned count; /* such weights in one decoder layer */
+} qc_bench_shape;
+
+typedef struct {
+    const qc_bench_shape *shapes;
+    uint32_t shape_count;
+    const uint64_t *m; /* rising, no two alike */
+    uint32_t m_count;
+    const qc_bench_scheme *schemes;
+    uint32_t scheme_count;
+    uint32_t rounds; /* at most; each gives two samples of every contender */
+    double seconds;  /* for all of it; what does not fit is left out and counted */
+    int device;      /* index */
+} qc_bench_request;
+
+/* samples == 0: not measured. */
+typedef struct {
+    double median, p10, p90;
+    uint32_t samples;
+} qc_bench_spread;
+
+/* A kernel that is bound by memory: bytes are those read and written. */
+typedef struct {
+    char name[QC_BENCH_NAME];
+    uint64_t rows, cols, bytes;
+    qc_bench_spread gbps;
+} qc_bench_kernel;
+
+/* Weights of one contender, in turn: enough of them that the L2 cache never helps, where memory
+ * allows. */
+typedef struct {
+    uint32_t copies, launches; /* launches in one graph */
+    uint64_t bytes;            /* of all copies */
+} qc_bench_rotation;
+
+/* One scheme at one shape and m. */
+typedef struct {
+    uint32_t shape; /* index */
+    qc_bench_scheme scheme;
+    uint64_t m;
+    const char *path;      /* kernel that was chosen: "gemv" */
+    int repacked;          /* weights were laid out anew first */
+    double error;          /* normwise, of the first result */
+    qc_bench_spread us;    /* quantized */
+    qc_bench_spread dense; /* cuBLAS fp16 in the same rounds */
+    qc_bench_spread ratio; /* dense / quantized, taken within a round */
+    qc_bench_rotation turn, dense_turn;
+} qc_bench_row;
+
+typedef struct {
+    char name[128], pci[16];
+    uint32_t sm, multiprocessors;
+    uint64_t memory_bytes, l2_bytes;
+    int driver_version, runtime_version;
+    const char *build;   /* of the kernels: "CUDA 13.0: sm_75 sm_80 ..." */
+    const char *no_gemm; /* why there is no cuBLAS, or NULL */
+} qc_bench_device;
+
+typedef struct {
+    uint64_t copy_bytes; /* copied: as many are read, as many written */
+    qc_bench_spread copy_gbps;
+    uint64_t gemm_size; /* M = N = K; 0: not measured */
+    qc_bench_spread gemm_tflops;
+    qc_bench_spread launch_us; /* a kernel that does nothing, in a graph of many */
+    uint64_t host_bytes;
+    qc_bench_spread to_device_gbps, to_host_gbps;
+} qc_bench_roof;
+
+#define QC_BENCH_MAX_KERNELS 16u
+
+typedef struct {
+    qc_bench_device device;
+    qc_bench_roof roof;
+    qc_bench_kernel kernels[QC_BENCH_MAX_KERNELS];
+    uint32_t kernel_count;
+    qc_bench_row *rows; /* by shape, m, scheme */
+    uint32_t row_count;
+    uint32_t left_out; /* rows that there was no time or memory for */
+    double seconds;
+} qc_bench_result;
+
+/* ---- the question ---- */
+
+/* The shapes of the models that qconv is judged by. */
+extern const qc_bench_shape qc_bench_model_shapes[];
+extern const uint32_t qc_bench_model_shape_count;
+
+/* "8192x8192,1024x8192": N x K. "1,2,4": M, put in order. "nf4,int8". NULL: the defaults. Errors
+ * are QC_ERR_USAGE and name the option. Results live in the arena. */
+QC_NODISCARD qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena,
+                                             qc_bench_request *out, qc_error *err);
+QC_NODISCARD qc_status qc_bench_parse_m(const char *text, qc_arena *arena, qc_bench_request *out,
+                                        qc_error *err);
+QC_NODISCARD qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena,
+                                              qc_bench_request *out, qc_error *err);
+
+/* ---- bytes and floors ---- */
+
+/* Codes and scales of a weight; what a matmul has to read of it at least. */
+uint64_t qc_bench_weight_bytes(qc_bench_scheme scheme, uint64_t n, uint64_t k);
+/* Weights (of so many bytes), x and y in 16 bits: what has to move. */
+uint64_t qc_bench_bytes(uint64_t weight_bytes, uint64_t m, uint64_t n, uint64_t k);
+double qc_bench_flops(uint64_t m, uint64_t n, uint64_t k);
+/* No implementation can be faster on this device: the later of moving `bytes` at the measured rate
+ * of a copy and computing `flops` at the measured rate of cuBLAS. */
+double qc_bench_floor_us(const qc_bench_roof *roof, uint64_t bytes, double flops);
+
+/* ---- how it is measured ---- */
+
+/* Copies of a weight so that together they are more than four times the L2 cache; at least 2, at
+ * most 256, and no more than fit into limit_bytes (but never 0). */
+uint32_t qc_bench_copies(uint64_t bytes_each, uint64_t l2_bytes, uint64_t limit_bytes);
+/* Launches in a graph: a multiple of copies, at least `least` and at least min_us together at
+ * `us` each, but not beyond 2048 (rounded up to a whole number of turns). */
+uint32_t qc_bench_launches(uint32_t copies, uint32_t least, double us, double min_us);
+/* Whose turn it is: step 0 .. 2 * contenders - 1 of a round; A B C C B A, the next round C B A A B
+ * C. */
+uint32_t qc_bench_turn(uint32_t round, uint32_t step, uint32_t contenders);
+/* Rounds for one point: at most `wanted`, at least 2, as many as fit into a fair share (twice the
+ * mean, as most points take less) of the time that is left for `points` of them. */
+uint32_t qc_bench_rounds(uint32_t wanted, double round_seconds, double seconds_left,
+                         uint32_t points);
+/* Median, tenth and ninetieth percentile (linear between ranks); sorts samples. */
+qc_bench_spread qc_bench_spread_of(double *samples, uint32_t count);
+/* value -> scale / value, which swaps the ends. */
+qc_bench_spread qc_bench_spread_rate(qc_bench_spread s, double scale);
+
+/* ---- results ---- */
+
+/* Time of all linear layers of one decoder layer of a model. */
+typedef struct {
+    const char *model;
+    qc_bench_scheme scheme;
+    uint64_t m;
+    double us, dense_us; /* sums of medians; dense_us 0: not measured */
+} qc_bench_layer;
+/* 1 and *out if every shape of the model (that the request names first at shape index `first`) has
+ * a row at this m and scheme, else 0. */
+int qc_bench_layer_of(const qc_bench_request *q, const qc_bench_result *r, uint32_t first,
+                      qc_bench_scheme scheme, uint64_t m, qc_bench_layer *out);
+const qc_bench_row *qc_bench_find(const qc_bench_result *r, uint32_t shape, qc_bench_scheme scheme,
+                                  uint64_t m); /* or NULL */
+
+/* "Llama-3.3-70B q, o 8192x8192 M=16 nf4 gemv: 12.3 us, 71% of the roof, 3.1x fp16" */
+QC_NODISCARD qc_status qc_bench_row_line(const qc_bench_request *q, const qc_bench_result *r,
+                                         const qc_bench_row *row, qc_strbuf *out, qc_error *err);
+QC_NODISCARD qc_status qc_bench_text(const qc_bench_request *q, const qc_bench_result *r,
+                                     qc_arena *arena, qc_strbuf *out, qc_error *err);
+/* The kernels section of docs/performance.md. */
+QC_NODISCARD qc_status qc_bench_markdown(const qc_bench_request *q, const qc_bench_result *r,
+                                         qc_strbuf *out, qc_error *err);
+QC_NODISCARD qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r,
+                                     qc_strbuf *out, qc_error *err);
+
+/* ---- the measuring ---- */
+
+/* Told of every row as it comes, and of what is being done. */
+typedef struct {
+    void *ctx;
+    void (*row)(void *ctx, const qc_bench_result *so_far, const qc_bench_row *row);
+    void (*say)(void *ctx, const char *text);
+} qc_bench_sink;
+
+#endif

@@ -1,0 +1,236 @@
+#include "convert/bench.h"
+
+#include "base/checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* config.json of meta-llama/Llama-3.3-70B-Instruct and meta-llama/Llama-3.1-8B. */
+const qc_bench_shape qc_bench_model_shapes[] = {
+    {"Llama-3.3-70B", "q, o", 8192, 8192, 2},      {"Llama-3.3-70B", "k, v", 1024, 8192, 2},
+    {"Llama-3.3-70B", "gate, up", 28672, 8192, 2}, {"Llama-3.3-70B", "down", 8192, 28672, 1},
+    {"Llama-3.1-8B", "q, o", 4096, 4096, 2},       {"Llama-3.1-8B", "k, v", 1024, 4096, 2},
+    {"Llama-3.1-8B", "gate, up", 14336, 4096, 2},  {"Llama-3.1-8B", "down", 4096, 14336, 1},
+};
+const uint32_t qc_bench_model_shape_count =
+    sizeof qc_bench_model_shapes / sizeof *qc_bench_model_shapes;
+
+static const uint64_t default_m[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+static const qc_bench_scheme default_schemes[] = {QC_BENCH_NF4, QC_BENCH_INT8};
+
+static const char *const scheme_names[QC_BENCH_SCHEME_COUNT] = {
+    [QC_BENCH_NF4] = "nf4",
+    [QC_BENCH_NF4_PLAIN] = "nf4-plain",
+    [QC_BENCH_INT8] = "int8",
+    [QC_BENCH_INT8_BLOCK] = "int8-block",
+};
+
+const char *qc_bench_scheme_name(qc_bench_scheme s)
+{
+    return s < QC_BENCH_SCHEME_COUNT ? scheme_names[s] : "?";
+}
+
+/* ---- parsing ---- */
+
+/* Beyond this no index of a matmul is near 2^63, and no memory holds it. */
+#define MAX_SIDE ((uint64_t)1 << 24)
+
+/* A whole number of 1 to MAX_SIDE at *p; *p then stands behind it. 0 if there is none. */
+static int read_side(const char **p, uint64_t *out)
+{
+    uint64_t v = 0;
+    const char *s = *p;
+    for (; *s >= '0' && *s <= '9'; s++) {
+        v = v * 10 + (uint64_t)(*s - '0');
+        if (v > MAX_SIDE)
+            return 0;
+    }
+    if (s == *p || v == 0)
+        return 0;
+    *p = s;
+    *out = v;
+    return 1;
+}
+
+qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_request *out,
+                                qc_error *err)
+{
+    out->shapes = qc_bench_model_shapes;
+    out->shape_count = qc_bench_model_shape_count;
+    if (!text)
+        return QC_OK;
+    void *memory;
+    QC_TRY(qc_arena_alloc(arena, &memory, QC_BENCH_MAX_LIST, sizeof(qc_bench_shape), err));
+    qc_bench_shape *shapes = memory;
+    uint32_t count = 0;
+    for (const char *p = text;; p++) {
+        qc_bench_shape s = {.model = "given", .count = 1};
+        if (!read_side(&p, &s.n) || (*p != 'x' && *p != 'X'))
+            break;
+        p++;
+        if (!read_side(&p, &s.k) || (*p != ',' && *p != '\0'))
+            break;
+        if (count == QC_BENCH_MAX_LIST)
+            QC_FAIL(err, QC_ERR_USAGE, "--shape: more than %u shapes", QC_BENCH_MAX_LIST);
+        QC_TRY(qc_arena_printf(arena, &s.layer, err, "%llux%llu", (unsigned long long)s.n,
+                               (unsigned long long)s.k));
+        for (uint32_t i = 0; i < count; i++)
+            if (shapes[i].n == s.n && shapes[i].k == s.k)
+                QC_FAIL(err, QC_ERR_USAGE, "--shape: %s is there twice", s.layer);
+        shapes[count++] = s;
+        if (!*p) {
+            out->shapes = shapes;
+            out->shape_count = count;
+            return QC_OK;
+        }
+    }
+    QC_FAIL(err, QC_ERR_USAGE,
+            "--shape: '%s' is not a list of NxK, such as 8192x8192,1024x8192 (1 to %llu each)",
+            text, (unsigned long long)MAX_SIDE);
+}
+
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+qc_status qc_bench_parse_m(const char *text, qc_arena *arena, qc_bench_request *out, qc_error *err)
+{
+    out->m = default_m;
+    out->m_count = sizeof default_m / sizeof *default_m;
+    if (!text)
+        return QC_OK;
+    void *memory;
+    QC_TRY(qc_arena_alloc(arena, &memory, QC_BENCH_MAX_LIST, sizeof(uint64_t), err));
+    uint64_t *m = memory;
+    uint32_t count = 0;
+    for (const char *p = text;; p++) {
+        uint64_t v;
+        if (!read_side(&p, &v) || (*p != ',' && *p != '\0'))
+            break;
+        if (count == QC_BENCH_MAX_LIST)
+            QC_FAIL(err, QC_ERR_USAGE, "--m: more than %u numbers", QC_BENCH_MAX_LIST);
+        m[count++] = v;
+        if (*p)
+            continue;
+        qsort(m, count, sizeof *m, by_value);
+        for (uint32_t i = 1; i < count; i++)
+            if (m[i] == m[i - 1])
+                QC_FAIL(err, QC_ERR_USAGE, "--m: %llu is there twice", (unsigned long long)m[i]);
+        out->m = m;
+        out->m_count = count;
+        return QC_OK;
+    }
+    QC_FAIL(err, QC_ERR_USAGE,
+            "--m: '%s' is not a list of numbers from 1 to %llu, such as 1,16,256", text,
+            (unsigned long long)MAX_SIDE);
+}
+
+qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_request *out,
+                                 qc_error *err)
+{
+    out->schemes = default_schemes;
+    out->scheme_count = sizeof default_schemes / sizeof *default_schemes;
+    if (!text)
+        return QC_OK;
+    void *memory;
+    QC_TRY(qc_arena_alloc(arena, &memory, QC_BENCH_SCHEME_COUNT, sizeof(qc_bench_scheme), err));
+    qc_bench_scheme *schemes = memory;
+    uint32_t count = 0;
+    for (const char *p = text;; p++) {
+        size_t len = strcspn(p, ",");
+        unsigned s = 0;
+        while (s < QC_BENCH_SCHEME_COUNT &&
+               !(strlen(scheme_names[s]) == len && strncmp(scheme_names[s], p, len) == 0))
+            s++;
+        if (s == QC_BENCH_SCHEME_COUNT)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--schemes: '%.*s' is not one of nf4, nf4-plain, int8, int8-block", (int)len,
+                    p);
+        for (uint32_t i = 0; i < count; i++)
+            if (schemes[i] == (qc_bench_scheme)s)
+                QC_FAIL(err, QC_ERR_USAGE, "--schemes: %s is there twice", scheme_names[s]);
+        schemes[count++] = (qc_bench_scheme)s;
+        p += len;
+        if (!*p)
+            break;
+    }
+    out->schemes = schemes;
+    out->scheme_count = count;
+    return QC_OK;
+}
+
+/* ---- bytes and floors ---- */
+
+uint64_t qc_bench_weight_bytes(qc_bench_scheme scheme, uint64_t n, uint64_t k)
+{
+    uint64_t elems = n * k, blocks = qc_ceil_div_u64(elems, QC_BENCH_BLOCK);
+    uint64_t nested = blocks + 4 * qc_ceil_div_u64(blocks, 256) + 4 * 256; /* with the map */
+    switch (scheme) {
+    case QC_BENCH_NF4:
+        return (elems + 1) / 2 + nested;
+    case QC_BENCH_NF4_PLAIN:
+        return (elems + 1) / 2 + 4 * blocks;
+    case QC_BENCH_INT8:
+        return elems + 4 * n;
+    case QC_BENCH_INT8_BLOCK:
+        return elems + nested;
+    case QC_BENCH_SCHEME_COUNT:
+        break;
+    }
+    return 0;
+}
+
+uint64_t qc_bench_bytes(uint64_t weight_bytes, uint64_t m, uint64_t n, uint64_t k)
+{
+    return weight_bytes + 2 * m * k + 2 * m * n;
+}
+
+double qc_bench_flops(uint64_t m, uint64_t n, uint64_t k)
+{
+    return 2 * (double)m * (double)n * (double)k;
+}
+
+double qc_bench_floor_us(const qc_bench_roof *roof, uint64_t bytes, double flops)
+{
+    double memory = 0, compute = 0;
+    if (roof->copy_gbps.median > 0)
+        memory = (double)bytes / roof->copy_gbps.median / 1e3;
+    if (roof->gemm_tflops.median > 0)
+        compute = flops / roof->gemm_tflops.median / 1e6;
+    return memory > compute ? memory : compute;
+}
+
+/* ---- results ---- */
+
+const qc_bench_row *qc_bench_find(const qc_bench_result *r, uint32_t shape, qc_bench_scheme scheme,
+                                  uint64_t m)
+{
+    for (uint32_t i = 0; i < r->row_count; i++)
+        if (r->rows[i].shape == shape && r->rows[i].scheme == scheme && r->rows[i].m == m)
+            return &r->rows[i];
+    return NULL;
+}
+
+int qc_bench_layer_of(const qc_bench_request *q, const qc_bench_result *r, uint32_t first,
+                      qc_bench_scheme scheme, uint64_t m, qc_bench_layer *out)
+{
+    qc_bench_layer sum = {.model = q->shapes[first].model, .scheme = scheme, .m = m};
+    int dense = 1;
+    for (uint32_t i = first; i < q->shape_count; i++) {
+        if (strcmp(q->shapes[i].model, sum.model) != 0)
+            continue;
+        const qc_bench_row *row = qc_bench_find(r, i, scheme, m);
+        if (!row)
+            return 0;
+        sum.us += q->shapes[i].count * row->us.median;
+        sum.dense_us += q->shapes[i].count * row->dense.median;
+        if (!row->dense.samples)
+            dense = 0;
+    }
+    if (!dense)
+        sum.dense_us = 0;
+    *out = sum;
+    return 1;
+}
