@@ -26,7 +26,7 @@ const char *qc_bench_scheme_name(qc_bench_scheme s); /* "nf4", "nf4-plain", ... 
 
 /* A weight [n, k] of a linear layer. */
 typedef struct {
-    const char *model; /* "Llama-3.3-70B"; "given" for --shape */
+    const char *model; /* "Llama-3.3-70B"; "given" for --shapes */
     const char *layer; /* "q, o" */
     uint64_t n, k;
     unsigned count; /* such weights in one decoder layer */
@@ -39,6 +39,9 @@ typedef struct {
     uint32_t m_count;
     const qc_bench_scheme *schemes;
     uint32_t scheme_count;
+    int bf16;         /* x, y and the dense weights; else fp16 */
+    const char *path; /* kernel to force, or NULL */
+    uint64_t seed;
     uint32_t rounds; /* at most; each gives two samples of every contender */
     double seconds;  /* for all of it; what does not fit is left out and counted */
     int device;      /* index */
@@ -73,7 +76,7 @@ typedef struct {
     int repacked;          /* weights were laid out anew first */
     double error;          /* normwise, of the first result */
     qc_bench_spread us;    /* quantized */
-    qc_bench_spread dense; /* cuBLAS fp16 in the same rounds */
+    qc_bench_spread dense; /* cuBLAS, 16-bit weights, in the same rounds */
     qc_bench_spread ratio; /* dense / quantized, taken within a round */
     qc_bench_rotation turn, dense_turn;
 } qc_bench_row;
@@ -116,14 +119,19 @@ typedef struct {
 extern const qc_bench_shape qc_bench_model_shapes[];
 extern const uint32_t qc_bench_model_shape_count;
 
-/* "8192x8192,1024x8192": N x K. "1,2,4": M, put in order. "nf4,int8". NULL: the defaults. Errors
- * are QC_ERR_USAGE and name the option. Results live in the arena. */
+/* "8192x8192,1024x8192": N x K. "nf4,int8". NULL: the defaults. Errors are QC_ERR_USAGE and name
+ * the option. Results live in the arena. */
 QC_NODISCARD qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena,
                                              qc_bench_request *out, qc_error *err);
-QC_NODISCARD qc_status qc_bench_parse_m(const char *text, qc_arena *arena, qc_bench_request *out,
-                                        qc_error *err);
 QC_NODISCARD qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena,
                                               qc_bench_request *out, qc_error *err);
+/* A copy of m, in order. */
+QC_NODISCARD qc_status qc_bench_set_m(const uint64_t *m, uint32_t count, qc_arena *arena,
+                                      qc_bench_request *out, qc_error *err);
+
+/* Normwise error up to which a result counts as right: rounding to the dtype of y, and the float16
+ * that the tensor-core kernels round weights to. */
+double qc_bench_tolerance(const qc_bench_request *q);
 
 /* ---- bytes and floors ---- */
 

@@ -15,14 +15,13 @@ const qc_bench_shape qc_bench_model_shapes[] = {
 const uint32_t qc_bench_model_shape_count =
     sizeof qc_bench_model_shapes / sizeof *qc_bench_model_shapes;
 
-static const uint64_t default_m[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
 static const qc_bench_scheme default_schemes[] = {QC_BENCH_NF4, QC_BENCH_INT8};
 
 static const char *const scheme_names[QC_BENCH_SCHEME_COUNT] = {
     [QC_BENCH_NF4] = "nf4",
     [QC_BENCH_NF4_PLAIN] = "nf4-plain",
     [QC_BENCH_INT8] = "int8",
-    [QC_BENCH_INT8_BLOCK] = "int8-block",
+    [QC_BENCH_INT8_BLOCK] = "int8-blocks",
 };
 
 const char *qc_bench_scheme_name(qc_bench_scheme s)
@@ -71,12 +70,12 @@ qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_requ
         if (!read_side(&p, &s.k) || (*p != ',' && *p != '\0'))
             break;
         if (count == QC_BENCH_MAX_LIST)
-            QC_FAIL(err, QC_ERR_USAGE, "--shape: more than %u shapes", QC_BENCH_MAX_LIST);
+            QC_FAIL(err, QC_ERR_USAGE, "--shapes: more than %u shapes", QC_BENCH_MAX_LIST);
         QC_TRY(qc_arena_printf(arena, &s.layer, err, "%llux%llu", (unsigned long long)s.n,
                                (unsigned long long)s.k));
         for (uint32_t i = 0; i < count; i++)
             if (shapes[i].n == s.n && shapes[i].k == s.k)
-                QC_FAIL(err, QC_ERR_USAGE, "--shape: %s is there twice", s.layer);
+                QC_FAIL(err, QC_ERR_USAGE, "--shapes: %s is there twice", s.layer);
         shapes[count++] = s;
         if (!*p) {
             out->shapes = shapes;
@@ -85,7 +84,7 @@ qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_requ
         }
     }
     QC_FAIL(err, QC_ERR_USAGE,
-            "--shape: '%s' is not a list of NxK, such as 8192x8192,1024x8192 (1 to %llu each)",
+            "--shapes: '%s' is not a list of NxK, such as 8192x8192,1024x8192 (1 to %llu each)",
             text, (unsigned long long)MAX_SIDE);
 }
 
@@ -95,36 +94,17 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-qc_status qc_bench_parse_m(const char *text, qc_arena *arena, qc_bench_request *out, qc_error *err)
+qc_status qc_bench_set_m(const uint64_t *m, uint32_t count, qc_arena *arena, qc_bench_request *out,
+                         qc_error *err)
 {
-    out->m = default_m;
-    out->m_count = sizeof default_m / sizeof *default_m;
-    if (!text)
-        return QC_OK;
     void *memory;
-    QC_TRY(qc_arena_alloc(arena, &memory, QC_BENCH_MAX_LIST, sizeof(uint64_t), err));
-    uint64_t *m = memory;
-    uint32_t count = 0;
-    for (const char *p = text;; p++) {
-        uint64_t v;
-        if (!read_side(&p, &v) || (*p != ',' && *p != '\0'))
-            break;
-        if (count == QC_BENCH_MAX_LIST)
-            QC_FAIL(err, QC_ERR_USAGE, "--m: more than %u numbers", QC_BENCH_MAX_LIST);
-        m[count++] = v;
-        if (*p)
-            continue;
-        qsort(m, count, sizeof *m, by_value);
-        for (uint32_t i = 1; i < count; i++)
-            if (m[i] == m[i - 1])
-                QC_FAIL(err, QC_ERR_USAGE, "--m: %llu is there twice", (unsigned long long)m[i]);
-        out->m = m;
-        out->m_count = count;
-        return QC_OK;
-    }
-    QC_FAIL(err, QC_ERR_USAGE,
-            "--m: '%s' is not a list of numbers from 1 to %llu, such as 1,16,256", text,
-            (unsigned long long)MAX_SIDE);
+    QC_TRY(qc_arena_alloc(arena, &memory, count, sizeof *m, err));
+    uint64_t *sorted = memory;
+    memcpy(sorted, m, count * sizeof *m);
+    qsort(sorted, count, sizeof *sorted, by_value);
+    out->m = sorted;
+    out->m_count = count;
+    return QC_OK;
 }
 
 qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_request *out,
@@ -146,11 +126,11 @@ qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_req
             s++;
         if (s == QC_BENCH_SCHEME_COUNT)
             QC_FAIL(err, QC_ERR_USAGE,
-                    "--schemes: '%.*s' is not one of nf4, nf4-plain, int8, int8-block", (int)len,
+                    "--scheme: '%.*s' is not one of nf4, nf4-plain, int8, int8-blocks", (int)len,
                     p);
         for (uint32_t i = 0; i < count; i++)
             if (schemes[i] == (qc_bench_scheme)s)
-                QC_FAIL(err, QC_ERR_USAGE, "--schemes: %s is there twice", scheme_names[s]);
+                QC_FAIL(err, QC_ERR_USAGE, "--scheme: %s is there twice", scheme_names[s]);
         schemes[count++] = (qc_bench_scheme)s;
         p += len;
         if (!*p)
@@ -159,6 +139,11 @@ qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_req
     out->schemes = schemes;
     out->scheme_count = count;
     return QC_OK;
+}
+
+double qc_bench_tolerance(const qc_bench_request *q)
+{
+    return q->bf16 ? 4e-3 : 1e-3;
 }
 
 /* ---- bytes and floors ---- */

@@ -243,7 +243,12 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "the kernel to use for every shape"},
     {.id = QC_OPT_ROUNDS, .name = "rounds", .commands = BENCH, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 10000, .dflt = "30", .since = "0.3.0",
-     .help = "times everything is measured; the median counts"},
+     .help = "times everything is measured, at most; the median counts"},
+    {.id = QC_OPT_SECONDS, .name = "seconds", .commands = BENCH, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_NUMBER, .arg = "S", .min = 1, .max = 1000000, .dflt = "150", .since = "0.3.0",
+     .help = "time for all of it, about",
+     .more = "Where it is short there are fewer rounds; what does not fit at all is left out, and "
+             "the result says how much."},
     {.id = QC_OPT_MAX_ERROR, .name = "max-error", .commands = VALIDATE,
      .group = QC_GROUP_MEASURE, .kind = QC_ARG_DECIMAL, .arg = "X", .since = "0.3.0",
      .help = "exit code 4 if the relative output error of a layer is larger",
@@ -436,7 +441,7 @@ const qc_command_row qc_command_table[] = {
      .summary = "speed of the GPU kernels against cuBLAS fp16",
      .text = "Time the multiplication with quantized weights on this machine's GPU, for the layer "
              "shapes of well-known models and many sizes of batch, against cuBLAS in fp16 and "
-             "against the rate at which the GPU copies memory. docs/performance.md says how.",
+             "against the rate at which the GPU copies memory. docs/bench.md says how.",
      .place_count = 0,
      .examples = "qconv bench\n"
                  "all shapes, a table\n"

@@ -61,6 +61,7 @@ typedef enum {
     QC_OPT_SEED,
     QC_OPT_PATH,
     QC_OPT_ROUNDS,
+    QC_OPT_SECONDS,
     QC_OPT_MAX_ERROR,
     QC_OPT_BASELINE,
     QC_OPT_SAVE_BASELINE,

@@ -319,6 +319,8 @@ static qc_status apply_measure(const parse *p, qc_options *o, const qc_option_ro
         o->seed = number;
     } else if (row->id == QC_OPT_ROUNDS) {
         b->rounds = number;
+    } else if (row->id == QC_OPT_SECONDS) {
+        b->seconds = number;
     } else if (row->id == QC_OPT_BENCH_DTYPE) {
         b->bf16 = choice == 1;
     } else if (row->id == QC_OPT_PATH) {
@@ -450,6 +452,7 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
     case QC_OPT_SEED:
     case QC_OPT_PATH:
     case QC_OPT_ROUNDS:
+    case QC_OPT_SECONDS:
     case QC_OPT_MAX_ERROR:
     case QC_OPT_BASELINE:
     case QC_OPT_SAVE_BASELINE:

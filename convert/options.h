@@ -96,6 +96,7 @@ typedef struct {
     int bf16;            /* --dtype */
     const char *path;    /* as qc_matmul_path_name has it; NULL: chosen */
     uint64_t rounds;     /* default 30 */
+    uint64_t seconds;    /* default 150 */
     int markdown;
     const char *output; /* file, or NULL */
 } qc_bench_options;
