@@ -29,7 +29,7 @@ typedef struct {
     const char *model; /* "Llama-3.3-70B"; "given" for --shapes */
     const char *layer; /* "q, o" */
     uint64_t n, k;
-    unsigned count; /* such weights in one decoder layer */
+    unsigned count; /* such weights in one decoder layer; 0: of no model */
 } qc_bench_shape;
 
 typedef struct {
@@ -165,6 +165,14 @@ qc_bench_spread qc_bench_spread_of(double *samples, uint32_t count);
 qc_bench_spread qc_bench_spread_rate(qc_bench_spread s, double scale);
 
 /* ---- results ---- */
+
+/* Share of the roof of a row; 0 if no roof or no time was measured. */
+double qc_bench_of_roof(const qc_bench_request *q, const qc_bench_result *r,
+                        const qc_bench_row *row);
+/* "x and y" and the dense weights: "fp16" or "bf16". */
+const char *qc_bench_dtype_name(const qc_bench_request *q);
+/* Is this the first shape of its model? */
+int qc_bench_first_of_model(const qc_bench_request *q, uint32_t shape);
 
 /* Time of all linear layers of one decoder layer of a model. */
 typedef struct {

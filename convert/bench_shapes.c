@@ -63,7 +63,7 @@ qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_requ
     qc_bench_shape *shapes = memory;
     uint32_t count = 0;
     for (const char *p = text;; p++) {
-        qc_bench_shape s = {.model = "given", .count = 1};
+        qc_bench_shape s = {.model = "given"};
         if (!read_side(&p, &s.n) || (*p != 'x' && *p != 'X'))
             break;
         p++;
@@ -189,6 +189,29 @@ double qc_bench_floor_us(const qc_bench_roof *roof, uint64_t bytes, double flops
 
 /* ---- results ---- */
 
+double qc_bench_of_roof(const qc_bench_request *q, const qc_bench_result *r,
+                        const qc_bench_row *row)
+{
+    const qc_bench_shape *s = &q->shapes[row->shape];
+    uint64_t weight = qc_bench_weight_bytes(row->scheme, s->n, s->k);
+    double floor = qc_bench_floor_us(&r->roof, qc_bench_bytes(weight, row->m, s->n, s->k),
+                                     qc_bench_flops(row->m, s->n, s->k));
+    return row->us.median > 0 ? floor / row->us.median : 0;
+}
+
+const char *qc_bench_dtype_name(const qc_bench_request *q)
+{
+    return q->bf16 ? "bf16" : "fp16";
+}
+
+int qc_bench_first_of_model(const qc_bench_request *q, uint32_t shape)
+{
+    for (uint32_t i = 0; i < shape; i++)
+        if (strcmp(q->shapes[i].model, q->shapes[shape].model) == 0)
+            return 0;
+    return 1;
+}
+
 const qc_bench_row *qc_bench_find(const qc_bench_result *r, uint32_t shape, qc_bench_scheme scheme,
                                   uint64_t m)
 {
@@ -203,6 +226,8 @@ int qc_bench_layer_of(const qc_bench_request *q, const qc_bench_result *r, uint3
 {
     qc_bench_layer sum = {.model = q->shapes[first].model, .scheme = scheme, .m = m};
     int dense = 1;
+    if (!q->shapes[first].count)
+        return 0;
     for (uint32_t i = first; i < q->shape_count; i++) {
         if (strcmp(q->shapes[i].model, sum.model) != 0)
             continue;

@@ -1,7 +1,140 @@
+/* qconv bench: how fast the kernels are on this machine's GPU. */
+#include "convert/bench.h"
 #include "convert/commands.h"
+#include "convert/console.h"
+#include "convert/device_wish.h"
+#include "convert/gpu_work.h"
+#include "convert/target_file.h"
+#include "formats/file_io.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define MAX_TEXT_BYTES (1u << 26)
+
+/* ---- which GPU ---- */
+
+static qc_status choose_device(int *out, const qc_gpu_work *work, const qc_options *o,
+                               qc_error *err)
+{
+    qc_device_wish wish;
+    int count = 0;
+    char why[256] = "";
+    QC_TRY(qc_device_wish_read(&wish, o->run_device, err));
+    if (wish.kind == QC_WISH_CPU)
+        QC_FAIL(err, QC_ERR_DEVICE, "%s%s: bench measures the kernels of GPUs", wish.from,
+                wish.text);
+    if (wish.gpus & (wish.gpus - 1))
+        QC_FAIL(err, QC_ERR_USAGE, "%s%s: bench runs on one GPU; expected cuda:N", wish.from,
+                wish.text);
+    if (!work)
+        QC_FAIL(err, QC_ERR_DEVICE, "no GPU kernels to measure: this build has none");
+    work->device_count(&count, why, sizeof why);
+    if (count == 0)
+        QC_FAIL(err, QC_ERR_DEVICE, "no GPU to measure: %s", why);
+    *out = 0;
+    for (int i = 0; i < (int)QC_MAX_GPUS; i++)
+        if (wish.gpus >> i & 1)
+            *out = i;
+    if (*out >= count)
+        QC_FAIL(err, QC_ERR_DEVICE, "%s%s: this machine has %d GPU%s", wish.from, wish.text, count,
+                count == 1 ? "" : "s");
+    return QC_OK;
+}
+
+/* ---- progress ---- */
+
+typedef struct {
+    const qc_bench_request *q;
+    int lines, bar;
+} teller;
+
+static void tell_row(void *ctx, const qc_bench_result *so_far, const qc_bench_row *row)
+{
+    const teller *t = ctx;
+    qc_strbuf line;
+    if (!t->lines)
+        return;
+    qc_strbuf_init(&line, 1024);
+    /* A line less of progress is no reason to stop. */
+    if (qc_bench_row_line(t->q, so_far, row, &line, NULL) == QC_OK)
+        qc_console_line(line.data);
+    qc_strbuf_deinit(&line);
+}
+
+static void tell_text(void *ctx, const char *text)
+{
+    const teller *t = ctx;
+    if (t->bar)
+        qc_console_bar(text);
+    else if (t->lines)
+        qc_console_line(text);
+}
+
+/* ---- answer ---- */
+
+static qc_status put_file(const qc_options *o, const qc_bench_request *q, const qc_bench_result *r,
+                          qc_error *err)
+{
+    qc_strbuf out;
+    if (!o->bench.output)
+        return QC_OK;
+    qc_strbuf_init(&out, MAX_TEXT_BYTES);
+    qc_status st = qc_bench_json(q, r, &out, err);
+    if (st == QC_OK)
+        st = qc_file_put(o->bench.output, out.data, out.len, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+static qc_status print(const qc_options *o, const qc_bench_request *q, const qc_bench_result *r,
+                       qc_arena *arena, qc_error *err)
+{
+    qc_strbuf out;
+    qc_strbuf_init(&out, MAX_TEXT_BYTES);
+    qc_status st = o->json             ? qc_bench_json(q, r, &out, err)
+                   : o->bench.markdown ? qc_bench_markdown(q, r, &out, err)
+                                       : qc_bench_text(q, r, arena, &out, err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
+{
+    const qc_gpu_work *work = qc_gpu_work_get();
+    qc_bench_request q = {.bf16 = o->bench.bf16,
+                          .path = o->bench.path,
+                          .seed = o->seed,
+                          .rounds = (uint32_t)o->bench.rounds,
+                          .seconds = (double)o->bench.seconds};
+    QC_TRY(qc_bench_parse_shapes(o->bench.shapes, arena, &q, err));
+    QC_TRY(qc_bench_parse_schemes(o->bench.schemes, arena, &q, err));
+    QC_TRY(qc_bench_set_m(o->m, o->m_count, arena, &q, err));
+    QC_TRY(qc_target_file_check("--output", o->bench.output, err));
+    QC_TRY(choose_device(&q.device, work, o, err));
+    void *memory;
+    QC_TRY(qc_arena_alloc(arena, &memory, 1, sizeof(qc_bench_result), err));
+    qc_bench_result *result = memory;
+    int shown = !o->quiet && o->progress != QC_PROGRESS_NEVER;
+    teller t = {&q, shown,
+                shown && (o->progress == QC_PROGRESS_ALWAYS || qc_console_terminal(STDERR_FILENO))};
+    qc_bench_sink sink = {&t, tell_row, tell_text};
+    qc_status st = work->bench(&q, &sink, arena, result, err);
+    if (t.bar)
+        qc_console_bar("");
+    QC_TRY(st);
+    QC_TRY(put_file(o, &q, result, err));
+    return print(o, &q, result, arena, err);
+}
 
 qc_status qc_cmd_bench(const qc_options *o, qc_error *err)
 {
-    (void)o;
-    QC_FAIL(err, QC_ERR_UNSUPPORTED, "'qconv bench' is not part of this build");
+    qc_arena arena;
+    qc_arena_init(&arena);
+    qc_status st = run(o, &arena, err);
+    qc_arena_deinit(&arena);
+    return st;
 }

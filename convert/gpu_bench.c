@@ -1,0 +1,105 @@
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_work.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void put_device(qc_bench_gpu *b)
+{
+    qc_bench_device *d = &b->r->device;
+    (void)snprintf(d->name, sizeof d->name, "%s", b->device.name);
+    (void)snprintf(d->pci, sizeof d->pci, "%s", b->device.pci);
+    d->sm = b->device.sm;
+    d->multiprocessors = b->device.multiprocessors;
+    d->memory_bytes = b->device.memory_bytes;
+    d->l2_bytes = b->device.l2_bytes;
+    d->driver_version = b->device.driver_version;
+    d->runtime_version = b->device.runtime_version;
+    d->build = qc_gpu_build();
+    d->no_gemm = qc_matmul_no_gemm(b->handle);
+    if (!d->no_gemm && b->q->bf16 && b->device.sm < 80)
+        d->no_gemm = "cuBLAS multiplies bfloat16 from compute capability 8.0 on";
+}
+
+static qc_status open_all(qc_bench_gpu *b, qc_error *err)
+{
+    qc_isa isa;
+    void *p;
+    QC_TRY(qc_isa_select(&isa, err));
+    b->ops = qc_quant_ops_for(isa);
+    QC_TRY(qc_cuda_device_open(&b->device, b->q->device, err));
+    QC_TRY(qc_cuda_use(&b->device, err));
+    QC_TRY(qc_matmul_create(&b->handle, b->q->device, err));
+    QC_TRY(qc_cuda_stream_create(&b->stream, err));
+    QC_TRY(qc_cuda_event_create(&b->begin, 1, err));
+    QC_TRY(qc_cuda_event_create(&b->end, 1, err));
+    QC_TRY(qc_cuda_host_malloc(&b->pinned, QC_BENCH_PINNED, err));
+    QC_TRY(qc_cuda_malloc(&p, sizeof(uint64_t), err));
+    b->bad = p;
+    QC_TRY(qc_cuda_malloc(&p, sizeof qc_dynamic_map, err));
+    b->map = p;
+    memcpy(b->pinned, qc_dynamic_map, sizeof qc_dynamic_map);
+    QC_TRY(qc_cuda_to_device(b->map, b->pinned, sizeof qc_dynamic_map, b->stream, err));
+    QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
+    put_device(b);
+    return QC_OK;
+}
+
+static void close_all(qc_bench_gpu *b)
+{
+    qc_cuda_free(b->map);
+    qc_cuda_free(b->bad);
+    qc_cuda_host_free(b->pinned);
+    if (b->end)
+        qc_cuda_event_destroy(b->end);
+    if (b->begin)
+        qc_cuda_event_destroy(b->begin);
+    if (b->stream)
+        qc_cuda_stream_destroy(b->stream);
+    qc_matmul_destroy(b->handle);
+}
+
+qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,
+                       qc_bench_result *out, qc_error *err)
+{
+    void *rows;
+    *out = (qc_bench_result){0};
+    QC_TRY(qc_arena_alloc(arena, &rows, (size_t)q->shape_count * q->m_count,
+                          q->scheme_count * sizeof *out->rows, err));
+    out->rows = rows;
+    qc_bench_gpu b = {.q = q, .sink = sink, .r = out, .started_ns = qc_clock_ns()};
+    qc_status st = open_all(&b, err);
+    if (st == QC_OK) {
+        sink->say(sink->ctx, "copies, cuBLAS, launches");
+        st = qc_bench_roofs(&b, err);
+    }
+    if (st == QC_OK) {
+        sink->say(sink->ctx, "quantizing and dequantizing");
+        st = qc_bench_kernels(&b, err);
+    }
+    if (st == QC_OK)
+        st = qc_bench_matmuls(&b, err);
+    if (b.stream) {
+        qc_error late = {0};
+        /* What still runs uses memory that is about to be freed. */
+        qc_status ended = qc_cuda_stream_synchronize(b.stream, &late);
+        if (st == QC_OK && ended != QC_OK) {
+            st = ended;
+            if (err)
+                *err = late;
+        }
+    }
+    out->seconds = (double)(qc_clock_ns() - b.started_ns) / 1e9;
+    if (out->device.no_gemm) {
+        /* The sentence is the handle's. */
+        const char *kept;
+        if (st == QC_OK)
+            st = qc_arena_printf(arena, &kept, err, "%s", out->device.no_gemm);
+        out->device.no_gemm = st == QC_OK ? kept : NULL;
+    }
+    close_all(&b);
+    return st;
+}

@@ -1,0 +1,177 @@
+/* What no kernel can beat here: copies, the largest rate of cuBLAS, the time between kernels, the
+ * way to the host. */
+#include "convert/gpu_bench_parts.h"
+#include "kernels/cuda_quantize.h"
+
+#define COPY_BYTES  ((uint64_t)1 << 30)
+#define LEAST_BYTES ((uint64_t)1 << 20)
+#define GEMM_SIZE   8192u
+#define POOL        ((uint64_t)1048583) /* a prime */
+
+typedef struct {
+    unsigned char *from, *to;
+    size_t bytes;
+    qc_status (*copy)(void *to, const void *from, size_t bytes, qc_cuda_stream s, qc_error *err);
+} copying;
+
+static qc_status launch_copy(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+{
+    const copying *c = ctx;
+    (void)copy;
+    return c->copy(c->to, c->from, c->bytes, s, err);
+}
+
+static qc_status time_copy(qc_bench_gpu *b, copying *c, uint64_t moved, qc_bench_spread *gbps,
+                           qc_error *err)
+{
+    qc_bench_spread us;
+    QC_TRY(qc_bench_alone(b, launch_copy, c, 4, &us, err));
+    *gbps = qc_bench_spread_rate(us, (double)moved / 1e3);
+    return QC_OK;
+}
+
+/* A power of two: at most 1 GiB, at most an eighth of what is free. */
+static uint64_t copy_bytes(uint64_t free_bytes)
+{
+    uint64_t bytes = COPY_BYTES;
+    while (bytes > LEAST_BYTES && bytes > free_bytes / 8)
+        bytes /= 2;
+    return bytes;
+}
+
+static qc_status device_copy(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
+{
+    qc_bench_roof *roof = &b->r->roof;
+    void *from = NULL, *to = NULL;
+    qc_status st = qc_cuda_malloc(&from, (size_t)roof->copy_bytes, err);
+    if (st == QC_OK)
+        st = qc_cuda_malloc(&to, (size_t)roof->copy_bytes, err);
+    if (st == QC_OK)
+        st = qc_bench_pool_fill(b, pool, from, roof->copy_bytes / 2, 0, err);
+    copying c = {from, to, (size_t)roof->copy_bytes, qc_cuda_copy};
+    if (st == QC_OK)
+        st = time_copy(b, &c, 2 * roof->copy_bytes, &roof->copy_gbps, err);
+    qc_cuda_free(from);
+    qc_cuda_free(to);
+    return st;
+}
+
+static qc_status host_copies(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
+{
+    qc_bench_roof *roof = &b->r->roof;
+    void *host = NULL, *device = NULL;
+    size_t bytes = (size_t)roof->host_bytes;
+    qc_status st = qc_cuda_host_malloc(&host, bytes, err);
+    if (st == QC_OK)
+        st = qc_cuda_malloc(&device, bytes, err);
+    if (st == QC_OK)
+        st = qc_bench_pool_fill(b, pool, device, bytes / 2, 0, err);
+    copying down = {device, host, bytes, qc_cuda_to_host};
+    copying up = {host, device, bytes, qc_cuda_to_device};
+    if (st == QC_OK)
+        st = time_copy(b, &down, bytes, &roof->to_host_gbps, err);
+    if (st == QC_OK)
+        st = time_copy(b, &up, bytes, &roof->to_device_gbps, err);
+    qc_cuda_free(device);
+    qc_cuda_host_free(host);
+    return st;
+}
+
+/* ---- cuBLAS ---- */
+
+typedef struct {
+    const qc_matmul *handle;
+    const void *weights;
+    uint64_t size;
+    qc_matmul_io io;
+} product;
+
+static qc_status launch_product(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+{
+    const product *p = ctx;
+    (void)copy;
+    return qc_matmul_dense(p->handle, p->weights, p->size, p->size, &p->io, s, err);
+}
+
+static qc_status large_product(qc_bench_gpu *b, const qc_bench_pool *pool, uint64_t size,
+                               qc_error *err)
+{
+    void *memory[3] = {NULL, NULL, NULL};
+    qc_bench_roof *roof = &b->r->roof;
+    qc_bench_spread us;
+    qc_status st = QC_OK;
+    for (unsigned i = 0; st == QC_OK && i < 3; i++) {
+        st = qc_cuda_malloc(&memory[i], (size_t)(2 * size * size), err);
+        if (st == QC_OK)
+            st = qc_bench_pool_fill(b, pool, memory[i], size * size, i * size, err);
+    }
+    product p = {b->handle,
+                 memory[0],
+                 size,
+                 {.m = size,
+                  .x = memory[1],
+                  .x_dtype = pool->dtype,
+                  .y = memory[2],
+                  .y_dtype = pool->dtype}};
+    if (st == QC_OK)
+        st = qc_bench_alone(b, launch_product, &p, 20, &us, err);
+    if (st == QC_OK) {
+        roof->gemm_size = size;
+        roof->gemm_tflops = qc_bench_spread_rate(us, qc_bench_flops(size, size, size) / 1e6);
+    }
+    for (unsigned i = 0; i < 3; i++)
+        qc_cuda_free(memory[i]);
+    return st;
+}
+
+/* ---- launches ---- */
+
+typedef struct {
+    uint8_t *codes;
+    float *scale, *map, *out;
+} nothing;
+
+/* One element: a kernel that has as good as nothing to do. */
+static qc_status launch_nothing(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+{
+    const nothing *n = ctx;
+    (void)copy;
+    return qc_cuda_nested_dequantize(n->codes, n->scale, n->map, 1, QC_NESTED_BLOCK, 0, n->out, s,
+                                     err);
+}
+
+static qc_status launch_gap(qc_bench_gpu *b, qc_error *err)
+{
+    void *memory;
+    QC_TRY(qc_cuda_malloc(&memory, 1024, err));
+    unsigned char *p = memory;
+    nothing n = {p, (float *)(void *)(p + 256), b->map, (float *)(void *)(p + 512)};
+    qc_status st = qc_cuda_fill(memory, 1, 1024, b->stream, err);
+    if (st == QC_OK)
+        st = qc_bench_alone(b, launch_nothing, &n, 200, &b->r->roof.launch_us, err);
+    qc_cuda_free(memory);
+    return st;
+}
+
+qc_status qc_bench_roofs(qc_bench_gpu *b, qc_error *err)
+{
+    uint64_t free_bytes, total, size = GEMM_SIZE;
+    qc_bench_pool pool = {0};
+    QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
+    b->r->roof.copy_bytes = copy_bytes(free_bytes);
+    b->r->roof.host_bytes = b->r->roof.copy_bytes / 4;
+    while (size > 64 && 6 * size * size > free_bytes / 32)
+        size /= 2;
+    qc_status st =
+        qc_bench_pool_make(b, &pool, POOL, 1, b->q->bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16, err);
+    if (st == QC_OK)
+        st = device_copy(b, &pool, err);
+    if (st == QC_OK)
+        st = host_copies(b, &pool, err);
+    if (st == QC_OK)
+        st = launch_gap(b, err);
+    if (st == QC_OK && !b->r->device.no_gemm)
+        st = large_product(b, &pool, size, err);
+    qc_bench_pool_free(&pool);
+    return st;
+}

@@ -1,0 +1,133 @@
+/* Timing of launches: graphs of many, between two events. */
+#include "base/alloc.h"
+#include "base/clock.h"
+#include "base/workers.h"
+#include "convert/gpu_bench_parts.h"
+
+#include <string.h>
+
+/* Long enough that starting a graph (some 10 us) does not count. */
+#define MIN_REPLAY_US 2000.0
+
+double qc_bench_seconds_left(const qc_bench_gpu *b)
+{
+    return b->q->seconds - (double)(qc_clock_ns() - b->started_ns) / 1e9;
+}
+
+static qc_status make_graph(qc_bench_gpu *b, qc_bench_contender *c, uint32_t launches,
+                            qc_error *err)
+{
+    if (c->graph)
+        qc_cuda_graph_destroy(c->graph);
+    c->graph = NULL;
+    c->launches = launches;
+    QC_TRY(qc_cuda_capture_begin(b->stream, err));
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; st == QC_OK && i < launches; i++)
+        st = c->launch(c->ctx, i % c->copies, b->stream, err);
+    /* A capture that was begun has to be ended, whatever happened in it. */
+    qc_status ended = qc_cuda_capture_end(&c->graph, b->stream, st == QC_OK ? err : NULL);
+    return st == QC_OK ? ended : st;
+}
+
+/* One replay: microseconds of a launch. */
+static qc_status replay(qc_bench_gpu *b, const qc_bench_contender *c, double *us, qc_error *err)
+{
+    double ms = 0;
+    if (qc_interrupted())
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    QC_TRY(qc_cuda_event_record(b->begin, b->stream, err));
+    QC_TRY(qc_cuda_graph_launch(c->graph, b->stream, err));
+    QC_TRY(qc_cuda_event_record(b->end, b->stream, err));
+    QC_TRY(qc_cuda_event_synchronize(b->end, err));
+    QC_TRY(qc_cuda_event_elapsed(&ms, b->begin, b->end, err));
+    *us = ms * 1e3 / c->launches;
+    return QC_OK;
+}
+
+qc_status qc_bench_ready(qc_bench_gpu *b, qc_bench_contender *c, qc_error *err)
+{
+    /* Libraries load their code on first use, which a capture does not allow. */
+    QC_TRY(c->launch(c->ctx, 0, b->stream, err));
+    QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
+    QC_TRY(make_graph(b, c, qc_bench_launches(c->copies, c->least, 1, 0), err));
+    QC_TRY(replay(b, c, &c->once_us, err));
+    QC_TRY(replay(b, c, &c->once_us, err));
+    uint32_t launches = qc_bench_launches(c->copies, c->least, c->once_us, MIN_REPLAY_US);
+    if (launches == c->launches)
+        return QC_OK;
+    QC_TRY(make_graph(b, c, launches, err));
+    return replay(b, c, &c->once_us, err);
+}
+
+double qc_bench_round_seconds(const qc_bench_contender *c, uint32_t count)
+{
+    double us = 0;
+    for (uint32_t i = 0; i < count; i++)
+        us += 2 * c[i].once_us * c[i].launches;
+    return us / 1e6;
+}
+
+qc_status qc_bench_time(qc_bench_gpu *b, qc_bench_contender *c, uint32_t count, uint32_t rounds,
+                        qc_error *err)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        void *us = NULL;
+        QC_TRY(qc_calloc(&us, 2 * (size_t)rounds, sizeof *c[i].us, err));
+        c[i].us = us;
+    }
+    for (uint32_t round = 0; round < rounds; round++)
+        for (uint32_t step = 0; step < 2 * count; step++) {
+            qc_bench_contender *next = &c[qc_bench_turn(round, step, count)];
+            QC_TRY(replay(b, next, &next->us[2 * round + step / count], err));
+        }
+    return QC_OK;
+}
+
+qc_bench_spread qc_bench_us_of(qc_bench_contender *c, uint32_t rounds)
+{
+    return qc_bench_spread_of(c->us, 2 * rounds);
+}
+
+qc_status qc_bench_ratio_of(qc_bench_spread *out, const qc_bench_contender *c,
+                            const qc_bench_contender *of, uint32_t rounds, qc_error *err)
+{
+    void *memory;
+    uint32_t count = 0;
+    QC_TRY(qc_calloc(&memory, rounds, sizeof(double), err));
+    double *ratios = memory;
+    for (uint32_t r = 0; r < rounds; r++) {
+        double mine = c->us[2 * r] + c->us[2 * r + 1];
+        if (mine > 0)
+            ratios[count++] = (of->us[2 * r] + of->us[2 * r + 1]) / mine;
+    }
+    *out = qc_bench_spread_of(ratios, count);
+    qc_free(memory);
+    return QC_OK;
+}
+
+void qc_bench_done(qc_bench_contender *c)
+{
+    if (c->graph)
+        qc_cuda_graph_destroy(c->graph);
+    qc_free(c->us);
+    c->graph = NULL;
+    c->us = NULL;
+}
+
+qc_status qc_bench_alone(qc_bench_gpu *b, qc_bench_launch launch, void *ctx, uint32_t least,
+                         qc_bench_spread *us, qc_error *err)
+{
+    qc_bench_contender c = {.launch = launch, .ctx = ctx, .copies = 1, .least = least};
+    qc_status st = qc_bench_ready(b, &c, err);
+    if (st == QC_OK) {
+        /* A fiftieth of the time for each of the dozen things that are measured alone. */
+        uint32_t rounds =
+            qc_bench_rounds(b->q->rounds, qc_bench_round_seconds(&c, 1), b->q->seconds, 100);
+        st = qc_bench_time(b, &c, 1, rounds, err);
+        if (st == QC_OK)
+            *us = qc_bench_us_of(&c, rounds);
+    }
+    qc_bench_done(&c);
+    return st;
+}
