@@ -1,5 +1,6 @@
 #include "convert/gpu_work.h"
 
+#include "convert/gpu_bench_parts.h"
 #include "convert/gpu_quantize.h"
 
 const qc_gpu_work *qc_gpu_work_get(void)
@@ -17,6 +18,7 @@ const qc_gpu_work *qc_gpu_work_get(void)
                 .ring_start = qc_gpu_ring_start,
                 .ring_finish = qc_gpu_ring_finish,
             },
+        .bench = qc_gpu_bench,
     };
     return &work;
 }
