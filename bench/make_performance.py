@@ -6,6 +6,7 @@
 
 A figure without a result file does not exist. Each table names its command, machine and commit.
 """
+import glob
 import json
 import os
 import sys
@@ -113,6 +114,142 @@ def targets(quant, bnb, conv):
     return table(("", "target", "measured", "reached"), rows)
 
 
+# ---- kernels on a GPU: what `qconv bench --markdown` prints, and bitsandbytes beside it ----
+
+def digits(v):
+    """1.23, 45.6, 789."""
+    return ("%.2f" if v < 10 else "%.1f" if v < 100 else "%.0f") % v
+
+
+def spread_range(s):
+    return "%s to %s" % (digits(s["p10"]), digits(s["p90"]))
+
+
+def size_text(n):
+    """As qconv has it: 1.07 GB."""
+    units = ("B", "KB", "MB", "GB", "TB")
+    v, i = float(n), 0
+    while v >= 999.5 and i + 1 < len(units):
+        v /= 1000
+        i += 1
+    if i == 0:
+        return "%d B" % n
+    return "%s %s" % ("%.2f" % v if v < 9.995 else "%.1f" % v if v < 99.95 else "%.0f" % v,
+                      units[i])
+
+
+def kernel_roofs(r):
+    roof = r["roof"]
+    size = roof["gemm_size"]
+    rows = [("device copy of %s, read + written" % size_text(roof["copy_bytes"]), "copy_gbps",
+             "GB/s"),
+            ("cuBLAS, %d x %d x %d" % (size, size, size), "gemm_tflops", "TFLOP/s"),
+            ("a kernel that does nothing, in a graph", "launch_us", "us"),
+            ("host to device, pinned", "to_device_gbps", "GB/s"),
+            ("device to host, pinned", "to_host_gbps", "GB/s")]
+    return table(("roof", "median", "", "p10 to p90"),
+                 [(name, digits(roof[key]["median"]), unit, spread_range(roof[key]))
+                  for name, key, unit in rows if roof[key]])
+
+
+def kernel_cell(row):
+    if row is None:
+        return "-"
+    share = "%.0f%%" % (100 * row["of_roof"])
+    return "%.2fx, %s" % (row["ratio"]["median"], share) if row["ratio"] else share
+
+
+def unique(values):
+    return list(dict.fromkeys(values))
+
+
+def kernel_tables(r):
+    """One table per model and scheme: M down, layers across."""
+    out = []
+    at = {(row["model"], row["layer"], row["scheme"], row["m"]): row for row in r["rows"]}
+    layers = {(row["model"], row["scheme"], row["m"]): row for row in r["layers"]}
+    ms = sorted({row["m"] for row in r["rows"]})
+    for model in unique(row["model"] for row in r["rows"]):
+        mine = [row for row in r["rows"] if row["model"] == model]
+        names = unique((row["layer"], row["n"], row["k"]) for row in mine)
+        whole = all(row["count"] for row in mine)
+        for scheme in unique(row["scheme"] for row in mine):
+            head = ["M"] + ["%s, %d x %d" % name for name in names]
+            rows = []
+            for m in ms:
+                cells = [str(m)] + [kernel_cell(at.get((model, name[0], scheme, m)))
+                                    for name in names]
+                if whole:
+                    sums = layers.get((model, scheme, m))
+                    cells.append("-" if sums is None else
+                                 "%.2fx, %s us" % (sums["dense_us"] / sums["us"],
+                                                   digits(sums["us"]))
+                                 if sums["dense_us"] else "%s us" % digits(sums["us"]))
+                rows.append(cells)
+            out += ["", "#### %s, %s" % (model, scheme), "",
+                    table(head + ["all of a layer"] * whole, rows)]
+    return out
+
+
+def kernel_section(r):
+    """The text of `qconv bench --markdown`."""
+    d = r["device"]
+    out = ["### %s" % d["name"], "",
+           "sm_%d, %d multiprocessors; kernels of %s; x and y in %s."
+           % (d["sm"], d["multiprocessors"], d["kernels"], r["dtype"]), "", kernel_roofs(r)]
+    if r["kernels"]:
+        out += ["", table(("kernel", "GB/s", "p10 to p90", "of the copy"),
+                          [(k["name"], digits(k["gbps"]["median"]), spread_range(k["gbps"]),
+                            "%.0f%%" % (100 * k["of_copy"])) for k in r["kernels"]])]
+    return "\n".join(out + kernel_tables(r)) + "\n"
+
+
+def kernel_peers(ours, theirs):
+    """Times of theirs over times of ours, where both measured the same."""
+    at = {(row["n"], row["k"], row["m"], row["scheme"]): row["us"]["median"]
+          for row in ours["rows"]}
+    rows = []
+    for row in theirs["rows"]:
+        mine = at.get((row["n"], row["k"], row["m"], "nf4"))
+        if mine:
+            rows.append((row["model"], row["layer"], str(row["m"]), row["scheme"],
+                         digits(row["us"]["median"]), digits(mine),
+                         "%.2fx" % (row["us"]["median"] / mine)))
+    return table(("model", "layer", "M", "", "us", "qconv nf4, us", "times qconv's"), rows)
+
+
+def kernels():
+    paths = sorted(glob.glob(os.path.join(RESULTS, "kernels*.json")))
+    found = []
+    for path in paths:
+        with open(path) as f:
+            found.append(json.load(f))
+        if "shim" in found[-1]["device"]["name"].lower():
+            raise SystemExit("%s: measured on the CPU shim, which says nothing about speed" % path)
+    out = ["## Kernels on a GPU", ""]
+    if not found:
+        return out + ["No GPU has been measured yet. `qconv bench --output FILE` measures one; a FILE",
+                      "`bench/results/kernels-NAME.json` gets its tables here. Every kernel has run on",
+                      "the CPU shim of the tests only, where speed means nothing.", ""]
+    out += ["Cells: speed over 16-bit cuBLAS in the same rounds, and share of the roof: the later of",
+            "moving weights, x and y at the rate of a copy and computing at the rate of a large product",
+            "of cuBLAS, both measured in the same run. Method: [bench.md](bench.md). The quantizers'",
+            "target is 80% of the copy.", ""]
+    ours = [r for r in found if r["command"] == "bench"]
+    for r in ours:
+        out += [kernel_section(r), "`qconv bench`; %s" % r["program"], ""]
+        for peer in found:
+            if (peer["command"] != "bench" and peer["device"]["name"] == r["device"]["name"]
+                    and peer["dtype"] == r["dtype"]):
+                out += ["#### Beside %s" % peer["program"], "",
+                        "%s; another run on such a GPU, its own cuBLAS: read its ratios too."
+                        % peer["device"]["kernels"], "", kernel_peers(r, peer), ""]
+    for r in found:
+        if r["command"] != "bench":
+            out += [kernel_section(r), "`bench/%s.py`; %s" % (r["command"], r["program"]), ""]
+    return out
+
+
 def page():
     out = ["# Performance", "",
            "Generated by `bench/make_performance.py` from `bench/results/*.json`; do not edit. The",
@@ -135,6 +272,7 @@ def page():
                 "", convert(r), "", origin(r, r["command"]), ""]
         if r.get("notes"):
             out += [r["notes"], ""]
+    out += kernels()
     r = load("quant")
     if r:
         out += ["## Quantizers, one thread", "",
