@@ -1,0 +1,336 @@
+#!/usr/bin/env python3
+"""`qconv bench`: on a machine without GPU, and all of it over the CPU shim on tiny weights, where times
+mean nothing and everything else does. Also the programs of bench/ that share its result."""
+import copy
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import unittest
+from contextlib import redirect_stderr
+from unittest import mock
+
+from qconv_case import QconvCase, ROOT
+from test_documented import members, page, section
+
+sys.path.insert(0, os.path.join(ROOT, "bench"))
+import bench_kernels_bitsandbytes as peer  # noqa: E402
+import make_performance as performance  # noqa: E402
+
+SHIM = os.environ.get("QCONV_SHIM", os.path.join(ROOT, "build", "qconv_shim"))
+FAKE_CUBLAS = os.environ.get("FAKE_CUBLAS", "")
+# Small memory: copies and large products shrink with it.
+SMALL = "sm_80:2:2MiB"
+
+
+class Alone(QconvCase):
+    """The program as it is built: with kernels or without, there is no GPU."""
+
+    def test_no_gpu(self):
+        line = self.fails(5, "bench", env={"CUDA_VISIBLE_DEVICES": ""}, has="no GPU")
+        self.assertRegex(line, "this build has none|no NVIDIA driver|no CUDA-capable|no device")
+
+    def test_usage(self):
+        for value in ["", "8", "8x", "0x8", "8x8,", "8x8,8x8", "16777217x1"]:
+            self.usage("bench", "--shapes", value, has="--shapes", command="bench")
+        for value in ["", "fp4", "nf4,nf4"]:
+            self.usage("bench", "--scheme", value, has="--scheme", command="bench")
+        self.usage("bench", "--device", "cuda:0,1", has="one GPU", command="bench")
+        self.fails(5, "bench", "--device", "cpu", has="GPUs")
+        self.usage("bench", "--seconds", "0", has="--seconds", command="bench")
+
+
+class Shim(QconvCase):
+    def setUp(self):
+        super().setUp()
+        if not os.path.exists(SHIM):
+            self.skipTest("no qconv_shim")
+        self.device = SMALL
+        self.cublas = FAKE_CUBLAS
+
+    def run_qconv(self, *args, env=None, **more):
+        full = {"QC_SHIM_DEVICES": self.device, "QCONV_LIBCUBLAS": self.cublas or "none.so"}
+        full.update(env or {})
+        with mock.patch("qconv_case.QCONV", SHIM):
+            return super().run_qconv(*args, env=full, **more)
+
+    def bench(self, *args, shapes="256x192", m="1,16", rounds="2"):
+        return self.ok("bench", "--shapes", shapes, "--m", m, "--rounds", rounds, "-q", *args)
+
+    def test_result(self):
+        """Rows, floors and ratios add up; the JSON is the Markdown is the page."""
+        text = self.bench("--markdown", "--output", "o.json", shapes="256x192,96x65")
+        with open(self.path("o.json")) as f:
+            r = json.load(f)
+        self.assertEqual(performance.kernel_section(r), text)
+        self.assertIn("shim", r["device"]["name"])
+        self.assertEqual(r["device"]["sm"], 80)
+        self.assertEqual([(row["n"], row["k"], row["m"], row["scheme"]) for row in r["rows"]],
+                         [(n, k, m, s) for n, k in [(256, 192), (96, 65)] for m in [1, 16]
+                          for s in ["nf4", "int8"]])
+        self.assertEqual(r["left_out"], 0)
+        self.assertEqual(r["layers"], [])
+        roof = r["roof"]
+        for row in r["rows"]:
+            self.check_row(row, roof, r["device"])
+        self.assertEqual({row["path"] for row in r["rows"]} & {"gemv", "mma-16816"},
+                         {"gemv", "mma-16816"})
+        for k in r["kernels"]:
+            self.assertAlmostEqual(k["of_copy"], k["gbps"]["median"] / roof["copy_gbps"]["median"])
+        self.assertEqual(len(r["kernels"]), 8)
+
+    def check_row(self, row, roof, device):
+        n, k, m = row["n"], row["k"], row["m"]
+        blocks = -(-n * k // 64)
+        weight = {"nf4": (n * k + 1) // 2 + blocks + 4 * -(-blocks // 256) + 1024,
+                  "int8": n * k + 4 * n}[row["scheme"]]
+        self.assertEqual(row["bytes"], weight + 2 * m * k + 2 * m * n)
+        floor = row["bytes"] / roof["copy_gbps"]["median"] / 1e3
+        if roof["gemm_tflops"]:
+            floor = max(floor, 2 * m * n * k / roof["gemm_tflops"]["median"] / 1e6)
+        self.assertAlmostEqual(row["floor_us"] / floor, 1)
+        self.assertAlmostEqual(row["of_roof"], floor / row["us"]["median"])
+        self.assertLessEqual(row["us"]["p10"], row["us"]["median"])
+        self.assertLessEqual(row["us"]["median"], row["us"]["p90"])
+        self.assertEqual(row["us"]["samples"], 4)
+        self.assertTrue(0 < row["error"] <= 1e-3, row["error"])
+        turn = row["rotation"]
+        self.assertEqual(turn["launches"] % turn["copies"], 0)
+        self.assertGreaterEqual(turn["launches"], 20)
+        # Small memory: not more than four times the L2, and more than one at least.
+        self.assertLess(turn["bytes"], 4 * device["l2_bytes"])
+        self.assertGreater(turn["copies"], 1)
+        self.assertGreaterEqual(turn["bytes"], turn["copies"] * weight - 1024)
+        if self.cublas:
+            self.assertEqual(row["ratio"]["samples"], 2)
+            self.assertGreater(row["ratio"]["median"], 0)
+
+    def test_documented(self):
+        text = section(page("bench.md"), "JSON")
+        printed = members(json.loads(self.bench("--json", m="1")), set())
+        described = set(re.findall(r"`([^`]+)`", text))
+        self.assertEqual(sorted(printed - described), [])
+        for row in re.findall(r"^\| (`.*?) \|", text, re.M):
+            for name in re.findall(r"`(\w+)`", row):
+                self.assertIn(name, printed)
+        for name in re.findall(r"`(\w+)`", text[text.index("A row has"):]):
+            if name != "null":
+                self.assertIn(name, printed)
+
+    def test_text_and_progress(self):
+        r = self.run_qconv("bench", "--shapes", "256x192", "--m", "1", "--rounds", "1")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        text, told = r.stdout.decode(), r.stderr.decode()
+        self.assertIn("CPU shim sm_80, sm_80, 2 multiprocessors, 2.10 MB", text)
+        self.assertIn("the cache may have helped", text)
+        self.assertIn("256x192 M=1 nf4 gemv: ", told)
+        self.assertIn("of the roof", told)
+        quiet = self.run_qconv("bench", "--shapes", "256x192", "--m", "1", "--rounds", "1",
+                               "--progress", "never")
+        self.assertEqual(quiet.stderr, b"")
+
+    def test_all_schemes_bf16(self):
+        r = json.loads(self.bench("--json", "--dtype", "bf16", "--scheme",
+                                  "nf4,nf4-plain,int8,int8-blocks", m="3", rounds="1"))
+        self.assertEqual(len(r["rows"]), 4)
+        self.assertEqual(r["dtype"], "bf16")
+        for row in r["rows"]:
+            self.assertTrue(0 < row["error"] <= 4e-3, row)
+
+    def test_without_cublas(self):
+        self.cublas = ""
+        r = json.loads(self.bench("--json"))
+        self.assertIsNotNone(r["device"]["no_gemm"])
+        self.assertIsNone(r["roof"]["gemm_tflops"])
+        self.assertEqual(len(r["rows"]), 4)
+        for row in r["rows"]:
+            self.assertIsNone(row["ratio"])
+            self.assertIsNone(row["dense_us"])
+            self.assertIsNone(row["dense_rotation"])
+            self.check_row(row, r["roof"], r["device"])
+        self.assertIn("No comparison with cuBLAS", self.bench())
+
+    def test_volta(self):
+        """The tensor cores of sm_70, and no bfloat16 in its cuBLAS."""
+        self.device = "sm_70:2:2MiB"
+        r = json.loads(self.bench("--json", m="16"))
+        self.assertEqual({row["path"] for row in r["rows"]}, {"mma-884"})
+        r = json.loads(self.bench("--json", "--dtype", "bf16", m="16", rounds="1"))
+        self.assertIn("8.0", r["device"]["no_gemm"])
+        self.assertIsNone(r["rows"][0]["ratio"])
+
+    def test_forced_path(self):
+        r = json.loads(self.bench("--json", "--path", "gemv", m="16", rounds="1"))
+        self.assertEqual({row["path"] for row in r["rows"]}, {"gemv"})
+        self.assertEqual(r["forced_path"], "gemv")
+
+    def test_no_memory(self):
+        """A shape without room is left out and counted, the others are measured."""
+        r = json.loads(self.bench("--json", shapes="2048x1024,256x192", m="1", rounds="1"))
+        self.assertEqual(r["left_out"], 2)
+        self.assertEqual([row["n"] for row in r["rows"]], [256, 256])
+
+    def test_large_m_without_memory(self):
+        r = json.loads(self.bench("--json", m="1,65536", rounds="1"))
+        self.assertEqual(r["left_out"], 2)
+        self.assertEqual([row["m"] for row in r["rows"]], [1, 1])
+
+    def test_devices(self):
+        self.device = "none"
+        self.fails(5, "bench", has="no GPU to measure")
+        self.device = "nodriver"
+        self.fails(5, "bench", has="driver")
+        self.device = SMALL
+        self.fails(5, "bench", "--device", "cuda:1", has="this machine has 1 GPU")
+        self.device = SMALL + ",sm_90:2:2MiB"
+        r = json.loads(self.bench("--json", "--device", "cuda:1", m="1", rounds="1"))
+        self.assertEqual(r["device"]["sm"], 90)
+
+    def test_output_is_checked_first(self):
+        self.fails(1, "bench", "--output", self.path("no", "folder", "o.json"), has="--output")
+
+
+class Peer(unittest.TestCase):
+    """bench_kernels_bitsandbytes.py, on a GPU made up."""
+
+    def test_shapes_and_method(self):
+        with open(os.path.join(ROOT, "convert", "bench_shapes.c")) as f:
+            rows = re.findall(r'\{"(Llama[^"]+)", "([^"]+)", (\d+), (\d+), (\d)\}', f.read())
+        self.assertEqual([(a, b, int(n), int(k), int(c)) for a, b, n, k, c in rows], peer.SHAPES)
+        with open(os.path.join(ROOT, "convert", "options.c")) as f:
+            ms = re.search(r"bench_m\[\] = \{([^}]+)\}", f.read()).group(1)
+        self.assertEqual([int(m) for m in ms.split(",")], peer.M)
+        # As tests/unit_bench_method.c.
+        self.assertEqual(peer.launches_of(6, 20, 7.2, 2000), 282)
+        self.assertEqual(peer.copies_of(35 << 20, 50 << 20, 100 << 20), 2)
+        self.assertEqual([peer.turn(i // 4, i % 4, 2) for i in range(8)], [0, 1, 1, 0, 1, 0, 0, 1])
+        self.assertEqual(peer.rounds_of(30, 1, 100, 10), 20)
+        self.assertEqual(peer.spread([3, 1]), {"median": 2, "p10": 1.2, "p90": 2.8, "samples": 2})
+        self.assertEqual(peer.weight_bytes(8192, 8192), 33554432 + 1048576 + 16384 + 1024)
+
+    def test_missing(self):
+        program = os.path.join(ROOT, "bench", "bench_kernels_bitsandbytes.py")
+        r = subprocess.run([sys.executable, "-B", "-S", "-E", program], stderr=subprocess.PIPE)
+        self.assertEqual(r.returncode, 77)
+        self.assertIn(b"torch", r.stderr)
+
+    def test_result(self):
+        args = peer.parse(["--m", "1,16", "--rounds", "3"])
+        with redirect_stderr(io.StringIO()):
+            r = peer.measure(MadeUpGpu(), args)
+        text = section(page("bench.md"), "JSON")
+        described = set(re.findall(r"`([^`]+)`", text))
+        self.assertEqual(sorted(members(r, set()) - described), [])
+        for name in re.findall(r"`(\w+)`", text[text.index("A row has"):]):
+            if name != "null":
+                self.assertIn(name, members(r["rows"], set()))
+        self.assertEqual(len(r["rows"]), 8 * 2 * 2)
+        self.assertEqual(len(r["layers"]), 2 * 2 * 2)
+        self.assertAlmostEqual(r["rows"][0]["ratio"]["median"], 4)
+        self.assertAlmostEqual(r["rows"][1]["ratio"]["median"], 0.8)
+        self.assertEqual(r["rows"][0]["us"]["samples"], 6)
+        self.assertAlmostEqual(r["layers"][0]["dense_us"], 7 * 100)
+        self.assertIn("#### Llama-3.1-8B, dequantize", performance.kernel_section(r))
+
+    def test_wrong_result_is_not_timed(self):
+        gpu = MadeUpGpu()
+        gpu.wrong = float("nan")
+        with redirect_stderr(io.StringIO()) as told:
+            self.assertIsNone(peer.measure(gpu, peer.parse(["--m", "1"])))
+        self.assertIn("is wrong", told.getvalue())
+
+
+class MadeUpGpu:
+    """What TorchGpu offers; a launch takes the microseconds it is called with."""
+    wrong = 1e-4
+
+    def facts(self):
+        return {"name": "Made Up 1", "pci": "", "sm": 90, "multiprocessors": 1,
+                "memory_bytes": 1, "l2_bytes": 1, "driver_version": 0, "runtime_version": 0,
+                "kernels": "bitsandbytes 0.50.2, torch 2.8", "no_gemm": None}, "bitsandbytes 0.50.2"
+
+    def graph(self, launch, launches, copies):
+        return lambda: sum(launch(i % copies) for i in range(launches))
+
+    def sizes(self):
+        return 64, 1 << 20, 1 << 18
+
+    def copy(self, n):
+        return lambda i: 10
+
+    product = upload = download = copy
+
+    def nothing(self):
+        return lambda i: 1
+
+    def weights(self, n, k, max_m):
+        return MadeUpWeights(self)
+
+
+class MadeUpWeights:
+    copies = [2, 3, 5]
+    bytes_each = [10, 10, 10]
+
+    def __init__(self, gpu):
+        self.gpu = gpu
+
+    def launch(self, which, m):
+        return lambda i: (100, 25, 125)[which]
+
+    def error(self, which, m):
+        return self.gpu.wrong if which else 1e-4
+
+
+class Page(QconvCase):
+    """The kernels' part of docs/performance.md, from results that are nobody's."""
+
+    def setUp(self):
+        super().setUp()
+        with redirect_stderr(io.StringIO()):
+            self.theirs = peer.measure(MadeUpGpu(), peer.parse(["--m", "1,16", "--rounds", "2"]))
+        self.ours = copy.deepcopy(self.theirs)
+        self.ours["command"], self.ours["program"] = "bench", "qconv 0.0"
+        self.ours["rows"] = [r for r in self.ours["rows"] if r["scheme"] == "bitsandbytes"]
+        self.ours["layers"] = [r for r in self.ours["layers"] if r["scheme"] == "bitsandbytes"]
+        for r in self.ours["rows"] + self.ours["layers"]:
+            r["scheme"] = "nf4"
+        for r in self.ours["rows"]:
+            r["us"] = dict(r["us"], median=12.5)
+
+    def lines(self, **files):
+        for name, content in files.items():
+            self.write(name + ".json", json.dumps(content))
+        with mock.patch.object(performance, "RESULTS", self.dir):
+            return "\n".join(performance.kernels())
+
+    def test_none(self):
+        self.assertIn("No GPU has been measured yet", self.lines())
+
+    def test_both(self):
+        text = self.lines(kernels_a=self.ours, kernels_b=self.theirs)
+        self.assertNotIn("No GPU", text)
+        self.assertIn("| device copy of 1.05 MB, read + written |", text)
+        self.assertIn("#### Llama-3.3-70B, nf4", text)
+        self.assertIn("#### Beside bitsandbytes 0.50.2", text)
+        self.assertIn("| Llama-3.3-70B | q, o | 1 | bitsandbytes | 25.0 | 12.5 | 2.00x |", text)
+        self.assertIn("| Llama-3.3-70B | q, o | 1 | dequantize | 125 | 12.5 | 10.00x |", text)
+
+    def test_other_devices_are_not_compared(self):
+        self.theirs["device"]["name"] = "Made Up 2"
+        self.assertNotIn("Beside", self.lines(kernels_a=self.ours, kernels_b=self.theirs))
+
+    def test_the_shim_is_no_gpu(self):
+        self.ours["device"]["name"] = "CPU shim sm_90"
+        with self.assertRaises(SystemExit):
+            self.lines(kernels=self.ours)
+
+    def test_sizes_as_the_program_has_them(self):
+        for n, text in [(0, "0 B"), (999, "999 B"), (1000, "1.00 KB"), (1 << 20, "1.05 MB"),
+                        (1 << 28, "268 MB"), (1 << 30, "1.07 GB"), (999999, "1.00 MB")]:
+            self.assertEqual(performance.size_text(n), text)
+
+
+if __name__ == "__main__":
+    unittest.main()
