@@ -164,6 +164,9 @@ _qconv()
         --rounds)
             return
             ;;
+        --seconds)
+            return
+            ;;
         --max-error)
             return
             ;;
@@ -211,7 +214,7 @@ _qconv()
         verify) options='--threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         validate) options='--device --against --sample --m --activations --seed --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
         help) options='--quiet -q --verbose -v --help -h --version' ;;
         esac
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")

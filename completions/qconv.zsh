@@ -193,7 +193,8 @@ _qconv()
                 '--dtype=[of activations and results]:dtype:(fp16 bf16)' \
                 '--seed=[of random numbers]:N:' \
                 '--path=[the kernel to use for every shape]:path:(gemv mma-884 mma-16816 dequant-gemm)' \
-                '--rounds=[times everything is measured; the median counts]:N:' \
+                '--rounds=[times everything is measured, at most; the median counts]:N:' \
+                '--seconds=[time for all of it, about]:S:' \
                 '--markdown[write the result to standard output as Markdown tables]' \
                 '--output=[also write the JSON of --json to a file]:FILE:_files' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
