@@ -2,8 +2,7 @@
 #include "convert/bench.h"
 #include "convert/commands.h"
 #include "convert/console.h"
-#include "convert/device_wish.h"
-#include "convert/gpu_work.h"
+#include "convert/device_choice.h"
 #include "convert/target_file.h"
 #include "formats/file_io.h"
 
@@ -15,12 +14,10 @@
 
 /* ---- which GPU ---- */
 
-static qc_status choose_device(int *out, const qc_gpu_work *work, const qc_options *o,
+static qc_status choose_device(int *out, qc_devices *devices, const qc_options *o, qc_arena *arena,
                                qc_error *err)
 {
     qc_device_wish wish;
-    int count = 0;
-    char why[256] = "";
     QC_TRY(qc_device_wish_read(&wish, o->run_device, err));
     if (wish.kind == QC_WISH_CPU)
         QC_FAIL(err, QC_ERR_DEVICE, "%s%s: bench measures the kernels of GPUs", wish.from,
@@ -28,18 +25,10 @@ static qc_status choose_device(int *out, const qc_gpu_work *work, const qc_optio
     if (wish.gpus & (wish.gpus - 1))
         QC_FAIL(err, QC_ERR_USAGE, "%s%s: bench runs on one GPU; expected cuda:N", wish.from,
                 wish.text);
-    if (!work)
-        QC_FAIL(err, QC_ERR_DEVICE, "no GPU kernels to measure: this build has none");
-    work->device_count(&count, why, sizeof why);
-    if (count == 0)
-        QC_FAIL(err, QC_ERR_DEVICE, "no GPU to measure: %s", why);
-    *out = 0;
-    for (int i = 0; i < (int)QC_MAX_GPUS; i++)
-        if (wish.gpus >> i & 1)
-            *out = i;
-    if (*out >= count)
-        QC_FAIL(err, QC_ERR_DEVICE, "%s%s: this machine has %d GPU%s", wish.from, wish.text, count,
-                count == 1 ? "" : "s");
+    QC_TRY(qc_devices_choose(devices, o->run_device, UINT64_MAX, arena, err));
+    if (devices->gpu_count == 0)
+        QC_FAIL(err, QC_ERR_DEVICE, "no GPU to measure: %s", devices->why);
+    *out = devices->gpus[0].index;
     return QC_OK;
 }
 
@@ -104,7 +93,7 @@ static qc_status print(const qc_options *o, const qc_bench_request *q, const qc_
 
 static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
 {
-    const qc_gpu_work *work = qc_gpu_work_get();
+    qc_devices devices;
     qc_bench_request q = {.bf16 = o->bench.bf16,
                           .path = o->bench.path,
                           .seed = o->seed,
@@ -114,7 +103,7 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
     QC_TRY(qc_bench_parse_schemes(o->bench.schemes, arena, &q, err));
     QC_TRY(qc_bench_set_m(o->m, o->m_count, arena, &q, err));
     QC_TRY(qc_target_file_check("--output", o->bench.output, err));
-    QC_TRY(choose_device(&q.device, work, o, err));
+    QC_TRY(choose_device(&q.device, &devices, o, arena, err));
     void *memory;
     QC_TRY(qc_arena_alloc(arena, &memory, 1, sizeof(qc_bench_result), err));
     qc_bench_result *result = memory;
@@ -122,7 +111,7 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
     teller t = {&q, shown,
                 shown && (o->progress == QC_PROGRESS_ALWAYS || qc_console_terminal(STDERR_FILENO))};
     qc_bench_sink sink = {&t, tell_row, tell_text};
-    qc_status st = work->bench(&q, &sink, arena, result, err);
+    qc_status st = devices.work->bench(&q, &sink, arena, result, err);
     if (t.bar)
         qc_console_bar("");
     QC_TRY(st);

@@ -414,12 +414,18 @@ qc_status qc_bench_matmuls(qc_bench_gpu *b, qc_error *err)
     qc_dtype dtype = q->bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
     uint64_t unique = 0, max_k = 0;
     qc_bench_pool pool = {0}, x_pool = {0};
+    uint64_t free_bytes, total;
+    QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
     for (uint32_t i = 0; i < q->shape_count; i++) {
         uint64_t elems = q->shapes[i].n * q->shapes[i].k;
         unique = elems > unique ? elems : unique;
         max_k = q->shapes[i].k > max_k ? q->shapes[i].k : max_k;
     }
-    qc_status st = qc_bench_pool_make(b, &pool, unique < POOL ? unique : POOL, 0.02, dtype, err);
+    if (unique > POOL)
+        unique = POOL;
+    if (unique > free_bytes / 64)
+        unique = free_bytes / 64;
+    qc_status st = qc_bench_pool_make(b, &pool, unique, 0.02, dtype, err);
     if (st == QC_OK)
         st = qc_bench_pool_make(b, &x_pool, QC_BENCH_TRUTH * max_k, 1, dtype, err);
     for (uint32_t i = 0; st == QC_OK && i < q->shape_count; i++) {

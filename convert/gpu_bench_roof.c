@@ -4,7 +4,7 @@
 #include "kernels/cuda_quantize.h"
 
 #define COPY_BYTES  ((uint64_t)1 << 30)
-#define LEAST_BYTES ((uint64_t)1 << 20)
+#define LEAST_BYTES ((uint64_t)1 << 16)
 #define GEMM_SIZE   8192u
 #define POOL        ((uint64_t)1048583) /* a prime */
 
@@ -162,8 +162,9 @@ qc_status qc_bench_roofs(qc_bench_gpu *b, qc_error *err)
     b->r->roof.host_bytes = b->r->roof.copy_bytes / 4;
     while (size > 64 && 6 * size * size > free_bytes / 32)
         size /= 2;
-    qc_status st =
-        qc_bench_pool_make(b, &pool, POOL, 1, b->q->bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16, err);
+    uint64_t unique = b->r->roof.copy_bytes / 16;
+    qc_status st = qc_bench_pool_make(b, &pool, unique < POOL ? unique : POOL, 1,
+                                      b->q->bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16, err);
     if (st == QC_OK)
         st = device_copy(b, &pool, err);
     if (st == QC_OK)

@@ -30,7 +30,7 @@ class Alone(QconvCase):
 
     def test_no_gpu(self):
         line = self.fails(5, "bench", env={"CUDA_VISIBLE_DEVICES": ""}, has="no GPU")
-        self.assertRegex(line, "this build has none|no NVIDIA driver|no CUDA-capable|no device")
+        self.assertRegex(line, "this build has no GPU kernels|driver|no CUDA-capable|no device")
 
     def test_usage(self):
         for value in ["", "8", "8x", "0x8", "8x8,", "8x8,8x8", "16777217x1"]:
@@ -183,7 +183,7 @@ class Shim(QconvCase):
         self.device = "nodriver"
         self.fails(5, "bench", has="driver")
         self.device = SMALL
-        self.fails(5, "bench", "--device", "cuda:1", has="this machine has 1 GPU")
+        self.fails(5, "bench", "--device", "cuda:1", has="cuda:1")
         self.device = SMALL + ",sm_90:2:2MiB"
         r = json.loads(self.bench("--json", "--device", "cuda:1", m="1", rounds="1"))
         self.assertEqual(r["device"]["sm"], 90)
