@@ -9,8 +9,9 @@
  *   bias [n] float or NULL
  * One call makes rows (outputs) [first, first + count) of W: columns of y. Callers share the work
  * among threads by such ranges; results do not depend on the cut.
- * NaN and infinity follow IEEE. Thread-safe: yes. Allocates: no (scratch is the caller's).
- * The oracle for both is qc_matmul_double. */
+ * NaN and infinity follow IEEE; a NaN comes out as the positive quiet one. Thread-safe: yes.
+ * Allocates: no (scratch is the caller's). The oracle for both is qc_matmul_double. Sizes: rows *
+ * cols, m * ldx and so on fit 64 bits (qc_weights_check for w). */
 #ifndef QC_QUANT_MATMUL_OPS_H
 #define QC_QUANT_MATMUL_OPS_H
 
@@ -35,11 +36,20 @@ typedef struct {
     /* W [n, k] F32, F16 or BF16; the same lanes and folds */
     void (*dense)(const void *w, qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
                   const qc_matmul_cpu_io *io, void *scratch);
+    /* One output in double for all rows of x: y [m] = sum over k, in order, of w [k] * x. packed:
+     * see qc_matmul_double_pack. The same numbers as qc_matmul_double, many times as fast. */
+    void (*double_row)(const float *w, uint64_t k, const double *packed, uint64_t m, double *y);
 } qc_matmul_ops;
 
 /* As qc_quant_ops_for. */
 const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa);
 uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k);
+
+/* x for double_row: [ceil(m / 16)][k][16] doubles, rows beyond m zero. Equal to the floats that x
+ * is; 64-byte aligned if it is to be fast. */
+#define QC_MATMUL_PACK_ROWS 16u
+void qc_matmul_double_pack(const void *x, qc_dtype x_dtype, uint64_t m, uint64_t ldx, uint64_t k,
+                           double *packed);
 
 /* Row `row` of W as floats: exactly what dequantizing to F32 gives. out: [cols]. */
 void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out);

@@ -1,0 +1,332 @@
+/* The matmul on the CPU, case by case: where rows begin, special values, empty shapes, strides, and
+ * descriptors that lie. prop_matmul.c compares tables and bounds. */
+#include "tests/matmul_testing.h"
+
+static const uint64_t shapes[][2] = {{1, 1},    {3, 1},    {5, 63},   {4, 64},  {7, 65},
+                                     {3, 4096}, {2, 4095}, {3, 4097}, {9, 200}, {2, 9001}};
+enum { SHAPES = sizeof shapes / sizeof *shapes };
+
+static void test_rows_are_what_dequantizing_gives(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("rows");
+    for (unsigned f = 0; f < MT_FORMS; f++) {
+        for (unsigned s = 0; s < SHAPES; s++) {
+            mt_weights t;
+            mt_make(&t, &rng, mt_forms[f].kind, shapes[s][0], shapes[s][1], mt_forms[f].block,
+                    mt_forms[f].nested);
+            float *want = mt_values(&t), *row = qt_alloc(t.w.cols, sizeof *row);
+            for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
+                if (!qc_isa_available((qc_isa)isa))
+                    continue;
+                for (uint64_t r = 0; r < t.w.rows; r++) {
+                    qc_weights_row(qc_quant_ops_for((qc_isa)isa), &t.w, r, row);
+                    QT_CHECK(memcmp(row, want + r * t.w.cols, t.w.cols * sizeof *row) == 0,
+                             "form %u, row %d of [%d, %d]", f, (int)r, (int)t.w.rows,
+                             (int)t.w.cols);
+                }
+            }
+            free(row);
+            free(want);
+            mt_free(&t);
+        }
+    }
+}
+
+static void test_code_map_of_the_file(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("map");
+    mt_weights t;
+    float map[16], row[64];
+    mt_make(&t, &rng, QC_WEIGHTS_NF4, 1, 64, 64, 0);
+    for (unsigned i = 0; i < 16; i++)
+        map[i] = (float)i;
+    t.w.code_map = map;
+    qc_weights_row(&qc_quant_ops_scalar, &t.w, 0, row);
+    for (unsigned i = 0; i < 64; i++)
+        assert_true(row[i] == (float)qt_nibble(t.codes, i) * t.absmax[0]);
+    mt_free(&t);
+}
+
+/* Identity activations: every weight comes out bit for bit (a zero may lose its sign). */
+static void test_identity(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("identity");
+    static const uint64_t widths[] = {1, 16, 33, 65, 100};
+    for (unsigned f = 0; f < MT_FORMS; f++) {
+        for (unsigned s = 0; s < sizeof widths / sizeof *widths; s++) {
+            uint64_t k = widths[s], n = 5;
+            mt_weights t;
+            mt_make(&t, &rng, mt_forms[f].kind, n, k, mt_forms[f].block, mt_forms[f].nested);
+            float *want = mt_values(&t), *x = qt_alloc(k * k, sizeof *x);
+            float *y = qt_alloc(k * n, sizeof *y);
+            void *scratch = mt_scratch(k, k);
+            for (uint64_t i = 0; i < k; i++)
+                x[i * k + i] = 1.0f;
+            qc_matmul_cpu_io io = {x, QC_DTYPE_F32, k, k, y, QC_DTYPE_F32, n, NULL};
+            for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
+                if (!qc_isa_available((qc_isa)isa))
+                    continue;
+                qc_matmul_ops_for((qc_isa)isa)->quantized(&t.w, 0, n, &io, scratch);
+                for (uint64_t i = 0; i < k; i++)
+                    for (uint64_t r = 0; r < n; r++) {
+                        float a = y[i * n + r], b = want[r * k + i];
+                        QT_CHECK(qc_f32_bits(a) == qc_f32_bits(b) || (a == 0.0f && b == 0.0f),
+                                 "form %u k %d: weight %d, %d is %a, not %a", f, (int)k, (int)r,
+                                 (int)i, (double)a, (double)b);
+                    }
+            }
+            free(scratch);
+            free(y);
+            free(x);
+            free(want);
+            mt_free(&t);
+        }
+    }
+}
+
+static void test_special_values(void **state)
+{
+    (void)state;
+    const float w[2][20] = {{0.0f, 1.0f, -1.0f, 2.0f}, {3.0f, 0.0f, 0.5f, 0.0f, 1.0f}};
+    for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
+        if (!qc_isa_available((qc_isa)isa))
+            continue;
+        const qc_matmul_ops *ops = qc_matmul_ops_for((qc_isa)isa);
+        float x[4][20] = {{0}}, y[4][2], bias[2] = {10.0f, -20.0f};
+        void *scratch = mt_scratch(4, 20);
+        x[0][19] = NAN;           /* with a weight of zero, and in the tail */
+        x[1][0] = INFINITY;       /* 0 * inf, 3 * inf */
+        x[2][1] = -INFINITY;      /* 1 * -inf, 0 * inf */
+        x[3][0] = x[3][3] = 1.5f; /* nothing special */
+        qc_matmul_cpu_io io = {x, QC_DTYPE_F32, 4, 20, y, QC_DTYPE_F32, 2, bias};
+        ops->dense(w, QC_DTYPE_F32, 20, 0, 2, &io, scratch);
+        assert_int_equal(qc_f32_bits(y[0][0]), 0x7fc00000);
+        assert_int_equal(qc_f32_bits(y[0][1]), 0x7fc00000);
+        assert_int_equal(qc_f32_bits(y[1][0]), 0x7fc00000);
+        assert_true(isinf(y[1][1]) && y[1][1] > 0);
+        assert_true(isinf(y[2][0]) && y[2][0] < 0);
+        assert_int_equal(qc_f32_bits(y[2][1]), 0x7fc00000);
+        assert_true(y[3][0] == 13.0f && y[3][1] == -15.5f);
+        free(scratch);
+    }
+}
+
+static void test_sums_are_rounded_once(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("rounding");
+    enum { M = 3, N = 6, K = 77 };
+    mt_weights t;
+    float x[M * K], wide[M * N];
+    uint16_t half[M * N];
+    void *scratch = mt_scratch(M, K);
+    mt_make(&t, &rng, QC_WEIGHTS_NF4, N, K, 64, 1);
+    mt_random_x(&rng, x, QC_DTYPE_F32, M * K);
+    qc_matmul_cpu_io io = {x, QC_DTYPE_F32, M, K, wide, QC_DTYPE_F32, N, NULL};
+    const qc_matmul_ops *ops = qc_matmul_ops_for(QC_ISA_SCALAR);
+    ops->quantized(&t.w, 0, N, &io, scratch);
+    io.y = half;
+    io.y_dtype = QC_DTYPE_F16;
+    ops->quantized(&t.w, 0, N, &io, scratch);
+    for (unsigned i = 0; i < M * N; i++)
+        assert_int_equal(half[i], qc_f16_from_f32(wide[i]));
+    io.y_dtype = QC_DTYPE_BF16;
+    ops->quantized(&t.w, 0, N, &io, scratch);
+    for (unsigned i = 0; i < M * N; i++)
+        assert_int_equal(half[i], qc_bf16_from_f32(wide[i]));
+    free(scratch);
+    mt_free(&t);
+}
+
+/* Rows of x and y may lie apart; what is between stays as it is. */
+static void test_strides_and_ranges(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("strides");
+    enum { M = 19, N = 7, K = 37, LDX = 41, LDY = 11 };
+    mt_weights t;
+    uint16_t x[M * LDX], tight_x[M * K];
+    float y[M * LDY], tight[M * N];
+    void *scratch = mt_scratch(M, K);
+    mt_make(&t, &rng, QC_WEIGHTS_INT8_ROWS, N, K, 0, 0);
+    mt_random_x(&rng, x, QC_DTYPE_BF16, M * LDX);
+    for (unsigned i = 0; i < M; i++)
+        memcpy(tight_x + i * K, x + i * LDX, K * sizeof *x);
+    for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
+        if (!qc_isa_available((qc_isa)isa))
+            continue;
+        const qc_matmul_ops *ops = qc_matmul_ops_for((qc_isa)isa);
+        for (unsigned i = 0; i < M * LDY; i++)
+            y[i] = -7.0f;
+        qc_matmul_cpu_io io = {x, QC_DTYPE_BF16, M, LDX, y, QC_DTYPE_F32, LDY, NULL};
+        qc_matmul_cpu_io plain = {tight_x, QC_DTYPE_BF16, M, K, tight, QC_DTYPE_F32, N, NULL};
+        ops->quantized(&t.w, 0, N, &plain, scratch);
+        ops->quantized(&t.w, 2, 3, &io, scratch);
+        for (unsigned i = 0; i < M; i++)
+            for (unsigned n = 0; n < LDY; n++)
+                assert_true(y[i * LDY + n] == (n >= 2 && n < 5 ? tight[i * N + n] : -7.0f));
+    }
+    free(scratch);
+    mt_free(&t);
+}
+
+static void test_empty(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("empty");
+    const float bias[2] = {1.5f, -2.0f};
+    mt_weights t;
+    float y[4] = {9.0f, 9.0f, 9.0f, 9.0f}, x[1] = {0.0f};
+    void *scratch = mt_scratch(2, 0);
+    mt_make(&t, &rng, QC_WEIGHTS_NF4, 2, 0, 64, 0);
+    for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
+        if (!qc_isa_available((qc_isa)isa))
+            continue;
+        const qc_matmul_ops *ops = qc_matmul_ops_for((qc_isa)isa);
+        qc_matmul_cpu_io io = {x, QC_DTYPE_F32, 2, 0, y, QC_DTYPE_F32, 2, bias};
+        ops->quantized(&t.w, 0, 2, &io, scratch); /* K == 0: the bias */
+        assert_true(y[0] == 1.5f && y[1] == -2.0f && y[2] == 1.5f && y[3] == -2.0f);
+        io.m = 0;
+        y[0] = 9.0f;
+        ops->quantized(&t.w, 0, 2, &io, scratch);
+        io.m = 2;
+        ops->quantized(&t.w, 0, 0, &io, scratch);
+        assert_true(y[0] == 9.0f);
+    }
+    free(scratch);
+    mt_free(&t);
+}
+
+static void refused(const qc_weights *w, const mt_weights *t, const char *word)
+{
+    qc_error err = {0};
+    assert_int_equal(qc_weights_check(w, t->codes_bytes, t->scales, t->nested_scales, &err),
+                     QC_ERR_SHAPE);
+    QT_CHECK(strstr(err.msg, word) != NULL, "'%s' does not say '%s'", err.msg, word);
+}
+
+static void test_descriptors_are_checked(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("check");
+    for (unsigned f = 0; f < MT_FORMS; f++) {
+        mt_weights t;
+        qc_weights w;
+        mt_make(&t, &rng, mt_forms[f].kind, 6, 99, mt_forms[f].block, mt_forms[f].nested);
+        assert_int_equal(qc_weights_check(&t.w, t.codes_bytes, t.scales, t.nested_scales, NULL),
+                         QC_OK);
+        w = t.w;
+        w.rows = 0x100000000u;
+        w.cols = 0x100000000u;
+        refused(&w, &t, "too many");
+        w = t.w;
+        w.cols = 101;
+        refused(&w, &t, "bytes of codes");
+        w = t.w;
+        w.codes = NULL;
+        refused(&w, &t, "without codes");
+        w = t.w;
+        w.kind = (qc_weights_kind)7;
+        refused(&w, &t, "unknown kind");
+        w = t.w;
+        t.scales++;
+        refused(&w, &t, "scales");
+        t.scales--;
+        if (mt_forms[f].kind == QC_WEIGHTS_INT8_ROWS) {
+            w.absmax = NULL;
+            refused(&w, &t, "without scales");
+        } else {
+            for (unsigned i = 0; i < 3; i++) {
+                w.block_elems = (const uint32_t[]){0, 48, 8192}[i];
+                refused(&w, &t, "power of two");
+            }
+        }
+        if (mt_forms[f].nested) {
+            w = t.w;
+            w.nested_map = NULL;
+            refused(&w, &t, "neither");
+            w = t.w;
+            w.nested_block = 100;
+            refused(&w, &t, "power of two");
+            w = t.w;
+            t.nested_scales++;
+            refused(&w, &t, "scales of scales");
+        }
+        mt_free(&t);
+    }
+}
+
+/* The fast sums in double are those of the oracle, and the oracle's are plain loops. */
+static void test_double(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("double");
+    enum { N = 3, K = 70, LDX = 73 };
+    static const uint64_t counts[] = {1, 15, 16, 17, 40};
+    for (unsigned c = 0; c < sizeof counts / sizeof *counts; c++) {
+        uint64_t m = counts[c];
+        mt_weights t;
+        mt_make(&t, &rng, QC_WEIGHTS_NF4, N, K, 32, 0);
+        float *values = mt_values(&t), row[K];
+        uint16_t *x = qt_alloc(m * LDX, sizeof *x);
+        double *y = qt_alloc(m * N, sizeof *y), *y2 = qt_alloc(m * N, sizeof *y);
+        double *packed = qt_alloc((m + 15) / 16 * 16 * K, sizeof *packed);
+        double *fast = qt_alloc(m, sizeof *fast);
+        mt_random_x(&rng, x, QC_DTYPE_F16, m * LDX);
+        qc_matmul_double(&t.w, NULL, QC_DTYPE_F32, K, 0, N, x, QC_DTYPE_F16, m, LDX, y, row);
+        qc_matmul_double(NULL, values, QC_DTYPE_F32, K, 0, N, x, QC_DTYPE_F16, m, LDX, y2, NULL);
+        assert_memory_equal(y, y2, m * N * sizeof *y);
+        for (uint64_t i = 0; i < m; i++) {
+            double sum = 0.0;
+            for (unsigned k = 0; k < K; k++)
+                sum += (double)values[K + k] * qt_get(x, QC_DTYPE_F16, i * LDX + k);
+            assert_true(sum == y[i * N + 1]);
+        }
+        qc_matmul_double_pack(x, QC_DTYPE_F16, m, LDX, K, packed);
+        for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
+            if (!qc_isa_available((qc_isa)isa))
+                continue;
+            for (uint64_t n = 0; n < N; n++) {
+                qc_matmul_ops_for((qc_isa)isa)->double_row(values + n * K, K, packed, m, fast);
+                for (uint64_t i = 0; i < m; i++)
+                    assert_true(fast[i] == y[i * N + n]);
+            }
+        }
+        free(fast);
+        free(packed);
+        free(y2);
+        free(y);
+        free(x);
+        free(values);
+        mt_free(&t);
+    }
+}
+
+static void test_tables(void **state)
+{
+    (void)state;
+    for (int isa = 0; isa < QC_ISA_COUNT; isa++) {
+        qc_isa got = qc_matmul_ops_for((qc_isa)isa)->isa;
+        assert_true(got == qc_quant_ops_for((qc_isa)isa)->isa && got <= (qc_isa)isa);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_are_what_dequantizing_gives),
+        cmocka_unit_test(test_code_map_of_the_file),
+        cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_special_values),
+        cmocka_unit_test(test_sums_are_rounded_once),
+        cmocka_unit_test(test_strides_and_ranges),
+        cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_descriptors_are_checked),
+        cmocka_unit_test(test_double),
+        cmocka_unit_test(test_tables),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
