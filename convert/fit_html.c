@@ -1,23 +1,13 @@
-/* qconv plan --html: one page, drawn with inline SVG, nothing fetched, nothing run. It is also
- * well-formed XML, so a plain XML parser can check and read it. */
+/* qconv plan --html: one page, drawn with inline SVG. */
 #include "convert/fit_report.h"
+#include "convert/html_text.h"
 #include "convert/size_text.h"
 
 #include <inttypes.h>
-#include <string.h>
 
 #define BAR_WIDTH  640.0
 #define BAR_HEIGHT 26
 #define STRIP_STEP 900.0
-
-static const char style[] =
-    "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;"
-    "color:#1c2430;background:#fff}"
-    "h1{font-size:1.4em}h2{font-size:1.1em;margin-top:2em}"
-    "table{border-collapse:collapse}th,td{padding:.25em .8em;text-align:right;"
-    "border-bottom:1px solid #d8dde5}th:first-child,td:first-child{text-align:left}"
-    ".yes{color:#1a7f37}.no{color:#b3261e}svg{max-width:100%;height:auto}"
-    "svg text{font:13px system-ui,sans-serif;fill:#1c2430}";
 
 /* Okabe and Ito's palette, told apart by colour-blind readers too. */
 static const struct {
@@ -30,53 +20,6 @@ enum { PARTS = sizeof parts / sizeof *parts };
 static const char *const device_colours[] = {"#0072b2", "#e69f00", "#009e73",
                                              "#cc79a7", "#56b4e9", "#d55e00"};
 enum { DEVICE_COLOURS = sizeof device_colours / sizeof *device_colours };
-
-/* Bytes of the UTF-8 character at s that XML allows, 0 if there is none. */
-static size_t character_bytes(const unsigned char *s)
-{
-    static const struct {
-        unsigned char mask, lead;
-        uint32_t least;
-    } forms[] = {{0x80, 0x00, 0}, {0xe0, 0xc0, 0x80}, {0xf0, 0xe0, 0x800}, {0xf8, 0xf0, 0x10000}};
-    for (size_t n = 0; n < 4; n++) {
-        if ((s[0] & forms[n].mask) != forms[n].lead)
-            continue;
-        uint32_t c = s[0] & (unsigned char)~forms[n].mask;
-        for (size_t i = 1; i <= n; i++) {
-            if ((s[i] & 0xc0) != 0x80)
-                return 0;
-            c = c << 6 | (s[i] & 0x3f);
-        }
-        int allowed = c >= forms[n].least && (c >= 0x20 || c == '\t' || c == '\n') &&
-                      !(c >= 0x7f && c < 0xa0) && !(c >= 0xd800 && c < 0xe000) && c != 0xfffe &&
-                      c != 0xffff && c <= 0x10ffff;
-        return allowed ? n + 1 : 0;
-    }
-    return 0;
-}
-
-/* Text for between tags or for an attribute in double quotes; what is no character becomes '?'. */
-static qc_status add_escaped(qc_strbuf *out, const char *text, qc_error *err)
-{
-    const unsigned char *s = (const unsigned char *)text;
-    while (*s) {
-        size_t n = character_bytes(s);
-        if (n == 0)
-            QC_TRY(qc_strbuf_adds(out, "?", err));
-        else if (*s == '&')
-            QC_TRY(qc_strbuf_adds(out, "&amp;", err));
-        else if (*s == '<')
-            QC_TRY(qc_strbuf_adds(out, "&lt;", err));
-        else if (*s == '>')
-            QC_TRY(qc_strbuf_adds(out, "&gt;", err));
-        else if (*s == '"')
-            QC_TRY(qc_strbuf_adds(out, "&quot;", err));
-        else
-            QC_TRY(qc_strbuf_add(out, s, n, err));
-        s += n ? n : 1;
-    }
-    return QC_OK;
-}
 
 static const char *size_or_none(char out[QC_SIZE_TEXT_BYTES], uint64_t bytes)
 {
@@ -93,9 +36,9 @@ static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     char size[QC_SIZE_TEXT_BYTES], count[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
     QC_TRY(qc_strbuf_adds(out, "<h1>", err));
-    QC_TRY(add_escaped(out, r->model, err));
+    QC_TRY(qc_html_escape(out, r->model, err));
     QC_TRY(qc_strbuf_addf(out, err, " as %s on ", r->to));
-    QC_TRY(add_escaped(out, fit->budget->text, err));
+    QC_TRY(qc_html_escape(out, fit->budget->text, err));
     QC_TRY(qc_strbuf_addf(out, err, ": <span class=\"%s\">%s</span></h1>\n",
                           fit->fits ? "yes" : "no", fit->fits ? "fits" : "does not fit"));
     if (!fit->fits) {
@@ -104,7 +47,7 @@ static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *e
         qc_strbuf_init(&verdict, 1u << 16);
         qc_status st = qc_fit_verdict(r, &verdict, err);
         if (st == QC_OK)
-            st = add_escaped(out, verdict.data, err);
+            st = qc_html_escape(out, verdict.data, err);
         qc_strbuf_deinit(&verdict);
         QC_TRY(st);
         QC_TRY(qc_strbuf_adds(out, "</p>\n", err));
@@ -148,9 +91,9 @@ static qc_status add_bar(const qc_fit_report *r, uint32_t device, double scale, 
     double budget = d->budget_bytes == QC_NO_LIMIT ? sum : (double)d->budget_bytes;
     QC_TRY(qc_strbuf_addf(out, err,
                           "<rect x=\"110\" y=\"%u\" width=\"%.2f\" height=\"%d\" fill=\"none\" "
-                          "stroke=\"%s\" stroke-width=\"2\"/>",
+                          "style=\"stroke:%s\" stroke-width=\"2\"/>",
                           y, budget * scale, BAR_HEIGHT,
-                          d->short_by_bytes ? "#b3261e" : "#1c2430"));
+                          d->short_by_bytes ? "var(--bad)" : "currentColor"));
     double end = sum > budget ? sum : budget;
     return qc_strbuf_addf(out, err, "<text x=\"%.2f\" y=\"%u\">%s of %s</text>\n",
                           118.0 + end * scale, y + 18, qc_text_bytes(used, (uint64_t)sum),
@@ -208,9 +151,9 @@ static qc_status add_placement(const qc_fit_report *r, qc_strbuf *out, qc_error 
         uint32_t device = fit->device_of[i];
         QC_TRY(qc_strbuf_addf(out, err,
                               "<rect x=\"%.2f\" y=\"4\" width=\"%.2f\" height=\"30\" fill=\"%s\" "
-                              "stroke=\"#fff\" stroke-width=\"0.5\"><title>",
+                              "style=\"stroke:var(--paper)\" stroke-width=\"0.5\"><title>",
                               x, width, device_colours[device % DEVICE_COLOURS]));
-        QC_TRY(add_escaped(out, s->segments[i].name, err));
+        QC_TRY(qc_html_escape(out, s->segments[i].name, err));
         QC_TRY(qc_strbuf_addf(out, err, ": %s of weights, %s of cache on %s</title></rect>\n",
                               qc_text_bytes(size, fit->segment_bytes[i]),
                               qc_text_bytes(cache, fit->segment_kv[i]),
@@ -275,7 +218,7 @@ static qc_status add_suggestions(const qc_fit_report *r, qc_strbuf *out, qc_erro
     QC_TRY(qc_strbuf_adds(out, "<h2>What would fit</h2>\n<ul>\n", err));
     for (uint32_t i = 0; i < r->suggestion_count; i++) {
         QC_TRY(qc_strbuf_adds(out, "<li>", err));
-        QC_TRY(add_escaped(out, r->suggestions[i].sentence, err));
+        QC_TRY(qc_html_escape(out, r->suggestions[i].sentence, err));
         QC_TRY(qc_strbuf_adds(out, "</li>\n", err));
     }
     return qc_strbuf_adds(out, "</ul>\n", err);
@@ -283,14 +226,11 @@ static qc_status add_suggestions(const qc_fit_report *r, qc_strbuf *out, qc_erro
 
 qc_status qc_fit_report_html(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
-    QC_TRY(qc_strbuf_addf(out, err,
-                          "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"/>"
-                          "<title>qconv plan</title><style>%s</style></head>\n<body>\n",
-                          style));
+    QC_TRY(qc_html_begin(out, "qconv plan", "", err));
     QC_TRY(add_summary(r, out, err));
     QC_TRY(add_picture(r, out, err));
     QC_TRY(add_placement(r, out, err));
     QC_TRY(add_table(r, out, err));
     QC_TRY(add_suggestions(r, out, err));
-    return qc_strbuf_addf(out, err, "<p>Made by qconv %s.</p>\n</body>\n</html>\n", QCONV_VERSION);
+    return qc_html_end(out, err);
 }

@@ -1,0 +1,281 @@
+#include "convert/validate_layer.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+#include "quant/quant_half.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#define STEP_BYTES  (1u << 20) /* of W as floats, per thread */
+#define SHARE_BYTES (8u << 20) /* of W as floats: what a thread takes at a time */
+
+/* Sums over one row of W; rows are added in order at the end. */
+typedef struct {
+    double weight_ee, weight_xx, weight_max;
+    double output_ee, output_xx, output_max;
+    double kernel_ee, kernel_xx, kernel_max;
+    uint64_t max_col;
+} row_sums;
+
+typedef struct {
+    const qc_validate_tools *tools;
+    const qc_validate_pair *pair;
+    const qc_weights *w;
+    const qc_validate_input *in;
+    void *whole;          /* Conv1D: all of W as stored */
+    double *packed;       /* x for double_row */
+    uint16_t *y;          /* [R, N] */
+    row_sums *rows;       /* [N] */
+    uint64_t step, share; /* rows at a time */
+    atomic_uint_fast64_t next;
+} job;
+
+typedef struct {
+    qc_validate_source *source;
+    float *original, *decoded; /* [step, K], [K] */
+    double *sums;              /* [2, R] */
+    void *scratch;
+} bench;
+
+double qc_validate_kernel_limit(qc_dtype y_dtype)
+{
+    return y_dtype == QC_DTYPE_BF16 ? QC_VALIDATE_KERNEL_BF16 : QC_VALIDATE_KERNEL_F16;
+}
+
+double qc_validate_sqnr(double weight_error)
+{
+    return -20.0 * log10(weight_error);
+}
+
+double qc_validate_ratio(double error, double size)
+{
+    if (error == 0.0)
+        return 0.0;
+    return sqrt(error / size);
+}
+
+qc_dtype qc_validate_x_dtype(qc_dtype weight)
+{
+    return weight == QC_DTYPE_BF16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
+}
+
+static double widen(qc_dtype dtype, uint16_t h)
+{
+    return (double)(dtype == QC_DTYPE_BF16 ? qc_f32_from_bf16(h) : qc_f32_from_f16(h));
+}
+
+static double rounded(qc_dtype dtype, double v)
+{
+    return widen(dtype, dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(v) : qc_f16_from_f64(v));
+}
+
+/* Larger, or not a number: that must not be lost on the way. */
+static int exceeds(double e, double most)
+{
+    return e > most || (isnan(e) && !isnan(most));
+}
+
+static void add_weights(const float *w, const float *v, uint64_t cols, row_sums *s)
+{
+    for (uint64_t k = 0; k < cols; k++) {
+        double x = (double)w[k], e = x - (double)v[k];
+        s->weight_xx += x * x;
+        s->weight_ee += e * e;
+        if (exceeds(fabs(e), s->weight_max)) {
+            s->weight_max = fabs(e);
+            s->max_col = k;
+        }
+    }
+}
+
+/* exact, original: [R] sums in double with V and with W. */
+static void add_outputs(const job *j, uint64_t row, const double *exact, const double *original,
+                        row_sums *s)
+{
+    qc_dtype dtype = j->in->dtype;
+    for (uint64_t r = 0; r < j->in->rows; r++) {
+        double y = widen(dtype, j->y[r * j->w->rows + row]), z = rounded(dtype, original[r]);
+        double output = y - z, kernel = y - exact[r];
+        s->output_ee += output * output;
+        s->output_xx += z * z;
+        s->kernel_ee += kernel * kernel;
+        s->kernel_xx += exact[r] * exact[r];
+        if (exceeds(fabs(output), s->output_max))
+            s->output_max = fabs(output);
+        if (exceeds(fabs(kernel), s->kernel_max))
+            s->kernel_max = fabs(kernel);
+    }
+}
+
+static qc_status step_rows(job *j, bench *b, uint64_t first, uint64_t count, qc_error *err)
+{
+    const qc_validate_tools *t = j->tools;
+    uint64_t k = j->w->cols, rows = j->in->rows;
+    const qc_matmul_cpu_io io = {.x = j->in->x,
+                                 .x_dtype = j->in->dtype,
+                                 .m = rows,
+                                 .ldx = k,
+                                 .y = j->y,
+                                 .y_dtype = j->in->dtype,
+                                 .ldy = j->w->rows};
+    QC_TRY(qc_validate_source_read(b->source, first, count, b->original, err));
+    t->matmul->quantized(j->w, first, count, &io, b->scratch);
+    for (uint64_t n = 0; n < count; n++) {
+        row_sums *s = &j->rows[first + n];
+        const float *original = b->original + n * k;
+        qc_weights_row(t->ops, j->w, first + n, b->decoded);
+        add_weights(original, b->decoded, k, s);
+        t->matmul->double_row(b->decoded, k, j->packed, rows, b->sums);
+        t->matmul->double_row(original, k, j->packed, rows, b->sums + rows);
+        add_outputs(j, first + n, b->sums, b->sums + rows, s);
+    }
+    return QC_OK;
+}
+
+static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    (void)index;
+    job *j = ctx;
+    bench b = {0};
+    uint64_t k = j->w->cols, n = j->w->rows, rows = j->in->rows;
+    uint64_t source_bytes = j->tools->model->tensors[j->pair->model_tensor].bytes;
+    void *v = NULL;
+    qc_status st = qc_validate_source_open(&b.source, j->tools, j->pair, j->whole, err);
+    if (st == QC_OK)
+        st = qc_malloc(&v, (size_t)(j->step * k) * sizeof(float), err);
+    b.original = v;
+    v = NULL;
+    if (st == QC_OK)
+        st = qc_malloc(&v, (size_t)k * sizeof(float), err);
+    b.decoded = v;
+    v = NULL;
+    if (st == QC_OK)
+        st = qc_malloc(&v, (size_t)rows * 2 * sizeof(double), err);
+    b.sums = v;
+    if (st == QC_OK)
+        st = qc_malloc_aligned(&b.scratch, 64, (size_t)qc_matmul_cpu_scratch_bytes(rows, k), err);
+    while (st == QC_OK) {
+        uint64_t first = atomic_fetch_add(&j->next, j->share);
+        if (first >= n)
+            break;
+        uint64_t end = n - first < j->share ? n : first + j->share;
+        for (uint64_t at = first; st == QC_OK && at < end; at += j->step) {
+            uint64_t count = end - at < j->step ? end - at : j->step;
+            if (qc_team_stopped(team))
+                st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+            else
+                st = step_rows(j, &b, at, count, err);
+        }
+        if (st == QC_OK)
+            qc_progress_add(j->tools->progress,
+                            (uint64_t)((double)source_bytes * (double)(end - first) / (double)n));
+    }
+    qc_free(b.scratch);
+    qc_free(b.sums);
+    qc_free(b.decoded);
+    qc_free(b.original);
+    qc_validate_source_close(b.source);
+    return st;
+}
+
+static qc_status read_whole(job *j, qc_error *err)
+{
+    const qc_checkpoint *model = j->tools->model;
+    const qc_ckpt_tensor *t = &model->tensors[j->pair->model_tensor];
+    qc_st_cursor *cursor = NULL;
+    size_t bytes = 0;
+    if (qc_u64_to_size(t->bytes, &bytes))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", t->name);
+    QC_TRY(qc_malloc(&j->whole, bytes, err));
+    qc_status st = qc_st_cursor_create(&cursor, err);
+    if (st == QC_OK)
+        st = qc_checkpoint_read(model, cursor, t, 0, j->whole, bytes, err);
+    qc_st_cursor_destroy(cursor);
+    return st;
+}
+
+static qc_status prepare(job *j, qc_error *err)
+{
+    uint64_t k = j->w->cols, n = j->w->rows, rows = j->in->rows;
+    uint64_t groups = (rows + QC_MATMUL_PACK_ROWS - 1) / QC_MATMUL_PACK_ROWS, bytes = 0;
+    size_t size = 0;
+    void *v = NULL;
+    if (qc_mul_u64(groups * QC_MATMUL_PACK_ROWS * sizeof(double), k, &bytes) ||
+        qc_u64_to_size(bytes, &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too wide", j->pair->name);
+    QC_TRY(qc_malloc_aligned(&v, 64, size, err));
+    j->packed = v;
+    qc_matmul_double_pack(j->in->x, j->in->dtype, rows, k, k, j->packed);
+    if (qc_mul_u64(n, rows * sizeof *j->y, &bytes) || qc_u64_to_size(bytes, &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' has too many rows", j->pair->name);
+    v = NULL;
+    QC_TRY(qc_malloc(&v, size, err));
+    j->y = v;
+    v = NULL;
+    QC_TRY(qc_calloc(&v, (size_t)n, sizeof *j->rows, err));
+    j->rows = v;
+    /* A thread's share is read front to back, so a compressed model is decoded about once. */
+    uint64_t row_bytes = qc_sat_mul(k ? k : 1, sizeof(float));
+    j->step = row_bytes < STEP_BYTES ? STEP_BYTES / row_bytes : 1;
+    j->share = row_bytes < SHARE_BYTES ? SHARE_BYTES / row_bytes : 1;
+    uint64_t even = qc_ceil_div_u64(n ? n : 1, j->tools->threads);
+    j->share = even < j->share ? even : j->share;
+    j->step = j->share < j->step ? j->share : j->step;
+    return j->pair->transpose ? read_whole(j, err) : QC_OK;
+}
+
+static void finish(const job *j, qc_validate_layer *out)
+{
+    row_sums all = {0};
+    uint64_t n = j->w->rows, row = 0, col = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        const row_sums *s = &j->rows[i];
+        all.weight_ee += s->weight_ee;
+        all.weight_xx += s->weight_xx;
+        all.output_ee += s->output_ee;
+        all.output_xx += s->output_xx;
+        all.kernel_ee += s->kernel_ee;
+        all.kernel_xx += s->kernel_xx;
+        if (exceeds(s->weight_max, all.weight_max)) {
+            all.weight_max = s->weight_max;
+            row = i;
+            col = s->max_col;
+        }
+        if (exceeds(s->output_max, all.output_max))
+            all.output_max = s->output_max;
+        if (exceeds(s->kernel_max, all.kernel_max))
+            all.kernel_max = s->kernel_max;
+    }
+    double count = (double)n * (double)j->in->rows;
+    out->x_dtype = j->in->dtype;
+    out->x_rows = j->in->rows;
+    out->weight_error = qc_validate_ratio(all.weight_ee, all.weight_xx);
+    out->weight_max = all.weight_max;
+    out->max_row = j->pair->transpose ? col : row;
+    out->max_col = j->pair->transpose ? row : col;
+    out->output_error = qc_validate_ratio(all.output_ee, all.output_xx);
+    out->kernel_error = qc_validate_ratio(all.kernel_ee, all.kernel_xx);
+    out->output_max = all.output_max == 0.0 ? 0.0 : all.output_max / sqrt(all.output_xx / count);
+    out->kernel_max = all.kernel_max == 0.0 ? 0.0 : all.kernel_max / sqrt(all.kernel_xx / count);
+}
+
+qc_status qc_validate_measure(qc_validate_layer *out, const qc_validate_tools *tools,
+                              const qc_validate_pair *pair, const qc_weights *w,
+                              const qc_validate_input *in, qc_error *err)
+{
+    job j = {.tools = tools, .pair = pair, .w = w, .in = in};
+    atomic_init(&j.next, 0);
+    qc_status st = prepare(&j, err);
+    if (st == QC_OK)
+        st = qc_team_run(tools->threads, work, &j, err);
+    if (st == QC_OK)
+        finish(&j, out);
+    qc_free(j.rows);
+    qc_free(j.y);
+    qc_free(j.packed);
+    qc_free(j.whole);
+    return st;
+}

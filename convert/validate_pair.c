@@ -1,0 +1,233 @@
+#include "convert/validate_pair.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "convert/recipe_coded.h"
+#include "convert/recipe_stored.h"
+#include "convert/recipe_tables.h"
+#include "convert/size_text.h"
+#include "quant/matmul_ops.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    qc_arena *arena;
+    const qc_checkpoint *output, *model;
+    qc_stored_set in_output, in_model;
+    qc_coded_set coded;
+    const qc_model_table *table;
+    const qc_manifest_tensor **by_name; /* of the manifest, sorted; NULL: there is none */
+    size_t by_name_count;
+} matcher;
+
+static int compare_manifest(const void *a, const void *b)
+{
+    return strcmp((*(const qc_manifest_tensor *const *)a)->name,
+                  (*(const qc_manifest_tensor *const *)b)->name);
+}
+
+static int compare_pairs(const void *a, const void *b)
+{
+    return qc_natural_compare(((const qc_validate_pair *)a)->name,
+                              ((const qc_validate_pair *)b)->name);
+}
+
+static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error *err)
+{
+    void *v = NULL;
+    if (!manifest)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(m->arena, &v, manifest->tensor_count + 1, sizeof *m->by_name, err));
+    m->by_name = v;
+    m->by_name_count = manifest->tensor_count;
+    for (size_t i = 0; i < manifest->tensor_count; i++)
+        m->by_name[i] = &manifest->tensors[i];
+    qsort(m->by_name, m->by_name_count, sizeof *m->by_name, compare_manifest);
+    return QC_OK;
+}
+
+/* What the manifest says a weight was made from; its own name where it says nothing. */
+static const char *source_of(const matcher *m, const char *name)
+{
+    qc_manifest_tensor key = {.name = name};
+    const qc_manifest_tensor *k = &key;
+    const qc_manifest_tensor *const *found =
+        m->by_name ? bsearch(&k, m->by_name, m->by_name_count, sizeof *m->by_name, compare_manifest)
+                   : NULL;
+    return found && (*found)->source_name ? (*found)->source_name : name;
+}
+
+static uint64_t part_bytes(const qc_checkpoint *c, uint32_t tensor)
+{
+    return tensor == QC_NO_TENSOR ? 0 : c->tensors[tensor].bytes;
+}
+
+static int is_conv1d(const matcher *m, const char *name)
+{
+    qc_tensor_class c;
+    return m->table && qc_model_table_classify(m->table, name, &c) &&
+           (c.traits & QC_TRAIT_CONV1D) != 0;
+}
+
+static qc_status shapes_differ(const matcher *m, const qc_validate_pair *p, const uint64_t *dims,
+                               unsigned ndim, qc_error *err)
+{
+    char ours[QC_SHAPE_TEXT_BYTES], theirs[QC_SHAPE_TEXT_BYTES];
+    QC_FAIL(err, QC_ERR_CHECK,
+            "%s: tensor '%s' is %s, in %s it is %s%s: one was not made from the other",
+            m->output->path, p->name, qc_text_shape(ours, p->stored->dims, p->stored->ndim),
+            m->model->path, qc_text_shape(theirs, dims, ndim),
+            p->transpose ? " and is to be transposed" : "");
+}
+
+/* Sets why_not, or checks that the shapes agree. */
+static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
+{
+    const char *source = source_of(m, p->name);
+    const qc_ckpt_tensor *t = qc_checkpoint_find(m->model, source);
+    if (!t) {
+        p->why_not = "its source is not in the model";
+        return QC_OK;
+    }
+    p->source = t->name;
+    p->model_tensor = (uint32_t)(t - m->model->tensors);
+    if (m->in_model.weights[p->model_tensor]) {
+        p->why_not = "it is quantized in the model, too";
+        return QC_OK;
+    }
+    const uint64_t *dims = t->dims;
+    unsigned ndim = t->ndim;
+    p->coded = m->coded.weights[p->model_tensor];
+    p->dtype = t->dtype;
+    if (p->coded) {
+        dims = p->coded->dims;
+        ndim = p->coded->ndim;
+        p->dtype = p->coded->dtype;
+    } else if (!qc_dtype_is_quantizable(t->dtype)) {
+        p->why_not = "its source is of a type that is not read";
+        return QC_OK;
+    } else if (ndim > 2) {
+        /* transformers writes them [experts, in, out] where the codes are [experts, out, in], and
+         * nothing in the file tells the two apart. */
+        p->why_not = "it is a stack of experts in 16 bit, whose order is not known";
+        return QC_OK;
+    }
+    p->transpose = !p->coded && ndim == 2 && is_conv1d(m, t->name);
+    int same = ndim == p->stored->ndim;
+    for (unsigned i = 0; same && i < ndim; i++)
+        same = dims[p->transpose ? ndim - 1 - i : i] == p->stored->dims[i];
+    return same ? QC_OK : shapes_differ(m, p, dims, ndim, err);
+}
+
+static qc_status fill(const matcher *m, uint32_t i, qc_validate_pair *p, qc_error *err)
+{
+    const qc_checkpoint *c = m->output;
+    const qc_stored_weight *s = m->in_output.weights[i];
+    p->name = c->tensors[i].name;
+    p->out_tensor = i;
+    p->model_tensor = QC_NO_TENSOR;
+    p->stored = s;
+    p->dtype = s->dtype;
+    p->bytes = c->tensors[i].bytes + part_bytes(c, s->absmax) + part_bytes(c, s->nested_absmax);
+    p->cols = s->ndim ? s->dims[s->ndim - 1] : 1;
+    p->rows = 1;
+    for (unsigned d = 0; d + 1 < s->ndim; d++)
+        if (qc_mul_u64(p->rows, s->dims[d], &p->rows))
+            QC_FAIL(err, QC_ERR_SHAPE, "tensor '%s' is too large", p->name);
+    return match(m, p, err);
+}
+
+qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *arena, const qc_checkpoint *output,
+                              const qc_manifest *manifest, const qc_checkpoint *model,
+                              qc_error *err)
+{
+    matcher m = {.arena = arena, .output = output, .model = model};
+    void *v = NULL;
+    *out = (qc_validate_pairs){0};
+    QC_TRY(qc_stored_find(&m.in_output, arena, output, err));
+    QC_TRY(qc_stored_find(&m.in_model, arena, model, err));
+    QC_TRY(qc_coded_find(&m.coded, arena, model, err));
+    QC_TRY(sort_manifest(&m, manifest, err));
+    if (m.in_output.count == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: no weight in it is quantized in NF4 or int8", output->path);
+    if (model->config)
+        m.table = qc_model_table_find(
+            qc_json_string_or(qc_json_get(qc_json_root(model->config), "model_type"), ""));
+    QC_TRY(qc_arena_alloc(arena, &v, m.in_output.count, sizeof *out->pairs, err));
+    out->pairs = v;
+    for (uint32_t i = 0; i < (uint32_t)output->tensor_count; i++)
+        if (m.in_output.weights[i])
+            QC_TRY(fill(&m, i, &out->pairs[out->count++], err));
+    qsort(out->pairs, out->count, sizeof *out->pairs, compare_pairs);
+    return QC_OK;
+}
+
+const char *qc_validate_scheme(const qc_validate_pair *p)
+{
+    return p->stored->fp4 ? "fp4" : qc_scheme_name(p->stored->stored_as);
+}
+
+static qc_status read_whole(const qc_checkpoint *c, uint32_t tensor, qc_st_cursor *cursor,
+                            void **out, uint64_t *bytes, qc_error *err)
+{
+    const qc_ckpt_tensor *t = &c->tensors[tensor];
+    size_t size = 0;
+    if (qc_u64_to_size(t->bytes, &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", t->name);
+    QC_TRY(qc_malloc(out, size, err));
+    *bytes = t->bytes;
+    return qc_checkpoint_read(c, cursor, t, 0, *out, size, err);
+}
+
+qc_status qc_validate_weights_read(qc_validate_weights *out, const qc_checkpoint *output,
+                                   const qc_validate_pair *p, qc_st_cursor *cursor, qc_error *err)
+{
+    const qc_stored_weight *s = p->stored;
+    qc_weights *w = &out->w;
+    uint64_t nested = 0, scales = 0;
+    memset(out, 0, sizeof *out);
+    w->kind = s->stored_as == QC_SCHEME_NF4         ? QC_WEIGHTS_NF4
+              : s->stored_as == QC_SCHEME_INT8_ROWS ? QC_WEIGHTS_INT8_ROWS
+                                                    : QC_WEIGHTS_INT8_BLOCKS;
+    w->rows = p->rows;
+    w->cols = p->cols;
+    if (w->kind != QC_WEIGHTS_INT8_ROWS)
+        w->block_elems = s->block_elems > UINT32_MAX ? UINT32_MAX : (uint32_t)s->block_elems;
+    QC_TRY(read_whole(output, p->out_tensor, cursor, &out->codes, &out->codes_bytes, err));
+    QC_TRY(read_whole(output, s->absmax, cursor, &out->scales, &out->scales_bytes, err));
+    w->codes = out->codes;
+    if (s->nested_absmax != QC_NO_TENSOR) {
+        QC_TRY(read_whole(output, s->nested_absmax, cursor, &out->nested, &out->nested_bytes, err));
+        QC_TRY(qc_checkpoint_read(output, cursor, &output->tensors[s->nested_map], 0,
+                                  out->maps + 16, 256 * sizeof *out->maps, err));
+        w->absmax_codes = out->scales;
+        w->nested_absmax = out->nested;
+        w->nested_map = out->maps + 16;
+        w->nested_offset = s->nested_offset;
+        w->nested_block =
+            s->nested_block_elems > UINT32_MAX ? UINT32_MAX : (uint32_t)s->nested_block_elems;
+        scales = out->scales_bytes;
+        nested = out->nested_bytes / sizeof(float);
+    } else {
+        w->absmax = out->scales;
+        scales = out->scales_bytes / sizeof(float);
+    }
+    if (w->kind == QC_WEIGHTS_NF4) {
+        QC_TRY(qc_checkpoint_read(output, cursor, &output->tensors[s->quant_map], 0, out->maps,
+                                  16 * sizeof *out->maps, err));
+        w->code_map = out->maps;
+    }
+    qc_status st = qc_weights_check(w, out->codes_bytes, scales, nested, err);
+    if (st != QC_OK)
+        qc_error_prefix(err, "tensor '%s'", p->name);
+    return st;
+}
+
+void qc_validate_weights_deinit(qc_validate_weights *w)
+{
+    qc_free(w->codes);
+    qc_free(w->scales);
+    qc_free(w->nested);
+    memset(w, 0, sizeof *w);
+}
