@@ -1,0 +1,37 @@
+/* The part of validate that needs a GPU: times against fp16, and the errors of the GPU's kernels
+ * for each size of batch. Without one it is left out, in one sentence. */
+#ifndef QC_CONVERT_VALIDATE_GPU_H
+#define QC_CONVERT_VALIDATE_GPU_H
+
+#include "convert/gpu_work.h"
+#include "convert/validate_layer.h"
+
+typedef struct {
+    int on;
+    const char *name;     /* "cpu", or "cuda:0 (NVIDIA H200)" */
+    const char *left_out; /* a sentence; NULL: nothing */
+    qc_cuda_device device;
+    const char *device_name; /* "cuda:0" */
+    qc_gpu_comparer *comparer;
+    const uint64_t *m;
+    unsigned m_count;
+} qc_validate_gpu;
+
+/* By --device and QCONV_DEVICE: QC_ERR_DEVICE if a GPU is asked for that is not there. Of several
+ * the first is used. */
+QC_NODISCARD qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_options *o,
+                                            qc_arena *arena, qc_error *err);
+void qc_validate_gpu_close(qc_validate_gpu *g); /* of zeros is fine */
+
+/* BF16 becomes F16 where the GPU's cuBLAS has no bfloat16 to compare with. */
+qc_dtype qc_validate_gpu_x_dtype(const qc_validate_gpu *g, qc_dtype dtype);
+
+/* Sets times, device and note of a layer that the CPU has measured, and takes output and kernel
+ * error from the GPU. A no-op without a GPU. A layer that does not fit the GPU keeps what the CPU
+ * measured, and its note says so. in is made anew for the largest batch. */
+QC_NODISCARD qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
+                                               const qc_validate_tools *tools,
+                                               const qc_validate_weights *w, qc_validate_input *in,
+                                               qc_arena *arena, qc_error *err);
+
+#endif

@@ -1,0 +1,480 @@
+/* qconv validate --html: what passed and what did not, plots over the layers, all numbers.
+ *
+ * A plot has the layers from left to right in natural order; what is shown of them together (the
+ * same projection in every block, or the same size of batch) is a series with a colour of its own,
+ * joined by a line. Errors stand on a logarithmic axis, since schemes lie a factor of ten apart. */
+#include "convert/html_text.h"
+#include "convert/size_text.h"
+#include "convert/validate_report.h"
+
+#include <ctype.h>
+#include <float.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define WIDTH  900.0
+#define HEIGHT 250.0
+#define LEFT   62.0
+#define RIGHT  12.0
+#define TOP    12.0
+#define BOTTOM 34.0
+#define KINDS  24u /* series of a plot; the rest shares the last */
+
+static const char page_style[] =
+    "body{max-width:70em}"
+    "table{font-size:13px}td,th{padding:.2em .6em;white-space:nowrap}"
+    ".scroll{overflow-x:auto}.soft{color:var(--soft)}"
+    "svg.plot text{font-size:12px;fill:var(--soft)}svg.plot{display:block}"
+    ".grid{stroke:var(--faint);stroke-width:1}.limit{stroke:var(--bad);stroke-dasharray:5 4;"
+    "stroke-width:1.5}"
+    ".s0{--s:var(--c0)}.s1{--s:var(--c1)}.s2{--s:var(--c2)}.s3{--s:var(--c3)}.s4{--s:var(--c4)}"
+    ".s5{--s:var(--c5)}.s6{--s:var(--c6)}.s7{--s:var(--c7)}"
+    "polyline{fill:none;stroke:var(--s);stroke-width:1.3;opacity:.55}circle{fill:var(--s)}"
+    "circle.bad{stroke:var(--bad);stroke-width:2.5}"
+    ".key{display:inline-block;margin:0 1.1em .3em 0}.key i{display:inline-block;width:.75em;"
+    "height:.75em;border-radius:50%;background:var(--s);margin-right:.35em}";
+
+typedef struct {
+    const qc_validate_report *r;
+    const qc_validate_layer **layers; /* measured ones */
+    size_t count;
+    const char *names[KINDS];
+    unsigned kind_count;
+    unsigned *kind_of; /* index into names, per layer */
+    qc_strbuf *out;
+} page;
+
+/* ---- series --------------------------------------------------------------------------------- */
+
+/* "self_attn.q_proj" of "model.layers.12.self_attn.q_proj.weight": what follows the last number. */
+static qc_status kind_name(qc_arena *arena, const char *name, const char **out, qc_error *err)
+{
+    const char *begin = name;
+    size_t len = strlen(name), tail = sizeof ".weight" - 1;
+    for (const char *s = name; *s; s++) {
+        const char *digits = s;
+        if (s != name && s[-1] != '.')
+            continue;
+        while (isdigit((unsigned char)*digits))
+            digits++;
+        if (digits > s && *digits == '.')
+            begin = digits + 1;
+    }
+    len -= (size_t)(begin - name);
+    if (len > tail && strcmp(begin + len - tail, ".weight") == 0)
+        len -= tail;
+    return qc_arena_strndup(arena, out, begin, len, err);
+}
+
+static qc_status gather(page *p, qc_arena *arena, qc_error *err)
+{
+    const qc_validate_report *r = p->r;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, r->layer_count + 1, sizeof *p->layers, err));
+    p->layers = v;
+    QC_TRY(qc_arena_alloc(arena, &v, r->layer_count + 1, sizeof *p->kind_of, err));
+    p->kind_of = v;
+    for (size_t i = 0; i < r->layer_count; i++) {
+        const char *kind = NULL;
+        unsigned k = 0;
+        if (r->layers[i].why_not)
+            continue;
+        QC_TRY(kind_name(arena, r->layers[i].pair->name, &kind, err));
+        while (k < p->kind_count && strcmp(p->names[k], kind) != 0)
+            k++;
+        if (k == KINDS) {
+            k = KINDS - 1;
+            p->names[k] = "others";
+        } else if (k == p->kind_count) {
+            p->names[p->kind_count++] = kind;
+        }
+        p->kind_of[p->count] = k;
+        p->layers[p->count++] = &r->layers[i];
+    }
+    return QC_OK;
+}
+
+/* ---- one plot ------------------------------------------------------------------------------- */
+
+typedef double (*value_fn)(const qc_validate_layer *l, unsigned series); /* NaN: none */
+
+typedef struct {
+    const char *title, *note; /* note: what the axis shows */
+    value_fn value;
+    int by_m;    /* series are sizes of batch, not kinds */
+    int percent; /* of the axis */
+    int log;
+    double limit; /* a dashed line; 0: none */
+    double low, high;
+} plot;
+
+static unsigned series_count(const page *p, const plot *g)
+{
+    return g->by_m ? p->r->m_count : p->kind_count;
+}
+
+static double value_of(const page *p, const plot *g, size_t i, unsigned series)
+{
+    if (!g->by_m && p->kind_of[i] != series)
+        return (double)NAN;
+    return g->value(p->layers[i], series);
+}
+
+/* Range of the axis; 0 if there is nothing to draw. */
+static int find_range(const page *p, plot *g)
+{
+    double low = DBL_MAX, high = 0.0;
+    for (unsigned s = 0; s < series_count(p, g); s++) {
+        for (size_t i = 0; i < p->count; i++) {
+            double v = value_of(p, g, i, s);
+            if (!isfinite(v) || (g->log && v <= 0.0))
+                continue;
+            low = v < low ? v : low;
+            high = v > high ? v : high;
+        }
+    }
+    if (low > high)
+        return 0;
+    if (g->limit > 0.0) {
+        low = g->limit < low ? g->limit : low;
+        high = g->limit > high ? g->limit : high;
+    }
+    g->low = g->log ? low / 1.15 : 0.0;
+    g->high = g->log ? high * 1.15 : high * 1.08;
+    if (!g->log && g->high <= 0.0)
+        g->high = 1.0;
+    return 1;
+}
+
+static double x_of(const page *p, size_t i)
+{
+    return LEFT + (WIDTH - LEFT - RIGHT) * ((double)i + 0.5) / (double)p->count;
+}
+
+static double y_of(const plot *g, double v)
+{
+    double share =
+        g->log ? log(v / g->low) / log(g->high / g->low) : (v - g->low) / (g->high - g->low);
+    return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
+}
+
+static qc_status add_tick(page *p, const plot *g, double v, qc_error *err)
+{
+    double y = y_of(g, v);
+    return qc_strbuf_addf(p->out, err,
+                          "<line class=\"grid\" x1=\"%.0f\" x2=\"%.0f\" y1=\"%.1f\" y2=\"%.1f\"/>"
+                          "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%.3g%s</text>\n",
+                          LEFT, WIDTH - RIGHT, y, y, LEFT - 6.0, y + 4.0,
+                          g->percent ? v * 100.0 : v, g->percent ? "%" : "");
+}
+
+/* 1, 2, 5 and their tens: all of them in a small range, only 1s in a large one. */
+static qc_status add_log_ticks(page *p, const plot *g, qc_error *err)
+{
+    static const double steps[] = {1.0, 1.5, 2.0, 3.0, 5.0, 7.0};
+    double decades = log10(g->high / g->low);
+    for (int e = (int)floor(log10(g->low)); e <= (int)ceil(log10(g->high)); e++) {
+        for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+            double v = steps[i] * pow(10.0, e);
+            int shown = decades > 2.0 ? i == 0 : decades > 0.7 ? i == 0 || i == 2 || i == 4 : 1;
+            if (shown && v >= g->low && v <= g->high)
+                QC_TRY(add_tick(p, g, v, err));
+        }
+    }
+    return QC_OK;
+}
+
+static qc_status add_linear_ticks(page *p, const plot *g, qc_error *err)
+{
+    double step = pow(10.0, floor(log10(g->high / 3.0)));
+    while (g->high / step > 6.0)
+        step *= g->high / step > 12.0 ? 5.0 : 2.0;
+    for (int i = 0; step * i <= g->high; i++)
+        QC_TRY(add_tick(p, g, step * i, err));
+    return QC_OK;
+}
+
+/* The first number in a layer's name where it changes: blocks of the model. */
+static qc_status add_blocks(page *p, qc_error *err)
+{
+    double last_x = -1e9;
+    unsigned long last = ULONG_MAX;
+    for (size_t i = 0; i < p->count; i++) {
+        const char *s = p->layers[i]->pair->name;
+        unsigned long block = 0;
+        while (*s && !(isdigit((unsigned char)*s) && s != p->layers[i]->pair->name && s[-1] == '.'))
+            s++;
+        if (!*s)
+            continue;
+        for (unsigned n = 0; n < 9 && isdigit((unsigned char)*s); n++)
+            block = block * 10 + (unsigned long)(*s++ - '0');
+        if (block == last || x_of(p, i) - last_x < 36.0)
+            continue;
+        last = block;
+        last_x = x_of(p, i);
+        QC_TRY(qc_strbuf_addf(p->out, err,
+                              "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%lu</text>",
+                              last_x, HEIGHT - BOTTOM + 16.0, block));
+    }
+    return qc_strbuf_addf(p->out, err,
+                          "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">block</text>\n",
+                          LEFT - 6.0, HEIGHT - BOTTOM + 16.0);
+}
+
+static qc_status add_series(page *p, const plot *g, unsigned s, qc_error *err)
+{
+    unsigned colour = s % QC_HTML_SERIES;
+    QC_TRY(qc_strbuf_addf(p->out, err, "<g class=\"s%u\"><polyline points=\"", colour));
+    for (size_t i = 0; i < p->count; i++) {
+        double v = value_of(p, g, i, s);
+        if (isfinite(v) && (!g->log || v > 0.0))
+            QC_TRY(qc_strbuf_addf(p->out, err, "%.1f,%.1f ", x_of(p, i), y_of(g, v)));
+    }
+    QC_TRY(qc_strbuf_adds(p->out, "\"/>", err));
+    double radius = p->count > 300 ? 2.0 : 3.0;
+    for (size_t i = 0; i < p->count; i++) {
+        double v = value_of(p, g, i, s);
+        if (!isfinite(v) || (g->log && v <= 0.0))
+            continue;
+        QC_TRY(qc_strbuf_addf(p->out, err, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\"%s><title>",
+                              x_of(p, i), y_of(g, v), radius,
+                              p->layers[i]->failure ? " class=\"bad\"" : ""));
+        QC_TRY(qc_html_escape(p->out, p->layers[i]->pair->name, err));
+        if (g->by_m)
+            QC_TRY(qc_strbuf_addf(p->out, err, ", M = %" PRIu64, p->r->m[s]));
+        QC_TRY(qc_strbuf_addf(p->out, err, ": %.4g%s</title></circle>\n",
+                              g->percent ? v * 100.0 : v, g->percent ? "%" : ""));
+    }
+    return qc_strbuf_adds(p->out, "</g>\n", err);
+}
+
+static qc_status add_plot(page *p, plot g, qc_error *err)
+{
+    if (p->count == 0 || !find_range(p, &g))
+        return QC_OK;
+    QC_TRY(
+        qc_strbuf_addf(p->out, err,
+                       "<h2>%s</h2>\n<p class=\"soft\">%s</p>\n<svg class=\"plot\" viewBox=\"0 0 "
+                       "%.0f %.0f\" width=\"%.0f\" xmlns=\"http://www.w3.org/2000/svg\" "
+                       "role=\"img\">\n",
+                       g.title, g.note, WIDTH, HEIGHT, WIDTH));
+    QC_TRY(g.log ? add_log_ticks(p, &g, err) : add_linear_ticks(p, &g, err));
+    QC_TRY(add_blocks(p, err));
+    if (g.limit > 0.0)
+        QC_TRY(qc_strbuf_addf(p->out, err,
+                              "<line class=\"limit\" x1=\"%.0f\" x2=\"%.0f\" y1=\"%.1f\" "
+                              "y2=\"%.1f\"/>\n",
+                              LEFT, WIDTH - RIGHT, y_of(&g, g.limit), y_of(&g, g.limit)));
+    for (unsigned s = 0; s < series_count(p, &g); s++)
+        QC_TRY(add_series(p, &g, s, err));
+    QC_TRY(qc_strbuf_adds(p->out, "</svg>\n<p>", err));
+    for (unsigned s = 0; s < series_count(p, &g); s++) {
+        QC_TRY(qc_strbuf_addf(p->out, err, "<span class=\"key s%u\"><i></i>", s % QC_HTML_SERIES));
+        if (g.by_m)
+            QC_TRY(qc_strbuf_addf(p->out, err, "M = %" PRIu64, p->r->m[s]));
+        else
+            QC_TRY(qc_html_escape(p->out, p->names[s], err));
+        QC_TRY(qc_strbuf_adds(p->out, "</span>\n", err));
+    }
+    return qc_strbuf_adds(p->out, "</p>\n", err);
+}
+
+static double output_error(const qc_validate_layer *l, unsigned series)
+{
+    (void)series;
+    return l->output_error;
+}
+
+static double weight_error(const qc_validate_layer *l, unsigned series)
+{
+    (void)series;
+    return l->weight_error;
+}
+
+static double kernel_error(const qc_validate_layer *l, unsigned series)
+{
+    (void)series;
+    return l->kernel_error;
+}
+
+static double speedup(const qc_validate_layer *l, unsigned series)
+{
+    if (series >= l->time_count || l->times[series].fp16_seconds <= 0.0)
+        return (double)NAN;
+    return l->times[series].fp16_seconds / l->times[series].seconds;
+}
+
+static double roof(const qc_validate_layer *l, unsigned series)
+{
+    return series < l->time_count && l->times[series].roof > 0.0 ? l->times[series].roof
+                                                                 : (double)NAN;
+}
+
+/* ---- words and numbers ---------------------------------------------------------------------- */
+
+static qc_status add_summary(page *p, qc_error *err)
+{
+    const qc_validate_report *r = p->r;
+    const qc_validate_layer *worst = qc_validate_worst(r);
+    char seconds[QC_SIZE_TEXT_BYTES];
+    QC_TRY(qc_strbuf_adds(p->out, "<h1>", err));
+    QC_TRY(qc_html_escape(p->out, r->out, err));
+    QC_TRY(qc_strbuf_adds(p->out, " against ", err));
+    QC_TRY(qc_html_escape(p->out, r->model, err));
+    if (r->failure_count)
+        QC_TRY(qc_strbuf_addf(p->out, err, ": <span class=\"no\">%zu not good enough</span></h1>\n",
+                              r->failure_count));
+    else if (r->baseline || r->max_error > 0.0)
+        QC_TRY(qc_strbuf_adds(p->out, ": <span class=\"yes\">passed</span></h1>\n", err));
+    else
+        QC_TRY(qc_strbuf_adds(p->out, "</h1>\n", err));
+    QC_TRY(qc_strbuf_addf(p->out, err, "<p>%zu of %zu quantized layers measured on ", r->measured,
+                          r->quantized));
+    QC_TRY(qc_html_escape(p->out, r->device, err));
+    QC_TRY(qc_strbuf_addf(p->out, err, " in %s; %" PRIu64 " rows of ",
+                          qc_text_seconds(seconds, r->seconds), r->rows));
+    if (r->activations) {
+        QC_TRY(qc_strbuf_adds(p->out, "activations captured in ", err));
+        QC_TRY(qc_html_escape(p->out, r->activations, err));
+        QC_TRY(qc_strbuf_adds(p->out, ".", err));
+    } else {
+        QC_TRY(
+            qc_strbuf_addf(p->out, err, "random normal activations, seed %" PRIu64 ".", r->seed));
+    }
+    if (worst) {
+        QC_TRY(qc_strbuf_adds(p->out, " Largest output error: ", err));
+        QC_TRY(qc_html_escape(p->out, worst->pair->name, err));
+        QC_TRY(qc_strbuf_addf(p->out, err, ", %.4g%%.", worst->output_error * 100.0));
+    }
+    QC_TRY(qc_strbuf_adds(p->out, "</p>\n", err));
+    if (r->left_out) {
+        QC_TRY(qc_strbuf_adds(p->out, "<p>", err));
+        QC_TRY(qc_html_escape(p->out, r->left_out, err));
+        QC_TRY(qc_strbuf_adds(p->out, "</p>\n", err));
+    }
+    return QC_OK;
+}
+
+static qc_status add_item(page *p, const char *name, const char *why, qc_error *err)
+{
+    QC_TRY(qc_strbuf_adds(p->out, "<li>", err));
+    QC_TRY(qc_html_escape(p->out, name, err));
+    QC_TRY(qc_strbuf_adds(p->out, ": ", err));
+    QC_TRY(qc_html_escape(p->out, why, err));
+    return qc_strbuf_adds(p->out, "</li>\n", err);
+}
+
+static qc_status add_lists(page *p, qc_error *err)
+{
+    const qc_validate_report *r = p->r;
+    size_t others = 0;
+    if (r->failure_count) {
+        QC_TRY(qc_strbuf_adds(p->out, "<h2 class=\"no\">Not good enough</h2>\n<ul>\n", err));
+        for (size_t i = 0; i < r->failure_count; i++)
+            QC_TRY(add_item(p, r->failures[i].name, r->failures[i].why, err));
+        QC_TRY(qc_strbuf_adds(p->out, "</ul>\n", err));
+    }
+    for (size_t i = 0; i < r->layer_count; i++) {
+        const qc_validate_layer *l = &r->layers[i];
+        const char *why = l->why_not ? l->why_not : l->note;
+        if (!why)
+            continue;
+        if (others++ == 0)
+            QC_TRY(qc_strbuf_adds(p->out, "<h2>Not as the others</h2>\n<ul>\n", err));
+        QC_TRY(add_item(p, l->pair->name, why, err));
+    }
+    return others ? qc_strbuf_adds(p->out, "</ul>\n", err) : QC_OK;
+}
+
+static qc_status add_row(page *p, const qc_validate_layer *l, qc_error *err)
+{
+    char shape[QC_SHAPE_TEXT_BYTES];
+    const qc_validate_pair *pair = l->pair;
+    QC_TRY(qc_strbuf_addf(p->out, err, "<tr><td%s>", l->failure ? " class=\"no\"" : ""));
+    QC_TRY(qc_html_escape(p->out, pair->name, err));
+    QC_TRY(qc_strbuf_addf(
+        p->out, err,
+        "</td><td>%s</td><td>%s</td><td>%.3g%%</td><td>%.2f</td><td>%.3g at %" PRIu64 ", %" PRIu64
+        "</td><td>%.3g%%</td><td>%.3g%%</td>",
+        qc_validate_scheme(pair), qc_text_shape(shape, pair->stored->dims, pair->stored->ndim),
+        l->weight_error * 100.0, qc_validate_sqnr(l->weight_error), l->weight_max, l->max_row,
+        l->max_col, l->output_error * 100.0, l->kernel_error * 100.0));
+    for (unsigned m = 0; m < p->r->m_count; m++) {
+        double s = speedup(l, m);
+        if (isfinite(s))
+            QC_TRY(qc_strbuf_addf(p->out, err, "<td>%.2f</td>", s));
+        else
+            QC_TRY(qc_strbuf_adds(p->out, "<td></td>", err));
+    }
+    return qc_strbuf_adds(p->out, "</tr>\n", err);
+}
+
+static qc_status add_table(page *p, qc_error *err)
+{
+    QC_TRY(qc_strbuf_adds(p->out,
+                          "<h2>Layers</h2>\n<div class=\"scroll\"><table>\n<tr><th>layer</th>"
+                          "<th>scheme</th><th>shape</th><th>weight error</th><th>SQNR, dB</th>"
+                          "<th>largest</th><th>output error</th><th>kernel error</th>",
+                          err));
+    for (unsigned m = 0; m < p->r->m_count; m++)
+        QC_TRY(qc_strbuf_addf(p->out, err, "<th>fp16 / ours, M = %" PRIu64 "</th>", p->r->m[m]));
+    QC_TRY(qc_strbuf_adds(p->out, "</tr>\n", err));
+    for (size_t i = 0; i < p->count; i++)
+        QC_TRY(add_row(p, p->layers[i], err));
+    return qc_strbuf_adds(p->out, "</table></div>\n", err);
+}
+
+qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
+                           qc_error *err)
+{
+    page p = {.r = r, .out = out};
+    QC_TRY(gather(&p, arena, err));
+    QC_TRY(qc_html_begin(out, "qconv validate", page_style, err));
+    QC_TRY(add_summary(&p, err));
+    QC_TRY(add_lists(&p, err));
+    QC_TRY(add_plot(&p,
+                    (plot){.title = "Output error",
+                           .note = "What the layer multiplies to, against the 16-bit weights: "
+                                   "relative, over all outputs.",
+                           .value = output_error,
+                           .percent = 1,
+                           .log = 1,
+                           .limit = r->max_error},
+                    err));
+    QC_TRY(add_plot(&p,
+                    (plot){.title = "Weight error",
+                           .note = "Relative, over all weights (Frobenius norms).",
+                           .value = weight_error,
+                           .percent = 1,
+                           .log = 1},
+                    err));
+    QC_TRY(add_plot(&p,
+                    (plot){.title = "Error of the kernel itself",
+                           .note = "Its result against sums in double of the same quantized "
+                                   "weights.",
+                           .value = kernel_error,
+                           .percent = 1,
+                           .log = 1},
+                    err));
+    QC_TRY(add_plot(&p,
+                    (plot){.title = "Speed-up over fp16",
+                           .note = "Time of cuBLAS with the 16-bit weights over time with the "
+                                   "quantized ones, by rows of activations at once.",
+                           .value = speedup,
+                           .by_m = 1,
+                           .limit = 1.0},
+                    err));
+    QC_TRY(add_plot(&p,
+                    (plot){.title = "Share of the roof",
+                           .note = "The least time that this GPU's memory and tensor cores, as "
+                                   "measured, would need, over the time taken.",
+                           .value = roof,
+                           .by_m = 1,
+                           .percent = 1},
+                    err));
+    QC_TRY(add_table(&p, err));
+    return qc_html_end(out, err);
+}
