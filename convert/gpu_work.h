@@ -65,6 +65,7 @@ typedef struct {
     /* QC_ERR_DEVICE if this build has no code for it. */
     qc_status (*device_open)(qc_cuda_device *out, int index, qc_error *err);
     qc_gpu_quantizer quantizer;
+    qc_gpu_validator validator;
     /* qconv bench (gpu_bench.c): measure what q asks; rows go to the arena, and to sink as they
      * come. QC_ERR_CHECK: a kernel's result is wrong. */
     qc_status (*bench)(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,
