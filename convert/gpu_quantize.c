@@ -65,8 +65,11 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 static void release(qc_gpu_ring *r)
 {
     for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
-        if (r->slots[i].stream)
-            (void)qc_cuda_stream_synchronize(r->slots[i].stream, NULL);
+        /* Nothing may still write to memory that is given back. A stream that fails has stopped. */
+        if (r->slots[i].stream && qc_cuda_stream_synchronize(r->slots[i].stream, NULL) != QC_OK)
+            continue;
+    }
+    for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
         qc_cuda_event_destroy(r->slots[i].done);
         qc_cuda_stream_destroy(r->slots[i].stream);
     }
