@@ -2,7 +2,8 @@
  *
  * A plot has the layers from left to right in natural order; what is shown of them together (the
  * same projection in every block, or the same size of batch) is a series with a colour of its own,
- * joined by a line. Errors stand on a logarithmic axis, since schemes lie a factor of ten apart. */
+ * joined by a line. Where errors of several schemes meet, which lie a factor of ten apart, their
+ * axis is logarithmic. */
 #include "convert/html_text.h"
 #include "convert/size_text.h"
 #include "convert/validate_report.h"
@@ -25,8 +26,8 @@
 
 static const char page_style[] =
     "body{max-width:70em}"
-    "table{font-size:13px}td,th{padding:.2em .6em;white-space:nowrap}"
-    ".scroll{overflow-x:auto}.soft{color:var(--soft)}"
+    "table{font-size:13px}td,th{padding:.2em .6em;white-space:nowrap}h2{margin-bottom:0}"
+    ".scroll{overflow-x:auto;margin-top:.6em}.soft{color:var(--soft);margin:0}"
     "svg.plot text{font-size:12px;fill:var(--soft)}svg.plot{display:block}"
     ".grid{stroke:var(--faint);stroke-width:1}.limit{stroke:var(--bad);stroke-dasharray:5 4;"
     "stroke-width:1.5}"
@@ -142,10 +143,19 @@ static int find_range(const page *p, plot *g)
         low = g->limit < low ? g->limit : low;
         high = g->limit > high ? g->limit : high;
     }
-    g->low = g->log ? low / 1.15 : 0.0;
-    g->high = g->log ? high * 1.15 : high * 1.08;
-    if (!g->log && g->high <= 0.0)
-        g->high = 1.0;
+    if (g->log && high < low * 4.0) {
+        /* One scheme only: a straight axis around the values, with room for one that is alone. */
+        double room = (high - low) * 0.12 + high * 0.01;
+        g->log = 0;
+        g->low = low > room ? low - room : 0.0;
+        g->high = high + room;
+    } else if (g->log) {
+        g->low = low / 1.15;
+        g->high = high * 1.15;
+    } else {
+        g->low = 0.0;
+        g->high = high > 0.0 ? high * 1.08 : 1.0;
+    }
     return 1;
 }
 
@@ -171,15 +181,15 @@ static qc_status add_tick(page *p, const plot *g, double v, qc_error *err)
                           g->percent ? v * 100.0 : v, g->percent ? "%" : "");
 }
 
-/* 1, 2, 5 and their tens: all of them in a small range, only 1s in a large one. */
+/* 1, 2 and 5 and their tens; in a large range only the tens. */
 static qc_status add_log_ticks(page *p, const plot *g, qc_error *err)
 {
-    static const double steps[] = {1.0, 1.5, 2.0, 3.0, 5.0, 7.0};
+    static const double steps[] = {1.0, 2.0, 5.0};
     double decades = log10(g->high / g->low);
     for (int e = (int)floor(log10(g->low)); e <= (int)ceil(log10(g->high)); e++) {
         for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
             double v = steps[i] * pow(10.0, e);
-            int shown = decades > 2.0 ? i == 0 : decades > 0.7 ? i == 0 || i == 2 || i == 4 : 1;
+            int shown = i == 0 || decades < 2.5;
             if (shown && v >= g->low && v <= g->high)
                 QC_TRY(add_tick(p, g, v, err));
         }
@@ -189,10 +199,12 @@ static qc_status add_log_ticks(page *p, const plot *g, qc_error *err)
 
 static qc_status add_linear_ticks(page *p, const plot *g, qc_error *err)
 {
-    double step = pow(10.0, floor(log10(g->high / 3.0)));
-    while (g->high / step > 6.0)
-        step *= g->high / step > 12.0 ? 5.0 : 2.0;
-    for (int i = 0; step * i <= g->high; i++)
+    double range = g->high - g->low, step = pow(10.0, floor(log10(range / 3.0)));
+    if (range / step > 15.0)
+        step *= 5.0;
+    else if (range / step > 6.0)
+        step *= 2.0;
+    for (double i = ceil(g->low / step); step * i <= g->high; i += 1.0)
         QC_TRY(add_tick(p, g, step * i, err));
     return QC_OK;
 }
