@@ -24,7 +24,7 @@ static void put_device(qc_bench_gpu *b)
         d->no_gemm = "cuBLAS multiplies bfloat16 from compute capability 8.0 on";
 }
 
-static qc_status open_all(qc_bench_gpu *b, qc_error *err)
+qc_status qc_bench_gpu_open(qc_bench_gpu *b, qc_error *err)
 {
     qc_isa isa;
     void *p;
@@ -48,7 +48,7 @@ static qc_status open_all(qc_bench_gpu *b, qc_error *err)
     return QC_OK;
 }
 
-static void close_all(qc_bench_gpu *b)
+void qc_bench_gpu_close(qc_bench_gpu *b)
 {
     qc_cuda_free(b->map);
     qc_cuda_free(b->bad);
@@ -71,7 +71,7 @@ qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_
                           q->scheme_count * sizeof *out->rows, err));
     out->rows = rows;
     qc_bench_gpu b = {.q = q, .sink = sink, .r = out, .started_ns = qc_clock_ns()};
-    qc_status st = open_all(&b, err);
+    qc_status st = qc_bench_gpu_open(&b, err);
     if (st == QC_OK) {
         sink->say(sink->ctx, "copies, cuBLAS, launches");
         st = qc_bench_roofs(&b, err);
@@ -100,6 +100,6 @@ qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_
             st = qc_arena_printf(arena, &kept, err, "%s", out->device.no_gemm);
         out->device.no_gemm = st == QC_OK ? kept : NULL;
     }
-    close_all(&b);
+    qc_bench_gpu_close(&b);
     return st;
 }

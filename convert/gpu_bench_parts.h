@@ -1,4 +1,5 @@
-/* Inside convert/gpu_bench*.c only: the state of one run of qconv bench on a GPU. One thread. */
+/* Inside convert/gpu_bench*.c and gpu_validate.c only: the state of one run of qconv bench (or of
+ * validate's timing) on a GPU. One thread. */
 #ifndef QC_CONVERT_GPU_BENCH_PARTS_H
 #define QC_CONVERT_GPU_BENCH_PARTS_H
 
@@ -22,6 +23,10 @@ typedef struct {
 } qc_bench_gpu;
 
 #define QC_BENCH_PINNED ((size_t)32 << 20)
+
+/* With q, r and started_ns set; close also after a failure. */
+QC_NODISCARD qc_status qc_bench_gpu_open(qc_bench_gpu *b, qc_error *err);
+void qc_bench_gpu_close(qc_bench_gpu *b);
 
 /* The function of the table in convert/gpu_work.h. */
 QC_NODISCARD qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink,

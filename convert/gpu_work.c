@@ -2,12 +2,20 @@
 
 #include "convert/gpu_bench_parts.h"
 #include "convert/gpu_quantize.h"
+#include "convert/gpu_validate.h"
 
 const qc_gpu_work *qc_gpu_work_get(void)
 {
     static const qc_gpu_work work = {
         .device_count = qc_cuda_device_count,
         .device_open = qc_cuda_device_open,
+        .validator =
+            {
+                .create = qc_gpu_comparer_create,
+                .destroy = qc_gpu_comparer_destroy,
+                .no_gemm = qc_gpu_comparer_no_gemm,
+                .compare = qc_gpu_compare,
+            },
         .quantizer =
             {
                 .ring_create = qc_gpu_ring_create,

@@ -1,0 +1,479 @@
+/* One layer on a GPU, for validate: what the quantized matmul gives, what cuBLAS gives with the
+ * original weights, what sums in double give; and how long the first two take.
+ *
+ * Device memory of a layer: the original in 16 bit, the quantized weight as it is made ready, x, Y
+ * and Z, sums in double of a few rows, the workspace. For times both weights are there several
+ * times, so that the L2 cache never helps, as far as memory goes. */
+#include "convert/gpu_validate.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "convert/gpu_bench_parts.h"
+#include "kernels/matmul_plan.h"
+#include "quant/quant_half.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#define EDGE_ROWS    32u  /* results looked at: so many first rows and so many last ones */
+#define ROUNDS       5u   /* of the two contenders, there and back */
+#define ROOF_SECONDS 10.0 /* at most, for what the device can do at all */
+#define LEAST        10u  /* launches in a graph */
+#define USABLE       0.9  /* share of the free memory */
+#define ALIGNMENT    256u
+#define MAX_BUFFERS  16u
+
+struct qc_gpu_comparer {
+    qc_bench_request request;
+    qc_bench_result result; /* roof */
+    qc_bench_gpu gpu;
+};
+
+typedef struct {
+    qc_gpu_comparer *c;
+    const qc_gpu_comparison *in;
+    uint64_t n, k, most; /* most: largest m */
+    void *buffers[MAX_BUFFERS];
+    unsigned buffer_count;
+
+    unsigned char *dense; /* dense_copies of them */
+    uint64_t dense_bytes; /* of one, aligned */
+    uint32_t dense_copies;
+    int repack;
+    uint64_t raw_bytes, prepared_bytes; /* of one quantized weight, aligned */
+    uint32_t copies;
+    qc_matmul_weights *weights; /* host, [copies] */
+    qc_weights stored;          /* the first copy, not repacked, in device memory */
+    void *x, *y, *z, *workspace;
+    double *sums; /* [EDGE_ROWS, N] */
+    uint64_t workspace_bytes;
+    void *stage; /* pinned: rows on their way */
+    uint64_t stage_rows;
+    uint16_t *host_y, *host_z; /* [EDGE_ROWS, N] */
+    double *host_sums;
+} comparison;
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return qc_sat_add(bytes, ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* ---- the device ----------------------------------------------------------------------------- */
+
+static void say_nothing(void *ctx, const char *text)
+{
+    (void)ctx;
+    (void)text;
+}
+
+qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device, qc_error *err)
+{
+    static const qc_bench_sink sink = {.say = say_nothing};
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
+    qc_gpu_comparer *c = v;
+    *out = c;
+    c->request =
+        (qc_bench_request){.rounds = ROUNDS, .seconds = ROOF_SECONDS, .device = device->index};
+    c->gpu = (qc_bench_gpu){
+        .q = &c->request, .sink = &sink, .r = &c->result, .started_ns = qc_clock_ns()};
+    QC_TRY(qc_bench_gpu_open(&c->gpu, err));
+    return qc_bench_roofs(&c->gpu, err);
+}
+
+void qc_gpu_comparer_destroy(qc_gpu_comparer *c)
+{
+    if (!c)
+        return;
+    /* What still runs uses memory that is about to be freed; its errors were told. */
+    if (c->gpu.stream && qc_cuda_stream_synchronize(c->gpu.stream, NULL) != QC_OK)
+        c->result.rows = NULL;
+    qc_bench_gpu_close(&c->gpu);
+    qc_free(c);
+}
+
+const char *qc_gpu_comparer_no_gemm(const qc_gpu_comparer *c)
+{
+    return qc_matmul_no_gemm(c->gpu.handle);
+}
+
+/* ---- memory --------------------------------------------------------------------------------- */
+
+static qc_status take(comparison *w, void *pointer, uint64_t bytes, qc_error *err)
+{
+    void *v = NULL;
+    size_t size = 0;
+    if (qc_u64_to_size(bytes, &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "the layer is too large");
+    QC_TRY(qc_cuda_malloc(&v, size, err));
+    w->buffers[w->buffer_count++] = v;
+    memcpy(pointer, &v, sizeof v);
+    return QC_OK;
+}
+
+static void release(comparison *w)
+{
+    for (unsigned i = 0; i < w->buffer_count; i++)
+        qc_cuda_free(w->buffers[i]);
+    qc_cuda_host_free(w->stage);
+    qc_free(w->weights);
+    qc_free(w->host_y);
+    qc_free(w->host_z);
+    qc_free(w->host_sums);
+}
+
+/* How often both weights are there, from what is free; QC_ERR_NOMEM if not even once. */
+static qc_status plan_memory(comparison *w, int timed, qc_error *err)
+{
+    const qc_gpu_comparison *in = w->in;
+    uint64_t free_bytes = 0, total = 0, weights = 0, quantized = 0;
+    uint64_t l2 = w->c->gpu.device.l2_bytes;
+    w->repack = qc_matmul_repack_helps(in->w);
+    w->dense_bytes = aligned(qc_sat_mul(qc_sat_mul(w->n, w->k), sizeof(uint16_t)));
+    w->raw_bytes = aligned(in->codes_bytes) + aligned(in->scales_bytes) + aligned(in->nested_bytes);
+    w->prepared_bytes = aligned(qc_matmul_prepared_bytes(in->w, w->repack));
+    quantized = qc_sat_add(w->raw_bytes, w->prepared_bytes);
+    weights = qc_sat_add(w->dense_bytes, quantized);
+    uint64_t rows = qc_sat_mul(w->most, 2 * sizeof(uint16_t));
+    uint64_t rest = qc_sat_add(qc_sat_mul(rows, w->n), qc_sat_mul(rows, w->k));
+    rest = qc_sat_add(rest, qc_sat_mul(w->n, EDGE_ROWS * sizeof(double)));
+    /* For the largest m the workspace holds dequantized rows; a part of them is enough. */
+    rest = qc_sat_add(rest, w->dense_bytes);
+    QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
+    uint64_t room = (uint64_t)((double)free_bytes * USABLE);
+    if (qc_sat_add(weights, rest) > room)
+        QC_FAIL(err, QC_ERR_NOMEM, "it needs %" PRIu64 " MB of GPU memory, %" PRIu64 " MB are free",
+                qc_sat_add(weights, rest) / 1000000, room / 1000000);
+    uint64_t spare = (room - weights - rest) / 2;
+    w->copies = w->dense_copies = 1;
+    if (timed) {
+        w->dense_copies = qc_bench_copies(w->dense_bytes, l2, w->dense_bytes + spare);
+        w->copies = qc_bench_copies(quantized, l2, quantized + spare);
+    }
+    return QC_OK;
+}
+
+static qc_status make_room(comparison *w, qc_error *err)
+{
+    uint64_t row = w->k * sizeof(uint16_t), y = w->most * w->n * sizeof(uint16_t);
+    size_t edge = (size_t)(EDGE_ROWS * w->n);
+    void *v = NULL;
+    QC_TRY(take(w, &w->dense, qc_sat_mul(w->dense_bytes, w->dense_copies), err));
+    QC_TRY(take(w, &w->x, qc_sat_mul(w->most, row), err));
+    QC_TRY(take(w, &w->y, y, err));
+    QC_TRY(take(w, &w->z, y, err));
+    QC_TRY(take(w, &w->sums, edge * sizeof(double), err));
+    w->stage_rows = row < QC_BENCH_PINNED ? QC_BENCH_PINNED / row : 1;
+    w->stage_rows = w->stage_rows < w->n ? w->stage_rows : w->n;
+    QC_TRY(qc_cuda_host_malloc(&w->stage, (size_t)(w->stage_rows * row), err));
+    QC_TRY(qc_calloc(&v, w->copies, sizeof *w->weights, err));
+    w->weights = v;
+    v = NULL;
+    QC_TRY(qc_malloc(&v, edge * sizeof(uint16_t), err));
+    w->host_y = v;
+    v = NULL;
+    QC_TRY(qc_malloc(&v, edge * sizeof(uint16_t), err));
+    w->host_z = v;
+    v = NULL;
+    QC_TRY(qc_malloc(&v, edge * sizeof(double), err));
+    w->host_sums = v;
+    return QC_OK;
+}
+
+/* ---- weights -------------------------------------------------------------------------------- */
+
+static qc_status upload_dense(comparison *w, qc_error *err)
+{
+    qc_cuda_stream s = w->c->gpu.stream;
+    uint64_t row = w->k * sizeof(uint16_t);
+    for (uint64_t first = 0; first < w->n; first += w->stage_rows) {
+        uint64_t count = w->n - first < w->stage_rows ? w->n - first : w->stage_rows;
+        QC_TRY(w->in->read(w->in->ctx, first, count, w->stage, err));
+        QC_TRY(qc_cuda_to_device(w->dense + first * row, w->stage, (size_t)(count * row), s, err));
+        QC_TRY(qc_cuda_stream_synchronize(s, err));
+    }
+    for (uint32_t i = 1; i < w->dense_copies; i++)
+        QC_TRY(
+            qc_cuda_copy(w->dense + i * w->dense_bytes, w->dense, (size_t)w->dense_bytes, s, err));
+    return QC_OK;
+}
+
+static qc_status upload(comparison *w, unsigned char **at, const void *host, uint64_t bytes,
+                        qc_error *err)
+{
+    QC_TRY(qc_cuda_to_device(*at, host, (size_t)bytes, w->c->gpu.stream, err));
+    *at += aligned(bytes);
+    return QC_OK;
+}
+
+/* The arrays once; then each copy is those bytes again, made ready. */
+static qc_status upload_quantized(comparison *w, qc_error *err)
+{
+    const qc_weights *q = w->in->w;
+    qc_cuda_stream s = w->c->gpu.stream;
+    uint64_t each = w->raw_bytes + w->prepared_bytes;
+    unsigned char *memory = NULL, *maps = NULL;
+    QC_TRY(take(w, &memory, qc_sat_mul(each, w->copies), err));
+    QC_TRY(take(w, &maps, 2 * aligned(256 * sizeof(float)), err));
+    if (q->code_map)
+        QC_TRY(qc_cuda_to_device(maps, q->code_map, 16 * sizeof(float), s, err));
+    if (q->nested_map)
+        QC_TRY(qc_cuda_to_device(maps + aligned(256 * sizeof(float)), q->nested_map,
+                                 256 * sizeof(float), s, err));
+    for (uint32_t i = 0; i < w->copies; i++) {
+        unsigned char *base = memory + i * each, *at = base;
+        qc_weights d = *q;
+        d.codes = at;
+        if (i == 0) {
+            QC_TRY(upload(w, &at, q->codes, w->in->codes_bytes, err));
+            QC_TRY(upload(w, &at, q->absmax ? (const void *)q->absmax : q->absmax_codes,
+                          w->in->scales_bytes, err));
+            if (q->nested_absmax)
+                QC_TRY(upload(w, &at, q->nested_absmax, w->in->nested_bytes, err));
+        } else {
+            QC_TRY(qc_cuda_copy(base, memory, (size_t)w->raw_bytes, s, err));
+        }
+        unsigned char *scales = base + aligned(w->in->codes_bytes);
+        d.absmax = q->absmax ? (const float *)(void *)scales : NULL;
+        d.absmax_codes = q->absmax ? NULL : scales;
+        if (q->nested_absmax)
+            d.nested_absmax = (const float *)(void *)(scales + aligned(w->in->scales_bytes));
+        if (q->nested_map)
+            d.nested_map = (const float *)(void *)(maps + aligned(256 * sizeof(float)));
+        if (q->code_map)
+            d.code_map = (const float *)(void *)maps;
+        if (i == 0)
+            w->stored = d;
+        QC_TRY(qc_matmul_prepare(w->c->gpu.handle, &d, w->repack, base + w->raw_bytes,
+                                 &w->weights[i], s, err));
+    }
+    /* The original arrays are the host's to free soon. */
+    return qc_cuda_stream_synchronize(s, err);
+}
+
+static qc_status make_workspace(comparison *w, qc_error *err)
+{
+    w->workspace_bytes = qc_matmul_workspace_bytes(w->c->gpu.handle, &w->weights[0], w->most,
+                                                   QC_MATMUL_AUTO, w->dense_bytes);
+    if (w->workspace_bytes == UINT64_MAX)
+        QC_FAIL(err, QC_ERR_NOMEM, "its workspace does not fit the GPU");
+    return take(w, &w->workspace, w->workspace_bytes, err);
+}
+
+/* ---- the two contenders --------------------------------------------------------------------- */
+
+static qc_matmul_io io_of(const comparison *w, uint64_t m, void *y)
+{
+    return (qc_matmul_io){
+        .m = m, .x = w->x, .x_dtype = w->in->dtype, .y = y, .y_dtype = w->in->dtype};
+}
+
+typedef struct {
+    comparison *w;
+    uint64_t m;
+} launching;
+
+static qc_status launch_quantized(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+{
+    const launching *l = ctx;
+    comparison *w = l->w;
+    qc_matmul_io io = io_of(w, l->m, w->y);
+    return qc_matmul_run(w->c->gpu.handle, &w->weights[copy], &io, QC_MATMUL_AUTO, w->workspace,
+                         w->workspace_bytes, s, err);
+}
+
+static qc_status launch_dense(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+{
+    const launching *l = ctx;
+    comparison *w = l->w;
+    qc_matmul_io io = io_of(w, l->m, w->z);
+    return qc_matmul_dense(w->c->gpu.handle, w->dense + copy * w->dense_bytes, w->n, w->k, &io, s,
+                           err);
+}
+
+/* ---- errors --------------------------------------------------------------------------------- */
+
+static double widen(qc_dtype dtype, uint16_t h)
+{
+    return (double)(dtype == QC_DTYPE_BF16 ? qc_f32_from_bf16(h) : qc_f32_from_f16(h));
+}
+
+static double larger(double e, double most)
+{
+    return e > most || isnan(e) ? e : most;
+}
+
+static void add_errors(const comparison *w, uint64_t rows, qc_gpu_compared *out)
+{
+    qc_dtype dtype = w->in->dtype;
+    for (uint64_t i = 0; i < rows * w->n; i++) {
+        double y = widen(dtype, w->host_y[i]), z = widen(dtype, w->host_z[i]);
+        double output = y - z, kernel = y - w->host_sums[i];
+        out->output_ee += output * output;
+        out->output_xx += z * z;
+        out->output_max = larger(fabs(output), out->output_max);
+        out->kernel_ee += kernel * kernel;
+        out->kernel_xx += w->host_sums[i] * w->host_sums[i];
+        out->kernel_max = larger(fabs(kernel), out->kernel_max);
+    }
+    out->outputs += rows * w->n;
+}
+
+/* Without cuBLAS: sums in double of the original weights, rounded. */
+static qc_status dense_by_hand(comparison *w, uint64_t first, uint64_t rows, qc_error *err)
+{
+    const qc_bench_gpu *g = &w->c->gpu;
+    size_t outputs = (size_t)(rows * w->n);
+    QC_TRY(qc_matmul_reference(g->handle, NULL, w->dense, w->in->dtype, w->n, w->k,
+                               (const uint16_t *)w->x + first * w->k, w->in->dtype, rows, w->sums,
+                               g->stream, err));
+    QC_TRY(qc_cuda_to_host(w->host_sums, w->sums, outputs * sizeof(double), g->stream, err));
+    QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
+    for (size_t i = 0; i < outputs; i++)
+        w->host_z[i] = w->in->dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(w->host_sums[i])
+                                                     : qc_f16_from_f64(w->host_sums[i]);
+    return QC_OK;
+}
+
+static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, int has_gemm,
+                         qc_gpu_compared *out, qc_error *err)
+{
+    const qc_bench_gpu *g = &w->c->gpu;
+    size_t outputs = (size_t)(rows * w->n);
+    uint64_t at = first * w->n;
+    if (rows == 0)
+        return QC_OK;
+    if (has_gemm)
+        QC_TRY(qc_cuda_to_host(w->host_z, (const uint16_t *)w->z + at, outputs * sizeof(uint16_t),
+                               g->stream, err));
+    else
+        QC_TRY(dense_by_hand(w, first, rows, err));
+    QC_TRY(qc_matmul_reference(g->handle, &w->stored, NULL, QC_DTYPE_F32, w->n, w->k,
+                               (const uint16_t *)w->x + first * w->k, w->in->dtype, rows, w->sums,
+                               g->stream, err));
+    QC_TRY(qc_cuda_to_host(w->host_sums, w->sums, outputs * sizeof(double), g->stream, err));
+    QC_TRY(qc_cuda_to_host(w->host_y, (const uint16_t *)w->y + at, outputs * sizeof(uint16_t),
+                           g->stream, err));
+    QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
+    add_errors(w, rows, out);
+    return QC_OK;
+}
+
+static int has_gemm(const comparison *w)
+{
+    return !qc_matmul_no_gemm(w->c->gpu.handle);
+}
+
+static qc_status find_errors(comparison *w, qc_gpu_compared *out, qc_error *err)
+{
+    launching l = {w, out->m};
+    uint64_t head = out->m < EDGE_ROWS ? out->m : EDGE_ROWS;
+    uint64_t tail = out->m - head < EDGE_ROWS ? out->m - head : EDGE_ROWS;
+    QC_TRY(launch_quantized(&l, 0, w->c->gpu.stream, err));
+    if (has_gemm(w))
+        QC_TRY(launch_dense(&l, 0, w->c->gpu.stream, err));
+    QC_TRY(look_at(w, 0, head, has_gemm(w), out, err));
+    return look_at(w, out->m - tail, tail, has_gemm(w), out, err);
+}
+
+/* ---- times ---------------------------------------------------------------------------------- */
+
+static unsigned alignment_of(uint64_t bytes)
+{
+    unsigned a = 16;
+    while (bytes % a)
+        a /= 2;
+    return a;
+}
+
+static qc_status find_path(const comparison *w, qc_gpu_compared *out, qc_error *err)
+{
+    const qc_matmul_weights *q = &w->weights[0];
+    qc_matmul_plan plan;
+    const qc_matmul_shape shape = {.kind = q->w.kind,
+                                   .m = out->m,
+                                   .n = w->n,
+                                   .k = w->k,
+                                   .block_elems = q->w.block_elems,
+                                   .x_dtype = w->in->dtype,
+                                   .y_dtype = w->in->dtype,
+                                   .ldx = w->k,
+                                   .x_alignment = alignment_of(sizeof(uint16_t) * w->k),
+                                   .codes_alignment = q->alignment,
+                                   .repacked = w->repack,
+                                   .have_gemm = has_gemm(w)};
+    QC_TRY(qc_matmul_plan_make(&w->c->gpu.device, &shape, QC_MATMUL_AUTO, w->workspace_bytes, &plan,
+                               err));
+    out->path = qc_matmul_path_name(plan.path);
+    return QC_OK;
+}
+
+static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
+{
+    qc_bench_gpu *g = &w->c->gpu;
+    launching l = {w, out->m};
+    uint32_t contenders = has_gemm(w) ? 2 : 1;
+    qc_bench_contender c[2] = {
+        {.launch = launch_quantized, .ctx = &l, .copies = w->copies, .least = LEAST},
+        {.launch = launch_dense, .ctx = &l, .copies = w->dense_copies, .least = LEAST}};
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; st == QC_OK && i < contenders; i++)
+        st = qc_bench_ready(g, &c[i], err);
+    if (st == QC_OK)
+        st = qc_bench_time(g, c, contenders, ROUNDS, err);
+    if (st == QC_OK) {
+        out->seconds = qc_bench_us_of(&c[0], ROUNDS).median * 1e-6;
+        if (contenders == 2)
+            out->fp16_seconds = qc_bench_us_of(&c[1], ROUNDS).median * 1e-6;
+        const qc_gpu_comparison *in = w->in;
+        uint64_t bytes = qc_bench_bytes(in->codes_bytes + in->scales_bytes + in->nested_bytes,
+                                        out->m, w->n, w->k);
+        out->floor_seconds =
+            qc_bench_floor_us(&w->c->result.roof, bytes, qc_bench_flops(out->m, w->n, w->k)) * 1e-6;
+    }
+    for (uint32_t i = 0; i < contenders; i++)
+        qc_bench_done(&c[i]);
+    return st;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
+static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, int timed, qc_error *err)
+{
+    QC_TRY(qc_cuda_use(&w->c->gpu.device, err));
+    QC_TRY(plan_memory(w, timed, err));
+    QC_TRY(make_room(w, err));
+    QC_TRY(upload_dense(w, err));
+    QC_TRY(upload_quantized(w, err));
+    QC_TRY(make_workspace(w, err));
+    QC_TRY(qc_cuda_to_device(w->x, w->in->x, (size_t)(w->most * w->k) * sizeof(uint16_t),
+                             w->c->gpu.stream, err));
+    for (unsigned i = 0; i < count; i++) {
+        out[i] = (qc_gpu_compared){.m = out[i].m};
+        QC_TRY(find_path(w, &out[i], err));
+        QC_TRY(find_errors(w, &out[i], err));
+        if (timed)
+            QC_TRY(find_times(w, &out[i], err));
+    }
+    return QC_OK;
+}
+
+qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
+                         unsigned count, int timed, qc_error *err)
+{
+    comparison w = {.c = c, .in = in, .n = in->w->rows, .k = in->w->cols};
+    for (unsigned i = 0; i < count; i++)
+        w.most = out[i].m > w.most ? out[i].m : w.most;
+    qc_status st = run(&w, out, count, timed, err);
+    qc_error late = {0};
+    qc_status ended = qc_cuda_stream_synchronize(c->gpu.stream, &late);
+    if (st == QC_OK && ended != QC_OK) {
+        st = ended;
+        if (err)
+            *err = late;
+    }
+    release(&w);
+    return st;
+}
