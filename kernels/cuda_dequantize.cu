@@ -160,23 +160,26 @@ template <qc_weights_kind kind> QC_DEVICE float largest_code(float value_of_lane
 template <qc_dtype dtype>
 QC_DEVICE void store_chunk(const dequantize_job &job, uint64_t at, const float v[chunk_elems])
 {
-    if (dtype == QC_DTYPE_F32) {
-        float4 *to = reinterpret_cast<float4 *>(static_cast<float *>(job.dst) + at);
-        to[0] = make_float4(v[0], v[1], v[2], v[3]);
-        to[1] = make_float4(v[4], v[5], v[6], v[7]);
-    } else {
-        uint32_t h[4];
+    constexpr int words = dtype == QC_DTYPE_F32 ? 8 : 4;
+    uint32_t out[words];
 #pragma unroll
-        for (int i = 0; i < 4; i++)
-            h[i] = dtype == QC_DTYPE_F16 ? qc_half2_of_floats(v[2 * i], v[2 * i + 1])
-                                         : (uint32_t)qc_bf16_of_float(v[2 * i]) |
-                                               (uint32_t)qc_bf16_of_float(v[2 * i + 1]) << 16;
-        *reinterpret_cast<uint4 *>(static_cast<uint16_t *>(job.dst) + at) =
-            make_uint4(h[0], h[1], h[2], h[3]);
+    for (int i = 0; i < words; i++) {
+        if (dtype == QC_DTYPE_F32)
+            out[i] = __float_as_uint(v[i]);
+        else if (dtype == QC_DTYPE_F16)
+            out[i] = qc_half2_of_floats(v[2 * i % 8], v[(2 * i + 1) % 8]);
+        else
+            out[i] = (uint32_t)qc_bf16_of_float(v[2 * i % 8]) |
+                     (uint32_t)qc_bf16_of_float(v[(2 * i + 1) % 8]) << 16;
     }
+    unsigned char *to = static_cast<unsigned char *>(job.dst) + at * (words / 2);
+#pragma unroll
+    for (int i = 0; i < words; i += 4)
+        *reinterpret_cast<uint4 *>(to + 4 * i) =
+            make_uint4(out[i], out[i + 1], out[i + 2], out[i + 3]);
 }
 
-template <qc_weights_kind kind, qc_dtype dtype>
+template <qc_weights_kind kind, qc_dtype dtype, bool nested>
 __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantize_job job)
 {
     constexpr bool nf4 = kind == QC_WEIGHTS_NF4;
@@ -195,26 +198,37 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
              c0 < out_chunks; c0 += (uint64_t)gridDim.x * (threads_per_block * chunks_each)) {
             uint32_t codes[chunks_each][nf4 ? 1 : 2];
             float scale[chunks_each];
+            unsigned scale_code[chunks_each];
+            float nested_scale[chunks_each];
+            /* All loads of one step before what depends on them; a thread that has no chunk left
+             * reads the last one of the row. */
 #pragma unroll
             for (unsigned u = 0; u < chunks_each; u++) {
                 uint64_t c = c0 + u * threads_per_block + threadIdx.x;
-                codes[u][0] = 0;
-                codes[u][nf4 ? 0 : 1] = 0;
-                scale[u] = 0.0f;
-                if (c < row_chunks) {
-                    uint64_t f = base + c * chunk_elems;
-                    if (nf4) {
-                        codes[u][0] = __ldg(static_cast<const uint32_t *>(job.w.codes) + f / 8);
-                    } else {
-                        uint2 v = __ldg(static_cast<const uint2 *>(job.w.codes) + f / 8);
-                        codes[u][0] = v.x;
-                        codes[u][nf4 ? 0 : 1] = v.y;
-                    }
-                    if (kind == QC_WEIGHTS_INT8_ROWS)
-                        scale[u] = __ldg(job.w.absmax + job.first_row + row);
-                    else
-                        scale[u] = block_scale(job, f >> job.block_shift);
+                uint64_t f = base + (c < row_chunks ? c : row_chunks - 1) * chunk_elems;
+                if (nf4) {
+                    codes[u][0] = __ldg(static_cast<const uint32_t *>(job.w.codes) + f / 8);
+                } else {
+                    uint2 v = __ldg(static_cast<const uint2 *>(job.w.codes) + f / 8);
+                    codes[u][0] = v.x;
+                    codes[u][nf4 ? 0 : 1] = v.y;
                 }
+                uint64_t block = f >> job.block_shift;
+                if (kind == QC_WEIGHTS_INT8_ROWS)
+                    block = job.first_row + row;
+                if (nested) {
+                    scale_code[u] = __ldg(job.w.absmax_codes + block);
+                    nested_scale[u] = __ldg(job.w.nested_absmax + (block >> job.nested_shift));
+                } else {
+                    scale[u] = __ldg(job.w.absmax + block);
+                }
+            }
+            if (nested) {
+#pragma unroll
+                for (unsigned u = 0; u < chunks_each; u++)
+                    scale[u] = __fadd_rn(
+                        __fmul_rn(__ldg(job.w.nested_map + scale_code[u]), nested_scale[u]),
+                        job.w.nested_offset);
             }
 #pragma unroll
             for (unsigned u = 0; u < chunks_each; u++) {
@@ -316,9 +330,13 @@ qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
         dequantize_job chunks = job;
         if (one)
             chunks.cols = chunks.ld = job.cols - job.cols % chunk_elems;
-        QC_LAUNCH((dequantize_chunks<kind, dtype>),
-                  grid_for(chunks, threads_per_block * chunks_each * chunk_elems),
-                  dim3(threads_per_block), 0, s, chunks);
+        dim3 grid = grid_for(chunks, threads_per_block * chunks_each * chunk_elems);
+        if (kind == QC_WEIGHTS_INT8_ROWS || job.w.absmax)
+            QC_LAUNCH((dequantize_chunks<kind, dtype, false>), grid, dim3(threads_per_block), 0, s,
+                      chunks);
+        else
+            QC_LAUNCH((dequantize_chunks<kind, dtype, kind != QC_WEIGHTS_INT8_ROWS>), grid,
+                      dim3(threads_per_block), 0, s, chunks);
         QC_TRY(qc_cuda_launched("dequantize", err));
         if (!one || chunks.cols == job.cols)
             return QC_OK;
