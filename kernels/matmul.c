@@ -226,9 +226,14 @@ static qc_status dequant_gemm(const qc_matmul *h, const qc_matmul_call *c, const
         part.n = c->n - first < p->chunk_rows ? c->n - first : p->chunk_rows;
         part.y = (uint16_t *)c->y + first;
         part.bias = c->bias ? (const uint16_t *)c->bias + first : NULL;
-        QC_TRY_GOTO(st, done,
-                    qc_cuda_dequantize(&c->weights.w, first, part.n, dense, p->dense_dtype,
-                                       p->k_padded, exponent, NULL, s, err));
+        if (c->weights.row_bytes)
+            QC_TRY_GOTO(st, done,
+                        qc_matmul_dense_rows_launch(&c->weights, first, part.n, dense,
+                                                    p->dense_dtype, p->k_padded, exponent, s, err));
+        else
+            QC_TRY_GOTO(st, done,
+                        qc_cuda_dequantize(&c->weights.w, first, part.n, dense, p->dense_dtype,
+                                           p->k_padded, exponent, NULL, s, err));
         qc_cublas_gemm_args g = {
             .w = dense,
             .x = c->x,

@@ -50,6 +50,14 @@ QC_NODISCARD qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepa
 QC_NODISCARD qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,
                                                qc_cuda_stream s, qc_error *err);
 
+/* Rows of a repacked weight as qc_cuda_dequantize has them from the file's layout: dst [rows][ld]
+ * F16 or BF16, ld a multiple of 32, at least K rounded up to that; zero beyond K. exponent: NULL or
+ * as there. */
+QC_NODISCARD qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, uint64_t first_row,
+                                                   uint64_t rows, void *dst, qc_dtype dst_dtype,
+                                                   uint64_t ld, const int *exponent,
+                                                   qc_cuda_stream s, qc_error *err);
+
 /* As qc_matmul_reference, checked. */
 QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_weights *w, const void *dense,
                                                   qc_dtype dense_dtype, uint64_t n, uint64_t k,

@@ -92,8 +92,8 @@ qc_status qc_matmul_reference_launch(const qc_weights *w, const void *dense, qc_
                   dense, dense_dtype, n, k, x, x_dtype, m, y);
     } else {
         qc_weights none = {};
-        QC_LAUNCH(matmul_reference<false>, grid, dim3(THREADS), 0, s, none, dense, dense_dtype, n,
-                  k, x, x_dtype, m, y);
+        QC_LAUNCH(matmul_reference<false>, grid, dim3(THREADS), sizeof(reference_shared), s, none,
+                  dense, dense_dtype, n, k, x, x_dtype, m, y);
     }
     return qc_cuda_launched("matmul_reference", err);
 }

@@ -16,7 +16,7 @@ static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
 static qc_matmul *handle_of(void)
 {
     qc_matmul *h = NULL;
-    KM_OK(qc_matmul_create(&h, 0, err));
+    KM_OK(qc_matmul_create(&h, 0, &km_error));
     assert_non_null(h);
     return h;
 }
@@ -46,7 +46,7 @@ static void test_run_refuses(void **state)
     km_weight w;
     km_weight_make(&w, h, &spec, &rng);
     unsigned char *memory = NULL;
-    KM_OK(qc_cuda_malloc((void **)&memory, 65536, err));
+    KM_OK(qc_cuda_malloc((void **)&memory, 65536, &km_error));
     const qc_matmul_io good = {
         .m = 4, .x = memory, .x_dtype = QC_DTYPE_F16, .y = memory + 4096, .y_dtype = QC_DTYPE_F16};
     qc_matmul_io io = good;
@@ -103,7 +103,7 @@ static void test_prepare_refuses(void **state)
     qc_matmul_weights out;
     qc_error err = {0};
     float map[1];
-    KM_OK(qc_cuda_malloc((void **)&memory, 4096, err));
+    KM_OK(qc_cuda_malloc((void **)&memory, 4096, &km_error));
     const qc_weights good = {.kind = QC_WEIGHTS_NF4,
                              .rows = 2,
                              .cols = 64,
@@ -237,7 +237,7 @@ static void test_exponent(void **state)
                 float inverse, zero, one;
             } got;
             qc_cuda_stream s = NULL;
-            KM_OK(qc_cuda_stream_create(&s, err));
+            KM_OK(qc_cuda_stream_create(&s, &km_error));
             km_download(&got, w.ready.exponent, sizeof got, s);
             qc_cuda_stream_destroy(s);
             double scaled = ldexp(peak, got.exponent);
@@ -272,7 +272,7 @@ static void test_repack(void **state)
             uint8_t *got = km_host(spec.n * row);
             const uint8_t *codes = w.host.codes;
             qc_cuda_stream s = NULL;
-            KM_OK(qc_cuda_stream_create(&s, err));
+            KM_OK(qc_cuda_stream_create(&s, &km_error));
             km_download(got, w.ready.w.codes, spec.n * row, s);
             qc_cuda_stream_destroy(s);
             for (uint64_t n = 0; n < spec.n; n++)
@@ -325,11 +325,11 @@ static void test_input(void **state)
         c.plan.k_padded = PADDED;
         c.x_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
         c.x = km_upload(x, sizeof x, 2, &base);
-        KM_OK(qc_cuda_malloc(&device_out, sizeof out, err));
-        KM_OK(qc_cuda_malloc(&device_exponents, sizeof exponents, err));
+        KM_OK(qc_cuda_malloc(&device_out, sizeof out, &km_error));
+        KM_OK(qc_cuda_malloc(&device_exponents, sizeof exponents, &km_error));
         qc_cuda_stream s = NULL;
-        KM_OK(qc_cuda_stream_create(&s, err));
-        KM_OK(qc_matmul_input_launch(&c, device_out, device_exponents, s, err));
+        KM_OK(qc_cuda_stream_create(&s, &km_error));
+        KM_OK(qc_matmul_input_launch(&c, device_out, device_exponents, s, &km_error));
         km_download(out, device_out, sizeof out, s);
         km_download(exponents, device_exponents, sizeof exponents, s);
         qc_cuda_stream_destroy(s);
@@ -376,8 +376,9 @@ static void test_input(void **state)
 
 static km_rounding rounding_of(const qc_matmul *h, const km_job *job)
 {
-    int bf16 = job->path == QC_MATMUL_DEQUANT_GEMM && qc_matmul_device(h)->sm >= 80 &&
-               job->x_dtype == QC_DTYPE_BF16 && job->y_dtype == QC_DTYPE_BF16;
+    int bf16 = (job->path == QC_MATMUL_DEQUANT_GEMM || job->path == QC_MATMUL_AUTO) &&
+               qc_matmul_device(h)->sm >= 80 && job->x_dtype == QC_DTYPE_BF16 &&
+               job->y_dtype == QC_DTYPE_BF16;
     if (bf16)
         return (km_rounding){0x1p-8, 0.0};
     return (km_rounding){0x1p-11, 0x1p-25};
@@ -471,7 +472,7 @@ static void test_no_cublas(void **state)
     km_weight_make(&w, h, &spec, &rng);
     assert_true(UINT64_MAX == qc_matmul_workspace_bytes(h, &w.ready, 9, QC_MATMUL_DEQUANT_GEMM, 0));
     unsigned char *memory = NULL;
-    KM_OK(qc_cuda_malloc((void **)&memory, 4096, err));
+    KM_OK(qc_cuda_malloc((void **)&memory, 4096, &km_error));
     io = (qc_matmul_io){
         .m = 2, .x = memory, .x_dtype = QC_DTYPE_F16, .y = memory + 1024, .y_dtype = QC_DTYPE_F16};
     expect_run(h, &w.ready, &io, QC_MATMUL_DEQUANT_GEMM, NULL, 0, "needs cuBLAS");
@@ -522,11 +523,11 @@ static void test_dense(void **state)
                            .ldy = LDY};
         void *dw = km_upload(w, sizeof w, 0, &bw);
         qc_cuda_stream s = NULL;
-        KM_OK(qc_cuda_stream_create(&s, err));
+        KM_OK(qc_cuda_stream_create(&s, &km_error));
         if (bf16 && qc_matmul_device(h)->sm < 80) {
             expect(qc_matmul_dense(h, dw, N, K, &io, s, &err), QC_ERR_UNSUPPORTED, &err, "sm_80");
         } else {
-            KM_OK(qc_matmul_dense(h, dw, N, K, &io, s, err));
+            KM_OK(qc_matmul_dense(h, dw, N, K, &io, s, &km_error));
             km_download(y, io.y, sizeof y, s);
             for (size_t m = 0; m < M; m++)
                 for (size_t n = 0; n < LDY; n++) {
@@ -541,11 +542,11 @@ static void test_dense(void **state)
                         assert_true(fabs(got - sum) <= fabs(sum) * 0x1p-8 + 1e-4);
                 }
             /* K 0: zeros. */
-            KM_OK(qc_matmul_dense(h, dw, N, 0, &io, s, err));
+            KM_OK(qc_matmul_dense(h, dw, N, 0, &io, s, &km_error));
             km_download(y, io.y, sizeof y, s);
             assert_int_equal(y[LDY + N - 1], 0);
             io.m = 0;
-            KM_OK(qc_matmul_dense(h, dw, N, K, &io, s, err));
+            KM_OK(qc_matmul_dense(h, dw, N, K, &io, s, &km_error));
             io.m = M;
             expect(qc_matmul_dense(h, NULL, N, K, &io, s, &err), QC_ERR_USAGE, &err, "NULL");
             io.bias = dw;
@@ -574,11 +575,11 @@ static void expect_reference(const qc_matmul *h, const km_weight *w, const void 
     for (uint64_t i = 0; i < M * k; i++)
         x[i] = km_bits((float)(qt_uniform(rng) - 0.5), t);
     const void *device_x = km_upload(x, M * k * 2, 0, &base);
-    KM_OK(qc_cuda_malloc(&device_y, M * n * sizeof *y, err));
+    KM_OK(qc_cuda_malloc(&device_y, M * n * sizeof *y, &km_error));
     qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, err));
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
     KM_OK(qc_matmul_reference(h, w ? &w->device : NULL, dense, dense_dtype, n, k, device_x, t, M,
-                              device_y, s, err));
+                              device_y, s, &km_error));
     km_download(y, device_y, M * n * sizeof *y, s);
     qc_cuda_stream_destroy(s);
     for (uint64_t m = 0; m < M; m++)
@@ -640,8 +641,8 @@ static void test_reference(void **state)
             expect(qc_matmul_reference(h, NULL, NULL, QC_DTYPE_F32, 1, 1, &y, QC_DTYPE_F16, 1, &y,
                                        NULL, &err),
                    QC_ERR_USAGE, &err, "weights are NULL");
-            KM_OK(qc_matmul_reference(h, NULL, NULL, QC_DTYPE_F32, 1, 1, NULL, QC_DTYPE_F16, 0,
-                                      NULL, NULL, err));
+            KM_OK(qc_matmul_reference(h, &w.device, NULL, QC_DTYPE_F32, 13, 75, NULL, QC_DTYPE_F16,
+                                      0, NULL, NULL, &km_error));
         }
         free(values);
         km_weight_free(&w);
@@ -671,7 +672,7 @@ static void test_graph(void **state)
         size_t x_bytes = 3 * spec.k * 2, y_bytes = 3 * spec.n * 2;
         uint16_t *y = km_host(y_bytes), *nothing = km_host(x_bytes);
         void *workspace = NULL, *bx = NULL, *by = NULL, *bb = NULL;
-        KM_OK(qc_cuda_malloc(&workspace, bytes, err));
+        KM_OK(qc_cuda_malloc(&workspace, bytes, &km_error));
         qc_matmul_io io = {.m = 3,
                            .x = km_upload(nothing, x_bytes, 0, &bx),
                            .x_dtype = job.x_dtype,
@@ -680,16 +681,16 @@ static void test_graph(void **state)
                            .bias = km_upload(a.bias, spec.n * 2, 0, &bb)};
         qc_cuda_stream s = NULL;
         qc_cuda_graph graph = NULL;
-        KM_OK(qc_cuda_stream_create(&s, err));
-        KM_OK(qc_cuda_capture_begin(s, err));
-        KM_OK(qc_matmul_run(h, &w.ready, &io, paths[i], workspace, bytes, s, err));
-        KM_OK(qc_cuda_capture_end(&graph, s, err));
-        KM_OK(qc_cuda_graph_launch(graph, s, err));
+        KM_OK(qc_cuda_stream_create(&s, &km_error));
+        KM_OK(qc_cuda_capture_begin(s, &km_error));
+        KM_OK(qc_matmul_run(h, &w.ready, &io, paths[i], workspace, bytes, s, &km_error));
+        KM_OK(qc_cuda_capture_end(&graph, s, &km_error));
+        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
         km_download(y, io.y, y_bytes, s);
         assert_memory_equal(y, a.bias, spec.n * 2); /* of zeros */
-        KM_OK(qc_cuda_to_device(bx, a.x, x_bytes, s, err));
-        KM_OK(qc_cuda_graph_launch(graph, s, err));
-        KM_OK(qc_cuda_graph_launch(graph, s, err));
+        KM_OK(qc_cuda_to_device(bx, a.x, x_bytes, s, &km_error));
+        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
+        KM_OK(qc_cuda_graph_launch(graph, s, &km_error));
         km_download(y, io.y, y_bytes, s);
         assert_memory_equal(y, a.y, y_bytes);
         qc_cuda_graph_destroy(graph);

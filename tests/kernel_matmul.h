@@ -11,12 +11,14 @@
 
 #include <string.h>
 
+/* Calls in KM_OK give &km_error as their last argument; each thread has its own. */
+static __thread qc_error km_error;
+
 #define KM_OK(call)                                                                                \
     do {                                                                                           \
-        qc_error km_error_ = {0};                                                                  \
-        qc_error *err = &km_error_;                                                                \
+        km_error = (qc_error){0};                                                                  \
         if ((call) != QC_OK)                                                                       \
-            fail_msg("%s: %s", #call, km_error_.msg);                                              \
+            fail_msg("%s: %s", #call, km_error.msg);                                               \
     } while (0)
 
 /* 77 where there is no device; for main. */
@@ -41,20 +43,20 @@ static inline void *km_host(size_t bytes)
  */
 static inline void *km_upload(const void *host, size_t bytes, size_t shift, void **base)
 {
-    KM_OK(qc_cuda_malloc(base, bytes + shift + (bytes + shift == 0), err));
+    KM_OK(qc_cuda_malloc(base, bytes + shift + (bytes + shift == 0), &km_error));
     unsigned char *p = (unsigned char *)*base + shift;
     qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, err));
-    KM_OK(qc_cuda_to_device(p, host, bytes, s, err));
-    KM_OK(qc_cuda_stream_synchronize(s, err));
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_to_device(p, host, bytes, s, &km_error));
+    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
     qc_cuda_stream_destroy(s);
     return p;
 }
 
 static inline void km_download(void *host, const void *device, size_t bytes, qc_cuda_stream s)
 {
-    KM_OK(qc_cuda_to_host(host, device, bytes, s, err));
-    KM_OK(qc_cuda_stream_synchronize(s, err));
+    KM_OK(qc_cuda_to_host(host, device, bytes, s, &km_error));
+    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */
@@ -142,11 +144,11 @@ static inline void km_weight_make(km_weight *w, const qc_matmul *h, const km_spe
     }
     void *memory = NULL;
     qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, err));
-    KM_OK(qc_cuda_malloc(&memory, qc_matmul_prepared_bytes(&w->device, spec->repack), err));
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_malloc(&memory, qc_matmul_prepared_bytes(&w->device, spec->repack), &km_error));
     w->bases[w->base_count++] = memory;
-    KM_OK(qc_matmul_prepare(h, &w->device, spec->repack, memory, &w->ready, s, err));
-    KM_OK(qc_cuda_stream_synchronize(s, err));
+    KM_OK(qc_matmul_prepare(h, &w->device, spec->repack, memory, &w->ready, s, &km_error));
+    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
     qc_cuda_stream_destroy(s);
 }
 
@@ -259,11 +261,11 @@ static inline void km_run(const qc_matmul *h, const km_weight *w, km_data *d)
     io.bias = j->bias ? km_upload(d->bias, d->n * 2, j->y_shift * 2, &base_b) : NULL;
     uint64_t bytes = qc_matmul_workspace_bytes(h, &w->ready, j->m, j->path, j->limit_bytes);
     assert_true(bytes != UINT64_MAX);
-    KM_OK(qc_cuda_malloc(&workspace, bytes, err));
+    KM_OK(qc_cuda_malloc(&workspace, bytes, &km_error));
     qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, err));
-    KM_OK(qc_cuda_fill(workspace, 0xff, bytes, s, err));
-    KM_OK(qc_matmul_run(h, &w->ready, &io, j->path, workspace, bytes, s, err));
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_fill(workspace, 0xff, bytes, s, &km_error));
+    KM_OK(qc_matmul_run(h, &w->ready, &io, j->path, workspace, bytes, s, &km_error));
     km_download(d->y, io.y, y_elems * 2, s);
     qc_cuda_stream_destroy(s);
     qc_cuda_free(workspace);

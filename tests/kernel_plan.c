@@ -73,7 +73,7 @@ static qc_matmul_plan plan_of(const qc_cuda_device *d, const qc_matmul_shape *s,
                               qc_matmul_path path, uint64_t limit)
 {
     qc_matmul_plan p;
-    KM_OK(qc_matmul_plan_make(d, s, path, limit, &p, err));
+    KM_OK(qc_matmul_plan_make(d, s, path, limit, &p, &km_error));
     return p;
 }
 

@@ -1,0 +1,85 @@
+/* Dense rows of a repacked weight, for cuBLAS: what cuda_dequantize.cu makes of the file's layout.
+ *
+ *   grid    x: 128 runs of 32 codes of a row a block, one a thread; y: rows
+ *   bytes   a thread reads 16 (NF4) or 32 (int8) in one or two loads and writes 64; 2.5 (3) bytes
+ * per weight: bound by memory
+ */
+#include "kernels/matmul_run.cuh"
+
+#define THREADS   128u
+#define ROWS_MOST 65535u
+
+namespace
+{
+
+template <bool nf4> struct dense_table {
+    typedef qc_run_singles type;
+};
+template <> struct dense_table<false> {
+    typedef qc_run_plain type;
+};
+
+/* ld_units: 16 bytes each, from row to row. */
+template <bool nf4, bool bf16>
+__global__ void __launch_bounds__(THREADS)
+    matmul_dense_rows(const qc_run_source w, uint64_t first_row, uint64_t rows, uint4 *dst,
+                      uint64_t ld_units, const int *exponent)
+{
+    typedef typename dense_table<nf4>::type table;
+    QC_SHARED(table, shared);
+    qc_run_fill(shared, w, threadIdx.x, THREADS);
+    __syncthreads();
+    uint64_t run_index = (uint64_t)blockIdx.x * THREADS + threadIdx.x, k = run_index * QC_RUN_ELEMS;
+    if (4 * run_index >= ld_units)
+        return;
+    unsigned lane = qc_run_lane(shared, threadIdx.x % 32);
+    qc_run_power power = qc_run_power_of(exponent ? *exponent : 0);
+    for (uint64_t row = blockIdx.y; row < rows; row += gridDim.y) {
+        uint64_t n = first_row + row;
+        uint32_t words[16];
+        if (k < w.cols) {
+            qc_run<nf4> run;
+            qc_run_load<nf4, false>(run, w, n, n * w.cols, k);
+            qc_run_scales scales = qc_run_scales_of<nf4, false>(run, w, shared.small, power);
+#pragma unroll
+            for (int j = 0; j < 16; j++) {
+                qc_run_two v = qc_run_pair<nf4, false>(run, scales, shared, lane, j);
+                uint32_t two = bf16 ? (uint32_t)qc_bf16_of_float(v.even) |
+                                          (uint32_t)qc_bf16_of_float(v.odd) << 16
+                                    : qc_half2_of_floats(v.even, v.odd);
+                words[j] = two & ((2 * j < run.count ? 0xffffu : 0u) |
+                                  (2 * j + 1 < run.count ? 0xffff0000u : 0u));
+            }
+        } else {
+#pragma unroll
+            for (int j = 0; j < 16; j++)
+                words[j] = 0;
+        }
+        uint4 *to = dst + row * ld_units + 4 * run_index;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint4 v = {words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3]};
+            to[j] = v;
+        }
+    }
+}
+
+} /* namespace */
+
+qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, uint64_t first_row, uint64_t rows,
+                                      void *dst, qc_dtype dst_dtype, uint64_t ld,
+                                      const int *exponent, qc_cuda_stream s, qc_error *err)
+{
+    bool nf4 = w->w.kind == QC_WEIGHTS_NF4, bf16 = dst_dtype == QC_DTYPE_BF16;
+    uint64_t blocks = (ld / QC_RUN_ELEMS + THREADS - 1) / THREADS;
+    if (blocks > INT32_MAX)
+        QC_FAIL(err, QC_ERR_USAGE, "rows of a weight are too long for one launch");
+    dim3 grid((unsigned)blocks, (unsigned)(rows < ROWS_MOST ? rows : ROWS_MOST));
+    size_t shared_bytes = nf4 ? sizeof(qc_run_singles) : sizeof(qc_run_plain);
+    auto kernel = nf4    ? bf16 ? matmul_dense_rows<true, true> : matmul_dense_rows<true, false>
+                     : bf16 ? matmul_dense_rows<false, true>
+                         : matmul_dense_rows<false, false>;
+    QC_LAUNCH(kernel, grid, dim3(THREADS), shared_bytes, s, qc_run_source_of(w), first_row, rows,
+              static_cast<uint4 *>(dst), ld / 8, exponent);
+    return qc_cuda_launched("matmul_dense_rows", err);
+}
