@@ -110,6 +110,29 @@ QC_DEVICE qc_mma_part qc_mma_part_of(const qc_mma_args &a, unsigned m_tile, unsi
     return p;
 }
 
+/* The units (16 bytes) of x that a thread brings to shared memory in every step: of a tile with
+ * row_units in a row, unit thread + i * QC_MMA_THREADS, which is always the same column. */
+struct qc_mma_x {
+    const uint16_t *from; /* of unit 0, this step; unit i lies i * apart behind it */
+    uint64_t apart;
+    uint64_t k;
+    unsigned there; /* units whose row is < M */
+};
+
+QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsigned row_units,
+                               unsigned thread)
+{
+    unsigned step = QC_MMA_THREADS / row_units;
+    uint64_t row = p.m0 + thread / row_units;
+    qc_mma_x v;
+    v.k = p.k_begin + 8 * (thread % row_units);
+    v.from = a.x + row * a.ldx + v.k;
+    v.apart = step * a.ldx;
+    uint64_t there = row < a.m ? (a.m - row + step - 1) / step : 0;
+    v.there = there < 64 ? (unsigned)there : 64; /* more than any tile has */
+    return v;
+}
+
 /* The tile's sums meet in shared memory as [m_tile][n_tile] floats, n swizzled by m so that the
  * fragments of a warp fall on different banks. */
 QC_DEVICE unsigned qc_mma_sum_at(unsigned m, unsigned n, unsigned n_tile)

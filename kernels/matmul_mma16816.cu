@@ -62,21 +62,21 @@ template <int m_tile_, bool nf4> struct shape {
                   "the tile's sums lie where x was");
 };
 
+/* The next stage of x; `to`: where the thread's first unit lies in a stage. */
 template <typename S>
-QC_DEVICE void fill_stage(const qc_mma_args &a, const qc_mma_part &p, uint64_t step, uint4 *x,
-                          unsigned thread)
+QC_DEVICE void fill_stage(qc_mma_x &from, const qc_mma_args &a, const qc_mma_part &p, uint4 *stage,
+                          unsigned to)
 {
-    uint64_t k0 = p.k_begin + step * S::k_step;
+    static_assert(QC_MMA_THREADS / S::row_units % 2 == 0, "the swizzle of a thread's rows is one");
+    bool inside = from.k < p.k_end;
 #pragma unroll
     for (int i = 0; i < S::stage_units / QC_MMA_THREADS; i++) {
-        unsigned unit = thread + i * QC_MMA_THREADS;
-        unsigned row = unit / S::row_units, u = unit % S::row_units;
-        uint64_t k = k0 + 8 * u;
-        bool there = p.m0 + row < a.m && k < p.k_end;
-        const uint16_t *from = there ? a.x + (p.m0 + row) * a.ldx + k : a.x;
-        unsigned to = row * S::row_units + (u ^ (u >> 3 & 1u) ^ (row & 1u) << 1);
-        qc_cp_async_16(x + to, from, there ? 16 : 0);
+        bool there = inside && (unsigned)i < from.there;
+        qc_cp_async_16(stage + to + i * QC_MMA_THREADS, there ? from.from + i * from.apart : a.x,
+                       there ? 16 : 0);
     }
+    from.from += S::k_step;
+    from.k += S::k_step;
 }
 
 /* Blocks that fit on a multiprocessor by their registers. */
@@ -106,20 +106,25 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     uint64_t k0 = p.k_begin + warp_k * 128 + t * 32; /* of the runs loaded next */
     qc_run<nf4> next[S::runs];
     auto load_next = [&]() {
+        if (k0 < p.k_end) {
 #pragma unroll
-        for (int i = 0; i < S::runs; i++) {
-            if (k0 < p.k_end)
+            for (int i = 0; i < S::runs; i++)
                 qc_run_load<nf4, aligned>(next[i], a.w, n[i], first[i], k0);
-            else
+        } else {
+#pragma unroll
+            for (int i = 0; i < S::runs; i++)
                 qc_run_zero(next[i]);
         }
         k0 += S::k_step;
     };
     load_next();
+    qc_mma_x from = qc_mma_x_of(a, p, S::row_units, thread);
+    unsigned x_row = thread / S::row_units, x_unit = thread % S::row_units;
+    unsigned x_to = x_row * S::row_units + (x_unit ^ (x_unit >> 3 & 1u) ^ (x_row & 1u) << 1);
 #pragma unroll
     for (int i = 0; i < S::stages - 1; i++) {
         if ((uint64_t)i < steps)
-            fill_stage<S>(a, p, i, sh.x + i * S::stage_units, thread);
+            fill_stage<S>(from, a, p, sh.x + i * S::stage_units, x_to);
         qc_cp_async_commit();
     }
     qc_run_power power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0);
@@ -147,7 +152,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         qc_cp_async_wait<S::stages - 2>();
         __syncthreads(); /* this stage is whole, and all are done with the one before it */
         if (step + S::stages - 1 < steps)
-            fill_stage<S>(a, p, step + S::stages - 1, sh.x + slot_ahead * S::stage_units, thread);
+            fill_stage<S>(from, a, p, sh.x + slot_ahead * S::stage_units, x_to);
         qc_cp_async_commit();
 #pragma unroll
         for (int i = 0; i < S::runs; i++)

@@ -74,29 +74,26 @@ constexpr int blocks_of(int m_tile, bool aligned)
 }
 
 template <typename S>
-QC_DEVICE void load_x(uint4 held[S::units], const qc_mma_args &a, const qc_mma_part &p,
-                      uint64_t step, unsigned thread)
+QC_DEVICE void load_x(uint4 held[S::units], qc_mma_x &from, const qc_mma_part &p)
 {
-    uint64_t k0 = p.k_begin + step * S::k_step;
+    bool inside = from.k < p.k_end;
 #pragma unroll
     for (int i = 0; i < S::units; i++) {
-        unsigned unit = thread + i * QC_MMA_THREADS;
-        unsigned row = unit / S::row_units, u = unit % S::row_units;
-        uint64_t k = k0 + 8 * u;
         held[i].x = held[i].y = held[i].z = held[i].w = 0;
-        if (p.m0 + row < a.m && k < p.k_end)
-            held[i] = *reinterpret_cast<const uint4 *>(a.x + (p.m0 + row) * a.ldx + k);
+        if (inside && (unsigned)i < from.there)
+            held[i] = *reinterpret_cast<const uint4 *>(from.from + i * from.apart);
     }
+    from.from += S::k_step;
+    from.k += S::k_step;
 }
 
-template <typename S> QC_DEVICE void store_x(uint4 *x, const uint4 held[S::units], unsigned thread)
+/* to: where the thread's first unit lies. */
+template <typename S> QC_DEVICE void store_x(uint4 *x, const uint4 held[S::units], unsigned to)
 {
+    static_assert(QC_MMA_THREADS / S::row_units % 4 == 0, "the swizzle of a thread's rows is one");
 #pragma unroll
-    for (int i = 0; i < S::units; i++) {
-        unsigned unit = thread + i * QC_MMA_THREADS;
-        unsigned row = unit / S::row_units, u = unit % S::row_units;
-        x[row * S::row_units + (u ^ (row & 3u))] = held[i];
-    }
+    for (int i = 0; i < S::units; i++)
+        x[to + i * QC_MMA_THREADS] = held[i];
 }
 
 template <int m_tile, bool nf4, bool aligned>
@@ -121,18 +118,23 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     uint64_t k0 = p.k_begin + warp_k * 64 + half * 32; /* of the runs loaded next */
     qc_run<nf4> next[S::b_tiles];
     auto load_next = [&]() {
+        if (k0 < p.k_end) {
 #pragma unroll
-        for (int r = 0; r < S::b_tiles; r++) {
-            if (k0 < p.k_end)
+            for (int r = 0; r < S::b_tiles; r++)
                 qc_run_load<nf4, aligned>(next[r], a.w, n[r], first[r], k0);
-            else
+        } else {
+#pragma unroll
+            for (int r = 0; r < S::b_tiles; r++)
                 qc_run_zero(next[r]);
         }
         k0 += S::k_step;
     };
     load_next();
     uint4 held[S::units];
-    load_x<S>(held, a, p, 0, thread);
+    qc_mma_x from = qc_mma_x_of(a, p, S::row_units, thread);
+    unsigned x_row = thread / S::row_units;
+    unsigned x_to = x_row * S::row_units + (thread % S::row_units ^ (x_row & 3u));
+    load_x<S>(held, from, p);
     qc_run_power power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0);
     qc_run_fill(sh.t, a.w, thread, QC_MMA_THREADS);
     unsigned look = qc_run_lane(sh.t, lane);
@@ -149,7 +151,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     unsigned x_at = line * S::row_units + warp_k * 8 + half * 4;
     unsigned buffer = 0;
     for (uint64_t step = 0; step < steps; step++) {
-        store_x<S>(sh.x + buffer * S::buffer_units, held, thread);
+        store_x<S>(sh.x + buffer * S::buffer_units, held, x_to);
         qc_run<nf4> run[S::b_tiles];
         qc_run_scales by[S::b_tiles];
 #pragma unroll
@@ -157,7 +159,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
             run[r] = next[r];
         if (step + 1 < steps) {
             load_next();
-            load_x<S>(held, a, p, step + 1, thread);
+            load_x<S>(held, from, p);
         }
         __syncthreads(); /* this buffer is whole, and all are done with the other */
 #pragma unroll

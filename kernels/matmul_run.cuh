@@ -246,12 +246,12 @@ template <bool nf4> QC_DEVICE void qc_run_zero(qc_run<nf4> &r)
 template <bool nf4>
 QC_DEVICE void qc_run_load_scale(qc_run<nf4> &r, int i, const qc_run_source &s, uint64_t block)
 {
-    if (s.absmax) {
-        r.scale[i] = s.absmax[block];
-    } else {
+    /* One address chosen, one load that all make: no branch, so that the loads of several runs are
+     * under way together. */
+    const float *from = s.absmax ? s.absmax : s.nested_absmax;
+    r.scale[i] = from[block >> (s.absmax ? 0 : s.nested_shift)];
+    if (!s.absmax)
         r.code[i] = s.absmax_codes[block];
-        r.scale[i] = s.nested_absmax[block >> s.nested_shift];
-    }
 }
 
 /* 4 bytes of an array at any address, lowest first; beyond end: zero. */
