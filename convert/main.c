@@ -2,6 +2,7 @@
 #include "base/workers.h"
 #include "convert/commands.h"
 #include "convert/console.h"
+#include "convert/gpu_work.h"
 #include "convert/help.h"
 
 #include <signal.h>
@@ -50,7 +51,7 @@ static qc_status print_text(const qc_options *o, qc_error *err)
     else if (o->command == QC_CMD_COMPLETION)
         st = qc_help_completion(&text, o->shell, err);
     else if (o->command == QC_CMD_VERSION)
-        st = qc_strbuf_adds(&text, "qconv " QCONV_VERSION "\n", err);
+        st = qc_strbuf_addf(&text, err, "qconv " QCONV_VERSION "\nkernels %s\n", qc_gpu_build());
     else
         st = qc_help_command(&text, o->help_topic, err);
     if (st == QC_OK)

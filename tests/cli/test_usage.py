@@ -43,7 +43,9 @@ class Help(QconvCase):
             self.assertNotRegex(text, r"(?<![\w-])%s\b" % word)
 
     def test_version(self):
-        self.assertRegex(self.ok("--version"), r"\Aqconv \d+\.\d+\.\d+\n\Z")
+        # What was built for GPUs: nothing, CUDA's version and architectures, or the CPU shim.
+        self.assertRegex(self.ok("--version"), r"\Aqconv \d+\.\d+\.\d+\nkernels (none|CUDA \d+\.\d+: "
+                         r"\w+( \w+)*|.*CPU.*)\n\Z")
         self.assertEqual(self.ok("verify", "--version"), self.ok("--version"))
 
     def test_help_unknown_command(self):
