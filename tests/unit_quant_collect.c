@@ -1,0 +1,128 @@
+/* The host's part of quantizing on a GPU: from lane sums, here made in plain C in the order of
+ * quant_internal.h, to what the scalar functions leave. */
+#include "quant_testing.h"
+
+#include "quant/quant_collect.h"
+
+#include <string.h>
+
+#define OPS (&qc_quant_ops_scalar)
+
+static void same_sums(const qc_piece_sums *got, const qc_piece_sums *want)
+{
+    QT_CHECK(qc_f64_bits(got->sum_xx) == qc_f64_bits(want->sum_xx) &&
+                 qc_f64_bits(got->sum_ee) == qc_f64_bits(want->sum_ee) &&
+                 qc_f64_bits(got->max_err) == qc_f64_bits(want->max_err) &&
+                 got->max_index == want->max_index && got->bad == want->bad &&
+                 got->bad_index == want->bad_index,
+             "sums %a %a %a at %" PRIu64 ", not %a %a %a at %" PRIu64, got->sum_xx, got->sum_ee,
+             got->max_err, got->max_index, want->sum_xx, want->sum_ee, want->max_err,
+             want->max_index);
+}
+
+/* rr, rc, cc and peak of a block */
+static void block_lanes(const float *x, uint32_t n, float absmax, const float *c, float out[4])
+{
+    float rr[QC_LANES] = {0}, rc[QC_LANES] = {0}, cc[QC_LANES] = {0}, peak = 0;
+    float up = absmax < QC_TINY_ABSMAX ? QC_TINY_SCALE : 1.0f;
+    float inv = absmax == 0.0f ? 0.0f : 1.0f / (absmax * up);
+    for (uint32_t i = 0; i < n; i++) {
+        unsigned l = i / 2 % QC_LANES;
+        float r = x[i] * up * inv - c[i];
+        rr[l] = fmaf(r, r, rr[l]);
+        rc[l] = fmaf(r, c[i], rc[l]);
+        cc[l] = fmaf(c[i], c[i], cc[l]);
+        peak = fmaxf(peak, fabsf(r));
+    }
+    out[0] = qc_fold16(rr), out[1] = qc_fold16(rc), out[2] = qc_fold16(cc), out[3] = peak;
+}
+
+static void test_blocks(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    enum { N = 5 * 128 + 37, BLOCK = 128, BLOCKS = 6 };
+    float x[N], absmax[BLOCKS], lanes[BLOCKS * 4], c[BLOCK];
+    int8_t codes[N];
+    qc_block_error want[BLOCKS], got[BLOCKS];
+    qc_piece_sums want_sums, got_sums;
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int round = 0; round < 20; round++) {
+            for (unsigned i = 0; i < N; i++) {
+                float r = qt_randn(&rng);
+                x[i] = i / 128 == 1 ? 0.0f : i / 128 == 2 ? r * 0x1p-130f : r;
+            }
+            if (nf4)
+                OPS->nf4_quantize(x, QC_DTYPE_F32, N, BLOCK, (uint8_t *)codes, absmax, want,
+                                  &want_sums);
+            else
+                OPS->int8_blocks_quantize(x, QC_DTYPE_F32, N, BLOCK, codes, absmax, want,
+                                          &want_sums);
+            for (unsigned b = 0; b < BLOCKS; b++) {
+                uint32_t n = b == BLOCKS - 1 ? N % BLOCK : BLOCK;
+                for (uint32_t i = 0; i < n; i++)
+                    c[i] = nf4 ? qc_nf4_code[qt_nibble((uint8_t *)codes, b * BLOCK + i)]
+                               : (float)codes[b * BLOCK + i] * QC_INT8_STEP;
+                block_lanes(x + b * BLOCK, n, absmax[b], c, lanes + 4 * b);
+            }
+            qc_blocks_collect(absmax, lanes, BLOCKS, got, &got_sums);
+            same_sums(&got_sums, &want_sums);
+            assert_memory_equal(got, want, sizeof want);
+        }
+}
+
+static void test_rows(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    enum { ROWS = 3, COLS = 2500, RUNS = 3 };
+    static float x[ROWS * COLS], lanes[ROWS * RUNS * 4];
+    static int8_t codes[ROWS * COLS];
+    float scb[ROWS];
+    qc_piece_sums want, got;
+    for (int round = 0; round < 10; round++) {
+        for (unsigned i = 0; i < ROWS * COLS; i++)
+            x[i] = round % 2 ? qt_randn(&rng) : (float)qt_below(&rng, 3) + 0.25f; /* ties */
+        OPS->int8_rows_quantize(x, QC_DTYPE_F32, ROWS, COLS, codes, scb, &want);
+        for (unsigned run = 0; run < ROWS * RUNS; run++) {
+            unsigned row = run / RUNS, first = run % RUNS * QC_ROW_FLUSH;
+            float ee[QC_LANES] = {0}, xx[QC_LANES] = {0}, most = 0;
+            uint32_t column = 0;
+            for (unsigned i = 0; i < QC_ROW_FLUSH && first + i < COLS; i++) {
+                unsigned at = row * COLS + first + i, l = i % QC_LANES;
+                float e = x[at] - ((float)codes[at] * scb[row]) * QC_INT8_STEP;
+                ee[l] = fmaf(e, e, ee[l]);
+                xx[l] = fmaf(x[at], x[at], xx[l]);
+                if (fabsf(e) > most)
+                    most = fabsf(e), column = i;
+            }
+            float *out = lanes + 4 * run;
+            out[0] = qc_fold16(ee), out[1] = qc_fold16(xx), out[2] = most;
+            out[3] = qc_f32_of_bits(column);
+        }
+        qc_rows_collect(lanes, ROWS, COLS, &got);
+        same_sums(&got, &want);
+    }
+}
+
+static void test_nothing(void **state)
+{
+    (void)state;
+    qc_piece_sums zero = {.bad = QC_BAD_NONE}, got;
+    memset(&got, 0xff, sizeof got);
+    qc_blocks_collect(NULL, NULL, 0, NULL, &got);
+    same_sums(&got, &zero);
+    memset(&got, 0xff, sizeof got);
+    qc_rows_collect(NULL, 0, 5, &got);
+    same_sums(&got, &zero);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_nothing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
