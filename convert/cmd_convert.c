@@ -87,13 +87,11 @@ static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const q
     const char *type = plan->recipe->model_type;
     qc_console_detail(plan->options, 1,
                       "%zu tensors become %" PRIu32 " in %" PRIu32 " shards; model type %s%s; "
-                      "threads %u, code path %s",
+                      "threads %u, code path %s, quantizing on %s%s%s",
                       plan->model->tensor_count, plan->tensor_count, plan->layout.count,
                       *type ? type : "not given",
-                      plan->recipe->known_type ? "" : " (general rules)", threads,
-                      qc_isa_name(isa));
-    qc_console_detail(plan->options, 1, "quantizing on %s%s%s", devices->text,
-                      devices->why ? ": " : "", devices->why ? devices->why : "");
+                      plan->recipe->known_type ? "" : " (general rules)", threads, qc_isa_name(isa),
+                      devices->text, devices->why ? ": " : "", devices->why ? devices->why : "");
 }
 
 /* Of the progress line: "converting on cuda:0". */
