@@ -128,7 +128,7 @@ class Room(Device):
         return r.stdout.decode(), r.stderr.decode()
 
     def test_slots_shrink(self):
-        for memory, slots in [("%dKiB" % (NEEDED >> 10), "524 kB"), ("7MiB", "1.05 MB")]:
+        for memory, slots in [("%dKiB" % (NEEDED >> 10), "524 KB"), ("7MiB", "1.05 MB")]:
             said, noted = self.convert(memory)
             self.assertIn("short of memory, slots of " + slots, noted)
             self.assertIn("  device    cuda:0 (CPU shim sm_90)\n", said)
