@@ -17,13 +17,14 @@
 #include <math.h>
 #include <string.h>
 
-#define EDGE_ROWS    32u  /* results looked at: so many first rows and so many last ones */
-#define ROUNDS       5u   /* of the two contenders, there and back */
-#define ROOF_SECONDS 10.0 /* at most, for what the device can do at all */
-#define LEAST        10u  /* launches in a graph */
-#define USABLE       0.9  /* share of the free memory */
-#define ALIGNMENT    256u
-#define MAX_BUFFERS  16u
+#define EDGE_ROWS     32u  /* results looked at: so many first rows and so many last ones */
+#define ROUNDS        5u   /* of the two contenders, there and back, at most */
+#define POINT_SECONDS 1.0  /* for the rounds of one size of batch */
+#define ROOF_SECONDS  10.0 /* at most, for what the device can do at all */
+#define LEAST         10u  /* launches in a graph */
+#define USABLE        0.9  /* share of the free memory */
+#define ALIGNMENT     256u
+#define MAX_BUFFERS   16u
 
 struct qc_gpu_comparer {
     qc_bench_request request;
@@ -421,12 +422,15 @@ static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
     qc_status st = QC_OK;
     for (uint32_t i = 0; st == QC_OK && i < contenders; i++)
         st = qc_bench_ready(g, &c[i], err);
-    if (st == QC_OK)
-        st = qc_bench_time(g, c, contenders, ROUNDS, err);
+    uint32_t rounds = ROUNDS;
     if (st == QC_OK) {
-        out->seconds = qc_bench_us_of(&c[0], ROUNDS).median * 1e-6;
+        rounds = qc_bench_rounds(ROUNDS, qc_bench_round_seconds(c, contenders), POINT_SECONDS, 2);
+        st = qc_bench_time(g, c, contenders, rounds, err);
+    }
+    if (st == QC_OK) {
+        out->seconds = qc_bench_us_of(&c[0], rounds).median * 1e-6;
         if (contenders == 2)
-            out->fp16_seconds = qc_bench_us_of(&c[1], ROUNDS).median * 1e-6;
+            out->fp16_seconds = qc_bench_us_of(&c[1], rounds).median * 1e-6;
         const qc_gpu_comparison *in = w->in;
         uint64_t bytes = qc_bench_bytes(in->codes_bytes + in->scales_bytes + in->nested_bytes,
                                         out->m, w->n, w->k);
