@@ -217,6 +217,7 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
     w->w[0].w = q;
     QC_TRY(make_first(b, w, &l, dense, dtype, n, k, err));
     q.nested_offset = w->w[0].w.nested_offset;
+    w->plain = q;
     return qc_matmul_prepare(b->handle, &q, w->repacked, (unsigned char *)w->memory[0] + l.prepared,
                              &w->w[0], b->stream, err);
 }
@@ -243,7 +244,7 @@ qc_status qc_bench_weights_multiply(qc_bench_gpu *b, qc_bench_weights *w, uint32
         w->memory[w->copies] = next;
         qc_matmul_weights *copy = &w->w[w->copies++];
         QC_TRY(qc_cuda_copy(next, w->memory[0], (size_t)l.prepared, b->stream, err));
-        qc_weights q = w->w[0].w;
+        qc_weights q = w->plain;
         point(&q, &l, next);
         QC_TRY(qc_matmul_prepare(b->handle, &q, w->repacked, (unsigned char *)next + l.prepared,
                                  copy, b->stream, err));

@@ -348,7 +348,7 @@ static qc_status prepare_shape(shape_work *w, qc_error *err)
     for (uint32_t i = 0; i < q->scheme_count; i++) {
         QC_TRY(qc_bench_weights_make(w->b, &w->weights[i], q->schemes[i], w->dense[0], w->dtype,
                                      w->shape->n, w->shape->k, err));
-        QC_TRY(make_truth(w, 1 + i, &w->weights[i].w[0].w, NULL, err));
+        QC_TRY(make_truth(w, 1 + i, &w->weights[i].plain, NULL, err));
     }
     QC_TRY(activations_that_fit(w, err));
     return rotate(w, err);

@@ -99,6 +99,7 @@ typedef struct {
     uint32_t copies;
     void **memory; /* [copies] */
     qc_matmul_weights *w;
+    qc_weights plain; /* the first, as it was before it was made ready */
 } qc_bench_weights;
 /* The first copy: dense [n, k] (device, F16 or BF16) quantized by the kernels. */
 QC_NODISCARD qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w,
