@@ -20,7 +20,8 @@ import bench_kernels_bitsandbytes as peer  # noqa: E402
 import make_performance as performance  # noqa: E402
 
 SHIM = os.environ.get("QCONV_SHIM", os.path.join(ROOT, "build", "qconv_shim"))
-FAKE_CUBLAS = os.environ.get("FAKE_CUBLAS", "")
+FAKE_CUBLAS = os.environ.get("FAKE_CUBLAS", os.path.join(ROOT, "build", "tests", "shim",
+                                                       "libfake_cublas.so"))
 # Small memory: copies, large products and rotations shrink with it.
 SMALL = "sm_80:1:512KiB"
 TINY = "64x192"
@@ -183,6 +184,12 @@ class Shim(QconvCase):
         self.device = SMALL + "," + SMALL.replace("sm_80", "sm_90")
         _, r = self.bench("--device", "cuda:1", "--scheme", "nf4")
         self.assertEqual(r["device"]["sm"], 90)
+
+    def test_out_of_memory(self):
+        """Where nothing can be left out, it is an error in one line."""
+        for n in [1, 5, 9]:
+            self.fails(1, "bench", "--shapes", TINY, "--m", "1", "--rounds", "1", "-q",
+                       env={"QC_SHIM_FAIL_MALLOC": str(n)}, has="out of memory")
 
     def test_output_is_checked_first(self):
         self.fails(1, "bench", "--output", self.path("no", "folder", "o.json"), has="--output")
