@@ -1,0 +1,267 @@
+#!/usr/bin/env python3
+"""Do the tests of the kernels notice when a kernel is wrong? Breaks the kernels in one place at a
+time, builds the file against the CPU shim, and runs the tests that are about it, in several orders
+of threads, until one fails. A mutant that passes them all has survived: either a test is missing,
+or the change is harmless, which harmless_mutants.txt says with the reason.
+
+  barrier   one __syncthreads, __syncwarp, qc_cp_async_wait or qc_cp_async_commit is left out
+  bound     one `a < b` of a for, if, while or ?: becomes `a <= b`, or `a + 1 < b`
+  fragment  one index of a fragment in the shim's matrix wrappers is another
+
+  mutate_kernels.py --build BUILD [--kind KIND]... [--file NAME]... [--sample N] [--seed S] [--list]
+
+BUILD: configured with Ninja, the targets shim_* built. Exit codes: 0, 1 a survivor (or an entry of
+the list that is no longer true), 2 usage, 77 not possible here. Standard library only."""
+import argparse
+import json
+import os
+import random
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+ORDERS = ["shuffle:1", "forward", "reverse", "shuffle:2"]
+TIMEOUT = 300
+WRAPPERS = "tests/shim/include/shim_ptx.h"
+# The tests that are about a file, quickest first; a kernel file that is not here fails the run.
+TESTS = {
+    "kernels/cuda_quantize.cu": ["quantize"],
+    "kernels/cuda_quantize_rows.cu": ["quantize"],
+    "kernels/cuda_quantize_nested.cu": ["quantize", "dequantize"],
+    "kernels/cuda_dequantize.cu": ["dequantize"],
+    "kernels/matmul_gemv.cu": ["gemv"],
+    "kernels/matmul_input.cu": ["gemv", "mma", "api"],
+    "kernels/matmul_reduce.cu": ["gemv", "mma", "api"],
+    "kernels/matmul_reference.cu": ["gemv", "mma", "api"],
+    "kernels/matmul_dense_rows.cu": ["api"],
+    "kernels/matmul_mma884.cu": ["mma"],
+    "kernels/matmul_mma16816.cu": ["mma"],
+    "tests/kernel_shim_matrix.cpp": ["matrix"],
+}
+BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
+                     r"\([^;()]*\);")
+BOUND = re.compile(r"([\w\])]) < (?=[\w(])")
+FRAGMENT = [("lane / 4", "lane % 8"), ("lane % 4", "lane / 8"), ("2 * t + h", "2 * t + 1 - h"),
+            ("+ 8 + h", "+ h"), ("g + 8", "g"), ("(lane & 1)", "(lane >> 1 & 1)"),
+            ("(lane & 2)", "(2 * (lane & 1))"), ("(e & 4)", "(2 * (e & 2))"),
+            ("(e & 2)", "(2 * (e & 1))"), ("(e & 2 ? 8 : 0)", "(e & 1 ? 8 : 0)"),
+            ("(e & 1)", "(e >> 1 & 1)"), ("lane >= 16", "lane >= 8"), ("i >= 4", "i >= 2"),
+            ("p->a, 2 + h", "p->a, 4 + h"), ("p->a, 4 + h", "p->a, 2 + h"),
+            ("p->b, 2 + h", "p->b, h"), ("half_of(p->b, k)", "half_of(p->b, 3 - k)"),
+            ("8 * i + lane / 4", "8 * i + lane % 4")]
+
+
+class Mutant:
+    def __init__(self, path, kind, start, end, text, new):
+        self.path, self.kind, self.start, self.end, self.new = path, kind, start, end, new
+        self.line = text.count("\n", 0, start) + 1
+        begin = text.rfind("\n", 0, start) + 1
+        stop = text.find("\n", start)
+        self.code = text[begin:stop].strip()
+        self.result = (text[begin:start] + new + text[end:stop]).strip()
+
+    def __str__(self):
+        return "%s:%d: %s: %s" % (self.path, self.line, self.kind, self.result or ";")
+
+
+def without_comments(text):
+    """The same length, comments and literals blanked."""
+    pattern = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.S)
+    return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
+
+
+def read(path):
+    with open(os.path.join(ROOT, path), encoding="ascii") as f:
+        return f.read()
+
+
+def kernel_files():
+    return sorted("kernels/" + n for n in os.listdir(os.path.join(ROOT, "kernels"))
+                  if n.endswith((".cu", ".cuh")) and n not in ("ptx.cuh", "cuda_launch.cuh"))
+
+
+def mutants_of(path):
+    text = read(path)
+    code = without_comments(text)
+    found = []
+    if path == WRAPPERS:
+        begin = code.index("ldmatrix_compute")
+        for old, new in FRAGMENT:
+            at = code.find(old, begin)
+            while at >= 0:
+                found.append(Mutant(path, "fragment", at, at + len(old), text, new))
+                at = code.find(old, at + 1)
+        return found
+    for m in BARRIER.finditer(code):
+        found.append(Mutant(path, "barrier", m.start(), m.end(), text, ";"))
+    for m in BOUND.finditer(code):
+        begin = code.rfind("\n", 0, m.start()) + 1
+        line = code[begin:code.find("\n", m.start())]
+        if re.search(r"\b(?:for|if|while) \(|\?|return ", line):
+            a = m.group(1)
+            found.append(Mutant(path, "bound", m.start(), m.end(), text, a + " <= "))
+            found.append(Mutant(path, "bound", m.start(), m.end(), text, a + " + 1 < "))
+    return found
+
+
+def includers(path):
+    """The .cu files whose code a change of this file changes."""
+    if path.endswith(".cu"):
+        return [path]
+    seen, todo, units = {path}, [path], set()
+    while todo:
+        name = todo.pop()
+        for other in kernel_files():
+            if other not in seen and '#include "%s"' % name in read(other):
+                seen.add(other)
+                todo.append(other)
+                if other.endswith(".cu"):
+                    units.add(other)
+    return sorted(units)
+
+
+class Build:
+    def __init__(self, folder):
+        self.folder = os.path.abspath(folder)
+        commands = os.path.join(self.folder, "compile_commands.json")
+        if not os.path.exists(os.path.join(self.folder, "build.ninja")) or \
+                not os.path.exists(commands):
+            raise SystemExit(77)
+        with open(commands) as f:
+            self.commands = json.load(f)
+        self.links = {}
+
+    def compile(self, source, overlay, to):
+        """The object of a unit with the overlay's files before the tree's; None: does not build."""
+        for c in self.commands:
+            if c["file"] == os.path.join(ROOT, source) and "QC_CUDA_SHIM" in c["command"]:
+                words = shlex.split(c["command"])
+                break
+        else:
+            raise SystemExit("%s is not built for the shim in %s" % (source, self.folder))
+        words[words.index("-o") + 1] = to
+        mine = os.path.join(overlay, source)
+        words = [mine if w == c["file"] and os.path.exists(mine) else w for w in words]
+        first = next(i for i, w in enumerate(words) if w.startswith("-I"))
+        words[first:first] = ["-I" + overlay, "-I" + os.path.join(overlay, "tests/shim/include")]
+        r = subprocess.run(words + ["-w", "-O1", "-g0"], cwd=c["directory"],
+                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        return to if r.returncode == 0 else None
+
+    def link(self, topic, objects, to):
+        """shim_<topic> with other objects in place of those of the same source."""
+        name = "shim_" + topic
+        if name not in self.links:
+            r = subprocess.run(["ninja", "-C", self.folder, "-t", "commands", name],
+                               stdout=subprocess.PIPE, universal_newlines=True, check=True)
+            self.links[name] = r.stdout.strip().split("\n")[-1]
+        words = [w for w in shlex.split(self.links[name]) if w not in ("&&", ":")]
+        words[words.index("-o") + 1] = to
+        for source, o in objects.items():
+            # A library's member is not looked at when its symbols are there already.
+            same = [i for i, w in enumerate(words) if w.endswith(os.path.basename(source) + ".o")]
+            if same:
+                words[same[0]] = o
+            else:
+                words.insert(words.index("-o"), o)
+        subprocess.run(words, cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
+
+    def passes(self, program, order):
+        env = dict(os.environ, QC_SHIM_ORDER=order,
+                   QCONV_LIBCUBLAS=os.path.join(self.folder, "tests/shim/libfake_cublas.so"))
+        try:
+            r = subprocess.run([program], env=env, timeout=TIMEOUT, cwd=self.folder,
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        except subprocess.TimeoutExpired:
+            return False
+        return r.returncode == 0
+
+
+def judge(build, mutant):
+    """How the mutant ended: 'survived', or by what it was found."""
+    with tempfile.TemporaryDirectory(prefix="qconv-mutant-") as overlay:
+        shutil.copytree(os.path.join(ROOT, "kernels"), os.path.join(overlay, "kernels"))
+        os.makedirs(os.path.join(overlay, "tests/shim/include"))
+        text = read(mutant.path)
+        with open(os.path.join(overlay, mutant.path), "w") as f:
+            f.write(text[:mutant.start] + mutant.new + text[mutant.end:])
+        units = ["tests/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
+            else includers(mutant.path)
+        objects = {}
+        for i, unit in enumerate(units):
+            o = build.compile(unit, overlay, os.path.join(overlay, "unit%d.o" % i))
+            if not o:
+                return "does not build"
+            objects[unit] = o
+        topics = []
+        for unit in units:
+            topics += [t for t in TESTS[unit] if t not in topics]
+        for topic in topics:
+            program = os.path.join(overlay, "shim_" + topic)
+            build.link(topic, objects, program)
+            for order in ORDERS:
+                if not build.passes(program, order):
+                    return "found by shim_%s, %s" % (topic, order)
+    return "survived"
+
+
+def harmless_list():
+    """(path, kind, mutated line) -> reason; entries are three lines: path kind, line, reason."""
+    found = {}
+    with open(os.path.join(HERE, "harmless_mutants.txt"), encoding="ascii") as f:
+        text = re.sub(r"^#.*\n", "", f.read(), flags=re.M)
+    for entry in filter(None, (e.strip() for e in text.split("\n\n"))):
+        where, line, reason = (x.strip() for x in entry.split("\n", 2))
+        path, kind = where.split()
+        found[(path, kind, line)] = reason
+    return found
+
+
+def main():
+    p = argparse.ArgumentParser()
+    p.add_argument("--build", required=True)
+    p.add_argument("--kind", action="append", choices=["barrier", "bound", "fragment"])
+    p.add_argument("--file", action="append")
+    p.add_argument("--sample", type=int)
+    p.add_argument("--seed", type=int, default=1)
+    p.add_argument("--list", action="store_true")
+    args = p.parse_args()
+
+    unknown = [k for k in kernel_files() if k.endswith(".cu") and k not in TESTS]
+    if unknown:
+        print("mutate_kernels: which tests are about %s? Say so in TESTS" % ", ".join(unknown))
+        return 1
+    every = [m for path in kernel_files() + [WRAPPERS] for m in mutants_of(path)]
+    harmless = harmless_list()
+    stale = set(harmless) - {(m.path, m.kind, m.result) for m in every}
+    for key in sorted(stale):
+        print("harmless_mutants.txt: no such mutant: %s %s: %s" % key)
+    chosen = [m for m in every if (not args.kind or m.kind in args.kind) and
+              (not args.file or os.path.basename(m.path) in args.file)]
+    if args.sample is not None:
+        random.Random(args.seed).shuffle(chosen)
+        chosen = chosen[:args.sample]
+    if args.list:
+        print("\n".join(map(str, chosen)))
+        return 0
+    build = Build(args.build)
+    counts = {"found": 0, "does not build": 0, "harmless": 0, "survived": 0}
+    for m in chosen:
+        end = judge(build, m)
+        reason = harmless.get((m.path, m.kind, m.result))
+        if end == "survived" and reason:
+            end = "harmless"
+        counts[end if end in counts else "found"] += 1
+        print("%s\n    %s" % (m, end), flush=True)
+    print("%d mutants: %s" % (len(chosen), ", ".join("%d %s" % (n, k)
+                                                     for k, n in counts.items())))
+    return 1 if counts["survived"] or stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
