@@ -113,10 +113,10 @@ QC_DEVICE qc_mma_part qc_mma_part_of(const qc_mma_args &a, unsigned m_tile, unsi
 /* The units (16 bytes) of x that a thread brings to shared memory in every step: of a tile with
  * row_units in a row, unit thread + i * QC_MMA_THREADS, which is always the same column. */
 struct qc_mma_x {
-    const uint16_t *from; /* of unit 0, this step; unit i lies i * apart behind it */
+    const uint16_t *from; /* of unit 0 at k = 0; unit i lies i * apart behind it */
     uint64_t apart;
-    uint64_t k;
-    unsigned there; /* units whose row is < M */
+    unsigned column; /* in k */
+    unsigned there;  /* units whose row is < M */
 };
 
 QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsigned row_units,
@@ -125,8 +125,8 @@ QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsig
     unsigned step = QC_MMA_THREADS / row_units;
     uint64_t row = p.m0 + thread / row_units;
     qc_mma_x v;
-    v.k = p.k_begin + 8 * (thread % row_units);
-    v.from = a.x + row * a.ldx + v.k;
+    v.column = 8 * (thread % row_units);
+    v.from = a.x + row * a.ldx + v.column;
     v.apart = step * a.ldx;
     uint64_t there = row < a.m ? (a.m - row + step - 1) / step : 0;
     v.there = there < 64 ? (unsigned)there : 64; /* more than any tile has */

@@ -62,21 +62,19 @@ template <int m_tile_, bool nf4> struct shape {
                   "the tile's sums lie where x was");
 };
 
-/* The next stage of x; `to`: where the thread's first unit lies in a stage. */
+/* A stage of x from k on; `to`: where the thread's first unit lies in a stage. */
 template <typename S>
-QC_DEVICE void fill_stage(qc_mma_x &from, const qc_mma_args &a, const qc_mma_part &p, uint4 *stage,
-                          unsigned to)
+QC_DEVICE void fill_stage(const qc_mma_x &x, const qc_mma_args &a, const qc_mma_part &p, uint64_t k,
+                          uint4 *stage, unsigned to)
 {
     static_assert(QC_MMA_THREADS / S::row_units % 2 == 0, "the swizzle of a thread's rows is one");
-    bool inside = from.k < p.k_end;
+    bool inside = k + x.column < p.k_end;
 #pragma unroll
     for (int i = 0; i < S::stage_units / QC_MMA_THREADS; i++) {
-        bool there = inside && (unsigned)i < from.there;
-        qc_cp_async_16(stage + to + i * QC_MMA_THREADS, there ? from.from + i * from.apart : a.x,
+        bool there = inside && (unsigned)i < x.there;
+        qc_cp_async_16(stage + to + i * QC_MMA_THREADS, there ? x.from + k + i * x.apart : a.x,
                        there ? 16 : 0);
     }
-    from.from += S::k_step;
-    from.k += S::k_step;
 }
 
 /* Blocks that fit on a multiprocessor by their registers. */
@@ -94,7 +92,6 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     unsigned g = lane / 4, t = lane % 4, warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
     qc_mma_part p = qc_mma_part_of(a, m_tile, S::n_tile);
-    uint64_t steps = (p.k_end - p.k_begin + S::k_step - 1) / S::k_step;
 
     uint64_t n[S::runs], first[S::runs];
 #pragma unroll
@@ -103,28 +100,26 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         n[i] = n[i] < a.n ? n[i] : a.n - 1;
         first[i] = n[i] * a.w.cols;
     }
-    uint64_t k0 = p.k_begin + warp_k * 128 + t * 32; /* of the runs loaded next */
     qc_run<nf4> next[S::runs];
-    auto load_next = [&]() {
-        if (k0 < p.k_end) {
+    auto load_next = [&](uint64_t k) {
+        k += warp_k * 128 + t * 32;
+        if (k < p.k_end) {
 #pragma unroll
             for (int i = 0; i < S::runs; i++)
-                qc_run_load<nf4, aligned>(next[i], a.w, n[i], first[i], k0);
+                qc_run_load<nf4, aligned>(next[i], a.w, n[i], first[i], k);
         } else {
 #pragma unroll
             for (int i = 0; i < S::runs; i++)
                 qc_run_zero(next[i]);
         }
-        k0 += S::k_step;
     };
-    load_next();
+    load_next(p.k_begin);
     qc_mma_x from = qc_mma_x_of(a, p, S::row_units, thread);
     unsigned x_row = thread / S::row_units, x_unit = thread % S::row_units;
     unsigned x_to = x_row * S::row_units + (x_unit ^ (x_unit >> 3 & 1u) ^ (x_row & 1u) << 1);
 #pragma unroll
     for (int i = 0; i < S::stages - 1; i++) {
-        if ((uint64_t)i < steps)
-            fill_stage<S>(from, a, p, sh.x + i * S::stage_units, x_to);
+        fill_stage<S>(from, a, p, p.k_begin + i * S::k_step, sh.x + i * S::stage_units, x_to);
         qc_cp_async_commit();
     }
     qc_run_power power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0);
@@ -141,18 +136,17 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     unsigned x_at = g * S::row_units + warp_k * 16 + t * 4;
     unsigned x_swizzle = t >> 1 ^ (g & 1u) << 1;
     unsigned slot = 0, slot_ahead = S::stages - 1;
-    for (uint64_t step = 0; step < steps; step++) {
+    for (uint64_t k = p.k_begin; k < p.k_end; k += S::k_step) {
         qc_run<nf4> run[S::runs];
         qc_run_scales by[S::runs];
 #pragma unroll
         for (int i = 0; i < S::runs; i++)
             run[i] = next[i];
-        if (step + 1 < steps)
-            load_next();
+        load_next(k + S::k_step);
         qc_cp_async_wait<S::stages - 2>();
         __syncthreads(); /* this stage is whole, and all are done with the one before it */
-        if (step + S::stages - 1 < steps)
-            fill_stage<S>(from, a, p, sh.x + slot_ahead * S::stage_units, x_to);
+        fill_stage<S>(from, a, p, k + (S::stages - 1) * S::k_step,
+                      sh.x + slot_ahead * S::stage_units, x_to);
         qc_cp_async_commit();
 #pragma unroll
         for (int i = 0; i < S::runs; i++)

@@ -74,17 +74,15 @@ constexpr int blocks_of(int m_tile, bool aligned)
 }
 
 template <typename S>
-QC_DEVICE void load_x(uint4 held[S::units], qc_mma_x &from, const qc_mma_part &p)
+QC_DEVICE void load_x(uint4 held[S::units], const qc_mma_x &x, const qc_mma_part &p, uint64_t k)
 {
-    bool inside = from.k < p.k_end;
+    bool inside = k + x.column < p.k_end;
 #pragma unroll
     for (int i = 0; i < S::units; i++) {
         held[i].x = held[i].y = held[i].z = held[i].w = 0;
-        if (inside && (unsigned)i < from.there)
-            held[i] = *reinterpret_cast<const uint4 *>(from.from + i * from.apart);
+        if (inside && (unsigned)i < x.there)
+            held[i] = *reinterpret_cast<const uint4 *>(x.from + k + i * x.apart);
     }
-    from.from += S::k_step;
-    from.k += S::k_step;
 }
 
 /* to: where the thread's first unit lies. */
@@ -106,7 +104,6 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     unsigned q = lane % 16 / 4, half = q % 2, line = lane % 4 + lane / 16 * 4;
     unsigned warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
     qc_mma_part p = qc_mma_part_of(a, m_tile, S::n_tile);
-    uint64_t steps = (p.k_end - p.k_begin + S::k_step - 1) / S::k_step;
 
     uint64_t n[S::b_tiles], first[S::b_tiles];
 #pragma unroll
@@ -115,26 +112,25 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         n[r] = n[r] < a.n ? n[r] : a.n - 1;
         first[r] = n[r] * a.w.cols;
     }
-    uint64_t k0 = p.k_begin + warp_k * 64 + half * 32; /* of the runs loaded next */
     qc_run<nf4> next[S::b_tiles];
-    auto load_next = [&]() {
-        if (k0 < p.k_end) {
+    auto load_next = [&](uint64_t k) {
+        k += warp_k * 64 + half * 32;
+        if (k < p.k_end) {
 #pragma unroll
             for (int r = 0; r < S::b_tiles; r++)
-                qc_run_load<nf4, aligned>(next[r], a.w, n[r], first[r], k0);
+                qc_run_load<nf4, aligned>(next[r], a.w, n[r], first[r], k);
         } else {
 #pragma unroll
             for (int r = 0; r < S::b_tiles; r++)
                 qc_run_zero(next[r]);
         }
-        k0 += S::k_step;
     };
-    load_next();
+    load_next(p.k_begin);
     uint4 held[S::units];
     qc_mma_x from = qc_mma_x_of(a, p, S::row_units, thread);
     unsigned x_row = thread / S::row_units;
     unsigned x_to = x_row * S::row_units + (thread % S::row_units ^ (x_row & 3u));
-    load_x<S>(held, from, p);
+    load_x<S>(held, from, p, p.k_begin);
     qc_run_power power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0);
     qc_run_fill(sh.t, a.w, thread, QC_MMA_THREADS);
     unsigned look = qc_run_lane(sh.t, lane);
@@ -150,17 +146,15 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
 
     unsigned x_at = line * S::row_units + warp_k * 8 + half * 4;
     unsigned buffer = 0;
-    for (uint64_t step = 0; step < steps; step++) {
+    for (uint64_t k = p.k_begin; k < p.k_end; k += S::k_step) {
         store_x<S>(sh.x + buffer * S::buffer_units, held, x_to);
         qc_run<nf4> run[S::b_tiles];
         qc_run_scales by[S::b_tiles];
 #pragma unroll
         for (int r = 0; r < S::b_tiles; r++)
             run[r] = next[r];
-        if (step + 1 < steps) {
-            load_next();
-            load_x<S>(held, from, p);
-        }
+        load_next(k + S::k_step);
+        load_x<S>(held, from, p, k + S::k_step);
         __syncthreads(); /* this buffer is whole, and all are done with the other */
 #pragma unroll
         for (int r = 0; r < S::b_tiles; r++)

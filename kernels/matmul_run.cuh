@@ -177,26 +177,26 @@ QC_DEVICE unsigned qc_run_lane(const qc_run_pairs &, unsigned lane)
     return lane % 16 * 8;
 }
 
-/* Bits from .. of q that mask (already at bit 7, where tables have rows of 128 bytes) selects. In
- * unrolled loops `from` is a constant and this a shift and, with the lane's bytes, one LOP3. */
-QC_DEVICE unsigned qc_run_row(uint32_t q, int from, uint32_t mask)
+/* A lane's bytes within the row that bits from .. of q choose; mask: those bits, at bit 7, where
+ * tables have rows of 128 bytes. In unrolled loops a shift and one LOP3. */
+QC_DEVICE unsigned qc_run_row(uint32_t q, int from, uint32_t mask, unsigned lane)
 {
-    return (from < 7 ? q << (7 - from) : q >> (from - 7)) & mask;
+    return qc_and_or(from < 7 ? q << (7 - from) : q >> (from - 7), mask, lane);
 }
 
 /* The two codes of byte b of q. lane: of qc_run_lane. */
 QC_DEVICE qc_run_two qc_run_look(const qc_run_pairs &t, unsigned lane, uint32_t q, int b)
 {
     const unsigned char *p = reinterpret_cast<const unsigned char *>(t.value);
-    return *reinterpret_cast<const qc_run_two *>(p + (qc_run_row(q, 8 * b, 0x7f80u) | lane));
+    return *reinterpret_cast<const qc_run_two *>(p + qc_run_row(q, 8 * b, 0x7f80u, lane));
 }
 
 QC_DEVICE qc_run_two qc_run_look(const qc_run_singles &t, unsigned lane, uint32_t q, int b)
 {
     const unsigned char *p = reinterpret_cast<const unsigned char *>(t.value);
     qc_run_two v;
-    v.even = *reinterpret_cast<const float *>(p + (qc_run_row(q, 8 * b + 4, 0x780u) | lane));
-    v.odd = *reinterpret_cast<const float *>(p + (qc_run_row(q, 8 * b, 0x780u) | lane));
+    v.even = *reinterpret_cast<const float *>(p + qc_run_row(q, 8 * b + 4, 0x780u, lane));
+    v.odd = *reinterpret_cast<const float *>(p + qc_run_row(q, 8 * b, 0x780u, lane));
     return v;
 }
 

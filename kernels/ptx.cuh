@@ -79,6 +79,17 @@ QC_DEVICE void qc_ldmatrix_x4(uint32_t r[4], const void *row)
 #endif
 }
 
+/* ---- bits ------------------------------------------------------------------------------------ */
+
+/* (a & mask) | b in one instruction. The compiler makes two of it where it sees that no bit meets
+ * another, for then it adds. */
+QC_DEVICE uint32_t qc_and_or(uint32_t a, uint32_t mask, uint32_t b)
+{
+    uint32_t v;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(v) : "r"(a), "r"(mask), "r"(b));
+    return v;
+}
+
 /* ---- matrix products: d += a * b, float16 in, float accumulators ----------------------------- */
 
 /* mma.m8n8k4 (sm_70): four products, one per quad pair: lanes 4q .. 4q+3 and 16+4q .. 16+4q+3. With

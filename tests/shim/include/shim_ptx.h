@@ -211,6 +211,11 @@ static inline uint32_t qc_half2_mul(uint32_t a, uint32_t b)
     return qc_shim::half2(a, b, [](double x, double y) { return x * y; });
 }
 
+static inline uint32_t qc_and_or(uint32_t a, uint32_t mask, uint32_t b)
+{
+    return (a & mask) | b;
+}
+
 static inline uint32_t qc_half2_sub(uint32_t a, uint32_t b)
 {
     return qc_shim::half2(a, b, [](double x, double y) { return x - y; });
