@@ -58,11 +58,11 @@ FRAGMENT = [("lane / 4", "lane % 8"), ("lane % 4", "lane / 8"), ("2 * t + h", "2
 
 class Mutant:
     def __init__(self, path, kind, start, end, text, new):
-        self.path, self.kind, self.start, self.end, self.new = path, kind, start, end, new
+        self.path, self.kind = path, kind
+        self.text = text[:start] + new + text[end:]  # of the whole file
         self.line = text.count("\n", 0, start) + 1
         begin = text.rfind("\n", 0, start) + 1
         stop = text.find("\n", start)
-        self.code = text[begin:stop].strip()
         self.result = (text[begin:start] + new + text[end:stop]).strip()
 
     def __str__(self):
@@ -187,9 +187,8 @@ def judge(build, mutant):
     with tempfile.TemporaryDirectory(prefix="qconv-mutant-") as overlay:
         shutil.copytree(os.path.join(ROOT, "kernels"), os.path.join(overlay, "kernels"))
         os.makedirs(os.path.join(overlay, "tests/shim/include"))
-        text = read(mutant.path)
         with open(os.path.join(overlay, mutant.path), "w") as f:
-            f.write(text[:mutant.start] + mutant.new + text[mutant.end:])
+            f.write(mutant.text)
         units = ["tests/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
             else includers(mutant.path)
         objects = {}
