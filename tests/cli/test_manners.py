@@ -35,7 +35,7 @@ class Manners(QconvCase):
             r = self.run_qconv(flag, "--to", "nf4", "m", "o")
             self.assertEqual((r.returncode, r.stderr.count(b"\n")), (0, lines), r.stderr)
             self.assertRegex(r.stderr, rb"\Aqconv: \d+ tensors become \d+ in 1 shards; model type "
-                                       rb"llama; threads \d+, code path \w+\n")
+                                       rb"llama; threads \d+, code path \w+, quantizing on \w+[^\n]*\n")
         self.assertRegex(r.stderr, rb"\nqconv: model\.\S+: nf4, relative MSE \S+, largest error ")
         for args in [["verify", "-v", "o"], ["unpack", "-v", "o", "p"]]:
             r = self.run_qconv(*args)
