@@ -396,9 +396,9 @@ QC_DEVICE qc_run_two qc_run_pair(const qc_run<nf4> &r, const qc_run_scales &s, c
         v = qc_run_look(t, lane, r.q[j / 4], j % 4);
     } else {
         uint32_t q = r.q[j / 2] ^ 0x80808080u;
-        int at = j % 2 * 16;
-        float even = __uint_as_float((q >> at & 0xffu) | 0x4b000000u);
-        float odd = __uint_as_float((q >> (at + 8) & 0xffu) | 0x4b000000u);
+        unsigned at = j % 2 * 2; /* byte `at` below the upper three bytes of 2^23; the next one */
+        float even = __uint_as_float(__byte_perm(q, 0x4b000000u, 0x7540u | at));
+        float odd = __uint_as_float(__byte_perm(q, 0x4b000000u, 0x7540u | (at + 1)));
         v.even = __fmul_rn(__fadd_rn(even, -8388736.0f), s.first);
         v.odd = __fmul_rn(__fadd_rn(odd, -8388736.0f), s.first);
     }
