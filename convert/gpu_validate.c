@@ -138,7 +138,8 @@ static qc_status plan_memory(comparison *w, int timed, qc_error *err)
     quantized = qc_sat_add(w->raw_bytes, w->prepared_bytes);
     weights = qc_sat_add(w->dense_bytes, quantized);
     uint64_t rows = qc_sat_mul(w->most, 2 * sizeof(uint16_t));
-    uint64_t rest = qc_sat_add(qc_sat_mul(rows, w->n), qc_sat_mul(rows, w->k));
+    uint64_t rest = qc_sat_mul(qc_sat_mul(in->rows, w->k), sizeof(uint16_t));
+    rest = qc_sat_add(rest, qc_sat_mul(rows, w->n));
     rest = qc_sat_add(rest, qc_sat_mul(w->n, EDGE_ROWS * sizeof(double)));
     /* For the largest m the workspace holds dequantized rows; a part of them is enough. */
     rest = qc_sat_add(rest, w->dense_bytes);
@@ -162,7 +163,7 @@ static qc_status make_room(comparison *w, qc_error *err)
     size_t edge = (size_t)(EDGE_ROWS * w->n);
     void *v = NULL;
     QC_TRY(take(w, &w->dense, qc_sat_mul(w->dense_bytes, w->dense_copies), err));
-    QC_TRY(take(w, &w->x, qc_sat_mul(w->most, row), err));
+    QC_TRY(take(w, &w->x, qc_sat_mul(w->in->rows, row), err));
     QC_TRY(take(w, &w->y, y, err));
     QC_TRY(take(w, &w->z, y, err));
     QC_TRY(take(w, &w->sums, edge * sizeof(double), err));
@@ -265,22 +266,31 @@ static qc_status make_workspace(comparison *w, qc_error *err)
 
 /* ---- the two contenders --------------------------------------------------------------------- */
 
-static qc_matmul_io io_of(const comparison *w, uint64_t m, void *y)
-{
-    return (qc_matmul_io){
-        .m = m, .x = w->x, .x_dtype = w->in->dtype, .y = y, .y_dtype = w->in->dtype};
-}
-
 typedef struct {
     comparison *w;
-    uint64_t m;
+    const qc_gpu_compared *q;
 } launching;
+
+/* Row `row` of those asked for. */
+static const uint16_t *x_at(const comparison *w, const qc_gpu_compared *q, uint64_t row)
+{
+    return (const uint16_t *)w->x + (q->first + row) * w->k;
+}
+
+static qc_matmul_io io_of(const launching *l, void *y)
+{
+    return (qc_matmul_io){.m = l->q->m,
+                          .x = x_at(l->w, l->q, 0),
+                          .x_dtype = l->w->in->dtype,
+                          .y = y,
+                          .y_dtype = l->w->in->dtype};
+}
 
 static qc_status launch_quantized(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
     const launching *l = ctx;
     comparison *w = l->w;
-    qc_matmul_io io = io_of(w, l->m, w->y);
+    qc_matmul_io io = io_of(l, w->y);
     return qc_matmul_run(w->c->gpu.handle, &w->weights[copy], &io, QC_MATMUL_AUTO, w->workspace,
                          w->workspace_bytes, s, err);
 }
@@ -289,7 +299,7 @@ static qc_status launch_dense(void *ctx, uint32_t copy, qc_cuda_stream s, qc_err
 {
     const launching *l = ctx;
     comparison *w = l->w;
-    qc_matmul_io io = io_of(w, l->m, w->z);
+    qc_matmul_io io = io_of(l, w->z);
     return qc_matmul_dense(w->c->gpu.handle, w->dense + copy * w->dense_bytes, w->n, w->k, &io, s,
                            err);
 }
@@ -323,13 +333,12 @@ static void add_errors(const comparison *w, uint64_t rows, qc_gpu_compared *out)
 }
 
 /* Without cuBLAS: sums in double of the original weights, rounded. */
-static qc_status dense_by_hand(comparison *w, uint64_t first, uint64_t rows, qc_error *err)
+static qc_status dense_by_hand(comparison *w, const uint16_t *x, uint64_t rows, qc_error *err)
 {
     const qc_bench_gpu *g = &w->c->gpu;
     size_t outputs = (size_t)(rows * w->n);
-    QC_TRY(qc_matmul_reference(g->handle, NULL, w->dense, w->in->dtype, w->n, w->k,
-                               (const uint16_t *)w->x + first * w->k, w->in->dtype, rows, w->sums,
-                               g->stream, err));
+    QC_TRY(qc_matmul_reference(g->handle, NULL, w->dense, w->in->dtype, w->n, w->k, x, w->in->dtype,
+                               rows, w->sums, g->stream, err));
     QC_TRY(qc_cuda_to_host(w->host_sums, w->sums, outputs * sizeof(double), g->stream, err));
     QC_TRY(qc_cuda_stream_synchronize(g->stream, err));
     for (size_t i = 0; i < outputs; i++)
@@ -350,10 +359,9 @@ static qc_status look_at(comparison *w, uint64_t first, uint64_t rows, int has_g
         QC_TRY(qc_cuda_to_host(w->host_z, (const uint16_t *)w->z + at, outputs * sizeof(uint16_t),
                                g->stream, err));
     else
-        QC_TRY(dense_by_hand(w, first, rows, err));
+        QC_TRY(dense_by_hand(w, x_at(w, out, first), rows, err));
     QC_TRY(qc_matmul_reference(g->handle, &w->stored, NULL, QC_DTYPE_F32, w->n, w->k,
-                               (const uint16_t *)w->x + first * w->k, w->in->dtype, rows, w->sums,
-                               g->stream, err));
+                               x_at(w, out, first), w->in->dtype, rows, w->sums, g->stream, err));
     QC_TRY(qc_cuda_to_host(w->host_sums, w->sums, outputs * sizeof(double), g->stream, err));
     QC_TRY(qc_cuda_to_host(w->host_y, (const uint16_t *)w->y + at, outputs * sizeof(uint16_t),
                            g->stream, err));
@@ -369,7 +377,7 @@ static int has_gemm(const comparison *w)
 
 static qc_status find_errors(comparison *w, qc_gpu_compared *out, qc_error *err)
 {
-    launching l = {w, out->m};
+    launching l = {w, out};
     uint64_t head = out->m < EDGE_ROWS ? out->m : EDGE_ROWS;
     uint64_t tail = out->m - head < EDGE_ROWS ? out->m - head : EDGE_ROWS;
     QC_TRY(launch_quantized(&l, 0, w->c->gpu.stream, err));
@@ -414,7 +422,7 @@ static qc_status find_path(const comparison *w, qc_gpu_compared *out, qc_error *
 static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
 {
     qc_bench_gpu *g = &w->c->gpu;
-    launching l = {w, out->m};
+    launching l = {w, out};
     uint32_t contenders = has_gemm(w) ? 2 : 1;
     qc_bench_contender c[2] = {
         {.launch = launch_quantized, .ctx = &l, .copies = w->copies, .least = LEAST},
@@ -444,21 +452,24 @@ static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, int timed, qc_error *err)
+static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, qc_error *err)
 {
+    int timed = 0;
+    for (unsigned i = 0; i < count; i++)
+        timed |= out[i].timed;
     QC_TRY(qc_cuda_use(&w->c->gpu.device, err));
     QC_TRY(plan_memory(w, timed, err));
     QC_TRY(make_room(w, err));
     QC_TRY(upload_dense(w, err));
     QC_TRY(upload_quantized(w, err));
     QC_TRY(make_workspace(w, err));
-    QC_TRY(qc_cuda_to_device(w->x, w->in->x, (size_t)(w->most * w->k) * sizeof(uint16_t),
+    QC_TRY(qc_cuda_to_device(w->x, w->in->x, (size_t)(w->in->rows * w->k) * sizeof(uint16_t),
                              w->c->gpu.stream, err));
     for (unsigned i = 0; i < count; i++) {
-        out[i] = (qc_gpu_compared){.m = out[i].m};
+        out[i] = (qc_gpu_compared){.m = out[i].m, .first = out[i].first, .timed = out[i].timed};
         QC_TRY(find_path(w, &out[i], err));
         QC_TRY(find_errors(w, &out[i], err));
-        if (timed)
+        if (out[i].timed)
             QC_TRY(find_times(w, &out[i], err));
     }
     return QC_OK;
@@ -470,7 +481,7 @@ qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu
     comparison w = {.c = c, .in = in, .n = in->w->rows, .k = in->w->cols};
     for (unsigned i = 0; i < count; i++)
         w.most = out[i].m > w.most ? out[i].m : w.most;
-    qc_status st = run(&w, out, count, timed, err);
+    qc_status st = run(&w, out, count, err);
     qc_error late = {0};
     qc_status ended = qc_cuda_stream_synchronize(c->gpu.stream, &late);
     if (st == QC_OK && ended != QC_OK) {

@@ -10,7 +10,6 @@ QC_NODISCARD qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cu
 void qc_gpu_comparer_destroy(qc_gpu_comparer *c);
 const char *qc_gpu_comparer_no_gemm(const qc_gpu_comparer *c);
 QC_NODISCARD qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in,
-                                      qc_gpu_compared *out, unsigned count, int timed,
-                                      qc_error *err);
+                                      qc_gpu_compared *out, unsigned count, qc_error *err);
 
 #endif

@@ -57,6 +57,49 @@ typedef struct {
     qc_status (*ring_finish)(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, qc_error *err);
 } qc_gpu_quantizer;
 
+/* ---- comparing a layer with its original (gpu_validate.c) ---- */
+
+/* What one size of batch came to. Sums of squares are over all outputs of the rows looked at: with
+ * Y the quantized matmul's result, Z cuBLAS' with the original weights (sums in double, rounded,
+ * where there is no cuBLAS), S sums in double of the quantized weights. */
+typedef struct {
+    uint64_t m, first; /* rows [first, first + m) of x: the question, as is timed */
+    int timed;
+    const char *path;    /* "gemv", ... */
+    double seconds;      /* median; 0: not timed */
+    double fp16_seconds; /* likewise; 0 without cuBLAS */
+    double
+        floor_seconds; /* no implementation is faster here: memory and tensor cores as measured */
+    double output_ee, output_xx, output_max; /* Y - Z, Z, largest |Y - Z| */
+    double kernel_ee, kernel_xx, kernel_max; /* Y - S, S, largest |Y - S| */
+    uint64_t outputs;                        /* looked at */
+} qc_gpu_compared;
+
+typedef struct {
+    const qc_weights *w; /* in host memory */
+    uint64_t codes_bytes, scales_bytes, nested_bytes;
+    qc_dtype dtype; /* F16 or BF16: x, results and the original weights */
+    const void *x;  /* host, [rows, cols] */
+    uint64_t rows;
+    /* Rows [first, first + count) of the original weights in dtype. */
+    qc_status (*read)(void *ctx, uint64_t first, uint64_t count, void *out, qc_error *err);
+    void *ctx;
+} qc_gpu_comparison;
+
+typedef struct qc_gpu_comparer qc_gpu_comparer;
+
+typedef struct {
+    /* Measures the device's roof first. */
+    qc_status (*create)(qc_gpu_comparer **out, const qc_cuda_device *device, qc_error *err);
+    void (*destroy)(qc_gpu_comparer *c); /* accepts NULL */
+    /* Why times against fp16 cannot be taken, or NULL. */
+    const char *(*no_gemm)(const qc_gpu_comparer *c);
+    /* Answers each of out. QC_ERR_NOMEM when the device has no room for the layer: nothing is lost,
+     * others may follow. */
+    qc_status (*compare)(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
+                         unsigned count, qc_error *err);
+} qc_gpu_validator;
+
 /* ---- all of it ---- */
 
 typedef struct {

@@ -229,11 +229,11 @@ static qc_status add_blocks(page *p, qc_error *err)
         last_x = x_of(p, i);
         QC_TRY(qc_strbuf_addf(p->out, err,
                               "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%lu</text>",
-                              last_x, HEIGHT - BOTTOM + 16.0, block));
+                              last_x, HEIGHT - BOTTOM + 22.0, block));
     }
     return qc_strbuf_addf(p->out, err,
                           "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">block</text>\n",
-                          LEFT - 6.0, HEIGHT - BOTTOM + 16.0);
+                          LEFT - 6.0, HEIGHT - BOTTOM + 22.0);
 }
 
 static qc_status add_series(page *p, const plot *g, unsigned s, qc_error *err)

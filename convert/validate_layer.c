@@ -251,7 +251,6 @@ static void finish(const job *j, qc_validate_layer *out)
     }
     double count = (double)n * (double)j->in->rows;
     out->x_dtype = j->in->dtype;
-    out->x_rows = j->in->rows;
     out->weight_error = qc_validate_ratio(all.weight_ee, all.weight_xx);
     out->weight_max = all.weight_max;
     out->max_row = j->pair->transpose ? col : row;

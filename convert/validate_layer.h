@@ -45,7 +45,6 @@ typedef struct {
     const char *device;  /* "cpu", "cuda:0" */
     const char *note;    /* NULL, or why it ran on another device than the rest */
     qc_dtype x_dtype;
-    uint64_t x_rows;
     double weight_error, weight_max;
     uint64_t max_row, max_col;       /* as the tensor lies in MODEL */
     double output_error, output_max; /* max: the largest |Y - Z| over the root mean square of Z */

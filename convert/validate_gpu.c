@@ -1,0 +1,215 @@
+#include "convert/validate_gpu.h"
+
+#include "base/alloc.h"
+#include "convert/device_choice.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_options *o, qc_arena *arena,
+                               qc_error *err)
+{
+    qc_devices devices;
+    memset(g, 0, sizeof *g);
+    g->name = "cpu";
+    g->m = o->m;
+    g->m_count = o->m_count;
+    QC_TRY(qc_devices_choose(&devices, o->run_device, UINT64_MAX, arena, err));
+    if (devices.gpu_count == 0)
+        return qc_arena_printf(arena, &g->left_out, err,
+                               "left out: the GPU's kernels and their times against fp16 (%s)",
+                               devices.why);
+    g->device = devices.gpus[0];
+    g->work = devices.work;
+    qc_status st = g->work->validator.create(&g->comparer, &g->device, err);
+    if (st != QC_OK && !devices.wished) {
+        qc_error why = {0};
+        if (err)
+            why = *err;
+        return qc_arena_printf(arena, &g->left_out, err,
+                               "left out: the GPU's kernels and their times against fp16 (%s)",
+                               why.msg);
+    }
+    QC_TRY(st);
+    g->on = 1;
+    QC_TRY(qc_arena_printf(arena, &g->device_name, err, "cuda:%d", g->device.index));
+    QC_TRY(qc_arena_printf(arena, &g->name, err, "%s (%s)", g->device_name, g->device.name));
+    const char *no_gemm = g->work->validator.no_gemm(g->comparer);
+    if (no_gemm)
+        return qc_arena_printf(arena, &g->left_out, err, "left out: times of fp16 (%s)", no_gemm);
+    return QC_OK;
+}
+
+void qc_validate_gpu_close(qc_validate_gpu *g)
+{
+    if (g->work)
+        g->work->validator.destroy(g->comparer);
+    memset(g, 0, sizeof *g);
+}
+
+qc_dtype qc_validate_gpu_x_dtype(const qc_validate_gpu *g, qc_dtype dtype)
+{
+    return g->on && g->device.sm < 80 ? QC_DTYPE_F16 : dtype;
+}
+
+/* ---- original rows in 16 bit ---------------------------------------------------------------- */
+
+typedef struct {
+    const qc_validate_tools *tools;
+    const qc_validate_pair *pair;
+    qc_validate_source *source;
+    void *whole;
+    qc_dtype dtype;
+    float *room;
+    uint64_t room_rows;
+} rows_reader;
+
+static qc_status read_rows(void *ctx, uint64_t first, uint64_t count, void *out, qc_error *err)
+{
+    rows_reader *r = ctx;
+    uint64_t cols = r->pair->cols, overflow = UINT64_MAX;
+    for (uint64_t at = 0; at < count; at += r->room_rows) {
+        uint64_t n = count - at < r->room_rows ? count - at : r->room_rows;
+        QC_TRY(qc_validate_source_read(r->source, first + at, n, r->room, err));
+        r->tools->ops->cast(r->room, QC_DTYPE_F32, n * cols, (uint16_t *)out + at * cols, r->dtype,
+                            &overflow);
+        if (overflow != UINT64_MAX)
+            QC_FAIL(err, QC_ERR_RANGE, "a weight is too large for %s", qc_dtype_name(r->dtype));
+    }
+    return QC_OK;
+}
+
+static qc_status reader_open(rows_reader *r, const qc_validate_tools *tools,
+                             const qc_validate_pair *p, qc_dtype dtype, qc_error *err)
+{
+    void *v = NULL;
+    memset(r, 0, sizeof *r);
+    r->tools = tools;
+    r->pair = p;
+    r->dtype = dtype;
+    r->room_rows = ((uint64_t)1 << 20) / p->cols + 1;
+    if (p->transpose)
+        QC_TRY(qc_validate_whole(&r->whole, tools, p, err));
+    QC_TRY(qc_malloc(&v, (size_t)(r->room_rows * p->cols) * sizeof(float), err));
+    r->room = v;
+    return qc_validate_source_open(&r->source, tools, p, r->whole, err);
+}
+
+static void reader_close(rows_reader *r)
+{
+    qc_validate_source_close(r->source);
+    qc_free(r->room);
+    qc_free(r->whole);
+}
+
+/* ---- a layer -------------------------------------------------------------------------------- */
+
+static void take(qc_validate_layer *l, const qc_gpu_compared *errors, const qc_gpu_compared *timed,
+                 qc_validate_time *times, unsigned count)
+{
+    double outputs = (double)errors->outputs;
+    l->output_error = qc_validate_ratio(errors->output_ee, errors->output_xx);
+    l->kernel_error = qc_validate_ratio(errors->kernel_ee, errors->kernel_xx);
+    l->output_max =
+        errors->output_max == 0.0 ? 0.0 : errors->output_max / sqrt(errors->output_xx / outputs);
+    l->kernel_max =
+        errors->kernel_max == 0.0 ? 0.0 : errors->kernel_max / sqrt(errors->kernel_xx / outputs);
+    for (unsigned i = 0; i < count; i++)
+        times[i] = (qc_validate_time){
+            .m = timed[i].m,
+            .path = timed[i].path,
+            .seconds = timed[i].seconds,
+            .fp16_seconds = timed[i].fp16_seconds,
+            .roof = timed[i].seconds > 0.0 ? timed[i].floor_seconds / timed[i].seconds : 0.0,
+            .output_error = qc_validate_ratio(timed[i].output_ee, timed[i].output_xx),
+            .kernel_error = qc_validate_ratio(timed[i].kernel_ee, timed[i].kernel_xx)};
+    l->times = times;
+    l->time_count = count;
+}
+
+/* Rows for the errors, then rows for the times; captured ones are spread over what there is, so the
+ * latter do not begin with the former. */
+static qc_status make_rows(void **out, qc_validate_input *in, const qc_validate_pair *p,
+                           qc_dtype dtype, uint64_t most, qc_error *err)
+{
+    uint64_t row = p->cols * sizeof(uint16_t);
+    QC_TRY(qc_validate_input_make(in, p->name, dtype, most, p->cols, err));
+    QC_TRY(qc_malloc(out, (size_t)((QC_VALIDATE_ROWS + most) * row), err));
+    memcpy((unsigned char *)*out + QC_VALIDATE_ROWS * row, in->x, (size_t)(most * row));
+    QC_TRY(qc_validate_input_make(in, p->name, dtype, QC_VALIDATE_ROWS, p->cols, err));
+    memcpy(*out, in->x, (size_t)(QC_VALIDATE_ROWS * row));
+    return QC_OK;
+}
+
+static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_validate_tools *tools,
+                         const qc_validate_weights *w, qc_validate_input *in, qc_arena *arena,
+                         qc_error *err)
+{
+    const qc_validate_pair *p = l->pair;
+    void *v = NULL, *x = NULL;
+    uint64_t most = 1;
+    rows_reader reader;
+    QC_TRY(qc_arena_alloc(arena, &v, g->m_count + 1, sizeof(qc_gpu_compared), err));
+    qc_gpu_compared *asked = v;
+    QC_TRY(qc_arena_alloc(arena, &v, g->m_count, sizeof(qc_validate_time), err));
+    qc_validate_time *times = v;
+    asked[0] = (qc_gpu_compared){.m = QC_VALIDATE_ROWS};
+    for (unsigned i = 0; i < g->m_count; i++) {
+        asked[i + 1] = (qc_gpu_compared){.m = g->m[i], .first = QC_VALIDATE_ROWS, .timed = 1};
+        most = g->m[i] > most ? g->m[i] : most;
+    }
+    qc_dtype dtype = qc_validate_gpu_x_dtype(g, qc_validate_x_dtype(p->dtype));
+    qc_status st = reader_open(&reader, tools, p, dtype, err);
+    if (st == QC_OK)
+        st = make_rows(&x, in, p, dtype, most, err);
+    const qc_gpu_comparison c = {.w = &w->w,
+                                 .codes_bytes = w->codes_bytes,
+                                 .scales_bytes = w->scales_bytes,
+                                 .nested_bytes = w->nested_bytes,
+                                 .dtype = dtype,
+                                 .x = x,
+                                 .rows = QC_VALIDATE_ROWS + most,
+                                 .read = read_rows,
+                                 .ctx = &reader};
+    if (st == QC_OK)
+        st = g->work->validator.compare(g->comparer, &c, asked, g->m_count + 1, err);
+    qc_free(x);
+    reader_close(&reader);
+    QC_TRY(st);
+    l->device = g->device_name;
+    l->x_dtype = dtype;
+    take(l, &asked[0], asked + 1, times, g->m_count);
+    return QC_OK;
+}
+
+/* The CPU can do without the GPU what does not fit there, or is beyond float16. */
+static int is_for_the_cpu(qc_status st)
+{
+    return st == QC_ERR_NOMEM || st == QC_ERR_RANGE;
+}
+
+qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
+                                  const qc_validate_tools *tools, const qc_validate_weights *w,
+                                  qc_validate_input *in, qc_arena *arena, qc_error *err)
+{
+    qc_error why = {0};
+    qc_dtype dtype = qc_validate_x_dtype(l->pair->dtype);
+    if (!g->on)
+        return QC_OK;
+    qc_status st = compare(g, l, tools, w, in, arena, &why);
+    if (st == QC_OK)
+        return QC_OK;
+    if (!is_for_the_cpu(st)) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    QC_TRY(
+        qc_arena_printf(arena, &l->note, err, "measured on the CPU, without times: %s", why.msg));
+    qc_validate_tools whole = *tools;
+    whole.weights_only = 0;
+    whole.progress = NULL;
+    QC_TRY(qc_validate_input_make(in, l->pair->name, dtype, QC_VALIDATE_ROWS, l->pair->cols, err));
+    return qc_validate_measure(l, &whole, l->pair, &w->w, in, err);
+}
