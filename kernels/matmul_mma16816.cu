@@ -8,9 +8,9 @@
  * warps = warps_n x warps_k: a warp has 32 rows of W (two A tiles) and 128 of each k_step.
  *
  *      m_tile  warps n x k  n_tile  k_step  stages  x ring   NF4 table  shared NF4 / int8
- *         8       2 x 4        64     512      3     24 KB    32 KB       58.1 / 25.1 KB
- *        16       2 x 4        64     512      3     48 KB    32 KB       82.1 / 49.1 KB
- *        32       4 x 2       128     256      3     48 KB    32 KB       82.1 / 49.1 KB
+ *         8       2 x 4        64     512      3     24 KB    32 KB       57.1 / 25.1 KB
+ *        16       2 x 4        64     512      3     48 KB    32 KB       81.1 / 49.1 KB
+ *        32       4 x 2       128     256      3     48 KB    32 KB       81.1 / 49.1 KB
  *        64       4 x 2       128     256      2     64 KB     2 KB       67.1 / 65.1 KB
  *
  * Thread to data. With g = lane / 4, t = lane % 4: the lane owns rows g, g + 8, g + 16, g + 24 of
