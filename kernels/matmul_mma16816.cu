@@ -5,27 +5,31 @@
  * passing through shared memory.
  *
  * Tile of a block: m_tile rows of x (8, 16, 32, 64) by n_tile rows of W, k_step of k at a time. 8
- * warps = warps_n x warps_k: a warp has 32 rows of W (two A tiles) and 128 of each k_step.
+ * warps = warps_n x warps_k: a warp has 128 of each k_step and a_tiles times 16 rows of W. a_tiles
+ * is 2 for NF4 and 1 for int8, so that a lane reads 64 bytes per step either way.
  *
- *      m_tile  warps n x k  n_tile  k_step  stages  x ring   NF4 table  shared NF4 / int8
- *         8       2 x 4        64     512      3     24 KB    32 KB       57.1 / 25.1 KB
- *        16       2 x 4        64     512      3     48 KB    32 KB       81.1 / 49.1 KB
- *        32       4 x 2       128     256      3     48 KB    32 KB       81.1 / 49.1 KB
- *        64       4 x 2       128     256      2     64 KB     2 KB       67.1 / 65.1 KB
+ *      m_tile  warps n x k  n_tile NF4 / int8  k_step  stages  x ring   NF4 table  shared, KB
+ *         8       2 x 4         64 / 32          512      3     24 KB    32 KB     57.1 / 25.1
+ *        16       2 x 4         64 / 32          512      3     48 KB    32 KB     81.1 / 49.1
+ *        32       4 x 2        128 / 64          256      3     48 KB    32 KB     81.1 / 49.1
+ *        64       4 x 2        128 / 64          256      2     64 KB     2 KB     67.1 / 65.1
  *
- * Thread to data. With g = lane / 4, t = lane % 4: the lane owns rows g, g + 8, g + 16, g + 24 of
- * the warp's 32 and, of each, the run (matmul_run.cuh) 32 t .. 32 t + 31 of the warp's 128 k: the
- * quad reads 64 contiguous bytes of a row of NF4, 128 of int8. Which k stands where in a fragment
- * is free as long as A and B agree. Product j of 8 takes elements 4 j .. 4 j + 3 of every lane's
- * run: a[0] row g, elements 4 j, 4 j + 1       a[2] row g, elements 4 j + 2, 4 j + 3 a[1], a[3] row
- * g + 8, likewise          b[0], b[1] row g of x, the same elements so an aligned 16 bytes of x are
- * the B of two products: one 128-bit load from shared memory, no ldmatrix.
+ * Thread to data. With g = lane / 4, t = lane % 4: of each A tile the lane owns rows g and g + 8
+ * and of each row the run (matmul_run.cuh) 32 t .. 32 t + 31 of the warp's 128 k: the quad reads 64
+ * contiguous bytes of a row of NF4, 128 of int8. Which k stands where in a fragment is free as long
+ * as A and B agree. Product j of 8 takes elements 4 j .. 4 j + 3 of every lane's run:
+ *
+ *      a[0]  row g, elements 4 j, 4 j + 1       a[2]        row g, elements 4 j + 2, 4 j + 3
+ *      a[1]  row g + 8, as a[0]                 a[3]        row g + 8, as a[2]
+ *                                               b[0], b[1]  row g of x, the same elements
+ *
+ * So an aligned 16 bytes of x are the B of two products: one 128-bit load from shared memory, no
+ * ldmatrix.
  *
  * x arrives by cp.async in a ring of stages, [m_tile][k_step / 8] units of 16 bytes. Unit u of a
  * row lies at u ^ (u >> 3 & 1) ^ (row & 1) << 1: the 8 lanes that a 128-bit load serves at once
  * (two g, four t) then touch all 32 banks, and so do 8 consecutive units being written. The weights
- * of the next step are loaded before this one is computed: 4 runs of each lane are always under
- * way.
+ * of the next step are loaded before this one is computed: 64 bytes of each lane are under way.
  *
  * Beyond K, M and the split's end x is zero, weights some finite number; beyond N lanes repeat the
  * last row and what they make is not written.

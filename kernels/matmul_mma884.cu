@@ -34,8 +34,8 @@
  * Beyond K, M and the split's end x is zero, weights some finite number; beyond N lanes repeat the
  * last row and what they make is not written.
  *
- * Newer devices run this too, several times slower: they have no such tensor cores and compute
- * m8n8k4 with other instructions. It is there to be tested on them.
+ * Newer devices run this too, but not on tensor cores: the compiler makes m8n8k4 from other
+ * instructions there. That is for testing.
  *
  * Cost and bound: docs/kernels.md. */
 #include "kernels/matmul_mma.cuh"
