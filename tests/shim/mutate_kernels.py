@@ -66,7 +66,7 @@ class Mutant:
         self.result = (text[begin:start] + new + text[end:stop]).strip()
 
     def __str__(self):
-        return "%s:%d: %s: %s" % (self.path, self.line, self.kind, self.result or ";")
+        return "%s:%d: %s: %s" % (self.path, self.line, self.kind, self.result)
 
 
 def without_comments(text):
@@ -97,8 +97,9 @@ def mutants_of(path):
                 found.append(Mutant(path, "fragment", at, at + len(old), text, new))
                 at = code.find(old, at + 1)
         return found
-    for m in BARRIER.finditer(code):
+    for n, m in enumerate(BARRIER.finditer(code), 1):
         found.append(Mutant(path, "barrier", m.start(), m.end(), text, ";"))
+        found[-1].result = "without %s (number %d)" % (m.group(), n)
     for m in BOUND.finditer(code):
         begin = code.rfind("\n", 0, m.start()) + 1
         line = code[begin:code.find("\n", m.start())]
@@ -210,7 +211,7 @@ def judge(build, mutant):
 
 
 def harmless_list():
-    """(path, kind, mutated line) -> reason; entries are three lines: path kind, line, reason."""
+    """(path, kind, what was done) -> reason."""
     found = {}
     with open(os.path.join(HERE, "harmless_mutants.txt"), encoding="ascii") as f:
         text = re.sub(r"^#.*\n", "", f.read(), flags=re.M)
