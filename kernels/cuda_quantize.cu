@@ -37,7 +37,7 @@
 namespace
 {
 
-constexpr unsigned threads_per_block = 256;
+constexpr unsigned threads_per_block = 128;
 constexpr unsigned warps_per_block = threads_per_block / 32;
 
 struct block_job {
@@ -188,11 +188,17 @@ template <bool nf4, qc_dtype dtype> struct chunk_codes {
     }
 };
 
-/* Blocks of 128 keep 32 or 64 registers of source: left alone, ptxas spills some to get to the next
- * step of occupancy. 0: left alone. */
+/* Thread blocks a multiprocessor is to hold, for ptxas, which else spills a few registers to get to
+ * the next step of occupancy: 1 allows 255 registers a thread, 4 128, 6 80; 0 leaves it alone.
+ * Where CUDA 11.8 needs to be told, CUDA 13 needs not to be. */
 constexpr int least_resident(qc_dtype dtype, int stripes)
 {
-    return stripes < 4 ? 0 : dtype == QC_DTYPE_F32 ? 1 : 2;
+#if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 12
+    return stripes == 4 ? 1 : dtype == QC_DTYPE_F32 ? 4 : 6;
+#else
+    (void)dtype;
+    return stripes == 4 ? 1 : 0;
+#endif
 }
 
 template <bool nf4, qc_dtype dtype, int stripes, bool errors>
