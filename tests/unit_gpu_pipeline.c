@@ -254,10 +254,17 @@ static qc_status device_open(qc_cuda_device *out, int index, qc_error *err)
 
 const qc_gpu_work *qc_gpu_work_get(void)
 {
-    static const qc_gpu_work work = {device_count,
-                                     device_open,
-                                     {ring_create, ring_destroy, ring_slot_bytes, ring_elems,
-                                      ring_source, ring_start, ring_finish}};
+    static const qc_gpu_work work = {
+        .device_count = device_count,
+        .device_open = device_open,
+        .quantizer = {.ring_create = ring_create,
+                      .ring_destroy = ring_destroy,
+                      .ring_slot_bytes = ring_slot_bytes,
+                      .ring_elems = ring_elems,
+                      .ring_source = ring_source,
+                      .ring_start = ring_start,
+                      .ring_finish = ring_finish},
+    };
     return &work;
 }
 
