@@ -476,7 +476,7 @@ static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, qc_err
 }
 
 qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
-                         unsigned count, int timed, qc_error *err)
+                         unsigned count, qc_error *err)
 {
     comparison w = {.c = c, .in = in, .n = in->w->rows, .k = in->w->cols};
     for (unsigned i = 0; i < count; i++)
