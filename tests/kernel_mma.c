@@ -29,7 +29,7 @@ static int bench_open(bench *b, size_t path)
     memset(b, 0, sizeof *b);
     b->path = paths[path];
     b->rng.state = 4;
-    KM_OK(qc_matmul_create(&b->h, 0, err));
+    KM_OK(qc_matmul_create(&b->h, 0, &km_error));
     if (qc_matmul_device(b->h)->sm >= path_sm[path])
         return 1;
     print_message("%s left out: this device is sm_%u\n", qc_matmul_path_name(b->path),
@@ -43,7 +43,7 @@ static km_rounding rounding_of(const km_weight *w)
 {
     int exponent = 0;
     qc_cuda_stream s = NULL;
-    KM_OK(qc_cuda_stream_create(&s, err));
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
     km_download(&exponent, w->ready.exponent, sizeof exponent, s);
     qc_cuda_stream_destroy(s);
     return (km_rounding){.weight = 0x1p-11, .absolute = ldexp(0x1p-25, -exponent)};
