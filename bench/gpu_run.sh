@@ -38,12 +38,12 @@ unpack() {
         [ -f "$deb" ] || { echo "gpu_run: no .deb files in $1" >&2 && exit 2; }
         dpkg -x "$deb" "$root"
     done
-    for pc in "$root"/usr/lib/*/pkgconfig/*.pc; do
-        sed -i "s|^prefix=.*|prefix=$root/usr|; s|^\(libdir\|includedir\)=/usr|\1=$root/usr|" "$pc"
-    done
     local lib
-    lib=$(echo "$root"/usr/lib/*/)
-    lib=${lib%/}
+    lib=$(echo "$root"/usr/lib/*-linux-gnu)
+    for pc in "$lib"/pkgconfig/*.pc; do
+        sed -i -E "s|^prefix=.*|prefix=$root/usr|; s|^libdir=.*|libdir=$lib|
+            s|^includedir=.*|includedir=$root/usr/include|; s|-I/usr|-I$root/usr|g" "$pc"
+    done
     export PKG_CONFIG_PATH=$lib/pkgconfig:${PKG_CONFIG_PATH-}
     export LD_LIBRARY_PATH=$lib:${LD_LIBRARY_PATH-}
     export CMAKE_PREFIX_PATH=$root/usr:${CMAKE_PREFIX_PATH-}
