@@ -401,36 +401,42 @@ static qc_status add_lists(page *p, qc_error *err)
     return others ? qc_strbuf_adds(p->out, "</ul>\n", err) : QC_OK;
 }
 
+/* A cell; nothing for what was not measured or is no number. */
+static qc_status add_cell(page *p, double v, const char *unit, qc_error *err)
+{
+    if (!isfinite(v))
+        return qc_strbuf_adds(p->out, "<td></td>", err);
+    return qc_strbuf_addf(p->out, err, "<td>%.3g%s</td>", v, unit);
+}
+
 static qc_status add_row(page *p, const qc_validate_layer *l, qc_error *err)
 {
     char shape[QC_SHAPE_TEXT_BYTES];
     const qc_validate_pair *pair = l->pair;
     QC_TRY(qc_strbuf_addf(p->out, err, "<tr><td%s>", l->failure ? " class=\"no\"" : ""));
     QC_TRY(qc_html_escape(p->out, pair->name, err));
-    QC_TRY(qc_strbuf_addf(
-        p->out, err,
-        "</td><td>%s</td><td>%s</td><td>%.3g%%</td><td>%.2f</td><td>%.3g at %" PRIu64 ", %" PRIu64
-        "</td><td>%.3g%%</td><td>%.3g%%</td>",
-        qc_validate_scheme(pair), qc_text_shape(shape, pair->stored->dims, pair->stored->ndim),
-        l->weight_error * 100.0, qc_validate_sqnr(l->weight_error), l->weight_max, l->max_row,
-        l->max_col, l->output_error * 100.0, l->kernel_error * 100.0));
-    for (unsigned m = 0; m < p->r->m_count; m++) {
-        double s = speedup(l, m);
-        if (isfinite(s))
-            QC_TRY(qc_strbuf_addf(p->out, err, "<td>%.2f</td>", s));
-        else
-            QC_TRY(qc_strbuf_adds(p->out, "<td></td>", err));
-    }
+    QC_TRY(qc_strbuf_addf(p->out, err, "</td><td>%s</td><td>%s</td>", qc_validate_scheme(pair),
+                          qc_text_shape(shape, pair->stored->dims, pair->stored->ndim)));
+    QC_TRY(add_cell(p, l->weight_error * 100.0, "%", err));
+    QC_TRY(add_cell(p, qc_validate_sqnr(l->weight_error), "", err));
+    QC_TRY(add_cell(p, l->weight_max, "", err));
+    QC_TRY(
+        qc_strbuf_addf(p->out, err, "<td>%" PRIu64 ", %" PRIu64 "</td>", l->max_row, l->max_col));
+    QC_TRY(add_cell(p, l->output_error * 100.0, "%", err));
+    QC_TRY(add_cell(p, l->kernel_error * 100.0, "%", err));
+    for (unsigned m = 0; m < p->r->m_count; m++)
+        QC_TRY(add_cell(p, speedup(l, m), "", err));
     return qc_strbuf_adds(p->out, "</tr>\n", err);
 }
 
 static qc_status add_table(page *p, qc_error *err)
 {
-    QC_TRY(qc_strbuf_adds(p->out,
-                          "<h2>Layers</h2>\n<div class=\"scroll\"><table>\n<tr><th>layer</th>"
-                          "<th>scheme</th><th>shape</th><th>weight error</th><th>SQNR, dB</th>"
-                          "<th>largest</th><th>output error</th><th>kernel error</th>",
-                          err));
+    QC_TRY(qc_strbuf_adds(
+        p->out,
+        "<h2>Layers</h2>\n<div class=\"scroll\"><table>\n<tr><th>layer</th>"
+        "<th>scheme</th><th>shape</th><th>weight error</th><th>SQNR, dB</th>"
+        "<th>largest</th><th>at row, column</th><th>output error</th><th>kernel error</th>",
+        err));
     for (unsigned m = 0; m < p->r->m_count; m++)
         QC_TRY(qc_strbuf_addf(p->out, err, "<th>fp16 / ours, M = %" PRIu64 "</th>", p->r->m[m]));
     QC_TRY(qc_strbuf_adds(p->out, "</tr>\n", err));
