@@ -6,11 +6,11 @@
  * (quant/quant_collect.h) turn those into the same qc_block_error and qc_piece_sums on the host.
  *
  * All pointers are device memory. dtype: F32, F16 or BF16 (F64 is the CPU's). src: any alignment
- * its type has; 16 bytes is faster. Sizes are 64-bit; n == 0 is a no-op. Work is put on the stream
- * and not waited for; nothing is allocated. Thread-safe: yes.
- * Errors: QC_ERR_USAGE for an argument (block size, dtype), QC_ERR_INTERNAL from CUDA.
- * *bad (device, 8 bytes) is set to UINT64_MAX first and then to the lowest index whose element has
- * no code; what else was written then is unspecified. */
+ * its type has, codes and dst likewise; 16 bytes is faster, and K a multiple of 8 in dequantizing.
+ * Sizes are 64-bit; n == 0 is a no-op. Work is put on the stream and not waited for; nothing is
+ * allocated. Thread-safe: yes. Errors: QC_ERR_USAGE for an argument (block size, dtype),
+ * QC_ERR_INTERNAL from CUDA. *bad (device, 8 bytes) is set to UINT64_MAX first and then to the
+ * lowest index whose element has no code; what else was written then is unspecified. */
 #ifndef QC_KERNELS_CUDA_QUANTIZE_H
 #define QC_KERNELS_CUDA_QUANTIZE_H
 
