@@ -42,7 +42,7 @@ unpack() {
     lib=$(echo "$root"/usr/lib/*-linux-gnu)
     for pc in "$lib"/pkgconfig/*.pc; do
         sed -i -E "s|^prefix=.*|prefix=$root/usr|; s|^libdir=.*|libdir=$lib|
-            s|^includedir=.*|includedir=$root/usr/include|; s|-I/usr|-I$root/usr|g" "$pc"
+            s|^includedir=.*|includedir=$root/usr/include|; s|-I/usr|-I$root/usr|g; s|-L/usr[^ ]*|-L$lib|g" "$pc"
     done
     export PKG_CONFIG_PATH=$lib/pkgconfig:${PKG_CONFIG_PATH-}
     export LD_LIBRARY_PATH=$lib:${LD_LIBRARY_PATH-}
