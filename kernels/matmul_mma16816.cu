@@ -182,6 +182,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         slot_ahead = slot_ahead + 1 == S::stages ? 0 : slot_ahead + 1;
     }
 
+    /* The zeros that stand for x beyond k_end are copies like others, and still under way. */
     qc_cp_async_wait<0>();
     __syncthreads();
     float *sums = reinterpret_cast<float *>(sh.x);
