@@ -25,8 +25,8 @@
  * The sum over a run of code * x may overflow where x is beyond 2^113 (BF16 only).
  *
  * Limits: per weight one shared-memory load of 4 bytes for NF4 (32 weights per clock and
- * multiprocessor), 2 * M / rows bytes of x, and M + 2 or so instructions (M + 4 for int8): up to
- * M = 2 or so memory should be the bound, above it the float pipe (128 / M weights per clock).
+ * multiprocessor), 2 * M / rows bytes of x, and the float pipe (64 / M weights per clock, 128 / M
+ * from sm_86 on).
  */
 #include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_run.cuh"
@@ -117,6 +117,23 @@ template <bool bf16> QC_DEVICE float x_high(uint32_t two)
     return bf16 ? __uint_as_float(two & 0xffff0000u) : qc_float_of_half((uint16_t)(two >> 16));
 }
 
+/* Elements 2 * j and 2 * j + 1 of a run without their scale: the code's value, or the int8 itself.
+ * (qc_run_pair with scales of 1 would multiply by them: nvcc keeps __fmul_rn.) */
+template <bool nf4>
+QC_DEVICE qc_run_two unscaled(const qc_run<nf4> &run, const typename gemv_table<nf4>::type &table,
+                              unsigned lane_bytes, int j)
+{
+    if constexpr (nf4) {
+        return qc_run_look(table, lane_bytes, run.q[j / 4], j % 4);
+    } else {
+        uint32_t two = (run.q[j / 2] ^ 0x80808080u) >> j % 2 * 16;
+        qc_run_two v; /* a byte in the mantissa of 2^23, with 128 added by the exclusive or */
+        v.even = __fadd_rn(__uint_as_float((two & 0xffu) | 0x4b000000u), -8388736.0f);
+        v.odd = __fadd_rn(__uint_as_float((two >> 8 & 0xffu) | 0x4b000000u), -8388736.0f);
+        return v;
+    }
+}
+
 /* A run of each of R rows of W times 32 columns of M rows of x. */
 template <bool nf4, bool aligned, int M, bool bf16, int R>
 QC_DEVICE void multiply(float (&sum)[R][M], const qc_run<nf4> (&run)[R], const gemv_args &a,
@@ -125,7 +142,6 @@ QC_DEVICE void multiply(float (&sum)[R][M], const qc_run<nf4> (&run)[R], const g
 {
     constexpr bool after = aligned && M <= 4; /* the scale is multiplied into the run's sum */
     const qc_run_power one = {1.0f, 1.0f};
-    const qc_run_scales unit = {1.0f, {1.0f, 1.0f}};
     qc_run_scales scales[R];
     float part[R][M];
 #pragma unroll
@@ -151,8 +167,9 @@ QC_DEVICE void multiply(float (&sum)[R][M], const qc_run<nf4> (&run)[R], const g
             }
 #pragma unroll
             for (int r = 0; r < R; r++) {
-                qc_run_two v = qc_run_pair<nf4, aligned>(run[r], after ? unit : scales[r],
-                                                         shared.table, lane_bytes, 2 * j + i);
+                qc_run_two v = after ? unscaled<nf4>(run[r], shared.table, lane_bytes, 2 * j + i)
+                                     : qc_run_pair<nf4, aligned>(run[r], scales[r], shared.table,
+                                                                 lane_bytes, 2 * j + i);
 #pragma unroll
                 for (int m = 0; m < M; m++) {
                     part[r][m] = __fmaf_rn(v.even, low[m], part[r][m]);
