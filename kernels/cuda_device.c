@@ -17,7 +17,7 @@ static const char built_code[] = QC_CUDA_CODE;
 static const char built_words[] = QC_CUDA_BUILD;
 #else
 static const char built_code[] = "0-virtual";
-static const char built_words[] = "kernels on the CPU";
+static const char built_words[] = "on the CPU shim";
 #endif
 
 const char *qc_cuda_build(void)

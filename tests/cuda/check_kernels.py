@@ -37,6 +37,7 @@ COUNTED = {
     "HMMA.884": r"HMMA\.884\b",
     "HMMA.16816": r"HMMA\.16816\b",
     "LDG.128": r"LDG\.E\b[\w.]*\.128\b",
+    "STG.128": r"STG\.E\b[\w.]*\.128\b",
     "LDGSTS": r"LDGSTS\b",
     "LDSM": r"LDSM\b",
     "LDL": r"LDL\b",
@@ -47,6 +48,10 @@ COUNTED = {
 # Kernels for an architecture's own instructions trap elsewhere, and are not looked at there. Every
 # row must meet a kernel, so that a name that changes does not end the check.
 EXPECTED = [
+    ("cuda_quantize.cu", r"quantize_pairs\b", 70, 999, ["LDG.128", "STG.128"]),
+    ("cuda_quantize_rows.cu", r"quantize_rows\b", 70, 999, ["LDG.128", "STG.128"]),
+    ("cuda_dequantize.cu", r"dequantize_chunks\b", 70, 999, ["STG.128"]),
+    ("matmul_dense_rows.cu", r"matmul_dense_rows\b", 70, 999, ["LDG.128", "STG.128"]),
     ("matmul_gemv.cu", r"matmul_gemv<\w+, true,", 70, 999, ["LDG.128"]),
     ("matmul_mma884.cu", r"matmul_mma884\b", 70, 75, ["HMMA.884", "LDG.128"]),
     ("matmul_mma16816.cu", r"matmul_mma16816\b", 80, 999, ["HMMA.16816", "LDG.128", "LDGSTS"]),
