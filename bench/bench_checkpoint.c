@@ -183,6 +183,8 @@ int main(int argc, char **argv)
             layers = (unsigned)strtoul(argv[++i], NULL, 10);
         else if (strcmp(argv[i], "--embeddings") == 0)
             embeddings = 1;
+        else if (argv[i][0] == '-' || dir)
+            layers = 0; /* not a folder's name by mistake */
         else
             dir = argv[i];
     }
