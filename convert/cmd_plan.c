@@ -148,6 +148,10 @@ qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
     if (st == QC_OK)
         st = qc_model_open(&model, o->model, &has_weights, err);
     if (st == QC_OK)
+        st = qc_target_file_spares("--html", o->html, model, err);
+    if (st == QC_OK)
+        st = qc_target_file_spares("--device-map", o->device_map, model, err);
+    if (st == QC_OK)
         st = plan_model(o, &arena, model, has_weights, &budget, err);
     qc_checkpoint_close(model);
     qc_arena_deinit(&arena);

@@ -32,8 +32,25 @@ typedef struct {
 
 static qc_status check_targets(const qc_options *o, qc_error *err)
 {
+    const char *save = o->validate.save_baseline;
     QC_TRY(qc_target_file_check("--html", o->html, err));
-    return qc_target_file_check("--save-baseline", o->validate.save_baseline, err);
+    QC_TRY(qc_target_file_check("--save-baseline", save, err));
+    QC_TRY(qc_target_file_differs("--html", o->html, "--save-baseline", save, err));
+    QC_TRY(qc_target_file_differs("--html", o->html, "--baseline", o->validate.baseline, err));
+    /* Errors that fail against the baseline would become what the next run has to keep to. */
+    return qc_target_file_differs("--save-baseline", save, "--baseline", o->validate.baseline, err);
+}
+
+/* After opening: only then it is known which files there are. */
+static qc_status check_sources(const validation *v, qc_error *err)
+{
+    const qc_checkpoint *read[] = {v->output, v->model, v->input.file};
+    for (size_t i = 0; i < sizeof read / sizeof *read && read[i]; i++) {
+        QC_TRY(qc_target_file_spares("--html", v->o->html, read[i], err));
+        QC_TRY(
+            qc_target_file_spares("--save-baseline", v->o->validate.save_baseline, read[i], err));
+    }
+    return QC_OK;
 }
 
 static qc_status load_manifest(validation *v, qc_error *err)
@@ -72,6 +89,7 @@ static qc_status open_all(validation *v, qc_error *err)
                                    .matmul = qc_matmul_ops_for(isa),
                                    .threads = o->threads ? o->threads : qc_cpu_count()};
     QC_TRY(qc_validate_input_open(&v->input, o->validate.activations, o->seed, v->tools.ops, err));
+    QC_TRY(check_sources(v, err));
     return qc_st_cursor_create(&v->cursor, err);
 }
 
@@ -248,7 +266,11 @@ static qc_status run(validation *v, qc_error *err)
                                      .max_error = o->validate.max_error,
                                      .baseline = o->validate.baseline,
                                      .tolerance = o->validate.tolerance};
+    if (o->validate.baseline)
+        QC_TRY(qc_validate_baseline_fits(&v->baseline, &v->report, err));
     QC_TRY(choose(v, err));
+    if (o->validate.baseline)
+        QC_TRY(qc_validate_baseline_cover(&v->baseline, &v->report, err));
     QC_TRY(measure_all(v, err));
     QC_TRY(qc_validate_judge(&v->report, &v->pairs, o->validate.baseline ? &v->baseline : NULL,
                              &v->arena, err));

@@ -1,6 +1,7 @@
 /* The matmuls: for every shape and M, cuBLAS with dense weights and each scheme, turn by turn. */
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/workers.h"
 #include "convert/gpu_bench_parts.h"
 #include "kernels/matmul_plan.h"
 #include "quant/quant_half.h"
@@ -133,6 +134,8 @@ static qc_status check(shape_work *w, uint32_t contender, const char *what, doub
                 w->shape->layer);
     for (uint64_t first = 0; first < w->io.m; first += rows) {
         uint64_t here = w->io.m - first < rows ? w->io.m - first : rows;
+        if (qc_interrupted()) /* 4096 rows of 28672 take the host a good part of a second */
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
         QC_TRY(qc_cuda_to_host(w->b->pinned, (const uint16_t *)w->y + first * n,
                                (size_t)(2 * here * n), w->b->stream, err));
         QC_TRY(qc_cuda_stream_synchronize(w->b->stream, err));

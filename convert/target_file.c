@@ -1,7 +1,10 @@
 #include "convert/target_file.h"
 
 #include "formats/file_io.h"
+#include "formats/manifest.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -48,4 +51,83 @@ qc_status qc_target_file_check(const char *option, const char *path, qc_error *e
     if (kind == QC_PATH_FILE && access(path, W_OK) != 0)
         QC_FAIL(err, QC_ERR_IO, "%s: '%s': this file may not be written", option, path);
     return check_folder(option, path, err);
+}
+
+/* ---- nothing that is read is replaced -------------------------------------------------------- */
+
+static int is_same(const char *a, const char *b)
+{
+    struct stat x, y;
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+static qc_status refuse(const char *option, const char *path, const qc_checkpoint *c, qc_error *err)
+{
+    QC_FAIL(err, QC_ERR_USAGE, "%s: '%s' is a file of %s, which is only read", option, path,
+            c->path);
+}
+
+qc_status qc_target_file_spares(const char *option, const char *path, const qc_checkpoint *c,
+                                qc_error *err)
+{
+    static const char *const beside[] = {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "tokenizer.model",
+        "special_tokens_map.json",
+        "model.safetensors.index.json",
+        "pytorch_model.bin.index.json",
+        QC_MANIFEST_NAME,
+    };
+    if (!path)
+        return QC_OK;
+    for (size_t i = 0; i < c->file_count; i++)
+        if (is_same(path, c->files[i].path))
+            return refuse(option, path, c, err);
+    for (size_t i = 0; c->is_dir && i < sizeof beside / sizeof *beside; i++) {
+        char name[PATH_MAX];
+        int n = snprintf(name, sizeof name, "%s/%s", c->path, beside[i]);
+        if (n > 0 && (size_t)n < sizeof name && is_same(path, name))
+            return refuse(option, path, c, err);
+    }
+    return QC_OK;
+}
+
+/* The folder that path lies in, to out; NULL if that is too long. */
+static const char *folder_of(const char *path, char out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    size_t len = slash ? (size_t)(slash - path) + 1 : 0;
+    if (len >= PATH_MAX)
+        return NULL;
+    if (len == 0)
+        return ".";
+    memcpy(out, path, len);
+    out[len] = '\0';
+    return out;
+}
+
+static const char *name_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+qc_status qc_target_file_differs(const char *option, const char *path, const char *other_option,
+                                 const char *other, qc_error *err)
+{
+    char a[PATH_MAX], b[PATH_MAX];
+    if (!path || !other)
+        return QC_OK;
+    int same = is_same(path, other);
+    if (!same && strcmp(name_of(path), name_of(other)) == 0) {
+        const char *here = folder_of(path, a), *there = folder_of(other, b);
+        same = here && there && is_same(here, there);
+    }
+    if (same)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: '%s' is the file of %s, too; expected another one", option,
+                path, other_option);
+    return QC_OK;
 }

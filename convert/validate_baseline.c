@@ -240,16 +240,36 @@ static qc_status judge_missing(judge *j, const qc_validate_pairs *pairs, qc_erro
     return QC_OK;
 }
 
-qc_status qc_validate_judge(qc_validate_report *r, const qc_validate_pairs *pairs,
-                            const qc_validate_baseline *base, qc_arena *arena, qc_error *err)
+qc_status qc_validate_baseline_fits(const qc_validate_baseline *base, const qc_validate_report *r,
+                                    qc_error *err)
 {
-    judge j = {r, base, arena, 0};
-    if (base && (base->captured != (r->activations != NULL) || base->rows != r->rows ||
-                 (!base->captured && base->seed != r->seed)))
+    if (base->captured != (r->activations != NULL) || base->rows != r->rows ||
+        (!base->captured && base->seed != r->seed))
         QC_FAIL(err, QC_ERR_INPUT,
                 "--baseline: %s was made with other activations (%s, seed %" PRIu64 ", %" PRIu64
                 " rows)",
                 base->path, base->captured ? CAPTURED : RANDOM, base->seed, base->rows);
+    return QC_OK;
+}
+
+qc_status qc_validate_baseline_cover(const qc_validate_baseline *base, qc_validate_report *r,
+                                     qc_error *err)
+{
+    r->in_baseline = 0;
+    for (size_t i = 0; i < r->layer_count; i++)
+        r->in_baseline += !r->layers[i].why_not && find_base(base, r->layers[i].pair->name) != NULL;
+    if (r->in_baseline == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "--baseline: %s has %zu layers, none of them among the %zu that are measured; was "
+                "it made of another model, or with another --sample?",
+                base->path, base->layer_count, r->measured);
+    return QC_OK;
+}
+
+qc_status qc_validate_judge(qc_validate_report *r, const qc_validate_pairs *pairs,
+                            const qc_validate_baseline *base, qc_arena *arena, qc_error *err)
+{
+    judge j = {r, base, arena, 0};
     for (size_t i = 0; i < r->layer_count; i++)
         QC_TRY(judge_layer(&j, &r->layers[i], err));
     return base ? judge_missing(&j, pairs, err) : QC_OK;

@@ -23,7 +23,7 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_options *o, qc_arena
     g->device = devices.gpus[0];
     g->work = devices.work;
     qc_status st = g->work->validator.create(&g->comparer, &g->device, err);
-    if (st != QC_OK && !devices.wished) {
+    if (st != QC_OK && st != QC_ERR_INTERRUPTED && !devices.wished) {
         qc_error why = {0};
         if (err)
             why = *err;

@@ -3,10 +3,10 @@
  * With W the weights of MODEL, V those that OUT's decode to (exact floats), x [R, K] activations in
  * 16 bit, and norms over all elements (Frobenius):
  *
- *   weight error   |W - V| / |W|; as SQNR, -20 log10 of it; the largest |W - V| and where
- *   output error   |Y - Z| / |Z|, Y what the kernel makes of x and V, Z = x W^T summed in double
- * and rounded to the 16-bit type, as fp16 arithmetic would give kernel error   |Y - S| / |S|, S = x
- * V^T summed in double: how much of it is the kernel's own
+ * - weight error, |W - V| / |W|; as SQNR, -20 log10 of it; the largest |W - V| and where.
+ * - output error, |Y - Z| / |Z|: Y what the kernel makes of x and V, Z = x W^T summed in double and
+ *   rounded to the 16-bit type, as fp16 arithmetic would give it.
+ * - kernel error, |Y - S| / |S|: S = x V^T summed in double; how much of it is the kernel's own.
  *
  * x and Y are BF16 where W is, else F16. Sums over a row are made by one thread and added in row
  * order, and every instruction set gives the same bits, so results do not depend on threads or

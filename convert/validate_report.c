@@ -37,6 +37,15 @@ static qc_status percent_cell(qc_table *t, double share, qc_error *err)
     return qc_table_cellf(t, err, "%.*f%%", p >= 10 ? 1 : p >= 1 ? 2 : p >= 0.1 ? 3 : 4, p);
 }
 
+static qc_status sqnr_cell(qc_table *t, double weight_error, qc_error *err)
+{
+    if (!isfinite(weight_error))
+        return qc_table_cell(t, "not finite", err);
+    if (weight_error == 0.0)
+        return qc_table_cell(t, "exact", err);
+    return qc_table_cellf(t, err, "%.2f dB", qc_validate_sqnr(weight_error));
+}
+
 static qc_status add_errors(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
                             qc_error *err)
 {
@@ -56,8 +65,11 @@ static qc_status add_errors(const qc_validate_report *r, qc_arena *arena, qc_str
         QC_TRY(qc_table_cell(&t, qc_validate_scheme(p), err));
         QC_TRY(qc_table_cell(&t, qc_text_shape(shape, p->stored->dims, p->stored->ndim), err));
         QC_TRY(percent_cell(&t, l->weight_error, err));
-        QC_TRY(qc_table_cellf(&t, err, "%.2f dB", qc_validate_sqnr(l->weight_error)));
-        QC_TRY(qc_table_cellf(&t, err, "%.3g", l->weight_max));
+        QC_TRY(sqnr_cell(&t, l->weight_error, err));
+        if (isfinite(l->weight_max))
+            QC_TRY(qc_table_cellf(&t, err, "%.3g", l->weight_max));
+        else
+            QC_TRY(qc_table_cell(&t, "not finite", err));
         QC_TRY(percent_cell(&t, l->output_error, err));
         QC_TRY(percent_cell(&t, l->kernel_error, err));
     }
@@ -122,10 +134,18 @@ static qc_status add_summary(const qc_validate_report *r, qc_strbuf *out, qc_err
                               "; %" PRIu64 " rows of random normal activations, seed %" PRIu64 "\n",
                               r->rows, r->seed));
     if (worst) {
-        char text[128];
-        (void)snprintf(text, sizeof text, "%.4g%%", worst->output_error * 100.0);
+        char text[128] = "not finite";
+        if (isfinite(worst->output_error))
+            (void)snprintf(text, sizeof text, "%.4g%%", worst->output_error * 100.0);
         QC_TRY(qc_strbuf_adds(out, "largest output error: ", err));
         QC_TRY(add_line(out, worst->pair->name, text, err));
+    }
+    if (r->baseline) {
+        char text[96];
+        (void)snprintf(text, sizeof text, "%zu of %zu measured layers are in it", r->in_baseline,
+                       r->measured);
+        QC_TRY(qc_strbuf_adds(out, "baseline ", err));
+        QC_TRY(add_line(out, r->baseline, text, err));
     }
     if (r->left_out)
         QC_TRY(qc_strbuf_addf(out, err, "%s\n", r->left_out));
@@ -285,6 +305,11 @@ qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error
     qc_jm_string(&w, "isa", r->isa);
     put_number(&w, "max_error", r->max_error > 0.0 ? r->max_error : (double)NAN);
     qc_jm_string(&w, "baseline", r->baseline);
+    qc_jw_key(&w, "baseline_layers");
+    if (r->baseline)
+        qc_jw_u64(&w, r->in_baseline);
+    else
+        qc_jw_null(&w);
     put_number(&w, "tolerance", r->baseline ? r->tolerance : (double)NAN);
     qc_jw_key(&w, "worst");
     if (worst) {

@@ -30,6 +30,7 @@ typedef struct {
     double max_error;     /* 0: not given */
     const char *baseline; /* file as given, or NULL */
     double tolerance;
+    size_t in_baseline; /* measured layers that the baseline has */
     qc_validate_failure *failures;
     size_t failure_count;
     double seconds;
@@ -65,8 +66,15 @@ QC_NODISCARD qc_status qc_validate_baseline_read(qc_validate_baseline *out, qc_a
                                                  const char *path, qc_error *err);
 QC_NODISCARD qc_status qc_validate_baseline_text(const qc_validate_report *r, qc_strbuf *out,
                                                  qc_error *err);
-/* Sets failures of r and failure of its layers. base: NULL where none is given; QC_ERR_INPUT when
- * it was made with other activations. pairs: all of them, also those that were not chosen. */
+/* QC_ERR_INPUT when it was made with other activations than r is. */
+QC_NODISCARD qc_status qc_validate_baseline_fits(const qc_validate_baseline *base,
+                                                 const qc_validate_report *r, qc_error *err);
+/* Sets in_baseline; layers of r: chosen. QC_ERR_INPUT when none of those to be measured is in it,
+ * so that a run which compares nothing does not pass. */
+QC_NODISCARD qc_status qc_validate_baseline_cover(const qc_validate_baseline *base,
+                                                  qc_validate_report *r, qc_error *err);
+/* Sets failures of r and failure of its layers. base: NULL where none is given. pairs: all of them,
+ * also those that were not chosen. */
 QC_NODISCARD qc_status qc_validate_judge(qc_validate_report *r, const qc_validate_pairs *pairs,
                                          const qc_validate_baseline *base, qc_arena *arena,
                                          qc_error *err);

@@ -6,11 +6,14 @@ import math
 import os
 import random
 import re
+import signal
 import struct
+import subprocess
+import time
 import unittest
 from xml.etree import ElementTree
 
-from output_case import OutputCase, PLAIN, isa_list
+from output_case import OutputCase, PLAIN, isa_list, tree
 import make_checkpoint as mk
 import numbers_oracle as oracle
 import qconv_case
@@ -88,6 +91,10 @@ class ValidateCase(OutputCase):
     def weight(self, dtype, shape, scale=0.05):
         return dtype, shape, mk.encode(dtype, [self.rng.gauss(0, scale)
                                                for _ in range(mk.numel(shape))])
+
+    def put(self, tensors, name="x.safetensors"):
+        mk.write_safetensors(self.path(name), tensors)
+        return name
 
     def validate(self, out, model, *args, **more):
         return json.loads(self.ok("validate", out, "--against", model, "--json", *args, **more))
@@ -279,6 +286,18 @@ class Sources(ValidateCase):
         got, line = self.failing("o", "nan")
         self.assertIsNone(got["layers"][0]["weight_error"])
         self.assertIn(Q + "': its weight error is not finite", line)
+        r = self.run_qconv("validate", "o", "--against", "nan")
+        self.assertIn(Q + ": not finite", r.stdout.decode())
+        self.assertNotRegex(r.stdout.decode(), r"nan( dB|%)|nan\s")
+        self.assertGreaterEqual(r.stdout.decode().count("not finite"), 4)
+
+    def test_exact(self):
+        self.model({Q: ("BF16", [64, 64], bytes(64 * 64 * 2))})
+        self.ok("-q", "--to", "nf4", "m", "o")
+        layer = self.validate("o", "m", "--max-error", "0.000001")["layers"][0]
+        self.assertEqual((layer["weight_error"], layer["sqnr_db"], layer["output_error"]),
+                         (0, None, 0))
+        self.assertIn("exact", self.ok("validate", "o", "--against", "m"))
 
 
 class Sample(ValidateCase):
@@ -301,10 +320,6 @@ class Activations(ValidateCase):
         self.model({Q: self.weight("BF16", [40, 64]), UP: self.weight("F16", [32, 64]),
                     GATE: self.weight("BF16", [32, 96])})
         self.ok("-q", "--to", "nf4", "--no-double-quant", "m", "o")
-
-    def put(self, tensors, name="x.safetensors"):
-        mk.write_safetensors(self.path(name), tensors)
-        return name
 
     def test_names(self):
         by_layer = self.weight("F32", [2, 40, 64], 1.0)
@@ -403,6 +418,75 @@ class Verdict(ValidateCase):
                        has="--baseline: bad.json")
         self.fails(1, "validate", "o", "--against", "m", "--baseline", "none.json",
                    has="none.json")
+
+    def test_baseline_of_nothing_that_is_measured(self):
+        """A test that compares nothing does not pass."""
+        self.validate("o", "m", "--save-baseline", "all.json")
+        got = self.validate("o", "m", "--sample", "1", "--save-baseline", "one.json")
+        self.assertEqual((got["baseline"], got["baseline_layers"]), (None, None))
+        one = got["layers"][0]["name"]
+        got = self.validate("o", "m", "--baseline", "one.json")
+        self.assertEqual((got["measured_layers"], got["baseline_layers"]), (3, 1))
+        text = self.ok("validate", "o", "--against", "m", "--baseline", "one.json")
+        self.assertIn("baseline one.json: 1 of 3 measured layers are in it", text)
+        with open(self.path("all.json")) as f:
+            base = json.load(f)
+        base["layers"] = [l for l in base["layers"] if l["name"] != one]
+        self.write("others.json", json.dumps(base))
+        base["layers"] = []
+        self.write("empty.json", json.dumps(base))
+        for args in (["--sample", "1", "--baseline", "others.json"], ["--baseline", "empty.json"]):
+            self.fails(3, "validate", "o", "--against", "m", *args, has=[args[-1], "none of them"])
+
+    def test_baseline_is_refused_before_measuring(self):
+        """Other activations are known from the start: nothing of a large model is read first."""
+        self.validate("o", "m", "--save-baseline", "b.json")
+        with open(self.path("m", "model.safetensors"), "r+b") as f:
+            f.seek(-2, os.SEEK_END)
+            f.write(b"\xff\xff")  # NaN: measuring would end with 4
+        self.fails(3, "validate", "o", "--against", "m", "--baseline", "b.json", "--seed", "2",
+                   has="other activations")
+
+    def test_nothing_that_is_read_is_replaced(self):
+        x = self.put({"64": self.weight("F32", [20, 64]), "128": self.weight("F32", [20, 128])})
+        self.validate("o", "m", "--save-baseline", "b.json")
+        os.symlink("m", self.path("link"))
+        os.link(self.path("m", "model.safetensors"), self.path("other-name"))
+        before = tree(self.path("."))
+        weights = [n for n in os.listdir(self.path("o")) if n.startswith("model.safetensors")]
+        for option in ("--html", "--save-baseline"):
+            for path in ("m/model.safetensors", "m/config.json", "o/" + weights[0], "o/qconv.json",
+                         "link/model.safetensors", "other-name", x):
+                self.fails(2, "validate", "o", "--against", "m", "--activations", x, option, path,
+                           has=[option, path, "only read"])
+            self.fails(2, "validate", "o", "--against", "m", "--baseline", "b.json", option,
+                       "./b.json", has=[option, "--baseline"])
+        for path in ("new.html", "o/../new.html"):
+            self.fails(2, "validate", "o", "--against", "m", "--html", path, "--save-baseline",
+                       "new.html", has=["--html", "--save-baseline"])
+        self.fails(2, "plan", "m", "--vram", "24GB", "--html", "m/config.json",
+                   has=["--html", "only read"])
+        self.assertEqual(tree(self.path(".")), before)
+        # What an earlier run left is.
+        self.validate("o", "m", "--html", "o/report.html")
+        self.validate("o", "m", "--html", "o/report.html", "--save-baseline", "b.json")
+
+    def test_interrupted(self):
+        """130, and neither the page nor the baseline."""
+        rows = bytes(range(0, 64)) * 2
+        self.model({Q: ("BF16", [16384, 4096], rows * (16384 * 4096 * 2 // len(rows)))}, name="wide")
+        self.ok("-q", "--to", "int8", "wide", "w")
+        p = subprocess.Popen([qconv_case.QCONV, "validate", "w", "--against", "wide", "--json",
+                              "--threads", "1", "--html", "i.html", "--save-baseline", "i.json"],
+                             cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                             env=dict(os.environ, QCONV_ISA="scalar"))
+        time.sleep(0.5)
+        p.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, err = p.communicate()
+        self.assertLess(time.monotonic() - began, 2.0)
+        self.assertEqual((p.returncode, out, err), (130, b"", b"qconv: interrupted\n"))
+        self.assertFalse([n for n in os.listdir(self.path(".")) if n.startswith("i.")])
 
     def test_swapped_pair(self):
         plain = self.convert("--to", "nf4", "m", "p")
