@@ -7,6 +7,7 @@
  * shard per layer, an index, and a config.json. */
 #include "base/alloc.h"
 #include "base/arena.h"
+#include "base/random.h"
 #include "formats/file_io.h"
 #include "formats/json_writer.h"
 #include "formats/safetensors_header.h"
@@ -58,21 +59,13 @@ static void make_quantiles(void)
 
 static uint64_t seed = 0x9e3779b97f4a7c15u;
 
-static uint64_t next_random(void)
-{
-    uint64_t z = (seed += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 static qc_status write_tensor(const qc_file *f, uint64_t offset, uint64_t elems, int norm,
                               uint16_t *buf, qc_error *err)
 {
     for (uint64_t done = 0; done < elems; done += CHUNK_ELEMS) {
         uint64_t n = elems - done < CHUNK_ELEMS ? elems - done : CHUNK_ELEMS;
         for (uint64_t i = 0; i < n; i += 4) {
-            uint64_t r = next_random();
+            uint64_t r = qc_random_next(&seed);
             for (unsigned k = 0; k < 4 && i + k < n; k++)
                 buf[i + k] = norm ? 0x3f80 : quantiles[(r >> (16 * k)) & 0xffff];
         }

@@ -12,6 +12,7 @@
  * The scalar path is slow: it gets a 32nd of the memory. */
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/random.h"
 #include "base/strbuf.h"
 #include "formats/file_io.h"
 #include "formats/json_writer.h"
@@ -238,18 +239,10 @@ static double quantile(const double *v, int n, double q)
 
 static uint64_t seed = 1;
 
-static uint64_t next_random(void)
-{
-    uint64_t z = (seed += 0x9e3779b97f4a7c15u);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    return z ^ (z >> 31);
-}
-
 static float next_normal(void)
 {
-    double u = ((double)(next_random() >> 11) + 0.5) * 0x1p-53;
-    double v = (double)(next_random() >> 11) * 0x1p-53;
+    double u = ((double)(qc_random_next(&seed) >> 11) + 0.5) * 0x1p-53;
+    double v = (double)(qc_random_next(&seed) >> 11) * 0x1p-53;
     return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
 }
 
@@ -272,9 +265,9 @@ static int fill(buffers *b, size_t bytes)
         w[i] = (uint16_t)((bits + 0x7fff) >> 16);
     }
     for (size_t i = POOL; i < bytes / 2; i++)
-        w[i] = w[next_random() % POOL];
+        w[i] = w[qc_random_next(&seed) % POOL];
     for (size_t i = 0; i < bytes / 4; i++)
-        a[i] = 0.03f + 0.02f * (float)(next_random() >> 40) * 0x1p-24f;
+        a[i] = 0.03f + 0.02f * (float)(qc_random_next(&seed) >> 40) * 0x1p-24f;
     *b = (buffers){v[0], v[1], bytes, v[2], v[3], v[4], v[5], v[6]};
     return 0;
 }

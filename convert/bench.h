@@ -64,7 +64,7 @@ typedef struct {
  * allows. */
 typedef struct {
     uint32_t copies, launches; /* launches in one graph */
-    uint64_t bytes;            /* of all copies */
+    uint64_t bytes;            /* that launches read of all copies */
 } qc_bench_rotation;
 
 /* One scheme at one shape and m. */
@@ -146,9 +146,11 @@ double qc_bench_floor_us(const qc_bench_roof *roof, uint64_t bytes, double flops
 
 /* ---- how it is measured ---- */
 
-/* Copies of a weight so that together they are more than four times the L2 cache; at least 2, at
- * most 256, and no more than fit into limit_bytes (but never 0). */
-uint32_t qc_bench_copies(uint64_t bytes_each, uint64_t l2_bytes, uint64_t limit_bytes);
+/* Copies of a weight so that what a launch reads of them (read_each) is together more than four
+ * times the L2 cache; at least 2, at most 256, and no more than fit, at held_each, into limit_bytes
+ * (but never 0). A repacked weight holds its codes twice and is read once. */
+uint32_t qc_bench_copies(uint64_t read_each, uint64_t held_each, uint64_t l2_bytes,
+                         uint64_t limit_bytes);
 /* Launches in a graph: a multiple of copies, at least `least` and at least min_us together at
  * `us` each, but not beyond 2048 (rounded up to a whole number of turns). */
 uint32_t qc_bench_launches(uint32_t copies, uint32_t least, double us, double min_us);

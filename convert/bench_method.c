@@ -8,18 +8,19 @@
 #define MAX_LAUNCHES 2048u
 #define MIN_ROUNDS   2u
 
-uint32_t qc_bench_copies(uint64_t bytes_each, uint64_t l2_bytes, uint64_t limit_bytes)
+uint32_t qc_bench_copies(uint64_t read_each, uint64_t held_each, uint64_t l2_bytes,
+                         uint64_t limit_bytes)
 {
-    if (bytes_each == 0)
+    if (read_each == 0 || held_each == 0)
         return 2;
-    uint64_t copies = qc_sat_mul(4, l2_bytes) / bytes_each;
+    uint64_t copies = qc_sat_mul(4, l2_bytes) / read_each;
     copies = qc_sat_add(copies, 1);
     if (copies < 2)
         copies = 2;
     if (copies > MAX_COPIES)
         copies = MAX_COPIES;
-    if (copies > limit_bytes / bytes_each)
-        copies = limit_bytes / bytes_each;
+    if (copies > limit_bytes / held_each)
+        copies = limit_bytes / held_each;
     return copies ? (uint32_t)copies : 1;
 }
 

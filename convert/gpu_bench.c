@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "convert/gpu_bench_parts.h"
 #include "convert/gpu_work.h"
+#include "kernels/matmul_plan.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -60,6 +61,36 @@ void qc_bench_gpu_close(qc_bench_gpu *b)
     if (b->stream)
         qc_cuda_stream_destroy(b->stream);
     qc_matmul_destroy(b->handle);
+}
+
+static unsigned alignment_of(uint64_t bytes)
+{
+    unsigned a = 16;
+    while (bytes % a)
+        a /= 2;
+    return a;
+}
+
+qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
+                           const qc_matmul_io *io, qc_matmul_path path, uint64_t workspace_bytes,
+                           const char **name, qc_error *err)
+{
+    qc_matmul_plan plan;
+    const qc_matmul_shape shape = {.kind = w->w.kind,
+                                   .m = io->m,
+                                   .n = w->w.rows,
+                                   .k = w->w.cols,
+                                   .block_elems = w->w.block_elems,
+                                   .x_dtype = io->x_dtype,
+                                   .y_dtype = io->y_dtype,
+                                   .ldx = w->w.cols,
+                                   .x_alignment = alignment_of(2 * w->w.cols),
+                                   .codes_alignment = w->alignment,
+                                   .repacked = repacked,
+                                   .have_gemm = !qc_matmul_no_gemm(b->handle)};
+    QC_TRY(qc_matmul_plan_make(&b->device, &shape, path, workspace_bytes, &plan, err));
+    *name = qc_matmul_path_name(plan.path);
+    return QC_OK;
 }
 
 qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,

@@ -1,6 +1,7 @@
 /* What is multiplied: random numbers on the device, and weights quantized from them. */
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/random.h"
 #include "convert/gpu_bench_parts.h"
 #include "kernels/cuda_quantize.h"
 #include "quant/quant_half.h"
@@ -10,19 +11,11 @@
 
 /* ---- random numbers ---- */
 
-static uint64_t next_random(uint64_t *state)
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u); /* splitmix64 */
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
 /* The sum of four uniform numbers: a bell of standard deviation 1, without the tails of a normal
  * one, fast enough to make millions. */
 static float next_bell(uint64_t *state)
 {
-    uint64_t v = next_random(state);
+    uint64_t v = qc_random_next(state);
     int sum = (int)(v & 0xffff) + (int)(v >> 16 & 0xffff) + (int)(v >> 32 & 0xffff) +
               (int)(v >> 48) - 2 * 0xffff;
     return (float)sum * (float)(1.7320508075688772 / 65536); /* the variance of four is 1/3 */

@@ -3,7 +3,6 @@
 #include "base/checked.h"
 #include "base/workers.h"
 #include "convert/gpu_bench_parts.h"
-#include "kernels/matmul_plan.h"
 #include "quant/quant_half.h"
 
 #include <math.h>
@@ -54,37 +53,6 @@ static qc_status launch_quantized(void *ctx, uint32_t copy, qc_cuda_stream s, qc
                          w->workspace_bytes, s, err);
 }
 
-static unsigned alignment_of(uint64_t bytes)
-{
-    unsigned a = 16;
-    while (bytes % a)
-        a /= 2;
-    return a;
-}
-
-/* The name of the kernel that qc_matmul_run will take. */
-static qc_status path_of(const shape_work *w, const qc_bench_weights *weights, const char **name,
-                         qc_error *err)
-{
-    const qc_matmul_weights *m = &weights->w[0];
-    qc_matmul_plan plan;
-    qc_matmul_shape s = {.kind = m->w.kind,
-                         .m = w->io.m,
-                         .n = w->shape->n,
-                         .k = w->shape->k,
-                         .block_elems = m->w.block_elems,
-                         .x_dtype = w->dtype,
-                         .y_dtype = w->dtype,
-                         .ldx = w->shape->k,
-                         .x_alignment = alignment_of(2 * w->shape->k),
-                         .codes_alignment = m->alignment,
-                         .repacked = weights->repacked,
-                         .have_gemm = !w->b->r->device.no_gemm};
-    QC_TRY(qc_matmul_plan_make(&w->b->device, &s, w->path, w->workspace_bytes, &plan, err));
-    *name = qc_matmul_path_name(plan.path);
-    return QC_OK;
-}
-
 /* ---- checks ---- */
 
 /* Row r of x is row r % QC_BENCH_TRUTH, so QC_BENCH_TRUTH rows of truth are enough for any m. */
@@ -115,7 +83,7 @@ static double row_distance(const uint16_t *y, const double *truth, uint64_t n, q
 {
     double sum = 0;
     for (uint64_t i = 0; i < n; i++) {
-        double v = (double)(dtype == QC_DTYPE_F16 ? qc_f32_from_f16(y[i]) : qc_f32_from_bf16(y[i]));
+        double v = qc_f64_of_half(dtype, y[i]);
         sum += (v - truth[i]) * (v - truth[i]);
     }
     return sum;
@@ -169,6 +137,12 @@ static qc_status run_and_check(shape_work *w, qc_bench_contender *c, uint32_t co
 
 /* ---- one point: a shape and an M ---- */
 
+/* Bytes of a quantized weight that a launch reads, laid out anew or not. */
+static uint64_t read_of(const shape_work *w, uint32_t scheme)
+{
+    return qc_bench_weight_bytes(w->weights[scheme].scheme, w->shape->n, w->shape->k);
+}
+
 static qc_bench_rotation rotation_of(const qc_bench_contender *c, uint64_t bytes_each)
 {
     return (qc_bench_rotation){c->copies, c->launches, c->copies * bytes_each};
@@ -182,9 +156,10 @@ static qc_status put_row(shape_work *w, uint32_t scheme, qc_bench_contender *c, 
     row->scheme = weights->scheme;
     row->m = w->io.m;
     row->repacked = weights->repacked;
-    row->turn = rotation_of(c, weights->bytes_each);
+    row->turn = rotation_of(c, read_of(w, scheme));
     row->us = qc_bench_us_of(c, rounds);
-    return path_of(w, weights, &row->path, err);
+    return qc_bench_path_of(w->b, &weights->w[0], weights->repacked, &w->io, w->path,
+                            w->workspace_bytes, &row->path, err);
 }
 
 static qc_status time_point(shape_work *w, qc_bench_contender *c, uint32_t first, uint32_t count,
@@ -333,11 +308,12 @@ static qc_status rotate(shape_work *w, qc_error *err)
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
     uint64_t share = free_bytes / 10 * 9 / (1 + w->b->q->scheme_count);
     if (!w->b->r->device.no_gemm)
-        QC_TRY(dense_copies(w, qc_bench_copies(each, l2, share + each), err));
+        QC_TRY(dense_copies(w, qc_bench_copies(each, each, l2, share + each), err));
     for (uint32_t i = 0; i < w->b->q->scheme_count; i++) {
         qc_bench_weights *q = &w->weights[i];
+        uint64_t held = q->bytes_each;
         QC_TRY(qc_bench_weights_multiply(
-            w->b, q, qc_bench_copies(q->bytes_each, l2, share + q->bytes_each), err));
+            w->b, q, qc_bench_copies(read_of(w, i), held, l2, share + held), err));
     }
     return QC_OK;
 }

@@ -32,6 +32,12 @@ void qc_bench_gpu_close(qc_bench_gpu *b);
 QC_NODISCARD qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink,
                                     qc_arena *arena, qc_bench_result *out, qc_error *err);
 
+/* The name of the kernel that qc_matmul_run takes for weights w and this io, whose rows of x lie
+ * one behind the other. (gpu_bench.c) */
+QC_NODISCARD qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w,
+                                        int repacked, const qc_matmul_io *io, qc_matmul_path path,
+                                        uint64_t workspace_bytes, const char **name, qc_error *err);
+
 /* ---- timing: gpu_bench_time.c ---- */
 
 /* Put launch number `copy` (of the rotation) on s. */

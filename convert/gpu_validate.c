@@ -10,7 +10,6 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "convert/gpu_bench_parts.h"
-#include "kernels/matmul_plan.h"
 #include "quant/quant_half.h"
 
 #include <inttypes.h>
@@ -151,8 +150,9 @@ static qc_status plan_memory(comparison *w, int timed, qc_error *err)
     uint64_t spare = (room - weights - rest) / 2;
     w->copies = w->dense_copies = 1;
     if (timed) {
-        w->dense_copies = qc_bench_copies(w->dense_bytes, l2, w->dense_bytes + spare);
-        w->copies = qc_bench_copies(quantized, l2, quantized + spare);
+        w->dense_copies =
+            qc_bench_copies(w->dense_bytes, w->dense_bytes, l2, w->dense_bytes + spare);
+        w->copies = qc_bench_copies(w->raw_bytes, quantized, l2, quantized + spare);
     }
     return QC_OK;
 }
@@ -306,11 +306,6 @@ static qc_status launch_dense(void *ctx, uint32_t copy, qc_cuda_stream s, qc_err
 
 /* ---- errors --------------------------------------------------------------------------------- */
 
-static double widen(qc_dtype dtype, uint16_t h)
-{
-    return (double)(dtype == QC_DTYPE_BF16 ? qc_f32_from_bf16(h) : qc_f32_from_f16(h));
-}
-
 static double larger(double e, double most)
 {
     return e > most || isnan(e) ? e : most;
@@ -320,7 +315,7 @@ static void add_errors(const comparison *w, uint64_t rows, qc_gpu_compared *out)
 {
     qc_dtype dtype = w->in->dtype;
     for (uint64_t i = 0; i < rows * w->n; i++) {
-        double y = widen(dtype, w->host_y[i]), z = widen(dtype, w->host_z[i]);
+        double y = qc_f64_of_half(dtype, w->host_y[i]), z = qc_f64_of_half(dtype, w->host_z[i]);
         double output = y - z, kernel = y - w->host_sums[i];
         out->output_ee += output * output;
         out->output_xx += z * z;
@@ -389,34 +384,12 @@ static qc_status find_errors(comparison *w, qc_gpu_compared *out, qc_error *err)
 
 /* ---- times ---------------------------------------------------------------------------------- */
 
-static unsigned alignment_of(uint64_t bytes)
+static qc_status find_path(comparison *w, qc_gpu_compared *out, qc_error *err)
 {
-    unsigned a = 16;
-    while (bytes % a)
-        a /= 2;
-    return a;
-}
-
-static qc_status find_path(const comparison *w, qc_gpu_compared *out, qc_error *err)
-{
-    const qc_matmul_weights *q = &w->weights[0];
-    qc_matmul_plan plan;
-    const qc_matmul_shape shape = {.kind = q->w.kind,
-                                   .m = out->m,
-                                   .n = w->n,
-                                   .k = w->k,
-                                   .block_elems = q->w.block_elems,
-                                   .x_dtype = w->in->dtype,
-                                   .y_dtype = w->in->dtype,
-                                   .ldx = w->k,
-                                   .x_alignment = alignment_of(sizeof(uint16_t) * w->k),
-                                   .codes_alignment = q->alignment,
-                                   .repacked = w->repack,
-                                   .have_gemm = has_gemm(w)};
-    QC_TRY(qc_matmul_plan_make(&w->c->gpu.device, &shape, QC_MATMUL_AUTO, w->workspace_bytes, &plan,
-                               err));
-    out->path = qc_matmul_path_name(plan.path);
-    return QC_OK;
+    const launching l = {w, out};
+    const qc_matmul_io io = io_of(&l, w->y);
+    return qc_bench_path_of(&w->c->gpu, &w->weights[0], w->repack, &io, QC_MATMUL_AUTO,
+                            w->workspace_bytes, &out->path, err);
 }
 
 static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)

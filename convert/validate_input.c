@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/random.h"
 #include "base/text.h"
 
 #include <inttypes.h>
@@ -68,29 +69,16 @@ const char *qc_validate_input_find(const qc_validate_input *in, const char *laye
 
 /* ---- random numbers ------------------------------------------------------------------------- */
 
-static uint64_t next(uint64_t *state) /* splitmix64 */
-{
-    uint64_t z = (*state += 0x9e3779b97f4a7c15u);
-    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
-    return z ^ z >> 31;
-}
-
-static double uniform(uint64_t *state) /* (0, 1) */
-{
-    return ((double)(next(state) >> 11) + 0.5) * 0x1p-53;
-}
-
 /* Box and Muller. */
 static void normal_row(uint64_t seed, uint64_t row, uint64_t cols, float *out)
 {
-    uint64_t state = seed, mixed = next(&state) ^ cols;
+    uint64_t state = seed, mixed = qc_random_next(&state) ^ cols;
     state = mixed;
-    mixed = next(&state) ^ row;
+    mixed = qc_random_next(&state) ^ row;
     state = mixed;
     for (uint64_t k = 0; k < cols; k += 2) {
-        double radius = sqrt(-2.0 * log(uniform(&state)));
-        double angle = 6.283185307179586 * uniform(&state);
+        double radius = sqrt(-2.0 * log(qc_random_uniform(&state)));
+        double angle = 6.283185307179586 * qc_random_uniform(&state);
         out[k] = (float)(radius * cos(angle));
         if (k + 1 < cols)
             out[k + 1] = (float)(radius * sin(angle));

@@ -62,14 +62,9 @@ qc_dtype qc_validate_x_dtype(qc_dtype weight)
     return weight == QC_DTYPE_BF16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
 }
 
-static double widen(qc_dtype dtype, uint16_t h)
-{
-    return (double)(dtype == QC_DTYPE_BF16 ? qc_f32_from_bf16(h) : qc_f32_from_f16(h));
-}
-
 static double rounded(qc_dtype dtype, double v)
 {
-    return widen(dtype, dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(v) : qc_f16_from_f64(v));
+    return qc_f64_of_half(dtype, dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(v) : qc_f16_from_f64(v));
 }
 
 /* Larger, or not a number: that must not be lost on the way. */
@@ -97,7 +92,8 @@ static void add_outputs(const job *j, uint64_t row, const double *exact, const d
 {
     qc_dtype dtype = j->in->dtype;
     for (uint64_t r = 0; r < j->in->rows; r++) {
-        double y = widen(dtype, j->y[r * j->w->rows + row]), z = rounded(dtype, original[r]);
+        double y = qc_f64_of_half(dtype, j->y[r * j->w->rows + row]),
+               z = rounded(dtype, original[r]);
         double output = y - z, kernel = y - exact[r];
         s->output_ee += output * output;
         s->output_xx += z * z;

@@ -14,6 +14,8 @@
 #ifndef QC_QUANT_QUANT_HALF_H
 #define QC_QUANT_QUANT_HALF_H
 
+#include "base/dtype.h"
+
 #include <stdint.h>
 #include <string.h>
 
@@ -133,6 +135,12 @@ static inline uint16_t qc_bf16_from_f64(double d)
 static inline uint16_t qc_bf16_above(float f)
 {
     return (uint16_t)((qc_f32_bits(f) + 0xffffu) >> 16);
+}
+
+/* BF16 or F16. */
+static inline double qc_f64_of_half(qc_dtype dtype, uint16_t h)
+{
+    return (double)(dtype == QC_DTYPE_BF16 ? qc_f32_from_bf16(h) : qc_f32_from_f16(h));
 }
 
 #endif

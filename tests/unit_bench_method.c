@@ -14,17 +14,20 @@ static void copies(void **state)
     (void)state;
     const uint64_t l2 = 50 * MIB;
     for (uint64_t each = MIB; each < 1000 * MIB; each = each * 3 / 2 + 1) {
-        uint64_t n = qc_bench_copies(each, l2, UINT64_MAX);
+        uint64_t n = qc_bench_copies(each, each, l2, UINT64_MAX);
         assert_true(n >= 2 && n * each > 4 * l2);
         assert_true(n == 2 || (n - 1) * each <= 4 * l2); /* and none too many */
     }
-    assert_int_equal(qc_bench_copies(1000, l2, UINT64_MAX), 256); /* small ones: a limit */
+    assert_int_equal(qc_bench_copies(1000, 1000, l2, UINT64_MAX), 256); /* small ones: a limit */
     /* As many as there is room for, but one at least. */
-    assert_int_equal(qc_bench_copies(35 * MIB, l2, 100 * MIB), 2);
-    assert_int_equal(qc_bench_copies(470 * MIB, l2, 500 * MIB), 1);
-    assert_int_equal(qc_bench_copies(470 * MIB, l2, 0), 1);
-    assert_int_equal(qc_bench_copies(0, l2, 0), 2);
-    assert_int_equal(qc_bench_copies(MIB, UINT64_MAX, UINT64_MAX), 256);
+    assert_int_equal(qc_bench_copies(35 * MIB, 35 * MIB, l2, 100 * MIB), 2);
+    assert_int_equal(qc_bench_copies(470 * MIB, 470 * MIB, l2, 500 * MIB), 1);
+    assert_int_equal(qc_bench_copies(470 * MIB, 470 * MIB, l2, 0), 1);
+    assert_int_equal(qc_bench_copies(0, 0, l2, 0), 2);
+    /* Codes that lie there twice and are read once. */
+    assert_int_equal(qc_bench_copies(35 * MIB, 70 * MIB, l2, UINT64_MAX), 6);
+    assert_int_equal(qc_bench_copies(35 * MIB, 70 * MIB, l2, 300 * MIB), 4);
+    assert_int_equal(qc_bench_copies(MIB, MIB, UINT64_MAX, UINT64_MAX), 256);
 }
 
 static void launches(void **state)

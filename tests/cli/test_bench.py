@@ -108,7 +108,8 @@ class Shim(QconvCase):
         # Small memory: not more than four times the L2, but some.
         self.assertLess(turn["bytes"], 4 * r["device"]["l2_bytes"])
         self.assertGreater(turn["copies"], 2)
-        self.assertGreaterEqual(turn["bytes"], turn["copies"] * (weight - 1024))
+        # What is read of them: codes that are laid out anew (33 x 65) count once.
+        self.assertEqual(turn["bytes"], turn["copies"] * weight)
         if self.cublas:
             self.assertEqual(row["ratio"]["samples"], rounds)
             self.assertGreater(row["ratio"]["median"], 0)
