@@ -191,6 +191,21 @@ def kernel_tables(r):
     return out
 
 
+def kernel_notes(r):
+    """What the cells do not tell."""
+    notes = []
+    if r["device"].get("no_gemm"):
+        notes += ["", "No comparison with cuBLAS: %s." % r["device"]["no_gemm"]]
+    if r.get("left_out"):
+        notes += ["", "%d left out: no time or no memory." % r["left_out"]]
+    short = sum((row.get("rotation") or {}).get("bytes", l2 + 1) <= l2
+                for l2 in [4 * r["device"].get("l2_bytes", 0)] for row in r["rows"])
+    if short:
+        notes += ["", "In %d the weights together are not more than four times the L2 cache: memory was "
+                  "too small, or the weights are; the cache may have helped." % short]
+    return notes
+
+
 def kernel_section(r):
     """The text of `qconv bench --markdown`."""
     d = r["device"]
@@ -201,7 +216,7 @@ def kernel_section(r):
         out += ["", table(("kernel", "GB/s", "p10 to p90", "of the copy"),
                           [(k["name"], digits(k["gbps"]["median"]), spread_range(k["gbps"]),
                             "%.0f%%" % (100 * k["of_copy"])) for k in r["kernels"]])]
-    return "\n".join(out + kernel_tables(r)) + "\n"
+    return "\n".join(out + kernel_tables(r) + kernel_notes(r)) + "\n"
 
 
 def kernel_peers(ours, theirs):

@@ -191,6 +191,10 @@ static qc_status text_model(const qc_bench_request *q, const qc_bench_result *r,
     return qc_table_render(&t, 2, out, err);
 }
 
+#define SHORT_ROTATIONS                                                                            \
+    "In %u the weights together are not more than four times the L2 cache: memory was too small, " \
+    "or the weights are; the cache may have helped.\n"
+
 /* Weights that the cache may have helped with. */
 static uint32_t short_rotations(const qc_bench_result *r)
 {
@@ -213,13 +217,8 @@ qc_status qc_bench_text(const qc_bench_request *q, const qc_bench_result *r, qc_
     if (r->left_out)
         QC_TRY(qc_strbuf_addf(out, err, ", %u left out: no time or no memory", r->left_out));
     QC_TRY(qc_strbuf_adds(out, "\n", err));
-    if (short_rotations(r))
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "In %u the weights together are not more than four times the L2 "
-                              "cache: memory was too small, or the weights are; the cache may "
-                              "have helped.\n",
-                              short_rotations(r)));
-    return QC_OK;
+    return short_rotations(r) ? qc_strbuf_addf(out, err, SHORT_ROTATIONS, short_rotations(r))
+                              : QC_OK;
 }
 
 /* ---- Markdown ---- */
@@ -296,6 +295,18 @@ static qc_status markdown_table(const qc_bench_request *q, const qc_bench_result
     return QC_OK;
 }
 
+/* What a table of cells does not tell; a page outlives the terminal that it was made on. */
+static qc_status markdown_notes(const qc_bench_result *r, qc_strbuf *out, qc_error *err)
+{
+    if (r->device.no_gemm)
+        QC_TRY(qc_strbuf_addf(out, err, "\nNo comparison with cuBLAS: %s.\n", r->device.no_gemm));
+    if (r->left_out)
+        QC_TRY(qc_strbuf_addf(out, err, "\n%u left out: no time or no memory.\n", r->left_out));
+    if (short_rotations(r))
+        QC_TRY(qc_strbuf_addf(out, err, "\n" SHORT_ROTATIONS, short_rotations(r)));
+    return QC_OK;
+}
+
 qc_status qc_bench_markdown(const qc_bench_request *q, const qc_bench_result *r, qc_strbuf *out,
                             qc_error *err)
 {
@@ -303,5 +314,5 @@ qc_status qc_bench_markdown(const qc_bench_request *q, const qc_bench_result *r,
     for (uint32_t s = 0; s < q->shape_count; s++)
         for (uint32_t i = 0; qc_bench_first_of_model(q, s) && i < q->scheme_count; i++)
             QC_TRY(markdown_table(q, r, s, q->schemes[i], out, err));
-    return QC_OK;
+    return markdown_notes(r, out, err);
 }

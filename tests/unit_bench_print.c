@@ -125,6 +125,15 @@ static void markdown(void **state)
            "| 1 | 2.00x, 50% | 2.00x, 50% | 2.00x, 0.03 us |\n");
     has(f, "\n| 16 | 2.00x, "); /* and down is missing, so is the sum */
     has(f, " | - | - |\n");
+    has(f, "|\n\n1 left out: no time or no memory.\n");
+    lacks(f, "may have helped");
+    lacks(f, "No comparison");
+    f->rows[1].turn.bytes = 4000;
+    f->r.device.no_gemm = "libcublas is not here";
+    f->out.len = 0;
+    assert_int_equal(qc_bench_markdown(&request, &f->r, &f->out, NULL), QC_OK);
+    has(f, "\nNo comparison with cuBLAS: libcublas is not here.\n");
+    has(f, "\nIn 1 the weights together are not more than four times the L2 cache");
 }
 
 static void json(void **state)

@@ -70,6 +70,7 @@ class Shim(QconvCase):
         """Rows, floors and ratios add up; the JSON is the Markdown is the page; all is documented."""
         text, r = self.bench("--markdown", shapes=TINY + ",33x65", m="16,1", rounds="2")
         self.assertEqual(performance.kernel_section(r), text)
+        self.assertIn("\nIn 8 the weights together", text)  # tiny weights
         self.assertIn("shim", r["device"]["name"])
         self.assertEqual(r["device"]["sm"], 80)
         self.assertEqual([(row["n"], row["k"], row["m"], row["scheme"]) for row in r["rows"]],
@@ -146,8 +147,9 @@ class Shim(QconvCase):
 
     def test_without_cublas(self):
         self.cublas = ""
-        text, r = self.bench()
-        self.assertIn("No comparison with cuBLAS: ", text)
+        text, r = self.bench("--markdown")
+        self.assertEqual(performance.kernel_section(r), text)
+        self.assertIn("\nNo comparison with cuBLAS: ", text)
         self.assertIsNotNone(r["device"]["no_gemm"])
         self.assertIsNone(r["roof"]["gemm_tflops"])
         self.assertEqual(len(r["rows"]), 2)
