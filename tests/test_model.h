@@ -8,6 +8,7 @@
 #include "formats/safetensors_header.h"
 
 #include <dirent.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -118,6 +119,32 @@ static inline void test_write_model(const char *dir)
         "{\n  \"model_type\": \"llama\",\n  \"vocab_size\": 32,\n  \"hidden_size\": 70,\n"
         "  \"intermediate_size\": 300,\n  \"num_hidden_layers\": 1,\n"
         "  \"num_attention_heads\": 7\n}\n");
+}
+
+/* Runs the words of a command line, separated by spaces. */
+QC_PRINTF(3, 4)
+static inline qc_status test_run_line(qc_status (*run)(int argc, char **argv, qc_error *err),
+                                      qc_error *err, const char *fmt, ...)
+{
+    enum { MOST = 16 };
+    char line[512];
+    char *argv[MOST];
+    int argc = 0;
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    if (n <= 0 || (size_t)n >= sizeof line)
+        _exit(99);
+    for (char *p = line, *space; p; p = space) {
+        space = strchr(p, ' ');
+        if (space)
+            *space++ = '\0';
+        if (argc == MOST)
+            _exit(99);
+        argv[argc++] = p;
+    }
+    return run(argc, argv, err);
 }
 
 #endif

@@ -70,71 +70,52 @@ static qc_status run_words(int argc, char **argv, qc_error *err)
     return st;
 }
 
-/* The words of a command line, separated by spaces. */
-QC_PRINTF(2, 3)
-static qc_status run_line(qc_error *err, const char *fmt, ...)
-{
-    enum { MOST = 16 };
-    char line[512];
-    char *argv[MOST];
-    int argc = 0;
-    va_list args;
-    va_start(args, fmt);
-    int n = vsnprintf(line, sizeof line, fmt, args);
-    va_end(args);
-    assert_true(n > 0 && (size_t)n < sizeof line);
-    for (char *p = line, *space; p; p = space) {
-        space = strchr(p, ' ');
-        if (space)
-            *space++ = '\0';
-        assert_true(argc < MOST);
-        argv[argc++] = p;
-    }
-    return run_words(argc, argv, err);
-}
-
 static qc_status run_convert(const world *w, qc_error *err)
 {
-    return run_line(err, "qconv --to nf4 -q --threads=2 --max-shard-size=20KB %s %s", w->model,
-                    w->out);
+    return test_run_line(run_words, err,
+                         "qconv --to nf4 -q --threads=2 --max-shard-size=20KB %s %s", w->model,
+                         w->out);
 }
 
 static qc_status run_convert_plain_int8(const world *w, qc_error *err)
 {
-    return run_line(err, "qconv --to=int8 -q --threads=1 --compress=none %s %s", w->model, w->out);
+    return test_run_line(run_words, err, "qconv --to=int8 -q --threads=1 --compress=none %s %s",
+                         w->model, w->out);
 }
 
 static qc_status run_convert_placed(const world *w, qc_error *err)
 {
-    return run_line(err, "qconv --to nf4 -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
-                    w->out);
+    return test_run_line(run_words, err,
+                         "qconv --to nf4 -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
+                         w->out);
 }
 
 static qc_status run_convert_auto(const world *w, qc_error *err)
 {
-    return run_line(err, "qconv --to auto -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
-                    w->out);
+    return test_run_line(run_words, err,
+                         "qconv --to auto -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
+                         w->out);
 }
 
 static qc_status run_convert_fp8(const world *w, qc_error *err)
 {
-    return run_line(err, "qconv --to nf4 -q --threads=2 %s %s", w->fp8, w->out);
+    return test_run_line(run_words, err, "qconv --to nf4 -q --threads=2 %s %s", w->fp8, w->out);
 }
 
 static qc_status run_convert_torch(const world *w, qc_error *err)
 {
-    return run_line(err, "qconv --to nf4 -q --threads=2 %s %s", QC_TEST_DATA "/torch/sharded",
-                    w->out);
+    return test_run_line(run_words, err, "qconv --to nf4 -q --threads=2 %s %s",
+                         QC_TEST_DATA "/torch/sharded", w->out);
 }
 
 static qc_status run_verify(const world *w, qc_error *err)
 {
-    return run_line(err, "qconv verify -q --threads=2 %s", w->out);
+    return test_run_line(run_words, err, "qconv verify -q --threads=2 %s", w->out);
 }
 
 static qc_status run_unpack(const world *w, qc_error *err)
 {
-    return run_line(err, "qconv unpack -q --threads=2 %s %s", w->out, w->plain);
+    return test_run_line(run_words, err, "qconv unpack -q --threads=2 %s %s", w->out, w->plain);
 }
 
 static int exists(const char *dir, const char *name)

@@ -16,28 +16,10 @@ typedef struct {
     char model[96], out[96], baseline[96], page[96];
 } world;
 
-/* The words of a command line, separated by spaces. */
-QC_PRINTF(2, 3)
-static qc_status run_line(qc_error *err, const char *fmt, ...)
+static qc_status run_words(int argc, char **argv, qc_error *err)
 {
-    enum { MOST = 16 };
-    char line[512];
-    char *argv[MOST];
-    int argc = 0;
-    va_list args;
     qc_arena a;
     qc_options o;
-    va_start(args, fmt);
-    int n = vsnprintf(line, sizeof line, fmt, args);
-    va_end(args);
-    assert_true(n > 0 && (size_t)n < sizeof line);
-    for (char *p = line, *space; p; p = space) {
-        space = strchr(p, ' ');
-        if (space)
-            *space++ = '\0';
-        assert_true(argc < MOST);
-        argv[argc++] = p;
-    }
     qc_arena_init(&a);
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     if (st == QC_OK)
@@ -62,7 +44,8 @@ static int setup(void **state)
     (void)snprintf(w.baseline, sizeof w.baseline, "%s/baseline.json", w.root);
     (void)snprintf(w.page, sizeof w.page, "%s/page.html", w.root);
     test_write_checkpoint(w.model, rows, sizeof rows / sizeof *rows, "{\"model_type\": \"gpt2\"}");
-    test_must(run_line(&err, "qconv --to=nf4 -q --threads=1 --device=cpu %s %s", w.model, w.out),
+    test_must(test_run_line(run_words, &err, "qconv --to=nf4 -q --threads=1 --device=cpu %s %s",
+                            w.model, w.out),
               &err);
     *state = &w;
     return 0;
@@ -77,9 +60,10 @@ static int teardown(void **state)
 
 static qc_status validate(world *w, int against_baseline, qc_error *err)
 {
-    return run_line(
-        err, "qconv validate -q --threads=1 --device=cpu --against %s --%s %s --html %s %s",
-        w->model, against_baseline ? "baseline" : "save-baseline", w->baseline, w->page, w->out);
+    return test_run_line(
+        run_words, err,
+        "qconv validate -q --threads=1 --device=cpu --against %s --%s %s --html %s %s", w->model,
+        against_baseline ? "baseline" : "save-baseline", w->baseline, w->page, w->out);
 }
 
 static void every_allocation(void **state)
