@@ -346,6 +346,12 @@ class Activations(ValidateCase):
         x = self.put({"65": self.weight("F32", [20, 65])})
         self.fails(3, "validate", "o", "--against", "m", "--activations", x, has="no activations")
 
+    def test_the_model_is_no_activations(self):
+        """Its tensors have the right names and widths: weights would be multiplied with weights."""
+        for path in ("m", "./m", self.path("m")):
+            self.fails(2, "validate", "o", "--against", "m", "--activations", path,
+                       has=["--activations", "--against"])
+
     def test_no_numbers(self):
         for value, code, word in ((float("nan"), 3, "not finite"), (1e6, 3, "too large for F16")):
             x = self.put({UP: ("F32", [1, 64], mk.encode("F32", [value] * 64))})
