@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/workers.h"
 #include "convert/recipe_coded.h"
 #include "convert/recipe_stored.h"
 #include "convert/recipe_tables.h"
@@ -168,16 +169,30 @@ const char *qc_validate_scheme(const qc_validate_pair *p)
     return p->stored->fp4 ? "fp4" : qc_scheme_name(p->stored->stored_as);
 }
 
-static qc_status read_whole(const qc_checkpoint *c, uint32_t tensor, qc_st_cursor *cursor,
-                            void **out, uint64_t *bytes, qc_error *err)
+/* A slow disk gives this much within the time in which Ctrl-C is to be answered. */
+#define READ_BYTES ((uint64_t)16 << 20)
+
+qc_status qc_validate_tensor_read(const qc_checkpoint *c, const qc_ckpt_tensor *t,
+                                  qc_st_cursor *cursor, void **out, qc_error *err)
 {
-    const qc_ckpt_tensor *t = &c->tensors[tensor];
     size_t size = 0;
     if (qc_u64_to_size(t->bytes, &size))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", t->name);
     QC_TRY(qc_malloc(out, size, err));
-    *bytes = t->bytes;
-    return qc_checkpoint_read(c, cursor, t, 0, *out, size, err);
+    for (uint64_t at = 0; at < t->bytes; at += READ_BYTES) {
+        uint64_t n = t->bytes - at < READ_BYTES ? t->bytes - at : READ_BYTES;
+        if (qc_interrupted())
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        QC_TRY(qc_checkpoint_read(c, cursor, t, at, (unsigned char *)*out + at, (size_t)n, err));
+    }
+    return QC_OK;
+}
+
+static qc_status read_whole(const qc_checkpoint *c, uint32_t tensor, qc_st_cursor *cursor,
+                            void **out, uint64_t *bytes, qc_error *err)
+{
+    *bytes = c->tensors[tensor].bytes;
+    return qc_validate_tensor_read(c, &c->tensors[tensor], cursor, out, err);
 }
 
 qc_status qc_validate_weights_read(qc_validate_weights *out, const qc_checkpoint *output,

@@ -40,6 +40,11 @@ QC_NODISCARD qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *are
 /* "nf4", "fp4", "int8", "int8-block". */
 const char *qc_validate_scheme(const qc_validate_pair *p);
 
+/* All of a tensor, to be freed with qc_free also after a failure; in pieces, between which Ctrl-C
+ * is looked for. */
+QC_NODISCARD qc_status qc_validate_tensor_read(const qc_checkpoint *c, const qc_ckpt_tensor *t,
+                                               qc_st_cursor *cursor, void **out, qc_error *err);
+
 /* The arrays of a pair's weight in memory. */
 typedef struct {
     qc_weights w;

@@ -16,6 +16,18 @@ struct qc_validate_source {
     size_t raw_room;
 };
 
+qc_status qc_validate_whole(void **out, const qc_validate_tools *tools,
+                            const qc_validate_pair *pair, qc_error *err)
+{
+    const qc_ckpt_tensor *t = &tools->model->tensors[pair->model_tensor];
+    qc_st_cursor *cursor = NULL;
+    qc_status st = qc_st_cursor_create(&cursor, err);
+    if (st == QC_OK)
+        st = qc_validate_tensor_read(tools->model, t, cursor, out, err);
+    qc_st_cursor_destroy(cursor);
+    return st;
+}
+
 qc_status qc_validate_source_open(qc_validate_source **out, const qc_validate_tools *tools,
                                   const qc_validate_pair *pair, const void *whole, qc_error *err)
 {

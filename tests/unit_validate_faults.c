@@ -2,7 +2,9 @@
  * written, no leak (the sanitizer stage looks), and afterwards the command works as if nothing had
  * been. */
 #include "base/alloc.h"
+#include "base/workers.h"
 #include "convert/commands.h"
+#include "convert/validate_pair.h"
 #include "test_model.h"
 
 #include <setjmp.h>
@@ -95,10 +97,38 @@ static void every_allocation(void **state)
     }
 }
 
+/* A layer is read in pieces, so that Ctrl-C is answered on a slow disk, too. */
+static void reading_is_interrupted(void **state)
+{
+    const world *w = *state;
+    qc_error err = {0};
+    qc_checkpoint *c = NULL;
+    qc_st_cursor *cursor = NULL;
+    void *bytes = NULL;
+    unsigned char last[8];
+    test_must(qc_checkpoint_open(&c, w->model, &err), &err);
+    test_must(qc_st_cursor_create(&cursor, &err), &err);
+    const qc_ckpt_tensor *t = qc_checkpoint_find(c, "h.0.mlp.c_fc.weight");
+    assert_non_null(t);
+    test_must(qc_validate_tensor_read(c, t, cursor, &bytes, &err), &err);
+    test_must(qc_checkpoint_read(c, cursor, t, t->bytes - sizeof last, last, sizeof last, &err),
+              &err);
+    assert_memory_equal((unsigned char *)bytes + t->bytes - sizeof last, last, sizeof last);
+    qc_free(bytes);
+    bytes = NULL;
+    qc_interrupt();
+    assert_int_equal(qc_validate_tensor_read(c, t, cursor, &bytes, &err), QC_ERR_INTERRUPTED);
+    qc_interrupt_clear();
+    qc_free(bytes);
+    qc_st_cursor_destroy(cursor);
+    qc_checkpoint_close(c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_allocation),
+        cmocka_unit_test(reading_is_interrupted),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -480,7 +480,7 @@ class Verdict(ValidateCase):
     def test_interrupted(self):
         """130, and neither the page nor the baseline."""
         rows = bytes(range(0, 64)) * 2
-        self.model({Q: ("BF16", [16384, 4096], rows * (16384 * 4096 * 2 // len(rows)))}, name="wide")
+        self.model({Q: ("BF16", [8192, 4096], rows * (8192 * 4096 * 2 // len(rows)))}, name="wide")
         self.ok("-q", "--to", "int8", "wide", "w")
         p = subprocess.Popen([qconv_case.QCONV, "validate", "w", "--against", "wide", "--json",
                               "--threads", "1", "--html", "i.html", "--save-baseline", "i.json"],
