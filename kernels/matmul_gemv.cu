@@ -8,7 +8,8 @@
  *      |-----------|-----------|---------|-----------|                       row 1 of warp 0
  *        ...                                                                 rows of warp 1 .. 7
  *
- *   grid     x: 8 * rows rows of W (2 or 4 a warp), y: slices of K, z: 8 rows of x each
+ *   grid     x: 8 * rows rows of W (2 or 4 a warp), y: slices of K, z: 8 rows of x each (4 of NF4
+ *            where shared memory has no room for 8: sm_75)
  *   weights  a lane loads its run of every row (16 bytes of NF4, 32 of int8, so a warp 512 or 1024
  *            in a row) one tile ahead, past L1; decoded in registers (matmul_run.cuh)
  *   x        the tile's 1024 columns of all rows of x, 16 bits as they are, in shared memory, two
@@ -214,7 +215,7 @@ __global__ void __launch_bounds__(THREADS, BLOCKS_RESIDENT(aligned, M))
     QC_SHARED(shared_type, shared);
     unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     uint64_t n = ((uint64_t)blockIdx.x * WARPS + warp) * R;
-    uint64_t first_m = (uint64_t)blockIdx.z * GEMV_M;
+    uint64_t first_m = (uint64_t)blockIdx.z * M;
     unsigned rows = a.m - first_m < (uint64_t)M ? (unsigned)(a.m - first_m) : (unsigned)M;
     const uint16_t *x = a.x + first_m * a.ldx;
     uint64_t k_begin = (uint64_t)blockIdx.y * a.split_k;
@@ -311,13 +312,13 @@ qc_status start_rows(const gemv_args &a, unsigned m, bool aligned, qc_dtype x_dt
     }
 }
 
-/* Rows [first, first + count) of x, count at most 8 or a multiple of 8. */
+/* Rows [first, first + count) of x, count at most the plan's m_tile or a multiple of it. */
 qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, qc_cuda_stream s,
                       qc_error *err)
 {
     const qc_matmul_plan *p = &c->plan;
     bool nf4 = c->weights.w.kind == QC_WEIGHTS_NF4;
-    unsigned m = count < GEMV_M ? (unsigned)count : GEMV_M;
+    unsigned m = count < p->m_tile ? (unsigned)count : p->m_tile;
     unsigned n_tile = WARPS * ROWS_OF_WARP(nf4, m);
     uint64_t tiles = (c->n + n_tile - 1) / n_tile;
     if (tiles > INT32_MAX)
@@ -336,7 +337,7 @@ qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, q
     a.y_dtype = c->y_dtype;
     a.ldy = c->ldy;
     a.bias = c->bias;
-    dim3 grid((unsigned)tiles, p->splits, (unsigned)((count + GEMV_M - 1) / GEMV_M));
+    dim3 grid((unsigned)tiles, p->splits, (unsigned)((count + m - 1) / m));
     bool aligned = p->run == QC_RUN_ALIGNED;
     return nf4 ? start_rows<true>(a, m, aligned, c->x_dtype, grid, s, err)
                : start_rows<false>(a, m, aligned, c->x_dtype, grid, s, err);
@@ -346,9 +347,10 @@ qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, q
 
 qc_status qc_gemv_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {
-    uint64_t first = 0, whole = c->m / GEMV_M * GEMV_M;
+    uint32_t m_tile = c->plan.m_tile;
+    uint64_t first = 0, whole = c->m / m_tile * m_tile;
     while (first < whole) {
-        uint64_t most = (uint64_t)M_CHUNK_MOST * GEMV_M;
+        uint64_t most = (uint64_t)M_CHUNK_MOST * m_tile;
         uint64_t count = whole - first < most ? whole - first : most;
         QC_TRY(start_range(c, first, count, s, err));
         first += count;
@@ -356,18 +358,29 @@ qc_status qc_gemv_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *er
     return first < c->m ? start_range(c, first, c->m - first, s, err) : QC_OK;
 }
 
+/* Of the kernel for m rows of x; unaligned weights have the next power of two's. */
+static uint32_t shared_bytes_for(bool nf4, bool aligned, uint32_t m)
+{
+    uint32_t rows = aligned || m <= 2 ? m : m <= 4 ? 4 : GEMV_M;
+    return (uint32_t)(nf4 ? sizeof(qc_run_pairs) : sizeof(qc_run_plain)) +
+           2u * rows * TILE_K * (uint32_t)sizeof(uint16_t);
+}
+
 /* K is split only where there are fewer than two blocks a multiprocessor, into slices of whole
  * tiles. */
 void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
 {
     bool nf4 = s->kind == QC_WEIGHTS_NF4;
+    bool aligned = p->run == QC_RUN_ALIGNED;
     p->m_tile = s->m < GEMV_M ? (uint32_t)s->m : GEMV_M;
+    if (shared_bytes_for(nf4, aligned, p->m_tile) > d->shared_block_bytes)
+        p->m_tile = GEMV_M / 2;
     p->n_tile = WARPS * ROWS_OF_WARP(nf4, p->m_tile);
     p->threads = THREADS;
-    p->shared_bytes = (uint32_t)((nf4 ? sizeof(qc_run_pairs) : sizeof(qc_run_plain)) +
-                                 2u * p->m_tile * TILE_K * sizeof(uint16_t));
+    p->shared_bytes = shared_bytes_for(nf4, aligned, p->m_tile);
     uint64_t tiles = (s->k + TILE_K - 1) / TILE_K;
-    uint64_t chunks = (s->m + GEMV_M - 1) / GEMV_M, columns = (s->n + p->n_tile - 1) / p->n_tile;
+    uint64_t chunks = (s->m + p->m_tile - 1) / p->m_tile,
+             columns = (s->n + p->n_tile - 1) / p->n_tile;
     uint64_t wanted = 2u * (uint64_t)d->multiprocessors;
     uint64_t splits = chunks >= wanted || columns >= wanted ? 1 : wanted / (columns * chunks);
     splits = splits < 1 ? 1 : splits > SPLIT_MOST ? SPLIT_MOST : splits;

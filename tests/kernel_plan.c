@@ -277,6 +277,21 @@ static void test_gemv(void **state)
     p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
     assert_int_equal(p.splits, 1);
     assert_int_equal(p.m_tile, 8);
+    /* sm_75 has shared memory for 7 rows of NF4, and of unaligned ones for 4. */
+    d = t4();
+    for (uint64_t m = 5; m <= 9; m++) {
+        s = shape(m, 64, 4096);
+        p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
+        assert_int_equal(p.m_tile, m <= 7 ? m : 4);
+        assert_true(p.shared_bytes <= d.shared_block_bytes);
+        s.codes_alignment = 1;
+        p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
+        assert_int_equal(p.m_tile, 4);
+        assert_true(p.shared_bytes <= d.shared_block_bytes);
+        s.kind = QC_WEIGHTS_INT8_ROWS;
+        assert_int_equal(plan_of(&d, &s, QC_MATMUL_GEMV, 0).m_tile, m < 8 ? m : 8);
+    }
+    d = h200();
     for (uint64_t k = 1; k < 20000; k += 37)
         for (uint64_t n = 1; n < 6000; n = n * 3 + 1) {
             s = shape(1 + k % 8, n, k);
@@ -298,8 +313,7 @@ static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
         assert_true(p->workspace_bytes - p->gemm_offset >= 4 * MIB);
     } else {
         assert_int_equal(p->gemm_offset, p->workspace_bytes);
-        if (p->path != QC_MATMUL_GEMV)
-            assert_true(p->shared_bytes <= d->shared_block_bytes);
+        assert_true(p->shared_bytes <= d->shared_block_bytes);
         assert_true(p->splits >= 1 && p->split_k % 128 == 0);
         assert_true(p->split_k * p->splits >= s->k && p->split_k * (p->splits - 1) < s->k);
     }
