@@ -62,4 +62,16 @@ static inline qc_status qc_cuda_allow_shared(Kernel *kernel, size_t bytes, const
                          what, err);
 }
 
+/* The most shared memory that a block of the current device can have. */
+static inline qc_status qc_cuda_shared_most(size_t *out, const char *what, qc_error *err)
+{
+    int device = 0, bytes = 0;
+    QC_TRY(qc_cuda_check(cudaGetDevice(&device), what, err));
+    QC_TRY(qc_cuda_check(
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device), what,
+        err));
+    *out = (size_t)bytes;
+    return QC_OK;
+}
+
 #endif

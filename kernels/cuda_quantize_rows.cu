@@ -14,13 +14,14 @@
  * more than their size apart, so that the two halves of a warp use different banks.
  *
  * A thread block holds as many runs as it has half warps: several rows, where rows are short, or
- * one row; a row of more runs (32768 columns in 16 bits, 16384 in float) is read again, part by
- * part, for its codes. Rounding to float16 is monotone, so the row's absmax over float16 values is
- * the rounded absmax of the source, and a value is too large for float16 exactly when the absmax
- * of some run is.
+ * one row; a row of more runs (32768 columns in 16 bits, 16384 in float; half of that on sm_75,
+ * whose 64 KB of shared memory are less than the 65 KB they take) is read again, part by part, for
+ * its codes. Rounding to float16 is monotone, so the row's absmax over float16 values is the
+ * rounded absmax of the source, and a value is too large for float16 exactly when the absmax of
+ * some run is.
  *
  * Bytes of global memory per element: source 2 (4) + code 1 + 16 per run; shared memory per thread
- * block: runs * (1024 + 16) * source size + 128, 17 KB to 68 KB. */
+ * block: runs * (1024 + 16) * source size + 128, 16 KB to 65 KB. */
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_check.h"
@@ -256,22 +257,33 @@ __global__ void __launch_bounds__(16 * most_runs, 2) quantize_rows(row_job job)
     }
 }
 
+template <qc_dtype dtype> size_t shared_bytes_for(uint32_t runs)
+{
+    return offsetof(row_shared, bytes) + (size_t)runs * run_size<dtype>::bytes;
+}
+
 template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t element = sizeof(typename qc_source<dtype>::type);
     const char *what = "int8_rows_quantize";
     uint32_t most = element == 2 ? most_runs : most_runs / 2;
+    size_t room = 0;
     job.runs_row = job.cols / run_elems + (job.cols % run_elems != 0);
     job.runs = 8;
     while (job.runs < job.runs_row && job.runs < most)
         job.runs *= 2;
+    if (job.runs == most) {
+        QC_TRY(qc_cuda_shared_most(&room, what, err));
+        if (shared_bytes_for<dtype>(job.runs) > room)
+            job.runs /= 2;
+    }
     job.rows_together = job.runs_row < job.runs ? job.runs / (uint32_t)job.runs_row : 1;
     job.parts = (job.runs_row + job.runs - 1) / job.runs;
     job.wide_src = reinterpret_cast<uintptr_t>(job.src) % 16 == 0 && job.cols * element % 16 == 0;
     job.wide_codes = reinterpret_cast<uintptr_t>(job.codes) % 16 == 0 && job.cols % 16 == 0;
     uint64_t tiles = (job.rows + job.rows_together - 1) / job.rows_together;
     unsigned grid = tiles < 0x7fffffffu ? (unsigned)tiles : 0x7fffffffu;
-    size_t shared = offsetof(row_shared, bytes) + (size_t)job.runs * run_size<dtype>::bytes;
+    size_t shared = shared_bytes_for<dtype>(job.runs);
     if (job.errors) {
         QC_TRY(qc_cuda_allow_shared(quantize_rows<dtype, true>, shared, what, err));
         QC_LAUNCH((quantize_rows<dtype, true>), dim3(grid), dim3(16 * job.runs), shared, s, job);
