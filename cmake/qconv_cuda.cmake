@@ -117,6 +117,15 @@ set(CMAKE_CUDA_EXTENSIONS OFF)
 enable_language(CUDA)
 find_package(CUDAToolkit ${qconv_nvcc_version} REQUIRED)
 
+# qconv compares its GPUs with numbers; CMake has found out what "native" stands for.
+if(CMAKE_CUDA_ARCHITECTURES STREQUAL "native" AND CMAKE_CUDA_ARCHITECTURES_NATIVE)
+  set(CMAKE_CUDA_ARCHITECTURES ${CMAKE_CUDA_ARCHITECTURES_NATIVE})
+endif()
+if(NOT CMAKE_CUDA_ARCHITECTURES MATCHES "^[0-9]+[af]?(-real|-virtual)?(;[0-9]+[af]?(-real|-virtual)?)*$")
+  message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES=${CMAKE_CUDA_ARCHITECTURES}: expected compute "
+    "capabilities as in 80-real;90-virtual, or native with CMake 3.24 where the GPU is")
+endif()
+
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " QCONV_CUDA_CODE)
 string(REGEX REPLACE "([0-9]+[af]?)-real" "sm_\\1" QCONV_CUDA_BUILD "${QCONV_CUDA_CODE}")
 string(REGEX REPLACE "([0-9]+[af]?)-virtual" "compute_\\1" QCONV_CUDA_BUILD "${QCONV_CUDA_BUILD}")
