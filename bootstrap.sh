@@ -53,6 +53,7 @@ need() {
 build() {
     if [ ! -f build/build.ninja ] || [ CMakePresets.json -nt build/build.ninja ]; then
         cmake --preset release "$@" >build.log 2>&1 || { cat build.log >&2; exit 1; }
+        sed -n 's/^-- \(.*CUDA kernels.*\)/bootstrap: \1/p' build.log >&2
         rm -f build.log
     fi
     cmake --build build -- --quiet
