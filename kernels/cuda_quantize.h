@@ -7,10 +7,10 @@
  *
  * All pointers are device memory. dtype: F32, F16 or BF16 (F64 is the CPU's). src: any alignment
  * its type has, codes and dst likewise; 16 bytes is faster, and K a multiple of 8 in dequantizing.
- * Sizes are 64-bit; n == 0 is a no-op. Work is put on the stream and not waited for; nothing is
- * allocated. Thread-safe: yes. Errors: QC_ERR_USAGE for an argument (block size, dtype),
- * QC_ERR_INTERNAL from CUDA. *bad (device, 8 bytes) is set to UINT64_MAX first and then to the
- * lowest index whose element has no code; what else was written then is unspecified. */
+ * Sizes are 64-bit; nothing is written for n == 0 but *bad. Work is put on the stream and not
+ * waited for; nothing is allocated. Thread-safe: yes. Errors: QC_ERR_USAGE for an argument (block
+ * size, dtype), QC_ERR_INTERNAL from CUDA. *bad (device, 8 bytes) is set to UINT64_MAX first and
+ * then to the lowest index whose element has no code; what else was written then is unspecified. */
 #ifndef QC_KERNELS_CUDA_QUANTIZE_H
 #define QC_KERNELS_CUDA_QUANTIZE_H
 
@@ -48,7 +48,7 @@ typedef struct {
     qc_dtype dtype;
     uint64_t rows, cols;
     int8_t *codes; /* [rows, cols] */
-    float *scb;    /* [rows] */
+    float *scb;    /* [rows]; 0 where cols is 0 */
     float *errors; /* [rows][ceil(cols / QC_CUDA_ROW_RUN)][4]: sums ee and xx folded over 16 lanes,
                       the largest |e|, and the bits (uint32_t) of its column within the run, lowest
                       on ties; NULL: not wanted. 16-byte aligned */

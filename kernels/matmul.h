@@ -7,7 +7,8 @@
  *
  * Any M >= 0, N >= 0, K >= 0 (K == 0 gives the bias, or zeros); K need not be a multiple of the
  * block or of 8; any pointer alignment its type has. Accumulation in float; sums in an order that
- * depends on the shape and the device only: results are bitwise the same from run to run. NaN and
+ * depends on the shape, the device, the path and the size of the workspace only: results are
+ * bitwise the same from run to run. NaN and
  * infinity in x come out as IEEE has it; weights must be finite.
  *
  * How (docs/kernels.md): qc_matmul_plan_make chooses by shape and device, a pure host function:

@@ -35,7 +35,8 @@ typedef struct {
     uint32_t m_tile, n_tile; /* of a block of threads; 0 where the path has none */
     uint32_t threads;
     uint32_t splits;       /* of K; > 1: partial sums go to the workspace, summed in order */
-    uint64_t split_k;      /* k per split, a multiple of 128; the last may be shorter */
+    uint64_t split_k;      /* k per split, a multiple of 128 (without splits k_padded will do); the
+                              last may be shorter */
     uint32_t shared_bytes; /* dynamic */
     int copies_x;          /* x is rewritten as float16 [m][k_padded] with row exponents */
     uint64_t k_padded;     /* K rounded up to a multiple of 32 */
