@@ -81,7 +81,8 @@ qc_status qc_devices_choose(qc_devices *out, const char *option, uint64_t source
     out->work = qc_gpu_work_get();
     if (!out->work) {
         if (out->wished)
-            QC_FAIL(err, QC_ERR_DEVICE, "%s%s: this build of qconv has no GPU kernels", w.from,
+            QC_FAIL(err, QC_ERR_DEVICE,
+                    "%s%s: this build of qconv has no GPU kernels (docs/building.md)", w.from,
                     w.text);
         return use_cpu(out, "this build has no GPU kernels");
     }

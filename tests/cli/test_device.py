@@ -224,7 +224,8 @@ class Chosen(Device):
             self.skipTest("it has a GPU")
         self.assertEqual(r.returncode, 5)
         self.assertRegex(r.stderr.decode(), r"\Aqconv: --device cuda: (this build of qconv has no "
-                                            r"GPU kernels|there is no GPU: \S[^\n]+)\n\Z")
+                                            r"GPU kernels \(docs/building\.md\)|there is no GPU: "
+                                            r"\S[^\n]+)\n\Z")
 
     def test_hardware(self):
         o = json.loads(self.ok("hardware", "--json", env=devices("1GiB", "1GiB")))
