@@ -171,6 +171,18 @@ template <int fault> static bool run_pipeline()
     return equal(found, want, 64);
 }
 
+template <int fault, bool zeros> static bool run_reuse()
+{
+    numbers<64> in;
+    float found[64], want[64];
+    for (unsigned i = 0; i < 64; i++)
+        want[i] = in.v[i ^ 1];
+    device_array<float> x(64, in.v), y(64);
+    SHIM_RUN(y, (pf_reuse<fault, zeros>), 1, 64, sizeof(pf_ring), x.p, y.p);
+    y.get(found);
+    return equal(found, want, 64);
+}
+
 /* ---- streams --------------------------------------------------------------------------------- */
 
 /* Copies numbers in, doubles them and copies them out through pinned memory, in two rounds. fault
@@ -258,6 +270,12 @@ static const struct planted {
     {"cp.async: no barrier behind the wait", run_pipeline<0>, run_pipeline<3>, NULL},
     {"cp.async: stage filled too early", run_pipeline<0>, run_pipeline<4>, NULL},
     {"cp.async: not committed", run_pipeline<0>, run_pipeline<5>, NULL},
+    {"cp.async: its place reused", run_reuse<0, false>, run_reuse<1, false>,
+     "was written while a cp.async to it was under way"},
+    {"cp.async: the place of its zeros reused", run_reuse<0, true>, run_reuse<1, true>,
+     "was written while a cp.async to it was under way"},
+    {"cp.async: reused, not committed", run_reuse<0, true>, run_reuse<2, true>,
+     "was written while a cp.async to it was under way"},
     {"the host does not wait", run_streams<0>, run_streams<1>, NULL},
     {"a stream does not wait", run_streams<0>, run_streams<2>, NULL},
     {"a buffer filled too early", run_streams<0>, run_streams<3>, NULL},

@@ -89,6 +89,26 @@ template <int fault> static __global__ void pf_pipeline(const float *x, float *y
     }
     y[t] = sum;
 }
+
+/* 16 threads fill 64 words with cp.async, or with its zeros. Then the words are used for something
+ * else: thread t puts x[t] there and reads its neighbour's. fault 1: the
+ * copies are not waited for; 2: they are, but none was committed. */
+template <int fault, bool zeros> static __global__ void pf_reuse(const float *x, float *y)
+{
+    QC_SHARED(pf_ring, s);
+    unsigned t = threadIdx.x; /* 64 */
+    float *words = s.stage[0][0];
+    if (t < 16)
+        qc_cp_async_16(words + 4 * t, x, zeros ? 0 : 16);
+    if (fault != 2)
+        qc_cp_async_commit();
+    if (fault != 1)
+        qc_cp_async_wait<0>();
+    __syncthreads();
+    words[t] = x[t];
+    __syncthreads();
+    y[t] = words[t ^ 1];
+}
 } // namespace
 
 #endif

@@ -292,6 +292,18 @@ void qc_shim_need_sm(const char *what, unsigned sm)
 
 /* ---- cp.async -------------------------------------------------------------------------------- */
 
+/* A copy may land at any time until it is waited for, and one that nobody waits for until the block
+ * ends. So what somebody wrote to its place meanwhile may or may not be overwritten; the poison put
+ * there tells. */
+static void check_untouched(const pending_copy *c)
+{
+    static const uint64_t poison[2] = {UINT64_MAX, UINT64_MAX};
+    if (memcmp(c->shared, poison, sizeof(poison)))
+        qc_shim_fault(
+            "offset %zu of shared memory was written while a cp.async to it was under way",
+            (size_t)((const unsigned char *)c->shared - running->shared));
+}
+
 void qc_shim_cp_async(void *shared, const void *global, unsigned bytes)
 {
     thread *t = self();
@@ -325,6 +337,7 @@ void qc_shim_cp_wait(unsigned pending)
         const pending_copy *c = &t->copies[t->copies_first];
         if (c->group + pending >= t->groups) /* among the newest, or not committed */
             return;
+        check_untouched(c);
         if (c->bytes)
             memcpy(c->shared, c->global, 16);
         else
@@ -424,6 +437,18 @@ static void release_barrier(block *b)
         }
 }
 
+/* What was never waited for lands now; nobody reads it any more. */
+static void end_copies(block *b)
+{
+    for (unsigned i = 0; i < b->threads; i++) {
+        thread *t = &b->all[i];
+        qc_shim_self = &t->seen;
+        while (t->copies_first < t->copies_count)
+            check_untouched(&t->copies[t->copies_first++]);
+    }
+    qc_shim_self = NULL;
+}
+
 static void run_block(block *b)
 {
     const qc_shim_grid *g = b->grid;
@@ -454,6 +479,7 @@ static void run_block(block *b)
         release_barrier(b);
     }
     ACQUIRE(&b->end);
+    end_copies(b);
     check_shared(b);
 }
 

@@ -4,11 +4,13 @@
  * the CUDA language a meaning, include/shim_ptx.h the wrappers of kernels/ptx.cuh, and the files
  * here are a CUDA runtime without a GPU:
  *
- *   shim_fibre.c   stacks, and the switch from one to another
- *   shim_block.c   a grid, block by block: one fibre per thread, barriers, warp collectives,
- * cp.async shim_memory.c  device and pinned memory between guard pages; who touched what it must
- * not shim_device.c  devices, their properties, errors, configuration shim_stream.c  streams,
- * events, copies, launches, graphs
+ *   - shim_fibre.c   stacks, and the switch from one to another
+ *   - shim_block.c   a grid, block by block: one fibre per thread, barriers, collectives, cp.async
+ *   - shim_memory.c  device and pinned memory between guard pages; who touched what it must not
+ *   - shim_device.c  devices, their properties, errors, configuration
+ *   - shim_stream.c  streams, events
+ *   - shim_copy.c    memory, copies, launches
+ *   - shim_graph.c   graphs
  *
  * The shim is an adversary: where CUDA leaves something open, it does what hurts most.
  *  - Threads. A warp runs alone until all its threads wait at a barrier of the block; then the next
@@ -17,8 +19,9 @@
  *    order or another: forward, reverse, or shuffled anew after every barrier.
  *  - Shared memory is all ones (NaN) when a block starts, and ends at a guard page.
  *  - cp.async poisons its destination when it starts and copies when it is waited for, which are
- * the two ends of what hardware may do. ldmatrix reads the row that a lane names when that lane
- *    arrives.
+ *    the two ends of what hardware may do; what was written there in between is an error, also
+ *    where nobody waits until the block ends. ldmatrix reads the row that a lane names when that
+ *    lane arrives.
  *  - Device memory is all ones when allocated, ends at a guard page, and can be touched only by
  *    kernels and copies of its own device: host code that reaches into it gets a signal, as it
  * would.
