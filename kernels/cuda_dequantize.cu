@@ -315,7 +315,7 @@ bool aligned(const void *p, uintptr_t to)
 dim3 grid_for(const dequantize_job &job, uint64_t each)
 {
     uint64_t x = (job.ld - 1) / each + 1;
-    return dim3(x < 0x7fffffffu ? (unsigned)x : 0x7fffffffu,
+    return dim3(x < QC_GRID_MOST ? (unsigned)x : QC_GRID_MOST,
                 job.rows < 65535 ? (unsigned)job.rows : 65535u);
 }
 

@@ -459,7 +459,7 @@ __global__ void __launch_bounds__(threads_per_block) quantize_halves(block_job j
 unsigned grid_for(uint64_t blocks, unsigned blocks_each)
 {
     uint64_t grid = (blocks + blocks_each - 1) / blocks_each;
-    return grid < 0x7fffffffu ? (unsigned)grid : 0x7fffffffu;
+    return grid < QC_GRID_MOST ? (unsigned)grid : QC_GRID_MOST;
 }
 
 template <bool nf4, qc_dtype dtype, int stripes>

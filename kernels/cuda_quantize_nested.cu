@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(threads_per_block)
 unsigned grid_for(uint64_t n)
 {
     uint64_t grid = (n - 1) / (threads_per_block * per_lane) + 1;
-    return grid < 0x7fffffffu ? (unsigned)grid : 0x7fffffffu;
+    return grid < QC_GRID_MOST ? (unsigned)grid : QC_GRID_MOST;
 }
 
 } // namespace

@@ -3,6 +3,10 @@
 
 #include "kernels/cuda_quantize.h"
 
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
 static int slow;
 
 static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
@@ -361,6 +365,18 @@ static void test_arguments(void **state)
     QD_OK(qc_cuda_dequantize(&w, 4, 0, NULL, QC_DTYPE_F32, 64, NULL, NULL, s, &qd.err));
 }
 
+#ifdef QC_CUDA_SHIM
+/* Thread blocks that go round, as a device's do behind 2^31 of them. */
+static void test_grid_steps(void **state)
+{
+    qc_shim_set_grid(1);
+    test_nested(state);
+    test_nested_map_and_block(state);
+    test_shapes(state);
+    qc_shim_set_grid(0);
+}
+#endif
+
 int main(int argc, char **argv)
 {
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
@@ -375,6 +391,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_range),
         cmocka_unit_test(test_exponent),
         cmocka_unit_test(test_arguments),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(test_grid_steps),
+#endif
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     qd_end();

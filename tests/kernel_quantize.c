@@ -5,6 +5,10 @@
 #include "kernels/cuda_quantize.h"
 #include "quant/quant_collect.h"
 
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
 static int slow;
 
 static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
@@ -298,6 +302,20 @@ static void test_rows_kinds(void **state)
         }
 }
 
+/* Without error sums nothing but __syncwarp brings the lanes of a whole run together between its
+ * codes and their stores. */
+static void test_rows_without_errors(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int t = 0; t < 3; t++) {
+        void *src = row_source(&rng, QD_NORMAL, types[t], 3 * 2048);
+        check_rows(types[t], 6, 1024, src, 0, 0, 0);
+        check_rows(types[t], 3, 2048, src, 0, 0, 0);
+        free(src);
+    }
+}
+
 /* Equal errors in many columns: the lowest is named. */
 static void test_rows_ties(void **state)
 {
@@ -336,6 +354,36 @@ static void test_rows_bad(void **state)
     check_rows(QC_DTYPE_F32, 1, 64, edge, 0, 0, 1);
 }
 
+#ifdef QC_CUDA_SHIM
+/* More than a grid can have, where a grid has one block or three: thread blocks go round. A device
+ * comes to that with 2^31 thread blocks only. */
+static void test_grid_steps(void **state)
+{
+    static const uint64_t shapes[][2] = {{130, 16}, {40, 1024}, {5, 2100}};
+    qt_rng rng = qt_rng_start(__func__);
+    for (unsigned grid = 1; grid <= 3; grid += 2) {
+        qc_shim_set_grid(grid);
+        test_sizes(state);
+        for (int t = 0; t < 3; t++) {
+            for (int nf4 = 0; nf4 < 2; nf4++)
+                for (uint32_t block = 32; block <= 1024; block *= 2) {
+                    blocks_case c = {nf4, types[t], 8195, block, 0, 0, 1};
+                    check_source(&c, QD_NORMAL, &rng);
+                }
+            for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+                uint64_t rows = shapes[s][0], cols = shapes[s][1];
+                void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
+                for (uint64_t i = 0; i < rows; i++) /* magnitudes that fall from row to row */
+                    qt_put(src, types[t], i * cols + i % cols, 60000.0 / (double)(i + 1));
+                check_rows(types[t], rows, cols, src, 0, 0, (int)(s % 2));
+                free(src);
+            }
+        }
+    }
+    qc_shim_set_grid(0);
+}
+#endif
+
 /* ---- arguments --------------------------------------------------------------------------------
  */
 
@@ -361,12 +409,22 @@ int main(int argc, char **argv)
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
     qd_start();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kinds),        cmocka_unit_test(test_patterns),
-        cmocka_unit_test(test_sizes),        cmocka_unit_test(test_alignment),
-        cmocka_unit_test(test_block_sizes),  cmocka_unit_test(test_bad),
-        cmocka_unit_test(test_bad_patterns), cmocka_unit_test(test_rows_shapes),
-        cmocka_unit_test(test_rows_kinds),   cmocka_unit_test(test_rows_ties),
-        cmocka_unit_test(test_rows_bad),     cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_patterns),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_block_sizes),
+        cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_bad_patterns),
+        cmocka_unit_test(test_rows_shapes),
+        cmocka_unit_test(test_rows_kinds),
+        cmocka_unit_test(test_rows_ties),
+        cmocka_unit_test(test_rows_bad),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_rows_without_errors),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(test_grid_steps),
+#endif
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     qd_end();

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { DRIVER = 13000, MOST_FUNCTIONS = 4096 };
+enum { DRIVER = 13000, MOST_FUNCTIONS = 4096, GRID_MOST = 0x7fffffff };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -17,6 +17,7 @@ static int device_count, no_driver;
 static qc_shim_order order = {QC_SHIM_SHUFFLE, 1};
 static qc_shim_stream_kind streams_kind;
 static uint64_t streams_random;
+static unsigned grid_most = GRID_MOST;
 static unsigned failing_malloc, failing_launch; /* calls left, the last of which fails */
 static struct {
     const void *function;
@@ -129,6 +130,15 @@ static void parse_streams(const char *text)
     streams_random = seed;
 }
 
+static void parse_grid(const char *text)
+{
+    uint64_t n = 0;
+    const char *at = text;
+    if (!read_number(&at, 0, &n) || *at || n < 1 || n > GRID_MOST)
+        qc_shim_fault("QC_SHIM_GRID: not understood: %s", text);
+    grid_most = (unsigned)n;
+}
+
 static void configure(void)
 {
     const char *text = getenv("QC_SHIM_DEVICES");
@@ -137,6 +147,8 @@ static void configure(void)
         parse_order(text);
     if ((text = getenv("QC_SHIM_STREAMS")))
         parse_streams(text);
+    if ((text = getenv("QC_SHIM_GRID")))
+        parse_grid(text);
     if ((text = getenv("QC_SHIM_FAIL_MALLOC")))
         failing_malloc = (unsigned)strtoul(text, NULL, 10);
 }
@@ -181,6 +193,20 @@ static void set_count(unsigned *counter, unsigned n)
     pthread_mutex_lock(&lock);
     *counter = n;
     pthread_mutex_unlock(&lock);
+}
+
+void qc_shim_set_grid(unsigned most)
+{
+    set_count(&grid_most, most && most < GRID_MOST ? most : GRID_MOST);
+}
+
+unsigned qc_shim_grid_most(void)
+{
+    begin();
+    pthread_mutex_lock(&lock);
+    unsigned most = grid_most;
+    pthread_mutex_unlock(&lock);
+    return most;
 }
 
 void qc_shim_fail_malloc(unsigned n)

@@ -8,6 +8,8 @@
  *   QC_SHIM_STREAMS      "lazy": work runs when somebody waits for it; "eager": at once;
  *                        "shuffle:SEED": some of it, of any stream, whenever the runtime is called.
  *                        Default: lazy
+ *   QC_SHIM_GRID         N: kernels that go on in steps of the grid are started with N blocks in x
+ *                        at most, so that they do. Default: what CUDA allows, 2147483647
  *   QC_SHIM_FAIL_MALLOC  N: the N-th cudaMalloc or cudaHostAlloc fails, once */
 #ifndef QC_SHIM_CONTROL_H
 #define QC_SHIM_CONTROL_H
@@ -24,6 +26,8 @@ extern "C" {
 void qc_shim_set_devices(const char *text);
 void qc_shim_set_order(const char *text);
 void qc_shim_set_streams(const char *text);
+/* 0: the default. */
+void qc_shim_set_grid(unsigned most);
 /* The n-th allocation from now fails, once; 0: none. */
 void qc_shim_fail_malloc(unsigned n);
 /* The n-th launch from now is refused with cudaErrorLaunchOutOfResources, once; 0: none. */

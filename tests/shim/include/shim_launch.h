@@ -113,6 +113,8 @@ static inline void __trap(void)
     qc_shim::launch(#kernel, (kernel), dim3(grid), dim3(block), (shared_bytes), (stream),          \
                     __VA_ARGS__)
 
+#define QC_GRID_MOST (qc_shim_grid_most())
+
 namespace qc_shim
 {
 template <typename T> struct as_is {
