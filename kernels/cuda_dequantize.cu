@@ -260,9 +260,10 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                 }
                 uint64_t at = row * job.ld + c * chunk_elems;
                 float bound = __fmul_rn(__fmul_rn(__fmul_rn(most, fabsf(scale[u])), p.a), p.b);
-                if (c < out_chunks && bound < safe)
+                bool whole = c >= row_chunks || bound < safe; /* zeros have no bound */
+                if (c < out_chunks && whole)
                     store_chunk<dtype>(job, at, v);
-                if (c < row_chunks && !(bound < safe)) {
+                if (!whole) {
 #pragma unroll
                     for (unsigned e = 0; e < chunk_elems; e++)
                         store_element<dtype>(job, at + e,
