@@ -32,6 +32,13 @@ static inline int km_no_device(void)
     return count == 0 ? 77 : 0;
 }
 
+/* For tests that do not need it: under compute-sanitizer its start alone takes long. */
+static inline void km_without_cublas(void)
+{
+    if (qt_every(2) > 1)
+        (void)setenv("QCONV_LIBCUBLAS", "none", 1);
+}
+
 static inline void *km_host(size_t bytes)
 {
     void *p = calloc(bytes ? bytes : 1, 1);

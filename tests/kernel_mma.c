@@ -109,7 +109,7 @@ static void multiply_next(bench *b, uint64_t m, uint64_t n, uint64_t k)
 static void every_m(bench *b)
 {
     static const uint64_t shapes[][2] = {{65, 192}, {130, 576}, {33, 95}};
-    for (size_t i = 0; i < COUNT(all_m); i++)
+    for (size_t i = 0; i < COUNT(all_m); i += qt_every(3))
         for (size_t j = 0; j < (slow ? 3 : all_m[i] <= 65 ? 2 : 1); j++)
             multiply_next(b, all_m[i], all_m[i] > 200 ? 33 : shapes[j][0], shapes[j][1]);
 }
@@ -121,7 +121,7 @@ static void every_n_and_k(bench *b)
     for (size_t i = 0; i < COUNT(sizes); i++)
         for (size_t j = 0; j < COUNT(sizes); j++) {
             uint64_t n = sizes[i], k = sizes[j], m = rows[(i + j) % COUNT(rows)];
-            if (n * k > 3420 * 66 && !slow)
+            if (n * k > (slow ? UINT64_MAX : 3420 * 66 / qt_every(5)))
                 continue;
             multiply_next(b, n * k > 1000000 ? 9 : m, n, k);
         }
@@ -132,7 +132,7 @@ static void llama(bench *b)
 {
     static const uint64_t widths[] = {4096, 8192, 14336, 28672, 1024, 11008};
     for (size_t i = 0; i < COUNT(widths); i++) {
-        if (i > 3 && !slow)
+        if (i > (slow ? COUNT(widths) : 3 / qt_every(4)))
             break;
         for (unsigned variant = 0; variant < (slow ? 6 : 1); variant++)
             multiply_next(b, variant % 2 ? 19 : 9, 5, widths[i]);
@@ -147,7 +147,7 @@ static void every_block(bench *b)
 {
     static const uint64_t ks[] = {96, 83, 84};
     for (uint32_t block = 32; block <= 4096; block *= 2)
-        for (unsigned variant = 0; variant < 12; variant++) {
+        for (unsigned variant = 0; variant < 12; variant += qt_every(5)) {
             km_spec spec = {
                 .kind = variant & 1 ? QC_WEIGHTS_INT8_BLOCKS : QC_WEIGHTS_NF4,
                 .n = 51,
@@ -167,7 +167,7 @@ static void every_block(bench *b)
 /* Codes at any address: the ends of the array are read byte by byte. */
 static void every_address(bench *b)
 {
-    for (size_t shift = 0; shift < 8; shift++)
+    for (size_t shift = 0; shift < 8; shift += qt_every(3))
         for (unsigned kind = 0; kind < 3; kind++) {
             km_spec spec = {.kind = kind == 0   ? QC_WEIGHTS_NF4
                                     : kind == 1 ? QC_WEIGHTS_INT8_ROWS
@@ -184,7 +184,7 @@ static void every_address(bench *b)
 static void every_scale(bench *b)
 {
     static const double scales[] = {1e-30, 1e-6, 300.0, 1e20};
-    for (size_t i = 0; i < COUNT(scales); i++)
+    for (size_t i = 0; i < COUNT(scales); i += qt_every(3))
         for (unsigned kind = 0; kind < 3; kind++) {
             km_spec spec = {.kind = kind == 0   ? QC_WEIGHTS_NF4
                                     : kind == 1 ? QC_WEIGHTS_INT8_ROWS
@@ -203,7 +203,7 @@ static void every_scale(bench *b)
 static void every_split(bench *b)
 {
     static const uint64_t room[] = {0, 30000, 9000, 6000, 3000};
-    for (unsigned i = 0; i < 2 * COUNT(room); i++) {
+    for (unsigned i = 0; i < 2 * COUNT(room); i += qt_every(3)) {
         km_spec spec = {.kind = i % 2 ? QC_WEIGHTS_INT8_BLOCKS : QC_WEIGHTS_NF4,
                         .n = 70,
                         .k = 4096 + 32,
@@ -219,7 +219,7 @@ static void every_split(bench *b)
 /* Rows of the unit matrix bring out the weights: the bits of dequantizing them to float16. */
 static void identity(bench *b)
 {
-    for (unsigned variant = 0; variant < 24; variant++) {
+    for (unsigned variant = 0; variant < 24; variant += qt_every(5)) {
         km_spec spec = {
             .kind = variant % 3 == 0   ? QC_WEIGHTS_NF4
                     : variant % 3 == 1 ? QC_WEIGHTS_INT8_ROWS
@@ -265,7 +265,7 @@ static void not_finite(bench *b)
                                       512, 640, 896, 1024, 2047, 2048, 2879};
     km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 33, .k = 2880, .block = 64};
     km_job job = {.m = 11, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .path = b->path};
-    for (unsigned variant = 0; variant < 4; variant++) {
+    for (unsigned variant = 0; variant < 4; variant += qt_every(3)) {
         spec.kind = variant % 2 ? QC_WEIGHTS_INT8_BLOCKS : QC_WEIGHTS_NF4;
         spec.k = variant / 2 ? 2879 : 2880;
         job.x_dtype = variant / 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
@@ -345,6 +345,7 @@ int main(int argc, char **argv)
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
     if (km_no_device())
         return 77;
+    km_without_cublas();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_m),       cmocka_unit_test(test_every_n_and_k),
         cmocka_unit_test(test_llama),         cmocka_unit_test(test_every_block),

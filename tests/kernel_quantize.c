@@ -104,7 +104,7 @@ static void test_kinds(void **state)
     static const uint32_t blocks[] = {32, 64, 128, 256};
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 0; t < 3; t++)
-            for (int k = 0; k < QD_KINDS; k++)
+            for (int k = 0; k < QD_KINDS; k += (int)qt_every(4))
                 for (int b = 0; b < 4; b++) {
                     blocks_case c = {nf4, types[t], 64 * blocks[b] + 1024, blocks[b], 0, 0, 1};
                     check_source(&c, (qd_kind)k, &rng);
@@ -131,7 +131,7 @@ static void test_sizes(void **state)
     static const uint64_t sizes[] = {0, 1, 31, 63, 64, 65, 127, 1023, 16 * 64, 8195};
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 0; t < 3; t++)
-            for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
+            for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s += qt_every(3))
                 for (int errors = 0; errors < 2; errors++) {
                     blocks_case c = {nf4, types[t], sizes[s], 64, 0, 0, errors};
                     check_source(&c, QD_NORMAL, &rng);
@@ -145,7 +145,7 @@ static void test_alignment(void **state)
     qt_rng rng = qt_rng_start(__func__);
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 0; t < 3; t++)
-            for (size_t offset = 0; offset < 12; offset++) {
+            for (size_t offset = 0; offset < 12; offset += qt_every(5)) {
                 blocks_case c = {nf4, types[t], 517, 64, offset % 3 ? offset : 0, offset / 3, 1};
                 check_source(&c, QD_NORMAL, &rng);
             }
@@ -174,7 +174,7 @@ static void test_bad(void **state)
     for (int nf4 = 0; nf4 < 2; nf4++)
         for (int t = 0; t < 3; t++)
             for (int b = 0; b < 3; b++)
-                for (int round = 0; round < (slow ? 40 : 6); round++) {
+                for (int round = 0; round < (slow ? 40 : 6); round += (int)qt_every(5)) {
                     uint64_t n = 8200 + qt_below(&rng, 600);
                     blocks_case c = {nf4, types[t], n, blocks[b], 0, 0, round % 2};
                     void *src = qd_source(&rng, QD_NORMAL, types[t], n);
@@ -195,7 +195,7 @@ static void test_bad_patterns(void **state)
     for (int t = 1; t < 3; t++) {
         uint32_t infinity = types[t] == QC_DTYPE_F16 ? QC_F16_INF : QC_BF16_INF;
         uint16_t src[64];
-        for (uint32_t h = infinity; h < 0x8000u; h += slow ? 1 : 37) {
+        for (uint32_t h = infinity; h < 0x8000u; h += slow ? 1 : 37 * qt_every(7)) {
             for (unsigned i = 0; i < 64; i++)
                 src[i] = (uint16_t)(i * 3);
             src[h % 64] = (uint16_t)(h | (h & 1u) << 15);
@@ -279,7 +279,7 @@ static void test_rows_shapes(void **state)
                                          {9, 64},    {130, 16}, {3, 1023}, {3, 1024},  {2, 1025},
                                          {17, 1040}, {2, 2880}, {1, 9000}, {1, 17408}, {1, 33000}};
     for (int t = 0; t < 3; t++)
-        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
             uint64_t rows = shapes[s][0], cols = shapes[s][1];
             void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
             check_rows(types[t], rows, cols, src, 0, 0, s % 5 != 4);
@@ -294,7 +294,7 @@ static void test_rows_kinds(void **state)
     (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++)
-        for (int k = 0; k < QD_KINDS; k++) {
+        for (int k = 0; k < QD_KINDS; k += (int)qt_every(4)) {
             void *src = row_source(&rng, (qd_kind)k, types[t], 65536);
             check_rows(types[t], 32, 2048, src, 0, 0, 1);
             check_rows(types[t], 910, 72, src, 0, 0, 1);
@@ -321,7 +321,7 @@ static void test_rows_ties(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start(__func__);
-    for (int round = 0; round < 8; round++) {
+    for (int round = 0; round < 8; round += (int)qt_every(4)) {
         float src[3 * 2100];
         for (unsigned i = 0; i < 3 * 2100; i++)
             src[i] = i % 2100 == 77 ? 127.0f : (float)((int)qt_below(&rng, 4) - 2);
@@ -338,7 +338,7 @@ static void test_rows_bad(void **state)
     qt_rng rng = qt_rng_start(__func__);
     static const double values[] = {NAN, INFINITY, -INFINITY, 65520.0, -70000.0, 1e30};
     for (int t = 0; t < 3; t++)
-        for (int round = 0; round < 24; round++) {
+        for (int round = 0; round < 24; round += (int)qt_every(5)) {
             uint64_t cols = round % 3 == 0 ? 100 : round % 3 == 1 ? 3000 : 33000;
             uint64_t rows = cols == 33000 ? 1 : 5;
             void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
