@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command and 8 minutes: build, the gpu tests, compute-sanitizer's
-# four tools, hardware, plan, a conversion of a synthetic 8B-shaped model on the GPU against the CPU,
-# validate, bench. For a bare machine with nvcc, CMake, a C compiler and Python 3; no internet.
+# Everything that needs a GPU, in one command and 8 minutes: build, hardware, the gpu tests, bench, a
+# conversion of a synthetic 8B-shaped model on the GPU against the CPU, validate, plan,
+# compute-sanitizer's four tools. For a bare machine with nvcc, CMake, a C compiler and Python 3; no
+# internet.
 #
 #   bench/gpu_run.sh [--debs DIR] [RESULTS]    run; RESULTS, else $OUT, else gpu-results
 #   bench/gpu_run.sh --fetch DIR               on a machine with internet: the packages for --debs
