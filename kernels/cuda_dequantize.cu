@@ -253,17 +253,17 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                     for (unsigned e = 0; e < chunk_elems; e++)
                         v[e] = __fmul_rn(__fmul_rn(v[e], p.a), p.b);
                 }
-                if (c >= row_chunks) { /* beyond cols */
+                if (c >= row_chunks) { /* beyond cols: zeros, whose bound is 0 */
+                    scale[u] = 0.0f;
 #pragma unroll
                     for (unsigned e = 0; e < chunk_elems; e++)
                         v[e] = 0.0f;
                 }
                 uint64_t at = row * job.ld + c * chunk_elems;
                 float bound = __fmul_rn(__fmul_rn(__fmul_rn(most, fabsf(scale[u])), p.a), p.b);
-                bool whole = c >= row_chunks || bound < safe; /* zeros have no bound */
-                if (c < out_chunks && whole)
+                if (c < out_chunks && bound < safe)
                     store_chunk<dtype>(job, at, v);
-                if (!whole) {
+                if (c < row_chunks && !(bound < safe)) {
 #pragma unroll
                     for (unsigned e = 0; e < chunk_elems; e++)
                         store_element<dtype>(job, at + e,
