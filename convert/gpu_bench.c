@@ -25,6 +25,17 @@ static void put_device(qc_bench_gpu *b)
         d->no_gemm = "cuBLAS multiplies bfloat16 from compute capability 8.0 on";
 }
 
+/* cuBLAS is to find in a graph what it has outside of one: without a workspace it would allocate
+ * and release there, around every product that is timed. */
+static qc_status make_gemm_workspace(qc_bench_gpu *b, qc_error *err)
+{
+    uint64_t free_bytes = 0, total = 0;
+    QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
+    if (qc_matmul_no_gemm(b->handle) || free_bytes / 16 < QC_MATMUL_DENSE_WORKSPACE)
+        return QC_OK;
+    return qc_cuda_malloc(&b->gemm_workspace, (size_t)QC_MATMUL_DENSE_WORKSPACE, err);
+}
+
 qc_status qc_bench_gpu_open(qc_bench_gpu *b, qc_error *err)
 {
     qc_isa isa;
@@ -46,11 +57,12 @@ qc_status qc_bench_gpu_open(qc_bench_gpu *b, qc_error *err)
     QC_TRY(qc_cuda_to_device(b->map, b->pinned, sizeof qc_dynamic_map, b->stream, err));
     QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
     put_device(b);
-    return QC_OK;
+    return make_gemm_workspace(b, err);
 }
 
 void qc_bench_gpu_close(qc_bench_gpu *b)
 {
+    qc_cuda_free(b->gemm_workspace);
     qc_cuda_free(b->map);
     qc_cuda_free(b->bad);
     qc_cuda_host_free(b->pinned);

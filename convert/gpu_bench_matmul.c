@@ -37,7 +37,8 @@ typedef struct {
 static qc_status launch_dense(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
     const shape_work *w = ctx;
-    return qc_matmul_dense(w->b->handle, w->dense[copy], w->shape->n, w->shape->k, &w->io, s, err);
+    return qc_matmul_dense(w->b->handle, w->dense[copy], w->shape->n, w->shape->k, &w->io,
+                           w->b->gemm_workspace, QC_MATMUL_DENSE_WORKSPACE, s, err);
 }
 
 typedef struct {

@@ -20,6 +20,7 @@ typedef struct {
     void *pinned; /* host, QC_BENCH_PINNED bytes: what is downloaded to be checked */
     float *map;   /* device: the dynamic map */
     uint64_t *bad;
+    void *gemm_workspace; /* for qc_matmul_dense; NULL where memory is too short for one */
 } qc_bench_gpu;
 
 #define QC_BENCH_PINNED ((size_t)32 << 20)

@@ -84,13 +84,15 @@ typedef struct {
     const void *weights;
     uint64_t size;
     qc_matmul_io io;
+    void *workspace;
 } product;
 
 static qc_status launch_product(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
     const product *p = ctx;
     (void)copy;
-    return qc_matmul_dense(p->handle, p->weights, p->size, p->size, &p->io, s, err);
+    return qc_matmul_dense(p->handle, p->weights, p->size, p->size, &p->io, p->workspace,
+                           QC_MATMUL_DENSE_WORKSPACE, s, err);
 }
 
 static qc_status large_product(qc_bench_gpu *b, const qc_bench_pool *pool, uint64_t size,
@@ -105,14 +107,12 @@ static qc_status large_product(qc_bench_gpu *b, const qc_bench_pool *pool, uint6
         if (st == QC_OK)
             st = qc_bench_pool_fill(b, pool, memory[i], size * size, i * size, err);
     }
-    product p = {b->handle,
-                 memory[0],
-                 size,
-                 {.m = size,
-                  .x = memory[1],
-                  .x_dtype = pool->dtype,
-                  .y = memory[2],
-                  .y_dtype = pool->dtype}};
+    product p = {
+        b->handle,
+        memory[0],
+        size,
+        {.m = size, .x = memory[1], .x_dtype = pool->dtype, .y = memory[2], .y_dtype = pool->dtype},
+        b->gemm_workspace};
     if (st == QC_OK)
         st = qc_bench_alone(b, launch_product, &p, 20, &us, err);
     if (st == QC_OK) {

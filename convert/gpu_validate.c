@@ -303,8 +303,8 @@ static qc_status launch_dense(void *ctx, uint32_t copy, qc_cuda_stream s, qc_err
     const launching *l = ctx;
     comparison *w = l->w;
     qc_matmul_io io = io_of(l, w->z);
-    return qc_matmul_dense(w->c->gpu.handle, w->dense + copy * w->dense_bytes, w->n, w->k, &io, s,
-                           err);
+    return qc_matmul_dense(w->c->gpu.handle, w->dense + copy * w->dense_bytes, w->n, w->k, &io,
+                           w->c->gpu.gemm_workspace, QC_MATMUL_DENSE_WORKSPACE, s, err);
 }
 
 /* ---- errors --------------------------------------------------------------------------------- */

@@ -28,6 +28,14 @@ enum {
 };
 typedef struct cublasContext *handle_t;
 
+/* Not unloaded with the last handle: some hundreds of MB would be read again for the next, and what
+ * the library has registered with CUDA and with threads would be left hanging. */
+#ifdef RTLD_NODELETE
+#define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
+#else
+#define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL)
+#endif
+
 typedef struct {
     int (*create)(handle_t *h);
     int (*destroy)(handle_t h);
@@ -66,10 +74,10 @@ static void open_named(qc_cublas *c, int version)
 {
     char name[64];
     (void)snprintf(name, sizeof name, "libcublas.so.%d", version);
-    c->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    c->library = dlopen(name, OPEN_FLAGS);
     if (!c->library) {
         (void)snprintf(name, sizeof name, "/usr/local/cuda/lib64/libcublas.so.%d", version);
-        c->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+        c->library = dlopen(name, OPEN_FLAGS);
     }
 }
 
@@ -77,7 +85,7 @@ static qc_status load(qc_cublas *c, int runtime_version, qc_error *err)
 {
     const char *path = getenv("QCONV_LIBCUBLAS");
     if (path && *path) {
-        c->library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+        c->library = dlopen(path, OPEN_FLAGS);
         if (!c->library)
             QC_FAIL(err, QC_ERR_DEVICE, "no cuBLAS: %s could not be opened", path);
     } else {

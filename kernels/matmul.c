@@ -341,7 +341,8 @@ qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w, const qc
 /* ---- to compare with ------------------------------------------------------------------------- */
 
 qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, uint64_t k,
-                          const qc_matmul_io *io, qc_cuda_stream s, qc_error *err)
+                          const qc_matmul_io *io, void *workspace, uint64_t workspace_bytes,
+                          qc_cuda_stream s, qc_error *err)
 {
     if (!h->gemm)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s", h->no_gemm.msg);
@@ -353,6 +354,8 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "BF16 needs sm_80, this device is sm_%u", h->device.sm);
     if (io->bias)
         QC_FAIL(err, QC_ERR_USAGE, "a dense product with a bias was asked for");
+    if ((uintptr_t)workspace % 256)
+        QC_FAIL(err, QC_ERR_USAGE, "the workspace is not 256-byte aligned");
     if (io->m == 0 || n == 0)
         return QC_OK;
     qc_cublas_gemm_args g = {
@@ -385,7 +388,7 @@ qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, u
                 "a dense product of %" PRIu64 " x %" PRIu64 " x %" PRIu64
                 " is too large for cuBLAS",
                 g.m, n, k);
-    QC_TRY(qc_cublas_begin(h->gemm, NULL, 0, s, err));
+    QC_TRY(qc_cublas_begin(h->gemm, workspace, workspace ? workspace_bytes : 0, s, err));
     qc_status st = qc_cublas_gemm(h->gemm, &g, err);
     qc_cublas_end(h->gemm);
     return st;

@@ -108,10 +108,14 @@ QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights
                                      uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);
 
 /* y = x W^T in cuBLAS with W [N, K] F16 or BF16 in device memory, dtypes of x, W and y equal: what
- * the quantized matmul is compared with. QC_ERR_UNSUPPORTED without cuBLAS; BF16 needs sm_80. */
+ * the quantized matmul is compared with. QC_ERR_UNSUPPORTED without cuBLAS; BF16 needs sm_80.
+ * workspace: cuBLAS's, device, 256-byte aligned, best of QC_MATMUL_DENSE_WORKSPACE bytes; NULL: one
+ * of cuBLAS's own, which in a stream that is captured becomes an allocation and a release around
+ * each product. */
+#define QC_MATMUL_DENSE_WORKSPACE ((uint64_t)32 << 20)
 QC_NODISCARD qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n,
-                                       uint64_t k, const qc_matmul_io *io, qc_cuda_stream s,
-                                       qc_error *err);
+                                       uint64_t k, const qc_matmul_io *io, void *workspace,
+                                       uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);
 
 /* The truth on the GPU, slow: y [M, N] in double, sums in k order, of exact weights. W either
  * quantized (w) or dense (F32, F16, BF16). x F16 or BF16. */

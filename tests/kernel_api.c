@@ -467,7 +467,7 @@ static void test_no_cublas(void **state)
     assert_string_equal(qc_matmul_no_gemm(h),
                         "no cuBLAS: /nowhere/libcublas.so could not be opened");
     qc_matmul_io io = {.m = 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
-    expect(qc_matmul_dense(h, NULL, 1, 1, &io, NULL, &err), QC_ERR_UNSUPPORTED, &err,
+    expect(qc_matmul_dense(h, NULL, 1, 1, &io, NULL, 0, NULL, &err), QC_ERR_UNSUPPORTED, &err,
            "could not be opened");
     km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 8, .k = 64, .block = 64};
     km_weight w;
@@ -523,13 +523,16 @@ static void test_dense(void **state)
                            .y = km_upload(y, sizeof y, 0, &by),
                            .y_dtype = t,
                            .ldy = LDY};
-        void *dw = km_upload(w, sizeof w, 0, &bw);
+        void *dw = km_upload(w, sizeof w, 0, &bw), *memory = NULL;
+        uint64_t bytes = bf16 ? 0 : QC_MATMUL_DENSE_WORKSPACE;
         qc_cuda_stream s = NULL;
         KM_OK(qc_cuda_stream_create(&s, &km_error));
+        KM_OK(qc_cuda_malloc(&memory, bytes, &km_error));
         if (bf16 && qc_matmul_device(h)->sm < 80) {
-            expect(qc_matmul_dense(h, dw, N, K, &io, s, &err), QC_ERR_UNSUPPORTED, &err, "sm_80");
+            expect(qc_matmul_dense(h, dw, N, K, &io, memory, bytes, s, &err), QC_ERR_UNSUPPORTED,
+                   &err, "sm_80");
         } else {
-            KM_OK(qc_matmul_dense(h, dw, N, K, &io, s, &km_error));
+            KM_OK(qc_matmul_dense(h, dw, N, K, &io, memory, bytes, s, &km_error));
             km_download(y, io.y, sizeof y, s);
             for (size_t m = 0; m < M; m++)
                 for (size_t n = 0; n < LDY; n++) {
@@ -544,20 +547,26 @@ static void test_dense(void **state)
                         assert_true(fabs(got - sum) <= fabs(sum) * 0x1p-8 + 1e-4);
                 }
             /* K 0: zeros. */
-            KM_OK(qc_matmul_dense(h, dw, N, 0, &io, s, &km_error));
+            KM_OK(qc_matmul_dense(h, dw, N, 0, &io, memory, bytes, s, &km_error));
             km_download(y, io.y, sizeof y, s);
             assert_int_equal(y[LDY + N - 1], 0);
             io.m = 0;
-            KM_OK(qc_matmul_dense(h, dw, N, K, &io, s, &km_error));
+            KM_OK(qc_matmul_dense(h, dw, N, K, &io, memory, bytes, s, &km_error));
             io.m = M;
-            expect(qc_matmul_dense(h, NULL, N, K, &io, s, &err), QC_ERR_USAGE, &err, "NULL");
+            expect(qc_matmul_dense(h, NULL, N, K, &io, memory, bytes, s, &err), QC_ERR_USAGE, &err,
+                   "NULL");
+            expect(qc_matmul_dense(h, dw, N, K, &io, (unsigned char *)dw + 8, 8, s, &err),
+                   QC_ERR_USAGE, &err, "not 256-byte aligned");
             io.bias = dw;
-            expect(qc_matmul_dense(h, dw, N, K, &io, s, &err), QC_ERR_USAGE, &err, "bias");
+            expect(qc_matmul_dense(h, dw, N, K, &io, memory, bytes, s, &err), QC_ERR_USAGE, &err,
+                   "bias");
             io.bias = NULL;
             io.y_dtype = bf16 ? QC_DTYPE_F16 : QC_DTYPE_BF16;
-            expect(qc_matmul_dense(h, dw, N, K, &io, s, &err), QC_ERR_USAGE, &err, "one dtype");
+            expect(qc_matmul_dense(h, dw, N, K, &io, memory, bytes, s, &err), QC_ERR_USAGE, &err,
+                   "one dtype");
         }
         qc_cuda_stream_destroy(s);
+        qc_cuda_free(memory);
         qc_cuda_free(bx);
         qc_cuda_free(bw);
         qc_cuda_free(by);
