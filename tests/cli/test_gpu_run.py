@@ -106,12 +106,12 @@ class GpuRun(QconvCase):
         self.assertLessEqual(len(os.listdir(self.results)), 8)
 
     def test_time_limits(self):
-        code, said = self.stand_in("model,plan,bench", QC_RUN_SECONDS="6")
+        code, said = self.stand_in("model,plan,memcheck", QC_RUN_SECONDS="6")
         self.assertEqual(code, 1, said)
         rows = {x["step"]: x for x in self.summary()["steps"]}
         self.assertEqual(rows["plan"]["rc"], 124)
         self.assertLess(rows["plan"]["seconds"], 20)
-        self.assertEqual((rows["bench"]["rc"], rows["bench"]["why"]), (77, "no time left"))
+        self.assertEqual((rows["memcheck"]["rc"], rows["memcheck"]["why"]), (77, "no time left"))
 
     def test_packages_that_are_not_there(self):
         self.script("bin/pkg-config", "#!/bin/sh\nexit 1\n")
