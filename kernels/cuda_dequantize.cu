@@ -317,7 +317,7 @@ dim3 grid_for(const dequantize_job &job, uint64_t each)
 {
     uint64_t x = (job.ld - 1) / each + 1;
     return dim3(x < QC_GRID_MOST ? (unsigned)x : QC_GRID_MOST,
-                job.rows < 65535 ? (unsigned)job.rows : 65535u);
+                job.rows < QC_GRID_ROWS_MOST ? (unsigned)job.rows : QC_GRID_ROWS_MOST);
 }
 
 template <qc_weights_kind kind, qc_dtype dtype>

@@ -42,12 +42,14 @@
 #define QC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
     kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 
-/* Most blocks of a launch in x. Kernels that may have more to do go on in steps of the grid. */
-#define QC_GRID_MOST 0x7fffffffu
+/* Most blocks of a launch in x, and in y. Kernels that may have more to do go on in steps of the
+ * grid. */
+#define QC_GRID_MOST      0x7fffffffu
+#define QC_GRID_ROWS_MOST 65535u
 
 #else
 /* QC_ARCH (what QC_SHIM_SM says at run time is asked by the host only; device code is compiled as
- * for the newest), QC_SHARED, QC_LAUNCH and QC_GRID_MOST of the shim. */
+ * for the newest), QC_SHARED, QC_LAUNCH and QC_GRID_* of the shim. */
 #include <shim_launch.h>
 #endif
 

@@ -7,7 +7,7 @@
 #include "kernels/matmul_run.cuh"
 
 #define THREADS   128u
-#define ROWS_MOST 65535u
+#define ROWS_MOST QC_GRID_ROWS_MOST
 
 namespace
 {

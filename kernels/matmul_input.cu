@@ -23,7 +23,7 @@
 #define THREADS     256u
 #define WARPS       (THREADS / 32u)
 #define SCAN_BLOCKS 1024u
-#define ROWS_MOST   65535u
+#define ROWS_MOST   QC_GRID_ROWS_MOST
 
 namespace
 {
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(THREADS)
 qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out, int *exponents,
                                  qc_cuda_stream s, qc_error *err)
 {
-    dim3 grid((unsigned)(c->m < INT32_MAX ? c->m : INT32_MAX));
+    dim3 grid((unsigned)(c->m < QC_GRID_MOST ? c->m : QC_GRID_MOST));
     const uint16_t *x = static_cast<const uint16_t *>(c->x);
     if (c->x_dtype == QC_DTYPE_BF16)
         QC_LAUNCH(matmul_input<true>, grid, dim3(THREADS), sizeof(input_shared), s, x, c->ldx, c->m,

@@ -8,7 +8,7 @@
 #include "kernels/matmul_kernels.h"
 
 #define THREADS   256u
-#define ROWS_MOST 65535u
+#define ROWS_MOST QC_GRID_ROWS_MOST
 
 namespace
 {

@@ -10,7 +10,7 @@
 #include "quant/quant_values.h"
 
 #define THREADS   128u
-#define ROWS_MOST 65535u
+#define ROWS_MOST QC_GRID_ROWS_MOST
 #define INT8_STEP 7.874015718698502e-3f /* 1/127 rounded to float: QC_INT8_STEP */
 
 namespace

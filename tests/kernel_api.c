@@ -661,6 +661,19 @@ static void test_reference(void **state)
     qc_matmul_destroy(h);
 }
 
+#ifdef QC_CUDA_SHIM
+/* Thread blocks that go round, as a device's do with more rows than a grid has. */
+static void test_grid_steps(void **state)
+{
+    qc_shim_set_grid(1);
+    test_repack(state);
+    test_input(state);
+    test_paths(state);
+    test_reference(state);
+    qc_shim_set_grid(0);
+}
+#endif
+
 /* ---- graphs and threads ---------------------------------------------------------------------- */
 
 /* A matmul in a graph is run again with whatever lies in x then. */
@@ -781,14 +794,15 @@ static void test_threads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_run_refuses),   cmocka_unit_test(test_prepare_refuses),
-        cmocka_unit_test(test_empty),         cmocka_unit_test(test_exponent),
-        cmocka_unit_test(test_repack),        cmocka_unit_test(test_input),
-        cmocka_unit_test(test_paths),         cmocka_unit_test(test_dense),
-        cmocka_unit_test(test_reference),     cmocka_unit_test(test_graph),
+        cmocka_unit_test(test_run_refuses), cmocka_unit_test(test_prepare_refuses),
+        cmocka_unit_test(test_empty),       cmocka_unit_test(test_exponent),
+        cmocka_unit_test(test_repack),      cmocka_unit_test(test_input),
+        cmocka_unit_test(test_paths),       cmocka_unit_test(test_dense),
+        cmocka_unit_test(test_reference),   cmocka_unit_test(test_graph),
         cmocka_unit_test(test_threads),
 #ifdef QC_CUDA_SHIM
-        cmocka_unit_test(test_other_devices), cmocka_unit_test(test_no_cublas),
+        cmocka_unit_test(test_grid_steps),  cmocka_unit_test(test_other_devices),
+        cmocka_unit_test(test_no_cublas),
 #endif
     };
     int skip = km_no_device();

@@ -9,7 +9,7 @@
  *                        "shuffle:SEED": some of it, of any stream, whenever the runtime is called.
  *                        Default: lazy
  *   QC_SHIM_GRID         N: kernels that go on in steps of the grid are started with N blocks in x
- *                        at most, so that they do. Default: what CUDA allows, 2147483647
+ *                        and in y at most, so that they do. Default: what CUDA allows
  *   QC_SHIM_FAIL_MALLOC  N: the N-th cudaMalloc or cudaHostAlloc fails, once */
 #ifndef QC_SHIM_CONTROL_H
 #define QC_SHIM_CONTROL_H

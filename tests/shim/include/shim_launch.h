@@ -113,7 +113,8 @@ static inline void __trap(void)
     qc_shim::launch(#kernel, (kernel), dim3(grid), dim3(block), (shared_bytes), (stream),          \
                     __VA_ARGS__)
 
-#define QC_GRID_MOST (qc_shim_grid_most())
+#define QC_GRID_MOST      (qc_shim_grid_most())
+#define QC_GRID_ROWS_MOST (qc_shim_grid_most() < 65535u ? qc_shim_grid_most() : 65535u)
 
 namespace qc_shim
 {

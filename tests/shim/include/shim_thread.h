@@ -51,7 +51,7 @@ void qc_shim_cp_async(void *shared, const void *global, unsigned bytes);
 void qc_shim_cp_commit(void);
 void qc_shim_cp_wait(unsigned pending);
 
-/* Most blocks in x that kernels which go on in steps of the grid are started with. */
+/* Most blocks in x, and in y, that kernels which go on in steps of the grid are started with. */
 unsigned qc_shim_grid_most(void);
 /* Gives a launch to a stream. closure is copied. Errors: cudaGetLastError. */
 void qc_shim_launch(const char *name, const void *function, const unsigned grid[3],
