@@ -17,18 +17,19 @@ import json
 import os
 import random
 import re
+import resource
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 ORDERS = ["shuffle:1", "forward", "reverse", "shuffle:2"]
-TIMEOUT = 300
 WRAPPERS = "tests/shim/include/shim_ptx.h"
-# The tests that are about a file, quickest first; a kernel file that is not here fails the run.
+# The tests that are about a file; a kernel file that is not here fails the run.
 TESTS = {
     "kernels/cuda_quantize.cu": ["quantize"],
     "kernels/cuda_quantize_rows.cu": ["quantize"],
@@ -43,6 +44,7 @@ TESTS = {
     "kernels/matmul_mma16816.cu": ["mma"],
     "tests/kernel_shim_matrix.cpp": ["matrix"],
 }
+QUICKEST = ["matrix", "dequantize", "quantize", "gemv", "api", "mma"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
                      r"\([^;()]*\);")
 BOUND = re.compile(r"([\w\])]) < (?=[\w(])")
@@ -136,6 +138,7 @@ class Build:
         with open(commands) as f:
             self.commands = json.load(f)
         self.links = {}
+        self.limits = {}
 
     def compile(self, source, overlay, to):
         """The object of a unit with the overlay's files before the tree's; None: does not build."""
@@ -172,15 +175,27 @@ class Build:
                 words.insert(words.index("-o"), o)
         subprocess.run(words, cwd=self.folder, check=True, stdout=subprocess.DEVNULL)
 
-    def passes(self, program, order):
-        env = dict(os.environ, QC_SHIM_ORDER=order,
+    def passes(self, program, order, limit):
+        # The same random input each time; the first case that fails ends the program.
+        env = dict(os.environ, QC_SHIM_ORDER=order, QC_SEED="1", CMOCKA_TEST_ABORT="1",
                    QCONV_LIBCUBLAS=os.path.join(self.folder, "tests/shim/libfake_cublas.so"))
         try:
-            r = subprocess.run([program], env=env, timeout=TIMEOUT, cwd=self.folder,
+            r = subprocess.run([program], env=env, timeout=limit, cwd=self.folder,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         except subprocess.TimeoutExpired:
             return False
         return r.returncode == 0
+
+    def limit(self, topic):
+        """Seconds that a mutant's run may take. The kernels as they are have to pass: else every
+        mutant would be found."""
+        if topic not in self.limits:
+            start = time.monotonic()
+            if not self.passes(os.path.join(self.folder, "shim_" + topic), ORDERS[0], 600):
+                print("mutate_kernels: shim_%s fails without a mutant, or is not built" % topic)
+                raise SystemExit(1)
+            self.limits[topic] = 10 + 10 * (time.monotonic() - start)
+        return self.limits[topic]
 
 
 def judge(build, mutant):
@@ -193,19 +208,24 @@ def judge(build, mutant):
         units = ["tests/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
             else includers(mutant.path)
         objects = {}
-        for i, unit in enumerate(units):
-            o = build.compile(unit, overlay, os.path.join(overlay, "unit%d.o" % i))
-            if not o:
-                return "does not build"
-            objects[unit] = o
         topics = []
         for unit in units:
             topics += [t for t in TESTS[unit] if t not in topics]
-        for topic in topics:
-            program = os.path.join(overlay, "shim_" + topic)
-            build.link(topic, objects, program)
-            for order in ORDERS:
-                if not build.passes(program, order):
+        topics.sort(key=QUICKEST.index)
+        programs = {}
+        for order in ORDERS:
+            for topic in topics:
+                limit = build.limit(topic)
+                for unit in (u for u in units if topic in TESTS[u] and u not in objects):
+                    objects[unit] = build.compile(unit, overlay, os.path.join(
+                        overlay, "unit%d.o" % len(objects)))
+                    if not objects[unit]:
+                        return "does not build"
+                if topic not in programs:
+                    programs[topic] = os.path.join(overlay, "shim_" + topic)
+                    build.link(topic, {u: o for u, o in objects.items() if topic in TESTS[u]},
+                               programs[topic])
+                if not build.passes(programs[topic], order, limit):
                     return "found by shim_%s, %s" % (topic, order)
     return "survived"
 
@@ -250,14 +270,16 @@ def main():
         print("\n".join(map(str, chosen)))
         return 0
     build = Build(args.build)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     counts = {"found": 0, "does not build": 0, "harmless": 0, "survived": 0}
     for m in chosen:
+        start = time.monotonic()
         end = judge(build, m)
         reason = harmless.get((m.path, m.kind, m.result))
         if end == "survived" and reason:
             end = "harmless"
         counts[end if end in counts else "found"] += 1
-        print("%s\n    %s" % (m, end), flush=True)
+        print("%s\n    %s (%.0f s)" % (m, end, time.monotonic() - start), flush=True)
     print("%d mutants: %s" % (len(chosen), ", ".join("%d %s" % (n, k)
                                                      for k, n in counts.items())))
     return 1 if counts["survived"] or stale else 0
