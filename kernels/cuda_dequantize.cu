@@ -261,7 +261,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                 }
                 uint64_t at = row * job.ld + c * chunk_elems;
                 float bound = __fmul_rn(__fmul_rn(__fmul_rn(most, fabsf(scale[u])), p.a), p.b);
-                if (c < out_chunks && bound < safe)
+                if (c < out_chunks && (bound < safe || c >= row_chunks))
                     store_chunk<dtype>(job, at, v);
                 if (c < row_chunks && !(bound < safe)) {
 #pragma unroll
