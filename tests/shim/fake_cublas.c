@@ -1,6 +1,6 @@
 /* cuBLAS for programs on the CPU shim: the functions that kernels/cublas_library.c looks for, in a
  * library that QCONV_LIBCUBLAS names. Products run on the shim's streams, as late as kernels do;
- * the workspace is overwritten by each, as it may be.
+ * the first 64 KB of the workspace are overwritten by each, as all of it may be.
  *
  * Sums are float in k order; cuBLAS's order is another. */
 #include "shim_control.h"
@@ -91,7 +91,7 @@ static void run_product(void *arg)
     float alpha = g.alpha_pointer ? *g.alpha_pointer : g.alpha;
     float beta = g.beta_pointer ? *g.beta_pointer : g.beta;
     if (g.workspace)
-        memset(g.workspace, 0xff, g.workspace_bytes);
+        memset(g.workspace, 0xff, g.workspace_bytes < 65536 ? g.workspace_bytes : 65536);
     for (int64_t j = 0; j < g.n; j++)
         for (int64_t i = 0; i < g.m; i++) {
             float sum = 0;
