@@ -329,4 +329,27 @@ static inline void km_check(const km_weight *w, const km_data *d, km_rounding r)
     free(row);
 }
 
+static inline qc_matmul *km_handle(void)
+{
+    qc_matmul *h = NULL;
+    KM_OK(qc_matmul_create(&h, 0, &km_error));
+    assert_non_null(h);
+    return h;
+}
+
+static inline void km_expect(qc_status got, qc_status want, const qc_error *err, const char *words)
+{
+    assert_int_equal(got, want);
+    QT_CHECK(strstr(err->msg, words), "'%s' does not say '%s'", err->msg, words);
+}
+
+static inline void km_expect_run(const qc_matmul *h, const qc_matmul_weights *w,
+                                 const qc_matmul_io *io, int path, void *workspace, uint64_t bytes,
+                                 const char *words)
+{
+    qc_error err = {0};
+    km_expect(qc_matmul_run(h, w, io, (qc_matmul_path)path, workspace, bytes, NULL, &err),
+              QC_ERR_USAGE, &err, words);
+}
+
 #endif

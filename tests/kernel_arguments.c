@@ -1,0 +1,144 @@
+/* What the matmul's C API refuses, and in which words. */
+#include "tests/kernel_matmul.h"
+
+static void test_run_refuses(void **state)
+{
+    (void)state;
+    qt_rng rng = {1};
+    qc_matmul *h = km_handle();
+    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 8, .k = 64, .block = 64, .nested = 1};
+    km_weight w;
+    km_weight_make(&w, h, &spec, &rng);
+    unsigned char *memory = NULL;
+    KM_OK(qc_cuda_malloc((void **)&memory, 65536, &km_error));
+    const qc_matmul_io good = {
+        .m = 4, .x = memory, .x_dtype = QC_DTYPE_F16, .y = memory + 4096, .y_dtype = QC_DTYPE_F16};
+    qc_matmul_io io = good;
+    io.x_dtype = QC_DTYPE_F32;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "x is F32, F16 or BF16 was expected");
+    io = good;
+    io.y_dtype = QC_DTYPE_F32;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "y is F32");
+    io = good;
+    io.ldx = 63;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "rows of x are 63 apart, but have 64");
+    io = good;
+    io.ldy = 7;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "rows of y are 7 apart, but have 8");
+    io = good;
+    io.x = NULL;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "x is NULL");
+    io = good;
+    io.y = NULL;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "y is NULL");
+    io = good;
+    io.x = memory + 1;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "odd address");
+    io = good;
+    io.bias = memory + 3;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "odd address");
+    io = good;
+    io.m = UINT64_MAX / 4;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_AUTO, NULL, 0, "rows overflow 64 bits");
+    km_expect_run(h, &w.ready, &good, QC_MATMUL_AUTO, memory + 8, 256, "not 256-byte aligned");
+    km_expect_run(h, &w.ready, &good, QC_MATMUL_AUTO, NULL, 256, "workspace of 256 bytes is NULL");
+    km_expect_run(h, &w.ready, &good, QC_MATMUL_FILL, NULL, 0, "cannot be asked for");
+    io = good;
+    io.x_dtype = QC_DTYPE_BF16;
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_MMA_884, NULL, 0,
+                  "path mma-884 needs a workspace of at");
+    km_expect_run(h, &w.ready, &io, QC_MATMUL_MMA_884, memory + 8192, 256, "256 are allowed");
+    qc_matmul_weights raw = w.ready;
+    raw.exponent = NULL;
+    km_expect_run(h, &raw, &good, QC_MATMUL_AUTO, NULL, 0, "the weight was not prepared");
+    raw = w.ready;
+    raw.w.codes = NULL;
+    km_expect_run(h, &raw, &good, QC_MATMUL_AUTO, NULL, 0, "weights have no codes");
+    qc_cuda_free(memory);
+    km_weight_free(&w);
+    qc_matmul_destroy(h);
+}
+
+static void test_prepare_refuses(void **state)
+{
+    (void)state;
+    qc_matmul *h = km_handle();
+    unsigned char *memory = NULL;
+    qc_matmul_weights out;
+    qc_error err = {0};
+    float map[1];
+    KM_OK(qc_cuda_malloc((void **)&memory, 4096, &km_error));
+    const qc_weights good = {.kind = QC_WEIGHTS_NF4,
+                             .rows = 2,
+                             .cols = 64,
+                             .block_elems = 64,
+                             .codes = memory,
+                             .absmax = (const float *)(void *)(memory + 1024)};
+    const qc_weights nested = {.kind = QC_WEIGHTS_INT8_BLOCKS,
+                               .rows = 2,
+                               .cols = 64,
+                               .block_elems = 64,
+                               .codes = memory,
+                               .absmax_codes = memory,
+                               .nested_absmax = map,
+                               .nested_map = map,
+                               .nested_block = 256};
+    struct {
+        qc_weights w;
+        int repack;
+        size_t shift;
+        const char *words;
+    } cases[] = {
+        {good, 1, 0, "pointless"},
+        {good, 0, 8, "not 256-byte aligned"},
+        {good, 0, 0, "kind 9"},
+        {good, 0, 0, "block of 48 elements"},
+        {good, 0, 0, "block of 16 elements"},
+        {good, 0, 0, "block of 8192 elements"},
+        {good, 0, 0, "no codes"},
+        {good, 0, 0, "neither scales nor all"},
+        {nested, 0, 0, "neither scales nor all"},
+        {nested, 0, 0, "neither scales nor all"},
+        {nested, 0, 0, "blocks of 0 scales"},
+        {good, 0, 0, "row-wise int8 weights have no scales"},
+        {good, 0, 0, "overflows 64 bits"},
+    };
+    cases[2].w.kind = (qc_weights_kind)9;
+    cases[3].w.block_elems = 48;
+    cases[4].w.block_elems = 16;
+    cases[5].w.block_elems = 8192;
+    cases[6].w.codes = NULL;
+    cases[7].w.absmax = NULL;
+    cases[8].w.nested_absmax = NULL;
+    cases[9].w.nested_map = NULL;
+    cases[10].w.nested_block = 0;
+    cases[11].w.kind = QC_WEIGHTS_INT8_ROWS;
+    cases[11].w.absmax = NULL;
+    cases[12].w.rows = cases[12].w.cols = UINT64_C(1) << 33;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        km_expect(qc_matmul_prepare(h, &cases[i].w, cases[i].repack, memory + 2048 + cases[i].shift,
+                                    &out, NULL, &err),
+                  QC_ERR_USAGE, &err, cases[i].words);
+    km_expect(qc_matmul_prepare(h, &good, 0, NULL, &out, NULL, &err), QC_ERR_USAGE, &err,
+              "aligned");
+    assert_true(qc_matmul_prepared_bytes(&cases[12].w, 1) == UINT64_MAX);
+    assert_int_equal(qc_matmul_prepared_bytes(&good, 0), 256);
+    assert_int_equal(qc_matmul_prepared_bytes(&good, 1), 256 + 2 * 32);
+    qc_cuda_free(memory);
+    qc_matmul_destroy(h);
+    assert_string_equal(qc_matmul_path_name(QC_MATMUL_MMA_16816), "mma-16816");
+    assert_string_equal(qc_matmul_path_name(QC_MATMUL_PATH_COUNT), "unknown");
+    assert_int_equal(qc_matmul_create(&h, 99, &err), QC_ERR_DEVICE);
+    assert_null(h);
+    qc_matmul_destroy(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_refuses),
+        cmocka_unit_test(test_prepare_refuses),
+    };
+    int skip = km_no_device();
+    return skip ? skip : cmocka_run_group_tests(tests, NULL, NULL);
+}
