@@ -90,7 +90,8 @@ static qc_status open_all(validation *v, qc_error *err)
                                    .model = v->model,
                                    .ops = qc_quant_ops_for(isa),
                                    .matmul = qc_matmul_ops_for(isa),
-                                   .threads = o->threads ? o->threads : qc_cpu_count()};
+                                   .threads = o->threads ? o->threads : qc_cpu_count(),
+                                   .weights_only = v->gpu.on};
     QC_TRY(qc_validate_input_open(&v->input, o->validate.activations, o->seed, v->tools.ops, err));
     QC_TRY(check_sources(v, err));
     return qc_st_cursor_create(&v->cursor, err);

@@ -12,6 +12,7 @@
 #include "convert/bench.h"
 #include "convert/recipe.h"
 #include "kernels/cuda_device.h"
+#include "quant/quant_weights.h"
 
 /* ---- quantizing (gpu_quantize.c) ---- */
 

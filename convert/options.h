@@ -87,7 +87,7 @@ typedef struct {
     double max_error;        /* 0: not given */
     const char *baseline;
     const char *save_baseline;
-    double tolerance; /* share of the baseline's error; default 0.01 */
+    double tolerance; /* share of the baseline's error; default 0.001 */
 } qc_validate_options;
 
 typedef struct {

@@ -8,8 +8,9 @@
 
 typedef struct {
     int on;
-    const char *name;     /* "cpu", or "cuda:0 (NVIDIA H200)" */
-    const char *left_out; /* a sentence; NULL: nothing */
+    const char *name;        /* "cpu", or "cuda:0 (NVIDIA H200)" */
+    const char *left_out;    /* a sentence; NULL: nothing */
+    const qc_gpu_work *work; /* with comparer */
     qc_cuda_device device;
     const char *device_name; /* "cuda:0" */
     qc_gpu_comparer *comparer;
@@ -26,9 +27,9 @@ void qc_validate_gpu_close(qc_validate_gpu *g); /* of zeros is fine */
 /* BF16 becomes F16 where the GPU's cuBLAS has no bfloat16 to compare with. */
 qc_dtype qc_validate_gpu_x_dtype(const qc_validate_gpu *g, qc_dtype dtype);
 
-/* Sets times, device and note of a layer that the CPU has measured, and takes output and kernel
- * error from the GPU. A no-op without a GPU. A layer that does not fit the GPU keeps what the CPU
- * measured, and its note says so. in is made anew for the largest batch. */
+/* Output and kernel errors, times, device and note of a layer whose weight errors the CPU has
+ * measured. A no-op without a GPU. A layer that does not fit the GPU, or float16, is measured by
+ * the CPU after all, and its note says so. in is made anew as needed. */
 QC_NODISCARD qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
                                                const qc_validate_tools *tools,
                                                const qc_validate_weights *w, qc_validate_input *in,

@@ -118,12 +118,15 @@ static qc_status step_rows(job *j, bench *b, uint64_t first, uint64_t count, qc_
                                  .y_dtype = j->in->dtype,
                                  .ldy = j->w->rows};
     QC_TRY(qc_validate_source_read(b->source, first, count, b->original, err));
-    t->matmul->quantized(j->w, first, count, &io, b->scratch);
+    if (!t->weights_only)
+        t->matmul->quantized(j->w, first, count, &io, b->scratch);
     for (uint64_t n = 0; n < count; n++) {
         row_sums *s = &j->rows[first + n];
         const float *original = b->original + n * k;
         qc_weights_row(t->ops, j->w, first + n, b->decoded);
         add_weights(original, b->decoded, k, s);
+        if (t->weights_only)
+            continue;
         t->matmul->double_row(b->decoded, k, j->packed, rows, b->sums);
         t->matmul->double_row(original, k, j->packed, rows, b->sums + rows);
         add_outputs(j, first + n, b->sums, b->sums + rows, s);
@@ -177,22 +180,6 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
     return st;
 }
 
-static qc_status read_whole(job *j, qc_error *err)
-{
-    const qc_checkpoint *model = j->tools->model;
-    const qc_ckpt_tensor *t = &model->tensors[j->pair->model_tensor];
-    qc_st_cursor *cursor = NULL;
-    size_t bytes = 0;
-    if (qc_u64_to_size(t->bytes, &bytes))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", t->name);
-    QC_TRY(qc_malloc(&j->whole, bytes, err));
-    qc_status st = qc_st_cursor_create(&cursor, err);
-    if (st == QC_OK)
-        st = qc_checkpoint_read(model, cursor, t, 0, j->whole, bytes, err);
-    qc_st_cursor_destroy(cursor);
-    return st;
-}
-
 static qc_status prepare(job *j, qc_error *err)
 {
     uint64_t k = j->w->cols, n = j->w->rows, rows = j->in->rows;
@@ -220,7 +207,7 @@ static qc_status prepare(job *j, qc_error *err)
     uint64_t even = qc_ceil_div_u64(n ? n : 1, j->tools->threads);
     j->share = even < j->share ? even : j->share;
     j->step = j->share < j->step ? j->share : j->step;
-    return j->pair->transpose ? read_whole(j, err) : QC_OK;
+    return j->pair->transpose ? qc_validate_whole(&j->whole, j->tools, j->pair, err) : QC_OK;
 }
 
 static void finish(const job *j, qc_validate_layer *out)

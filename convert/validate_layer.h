@@ -66,7 +66,8 @@ typedef struct {
     const qc_quant_ops *ops;
     const qc_matmul_ops *matmul;
     unsigned threads;
-    qc_progress *progress; /* bytes of MODEL */
+    int weights_only;      /* leave output and kernel errors to a GPU */
+    qc_progress *progress; /* bytes of MODEL; NULL is fine */
 } qc_validate_tools;
 
 /* Everything but pair, why_not, device, note, times and failure. in: made for this layer. */
@@ -74,13 +75,19 @@ QC_NODISCARD qc_status qc_validate_measure(qc_validate_layer *out, const qc_vali
                                            const qc_validate_pair *pair, const qc_weights *w,
                                            const qc_validate_input *in, qc_error *err);
 
-/* Rows [first, first + count) of W as floats, in OUT's order, to out [count, cols]. */
+/* A Conv1D weight as stored; the caller frees it. */
+QC_NODISCARD qc_status qc_validate_whole(void **out, const qc_validate_tools *tools,
+                                         const qc_validate_pair *pair, qc_error *err);
+
+/* Rows of W as floats, in OUT's order, for one thread. whole: qc_validate_whole for a Conv1D
+ * weight, borrowed; else NULL. Close it also when opening failed. */
 typedef struct qc_validate_source qc_validate_source;
 QC_NODISCARD qc_status qc_validate_source_open(qc_validate_source **out,
                                                const qc_validate_tools *tools,
                                                const qc_validate_pair *pair, const void *whole,
                                                qc_error *err);
 void qc_validate_source_close(qc_validate_source *s); /* NULL is fine */
+/* Rows [first, first + count) to out [count, cols]. */
 QC_NODISCARD qc_status qc_validate_source_read(qc_validate_source *s, uint64_t first,
                                                uint64_t count, float *out, qc_error *err);
 

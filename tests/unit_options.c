@@ -91,7 +91,7 @@ static void measuring(void **state)
     assert_int_equal(p.o.m[5], 1024);
     assert_int_equal(p.o.seed, 1);
     assert_true(p.o.validate.max_error <= 0);
-    assert_true(p.o.validate.tolerance > 0.0099 && p.o.validate.tolerance < 0.0101);
+    assert_true(p.o.validate.tolerance > 0.00099 && p.o.validate.tolerance < 0.00101);
     qc_arena_deinit(&p.arena);
     parse_ok(&p, "qconv validate out --against model --m 7,1 --sample 3 --seed 0 --html page.html "
                  "--baseline a --save-baseline b --tolerance 0.5 --activations x");
