@@ -283,7 +283,7 @@ template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_err
     job.wide_codes = reinterpret_cast<uintptr_t>(job.codes) % 16 == 0 && job.cols % 16 == 0;
     uint64_t tiles = (job.rows + job.rows_together - 1) / job.rows_together;
     unsigned grid = tiles < QC_GRID_MOST ? (unsigned)tiles : QC_GRID_MOST;
-    size_t shared = offsetof(row_shared, bytes) + (size_t)job.runs * run_size<dtype>::bytes;
+    size_t shared = shared_bytes_for<dtype>(job.runs);
     if (job.errors) {
         QC_TRY(qc_cuda_allow_shared(quantize_rows<dtype, true>, shared, what, err));
         QC_LAUNCH((quantize_rows<dtype, true>), dim3(grid), dim3(16 * job.runs), shared, s, job);
