@@ -265,10 +265,8 @@ void qc_shim_drain_device(int device)
     for (int found = 1; found;) {
         found = 0;
         for (struct CUstream_st *s = qc_shim_streams; s; s = s->next)
-            if ((device == QC_SHIM_HOST || s->device == device) &&
-                (s->done < s->queued || (s->destroyed && !s->waiting))) {
-                /* The list may be another one afterwards. A destroyed stream that another thread
-                 * waits for goes with that thread. */
+            if ((device == QC_SHIM_HOST || s->device == device) && s->done < s->queued) {
+                /* The list may be another one afterwards. */
                 qc_shim_run_until(s, s->queued);
                 found = 1;
                 break;
