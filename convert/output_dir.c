@@ -21,6 +21,7 @@
 #define MANIFEST_MAX  ((size_t)1 << 30)
 #define REMOVE_DEPTH  32
 #define LOCK_TRIES    100
+#define COMMIT_LOOKS  8
 
 /* Where a path that may not exist yet will be: its deepest existing folder resolved, the rest as
  * written. */
@@ -86,23 +87,40 @@ static qc_status path_of(qc_arena *arena, const char **path, const char *out, co
     return qc_path_join(arena, path, staging, name, err);
 }
 
+static qc_status is_file(qc_arena *arena, int *yes, const char *folder, const char *name,
+                         qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_join(arena, &path, folder, name, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    *yes = kind == QC_PATH_FILE;
+    return QC_OK;
+}
+
 /* A folder without a manifest, but with files: is somebody moving them there now, or did a run die
- * while it did? Its staged manifest was there before anything moved. */
+ * while it did? Its staged manifest was there before anything moved. Or has somebody just finished:
+ * a manifest goes from the staging folder to OUT in one step, so it is looked for in that order;
+ * more than once, for whoever came next may have taken it away again. */
 static qc_status look_at_commit(qc_arena *arena, const char *out, out_kind *kind, qc_error *err)
 {
-    const char *lock = NULL, *manifest = NULL;
-    qc_path_kind pk = QC_PATH_MISSING;
+    const char *lock = NULL, *staging = NULL;
     QC_TRY(path_of(arena, &lock, out, LOCK_NAME, err));
-    QC_TRY(path_of(arena, &manifest, out, QC_MANIFEST_NAME, err));
-    int fd = open(lock, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    int busy = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0;
-    if (fd >= 0)
-        (void)close(fd);
-    if (busy)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", out);
-    QC_TRY(qc_path_stat(manifest, &pk, NULL, err));
-    if (pk == QC_PATH_FILE)
-        *kind = OUT_QCONV;
+    QC_TRY(qc_path_join(arena, &staging, out, STAGING_NAME, err));
+    for (int i = 0; i < COMMIT_LOOKS && *kind == OUT_FOREIGN; i++) {
+        int fd = open(lock, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+        int busy = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0;
+        if (fd >= 0)
+            (void)close(fd);
+        if (busy)
+            QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", out);
+        int yes = 0;
+        QC_TRY(is_file(arena, &yes, staging, QC_MANIFEST_NAME, err));
+        if (!yes)
+            QC_TRY(is_file(arena, &yes, out, QC_MANIFEST_NAME, err));
+        if (yes)
+            *kind = OUT_QCONV;
+    }
     return QC_OK;
 }
 

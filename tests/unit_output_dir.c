@@ -1,0 +1,129 @@
+/* The output folder while others write to it. */
+#include "convert/output_dir.h"
+#include "test_model.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+
+#include <cmocka.h>
+
+#define COMMITS 400
+#define FILES   4
+
+typedef struct {
+    char root[64], source[96], out[96];
+    atomic_int done;
+    atomic_int failed;
+} world;
+
+static int setup(void **state)
+{
+    static world w;
+    memset(&w, 0, sizeof w);
+    test_folder(w.root, sizeof w.root);
+    (void)snprintf(w.source, sizeof w.source, "%s/source", w.root);
+    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
+    *state = &w;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    world *w = *state;
+    test_remove(w->root);
+    return 0;
+}
+
+static qc_status write_once(const world *w, qc_error *err)
+{
+    static const char manifest[] = "{}";
+    qc_arena arena;
+    qc_output_dir d = QC_OUTPUT_DIR_NONE;
+    qc_arena_init(&arena);
+    qc_status st = qc_output_dir_begin(&d, &arena, w->out, w->source, 0, err);
+    for (int i = 0; st == QC_OK && i < FILES; i++) {
+        char name[16];
+        (void)snprintf(name, sizeof name, "f%d", i);
+        st = qc_output_dir_put(&d, name, "x", 1, err);
+    }
+    if (st == QC_OK)
+        st = qc_output_dir_commit(&d, manifest, sizeof manifest - 1, err);
+    qc_output_dir_abort(&d);
+    qc_arena_deinit(&arena);
+    return st;
+}
+
+static int is_refusal(const qc_error *err)
+{
+    return strstr(err->msg, "another qconv is writing there now") != NULL;
+}
+
+static void *write_often(void *state)
+{
+    world *w = state;
+    for (int i = 0; i < COMMITS; i++) {
+        qc_error err = {0};
+        /* Somebody who looks holds the lock for a moment. */
+        if (write_once(w, &err) != QC_OK && !is_refusal(&err)) {
+            print_error("%s\n", err.msg);
+            atomic_store(&w->failed, 1);
+        }
+    }
+    atomic_store(&w->done, 1);
+    return NULL;
+}
+
+/* At every moment of a commit, its first and its last included, an OUT is free, or qconv's, or
+ * being written: never somebody else's. */
+static void test_looking_during_commits(void **state)
+{
+    world *w = *state;
+    pthread_t writer;
+    size_t looks = 0;
+    assert_int_equal(pthread_create(&writer, NULL, write_often, w), 0);
+    while (!atomic_load(&w->done)) {
+        qc_error err = {0};
+        qc_arena arena;
+        qc_arena_init(&arena);
+        qc_status st = qc_output_dir_check(&arena, w->out, w->source, 0, &err);
+        qc_arena_deinit(&arena);
+        if (st != QC_OK && !is_refusal(&err)) {
+            print_error("look %zu: %s\n", looks, err.msg);
+            atomic_store(&w->failed, 1);
+            break;
+        }
+        looks++;
+    }
+    assert_int_equal(pthread_join(writer, NULL), 0);
+    assert_int_equal(atomic_load(&w->failed), 0);
+    assert_true(looks > 0);
+}
+
+static void test_a_folder_of_somebody_else(void **state)
+{
+    world *w = *state;
+    char path[160];
+    qc_error err = {0};
+    qc_arena arena;
+    qc_arena_init(&arena);
+    assert_int_equal(qc_dir_make(w->out, &err), QC_OK);
+    (void)snprintf(path, sizeof path, "%s/theirs", w->out);
+    assert_int_equal(qc_file_put(path, "x", 1, &err), QC_OK);
+    assert_int_equal(qc_output_dir_check(&arena, w->out, w->source, 0, &err), QC_ERR_USAGE);
+    assert_non_null(strstr(err.msg, "no qconv output"));
+    assert_int_equal(qc_output_dir_check(&arena, w->out, w->source, 1, &err), QC_OK);
+    qc_arena_deinit(&arena);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_looking_during_commits, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_a_folder_of_somebody_else, setup, teardown),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
