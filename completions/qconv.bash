@@ -20,6 +20,10 @@ _qconv()
         --block-size)
             return
             ;;
+        --scale)
+            mapfile -t COMPREPLY < <(compgen -W 'absmax search refit' -- "$cur")
+            return
+            ;;
         --compute-dtype)
             mapfile -t COMPREPLY < <(compgen -W 'bfloat16 float16 float32' -- "$cur")
             return
@@ -134,6 +138,28 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -f -- "$cur")
             return
             ;;
+        --text)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --tokenizer)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --max-tokens)
+            return
+            ;;
+        --max-kl)
+            return
+            ;;
+        --eval)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --bench)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
         --sample)
             return
             ;;
@@ -199,7 +225,7 @@ _qconv()
     esac
     for word in "${COMP_WORDS[@]:1:COMP_CWORD-1}"; do
         case $word in
-        convert | plan | hardware | inspect | verify | unpack | validate | bench | help)
+        convert | plan | hardware | inspect | verify | unpack | validate | bench | eval | report | help)
             command=$word
             break
             ;;
@@ -207,14 +233,16 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --block-size --no-double-quant --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --device --dry-run --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --block-size --no-double-quant --scale --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --device --dry-run --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--json --quiet -q --verbose -v --help -h --version' ;;
-        verify) options='--threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        verify) options='--against --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         validate) options='--device --against --sample --m --activations --seed --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        eval) options='--device --against --text --tokenizer --context --max-tokens --max-kl --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        report) options='--device --against --text --tokenizer --context --max-tokens --eval --bench --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         help) options='--quiet -q --verbose -v --help -h --version' ;;
         esac
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")
@@ -224,7 +252,7 @@ _qconv()
         mapfile -t COMPREPLY < <(compgen -f -- "$cur")
     fi
     if [[ -z $command || $command == help ]]; then
-        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack validate bench help' -- "$cur")
+        mapfile -t -O ${#COMPREPLY[@]} COMPREPLY < <(compgen -W 'convert plan hardware inspect verify unpack validate bench eval report help' -- "$cur")
     fi
 }
 complete -o filenames -F _qconv qconv

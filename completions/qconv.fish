@@ -2,7 +2,7 @@
 function __qconv_command
     for word in (commandline -opc)[2..-1]
         switch $word
-            case convert plan hardware inspect verify unpack validate bench help
+            case convert plan hardware inspect verify unpack validate bench eval report help
                 echo $word
                 return 0
         end
@@ -22,11 +22,14 @@ complete -c qconv -n 'not __qconv_command >/dev/null' -a verify -d "check every 
 complete -c qconv -n 'not __qconv_command >/dev/null' -a unpack -d "decompress an output to plain .safetensors files"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a validate -d "matmul accuracy and speed of an output against fp16"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a bench -d "speed of the GPU kernels against cuBLAS fp16"
+complete -c qconv -n 'not __qconv_command >/dev/null' -a eval -d "perplexity and KL divergence of a language model"
+complete -c qconv -n 'not __qconv_command >/dev/null' -a report -d "one HTML page on an output: sizes, errors, perplexity, speed"
 complete -c qconv -n 'not __qconv_command >/dev/null' -a help -d "show help on a command"
-complete -c qconv -n '__qconv_is help' -f -a 'convert plan hardware inspect verify unpack validate bench help'
+complete -c qconv -n '__qconv_is help' -f -a 'convert plan hardware inspect verify unpack validate bench eval report help'
 complete -c qconv -n '__qconv_is convert plan' -l to -x -a 'nf4 int8 auto fp16 bf16 keep' -d "what the weights of linear layers become"
 complete -c qconv -n '__qconv_is convert plan' -l block-size -x -d "weights that share one scale: a power of two, 32 to 4096"
 complete -c qconv -n '__qconv_is convert plan' -l no-double-quant -d "keep block scales as float32 instead of quantizing them too"
+complete -c qconv -n '__qconv_is convert' -l scale -x -a 'absmax search refit' -d "how the scale of a block, or of a row, is found"
 complete -c qconv -n '__qconv_is convert' -l compute-dtype -x -a 'bfloat16 float16 float32' -d "dtype that loaders are told to compute in"
 complete -c qconv -n '__qconv_is convert' -l compress -x -d "compression of the shards, level 1 to 19"
 complete -c qconv -n '__qconv_is convert plan' -l max-shard-size -x -d "bytes of tensors in one shard, before compression"
@@ -49,7 +52,7 @@ complete -c qconv -n '__qconv_is convert plan' -l cuda-context -x -d "what a CUD
 complete -c qconv -n '__qconv_is plan' -l html -r -F -d "also write the plan as one HTML page"
 complete -c qconv -n '__qconv_is plan' -l device-map -r -F -d "also write the placement as accelerate's device_map"
 complete -c qconv -n '__qconv_is unpack' -l device -x -d "only the shards of one device of the plan: cuda:0, cpu"
-complete -c qconv -n '__qconv_is convert validate bench' -l device -x -d "what does the work: cpu, every GPU, or GPUs 0 and 2 with cuda:0,2"
+complete -c qconv -n '__qconv_is convert validate bench eval report' -l device -x -d "what does the work: cpu, every GPU, or GPUs 0 and 2 with cuda:0,2"
 complete -c qconv -n '__qconv_is plan' -l mode -x -a 'infer train' -d "what the model is to do"
 complete -c qconv -n '__qconv_is plan' -l method -x -a 'full lora qlora' -d "what is trained"
 complete -c qconv -n '__qconv_is plan' -l optimizer -x -a 'adamw adam adam8bit sgd' -d "whose states are kept"
@@ -65,7 +68,14 @@ complete -c qconv -n '__qconv_is hardware' -l watch -d "follow the memory of eve
 complete -c qconv -n '__qconv_is hardware' -l csv -r -F -d "with --watch: also write every sample to a CSV file"
 complete -c qconv -n '__qconv_is hardware' -l interval -x -d "with --watch: time between samples, 0.01 to 3600"
 complete -c qconv -n '__qconv_is hardware' -l samples -x -d "with --watch: stop after this many"
-complete -c qconv -n '__qconv_is validate' -l against -r -F -d "the checkpoint that OUT was made from"
+complete -c qconv -n '__qconv_is verify validate eval report' -l against -r -F -d "the checkpoint that OUT was made from"
+complete -c qconv -n '__qconv_is eval report' -l text -r -F -d "the text to read; FILE.ids: token ids, a sequence a line"
+complete -c qconv -n '__qconv_is eval report' -l tokenizer -r -F -d "a tokenizer.json, or a directory that has one"
+complete -c qconv -n '__qconv_is eval report' -l context -x -d "tokens of a window; the text is cut into such"
+complete -c qconv -n '__qconv_is eval report' -l max-tokens -x -d "read no more of the text than this"
+complete -c qconv -n '__qconv_is eval' -l max-kl -x -d "exit code 4 if the mean KL divergence is larger"
+complete -c qconv -n '__qconv_is report' -l eval -r -F -d "take up the result of an earlier 'qconv eval --json'"
+complete -c qconv -n '__qconv_is report' -l bench -r -F -d "take up the result of an earlier 'qconv bench --json'"
 complete -c qconv -n '__qconv_is validate' -l sample -x -d "look at this many of the quantized layers, evenly spread"
 complete -c qconv -n '__qconv_is bench' -l shapes -x -d "weights, outputs x inputs: 8192x8192,28672x8192"
 complete -c qconv -n '__qconv_is bench' -l scheme -x -d "of nf4, nf4-plain, int8 and int8-blocks"
@@ -80,15 +90,15 @@ complete -c qconv -n '__qconv_is validate' -l max-error -x -d "exit code 4 if th
 complete -c qconv -n '__qconv_is validate' -l baseline -r -F -d "exit code 4 if a layer is worse than in this earlier run"
 complete -c qconv -n '__qconv_is validate' -l save-baseline -r -F -d "write this run's errors for --baseline"
 complete -c qconv -n '__qconv_is validate' -l tolerance -x -d "with --baseline: how much worse still passes"
-complete -c qconv -n '__qconv_is validate' -l html -r -F -d "also write the result as one HTML page, with plots"
+complete -c qconv -n '__qconv_is validate report' -l html -r -F -d "write the result as one HTML page, with plots, to a file"
 complete -c qconv -n '__qconv_is bench' -l markdown -d "write the result to standard output as Markdown tables"
 complete -c qconv -n '__qconv_is bench' -l output -r -F -d "also write the JSON of --json to a file"
 complete -c qconv -n '__qconv_is convert' -l dry-run -d "show what would be written, with exact sizes; write nothing"
 complete -c qconv -n '__qconv_is convert unpack' -l force -d "write into a directory that holds other files than a qconv output"
-complete -c qconv -n '__qconv_is convert verify unpack validate' -l threads -x -d "threads that work, 1 to 1024"
-complete -c qconv -n '__qconv_is convert verify unpack validate bench' -l progress -x -a 'auto always never' -d "progress on standard error"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench' -l json -d "write the result to standard output as one JSON object"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench help' -l quiet -s q -d "no progress, no summary, no warnings; errors only"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench help' -l verbose -s v -d "say more; -vv still more"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench help' -l help -s h -d "show this help"
-complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench help' -l version -d "show the version"
+complete -c qconv -n '__qconv_is convert verify unpack validate eval report' -l threads -x -d "threads that work, 1 to 1024"
+complete -c qconv -n '__qconv_is convert verify unpack validate bench eval report' -l progress -x -a 'auto always never' -d "progress on standard error"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report' -l json -d "write the result to standard output as one JSON object"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l quiet -s q -d "no progress, no summary, no warnings; errors only"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l verbose -s v -d "say more; -vv still more"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l help -s h -d "show this help"
+complete -c qconv -n '__qconv_is convert plan hardware inspect verify unpack validate bench eval report help' -l version -d "show the version"

@@ -6,7 +6,7 @@ _qconv()
     local -i named=0
     for word in ${words[2,CURRENT-1]}; do
         case $word in
-            convert|plan|hardware|inspect|verify|unpack|validate|bench|help)
+            convert|plan|hardware|inspect|verify|unpack|validate|bench|eval|report|help)
                 command=$word
                 named=1
                 words[(i)$word]=()
@@ -25,6 +25,8 @@ _qconv()
             'unpack:decompress an output to plain .safetensors files'
             'validate:matmul accuracy and speed of an output against fp16'
             'bench:speed of the GPU kernels against cuBLAS fp16'
+            'eval:perplexity and KL divergence of a language model'
+            'report:one HTML page on an output\: sizes, errors, perplexity, speed'
             'help:show help on a command'
         )
         _describe command commands
@@ -35,6 +37,7 @@ _qconv()
                 '--to=[what the weights of linear layers become]:to:(nf4 int8 auto fp16 bf16 keep)' \
                 '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
                 '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
+                '--scale=[how the scale of a block, or of a row, is found]:scale:(absmax search refit)' \
                 '--compute-dtype=[dtype that loaders are told to compute in]:compute-dtype:(bfloat16 float16 float32)' \
                 '--compress=[compression of the shards, level 1 to 19]:none|zstd\[\:LEVEL\]:' \
                 '--max-shard-size=[bytes of tensors in one shard, before compression]:SIZE:' \
@@ -136,6 +139,7 @@ _qconv()
             ;;
         verify)
             _arguments -s \
+                '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
@@ -173,7 +177,7 @@ _qconv()
                 '--baseline=[exit code 4 if a layer is worse than in this earlier run]:FILE:_files' \
                 '--save-baseline=[write this run'\''s errors for --baseline]:FILE:_files' \
                 '--tolerance=[with --baseline\: how much worse still passes]:X:' \
-                '--html=[also write the result as one HTML page, with plots]:FILE:_files' \
+                '--html=[write the result as one HTML page, with plots, to a file]:FILE:_files' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
@@ -205,13 +209,53 @@ _qconv()
                 '--version[show the version]' \
                 && return
             ;;
+        eval)
+            _arguments -s \
+                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
+                '--text=[the text to read; FILE.ids\: token ids, a sequence a line]:FILE:_files' \
+                '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
+                '--context=[tokens of a window; the text is cut into such]:TOKENS:' \
+                '--max-tokens=[read no more of the text than this]:N:' \
+                '--max-kl=[exit code 4 if the mean KL divergence is larger]:X:' \
+                '--threads=[threads that work, 1 to 1024]:N:' \
+                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--json[write the result to standard output as one JSON object]' \
+                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
+                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-h --help)'{-h,--help}'[show this help]' \
+                '--version[show the version]' \
+                ':OUT:_files -/' \
+                && return
+            ;;
+        report)
+            _arguments -s \
+                '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--against=[the checkpoint that OUT was made from]:MODEL:_files' \
+                '--text=[the text to read; FILE.ids\: token ids, a sequence a line]:FILE:_files' \
+                '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
+                '--context=[tokens of a window; the text is cut into such]:TOKENS:' \
+                '--max-tokens=[read no more of the text than this]:N:' \
+                '--eval=[take up the result of an earlier '\''qconv eval --json'\'']:FILE:_files' \
+                '--bench=[take up the result of an earlier '\''qconv bench --json'\'']:FILE:_files' \
+                '--html=[write the result as one HTML page, with plots, to a file]:FILE:_files' \
+                '--threads=[threads that work, 1 to 1024]:N:' \
+                '--progress=[progress on standard error]:progress:(auto always never)' \
+                '--json[write the result to standard output as one JSON object]' \
+                '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
+                '*'{-v,--verbose}'[say more; -vv still more]' \
+                '(-h --help)'{-h,--help}'[show this help]' \
+                '--version[show the version]' \
+                ':OUT:_files -/' \
+                && return
+            ;;
         help)
             _arguments -s \
                 '(-q --quiet)'{-q,--quiet}'[no progress, no summary, no warnings; errors only]' \
                 '*'{-v,--verbose}'[say more; -vv still more]' \
                 '(-h --help)'{-h,--help}'[show this help]' \
                 '--version[show the version]' \
-                '::COMMAND:(convert plan hardware inspect verify unpack validate bench help)' \
+                '::COMMAND:(convert plan hardware inspect verify unpack validate bench eval report help)' \
                 && return
             ;;
     esac

@@ -39,7 +39,7 @@ static qc_status check_targets(const qc_options *o, qc_error *err)
     QC_TRY(qc_target_file_differs("--html", o->html, "--baseline", o->validate.baseline, err));
     /* Its weights have the names and widths of activations. */
     QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against",
-                                  o->validate.against, err));
+                                  o->against, err));
     /* Errors that fail against the baseline would become what the next run has to keep to. */
     return qc_target_file_differs("--save-baseline", save, "--baseline", o->validate.baseline, err);
 }
@@ -80,7 +80,7 @@ static qc_status open_all(validation *v, qc_error *err)
         QC_TRY(qc_validate_baseline_read(&v->baseline, &v->arena, o->validate.baseline, err));
     QC_TRY(qc_checkpoint_open(&v->output, o->model, err));
     QC_TRY(load_manifest(v, err));
-    QC_TRY(qc_checkpoint_open(&v->model, o->validate.against, err));
+    QC_TRY(qc_checkpoint_open(&v->model, o->against, err));
     QC_TRY(qc_experts_split(v->model, 0, err));
     for (size_t i = 0; i < v->model->warning_count; i++)
         qc_console_warn(o, "%s", v->model->warnings[i]);
@@ -256,7 +256,7 @@ static qc_status run(validation *v, qc_error *err)
     QC_TRY(check_targets(o, err));
     QC_TRY(open_all(v, err));
     v->report = (qc_validate_report){.out = o->model,
-                                     .model = o->validate.against,
+                                     .model = o->against,
                                      .activations = o->validate.activations,
                                      .seed = o->seed,
                                      .rows = QC_VALIDATE_ROWS,

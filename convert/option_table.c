@@ -11,10 +11,13 @@
 #define HARDWARE  QC_CMD_BIT(QC_CMD_HARDWARE)
 #define VALIDATE  QC_CMD_BIT(QC_CMD_VALIDATE)
 #define BENCH     QC_CMD_BIT(QC_CMD_BENCH)
+#define EVAL      QC_CMD_BIT(QC_CMD_EVAL)
+#define REPORT    QC_CMD_BIT(QC_CMD_REPORT)
 #define FITTING   (CONVERT | PLAN)
+#define READING   (EVAL | REPORT)
 #define MEASURING (VALIDATE | BENCH)
-#define WORKING   (CONVERT | VERIFY | UNPACK | VALIDATE)
-#define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING)
+#define WORKING   (CONVERT | VERIFY | UNPACK | VALIDATE | READING)
+#define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | READING)
 #define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
 const char *const qc_option_group_titles[QC_GROUP_COUNT] = {
@@ -51,6 +54,13 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "keep block scales as float32 instead of quantizing them too",
      .more = "Costs about 0.37 bits per weight at block size 64. With --to int8 it needs "
              "--block-size."},
+    {.id = QC_OPT_SCALE, .name = "scale", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
+     .kind = QC_ARG_CHOICE, .choices = {"absmax", "search", "refit"}, .dflt = "absmax",
+     .since = "0.4.0", .help = "how the scale of a block, or of a row, is found",
+     .more = "absmax: its largest value, as bitsandbytes does. search: the scale of least squared "
+             "error among those that can be stored. refit: that, with the scales of the scales "
+             "fitted to it too; slower. The files have the same form and size, and every loader "
+             "reads them alike."},
     {.id = QC_OPT_COMPUTE_DTYPE, .name = "compute-dtype", .commands = CONVERT,
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_CHOICE,
      .choices = {"bfloat16", "float16", "float32"}, .dflt_note = "the model's own dtype",
@@ -149,7 +159,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_TEXT, .arg = "NAME", .since = "0.2.0",
      .help = "only the shards of one device of the plan: cuda:0, cpu",
      .more = "For an output that was made with --vram."},
-    {.id = QC_OPT_RUN_DEVICE, .name = "device", .commands = CONVERT | MEASURING,
+    {.id = QC_OPT_RUN_DEVICE, .name = "device", .commands = CONVERT | MEASURING | READING,
      .group = QC_GROUP_RUN, .kind = QC_ARG_TEXT, .arg = "auto|cpu|cuda[:N,...]",
      .dflt_note = "auto", .since = "0.3.0",
      .help = "what does the work: cpu, every GPU, or GPUs 0 and 2 with cuda:0,2",
@@ -208,9 +218,35 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_SAMPLES, .name = "samples", .commands = HARDWARE, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000000, .since = "0.2.0",
      .dflt_note = "until interrupted", .help = "with --watch: stop after this many"},
-    {.id = QC_OPT_AGAINST, .name = "against", .commands = VALIDATE, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "MODEL", .dflt_note = "required", .since = "0.3.0",
-     .help = "the checkpoint that OUT was made from"},
+    {.id = QC_OPT_AGAINST, .name = "against", .commands = VERIFY | VALIDATE | READING, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_FILE, .arg = "MODEL", .dflt_note = "validate: required",
+     .since = "0.3.0", .help = "the checkpoint that OUT was made from"},
+    {.id = QC_OPT_TEXT, .name = "text", .commands = READING, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_FILE, .arg = "FILE", .dflt_note = "eval: required", .since = "0.4.0",
+     .help = "the text to read; FILE.ids: token ids, a sequence a line",
+     .more = "UTF-8. A file whose name ends in .ids holds decimal token ids with spaces between, one "
+             "sequence a line, taken as they are."},
+    {.id = QC_OPT_TOKENIZER, .name = "tokenizer", .commands = READING, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_FILE, .arg = "PATH", .dflt_note = "the model's own", .since = "0.4.0",
+     .help = "a tokenizer.json, or a directory that has one"},
+    {.id = QC_OPT_EVAL_CONTEXT, .name = "context", .commands = READING,
+     .group = QC_GROUP_MEASURE, .kind = QC_ARG_NUMBER, .arg = "TOKENS", .min = 2,
+     .max = 1000000000, .dflt_note = "2048, or the model's limit", .since = "0.4.0",
+     .help = "tokens of a window; the text is cut into such"},
+    {.id = QC_OPT_MAX_TOKENS, .name = "max-tokens", .commands = READING,
+     .group = QC_GROUP_MEASURE, .kind = QC_ARG_NUMBER, .arg = "N", .min = 2,
+     .max = 1000000000000, .dflt_note = "all", .since = "0.4.0",
+     .help = "read no more of the text than this"},
+    {.id = QC_OPT_MAX_KL, .name = "max-kl", .commands = EVAL, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_DECIMAL, .arg = "X", .since = "0.4.0",
+     .help = "exit code 4 if the mean KL divergence is larger",
+     .more = "In nats, above 0 and at most 100."},
+    {.id = QC_OPT_EVAL_FILE, .name = "eval", .commands = REPORT, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.4.0",
+     .help = "take up the result of an earlier 'qconv eval --json'"},
+    {.id = QC_OPT_BENCH_FILE, .name = "bench", .commands = REPORT, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.4.0",
+     .help = "take up the result of an earlier 'qconv bench --json'"},
     {.id = QC_OPT_SAMPLE, .name = "sample", .commands = VALIDATE, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1000000, .dflt_note = "all",
      .since = "0.3.0", .help = "look at this many of the quantized layers, evenly spread"},
@@ -263,9 +299,9 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .group = QC_GROUP_MEASURE, .kind = QC_ARG_DECIMAL, .arg = "X", .dflt = "0.001",
      .since = "0.3.0", .help = "with --baseline: how much worse still passes",
      .more = "A share of the earlier error, above 0 and at most 10: 0.001 is 0.1%."},
-    {.id = QC_OPT_REPORT_HTML, .name = "html", .commands = VALIDATE, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.3.0",
-     .help = "also write the result as one HTML page, with plots"},
+    {.id = QC_OPT_REPORT_HTML, .name = "html", .commands = VALIDATE | REPORT, .group = QC_GROUP_OTHER,
+     .kind = QC_ARG_FILE, .arg = "FILE", .dflt_note = "report: standard output", .since = "0.3.0",
+     .help = "write the result as one HTML page, with plots, to a file"},
     {.id = QC_OPT_MARKDOWN, .name = "markdown", .commands = BENCH, .group = QC_GROUP_OTHER,
      .kind = QC_ARG_NONE, .since = "0.3.0",
      .help = "write the result to standard output as Markdown tables"},
@@ -399,14 +435,20 @@ const qc_command_row qc_command_table[] = {
                  "one file, for a program to read\n"},
     {.command = QC_CMD_VERIFY,
      .name = "verify",
-     .synopsis = "verify [OPTION]... OUT",
+     .synopsis = "verify [OPTION]... OUT [--against MODEL]",
      .summary = "check every byte of an output against its hashes",
      .text = "Read the whole qconv output OUT and compare it with its manifest, qconv.json. Exit "
-             "code 4, and the first fault named, if anything differs.",
+             "code 4, and the first fault named, if anything differs.\n"
+             "\n"
+             "With --against also compare OUT with the checkpoint that it was made from: names, "
+             "bits of tensors that were not quantized, and the error of every one that was against "
+             "what its scheme can be expected to leave. docs/verify.md says how.",
      .places = {{"OUT", QC_PLACE_DIR, 0}},
      .place_count = 1,
      .examples = "qconv verify llama-nf4\n"
-                 "check it after a copy\n"},
+                 "check it after a copy\n"
+                 "qconv verify llama-nf4 --against Llama-3.1-8B\n"
+                 "prove that it is that model\n"},
     {.command = QC_CMD_UNPACK,
      .name = "unpack",
      .synopsis = "unpack [OPTION]... OUT DIR",
@@ -447,6 +489,37 @@ const qc_command_row qc_command_table[] = {
                  "all shapes, a table\n"
                  "qconv bench --shapes 8192x8192 --m 1,16 --json\n"
                  "one shape, for a program to read\n"},
+    {.command = QC_CMD_EVAL,
+     .name = "eval",
+     .synopsis = "eval [OPTION]... OUT --text FILE",
+     .summary = "perplexity and KL divergence of a language model",
+     .text = "Read a text with the language model OUT, a qconv output or any checkpoint of the "
+             "Llama family, and tell its perplexity; with --against also how far its predictions "
+             "are from those of MODEL: KL divergence, how often both would say the same token, and "
+             "the difference in perplexity with its standard error. One layer is in memory at a "
+             "time, so the model need not fit.\n"
+             "\n"
+             "docs/eval.md says what is computed and how.",
+     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .place_count = 1,
+     .examples = "qconv eval llama-nf4 --against Llama-3.1-8B --text wiki.txt\n"
+                 "what quantizing cost\n"
+                 "qconv eval llama-nf4 --text prompts.ids --json\n"
+                 "perplexity over token ids\n"},
+    {.command = QC_CMD_REPORT,
+     .name = "report",
+     .synopsis = "report [OPTION]... OUT",
+     .summary = "one HTML page on an output: sizes, errors, perplexity, speed",
+     .text = "Write one self-contained HTML page on the qconv output OUT: what was saved, what "
+             "lies where, the error of every layer and kind of layer, histograms of codes, and "
+             "the worst tensors; with --against and --text perplexity and KL divergence too; with "
+             "--bench the speed of kernels.",
+     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .place_count = 1,
+     .examples = "qconv report llama-nf4 --html report.html\n"
+                 "from the manifest and the codes alone\n"
+                 "qconv report llama-nf4 --against Llama-3.1-8B --text wiki.txt > report.html\n"
+                 "with perplexity\n"},
     {.command = QC_CMD_HELP,
      .name = "help",
      .synopsis = "help [COMMAND]",

@@ -27,4 +27,9 @@ QC_NODISCARD qc_status qc_option_decimal(const qc_option_row *row, const char *t
 QC_NODISCARD qc_status qc_option_path(const qc_option_row *row, const char *value, const char **out,
                                       qc_error *err);
 
+/* Options of eval and report: what one sets, and what goes with what. (options_eval.c) */
+QC_NODISCARD qc_status qc_options_apply_eval(qc_options *o, const qc_option_row *row,
+                                             const char *value, uint64_t number, qc_error *err);
+QC_NODISCARD qc_status qc_options_check_eval(const qc_options *o, qc_error *err);
+
 #endif

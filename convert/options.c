@@ -336,7 +336,7 @@ static qc_status apply_measure(const parse *p, qc_options *o, const qc_option_ro
     } else if (row->id == QC_OPT_BENCH_SCHEME) {
         b->schemes = value;
     } else {
-        const char **path = row->id == QC_OPT_AGAINST         ? &v->against
+        const char **path = row->id == QC_OPT_AGAINST         ? &o->against
                             : row->id == QC_OPT_ACTIVATIONS   ? &v->activations
                             : row->id == QC_OPT_BASELINE      ? &v->baseline
                             : row->id == QC_OPT_SAVE_BASELINE ? &v->save_baseline
@@ -369,6 +369,9 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
         break;
     case QC_OPT_NO_DOUBLE_QUANT:
         o->double_quant = 0;
+        break;
+    case QC_OPT_SCALE:
+        o->scale = (qc_scale_method)choice;
         break;
     case QC_OPT_COMPUTE_DTYPE:
         o->compute_dtype = row->choices[choice];
@@ -442,6 +445,14 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
         o->run_device = value;
         return qc_device_wish_read(&wish, value, err);
     }
+    case QC_OPT_TEXT:
+    case QC_OPT_TOKENIZER:
+    case QC_OPT_EVAL_CONTEXT:
+    case QC_OPT_MAX_TOKENS:
+    case QC_OPT_MAX_KL:
+    case QC_OPT_EVAL_FILE:
+    case QC_OPT_BENCH_FILE:
+        return qc_options_apply_eval(o, row, value, number, err);
     case QC_OPT_AGAINST:
     case QC_OPT_SAMPLE:
     case QC_OPT_SHAPES:
@@ -601,7 +612,7 @@ static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
     static const uint64_t validate_m[] = {1, 4, 16, 64, 256, 1024};
     static const uint64_t bench_m[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
     int validates = o->command == QC_CMD_VALIDATE;
-    if (validates && !o->validate.against)
+    if (validates && !o->against)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--against is missing; expected --against with the checkpoint that OUT was made "
                 "from");
@@ -620,7 +631,7 @@ static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
 static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
 {
     static const qc_option_id quantizing[] = {QC_OPT_BLOCK_SIZE, QC_OPT_NO_DOUBLE_QUANT,
-                                              QC_OPT_COMPUTE_DTYPE, QC_OPT_QUANTIZE};
+                                              QC_OPT_SCALE, QC_OPT_COMPUTE_DTYPE, QC_OPT_QUANTIZE};
     char choices[QC_SPELLED_BYTES];
     const qc_option_row *to = &qc_option_table[QC_OPT_TO];
     if (!o->to_given && o->command == QC_CMD_CONVERT) {
@@ -738,6 +749,8 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
         QC_TRY(check_hardware(&p, out, err));
     if (out->command == QC_CMD_VALIDATE || out->command == QC_CMD_BENCH)
         QC_TRY(check_measure(&p, out, err));
+    if (out->command == QC_CMD_EVAL || out->command == QC_CMD_REPORT)
+        QC_TRY(qc_options_check_eval(out, err));
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)
         return place_topic(out, err);

@@ -15,6 +15,8 @@ typedef enum {
     QC_CMD_HARDWARE,
     QC_CMD_VALIDATE,
     QC_CMD_BENCH,
+    QC_CMD_EVAL,
+    QC_CMD_REPORT,
     QC_CMD_HELP, /* --help was asked for, or "help [COMMAND]" */
     QC_CMD_VERSION,
     QC_CMD_MAN,       /* hidden: print qconv.1 */
@@ -28,6 +30,10 @@ typedef enum { QC_TO_NF4, QC_TO_INT8, QC_TO_AUTO, QC_TO_FP16, QC_TO_BF16, QC_TO_
 int qc_to_quantizes(qc_to to);
 typedef enum { QC_REST_KEEP, QC_REST_BF16, QC_REST_FP16 } qc_rest;
 typedef enum { QC_PROGRESS_AUTO, QC_PROGRESS_ALWAYS, QC_PROGRESS_NEVER } qc_progress_mode;
+
+/* How scales are found. ABSMAX: the largest value, as bitsandbytes does. SEARCH: the one of least
+ * squared error. REFIT: that, and the scales of the scales anew for what was found. */
+typedef enum { QC_SCALE_ABSMAX, QC_SCALE_SEARCH, QC_SCALE_REFIT } qc_scale_method;
 
 /* --keep GLOB or --quantize GLOB, in the order given (recipe file first); the last match wins. */
 typedef struct {
@@ -81,7 +87,6 @@ typedef struct {
 } qc_hardware_options;
 
 typedef struct {
-    const char *against;     /* MODEL */
     uint64_t sample;         /* layers; 0: all */
     const char *activations; /* FILE; NULL: random */
     double max_error;        /* 0: not given */
@@ -89,6 +94,21 @@ typedef struct {
     const char *save_baseline;
     double tolerance; /* share of the baseline's error; default 0.001 */
 } qc_validate_options;
+
+/* eval, and what report runs of it. */
+typedef struct {
+    const char *text;      /* FILE; NULL: not given (report) */
+    const char *tokenizer; /* directory or tokenizer.json; NULL: the model's own */
+    uint64_t context;      /* tokens of a window; 0: chosen */
+    uint64_t max_tokens;   /* 0: all of the text */
+    double max_kl;         /* 0: not given */
+} qc_eval_options;
+
+/* Earlier results that report takes up: files of --json. */
+typedef struct {
+    const char *eval;  /* of eval, or NULL */
+    const char *bench; /* of bench, or NULL */
+} qc_report_options;
 
 typedef struct {
     const char *shapes;  /* --shapes as given; NULL: the default */
@@ -114,6 +134,7 @@ typedef struct {
     qc_to to;
     uint32_t block_elems; /* 0: not given */
     int double_quant;     /* 1 unless --no-double-quant */
+    qc_scale_method scale;
     qc_rest rest;
     qc_rule *rules;
     uint32_t rule_count;
@@ -136,9 +157,13 @@ typedef struct {
     /* unpack */
     const char *device; /* only the shards of this device; NULL: all */
 
+    const char *against; /* verify, validate, eval, report: MODEL, or NULL */
+
     qc_hardware_options hardware;
     qc_validate_options validate;
     qc_bench_options bench;
+    qc_eval_options eval;
+    qc_report_options report;
     /* validate and bench: --m, in the order given; filled with the command's default */
     const uint64_t *m;
     unsigned m_count;

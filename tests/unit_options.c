@@ -86,7 +86,7 @@ static void measuring(void **state)
     parsed p;
     parse_ok(&p, "qconv validate out --against model");
     assert_string_equal(p.o.model, "out");
-    assert_string_equal(p.o.validate.against, "model");
+    assert_string_equal(p.o.against, "model");
     assert_int_equal(p.o.m_count, 6);
     assert_int_equal(p.o.m[5], 1024);
     assert_int_equal(p.o.seed, 1);

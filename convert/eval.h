@@ -1,0 +1,37 @@
+/* Perplexity, and KL divergence to another model, over a text: what eval prints and report shows.
+ */
+#ifndef QC_CONVERT_EVAL_H
+#define QC_CONVERT_EVAL_H
+
+#include "base/strbuf.h"
+#include "convert/llama.h"
+#include "convert/options.h"
+
+/* Each predicted token counts once: the tokens of a window but its first. Negative log likelihoods
+ * in nats. KL is D(P || Q) with P the original's distribution, Q the output's, over the whole
+ * vocabulary. */
+typedef struct {
+    const char *model_type, *tokenizer; /* "ids" where the text was ids */
+    const char *device;                 /* "cpu", "cuda:0" */
+    uint64_t tokens;                    /* read */
+    uint64_t windows, context, predicted;
+    double perplexity, perplexity_error; /* standard error, of tokens as independent draws */
+    int compared;                        /* with --against; else all below is 0 */
+    double base_perplexity, base_perplexity_error;
+    double difference, difference_error; /* perplexity - base_perplexity, of paired tokens */
+    double log_ratio, log_ratio_error;   /* mean of ln(perplexity / base_perplexity) */
+    double kl_mean, kl_error, kl_median, kl_99, kl_max;
+    double top1, top1_error; /* share of tokens where both say the same first */
+    double probability_rms;  /* root mean square of the difference in the probability of the right
+                                token */
+    double seconds;
+} qc_eval_result;
+
+/* Runs what o->eval and o->against ask, on o->model. Prints nothing but progress. */
+QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_options *o, qc_error *err);
+/* The JSON of `eval --json`, and reading it again (QC_ERR_INPUT). docs/eval.md has its members. */
+QC_NODISCARD qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err);
+QC_NODISCARD qc_status qc_eval_read(qc_eval_result *out, qc_arena *arena, const char *path,
+                                    qc_error *err);
+
+#endif
