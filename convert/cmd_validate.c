@@ -38,8 +38,8 @@ static qc_status check_targets(const qc_options *o, qc_error *err)
     QC_TRY(qc_target_file_differs("--html", o->html, "--save-baseline", save, err));
     QC_TRY(qc_target_file_differs("--html", o->html, "--baseline", o->validate.baseline, err));
     /* Its weights have the names and widths of activations. */
-    QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against",
-                                  o->against, err));
+    QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against", o->against,
+                                  err));
     /* Errors that fail against the baseline would become what the next run has to keep to. */
     return qc_target_file_differs("--save-baseline", save, "--baseline", o->validate.baseline, err);
 }
