@@ -1,6 +1,106 @@
+/* qconv report OUT: one page on an output, or the same as JSON. */
+#include "base/clock.h"
 #include "convert/commands.h"
+#include "convert/console.h"
+#include "convert/expert_split.h"
+#include "convert/report_codes.h"
+#include "convert/target_file.h"
+#include "formats/file_io.h"
+
+#include <string.h>
+#include <unistd.h>
+
+#define TEXT_MAX ((size_t)1 << 30)
+
+static qc_status check_targets(const qc_options *o, qc_error *err)
+{
+    QC_TRY(qc_target_file_check("--html", o->html, err));
+    QC_TRY(qc_target_file_differs("--html", o->html, "--eval", o->report.eval, err));
+    QC_TRY(qc_target_file_differs("--html", o->html, "--bench", o->report.bench, err));
+    QC_TRY(qc_target_file_differs("--html", o->html, "--text", o->eval.text, err));
+    QC_TRY(qc_target_file_differs("--html", o->html, "--tokenizer", o->eval.tokenizer, err));
+    if (!o->json && !o->html && isatty(STDOUT_FILENO))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "standard output is a terminal; expected --html FILE, or a page written to a file "
+                "('> report.html')");
+    return QC_OK;
+}
+
+static qc_status compare(qc_report *r, qc_error *err)
+{
+    const qc_options *o = r->o;
+    qc_checkpoint *source = NULL;
+    QC_TRY(qc_checkpoint_open(&source, o->against, err));
+    qc_status st = qc_target_file_spares("--html", o->html, source, err);
+    if (st == QC_OK)
+        st = qc_experts_split(source, 0, err);
+    for (size_t i = 0; st == QC_OK && i < source->warning_count; i++)
+        qc_console_warn(o, "%s", source->warnings[i]);
+    if (st == QC_OK)
+        st = qc_report_measure(r, source, err);
+    qc_checkpoint_close(source);
+    return st;
+}
+
+static qc_status evaluate(qc_report *r, qc_error *err)
+{
+    const qc_options *o = r->o;
+    if (o->report.eval)
+        QC_TRY(qc_eval_read(&r->eval, o->arena, o->report.eval, err));
+    else if (o->eval.text)
+        QC_TRY(qc_eval_run(&r->eval, o, err));
+    else
+        return QC_OK;
+    r->has_eval = 1;
+    r->eval_from = o->report.eval;
+    return QC_OK;
+}
+
+/* path NULL: standard output. */
+static qc_status put(const qc_report *r, int json, const char *path, qc_error *err)
+{
+    qc_strbuf out;
+    qc_strbuf_init(&out, TEXT_MAX);
+    qc_status st = json ? qc_report_facts_json(r, &out, err) : qc_report_page_html(r, &out, err);
+    if (st == QC_OK)
+        st = path ? qc_file_put(path, out.data, out.len, err) : qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+static qc_status run(qc_report *r, const qc_options *o, uint64_t started, qc_error *err)
+{
+    for (size_t i = 0; i < r->facts.model->warning_count; i++)
+        qc_console_warn(o, "%s", r->facts.model->warnings[i]);
+    if (r->facts.manifest_trouble)
+        qc_console_warn(o, "%s", r->facts.manifest_trouble);
+    QC_TRY(qc_target_file_spares("--html", o->html, r->facts.model, err));
+    /* What costs nothing comes first: a wrong file is told before the work. */
+    if (o->report.bench)
+        QC_TRY(qc_report_bench_read(r, o->report.bench, err));
+    if (o->report.eval)
+        QC_TRY(evaluate(r, err));
+    if (o->against)
+        QC_TRY(compare(r, err));
+    QC_TRY(qc_report_sum_up(r, err));
+    QC_TRY(qc_report_count_codes(r, err));
+    if (!o->report.eval)
+        QC_TRY(evaluate(r, err));
+    r->seconds = (double)(qc_clock_ns() - started) * 1e-9;
+    if (o->html)
+        QC_TRY(put(r, 0, o->html, err));
+    if (o->json || !o->html)
+        QC_TRY(put(r, o->json, NULL, err));
+    return QC_OK;
+}
 
 qc_status qc_cmd_report(const qc_options *o, qc_error *err)
 {
-    QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: report is not built yet", o->model);
+    qc_report r;
+    uint64_t started = qc_clock_ns();
+    QC_TRY(check_targets(o, err));
+    QC_TRY(qc_report_gather(&r, o, err));
+    qc_status st = run(&r, o, started, err);
+    qc_checkpoint_close(r.facts.model);
+    return st;
 }

@@ -15,12 +15,16 @@ static const char common_style[] =
     "table{border-collapse:collapse}th,td{padding:.25em .8em;text-align:right;"
     "border-bottom:1px solid var(--faint)}th:first-child,td:first-child{text-align:left}"
     ".yes{color:var(--good)}.no{color:var(--bad)}svg{max-width:100%;height:auto}"
-    "svg text{font:13px system-ui,sans-serif;fill:var(--ink)}";
+    "svg text{font:13px system-ui,sans-serif;fill:var(--ink)}"
+    "h1,p,li{overflow-wrap:anywhere}"
+    "@media (max-width:40em){table{display:block;overflow-x:auto}}";
 
 qc_status qc_html_begin(qc_strbuf *out, const char *title, const char *style, qc_error *err)
 {
     QC_TRY(qc_strbuf_adds(out,
                           "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"/>"
+                          "<meta name=\"viewport\" content=\"width=device-width, "
+                          "initial-scale=1\"/>"
                           "<meta name=\"color-scheme\" content=\"light dark\"/><title>",
                           err));
     QC_TRY(qc_html_escape(out, title, err));

@@ -1,0 +1,302 @@
+/* A piece of codes is read, and its bytes are counted, by one thread; counts are added at the end,
+ * so nothing depends on the order. NF4 is counted by bytes as well, and taken apart when counted:
+ * one look per two codes. */
+#include "convert/report_codes.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+#include "convert/console.h"
+#include "convert/progress.h"
+#include "quant/quant_ops.h"
+
+#include <math.h>
+#include <string.h>
+
+#define PIECE_BYTES ((uint64_t)4 << 20)
+#define LANES       4u /* tables counted into in turn: equal bytes in a row do not wait */
+
+void qc_report_count_bytes(const unsigned char *bytes, size_t len, uint64_t counts[256])
+{
+    uint32_t lanes[LANES][256];
+    memset(lanes, 0, sizeof lanes);
+    while (len > 0) {
+        size_t n = len < ((size_t)1 << 30) ? len : (size_t)1 << 30, i = 0;
+        for (; i + LANES <= n; i += LANES)
+            for (unsigned k = 0; k < LANES; k++)
+                lanes[k][bytes[i + k]]++;
+        for (; i < n; i++)
+            lanes[0][bytes[i]]++;
+        for (unsigned c = 0; c < 256; c++)
+            for (unsigned k = 0; k < LANES; k++) {
+                counts[c] += lanes[k][c];
+                lanes[k][c] = 0;
+            }
+        bytes += n;
+        len -= n;
+    }
+}
+
+void qc_report_fold_nibbles(const uint64_t bytes[256], qc_report_codes *codes)
+{
+    for (unsigned b = 0; b < 256; b++) {
+        codes->counts[b >> 4] += bytes[b];
+        codes->counts[b & 15] += bytes[b];
+        codes->total += 2 * bytes[b];
+    }
+}
+
+/* ---- what normal values would give ----------------------------------------------------------- */
+
+#define MOST      12.0 /* standard deviations: no normal value is larger */
+#define STEP      0.01
+#define SQRT_HALF 0.70710678118654752
+
+/* Shares of codes between rising thresholds of x / scale; `codes` of them, codes - 1 thresholds.
+ */
+static void expect(uint64_t n, const double *thresholds, unsigned codes, double *shares)
+{
+    double rest = (double)(n - 1), sum = 0.0;
+    memset(shares, 0, codes * sizeof *shares);
+    for (double m = STEP / 2; n > 1 && m < MOST; m += STEP) {
+        double inside = erf(m * SQRT_HALF);
+        double density = exp(rest * log(inside) - m * m / 2);
+        if (density < 1e-18)
+            continue;
+        double before = -inside / 2;
+        for (unsigned c = 0; c < codes; c++) {
+            double after = c + 1 < codes ? erf(thresholds[c] * m * SQRT_HALF) / 2 : inside / 2;
+            shares[c] += density * (after - before) / inside;
+            before = after;
+        }
+        sum += density;
+    }
+    double weight = sum > 0 ? rest / (double)n / sum : 0.0;
+    for (unsigned c = 0; c < codes; c++)
+        shares[c] *= weight;
+    shares[0] += 0.5 / (double)n;
+    shares[codes - 1] += 0.5 / (double)n;
+}
+
+void qc_report_expect_nf4(uint64_t n, double shares[16])
+{
+    double thresholds[15];
+    for (unsigned i = 0; i < 15; i++)
+        thresholds[i] = (double)qc_nf4_threshold[i];
+    expect(n, thresholds, 16, shares);
+}
+
+void qc_report_expect_int8(uint64_t n, double shares[256])
+{
+    double thresholds[254], rising[255];
+    for (int i = 0; i < 254; i++)
+        thresholds[i] = ((double)i - 126.5) / 127.0;
+    expect(n, thresholds, 255, rising);
+    memset(shares, 0, 256 * sizeof *shares);
+    for (int i = 0; i < 255; i++)
+        shares[(i - 127) & 255] = rising[i];
+}
+
+double qc_report_entropy(const qc_report_codes *c)
+{
+    double sum = 0.0;
+    for (unsigned i = 0; i < 256; i++) {
+        double p = c->total ? (double)c->counts[i] / (double)c->total : 0.0;
+        sum -= p > 0 ? p * log2(p) : 0.0;
+    }
+    return sum > 0 ? sum : 0.0;
+}
+
+double qc_report_distance(const qc_report_codes *c, const double expected[256])
+{
+    double sum = 0.0;
+    for (unsigned i = 0; i < 256; i++)
+        sum += fabs((double)c->counts[i] / (double)(c->total ? c->total : 1) - expected[i]);
+    return sum / 2;
+}
+
+int qc_report_bin_first(unsigned bin)
+{
+    return (int)bin * 15 - 127;
+}
+
+double qc_report_bin(const double shares[256], unsigned bin)
+{
+    double sum = bin == 0 ? shares[128] : 0.0;
+    for (int i = 0; i < 15; i++)
+        sum += shares[(qc_report_bin_first(bin) + i) & 255];
+    return sum;
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+typedef struct {
+    const qc_checkpoint *model;
+    qc_report *r;
+    uint64_t *first;     /* [weight_count + 1] number of each weight's first piece */
+    uint64_t *counts;    /* [kind_count, 256] of bytes, under lock */
+    unsigned char *last; /* [weight_count] last byte of each */
+    atomic_uint_fast64_t next;
+    pthread_mutex_t lock; /* counts: a leaf lock */
+    qc_progress *progress;
+} counting;
+
+/* The weight that a piece belongs to. */
+static uint32_t weight_of(const counting *c, uint64_t piece)
+{
+    uint32_t low = 0, high = c->r->weight_count;
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+        if (c->first[mid] <= piece)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+static qc_status count_piece(counting *c, uint64_t piece, qc_st_cursor *cursor,
+                             unsigned char *buffer, qc_error *err)
+{
+    uint32_t w = weight_of(c, piece);
+    const qc_report_weight *weight = &c->r->weights[w];
+    const qc_ckpt_tensor *t = &c->model->tensors[weight->tensor];
+    uint64_t at = (piece - c->first[w]) * PIECE_BYTES;
+    uint64_t n = t->bytes - at < PIECE_BYTES ? t->bytes - at : PIECE_BYTES;
+    uint64_t counts[256] = {0};
+    QC_TRY(qc_checkpoint_read(c->model, cursor, t, at, buffer, (size_t)n, err));
+    qc_report_count_bytes(buffer, (size_t)n, counts);
+    pthread_mutex_lock(&c->lock);
+    for (unsigned i = 0; i < 256; i++)
+        c->counts[(uint64_t)weight->kind * 256 + i] += counts[i];
+    if (at + n == t->bytes && n > 0)
+        c->last[w] = buffer[n - 1];
+    pthread_mutex_unlock(&c->lock);
+    qc_progress_add(c->progress, n);
+    return QC_OK;
+}
+
+static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    counting *c = ctx;
+    qc_st_cursor *cursor = NULL;
+    void *buffer = NULL;
+    (void)index;
+    qc_status st = qc_malloc(&buffer, PIECE_BYTES, err);
+    if (st == QC_OK)
+        st = qc_st_cursor_create(&cursor, err);
+    while (st == QC_OK) {
+        uint64_t piece = atomic_fetch_add(&c->next, 1);
+        if (piece >= c->first[c->r->weight_count])
+            break;
+        if (qc_team_stopped(team))
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        else
+            st = count_piece(c, piece, cursor, buffer, err);
+    }
+    qc_st_cursor_destroy(cursor);
+    qc_free(buffer);
+    return st;
+}
+
+/* Bytes of kinds to codes of kinds and forms. */
+static void fold(const counting *c)
+{
+    qc_report *r = c->r;
+    for (uint32_t k = 0; k < r->kind_count; k++) {
+        qc_report_codes *codes = &r->kinds[k].codes;
+        const uint64_t *bytes = c->counts + (uint64_t)k * 256;
+        if (qc_report_is_4_bit(&r->forms[r->kinds[k].form])) {
+            qc_report_fold_nibbles(bytes, codes);
+            continue;
+        }
+        memcpy(codes->counts, bytes, sizeof codes->counts);
+        for (unsigned i = 0; i < 256; i++)
+            codes->total += bytes[i];
+    }
+    /* The last low nibble of an odd number of weights is nobody's. */
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        const qc_report_weight *w = &r->weights[i];
+        if (!qc_report_is_4_bit(&r->forms[w->form]) || w->elems % 2 == 0)
+            continue;
+        r->kinds[w->kind].codes.counts[c->last[i] & 15]--;
+        r->kinds[w->kind].codes.total--;
+    }
+    for (uint32_t k = 0; k < r->kind_count; k++) {
+        qc_report_codes *all = &r->forms[r->kinds[k].form].codes;
+        for (unsigned i = 0; i < 256; i++)
+            all->counts[i] += r->kinds[k].codes.counts[i];
+        all->total += r->kinds[k].codes.total;
+    }
+}
+
+/* Values that share a scale in w. */
+static uint64_t scale_elems(const qc_report_weight *w)
+{
+    const qc_stored_weight *s = w->stored;
+    uint64_t n =
+        s->stored_as == QC_SCHEME_INT8_ROWS ? s->ndim ? s->dims[s->ndim - 1] : 1 : s->block_elems;
+    n = n > w->elems ? w->elems : n;
+    return n ? n : 1;
+}
+
+/* Row-wise int8: rows of a form differ in length, each weight counts by its elements. */
+static void set_expected(qc_report *r)
+{
+    double shares[256];
+    uint64_t last_n = 0;
+    for (uint32_t f = 0; f < r->form_count; f++) {
+        qc_report_form *form = &r->forms[f];
+        int nf4 = strcmp(form->scheme, "nf4") == 0;
+        if (strcmp(form->scheme, "fp4") == 0 || form->elems == 0)
+            continue;
+        last_n = 0;
+        memset(shares, 0, sizeof shares);
+        for (uint32_t i = 0; i < r->weight_count; i++) {
+            if (r->weights[i].form != f)
+                continue;
+            uint64_t n = scale_elems(&r->weights[i]);
+            if (n != last_n && nf4)
+                qc_report_expect_nf4(n, shares);
+            else if (n != last_n)
+                qc_report_expect_int8(n, shares);
+            last_n = n;
+            for (unsigned c = 0; c < 256; c++)
+                form->expected[c] += shares[c] * (double)r->weights[i].elems / (double)form->elems;
+        }
+        form->has_expected = 1;
+    }
+}
+
+qc_status qc_report_count_codes(qc_report *r, qc_error *err)
+{
+    counting c = {.model = r->facts.model, .r = r};
+    void *v = NULL;
+    uint64_t total = 0;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, sizeof *c.first, err));
+    c.first = v;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->kind_count * 256 + 1, sizeof *c.counts, err));
+    c.counts = v;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, 1, err));
+    c.last = v;
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        uint64_t bytes = c.model->tensors[r->weights[i].tensor].bytes;
+        c.first[i + 1] = c.first[i] + qc_ceil_div_u64(bytes, PIECE_BYTES);
+        total += bytes;
+    }
+    atomic_init(&c.next, 0);
+    if (pthread_mutex_init(&c.lock, NULL) != 0)
+        QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
+    uint64_t pieces = c.first[r->weight_count];
+    unsigned threads = r->o->threads ? r->o->threads : qc_cpu_count();
+    threads = pieces < threads ? (unsigned)pieces : threads;
+    qc_status st = qc_progress_create(&c.progress, r->o, "counting codes", total, err);
+    if (st == QC_OK)
+        st = qc_team_run(threads ? threads : 1, work, &c, err);
+    qc_progress_destroy(c.progress);
+    pthread_mutex_destroy(&c.lock);
+    QC_TRY(st);
+    fold(&c);
+    set_expected(r);
+    return QC_OK;
+}

@@ -1,0 +1,467 @@
+#include "convert/report_facts.h"
+
+#include "base/text.h"
+#include "convert/recipe_tables.h"
+
+#include <ctype.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+double qc_report_sqnr(double rel_mse)
+{
+    return -10.0 * log10(rel_mse);
+}
+
+int qc_report_is_4_bit(const qc_report_form *f)
+{
+    return strcmp(f->scheme, "nf4") == 0 || strcmp(f->scheme, "fp4") == 0;
+}
+
+const char *qc_report_place(char out[QC_REPORT_PLACE_BYTES], const uint64_t *dims, unsigned ndim,
+                            uint64_t index)
+{
+    uint64_t at[QC_MAX_DIMS];
+    size_t len = 0;
+    for (unsigned d = ndim; d-- > 0;) {
+        at[d] = dims[d] ? index % dims[d] : 0;
+        index = dims[d] ? index / dims[d] : 0;
+    }
+    out[0] = '\0';
+    for (unsigned d = 0; d <= ndim; d++) {
+        int n = d == ndim ? snprintf(out + len, QC_REPORT_PLACE_BYTES - len, "%s]", d ? "" : "[")
+                          : snprintf(out + len, QC_REPORT_PLACE_BYTES - len, "%s%" PRIu64,
+                                     d ? ", " : "[", at[d]);
+        len += n > 0 ? (size_t)n : 0;
+    }
+    return out;
+}
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+/* Length of the number that is the component at s, or 0. */
+static size_t number_at(const char *s)
+{
+    size_t n = 0;
+    while (isdigit((unsigned char)s[n]))
+        n++;
+    return n > 0 && (s[n] == '.' || s[n] == '\0') ? n : 0;
+}
+
+int qc_report_layer_of(const char *name, uint32_t *layer)
+{
+    for (const char *s = name; *s; s++) {
+        size_t n = s == name || s[-1] == '.' ? number_at(s) : 0;
+        if (n == 0 || n > 8)
+            continue;
+        *layer = 0;
+        for (size_t i = 0; i < n; i++)
+            *layer = *layer * 10 + (uint32_t)(s[i] - '0');
+        return 0;
+    }
+    return 1;
+}
+
+/* Numbers to '*', without ".weight". */
+static qc_status pattern_of(const char **out, const char *name, qc_arena *arena, qc_error *err)
+{
+    size_t len = strlen(name), used = 0;
+    void *v = NULL;
+    if (qc_ends_with(name, ".weight"))
+        len -= sizeof ".weight" - 1;
+    QC_TRY(qc_arena_alloc(arena, &v, len + 2, 1, err));
+    char *to = v;
+    for (size_t i = 0; i < len;) {
+        size_t n = i == 0 || name[i - 1] == '.' ? number_at(name + i) : 0;
+        if (n > 0 && i + n <= len) {
+            to[used++] = '*';
+            i += n;
+        } else {
+            to[used++] = name[i++];
+        }
+    }
+    *out = to;
+    return QC_OK;
+}
+
+/* Bytes, whole components of them, that b has in common with the first `len` of a. */
+static size_t common_bytes(const char *a, size_t len, const char *b)
+{
+    size_t same = 0;
+    for (size_t i = 0; i < len && a[i] == b[i]; i++)
+        if (a[i] == '.')
+            same = i + 1;
+    return same;
+}
+
+qc_status qc_report_kind_names(const char **kinds, const char *const *names, uint32_t count,
+                               qc_arena *arena, qc_error *err)
+{
+    const char *first = NULL;
+    size_t common = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        QC_TRY(pattern_of(&kinds[i], names[i], arena, err));
+        if (!strchr(kinds[i], '*'))
+            continue;
+        common = first ? common_bytes(first, common, kinds[i])
+                       : common_bytes(kinds[i], strlen(kinds[i]), kinds[i]);
+        first = first ? first : kinds[i];
+    }
+    /* Of layers alone, "0" and "1", the number must not be all that is said. */
+    for (uint32_t i = 0; first && i < count; i++)
+        if (strncmp(kinds[i], first, common) == 0)
+            kinds[i] += common;
+    return QC_OK;
+}
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+static void form_name(char out[QC_REPORT_FORM_BYTES], const char *scheme, const qc_stored_weight *s)
+{
+    if (s->stored_as == QC_SCHEME_INT8_ROWS)
+        (void)snprintf(out, QC_REPORT_FORM_BYTES, "%s, a scale per row", scheme);
+    else
+        (void)snprintf(out, QC_REPORT_FORM_BYTES, "%s, blocks of %" PRIu64 "%s", scheme,
+                       s->block_elems, s->nested_block_elems ? ", 8-bit scales" : "");
+}
+
+/* Four schemes, eight block sizes, scales quantized or not: there is room for all. */
+static qc_status form_of(qc_report *r, uint32_t *form, const char *scheme,
+                         const qc_stored_weight *s, qc_error *err)
+{
+    char name[QC_REPORT_FORM_BYTES];
+    form_name(name, scheme, s);
+    for (*form = 0; *form < r->form_count; ++*form)
+        if (strcmp(r->forms[*form].name, name) == 0)
+            return QC_OK;
+    if (r->form_count == QC_REPORT_MAX_FORMS)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: more than %u forms of quantized weights", r->o->model,
+                QC_REPORT_MAX_FORMS);
+    qc_report_form *f = &r->forms[r->form_count++];
+    memcpy(f->name, name, sizeof f->name);
+    f->scheme = scheme;
+    return QC_OK;
+}
+
+static qc_status add_weight(qc_report *r, uint32_t tensor, qc_error *err)
+{
+    const qc_tensor_facts *tf = &r->facts.tensors[tensor];
+    qc_report_weight *w = &r->weights[r->weight_count++];
+    w->name = r->facts.model->tensors[tensor].name;
+    w->tensor = tensor;
+    w->stored = tf->stored;
+    w->elems = tf->elems;
+    w->bytes = tf->bytes;
+    QC_TRY(form_of(r, &w->form, tf->scheme, tf->stored, err));
+    if (tf->written && tf->written->has_error) {
+        w->has_error = 1;
+        w->rel_mse = tf->written->rel_mse;
+        w->max_err = tf->written->max_err;
+        w->max_index = tf->written->max_err_index;
+        if (w->elems > 0 && w->max_index >= w->elems)
+            QC_FAIL(err, QC_ERR_CHECK,
+                    "%s: tensor '%s': the place of its largest error is %" PRIu64
+                    ", expected less than its %" PRIu64 " elements",
+                    QC_MANIFEST_NAME, w->name, w->max_index, w->elems);
+    }
+    r->quantized_elems += w->elems;
+    r->quantized_bytes += w->bytes;
+    r->scale_bytes += w->bytes - r->facts.model->tensors[tensor].bytes;
+    return QC_OK;
+}
+
+static int compare_layers(const void *a, const void *b)
+{
+    const uint32_t *x = a, *y = b;
+    return *x < *y ? -1 : *x > *y;
+}
+
+static uint32_t layer_index(const qc_report *r, uint32_t number)
+{
+    const uint32_t *found =
+        bsearch(&number, r->layers, r->layer_count, sizeof number, compare_layers);
+    return found ? (uint32_t)(found - r->layers) : QC_REPORT_NO_LAYER;
+}
+
+static qc_status find_layers(qc_report *r, qc_error *err)
+{
+    void *v = NULL;
+    uint32_t unique = 0;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, sizeof *r->layers, err));
+    r->layers = v;
+    for (uint32_t i = 0; i < r->weight_count; i++)
+        r->layer_count += qc_report_layer_of(r->weights[i].name, &r->layers[r->layer_count]) == 0;
+    qsort(r->layers, r->layer_count, sizeof *r->layers, compare_layers);
+    for (uint32_t i = 0; i < r->layer_count; i++)
+        if (i == 0 || r->layers[i] != r->layers[unique - 1])
+            r->layers[unique++] = r->layers[i];
+    r->layer_count = unique;
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        uint32_t number = 0;
+        r->weights[i].layer = qc_report_layer_of(r->weights[i].name, &number) == 0
+                                  ? layer_index(r, number)
+                                  : QC_REPORT_NO_LAYER;
+    }
+    return QC_OK;
+}
+
+typedef struct {
+    const char *name;
+    uint32_t form, weight;
+} named_kind;
+
+/* In the order in which a layer has them, which natural order of names gives only by chance. */
+static int compare_kinds(const void *a, const void *b)
+{
+    const named_kind *x = a, *y = b;
+    int c = qc_natural_compare(x->name, y->name);
+    if (c != 0)
+        return c;
+    return x->form < y->form ? -1 : x->form > y->form ? 1 : x->weight < y->weight ? -1 : 1;
+}
+
+static qc_status find_kinds(qc_report *r, qc_error *err)
+{
+    void *v = NULL;
+    uint32_t n = r->weight_count;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)n + 1, sizeof(const char *), err));
+    const char **names = v;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)n + 1, sizeof(const char *), err));
+    const char **kinds = v;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)n + 1, sizeof(named_kind), err));
+    named_kind *sorted = v;
+    for (uint32_t i = 0; i < n; i++)
+        names[i] = r->weights[i].name;
+    QC_TRY(qc_report_kind_names(kinds, names, n, r->o->arena, err));
+    for (uint32_t i = 0; i < n; i++)
+        sorted[i] = (named_kind){kinds[i], r->weights[i].form, i};
+    qsort(sorted, n, sizeof *sorted, compare_kinds);
+    uint32_t kind_count = 0, series_count = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        int other = i == 0 || strcmp(sorted[i].name, sorted[i - 1].name) != 0;
+        series_count += other ? 1 : 0;
+        kind_count += other || sorted[i].form != sorted[i - 1].form ? 1 : 0;
+    }
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, kind_count + 1, sizeof *r->kinds, err));
+    r->kinds = v;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, series_count + 1, sizeof *r->series, err));
+    r->series = v;
+    for (uint32_t i = 0; i < n; i++) {
+        int other = i == 0 || strcmp(sorted[i].name, sorted[i - 1].name) != 0;
+        if (other)
+            r->series[r->series_count++] = sorted[i].name;
+        if (other || sorted[i].form != sorted[i - 1].form)
+            r->kinds[r->kind_count++] =
+                (qc_report_kind){.name = sorted[i].name, .form = sorted[i].form};
+        r->weights[sorted[i].weight].kind = r->kind_count - 1;
+    }
+    return QC_OK;
+}
+
+/* ---- what was left --------------------------------------------------------------------------- */
+
+/* "scale search" stands last among the rules (docs/format.md). */
+static int is_scale(const char *rule)
+{
+    return strncmp(rule, "scale ", 6) == 0;
+}
+
+/* The last rule that matches decides, as it did when the output was made. */
+static const char *rule_for(const qc_manifest *m, const char *name)
+{
+    for (size_t i = m ? m->rule_count : 0; i-- > 0;) {
+        const char *glob = strchr(m->rules[i], ' ');
+        if (glob && !is_scale(m->rules[i]) && qc_glob_match(glob + 1, name))
+            return strncmp(m->rules[i], "keep ", 5) == 0 ? glob + 1 : NULL;
+    }
+    return NULL;
+}
+
+static qc_status reason(const qc_report *r, uint32_t tensor, const char **why, qc_error *err)
+{
+    static const struct {
+        const char *role, *why;
+    } by_role[] = {
+        {"embedding", "looked up row by row, not multiplied"},
+        {"head", "what the model says depends on it directly; loaders keep it in 16 bit"},
+        {"router", "small, and it decides which experts are asked"},
+        {"norm", "a vector: nothing to save"},
+        {"bias", "a vector: nothing to save"},
+        {"conv", "a convolution: loaders keep it in 16 bit"},
+        {"packed", "quantized before, in a form that was passed on"},
+        {"state", "scales of a weight that was quantized before"},
+    };
+    const qc_manifest *m = r->facts.manifest;
+    const qc_tensor_facts *tf = &r->facts.tensors[tensor];
+    const char *name = r->facts.model->tensors[tensor].name;
+    const char *glob = rule_for(m, name);
+    int linear = tf->role && strcmp(tf->role, "linear") == 0;
+    if (glob && linear)
+        return qc_arena_printf(r->o->arena, why, err, "--keep %s", glob);
+    *why = linear && m && strcmp(m->to, "auto") == 0 ? "--to auto chose 16 bit for it"
+           : linear ? "a linear layer that was left as it is (docs/recipes.md)"
+                    : "not the weight of a linear layer";
+    for (size_t i = 0; tf->role && i < sizeof by_role / sizeof *by_role; i++)
+        if (strcmp(tf->role, by_role[i].role) == 0)
+            *why = by_role[i].why;
+    return QC_OK;
+}
+
+static int compare_left(const void *a, const void *b)
+{
+    const qc_report_left *x = a, *y = b;
+    return x->bytes > y->bytes ? -1 : x->bytes < y->bytes ? 1 : strcmp(x->example, y->example);
+}
+
+#define MAX_LEFT 64u
+
+static qc_status find_left(qc_report *r, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(r->o->arena, &v, MAX_LEFT, sizeof *r->left, err));
+    r->left = v;
+    for (size_t i = 0; i < r->facts.model->tensor_count; i++) {
+        uint32_t t = r->facts.order[i];
+        const qc_tensor_facts *tf = &r->facts.tensors[t];
+        const char *why = NULL, *role = tf->role ? tf->role : "not known";
+        uint32_t at = 0;
+        if (tf->stored || (tf->is_state && tf->owner != QC_NO_OWNER))
+            continue;
+        QC_TRY(reason(r, t, &why, err));
+        while (at < r->left_count &&
+               (strcmp(r->left[at].role, role) != 0 || strcmp(r->left[at].why, why) != 0))
+            at++;
+        if (at == MAX_LEFT)
+            at--; /* of very many rules the last ones share a row */
+        else if (at == r->left_count)
+            r->left[r->left_count++] = (qc_report_left){
+                .role = role, .why = why, .example = r->facts.model->tensors[t].name};
+        r->left[at].tensors++;
+        r->left[at].elems += tf->is_counted ? tf->elems : 0;
+        r->left[at].bytes += tf->bytes;
+    }
+    qsort(r->left, r->left_count, sizeof *r->left, compare_left);
+    return QC_OK;
+}
+
+/* ---- sizes and the command ------------------------------------------------------------------- */
+
+static void find_sizes(qc_report *r)
+{
+    const qc_facts *f = &r->facts;
+    for (size_t i = 0; f->manifest && i < f->manifest->source_count; i++)
+        r->source_bytes += f->manifest->sources[i].bytes;
+    for (size_t i = 0; i < f->model->tensor_count; i++) {
+        const qc_tensor_facts *tf = &f->tensors[i];
+        if (tf->stored)
+            r->plain_bytes += tf->elems * (qc_dtype_bits(tf->stored->dtype) / 8);
+        else if (!tf->is_state || tf->owner == QC_NO_OWNER)
+            r->plain_bytes += tf->bytes;
+    }
+}
+
+static void find_scale(qc_report *r)
+{
+    const qc_manifest *m = r->facts.manifest;
+    r->scale = m ? "absmax" : NULL;
+    for (size_t i = 0; m && i < m->rule_count; i++)
+        if (is_scale(m->rules[i]))
+            r->scale = m->rules[i] + 6;
+}
+
+/* A name as a shell takes it back. */
+static qc_status quoted(qc_strbuf *out, const char *text, qc_error *err)
+{
+    static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+                                "_-+=:,./";
+    if (*text && strspn(text, plain) == strlen(text))
+        return qc_strbuf_adds(out, text, err);
+    QC_TRY(qc_strbuf_adds(out, "'", err));
+    for (const char *s = text; *s; s++)
+        QC_TRY(*s == '\'' ? qc_strbuf_adds(out, "'\\''", err) : qc_strbuf_add(out, s, 1, err));
+    return qc_strbuf_adds(out, "'", err);
+}
+
+static qc_status command_text(const qc_report *r, qc_strbuf *out, qc_error *err)
+{
+    const qc_manifest *m = r->facts.manifest;
+    QC_TRY(qc_strbuf_addf(out, err, "qconv --to %s", m->to));
+    if (m->block_elems)
+        QC_TRY(qc_strbuf_addf(out, err, " --block-size %" PRIu64, m->block_elems));
+    if (m->block_elems && !m->double_quant)
+        QC_TRY(qc_strbuf_adds(out, " --no-double-quant", err));
+    if (r->scale && strcmp(r->scale, "absmax") != 0)
+        QC_TRY(qc_strbuf_addf(out, err, " --scale %s", r->scale));
+    if (strcmp(m->rest, "keep") != 0)
+        QC_TRY(qc_strbuf_addf(out, err, " --rest %s", m->rest));
+    for (size_t i = 0; i < m->rule_count; i++) {
+        const char *glob = strchr(m->rules[i], ' ');
+        if (!glob || is_scale(m->rules[i]))
+            continue;
+        QC_TRY(qc_strbuf_addf(out, err, " --%.*s ", (int)(glob - m->rules[i]), m->rules[i]));
+        QC_TRY(quoted(out, glob + 1, err));
+    }
+    if (m->placement.device_count) {
+        QC_TRY(qc_strbuf_adds(out, " --vram ", err));
+        QC_TRY(quoted(out, m->placement.vram, err));
+        QC_TRY(qc_strbuf_addf(out, err, " --margin %.6g --context %" PRIu64 " --batch %" PRIu64,
+                              m->placement.margin, m->placement.context, m->placement.batch));
+    }
+    if (m->compressed && m->level != 1)
+        QC_TRY(qc_strbuf_addf(out, err, " --compress zstd:%d", m->level));
+    else if (!m->compressed)
+        QC_TRY(qc_strbuf_adds(out, " --compress none", err));
+    return qc_strbuf_addf(out, err, " --max-shard-size %" PRIu64 " MODEL OUT", m->max_shard_bytes);
+}
+
+static qc_status make_command(qc_report *r, qc_error *err)
+{
+    qc_strbuf text;
+    if (!r->facts.manifest)
+        return QC_OK;
+    qc_strbuf_init(&text, 1u << 20);
+    qc_status st = command_text(r, &text, err);
+    if (st == QC_OK)
+        st = qc_arena_strndup(r->o->arena, &r->command, text.data, text.len, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+qc_status qc_report_gather(qc_report *r, const qc_options *o, qc_error *err)
+{
+    void *v = NULL;
+    uint32_t count = 0;
+    memset(r, 0, sizeof *r);
+    r->o = o;
+    QC_TRY(qc_facts_gather(&r->facts, o, err));
+    qc_status st = QC_OK;
+    const qc_facts *f = &r->facts;
+    for (size_t i = 0; i < f->model->tensor_count; i++)
+        count += f->tensors[i].stored != NULL;
+    if (count == 0)
+        QC_TRY_GOTO(st, failed,
+                    qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                                 "%s: no weight in it is quantized in NF4 or int8", o->model));
+    QC_TRY_GOTO(st, failed,
+                qc_arena_alloc(o->arena, &v, QC_REPORT_MAX_FORMS, sizeof *r->forms, err));
+    r->forms = v;
+    QC_TRY_GOTO(st, failed, qc_arena_alloc(o->arena, &v, count, sizeof *r->weights, err));
+    r->weights = v;
+    for (size_t i = 0; i < f->model->tensor_count; i++)
+        if (f->tensors[f->order[i]].stored)
+            QC_TRY_GOTO(st, failed, add_weight(r, f->order[i], err));
+    r->errors = f->manifest ? QC_ERRORS_MANIFEST : QC_ERRORS_NONE;
+    QC_TRY_GOTO(st, failed, find_layers(r, err));
+    QC_TRY_GOTO(st, failed, find_kinds(r, err));
+    QC_TRY_GOTO(st, failed, find_left(r, err));
+    find_sizes(r);
+    find_scale(r);
+    QC_TRY_GOTO(st, failed, make_command(r, err));
+    return QC_OK;
+failed:
+    qc_checkpoint_close(r->facts.model);
+    r->facts.model = NULL;
+    return st;
+}

@@ -1,0 +1,161 @@
+/* What `qconv report` knows of an output, before it becomes a page or JSON.
+ *
+ * Sizes, roles and parts are inspect's (inspect_facts.h). Added here: kinds and layers by name, the
+ * error of every quantized weight, how often each code occurs, what was left in 16 bit and why,
+ * results of eval and bench. docs/report.md says what each number is.
+ *
+ * Errors are those of the manifest, or measured against the source where that is given. Codes are
+ * always read from the output. Everything lives in the arena of the options. */
+#ifndef QC_CONVERT_REPORT_FACTS_H
+#define QC_CONVERT_REPORT_FACTS_H
+
+#include "convert/eval.h"
+#include "convert/inspect_facts.h"
+
+#define QC_REPORT_FORM_BYTES 48u
+#define QC_REPORT_MAX_FORMS  64u
+
+/* How often a code occurs: NF4 and FP4 use 16, int8 all 256 as bytes (two's complement). */
+typedef struct {
+    uint64_t counts[256];
+    uint64_t total;
+} qc_report_codes;
+
+/* A scheme with its block size: "nf4, blocks of 64, scales in 8 bit". Forms that differ only in
+ * that are kept apart, because their errors are. */
+typedef struct {
+    char name[QC_REPORT_FORM_BYTES];
+    const char *scheme; /* "nf4", "fp4", "int8", "int8-block" */
+    uint64_t weights, elems, bytes;
+    uint64_t with_error;
+    double mean, median, least, most; /* relative MSE; mean by elements */
+    qc_report_codes codes;
+    double expected[256]; /* shares; see report_codes.h */
+    int has_expected;
+} qc_report_form;
+
+/* One quantized weight. */
+typedef struct {
+    const char *name;
+    uint32_t tensor; /* of the output */
+    uint32_t kind, form;
+    uint32_t layer; /* index into layers, or QC_REPORT_NO_LAYER */
+    const qc_stored_weight *stored;
+    uint64_t elems, bytes;
+    int has_error;
+    double rel_mse, max_err;
+    uint64_t max_index; /* flat, in the shape of stored */
+    double over_median; /* rel_mse over the median of its form; 0: none */
+} qc_report_weight;
+#define QC_REPORT_NO_LAYER UINT32_MAX
+
+/* Weights that have a name but for its numbers in common, by form: "self_attn.q_proj". */
+typedef struct {
+    const char *name;
+    uint32_t form;
+    uint64_t weights, elems, bytes;
+    uint64_t with_error;
+    double mean, most; /* relative MSE; mean by elements */
+    double max_err;
+    uint32_t most_of, max_of; /* index into weights */
+    qc_report_codes codes;
+} qc_report_kind;
+
+/* Weights of a kind name in a layer; several where there are experts. */
+typedef struct {
+    uint32_t count;
+    uint64_t elems;
+    double mean, least, most; /* relative MSE */
+    uint32_t form;            /* of the first */
+    int mixed;                /* forms differ */
+} qc_report_cell;
+
+/* What was not quantized, together where role and reason are the same. */
+typedef struct {
+    const char *role, *why;
+    const char *example; /* a name */
+    uint64_t tensors, elems, bytes;
+} qc_report_left;
+
+typedef enum { QC_ERRORS_NONE, QC_ERRORS_MANIFEST, QC_ERRORS_SOURCE } qc_report_error_source;
+
+/* One row of a bench result; 0: not measured. */
+typedef struct {
+    const char *model, *layer, *scheme, *path;
+    uint64_t n, k, m;
+    double us, dense_us, ratio, gbps, of_roof;
+    int here; /* a weight of the output has this shape and scheme */
+} qc_report_speed;
+
+typedef struct {
+    const char *device, *program, *dtype;
+    double copy_gbps, gemm_tflops;
+    qc_report_speed *rows;
+    uint32_t row_count;
+    uint32_t here; /* rows of this output's shapes */
+} qc_report_bench;
+
+typedef struct {
+    const qc_options *o;
+    qc_facts facts;
+    qc_report_weight *weights; /* in natural order of names */
+    uint32_t weight_count;
+    uint32_t *worst; /* weights with an error, largest relative MSE first */
+    uint32_t worst_count;
+    qc_report_form *forms;
+    uint32_t form_count;
+    qc_report_kind *kinds; /* by name, then form */
+    uint32_t kind_count;
+    const char **series; /* names of kinds, each once */
+    uint32_t series_count;
+    uint32_t *layers; /* numbers, rising */
+    uint32_t layer_count;
+    qc_report_cell *cells; /* [series_count, layer_count] */
+    qc_report_left *left;
+    uint32_t left_count;
+    qc_report_error_source errors;
+    const char *no_errors; /* why some weight has none, a clause, or NULL */
+    uint64_t source_bytes; /* of the source's files; 0: not known */
+    uint64_t plain_bytes;  /* of all weights in the dtypes they had */
+    uint64_t quantized_elems, quantized_bytes, scale_bytes;
+    const char *scale; /* how scales were found: "absmax", ...; NULL: not known */
+    const char *command;
+    int has_eval;
+    qc_eval_result eval;
+    const char *eval_from;        /* file of --eval, or NULL: made now */
+    const qc_report_bench *bench; /* or NULL */
+    double seconds;
+} qc_report;
+
+/* Opens o->model and gathers everything but errors from the source, codes, eval and bench. The
+ * caller closes r->facts.model (NULL after an error). QC_ERR_INPUT when nothing is quantized. */
+QC_NODISCARD qc_status qc_report_gather(qc_report *r, const qc_options *o, qc_error *err);
+/* Errors against the checkpoint source instead of those of the manifest; its fused experts are
+ * split (expert_split.h). (report_errors.c) */
+QC_NODISCARD qc_status qc_report_measure(qc_report *r, const qc_checkpoint *source, qc_error *err);
+/* Sums over forms, kinds and cells, the order of worst; after errors are known.
+ * (report_sums.c) */
+QC_NODISCARD qc_status qc_report_sum_up(qc_report *r, qc_error *err);
+/* The file of --bench. QC_ERR_INPUT when it is no result of bench. (report_bench.c) */
+QC_NODISCARD qc_status qc_report_bench_read(qc_report *r, const char *path, qc_error *err);
+
+/* "self_attn.q_proj" of "model.layers.12.self_attn.q_proj.weight": numbers become '*', and what all
+ * of the names have in common before is left out. Exposed for tests. */
+QC_NODISCARD qc_status qc_report_kind_names(const char **kinds, const char *const *names,
+                                            uint32_t count, qc_arena *arena, qc_error *err);
+/* The first number in a name that is a component of it: the layer. 0 and *layer, or 1. */
+int qc_report_layer_of(const char *name, uint32_t *layer);
+/* NF4 and FP4. */
+int qc_report_is_4_bit(const qc_report_form *f);
+/* -10 log10(rel_mse), dB; infinite for no error. */
+double qc_report_sqnr(double rel_mse);
+/* "[3, 17]": a flat index as place in a tensor of that shape. */
+#define QC_REPORT_PLACE_BYTES 192u
+const char *qc_report_place(char out[QC_REPORT_PLACE_BYTES], const uint64_t *dims, unsigned ndim,
+                            uint64_t index);
+
+/* The page, and the same for machines. (report_page.c, report_json.c) */
+QC_NODISCARD qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err);
+QC_NODISCARD qc_status qc_report_facts_json(const qc_report *r, qc_strbuf *out, qc_error *err);
+
+#endif

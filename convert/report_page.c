@@ -1,0 +1,500 @@
+#include "convert/report_page.h"
+
+#include "convert/html_text.h"
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+static const char page_style[] =
+    "body{max-width:72em}h2{margin:2.2em 0 .3em;border-top:1px solid var(--faint);padding-top:.8em}"
+    "h3{font-size:1em;margin:1em 0 0}p{margin:.4em 0}.soft{color:var(--soft)}"
+    "table{font-size:14px;margin:.5em 0;display:block;overflow-x:auto}"
+    "th,td{padding:.2em .6em;white-space:nowrap;vertical-align:top}"
+    "th{font-weight:600;white-space:normal;vertical-align:bottom}"
+    ".name,.text{white-space:normal;overflow-wrap:anywhere;text-align:left}.name{min-width:22em}"
+    ".text{min-width:15em}"
+    "@media (max-width:50em){.name{min-width:12em}.text{min-width:9em}}"
+    "nav a{display:inline-block;margin-right:1em}a{color:var(--c0)}"
+    ".cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,10.5em),1fr));"
+    "gap:.6em;margin:1em 0}.cards div{border:1px solid var(--faint);border-radius:6px;"
+    "padding:.5em .8em}.cards b{display:block;font-size:1.35em;line-height:1.3}"
+    ".grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));"
+    "gap:.4em 1.2em}figure{margin:0;break-inside:avoid}figcaption{font-size:.93em}"
+    "svg.draw{display:block;width:100%;max-width:460px}"
+    "svg.draw text{font-size:12px;fill:var(--soft)}svg.draw text.ink{fill:var(--ink)}"
+    ".line{stroke:var(--faint)}.edge{stroke:var(--ink);stroke-width:.6}"
+    ".want{fill:none;stroke:var(--ink);stroke-width:1.6;stroke-dasharray:4 3}"
+    ".b0{fill:var(--c0)}.b1{fill:url(#hatch)}.b2{fill:var(--paper)}"
+    ".m0{fill:var(--c0)}.m1{fill:var(--c1)}.m2{fill:var(--c2)}.m3{fill:var(--c3)}"
+    ".m4{fill:var(--c4)}.m5{fill:var(--c5)}.m6{fill:var(--c6)}.m7{fill:var(--c7)}"
+    ".span{stroke:var(--soft);stroke-width:1.2}"
+    "pre{white-space:pre-wrap;overflow-wrap:anywhere;border:1px solid var(--faint);"
+    "border-radius:6px;padding:.5em .8em;font-size:.87em;margin:.4em 0}code{font-size:.87em}"
+    "details{margin:.5em 0}summary{cursor:pointer}"
+    ".h1{background:rgba(0,114,178,.05)}.h2{background:rgba(0,114,178,.1)}"
+    ".h3{background:rgba(0,114,178,.15)}.h4{background:rgba(0,114,178,.2)}"
+    ".h5{background:rgba(0,114,178,.26)}.h6{background:rgba(0,114,178,.32)}"
+    ".h7{background:rgba(0,114,178,.39)}.h8{background:rgba(0,114,178,.46)}"
+    ".h9{background:rgba(0,114,178,.54)}"
+    "td[class],svg{print-color-adjust:exact;-webkit-print-color-adjust:exact}"
+    "@media print{:root{--ink:#000;--paper:#fff;--faint:#bbb;--soft:#333}"
+    "body{max-width:none;margin:0;font-size:11px}nav{display:none}"
+    "table{font-size:9px;display:table}th,td{padding:.15em .4em}.name,.text{min-width:0}"
+    "h2{break-after:avoid}tr,figure,.cards div{break-inside:avoid}"
+    "details::details-content{content-visibility:visible;display:block;block-size:auto}}";
+
+void qc_rw_text(qc_report_writer *w, const char *text)
+{
+    if (w->st == QC_OK)
+        w->st = qc_html_escape(w->out, text, w->err);
+}
+
+void qc_rw_section(qc_report_writer *w, const char *id, const char *title)
+{
+    QC_RW(w, "<h2 id=\"%s\">%s</h2>\n", id, title);
+}
+
+void qc_rw_svg(qc_report_writer *w, double height, const char *label)
+{
+    QC_RW(w,
+          "<svg class=\"draw\" viewBox=\"0 0 %.0f %.0f\" xmlns=\"http://www.w3.org/2000/svg\" "
+          "role=\"img\" aria-label=\"%s\">\n",
+          QC_DRAW_WIDTH, height, label);
+}
+
+/* ---- axes and marks -------------------------------------------------------------------------- */
+
+qc_report_axis qc_report_axis_of(double least, double most)
+{
+    qc_report_axis a = {.log = least > 0 && most >= least * 4};
+    if (a.log) {
+        a.low = least / 1.25;
+        a.high = most * 1.25;
+        return a;
+    }
+    double room = (most - least) * 0.12 + most * 0.01;
+    a.low = least > room ? least - room : 0.0;
+    a.high = most > 0 ? most + room : 1.0;
+    return a;
+}
+
+double qc_report_axis_share(const qc_report_axis *a, double v)
+{
+    double share = a->log && v > 0 ? log(v / a->low) / log(a->high / a->low)
+                   : a->log        ? 0.0
+                                   : (v - a->low) / (a->high - a->low);
+    return share < 0 ? 0.0 : share > 1 ? 1.0 : share;
+}
+
+/* 1, 2 and 5 and their tens; in a large range only the tens. */
+static unsigned log_ticks(const qc_report_axis *a, double *ticks, unsigned room)
+{
+    static const double steps[] = {1.0, 2.0, 5.0};
+    double decades = log10(a->high / a->low);
+    unsigned n = 0;
+    for (int e = (int)floor(log10(a->low)); e <= (int)ceil(log10(a->high)); e++)
+        for (size_t i = 0; i < sizeof steps / sizeof *steps; i++) {
+            double v = steps[i] * pow(10.0, e);
+            if ((i == 0 || decades < 1.3) && v >= a->low && v <= a->high && n < room)
+                ticks[n++] = v;
+        }
+    return n;
+}
+
+unsigned qc_report_axis_ticks(const qc_report_axis *a, double *ticks, unsigned room)
+{
+    if (a->log)
+        return log_ticks(a, ticks, room);
+    double range = a->high - a->low, step = pow(10.0, floor(log10(range / 2.0)));
+    unsigned n = 0;
+    if (range / step > 10.0)
+        step *= 5.0;
+    else if (range / step > 4.0)
+        step *= 2.0;
+    for (double i = ceil(a->low / step); step * i <= a->high && n < room; i += 1.0)
+        ticks[n++] = step * i;
+    return n;
+}
+
+enum { MARKS = 6 };
+static const char *const mark_texts[MARKS] = {"&#9679;", "&#9632;", "&#9650;",
+                                              "&#9670;", "&#9675;", "&#9633;"};
+
+const char *qc_report_mark_text(uint32_t form)
+{
+    return mark_texts[form % MARKS];
+}
+
+void qc_rw_mark(qc_report_writer *w, uint32_t form, double x, double y, const char *title)
+{
+    const char *open = form % MARKS < 4 ? "" : " style=\"fill:var(--paper)\"";
+    switch (form % MARKS) {
+    case 1:
+    case 5:
+        QC_RW(w, "<rect class=\"edge m%u\"%s x=\"%.1f\" y=\"%.1f\" width=\"5.4\" height=\"5.4\">",
+              form % QC_HTML_SERIES, open, x - 2.7, y - 2.7);
+        break;
+    case 2:
+        QC_RW(w, "<path class=\"edge m%u\" d=\"M%.1f %.1fl3.4 6h-6.8z\">", form % QC_HTML_SERIES, x,
+              y - 3.6);
+        break;
+    case 3:
+        QC_RW(w, "<path class=\"edge m%u\" d=\"M%.1f %.1fl3.6 3.6l-3.6 3.6l-3.6 -3.6z\">",
+              form % QC_HTML_SERIES, x, y - 3.6);
+        break;
+    default:
+        QC_RW(w, "<circle class=\"edge m%u\"%s cx=\"%.1f\" cy=\"%.1f\" r=\"2.8\">",
+              form % QC_HTML_SERIES, open, x, y);
+    }
+    if (title)
+        QC_RW(w, "<title>%s</title>", title);
+    QC_RW(w, "</%s>",
+          form % MARKS == 0 || form % MARKS == 4   ? "circle"
+          : form % MARKS == 2 || form % MARKS == 3 ? "path"
+                                                   : "rect");
+}
+
+/* ---- head ------------------------------------------------------------------------------------ */
+
+static double all_mean(const qc_report *r)
+{
+    double sum = 0.0, elems = 0.0;
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        if (!r->weights[i].has_error)
+            continue;
+        sum += r->weights[i].rel_mse * (double)r->weights[i].elems;
+        elems += (double)r->weights[i].elems;
+    }
+    return elems > 0 ? sum / elems : 0.0;
+}
+
+/* The bytes that the output is compared with, and where they are from. */
+static uint64_t before_bytes(const qc_report *r)
+{
+    return r->source_bytes ? r->source_bytes : r->plain_bytes;
+}
+
+static void add_cards(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    const qc_facts *f = &r->facts;
+    char size[QC_SIZE_TEXT_BYTES];
+    double before = (double)before_bytes(r);
+    QC_RW(w, "<div class=\"cards\">\n");
+    QC_RW(w, "<div><b>%s</b>on disk", qc_text_bytes(size, f->file_bytes));
+    if (before > 0)
+        QC_RW(w, ", %.1f%% of %s%s", 100.0 * (double)f->file_bytes / before,
+              qc_text_bytes(size, before_bytes(r)), r->source_bytes ? "" : " unquantized");
+    QC_RW(w, "</div>\n<div><b>%s</b>of tensors in memory</div>\n",
+          qc_text_bytes(size, f->model->tensor_bytes));
+    if (f->weights)
+        QC_RW(w, "<div><b>%.3f</b>bits per weight, all weights</div>\n",
+              qc_facts_bits(f->model->tensor_bytes, f->weights));
+    if (r->worst_count)
+        QC_RW(w,
+              "<div><b>%.3g</b>relative error of weights (MSE), mean</div>\n<div><b>%.2f "
+              "dB</b>signal to quantization noise</div>\n",
+              all_mean(r), qc_report_sqnr(all_mean(r)));
+    if (r->has_eval) {
+        QC_RW(w, "<div><b>%.4g</b>perplexity", r->eval.perplexity);
+        if (r->eval.compared)
+            QC_RW(w, ", source %.4g</div>\n<div><b>%.3g nats</b>KL divergence to the source, mean",
+                  r->eval.base_perplexity, r->eval.kl_mean);
+        QC_RW(w, "</div>\n");
+    } else {
+        QC_RW(w, "<div><b>not measured</b>perplexity and KL divergence</div>\n");
+    }
+    QC_RW(w, "</div>\n");
+}
+
+static void add_notes(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    const qc_facts *f = &r->facts;
+    const char *notes[] = {f->manifest_trouble, f->recipe_trouble};
+    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
+        if (!notes[i])
+            continue;
+        QC_RW(w, "<p class=\"no\"><b>Note:</b> ");
+        qc_rw_text(w, notes[i]);
+        QC_RW(w, "</p>\n");
+    }
+    for (size_t i = 0; i < f->model->warning_count; i++) {
+        QC_RW(w, "<p><b>Note:</b> ");
+        qc_rw_text(w, f->model->warnings[i]);
+        QC_RW(w, "</p>\n");
+    }
+    if (!f->manifest && !f->manifest_trouble)
+        QC_RW(w, "<p><b>Note:</b> there is no manifest (qconv.json), so this page knows neither "
+                 "the source nor the options. Sizes and codes are read from the files; errors "
+                 "come from <code>--against</code> only.</p>\n");
+}
+
+static void add_head(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    const qc_facts *f = &r->facts;
+    QC_RW(w, "<h1>");
+    qc_rw_text(w, f->model->path);
+    QC_RW(w, "</h1>\n<p>");
+    if (f->model_type) {
+        QC_RW(w, "A model of type <b>");
+        qc_rw_text(w, f->model_type);
+        QC_RW(w, "</b>, ");
+    }
+    char count[QC_SIZE_TEXT_BYTES];
+    QC_RW(w, "%s weights; ", qc_text_count(count, f->weights));
+    QC_RW(w, "%u weight matrices are quantized: ", r->weight_count);
+    for (uint32_t i = 0; i < r->form_count; i++)
+        QC_RW(w, "%s<b>%s</b> (%" PRIu64 ")", i ? "; " : "", r->forms[i].name, r->forms[i].weights);
+    QC_RW(w, ".");
+    if (r->scale) {
+        QC_RW(w, " Scales: <b>");
+        qc_rw_text(w, r->scale);
+        QC_RW(w, "</b>%s.",
+              strcmp(r->scale, "absmax") == 0 ? ", the largest value of a block"
+                                              : ", those of least squared error");
+    }
+    if (f->manifest) {
+        QC_RW(w, " Made by qconv ");
+        qc_rw_text(w, f->manifest->qconv_version);
+        QC_RW(w, ", <code>--to ");
+        qc_rw_text(w, f->manifest->to);
+        QC_RW(w, "</code>.");
+    }
+    QC_RW(w, "</p>\n");
+    add_notes(w);
+    QC_RW(w, "<nav><a href=\"#size\">Size</a><a href=\"#memory\">Memory</a><a "
+             "href=\"#error\">Error</a><a href=\"#layers\">Layers</a><a href=\"#worst\">Worst</a>"
+             "<a href=\"#codes\">Codes</a><a href=\"#left\">Not quantized</a><a "
+             "href=\"#perplexity\">Perplexity</a><a href=\"#speed\">Speed</a><a "
+             "href=\"#made\">How made</a></nav>\n");
+    add_cards(w);
+}
+
+/* ---- size and memory ------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *label;
+    uint64_t codes, scales, rest; /* bytes */
+} size_bar;
+
+static void add_size_bar(qc_report_writer *w, const size_bar *b, double most, double y)
+{
+    static const char *const parts[] = {"codes", "scales", "not quantized"};
+    const uint64_t bytes[] = {b->codes, b->scales, b->rest};
+    char size[QC_SIZE_TEXT_BYTES];
+    double x = 1.0, scale = most > 0 ? (QC_DRAW_WIDTH - 2.0) / most : 0.0;
+    QC_RW(w, "<text class=\"ink\" x=\"0\" y=\"%.0f\">%s: %s</text>", y, b->label,
+          qc_text_bytes(size, b->codes + b->scales + b->rest));
+    for (size_t i = 0; i < 3; i++) {
+        double width = (double)bytes[i] * scale;
+        if (bytes[i] == 0)
+            continue;
+        QC_RW(w,
+              "<rect class=\"edge b%zu\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"16\">"
+              "<title>%s: %s</title></rect>",
+              i, x, y + 5.0, width, parts[i], qc_text_bytes(size, bytes[i]));
+        x += width;
+    }
+    QC_RW(w, "\n");
+}
+
+static void add_size_table(qc_report_writer *w)
+{
+    const qc_facts *f = &w->r->facts;
+    char size[QC_SIZE_TEXT_BYTES], count[QC_SIZE_TEXT_BYTES];
+    QC_RW(w, "<table>\n<tr><th>stored as</th><th>tensors</th><th>weights</th><th>bytes</th>"
+             "<th>bits per weight</th></tr>\n");
+    for (unsigned i = 0; i < f->scheme_count; i++) {
+        const qc_facts_sum *s = &f->by_scheme[i];
+        QC_RW(w, "<tr><td>%s</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td>",
+              strcmp(s->name, "plain") == 0 ? "not quantized" : s->name, s->tensors,
+              qc_text_count(count, s->weights), qc_text_bytes(size, s->bytes));
+        if (s->weights)
+            QC_RW(w, "<td>%.3f</td></tr>\n", qc_facts_bits(s->bytes, s->weights));
+        else
+            QC_RW(w, "<td></td></tr>\n");
+    }
+    QC_RW(w, "</table>\n");
+}
+
+static void add_size(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    const qc_facts *f = &r->facts;
+    uint64_t rest = f->model->tensor_bytes - r->quantized_bytes;
+    const size_bar bars[] = {
+        {"before, in the dtypes it had", 0, 0, r->plain_bytes},
+        {"now, in memory", r->quantized_bytes - r->scale_bytes, r->scale_bytes, rest}};
+    char size[QC_SIZE_TEXT_BYTES];
+    double most =
+        (double)(r->plain_bytes > f->model->tensor_bytes ? r->plain_bytes : f->model->tensor_bytes);
+    qc_rw_section(w, "size", "Size");
+    qc_rw_svg(w, 106.0, "sizes before and now; the numbers are in the text");
+    QC_RW(w, "<defs><pattern id=\"hatch\" width=\"5\" height=\"5\" "
+             "patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"><rect width=\"5\" "
+             "height=\"5\" style=\"fill:var(--paper)\"/><rect width=\"2\" height=\"5\" "
+             "style=\"fill:var(--ink)\"/></pattern></defs>\n");
+    for (size_t i = 0; i < 2; i++)
+        add_size_bar(w, &bars[i], most, 12.0 + 40.0 * (double)i);
+    QC_RW(w, "<rect class=\"edge b0\" x=\"1\" y=\"90\" width=\"12\" height=\"12\"/><text x=\"18\" "
+             "y=\"100\">codes</text><rect class=\"edge b1\" x=\"72\" y=\"90\" width=\"12\" "
+             "height=\"12\"/><text x=\"89\" y=\"100\">scales and tables</text><rect class=\"edge "
+             "b2\" x=\"200\" y=\"90\" width=\"12\" height=\"12\"/><text x=\"217\" y=\"100\">not "
+             "quantized</text></svg>\n");
+    if (r->source_bytes)
+        QC_RW(w, "<p>The files of the source have %s; ", qc_text_bytes(size, r->source_bytes));
+    else
+        QC_RW(w, "<p>The size of the source's files is not known. ");
+    QC_RW(w, "%shese have %s on disk%s.", r->source_bytes ? "t" : "T",
+          qc_text_bytes(size, f->file_bytes),
+          f->manifest && f->manifest->compressed ? ", compressed with Zstandard" : "");
+    if (r->source_bytes && f->file_bytes <= r->source_bytes)
+        QC_RW(w, " Saved: <b>%s (%.1f%%)</b>.",
+              qc_text_bytes(size, r->source_bytes - f->file_bytes),
+              100.0 - 100.0 * (double)f->file_bytes / (double)r->source_bytes);
+    QC_RW(w, "</p>\n");
+    add_size_table(w);
+}
+
+static void add_memory(qc_report_writer *w)
+{
+    const qc_manifest *m = w->r->facts.manifest;
+    char size[QC_SIZE_TEXT_BYTES];
+    qc_rw_section(w, "memory", "Memory per device");
+    if (!m || !m->placement.device_count) {
+        QC_RW(
+            w,
+            "<p>All tensors together: <b>%s</b>. They were not placed on devices; <code>qconv "
+            "--vram</code> does that, and <code>qconv plan</code> adds the KV cache and what else "
+            "a device holds.</p>\n",
+            qc_text_bytes(size, w->r->facts.model->tensor_bytes));
+        return;
+    }
+    const qc_manifest_placement *p = &m->placement;
+    uint64_t most = 1;
+    for (size_t i = 0; i < p->device_count; i++)
+        most = p->devices[i].tensor_bytes > most ? p->devices[i].tensor_bytes : most;
+    QC_RW(w, "<p>Placed for <code>--vram ");
+    qc_rw_text(w, p->vram);
+    QC_RW(w,
+          "</code>, of which %.3g%% may be used, for a context of %" PRIu64
+          " tokens and a batch of %" PRIu64 ". What is shown are the weights; <code>qconv plan"
+          "</code> adds the KV cache and what else a device holds.</p>\n",
+          p->margin * 100.0, p->context, p->batch);
+    double height = 36.0 * (double)p->device_count;
+    qc_rw_svg(w, height, "weights per device; the numbers are in the table");
+    for (size_t i = 0; i < p->device_count; i++) {
+        const qc_manifest_device *d = &p->devices[i];
+        double y = 36.0 * (double)i;
+        QC_RW(w, "<text class=\"ink\" x=\"0\" y=\"%.0f\">", y + 12.0);
+        qc_rw_text(w, d->name);
+        QC_RW(w,
+              ": %s</text><rect class=\"edge b0\" x=\"1\" y=\"%.0f\" width=\"%.2f\" "
+              "height=\"14\"/>\n",
+              qc_text_bytes(size, d->tensor_bytes), y + 16.0,
+              (QC_DRAW_WIDTH - 2.0) * (double)d->tensor_bytes / (double)most);
+    }
+    QC_RW(w, "</svg>\n<table>\n<tr><th>device</th><th>weights</th><th>share</th><th>files, "
+             "decompressed</th></tr>\n");
+    for (size_t i = 0; i < p->device_count; i++) {
+        const qc_manifest_device *d = &p->devices[i];
+        uint64_t all = w->r->facts.model->tensor_bytes;
+        QC_RW(w, "<tr><td>");
+        qc_rw_text(w, d->name);
+        QC_RW(w, "</td><td>%s</td><td>%.1f%%</td>", qc_text_bytes(size, d->tensor_bytes),
+              all ? 100.0 * (double)d->tensor_bytes / (double)all : 0.0);
+        QC_RW(w, "<td>%s</td></tr>\n", qc_text_bytes(size, d->shard_bytes));
+    }
+    QC_RW(w, "</table>\n");
+}
+
+/* ---- what was left, and how it was made ------------------------------------------------------ */
+
+static void add_left(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    char size[QC_SIZE_TEXT_BYTES], count[QC_SIZE_TEXT_BYTES];
+    qc_rw_section(w, "left", "Not quantized, and why");
+    if (r->left_count == 0) {
+        QC_RW(w, "<p>Nothing: every tensor is a quantized weight or belongs to one.</p>\n");
+        return;
+    }
+    QC_RW(w, "<table>\n<tr><th>what</th><th>tensors</th><th>weights</th><th>bytes</th><th "
+             "class=\"text\">why</th><th class=\"name\">such as</th></tr>\n");
+    for (uint32_t i = 0; i < r->left_count; i++) {
+        const qc_report_left *l = &r->left[i];
+        QC_RW(w, "<tr><td>%s</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td><td class=\"text\">",
+              l->role, l->tensors, qc_text_count(count, l->elems), qc_text_bytes(size, l->bytes));
+        qc_rw_text(w, l->why);
+        QC_RW(w, "</td><td class=\"name\">");
+        qc_rw_text(w, l->example);
+        QC_RW(w, "</td></tr>\n");
+    }
+    QC_RW(w, "</table>\n");
+}
+
+static void add_sources(qc_report_writer *w, const qc_manifest *m)
+{
+    char size[QC_SIZE_TEXT_BYTES], hex[QC_DIGEST_HEX_BYTES];
+    QC_RW(w, "<h3>Source files</h3>\n<table>\n<tr><th class=\"name\">file</th><th>bytes</th><th "
+             "class=\"text\">XXH3-128 of its header</th></tr>\n");
+    for (size_t i = 0; i < m->source_count; i++) {
+        qc_digest_hex(&m->sources[i].header, hex);
+        QC_RW(w, "<tr><td class=\"name\">");
+        qc_rw_text(w, m->sources[i].name);
+        QC_RW(w, "</td><td>%s</td><td class=\"text\"><code>%s</code></td></tr>\n",
+              qc_text_bytes(size, m->sources[i].bytes), hex);
+    }
+    QC_RW(w, "</table>\n<p>The manifest, qconv.json, has the hash of every source tensor and of "
+             "every byte written.</p>\n");
+}
+
+static void add_made(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    const qc_manifest *m = r->facts.manifest;
+    qc_rw_section(w, "made", "How it was made, and how to check it");
+    if (m) {
+        QC_RW(w, "<p>By qconv ");
+        qc_rw_text(w, m->qconv_version);
+        if (m->zstd_version) {
+            QC_RW(w, ", zstd ");
+            qc_rw_text(w, m->zstd_version);
+        }
+        QC_RW(w, ". As far as the manifest has the options:</p>\n<pre>");
+        qc_rw_text(w, r->command);
+        QC_RW(w, "</pre>\n");
+        add_sources(w, m);
+    } else {
+        QC_RW(w, "<p>Not known: there is no manifest.</p>\n");
+    }
+    QC_RW(w, "<h3>Commands</h3>\n<pre>");
+    if (m)
+        QC_RW(w, "qconv verify OUT\n");
+    QC_RW(w, "qconv verify OUT --against MODEL\nqconv eval OUT --against MODEL --text FILE --json "
+             "&gt; eval.json\nqconv bench --json &gt; bench.json\nqconv report OUT --against MODEL "
+             "--eval eval.json --bench bench.json --html report.html</pre>\n<p class=\"soft\">This "
+             "page did not check the hashes of OUT: that is verify's work.</p>\n");
+}
+
+qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err)
+{
+    qc_report_writer w = {.r = r, .out = out, .err = err};
+    const char *title = NULL;
+    QC_TRY(qc_arena_printf(r->o->arena, &title, err, "qconv report: %s", r->facts.model->path));
+    QC_TRY(qc_html_begin(out, title, page_style, err));
+    add_head(&w);
+    add_size(&w);
+    add_memory(&w);
+    qc_rw_errors(&w);
+    qc_rw_codes(&w);
+    add_left(&w);
+    qc_rw_results(&w);
+    add_made(&w);
+    QC_TRY(w.st);
+    return qc_html_end(out, err);
+}

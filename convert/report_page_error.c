@@ -1,0 +1,422 @@
+/* Errors: by form with the distribution of SQNR, by kind, over the layers, the worst. */
+#include "convert/report_page.h"
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+
+#define HEIGHT     132.0
+#define LEFT       46.0
+#define RIGHT      8.0
+#define TOP        8.0
+#define BOTTOM     22.0
+#define MAX_PLOTS  24u
+#define MAX_TITLED 1500u /* dots with a text of their own; the table has the numbers anyway */
+#define MAX_TABLE  6000u /* cells of the table over layers */
+#define MAX_KINDS  200u
+#define WORST      20u
+#define MAX_BINS   12u
+
+/* ---- distribution of SQNR -------------------------------------------------------------------- */
+
+static double bin_width(double range)
+{
+    static const double widths[] = {0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0};
+    size_t n = sizeof widths / sizeof *widths;
+    for (size_t i = 0; i < n; i++)
+        if (range / widths[i] <= (double)(MAX_BINS - 2))
+            return widths[i];
+    return ceil(range / (double)(MAX_BINS - 2));
+}
+
+/* Returns how many weights have no error at all, which no bin can hold. */
+static uint64_t fill_bins(const qc_report *r, uint32_t form, double first, double width,
+                          uint64_t bins[MAX_BINS])
+{
+    uint64_t exact = 0;
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        const qc_report_weight *t = &r->weights[i];
+        if (t->form != form || !t->has_error)
+            continue;
+        double sqnr = qc_report_sqnr(t->rel_mse);
+        if (!isfinite(sqnr)) {
+            exact++;
+            continue;
+        }
+        double at = floor((sqnr - first) / width + 1e-9);
+        bins[at < 0 ? 0 : at >= MAX_BINS ? MAX_BINS - 1 : (unsigned)at]++;
+    }
+    return exact;
+}
+
+static void add_distribution(qc_report_writer *w, uint32_t form)
+{
+    const qc_report *r = w->r;
+    const qc_report_form *f = &r->forms[form];
+    uint64_t bins[MAX_BINS] = {0}, highest = 1;
+    double low = INFINITY, high = -INFINITY;
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        double sqnr = qc_report_sqnr(r->weights[i].rel_mse);
+        if (r->weights[i].form != form || !r->weights[i].has_error || !isfinite(sqnr))
+            continue;
+        low = sqnr < low ? sqnr : low;
+        high = sqnr > high ? sqnr : high;
+    }
+    if (!(low <= high)) {
+        if (f->with_error)
+            QC_RW(w, "<p>%s: no error at all.</p>\n", f->name);
+        return;
+    }
+    double width = bin_width(high - low), first = floor(low / width + 1e-9) * width;
+    uint64_t exact = fill_bins(r, form, first, width, bins);
+    unsigned used = 0;
+    for (unsigned i = 0; i < MAX_BINS; i++) {
+        highest = bins[i] > highest ? bins[i] : highest;
+        used = bins[i] ? i + 1 : used;
+    }
+    double each = (QC_DRAW_WIDTH - 20.0) / (double)(used < 4 ? 4 : used);
+    QC_RW(w, "<figure><figcaption><b>%s</b>: how many weights have which SQNR</figcaption>\n",
+          f->name);
+    qc_rw_svg(w, 128.0, "histogram of SQNR; counts stand on the bars");
+    for (unsigned i = 0; i < used; i++) {
+        double height = 80.0 * (double)bins[i] / (double)highest, x = 10.0 + each * (double)i;
+        QC_RW(w,
+              "<rect class=\"edge m%u\" x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\"/>"
+              "<text class=\"ink\" x=\"%.1f\" y=\"%.1f\" text-anchor=\"middle\">%" PRIu64 "</text>",
+              form % 8u, x, 96.0 - height, each - 2.0, height, x + each / 2 - 1.0, 92.0 - height,
+              bins[i]);
+    }
+    QC_RW(w, "<line class=\"span\" x1=\"10\" x2=\"%.0f\" y1=\"96\" y2=\"96\"/>",
+          QC_DRAW_WIDTH - 10.0);
+    for (unsigned i = 0; i <= used; i += used > 6 ? 2 : 1)
+        QC_RW(w, "<text x=\"%.1f\" y=\"110\" text-anchor=\"%s\">%.4g</text>",
+              9.0 + each * (double)i,
+              i == 0      ? "start"
+              : i == used ? "end"
+                          : "middle",
+              first + width * (double)i);
+    QC_RW(w, "<text x=\"%.0f\" y=\"125\" text-anchor=\"end\">dB, higher is better</text></svg>\n",
+          QC_DRAW_WIDTH - 10.0);
+    if (exact)
+        QC_RW(w, "<p>%" PRIu64 " more have no error at all.</p>\n", exact);
+    QC_RW(w, "</figure>\n");
+}
+
+/* ---- forms and kinds ------------------------------------------------------------------------- */
+
+static void add_number(qc_report_writer *w, double v, int known)
+{
+    if (known && isfinite(v))
+        QC_RW(w, "<td>%.3g</td>", v);
+    else
+        QC_RW(w, "<td></td>");
+}
+
+static void add_sqnr(qc_report_writer *w, double rel_mse, int known)
+{
+    double sqnr = qc_report_sqnr(rel_mse);
+    if (known && isfinite(sqnr))
+        QC_RW(w, "<td>%.2f</td>", sqnr);
+    else
+        QC_RW(w, "<td></td>");
+}
+
+static void add_forms(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    QC_RW(w, "<table>\n<tr><th>form</th><th>mean</th><th>SQNR of mean, dB</th><th>median</th><th>"
+             "least</th><th>largest</th><th>weights</th><th>bits per weight</th></tr>\n");
+    for (uint32_t i = 0; i < r->form_count; i++) {
+        const qc_report_form *f = &r->forms[i];
+        int known = f->with_error > 0;
+        QC_RW(w, "<tr><td>%s %s</td>", qc_report_mark_text(i), f->name);
+        add_number(w, f->mean, known);
+        add_sqnr(w, f->mean, known);
+        add_number(w, f->median, known);
+        add_number(w, f->least, known);
+        add_number(w, f->most, known);
+        QC_RW(w, "<td>%" PRIu64 "</td><td>%.3f</td></tr>\n", f->weights,
+              f->elems ? qc_facts_bits(f->bytes, f->elems) : 0.0);
+    }
+    QC_RW(w, "</table>\n<div class=\"grid\">\n");
+    for (uint32_t i = 0; i < r->form_count && i < 12; i++)
+        add_distribution(w, i);
+    QC_RW(w, "</div>\n");
+}
+
+static void add_kinds(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    QC_RW(w, "<h3>By kind of layer</h3>\n<table>\n<tr><th>kind</th><th>mean</th><th>SQNR, dB</th>"
+             "<th>largest</th><th class=\"name\">in</th><th class=\"text\">form</th><th>weights"
+             "</th><th>bits per weight</th></tr>\n");
+    for (uint32_t i = 0; i < r->kind_count && i < MAX_KINDS; i++) {
+        const qc_report_kind *k = &r->kinds[i];
+        int known = k->with_error > 0;
+        QC_RW(w, "<tr><td>");
+        qc_rw_text(w, k->name);
+        QC_RW(w, "</td>");
+        add_number(w, k->mean, known);
+        add_sqnr(w, k->mean, known);
+        add_number(w, k->most, known);
+        QC_RW(w, "<td class=\"name\">");
+        if (known && k->weights > 1)
+            qc_rw_text(w, r->weights[k->most_of].name);
+        QC_RW(w, "</td><td class=\"text\">%s %s</td><td>%" PRIu64 "</td><td>%.3f</td></tr>\n",
+              qc_report_mark_text(k->form), r->forms[k->form].name, k->weights,
+              k->elems ? qc_facts_bits(k->bytes, k->elems) : 0.0);
+    }
+    QC_RW(w, "</table>\n");
+    if (r->kind_count > MAX_KINDS)
+        QC_RW(w, "<p>%u kinds more are in <code>--json</code>.</p>\n", r->kind_count - MAX_KINDS);
+}
+
+/* ---- over the layers ------------------------------------------------------------------------- */
+
+static const qc_report_cell *cell_of(const qc_report *r, uint32_t series, uint32_t layer)
+{
+    return &r->cells[(size_t)series * r->layer_count + layer];
+}
+
+static double x_of(const qc_report *r, uint32_t layer)
+{
+    return LEFT + (QC_DRAW_WIDTH - LEFT - RIGHT) * ((double)layer + 0.5) / (double)r->layer_count;
+}
+
+static double y_of(const qc_report_axis *a, double v)
+{
+    return HEIGHT - BOTTOM - qc_report_axis_share(a, v) * (HEIGHT - TOP - BOTTOM);
+}
+
+static void add_dot(qc_report_writer *w, const qc_report_axis *a, uint32_t layer,
+                    const qc_report_cell *c, int titled)
+{
+    const qc_report *r = w->r;
+    char title[160];
+    double x = x_of(r, layer);
+    if (c->count > 1 && c->most > c->least)
+        QC_RW(w, "<line class=\"span\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" y2=\"%.1f\"/>", x, x,
+              y_of(a, c->least), y_of(a, c->most));
+    if (c->count > 1)
+        (void)snprintf(title, sizeof title, "layer %u: %.3g, %u weights of %.3g to %.3g",
+                       r->layers[layer], c->mean, c->count, c->least, c->most);
+    else
+        (void)snprintf(title, sizeof title, "layer %u: %.4g, %.2f dB", r->layers[layer], c->mean,
+                       c->mean > 0 ? qc_report_sqnr(c->mean) : 0.0);
+    qc_rw_mark(w, c->form, x, y_of(a, c->mean), titled ? title : NULL);
+}
+
+static void add_axes(qc_report_writer *w, const qc_report_axis *a)
+{
+    const qc_report *r = w->r;
+    double ticks[8];
+    unsigned n = qc_report_axis_ticks(a, ticks, 8);
+    for (unsigned i = 0; i < n; i++) {
+        double y = y_of(a, ticks[i]);
+        QC_RW(w,
+              "<line class=\"line\" x1=\"%.0f\" x2=\"%.0f\" y1=\"%.1f\" y2=\"%.1f\"/><text "
+              "x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%.3g</text>",
+              LEFT, QC_DRAW_WIDTH - RIGHT, y, y, LEFT - 4.0, y + 4.0, ticks[i]);
+    }
+    double last = -1e9;
+    for (uint32_t l = 0; l < r->layer_count; l++) {
+        double x = x_of(r, l);
+        if (x - last < 34.0)
+            continue;
+        QC_RW(w, "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%u</text>", x, HEIGHT - 6.0,
+              r->layers[l]);
+        last = x;
+    }
+    QC_RW(w, "<text x=\"0\" y=\"%.0f\">layer</text>\n", HEIGHT - 6.0);
+}
+
+static void add_plot(qc_report_writer *w, const qc_report_axis *a, uint32_t series, int titled)
+{
+    const qc_report *r = w->r;
+    QC_RW(w, "<figure><figcaption>");
+    qc_rw_text(w, r->series[series]);
+    QC_RW(w, "</figcaption>\n");
+    qc_rw_svg(w, HEIGHT, "relative error over the layers; the numbers are in the table");
+    add_axes(w, a);
+    for (uint32_t l = 0; l < r->layer_count; l++)
+        if (cell_of(r, series, l)->count)
+            add_dot(w, a, l, cell_of(r, series, l), titled);
+    QC_RW(w, "</svg></figure>\n");
+}
+
+/* Range of all cells; 0 if there are none. */
+static size_t count_cells(const qc_report *r, double *least, double *most)
+{
+    size_t cells = 0;
+    *least = INFINITY;
+    *most = 0.0;
+    for (size_t i = 0; i < (size_t)r->series_count * r->layer_count; i++) {
+        const qc_report_cell *c = &r->cells[i];
+        if (!c->count)
+            continue;
+        *least = c->least < *least ? c->least : *least;
+        *most = c->most > *most ? c->most : *most;
+        cells++;
+    }
+    return cells;
+}
+
+static int has_cells(const qc_report *r, uint32_t series)
+{
+    for (uint32_t l = 0; l < r->layer_count; l++)
+        if (cell_of(r, series, l)->count)
+            return 1;
+    return 0;
+}
+
+static void add_layer_row(qc_report_writer *w, const qc_report_axis *a, uint32_t layer)
+{
+    const qc_report *r = w->r;
+    QC_RW(w, "<tr><td>%u</td>", r->layers[layer]);
+    for (uint32_t s = 0; s < r->series_count; s++) {
+        const qc_report_cell *c = cell_of(r, s, layer);
+        if (!has_cells(r, s))
+            continue;
+        if (!c->count) {
+            QC_RW(w, "<td></td>");
+            continue;
+        }
+        QC_RW(w, "<td class=\"h%d\">%.3g", (int)(qc_report_axis_share(a, c->mean) * 9.0 + 0.5),
+              c->mean);
+        if (c->mixed)
+            QC_RW(w, " *");
+        else if (r->form_count > 1)
+            QC_RW(w, " %s", qc_report_mark_text(c->form));
+        QC_RW(w, "</td>");
+    }
+    QC_RW(w, "</tr>\n");
+}
+
+static void add_layer_table(qc_report_writer *w, const qc_report_axis *a)
+{
+    const qc_report *r = w->r;
+    QC_RW(w, "<details><summary>The numbers, layer by layer</summary>\n"
+             "<table>\n<tr><th>layer</th>");
+    for (uint32_t s = 0; s < r->series_count; s++) {
+        if (!has_cells(r, s))
+            continue;
+        QC_RW(w, "<th>");
+        qc_rw_text(w, r->series[s]);
+        QC_RW(w, "</th>");
+    }
+    QC_RW(w, "</tr>\n");
+    for (uint32_t l = 0; l < r->layer_count; l++)
+        add_layer_row(w, a, l);
+    QC_RW(w, "</table>\n<p class=\"soft\">Darker is a larger error. Where a layer has several "
+             "weights of a kind, as with experts, it is their mean; * where their forms "
+             "differ.</p>\n</details>\n");
+}
+
+static void add_layers(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    double least = 0.0, most = 0.0;
+    size_t cells = count_cells(r, &least, &most);
+    qc_rw_section(w, "layers", "Error over the layers");
+    if (cells == 0) {
+        QC_RW(w, "<p>No weight has both an error and a layer number in its name.</p>\n");
+        return;
+    }
+    qc_report_axis a = qc_report_axis_of(least, most);
+    QC_RW(w,
+          "<p>Relative error (MSE) of each layer, one drawing per kind of weight, all with the "
+          "same%s axis. A line through a mark goes from the least to the largest where a layer "
+          "has several such weights.</p>\n",
+          a.log ? " logarithmic" : "");
+    if (r->form_count > 1) {
+        QC_RW(w, "<p>");
+        for (uint32_t i = 0; i < r->form_count; i++)
+            QC_RW(w, "%s %s%s", qc_report_mark_text(i), r->forms[i].name,
+                  i + 1 < r->form_count ? "; " : ".");
+        QC_RW(w, "</p>\n");
+    }
+    QC_RW(w, "<div class=\"grid\">\n");
+    unsigned drawn = 0;
+    for (uint32_t s = 0; s < r->series_count && drawn < MAX_PLOTS; s++) {
+        if (!has_cells(r, s))
+            continue;
+        add_plot(w, &a, s, cells <= MAX_TITLED);
+        drawn++;
+    }
+    QC_RW(w, "</div>\n");
+    if (cells <= MAX_TABLE)
+        add_layer_table(w, &a);
+    else
+        QC_RW(w, "<p>The %zu numbers are in <code>--json</code>.</p>\n", cells);
+}
+
+/* ---- the worst ------------------------------------------------------------------------------- */
+
+static void add_worst(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    char shape[QC_SHAPE_TEXT_BYTES], place[QC_REPORT_PLACE_BYTES];
+    uint32_t shown = r->worst_count < WORST ? r->worst_count : WORST;
+    qc_rw_section(w, "worst", "Worst weights");
+    if (shown == 0) {
+        QC_RW(w, "<p>Not known: no weight has an error.</p>\n");
+        return;
+    }
+    QC_RW(w,
+          "<p>The %u of %u with the largest relative error, and the largest difference of a single "
+          "value, in the unit of the weights, with its place.</p>\n"
+          "<table>\n<tr><th class=\"name\">weight</th><th>relative MSE</th><th>SQNR, dB</th>"
+          "<th>times the form's median</th><th>largest difference</th><th>at [row, column]</th>"
+          "<th class=\"text\">form</th><th>shape</th></tr>\n",
+          shown, r->worst_count);
+    for (uint32_t i = 0; i < shown; i++) {
+        const qc_report_weight *t = &r->weights[r->worst[i]];
+        const qc_stored_weight *s = t->stored;
+        QC_RW(w, "<tr><td class=\"name\">");
+        qc_rw_text(w, t->name);
+        QC_RW(w, "</td>");
+        add_number(w, t->rel_mse, 1);
+        add_sqnr(w, t->rel_mse, 1);
+        if (t->over_median > 0)
+            QC_RW(w, "<td>%.2f%s</td>", t->over_median, t->over_median >= 2 ? " (!)" : "");
+        else
+            QC_RW(w, "<td></td>");
+        add_number(w, t->max_err, 1);
+        QC_RW(w, "<td>%s</td><td class=\"text\">%s %s</td><td>%s</td></tr>\n",
+              qc_report_place(place, s->dims, s->ndim, t->max_index), qc_report_mark_text(t->form),
+              r->forms[t->form].name, qc_text_shape(shape, s->dims, s->ndim));
+    }
+    QC_RW(w, "</table>\n");
+}
+
+void qc_rw_errors(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    qc_rw_section(w, "error", "Error of the weights");
+    QC_RW(w, "<p>Relative MSE of a weight matrix: the sum of squared differences to the source, "
+             "over the sum of squares of the source. 0.01 is an error of 10%% in size, 20 dB of "
+             "signal to quantization noise (SQNR). Means count each matrix by its size. ");
+    QC_RW(w, r->errors == QC_ERRORS_SOURCE ? "These were measured now, against "
+             : r->errors == QC_ERRORS_MANIFEST
+                 ? "These are from the manifest, as convert measured them."
+                 : "There are none: OUT has no manifest. <code>--against MODEL</code> measures "
+                   "them.");
+    if (r->errors == QC_ERRORS_SOURCE) {
+        QC_RW(w, "<b>");
+        qc_rw_text(w, r->o->against);
+        QC_RW(w, "</b>.");
+    }
+    QC_RW(w, "</p>\n");
+    if (r->errors != QC_ERRORS_NONE && r->worst_count < r->weight_count) {
+        QC_RW(w,
+              "<p><b>Note:</b> %u of %u weights have no error: ", r->weight_count - r->worst_count,
+              r->weight_count);
+        qc_rw_text(w, r->no_errors);
+        QC_RW(w, ".</p>\n");
+    }
+    add_forms(w);
+    add_kinds(w);
+    add_layers(w);
+    add_worst(w);
+}

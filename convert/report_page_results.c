@@ -1,0 +1,207 @@
+/* What eval and bench found. */
+#include "convert/report_page.h"
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+/* ---- perplexity and KL divergence ------------------------------------------------------------ */
+
+/* "0.0644 +- 0.0021"; the error is left out where it is not known. */
+static void add_value(qc_report_writer *w, const char *label, double v, double error,
+                      const char *unit, const char *meaning)
+{
+    QC_RW(w, "<tr><td>%s</td><td>", label);
+    if (isfinite(v))
+        QC_RW(w, "%.5g", v);
+    else
+        QC_RW(w, "not known");
+    if (isfinite(v) && error > 0 && isfinite(error))
+        QC_RW(w, " &#177; %.2g", error);
+    QC_RW(w, "%s</td><td class=\"text\">%s</td></tr>\n", unit, meaning);
+}
+
+static void add_compared(qc_report_writer *w, const qc_eval_result *e)
+{
+    add_value(w, "perplexity of the source", e->base_perplexity, e->base_perplexity_error, "",
+              "the same text, the model before quantizing");
+    add_value(w, "difference", e->difference, e->difference_error, "",
+              "more is worse; the error is that of paired tokens");
+    add_value(w, "ratio", exp(e->log_ratio), e->log_ratio_error * exp(e->log_ratio), "",
+              "perplexity over that of the source");
+    add_value(w, "KL divergence, mean", e->kl_mean, e->kl_error, " nats",
+              "how far predictions are from the source's; 0 is none");
+    add_value(w, "KL divergence, median", e->kl_median, 0.0, " nats", "of the tokens");
+    add_value(w, "KL divergence, 99%", e->kl_99, 0.0, " nats",
+              "of every hundred tokens one is further off");
+    add_value(w, "KL divergence, largest", e->kl_max, 0.0, " nats", "of all tokens");
+    add_value(w, "same first choice", 100.0 * e->top1, 100.0 * e->top1_error, "%",
+              "tokens where both would say the same");
+    add_value(w, "difference in probability", 100.0 * e->probability_rms, 0.0, "%",
+              "of the right token, root mean square, in percentage points");
+}
+
+static void add_eval(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    const qc_eval_result *e = &r->eval;
+    char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], c[QC_SIZE_TEXT_BYTES];
+    qc_rw_section(w, "perplexity", "Perplexity and KL divergence");
+    if (!r->has_eval) {
+        QC_RW(w, "<p><b>Not measured.</b> For a language model of the Llama family <code>qconv "
+                 "report OUT --against MODEL --text FILE</code> measures it, or <code>--eval "
+                 "eval.json</code> takes up what <code>qconv eval OUT --against MODEL --text FILE "
+                 "--json &gt; eval.json</code> found before.</p>\n");
+        return;
+    }
+    QC_RW(w, "<p>Over ");
+    qc_rw_text(w, e->text ? e->text : "a text");
+    QC_RW(w, ": %s tokens read with the tokenizer <b>", qc_text_count(a, e->tokens));
+    qc_rw_text(w, e->tokenizer ? e->tokenizer : "?");
+    QC_RW(w, "</b>, in %s windows of at most %s; %s predicted, on ", qc_text_count(a, e->windows),
+          qc_text_count(b, e->context), qc_text_count(c, e->predicted));
+    qc_rw_text(w, e->device ? e->device : "?");
+    QC_RW(w, ".");
+    if (r->eval_from) {
+        QC_RW(w, " Measured before, from the file ");
+        qc_rw_text(w, r->eval_from);
+        QC_RW(w, " about ");
+        qc_rw_text(w, e->path ? e->path : "?");
+        if (e->compared) {
+            QC_RW(w, " against ");
+            qc_rw_text(w, e->against ? e->against : "?");
+        }
+        QC_RW(w, "; that it was this very output is not checked.");
+    }
+    QC_RW(w, " After &#177; stands one standard error.</p>\n<table>\n<tr><th>measure</th><th>"
+             "value</th><th class=\"text\">what it is</th></tr>\n");
+    add_value(w, "perplexity", e->perplexity, e->perplexity_error, "",
+              "of the quantized model; lower is better");
+    if (e->compared)
+        add_compared(w, e);
+    QC_RW(w, "</table>\n");
+    if (!e->compared)
+        QC_RW(w,
+              "<p>There is nothing to compare with: with <code>--against MODEL</code> the source "
+              "is read too.</p>\n");
+}
+
+/* ---- speed of kernels ------------------------------------------------------------------------ */
+
+#define MAX_M      24u
+#define MAX_SHAPES 60u
+
+/* Rows that have model, layer, scheme and shape in common are one line of the table. */
+static int same_line(const qc_report_speed *a, const qc_report_speed *b)
+{
+    return a->n == b->n && a->k == b->k && strcmp(a->scheme, b->scheme) == 0 &&
+           strcmp(a->model, b->model) == 0 && strcmp(a->layer, b->layer) == 0;
+}
+
+static unsigned list_m(const qc_report_bench *b, uint64_t m[MAX_M])
+{
+    unsigned n = 0;
+    for (uint32_t i = 0; i < b->row_count; i++) {
+        unsigned at = 0;
+        while (at < n && m[at] < b->rows[i].m)
+            at++;
+        if (at < n && m[at] == b->rows[i].m)
+            continue;
+        if (n == MAX_M)
+            continue;
+        memmove(m + at + 1, m + at, (n - at) * sizeof *m);
+        m[at] = b->rows[i].m;
+        n++;
+    }
+    return n;
+}
+
+static void add_speed_line(qc_report_writer *w, const qc_report_bench *b, uint32_t first,
+                           const uint64_t *m, unsigned m_count)
+{
+    const qc_report_speed *line = &b->rows[first];
+    QC_RW(w, "<tr><td class=\"name\">");
+    qc_rw_text(w, line->model);
+    QC_RW(w, ", ");
+    qc_rw_text(w, line->layer);
+    QC_RW(w, "%s</td><td>", line->here ? " <b>(in OUT)</b>" : "");
+    qc_rw_text(w, line->scheme);
+    QC_RW(w, "</td><td>%" PRIu64 " &#215; %" PRIu64 "</td>", line->n, line->k);
+    for (unsigned i = 0; i < m_count; i++) {
+        const qc_report_speed *found = NULL;
+        for (uint32_t k = first; k < b->row_count && !found; k++)
+            if (b->rows[k].m == m[i] && same_line(&b->rows[k], line))
+                found = &b->rows[k];
+        if (!found || !(found->us > 0))
+            QC_RW(w, "<td></td>");
+        else if (found->ratio > 0)
+            QC_RW(w, "<td>%.2f&#215;<br/><span class=\"soft\">%.3g &#181;s</span></td>",
+                  found->ratio, found->us);
+        else
+            QC_RW(w, "<td>%.3g &#181;s</td>", found->us);
+    }
+    QC_RW(w, "</tr>\n");
+}
+
+static void add_speed_table(qc_report_writer *w, const qc_report_bench *b)
+{
+    uint64_t m[MAX_M];
+    unsigned m_count = list_m(b, m), lines = 0, left_out = 0;
+    QC_RW(w, "<table>\n<tr><th class=\"name\">layer</th><th>scheme</th><th>N "
+             "&#215; K</th>");
+    for (unsigned i = 0; i < m_count; i++)
+        QC_RW(w, "<th>M = %" PRIu64 "</th>", m[i]);
+    QC_RW(w, "</tr>\n");
+    for (int here = 1; here >= 0; here--)
+        for (uint32_t i = 0; i < b->row_count; i++) {
+            int first = b->rows[i].here == here;
+            for (uint32_t k = 0; first && k < i; k++)
+                first = !same_line(&b->rows[k], &b->rows[i]);
+            if (first && lines == MAX_SHAPES)
+                left_out++;
+            else if (first) {
+                add_speed_line(w, b, i, m, m_count);
+                lines++;
+            }
+        }
+    QC_RW(w, "</table>\n");
+    if (left_out)
+        QC_RW(w, "<p>%u lines more are in <code>--json</code>.</p>\n", left_out);
+}
+
+static void add_speed(qc_report_writer *w)
+{
+    const qc_report_bench *b = w->r->bench;
+    qc_rw_section(w, "speed", "Speed of the kernels");
+    if (!b) {
+        QC_RW(w, "<p><b>Not measured.</b> <code>qconv bench --json &gt; bench.json</code> on a "
+                 "machine with a GPU, then <code>--bench bench.json</code>.</p>\n");
+        return;
+    }
+    QC_RW(w, "<p>On <b>");
+    qc_rw_text(w, b->device);
+    QC_RW(w, "</b>, measured by ");
+    qc_rw_text(w, b->program);
+    QC_RW(w, " with ");
+    qc_rw_text(w, b->dtype);
+    QC_RW(w, " activations");
+    if (b->copy_gbps > 0)
+        QC_RW(w, "; memory copies run at %.4g GB/s", b->copy_gbps);
+    if (b->gemm_tflops > 0)
+        QC_RW(w, ", dense products at %.4g TFLOP/s", b->gemm_tflops);
+    QC_RW(w,
+          ". A cell has the speed-up over cuBLAS with 16-bit weights and the time of one "
+          "multiplication with M rows of activations. %s</p>\n",
+          b->here
+              ? "Shapes of this output come first."
+              : "None of the shapes measured is one of this output's weights: <code>qconv bench "
+                "--shapes</code> takes others.");
+    add_speed_table(w, b);
+}
+
+void qc_rw_results(qc_report_writer *w)
+{
+    add_eval(w);
+    add_speed(w);
+}
