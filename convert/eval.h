@@ -1,5 +1,9 @@
 /* Perplexity, and KL divergence to another model, over a text: what eval prints and report shows.
- */
+ *
+ * A text becomes windows of tokens (eval_windows.h), a batch of windows the hidden states of both
+ * models, weights read once a batch; a chunk of hidden states becomes logits, and each row of
+ * logits a few numbers (eval_stats.h) before the next chunk takes its place. So memory does not
+ * depend on the text but for its ids and one float a predicted token. */
 #ifndef QC_CONVERT_EVAL_H
 #define QC_CONVERT_EVAL_H
 
@@ -9,11 +13,12 @@
 
 /* Each predicted token counts once: the tokens of a window but its first. Negative log likelihoods
  * in nats. KL is D(P || Q) with P the original's distribution, Q the output's, over the whole
- * vocabulary. */
+ * vocabulary. What cannot be said of so few tokens (the standard error of one) is NaN. */
 typedef struct {
+    const char *path, *against, *text;  /* as given; against NULL: not compared */
     const char *model_type, *tokenizer; /* "ids" where the text was ids */
-    const char *device;                 /* "cpu", "cuda:0" */
-    uint64_t tokens;                    /* read */
+    const char *device;                 /* "cpu", "cuda:0 (NVIDIA H200)" */
+    uint64_t tokens;                    /* read, without those put in front of windows */
     uint64_t windows, context, predicted;
     double perplexity, perplexity_error; /* standard error, of tokens as independent draws */
     int compared;                        /* with --against; else all below is 0 */
@@ -27,11 +32,16 @@ typedef struct {
     double seconds;
 } qc_eval_result;
 
-/* Runs what o->eval and o->against ask, on o->model. Prints nothing but progress. */
+/* Runs what o->eval and o->against ask, on o->model. Prints nothing but progress and warnings.
+ * Strings of *out live in o->arena. QC_ERR_INPUT for texts that predict nothing, ids out of the
+ * vocabulary, vocabularies that differ; QC_ERR_NONFINITE for logits that are no numbers; else as
+ * convert/llama.h has it. The numbers do not depend on threads, instruction set or batches. */
 QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_options *o, qc_error *err);
 /* The JSON of `eval --json`, and reading it again (QC_ERR_INPUT). docs/eval.md has its members. */
 QC_NODISCARD qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err);
 QC_NODISCARD qc_status qc_eval_read(qc_eval_result *out, qc_arena *arena, const char *path,
                                     qc_error *err);
+/* A table for a terminal. */
+QC_NODISCARD qc_status qc_eval_text(const qc_eval_result *r, qc_strbuf *out, qc_error *err);
 
 #endif

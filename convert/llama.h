@@ -16,6 +16,7 @@
 #ifndef QC_CONVERT_LLAMA_H
 #define QC_CONVERT_LLAMA_H
 
+#include "base/cpu.h"
 #include "convert/device_choice.h"
 #include "convert/progress.h"
 #include "formats/checkpoint.h"
@@ -24,7 +25,7 @@
 typedef struct {
     const char *model_type; /* "llama", "mistral", "qwen2", "qwen3" */
     uint64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocabulary;
-    uint64_t context; /* max_position_embeddings */
+    uint64_t context; /* max_position_embeddings; 0: not said */
     double norm_eps;
     int tied;         /* the head is the embedding */
     int64_t bos, eos; /* -1: none */

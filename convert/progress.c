@@ -27,8 +27,7 @@ typedef enum { SHOW_NOTHING, SHOW_LINES, SHOW_BAR } show_kind;
 
 struct qc_progress {
     const char *verb;
-    uint64_t total_bytes;
-    _Atomic uint64_t done_bytes;
+    _Atomic uint64_t total_bytes, done_bytes;
     show_kind show;
     double start_s;
 
@@ -264,6 +263,12 @@ qc_status qc_progress_create(qc_progress **out, const qc_options *o, const char 
     }
     *out = p;
     return QC_OK;
+}
+
+void qc_progress_expect(qc_progress *p, uint64_t total_bytes)
+{
+    if (p)
+        atomic_store(&p->total_bytes, total_bytes);
 }
 
 void qc_progress_add(qc_progress *p, uint64_t bytes)

@@ -17,6 +17,8 @@ typedef struct qc_progress qc_progress;
 /* verb: "converting"; a literal. total_bytes 0: not known. */
 QC_NODISCARD qc_status qc_progress_create(qc_progress **out, const qc_options *o, const char *verb,
                                           uint64_t total_bytes, qc_error *err);
+/* The total, where it was not known when p was created. Any thread; NULL is fine. */
+void qc_progress_expect(qc_progress *p, uint64_t total_bytes);
 /* Any thread, any time; NULL is fine. */
 void qc_progress_add(qc_progress *p, uint64_t bytes);
 /* Seconds since it was created. */

@@ -21,8 +21,11 @@ QC_NODISCARD qc_status qc_tokenizer_open(qc_tokenizer **out, const char *path, q
 /* Ids are bytes. */
 QC_NODISCARD qc_status qc_tokenizer_open_bytes(qc_tokenizer **out, qc_error *err);
 void qc_tokenizer_close(qc_tokenizer *t);                /* NULL is fine */
-const char *qc_tokenizer_kind(const qc_tokenizer *t);    /* "bytes", "byte-level BPE", ... */
+const char *qc_tokenizer_kind(const qc_tokenizer *t);    /* a literal: "bytes", "byte-level BPE" */
 uint32_t qc_tokenizer_vocabulary(const qc_tokenizer *t); /* one more than the largest id */
+
+/* What the post-processor puts in front of a text: often one <s>, often nothing. Borrowed. */
+void qc_tokenizer_front(const qc_tokenizer *t, const uint32_t **ids, size_t *count);
 
 /* The ids of a text (UTF-8, len bytes); *ids is to be freed with qc_free. specials: as
  * encode(add_special_tokens=...) of `tokenizers`: what the post-processor adds (a leading <s>).
