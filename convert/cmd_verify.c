@@ -1,4 +1,5 @@
-/* qconv verify OUT: is every byte of the output what was written? */
+/* qconv verify OUT: is every byte of the output what was written? With --against: is it MODEL? */
+#include "convert/against_report.h"
 #include "convert/commands.h"
 #include "convert/console.h"
 #include "convert/output_scan.h"
@@ -51,8 +52,63 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
     return QC_OK;
 }
 
+/* Bytes of OUT that the comparison goes through; without a manifest those of its files. */
+static qc_status count_bytes(const qc_options *o, const qc_manifest *m, int found, uint64_t *total,
+                             qc_error *err)
+{
+    qc_tree_file *files = NULL;
+    size_t count = 0;
+    qc_path_kind kind = QC_PATH_MISSING;
+    *total = 0;
+    for (size_t i = 0; found && i < m->shard_count; i++)
+        *total += m->shards[i].content_bytes;
+    if (found)
+        return QC_OK;
+    QC_TRY(qc_path_stat(o->model, &kind, total, err));
+    if (kind != QC_PATH_DIR)
+        return QC_OK;
+    *total = 0;
+    QC_TRY(qc_dir_tree(o->arena, o->model, TREE_MAX, &files, &count, err));
+    for (size_t i = 0; i < count; i++)
+        *total += files[i].bytes;
+    return QC_OK;
+}
+
+static qc_status verify_against(const qc_options *o, qc_error *err)
+{
+    qc_manifest m;
+    qc_against_result r;
+    qc_progress *progress = NULL;
+    qc_isa isa = QC_ISA_SCALAR;
+    uint64_t total = 0;
+    int found = 0;
+    QC_TRY(qc_isa_select(&isa, err));
+    QC_TRY(qc_against_manifest(&m, &found, o->arena, o->model, err));
+    QC_TRY(count_bytes(o, &m, found, &total, err));
+    qc_console_detail(o, 1, "comparing %s with %s, %s", o->model, o->against,
+                      found ? "as its manifest says" : "by names, as it has no manifest");
+    QC_TRY(qc_progress_create(&progress, o, "verifying", total, err));
+    qc_against_options ao = {.ops = qc_quant_ops_for(isa),
+                             .threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
+                             .progress = add_progress,
+                             .progress_ctx = progress};
+    qc_status st = qc_against_run(&r, o->arena, o->model, found ? &m : NULL, o->against, &ao, err);
+    double seconds = qc_progress_seconds(progress);
+    qc_progress_destroy(progress);
+    QC_TRY(st);
+    if (found)
+        QC_TRY(warn_of_strangers(o, &m, err));
+    QC_TRY(qc_against_report(o, &r, seconds, err));
+    if (r.faults > 0)
+        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->model, r.first_what, r.first_why,
+                r.faults > 1 ? " (and more)" : "");
+    return QC_OK;
+}
+
 qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
 {
+    if (o->against)
+        return verify_against(o, err);
     qc_manifest m;
     qc_scan_result result;
     qc_progress *progress = NULL;

@@ -1,0 +1,103 @@
+/* Is OUT the checkpoint MODEL, converted? What `qconv verify OUT --against MODEL` finds, tensor by
+ * tensor; docs/verify.md has the words.
+ *
+ * OUT may be a qconv output, compressed or not, an unpacked one, or a checkpoint that bitsandbytes
+ * saved, without manifest. One pass: where there is a manifest, the read that hashes OUT's bytes
+ * also compares them.
+ *
+ * Results do not depend on threads or instruction set. Memory: per thread two frames and a few
+ * steps of 512 KiB of source (a weight that lies the other way in MODEL: 32 MiB); per tensor its
+ * row, per piece of it (up to 8 MiB) about 120 bytes. */
+#ifndef QC_CONVERT_AGAINST_H
+#define QC_CONVERT_AGAINST_H
+
+#include "convert/output_scan.h"
+#include "convert/recipe.h"
+#include "quant/quant_ops.h"
+
+typedef enum {
+    QC_AGAINST_EQUAL,     /* the bytes of MODEL */
+    QC_AGAINST_CAST,      /* cast to another type, or decoded from FP8, MXFP4, NF4 or int8 to it */
+    QC_AGAINST_QUANTIZED, /* NF4, FP4, int8 */
+    QC_AGAINST_STATE      /* scales and the like of a quantized weight: judged with it */
+} qc_against_kind;
+
+/* "equal", "cast", "quantized", "state". */
+const char *qc_against_kind_name(qc_against_kind k);
+
+/* Error over what is expected that is allowed: an honest output has 1, with searched scales less.
+ */
+#define QC_AGAINST_RATIO 1.02
+
+/* A tensor of OUT. */
+typedef struct {
+    const char *name;
+    const char *source; /* in MODEL; NULL: nothing there explains it */
+    qc_against_kind kind;
+    const char *scheme; /* "nf4", "fp4", "int8", "int8-block", "cast", "keep", "state" */
+    qc_dtype dtype, source_dtype;
+    unsigned ndim;
+    uint64_t dims[QC_MAX_DIMS]; /* of the weight */
+    int transpose;              /* MODEL has it the other way around */
+    uint64_t elems;
+    uint64_t block_elems;  /* weights per scale; 0: a row, or not quantized */
+    uint64_t bytes;        /* in OUT, with scales and state */
+    uint64_t source_bytes; /* in MODEL */
+    /* Quantized weights; norms over all elements, x' what OUT decodes to: */
+    double error;     /* |x - x'| / |x| */
+    double expected;  /* what absmax scales in this form leave of MODEL's weights */
+    double ratio;     /* error / expected; 1 where both are 0 */
+    double max_error; /* largest |x - x'|, and where, as the tensor lies in MODEL */
+    uint64_t max_row, max_col;
+    uint64_t clipped;   /* elements more than 1/64 above the largest value of their scale */
+    uint64_t misplaced; /* elements whose code is none that rounding gives */
+    /* What is wrong: a clause; NULL: nothing. */
+    const char *fault;
+    const char *fits; /* another tensor of MODEL that fits instead, or NULL */
+} qc_against_row;
+
+/* A tensor of MODEL that OUT does not have. */
+typedef struct {
+    const char *name;
+    const char *why; /* what explains it; NULL: nothing does, which is a fault */
+} qc_against_missing;
+
+typedef struct {
+    qc_against_row *rows; /* in natural order of names, without QC_AGAINST_STATE */
+    size_t count;
+    qc_against_missing *missing; /* in natural order of names */
+    size_t missing_count;
+    uint64_t equal, cast, quantized;    /* rows of each kind */
+    uint64_t digests;                   /* sources whose recorded digest was compared */
+    uint64_t output_bytes, model_bytes; /* read and compared */
+    uint64_t faults;                    /* scan problems and missing ones included */
+    const char *first_what, *first_why; /* the first fault; NULL: none */
+    int has_manifest;
+    qc_scan_result scan; /* with a manifest: what plain verify finds */
+} qc_against_result;
+
+typedef struct {
+    const qc_quant_ops *ops;
+    unsigned threads;
+    void (*progress)(void *ctx, uint64_t bytes); /* of OUT; may be NULL */
+    void *progress_ctx;
+} qc_against_options;
+
+/* What is wrong with OUT is in *result with QC_OK. QC_ERR_INPUT (and others) where MODEL, or an OUT
+ * without manifest, is no checkpoint; manifest: of OUT, or NULL. Strings and arrays live in arena.
+ */
+QC_NODISCARD qc_status qc_against_run(qc_against_result *result, qc_arena *arena,
+                                      const char *output, const qc_manifest *manifest,
+                                      const char *model, const qc_against_options *options,
+                                      qc_error *err);
+
+/* The rows with the largest error / expected first (of equal ones, the larger error), faulty ones
+ * before all others: up to *count of them, which is set to how many there are. */
+QC_NODISCARD qc_status qc_against_worst(const qc_against_row ***out, size_t *count, qc_arena *arena,
+                                        const qc_against_result *r, qc_error *err);
+
+/* The manifest of OUT where it has one; *found says so. */
+QC_NODISCARD qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena,
+                                           const char *output, qc_error *err);
+
+#endif

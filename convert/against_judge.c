@@ -1,0 +1,227 @@
+/* What was summed, in words: which tensors of OUT are not what MODEL gives, and why. */
+#include "convert/against_parts.h"
+
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Faulty tensors for which the one that fits is looked for. */
+#define FITS_TRIED 8u
+/* An error that no form of rounding leaves: other values altogether. */
+#define OTHER_VALUES 0.5
+
+static double root_ratio(double ee, double xx)
+{
+    return ee == 0.0 ? 0.0 : sqrt(ee / xx);
+}
+
+static uint64_t columns(const qc_against_row *r)
+{
+    return r->ndim ? r->dims[r->ndim - 1] : 1;
+}
+
+/* Row and column of element i, as the tensor lies in MODEL. */
+static void place(const qc_against_row *r, uint64_t i, uint64_t *row, uint64_t *col)
+{
+    uint64_t cols = columns(r) ? columns(r) : 1;
+    *row = i / cols;
+    *col = i % cols;
+    if (r->transpose && r->ndim == 2) {
+        uint64_t swap = *row;
+        *row = *col;
+        *col = swap;
+    }
+}
+
+static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
+{
+    uint64_t per_byte = t->form.kind == QC_CHECK_CODES4 ? 2 : 1;
+    qc_against_row *r = &t->row;
+    qc_check_sums_init(&t->total);
+    for (uint32_t i = 0; i < t->piece_count; i++)
+        qc_check_add(&t->total, &t->sums[i], i * t->piece_bytes * per_byte);
+    const qc_check_sums *s = &t->total;
+    uint64_t row = 0, col = 0;
+    r->error = root_ratio(s->sum_ee, s->sum_xx);
+    r->expected = root_ratio(s->sum_expected, s->sum_xx);
+    /* What is left of zeros, or of nothing but rounding, is no measure. */
+    r->ratio = r->error <= 0x1p-20 && r->expected <= 0x1p-20 ? 1.0 : r->error / r->expected;
+    r->max_error = s->max_err;
+    if (s->max_index != UINT64_MAX)
+        place(r, s->max_index, &r->max_row, &r->max_col);
+    r->clipped = s->clipped;
+    r->misplaced = s->misplaced;
+    if (s->bad_source != UINT64_MAX) {
+        place(r, s->bad_source, &row, &col);
+        return qc_arena_printf(a->arena, &r->fault, err,
+                               "MODEL's weight at row %" PRIu64 ", column %" PRIu64
+                               " is not finite or has no code, but it is quantized",
+                               row, col);
+    }
+    if (s->bad_value != UINT64_MAX) {
+        place(r, s->bad_value, &row, &col);
+        return qc_arena_printf(
+            a->arena, &r->fault, err,
+            "what it decodes to at row %" PRIu64 ", column %" PRIu64 " is not finite", row, col);
+    }
+    if (s->misplaced > 0) {
+        place(r, s->first_misplaced, &row, &col);
+        if (r->error > OTHER_VALUES)
+            return qc_arena_printf(a->arena, &r->fault, err,
+                                   "it holds other values: error %.3g where %.3g is expected",
+                                   r->error, r->expected);
+        return qc_arena_printf(a->arena, &r->fault, err,
+                               "%" PRIu64 " of its %" PRIu64
+                               " codes are not those of MODEL's weights, the first at row %" PRIu64
+                               ", column %" PRIu64 "; error %.6g where %.6g is expected",
+                               s->misplaced, r->elems, row, col, r->error, r->expected);
+    }
+    if (!(r->ratio <= QC_AGAINST_RATIO))
+        return qc_arena_printf(a->arena, &r->fault, err, "its error is %.6g where %.6g is expected",
+                               r->error, r->expected);
+    return QC_OK;
+}
+
+static qc_status find_difference(qc_against_tensor *t, qc_against *a, qc_error *err)
+{
+    t->first_differs = UINT64_MAX;
+    for (uint32_t i = 0; i < t->piece_count && t->first_differs == UINT64_MAX; i++)
+        t->first_differs = t->differs[i];
+    if (t->first_differs == UINT64_MAX)
+        return QC_OK;
+    uint64_t bits = qc_dtype_bits(t->row.dtype);
+    uint64_t i = bits >= 8 ? t->first_differs / (bits / 8) : t->first_differs;
+    uint64_t cols = columns(&t->row) ? columns(&t->row) : 1;
+    return qc_arena_printf(
+        a->arena, &t->row.fault, err,
+        "it is not %s, first at element %" PRIu64 " (row %" PRIu64 ", column %" PRIu64 ")",
+        t->row.kind == QC_AGAINST_CAST ? "MODEL's, cast" : "that of MODEL", i, i / cols, i % cols);
+}
+
+/* The manifest remembers the source's bytes. */
+static qc_status check_source(qc_against_tensor *t, qc_against *a, qc_against_result *r,
+                              qc_error *err)
+{
+    if (!t->sources)
+        return QC_OK;
+    r->digests++;
+    qc_digest root = qc_digest_root(t->sources, t->piece_count);
+    if (qc_digest_equal(&root, &t->listed->source))
+        return QC_OK;
+    const char *said = t->row.fault;
+    if (!said)
+        return qc_arena_printf(a->arena, &t->row.fault, err,
+                               "the bytes of '%s' are not those that it was made from: MODEL has "
+                               "changed since, or is another",
+                               t->row.source);
+    return qc_arena_printf(a->arena, &t->row.fault, err,
+                           "%s; nor are the bytes of '%s' those that it was made from: MODEL has "
+                           "changed since, or is another",
+                           said, t->row.source);
+}
+
+static qc_status find_fits(qc_against *a, qc_error *err)
+{
+    unsigned tried = 0;
+    for (size_t i = 0; i < a->output->tensor_count && tried < FITS_TRIED; i++) {
+        qc_against_tensor *t = &a->tensors[a->by_name[i]];
+        int other = t->row.kind == QC_AGAINST_QUANTIZED
+                        ? t->sums && t->row.misplaced > 0 && t->row.error > OTHER_VALUES
+                        : t->differs && t->first_differs != UINT64_MAX;
+        if (!other)
+            continue;
+        tried++;
+        QC_TRY(qc_against_fits(a, t, &t->row.fits, err));
+        if (t->row.fits) {
+            const char *said = t->row.fault;
+            QC_TRY(qc_arena_printf(a->arena, &t->row.fault, err, "%s; '%s' of MODEL fits instead",
+                                   said, t->row.fits));
+        }
+    }
+    return QC_OK;
+}
+
+static qc_status first_fault(qc_against_result *r, qc_arena *arena, const char *name,
+                             const char *why, qc_error *err)
+{
+    if (r->faults++ > 0)
+        return QC_OK;
+    r->first_why = why;
+    return qc_arena_printf(arena, &r->first_what, err, "tensor '%s'", name);
+}
+
+qc_status qc_against_judge(qc_against *a, qc_against_result *r, qc_error *err)
+{
+    void *v = NULL;
+    size_t n = a->output->tensor_count;
+    for (size_t i = 0; i < n; i++) {
+        qc_against_tensor *t = &a->tensors[i];
+        if (t->row.kind == QC_AGAINST_STATE || (!t->sums && !t->differs))
+            continue;
+        QC_TRY(t->sums ? add_up(t, a, err) : find_difference(t, a, err));
+        QC_TRY(check_source(t, a, r, err));
+    }
+    QC_TRY(find_fits(a, err));
+    QC_TRY(qc_arena_alloc(a->arena, &v, n + 1, sizeof *r->rows, err));
+    r->rows = v;
+    r->missing = a->missing;
+    r->missing_count = a->missing_count;
+    r->faults = r->scan.problem_count;
+    if (r->scan.problem_count > 0) {
+        r->first_what = r->scan.first.what;
+        r->first_why = r->scan.first.why;
+    }
+    for (size_t i = 0; i < r->missing_count; i++) {
+        if (!r->missing[i].why)
+            QC_TRY(first_fault(r, a->arena, r->missing[i].name, "MODEL has it, OUT does not", err));
+    }
+    for (size_t i = 0; i < n; i++) {
+        const qc_against_tensor *t = &a->tensors[a->by_name[i]];
+        r->output_bytes += t->out_bytes;
+        if (t->row.kind == QC_AGAINST_STATE)
+            continue;
+        r->rows[r->count++] = t->row;
+        r->model_bytes += t->row.source_bytes;
+        r->equal += t->row.kind == QC_AGAINST_EQUAL;
+        r->cast += t->row.kind == QC_AGAINST_CAST;
+        r->quantized += t->row.kind == QC_AGAINST_QUANTIZED;
+        if (t->row.fault)
+            QC_TRY(first_fault(r, a->arena, t->row.name, t->row.fault, err));
+    }
+    return QC_OK;
+}
+
+static int compare_worst(const void *pa, const void *pb)
+{
+    const qc_against_row *a = *(const qc_against_row *const *)pa;
+    const qc_against_row *b = *(const qc_against_row *const *)pb;
+    if ((a->fault != NULL) != (b->fault != NULL))
+        return a->fault ? -1 : 1;
+    /* Searched scales of one tensor against those of the next: only in steps that can be read. */
+    double x = round(a->ratio * 1000.0), y = round(b->ratio * 1000.0);
+    if (x != y)
+        return x > y ? -1 : 1;
+    if (a->error != b->error)
+        return a->error > b->error ? -1 : 1;
+    return qc_natural_compare(a->name, b->name);
+}
+
+qc_status qc_against_worst(const qc_against_row ***out, size_t *count, qc_arena *arena,
+                           const qc_against_result *r, qc_error *err)
+{
+    void *v = NULL;
+    size_t n = 0;
+    QC_TRY(qc_arena_alloc(arena, &v, r->count + 1, sizeof **out, err));
+    const qc_against_row **rows = v;
+    for (size_t i = 0; i < r->count; i++) {
+        if (r->rows[i].kind == QC_AGAINST_QUANTIZED || r->rows[i].fault)
+            rows[n++] = &r->rows[i];
+    }
+    qsort(rows, n, sizeof *rows, compare_worst);
+    *count = n < *count ? n : *count;
+    *out = rows;
+    return QC_OK;
+}

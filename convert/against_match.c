@@ -1,0 +1,453 @@
+/* Which tensor of OUT is to be what of MODEL, and which of the two have no other. */
+#include "convert/against_parts.h"
+
+#include "base/checked.h"
+#include "base/text.h"
+#include "convert/recipe_tables.h"
+#include "convert/size_text.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Pieces of an OUT without manifest; a multiple of every block size and a bound for buffers. */
+#define PIECE_BYTES ((uint64_t)4 << 20)
+
+typedef struct {
+    qc_against *a;
+    const qc_model_table *table;
+    unsigned char *used; /* per tensor of MODEL: something of OUT is made of it */
+    qc_error *err;
+} matcher;
+
+static uint32_t index_of(const qc_checkpoint *c, const char *name)
+{
+    const qc_ckpt_tensor *t = qc_checkpoint_find(c, name);
+    return t ? (uint32_t)(t - c->tensors) : QC_NO_TENSOR;
+}
+
+static qc_status fault(qc_against *a, qc_against_tensor *t, qc_error *err, const char *fmt, ...)
+    QC_PRINTF(4, 5);
+
+static qc_status fault(qc_against *a, qc_against_tensor *t, qc_error *err, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    if (t->row.fault)
+        return QC_OK;
+    va_start(ap, fmt);
+    (void)vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    return qc_arena_strndup(a->arena, &t->row.fault, text, strlen(text), err);
+}
+
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+static qc_status shapes_differ(const matcher *m, qc_against_tensor *t, const uint64_t *dims,
+                               unsigned ndim)
+{
+    char ours[QC_SHAPE_TEXT_BYTES], theirs[QC_SHAPE_TEXT_BYTES];
+    return fault(m->a, t, m->err, "it is %s, in MODEL '%s' is %s%s",
+                 qc_text_shape(ours, t->row.dims, t->row.ndim), t->row.source,
+                 qc_text_shape(theirs, dims, ndim),
+                 t->row.transpose ? " and is to be transposed" : "");
+}
+
+/* Is the row's shape that of dims, the last two exchanged where it is to be transposed? */
+static int same_shape(const qc_against_row *r, const uint64_t *dims, unsigned ndim)
+{
+    int same = ndim == r->ndim && (!r->transpose || ndim >= 2);
+    for (unsigned i = 0; same && i < ndim; i++) {
+        unsigned k = i;
+        if (r->transpose && i + 2 >= ndim)
+            k = i + 1 == ndim ? ndim - 2 : ndim - 1;
+        same = dims[k] == r->dims[i];
+    }
+    return same;
+}
+
+static int is_conv1d(const matcher *m, const char *name)
+{
+    qc_tensor_class c;
+    return m->table && qc_model_table_classify(m->table, name, &c) &&
+           (c.traits & QC_TRAIT_CONV1D) != 0;
+}
+
+/* ---- kinds ----------------------------------------------------------------------------------- */
+
+static qc_status set_form(const matcher *m, qc_against_tensor *t)
+{
+    const qc_stored_weight *s = t->stored;
+    const qc_checkpoint *c = m->a->output;
+    float map[16];
+    qc_st_cursor *cursor = NULL;
+    if (s->stored_as == QC_SCHEME_INT8_ROWS) {
+        qc_check_form_init(&t->form, QC_CHECK_INT8_ROWS, 0, t->cols, NULL);
+        return QC_OK;
+    }
+    if (!qc_block_size_valid(s->block_elems))
+        return fault(m->a, t, m->err, "blocks of %llu weights are not read",
+                     (unsigned long long)s->block_elems);
+    if (s->stored_as == QC_SCHEME_INT8_BLOCKS) {
+        qc_check_form_init(&t->form, QC_CHECK_INT8_BLOCKS, (uint32_t)s->block_elems, 0, NULL);
+        return QC_OK;
+    }
+    QC_TRY(qc_st_cursor_create(&cursor, m->err));
+    qc_status st =
+        qc_checkpoint_read(c, cursor, &c->tensors[s->quant_map], 0, map, sizeof map, m->err);
+    qc_st_cursor_destroy(cursor);
+    QC_TRY(st);
+    qc_check_form_init(&t->form, QC_CHECK_CODES4, (uint32_t)s->block_elems, 0, map);
+    if (!s->fp4 && !t->form.is_nf4)
+        return fault(m->a, t, m->err, "the values of its codes, quant_map, are not those of NF4");
+    return QC_OK;
+}
+
+/* The name of a scheme as rows have it. */
+static const char *scheme_of(const qc_stored_weight *s)
+{
+    return s->fp4 ? "fp4" : qc_scheme_name(s->stored_as);
+}
+
+static uint64_t part_bytes(const qc_checkpoint *c, uint32_t tensor)
+{
+    return tensor == QC_NO_TENSOR ? 0 : c->tensors[tensor].bytes;
+}
+
+static qc_status match_quantized(const matcher *m, qc_against_tensor *t)
+{
+    qc_against_row *r = &t->row;
+    const qc_stored_weight *s = t->stored;
+    const qc_ckpt_tensor *from = &m->a->model->tensors[t->model_tensor];
+    t->coded = m->a->coded.weights[t->model_tensor];
+    const uint64_t *dims = t->coded ? t->coded->dims : from->dims;
+    unsigned ndim = t->coded ? t->coded->ndim : from->ndim;
+    r->source_dtype = from->dtype;
+    r->transpose = !t->coded && ndim == 2 && is_conv1d(m, from->name);
+    t->through = from->dtype;
+    if (!t->coded && !qc_dtype_is_quantizable(from->dtype))
+        return fault(m->a, t, m->err, "in MODEL it is %s, which is not quantized",
+                     qc_dtype_name(from->dtype));
+    if (!same_shape(r, dims, ndim))
+        return shapes_differ(m, t, dims, ndim);
+    /* Loaders cast a model before they quantize it, and leave in the state what to. */
+    if (!m->a->manifest && !t->coded && qc_dtype_is_quantizable(s->dtype) &&
+        s->stored_as != QC_SCHEME_INT8_ROWS &&
+        qc_dtype_bits(s->dtype) <= qc_dtype_bits(from->dtype))
+        t->through = s->dtype;
+    return set_form(m, t);
+}
+
+static qc_status match_plain(const matcher *m, qc_against_tensor *t)
+{
+    qc_against_row *r = &t->row;
+    const qc_ckpt_tensor *to = &m->a->output->tensors[t->out_tensor];
+    const qc_ckpt_tensor *from = &m->a->model->tensors[t->model_tensor];
+    const uint64_t *dims = from->dims;
+    unsigned ndim = from->ndim;
+    r->source_dtype = from->dtype;
+    t->coded = m->a->coded.weights[t->model_tensor];
+    t->packed = m->a->in_model.weights[t->model_tensor];
+    if (from->dtype == to->dtype && same_shape(r, dims, ndim)) {
+        r->kind = QC_AGAINST_EQUAL;
+        r->scheme = "keep";
+        t->coded = NULL;
+        t->packed = NULL;
+        return QC_OK;
+    }
+    r->kind = QC_AGAINST_CAST;
+    r->scheme = t->packed ? "dequant" : "cast";
+    if (t->coded) {
+        dims = t->coded->dims;
+        ndim = t->coded->ndim;
+        r->transpose = t->coded->coding == QC_CODING_MXFP4;
+    } else if (t->packed) {
+        dims = t->packed->dims;
+        ndim = t->packed->ndim;
+        r->transpose = ndim == 3 || (ndim == 2 && is_conv1d(m, from->name));
+    }
+    if (!same_shape(r, dims, ndim))
+        return shapes_differ(m, t, dims, ndim);
+    if (!qc_dtype_is_quantizable(to->dtype) ||
+        (!t->coded && !t->packed && !qc_dtype_is_quantizable(from->dtype)))
+        return fault(m->a, t, m->err, "it is %s, in MODEL it is %s", qc_dtype_name(to->dtype),
+                     qc_dtype_name(from->dtype));
+    return QC_OK;
+}
+
+/* A weight of MODEL that is decoded may go by another name, without "_blocks". */
+static uint32_t find_decoded(const matcher *m, const char *name)
+{
+    for (uint32_t i = 0; i < (uint32_t)m->a->model->tensor_count; i++) {
+        const qc_coded_weight *w = m->a->coded.weights[i];
+        if (w && w->name && strcmp(w->name, name) == 0)
+            return i;
+    }
+    return QC_NO_TENSOR;
+}
+
+static qc_status match_one(const matcher *m, uint32_t i)
+{
+    qc_against *a = m->a;
+    qc_against_tensor *t = &a->tensors[i];
+    qc_against_row *r = &t->row;
+    const qc_ckpt_tensor *to = &a->output->tensors[i];
+    uint32_t owner = a->in_output.owners[i];
+    r->name = to->name;
+    r->dtype = to->dtype;
+    r->ndim = to->ndim;
+    memcpy(r->dims, to->dims, sizeof to->dims);
+    r->bytes = t->out_bytes = to->bytes;
+    t->out_tensor = i;
+    t->stored = a->in_output.weights[i];
+    const char *source = t->listed && t->listed->source_name ? t->listed->source_name : to->name;
+    t->model_tensor = index_of(a->model, source);
+    if (t->model_tensor == QC_NO_TENSOR && !t->listed)
+        t->model_tensor = find_decoded(m, source);
+    /* Quantized in MODEL already and kept: every part of it has its like there. */
+    int kept =
+        t->model_tensor != QC_NO_TENSOR &&
+        (t->stored ? a->in_model.weights[t->model_tensor] != NULL
+                   : owner == QC_NO_TENSOR || a->in_model.owners[t->model_tensor] != QC_NO_TENSOR);
+    if (owner != QC_NO_TENSOR && !kept) {
+        r->kind = QC_AGAINST_STATE;
+        r->scheme = "state";
+        return QC_OK;
+    }
+    if (t->stored && !kept) {
+        const qc_stored_weight *s = t->stored;
+        r->kind = QC_AGAINST_QUANTIZED;
+        r->scheme = scheme_of(s);
+        r->ndim = s->ndim;
+        memcpy(r->dims, s->dims, sizeof s->dims);
+        r->block_elems = s->stored_as == QC_SCHEME_INT8_ROWS ? 0 : s->block_elems;
+        r->bytes += part_bytes(a->output, s->absmax) + part_bytes(a->output, s->nested_absmax) +
+                    part_bytes(a->output, s->quant_map) + part_bytes(a->output, s->nested_map);
+        t->cols = s->ndim ? s->dims[s->ndim - 1] : 1;
+    }
+    QC_TRY(qc_shape_elems(r->dims, r->ndim, &r->elems, m->err));
+    t->rows = t->cols ? r->elems / t->cols : 0;
+    if (t->model_tensor == QC_NO_TENSOR) {
+        r->scheme = r->scheme ? r->scheme : "keep";
+        if (t->listed && t->listed->source_name)
+            return fault(a, t, m->err, "its source '%s' is not in MODEL", source);
+        return fault(a, t, m->err, "MODEL has no tensor of this name");
+    }
+    r->source = a->model->tensors[t->model_tensor].name;
+    r->source_bytes = a->model->tensors[t->model_tensor].bytes;
+    m->used[t->model_tensor] = 1;
+    return r->kind == QC_AGAINST_QUANTIZED ? match_quantized(m, t) : match_plain(m, t);
+}
+
+/* ---- pieces ---------------------------------------------------------------------------------- */
+
+static qc_status set_pieces(const matcher *m, qc_against_tensor *t)
+{
+    qc_against *a = m->a;
+    uint64_t piece = PIECE_BYTES;
+    void *v = NULL;
+    if (t->row.kind == QC_AGAINST_STATE || t->row.fault)
+        return QC_OK;
+    if (t->listed) {
+        piece = t->listed->piece_bytes;
+    } else if (t->row.kind == QC_AGAINST_QUANTIZED && t->form.kind == QC_CHECK_INT8_ROWS) {
+        uint64_t rows = t->cols && t->cols < PIECE_BYTES ? PIECE_BYTES / t->cols : 1;
+        piece = qc_sat_mul(rows, t->cols ? t->cols : 1);
+    }
+    uint64_t count = qc_ceil_div_u64(t->out_bytes, piece);
+    if (count > UINT32_MAX)
+        QC_FAIL(m->err, QC_ERR_NOMEM, "tensor '%s' is too large", t->row.name);
+    if (t->form.kind == QC_CHECK_INT8_ROWS && t->row.kind == QC_AGAINST_QUANTIZED && t->cols &&
+        piece % t->cols != 0 && count > 1)
+        return fault(a, t, m->err, "its pieces in the manifest are no whole rows");
+    t->piece_bytes = piece;
+    t->piece_count = (uint32_t)count;
+    if (t->row.kind == QC_AGAINST_QUANTIZED) {
+        QC_TRY(qc_arena_alloc(a->arena, &v, count, sizeof *t->sums, m->err));
+        t->sums = v;
+        for (uint64_t i = 0; i < count; i++)
+            qc_check_sums_init(&t->sums[i]);
+    } else {
+        QC_TRY(qc_arena_alloc(a->arena, &v, count, sizeof *t->differs, m->err));
+        t->differs = v;
+        for (uint64_t i = 0; i < count; i++)
+            t->differs[i] = UINT64_MAX;
+    }
+    /* Digests are over the source's own pieces, as many as OUT's. */
+    if (!t->listed || !t->listed->source_name ||
+        qc_ceil_div_u64(t->row.source_bytes, t->listed->source_piece_bytes) != count)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(a->arena, &v, count, sizeof *t->sources, m->err));
+    t->sources = v;
+    return QC_OK;
+}
+
+/* ---- the manifest ---------------------------------------------------------------------------- */
+
+static qc_status find_listed(const matcher *m)
+{
+    qc_against *a = m->a;
+    const qc_manifest *f = a->manifest;
+    void *v = NULL;
+    if (!f)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(a->arena, &v, f->tensor_count + 1, sizeof *a->of_listed, m->err));
+    a->of_listed = v;
+    QC_TRY(qc_arena_alloc(a->arena, &v, f->shard_count + 1, sizeof *a->first_of_shard, m->err));
+    a->first_of_shard = v;
+    size_t at = 0;
+    for (size_t s = 0; s <= f->shard_count; s++) {
+        while (at < f->tensor_count && f->tensors[at].shard < s)
+            at++;
+        a->first_of_shard[s] = at;
+    }
+    for (size_t i = 0; i < f->tensor_count; i++) {
+        a->of_listed[i] = index_of(a->output, f->tensors[i].name);
+        if (a->of_listed[i] != QC_NO_TENSOR)
+            a->tensors[a->of_listed[i]].listed = &f->tensors[i];
+    }
+    return QC_OK;
+}
+
+/* ---- what is missing ------------------------------------------------------------------------- */
+
+/* The number of the layer that a tensor belongs to; 1 where it has none. */
+static int layer_of(const char *name, uint64_t *layer)
+{
+    const char *at = strstr(name, "layers.");
+    size_t len = strlen("layers.");
+    if (!at || (at != name && strncmp(name, "model.layers.", len + 6) != 0))
+        return 1;
+    size_t digits = strspn(at + len, "0123456789");
+    if (digits == 0 || digits > 9 || at[len + digits] != '.')
+        return 1;
+    *layer = 0;
+    for (size_t k = 0; k < digits; k++)
+        *layer = *layer * 10 + (uint64_t)(at[len + k] - '0');
+    return 0;
+}
+
+/* Do the two have the same bytes, as a head and the embeddings that it is tied to? */
+static int is_tied_head(const matcher *m, uint32_t i)
+{
+    const qc_checkpoint *c = m->a->model;
+    if (!qc_ends_with(c->tensors[i].name, "lm_head.weight") || !c->config)
+        return 0;
+    const qc_json_node *root = qc_json_root(c->config);
+    const qc_json_node *tie = qc_json_get(root, "tie_word_embeddings");
+    if (!tie && qc_json_get(root, "text_config"))
+        tie = qc_json_get(qc_json_get(root, "text_config"), "tie_word_embeddings");
+    return qc_json_bool_or(tie, m->table ? qc_model_table_tied(m->table) : 0);
+}
+
+static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, int mtp_all_missing)
+{
+    const qc_against *a = m->a;
+    const char *name = a->model->tensors[i].name;
+    uint32_t owner =
+        a->in_model.owners[i] != QC_NO_TENSOR ? a->in_model.owners[i] : a->coded.owners[i];
+    uint64_t layer = 0;
+    if (owner != QC_NO_TENSOR && m->used[owner])
+        return "scales and state of a weight that was decoded";
+    if (mtp_all_missing && layers > 0 && !layer_of(name, &layer) && layer >= layers)
+        return "of a layer for multi-token prediction, left out";
+    if (a->manifest)
+        return NULL;
+    /* What transformers does not save again. */
+    if (is_tied_head(m, i))
+        return "an output head that is tied to the embeddings";
+    if (qc_ends_with(name, ".rotary_emb.inv_freq") || qc_ends_with(name, ".masked_bias") ||
+        qc_ends_with(name, ".attn.bias"))
+        return "a buffer that loaders make anew";
+    return NULL;
+}
+
+static qc_status list_missing(const matcher *m)
+{
+    qc_against *a = m->a;
+    uint64_t layers = 0, layer = 0;
+    int mtp_all_missing = 1;
+    void *v = NULL;
+    if (a->model->config) {
+        const qc_json_node *n = qc_json_get(qc_json_root(a->model->config), "num_hidden_layers");
+        qc_error ignored = {0};
+        if (!n || qc_json_as_u64(n, "num_hidden_layers", &layers, &ignored) != QC_OK)
+            layers = 0;
+    }
+    size_t count = 0;
+    for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++) {
+        count += !m->used[i];
+        if (m->used[i] && layers > 0 && !layer_of(a->model->tensors[i].name, &layer) &&
+            layer >= layers)
+            mtp_all_missing = 0;
+    }
+    QC_TRY(qc_arena_alloc(a->arena, &v, count + 1, sizeof *a->missing, m->err));
+    a->missing = v;
+    for (uint32_t i = 0; i < (uint32_t)a->model->tensor_count; i++)
+        if (!m->used[i])
+            a->missing[a->missing_count++] = (qc_against_missing){
+                a->model->tensors[i].name, why_missing(m, i, layers, mtp_all_missing)};
+    return QC_OK;
+}
+
+static int compare_missing(const void *pa, const void *pb)
+{
+    const qc_against_missing *a = pa, *b = pb;
+    int c = qc_natural_compare(a->name, b->name);
+    return c ? c : strcmp(a->name, b->name);
+}
+
+typedef struct {
+    const char *name;
+    size_t index;
+} named;
+
+static int compare_named(const void *pa, const void *pb)
+{
+    const named *a = pa, *b = pb;
+    int c = qc_natural_compare(a->name, b->name);
+    return c ? c : strcmp(a->name, b->name);
+}
+
+static qc_status sort_names(const matcher *m)
+{
+    qc_against *a = m->a;
+    size_t n = a->output->tensor_count;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(a->arena, &v, n + 1, sizeof(named), m->err));
+    named *order = v;
+    for (size_t i = 0; i < n; i++)
+        order[i] = (named){a->output->tensors[i].name, i};
+    qsort(order, n, sizeof *order, compare_named);
+    QC_TRY(qc_arena_alloc(a->arena, &v, n + 1, sizeof *a->by_name, m->err));
+    a->by_name = v;
+    for (size_t i = 0; i < n; i++)
+        a->by_name[i] = order[i].index;
+    qsort(a->missing, a->missing_count, sizeof *a->missing, compare_missing);
+    return QC_OK;
+}
+
+qc_status qc_against_match(qc_against *a, qc_error *err)
+{
+    matcher m = {.a = a, .err = err};
+    void *v = NULL;
+    QC_TRY(qc_stored_find(&a->in_model, a->arena, a->model, err));
+    QC_TRY(qc_coded_find(&a->coded, a->arena, a->model, err));
+    if (a->model->config)
+        m.table = qc_model_table_find(
+            qc_json_string_or(qc_json_get(qc_json_root(a->model->config), "model_type"), ""));
+    QC_TRY(qc_arena_alloc(a->arena, &v, a->model->tensor_count + 1, 1, err));
+    m.used = v;
+    memset(m.used, 0, a->model->tensor_count + 1);
+    QC_TRY(qc_arena_alloc(a->arena, &v, a->output->tensor_count + 1, sizeof *a->tensors, err));
+    a->tensors = v;
+    memset(a->tensors, 0, a->output->tensor_count * sizeof *a->tensors);
+    QC_TRY(find_listed(&m));
+    for (uint32_t i = 0; i < (uint32_t)a->output->tensor_count; i++) {
+        QC_TRY(match_one(&m, i));
+        QC_TRY(set_pieces(&m, &a->tensors[i]));
+    }
+    QC_TRY(list_missing(&m));
+    return sort_names(&m);
+}

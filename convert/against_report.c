@@ -1,0 +1,339 @@
+#include "convert/against_report.h"
+
+#include "convert/console.h"
+#include "convert/size_text.h"
+#include "convert/table.h"
+#include "formats/json_writer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define WORST_ROWS 10u
+#define TEXT_MAX   ((size_t)1 << 30)
+/* Kinds of tensors in the table per kind: schemes and casts there are. */
+#define KINDS_MOST 32u
+
+static double decibels(double error)
+{
+    return -20.0 * log10(error);
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void put_number(qc_json_writer *w, const char *key, double v)
+{
+    qc_jw_key(w, key);
+    if (isfinite(v))
+        qc_jw_double(w, v);
+    else
+        qc_jw_null(w);
+}
+
+static void put_u64(qc_json_writer *w, const char *key, uint64_t v)
+{
+    qc_jw_key(w, key);
+    qc_jw_u64(w, v);
+}
+
+static void put_string(qc_json_writer *w, const char *key, const char *v)
+{
+    qc_jw_key(w, key);
+    qc_jw_string(w, v);
+}
+
+static void put_row(qc_json_writer *w, const qc_against_row *r)
+{
+    qc_jw_begin_object(w);
+    put_string(w, "name", r->name);
+    put_string(w, "source", r->source);
+    put_string(w, "kind", qc_against_kind_name(r->kind));
+    put_string(w, "scheme", r->scheme);
+    put_string(w, "dtype", qc_dtype_name(r->dtype));
+    put_string(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
+    qc_jw_key(w, "shape");
+    qc_jw_compact_next(w);
+    qc_jw_begin_array(w);
+    for (unsigned i = 0; i < r->ndim; i++)
+        qc_jw_u64(w, r->dims[i]);
+    qc_jw_end_array(w);
+    qc_jw_key(w, "block_size");
+    if (r->block_elems)
+        qc_jw_u64(w, r->block_elems);
+    else
+        qc_jw_null(w);
+    put_u64(w, "bytes", r->bytes);
+    put_u64(w, "source_bytes", r->source_bytes);
+    if (r->kind == QC_AGAINST_QUANTIZED) {
+        put_number(w, "error", r->error);
+        put_number(w, "expected", r->expected);
+        put_number(w, "ratio", r->ratio);
+        put_number(w, "sqnr_db", decibels(r->error));
+        put_number(w, "largest_error", r->max_error);
+        qc_jw_key(w, "largest_at");
+        qc_jw_compact_next(w);
+        qc_jw_begin_array(w);
+        qc_jw_u64(w, r->max_row);
+        qc_jw_u64(w, r->max_col);
+        qc_jw_end_array(w);
+        put_u64(w, "clipped", r->clipped);
+        put_u64(w, "misplaced", r->misplaced);
+    }
+    put_string(w, "fault", r->fault);
+    put_string(w, "fits", r->fits);
+    qc_jw_end_object(w);
+}
+
+static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_against_result *r,
+                            double seconds, qc_error *err)
+{
+    qc_json_writer w;
+    qc_jw_init(&w, out, err);
+    qc_jw_begin_object(&w);
+    put_string(&w, "command", "verified");
+    put_string(&w, "path", o->model);
+    put_string(&w, "against", o->against);
+    qc_jw_key(&w, "ok");
+    qc_jw_bool(&w, r->faults == 0);
+    put_u64(&w, "problems", r->faults);
+    qc_jw_key(&w, "first_problem");
+    if (r->faults) {
+        qc_jw_begin_object(&w);
+        put_string(&w, "what", r->first_what);
+        put_string(&w, "why", r->first_why);
+        qc_jw_end_object(&w);
+    } else {
+        qc_jw_null(&w);
+    }
+    qc_jw_key(&w, "manifest");
+    qc_jw_bool(&w, r->has_manifest);
+    put_u64(&w, "tensors", r->count);
+    put_u64(&w, "equal", r->equal);
+    put_u64(&w, "cast", r->cast);
+    put_u64(&w, "quantized", r->quantized);
+    put_u64(&w, "source_digests", r->digests);
+    put_u64(&w, "output_bytes", r->output_bytes);
+    put_u64(&w, "model_bytes", r->model_bytes);
+    qc_jw_key(&w, "missing");
+    qc_jw_begin_array(&w);
+    for (size_t i = 0; i < r->missing_count; i++) {
+        qc_jw_compact_next(&w);
+        qc_jw_begin_object(&w);
+        put_string(&w, "name", r->missing[i].name);
+        put_string(&w, "explained", r->missing[i].why);
+        qc_jw_end_object(&w);
+    }
+    qc_jw_end_array(&w);
+    qc_jw_key(&w, "rows");
+    qc_jw_begin_array(&w);
+    for (size_t i = 0; i < r->count; i++)
+        put_row(&w, &r->rows[i]);
+    qc_jw_end_array(&w);
+    put_number(&w, "seconds", seconds);
+    qc_jw_end_object(&w);
+    QC_TRY(qc_jw_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+static void add_columns(qc_table *t, qc_arena *arena)
+{
+    qc_table_init(t, arena);
+    qc_table_column(t, "tensor", QC_ALIGN_LEFT);
+    qc_table_column(t, "is", QC_ALIGN_LEFT);
+    qc_table_column(t, "error", QC_ALIGN_RIGHT);
+    qc_table_column(t, "expected", QC_ALIGN_RIGHT);
+    qc_table_column(t, "ratio", QC_ALIGN_RIGHT);
+    qc_table_column(t, "SQNR dB", QC_ALIGN_RIGHT);
+    qc_table_column(t, "largest", QC_ALIGN_RIGHT);
+    qc_table_column(t, "at", QC_ALIGN_RIGHT);
+    qc_table_column(t, "clipped", QC_ALIGN_RIGHT);
+    qc_table_column(t, "fault", QC_ALIGN_LEFT);
+}
+
+static const char *scheme_text(char out[64], const qc_against_row *r)
+{
+    if (r->block_elems)
+        (void)snprintf(out, 64, "%s %" PRIu64, r->scheme, r->block_elems);
+    else if (r->kind == QC_AGAINST_CAST)
+        (void)snprintf(out, 64, "%s to %s", r->scheme, qc_dtype_name(r->dtype));
+    else
+        (void)snprintf(out, 64, "%s", r->kind == QC_AGAINST_EQUAL ? "equal" : r->scheme);
+    return out;
+}
+
+static qc_status add_row(qc_table *t, const qc_against_row *r, qc_error *err)
+{
+    char scheme[64];
+    QC_TRY(qc_table_cell(t, r->name, err));
+    QC_TRY(qc_table_cell(t, scheme_text(scheme, r), err));
+    if (r->kind != QC_AGAINST_QUANTIZED || !r->source) {
+        for (int i = 0; i < 7; i++)
+            QC_TRY(qc_table_cell(t, "", err));
+    } else {
+        QC_TRY(qc_table_cellf(t, err, "%.5f", r->error));
+        QC_TRY(qc_table_cellf(t, err, "%.5f", r->expected));
+        QC_TRY(qc_table_cellf(t, err, "%.4g", r->ratio));
+        QC_TRY(qc_table_cellf(t, err, "%.2f", decibels(r->error)));
+        QC_TRY(qc_table_cellf(t, err, "%.3g", r->max_error));
+        QC_TRY(qc_table_cellf(t, err, "%" PRIu64 ", %" PRIu64, r->max_row, r->max_col));
+        QC_TRY(qc_table_cellf(t, err, "%.4f%%",
+                              r->elems ? 100.0 * (double)r->clipped / (double)r->elems : 0.0));
+    }
+    return qc_table_cell(t, r->fault ? r->fault : "", err);
+}
+
+typedef struct {
+    char scheme[64];
+    uint64_t tensors, elems, clipped, faults;
+    double least, most, worst_ratio;
+    int quantized;
+} kind_sums;
+
+static qc_status write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_result *r,
+                             qc_error *err)
+{
+    kind_sums kinds[KINDS_MOST];
+    unsigned count = 0;
+    qc_table t;
+    for (size_t i = 0; i < r->count; i++) {
+        const qc_against_row *row = &r->rows[i];
+        char scheme[64];
+        unsigned k = 0;
+        scheme_text(scheme, row);
+        while (k < count && strcmp(kinds[k].scheme, scheme) != 0)
+            k++;
+        if (k == KINDS_MOST)
+            continue;
+        if (k == count) {
+            memset(&kinds[k], 0, sizeof kinds[k]);
+            memcpy(kinds[k].scheme, scheme, sizeof scheme);
+            kinds[k].quantized = row->kind == QC_AGAINST_QUANTIZED;
+            kinds[k].least = INFINITY;
+            count++;
+        }
+        kinds[k].tensors++;
+        kinds[k].elems += row->elems;
+        kinds[k].clipped += row->clipped;
+        kinds[k].faults += row->fault != NULL;
+        if (row->error < kinds[k].least)
+            kinds[k].least = row->error;
+        if (row->error > kinds[k].most)
+            kinds[k].most = row->error;
+        if (row->ratio > kinds[k].worst_ratio)
+            kinds[k].worst_ratio = row->ratio;
+    }
+    qc_table_init(&t, arena);
+    qc_table_column(&t, "is", QC_ALIGN_LEFT);
+    qc_table_column(&t, "tensors", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "weights", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "error", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "ratio up to", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "clipped", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "faults", QC_ALIGN_RIGHT);
+    for (unsigned k = 0; k < count; k++) {
+        char weights[QC_SIZE_TEXT_BYTES];
+        QC_TRY(qc_table_cell(&t, kinds[k].scheme, err));
+        QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, kinds[k].tensors));
+        QC_TRY(qc_table_cell(&t, qc_text_count(weights, kinds[k].elems), err));
+        if (kinds[k].quantized) {
+            QC_TRY(qc_table_cellf(&t, err, "%.5f to %.5f", kinds[k].least, kinds[k].most));
+            QC_TRY(qc_table_cellf(&t, err, "%.4g", kinds[k].worst_ratio));
+            QC_TRY(qc_table_cellf(
+                &t, err, "%.4f%%",
+                kinds[k].elems ? 100.0 * (double)kinds[k].clipped / (double)kinds[k].elems : 0.0));
+        } else {
+            for (int i = 0; i < 3; i++)
+                QC_TRY(qc_table_cell(&t, "", err));
+        }
+        QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, kinds[k].faults));
+    }
+    return qc_table_render(&t, 2, out, err);
+}
+
+static qc_status write_rows(qc_strbuf *out, qc_arena *arena, const qc_options *o,
+                            const qc_against_result *r, qc_error *err)
+{
+    qc_table t;
+    add_columns(&t, arena);
+    if (o->verbose > 0) {
+        for (size_t i = 0; i < r->count; i++)
+            QC_TRY(add_row(&t, &r->rows[i], err));
+        return qc_table_render(&t, 2, out, err);
+    }
+    const qc_against_row **rows = NULL;
+    size_t n = WORST_ROWS;
+    QC_TRY(qc_against_worst(&rows, &n, arena, r, err));
+    for (size_t i = 0; i < n; i++)
+        QC_TRY(add_row(&t, rows[i], err));
+    if (n > 0)
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "The %zu that are farthest from MODEL, of %" PRIu64 " quantized:\n",
+                              n, r->quantized));
+    return qc_table_render(&t, 2, out, err);
+}
+
+static qc_status write_missing(qc_strbuf *out, const qc_options *o, const qc_against_result *r,
+                               qc_error *err)
+{
+    size_t explained = 0;
+    for (size_t i = 0; i < r->missing_count; i++) {
+        const qc_against_missing *m = &r->missing[i];
+        explained += m->why != NULL;
+        if (!m->why || o->verbose > 0)
+            QC_TRY(qc_strbuf_addf(out, err, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
+                                  m->why ? m->why : ""));
+    }
+    if (explained > 0 && o->verbose == 0)
+        return qc_strbuf_addf(out, err, "not in OUT, as it should be: %zu tensor%s of MODEL\n",
+                              explained, explained == 1 ? "" : "s");
+    return QC_OK;
+}
+
+static qc_status write_text(qc_strbuf *out, const qc_options *o, const qc_against_result *r,
+                            double seconds, qc_error *err)
+{
+    char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
+    uint64_t read = r->output_bytes + r->model_bytes;
+    QC_TRY(write_kinds(out, o->arena, r, err));
+    QC_TRY(write_rows(out, o->arena, o, r, err));
+    QC_TRY(write_missing(out, o, r, err));
+    if (r->faults)
+        return qc_strbuf_addf(out, err, "%s: NOT %s: %" PRIu64 " fault%s; the first: %s: %s\n",
+                              o->model, o->against, r->faults, r->faults == 1 ? "" : "s",
+                              r->first_what, r->first_why);
+    return qc_strbuf_addf(out, err,
+                          "%s: is %s: %zu tensors, %" PRIu64 " quantized, %" PRIu64
+                          " cast, %" PRIu64 " equal; %s of both in %.2f s, %s\n",
+                          o->model, o->against, r->count, r->quantized, r->cast, r->equal,
+                          qc_text_bytes(bytes, read), seconds, qc_text_rate(rate, read, seconds));
+}
+
+qc_status qc_against_report(const qc_options *o, const qc_against_result *r, double seconds,
+                            qc_error *err)
+{
+    qc_strbuf out;
+    qc_strbuf_init(&out, TEXT_MAX);
+    qc_status st = QC_OK;
+    if (o->json)
+        st = write_json(&out, o, r, seconds, err);
+    else if (!o->quiet)
+        st = write_text(&out, o, r, seconds, err);
+    if (st == QC_OK && !o->json && out.len > 0) {
+        /* Names come from files: each on its line, whatever is in them. */
+        for (char *line = out.data, *end; *line; line = end + 1) {
+            end = strchr(line, '\n');
+            if (!end)
+                break;
+            *end = '\0';
+            qc_console_printable(line);
+            *end = '\n';
+        }
+    }
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}

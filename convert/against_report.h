@@ -1,0 +1,12 @@
+/* What `qconv verify OUT --against MODEL` says; docs/verify.md has the members of the JSON. */
+#ifndef QC_CONVERT_AGAINST_REPORT_H
+#define QC_CONVERT_AGAINST_REPORT_H
+
+#include "convert/against.h"
+#include "convert/options.h"
+
+/* To standard output, as o->json, quiet and verbose ask for it. */
+QC_NODISCARD qc_status qc_against_report(const qc_options *o, const qc_against_result *r,
+                                         double seconds, qc_error *err);
+
+#endif

@@ -1,0 +1,229 @@
+/* Drives the comparison: over the frames that a scan of OUT hands on, or, without a manifest, over
+ * pieces of its tensors. */
+#include "convert/against_parts.h"
+
+#include "base/alloc.h"
+#include "base/workers.h"
+#include "convert/expert_split.h"
+
+#include <string.h>
+
+#define FUSED_TAIL "mlp.experts.gate_up_proj"
+
+const char *qc_against_kind_name(qc_against_kind k)
+{
+    static const char *const names[] = {"equal", "cast", "quantized", "state"};
+    return names[k];
+}
+
+qc_status qc_against_manifest(qc_manifest *out, int *found, qc_arena *arena, const char *output,
+                              qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    *found = 0;
+    QC_TRY(qc_path_stat(output, &kind, NULL, err));
+    if (kind != QC_PATH_DIR)
+        return QC_OK;
+    QC_TRY(qc_path_join(arena, &path, output, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind == QC_PATH_MISSING)
+        return QC_OK;
+    *found = 1;
+    return qc_manifest_load(out, arena, output, err);
+}
+
+/* ---- with a manifest ------------------------------------------------------------------------- */
+
+/* Tensors of a shard lie in the order of the manifest. */
+static qc_status take_frame(void *ctx, uint32_t shard, uint64_t offset, const void *bytes,
+                            size_t len, qc_error *err)
+{
+    qc_against *a = ctx;
+    const qc_manifest *m = a->manifest;
+    uint64_t header = m->shards[shard].header_bytes;
+    if (offset < header)
+        return QC_OK;
+    uint64_t at = offset - header;
+    uint64_t low = a->first_of_shard[shard], high = a->first_of_shard[shard + 1];
+    while (high - low > 1) {
+        uint64_t mid = low + (high - low) / 2;
+        if (m->tensors[mid].begin <= at)
+            low = mid;
+        else
+            high = mid;
+    }
+    /* Of tensors that begin together all but the last are empty. */
+    if (low >= high || at < m->tensors[low].begin || at >= m->tensors[low].end ||
+        a->of_listed[low] == QC_NO_TENSOR)
+        return QC_OK;
+    return qc_against_piece(a, &a->tensors[a->of_listed[low]], at - m->tensors[low].begin, bytes,
+                            len, err);
+}
+
+static qc_status scan_with_manifest(qc_against *a, const char *output, qc_against_result *r,
+                                    qc_error *err)
+{
+    qc_scan_options so = {.threads = a->options->threads,
+                          .sink = take_frame,
+                          .sink_ctx = a,
+                          .progress = a->options->progress,
+                          .progress_ctx = a->options->progress_ctx};
+    return qc_scan_output(&r->scan, a->arena, output, a->manifest, &so, err);
+}
+
+/* ---- without --------------------------------------------------------------------------------- */
+
+typedef struct {
+    qc_against *a;
+    uint32_t *tensor_of; /* per unit */
+    uint32_t *piece_of;
+    uint64_t count;
+    uint64_t most; /* bytes of a unit */
+    atomic_uint_fast64_t next;
+} piece_list;
+
+static qc_status read_pieces(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    (void)index;
+    piece_list *l = ctx;
+    qc_against *a = l->a;
+    qc_st_cursor *cursor = NULL;
+    void *buf = NULL;
+    qc_status st = qc_st_cursor_create(&cursor, err);
+    if (st == QC_OK)
+        st = qc_malloc_aligned(&buf, 4096, (size_t)l->most, err);
+    while (st == QC_OK) {
+        uint64_t i = atomic_fetch_add(&l->next, 1);
+        if (i >= l->count)
+            break;
+        qc_against_tensor *t = &a->tensors[l->tensor_of[i]];
+        const qc_ckpt_tensor *c = &a->output->tensors[t->out_tensor];
+        uint64_t at = l->piece_of[i] * t->piece_bytes;
+        uint64_t n = c->bytes - at < t->piece_bytes ? c->bytes - at : t->piece_bytes;
+        if (qc_team_stopped(team))
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        else
+            st = qc_checkpoint_read(a->output, cursor, c, at, buf, (size_t)n, err);
+        if (st == QC_OK)
+            st = qc_against_piece(a, t, at, buf, (size_t)n, err);
+        if (st == QC_OK && a->options->progress)
+            a->options->progress(a->options->progress_ctx, n);
+    }
+    qc_free(buf);
+    qc_st_cursor_destroy(cursor);
+    return st;
+}
+
+static qc_status scan_without_manifest(qc_against *a, qc_error *err)
+{
+    piece_list l = {.a = a, .most = 1};
+    void *v = NULL;
+    for (size_t i = 0; i < a->output->tensor_count; i++)
+        l.count += a->tensors[i].piece_count;
+    QC_TRY(qc_arena_alloc(a->arena, &v, l.count + 1, sizeof *l.tensor_of, err));
+    l.tensor_of = v;
+    QC_TRY(qc_arena_alloc(a->arena, &v, l.count + 1, sizeof *l.piece_of, err));
+    l.piece_of = v;
+    uint64_t n = 0;
+    for (size_t i = 0; i < a->output->tensor_count; i++) {
+        const qc_against_tensor *t = &a->tensors[i];
+        for (uint32_t k = 0; k < t->piece_count; k++, n++) {
+            l.tensor_of[n] = (uint32_t)i;
+            l.piece_of[n] = k;
+        }
+        if (t->piece_count > 0) {
+            uint64_t bytes = t->out_bytes < t->piece_bytes ? t->out_bytes : t->piece_bytes;
+            l.most = bytes > l.most ? bytes : l.most;
+        }
+    }
+    atomic_init(&l.next, 0);
+    return qc_team_run(a->options->threads, read_pieces, &l, err);
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+static int has_fused(const qc_checkpoint *c)
+{
+    for (size_t i = 0; i < c->tensor_count; i++) {
+        const char *tail = strstr(c->tensors[i].name, FUSED_TAIL);
+        if (tail && strcmp(tail, FUSED_TAIL) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* As convert opens it for what OUT was made with; without a manifest, as OUT names its experts. */
+static qc_status open_model(qc_against *a, const char *model, qc_error *err)
+{
+    QC_TRY(qc_checkpoint_open(&a->model, model, err));
+    const char *to = a->manifest ? a->manifest->to : NULL;
+    if (to ? strcmp(to, "keep") == 0 : has_fused(a->output))
+        return QC_OK;
+    return qc_experts_split(a->model, to && (strcmp(to, "bf16") == 0 || strcmp(to, "fp16") == 0),
+                            err);
+}
+
+static qc_status open_output(qc_against *a, const char *output, qc_error *err)
+{
+    QC_TRY(qc_checkpoint_open(&a->output, output, err));
+    return qc_stored_find(&a->in_output, a->arena, a->output, err);
+}
+
+/* An OUT that is no checkpoint (any more). With a manifest it was one once: what became of it is
+ * in r->scan, and the status is QC_OK. */
+static qc_status tell_damage(qc_against *a, const char *output, qc_status st, qc_against_result *r,
+                             qc_error *err)
+{
+    qc_scan_options so = {.threads = a->options->threads};
+    qc_error ignored = {0};
+    if (!a->manifest || st == QC_ERR_NOMEM || st == QC_ERR_INTERRUPTED ||
+        qc_scan_output(&r->scan, a->arena, output, a->manifest, &so, &ignored) != QC_OK ||
+        r->scan.problem_count == 0)
+        return st;
+    r->faults = r->scan.problem_count;
+    r->first_what = r->scan.first.what;
+    r->first_why = r->scan.first.why;
+    if (err)
+        memset(err, 0, sizeof *err);
+    return QC_OK;
+}
+
+static qc_status run(qc_against *a, const char *output, const char *model, qc_against_result *r,
+                     qc_error *err)
+{
+    qc_status st = open_output(a, output, err);
+    if (st != QC_OK)
+        return tell_damage(a, output, st, r, err);
+    QC_TRY(open_model(a, model, err));
+    QC_TRY(qc_against_match(a, err));
+    QC_TRY(a->manifest ? scan_with_manifest(a, output, r, err) : scan_without_manifest(a, err));
+    return qc_against_judge(a, r, err);
+}
+
+qc_status qc_against_run(qc_against_result *result, qc_arena *arena, const char *output,
+                         const qc_manifest *manifest, const char *model,
+                         const qc_against_options *options, qc_error *err)
+{
+    qc_against a = {.arena = arena, .options = options, .manifest = manifest};
+    memset(result, 0, sizeof *result);
+    result->has_manifest = manifest != NULL;
+    if (pthread_mutex_init(&a.lock, NULL) != 0)
+        QC_FAIL(err, QC_ERR_NOMEM, "no room for a lock");
+    qc_status st = run(&a, output, model, result, err);
+    /* Names live in the checkpoints; rows outlive them. */
+    for (size_t i = 0; st == QC_OK && i < result->count; i++) {
+        qc_against_row *r = &result->rows[i];
+        st = qc_arena_strndup(arena, &r->name, r->name, strlen(r->name), err);
+        if (st == QC_OK && r->source)
+            st = qc_arena_strndup(arena, &r->source, r->source, strlen(r->source), err);
+    }
+    for (size_t i = 0; st == QC_OK && i < result->missing_count; i++)
+        st = qc_arena_strndup(arena, &result->missing[i].name, result->missing[i].name,
+                              strlen(result->missing[i].name), err);
+    qc_against_scratch_destroy(a.idle);
+    pthread_mutex_destroy(&a.lock);
+    qc_checkpoint_close(a.output);
+    qc_checkpoint_close(a.model);
+    return st;
+}

@@ -1,0 +1,450 @@
+#include "quant/weight_check.h"
+
+#include "quant/quant_half.h"
+#include "quant/quant_internal.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+/* Codes at the ends stand for everything beyond; times any scale it stays a number or infinite. */
+#define BEYOND 0x1p100f
+
+static uint64_t at_most(uint64_t n, uint64_t limit)
+{
+    return n < limit ? n : limit;
+}
+
+void qc_check_form_init(qc_check_form *f, qc_check_kind kind, uint32_t block_elems, uint64_t cols,
+                        const float *map)
+{
+    memset(f, 0, sizeof *f);
+    f->kind = kind;
+    f->block_elems = block_elems;
+    f->cols = cols;
+    f->largest = 1.0f;
+    if (!map)
+        return;
+    f->largest = 0.0f;
+    f->is_nf4 = memcmp(map, qc_nf4_code, sizeof f->map) == 0;
+    memcpy(f->map, map, sizeof f->map);
+    for (unsigned c = 0; c < 16; c++) {
+        float below = -BEYOND, above = BEYOND;
+        for (unsigned k = 0; k < 16; k++) {
+            if (map[k] < map[c] && map[k] > below)
+                below = map[k];
+            if (map[k] > map[c] && map[k] < above)
+                above = map[k];
+        }
+        f->low[c] = below == -BEYOND ? below : (map[c] + below) * 0.5f;
+        f->high[c] = above == BEYOND ? above : (map[c] + above) * 0.5f;
+        f->largest = fabsf(map[c]) > f->largest ? fabsf(map[c]) : f->largest;
+    }
+}
+
+void qc_check_sums_init(qc_check_sums *s)
+{
+    *s = (qc_check_sums){.max_index = UINT64_MAX,
+                         .first_misplaced = UINT64_MAX,
+                         .bad_source = UINT64_MAX,
+                         .bad_value = UINT64_MAX};
+}
+
+static void take_first(uint64_t *total, uint64_t piece, uint64_t first)
+{
+    if (*total == UINT64_MAX && piece != UINT64_MAX)
+        *total = first + piece;
+}
+
+void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t first)
+{
+    total->sum_xx += piece->sum_xx;
+    total->sum_ee += piece->sum_ee;
+    total->sum_expected += piece->sum_expected;
+    total->clipped += piece->clipped;
+    total->misplaced += piece->misplaced;
+    if (piece->max_index != UINT64_MAX &&
+        (piece->max_err > total->max_err || total->max_index == UINT64_MAX)) {
+        total->max_err = piece->max_err;
+        total->max_index = first + piece->max_index;
+    }
+    take_first(&total->first_misplaced, piece->first_misplaced, first);
+    take_first(&total->bad_source, piece->bad_source, first);
+    take_first(&total->bad_value, piece->bad_value, first);
+}
+
+/* ---- elements -------------------------------------------------------------------------------- */
+
+/* Sums of a stretch of at most QC_CHECK_CHUNK, four lanes of double so that they are the same on
+ * every machine and the compiler may keep them in a vector. */
+static void add_errors(const float *x, const float *value, uint32_t n, uint64_t first,
+                       qc_check_sums *s)
+{
+    double ee[4] = {0}, xx[4] = {0};
+    float peak = 0.0f;
+    uint32_t finite = 1;
+    for (uint32_t i = 0; i + 4 <= n; i += 4) {
+        for (uint32_t l = 0; l < 4; l++) {
+            double a = (double)x[i + l], e = a - (double)value[i + l];
+            ee[l] += e * e;
+            xx[l] += a * a;
+        }
+    }
+    for (uint32_t i = n - n % 4; i < n; i++) {
+        double a = (double)x[i], e = a - (double)value[i];
+        ee[i % 4] += e * e;
+        xx[i % 4] += a * a;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        float e = fabsf(x[i] - value[i]);
+        peak = e > peak ? e : peak;
+        finite &= (qc_f32_bits(value[i]) & 0x7fffffffu) < QC_F32_INF;
+    }
+    s->sum_ee += (ee[0] + ee[1]) + (ee[2] + ee[3]);
+    s->sum_xx += (xx[0] + xx[1]) + (xx[2] + xx[3]);
+    for (uint32_t i = 0; !finite && s->bad_value == UINT64_MAX && i < n; i++)
+        if (!isfinite(value[i]))
+            s->bad_value = first + i;
+    /* peak is rounded: what it may hide is looked at again. */
+    if ((double)peak * (1.0 + 0x1p-22) < s->max_err && s->max_index != UINT64_MAX)
+        return;
+    for (uint32_t i = 0; i < n; i++) {
+        double e = fabs((double)x[i] - (double)value[i]);
+        if (e > s->max_err || s->max_index == UINT64_MAX) {
+            s->max_err = e;
+            s->max_index = first + i;
+        }
+    }
+}
+
+static uint64_t count_clipped(const float *x, uint32_t n, float scale, float largest)
+{
+    double limit = fabs((double)scale) * (double)largest * (1.0 + QC_CHECK_CLIP);
+    float top = limit > (double)FLT_MAX ? FLT_MAX : (float)limit;
+    uint32_t clipped = 0;
+    for (uint32_t i = 0; i < n; i++)
+        clipped += fabsf(x[i]) > top;
+    return clipped;
+}
+
+/* Elements outside of [low, high], give or take a share of the scale. */
+static uint64_t count_outside(const float *x, const float *low, const float *high, uint32_t n,
+                              float scale)
+{
+    float slack = fabsf(scale) * (float)QC_CHECK_SLACK;
+    uint32_t outside = 0;
+    for (uint32_t i = 0; i < n; i++)
+        outside += !((x[i] >= low[i] - slack) & (x[i] <= high[i] + slack));
+    return outside;
+}
+
+static uint32_t first_outside(const float *x, const float *low, const float *high, uint32_t n,
+                              float scale)
+{
+    float slack = fabsf(scale) * (float)QC_CHECK_SLACK;
+    uint32_t i = 0;
+    while (i < n && x[i] >= low[i] - slack && x[i] <= high[i] + slack)
+        i++;
+    return i;
+}
+
+/* ---- blocks ---------------------------------------------------------------------------------- */
+
+typedef struct {
+    const qc_quant_ops *ops;
+    const qc_check_form *f;
+    const void *codes;   /* of the chunk */
+    const float *scales; /* of the chunk */
+    const float *slack;
+    uint32_t n;
+    uint64_t first; /* in the piece */
+    qc_check_scratch *t;
+} chunk;
+
+static const unsigned char *codes_at(const qc_check_form *f, const void *codes, uint64_t i)
+{
+    return (const unsigned char *)codes + (f->kind == QC_CHECK_CODES4 ? i / 2 : i);
+}
+
+/* Elements [at, at + n) of the chunk, from a block's start, with these scales. */
+static void decode(const chunk *c, const float *map, uint32_t at, uint32_t n, const float *scales,
+                   float *out)
+{
+    uint64_t overflow;
+    const unsigned char *codes = codes_at(c->f, c->codes, at);
+    if (c->f->kind == QC_CHECK_CODES4)
+        c->ops->nf4_dequantize(codes, scales, map, n, c->f->block_elems, out, QC_DTYPE_F32,
+                               &overflow);
+    else
+        c->ops->int8_blocks_dequantize((const int8_t *)codes, scales, n, c->f->block_elems, out,
+                                       QC_DTYPE_F32, &overflow);
+}
+
+/* Borders of int8's codes: half a step to either side; 127 stands for all beyond. */
+static void int8_borders(const int8_t *codes, const float *value, uint32_t n, float scale,
+                         float *low, float *high)
+{
+    float half = scale * (0.5f * QC_INT8_STEP);
+    for (uint32_t i = 0; i < n; i++) {
+        low[i] = codes[i] <= -127 ? -FLT_MAX : value[i] - half;
+        high[i] = codes[i] >= 127 ? FLT_MAX : value[i] + half;
+    }
+}
+
+/* How many elements of block k lie outside of what their codes stand for with this scale; *where is
+ * the first. Negative scales are no form of anything. */
+static uint64_t misplaced_with(const chunk *c, uint32_t k, float scale, uint32_t *where)
+{
+    uint32_t b = c->f->block_elems, at = k * b;
+    uint32_t n = (uint32_t)at_most(c->n - at, b);
+    float *low = c->t->low, *high = c->t->high;
+    if (c->f->kind == QC_CHECK_CODES4) {
+        decode(c, c->f->low, at, n, &scale, low);
+        decode(c, c->f->high, at, n, &scale, high);
+    } else {
+        decode(c, NULL, at, n, &scale, high);
+        int8_borders((const int8_t *)codes_at(c->f, c->codes, at), high, n, scale, low, high);
+    }
+    uint64_t outside = count_outside(c->t->x + at, low, high, n, scale);
+    *where = outside ? at + first_outside(c->t->x + at, low, high, n, scale) : 0;
+    return outside;
+}
+
+static int scale_is_absmax(const chunk *c, uint32_t k)
+{
+    return fabsf(c->t->absmax[k] - c->scales[k] * c->f->largest) <= c->slack[k];
+}
+
+/* c->t->x is filled. same: the codes are those of absmax. */
+static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
+{
+    int by_absmax = scale_is_absmax(c, k);
+    uint32_t where = 0, other = 0;
+    if (same && by_absmax)
+        return;
+    uint64_t outside = misplaced_with(c, k, c->scales[k], &where);
+    if (outside > 0 && by_absmax) {
+        uint64_t n = misplaced_with(c, k, c->t->absmax[k] / c->f->largest, &other);
+        if (n < outside) {
+            outside = n;
+            where = other;
+        }
+    }
+    s->misplaced += outside;
+    if (outside > 0 && s->first_misplaced == UINT64_MAX)
+        s->first_misplaced = c->first + where;
+}
+
+/* sum over the block of (a y - s c)^2 minus that of (a y - a c)^2; see block_error.c. */
+static double moved(const chunk *c, uint32_t k)
+{
+    double a = (double)c->t->absmax[k], d = a - (double)c->scales[k];
+    double rc = (double)qc_f32_from_bf16(c->t->errors[k].rc);
+    double cc = (double)qc_f32_from_bf16(c->t->errors[k].cc);
+    return 2.0 * a * d * rc + d * d * cc;
+}
+
+/* The codes are those of absmax: only blocks that may hold the largest error, or whose scale is
+ * another, are decoded. sums: of quantizing. */
+static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
+                      qc_check_sums *s)
+{
+    uint32_t b = c->f->block_elems;
+    s->sum_xx += sums->sum_xx;
+    s->sum_ee += sums->sum_ee;
+    s->sum_expected += sums->sum_ee;
+    for (uint32_t k = 0; k * b < c->n; k++) {
+        double a = (double)c->t->absmax[k], scale = (double)c->scales[k];
+        double peak = (double)qc_f32_from_bf16(c->t->errors[k].peak);
+        double bound =
+            a == 0.0 ? 0.0 : a * peak + fabs(a - scale) + (a + fabs(scale)) * 0x1p-20 + 0x1p-149;
+        double correction = moved(c, k);
+        int good = scale_is_absmax(c, k);
+        s->sum_ee += correction;
+        s->sum_expected += good ? correction : 0.0;
+        int clips = a > fabs(scale) * (double)c->f->largest * (1.0 + QC_CHECK_CLIP);
+        if (good && !clips && bound <= s->max_err && s->max_index != UINT64_MAX)
+            continue;
+        uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
+        uint64_t overflow;
+        qc_check_sums here;
+        qc_check_sums_init(&here);
+        c->ops->cast((const unsigned char *)src + (uint64_t)at * (qc_dtype_bits(dtype) / 8), dtype,
+                     n, c->t->x + at, QC_DTYPE_F32, &overflow);
+        decode(c, c->f->map, at, n, c->scales + k, c->t->value + at);
+        add_errors(c->t->x + at, c->t->value + at, n, 0, &here);
+        here.sum_xx = here.sum_ee = 0.0;
+        here.clipped = count_clipped(c->t->x + at, n, c->scales[k], c->f->largest);
+        qc_check_add(s, &here, c->first + at);
+        judge_block(c, k, 1, s);
+    }
+    /* Rounded corrections may outweigh an error that is next to nothing. */
+    s->sum_ee = s->sum_ee < 0.0 ? 0.0 : s->sum_ee;
+    s->sum_expected = s->sum_expected < 0.0 ? 0.0 : s->sum_expected;
+}
+
+static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
+                        qc_check_sums *s)
+{
+    uint32_t b = c->f->block_elems;
+    uint64_t overflow;
+    double expected = sums->sum_ee;
+    c->ops->cast(src, dtype, c->n, c->t->x, QC_DTYPE_F32, &overflow);
+    decode(c, c->f->map, 0, c->n, c->scales, c->t->value);
+    add_errors(c->t->x, c->t->value, c->n, c->first, s);
+    for (uint32_t k = 0; k * b < c->n; k++) {
+        uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
+        size_t bytes = c->f->kind == QC_CHECK_CODES4 ? (n + 1) / 2 : n;
+        int same =
+            memcmp(codes_at(c->f, c->codes, at), codes_at(c->f, c->t->codes, at), bytes) == 0;
+        s->clipped += count_clipped(c->t->x + at, n, c->scales[k], c->f->largest);
+        if (scale_is_absmax(c, k))
+            expected += moved(c, k);
+        judge_block(c, k, same, s);
+    }
+    s->sum_expected += expected < 0.0 ? 0.0 : expected;
+}
+
+static float nearest(const float *map, float y)
+{
+    float best = map[0];
+    for (unsigned k = 1; k < 16; k++)
+        if (fabsf(y - map[k]) < fabsf(y - best))
+            best = map[k];
+    return best;
+}
+
+/* Codes of a map that has no quantizer here: element by element. 1, or 0 for a bad source. */
+static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_sums *s)
+{
+    uint32_t b = c->f->block_elems;
+    uint64_t overflow;
+    c->ops->cast(src, dtype, c->n, c->t->x, QC_DTYPE_F32, &overflow);
+    for (uint32_t i = 0; i < c->n; i++) {
+        if (!isfinite(c->t->x[i])) {
+            s->bad_source = c->first + i;
+            return 0;
+        }
+    }
+    decode(c, c->f->map, 0, c->n, c->scales, c->t->value);
+    add_errors(c->t->x, c->t->value, c->n, c->first, s);
+    for (uint32_t k = 0; k * b < c->n; k++) {
+        uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
+        float a = 0.0f;
+        double expected = 0.0;
+        for (uint32_t i = at; i < at + n; i++)
+            a = fabsf(c->t->x[i]) > a ? fabsf(c->t->x[i]) : a;
+        c->t->absmax[k] = a;
+        float scale = scale_is_absmax(c, k) ? c->scales[k] : a / c->f->largest;
+        for (uint32_t i = at; a > 0.0f && i < at + n; i++) {
+            double e = (double)c->t->x[i] -
+                       (double)scale * (double)nearest(c->f->map, c->t->x[i] / a * c->f->largest);
+            expected += e * e;
+        }
+        s->sum_expected += expected;
+        s->clipped += count_clipped(c->t->x + at, n, c->scales[k], c->f->largest);
+        judge_block(c, k, 0, s);
+    }
+    return 1;
+}
+
+void qc_check_blocks(const qc_quant_ops *ops, const qc_check_form *f, const void *src,
+                     qc_dtype dtype, uint64_t n, const void *codes, const float *scales,
+                     const float *slack, qc_check_scratch *t, qc_check_sums *sums)
+{
+    const unsigned char *from = src;
+    uint64_t each = qc_dtype_bits(dtype) / 8;
+    qc_check_sums_init(sums);
+    for (uint64_t first = 0; first < n; first += QC_CHECK_CHUNK) {
+        uint64_t block = first / f->block_elems;
+        chunk c = {ops,
+                   f,
+                   codes_at(f, codes, first),
+                   scales + block,
+                   slack + block,
+                   (uint32_t)at_most(n - first, QC_CHECK_CHUNK),
+                   first,
+                   t};
+        const void *at = from + first * each;
+        qc_piece_sums made;
+        if (f->kind == QC_CHECK_CODES4 && !f->is_nf4) {
+            if (!add_mapped(&c, at, dtype, sums))
+                return;
+            continue;
+        }
+        if (f->kind == QC_CHECK_CODES4)
+            ops->nf4_quantize(at, dtype, c.n, f->block_elems, t->codes, t->absmax, t->errors,
+                              &made);
+        else
+            ops->int8_blocks_quantize(at, dtype, c.n, f->block_elems, (int8_t *)t->codes, t->absmax,
+                                      t->errors, &made);
+        if (made.bad != QC_BAD_NONE) {
+            sums->bad_source = first + made.bad_index;
+            return;
+        }
+        size_t bytes = f->kind == QC_CHECK_CODES4 ? (c.n + 1) / 2 : c.n;
+        if (memcmp(t->codes, c.codes, bytes) == 0)
+            add_equal(&c, at, dtype, &made, sums);
+        else
+            add_unequal(&c, at, dtype, &made, sums);
+    }
+}
+
+/* ---- rows ------------------------------------------------------------------------------------ */
+
+/* A row whose codes or scale are not those of absmax, in stretches of a chunk. */
+static void add_row(const qc_quant_ops *ops, const void *src, qc_dtype dtype, uint64_t cols,
+                    const int8_t *codes, float scale, uint64_t first, qc_check_scratch *t,
+                    qc_check_sums *s)
+{
+    const unsigned char *from = src;
+    uint64_t overflow;
+    for (uint64_t at = 0; at < cols; at += QC_CHECK_CHUNK) {
+        uint32_t n = (uint32_t)at_most(cols - at, QC_CHECK_CHUNK);
+        ops->cast(from + at * (qc_dtype_bits(dtype) / 8), dtype, n, t->x, QC_DTYPE_F32, &overflow);
+        ops->int8_rows_dequantize(codes + at, &scale, 1, n, t->value, QC_DTYPE_F32, &overflow);
+        add_errors(t->x, t->value, n, first + at, s);
+        s->clipped += count_clipped(t->x, n, scale, 1.0f);
+        /* Codes are those of the weight as float16. */
+        ops->cast(t->x, QC_DTYPE_F32, n, t->half, QC_DTYPE_F16, &overflow);
+        ops->cast(t->half, QC_DTYPE_F16, n, t->x, QC_DTYPE_F32, &overflow);
+        int8_borders(codes + at, t->value, n, scale, t->low, t->high);
+        uint64_t outside = count_outside(t->x, t->low, t->high, n, scale);
+        if (outside > 0 && s->first_misplaced == UINT64_MAX)
+            s->first_misplaced = first + at + first_outside(t->x, t->low, t->high, n, scale);
+        s->misplaced += outside;
+    }
+}
+
+void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *src, qc_dtype dtype,
+                   uint64_t rows, const int8_t *codes, const float *scb, int8_t *codes_ref,
+                   qc_check_scratch *t, qc_check_sums *sums)
+{
+    const unsigned char *from = src;
+    uint64_t each = qc_dtype_bits(dtype) / 8;
+    qc_check_sums_init(sums);
+    for (uint64_t row = 0; row < rows; row++) {
+        const void *at = from + row * f->cols * each;
+        const int8_t *mine = codes + row * f->cols;
+        uint64_t first = row * f->cols;
+        float scale = 0.0f;
+        qc_piece_sums made;
+        ops->int8_rows_quantize(at, dtype, 1, f->cols, codes_ref, &scale, &made);
+        if (made.bad != QC_BAD_NONE) {
+            sums->bad_source = first + made.bad_index;
+            return;
+        }
+        sums->sum_expected += made.sum_ee;
+        if (qc_f32_bits(scale) != qc_f32_bits(scb[row]) ||
+            memcmp(codes_ref, mine, (size_t)f->cols) != 0) {
+            add_row(ops, at, dtype, f->cols, mine, scb[row], first, t, sums);
+            continue;
+        }
+        sums->sum_xx += made.sum_xx;
+        sums->sum_ee += made.sum_ee;
+        if (made.max_err > sums->max_err || sums->max_index == UINT64_MAX) {
+            sums->max_err = made.max_err;
+            sums->max_index = first + made.max_index;
+        }
+    }
+}

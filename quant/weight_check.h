@@ -1,0 +1,85 @@
+/* Are these codes and scales what quantizing those weights gives?
+ *
+ * A piece of a quantized weight is looked at beside the weights it was made from, quantized anew by
+ * quant_ops.h (scales by absmax). Where codes are equal, the error follows from the sums that
+ * quantizing leaves and nothing is decoded. Where they are not, every element is decoded and
+ * compared, and its code is good if
+ *
+ *   by search   x lies where the code is the nearest one for the scale as a reader sees it, or
+ *   by absmax   x lies where it is the nearest one for the block's largest value, and the scale is
+ *               that value as far as its form can hold it
+ *
+ * either for all elements of a block. Anything else is no rounding of x: the code is misplaced.
+ * Borders are half way between neighbouring values, give or take QC_CHECK_SLACK of the scale.
+ *
+ * Thread-safe: yes, with a scratch per thread. Allocates: no. */
+#ifndef QC_QUANT_WEIGHT_CHECK_H
+#define QC_QUANT_WEIGHT_CHECK_H
+
+#include "quant/quant_ops.h"
+
+#define QC_CHECK_SLACK 0x1p-16
+/* An element is clipped if it is larger than the largest value that its scale can express by more
+ * than this share; double quantization alone rounds scales by up to a tenth of that. */
+#define QC_CHECK_CLIP 0x1p-6
+/* Elements looked at together; a multiple of every block size. */
+#define QC_CHECK_CHUNK 16384u
+
+typedef enum { QC_CHECK_CODES4, QC_CHECK_INT8_ROWS, QC_CHECK_INT8_BLOCKS } qc_check_kind;
+
+typedef struct {
+    qc_check_kind kind;
+    uint32_t block_elems; /* CODES4, INT8_BLOCKS: as in quant_ops.h */
+    uint64_t cols;        /* INT8_ROWS */
+    float map[16];        /* CODES4: value of each code */
+    int is_nf4;           /* CODES4: map is qc_nf4_code */
+    /* Where the code is the nearest one, made of map by qc_check_form_init. */
+    float low[16], high[16];
+    float largest; /* magnitude in map; 1 for int8 */
+} qc_check_form;
+
+/* map: 16 floats for CODES4, else NULL. */
+void qc_check_form_init(qc_check_form *f, qc_check_kind kind, uint32_t block_elems, uint64_t cols,
+                        const float *map);
+
+/* Always written whole; qc_check_add combines pieces. Indices are elements of the piece, UINT64_MAX
+ * where there is none. */
+typedef struct {
+    double sum_xx;       /* of x^2 */
+    double sum_ee;       /* of (x - x')^2 */
+    double sum_expected; /* the same for the codes of absmax, with the scale that is there where it
+                            is the block's largest value as its form holds it, else that value */
+    double max_err;
+    uint64_t max_index;
+    uint64_t clipped;
+    uint64_t misplaced; /* the lesser count of the two ways, block by block */
+    uint64_t first_misplaced;
+    uint64_t bad_source; /* first x that has no code: not finite, or too large */
+    uint64_t bad_value;  /* first x' that is not finite */
+} qc_check_sums;
+
+void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t first);
+/* Sums of nothing. */
+void qc_check_sums_init(qc_check_sums *s);
+
+typedef struct {
+    float x[QC_CHECK_CHUNK], value[QC_CHECK_CHUNK];
+    float low[QC_CHECK_CHUNK], high[QC_CHECK_CHUNK];
+    unsigned char codes[QC_CHECK_CHUNK];
+    uint16_t half[QC_CHECK_CHUNK];
+    float absmax[QC_CHECK_CHUNK / 32];
+    qc_block_error errors[QC_CHECK_CHUNK / 32];
+} qc_check_scratch;
+
+/* n elements from the start of a block at src; codes and scales (as a reader has them) begin there
+ * too. slack [blocks]: how far a scale may be from the block's largest value. */
+void qc_check_blocks(const qc_quant_ops *ops, const qc_check_form *f, const void *src,
+                     qc_dtype dtype, uint64_t n, const void *codes, const float *scales,
+                     const float *slack, qc_check_scratch *scratch, qc_check_sums *sums);
+
+/* Whole rows; codes_ref: room for `cols` codes. */
+void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *src, qc_dtype dtype,
+                   uint64_t rows, const int8_t *codes, const float *scb, int8_t *codes_ref,
+                   qc_check_scratch *scratch, qc_check_sums *sums);
+
+#endif
