@@ -72,7 +72,8 @@ static qc_status compare_cast(work *w, qc_error *err)
     return QC_OK;
 }
 
-static qc_status check_step(const work *w, const void *source, uint64_t first, uint64_t n,
+/* n elements at source; skip: scales of the piece before the first of them. */
+static qc_status check_step(const work *w, const void *source, uint64_t skip, uint64_t n,
                             const unsigned char *codes, qc_check_sums *sums, qc_error *err)
 {
     const qc_against *a = w->a;
@@ -80,9 +81,7 @@ static qc_status check_step(const work *w, const void *source, uint64_t first, u
     qc_against_scratch *s = w->s;
     const qc_quant_ops *ops = a->options->ops;
     qc_dtype dtype = qc_against_read_dtype(t);
-    uint64_t per = t->form.kind == QC_CHECK_INT8_ROWS ? t->cols : t->form.block_elems;
-    QC_TRY(
-        qc_against_scales(a, s, a->output, t->stored, first / per, qc_ceil_div_u64(n, per), err));
+    const float *scales = (const float *)s->numbers + skip, *slack = (const float *)s->slack + skip;
     if (!t->coded && t->through != dtype) {
         uint64_t overflow = 0;
         QC_TRY(qc_against_room(&s->cast, &s->cast_room, n * (qc_dtype_bits(t->through) / 8), err));
@@ -91,13 +90,12 @@ static qc_status check_step(const work *w, const void *source, uint64_t first, u
         dtype = t->through;
     }
     if (t->form.kind != QC_CHECK_INT8_ROWS) {
-        qc_check_blocks(ops, &t->form, source, dtype, n, codes, s->numbers, s->slack, s->check,
-                        sums);
+        qc_check_blocks(ops, &t->form, source, dtype, n, codes, scales, slack, s->check, sums);
         return QC_OK;
     }
     QC_TRY(qc_against_room(&s->made, &s->made_room, t->cols, err));
-    qc_check_rows(ops, &t->form, source, dtype, n / t->cols, (const int8_t *)codes, s->numbers,
-                  s->made, s->check, sums);
+    qc_check_rows(ops, &t->form, source, dtype, n / t->cols, (const int8_t *)codes, scales, s->made,
+                  s->check, sums);
     return QC_OK;
 }
 
@@ -120,7 +118,10 @@ static qc_status compare_quantized(work *w, qc_error *err)
     uint64_t per_byte = t->form.kind == QC_CHECK_CODES4 ? 2 : 1;
     uint64_t begin = w->offset * per_byte, end = begin + w->len * per_byte;
     uint64_t step = qc_against_step(t);
+    uint64_t per = t->form.kind == QC_CHECK_INT8_ROWS ? t->cols : t->form.block_elems;
     end = end < t->row.elems ? end : t->row.elems; /* an odd number of nibbles */
+    QC_TRY(qc_against_scales(w->a, w->s, w->a->output, t->stored, begin / per,
+                             qc_ceil_div_u64(end - begin, per), err));
     for (uint64_t first = begin; first < end; first += step) {
         uint64_t n = end - first < step ? end - first : step;
         const void *source = NULL;
@@ -131,7 +132,8 @@ static qc_status compare_quantized(work *w, qc_error *err)
             QC_TRY(take_nonfinite(w, first - begin, st, err));
             continue;
         }
-        QC_TRY(check_step(w, source, first, n, w->bytes + (first - begin) / per_byte, &sums, err));
+        QC_TRY(check_step(w, source, (first - begin) / per, n,
+                          w->bytes + (first - begin) / per_byte, &sums, err));
         qc_check_add(&t->sums[w->piece], &sums, first - begin);
     }
     return QC_OK;

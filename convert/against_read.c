@@ -8,8 +8,9 @@
 #include <math.h>
 #include <string.h>
 
-#define STEP_BYTES (512u << 10) /* of source: stays in the L2 cache between reading and comparing  \
-                                 */
+#define STEP_BYTES                                                                                 \
+    (512u << 10) /* of source: stays in the L2 cache between reading and comparing                 \
+                  */
 /* Of a weight that lies the other way in MODEL: the more at a time, the longer the reads. */
 #define TURNED_ELEMS ((uint64_t)4 << 20)
 
@@ -130,9 +131,10 @@ qc_status qc_against_scales(const qc_against *a, qc_against_scratch *s, const qc
     float *nested = s->nested;
     uint8_t *codes = (uint8_t *)(nested + groups);
     QC_TRY(qc_checkpoint_read(c, s->scales, t, first, codes, (size_t)n, err));
-    QC_TRY(qc_checkpoint_read(c, s->scales, &c->tensors[w->nested_absmax], group * sizeof(float),
+    /* With a cursor of their own: the frame of the codes stays decoded for the next piece. */
+    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[w->nested_absmax], group * sizeof(float),
                               nested, (size_t)groups * sizeof(float), err));
-    QC_TRY(qc_checkpoint_read(c, s->scales, &c->tensors[w->nested_map], 0, map, sizeof map, err));
+    QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[w->nested_map], 0, map, sizeof map, err));
     for (uint64_t i = 0; i < n;) {
         uint64_t g = (first + i) / per, left = (g + 1) * per - (first + i);
         uint64_t count = n - i < left ? n - i : left;
