@@ -180,27 +180,30 @@ static void decode(const chunk *c, const float *map, uint32_t at, uint32_t n, co
                                        QC_DTYPE_F32, &overflow);
 }
 
-/* Borders of int8's codes: half a step to either side; 127 stands for all beyond. */
+/* Borders of int8's codes: half a step to either side; the ends stand for all beyond. */
 static void int8_borders(const int8_t *codes, const float *value, uint32_t n, float scale,
                          float *low, float *high)
 {
-    float half = scale * (0.5f * QC_INT8_STEP);
+    float half = fabsf(scale) * (0.5f * QC_INT8_STEP);
     for (uint32_t i = 0; i < n; i++) {
-        low[i] = codes[i] <= -127 ? -FLT_MAX : value[i] - half;
-        high[i] = codes[i] >= 127 ? FLT_MAX : value[i] + half;
+        int end = codes[i] >= 127 || codes[i] <= -127;
+        float v = value[i];
+        low[i] = end && v < 0.0f ? -FLT_MAX : v - half;
+        high[i] = end && v > 0.0f ? FLT_MAX : v + half;
     }
 }
 
 /* How many elements of block k lie outside of what their codes stand for with this scale; *where is
- * the first. Negative scales are no form of anything. */
+ * the first. A negative scale turns the map around: low and high borders change places. */
 static uint64_t misplaced_with(const chunk *c, uint32_t k, float scale, uint32_t *where)
 {
     uint32_t b = c->f->block_elems, at = k * b;
     uint32_t n = (uint32_t)at_most(c->n - at, b);
+    int turned = c->f->kind == QC_CHECK_CODES4 && scale < 0.0f;
     float *low = c->t->low, *high = c->t->high;
     if (c->f->kind == QC_CHECK_CODES4) {
-        decode(c, c->f->low, at, n, &scale, low);
-        decode(c, c->f->high, at, n, &scale, high);
+        decode(c, turned ? c->f->high : c->f->low, at, n, &scale, low);
+        decode(c, turned ? c->f->low : c->f->high, at, n, &scale, high);
     } else {
         decode(c, NULL, at, n, &scale, high);
         int8_borders((const int8_t *)codes_at(c->f, c->codes, at), high, n, scale, low, high);
