@@ -147,7 +147,7 @@ static qc_status choose(validation *v, qc_error *err)
 static qc_status measure_layer(validation *v, qc_validate_layer *l, qc_error *err)
 {
     const qc_validate_pair *p = l->pair;
-    qc_validate_weights w = {0};
+    qc_stored_arrays w = {0};
     qc_dtype dtype = qc_validate_gpu_x_dtype(&v->gpu, qc_validate_x_dtype(p->dtype));
     l->device = "cpu";
     qc_status st = qc_validate_weights_read(&w, v->output, p, v->cursor, err);
@@ -157,7 +157,7 @@ static qc_status measure_layer(validation *v, qc_validate_layer *l, qc_error *er
         st = qc_validate_measure(l, &v->tools, p, &w.w, &v->input, err);
     if (st == QC_OK)
         st = qc_validate_gpu_measure(&v->gpu, l, &v->tools, &w, &v->input, &v->arena, err);
-    qc_validate_weights_deinit(&w);
+    qc_stored_deinit(&w);
     return st;
 }
 

@@ -143,7 +143,7 @@ static qc_status make_rows(void **out, qc_validate_input *in, const qc_validate_
 }
 
 static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_validate_tools *tools,
-                         const qc_validate_weights *w, qc_validate_input *in, qc_arena *arena,
+                         const qc_stored_arrays *w, qc_validate_input *in, qc_arena *arena,
                          qc_error *err)
 {
     const qc_validate_pair *p = l->pair;
@@ -190,7 +190,7 @@ static int is_for_the_cpu(qc_status st)
 }
 
 qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
-                                  const qc_validate_tools *tools, const qc_validate_weights *w,
+                                  const qc_validate_tools *tools, const qc_stored_arrays *w,
                                   qc_validate_input *in, qc_arena *arena, qc_error *err)
 {
     qc_error why = {0};

@@ -32,7 +32,7 @@ qc_dtype qc_validate_gpu_x_dtype(const qc_validate_gpu *g, qc_dtype dtype);
  * the CPU after all, and its note says so. in is made anew as needed. */
 QC_NODISCARD qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
                                                const qc_validate_tools *tools,
-                                               const qc_validate_weights *w, qc_validate_input *in,
+                                               const qc_stored_arrays *w, qc_validate_input *in,
                                                qc_arena *arena, qc_error *err);
 
 #endif

@@ -9,8 +9,8 @@
 #define QC_CONVERT_VALIDATE_PAIR_H
 
 #include "convert/recipe.h"
+#include "convert/stored_read.h"
 #include "formats/manifest.h"
-#include "quant/quant_weights.h"
 
 typedef struct {
     const char *name;               /* of the weight in OUT */
@@ -40,24 +40,9 @@ QC_NODISCARD qc_status qc_validate_pair_up(qc_validate_pairs *out, qc_arena *are
 /* "nf4", "fp4", "int8", "int8-block". */
 const char *qc_validate_scheme(const qc_validate_pair *p);
 
-/* All of a tensor, to be freed with qc_free also after a failure; in pieces, between which Ctrl-C
- * is looked for. */
-QC_NODISCARD qc_status qc_validate_tensor_read(const qc_checkpoint *c, const qc_ckpt_tensor *t,
-                                               qc_st_cursor *cursor, void **out, qc_error *err);
-
-/* The arrays of a pair's weight in memory. */
-typedef struct {
-    qc_weights w;
-    void *codes, *scales, *nested;
-    float maps[16 + 256];
-    uint64_t codes_bytes, scales_bytes, nested_bytes;
-} qc_validate_weights;
-
-/* QC_ERR_SHAPE for a form that the matmuls do not take. */
-QC_NODISCARD qc_status qc_validate_weights_read(qc_validate_weights *out,
-                                                const qc_checkpoint *output,
+/* qc_stored_read of the pair's weight in OUT. */
+QC_NODISCARD qc_status qc_validate_weights_read(qc_stored_arrays *out, const qc_checkpoint *output,
                                                 const qc_validate_pair *p, qc_st_cursor *cursor,
                                                 qc_error *err);
-void qc_validate_weights_deinit(qc_validate_weights *w); /* of zeros is fine */
 
 #endif

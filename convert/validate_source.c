@@ -23,7 +23,7 @@ qc_status qc_validate_whole(void **out, const qc_validate_tools *tools,
     qc_st_cursor *cursor = NULL;
     qc_status st = qc_st_cursor_create(&cursor, err);
     if (st == QC_OK)
-        st = qc_validate_tensor_read(tools->model, t, cursor, out, err);
+        st = qc_tensor_read(tools->model, t, cursor, out, err);
     qc_st_cursor_destroy(cursor);
     return st;
 }

@@ -110,14 +110,14 @@ static void reading_is_interrupted(void **state)
     test_must(qc_st_cursor_create(&cursor, &err), &err);
     const qc_ckpt_tensor *t = qc_checkpoint_find(c, "h.0.mlp.c_fc.weight");
     assert_non_null(t);
-    test_must(qc_validate_tensor_read(c, t, cursor, &bytes, &err), &err);
+    test_must(qc_tensor_read(c, t, cursor, &bytes, &err), &err);
     test_must(qc_checkpoint_read(c, cursor, t, t->bytes - sizeof last, last, sizeof last, &err),
               &err);
     assert_memory_equal((unsigned char *)bytes + t->bytes - sizeof last, last, sizeof last);
     qc_free(bytes);
     bytes = NULL;
     qc_interrupt();
-    assert_int_equal(qc_validate_tensor_read(c, t, cursor, &bytes, &err), QC_ERR_INTERRUPTED);
+    assert_int_equal(qc_tensor_read(c, t, cursor, &bytes, &err), QC_ERR_INTERRUPTED);
     qc_interrupt_clear();
     qc_free(bytes);
     qc_st_cursor_destroy(cursor);
