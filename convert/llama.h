@@ -55,7 +55,8 @@ typedef struct {
     uint64_t tokens; /* sum of lengths */
 } qc_llama_batch;
 
-/* Bytes that qc_llama_hidden needs at most for this many tokens, weights of a layer included. */
+/* Bytes that qc_llama_hidden allocates at most for this many tokens, weights of a layer included;
+ * not the caller's `out`, nor the head that qc_llama_logits keeps. Saturates. */
 uint64_t qc_llama_memory(const qc_llama *m, uint64_t tokens, uint64_t longest);
 
 /* Hidden states behind the final norm: out [tokens, hidden] floats. QC_ERR_INPUT for an id out of

@@ -1,0 +1,166 @@
+#include "convert/llama.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "convert/llama_forward.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+struct qc_llama {
+    qc_arena arena;
+    const qc_checkpoint *checkpoint;
+    qc_llama_tools tools;
+    qc_llama_tensors tensors;
+    qc_llama_source source;
+    qc_llama_matrix head; /* read at the first logits */
+    int has_head;
+};
+
+/* config.json may call a head tied of which the file has another than the embedding; versions of
+ * transformers differ in what they then do. */
+static qc_status check_tied(const qc_llama *m, qc_error *err)
+{
+    const qc_checkpoint *c = m->checkpoint;
+    const qc_ckpt_tensor *head = qc_checkpoint_find(c, "lm_head.weight");
+    const qc_ckpt_tensor *embedding = &c->tensors[m->tensors.embedding];
+    void *a = NULL, *b = NULL;
+    if (!m->tensors.shape.config.tied || !head || head == embedding)
+        return QC_OK;
+    int same = head->dtype == embedding->dtype && head->bytes == embedding->bytes;
+    qc_status st = QC_OK;
+    if (same)
+        st = qc_tensor_read(c, head, m->source.cursor, &a, err);
+    if (same && st == QC_OK)
+        st = qc_tensor_read(c, embedding, m->source.cursor, &b, err);
+    if (same && st == QC_OK)
+        same = memcmp(a, b, (size_t)head->bytes) == 0;
+    qc_free(a);
+    qc_free(b);
+    if (st == QC_OK && !same)
+        st = qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
+                          "%s: config.json has tie_word_embeddings, but lm_head.weight is not "
+                          "model.embed_tokens.weight; which of the two is meant is not known",
+                          c->path);
+    return st;
+}
+
+qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
+                        const qc_llama_tools *tools, qc_error *err)
+{
+    void *v = NULL;
+    (void)dir;
+    *out = NULL;
+    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
+    qc_llama *m = v;
+    qc_arena_init(&m->arena);
+    m->checkpoint = c;
+    m->tools = *tools;
+    if (m->tools.threads == 0)
+        m->tools.threads = 1;
+    m->source = (qc_llama_source){
+        .checkpoint = c, .ops = qc_quant_ops_for(tools->isa), .progress = tools->progress};
+    qc_status st = qc_st_cursor_create(&m->source.cursor, err);
+    if (st == QC_OK)
+        st = qc_llama_tensors_find(&m->tensors, &m->arena, c, err);
+    if (st == QC_OK)
+        st = check_tied(m, err);
+    if (st == QC_OK)
+        *out = m;
+    else
+        qc_llama_close(m);
+    return st;
+}
+
+void qc_llama_close(qc_llama *m)
+{
+    if (!m)
+        return;
+    qc_llama_matrix_deinit(&m->head);
+    qc_st_cursor_destroy(m->source.cursor);
+    qc_arena_deinit(&m->arena);
+    qc_free(m);
+}
+
+const qc_llama_config *qc_llama_config_of(const qc_llama *m)
+{
+    return &m->tensors.shape.config;
+}
+
+uint64_t qc_llama_memory(const qc_llama *m, uint64_t tokens, uint64_t longest)
+{
+    uint64_t layer = 0;
+    for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
+        if (m->tensors.layers[i].memory_bytes > layer)
+            layer = m->tensors.layers[i].memory_bytes;
+    return qc_sat_add(layer,
+                      qc_llama_cpu_bytes(&m->tensors.shape, m->tools.threads, tokens, longest));
+}
+
+/* ---- hidden states ---- */
+
+static qc_status check_batch(const qc_llama *m, const qc_llama_batch *b, qc_error *err)
+{
+    uint64_t sum = 0, at = 0;
+    for (uint64_t w = 0; w < b->count; w++)
+        if (qc_add_u64(sum, b->lengths[w], &sum))
+            QC_FAIL(err, QC_ERR_INPUT, "the windows have too many tokens");
+    if (sum != b->tokens)
+        QC_FAIL(err, QC_ERR_INPUT, "the windows have %" PRIu64 " tokens, expected %" PRIu64, sum,
+                b->tokens);
+    for (uint64_t w = 0; w < b->count; w++)
+        for (uint64_t i = 0; i < b->lengths[w]; i++, at++)
+            if (b->ids[at] >= m->tensors.shape.config.vocabulary)
+                QC_FAIL(err, QC_ERR_INPUT,
+                        "token %" PRIu64 " of window %" PRIu64 " is %" PRIu32
+                        ", the model's vocabulary has ids below %" PRIu64,
+                        i, w, b->ids[at], m->tensors.shape.config.vocabulary);
+    return QC_OK;
+}
+
+static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hidden, qc_error *err)
+{
+    qc_llama_weights w = {0};
+    qc_status st = qc_llama_weights_read(&w, &m->source, &m->tensors.layers[i], err);
+    if (st == QC_OK) {
+        st = qc_llama_cpu_layer(cpu, &w, i, hidden, err);
+        if (st == QC_ERR_NONFINITE)
+            qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path, i);
+    }
+    qc_llama_weights_deinit(&w);
+    return st;
+}
+
+qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, qc_error *err)
+{
+    qc_llama_cpu cpu = {0};
+    float *norm = NULL;
+    QC_TRY(check_batch(m, batch, err));
+    if (batch->tokens == 0)
+        return QC_OK;
+    qc_status st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
+    if (st == QC_OK)
+        st = qc_llama_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
+    for (uint64_t i = 0; st == QC_OK && i < m->tensors.shape.config.layers; i++)
+        st = run_layer(m, &cpu, i, out, err);
+    if (st == QC_OK)
+        st = qc_llama_vector_read(&norm, &m->source, m->tensors.norm, err);
+    if (st == QC_OK)
+        st = qc_llama_cpu_norm(&cpu, norm, out, err);
+    qc_free(norm);
+    qc_llama_cpu_deinit(&cpu);
+    return st;
+}
+
+/* ---- logits ---- */
+
+qc_status qc_llama_logits(qc_llama *m, const float *hidden, uint64_t n, float *out, qc_error *err)
+{
+    if (!m->has_head) {
+        qc_llama_matrix_deinit(&m->head);
+        QC_TRY(qc_llama_matrix_read(&m->head, &m->source, &m->tensors.head, err));
+        m->has_head = 1;
+    }
+    return qc_llama_cpu_matmul(qc_matmul_ops_for(m->tools.isa), m->tools.threads, &m->head, hidden,
+                               n, out, err);
+}

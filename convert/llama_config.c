@@ -1,0 +1,440 @@
+#include "convert/llama_config.h"
+
+#include "convert/config_fields.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#define SHOWN          80
+#define SUPPORTED      "llama, mistral, qwen2 and qwen3 are"
+#define DEFAULT_WINDOW 4096u
+#define DEFAULT_FROM   28u /* max_window_layers of Qwen */
+#define MAX_CONTEXT    (UINT64_C(1) << 40)
+#define TAU            6.283185307179586476925
+
+/* What a family has that config.json does not say, and what stands for a missing field. */
+typedef struct {
+    const char *model_type, *architecture;
+    uint64_t kv_heads; /* missing; 0: as many as heads */
+    uint64_t head_dim; /* missing; 0: hidden / heads */
+    int64_t bos, eos;
+    int qkv_bias;
+    int reads_attention_bias, reads_mlp_bias;
+    int head_norms;
+    int slides; /* 1: every layer, 2: as use_sliding_window and layer_types say */
+} family;
+
+enum { SLIDES_ALWAYS = 1, SLIDES_ASKED = 2 };
+
+static const family families[] = {
+    {"llama", "LlamaForCausalLM", 0, 0, 1, 2, 0, 1, 1, 0, 0},
+    {"mistral", "MistralForCausalLM", 8, 0, 1, 2, 0, 0, 0, 0, SLIDES_ALWAYS},
+    {"qwen2", "Qwen2ForCausalLM", 32, 0, -1, -1, 1, 0, 0, 0, SLIDES_ASKED},
+    {"qwen3", "Qwen3ForCausalLM", 32, 128, -1, -1, 0, 1, 0, 1, SLIDES_ASKED},
+};
+
+typedef struct {
+    qc_llama_shape *out;
+    qc_arena *arena;
+    const qc_json_node *root;
+    const family *family;
+} reader;
+
+static qc_status find_family(reader *r, qc_error *err)
+{
+    const char *type = qc_json_string_or(qc_json_get(r->root, "model_type"), NULL);
+    if (!type)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: there is no model_type, and only models of known types are computed: "
+                "llama, mistral, qwen2, qwen3");
+    for (size_t i = 0; i < sizeof families / sizeof *families; i++)
+        if (strcmp(type, families[i].model_type) == 0)
+            r->family = &families[i];
+    if (!r->family)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: models of model_type '%.*s' are not computed, " SUPPORTED, SHOWN,
+                type);
+    r->out->config.model_type = r->family->model_type;
+    const qc_json_node *list = qc_config_field(r->root, "architectures");
+    if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY || !qc_json_first(list))
+        return QC_OK;
+    const char *named = qc_json_string_or(qc_json_first(list), "");
+    if (strcmp(named, r->family->architecture) == 0 ||
+        (strcmp(type, "llama") == 0 && strcmp(named, "LLaMAForCausalLM") == 0))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_UNSUPPORTED,
+            "config.json: the architecture of this %s is '%.*s', expected %s", type, SHOWN, named,
+            r->family->architecture);
+}
+
+/* ---- fields ---- */
+
+static qc_status count(const reader *r, const char *name, uint64_t missing, uint64_t *out,
+                       qc_error *err)
+{
+    QC_TRY(qc_config_count(out, qc_config_field(r->root, name), QC_CONFIG_MAX_SIZE, missing, err));
+    if (*out == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %s", name,
+                qc_config_field(r->root, name) ? "0" : "missing");
+    return QC_OK;
+}
+
+/* A positive finite number. */
+static qc_status positive(const qc_json_node *object, const char *name, double missing, double *out,
+                          qc_error *err)
+{
+    const qc_json_node *n = qc_config_field(object, name);
+    char what[SHOWN + 32];
+    *out = missing;
+    if (n) {
+        (void)snprintf(what, sizeof what, "config.json: %s", name);
+        QC_TRY(qc_json_as_double(n, what, out, err));
+    } else if (isnan(missing)) {
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is missing", name);
+    }
+    if (!(*out > 0.0) || isinf(*out))
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %g, expected a number above 0", name, *out);
+    return QC_OK;
+}
+
+static int flag(const reader *r, const char *name)
+{
+    return qc_json_bool_or(qc_config_field(r->root, name), 0);
+}
+
+/* An id, the first of a list of them, or none. */
+static qc_status token(const reader *r, const char *name, int64_t missing, int64_t *out,
+                       qc_error *err)
+{
+    const qc_json_node *n = qc_json_get(r->root, name);
+    uint64_t id = 0;
+    *out = n ? -1 : missing;
+    if (n && qc_json_kind_of(n) == QC_JSON_ARRAY)
+        n = qc_json_first(n);
+    if (!n || qc_json_kind_of(n) == QC_JSON_NULL)
+        return QC_OK;
+    char what[SHOWN + 32];
+    (void)snprintf(what, sizeof what, "config.json: %s", name);
+    /* Some configurations have -1 for none. */
+    double v = 0.0;
+    QC_TRY(qc_json_as_double(n, what, &v, err));
+    if (v < 0.0)
+        return QC_OK;
+    QC_TRY(qc_json_as_u64(n, what, &id, err));
+    *out = (int64_t)id;
+    return QC_OK;
+}
+
+static qc_status read_sizes(reader *r, qc_error *err)
+{
+    qc_llama_config *c = &r->out->config;
+    const family *f = r->family;
+    QC_TRY(qc_config_count(&c->layers, qc_config_field(r->root, "num_hidden_layers"),
+                           QC_CONFIG_MAX_LAYERS, 0, err));
+    if (c->layers == 0)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: there is no num_hidden_layers");
+    QC_TRY(count(r, "hidden_size", 0, &c->hidden, err));
+    QC_TRY(count(r, "intermediate_size", 0, &c->intermediate, err));
+    QC_TRY(count(r, "num_attention_heads", 0, &c->heads, err));
+    QC_TRY(
+        count(r, "num_key_value_heads", f->kv_heads ? f->kv_heads : c->heads, &c->kv_heads, err));
+    QC_TRY(count(r, "vocab_size", 0, &c->vocabulary, err));
+    QC_TRY(
+        count(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->heads, &c->head_dim, err));
+    QC_TRY(qc_config_count(&c->context, qc_config_field(r->root, "max_position_embeddings"),
+                           MAX_CONTEXT, 0, err));
+    if (c->heads % c->kv_heads != 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: num_attention_heads %" PRIu64
+                " is no multiple of num_key_value_heads %" PRIu64,
+                c->heads, c->kv_heads);
+    if (c->head_dim % 2 != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: head_dim is %" PRIu64 ", and rotary positions need an even one",
+                c->head_dim);
+    QC_TRY(positive(r->root, "rms_norm_eps", 1e-6, &c->norm_eps, err));
+    QC_TRY(token(r, "bos_token_id", f->bos, &c->bos, err));
+    QC_TRY(token(r, "eos_token_id", f->eos, &c->eos, err));
+    c->tied = flag(r, "tie_word_embeddings");
+    const char *act = qc_json_string_or(qc_config_field(r->root, "hidden_act"), "silu");
+    if (strcmp(act, "silu") != 0 && strcmp(act, "swish") != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "config.json: hidden_act is '%.*s', only silu is computed",
+                SHOWN, act);
+    r->out->qkv_bias = f->qkv_bias || (f->reads_attention_bias && flag(r, "attention_bias"));
+    r->out->out_bias = f->reads_attention_bias && flag(r, "attention_bias");
+    r->out->mlp_bias = f->reads_mlp_bias && flag(r, "mlp_bias");
+    r->out->head_norms = f->head_norms;
+    return QC_OK;
+}
+
+/* ---- sliding windows ---- */
+
+static qc_status read_layer_types(reader *r, const qc_json_node *types, uint64_t window,
+                                  qc_error *err)
+{
+    uint64_t layers = r->out->config.layers, i = 0;
+    if (qc_json_kind_of(types) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: layer_types is %s, expected a list",
+                qc_json_kind_name(qc_json_kind_of(types)));
+    for (const qc_json_node *n = qc_json_first(types); n; n = qc_json_next(n), i++) {
+        const char *kind = NULL;
+        QC_TRY(qc_json_as_string(n, "config.json: an entry of layer_types", &kind, err));
+        int slides = strcmp(kind, "sliding_attention") == 0;
+        if (!slides && strcmp(kind, "full_attention") != 0)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "config.json: layer_types has '%.*s', only full_attention and "
+                    "sliding_attention are computed",
+                    SHOWN, kind);
+        if (slides && window == 0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: layer_types has sliding_attention, but there is no window in "
+                    "use (sliding_window, use_sliding_window)");
+        if (i < layers)
+            r->out->windows[i] = slides ? window : 0;
+    }
+    if (i != layers)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: layer_types has %" PRIu64 " entries, there are %" PRIu64 " layers", i,
+                layers);
+    return QC_OK;
+}
+
+static qc_status read_windows(reader *r, qc_error *err)
+{
+    const family *f = r->family;
+    uint64_t layers = r->out->config.layers, window = 0, from = 0;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(r->arena, &v, (size_t)layers, sizeof *r->out->windows, err));
+    r->out->windows = v;
+    if (!f->slides || (f->slides == SLIDES_ASKED && !flag(r, "use_sliding_window") &&
+                       !qc_config_field(r->root, "layer_types")))
+        return QC_OK;
+    const qc_json_node *n = qc_json_get(r->root, "sliding_window");
+    if (!n || qc_json_kind_of(n) != QC_JSON_NULL)
+        QC_TRY(qc_config_count(&window, n, MAX_CONTEXT, DEFAULT_WINDOW, err));
+    if (n && window == 0 && qc_json_kind_of(n) != QC_JSON_NULL)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: sliding_window is 0");
+    if (f->slides == SLIDES_ASKED) {
+        if (!flag(r, "use_sliding_window"))
+            window = 0;
+        const qc_json_node *types = qc_config_field(r->root, "layer_types");
+        if (types)
+            return read_layer_types(r, types, window, err);
+        QC_TRY(qc_config_count(&from, qc_config_field(r->root, "max_window_layers"),
+                               QC_CONFIG_MAX_SIZE, DEFAULT_FROM, err));
+    }
+    for (uint64_t i = from; i < layers; i++)
+        r->out->windows[i] = window;
+    return QC_OK;
+}
+
+/* ---- rotary positions ---- */
+
+/* transformers 4 has rope_theta and rope_scaling, 5 rope_parameters with both. */
+static const qc_json_node *rope_object(const reader *r)
+{
+    const qc_json_node *n = qc_config_field(r->root, "rope_scaling");
+    if (n && qc_json_kind_of(n) == QC_JSON_OBJECT && qc_json_first(n))
+        return n;
+    return qc_config_field(r->root, "rope_parameters");
+}
+
+static qc_status whole_head(const qc_json_node *object, qc_error *err)
+{
+    double part = 1.0;
+    QC_TRY(positive(object, "partial_rotary_factor", 1.0, &part, err));
+    if (part != 1.0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: partial_rotary_factor is %g, only models that rotate whole heads are "
+                "computed",
+                part);
+    return QC_OK;
+}
+
+static double yarn_magnitude(double factor, double scale)
+{
+    return factor <= 1.0 ? 1.0 : 0.1 * scale * log(factor) + 1.0;
+}
+
+static qc_status read_original(const reader *r, const qc_json_node *p, qc_rope *rope, qc_error *err)
+{
+    double outside = 0.0, context = (double)r->out->config.context;
+    QC_TRY(positive(p, "original_max_position_embeddings", context > 0.0 ? context : (double)NAN,
+                    &rope->original, err));
+    QC_TRY(positive(r->root, "original_max_position_embeddings", rope->original, &outside, err));
+    /* transformers 5 takes the outer one, 4 the inner. */
+    if (outside != rope->original)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: original_max_position_embeddings is %g outside and %g inside of the "
+                "rotary parameters, and versions of transformers differ in which they take",
+                outside, rope->original);
+    return QC_OK;
+}
+
+static qc_status read_yarn(const reader *r, const qc_json_node *p, qc_rope *rope, qc_error *err)
+{
+    double scale = 0.0, scale_all = 0.0;
+    QC_TRY(read_original(r, p, rope, err));
+    QC_TRY(positive(p, "beta_fast", 32.0, &rope->beta_fast, err));
+    QC_TRY(positive(p, "beta_slow", 1.0, &rope->beta_slow, err));
+    rope->truncate = qc_json_bool_or(qc_config_field(p, "truncate"), 1);
+    if (qc_config_field(p, "attention_factor"))
+        return positive(p, "attention_factor", 1.0, &rope->magnitude, err);
+    rope->magnitude = yarn_magnitude(rope->factor, 1.0);
+    if (!qc_config_field(p, "mscale") || !qc_config_field(p, "mscale_all_dim"))
+        return QC_OK;
+    QC_TRY(positive(p, "mscale", 1.0, &scale, err));
+    QC_TRY(positive(p, "mscale_all_dim", 1.0, &scale_all, err));
+    rope->magnitude = yarn_magnitude(rope->factor, scale) / yarn_magnitude(rope->factor, scale_all);
+    return QC_OK;
+}
+
+static qc_status read_rope(reader *r, qc_error *err)
+{
+    static const char *const names[] = {"default", "linear", "dynamic", "llama3", "yarn"};
+    qc_rope *rope = &r->out->rope;
+    const qc_json_node *p = rope_object(r);
+    const char *type = "default";
+    *rope = (qc_rope){.factor = 1.0, .magnitude = 1.0, .truncate = 1};
+    QC_TRY(whole_head(r->root, err));
+    QC_TRY(positive(r->root, "rope_theta", 10000.0, &rope->theta, err));
+    if (!p)
+        return QC_OK;
+    if (qc_json_kind_of(p) != QC_JSON_OBJECT)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %s, expected an object", qc_json_key(p),
+                qc_json_kind_name(qc_json_kind_of(p)));
+    for (const qc_json_node *n = qc_json_first(p); n; n = qc_json_next(n))
+        if (qc_json_kind_of(n) == QC_JSON_OBJECT)
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "config.json: %s differ by layer ('%.*s'), which is not computed",
+                    qc_json_key(p), SHOWN, qc_json_key(n));
+    type = qc_json_string_or(qc_config_field(p, "rope_type type"), "default");
+    int kind = -1;
+    for (int i = 0; i < (int)(sizeof names / sizeof *names); i++)
+        if (strcmp(type, names[i]) == 0)
+            kind = i;
+    if (kind < 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "config.json: rotary positions of type '%.*s' are not computed; default, linear, "
+                "dynamic, llama3 and yarn are",
+                SHOWN, type);
+    rope->kind = (qc_rope_kind)kind;
+    QC_TRY(whole_head(p, err));
+    QC_TRY(positive(p, "rope_theta", rope->theta, &rope->theta, err));
+    if (rope->kind == QC_ROPE_DEFAULT)
+        return QC_OK;
+    QC_TRY(positive(p, "factor", (double)NAN, &rope->factor, err));
+    if (rope->kind == QC_ROPE_YARN)
+        return read_yarn(r, p, rope, err);
+    if (rope->kind != QC_ROPE_LLAMA3)
+        return QC_OK;
+    QC_TRY(read_original(r, p, rope, err));
+    QC_TRY(positive(p, "low_freq_factor", (double)NAN, &rope->low, err));
+    QC_TRY(positive(p, "high_freq_factor", (double)NAN, &rope->high, err));
+    if (rope->high <= rope->low)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: high_freq_factor %g is not above low_freq_factor %g", rope->high,
+                rope->low);
+    return QC_OK;
+}
+
+qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_json *config,
+                              qc_error *err)
+{
+    reader r = {.out = out, .arena = arena};
+    memset(out, 0, sizeof *out);
+    if (!config)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "there is no config.json, and nothing else says how the model computes");
+    r.root = qc_json_root(config);
+    QC_TRY(find_family(&r, err));
+    QC_TRY(read_sizes(&r, err));
+    QC_TRY(read_windows(&r, err));
+    return read_rope(&r, err);
+}
+
+/* ---- tables ---- */
+
+/* In float where transformers is: an error of a frequency grows with the position, so both have to
+ * make the same one. The scale of llama3 and the ramp of yarn are products of floats there, too. */
+static float llama3(const qc_rope *r, float inv)
+{
+    float wavelength = (float)TAU / inv;
+    float factor = (float)r->factor;
+    if (wavelength < (float)(r->original / r->high))
+        return inv;
+    if (wavelength > (float)(r->original / r->low))
+        return inv / factor;
+    float smooth = ((float)r->original / wavelength - (float)r->low) / (float)(r->high - r->low);
+    return (1.0f - smooth) * inv / factor + smooth * inv;
+}
+
+/* The dimension that turns `rotations` times within the original context. */
+static double yarn_dimension(const qc_rope *r, double rotations, double dims)
+{
+    return dims * log(r->original / (rotations * TAU)) / (2.0 * log(r->theta));
+}
+
+static void yarn_range(const qc_rope *r, double dims, double *low, double *high)
+{
+    *low = yarn_dimension(r, r->beta_fast, dims);
+    *high = yarn_dimension(r, r->beta_slow, dims);
+    if (r->truncate) {
+        *low = floor(*low);
+        *high = ceil(*high);
+    }
+    *low = *low > 0.0 ? *low : 0.0;
+    *high = *high < dims - 1.0 ? *high : dims - 1.0;
+    if (*low == *high)
+        *high += 0.001;
+}
+
+static float yarn(const qc_rope *r, float power, uint64_t i, double low, double high)
+{
+    float ramp = ((float)i - (float)low) / (float)(high - low);
+    ramp = ramp < 0.0f ? 0.0f : ramp > 1.0f ? 1.0f : ramp;
+    float keep = 1.0f - ramp;
+    return 1.0f / ((float)r->factor * power) * (1.0f - keep) + 1.0f / power * keep;
+}
+
+void qc_rope_frequencies(const qc_rope *r, uint64_t head_dim, float *frequencies)
+{
+    double low = 0.0, high = 0.0;
+    if (r->kind == QC_ROPE_YARN)
+        yarn_range(r, (double)head_dim, &low, &high);
+    for (uint64_t i = 0; i < head_dim / 2; i++) {
+        float exponent = (float)(2 * i) / (float)head_dim;
+        float power = (float)pow((double)(float)r->theta, (double)exponent);
+        float inv = 1.0f / power;
+        switch (r->kind) {
+        case QC_ROPE_DEFAULT:
+        case QC_ROPE_DYNAMIC:
+            break;
+        case QC_ROPE_LINEAR:
+            inv /= (float)r->factor;
+            break;
+        case QC_ROPE_LLAMA3:
+            inv = llama3(r, inv);
+            break;
+        case QC_ROPE_YARN:
+            inv = yarn(r, power, i, low, high);
+            break;
+        }
+        frequencies[i] = inv;
+    }
+}
+
+void qc_rope_table(const qc_rope *r, const float *frequencies, uint64_t head_dim,
+                   uint64_t positions, float *cosines, float *sines)
+{
+    float magnitude = (float)r->magnitude;
+    for (uint64_t p = 0; p < positions; p++) {
+        for (uint64_t i = 0; i < head_dim / 2; i++) {
+            float angle = (float)p * frequencies[i];
+            *cosines++ = (float)cos((double)angle) * magnitude;
+            *sines++ = (float)sin((double)angle) * magnitude;
+        }
+    }
+}

@@ -1,0 +1,482 @@
+#include "convert/llama_forward.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#define TOKEN_GRAIN 8u  /* tokens that a thread takes at a time */
+#define ROW_GRAIN   64u /* rows of weights, at most */
+#define ROW_STEP    4u  /* which the matmuls decode together */
+#define ALIGNMENT   64u
+
+/* ---- sharing work ---- */
+
+/* Elements [first, first + count) of a phase. */
+typedef qc_status (*phase_fn)(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                              qc_error *err);
+
+typedef struct {
+    phase_fn fn;
+    void *ctx;
+    uint64_t total, grain;
+    atomic_uint_fast64_t next;
+} phase;
+
+static qc_status take(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    phase *p = ctx;
+    for (;;) {
+        uint64_t first = atomic_fetch_add(&p->next, p->grain);
+        if (first >= p->total)
+            return QC_OK;
+        if (qc_team_stopped(team))
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        uint64_t left = p->total - first;
+        QC_TRY(p->fn(p->ctx, index, first, left < p->grain ? left : p->grain, err));
+    }
+}
+
+static qc_status share(unsigned threads, uint64_t total, uint64_t grain, phase_fn fn, void *ctx,
+                       qc_error *err)
+{
+    phase p = {.fn = fn, .ctx = ctx, .total = total, .grain = grain};
+    uint64_t pieces = qc_ceil_div_u64(total, grain);
+    atomic_init(&p.next, 0);
+    if (qc_interrupted())
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    if (pieces == 0)
+        return QC_OK;
+    return qc_team_run(pieces < threads ? (unsigned)pieces : threads, take, &p, err);
+}
+
+/* ---- matmuls ---- */
+
+#define MOST_MATRICES 3u
+
+/* Matrices of the same columns, multiplied with the same x: their rows are one row of work. */
+typedef struct {
+    const qc_matmul_ops *ops;
+    const qc_llama_matrix *w[MOST_MATRICES];
+    float *y[MOST_MATRICES];
+    unsigned count;
+    const float *x;
+    uint64_t n, ldx, ldy;
+    unsigned char *scratch;
+    uint64_t scratch_each;
+} product;
+
+static qc_status multiply(void *ctx, unsigned thread, uint64_t first, uint64_t count, qc_error *err)
+{
+    const product *p = ctx;
+    void *scratch = p->scratch + thread * p->scratch_each;
+    (void)err;
+    for (unsigned i = 0; i < p->count && count > 0; i++) {
+        const qc_llama_matrix *w = p->w[i];
+        if (first >= w->rows) {
+            first -= w->rows;
+            continue;
+        }
+        uint64_t n = w->rows - first < count ? w->rows - first : count;
+        const qc_matmul_cpu_io io = {.x = p->x,
+                                     .x_dtype = QC_DTYPE_F32,
+                                     .m = p->n,
+                                     .ldx = p->ldx,
+                                     .y = p->y[i],
+                                     .y_dtype = QC_DTYPE_F32,
+                                     .ldy = p->ldy,
+                                     .bias = w->bias};
+        if (w->quantized)
+            p->ops->quantized(w->quantized, first, n, &io, scratch);
+        else
+            p->ops->dense(w->dense, w->dtype, w->cols, first, n, &io, scratch);
+        first = 0;
+        count -= n;
+    }
+    return QC_OK;
+}
+
+static qc_status run_product(product *p, unsigned threads, qc_error *err)
+{
+    uint64_t rows = 0;
+    for (unsigned i = 0; i < p->count; i++)
+        rows += p->w[i]->rows;
+    uint64_t grain = rows / (threads * 4u) / ROW_STEP * ROW_STEP;
+    grain = grain < ROW_STEP ? ROW_STEP : grain > ROW_GRAIN ? ROW_GRAIN : grain;
+    return share(threads, rows, grain, multiply, p, err);
+}
+
+static uint64_t aligned(uint64_t bytes)
+{
+    return qc_sat_mul(qc_ceil_div_u64(bytes, ALIGNMENT), ALIGNMENT);
+}
+
+static qc_status allocate(void *out, uint64_t bytes, qc_error *err)
+{
+    size_t size = 0;
+    void *v = NULL;
+    if (bytes == UINT64_MAX || qc_u64_to_size(bytes, &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "the batch is too large for memory");
+    QC_TRY(qc_malloc_aligned(&v, ALIGNMENT, size, err));
+    memcpy(out, &v, sizeof v);
+    return QC_OK;
+}
+
+qc_status qc_llama_cpu_matmul(const qc_matmul_ops *ops, unsigned threads, const qc_llama_matrix *w,
+                              const float *x, uint64_t n, float *y, qc_error *err)
+{
+    product p = {.ops = ops,
+                 .w = {w},
+                 .y = {y},
+                 .count = 1,
+                 .x = x,
+                 .n = n,
+                 .ldx = w->cols,
+                 .ldy = w->rows,
+                 .scratch_each = aligned(qc_matmul_cpu_scratch_bytes(n, w->cols))};
+    QC_TRY(allocate(&p.scratch, qc_sat_mul(p.scratch_each, threads), err));
+    qc_status st = run_product(&p, threads, err);
+    qc_free(p.scratch);
+    return st;
+}
+
+/* ---- buffers ---- */
+
+static uint64_t larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+typedef struct {
+    uint64_t q, kv; /* floats of all heads of a token */
+    uint64_t qkv;
+    uint64_t tokens; /* in work */
+    uint64_t a, b, c, table, scratch_each;
+} sizes;
+
+static sizes sizes_of(const qc_llama_shape *s, uint64_t tokens, uint64_t longest)
+{
+    const qc_llama_config *c = &s->config;
+    uint64_t group = c->heads / c->kv_heads;
+    sizes z = {.q = c->heads * c->head_dim, .kv = c->kv_heads * c->head_dim};
+    z.qkv = z.q + 2 * z.kv;
+    z.tokens = larger(longest, tokens < QC_LLAMA_TOKENS ? tokens : QC_LLAMA_TOKENS);
+    z.a = qc_sat_mul(z.tokens, c->hidden * sizeof(float));
+    z.b = qc_sat_mul(z.tokens, larger(z.qkv, 2 * c->intermediate) * sizeof(float));
+    z.c = qc_sat_mul(z.tokens, z.q * sizeof(float));
+    z.table = qc_sat_mul(longest, c->head_dim / 2 * sizeof(float));
+    uint64_t widest = larger(larger(c->hidden, c->intermediate), z.q);
+    z.scratch_each = aligned(larger(qc_matmul_cpu_scratch_bytes(z.tokens, widest),
+                                    qc_attend_scratch_bytes(group, c->head_dim)));
+    return z;
+}
+
+uint64_t qc_llama_cpu_bytes(const qc_llama_shape *shape, unsigned threads, uint64_t tokens,
+                            uint64_t longest)
+{
+    sizes z = sizes_of(shape, tokens, longest);
+    uint64_t bytes = qc_sat_add(qc_sat_add(z.a, z.b), qc_sat_add(z.c, qc_sat_mul(2, z.table)));
+    bytes = qc_sat_add(bytes, qc_sat_mul(threads, z.scratch_each));
+    /* Positions, and at most as many windows as tokens. */
+    return qc_sat_add(bytes, qc_sat_mul(tokens, sizeof(uint32_t) + 2 * sizeof(uint64_t)));
+}
+
+static qc_status place_windows(qc_llama_cpu *cpu, qc_error *err)
+{
+    const qc_llama_batch *b = &cpu->batch;
+    const qc_llama_config *c = &cpu->shape->config;
+    uint64_t step = qc_attend_tokens(c->heads / c->kv_heads), at = 0;
+    size_t count = 0, tokens = 0;
+    void *v = NULL;
+    if (qc_u64_to_size(b->count, &count) || qc_u64_to_size(b->tokens, &tokens))
+        QC_FAIL(err, QC_ERR_NOMEM, "the batch is too large for memory");
+    QC_TRY(qc_calloc(&v, count + 1, sizeof *cpu->starts, err));
+    cpu->starts = v;
+    v = NULL;
+    QC_TRY(qc_calloc(&v, count + 1, sizeof *cpu->tasks, err));
+    cpu->tasks = v;
+    v = NULL;
+    QC_TRY(qc_calloc(&v, tokens, sizeof *cpu->positions, err));
+    cpu->positions = v;
+    for (uint64_t w = 0; w < b->count; w++) {
+        for (uint64_t p = 0; p < b->lengths[w]; p++)
+            cpu->positions[at++] = (uint32_t)p;
+        cpu->starts[w + 1] = at;
+        cpu->tasks[w + 1] = cpu->tasks[w] + qc_ceil_div_u64(b->lengths[w], step) * c->kv_heads;
+    }
+    return QC_OK;
+}
+
+qc_status qc_llama_cpu_create(qc_llama_cpu *out, const qc_llama_shape *shape,
+                              const qc_llama_tools *tools, const qc_llama_batch *batch,
+                              qc_error *err)
+{
+    const qc_llama_config *c = &shape->config;
+    uint64_t longest = 0;
+    float *frequencies = NULL;
+    *out = (qc_llama_cpu){.shape = shape,
+                          .threads = tools->threads ? tools->threads : 1,
+                          .matmul = qc_matmul_ops_for(tools->isa),
+                          .decoder = qc_decoder_ops_for(tools->isa),
+                          .batch = *batch};
+    for (uint64_t w = 0; w < batch->count; w++)
+        longest = larger(longest, batch->lengths[w]);
+    if (longest > UINT32_MAX)
+        QC_FAIL(err, QC_ERR_NOMEM, "a window of %" PRIu64 " tokens is too long", longest);
+    if (shape->rope.kind == QC_ROPE_DYNAMIC && longest > c->context)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "a window of %" PRIu64 " tokens is longer than the %" PRIu64
+                " up to which rotary positions of type dynamic are computed",
+                longest, c->context);
+    sizes z = sizes_of(shape, batch->tokens, longest);
+    out->scratch_each = z.scratch_each;
+    QC_TRY(place_windows(out, err));
+    QC_TRY(allocate(&out->a, z.a, err));
+    QC_TRY(allocate(&out->b, z.b, err));
+    QC_TRY(allocate(&out->c, z.c, err));
+    QC_TRY(allocate(&out->cosines, z.table, err));
+    QC_TRY(allocate(&out->sines, z.table, err));
+    QC_TRY(allocate(&out->scratch, qc_sat_mul(z.scratch_each, out->threads), err));
+    QC_TRY(allocate(&frequencies, c->head_dim / 2 * sizeof *frequencies, err));
+    qc_rope_frequencies(&shape->rope, c->head_dim, frequencies);
+    qc_rope_table(&shape->rope, frequencies, c->head_dim, longest, out->cosines, out->sines);
+    qc_free(frequencies);
+    return QC_OK;
+}
+
+void qc_llama_cpu_deinit(qc_llama_cpu *cpu)
+{
+    qc_free(cpu->starts);
+    qc_free(cpu->tasks);
+    qc_free(cpu->positions);
+    qc_free(cpu->cosines);
+    qc_free(cpu->sines);
+    qc_free(cpu->a);
+    qc_free(cpu->b);
+    qc_free(cpu->c);
+    qc_free(cpu->scratch);
+    memset(cpu, 0, sizeof *cpu);
+}
+
+/* ---- phases ---- */
+
+/* Windows [window, end) of the batch, whose tokens begin at `start`. */
+typedef struct {
+    qc_llama_cpu *cpu;
+    const qc_llama_weights *w;
+    uint64_t window, end, start, tokens;
+    uint64_t span; /* of attention */
+    float *hidden; /* of token `start` */
+    const float *weight;
+    uint64_t q, kv, ldb;
+} chunk;
+
+static qc_status norm_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                             qc_error *err)
+{
+    const chunk *k = ctx;
+    uint64_t n = k->cpu->shape->config.hidden;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++)
+        k->cpu->decoder->norm(k->hidden + t * n, k->weight, n,
+                              (float)k->cpu->shape->config.norm_eps, k->cpu->a + t * n);
+    return QC_OK;
+}
+
+/* hidden += a, and where there is a weight, a = norm(hidden). */
+static qc_status add_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                            qc_error *err)
+{
+    const chunk *k = ctx;
+    uint64_t n = k->cpu->shape->config.hidden;
+    for (uint64_t t = first; t < first + count; t++) {
+        float *h = k->hidden + t * n;
+        const float *a = k->cpu->a + t * n;
+        float sum = 0.0f;
+        for (uint64_t i = 0; i < n; i++)
+            h[i] += a[i];
+        for (uint64_t i = 0; i < n; i++)
+            sum += h[i] * 0.0f; /* NaN unless all are finite */
+        if (sum != 0.0f)
+            QC_FAIL(err, QC_ERR_NONFINITE, "the hidden state of a token is not finite");
+    }
+    return k->weight ? norm_tokens(ctx, thread, first, count, err) : QC_OK;
+}
+
+static qc_status turn_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                             qc_error *err)
+{
+    const chunk *k = ctx;
+    const qc_llama_cpu *cpu = k->cpu;
+    const qc_llama_config *c = &cpu->shape->config;
+    const float *q_norm = k->w->vectors[QC_LLAMA_Q_NORM], *k_norm = k->w->vectors[QC_LLAMA_K_NORM];
+    uint64_t dim = c->head_dim, half = dim / 2;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++) {
+        uint64_t at = cpu->positions[k->start + t] * half;
+        float *x = cpu->b + t * k->ldb;
+        for (uint64_t h = 0; h < c->heads + c->kv_heads; h++, x += dim) {
+            const float *weight = h < c->heads ? q_norm : k_norm;
+            if (weight)
+                cpu->decoder->norm(x, weight, dim, (float)c->norm_eps, x);
+            cpu->decoder->rotate(x, cpu->cosines + at, cpu->sines + at, half);
+        }
+    }
+    return QC_OK;
+}
+
+/* The window of a task. */
+static uint64_t window_of(const chunk *k, uint64_t task)
+{
+    const uint64_t *tasks = k->cpu->tasks;
+    uint64_t low = k->window, high = k->end;
+    while (high - low > 1) {
+        uint64_t middle = low + (high - low) / 2;
+        if (tasks[middle] <= task)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static qc_status attend_tasks(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                              qc_error *err)
+{
+    const chunk *k = ctx;
+    const qc_llama_cpu *cpu = k->cpu;
+    const qc_llama_config *c = &cpu->shape->config;
+    uint64_t group = c->heads / c->kv_heads, step = qc_attend_tokens(group);
+    (void)err;
+    for (uint64_t task = first; task < first + count; task++) {
+        uint64_t w = window_of(k, cpu->tasks[k->window] + task);
+        uint64_t inside = cpu->tasks[k->window] + task - cpu->tasks[w];
+        uint64_t at = cpu->starts[w] - k->start, tokens = cpu->batch.lengths[w];
+        uint64_t token = inside / c->kv_heads * step;
+        const float *base = cpu->b + at * k->ldb;
+        const qc_attend_io io = {.q = base,
+                                 .k = base + k->q,
+                                 .v = base + k->q + k->kv,
+                                 .out = cpu->c + at * k->q,
+                                 .q_stride = k->ldb,
+                                 .kv_stride = k->ldb,
+                                 .out_stride = k->q,
+                                 .tokens = tokens,
+                                 .group = group,
+                                 .head_dim = c->head_dim,
+                                 .span = k->span};
+        cpu->decoder->attend(&io, inside % c->kv_heads, token,
+                             tokens - token < step ? tokens - token : step,
+                             cpu->scratch + thread * cpu->scratch_each);
+    }
+    return QC_OK;
+}
+
+static qc_status gate_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                             qc_error *err)
+{
+    const chunk *k = ctx;
+    uint64_t n = k->cpu->shape->config.intermediate;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++)
+        k->cpu->decoder->swiglu(k->cpu->b + t * 2 * n, k->cpu->b + t * 2 * n + n, n);
+    return QC_OK;
+}
+
+static qc_status tokens_phase(chunk *k, phase_fn fn, const float *weight, qc_error *err)
+{
+    k->weight = weight;
+    return share(k->cpu->threads, k->tokens, TOKEN_GRAIN, fn, k, err);
+}
+
+static qc_status product_phase(const chunk *k, qc_llama_part first, unsigned count, const float *x,
+                               uint64_t ldx, float *y, uint64_t ldy, qc_error *err)
+{
+    product p = {.ops = k->cpu->matmul,
+                 .count = count,
+                 .x = x,
+                 .n = k->tokens,
+                 .ldx = ldx,
+                 .ldy = ldy,
+                 .scratch = k->cpu->scratch,
+                 .scratch_each = k->cpu->scratch_each};
+    for (unsigned i = 0; i < count; i++) {
+        p.w[i] = &k->w->matrices[first + i];
+        p.y[i] = y;
+        y += p.w[i]->rows;
+    }
+    return run_product(&p, k->cpu->threads, err);
+}
+
+static qc_status run_chunk(chunk *k, qc_error *err)
+{
+    qc_llama_cpu *cpu = k->cpu;
+    const qc_llama_config *c = &cpu->shape->config;
+    const uint64_t hidden = c->hidden, wide = 2 * c->intermediate;
+    float *const *vectors = k->w->vectors;
+    QC_TRY(tokens_phase(k, norm_tokens, vectors[QC_LLAMA_INPUT_NORM], err));
+    QC_TRY(product_phase(k, QC_LLAMA_Q, 3, cpu->a, hidden, cpu->b, k->ldb, err));
+    QC_TRY(tokens_phase(k, turn_tokens, NULL, err));
+    QC_TRY(
+        share(cpu->threads, cpu->tasks[k->end] - cpu->tasks[k->window], 1, attend_tasks, k, err));
+    QC_TRY(product_phase(k, QC_LLAMA_O, 1, cpu->c, k->q, cpu->a, hidden, err));
+    QC_TRY(tokens_phase(k, add_tokens, vectors[QC_LLAMA_POST_NORM], err));
+    QC_TRY(product_phase(k, QC_LLAMA_GATE, 2, cpu->a, hidden, cpu->b, wide, err));
+    QC_TRY(tokens_phase(k, gate_tokens, NULL, err));
+    QC_TRY(product_phase(k, QC_LLAMA_DOWN, 1, cpu->b, wide, cpu->a, hidden, err));
+    return tokens_phase(k, add_tokens, NULL, err);
+}
+
+/* Windows that are in work together: whole ones, QC_LLAMA_TOKENS at most but for the first. */
+static void next_chunk(chunk *k, float *hidden)
+{
+    const qc_llama_cpu *cpu = k->cpu;
+    k->window = k->end;
+    k->start = cpu->starts[k->window];
+    do
+        k->end++;
+    while (k->end < cpu->batch.count &&
+           cpu->starts[k->end + 1] - k->start <= (uint64_t)QC_LLAMA_TOKENS);
+    k->tokens = cpu->starts[k->end] - k->start;
+    k->hidden = hidden + k->start * cpu->shape->config.hidden;
+}
+
+qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t layer,
+                             float *hidden, qc_error *err)
+{
+    const qc_llama_config *c = &cpu->shape->config;
+    chunk k = {.cpu = cpu, .w = w, .span = cpu->shape->windows[layer]};
+    k.q = c->heads * c->head_dim;
+    k.kv = c->kv_heads * c->head_dim;
+    k.ldb = k.q + 2 * k.kv;
+    while (k.end < cpu->batch.count) {
+        next_chunk(&k, hidden);
+        QC_TRY(run_chunk(&k, err));
+    }
+    return QC_OK;
+}
+
+static qc_status norm_in_place(void *ctx, unsigned thread, uint64_t first, uint64_t count,
+                               qc_error *err)
+{
+    const chunk *k = ctx;
+    uint64_t n = k->cpu->shape->config.hidden;
+    (void)thread;
+    (void)err;
+    for (uint64_t t = first; t < first + count; t++)
+        k->cpu->decoder->norm(k->hidden + t * n, k->weight, n,
+                              (float)k->cpu->shape->config.norm_eps, k->hidden + t * n);
+    return QC_OK;
+}
+
+qc_status qc_llama_cpu_norm(qc_llama_cpu *cpu, const float *weight, float *hidden, qc_error *err)
+{
+    chunk k = {.cpu = cpu, .hidden = hidden, .tokens = cpu->batch.tokens};
+    return tokens_phase(&k, norm_in_place, weight, err);
+}

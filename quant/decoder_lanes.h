@@ -1,0 +1,255 @@
+/* The bodies of qc_decoder_ops, built once per instruction set with vectors of DEC_WIDTH floats;
+ * only decoder_*.c include it. All operations are element by element, so the width changes no bit.
+ *
+ * attend, per call: ROWS = count * group rows of q against the keys of one head, 64 at a time:
+ *
+ *   q [ROWS][head_dim] scaled   keys [head_dim][64] turned      values [64][padded]
+ *        scores = q keys [ROWS][64] -> e^(score - maximum) -> sums [ROWS][padded] += scores values
+ */
+#include "quant/decoder_parts.h"
+#include "quant/quant_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+#define DEC_INLINE static inline __attribute__((always_inline))
+#define PARTS      (QC_LANES / DEC_WIDTH) /* vectors of 16 lanes */
+
+typedef float vec __attribute__((vector_size(DEC_WIDTH * 4)));
+typedef int32_t ivec __attribute__((vector_size(DEC_WIDTH * 4)));
+typedef uint32_t uvec __attribute__((vector_size(DEC_WIDTH * 4)));
+
+/* Vectors are passed by pointer: their ABI depends on the instruction set. */
+DEC_INLINE void load(vec *v, const float *at)
+{
+    memcpy(v, at, sizeof *v);
+}
+
+DEC_INLINE void store(float *at, const vec *v)
+{
+    memcpy(at, v, sizeof *v);
+}
+
+DEC_INLINE void spread(vec *v, float x)
+{
+    *v = x - (vec){0.0f}; /* not +: -0 stays */
+}
+
+/* e^x = 2^n e^r, |r| <= ln 2 / 2: the series of e^r up to r^7, whose rest is below 2^-27. n is
+ * rounded by adding 1.5 * 2^23; ln 2 in two parts, the first of 9 bits, so that n times it is
+ * exact. */
+DEC_INLINE void exponential_of(vec *x)
+{
+    const float big = 0x1.8p23f, ln2_high = 0x1.62p-1f, ln2_low = 0x1.c85fe0p-10f;
+    vec v = *x;
+    ivec low = v<-0x1.5d589ep6f, high = v> 88.0f; /* -87.33; the scale stays finite */
+    vec shifted = v * 0x1.715476p0f + big;
+    vec n = shifted - big;
+    vec r = (v - n * ln2_high) - n * ln2_low;
+    vec p = r * (1.0f / 5040.0f) + (1.0f / 720.0f);
+    p = p * r + (1.0f / 120.0f);
+    p = p * r + (1.0f / 24.0f);
+    p = p * r + (1.0f / 6.0f);
+    p = p * r + 0.5f;
+    p = r + p * (r * r);
+    uvec bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits << 23) + 0x3f800000;
+    vec scale;
+    memcpy(&scale, &bits, sizeof scale);
+    vec y = scale + p * scale, infinite;
+    spread(&infinite, INFINITY);
+    ivec out, top;
+    memcpy(&out, &y, sizeof out);
+    memcpy(&top, &infinite, sizeof top);
+    out = (out & ~low & ~high) | (top & high);
+    memcpy(x, &out, sizeof *x);
+}
+
+static void exponential(const float *x, uint64_t n, float *out)
+{
+    for (uint64_t i = 0; i < n; i += DEC_WIDTH) {
+        float room[DEC_WIDTH] = {0.0f};
+        size_t bytes = (size_t)(n - i < DEC_WIDTH ? n - i : DEC_WIDTH) * sizeof *x;
+        vec v;
+        memcpy(room, x + i, bytes);
+        load(&v, room);
+        exponential_of(&v);
+        store(room, &v);
+        memcpy(out + i, room, bytes);
+    }
+}
+
+static void norm(const float *x, const float *weight, uint64_t n, float eps, float *out)
+{
+    float lanes[QC_LANES] = {0.0f};
+    vec acc[PARTS], v;
+    uint64_t i = 0;
+    memset(acc, 0, sizeof acc);
+    for (; i + QC_LANES <= n; i += QC_LANES)
+        for (unsigned p = 0; p < PARTS; p++) {
+            load(&v, x + i + p * DEC_WIDTH);
+            acc[p] += v * v;
+        }
+    memcpy(lanes, acc, sizeof lanes);
+    for (unsigned l = 0; i + l < n; l++)
+        lanes[l] += x[i + l] * x[i + l];
+    float scale = 1.0f / sqrtf(qc_fold16(lanes) / (float)n + eps);
+    for (i = 0; i < n; i++)
+        out[i] = weight[i] * (x[i] * scale);
+}
+
+static void rotate(float *x, const float *cosines, const float *sines, uint64_t half)
+{
+    for (uint64_t i = 0; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cosines[i] - b * sines[i];
+        x[i + half] = b * cosines[i] + a * sines[i];
+    }
+}
+
+static void swiglu(float *gate, const float *up, uint64_t n)
+{
+    for (uint64_t i = 0; i < n; i += DEC_WIDTH) {
+        float g[DEC_WIDTH] = {0.0f}, u[DEC_WIDTH] = {0.0f};
+        size_t bytes = (size_t)(n - i < DEC_WIDTH ? n - i : DEC_WIDTH) * sizeof *gate;
+        vec v, e, w;
+        memcpy(g, gate + i, bytes);
+        memcpy(u, up + i, bytes);
+        load(&v, g);
+        load(&w, u);
+        e = -v;
+        exponential_of(&e);
+        v = v / (1.0f + e) * w;
+        store(g, &v);
+        memcpy(gate + i, g, bytes);
+    }
+}
+
+/* ---- attention ---- */
+
+/* out [rows][64] = q [rows][dim] keys [dim][64]; rows 1 or DEC_ROWS, a constant. */
+DEC_INLINE void score_rows(const float *q, uint64_t dim, const float *keys, unsigned rows,
+                           float *out)
+{
+    for (unsigned at = 0; at < QC_ATTEND_KEYS; at += 2 * DEC_WIDTH) {
+        vec acc[DEC_ROWS][2], a, b, x;
+        memset(acc, 0, sizeof acc);
+        for (uint64_t d = 0; d < dim; d++) {
+            load(&a, keys + d * QC_ATTEND_KEYS + at);
+            load(&b, keys + d * QC_ATTEND_KEYS + at + DEC_WIDTH);
+            for (unsigned r = 0; r < rows; r++) {
+                spread(&x, q[r * dim + d]);
+                acc[r][0] += x * a;
+                acc[r][1] += x * b;
+            }
+        }
+        for (unsigned r = 0; r < rows; r++) {
+            store(out + r * QC_ATTEND_KEYS + at, &acc[r][0]);
+            store(out + r * QC_ATTEND_KEYS + at + DEC_WIDTH, &acc[r][1]);
+        }
+    }
+}
+
+/* sums [rows][padded] += p [rows][64] values [n][padded] */
+DEC_INLINE void add_values(const float *p, const float *values, uint64_t n, uint64_t padded,
+                           unsigned rows, float *sums)
+{
+    for (uint64_t at = 0; at < padded; at += DEC_WIDTH) {
+        vec acc[DEC_ROWS], v, x;
+        for (unsigned r = 0; r < rows; r++)
+            load(&acc[r], sums + r * padded + at);
+        for (uint64_t j = 0; j < n; j++) {
+            load(&v, values + j * padded + at);
+            for (unsigned r = 0; r < rows; r++) {
+                spread(&x, p[r * QC_ATTEND_KEYS + j]);
+                acc[r] += x * v;
+            }
+        }
+        for (unsigned r = 0; r < rows; r++)
+            store(sums + r * padded + at, &acc[r]);
+    }
+}
+
+/* Row by row: scores of keys [low, high) of the block become e^(score - maximum), the rest 0; what
+ * was summed up so far is brought to the new maximum. */
+static void weigh(float *scores, uint64_t low, uint64_t high, uint64_t padded, float *maximum,
+                  float *total, float *sums)
+{
+    float most = *maximum, lanes[QC_LANES] = {0.0f};
+    for (uint64_t j = low; j < high; j++)
+        most = scores[j] > most ? scores[j] : most;
+    if (low >= high || most == -INFINITY) {
+        memset(scores, 0, QC_ATTEND_KEYS * sizeof *scores);
+        return;
+    }
+    float shrink = *maximum - most;
+    for (uint64_t j = 0; j < QC_ATTEND_KEYS; j++)
+        scores[j] = j >= low && j < high ? scores[j] - most : -INFINITY;
+    exponential(scores, QC_ATTEND_KEYS, scores);
+    for (uint64_t j = 0; j < QC_ATTEND_KEYS; j++)
+        lanes[j % QC_LANES] += scores[j];
+    exponential(&shrink, 1, &shrink);
+    *total = *total * shrink + qc_fold16(lanes);
+    *maximum = most;
+    if (shrink != 1.0f)
+        for (uint64_t d = 0; d < padded; d++)
+            sums[d] *= shrink;
+}
+
+static void attend(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t count,
+                   void *scratch)
+{
+    const uint64_t dim = io->head_dim, padded = qc_attend_padded(dim), rows = count * io->group;
+    qc_attend_room m;
+    qc_attend_split(&m, io->group, dim, scratch);
+    const float scale = 1.0f / sqrtf((float)dim);
+    for (uint64_t r = 0; r < rows; r++) {
+        const float *q =
+            io->q + (first + r / io->group) * io->q_stride + (kv * io->group + r % io->group) * dim;
+        for (uint64_t d = 0; d < dim; d++)
+            m.q[r * dim + d] = q[d] * scale;
+        m.maximum[r] = -INFINITY;
+        m.total[r] = 0.0f;
+    }
+    memset(m.sums, 0, (size_t)(rows * padded) * sizeof *m.sums);
+    uint64_t begin = io->span && first + 1 > io->span ? first + 1 - io->span : 0;
+    for (uint64_t at = begin / QC_ATTEND_KEYS * QC_ATTEND_KEYS; at < first + count;
+         at += QC_ATTEND_KEYS) {
+        uint64_t n = first + count - at < QC_ATTEND_KEYS ? first + count - at : QC_ATTEND_KEYS;
+        for (uint64_t j = 0; j < n; j++) {
+            const float *k = io->k + (at + j) * io->kv_stride + kv * dim;
+            for (uint64_t d = 0; d < dim; d++)
+                m.keys[d * QC_ATTEND_KEYS + j] = k[d];
+            memcpy(m.values + j * padded, io->v + (at + j) * io->kv_stride + kv * dim,
+                   (size_t)dim * sizeof *m.values);
+            memset(m.values + j * padded + dim, 0, (size_t)(padded - dim) * sizeof *m.values);
+        }
+        for (uint64_t j = n; j < QC_ATTEND_KEYS; j++)
+            for (uint64_t d = 0; d < dim; d++)
+                m.keys[d * QC_ATTEND_KEYS + j] = 0.0f;
+        uint64_t r = 0;
+        for (; r + DEC_ROWS <= rows; r += DEC_ROWS)
+            score_rows(m.q + r * dim, dim, m.keys, DEC_ROWS, m.scores + r * QC_ATTEND_KEYS);
+        for (; r < rows; r++)
+            score_rows(m.q + r * dim, dim, m.keys, 1, m.scores + r * QC_ATTEND_KEYS);
+        for (r = 0; r < rows; r++) {
+            uint64_t t = first + r / io->group;
+            uint64_t low = io->span && t + 1 > io->span + at ? t + 1 - io->span - at : 0;
+            uint64_t high = t < at ? 0 : t + 1 - at < QC_ATTEND_KEYS ? t + 1 - at : QC_ATTEND_KEYS;
+            weigh(m.scores + r * QC_ATTEND_KEYS, low, high, padded, &m.maximum[r], &m.total[r],
+                  m.sums + r * padded);
+        }
+        for (r = 0; r + DEC_ROWS <= rows; r += DEC_ROWS)
+            add_values(m.scores + r * QC_ATTEND_KEYS, m.values, n, padded, DEC_ROWS,
+                       m.sums + r * padded);
+        for (; r < rows; r++)
+            add_values(m.scores + r * QC_ATTEND_KEYS, m.values, n, padded, 1, m.sums + r * padded);
+    }
+    for (uint64_t r = 0; r < rows; r++) {
+        float *out = io->out + (first + r / io->group) * io->out_stride +
+                     (kv * io->group + r % io->group) * dim;
+        for (uint64_t d = 0; d < dim; d++)
+            out[d] = m.sums[r * padded + d] / m.total[r];
+    }
+}

@@ -1,0 +1,52 @@
+/* What a decoder layer of the Llama family computes besides its matmuls, in float.
+ *
+ * Every table gives the same bits: sums run in the order stated, products and sums are rounded one
+ * by one (no fused operations), e^x is a polynomial of its own. Element k of a sum over a vector
+ * goes to lane k % 16; lanes are folded as qc_fold16 does.
+ * Thread-safe: yes. Allocates: no. NaN and infinity come out as such, or as NaN. */
+#ifndef QC_QUANT_DECODER_OPS_H
+#define QC_QUANT_DECODER_OPS_H
+
+#include "base/cpu.h"
+
+#include <stdint.h>
+
+/* Attention of one window: token t sees the tokens max(0, t - span + 1) .. t; span 0: all up to t.
+ * Query head h uses key and value head h / group. Strides are in floats. */
+typedef struct {
+    const float *q; /* [tokens][heads][head_dim], row stride q_stride */
+    const float *k; /* [tokens][heads / group][head_dim], row stride kv_stride */
+    const float *v; /* as k */
+    float *out;     /* as q, row stride out_stride */
+    uint64_t q_stride, kv_stride, out_stride;
+    uint64_t tokens, group, head_dim, span;
+} qc_attend_io;
+
+typedef struct {
+    qc_isa isa;
+    /* RMS norm (Zhang and Sennrich 2019): out = weight * (x / sqrt(mean(x^2) + eps)). May be in
+     * place. */
+    void (*norm)(const float *x, const float *weight, uint64_t n, float eps, float *out);
+    /* Rotary positions of one head, x [2 * half]: x[i], x[i + half] turn by an angle given by its
+     * cosine and sine. */
+    void (*rotate)(float *x, const float *cosines, const float *sines, uint64_t half);
+    /* SwiGLU (Shazeer 2020): gate = gate / (1 + e^-gate) * up. */
+    void (*swiglu)(float *gate, const float *up, uint64_t n);
+    /* Softmax(q k^T / sqrt(head_dim)) v of the query heads of key head kv for tokens [first, first
+     * + count), count at most qc_attend_tokens. Keys go by in blocks of 64 from the window's start;
+     * maximum and sum are brought along from block to block (Milakov and Gimelshein 2018, Dao et
+     * al. 2022). scratch: qc_attend_scratch_bytes, 64-byte aligned. */
+    void (*attend)(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t count,
+                   void *scratch);
+    /* out[i] = e^x[i], within 2 units in the last place; 0 where it is below 2^-126. */
+    void (*exponential)(const float *x, uint64_t n, float *out);
+} qc_decoder_ops;
+
+/* As qc_quant_ops_for. */
+const qc_decoder_ops *qc_decoder_ops_for(qc_isa isa);
+/* Tokens that one call of attend takes; any cut gives the same bits. */
+uint64_t qc_attend_tokens(uint64_t group);
+/* Saturates. */
+uint64_t qc_attend_scratch_bytes(uint64_t group, uint64_t head_dim);
+
+#endif

@@ -1,0 +1,146 @@
+/* Logits of a Llama-family model for given tokens, for comparisons from other languages.
+ *
+ * usage: logits_tool [--threads N] MODEL IDS OUT
+ *
+ * IDS: one sequence a line, decimal ids separated by blanks. OUT: float32, [tokens, vocabulary] of
+ * all sequences one after the other. The environment variable QCONV_ISA picks the code path. Exit
+ * codes: as of qconv. */
+#include "convert/llama.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct {
+    uint32_t *ids;
+    uint64_t *lengths;
+    uint64_t tokens, windows;
+} text;
+
+static void *grown(void *p, uint64_t count, size_t each)
+{
+    if (count < 64 || (count & (count - 1)) == 0) {
+        void *more = realloc(p, (size_t)(count < 64 ? 64 : 2 * count) * each);
+        if (!more) {
+            (void)fprintf(stderr, "logits_tool: out of memory\n");
+            exit(1);
+        }
+        return more;
+    }
+    return p;
+}
+
+static qc_status read_ids(text *t, const char *path, qc_error *err)
+{
+    FILE *f = fopen(path, "r");
+    char *line = NULL;
+    size_t room = 0;
+    if (!f)
+        QC_FAIL(err, QC_ERR_IO, "%s: %s", path, strerror(errno));
+    while (getline(&line, &room, f) > 0) {
+        uint64_t n = 0;
+        char *end = line;
+        for (char *p = line;; p = end, n++) {
+            unsigned long id = strtoul(p, &end, 10);
+            if (end == p)
+                break;
+            t->ids = grown(t->ids, t->tokens, sizeof *t->ids);
+            t->ids[t->tokens++] = (uint32_t)id;
+        }
+        t->lengths = grown(t->lengths, t->windows, sizeof *t->lengths);
+        t->lengths[t->windows++] = n;
+    }
+    free(line);
+    (void)fclose(f);
+    return QC_OK;
+}
+
+static double seconds(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* A few rows at a time: a vocabulary is wide. */
+static qc_status write_logits(qc_llama *m, const float *hidden, const text *t, const char *path,
+                              qc_error *err)
+{
+    enum { ROWS = 256 };
+    const qc_llama_config *c = qc_llama_config_of(m);
+    FILE *f = fopen(path, "wb");
+    float *rows = malloc((size_t)c->vocabulary * ROWS * sizeof *rows);
+    qc_status st = QC_OK;
+    for (uint64_t at = 0; f && rows && st == QC_OK && at < t->tokens; at += ROWS) {
+        uint64_t n = t->tokens - at < ROWS ? t->tokens - at : ROWS;
+        st = qc_llama_logits(m, hidden + at * c->hidden, n, rows, err);
+        if (st == QC_OK &&
+            fwrite(rows, (size_t)c->vocabulary * sizeof *rows, (size_t)n, f) != (size_t)n)
+            st = qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: cannot be written", path);
+    }
+    if (!f || !rows)
+        st = qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: %s", path, strerror(errno));
+    if (f && fclose(f) != 0 && st == QC_OK)
+        st = qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: cannot be written", path);
+    free(rows);
+    return st;
+}
+
+static qc_status run(const char *model, const char *ids, const char *out, unsigned threads,
+                     qc_error *err)
+{
+    qc_checkpoint *c = NULL;
+    qc_llama *m = NULL;
+    text t = {0};
+    float *hidden = NULL;
+    qc_llama_tools tools = {.threads = threads};
+    qc_status st = qc_isa_select(&tools.isa, err);
+    if (st == QC_OK)
+        st = read_ids(&t, ids, err);
+    if (st == QC_OK)
+        st = qc_checkpoint_open(&c, model, err);
+    if (st == QC_OK)
+        st = qc_llama_open(&m, model, c, &tools, err);
+    if (st == QC_OK) {
+        const qc_llama_batch b = {t.ids, t.lengths, t.windows, t.tokens};
+        double start = seconds();
+        hidden = malloc((size_t)(t.tokens * qc_llama_config_of(m)->hidden + 1) * sizeof *hidden);
+        if (hidden)
+            st = qc_llama_hidden(m, &b, hidden, err);
+        else
+            st = qc_error_set(err, QC_ERR_NOMEM, __FILE__, __LINE__, "out of memory");
+        if (st == QC_OK)
+            (void)fprintf(stderr, "hidden states: %" PRIu64 " tokens in %.3f s\n", t.tokens,
+                          seconds() - start);
+    }
+    if (st == QC_OK)
+        st = write_logits(m, hidden, &t, out, err);
+    free(hidden);
+    free(t.ids);
+    free(t.lengths);
+    qc_llama_close(m);
+    qc_checkpoint_close(c);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    unsigned threads = qc_cpu_count();
+    int first = 1;
+    if (argc > 2 && strcmp(argv[1], "--threads") == 0) {
+        threads = (unsigned)strtoul(argv[2], NULL, 10);
+        first = 3;
+    }
+    if (argc - first != 3) {
+        (void)fprintf(stderr, "usage: logits_tool [--threads N] MODEL IDS OUT\n");
+        return 2;
+    }
+    qc_error err = {0};
+    qc_status st = run(argv[first], argv[first + 1], argv[first + 2], threads, &err);
+    if (st != QC_OK)
+        (void)fprintf(stderr, "logits_tool: %s\n", err.msg);
+    return qc_status_exit_code(st);
+}
