@@ -1,6 +1,7 @@
 #include "convert/gpu_work.h"
 
 #include "convert/gpu_bench_parts.h"
+#include "convert/gpu_llama.h"
 #include "convert/gpu_quantize.h"
 #include "convert/gpu_validate.h"
 
@@ -25,6 +26,14 @@ const qc_gpu_work *qc_gpu_work_get(void)
                 .ring_source = qc_gpu_ring_source,
                 .ring_start = qc_gpu_ring_start,
                 .ring_finish = qc_gpu_ring_finish,
+            },
+        .llama =
+            {
+                .create = qc_gpu_decoder_create,
+                .destroy = qc_gpu_decoder_destroy,
+                .layer = qc_gpu_decoder_run,
+                .head = qc_gpu_decoder_head,
+                .logits = qc_gpu_decoder_logits,
             },
         .bench = qc_gpu_bench,
     };

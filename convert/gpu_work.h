@@ -101,6 +101,55 @@ typedef struct {
                          unsigned count, qc_error *err);
 } qc_gpu_validator;
 
+/* ---- layers of a language model (gpu_llama.c) ---- */
+
+/* A Linear layer's weight in host memory: quantized, or dense F32, F16 or BF16. */
+typedef struct {
+    const qc_weights *quantized; /* NULL: dense */
+    const void *dense;           /* [rows, cols] */
+    qc_dtype dtype;
+    uint64_t rows, cols;
+    const float *bias; /* [rows], NULL: none */
+} qc_gpu_matrix;
+
+typedef struct {
+    uint64_t hidden, intermediate, heads, kv_heads, head_dim;
+    float norm_eps;
+    uint64_t longest; /* window of tokens, in tokens */
+    /* Rotary positions [longest, head_dim / 2], whatever scaling they have. Element i of a head
+     * turns with element i + head_dim / 2. */
+    const float *cosine, *sine;
+} qc_gpu_decoder_form;
+
+typedef struct {
+    const float *input_norm, *attention_norm; /* [hidden], before attention and before the MLP */
+    const float *q_norm, *k_norm; /* [head_dim] of each head, before it turns; or NULL */
+    qc_gpu_matrix q, k, v, o, gate, up, down;
+    uint64_t window; /* sliding; 0: none */
+} qc_gpu_decoder_layer;
+
+/* For one thread. Hidden states and logits are floats in host memory; kernels/cuda_llama.h says
+ * with what precision the device computes. */
+typedef struct qc_gpu_decoder qc_gpu_decoder;
+
+typedef struct {
+    /* QC_ERR_UNSUPPORTED: heads of more than 256 elements or an odd number of them. form's tables
+     * are copied. */
+    qc_status (*create)(qc_gpu_decoder **out, const qc_cuda_device *device,
+                        const qc_gpu_decoder_form *form, qc_error *err);
+    void (*destroy)(qc_gpu_decoder *d); /* accepts NULL */
+    /* hidden [sum of lengths, form->hidden] through one layer, in place; lengths [windows], each at
+     * most form->longest. QC_ERR_NOMEM: the layer and one window do not fit the device. Results
+     * are not looked at for infinity and NaN. */
+    qc_status (*layer)(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer, float *hidden,
+                       const uint64_t *lengths, uint64_t windows, qc_error *err);
+    /* Takes the output head to the device, where it stays until another or destroy. */
+    qc_status (*head)(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err);
+    /* out [n, rows of the head] of n rows of hidden states behind the final norm. */
+    qc_status (*logits)(qc_gpu_decoder *d, const float *hidden, uint64_t n, float *out,
+                        qc_error *err);
+} qc_gpu_llama;
+
 /* ---- all of it ---- */
 
 typedef struct {
@@ -110,6 +159,7 @@ typedef struct {
     qc_status (*device_open)(qc_cuda_device *out, int index, qc_error *err);
     qc_gpu_quantizer quantizer;
     qc_gpu_validator validator;
+    qc_gpu_llama llama;
     /* qconv bench (gpu_bench.c): measure what q asks; rows go to the arena, and to sink as they
      * come. QC_ERR_CHECK: a kernel's result is wrong. */
     qc_status (*bench)(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,

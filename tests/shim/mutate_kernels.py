@@ -35,6 +35,7 @@ TESTS = {
     "kernels/cuda_quantize_rows.cu": ["quantize"],
     "kernels/cuda_quantize_nested.cu": ["dequantize"],
     "kernels/cuda_dequantize.cu": ["dequantize"],
+    "kernels/cuda_llama.cu": ["llama"],
     "kernels/matmul_gemv.cu": ["gemv"],
     "kernels/matmul_input.cu": ["gemv", "mma", "api"],
     "kernels/matmul_reduce.cu": ["gemv", "mma", "api"],
@@ -44,7 +45,7 @@ TESTS = {
     "kernels/matmul_mma16816.cu": ["mma"],
     "tests/kernel_shim_matrix.cpp": ["matrix"],
 }
-QUICKEST = ["matrix", "dequantize", "quantize", "gemv", "api", "mma"]
+QUICKEST = ["matrix", "llama", "dequantize", "quantize", "gemv", "api", "mma"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
                      r"\([^;()]*\);")
 BOUND = re.compile(r"([\w\])]) < (?=[\w(])")
