@@ -1,0 +1,149 @@
+/* The scalar truth of the search: what every other table must equal bit for bit. The order of
+ * every operation: scale_search_internal.h. */
+#include "quant/scale_search_internal.h"
+
+#include "quant/quant_half.h"
+
+#include <math.h>
+#include <string.h>
+
+/* round half to even for |x| < 2^22: the ulp of 1.5 * 2^23 is 1 */
+static float round_even(float x)
+{
+    return (x + 0x1.8p23f) - 0x1.8p23f;
+}
+
+static float clamp127(float q)
+{
+    q = q > 127.0f ? 127.0f : q;
+    return q < -127.0f ? -127.0f : q;
+}
+
+/* Rows of one run added, saturating at 65535. */
+static void add_run(const float *x, uint32_t n, float k, const uint16_t (*screen)[32],
+                    uint32_t *total)
+{
+    uint32_t run[2 * QC_SEARCH_FACTORS] = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        const uint16_t *row = screen[(int)round_even(x[i] * k) + 127];
+        for (unsigned m = 0; m < 2 * QC_SEARCH_FACTORS; m++)
+            run[m] += row[m];
+    }
+    for (unsigned m = 0; m < 2 * QC_SEARCH_FACTORS; m++)
+        total[m] += run[m] < 65535u ? run[m] : 65535u;
+}
+
+static void look(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
+                 qc_search_look *out)
+{
+    uint32_t largest = 0;
+    float xx[QC_LANES] = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t magnitude = qc_f32_bits(x[i]) & 0x7fffffffu;
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    *out = (qc_search_look){.absmax = qc_f32_of_bits(largest)};
+    if (!isfinite(out->absmax) || out->absmax < QC_TINY_ABSMAX)
+        return;
+    const float k = (1.0f / out->absmax) * 127.0f;
+    for (uint32_t i = 0; i < n; i++) {
+        float z = x[i] * k;
+        xx[i % QC_LANES] = fmaf(z, z, xx[i % QC_LANES]);
+    }
+    out->xx = qc_fold16(xx);
+    if (!screen)
+        return;
+    for (uint32_t i = 0; i < n; i += QC_SEARCH_RUN)
+        add_run(x + i, n - i < QC_SEARCH_RUN ? n - i : QC_SEARCH_RUN, k, screen, out->total);
+    for (uint32_t m = 1; m < 2 * QC_SEARCH_FACTORS; m++)
+        if (out->total[m] < out->total[out->best])
+            out->best = m;
+}
+
+static unsigned nf4_code(float y)
+{
+    unsigned code = 0;
+    for (unsigned t = 0; t < 15; t++)
+        code += y > qc_nf4_threshold[t];
+    return code;
+}
+
+/* y less the NF4 value nearest to it: a threshold lies within an ulp of the middle, so the nearest
+ * is the one that it gives or a neighbour. */
+static float nf4_residue(float y)
+{
+    unsigned code = nf4_code(y);
+    float r = y - qc_nf4_code[code];
+    if (code > 0 && fabsf(y - qc_nf4_code[code - 1]) < fabsf(r))
+        r = y - qc_nf4_code[code - 1];
+    if (code < 15 && fabsf(y - qc_nf4_code[code + 1]) < fabsf(r))
+        r = y - qc_nf4_code[code + 1];
+    return r;
+}
+
+static void errors(const float *x, uint32_t n, int is_nf4, const float *inv, unsigned count,
+                   float *rr)
+{
+    for (unsigned j = 0; j < count; j++) {
+        float lanes[QC_LANES] = {0};
+        for (uint32_t i = 0; i < n; i++) {
+            float y = x[i] * inv[j];
+            float r = is_nf4 ? nf4_residue(y) : y - clamp127(round_even(y));
+            lanes[i % QC_LANES] = fmaf(r, r, lanes[i % QC_LANES]);
+        }
+        rr[j] = qc_fold16(lanes);
+    }
+}
+
+static float encode(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes)
+{
+    float largest = 0.0f;
+    for (uint32_t i = 0; i < n; i++) {
+        float y = x[i] * inv, value;
+        if (is_nf4) {
+            unsigned code = nf4_code(y);
+            value = qc_nf4_code[code];
+            codes[i / 2] = (uint8_t)(i % 2 ? codes[i / 2] | code : code << 4);
+        } else {
+            int8_t q = (int8_t)clamp127(round_even(y));
+            value = (float)q * QC_INT8_STEP;
+            memcpy(codes + i, &q, 1);
+        }
+        float error = fabsf(x[i] - value * s);
+        largest = error > largest ? error : largest;
+    }
+    return largest;
+}
+
+static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
+                        int8_t *codes, float *ee, float *xx)
+{
+    float ee_lanes[QC_LANES] = {0}, xx_lanes[QC_LANES] = {0}, largest = 0.0f;
+    for (uint32_t i = 0; i < n; i++) {
+        float q = clamp127(round_even(h[i] * inv));
+        float e = x[i] - (q * scb) * QC_INT8_STEP;
+        codes[i] = (int8_t)q;
+        ee_lanes[i % QC_LANES] = fmaf(e, e, ee_lanes[i % QC_LANES]);
+        xx_lanes[i % QC_LANES] = fmaf(x[i], x[i], xx_lanes[i % QC_LANES]);
+        largest = fabsf(e) > largest ? fabsf(e) : largest;
+    }
+    *ee = qc_fold16(ee_lanes);
+    *xx = qc_fold16(xx_lanes);
+    return largest;
+}
+
+static const qc_search_steps steps = {&qc_quant_ops_scalar, look, errors, encode, encode_row};
+
+static void blocks(const qc_search_form *form, const void *src, qc_dtype dtype, uint64_t n,
+                   const qc_search_out *out, void *scratch, qc_piece_sums *sums)
+{
+    qc_search_blocks_with(&steps, form, src, dtype, n, out, scratch, sums);
+}
+
+static void rows(const void *src, qc_dtype dtype, uint64_t row_count, uint64_t cols, int8_t *codes,
+                 float *scb, void *scratch, qc_piece_sums *sums)
+{
+    qc_search_rows_with(&steps, src, dtype, row_count, cols, codes, scb, scratch, sums);
+}
+
+const qc_search_ops qc_search_ops_scalar = {QC_ISA_SCALAR, blocks, rows};

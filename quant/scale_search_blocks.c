@@ -1,0 +1,462 @@
+/* The search over blocks, from elements to codes, once for all instruction sets: what is done per
+ * block or group. What is done per element is in qc_search_steps. The method in words:
+ * scale_search_internal.h.
+ *
+ * A group is walked twice: for targets, and, once they have given the nested absmax, for codes. Its
+ * elements are widened again the second time: a group of 16-bit weights in blocks of 64 is 32 KiB
+ * and still in the cache, its floats would not be. */
+#include "quant/quant_half.h"
+#include "quant/scale_search_internal.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+static const float nf4_steps[QC_SEARCH_NF4_LATTICE] = QC_SEARCH_NF4_STEPS;
+static const float int8_steps[QC_SEARCH_CANDIDATES] = QC_SEARCH_INT8_STEPS;
+static const float refits[QC_SEARCH_REFIT_COUNT] = QC_SEARCH_REFITS;
+
+/* What is known of a block after the first walk. */
+typedef struct {
+    float absmax;
+    float target; /* 0: a block of zeros */
+    float second; /* NF4 */
+    double xx;    /* sum x^2 */
+} block_target;
+
+typedef struct {
+    float x[QC_BLOCK_MAX];
+    uint8_t codes[QC_BLOCK_MAX]; /* of a short block */
+    block_target of[QC_NESTED_BLOCK];
+} search_scratch;
+
+typedef struct {
+    const qc_search_steps *steps;
+    const qc_search_form *form;
+    const unsigned char *src;
+    qc_dtype dtype;
+    uint64_t n;
+    const qc_search_out *out;
+    qc_piece_sums *sums;
+    search_scratch *scratch;
+} search;
+
+/* A scale among those that a block may take. */
+typedef struct {
+    float s;
+    double error;  /* sum (x - x')^2 */
+    unsigned code; /* of double quantization */
+    int usable;
+} choice;
+
+/* How scales are represented in a group. */
+typedef struct {
+    float nested_absmax;
+    float lift; /* power of two that nested_absmax and differences are multiplied by */
+    float inv;
+    float offset;
+} lattice;
+
+uint64_t qc_search_scratch_bytes(const qc_search_form *form, uint64_t cols)
+{
+    (void)form;
+    (void)cols;
+    return (sizeof(search_scratch) + 63) / 64 * 64;
+}
+
+static uint32_t block_count(const search *c, uint64_t block)
+{
+    uint64_t left = c->n - block * c->form->block_elems;
+    return left < c->form->block_elems ? (uint32_t)left : c->form->block_elems;
+}
+
+static uint32_t padded(uint32_t n)
+{
+    return (n + QC_SEARCH_PAD - 1) / QC_SEARCH_PAD * QC_SEARCH_PAD;
+}
+
+void qc_search_report_bad(const void *src, qc_dtype dtype, uint64_t index, qc_piece_sums *sums)
+{
+    double wide = 0.0;
+    float x = 0.0f;
+    uint64_t overflow;
+    const unsigned char *at = (const unsigned char *)src + index * (qc_dtype_bits(dtype) / 8);
+    qc_quant_ops_scalar.cast(at, dtype, 1, &x, QC_DTYPE_F32, &overflow);
+    if (dtype == QC_DTYPE_F64)
+        memcpy(&wide, at, sizeof wide);
+    else
+        wide = (double)x;
+    sums->bad = isfinite(wide) ? QC_BAD_RANGE : QC_BAD_NONFINITE;
+    sums->bad_index = index;
+}
+
+static uint32_t read_block(const search *c, uint64_t block)
+{
+    const uint32_t n = block_count(c, block);
+    float *x = c->scratch->x;
+    uint64_t overflow;
+    c->steps->ops->cast(c->src + block * c->form->block_elems * (qc_dtype_bits(c->dtype) / 8),
+                        c->dtype, n, x, QC_DTYPE_F32, &overflow);
+    for (uint32_t i = n; i < padded(n); i++)
+        x[i] = 0.0f;
+    return n;
+}
+
+static void scale_up(float *x, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        x[i] *= QC_TINY_SCALE;
+}
+
+static float lift_of(float magnitude)
+{
+    return magnitude < QC_TINY_ABSMAX ? QC_TINY_SCALE : 1.0f;
+}
+
+/* ---- first walk ------------------------------------------------------------------------------ */
+
+static float target_of(const search *c, uint32_t candidate, float absmax)
+{
+    unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
+    float factor = QC_SEARCH_INT8_TARGET;
+    int negative = 0;
+    if (c->form->is_nf4) {
+        factor = qc_search_factor[list][candidate % QC_SEARCH_FACTORS];
+        negative = candidate >= QC_SEARCH_FACTORS;
+    }
+    float t = factor * absmax;
+    t = isfinite(t) ? t : absmax;
+    return negative ? -t : t;
+}
+
+/* The least total away from the best one. */
+static uint32_t second_best(const qc_search_look *look)
+{
+    uint32_t second = UINT32_MAX;
+    for (uint32_t m = 0; m < 2 * QC_SEARCH_FACTORS; m++) {
+        const int same_sign = m / QC_SEARCH_FACTORS == look->best / QC_SEARCH_FACTORS;
+        if (same_sign && m + 1 >= look->best && m <= look->best + 1)
+            continue;
+        if (second == UINT32_MAX || look->total[m] < look->total[second])
+            second = m;
+    }
+    return second;
+}
+
+/* 1, or 0 after reporting an element that has no code. */
+static int find_target(const search *c, uint64_t block, block_target *out)
+{
+    const uint32_t n = read_block(c, block);
+    const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
+    const uint16_t(*screen)[2 * QC_SEARCH_FACTORS] =
+        c->form->is_nf4 ? qc_search_screen_get()->of[list] : NULL;
+    float *x = c->scratch->x;
+    qc_search_look look;
+    c->steps->look(x, padded(n), screen, &look);
+    *out = (block_target){.absmax = look.absmax};
+    if (!isfinite(look.absmax)) {
+        uint32_t i = 0;
+        while (isfinite(x[i]))
+            i++;
+        qc_search_report_bad(c->src, c->dtype, block * c->form->block_elems + i, c->sums);
+        return 0;
+    }
+    if (look.absmax == 0.0f)
+        return 1;
+    if (look.absmax < QC_TINY_ABSMAX) {
+        scale_up(x, n);
+        c->steps->look(x, padded(n), screen, &look);
+    }
+    double q = (double)look.absmax / 127.0;
+    out->xx = (double)look.xx * (q * q);
+    if (out->absmax < QC_TINY_ABSMAX)
+        out->xx *= 0x1p-128;
+    out->target = target_of(c, look.best, out->absmax);
+    if (c->form->is_nf4 && c->form->effort == QC_SEARCH_REFIT)
+        out->second = target_of(c, second_best(&look), out->absmax);
+    return 1;
+}
+
+/* ---- scales of a group ----------------------------------------------------------------------- */
+
+static lattice make_lattice(float nested_absmax, float offset)
+{
+    lattice l = {nested_absmax, lift_of(nested_absmax), 0.0f, offset};
+    if (nested_absmax > 0.0f)
+        l.inv = 1.0f / (nested_absmax * l.lift);
+    return l;
+}
+
+static unsigned nearest_code(const lattice *l, float t)
+{
+    float d = t - l->offset;
+    return l->inv == 0.0f ? QC_DYNAMIC_ZERO : qc_dynamic_search((d * l->lift) * l->inv);
+}
+
+static float scale_of(const lattice *l, unsigned code)
+{
+    return qc_dynamic_map[code] * l->nested_absmax + l->offset;
+}
+
+static unsigned window_of(const search *c)
+{
+    if (c->form->effort == QC_SEARCH_REFIT)
+        return c->form->is_nf4 ? QC_SEARCH_NF4_WIDE : QC_SEARCH_INT8_WIDE;
+    return c->form->is_nf4 ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
+}
+
+/* First code of the window around t. */
+static unsigned window_start(const lattice *l, float t, unsigned window)
+{
+    const unsigned nearest = nearest_code(l, t);
+    unsigned first = nearest + (t > scale_of(l, nearest));
+    first = first > window / 2 ? first - window / 2 : 0;
+    return first > 256 - window ? 256 - window : first;
+}
+
+static unsigned plain_candidates(const search *c, const block_target *b, float *s)
+{
+    const unsigned count = c->form->is_nf4 ? QC_SEARCH_NF4_LATTICE : QC_SEARCH_CANDIDATES;
+    for (unsigned j = 0; j < count; j++)
+        s[j] = c->form->is_nf4 ? b->target * nf4_steps[j] : b->absmax * int8_steps[j];
+    return count;
+}
+
+static float inverse_of(const search *c, float s)
+{
+    float inv = 1.0f / s;
+    return c->form->is_nf4 ? inv : inv * 127.0f;
+}
+
+/* The best of up to QC_SEARCH_CANDIDATES for the block in scratch (n padded elements, scaled if
+ * tiny); its code is the index in s. */
+static choice best_of(const search *c, const block_target *b, uint32_t n, const float *s,
+                      unsigned count)
+{
+    const float lift = lift_of(b->absmax);
+    const float least = b->absmax * lift * 0.25f;
+    float inv[QC_SEARCH_CANDIDATES] = {0.0f}, rr[QC_SEARCH_CANDIDATES];
+    choice best = {.error = b->xx};
+    for (unsigned j = 0; j < count; j++) {
+        float magnitude = fabsf(s[j] * lift);
+        inv[j] = magnitude >= least && isfinite(magnitude) ? inverse_of(c, s[j] * lift) : 0.0f;
+    }
+    c->steps->errors(c->scratch->x, n, c->form->is_nf4, inv, count, rr);
+    for (unsigned j = 0; j < count; j++) {
+        double w = (double)(s[j] * lift);
+        w = c->form->is_nf4 ? w : w / 127.0;
+        double error = (double)rr[j] * (w * w);
+        if (lift != 1.0f)
+            error *= 0x1p-128;
+        if (inv[j] != 0.0f && (!best.usable || error < best.error))
+            best = (choice){s[j], error, j, 1};
+    }
+    return best;
+}
+
+/* The block's elements to scratch, as best_of wants them; how many, unpadded. */
+static uint32_t read_scaled(const search *c, uint64_t block, const block_target *b)
+{
+    uint32_t n = read_block(c, block);
+    if (b->absmax < QC_TINY_ABSMAX)
+        scale_up(c->scratch->x, n);
+    return n;
+}
+
+/* Adds the codes of the window around t to what best was chosen from. */
+static void try_window(const search *c, const lattice *l, const block_target *b, uint32_t n,
+                       float t, choice *best)
+{
+    const unsigned window = window_of(c), first = window_start(l, t, window);
+    for (unsigned done = 0; done < window; done += QC_SEARCH_CANDIDATES) {
+        const unsigned count =
+            window - done < QC_SEARCH_CANDIDATES ? window - done : QC_SEARCH_CANDIDATES;
+        float s[QC_SEARCH_CANDIDATES];
+        for (unsigned j = 0; j < count; j++)
+            s[j] = scale_of(l, first + done + j);
+        choice one = best_of(c, b, padded(n), s, count);
+        one.code += first + done;
+        if (one.usable && (!best->usable || one.error < best->error))
+            *best = one;
+    }
+}
+
+static choice choose_nested(const search *c, const lattice *l, const block_target *b, uint32_t n)
+{
+    choice best = {.error = b->xx, .code = nearest_code(l, b->target)};
+    best.s = scale_of(l, best.code);
+    try_window(c, l, b, n, b->target, &best);
+    if (b->second != 0.0f)
+        try_window(c, l, b, n, b->second, &best);
+    return best;
+}
+
+/* ---- codes ----------------------------------------------------------------------------------- */
+
+static float value_of(const search *c, const uint8_t *codes, uint32_t i)
+{
+    if (!c->form->is_nf4)
+        return (float)(int8_t)codes[i] * QC_INT8_STEP;
+    return qc_nf4_code[i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4];
+}
+
+/* Largest |x - x'| of the block in scratch, n elements as they are in the source. */
+static void note_largest(const search *c, uint64_t block, uint32_t n, float s, const uint8_t *codes)
+{
+    const float *x = c->scratch->x;
+    for (uint32_t i = 0; i < n; i++) {
+        double error = (double)fabsf(x[i] - value_of(c, codes, i) * s);
+        if (error > c->sums->max_err) {
+            c->sums->max_err = error;
+            c->sums->max_index = block * c->form->block_elems + i;
+        }
+    }
+}
+
+static uint32_t code_bytes(const search *c, uint32_t n)
+{
+    return c->form->is_nf4 ? (n + 1) / 2 : n;
+}
+
+/* Codes and sums of a block whose scale is chosen; its elements are in scratch. */
+static void encode_block(const search *c, uint64_t block, const block_target *b, uint32_t n,
+                         const choice *best)
+{
+    const float lift = lift_of(b->absmax);
+    const uint64_t first = block * c->form->block_elems;
+    uint8_t *codes = (uint8_t *)c->out->codes + (c->form->is_nf4 ? first / 2 : first);
+    const int whole = n == padded(n);
+    float largest = INFINITY;
+    if (best->usable) {
+        uint8_t *to = whole ? codes : c->scratch->codes;
+        largest = c->steps->encode(c->scratch->x, padded(n), c->form->is_nf4,
+                                   inverse_of(c, best->s * lift), best->s, to);
+        if (!whole)
+            memcpy(codes, to, code_bytes(c, n));
+    } else {
+        memset(codes, c->form->is_nf4 ? QC_NF4_ZERO << 4 | QC_NF4_ZERO : 0, code_bytes(c, n));
+    }
+    c->sums->sum_xx += b->xx;
+    c->sums->sum_ee += best->error;
+    if (lift != 1.0f) { /* the error is that of the elements as they are */
+        (void)read_block(c, block);
+        largest = INFINITY;
+    }
+    if ((double)largest > c->sums->max_err)
+        note_largest(c, block, n, best->s, codes);
+}
+
+static void encode_zeros(const search *c, uint64_t block)
+{
+    const uint64_t first = block * c->form->block_elems;
+    const uint32_t n = block_count(c, block);
+    memset((uint8_t *)c->out->codes + (c->form->is_nf4 ? first / 2 : first),
+           c->form->is_nf4 ? QC_NF4_ZERO << 4 | QC_NF4_ZERO : 0, code_bytes(c, n));
+}
+
+/* ---- without double quantization ------------------------------------------------------------- */
+
+static void search_plain(const search *c, uint64_t blocks)
+{
+    for (uint64_t block = 0; block < blocks; block++) {
+        block_target *b = &c->scratch->of[0];
+        float s[QC_SEARCH_CANDIDATES];
+        if (!find_target(c, block, b))
+            return;
+        c->out->absmax[block] = 0.0f;
+        if (b->target == 0.0f) {
+            encode_zeros(c, block);
+            continue;
+        }
+        const uint32_t n = block_count(c, block); /* still in scratch, and scaled */
+        choice best = best_of(c, b, padded(n), s, plain_candidates(c, b, s));
+        c->out->absmax[block] = best.s;
+        encode_block(c, block, b, n, &best);
+    }
+}
+
+/* ---- with it --------------------------------------------------------------------------------- */
+
+static float largest_difference(const search *c, unsigned count)
+{
+    float largest = 0.0f;
+    for (unsigned i = 0; i < count; i++) {
+        const block_target *b = &c->scratch->of[i];
+        float d = fabsf(b->target - c->form->offset);
+        if (b->target != 0.0f && d > largest)
+            largest = d;
+    }
+    return isfinite(largest) ? largest : FLT_MAX;
+}
+
+static double group_error(const search *c, uint64_t first, unsigned count, float nested_absmax)
+{
+    const lattice l = make_lattice(nested_absmax, c->form->offset);
+    double sum = 0.0;
+    for (unsigned i = 0; i < count; i++) {
+        const block_target *b = &c->scratch->of[i];
+        if (b->target != 0.0f) {
+            uint32_t n = read_scaled(c, first + i, b);
+            sum += choose_nested(c, &l, b, n).error;
+        }
+    }
+    return sum;
+}
+
+static float refit(const search *c, uint64_t first, unsigned count, float nested_absmax)
+{
+    float best = nested_absmax;
+    double least = INFINITY;
+    for (unsigned k = 0; k < QC_SEARCH_REFIT_COUNT; k++) {
+        float candidate = nested_absmax * refits[k];
+        double error = group_error(c, first, count, candidate);
+        if (error < least) {
+            least = error;
+            best = candidate;
+        }
+    }
+    return best;
+}
+
+static void search_nested(const search *c, uint64_t blocks)
+{
+    for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
+        const unsigned count =
+            blocks - first < QC_NESTED_BLOCK ? (unsigned)(blocks - first) : QC_NESTED_BLOCK;
+        for (unsigned i = 0; i < count; i++)
+            if (!find_target(c, first + i, &c->scratch->of[i]))
+                return;
+        float nested_absmax = largest_difference(c, count);
+        if (c->form->effort == QC_SEARCH_REFIT)
+            nested_absmax = refit(c, first, count, nested_absmax);
+        const lattice l = make_lattice(nested_absmax, c->form->offset);
+        c->out->nested_absmax[first / QC_NESTED_BLOCK] = nested_absmax;
+        for (unsigned i = 0; i < count; i++) {
+            const block_target *b = &c->scratch->of[i];
+            choice best = {.code = nearest_code(&l, 0.0f)};
+            if (b->target == 0.0f) {
+                best.s = scale_of(&l, best.code);
+                encode_zeros(c, first + i);
+            } else {
+                uint32_t n = read_scaled(c, first + i, b);
+                best = choose_nested(c, &l, b, n);
+                encode_block(c, first + i, b, n, &best);
+            }
+            c->out->absmax[first + i] = best.s;
+            c->out->absmax_codes[first + i] = (uint8_t)best.code;
+        }
+    }
+}
+
+void qc_search_blocks_with(const qc_search_steps *steps, const qc_search_form *form,
+                           const void *src, qc_dtype dtype, uint64_t n, const qc_search_out *out,
+                           void *scratch, qc_piece_sums *sums)
+{
+    const search c = {steps, form, src, dtype, n, out, sums, scratch};
+    const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
+    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
+    if (form->nested)
+        search_nested(&c, blocks);
+    else
+        search_plain(&c, blocks);
+}

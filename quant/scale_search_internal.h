@@ -1,0 +1,158 @@
+/* Shared by the implementations of qc_search_ops; not for callers. The method, step by step.
+ *
+ * All in IEEE single precision without contraction unless stated; fmaf where it says so. Lanes are
+ * element % 16 of the block, folded by qc_fold16; s is a scale, a the absmax of the block (or of
+ * the row), R and the tables below constants.
+ *
+ * A block
+ *  1. Look. a = largest |x|. A block of zeros: codes of 0, target 0, no part in what follows.
+ *     Tiny blocks (a < QC_TINY_ABSMAX): x, a and every s below are first multiplied by
+ *     QC_TINY_SCALE; only x' = value * s and x - x' are made with the true ones.
+ *         k = (1.0f / a) * 127.0f,  z = x * k,  xx = fmaf(z, z, xx) by lanes
+ *         sum_xx += (double)fold(xx) * q^2,  q = a / 127.0 in double
+ *  2. Screen, NF4 only. level = z rounded half to even, -127 .. 127. The screen is a table of
+ *     integers: row `level` has for each of 2 * QC_SEARCH_FACTORS candidates (a factor f of a, and
+ *     a sign; negative ones in the second half) the squared distance of level / 127 from the
+ *     nearest of the NF4 values times +-f. Rows are added per run of QC_SEARCH_RUN elements,
+ *     saturating at 65535, runs in 32 bits. The candidate of the least total, the lowest index on
+ *     ties, gives the target t = f * a or -(f * a); where that is not finite, t = a or -a.
+ *     int8: t = a * QC_SEARCH_INT8_TARGET where that is finite, else a.
+ *  3. Candidates for s, in a fixed order: see below. One is usable if a / 4 <= |s| < infinity.
+ *  4. Error of a usable candidate.
+ *     NF4   inv = 1.0f / s, y = x * inv, r = y less the NF4 value nearest to it (least |y - c|),
+ *           rr = fmaf(r, r, rr) by lanes, E = (double)fold(rr) * ((double)s * (double)s)
+ *     int8  inv = (1.0f / s) * 127.0f, y = x * inv, q = y rounded half to even, clamped to +-127,
+ *           r = y - q, rr likewise, E = (double)fold(rr) * (w * w), w = (double)s / 127.0
+ *     The least E wins, the first on ties. No usable candidate: all codes are those of 0, E is
+ *     what step 1 added to sum_xx, and s is the one of code q0 below.
+ *  5. Codes. NF4: number of thresholds strictly below y; int8: q. sum_ee += E. max_err, max_index:
+ *     |x - x'|, x' = value * s, or (q * QC_INT8_STEP) * s.
+ *     In a tiny block E and q^2 are multiplied by 2^-128 (exact).
+ *
+ * Candidates without double quantization: t * QC_SEARCH_NF4_STEPS[j], or a *
+ * QC_SEARCH_INT8_STEPS[j]
+ *
+ * With it, for a group, once all its blocks have targets:
+ *     N = largest |t - offset| over its blocks that are not zero (0 if there are none); not finite:
+ *         FLT_MAX. d = t - offset; q0 = entry of the dynamic map nearest to d * (1.0f / N) as
+ *         nested_quantize finds it (N and d times QC_TINY_SCALE if N < QC_TINY_ABSMAX; N == 0: 127)
+ *     s(q) = map[q] * N + offset
+ *     window: R codes from q0 - R / 2 + (t > s(q0)) on, moved to lie within 0 .. 255, ascending;
+ *         R = QC_SEARCH_NF4_WINDOW or QC_SEARCH_INT8_WINDOW
+ *     a block of zeros: q0 of t = 0
+ * QC_SEARCH_REFIT: R = QC_SEARCH_NF4_WIDE or QC_SEARCH_INT8_WIDE, and NF4 has a second target t2,
+ * from the candidate of the screen with the least total (lowest index on ties) among those of the
+ * other sign or more than one index away from the first. Windows around t, then around t2. All this
+ * for N_k = N * QC_SEARCH_REFITS[k] (q0 and windows with N_k), k rising; the N_k of least sum of E
+ * over the group's blocks (double, in order) is taken, the lowest k on ties.
+ *
+ * A row of int8: x is h, after float16; E of step 4 for s = a * QC_SEARCH_ROW_STEPS[j], where
+ * lanes are column % 16 and after every QC_ROW_FLUSH columns and at the row's end are folded, added
+ * to a double and zeroed; scb = the best s. Sums as in int8_rows_quantize. */
+#ifndef QC_QUANT_SCALE_SEARCH_INTERNAL_H
+#define QC_QUANT_SCALE_SEARCH_INTERNAL_H
+
+#include "quant/quant_internal.h"
+#include "quant/scale_search.h"
+
+#define QC_SEARCH_FACTORS     16u
+#define QC_SEARCH_LEVELS      255u
+#define QC_SEARCH_RUN         64u
+#define QC_SEARCH_CANDIDATES  16u /* most at once */
+#define QC_SEARCH_NF4_WINDOW  2u
+#define QC_SEARCH_INT8_WINDOW 16u
+#define QC_SEARCH_NF4_LATTICE 5u
+#define QC_SEARCH_NF4_WIDE    8u
+#define QC_SEARCH_INT8_WIDE   32u
+#define QC_SEARCH_REFIT_COUNT 4u
+#define QC_SEARCH_INT8_TARGET 1.02f
+#define QC_SEARCH_WIDE_BLOCK  512u /* from this size on the second list of factors is used */
+
+/* Two lists, for blocks below QC_SEARCH_WIDE_BLOCK and from there on: the larger a block, the
+ * further its largest element is from the bulk. Above 1.2 the largest element takes the code below
+ * the last. */
+#define QC_SEARCH_FACTOR_VALUES                                                                    \
+    {0.70f, 0.78f, 0.82f, 0.86f, 0.89f, 0.92f, 0.95f, 0.98f,                                       \
+     1.01f, 1.04f, 1.07f, 1.10f, 1.25f, 1.31f, 1.37f, 1.43f},                                      \
+    {                                                                                              \
+        0.46f, 0.54f, 0.60f, 0.66f, 0.70f, 0.74f, 0.78f, 0.82f, 0.86f, 0.90f, 0.94f, 0.98f, 1.02f, \
+            1.06f, 1.12f, 1.33f                                                                    \
+    }
+#define QC_SEARCH_NF4_STEPS                                                                        \
+    {                                                                                              \
+        0.984375f, 0.9921875f, 1.0f, 1.0078125f, 1.015625f                                         \
+    }
+/* (254 + j) / 256 */
+#define QC_SEARCH_INT8_STEPS                                                                       \
+    {                                                                                              \
+        0x1.fcp-1f, 0x1.fep-1f, 0x1p+0f, 0x1.01p+0f, 0x1.02p+0f, 0x1.03p+0f, 0x1.04p+0f,           \
+            0x1.05p+0f, 0x1.06p+0f, 0x1.07p+0f, 0x1.08p+0f, 0x1.09p+0f, 0x1.0ap+0f, 0x1.0bp+0f,    \
+            0x1.0cp+0f, 0x1.0dp+0f                                                                 \
+    }
+#define QC_SEARCH_ROW_STEPS                                                                        \
+    {                                                                                              \
+        0.70f, 0.80f, 0.86f, 0.90f, 0.92f, 0.94f, 0.95f, 0.96f, 0.97f, 0.975f, 0.98f, 0.985f,      \
+            0.99f, 0.995f, 1.0f, 1.005f                                                            \
+    }
+/* 1 - k / 32 */
+#define QC_SEARCH_REFITS                                                                           \
+    {                                                                                              \
+        1.0f, 0.96875f, 0.9375f, 0.90625f                                                          \
+    }
+
+extern const float qc_search_factor[2][QC_SEARCH_FACTORS];
+
+/* [level + 127][candidate]: round half even of 32768 * the squared distance, in double. */
+typedef struct {
+    _Alignas(
+        64) uint16_t of[2][QC_SEARCH_LEVELS + 1][2 * QC_SEARCH_FACTORS]; /* [list]; last row 0 */
+} qc_search_screen;
+
+/* Computed once per process; thread-safe. */
+const qc_search_screen *qc_search_screen_get(void);
+
+/* What steps 1 and 2 find in a block. Where absmax is 0, below QC_TINY_ABSMAX or not finite, only
+ * absmax is set. */
+typedef struct {
+    _Alignas(64) uint32_t total[2 * QC_SEARCH_FACTORS]; /* of the screen */
+    uint32_t best;                                      /* of least total */
+    float absmax;                                       /* of the floats looked at */
+    float xx;                                           /* folded */
+} qc_search_look;
+
+/* The work on elements, per instruction set. Floats are 64-byte aligned, n is a multiple of
+ * QC_SEARCH_PAD: the driver pads with zeros, which change nothing (their level, error and code are
+ * those of 0), and scales tiny blocks. */
+#define QC_SEARCH_PAD 32u
+
+typedef struct {
+    const qc_quant_ops *ops; /* casts */
+    /* screen: NULL for int8 */
+    void (*look)(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
+                 qc_search_look *out);
+    /* rr[j], folded, of the candidate of inverse inv[j]; count is at most QC_SEARCH_CANDIDATES */
+    void (*errors)(const float *x, uint32_t n, int is_nf4, const float *inv, unsigned count,
+                   float *rr);
+    /* Codes as a reader has them; returns the largest |x - x'|. */
+    float (*encode)(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes);
+    /* At most QC_ROW_FLUSH columns of a row; x before float16, h after. ee and xx folded. */
+    float (*encode_row)(const float *x, const float *h, uint32_t n, float inv, float scb,
+                        int8_t *codes, float *ee, float *xx);
+} qc_search_steps;
+
+/* `blocks` and `rows` over steps; contracts in scale_search.h. */
+void qc_search_blocks_with(const qc_search_steps *steps, const qc_search_form *form,
+                           const void *src, qc_dtype dtype, uint64_t n, const qc_search_out *out,
+                           void *scratch, qc_piece_sums *sums);
+void qc_search_rows_with(const qc_search_steps *steps, const void *src, qc_dtype dtype,
+                         uint64_t rows, uint64_t cols, int8_t *codes, float *scb, void *scratch,
+                         qc_piece_sums *sums);
+
+/* Of the element at `index`, which widening makes infinite or NaN. */
+void qc_search_report_bad(const void *src, qc_dtype dtype, uint64_t index, qc_piece_sums *sums);
+
+extern const qc_search_ops qc_search_ops_scalar;
+extern const qc_search_ops qc_search_ops_avx2;   /* where QC_HAVE_QUANT_AVX2 */
+extern const qc_search_ops qc_search_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
+
+#endif
