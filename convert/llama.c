@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/llama_device.h"
 #include "convert/llama_forward.h"
 
 #include <inttypes.h>
@@ -13,6 +14,7 @@ struct qc_llama {
     qc_llama_tools tools;
     qc_llama_tensors tensors;
     qc_llama_source source;
+    qc_llama_device device;
     qc_llama_matrix head; /* read at the first logits */
     int has_head;
 };
@@ -65,6 +67,7 @@ qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
         st = qc_llama_tensors_find(&m->tensors, &m->arena, c, err);
     if (st == QC_OK)
         st = check_tied(m, err);
+    m->device = (qc_llama_device){.devices = tools->devices, .shape = &m->tensors.shape};
     if (st == QC_OK)
         *out = m;
     else
@@ -76,6 +79,7 @@ void qc_llama_close(qc_llama *m)
 {
     if (!m)
         return;
+    qc_llama_device_close(&m->device);
     qc_llama_matrix_deinit(&m->head);
     qc_st_cursor_destroy(m->source.cursor);
     qc_arena_deinit(&m->arena);
@@ -120,10 +124,13 @@ static qc_status check_batch(const qc_llama *m, const qc_llama_batch *b, qc_erro
 
 static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hidden, qc_error *err)
 {
+    const qc_llama_batch *batch = &cpu->batch;
     qc_llama_weights w = {0};
     qc_status st = qc_llama_weights_read(&w, &m->source, &m->tensors.layers[i], err);
     if (st == QC_OK) {
-        st = qc_llama_cpu_layer(cpu, &w, i, hidden, err);
+        st = qc_llama_on_device(&m->device)
+                 ? qc_llama_device_layer(&m->device, &w, i, batch, hidden, err)
+                 : qc_llama_cpu_layer(cpu, &w, i, hidden, err);
         if (st == QC_ERR_NONFINITE)
             qc_error_prefix(err, "%s: behind layer %" PRIu64, m->checkpoint->path, i);
     }
@@ -138,7 +145,14 @@ qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch, float *out, 
     QC_TRY(check_batch(m, batch, err));
     if (batch->tokens == 0)
         return QC_OK;
-    qc_status st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
+    uint64_t longest = 0;
+    for (uint64_t w = 0; w < batch->count; w++)
+        longest = batch->lengths[w] > longest ? batch->lengths[w] : longest;
+    qc_status st = QC_OK;
+    if (qc_llama_on_device(&m->device))
+        st = qc_llama_device_ready(&m->device, longest, err);
+    if (st == QC_OK)
+        st = qc_llama_cpu_create(&cpu, &m->tensors.shape, &m->tools, batch, err);
     if (st == QC_OK)
         st = qc_llama_embed(&m->source, &m->tensors, batch->ids, batch->tokens, out, err);
     for (uint64_t i = 0; st == QC_OK && i < m->tensors.shape.config.layers; i++)
@@ -161,6 +175,8 @@ qc_status qc_llama_logits(qc_llama *m, const float *hidden, uint64_t n, float *o
         QC_TRY(qc_llama_matrix_read(&m->head, &m->source, &m->tensors.head, err));
         m->has_head = 1;
     }
+    if (qc_llama_on_device(&m->device))
+        return qc_llama_device_logits(&m->device, &m->head, hidden, n, out, err);
     return qc_llama_cpu_matmul(qc_matmul_ops_for(m->tools.isa), m->tools.threads, &m->head, hidden,
                                n, out, err);
 }

@@ -35,7 +35,7 @@ typedef struct qc_llama qc_llama;
 
 typedef struct {
     unsigned threads;
-    const qc_devices *devices; /* NULL or none: the CPU */
+    const qc_devices *devices; /* NULL or none: the CPU; else the first GPU */
     qc_isa isa;
     qc_progress *progress; /* bytes of weights read; NULL is fine */
 } qc_llama_tools;

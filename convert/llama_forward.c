@@ -296,13 +296,9 @@ static qc_status add_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t
     for (uint64_t t = first; t < first + count; t++) {
         float *h = k->hidden + t * n;
         const float *a = k->cpu->a + t * n;
-        float sum = 0.0f;
         for (uint64_t i = 0; i < n; i++)
             h[i] += a[i];
-        for (uint64_t i = 0; i < n; i++)
-            sum += h[i] * 0.0f; /* NaN unless all are finite */
-        if (sum != 0.0f)
-            QC_FAIL(err, QC_ERR_NONFINITE, "the hidden state of a token is not finite");
+        QC_TRY(qc_llama_finite(h, n, err));
     }
     return k->weight ? norm_tokens(ctx, thread, first, count, err) : QC_OK;
 }

@@ -289,6 +289,20 @@ void qc_llama_weights_deinit(qc_llama_weights *w)
     memset(w, 0, sizeof *w);
 }
 
+qc_status qc_llama_finite(const float *x, uint64_t n, qc_error *err)
+{
+    const uint32_t exponent = 0x7f800000u;
+    uint32_t bad = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        bad |= (bits & exponent) == exponent;
+    }
+    if (bad)
+        QC_FAIL(err, QC_ERR_NONFINITE, "a hidden state is not finite");
+    return QC_OK;
+}
+
 /* ---- the embedding ---- */
 
 typedef struct {

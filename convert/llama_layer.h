@@ -90,6 +90,8 @@ void qc_llama_weights_deinit(qc_llama_weights *w);
 /* A vector as floats. */
 QC_NODISCARD qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t tensor,
                                             qc_error *err);
+/* QC_ERR_NONFINITE where any of n floats is not finite. */
+QC_NODISCARD qc_status qc_llama_finite(const float *x, uint64_t n, qc_error *err);
 /* Rows of the embedding, ids in any order: out [n, hidden]. */
 QC_NODISCARD qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t,
                                       const uint32_t *ids, uint64_t n, float *out, qc_error *err);

@@ -1,0 +1,104 @@
+#include "convert/llama_device.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <inttypes.h>
+
+static const qc_gpu_llama *table(const qc_llama_device *d)
+{
+    return &d->devices->work->llama;
+}
+
+/* That a GPU is too small is no reason to go on without it unasked: a CPU takes many times as long.
+ */
+static qc_status said(qc_status st, qc_error *err)
+{
+    if (st == QC_ERR_NOMEM)
+        qc_error_prefix(err, "on the GPU (--device cpu does without it)");
+    return st;
+}
+
+void qc_llama_device_close(qc_llama_device *d)
+{
+    if (d->decoder)
+        table(d)->destroy(d->decoder);
+    d->decoder = NULL;
+    d->longest = 0;
+    d->has_head = 0;
+}
+
+qc_status qc_llama_device_ready(qc_llama_device *d, uint64_t longest, qc_error *err)
+{
+    const qc_llama_config *c = &d->shape->config;
+    uint64_t half = c->head_dim / 2, floats = 0, bytes = 0;
+    size_t size = 0;
+    void *v = NULL;
+    if (d->decoder && longest <= d->longest)
+        return QC_OK;
+    qc_llama_device_close(d);
+    /* Frequencies, cosines, sines. */
+    if (qc_mul_u64(longest, 2 * half, &floats) || qc_add_u64(floats, half, &floats) ||
+        qc_mul_u64(floats, sizeof(float), &bytes) || qc_u64_to_size(bytes, &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "a window of %" PRIu64 " tokens is too long", longest);
+    QC_TRY(qc_malloc(&v, size, err));
+    float *frequencies = v, *cosines = frequencies + half, *sines = cosines + longest * half;
+    qc_rope_frequencies(&d->shape->rope, c->head_dim, frequencies);
+    qc_rope_table(&d->shape->rope, frequencies, c->head_dim, longest, cosines, sines);
+    const qc_gpu_decoder_form form = {.hidden = c->hidden,
+                                      .intermediate = c->intermediate,
+                                      .heads = c->heads,
+                                      .kv_heads = c->kv_heads,
+                                      .head_dim = c->head_dim,
+                                      .norm_eps = (float)c->norm_eps,
+                                      .longest = longest,
+                                      .cosine = cosines,
+                                      .sine = sines};
+    qc_status st = table(d)->create(&d->decoder, &d->devices->gpus[0], &form, err);
+    if (st == QC_OK)
+        d->longest = longest;
+    qc_free(v);
+    return said(st, err);
+}
+
+static qc_gpu_matrix matrix(const qc_llama_matrix *m)
+{
+    return (qc_gpu_matrix){.quantized = m->quantized,
+                           .dense = m->dense,
+                           .dtype = m->dtype,
+                           .rows = m->rows,
+                           .cols = m->cols,
+                           .bias = m->bias};
+}
+
+qc_status qc_llama_device_layer(qc_llama_device *d, const qc_llama_weights *w, uint64_t layer,
+                                const qc_llama_batch *batch, float *hidden, qc_error *err)
+{
+    const qc_gpu_decoder_layer l = {
+        .input_norm = w->vectors[QC_LLAMA_INPUT_NORM],
+        .attention_norm = w->vectors[QC_LLAMA_POST_NORM],
+        .q_norm = w->vectors[QC_LLAMA_Q_NORM],
+        .k_norm = w->vectors[QC_LLAMA_K_NORM],
+        .q = matrix(&w->matrices[QC_LLAMA_Q]),
+        .k = matrix(&w->matrices[QC_LLAMA_K]),
+        .v = matrix(&w->matrices[QC_LLAMA_V]),
+        .o = matrix(&w->matrices[QC_LLAMA_O]),
+        .gate = matrix(&w->matrices[QC_LLAMA_GATE]),
+        .up = matrix(&w->matrices[QC_LLAMA_UP]),
+        .down = matrix(&w->matrices[QC_LLAMA_DOWN]),
+        .window = d->shape->windows[layer],
+    };
+    QC_TRY(said(table(d)->layer(d->decoder, &l, hidden, batch->lengths, batch->count, err), err));
+    return qc_llama_finite(hidden, batch->tokens * d->shape->config.hidden, err);
+}
+
+qc_status qc_llama_device_logits(qc_llama_device *d, const qc_llama_matrix *head,
+                                 const float *hidden, uint64_t n, float *out, qc_error *err)
+{
+    const qc_gpu_matrix m = matrix(head);
+    QC_TRY(qc_llama_device_ready(d, 1, err));
+    if (!d->has_head)
+        QC_TRY(said(table(d)->head(d->decoder, &m, err), err));
+    d->has_head = 1;
+    return said(table(d)->logits(d->decoder, hidden, n, out, err), err);
+}

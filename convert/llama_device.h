@@ -1,0 +1,32 @@
+/* Layers and head on the first GPU of the tools, behind the table of gpu_work.h. */
+#ifndef QC_CONVERT_LLAMA_DEVICE_H
+#define QC_CONVERT_LLAMA_DEVICE_H
+
+#include "convert/llama_layer.h"
+
+typedef struct {
+    const qc_devices *devices;
+    const qc_llama_shape *shape;
+    qc_gpu_decoder *decoder; /* NULL until there is a batch */
+    uint64_t longest;        /* window that it takes */
+    int has_head;
+} qc_llama_device;
+
+static inline int qc_llama_on_device(const qc_llama_device *d)
+{
+    return d->devices && d->devices->gpu_count > 0;
+}
+
+void qc_llama_device_close(qc_llama_device *d);
+/* Ready for windows of this length. */
+QC_NODISCARD qc_status qc_llama_device_ready(qc_llama_device *d, uint64_t longest, qc_error *err);
+/* hidden: of all windows. QC_ERR_NONFINITE as qc_llama_cpu_layer. */
+QC_NODISCARD qc_status qc_llama_device_layer(qc_llama_device *d, const qc_llama_weights *w,
+                                             uint64_t layer, const qc_llama_batch *batch,
+                                             float *hidden, qc_error *err);
+/* The head goes to the device once. out [n, vocabulary]. */
+QC_NODISCARD qc_status qc_llama_device_logits(qc_llama_device *d, const qc_llama_matrix *head,
+                                              const float *hidden, uint64_t n, float *out,
+                                              qc_error *err);
+
+#endif
