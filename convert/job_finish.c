@@ -23,6 +23,24 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
     return QC_OK;
 }
 
+static qc_status write_state(const qc_job *j, qc_job_state *s, float offset, qc_error *err)
+{
+    qc_bnb_state state = j->state;
+    void *v = NULL;
+    state.nested_offset = (double)offset;
+    QC_TRY(qc_malloc(&v, qc_bnb_state_bytes(&state), err));
+    s->state_json = v;
+    return qc_bnb_state_write(&state, s->state_json, err);
+}
+
+/* The sums are those of the scales that a reader will have. */
+static void take_error(qc_job_state *s, const qc_piece_sums *total)
+{
+    s->error.rel_mse = total->sum_xx > 0 ? total->sum_ee / total->sum_xx : 0;
+    s->error.max_err = total->max_err;
+    s->error.max_index = total->max_index;
+}
+
 static qc_status finish_blocks(qc_worker *w, uint32_t job, const qc_piece_sums *total,
                                qc_error *err)
 {
@@ -62,12 +80,7 @@ static qc_status finish_blocks(qc_worker *w, uint32_t job, const qc_piece_sums *
         qc_free(s->absmax);
         s->absmax = NULL;
     }
-    qc_bnb_state state = j->state;
-    state.nested_offset = (double)offset;
-    v = NULL;
-    QC_TRY(qc_malloc(&v, qc_bnb_state_bytes(&state), err));
-    s->state_json = v;
-    return qc_bnb_state_write(&state, s->state_json, err);
+    return write_state(j, s, offset, err);
 }
 
 qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
@@ -84,12 +97,10 @@ qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
     qc_piece_sums total = {0};
     for (uint32_t i = 0; i < p->unit_counts[main_tensor]; i++)
         qc_piece_add(&total, &s->sums[i], units[i].content_offset * per_byte);
-    if (j->scheme != QC_SCHEME_INT8_ROWS)
+    if (j->scheme != QC_SCHEME_INT8_ROWS && j->scale == QC_SCALE_ABSMAX)
         return finish_blocks(w, job, &total, err);
-    s->error.rel_mse = total.sum_xx > 0 ? total.sum_ee / total.sum_xx : 0;
-    s->error.max_err = total.max_err;
-    s->error.max_index = total.max_index;
-    return QC_OK;
+    take_error(s, &total);
+    return j->scheme == QC_SCHEME_INT8_ROWS ? QC_OK : write_state(j, s, s->offset, err);
 }
 
 const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part)
@@ -151,12 +162,14 @@ void qc_job_release(qc_job_state *s)
     qc_free(s->sums);
     qc_free(s->absmax);
     qc_free(s->block_errors);
+    qc_free(s->sample_absmax);
     qc_free(s->nested_codes);
     qc_free(s->nested_absmax);
     qc_free(s->state_json);
     s->sums = NULL;
     s->absmax = NULL;
     s->block_errors = NULL;
+    s->sample_absmax = NULL;
     s->nested_codes = NULL;
     s->nested_absmax = NULL;
     s->state_json = NULL;

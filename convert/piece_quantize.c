@@ -5,8 +5,8 @@
  * the ring holds several whole ones, the GPU leaves a few floats per block or run of them, and the
  * worker makes of those the sums of each step, in order, as the CPU has them.
  *
- * On the CPU stay: casts and dequantizing (copies cost more than the work), weights in float64, and
- * rows too long for a slot. */
+ * On the CPU stay: casts and dequantizing (copies cost more than the work), weights in float64, rows
+ * too long for a slot, and weights whose scales are searched. */
 #include "base/checked.h"
 #include "convert/console.h"
 #include "convert/pipeline.h"
@@ -60,6 +60,11 @@ static void quantize_step(qc_worker *w, uint32_t job, const void *source, uint64
     const qc_job_state *s = &p->jobs[job];
     qc_dtype dtype = j->dtype;
     uint64_t at = first - piece_first;
+    if (j->scale != QC_SCALE_ABSMAX) {
+        qc_search_step(w, job, source, first, n,
+                       w->content + (j->scheme == QC_SCHEME_NF4 ? at / 2 : at), sums);
+        return;
+    }
     if (j->scheme == QC_SCHEME_INT8_ROWS) {
         p->ops->int8_rows_quantize(source, dtype, n / j->cols, j->cols, (int8_t *)w->content + at,
                                    s->absmax + first / j->cols, sums);
@@ -118,6 +123,7 @@ static int gpu_takes(const qc_job *j)
 {
     return (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
             j->scheme == QC_SCHEME_INT8_BLOCKS) &&
+           j->scale == QC_SCALE_ABSMAX &&
            (j->dtype == QC_DTYPE_F32 || j->dtype == QC_DTYPE_F16 || j->dtype == QC_DTYPE_BF16);
 }
 

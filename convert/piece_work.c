@@ -113,28 +113,34 @@ qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
     qc_job_state *s = &p->jobs[job];
     qc_status st = QC_OK;
     pthread_mutex_lock(&p->finish_lock);
-    if (!s->absmax_ready) {
+    if (!s->opened) {
         void *v = NULL;
         uint32_t main_units = p->unit_counts[j->outputs[QC_PART_MAIN]];
         st = qc_calloc(&v, main_units, sizeof *s->sums, err);
         s->sums = v;
+        int searched = j->scale != QC_SCALE_ABSMAX;
         uint64_t scales = j->scheme == QC_SCHEME_INT8_ROWS ? j->rows : j->blocks;
-        if (st == QC_OK && scales > 0) {
+        if (st == QC_OK && scales > 0 && !(searched && j->nested)) {
             v = NULL;
             st = qc_realloc_array(&v, (size_t)scales, sizeof *s->absmax, err);
             s->absmax = v;
         }
-        if (st == QC_OK && j->blocks > 0) {
+        if (st == QC_OK && j->blocks > 0 && !searched) {
             v = NULL;
             st = qc_realloc_array(&v, (size_t)j->blocks, sizeof *s->block_errors, err);
             s->block_errors = v;
         }
         if (st == QC_OK && j->scheme == QC_SCHEME_DEQUANT)
             st = load_scales(w, job, err);
-        s->absmax_ready = st == QC_OK;
+        if (st == QC_OK && searched && j->nested)
+            st = qc_search_open(j, s, err);
+        s->opened = st == QC_OK;
     }
+    int wants_offset = j->scale != QC_SCALE_ABSMAX && j->nested && !s->offset_ready;
     pthread_mutex_unlock(&p->finish_lock);
-    return st;
+    if (st != QC_OK || !wants_offset)
+        return st;
+    return qc_search_offset(w, job, err);
 }
 
 uint64_t qc_job_step_elems(const qc_job *j)
@@ -142,7 +148,8 @@ uint64_t qc_job_step_elems(const qc_job *j)
     uint64_t n = QC_SOURCE_STEP_BYTES / (qc_dtype_bits(j->dtype) / 8);
     if (j->scheme == QC_SCHEME_INT8_ROWS)
         return n < j->cols ? j->cols : n - n % j->cols;
-    return n; /* a multiple of every block size */
+    uint64_t group = qc_job_group_elems(j);
+    return n < group ? group : n; /* all are powers of two */
 }
 
 /* --keep leaves a tensor unquantized, but what --rest says holds for it all the same. */

@@ -382,6 +382,8 @@ static void worker_deinit(qc_worker *w)
     qc_free(w->source);
     qc_free(w->content);
     qc_free(w->stored);
+    qc_free(w->search);
+    qc_free(w->scales);
     qc_coded_scratch_deinit(&w->coded);
 }
 
@@ -407,6 +409,12 @@ static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_err
         if (j->scheme == QC_SCHEME_DEQUANT && j->entry->transpose && 2 * j->cols > source)
             QC_TRY(row_bytes(j, &source, err));
     }
+    for (uint32_t i = 0; i < p->plan->job_count; i++) {
+        const qc_job *j = &p->plan->jobs[i];
+        size_t step = (size_t)(qc_job_step_elems(j) * (qc_dtype_bits(j->dtype) / 8));
+        if (j->blocks > 0 && step > source)
+            source = step; /* a group: at most 8 MiB */
+    }
     for (uint32_t i = 0; i < p->unit_count; i++) {
         if (p->units[i].content_bytes > piece)
             piece = p->units[i].content_bytes;
@@ -423,7 +431,7 @@ static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_err
         QC_TRY(qc_malloc_aligned(&v, 4096, qc_frame_bound(piece), err));
         w->stored = v;
     }
-    return QC_OK;
+    return qc_search_prepare(w, err);
 }
 
 static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
@@ -469,6 +477,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     memset(p, 0, sizeof *p);
     p->plan = plan;
     p->ops = qc_quant_ops_for(isa);
+    p->search = qc_search_ops_for(isa);
     p->out = out;
     p->threads = threads;
     atomic_init(&p->gpu_elems, 0);

@@ -14,16 +14,23 @@
  * copied and quantized. What comes back is finished (sums in double, step by step in index order)
  * by the same worker, so that all bytes equal those made on the CPU.
  *
+ * Searched scales (--scale search): a step is whole groups, and what the search leaves of it is
+ * final. If scales are quantized too, their offset comes from a sample of groups, which the workers
+ * that open the weight share before its first frame; everything else is read once.
+ *
  * Memory: per worker one source piece, one frame and one compressed frame, with a GPU 24 MiB of
- * pinned memory and as much of the device's; per weight in flight 10 bytes a block. Nothing grows
- * with the model.
+ * pinned memory and as much of the device's; per weight in flight 10 bytes a block, of searched and
+ * quantized scales 1 byte. Nothing grows with the model.
  *
  * Threads and ownership
  *   ring        owned by its worker, from before its first unit until after its last
  *   unit        owned by the worker that took it; its results are read after the team ended
  *   job state   `left` counts main frames; who brings it to 0 owns the job's finishing
  *   shard       `left` counts frames; who brings it to 0 writes the seek table and closes it
- *   locks       shard_lock (opening), finish_lock (waiting for a finished job): leaf locks
+ *   sample      of searched scales: groups are dealt out by an atomic counter to the workers that
+ *               want the offset; who brings `sample_left` to 0 makes it
+ *   locks       shard_lock (opening), finish_lock (waiting for a finished job or an offset): leaf
+ *               locks
  */
 #ifndef QC_CONVERT_PIPELINE_H
 #define QC_CONVERT_PIPELINE_H
@@ -36,9 +43,11 @@
 #include "formats/digest.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
+#include "quant/scale_search.h"
 
-/* Source bytes read, hashed and quantized at a time; sums of errors are combined in pieces of this
- * size, so it is part of what the manifest's figures depend on. */
+/* Source bytes read, hashed and quantized at a time, but never less than a row or group; sums of
+ * errors are combined in pieces of this size, so it is part of what the manifest's figures depend
+ * on. */
 #define QC_SOURCE_STEP_BYTES (512u << 10)
 
 typedef enum {
@@ -66,8 +75,15 @@ typedef struct {
     int finished;                      /* under finish_lock */
     qc_piece_sums *sums;               /* per main unit */
     float *absmax;                     /* blocks or rows (SCB); or, to dequantize, decoded scales */
-    int absmax_ready;                  /* dequantizing: under finish_lock */
+    int opened;                        /* under finish_lock */
     qc_block_error *block_errors;
+    /* Searched scales that are quantized too: the offset, and what it is made from. */
+    float *sample_absmax;              /* until the offset is known */
+    uint64_t sample_count;             /* groups */
+    atomic_uint_fast64_t sample_next;  /* the first that nobody took */
+    atomic_uint_fast64_t sample_left;  /* groups to come; who brings it to 0 makes the offset */
+    int offset_ready;                  /* under finish_lock */
+    float offset;
     uint8_t *nested_codes;
     float *nested_absmax;
     char *state_json;
@@ -90,6 +106,7 @@ typedef void (*qc_progress_fn)(void *ctx, uint64_t source_bytes);
 typedef struct {
     const qc_plan *plan;
     const qc_quant_ops *ops;
+    const qc_search_ops *search;
     qc_output_dir *out;
     qc_unit *units;
     uint32_t unit_count;
@@ -123,6 +140,8 @@ typedef struct {
     unsigned char *source;     /* one step; at least one row for row-wise int8 */
     unsigned char *content;    /* one frame */
     unsigned char *stored;     /* one frame, compressed */
+    void *search;              /* scratch of the search; NULL where scales are absmax */
+    float *scales;             /* those of a step, where only their codes are kept */
     qc_coded_scratch coded;    /* of weights in FP8 and MXFP4 */
     const qc_cuda_device *gpu; /* with a ring */
     qc_gpu_ring *ring;         /* NULL: the CPU */
@@ -150,7 +169,8 @@ void qc_worker_leave_gpu(qc_worker *w);
 /* Fill w->content with the unit's bytes (QC_UNIT_MAIN); *source gets the digest of the source
  * bytes. (piece_work.c) */
 QC_NODISCARD qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err);
-/* Buffers a job needs before its first piece; its absmax when it is dequantized. (piece_work.c) */
+/* Buffers a job needs before its first piece; its absmax when it is dequantized, its offset when
+ * its scales are searched and quantized. (piece_work.c) */
 QC_NODISCARD qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err);
 /* Elements [first, first + n) of a job's weight, as written (transposed if the job says so), in
  * the job's dtype: of the source, or float where that is decoded first. (piece_work.c) */
@@ -165,6 +185,16 @@ uint64_t qc_job_step_elems(const qc_job *j);
 /* As qc_piece_make, for a weight that is quantized: on the worker's GPU, or on the CPU.
  * (piece_quantize.c) */
 QC_NODISCARD qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err);
+/* Scratch for searching the plan's weights, if any; freed with the worker. (piece_search.c) */
+QC_NODISCARD qc_status qc_search_prepare(qc_worker *w, qc_error *err);
+/* Buffers of an opened job whose scales are searched; under finish_lock. (piece_search.c) */
+QC_NODISCARD qc_status qc_search_open(const qc_job *j, qc_job_state *s, qc_error *err);
+/* Takes part in finding the job's offset and waits until it is known. (piece_search.c) */
+QC_NODISCARD qc_status qc_search_offset(qc_worker *w, uint32_t job, qc_error *err);
+/* Elements [first, first + n), whole groups or rows, at source; codes to `codes`, the rest to the
+ * job's state. (piece_search.c) */
+void qc_search_step(qc_worker *w, uint32_t job, const void *source, uint64_t first, uint64_t n,
+                    void *codes, qc_piece_sums *sums);
 /* Bytes of the source that GPUs could quantize. (piece_quantize.c) */
 uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 /* As qc_piece_make, for a stack of experts written transposed. (stack_work.c) */

@@ -237,6 +237,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     case QC_SCHEME_NF4:
     case QC_SCHEME_INT8_BLOCKS: {
         int nf4 = j->scheme == QC_SCHEME_NF4;
+        j->scale = p->options->scale;
         j->block_elems = e->block_elems;
         j->blocks = qc_ceil_div_u64(j->elems, j->block_elems);
         j->nested = p->options->double_quant;
@@ -245,18 +246,20 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
             uint64_t packed[2] = {qc_ceil_div_u64(j->elems, 2), 1};
             j->source_num = bits;
             j->source_den = 4;
-            QC_TRY(
-                add_output(p, job, QC_PART_MAIN, QC_DTYPE_U8, 2, packed, j->block_elems / 2, err));
+            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_U8, 2, packed,
+                              qc_job_group_elems(j) / 2, err));
         } else {
             uint64_t flat[2] = {j->elems, 1};
             j->source_num = bits;
             j->source_den = 8;
-            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, flat, j->block_elems, err));
+            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, flat, qc_job_group_elems(j),
+                              err));
         }
         return add_block_state(p, job, err);
     }
     case QC_SCHEME_INT8_ROWS: {
         uint64_t codes[2] = {p->own_form ? j->elems : j->rows, p->own_form ? 1 : j->cols};
+        j->scale = p->options->scale;
         p->weights_quantized += j->elems;
         j->source_num = bits;
         j->source_den = 8;
@@ -312,6 +315,12 @@ uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor)
     for (unsigned i = 0; i < t->ndim; i++)
         elems *= t->dims[i]; /* checked when the tensor was made */
     return elems * qc_dtype_bits(t->dtype) / 8;
+}
+
+uint64_t qc_job_group_elems(const qc_job *j)
+{
+    int shared = j->scale != QC_SCALE_ABSMAX && j->nested;
+    return (uint64_t)j->block_elems * (shared ? QC_NESTED_BLOCK : 1);
 }
 
 static uint64_t int8_row_bytes(uint64_t rows, uint64_t cols)

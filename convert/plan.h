@@ -40,6 +40,7 @@ typedef struct {
     uint32_t block_elems;
     uint64_t blocks; /* of a block-quantized weight */
     int nested;
+    qc_scale_method scale; /* of a quantized weight, else absmax */
     uint32_t outputs[QC_PART_COUNT]; /* indices into outputs, or QC_NO_OUTPUT */
     uint64_t absorbed_bytes; /* of the source's scales and state that are read with the weight */
     /* A main piece of n content bytes comes from n * source_num / source_den source bytes. */
@@ -87,6 +88,10 @@ QC_NODISCARD qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of
                                            const char **names, uint32_t count, qc_error *err);
 QC_NODISCARD qc_status qc_plan_lay_out(qc_plan *p, qc_error *err);
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
+/* Of a block-quantized weight: the elements that frames and steps keep together. A block; where
+ * scales are searched and quantized too, the blocks of one nested absmax, which are settled at
+ * once. A power of two. */
+uint64_t qc_job_group_elems(const qc_job *j);
 /* What of job j's source the first n content bytes of its main tensor come from; all of it for all
  * of them, exactly. Without absorbed_bytes. */
 uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n);
