@@ -368,7 +368,7 @@ static qc_status measure_groups(chooser *c, qc_error *err)
     }
     unsigned threads = c->options->threads ? c->options->threads : qc_pipeline_default_threads(0);
     QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, c->options->double_quant,
-                           threads, err));
+                           c->options->scale, threads, err));
     at = 0;
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         uint32_t n = sampled_of(c, g);

@@ -4,7 +4,7 @@
 #include "base/checked.h"
 #include "base/workers.h"
 #include "convert/coded_read.h"
-#include "quant/quant_ops.h"
+#include "quant/scale_search.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -25,8 +25,10 @@ typedef struct {
     const qc_checkpoint *model;
     unsigned candidates;
     int double_quant;
+    qc_scale_method scale;
     const qc_quant_ops *ops;
-    uint64_t max_elems, max_rows, max_each;
+    const qc_search_ops *search;
+    uint64_t max_elems, max_rows, max_cols, max_each;
     atomic_uint_fast32_t next;
 } measuring;
 
@@ -39,6 +41,7 @@ typedef struct {
     float *absmax, *final, *nested;
     qc_block_error *errors;
     float *scb;
+    void *search; /* where scales are searched */
 } scratch;
 
 /* Of the weights in scratch. */
@@ -140,6 +143,44 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
     return QC_OK;
 }
 
+static qc_search_form search_form(const measuring *m, unsigned candidate, int nested)
+{
+    return (qc_search_form){.is_nf4 = 1,
+                            .block_elems = block_of[candidate],
+                            .nested = nested,
+                            .effort =
+                                m->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE};
+}
+
+static void take_sums(qc_auto_sample *s, unsigned candidate, const qc_piece_sums *sums)
+{
+    s->sum_xx = sums->sum_xx;
+    s->rel_mse[candidate] = sums->sum_xx > 0 ? sums->sum_ee / sums->sum_xx : 0;
+}
+
+/* The offset comes from all that is sampled, not from a sample of that. */
+static void measure_searched(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
+                             unsigned candidate)
+{
+    qc_dtype dtype = dtype_of(m, s);
+    qc_search_form form = search_form(m, candidate, 0);
+    qc_search_out out = {.codes = w->codes,
+                         .absmax = w->absmax,
+                         .absmax_codes = w->nested_codes,
+                         .nested_absmax = w->nested};
+    qc_piece_sums sums = {0};
+    m->search->blocks(&form, w->source, dtype, e.elems, &out, w->search, &sums);
+    if (sums.bad == QC_BAD_NONE && m->double_quant) {
+        form = search_form(m, candidate, 1);
+        form.offset = qc_nested_offset(w->absmax, qc_ceil_div_u64(e.elems, form.block_elems));
+        m->search->blocks(&form, w->source, dtype, e.elems, &out, w->search, &sums);
+    }
+    if (sums.bad != QC_BAD_NONE)
+        s->not_finite = 1;
+    else
+        take_sums(s, candidate, &sums);
+}
+
 static qc_status measure_nf4(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
                              unsigned candidate, qc_error *err)
 {
@@ -172,14 +213,17 @@ static qc_status measure_nf4(const measuring *m, scratch *w, qc_auto_sample *s, 
 static void measure_int8(const measuring *m, scratch *w, qc_auto_sample *s, extent e)
 {
     qc_piece_sums sums = {0};
-    m->ops->int8_rows_quantize(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes,
-                               w->scb, &sums);
+    if (m->scale == QC_SCALE_ABSMAX)
+        m->ops->int8_rows_quantize(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes,
+                                   w->scb, &sums);
+    else
+        m->search->rows(w->source, dtype_of(m, s), e.rows, e.cols, (int8_t *)w->codes, w->scb,
+                        w->search, &sums);
     if (sums.bad == QC_BAD_NONFINITE)
         s->not_finite = 1;
     if (sums.bad != QC_BAD_NONE)
         return;
-    s->sum_xx = sums.sum_xx;
-    s->rel_mse[QC_AUTO_AT_INT8] = sums.sum_xx > 0 ? sums.sum_ee / sums.sum_xx : 0;
+    take_sums(s, QC_AUTO_AT_INT8, &sums);
 }
 
 static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, qc_error *err)
@@ -201,7 +245,11 @@ static qc_status measure_one(const measuring *m, scratch *w, qc_auto_sample *s, 
         return st;
     }
     for (unsigned c = QC_AUTO_AT_NF4; c <= QC_AUTO_AT_NF4_32 && !s->not_finite; c++) {
-        if (m->candidates & 1u << c)
+        if (!(m->candidates & 1u << c))
+            continue;
+        if (m->scale != QC_SCALE_ABSMAX)
+            measure_searched(m, w, s, e, c);
+        else
             QC_TRY(measure_nf4(m, w, s, e, c, err));
     }
     if (m->candidates & 1u << QC_AUTO_AT_INT8 && !s->not_finite)
@@ -225,6 +273,24 @@ static void scratch_deinit(scratch *w)
     qc_free(w->nested);
     qc_free(w->errors);
     qc_free(w->scb);
+    qc_free(w->search);
+}
+
+/* Of the largest of what is searched. */
+static qc_status search_scratch(scratch *w, const measuring *m, qc_error *err)
+{
+    uint64_t most = qc_search_scratch_bytes(NULL, m->max_cols);
+    size_t bytes = 0;
+    for (unsigned c = QC_AUTO_AT_NF4; c <= QC_AUTO_AT_NF4_32; c++) {
+        for (int nested = 0; nested < 2; nested++) {
+            qc_search_form form = search_form(m, c, nested);
+            uint64_t need = qc_search_scratch_bytes(&form, m->max_cols);
+            most = need > most ? need : most;
+        }
+    }
+    if (qc_u64_to_size(most, &bytes))
+        QC_FAIL(err, QC_ERR_NOMEM, "the scratch of a search is too large");
+    return qc_malloc_aligned(&w->search, 64, bytes, err);
 }
 
 static qc_status scratch_init(scratch *w, const measuring *m, qc_error *err)
@@ -254,6 +320,8 @@ static qc_status scratch_init(scratch *w, const measuring *m, qc_error *err)
     w->nested = v[5];
     w->errors = v[6];
     w->scb = v[7];
+    if (st == QC_OK && m->scale != QC_SCALE_ABSMAX)
+        st = search_scratch(w, m, err);
     return st;
 }
 
@@ -278,7 +346,8 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
 }
 
 qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_checkpoint *model,
-                          unsigned candidates, int double_quant, unsigned threads, qc_error *err)
+                          unsigned candidates, int double_quant, qc_scale_method scale,
+                          unsigned threads, qc_error *err)
 {
     qc_isa isa;
     measuring m = {.samples = samples,
@@ -286,14 +355,17 @@ qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_chec
                    .model = model,
                    .candidates = candidates,
                    .double_quant = double_quant,
+                   .scale = scale,
                    .max_each = 1};
     QC_TRY(qc_isa_select(&isa, err));
     m.ops = qc_quant_ops_for(isa);
+    m.search = qc_search_ops_for(isa);
     atomic_init(&m.next, 0);
     for (uint32_t i = 0; i < count; i++) {
         extent e = extent_of(&samples[i]);
         uint64_t each = each_of(&m, &samples[i]);
         m.max_elems = e.elems > m.max_elems ? e.elems : m.max_elems;
+        m.max_cols = e.cols > m.max_cols ? e.cols : m.max_cols;
         m.max_rows = e.rows > m.max_rows ? e.rows : m.max_rows;
         m.max_each = each > m.max_each ? each : m.max_each;
     }

@@ -30,11 +30,13 @@ typedef struct {
     uint64_t rows_read, bytes_read;  /* scales of a coded weight not counted */
 } qc_auto_sample;
 
-/* candidates: bit c set: measure candidate c. The result does not depend on threads.
+/* candidates: bit c set: measure candidate c, with scales as they will be found. The result does
+ * not depend on threads.
  * QC_ERR_IO and what else reading gives; QC_ERR_INTERRUPTED. */
 QC_NODISCARD qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count,
                                        const qc_checkpoint *model, unsigned candidates,
-                                       int double_quant, unsigned threads, qc_error *err);
+                                       int double_quant, qc_scale_method scale, unsigned threads,
+                                       qc_error *err);
 /* Expected relative squared error of normally distributed weights in rows of `cols`. For NF4
  * measured (scales not yet quantized), for int8 E[max^2] / (12 * 127^2) over the row. */
 double qc_auto_normal_mse(unsigned candidate, uint64_t cols);

@@ -39,6 +39,7 @@ static void fill_report(qc_convert_report *r, const qc_plan *plan)
     r->model = o->model;
     r->out = o->out;
     r->to = qc_to_name(o->to);
+    r->scale = qc_scale_name(o);
     r->dry_run = o->dry_run;
     r->compressed = o->compress;
     r->bytes_in = plan->source_bytes;
@@ -92,6 +93,18 @@ static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const q
                       *type ? type : "not given",
                       plan->recipe->known_type ? "" : " (general rules)", threads, qc_isa_name(isa),
                       devices->text, devices->why ? ": " : "", devices->why ? devices->why : "");
+}
+
+/* GPUs were asked for, and have nothing to do. */
+static void tell_search_device(const qc_plan *plan, const qc_devices *devices)
+{
+    const char *scale = qc_scale_name(plan->options);
+    if (devices->wished && plan->weights_quantized > 0 && qc_plan_gpu_bytes(plan) == 0 &&
+        plan->options->scale != QC_SCALE_ABSMAX)
+        qc_console_warn(plan->options,
+                        "--scale %s: scales are searched on the CPU, not on %s; the output is the "
+                        "same",
+                        scale, devices->text);
 }
 
 /* Of the progress line: "converting on cuda:0". */
@@ -150,6 +163,7 @@ static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *f
     QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
     qc_devices *devices = v;
     QC_TRY(qc_devices_choose(devices, o->run_device, qc_plan_gpu_bytes(plan), o->arena, err));
+    tell_search_device(plan, devices);
     QC_TRY(progress_verb(devices, o->arena, &verb, err));
     unsigned threads = o->threads;
     if (threads == 0)

@@ -53,6 +53,8 @@ static qc_status add_manifest(const qc_manifest *m, qc_strbuf *out, qc_error *er
     if (m->block_elems)
         QC_TRY(qc_strbuf_addf(out, err, ", block size %" PRIu64 ", %sdouble quantization",
                               m->block_elems, m->double_quant ? "" : "no "));
+    if (m->scale)
+        QC_TRY(qc_strbuf_addf(out, err, ", scale %s", m->scale));
     if (m->compressed)
         QC_TRY(qc_strbuf_addf(out, err, ", zstd level %d", m->level));
     QC_TRY(qc_strbuf_addf(out, err, "\n  from      %zu file%s, %s\n", m->source_count,

@@ -12,6 +12,18 @@ static void put_shape(qc_json_writer *w, const char *key, const uint64_t *dims, 
     qc_jw_end_array(w);
 }
 
+/* How scales were found; NULL where nothing was quantized. */
+static const char *scale_of(const qc_manifest *m)
+{
+    if (m->scale)
+        return m->scale;
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        if (m->tensors[i].has_error)
+            return "absmax";
+    }
+    return NULL;
+}
+
 static void put_manifest(qc_json_writer *w, const qc_manifest *m)
 {
     qc_jw_key(w, "manifest");
@@ -24,6 +36,7 @@ static void put_manifest(qc_json_writer *w, const qc_manifest *m)
     qc_jm_string(w, "to", m->to);
     qc_jm_u64(w, "block_size", m->block_elems);
     qc_jm_bool(w, "double_quant", m->double_quant);
+    qc_jm_string(w, "scale", scale_of(m));
     qc_jm_string(w, "rest", m->rest);
     qc_jm_string(w, "compute_dtype", m->compute_dtype);
     qc_jm_string(w, "compress", m->compressed ? "zstd" : "none");

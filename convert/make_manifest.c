@@ -12,6 +12,11 @@ const char *qc_to_name(qc_to to)
     return qc_option_table[QC_OPT_TO].choices[to];
 }
 
+const char *qc_scale_name(const qc_options *o)
+{
+    return qc_to_quantizes(o->to) ? qc_option_table[QC_OPT_SCALE].choices[o->scale] : NULL;
+}
+
 const char *qc_rest_name(qc_rest rest)
 {
     static const char *const names[] = {"keep", "bf16", "fp16"};
@@ -153,6 +158,7 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *f
     m->rest = qc_rest_name(o->rest);
     m->compute_dtype = o->to == QC_TO_NF4 || o->to == QC_TO_AUTO ? qc_compute_dtype(plan) : NULL;
     m->max_shard_bytes = o->max_shard_bytes;
+    m->scale = o->scale == QC_SCALE_ABSMAX ? NULL : qc_scale_name(o);
     m->rule_count = o->rule_count;
     QC_TRY(qc_arena_alloc(plan->arena, &v, o->rule_count, sizeof *m->rules, err));
     m->rules = v;

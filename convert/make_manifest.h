@@ -12,5 +12,7 @@ QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, co
                                         qc_manifest_file *files, size_t file_count, qc_error *err);
 const char *qc_to_name(qc_to to);       /* "nf4", "int8", "fp16", "bf16" */
 const char *qc_rest_name(qc_rest rest); /* "keep", "bf16", "fp16" */
+/* "absmax", "search", "refit"; NULL where nothing is quantized. */
+const char *qc_scale_name(const qc_options *o);
 
 #endif

@@ -5,8 +5,8 @@
  * the ring holds several whole ones, the GPU leaves a few floats per block or run of them, and the
  * worker makes of those the sums of each step, in order, as the CPU has them.
  *
- * On the CPU stay: casts and dequantizing (copies cost more than the work), weights in float64, rows
- * too long for a slot, and weights whose scales are searched. */
+ * On the CPU stay: casts and dequantizing (copies cost more than the work), weights in float64,
+ * rows too long for a slot, and weights whose scales are searched. */
 #include "base/checked.h"
 #include "convert/console.h"
 #include "convert/pipeline.h"

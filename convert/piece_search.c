@@ -18,8 +18,8 @@ static qc_search_form form_of(const qc_job *j)
     return (qc_search_form){.is_nf4 = j->scheme == QC_SCHEME_NF4,
                             .block_elems = j->block_elems,
                             .nested = j->nested,
-                            .effort = j->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT
-                                                                 : QC_SEARCH_ONCE};
+                            .effort =
+                                j->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE};
 }
 
 static uint64_t group_count(const qc_job *j)

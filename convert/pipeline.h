@@ -78,11 +78,11 @@ typedef struct {
     int opened;                        /* under finish_lock */
     qc_block_error *block_errors;
     /* Searched scales that are quantized too: the offset, and what it is made from. */
-    float *sample_absmax;              /* until the offset is known */
-    uint64_t sample_count;             /* groups */
-    atomic_uint_fast64_t sample_next;  /* the first that nobody took */
-    atomic_uint_fast64_t sample_left;  /* groups to come; who brings it to 0 makes the offset */
-    int offset_ready;                  /* under finish_lock */
+    float *sample_absmax;             /* until the offset is known */
+    uint64_t sample_count;            /* groups */
+    atomic_uint_fast64_t sample_next; /* the first that nobody took */
+    atomic_uint_fast64_t sample_left; /* groups to come; who brings it to 0 makes the offset */
+    int offset_ready;                 /* under finish_lock */
     float offset;
     uint8_t *nested_codes;
     float *nested_absmax;

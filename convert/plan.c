@@ -252,8 +252,8 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
             uint64_t flat[2] = {j->elems, 1};
             j->source_num = bits;
             j->source_den = 8;
-            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, flat, qc_job_group_elems(j),
-                              err));
+            QC_TRY(
+                add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, flat, qc_job_group_elems(j), err));
         }
         return add_block_state(p, job, err);
     }

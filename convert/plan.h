@@ -40,7 +40,7 @@ typedef struct {
     uint32_t block_elems;
     uint64_t blocks; /* of a block-quantized weight */
     int nested;
-    qc_scale_method scale; /* of a quantized weight, else absmax */
+    qc_scale_method scale;           /* of a quantized weight, else absmax */
     uint32_t outputs[QC_PART_COUNT]; /* indices into outputs, or QC_NO_OUTPUT */
     uint64_t absorbed_bytes; /* of the source's scales and state that are read with the weight */
     /* A main piece of n content bytes comes from n * source_num / source_den source bytes. */

@@ -6,6 +6,7 @@
 #include "convert/size_text.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 static int is_quantized(qc_scheme s)
 {
@@ -113,7 +114,10 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         QC_TRY(qc_strbuf_adds(out, " -> ", err));
         QC_TRY(add_printable(out, r->out, err));
     }
-    QC_TRY(qc_strbuf_addf(out, err, " as %s\n", r->to));
+    QC_TRY(qc_strbuf_addf(out, err, " as %s", r->to));
+    if (r->scale && strcmp(r->scale, "absmax") != 0)
+        QC_TRY(qc_strbuf_addf(out, err, ", scale %s", r->scale));
+    QC_TRY(qc_strbuf_adds(out, "\n", err));
     QC_TRY(add_sizes(r, out, err));
     QC_TRY(add_schemes(r, out, err));
     if (r->dry_run)
@@ -163,6 +167,7 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_string(&w, "model", r->model);
     qc_jm_string(&w, "out", r->out);
     qc_jm_string(&w, "to", r->to);
+    qc_jm_string(&w, "scale", r->scale);
     qc_jm_u64(&w, "bytes_in", r->bytes_in);
     qc_jm_u64(&w, "bytes_out", r->bytes_out_content);
     qc_jm_u64(&w, "bytes_stored", r->bytes_out_stored);

@@ -18,6 +18,7 @@ typedef struct {
     const char *model; /* as given */
     const char *out;   /* as given; NULL: none */
     const char *to;    /* "nf4", ... */
+    const char *scale; /* "absmax", ...; NULL: nothing is quantized */
     int dry_run;       /* nothing was written: no time, no error; stored bytes are not known */
     int compressed;
     double seconds;             /* from start to the last rename */

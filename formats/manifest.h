@@ -96,6 +96,8 @@ typedef struct {
     uint64_t max_shard_bytes;
     const char **rules; /* --keep/--quantize in order: "keep GLOB", "quantize GLOB" */
     size_t rule_count;
+    const char *scale; /* option --scale: "search", "refit"; NULL: absmax. In the text it is the
+                          last of the rules, "scale search", which earlier readers take as it is */
     qc_manifest_placement placement;
     qc_manifest_source *sources;
     size_t source_count;

@@ -296,6 +296,20 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
     return QC_OK;
 }
 
+/* One spelling: how scales were found is said once, at the end, and absmax not at all. */
+static qc_status check_rules(const qc_manifest *m, qc_error *err)
+{
+    const size_t prefix = sizeof QC_MANIFEST_SCALE_RULE - 1;
+    for (size_t i = 0; i < m->rule_count; i++) {
+        if (strncmp(m->rules[i], QC_MANIFEST_SCALE_RULE, prefix) == 0)
+            QC_FAIL(err, QC_ERR_INPUT, "manifest: rule '%s' is not the last", m->rules[i]);
+    }
+    if (m->scale && strcmp(m->scale, "search") != 0 && strcmp(m->scale, "refit") != 0)
+        QC_FAIL(err, QC_ERR_INPUT, "manifest: scale: expected search or refit, found '%s'",
+                m->scale);
+    return QC_OK;
+}
+
 qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
 {
     size_t next = 0;
@@ -304,6 +318,7 @@ qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
         QC_FAIL(err, QC_ERR_INPUT, "manifest: a text is missing");
     if (m->compressed && (m->level < 1 || m->level > 19))
         QC_FAIL(err, QC_ERR_INPUT, "manifest: level: expected 1 to 19, found %d", m->level);
+    QC_TRY(check_rules(m, err));
     st = check_names(m, err);
     for (size_t i = 0; st == QC_OK && i < m->shard_count; i++)
         st = check_shard(m, (uint32_t)i, &next, err);

@@ -10,6 +10,9 @@
 
 #define QC_MANIFEST_DEVICES_MAX 1024u
 
+/* What the last of the rules begins with where scales were searched. */
+#define QC_MANIFEST_SCALE_RULE "scale "
+
 /* What must hold in every manifest, whoever made it: QC_ERR_INPUT names the first thing that does
  * not. Allocates scratch. */
 QC_NODISCARD qc_status qc_manifest_check(const qc_manifest *m, qc_error *err);

@@ -170,6 +170,12 @@ static qc_status read_options(qc_manifest *m, walk *top, qc_error *err)
         QC_TRY(qc_json_as_string(rules.next, "rules", &s, err));
         QC_TRY(qc_arena_strndup(top->arena, &m->rules[i], s, strlen(s), err));
     }
+    const size_t prefix = sizeof QC_MANIFEST_SCALE_RULE - 1;
+    const char *last = m->rule_count > 0 ? m->rules[m->rule_count - 1] : "";
+    if (strncmp(last, QC_MANIFEST_SCALE_RULE, prefix) == 0) {
+        m->scale = last + prefix;
+        m->rule_count--;
+    }
     return QC_OK;
 }
 

@@ -2,6 +2,8 @@
 
 #include "formats/json_writer.h"
 
+#include <stdio.h>
+
 #define EXACT_MAX 9007199254740991u /* 2^53 - 1: what every JSON reader keeps exact */
 
 /* A writer that also refuses integers a reader might round. */
@@ -71,6 +73,11 @@ static void put_head(writer *w, const qc_manifest *m)
     qc_jw_begin_array(&w->jw);
     for (size_t i = 0; i < m->rule_count; i++)
         qc_jw_string(&w->jw, m->rules[i]);
+    if (m->scale) {
+        char rule[64];
+        (void)snprintf(rule, sizeof rule, QC_MANIFEST_SCALE_RULE "%s", m->scale);
+        qc_jw_string(&w->jw, rule);
+    }
     qc_jw_end_array(&w->jw);
     qc_jw_end_object(&w->jw);
 }

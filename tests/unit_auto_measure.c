@@ -77,7 +77,7 @@ static qc_auto_sample measure(const fixture *f, int transpose, int double_quant)
     qc_auto_sample s = {.rows = transpose ? f->cols : f->rows,
                         .cols = transpose ? f->rows : f->cols,
                         .transpose = transpose};
-    test_must(qc_auto_measure(&s, 1, f->model, ALL, double_quant, 1, &err), &err);
+    test_must(qc_auto_measure(&s, 1, f->model, ALL, double_quant, QC_SCALE_ABSMAX, 1, &err), &err);
     return s;
 }
 
@@ -263,7 +263,7 @@ static void test_coded(void **state)
                              .dims = {ROWS, COLS}};
     qc_auto_sample s[] = {{.tensor = 0, .rows = ROWS, .cols = COLS},
                           {.tensor = 1, .rows = ROWS, .cols = COLS, .coded = &coded}};
-    test_must(qc_auto_measure(s, 2, model, ALL, 1, 1, &err), &err);
+    test_must(qc_auto_measure(s, 2, model, ALL, 1, QC_SCALE_ABSMAX, 1, &err), &err);
     assert_true(s[1].rows_read == 132 && s[1].bytes_read == 132u * COLS);
     assert_memory_equal(s[0].rel_mse, s[1].rel_mse, sizeof s[0].rel_mse);
     assert_memory_equal(&s[0].sum_xx, &s[1].sum_xx, sizeof s[0].sum_xx);
@@ -280,8 +280,8 @@ static void test_threads(void **state)
     make(&f, 90, 90, NULL);
     for (int i = 0; i < 9; i++)
         one[i] = many[i] = (qc_auto_sample){.rows = 90, .cols = 90, .transpose = i & 1};
-    test_must(qc_auto_measure(one, 9, f.model, ALL, 1, 1, &err), &err);
-    test_must(qc_auto_measure(many, 9, f.model, ALL, 1, 4, &err), &err);
+    test_must(qc_auto_measure(one, 9, f.model, ALL, 1, QC_SCALE_ABSMAX, 1, &err), &err);
+    test_must(qc_auto_measure(many, 9, f.model, ALL, 1, QC_SCALE_ABSMAX, 4, &err), &err);
     for (int i = 0; i < 9; i++)
         assert_memory_equal(one[i].rel_mse, many[i].rel_mse, sizeof one[i].rel_mse);
     drop(&f);

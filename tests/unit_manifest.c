@@ -35,7 +35,7 @@ static void assert_rewrites_to_itself(const qc_strbuf *text)
 static void writing_what_was_read_gives_the_same_bytes(void **state)
 {
     (void)state;
-    for (int variant = 0; variant < 8; variant++) {
+    for (int variant = 0; variant < 16; variant++) {
         sample s;
         qc_strbuf text;
         if (variant & 4)
@@ -48,6 +48,8 @@ static void writing_what_was_read_gives_the_same_bytes(void **state)
             s.m.rule_count = s.m.source_count = s.m.shard_count = 0;
             s.m.tensor_count = s.m.file_count = 0;
         }
+        if (variant & 8)
+            s.m.scale = variant & 4 ? "refit" : "search";
         write_text(&s.m, &text);
         assert_rewrites_to_itself(&text);
         qc_strbuf_deinit(&text);
@@ -115,6 +117,44 @@ static void every_field_is_read_back(void **state)
     assert_int_equal(m.files[0].bytes, 17);
     assert_true(qc_digest_equal(&m.files[0].digest, &s.files[0].digest));
     qc_arena_deinit(&a);
+}
+
+/* The last rule, so that readers that do not know it take it as a text. Absmax is not said. */
+static void how_scales_were_found_is_a_rule(void **state)
+{
+    (void)state;
+    static const char *const methods[] = {NULL, "search", "refit"};
+    for (size_t i = 0; i < 3; i++) {
+        sample s;
+        qc_strbuf text;
+        qc_arena a;
+        qc_manifest m;
+        char want[64];
+        make_sample(&s, 0);
+        s.m.scale = methods[i];
+        write_text(&s.m, &text);
+        (void)snprintf(want, sizeof want, "odd\\\"*\"%s%s%s\n    ]\n", i ? ",\n      \"scale " : "",
+                       i ? methods[i] : "", i ? "\"" : "");
+        if (!strstr(text.data, want))
+            fail_msg("%s is not in %s", want, text.data);
+        qc_arena_init(&a);
+        assert_int_equal(qc_manifest_parse(&m, &a, text.data, text.len, NULL), QC_OK);
+        assert_int_equal(m.rule_count, 2);
+        assert_int_equal(m.scale != NULL, i > 0);
+        if (i > 0)
+            assert_string_equal(m.scale, methods[i]);
+        qc_arena_deinit(&a);
+        qc_strbuf_deinit(&text);
+    }
+    sample s;
+    qc_strbuf text;
+    qc_error err = {0};
+    make_sample(&s, 0);
+    s.m.scale = "guess";
+    qc_strbuf_init(&text, TEXT_MAX);
+    assert_int_equal(qc_manifest_write(&s.m, &text, &err), QC_ERR_INPUT);
+    assert_non_null(strstr(err.msg, "guess"));
+    qc_strbuf_deinit(&text);
 }
 
 /* docs/format.md shows this text: one tensor a line, digest last. */
@@ -230,6 +270,8 @@ static void wrong_texts_with_a_right_digest_are_refused(void **state)
         {"\"double_quant\": true", "\"double_quant\": 1", QC_ERR_INPUT, "double_quant"},
         {"\"compute_dtype\": \"bfloat16\"", "\"compute_dtype\": 3", QC_ERR_INPUT, "compute_dtype"},
         {"\"rules\": [", "\"rules\": [7, ", QC_ERR_INPUT, "rules"},
+        {"\"keep lm_head*\"", "\"scale search\"", QC_ERR_INPUT, "'scale search' is not the last"},
+        {"\"quantize *.", "\"scale *.", QC_ERR_INPUT, "expected search or refit"},
         {"\"rules\": [", "\"more\": 1, \"rules\": [", QC_ERR_INPUT, "'rules'"},
         {"\"options\": {", "\"options\": 5, \"o\": {", QC_ERR_INPUT, "options"},
         {"\"sources\": [", "\"sources\": [5, ", QC_ERR_INPUT, "sources[0]"},
@@ -525,6 +567,7 @@ int main(void)
         cmocka_unit_test(writing_what_was_read_gives_the_same_bytes),
         cmocka_unit_test(every_field_is_read_back),
         cmocka_unit_test(the_text_looks_as_documented),
+        cmocka_unit_test(how_scales_were_found_is_a_rule),
         cmocka_unit_test(every_flipped_bit_is_found),
         cmocka_unit_test(every_truncation_is_found),
         cmocka_unit_test(wrong_texts_with_a_right_digest_are_refused),

@@ -68,6 +68,23 @@ static void text(void **state)
                 "  size      2.20 GB -> 763 MB (34.7%) in 2 shards\n"
                 "  bits      4.500 per quantized weight, 5.546 over all\n"
                 "  tensors   4 keep, 10 nf4\n");
+    r.scale = "absmax"; /* what everybody does is not said */
+    r.out = "out";
+    r.dry_run = 0;
+    r.shards = 1;
+    r.schemes[QC_SCHEME_KEEP] = (qc_report_scheme){0};
+    r.worst_name = NULL;
+    text_is(&r, "converted model -> out as nf4\n"
+                "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
+                "  bits      4.500 per quantized weight, 6.101 over all\n"
+                "  tensors   10 nf4\n"
+                "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n");
+    r.scale = "search";
+    r.dry_run = 1;
+    text_is(&r, "dry run: model -> out as nf4, scale search\n"
+                "  size      2.20 GB -> 763 MB (34.7%) in 1 shard\n"
+                "  bits      4.500 per quantized weight, 6.101 over all\n"
+                "  tensors   10 nf4\n");
     r = example();
     r.compressed = 0;
     r.schemes[QC_SCHEME_NF4] = (qc_report_scheme){0};
