@@ -102,6 +102,29 @@ static qc_status run_convert_fp8(const world *w, qc_error *err)
     return test_run_line(run_words, err, "qconv --to nf4 -q --threads=2 %s %s", w->fp8, w->out);
 }
 
+/* The sample of groups before a weight's first frame, shared by two workers. */
+static qc_status run_convert_searched(const world *w, qc_error *err)
+{
+    return test_run_line(run_words, err, "qconv --to nf4 --scale search -q --threads=2 %s %s",
+                         w->model, w->out);
+}
+
+static qc_status run_convert_searched_fp8(const world *w, qc_error *err)
+{
+    return test_run_line(
+        run_words, err,
+        "qconv --to int8 --block-size 32 --scale refit -q --threads=2 --compress=none %s %s",
+        w->fp8, w->out);
+}
+
+static qc_status run_convert_searched_auto(const world *w, qc_error *err)
+{
+    return test_run_line(
+        run_words, err,
+        "qconv --to auto --scale search -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
+        w->out);
+}
+
 static qc_status run_convert_torch(const world *w, qc_error *err)
 {
     return test_run_line(run_words, err, "qconv --to nf4 -q --threads=2 %s %s",
@@ -221,8 +244,9 @@ static void test_convert_io(void **state)
 /* The same for every other way through convert. */
 static void test_other_conversions(void **state)
 {
-    static const run_fn runs[] = {run_convert_placed, run_convert_auto, run_convert_fp8,
-                                  run_convert_torch};
+    static const run_fn runs[] = {
+        run_convert_placed,   run_convert_auto,         run_convert_fp8,          run_convert_torch,
+        run_convert_searched, run_convert_searched_fp8, run_convert_searched_auto};
     const world *w = *state;
     for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
         fail_allocations(w, runs[i], w->out);
