@@ -67,9 +67,9 @@ def qconv(*arguments):
 
 
 FORMS = {
-    "nf4-double": ["--to", "nf4"],
-    "nf4": ["--to", "nf4", "--no-double-quant"],
-    "int8": ["--to", "int8"],
+    "nf4-double": ["--to", "nf4", "--scale", "absmax"],
+    "nf4": ["--to", "nf4", "--no-double-quant", "--scale", "absmax"],
+    "int8": ["--to", "int8", "--scale", "absmax"],
 }
 
 
