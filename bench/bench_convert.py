@@ -2,7 +2,7 @@
 """Measure qconv's main job against its roofs and peers, all in one run.
 
     bench/bench_convert.py --qconv build/qconv --bench build --work DIR [--layers 5] [--rounds 5]
-                           [--json bench/results/convert.json] [--llama PYTHON]
+                           [--json bench/results/convert.json] [--llama PYTHON] [--only WORD]
 
 A synthetic checkpoint of Llama-3.1-8B layers (bench_checkpoint) is written to DIR and kept in the
 page cache. Every round runs each command once, in an order of its own, so that the machine's
@@ -10,6 +10,9 @@ noise falls on all alike; ratios are taken within a round and the median of the 
 removed and the disk is synced between commands, so no command pays for another's writes.
 
 Peak memory is the kernel's figure for the finished process (ru_maxrss).
+
+Searched scales are set against the same conversion with --scale absmax, "x absmax". --only WORD runs
+what has the word in its name, and what that is set against.
 
 With --llama PYTHON (an interpreter that has llama-cpp-python, gguf and numpy), an F16 GGUF of the
 same weights is quantized to Q4_0 and Q8_0 with as many threads, beside the rest.
@@ -72,6 +75,9 @@ w.write_header_to_file(); w.write_kv_data_to_file(); w.write_tensors_to_file(); 
 """
 
 
+BASES = ("cp -r", "cp -r, synced", "zstd -d -T0, cp")
+
+
 def run(argv):
     """Seconds and peak MiB of one command."""
     os.sync()
@@ -115,6 +121,7 @@ def main():
     ap.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     ap.add_argument("--json")
     ap.add_argument("--llama")
+    ap.add_argument("--only", default="")
     args = ap.parse_args()
     work = args.work
     os.makedirs(work, exist_ok=True)
@@ -124,15 +131,17 @@ def main():
                                str(args.layers), model])
     cat(model)
     out = {n: os.path.join(work, n) for n in
-           ("cp", "none", "zstd", "packed", "int8", "unpacked", "plain", "q4_0.gguf", "q8_0.gguf")}
+           ("cp", "none", "zstd", "packed", "int8", "searched", "unpacked", "plain", "q4_0.gguf", "q8_0.gguf")}
     threads = str(args.threads)
     q = [args.qconv, "--threads", threads, "-q"]
+    nf4 = ["--to", "nf4", "--scale", "absmax"]
     commands = {
         "cp -r": ["cp", "-r", model, out["cp"]],
         "cp -r, synced": ["sh", "-c", 'cp -r "$0" "$1" && sync -f "$1"', model, out["cp"]],
-        "nf4 --compress none": q + ["--to", "nf4", "--compress", "none", model, out["none"]],
-        "nf4 (zstd)": q + ["--to", "nf4", model, out["zstd"]],
-        "int8 --compress none": q + ["--to", "int8", "--compress", "none", model, out["int8"]],
+        "nf4 --compress none": q + nf4 + ["--compress", "none", model, out["none"]],
+        "nf4 (zstd)": q + nf4 + [model, out["zstd"]],
+        "int8 --compress none": q + ["--to", "int8", "--scale", "absmax", "--compress", "none",
+                                     model, out["int8"]],
         "verify": q[:1] + ["verify", "--threads", threads, "-q", out["packed"]],
         "unpack": q[:1] + ["unpack", "--threads", threads, "-q", out["packed"],
                           out["unpacked"]],
@@ -140,6 +149,14 @@ def main():
                             '-o "$1/$(basename "$f" .zst)" || exit 1; done && '
                             'cp "$0"/*.json "$1"', out["packed"], out["plain"]],
     }
+    absmax_of = {}
+    for name in ("nf4 --compress none", "nf4 (zstd)", "int8 --compress none"):
+        for scale in ("search", "refit"):
+            if scale == "refit" and name.startswith("int8"):
+                continue  # rows have no scales of scales
+            argv = [scale if a == "absmax" else a for a in commands[name]]
+            absmax_of[name + ", " + scale] = name
+            commands[name + ", " + scale] = argv[:-1] + [out["searched"]]
     gguf = os.path.join(work, "f16.gguf")
     if args.llama:
         if not os.path.exists(gguf):
@@ -153,6 +170,9 @@ def main():
     subprocess.check_call(commands["nf4 (zstd)"])
     shutil.rmtree(out["packed"], ignore_errors=True)
     os.rename(out["zstd"], out["packed"])
+    wanted = {n for n in commands if args.only in n} | set(BASES)
+    wanted |= {absmax_of[n] for n in wanted if n in absmax_of}
+    commands = {n: argv for n, argv in commands.items() if n in wanted}
     samples = {name: [] for name in commands}
     for r in range(args.rounds + 1):
         order = list(commands)
@@ -178,8 +198,11 @@ def main():
                "cpu_seconds": statistics.median(c for _, _, c in got),
                "peak_mib": max(m for _, m, _ in got),
                "gb_per_s": source / statistics.median(seconds) / 1e9}
-        for base in ("cp -r", "cp -r, synced", "zstd -d -T0, cp"):
-            row["ratio to " + base] = statistics.median(
+        bases = {base: base for base in BASES}
+        if name in absmax_of:
+            bases["absmax"] = absmax_of[name]
+        for label, base in bases.items():
+            row["ratio to " + label] = statistics.median(
                 s / b for s, (b, _, _) in zip(seconds, samples[base]))
         rows.append(row)
     result = {"bench": "convert", "cpu": cpu_model(), "threads": args.threads,
@@ -197,12 +220,14 @@ def main():
         with open(args.json, "w") as f:
             json.dump(result, f, indent=1)
             f.write("\n")
-    print("%-24s %8s %8s %8s %9s %9s %10s" % ("", "seconds", "CPU s", "GB/s", "x cp", "x synced",
-                                              "peak MiB"))
+    print("%-28s %8s %8s %8s %9s %9s %9s %10s" % ("", "seconds", "CPU s", "GB/s", "x cp",
+                                                  "x synced", "x absmax", "peak MiB"))
     for row in rows:
-        print("%-24s %8.2f %8.2f %8.2f %9.2f %9.2f %10.0f" % (
+        print("%-28s %8.2f %8.2f %8.2f %9.2f %9.2f %9s %10.0f" % (
             row["name"], row["seconds"]["median"], row["cpu_seconds"], row["gb_per_s"],
-            row["ratio to cp -r"], row["ratio to cp -r, synced"], row["peak_mib"]))
+            row["ratio to cp -r"], row["ratio to cp -r, synced"],
+            "%.2f" % row["ratio to absmax"] if "ratio to absmax" in row else "",
+            row["peak_mib"]))
     return 0
 
 
