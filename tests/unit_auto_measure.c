@@ -4,6 +4,7 @@
 #include "convert/auto_measure.h"
 #include "quant/quant_decode.h"
 #include "quant/quant_ops.h"
+#include "quant/scale_search.h"
 #include "tests/test_model.h"
 
 #include <math.h>
@@ -271,6 +272,45 @@ static void test_coded(void **state)
     test_remove(dir);
 }
 
+/* With the search's own sums; a weight that is read whole, straight and turned. */
+static void test_searched(void **state)
+{
+    (void)state;
+    const qc_search_ops *ops = qc_search_ops_for(QC_ISA_SCALAR);
+    fixture f;
+    qc_error err = {0};
+    make(&f, 48, 70, NULL);
+    uint64_t n = 48u * 70;
+    void *codes = NULL, *scales = NULL, *scratch = NULL;
+    test_must(qc_malloc(&codes, (size_t)n, &err), &err);
+    test_must(qc_malloc(&scales, (size_t)(4 * n), &err), &err);
+    for (unsigned c = 0; c < 3; c++) {
+        qc_search_form form = {.is_nf4 = 1, .block_elems = c == QC_AUTO_AT_NF4 ? 64 : 32};
+        qc_search_out out = {.codes = codes, .absmax = scales};
+        qc_piece_sums sums = {0};
+        const qc_search_form *of = c == QC_AUTO_AT_INT8 ? NULL : &form;
+        test_must(qc_malloc_aligned(&scratch, 64, (size_t)qc_search_scratch_bytes(of, 70), &err),
+                  &err);
+        if (of)
+            ops->blocks(of, f.data, QC_DTYPE_F32, n, &out, scratch, &sums);
+        else
+            ops->rows(f.data, QC_DTYPE_F32, 48, 70, codes, scales, scratch, &sums);
+        qc_free(scratch);
+        for (int nested = 0; nested < 2; nested++) {
+            qc_auto_sample s = {.rows = 48, .cols = 70}, plain = s;
+            test_must(qc_auto_measure(&s, 1, f.model, ALL, nested, QC_SCALE_SEARCH, 1, &err), &err);
+            test_must(qc_auto_measure(&plain, 1, f.model, ALL, nested, QC_SCALE_ABSMAX, 1, &err),
+                      &err);
+            if (!nested || !of)
+                assert_true(s.rel_mse[c] == sums.sum_ee / sums.sum_xx);
+            assert_true(s.rel_mse[c] < plain.rel_mse[c]);
+        }
+    }
+    qc_free(codes);
+    qc_free(scales);
+    drop(&f);
+}
+
 static void test_threads(void **state)
 {
     (void)state;
@@ -315,8 +355,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole),      cmocka_unit_test(test_transposed),
         cmocka_unit_test(test_which_rows), cmocka_unit_test(test_what_cannot_be),
-        cmocka_unit_test(test_threads),    cmocka_unit_test(test_normal),
-        cmocka_unit_test(test_coded),
+        cmocka_unit_test(test_searched),   cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_normal),     cmocka_unit_test(test_coded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
