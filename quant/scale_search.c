@@ -81,9 +81,10 @@ static float nf4_residue(float y)
     return r;
 }
 
-static void errors(const float *x, uint32_t n, int is_nf4, const float *inv, unsigned count,
-                   float *rr)
+static void errors(const qc_search_tables *tables, const float *x, uint32_t n, int is_nf4,
+                   const float *inv, unsigned count, float *rr)
 {
+    (void)tables;
     for (unsigned j = 0; j < count; j++) {
         float lanes[QC_LANES] = {0};
         for (uint32_t i = 0; i < n; i++) {

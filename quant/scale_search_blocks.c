@@ -39,6 +39,7 @@ typedef struct {
     const qc_search_out *out;
     qc_piece_sums *sums;
     search_scratch *scratch;
+    const qc_search_tables *tables;
 } search;
 
 /* A scale among those that a block may take. */
@@ -149,7 +150,7 @@ static int find_target(const search *c, uint64_t block, block_target *out)
     const uint32_t n = read_block(c, block);
     const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
     const uint16_t(*screen)[2 * QC_SEARCH_FACTORS] =
-        c->form->is_nf4 ? qc_search_screen_get()->of[list] : NULL;
+        c->form->is_nf4 ? c->tables->screen[list] : NULL;
     float *x = c->scratch->x;
     qc_search_look look;
     c->steps->look(x, padded(n), screen, &look);
@@ -241,7 +242,7 @@ static choice best_of(const search *c, const block_target *b, uint32_t n, const 
         float magnitude = fabsf(s[j] * lift);
         inv[j] = magnitude >= least && isfinite(magnitude) ? inverse_of(c, s[j] * lift) : 0.0f;
     }
-    c->steps->errors(c->scratch->x, n, c->form->is_nf4, inv, count, rr);
+    c->steps->errors(c->tables, c->scratch->x, n, c->form->is_nf4, inv, count, rr);
     for (unsigned j = 0; j < count; j++) {
         double w = (double)(s[j] * lift);
         w = c->form->is_nf4 ? w : w / 127.0;
@@ -452,7 +453,7 @@ void qc_search_blocks_with(const qc_search_steps *steps, const qc_search_form *f
                            const void *src, qc_dtype dtype, uint64_t n, const qc_search_out *out,
                            void *scratch, qc_piece_sums *sums)
 {
-    const search c = {steps, form, src, dtype, n, out, sums, scratch};
+    const search c = {steps, form, src, dtype, n, out, sums, scratch, qc_search_tables_get()};
     const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     if (form->nested)

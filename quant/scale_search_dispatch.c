@@ -5,7 +5,7 @@
 
 const qc_search_ops *qc_search_ops_for(qc_isa isa)
 {
-#if defined(QC_HAVE_SEARCH_AVX512)
+#if defined(QC_HAVE_QUANT_AVX512)
     if (isa == QC_ISA_AVX512)
         return &qc_search_ops_avx512;
 #endif

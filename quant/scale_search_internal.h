@@ -102,14 +102,17 @@
 
 extern const float qc_search_factor[2][QC_SEARCH_FACTORS];
 
-/* [level + 127][candidate]: round half even of 32768 * the squared distance, in double. */
+/* screen: [list][level + 127][candidate], round half even of 32768 * the squared distance, in
+ * double; the last row is 0. nf4_low, nf4_high: for y in [-1, 1], k = y * QC_NF4_BUCKETS rounded,
+ * modulo 32 (see quant_simd_tables.h): the NF4 value nearest to y is one of the two. */
 typedef struct {
-    _Alignas(
-        64) uint16_t of[2][QC_SEARCH_LEVELS + 1][2 * QC_SEARCH_FACTORS]; /* [list]; last row 0 */
-} qc_search_screen;
+    _Alignas(64) uint16_t screen[2][QC_SEARCH_LEVELS + 1][2 * QC_SEARCH_FACTORS];
+    _Alignas(64) float nf4_low[32];
+    _Alignas(64) float nf4_high[32];
+} qc_search_tables;
 
 /* Computed once per process; thread-safe. */
-const qc_search_screen *qc_search_screen_get(void);
+const qc_search_tables *qc_search_tables_get(void);
 
 /* What steps 1 and 2 find in a block. Where absmax is 0, below QC_TINY_ABSMAX or not finite, only
  * absmax is set. */
@@ -130,9 +133,10 @@ typedef struct {
     /* screen: NULL for int8 */
     void (*look)(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
                  qc_search_look *out);
-    /* rr[j], folded, of the candidate of inverse inv[j]; count is at most QC_SEARCH_CANDIDATES */
-    void (*errors)(const float *x, uint32_t n, int is_nf4, const float *inv, unsigned count,
-                   float *rr);
+    /* rr[j], folded, of the candidate of inverse inv[j]; count is at most QC_SEARCH_CANDIDATES;
+     * tables may be NULL for int8 */
+    void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n, int is_nf4,
+                   const float *inv, unsigned count, float *rr);
     /* Codes as a reader has them; returns the largest |x - x'|. */
     float (*encode)(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes);
     /* At most QC_ROW_FLUSH columns of a row; x before float16, h after. ee and xx folded. */

@@ -6,8 +6,8 @@
 
 const float qc_search_factor[2][QC_SEARCH_FACTORS] = {QC_SEARCH_FACTOR_VALUES};
 
-static qc_search_screen screen;
-static pthread_once_t screen_once = PTHREAD_ONCE_INIT;
+static qc_search_tables tables;
+static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
 /* Squared distance of u from the nearest NF4 value times f. */
 static double squared_distance(double u, double f)
@@ -20,21 +20,44 @@ static double squared_distance(double u, double f)
     return least;
 }
 
-static void build(void)
+static void build_screen(void)
 {
     for (unsigned list = 0; list < 2; list++)
         for (unsigned row = 0; row < QC_SEARCH_LEVELS; row++)
             for (unsigned m = 0; m < QC_SEARCH_FACTORS; m++) {
                 double u = ((double)row - 127.0) / 127.0;
                 double f = (double)qc_search_factor[list][m];
-                uint16_t *entries = screen.of[list][row];
+                uint16_t *entries = tables.screen[list][row];
                 entries[m] = (uint16_t)rint(32768.0 * squared_distance(u, f));
                 entries[m + QC_SEARCH_FACTORS] = (uint16_t)rint(32768.0 * squared_distance(u, -f));
             }
 }
 
-const qc_search_screen *qc_search_screen_get(void)
+/* Buckets are [k - 1/2, k + 1/2] / 15; none holds two middles between values, none has one at its
+ * edge. */
+static void build_buckets(void)
 {
-    (void)pthread_once(&screen_once, build);
-    return &screen;
+    for (int k = -16; k < 16; k++) {
+        const unsigned entry = (unsigned)k & 31u;
+        unsigned low = 0, high = 0;
+        for (unsigned t = 0; t < 15; t++) {
+            double threshold = (double)qc_nf4_threshold[t];
+            low += threshold < (k - 0.5) / 15;
+            high += threshold < (k + 0.5) / 15;
+        }
+        tables.nf4_low[entry] = qc_nf4_code[low];
+        tables.nf4_high[entry] = qc_nf4_code[high];
+    }
+}
+
+static void build(void)
+{
+    build_screen();
+    build_buckets();
+}
+
+const qc_search_tables *qc_search_tables_get(void)
+{
+    (void)pthread_once(&tables_once, build);
+    return &tables;
 }
