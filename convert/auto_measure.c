@@ -143,11 +143,11 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
     return QC_OK;
 }
 
-static qc_search_form search_form(const measuring *m, unsigned candidate, int nested)
+static qc_search_form search_form(const measuring *m, unsigned candidate)
 {
     return (qc_search_form){.is_nf4 = 1,
                             .block_elems = block_of[candidate],
-                            .nested = nested,
+                            .nested = m->double_quant,
                             .effort =
                                 m->scale == QC_SCALE_REFIT ? QC_SEARCH_REFIT : QC_SEARCH_ONCE};
 }
@@ -158,23 +158,17 @@ static void take_sums(qc_auto_sample *s, unsigned candidate, const qc_piece_sums
     s->rel_mse[candidate] = sums->sum_xx > 0 ? sums->sum_ee / sums->sum_xx : 0;
 }
 
-/* The offset comes from all that is sampled, not from a sample of that. */
 static void measure_searched(const measuring *m, scratch *w, qc_auto_sample *s, extent e,
                              unsigned candidate)
 {
     qc_dtype dtype = dtype_of(m, s);
-    qc_search_form form = search_form(m, candidate, 0);
+    qc_search_form form = search_form(m, candidate);
     qc_search_out out = {.codes = w->codes,
                          .absmax = w->absmax,
                          .absmax_codes = w->nested_codes,
                          .nested_absmax = w->nested};
     qc_piece_sums sums = {0};
     m->search->blocks(&form, w->source, dtype, e.elems, &out, w->search, &sums);
-    if (sums.bad == QC_BAD_NONE && m->double_quant) {
-        form = search_form(m, candidate, 1);
-        form.offset = qc_nested_offset(w->absmax, qc_ceil_div_u64(e.elems, form.block_elems));
-        m->search->blocks(&form, w->source, dtype, e.elems, &out, w->search, &sums);
-    }
     if (sums.bad != QC_BAD_NONE)
         s->not_finite = 1;
     else
@@ -282,11 +276,9 @@ static qc_status search_scratch(scratch *w, const measuring *m, qc_error *err)
     uint64_t most = qc_search_scratch_bytes(NULL, m->max_cols);
     size_t bytes = 0;
     for (unsigned c = QC_AUTO_AT_NF4; c <= QC_AUTO_AT_NF4_32; c++) {
-        for (int nested = 0; nested < 2; nested++) {
-            qc_search_form form = search_form(m, c, nested);
-            uint64_t need = qc_search_scratch_bytes(&form, m->max_cols);
-            most = need > most ? need : most;
-        }
+        qc_search_form form = search_form(m, c);
+        uint64_t need = qc_search_scratch_bytes(&form, m->max_cols);
+        most = need > most ? need : most;
     }
     if (qc_u64_to_size(most, &bytes))
         QC_FAIL(err, QC_ERR_NOMEM, "the scratch of a search is too large");

@@ -2,10 +2,11 @@
  *
  * A step is whole groups, and what the search leaves of it is what is written: nothing is done
  * again when the weight is finished. The one thing that a group takes from the rest of its weight
- * is the offset of double quantization. It comes from a sample of groups (quant/scale_search.h),
- * read before the first frame. The workers that want it share the sample, a group at a time; who
- * finds nothing left to take waits for those who did, at most as long as one group takes. The
- * offset depends on the sampled values alone, not on who searched them. */
+ * is the offset of double quantization, which is 0 in NF4. In block-wise int8 it comes from a
+ * sample of groups (quant/scale_search.h), read before the first frame. The workers that want it
+ * share the sample, a group at a time; who finds nothing left to take waits for those who did, at
+ * most as long as one group takes. The offset depends on the sampled values alone, not on who
+ * searched them. */
 #include "convert/pipeline.h"
 
 #include "base/alloc.h"
@@ -71,6 +72,8 @@ qc_status qc_search_open(const qc_job *j, qc_job_state *s, qc_error *err)
     v = NULL;
     QC_TRY(qc_realloc_array(&v, (size_t)groups, sizeof *s->nested_absmax, err));
     s->nested_absmax = v;
+    if (!qc_job_has_sample(j))
+        return QC_OK;
     v = NULL;
     s->sample_count = qc_search_sample_count(groups);
     QC_TRY(qc_realloc_array(&v, (size_t)s->sample_count, QC_NESTED_BLOCK * sizeof(float), err));

@@ -136,7 +136,7 @@ qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
             st = qc_search_open(j, s, err);
         s->opened = st == QC_OK;
     }
-    int wants_offset = j->scale != QC_SCALE_ABSMAX && j->nested && !s->offset_ready;
+    int wants_offset = qc_job_has_sample(j) && !s->offset_ready;
     pthread_mutex_unlock(&p->finish_lock);
     if (st != QC_OK || !wants_offset)
         return st;

@@ -15,8 +15,9 @@
  * by the same worker, so that all bytes equal those made on the CPU.
  *
  * Searched scales (--scale search): a step is whole groups, and what the search leaves of it is
- * final. If scales are quantized too, their offset comes from a sample of groups, which the workers
- * that open the weight share before its first frame; everything else is read once.
+ * final. The offset of quantized scales is 0 in NF4; in int8 it comes from a sample of groups,
+ * which the workers that open the weight share before its first frame; everything else is read
+ * once.
  *
  * Memory: per worker one source piece, one frame and one compressed frame, with a GPU 24 MiB of
  * pinned memory and as much of the device's; per weight in flight 10 bytes a block, of searched and
@@ -77,7 +78,7 @@ typedef struct {
     float *absmax;                     /* blocks or rows (SCB); or, to dequantize, decoded scales */
     int opened;                        /* under finish_lock */
     qc_block_error *block_errors;
-    /* Searched scales that are quantized too: the offset, and what it is made from. */
+    /* Searched scales that are quantized too: the offset, and in int8 what it is made from. */
     float *sample_absmax;             /* until the offset is known */
     uint64_t sample_count;            /* groups */
     atomic_uint_fast64_t sample_next; /* the first that nobody took */
@@ -169,8 +170,8 @@ void qc_worker_leave_gpu(qc_worker *w);
 /* Fill w->content with the unit's bytes (QC_UNIT_MAIN); *source gets the digest of the source
  * bytes. (piece_work.c) */
 QC_NODISCARD qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err);
-/* Buffers a job needs before its first piece; its absmax when it is dequantized, its offset when
- * its scales are searched and quantized. (piece_work.c) */
+/* Buffers a job needs before its first piece; its absmax when it is dequantized, its offset where
+ * that comes from a sample. (piece_work.c) */
 QC_NODISCARD qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err);
 /* Elements [first, first + n) of a job's weight, as written (transposed if the job says so), in
  * the job's dtype: of the source, or float where that is decoded first. (piece_work.c) */

@@ -323,6 +323,12 @@ uint64_t qc_job_group_elems(const qc_job *j)
     return (uint64_t)j->block_elems * (shared ? QC_NESTED_BLOCK : 1);
 }
 
+int qc_job_has_sample(const qc_job *j)
+{
+    /* Searched scales of NF4 lie on both sides of 0, their offset. */
+    return j->scale != QC_SCALE_ABSMAX && j->nested && j->scheme == QC_SCHEME_INT8_BLOCKS;
+}
+
 static uint64_t int8_row_bytes(uint64_t rows, uint64_t cols)
 {
     return rows * cols + rows * 4 + 1;

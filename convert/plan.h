@@ -92,6 +92,8 @@ uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
  * scales are searched and quantized too, the blocks of one nested absmax, which are settled at
  * once. A power of two. */
 uint64_t qc_job_group_elems(const qc_job *j);
+/* Do its scales, searched and quantized, have an offset that a sample of groups gives? */
+int qc_job_has_sample(const qc_job *j);
 /* What of job j's source the first n content bytes of its main tensor come from; all of it for all
  * of them, exactly. Without absorbed_bytes. */
 uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n);
