@@ -2,7 +2,6 @@
 #include "base/clock.h"
 #include "convert/commands.h"
 #include "convert/console.h"
-#include "convert/expert_split.h"
 #include "convert/report_codes.h"
 #include "convert/target_file.h"
 #include "formats/file_io.h"
@@ -32,8 +31,6 @@ static qc_status compare(qc_report *r, qc_error *err)
     qc_checkpoint *source = NULL;
     QC_TRY(qc_checkpoint_open(&source, o->against, err));
     qc_status st = qc_target_file_spares("--html", o->html, source, err);
-    if (st == QC_OK)
-        st = qc_experts_split(source, 0, err);
     for (size_t i = 0; st == QC_OK && i < source->warning_count; i++)
         qc_console_warn(o, "%s", source->warnings[i]);
     if (st == QC_OK)
@@ -68,6 +65,16 @@ static qc_status put(const qc_report *r, int json, const char *path, qc_error *e
     return st;
 }
 
+/* The page is there and says so, too. */
+static qc_status verdict(const qc_report *r, qc_error *err)
+{
+    const qc_against_result *a = r->against;
+    if (!a || a->faults == 0)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", r->o->model, a->first_what, a->first_why,
+            a->faults > 1 ? " (and more)" : "");
+}
+
 static qc_status run(qc_report *r, const qc_options *o, uint64_t started, qc_error *err)
 {
     for (size_t i = 0; i < r->facts.model->warning_count; i++)
@@ -91,7 +98,7 @@ static qc_status run(qc_report *r, const qc_options *o, uint64_t started, qc_err
         QC_TRY(put(r, 0, o->html, err));
     if (o->json || !o->html)
         QC_TRY(put(r, o->json, NULL, err));
-    return QC_OK;
+    return verdict(r, err);
 }
 
 qc_status qc_cmd_report(const qc_options *o, qc_error *err)

@@ -1,100 +1,89 @@
-/* Errors of weights against the source: those of validate (validate_layer.h), weights only. */
-#include "base/workers.h"
+/* Errors of weights against the source: what `qconv verify --against` finds (against.h). */
+#include "convert/against.h"
+#include "convert/pipeline.h"
+#include "convert/progress.h"
 #include "convert/report_facts.h"
-#include "convert/validate_layer.h"
 
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
-typedef struct {
-    qc_report *r;
-    qc_validate_pairs pairs;
-    qc_validate_tools tools;
-    qc_validate_input input;
-    qc_st_cursor *cursor;
-} measuring;
-
-static qc_report_weight *weight_of(qc_report *r, uint32_t tensor)
+static int compare_rows(const void *a, const void *b)
 {
-    for (uint32_t i = 0; i < r->weight_count; i++)
-        if (r->weights[i].tensor == tensor)
-            return &r->weights[i];
-    return NULL;
+    return strcmp((*(const qc_against_row *const *)a)->name,
+                  (*(const qc_against_row *const *)b)->name);
 }
 
-/* Validate's places are those of MODEL, ours those of OUT: a Conv1D weight lies the other way. */
-static void take(qc_report_weight *w, const qc_validate_pair *p, const qc_validate_layer *l)
+static const qc_against_row *find_row(const qc_against_row **sorted, size_t count, const char *name)
 {
-    uint64_t row = p->transpose ? l->max_col : l->max_row;
-    uint64_t col = p->transpose ? l->max_row : l->max_col;
-    w->has_error = 1;
-    w->rel_mse = l->weight_error * l->weight_error;
-    w->max_err = l->weight_max;
-    w->max_index = row * p->cols + col;
+    qc_against_row key = {.name = name};
+    const qc_against_row *k = &key;
+    const qc_against_row **found = bsearch(&k, sorted, count, sizeof *sorted, compare_rows);
+    return found ? *found : NULL;
 }
 
-static qc_status measure_pair(measuring *m, const qc_validate_pair *p, qc_error *err)
+/* Their places are those of MODEL, ours those of OUT: a Conv1D weight lies the other way. */
+static void take(qc_report_weight *w, const qc_against_row *row)
 {
-    qc_validate_weights w = {0};
-    qc_validate_layer l = {.pair = p};
-    qc_status st = qc_validate_weights_read(&w, m->tools.output, p, m->cursor, err);
-    if (st == QC_OK)
-        st = qc_validate_input_make(&m->input, p->name, qc_validate_x_dtype(p->dtype), 1, p->cols,
-                                    err);
-    if (st == QC_OK)
-        st = qc_validate_measure(&l, &m->tools, p, &w.w, &m->input, err);
-    if (st == QC_OK)
-        take(weight_of(m->r, p->out_tensor), p, &l);
-    qc_validate_weights_deinit(&w);
-    return st;
+    const qc_stored_weight *s = w->stored;
+    uint64_t cols = s->ndim ? s->dims[s->ndim - 1] : 1;
+    uint64_t r = row->transpose ? row->max_col : row->max_row;
+    uint64_t c = row->transpose ? row->max_row : row->max_col;
+    w->fault = row->fault;
+    if (!row->source || row->kind != QC_AGAINST_QUANTIZED || !isfinite(row->error))
+        return;
+    w->has_error = w->has_expected = 1;
+    w->rel_mse = row->error * row->error;
+    w->expected = row->expected * row->expected;
+    w->max_err = row->max_error;
+    w->max_index = r * cols + c;
+    w->clipped = row->clipped;
 }
 
-static qc_status measure_all(measuring *m, qc_error *err)
+static void add_progress(void *ctx, uint64_t bytes)
 {
-    qc_report *r = m->r;
-    uint64_t total = 0;
-    for (size_t i = 0; i < m->pairs.count; i++)
-        if (!m->pairs.pairs[i].why_not)
-            total += m->tools.model->tensors[m->pairs.pairs[i].model_tensor].bytes;
-    QC_TRY(qc_progress_create(&m->tools.progress, r->o, "comparing", total, err));
-    qc_status st = QC_OK;
-    for (size_t i = 0; st == QC_OK && i < m->pairs.count; i++) {
-        const qc_validate_pair *p = &m->pairs.pairs[i];
-        if (p->why_not)
-            r->no_errors = p->why_not;
-        else if (p->rows > 0 && p->cols > 0)
-            st = measure_pair(m, p, err);
-    }
-    if (st == QC_OK && qc_interrupted())
-        st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-    qc_progress_destroy(m->tools.progress);
+    qc_progress_add(ctx, bytes);
+}
+
+static qc_status compare(qc_report *r, qc_against_result *result, qc_error *err)
+{
+    const qc_options *o = r->o;
+    qc_isa isa = QC_ISA_SCALAR;
+    qc_progress *progress = NULL;
+    QC_TRY(qc_isa_select(&isa, err));
+    QC_TRY(qc_progress_create(&progress, o, "comparing", r->facts.file_bytes, err));
+    qc_against_options ao = {.ops = qc_quant_ops_for(isa),
+                             .threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
+                             .progress = add_progress,
+                             .progress_ctx = progress};
+    qc_status st =
+        qc_against_run(result, o->arena, o->model, r->facts.manifest, o->against, &ao, err);
+    qc_progress_destroy(progress);
     return st;
 }
 
 qc_status qc_report_measure(qc_report *r, const qc_checkpoint *source, qc_error *err)
 {
-    qc_isa isa = QC_ISA_SCALAR;
-    measuring m = {.r = r};
-    QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(
-        qc_validate_pair_up(&m.pairs, r->o->arena, r->facts.model, r->facts.manifest, source, err));
-    m.tools = (qc_validate_tools){.output = r->facts.model,
-                                  .model = source,
-                                  .ops = qc_quant_ops_for(isa),
-                                  .matmul = qc_matmul_ops_for(isa),
-                                  .threads = r->o->threads ? r->o->threads : qc_cpu_count(),
-                                  .weights_only = 1};
-    for (uint32_t i = 0; i < r->weight_count; i++)
+    qc_arena *arena = r->o->arena;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, 1, sizeof(qc_against_result), err));
+    qc_against_result *result = v;
+    QC_TRY(compare(r, result, err));
+    QC_TRY(qc_arena_alloc(arena, &v, result->count + 1, sizeof(const qc_against_row *), err));
+    const qc_against_row **sorted = v;
+    for (size_t i = 0; i < result->count; i++)
+        sorted[i] = &result->rows[i];
+    qsort(sorted, result->count, sizeof *sorted, compare_rows);
+    for (uint32_t i = 0; i < r->weight_count; i++) {
+        const qc_against_row *row = find_row(sorted, result->count, r->weights[i].name);
         r->weights[i].has_error = 0;
+        if (row)
+            take(&r->weights[i], row);
+    }
+    r->against = result;
     r->errors = QC_ERRORS_SOURCE;
     r->source_bytes = 0;
     for (size_t i = 0; i < source->file_count; i++)
         r->source_bytes += source->files[i].file_bytes;
-    qc_status st = qc_validate_input_open(&m.input, NULL, r->o->seed, m.tools.ops, err);
-    if (st == QC_OK)
-        st = qc_st_cursor_create(&m.cursor, err);
-    if (st == QC_OK)
-        st = measure_all(&m, err);
-    qc_st_cursor_destroy(m.cursor);
-    qc_validate_input_close(&m.input);
-    return st;
+    return QC_OK;
 }

@@ -9,6 +9,7 @@
 #ifndef QC_CONVERT_REPORT_FACTS_H
 #define QC_CONVERT_REPORT_FACTS_H
 
+#include "convert/against.h"
 #include "convert/eval.h"
 #include "convert/inspect_facts.h"
 
@@ -46,6 +47,11 @@ typedef struct {
     double rel_mse, max_err;
     uint64_t max_index; /* flat, in the shape of stored */
     double over_median; /* rel_mse over the median of its form; 0: none */
+    /* Measured against the source only: */
+    int has_expected;
+    double expected;   /* relative MSE that absmax scales in this form leave */
+    uint64_t clipped;  /* elements beyond the largest value of their scale */
+    const char *fault; /* a clause, or NULL */
 } qc_report_weight;
 #define QC_REPORT_NO_LAYER UINT32_MAX
 
@@ -114,9 +120,10 @@ typedef struct {
     qc_report_left *left;
     uint32_t left_count;
     qc_report_error_source errors;
-    const char *no_errors; /* why some weight has none, a clause, or NULL */
-    uint64_t source_bytes; /* of the source's files; 0: not known */
-    uint64_t plain_bytes;  /* of all weights in the dtypes they had */
+    const qc_against_result *against; /* what comparing found; NULL: not compared */
+    const char *no_errors;            /* why some weight has none, a clause, or NULL */
+    uint64_t source_bytes;            /* of the source's files; 0: not known */
+    uint64_t plain_bytes;             /* of all weights in the dtypes they had */
     uint64_t quantized_elems, quantized_bytes, scale_bytes;
     const char *scale; /* how scales were found: "absmax", ...; NULL: not known */
     const char *command;
@@ -130,8 +137,8 @@ typedef struct {
 /* Opens o->model and gathers everything but errors from the source, codes, eval and bench. The
  * caller closes r->facts.model (NULL after an error). QC_ERR_INPUT when nothing is quantized. */
 QC_NODISCARD qc_status qc_report_gather(qc_report *r, const qc_options *o, qc_error *err);
-/* Errors against the checkpoint source instead of those of the manifest; its fused experts are
- * split (expert_split.h). (report_errors.c) */
+/* Errors against o->against instead of those of the manifest, and what else comparing finds.
+ * source: that checkpoint, for its size. Faults are results, not failures. (report_errors.c) */
 QC_NODISCARD qc_status qc_report_measure(qc_report *r, const qc_checkpoint *source, qc_error *err);
 /* Sums over forms, kinds and cells, the order of worst; after errors are known.
  * (report_sums.c) */

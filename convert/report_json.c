@@ -80,6 +80,25 @@ static void put_shares(qc_json_writer *w, const char *key, const qc_report_codes
     qc_jw_end_array(w);
 }
 
+/* What comparing with the source found. */
+static void put_compared(qc_json_writer *w, const qc_against_result *a)
+{
+    qc_jw_key(w, "compared");
+    if (!a) {
+        qc_jw_null(w);
+        return;
+    }
+    qc_jw_begin_object(w);
+    qc_jm_u64(w, "equal", a->equal);
+    qc_jm_u64(w, "cast", a->cast);
+    qc_jm_u64(w, "quantized", a->quantized);
+    qc_jm_bool(w, "hashes_checked", a->has_manifest);
+    qc_jm_u64(w, "faults", a->faults);
+    qc_jm_string(w, "first_what", a->first_what);
+    qc_jm_string(w, "first_why", a->first_why);
+    qc_jw_end_object(w);
+}
+
 static void put_forms(qc_json_writer *w, const qc_report *r)
 {
     qc_jw_key(w, "forms");
@@ -171,6 +190,13 @@ static void put_weights(qc_json_writer *w, const qc_report *r)
         else
             qc_jm_string(w, "max_at", NULL);
         put_number(w, "over_median", t->over_median, t->has_error);
+        put_number(w, "expected_mse", t->expected, t->has_expected);
+        qc_jw_key(w, "clipped");
+        if (t->has_expected)
+            qc_jw_u64(w, t->clipped);
+        else
+            qc_jw_null(w);
+        qc_jm_string(w, "fault", t->fault);
         qc_jw_end_object(w);
     }
     qc_jw_end_array(w);
@@ -297,6 +323,7 @@ qc_status qc_report_facts_json(const qc_report *r, qc_strbuf *out, qc_error *err
     put_devices(&w, r->facts.manifest);
     qc_jm_string(&w, "errors_from", errors[r->errors]);
     qc_jm_string(&w, "errors_missing", r->no_errors);
+    put_compared(&w, r->against);
     put_forms(&w, r);
     put_kinds(&w, r);
     put_weights(&w, r);

@@ -232,6 +232,45 @@ static void add_notes(qc_report_writer *w)
                  "come from <code>--against</code> only.</p>\n");
 }
 
+#define MAX_FAULTS 50u
+
+/* What comparing with the source found: that it is this model, or what is wrong. */
+static void add_compared(qc_report_writer *w)
+{
+    const qc_report *r = w->r;
+    const qc_against_result *a = r->against;
+    unsigned shown = 0;
+    if (!a)
+        return;
+    if (a->faults == 0) {
+        QC_RW(w, "<p class=\"yes\"><b>Compared with ");
+        qc_rw_text(w, r->o->against);
+        QC_RW(w,
+              "</b>: nothing is missing, %" PRIu64 " tensors are equal bit for bit, %" PRIu64
+              " as cast, %" PRIu64 " quantized with no more error than their form leaves%s.</p>\n",
+              a->equal, a->cast, a->quantized, a->has_manifest ? "; all hashes are right" : "");
+        return;
+    }
+    QC_RW(w, "<p class=\"no\"><b>This is not ");
+    qc_rw_text(w, r->o->against);
+    QC_RW(w, ", converted: %" PRIu64 " fault%s.</b> ", a->faults, a->faults == 1 ? "" : "s");
+    qc_rw_text(w, a->first_what);
+    QC_RW(w, ": ");
+    qc_rw_text(w, a->first_why);
+    QC_RW(w, ".</p>\n<ul>\n");
+    for (size_t i = 0; i < a->count && shown < MAX_FAULTS; i++) {
+        if (!a->rows[i].fault)
+            continue;
+        QC_RW(w, "<li>");
+        qc_rw_text(w, a->rows[i].name);
+        QC_RW(w, ": ");
+        qc_rw_text(w, a->rows[i].fault);
+        QC_RW(w, "</li>\n");
+        shown++;
+    }
+    QC_RW(w, "</ul>\n<p>All of them: <code>qconv verify OUT --against MODEL</code>.</p>\n");
+}
+
 static void add_head(qc_report_writer *w)
 {
     const qc_report *r = w->r;
@@ -266,6 +305,7 @@ static void add_head(qc_report_writer *w)
     }
     QC_RW(w, "</p>\n");
     add_notes(w);
+    add_compared(w);
     QC_RW(w, "<nav><a href=\"#size\">Size</a><a href=\"#memory\">Memory</a><a "
              "href=\"#error\">Error</a><a href=\"#layers\">Layers</a><a href=\"#worst\">Worst</a>"
              "<a href=\"#codes\">Codes</a><a href=\"#left\">Not quantized</a><a "
@@ -477,8 +517,10 @@ static void add_made(qc_report_writer *w)
         QC_RW(w, "qconv verify OUT\n");
     QC_RW(w, "qconv verify OUT --against MODEL\nqconv eval OUT --against MODEL --text FILE --json "
              "&gt; eval.json\nqconv bench --json &gt; bench.json\nqconv report OUT --against MODEL "
-             "--eval eval.json --bench bench.json --html report.html</pre>\n<p class=\"soft\">This "
-             "page did not check the hashes of OUT: that is verify's work.</p>\n");
+             "--eval eval.json --bench bench.json --html report.html</pre>\n");
+    if (!r->against)
+        QC_RW(w, "<p class=\"soft\">Without <code>--against</code> this page does not check the "
+                 "hashes of OUT; <code>qconv verify OUT</code> does.</p>\n");
 }
 
 qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err)

@@ -367,9 +367,10 @@ static void add_worst(qc_report_writer *w)
           "<p>The %u of %u with the largest relative error, and the largest difference of a single "
           "value, in the unit of the weights, with its place.</p>\n"
           "<table>\n<tr><th class=\"name\">weight</th><th>relative MSE</th><th>SQNR, dB</th>"
-          "<th>times the form's median</th><th>largest difference</th><th>at [row, column]</th>"
+          "<th>times the form's median</th>%s<th>largest difference</th><th>at [row, column]</th>"
           "<th class=\"text\">form</th><th>shape</th></tr>\n",
-          shown, r->worst_count);
+          shown, r->worst_count,
+          r->against ? "<th>times what absmax scales leave</th><th>clipped values</th>" : "");
     for (uint32_t i = 0; i < shown; i++) {
         const qc_report_weight *t = &r->weights[r->worst[i]];
         const qc_stored_weight *s = t->stored;
@@ -382,6 +383,9 @@ static void add_worst(qc_report_writer *w)
             QC_RW(w, "<td>%.2f%s</td>", t->over_median, t->over_median >= 2 ? " (!)" : "");
         else
             QC_RW(w, "<td></td>");
+        if (r->against)
+            QC_RW(w, "<td>%.3f</td><td>%" PRIu64 "</td>",
+                  t->expected > 0 ? t->rel_mse / t->expected : 1.0, t->clipped);
         add_number(w, t->max_err, 1);
         QC_RW(w, "<td>%s</td><td class=\"text\">%s %s</td><td>%s</td></tr>\n",
               qc_report_place(place, s->dims, s->ndim, t->max_index), qc_report_mark_text(t->form),
