@@ -1,0 +1,251 @@
+/* The search with AVX-512: what is done per element. Orders and meaning: scale_search_internal.h.
+ *
+ * The screen is the largest part, and bound by loads: per element the offset of its row and the
+ * row itself, 32 totals of 16 bits in one vector, one saturating addition. That makes a little more
+ * than a cycle per element for 32 candidates, where one exact error takes 9 operations for 16
+ * elements: what is nearest to y is one of two values looked up by a bucket of 1/15, and the lesser
+ * of both distances is taken without asking which. */
+#include "quant/quant_avx512_common.h"
+#include "quant/quant_simd_tables.h"
+#include "quant/scale_search_internal.h"
+
+#include <math.h>
+
+#define CANDIDATES (2 * QC_SEARCH_FACTORS)
+
+static const float magic = 0x1.8p23f; /* its lowest bits are an integer */
+
+/* l and l + 8, then 4, 2, 1 */
+QC_INLINE float fold(__m512 v)
+{
+    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
+    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
+}
+
+QC_INLINE __m512 larger_magnitude(__m512 a, __m512 b)
+{
+    return _mm512_range_ps(a, b, 0x0b);
+}
+
+/* ---- screen ---------------------------------------------------------------------------------- */
+
+/* Rows of up to QC_SEARCH_RUN elements, whose byte offsets from `middle` are given. Four chains:
+ * saturating sums of parts, added with saturation, are the saturated sum. */
+QC_INLINE __m512i add_rows(const unsigned char *middle, const int16_t *offsets, uint32_t n)
+{
+    __m512i sum[4];
+    for (unsigned k = 0; k < 4; k++)
+        sum[k] = _mm512_setzero_si512();
+    for (uint32_t i = 0; i < n; i += 8)
+        for (unsigned k = 0; k < 8; k++)
+            sum[k % 4] = _mm512_adds_epu16(sum[k % 4], _mm512_load_si512(middle + offsets[i + k]));
+    return _mm512_adds_epu16(_mm512_adds_epu16(sum[0], sum[1]), _mm512_adds_epu16(sum[2], sum[3]));
+}
+
+QC_INLINE uint32_t lowest_of(__m512i low, __m512i high)
+{
+    __m512i least = _mm512_set1_epi32((int)_mm512_reduce_min_epu32(_mm512_min_epu32(low, high)));
+    uint32_t mask = _mm512_cmpeq_epi32_mask(high, least);
+    mask = mask << 16 | _mm512_cmpeq_epi32_mask(low, least);
+    return (uint32_t)__builtin_ctz(mask);
+}
+
+static void look(const float *x, uint32_t n, const uint16_t (*screen)[CANDIDATES],
+                 qc_search_look *out)
+{
+    _Alignas(64) int16_t offsets[QC_BLOCK_MAX];
+    __m512i most = _mm512_setzero_si512();
+    for (uint32_t i = 0; i < n; i += 16)
+        most = _mm512_max_epu32(most, qc_magnitude_f32(_mm512_load_ps(x + i)));
+    out->absmax = _mm512_cvtss_f32(
+        _mm512_castsi512_ps(_mm512_set1_epi32((int)_mm512_reduce_max_epu32(most))));
+    if (!(out->absmax >= QC_TINY_ABSMAX) || !isfinite(out->absmax))
+        return;
+    const __m512 k = _mm512_set1_ps((1.0f / out->absmax) * 127.0f);
+    __m512 xx = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < n; i += 16) {
+        __m512 z = _mm512_mul_ps(_mm512_load_ps(x + i), k);
+        xx = _mm512_fmadd_ps(z, z, xx);
+        __m512i level = _mm512_slli_epi32(_mm512_cvtps_epi32(z), 6);
+        _mm256_store_si256((__m256i *)(void *)(offsets + i), _mm512_cvtepi32_epi16(level));
+    }
+    out->xx = fold(xx);
+    if (!screen)
+        return;
+    _Static_assert(CANDIDATES * sizeof(uint16_t) == 64, "offsets are levels times 64");
+    const unsigned char *middle = (const unsigned char *)screen[127];
+    __m512i low = _mm512_setzero_si512(), high = low;
+    for (uint32_t i = 0; i < n; i += QC_SEARCH_RUN) {
+        uint32_t count = n - i < QC_SEARCH_RUN ? n - i : QC_SEARCH_RUN;
+        __m512i run = add_rows(middle, offsets + i, count);
+        low = _mm512_add_epi32(low, _mm512_cvtepu16_epi32(_mm512_castsi512_si256(run)));
+        high = _mm512_add_epi32(high, _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(run, 1)));
+    }
+    _mm512_store_si512(out->total, low);
+    _mm512_store_si512(out->total + 16, high);
+    out->best = lowest_of(low, high);
+}
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+QC_INLINE __m512i bucket_of(__m512 y)
+{
+    __m512 inside =
+        _mm512_range_ps(y, _mm512_set1_ps(1.0f), 0x02); /* lesser magnitude, sign of y */
+    return _mm512_castps_si512(
+        _mm512_fmadd_ps(inside, _mm512_set1_ps(QC_NF4_BUCKETS), _mm512_set1_ps(magic)));
+}
+
+QC_INLINE __m512 table32(const __m512 *table, __m512i index)
+{
+    return _mm512_permutex2var_ps(table[0], index, table[1]);
+}
+
+QC_INLINE __m512 int8_code(__m512 y)
+{
+    const __m512 m = _mm512_set1_ps(magic);
+    __m512 q = _mm512_sub_ps(_mm512_add_ps(y, m), m);
+    return _mm512_range_ps(q, _mm512_set1_ps(127.0f), 0x02);
+}
+
+QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n, int is_nf4,
+                         const float *inv, unsigned count, float *rr)
+{
+    __m512 sum[QC_SEARCH_CANDIDATES], low[2], high[2];
+    if (is_nf4)
+        for (unsigned h = 0; h < 2; h++) {
+            low[h] = _mm512_load_ps(t->nf4_low + 16 * h);
+            high[h] = _mm512_load_ps(t->nf4_high + 16 * h);
+        }
+    for (unsigned j = 0; j < count; j++)
+        sum[j] = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < n; i += 16) {
+        __m512 v = _mm512_load_ps(x + i);
+        for (unsigned j = 0; j < count; j++) {
+            __m512 y = _mm512_mul_ps(v, _mm512_set1_ps(inv[j])), r;
+            if (is_nf4) {
+                __m512i k = bucket_of(y);
+                r = _mm512_range_ps(_mm512_sub_ps(y, table32(low, k)),
+                                    _mm512_sub_ps(y, table32(high, k)), 0x0a); /* lesser */
+            } else {
+                r = _mm512_sub_ps(y, int8_code(y));
+            }
+            sum[j] = _mm512_fmadd_ps(r, r, sum[j]);
+        }
+    }
+    for (unsigned j = 0; j < count; j++)
+        rr[j] = fold(sum[j]);
+}
+
+/* Counts that occur, as constants, so that sums stay in registers. */
+static void errors(const qc_search_tables *t, const float *x, uint32_t n, int is_nf4,
+                   const float *inv, unsigned count, float *rr)
+{
+    if (is_nf4 && count == QC_SEARCH_NF4_WINDOW)
+        errors_of(t, x, n, 1, inv, QC_SEARCH_NF4_WINDOW, rr);
+    else if (is_nf4 && count == QC_SEARCH_NF4_WIDE)
+        errors_of(t, x, n, 1, inv, QC_SEARCH_NF4_WIDE, rr);
+    else if (is_nf4 && count == QC_SEARCH_NF4_LATTICE)
+        errors_of(t, x, n, 1, inv, QC_SEARCH_NF4_LATTICE, rr);
+    else if (!is_nf4 && count == QC_SEARCH_CANDIDATES)
+        errors_of(t, x, n, 0, inv, QC_SEARCH_CANDIDATES, rr);
+    else
+        for (unsigned j = 0; j < count; j++) {
+            if (is_nf4)
+                errors_of(t, x, n, 1, inv + j, 1, rr + j);
+            else
+                errors_of(t, x, n, 0, inv + j, 1, rr + j);
+        }
+}
+
+/* ---- codes ----------------------------------------------------------------------------------- */
+
+static float encode_nf4(const float *x, uint32_t n, float inv, float s, uint8_t *codes)
+{
+    const qc_simd_tables *t = qc_simd_tables_get();
+    const __m512 threshold[2] = {_mm512_load_ps(t->nf4_threshold),
+                                 _mm512_load_ps(t->nf4_threshold + 16)};
+    const __m512i base_low = _mm512_load_si512(t->nf4_base);
+    const __m512i base_high = _mm512_load_si512(t->nf4_base + 16);
+    const __m512 value = _mm512_loadu_ps(qc_nf4_code);
+    const __m512 by = _mm512_set1_ps(inv), scale = _mm512_set1_ps(s);
+    __m512 largest = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < n; i += 32) {
+        __m128i half[2];
+        for (unsigned h = 0; h < 2; h++) {
+            __m512 v = _mm512_load_ps(x + i + 16 * h);
+            __m512 y = _mm512_mul_ps(v, by);
+            __m512i k = bucket_of(y);
+            __m512i code = _mm512_permutex2var_epi32(base_low, k, base_high);
+            __mmask16 above = _mm512_cmp_ps_mask(y, table32(threshold, k), _CMP_GT_OQ);
+            code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(1));
+            __m512 c = _mm512_permutexvar_ps(code, value);
+            largest = larger_magnitude(largest, _mm512_sub_ps(v, _mm512_mul_ps(c, scale)));
+            half[h] = _mm512_cvtepi32_epi8(code);
+        }
+        __m256i pairs = _mm256_maddubs_epi16(_mm256_set_m128i(half[1], half[0]),
+                                             _mm256_set1_epi16(1 << 8 | 16));
+        _mm_storeu_si128((__m128i *)(void *)(codes + i / 2), _mm256_cvtepi16_epi8(pairs));
+    }
+    return _mm512_reduce_max_ps(largest);
+}
+
+static float encode_int8(const float *x, uint32_t n, float inv, float s, uint8_t *codes)
+{
+    const __m512 by = _mm512_set1_ps(inv), scale = _mm512_set1_ps(s);
+    const __m512 step = _mm512_set1_ps(QC_INT8_STEP);
+    __m512 largest = _mm512_setzero_ps();
+    for (uint32_t i = 0; i < n; i += 16) {
+        __m512 v = _mm512_load_ps(x + i);
+        __m512 q = int8_code(_mm512_mul_ps(v, by));
+        __m512 seen = _mm512_mul_ps(_mm512_mul_ps(q, step), scale);
+        largest = larger_magnitude(largest, _mm512_sub_ps(v, seen));
+        _mm_storeu_si128((__m128i *)(void *)(codes + i),
+                         _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q)));
+    }
+    return _mm512_reduce_max_ps(largest);
+}
+
+static float encode(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes)
+{
+    return is_nf4 ? encode_nf4(x, n, inv, s, codes) : encode_int8(x, n, inv, s, codes);
+}
+
+static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
+                        int8_t *codes, float *ee, float *xx)
+{
+    const __m512 by = _mm512_set1_ps(inv), scale = _mm512_set1_ps(scb);
+    const __m512 step = _mm512_set1_ps(QC_INT8_STEP);
+    __m512 largest = _mm512_setzero_ps(), ee_sum = largest, xx_sum = largest;
+    for (uint32_t i = 0; i < n; i += 16) {
+        __m512 v = _mm512_load_ps(x + i);
+        __m512 q = int8_code(_mm512_mul_ps(_mm512_load_ps(h + i), by));
+        __m512 e = _mm512_sub_ps(v, _mm512_mul_ps(_mm512_mul_ps(q, scale), step));
+        ee_sum = _mm512_fmadd_ps(e, e, ee_sum);
+        xx_sum = _mm512_fmadd_ps(v, v, xx_sum);
+        largest = larger_magnitude(largest, e);
+        _mm_storeu_si128((__m128i *)(void *)(codes + i),
+                         _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q)));
+    }
+    *ee = fold(ee_sum);
+    *xx = fold(xx_sum);
+    return _mm512_reduce_max_ps(largest);
+}
+
+static const qc_search_steps steps = {&qc_quant_ops_avx512, look, errors, encode, encode_row};
+
+static void blocks(const qc_search_form *form, const void *src, qc_dtype dtype, uint64_t n,
+                   const qc_search_out *out, void *scratch, qc_piece_sums *sums)
+{
+    qc_search_blocks_with(&steps, form, src, dtype, n, out, scratch, sums);
+}
+
+static void rows(const void *src, qc_dtype dtype, uint64_t row_count, uint64_t cols, int8_t *codes,
+                 float *scb, void *scratch, qc_piece_sums *sums)
+{
+    qc_search_rows_with(&steps, src, dtype, row_count, cols, codes, scb, scratch, sums);
+}
+
+const qc_search_ops qc_search_ops_avx512 = {QC_ISA_AVX512, blocks, rows};

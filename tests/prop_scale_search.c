@@ -1,0 +1,292 @@
+/* Every table of the scale search against the scalar one, bit for bit: codes, scales, sums, what is
+ * reported about bad elements, and that nothing is written past the end of an output; and that
+ * groups can be searched alone, in any order. Exit code 77 where there is only the scalar table. */
+#include "quant_testing.h"
+
+#include "quant/scale_search.h"
+
+#define GUARD 64u
+#define KINDS 9u
+
+typedef struct {
+    uint8_t *codes, *absmax_codes;
+    float *absmax, *nested_absmax;
+    uint64_t code_bytes, blocks, groups;
+    qc_piece_sums sums;
+} result;
+
+static const qc_search_ops *tables[QC_ISA_COUNT];
+static unsigned table_count;
+static const uint32_t block_sizes[8] = {32, 64, 128, 256, 512, 1024, 2048, 4096};
+
+static void *guarded(uint64_t bytes)
+{
+    unsigned char *p = qt_alloc(bytes + GUARD, 1);
+    memset(p, 0xa5, bytes + GUARD);
+    return p;
+}
+
+static void guard_check(const void *p, uint64_t bytes, const char *what, const char *where)
+{
+    const unsigned char *at = p;
+    for (uint64_t i = bytes; i < bytes + GUARD; i++)
+        QT_CHECK(at[i] == 0xa5, "%s: %s: written %" PRIu64 " bytes past the end", where, what,
+                 i - bytes);
+}
+
+static result result_new(const qc_search_form *form, uint64_t n)
+{
+    result r = {.code_bytes = form->is_nf4 ? (n + 1) / 2 : n};
+    r.blocks = (n + form->block_elems - 1) / form->block_elems;
+    r.groups = (r.blocks + QC_NESTED_BLOCK - 1) / QC_NESTED_BLOCK;
+    r.codes = guarded(r.code_bytes);
+    r.absmax = guarded(r.blocks * 4);
+    r.absmax_codes = guarded(r.blocks);
+    r.nested_absmax = guarded(r.groups * 4);
+    return r;
+}
+
+static void result_free(result *r)
+{
+    free(r->codes);
+    free(r->absmax);
+    free(r->absmax_codes);
+    free(r->nested_absmax);
+}
+
+static void *scratch_new(const qc_search_form *form, uint64_t cols)
+{
+    void *p = aligned_alloc(64, qc_search_scratch_bytes(form, cols));
+    QT_CHECK(p != NULL, "out of memory");
+    return p;
+}
+
+/* From group `group` on, n elements that begin at element `first`. */
+static qc_piece_sums search_part(const qc_search_ops *ops, const qc_search_form *form,
+                                 const void *src, qc_dtype dtype, uint64_t first, uint64_t n,
+                                 result *r)
+{
+    qc_piece_sums sums;
+    uint64_t block = first / form->block_elems;
+    qc_search_out out = {r->codes + (form->is_nf4 ? first / 2 : first), r->absmax + block,
+                         r->absmax_codes + block, r->nested_absmax + block / QC_NESTED_BLOCK};
+    void *scratch = scratch_new(form, 0);
+    ops->blocks(form, (const unsigned char *)src + first * qt_size(dtype), dtype, n, &out, scratch,
+                &sums);
+    free(scratch);
+    return sums;
+}
+
+static void same_bytes(const void *a, const void *b, uint64_t bytes, const char *what,
+                       const char *where)
+{
+    const unsigned char *x = a, *y = b;
+    for (uint64_t i = 0; i < bytes; i++)
+        QT_CHECK(x[i] == y[i], "%s: %s: byte %" PRIu64 " of %" PRIu64 " is %02x, scalar %02x",
+                 where, what, i, bytes, y[i], x[i]);
+}
+
+/* 1 when there are codes to compare. */
+static int same_sums(const qc_piece_sums *a, const qc_piece_sums *b, const char *where)
+{
+    QT_CHECK(a->bad == b->bad && a->bad_index == b->bad_index,
+             "%s: bad %d at %" PRIu64 ", scalar %d at %" PRIu64, where, (int)b->bad, b->bad_index,
+             (int)a->bad, a->bad_index);
+    if (a->bad != QC_BAD_NONE)
+        return 0;
+    QT_CHECK(qc_f64_bits(a->sum_xx) == qc_f64_bits(b->sum_xx), "%s: sum_xx %a, scalar %a", where,
+             b->sum_xx, a->sum_xx);
+    QT_CHECK(qc_f64_bits(a->sum_ee) == qc_f64_bits(b->sum_ee), "%s: sum_ee %a, scalar %a", where,
+             b->sum_ee, a->sum_ee);
+    QT_CHECK(qc_f64_bits(a->max_err) == qc_f64_bits(b->max_err) && a->max_index == b->max_index,
+             "%s: max_err %a at %" PRIu64 ", scalar %a at %" PRIu64, where, b->max_err,
+             b->max_index, a->max_err, a->max_index);
+    return 1;
+}
+
+/* Elements of one kind; block: where a kind is about blocks. */
+static double element(qt_rng *rng, unsigned kind, uint64_t i, uint32_t block, double unit)
+{
+    const uint64_t b = i / block;
+    double x = (double)qt_randn(rng) * unit;
+    if (kind == 1) /* blocks of zeros between others, some of one element */
+        return b % 3 == 0 ? 0.0 : b % 3 == 1 && i % block ? 0.0 : x;
+    if (kind == 2) /* heavy tails: steep exponents */
+        return x * exp2((double)(qt_below(rng, 24)) - 12.0);
+    if (kind == 3) /* scales over the whole range of float, subnormals too */
+        return x / unit * exp2((double)(b * 37 % 270) - 146.0);
+    if (kind == 4) /* near the largest */
+        return (x > 0 ? 1.0 : -1.0) * (double)FLT_MAX * (i % 7 ? qt_uniform(rng) : 1.0);
+    if (kind == 5) /* values of NF4 and the middles between */
+        return ((double)qc_nf4_code[qt_below(rng, 16)] + (double)qc_nf4_code[qt_below(rng, 16)]) *
+               0.5 * unit;
+    if (kind == 6) /* all alike */
+        return b % 2 ? unit : -unit;
+    if (kind == 7) /* levels of int8 and the middles between */
+        return (double)((int)qt_below(rng, 509) - 254) / 254.0 * unit;
+    return x;
+}
+
+static unsigned char *make_source(qt_rng *rng, unsigned kind, qc_dtype dtype, uint64_t n,
+                                  uint32_t block, unsigned shift, unsigned char **whole)
+{
+    const double most = dtype == QC_DTYPE_F16    ? 65504.0
+                        : dtype == QC_DTYPE_BF16 ? 0x1.fep127
+                                                 : (double)FLT_MAX;
+    const double unit = exp2((double)qt_below(rng, 13) - 8.0);
+    *whole = qt_alloc(n * qt_size(dtype) + 8, 1);
+    unsigned char *src = *whole + shift;
+    for (uint64_t i = 0; i < n; i++) {
+        double x = element(rng, kind, i, block, unit);
+        x = x > most ? most : x < -most ? -most : x;
+        qt_put(src, dtype, i, x);
+    }
+    if (kind == 8) /* what has no code */
+        for (unsigned k = 0; k < 3; k++)
+            qt_put(src, dtype, qt_below(rng, n),
+                   k == 0   ? (double)NAN
+                   : k == 1 ? (double)-INFINITY
+                            : 1e300);
+    return src;
+}
+
+static void compare(const qc_search_ops *ops, const qc_search_form *form, const void *src,
+                    qc_dtype dtype, uint64_t n, unsigned kind)
+{
+    char where[160];
+    snprintf(where, sizeof where,
+             "%s %s block %u nested %d offset %a effort %d dtype %d n %" PRIu64 " kind %u",
+             qc_isa_name(ops->isa), form->is_nf4 ? "nf4" : "int8", form->block_elems, form->nested,
+             (double)form->offset, (int)form->effort, (int)dtype, n, kind);
+    result a = result_new(form, n), b = result_new(form, n);
+    a.sums = search_part(tables[0], form, src, dtype, 0, n, &a);
+    b.sums = search_part(ops, form, src, dtype, 0, n, &b);
+    if (same_sums(&a.sums, &b.sums, where)) {
+        same_bytes(a.absmax, b.absmax, a.blocks * 4, "absmax", where);
+        same_bytes(a.codes, b.codes, a.code_bytes, "codes", where);
+        same_bytes(a.absmax_codes, b.absmax_codes, a.blocks, "absmax_codes", where);
+        same_bytes(a.nested_absmax, b.nested_absmax, a.groups * 4, "nested_absmax", where);
+    }
+    guard_check(b.codes, b.code_bytes, "codes", where);
+    guard_check(b.absmax, b.blocks * 4, "absmax", where);
+    guard_check(b.absmax_codes, b.blocks, "absmax_codes", where);
+    guard_check(b.nested_absmax, b.groups * 4, "nested_absmax", where);
+    result_free(&a);
+    result_free(&b);
+}
+
+static void blocks_are_equal(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("blocks_are_equal");
+    for (unsigned round = 0; round < 330; round++) {
+        const unsigned kind = round % KINDS;
+        const qc_dtype dtype = qt_float_types[qt_below(&rng, 4)];
+        qc_search_form form = {
+            .is_nf4 = (int)qt_below(&rng, 2),
+            .block_elems = block_sizes[qt_below(&rng, round % 8 ? 3 : 8)],
+            .nested = qt_below(&rng, 4) > 0,
+            .effort = qt_below(&rng, 6) ? QC_SEARCH_ONCE : QC_SEARCH_REFIT,
+        };
+        uint64_t n = 1 + qt_below(&rng, form.block_elems * (round % 5 ? 20u : 300u));
+        n = n > 40000 ? 40000 : n;
+        unsigned char *whole;
+        void *src = make_source(&rng, kind, dtype, n, form.block_elems, (unsigned)qt_below(&rng, 3),
+                                &whole);
+        if (form.nested && qt_below(&rng, 4))
+            form.offset = form.is_nf4 && qt_below(&rng, 4)
+                              ? 0.0f
+                              : qc_f32_from_bf16(qc_bf16_from_f64(fabs(qt_get(src, dtype, 0))));
+        form.offset = isfinite(form.offset) ? form.offset : 1.0f;
+        for (unsigned t = 1; t < table_count; t++)
+            compare(tables[t], &form, src, dtype, n, kind);
+        free(whole);
+    }
+}
+
+static void groups_stand_alone(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("groups_stand_alone");
+    const qc_search_form form = {.is_nf4 = 1, .block_elems = 32, .nested = 1};
+    const uint64_t group = 32 * QC_NESTED_BLOCK, n = 3 * group + 77;
+    unsigned char *whole;
+    void *src = make_source(&rng, 0, QC_DTYPE_BF16, n, 32, 0, &whole);
+    for (unsigned t = 0; t < table_count; t++) {
+        result a = result_new(&form, n), b = result_new(&form, n);
+        a.sums = search_part(tables[t], &form, src, QC_DTYPE_BF16, 0, n, &a);
+        for (uint64_t g = 4; g-- > 0;)
+            (void)search_part(tables[t], &form, src, QC_DTYPE_BF16, g * group,
+                              g < 3 ? group : n - 3 * group, &b);
+        same_bytes(a.codes, b.codes, a.code_bytes, "codes", "groups alone");
+        same_bytes(a.absmax, b.absmax, a.blocks * 4, "absmax", "groups alone");
+        same_bytes(a.nested_absmax, b.nested_absmax, a.groups * 4, "nested", "groups alone");
+        result_free(&a);
+        result_free(&b);
+    }
+    free(whole);
+}
+
+static void compare_rows(const qc_search_ops *ops, const void *src, qc_dtype dtype, uint64_t rows,
+                         uint64_t cols, unsigned kind)
+{
+    char where[96];
+    snprintf(where, sizeof where, "%s rows %" PRIu64 " cols %" PRIu64 " dtype %d kind %u",
+             qc_isa_name(ops->isa), rows, cols, (int)dtype, kind);
+    int8_t *codes[2];
+    float *scb[2];
+    qc_piece_sums sums[2];
+    void *scratch = scratch_new(NULL, cols);
+    for (unsigned side = 0; side < 2; side++) {
+        codes[side] = guarded(rows * cols);
+        scb[side] = guarded(rows * 4);
+        (side ? ops : tables[0])
+            ->rows(src, dtype, rows, cols, codes[side], scb[side], scratch, &sums[side]);
+    }
+    if (same_sums(&sums[0], &sums[1], where)) {
+        same_bytes(scb[0], scb[1], rows * 4, "scb", where);
+        same_bytes(codes[0], codes[1], rows * cols, "codes", where);
+    }
+    guard_check(codes[1], rows * cols, "codes", where);
+    guard_check(scb[1], rows * 4, "scb", where);
+    for (unsigned side = 0; side < 2; side++) {
+        free(codes[side]);
+        free(scb[side]);
+    }
+    free(scratch);
+}
+
+static void rows_are_equal(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("rows_are_equal");
+    for (unsigned round = 0; round < 120; round++) {
+        const unsigned kind = round % KINDS;
+        const qc_dtype dtype = qt_float_types[qt_below(&rng, 4)];
+        const uint64_t cols = 1 + qt_below(&rng, round % 3 ? 200 : 2500);
+        const uint64_t rows = 1 + qt_below(&rng, 6);
+        unsigned char *whole;
+        void *src = make_source(&rng, kind, dtype, rows * cols, (uint32_t)cols,
+                                (unsigned)qt_below(&rng, 3), &whole);
+        for (unsigned t = 1; t < table_count; t++)
+            compare_rows(tables[t], src, dtype, rows, cols, kind);
+        free(whole);
+    }
+}
+
+int main(void)
+{
+    for (unsigned isa = 0; isa < QC_ISA_COUNT; isa++)
+        if (qc_isa_available((qc_isa)isa) && qc_search_ops_for((qc_isa)isa)->isa == (qc_isa)isa)
+            tables[table_count++] = qc_search_ops_for((qc_isa)isa);
+    if (table_count < 2) {
+        puts("no vector table on this machine");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(blocks_are_equal),
+        cmocka_unit_test(groups_stand_alone),
+        cmocka_unit_test(rows_are_equal),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
