@@ -133,7 +133,14 @@ static float encode_row(const float *x, const float *h, uint32_t n, float inv, f
     return largest;
 }
 
-static const qc_search_steps steps = {&qc_quant_ops_scalar, look, errors, encode, encode_row};
+static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
+{
+    uint64_t overflow;
+    qc_quant_ops_scalar.cast(src, dtype, n, x, QC_DTYPE_F32, &overflow);
+}
+
+static const qc_search_steps steps = {
+    &qc_quant_ops_scalar, widen, look, errors, encode, encode_row};
 
 static void blocks(const qc_search_form *form, const void *src, qc_dtype dtype, uint64_t n,
                    const qc_search_out *out, void *scratch, qc_piece_sums *sums)

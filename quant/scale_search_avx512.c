@@ -234,7 +234,25 @@ static float encode_row(const float *x, const float *h, uint32_t n, float inv, f
     return _mm512_reduce_max_ps(largest);
 }
 
-static const qc_search_steps steps = {&qc_quant_ops_avx512, look, errors, encode, encode_row};
+/* A NaN may keep its payload where a cast makes it quiet: nobody looks at it. */
+static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
+{
+    const uint32_t whole = n / 16 * 16;
+    if (dtype == QC_DTYPE_BF16)
+        for (uint32_t i = 0; i < whole; i += 16)
+            _mm512_store_ps(x + i, qc_load16(src, QC_DTYPE_BF16, i));
+    else
+        for (uint32_t i = 0; i < whole; i += 16)
+            _mm512_store_ps(x + i, qc_load16(src, dtype, i));
+    if (n > whole) {
+        uint64_t overflow;
+        qc_quant_ops_avx512.cast((const unsigned char *)src + whole * qc_element_bytes(dtype),
+                                 dtype, n - whole, x + whole, QC_DTYPE_F32, &overflow);
+    }
+}
+
+static const qc_search_steps steps = {
+    &qc_quant_ops_avx512, widen, look, errors, encode, encode_row};
 
 static void blocks(const qc_search_form *form, const void *src, qc_dtype dtype, uint64_t n,
                    const qc_search_out *out, void *scratch, qc_piece_sums *sums)

@@ -129,7 +129,9 @@ typedef struct {
 #define QC_SEARCH_PAD 32u
 
 typedef struct {
-    const qc_quant_ops *ops; /* casts */
+    const qc_quant_ops *ops; /* casts, double quantization */
+    /* any n, no padding */
+    void (*widen)(const void *src, qc_dtype dtype, uint32_t n, float *x);
     /* screen: NULL for int8 */
     void (*look)(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
                  qc_search_look *out);
