@@ -3,8 +3,8 @@
  *
  * Expectation: n independent normal values share a scale, their largest magnitude M. One of them
  * has the code of +1 or -1; the others are normal values cut at +-M. With F the normal
- * distribution, M has the density n (2 F(m) - 1)^(n-1) 2 f(m), over which is integrated. Found
- * scales (--scale search) differ from that by design: they are smaller. */
+ * distribution, M has the density n (2 F(m) - 1)^(n-1) 2 f(m), over which is integrated. Scales
+ * that were searched (--scale search) differ from that by design. */
 #ifndef QC_CONVERT_REPORT_CODES_H
 #define QC_CONVERT_REPORT_CODES_H
 

@@ -262,18 +262,12 @@ static qc_status find_kinds(qc_report *r, qc_error *err)
 
 /* ---- what was left --------------------------------------------------------------------------- */
 
-/* "scale search" stands last among the rules (docs/format.md). */
-static int is_scale(const char *rule)
-{
-    return strncmp(rule, "scale ", 6) == 0;
-}
-
 /* The last rule that matches decides, as it did when the output was made. */
 static const char *rule_for(const qc_manifest *m, const char *name)
 {
     for (size_t i = m ? m->rule_count : 0; i-- > 0;) {
         const char *glob = strchr(m->rules[i], ' ');
-        if (glob && !is_scale(m->rules[i]) && qc_glob_match(glob + 1, name))
+        if (glob && qc_glob_match(glob + 1, name))
             return strncmp(m->rules[i], "keep ", 5) == 0 ? glob + 1 : NULL;
     }
     return NULL;
@@ -362,15 +356,6 @@ static void find_sizes(qc_report *r)
     }
 }
 
-static void find_scale(qc_report *r)
-{
-    const qc_manifest *m = r->facts.manifest;
-    r->scale = m ? "absmax" : NULL;
-    for (size_t i = 0; m && i < m->rule_count; i++)
-        if (is_scale(m->rules[i]))
-            r->scale = m->rules[i] + 6;
-}
-
 /* A name as a shell takes it back. */
 static qc_status quoted(qc_strbuf *out, const char *text, qc_error *err)
 {
@@ -398,7 +383,7 @@ static qc_status command_text(const qc_report *r, qc_strbuf *out, qc_error *err)
         QC_TRY(qc_strbuf_addf(out, err, " --rest %s", m->rest));
     for (size_t i = 0; i < m->rule_count; i++) {
         const char *glob = strchr(m->rules[i], ' ');
-        if (!glob || is_scale(m->rules[i]))
+        if (!glob)
             continue;
         QC_TRY(qc_strbuf_addf(out, err, " --%.*s ", (int)(glob - m->rules[i]), m->rules[i]));
         QC_TRY(quoted(out, glob + 1, err));
@@ -457,7 +442,7 @@ qc_status qc_report_gather(qc_report *r, const qc_options *o, qc_error *err)
     QC_TRY_GOTO(st, failed, find_kinds(r, err));
     QC_TRY_GOTO(st, failed, find_left(r, err));
     find_sizes(r);
-    find_scale(r);
+    r->scale = !f->manifest ? NULL : f->manifest->scale ? f->manifest->scale : "absmax";
     QC_TRY_GOTO(st, failed, make_command(r, err));
     return QC_OK;
 failed:

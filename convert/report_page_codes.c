@@ -146,9 +146,8 @@ void qc_rw_codes(qc_report_writer *w)
     qc_rw_section(w, "codes", "Codes");
     QC_RW(w, "<p>How often each code occurs among the quantized weights (bars), and how often it "
              "would if weights were normal and scales the largest value of their block or row "
-             "(dashed line). Scales that were searched are smaller by design, so that the outer "
-             "codes are used more. The entropy says how many of a code's bits carry "
-             "anything.</p>\n<div class=\"grid\">\n");
+             "(dashed line); searched scales are others by design. The entropy says how many of a "
+             "code's bits carry anything.</p>\n<div class=\"grid\">\n");
     for (uint32_t i = 0; i < r->form_count; i++) {
         const qc_report_form *f = &r->forms[i];
         QC_RW(w, "<figure><figcaption><b>%s</b>: entropy %.3f of %d bits", f->name,

@@ -1,0 +1,255 @@
+#include "convert/report_codes.h"
+#include "convert/report_page.h"
+#include "quant/quant_ops.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+
+#include <cmocka.h>
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- names ----------------------------------------------------------------------------------- */
+
+static void kinds_are(const char *const *names, const char *const *want, uint32_t count)
+{
+    const char *kinds[8];
+    qc_arena arena;
+    qc_arena_init(&arena);
+    assert_int_equal(qc_report_kind_names(kinds, names, count, &arena, NULL), QC_OK);
+    for (uint32_t i = 0; i < count; i++)
+        assert_string_equal(kinds[i], want[i]);
+    qc_arena_deinit(&arena);
+}
+
+static void kind_names(void **state)
+{
+    (void)state;
+    const char *const llama[] = {"model.layers.0.self_attn.q_proj.weight",
+                                 "model.layers.12.self_attn.q_proj.weight",
+                                 "model.layers.3.mlp.experts.17.up_proj.weight", "lm_head.weight"};
+    const char *const llama_kinds[] = {"self_attn.q_proj", "self_attn.q_proj",
+                                       "mlp.experts.*.up_proj", "lm_head"};
+    kinds_are(llama, llama_kinds, 4);
+    /* Two towers share less. */
+    const char *const towers[] = {"model.text.layers.0.q.weight", "model.vision.blocks.1.q.weight"};
+    const char *const tower_kinds[] = {"text.layers.*.q", "vision.blocks.*.q"};
+    kinds_are(towers, tower_kinds, 2);
+    const char *const bare[] = {"0", "1.weight", "a1.b2.weight"};
+    const char *const bare_kinds[] = {"*", "*", "a1.b2"};
+    kinds_are(bare, bare_kinds, 3);
+    const char *const none[] = {"w.weight"};
+    const char *const none_kinds[] = {"w"};
+    kinds_are(none, none_kinds, 1);
+}
+
+static void layers(void **state)
+{
+    (void)state;
+    uint32_t layer = 99;
+    assert_int_equal(qc_report_layer_of("model.layers.12.mlp.experts.3.up.weight", &layer), 0);
+    assert_int_equal(layer, 12);
+    assert_int_equal(qc_report_layer_of("7.weight", &layer), 0);
+    assert_int_equal(layer, 7);
+    assert_int_equal(qc_report_layer_of("h1.x2y.weight", &layer), 1);
+    assert_int_equal(qc_report_layer_of("a.99999999999999999999.b", &layer), 1);
+    assert_int_equal(qc_report_layer_of("", &layer), 1);
+}
+
+static void places(void **state)
+{
+    (void)state;
+    char out[QC_REPORT_PLACE_BYTES];
+    const uint64_t dims[] = {4, 3, 5};
+    assert_string_equal(qc_report_place(out, dims, 3, 4 * 15 - 1), "[3, 2, 4]");
+    assert_string_equal(qc_report_place(out, dims + 1, 2, 7), "[1, 2]");
+    assert_string_equal(qc_report_place(out, dims, 0, 0), "[]");
+    uint64_t large[QC_MAX_DIMS];
+    for (unsigned i = 0; i < QC_MAX_DIMS; i++)
+        large[i] = 1;
+    assert_string_equal(qc_report_place(out, large, QC_MAX_DIMS, 0), "[0, 0, 0, 0, 0, 0, 0, 0]");
+}
+
+/* ---- codes ----------------------------------------------------------------------------------- */
+
+static void counting(void **state)
+{
+    (void)state;
+    unsigned char bytes[1003];
+    uint64_t counts[256] = {0}, want[256] = {0};
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = (unsigned char)(i * i >> 3);
+        want[bytes[i]]++;
+    }
+    qc_report_count_bytes(bytes, sizeof bytes, counts);
+    assert_memory_equal(counts, want, sizeof want);
+    qc_report_count_bytes(bytes, 0, counts);
+    assert_memory_equal(counts, want, sizeof want);
+    qc_report_codes codes = {.total = 0};
+    uint64_t two[256] = {[0x3f] = 2, [0xff] = 1};
+    qc_report_fold_nibbles(two, &codes);
+    assert_int_equal(codes.total, 6);
+    assert_int_equal(codes.counts[3], 2);
+    assert_int_equal(codes.counts[15], 4);
+}
+
+static void bins(void **state)
+{
+    (void)state;
+    double shares[256] = {0}, sum = 0.0;
+    for (int i = -128; i < 128; i++)
+        shares[i & 255] = (double)(i + 129);
+    for (unsigned b = 0; b < QC_REPORT_BINS; b++)
+        sum += qc_report_bin(shares, b);
+    assert_true(sum == 256.0 * 257.0 / 2.0); /* every code in one bin */
+    assert_int_equal(qc_report_bin_first(0), -127);
+    assert_int_equal(qc_report_bin_first(8), -7);
+    assert_int_equal(qc_report_bin_first(16), 113);
+    assert_true(qc_report_bin(shares, 8) == 15.0 * 129.0);
+}
+
+static void entropy(void **state)
+{
+    (void)state;
+    qc_report_codes codes = {.total = 0};
+    double expected[256] = {0};
+    assert_true(qc_report_entropy(&codes) == 0.0);
+    for (unsigned i = 0; i < 16; i++)
+        codes.counts[i] = 5;
+    codes.total = 80;
+    assert_true(fabs(qc_report_entropy(&codes) - 4.0) < 1e-12);
+    expected[0] = 1.0;
+    assert_true(fabs(qc_report_distance(&codes, expected) - 15.0 / 16.0) < 1e-12);
+    codes = (qc_report_codes){.counts = {7}, .total = 7};
+    assert_true(qc_report_entropy(&codes) == 0.0);
+    assert_true(qc_report_distance(&codes, expected) == 0.0);
+}
+
+static uint64_t seed = 1;
+
+static double uniform(void)
+{
+    uint64_t z = seed += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return ((double)((z ^ z >> 31) >> 12) + 0.5) / 4503599627370496.0;
+}
+
+#define DRAWS 262144u
+
+/* The quantizers themselves on normal values. */
+static void normal_weights(void **state)
+{
+    (void)state;
+    static float values[DRAWS];
+    static unsigned char codes[DRAWS];
+    static float absmax[DRAWS / 32];
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    const uint32_t blocks[] = {32, 64, 4096};
+    for (size_t i = 0; i < DRAWS; i++)
+        values[i] = (float)(sqrt(-2.0 * log(uniform())) * cos(6.283185307179586 * uniform()));
+    for (size_t b = 0; b < sizeof blocks / sizeof *blocks; b++) {
+        uint64_t counts[256] = {0};
+        qc_report_codes found = {.total = 0};
+        qc_piece_sums sums;
+        double want[256] = {0}, sum = 0.0;
+        ops->nf4_quantize(values, QC_DTYPE_F32, DRAWS, blocks[b], codes, absmax, NULL, &sums);
+        qc_report_count_bytes(codes, DRAWS / 2, counts);
+        qc_report_fold_nibbles(counts, &found);
+        qc_report_expect_nf4(blocks[b], want);
+        for (unsigned i = 0; i < 16; i++) {
+            double share = (double)found.counts[i] / DRAWS;
+            sum += want[i];
+            /* Five standard deviations, and what is common to a block. */
+            assert_true(fabs(share - want[i]) < 5.0 * sqrt(want[i] / DRAWS) + 0.01 * want[i]);
+        }
+        assert_true(fabs(sum - 1.0) < 1e-9);
+        assert_true(qc_report_distance(&found, want) < 0.012); /* blocks of 64 and 32: 0.05 apart */
+
+        memset(&found, 0, sizeof found);
+        ops->int8_blocks_quantize(values, QC_DTYPE_F32, DRAWS, blocks[b], (int8_t *)codes, absmax,
+                                  NULL, &sums);
+        qc_report_count_bytes(codes, DRAWS, found.counts);
+        found.total = DRAWS;
+        qc_report_expect_int8(blocks[b], want);
+        assert_true(qc_report_distance(&found, want) < 0.02);
+        assert_true(want[128] == 0.0);
+        assert_true(fabs(want[127] - want[129]) < 1e-9); /* +127 and -127 */
+    }
+    double alone[16];
+    qc_report_expect_nf4(1, alone); /* a value that is its own scale */
+    assert_true(alone[0] == 0.5 && alone[15] == 0.5 && alone[7] == 0.0);
+}
+
+/* ---- drawing --------------------------------------------------------------------------------- */
+
+static void axes(void **state)
+{
+    (void)state;
+    double ticks[8];
+    qc_report_axis a = qc_report_axis_of(0.008, 0.0115);
+    assert_false(a.log);
+    assert_true(a.low < 0.008 && a.high > 0.0115);
+    assert_true(qc_report_axis_share(&a, a.low) == 0.0 && qc_report_axis_share(&a, a.high) == 1.0);
+    unsigned n = qc_report_axis_ticks(&a, ticks, 8);
+    assert_in_range(n, 2, 6);
+    for (unsigned i = 0; i < n; i++)
+        assert_true(ticks[i] >= a.low && ticks[i] <= a.high);
+    a = qc_report_axis_of(5e-5, 0.0115);
+    assert_true(a.log);
+    n = qc_report_axis_ticks(&a, ticks, 8);
+    assert_in_range(n, 2, 8);
+    assert_true(fabs(ticks[0] - 1e-4) < 1e-12);
+    assert_true(qc_report_axis_share(&a, 0.0) == 0.0);
+    a = qc_report_axis_of(0.0, 0.0); /* no error anywhere */
+    assert_true(a.high > a.low && !a.log);
+    a = qc_report_axis_of(0.0, 0.01); /* one of them without */
+    assert_true(a.low == 0.0 && a.high > 0.01 && !a.log);
+    a = qc_report_axis_of(0.0085, 0.0085); /* all alike */
+    assert_true(a.high > 0.0085 && a.low < 0.0085);
+}
+
+static void writing(void **state)
+{
+    (void)state;
+    qc_strbuf out;
+    qc_strbuf_init(&out, 4096);
+    qc_report_writer w = {.out = &out};
+    qc_rw_text(&w, "a<b>&\"c\"\x01");
+    assert_string_equal(out.data, "a&lt;b&gt;&amp;&quot;c&quot;?");
+    size_t before = out.len;
+    for (uint32_t form = 0; form < 7; form++)
+        qc_rw_mark(&w, form, 1.0, 2.0, "t");
+    assert_int_equal(w.st, QC_OK);
+    /* As many shapes as characters, each closed. */
+    const char *at = out.data + before;
+    for (unsigned i = 0; i < 7; i++) {
+        at = strstr(at, "<title>t</title></");
+        assert_non_null(at);
+        at++;
+    }
+    for (uint32_t i = 0; i < 6; i++)
+        for (uint32_t k = 0; k < i; k++)
+            assert_string_not_equal(qc_report_mark_text(i), qc_report_mark_text(k));
+    qc_strbuf_deinit(&out);
+    qc_strbuf_init(&out, 8); /* too small: the first failure stays */
+    w = (qc_report_writer){.out = &out};
+    QC_RW(&w, "%s", "much longer than that");
+    qc_status first = w.st;
+    assert_int_not_equal(first, QC_OK);
+    qc_rw_text(&w, "x");
+    assert_int_equal(w.st, first);
+    qc_strbuf_deinit(&out);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(kind_names), cmocka_unit_test(layers),         cmocka_unit_test(places),
+        cmocka_unit_test(counting),   cmocka_unit_test(bins),           cmocka_unit_test(entropy),
+        cmocka_unit_test(axes),       cmocka_unit_test(normal_weights), cmocka_unit_test(writing),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
