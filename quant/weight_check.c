@@ -2,6 +2,7 @@
 
 #include "quant/quant_half.h"
 #include "quant/quant_internal.h"
+#include "quant/weight_lanes.h"
 
 #include <float.h>
 #include <math.h>
@@ -75,41 +76,28 @@ void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t fir
 
 /* ---- elements -------------------------------------------------------------------------------- */
 
-/* Sums of a stretch of at most QC_CHECK_CHUNK, four lanes of double so that they are the same on
- * every machine and the compiler may keep them in a vector. */
-static void add_errors(const float *x, const float *value, uint32_t n, uint64_t first,
-                       qc_check_sums *s)
+static const qc_lanes *lanes_of(const qc_quant_ops *ops)
 {
-    double ee[4] = {0}, xx[4] = {0};
-    float peak = 0.0f;
-    uint32_t finite = 1;
-    for (uint32_t i = 0; i + 4 <= n; i += 4) {
-        for (uint32_t l = 0; l < 4; l++) {
-            double a = (double)x[i + l], e = a - (double)value[i + l];
-            ee[l] += e * e;
-            xx[l] += a * a;
-        }
-    }
-    for (uint32_t i = n - n % 4; i < n; i++) {
-        double a = (double)x[i], e = a - (double)value[i];
-        ee[i % 4] += e * e;
-        xx[i % 4] += a * a;
-    }
-    for (uint32_t i = 0; i < n; i++) {
-        float e = fabsf(x[i] - value[i]);
-        peak = e > peak ? e : peak;
-        finite &= (qc_f32_bits(value[i]) & 0x7fffffffu) < QC_F32_INF;
-    }
-    s->sum_ee += (ee[0] + ee[1]) + (ee[2] + ee[3]);
-    s->sum_xx += (xx[0] + xx[1]) + (xx[2] + xx[3]);
-    for (uint32_t i = 0; !finite && s->bad_value == UINT64_MAX && i < n; i++)
-        if (!isfinite(value[i]))
-            s->bad_value = first + i;
-    /* peak is rounded: what it may hide is looked at again. */
-    if ((double)peak * (1.0 + 0x1p-22) < s->max_err && s->max_index != UINT64_MAX)
-        return;
+#ifdef QC_HAVE_QUANT_AVX512
+    if (ops->isa == QC_ISA_AVX512)
+        return &qc_lanes_avx512;
+#endif
+#ifdef QC_HAVE_QUANT_AVX2
+    if (ops->isa == QC_ISA_AVX2)
+        return &qc_lanes_avx2;
+#endif
+    (void)ops;
+    return &qc_lanes_scalar;
+}
+
+/* The largest error is rounded when it is found; what that may hide is looked at again. */
+static void find_largest(const float *x, const float *value, uint32_t n, uint64_t first,
+                         qc_check_sums *s)
+{
     for (uint32_t i = 0; i < n; i++) {
         double e = fabs((double)x[i] - (double)value[i]);
+        if (s->bad_value == UINT64_MAX && !isfinite(value[i]))
+            s->bad_value = first + i;
         if (e > s->max_err || s->max_index == UINT64_MAX) {
             s->max_err = e;
             s->max_index = first + i;
@@ -117,31 +105,41 @@ static void add_errors(const float *x, const float *value, uint32_t n, uint64_t 
     }
 }
 
-static uint64_t count_clipped(const float *x, uint32_t n, float scale, float largest)
+static void add_errors(const qc_quant_ops *ops, const float *x, const float *value, uint32_t n,
+                       uint64_t first, qc_check_sums *s)
 {
-    double limit = fabs((double)scale) * (double)largest * (1.0 + QC_CHECK_CLIP);
-    float top = limit > (double)FLT_MAX ? FLT_MAX : (float)limit;
-    uint32_t clipped = 0;
-    for (uint32_t i = 0; i < n; i++)
-        clipped += fabsf(x[i]) > top;
-    return clipped;
+    const qc_lanes *lanes = lanes_of(ops);
+    for (uint32_t at = 0; at < n; at += QC_LANES_MOST) {
+        uint32_t count = (uint32_t)at_most(n - at, QC_LANES_MOST);
+        qc_lane_sums l = lanes->errors(x + at, value + at, count);
+        s->sum_ee += (double)l.ee;
+        s->sum_xx += (double)l.xx;
+        if (l.peak >= QC_F32_INF || s->max_index == UINT64_MAX ||
+            (double)qc_f32_of_bits(l.peak) * (1.0 + 0x1p-22) >= s->max_err)
+            find_largest(x + at, value + at, count, first + at, s);
+    }
 }
 
-/* Elements outside of [low, high], give or take a share of the scale. */
-static uint64_t count_outside(const float *x, const float *low, const float *high, uint32_t n,
-                              float scale)
+/* absmax: the largest magnitude of x. */
+static uint64_t count_clipped(const qc_quant_ops *ops, const float *x, uint32_t n, float absmax,
+                              float scale, float largest)
 {
-    float slack = fabsf(scale) * (float)QC_CHECK_SLACK;
-    uint32_t outside = 0;
-    for (uint32_t i = 0; i < n; i++)
-        outside += !((x[i] >= low[i] - slack) & (x[i] <= high[i] + slack));
-    return outside;
+    double limit = fabs((double)scale) * (double)largest * (1.0 + QC_CHECK_CLIP);
+    if ((double)absmax <= limit)
+        return 0;
+    return lanes_of(ops)->above(x, n, limit > (double)FLT_MAX ? FLT_MAX : (float)limit);
+}
+
+/* Give or take a share of the scale. */
+static float slack_of(float scale)
+{
+    return fabsf(scale) * (float)QC_CHECK_SLACK;
 }
 
 static uint32_t first_outside(const float *x, const float *low, const float *high, uint32_t n,
                               float scale)
 {
-    float slack = fabsf(scale) * (float)QC_CHECK_SLACK;
+    float slack = slack_of(scale);
     uint32_t i = 0;
     while (i < n && x[i] >= low[i] - slack && x[i] <= high[i] + slack)
         i++;
@@ -193,22 +191,28 @@ static void int8_borders(const int8_t *codes, const float *value, uint32_t n, fl
     }
 }
 
+/* Where codes of 4 bits are good, for elements [at, at + n) and these scales. */
+static void decode_borders(const chunk *c, uint32_t at, uint32_t n, const float *scales)
+{
+    decode(c, c->f->low, at, n, scales, c->t->low + at);
+    decode(c, c->f->high, at, n, scales, c->t->high + at);
+}
+
 /* How many elements of block k lie outside of what their codes stand for with this scale; *where is
- * the first. A negative scale turns the map around: low and high borders change places. */
+ * the first. Borders of 4-bit codes are decoded; a negative scale has turned the map around. */
 static uint64_t misplaced_with(const chunk *c, uint32_t k, float scale, uint32_t *where)
 {
     uint32_t b = c->f->block_elems, at = k * b;
     uint32_t n = (uint32_t)at_most(c->n - at, b);
     int turned = c->f->kind == QC_CHECK_CODES4 && scale < 0.0f;
-    float *low = c->t->low, *high = c->t->high;
-    if (c->f->kind == QC_CHECK_CODES4) {
-        decode(c, turned ? c->f->high : c->f->low, at, n, &scale, low);
-        decode(c, turned ? c->f->low : c->f->high, at, n, &scale, high);
-    } else {
-        decode(c, NULL, at, n, &scale, high);
-        int8_borders((const int8_t *)codes_at(c->f, c->codes, at), high, n, scale, low, high);
+    const float *low = (turned ? c->t->high : c->t->low) + at;
+    const float *high = (turned ? c->t->low : c->t->high) + at;
+    if (c->f->kind != QC_CHECK_CODES4) {
+        decode(c, NULL, at, n, &scale, c->t->high + at);
+        int8_borders((const int8_t *)codes_at(c->f, c->codes, at), c->t->high + at, n, scale,
+                     c->t->low + at, c->t->high + at);
     }
-    uint64_t outside = count_outside(c->t->x + at, low, high, n, scale);
+    uint64_t outside = lanes_of(c->ops)->outside(c->t->x + at, low, high, n, slack_of(scale));
     *where = outside ? at + first_outside(c->t->x + at, low, high, n, scale) : 0;
     return outside;
 }
@@ -218,7 +222,7 @@ static int scale_is_absmax(const chunk *c, uint32_t k)
     return fabsf(c->t->absmax[k] - c->scales[k] * c->f->largest) <= c->slack[k];
 }
 
-/* c->t->x is filled. same: the codes are those of absmax. */
+/* c->t->x and the borders of 4-bit codes are filled. same: the codes are those of absmax. */
 static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
 {
     int by_absmax = scale_is_absmax(c, k);
@@ -227,7 +231,11 @@ static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
         return;
     uint64_t outside = misplaced_with(c, k, c->scales[k], &where);
     if (outside > 0 && by_absmax) {
-        uint64_t n = misplaced_with(c, k, c->t->absmax[k] / c->f->largest, &other);
+        uint32_t at = k * c->f->block_elems;
+        float scale = c->t->absmax[k] / c->f->largest;
+        if (c->f->kind == QC_CHECK_CODES4)
+            decode_borders(c, at, (uint32_t)at_most(c->n - at, c->f->block_elems), &scale);
+        uint64_t n = misplaced_with(c, k, scale, &other);
         if (n < outside) {
             outside = n;
             where = other;
@@ -275,10 +283,13 @@ static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_
         c->ops->cast((const unsigned char *)src + (uint64_t)at * (qc_dtype_bits(dtype) / 8), dtype,
                      n, c->t->x + at, QC_DTYPE_F32, &overflow);
         decode(c, c->f->map, at, n, c->scales + k, c->t->value + at);
-        add_errors(c->t->x + at, c->t->value + at, n, 0, &here);
+        add_errors(c->ops, c->t->x + at, c->t->value + at, n, 0, &here);
         here.sum_xx = here.sum_ee = 0.0;
-        here.clipped = count_clipped(c->t->x + at, n, c->scales[k], c->f->largest);
+        here.clipped =
+            count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
         qc_check_add(s, &here, c->first + at);
+        if (c->f->kind == QC_CHECK_CODES4 && !good)
+            decode_borders(c, at, n, c->scales + k);
         judge_block(c, k, 1, s);
     }
     /* Rounded corrections may outweigh an error that is next to nothing. */
@@ -294,13 +305,16 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
     double expected = sums->sum_ee;
     c->ops->cast(src, dtype, c->n, c->t->x, QC_DTYPE_F32, &overflow);
     decode(c, c->f->map, 0, c->n, c->scales, c->t->value);
-    add_errors(c->t->x, c->t->value, c->n, c->first, s);
+    if (c->f->kind == QC_CHECK_CODES4)
+        decode_borders(c, 0, c->n, c->scales);
+    add_errors(c->ops, c->t->x, c->t->value, c->n, c->first, s);
     for (uint32_t k = 0; k * b < c->n; k++) {
         uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
         size_t bytes = c->f->kind == QC_CHECK_CODES4 ? (n + 1) / 2 : n;
         int same =
             memcmp(codes_at(c->f, c->codes, at), codes_at(c->f, c->t->codes, at), bytes) == 0;
-        s->clipped += count_clipped(c->t->x + at, n, c->scales[k], c->f->largest);
+        s->clipped +=
+            count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
         if (scale_is_absmax(c, k))
             expected += moved(c, k);
         judge_block(c, k, same, s);
@@ -330,7 +344,9 @@ static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_
         }
     }
     decode(c, c->f->map, 0, c->n, c->scales, c->t->value);
-    add_errors(c->t->x, c->t->value, c->n, c->first, s);
+    if (c->f->kind == QC_CHECK_CODES4)
+        decode_borders(c, 0, c->n, c->scales);
+    add_errors(c->ops, c->t->x, c->t->value, c->n, c->first, s);
     for (uint32_t k = 0; k * b < c->n; k++) {
         uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
         float a = 0.0f;
@@ -345,7 +361,8 @@ static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_
             expected += e * e;
         }
         s->sum_expected += expected;
-        s->clipped += count_clipped(c->t->x + at, n, c->scales[k], c->f->largest);
+        s->clipped +=
+            count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
         judge_block(c, k, 0, s);
     }
     return 1;
@@ -406,13 +423,13 @@ static void add_row(const qc_quant_ops *ops, const void *src, qc_dtype dtype, ui
         uint32_t n = (uint32_t)at_most(cols - at, QC_CHECK_CHUNK);
         ops->cast(from + at * (qc_dtype_bits(dtype) / 8), dtype, n, t->x, QC_DTYPE_F32, &overflow);
         ops->int8_rows_dequantize(codes + at, &scale, 1, n, t->value, QC_DTYPE_F32, &overflow);
-        add_errors(t->x, t->value, n, first + at, s);
-        s->clipped += count_clipped(t->x, n, scale, 1.0f);
+        add_errors(ops, t->x, t->value, n, first + at, s);
+        s->clipped += count_clipped(ops, t->x, n, FLT_MAX, scale, 1.0f);
         /* Codes are those of the weight as float16. */
         ops->cast(t->x, QC_DTYPE_F32, n, t->half, QC_DTYPE_F16, &overflow);
         ops->cast(t->half, QC_DTYPE_F16, n, t->x, QC_DTYPE_F32, &overflow);
         int8_borders(codes + at, t->value, n, scale, t->low, t->high);
-        uint64_t outside = count_outside(t->x, t->low, t->high, n, scale);
+        uint64_t outside = lanes_of(ops)->outside(t->x, t->low, t->high, n, slack_of(scale));
         if (outside > 0 && s->first_misplaced == UINT64_MAX)
             s->first_misplaced = first + at + first_outside(t->x, t->low, t->high, n, scale);
         s->misplaced += outside;

@@ -1,0 +1,31 @@
+/* The loops of weight_check.c over elements, written so that a compiler makes vectors of them:
+ * built once for each instruction set (weight_lanes*.c), with the same results. Not for callers.
+ *
+ * Sums have 16 lanes: element i goes to lane i % 16; lanes are folded as qc_fold16 does. Largest
+ * magnitudes are found as integers, whose order is that of the floats, NaN above all. */
+#ifndef QC_QUANT_WEIGHT_LANES_H
+#define QC_QUANT_WEIGHT_LANES_H
+
+#include "quant/quant_internal.h"
+
+#define QC_LANES_MOST 1024u /* elements of a call: what a float can sum up */
+
+typedef struct {
+    float ee, xx;  /* sums of (x - value)^2 and of x^2 */
+    uint32_t peak; /* bits of the largest |x - value|, rounded; above QC_F32_INF: NaN */
+} qc_lane_sums;
+
+typedef struct {
+    qc_lane_sums (*errors)(const float *x, const float *value, uint32_t n);
+    /* Elements outside of [low - slack, high + slack]; NaN is outside. */
+    uint32_t (*outside)(const float *x, const float *low, const float *high, uint32_t n,
+                        float slack);
+    /* Elements of a magnitude above top. */
+    uint32_t (*above)(const float *x, uint32_t n, float top);
+} qc_lanes;
+
+extern const qc_lanes qc_lanes_scalar;
+extern const qc_lanes qc_lanes_avx2;   /* where QC_HAVE_QUANT_AVX2 */
+extern const qc_lanes qc_lanes_avx512; /* where QC_HAVE_QUANT_AVX512 */
+
+#endif

@@ -1,0 +1,67 @@
+/* What weight_lanes*.c are made of; defines the table QC_LANES_TABLE. No include guard: once in
+ * each of them. */
+#include "quant/quant_half.h"
+#include "quant/weight_lanes.h"
+
+#include <math.h>
+#include <string.h>
+
+/* Sixteen lanes in however many registers they take; results do not depend on that. */
+typedef float float_lanes __attribute__((vector_size(QC_LANES * sizeof(float))));
+typedef int32_t int_lanes __attribute__((vector_size(QC_LANES * sizeof(int32_t))));
+
+static qc_lane_sums errors(const float *x, const float *value, uint32_t n)
+{
+    float_lanes ee = {0}, xx = {0}, a, v;
+    int_lanes peak = {0}, magnitude, larger;
+    uint32_t i = 0;
+    for (; i + QC_LANES <= n; i += QC_LANES) {
+        memcpy(&a, x + i, sizeof a);
+        memcpy(&v, value + i, sizeof v);
+        v = a - v;
+        ee += v * v;
+        xx += a * a;
+        memcpy(&magnitude, &v, sizeof v);
+        magnitude &= 0x7fffffff;
+        larger = magnitude > peak;
+        peak = (magnitude & larger) | (peak & ~larger);
+    }
+    for (; i < n; i++) {
+        float e = x[i] - value[i];
+        uint32_t l = i % QC_LANES;
+        int32_t bits = (int32_t)(qc_f32_bits(e) & 0x7fffffffu);
+        ee[l] += e * e;
+        xx[l] += x[i] * x[i];
+        peak[l] = bits > peak[l] ? bits : peak[l];
+    }
+    float lanes[QC_LANES];
+    qc_lane_sums s;
+    memcpy(lanes, &ee, sizeof ee);
+    s.ee = qc_fold16(lanes);
+    memcpy(lanes, &xx, sizeof xx);
+    s.xx = qc_fold16(lanes);
+    int32_t most = 0;
+    for (uint32_t l = 0; l < QC_LANES; l++)
+        most = peak[l] > most ? peak[l] : most;
+    s.peak = (uint32_t)most;
+    return s;
+}
+
+static uint32_t outside(const float *x, const float *low, const float *high, uint32_t n,
+                        float slack)
+{
+    uint32_t inside = 0;
+    for (uint32_t i = 0; i < n; i++)
+        inside += (uint32_t)((x[i] >= low[i] - slack) & (x[i] <= high[i] + slack));
+    return n - inside;
+}
+
+static uint32_t above(const float *x, uint32_t n, float top)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < n; i++)
+        count += (uint32_t)(fabsf(x[i]) > top);
+    return count;
+}
+
+const qc_lanes QC_LANES_TABLE = {errors, outside, above};
