@@ -29,6 +29,9 @@ const char *qc_against_kind_name(qc_against_kind k);
  */
 #define QC_AGAINST_RATIO 1.02
 
+/* Where so few scales are other than by absmax, no search made them. */
+#define QC_AGAINST_FEW_OF 64u
+
 /* A tensor of OUT. */
 typedef struct {
     const char *name;
@@ -51,6 +54,8 @@ typedef struct {
     uint64_t max_row, max_col;
     uint64_t clipped;   /* elements more than 1/64 above the largest value of their scale */
     uint64_t misplaced; /* elements whose code is none that rounding gives */
+    uint64_t scales;    /* of blocks, or rows, that are not all zero */
+    uint64_t searched;  /* of them: not the block's largest value, but the codes fit them */
     /* What is wrong: a clause; NULL: nothing. */
     const char *fault;
     const char *fits; /* another tensor of MODEL that fits instead, or NULL */

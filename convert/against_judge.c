@@ -54,6 +54,8 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
         place(r, s->max_index, &r->max_row, &r->max_col);
     r->clipped = s->clipped;
     r->misplaced = s->misplaced;
+    r->scales = s->scales;
+    r->searched = s->searched;
     if (s->bad_source != UINT64_MAX) {
         place(r, s->bad_source, &row, &col);
         return qc_arena_printf(a->arena, &r->fault, err,
@@ -79,7 +81,17 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
                                ", column %" PRIu64 "; error %.6g where %.6g is expected",
                                s->misplaced, r->elems, row, col, r->error, r->expected);
     }
-    if (!(r->ratio <= QC_AGAINST_RATIO))
+    if (s->searched > 0 && s->searched <= s->scales / QC_AGAINST_FEW_OF) {
+        place(r, s->first_searched, &row, &col);
+        return qc_arena_printf(a->arena, &r->fault, err,
+                               "%" PRIu64 " of its %" PRIu64
+                               " scales are not the largest value of their weights in MODEL, as "
+                               "all others are, the first of the weights from row %" PRIu64
+                               ", column %" PRIu64,
+                               s->searched, s->scales, row, col);
+    }
+    double few = s->scales > 0 ? 1.0 / (double)s->scales : 0.0;
+    if (!(r->ratio <= QC_AGAINST_RATIO + few))
         return qc_arena_printf(a->arena, &r->fault, err, "its error is %.6g where %.6g is expected",
                                r->error, r->expected);
     return QC_OK;

@@ -79,6 +79,8 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
         qc_jw_end_array(w);
         put_u64(w, "clipped", r->clipped);
         put_u64(w, "misplaced", r->misplaced);
+        put_u64(w, "scales", r->scales);
+        put_u64(w, "searched", r->searched);
     }
     put_string(w, "fault", r->fault);
     put_string(w, "fits", r->fits);

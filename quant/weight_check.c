@@ -47,6 +47,7 @@ void qc_check_sums_init(qc_check_sums *s)
 {
     *s = (qc_check_sums){.max_index = UINT64_MAX,
                          .first_misplaced = UINT64_MAX,
+                         .first_searched = UINT64_MAX,
                          .bad_source = UINT64_MAX,
                          .bad_value = UINT64_MAX};
 }
@@ -64,12 +65,15 @@ void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t fir
     total->sum_expected += piece->sum_expected;
     total->clipped += piece->clipped;
     total->misplaced += piece->misplaced;
+    total->scales += piece->scales;
+    total->searched += piece->searched;
     if (piece->max_index != UINT64_MAX &&
         (piece->max_err > total->max_err || total->max_index == UINT64_MAX)) {
         total->max_err = piece->max_err;
         total->max_index = first + piece->max_index;
     }
     take_first(&total->first_misplaced, piece->first_misplaced, first);
+    take_first(&total->first_searched, piece->first_searched, first);
     take_first(&total->bad_source, piece->bad_source, first);
     take_first(&total->bad_value, piece->bad_value, first);
 }
@@ -222,14 +226,24 @@ static int scale_is_absmax(const chunk *c, uint32_t k)
     return fabsf(c->t->absmax[k] - c->scales[k] * c->f->largest) <= c->slack[k];
 }
 
+static void add_searched(uint64_t first, qc_check_sums *s)
+{
+    s->searched++;
+    if (s->first_searched == UINT64_MAX)
+        s->first_searched = first;
+}
+
 /* c->t->x and the borders of 4-bit codes are filled. same: the codes are those of absmax. */
 static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
 {
     int by_absmax = scale_is_absmax(c, k);
     uint32_t where = 0, other = 0;
+    s->scales += c->t->absmax[k] > 0.0f;
     if (same && by_absmax)
         return;
     uint64_t outside = misplaced_with(c, k, c->scales[k], &where);
+    if (outside == 0 && !by_absmax && c->t->absmax[k] > 0.0f)
+        add_searched(c->first + (uint64_t)k * c->f->block_elems, s);
     if (outside > 0 && by_absmax) {
         uint32_t at = k * c->f->block_elems;
         float scale = c->t->absmax[k] / c->f->largest;
@@ -255,6 +269,14 @@ static double moved(const chunk *c, uint32_t k)
     return 2.0 * a * d * rc + d * d * cc;
 }
 
+/* What a scale that is not the block's largest value is expected to add: had it been that, its form
+ * would have rounded it, by anything up to the slack. */
+static double rounded(const chunk *c, uint32_t k)
+{
+    double slack = (double)c->slack[k];
+    return slack * slack / 3.0 * (double)qc_f32_from_bf16(c->t->errors[k].cc);
+}
+
 /* The codes are those of absmax: only blocks that may hold the largest error, or whose scale is
  * another, are decoded. sums: of quantizing. */
 static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
@@ -272,10 +294,12 @@ static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_
         double correction = moved(c, k);
         int good = scale_is_absmax(c, k);
         s->sum_ee += correction;
-        s->sum_expected += good ? correction : 0.0;
+        s->sum_expected += good ? correction : rounded(c, k);
         int clips = a > fabs(scale) * (double)c->f->largest * (1.0 + QC_CHECK_CLIP);
-        if (good && !clips && bound <= s->max_err && s->max_index != UINT64_MAX)
+        if (good && !clips && bound <= s->max_err && s->max_index != UINT64_MAX) {
+            s->scales += a > 0.0;
             continue;
+        }
         uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
         uint64_t overflow;
         qc_check_sums here;
@@ -315,8 +339,7 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
             memcmp(codes_at(c->f, c->codes, at), codes_at(c->f, c->t->codes, at), bytes) == 0;
         s->clipped +=
             count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
-        if (scale_is_absmax(c, k))
-            expected += moved(c, k);
+        expected += scale_is_absmax(c, k) ? moved(c, k) : rounded(c, k);
         judge_block(c, k, same, s);
     }
     s->sum_expected += expected < 0.0 ? 0.0 : expected;
@@ -455,9 +478,14 @@ void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *
             return;
         }
         sums->sum_expected += made.sum_ee;
+        sums->scales += scale > 0.0f;
         if (qc_f32_bits(scale) != qc_f32_bits(scb[row]) ||
             memcmp(codes_ref, mine, (size_t)f->cols) != 0) {
+            uint64_t before = sums->misplaced;
             add_row(ops, at, dtype, f->cols, mine, scb[row], first, t, sums);
+            if (scale > 0.0f && sums->misplaced == before &&
+                !(fabsf(scale - scb[row]) <= scale * 0x1p-20f))
+                add_searched(first, sums);
             continue;
         }
         sums->sum_xx += made.sum_xx;

@@ -48,14 +48,18 @@ typedef struct {
     double sum_xx;       /* of x^2 */
     double sum_ee;       /* of (x - x')^2 */
     double sum_expected; /* the same for the codes of absmax, with the scale that is there where it
-                            is the block's largest value as its form holds it, else that value */
+                            is the block's largest value as its form holds it, else with that
+                            value, rounded by a third of the slack squared */
     double max_err;
     uint64_t max_index;
     uint64_t clipped;
     uint64_t misplaced; /* the lesser count of the two ways, block by block */
     uint64_t first_misplaced;
-    uint64_t bad_source; /* first x that has no code: not finite, or too large */
-    uint64_t bad_value;  /* first x' that is not finite */
+    uint64_t scales;         /* of blocks, or rows, that are not all zero */
+    uint64_t searched;       /* of them: good by search, and not by absmax */
+    uint64_t first_searched; /* first element of the first of those */
+    uint64_t bad_source;     /* first x that has no code: not finite, or too large */
+    uint64_t bad_value;      /* first x' that is not finite */
 } qc_check_sums;
 
 void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t first);

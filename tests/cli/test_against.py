@@ -1,0 +1,451 @@
+"""qconv verify OUT --against MODEL: what is MODEL passes in every form; what is not is exit 4, named,
+with the tensor of MODEL that fits instead where there is one."""
+import json
+import os
+import random
+import shutil
+import struct
+import unittest
+
+from output_case import ISAS, OutputCase, PLAIN
+from qconv_case import ROOT
+import make_checkpoint as mk
+
+L = "model.layers.%d."
+Q, K, O = "self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.o_proj.weight"
+UP = "mlp.up_proj.weight"
+NORM = "input_layernorm.weight"
+CONFIG = {"model_type": "llama", "num_hidden_layers": 3}
+FORMS = [["--to", "nf4"], ["--to", "nf4", "--no-double-quant"], ["--to", "nf4", "--block-size", "32"],
+         ["--to", "nf4", "--block-size", "4096"], ["--to", "int8"],
+         ["--to", "int8", "--block-size", "64"],
+         ["--to", "int8", "--block-size", "1024", "--no-double-quant"], ["--to", "fp16"],
+         ["--to", "bf16"], ["--to", "keep"], ["--to", "nf4", "--rest", "fp16"],
+         ["--to", "nf4", "--keep", "*.q_proj.*"]]
+
+
+def tensors(seed, dtype="BF16"):
+    rng = random.Random(seed)
+    t = {"model.embed_tokens.weight": ("BF16", [64, 128])}
+    for i in range(3):
+        for name in (Q, K, O):
+            t[L % i + name] = (dtype, [128, 128])
+        t[L % i + UP] = (dtype, [192, 128])
+        t[L % i + NORM] = ("BF16", [128])
+    t["model.norm.weight"] = ("F32", [128])
+    return {n: (d, s, mk.random_bytes(d, s, rng)) for n, (d, s) in t.items()}
+
+
+def transposed(t):
+    dtype, (rows, cols), body = t
+    each = mk.BITS[dtype] // 8
+    return dtype, [cols, rows], b"".join(body[(r * cols + c) * each:][:each]
+                                         for c in range(cols) for r in range(rows))
+
+
+class Against(OutputCase):
+    def setUp(self):
+        super().setUp()
+        self.source = tensors(1)
+        self.model(self.source, config=CONFIG)
+
+    def is_model(self, *args, out="o", against="m"):
+        answer = json.loads(self.ok("verify", "--json", *args, out, "--against", against))
+        self.assertTrue(answer["ok"])
+        self.assertEqual((answer["problems"], answer["first_problem"]), (0, None))
+        return answer
+
+    def is_not(self, *has, out="o", against="m"):
+        """Exit 4 in one line that names what is in `has`; the JSON agrees."""
+        line = self.fails(4, "verify", "-q", out, "--against", against, has=has)
+        r = self.run_qconv("verify", "--json", out, "--against", against)
+        self.assertEqual(r.returncode, 4)
+        answer = json.loads(r.stdout)
+        self.assertFalse(answer["ok"])
+        self.assertGreater(answer["problems"], 0)
+        return answer, line
+
+    def bare(self, *form, source=None):
+        """b: the output without its manifest, as another program would have written it."""
+        if source is not None:
+            self.model(source, config=CONFIG, name="s")
+        shutil.rmtree(self.path("b"), ignore_errors=True)
+        self.ok("-q", *form, *PLAIN, "s" if source is not None else "m", "b")
+        os.remove(self.path("b", "qconv.json"))
+        return mk.read_checkpoint(self.path("b"))
+
+    def row(self, answer, name):
+        return next(r for r in answer["rows"] if r["name"] == name)
+
+    def faulty(self, answer):
+        return sorted(r["name"] for r in answer["rows"] if r["fault"])
+
+
+class Whole(Against):
+    def test_every_form(self):
+        for form in FORMS:
+            self.ok("-q", *form, "m", "o")
+            self.ok("-q", "unpack", "o", "u")
+            one = self.is_model()
+            self.assertTrue(one["manifest"])
+            self.assertEqual(one["source_digests"], len(one["rows"]), form)
+            self.assertEqual(self.is_model(out="u")["rows"], one["rows"], form)
+            os.remove(self.path("u", "qconv.json"))
+            bare = self.is_model(out="u")
+            self.assertEqual((bare["manifest"], bare["source_digests"]), (False, 0))
+            self.assertEqual(bare["rows"], one["rows"], form)
+            kinds = {k: sum(r["kind"] == k for r in one["rows"]) for k in
+                     ("equal", "cast", "quantized")}
+            self.assertEqual(kinds, {k: one[k] for k in kinds})
+            for r in one["rows"]:
+                if r["kind"] == "quantized":
+                    self.assertEqual((r["ratio"], r["misplaced"]), (1.0, 0), r)
+            for name in "ou":
+                shutil.rmtree(self.path(name))
+
+    def test_numbers_are_those_of_the_manifest(self):
+        """The error that convert measured on its way is what is left in the file."""
+        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"]):
+            self.ok("-q", *form, "m", "o")
+            with open(self.path("o", "qconv.json")) as f:
+                listed = {t["name"]: t for t in json.load(f)["tensors"]}
+            seen = 0
+            for r in self.is_model()["rows"]:
+                if r["kind"] != "quantized":
+                    continue
+                t = listed[r["name"]]
+                seen += 1
+                self.assertAlmostEqual(r["error"] / t["rel_mse"] ** 0.5, 1, delta=1e-5)
+                self.assertEqual(r["largest_error"], t["max_err"])
+                self.assertEqual(r["largest_at"][0] * 128 + r["largest_at"][1], t["max_err_index"])
+            self.assertEqual(seen, 12)
+            shutil.rmtree(self.path("o"))
+
+    def test_threads_and_instruction_sets_agree(self):
+        for form in (["--to", "nf4"], ["--to", "int8", "--block-size", "64"]):
+            other = tensors(1)
+            other[L % 1 + Q] = other[L % 1 + K]
+            self.bare(*form, source=other)
+            answers = []
+            for isa in ISAS:
+                for threads in ("1", "5"):
+                    r = self.run_qconv("verify", "--json", "--threads", threads, "b", "--against",
+                                       "m", env={"QCONV_ISA": isa})
+                    if r.returncode != 5:
+                        answer = json.loads(r.stdout)
+                        answer.pop("seconds")
+                        answers.append(answer)
+            self.assertGreaterEqual(len(answers), 2)
+            for a in answers[1:]:
+                self.assertEqual(a, answers[0])
+
+    def test_types(self):
+        for dtype in ("F64", "F32", "F16"):
+            source = tensors(2, dtype)
+            self.model(source, config=CONFIG, name="t")
+            for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"],
+                         ["--to", "bf16"]):
+                self.ok("-q", *form, "t", "o")
+                self.is_model(against="t")
+                os.remove(self.path("o", "qconv.json"))
+                shutil.rmtree(self.path("o"))
+
+    def test_cast_before_quantizing(self):
+        """A loader casts F32 to what it computes in, and the state says so."""
+        wide = tensors(3, "F32")
+        narrow = {n: t if t[0] != "F32" or "norm" in n else
+                  ("BF16", t[1], mk.encode("BF16", mk.decode("F32", t[2]))) for n, t in wide.items()}
+        self.model(wide, config=CONFIG)
+        self.bare("--to", "nf4", source=narrow)
+        self.is_model(out="b")
+        self.bare("--to", "int8", source=narrow)
+        self.fails(4, "verify", "-q", "b", "--against", "m")
+
+    def test_conv1d(self):
+        rng = random.Random(4)
+        name = "h.0.attn.c_attn.weight"
+        source = {name: ("F32", [96, 288], mk.random_bytes("F32", [96, 288], rng)),
+                  "h.0.ln_1.weight": ("F32", [96], mk.random_bytes("F32", [96], rng))}
+        self.model(source, config={"model_type": "gpt2"})
+        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "32"]):
+            self.ok("-q", *form, "m", "o")
+            answer = self.is_model()
+            self.assertEqual(self.row(answer, name)["shape"], [288, 96])
+            self.assertEqual(answer["source_digests"], 2)
+            self.ok("-q", "--to", "bf16", "o", "back")
+            self.is_model(out="back", against="o")
+            shutil.rmtree(self.path("o"))
+            shutil.rmtree(self.path("back"))
+
+    def test_decoded_again(self):
+        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"]):
+            self.ok("-q", *form, "m", "o")
+            self.ok("-q", "--to", "bf16", "o", "back")
+            answer = self.is_model(out="back", against="o")
+            self.assertGreater(answer["cast"], 0)
+            self.assertTrue(all(m["explained"] for m in answer["missing"]))
+            for name in ("o", "back"):
+                shutil.rmtree(self.path(name))
+
+    def test_torch(self):
+        source = os.path.join(ROOT, "tests", "data", "torch", "sharded")
+        for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "bf16"]):
+            self.ok("-q", *form, source, "o")
+            self.is_model(against=source)
+            shutil.rmtree(self.path("o"))
+
+    def test_text(self):
+        self.ok("-q", "--to", "nf4", "m", "o")
+        text = self.ok("verify", "o", "--against", "m")
+        self.assertIn("o: is m: 17 tensors, 12 quantized, 0 cast, 5 equal", text)
+        self.assertNotIn(NORM, text)
+        self.assertIn(L % 2 + NORM, self.ok("verify", "-v", "o", "--against", "m"))
+        self.assertEqual(self.ok("verify", "-q", "o", "--against", "m"), "")
+
+
+class Planted(Against):
+    FORMS = [["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"]]
+
+    def planted(self, change, *has, faulty, forms=FORMS):
+        """An output of a source with `change` made to it is not m, in every form."""
+        for form in forms:
+            source = dict(self.source)
+            change(source)
+            self.bare(*form, source=source)
+            answer, line = self.is_not(*has, out="b")
+            self.assertEqual(self.faulty(answer), sorted(faulty), form)
+            yield form, answer, line
+
+    def test_swapped_q_and_k(self):
+        def change(s):
+            s[L % 1 + Q], s[L % 1 + K] = s[L % 1 + K], s[L % 1 + Q]
+        for _, answer, _ in self.planted(change, L % 1 + K, "other values",
+                                         "'%s' of MODEL fits" % (L % 1 + Q),
+                                         faulty=[L % 1 + Q, L % 1 + K]):
+            self.assertEqual(self.row(answer, L % 1 + Q)["fits"], L % 1 + K)
+            self.assertGreater(self.row(answer, L % 1 + Q)["error"], 1.2)
+
+    def test_transposed(self):
+        def change(s):
+            s[L % 0 + O] = transposed(s[L % 0 + O])
+        for _ in self.planted(change, L % 0 + O, "transposed' of MODEL fits", faulty=[L % 0 + O]):
+            pass
+
+    def test_wrong_order_of_layers(self):
+        moved = {0: 1, 1: 2, 2: 0}
+
+        def change(s):
+            for i, j in moved.items():
+                for name in (Q, K, O, UP, NORM):
+                    s[L % i + name] = self.source[L % j + name]
+        for _, answer, _ in self.planted(change, "layers.",
+                                         faulty=[L % i + n for i in moved
+                                                 for n in (Q, K, O, UP, NORM)]):
+            for i in moved:
+                fits = self.row(answer, L % i + UP)["fits"]
+                self.assertIn(fits, (L % moved[i] + UP, None))
+
+    def test_shard_of_another_model(self):
+        other = tensors(77)
+        for form in self.FORMS:
+            self.model(self.source, config=CONFIG, name="one", shard_bytes=200000)
+            self.model(other, config=CONFIG, name="two", shard_bytes=200000)
+            for m in ("one", "two"):
+                self.ok("-q", *form, *PLAIN, "--max-shard-size", "60KB", m, "o" + m)
+                os.remove(self.path("o" + m, "qconv.json"))
+            shards = sorted(n for n in os.listdir(self.path("oone")) if n.startswith("model-"))
+            self.assertGreater(len(shards), 1)
+            shutil.copy(self.path("otwo", shards[1]), self.path("oone", shards[1]))
+            answer, _ = self.is_not("other values", out="oone")
+            held = mk.read_safetensors(self.path("oone", shards[1]))[0]
+            self.assertEqual(self.faulty(answer), sorted(
+                r["name"] for r in answer["rows"] if r["name"] in held))
+            for name in ("oone", "otwo", "one", "two"):
+                shutil.rmtree(self.path(name))
+
+    def test_fine_tuned(self):
+        """A weight that differs by a hundredth of its size leaves an error that is barely larger,
+        and codes that are not those of MODEL."""
+        rng = random.Random(5)
+        name = L % 2 + UP
+
+        def change(s):
+            values = mk.decode("BF16", s[name][2])
+            s[name] = ("BF16", s[name][1],
+                       mk.encode("BF16", [v + rng.gauss(0, 2e-4) for v in values]))
+        for form, answer, _ in self.planted(change, name, "codes are not those of MODEL",
+                                            faulty=[name]):
+            row = self.row(answer, name)
+            self.assertGreater(row["misplaced"], 100, form)
+            self.assertLess(row["ratio"], 1.05 if "nf4" in form else 3)
+
+    def test_one_weight_changed(self):
+        """The largest of a row: one part in 256 more."""
+        name = L % 0 + UP
+
+        def change(s):
+            body = bytearray(s[name][2])
+            words = struct.unpack("<%dH" % (len(body) // 2), body)
+            at = max(range(128), key=lambda i: words[i] & 0x7FFF)
+            struct.pack_into("<H", body, 2 * at, words[at] + 1)
+            s[name] = (s[name][0], s[name][1], bytes(body))
+        for _ in self.planted(change, name, faulty=[name],
+                              forms=[["--to", "nf4", "--no-double-quant"], ["--to", "int8"]]):
+            pass
+
+    def test_with_a_manifest(self):
+        """The digests of the sources tell it, whatever the errors say."""
+        changed = dict(self.source)
+        body = bytearray(changed[L % 1 + Q][2])
+        body[1000] ^= 1
+        changed[L % 1 + Q] = (changed[L % 1 + Q][0], changed[L % 1 + Q][1], bytes(body))
+        self.model(changed, config=CONFIG, name="m2")
+        for form in FORMS:
+            self.ok("-q", *form, "m", "o")
+            answer, _ = self.is_not(L % 1 + Q, "MODEL has changed since, or is another",
+                                    against="m2")
+            self.assertEqual(self.faulty(answer), [L % 1 + Q])
+            shutil.rmtree(self.path("o"))
+
+
+class Damaged(Against):
+    """Single bytes of files without a manifest."""
+
+    def flip(self, name, at, bit):
+        for file in os.listdir(self.path("b")):
+            if not file.endswith(".safetensors"):
+                continue
+            with open(self.path("b", file), "r+b") as f:
+                n = struct.unpack("<Q", f.read(8))[0]
+                head = json.loads(f.read(n))
+                if name not in head:
+                    continue
+                f.seek(8 + n + head[name]["data_offsets"][0] + at)
+                old = f.read(1)[0]
+                f.seek(-1, os.SEEK_CUR)
+                f.write(bytes([old ^ bit]))
+                return
+        self.fail(name)
+
+    def test_one_code(self):
+        rng = random.Random(6)
+        name = L % 1 + Q
+        for form in FORMS[:7]:
+            body = self.bare(*form)[name][2]
+            for _ in range(12):
+                at, bit = rng.randrange(len(body)), 1 << rng.randrange(8)
+                self.flip(name, at, bit)
+                answer, _ = self.is_not(name, out="b")
+                self.assertEqual(self.faulty(answer), [name], (form, at, bit))
+                self.flip(name, at, bit)
+            self.is_model(out="b")
+
+    def test_one_scale(self):
+        """Any bit of a scale that is not below what its form can hold of the largest value."""
+        name = L % 1 + Q
+        for form, part, bits in (
+                (["--to", "nf4", "--no-double-quant"], ".absmax", range(8, 32)),
+                (["--to", "int8"], "SCB", range(8, 32)),
+                (["--to", "int8", "--block-size", "64", "--no-double-quant"], ".absmax",
+                 range(8, 32)),
+                (["--to", "nf4"], ".nested_absmax", range(20, 32)),
+                (["--to", "nf4"], ".quant_map", range(32))):
+            self.bare(*form)
+            tensor = name[:-6] + part if part == "SCB" else name + part
+            for bit in bits:
+                at = bit // 8 + (0 if part == ".nested_absmax" else 4)
+                self.flip(tensor, at, 1 << bit % 8)
+                with self.subTest(form=form, part=part, bit=bit):
+                    answer, _ = self.is_not(name, out="b")
+                    self.assertEqual(self.faulty(answer), [name])
+                self.flip(tensor, at, 1 << bit % 8)
+            self.is_model(out="b")
+
+    def test_nested_codes(self):
+        name = L % 1 + Q
+        self.bare("--to", "nf4")
+        for block in (0, 100, 255):
+            self.flip(name + ".absmax", block, 0x40)
+            self.is_not(name, out="b")
+            self.flip(name + ".absmax", block, 0x40)
+
+    def test_nan(self):
+        name = L % 1 + Q
+        self.bare("--to", "nf4", "--no-double-quant")
+        self.flip(name + ".absmax", 2, 0x80)
+        self.flip(name + ".absmax", 3, 0x7F)
+        self.is_not(name, out="b")
+        # and in MODEL, where it is quantized all the same
+        self.bare("--to", "nf4")
+        body = bytearray(self.source[name][2])
+        struct.pack_into("<H", body, 2 * (128 * 5 + 7), 0x7FC0)
+        self.model(dict(self.source, **{name: ("BF16", [128, 128], bytes(body))}), config=CONFIG)
+        self.is_not(name, "row 5, column 7 is not finite", out="b")
+
+    def test_plain_tensors(self):
+        name = L % 2 + NORM
+        for form in (["--to", "nf4"], ["--to", "fp16"], ["--to", "nf4", "--rest", "fp16"]):
+            self.bare(*form)
+            self.flip(name, 2 * 77, 1)
+            answer, _ = self.is_not(name, "element 77", out="b")
+            self.assertEqual(self.faulty(answer), [name])
+
+    def test_with_a_manifest(self):
+        self.ok("-q", "--to", "nf4", "m", "o")
+        shard = next(n for n in os.listdir(self.path("o")) if n.endswith(".zst"))
+        with open(self.path("o", shard), "r+b") as f:
+            f.seek(os.path.getsize(f.name) // 2)
+            old = f.read(1)[0]
+            f.seek(-1, os.SEEK_CUR)
+            f.write(bytes([old ^ 4]))
+        self.is_not("tensor", out="o")
+        os.truncate(self.path("o", shard), 1000)
+        self.is_not(shard, "expected", out="o")
+        os.remove(self.path("o", shard))
+        self.is_not(shard, "missing", out="o")
+
+
+class Names(Against):
+    def test_missing_and_extra(self):
+        name = L % 1 + UP
+        less = {n: t for n, t in self.source.items() if n != name}
+        self.bare("--to", "nf4", source=less)
+        answer, _ = self.is_not(name, "MODEL has it, OUT does not", out="b")
+        self.assertEqual(answer["missing"], [{"name": name, "explained": None}])
+        self.model(less, config=CONFIG, name="less")
+        self.bare("--to", "nf4")
+        answer, _ = self.is_not(name, "MODEL has no tensor of this name", out="b", against="less")
+        self.assertEqual(self.faulty(answer), [name])
+        self.ok("-q", "--to", "nf4", "m", "o")
+        self.is_not(name, "'%s' is not in MODEL" % name, against="less")
+
+    def test_shapes(self):
+        name = L % 1 + UP
+        wide = dict(self.source, **{name: transposed(self.source[name])})
+        self.bare("--to", "nf4", source=wide)
+        self.is_not(name, "[128, 192]", "[192, 128]", out="b")
+
+    def test_tied_head_and_buffers(self):
+        source = dict(self.source, **{"lm_head.weight": self.source["model.embed_tokens.weight"],
+                                      "model.layers.0.self_attn.rotary_emb.inv_freq":
+                                      ("F32", [4], bytes(16))})
+        self.model(source, config=dict(CONFIG, tie_word_embeddings=True), name="tied")
+        self.bare("--to", "nf4")
+        answer = self.is_model(out="b", against="tied")
+        self.assertEqual([m["name"] for m in answer["missing"]],
+                         ["lm_head.weight", "model.layers.0.self_attn.rotary_emb.inv_freq"])
+        self.assertTrue(all(m["explained"] for m in answer["missing"]))
+        self.model(source, config=dict(CONFIG, tie_word_embeddings=False), name="untied")
+        self.is_not("lm_head.weight", out="b", against="untied")
+
+    def test_no_checkpoint(self):
+        self.ok("-q", "--to", "nf4", "m", "o")
+        os.mkdir(self.path("empty"))
+        self.fails(3, "verify", "o", "--against", "empty", has="empty")
+        self.fails(3, "verify", "o", "--against", "nothing", has="nothing")
+        self.fails(3, "verify", "empty", "--against", "m", has="empty")
+        self.fails(2, "verify", "o", "--against", has="--against")
+
+
+if __name__ == "__main__":
+    unittest.main()
