@@ -9,7 +9,7 @@ const qc_search_ops *qc_search_ops_for(qc_isa isa)
     if (isa == QC_ISA_AVX512)
         return &qc_search_ops_avx512;
 #endif
-#if defined(QC_HAVE_SEARCH_AVX2)
+#if defined(QC_HAVE_QUANT_AVX2)
     if (isa == QC_ISA_AVX512 || isa == QC_ISA_AVX2)
         return &qc_search_ops_avx2;
 #endif
