@@ -1,19 +1,19 @@
 """Searched scales (--scale search, refit) are nothing to a loader: from_pretrained takes the output as
-it is, bitsandbytes restores the values that qconv restores, and their error is the manifest's."""
+it is, bitsandbytes restores the values that qconv restores, and their error is the manifest's. Without
+its fused kernel for the CPU, as in test_interop_checkpoints.py."""
 import json
 import logging
 import unittest
 
-import bitsandbytes.nn.modules
 import interop_support as s
 import numpy as np
 import torch
 import transformers
 from bitsandbytes import functional as F
 from bitsandbytes.nn import Linear4bit, Linear8bitLt
+from test_interop_checkpoints import source_of
 from transformers import AutoModel, AutoModelForCausalLM
 
-bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # as in test_interop_checkpoints.py
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 transformers.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
@@ -29,7 +29,7 @@ FORMS = {
 def converted(name, form, method, *more):
     out = s.SCRATCH / "scale" / "-".join([name, form, method, *more]).replace("/", "_")
     s.qconv(*FORMS[form], "--scale", method, "--compress", "none", "-q", *more,
-            s.model_path(name), out)
+            source_of(name), out)
     return out
 
 
@@ -52,7 +52,7 @@ class Scale(unittest.TestCase):
         return {t["name"]: t["rel_mse"] for t in rows if "rel_mse" in t}
 
     def test_loads_and_restores(self):
-        source = s.read_folder(s.model_path(self.name))
+        source = s.read_folder(source_of(self.name))
         plain = self.errors(converted(self.name, self.form, "absmax"))
         for method in ("search", "refit"):
             out = converted(self.name, self.form, method)
@@ -64,9 +64,8 @@ class Scale(unittest.TestCase):
             kind = AutoModel if self.name == "minilm" else AutoModelForCausalLM
             model, info = kind.from_pretrained(out, output_loading_info=True)
             model.eval()
-            if self.name != "tinystories":  # its one copy of the tied table has the head's name
-                for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-                    self.assertFalse(info[key], key)
+            for key in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+                self.assertFalse(info[key], key)
             stated, gain = self.errors(out), []
             layers = {n: m for n, m in model.named_modules()
                       if type(m) in (Linear4bit, Linear8bitLt)}
