@@ -254,16 +254,6 @@ static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
 static const qc_search_steps steps = {
     &qc_quant_ops_avx512, widen, look, errors, encode, encode_row};
 
-static void blocks(const qc_search_form *form, const void *src, qc_dtype dtype, uint64_t n,
-                   const qc_search_out *out, void *scratch, qc_piece_sums *sums)
-{
-    qc_search_blocks_with(&steps, form, src, dtype, n, out, scratch, sums);
-}
+#include "quant/scale_search_driver.h"
 
-static void rows(const void *src, qc_dtype dtype, uint64_t row_count, uint64_t cols, int8_t *codes,
-                 float *scb, void *scratch, qc_piece_sums *sums)
-{
-    qc_search_rows_with(&steps, src, dtype, row_count, cols, codes, scb, scratch, sums);
-}
-
-const qc_search_ops qc_search_ops_avx512 = {QC_ISA_AVX512, blocks, rows};
+const qc_search_ops qc_search_ops_avx512 = {QC_ISA_AVX512, search_blocks, search_rows};

@@ -146,10 +146,26 @@ typedef struct {
                         int8_t *codes, float *ee, float *xx);
 } qc_search_steps;
 
-/* `blocks` and `rows` over steps; contracts in scale_search.h. */
-void qc_search_blocks_with(const qc_search_steps *steps, const qc_search_form *form,
-                           const void *src, qc_dtype dtype, uint64_t n, const qc_search_out *out,
-                           void *scratch, qc_piece_sums *sums);
+/* What is known of a block after the first walk. */
+typedef struct {
+    float absmax;
+    float target; /* 0: a block of zeros */
+    float second; /* NF4 */
+    double xx;    /* sum x^2 */
+} qc_search_target;
+
+typedef struct {
+    float x[QC_BLOCK_MAX];
+    uint8_t codes[QC_BLOCK_MAX]; /* of a short block */
+    qc_search_target of[QC_NESTED_BLOCK];
+    float target[QC_NESTED_BLOCK];
+    uint8_t nearest[QC_NESTED_BLOCK];
+    uint32_t first_code[QC_NESTED_BLOCK];                 /* of pairs */
+    float scale[QC_NESTED_BLOCK][QC_SEARCH_NF4_WINDOW];   /* of those codes */
+    float inverse[QC_NESTED_BLOCK][QC_SEARCH_NF4_WINDOW]; /* 0: not usable */
+} qc_search_scratch;
+
+/* `rows` over steps; contract in scale_search.h. */
 void qc_search_rows_with(const qc_search_steps *steps, const void *src, qc_dtype dtype,
                          uint64_t rows, uint64_t cols, int8_t *codes, float *scb, void *scratch,
                          qc_piece_sums *sums);

@@ -1,11 +1,14 @@
-/* The search over blocks, from elements to codes, once for all instruction sets: what is done per
- * block or group. What is done per element is in qc_search_steps. The method in words:
- * scale_search_internal.h.
+/* The search over blocks, from elements to codes: what is done per block or group. Included by each
+ * instruction set's file after it has defined `steps`, the work per element, so that calls of it
+ * are direct and may be inlined, and so that loops over a group are vectors of that width. The
+ * method in words: scale_search_internal.h.
  *
  * A group is walked twice: for targets, and, once they have given the nested absmax, for codes. Its
  * elements are widened again the second time: a group of 16-bit weights in blocks of 64 is 32 KiB
  * and still in the cache, its floats would not be. */
-#include "quant/quant_half.h"
+#ifndef QC_QUANT_SCALE_SEARCH_DRIVER_H
+#define QC_QUANT_SCALE_SEARCH_DRIVER_H
+
 #include "quant/scale_search_internal.h"
 
 #include <float.h>
@@ -16,36 +19,14 @@ static const float nf4_steps[QC_SEARCH_NF4_LATTICE] = QC_SEARCH_NF4_STEPS;
 static const float int8_steps[QC_SEARCH_CANDIDATES] = QC_SEARCH_INT8_STEPS;
 static const float refits[QC_SEARCH_REFIT_COUNT] = QC_SEARCH_REFITS;
 
-#define PAIR QC_SEARCH_NF4_WINDOW
-
-/* What is known of a block after the first walk. */
 typedef struct {
-    float absmax;
-    float target; /* 0: a block of zeros */
-    float second; /* NF4 */
-    double xx;    /* sum x^2 */
-} block_target;
-
-typedef struct {
-    float x[QC_BLOCK_MAX];
-    uint8_t codes[QC_BLOCK_MAX]; /* of a short block */
-    block_target of[QC_NESTED_BLOCK];
-    float target[QC_NESTED_BLOCK];
-    uint8_t nearest[QC_NESTED_BLOCK];
-    uint32_t first_code[QC_NESTED_BLOCK]; /* of pairs */
-    float scale[QC_NESTED_BLOCK][PAIR];   /* of those codes */
-    float inverse[QC_NESTED_BLOCK][PAIR]; /* 0: not usable */
-} search_scratch;
-
-typedef struct {
-    const qc_search_steps *steps;
     const qc_search_form *form;
     const unsigned char *src;
     qc_dtype dtype;
     uint64_t n;
     const qc_search_out *out;
     qc_piece_sums *sums;
-    search_scratch *scratch;
+    qc_search_scratch *scratch;
     const qc_search_tables *tables;
     unsigned element_bytes;
 } search;
@@ -66,13 +47,6 @@ typedef struct {
     float offset;
 } lattice;
 
-uint64_t qc_search_scratch_bytes(const qc_search_form *form, uint64_t cols)
-{
-    (void)form;
-    (void)cols;
-    return (sizeof(search_scratch) + 63) / 64 * 64;
-}
-
 static uint32_t block_count(const search *c, uint64_t block)
 {
     uint64_t left = c->n - block * c->form->block_elems;
@@ -84,26 +58,11 @@ static uint32_t padded(uint32_t n)
     return (n + QC_SEARCH_PAD - 1) / QC_SEARCH_PAD * QC_SEARCH_PAD;
 }
 
-void qc_search_report_bad(const void *src, qc_dtype dtype, uint64_t index, qc_piece_sums *sums)
-{
-    double wide = 0.0;
-    float x = 0.0f;
-    uint64_t overflow;
-    const unsigned char *at = (const unsigned char *)src + index * (qc_dtype_bits(dtype) / 8);
-    qc_quant_ops_scalar.cast(at, dtype, 1, &x, QC_DTYPE_F32, &overflow);
-    if (dtype == QC_DTYPE_F64)
-        memcpy(&wide, at, sizeof wide);
-    else
-        wide = (double)x;
-    sums->bad = isfinite(wide) ? QC_BAD_RANGE : QC_BAD_NONFINITE;
-    sums->bad_index = index;
-}
-
 static uint32_t read_block(const search *c, uint64_t block)
 {
     const uint32_t n = block_count(c, block);
     float *x = c->scratch->x;
-    c->steps->widen(c->src + block * c->form->block_elems * c->element_bytes, c->dtype, n, x);
+    steps.widen(c->src + block * c->form->block_elems * c->element_bytes, c->dtype, n, x);
     for (uint32_t i = n; i < padded(n); i++)
         x[i] = 0.0f;
     return n;
@@ -151,7 +110,7 @@ static uint32_t second_best(const qc_search_look *look)
 }
 
 /* 1, or 0 after reporting an element that has no code. */
-static int find_target(const search *c, uint64_t block, block_target *out)
+static int find_target(const search *c, uint64_t block, qc_search_target *out)
 {
     const uint32_t n = read_block(c, block);
     const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
@@ -159,8 +118,8 @@ static int find_target(const search *c, uint64_t block, block_target *out)
         c->form->is_nf4 ? c->tables->screen[list] : NULL;
     float *x = c->scratch->x;
     qc_search_look look;
-    c->steps->look(x, padded(n), screen, &look);
-    *out = (block_target){.absmax = look.absmax};
+    steps.look(x, padded(n), screen, &look);
+    *out = (qc_search_target){.absmax = look.absmax};
     if (!isfinite(look.absmax)) {
         uint32_t i = 0;
         while (isfinite(x[i]))
@@ -172,7 +131,7 @@ static int find_target(const search *c, uint64_t block, block_target *out)
         return 1;
     if (look.absmax < QC_TINY_ABSMAX) {
         scale_up(x, n);
-        c->steps->look(x, padded(n), screen, &look);
+        steps.look(x, padded(n), screen, &look);
     }
     double q = (double)look.absmax / 127.0;
     out->xx = (double)look.xx * (q * q);
@@ -220,7 +179,7 @@ static unsigned window_start(const lattice *l, float t, unsigned nearest, unsign
     return first > 256 - window ? 256 - window : first;
 }
 
-static unsigned plain_candidates(const search *c, const block_target *b, float *s)
+static unsigned plain_candidates(const search *c, const qc_search_target *b, float *s)
 {
     const unsigned count = c->form->is_nf4 ? QC_SEARCH_NF4_LATTICE : QC_SEARCH_CANDIDATES;
     for (unsigned j = 0; j < count; j++)
@@ -236,7 +195,7 @@ static float inverse_of(const search *c, float s)
 
 /* The best of up to QC_SEARCH_CANDIDATES for the block in scratch (n padded elements, scaled if
  * tiny); its code is the index in s. Loops without branches: a vector or a move each. */
-static choice best_of(const search *c, const block_target *b, uint32_t n, const float *s,
+static choice best_of(const search *c, const qc_search_target *b, uint32_t n, const float *s,
                       unsigned count)
 {
     const float lift = lift_of(b->absmax);
@@ -249,7 +208,7 @@ static choice best_of(const search *c, const block_target *b, uint32_t n, const 
         float by = inverse_of(c, lifted);
         inv[j] = magnitude >= least && magnitude <= FLT_MAX ? by : 0.0f;
     }
-    c->steps->errors(c->tables, c->scratch->x, n, c->form->is_nf4, inv, count, rr);
+    steps.errors(c->tables, c->scratch->x, n, c->form->is_nf4, inv, count, rr);
     for (unsigned j = 0; j < count; j++) {
         double w = (double)(s[j] * lift);
         w = c->form->is_nf4 ? w : w / 127.0;
@@ -268,7 +227,7 @@ static choice best_of(const search *c, const block_target *b, uint32_t n, const 
 }
 
 /* The block's elements to scratch, as best_of wants them; how many, unpadded. */
-static uint32_t read_scaled(const search *c, uint64_t block, const block_target *b)
+static uint32_t read_scaled(const search *c, uint64_t block, const qc_search_target *b)
 {
     uint32_t n = read_block(c, block);
     if (b->absmax < QC_TINY_ABSMAX)
@@ -277,7 +236,7 @@ static uint32_t read_scaled(const search *c, uint64_t block, const block_target 
 }
 
 /* Adds the codes of the window around t to what best was chosen from. */
-static void try_window(const search *c, const lattice *l, const block_target *b, uint32_t n,
+static void try_window(const search *c, const lattice *l, const qc_search_target *b, uint32_t n,
                        float t, unsigned nearest, choice *best)
 {
     const unsigned window = window_of(c), first = window_start(l, t, nearest, window);
@@ -295,7 +254,7 @@ static void try_window(const search *c, const lattice *l, const block_target *b,
 }
 
 /* nearest: code of b's target */
-static choice choose_nested(const search *c, const lattice *l, const block_target *b,
+static choice choose_nested(const search *c, const lattice *l, const qc_search_target *b,
                             unsigned nearest, uint32_t n)
 {
     choice best = {scale_of(l, nearest), b->xx, nearest, 0};
@@ -333,7 +292,7 @@ static uint32_t code_bytes(const search *c, uint32_t n)
 }
 
 /* Codes and sums of a block whose scale is chosen; its elements are in scratch. */
-static void encode_block(const search *c, uint64_t block, const block_target *b, uint32_t n,
+static void encode_block(const search *c, uint64_t block, const qc_search_target *b, uint32_t n,
                          const choice *best)
 {
     const float lift = lift_of(b->absmax);
@@ -343,8 +302,8 @@ static void encode_block(const search *c, uint64_t block, const block_target *b,
     float largest = INFINITY;
     if (best->usable) {
         uint8_t *to = whole ? codes : c->scratch->codes;
-        largest = c->steps->encode(c->scratch->x, padded(n), c->form->is_nf4,
-                                   inverse_of(c, best->s * lift), best->s, to);
+        largest = steps.encode(c->scratch->x, padded(n), c->form->is_nf4,
+                               inverse_of(c, best->s * lift), best->s, to);
         if (!whole)
             memcpy(codes, to, code_bytes(c, n));
     } else {
@@ -373,7 +332,7 @@ static void encode_zeros(const search *c, uint64_t block)
 static void search_plain(const search *c, uint64_t blocks)
 {
     for (uint64_t block = 0; block < blocks; block++) {
-        block_target *b = &c->scratch->of[0];
+        qc_search_target *b = &c->scratch->of[0];
         float s[QC_SEARCH_CANDIDATES];
         if (!find_target(c, block, b))
             return;
@@ -407,8 +366,7 @@ static float largest_difference(const search *c, unsigned count)
 static void nearest_codes(const search *c, const lattice *l, unsigned count)
 {
     float same;
-    c->steps->ops->nested_quantize(c->scratch->target, count, l->offset, c->scratch->nearest,
-                                   &same);
+    steps.ops->nested_quantize(c->scratch->target, count, l->offset, c->scratch->nearest, &same);
     if (same == l->nested_absmax)
         return;
     for (unsigned i = 0; i < count; i++)
@@ -421,7 +379,7 @@ static double group_error(const search *c, uint64_t first, unsigned count, float
     double sum = 0.0;
     nearest_codes(c, &l, count);
     for (unsigned i = 0; i < count; i++) {
-        const block_target *b = &c->scratch->of[i];
+        const qc_search_target *b = &c->scratch->of[i];
         if (b->target != 0.0f) {
             uint32_t n = read_scaled(c, first + i, b);
             sum += choose_nested(c, &l, b, c->scratch->nearest[i], n).error;
@@ -449,16 +407,16 @@ static float refit(const search *c, uint64_t first, unsigned count, float nested
  * do, but a third of the time of a group is saved. */
 static void find_pairs(const search *c, const lattice *l, unsigned count)
 {
-    search_scratch *s = c->scratch;
+    qc_search_scratch *s = c->scratch;
     for (unsigned i = 0; i < count; i++) {
         const float t = s->target[i];
-        s->first_code[i] = window_start(l, t, s->nearest[i], PAIR);
-        for (unsigned j = 0; j < PAIR; j++)
+        s->first_code[i] = window_start(l, t, s->nearest[i], QC_SEARCH_NF4_WINDOW);
+        for (unsigned j = 0; j < QC_SEARCH_NF4_WINDOW; j++)
             s->scale[i][j] = scale_of(l, s->first_code[i] + j);
     }
     for (unsigned i = 0; i < count; i++) {
         const float lift = lift_of(s->of[i].absmax), least = s->of[i].absmax * lift * 0.25f;
-        for (unsigned j = 0; j < PAIR; j++) {
+        for (unsigned j = 0; j < QC_SEARCH_NF4_WINDOW; j++) {
             const float lifted = s->scale[i][j] * lift, magnitude = fabsf(lifted);
             const float inv = 1.0f / lifted;
             s->inverse[i][j] = magnitude >= least && magnitude <= FLT_MAX ? inv : 0.0f;
@@ -468,14 +426,14 @@ static void find_pairs(const search *c, const lattice *l, unsigned count)
 
 static choice choose_of_pair(const search *c, unsigned i, uint32_t n)
 {
-    const search_scratch *s = c->scratch;
+    const qc_search_scratch *s = c->scratch;
     const float *inv = s->inverse[i], *scale = s->scale[i];
-    const block_target *b = &s->of[i];
+    const qc_search_target *b = &s->of[i];
     const float lift = lift_of(b->absmax);
-    float rr[PAIR];
-    double error[PAIR];
-    c->steps->errors(c->tables, s->x, padded(n), 1, inv, PAIR, rr);
-    for (unsigned j = 0; j < PAIR; j++) {
+    float rr[QC_SEARCH_NF4_WINDOW];
+    double error[QC_SEARCH_NF4_WINDOW];
+    steps.errors(c->tables, s->x, padded(n), 1, inv, QC_SEARCH_NF4_WINDOW, rr);
+    for (unsigned j = 0; j < QC_SEARCH_NF4_WINDOW; j++) {
         double w = (double)(scale[j] * lift);
         error[j] = (double)rr[j] * (w * w) * (lift != 1.0f ? 0x1p-128 : 1.0);
         error[j] = inv[j] != 0.0f ? error[j] : (double)INFINITY;
@@ -507,7 +465,7 @@ static void search_nested(const search *c, uint64_t blocks)
         if (pairs)
             find_pairs(c, &l, count);
         for (unsigned i = 0; i < count; i++) {
-            const block_target *b = &c->scratch->of[i];
+            const qc_search_target *b = &c->scratch->of[i];
             choice best = {.code = c->scratch->nearest[i]};
             if (b->target == 0.0f) {
                 best.s = scale_of(&l, best.code);
@@ -523,20 +481,11 @@ static void search_nested(const search *c, uint64_t blocks)
     }
 }
 
-void qc_search_blocks_with(const qc_search_steps *steps, const qc_search_form *form,
-                           const void *src, qc_dtype dtype, uint64_t n, const qc_search_out *out,
-                           void *scratch, qc_piece_sums *sums)
+static void search_blocks(const qc_search_form *form, const void *src, qc_dtype dtype, uint64_t n,
+                          const qc_search_out *out, void *scratch, qc_piece_sums *sums)
 {
-    const search c = {steps,
-                      form,
-                      src,
-                      dtype,
-                      n,
-                      out,
-                      sums,
-                      scratch,
-                      qc_search_tables_get(),
-                      qc_dtype_bits(dtype) / 8};
+    const search c = {
+        form, src, dtype, n, out, sums, scratch, qc_search_tables_get(), qc_dtype_bits(dtype) / 8};
     const uint64_t blocks = n / form->block_elems + (n % form->block_elems != 0);
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     if (form->nested)
@@ -544,3 +493,11 @@ void qc_search_blocks_with(const qc_search_steps *steps, const qc_search_form *f
     else
         search_plain(&c, blocks);
 }
+
+static void search_rows(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
+                        int8_t *codes, float *scb, void *scratch, qc_piece_sums *sums)
+{
+    qc_search_rows_with(&steps, src, dtype, rows, cols, codes, scb, scratch, sums);
+}
+
+#endif
