@@ -139,8 +139,8 @@ static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
     qc_quant_ops_scalar.cast(src, dtype, n, x, QC_DTYPE_F32, &overflow);
 }
 
-static const qc_search_steps steps = {
-    &qc_quant_ops_scalar, widen, look, errors, encode, encode_row};
+static const qc_search_steps steps = {&qc_quant_ops_scalar, widen, look, errors, encode,
+                                      encode_row,           NULL,  NULL, NULL};
 
 #include "quant/scale_search_driver.h"
 

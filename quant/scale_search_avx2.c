@@ -280,7 +280,8 @@ static float encode_row(const float *x, const float *h, uint32_t n, float inv, f
     return largest_of(largest);
 }
 
-static const qc_search_steps steps = {&qc_quant_ops_avx2, widen, look, errors, encode, encode_row};
+static const qc_search_steps steps = {&qc_quant_ops_avx2, widen, look, errors, encode,
+                                      encode_row,         NULL,  NULL, NULL};
 
 #include "quant/scale_search_driver.h"
 

@@ -9,6 +9,7 @@
 #include "quant/quant_simd_tables.h"
 #include "quant/scale_search_internal.h"
 
+#include <float.h>
 #include <math.h>
 
 #define CANDIDATES (2 * QC_SEARCH_FACTORS)
@@ -52,6 +53,24 @@ QC_INLINE uint32_t lowest_of(__m512i low, __m512i high)
     return (uint32_t)__builtin_ctz(mask);
 }
 
+/* Totals of a block; returns the candidate of the least. offsets: levels times 64 */
+QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16_t *offsets,
+                               uint32_t n, uint32_t *total)
+{
+    _Static_assert(CANDIDATES * sizeof(uint16_t) == 64, "offsets are levels times 64");
+    const unsigned char *middle = (const unsigned char *)screen[127];
+    __m512i low = _mm512_setzero_si512(), high = low;
+    for (uint32_t i = 0; i < n; i += QC_SEARCH_RUN) {
+        uint32_t count = n - i < QC_SEARCH_RUN ? n - i : QC_SEARCH_RUN;
+        __m512i run = add_rows(middle, offsets + i, count);
+        low = _mm512_add_epi32(low, _mm512_cvtepu16_epi32(_mm512_castsi512_si256(run)));
+        high = _mm512_add_epi32(high, _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(run, 1)));
+    }
+    _mm512_store_si512(total, low);
+    _mm512_store_si512(total + 16, high);
+    return lowest_of(low, high);
+}
+
 static void look(const float *x, uint32_t n, const uint16_t (*screen)[CANDIDATES],
                  qc_search_look *out)
 {
@@ -74,18 +93,48 @@ static void look(const float *x, uint32_t n, const uint16_t (*screen)[CANDIDATES
     out->xx = fold(xx);
     if (!screen)
         return;
-    _Static_assert(CANDIDATES * sizeof(uint16_t) == 64, "offsets are levels times 64");
-    const unsigned char *middle = (const unsigned char *)screen[127];
-    __m512i low = _mm512_setzero_si512(), high = low;
-    for (uint32_t i = 0; i < n; i += QC_SEARCH_RUN) {
-        uint32_t count = n - i < QC_SEARCH_RUN ? n - i : QC_SEARCH_RUN;
-        __m512i run = add_rows(middle, offsets + i, count);
-        low = _mm512_add_epi32(low, _mm512_cvtepu16_epi32(_mm512_castsi512_si256(run)));
-        high = _mm512_add_epi32(high, _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(run, 1)));
+    out->best = screen_rows(screen, offsets, n, out->total);
+}
+
+/* Sixteen blocks at once: absmax, its inverse and the folds are vectors of one lane per block, and
+ * no block waits for the latency of another's. */
+static void look_run(const float *x, uint32_t n, unsigned blocks,
+                     const uint16_t (*screen)[CANDIDATES], qc_search_look *out)
+{
+    _Alignas(64) uint32_t rows[QC_FOLD_LANES] = {0};
+    _Alignas(64) int16_t offsets[QC_BLOCK_MAX];
+    _Alignas(64) float absmax[QC_GROUP], k[QC_GROUP], xx[QC_GROUP];
+    for (unsigned b = 0; b < blocks; b++) {
+        __m512i most = _mm512_setzero_si512();
+        for (uint32_t i = 0; i < n; i += 16)
+            most = _mm512_max_epu32(most, qc_magnitude_f32(_mm512_load_ps(x + b * n + i)));
+        qc_fold_store(rows, b, most);
     }
-    _mm512_store_si512(out->total, low);
-    _mm512_store_si512(out->total + 16, high);
-    out->best = lowest_of(low, high);
+    const __m512 a = _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_MAX_U32, rows));
+    const __mmask16 usual = _mm512_cmp_ps_mask(a, _mm512_set1_ps(QC_TINY_ABSMAX), _CMP_GE_OQ) &
+                            _mm512_cmp_ps_mask(a, _mm512_set1_ps(FLT_MAX), _CMP_LE_OQ);
+    _mm512_store_ps(absmax, a);
+    _mm512_store_ps(k, _mm512_mul_ps(_mm512_maskz_div_ps(usual, _mm512_set1_ps(1.0f), a),
+                                     _mm512_set1_ps(127.0f)));
+    for (unsigned b = 0; b < blocks; b++) {
+        const __m512 by = _mm512_set1_ps(k[b]);
+        __m512 sum = _mm512_setzero_ps();
+        for (uint32_t i = b * n; i < b * n + n; i += 16) {
+            __m512 z = _mm512_maskz_mul_ps((__mmask16) - (int)(usual >> b & 1u),
+                                           _mm512_load_ps(x + i), by);
+            sum = _mm512_fmadd_ps(z, z, sum);
+            __m512i level = _mm512_slli_epi32(_mm512_cvtps_epi32(z), 6);
+            _mm256_store_si256((__m256i *)(void *)(offsets + i), _mm512_cvtepi32_epi16(level));
+        }
+        qc_fold_store(rows, b, _mm512_castps_si512(sum));
+    }
+    _mm512_store_ps(xx, _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
+    for (unsigned b = 0; b < blocks; b++) {
+        out[b].absmax = absmax[b];
+        out[b].xx = xx[b];
+        if (screen)
+            out[b].best = screen_rows(screen, offsets + b * n, n, out[b].total);
+    }
 }
 
 /* ---- errors ---------------------------------------------------------------------------------- */
@@ -110,6 +159,13 @@ QC_INLINE __m512 int8_code(__m512 y)
     return _mm512_range_ps(q, _mm512_set1_ps(127.0f), 0x02);
 }
 
+QC_INLINE __m512 nf4_residue(const __m512 *low, const __m512 *high, __m512 y)
+{
+    const __m512i k = bucket_of(y);
+    return _mm512_range_ps(_mm512_sub_ps(y, table32(low, k)), _mm512_sub_ps(y, table32(high, k)),
+                           0x0a); /* of lesser magnitude */
+}
+
 QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n, int is_nf4,
                          const float *inv, unsigned count, float *rr)
 {
@@ -125,13 +181,7 @@ QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n, 
         __m512 v = _mm512_load_ps(x + i);
         for (unsigned j = 0; j < count; j++) {
             __m512 y = _mm512_mul_ps(v, _mm512_set1_ps(inv[j])), r;
-            if (is_nf4) {
-                __m512i k = bucket_of(y);
-                r = _mm512_range_ps(_mm512_sub_ps(y, table32(low, k)),
-                                    _mm512_sub_ps(y, table32(high, k)), 0x0a); /* lesser */
-            } else {
-                r = _mm512_sub_ps(y, int8_code(y));
-            }
+            r = is_nf4 ? nf4_residue(low, high, y) : _mm512_sub_ps(y, int8_code(y));
             sum[j] = _mm512_fmadd_ps(r, r, sum[j]);
         }
     }
@@ -160,9 +210,38 @@ static void errors(const qc_search_tables *t, const float *x, uint32_t n, int is
         }
 }
 
+/* Two candidates of up to sixteen blocks: eight blocks are folded together. */
+static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, unsigned blocks,
+                        const float *inv, float *rr)
+{
+    _Alignas(64) uint32_t rows[QC_FOLD_LANES] = {0};
+    const __m512 low[2] = {_mm512_load_ps(t->nf4_low), _mm512_load_ps(t->nf4_low + 16)};
+    const __m512 high[2] = {_mm512_load_ps(t->nf4_high), _mm512_load_ps(t->nf4_high + 16)};
+    for (unsigned first = 0; first < blocks; first += QC_GROUP / 2) {
+        const unsigned count = blocks - first < QC_GROUP / 2 ? blocks - first : QC_GROUP / 2;
+        for (unsigned b = 0; b < count; b++, x += n, inv += 2) {
+            const __m512 by[2] = {_mm512_set1_ps(inv[0]), _mm512_set1_ps(inv[1])};
+            __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+            for (uint32_t i = 0; i < n; i += 16) {
+                __m512 v = _mm512_load_ps(x + i);
+                for (unsigned j = 0; j < 2; j++) {
+                    __m512 r = nf4_residue(low, high, _mm512_mul_ps(v, by[j]));
+                    sum[j] = _mm512_fmadd_ps(r, r, sum[j]);
+                }
+            }
+            qc_fold_store(rows, 2 * b, _mm512_castps_si512(sum[0]));
+            qc_fold_store(rows, 2 * b + 1, _mm512_castps_si512(sum[1]));
+        }
+        const __mmask16 present = (__mmask16)((1u << 2 * count) - 1);
+        _mm512_mask_storeu_ps(rr + 2 * first, present,
+                              _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
+    }
+}
+
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-static float encode_nf4(const float *x, uint32_t n, float inv, float s, uint8_t *codes)
+static float encode_run(const float *x, uint32_t n, unsigned blocks, const float *inv,
+                        const float *s, uint8_t *codes)
 {
     const qc_simd_tables *t = qc_simd_tables_get();
     const __m512 threshold[2] = {_mm512_load_ps(t->nf4_threshold),
@@ -170,24 +249,26 @@ static float encode_nf4(const float *x, uint32_t n, float inv, float s, uint8_t 
     const __m512i base_low = _mm512_load_si512(t->nf4_base);
     const __m512i base_high = _mm512_load_si512(t->nf4_base + 16);
     const __m512 value = _mm512_loadu_ps(qc_nf4_code);
-    const __m512 by = _mm512_set1_ps(inv), scale = _mm512_set1_ps(s);
     __m512 largest = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 32) {
-        __m128i half[2];
-        for (unsigned h = 0; h < 2; h++) {
-            __m512 v = _mm512_load_ps(x + i + 16 * h);
-            __m512 y = _mm512_mul_ps(v, by);
-            __m512i k = bucket_of(y);
-            __m512i code = _mm512_permutex2var_epi32(base_low, k, base_high);
-            __mmask16 above = _mm512_cmp_ps_mask(y, table32(threshold, k), _CMP_GT_OQ);
-            code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(1));
-            __m512 c = _mm512_permutexvar_ps(code, value);
-            largest = larger_magnitude(largest, _mm512_sub_ps(v, _mm512_mul_ps(c, scale)));
-            half[h] = _mm512_cvtepi32_epi8(code);
+    for (unsigned b = 0; b < blocks; b++) {
+        const __m512 by = _mm512_set1_ps(inv[b]), scale = _mm512_set1_ps(s[b]);
+        for (uint32_t i = 0; i < n; i += 32, x += 32, codes += 16) {
+            __m128i half[2];
+            for (unsigned h = 0; h < 2; h++) {
+                __m512 v = _mm512_load_ps(x + 16 * h);
+                __m512 y = _mm512_mul_ps(v, by);
+                __m512i k = bucket_of(y);
+                __m512i code = _mm512_permutex2var_epi32(base_low, k, base_high);
+                __mmask16 above = _mm512_cmp_ps_mask(y, table32(threshold, k), _CMP_GT_OQ);
+                code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(1));
+                __m512 seen = _mm512_mul_ps(_mm512_permutexvar_ps(code, value), scale);
+                largest = larger_magnitude(largest, _mm512_sub_ps(v, seen));
+                half[h] = _mm512_cvtepi32_epi8(code);
+            }
+            __m256i pairs = _mm256_maddubs_epi16(_mm256_set_m128i(half[1], half[0]),
+                                                 _mm256_set1_epi16(1 << 8 | 16));
+            _mm_storeu_si128((__m128i *)(void *)codes, _mm256_cvtepi16_epi8(pairs));
         }
-        __m256i pairs = _mm256_maddubs_epi16(_mm256_set_m128i(half[1], half[0]),
-                                             _mm256_set1_epi16(1 << 8 | 16));
-        _mm_storeu_si128((__m128i *)(void *)(codes + i / 2), _mm256_cvtepi16_epi8(pairs));
     }
     return _mm512_reduce_max_ps(largest);
 }
@@ -210,7 +291,7 @@ static float encode_int8(const float *x, uint32_t n, float inv, float s, uint8_t
 
 static float encode(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes)
 {
-    return is_nf4 ? encode_nf4(x, n, inv, s, codes) : encode_int8(x, n, inv, s, codes);
+    return is_nf4 ? encode_run(x, n, 1, &inv, &s, codes) : encode_int8(x, n, inv, s, codes);
 }
 
 static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
@@ -252,7 +333,8 @@ static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
 }
 
 static const qc_search_steps steps = {
-    &qc_quant_ops_avx512, widen, look, errors, encode, encode_row};
+    &qc_quant_ops_avx512, widen,    look,        errors,    encode,
+    encode_row,           look_run, pair_errors, encode_run};
 
 #include "quant/scale_search_driver.h"
 

@@ -83,16 +83,11 @@ static float lift_of(float magnitude)
 
 static float target_of(const search *c, uint32_t candidate, float absmax)
 {
-    unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    float factor = QC_SEARCH_INT8_TARGET;
-    int negative = 0;
-    if (c->form->is_nf4) {
-        factor = qc_search_factor[list][candidate % QC_SEARCH_FACTORS];
-        negative = candidate >= QC_SEARCH_FACTORS;
-    }
-    float t = factor * absmax;
-    t = isfinite(t) ? t : absmax;
-    return negative ? -t : t;
+    const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
+    const float factor =
+        c->form->is_nf4 ? c->tables->factor[list][candidate] : QC_SEARCH_INT8_TARGET;
+    const float t = factor * absmax;
+    return isfinite(t) ? t : copysignf(absmax, factor);
 }
 
 /* The least total away from the best one. */
@@ -109,13 +104,29 @@ static uint32_t second_best(const qc_search_look *look)
     return second;
 }
 
+/* look: of floats that were scaled if the block is tiny; absmax: the true one */
+static void finish_target(const search *c, const qc_search_look *look, float absmax,
+                          qc_search_target *out)
+{
+    const double q = (double)look->absmax / 127.0;
+    *out = (qc_search_target){.absmax = absmax};
+    out->xx = (double)look->xx * (q * q) * (absmax < QC_TINY_ABSMAX ? 0x1p-128 : 1.0);
+    out->target = target_of(c, look->best, absmax);
+    if (c->form->is_nf4 && c->form->effort == QC_SEARCH_REFIT)
+        out->second = target_of(c, second_best(look), absmax);
+}
+
+static const uint16_t (*screen_of(const search *c))[2 * QC_SEARCH_FACTORS]
+{
+    const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
+    return c->form->is_nf4 ? c->tables->screen[list] : NULL;
+}
+
 /* 1, or 0 after reporting an element that has no code. */
 static int find_target(const search *c, uint64_t block, qc_search_target *out)
 {
     const uint32_t n = read_block(c, block);
-    const unsigned list = c->form->block_elems >= QC_SEARCH_WIDE_BLOCK;
-    const uint16_t(*screen)[2 * QC_SEARCH_FACTORS] =
-        c->form->is_nf4 ? c->tables->screen[list] : NULL;
+    const uint16_t(*screen)[2 * QC_SEARCH_FACTORS] = screen_of(c);
     float *x = c->scratch->x;
     qc_search_look look;
     steps.look(x, padded(n), screen, &look);
@@ -133,13 +144,48 @@ static int find_target(const search *c, uint64_t block, qc_search_target *out)
         scale_up(x, n);
         steps.look(x, padded(n), screen, &look);
     }
-    double q = (double)look.absmax / 127.0;
-    out->xx = (double)look.xx * (q * q);
-    if (out->absmax < QC_TINY_ABSMAX)
-        out->xx *= 0x1p-128;
-    out->target = target_of(c, look.best, out->absmax);
-    if (c->form->is_nf4 && c->form->effort == QC_SEARCH_REFIT)
-        out->second = target_of(c, second_best(&look), out->absmax);
+    finish_target(c, &look, out->absmax, out);
+    return 1;
+}
+
+/* Whole blocks from `block` on, of `count`, that are worked on side by side, or 0. */
+static unsigned run_length(const search *c, uint64_t block, unsigned count)
+{
+    const uint64_t whole = c->n / c->form->block_elems - block;
+    if (!steps.look_run || c->form->block_elems > QC_BLOCK_MAX / QC_SEARCH_RUN_BLOCKS)
+        return 0;
+    count = count < QC_SEARCH_RUN_BLOCKS ? count : QC_SEARCH_RUN_BLOCKS;
+    return whole < count ? (unsigned)whole : count;
+}
+
+static void read_run(const search *c, uint64_t block, unsigned blocks)
+{
+    steps.widen(c->src + block * c->form->block_elems * c->element_bytes, c->dtype,
+                blocks * c->form->block_elems, c->scratch->x);
+}
+
+/* Targets of a group's blocks; 1, or 0 after reporting. */
+static int find_targets(const search *c, uint64_t first, unsigned count)
+{
+    qc_search_target *of = c->scratch->of;
+    qc_search_look looks[QC_SEARCH_RUN_BLOCKS];
+    for (unsigned i = 0; i < count;) {
+        const unsigned run = run_length(c, first + i, count - i);
+        if (run > 0) {
+            read_run(c, first + i, run);
+            steps.look_run(c->scratch->x, c->form->block_elems, run, screen_of(c), looks);
+        }
+        for (unsigned j = 0; j < run; j++)
+            if (looks[j].absmax >= QC_TINY_ABSMAX && looks[j].absmax <= FLT_MAX)
+                finish_target(c, &looks[j], looks[j].absmax, &of[i + j]);
+            else if (!find_target(c, first + i + j, &of[i + j]))
+                return 0;
+        if (run == 0 && !find_target(c, first + i, &of[i]))
+            return 0;
+        i += run > 0 ? run : 1;
+    }
+    for (unsigned i = 0; i < count; i++)
+        c->scratch->target[i] = of[i].target;
     return 1;
 }
 
@@ -273,10 +319,10 @@ static float value_of(const search *c, const uint8_t *codes, uint32_t i)
     return qc_nf4_code[i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4];
 }
 
-/* Largest |x - x'| of the block in scratch, n elements as they are in the source. */
-static void note_largest(const search *c, uint64_t block, uint32_t n, float s, const uint8_t *codes)
+/* Largest |x - x'| of the block, n elements as they are in the source. */
+static void note_largest(const search *c, const float *x, uint64_t block, uint32_t n, float s,
+                         const uint8_t *codes)
 {
-    const float *x = c->scratch->x;
     for (uint32_t i = 0; i < n; i++) {
         double error = (double)fabsf(x[i] - value_of(c, codes, i) * s);
         if (error > c->sums->max_err) {
@@ -316,7 +362,7 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
         largest = INFINITY;
     }
     if ((double)largest > c->sums->max_err)
-        note_largest(c, block, n, best->s, codes);
+        note_largest(c, c->scratch->x, block, n, best->s, codes);
 }
 
 static void encode_zeros(const search *c, uint64_t block)
@@ -424,25 +470,81 @@ static void find_pairs(const search *c, const lattice *l, unsigned count)
     }
 }
 
-static choice choose_of_pair(const search *c, unsigned i, uint32_t n)
+/* rr: of the pair of block i of the group */
+static choice choose_of_pair(const search *c, unsigned i, const float *rr)
 {
     const qc_search_scratch *s = c->scratch;
-    const float *inv = s->inverse[i], *scale = s->scale[i];
     const qc_search_target *b = &s->of[i];
     const float lift = lift_of(b->absmax);
-    float rr[QC_SEARCH_NF4_WINDOW];
-    double error[QC_SEARCH_NF4_WINDOW];
-    steps.errors(c->tables, s->x, padded(n), 1, inv, QC_SEARCH_NF4_WINDOW, rr);
-    for (unsigned j = 0; j < QC_SEARCH_NF4_WINDOW; j++) {
-        double w = (double)(scale[j] * lift);
+    double error[2];
+    for (unsigned j = 0; j < 2; j++) {
+        double w = (double)(s->scale[i][j] * lift);
         error[j] = (double)rr[j] * (w * w) * (lift != 1.0f ? 0x1p-128 : 1.0);
-        error[j] = inv[j] != 0.0f ? error[j] : (double)INFINITY;
+        error[j] = s->inverse[i][j] != 0.0f ? error[j] : (double)INFINITY;
     }
     const unsigned better = error[1] < error[0];
-    if (error[better] < (double)INFINITY)
-        return (choice){scale[better], error[better], s->first_code[i] + better, 1};
-    const float nearest = scale[s->nearest[i] - s->first_code[i]];
-    return (choice){nearest, b->xx, s->nearest[i], 0};
+    const double least = better ? error[1] : error[0];
+    if (least < (double)INFINITY)
+        return (choice){s->scale[i][better], least, s->first_code[i] + better, 1};
+    return (choice){s->scale[i][s->nearest[i] - s->first_code[i]], b->xx, s->nearest[i], 0};
+}
+
+static void put_choice(const search *c, uint64_t block, const choice *best)
+{
+    c->out->absmax[block] = best->s;
+    c->out->absmax_codes[block] = (uint8_t)best->code;
+}
+
+/* Block i of a group that begins with block `first`. */
+static void settle_block(const search *c, const lattice *l, uint64_t first, unsigned i, int pairs)
+{
+    const qc_search_target *b = &c->scratch->of[i];
+    choice best = {.code = c->scratch->nearest[i]};
+    if (b->target == 0.0f) {
+        best.s = scale_of(l, best.code);
+        encode_zeros(c, first + i);
+    } else {
+        const uint32_t n = read_scaled(c, first + i, b);
+        if (pairs) {
+            float rr[2];
+            steps.errors(c->tables, c->scratch->x, padded(n), 1, c->scratch->inverse[i], 2, rr);
+            best = choose_of_pair(c, i, rr);
+        } else {
+            best = choose_nested(c, l, b, best.code, n);
+        }
+        encode_block(c, first + i, b, n, &best);
+    }
+    put_choice(c, first + i, &best);
+}
+
+/* Blocks i .. i + run side by side, if none is tiny, zero or without a usable scale; else 0. */
+static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
+{
+    qc_search_scratch *s = c->scratch;
+    const uint32_t n = c->form->block_elems;
+    float rr[QC_SEARCH_RUN_BLOCKS][2], inv[QC_SEARCH_RUN_BLOCKS], scale[QC_SEARCH_RUN_BLOCKS];
+    choice best[QC_SEARCH_RUN_BLOCKS];
+    unsigned regular = 0;
+    read_run(c, first + i, run);
+    steps.pair_errors(c->tables, s->x, n, run, &s->inverse[i][0], &rr[0][0]);
+    for (unsigned j = 0; j < run; j++) {
+        best[j] = choose_of_pair(c, i + j, rr[j]);
+        inv[j] = s->inverse[i + j][best[j].code - s->first_code[i + j]];
+        scale[j] = best[j].s;
+        regular += best[j].usable && s->of[i + j].absmax >= QC_TINY_ABSMAX;
+    }
+    if (regular < run)
+        return 0;
+    uint8_t *codes = (uint8_t *)c->out->codes + (first + i) * (n / 2);
+    const float largest = steps.encode_run(s->x, n, run, inv, scale, codes);
+    for (unsigned j = 0; j < run; j++) {
+        c->sums->sum_xx += s->of[i + j].xx;
+        c->sums->sum_ee += best[j].error;
+        put_choice(c, first + i + j, &best[j]);
+        if ((double)largest > c->sums->max_err)
+            note_largest(c, s->x + j * n, first + i + j, n, scale[j], codes + j * (n / 2));
+    }
+    return 1;
 }
 
 static void search_nested(const search *c, uint64_t blocks)
@@ -451,11 +553,8 @@ static void search_nested(const search *c, uint64_t blocks)
     for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
         const unsigned count =
             blocks - first < QC_NESTED_BLOCK ? (unsigned)(blocks - first) : QC_NESTED_BLOCK;
-        for (unsigned i = 0; i < count; i++) {
-            if (!find_target(c, first + i, &c->scratch->of[i]))
-                return;
-            c->scratch->target[i] = c->scratch->of[i].target;
-        }
+        if (!find_targets(c, first, count))
+            return;
         float nested_absmax = largest_difference(c, count);
         if (c->form->effort == QC_SEARCH_REFIT)
             nested_absmax = refit(c, first, count, nested_absmax);
@@ -464,19 +563,13 @@ static void search_nested(const search *c, uint64_t blocks)
         nearest_codes(c, &l, count);
         if (pairs)
             find_pairs(c, &l, count);
-        for (unsigned i = 0; i < count; i++) {
-            const qc_search_target *b = &c->scratch->of[i];
-            choice best = {.code = c->scratch->nearest[i]};
-            if (b->target == 0.0f) {
-                best.s = scale_of(&l, best.code);
-                encode_zeros(c, first + i);
-            } else {
-                uint32_t n = read_scaled(c, first + i, b);
-                best = pairs ? choose_of_pair(c, i, n) : choose_nested(c, &l, b, best.code, n);
-                encode_block(c, first + i, b, n, &best);
-            }
-            c->out->absmax[first + i] = best.s;
-            c->out->absmax_codes[first + i] = (uint8_t)best.code;
+        for (unsigned i = 0; i < count;) {
+            const unsigned run = pairs ? run_length(c, first + i, count - i) : 0;
+            const unsigned done = run > 0 ? run : 1;
+            if (run == 0 || !settle_run(c, first, i, run))
+                for (unsigned j = 0; j < done; j++)
+                    settle_block(c, &l, first, i + j, pairs);
+            i += done;
         }
     }
 }

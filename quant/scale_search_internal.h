@@ -59,6 +59,7 @@
 #define QC_SEARCH_LEVELS      255u
 #define QC_SEARCH_RUN         64u
 #define QC_SEARCH_CANDIDATES  16u /* most at once */
+#define QC_SEARCH_RUN_BLOCKS  16u
 #define QC_SEARCH_NF4_WINDOW  2u
 #define QC_SEARCH_INT8_WINDOW 16u
 #define QC_SEARCH_NF4_LATTICE 5u
@@ -107,6 +108,7 @@ extern const float qc_search_factor[2][QC_SEARCH_FACTORS];
  * modulo 32 (see quant_simd_tables.h): the NF4 value nearest to y is one of the two. */
 typedef struct {
     _Alignas(64) uint16_t screen[2][QC_SEARCH_LEVELS + 1][2 * QC_SEARCH_FACTORS];
+    float factor[2][2 * QC_SEARCH_FACTORS]; /* [list][candidate], with its sign */
     _Alignas(64) float nf4_low[32];
     _Alignas(64) float nf4_high[32];
 } qc_search_tables;
@@ -144,6 +146,17 @@ typedef struct {
     /* At most QC_ROW_FLUSH columns of a row; x before float16, h after. ee and xx folded. */
     float (*encode_row)(const float *x, const float *h, uint32_t n, float inv, float scb,
                         int8_t *codes, float *ee, float *xx);
+    /* The same for up to QC_SEARCH_RUN_BLOCKS whole blocks of n elements one after another, so that
+     * what is one number per block is a vector; n times their number is at most QC_BLOCK_MAX. Or
+     * NULL, all three. Of looks only those with an absmax of the usual kind are complete. */
+    void (*look_run)(const float *x, uint32_t n, unsigned blocks,
+                     const uint16_t (*screen)[2 * QC_SEARCH_FACTORS], qc_search_look *out);
+    /* NF4; inv and rr: [blocks][2] */
+    void (*pair_errors)(const qc_search_tables *tables, const float *x, uint32_t n, unsigned blocks,
+                        const float *inv, float *rr);
+    /* NF4; inv and s: [blocks] */
+    float (*encode_run)(const float *x, uint32_t n, unsigned blocks, const float *inv,
+                        const float *s, uint8_t *codes);
 } qc_search_steps;
 
 /* What is known of a block after the first walk. */

@@ -52,6 +52,11 @@ static void build_buckets(void)
 
 static void build(void)
 {
+    for (unsigned list = 0; list < 2; list++)
+        for (unsigned m = 0; m < QC_SEARCH_FACTORS; m++) {
+            tables.factor[list][m] = qc_search_factor[list][m];
+            tables.factor[list][m + QC_SEARCH_FACTORS] = -qc_search_factor[list][m];
+        }
     build_screen();
     build_buckets();
 }

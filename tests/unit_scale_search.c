@@ -269,24 +269,27 @@ static void exact_cases(void **state)
     searched_free(&r);
 }
 
-/* The negated tensor has the same codes under negated scales. */
+/* The negated tensor has the same codes under negated scales, but where two candidates of the
+ * screen were equal: it takes the upright one of both. */
 static void sign_is_symmetric(void **state)
 {
     (void)state;
     qt_rng rng = qt_rng_start("sign_is_symmetric");
-    const uint64_t n = 64 * 40;
+    const uint64_t n = 64 * 200;
     float *x = normal(&rng, n, 0.02f), *y = qt_alloc(n, 4);
-    unsigned negative = 0;
+    unsigned negative = 0, same = 0;
     for (uint64_t i = 0; i < n; i++)
         y[i] = -x[i];
     searched a = search(form_of(1, 64), x, n), b = search(form_of(1, 64), y, n);
     for (uint64_t k = 0; k < a.blocks; k++) {
-        QT_CHECK(a.absmax[k] == -b.absmax[k], "block %" PRIu64 ": %a and %a", k,
-                 (double)a.absmax[k], (double)b.absmax[k]);
         negative += a.absmax[k] < 0.0f;
+        if (a.absmax[k] == -b.absmax[k]) {
+            assert_memory_equal(a.codes + 32 * k, b.codes + 32 * k, 32);
+            same++;
+        }
     }
-    assert_memory_equal(a.codes, b.codes, n / 2);
-    assert_in_range(negative, 1, a.blocks - 1);
+    assert_in_range(negative, 40, 160);
+    assert_in_range(same, 190, 200);
     searched_free(&a);
     searched_free(&b);
     free(x);
