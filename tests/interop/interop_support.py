@@ -124,6 +124,22 @@ def read_folder(folder):
     return tensors
 
 
+def under_table_name(path):
+    """A copy of a folder whose one copy of a tied table has the head's name, under the table's:
+    transformers 4 cannot load it otherwise."""
+    copy = SCRATCH / "source" / path.name
+    if copy.exists():
+        return copy
+    shutil.copytree(path, copy)
+    file = SafetensorsFile(path / "model.safetensors")
+    file.header["model.embed_tokens.weight"] = file.header.pop("lm_head.weight")
+    header = json.dumps({"__metadata__": {"format": "pt"}, **file.header}).encode()
+    header += b" " * (-len(header) % 8)
+    (copy / "model.safetensors").unlink()
+    (copy / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + file.data)
+    return copy
+
+
 def difference(mine, other):
     """What differs between two (dtype, shape, bytes), in a few words, or "". unittest's own report
     takes minutes on long strings of bytes."""

@@ -9,7 +9,6 @@ import functools
 import json
 import logging
 import os
-import shutil
 import unittest
 
 import bitsandbytes.nn.modules
@@ -47,15 +46,7 @@ def source_of(name):
     path = s.model_path(name)
     if name != "tinystories" or MAJOR > 4:
         return path
-    copy = s.SCRATCH / "source" / path.name
-    shutil.copytree(path, copy)
-    file = s.SafetensorsFile(path / "model.safetensors")
-    file.header["model.embed_tokens.weight"] = file.header.pop("lm_head.weight")
-    header = json.dumps({"__metadata__": {"format": "pt"}, **file.header}).encode()
-    header += b" " * (-len(header) % 8)
-    (copy / "model.safetensors").unlink()
-    (copy / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + file.data)
-    return copy
+    return s.under_table_name(path)
 
 
 def load(name, folder, **options):

@@ -1,0 +1,253 @@
+"""qconv's forward pass of Llama-family models against transformers', in float32 on the same weights.
+
+Small random models of every family and form of rotary positions are made by the installed
+transformers and saved in bfloat16; the models at hand are taken as they are. Quantized outputs are
+compared with transformers running on the weights that bitsandbytes restores from them.
+Compared are the logits of every token: the error of a token's row relative to that row's norm.
+"""
+import itertools
+import json
+import logging
+import unittest
+
+import bitsandbytes  # noqa: F401 (registers its operators)
+import interop_support as s
+import numpy as np
+import torch
+import transformers
+from bitsandbytes import functional as F
+from transformers import (AutoModelForCausalLM, BitsAndBytesConfig, LlamaConfig, MistralConfig,
+                          Qwen2Config, Qwen3Config)
+
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+torch.set_num_threads(1)
+
+LOGITS_TOOL = s.BUILD / "logits_tool"
+FIVE = transformers.__version__.startswith("5.")
+# Float arithmetic in another order; a wrong formula is off by 1e-3 and more.
+BOUND = 2e-5
+SIZES = dict(vocab_size=300, hidden_size=64, intermediate_size=128, num_hidden_layers=4,
+             num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=256,
+             initializer_range=0.2)
+LENGTHS = (200, 65, 1, 130)
+
+
+def rope(theta=10000.0, **scaling):
+    """In the spelling of the version that is installed."""
+    if FIVE:
+        return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **scaling}}
+    return {"rope_theta": theta, "rope_scaling": scaling or None}
+
+
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+              original_max_position_embeddings=64)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64)
+MODELS = {
+    "llama": (LlamaConfig, {}),
+    "llama-biases-mha": (LlamaConfig, dict(num_key_value_heads=4, attention_bias=True,
+                                           mlp_bias=True)),
+    "llama-tied-head-dim": (LlamaConfig, dict(head_dim=24, tie_word_embeddings=True)),
+    "llama-one-kv-head": (LlamaConfig, dict(num_key_value_heads=1, rms_norm_eps=1e-3)),
+    "llama-linear": (LlamaConfig, rope(rope_type="linear", factor=4.0)),
+    "llama-dynamic": (LlamaConfig, rope(rope_type="dynamic", factor=4.0)),
+    "llama-llama3": (LlamaConfig, rope(500000.0, **LLAMA3)),
+    "llama-yarn": (LlamaConfig, rope(**YARN)),
+    "mistral-window": (MistralConfig, dict(sliding_window=33)),
+    "mistral-whole": (MistralConfig, dict(sliding_window=None, head_dim=20)),
+    "qwen2-window-unused": (Qwen2Config, dict(sliding_window=16)),
+    "qwen2-window": (Qwen2Config, dict(use_sliding_window=True, sliding_window=16,
+                                       max_window_layers=2)),
+    "qwen2-layer-types": (Qwen2Config, dict(
+        use_sliding_window=True, sliding_window=70,
+        layer_types=["sliding_attention", "full_attention"] * 2)),
+    "qwen2-yarn": (Qwen2Config, rope(1e6, beta_fast=16.0, mscale=0.7, mscale_all_dim=1.1,
+                                     truncate=False, **YARN)),
+    "qwen3": (Qwen3Config, dict(head_dim=32, tie_word_embeddings=True)),
+    "qwen3-biases-window": (Qwen3Config, dict(head_dim=16, attention_bias=True,
+                                              use_sliding_window=True, sliding_window=5,
+                                              max_window_layers=1)),
+}
+_numbers = itertools.count()
+
+
+def make_model(name):
+    """Folder of a random model in bfloat16; norms and biases random too, as they start as 1 and 0."""
+    folder = s.SCRATCH / "random" / name
+    if folder.exists():
+        return folder
+    kind, more = MODELS[name]
+    torch.manual_seed(7)
+    model = AutoModelForCausalLM.from_config(kind(**(SIZES | more)))
+    with torch.no_grad():
+        for key, p in model.named_parameters():
+            if "norm" in key or key.endswith(".bias"):
+                p += 0.2 * torch.randn_like(p)
+    for p in model.parameters():
+        p.data = p.data.bfloat16()
+    model.save_pretrained(folder)
+    return folder
+
+
+def sequences(vocabulary, lengths, seed=0):
+    rng = np.random.default_rng(seed)
+    return [[int(i) for i in rng.integers(0, vocabulary, n)] for n in lengths]
+
+
+def our_logits(folder, ids, *options):
+    work = s.SCRATCH / f"logits-{next(_numbers)}"
+    work.mkdir()
+    (work / "ids").write_text("".join(" ".join(map(str, row)) + "\n" for row in ids))
+    s.run(LOGITS_TOOL, *options, folder, work / "ids", work / "out")
+    return np.fromfile(work / "out", "<f4").reshape(sum(map(len, ids)), -1)
+
+
+def load(folder):
+    if folder == s.MODELS["tinystories"] and not FIVE:
+        folder = s.under_table_name(folder)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def their_logits(model, ids):
+    return np.concatenate([model(input_ids=torch.tensor([row])).logits[0].numpy() for row in ids])
+
+
+def worst(ours, theirs):
+    error = np.linalg.norm(ours.astype(np.float64) - theirs, axis=1)
+    return float((error / np.linalg.norm(theirs.astype(np.float64), axis=1)).max())
+
+
+class Whole(unittest.TestCase):
+    def compare(self, folder, vocabulary, lengths=LENGTHS):
+        ids = sequences(vocabulary, lengths)
+        error = worst(our_logits(folder, ids), their_logits(load(folder), ids))
+        s.note(f"{folder.name}: largest relative error of a token's logits {error:.1e}")
+        self.assertLess(error, BOUND)
+
+
+class Families(Whole):
+    pass
+
+
+for _name in MODELS:
+    def _test(self, name=_name):
+        self.compare(make_model(name), SIZES["vocab_size"])
+    setattr(Families, "test_" + _name.replace("-", "_"), _test)
+
+
+class AtHand(Whole):
+    def test_kjv_llama(self):
+        self.compare(s.model_path("kjv-llama"), 256, (256, 100, 1))
+
+    def test_tinystories(self):
+        self.compare(s.model_path("tinystories"), 2048, (512, 64))
+
+
+STATE = ("absmax", "quant_map", "nested_absmax", "nested_quant_map",
+         "quant_state.bitsandbytes__nf4", "quant_state.bitsandbytes__fp4")
+
+
+def restored(tensors, name):
+    """A quantized weight in float32, by bitsandbytes; block-wise int8, which it does not read, by
+    docs/format.md."""
+    def get(key):
+        kind, shape, raw = tensors[key]
+        numpy_kind = {"U8": np.uint8, "I8": np.int8, "F32": np.float32}[kind]
+        return torch.from_numpy(np.frombuffer(raw, numpy_kind).copy()).reshape(shape)
+
+    module = name.removesuffix(".weight")
+    if f"{module}.SCB" in tensors:
+        scales = get(f"{module}.SCB")
+        return torch.ops.bitsandbytes.int8_vectorwise_dequant.default(
+            get(name).reshape(scales.numel(), -1), scales).float()
+    if f"{name}.quant_state.qconv__int8" in tensors:
+        state = json.loads(tensors[f"{name}.quant_state.qconv__int8"][2])
+        if f"{name}.nested_absmax" in tensors:
+            absmax = s.restore_scales(get(f"{name}.absmax").numpy(),
+                                      get(f"{name}.nested_absmax").numpy(),
+                                      get(f"{name}.nested_quant_map").numpy(),
+                                      state["nested_offset"])
+        else:
+            absmax = get(f"{name}.absmax").numpy()
+        codes = get(name).numpy().ravel().astype(np.float32)
+        scales = np.repeat(absmax, state["blocksize"])[: codes.size]
+        return torch.from_numpy(codes * np.float32(1 / 127) * scales).reshape(state["shape"])
+    parts = {f"{name}.{k}": get(f"{name}.{k}") for k in STATE if f"{name}.{k}" in tensors}
+    state = F.QuantState.from_dict(parts, device=torch.device("cpu"))
+    state.dtype = torch.float32
+    return F.dequantize_4bit(get(name), state)
+
+
+class Quantized(unittest.TestCase):
+    def convert(self, source, name, *options):
+        out = s.SCRATCH / "quantized" / f"{source.name}-{name}"
+        if not out.exists():
+            out.parent.mkdir(exist_ok=True)
+            s.qconv("-q", *options, source, out)
+        return out
+
+    def compare(self, source, name, *options, vocabulary=300, lengths=(100, 17)):
+        plain = self.convert(source, name, *options, "--compress", "none")
+        return self.compare_folder(source, plain, vocabulary, lengths)
+
+    def compare_folder(self, source, plain, vocabulary=300, lengths=(100, 17)):
+        tensors = s.read_folder(plain)
+        model = load(source)
+        count = 0
+        with torch.no_grad():
+            for key, p in model.named_parameters():
+                if key in tensors and tensors[key][0] in ("U8", "I8"):
+                    p.copy_(restored(tensors, key))
+                    count += 1
+        self.assertGreater(count, 0)
+        ids = sequences(vocabulary, lengths)
+        ours, theirs = our_logits(plain, ids), their_logits(model, ids)
+        error, moved = worst(ours, theirs), worst(their_logits(load(source), ids), theirs)
+        s.note(f"{plain.name}: {count} weights, largest relative error of a token's logits "
+               f"{error:.1e} (quantizing: {moved:.1e})")
+        self.assertLess(error, BOUND)
+        self.assertGreater(moved, 50 * BOUND)
+        return ids, ours
+
+    def test_nf4_double(self):
+        self.compare(make_model("qwen3"), "nf4", "--to", "nf4")
+
+    def test_nf4(self):
+        self.compare(make_model("llama-biases-mha"), "nf4-plain", "--to", "nf4",
+                     "--no-double-quant")
+
+    def test_fp4_of_bitsandbytes(self):
+        source, out = make_model("llama"), s.SCRATCH / "llama-fp4"
+        form = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4",
+                                  bnb_4bit_use_double_quant=True)
+        AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch.bfloat16, quantization_config=form).save_pretrained(out)
+        self.compare_folder(source, out)
+
+    def test_int8_rows(self):
+        self.compare(make_model("qwen2-window"), "int8", "--to", "int8")
+
+    def test_int8_blocks(self):
+        self.compare(make_model("mistral-window"), "int8-block", "--to", "int8", "--block-size",
+                     "64")
+
+    def test_tinystories(self):
+        self.compare(s.model_path("tinystories"), "nf4", "--to", "nf4", vocabulary=2048)
+
+    def test_auto(self):
+        self.compare(s.model_path("kjv-llama"), "auto", "--to", "auto", "--schemes", "nf4,int8",
+                     "--vram", "1500KB", "--margin", "1", "--cuda-context", "1KB", "--context",
+                     "16", vocabulary=256)
+
+    def test_compressed_and_threads_change_nothing(self):
+        source = s.model_path("kjv-llama")
+        ids, ours = self.compare(source, "nf4", "--to", "nf4", vocabulary=256)
+        packed = self.convert(source, "nf4-packed", "--to", "nf4")
+        self.assertTrue(list(packed.glob("*.zst")))
+        self.assertTrue((our_logits(packed, ids, "--threads", "3") == ours).all())
+
+
+if __name__ == "__main__":
+    s.main()
