@@ -15,7 +15,7 @@ static const char page_style[] =
     "th{font-weight:600;white-space:normal;vertical-align:bottom}"
     ".name,.text{white-space:normal;overflow-wrap:anywhere;text-align:left}.name{min-width:22em}"
     ".text{min-width:15em}"
-    "@media (max-width:50em){.name{min-width:12em}.text{min-width:9em}}"
+    "@media (max-width:50em){.name{min-width:12em}.text{min-width:15em}}"
     "nav a{display:inline-block;margin-right:1em}a{color:var(--c0)}"
     ".cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,10.5em),1fr));"
     "gap:.6em;margin:1em 0}.cards div{border:1px solid var(--faint);border-radius:6px;"
@@ -463,14 +463,14 @@ static void add_left(qc_report_writer *w)
         QC_RW(w, "<p>Nothing: every tensor is a quantized weight or belongs to one.</p>\n");
         return;
     }
-    QC_RW(w, "<table>\n<tr><th>what</th><th>tensors</th><th>weights</th><th>bytes</th><th "
-             "class=\"text\">why</th><th class=\"name\">such as</th></tr>\n");
+    QC_RW(w, "<table>\n<tr><th>what</th><th class=\"text\">why</th><th>tensors</th><th>weights</th>"
+             "<th>bytes</th><th class=\"name\">such as</th></tr>\n");
     for (uint32_t i = 0; i < r->left_count; i++) {
         const qc_report_left *l = &r->left[i];
-        QC_RW(w, "<tr><td>%s</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td><td class=\"text\">",
-              l->role, l->tensors, qc_text_count(count, l->elems), qc_text_bytes(size, l->bytes));
+        QC_RW(w, "<tr><td>%s</td><td class=\"text\">", l->role);
         qc_rw_text(w, l->why);
-        QC_RW(w, "</td><td class=\"name\">");
+        QC_RW(w, "</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td><td class=\"name\">", l->tensors,
+              qc_text_count(count, l->elems), qc_text_bytes(size, l->bytes));
         qc_rw_text(w, l->example);
         QC_RW(w, "</td></tr>\n");
     }

@@ -146,7 +146,7 @@ void qc_rw_codes(qc_report_writer *w)
     qc_rw_section(w, "codes", "Codes");
     QC_RW(w, "<p>How often each code occurs among the quantized weights (bars), and how often it "
              "would if weights were normal and scales the largest value of their block or row "
-             "(dashed line); searched scales are others by design. The entropy says how many of a "
+             "(dashed line); searched scales differ from those. The entropy says how many of a "
              "code's bits carry anything.</p>\n<div class=\"grid\">\n");
     for (uint32_t i = 0; i < r->form_count; i++) {
         const qc_report_form *f = &r->forms[i];

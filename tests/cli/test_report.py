@@ -219,7 +219,7 @@ class Report(OutputCase):
             links = {a.get("href")[1:] for a in tree.iter("a")}
             self.assertEqual(links, {h.get("id") for h in tree.iter("h2")})
             self.assertEqual(len(self.table(tree, ["layer", "mlp.down_proj"])), 4)
-            self.assertEqual([r[0] for r in self.table(tree, ["what", "tensors"])],
+            self.assertEqual([r[0] for r in self.table(tree, ["what", "why"])],
                              ["head", "embedding", "norm"])
             self.assertEqual(text.count("Not measured."), 2)
             self.assertNotIn("nan", text)
