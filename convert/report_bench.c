@@ -6,7 +6,7 @@
 #include <string.h>
 
 #define FILE_MAX_BYTES ((size_t)64 << 20)
-#define MAX_ROWS       100000u
+#define MAX_ROWS       10000u
 
 /* A member of text, copied: the document goes away. */
 static qc_status text_of(const qc_json_node *object, const char *key, qc_arena *arena,

@@ -15,6 +15,7 @@
 
 #define QC_REPORT_FORM_BYTES 48u
 #define QC_REPORT_MAX_FORMS  64u
+#define QC_REPORT_MAX_CELLS  (1u << 18)
 
 /* How often a code occurs: NF4 and FP4 use 16, int8 all 256 as bytes (two's complement). */
 typedef struct {
@@ -116,7 +117,7 @@ typedef struct {
     uint32_t series_count;
     uint32_t *layers; /* numbers, rising */
     uint32_t layer_count;
-    qc_report_cell *cells; /* [series_count, layer_count] */
+    qc_report_cell *cells; /* [series_count, layer_count]; NULL beyond QC_REPORT_MAX_CELLS */
     qc_report_left *left;
     uint32_t left_count;
     qc_report_error_source errors;

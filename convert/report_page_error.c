@@ -251,7 +251,7 @@ static size_t count_cells(const qc_report *r, double *least, double *most)
     size_t cells = 0;
     *least = INFINITY;
     *most = 0.0;
-    for (size_t i = 0; i < (size_t)r->series_count * r->layer_count; i++) {
+    for (size_t i = 0; r->cells && i < (size_t)r->series_count * r->layer_count; i++) {
         const qc_report_cell *c = &r->cells[i];
         if (!c->count)
             continue;
@@ -320,7 +320,9 @@ static void add_layers(qc_report_writer *w)
     size_t cells = count_cells(r, &least, &most);
     qc_rw_section(w, "layers", "Error over the layers");
     if (cells == 0) {
-        QC_RW(w, "<p>No weight has both an error and a layer number in its name.</p>\n");
+        QC_RW(w, r->layer_count && !r->cells
+                     ? "<p>There are too many kinds and layers to draw.</p>\n"
+                     : "<p>No weight has both an error and a layer number in its name.</p>\n");
         return;
     }
     qc_report_axis a = qc_report_axis_of(least, most);
@@ -337,15 +339,12 @@ static void add_layers(qc_report_writer *w)
         QC_RW(w, "</p>\n");
     }
     QC_RW(w, "<div class=\"grid\">\n");
-    unsigned drawn = 0;
-    for (uint32_t s = 0; s < r->series_count && drawn < MAX_PLOTS; s++) {
-        if (!has_cells(r, s))
-            continue;
-        add_plot(w, &a, s, cells <= MAX_TITLED);
-        drawn++;
-    }
+    uint64_t shown = 0;
+    for (uint32_t s = 0; s < r->series_count; s++)
+        if (has_cells(r, s) && shown++ < MAX_PLOTS)
+            add_plot(w, &a, s, cells <= MAX_TITLED);
     QC_RW(w, "</div>\n");
-    if (cells <= MAX_TABLE)
+    if (shown * r->layer_count <= MAX_TABLE)
         add_layer_table(w, &a);
     else
         QC_RW(w, "<p>The %zu numbers are in <code>--json</code>.</p>\n", cells);

@@ -95,6 +95,9 @@ static void add_to_cell(qc_report_cell *c, const qc_report_weight *w)
 static qc_status sum_cells(qc_report *r, qc_error *err)
 {
     void *v = NULL;
+    /* Names without any order in them: there would be nothing to see. */
+    if ((uint64_t)r->series_count * r->layer_count > QC_REPORT_MAX_CELLS)
+        return QC_OK;
     QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->kind_count + 1, sizeof(uint32_t), err));
     uint32_t *series = v;
     for (uint32_t k = 0; k < r->kind_count; k++)

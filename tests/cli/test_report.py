@@ -287,6 +287,17 @@ class Report(OutputCase):
         self.assertEqual(len(self.table(tree, ["weight", "relative MSE"])), 20)
         self.assertIn("mlp.experts.*.up_proj", text)
 
+    def test_names_without_order(self):
+        """Kinds and layers that are as many as weights: the page stays small."""
+        tensors = {"a%d.%d.weight" % (i, i): self.weight("BF16", [4, 16], i) for i in range(700)}
+        self.model(tensors)
+        self.ok("-q", "--to", "nf4", "m", "o", "--quantize", "*")
+        text, tree = self.page("o")
+        self.assertLess(len(text), 1 << 19)
+        self.assertIn("too many kinds and layers", text)
+        self.assertEqual(len(self.table(tree, ["kind", "mean"])), 200)
+        self.assertEqual(len(self.json("o")["kinds"]), 700)
+
     # ---- results of others -------------------------------------------------------------------
 
     EVAL = {"command": "eval", "path": "o", "against": "m", "text": "a<b>.txt",
