@@ -30,8 +30,7 @@ ENVIRONMENTS = {
     "placement-transformers4": (["transformers4"], "test_interop_placement.py"),
     "auto-transformers5": (["transformers5"], "test_interop_auto.py"),
     "auto-transformers4": (["transformers4"], "test_interop_auto.py"),
-    "llama-transformers5": (["transformers5"], "test_interop_llama.py"),
-    "llama-transformers4": (["transformers4"], "test_interop_llama.py"),
+    "against": (["transformers5"], "test_interop_against.py"),
     "torch": (["transformers5"], "test_interop_torch.py"),
     "files": (["transformers5"], "test_interop_files.py"),
 }

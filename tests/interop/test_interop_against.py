@@ -1,0 +1,131 @@
+"""qconv verify --against on what transformers + bitsandbytes saved: it is the model it was made
+from, in every form and type they quantize from, and is not one that was trained a little further.
+"""
+import json
+import logging
+import shutil
+import subprocess
+import tempfile
+import unittest
+from pathlib import Path
+
+import bitsandbytes.nn.modules
+import interop_support as s
+import torch
+import transformers
+from transformers import AutoModel, AutoModelForCausalLM, BitsAndBytesConfig
+
+bitsandbytes.nn.modules.has_avx512bf16 = lambda: False  # see test_interop_checkpoints.py
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+transformers.logging.set_verbosity_error()
+transformers.utils.logging.disable_progress_bar()
+
+CLASSES = {"minilm": AutoModel}
+FORMS = {
+    "nf4-double": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4",
+                   "bnb_4bit_use_double_quant": True},
+    "nf4": {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "fp4": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
+    "fp4-double": {"load_in_4bit": True, "bnb_4bit_quant_type": "fp4",
+                   "bnb_4bit_use_double_quant": True},
+    "int8": {"load_in_8bit": True},
+}
+
+
+class Against(unittest.TestCase):
+    def setUp(self):
+        self.folder = Path(tempfile.mkdtemp(dir=s.SCRATCH))
+        self.addCleanup(shutil.rmtree, self.folder)
+
+    def save(self, name, source, form, dtype):
+        """A checkpoint of theirs, and the same with every weight as it is in memory."""
+        out = self.folder / "theirs"
+        shutil.rmtree(out, ignore_errors=True)
+        model = CLASSES.get(name, AutoModelForCausalLM).from_pretrained(
+            source, quantization_config=BitsAndBytesConfig(**FORMS[form]), dtype=dtype,
+            device_map="cpu")
+        model.save_pretrained(out)
+        return out
+
+    def verify(self, out, source):
+        done = subprocess.run([str(s.QCONV), "verify", "--json", str(out), "--against", str(source)],
+                              capture_output=True, text=True)
+        return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+    def plain(self, name, dtype):
+        """The model, all of it in one type and under the names that transformers saves."""
+        model = CLASSES.get(name, AutoModelForCausalLM).from_pretrained(s.model_path(name),
+                                                                        dtype=dtype)
+        folder = self.folder / "plain"
+        shutil.rmtree(folder, ignore_errors=True)
+        model.save_pretrained(folder)
+        return folder, model
+
+    def check(self, name, dtypes):
+        for dtype in dtypes:
+            source, model = self.plain(name, dtype)
+            for form in FORMS:
+                with self.subTest(model=name, form=form, dtype=str(dtype)):
+                    out = self.save(name, source, form, dtype)
+                    code, answer = self.verify(out, source)
+                    self.assertEqual(code, 0, answer if isinstance(answer, str) else
+                                     answer["first_problem"])
+                    rows = [r for r in answer["rows"] if r["kind"] == "quantized"]
+                    self.assertGreater(len(rows), 0)
+                    self.assertLess(max(abs(r["ratio"] - 1) for r in rows), 1e-3)
+                    s.note(f"{name} {dtype} {form}: {len(rows)} weights, codes not of MODEL: "
+                           f"{sum(r['misplaced'] for r in rows)}, ratio up to "
+                           f"{max(r['ratio'] for r in rows):.5f}")
+
+    def test_kjv_llama(self):
+        self.check("kjv-llama", [torch.bfloat16, torch.float32])
+
+    def test_minilm(self):
+        self.check("minilm", [torch.float16])
+
+    def test_cast_on_loading(self):
+        """F32 on disk, bfloat16 in memory when it was quantized."""
+        source, _ = self.plain("kjv-llama", torch.float32)
+        # so that the cast loses something
+        with torch.no_grad():
+            model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            for p in model.parameters():
+                p.mul_(1.0003)
+            model.save_pretrained(source)
+        for form in ("nf4-double", "nf4", "fp4"):
+            for dtype in (torch.bfloat16, torch.float16):
+                with self.subTest(form=form, dtype=str(dtype)):
+                    code, answer = self.verify(self.save("kjv-llama", source, form, dtype), source)
+                    self.assertEqual(code, 0, answer if isinstance(answer, str) else
+                                     answer["first_problem"])
+
+    def test_trained_further(self):
+        """How small a difference is seen: noise of this share of each weight's size."""
+        name = "kjv-llama"
+        source, model = self.plain(name, torch.float32)
+        for share in (1e-2, 1e-3, 1e-4):
+            other = self.folder / "other"
+            shutil.rmtree(other, ignore_errors=True)
+            generator = torch.Generator().manual_seed(7)
+            tuned = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+            with torch.no_grad():
+                for n, p in tuned.named_parameters():
+                    if p.dim() == 2 and "proj" in n:
+                        p.add_(torch.randn(p.shape, generator=generator) * share * p.std())
+            tuned.save_pretrained(other)
+            for form in ("nf4-double", "int8"):
+                code, answer = self.verify(self.save(name, other, form, torch.float32), source)
+                self.assertEqual(code, 4, (share, form))
+                rows = [r for r in answer["rows"] if r["kind"] == "quantized"]
+                seen = sum(r["fault"] is not None for r in rows)
+                part = sum(r["misplaced"] for r in rows) / sum(
+                    r["shape"][0] * r["shape"][1] for r in rows)
+                s.note(f"noise of {share:g}, {form}: {seen} of {len(rows)} weights named, "
+                       f"{100 * part:.4f}% of codes, ratio up to "
+                       f"{max(r['ratio'] for r in rows):.5f}")
+                # of 1e-4 a small weight may have no code that moved
+                self.assertGreaterEqual(seen, len(rows) * (0.5 if share < 1e-3 else 1), form)
+
+
+if __name__ == "__main__":
+    s.main()
