@@ -18,7 +18,7 @@
 
 #include "quant/quant_ops.h"
 
-#define QC_CHECK_SLACK 0x1p-16
+#define QC_CHECK_SLACK 0x1p-18
 /* An element is clipped if it is larger than the largest value that its scale can express by more
  * than this share; double quantization alone rounds scales by up to a tenth of that. */
 #define QC_CHECK_CLIP 0x1p-6
