@@ -516,15 +516,16 @@ static qc_status run_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer,
                            const uint64_t *lengths, uint64_t windows, qc_error *err)
 {
     layer_run r = {0};
+    for (uint64_t i = 0; i < windows; i++)
+        if (lengths[i] > d->form.longest)
+            QC_FAIL(err, QC_ERR_USAGE, "a window of %llu tokens, where %llu are the most",
+                    (unsigned long long)lengths[i], (unsigned long long)d->form.longest);
     QC_TRY(qc_cuda_use(&d->device, err));
     QC_TRY(take_layer(d, layer, &r, err));
     for (uint64_t first = 0, next = 0; first < windows; first = next) {
         uint64_t rows = 0;
         while (next < windows && lengths[next] <= d->act.tokens - rows)
             rows += lengths[next++];
-        if (next == first)
-            QC_FAIL(err, QC_ERR_USAGE, "a window of %llu tokens; the GPU has room for %llu",
-                    (unsigned long long)lengths[first], (unsigned long long)d->act.tokens);
         if (qc_interrupted())
             QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
         QC_TRY(run_chunk(d, &r, hidden, lengths + first, next - first, err));

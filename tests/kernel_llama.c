@@ -6,6 +6,10 @@
 
 #include <math.h>
 
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
 static qt_rng rng = {7};
 
 static float random_float(double spread)
@@ -550,6 +554,24 @@ static void test_dense_products(void **state)
     }
 }
 
+#ifdef QC_CUDA_SHIM
+/* Grids of one block, or three, go round: what a block left in shared memory is written again. */
+static void test_grid_steps(void **state)
+{
+    for (unsigned grid = 1; grid <= 3; grid += 2) {
+        qc_shim_set_grid(grid);
+        test_rows_to_halves(state);
+        test_products_to_floats(state);
+        test_swiglu(state);
+        test_heads(state);
+        test_attention(state);
+        test_weights(state);
+        test_dense_products(state);
+    }
+    qc_shim_set_grid(0);
+}
+#endif
+
 int main(void)
 {
     qd_start();
@@ -564,6 +586,9 @@ int main(void)
         cmocka_unit_test(test_attention_of_wrong_heads),
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_dense_products),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(test_grid_steps),
+#endif
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     qd_end();

@@ -1,0 +1,468 @@
+/* A decoder's layers and head through convert/gpu_llama.c, on kernels on the CPU shim, against the
+ * same in double: dense weights of every type and quantized ones, with cuBLAS and without, biases,
+ * head norms, sliding windows, windows that do not fit one chunk; and what happens where memory is
+ * short. */
+#include "convert/gpu_work.h"
+#include "quant/matmul_ops.h"
+#include "quant_testing.h"
+
+#include <string.h>
+
+#include <shim_control.h>
+
+#define HIDDEN       40u
+#define INTERMEDIATE 72u
+#define HEADS        2u
+#define KV_HEADS     1u
+#define HEAD_DIM     16u
+#define LONGEST      36u
+#define Q_COLS       (HEADS * HEAD_DIM)
+#define KV_COLS      (KV_HEADS * HEAD_DIM)
+
+typedef enum { DENSE_F32, DENSE_F16, DENSE_BF16, NF4_NESTED, INT8_ROWS, KINDS } weight_kind;
+
+/* A weight in its kind, and what it is worth. */
+typedef struct {
+    qc_gpu_matrix m;
+    qc_weights w;
+    void *arrays[4];
+    float *values; /* [rows, cols] */
+    float *bias;
+} weight;
+
+typedef struct {
+    weight part[7]; /* q, k, v, o, gate, up, down */
+    float *input_norm, *attention_norm, *q_norm, *k_norm;
+    uint64_t window;
+} layer;
+
+static qt_rng rng = {11};
+
+static float *random_floats(size_t n, double mean, double spread)
+{
+    float *v = qt_alloc(n, sizeof *v);
+    for (size_t i = 0; i < n; i++)
+        v[i] = (float)(mean + spread * (double)qt_randn(&rng));
+    return v;
+}
+
+static void quantize(weight *out, weight_kind kind, const float *src, uint64_t rows, uint64_t cols)
+{
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    uint64_t n = rows * cols, blocks = (n + 63) / 64;
+    qc_piece_sums sums;
+    out->w = (qc_weights){.rows = rows, .cols = cols};
+    if (kind == INT8_ROWS) {
+        int8_t *codes = out->arrays[0] = qt_alloc(n, 1);
+        float *scb = out->arrays[1] = qt_alloc(rows, sizeof *scb);
+        ops->int8_rows_quantize(src, QC_DTYPE_F32, rows, cols, codes, scb, &sums);
+        out->w.kind = QC_WEIGHTS_INT8_ROWS;
+        out->w.codes = codes;
+        out->w.absmax = scb;
+    } else {
+        uint8_t *codes = out->arrays[0] = qt_alloc((n + 1) / 2, 1);
+        float *absmax = qt_alloc(blocks, sizeof *absmax);
+        uint8_t *absmax_codes = out->arrays[1] = qt_alloc(blocks, 1);
+        float *nested = out->arrays[2] = qt_alloc((blocks + 255) / 256, sizeof *nested);
+        ops->nf4_quantize(src, QC_DTYPE_F32, n, 64, codes, absmax, NULL, &sums);
+        float offset = 0x1p-5f;
+        ops->nested_quantize(absmax, blocks, offset, absmax_codes, nested);
+        free(absmax);
+        out->w.kind = QC_WEIGHTS_NF4;
+        out->w.block_elems = 64;
+        out->w.codes = codes;
+        out->w.absmax_codes = absmax_codes;
+        out->w.nested_absmax = nested;
+        out->w.nested_map = qc_dynamic_map;
+        out->w.nested_offset = offset;
+        out->w.nested_block = 256;
+    }
+    for (uint64_t r = 0; r < rows; r++)
+        qc_weights_row(ops, &out->w, r, out->values + r * cols);
+    out->m.quantized = &out->w;
+}
+
+static void make_weight(weight *out, weight_kind kind, uint64_t rows, uint64_t cols, int with_bias)
+{
+    uint64_t n = rows * cols;
+    float *src = random_floats(n, 0.0, 1.0 / sqrt((double)cols));
+    memset(out, 0, sizeof *out);
+    out->values = qt_alloc(n, sizeof *out->values);
+    out->m = (qc_gpu_matrix){.rows = rows, .cols = cols};
+    if (kind >= NF4_NESTED) {
+        quantize(out, kind, src, rows, cols);
+    } else {
+        static const qc_dtype types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+        out->arrays[0] = qt_alloc(n, qt_size(types[kind]));
+        for (uint64_t i = 0; i < n; i++) {
+            qt_put(out->arrays[0], types[kind], i, (double)src[i]);
+            out->values[i] = (float)qt_get(out->arrays[0], types[kind], i);
+        }
+        out->m.dense = out->arrays[0];
+        out->m.dtype = types[kind];
+    }
+    if (with_bias)
+        out->m.bias = out->bias = random_floats(rows, 0.0, 0.2);
+    free(src);
+}
+
+static void free_weight(weight *w)
+{
+    for (unsigned i = 0; i < 4; i++)
+        free(w->arrays[i]);
+    free(w->values);
+    free(w->bias);
+}
+
+static void make_layer(layer *out, weight_kind kind, int extras)
+{
+    static const uint64_t shapes[7][2] = {
+        {Q_COLS, HIDDEN},       {KV_COLS, HIDDEN},      {KV_COLS, HIDDEN},     {HIDDEN, Q_COLS},
+        {INTERMEDIATE, HIDDEN}, {INTERMEDIATE, HIDDEN}, {HIDDEN, INTERMEDIATE}};
+    for (unsigned i = 0; i < 7; i++)
+        make_weight(&out->part[i], kind, shapes[i][0], shapes[i][1], extras);
+    out->input_norm = random_floats(HIDDEN, 1.0, 0.2);
+    out->attention_norm = random_floats(HIDDEN, 1.0, 0.2);
+    out->q_norm = extras ? random_floats(HEAD_DIM, 1.0, 0.2) : NULL;
+    out->k_norm = extras ? random_floats(HEAD_DIM, 1.0, 0.2) : NULL;
+    out->window = extras ? 9 : 0;
+}
+
+static void free_layer(layer *l)
+{
+    for (unsigned i = 0; i < 7; i++)
+        free_weight(&l->part[i]);
+    free(l->input_norm);
+    free(l->attention_norm);
+    free(l->q_norm);
+    free(l->k_norm);
+}
+
+static qc_gpu_decoder_layer on_gpu(const layer *l)
+{
+    const weight *p = l->part;
+    return (qc_gpu_decoder_layer){.input_norm = l->input_norm,
+                                  .attention_norm = l->attention_norm,
+                                  .q_norm = l->q_norm,
+                                  .k_norm = l->k_norm,
+                                  .q = p[0].m,
+                                  .k = p[1].m,
+                                  .v = p[2].m,
+                                  .o = p[3].m,
+                                  .gate = p[4].m,
+                                  .up = p[5].m,
+                                  .down = p[6].m,
+                                  .window = l->window};
+}
+
+/* ---- the same in double ---- */
+
+static float cosine[LONGEST * HEAD_DIM / 2], sine[LONGEST * HEAD_DIM / 2];
+
+static void normed(const double *x, const float *gain, size_t n, double eps, double *out)
+{
+    double sum = 0;
+    for (size_t i = 0; i < n; i++)
+        sum += x[i] * x[i];
+    for (size_t i = 0; i < n; i++)
+        out[i] = x[i] / sqrt(sum / (double)n + eps) * (double)gain[i];
+}
+
+static void product(const weight *w, const double *x, double *y)
+{
+    for (uint64_t r = 0; r < w->m.rows; r++) {
+        y[r] = w->bias ? (double)w->bias[r] : 0.0;
+        for (uint64_t c = 0; c < w->m.cols; c++)
+            y[r] += (double)w->values[r * w->m.cols + c] * x[c];
+    }
+}
+
+static void finish_heads(double *v, size_t heads, const float *norm, double eps, size_t position)
+{
+    for (size_t h = 0; h < heads; h++, v += HEAD_DIM) {
+        if (norm)
+            normed(v, norm, HEAD_DIM, eps, v);
+        for (size_t d = 0; d < HEAD_DIM / 2; d++) {
+            double c = (double)cosine[position * (HEAD_DIM / 2) + d];
+            double s = (double)sine[position * (HEAD_DIM / 2) + d];
+            double low = v[d], high = v[d + HEAD_DIM / 2];
+            v[d] = low * c - high * s;
+            v[d + HEAD_DIM / 2] = high * c + low * s;
+        }
+    }
+}
+
+static void attend(const double *q, const double *k, const double *v, size_t row, size_t from,
+                   double *out)
+{
+    double score[LONGEST];
+    for (size_t h = 0; h < HEADS; h++) {
+        size_t kv = h / (HEADS / KV_HEADS) * HEAD_DIM;
+        double total = 0, *to = out + h * HEAD_DIM;
+        for (size_t j = from; j <= row; j++) {
+            double sum = 0;
+            for (size_t d = 0; d < HEAD_DIM; d++)
+                sum += q[h * HEAD_DIM + d] * k[j * KV_COLS + kv + d];
+            score[j] = exp(sum / sqrt((double)HEAD_DIM));
+            total += score[j];
+        }
+        for (size_t d = 0; d < HEAD_DIM; d++) {
+            to[d] = 0;
+            for (size_t j = from; j <= row; j++)
+                to[d] += score[j] / total * v[j * KV_COLS + kv + d];
+        }
+    }
+}
+
+static void layer_in_double(const layer *l, double *hidden, size_t rows, double eps)
+{
+    static double k[LONGEST * KV_COLS], v[LONGEST * KV_COLS];
+    double x[INTERMEDIATE], q[Q_COLS], attended[Q_COLS], gate[INTERMEDIATE], up[INTERMEDIATE];
+    for (size_t r = 0; r < rows; r++) {
+        double *h = hidden + r * HIDDEN;
+        normed(h, l->input_norm, HIDDEN, eps, x);
+        product(&l->part[0], x, q);
+        product(&l->part[1], x, k + r * KV_COLS);
+        product(&l->part[2], x, v + r * KV_COLS);
+        finish_heads(q, HEADS, l->q_norm, eps, r);
+        finish_heads(k + r * KV_COLS, KV_HEADS, l->k_norm, eps, r);
+        attend(q, k, v, r, l->window && r >= l->window ? r - l->window + 1 : 0, attended);
+        product(&l->part[3], attended, x);
+        for (size_t i = 0; i < HIDDEN; i++)
+            h[i] += x[i];
+        normed(h, l->attention_norm, HIDDEN, eps, x);
+        product(&l->part[4], x, gate);
+        product(&l->part[5], x, up);
+        for (size_t i = 0; i < INTERMEDIATE; i++)
+            gate[i] *= up[i] / (1.0 + exp(-gate[i]));
+        product(&l->part[6], gate, x);
+        for (size_t i = 0; i < HIDDEN; i++)
+            h[i] += x[i];
+    }
+}
+
+/* ---- tests ---- */
+
+static const float eps = 1e-5f;
+
+static qc_gpu_decoder *new_decoder(qc_error *err, qc_status expected)
+{
+    const qc_gpu_work *work = qc_gpu_work_get();
+    qc_cuda_device device;
+    qc_gpu_decoder *d = NULL;
+    qc_gpu_decoder_form form = {.hidden = HIDDEN,
+                                .intermediate = INTERMEDIATE,
+                                .heads = HEADS,
+                                .kv_heads = KV_HEADS,
+                                .head_dim = HEAD_DIM,
+                                .norm_eps = eps,
+                                .longest = LONGEST,
+                                .cosine = cosine,
+                                .sine = sine};
+    assert_int_equal(work->device_open(&device, 0, err), QC_OK);
+    assert_int_equal(work->llama.create(&d, &device, &form, err), expected);
+    return d;
+}
+
+/* Largest difference, relative to the root mean square of all. */
+static double difference(const float *got, const double *want, size_t n)
+{
+    double most = 0, squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - want[i]);
+        most = e > most || e != e ? e : most;
+        squares += want[i] * want[i];
+    }
+    return most / sqrt(squares / (double)n);
+}
+
+static void check_layers(weight_kind kind, int extras, const uint64_t *lengths, size_t windows)
+{
+    const qc_gpu_work *work = qc_gpu_work_get();
+    qc_error err = {0};
+    layer l[2];
+    uint64_t rows = 0;
+    for (size_t i = 0; i < windows; i++)
+        rows += lengths[i];
+    make_layer(&l[0], kind, extras);
+    make_layer(&l[1], kind, extras);
+    float *hidden = random_floats(rows * HIDDEN, 0.0, 1.0);
+    double *want = qt_alloc(rows * HIDDEN, sizeof *want);
+    for (size_t i = 0; i < rows * HIDDEN; i += 97) /* what float16 could not hold */
+        hidden[i] *= i % 2 ? 3e5f : 1.0f;
+    for (size_t i = 0; i < rows * HIDDEN; i++)
+        want[i] = (double)hidden[i];
+    qc_gpu_decoder *d = new_decoder(&err, QC_OK);
+    for (int i = 0; i < 2; i++) {
+        qc_gpu_decoder_layer g = on_gpu(&l[i]);
+        QT_CHECK(work->llama.layer(d, &g, hidden, lengths, windows, &err) == QC_OK, "%s", err.msg);
+        double *at = want;
+        for (size_t w = 0; w < windows; at += lengths[w++] * HIDDEN)
+            layer_in_double(&l[i], at, lengths[w], (double)eps);
+    }
+    double e = difference(hidden, want, rows * HIDDEN);
+    QT_CHECK(e < 4e-3, "kind %d extras %d: off by %g", (int)kind, extras, e);
+    work->llama.destroy(d);
+    free(hidden);
+    free(want);
+    free_layer(&l[0]);
+    free_layer(&l[1]);
+}
+
+static void check_kinds(unsigned step)
+{
+    static const uint64_t lengths[] = {1, 17, LONGEST};
+    for (unsigned i = 0; i < 2 * KINDS; i += step)
+        check_layers((weight_kind)(i / 2), (int)(i % 2), lengths, 3);
+}
+
+static void test_layers(void **state)
+{
+    (void)state;
+    assert_int_equal(setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1), 0);
+    check_kinds(1);
+}
+
+static void test_layers_without_cublas(void **state)
+{
+    (void)state;
+    assert_int_equal(setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1), 0);
+    check_kinds(3);
+    assert_int_equal(setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1), 0);
+}
+
+/* More tokens than the device takes at once. */
+static void test_chunks(void **state)
+{
+    uint64_t lengths[130];
+    (void)state;
+    for (size_t i = 0; i < 130; i++)
+        lengths[i] = LONGEST - i % 7;
+    check_layers(DENSE_F16, 0, lengths, 130);
+}
+
+static void check_head(weight_kind kind, uint64_t vocabulary, uint64_t n)
+{
+    const qc_gpu_work *work = qc_gpu_work_get();
+    qc_error err = {0};
+    weight head;
+    make_weight(&head, kind, vocabulary, HIDDEN, 0);
+    float *hidden = random_floats(n * HIDDEN, 0.0, 3.0);
+    float *logits = qt_alloc(n * vocabulary, sizeof *logits);
+    double *want = qt_alloc(n * vocabulary, sizeof *want);
+    qc_gpu_decoder *d = new_decoder(&err, QC_OK);
+    assert_int_equal(work->llama.logits(d, hidden, n, logits, &err), QC_ERR_USAGE);
+    QT_CHECK(work->llama.head(d, &head.m, &err) == QC_OK, "%s", err.msg);
+    QT_CHECK(work->llama.logits(d, hidden, n, logits, &err) == QC_OK, "%s", err.msg);
+    for (uint64_t r = 0; r < n; r++) {
+        double x[HIDDEN];
+        for (size_t i = 0; i < HIDDEN; i++)
+            x[i] = (double)hidden[r * HIDDEN + i];
+        product(&head, x, want + r * vocabulary);
+    }
+    double e = difference(logits, want, n * vocabulary);
+    QT_CHECK(e < 4e-3, "head of kind %d: off by %g", (int)kind, e);
+    work->llama.destroy(d);
+    free_weight(&head);
+    free(hidden);
+    free(logits);
+    free(want);
+}
+
+static void test_head(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < KINDS; kind++)
+        check_head((weight_kind)kind, 301, kind == 0 ? 1 : 37);
+    check_head(DENSE_BF16, 9, 4100);
+}
+
+/* Whichever allocation of the device or the host fails: NOMEM or, where less memory will do, the
+ * result; and nothing is left. */
+static void test_no_memory(void **state)
+{
+    const qc_gpu_work *work = qc_gpu_work_get();
+    static const uint64_t length = 5;
+    qc_error err = {0};
+    layer l;
+    unsigned failed = 0;
+    (void)state;
+    make_layer(&l, NF4_NESTED, 1);
+    qc_gpu_decoder_layer g = on_gpu(&l);
+    float *hidden = random_floats(length * HIDDEN, 0.0, 1.0);
+    size_t before = qc_shim_allocations(NULL);
+    for (unsigned n = 1; n < 30; n++) {
+        qc_cuda_device device;
+        qc_gpu_decoder_form form = {.hidden = HIDDEN,
+                                    .intermediate = INTERMEDIATE,
+                                    .heads = HEADS,
+                                    .kv_heads = KV_HEADS,
+                                    .head_dim = HEAD_DIM,
+                                    .norm_eps = eps,
+                                    .longest = LONGEST,
+                                    .cosine = cosine,
+                                    .sine = sine};
+        qc_gpu_decoder *d = NULL;
+        assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
+        qc_shim_fail_malloc(n);
+        qc_status st = work->llama.create(&d, &device, &form, &err);
+        if (st == QC_OK)
+            st = work->llama.layer(d, &g, hidden, &length, 1, &err);
+        qc_shim_fail_malloc(0);
+        work->llama.destroy(d);
+        assert_int_equal(qc_shim_allocations(NULL), before);
+        if (st != QC_OK) {
+            assert_int_equal(st, QC_ERR_NOMEM);
+            failed++;
+        }
+    }
+    assert_true(failed >= 2);
+    free(hidden);
+    free_layer(&l);
+}
+
+static void test_forms(void **state)
+{
+    const qc_gpu_work *work = qc_gpu_work_get();
+    qc_cuda_device device;
+    qc_error err = {0};
+    (void)state;
+    assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
+    static const qc_gpu_decoder_form wrong[] = {
+        {.hidden = 8, .intermediate = 8, .heads = 1, .kv_heads = 1, .head_dim = 258, .longest = 8},
+        {.hidden = 8, .intermediate = 8, .heads = 1, .kv_heads = 1, .head_dim = 7, .longest = 8},
+        {.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 2, .head_dim = 8, .longest = 8},
+        {.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 3, .head_dim = 8}};
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        qc_gpu_decoder *d = NULL;
+        assert_int_equal(work->llama.create(&d, &device, &wrong[i], &err), QC_ERR_UNSUPPORTED);
+        assert_null(d);
+    }
+    /* A window longer than was said. */
+    layer l;
+    uint64_t length = LONGEST + 1;
+    make_layer(&l, DENSE_F32, 0);
+    qc_gpu_decoder_layer g = on_gpu(&l);
+    float *hidden = qt_alloc(length * HIDDEN, sizeof *hidden);
+    qc_gpu_decoder *d = new_decoder(&err, QC_OK);
+    assert_int_equal(work->llama.layer(d, &g, hidden, &length, 1, &err), QC_ERR_USAGE);
+    work->llama.destroy(d);
+    free(hidden);
+    free_layer(&l);
+}
+
+int main(void)
+{
+    for (size_t i = 0; i < LONGEST * HEAD_DIM / 2; i++) {
+        double angle = (double)(i / (HEAD_DIM / 2)) *
+                       pow(10000.0, -(double)(i % (HEAD_DIM / 2)) / (HEAD_DIM / 2));
+        cosine[i] = (float)cos(angle);
+        sine[i] = (float)sin(angle);
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_layers),    cmocka_unit_test(test_layers_without_cublas),
+        cmocka_unit_test(test_chunks),    cmocka_unit_test(test_head),
+        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_forms),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
