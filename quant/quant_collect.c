@@ -33,3 +33,17 @@ void qc_rows_collect(const float *errors, uint64_t rows, uint64_t cols, qc_piece
             }
         }
 }
+
+void qc_search_collect(const qc_search_sum *found, uint64_t blocks, uint32_t block_elems,
+                       qc_piece_sums *sums)
+{
+    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
+    for (uint64_t k = 0; k < blocks; k++) {
+        sums->sum_xx += found[k].xx;
+        sums->sum_ee += found[k].ee;
+        if ((double)found[k].largest > sums->max_err) {
+            sums->max_err = (double)found[k].largest;
+            sums->max_index = k * block_elems + found[k].index;
+        }
+    }
+}

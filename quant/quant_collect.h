@@ -5,6 +5,7 @@
 #define QC_QUANT_QUANT_COLLECT_H
 
 #include "quant/quant_ops.h"
+#include "quant/search_sums.h"
 
 /* errors: [blocks][4] rr, rc, cc, peak (kernels/cuda_quantize.h). out: [blocks]. sums: as after
  * nf4_quantize or int8_blocks_quantize of these blocks, without bad. */
@@ -13,5 +14,10 @@ void qc_blocks_collect(const float *absmax, const float *errors, uint64_t blocks
 
 /* errors: [rows][runs][4] ee, xx, max, column bits. sums: as after int8_rows_quantize. */
 void qc_rows_collect(const float *errors, uint64_t rows, uint64_t cols, qc_piece_sums *sums);
+
+/* blocks: what was found in each of them, of block_elems elements. sums: as after `blocks` of
+ * qc_search_ops, without bad. */
+void qc_search_collect(const qc_search_sum *found, uint64_t blocks, uint32_t block_elems,
+                       qc_piece_sums *sums);
 
 #endif

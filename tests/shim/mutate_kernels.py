@@ -36,6 +36,8 @@ TESTS = {
     "kernels/cuda_quantize_nested.cu": ["dequantize"],
     "kernels/cuda_dequantize.cu": ["dequantize"],
     "kernels/cuda_llama.cu": ["llama"],
+    "kernels/cuda_scale_search.cu": ["scale_search"],
+    "kernels/cuda_scale_search_rows.cu": ["scale_search"],
     "kernels/matmul_gemv.cu": ["gemv"],
     "kernels/matmul_input.cu": ["gemv", "mma", "api"],
     "kernels/matmul_reduce.cu": ["gemv", "mma", "api"],
@@ -45,7 +47,7 @@ TESTS = {
     "kernels/matmul_mma16816.cu": ["mma"],
     "tests/kernel_shim_matrix.cpp": ["matrix"],
 }
-QUICKEST = ["matrix", "llama", "dequantize", "quantize", "gemv", "api", "mma"]
+QUICKEST = ["matrix", "llama", "dequantize", "quantize", "scale_search", "gemv", "api", "mma"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
                      r"\([^;()]*\);")
 BOUND = re.compile(r"([\w\])]) < (?=[\w(])")

@@ -1,0 +1,641 @@
+/* The scale search over blocks; over rows: cuda_scale_search_rows.cu. The method, step by step, is
+ * in quant/scale_search_internal.h; every operation and its order are that of the CPU.
+ *
+ * A thread block has a group (256 blocks), sixteen threads a block of the weight, as many lanes as
+ * its sums have: lane l has elements l, l + 16, .... It keeps up to 128 of a block's elements
+ * (CHUNK a lane) in registers; larger blocks are read again, chunk by chunk, each time they are
+ * walked, from L1 or L2.
+ *
+ *   look     absmax; z by lanes; the screen: lane l adds candidates 2 l and 2 l + 1 of the rows of
+ *            all elements, whose levels come by shuffle. Two 16-bit entries in a word are added as
+ *            one: at most 4 of them, each below 2^14, so that no carry leaves the lower half
+ *   errors   candidate j of up to 16 belongs to lane j: its scale, its inverse, and at the end its
+ *            error in double; 8 at a time are summed over the elements
+ *   choose   a butterfly over (error, index)
+ *
+ * With double quantization the group's targets meet in shared memory, its nested absmax is found by
+ * all, and with REFIT a few of them are tried, whose errors are added in order by one thread each.
+ * Shared memory: 16 KB of screen, 17 KB of the group.
+ *
+ * The nearest NF4 value: the guess k of qc_nf4_search is right or one too low, by so much that a
+ * value nearer than c[k] and c[k + 1] there is none, even where a threshold is an ulp off the
+ * middle. y is clamped to +-1 first, which changes no code. */
+#include "kernels/cuda_scale_search.h"
+
+#include "kernels/cuda_check.h"
+#include "kernels/cuda_scale_search_limits.h"
+#include "kernels/cuda_scale_search_parts.cuh"
+
+#include <float.h>
+#include <stddef.h>
+
+namespace
+{
+
+constexpr unsigned threads_per_block = 256;
+constexpr unsigned teams =
+    threads_per_block / 16; /* of a thread block; each has a block at a time */
+constexpr unsigned group_blocks = 256;
+constexpr unsigned refits_most = QC_CUDA_SEARCH_REFITS;
+constexpr unsigned grid_most = 4096;
+
+/* What is known of a block after the first walk. */
+struct group_shared {
+    uint32_t screen[256][16];
+    float absmax[group_blocks]; /* of the elements as they are */
+    float target[group_blocks]; /* 0: none */
+    float second[group_blocks];
+    double xx[group_blocks];
+    double error[refits_most][group_blocks];
+    double error_sum[refits_most];
+    float map[256], threshold[256];
+    uint32_t largest;
+};
+
+struct search_job {
+    qc_cuda_search_blocks_job a;
+    uint64_t blocks;
+    uint32_t chunks;      /* of a block */
+    uint32_t window;      /* codes of double quantization that are tried */
+    uint32_t step_count;  /* scales without it */
+    uint32_t refit_count; /* 0: ONCE */
+    bool wide;            /* the second list of factors */
+};
+
+/* The block that a team has. */
+struct place {
+    uint64_t begin; /* of its elements in src */
+    uint32_t n;     /* 0: none */
+};
+
+struct choice {
+    double error;
+    float s;
+    uint32_t code;
+    bool usable;
+};
+
+struct lattice {
+    float nested_absmax, lift, inv, offset;
+};
+
+/* CHUNK elements of a lane. */
+template <int chunk> struct elements {
+    float x[chunk];
+};
+
+QC_DEVICE bool is_finite(float x)
+{
+    return qc_magnitude(x) < QC_CUDA_F32_INF;
+}
+
+QC_DEVICE float lift_of(float magnitude)
+{
+    return magnitude < QC_CUDA_TINY_ABSMAX ? QC_CUDA_TINY_SCALE : 1.0f;
+}
+
+/* Element i of the block, 0 behind its end. */
+QC_DEVICE float element(const search_job &job, const place &p, uint32_t i)
+{
+    return i < p.n ? qc_search_element(job.a.src, job.a.dtype, p.begin + i) : 0.0f;
+}
+
+template <int chunk>
+QC_DEVICE void load(const search_job &job, const place &p, unsigned l, uint32_t at, float lift,
+                    elements<chunk> *out)
+{
+#pragma unroll
+    for (int e = 0; e < chunk; e++)
+        out->x[e] = __fmul_rn(element(job, p, (at * chunk + (uint32_t)e) * 16 + l), lift);
+}
+
+/* ---- look ------------------------------------------------------------------------------------
+ */
+
+/* Rows of 16 elements, whose levels the team's lanes have. */
+QC_DEVICE void add_rows(const group_shared &shared, uint32_t level, unsigned l, uint32_t *low,
+                        uint32_t *high)
+{
+#pragma unroll
+    for (int first = 0; first < 16; first += 4) {
+        uint32_t sum = 0;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            sum += shared.screen[__shfl_sync(QC_ALL_LANES, level, first + j, 16)][l];
+        *low += sum & 0xffffu;
+        *high += sum >> 16;
+    }
+}
+
+QC_DEVICE uint32_t least_of_team(uint32_t v)
+{
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) {
+        uint32_t other = __shfl_xor_sync(QC_ALL_LANES, v, mask);
+        v = other < v ? other : v;
+    }
+    return v;
+}
+
+QC_DEVICE float target_of(const search_job &job, uint32_t candidate, float absmax)
+{
+    float t = __fmul_rn(job.a.tables->factor[job.wide][candidate % 16], absmax);
+    t = is_finite(t) ? t : absmax;
+    return candidate >= 16 ? -t : t;
+}
+
+QC_DEVICE uint32_t saturated(uint32_t v)
+{
+    return v < 65535u ? v : 65535u;
+}
+
+/* Reports the first element that has no code; all lanes of the team have one, or none. */
+QC_DEVICE void report_bad(const search_job &job, const place &p, unsigned l)
+{
+    for (uint32_t i = l; i < p.n; i += 16)
+        if (!is_finite(element(job, p, i))) {
+            qc_bad_at(job.a.bad, p.begin + i);
+            return;
+        }
+}
+
+/* Block `b` of the group; x is left in `held` as find_best wants it. */
+template <bool nf4, int chunk>
+QC_DEVICE void find_target(const search_job &job, group_shared &shared, const place &p, unsigned b,
+                           unsigned l, elements<chunk> *held)
+{
+    uint32_t largest = 0;
+    for (uint32_t c = 0; c < job.chunks; c++) {
+        load(job, p, l, c, 1.0f, held);
+#pragma unroll
+        for (int e = 0; e < chunk; e++) {
+            uint32_t magnitude = qc_magnitude(held->x[e]);
+            largest = magnitude > largest ? magnitude : largest;
+        }
+    }
+    uint32_t mine = largest;
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) {
+        uint32_t other = __shfl_xor_sync(QC_ALL_LANES, largest, mask);
+        largest = other > largest ? other : largest;
+    }
+    if (mine >= QC_CUDA_F32_INF)
+        report_bad(job, p, l);
+    bool there = largest != 0 && largest < QC_CUDA_F32_INF;
+    float absmax = there ? __uint_as_float(largest) : 0.0f, lift = lift_of(absmax);
+    float lifted = __fmul_rn(absmax, lift);
+    float k = there ? __fmul_rn(__frcp_rn(lifted), 127.0f) : 0.0f;
+    float xx = 0.0f;
+    uint32_t total[2] = {0, 0};
+    for (uint32_t c = 0; c < job.chunks; c++) {
+        if (job.chunks > 1 || lift != 1.0f)
+            load(job, p, l, c, lift, held);
+        uint32_t low = 0, high = 0;
+#pragma unroll
+        for (int e = 0; e < chunk; e++) {
+            float z = __fmul_rn(there ? held->x[e] : 0.0f, k);
+            xx = __fmaf_rn(z, z, xx);
+            if (nf4) {
+                uint32_t level = __float_as_uint(__fadd_rn(z, QC_CUDA_ROUND)) -
+                                 (__float_as_uint(QC_CUDA_ROUND) - 127u);
+                add_rows(shared, level, l, &low, &high);
+                if (e % 4 == 3 || e == chunk - 1) { /* a run of 64 elements ends */
+                    total[0] += saturated(low);
+                    total[1] += saturated(high);
+                    low = high = 0;
+                }
+            }
+        }
+    }
+    xx = qc_fold_team(xx);
+    float target = 0.0f, second = 0.0f;
+    if (nf4) {
+        uint32_t keys[2] = {total[0] << 5 | 2 * l, total[1] << 5 | (2 * l + 1)};
+        uint32_t best = least_of_team(keys[0] < keys[1] ? keys[0] : keys[1]) & 31u;
+        target = target_of(job, best, absmax);
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t m = keys[i] & 31u;
+            if (m / 16 == best / 16 && m + 1 >= best && m <= best + 1)
+                keys[i] = UINT32_MAX;
+        }
+        uint32_t next = least_of_team(keys[0] < keys[1] ? keys[0] : keys[1]) & 31u;
+        if (job.refit_count > 0)
+            second = target_of(job, next, absmax);
+    } else {
+        target = __fmul_rn(job.a.tables->int8_target, absmax);
+        target = is_finite(target) ? target : absmax;
+    }
+    if (l == 0) {
+        double q = __ddiv_rn((double)lifted, 127.0);
+        double sum = __dmul_rn((double)xx, __dmul_rn(q, q));
+        shared.xx[b] = !there ? 0.0 : lift != 1.0f ? __dmul_rn(sum, 0x1p-128) : sum;
+        shared.absmax[b] = absmax;
+        shared.target[b] = there ? target : 0.0f;
+        shared.second[b] = there ? second : 0.0f;
+    }
+    __syncwarp();
+}
+
+/* ---- scales ----------------------------------------------------------------------------------
+ */
+
+QC_DEVICE lattice make_lattice(float nested_absmax, float offset)
+{
+    lattice g = {nested_absmax, lift_of(nested_absmax), 0.0f, offset};
+    if (nested_absmax > 0.0f)
+        g.inv = __frcp_rn(__fmul_rn(nested_absmax, g.lift));
+    return g;
+}
+
+QC_DEVICE uint32_t nearest_code(const group_shared &shared, const lattice &g, float t)
+{
+    if (g.inv == 0.0f)
+        return 127;
+    float x = __fmul_rn(__fmul_rn(__fadd_rn(t, -g.offset), g.lift), g.inv);
+    uint32_t code = 0;
+#pragma unroll
+    for (uint32_t step = 128; step > 0; step /= 2)
+        code += x > shared.threshold[code + step - 1] ? step : 0;
+    return code;
+}
+
+QC_DEVICE float scale_of(const group_shared &shared, const lattice &g, uint32_t code)
+{
+    return __fadd_rn(__fmul_rn(shared.map[code], g.nested_absmax), g.offset);
+}
+
+QC_DEVICE uint32_t window_start(const group_shared &shared, const lattice &g, float t,
+                                uint32_t window)
+{
+    uint32_t nearest = nearest_code(shared, g, t);
+    uint32_t first = nearest + (t > scale_of(shared, g, nearest) ? 1 : 0);
+    first = first > window / 2 ? first - window / 2 : 0;
+    return first > 256 - window ? 256 - window : first;
+}
+
+template <bool nf4> QC_DEVICE float inverse_of(float s)
+{
+    float inv = __frcp_rn(s);
+    return nf4 ? inv : __fmul_rn(inv, 127.0f);
+}
+
+/* Sum of r^2 of up to `most` candidates at once: candidate first + j has the inverse of lane
+ * first + j. The sum of its own goes to the lane. */
+template <bool nf4, int chunk, int most>
+QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, float lift, float inv,
+                          int first, const qc_nf4_values &values, elements<chunk> *held,
+                          float *mine)
+{
+    float of[most], sum[most];
+#pragma unroll
+    for (int j = 0; j < most; j++) {
+        of[j] = __shfl_sync(QC_ALL_LANES, inv, first + j, 16);
+        sum[j] = 0.0f;
+    }
+    for (uint32_t c = 0; c < job.chunks; c++) {
+        if (job.chunks > 1)
+            load(job, p, l, c, lift, held);
+#pragma unroll
+        for (int e = 0; e < chunk; e++)
+#pragma unroll
+            for (int j = 0; j < most; j++) {
+                float y = __fmul_rn(held->x[e], of[j]);
+                float r = nf4 ? qc_nf4_residue(values, y) : qc_int8_residue(y);
+                sum[j] = __fmaf_rn(r, r, sum[j]);
+            }
+    }
+#pragma unroll
+    for (int j = 0; j < most; j++) {
+        float folded = qc_fold_team(sum[j]);
+        *mine = (int)l == first + j ? folded : *mine;
+    }
+}
+
+/* Tries candidates 0 .. count - 1, of which lane j has the j-th: its scale s. code: of candidate 0.
+ * Where another one wins, it wins by less error. */
+template <bool nf4, int chunk>
+QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, float absmax, float s,
+                          uint32_t count, uint32_t code, const qc_nf4_values &values,
+                          elements<chunk> *held, choice *best)
+{
+    float lift = lift_of(absmax), lifted = __fmul_rn(s, lift), size = fabsf(lifted);
+    float least = __fmul_rn(__fmul_rn(absmax, lift), 0.25f);
+    bool usable = l < count && p.n > 0 && absmax != 0.0f && size >= least && is_finite(size);
+    float inv = usable ? inverse_of<nf4>(lifted) : 0.0f, rr = 0.0f;
+    if (count <= 2) {
+        add_errors<nf4, chunk, 2>(job, p, l, lift, inv, 0, values, held, &rr);
+    } else {
+        for (int first = 0; first < (int)count; first += 8)
+            add_errors<nf4, chunk, 8>(job, p, l, lift, inv, first, values, held, &rr);
+    }
+    double w = (double)lifted;
+    if (!nf4)
+        w = __ddiv_rn(w, 127.0);
+    double error = __dmul_rn((double)rr, __dmul_rn(w, w));
+    if (lift != 1.0f)
+        error = __dmul_rn(error, 0x1p-128);
+    usable = usable && inv != 0.0f;
+    uint32_t index = usable ? l : 16;
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) {
+        double other = __shfl_xor_sync(QC_ALL_LANES, error, mask);
+        uint32_t other_index = __shfl_xor_sync(QC_ALL_LANES, index, mask);
+        bool take = other_index < 16 &&
+                    (index >= 16 || other < error || (other == error && other_index < index));
+        error = take ? other : error;
+        index = take ? other_index : index;
+    }
+    float winner = __shfl_sync(QC_ALL_LANES, s, (int)(index % 16), 16);
+    if (index < 16 && (!best->usable || error < best->error)) {
+        best->error = error;
+        best->s = winner;
+        best->code = code + index;
+        best->usable = true;
+    }
+}
+
+/* The codes of the window around t. */
+template <bool nf4, int chunk>
+QC_DEVICE void try_window(const search_job &job, const group_shared &shared, const lattice &g,
+                          const place &p, unsigned l, float absmax, float t,
+                          const qc_nf4_values &values, elements<chunk> *held, choice *best)
+{
+    uint32_t first = window_start(shared, g, t, job.window);
+    for (uint32_t done = 0; done < job.window; done += 16) {
+        uint32_t left = job.window - done, count = left < 16 ? left : 16;
+        uint32_t code = first + done + (l < count ? l : 0);
+        try_scales<nf4, chunk>(job, p, l, absmax, scale_of(shared, g, code), count, first + done,
+                               values, held, best);
+    }
+}
+
+/* Block b of the group, its elements in held (if they fit), scaled if tiny. */
+template <bool nf4, int chunk>
+QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const lattice &g,
+                        const place &p, unsigned b, unsigned l, const qc_nf4_values &values,
+                        elements<chunk> *held)
+{
+    float absmax = shared.absmax[b], target = shared.target[b], second = shared.second[b];
+    choice best = {shared.xx[b], 0.0f, 0, false};
+    if (job.a.nested) {
+        best.code = nearest_code(shared, g, target);
+        best.s = scale_of(shared, g, best.code);
+        try_window<nf4, chunk>(job, shared, g, p, l, absmax, target, values, held, &best);
+        if (nf4 && job.refit_count > 0) {
+            /* the other team of the warp may have one where this has none */
+            place some = p;
+            some.n = second != 0.0f ? p.n : 0;
+            try_window<nf4, chunk>(job, shared, g, some, l, absmax, second, values, held, &best);
+        }
+        return best;
+    }
+    const float *steps = nf4 ? job.a.tables->nf4_steps : job.a.tables->int8_steps;
+    float s = __fmul_rn(nf4 ? target : absmax, steps[l]);
+    try_scales<nf4, chunk>(job, p, l, absmax, s, job.step_count, 0, values, held, &best);
+    return best;
+}
+
+/* ---- codes -----------------------------------------------------------------------------------
+ */
+
+/* Codes, scale and sums of the team's block. */
+template <bool nf4, int chunk>
+QC_DEVICE void encode(const search_job &job, const group_shared &shared, const place &p,
+                      uint64_t block, unsigned b, unsigned l, const choice &best,
+                      const qc_nf4_values &values, elements<chunk> *held)
+{
+    float absmax = shared.absmax[b], lift = lift_of(absmax);
+    bool coded = shared.target[b] != 0.0f && best.usable;
+    bool counted = shared.target[b] != 0.0f;
+    float inv = coded ? inverse_of<nf4>(__fmul_rn(best.s, lift)) : 0.0f;
+    unsigned char *codes = static_cast<unsigned char *>(job.a.codes);
+    float largest = 0.0f;
+    uint32_t index = 0;
+    for (uint32_t c = 0; c < job.chunks; c++) {
+        if (job.chunks > 1)
+            load(job, p, l, c, lift, held);
+#pragma unroll
+        for (int e = 0; e < chunk; e++) {
+            uint32_t i = (c * chunk + (uint32_t)e) * 16 + l;
+            float x = held->x[e], y = coded ? __fmul_rn(x, inv) : 0.0f, value;
+            if (lift != 1.0f)
+                x = element(job, p, i);
+            if (nf4) {
+                uint32_t code = qc_nf4_code_of(values, y);
+                value = __shfl_sync(QC_ALL_LANES, values.tables.code, (int)code);
+                uint32_t odd = __shfl_xor_sync(QC_ALL_LANES, code, 1);
+                if (l % 2 == 0 && i < p.n)
+                    codes[(p.begin + i) / 2] = (unsigned char)(code << 4 | odd);
+            } else {
+                float q = qc_int8_nearest(y);
+                value = __fmul_rn(q, QC_CUDA_INT8_STEP);
+                if (i < p.n)
+                    codes[p.begin + i] = (unsigned char)(int)q;
+            }
+            float error = fabsf(__fadd_rn(x, -__fmul_rn(value, best.s)));
+            if (counted && i < p.n && error > largest) {
+                largest = error;
+                index = i;
+            }
+        }
+    }
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) {
+        float other = __shfl_xor_sync(QC_ALL_LANES, largest, mask);
+        uint32_t other_index = __shfl_xor_sync(QC_ALL_LANES, index, mask);
+        if (other > largest || (other == largest && other_index < index)) {
+            largest = other;
+            index = other_index;
+        }
+    }
+    if (l != 0 || p.n == 0)
+        return;
+    job.a.absmax[block] = best.s;
+    if (job.a.nested)
+        job.a.absmax_codes[block] = (uint8_t)best.code;
+    qc_search_sum sum = {counted ? best.error : 0.0, counted ? shared.xx[b] : 0.0, largest, index};
+    job.a.sums[block] = sum;
+}
+
+/* ---- a group ---------------------------------------------------------------------------------
+ */
+
+QC_DEVICE place place_of(const search_job &job, uint64_t block)
+{
+    place p = {0, 0};
+    if (block < job.blocks) {
+        p.begin = block * job.a.block_elems;
+        uint64_t left = job.a.n - p.begin;
+        p.n = left < job.a.block_elems ? (uint32_t)left : job.a.block_elems;
+    }
+    return p;
+}
+
+/* Elements of a block that fits registers, as choose and encode want them. */
+template <int chunk>
+QC_DEVICE void hold(const search_job &job, const group_shared &shared, const place &p, unsigned b,
+                    unsigned l, elements<chunk> *held)
+{
+    if (job.chunks == 1)
+        load(job, p, l, 0, lift_of(shared.absmax[b]), held);
+}
+
+/* The nested absmax of the group's targets; all threads. */
+QC_DEVICE float group_absmax(const search_job &job, group_shared &shared, unsigned count)
+{
+    unsigned b = threadIdx.x;
+    uint32_t bits = 0;
+    if (b < count && shared.target[b] != 0.0f)
+        bits = qc_magnitude(__fadd_rn(shared.target[b], -job.a.offset));
+    atomicMax(&shared.largest, bits);
+    __syncthreads();
+    float largest = __uint_as_float(shared.largest);
+    __syncthreads(); /* the next group begins with 0 */
+    return is_finite(largest) ? largest : FLT_MAX;
+}
+
+template <bool nf4, int chunk>
+QC_DEVICE float refit(const search_job &job, group_shared &shared, uint64_t first, unsigned count,
+                      float nested_absmax, const qc_nf4_values &values)
+{
+    unsigned l = threadIdx.x % 16, team = threadIdx.x / 16;
+    for (unsigned b = team; b / 2 * 2 < count; b += teams) { /* whole warps */
+        place p = place_of(job, first + b);
+        elements<chunk> held;
+        hold(job, shared, p, b, l, &held);
+        for (uint32_t k = 0; k < job.refit_count; k++) {
+            lattice g =
+                make_lattice(__fmul_rn(nested_absmax, job.a.tables->refits[k]), job.a.offset);
+            choice best = choose<nf4, chunk>(job, shared, g, p, b, l, values, &held);
+            if (l == 0)
+                shared.error[k][b] = best.error;
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x < job.refit_count) {
+        double sum = 0.0;
+        for (unsigned b = 0; b < count; b++)
+            if (shared.target[b] != 0.0f)
+                sum = __dadd_rn(sum, shared.error[threadIdx.x][b]);
+        shared.error_sum[threadIdx.x] = sum;
+    }
+    __syncthreads();
+    float best = nested_absmax;
+    double least = 0.0;
+    bool found = false;
+    for (uint32_t k = 0; k < job.refit_count; k++) {
+        double error = shared.error_sum[k];
+        if (error <= DBL_MAX && (!found || error < least)) {
+            found = true;
+            least = error;
+            best = __fmul_rn(nested_absmax, job.a.tables->refits[k]);
+        }
+    }
+    return best;
+}
+
+template <bool nf4, int chunk>
+__global__ void __launch_bounds__(threads_per_block, 2) search_groups(search_job job)
+{
+    static constexpr float map[256] = {QC_DYNAMIC_MAP_VALUES};
+    static constexpr float thresholds[256] = {QC_DYNAMIC_THRESHOLD_VALUES};
+    QC_SHARED(group_shared, shared);
+    unsigned l = threadIdx.x % 16, team = threadIdx.x / 16;
+    qc_nf4_values values = qc_nf4_values_of_lane(threadIdx.x % 32);
+    shared.map[threadIdx.x] = map[threadIdx.x];
+    shared.threshold[threadIdx.x] = thresholds[threadIdx.x];
+    if (nf4) {
+        const uint32_t *from =
+            reinterpret_cast<const uint32_t *>(&job.a.tables->screen[job.wide][0][0]);
+        for (unsigned i = threadIdx.x; i < 256 * 16; i += threads_per_block)
+            shared.screen[i / 16][i % 16] = from[i];
+    }
+    for (uint64_t group = blockIdx.x; group * group_blocks < job.blocks; group += gridDim.x) {
+        uint64_t first = group * group_blocks;
+        unsigned count =
+            job.blocks - first < group_blocks ? (unsigned)(job.blocks - first) : group_blocks;
+        if (threadIdx.x == 0)
+            shared.largest = 0;
+        __syncthreads(); /* the group before is done with */
+        lattice g = {0.0f, 1.0f, 0.0f, job.a.offset};
+        for (unsigned b = team; b / 2 * 2 < count; b += teams) { /* whole warps */
+            place p = place_of(job, first + b);
+            elements<chunk> held;
+            find_target<nf4, chunk>(job, shared, p, b, l, &held);
+            if (job.a.nested)
+                continue;
+            choice best = choose<nf4, chunk>(job, shared, g, p, b, l, values, &held);
+            encode<nf4, chunk>(job, shared, p, first + b, b, l, best, values, &held);
+        }
+        if (!job.a.nested)
+            continue;
+        __syncthreads();
+        float nested_absmax = group_absmax(job, shared, count);
+        if (job.refit_count > 0)
+            nested_absmax = refit<nf4, chunk>(job, shared, first, count, nested_absmax, values);
+        g = make_lattice(nested_absmax, job.a.offset);
+        if (threadIdx.x == 0)
+            job.a.nested_absmax[group] = nested_absmax;
+        for (unsigned b = team; b / 2 * 2 < count; b += teams) { /* whole warps */
+            place p = place_of(job, first + b);
+            elements<chunk> held;
+            hold(job, shared, p, b, l, &held);
+            choice best = choose<nf4, chunk>(job, shared, g, p, b, l, values, &held);
+            if (shared.target[b] == 0.0f) {
+                best.code = nearest_code(shared, g, 0.0f);
+                best.s = scale_of(shared, g, best.code);
+            }
+            encode<nf4, chunk>(job, shared, p, first + b, b, l, best, values, &held);
+        }
+    }
+}
+
+template <bool nf4, int chunk> qc_status launch(search_job job, qc_cuda_stream s, qc_error *err)
+{
+    uint64_t groups = (job.blocks + group_blocks - 1) / group_blocks;
+    unsigned most = QC_GRID_MOST < grid_most ? QC_GRID_MOST : grid_most;
+    job.chunks = job.a.block_elems / (16 * chunk);
+    QC_LAUNCH((search_groups<nf4, chunk>), dim3(groups < most ? (unsigned)groups : most),
+              dim3(threads_per_block), sizeof(group_shared), s, job);
+    return qc_cuda_launched("search_blocks", err);
+}
+
+template <bool nf4> qc_status launch_by_size(const search_job &job, qc_cuda_stream s, qc_error *err)
+{
+    if (job.a.block_elems == 32)
+        return launch<nf4, 2>(job, s, err);
+    if (job.a.block_elems == 64)
+        return launch<nf4, 4>(job, s, err);
+    return launch<nf4, 8>(job, s, err);
+}
+
+} // namespace
+
+extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, qc_cuda_stream s,
+                                           qc_error *err)
+{
+    uint32_t b = a->block_elems;
+    if (b < 32 || b > 4096 || (b & (b - 1)) != 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "search_blocks: a block of %u elements; powers of two from 32 to 4096 are", b);
+    if (a->dtype != QC_DTYPE_F32 && a->dtype != QC_DTYPE_F16 && a->dtype != QC_DTYPE_BF16)
+        QC_FAIL(err, QC_ERR_USAGE, "search_blocks: a source of type %s; F32, F16 and BF16 are",
+                qc_dtype_name(a->dtype));
+    QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
+    if (a->n == 0)
+        return QC_OK;
+    const qc_cuda_search_limits limits = qc_cuda_search_limits_get();
+    search_job job;
+    job.a = *a;
+    job.blocks = a->n / b + (a->n % b != 0);
+    job.chunks = 1;
+    job.refit_count = a->nested && a->refit ? limits.refit_count : 0;
+    job.step_count = a->is_nf4 ? limits.nf4_step_count : 16;
+    if (a->refit)
+        job.window = a->is_nf4 ? limits.nf4_wide : limits.int8_wide;
+    else
+        job.window = a->is_nf4 ? limits.nf4_window : limits.int8_window;
+    job.wide = b >= limits.wide_block;
+    return a->is_nf4 ? launch_by_size<true>(job, s, err) : launch_by_size<false>(job, s, err);
+}

@@ -1,0 +1,67 @@
+/* The scale search of quant/scale_search.h on a GPU, bit for bit: codes, scales, and per block or
+ * run what the sums are made of (qc_search_collect, qc_rows_collect).
+ *
+ * Common rules as in kernels/cuda_quantize.h: device pointers, dtype F32, F16 or BF16, src and
+ * codes of any alignment their types have, 64-bit sizes, nothing waited for, nothing allocated,
+ * *bad the lowest index that has no code, or UINT64_MAX; with it, everything else is unspecified.
+ * Errors: QC_ERR_USAGE for an argument, QC_ERR_INTERNAL from CUDA. */
+#ifndef QC_KERNELS_CUDA_SCALE_SEARCH_H
+#define QC_KERNELS_CUDA_SCALE_SEARCH_H
+
+#include "base/dtype.h"
+#include "kernels/cuda_device.h"
+#include "quant/search_sums.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The constants of the search, which kernels read from device memory, 16-byte aligned: to be filled
+ * on the host, once, and copied there. */
+typedef struct {
+    uint16_t screen[2][256][32]; /* as in qc_search_tables: list, level, candidate */
+    float factor[2][16];
+    float nf4_steps[16], int8_steps[16], row_steps[16];
+    float refits[16];
+    float int8_target;
+} qc_cuda_search_tables;
+void qc_cuda_search_tables_fill(qc_cuda_search_tables *out);
+
+/* n elements from the start of a group (nested) or of a block. */
+typedef struct {
+    const void *src; /* [n] */
+    qc_dtype dtype;
+    uint64_t n;
+    int is_nf4;
+    uint32_t block_elems;
+    int nested, refit;
+    float offset;
+    const qc_cuda_search_tables *tables; /* device */
+    void *codes;                         /* NF4: (n + 1) / 2 bytes; int8: n */
+    float *absmax;                       /* [blocks] */
+    uint8_t *absmax_codes;               /* [blocks], nested only */
+    float *nested_absmax;                /* [ceil(blocks / 256)], nested only */
+    qc_search_sum *sums;                 /* [blocks], 8-byte aligned */
+    uint64_t *bad;
+} qc_cuda_search_blocks_job;
+QC_NODISCARD qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, qc_cuda_stream s,
+                                             qc_error *err);
+
+/* int8 by rows. */
+typedef struct {
+    const void *src; /* [rows, cols] */
+    qc_dtype dtype;
+    uint64_t rows, cols;
+    const qc_cuda_search_tables *tables; /* device */
+    int8_t *codes;                       /* [rows, cols] */
+    float *scb;                          /* [rows]; 0 where cols is 0 */
+    float *errors; /* as in qc_cuda_rows, 16-byte aligned; not NULL unless cols is 0 */
+    uint64_t *bad; /* finite, but infinite in float16, counts */
+} qc_cuda_search_rows_job;
+QC_NODISCARD qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
+                                           qc_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

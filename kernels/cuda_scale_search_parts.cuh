@@ -1,0 +1,76 @@
+/* What the two searches share: elements, residues, sums over the sixteen threads of a team. */
+#ifndef QC_KERNELS_CUDA_SCALE_SEARCH_PARTS_CUH
+#define QC_KERNELS_CUDA_SCALE_SEARCH_PARTS_CUH
+
+#include "kernels/cuda_quantize_parts.cuh"
+
+/* dtype F32, F16 or BF16; the same in all threads. */
+QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)
+{
+    if (dtype == QC_DTYPE_F32)
+        return qc_source<QC_DTYPE_F32>::one(src, i);
+    if (dtype == QC_DTYPE_F16)
+        return qc_source<QC_DTYPE_F16>::one(src, i);
+    return qc_source<QC_DTYPE_BF16>::one(src, i);
+}
+
+/* As qc_fold16, for all lanes of the team. */
+QC_DEVICE float qc_fold_team(float v)
+{
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2)
+        v = __fadd_rn(v, __shfl_xor_sync(QC_ALL_LANES, v, mask));
+    return v;
+}
+
+/* y rounded half to even, within +-127 */
+QC_DEVICE float qc_int8_nearest(float y)
+{
+    float q = __fadd_rn(__fadd_rn(y, QC_CUDA_ROUND), -QC_CUDA_ROUND);
+    return fminf(fmaxf(q, -127.0f), 127.0f);
+}
+
+QC_DEVICE float qc_int8_residue(float y)
+{
+    return __fadd_rn(y, -qc_int8_nearest(y));
+}
+
+/* Lane l of a warp keeps code value l % 16, the one above it, and the threshold between them. */
+struct qc_nf4_values {
+    qc_nf4_tables tables;
+    float next;
+};
+
+QC_DEVICE qc_nf4_values qc_nf4_values_of_lane(unsigned lane)
+{
+    static constexpr float codes[17] = {QC_NF4_CODE_VALUES, 1.0f};
+    qc_nf4_values v = {qc_nf4_tables_of_lane(lane), codes[lane % 16 + 1]};
+    return v;
+}
+
+/* +-1 is beyond the outermost thresholds */
+QC_DEVICE float qc_nf4_clamped(float y)
+{
+    return fminf(fmaxf(y, -1.0f), 1.0f);
+}
+
+/* Any finite y; all lanes of the warp take part, as in the next. */
+QC_DEVICE uint32_t qc_nf4_code_of(const qc_nf4_values &v, float y)
+{
+    return qc_nf4_search(v.tables, qc_nf4_clamped(y)) & 15u;
+}
+
+/* +-(y less the nearest code value). The guess is that of qc_nf4_search: the code or one below it;
+ * where y is so near a threshold that another value than the code's is the nearest, it is the
+ * threshold of the guess. */
+QC_DEVICE float qc_nf4_residue(const qc_nf4_values &v, float y)
+{
+    float c = qc_nf4_clamped(y);
+    float slope = __fmaf_rn(c, -c, 2.84375f);
+    uint32_t guess = __float_as_uint(__fmaf_rn(c, slope, 0x1.8p21f + 1.75f));
+    float below = __fadd_rn(y, -__shfl_sync(QC_ALL_LANES, v.tables.code, (int)guess));
+    float above = __fadd_rn(y, -__shfl_sync(QC_ALL_LANES, v.next, (int)guess));
+    return fminf(fabsf(below), fabsf(above));
+}
+
+#endif

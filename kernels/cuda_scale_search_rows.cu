@@ -1,0 +1,221 @@
+/* The scale search over rows of int8; method and order: quant/scale_search_internal.h.
+ *
+ * A thread block has a row, sixteen threads a run of up to 1024 columns (QC_CUDA_ROW_RUN), lane l
+ * columns l, l + 16, ...; up to sixteen runs at a time. The row is read three times: for its
+ * largest value after float16, for the errors of the 16 candidates (8 side by side), whose sums
+ * over a run meet in shared memory and are added in the order of runs in double, and for codes.
+ * Rounding to float16 is monotone, so the largest value is that of the source, rounded. */
+#include "kernels/cuda_quantize.h"
+#include "kernels/cuda_scale_search.h"
+
+#include "kernels/cuda_check.h"
+#include "kernels/cuda_scale_search_parts.cuh"
+
+namespace
+{
+
+constexpr uint32_t run_elems = QC_CUDA_ROW_RUN;
+constexpr unsigned most_runs = 16;
+constexpr unsigned candidates = 16;
+constexpr unsigned together = 8; /* candidates summed side by side */
+
+struct row_shared {
+    double error[candidates];
+    float folded[most_runs][candidates];
+    uint32_t largest;
+};
+
+struct row_job {
+    qc_cuda_search_rows_job a;
+    uint64_t runs; /* of a row */
+};
+
+/* A team's run. */
+struct row_run {
+    uint64_t begin; /* of its elements in src */
+    uint64_t run;   /* of the row */
+    uint32_t n;     /* 0: none */
+};
+
+QC_DEVICE row_run run_of(const row_job &job, uint64_t row, uint64_t run)
+{
+    row_run r = {0, run, 0};
+    if (run < job.runs) {
+        uint64_t left = job.a.cols - run * run_elems;
+        r.n = left < run_elems ? (uint32_t)left : run_elems;
+        r.begin = row * job.a.cols + run * run_elems;
+    }
+    return r;
+}
+
+QC_DEVICE float through_half(float x)
+{
+    return qc_float_of_half(qc_half_of_float(x));
+}
+
+/* NaN, infinite, or infinite as float16 */
+QC_DEVICE bool is_bad(float x)
+{
+    return (qc_half_of_float(x) & 0x7fffu) >= 0x7c00u;
+}
+
+QC_DEVICE float element(const row_job &job, const row_run &r, uint32_t i)
+{
+    return i < r.n ? qc_search_element(job.a.src, job.a.dtype, r.begin + i) : 0.0f;
+}
+
+/* Largest magnitude of the team's run, float bits, for its lanes; reports what has no code. */
+QC_DEVICE uint32_t largest_of_run(const row_job &job, const row_run &r, unsigned l)
+{
+    uint32_t largest = 0;
+    for (uint32_t i = l; i < r.n; i += 16) {
+        uint32_t magnitude = qc_magnitude(element(job, r, i));
+        largest = magnitude > largest ? magnitude : largest;
+    }
+    if (is_bad(__uint_as_float(largest)))
+        for (uint32_t i = l; i < r.n; i += 16)
+            if (is_bad(element(job, r, i))) {
+                qc_bad_at(job.a.bad, r.begin + i);
+                break;
+            }
+    return largest;
+}
+
+/* Sums of r^2 over the run, of all candidates, to the team's line. */
+QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, float absmax,
+                          float *folded)
+{
+    float step = __fmul_rn(absmax, job.a.tables->row_steps[l]);
+    float inv = absmax == 0.0f ? 0.0f : __fmul_rn(__frcp_rn(step), 127.0f);
+#pragma unroll
+    for (unsigned first = 0; first < candidates; first += together) {
+        float of[together], sum[together];
+#pragma unroll
+        for (unsigned j = 0; j < together; j++) {
+            of[j] = __shfl_sync(QC_ALL_LANES, inv, (int)(first + j), 16);
+            sum[j] = 0.0f;
+        }
+        for (uint32_t i = l; i < r.n; i += 16) {
+            float h = through_half(element(job, r, i));
+#pragma unroll
+            for (unsigned j = 0; j < together; j++) {
+                float e = qc_int8_residue(__fmul_rn(h, of[j]));
+                sum[j] = __fmaf_rn(e, e, sum[j]);
+            }
+        }
+        __syncwarp();
+#pragma unroll
+        for (unsigned j = 0; j < together; j++) {
+            float all = qc_fold_team(sum[j]);
+            if (l == first + j)
+                folded[l] = all;
+        }
+    }
+}
+
+/* The candidate of least error; all threads. */
+QC_DEVICE float best_scale(const row_job &job, const row_shared &shared, float absmax)
+{
+    float best = __fmul_rn(absmax, job.a.tables->row_steps[0]);
+    double least = 0.0;
+    bool found = false;
+    for (unsigned j = 0; j < candidates; j++) {
+        float s = __fmul_rn(absmax, job.a.tables->row_steps[j]);
+        double w = __ddiv_rn((double)s, 127.0);
+        double error = __dmul_rn(shared.error[j], __dmul_rn(w, w));
+        if (!found || error < least) {
+            found = true;
+            least = error;
+            best = s;
+        }
+    }
+    return best;
+}
+
+QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, unsigned l, float scb)
+{
+    float inv = scb == 0.0f ? 0.0f : __fmul_rn(__frcp_rn(scb), 127.0f);
+    float ee = 0.0f, xx = 0.0f, most = 0.0f;
+    uint32_t column = 0;
+    for (uint32_t i = l; i < r.n; i += 16) {
+        float x = element(job, r, i), q = qc_int8_nearest(__fmul_rn(through_half(x), inv));
+        float e = __fadd_rn(x, -__fmul_rn(__fmul_rn(q, scb), QC_CUDA_INT8_STEP));
+        job.a.codes[r.begin + i] = (int8_t)(int)q;
+        ee = __fmaf_rn(e, e, ee);
+        xx = __fmaf_rn(x, x, xx);
+        column = fabsf(e) > most ? i : column;
+        most = fmaxf(most, fabsf(e));
+    }
+    __syncwarp();
+    ee = qc_fold_team(ee);
+    xx = qc_fold_team(xx);
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2) {
+        float other = __shfl_xor_sync(QC_ALL_LANES, most, mask);
+        uint32_t other_column = __shfl_xor_sync(QC_ALL_LANES, column, mask);
+        if (other > most || (other == most && other_column < column)) {
+            most = other;
+            column = other_column;
+        }
+    }
+    if (r.n > 0 && l == 0)
+        reinterpret_cast<float4 *>(job.a.errors)[row * job.runs + r.run] =
+            make_float4(ee, xx, most, __uint_as_float(column));
+}
+
+__global__ void __launch_bounds__(16 * most_runs) search_rows(row_job job)
+{
+    QC_SHARED(row_shared, shared);
+    unsigned l = threadIdx.x % 16, team = threadIdx.x / 16, teams = blockDim.x / 16;
+    for (uint64_t row = blockIdx.x; row < job.a.rows; row += gridDim.x) {
+        if (threadIdx.x == 0)
+            shared.largest = 0;
+        if (threadIdx.x < candidates)
+            shared.error[threadIdx.x] = 0.0;
+        __syncthreads();
+        uint32_t largest = 0;
+        for (uint64_t first = 0; first < job.runs; first += teams) {
+            uint32_t bits = largest_of_run(job, run_of(job, row, first + team), l);
+            largest = bits > largest ? bits : largest;
+        }
+        atomicMax(&shared.largest, largest);
+        __syncthreads();
+        /* NaN and infinity were reported: whatever comes out is right */
+        float absmax = through_half(__uint_as_float(shared.largest));
+        for (uint64_t first = 0; first < job.runs; first += teams) {
+            add_errors(job, run_of(job, row, first + team), l, absmax, shared.folded[team]);
+            __syncthreads();
+            if (threadIdx.x < candidates)
+                for (unsigned t = 0; t < teams && first + t < job.runs; t++)
+                    shared.error[threadIdx.x] =
+                        __dadd_rn(shared.error[threadIdx.x], (double)shared.folded[t][threadIdx.x]);
+            __syncthreads();
+        }
+        float scb = absmax == 0.0f ? 0.0f : best_scale(job, shared, absmax);
+        for (uint64_t first = 0; first < job.runs; first += teams)
+            encode_run(job, run_of(job, row, first + team), row, l, scb);
+        if (threadIdx.x == 0)
+            job.a.scb[row] = scb;
+        __syncthreads(); /* shared is written again */
+    }
+}
+
+} // namespace
+
+extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
+                                         qc_error *err)
+{
+    if (a->dtype != QC_DTYPE_F32 && a->dtype != QC_DTYPE_F16 && a->dtype != QC_DTYPE_BF16)
+        QC_FAIL(err, QC_ERR_USAGE, "search_rows: a source of type %s; F32, F16 and BF16 are",
+                qc_dtype_name(a->dtype));
+    QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
+    if (a->rows == 0)
+        return QC_OK;
+    if (a->cols == 0) /* absmax of nothing */
+        return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
+    row_job job = {*a, a->cols / run_elems + (a->cols % run_elems != 0)};
+    unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
+    unsigned grid = a->rows < QC_GRID_MOST ? (unsigned)a->rows : QC_GRID_MOST;
+    QC_LAUNCH(search_rows, dim3(grid), dim3(16 * teams), sizeof(row_shared), s, job);
+    return qc_cuda_launched("search_rows", err);
+}

@@ -1,0 +1,440 @@
+/* The scale search on the GPU leaves what the scalar truth leaves, bit for bit: codes, scales,
+ * nested scales, sums, bad elements. --slow: more of everything. */
+#include "quant_device_fixture.h"
+
+#include "kernels/cuda_quantize.h"
+#include "kernels/cuda_scale_search.h"
+#include "quant/quant_collect.h"
+#include "quant/scale_search.h"
+
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
+static int slow;
+static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
+static qd_buffer tables;
+
+typedef struct {
+    int nf4, nested, refit;
+    qc_dtype dtype;
+    uint64_t n;
+    uint32_t block;
+    float offset;
+    size_t src_offset, codes_offset; /* elements, bytes */
+} blocks_case;
+
+static int same_sums(const qc_piece_sums *a, const qc_piece_sums *b)
+{
+    return qc_f64_bits(a->sum_ee) == qc_f64_bits(b->sum_ee) &&
+           qc_f64_bits(a->sum_xx) == qc_f64_bits(b->sum_xx) &&
+           qc_f64_bits(a->max_err) == qc_f64_bits(b->max_err) && a->max_index == b->max_index;
+}
+
+static void check_sums(const qc_piece_sums *got, const qc_piece_sums *want, const char *what)
+{
+    QT_CHECK(same_sums(got, want), "%s: sums %a %a %a at %" PRIu64 ", not %a %a %a at %" PRIu64,
+             what, got->sum_ee, got->sum_xx, got->max_err, got->max_index, want->sum_ee,
+             want->sum_xx, want->max_err, want->max_index);
+}
+
+static void *scratch_for(const qc_search_form *form, uint64_t cols)
+{
+    void *p = aligned_alloc(64, (size_t)qc_search_scratch_bytes(form, cols));
+    QT_CHECK(p != NULL, "out of memory");
+    return p;
+}
+
+static void check_blocks(const blocks_case *c, const void *src)
+{
+    char what[160];
+    snprintf(what, sizeof what,
+             "%s %s n %" PRIu64 " block %u nested %d refit %d offset %g src+%zu codes+%zu",
+             c->nf4 ? "nf4" : "int8", qc_dtype_name(c->dtype), c->n, c->block, c->nested, c->refit,
+             (double)c->offset, c->src_offset, c->codes_offset);
+    uint64_t blocks = c->n / c->block + (c->n % c->block != 0), groups = (blocks + 255) / 256;
+    size_t code_bytes = c->nf4 ? (size_t)(c->n + 1) / 2 : (size_t)c->n, each = qt_size(c->dtype);
+    qc_search_form form = {.is_nf4 = c->nf4,
+                           .block_elems = c->block,
+                           .nested = c->nested,
+                           .offset = c->offset,
+                           .effort = c->refit ? QC_SEARCH_REFIT : QC_SEARCH_ONCE};
+    qc_search_out out = {.codes = qt_alloc(code_bytes, 1),
+                         .absmax = qt_alloc(blocks, 4),
+                         .absmax_codes = qt_alloc(blocks, 1),
+                         .nested_absmax = qt_alloc(groups, 4)};
+    qc_piece_sums sums, got_sums;
+    void *scratch = scratch_for(&form, 0);
+    qc_search_ops_for(QC_ISA_SCALAR)->blocks(&form, src, c->dtype, c->n, &out, scratch, &sums);
+
+    qd_buffer d_src = qd_new_from(src, (size_t)c->n * each, c->src_offset * each);
+    qd_buffer d_codes = qd_new(code_bytes, c->codes_offset), d_absmax = qd_new(blocks * 4, 4);
+    qd_buffer d_absmax_codes = qd_new(c->nested ? blocks : 0, 1);
+    qd_buffer d_nested = qd_new(c->nested ? groups * 4 : 0, 4);
+    qd_buffer d_sums = qd_new(blocks * sizeof(qc_search_sum), 8), d_bad = qd_new(8, 8);
+    qc_cuda_search_blocks_job a = {.src = d_src.p,
+                                   .dtype = c->dtype,
+                                   .n = c->n,
+                                   .is_nf4 = c->nf4,
+                                   .block_elems = c->block,
+                                   .nested = c->nested,
+                                   .refit = c->refit,
+                                   .offset = c->offset,
+                                   .tables = tables.p,
+                                   .codes = d_codes.p,
+                                   .absmax = d_absmax.p,
+                                   .absmax_codes = c->nested ? d_absmax_codes.p : NULL,
+                                   .nested_absmax = c->nested ? d_nested.p : NULL,
+                                   .sums = d_sums.p,
+                                   .bad = d_bad.p};
+    QD_OK(qc_cuda_search_blocks(&a, qd.stream, &qd.err));
+    void *got_codes = qd_take(&d_codes, what), *got_absmax = qd_take(&d_absmax, what);
+    void *got_absmax_codes = qd_take(&d_absmax_codes, what), *got_nested = qd_take(&d_nested, what);
+    qc_search_sum *found = qd_take(&d_sums, what);
+    uint64_t *bad = qd_take(&d_bad, what);
+    qd_drop(&d_src);
+    if (sums.bad != QC_BAD_NONE) {
+        QT_CHECK(*bad == sums.bad_index, "%s: bad %" PRIu64 ", not %" PRIu64, what, *bad,
+                 sums.bad_index);
+    } else {
+        QT_CHECK(*bad == UINT64_MAX, "%s: bad %" PRIu64, what, *bad);
+        if (c->nested) {
+            qd_same(got_nested, out.nested_absmax, groups * 4, what);
+            qd_same(got_absmax_codes, out.absmax_codes, blocks, what);
+        }
+        qd_same(got_absmax, out.absmax, blocks * 4, what);
+        qd_same(got_codes, out.codes, code_bytes, what);
+        qc_search_collect(found, blocks, c->block, &got_sums);
+        check_sums(&got_sums, &sums, what);
+    }
+    free(out.codes), free(out.absmax), free(out.absmax_codes), free(out.nested_absmax);
+    free(scratch), free(got_codes), free(got_absmax), free(got_absmax_codes), free(got_nested);
+    free(found), free(bad);
+}
+
+/* All ways to search the source. */
+static void check_ways(blocks_case c, qd_kind kind, qt_rng *rng)
+{
+    void *src = qd_source(rng, kind, c.dtype, c.n);
+    for (int way = 0; way < 3; way++) {
+        c.nested = way > 0;
+        c.refit = way > 1;
+        c.offset = c.nf4 || kind == QD_ZEROS ? 0.0f : 0x1p-4f;
+        check_blocks(&c, src);
+    }
+    free(src);
+}
+
+static void test_kinds(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint32_t blocks[] = {32, 64, 128, 256};
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t++)
+            for (int k = 0; k < QD_KINDS; k += (int)qt_every(4)) {
+                uint32_t block = blocks[(k + t) % 4];
+                for (int b = 0; b < (slow ? 4 : 1); b++) {
+                    blocks_case c = {.nf4 = nf4,
+                                     .dtype = types[t],
+                                     .n = 20 * (slow ? blocks[b] : block) + 7,
+                                     .block = slow ? blocks[b] : block};
+                    check_ways(c, (qd_kind)k, &rng);
+                }
+            }
+}
+
+/* Several groups, of which the last is short, ends in a short block, and that at an odd element. */
+static void test_groups(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t += slow ? 1 : 2) {
+            blocks_case c = {
+                .nf4 = nf4, .dtype = types[t], .n = 32 * 256 + 32 * 19 + 5, .block = 32};
+            check_ways(c, QD_NORMAL, &rng);
+            if (slow)
+                check_ways(c, QD_SPREAD, &rng);
+        }
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t sizes[] = {0, 1, 31, 63, 64, 65, 127, 1023, 1024};
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s += qt_every(3)) {
+            blocks_case c = {.nf4 = nf4, .dtype = types[s % 3], .n = sizes[s], .block = 64};
+            check_ways(c, QD_NORMAL, &rng);
+        }
+}
+
+static void test_block_sizes(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (uint32_t block = 32; block <= 4096; block *= 2)
+            for (int more = 0; more < 2; more++) {
+                blocks_case c = {.nf4 = nf4,
+                                 .dtype = types[block / 32 % 3],
+                                 .n = block + (more ? block / 2 + 3 : 0),
+                                 .block = block};
+                check_ways(c, QD_NORMAL, &rng);
+            }
+}
+
+static void test_alignment(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t++)
+            for (size_t offset = 1; offset < 4; offset++) {
+                blocks_case c = {.nf4 = nf4,
+                                 .dtype = types[t],
+                                 .n = 325,
+                                 .block = 64,
+                                 .src_offset = offset,
+                                 .codes_offset = offset};
+                check_ways(c, QD_NORMAL, &rng);
+            }
+}
+
+/* Offsets that no scale is near, and such that there is little else. */
+static void test_offsets(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const float offsets[] = {0.0f, 0.25f, -0.5f, 1e-30f, 3e38f, 0x1p-140f};
+    void *src = qd_source(&rng, QD_NORMAL, QC_DTYPE_BF16, 900);
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++)
+            for (int refit = 0; refit < 2; refit++) {
+                blocks_case c = {.nf4 = nf4,
+                                 .nested = 1,
+                                 .refit = refit,
+                                 .dtype = QC_DTYPE_BF16,
+                                 .n = 900,
+                                 .block = 64,
+                                 .offset = offsets[i]};
+                check_blocks(&c, src);
+            }
+    free(src);
+}
+
+/* Several bad elements: the lowest is named, whichever thread or block has it. */
+static void test_bad(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint32_t blocks[] = {64, 128, 512};
+    for (int nf4 = 0; nf4 < 2; nf4++)
+        for (int t = 0; t < 3; t++)
+            for (int round = 0; round < (slow ? 20 : 3); round++) {
+                uint64_t n = 2200 + qt_below(&rng, 600);
+                blocks_case c = {.nf4 = nf4,
+                                 .nested = round % 2,
+                                 .dtype = types[t],
+                                 .n = n,
+                                 .block = blocks[(round + t) % 3]};
+                void *src = qd_source(&rng, QD_NORMAL, types[t], n);
+                for (int i = 0; i < 1 + round; i++) {
+                    uint64_t at = round < 2 ? n - 1 - 70 * (uint64_t)i : qt_below(&rng, n);
+                    qt_put(src, types[t], at,
+                           i % 3 == 0   ? nan("")
+                           : i % 3 == 1 ? -HUGE_VAL
+                                        : HUGE_VAL);
+                }
+                check_blocks(&c, src);
+                free(src);
+            }
+}
+
+/* ---- rows ---- */
+
+static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void *src,
+                       size_t src_offset, size_t codes_offset)
+{
+    char what[160];
+    snprintf(what, sizeof what, "rows %s %" PRIu64 " x %" PRIu64 " src+%zu codes+%zu",
+             qc_dtype_name(dtype), rows, cols, src_offset, codes_offset);
+    uint64_t n = rows * cols, runs = rows * ((cols + QC_CUDA_ROW_RUN - 1) / QC_CUDA_ROW_RUN);
+    int8_t *codes = qt_alloc(n, 1);
+    float *scb = qt_alloc(rows, sizeof *scb);
+    qc_piece_sums sums, got;
+    void *scratch = scratch_for(NULL, cols);
+    qc_search_ops_for(QC_ISA_SCALAR)->rows(src, dtype, rows, cols, codes, scb, scratch, &sums);
+
+    size_t each = qt_size(dtype);
+    qd_buffer d_src = qd_new_from(src, (size_t)n * each, src_offset * each);
+    qd_buffer d_codes = qd_new((size_t)n, codes_offset), d_scb = qd_new((size_t)rows * 4, 4);
+    qd_buffer d_errors = qd_new((size_t)runs * 16, 16), d_bad = qd_new(8, 8);
+    qc_cuda_search_rows_job a = {.src = d_src.p,
+                                 .dtype = dtype,
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .tables = tables.p,
+                                 .codes = d_codes.p,
+                                 .scb = d_scb.p,
+                                 .errors = d_errors.p,
+                                 .bad = d_bad.p};
+    QD_OK(qc_cuda_search_rows(&a, qd.stream, &qd.err));
+    void *got_codes = qd_take(&d_codes, what), *got_scb = qd_take(&d_scb, what);
+    float *lanes = qd_take(&d_errors, what);
+    uint64_t *bad = qd_take(&d_bad, what);
+    qd_drop(&d_src);
+    if (sums.bad != QC_BAD_NONE) {
+        QT_CHECK(*bad == sums.bad_index, "%s: bad %" PRIu64 ", not %" PRIu64, what, *bad,
+                 sums.bad_index);
+    } else {
+        QT_CHECK(*bad == UINT64_MAX, "%s: bad %" PRIu64, what, *bad);
+        qd_same(got_scb, scb, (size_t)rows * 4, what);
+        qd_same(got_codes, codes, (size_t)n, what);
+        qc_rows_collect(lanes, rows, cols, &got);
+        check_sums(&got, &sums, what);
+    }
+    free(codes), free(scb), free(scratch), free(got_codes), free(got_scb), free(lanes), free(bad);
+}
+
+/* Float16's range is what rows pass through. */
+static void *row_source(qt_rng *rng, qd_kind kind, qc_dtype dtype, uint64_t n)
+{
+    void *src = qd_source(rng, kind, dtype, n);
+    for (uint64_t i = 0; i < n; i++) {
+        double x = qt_get(src, dtype, i);
+        if (fabs(x) > 65000.0)
+            qt_put(src, dtype, i, x > 0 ? 60000.0 + (double)(i % 5000) : -64000.0);
+    }
+    return src;
+}
+
+static void test_rows_shapes(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    static const uint64_t shapes[][2] = {{0, 5},    {3, 0},    {1, 1},    {17, 3},   {5, 63},
+                                         {3, 1023}, {3, 1024}, {2, 1025}, {2, 2880}, {1, 17408}};
+    for (int t = 0; t < 3; t++)
+        for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
+            uint64_t rows = shapes[s][0], cols = shapes[s][1];
+            void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
+            check_rows(types[t], rows, cols, src, 0, 0);
+            if (cols < 100)
+                check_rows(types[t], rows, cols, src, 1, 3);
+            free(src);
+        }
+}
+
+static void test_rows_kinds(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int t = 0; t < 3; t++)
+        for (int k = 0; k < QD_KINDS; k += (int)qt_every(4)) {
+            void *src = row_source(&rng, (qd_kind)k, types[t], 8 * 1200);
+            check_rows(types[t], 8, 1200, src, 0, 0);
+            check_rows(types[t], 60, 40, src, 0, 0);
+            free(src);
+        }
+}
+
+static void test_rows_bad(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (int t = 0; t < 3; t++)
+        for (int round = 0; round < (slow ? 20 : 4); round++) {
+            uint64_t n = 3 * 2100;
+            void *src = row_source(&rng, QD_NORMAL, types[t], n);
+            for (int i = 0; i < 1 + round; i++)
+                qt_put(src, types[t], qt_below(&rng, n),
+                       i % 3 == 0   ? nan("")
+                       : i % 3 == 1 ? -HUGE_VAL
+                                    : 70000.0);
+            check_rows(types[t], 3, 2100, src, 0, 0);
+            free(src);
+        }
+}
+
+/* ---- the rest ---- */
+
+/* Four entries of the screen are added in 16 bits. */
+static void test_tables(void **state)
+{
+    (void)state;
+    static qc_cuda_search_tables t;
+    qc_cuda_search_tables_fill(&t);
+    uint32_t most = 0;
+    for (int list = 0; list < 2; list++)
+        for (int row = 0; row < 256; row++)
+            for (int m = 0; m < 32; m++)
+                most = t.screen[list][row][m] > most ? t.screen[list][row][m] : most;
+    QT_CHECK(most > 0 && most < 1u << 14, "an entry of %u", most);
+}
+
+static void test_arguments(void **state)
+{
+    (void)state;
+    uint64_t bad = 0;
+    qc_cuda_search_blocks_job b = {.dtype = QC_DTYPE_F32, .n = 64, .block_elems = 48, .bad = &bad};
+    assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
+    b.block_elems = 16;
+    assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
+    b.block_elems = 8192;
+    assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
+    b.block_elems = 64;
+    b.dtype = QC_DTYPE_F64;
+    assert_int_equal(qc_cuda_search_blocks(&b, qd.stream, &qd.err), QC_ERR_USAGE);
+    qc_cuda_search_rows_job r = {.dtype = QC_DTYPE_F64, .rows = 1, .cols = 1, .bad = &bad};
+    assert_int_equal(qc_cuda_search_rows(&r, qd.stream, &qd.err), QC_ERR_USAGE);
+}
+
+#ifdef QC_CUDA_SHIM
+/* Grids of one block or three go round. */
+static void test_grid_steps(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    for (unsigned grid = 1; grid <= 3; grid += 2) {
+        qc_shim_set_grid(grid);
+        blocks_case c = {.nf4 = grid == 1, .dtype = QC_DTYPE_BF16, .n = 4 * 8192 + 70, .block = 32};
+        void *src = qd_source(&rng, QD_SPREAD, c.dtype, c.n);
+        for (c.nested = 0; c.nested < 2; c.nested++)
+            check_blocks(&c, src);
+        free(src);
+        src = row_source(&rng, QD_NORMAL, QC_DTYPE_F16, 9 * 1100);
+        for (uint64_t i = 0; i < 9; i++) /* magnitudes that fall from row to row */
+            qt_put(src, QC_DTYPE_F16, i * 1100 + i, 60000.0 / (double)(i + 1));
+        check_rows(QC_DTYPE_F16, 9, 1100, src, 0, 0);
+        free(src);
+    }
+    qc_shim_set_grid(0);
+}
+#endif
+
+int main(int argc, char **argv)
+{
+    static qc_cuda_search_tables t;
+    slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
+    qd_start();
+    qc_cuda_search_tables_fill(&t);
+    tables = qd_new_from(&t, sizeof t, 0);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tables),      cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_groups),      cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_block_sizes), cmocka_unit_test(test_alignment),
+        cmocka_unit_test(test_offsets),     cmocka_unit_test(test_bad),
+        cmocka_unit_test(test_rows_shapes), cmocka_unit_test(test_rows_kinds),
+        cmocka_unit_test(test_rows_bad),    cmocka_unit_test(test_arguments),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(test_grid_steps),
+#endif
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qd_drop(&tables);
+    qd_end();
+    return failed;
+}
