@@ -5,18 +5,21 @@
  *
  * Each slot has a stream, so that the copies of one, the kernel of another and the copies back of a
  * third run at the same time; between slots nothing is ordered. The results of a slot lie together
- * (errors, absmax, bad, codes), so that one copy brings them back. All slots are parts of two
- * allocations, one pinned and one of the device, made once. */
+ * (errors, scales, bad, codes), so that one copy brings them back. All slots are parts of two
+ * allocations, one pinned and one of the device, made once. The tables of the search are a third,
+ * made when the first search is started. */
 #include "convert/gpu_quantize.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "kernels/cuda_quantize.h"
+#include "kernels/cuda_scale_search.h"
 
 #include <string.h>
 
 #define ERROR_FLOATS 4u
 #define CODES_ALIGN  256u
+#define GROUP_BLOCKS 256u /* QC_NESTED_BLOCK */
 
 typedef struct {
     unsigned char *source, *results;               /* pinned */
@@ -31,12 +34,13 @@ struct qc_gpu_ring {
     qc_cuda_device device;
     size_t slot_bytes; /* of sources, and of results */
     unsigned char *pinned, *memory;
+    qc_cuda_search_tables tables, *device_tables; /* NULL: nothing was searched yet */
     ring_slot slots[QC_GPU_SLOTS];
 };
 
 /* Where the parts of n elements' results lie. */
 typedef struct {
-    uint64_t absmax, bad, codes, end;
+    uint64_t absmax, nested_absmax, bad, absmax_codes, codes, end;
 } result_layout;
 
 static uint64_t align_up(uint64_t v, uint64_t to)
@@ -44,20 +48,31 @@ static uint64_t align_up(uint64_t v, uint64_t to)
     return (v + to - 1) / to * to;
 }
 
+static int is_found(const qc_gpu_form *form)
+{
+    return form->searched && form->scheme != QC_SCHEME_INT8_ROWS;
+}
+
 /* n is at most a slot's bytes, so that nothing overflows. */
 static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 {
     result_layout l;
-    uint64_t scales, sums;
+    uint64_t scales, sums, each = ERROR_FLOATS * sizeof(float);
     if (form->scheme == QC_SCHEME_INT8_ROWS) {
         scales = n / form->cols;
         sums = scales * qc_ceil_div_u64(form->cols, QC_CUDA_ROW_RUN);
     } else {
         scales = sums = qc_ceil_div_u64(n, form->block_elems);
     }
-    l.absmax = sums * ERROR_FLOATS * sizeof(float);
-    l.bad = align_up(l.absmax + scales * sizeof(float), sizeof(uint64_t));
-    l.codes = align_up(l.bad + sizeof(uint64_t), CODES_ALIGN);
+    int nested = is_found(form) && form->nested;
+    if (is_found(form))
+        each = sizeof(qc_search_sum);
+    l.absmax = sums * each;
+    l.nested_absmax = l.absmax + scales * sizeof(float);
+    uint64_t groups = nested ? qc_ceil_div_u64(scales, GROUP_BLOCKS) : 0;
+    l.bad = align_up(l.nested_absmax + groups * sizeof(float), sizeof(uint64_t));
+    l.absmax_codes = l.bad + sizeof(uint64_t);
+    l.codes = align_up(l.absmax_codes + (nested ? scales : 0), CODES_ALIGN);
     l.end = l.codes + (form->scheme == QC_SCHEME_NF4 ? (n + 1) / 2 : n);
     return l;
 }
@@ -75,6 +90,7 @@ static void release(qc_gpu_ring *r)
     }
     qc_cuda_host_free(r->pinned);
     qc_cuda_free(r->memory);
+    qc_cuda_free(r->device_tables);
 }
 
 /* With its memory: all or nothing. */
@@ -162,6 +178,54 @@ void *qc_gpu_ring_source(qc_gpu_ring *r, unsigned slot)
     return r->slots[slot].source;
 }
 
+/* Once: waits for the copy, as other slots use the tables too. */
+static qc_status take_tables(qc_gpu_ring *r, const ring_slot *s, qc_error *err)
+{
+    void *v = NULL;
+    if (r->device_tables)
+        return QC_OK;
+    QC_TRY(qc_cuda_malloc(&v, sizeof r->tables, err));
+    r->device_tables = v;
+    qc_cuda_search_tables_fill(&r->tables);
+    QC_TRY(qc_cuda_to_device(v, &r->tables, sizeof r->tables, s->stream, err));
+    return qc_cuda_stream_synchronize(s->stream, err);
+}
+
+static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const result_layout *l,
+                               qc_error *err)
+{
+    unsigned char *results = s->device_results;
+    const qc_gpu_form *form = &s->form;
+    if (form->scheme == QC_SCHEME_INT8_ROWS) {
+        qc_cuda_search_rows_job a = {.src = s->device_source,
+                                     .dtype = form->dtype,
+                                     .rows = s->n / form->cols,
+                                     .cols = form->cols,
+                                     .tables = r->device_tables,
+                                     .codes = (int8_t *)(results + l->codes),
+                                     .scb = (float *)(void *)(results + l->absmax),
+                                     .errors = (float *)(void *)results,
+                                     .bad = (uint64_t *)(void *)(results + l->bad)};
+        return qc_cuda_search_rows(&a, s->stream, err);
+    }
+    qc_cuda_search_blocks_job a = {.src = s->device_source,
+                                   .dtype = form->dtype,
+                                   .n = s->n,
+                                   .is_nf4 = form->scheme == QC_SCHEME_NF4,
+                                   .block_elems = form->block_elems,
+                                   .nested = form->nested,
+                                   .refit = form->refit,
+                                   .offset = form->offset,
+                                   .tables = r->device_tables,
+                                   .codes = results + l->codes,
+                                   .absmax = (float *)(void *)(results + l->absmax),
+                                   .absmax_codes = results + l->absmax_codes,
+                                   .nested_absmax = (float *)(void *)(results + l->nested_absmax),
+                                   .sums = (qc_search_sum *)(void *)results,
+                                   .bad = (uint64_t *)(void *)(results + l->bad)};
+    return qc_cuda_search_blocks(&a, s->stream, err);
+}
+
 static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *err)
 {
     unsigned char *results = s->device_results;
@@ -197,8 +261,10 @@ qc_status qc_gpu_ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *fo
     result_layout l = lay_out(form, n);
     size_t source_bytes = (size_t)(n * (qc_dtype_bits(form->dtype) / 8));
     QC_TRY(qc_cuda_use(&r->device, err));
+    if (form->searched)
+        QC_TRY(take_tables(r, s, err));
     QC_TRY(qc_cuda_to_device(s->device_source, s->source, source_bytes, s->stream, err));
-    QC_TRY(launch(s, &l, err));
+    QC_TRY(form->searched ? launch_search(r, s, &l, err) : launch(s, &l, err));
     QC_TRY(qc_cuda_to_host(s->results, s->device_results, (size_t)l.end, s->stream, err));
     return qc_cuda_event_record(s->done, s->stream, err);
 }
@@ -208,7 +274,12 @@ qc_status qc_gpu_ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, 
     const ring_slot *s = &r->slots[slot];
     result_layout l = lay_out(&s->form, s->n);
     QC_TRY(qc_cuda_event_synchronize(s->done, err));
-    out->errors = (const float *)(const void *)s->results;
+    int found = is_found(&s->form), nested = found && s->form.nested;
+    out->errors = found ? NULL : (const float *)(const void *)s->results;
+    out->found = found ? (const qc_search_sum *)(const void *)s->results : NULL;
+    out->absmax_codes = nested ? s->results + l.absmax_codes : NULL;
+    out->nested_absmax =
+        nested ? (const float *)(const void *)(s->results + l.nested_absmax) : NULL;
     out->absmax = (const float *)(const void *)(s->results + l.absmax);
     out->codes = s->results + l.codes;
     memcpy(&out->bad, s->results + l.bad, sizeof out->bad);

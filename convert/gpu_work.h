@@ -13,6 +13,7 @@
 #include "convert/recipe.h"
 #include "kernels/cuda_device.h"
 #include "quant/quant_weights.h"
+#include "quant/search_sums.h"
 
 /* ---- quantizing (gpu_quantize.c) ---- */
 
@@ -22,6 +23,10 @@ typedef struct {
     qc_dtype dtype;       /* F32, F16 or BF16 */
     uint32_t block_elems; /* NF4 and INT8_BLOCKS */
     uint64_t cols;        /* INT8_ROWS */
+    /* Scales as quant/scale_search.h finds them, else absmax. The other three are of blocks: double
+     * quantization (slots then hold whole groups), its offset, and QC_SEARCH_REFIT. */
+    int searched, nested, refit;
+    float offset;
 } qc_gpu_form;
 
 /* A ring of slots on one device, for one thread: while the host fills one, others are copied and
@@ -35,12 +40,17 @@ typedef struct {
     const float *absmax; /* of blocks, or SCB of rows */
     const float *errors; /* see kernels/cuda_quantize.h and quant/quant_collect.h */
     uint64_t bad;        /* lowest index that has no code, or UINT64_MAX: the rest is unspecified */
+    /* Blocks of searched scales, which have no errors; the last two where they are nested. */
+    const qc_search_sum *found;
+    const uint8_t *absmax_codes;
+    const float *nested_absmax;
 } qc_gpu_result;
 
 typedef struct {
     /* slot_bytes: of source; halved down to min_bytes while there is no room. QC_ERR_NOMEM when
      * even that has none (on the device or, pinned, on the host); QC_ERR_DEVICE for no such device.
-     * Allocates all that the ring ever needs: 2 x QC_GPU_SLOTS x slot_bytes on either side. */
+     * Allocates all that the ring ever needs: 2 x QC_GPU_SLOTS x slot_bytes on either side;
+     * for the first search a little more. */
     qc_status (*ring_create)(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
                              size_t min_bytes, qc_error *err);
     void (*ring_destroy)(qc_gpu_ring *r); /* waits for what was started; accepts NULL */

@@ -6,7 +6,7 @@
  * worker makes of those the sums of each step, in order, as the CPU has them.
  *
  * On the CPU stay: casts and dequantizing (copies cost more than the work), weights in float64,
- * rows too long for a slot, and weights whose scales are searched. */
+ * and rows or groups too long for a slot. */
 #include "base/checked.h"
 #include "convert/console.h"
 #include "convert/pipeline.h"
@@ -123,7 +123,6 @@ static int gpu_takes(const qc_job *j)
 {
     return (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
             j->scheme == QC_SCHEME_INT8_BLOCKS) &&
-           j->scale == QC_SCALE_ABSMAX &&
            (j->dtype == QC_DTYPE_F32 || j->dtype == QC_DTYPE_F16 || j->dtype == QC_DTYPE_BF16);
 }
 
@@ -165,18 +164,29 @@ static void collect_slot(qc_worker *w, const quantized_piece *q, const qc_gpu_re
     uint64_t per_scale = rows ? j->cols : j->block_elems;
     uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
     uint64_t runs = rows ? qc_ceil_div_u64(j->cols, QC_CUDA_ROW_RUN) : 1;
-    float *absmax = s->absmax + first / per_scale;
-    memcpy(absmax, r->absmax, (size_t)qc_ceil_div_u64(n, per_scale) * sizeof *absmax);
+    uint64_t scales = qc_ceil_div_u64(n, per_scale);
+    const float *absmax = r->absmax;
+    if (r->nested_absmax) {
+        uint64_t block = first / per_scale;
+        memcpy(s->nested_codes + block, r->absmax_codes, (size_t)scales);
+        memcpy(s->nested_absmax + block / QC_NESTED_BLOCK, r->nested_absmax,
+               (size_t)qc_ceil_div_u64(scales, QC_NESTED_BLOCK) * sizeof *r->nested_absmax);
+    } else {
+        memcpy(s->absmax + first / per_scale, absmax, (size_t)scales * sizeof *absmax);
+    }
     memcpy(w->content + (first - q->begin) / per_byte, r->codes,
            (size_t)qc_ceil_div_u64(n, per_byte));
     for (uint64_t at = 0; at < n; at += q->step) {
         uint64_t part = at_most(n - at, q->step), scale = at / per_scale;
-        const float *errors = r->errors + scale * runs * 4;
         qc_piece_sums sums = {0};
         if (rows)
-            qc_rows_collect(errors, part / j->cols, j->cols, &sums);
+            qc_rows_collect(r->errors + scale * runs * 4, part / j->cols, j->cols, &sums);
+        else if (r->found)
+            qc_search_collect(r->found + scale, qc_ceil_div_u64(part, per_scale), j->block_elems,
+                              &sums);
         else
-            qc_blocks_collect(absmax + scale, errors, qc_ceil_div_u64(part, per_scale),
+            qc_blocks_collect(absmax + scale, r->errors + scale * 4,
+                              qc_ceil_div_u64(part, per_scale),
                               s->block_errors + first / per_scale + scale, &sums);
         qc_piece_add(q->total, &sums, first + at - q->begin);
     }
@@ -271,7 +281,14 @@ void qc_worker_leave_gpu(qc_worker *w)
 static qc_status try_gpu(qc_worker *w, const quantized_piece *q, int *done, qc_error *err)
 {
     const qc_job *j = &w->p->plan->jobs[q->job];
-    qc_gpu_form form = {j->scheme, j->dtype, j->block_elems, j->cols};
+    qc_gpu_form form = {.scheme = j->scheme,
+                        .dtype = j->dtype,
+                        .block_elems = j->block_elems,
+                        .cols = j->cols,
+                        .searched = j->scale != QC_SCALE_ABSMAX,
+                        .nested = j->nested,
+                        .refit = j->scale == QC_SCALE_REFIT,
+                        .offset = w->p->jobs[q->job].offset};
     qc_error why = {0};
     int no_room = 0;
     *done = 0;

@@ -229,7 +229,8 @@ static qc_status ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, 
     assert_int_equal(pthread_join(s->thread, NULL), 0);
     s->running = 0;
     QC_TRY(count_down(&fake.finishes_left, "waiting", err));
-    *out = (qc_gpu_result){s->codes, s->absmax, s->errors, s->bad};
+    *out =
+        (qc_gpu_result){.codes = s->codes, .absmax = s->absmax, .errors = s->errors, .bad = s->bad};
     return QC_OK;
 }
 

@@ -76,6 +76,17 @@ class Bytes(Device):
             self.assertEqual(o["device"], ", ".join(names))
             self.assertAlmostEqual(o["gpu_share"], quantized / (quantized + 9 * 64))
 
+    def test_searched_scales(self):
+        """What is sampled for an offset, short groups, rows."""
+        self.model({n: w for n, w in self.weights().items() if "up" not in n})
+        for i, form in enumerate(FORMS):
+            to = ["--scale", ["search", "refit"][i % 2], "--to"] + form
+            self.ok("-q", "--device", "cpu", *to, self.path("m"), self.path("cpu%d" % i))
+            o = self.gpu("gpu%d" % i, "--device", "cuda", "--threads", str(i % 4 + 1), *to,
+                         env={"QC_SHIM_STREAMS": ["lazy", "eager", "shuffle:3"][i % 3]})
+            self.assert_same("cpu%d" % i, "gpu%d" % i, form)
+            self.assertGreater(o["gpu_share"], 0.99)
+
     def test_what_is_decoded_first(self):
         """FP8, and a weight that is stored transposed."""
         codes = bytes(b & 0xBF for b in self.rng.randbytes(130 * 200))
