@@ -95,18 +95,6 @@ static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const q
                       devices->text, devices->why ? ": " : "", devices->why ? devices->why : "");
 }
 
-/* GPUs were asked for, and have nothing to do. */
-static void tell_search_device(const qc_plan *plan, const qc_devices *devices)
-{
-    const char *scale = qc_scale_name(plan->options);
-    if (devices->wished && plan->weights_quantized > 0 && qc_plan_gpu_bytes(plan) == 0 &&
-        plan->options->scale != QC_SCALE_ABSMAX)
-        qc_console_warn(plan->options,
-                        "--scale %s: scales are searched on the CPU, not on %s; the output is the "
-                        "same",
-                        scale, devices->text);
-}
-
 /* Of the progress line: "converting on cuda:0". */
 static qc_status progress_verb(const qc_devices *d, qc_arena *arena, const char **out,
                                qc_error *err)
@@ -163,7 +151,6 @@ static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *f
     QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
     qc_devices *devices = v;
     QC_TRY(qc_devices_choose(devices, o->run_device, qc_plan_gpu_bytes(plan), o->arena, err));
-    tell_search_device(plan, devices);
     QC_TRY(progress_verb(devices, o->arena, &verb, err));
     unsigned threads = o->threads;
     if (threads == 0)
