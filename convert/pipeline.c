@@ -405,15 +405,12 @@ static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_err
         uint64_t each = qc_dtype_bits(j->dtype) / 8;
         if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols * each > source)
             source = (size_t)(j->cols * each); /* cols is at most QC_FRAME_MAX_BYTES */
+        /* A group of searched scales: at most 8 MiB. */
+        if (j->blocks > 0 && qc_job_step_elems(j) * each > source)
+            source = (size_t)(qc_job_step_elems(j) * each);
         /* A stack of experts: a row of codes and a block of them before it. */
         if (j->scheme == QC_SCHEME_DEQUANT && j->entry->transpose && 2 * j->cols > source)
             QC_TRY(row_bytes(j, &source, err));
-    }
-    for (uint32_t i = 0; i < p->plan->job_count; i++) {
-        const qc_job *j = &p->plan->jobs[i];
-        size_t step = (size_t)(qc_job_step_elems(j) * (qc_dtype_bits(j->dtype) / 8));
-        if (j->blocks > 0 && step > source)
-            source = step; /* a group: at most 8 MiB */
     }
     for (uint32_t i = 0; i < p->unit_count; i++) {
         if (p->units[i].content_bytes > piece)
