@@ -8,9 +8,9 @@
 #include <math.h>
 #include <string.h>
 
-#define TOKEN_GRAIN 8u  /* tokens that a thread takes at a time */
-#define ROW_GRAIN   64u /* rows of weights, at most */
-#define ROW_STEP    4u  /* which the matmuls decode together */
+#define TOKEN_GRAIN 8u   /* tokens that a thread takes at a time */
+#define ROW_GRAIN   128u /* rows of weights, at most */
+#define ROW_STEP    4u   /* which the matmuls decode together */
 #define ALIGNMENT   64u
 
 /* ---- sharing work ---- */

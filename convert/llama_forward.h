@@ -14,7 +14,7 @@
 #include "quant/matmul_ops.h"
 
 /* Tokens in work at a time, but at least one window. */
-#define QC_LLAMA_TOKENS 2048u
+#define QC_LLAMA_TOKENS 1024u
 
 typedef struct {
     const qc_llama_shape *shape;

@@ -68,15 +68,20 @@ DEC_INLINE void exponential_of(vec *x)
 
 static void exponential(const float *x, uint64_t n, float *out)
 {
-    for (uint64_t i = 0; i < n; i += DEC_WIDTH) {
+    uint64_t i = 0;
+    vec v;
+    for (; i + DEC_WIDTH <= n; i += DEC_WIDTH) {
+        load(&v, x + i);
+        exponential_of(&v);
+        store(out + i, &v);
+    }
+    if (i < n) {
         float room[DEC_WIDTH] = {0.0f};
-        size_t bytes = (size_t)(n - i < DEC_WIDTH ? n - i : DEC_WIDTH) * sizeof *x;
-        vec v;
-        memcpy(room, x + i, bytes);
+        memcpy(room, x + i, (size_t)(n - i) * sizeof *x);
         load(&v, room);
         exponential_of(&v);
         store(room, &v);
-        memcpy(out + i, room, bytes);
+        memcpy(out + i, room, (size_t)(n - i) * sizeof *x);
     }
 }
 
@@ -108,20 +113,28 @@ static void rotate(float *x, const float *cosines, const float *sines, uint64_t 
     }
 }
 
+DEC_INLINE void swiglu_at(float *gate, const float *up)
+{
+    vec g, e, u;
+    load(&g, gate);
+    load(&u, up);
+    e = -g;
+    exponential_of(&e);
+    g = g / (1.0f + e) * u;
+    store(gate, &g);
+}
+
 static void swiglu(float *gate, const float *up, uint64_t n)
 {
-    for (uint64_t i = 0; i < n; i += DEC_WIDTH) {
+    uint64_t i = 0;
+    for (; i + DEC_WIDTH <= n; i += DEC_WIDTH)
+        swiglu_at(gate + i, up + i);
+    if (i < n) {
         float g[DEC_WIDTH] = {0.0f}, u[DEC_WIDTH] = {0.0f};
-        size_t bytes = (size_t)(n - i < DEC_WIDTH ? n - i : DEC_WIDTH) * sizeof *gate;
-        vec v, e, w;
+        size_t bytes = (size_t)(n - i) * sizeof *gate;
         memcpy(g, gate + i, bytes);
         memcpy(u, up + i, bytes);
-        load(&v, g);
-        load(&w, u);
-        e = -v;
-        exponential_of(&e);
-        v = v / (1.0f + e) * w;
-        store(g, &v);
+        swiglu_at(g, u);
         memcpy(gate + i, g, bytes);
     }
 }
@@ -171,24 +184,56 @@ DEC_INLINE void add_values(const float *p, const float *values, uint64_t n, uint
     }
 }
 
+DEC_INLINE void take_larger(vec *most, const vec *v)
+{
+    ivec larger = *v > *most, a, b;
+    memcpy(&a, v, sizeof a);
+    memcpy(&b, most, sizeof b);
+    a = (a & larger) | (b & ~larger);
+    memcpy(most, &a, sizeof a);
+}
+
 /* Row by row: scores of keys [low, high) of the block become e^(score - maximum), the rest 0; what
  * was summed up so far is brought to the new maximum. */
 static void weigh(float *scores, uint64_t low, uint64_t high, uint64_t padded, float *maximum,
                   float *total, float *sums)
 {
-    float most = *maximum, lanes[QC_LANES] = {0.0f};
-    for (uint64_t j = low; j < high; j++)
-        most = scores[j] > most ? scores[j] : most;
-    if (low >= high || most == -INFINITY) {
+    float lanes[QC_LANES] = {0.0f};
+    vec v, large, acc[PARTS];
+    if (low >= high) {
         memset(scores, 0, QC_ATTEND_KEYS * sizeof *scores);
         return;
     }
+    for (uint64_t j = 0; j < low; j++)
+        scores[j] = -INFINITY;
+    for (uint64_t j = high; j < QC_ATTEND_KEYS; j++)
+        scores[j] = -INFINITY;
+    spread(&large, *maximum);
+    for (unsigned j = 0; j < QC_ATTEND_KEYS; j += DEC_WIDTH) {
+        load(&v, scores + j);
+        take_larger(&large, &v);
+    }
+    store(lanes, &large);
+    float most = lanes[0];
+    for (unsigned l = 1; l < DEC_WIDTH; l++)
+        most = lanes[l] > most ? lanes[l] : most;
+    if (most == -INFINITY) {
+        memset(scores, 0, QC_ATTEND_KEYS * sizeof *scores);
+        return;
+    }
+    memset(acc, 0, sizeof acc);
+    spread(&large, most);
+    for (unsigned j = 0; j < QC_ATTEND_KEYS; j += QC_LANES) {
+        for (unsigned p = 0; p < PARTS; p++) {
+            load(&v, scores + j + p * DEC_WIDTH);
+            v -= large;
+            exponential_of(&v);
+            store(scores + j + p * DEC_WIDTH, &v);
+            acc[p] += v;
+        }
+    }
+    memcpy(lanes, acc, sizeof lanes);
     float shrink = *maximum - most;
-    for (uint64_t j = 0; j < QC_ATTEND_KEYS; j++)
-        scores[j] = j >= low && j < high ? scores[j] - most : -INFINITY;
-    exponential(scores, QC_ATTEND_KEYS, scores);
-    for (uint64_t j = 0; j < QC_ATTEND_KEYS; j++)
-        lanes[j % QC_LANES] += scores[j];
     exponential(&shrink, 1, &shrink);
     *total = *total * shrink + qc_fold16(lanes);
     *maximum = most;

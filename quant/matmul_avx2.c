@@ -1,7 +1,7 @@
 /* The AVX2 tile: 16 lanes of a sum are two registers.
  *
- * 2 rows of W by 2 of x are 4 sums in 8 registers; each step of 16 k takes 4 loads of W, 4 of x
- * (widened on the way) and 8 fused products. Tails are copied behind zeros, and a lane without a
+ * 2 rows of W by 2 of x are 4 sums in 8 registers; 16 k take 4 loads of W, 4 of x and 8 fused
+ * products. Tails are copied behind zeros, and a lane without a
  * product is put back as it was. */
 #include "quant/matmul_parts.h"
 
@@ -15,23 +15,9 @@ typedef struct {
     __m256 low, high;
 } lanes;
 
-QC_INLINE uint64_t bytes_of(qc_dtype dtype)
+QC_INLINE lanes load(const float *at)
 {
-    return dtype == QC_DTYPE_F32 ? 4 : 2;
-}
-
-QC_INLINE __m256 half_of_bf16(const unsigned char *x)
-{
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(qc_load_half(x)), 16));
-}
-
-QC_INLINE lanes load(const unsigned char *x, qc_dtype dtype)
-{
-    if (dtype == QC_DTYPE_F32)
-        return (lanes){_mm256_castsi256_ps(qc_load(x)), _mm256_castsi256_ps(qc_load(x + 32))};
-    if (dtype == QC_DTYPE_F16)
-        return (lanes){_mm256_cvtph_ps(qc_load_half(x)), _mm256_cvtph_ps(qc_load_half(x + 16))};
-    return (lanes){half_of_bf16(x), half_of_bf16(x + 16)};
+    return (lanes){_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)};
 }
 
 QC_INLINE float fold(lanes v)
@@ -49,81 +35,76 @@ QC_INLINE __m256 lanes_below(int n)
         _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
 }
 
-QC_INLINE void block(const float *w, uint64_t stride, unsigned rows, const unsigned char *x,
-                     qc_dtype dtype, uint64_t x_bytes, unsigned m, uint64_t k, float *sums)
+/* Rows r of W and i of x to r + rows and i + m: constants, so that the sums stay in registers. */
+QC_INLINE void block(const qc_matmul_tile *t, unsigned r, unsigned rows, unsigned i, unsigned m)
 {
-    const uint64_t each = bytes_of(dtype);
+    const float *w = t->w + r * t->stride, *x = t->x + i * QC_MATMUL_STEP;
+    float *between = t->lanes + (r * QC_MATMUL_GROUP + i) * QC_LANES;
     lanes acc[BLOCK][BLOCK];
-    for (unsigned r = 0; r < rows; r++)
-        for (unsigned i = 0; i < m; i++)
-            acc[r][i] = (lanes){_mm256_setzero_ps(), _mm256_setzero_ps()};
-    uint64_t c = 0;
-    for (; c + 16 <= k; c += 16) {
+    for (unsigned a = 0; a < rows; a++)
+        for (unsigned b = 0; b < m; b++)
+            acc[a][b] = t->first ? (lanes){_mm256_setzero_ps(), _mm256_setzero_ps()}
+                                 : load(between + (a * QC_MATMUL_GROUP + b) * QC_LANES);
+    unsigned c = 0;
+    for (; c + 16 <= t->k; c += 16) {
         lanes v[BLOCK];
-        for (unsigned r = 0; r < rows; r++)
-            v[r] =
-                (lanes){_mm256_load_ps(w + r * stride + c), _mm256_load_ps(w + r * stride + c + 8)};
-        for (unsigned i = 0; i < m; i++) {
-            lanes xv = load(x + i * x_bytes + c * each, dtype);
-            for (unsigned r = 0; r < rows; r++) {
-                acc[r][i].low = _mm256_fmadd_ps(v[r].low, xv.low, acc[r][i].low);
-                acc[r][i].high = _mm256_fmadd_ps(v[r].high, xv.high, acc[r][i].high);
+        for (unsigned a = 0; a < rows; a++)
+            v[a] = load(w + a * t->stride + c);
+        for (unsigned b = 0; b < m; b++) {
+            lanes xv = load(x + b * QC_MATMUL_STEP + c);
+            for (unsigned a = 0; a < rows; a++) {
+                acc[a][b].low = _mm256_fmadd_ps(v[a].low, xv.low, acc[a][b].low);
+                acc[a][b].high = _mm256_fmadd_ps(v[a].high, xv.high, acc[a][b].high);
             }
         }
     }
-    if (c < k) {
-        int left = (int)(k - c);
+    if (c < t->k) {
+        int left = (int)(t->k - c);
+        size_t bytes = (size_t)(t->k - c) * sizeof(float);
         __m256 low = lanes_below(left), high = lanes_below(left - 8);
-        for (unsigned i = 0; i < m; i++) {
-            unsigned char tail[64] = {0};
-            memcpy(tail, x + i * x_bytes + c * each, (size_t)((k - c) * each));
-            lanes xv = load(tail, dtype);
-            for (unsigned r = 0; r < rows; r++) {
+        for (unsigned b = 0; b < m; b++) {
+            float tail[16] = {0.0f};
+            memcpy(tail, x + b * QC_MATMUL_STEP + c, bytes);
+            lanes xv = load(tail);
+            for (unsigned a = 0; a < rows; a++) {
                 float values[16] = {0.0f};
-                memcpy(values, w + r * stride + c, (size_t)(k - c) * sizeof *values);
-                __m256 a = _mm256_fmadd_ps(_mm256_loadu_ps(values), xv.low, acc[r][i].low);
-                __m256 b = _mm256_fmadd_ps(_mm256_loadu_ps(values + 8), xv.high, acc[r][i].high);
-                acc[r][i].low = _mm256_blendv_ps(acc[r][i].low, a, low);
-                acc[r][i].high = _mm256_blendv_ps(acc[r][i].high, b, high);
+                memcpy(values, w + a * t->stride + c, bytes);
+                lanes wv = load(values);
+                __m256 p = _mm256_fmadd_ps(wv.low, xv.low, acc[a][b].low);
+                __m256 q = _mm256_fmadd_ps(wv.high, xv.high, acc[a][b].high);
+                acc[a][b].low = _mm256_blendv_ps(acc[a][b].low, p, low);
+                acc[a][b].high = _mm256_blendv_ps(acc[a][b].high, q, high);
             }
         }
     }
-    for (unsigned r = 0; r < rows; r++)
-        for (unsigned i = 0; i < m; i++)
-            sums[r * QC_MATMUL_GROUP + i] = fold(acc[r][i]);
+    for (unsigned a = 0; a < rows; a++)
+        for (unsigned b = 0; b < m; b++) {
+            float *to = between + (a * QC_MATMUL_GROUP + b) * QC_LANES;
+            if (t->last) {
+                t->sums[(i + b) * QC_MATMUL_PANEL + r + a] = fold(acc[a][b]);
+                continue;
+            }
+            _mm256_storeu_ps(to, acc[a][b].low);
+            _mm256_storeu_ps(to + 8, acc[a][b].high);
+        }
 }
 
-/* The counts as constants, so that the sums stay in registers. */
-QC_INLINE void sweep(const float *w, uint64_t stride, unsigned rows, const unsigned char *x,
-                     qc_dtype dtype, uint64_t ldx, unsigned m, uint64_t k, float *sums)
+QC_INLINE void sweep(const qc_matmul_tile *t, unsigned r, unsigned rows)
 {
-    uint64_t x_bytes = ldx * bytes_of(dtype);
     unsigned i = 0;
-    for (; i + BLOCK <= m; i += BLOCK)
-        block(w, stride, rows, x + i * x_bytes, dtype, x_bytes, BLOCK, k, sums + i);
-    if (i < m)
-        block(w, stride, rows, x + i * x_bytes, dtype, x_bytes, 1, k, sums + i);
+    for (; i + BLOCK <= t->m; i += BLOCK)
+        block(t, r, rows, i, BLOCK);
+    if (i < t->m)
+        block(t, r, rows, i, 1);
 }
 
-QC_INLINE void by_rows(const float *w, uint64_t stride, unsigned rows, const void *x,
-                       qc_dtype dtype, uint64_t ldx, unsigned m, uint64_t k, float *sums)
+static void tile(const qc_matmul_tile *t)
 {
     unsigned r = 0;
-    for (; r + BLOCK <= rows; r += BLOCK)
-        sweep(w + r * stride, stride, BLOCK, x, dtype, ldx, m, k, sums + r * QC_MATMUL_GROUP);
-    if (r < rows)
-        sweep(w + r * stride, stride, 1, x, dtype, ldx, m, k, sums + r * QC_MATMUL_GROUP);
-}
-
-static void tile(const float *w, uint64_t stride, unsigned rows, const void *x, qc_dtype x_dtype,
-                 uint64_t ldx, unsigned m, uint64_t k, float *sums)
-{
-    if (x_dtype == QC_DTYPE_F32)
-        by_rows(w, stride, rows, x, QC_DTYPE_F32, ldx, m, k, sums);
-    else if (x_dtype == QC_DTYPE_F16)
-        by_rows(w, stride, rows, x, QC_DTYPE_F16, ldx, m, k, sums);
-    else
-        by_rows(w, stride, rows, x, QC_DTYPE_BF16, ldx, m, k, sums);
+    for (; r + BLOCK <= t->rows; r += BLOCK)
+        sweep(t, r, BLOCK);
+    if (r < t->rows)
+        sweep(t, r, 1);
 }
 
 static void quantized(const qc_weights *w, uint64_t first, uint64_t count,

@@ -1,23 +1,12 @@
 /* The AVX-512 tile: 16 lanes of a sum are one register.
  *
- * 4 rows of W by 4 of x are 16 sums; each step of 16 k takes 4 loads of W, 4 of x (widened on the
- * way) and 16 fused products. Tails go through masks: a lane without a product keeps its bits. */
+ * 4 rows of W by 4 of x are 16 sums; 16 k take 4 loads of W, 4 of x and 16 fused products. Tails go
+ * through masks: a lane without a product keeps its bits. */
 #include "quant/matmul_parts.h"
 
 #include "quant/quant_avx512_common.h"
 
 #define BLOCK 4u
-
-/* n (1 to 16) elements at x, the rest zero. */
-QC_INLINE __m512 load(const unsigned char *x, qc_dtype dtype, __mmask16 mask)
-{
-    if (dtype == QC_DTYPE_F32)
-        return _mm512_maskz_loadu_ps(mask, x);
-    __m256i half = _mm256_maskz_loadu_epi16(mask, x);
-    if (dtype == QC_DTYPE_F16)
-        return _mm512_cvtph_ps(half);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-}
 
 QC_INLINE float fold(__m512 v)
 {
@@ -27,71 +16,62 @@ QC_INLINE float fold(__m512 v)
     return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
 }
 
-QC_INLINE void block(const float *w, uint64_t stride, unsigned rows, const unsigned char *x,
-                     qc_dtype dtype, uint64_t x_bytes, unsigned m, uint64_t k, float *sums)
+/* Rows r of W and i of x to r + rows and i + m: constants, so that the sums stay in registers. */
+QC_INLINE void block(const qc_matmul_tile *t, unsigned r, unsigned rows, unsigned i, unsigned m)
 {
-    const uint64_t each = qc_element_bytes(dtype);
+    const float *w = t->w + r * t->stride, *x = t->x + i * QC_MATMUL_STEP;
+    float *lanes = t->lanes + (r * QC_MATMUL_GROUP + i) * QC_LANES;
     __m512 acc[BLOCK][BLOCK];
-    for (unsigned r = 0; r < rows; r++)
-        for (unsigned i = 0; i < m; i++)
-            acc[r][i] = _mm512_setzero_ps();
-    uint64_t c = 0;
-    for (; c + 16 <= k; c += 16) {
+    for (unsigned a = 0; a < rows; a++)
+        for (unsigned b = 0; b < m; b++)
+            acc[a][b] = t->first ? _mm512_setzero_ps()
+                                 : _mm512_load_ps(lanes + (a * QC_MATMUL_GROUP + b) * QC_LANES);
+    unsigned c = 0;
+    for (; c + 16 <= t->k; c += 16) {
         __m512 v[BLOCK];
-        for (unsigned r = 0; r < rows; r++)
-            v[r] = _mm512_load_ps(w + r * stride + c);
-        for (unsigned i = 0; i < m; i++) {
-            __m512 xv = load(x + i * x_bytes + c * each, dtype, 0xffff);
-            for (unsigned r = 0; r < rows; r++)
-                acc[r][i] = _mm512_fmadd_ps(v[r], xv, acc[r][i]);
+        for (unsigned a = 0; a < rows; a++)
+            v[a] = _mm512_load_ps(w + a * t->stride + c);
+        for (unsigned b = 0; b < m; b++) {
+            __m512 xv = _mm512_load_ps(x + b * QC_MATMUL_STEP + c);
+            for (unsigned a = 0; a < rows; a++)
+                acc[a][b] = _mm512_fmadd_ps(v[a], xv, acc[a][b]);
         }
     }
-    if (c < k) {
-        __mmask16 mask = (__mmask16)((1u << (k - c)) - 1);
-        for (unsigned i = 0; i < m; i++) {
-            __m512 xv = load(x + i * x_bytes + c * each, dtype, mask);
-            for (unsigned r = 0; r < rows; r++)
-                acc[r][i] = _mm512_mask3_fmadd_ps(_mm512_maskz_load_ps(mask, w + r * stride + c),
-                                                  xv, acc[r][i], mask);
+    if (c < t->k) {
+        __mmask16 mask = (__mmask16)((1u << (t->k - c)) - 1);
+        for (unsigned b = 0; b < m; b++) {
+            __m512 xv = _mm512_maskz_load_ps(mask, x + b * QC_MATMUL_STEP + c);
+            for (unsigned a = 0; a < rows; a++)
+                acc[a][b] = _mm512_mask3_fmadd_ps(_mm512_maskz_load_ps(mask, w + a * t->stride + c),
+                                                  xv, acc[a][b], mask);
         }
     }
-    for (unsigned r = 0; r < rows; r++)
-        for (unsigned i = 0; i < m; i++)
-            sums[r * QC_MATMUL_GROUP + i] = fold(acc[r][i]);
+    for (unsigned a = 0; a < rows; a++)
+        for (unsigned b = 0; b < m; b++) {
+            if (t->last)
+                t->sums[(i + b) * QC_MATMUL_PANEL + r + a] = fold(acc[a][b]);
+            else
+                _mm512_store_ps(lanes + (a * QC_MATMUL_GROUP + b) * QC_LANES, acc[a][b]);
+        }
 }
 
-/* The counts as constants, so that the sums stay in registers. */
-QC_INLINE void sweep(const float *w, uint64_t stride, unsigned rows, const unsigned char *x,
-                     qc_dtype dtype, uint64_t ldx, unsigned m, uint64_t k, float *sums)
+QC_INLINE void sweep(const qc_matmul_tile *t, unsigned r, unsigned rows)
 {
-    uint64_t x_bytes = ldx * qc_element_bytes(dtype);
     unsigned i = 0;
-    for (; i + BLOCK <= m; i += BLOCK)
-        block(w, stride, rows, x + i * x_bytes, dtype, x_bytes, BLOCK, k, sums + i);
-    for (; i < m; i++)
-        block(w, stride, rows, x + i * x_bytes, dtype, x_bytes, 1, k, sums + i);
+    for (; i + BLOCK <= t->m; i += BLOCK)
+        block(t, r, rows, i, BLOCK);
+    for (; i < t->m; i++)
+        block(t, r, rows, i, 1);
 }
 
-QC_INLINE void by_rows(const float *w, uint64_t stride, unsigned rows, const void *x,
-                       qc_dtype dtype, uint64_t ldx, unsigned m, uint64_t k, float *sums)
+static void tile(const qc_matmul_tile *t)
 {
-    if (rows == BLOCK) {
-        sweep(w, stride, BLOCK, x, dtype, ldx, m, k, sums);
+    if (t->rows == BLOCK) {
+        sweep(t, 0, BLOCK);
         return;
     }
-    for (unsigned r = 0; r < rows; r++)
-        sweep(w + r * stride, stride, 1, x, dtype, ldx, m, k, sums + r * QC_MATMUL_GROUP);
-}
-
-static void tile(const float *w, uint64_t stride, unsigned rows, const void *x, qc_dtype x_dtype,
-                 uint64_t ldx, unsigned m, uint64_t k, float *sums)
-{
-    if (x_dtype == QC_DTYPE_F32)
-        by_rows(w, stride, rows, x, QC_DTYPE_F32, ldx, m, k, sums);
-    else if (x_dtype == QC_DTYPE_F16)
-        by_rows(w, stride, rows, x, QC_DTYPE_F16, ldx, m, k, sums);
-    else
-        by_rows(w, stride, rows, x, QC_DTYPE_BF16, ldx, m, k, sums);
+    for (unsigned r = 0; r < t->rows; r++)
+        sweep(t, r, 1);
 }
 
 static void quantized(const qc_weights *w, uint64_t first, uint64_t count,

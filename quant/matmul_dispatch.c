@@ -8,6 +8,9 @@
 #include <math.h>
 #include <string.h>
 
+#define PANEL_BYTES (1024u << 10)
+#define LINE_BYTES  64u
+
 const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa)
 {
 #if defined(QC_HAVE_QUANT_AVX512)
@@ -92,10 +95,24 @@ static uint64_t padded(uint64_t k)
     return (k + 15) / 16 * 16;
 }
 
+/* Rows that are decoded together: what fills half of a second cache of 2 MiB, or goes by from a
+ * third. */
+static uint64_t panel_rows(uint64_t k)
+{
+    uint64_t rows = PANEL_BYTES / sizeof(float) / (padded(k) ? padded(k) : 1);
+    rows = rows / QC_MATMUL_ROWS * QC_MATMUL_ROWS;
+    return rows < QC_MATMUL_ROWS ? QC_MATMUL_ROWS : rows > QC_MATMUL_PANEL ? QC_MATMUL_PANEL : rows;
+}
+
+#define PACKED_FLOATS ((uint64_t)QC_MATMUL_GROUP * QC_MATMUL_STEP)
+#define LANES_FLOATS  ((uint64_t)QC_MATMUL_PANEL * QC_MATMUL_GROUP * QC_LANES)
+
 uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k)
 {
     (void)m;
-    return qc_sat_mul(padded(k), QC_MATMUL_ROWS * sizeof(float));
+    uint64_t floats =
+        qc_sat_add(qc_sat_mul(padded(k), panel_rows(k)), PACKED_FLOATS + LANES_FLOATS);
+    return qc_sat_mul(floats, sizeof(float));
 }
 
 static const unsigned char *element(const void *base, qc_dtype dtype, uint64_t i)
@@ -103,48 +120,120 @@ static const unsigned char *element(const void *base, qc_dtype dtype, uint64_t i
     return (const unsigned char *)base + i * (qc_dtype_bits(dtype) / 8);
 }
 
+/* F16 or BF16. */
 static void store(void *y, qc_dtype dtype, uint64_t i, float sum)
 {
-    unsigned char *at = (unsigned char *)y + i * (qc_dtype_bits(dtype) / 8);
     uint16_t h = dtype == QC_DTYPE_F16 ? qc_f16_from_f32(sum) : qc_bf16_from_f32(sum);
-    if (dtype == QC_DTYPE_F32)
-        memcpy(at, &sum, sizeof sum);
-    else
-        memcpy(at, &h, sizeof h);
+    memcpy((unsigned char *)y + i * sizeof h, &h, sizeof h);
 }
 
-/* Outputs [first, first + rows), whose weights are in w. */
-static void multiply(qc_matmul_tile_fn tile, const float *w, uint64_t stride, uint64_t first,
-                     unsigned rows, uint64_t k, const qc_matmul_cpu_io *io)
+/* A panel in scratch: its weights, a step of a group of x as floats, lanes between steps. */
+typedef struct {
+    qc_matmul_tile_fn tile;
+    const qc_quant_ops *ops;
+    uint64_t k, stride;
+    float *values, *x, *lanes;
+    float sums[QC_MATMUL_PANEL * QC_MATMUL_GROUP];
+} panel;
+
+static void open_panel(panel *p, qc_matmul_tile_fn tile, const qc_quant_ops *ops, uint64_t k,
+                       void *scratch)
 {
-    float sums[QC_MATMUL_ROWS * QC_MATMUL_GROUP];
+    p->tile = tile;
+    p->ops = ops;
+    p->k = k;
+    p->stride = padded(k);
+    p->x = scratch;
+    p->lanes = p->x + PACKED_FLOATS;
+    p->values = p->lanes + LANES_FLOATS;
+}
+
+/* Rows [at, at + m) of x, columns [from, from + n). */
+static void pack(const panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsigned m, uint64_t from,
+                 uint64_t n)
+{
+    uint64_t overflow = 0;
+    for (unsigned i = 0; i < m; i++)
+        p->ops->cast(element(io->x, io->x_dtype, (at + i) * io->ldx + from), io->x_dtype, n,
+                     p->x + i * QC_MATMUL_STEP, QC_DTYPE_F32, &overflow);
+}
+
+/* What pack will take next, while tiles are at work: row i, of the step at `from`. */
+static void fetch_ahead(const panel *p, const qc_matmul_cpu_io *io, uint64_t row, uint64_t from)
+{
+    uint64_t left = p->k - from, each = qc_dtype_bits(io->x_dtype) / 8;
+    uint64_t bytes = (left < QC_MATMUL_STEP ? left : QC_MATMUL_STEP) * each;
+    const unsigned char *at = element(io->x, io->x_dtype, row * io->ldx + from);
+    for (uint64_t b = 0; b < bytes; b += LINE_BYTES)
+        __builtin_prefetch(at + b, 0, 2);
+}
+
+static void store_sums(panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsigned m,
+                       uint64_t first, uint64_t rows)
+{
+    const float quiet = qc_f32_of_bits(0x7fc00000u);
+    for (unsigned i = 0; i < m; i++) {
+        float *sums = p->sums + i * QC_MATMUL_PANEL;
+        uint64_t to = (at + i) * io->ldy + first;
+        for (uint64_t r = 0; io->bias && r < rows; r++)
+            sums[r] += io->bias[first + r];
+        for (uint64_t r = 0; r < rows; r++)
+            sums[r] = isnan(sums[r]) ? quiet : sums[r];
+        if (io->y_dtype == QC_DTYPE_F32)
+            memcpy((unsigned char *)io->y + to * sizeof *sums, sums, (size_t)rows * sizeof *sums);
+        else
+            for (uint64_t r = 0; r < rows; r++)
+                store(io->y, io->y_dtype, to + r, sums[r]);
+    }
+}
+
+/* Outputs [first, first + rows), whose weights are in the panel. */
+static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cpu_io *io)
+{
     for (uint64_t at = 0; at < io->m; at += QC_MATMUL_GROUP) {
         unsigned m = io->m - at < QC_MATMUL_GROUP ? (unsigned)(io->m - at) : QC_MATMUL_GROUP;
-        tile(w, stride, rows, element(io->x, io->x_dtype, at * io->ldx), io->x_dtype, io->ldx, m, k,
-             sums);
-        for (unsigned r = 0; r < rows; r++) {
-            for (unsigned i = 0; i < m; i++) {
-                float sum = sums[r * QC_MATMUL_GROUP + i];
-                if (io->bias)
-                    sum += io->bias[first + r];
-                if (isnan(sum))
-                    sum = qc_f32_of_bits(0x7fc00000u);
-                store(io->y, io->y_dtype, (at + i) * io->ldy + first + r, sum);
+        uint64_t from = 0;
+        do {
+            uint64_t n = p->k - from < QC_MATMUL_STEP ? p->k - from : QC_MATMUL_STEP;
+            uint64_t ahead = from + n < p->k ? at : at + QC_MATMUL_GROUP;
+            uint64_t end = io->m - ahead < QC_MATMUL_GROUP ? io->m : ahead + QC_MATMUL_GROUP;
+            uint64_t each = qc_ceil_div_u64(QC_MATMUL_GROUP * QC_MATMUL_ROWS, rows);
+            end = ahead < io->m ? end : ahead;
+            pack(p, io, at, m, from, n);
+            for (uint64_t r = 0; r < rows; r += QC_MATMUL_ROWS) {
+                uint64_t left = rows - r;
+                const qc_matmul_tile t = {.w = p->values + r * p->stride + from,
+                                          .stride = p->stride,
+                                          .rows = left < QC_MATMUL_ROWS ? (unsigned)left
+                                                                        : QC_MATMUL_ROWS,
+                                          .x = p->x,
+                                          .m = m,
+                                          .k = (unsigned)n,
+                                          .lanes = p->lanes + r * QC_MATMUL_GROUP * QC_LANES,
+                                          .first = from == 0,
+                                          .last = from + n == p->k,
+                                          .sums = p->sums + r};
+                for (uint64_t a = 0; a < each && ahead < end; a++, ahead++)
+                    fetch_ahead(p, io, ahead, from + n < p->k ? from + n : 0);
+                p->tile(&t);
             }
-        }
+            from += n;
+        } while (from < p->k);
+        store_sums(p, io, at, m, first, rows);
     }
 }
 
 void qc_matmul_quantized(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const qc_weights *w,
                          uint64_t first, uint64_t count, const qc_matmul_cpu_io *io, void *scratch)
 {
-    float *values = scratch;
-    uint64_t stride = padded(w->cols);
-    for (uint64_t at = 0; at < count; at += QC_MATMUL_ROWS) {
-        unsigned rows = count - at < QC_MATMUL_ROWS ? (unsigned)(count - at) : QC_MATMUL_ROWS;
-        for (unsigned r = 0; r < rows; r++)
-            qc_weights_row(ops, w, first + at + r, values + r * stride);
-        multiply(tile, values, stride, first + at, rows, w->cols, io);
+    panel p;
+    uint64_t step = panel_rows(w->cols);
+    open_panel(&p, tile, ops, w->cols, scratch);
+    for (uint64_t at = 0; at < count; at += step) {
+        uint64_t rows = count - at < step ? count - at : step;
+        for (uint64_t r = 0; r < rows; r++)
+            qc_weights_row(ops, w, first + at + r, p.values + r * p.stride);
+        multiply(&p, first + at, rows, io);
     }
 }
 
@@ -152,14 +241,15 @@ void qc_matmul_dense_rows(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const
                           qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
                           const qc_matmul_cpu_io *io, void *scratch)
 {
-    float *values = scratch;
-    uint64_t stride = padded(k), overflow = 0;
-    for (uint64_t at = 0; at < count; at += QC_MATMUL_ROWS) {
-        unsigned rows = count - at < QC_MATMUL_ROWS ? (unsigned)(count - at) : QC_MATMUL_ROWS;
-        for (unsigned r = 0; r < rows; r++)
-            ops->cast(element(w, w_dtype, (first + at + r) * k), w_dtype, k, values + r * stride,
-                      QC_DTYPE_F32, &overflow);
-        multiply(tile, values, stride, first + at, rows, k, io);
+    panel p;
+    uint64_t step = panel_rows(k), overflow = 0;
+    open_panel(&p, tile, ops, k, scratch);
+    for (uint64_t at = 0; at < count; at += step) {
+        uint64_t rows = count - at < step ? count - at : step;
+        for (uint64_t r = 0; r < rows; r++)
+            ops->cast(element(w, w_dtype, (first + at + r) * k), w_dtype, k,
+                      p.values + r * p.stride, QC_DTYPE_F32, &overflow);
+        multiply(&p, first + at, rows, io);
     }
 }
 

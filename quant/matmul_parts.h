@@ -1,11 +1,16 @@
 /* Shared by the tables of qc_matmul_ops; not for callers.
  *
- * matmul_dispatch.c has what all tables do alike: it decodes QC_MATMUL_ROWS rows of W to floats,
- * once, walks over x in groups of at most QC_MATMUL_GROUP rows, and finishes the sums. What is left
- * to a table is the tile: the sums of a few rows of W with a few rows of x, held in registers.
+ * matmul_dispatch.c has what all tables do alike: it decodes a panel of rows of W to floats, once,
+ * walks over x in groups of at most QC_MATMUL_GROUP rows, and over k in steps, and finishes the
+ * sums. What is left to a table is the tile: the sums of a few rows of W with a group of rows of x,
+ * held in registers.
  *
- *            w: rows [rows][stride] floats         sums [rows][QC_MATMUL_GROUP]
- *     x: [m][k] of its own type, widened as it is loaded
+ *            w: [rows][stride] floats              lanes [rows][QC_MATMUL_GROUP][16]
+ *     x: [m][QC_MATMUL_STEP] floats                sums [m][QC_MATMUL_PANEL]
+ *
+ * A step of a group of x (32 KiB) stays in the first cache while all rows of the panel go by, and
+ * the panel in the second while all of x does; the lanes wait in memory from step to step, so the
+ * order of sums is that of k.
  *
  * A NaN's sign and payload depend on the order of operands, which compilers choose: a sum that is
  * NaN becomes the one quiet NaN 0x7fc00000 before it is rounded. */
@@ -14,14 +19,26 @@
 
 #include "quant/matmul_ops.h"
 
-#define QC_MATMUL_ROWS  4u  /* of W, decoded together */
-#define QC_MATMUL_GROUP 16u /* rows of x per call of a tile */
+#define QC_MATMUL_ROWS  4u   /* of W per call of a tile */
+#define QC_MATMUL_GROUP 16u  /* rows of x per call of a tile */
+#define QC_MATMUL_PANEL 128u /* rows of W that are decoded together, at most */
+#define QC_MATMUL_STEP  512u /* of k; a multiple of 16 */
 
-/* m <= QC_MATMUL_GROUP, rows <= QC_MATMUL_ROWS; x: m rows of k elements, ldx elements apart. Lanes
- * k % 16 without bias, folded; 64-byte aligned: w, whose stride is a multiple of 16. */
-typedef void (*qc_matmul_tile_fn)(const float *w, uint64_t stride, unsigned rows, const void *x,
-                                  qc_dtype x_dtype, uint64_t ldx, unsigned m, uint64_t k,
-                                  float *sums);
+typedef struct {
+    const float *w;
+    uint64_t stride;
+    unsigned rows;  /* <= QC_MATMUL_ROWS */
+    const float *x; /* row stride QC_MATMUL_STEP */
+    unsigned m;     /* <= QC_MATMUL_GROUP */
+    unsigned k;     /* <= QC_MATMUL_STEP */
+    float *lanes;
+    int first, last; /* steps: lanes begin at 0; lanes are folded into sums */
+    float *sums;
+} qc_matmul_tile;
+
+/* All but sums 64-byte aligned, stride a multiple of 16; k is a multiple of 16 but in the last
+ * step, where lanes without a product stay as they are. */
+typedef void (*qc_matmul_tile_fn)(const qc_matmul_tile *t);
 
 extern const qc_matmul_ops qc_matmul_ops_scalar;
 extern const qc_matmul_ops qc_matmul_ops_avx2;   /* where QC_HAVE_QUANT_AVX2 */
