@@ -368,6 +368,26 @@ class Report(OutputCase):
             self.write("b.json", text)
             self.fails(3, "report", "o", "--bench", "b.json", has=["--bench", "b.json"])
 
+    def test_damaged_results(self):
+        """Whatever a file of --eval or --bench holds: a page, or one sentence with its name."""
+        self.small(layers=1)
+        self.ok("-q", "--to", "nf4", "m", "o")
+        rng = random.Random(5)
+        for option, good in (("--eval", json.dumps(self.EVAL)), ("--bench", json.dumps(self.bench()))):
+            values = re.findall(r": ([^,{}\[\]]+)", good)
+            for i in range(60):
+                at = rng.randrange(len(good))
+                text = (good[:at] + rng.choice('",:{}[]0-9eE.x') + good[at + 1:] if i % 2 else
+                        good.replace(": " + rng.choice(values), ": " + rng.choice(
+                            ["null", "-1", "1e308", "[]", "{}", '"x"', "true", "1e-320"]), 1))
+                self.write("r.json", text)
+                r = self.run_qconv("report", "o", option, "r.json")
+                self.assertIn(r.returncode, (0, 3), (text, r.stderr))
+                if r.returncode:
+                    self.assertIn(b"r.json", r.stderr)
+                else:
+                    ElementTree.fromstring(r.stdout[r.stdout.index(b"\n"):])
+
     def test_text(self):
         """Perplexity measured in the same run is that of eval."""
         self.ok("-q", "--to", "nf4", MODEL, "o")
