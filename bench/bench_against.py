@@ -13,7 +13,9 @@ once each. The floors go over the same bytes:
           read, as many bytes in all, and compared
 
 Every round runs each command once, in an order of its own; rates are bytes over seconds, fractions
-are taken within a round, and the median is reported.
+are taken within a round, and the median is reported. cat and cmp have one thread, verify has as
+many as there are processors; on a machine that is not idle seconds tell who else is there, so bytes
+over seconds of processor time stand beside them.
 """
 import argparse
 import json
@@ -35,7 +37,7 @@ def run(argv, shell=False):
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode != 0:
         sys.exit("failed: %s\n%s" % (argv, message.decode(errors="replace")))
-    return seconds, usage.ru_maxrss / 1024
+    return seconds, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024
 
 
 def weight_files(folder):
@@ -77,25 +79,30 @@ def main():
         for argv in commands.values():
             run(argv)
         rates = {name: [] for name in commands}
+        cpu = {name: [] for name in commands}
         peak = 0
         for _ in range(args.rounds):
             order = list(commands)
             random.shuffle(order)
             for name in order:
-                seconds, rss = run(commands[name])
+                seconds, busy, rss = run(commands[name])
                 rates[name].append(total / seconds / 1e9)
+                cpu[name].append(total / busy / 1e9)
                 if name == "verify":
                     peak = max(peak, rss)
         row = {"form": form, "bytes": total, "peak_mib": round(peak, 1)}
         for name in commands:
             row[name + "_gb_s"] = round(statistics.median(rates[name]), 2)
+            row[name + "_gb_cpu_s"] = round(statistics.median(cpu[name]), 2)
         for floor in ("cat", "cmp"):
             row["of_" + floor] = round(statistics.median(
                 v / f for v, f in zip(rates["verify"], rates[floor])), 2)
         results.append(row)
-        print("%-44s cat %5.2f  cmp %5.2f  verify %5.2f GB/s  %3.0f%% of cmp  %3.0f%% of cat  %.0f MiB"
+        print("%-44s GB/s: cat %5.2f  cmp %5.2f  verify %5.2f, %3.0f%% of cmp, %3.0f%% of cat; "
+              "GB per CPU second: cat %5.2f  cmp %5.2f  verify %5.2f; %.0f MiB"
               % (form, row["cat_gb_s"], row["cmp_gb_s"], row["verify_gb_s"], 100 * row["of_cmp"],
-                 100 * row["of_cat"], peak), flush=True)
+                 100 * row["of_cat"], row["cat_gb_cpu_s"], row["cmp_gb_cpu_s"],
+                 row["verify_gb_cpu_s"], peak), flush=True)
         for path in (half + ".a", half + ".b"):
             os.remove(path)
     shutil.rmtree(out)

@@ -3,6 +3,7 @@ with the tensor of MODEL that fits instead where there is one."""
 import json
 import os
 import random
+import re
 import shutil
 import struct
 import unittest
@@ -403,6 +404,23 @@ class Damaged(Against):
         self.is_not(shard, "expected", out="o")
         os.remove(self.path("o", shard))
         self.is_not(shard, "missing", out="o")
+
+
+class Documented(Against):
+    def test_members(self):
+        """Every member is in docs/verify.md, and nothing else is promised there."""
+        with open(os.path.join(ROOT, "docs", "verify.md"), encoding="utf-8") as f:
+            text = f.read().split("## `qconv verify --against --json`")[1]
+        top, rows = text.split("Each of `rows`:")
+        self.ok("-q", "--to", "nf4", "m", "o")
+        answer = self.is_model()
+        members = [set(), set()]
+        for i, part in enumerate((top, rows)):
+            for line in part.splitlines():
+                if line.startswith("| `"):
+                    members[i] |= set(re.findall("`(\\w+)`", line.split("|")[1]))
+        self.assertEqual(members[0], set(answer))
+        self.assertEqual(members[1], set().union(*answer["rows"]))
 
 
 class Names(Against):
