@@ -273,7 +273,7 @@ QC_DEVICE void load_keys(attention_shared<per_lane> &shared, const qc_cuda_atten
 }
 
 template <unsigned per_lane>
-__global__ void __launch_bounds__(32 * attention_warps) attend(qc_cuda_attention a)
+__global__ void __launch_bounds__(32 * attention_warps, 4) attend(qc_cuda_attention a)
 {
     typedef attention_shared<per_lane> shared_type;
     QC_SHARED(shared_type, shared);

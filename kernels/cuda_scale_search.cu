@@ -10,7 +10,7 @@
  *            all elements, whose levels come by shuffle. Two 16-bit entries in a word are added as
  *            one: at most 4 of them, each below 2^14, so that no carry leaves the lower half
  *   errors   candidate j of up to 16 belongs to lane j: its scale, its inverse, and at the end its
- *            error in double; 8 at a time are summed over the elements
+ *            error in double; 4 at a time are summed over the elements
  *   choose   a butterfly over (error, index)
  *
  * With double quantization the group's targets meet in shared memory, its nested absmax is found by
@@ -38,6 +38,7 @@ constexpr unsigned teams =
 constexpr unsigned group_blocks = 256;
 constexpr unsigned refits_most = QC_CUDA_SEARCH_REFITS;
 constexpr unsigned grid_most = 4096;
+constexpr int together = 4; /* candidates summed side by side; 8 spill with CUDA 11.8 */
 
 /* What is known of a block after the first walk. */
 struct group_shared {
@@ -326,8 +327,8 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
     if (count <= 2) {
         add_errors<nf4, chunk, 2>(job, p, l, lift, inv, 0, values, held, &rr);
     } else {
-        for (int first = 0; first < (int)count; first += 8)
-            add_errors<nf4, chunk, 8>(job, p, l, lift, inv, first, values, held, &rr);
+        for (int first = 0; first < (int)count; first += together)
+            add_errors<nf4, chunk, together>(job, p, l, lift, inv, first, values, held, &rr);
     }
     double w = (double)lifted;
     if (!nf4)
