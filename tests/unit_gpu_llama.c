@@ -3,6 +3,7 @@
  * head norms, sliding windows, windows that do not fit one chunk; and what happens where memory is
  * short. */
 #include "convert/gpu_work.h"
+#include "convert/llama.h"
 #include "quant/matmul_ops.h"
 #include "quant_testing.h"
 
@@ -421,6 +422,59 @@ static void test_no_memory(void **state)
     free_layer(&l);
 }
 
+/* Logits of the bundled model, of two windows of its held-out text. */
+static float *model_logits(const qc_devices *devices, const qc_llama_batch *batch, uint64_t *count)
+{
+    static const char dir[] = QC_TEST_DATA "/kjv-llama/model";
+    qc_error err = {0};
+    qc_checkpoint *c = NULL;
+    qc_llama *m = NULL;
+    const qc_llama_tools tools = {.threads = 2, .devices = devices, .isa = QC_ISA_SCALAR};
+    QT_CHECK(qc_checkpoint_open(&c, dir, &err) == QC_OK, "%s", err.msg);
+    QT_CHECK(qc_llama_open(&m, dir, c, &tools, &err) == QC_OK, "%s", err.msg);
+    const qc_llama_config *config = qc_llama_config_of(m);
+    *count = batch->tokens * config->vocabulary;
+    float *hidden = qt_alloc(batch->tokens * config->hidden, sizeof *hidden);
+    float *logits = qt_alloc(*count, sizeof *logits);
+    QT_CHECK(qc_llama_hidden(m, batch, hidden, &err) == QC_OK, "%s", err.msg);
+    QT_CHECK(qc_llama_logits(m, hidden, batch->tokens, logits, &err) == QC_OK, "%s", err.msg);
+    qc_llama_close(m);
+    qc_checkpoint_close(c);
+    free(hidden);
+    return logits;
+}
+
+static void test_model(void **state)
+{
+    const qc_gpu_work *work = qc_gpu_work_get();
+    static const uint64_t lengths[2] = {19, 8};
+    uint32_t ids[27];
+    qc_devices devices = {.work = work, .gpu_count = 1, .wished = 1, .text = "cuda:0"};
+    qc_error err = {0};
+    (void)state;
+    FILE *f = fopen(QC_TEST_DATA "/kjv-llama/heldout.txt", "r");
+    assert_non_null(f);
+    for (size_t i = 0; i < 27; i++)
+        ids[i] = (uint32_t)fgetc(f);
+    (void)fclose(f);
+    assert_int_equal(work->device_open(&devices.gpus[0], 0, &err), QC_OK);
+    const qc_llama_batch batch = {ids, lengths, 2, 27};
+    uint64_t count = 0;
+    float *cpu = model_logits(NULL, &batch, &count);
+    uint64_t kernels = qc_shim_kernels_run();
+    float *gpu = model_logits(&devices, &batch, &count);
+    assert_true(qc_shim_kernels_run() > kernels + 4 * 10); /* it was not the CPU again */
+    double *want = qt_alloc(count, sizeof *want);
+    for (uint64_t i = 0; i < count; i++)
+        want[i] = (double)cpu[i];
+    double e = difference(gpu, want, count);
+    print_message("the bundled model's logits differ by %.2g of their root mean square\n", e);
+    QT_CHECK(e < 5e-3, "off by %g", e);
+    free(cpu);
+    free(gpu);
+    free(want);
+}
+
 static void test_forms(void **state)
 {
     const qc_gpu_work *work = qc_gpu_work_get();
@@ -463,6 +517,7 @@ int main(void)
         cmocka_unit_test(test_layers),    cmocka_unit_test(test_layers_without_cublas),
         cmocka_unit_test(test_chunks),    cmocka_unit_test(test_head),
         cmocka_unit_test(test_no_memory), cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
