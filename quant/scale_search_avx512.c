@@ -185,6 +185,13 @@ QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n, 
             sum[j] = _mm512_fmadd_ps(r, r, sum[j]);
         }
     }
+    if (count == QC_GROUP) {
+        _Alignas(64) uint32_t rows[QC_FOLD_LANES];
+        for (unsigned j = 0; j < QC_GROUP; j++)
+            qc_fold_store(rows, j, _mm512_castps_si512(sum[j]));
+        _mm512_storeu_ps(rr, _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
+        return;
+    }
     for (unsigned j = 0; j < count; j++)
         rr[j] = fold(sum[j]);
 }
