@@ -32,15 +32,17 @@ def read_tensors(folder):
 
 def read_weights(folder):
     """name -> float32 values, NF4 and int8 weights of qconv turned back."""
-    stored = read_tensors(folder)
+    return restore(read_tensors(folder))
+
+
+def restore(stored):
+    """As read_weights, of what read_tensors gave."""
     out = {}
     for name, t in stored.items():
-        state = stored.get(name + ".quant_state.bitsandbytes__nf4")
+        nf4 = stored.get(name + ".quant_state.bitsandbytes__nf4")
+        state = nf4 if nf4 is not None else stored.get(name + ".quant_state.qconv__int8")
         if state is not None:
             info = json.loads(state.tobytes().decode())
-            codes = t.reshape(-1)
-            values = np.empty(codes.size * 2, np.uint8)
-            values[0::2], values[1::2] = codes >> 4, codes & 15
             count = int(np.prod(info["shape"]))
             scale = stored[name + ".absmax"]
             if name + ".nested_absmax" in stored:
@@ -48,7 +50,13 @@ def read_weights(folder):
                 scale = (stored[name + ".nested_quant_map"][scale] * nested
                          + np.float32(info["nested_offset"]))
             scale = np.repeat(scale, info["blocksize"])[:count]
-            out[name] = (stored[name + ".quant_map"][values[:count]] * scale).reshape(info["shape"])
+            codes = t.reshape(-1)
+            if nf4 is None:
+                values = codes.astype(np.float32) / np.float32(127)
+            else:
+                nibbles = np.stack([codes >> 4, codes & 15], 1).reshape(-1)
+                values = stored[name + ".quant_map"][nibbles[:count]]
+            out[name] = (values * scale).reshape(info["shape"])
         elif t.dtype == np.int8:
             scale = stored[name[:-len("weight")] + "SCB"].astype(np.float32)
             out[name] = t.astype(np.float32) * scale[:, None] / np.float32(127)
