@@ -59,7 +59,8 @@ def restore(stored):
             out[name] = (values * scale).reshape(info["shape"])
         elif t.dtype == np.int8:
             scale = stored[name[:-len("weight")] + "SCB"].astype(np.float32)
-            out[name] = t.astype(np.float32) * scale[:, None] / np.float32(127)
+            # Beside NF4 weights the codes are stored in one column.
+            out[name] = t.reshape(scale.size, -1).astype(np.float32) * scale[:, None] / np.float32(127)
         elif t.dtype.kind == "f":
             out[name] = t.astype(np.float32)
     return out

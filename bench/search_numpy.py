@@ -128,9 +128,11 @@ def nested_search(rows, wanted, offset, kind, power, shares):
     return out
 
 
-def blocks(w, kind="nf4", block=64, nested=True, scale="search", power=0.0, signs=(1,)):
+def blocks(w, kind="nf4", block=64, nested=True, scale="search", power=0.0, signs=None):
     """kind nf4 or int8 in blocks; scale absmax, search (the nested absmax from the scales found)
-    or refit (also others tried)."""
+    or refit (also others tried). NF4 has 8 codes above zero and 7 below, so scales of both signs
+    are tried; then their offset is 0."""
+    signs = signs or ((1, -1) if kind == "nf4" else (1,))
     rows = blocks_of(w, block)
     if scale == "absmax":
         wanted = np.abs(rows).max(1)
@@ -139,6 +141,8 @@ def blocks(w, kind="nf4", block=64, nested=True, scale="search", power=0.0, sign
     held = wanted
     if nested:
         offset = to_bfloat16(wanted.astype(np.float64).mean())
+        if len(signs) == 2 and scale != "absmax":
+            offset = np.float32(0)
         if scale == "absmax":
             held = nested_once(wanted, offset)
         else:

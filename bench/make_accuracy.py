@@ -1,0 +1,227 @@
+#!/usr/bin/env python3
+"""Write docs/accuracy.md from bench/results/accuracy.json.
+
+    bench/make_accuracy.py            write it
+    bench/make_accuracy.py --check    exit 1 if it is not what the results give
+
+A figure that is not in the results does not exist.
+"""
+import json
+import math
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RESULTS = os.path.join(HERE, "results", "accuracy.json")
+PAGE = os.path.join(HERE, "..", "docs", "accuracy.md")
+BNB = "bitsandbytes NF4, double"
+TARGET = 0.14
+
+
+def table(head, rows):
+    out = ["| " + " | ".join(head) + " |", "|" + "|".join("--" for _ in head) + "|"]
+    out += ["| " + " | ".join(r) + " |" for r in rows]
+    return "\n".join(out)
+
+
+def figure(x, digits=3):
+    """So many significant digits, without an exponent."""
+    if x == 0:
+        return "0"
+    return "%.*f" % (max(0, digits - 1 - math.floor(math.log10(abs(x)))), x)
+
+
+def with_error(x, error):
+    """x with the digits that its standard error leaves meaningful."""
+    places = max(0, 1 - math.floor(math.log10(error))) if error > 0 else 6
+    return "%.*f &plusmn; %.*f" % (places, x, places, error)
+
+
+def row_of(model, name):
+    return next((r for r in model["rows"] if r["name"] == name), None)
+
+
+def label(row):
+    if "share" in row:
+        return "auto, %.0f%% of the way to 16 bit, %s" % (100 * row["share"], row["scale"])
+    return row["name"]
+
+
+def model_table(m):
+    rows = []
+    for r in m["rows"]:
+        e = r["eval"]
+        cells = [label(r), "%.3f" % r["bits"], figure(1000 * r["rel_mse"])]
+        if e:
+            cells += ["%.4f" % e["perplexity"],
+                      with_error(e["difference"], e["difference_error"]),
+                      with_error(e["kl_mean"], e["kl_error"]), figure(e["kl_99"]),
+                      "%.2f%%" % (100 * e["top1"])]
+        rows.append(cells)
+    head = ["weights", "bits", "MSE / 1000"]
+    if m["rows"][0]["eval"]:
+        head += ["perplexity", "difference", "KL divergence", "99%", "top-1"]
+    return table(head, rows)
+
+
+def targets(models):
+    """Squared error of searched scales over bitsandbytes' own, both double-quantized."""
+    rows = []
+    for m in models:
+        bnb = row_of(m, BNB)
+        if not bnb:
+            continue
+        cells = [m["model"], figure(1000 * bnb["rel_mse"], 4)]
+        for scale in ("absmax", "search", "refit"):
+            r = row_of(m, "NF4, double, " + scale)
+            cells.append("%+.2f%%" % (100 * (r["rel_mse"] / bnb["rel_mse"] - 1)) if r else "-")
+        search = row_of(m, "NF4, double, search")
+        reached = search and search["rel_mse"] <= (1 - TARGET) * bnb["rel_mse"]
+        rows.append(cells + ["yes" if reached else "no"])
+    return table(("model", "bitsandbytes, MSE / 1000", "absmax", "search", "refit",
+                  "search 14% lower"), rows)
+
+
+def mean_and_error(values):
+    n = len(values)
+    mean = sum(values) / n
+    return mean, math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+
+
+def placement_rows(m):
+    """Ratios of KL divergence and differences of log perplexity against absmax, placement by
+    placement."""
+    at = {(p["form"], p["scale"], p["shift"]): p for p in m["placements"]}
+    rows = []
+    for form in dict.fromkeys(p["form"] for p in m["placements"]):
+        shifts = [s for f, k, s in at if f == form and k == "absmax"]
+        for scale in ("search", "refit"):
+            if (form, scale, shifts[0]) not in at:
+                continue
+            pairs = [(at[form, "absmax", s], at[form, scale, s]) for s in shifts]
+            kl = mean_and_error([math.log(b["kl_mean"] / a["kl_mean"]) for a, b in pairs])
+            high = mean_and_error([math.log(b["kl_99"] / a["kl_99"]) for a, b in pairs])
+            nll = mean_and_error([b["log_ratio"] - a["log_ratio"] for a, b in pairs])
+            top = mean_and_error([b["top1"] - a["top1"] for a, b in pairs])
+            worse = sum(b["kl_mean"] > a["kl_mean"] for a, b in pairs)
+            rows.append((m["model"], form, scale,
+                         "%+.1f%% &plusmn; %.1f" % (100 * math.expm1(kl[0]), 100 * kl[1]),
+                         "%+.1f%% &plusmn; %.1f" % (100 * math.expm1(high[0]), 100 * high[1]),
+                         "%+.3f%% &plusmn; %.3f" % (100 * math.expm1(nll[0]), 100 * nll[1]),
+                         "%+.2f &plusmn; %.2f" % (100 * top[0], 100 * top[1]),
+                         "%d of %d" % (worse, len(pairs))))
+    return rows
+
+
+def types_used(models):
+    rows = []
+    for m in models:
+        for r in m["rows"]:
+            if r.get("types"):
+                types = sorted(r["types"].items(), key=lambda kv: -kv[1])
+                rows.append((m["model"], r["name"].replace("llama.cpp ", ""), "%.3f" % r["bits"],
+                             ", ".join("%s %.1f%%" % (k, 100 * v) for k, v in types)))
+    return table(("model", "asked for", "bits", "types used, share of the weights"), rows)
+
+
+def oracle(models):
+    rows = []
+    for m in models:
+        cells = [m["model"]]
+        for name in ("NF4, double, search", "NF4, double, refit", "NF4, search",
+                     "NF4, double, block 32, search", "int8 by row, search",
+                     "int8, block 64, search"):
+            r = row_of(m, name)
+            cells.append("%+.2f%%" % (100 * (r["rel_mse"] / r["oracle_mse"] - 1)) if r else "-")
+        rows.append(cells)
+    return table(("model", "NF4, double, search", "refit", "NF4, search", "block 32, search",
+                  "int8 by row", "int8 by block"), rows)
+
+
+def agreement(models):
+    rows = []
+    for m in models:
+        own = [r["eval"] for r in m["rows"] if r["eval"] and "numpy" in r["eval"]]
+        if own:
+            rows.append((m["model"], "numpy, every row",
+                         "%.1e" % max(abs(e["perplexity"] / e["numpy"]["perplexity"] - 1)
+                                      for e in own),
+                         "%.1e" % max(abs(e["kl_mean"] / e["numpy"]["kl_mean"] - 1) for e in own)))
+        if "transformers" in m:
+            off = m["transformers"]["off"]
+            rows.append((m["model"], "transformers, NF4 double absmax",
+                         "%.1e" % max(off["perplexity"], off["base_perplexity"]),
+                         "%.1e" % off["kl_mean"]))
+    return table(("model", "beside", "perplexity apart by at most", "KL divergence"), rows)
+
+
+def page(r):
+    models = r["models"]
+    versions = ", ".join("%s %s" % kv for kv in sorted(r["versions"].items()))
+    out = ["# Accuracy", "",
+           "Generated by `bench/make_accuracy.py` from `bench/results/accuracy.json`; do not edit.",
+           "`%s`; %s, commit %s; %s." % (r["command"], r["qconv"], r["commit"], versions), "",
+           "Only the weights of linear layers differ between the rows of a model: embeddings, norms and",
+           "the head stay as they are, also for llama.cpp, which would quantize them too. Weights are",
+           "restored to float32 and evaluated by the same forward pass, "
+           + ("that of `qconv eval`." if r["evaluator"] == "qconv" else "in numpy."), "",
+           "- **bits**: of codes and scales, per quantized weight, as stored. Constant tables beside an",
+           "  NF4 weight (1.3 KB, whatever its size) are left out.",
+           "- **MSE / 1000**: sum of squared errors over sum of squares of the weights, in thousandths.",
+           "- **difference**: in perplexity to the original, with the standard error of paired tokens.",
+           "- **KL divergence**: of the original's predictions from the quantized model's, mean in nats;",
+           "  **99%**: its 99th percentile over tokens. **top-1**: where both predict the same token.",
+           "- `absmax`, `search`, `refit`: `--scale`, see [quantizers.md](quantizers.md).", "",
+           "## Searched scales", "",
+           "Squared error against bitsandbytes' own NF4, both after double quantization.", "",
+           targets(models), "", "## By model", ""]
+    for m in models:
+        out += ["### %s" % m["model"], ""]
+        if "text" in m:
+            out += ["%d weights in %d tensors; %s. Perplexity of the original: %.4f."
+                    % (m["elements"], m["tensors"], m["text"], m["base_perplexity"]), ""]
+        else:
+            out += ["%d weights in %d tensors; weights only." % (m["elements"], m["tensors"]), ""]
+        out += [model_table(m), ""]
+    if any(row.get("types") for m in models for row in m["rows"]):
+        out += ["## What llama.cpp used", "",
+                "A type whose blocks do not divide the rows is replaced by llama.cpp itself: K-quants need",
+                "rows of a multiple of 256, the others of 32.", "", types_used(models), ""]
+    rows = [row for m in models if "placements" in m for row in placement_rows(m)]
+    if rows:
+        shifts = len({p["shift"] for m in models if "placements" in m for p in m["placements"]
+                      if p["form"] == "NF4, double"})
+        out += ["## Which --scale", "",
+                "One conversion is one draw of rounding errors: where blocks begin moves KL divergence by",
+                "some percent. Here every weight is quantized in %d placements of its blocks, each judged on"
+                % shifts,
+                "the whole text, against absmax in the same placement: mean and standard error. The decision",
+                "is [0012](decisions/0012-default-scale.md).", "",
+                table(("model", "form", "--scale", "KL divergence", "99%", "perplexity",
+                       "top-1, points", "worse than absmax"), rows), ""]
+    out += ["## How near the search comes", "",
+            "Squared error over that of a slow search in numpy (`bench/search_numpy.py`), which tries many",
+            "scales of each block and many nested absmax of each group.", "", oracle(models), ""]
+    checks = agreement(models)
+    if checks.count("\n") > 1:
+        out += ["## Checks of the evaluation", "", checks, ""]
+    return "\n".join(out)
+
+
+def main():
+    with open(RESULTS) as f:
+        text = page(json.load(f))
+    if sys.argv[1:] == ["--check"]:
+        with open(PAGE) as f:
+            if f.read() != text:
+                print("docs/accuracy.md: not what bench/results/accuracy.json gives; "
+                      "run bench/make_accuracy.py")
+                return 1
+        return 0
+    with open(PAGE, "w") as f:
+        f.write(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
