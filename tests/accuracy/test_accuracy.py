@@ -1,0 +1,265 @@
+#!/usr/bin/env python3
+"""Gates on accuracy: what every scheme does to a model's weights and predictions, as expected_*.json
+says. Standard library only; $QCONV names the program.
+
+  test_accuracy.py MODEL            compare; exit 1 if anything is off, with the figures; 77 no model
+  test_accuracy.py MODEL --update   write what is measured into expected_MODEL.json
+  test_accuracy.py --plant          damage outputs of kjv-llama in known ways; each has to be found
+
+MODEL: kjv-llama (bundled) or tinystories-656k ($QCONV_TINYSTORIES, or shared/data beside the
+checkout). Everything is deterministic, so the tolerances are narrow; TOLERANCE has the reasons. A
+figure that is better by more than that fails as well: somebody should look, then --update.
+"""
+import json
+import math
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+QCONV = os.environ.get("QCONV", os.path.join(ROOT, "build", "qconv"))
+KJV = os.path.join(ROOT, "tests", "data", "kjv-llama")
+SKIP = 77
+
+NF4, INT8 = ["--to", "nf4"], ["--to", "int8"]
+CASES = {
+    "nf4 double absmax": NF4 + ["--scale", "absmax"],
+    "nf4 double search": NF4 + ["--scale", "search"],
+    "nf4 double refit": NF4 + ["--scale", "refit"],
+    "nf4 absmax": NF4 + ["--no-double-quant", "--scale", "absmax"],
+    "nf4 search": NF4 + ["--no-double-quant", "--scale", "search"],
+    "nf4 32 double absmax": NF4 + ["--block-size", "32", "--scale", "absmax"],
+    "nf4 32 double search": NF4 + ["--block-size", "32", "--scale", "search"],
+    "nf4 32 double refit": NF4 + ["--block-size", "32", "--scale", "refit"],
+    "int8 rows absmax": INT8 + ["--scale", "absmax"],
+    "int8 rows search": INT8 + ["--scale", "search"],
+    "int8 blocks absmax": INT8 + ["--block-size", "64", "--scale", "absmax"],
+    "int8 blocks search": INT8 + ["--block-size", "64", "--scale", "search"],
+}
+AUTO = ["--to", "auto", "--margin", "1", "--cuda-context", "1KB", "--context", "16", "--scale",
+        "absmax", "--vram"]
+MODELS = {
+    "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1600KB",
+                  "options": ["--context", "256", "--max-tokens", "4096"]},
+    "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1600KB",
+                         "options": ["--context", "128"]},
+}
+# metric: (relative, absolute, sign of worse). Sums over weights are the same bits on every
+# instruction set; the slack is for their decimals. The forward pass is in float and the same bits
+# for every number of threads, but exp and log come from the C library: a last bit there moves a KL
+# divergence of int8, where two distributions are nearly equal, by up to 1e-4. A token whose first
+# two candidates are equal to the last bit may change places.
+TOLERANCE = {"error": (1e-9, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e-3, 0, +1),
+             "kl_99": (1e-2, 0, +1), "top1": (0, 2.5 / 4000, -1), "bytes": (0, 0, +1)}
+
+
+def folder_of(name):
+    """None where the model is not there."""
+    if name == "kjv-llama":
+        return os.path.join(KJV, "model")
+    places = [os.environ.get("QCONV_TINYSTORIES"),
+              os.path.join(os.path.dirname(ROOT), "shared", "data", name)]
+    return next((p for p in places if p and os.path.exists(os.path.join(p, "model.safetensors"))),
+                None)
+
+
+def run(command, codes=(0,)):
+    r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if r.returncode not in codes:
+        raise SystemExit("%s: exit %d: %s" % (" ".join(command), r.returncode,
+                                              r.stderr.decode().strip()))
+    return r.stdout
+
+
+def convert(model, options, out):
+    run([QCONV, "-q", *options, "--device", "cpu", "--compress", "none", folder_of(model), out])
+
+
+def measure(model, out):
+    """The figures of an output, from its own bytes: nothing is taken from its manifest. Damage that
+    verify finds does not end it."""
+    source, spec = folder_of(model), MODELS[model]
+    against = json.loads(run([QCONV, "verify", "-q", "--json", out, "--against", source], (0, 4)))
+    rows = [r for r in against["rows"] if r["kind"] == "quantized"]
+    sizes = [math.prod(r["shape"]) for r in rows]
+    squared = math.fsum(n * r["error"] ** 2 for n, r in zip(sizes, rows))
+    e = json.loads(run([QCONV, "eval", "-q", "--json", out, "--against", source, "--text",
+                        spec["text"], "--device", "cpu", *spec["options"]]))
+    return {"error": math.sqrt(squared / sum(sizes)), "perplexity": e["perplexity"],
+            "kl_mean": e["kl_mean"], "kl_99": e["kl_99"], "top1": e["top1"],
+            "bytes": against["output_bytes"]}
+
+
+def judge(expected, found):
+    """[(metric, expected, found, "worse" or "better")] of what is off. NaN is worse."""
+    off = []
+    for metric, (relative, absolute, sign) in TOLERANCE.items():
+        want, got = expected[metric], found[metric]
+        if not abs(got - want) <= relative * abs(want) + absolute:
+            off.append((metric, want, got, "better" if sign * (got - want) < 0 else "worse"))
+    return off
+
+
+def cases_of(model):
+    cases = dict(CASES)
+    cases["auto"] = AUTO + [MODELS[model]["auto"]]
+    return cases
+
+
+def expected_path(model):
+    return os.path.join(HERE, "expected_%s.json" % model)
+
+
+def read_expected(model):
+    with open(expected_path(model)) as f:
+        return json.load(f)
+
+
+def measure_all(model, scratch):
+    found = {}
+    for case, options in cases_of(model).items():
+        out = os.path.join(scratch, case.replace(" ", "-"))
+        convert(model, options, out)
+        found[case] = measure(model, out)
+        shutil.rmtree(out)
+    return found
+
+
+def compare(model):
+    with tempfile.TemporaryDirectory() as scratch:
+        found = measure_all(model, scratch)
+    expected = read_expected(model)
+    bad = 0
+    for case in expected.keys() | found.keys():
+        if case not in expected or case not in found:
+            print("%s, %s: only in %s" % (model, case, "the test" if case in found else
+                                          os.path.basename(expected_path(model))))
+            bad += 1
+    print("%-22s %10s %10s %11s %10s %8s" % (model, "error", "perplexity", "KL", "99%", "top-1"))
+    for case in (c for c in found if c in expected):
+        f = found[case]
+        print("%-22s %10.7f %10.5f %11.4e %10.4e %7.2f%%" % (
+            case, f["error"], f["perplexity"], f["kl_mean"], f["kl_99"], 100 * f["top1"]))
+        for metric, want, got, how in judge(expected[case], f):
+            bad += 1
+            print("  %s: %s is %.10g, expected %.10g (%+.4f%%)%s" % (
+                how.upper(), metric, got, want, 100 * (got / want - 1),
+                "; if that is meant: --update" if how == "better" else ""))
+    print("accuracy of %s: %d cases, %d figures off" % (model, len(found), bad))
+    return 1 if bad else 0
+
+
+def update(model):
+    with tempfile.TemporaryDirectory() as scratch:
+        found = measure_all(model, scratch)
+    with open(expected_path(model), "w") as f:
+        json.dump(found, f, indent=1)
+        f.write("\n")
+    return 0
+
+
+# ---- planted faults -----------------------------------------------------------------------------
+
+
+def edit(folder, ending, change):
+    """Change the bytes of the first tensor whose name ends so."""
+    path = os.path.join(folder, "model.safetensors")
+    with open(path, "r+b") as f:
+        (length,) = struct.unpack("<Q", f.read(8))
+        header = json.loads(f.read(length))
+        name = min(n for n in header if n.endswith(ending))
+        begin, end = (8 + length + at for at in header[name]["data_offsets"])
+        f.seek(begin)
+        data = bytearray(f.read(end - begin))
+        change(data)
+        f.seek(begin)
+        f.write(data)
+
+
+def scaled(at, factor):
+    def change(data):
+        (value,) = struct.unpack_from("<f", data, 4 * at)
+        struct.pack_into("<f", data, 4 * at, value * factor)
+    return change
+
+
+def one_step(data):
+    data[100] += 1 if data[100] < 255 else -1
+
+
+def swap_nibbles(data):
+    for i in range(64):
+        data[i] = data[i] >> 4 | (data[i] & 15) << 4
+
+
+# what: (case whose figures are expected, options of the conversion or None for that case's, damage,
+#        the metric that has to be off, how)
+PLANTS = {
+    "as it is": ("nf4 double search", None, None, None, None),
+    "one scale of one block off by 1%":
+        ("nf4 absmax", None, (".q_proj.weight.absmax", scaled(7, 1.01)), "error", "worse"),
+    "one nested absmax off by 1%":
+        ("nf4 double search", None, (".down_proj.weight.nested_absmax", scaled(0, 1.01)), "error",
+         "worse"),
+    "one absmax code off by a step":
+        ("nf4 double search", None, (".o_proj.weight.absmax", one_step), "error", "worse"),
+    "one row's int8 scale off by 1%":
+        ("int8 rows search", None, (".v_proj.SCB", scaled(3, 1.01)), "error", "worse"),
+    "two blocks with swapped nibbles":
+        ("nf4 double search", None, (".gate_proj.weight", swap_nibbles), "kl_mean", "worse"),
+    "one nested absmax 30% too large":
+        ("nf4 double absmax", None, (".down_proj.weight.nested_absmax", scaled(0, 1.3)), "kl_mean",
+         "worse"),
+    "absmax in place of search":
+        ("nf4 double search", CASES["nf4 double absmax"], None, "kl_mean", "worse"),
+    "search in place of absmax":
+        ("nf4 double absmax", CASES["nf4 double search"], None, "kl_mean", "better"),
+    "block 128 in place of 64":
+        ("nf4 double absmax", NF4 + ["--block-size", "128", "--scale", "absmax"], None,
+         "error", "worse"),
+    "float32 scales in place of 8-bit ones":
+        ("nf4 double absmax", CASES["nf4 absmax"], None, "bytes", "worse"),
+}
+
+
+def plant():
+    model, bad = "kjv-llama", 0
+    expected = read_expected(model)
+    for what, (case, options, damage, metric, how) in PLANTS.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            out = os.path.join(scratch, "out")
+            convert(model, options or CASES[case], out)
+            if damage:
+                edit(out, *damage)
+            off = {m: (want, got, h) for m, want, got, h in judge(expected[case],
+                                                                  measure(model, out))}
+        found = off.get(metric, (None, None, None))[2] == how if metric else not off
+        bad += not found
+        print("%-4s %s: %s" % ("ok" if found else "FAIL", what, ", ".join(
+            "%s %.10g, expected %.10g (%s)" % (m, got, want, h)
+            for m, (want, got, h) in off.items()) or "nothing off"))
+    nan = dict(expected["nf4 absmax"], kl_mean=float("nan"))
+    seen = [m for m, _, _, h in judge(expected["nf4 absmax"], nan) if h == "worse"] == ["kl_mean"]
+    print("%-4s a KL divergence that is not a number" % ("ok" if seen else "FAIL"))
+    return 1 if bad or not seen else 0
+
+
+def main():
+    arguments = sys.argv[1:]
+    if arguments == ["--plant"]:
+        return plant()
+    if not arguments or arguments[0] not in MODELS or arguments[1:] not in ([], ["--update"]):
+        print(__doc__, file=sys.stderr)
+        return 2
+    if folder_of(arguments[0]) is None:
+        print("SKIPPED: %s is not there; QCONV_TINYSTORIES names its folder" % arguments[0])
+        return SKIP
+    return update(arguments[0]) if arguments[1:] else compare(arguments[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
