@@ -34,11 +34,11 @@ SCALES = ("absmax", "search", "refit")
 FORMS = (("NF4", NF4 + PLAIN, SCALES[:2]), ("NF4, double", NF4, SCALES),
          ("NF4, double, block 32", NF4 + NARROW, SCALES), ("int8 by row", INT8, SCALES[:2]),
          ("int8, block 64", INT8 + BLOCKS, SCALES[:2]))
-AUTO = (0.05, 0.15, 0.4)  # of the way from the smallest choice to 16 bit
+AUTO = (4.5, 5, 6)  # bits per weight that a budget leaves for
 PLAN = ["--margin", "1", "--cuda-context", "1KB", "--context", "16"]
 TABLES = (".quant_map", ".nested_quant_map", ".quant_state.bitsandbytes__nf4",
           ".quant_state.qconv__int8", "weight_format")
-SHIFTS = 8  # placements of the blocks
+SHIFTS = 6  # placements of the blocks, each judged on every second window
 AGREE = 2e-3  # of qconv eval and numpy, relative, in KL divergence; both compute in float32
 
 
@@ -72,6 +72,7 @@ class Numpy:
     def __init__(self, model, step=16):
         self.model, self.step = model, step
         self.base = [self.logs(model.weights, i) for i in range(0, len(model.windows), step)]
+        self.windows = None  # of the last call: KL divergence and log ratio, a mean for each
 
     def logs(self, weights, at):
         tokens = self.model.windows[at:at + self.step]
@@ -88,6 +89,7 @@ class Numpy:
             same.append((a.argmax(-1) == b.argmax(-1)).ravel())
         right, base_right, kl, same = map(np.concatenate, (right, base_right, kl, same))
         paired, n = right - base_right, len(kl)
+        self.windows = [x.reshape(len(self.model.windows), -1).mean(1) for x in (kl, paired)]
         error = [float(x.std(ddof=1) / n ** 0.5) for x in (right, paired, kl, same)]
         p, p0 = float(np.exp(right.mean())), float(np.exp(base_right.mean()))
         return {"perplexity": p, "perplexity_error": p * error[0], "base_perplexity": p0,
@@ -108,8 +110,11 @@ class Subject:
         self.model, self.args, self.scratch = model, args, scratch
         self.names = []
         self.rows = []
+        self.scales = args.scales.split(",")
+        self.by_window = {}
         if model.windows is not None:
-            self.ids = model.write_ids(os.path.join(scratch, "text.ids"))
+            self.ids = os.path.join(scratch, "text.ids")
+            am.write_ids(self.ids, model.windows)
             self.numpy = Numpy(model)
 
     def convert(self, options, source=None, label="out"):
@@ -149,6 +154,8 @@ class Subject:
     def add(self, name, by, bits, values, folder=None, **more):
         row = {"name": name, "by": by, "bits": bits, "rel_mse": self.relative_error(values), **more}
         row["eval"] = self.judge(folder, values)
+        if row["eval"]:
+            self.by_window[name] = self.numpy.windows
         self.rows.append(row)
         e = row["eval"]
         print("  %-34s %7.4f bits  MSE %.6f%s" % (
@@ -231,25 +238,48 @@ def choose(s, vram):
 
 
 def auto(s):
-    low, high = 1000, 1 << 32
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if choose(s, middle) else (middle, high)
-    smallest, full = choose(s, high), choose(s, 1 << 32)
-    for share in AUTO:
-        vram = high + int((full - smallest) * share)
-        options = ["--to", "auto", "--vram", "%.3fKB" % (vram / 1000), *PLAN]
+    """The largest budgets whose choice takes no more than so many bits a weight, beyond what the
+    tables take where all are NF4."""
+    elements = sum(s.model.weights[n].size for n in s.names)
+    smallest = s.rows[0]["bits"] * elements / 8 + s.rows[0]["table_bytes"]
+    for bits in AUTO:
+        most = smallest + (bits - s.rows[0]["bits"]) * elements / 8
+        low, high = 1000, 1 << 32
+        while high - low > 1:
+            middle = (low + high) // 2
+            taken = choose(s, middle)
+            low, high = (middle, high) if taken is None or taken <= most else (low, middle)
+        options = ["--to", "auto", "--vram", "%.3fKB" % (low / 1000), *PLAN]
         for scale in s.scales[:2]:
-            s.add_qconv("auto, %.0f%%, %s" % (100 * share, scale), options, scale, share=share)
+            s.add_qconv("auto, %.1f bits, %s" % (bits, scale), options, scale)
 
 
 # ---- the default of --scale ---------------------------------------------------------------------
+
+
+def paired(s):
+    """What another scale changes on the whole text: means over windows and their standard errors."""
+    out = []
+    for name, _, scales in FORMS:
+        base = s.by_window["%s, absmax" % name]
+        for scale in scales[1:]:
+            if scale in s.scales:
+                change = [b - a for a, b in zip(base, s.by_window["%s, %s" % (name, scale)])]
+                out.append({"form": name, "scale": scale, "base_kl": float(base[0].mean())})
+                for key, x in zip(("kl", "log_ratio"), change):
+                    out[-1][key] = float(x.mean())
+                    out[-1][key + "_error"] = float(x.std(ddof=1) / len(x) ** 0.5)
+    return out
 
 
 def placements(s):
     """The same schemes with the blocks laid elsewhere: each weight is turned by some elements before
     it is quantized, and back. One conversion is one draw of rounding errors; this gives several."""
     out = []
+    half = am.Model(s.model.label, s.model.folder, s.model.windows[::2])
+    ids = os.path.join(s.scratch, "half.ids")
+    am.write_ids(ids, half.windows)
+    second = Numpy(half) if s.args.evaluator == "numpy" else None
     for name, options, scales in FORMS:
         if "block" not in name and "double" not in name:
             continue
@@ -260,13 +290,17 @@ def placements(s):
                       for n, w in s.model.weights.items()}
             source = am.write_model(tempfile.mkdtemp(dir=s.scratch) + "/turned", s.model.config,
                                     turned)
-            for scale in scales:
+            for scale in scales[:3 if name == "NF4, double" else 2]:
                 if scale not in s.scales:
                     continue
                 stored = s.convert(options + ["--scale", scale], source)[1]
                 values = {n: np.roll(v, -turn).reshape(v.shape)
                           for n, v in lm.restore(stored).items() if n in s.names}
-                e = s.judge(None, values)
+                weights = dict(s.model.weights, **values)
+                with tempfile.TemporaryDirectory(dir=s.scratch) as folder:
+                    e = second(weights) if second else with_qconv(
+                        s.args.qconv, am.write_model(folder + "/back", s.model.config, weights),
+                        half, ids)
                 out.append({"form": name, "scale": scale, "shift": turn, "kl_mean": e["kl_mean"],
                             "kl_99": e["kl_99"], "log_ratio": e["log_ratio"], "top1": e["top1"],
                             "rel_mse": s.relative_error(values)})
@@ -280,14 +314,14 @@ def placements(s):
 def measure(model, args, versions):
     with tempfile.TemporaryDirectory() as scratch:
         s = Subject(model, args, scratch)
-        s.scales = args.scales.split(",")
         print("%s: %s" % (model.label, model.text or "weights only"), flush=True)
         for name, options, scales in [FORMS[1], FORMS[0], *FORMS[2:]]:
             for scale in scales:
                 if scale not in s.scales:
                     continue
                 row = s.add_qconv("%s, %s" % (name, scale), options, scale, form=name)
-                row["oracle_mse"] = s.oracle(row)
+                if model.windows is not None and scale == "search":
+                    row["oracle_mse"] = s.oracle(row)
         out = {"model": model.label, "elements": int(sum(model.weights[n].size for n in s.names)),
                "tensors": len(s.names)}
         if model.windows is not None:
@@ -299,7 +333,7 @@ def measure(model, args, versions):
             out.update(text=model.text, windows=windows, context=length,
                        ids_sha256=am.ids_digest(model.windows),
                        base_perplexity=s.rows[0]["eval"]["base_perplexity"],
-                       placements=placements(s))
+                       paired=paired(s), placements=placements(s))
         if model.windows is not None and args.check:
             out["transformers"] = check(s, versions)
         out["rows"] = s.rows

@@ -41,17 +41,11 @@ def row_of(model, name):
     return next((r for r in model["rows"] if r["name"] == name), None)
 
 
-def label(row):
-    if "share" in row:
-        return "auto, %.0f%% of the way to 16 bit, %s" % (100 * row["share"], row["scale"])
-    return row["name"]
-
-
 def model_table(m):
     rows = []
     for r in m["rows"]:
         e = r["eval"]
-        cells = [label(r), "%.3f" % r["bits"], figure(1000 * r["rel_mse"])]
+        cells = [r["name"], "%.3f" % r["bits"], figure(1000 * r["rel_mse"])]
         if e:
             cells += ["%.4f" % e["perplexity"],
                       with_error(e["difference"], e["difference_error"]),
@@ -113,6 +107,14 @@ def placement_rows(m):
     return rows
 
 
+def paired_rows(m):
+    return [(m["model"], p["form"], p["scale"],
+             "%+.1f%% &plusmn; %.1f" % (100 * p["kl"] / p["base_kl"],
+                                        100 * p["kl_error"] / p["base_kl"]),
+             "%+.3f%% &plusmn; %.3f" % (100 * math.expm1(p["log_ratio"]),
+                                        100 * p["log_ratio_error"])) for p in m["paired"]]
+
+
 def types_used(models):
     rows = []
     for m in models:
@@ -125,17 +127,15 @@ def types_used(models):
 
 
 def oracle(models):
+    names = ("NF4, search", "NF4, double, search", "NF4, double, block 32, search",
+             "int8 by row, search", "int8, block 64, search")
     rows = []
     for m in models:
-        cells = [m["model"]]
-        for name in ("NF4, double, search", "NF4, double, refit", "NF4, search",
-                     "NF4, double, block 32, search", "int8 by row, search",
-                     "int8, block 64, search"):
-            r = row_of(m, name)
-            cells.append("%+.2f%%" % (100 * (r["rel_mse"] / r["oracle_mse"] - 1)) if r else "-")
-        rows.append(cells)
-    return table(("model", "NF4, double, search", "refit", "NF4, search", "block 32, search",
-                  "int8 by row", "int8 by block"), rows)
+        found = [row_of(m, name) for name in names]
+        if any(r and "oracle_mse" in r for r in found):
+            rows.append([m["model"]] + ["%+.2f%%" % (100 * (r["rel_mse"] / r["oracle_mse"] - 1))
+                                        if r else "-" for r in found])
+    return table(("model",) + names, rows)
 
 
 def agreement(models):
@@ -187,21 +187,26 @@ def page(r):
         out += ["## What llama.cpp used", "",
                 "A type whose blocks do not divide the rows is replaced by llama.cpp itself: K-quants need",
                 "rows of a multiple of 256, the others of 32.", "", types_used(models), ""]
-    rows = [row for m in models if "placements" in m for row in placement_rows(m)]
-    if rows:
-        shifts = len({p["shift"] for m in models if "placements" in m for p in m["placements"]
-                      if p["form"] == "NF4, double"})
+    texts = [m for m in models if "placements" in m]
+    if texts:
+        shifts = len({p["shift"] for p in texts[0]["placements"] if p["form"] == "NF4, double"})
         out += ["## Which --scale", "",
-                "One conversion is one draw of rounding errors: where blocks begin moves KL divergence by",
-                "some percent. Here every weight is quantized in %d placements of its blocks, each judged on"
+                "Against absmax of the same form, on the same tokens: change of the mean and its standard",
+                "error over windows of text.", "",
+                table(("model", "form", "--scale", "KL divergence", "perplexity"),
+                      [row for m in texts for row in paired_rows(m)]), "",
+                "That error is of the text alone. One conversion is also one draw of rounding errors: where",
+                "blocks begin moves KL divergence by some percent. So every weight is quantized in %d"
                 % shifts,
-                "the whole text, against absmax in the same placement: mean and standard error. The decision",
-                "is [0012](decisions/0012-default-scale.md).", "",
+                "placements of its blocks as well (turned before, and back afterwards), each against absmax",
+                "in the same placement, on every second window: mean and standard error over placements.",
+                "The decision is [0012](decisions/0012-default-scale.md).", "",
                 table(("model", "form", "--scale", "KL divergence", "99%", "perplexity",
-                       "top-1, points", "worse than absmax"), rows), ""]
+                       "top-1, points", "worse than absmax"),
+                      [row for m in texts for row in placement_rows(m)]), ""]
     out += ["## How near the search comes", "",
-            "Squared error over that of a slow search in numpy (`bench/search_numpy.py`), which tries many",
-            "scales of each block and many nested absmax of each group.", "", oracle(models), ""]
+            "Squared error over that of a slow search in numpy (`bench/search_numpy.py`), which tries 64",
+            "scales of each sign for each block or row, then fits to the codes found.", "", oracle(models), ""]
     checks = agreement(models)
     if checks.count("\n") > 1:
         out += ["## Checks of the evaluation", "", checks, ""]

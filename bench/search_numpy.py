@@ -13,7 +13,7 @@ NF4 = np.array(
      0.7229568362236023, 1.0], np.float32)
 NF4_MIDDLE = ((NF4[1:].astype(np.float64) + NF4[:-1]) / 2).astype(np.float32)
 GROUP = 256  # blocks that share a nested absmax
-GRID = 160  # scales tried for one block, as shares of its absmax
+GRID = 64  # scales tried for one block, as shares of its absmax
 CHUNK = 1 << 22  # elements at a time
 
 
@@ -146,7 +146,7 @@ def blocks(w, kind="nf4", block=64, nested=True, scale="search", power=0.0, sign
         if scale == "absmax":
             held = nested_once(wanted, offset)
         else:
-            shares = (1.0,) if scale == "search" else np.linspace(0.5, 1.15, 27)
+            shares = (1.0,) if scale == "search" else np.linspace(0.6, 1.1, 11)
             held = nested_search(rows, wanted, offset, kind, power, shares)
     out = values_at(rows, held, kind).ravel()[: w.size].reshape(w.shape)
     code_bits = 4 * ((w.size + 1) // 2 * 2) if kind == "nf4" else 8 * w.size

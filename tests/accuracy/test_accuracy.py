@@ -44,17 +44,18 @@ AUTO = ["--to", "auto", "--margin", "1", "--cuda-context", "1KB", "--context", "
         "absmax", "--vram"]
 MODELS = {
     "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1600KB",
-                  "options": ["--context", "256", "--max-tokens", "4096"]},
+                  "options": ["--context", "256", "--max-tokens", "2048"]},
     "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1600KB",
                          "options": ["--context", "128"]},
 }
 # metric: (relative, absolute, sign of worse). Sums over weights are the same bits on every
 # instruction set; the slack is for their decimals. The forward pass is in float and the same bits
-# for every number of threads, but exp and log come from the C library: a last bit there moves a KL
-# divergence of int8, where two distributions are nearly equal, by up to 1e-4. A token whose first
-# two candidates are equal to the last bit may change places.
-TOLERANCE = {"error": (1e-9, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e-3, 0, +1),
-             "kl_99": (1e-2, 0, +1), "top1": (0, 2.5 / 4000, -1), "bytes": (0, 0, +1)}
+# for every number of threads and every instruction set, but exp and log are the C library's. Adding
+# in quite another order (numpy) moves perplexity by 1e-7 and the KL divergence of NF4 by 1e-5; that
+# of int8, where two distributions are nearly equal, by some 1e-9. A token whose first two
+# candidates are equal to the last bits may change places.
+TOLERANCE = {"error": (1e-9, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e-4, 1e-8, +1),
+             "kl_99": (1e-3, 1e-6, +1), "top1": (0, 2.5 / 2040, -1), "bytes": (0, 0, +1)}
 
 
 def folder_of(name):
@@ -210,7 +211,7 @@ PLANTS = {
     "one row's int8 scale off by 1%":
         ("int8 rows search", None, (".v_proj.SCB", scaled(3, 1.01)), "error", "worse"),
     "two blocks with swapped nibbles":
-        ("nf4 double search", None, (".gate_proj.weight", swap_nibbles), "kl_mean", "worse"),
+        ("nf4 double search", None, (".gate_proj.weight", swap_nibbles), "error", "worse"),
     "one nested absmax 30% too large":
         ("nf4 double absmax", None, (".down_proj.weight.nested_absmax", scaled(0, 1.3)), "kl_mean",
          "worse"),
