@@ -232,7 +232,7 @@ static void add_notes(qc_report_writer *w)
                  "come from <code>--against</code> only.</p>\n");
 }
 
-#define MAX_FAULTS 50u
+#define MAX_FAULTS 12u
 
 /* What comparing with the source found: that it is this model, or what is wrong. */
 static void add_compared(qc_report_writer *w)
