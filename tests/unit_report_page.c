@@ -1,5 +1,7 @@
+#include "convert/bench.h"
 #include "convert/report_codes.h"
 #include "convert/report_page.h"
+#include "fixture_files.h"
 #include "quant/quant_ops.h"
 
 #include <setjmp.h>
@@ -244,12 +246,75 @@ static void writing(void **state)
     qc_strbuf_deinit(&out);
 }
 
+/* ---- results of bench ------------------------------------------------------------------------ */
+
+/* What bench writes is read: all of it, and what was not measured. */
+static void bench_file(void **state)
+{
+    (void)state;
+    static const qc_bench_shape shapes[] = {{"Tiny", "q, o", 64, 128, 2}};
+    static const uint64_t some_m[] = {1, 16};
+    static const qc_bench_scheme schemes[] = {QC_BENCH_INT8_BLOCK};
+    const qc_bench_request q = {.shapes = shapes,
+                                .shape_count = 1,
+                                .m = some_m,
+                                .m_count = 2,
+                                .schemes = schemes,
+                                .scheme_count = 1};
+    qc_bench_row rows[] = {{.scheme = QC_BENCH_INT8_BLOCK,
+                            .m = 1,
+                            .path = "gemv",
+                            .us = {0.5, 0.4, 0.6, 30},
+                            .dense = {1.5, 1, 2, 30},
+                            .ratio = {3, 2, 4, 15}},
+                           {.scheme = QC_BENCH_INT8_BLOCK, .m = 16, .path = "mma-884"}};
+    const qc_bench_result b = {.device = {.name = "Made Up 1", .build = "none"},
+                               .roof = {.copy_gbps = {1000, 900, 1100, 30}},
+                               .rows = rows,
+                               .row_count = 2};
+    const qc_stored_weight stored = {
+        .stored_as = QC_SCHEME_INT8_BLOCKS, .ndim = 2, .dims = {64, 128}};
+    qc_report_form form = {.scheme = "int8-block"};
+    qc_report_weight weight = {.stored = &stored};
+    qc_arena arena;
+    qc_strbuf text;
+    fx_dir dir;
+    char path[FX_PATH_BYTES];
+    qc_error err = {0};
+    fx_make_dir(&dir);
+    fx_join(path, dir.path, "b.json");
+    qc_arena_init(&arena);
+    qc_strbuf_init(&text, 1 << 20);
+    const qc_options o = {.arena = &arena};
+    qc_report r = {.o = &o, .forms = &form, .form_count = 1, .weights = &weight, .weight_count = 1};
+    assert_int_equal(qc_bench_json(&q, &b, &text, NULL), QC_OK);
+    assert_int_equal(qc_file_put(path, text.data, text.len, NULL), QC_OK);
+    assert_int_equal(qc_report_bench_read(&r, path, &err), QC_OK);
+    assert_string_equal(r.bench->device, "Made Up 1");
+    assert_true(r.bench->copy_gbps == 1000.0 && r.bench->gemm_tflops == 0.0);
+    assert_int_equal(r.bench->row_count, 2);
+    const qc_report_speed *row = r.bench->rows;
+    assert_string_equal(row->scheme, "int8-blocks");
+    assert_string_equal(row->path, "gemv");
+    assert_true(row->n == 64 && row->k == 128 && row->m == 1 && row->here);
+    assert_true(row->us == 0.5 && row->dense_us == 1.5 && row->ratio == 3.0 && row->of_roof > 0);
+    assert_true(row[1].m == 16 && row[1].us == 0.0 && row[1].ratio == 0.0);
+    assert_int_equal(r.bench->here, 2);
+    form.scheme = "int8";
+    assert_int_equal(qc_report_bench_read(&r, path, &err), QC_OK);
+    assert_int_equal(r.bench->here, 0);
+    qc_strbuf_deinit(&text);
+    qc_arena_deinit(&arena);
+    fx_remove_dir(dir.path);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(kind_names), cmocka_unit_test(layers),         cmocka_unit_test(places),
         cmocka_unit_test(counting),   cmocka_unit_test(bins),           cmocka_unit_test(entropy),
         cmocka_unit_test(axes),       cmocka_unit_test(normal_weights), cmocka_unit_test(writing),
+        cmocka_unit_test(bench_file),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
