@@ -1,0 +1,181 @@
+/* verify --against: every allocation and every read is made to fail in turn, with and without a
+ * manifest: an error that says so, no leak (the sanitizer stage looks), and no verdict about OUT.
+ */
+#include "base/alloc.h"
+#include "base/workers.h"
+#include "convert/against.h"
+#include "convert/commands.h"
+#include "test_model.h"
+
+#include <errno.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+typedef struct {
+    char root[64];
+    char model[96], out[96], bare[96];
+} world;
+
+static qc_status run_words(int argc, char **argv, qc_error *err)
+{
+    qc_arena a;
+    qc_options o;
+    qc_arena_init(&a);
+    qc_status st = qc_options_parse(&o, &a, argc, argv, err);
+    if (st == QC_OK)
+        st = o.command == QC_CMD_VERIFY ? qc_cmd_verify(&o, err) : qc_cmd_convert(&o, err);
+    qc_arena_deinit(&a);
+    return st;
+}
+
+static int setup(void **state)
+{
+    static world w;
+    /* Conv1D weights, which are turned, and one that stays. */
+    static const test_tensor rows[] = {
+        {"h.0.mlp.c_fc.weight", QC_DTYPE_F32, 2, {40, 72}},
+        {"h.0.mlp.c_proj.weight", QC_DTYPE_BF16, 2, {72, 40}},
+        {"h.0.ln_1.weight", QC_DTYPE_F32, 1, {40}},
+    };
+    qc_error err = {0};
+    char manifest[128];
+    test_folder(w.root, sizeof w.root);
+    (void)snprintf(w.model, sizeof w.model, "%s/model", w.root);
+    (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
+    (void)snprintf(w.bare, sizeof w.bare, "%s/bare", w.root);
+    (void)snprintf(manifest, sizeof manifest, "%s/qconv.json", w.bare);
+    test_write_checkpoint(w.model, rows, sizeof rows / sizeof *rows, "{\"model_type\": \"gpt2\"}");
+    test_must(test_run_line(run_words, &err, "qconv --to=nf4 -q --rest bf16 --device=cpu %s %s",
+                            w.model, w.out),
+              &err);
+    test_must(test_run_line(run_words, &err,
+                            "qconv --to=int8 --block-size 64 -q --compress none --device=cpu %s %s",
+                            w.model, w.bare),
+              &err);
+    if (unlink(manifest) != 0)
+        _exit(99);
+    *state = &w;
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    world *w = *state;
+    test_remove(w->root);
+    return 0;
+}
+
+static qc_status verify(const world *w, int bare, qc_error *err)
+{
+    return test_run_line(run_words, err, "qconv verify -q --threads=1 --against %s %s", w->model,
+                         bare ? w->bare : w->out);
+}
+
+static void every_allocation(void **state)
+{
+    const world *w = *state;
+    for (int bare = 0; bare < 2; bare++) {
+        for (uint64_t n = 1;; n++) {
+            qc_error err = {0};
+            qc_alloc_fail_at(n, 0);
+            qc_status st = verify(w, bare, &err);
+            uint64_t tried = qc_alloc_count();
+            qc_alloc_fail_at(0, 0);
+            if (tried < n) {
+                test_must(st, &err);
+                assert_true(n > 30);
+                break;
+            }
+            if (st == QC_OK) /* one that is survived */
+                continue;
+            if (st != QC_ERR_NOMEM || !*err.msg)
+                print_error("allocation %llu: %s\n", (unsigned long long)n, err.msg);
+            assert_int_equal(st, QC_ERR_NOMEM);
+            assert_true(*err.msg);
+        }
+    }
+}
+
+static void every_read(void **state)
+{
+    const world *w = *state;
+    for (int bare = 0; bare < 2; bare++) {
+        for (uint64_t n = 1;; n++) {
+            qc_error err = {0};
+            qc_io_fail_at(QC_IO_READ, n, 0, EIO);
+            qc_status st = verify(w, bare, &err);
+            uint64_t tried = qc_io_count(QC_IO_READ);
+            qc_io_fail_at(QC_IO_READ, 0, 0, 0);
+            if (tried < n) {
+                test_must(st, &err);
+                assert_true(n > 10);
+                break;
+            }
+            if (st != QC_ERR_IO || !*err.msg)
+                print_error("read %llu: %s: %s\n", (unsigned long long)n, qc_status_name(st),
+                            err.msg);
+            assert_int_equal(st, QC_ERR_IO);
+        }
+    }
+}
+
+static void interrupted(void **state)
+{
+    const world *w = *state;
+    for (int bare = 0; bare < 2; bare++) {
+        qc_error err = {0};
+        qc_interrupt();
+        assert_int_equal(verify(w, bare, &err), QC_ERR_INTERRUPTED);
+        qc_interrupt_clear();
+    }
+}
+
+/* What another program gets: rows that outlive both checkpoints, the worst first. */
+static void rows(void **state)
+{
+    const world *w = *state;
+    qc_arena a;
+    qc_error err = {0};
+    qc_against_result r;
+    qc_manifest m;
+    const qc_against_row **worst = NULL;
+    size_t count = 1;
+    int found = 0;
+    qc_against_options o = {.ops = qc_quant_ops_for(QC_ISA_SCALAR), .threads = 2};
+    qc_arena_init(&a);
+    test_must(qc_against_manifest(&m, &found, &a, w->out, &err), &err);
+    assert_true(found);
+    test_must(qc_against_run(&r, &a, w->out, &m, w->model, &o, &err), &err);
+    assert_int_equal(r.faults, 0);
+    assert_int_equal(r.count, 3);
+    assert_int_equal(r.quantized, 2);
+    assert_int_equal(r.cast, 1);
+    assert_int_equal(r.digests, 3);
+    assert_string_equal(r.rows[1].name, "h.0.mlp.c_fc.weight");
+    assert_true(r.rows[1].transpose && r.rows[1].dims[0] == 72);
+    assert_true(r.rows[1].error > 0.0 && r.rows[1].ratio == 1.0);
+    test_must(qc_against_worst(&worst, &count, &a, &r, &err), &err);
+    assert_int_equal(count, 1);
+    assert_true(worst[0]->kind == QC_AGAINST_QUANTIZED);
+    test_must(qc_against_manifest(&m, &found, &a, w->bare, &err), &err);
+    assert_false(found);
+    test_must(qc_against_run(&r, &a, w->bare, NULL, w->model, &o, &err), &err);
+    assert_int_equal(r.faults, 0);
+    assert_int_equal(r.equal, 1);
+    assert_int_equal(r.digests, 0);
+    qc_arena_deinit(&a);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_allocation),
+        cmocka_unit_test(every_read),
+        cmocka_unit_test(interrupted),
+        cmocka_unit_test(rows),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
