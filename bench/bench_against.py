@@ -54,6 +54,7 @@ def main():
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--threads", type=int, default=0)
     ap.add_argument("--form", action="append")
+    ap.add_argument("--convert", help="program that converts, if another")
     ap.add_argument("--json")
     args = ap.parse_args()
     forms = args.form or ["--to nf4 --compress none", "--to nf4", "--to int8 --compress none",
@@ -66,7 +67,7 @@ def main():
     for form in forms:
         out, half = os.path.join(args.work, "out"), os.path.join(args.work, "half")
         shutil.rmtree(out, ignore_errors=True)
-        subprocess.run([args.qconv, "-q", *form.split(), model, out], check=True)
+        subprocess.run([args.convert or args.qconv, "-q", *form.split(), model, out], check=True)
         files = weight_files(out) + weight_files(model)
         total = sum(os.path.getsize(f) for f in files)
         subprocess.run("cat %s | head -c %d > %s.a; cp %s.a %s.b" %

@@ -23,7 +23,7 @@
  * than this share; double quantization alone rounds scales by up to a tenth of that. */
 #define QC_CHECK_CLIP 0x1p-6
 /* Elements looked at together; a multiple of every block size. */
-#define QC_CHECK_CHUNK 16384u
+#define QC_CHECK_CHUNK 4096u
 
 typedef enum { QC_CHECK_CODES4, QC_CHECK_INT8_ROWS, QC_CHECK_INT8_BLOCKS } qc_check_kind;
 
