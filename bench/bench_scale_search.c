@@ -1,6 +1,7 @@
 /* Searched scales: what they leave of the error, and what they cost.
  *
- *   bench_scale_search [--json FILE] [--mib N] [--runs N] [--isa LIST] [--model NAME=FILE]...
+ *   bench_scale_search [--json FILE] [--only error|time] [--mib N] [--runs N] [--isa LIST]
+ *                      [--model NAME=FILE]...
  *
  * Error. Squared error of the decoded weights as a share of what bitsandbytes' choice leaves (the
  * largest value, double quantization about the mean) in the same form, on 2^21 normal weights and
@@ -8,11 +9,10 @@
  * all 256 scales of the search's own nested absmax for every block; "best > 0" does so with
  * positive scales about their mean, as far as anybody can get without signs.
  *
- * Time. N MiB (default 64) of normal bf16 values, one thread; everything runs once per round, in
- * turn, and ratios to absmax in the same form and to reading the memory are taken within a round:
- * the machine's noise falls on all alike. Medians are reported. */
+ * Time. N MiB (default 64) of normal bf16 values, processor time of one thread; everything runs
+ * once per round, in turn, and ratios to absmax in the same form and to reading the memory are
+ * taken within a round: the machine's noise falls on all alike. Medians are reported. */
 #include "base/alloc.h"
-#include "base/clock.h"
 #include "base/random.h"
 #include "base/strbuf.h"
 #include "formats/file_io.h"
@@ -24,6 +24,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define MAX_RUNS   101
 #define MAX_ROWS   48
@@ -60,6 +61,14 @@ static void *need(uint64_t bytes)
     }
     memset(p, 0, bytes + 64);
     return p;
+}
+
+/* Processor time: waiting for a core is not counted. */
+static uint64_t cpu_ns(void)
+{
+    struct timespec t;
+    (void)clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 static int compare_doubles(const void *pa, const void *pb)
@@ -417,18 +426,18 @@ static void measure_times(uint64_t mib, int runs, const char *isas)
         }
     }
     for (int n = -1; n < runs; n++) { /* round -1 warms up */
-        uint64_t begin = qc_clock_ns();
+        uint64_t begin = cpu_ns();
         sink = read_all(&b);
-        const double read_ns = (double)(qc_clock_ns() - begin) / (double)b.n;
+        const double read_ns = (double)(cpu_ns() - begin) / (double)b.n;
         for (int i = 0; i < time_count; i++) {
             time_row *r = &times[i];
             uint64_t elems = r->how == REFIT || r->isa == QC_ISA_SCALAR ? b.n / 32 : b.n;
             elems = elems < STEP_ELEMS ? STEP_ELEMS : elems;
-            begin = qc_clock_ns();
+            begin = cpu_ns();
             run(r, &b, elems);
             if (n < 0)
                 continue;
-            r->ns[n] = (double)(qc_clock_ns() - begin) / (double)elems;
+            r->ns[n] = (double)(cpu_ns() - begin) / (double)elems;
             r->of_absmax[n] = r->ns[n] / times[r->base].ns[n];
             r->of_read[n] = r->ns[n] / read_ns;
         }
@@ -531,7 +540,7 @@ int main(int argc, char **argv)
 {
     uint64_t mib = 64;
     int runs = 31;
-    const char *json = NULL, *isas = "scalar,avx2,avx512", *models[MAX_MODELS];
+    const char *json = NULL, *isas = "scalar,avx2,avx512", *only = "", *models[MAX_MODELS];
     unsigned model_count = 0;
     char command[256];
     qc_error err = {0};
@@ -542,6 +551,8 @@ int main(int argc, char **argv)
             mib = strtoul(argv[i + 1], NULL, 10);
         else if (strcmp(argv[i], "--runs") == 0)
             runs = (int)strtol(argv[i + 1], NULL, 10);
+        else if (strcmp(argv[i], "--only") == 0)
+            only = argv[i + 1];
         else if (strcmp(argv[i], "--isa") == 0)
             isas = argv[i + 1];
         else if (strcmp(argv[i], "--model") == 0 && strchr(argv[i + 1], '=') &&
@@ -552,16 +563,18 @@ int main(int argc, char **argv)
     }
     if (argc % 2 == 0 || mib < 16 || mib > 4096 || runs < 1 || runs > MAX_RUNS) {
         fprintf(stderr,
-                "usage: bench_scale_search [--json FILE] [--mib 16..4096] [--runs 1..%d] "
-                "[--isa scalar,avx2,avx512] [--model NAME=FILE]...\n",
+                "usage: bench_scale_search [--json FILE] [--only error|time] [--mib 16..4096] "
+                "[--runs 1..%d] [--isa scalar,avx2,avx512] [--model NAME=FILE]...\n",
                 MAX_RUNS);
         return 2;
     }
     (void)snprintf(command, sizeof command,
                    "build/bench_scale_search --mib %u --runs %d --isa %s (%u models)",
                    (unsigned)mib, runs, isas, model_count);
-    measure_normal();
-    for (unsigned i = 0; i < model_count; i++) {
+    const int with_errors = strcmp(only, "time") != 0, with_times = strcmp(only, "error") != 0;
+    if (with_errors)
+        measure_normal();
+    for (unsigned i = 0; i < model_count && with_errors; i++) {
         char name[24] = {0};
         const char *path = strchr(models[i], '=') + 1;
         (void)snprintf(name, sizeof name, "%.*s", (int)(path - models[i] - 1), models[i]);
@@ -570,7 +583,8 @@ int main(int argc, char **argv)
             return 1;
         }
     }
-    measure_times(mib, runs, isas);
+    if (with_times)
+        measure_times(mib, runs, isas);
     print_all(runs);
     if (json && write_json(json, command, runs, &err) != QC_OK) {
         fprintf(stderr, "bench_scale_search: %s\n", err.msg);

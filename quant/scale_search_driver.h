@@ -375,22 +375,27 @@ static void encode_zeros(const search *c, uint64_t block)
 
 /* ---- without double quantization ------------------------------------------------------------- */
 
+/* In groups as well, which mean nothing here, so that targets are found side by side. */
 static void search_plain(const search *c, uint64_t blocks)
 {
-    for (uint64_t block = 0; block < blocks; block++) {
-        qc_search_target *b = &c->scratch->of[0];
-        float s[QC_SEARCH_CANDIDATES];
-        if (!find_target(c, block, b))
+    for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
+        const unsigned count =
+            blocks - first < QC_NESTED_BLOCK ? (unsigned)(blocks - first) : QC_NESTED_BLOCK;
+        if (!find_targets(c, first, count))
             return;
-        c->out->absmax[block] = 0.0f;
-        if (b->target == 0.0f) {
-            encode_zeros(c, block);
-            continue;
+        for (unsigned i = 0; i < count; i++) {
+            const qc_search_target *b = &c->scratch->of[i];
+            float s[QC_SEARCH_CANDIDATES];
+            c->out->absmax[first + i] = 0.0f;
+            if (b->target == 0.0f) {
+                encode_zeros(c, first + i);
+                continue;
+            }
+            const uint32_t n = read_scaled(c, first + i, b);
+            const choice best = best_of(c, b, padded(n), s, plain_candidates(c, b, s));
+            c->out->absmax[first + i] = best.s;
+            encode_block(c, first + i, b, n, &best);
         }
-        const uint32_t n = block_count(c, block); /* still in scratch, and scaled */
-        choice best = best_of(c, b, padded(n), s, plain_candidates(c, b, s));
-        c->out->absmax[block] = best.s;
-        encode_block(c, block, b, n, &best);
     }
 }
 
