@@ -401,8 +401,8 @@ static void must_convert(const world *w, const char *to, const char *device, uns
 {
     qc_error err;
     test_remove(out);
-    test_must(convert(&err, "qconv --to %s -q --threads %u --device %s %s %s", to, threads, device,
-                      w->model, out),
+    test_must(convert(&err, "qconv --scale absmax --to %s -q --threads %u --device %s %s %s", to,
+                      threads, device, w->model, out),
               &err);
 }
 
@@ -477,8 +477,9 @@ static void failures_end_it(void **state)
             fake.room = 512u << 10;
             fake.fail_as = QC_ERR_INTERNAL;
             atomic_store(which ? &fake.starts_left : &fake.finishes_left, n);
-            qc_status st = convert(&err, "qconv --to nf4 -q --threads 2 --device cuda:0 %s %s",
-                                   w->model, w->gpu);
+            qc_status st =
+                convert(&err, "qconv --scale absmax --to nf4 -q --threads 2 --device cuda:0 %s %s",
+                        w->model, w->gpu);
             assert_int_equal(st, QC_ERR_INTERNAL);
             assert_non_null(strstr(err.msg, "cuda:0 (Fake 0)"));
             assert_non_null(strstr(err.msg, "it broke"));
@@ -488,8 +489,9 @@ static void failures_end_it(void **state)
     /* That a GPU cannot be set up matters where it was asked for. */
     fake_reset();
     fake.create_fails = QC_ERR_INTERNAL;
-    assert_int_equal(convert(&err, "qconv --to nf4 -q --device cuda:0 %s %s", w->model, w->gpu),
-                     QC_ERR_INTERNAL);
+    assert_int_equal(
+        convert(&err, "qconv --scale absmax --to nf4 -q --device cuda:0 %s %s", w->model, w->gpu),
+        QC_ERR_INTERNAL);
     assert_non_null(strstr(err.msg, "the GPU is away; --device cpu goes without it"));
 }
 
@@ -517,9 +519,9 @@ static void devices_are_chosen(void **state)
         fake_reset();
         fake.count = cases[i].count;
         fake.dead = cases[i].dead;
-        assert_int_equal(
-            convert(&err, "qconv --to nf4 -q --device %s %s %s", cases[i].device, w->model, w->gpu),
-            QC_ERR_DEVICE);
+        assert_int_equal(convert(&err, "qconv --scale absmax --to nf4 -q --device %s %s %s",
+                                 cases[i].device, w->model, w->gpu),
+                         QC_ERR_DEVICE);
         assert_string_equal(err.msg, cases[i].message);
         assert_int_equal(fake.created, 0);
     }
@@ -588,10 +590,12 @@ static void bad_weights_are_named(void **state)
         test_remove(w->gpu);
         fake_reset();
         fake.room = 512u << 10;
-        qc_status st = convert(&err, "qconv -q --threads 1 --device cpu --to %s %s %s", cases[i].to,
-                               dir, w->gpu);
+        qc_status st =
+            convert(&err, "qconv -q --threads 1 --device cpu --scale absmax --to %s %s %s",
+                    cases[i].to, dir, w->gpu);
         memcpy(said, err.msg, sizeof said);
-        assert_int_equal(convert(&err, "qconv -q --threads 1 --device cuda --to %s %s %s",
+        assert_int_equal(convert(&err,
+                                 "qconv -q --threads 1 --device cuda --scale absmax --to %s %s %s",
                                  cases[i].to, dir, w->gpu),
                          st);
         assert_true(st == QC_ERR_NONFINITE || st == QC_ERR_RANGE);

@@ -125,6 +125,8 @@ class Bytes(Device):
 class Room(Device):
     """A tensor larger than the GPU's memory; less and less of that."""
 
+    scale = "absmax"
+
     def setUp(self):
         super().setUp()
         rows = NEEDED // 2 // 1200 + 5

@@ -80,6 +80,8 @@ DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 1, "num_nextn_pred
 
 
 class Forms(OutputCase):
+    scale = "absmax"
+
     def setUp(self):
         super().setUp()
         self.rng = random.Random(SEED)

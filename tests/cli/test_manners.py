@@ -11,6 +11,8 @@ import make_checkpoint as mk
 
 
 class Manners(QconvCase):
+    scale = "absmax"
+
     def setUp(self):
         super().setUp()
         mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=2, scale=64, seed=1)

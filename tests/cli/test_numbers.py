@@ -34,6 +34,8 @@ def weights(dtype, shape, seed):
 class Quantized(OutputCase):
     """One weight, one form: every byte of its tensors."""
 
+    scale = "absmax"
+
     def one(self, tensor, *form):
         self.model({Q: tensor})
         return self.convert(*form, "m", "o")
@@ -146,6 +148,8 @@ class Quantized(OutputCase):
 
 
 class Inputs(OutputCase):
+    scale = "absmax"
+
     def test_bitsandbytes_nf4(self):
         """A checkpoint as bitsandbytes writes it, made by the oracle, back to bf16."""
         table = [oracle.f32(x) for x in oracle.dynamic_map()]
@@ -361,6 +365,8 @@ class Inputs(OutputCase):
 
 
 class Refused(OutputCase):
+    scale = "absmax"
+
     """A value that has no code: the tensor, the place, the way out; and nothing is left."""
 
     def with_value(self, value, row, col, shape=(70, 130), dtype="F32", name=Q):

@@ -84,6 +84,8 @@ def expected(original, quantized, rows, cols, dtype, x):
 
 
 class ValidateCase(OutputCase):
+    scale = "absmax"
+
     def setUp(self):
         super().setUp()
         self.rng = random.Random(11)
