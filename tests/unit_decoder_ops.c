@@ -1,0 +1,245 @@
+/* Norm, rotary positions, SwiGLU, attention and e^x against sums in double and closed forms; every
+ * table gives the scalar one's bits. */
+#include "quant/decoder_ops.h"
+#include "quant_testing.h"
+
+#include <math.h>
+
+static float *random_floats(qt_rng *rng, size_t n, double scale)
+{
+    float *v = qt_alloc(n, sizeof *v);
+    for (size_t i = 0; i < n; i++)
+        v[i] = (float)(scale * (double)qt_randn(rng));
+    return v;
+}
+
+static void assert_close(const float *got, const double *want, size_t n, double bound)
+{
+    double ee = 0.0, xx = 0.0;
+    for (size_t i = 0; i < n; i++) {
+        ee += ((double)got[i] - want[i]) * ((double)got[i] - want[i]);
+        xx += want[i] * want[i];
+    }
+    if (!(sqrt(ee) <= bound * sqrt(xx)))
+        fail_msg("relative error %g, bound %g", sqrt(ee / xx), bound);
+}
+
+/* The tables that this machine has; the first is the scalar one. */
+static unsigned tables(const qc_decoder_ops **out)
+{
+    unsigned n = 0;
+    for (int isa = 0; isa < QC_ISA_COUNT; isa++)
+        if (qc_isa_available((qc_isa)isa))
+            out[n++] = qc_decoder_ops_for((qc_isa)isa);
+    return n;
+}
+
+static void exponential(void **state)
+{
+    const qc_decoder_ops *t[QC_ISA_COUNT];
+    unsigned count = tables(t);
+    enum { N = 1 << 20 };
+    float *x = qt_alloc(N, sizeof *x), *y = qt_alloc(N, sizeof *y), *z = qt_alloc(N, sizeof *z);
+    (void)state;
+    for (int i = 0; i < N; i++)
+        x[i] = -87.33f + (float)i * (175.3f / (float)N);
+    t[0]->exponential(x, N, y);
+    for (int i = 0; i < N; i++) {
+        double want = exp((double)x[i]), unit = ldexp(1.0, ilogb(want) - 23);
+        if (!(fabs((double)y[i] - want) <= 2.0 * unit))
+            fail_msg("e^%a is %a, got %a", (double)x[i], want, (double)y[i]);
+    }
+    for (unsigned i = 1; i < count; i++) {
+        t[i]->exponential(x, N - 5, z);
+        assert_memory_equal(y, z, (N - 5) * sizeof *y);
+    }
+    const float special[] = {0.0f, -0.0f, -INFINITY, -1000.0f, INFINITY, 200.0f, NAN, -88.0f};
+    for (unsigned i = 0; i < count; i++) {
+        t[i]->exponential(special, 8, z);
+        assert_true(z[0] == 1.0f && z[1] == 1.0f && z[2] == 0.0f && z[3] == 0.0f);
+        assert_true(isinf(z[4]) && isinf(z[5]) && isnan(z[6]) && z[7] == 0.0f);
+    }
+    free(x);
+    free(y);
+    free(z);
+}
+
+static void norm_and_swiglu(void **state)
+{
+    const qc_decoder_ops *t[QC_ISA_COUNT];
+    unsigned count = tables(t);
+    qt_rng rng = {3};
+    (void)state;
+    for (size_t n = 1; n < 140; n += n < 40 ? 1 : 33) {
+        float *x = random_floats(&rng, n, 3.0), *w = random_floats(&rng, n, 1.0);
+        float *first = qt_alloc(n, sizeof *first), *other = qt_alloc(n, sizeof *other);
+        double *want = qt_alloc(n, sizeof *want), sum = 0.0;
+        for (size_t i = 0; i < n; i++)
+            sum += (double)x[i] * (double)x[i];
+        for (size_t i = 0; i < n; i++)
+            want[i] = (double)w[i] * (double)x[i] / sqrt(sum / (double)n + 1e-3);
+        t[0]->norm(x, w, n, 1e-3f, first);
+        assert_close(first, want, n, 4e-7);
+        for (unsigned i = 1; i < count; i++) {
+            memcpy(other, x, n * sizeof *x);
+            t[i]->norm(other, w, n, 1e-3f, other); /* in place */
+            assert_memory_equal(first, other, n * sizeof *first);
+        }
+        for (size_t i = 0; i < n; i++)
+            want[i] = (double)x[i] / (1.0 + exp(-(double)x[i])) * (double)w[i];
+        memcpy(first, x, n * sizeof *x);
+        t[0]->swiglu(first, w, n);
+        assert_close(first, want, n, 4e-7);
+        for (unsigned i = 1; i < count; i++) {
+            memcpy(other, x, n * sizeof *x);
+            t[i]->swiglu(other, w, n);
+            assert_memory_equal(first, other, n * sizeof *first);
+        }
+        free(x);
+        free(w);
+        free(first);
+        free(other);
+        free(want);
+    }
+    float edge[3] = {-1000.0f, 1000.0f, -0.0f}, up[3] = {2.0f, 2.0f, 2.0f};
+    t[0]->swiglu(edge, up, 3);
+    assert_true(edge[0] == 0.0f && edge[1] == 2000.0f && edge[2] == 0.0f);
+}
+
+static void rotation(void **state)
+{
+    const qc_decoder_ops *ops = qc_decoder_ops_for(QC_ISA_SCALAR);
+    /* A quarter turn and none. */
+    float x[4] = {1.0f, 2.0f, 3.0f, 4.0f};
+    const float cosines[2] = {0.0f, 1.0f}, sines[2] = {1.0f, 0.0f};
+    (void)state;
+    ops->rotate(x, cosines, sines, 2);
+    assert_true(x[0] == -3.0f && x[1] == 2.0f && x[2] == 1.0f && x[3] == 4.0f);
+}
+
+typedef struct {
+    uint64_t tokens, kv_heads, group, dim, span;
+    float *q, *k, *v;
+} sample;
+
+static void in_double(const sample *s, double *out)
+{
+    uint64_t heads = s->kv_heads * s->group;
+    double *p = qt_alloc(s->tokens, sizeof *p);
+    for (uint64_t t = 0; t < s->tokens; t++) {
+        for (uint64_t h = 0; h < heads; h++) {
+            const float *q = s->q + (t * heads + h) * s->dim;
+            uint64_t low = s->span && t + 1 > s->span ? t + 1 - s->span : 0;
+            double most = -INFINITY, total = 0.0, *to = out + (t * heads + h) * s->dim;
+            for (uint64_t j = low; j <= t; j++) {
+                const float *k = s->k + (j * s->kv_heads + h / s->group) * s->dim;
+                p[j] = 0.0;
+                for (uint64_t d = 0; d < s->dim; d++)
+                    p[j] += (double)q[d] * (double)k[d];
+                p[j] /= sqrt((double)s->dim);
+                most = p[j] > most ? p[j] : most;
+            }
+            for (uint64_t j = low; j <= t; j++)
+                total += p[j] = exp(p[j] - most);
+            for (uint64_t d = 0; d < s->dim; d++) {
+                to[d] = 0.0;
+                for (uint64_t j = low; j <= t; j++)
+                    to[d] +=
+                        p[j] / total * (double)s->v[(j * s->kv_heads + h / s->group) * s->dim + d];
+            }
+        }
+    }
+    free(p);
+}
+
+/* step: tokens per call */
+static void run_attend(const qc_decoder_ops *ops, const sample *s, uint64_t step, float *out)
+{
+    uint64_t heads = s->kv_heads * s->group;
+    uint64_t bytes = qc_attend_scratch_bytes(s->group, s->dim);
+    void *scratch = NULL;
+    assert_int_equal(posix_memalign(&scratch, 64, bytes), 0);
+    memset(scratch, 0xff, bytes); /* NaN where something is read that was not written */
+    const qc_attend_io io = {
+        s->q,           s->k,      s->v,     out,    heads * s->dim, s->kv_heads * s->dim,
+        heads * s->dim, s->tokens, s->group, s->dim, s->span};
+    for (uint64_t kv = 0; kv < s->kv_heads; kv++)
+        for (uint64_t t = 0; t < s->tokens; t += step)
+            ops->attend(&io, kv, t, s->tokens - t < step ? s->tokens - t : step, scratch);
+    free(scratch);
+}
+
+static void attention(void **state)
+{
+    static const sample samples[] = {
+        {.tokens = 1, .kv_heads = 1, .group = 1, .dim = 2},
+        {.tokens = 64, .kv_heads = 2, .group = 1, .dim = 16},
+        {.tokens = 65, .kv_heads = 1, .group = 3, .dim = 20},
+        {.tokens = 200, .kv_heads = 2, .group = 4, .dim = 8},
+        {.tokens = 200, .kv_heads = 1, .group = 2, .dim = 34, .span = 1},
+        {.tokens = 200, .kv_heads = 1, .group = 2, .dim = 16, .span = 7},
+        {.tokens = 300, .kv_heads = 1, .group = 1, .dim = 16, .span = 130},
+        {.tokens = 90, .kv_heads = 1, .group = 140, .dim = 4},
+    };
+    const qc_decoder_ops *t[QC_ISA_COUNT];
+    unsigned count = tables(t);
+    qt_rng rng = {5};
+    (void)state;
+    for (size_t i = 0; i < sizeof samples / sizeof *samples; i++) {
+        sample s = samples[i];
+        size_t n = s.tokens * s.kv_heads * s.group * s.dim, m = n / s.group;
+        float *first = qt_alloc(n, sizeof *first), *other = qt_alloc(n, sizeof *other);
+        double *want = qt_alloc(n, sizeof *want);
+        s.q = random_floats(&rng, n, 3.0);
+        s.k = random_floats(&rng, m, 3.0);
+        s.v = random_floats(&rng, m, 1.0);
+        in_double(&s, want);
+        run_attend(t[0], &s, qc_attend_tokens(s.group), first);
+        assert_close(first, want, n, 3e-6);
+        for (unsigned j = 0; j < count; j++) {
+            memset(other, 0, n * sizeof *other);
+            run_attend(t[j], &s, 1, other);
+            assert_memory_equal(first, other, n * sizeof *first);
+        }
+        free(s.q);
+        free(s.k);
+        free(s.v);
+        free(first);
+        free(other);
+        free(want);
+    }
+}
+
+/* A value that is not finite may not vanish. */
+static void not_finite(void **state)
+{
+    qt_rng rng = {9};
+    sample s = {.tokens = 70, .kv_heads = 1, .group = 1, .dim = 16};
+    float out[70 * 16];
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        s.q = random_floats(&rng, 70 * 16, 1.0);
+        s.k = random_floats(&rng, 70 * 16, 1.0);
+        s.v = random_floats(&rng, 70 * 16, 1.0);
+        float *parts[] = {s.q, s.k, s.v};
+        parts[which][69 * 16 + 3] = NAN;
+        run_attend(qc_decoder_ops_for(QC_ISA_SCALAR), &s, 8, out);
+        assert_true(isnan(out[69 * 16 + 3]));
+        assert_true(isfinite(out[68 * 16 + 3]) || which == 2);
+        for (int i = 0; i < 64 * 16; i++)
+            assert_true(isfinite(out[i]));
+        free(s.q);
+        free(s.k);
+        free(s.v);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(exponential), cmocka_unit_test(norm_and_swiglu),
+        cmocka_unit_test(rotation),    cmocka_unit_test(attention),
+        cmocka_unit_test(not_finite),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

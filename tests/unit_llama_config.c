@@ -1,0 +1,287 @@
+/* config.json of the Llama family: defaults of each, both spellings of rotary parameters, windows,
+ * every refusal; rotary frequencies against closed forms. */
+#include "convert/llama_config.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define SIZES                                                                                      \
+    "\"hidden_size\": 64, \"intermediate_size\": 96, \"num_hidden_layers\": 4, "                   \
+    "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"vocab_size\": 100, "                \
+    "\"max_position_embeddings\": 256"
+#define LLAMA "\"model_type\": \"llama\", " SIZES
+
+static qc_arena arena;
+static qc_error err;
+
+static qc_status read_config(qc_llama_shape *s, const char *text)
+{
+    qc_json *doc = NULL;
+    assert_int_equal(qc_json_parse(&doc, text, strlen(text), 0, &err), QC_OK);
+    qc_status st = qc_llama_shape_read(s, &arena, doc, &err);
+    qc_json_destroy(doc);
+    return st;
+}
+
+/* Borrowed strings must not outlive the document: model_type is a literal. */
+static qc_llama_shape good(const char *members)
+{
+    char text[2048];
+    qc_llama_shape s;
+    (void)snprintf(text, sizeof text, "{%s}", members);
+    if (read_config(&s, text) != QC_OK)
+        fail_msg("%s: %s", text, err.msg);
+    return s;
+}
+
+static void bad(const char *members, qc_status code, const char *word)
+{
+    char text[2048];
+    qc_llama_shape s;
+    (void)snprintf(text, sizeof text, "{%s}", members);
+    assert_int_equal(read_config(&s, text), code);
+    if (!strstr(err.msg, word))
+        fail_msg("'%s' is not in: %s", word, err.msg);
+}
+
+static void families(void **state)
+{
+    (void)state;
+    qc_llama_shape s = good(LLAMA);
+    assert_string_equal(s.config.model_type, "llama");
+    assert_int_equal(s.config.head_dim, 16);
+    assert_int_equal(s.config.kv_heads, 2);
+    assert_int_equal(s.config.context, 256);
+    assert_true(s.config.norm_eps == 1e-6 && s.config.bos == 1 && s.config.eos == 2);
+    assert_false(s.qkv_bias || s.out_bias || s.mlp_bias || s.head_norms || s.config.tied);
+    assert_true(s.rope.kind == QC_ROPE_DEFAULT && s.rope.theta == 10000.0);
+
+    s = good(LLAMA ", \"architectures\": [\"LlamaForCausalLM\"], \"attention_bias\": true, "
+                   "\"mlp_bias\": true, \"tie_word_embeddings\": true, \"head_dim\": 24, "
+                   "\"bos_token_id\": null, \"eos_token_id\": [7, 8], \"rms_norm_eps\": 1e-5, "
+                   "\"sliding_window\": 8, \"layer_types\": [\"sliding_attention\"]");
+    assert_true(s.qkv_bias && s.out_bias && s.mlp_bias && s.config.tied);
+    assert_true(s.config.head_dim == 24 && s.config.bos == -1 && s.config.eos == 7);
+    assert_int_equal(s.windows[0], 0); /* Llama has none, whatever it says */
+
+    /* Heads of keys that are not said: as many as of queries, or the family's own default. */
+    s = good("\"model_type\": \"llama\", \"hidden_size\": 64, \"intermediate_size\": 96, "
+             "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"vocab_size\": 9");
+    assert_int_equal(s.config.kv_heads, 4);
+    assert_int_equal(s.config.context, 0);
+    s = good("\"model_type\": \"mistral\", \"hidden_size\": 64, \"intermediate_size\": 96, "
+             "\"num_hidden_layers\": 1, \"num_attention_heads\": 16, \"vocab_size\": 9");
+    assert_int_equal(s.config.kv_heads, 8);
+    assert_int_equal(s.windows[0], 4096);
+
+    s = good("\"model_type\": \"qwen2\", " SIZES);
+    assert_true(s.qkv_bias && !s.out_bias && !s.head_norms);
+    assert_true(s.config.bos == -1 && s.config.eos == -1);
+    s = good("\"model_type\": \"qwen3\", \"attention_bias\": true, \"mlp_bias\": true, " SIZES);
+    assert_true(s.qkv_bias && s.out_bias && !s.mlp_bias && s.head_norms);
+    assert_int_equal(s.config.head_dim, 128);
+}
+
+static void windows(void **state)
+{
+    (void)state;
+    qc_llama_shape s = good("\"model_type\": \"mistral\", \"sliding_window\": 33, " SIZES);
+    assert_true(s.windows[0] == 33 && s.windows[3] == 33);
+    s = good("\"model_type\": \"mistral\", \"sliding_window\": null, " SIZES);
+    assert_int_equal(s.windows[0], 0);
+    s = good("\"model_type\": \"qwen2\", \"sliding_window\": 33, " SIZES);
+    assert_int_equal(s.windows[3], 0); /* not in use */
+    s = good("\"model_type\": \"qwen2\", \"use_sliding_window\": true, \"sliding_window\": 33, "
+             "\"max_window_layers\": 3, " SIZES);
+    assert_true(s.windows[2] == 0 && s.windows[3] == 33);
+    s = good("\"model_type\": \"qwen3\", \"use_sliding_window\": true, \"sliding_window\": 33, "
+             "\"layer_types\": [\"sliding_attention\", \"full_attention\", \"full_attention\", "
+             "\"sliding_attention\"], " SIZES);
+    assert_true(s.windows[0] == 33 && s.windows[1] == 0 && s.windows[3] == 33);
+
+    bad("\"model_type\": \"qwen2\", \"layer_types\": [\"sliding_attention\"], " SIZES, QC_ERR_INPUT,
+        "use_sliding_window");
+    bad("\"model_type\": \"qwen2\", \"layer_types\": [\"full_attention\"], " SIZES, QC_ERR_INPUT,
+        "1 entries");
+    bad("\"model_type\": \"qwen2\", \"layer_types\": [\"linear_attention\"], " SIZES,
+        QC_ERR_UNSUPPORTED, "linear_attention");
+    bad("\"model_type\": \"qwen2\", \"layer_types\": 3, " SIZES, QC_ERR_INPUT, "layer_types");
+    bad("\"model_type\": \"mistral\", \"sliding_window\": 0, " SIZES, QC_ERR_INPUT,
+        "sliding_window");
+}
+
+static void refusals(void **state)
+{
+    qc_llama_shape s;
+    (void)state;
+    assert_int_equal(qc_llama_shape_read(&s, &arena, NULL, &err), QC_ERR_UNSUPPORTED);
+    bad(SIZES, QC_ERR_UNSUPPORTED, "no model_type");
+    static const char *const others[] = {"gemma2",      "mixtral", "qwen3_moe", "phi3",
+                                         "deepseek_v3", "gpt2",    "llama4",    "granite"};
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        char text[512];
+        (void)snprintf(text, sizeof text, "\"model_type\": \"%s\", " SIZES, others[i]);
+        bad(text, QC_ERR_UNSUPPORTED, others[i]);
+        assert_non_null(strstr(err.msg, "llama, mistral, qwen2 and qwen3"));
+    }
+    bad(LLAMA ", \"architectures\": [\"LlamaForSequenceClassification\"]", QC_ERR_UNSUPPORTED,
+        "LlamaForSequenceClassification");
+    bad(LLAMA ", \"hidden_act\": \"gelu\"", QC_ERR_UNSUPPORTED, "gelu");
+    bad(LLAMA ", \"head_dim\": 15", QC_ERR_UNSUPPORTED, "head_dim");
+    bad(LLAMA ", \"partial_rotary_factor\": 0.5", QC_ERR_UNSUPPORTED, "partial_rotary_factor");
+    bad(LLAMA ", \"rms_norm_eps\": 0", QC_ERR_INPUT, "rms_norm_eps");
+    bad(LLAMA ", \"rms_norm_eps\": \"x\"", QC_ERR_INPUT, "rms_norm_eps");
+    bad(LLAMA ", \"bos_token_id\": \"x\"", QC_ERR_INPUT, "bos_token_id");
+    bad("\"model_type\": \"llama\"", QC_ERR_INPUT, "num_hidden_layers");
+    bad("\"model_type\": \"llama\", \"num_hidden_layers\": 1", QC_ERR_INPUT, "hidden_size");
+    bad("\"model_type\": \"llama\", \"num_hidden_layers\": 1, \"hidden_size\": 8, "
+        "\"intermediate_size\": 8, \"num_attention_heads\": 3, \"num_key_value_heads\": 2, "
+        "\"vocab_size\": 8",
+        QC_ERR_INPUT, "no multiple");
+}
+
+static void rope_spellings(void **state)
+{
+    (void)state;
+    qc_llama_shape s = good(LLAMA ", \"rope_theta\": 5e5, \"rope_scaling\": {\"type\": "
+                                  "\"linear\", \"factor\": 4.0}");
+    assert_true(s.rope.kind == QC_ROPE_LINEAR && s.rope.theta == 5e5 && s.rope.factor == 4.0);
+    s = good(LLAMA ", \"rope_theta\": 5e5, \"rope_scaling\": null, \"rope_parameters\": "
+                   "{\"rope_type\": \"dynamic\", \"factor\": 2.0, \"rope_theta\": 7e5}");
+    assert_true(s.rope.kind == QC_ROPE_DYNAMIC && s.rope.theta == 7e5);
+    s = good(LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, "
+                   "\"low_freq_factor\": 1, \"high_freq_factor\": 4, "
+                   "\"original_max_position_embeddings\": 64}");
+    assert_true(s.rope.kind == QC_ROPE_LLAMA3 && s.rope.original == 64.0 && s.rope.high == 4.0);
+    s = good(LLAMA ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4}");
+    assert_true(s.rope.original == 256.0 && s.rope.beta_fast == 32.0 && s.rope.truncate);
+    assert_true(fabs(s.rope.magnitude - (0.1 * log(4.0) + 1.0)) < 1e-12);
+    s = good(LLAMA ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, \"mscale\": 0.7, "
+                   "\"mscale_all_dim\": 1.1, \"truncate\": false}");
+    assert_true(fabs(s.rope.magnitude - (0.07 * log(4.0) + 1.0) / (0.11 * log(4.0) + 1.0)) < 1e-12);
+    assert_false(s.rope.truncate);
+    s = good(LLAMA ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 4, "
+                   "\"attention_factor\": 1.5, \"mscale\": 0.7, \"mscale_all_dim\": 1.1}");
+    assert_true(s.rope.magnitude == 1.5);
+    s = good(LLAMA ", \"rope_scaling\": {\"rope_type\": \"yarn\", \"factor\": 0.5}");
+    assert_true(s.rope.magnitude == 1.0);
+
+    bad(LLAMA ", \"rope_scaling\": {\"rope_type\": \"longrope\"}", QC_ERR_UNSUPPORTED, "longrope");
+    bad(LLAMA ", \"rope_scaling\": {\"type\": \"mrope\"}", QC_ERR_UNSUPPORTED, "mrope");
+    bad(LLAMA ", \"rope_scaling\": {\"type\": \"linear\"}", QC_ERR_INPUT, "factor is missing");
+    bad(LLAMA ", \"rope_scaling\": {\"type\": \"linear\", \"factor\": -1}", QC_ERR_INPUT, "factor");
+    bad(LLAMA ", \"rope_parameters\": 3", QC_ERR_INPUT, "rope_parameters");
+    bad(LLAMA ", \"rope_parameters\": {\"full_attention\": {\"rope_theta\": 1}}",
+        QC_ERR_UNSUPPORTED, "full_attention");
+    bad(LLAMA ", \"rope_parameters\": {\"partial_rotary_factor\": 0.25}", QC_ERR_UNSUPPORTED,
+        "partial_rotary_factor");
+    bad(LLAMA ", \"rope_theta\": 0", QC_ERR_INPUT, "rope_theta");
+    bad(LLAMA ", \"original_max_position_embeddings\": 32, \"rope_scaling\": {\"rope_type\": "
+              "\"yarn\", \"factor\": 4, \"original_max_position_embeddings\": 64}",
+        QC_ERR_UNSUPPORTED, "original_max_position_embeddings");
+    bad(LLAMA ", \"rope_scaling\": {\"rope_type\": \"llama3\", \"factor\": 8, "
+              "\"low_freq_factor\": 4, \"high_freq_factor\": 4}",
+        QC_ERR_INPUT, "high_freq_factor");
+}
+
+#define DIM 64u
+
+static double plain(double theta, unsigned i)
+{
+    return pow(theta, -2.0 * i / DIM);
+}
+
+static void assert_near(float got, double want)
+{
+    if (!(fabs((double)got - want) <= 1e-6 * fabs(want)))
+        fail_msg("%.9g, expected %.9g", (double)got, want);
+}
+
+static void frequencies(void **state)
+{
+    float f[DIM / 2];
+    const double tau = 8.0 * atan(1.0);
+    (void)state;
+    qc_rope r = {.kind = QC_ROPE_DEFAULT, .theta = 1e4, .factor = 4.0, .magnitude = 1.0};
+    qc_rope_frequencies(&r, DIM, f);
+    for (unsigned i = 0; i < DIM / 2; i++)
+        assert_near(f[i], plain(1e4, i));
+    r.kind = QC_ROPE_LINEAR;
+    qc_rope_frequencies(&r, DIM, f);
+    for (unsigned i = 0; i < DIM / 2; i++)
+        assert_near(f[i], plain(1e4, i) / 4.0);
+
+    r = (qc_rope){.kind = QC_ROPE_LLAMA3,
+                  .theta = 5e5,
+                  .factor = 8.0,
+                  .original = 8192.0,
+                  .low = 1.0,
+                  .high = 4.0,
+                  .magnitude = 1.0};
+    qc_rope_frequencies(&r, DIM, f);
+    unsigned kept = 0, divided = 0, between = 0;
+    for (unsigned i = 0; i < DIM / 2; i++) {
+        double p = plain(5e5, i), turns = 8192.0 * p / tau;
+        if (turns > 4.0) {
+            assert_near(f[i], p);
+            kept++;
+        } else if (turns < 1.0) {
+            assert_near(f[i], p / 8.0);
+            divided++;
+        } else {
+            double smooth = (turns - 1.0) / 3.0;
+            assert_near(f[i], (1.0 - smooth) * p / 8.0 + smooth * p);
+            between++;
+        }
+    }
+    assert_true(kept > 4 && divided > 4 && between > 1);
+
+    /* With 4096 positions, dimensions below 32 * ln(4096 / (32 tau)) / ln 1e4 turn more than 32
+     * times and stay, those beyond the same for one turn are divided, a ramp between. */
+    r = (qc_rope){.kind = QC_ROPE_YARN,
+                  .theta = 1e4,
+                  .factor = 16.0,
+                  .original = 4096.0,
+                  .beta_fast = 32.0,
+                  .beta_slow = 1.0,
+                  .magnitude = 1.0,
+                  .truncate = 1};
+    qc_rope_frequencies(&r, DIM, f);
+    double low = floor(32.0 * log(4096.0 / (32.0 * tau)) / log(1e4));
+    double high = ceil(32.0 * log(4096.0 / tau) / log(1e4));
+    assert_true(low == 10.0 && high == 23.0);
+    for (unsigned i = 0; i < DIM / 2; i++) {
+        double ramp = fmin(fmax((i - low) / (high - low), 0.0), 1.0), p = plain(1e4, i);
+        assert_near(f[i], p / 16.0 * ramp + p * (1.0 - ramp));
+    }
+}
+
+static void table(void **state)
+{
+    const float f[2] = {1.0f, 0.25f};
+    float c[6], s[6];
+    const qc_rope r = {.magnitude = 1.5};
+    (void)state;
+    qc_rope_table(&r, f, 4, 3, c, s);
+    assert_true(c[0] == 1.5f && s[0] == 0.0f && c[1] == 1.5f);
+    assert_near(c[2], 1.5 * cos(1.0));
+    assert_near(s[4], 1.5 * sin(2.0));
+    assert_near(s[5], 1.5 * sin(0.5));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(families),       cmocka_unit_test(windows),     cmocka_unit_test(refusals),
+        cmocka_unit_test(rope_spellings), cmocka_unit_test(frequencies), cmocka_unit_test(table),
+    };
+    qc_arena_init(&arena);
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qc_arena_deinit(&arena);
+    return failed;
+}
