@@ -21,7 +21,7 @@ struct qc_llama {
 
 /* config.json may call a head tied of which the file has another than the embedding; versions of
  * transformers differ in what they then do. */
-static qc_status check_tied(const qc_llama *m, qc_error *err)
+static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
 {
     const qc_checkpoint *c = m->checkpoint;
     const qc_ckpt_tensor *head = qc_checkpoint_find(c, "lm_head.weight");
@@ -43,7 +43,7 @@ static qc_status check_tied(const qc_llama *m, qc_error *err)
         st = qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
                           "%s: config.json has tie_word_embeddings, but lm_head.weight is not "
                           "model.embed_tokens.weight; which of the two is meant is not known",
-                          c->path);
+                          dir);
     return st;
 }
 
@@ -51,7 +51,6 @@ qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
                         const qc_llama_tools *tools, qc_error *err)
 {
     void *v = NULL;
-    (void)dir;
     *out = NULL;
     QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
     qc_llama *m = v;
@@ -66,7 +65,7 @@ qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
     if (st == QC_OK)
         st = qc_llama_tensors_find(&m->tensors, &m->arena, c, err);
     if (st == QC_OK)
-        st = check_tied(m, err);
+        st = check_tied(m, dir, err);
     m->device = (qc_llama_device){.devices = tools->devices, .shape = &m->tensors.shape};
     if (st == QC_OK)
         *out = m;
@@ -122,12 +121,24 @@ static qc_status check_batch(const qc_llama *m, const qc_llama_batch *b, qc_erro
     return QC_OK;
 }
 
+static void read_soon(const qc_llama *m, uint64_t layer)
+{
+    const qc_checkpoint *c = m->checkpoint;
+    if (layer == m->tensors.shape.config.layers)
+        return;
+    for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
+        const qc_ckpt_tensor *t = &c->tensors[m->tensors.layers[layer].linear[i].tensor];
+        qc_checkpoint_hint_read_soon(c, t, 0, t->bytes);
+    }
+}
+
 static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hidden, qc_error *err)
 {
     const qc_llama_batch *batch = &cpu->batch;
     qc_llama_weights w = {0};
     qc_status st = qc_llama_weights_read(&w, &m->source, &m->tensors.layers[i], err);
     if (st == QC_OK) {
+        read_soon(m, i + 1); /* from the disk, while this one is computed */
         st = qc_llama_on_device(&m->device)
                  ? qc_llama_device_layer(&m->device, &w, i, batch, hidden, err)
                  : qc_llama_cpu_layer(cpu, &w, i, hidden, err);

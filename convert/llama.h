@@ -41,7 +41,7 @@ typedef struct {
 } qc_llama_tools;
 
 /* Checks everything (names, shapes, what the configuration asks for) before anything is computed.
- * dir: for messages and config.json. c is borrowed. */
+ * dir: for messages. c is borrowed. */
 QC_NODISCARD qc_status qc_llama_open(qc_llama **out, const char *dir, const qc_checkpoint *c,
                                      const qc_llama_tools *tools, qc_error *err);
 void qc_llama_close(qc_llama *m); /* NULL is fine */

@@ -1,7 +1,9 @@
 /* Any text as config.json: its geometry is read or refused in words, caches add up, and where the
- * tensors can be worked out they can be cut into segments. */
+ * tensors can be worked out they can be cut into segments and looked through for what a forward
+ * pass needs. */
 #include "base/alloc.h"
 #include "convert/geometry.h"
+#include "convert/llama_config.h"
 #include "convert/model_tensors.h"
 #include "convert/segments.h"
 #include "fuzz_check.h"
@@ -9,6 +11,35 @@
 #include <string.h>
 
 #define MOST_TENSORS 20000u /* more is right, but slow */
+
+static void open_model(const qc_checkpoint *c)
+{
+    qc_error err = {0};
+    qc_llama *m = NULL;
+    const qc_llama_tools tools = {.threads = 3};
+    qc_status st = qc_llama_open(&m, "fuzz", c, &tools, &err);
+    FUZZ_CHECK(st == QC_OK ? m != NULL : m == NULL && err.msg[0]);
+    if (m) {
+        const qc_llama_config *l = qc_llama_config_of(m);
+        FUZZ_CHECK(l->layers > 0 && l->head_dim % 2 == 0 && l->heads % l->kv_heads == 0);
+        FUZZ_CHECK(qc_llama_memory(m, 4096, 4096) >= qc_llama_memory(m, 64, 64));
+    }
+    qc_llama_close(m);
+}
+
+static void read_shape(qc_arena *arena, const qc_json *doc)
+{
+    qc_error err = {0};
+    qc_llama_shape s;
+    float f[64];
+    if (qc_llama_shape_read(&s, arena, doc, &err) != QC_OK) {
+        FUZZ_CHECK(err.msg[0]);
+        return;
+    }
+    FUZZ_CHECK(s.config.head_dim >= 2 && s.rope.theta > 0.0 && s.rope.factor > 0.0);
+    if (s.config.head_dim <= 2 * sizeof f / sizeof *f)
+        qc_rope_frequencies(&s.rope, s.config.head_dim, f);
+}
 
 static void cut(const qc_model_tensors *t, const qc_geometry *g, const char *text, size_t len)
 {
@@ -26,6 +57,7 @@ static void cut(const qc_model_tensors *t, const qc_geometry *g, const char *tex
         for (uint32_t i = 0; i < s.tensor_count; i++)
             FUZZ_CHECK(s.of_tensor[i] < s.count);
     }
+    open_model(c);
     qc_arena_deinit(&arena);
     qc_checkpoint_close(c);
 }
@@ -41,6 +73,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (qc_json_parse(&doc, text, size, QC_JSON_PYTHON, NULL) != QC_OK)
         return 0;
     qc_arena_init(&arena);
+    read_shape(&arena, doc);
     qc_status st = qc_geometry_read(&g, &arena, doc, &err);
     FUZZ_CHECK(st == QC_OK || (st == QC_ERR_INPUT && err.msg[0]));
     if (st == QC_OK) {
