@@ -15,11 +15,23 @@ typedef struct {
     uint32_t peak; /* bits of the largest |x - value|, rounded; above QC_F32_INF: NaN */
 } qc_lane_sums;
 
+/* Codes of 4 bits: their values, and where each is the nearest one, all times the scale. */
+typedef struct {
+    const float *map, *low, *high; /* [16] */
+} qc_lane_tables;
+
 typedef struct {
     qc_lane_sums (*errors)(const float *x, const float *value, uint32_t n);
     /* Elements outside of [low - slack, high + slack]; NaN is outside. */
     uint32_t (*outside)(const float *x, const float *low, const float *high, uint32_t n,
                         float slack);
+    /* n elements, a multiple of 32, with a scale for each `block` of them (a multiple of 32):
+     * decoded and compared. Element i goes to lane i / 2 % 16. outside [ceil(n / block)]: how many
+     * are outside of their code's borders, give or take slack times the scale; a negative scale
+     * turns the borders around. */
+    qc_lane_sums (*codes4)(const float *x, const uint8_t *codes, const float *scales,
+                           const qc_lane_tables *t, uint32_t n, uint32_t block, float slack,
+                           uint32_t *outside);
     /* Elements of a magnitude above top. */
     uint32_t (*above)(const float *x, uint32_t n, float top);
 } qc_lanes;

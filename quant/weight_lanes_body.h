@@ -64,4 +64,33 @@ static uint32_t above(const float *x, uint32_t n, float top)
     return count;
 }
 
-const qc_lanes QC_LANES_TABLE = {errors, outside, above};
+#ifndef QC_LANES_CODES4
+static qc_lane_sums codes4(const float *x, const uint8_t *codes, const float *scales,
+                           const qc_lane_tables *t, uint32_t n, uint32_t block, float slack,
+                           uint32_t *out)
+{
+    float ee[QC_LANES] = {0}, xx[QC_LANES] = {0};
+    uint32_t peak = 0;
+    for (uint32_t first = 0, k = 0; first < n; first += block, k++) {
+        uint32_t end = n - first < block ? n : first + block, inside = 0;
+        float scale = scales[k], give = fabsf(scale) * slack;
+        const float *low = scale < 0.0f ? t->high : t->low;
+        const float *high = scale < 0.0f ? t->low : t->high;
+        for (uint32_t i = first; i < end; i++) {
+            unsigned c = i % 2 ? codes[i / 2] & 15u : codes[i / 2] >> 4;
+            float e = x[i] - t->map[c] * scale;
+            uint32_t l = i / 2 % QC_LANES, magnitude = qc_f32_bits(e) & 0x7fffffffu;
+            ee[l] += e * e;
+            xx[l] += x[i] * x[i];
+            peak = magnitude > peak ? magnitude : peak;
+            inside +=
+                (uint32_t)((x[i] >= low[c] * scale - give) & (x[i] <= high[c] * scale + give));
+        }
+        out[k] = end - first - inside;
+    }
+    return (qc_lane_sums){qc_fold16(ee), qc_fold16(xx), peak};
+}
+#define QC_LANES_CODES4 codes4
+#endif
+
+const qc_lanes QC_LANES_TABLE = {errors, outside, QC_LANES_CODES4, above};
