@@ -1,6 +1,32 @@
+/* qconv eval OUT [--against MODEL] --text FILE: perplexity, and how far from the original's its
+ * predictions are. */
 #include "convert/commands.h"
+#include "convert/console.h"
+#include "convert/eval.h"
+
+#define TEXT_MAX ((size_t)1 << 20)
+
+static qc_status answer(const qc_options *o, const qc_eval_result *r, qc_error *err)
+{
+    qc_strbuf out;
+    if (o->quiet && !o->json)
+        return QC_OK;
+    qc_strbuf_init(&out, TEXT_MAX);
+    qc_status st = o->json ? qc_eval_json(r, &out, err) : qc_eval_text(r, &out, err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
 
 qc_status qc_cmd_eval(const qc_options *o, qc_error *err)
 {
-    QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: eval is not built yet", o->model);
+    qc_eval_result r;
+    QC_TRY(qc_eval_run(&r, o, err));
+    QC_TRY(answer(o, &r, err));
+    if (o->eval.max_kl > 0 && !(r.kl_mean <= o->eval.max_kl))
+        QC_FAIL(err, QC_ERR_CHECK,
+                "%s: the mean KL divergence to %s is %.5g, above --max-kl %.5g, over %s", r.path,
+                r.against, r.kl_mean, o->eval.max_kl, r.text);
+    return QC_OK;
 }

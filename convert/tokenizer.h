@@ -18,6 +18,9 @@ typedef struct qc_tokenizer qc_tokenizer;
 
 /* path: a tokenizer.json, or a directory with one. QC_ERR_INPUT for a bad file. */
 QC_NODISCARD qc_status qc_tokenizer_open(qc_tokenizer **out, const char *path, qc_error *err);
+/* The text of a tokenizer.json. Messages do not name a file. */
+QC_NODISCARD qc_status qc_tokenizer_open_text(qc_tokenizer **out, const char *text, size_t len,
+                                              qc_error *err);
 /* Ids are bytes. */
 QC_NODISCARD qc_status qc_tokenizer_open_bytes(qc_tokenizer **out, qc_error *err);
 void qc_tokenizer_close(qc_tokenizer *t);                /* NULL is fine */

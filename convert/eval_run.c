@@ -1,0 +1,441 @@
+/* One streaming pass of both models over a text. */
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/text.h"
+#include "base/workers.h"
+#include "convert/console.h"
+#include "convert/device_choice.h"
+#include "convert/eval_stats.h"
+#include "convert/eval_windows.h"
+#include "convert/tokenizer.h"
+#include "formats/file_io.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define TEXT_MAX        ((size_t)4 << 30)
+#define DEFAULT_CONTEXT 2048u
+/* What a batch may take beside weights: hidden states of both models and what computing them
+ * needs. A batch is at least one window, however large that is. */
+#define BATCH_BYTES ((uint64_t)1 << 30)
+/* Logits of both models at a time; at least MIN_ROWS tokens. */
+#define LOGIT_BYTES ((uint64_t)64 << 20)
+#define MIN_ROWS    16u
+#define MAX_ROWS    2048u
+
+/* OUT or MODEL. */
+typedef struct {
+    qc_checkpoint *checkpoint;
+    qc_llama *llama;
+    float *hidden; /* [batch tokens, hidden], then the predicting rows moved together */
+    float *logits; /* [chunk rows, vocabulary] */
+    uint64_t width;
+} side;
+
+typedef struct {
+    const qc_options *o;
+    qc_eval_result *r;
+    qc_devices devices;
+    qc_llama_tools tools;
+    side sides[2]; /* OUT, MODEL */
+    unsigned side_count;
+    uint64_t vocabulary;
+    qc_eval_windows windows;
+    uint64_t chunk_rows;
+    qc_eval_token *tokens; /* [chunk_rows] */
+    uint32_t *targets;     /* of a batch */
+    qc_eval_stats stats;
+} evaluation;
+
+/* ---- opening -------------------------------------------------------------------------------- */
+
+static qc_status open_side(evaluation *e, const char *path, qc_error *err)
+{
+    side *s = &e->sides[e->side_count++];
+    QC_TRY(qc_checkpoint_open(&s->checkpoint, path, err));
+    for (size_t i = 0; i < s->checkpoint->warning_count; i++)
+        qc_console_warn(e->o, "%s", s->checkpoint->warnings[i]);
+    return QC_OK;
+}
+
+/* A GPU is worth its start for much work, not for many weights: they count once for each KB of
+ * text. */
+static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err)
+{
+    uint64_t bytes = 0;
+    for (unsigned i = 0; i < e->side_count; i++)
+        bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
+    QC_TRY(qc_devices_choose(&e->devices, e->o->run_device,
+                             qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->o->arena,
+                             err));
+    e->tools.devices = e->devices.gpu_count > 0 ? &e->devices : NULL;
+    e->r->device = e->devices.gpu_count > 0 ? e->devices.text : "cpu";
+    return QC_OK;
+}
+
+static qc_status open_models(evaluation *e, qc_error *err)
+{
+    const char *paths[] = {e->o->model, e->o->against};
+    for (unsigned i = 0; i < e->side_count; i++) {
+        side *s = &e->sides[i];
+        QC_TRY(qc_llama_open(&s->llama, paths[i], s->checkpoint, &e->tools, err));
+        const qc_llama_config *c = qc_llama_config_of(s->llama);
+        s->width = c->hidden;
+        if (i == 0)
+            e->vocabulary = c->vocabulary;
+        else if (c->vocabulary != e->vocabulary)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s has a vocabulary of %" PRIu64 ", %s one of %" PRIu64
+                    ": their predictions cannot be compared",
+                    paths[0], e->vocabulary, paths[i], c->vocabulary);
+    }
+    e->r->model_type = qc_llama_config_of(e->sides[0].llama)->model_type;
+    return QC_OK;
+}
+
+/* --context, or what both models can have, up to DEFAULT_CONTEXT. */
+static uint64_t context_of(const evaluation *e)
+{
+    uint64_t context = e->o->eval.context ? e->o->eval.context : DEFAULT_CONTEXT;
+    for (unsigned i = 0; i < e->side_count; i++) {
+        uint64_t limit = qc_llama_config_of(e->sides[i].llama)->context;
+        if (limit == 0 || context <= limit)
+            continue;
+        if (e->o->eval.context)
+            qc_console_warn(e->o,
+                            "%s: --context %" PRIu64 " is more than the %" PRIu64
+                            " positions that the model was made for",
+                            i ? e->o->against : e->o->model, context, limit);
+        else
+            context = limit;
+    }
+    return context;
+}
+
+/* ---- the text ------------------------------------------------------------------------------- */
+
+/* The tokenizer.json of --tokenizer, OUT or MODEL. NULL: there is none. */
+static qc_status find_tokenizer(const evaluation *e, const char **path, qc_error *err)
+{
+    *path = e->o->eval.tokenizer;
+    for (unsigned i = 0; !*path && i < e->side_count; i++) {
+        const qc_checkpoint *c = e->sides[i].checkpoint;
+        const char *file = NULL;
+        qc_path_kind kind = QC_PATH_MISSING;
+        if (!c->is_dir)
+            continue;
+        QC_TRY(qc_path_join(e->o->arena, &file, c->path, "tokenizer.json", err));
+        QC_TRY(qc_path_stat(file, &kind, NULL, err));
+        if (kind == QC_PATH_FILE)
+            *path = file;
+    }
+    return QC_OK;
+}
+
+static qc_status open_tokenizer(const evaluation *e, qc_tokenizer **out, qc_error *err)
+{
+    const char *path = NULL;
+    QC_TRY(find_tokenizer(e, &path, err));
+    if (path)
+        return qc_tokenizer_open(out, path, err);
+    if (e->vocabulary == 256)
+        return qc_tokenizer_open_bytes(out, err);
+    QC_FAIL(err, QC_ERR_INPUT,
+            "%s has no tokenizer.json; expected one there or with --tokenizer, or a text of token "
+            "ids (FILE.ids)",
+            e->o->model);
+}
+
+static qc_status check_ids(const evaluation *e, const qc_eval_ids *ids, const char *kind,
+                           qc_error *err)
+{
+    for (uint64_t i = 0; i < ids->tokens; i++)
+        if (ids->ids[i] >= e->vocabulary)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: the %s tokenizer gives the token %" PRIu32
+                    ", which is not in the model's vocabulary of %" PRIu64,
+                    e->o->eval.text, kind, ids->ids[i], e->vocabulary);
+    return QC_OK;
+}
+
+static qc_status encode(evaluation *e, const qc_tokenizer *t, const qc_strbuf *text,
+                        qc_eval_ids *ids, qc_error *err)
+{
+    size_t count = 0;
+    void *v = NULL;
+    QC_TRY(qc_malloc(&v, sizeof *ids->lengths, err));
+    ids->lengths = v;
+    qc_status st =
+        qc_tokenizer_encode(t, text->data ? text->data : "", text->len, 0, &ids->ids, &count, err);
+    if (st != QC_OK) {
+        qc_error_prefix(err, "%s", e->o->eval.text);
+        return st;
+    }
+    ids->tokens = count;
+    if (e->o->eval.max_tokens && e->o->eval.max_tokens < ids->tokens)
+        ids->tokens = e->o->eval.max_tokens;
+    ids->lengths[0] = ids->tokens;
+    ids->count = ids->tokens > 0;
+    return check_ids(e, ids, qc_tokenizer_kind(t), err);
+}
+
+static qc_status cut(evaluation *e, const qc_eval_ids *ids, const uint32_t *front, size_t count,
+                     qc_error *err)
+{
+    e->r->tokens = ids->tokens;
+    qc_status st = qc_eval_windows_cut(&e->windows, ids, front, count, e->r->context, err);
+    if (st == QC_ERR_INPUT)
+        qc_error_prefix(err, "%s", e->o->eval.text);
+    e->r->windows = e->windows.count;
+    return st;
+}
+
+static qc_status windows_of_text(evaluation *e, const qc_strbuf *text, qc_eval_ids *ids,
+                                 qc_error *err)
+{
+    qc_tokenizer *t = NULL;
+    const uint32_t *front = NULL;
+    size_t count = 0;
+    qc_status st = open_tokenizer(e, &t, err);
+    if (st == QC_OK)
+        st = encode(e, t, text, ids, err);
+    if (st == QC_OK) {
+        qc_tokenizer_front(t, &front, &count);
+        st = cut(e, ids, front, count, err);
+        e->r->tokenizer = qc_tokenizer_kind(t);
+    }
+    qc_tokenizer_close(t);
+    return st;
+}
+
+static qc_status make_windows(evaluation *e, const qc_strbuf *text, qc_error *err)
+{
+    const qc_options *o = e->o;
+    qc_eval_ids ids = {0};
+    qc_status st = QC_OK;
+    e->r->context = context_of(e);
+    if (qc_ends_with(o->eval.text, ".ids")) {
+        e->r->tokenizer = "ids";
+        st = qc_eval_ids_parse(&ids, text->data ? text->data : "", text->len, e->vocabulary,
+                               o->eval.max_tokens, err);
+        if (st == QC_OK)
+            st = cut(e, &ids, NULL, 0, err);
+        else
+            qc_error_prefix(err, "%s", o->eval.text);
+    } else {
+        st = windows_of_text(e, text, &ids, err);
+    }
+    qc_eval_ids_deinit(&ids);
+    return st;
+}
+
+/* ---- batches -------------------------------------------------------------------------------- */
+
+static int batch_fits(const evaluation *e, uint64_t tokens)
+{
+    uint64_t bytes = 0, work = 0;
+    for (unsigned i = 0; i < e->side_count; i++) {
+        const side *s = &e->sides[i];
+        uint64_t least = qc_llama_memory(s->llama, e->windows.longest, e->windows.longest);
+        uint64_t need = qc_llama_memory(s->llama, tokens, e->windows.longest);
+        bytes = qc_sat_add(bytes, qc_sat_mul(tokens, s->width * sizeof(float)));
+        work = need > least && need - least > work ? need - least : work;
+    }
+    return qc_sat_add(bytes, work) <= BATCH_BYTES;
+}
+
+/* Windows from w on that fit together, at least one; their tokens. */
+static uint64_t batch_windows(const evaluation *e, uint64_t w, uint64_t *tokens)
+{
+    uint64_t n = 0;
+    *tokens = 0;
+    for (; w + n < e->windows.count; n++) {
+        uint64_t more = *tokens + e->windows.lengths[w + n];
+        if (n > 0 && !batch_fits(e, more))
+            break;
+        *tokens = more;
+    }
+    return n;
+}
+
+/* How many batches there will be, and the tokens of the largest. */
+static uint64_t count_batches(const evaluation *e, uint64_t *largest)
+{
+    uint64_t batches = 0, tokens = 0;
+    *largest = 0;
+    for (uint64_t w = 0; w < e->windows.count; batches++) {
+        w += batch_windows(e, w, &tokens);
+        *largest = tokens > *largest ? tokens : *largest;
+    }
+    return batches;
+}
+
+static qc_status floats(float **out, uint64_t rows, uint64_t width, qc_error *err)
+{
+    uint64_t bytes = 0;
+    void *v = NULL;
+    if (qc_mul_u64(rows, width, &bytes) || qc_mul_u64(bytes, sizeof(float), &bytes))
+        QC_FAIL(err, QC_ERR_NOMEM, "%" PRIu64 " rows of %" PRIu64 " floats do not fit memory", rows,
+                width);
+    QC_TRY(qc_malloc_aligned(&v, 64, (size_t)bytes, err));
+    *out = v;
+    return QC_OK;
+}
+
+static qc_status allocate(evaluation *e, uint64_t batch_tokens, qc_error *err)
+{
+    void *v = NULL;
+    uint64_t rows = LOGIT_BYTES / sizeof(float) / e->side_count / e->vocabulary;
+    rows = rows < MIN_ROWS ? MIN_ROWS : rows > MAX_ROWS ? MAX_ROWS : rows;
+    e->chunk_rows = rows < batch_tokens ? rows : batch_tokens;
+    for (unsigned i = 0; i < e->side_count; i++) {
+        QC_TRY(floats(&e->sides[i].hidden, batch_tokens, e->sides[i].width, err));
+        QC_TRY(floats(&e->sides[i].logits, e->chunk_rows, e->vocabulary, err));
+    }
+    QC_TRY(qc_calloc(&v, (size_t)e->chunk_rows, sizeof *e->tokens, err));
+    e->tokens = v;
+    QC_TRY(qc_calloc(&v, (size_t)batch_tokens, sizeof *e->targets, err));
+    e->targets = v;
+    return qc_eval_stats_init(&e->stats, e->side_count > 1, e->windows.predicted, err);
+}
+
+/* ---- computing ------------------------------------------------------------------------------ */
+
+typedef struct {
+    evaluation *e;
+    const uint32_t *targets;
+    uint64_t rows;
+    _Atomic uint64_t next;
+} row_work;
+
+static qc_status token_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    row_work *w = ctx;
+    const evaluation *e = w->e;
+    (void)index;
+    for (;;) {
+        uint64_t i = atomic_fetch_add(&w->next, 1);
+        if (i >= w->rows)
+            return QC_OK;
+        if (qc_team_stopped(team))
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+        const float *q = e->sides[0].logits + i * e->vocabulary;
+        const float *p = e->side_count > 1 ? e->sides[1].logits + i * e->vocabulary : NULL;
+        QC_TRY(qc_eval_token_of(&e->tokens[i], q, p, e->vocabulary, w->targets[i], err));
+    }
+}
+
+static qc_status count_rows(evaluation *e, uint64_t rows, qc_error *err)
+{
+    for (uint64_t at = 0; at < rows; at += e->chunk_rows) {
+        row_work w = {.e = e, .targets = e->targets + at};
+        w.rows = rows - at < e->chunk_rows ? rows - at : e->chunk_rows;
+        for (unsigned i = 0; i < e->side_count; i++) {
+            const side *s = &e->sides[i];
+            QC_TRY(qc_llama_logits(s->llama, s->hidden + at * s->width, w.rows, s->logits, err));
+        }
+        QC_TRY(qc_team_run(e->tools.threads, token_worker, &w, err));
+        for (uint64_t i = 0; i < w.rows; i++)
+            qc_eval_stats_add(&e->stats, &e->tokens[i]);
+    }
+    return QC_OK;
+}
+
+/* The hidden states that predict something move together, and what they predict is listed. */
+static uint64_t gather(evaluation *e, const qc_llama_batch *b)
+{
+    uint64_t rows = 0, begin = 0, first = e->windows.first;
+    for (uint64_t w = 0; w < b->count; begin += b->lengths[w++]) {
+        uint64_t n = b->lengths[w] - first;
+        for (unsigned i = 0; i < e->side_count; i++) {
+            uint64_t width = e->sides[i].width;
+            memmove(e->sides[i].hidden + rows * width,
+                    e->sides[i].hidden + (begin + first - 1) * width,
+                    (size_t)(n * width) * sizeof(float));
+        }
+        memcpy(e->targets + rows, b->ids + begin + first, (size_t)n * sizeof *e->targets);
+        rows += n;
+    }
+    return rows;
+}
+
+static qc_status run_batches(evaluation *e, qc_error *err)
+{
+    const qc_eval_windows *all = &e->windows;
+    for (uint64_t w = 0, begin = 0; w < all->count;) {
+        qc_llama_batch b = {.ids = all->ids + begin, .lengths = all->lengths + w};
+        b.count = batch_windows(e, w, &b.tokens);
+        for (unsigned i = 0; i < e->side_count; i++)
+            QC_TRY(qc_llama_hidden(e->sides[i].llama, &b, e->sides[i].hidden, err));
+        QC_TRY(count_rows(e, gather(e, &b), err));
+        w += b.count;
+        begin += b.tokens;
+    }
+    return QC_OK;
+}
+
+static qc_status run(evaluation *e, qc_error *err)
+{
+    qc_strbuf text;
+    uint64_t batch_tokens = 0, bytes = 0;
+    qc_strbuf_init(&text, TEXT_MAX);
+    qc_status st = qc_file_slurp(e->o->eval.text, &text, err);
+    if (st == QC_OK)
+        st = open_side(e, e->o->model, err);
+    if (st == QC_OK && e->o->against)
+        st = open_side(e, e->o->against, err);
+    if (st == QC_OK)
+        st = choose_device(e, text.len, err);
+    if (st == QC_OK)
+        st = open_models(e, err);
+    if (st == QC_OK)
+        st = make_windows(e, &text, err);
+    qc_strbuf_deinit(&text);
+    QC_TRY(st);
+    uint64_t batches = count_batches(e, &batch_tokens);
+    for (unsigned i = 0; i < e->side_count; i++)
+        bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
+    qc_progress_expect(e->tools.progress, qc_sat_mul(bytes, batches));
+    qc_console_detail(e->o, 1,
+                      "%" PRIu64 " windows in %" PRIu64 " batches of up to %" PRIu64
+                      " tokens; weights are read once a batch",
+                      e->windows.count, batches, batch_tokens);
+    QC_TRY(allocate(e, batch_tokens, err));
+    QC_TRY(run_batches(e, err));
+    qc_eval_stats_finish(&e->stats, e->r);
+    return QC_OK;
+}
+
+qc_status qc_eval_run(qc_eval_result *out, const qc_options *o, qc_error *err)
+{
+    evaluation e;
+    uint64_t started = qc_clock_ns();
+    memset(out, 0, sizeof *out);
+    memset(&e, 0, sizeof e);
+    e.o = o;
+    e.r = out;
+    out->path = o->model;
+    out->against = o->against;
+    out->text = o->eval.text;
+    e.tools.threads = o->threads ? o->threads : qc_cpu_count();
+    QC_TRY(qc_isa_select(&e.tools.isa, err));
+    QC_TRY(qc_progress_create(&e.tools.progress, o, "evaluating", 0, err));
+    qc_status st = run(&e, err);
+    if (st == QC_OK && qc_interrupted())
+        st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+    qc_eval_stats_deinit(&e.stats);
+    qc_free(e.tokens);
+    qc_free(e.targets);
+    qc_eval_windows_deinit(&e.windows);
+    for (unsigned i = 0; i < e.side_count; i++) {
+        qc_free(e.sides[i].hidden);
+        qc_free(e.sides[i].logits);
+        qc_llama_close(e.sides[i].llama);
+        qc_checkpoint_close(e.sides[i].checkpoint);
+    }
+    qc_progress_destroy(e.tools.progress);
+    out->seconds = (double)(qc_clock_ns() - started) * 1e-9;
+    return st;
+}

@@ -1,0 +1,214 @@
+/* Inside of convert/tokenizer.h.
+ *
+ * A text goes through the stages of a tokenizer.json in the order in which the `tokenizers` package
+ * has them: added tokens that take text as it is; what lies between them, each piece by itself,
+ * through the normalizer; added tokens that take normalized text; the pre-tokenizer's steps, each
+ * cutting what the one before left; and byte-pair merges on each piece. Pieces are handed on one at
+ * a time as they are found, so no list of all pieces is ever kept. */
+#ifndef QC_CONVERT_TOKENIZER_PARTS_H
+#define QC_CONVERT_TOKENIZER_PARTS_H
+
+#include "base/strbuf.h"
+#include "convert/tokenizer.h"
+#include "formats/json_strict.h"
+
+#define QC_TOKENIZER_TEXT_MAX ((size_t)1 << 36) /* of a normalized piece */
+#define QC_NO_TOKEN           UINT32_MAX
+
+typedef struct {
+    const char *text;
+    size_t len;
+} qc_span;
+
+/* ---- tokenizer_regex.c: patterns of Oniguruma on PCRE2 ---- */
+
+typedef struct qc_pattern qc_pattern; /* immutable, for many threads */
+typedef struct qc_matcher qc_matcher; /* what one thread needs to use patterns */
+
+/* A regular expression as the `tokenizers` package reads it (Oniguruma, UTF-8). Only what means the
+ * same to both engines, or can be written so that it does, is taken; the rest is
+ * QC_ERR_UNSUPPORTED and names the construct. */
+QC_NODISCARD qc_status qc_pattern_compile(qc_pattern **out, const char *regex, qc_error *err);
+/* A string that stands for itself. */
+QC_NODISCARD qc_status qc_pattern_literal(qc_pattern **out, const char *text, qc_error *err);
+void qc_pattern_free(qc_pattern *p); /* NULL is fine */
+QC_NODISCARD qc_status qc_matcher_create(qc_matcher **out, qc_error *err);
+void qc_matcher_free(qc_matcher *m); /* NULL is fine */
+/* The leftmost match at or after `from`: *found 0 or 1, [*begin, *end). QC_ERR_INPUT when the
+ * pattern asks for more work than any sane one does. */
+QC_NODISCARD qc_status qc_pattern_find(const qc_pattern *p, qc_matcher *m, qc_span s, size_t from,
+                                       int *found, size_t *begin, size_t *end, qc_error *err);
+
+/* ---- tokenizer_split.c: pre-tokenizers ---- */
+
+typedef enum {
+    QC_SPLIT_ISOLATED,
+    QC_SPLIT_REMOVED,
+    QC_SPLIT_PREVIOUS, /* MergedWithPrevious */
+    QC_SPLIT_NEXT,
+    QC_SPLIT_CONTIGUOUS
+} qc_split_behavior;
+
+typedef enum { QC_STEP_SPLIT, QC_STEP_BYTES, QC_STEP_METASPACE } qc_step_kind;
+typedef enum { QC_PREPEND_NEVER, QC_PREPEND_FIRST, QC_PREPEND_ALWAYS } qc_prepend;
+
+typedef struct {
+    qc_step_kind kind;
+    qc_pattern *pattern; /* owned; BYTES, METASPACE: NULL where it does not split */
+    qc_split_behavior behavior;
+    int invert;
+    int prefix_space;  /* BYTES */
+    const char *space; /* METASPACE: what stands for ' ' */
+    qc_prepend prepend;
+} qc_step;
+
+#define QC_MAX_STEPS 16u
+
+/* ---- tokenizer_normalize.c ---- */
+
+typedef enum { QC_NORM_UNICODE, QC_NORM_PREPEND, QC_NORM_REPLACE } qc_norm_kind;
+
+typedef struct {
+    qc_norm_kind kind;
+    int form;            /* UNICODE: options of utf8proc */
+    qc_pattern *pattern; /* REPLACE; owned */
+    const char *content; /* PREPEND, REPLACE */
+} qc_norm;
+
+/* Two buffers that take turns. */
+typedef struct {
+    qc_strbuf text[2];
+    unsigned turn;
+} qc_norm_room;
+
+/* *out lies in s or in room and stands until the next call with it. */
+QC_NODISCARD qc_status qc_normalize(const qc_norm *norms, size_t count, qc_matcher *m,
+                                    qc_norm_room *room, qc_span s, qc_span *out, qc_error *err);
+
+/* ---- tokenizer_bpe.c ---- */
+
+typedef struct {
+    const char *text;
+    uint32_t len, id;
+} qc_vocab_entry;
+
+typedef struct {
+    uint64_t pair; /* left id << 32 | right id; UINT64_MAX: empty */
+    uint32_t rank, id;
+} qc_merge_entry;
+
+#define QC_CHAR_IDS 0x180u /* code points whose ids are in a table: ASCII and GPT-2's bytes */
+
+typedef struct {
+    qc_vocab_entry *vocab; /* hash table, arena; text NULL: empty */
+    size_t vocab_slots;
+    qc_merge_entry *merges; /* hash table, arena */
+    size_t merge_slots;
+    size_t vocab_count;
+    uint32_t char_ids[QC_CHAR_IDS];
+    uint32_t byte_ids[256]; /* of <0x00> to <0xFF> */
+    const char *unk_token;  /* NULL: none */
+    uint32_t unk_id;        /* QC_NO_TOKEN: unk_token is not in the vocabulary */
+    int fuse_unk, byte_fallback, ignore_merges;
+} qc_bpe;
+
+/* Sizes the table for `count` tokens. */
+QC_NODISCARD qc_status qc_bpe_vocab_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err);
+/* text is borrowed. */
+void qc_bpe_vocab_add(qc_bpe *b, const char *text, size_t len, uint32_t id);
+/* QC_NO_TOKEN: not there. */
+uint32_t qc_bpe_find(const qc_bpe *b, const char *text, size_t len);
+QC_NODISCARD qc_status qc_bpe_merges_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err);
+/* A pair that is there already is replaced. */
+void qc_bpe_merge_add(qc_bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
+/* Fills the tables of single characters and bytes, once the vocabulary is whole. */
+void qc_bpe_finish(qc_bpe *b);
+
+/* Ids that grow, and what merging needs. */
+typedef struct qc_bpe_symbol qc_bpe_symbol;
+typedef struct qc_bpe_candidate qc_bpe_candidate;
+typedef struct {
+    uint32_t *ids;
+    size_t count, room;
+    qc_bpe_symbol *symbols;
+    size_t symbol_room;
+    qc_bpe_candidate *heap;
+    size_t heap_count, heap_room;
+} qc_bpe_room;
+
+void qc_bpe_room_deinit(qc_bpe_room *r); /* but for ids, which whoever takes them frees */
+QC_NODISCARD qc_status qc_bpe_push(qc_bpe_room *r, uint32_t id, qc_error *err);
+/* Appends the tokens of one piece. */
+QC_NODISCARD qc_status qc_bpe_encode(const qc_bpe *b, qc_bpe_room *r, qc_span s, qc_error *err);
+
+/* ---- tokenizer_added.c ---- */
+
+typedef struct {
+    qc_span content;
+    uint32_t id;
+    int special, normalized, single_word, lstrip, rstrip;
+} qc_added;
+
+/* Tokens that begin with the same byte lie together, the longest first. */
+typedef struct {
+    qc_span pattern; /* arena */
+    const qc_added *token;
+} qc_added_pattern;
+
+typedef struct {
+    qc_added_pattern *patterns; /* arena */
+    size_t count;
+    size_t first[257]; /* patterns that begin with byte b: [first[b], first[b + 1]) */
+} qc_added_set;
+
+/* The patterns given, in the order in which the first of equals counts. */
+void qc_added_set_sort(qc_added_set *set);
+
+typedef struct qc_encoder qc_encoder;
+/* token NULL: text between tokens. */
+typedef qc_status (*qc_added_fn)(qc_encoder *e, qc_span s, const qc_added *token, qc_error *err);
+/* Cuts s at the tokens of the set and hands on what is found, in order. word: a pattern of one word
+ * character, for tokens that are whole words only. */
+QC_NODISCARD qc_status qc_added_split(const qc_added_set *set, const qc_pattern *word,
+                                      qc_encoder *e, qc_span s, qc_added_fn fn, qc_error *err);
+
+/* ---- the whole ---- */
+
+struct qc_tokenizer {
+    qc_arena arena;
+    int bytes; /* ids are bytes; nothing below is used */
+    const char *kind;
+    qc_bpe bpe;
+    qc_added *added;
+    size_t added_count;
+    qc_added_set raw, normalized;
+    qc_norm norms[QC_MAX_STEPS];
+    size_t norm_count;
+    qc_step steps[QC_MAX_STEPS];
+    size_t step_count;
+    qc_pattern *word;
+    uint32_t *front, *back; /* arena */
+    size_t front_count, back_count;
+    uint32_t vocabulary;
+};
+
+/* What one call of encode works with. */
+struct qc_encoder {
+    const qc_tokenizer *t;
+    qc_matcher *matcher;
+    qc_norm_room room;
+    qc_strbuf step_text[QC_MAX_STEPS]; /* of steps that rewrite what they get */
+    qc_bpe_room bpe;
+    int began; /* something of the text was handed on before */
+};
+
+/* Runs steps from `step` on over s, then merges. first: s is where the text begins. */
+QC_NODISCARD qc_status qc_step_run(qc_encoder *e, size_t step, qc_span s, int first, qc_error *err);
+
+/* tokenizer_read.c: fills *t, whose arena is ready, from a parsed tokenizer.json. */
+QC_NODISCARD qc_status qc_tokenizer_read(qc_tokenizer *t, const qc_json_node *root, qc_error *err);
+
+/* White_Space of Unicode. */
+int qc_is_white_space(uint32_t c);
+
+#endif

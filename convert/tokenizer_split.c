@@ -1,0 +1,174 @@
+/* Pre-tokenizers: steps that cut a piece, and perhaps rewrite it first. */
+#include "convert/tokenizer_parts.h"
+
+#include <string.h>
+#include <utf8proc.h>
+
+/* ---- cutting -------------------------------------------------------------------------------- */
+
+/* Spans come in order, matched or not, and go on to the next step as the behaviour has it. */
+typedef struct {
+    qc_encoder *e;
+    size_t next_step;
+    const char *text;
+    qc_split_behavior behavior;
+    int first;            /* the piece is where the text begins */
+    int held, held_match; /* a span that may grow */
+    size_t begin, end;    /* of it */
+} cutter;
+
+static qc_status hand_on(cutter *c, size_t begin, size_t end, qc_error *err)
+{
+    if (begin == end)
+        return QC_OK;
+    return qc_step_run(c->e, c->next_step, (qc_span){c->text + begin, end - begin},
+                       c->first && begin == 0, err);
+}
+
+static qc_status release(cutter *c, qc_error *err)
+{
+    int held = c->held;
+    c->held = 0;
+    return held ? hand_on(c, c->begin, c->end, err) : QC_OK;
+}
+
+static qc_status span(cutter *c, size_t begin, size_t end, int match, qc_error *err)
+{
+    int grows = 0;
+    switch (c->behavior) {
+    case QC_SPLIT_ISOLATED:
+        return hand_on(c, begin, end, err);
+    case QC_SPLIT_REMOVED:
+        return match ? QC_OK : hand_on(c, begin, end, err);
+    case QC_SPLIT_PREVIOUS:
+        grows = c->held && match && !c->held_match;
+        break;
+    case QC_SPLIT_NEXT:
+        grows = c->held && c->held_match && !match;
+        break;
+    case QC_SPLIT_CONTIGUOUS:
+        grows = c->held && match == c->held_match;
+        break;
+    }
+    if (!grows) {
+        QC_TRY(release(c, err));
+        c->begin = begin;
+    }
+    c->held = 1;
+    c->held_match = match;
+    c->end = end;
+    return QC_OK;
+}
+
+static qc_status split(const qc_step *s, cutter *c, qc_span piece, qc_error *err)
+{
+    size_t done = 0, from = 0;
+    int matched = 0; /* something was, and ended at `done` */
+    while (from <= piece.len) {
+        int found = 0;
+        size_t begin = 0, end = 0;
+        QC_TRY(qc_pattern_find(s->pattern, c->e->matcher, piece, from, &found, &begin, &end, err));
+        if (!found)
+            break;
+        if (begin == end && matched && begin == done) {
+            /* Nothing, right behind the last match: one character on. */
+            do
+                from++;
+            while (from < piece.len && ((unsigned char)piece.text[from] & 0xc0) == 0x80);
+            continue;
+        }
+        if (begin > done)
+            QC_TRY(span(c, done, begin, s->invert, err));
+        QC_TRY(span(c, begin, end, !s->invert, err));
+        matched = 1;
+        done = from = end;
+    }
+    if (done < piece.len)
+        QC_TRY(span(c, done, piece.len, s->invert, err));
+    return release(c, err);
+}
+
+/* ---- rewriting ------------------------------------------------------------------------------ */
+
+/* GPT-2's characters for bytes: printable ones of Latin-1 stand for themselves, the others for
+ * those from U+0100 on, in order. */
+static uint32_t byte_character(unsigned char b)
+{
+    if ((b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae)
+        return b;
+    if (b <= 0x20)
+        return 0x100u + b;
+    return b == 0xad ? 0x143u : 0x121u + (b - 0x7fu);
+}
+
+static qc_status to_characters(qc_strbuf *out, qc_span s, qc_error *err)
+{
+    out->len = 0;
+    for (size_t i = 0; i < s.len; i++) {
+        uint8_t text[4];
+        uint32_t c = byte_character((unsigned char)s.text[i]);
+        size_t len = (size_t)utf8proc_encode_char((utf8proc_int32_t)c, text);
+        QC_TRY(qc_strbuf_add(out, text, len, err));
+    }
+    return QC_OK;
+}
+
+static int starts_with(qc_span s, const char *head)
+{
+    size_t n = strlen(head);
+    return s.len >= n && memcmp(s.text, head, n) == 0;
+}
+
+/* ByteLevel cuts the text first and then writes each part in GPT-2's characters; so it is two
+ * steps here, of which the second is this. */
+static qc_status bytes_step(qc_encoder *e, size_t step, qc_span s, int first, qc_error *err)
+{
+    qc_strbuf *out = &e->step_text[step];
+    QC_TRY(to_characters(out, s, err));
+    return qc_step_run(e, step + 1, (qc_span){out->data, out->len}, first, err);
+}
+
+static qc_status metaspace_step(qc_encoder *e, size_t step, qc_span *s, int first, qc_error *err)
+{
+    const qc_step *p = &e->t->steps[step];
+    qc_strbuf *out = &e->step_text[step];
+    int at_front = starts_with(*s, " ") || starts_with(*s, p->space);
+    out->len = 0;
+    if (!at_front && (p->prepend == QC_PREPEND_ALWAYS || (p->prepend == QC_PREPEND_FIRST && first)))
+        QC_TRY(qc_strbuf_adds(out, p->space, err));
+    for (size_t at = 0; at < s->len;) {
+        const char *space = memchr(s->text + at, ' ', s->len - at);
+        size_t n = space ? (size_t)(space - s->text) - at : s->len - at;
+        QC_TRY(qc_strbuf_add(out, s->text + at, n, err));
+        at += n;
+        if (space) {
+            QC_TRY(qc_strbuf_adds(out, p->space, err));
+            at++;
+        }
+    }
+    *s = (qc_span){out->data, out->len};
+    return QC_OK;
+}
+
+qc_status qc_step_run(qc_encoder *e, size_t step, qc_span s, int first, qc_error *err)
+{
+    const qc_step *p = &e->t->steps[step];
+    if (step == e->t->step_count)
+        return qc_bpe_encode(&e->t->bpe, &e->bpe, s, err);
+    if (p->kind == QC_STEP_BYTES)
+        return bytes_step(e, step, s, first, err);
+    if (p->kind == QC_STEP_METASPACE) {
+        QC_TRY(metaspace_step(e, step, &s, first, err));
+    } else if (p->prefix_space && !starts_with(s, " ")) {
+        qc_strbuf *out = &e->step_text[step];
+        out->len = 0;
+        QC_TRY(qc_strbuf_adds(out, " ", err));
+        QC_TRY(qc_strbuf_add(out, s.text, s.len, err));
+        s = (qc_span){out->data, out->len};
+    }
+    if (!p->pattern)
+        return qc_step_run(e, step + 1, s, first, err);
+    cutter c = {
+        .e = e, .next_step = step + 1, .text = s.text, .behavior = p->behavior, .first = first};
+    return split(p, &c, s, err);
+}
