@@ -321,7 +321,7 @@ static void expect_group(chooser *c, uint32_t g)
     uint64_t rows, cols;
     shape_of(c, c->members[c->first_member[g]].tensor, &rows, &cols);
     for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
-        c->out->groups[g].rel_mse[k] = qc_auto_normal_mse(k, cols);
+        c->out->groups[g].rel_mse[k] = qc_auto_normal_mse(k, cols, c->options->scale);
 }
 
 static uint32_t sampled_of(const chooser *c, uint32_t g)

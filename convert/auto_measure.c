@@ -368,7 +368,7 @@ qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_chec
 
 /* ---- without weights ---- */
 
-double qc_auto_normal_mse(unsigned candidate, uint64_t cols)
+double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method scale)
 {
     /* E[max x^2] over 2^k standard normal numbers, k = 0 .. 20: the integral of
      * 2 x (1 - erf(x / sqrt 2)^n). tests/unit_auto_measure.c computes both again. */
@@ -378,10 +378,16 @@ double qc_auto_normal_mse(unsigned candidate, uint64_t cols)
         17.1726, 18.4906, 19.8128, 21.1388, 22.4682, 23.8005, 25.1356,
     };
     enum { POINTS = sizeof max_square / sizeof *max_square };
+    /* What the search leaves of it, in the same rows; below 16 weights as at 16. */
+    static const double searched_share[POINTS] = {
+        0.925, 0.925, 0.925, 0.925, 0.925, 0.936, 0.948, 0.959, 0.967, 0.972, 0.975,
+        0.974, 0.969, 0.956, 0.932, 0.895, 0.849, 0.800, 0.752, 0.714, 0.701,
+    };
+    int searched = scale != QC_SCALE_ABSMAX;
     if (candidate == QC_AUTO_AT_NF4)
-        return 8.45e-3;
+        return searched ? 6.82e-3 : 8.45e-3;
     if (candidate == QC_AUTO_AT_NF4_32)
-        return 7.62e-3;
+        return searched ? 5.66e-3 : 7.62e-3;
     if (candidate != QC_AUTO_AT_INT8)
         return 0;
     unsigned k = 0;
@@ -392,5 +398,8 @@ double qc_auto_normal_mse(unsigned candidate, uint64_t cols)
     part = part < 0 ? 0 : part > 1 ? 1 : part;
     double square = max_square[k] + part * (max_square[k + 1] - max_square[k]);
     /* The largest of a row has no error. */
-    return square / (12.0 * 127 * 127) * (1 - 1 / (double)(cols > 1 ? cols : 2));
+    double mse = square / (12.0 * 127 * 127) * (1 - 1 / (double)(cols > 1 ? cols : 2));
+    if (searched)
+        mse *= searched_share[k] + part * (searched_share[k + 1] - searched_share[k]);
+    return mse;
 }

@@ -38,7 +38,8 @@ QC_NODISCARD qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count,
                                        int double_quant, qc_scale_method scale, unsigned threads,
                                        qc_error *err);
 /* Expected relative squared error of normally distributed weights in rows of `cols`. For NF4
- * measured (scales not yet quantized), for int8 E[max^2] / (12 * 127^2) over the row. */
-double qc_auto_normal_mse(unsigned candidate, uint64_t cols);
+ * measured (scales not yet quantized), for int8 E[max^2] / (12 * 127^2) over the row, times a
+ * measured share where scales are searched. */
+double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method scale);
 
 #endif

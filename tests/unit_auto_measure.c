@@ -327,6 +327,34 @@ static void test_threads(void **state)
     drop(&f);
 }
 
+static void check_normal_searched(const fixture *f, uint64_t cols)
+{
+    qc_isa isa;
+    qc_error err = {0};
+    test_must(qc_isa_select(&isa, &err), &err);
+    const qc_search_ops *ops = qc_search_ops_for(isa);
+    uint64_t n = f->rows * cols;
+    for (unsigned c = 0; c < 3; c++) {
+        qc_search_form form = {.is_nf4 = 1, .block_elems = c == QC_AUTO_AT_NF4 ? 64 : 32};
+        const qc_search_form *of = c == QC_AUTO_AT_INT8 ? NULL : &form;
+        void *codes = NULL, *scales = NULL, *scratch = NULL;
+        qc_piece_sums sums = {0};
+        test_must(qc_malloc(&codes, (size_t)n, &err), &err);
+        test_must(qc_malloc(&scales, (size_t)n, &err), &err);
+        test_must(qc_malloc_aligned(&scratch, 64, (size_t)qc_search_scratch_bytes(of, cols), &err),
+                  &err);
+        qc_search_out out = {.codes = codes, .absmax = scales};
+        if (of)
+            ops->blocks(of, f->data, QC_DTYPE_F32, n, &out, scratch, &sums);
+        else
+            ops->rows(f->data, QC_DTYPE_F32, f->rows, cols, codes, scales, scratch, &sums);
+        near(qc_auto_normal_mse(c, cols, QC_SCALE_SEARCH), sums.sum_ee / sums.sum_xx, 0.02);
+        qc_free(codes);
+        qc_free(scales);
+        qc_free(scratch);
+    }
+}
+
 static void test_normal(void **state)
 {
     (void)state;
@@ -338,16 +366,19 @@ static void test_normal(void **state)
         qc_auto_sample s = {.rows = f.rows, .cols = cols};
         for (unsigned c = 0; c < 3; c++)
             s.rel_mse[c] = direct(f.data, f.rows, cols, c);
+        check_normal_searched(&f, cols);
         print_message("%5u columns: nf4 %.4e, nf4-32 %.4e, int8 %.4e (stated %.4e %.4e %.4e)\n",
                       (unsigned)cols, s.rel_mse[0], s.rel_mse[1], s.rel_mse[2],
-                      qc_auto_normal_mse(0, cols), qc_auto_normal_mse(1, cols),
-                      qc_auto_normal_mse(2, cols));
+                      qc_auto_normal_mse(0, cols, QC_SCALE_ABSMAX),
+                      qc_auto_normal_mse(1, cols, QC_SCALE_ABSMAX),
+                      qc_auto_normal_mse(2, cols, QC_SCALE_ABSMAX));
         for (unsigned c = 0; c < 3; c++)
-            near(qc_auto_normal_mse(c, cols), s.rel_mse[c], 0.02);
+            near(qc_auto_normal_mse(c, cols, QC_SCALE_ABSMAX), s.rel_mse[c], 0.02);
         drop(&f);
     }
-    assert_true(qc_auto_normal_mse(3, 64) <= 0);
-    assert_true(qc_auto_normal_mse(2, 1) > 0 && qc_auto_normal_mse(2, UINT64_MAX) > 0);
+    assert_true(qc_auto_normal_mse(3, 64, QC_SCALE_ABSMAX) <= 0);
+    assert_true(qc_auto_normal_mse(2, 1, QC_SCALE_ABSMAX) > 0 &&
+                qc_auto_normal_mse(2, UINT64_MAX, QC_SCALE_ABSMAX) > 0);
 }
 
 int main(void)
