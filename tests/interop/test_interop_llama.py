@@ -218,6 +218,10 @@ class Quantized(unittest.TestCase):
         self.compare(make_model("llama-biases-mha"), "nf4-plain", "--to", "nf4",
                      "--no-double-quant")
 
+    def test_nf4_searched(self):
+        """Scales may be negative."""
+        self.compare(make_model("llama-llama3"), "nf4-search", "--to", "nf4", "--scale", "search")
+
     def test_fp4_of_bitsandbytes(self):
         source, out = make_model("llama"), s.SCRATCH / "llama-fp4"
         form = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4",
