@@ -182,6 +182,12 @@ static void decode(const chunk *c, const float *map, uint32_t at, uint32_t n, co
                                        QC_DTYPE_F32, &overflow);
 }
 
+/* Half a step of int8 and the slack. */
+static float reach_of(float scale)
+{
+    return fabsf(scale) * (0.5f * QC_INT8_STEP) + slack_of(scale);
+}
+
 /* Borders of int8's codes: half a step to either side; the ends stand for all beyond. */
 static void int8_borders(const int8_t *codes, const float *value, uint32_t n, float scale,
                          float *low, float *high)
@@ -370,6 +376,13 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
         decode(c, c->f->map, 0, c->n, c->scales, c->t->value);
         add_errors(c->ops, c->t->x, c->t->value, c->n, c->first, s);
     }
+    if (c->f->kind == QC_CHECK_INT8_BLOCKS) {
+        counted = 1;
+        for (uint32_t k = 0, at = 0; at < c->n; k++, at += b)
+            outside[k] = lanes_of(c->ops)->outside8(
+                c->t->x + at, c->t->value + at, (const int8_t *)codes_at(c->f, c->codes, at),
+                (uint32_t)at_most(c->n - at, b), reach_of(c->scales[k]));
+    }
     for (uint32_t k = 0; k * b < c->n; k++) {
         uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
         size_t bytes = c->f->kind == QC_CHECK_CODES4 ? (n + 1) / 2 : n;
@@ -495,10 +508,12 @@ static void add_row(const qc_quant_ops *ops, const void *src, qc_dtype dtype, ui
         /* Codes are those of the weight as float16. */
         ops->cast(t->x, QC_DTYPE_F32, n, t->half, QC_DTYPE_F16, &overflow);
         ops->cast(t->half, QC_DTYPE_F16, n, t->x, QC_DTYPE_F32, &overflow);
-        int8_borders(codes + at, t->value, n, scale, t->low, t->high);
-        uint64_t outside = lanes_of(ops)->outside(t->x, t->low, t->high, n, slack_of(scale));
-        if (outside > 0 && s->first_misplaced == UINT64_MAX)
-            s->first_misplaced = first + at + first_outside(t->x, t->low, t->high, n, scale);
+        uint64_t outside = lanes_of(ops)->outside8(t->x, t->value, codes + at, n, reach_of(scale));
+        if (outside > 0 && s->first_misplaced == UINT64_MAX) {
+            int8_borders(codes + at, t->value, n, scale, t->low, t->high);
+            uint64_t where = first_outside(t->x, t->low, t->high, n, scale);
+            s->first_misplaced = first + at + (where < n ? where : 0);
+        }
         s->misplaced += outside;
     }
 }

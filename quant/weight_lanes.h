@@ -32,6 +32,10 @@ typedef struct {
     qc_lane_sums (*codes4)(const float *x, const uint8_t *codes, const float *scales,
                            const qc_lane_tables *t, uint32_t n, uint32_t block, float slack,
                            uint32_t *outside);
+    /* int8: elements farther than reach from their value, but for those beyond a code at the end.
+     */
+    uint32_t (*outside8)(const float *x, const float *value, const int8_t *codes, uint32_t n,
+                         float reach);
     /* Elements of a magnitude above top. */
     uint32_t (*above)(const float *x, uint32_t n, float top);
 } qc_lanes;

@@ -56,6 +56,18 @@ static uint32_t outside(const float *x, const float *low, const float *high, uin
     return n - inside;
 }
 
+static uint32_t outside8(const float *x, const float *value, const int8_t *codes, uint32_t n,
+                         float reach)
+{
+    uint32_t inside = 0;
+    for (uint32_t i = 0; i < n; i++) {
+        int end = (codes[i] >= 127) | (codes[i] <= -127);
+        int beyond = (fabsf(x[i]) >= fabsf(value[i])) & ((x[i] < 0.0f) == (value[i] < 0.0f));
+        inside += (uint32_t)((fabsf(x[i] - value[i]) <= reach) | (end & beyond));
+    }
+    return n - inside;
+}
+
 static uint32_t above(const float *x, uint32_t n, float top)
 {
     uint32_t count = 0;
@@ -93,4 +105,4 @@ static qc_lane_sums codes4(const float *x, const uint8_t *codes, const float *sc
 #define QC_LANES_CODES4 codes4
 #endif
 
-const qc_lanes QC_LANES_TABLE = {errors, outside, QC_LANES_CODES4, above};
+const qc_lanes QC_LANES_TABLE = {errors, outside, QC_LANES_CODES4, outside8, above};
