@@ -3,7 +3,7 @@
 #
 # usage: tests/interop/run.sh [BUILD_DIR [ENVIRONMENT_DIR]]
 #
-# BUILD_DIR (default build) holds qconv, tensor_tool and logits_tool. ENVIRONMENT_DIR (default build-interop, or
+# BUILD_DIR (default build) holds the programs named below. ENVIRONMENT_DIR (default build-interop, or
 # $QCONV_INTEROP_ENV) gets the Python packages; it is filled once and then reused. Needs Debian 12's
 # python3 with python3-venv, a C compiler, zstd, and the network the first time.
 # Exit: 0 passed; 1 a check failed; 77 the environment could not be made (with the reason).
@@ -21,7 +21,7 @@ skip() {
     exit 77
 }
 
-for program in qconv tensor_tool logits_tool; do
+for program in qconv tensor_tool logits_tool ids_tool; do
     [ -x "$build/$program" ] || { echo "interop: $build/$program is not built" >&2; exit 1; }
 done
 

@@ -30,7 +30,12 @@ ENVIRONMENTS = {
     "placement-transformers4": (["transformers4"], "test_interop_placement.py"),
     "auto-transformers5": (["transformers5"], "test_interop_auto.py"),
     "auto-transformers4": (["transformers4"], "test_interop_auto.py"),
-    "against": (["transformers5"], "test_interop_against.py"),
+    "scale-transformers5": (["transformers5"], "test_interop_scale.py"),
+    "scale-transformers4": (["transformers4"], "test_interop_scale.py"),
+    "llama-transformers5": (["transformers5"], "test_interop_llama.py"),
+    "llama-transformers4": (["transformers4"], "test_interop_llama.py"),
+    "tokenizers": (["transformers5"], "test_interop_tokenizers.py"),
+    "eval-transformers5": (["transformers5"], "test_interop_eval.py"),
     "torch": (["transformers5"], "test_interop_torch.py"),
     "files": (["transformers5"], "test_interop_files.py"),
 }
