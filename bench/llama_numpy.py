@@ -8,7 +8,8 @@ import numpy as np
 
 def read_tensors(folder):
     """name -> array of every .safetensors file of a folder (BF16 as float32)."""
-    kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I8": "i1", "U8": "u1"}
+    kinds = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I8": "i1", "U8": "u1",
+             "I32": "<i4", "I64": "<i8"}
     out = {}
     for file in sorted(os.listdir(folder)):
         if not file.endswith(".safetensors"):

@@ -48,13 +48,13 @@ MODELS = {
     "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1600KB",
                          "options": ["--context", "128"]},
 }
-# metric: (relative, absolute, sign of worse). Sums over weights are the same bits on every
-# instruction set; the slack is for their decimals. The forward pass is in float and the same bits
+# metric: (relative, absolute, sign of worse). verify adds squares in float within a run
+# of weights, and may do so in another order in another version: some 1e-8. The forward pass is in float and the same bits
 # for every number of threads and every instruction set, but exp and log are the C library's. Adding
 # in quite another order (numpy) moves perplexity by 1e-7 and the KL divergence of NF4 by 1e-5; that
 # of int8, where two distributions are nearly equal, by some 1e-9. A token whose first two
 # candidates are equal to the last bits may change places.
-TOLERANCE = {"error": (1e-9, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e-4, 1e-8, +1),
+TOLERANCE = {"error": (2e-7, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e-4, 1e-8, +1),
              "kl_99": (1e-3, 1e-6, +1), "top1": (0, 2.5 / 2040, -1), "bytes": (0, 0, +1)}
 
 
