@@ -350,7 +350,7 @@ static qc_status take_weights(qc_gpu_decoder *d, const qc_gpu_matrix *const *in,
     *extra_at = cut(&c, extra);
     for (unsigned i = 0; i < count; i++) {
         QC_TRY(fill_matrix(d, in[i], out[i], stage, err));
-        uint64_t bytes = QC_MATMUL_DENSE_WORKSPACE;
+        uint64_t bytes = qc_matmul_no_gemm(d->handle) ? 0 : QC_MATMUL_DENSE_WORKSPACE;
         if (!out[i]->is_dense)
             bytes = qc_matmul_workspace_bytes(d->handle, &out[i]->ready, tokens, QC_MATMUL_AUTO,
                                               WORKSPACE_MOST);

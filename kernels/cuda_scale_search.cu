@@ -10,7 +10,7 @@
  *            all elements, whose levels come by shuffle. Two 16-bit entries in a word are added as
  *            one: at most 4 of them, each below 2^14, so that no carry leaves the lower half
  *   errors   candidate j of up to 16 belongs to lane j: its scale, its inverse, and at the end its
- *            error in double; 4 at a time are summed over the elements
+ *            error in double; 2 at a time are summed over the elements
  *   choose   a butterfly over (error, index)
  *
  * With double quantization the group's targets meet in shared memory, its nested absmax is found by
@@ -38,7 +38,7 @@ constexpr unsigned teams =
 constexpr unsigned group_blocks = 256;
 constexpr unsigned refits_most = QC_CUDA_SEARCH_REFITS;
 constexpr unsigned grid_most = 4096;
-constexpr int together = 4; /* candidates summed side by side; 8 spill with CUDA 11.8 */
+constexpr int together = 2; /* candidates summed side by side */
 
 /* What is known of a block after the first walk. */
 struct group_shared {
@@ -57,8 +57,7 @@ struct search_job {
     qc_cuda_search_blocks_job a;
     uint64_t blocks;
     uint32_t chunks;      /* of a block */
-    uint32_t window;      /* codes of double quantization that are tried */
-    uint32_t step_count;  /* scales without it */
+    uint32_t window;      /* codes of double quantization, or scales, that are tried */
     uint32_t refit_count; /* 0: ONCE */
     bool wide;            /* the second list of factors */
 };
@@ -160,17 +159,18 @@ QC_DEVICE void report_bad(const search_job &job, const place &p, unsigned l)
         }
 }
 
-/* Block `b` of the group; x is left in `held` as find_best wants it. */
+/* Block b of the group. */
 template <bool nf4, int chunk>
 QC_DEVICE void find_target(const search_job &job, group_shared &shared, const place &p, unsigned b,
-                           unsigned l, elements<chunk> *held)
+                           unsigned l)
 {
+    elements<chunk> held;
     uint32_t largest = 0;
     for (uint32_t c = 0; c < job.chunks; c++) {
-        load(job, p, l, c, 1.0f, held);
+        load(job, p, l, c, 1.0f, &held);
 #pragma unroll
         for (int e = 0; e < chunk; e++) {
-            uint32_t magnitude = qc_magnitude(held->x[e]);
+            uint32_t magnitude = qc_magnitude(held.x[e]);
             largest = magnitude > largest ? magnitude : largest;
         }
     }
@@ -190,11 +190,11 @@ QC_DEVICE void find_target(const search_job &job, group_shared &shared, const pl
     uint32_t total[2] = {0, 0};
     for (uint32_t c = 0; c < job.chunks; c++) {
         if (job.chunks > 1 || lift != 1.0f)
-            load(job, p, l, c, lift, held);
+            load(job, p, l, c, lift, &held);
         uint32_t low = 0, high = 0;
 #pragma unroll
         for (int e = 0; e < chunk; e++) {
-            float z = __fmul_rn(there ? held->x[e] : 0.0f, k);
+            float z = __fmul_rn(there ? held.x[e] : 0.0f, k);
             xx = __fmaf_rn(z, z, xx);
             if (nf4) {
                 uint32_t level = __float_as_uint(__fadd_rn(z, QC_CUDA_ROUND)) -
@@ -281,16 +281,16 @@ template <bool nf4> QC_DEVICE float inverse_of(float s)
     return nf4 ? inv : __fmul_rn(inv, 127.0f);
 }
 
-/* Sum of r^2 of up to `most` candidates at once: candidate first + j has the inverse of lane
- * first + j. The sum of its own goes to the lane. */
-template <bool nf4, int chunk, int most>
+/* Sum of r^2 of a few candidates: candidate first + j has the inverse of lane first + j. The sum of
+ * its own goes to the lane. */
+template <bool nf4, int chunk>
 QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, float lift, float inv,
                           int first, const qc_nf4_values &values, elements<chunk> *held,
                           float *mine)
 {
-    float of[most], sum[most];
+    float of[together], sum[together];
 #pragma unroll
-    for (int j = 0; j < most; j++) {
+    for (int j = 0; j < together; j++) {
         of[j] = __shfl_sync(QC_ALL_LANES, inv, first + j, 16);
         sum[j] = 0.0f;
     }
@@ -300,14 +300,14 @@ QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, flo
 #pragma unroll
         for (int e = 0; e < chunk; e++)
 #pragma unroll
-            for (int j = 0; j < most; j++) {
+            for (int j = 0; j < together; j++) {
                 float y = __fmul_rn(held->x[e], of[j]);
                 float r = nf4 ? qc_nf4_residue(values, y) : qc_int8_residue(y);
                 sum[j] = __fmaf_rn(r, r, sum[j]);
             }
     }
 #pragma unroll
-    for (int j = 0; j < most; j++) {
+    for (int j = 0; j < together; j++) {
         float folded = qc_fold_team(sum[j]);
         *mine = (int)l == first + j ? folded : *mine;
     }
@@ -324,12 +324,9 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
     float least = __fmul_rn(__fmul_rn(absmax, lift), 0.25f);
     bool usable = l < count && p.n > 0 && absmax != 0.0f && size >= least && is_finite(size);
     float inv = usable ? inverse_of<nf4>(lifted) : 0.0f, rr = 0.0f;
-    if (count <= 2) {
-        add_errors<nf4, chunk, 2>(job, p, l, lift, inv, 0, values, held, &rr);
-    } else {
-        for (int first = 0; first < (int)count; first += together)
-            add_errors<nf4, chunk, together>(job, p, l, lift, inv, first, values, held, &rr);
-    }
+#pragma unroll 1
+    for (int first = 0; first < (int)count; first += together)
+        add_errors<nf4, chunk>(job, p, l, lift, inv, first, values, held, &rr);
     double w = (double)lifted;
     if (!nf4)
         w = __ddiv_rn(w, 127.0);
@@ -356,44 +353,37 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
     }
 }
 
-/* The codes of the window around t. */
-template <bool nf4, int chunk>
-QC_DEVICE void try_window(const search_job &job, const group_shared &shared, const lattice &g,
-                          const place &p, unsigned l, float absmax, float t,
-                          const qc_nf4_values &values, elements<chunk> *held, choice *best)
-{
-    uint32_t first = window_start(shared, g, t, job.window);
-    for (uint32_t done = 0; done < job.window; done += 16) {
-        uint32_t left = job.window - done, count = left < 16 ? left : 16;
-        uint32_t code = first + done + (l < count ? l : 0);
-        try_scales<nf4, chunk>(job, p, l, absmax, scale_of(shared, g, code), count, first + done,
-                               values, held, best);
-    }
-}
-
 /* Block b of the group, its elements in held (if they fit), scaled if tiny. */
 template <bool nf4, int chunk>
 QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const lattice &g,
                         const place &p, unsigned b, unsigned l, const qc_nf4_values &values,
                         elements<chunk> *held)
 {
-    float absmax = shared.absmax[b], target = shared.target[b], second = shared.second[b];
+    const float *steps = nf4 ? job.a.tables->nf4_steps : job.a.tables->int8_steps;
+    float absmax = shared.absmax[b], t = shared.target[b];
     choice best = {shared.xx[b], 0.0f, 0, false};
     if (job.a.nested) {
-        best.code = nearest_code(shared, g, target);
+        best.code = nearest_code(shared, g, t);
         best.s = scale_of(shared, g, best.code);
-        try_window<nf4, chunk>(job, shared, g, p, l, absmax, target, values, held, &best);
-        if (nf4 && job.refit_count > 0) {
-            /* the other team of the warp may have one where this has none */
-            place some = p;
-            some.n = second != 0.0f ? p.n : 0;
-            try_window<nf4, chunk>(job, shared, g, some, l, absmax, second, values, held, &best);
-        }
-        return best;
     }
-    const float *steps = nf4 ? job.a.tables->nf4_steps : job.a.tables->int8_steps;
-    float s = __fmul_rn(nf4 ? target : absmax, steps[l]);
-    try_scales<nf4, chunk>(job, p, l, absmax, s, job.step_count, 0, values, held, &best);
+    place some = p;
+#pragma unroll 1
+    for (int turn = 0; turn < (nf4 && job.refit_count > 0 ? 2 : 1); turn++) {
+        if (turn == 1) {
+            t = shared.second[b];
+            /* the other team of the warp may have one where this has none */
+            some.n = t != 0.0f ? p.n : 0;
+        }
+        uint32_t start = job.a.nested ? window_start(shared, g, t, job.window) : 0;
+#pragma unroll 1
+        for (uint32_t done = 0; done < job.window; done += 16) {
+            uint32_t left = job.window - done, count = left < 16 ? left : 16;
+            uint32_t first = start + done, mine = first + (l < count ? l : 0);
+            float s =
+                job.a.nested ? scale_of(shared, g, mine) : __fmul_rn(nf4 ? t : absmax, steps[mine]);
+            try_scales<nf4, chunk>(job, some, l, absmax, s, count, first, values, held, &best);
+        }
+    }
     return best;
 }
 
@@ -473,15 +463,6 @@ QC_DEVICE place place_of(const search_job &job, uint64_t block)
     return p;
 }
 
-/* Elements of a block that fits registers, as choose and encode want them. */
-template <int chunk>
-QC_DEVICE void hold(const search_job &job, const group_shared &shared, const place &p, unsigned b,
-                    unsigned l, elements<chunk> *held)
-{
-    if (job.chunks == 1)
-        load(job, p, l, 0, lift_of(shared.absmax[b]), held);
-}
-
 /* The nested absmax of the group's targets; all threads. */
 QC_DEVICE float group_absmax(const search_job &job, group_shared &shared, unsigned count)
 {
@@ -496,23 +477,10 @@ QC_DEVICE float group_absmax(const search_job &job, group_shared &shared, unsign
     return is_finite(largest) ? largest : FLT_MAX;
 }
 
-template <bool nf4, int chunk>
-QC_DEVICE float refit(const search_job &job, group_shared &shared, uint64_t first, unsigned count,
-                      float nested_absmax, const qc_nf4_values &values)
+/* Which of the refits leaves the group the least error; all threads. */
+QC_DEVICE float best_refit(const search_job &job, group_shared &shared, unsigned count,
+                           float nested_absmax)
 {
-    unsigned l = threadIdx.x % 16, team = threadIdx.x / 16;
-    for (unsigned b = team; b / 2 * 2 < count; b += teams) { /* whole warps */
-        place p = place_of(job, first + b);
-        elements<chunk> held;
-        hold(job, shared, p, b, l, &held);
-        for (uint32_t k = 0; k < job.refit_count; k++) {
-            lattice g =
-                make_lattice(__fmul_rn(nested_absmax, job.a.tables->refits[k]), job.a.offset);
-            choice best = choose<nf4, chunk>(job, shared, g, p, b, l, values, &held);
-            if (l == 0)
-                shared.error[k][b] = best.error;
-        }
-    }
     __syncthreads();
     if (threadIdx.x < job.refit_count) {
         double sum = 0.0;
@@ -558,36 +526,40 @@ __global__ void __launch_bounds__(threads_per_block, 2) search_groups(search_job
             job.blocks - first < group_blocks ? (unsigned)(job.blocks - first) : group_blocks;
         if (threadIdx.x == 0)
             shared.largest = 0;
-        __syncthreads(); /* the group before is done with */
-        lattice g = {0.0f, 1.0f, 0.0f, job.a.offset};
-        for (unsigned b = team; b / 2 * 2 < count; b += teams) { /* whole warps */
-            place p = place_of(job, first + b);
-            elements<chunk> held;
-            find_target<nf4, chunk>(job, shared, p, b, l, &held);
-            if (job.a.nested)
-                continue;
-            choice best = choose<nf4, chunk>(job, shared, g, p, b, l, values, &held);
-            encode<nf4, chunk>(job, shared, p, first + b, b, l, best, values, &held);
-        }
-        if (!job.a.nested)
-            continue;
+        __syncthreads();                                       /* the group before is done with */
+        for (unsigned b = team; b / 2 * 2 < count; b += teams) /* whole warps */
+            find_target<nf4, chunk>(job, shared, place_of(job, first + b), b, l);
         __syncthreads();
-        float nested_absmax = group_absmax(job, shared, count);
-        if (job.refit_count > 0)
-            nested_absmax = refit<nf4, chunk>(job, shared, first, count, nested_absmax, values);
-        g = make_lattice(nested_absmax, job.a.offset);
-        if (threadIdx.x == 0)
-            job.a.nested_absmax[group] = nested_absmax;
-        for (unsigned b = team; b / 2 * 2 < count; b += teams) { /* whole warps */
-            place p = place_of(job, first + b);
-            elements<chunk> held;
-            hold(job, shared, p, b, l, &held);
-            choice best = choose<nf4, chunk>(job, shared, g, p, b, l, values, &held);
-            if (shared.target[b] == 0.0f) {
-                best.code = nearest_code(shared, g, 0.0f);
-                best.s = scale_of(shared, g, best.code);
+        float nested_absmax = job.a.nested ? group_absmax(job, shared, count) : 0.0f;
+        /* with REFIT a round for each, for its error; the last round is for codes */
+#pragma unroll 1
+        for (uint32_t round = 0; round <= job.refit_count; round++) {
+            bool last = round == job.refit_count;
+            float scale = nested_absmax;
+            if (!last)
+                scale = __fmul_rn(nested_absmax, job.a.tables->refits[round]);
+            else if (job.refit_count > 0)
+                scale = best_refit(job, shared, count, nested_absmax);
+            lattice g = make_lattice(scale, job.a.offset);
+            if (last && job.a.nested && threadIdx.x == 0)
+                job.a.nested_absmax[group] = scale;
+            for (unsigned b = team; b / 2 * 2 < count; b += teams) {
+                place p = place_of(job, first + b);
+                elements<chunk> held;
+                if (job.chunks == 1)
+                    load(job, p, l, 0, lift_of(shared.absmax[b]), &held);
+                choice best = choose<nf4, chunk>(job, shared, g, p, b, l, values, &held);
+                if (!last) {
+                    if (l == 0)
+                        shared.error[round][b] = best.error;
+                    continue;
+                }
+                if (job.a.nested && shared.target[b] == 0.0f) {
+                    best.code = nearest_code(shared, g, 0.0f);
+                    best.s = scale_of(shared, g, best.code);
+                }
+                encode<nf4, chunk>(job, shared, p, first + b, b, l, best, values, &held);
             }
-            encode<nf4, chunk>(job, shared, p, first + b, b, l, best, values, &held);
         }
     }
 }
@@ -632,8 +604,9 @@ extern "C" qc_status qc_cuda_search_blocks(const qc_cuda_search_blocks_job *a, q
     job.blocks = a->n / b + (a->n % b != 0);
     job.chunks = 1;
     job.refit_count = a->nested && a->refit ? limits.refit_count : 0;
-    job.step_count = a->is_nf4 ? limits.nf4_step_count : 16;
-    if (a->refit)
+    if (!a->nested)
+        job.window = a->is_nf4 ? limits.nf4_step_count : 16;
+    else if (a->refit)
         job.window = a->is_nf4 ? limits.nf4_wide : limits.int8_wide;
     else
         job.window = a->is_nf4 ? limits.nf4_window : limits.int8_window;

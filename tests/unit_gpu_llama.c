@@ -332,14 +332,18 @@ static void test_layers_without_cublas(void **state)
     assert_int_equal(setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1), 0);
 }
 
-/* More tokens than the device takes at once. */
+/* More tokens than a device takes at once that has little memory. */
 static void test_chunks(void **state)
 {
-    uint64_t lengths[130];
+    uint64_t lengths[36];
     (void)state;
-    for (size_t i = 0; i < 130; i++)
+    for (size_t i = 0; i < 36; i++)
         lengths[i] = LONGEST - i % 7;
-    check_layers(DENSE_F16, 0, lengths, 130);
+    assert_int_equal(setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1), 0);
+    qc_shim_set_devices("sm_90:4:2MiB"); /* 1024 tokens; with twice as many the layer has no room */
+    check_layers(DENSE_F16, 0, lengths, 36);
+    qc_shim_set_devices("sm_90:132:4GiB");
+    assert_int_equal(setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1), 0);
 }
 
 static void check_head(weight_kind kind, uint64_t vocabulary, uint64_t n)
@@ -392,7 +396,7 @@ static void test_no_memory(void **state)
     qc_gpu_decoder_layer g = on_gpu(&l);
     float *hidden = random_floats(length * HIDDEN, 0.0, 1.0);
     size_t before = qc_shim_allocations(NULL);
-    for (unsigned n = 1; n < 30; n++) {
+    for (unsigned n = 1; n < 9; n++) {
         qc_cuda_device device;
         qc_gpu_decoder_form form = {.hidden = HIDDEN,
                                     .intermediate = INTERMEDIATE,
