@@ -105,6 +105,24 @@ static void test_rows(void **state)
     }
 }
 
+/* In the order of blocks; of equal errors the first counts. */
+static void test_search(void **state)
+{
+    static const qc_search_sum found[] = {{0x1p-60, 3.0, 0.25f, 7},
+                                          {1.0, 0x1p53, 0.5f, 9},
+                                          {0x1p-53, 1.0, 0.5f, 1},
+                                          {0x1p-53, 1.0, 0.125f, 2}};
+    qc_piece_sums got;
+    (void)state;
+    qc_search_collect(found, 4, 64, &got);
+    const qc_piece_sums want = {.bad = QC_BAD_NONE,
+                                .sum_ee = ((0x1p-60 + 1.0) + 0x1p-53) + 0x1p-53,
+                                .sum_xx = ((3.0 + 0x1p53) + 1.0) + 1.0,
+                                .max_err = 0.5,
+                                .max_index = 64 + 9};
+    same_sums(&got, &want);
+}
+
 static void test_nothing(void **state)
 {
     (void)state;
@@ -115,6 +133,9 @@ static void test_nothing(void **state)
     memset(&got, 0xff, sizeof got);
     qc_rows_collect(NULL, 0, 5, &got);
     same_sums(&got, &zero);
+    memset(&got, 0xff, sizeof got);
+    qc_search_collect(NULL, 0, 64, &got);
+    same_sums(&got, &zero);
 }
 
 int main(void)
@@ -122,6 +143,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_blocks),
         cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_search),
         cmocka_unit_test(test_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
