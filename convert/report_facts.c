@@ -377,7 +377,8 @@ static qc_status command_text(const qc_report *r, qc_strbuf *out, qc_error *err)
         QC_TRY(qc_strbuf_addf(out, err, " --block-size %" PRIu64, m->block_elems));
     if (m->block_elems && !m->double_quant)
         QC_TRY(qc_strbuf_adds(out, " --no-double-quant", err));
-    if (r->scale && strcmp(r->scale, "absmax") != 0)
+    /* Said in any case, whatever the default is. */
+    if (r->scale && r->quantized_elems > 0)
         QC_TRY(qc_strbuf_addf(out, err, " --scale %s", r->scale));
     if (strcmp(m->rest, "keep") != 0)
         QC_TRY(qc_strbuf_addf(out, err, " --rest %s", m->rest));
