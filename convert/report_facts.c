@@ -378,7 +378,7 @@ static qc_status command_text(const qc_report *r, qc_strbuf *out, qc_error *err)
     if (m->block_elems && !m->double_quant)
         QC_TRY(qc_strbuf_adds(out, " --no-double-quant", err));
     /* Said in any case, whatever the default is. */
-    if (r->scale && r->quantized_elems > 0)
+    if (r->scale)
         QC_TRY(qc_strbuf_addf(out, err, " --scale %s", r->scale));
     if (strcmp(m->rest, "keep") != 0)
         QC_TRY(qc_strbuf_addf(out, err, " --rest %s", m->rest));
@@ -443,7 +443,9 @@ qc_status qc_report_gather(qc_report *r, const qc_options *o, qc_error *err)
     QC_TRY_GOTO(st, failed, find_kinds(r, err));
     QC_TRY_GOTO(st, failed, find_left(r, err));
     find_sizes(r);
-    r->scale = !f->manifest ? NULL : f->manifest->scale ? f->manifest->scale : "absmax";
+    /* --to keep passes on what somebody else made. */
+    if (f->manifest && strcmp(f->manifest->to, "keep") != 0)
+        r->scale = f->manifest->scale ? f->manifest->scale : "absmax";
     QC_TRY_GOTO(st, failed, make_command(r, err));
     return QC_OK;
 failed:
