@@ -235,7 +235,6 @@ QC_DEVICE void find_target(const search_job &job, group_shared &shared, const pl
         shared.target[b] = there ? target : 0.0f;
         shared.second[b] = there ? second : 0.0f;
     }
-    __syncwarp();
 }
 
 /* ---- scales ----------------------------------------------------------------------------------

@@ -103,7 +103,6 @@ QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, floa
                 sum[j] = __fmaf_rn(e, e, sum[j]);
             }
         }
-        __syncwarp();
 #pragma unroll
         for (unsigned j = 0; j < together; j++) {
             float all = qc_fold_team(sum[j]);
@@ -146,7 +145,6 @@ QC_DEVICE void encode_run(const row_job &job, const row_run &r, uint64_t row, un
         column = fabsf(e) > most ? i : column;
         most = fmaxf(most, fabsf(e));
     }
-    __syncwarp();
     ee = qc_fold_team(ee);
     xx = qc_fold_team(xx);
 #pragma unroll
