@@ -55,7 +55,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .more = "Costs about 0.37 bits per weight at block size 64. With --to int8 it needs "
              "--block-size."},
     {.id = QC_OPT_SCALE, .name = "scale", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
-     .kind = QC_ARG_CHOICE, .choices = {"absmax", "search", "refit"}, .dflt = "absmax",
+     .kind = QC_ARG_CHOICE, .choices = {"absmax", "search", "refit"}, .dflt = "search",
      .since = "0.4.0", .help = "how the scale of a block, or of a row, is found",
      .more = "absmax: its largest value, as bitsandbytes does. search: the scale of least squared "
              "error among those that can be stored. refit: that, with the scales of the scales "
