@@ -249,6 +249,29 @@ static void warn_left_coded(const qc_plan *plan, const qc_options *o)
                         plan->own_form);
 }
 
+/* Rows of 16s that are not whole blocks: bitsandbytes' CPU kernel takes the scale of another block
+ * for some of their weights. Scales by absmax are alike, so that went unnoticed; searched ones
+ * differ in sign. */
+static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
+{
+    uint32_t count = 0;
+    const qc_job *first = NULL;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        if (j->scheme != QC_SCHEME_NF4 || j->scale == QC_SCALE_ABSMAX || j->cols % 16 != 0 ||
+            j->cols % j->block_elems == 0)
+            continue;
+        first = first ? first : j;
+        count++;
+    }
+    if (first && !plan->own_form)
+        qc_console_warn(o,
+                        "'%s'%s: rows of %llu are no whole blocks of %u; bitsandbytes up to 0.50.2 "
+                        "reads such wrongly on a CPU, least so with --scale absmax",
+                        first->name, count > 1 ? " and others" : "",
+                        (unsigned long long)first->cols, first->block_elems);
+}
+
 /* --vram: what lies where decides the shards. */
 static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
@@ -289,6 +312,7 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
     warn_left_coded(plan, o);
+    warn_of_straddling(plan, o);
     fill_report(report, plan);
     if (o->dry_run) {
         if (o->out)

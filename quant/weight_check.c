@@ -109,6 +109,28 @@ static void find_largest(const float *x, const float *value, uint32_t n, uint64_
     }
 }
 
+/* Are sums of squares in float what they would be in double, but for rounding? Weights of any size
+ * come by; squares above 1e19 or below 1e-19 have no place in a float. */
+static int floats_hold(const qc_lane_sums *l)
+{
+    return l->ee < 0x1p100f && l->xx < 0x1p100f && l->xx > 0x1p-80f;
+}
+
+static void add_squares(const qc_lane_sums *l, const float *x, const float *value, uint32_t n,
+                        qc_check_sums *s)
+{
+    if (floats_hold(l)) {
+        s->sum_ee += (double)l->ee;
+        s->sum_xx += (double)l->xx;
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        double e = (double)x[i] - (double)value[i];
+        s->sum_ee += e * e;
+        s->sum_xx += (double)x[i] * (double)x[i];
+    }
+}
+
 static void add_errors(const qc_quant_ops *ops, const float *x, const float *value, uint32_t n,
                        uint64_t first, qc_check_sums *s)
 {
@@ -116,8 +138,7 @@ static void add_errors(const qc_quant_ops *ops, const float *x, const float *val
     for (uint32_t at = 0; at < n; at += QC_LANES_MOST) {
         uint32_t count = (uint32_t)at_most(n - at, QC_LANES_MOST);
         qc_lane_sums l = lanes->errors(x + at, value + at, count);
-        s->sum_ee += (double)l.ee;
-        s->sum_xx += (double)l.xx;
+        add_squares(&l, x + at, value + at, count, s);
         if (l.peak >= QC_F32_INF || s->max_index == UINT64_MAX ||
             (double)qc_f32_of_bits(l.peak) * (1.0 + 0x1p-22) >= s->max_err)
             find_largest(x + at, value + at, count, first + at, s);
@@ -341,13 +362,15 @@ static int compare_codes4(const chunk *c, uint32_t *outside, qc_check_sums *s)
         const float *x = c->t->x + at;
         qc_lane_sums l = lanes_of(c->ops)->codes4(x, codes_at(c->f, c->codes, at), c->scales + k,
                                                   &tables, n, block, (float)QC_CHECK_SLACK, counts);
-        s->sum_ee += (double)l.ee;
-        s->sum_xx += (double)l.xx;
+        int held = floats_hold(&l);
         for (uint32_t i = 0; i * block < n; i++)
             outside[k + i] = counts[i] + (at % b != 0 ? outside[k + i] : 0);
-        if (l.peak >= QC_F32_INF || s->max_index == UINT64_MAX ||
-            (double)qc_f32_of_bits(l.peak) * (1.0 + 0x1p-22) >= s->max_err) {
+        int largest = l.peak >= QC_F32_INF || s->max_index == UINT64_MAX ||
+                      (double)qc_f32_of_bits(l.peak) * (1.0 + 0x1p-22) >= s->max_err;
+        if (largest || !held)
             decode(c, c->f->map, at, n, c->scales + k, c->t->value + at);
+        add_squares(&l, x, c->t->value + at, n, s);
+        if (largest) {
             find_largest(x, c->t->value + at, n, c->first + at, s);
         }
     }

@@ -156,7 +156,7 @@ static void rows(void **state)
     assert_int_equal(r.digests, 3);
     assert_string_equal(r.rows[1].name, "h.0.mlp.c_fc.weight");
     assert_true(r.rows[1].transpose && r.rows[1].dims[0] == 72);
-    assert_true(r.rows[1].error > 0.0 && r.rows[1].ratio == 1.0);
+    assert_true(r.rows[1].error > 0.0 && r.rows[1].ratio > 0.8 && r.rows[1].ratio <= 1.0);
     test_must(qc_against_worst(&worst, &count, &a, &r, &err), &err);
     assert_int_equal(count, 1);
     assert_true(worst[0]->kind == QC_AGAINST_QUANTIZED);

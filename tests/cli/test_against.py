@@ -84,7 +84,9 @@ class Against(OutputCase):
 
 class Whole(Against):
     def test_every_form(self):
-        for form in FORMS:
+        searched = [f + ["--scale", "search"] for f in FORMS if f[1] in ("nf4", "int8")]
+        for form in FORMS + searched:
+            self.scale = "absmax" if form in FORMS else None
             self.ok("-q", *form, "m", "o")
             self.ok("-q", "unpack", "o", "u")
             one = self.is_model()
@@ -99,8 +101,13 @@ class Whole(Against):
                      ("equal", "cast", "quantized")}
             self.assertEqual(kinds, {k: one[k] for k in kinds})
             for r in one["rows"]:
-                if r["kind"] == "quantized":
-                    self.assertEqual((r["ratio"], r["misplaced"]), (1.0, 0), r)
+                if r["kind"] != "quantized":
+                    continue
+                self.assertEqual(r["misplaced"], 0, r)
+                if form in searched:
+                    self.assertLess(r["ratio"], 1.03, (form, r))
+                else:
+                    self.assertEqual(r["ratio"], 1.0, (form, r))
             for name in "ou":
                 shutil.rmtree(self.path(name))
 
@@ -291,7 +298,8 @@ class Planted(Against):
             struct.pack_into("<H", body, 2 * at, words[at] + 1)
             s[name] = (s[name][0], s[name][1], bytes(body))
         for _ in self.planted(change, name, faulty=[name],
-                              forms=[["--to", "nf4", "--no-double-quant"], ["--to", "int8"]]):
+                              forms=[["--to", "nf4", "--no-double-quant", "--scale", "absmax"],
+                                     ["--to", "int8", "--scale", "absmax"]]):
             pass
 
     def test_with_a_manifest(self):
@@ -310,7 +318,8 @@ class Planted(Against):
 
 
 class Damaged(Against):
-    """Single bytes of files without a manifest."""
+    """Single bytes of files without a manifest; of scales by absmax, which are known to a bit."""
+    scale = "absmax"
 
     def flip(self, name, at, bit):
         for file in os.listdir(self.path("b")):
@@ -361,6 +370,23 @@ class Damaged(Against):
                     self.assertEqual(self.faulty(answer), [name])
                 self.flip(tensor, at, 1 << bit % 8)
             self.is_model(out="b")
+
+    def test_searched_scales(self):
+        """They may be any, but their codes are the nearest for them."""
+        name = L % 1 + Q
+        self.scale = "search"
+        for form, part, places in ((["--to", "nf4"], ".nested_absmax", [(2, 0x40), (3, 1)]),
+                                   (["--to", "nf4"], ".absmax", [(0, 0x40), (100, 0x40)]),
+                                   (["--to", "nf4", "--no-double-quant"], ".absmax", [(6, 0x40)]),
+                                   (["--to", "int8"], "SCB", [(6, 0x40), (7, 1)])):
+            self.bare(*form)
+            self.is_model(out="b")
+            tensor = name[:-6] + part if part == "SCB" else name + part
+            for at, bit in places:
+                self.flip(tensor, at, bit)
+                answer, _ = self.is_not(name, out="b")
+                self.assertEqual(self.faulty(answer), [name])
+                self.flip(tensor, at, bit)
 
     def test_nested_codes(self):
         name = L % 1 + Q

@@ -154,7 +154,7 @@ class Report(OutputCase):
 
     def test_against(self):
         self.small()
-        self.ok("-q", "--to", "nf4", "m", "o")
+        self.ok("-q", "--to", "nf4", "--scale", "absmax", "m", "o")
         got, manifest = self.json("o", "--against", "m"), self.json("o")
         self.assertEqual(got["errors_from"], "source")
         self.assertEqual((got["compared"]["faults"], got["compared"]["hashes_checked"],

@@ -350,5 +350,24 @@ class Sources(Scale):
                     self.assert_nothing("o")
 
 
+class Straddling(Scale):
+    """A reader that takes the scale of another block makes more of signs than of sizes."""
+
+    def test_rows_that_are_no_whole_blocks(self):
+        said = "rows of 96 are no whole blocks of 64"
+        for form, cols, warned in ((["nf4"], 96, 1), (["nf4", "--scale", "refit"], 96, 1),
+                                   (["nf4", "--scale", "absmax"], 96, 0), (["nf4"], 128, 0),
+                                   (["nf4", "--block-size", "32"], 96, 0), (["nf4"], 90, 0),
+                                   (["int8"], 96, 0)):
+            self.model({Q: self.random("BF16", [64, cols]), UP: self.random("BF16", [64, cols])})
+            r = self.run_qconv("--to", *form, "m", "o")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            line = r.stderr.decode()
+            self.assertEqual(line.count(said), warned, (form, cols, line))
+            if warned:
+                self.assertIn("and others", line)
+            shutil.rmtree(self.path("o"))
+
+
 if __name__ == "__main__":
     unittest.main()
