@@ -312,11 +312,11 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
     warn_left_coded(plan, o);
-    warn_of_straddling(plan, o);
     fill_report(report, plan);
     if (o->dry_run) {
         if (o->out)
             QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
+        warn_of_straddling(plan, o);
         return qc_plan_print(plan, report, err);
     }
     if (plan->weights_quantized == 0 && qc_to_quantizes(o->to) && o->to != QC_TO_AUTO)
@@ -328,6 +328,8 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
     if (st == QC_OK)
         st = run_plan(&d, plan, fit, report, err);
     qc_output_dir_abort(&d);
+    if (st == QC_OK)
+        warn_of_straddling(plan, o);
     return st;
 }
 
