@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/workers.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -83,6 +84,8 @@ static qc_status scan(qc_eval_ids *out, scanner *s, uint64_t vocabulary, uint64_
     while (s->at < s->len && out->tokens < most) {
         char c = s->text[s->at];
         if (is_digit(c)) {
+            if (qc_interrupted())
+                QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
             QC_TRY(number(s, vocabulary, &out->ids[out->tokens], err));
             out->tokens++;
             continue;

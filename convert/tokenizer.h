@@ -33,6 +33,7 @@ void qc_tokenizer_front(const qc_tokenizer *t, const uint32_t **ids, size_t *cou
 /* The ids of a text (UTF-8, len bytes); *ids is to be freed with qc_free. specials: as
  * encode(add_special_tokens=...) of `tokenizers`: what the post-processor adds (a leading <s>).
  * QC_ERR_INPUT for bytes that are no UTF-8, with the offset (a tokenizer of bytes takes any).
+ * QC_ERR_INTERRUPTED soon after Ctrl-C.
  * Thread-safe: yes, on one tokenizer. */
 QC_NODISCARD qc_status qc_tokenizer_encode(const qc_tokenizer *t, const char *text, size_t len,
                                            int specials, uint32_t **ids, size_t *count,

@@ -3,6 +3,7 @@
  * characters, which without a pre-tokenizer is the whole text. */
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/workers.h"
 #include "convert/tokenizer_parts.h"
 
 #include <stdio.h>
@@ -10,6 +11,7 @@
 #include <utf8proc.h>
 
 #define EMPTY UINT64_MAX
+#define SOME  65536u /* characters or merges between two looks at Ctrl-C */
 
 /* ---- tables --------------------------------------------------------------------------------- */
 
@@ -201,14 +203,28 @@ static qc_status offer(const qc_bpe *b, qc_bpe_room *r, size_t place, qc_error *
     return m ? heap_push(r, (qc_bpe_candidate){m->rank, m->id, place}, err) : QC_OK;
 }
 
+/* A piece may be a whole text, which takes minutes. */
+static qc_status go_on(qc_error *err)
+{
+    if (qc_interrupted())
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    return QC_OK;
+}
+
 static qc_status merge_all(const qc_bpe *b, qc_bpe_room *r, size_t count, qc_error *err)
 {
     qc_bpe_symbol *s = r->symbols;
+    size_t done = 0;
     r->heap_count = 0;
-    for (size_t i = 0; i + 1 < count; i++)
+    for (size_t i = 0; i + 1 < count; i++) {
+        if (i % SOME == SOME - 1)
+            QC_TRY(go_on(err));
         QC_TRY(offer(b, r, i, err));
+    }
     while (r->heap_count > 0) {
         qc_bpe_candidate c = heap_pop(r);
+        if (++done % SOME == 0)
+            QC_TRY(go_on(err));
         size_t right = s[c.place].after;
         if (s[c.place].gone || right == SIZE_MAX)
             continue;
@@ -303,6 +319,8 @@ static qc_status add_characters(word *w, qc_span s, qc_error *err)
         c.len = c.len > s.len - at ? s.len - at : c.len;
         uint32_t id = char_id(w->b, c);
         at += c.len;
+        if (w->count % SOME == SOME - 1)
+            QC_TRY(go_on(err));
         if (id == QC_NO_TOKEN) {
             QC_TRY(add_unknown(w, c, err));
             continue;
@@ -318,6 +336,7 @@ static qc_status add_characters(word *w, qc_span s, qc_error *err)
 qc_status qc_bpe_encode(const qc_bpe *b, qc_bpe_room *r, qc_span s, qc_error *err)
 {
     word w = {.b = b, .r = r};
+    QC_TRY(go_on(err));
     if (b->ignore_merges) {
         uint32_t whole = qc_bpe_find(b, s.text, s.len);
         if (whole != QC_NO_TOKEN)

@@ -1,5 +1,6 @@
 /* Normalizers: Unicode's forms by utf8proc, a prefix, and replacements. */
 #include "base/alloc.h"
+#include "base/workers.h"
 #include "convert/tokenizer_parts.h"
 
 #include <string.h>
@@ -41,6 +42,8 @@ static qc_status replace(const qc_norm *n, qc_matcher *m, qc_span s, qc_strbuf *
     for (size_t from = 0; from <= s.len;) {
         int found = 0;
         size_t begin = 0, end = 0;
+        if (qc_interrupted())
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
         QC_TRY(qc_pattern_find(n->pattern, m, s, from, &found, &begin, &end, err));
         if (!found)
             break;

@@ -1,6 +1,7 @@
 /* Files of token ids and the cutting of windows. */
 #include "base/alloc.h"
 #include "base/random.h"
+#include "base/workers.h"
 #include "convert/eval_windows.h"
 
 #include <setjmp.h>
@@ -76,6 +77,17 @@ static void bad_ids(void **state)
 }
 
 /* "1 2 3|4 5": the windows of sequences of ids from 1 on. */
+static void interrupted(void **state)
+{
+    (void)state;
+    qc_eval_ids ids;
+    qc_interrupt();
+    qc_status st = qc_eval_ids_parse(&ids, "1 2", 3, 100, 0, NULL);
+    qc_interrupt_clear();
+    assert_int_equal(st, QC_ERR_INTERRUPTED);
+    assert_null(ids.ids);
+}
+
 static void cuts(const uint64_t *lengths, uint64_t count, uint64_t front_count, uint64_t context,
                  const char *want, uint64_t predicted)
 {
@@ -168,8 +180,8 @@ static void allocations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(good_ids),   cmocka_unit_test(bad_ids),     cmocka_unit_test(windows),
-        cmocka_unit_test(no_windows), cmocka_unit_test(allocations),
+        cmocka_unit_test(interrupted), cmocka_unit_test(good_ids),   cmocka_unit_test(bad_ids),
+        cmocka_unit_test(windows),     cmocka_unit_test(no_windows), cmocka_unit_test(allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

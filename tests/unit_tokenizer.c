@@ -1,16 +1,20 @@
 /* Tokenizers: small ones whose ids can be worked out by hand, what is refused, and memory that runs
  * out. That real ones give the ids of the tokenizers package: tests/interop. */
 #include "base/alloc.h"
+#include "base/workers.h"
 #include "convert/tokenizer.h"
 #include "test_model.h"
 
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 
 #include <cmocka.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/time.h>
+#include <time.h>
 
 #define VOCAB  "\"vocab\":{\"<unk>\":0,\"a\":1,\"b\":2,\"ab\":3,\"aba\":4,\"ba\":5,\"_\":6}"
 #define MERGES "\"merges\":[\"a b\",[\"ab\",\"a\"],\"b a\"]"
@@ -46,6 +50,64 @@ static void merging(void **state)
     ids_are(plain, 0, "bab", "2 3");
     ids_are(plain, 0, "abaa", "4 1");
     ids_are(plain, 0, "a??b?", "1 0 2 0"); /* unknown ones become one */
+}
+
+static void on_alarm(int number)
+{
+    (void)number;
+    qc_interrupt();
+}
+
+/* A text without a pre-tokenizer is one piece, of which long ones take minutes. This one takes a
+ * second, of which the alarm leaves little. */
+static void long_piece(const qc_tokenizer *t)
+{
+    const size_t len = (size_t)4 << 20;
+    const struct itimerval soon = {.it_value = {.tv_usec = 50000}};
+    struct sigaction now = {.sa_handler = on_alarm}, before;
+    qc_error err = {0};
+    uint32_t *ids = NULL;
+    size_t count = 0;
+    void *v = NULL;
+    test_must(qc_malloc(&v, len, &err), &err);
+    char *text = v;
+    for (size_t i = 0; i < len; i++)
+        text[i] = i % 2 ? 'b' : 'a';
+    assert_int_equal(sigaction(SIGALRM, &now, &before), 0);
+    assert_int_equal(setitimer(ITIMER_REAL, &soon, NULL), 0);
+    qc_status st = qc_tokenizer_encode(t, text, len, 0, &ids, &count, &err);
+    while (!qc_interrupted())
+        (void)nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    assert_int_equal(sigaction(SIGALRM, &before, NULL), 0);
+    qc_interrupt_clear();
+    qc_free(ids);
+    qc_free(v);
+    assert_int_equal(st, QC_ERR_INTERRUPTED);
+}
+
+static void interrupted(void **state)
+{
+    (void)state;
+    const char *const forms[] = {
+        "{" MODEL "}",
+        "{" MODEL ",\"normalizer\":{\"type\":\"Replace\",\"pattern\":{\"String\":\"a\"},"
+        "\"content\":\"b\"}}",
+    };
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        qc_tokenizer *t = NULL;
+        qc_error err = {0};
+        uint32_t *ids = NULL;
+        size_t count = 0;
+        test_must(qc_tokenizer_open_text(&t, forms[i], strlen(forms[i]), &err), &err);
+        qc_interrupt();
+        qc_status st = qc_tokenizer_encode(t, "abab", 4, 0, &ids, &count, &err);
+        qc_interrupt_clear();
+        assert_int_equal(st, QC_ERR_INTERRUPTED);
+        assert_null(ids);
+        if (i == 0)
+            long_piece(t);
+        qc_tokenizer_close(t);
+    }
 }
 
 static void stages(void **state)
@@ -191,8 +253,9 @@ static void allocations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(merging), cmocka_unit_test(stages),   cmocka_unit_test(bytes),
-        cmocka_unit_test(refused), cmocka_unit_test(not_utf8), cmocka_unit_test(allocations),
+        cmocka_unit_test(merging),     cmocka_unit_test(stages),  cmocka_unit_test(bytes),
+        cmocka_unit_test(interrupted), cmocka_unit_test(refused), cmocka_unit_test(not_utf8),
+        cmocka_unit_test(allocations),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
