@@ -26,8 +26,15 @@ qc_status qc_eval_token_of(qc_eval_token *out, const float *q, const float *p, u
     double q_top = (double)q[q_first], q_sum = 0.0;
     memset(out, 0, sizeof *out);
     if (!p) {
-        for (uint64_t i = 0; i < n; i++)
-            q_sum += exp((double)q[i] - q_top);
+        double least = 0.0;
+        for (uint64_t i = 0; i < n; i++) {
+            double b = (double)q[i] - q_top;
+            q_sum += exp(b);
+            least = b < least ? b : least;
+        }
+        /* -infinity leaves no trace in the sum, and is what a product that overflowed gives. */
+        if (!isfinite(least))
+            QC_FAIL(err, QC_ERR_NONFINITE, "the logits of a token are not finite");
     } else {
         double p_top = (double)p[p_first], p_sum = 0.0, apart = 0.0;
         /* With a = p - p_top and b = q - q_top, A and B the sums of their exponentials:
