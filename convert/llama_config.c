@@ -138,8 +138,10 @@ static qc_status read_sizes(reader *r, qc_error *err)
     QC_TRY(count(r, "hidden_size", 0, &c->hidden, err));
     QC_TRY(count(r, "intermediate_size", 0, &c->intermediate, err));
     QC_TRY(count(r, "num_attention_heads", 0, &c->heads, err));
-    QC_TRY(
-        count(r, "num_key_value_heads", f->kv_heads ? f->kv_heads : c->heads, &c->kv_heads, err));
+    /* Where it is not there the family's own; where it is null as many as heads. */
+    const qc_json_node *kv = qc_json_get(r->root, "num_key_value_heads");
+    uint64_t no_kv = kv || f->kv_heads == 0 ? c->heads : f->kv_heads;
+    QC_TRY(count(r, "num_key_value_heads", no_kv, &c->kv_heads, err));
     QC_TRY(count(r, "vocab_size", 0, &c->vocabulary, err));
     QC_TRY(
         count(r, "head_dim", f->head_dim ? f->head_dim : c->hidden / c->heads, &c->head_dim, err));

@@ -79,6 +79,11 @@ static void families(void **state)
     assert_int_equal(s.config.kv_heads, 8);
     assert_int_equal(s.windows[0], 4096);
 
+    s = good("\"model_type\": \"qwen2\", \"hidden_size\": 64, \"intermediate_size\": 96, "
+             "\"num_hidden_layers\": 1, \"num_attention_heads\": 4, \"vocab_size\": 9, "
+             "\"num_key_value_heads\": null");
+    assert_int_equal(s.config.kv_heads, 4);
+
     s = good("\"model_type\": \"qwen2\", " SIZES);
     assert_true(s.qkv_bias && !s.out_bias && !s.head_norms);
     assert_true(s.config.bos == -1 && s.config.eos == -1);
