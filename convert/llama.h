@@ -65,7 +65,7 @@ QC_NODISCARD qc_status qc_llama_hidden(qc_llama *m, const qc_llama_batch *batch,
                                        qc_error *err);
 
 /* Logits of n rows of hidden states: out [n, vocabulary]. The head is read once and kept until
- * qc_llama_close (or read anew for each call where it is too large for the memory budget). */
+ * qc_llama_close. */
 QC_NODISCARD qc_status qc_llama_logits(qc_llama *m, const float *hidden, uint64_t n, float *out,
                                        qc_error *err);
 
