@@ -104,6 +104,22 @@ static int flag(const reader *r, const char *name)
     return qc_json_bool_or(qc_config_field(r->root, name), 0);
 }
 
+/* Python takes "false" for true; so nothing but a boolean goes for one. */
+static qc_status check_flags(const reader *r, qc_error *err)
+{
+    static const char *const names[] = {"tie_word_embeddings", "attention_bias", "mlp_bias",
+                                        "use_sliding_window"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const qc_json_node *n = qc_config_field(r->root, names[i]);
+        char what[SHOWN + 32];
+        int value = 0;
+        (void)snprintf(what, sizeof what, "config.json: %s", names[i]);
+        if (n)
+            QC_TRY(qc_json_as_bool(n, what, &value, err));
+    }
+    return QC_OK;
+}
+
 /* An id, the first of a list of them, or none. */
 static qc_status token(const reader *r, const char *name, int64_t missing, int64_t *out,
                        qc_error *err)
@@ -352,6 +368,7 @@ qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_jso
                 "there is no config.json, and nothing else says how the model computes");
     r.root = qc_json_root(config);
     QC_TRY(find_family(&r, err));
+    QC_TRY(check_flags(&r, err));
     QC_TRY(read_sizes(&r, err));
     QC_TRY(read_windows(&r, err));
     return read_rope(&r, err);

@@ -137,6 +137,7 @@ static void refusals(void **state)
     bad(LLAMA ", \"architectures\": [\"LlamaForSequenceClassification\"]", QC_ERR_UNSUPPORTED,
         "LlamaForSequenceClassification");
     bad(LLAMA ", \"hidden_act\": \"gelu\"", QC_ERR_UNSUPPORTED, "gelu");
+    bad(LLAMA ", \"tie_word_embeddings\": \"true\"", QC_ERR_INPUT, "tie_word_embeddings");
     bad(LLAMA ", \"head_dim\": 15", QC_ERR_UNSUPPORTED, "head_dim");
     bad(LLAMA ", \"partial_rotary_factor\": 0.5", QC_ERR_UNSUPPORTED, "partial_rotary_factor");
     bad(LLAMA ", \"rms_norm_eps\": 0", QC_ERR_INPUT, "rms_norm_eps");
