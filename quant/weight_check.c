@@ -67,6 +67,7 @@ void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t fir
     total->misplaced += piece->misplaced;
     total->scales += piece->scales;
     total->searched += piece->searched;
+    total->sum_largest += piece->sum_largest;
     if (piece->max_index != UINT64_MAX &&
         (piece->max_err > total->max_err || total->max_index == UINT64_MAX)) {
         total->max_err = piece->max_err;
@@ -253,11 +254,18 @@ static int scale_is_absmax(const chunk *c, uint32_t k)
     return fabsf(c->t->absmax[k] - c->scales[k] * c->f->largest) <= c->slack[k];
 }
 
-static void add_searched(uint64_t first, qc_check_sums *s)
+static void add_searched(uint64_t first, uint64_t n, float absmax, qc_check_sums *s)
 {
     s->searched++;
+    s->sum_largest += (double)n * ((double)absmax * (double)absmax);
     if (s->first_searched == UINT64_MAX)
         s->first_searched = first;
+}
+
+static void add_searched_block(const chunk *c, uint32_t k, qc_check_sums *s)
+{
+    uint32_t b = c->f->block_elems, at = k * b;
+    add_searched(c->first + at, at_most(c->n - at, b), c->t->absmax[k], s);
 }
 
 /* c->t->x and the borders of 4-bit codes are filled. same: the codes are those of absmax. */
@@ -270,7 +278,7 @@ static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
         return;
     uint64_t outside = misplaced_with(c, k, c->scales[k], &where);
     if (outside == 0 && !by_absmax && c->t->absmax[k] > 0.0f)
-        add_searched(c->first + (uint64_t)k * c->f->block_elems, s);
+        add_searched_block(c, k, s);
     if (outside > 0 && by_absmax) {
         uint32_t at = k * c->f->block_elems;
         float scale = c->t->absmax[k] / c->f->largest;
@@ -384,7 +392,7 @@ static void pass_block(const chunk *c, uint32_t k, qc_check_sums *s)
         return;
     s->scales++;
     if (!scale_is_absmax(c, k))
-        add_searched(c->first + (uint64_t)k * c->f->block_elems, s);
+        add_searched_block(c, k, s);
 }
 
 static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
@@ -567,7 +575,7 @@ void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *
             add_row(ops, at, dtype, f->cols, mine, scb[row], first, t, sums);
             if (scale > 0.0f && sums->misplaced == before &&
                 !(fabsf(scale - scb[row]) <= scale * 0x1p-20f))
-                add_searched(first, sums);
+                add_searched(first, f->cols, scale, sums);
             continue;
         }
         sums->sum_xx += made.sum_xx;

@@ -58,8 +58,9 @@ typedef struct {
     uint64_t scales;         /* of blocks, or rows, that are not all zero */
     uint64_t searched;       /* of them: good by search, and not by absmax */
     uint64_t first_searched; /* first element of the first of those */
-    uint64_t bad_source;     /* first x that has no code: not finite, or too large */
-    uint64_t bad_value;      /* first x' that is not finite */
+    double sum_largest;  /* over the elements of those: the square of the block's (row's) largest */
+    uint64_t bad_source; /* first x that has no code: not finite, or too large */
+    uint64_t bad_value;  /* first x' that is not finite */
 } qc_check_sums;
 
 void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t first);

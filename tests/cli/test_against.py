@@ -211,6 +211,82 @@ class Whole(Against):
         self.assertEqual(self.ok("verify", "-q", "o", "--against", "m"), "")
 
 
+class FewValues(Against):
+    """Weights of which absmax leaves (next to) nothing, and searched scales a little."""
+    SHAPE = [96, 128]
+
+    def values(self, *of):
+        rng = random.Random(8)
+        return [rng.choice(of) for _ in range(mk.numel(self.SHAPE))]
+
+    def make(self, dtype, values, shape=None):
+        self.model({L % 0 + UP: (dtype, shape or self.SHAPE, mk.encode(dtype, values))})
+
+    def test_searched(self):
+        self.scale = None
+        spike = self.values(1e-3, -1e-3)
+        spike[77] = 50.0
+        forms = FORMS[:7] + [["--to", "nf4", "--block-size", "4096", "--no-double-quant"]]
+        for values in (self.values(0.03, 0.0, -0.03), self.values(0.0123, -0.0123),
+                       self.values(0.0317, -0.0317), [0.5] * mk.numel(self.SHAPE), spike,
+                       [x * 1e-30 for x in self.values(1.0, 0.0, -1.0)],
+                       [x * 1e30 for x in self.values(1.0, 0.0, -1.0)]):
+            self.make("F32", values)
+            for form in forms:
+                for scale in ("search", "refit"):
+                    if form == ["--to", "int8"] and max(values) > 65504:
+                        continue
+                    self.ok("-q", "--force", *PLAIN, *form, "--scale", scale, "m", "o")
+                    with self.subTest(form=form, scale=scale, values=values[:3]):
+                        self.is_model()
+                        os.remove(self.path("o", "qconv.json"))
+                        if values is not spike:  # one block in many is no search without a manifest
+                            self.is_model()
+
+    def test_few_weights(self):
+        self.scale = None
+        for shape, values in (([1, 1], [0.3]), ([1, 2], [2.5, 1.4]), ([2, 3], [1, 5, 4, 3, 2, 2.5]),
+                              ([3, 1], [0.02, 200.0, -0.01]), ([9, 1], [-0.7] * 9)):
+            self.make("F32", values, shape)
+            for form in FORMS[:7]:
+                self.ok("-q", "--force", *form, "--scale", "search", "m", "o")
+                with self.subTest(form=form, values=values):
+                    self.is_model()
+
+    def test_one_block_of_others(self):
+        """The search leaves all scales but one within what double quantization rounds."""
+        self.scale = None
+        values = self.values(0.03, 0.0, -0.03)
+        rng = random.Random(9)
+        values[:64] = [rng.gauss(0, 0.01) for _ in range(64)]
+        self.make("F32", values)
+        self.ok("-q", "--to", "nf4", "--scale", "search", "m", "o")
+        row = self.is_model()["rows"][0]
+        self.assertLess(row["searched"], row["scales"] / 64)
+        # of an output that says absmax, or nothing, it is a fault
+        self.ok("-q", "unpack", "o", "u")
+        os.remove(self.path("u", "qconv.json"))
+        self.is_not("not the largest value", out="u")
+
+    def test_larger_than_needed(self):
+        """Codes that are the nearest ones for scales of twice the size: a poor output still."""
+        self.scale = "absmax"
+        rng = random.Random(10)
+        self.make("F32", [rng.gauss(0, 0.02) for _ in range(mk.numel(self.SHAPE))])
+        self.ok("-q", *PLAIN, "--to", "int8", "--block-size", "64", "--no-double-quant", "m", "b")
+        os.remove(self.path("b", "qconv.json"))
+        name, file = L % 0 + UP, self.path("b", "model.safetensors")
+        out = mk.read_checkpoint(self.path("b"))
+        x = mk.decode("F32", mk.read_checkpoint(self.path("m"))[name][2])
+        scales = [2 * s for s in mk.decode("F32", out[name + ".absmax"][2])]
+        codes = [round(v / scales[i // 64] * 127) for i, v in enumerate(x)]
+        out[name] = ("I8", out[name][1], mk.encode("I8", codes))
+        out[name + ".absmax"] = ("F32", out[name + ".absmax"][1], mk.encode("F32", scales))
+        mk.write_safetensors(file, out)
+        answer, _ = self.is_not("its error is", out="b")
+        self.assertAlmostEqual(answer["rows"][0]["ratio"], 2.0, delta=0.1)
+
+
 class Planted(Against):
     FORMS = [["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"]]
 
