@@ -64,8 +64,9 @@ struct qc_against_scratch {
     qc_st_cursor *source, *scales, *output;
     qc_coded_scratch coded;
     qc_digest_state *hash;
-    void *raw, *turned, *made, *cast; /* grow to what one step needs */
-    size_t raw_room, turned_room, made_room, cast_room;
+    /* grow to what one step needs; the first four may hold the source of what is checked */
+    void *raw, *turned, *made, *cast, *codes;
+    size_t raw_room, turned_room, made_room, cast_room, codes_room;
     void *numbers, *slack;
     size_t numbers_room, slack_room;
     void *nested;

@@ -93,9 +93,9 @@ static qc_status check_step(const work *w, const void *source, uint64_t skip, ui
         qc_check_blocks(ops, &t->form, source, dtype, n, codes, scales, slack, s->check, sums);
         return QC_OK;
     }
-    QC_TRY(qc_against_room(&s->made, &s->made_room, t->cols, err));
-    qc_check_rows(ops, &t->form, source, dtype, n / t->cols, (const int8_t *)codes, scales, s->made,
-                  s->check, sums);
+    QC_TRY(qc_against_room(&s->codes, &s->codes_room, t->cols, err));
+    qc_check_rows(ops, &t->form, source, dtype, n / t->cols, (const int8_t *)codes, scales,
+                  s->codes, s->check, sums);
     return QC_OK;
 }
 

@@ -66,6 +66,7 @@ void qc_against_scratch_destroy(qc_against_scratch *s)
         qc_free(s->turned);
         qc_free(s->made);
         qc_free(s->cast);
+        qc_free(s->codes);
         qc_free(s->numbers);
         qc_free(s->slack);
         qc_free(s->nested);

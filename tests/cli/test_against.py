@@ -185,6 +185,23 @@ class Whole(Against):
             shutil.rmtree(self.path("o"))
             shutil.rmtree(self.path("back"))
 
+    def test_coded_rows(self):
+        """FP8 to int8 with searched scales: rows are looked at twice, the first of a step, too."""
+        rng = random.Random(0)
+        name, shape = L % 0 + UP, [200, 1000]
+        some = rng.randbytes(mk.numel(shape))
+        codes = bytes((b - (b & 0x7F == 0x7F)) & 0xBF for b in some)  # the largest is rare
+        self.model({name: ("F8_E4M3", shape, codes),
+                    name + "_scale_inv": ("F32", [2, 8], mk.encode("F32", [1e-3] * 16))},
+                   config={"model_type": "deepseek_v3",
+                           "quantization_config": {"quant_method": "fp8", "fmt": "e4m3",
+                                                   "weight_block_size": [128, 128]}})
+        self.scale = None
+        for scale in ("search", "absmax"):
+            self.ok("-q", "--force", "--to", "int8", "--scale", scale, "m", "o")
+            row = self.row(self.is_model(), name)
+            self.assertEqual(row["searched"] > 0.9 * row["scales"], scale == "search")
+
     def test_decoded_again(self):
         for form in (["--to", "nf4"], ["--to", "int8"], ["--to", "int8", "--block-size", "64"]):
             self.ok("-q", *form, "m", "o")
