@@ -46,7 +46,9 @@ typedef struct {
     uint64_t block_elems;  /* weights per scale; 0: a row, or not quantized */
     uint64_t bytes;        /* in OUT, with scales and state */
     uint64_t source_bytes; /* in MODEL */
-    /* Quantized weights; norms over all elements, x' what OUT decodes to: */
+    /* Quantized weights were compared; 0: a fault made that pointless, and what follows is 0. */
+    int measured;
+    /* Norms over all elements, x' what OUT decodes to: */
     double error;     /* |x - x'| / |x| */
     double expected;  /* what absmax scales in this form leave of MODEL's weights */
     double ratio;     /* error / expected; 1 where both are 0 */

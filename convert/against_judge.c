@@ -61,6 +61,7 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
         qc_check_add(&t->total, &t->sums[i], i * t->piece_bytes * per_byte);
     const qc_check_sums *s = &t->total;
     uint64_t row = 0, col = 0;
+    r->measured = 1;
     r->error = root_ratio(s->sum_ee, s->sum_xx);
     r->expected = root_ratio(s->sum_expected, s->sum_xx);
     /* What is left of zeros, or of nothing but rounding, is no measure. */

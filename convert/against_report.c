@@ -65,7 +65,7 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
         qc_jw_null(w);
     put_u64(w, "bytes", r->bytes);
     put_u64(w, "source_bytes", r->source_bytes);
-    if (r->kind == QC_AGAINST_QUANTIZED) {
+    if (r->kind == QC_AGAINST_QUANTIZED && r->measured) {
         put_number(w, "error", r->error);
         put_number(w, "expected", r->expected);
         put_number(w, "ratio", r->ratio);
@@ -171,7 +171,7 @@ static qc_status add_row(qc_table *t, const qc_against_row *r, qc_error *err)
     char scheme[64];
     QC_TRY(qc_table_cell(t, r->name, err));
     QC_TRY(qc_table_cell(t, scheme_text(scheme, r), err));
-    if (r->kind != QC_AGAINST_QUANTIZED || !r->source) {
+    if (r->kind != QC_AGAINST_QUANTIZED || !r->measured) {
         for (int i = 0; i < 7; i++)
             QC_TRY(qc_table_cell(t, "", err));
     } else {
@@ -189,7 +189,7 @@ static qc_status add_row(qc_table *t, const qc_against_row *r, qc_error *err)
 
 typedef struct {
     char scheme[64];
-    uint64_t tensors, elems, clipped, faults;
+    uint64_t tensors, elems, measured, clipped, faults;
     double least, most, worst_ratio;
     int quantized;
 } kind_sums;
@@ -220,7 +220,8 @@ static qc_status write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_r
         kinds[k].elems += row->elems;
         kinds[k].clipped += row->clipped;
         kinds[k].faults += row->fault != NULL;
-        if (row->error < kinds[k].least)
+        kinds[k].measured += row->measured ? row->elems : 0;
+        if (row->measured && row->error < kinds[k].least)
             kinds[k].least = row->error;
         if (row->error > kinds[k].most)
             kinds[k].most = row->error;
@@ -240,12 +241,11 @@ static qc_status write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_r
         QC_TRY(qc_table_cell(&t, kinds[k].scheme, err));
         QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, kinds[k].tensors));
         QC_TRY(qc_table_cell(&t, qc_text_count(weights, kinds[k].elems), err));
-        if (kinds[k].quantized) {
+        if (kinds[k].quantized && kinds[k].measured > 0) {
             QC_TRY(qc_table_cellf(&t, err, "%.5f to %.5f", kinds[k].least, kinds[k].most));
             QC_TRY(qc_table_cellf(&t, err, "%.4g", kinds[k].worst_ratio));
-            QC_TRY(qc_table_cellf(
-                &t, err, "%.4f%%",
-                kinds[k].elems ? 100.0 * (double)kinds[k].clipped / (double)kinds[k].elems : 0.0));
+            QC_TRY(qc_table_cellf(&t, err, "%.4f%%",
+                                  100.0 * (double)kinds[k].clipped / (double)kinds[k].measured));
         } else {
             for (int i = 0; i < 3; i++)
                 QC_TRY(qc_table_cell(&t, "", err));
@@ -266,11 +266,21 @@ static qc_status write_rows(qc_strbuf *out, qc_arena *arena, const qc_options *o
         return qc_table_render(&t, 2, out, err);
     }
     const qc_against_row **rows = NULL;
-    size_t n = WORST_ROWS;
+    size_t n = WORST_ROWS, faulty = 0;
+    for (size_t i = 0; i < r->count; i++)
+        faulty += r->rows[i].fault != NULL;
     QC_TRY(qc_against_worst(&rows, &n, arena, r, err));
     for (size_t i = 0; i < n; i++)
         QC_TRY(add_row(&t, rows[i], err));
-    if (n > 0)
+    /* Tensors with faults come first, quantized or not. */
+    if (faulty > 0 && n <= faulty)
+        QC_TRY(qc_strbuf_addf(out, err, "%zu of %zu tensor%s with faults:\n", n, faulty,
+                              faulty == 1 ? "" : "s"));
+    else if (faulty > 0)
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "%zu tensor%s with faults, then those farthest from MODEL:\n", faulty,
+                              faulty == 1 ? "" : "s"));
+    else if (n > 0)
         QC_TRY(qc_strbuf_addf(out, err,
                               "The %zu that are farthest from MODEL, of %" PRIu64 " quantized:\n",
                               n, r->quantized));

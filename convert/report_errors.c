@@ -30,7 +30,7 @@ static void take(qc_report_weight *w, const qc_against_row *row)
     uint64_t r = row->transpose ? row->max_col : row->max_row;
     uint64_t c = row->transpose ? row->max_row : row->max_col;
     w->fault = row->fault;
-    if (!row->source || row->kind != QC_AGAINST_QUANTIZED || !isfinite(row->error))
+    if (!row->measured || row->kind != QC_AGAINST_QUANTIZED || !isfinite(row->error))
         return;
     w->has_error = w->has_expected = 1;
     w->rel_mse = row->error * row->error;

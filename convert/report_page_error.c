@@ -412,9 +412,8 @@ void qc_rw_errors(qc_report_writer *w)
     }
     QC_RW(w, "</p>\n");
     if (r->errors != QC_ERRORS_NONE && r->worst_count < r->weight_count) {
-        QC_RW(w,
-              "<p><b>Note:</b> %u of %u weights have no error: ", r->weight_count - r->worst_count,
-              r->weight_count);
+        QC_RW(w, "<p><b>Note:</b> the error of %u of %u weights is not known: ",
+              r->weight_count - r->worst_count, r->weight_count);
         qc_rw_text(w, r->no_errors);
         QC_RW(w, ".</p>\n");
     }

@@ -153,9 +153,9 @@ qc_status qc_report_sum_up(qc_report *r, qc_error *err)
     QC_TRY(sum_cells(r, err));
     QC_TRY(rank(r, err));
     if (r->worst_count < r->weight_count && !r->no_errors)
-        r->no_errors = r->errors == QC_ERRORS_NONE
-                           ? "there is no manifest, and no --against to compare with"
-                       : r->errors == QC_ERRORS_SOURCE ? "nothing in the source explains them"
-                                                       : "the manifest has none for them";
+        r->no_errors =
+            r->errors == QC_ERRORS_NONE ? "there is no manifest, and no --against to compare with"
+            : r->errors == QC_ERRORS_SOURCE ? "the source has nothing to compare them with"
+                                            : "the manifest has none for them";
     return QC_OK;
 }

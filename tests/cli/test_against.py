@@ -560,7 +560,16 @@ class Names(Against):
         name = L % 1 + UP
         wide = dict(self.source, **{name: transposed(self.source[name])})
         self.bare("--to", "nf4", source=wide)
-        self.is_not(name, "[128, 192]", "[192, 128]", out="b")
+        answer, _ = self.is_not(name, "[128, 192]", "[192, 128]", out="b")
+        # What was not compared has no figures, neither 0 nor infinite ones.
+        rows = {r["name"]: r for r in answer["rows"]}
+        self.assertNotIn("error", rows[name])
+        self.assertIn("error", rows[L % 0 + UP])
+        text = self.run_qconv("verify", "b", "--against", "m").stdout.decode()
+        self.assertIn("1 tensor with faults, then those farthest from MODEL:", text)
+        line = next(l for l in text.splitlines() if l.split()[:1] == [name])
+        self.assertNotIn("0.00000", line)
+        self.assertNotIn(" inf", text)
 
     def test_tied_head_and_buffers(self):
         source = dict(self.source, **{"lm_head.weight": self.source["model.embed_tokens.weight"],

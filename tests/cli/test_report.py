@@ -202,6 +202,22 @@ class Report(OutputCase):
         self.assertGreater(got["compared"]["faults"], 0)
         self.assertTrue(any(w["fault"] for w in got["weights"]))
 
+    def test_what_was_not_compared_has_no_error(self):
+        """Weights of other shapes: their error is not known, which is not 0."""
+        self.small()
+        self.ok("-q", "--to", "nf4", "m", "o")
+        r = self.run_qconv("report", "o", "--against", MODEL, "--json")
+        self.assertEqual(r.returncode, 4, r.stderr)
+        got = json.loads(r.stdout)
+        self.assertEqual({w["rel_mse"] for w in got["weights"]}, {None})
+        self.assertEqual({f["mean"] for f in got["forms"]}, {None})
+        r = self.run_qconv("report", "o", "--against", MODEL, "--html", "p.html")
+        self.assertEqual(r.returncode, 4, r.stderr)
+        with open(self.path("p.html"), encoding="utf-8") as f:
+            text = f.read()
+        self.assertIn("the error of 6 of 6 weights is not known", text)
+        self.assertNotIn("inf dB", text)
+
     # ---- the page ----------------------------------------------------------------------------
 
     def test_page(self):
