@@ -528,6 +528,8 @@ class Verdict(ValidateCase):
 class Bundled(ValidateCase):
     """The accuracy regression test of qconv itself, and that it would notice."""
 
+    scale = None  # what is converted by default is what must not get worse
+
     def setUp(self):
         super().setUp()
         self.ok("-q", *PLAIN, "--to", "nf4", BUNDLED, "o")
@@ -538,6 +540,11 @@ class Bundled(ValidateCase):
         self.assertEqual(got["measured_layers"], 28)
         for l in got["layers"]:
             self.assertLess(l["kernel_error"], 2.0 ** -8)
+
+    def test_another_method_is_noticed(self):
+        self.ok("-q", *PLAIN, "--to", "nf4", "--scale", "absmax", BUNDLED, "absmax")
+        got, _ = self.failing("absmax", BUNDLED, "--baseline", BASELINE)
+        self.assertEqual(len(got["failed"]), 28)
 
     def test_damage_is_noticed(self):
         """Scales of one layer 1% larger; hashed anew, so that nothing but the numbers is wrong."""
