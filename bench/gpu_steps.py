@@ -4,9 +4,10 @@ stop the others. Standard library only.
 
     gpu_steps.py RESULTS        with QC_RUN_WORK set
 
-RESULTS gets at most 8 files, under 16 MiB:
+RESULTS gets at most 9 files, under 16 MiB:
     summary.json     GPU, driver, CUDA, commit; per step its exit code and seconds
     convert.json     seconds and bytes of every conversion; GPU and CPU compared byte for byte
+    eval.json        perplexity and KL divergence of the bundled model on the GPU and on the CPU
     bench.json       qconv bench          hardware.json    qconv hardware --json
     validate.json    qconv validate       validate.html    the same as a page
     gpu_tests.xml    ctest -L gpu         logs.tar.gz      everything that was printed
@@ -45,7 +46,11 @@ LOG_BYTES = 1 << 20
 RESULT_BYTES = 16 << 20
 LAYER_BYTES = 436 << 20
 BENCH_SECONDS = 120
-BEHIND_BENCH = 200  # conversions 60, validate 40, the sanitizers 100
+BEHIND_BENCH = 230  # conversions 75, eval 15, validate 40, the sanitizers 100
+EVAL_TOKENS = "16384"
+# How far a GPU's figures may be from the CPU's, relative and absolute: it multiplies float16 rows.
+EVAL_APART = {"base_perplexity": (1e-3, 0), "perplexity": (1e-3, 0), "kl_mean": (2e-2, 5e-5),
+              "top1": (0, 5e-3)}
 TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 
 
@@ -325,7 +330,7 @@ def different(a, b):
                                                      shallow=False))]
 
 
-def convert(run, log, limit, scheme, compress):
+def convert(run, log, limit, scheme, scale, compress):
     """GPU, CPU, GPU, CPU; the outputs compared. Files stay in the page cache, both ways."""
     if not os.path.exists(os.path.join(run.model, "config.json")):
         raise Skip("there is no model")
@@ -337,15 +342,15 @@ def convert(run, log, limit, scheme, compress):
             shutil.rmtree(out, ignore_errors=True)
             os.sync()
             begin = time.monotonic()
-            rc = run.qconv(log, ["-v", "--to", scheme, "--compress", compress, "--device", device,
-                                 run.model, out], end - begin)
+            rc = run.qconv(log, ["-v", "--to", scheme, "--scale", scale, "--compress", compress,
+                                 "--device", device, run.model, out], end - begin)
             seconds = time.monotonic() - begin
             if rc != 0:
                 return rc
             rounds.append({"device": device, "round": i, "seconds": round(seconds, 3),
                            "read_bytes_per_second": round(size_of(run.model) / seconds)})
     unlike = different(outs["cuda"], outs["cpu"])
-    run.converted["%s, %s" % (scheme, compress)] = {
+    run.converted["%s, %s, %s" % (scheme, scale, compress)] = {
         "model_bytes": size_of(run.model), "out_bytes": size_of(outs["cuda"]), "runs": rounds,
         "files": len(os.listdir(outs["cpu"])), "different": unlike}
     with open(run.into("convert.json"), "w") as f:
@@ -355,6 +360,40 @@ def convert(run, log, limit, scheme, compress):
                                  "the same bytes in every file"))
     shutil.rmtree(outs["cpu"])
     return 4 if unlike else 0
+
+
+def evaluate(run, log, limit):
+    """The bundled model in NF4 and in int8 against its source: the GPU's figures beside the CPU's."""
+    end = time.monotonic() + limit
+    data = os.path.join(ROOT, "tests", "data", "kjv-llama")
+    figures, apart = {}, []
+    for scheme in ("nf4", "int8"):
+        out = os.path.join(run.work, "eval-" + scheme)
+        shutil.rmtree(out, ignore_errors=True)
+        rc = run.qconv(log, ["-q", "--to", scheme, "--device", "cpu", os.path.join(data, "model"), out],
+                       end - time.monotonic())
+        for device in ("cuda", "cpu"):
+            path = os.path.join(run.work, "eval-%s-%s.json" % (scheme, device))
+            rc = rc or run.qconv(log, ["eval", out, "--against", os.path.join(data, "model"),
+                                       "--text", os.path.join(data, "heldout.txt"), "--max-tokens",
+                                       EVAL_TOKENS, "--device", device, "--json"],
+                                 end - time.monotonic(), stdout=path)
+            if rc != 0:
+                return rc
+            with open(path) as f:
+                figures["%s, %s" % (scheme, device)] = json.load(f)
+        gpu, cpu = figures[scheme + ", cuda"], figures[scheme + ", cpu"]
+        if gpu["device"] == cpu["device"]:
+            apart.append("%s: the GPU was not used" % scheme)
+        for what, (relative, absolute) in EVAL_APART.items():
+            if not abs(gpu[what] - cpu[what]) <= relative * abs(cpu[what]) + absolute:
+                apart.append("%s: %s is %.9g on the GPU, %.9g on the CPU"
+                             % (scheme, what, gpu[what], cpu[what]))
+    with open(run.into("eval.json"), "w") as f:
+        json.dump({"figures": figures, "apart": apart}, f, indent=1)
+        f.write("\n")
+    log.say("GPU and CPU: " + ("; ".join(apart) if apart else "the same figures"))
+    return 4 if apart else 0
 
 
 def validate(run, log, limit):
@@ -438,9 +477,11 @@ def main(argv):
     step("tests", 120, tests)
     step("bench", 160, bench)
     step("model", 60, model)
-    step("convert_nf4", 90, convert, "nf4", "none")
-    step("convert_zstd", 90, convert, "nf4", "zstd:1")
-    step("convert_int8", 60, convert, "int8", "none")
+    step("convert_absmax", 60, convert, "nf4", "absmax", "none")
+    step("convert_nf4", 90, convert, "nf4", "search", "none")
+    step("convert_zstd", 90, convert, "nf4", "search", "zstd:1")
+    step("convert_int8", 60, convert, "int8", "search", "none")
+    step("eval", 60, evaluate)
     step("validate", 60, validate)
     step("plan", 30, plan)
     sanitizers(run)

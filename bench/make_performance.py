@@ -283,7 +283,9 @@ def page():
                 "%d threads. `cp -r` is the roof for something that reads and writes files; it does not"
                 % r["threads"],
                 "sync, qconv always does, so `cp -r` followed by a sync of the file system is beside it.",
-                "Ratios are medians over %d rounds; below 1 is faster than the other." % r["rounds"],
+                "Ratios are medians over %d rounds; below 1 is faster than the other. Scales are those of"
+                % r["rounds"],
+                "`--scale absmax`; what the search, the default, takes is in [quantizers.md](quantizers.md).",
                 "", convert(r), "", origin(r, r["command"]), ""]
         if r.get("notes"):
             out += [r["notes"], ""]

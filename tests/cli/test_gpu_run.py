@@ -8,18 +8,24 @@ import unittest
 
 from qconv_case import ROOT, QconvCase
 
-STEPS = ["machine", "build", "hardware", "tests", "model", "convert_nf4", "convert_zstd",
-         "convert_int8", "validate", "plan", "bench", "memcheck", "racecheck", "initcheck",
+STEPS = ["machine", "build", "hardware", "tests", "model", "convert_absmax", "convert_nf4",
+         "convert_zstd", "convert_int8", "eval", "validate", "plan", "bench", "memcheck", "racecheck", "initcheck",
          "synccheck"]
 # Stands in for qconv: writes what a conversion would, fails where it is told to.
 PROGRAM = """#!/bin/sh
-echo "called with $*"
+[ "$1" = eval ] || echo "called with $*"
 for last; do :; done
 case "$1" in
 hardware) case "$*" in *--json*) echo '{}' ;; esac; exit 0 ;;
 plan) sleep 60; exit 0 ;;
 bench) exit 3 ;;
 validate) exit 0 ;;
+eval) case "$*" in
+    *eval-int8*cuda*) echo '{"device": "GPU", "base_perplexity": 3, "perplexity": 3.01, "kl_mean": 0.1, "top1": 1}' ;;
+    *cuda*) echo '{"device": "GPU", "base_perplexity": 3.0001, "perplexity": 3, "kl_mean": 0.1, "top1": 1}' ;;
+    *) echo '{"device": "cpu", "base_perplexity": 3, "perplexity": 3, "kl_mean": 0.1, "top1": 1}' ;;
+    esac
+    exit 0 ;;
 --version) exit 0 ;;
 esac
 mkdir -p "$last"
@@ -64,19 +70,19 @@ class GpuRun(QconvCase):
     def test_without_a_gpu(self):
         code, said = self.gpu_run(self.results, QC_RUN_WORK=self.work)
         self.assertEqual(code, 77, said)
-        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 15 steps were left "
+        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 17 steps were left "
                       "out (77), nothing was measured", said.splitlines()[-1])
         s = self.summary()
         self.assertEqual(sorted(x["step"] for x in s["steps"]), sorted(STEPS))
         self.assertEqual({x["rc"] for x in s["steps"]}, {77})
-        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 15))
+        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 17))
         self.assertEqual(os.listdir(self.work), ["logs"])
         self.assertEqual(sorted(os.listdir(self.results)), ["logs.tar.gz", "summary.json"])
 
     def test_results_from_the_environment(self):
         code, _ = self.gpu_run(OUT=self.results)
         self.assertEqual(code, 77)
-        self.assertEqual(len(self.summary()["steps"]), 15)
+        self.assertEqual(len(self.summary()["steps"]), 17)
 
     def stand_in(self, steps, **env):
         build = self.path("build")
@@ -95,15 +101,24 @@ class GpuRun(QconvCase):
         self.assertIn("gpu_run: 4 steps passed, 2 failed, 1 left out", said)
         with open(os.path.join(self.results, "convert.json")) as f:
             converted = json.load(f)
-        self.assertEqual(converted["nf4, none"]["different"], [])
-        self.assertEqual(converted["int8, none"]["different"], ["model.safetensors"])
-        self.assertEqual([r["device"] for r in converted["nf4, none"]["runs"]],
+        self.assertEqual(converted["nf4, search, none"]["different"], [])
+        self.assertEqual(converted["int8, search, none"]["different"], ["model.safetensors"])
+        self.assertEqual([r["device"] for r in converted["nf4, search, none"]["runs"]],
                          ["cuda", "cpu", "cuda", "cpu"])
         with tarfile.open(os.path.join(self.results, "logs.tar.gz")) as tar:
             log = tar.extractfile("logs/convert_int8.log").read().decode()
-        self.assertIn("called with -v --to int8 --compress none --device cuda", log)
+        self.assertIn("called with -v --to int8 --scale search --compress none --device cuda", log)
         self.assertIn("differ in model.safetensors", log)
-        self.assertLessEqual(len(os.listdir(self.results)), 8)
+        self.assertLessEqual(len(os.listdir(self.results)), 9)
+
+    def test_figures_of_a_gpu_that_are_others(self):
+        code, said = self.stand_in("eval")
+        self.assertEqual(code, 1, said)
+        self.assertEqual([x["rc"] for x in self.summary()["steps"]], [4])
+        with open(os.path.join(self.results, "eval.json")) as f:
+            got = json.load(f)
+        self.assertEqual(got["apart"], ["int8: perplexity is 3.01 on the GPU, 3 on the CPU"])
+        self.assertEqual(sorted(got["figures"]), ["int8, cpu", "int8, cuda", "nf4, cpu", "nf4, cuda"])
 
     def test_time_limits(self):
         code, said = self.stand_in("model,plan,memcheck", QC_RUN_SECONDS="6")
