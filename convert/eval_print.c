@@ -69,7 +69,7 @@ qc_status qc_eval_text(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
                             r->compared ? " against " : "", r->compared ? r->against : "", r->text);
     if (st == QC_OK)
         st = qc_strbuf_addf(out, err,
-                            "  %" PRIu64 " tokens (%s), %" PRIu64 " window%s of %" PRIu64
+                            "  %" PRIu64 " tokens (%s), %" PRIu64 " window%s of at most %" PRIu64
                             ", %" PRIu64 " predicted; %s, %.1f s\n",
                             r->tokens, r->tokenizer, r->windows, r->windows == 1 ? "" : "s",
                             r->context, r->predicted, r->device, r->seconds);

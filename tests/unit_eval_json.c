@@ -129,29 +129,31 @@ static void text(void **state)
     qc_strbuf_init(&out, 1 << 16);
     assert_int_equal(qc_eval_text(&r, &out, NULL), QC_OK);
     assert_string_equal(
-        out.data, "out (llama) against model over a \"b\".txt\n"
-                  "  206888 tokens (bytes), 809 windows of 256, 206079 predicted; cpu, 1.5 s\n"
-                  "\n"
-                  "  perplexity of OUT             3.0013  +- 0.0071\n"
-                  "  perplexity of MODEL           2.9754  +- 0.007\n"
-                  "  difference                    0.0258  +- 0.00061\n"
-                  "  difference, relative        0.86774%  +- 0.020577%\n"
-                  "  KL divergence, mean             0.01  +- 0.0001\n"
-                  "  KL divergence, median          0.004\n"
-                  "  KL divergence, 99%              0.08\n"
-                  "  KL divergence, largest          1.25\n"
-                  "  same most probable token      97.12%  +- 0.037%\n"
-                  "  change of probability, rms     1.93%\n");
+        out.data,
+        "out (llama) against model over a \"b\".txt\n"
+        "  206888 tokens (bytes), 809 windows of at most 256, 206079 predicted; cpu, 1.5 s\n"
+        "\n"
+        "  perplexity of OUT             3.0013  +- 0.0071\n"
+        "  perplexity of MODEL           2.9754  +- 0.007\n"
+        "  difference                    0.0258  +- 0.00061\n"
+        "  difference, relative        0.86774%  +- 0.020577%\n"
+        "  KL divergence, mean             0.01  +- 0.0001\n"
+        "  KL divergence, median          0.004\n"
+        "  KL divergence, 99%              0.08\n"
+        "  KL divergence, largest          1.25\n"
+        "  same most probable token      97.12%  +- 0.037%\n"
+        "  change of probability, rms     1.93%\n");
     qc_strbuf_deinit(&out);
     r = example(0);
     r.perplexity_error = (double)NAN;
     qc_strbuf_init(&out, 1 << 16);
     assert_int_equal(qc_eval_text(&r, &out, NULL), QC_OK);
     assert_string_equal(
-        out.data, "out (llama) over a \"b\".txt\n"
-                  "  206888 tokens (bytes), 809 windows of 256, 206079 predicted; cpu, 1.5 s\n"
-                  "\n"
-                  "  perplexity  3.0013  -\n");
+        out.data,
+        "out (llama) over a \"b\".txt\n"
+        "  206888 tokens (bytes), 809 windows of at most 256, 206079 predicted; cpu, 1.5 s\n"
+        "\n"
+        "  perplexity  3.0013  -\n");
     qc_strbuf_deinit(&out);
 }
 
