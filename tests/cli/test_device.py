@@ -159,16 +159,22 @@ class Faults(Device):
         """Each fails in turn, until there is none left to fail."""
         self.model({LAYER % 0 + "mlp.up_proj.weight": self.random("BF16", [40, 130])})
         self.ok("-q", "--device", "cpu", "--to", "nf4", self.path("m"), self.path("cpu"))
-        for n in range(1, 100):
-            r = self.run_qconv("-v", "--force", "--threads", "2", "--device", "cuda", "--to",
-                               "nf4", self.path("m"), self.path("gpu"),
+
+        def convert_failing(threads, n):
+            r = self.run_qconv("-v", "--force", "--threads", str(threads), "--device", "cuda",
+                               "--to", "nf4", self.path("m"), self.path("gpu"),
                                env=dict(devices("1GiB"), QC_SHIM_FAIL_MALLOC=str(n)))
             self.assertEqual(r.returncode, 0, r.stderr)
             self.assert_same("cpu", "gpu", n)
-            if b"short of memory" not in r.stderr:
-                break
-        self.assertGreater(n, 4)  # two threads, memory of both kinds each
+            return b"short of memory" in r.stderr
+        n = 1
+        while convert_failing(1, n):
+            n += 1
+        self.assertGreater(n, 2)  # memory of both kinds
         self.assertLess(n, 99)
+        # A second worker may come too late to allocate anything: how many fail is up to the machine.
+        for n in range(1, 9):
+            convert_failing(2, n)
 
     def test_a_weight_that_is_not_finite(self):
         for dtype, to, bad in [("BF16", ["nf4"], b"\x80\x7f"), ("F16", ["int8"], b"\x01\xfc"),
