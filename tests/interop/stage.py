@@ -34,6 +34,7 @@ ENVIRONMENTS = {
     "scale-transformers4": (["transformers4"], "test_interop_scale.py"),
     "llama-transformers5": (["transformers5"], "test_interop_llama.py"),
     "llama-transformers4": (["transformers4"], "test_interop_llama.py"),
+    "against": (["transformers5"], "test_interop_against.py"),
     "tokenizers": (["transformers5"], "test_interop_tokenizers.py"),
     "eval-transformers5": (["transformers5"], "test_interop_eval.py"),
     "torch": (["transformers5"], "test_interop_torch.py"),
