@@ -1,4 +1,5 @@
 #include "convert/against_report.h"
+#include "convert/json_members.h"
 
 #include "convert/console.h"
 #include "convert/size_text.h"
@@ -31,27 +32,15 @@ static void put_number(qc_json_writer *w, const char *key, double v)
         qc_jw_null(w);
 }
 
-static void put_u64(qc_json_writer *w, const char *key, uint64_t v)
-{
-    qc_jw_key(w, key);
-    qc_jw_u64(w, v);
-}
-
-static void put_string(qc_json_writer *w, const char *key, const char *v)
-{
-    qc_jw_key(w, key);
-    qc_jw_string(w, v);
-}
-
 static void put_row(qc_json_writer *w, const qc_against_row *r)
 {
     qc_jw_begin_object(w);
-    put_string(w, "name", r->name);
-    put_string(w, "source", r->source);
-    put_string(w, "kind", qc_against_kind_name(r->kind));
-    put_string(w, "scheme", r->scheme);
-    put_string(w, "dtype", qc_dtype_name(r->dtype));
-    put_string(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
+    qc_jm_string(w, "name", r->name);
+    qc_jm_string(w, "source", r->source);
+    qc_jm_string(w, "kind", qc_against_kind_name(r->kind));
+    qc_jm_string(w, "scheme", r->scheme);
+    qc_jm_string(w, "dtype", qc_dtype_name(r->dtype));
+    qc_jm_string(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
     qc_jw_key(w, "shape");
     qc_jw_compact_next(w);
     qc_jw_begin_array(w);
@@ -63,8 +52,8 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
         qc_jw_u64(w, r->block_elems);
     else
         qc_jw_null(w);
-    put_u64(w, "bytes", r->bytes);
-    put_u64(w, "source_bytes", r->source_bytes);
+    qc_jm_u64(w, "bytes", r->bytes);
+    qc_jm_u64(w, "source_bytes", r->source_bytes);
     if (r->kind == QC_AGAINST_QUANTIZED && r->measured) {
         put_number(w, "error", r->error);
         put_number(w, "expected", r->expected);
@@ -77,13 +66,13 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
         qc_jw_u64(w, r->max_row);
         qc_jw_u64(w, r->max_col);
         qc_jw_end_array(w);
-        put_u64(w, "clipped", r->clipped);
-        put_u64(w, "misplaced", r->misplaced);
-        put_u64(w, "scales", r->scales);
-        put_u64(w, "searched", r->searched);
+        qc_jm_u64(w, "clipped", r->clipped);
+        qc_jm_u64(w, "misplaced", r->misplaced);
+        qc_jm_u64(w, "scales", r->scales);
+        qc_jm_u64(w, "searched", r->searched);
     }
-    put_string(w, "fault", r->fault);
-    put_string(w, "fits", r->fits);
+    qc_jm_string(w, "fault", r->fault);
+    qc_jm_string(w, "fits", r->fits);
     qc_jw_end_object(w);
 }
 
@@ -93,37 +82,37 @@ static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_agains
     qc_json_writer w;
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
-    put_string(&w, "command", "verified");
-    put_string(&w, "path", o->model);
-    put_string(&w, "against", o->against);
+    qc_jm_string(&w, "command", "verified");
+    qc_jm_string(&w, "path", o->model);
+    qc_jm_string(&w, "against", o->against);
     qc_jw_key(&w, "ok");
     qc_jw_bool(&w, r->faults == 0);
-    put_u64(&w, "problems", r->faults);
+    qc_jm_u64(&w, "problems", r->faults);
     qc_jw_key(&w, "first_problem");
     if (r->faults) {
         qc_jw_begin_object(&w);
-        put_string(&w, "what", r->first_what);
-        put_string(&w, "why", r->first_why);
+        qc_jm_string(&w, "what", r->first_what);
+        qc_jm_string(&w, "why", r->first_why);
         qc_jw_end_object(&w);
     } else {
         qc_jw_null(&w);
     }
     qc_jw_key(&w, "manifest");
     qc_jw_bool(&w, r->has_manifest);
-    put_u64(&w, "tensors", r->count);
-    put_u64(&w, "equal", r->equal);
-    put_u64(&w, "cast", r->cast);
-    put_u64(&w, "quantized", r->quantized);
-    put_u64(&w, "source_digests", r->digests);
-    put_u64(&w, "output_bytes", r->output_bytes);
-    put_u64(&w, "model_bytes", r->model_bytes);
+    qc_jm_u64(&w, "tensors", r->count);
+    qc_jm_u64(&w, "equal", r->equal);
+    qc_jm_u64(&w, "cast", r->cast);
+    qc_jm_u64(&w, "quantized", r->quantized);
+    qc_jm_u64(&w, "source_digests", r->digests);
+    qc_jm_u64(&w, "output_bytes", r->output_bytes);
+    qc_jm_u64(&w, "model_bytes", r->model_bytes);
     qc_jw_key(&w, "missing");
     qc_jw_begin_array(&w);
     for (size_t i = 0; i < r->missing_count; i++) {
         qc_jw_compact_next(&w);
         qc_jw_begin_object(&w);
-        put_string(&w, "name", r->missing[i].name);
-        put_string(&w, "explained", r->missing[i].why);
+        qc_jm_string(&w, "name", r->missing[i].name);
+        qc_jm_string(&w, "explained", r->missing[i].why);
         qc_jw_end_object(&w);
     }
     qc_jw_end_array(&w);

@@ -59,8 +59,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .since = "0.4.0", .help = "how the scale of a block, or of a row, is found",
      .more = "absmax: its largest value, as bitsandbytes does. search: the scale of least squared "
              "error among those that can be stored. refit: that, with the scales of the scales "
-             "fitted to it too; slower. The files have the same form and size, and every loader "
-             "reads them alike."},
+             "fitted to it too; slower. The files have the same form and size."},
     {.id = QC_OPT_COMPUTE_DTYPE, .name = "compute-dtype", .commands = CONVERT,
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_CHOICE,
      .choices = {"bfloat16", "float16", "float32"}, .dflt_note = "the model's own dtype",
