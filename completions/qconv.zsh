@@ -60,6 +60,9 @@ _qconv()
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
                 '--force[write into a directory that holds other files than a qconv output]' \
+                '--restart[begin anew instead of continuing an interrupted conversion]' \
+                '--consume-source[delete each weight file of MODEL once all of it is written to OUT and synced]' \
+                '--part=[do the I-th of N parts of the work, 1 to N; the last to finish completes OUT]:I/N:' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \

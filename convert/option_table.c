@@ -316,6 +316,23 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "write into a directory that holds other files than a qconv output",
      .more = "An empty directory and one that holds a qconv output need no --force: the old "
              "output is replaced. Nothing is ever written to the source or below it."},
+    {.id = QC_OPT_RESTART, .name = "restart", .commands = CONVERT, .group = QC_GROUP_RUN,
+     .kind = QC_ARG_NONE, .since = "0.5.0",
+     .help = "begin anew instead of continuing an interrupted conversion",
+     .more = "What the interrupted one left in OUT is removed. Refused when it has deleted files of "
+             "its source (--consume-source): then only continuing gives a whole model."},
+    {.id = QC_OPT_CONSUME_SOURCE, .name = "consume-source", .commands = CONVERT,
+     .group = QC_GROUP_RUN, .kind = QC_ARG_NONE, .since = "0.5.0",
+     .help = "delete each weight file of MODEL once all of it is written to OUT and synced",
+     .more = "For disks that hold one copy only: the space of OUT and of the largest weight file "
+             "beyond MODEL is enough. What was deleted cannot be checked against OUT afterwards. "
+             "Weight files that are links are refused."},
+    {.id = QC_OPT_PART, .name = "part", .commands = CONVERT, .group = QC_GROUP_RUN,
+     .kind = QC_ARG_TEXT, .arg = "I/N", .dflt_note = "of a Slurm step with several tasks, the task's",
+     .since = "0.5.0",
+     .help = "do the I-th of N parts of the work, 1 to N; the last to finish completes OUT",
+     .more = "For several machines that share MODEL and OUT: the same command on each, with its own "
+             "I. 1/1 does all of it whatever the scheduler says. See docs/cluster.md."},
     {.id = QC_OPT_THREADS, .name = "threads", .commands = WORKING, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NUMBER, .arg = "N", .min = 1, .max = 1024,
      .dflt_note = "one per processor", .since = "0.1.0",

@@ -111,3 +111,21 @@ qc_status qc_option_number_list(const qc_option_row *row, const char *text, qc_a
     *count = (unsigned)n;
     return QC_OK;
 }
+
+qc_status qc_option_part(const qc_option_row *row, const char *value, unsigned *index,
+                         unsigned *count, qc_error *err)
+{
+    char part[24] = "";
+    uint64_t i = 0, n = 0;
+    const char *slash = strchr(value, '/');
+    size_t len = slash ? (size_t)(slash - value) : 0;
+    if (len == 0 || len >= sizeof part)
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected I/N, like 1/4, got '%s'", row->name, value);
+    memcpy(part, value, len);
+    part[len] = '\0';
+    QC_TRY(qc_option_number(row, slash + 1, slash + 1, 1, QC_PARTS_MAX, &n, err));
+    QC_TRY(qc_option_number(row, part, part, 1, n, &i, err));
+    *index = (unsigned)(i - 1);
+    *count = (unsigned)n;
+    return QC_OK;
+}

@@ -26,6 +26,9 @@ QC_NODISCARD qc_status qc_option_decimal(const qc_option_row *row, const char *t
 /* Any text but none. */
 QC_NODISCARD qc_status qc_option_path(const qc_option_row *row, const char *value, const char **out,
                                       qc_error *err);
+/* "3/8": index 2 of count 8; at most QC_PARTS_MAX parts. */
+QC_NODISCARD qc_status qc_option_part(const qc_option_row *row, const char *value, unsigned *index,
+                                      unsigned *count, qc_error *err);
 
 /* Options of eval and report: what one sets, and what goes with what. (options_eval.c) */
 QC_NODISCARD qc_status qc_options_apply_eval(qc_options *o, const qc_option_row *row,

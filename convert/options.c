@@ -502,6 +502,14 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
     case QC_OPT_FORCE:
         o->force = 1;
         break;
+    case QC_OPT_RESTART:
+        o->restart = 1;
+        break;
+    case QC_OPT_CONSUME_SOURCE:
+        o->consume_source = 1;
+        break;
+    case QC_OPT_PART:
+        return qc_option_part(row, value, &o->part_index, &o->part_count, err);
     case QC_OPT_THREADS:
         o->threads = (unsigned)number;
         break;
@@ -630,6 +638,10 @@ static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
 
 static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
 {
+    if (o->consume_source && o->part_count > 1)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--consume-source and --part exclude each other: no part knows what the others "
+                "have read");
     static const qc_option_id quantizing[] = {QC_OPT_BLOCK_SIZE, QC_OPT_NO_DOUBLE_QUANT,
                                               QC_OPT_SCALE, QC_OPT_COMPUTE_DTYPE, QC_OPT_QUANTIZE};
     char choices[QC_SPELLED_BYTES];

@@ -35,6 +35,8 @@ typedef enum { QC_PROGRESS_AUTO, QC_PROGRESS_ALWAYS, QC_PROGRESS_NEVER } qc_prog
  * squared error. REFIT: that, and the scales of the scales anew for what was found. */
 typedef enum { QC_SCALE_ABSMAX, QC_SCALE_SEARCH, QC_SCALE_REFIT } qc_scale_method;
 
+#define QC_PARTS_MAX 4096
+
 /* --keep GLOB or --quantize GLOB, in the order given (recipe file first); the last match wins. */
 typedef struct {
     int quantize; /* 0: keep */
@@ -144,6 +146,10 @@ typedef struct {
     uint64_t max_shard_bytes;  /* default 5 GB */
     int dry_run;
     int force;
+    int restart;         /* begin anew although an interrupted conversion could be continued */
+    int consume_source;  /* delete weight files of MODEL once they are written and synced */
+    unsigned part_index; /* 0..part_count-1, of --part */
+    unsigned part_count; /* 0: not given; at most QC_PARTS_MAX */
     int to_given;        /* plan: --to may be left out */
     const char *schemes; /* --to auto: candidates, "nf4,nf4-32,int8,16bit"; NULL: all */
     int explain;         /* --to auto: say why */
