@@ -36,6 +36,16 @@ typedef struct {
  * QC_ERR_USAGE when OUT is not empty, no qconv output, and !force; or is the source. */
 QC_NODISCARD qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
                                            const char *source, int force, qc_error *err);
+/* As begin, but what the staging folder holds stays: for a conversion that may go on. part_count 1:
+ * the lock of begin, against everybody. More: a shared one, and an exclusive one of its own for
+ * part_index (0..part_count-1), so that parts of one conversion share the folder; a second process
+ * of the same part, and a whole run beside parts, are refused by name (QC_ERR_USAGE). Locks are
+ * flock's: a crash releases them. */
+QC_NODISCARD qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
+                                          const char *source, int force, unsigned part_index,
+                                          unsigned part_count, qc_error *err);
+/* Remove everything staged, the journal too; the lock stays. */
+void qc_output_dir_clear(qc_output_dir *d);
 /* Checks only, touching nothing (for --dry-run and before long work). */
 QC_NODISCARD qc_status qc_output_dir_check(qc_arena *arena, const char *out, const char *source,
                                            int force, qc_error *err);
@@ -52,6 +62,8 @@ QC_NODISCARD qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, co
 /* Move everything staged to its place, the manifest (given here) last. */
 QC_NODISCARD qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len,
                                             qc_error *err);
+/* Let go of the lock and leave what is staged for the next run of the same command. */
+void qc_output_dir_leave(qc_output_dir *d);
 /* Remove what was staged, and OUT if it was made here. Fine after commit and when never begun. */
 void qc_output_dir_abort(qc_output_dir *d);
 

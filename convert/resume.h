@@ -1,0 +1,120 @@
+/* Going on with a conversion that was interrupted.
+ *
+ * OUT/.qconv-partial/ keeps, beside the staged shards, a journal (formats/journal.h) of what is
+ * finished: journal-00001-of-00001, or -I-of-N of part I of N. The same command reads it, looks at
+ * everything it says, and does the rest. Bytes are those of an uninterrupted run, because a frame's
+ * bytes depend on the source and the options alone, and places on the frames before.
+ *
+ * Records, in the order in which they come (integers little-endian):
+ *   IDENTITY  text, lines "key=value": what the bytes of the output depend on. First of all.
+ *   TIMES     of the source's files, in the checkpoint's order: u64 modification time in
+ *             nanoseconds, u64 bytes. The last such record counts.
+ *   JOB       a finished weight with what is derived from it: see below. Redone as a whole, or not.
+ *   UNIT      one frame that was not finished with its job: a shard's header, or a derived tensor
+ *             in its turn.
+ *   SHARD     all frames of a shard are written, and its table: u32 shard, u64 file bytes, u64
+ *             table bytes, digest of the table.
+ *   CONSUMED  a source file is about to be deleted (convert/consume.h).
+ *   DONE      all that this process (part) had to make is finished and synced. No payload.
+ *   COMMIT    files begin to move to OUT: digest of the manifest, which is staged and synced.
+ *
+ * unit:  u32 index, u32 stored bytes, u64 place in the shard's file, 3 digests (content, stored,
+ *        source): QC_UNIT_RECORD_BYTES. index: into the pipeline's units, which the plan gives.
+ * JOB:   u32 job, u32 units, u32 parts, f64 relative MSE, f64 largest error, u64 its index, the
+ *        units (main ones, and derived ones with a place kept free), and per part that is still to
+ *        be written in its turn: u32 qc_part, u32 bytes, the bytes.
+ *
+ * What is recorded is in the page cache at least, and so outlives the process. A thread of the
+ * pipeline brings shards and journal to the disk all the time (convert/syncer.h), so that a dead
+ * machine loses little. Nothing that a journal says is believed: every recorded frame is read back
+ * and its digest compared before anything else happens; a weight of which a byte is missing is
+ * made again.
+ *
+ * Identity: keys "format", "qconv", "zstd" (compressed), "parts", "option.*", "plan" (digest of
+ * shards, tensors, frames and jobs), "source.N" (name, bytes, head digest of file N) and
+ * "source.config". Threads, devices, code path, names of folders and modification times are not in
+ * it. A difference in "source.*" is QC_ERR_INPUT, in the others QC_ERR_USAGE; both name the key,
+ * the value then and now, and --restart. Files of the source with another modification time (same
+ * sizes, same heads): the source digests of all that is recorded are computed anew first, and a
+ * difference is QC_ERR_INPUT naming file and tensor. */
+#ifndef QC_CONVERT_RESUME_H
+#define QC_CONVERT_RESUME_H
+
+#include "base/strbuf.h"
+#include "convert/output_dir.h"
+#include "convert/plan.h"
+#include "formats/journal.h"
+
+struct qc_pipeline;
+
+#define QC_RESUME_FORMAT     1u /* of the records; part of the identity */
+#define QC_UNIT_RECORD_BYTES 64u
+#define QC_JOURNAL_NAME      "journal-%05u-of-%05u" /* part 1..N, N; one process is 1 of 1 */
+
+/* Types of records. Values are pinned: append only. */
+typedef enum {
+    QC_RECORD_IDENTITY = 1,
+    QC_RECORD_TIMES = 2,
+    QC_RECORD_JOB = 3,
+    QC_RECORD_UNIT = 4,
+    QC_RECORD_SHARD = 5,
+    QC_RECORD_CONSUMED = 6,
+    QC_RECORD_DONE = 7,
+    QC_RECORD_COMMIT = 8
+} qc_record_type;
+
+typedef struct qc_resume qc_resume;
+
+/* What a journal held, and what became of it. */
+typedef struct {
+    int continued;        /* there was a journal with finished work */
+    uint32_t jobs_kept;   /* weights and other tensors of the source */
+    uint32_t jobs_redone; /* recorded, but not as recorded on the disk */
+    uint64_t bytes_kept;  /* of the source */
+    uint64_t stored_kept; /* in staged shards */
+    int done;             /* DONE was recorded */
+    int committing;       /* COMMIT was: only files are to move, or nothing at all */
+    qc_digest manifest;   /* that of COMMIT */
+} qc_resume_found;
+
+/* The identity of a conversion, as text. */
+QC_NODISCARD qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_count,
+                                        qc_error *err);
+/* Same text, or the error described above. out: the folder that is named in it. Pure. */
+QC_NODISCARD qc_status qc_identity_compare(const char *then, size_t then_bytes, const char *now,
+                                           size_t now_bytes, const char *out, qc_error *err);
+
+/* Open the journal of part `part_index` (0..part_count-1) in d's staging folder, which is locked
+ * (qc_output_dir_open), and take what it holds into p, which has been made (qc_pipeline_init) and
+ * does not run yet. Nothing is looked at yet but the identity: qc_pipeline_run reads everything
+ * back before it goes on. r must outlive p's run; p uses it to record. A new journal gets its
+ * identity and times at once, synced. */
+QC_NODISCARD qc_status qc_resume_open(qc_resume **out, struct qc_pipeline *p, qc_output_dir *d,
+                                      unsigned part_index, unsigned part_count, qc_error *err);
+/* Take what another part's journal holds into p, reading only: its units are then done, not to be
+ * read back, and not this process's. *done: it holds DONE. A journal that is missing or of another
+ * identity: the former is *done = 0, the latter the identity's error. */
+QC_NODISCARD qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, int *done,
+                                           qc_error *err);
+const qc_resume_found *qc_resume_found_of(const qc_resume *r);
+/* For records beside those of the pipeline (CONSUMED): append, sync. */
+qc_journal *qc_resume_journal(qc_resume *r);
+/* Records of this type as read at opening, in order; types that the pipeline takes for itself (JOB,
+ * UNIT, SHARD, TIMES, IDENTITY) are not kept. NULL where there is no i-th. Lives as long as r. */
+const qc_journal_record *qc_resume_record(const qc_resume *r, uint32_t type, size_t i);
+/* DONE, once; everything is synced before and after. */
+QC_NODISCARD qc_status qc_resume_done(qc_resume *r, qc_error *err);
+/* COMMIT with the digest of the manifest that is staged, synced. */
+QC_NODISCARD qc_status qc_resume_commit(qc_resume *r, const qc_digest *manifest, qc_error *err);
+/* Is there anything in the journal that the same command could go on with? */
+int qc_resume_has_work(const qc_resume *r);
+/* Closes the journal; NULL is fine. */
+void qc_resume_close(qc_resume *r);
+
+/* For the pipeline: record finished things. Thread-safe. end: position in the journal; what lies
+ * before the last qc_journal_sync is durable. */
+QC_NODISCARD qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error *err);
+QC_NODISCARD qc_status qc_resume_add_unit(qc_resume *r, uint32_t unit, qc_error *err);
+QC_NODISCARD qc_status qc_resume_add_shard(qc_resume *r, uint32_t shard, qc_error *err);
+
+#endif
