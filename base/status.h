@@ -41,7 +41,8 @@ extern "C" {
     X(ERR_RANGE, 3, "a value does not fit its type")                                               \
     X(ERR_CHECK, 4, "a check failed")                                                              \
     X(ERR_DEVICE, 5, "no such device")                                                             \
-    X(ERR_INTERRUPTED, 130, "interrupted")
+    X(ERR_INTERRUPTED, 130, "interrupted")                                                         \
+    X(ERR_CHANGED, 3, "input changed while it was read")
 
 typedef enum {
 #define QC_STATUS_ENUM(name, exit_code, meaning) QC_##name,

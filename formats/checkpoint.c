@@ -90,6 +90,7 @@ static qc_status open_files(qc_checkpoint *c, qc_error *err)
         f->tensor_count = f->st.header.tensor_count;
         f->tensor_bytes = f->st.header.data_bytes;
         f->file_bytes = f->st.file_bytes;
+        f->stamp = f->st.stamp;
         f->compressed = f->st.compressed;
     }
     return QC_OK;
@@ -381,6 +382,13 @@ qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file, qc_dige
         *out = qc_digest_bytes(buf, len);
     qc_free(buf);
     return st;
+}
+
+qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file, qc_error *err)
+{
+    const qc_ckpt_file *f = &c->files[file];
+    return qc_file_stamp_check(&f->stamp, f->kind == QC_CKPT_TORCH ? &f->torch.file : &f->st.file,
+                               err);
 }
 
 void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,

@@ -39,6 +39,7 @@ typedef struct {
     size_t tensor_count;
     uint64_t tensor_bytes;
     uint64_t file_bytes; /* on disk */
+    qc_file_stamp stamp; /* of the opening */
     int compressed;
 } qc_ckpt_file;
 
@@ -81,6 +82,9 @@ QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *
  * bytes, uncompressed), or torch's pickles. */
 QC_NODISCARD qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file,
                                                  qc_digest *out, qc_error *err);
+/* Is file `file` still what was opened? QC_ERR_CHANGED with what changed, if not. */
+QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file,
+                                                     qc_error *err);
 /* These bytes of t will be read soon. A hint: nothing happens where it would not help. */
 void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
                                   uint64_t len);

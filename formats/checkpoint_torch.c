@@ -43,6 +43,7 @@ qc_status qc_ckpt_open_torch(qc_checkpoint *c, qc_ckpt_file *f, qc_error *err)
     f->tensor_count = f->torch.tensor_count;
     f->tensor_bytes = f->torch.tensor_bytes;
     f->file_bytes = f->torch.file_bytes;
+    f->stamp = f->torch.stamp;
     if (f->torch.skipped)
         return qc_ckpt_warn(c, err,
                             "'%.*s' holds %zu entries that are no tensors (the first is "

@@ -176,7 +176,8 @@ qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
     out->file = QC_FILE_CLOSED;
     out->serial = atomic_fetch_add(&next_serial, 1);
     QC_TRY_GOTO(st, done, qc_file_open_read(&out->file, path, err));
-    QC_TRY_GOTO(st, done, qc_file_size(&out->file, &out->file_bytes, err));
+    QC_TRY_GOTO(st, done, qc_file_stamp_take(&out->stamp, &out->file, err));
+    out->file_bytes = out->stamp.bytes;
     QC_TRY_GOTO(st, done, is_zstd(out, &out->compressed, err));
     if (out->compressed) {
         QC_TRY_GOTO(st, done, qc_seek_table_read(&out->seek, &out->file, err));

@@ -5,6 +5,7 @@
 #ifndef QC_FORMATS_SAFETENSORS_FILE_H
 #define QC_FORMATS_SAFETENSORS_FILE_H
 
+#include "formats/file_stamp.h"
 #include "formats/safetensors_header.h"
 #include "formats/seekable.h"
 
@@ -13,6 +14,7 @@ typedef struct {
     qc_st_header header;
     uint64_t data_offset; /* 8 + N, in the decompressed file */
     uint64_t file_bytes;  /* on disk */
+    qc_file_stamp stamp;  /* of the opening, before anything was read */
     int compressed;
     qc_seek_table seek; /* when compressed */
     uint64_t serial;    /* of this opening, unlike any other's: a cursor's frame belongs to it */

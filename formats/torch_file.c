@@ -276,7 +276,8 @@ static qc_status fail_unknown(const unsigned char *head, size_t len, qc_error *e
 static qc_status open_any(qc_torch_file *f, qc_error *err)
 {
     unsigned char head[HEAD_BYTES];
-    QC_TRY(qc_file_size(&f->file, &f->file_bytes, err));
+    QC_TRY(qc_file_stamp_take(&f->stamp, &f->file, err));
+    f->file_bytes = f->stamp.bytes;
     size_t n = f->file_bytes < sizeof head ? (size_t)f->file_bytes : sizeof head;
     QC_TRY(qc_file_pread(&f->file, head, n, 0, err));
     /* "PK" is enough here: a damaged archive is told better by what is wrong with it. */

@@ -13,7 +13,7 @@
 #define QC_FORMATS_TORCH_FILE_H
 
 #include "base/dtype.h"
-#include "formats/file_io.h"
+#include "formats/file_stamp.h"
 
 typedef struct {
     const char *name;
@@ -28,6 +28,7 @@ typedef struct {
     qc_arena arena; /* owns names and tensors */
     qc_file file;
     uint64_t file_bytes;
+    qc_file_stamp stamp; /* of the opening, before anything was read */
     int legacy;
     qc_torch_tensor *tensors; /* sorted bytewise by name, each once */
     size_t tensor_count;
