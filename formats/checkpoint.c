@@ -86,7 +86,10 @@ static qc_status open_files(qc_checkpoint *c, qc_error *err)
             QC_TRY(qc_ckpt_open_torch(c, f, err));
             continue;
         }
-        QC_TRY(qc_st_file_open(&f->st, f->path, err));
+        if (f->saved)
+            QC_TRY(qc_st_file_open_saved(&f->st, f->path, f->saved, err));
+        else
+            QC_TRY(qc_st_file_open(&f->st, f->path, err));
         f->tensor_count = f->st.header.tensor_count;
         f->tensor_bytes = f->st.header.data_bytes;
         f->file_bytes = f->st.file_bytes;
@@ -231,6 +234,12 @@ static qc_status check_total_size(qc_checkpoint *c, const qc_ckpt_index *index,
 
 /* ---- opening ---- */
 
+static const char *last_name(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 static qc_status open_dir(qc_checkpoint *c, qc_error *err)
 {
     qc_ckpt_index index = {0};
@@ -239,6 +248,7 @@ static qc_status open_dir(qc_checkpoint *c, qc_error *err)
     int has_index = 0;
     c->is_dir = 1;
     QC_TRY(qc_dir_tree(&c->arena, c->path, TREE_MAX_FILES, &tree, &tree_count, err));
+    QC_TRY(qc_ckpt_add_saved(c, &tree, &tree_count, err));
     QC_TRY(qc_ckpt_locate(c, tree, tree_count, &index, &has_index, err));
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
@@ -254,11 +264,11 @@ static qc_status open_dir(qc_checkpoint *c, qc_error *err)
     return QC_OK;
 }
 
-static qc_status open_single(qc_checkpoint *c, qc_error *err)
+/* exists: the file is there; else it has a saved header. */
+static qc_status open_single(qc_checkpoint *c, int exists, qc_error *err)
 {
     void *p = NULL;
-    const char *slash = strrchr(c->path, '/');
-    const char *name = slash ? slash + 1 : c->path;
+    const char *name = last_name(c->path);
     size_t len = strlen(name);
     QC_TRY(qc_arena_alloc(&c->arena, &p, 1, sizeof *c->files, err));
     c->files = p;
@@ -266,7 +276,10 @@ static qc_status open_single(qc_checkpoint *c, qc_error *err)
     if (qc_ends_with(name, ".zst"))
         len -= strlen(".zst");
     QC_TRY(qc_arena_strndup(&c->arena, &c->files->name, name, len, err));
-    QC_TRY(qc_ckpt_kind_of(c->path, &c->files->kind, err));
+    if (!exists)
+        c->files->saved = qc_ckpt_saved(c, name);
+    else
+        QC_TRY(qc_ckpt_kind_of(c->path, &c->files->kind, err));
     c->file_count = 1;
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
@@ -280,26 +293,54 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
     uint64_t bytes = 0;
     QC_TRY(qc_arena_strndup(&c->arena, &c->path, path, strlen(path), err));
     QC_TRY(qc_path_stat(path, &kind, &bytes, err));
-    if (kind == QC_PATH_MISSING)
+    if (kind == QC_PATH_MISSING && !qc_ckpt_saved(c, last_name(path)))
         QC_FAIL(err, QC_ERR_INPUT, "%s does not exist", path);
     if (kind == QC_PATH_OTHER)
         QC_FAIL(err, QC_ERR_INPUT, "%s is neither a directory nor a regular file", path);
     if (kind == QC_PATH_DIR)
         QC_TRY(open_dir(c, err));
     else
-        QC_TRY(open_single(c, err));
+        QC_TRY(open_single(c, kind == QC_PATH_FILE, err));
     QC_TRY(merge_meta(c, err));
     return note_unknown_fields(c, err);
 }
 
+static qc_status copy_saved(qc_checkpoint *c, const qc_saved_header *saved, size_t count,
+                            qc_error *err)
+{
+    void *p = NULL;
+    if (count == 0)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(&c->arena, &p, count, sizeof *saved, err));
+    qc_saved_header *to = p;
+    for (size_t i = 0; i < count; i++) {
+        to[i] = saved[i];
+        QC_TRY(qc_arena_strndup(&c->arena, &to[i].path, saved[i].path, strlen(saved[i].path), err));
+        QC_TRY(qc_arena_strndup(&c->arena, &to[i].name, saved[i].name, strlen(saved[i].name), err));
+        QC_TRY(qc_arena_strndup(&c->arena, &to[i].origin, saved[i].origin, strlen(saved[i].origin),
+                                err));
+    }
+    c->saved = to;
+    c->saved_count = count;
+    return QC_OK;
+}
+
 qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err)
+{
+    return qc_checkpoint_open_saved(out, path, NULL, 0, err);
+}
+
+qc_status qc_checkpoint_open_saved(qc_checkpoint **out, const char *path,
+                                   const qc_saved_header *saved, size_t count, qc_error *err)
 {
     void *p = NULL;
     *out = NULL;
     QC_TRY(qc_calloc(&p, 1, sizeof **out, err));
     qc_checkpoint *c = p;
     qc_arena_init(&c->arena);
-    qc_status st = open_any(c, path, err);
+    qc_status st = copy_saved(c, saved, count, err);
+    if (st == QC_OK)
+        st = open_any(c, path, err);
     if (st != QC_OK) {
         qc_checkpoint_close(c);
         return st;
@@ -384,9 +425,22 @@ qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file, qc_dige
     return st;
 }
 
+const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file)
+{
+    size_t n = strlen(c->path);
+    const char *path = c->files[file].path;
+    if (!c->is_dir)
+        return last_name(path);
+    while (n > 0 && c->path[n - 1] == '/') /* as qc_path_join has it */
+        n--;
+    return path + n + (path[n] == '/');
+}
+
 qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file, qc_error *err)
 {
     const qc_ckpt_file *f = &c->files[file];
+    if (f->st.header_only)
+        return QC_OK;
     return qc_file_stamp_check(&f->stamp, f->kind == QC_CKPT_TORCH ? &f->torch.file : &f->st.file,
                                err);
 }
@@ -397,6 +451,6 @@ void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *
     const qc_ckpt_file *f = &c->files[t->file];
     if (f->kind == QC_CKPT_TORCH)
         qc_file_hint_read_soon(&f->torch.file, t->begin + offset, len);
-    else if (!f->compressed)
+    else if (!f->compressed && !f->st.header_only)
         qc_file_hint_read_soon(&f->st.file, f->st.data_offset + t->begin + offset, len);
 }

@@ -41,6 +41,7 @@ typedef struct {
     uint64_t file_bytes; /* on disk */
     qc_file_stamp stamp; /* of the opening */
     int compressed;
+    const qc_saved_header *saved; /* opened from it: the file itself is deleted; else NULL */
 } qc_ckpt_file;
 
 typedef struct {
@@ -60,11 +61,18 @@ typedef struct {
     qc_json *config;  /* parsed, an object; NULL when there is none */
     qc_st_meta *meta; /* __metadata__ of all files, duplicates with equal values merged */
     size_t meta_count;
+    const qc_saved_header *saved; /* as given to open */
+    size_t saved_count;
     const char **warnings; /* sentences; e.g. total_size wrong, unknown fields */
     size_t warning_count;
 } qc_checkpoint;
 
 QC_NODISCARD qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err);
+/* The same, with what is kept of weight files that are deleted (copied): where one of them is
+ * missing, its saved header stands for it, and its tensors can be known but not read. */
+QC_NODISCARD qc_status qc_checkpoint_open_saved(qc_checkpoint **out, const char *path,
+                                                const qc_saved_header *saved, size_t count,
+                                                qc_error *err);
 /* Shapes without weights: no files, and reading is QC_ERR_UNSUPPORTED. Text and tensors (name,
  * dtype, ndim, dims; any order) are copied. (checkpoint_shapes.c) */
 QC_NODISCARD qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
@@ -82,7 +90,11 @@ QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *
  * bytes, uncompressed), or torch's pickles. */
 QC_NODISCARD qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file,
                                                  qc_digest *out, qc_error *err);
-/* Is file `file` still what was opened? QC_ERR_CHANGED with what changed, if not. */
+/* The name of file `file` on the disk, relative to the folder of the checkpoint: its path less that
+ * folder. */
+const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file);
+/* Is file `file` still what was opened? QC_ERR_CHANGED with what changed, if not. A file that is
+ * deleted and known by its saved header is QC_OK. */
 QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file,
                                                      qc_error *err);
 /* These bytes of t will be read soon. A hint: nothing happens where it would not help. */

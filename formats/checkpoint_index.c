@@ -195,6 +195,15 @@ static qc_status find_file(qc_checkpoint *c, qc_ckpt_file *f, const char *name, 
     QC_TRY(path_exists(plain, &has_plain, err));
     if (f->kind == QC_CKPT_SAFETENSORS)
         QC_TRY(path_exists(packed, &has_packed, err));
+    if (!has_plain && !has_packed) {
+        const char *packed_name = NULL;
+        QC_TRY(qc_arena_printf(&c->arena, &packed_name, err, "%s.zst", name));
+        f->saved = qc_ckpt_saved(c, name);
+        has_plain = f->saved != NULL;
+        if (!has_plain)
+            f->saved = qc_ckpt_saved(c, packed_name);
+        has_packed = !has_plain && f->saved;
+    }
     if (has_plain && has_packed)
         QC_TRY(qc_ckpt_warn(c, err, "both '%.*s' and its .zst are there; the first is read",
                             NAME_SHOWN_BYTES, name));

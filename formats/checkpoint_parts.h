@@ -36,6 +36,14 @@ QC_NODISCARD qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, 
 QC_NODISCARD qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
                                       qc_ckpt_index *index, int *has_index, qc_error *err);
 
+/* ---- saved headers of deleted files (checkpoint_saved.c) ---- */
+
+/* The saved header of a file by its name on the disk, relative to the directory; or NULL. */
+const qc_saved_header *qc_ckpt_saved(const qc_checkpoint *c, const char *name);
+/* Puts the files that c->saved stands for and the tree lacks in their places of the tree. */
+QC_NODISCARD qc_status qc_ckpt_add_saved(qc_checkpoint *c, qc_tree_file **tree, size_t *tree_count,
+                                         qc_error *err);
+
 /* Index and files must name the same tensors in the same files. c->tensors are sorted. */
 QC_NODISCARD qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index,
                                            qc_error *err);

@@ -1,12 +1,15 @@
 /* One opened safetensors file, plain or as a zstd seekable file (".safetensors.zst").
  * Opening reads the header (and seek table) only and checks every rule and size; nothing is mapped.
  * Which of the two a file is, its first four bytes say, not its name.
+ * Of a file that is deleted its saved header may stand in (formats/saved_header.h): everything but
+ * the data is there.
  * Thread-safe: reading one file from many threads, each with its own cursor. */
 #ifndef QC_FORMATS_SAFETENSORS_FILE_H
 #define QC_FORMATS_SAFETENSORS_FILE_H
 
 #include "formats/file_stamp.h"
 #include "formats/safetensors_header.h"
+#include "formats/saved_header.h"
 #include "formats/seekable.h"
 
 typedef struct {
@@ -17,6 +20,8 @@ typedef struct {
     qc_file_stamp stamp;  /* of the opening, before anything was read */
     int compressed;
     qc_seek_table seek; /* when compressed */
+    int header_only;    /* of a saved header: reading data is QC_ERR_INPUT */
+    uint64_t header_at; /* in `file`, then: its path is still that of the deleted one */
     uint64_t serial;    /* of this opening, unlike any other's: a cursor's frame belongs to it */
 } qc_st_file;
 
@@ -26,6 +31,14 @@ QC_NODISCARD qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err);
 void qc_st_cursor_destroy(qc_st_cursor *c);
 
 QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
+/* As it was opened before it was deleted. path: where it was, for messages. */
+QC_NODISCARD qc_status qc_st_file_open_saved(qc_st_file *out, const char *path,
+                                             const qc_saved_header *saved, qc_error *err);
+/* Of an open file: `saved` with its sizes and stamp; path, name and origin are the caller's. */
+void qc_st_file_describe(const qc_st_file *f, qc_saved_header *saved);
+/* An open file is deleted: closes it, so that its space is free, and goes on with the saved header
+ * at `saved_path`. Nobody may be reading it. On error f is as before. */
+QC_NODISCARD qc_status qc_st_file_keep_header(qc_st_file *f, const char *saved_path, qc_error *err);
 void qc_st_file_close(qc_st_file *f);
 /* len bytes of the data buffer at offset, which must lie within header.data_bytes (QC_ERR_INPUT
  * otherwise). Frames that lie wholly in the range are decoded straight into dst; the last one that
