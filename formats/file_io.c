@@ -139,6 +139,11 @@ qc_status qc_file_create(qc_file *f, const char *path, qc_error *err)
     return open_fd(f, path, O_RDWR | O_CREAT | O_TRUNC | O_NOFOLLOW, "cannot be created", err);
 }
 
+qc_status qc_file_open_update(qc_file *f, const char *path, qc_error *err)
+{
+    return open_fd(f, path, O_RDWR | O_CREAT | O_NOFOLLOW, "cannot be opened for writing", err);
+}
+
 void qc_file_discard(qc_file *f)
 {
     if (f->fd >= 0)
@@ -224,13 +229,13 @@ qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t len, uint64_t
     return e ? fail_write(f, e, done, len, err) : QC_OK;
 }
 
-static qc_status sync_fd(int fd, const char *path, qc_error *err)
+static qc_status sync_fd_by(int (*sync)(int), int fd, const char *path, qc_error *err)
 {
     int e = fault_now(QC_IO_SYNC);
     if (!e) {
         int r;
         do {
-            r = fsync(fd);
+            r = sync(fd);
         } while (r != 0 && errno == EINTR);
         e = r != 0 ? errno : 0;
     }
@@ -239,9 +244,32 @@ static qc_status sync_fd(int fd, const char *path, qc_error *err)
     return QC_OK;
 }
 
+static qc_status sync_fd(int fd, const char *path, qc_error *err)
+{
+    return sync_fd_by(fsync, fd, path, err);
+}
+
 qc_status qc_file_sync(const qc_file *f, qc_error *err)
 {
     return sync_fd(f->fd, f->path, err);
+}
+
+qc_status qc_file_sync_data(const qc_file *f, qc_error *err)
+{
+    return sync_fd_by(fdatasync, f->fd, f->path, err);
+}
+
+qc_status qc_file_resize(const qc_file *f, uint64_t bytes, qc_error *err)
+{
+    int r;
+    if (bytes > INT64_MAX)
+        QC_FAIL(err, QC_ERR_NOSPACE, "%s: %" PRIu64 " bytes are beyond any file", f->path, bytes);
+    do {
+        r = ftruncate(f->fd, (off_t)bytes);
+    } while (r != 0 && errno == EINTR);
+    if (r != 0)
+        FAIL_ERRNO(err, errno, f->path, "could not be given its size");
+    return QC_OK;
 }
 
 void qc_file_hint_read_soon(const qc_file *f, uint64_t offset, uint64_t len)

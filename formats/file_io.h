@@ -22,6 +22,9 @@ typedef struct {
 QC_NODISCARD qc_status qc_file_open_read(qc_file *f, const char *path, qc_error *err);
 /* Creates or empties; mode 0666 less umask. A link is refused: what it leads to is not ours. */
 QC_NODISCARD qc_status qc_file_create(qc_file *f, const char *path, qc_error *err);
+/* For reading and writing what may be there already: made if it is missing, never emptied. Links
+ * are refused. */
+QC_NODISCARD qc_status qc_file_open_update(qc_file *f, const char *path, qc_error *err);
 /* Closes and reports a late write error; f is closed either way. */
 QC_NODISCARD qc_status qc_file_close(qc_file *f, qc_error *err);
 /* Closes without a word; for error paths. A closed file is fine. */
@@ -36,6 +39,10 @@ QC_NODISCARD qc_status qc_file_pread(const qc_file *f, void *dst, size_t len, ui
 QC_NODISCARD qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t len,
                                       uint64_t offset, qc_error *err);
 QC_NODISCARD qc_status qc_file_sync(const qc_file *f, qc_error *err);
+/* The same for contents and size only, not for times. */
+QC_NODISCARD qc_status qc_file_sync_data(const qc_file *f, qc_error *err);
+/* Give the file this size. */
+QC_NODISCARD qc_status qc_file_resize(const qc_file *f, uint64_t bytes, qc_error *err);
 /* Hints; failures do not matter. */
 void qc_file_hint_read_soon(const qc_file *f, uint64_t offset, uint64_t len);
 void qc_file_hint_write_back(const qc_file *f, uint64_t offset, uint64_t len);
