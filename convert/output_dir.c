@@ -8,6 +8,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
@@ -22,6 +23,10 @@
 #define REMOVE_DEPTH  32
 #define LOCK_TRIES    100
 #define COMMIT_LOOKS  8
+/* In the staging folder: files of the output whose names are taken there. No side file comes from a
+ * folder whose name begins with a dot. */
+#define ASIDE_NAME     ".aside"
+#define JOURNAL_PREFIX "journal-"
 
 /* Where a path that may not exist yet will be: its deepest existing folder resolved, the rest as
  * written. */
@@ -190,9 +195,23 @@ qc_status qc_output_dir_check(qc_arena *arena, const char *out, const char *sour
     return check(arena, out, source, force, &kind, &exists, err);
 }
 
-/* Best effort; used on a folder this program made. keep: a name in it that stays, with the folder;
- * or NULL. */
-static void remove_tree(const char *path, const char *keep, int depth)
+static int begins_with(const char *name, const char *prefix)
+{
+    return strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
+static int is_lock_name(const char *name)
+{
+    return strcmp(name, LOCK_NAME) == 0 || begins_with(name, LOCK_NAME "-");
+}
+
+static int is_own_name(const char *name)
+{
+    return is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) || begins_with(name, ASIDE_NAME);
+}
+
+/* Best effort; used on a folder this program made. keep_locks: they stay, and the folder. */
+static void remove_tree(const char *path, int keep_locks, int depth)
 {
     DIR *dir = opendir(path);
     if (!dir)
@@ -200,7 +219,7 @@ static void remove_tree(const char *path, const char *keep, int depth)
     const struct dirent *e;
     while ((e = readdir(dir))) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-            (keep && strcmp(e->d_name, keep) == 0))
+            (keep_locks && is_lock_name(e->d_name)))
             continue;
         char child[PATH_MAX];
         size_t a = strlen(path), b = strlen(e->d_name);
@@ -212,13 +231,13 @@ static void remove_tree(const char *path, const char *keep, int depth)
         struct stat st;
         if (lstat(child, &st) == 0 && S_ISDIR(st.st_mode)) {
             if (depth < REMOVE_DEPTH)
-                remove_tree(child, NULL, depth + 1);
+                remove_tree(child, 0, depth + 1);
         } else {
             (void)unlink(child);
         }
     }
     closedir(dir);
-    if (!keep)
+    if (!keep_locks)
         (void)rmdir(path);
 }
 
@@ -243,8 +262,13 @@ static int has_its_name(const qc_file *f)
            held.st_ino == named.st_ino;
 }
 
+static qc_status refuse_busy(const qc_output_dir *d, qc_error *err)
+{
+    QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
+}
+
 /* Make the staging folder and hold its lock; d->staging tells that both are ours. The lock's file
- * is removed by its holder only, as the last thing in the folder; who locked a file that was
+ * is removed by who holds it alone, as the last thing in the folder; who locked a file that was
  * removed meanwhile, or came between the two, tries again. */
 static qc_status lock_staging(qc_output_dir *d, const char *staging, const char *lock,
                               qc_error *err)
@@ -256,7 +280,7 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
         const char *needed = d->path;
         if (st == QC_OK) {
             needed = staging;
-            st = qc_file_create(&d->lock, lock, err);
+            st = qc_file_open_update(&d->lock, lock, err);
         }
         if (st == QC_ERR_IO && qc_path_stat(needed, &kind, NULL, NULL) == QC_OK &&
             kind == QC_PATH_MISSING)
@@ -265,7 +289,7 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
             (void)rmdir(staging);
             return st;
         }
-        if (flock(d->lock.fd, LOCK_EX | LOCK_NB) != 0)
+        if (flock(d->lock.fd, (d->parts > 1 ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0)
             break;
         if (has_its_name(&d->lock)) {
             d->staging = staging;
@@ -273,37 +297,58 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
         }
         qc_file_discard(&d->lock);
     }
+    qc_file_discard(&d->lock);
     d->made_dir = 0;
     if (st != QC_OK)
         return st;
-    QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
+    return refuse_busy(d, err);
 }
 
-/* Names of side files that a run moved to OUT, or was about to, when it died: as good as those of
- * an old output's manifest. */
-static qc_status read_dead(qc_output_dir *d, qc_error *err)
+/* The lock of one part, beside the shared one. */
+static qc_status lock_part(qc_output_dir *d, unsigned part_index, qc_error *err)
+{
+    const char *name = NULL, *path = NULL;
+    if (d->parts == 1)
+        return QC_OK;
+    QC_TRY(
+        qc_arena_printf(d->arena, &name, err, LOCK_NAME "-%05u-of-%05u", part_index + 1, d->parts));
+    QC_TRY(qc_path_join(d->arena, &path, d->staging, name, err));
+    QC_TRY(qc_file_open_update(&d->part_lock, path, err));
+    if (flock(d->part_lock.fd, LOCK_EX | LOCK_NB) != 0)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing part %u of %u there now", d->path,
+                part_index + 1, d->parts);
+    return QC_OK;
+}
+
+/* A manifest and the digest of its text; nothing where it is missing or damaged. */
+static qc_status read_manifest(qc_arena *arena, const char *folder, qc_manifest *m,
+                               qc_digest *digest, qc_error *err)
 {
     const char *path = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
     qc_strbuf text;
-    QC_TRY(qc_path_join(d->arena, &path, d->staging, QC_MANIFEST_NAME, err));
+    memset(m, 0, sizeof *m);
+    QC_TRY(qc_path_join(arena, &path, folder, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
         return QC_OK;
     qc_strbuf_init(&text, MANIFEST_MAX);
     if (qc_file_slurp(path, &text, NULL) != QC_OK ||
-        qc_manifest_parse(&d->dead, d->arena, text.data, text.len, NULL) != QC_OK)
-        memset(&d->dead, 0, sizeof d->dead);
+        qc_manifest_parse(m, arena, text.data, text.len, NULL) != QC_OK)
+        memset(m, 0, sizeof *m);
+    else
+        *digest = qc_digest_bytes(text.data, text.len);
     qc_strbuf_deinit(&text);
     return QC_OK;
 }
 
-qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
-                              const char *source, int force, qc_error *err)
+qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out, const char *source,
+                             int force, unsigned part_index, unsigned part_count, qc_error *err)
 {
     *d = QC_OUTPUT_DIR_NONE;
     d->arena = arena;
     d->path = out;
+    d->parts = part_count;
     out_kind kind;
     int exists = 0;
     const char *staging = NULL, *lock = NULL;
@@ -311,13 +356,50 @@ qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out
     QC_TRY(qc_path_join(arena, &staging, out, STAGING_NAME, err));
     QC_TRY(qc_path_join(arena, &lock, staging, LOCK_NAME, err));
     d->made_dir = !exists;
-    qc_status st = lock_staging(d, staging, lock, err);
+    QC_TRY(lock_staging(d, staging, lock, err));
+    qc_status st = lock_part(d, part_index, err);
+    /* Names of side files that a run moved to OUT, or was about to, when it died: as good as those
+     * of an old output's manifest. */
     if (st == QC_OK)
-        st = read_dead(d, err);
+        st = read_manifest(arena, staging, &d->dead, &d->dead_text, err);
+    if (st != QC_OK)
+        qc_output_dir_leave(d);
+    return st;
+}
+
+void qc_output_dir_clear(qc_output_dir *d)
+{
+    remove_tree(d->staging, 1, 0);
+    d->name_count = 0;
+}
+
+static qc_status refuse_journal(const qc_output_dir *d, qc_error *err)
+{
+    DIR *dir = opendir(d->staging);
+    if (!dir)
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", d->staging, strerror(errno));
+    const struct dirent *e;
+    int found = 0;
+    while ((e = readdir(dir)))
+        found |= begins_with(e->d_name, JOURNAL_PREFIX);
+    closedir(dir);
+    if (found)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: holds an interrupted conversion, which its own command continues; to give it "
+                "up, remove %s",
+                d->path, d->staging);
+    return QC_OK;
+}
+
+qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
+                              const char *source, int force, qc_error *err)
+{
+    QC_TRY(qc_output_dir_open(d, arena, out, source, force, 0, 1, err));
+    qc_status st = refuse_journal(d, err);
     if (st == QC_OK)
-        remove_tree(staging, LOCK_NAME, 0); /* what a dead run left */
+        qc_output_dir_clear(d);
     else
-        qc_output_dir_abort(d);
+        qc_output_dir_leave(d);
     return st;
 }
 
@@ -343,10 +425,20 @@ static qc_status folder_of(qc_arena *arena, const char **out, const char *path, 
     return slash ? qc_arena_strndup(arena, out, path, (size_t)(slash - path), err) : QC_OK;
 }
 
+/* Where the file `name` waits for the commit. */
+static qc_status staged_path(const qc_output_dir *d, const char *name, const char **path,
+                             qc_error *err)
+{
+    const char *folder = d->staging;
+    if (is_own_name(name))
+        QC_TRY(qc_path_join(d->arena, &folder, folder, ASIDE_NAME, err));
+    return qc_path_join(d->arena, path, folder, name, err);
+}
+
 qc_status qc_output_dir_stage(qc_output_dir *d, const char *name, const char **path, qc_error *err)
 {
     const char *folder = NULL;
-    QC_TRY(qc_path_join(d->arena, path, d->staging, name, err));
+    QC_TRY(staged_path(d, name, path, err));
     QC_TRY(folder_of(d->arena, &folder, *path, err));
     QC_TRY(qc_dir_make(folder, err));
     return add_name(d, name, err);
@@ -447,13 +539,10 @@ static qc_status remove_old(qc_output_dir *d, qc_error *err)
     QC_TRY(qc_path_join(d->arena, &manifest, d->path, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_stat(manifest, &kind, NULL, err));
     qc_manifest old = {0};
+    qc_digest digest;
     if (kind == QC_PATH_FILE) {
-        qc_strbuf text;
-        qc_strbuf_init(&text, MANIFEST_MAX);
-        if (qc_file_slurp(manifest, &text, NULL) != QC_OK ||
-            qc_manifest_parse(&old, d->arena, text.data, text.len, NULL) != QC_OK)
-            memset(&old, 0, sizeof old); /* damaged: the names below still go */
-        qc_strbuf_deinit(&text);
+        /* Damaged: the names below still go. */
+        QC_TRY(read_manifest(d->arena, d->path, &old, &digest, err));
         QC_TRY(qc_path_remove(manifest, err));
         QC_TRY(qc_dir_sync(d->path, err));
     }
@@ -478,32 +567,50 @@ static qc_status remove_old(qc_output_dir *d, qc_error *err)
     return st;
 }
 
-/* Everything but the manifest to its place. */
-static qc_status move_files(qc_output_dir *d, qc_error *err)
+/* Everything but the manifest to its place. going_on: some of it may be there. */
+static qc_status move_files(qc_output_dir *d, int going_on, qc_error *err)
 {
     const char *from = NULL, *to = NULL, *folder = NULL;
     for (size_t i = 0; i < d->name_count; i++) {
-        QC_TRY(qc_path_join(d->arena, &from, d->staging, d->names[i], err));
+        qc_path_kind staged = QC_PATH_FILE, moved = QC_PATH_MISSING;
+        QC_TRY(staged_path(d, d->names[i], &from, err));
         QC_TRY(qc_path_join(d->arena, &to, d->path, d->names[i], err));
         QC_TRY(folder_of(d->arena, &folder, to, err));
-        QC_TRY(qc_dir_make(folder, err));
-        QC_TRY(qc_path_rename(from, to, err));
+        if (going_on) {
+            QC_TRY(qc_path_stat(from, &staged, NULL, err));
+            QC_TRY(qc_path_stat(to, &moved, NULL, err));
+            if (staged == QC_PATH_MISSING && moved == QC_PATH_MISSING)
+                QC_FAIL(err, QC_ERR_IO,
+                        "%s: is missing, and so is %s, from where it was to be moved; --restart "
+                        "begins anew",
+                        to, from);
+        }
+        if (staged != QC_PATH_MISSING) {
+            QC_TRY(qc_dir_make(folder, err));
+            QC_TRY(qc_path_rename(from, to, err));
+        }
         if (strchr(d->names[i], '/'))
             QC_TRY(qc_dir_sync(folder, err));
     }
     return qc_dir_sync(d->path, err);
 }
 
-qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len, qc_error *err)
+qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest, size_t len,
+                                     qc_error *err)
+{
+    const char *staged = NULL;
+    QC_TRY(qc_path_join(d->arena, &staged, d->staging, QC_MANIFEST_NAME, err));
+    return qc_file_put(staged, manifest, len, err); /* syncs the folder */
+}
+
+static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
 {
     const char *staged = NULL, *final = NULL;
     qc_file folder = QC_FILE_CLOSED;
-    /* What can run out of space or memory comes before the old output goes. */
     QC_TRY(qc_path_join(d->arena, &staged, d->staging, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_join(d->arena, &final, d->path, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_file_put(staged, manifest, len, err));
     QC_TRY(remove_old(d, err));
-    QC_TRY(move_files(d, err));
+    QC_TRY(move_files(d, going_on, err));
     QC_TRY(qc_strdup(&folder.path, d->path, err));
     folder.fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     qc_status st = QC_OK;
@@ -514,8 +621,9 @@ qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t le
         st = qc_path_rename(staged, final, err);
     if (st == QC_OK) {
         st = qc_file_sync(&folder, err);
-        if (st != QC_OK)
-            (void)unlink(final); /* an output that was called a failure must not look whole */
+        /* An output that was called a failure must not look whole; the next run goes on. */
+        if (st != QC_OK && rename(final, staged) != 0)
+            (void)unlink(final);
     }
     qc_file_discard(&folder);
     if (st == QC_OK)
@@ -523,16 +631,90 @@ qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t le
     return st;
 }
 
+qc_status qc_output_dir_move(qc_output_dir *d, qc_error *err)
+{
+    return move_all(d, 0, err);
+}
+
+qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len, qc_error *err)
+{
+    QC_TRY(qc_output_dir_put_manifest(d, manifest, len, err));
+    return move_all(d, 0, err);
+}
+
+qc_status qc_output_dir_move_on(qc_output_dir *d, qc_error *err)
+{
+    const qc_manifest *m = &d->dead;
+    d->name_count = 0;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        const char *name = m->shards[i].name;
+        if (m->compressed)
+            QC_TRY(qc_arena_printf(d->arena, &name, err, "%s.zst", name));
+        QC_TRY(add_name(d, name, err));
+    }
+    for (size_t i = 0; i < m->file_count; i++)
+        QC_TRY(add_name(d, m->files[i].path, err));
+    return move_all(d, 1, err);
+}
+
+qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there, qc_digest *digest,
+                                 qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    qc_strbuf text;
+    *there = 0;
+    QC_TRY(qc_path_join(d->arena, &path, d->path, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind != QC_PATH_FILE)
+        return QC_OK;
+    qc_strbuf_init(&text, MANIFEST_MAX);
+    qc_status st = qc_file_slurp(path, &text, err);
+    if (st == QC_OK) {
+        *digest = qc_digest_bytes(text.data, text.len);
+        *there = 1;
+    }
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+void qc_output_dir_leave(qc_output_dir *d)
+{
+    qc_file_discard(&d->part_lock);
+    qc_file_discard(&d->lock);
+    d->staging = NULL;
+    d->made_dir = 0;
+}
+
+/* Alone, or the last that is here of several parts. */
+static int is_alone(const qc_output_dir *d)
+{
+    return d->parts == 1 || flock(d->lock.fd, LOCK_EX | LOCK_NB) == 0;
+}
+
+static void remove_part_locks(const char *staging)
+{
+    DIR *dir = opendir(staging);
+    const struct dirent *e;
+    if (!dir)
+        return;
+    while ((e = readdir(dir))) {
+        if (begins_with(e->d_name, LOCK_NAME "-"))
+            (void)unlinkat(dirfd(dir), e->d_name, 0);
+    }
+    closedir(dir);
+}
+
 void qc_output_dir_abort(qc_output_dir *d)
 {
-    if (d->staging) {
-        remove_tree(d->staging, LOCK_NAME, 0);
+    int made_dir = d->made_dir;
+    if (d->staging && is_alone(d)) {
+        remove_tree(d->staging, 1, 0);
+        remove_part_locks(d->staging);
         (void)unlink(d->lock.path);
         (void)rmdir(d->staging);
     }
-    qc_file_discard(&d->lock);
-    if (d->made_dir)
+    qc_output_dir_leave(d);
+    if (made_dir)
         (void)rmdir(d->path);
-    d->staging = NULL;
-    d->made_dir = 0;
 }

@@ -3,12 +3,18 @@
  * Everything is written below OUT/.qconv-partial/ and synced there; only when all is done do the
  * files move to their final names, the manifest last. So an OUT with a manifest is whole, and an
  * interrupted run leaves no file under a final name. A run holds a lock on the staging folder: two
- * runs into one OUT do not mix, and what a dead run left there is removed by the next.
+ * runs into one OUT do not mix.
+ *
+ * What a dead run left in the staging folder is removed by the next, unless that goes on with it
+ * (qc_output_dir_open; convert/resume.h). Names of files that are qconv's own in there ("lock",
+ * "lock-*", "journal-*") may be those of files of the source, too: such lie in a folder of their
+ * own until they move.
  *
  * When OUT already holds a qconv output, its manifest is removed first, then the files that the
  * new output does not have. A run that dies while its files move leaves an OUT without a manifest,
- * and its own below staging: the next run takes that OUT for a qconv output and replaces it. Not
- * thread-safe, but files below `staging` may be written by anybody.
+ * and its own below staging: the next run moves the rest, if it is the same conversion, or takes
+ * that OUT for a qconv output and replaces it. Not thread-safe, but files below `staging` may be
+ * written by anybody.
  */
 #ifndef QC_CONVERT_OUTPUT_DIR_H
 #define QC_CONVERT_OUTPUT_DIR_H
@@ -23,17 +29,21 @@ typedef struct {
     const char *path;
     const char *staging; /* where files are written until commit */
     qc_file lock;
-    int made_dir;       /* OUT did not exist before */
-    qc_manifest dead;   /* of a run that died while it moved its files to OUT; or empty */
-    const char **names; /* staged files, relative */
+    qc_file part_lock;   /* of a part's own; else closed */
+    unsigned parts;      /* that share `lock`; 1: it is exclusive */
+    int made_dir;        /* OUT did not exist before */
+    qc_manifest dead;    /* of a run that died while it moved its files to OUT; or empty */
+    qc_digest dead_text; /* of its bytes; where there is none, dead.shard_count is 0 */
+    const char **names;  /* staged files, relative */
     size_t name_count, name_cap;
 } qc_output_dir;
 
-#define QC_OUTPUT_DIR_NONE ((qc_output_dir){.lock = {-1, NULL}})
+#define QC_OUTPUT_DIR_NONE ((qc_output_dir){.lock = {-1, NULL}, .part_lock = {-1, NULL}})
 
 /* Checks and prepares. source: the input path, which must not be OUT, nor hold it, nor be a file in
  * it.
- * QC_ERR_USAGE when OUT is not empty, no qconv output, and !force; or is the source. */
+ * QC_ERR_USAGE when OUT is not empty, no qconv output, and !force; or is the source; or holds a
+ * conversion that could go on. */
 QC_NODISCARD qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
                                            const char *source, int force, qc_error *err);
 /* As begin, but what the staging folder holds stays: for a conversion that may go on. part_count 1:
@@ -59,12 +69,25 @@ QC_NODISCARD qc_status qc_output_dir_put(qc_output_dir *d, const char *name, con
 /* Copy a file to `name`, synced; its size and digest. */
 QC_NODISCARD qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from,
                                           uint64_t *bytes, qc_digest *digest, qc_error *err);
-/* Move everything staged to its place, the manifest (given here) last. */
+/* Move everything staged to its place, the manifest (given here) last: the two below. */
 QC_NODISCARD qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len,
                                             qc_error *err);
+/* What can run out of space or memory: the manifest to its place in the staging folder, synced, and
+ * the folder with it. */
+QC_NODISCARD qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest,
+                                                  size_t len, qc_error *err);
+/* The rest. Nothing of the old output is touched before. */
+QC_NODISCARD qc_status qc_output_dir_move(qc_output_dir *d, qc_error *err);
+/* Move what a run that died during that (d->dead) had not moved yet; after it, qc_output_dir_abort
+ * removes the staging folder as after a commit. QC_ERR_IO where a file is in neither place. */
+QC_NODISCARD qc_status qc_output_dir_move_on(qc_output_dir *d, qc_error *err);
+/* Digest of OUT's manifest; *there = 0 where it has none. */
+QC_NODISCARD qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there, qc_digest *digest,
+                                              qc_error *err);
 /* Let go of the lock and leave what is staged for the next run of the same command. */
 void qc_output_dir_leave(qc_output_dir *d);
-/* Remove what was staged, and OUT if it was made here. Fine after commit and when never begun. */
+/* Remove what was staged, and OUT if it was made here. Fine after commit and when never begun. A
+ * part leaves all of it where other parts are at work. */
 void qc_output_dir_abort(qc_output_dir *d);
 
 #endif
