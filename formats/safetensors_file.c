@@ -12,9 +12,12 @@
 #include "base/alloc.h"
 #include "base/bytes.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
 #define HEAD_BYTES          64u /* enough to recognise what is no safetensors file */
 #define ZSTD_MAGIC          0xfd2fb528u
@@ -254,33 +257,46 @@ void qc_st_file_describe(const qc_st_file *f, qc_saved_header *saved)
     saved->compressed = f->compressed;
 }
 
-qc_status qc_st_file_keep_header(qc_st_file *f, const char *saved_path, qc_error *err)
+static qc_status put_under(const qc_file *f, const char *path, qc_error *err)
+{
+    qc_file file = QC_FILE_CLOSED;
+    int r;
+    QC_TRY(qc_file_open_read(&file, path, err));
+    do {
+        r = dup2(file.fd, f->fd);
+    } while (r < 0 && errno == EINTR);
+    int e = errno;
+    (void)fcntl(f->fd, F_SETFD, FD_CLOEXEC);
+    qc_file_discard(&file);
+    if (r < 0)
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be let go of: %s", f->path, strerror(e));
+    return QC_OK;
+}
+
+qc_status qc_st_file_let_go(const qc_st_file *f, const char *saved_path, uint64_t *header_at,
+                            qc_error *err)
 {
     qc_arena arena;
     qc_strbuf text;
     qc_saved_header saved;
-    qc_file file = QC_FILE_CLOSED;
     qc_arena_init(&arena);
     qc_strbuf_init(&text, SIZE_MAX / 2);
     qc_status st = qc_file_slurp(saved_path, &text, err);
     if (st == QC_OK)
         st = qc_saved_header_parse(&saved, &arena, (const unsigned char *)text.data, text.len, err);
     if (st == QC_OK)
-        st = qc_file_open_read(&file, saved_path, err);
+        st = put_under(&f->file, saved_path, err);
     if (st == QC_OK)
-        st = rename_in_messages(&file, f->file.path, err);
-    if (st == QC_OK) {
-        qc_file_discard(&f->file);
-        qc_seek_table_deinit(&f->seek);
-        f->file = file;
-        f->header_only = 1;
-        f->header_at = saved.header_at;
-    } else {
-        qc_file_discard(&file);
-    }
+        *header_at = saved.header_at;
     qc_strbuf_deinit(&text);
     qc_arena_deinit(&arena);
     return st;
+}
+
+void qc_st_file_set_header_only(qc_st_file *f, uint64_t header_at)
+{
+    f->header_only = 1;
+    f->header_at = header_at;
 }
 
 void qc_st_file_close(qc_st_file *f)

@@ -36,9 +36,13 @@ QC_NODISCARD qc_status qc_st_file_open_saved(qc_st_file *out, const char *path,
                                              const qc_saved_header *saved, qc_error *err);
 /* Of an open file: `saved` with its sizes and stamp; path, name and origin are the caller's. */
 void qc_st_file_describe(const qc_st_file *f, qc_saved_header *saved);
-/* An open file is deleted: closes it, so that its space is free, and goes on with the saved header
- * at `saved_path`. Nobody may be reading it. On error f is as before. */
-QC_NODISCARD qc_status qc_st_file_keep_header(qc_st_file *f, const char *saved_path, qc_error *err);
+/* An open file was deleted, and its saved header is at saved_path: lets go of the file, so that its
+ * space is free, by putting the saved one under the same descriptor. Nobody may be reading it;
+ * hints may be underway, as no member changes. *header_at is for qc_st_file_set_header_only, to be
+ * called before anything but hints, once no other thread uses f. On error f is as before. */
+QC_NODISCARD qc_status qc_st_file_let_go(const qc_st_file *f, const char *saved_path,
+                                         uint64_t *header_at, qc_error *err);
+void qc_st_file_set_header_only(qc_st_file *f, uint64_t header_at);
 void qc_st_file_close(qc_st_file *f);
 /* len bytes of the data buffer at offset, which must lie within header.data_bytes (QC_ERR_INPUT
  * otherwise). Frames that lie wholly in the range are decoded straight into dst; the last one that

@@ -191,12 +191,20 @@ static void an_open_file_is_deleted(void **state)
     fx_put_tensors(dir.path, "m/model.safetensors", "a b", 40);
     qc_checkpoint *before = open_plain(path_of("m")), *c = open_plain(path_of("m"));
     qc_error err = {0};
+    uint64_t header_at = 0;
+    struct stat s;
     keep(c, 0);
-    assert_int_equal(qc_st_file_keep_header(&c->files[0].st, path_of("kept/nothing"), &err),
+    assert_int_equal(qc_st_file_let_go(&c->files[0].st, path_of("kept/nothing"), &header_at, &err),
                      QC_ERR_IO);
     expect_readable(c, "a", 1);
     assert_int_equal(unlink(path_of("m/model.safetensors")), 0);
-    assert_int_equal(qc_st_file_keep_header(&c->files[0].st, path_of("kept/00000"), NULL), QC_OK);
+    assert_int_equal(fstat(c->files[0].st.file.fd, &s), 0);
+    assert_int_equal(s.st_nlink, 0);
+    assert_int_equal(qc_st_file_let_go(&c->files[0].st, path_of("kept/00000"), &header_at, NULL),
+                     QC_OK);
+    assert_int_equal(fstat(c->files[0].st.file.fd, &s), 0);
+    assert_int_equal(s.st_nlink, 1);
+    qc_st_file_set_header_only(&c->files[0].st, header_at);
     expect_readable(c, "a", 0);
     expect_same(before, c);
     qc_checkpoint_close(c);

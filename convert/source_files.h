@@ -1,0 +1,47 @@
+/* The weight files of a source while it is converted: who reads them, and whether they are still
+ * what was opened.
+ *
+ * A job reads one or a few tensors of the source (its weight, and the scales of one that is stored
+ * as codes), which may lie in several files. When the last job that reads a file is done, the file
+ * is looked at: one that changed meanwhile (size, modification time, another file under its name)
+ * ends the conversion, because what was read may be half old and half new. Before the output is
+ * committed all files are looked at again.
+ *
+ * Thread-safe: everything but init and deinit. */
+#ifndef QC_CONVERT_SOURCE_FILES_H
+#define QC_CONVERT_SOURCE_FILES_H
+
+#include "convert/plan.h"
+
+#include <stdatomic.h>
+
+#define QC_JOB_TENSORS_MAX 6u
+
+typedef struct {
+    const qc_plan *plan;
+    atomic_uint_fast32_t *left; /* per file: jobs that read it and are not done */
+    atomic_int *done;           /* per file: none is left, and it was looked at */
+} qc_source_files;
+
+/* The tensors of the source whose bytes are read to make job j (indices, each once). */
+size_t qc_job_tensors(const qc_job *j, uint32_t out[QC_JOB_TENSORS_MAX]);
+/* The files they lie in (indices, each once). None for a weight without elements. */
+size_t qc_job_files(const qc_plan *plan, uint32_t job, uint32_t out[QC_JOB_TENSORS_MAX]);
+
+/* All jobs of the plan are to come. Owns heap; deinit is fine on what is zero. */
+QC_NODISCARD qc_status qc_source_files_init(qc_source_files *s, const qc_plan *plan, qc_error *err);
+void qc_source_files_deinit(qc_source_files *s);
+/* A job is done: once per job, with elements or without. Looks at the files that were its alone.
+ * QC_ERR_CHANGED. */
+QC_NODISCARD qc_status qc_source_files_done(qc_source_files *s, uint32_t job, qc_error *err);
+/* Nothing reads the file any more, and it was what was opened when the last that did was done. */
+int qc_source_files_is_done(const qc_source_files *s, size_t file);
+/* Every file is what was opened, or QC_ERR_CHANGED. */
+QC_NODISCARD qc_status qc_source_files_check(const qc_plan *plan, qc_error *err);
+/* A job failed with `failed` and err says why: when one of its files changed meanwhile, that is why
+ * (QC_ERR_CHANGED, err is replaced); else `failed`. Interruptions and what has nothing to do with
+ * the source (memory, room, a device) stay what they are. */
+QC_NODISCARD qc_status qc_source_files_explain(const qc_plan *plan, uint32_t job, qc_status failed,
+                                               qc_error *err);
+
+#endif
