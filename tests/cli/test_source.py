@@ -243,7 +243,7 @@ class Names(SourceCase):
         self.assertEqual(got, want)
         self.assertEqual(manifest["tensors"], manifest_want["tensors"])
         self.assertEqual(sorted(odd.values()),
-                         sorted(s["path"] for s in manifest["sources"]))
+                         sorted(s["name"] for s in manifest["sources"]))
         self.ok("-q", "verify", "o")
         self.ok("-q", "verify", "o", "--against", "m")
 
