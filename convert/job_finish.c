@@ -129,21 +129,56 @@ const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part)
     return NULL;
 }
 
-/* Is this part still to be written, in its turn? */
-static int is_awaited(const qc_pipeline *p, uint32_t job, qc_part part)
+int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_part part)
 {
     uint32_t t = p->plan->jobs[job].outputs[part];
     return t != QC_NO_OUTPUT && p->unit_counts[t] > 0 &&
            p->units[p->first_unit[t]].kind == QC_UNIT_DERIVED;
 }
 
+int qc_job_part_is_own(qc_part part)
+{
+    return part == QC_PART_ABSMAX || part == QC_PART_NESTED_ABSMAX || part == QC_PART_STATE ||
+           part == QC_PART_SCB;
+}
+
+qc_status qc_job_take_part(qc_pipeline *p, uint32_t job, qc_part part, const void *src,
+                           size_t bytes, qc_error *err)
+{
+    const qc_job *j = &p->plan->jobs[job];
+    qc_job_state *s = &p->jobs[job];
+    void *v = NULL;
+    if (!qc_job_part_is_own(part) || !qc_job_awaits(p, job, part) ||
+        qc_plan_tensor_bytes(p->plan, j->outputs[part]) != bytes)
+        QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': part %d of %zu bytes is none of its own", j->name,
+                (int)part, bytes);
+    QC_TRY(qc_malloc(&v, bytes, err));
+    memcpy(v, src, bytes);
+    void *old = NULL;
+    if (part == QC_PART_NESTED_ABSMAX) {
+        old = s->nested_absmax;
+        s->nested_absmax = v;
+    } else if (part == QC_PART_STATE) {
+        old = s->state_json;
+        s->state_json = v;
+    } else if (part == QC_PART_ABSMAX && j->nested) {
+        old = s->nested_codes;
+        s->nested_codes = v;
+    } else {
+        old = s->absmax;
+        s->absmax = v;
+    }
+    qc_free(old);
+    return QC_OK;
+}
+
 void qc_job_trim(const qc_pipeline *p, uint32_t job)
 {
     qc_job_state *s = &p->jobs[job];
-    int absmax = is_awaited(p, job, QC_PART_ABSMAX);
+    int absmax = qc_job_awaits(p, job, QC_PART_ABSMAX);
     qc_free(s->sums);
     s->sums = NULL;
-    if (!absmax && !is_awaited(p, job, QC_PART_SCB)) {
+    if (!absmax && !qc_job_awaits(p, job, QC_PART_SCB)) {
         qc_free(s->absmax);
         s->absmax = NULL;
     }
@@ -151,7 +186,7 @@ void qc_job_trim(const qc_pipeline *p, uint32_t job)
         qc_free(s->nested_codes);
         s->nested_codes = NULL;
     }
-    if (!is_awaited(p, job, QC_PART_NESTED_ABSMAX)) {
+    if (!qc_job_awaits(p, job, QC_PART_NESTED_ABSMAX)) {
         qc_free(s->nested_absmax);
         s->nested_absmax = NULL;
     }

@@ -342,6 +342,18 @@ static qc_status read_manifest(qc_arena *arena, const char *folder, qc_manifest 
     return QC_OK;
 }
 
+static qc_status look_for_journal(qc_output_dir *d, qc_error *err)
+{
+    DIR *dir = opendir(d->staging);
+    if (!dir)
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", d->staging, strerror(errno));
+    const struct dirent *e;
+    while ((e = readdir(dir)))
+        d->had_journal |= begins_with(e->d_name, JOURNAL_PREFIX);
+    closedir(dir);
+    return QC_OK;
+}
+
 qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out, const char *source,
                              int force, unsigned part_index, unsigned part_count, qc_error *err)
 {
@@ -358,6 +370,8 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
     d->made_dir = !exists;
     QC_TRY(lock_staging(d, staging, lock, err));
     qc_status st = lock_part(d, part_index, err);
+    if (st == QC_OK)
+        st = look_for_journal(d, err);
     /* Names of side files that a run moved to OUT, or was about to, when it died: as good as those
      * of an old output's manifest. */
     if (st == QC_OK)
@@ -371,36 +385,23 @@ void qc_output_dir_clear(qc_output_dir *d)
 {
     remove_tree(d->staging, 1, 0);
     d->name_count = 0;
-}
-
-static qc_status refuse_journal(const qc_output_dir *d, qc_error *err)
-{
-    DIR *dir = opendir(d->staging);
-    if (!dir)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", d->staging, strerror(errno));
-    const struct dirent *e;
-    int found = 0;
-    while ((e = readdir(dir)))
-        found |= begins_with(e->d_name, JOURNAL_PREFIX);
-    closedir(dir);
-    if (found)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s: holds an interrupted conversion, which its own command continues; to give it "
-                "up, remove %s",
-                d->path, d->staging);
-    return QC_OK;
+    d->had_journal = 0;
 }
 
 qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
                               const char *source, int force, qc_error *err)
 {
     QC_TRY(qc_output_dir_open(d, arena, out, source, force, 0, 1, err));
-    qc_status st = refuse_journal(d, err);
-    if (st == QC_OK)
-        qc_output_dir_clear(d);
-    else
+    if (d->had_journal) {
+        const char *staging = d->staging;
         qc_output_dir_leave(d);
-    return st;
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: holds an interrupted conversion, which its own command continues; to give it "
+                "up, remove %s",
+                out, staging);
+    }
+    qc_output_dir_clear(d);
+    return QC_OK;
 }
 
 static qc_status add_name(qc_output_dir *d, const char *name, qc_error *err)

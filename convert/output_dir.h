@@ -31,6 +31,7 @@ typedef struct {
     qc_file lock;
     qc_file part_lock;   /* of a part's own; else closed */
     unsigned parts;      /* that share `lock`; 1: it is exclusive */
+    int had_journal;     /* of a conversion that may go on */
     int made_dir;        /* OUT did not exist before */
     qc_manifest dead;    /* of a run that died while it moved its files to OUT; or empty */
     qc_digest dead_text; /* of its bytes; where there is none, dead.shard_count is 0 */

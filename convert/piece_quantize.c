@@ -84,6 +84,7 @@ static qc_status read_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t 
                            qc_error *err)
 {
     size_t bytes = 0;
+    QC_TRY(qc_worker_look_up(w, err));
     QC_TRY(qc_job_read(w, job, first, n, dst, err));
     const unsigned char *stored = qc_job_stored(w, job, n, dst, &bytes);
     qc_digest_update(w->hash, stored, bytes);

@@ -31,6 +31,7 @@ static qc_status read_transposed(qc_worker *w, const qc_job *j, uint64_t first, 
         uint64_t end = last < k ? 0 : (last - k) / j->cols + 1;
         while (r < end) {
             uint64_t count = end - r < per_read ? end - r : per_read;
+            QC_TRY(qc_worker_look_up(w, err));
             QC_TRY(qc_checkpoint_read(w->p->plan->model, w->cursor, t, (k * j->rows + r) * each,
                                       row, (size_t)(count * each), err));
             for (uint64_t i = 0; i < count; i++)
@@ -181,6 +182,7 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err
         uint64_t n = end - first < step ? end - first : step;
         uint64_t overflow = UINT64_MAX;
         size_t bytes = 0;
+        QC_TRY(qc_worker_look_up(w, err));
         QC_TRY(qc_job_read(w, job, first, n, w->source, err));
         const unsigned char *stored = qc_job_stored(w, job, n, w->source, &bytes);
         qc_digest_update(w->hash, stored, bytes);
@@ -235,6 +237,7 @@ static qc_status make_dequantized(qc_worker *w, qc_unit *u, uint32_t job, qc_err
         size_t bytes = (size_t)qc_ceil_div_u64(n, per_byte);
         unsigned char *dst = w->content + (first - begin) * out_each;
         uint64_t overflow = UINT64_MAX;
+        QC_TRY(qc_worker_look_up(w, err));
         QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor, t, first / per_byte, w->source, bytes,
                                   err));
         qc_digest_update(w->hash, w->source, bytes);
@@ -285,4 +288,44 @@ qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
     }
     u->content = qc_digest_bytes(w->content, u->content_bytes);
     return QC_OK;
+}
+
+/* Elements of the unit through qc_job_read, step by step, as the two that quantize and cast do. */
+static qc_status hash_elements(qc_worker *w, const qc_unit *u, uint32_t job, qc_digest *out,
+                               qc_error *err)
+{
+    const qc_job *j = &w->p->plan->jobs[job];
+    uint64_t bits = j->scheme == QC_SCHEME_NF4    ? 4
+                    : j->scheme == QC_SCHEME_CAST ? qc_dtype_bits(j->entry->out_dtype)
+                                                  : 8;
+    uint64_t begin = u->content_offset * 8 / bits;
+    uint64_t end = begin + (uint64_t)u->content_bytes * 8 / bits, step = qc_job_step_elems(j);
+    end = end < j->elems ? end : j->elems; /* an odd number of nibbles */
+    qc_digest_reset(w->hash);
+    for (uint64_t first = begin; first < end; first += step) {
+        uint64_t n = end - first < step ? end - first : step;
+        size_t bytes = 0;
+        QC_TRY(qc_worker_look_up(w, err));
+        QC_TRY(qc_job_read(w, job, first, n, w->source, err));
+        const unsigned char *stored = qc_job_stored(w, job, n, w->source, &bytes);
+        qc_digest_update(w->hash, stored, bytes);
+    }
+    *out = qc_digest_finish(w->hash);
+    return QC_OK;
+}
+
+qc_status qc_piece_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc_error *err)
+{
+    const qc_pipeline *p = w->p;
+    uint32_t job = p->plan->outputs[u->tensor].job;
+    const qc_job *j = &p->plan->jobs[job];
+    if (j->scheme == QC_SCHEME_KEEP || j->scheme == QC_SCHEME_ABSORBED) {
+        QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor, source_of(p, j), u->content_offset,
+                                  w->content, u->content_bytes, err));
+        *out = qc_digest_bytes(w->content, u->content_bytes);
+        return QC_OK;
+    }
+    if (j->scheme == QC_SCHEME_DEQUANT || (j->scheme == QC_SCHEME_CAST && j->entry->transpose))
+        return qc_stack_source(w, u, out, err);
+    return hash_elements(w, u, job, out, err);
 }

@@ -2,7 +2,9 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/syncer.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 /* Target for the whole process; the buffers of the workers are most of it. */
@@ -18,214 +20,124 @@ unsigned qc_pipeline_default_threads(int level)
     return fit == 0 ? 1 : cpus < fit ? cpus : (unsigned)fit;
 }
 
-/* ---- Units ---------------------------------------------------------------------------------- */
-
-static uint64_t tensor_bytes(const qc_out_tensor *t)
-{
-    return t->st.end - t->st.begin;
-}
-
-static int is_compressed(const qc_pipeline *p)
-{
-    return p->plan->options->compress;
-}
-
-/* A derived tensor waits for its place if it lies before the codes, or always when every place is
- * known anyway. */
-static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
-{
-    const qc_output *o = &p->plan->outputs[tensor];
-    const qc_job *j = &p->plan->jobs[o->job];
-    if (o->part == QC_PART_MAIN)
-        return QC_UNIT_MAIN;
-    const qc_out_tensor *t = p->plan->tensors;
-    if (!is_compressed(p) || t[tensor].st.begin < t[j->outputs[QC_PART_MAIN]].st.begin)
-        return QC_UNIT_DEFERRED;
-    return QC_UNIT_DERIVED;
-}
-
-static void add_units(qc_pipeline *p, qc_unit model, uint64_t bytes, uint64_t piece, uint32_t *at)
-{
-    for (uint64_t offset = 0; offset < bytes; offset += piece) {
-        uint64_t n = bytes - offset < piece ? bytes - offset : piece;
-        qc_unit *u = &p->units[(*at)++];
-        *u = model;
-        u->content_offset = offset;
-        u->content_bytes = (uint32_t)n;
-        if (u->kind == QC_UNIT_DEFERRED && is_compressed(p))
-            u->stored_bytes = (uint32_t)qc_raw_frame_bytes((size_t)n);
-        else
-            u->stored_bytes = (uint32_t)n; /* corrected when compressed */
-    }
-}
-
-static uint64_t header_piece(const qc_shard *s)
-{
-    return qc_layout_piece_bytes(s->header_bytes, 8);
-}
-
-static qc_status make_units(qc_pipeline *p, qc_error *err)
-{
-    const qc_plan *plan = p->plan;
-    uint64_t count = 0;
-    for (uint32_t s = 0; s < plan->layout.count; s++) {
-        const qc_shard *sh = &plan->layout.shards[s];
-        count += qc_ceil_div_u64(sh->header_bytes, header_piece(sh));
-    }
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_out_tensor *t = &plan->tensors[i];
-        if (tensor_bytes(t) > 0)
-            count += qc_ceil_div_u64(tensor_bytes(t), t->piece_bytes);
-    }
-    if (count > UINT32_MAX / 2)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, (size_t)count, sizeof *p->units, err));
-    p->units = v;
-    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->first_unit, err));
-    p->first_unit = v;
-    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->unit_counts, err));
-    p->unit_counts = v;
-    uint32_t at = 0;
-    for (uint32_t s = 0; s < plan->layout.count; s++) {
-        const qc_shard *sh = &plan->layout.shards[s];
-        p->shards[s].first_unit = at;
-        qc_unit header = {.tensor = QC_NO_OUTPUT, .shard = s, .kind = QC_UNIT_HEADER};
-        add_units(p, header, sh->header_bytes, header_piece(sh), &at);
-        for (uint32_t k = 0; k < sh->count; k++) {
-            uint32_t tensor = sh->order[k];
-            qc_unit u = {.tensor = tensor, .shard = s, .kind = kind_of(p, tensor)};
-            p->first_unit[tensor] = at;
-            add_units(p, u, tensor_bytes(&plan->tensors[tensor]), plan->tensors[tensor].piece_bytes,
-                      &at);
-            p->unit_counts[tensor] = at - p->first_unit[tensor];
-        }
-        p->shards[s].unit_count = at - p->shards[s].first_unit;
-        atomic_init(&p->shards[s].left, p->shards[s].unit_count);
-    }
-    p->unit_count = at;
-    for (uint32_t i = 0; i < at; i++) {
-        const qc_unit *u = &p->units[i];
-        if (u->tensor == QC_NO_OUTPUT)
-            continue;
-        qc_job_state *js = &p->jobs[plan->outputs[u->tensor].job];
-        if (u->kind == QC_UNIT_MAIN)
-            atomic_fetch_add(&js->left, 1);
-        else if (u->kind == QC_UNIT_DERIVED)
-            atomic_fetch_add(&js->derived_left, 1);
-    }
-    return QC_OK;
-}
-
-/* Units in the order in which workers take them: file order, except that derived units come after
- * the next threads - 1 main units. Then the others have something to do while one worker finishes
- * the weight; and as at most threads - 1 workers can wait at the turnstile for a derived unit, one
- * is always left to take it. */
-static qc_status make_dispatch(qc_pipeline *p, qc_error *err)
-{
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *p->dispatch, err));
-    p->dispatch = v;
-    uint32_t *late = NULL;
-    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *late, err));
-    late = v; /* derived units that wait, oldest first */
-    uint32_t late_begin = 0, late_end = 0, since = 0, n = 0;
-    for (uint32_t i = 0; i < p->unit_count; i++) {
-        const qc_unit *u = &p->units[i];
-        if (u->kind == QC_UNIT_DEFERRED)
-            continue;
-        if (u->kind == QC_UNIT_DERIVED && p->threads > 1) {
-            if (late_begin == late_end)
-                since = 0;
-            late[late_end++] = i;
-            continue;
-        }
-        if (late_begin < late_end && since >= p->threads - 1) {
-            while (late_begin < late_end)
-                p->dispatch[n++] = late[late_begin++];
-        }
-        p->dispatch[n++] = i;
-        since++;
-    }
-    while (late_begin < late_end)
-        p->dispatch[n++] = late[late_begin++];
-    p->dispatch_count = n;
-    qc_free(late);
-    return QC_OK;
-}
-
 /* ---- Shards --------------------------------------------------------------------------------- */
 
-static qc_status open_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
+qc_status qc_shard_open(qc_pipeline *p, uint32_t shard, qc_error *err)
 {
     qc_shard_state *s = &p->shards[shard];
     qc_status st = QC_OK;
     pthread_mutex_lock(&p->shard_lock);
     if (s->file.fd < 0)
-        st = qc_file_create(&s->file, s->path, err);
+        st = qc_file_open_update(&s->file, s->path, err);
     pthread_mutex_unlock(&p->shard_lock);
     return st;
 }
 
+static qc_status write_table(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    qc_shard_state *s = &p->shards[shard];
+    void *v = NULL;
+    qc_strbuf table;
+    qc_strbuf_init(&table, SIZE_MAX / 2);
+    QC_TRY(qc_calloc(&v, s->unit_count, sizeof(qc_frame), err));
+    qc_frame *frames = v;
+    uint64_t content = 0;
+    for (uint32_t i = 0; i < s->unit_count; i++) {
+        const qc_unit *u = &p->units[s->first_unit + i];
+        frames[i] = (qc_frame){u->file_offset, content, u->stored_bytes, u->content_bytes};
+        content += u->content_bytes;
+    }
+    qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
+    if (st == QC_OK)
+        st = qc_file_pwrite(&s->file, table.data, table.len, s->next_offset, err);
+    if (st == QC_OK) {
+        s->table = qc_digest_bytes(table.data, table.len);
+        s->table_bytes = table.len;
+        s->file_bytes = s->next_offset + table.len;
+    }
+    qc_strbuf_deinit(&table);
+    qc_free(frames);
+    return st;
+}
+
+/* All its frames are written and recorded. */
 static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
 {
     qc_shard_state *s = &p->shards[shard];
     const qc_shard *sh = &p->plan->layout.shards[shard];
     s->file_bytes = sh->header_bytes + sh->data_bytes;
-    if (is_compressed(p)) {
-        qc_frame *frames = NULL;
-        void *v = NULL;
-        qc_strbuf table;
-        qc_strbuf_init(&table, SIZE_MAX / 2);
-        QC_TRY(qc_calloc(&v, s->unit_count, sizeof *frames, err));
-        frames = v;
-        uint64_t content = 0;
-        for (uint32_t i = 0; i < s->unit_count; i++) {
-            const qc_unit *u = &p->units[s->first_unit + i];
-            frames[i] = (qc_frame){u->file_offset, content, u->stored_bytes, u->content_bytes};
-            content += u->content_bytes;
-        }
-        qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
-        if (st == QC_OK)
-            st = qc_file_pwrite(&s->file, table.data, table.len, s->next_offset, err);
-        if (st == QC_OK) {
-            s->table = qc_digest_bytes(table.data, table.len);
-            s->table_bytes = table.len;
-            s->file_bytes = s->next_offset + table.len;
-        }
-        qc_strbuf_deinit(&table);
-        qc_free(frames);
-        QC_TRY(st);
-    }
-    QC_TRY(qc_file_sync(&s->file, err));
-    return qc_file_close(&s->file, err);
+    QC_TRY(qc_shard_open(p, shard, err));
+    if (qc_pipeline_is_compressed(p))
+        QC_TRY(write_table(p, shard, err));
+    QC_TRY(qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have gone beyond */
+    if (p->resume)
+        QC_TRY(qc_resume_add_shard(p->resume, shard, err));
+    atomic_store(&s->complete, 1);
+    atomic_store(&s->news, 1);
+    return QC_OK;
 }
 
 static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_error *err)
 {
     qc_shard_state *s = &p->shards[u->shard];
-    QC_TRY(open_shard(p, u->shard, err));
+    QC_TRY(qc_shard_open(p, u->shard, err));
     QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
     u->written = 1;
-    if (atomic_fetch_sub(&s->left, 1) == 1)
-        return finish_shard(p, u->shard, err);
+    atomic_store(&s->news, 1);
     return QC_OK;
+}
+
+/* `count` units of a shard are written and, where anything is, recorded. */
+static qc_status count_units(qc_pipeline *p, uint32_t shard, uint32_t count, qc_error *err)
+{
+    if (count > 0 && atomic_fetch_sub(&p->shards[shard].left, count) == count)
+        return finish_shard(p, shard, err);
+    return QC_OK;
+}
+
+/* A unit that is not finished with its job. */
+static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
+{
+    if (p->resume)
+        QC_TRY(qc_resume_add_unit(p->resume, index, err));
+    return count_units(p, p->units[index].shard, 1, err);
 }
 
 /* ---- Work ----------------------------------------------------------------------------------- */
 
-/* Give unit `index` its place, and the kept-free units behind it theirs. */
+/* From unit `next` on: step over what is kept or not ours, give the kept-free units their places,
+ * and stop at the first whose place depends on its worker. */
+static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
+{
+    for (; *next < p->unit_count; ++*next) {
+        qc_unit *u = &p->units[*next];
+        qc_shard_state *s = &p->shards[u->shard];
+        if (s->foreign)
+            continue;
+        if (u->kept && u->file_offset != s->next_offset)
+            QC_FAIL(err, QC_ERR_INTERNAL,
+                    "%s: a frame of the interrupted conversion lies at %" PRIu64
+                    ", where this one comes to %" PRIu64 "; --restart begins anew",
+                    s->path, u->file_offset, s->next_offset);
+        if (!u->kept && u->kind != QC_UNIT_DEFERRED)
+            break;
+        u->file_offset = s->next_offset;
+        s->next_offset += u->stored_bytes;
+    }
+    return QC_OK;
+}
+
+/* Give unit `index` its place, and those behind it theirs that have one. */
 static qc_status take_place(qc_worker *w, uint32_t index, qc_error *err)
 {
     qc_pipeline *p = w->p;
+    qc_unit *u = &p->units[index];
+    uint32_t next = index + 1;
     QC_TRY(qc_turnstile_wait(&p->turnstile, index, w->team, err));
-    uint32_t next = index;
-    do {
-        qc_unit *u = &p->units[next++];
-        u->file_offset = p->shards[u->shard].next_offset;
-        p->shards[u->shard].next_offset += u->stored_bytes;
-    } while (next < p->unit_count && p->units[next].kind == QC_UNIT_DEFERRED);
+    u->file_offset = p->shards[u->shard].next_offset;
+    p->shards[u->shard].next_offset += u->stored_bytes;
+    QC_TRY(step_over(p, &next, err));
     qc_turnstile_pass(&p->turnstile, next);
     return QC_OK;
 }
@@ -235,11 +147,8 @@ static qc_status commit_unit(qc_worker *w, uint32_t index, const void *content, 
 {
     qc_pipeline *p = w->p;
     qc_unit *u = &p->units[index];
-    if (!is_compressed(p)) {
-        const qc_shard *sh = &p->plan->layout.shards[u->shard];
-        u->file_offset = u->content_offset;
-        if (u->tensor != QC_NO_OUTPUT)
-            u->file_offset += sh->header_bytes + p->plan->tensors[u->tensor].st.begin;
+    if (!qc_pipeline_is_compressed(p)) {
+        u->file_offset = qc_unit_plain_place(p, u);
         return write_unit(p, u, content, err);
     }
     size_t len = 0;
@@ -274,6 +183,8 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
     qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
     qc_job_state *s = &p->jobs[job];
+    uint32_t main_tensor = j->outputs[QC_PART_MAIN], count = p->unit_counts[main_tensor];
+    uint64_t end = 0;
     QC_TRY(qc_job_finish(w, job, err));
     for (int part = QC_PART_MAIN + 1; part < QC_PART_COUNT; part++) {
         uint32_t t = j->outputs[part];
@@ -281,10 +192,16 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
             continue;
         uint32_t first = p->first_unit[t];
         for (uint32_t i = 0; i < p->unit_counts[t]; i++) {
-            if (p->units[first + i].kind == QC_UNIT_DEFERRED)
-                QC_TRY(commit_derived(w, first + i, err));
+            if (p->units[first + i].kind != QC_UNIT_DEFERRED)
+                continue;
+            QC_TRY(commit_derived(w, first + i, err));
+            count++;
         }
     }
+    if (p->resume)
+        QC_TRY(qc_resume_add_job(p->resume, job, &end, err));
+    atomic_store(&s->recorded_end, end);
+    QC_TRY(count_units(p, p->plan->tensors[main_tensor].shard, count, err));
     if (atomic_load(&s->derived_left) == 0)
         qc_job_release(s);
     else
@@ -322,7 +239,20 @@ static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
         st = commit_unit(w, index, piece, err);
     }
     qc_strbuf_deinit(&text);
-    return st;
+    return st == QC_OK ? record_unit(w->p, index, err) : st;
+}
+
+/* Work on the job begins: whoever goes on after us can tell what is done again. */
+static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
+{
+    qc_job_state *s = &p->jobs[job];
+    if (!p->resume)
+        return QC_OK;
+    pthread_mutex_lock(&p->finish_lock);
+    int begun = s->begun;
+    s->begun = 1;
+    pthread_mutex_unlock(&p->finish_lock);
+    return begun ? QC_OK : qc_resume_add_begin(p->resume, job, err);
 }
 
 static qc_status do_main(qc_worker *w, uint32_t index, qc_error *err)
@@ -331,6 +261,7 @@ static qc_status do_main(qc_worker *w, uint32_t index, qc_error *err)
     qc_unit *u = &p->units[index];
     uint32_t job = p->plan->outputs[u->tensor].job;
     const qc_job *j = &p->plan->jobs[job];
+    QC_TRY(record_begin(p, job, err));
     QC_TRY(qc_piece_make(w, u, err));
     QC_TRY(commit_unit(w, index, w->content, err));
     if (p->progress)
@@ -350,6 +281,7 @@ static qc_status do_derived(qc_worker *w, uint32_t index, qc_error *err)
     qc_job_state *s = &p->jobs[p->plan->outputs[p->units[index].tensor].job];
     QC_TRY(wait_for_job(w, s, err));
     QC_TRY(commit_derived(w, index, err));
+    QC_TRY(record_unit(p, index, err));
     if (atomic_fetch_sub(&s->derived_left, 1) == 1)
         qc_job_release(s);
     return QC_OK;
@@ -373,7 +305,7 @@ static void hint_ahead(const qc_pipeline *p, uint32_t dispatched)
                                  u->content_bytes * j->source_num / j->source_den);
 }
 
-static void worker_deinit(qc_worker *w)
+void qc_worker_deinit(qc_worker *w)
 {
     qc_worker_leave_gpu(w);
     qc_st_cursor_destroy(w->cursor);
@@ -394,7 +326,7 @@ static qc_status row_bytes(const qc_job *j, size_t *out, qc_error *err)
     return QC_OK;
 }
 
-static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err)
+qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err)
 {
     memset(w, 0, sizeof *w);
     w->p = p;
@@ -424,25 +356,31 @@ static qc_status worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_err
     w->source = v;
     QC_TRY(qc_malloc_aligned(&v, 4096, piece, err));
     w->content = v;
-    if (is_compressed(p)) {
+    if (qc_pipeline_is_compressed(p)) {
         QC_TRY(qc_malloc_aligned(&v, 4096, qc_frame_bound(piece), err));
         w->stored = v;
     }
     return qc_search_prepare(w, err);
 }
 
+qc_status qc_worker_look_up(const qc_worker *w, qc_error *err)
+{
+    if (qc_team_stopped(w->team) || atomic_load_explicit(&w->p->halted, memory_order_relaxed))
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    return QC_OK;
+}
+
 static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
 {
     qc_pipeline *p = ctx;
     qc_worker w;
-    qc_status st = worker_init(&w, p, team, err);
+    qc_status st = qc_worker_init(&w, p, team, err);
     if (st == QC_OK)
         st = qc_worker_take_gpu(&w, index, err);
     while (st == QC_OK) {
-        if (qc_team_stopped(team)) {
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        st = qc_worker_look_up(&w, err);
+        if (st != QC_OK)
             break;
-        }
         uint32_t i = (uint32_t)atomic_fetch_add(&p->next_dispatch, 1);
         if (i >= p->dispatch_count)
             break;
@@ -464,7 +402,7 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
             break;
         }
     }
-    worker_deinit(&w);
+    qc_worker_deinit(&w);
     return st;
 }
 
@@ -479,6 +417,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     p->threads = threads;
     atomic_init(&p->gpu_elems, 0);
     atomic_flag_clear(&p->gpu_told);
+    atomic_init(&p->halted, 0);
     void *v = NULL;
     QC_TRY(qc_calloc(&v, plan->job_count, sizeof *p->jobs, err));
     p->jobs = v;
@@ -488,13 +427,12 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
         p->shards[i].file = QC_FILE_CLOSED;
     for (uint32_t i = 0; i < plan->layout.count; i++) {
         const char *name = plan->layout.shards[i].name;
-        if (is_compressed(p))
+        if (qc_pipeline_is_compressed(p))
             QC_TRY(qc_arena_printf(out->arena, &name, err, "%s.zst", name));
         QC_TRY(qc_output_dir_stage(out, name, &p->shards[i].path, err));
     }
-    QC_TRY(make_units(p, err));
-    QC_TRY(make_dispatch(p, err));
-    if (is_compressed(p)) {
+    QC_TRY(qc_units_make(p, err));
+    if (qc_pipeline_is_compressed(p)) {
         QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));
         p->have_turnstile = 1;
     }
@@ -506,14 +444,44 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     return QC_OK;
 }
 
+/* What is left to do, now that it is known what is kept. */
+static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
+{
+    uint32_t next = 0;
+    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
+        qc_shard_state *s = &p->shards[i];
+        uint32_t kept = 0;
+        s->next_offset = 0;
+        for (uint32_t k = 0; k < s->unit_count; k++)
+            kept += p->units[s->first_unit + k].kept != 0;
+        atomic_store(&s->left, s->unit_count - kept);
+        atomic_store(&s->complete, s->kept);
+        atomic_store(&s->news, kept > 0 && !s->foreign); /* it may be in the page cache only */
+    }
+    if (qc_pipeline_is_compressed(p)) {
+        QC_TRY(step_over(p, &next, err));
+        qc_turnstile_pass(&p->turnstile, next);
+    }
+    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
+        qc_shard_state *s = &p->shards[i];
+        if (!s->foreign && !s->kept && atomic_load(&s->left) == 0)
+            QC_TRY(finish_shard(p, i, err));
+    }
+    return qc_units_dispatch(p, err);
+}
+
 qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
 {
+    qc_syncer *syncer = NULL;
     for (uint32_t i = 0; p->progress && i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
         if (p->unit_counts[j->outputs[QC_PART_MAIN]] == 0)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
-    return qc_team_run(p->threads, run_worker, p, err);
+    QC_TRY(count_what_is_left(p, err));
+    QC_TRY(qc_syncer_start(&syncer, p, err));
+    qc_status st = qc_team_run(p->threads, run_worker, p, err);
+    return qc_syncer_finish(syncer, st, err);
 }
 
 void qc_pipeline_deinit(qc_pipeline *p)

@@ -27,11 +27,14 @@
  *   ring        owned by its worker, from before its first unit until after its last
  *   unit        owned by the worker that took it; its results are read after the team ended
  *   job state   `left` counts main frames; who brings it to 0 owns the job's finishing
- *   shard       `left` counts frames; who brings it to 0 writes the seek table and closes it
- *   sample      of searched scales: groups are dealt out by an atomic counter to the workers that
- *               want the offset; who brings `sample_left` to 0 makes it
- *   locks       shard_lock (opening), finish_lock (waiting for a finished job or an offset): leaf
- *               locks
+ *   shard       `left` counts frames that are not recorded; who brings it to 0 writes the seek
+ * table; the syncer brings it to the disk and closes it sample      of searched scales: groups are
+ * dealt out by an atomic counter to the workers that want the offset; who brings `sample_left` to 0
+ * makes it locks       shard_lock (opening, closing), finish_lock (waiting for a finished job or an
+ *               offset): leaf locks
+ *
+ * Going on (convert/resume.h): units that a journal says are written are `kept`: nobody is sent for
+ * them, and the turnstile steps over them, checking that it comes to their recorded places.
  */
 #ifndef QC_CONVERT_PIPELINE_H
 #define QC_CONVERT_PIPELINE_H
@@ -41,6 +44,7 @@
 #include "convert/device_choice.h"
 #include "convert/output_dir.h"
 #include "convert/plan.h"
+#include "convert/resume.h"
 #include "formats/digest.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
@@ -66,14 +70,18 @@ typedef struct {
     uint32_t tensor; /* output tensor, QC_NO_OUTPUT for a header */
     uint32_t shard;
     qc_unit_kind kind;
-    int written; /* by its worker; read after the team ended */
+    int written; /* by its worker, or kept; read after the team ended */
+    int kept;    /* recorded by an earlier run; set before the team starts */
     qc_digest content, stored, source;
 } qc_unit;
 
 typedef struct {
     atomic_uint_fast32_t left;         /* main units to come */
     atomic_uint_fast32_t derived_left; /* in-order derived units to come */
-    int finished;                      /* under finish_lock */
+    int finished;                      /* under finish_lock; of a kept job from the beginning */
+    int begun;                         /* under finish_lock; recorded as begun, by any run */
+    int kept;                          /* recorded as finished by an earlier run */
+    atomic_uint_fast64_t recorded_end; /* position in the journal behind its record; 0: none yet */
     qc_piece_sums *sums;               /* per main unit */
     float *absmax;                     /* blocks or rows (SCB); or, to dequantize, decoded scales */
     int opened;                        /* under finish_lock */
@@ -93,10 +101,14 @@ typedef struct {
 
 typedef struct {
     const char *path; /* staged */
-    qc_file file;     /* opened under shard_lock */
+    qc_file file;     /* opened and closed under shard_lock */
     uint64_t next_offset;
     uint32_t first_unit, unit_count;
     atomic_uint_fast32_t left;
+    atomic_int news;     /* written to since it was last brought to the disk */
+    atomic_int complete; /* nothing more is written */
+    int kept;            /* recorded as finished by an earlier run */
+    int foreign;         /* another part's */
     uint64_t file_bytes;
     uint64_t table_bytes;
     qc_digest table;
@@ -104,11 +116,16 @@ typedef struct {
 
 typedef void (*qc_progress_fn)(void *ctx, uint64_t source_bytes);
 
-typedef struct {
+/* From the thread of the syncer: all that lies in the journal before this position, and the frames
+ * that it speaks of, are on the disk. */
+typedef qc_status (*qc_durable_fn)(void *ctx, uint64_t journal_bytes, qc_error *err);
+
+typedef struct qc_pipeline {
     const qc_plan *plan;
     const qc_quant_ops *ops;
     const qc_search_ops *search;
     qc_output_dir *out;
+    qc_resume *resume; /* NULL: nothing is recorded */
     qc_unit *units;
     uint32_t unit_count;
     uint32_t *first_unit; /* per output tensor */
@@ -127,8 +144,11 @@ typedef struct {
     const qc_devices *devices;      /* NULL: the CPU */
     atomic_uint_fast64_t gpu_elems; /* that GPUs quantized */
     atomic_flag gpu_told;           /* that a GPU had no room was said once */
+    atomic_int halted;              /* the syncer failed: workers return */
     qc_progress_fn progress;
     void *progress_ctx;
+    qc_durable_fn durable; /* NULL: nobody wants to know */
+    void *durable_ctx;
 } qc_pipeline;
 
 /* One worker's scratch. */
@@ -152,8 +172,10 @@ typedef struct {
  * zstd's among them, stay below the memory target. level: of compression; 0 for none. */
 unsigned qc_pipeline_default_threads(int level);
 
-/* Prepare, run, clean up. Between the first two the caller may set devices and progress. out must
- * have begun; shard files are staged in it but not committed.
+/* Prepare, run, clean up. Between the first two the caller may set devices, progress, durable and
+ * the foreign shards, and take in what a journal holds (qc_resume_open, qc_resume_check: in this
+ * order). out must have begun; shard files are staged in it but not committed.
+ * After a run that returns QC_OK all shards that are not foreign are on the disk.
  * Results stay in p until qc_pipeline_deinit. */
 QC_NODISCARD qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out,
                                         qc_isa isa, unsigned threads, qc_error *err);
@@ -161,6 +183,25 @@ QC_NODISCARD qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err);
 void qc_pipeline_deinit(qc_pipeline *p);
 
 /* Parts of the pipeline, one file each. */
+
+/* Units, and how many of them each tensor, job and shard has. (pipeline_units.c) */
+QC_NODISCARD qc_status qc_units_make(qc_pipeline *p, qc_error *err);
+/* What is left for workers to take, in order; after that what is kept may not change.
+ * (pipeline_units.c) */
+QC_NODISCARD qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err);
+int qc_pipeline_is_compressed(const qc_pipeline *p);
+/* Where unit u lies in its shard's file, without compression. (pipeline_units.c) */
+uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u);
+/* A job, with all that is derived from it, is to be made (again). (pipeline_units.c) */
+void qc_job_reset(qc_pipeline *p, uint32_t job);
+/* The staged file of a shard, opened; it stays open until the syncer closes it. */
+QC_NODISCARD qc_status qc_shard_open(qc_pipeline *p, uint32_t shard, qc_error *err);
+
+/* Scratch of a worker without a GPU; for anything that reads weights as the pipeline does. */
+QC_NODISCARD qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err);
+void qc_worker_deinit(qc_worker *w);
+/* QC_ERR_INTERRUPTED when the team stopped: looked at with every step of source. */
+QC_NODISCARD qc_status qc_worker_look_up(const qc_worker *w, qc_error *err);
 
 /* The worker's ring, if it is to have one. Without room, or with GPUs that were not asked for by
  * name, the worker goes without, and one warning says so. (piece_quantize.c) */
@@ -202,6 +243,21 @@ uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 QC_NODISCARD qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err);
 /* All main pieces are done: double quantization, errors, state. (job_finish.c) */
 QC_NODISCARD qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err);
+/* Is this part of a job still to be written, in its turn? (job_finish.c) */
+int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_part part);
+/* Take `bytes` bytes of such a part, as qc_job_part gave them, into a job that was finished by an
+ * earlier run. QC_ERR_INPUT for another size. (job_finish.c) */
+QC_NODISCARD qc_status qc_job_take_part(qc_pipeline *p, uint32_t job, qc_part part, const void *src,
+                                        size_t bytes, qc_error *err);
+/* Does such a part come from the job's state, or is it the same in every output? (job_finish.c) */
+int qc_job_part_is_own(qc_part part);
+/* Digest of the source of a main unit, as qc_piece_make has it, from the source as it is now.
+ * (piece_work.c) */
+QC_NODISCARD qc_status qc_piece_source(qc_worker *w, const qc_unit *u, qc_digest *out,
+                                       qc_error *err);
+/* The same where the bytes are the unit's share of the stored tensor. (stack_work.c) */
+QC_NODISCARD qc_status qc_stack_source(qc_worker *w, const qc_unit *u, qc_digest *out,
+                                       qc_error *err);
 /* Bytes of a derived tensor of a finished job. (job_finish.c) */
 const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part);
 void qc_job_release(qc_job_state *s);

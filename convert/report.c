@@ -129,6 +129,10 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
                               r->worst_rel_mse, r->worst_max_err));
     }
     QC_TRY(add_device(r, out, err));
+    if (r->continued)
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
+                              r->tensors_kept, r->tensors_kept == 1 ? "" : "s", r->tensors_redone));
     return qc_strbuf_addf(out, err, "  time      %s, %s in, %s out, %u thread%s%s%s\n",
                           qc_text_seconds(time, r->seconds),
                           qc_text_rate(rate_in, r->bytes_in, r->seconds),
@@ -182,6 +186,15 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         qc_jm_string(&w, "name", r->worst_name);
         qc_jm_double(&w, "rel_mse", r->worst_rel_mse);
         qc_jm_double(&w, "max_err", r->worst_max_err);
+        qc_jw_end_object(&w);
+    } else {
+        qc_jw_null(&w);
+    }
+    qc_jw_key(&w, "continued");
+    if (r->continued) {
+        qc_jw_begin_object(&w);
+        qc_jm_u64(&w, "tensors_kept", r->tensors_kept);
+        qc_jm_u64(&w, "tensors_redone", r->tensors_redone);
         qc_jw_end_object(&w);
     } else {
         qc_jw_null(&w);

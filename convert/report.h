@@ -29,10 +29,13 @@ typedef struct {
     uint64_t side_files; /* copied: tokenizer, ... */
     qc_report_scheme schemes[QC_REPORT_SCHEMES];
     unsigned threads;
-    const char *isa;        /* "avx2", ... */
-    const char *device;     /* "cpu", "cuda:0 (NVIDIA H200)" */
-    uint64_t gpu_weights;   /* that GPUs quantized */
-    const char *worst_name; /* quantized tensor with the largest rel_mse; NULL: none */
+    const char *isa;         /* "avx2", ... */
+    const char *device;      /* "cpu", "cuda:0 (NVIDIA H200)" */
+    uint64_t gpu_weights;    /* that GPUs quantized */
+    int continued;           /* went on with an interrupted conversion: */
+    uint64_t tensors_kept;   /* of the source; that it had finished, and that are as it left them */
+    uint64_t tensors_redone; /* that it had begun, and that were made again */
+    const char *worst_name;  /* quantized tensor with the largest rel_mse; NULL: none */
     double worst_rel_mse;
     double worst_max_err;
     const struct qc_auto_result *choice; /* --to auto; else NULL */

@@ -15,6 +15,7 @@
  *   SHARD     all frames of a shard are written, and its table: u32 shard, u64 file bytes, u64
  *             table bytes, digest of the table.
  *   CONSUMED  a source file is about to be deleted (convert/consume.h).
+ *   BEGIN     u32 job: work on a weight begins. Without a JOB after it the weight is made again.
  *   DONE      all that this process (part) had to make is finished and synced. No payload.
  *   COMMIT    files begin to move to OUT: digest of the manifest, which is staged and synced.
  *
@@ -30,8 +31,8 @@
  * and its digest compared before anything else happens; a weight of which a byte is missing is
  * made again.
  *
- * Identity: keys "format", "qconv", "zstd" (compressed), "parts", "option.*", "plan" (digest of
- * shards, tensors, frames and jobs), "source.N" (name, bytes, head digest of file N) and
+ * Identity: keys "format", "qconv", "zstd" (compressed), "parts", options ("--to", ...), "plan"
+ * (digest of shards, tensors, frames and jobs), "source.N" (name, bytes, head digest of file N) and
  * "source.config". Threads, devices, code path, names of folders and modification times are not in
  * it. A difference in "source.*" is QC_ERR_INPUT, in the others QC_ERR_USAGE; both name the key,
  * the value then and now, and --restart. Files of the source with another modification time (same
@@ -60,7 +61,8 @@ typedef enum {
     QC_RECORD_SHARD = 5,
     QC_RECORD_CONSUMED = 6,
     QC_RECORD_DONE = 7,
-    QC_RECORD_COMMIT = 8
+    QC_RECORD_COMMIT = 8,
+    QC_RECORD_BEGIN = 9
 } qc_record_type;
 
 typedef struct qc_resume qc_resume;
@@ -69,7 +71,7 @@ typedef struct qc_resume qc_resume;
 typedef struct {
     int continued;        /* there was a journal with finished work */
     uint32_t jobs_kept;   /* weights and other tensors of the source */
-    uint32_t jobs_redone; /* recorded, but not as recorded on the disk */
+    uint32_t jobs_redone; /* begun by an earlier run and made again: unfinished, or damaged */
     uint64_t bytes_kept;  /* of the source */
     uint64_t stored_kept; /* in staged shards */
     int done;             /* DONE was recorded */
@@ -88,9 +90,15 @@ QC_NODISCARD qc_status qc_identity_compare(const char *then, size_t then_bytes, 
  * (qc_output_dir_open), and take what it holds into p, which has been made (qc_pipeline_init) and
  * does not run yet. Nothing is looked at yet but the identity: qc_pipeline_run reads everything
  * back before it goes on. r must outlive p's run; p uses it to record. A new journal gets its
- * identity and times at once, synced. */
+ * identity and times at once, synced. d's own files and p must outlive r. */
 QC_NODISCARD qc_status qc_resume_open(qc_resume **out, struct qc_pipeline *p, qc_output_dir *d,
                                       unsigned part_index, unsigned part_count, qc_error *err);
+/* Read back every unit that is kept and not foreign, on all threads, and take out of p what is not
+ * as it was recorded (found.jobs_redone); where a file of the source has another time than then,
+ * compare its bytes with the recorded digests first (QC_ERR_INPUT). To be called once between
+ * qc_resume_open and qc_pipeline_run. progress may be NULL: bytes read. (resume_check.c) */
+QC_NODISCARD qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx, uint64_t bytes),
+                                       void *progress_ctx, qc_error *err);
 /* Take what another part's journal holds into p, reading only: its units are then done, not to be
  * read back, and not this process's. *done: it holds DONE. A journal that is missing or of another
  * identity: the former is *done = 0, the latter the identity's error. */
@@ -113,6 +121,7 @@ void qc_resume_close(qc_resume *r);
 
 /* For the pipeline: record finished things. Thread-safe. end: position in the journal; what lies
  * before the last qc_journal_sync is durable. */
+QC_NODISCARD qc_status qc_resume_add_begin(qc_resume *r, uint32_t job, qc_error *err);
 QC_NODISCARD qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error *err);
 QC_NODISCARD qc_status qc_resume_add_unit(qc_resume *r, uint32_t unit, qc_error *err);
 QC_NODISCARD qc_status qc_resume_add_shard(qc_resume *r, uint32_t shard, qc_error *err);

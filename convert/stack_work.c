@@ -20,9 +20,11 @@
 /* Rows turned at a time: a strip of as many floats per column. */
 #define STRIP_ROWS 256u
 
-static qc_status hash_share(qc_worker *w, qc_unit *u, const qc_job *j, qc_error *err)
+qc_status qc_stack_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc_error *err)
 {
-    const qc_checkpoint *m = w->p->plan->model;
+    const qc_pipeline *p = w->p;
+    const qc_job *j = &p->plan->jobs[p->plan->outputs[u->tensor].job];
+    const qc_checkpoint *m = p->plan->model;
     const qc_ckpt_tensor *t = &m->tensors[j->source];
     uint64_t at = u->content_offset * j->source_num / j->source_den;
     uint64_t end =
@@ -30,11 +32,12 @@ static qc_status hash_share(qc_worker *w, qc_unit *u, const qc_job *j, qc_error 
     qc_digest_reset(w->hash);
     while (at < end) {
         size_t n = end - at < QC_SOURCE_STEP_BYTES ? (size_t)(end - at) : QC_SOURCE_STEP_BYTES;
+        QC_TRY(qc_worker_look_up(w, err));
         QC_TRY(qc_checkpoint_read(m, w->cursor, t, at, w->source, n, err));
         qc_digest_update(w->hash, w->source, n);
         at += n;
     }
-    u->source = qc_digest_finish(w->hash);
+    *out = qc_digest_finish(w->hash);
     return QC_OK;
 }
 
@@ -133,6 +136,7 @@ static qc_status make_part(qc_worker *w, const expert_part *x, float *values, ui
     for (uint64_t row = 0; row < x->out; row += step) {
         uint64_t rows = x->out - row < step ? x->out - row : step, skip = 0;
         uint64_t flat_row = x->expert * x->out + row;
+        QC_TRY(qc_worker_look_up(w, err));
         if (coded)
             QC_TRY(qc_coded_read_columns(m, w->cursor, &m->tensors[j->source], coded, &w->coded,
                                          flat_row, rows, first_col, cols, values, err));
@@ -164,7 +168,7 @@ qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err)
         block = j->entry->stored->block_elems;
     if (qc_u64_to_size((room + block) * sizeof(float), &bytes))
         QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j->name);
-    QC_TRY(hash_share(w, u, j, err));
+    QC_TRY(qc_stack_source(w, u, &u->source, err));
     QC_TRY(qc_malloc(&v, bytes, err));
     qc_status st = QC_OK;
     for (uint64_t at = begin; st == QC_OK && at < end;) {

@@ -41,6 +41,9 @@ QC_NODISCARD qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t 
 QC_NODISCARD qc_status qc_file_sync(const qc_file *f, qc_error *err);
 /* The same for contents and size only, not for times. */
 QC_NODISCARD qc_status qc_file_sync_data(const qc_file *f, qc_error *err);
+/* The same, the pages first and in steps, with a look at the interrupt flag between them:
+ * QC_ERR_INTERRUPTED leaves the rest to the system. */
+QC_NODISCARD qc_status qc_file_write_out(const qc_file *f, qc_error *err);
 /* Give the file this size. */
 QC_NODISCARD qc_status qc_file_resize(const qc_file *f, uint64_t bytes, qc_error *err);
 /* Hints; failures do not matter. */
@@ -63,6 +66,8 @@ QC_NODISCARD qc_status qc_dir_free_bytes(const char *path, uint64_t *bytes, qc_e
 typedef enum { QC_PATH_MISSING, QC_PATH_FILE, QC_PATH_DIR, QC_PATH_OTHER } qc_path_kind;
 QC_NODISCARD qc_status qc_path_stat(const char *path, qc_path_kind *kind, uint64_t *bytes,
                                     qc_error *err);
+/* Nanoseconds since 1970 of the last modification; 0 for a missing path. */
+QC_NODISCARD qc_status qc_path_time(const char *path, uint64_t *ns, qc_error *err);
 /* dir + "/" + name in the arena, one slash between. */
 QC_NODISCARD qc_status qc_path_join(qc_arena *a, const char **out, const char *dir,
                                     const char *name, qc_error *err);

@@ -1,0 +1,278 @@
+#include "convert/convert_run.h"
+
+#include "convert/console.h"
+#include "convert/make_manifest.h"
+#include "convert/output_dir.h"
+#include "convert/pipeline.h"
+#include "convert/progress.h"
+#include "convert/resume.h"
+#include "convert/side_files.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* One conversion in the making. */
+typedef struct {
+    const qc_plan *plan;
+    const qc_options *o;
+    const qc_fit *fit;
+    qc_output_dir d;
+    qc_pipeline p;
+    qc_resume *resume;
+    qc_devices *devices;
+    int running; /* what the input is wrong with was found by working on it */
+} conversion;
+
+/* The disk must hold what is to come; known exactly without compression, and with it the part that
+ * does not compress is most of it, so nothing is refused that could have worked. */
+static qc_status check_room(const conversion *c, qc_error *err)
+{
+    const qc_plan *plan = c->plan;
+    uint64_t room = 0, kept = qc_resume_found_of(c->resume)->stored_kept;
+    uint64_t need = plan->content_bytes > kept ? plan->content_bytes - kept : 0;
+    if (plan->options->compress)
+        return QC_OK;
+    QC_TRY(qc_dir_free_bytes(c->d.staging, &room, err));
+    if (room < need)
+        QC_FAIL(err, QC_ERR_NOSPACE,
+                "%s: the output needs %" PRIu64 " bytes, the disk has %" PRIu64 " free: %" PRIu64
+                " are missing",
+                plan->options->out, need, room, need - room);
+    return QC_OK;
+}
+
+static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_manifest *m)
+{
+    r->threads = p->threads;
+    r->isa = qc_isa_name(p->ops->isa);
+    r->device = p->devices->text;
+    r->gpu_weights = atomic_load(&p->gpu_elems);
+    r->side_files = m->file_count;
+    for (uint32_t i = 0; i < p->plan->layout.count; i++)
+        r->bytes_out_stored += p->shards[i].file_bytes;
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const qc_manifest_tensor *t = &m->tensors[i];
+        if (t->has_error && (!r->worst_name || t->rel_mse > r->worst_rel_mse)) {
+            r->worst_name = t->name;
+            r->worst_rel_mse = t->rel_mse;
+            r->worst_max_err = t->max_err;
+        }
+    }
+}
+
+static void add_progress(void *progress, uint64_t bytes)
+{
+    qc_progress_add(progress, bytes);
+}
+
+static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const qc_devices *devices)
+{
+    const char *type = plan->recipe->model_type;
+    qc_console_detail(plan->options, 1,
+                      "%zu tensors become %" PRIu32 " in %" PRIu32 " shards; model type %s%s; "
+                      "threads %u, code path %s, quantizing on %s%s%s",
+                      plan->model->tensor_count, plan->tensor_count, plan->layout.count,
+                      *type ? type : "not given",
+                      plan->recipe->known_type ? "" : " (general rules)", threads, qc_isa_name(isa),
+                      devices->text, devices->why ? ": " : "", devices->why ? devices->why : "");
+}
+
+/* Of the progress line: "converting on cuda:0". */
+static qc_status progress_verb(const qc_devices *d, qc_arena *arena, const char **out,
+                               qc_error *err)
+{
+    *out = "converting";
+    if (d->gpu_count == 1)
+        return qc_arena_printf(arena, out, err, "converting on cuda:%d", d->gpus[0].index);
+    if (d->gpu_count > 1)
+        return qc_arena_printf(arena, out, err, "converting on %u GPUs", d->gpu_count);
+    return QC_OK;
+}
+
+static void tell_errors(const qc_options *o, const qc_manifest *m)
+{
+    for (size_t i = 0; i < m->tensor_count; i++) {
+        const qc_manifest_tensor *t = &m->tensors[i];
+        if (t->has_error)
+            qc_console_detail(o, 2, "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64,
+                              t->name, t->scheme, t->rel_mse, t->max_err, t->max_err_index);
+    }
+}
+
+/* A disk filled up: the failed write is only the first that did not fit. What is still to come is
+ * known before compression. */
+static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
+{
+    uint64_t room = 0, left = 0;
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        if (!p->units[i].written)
+            left += p->units[i].content_bytes;
+    }
+    if (qc_dir_free_bytes(p->out->staging, &room, NULL) == QC_OK && left > room)
+        qc_error_prefix(err, "the disk is full: up to %" PRIu64 " more bytes are needed",
+                        left - room);
+}
+
+/* The frames that an earlier run left, read back. */
+static qc_status check_kept(conversion *c, qc_error *err)
+{
+    const qc_resume_found *found = qc_resume_found_of(c->resume);
+    qc_progress *progress = NULL;
+    if (found->continued) {
+        qc_console_detail(c->o, 1,
+                          "continuing: %" PRIu32 " of %" PRIu32 " tensors were finished; reading "
+                          "them back",
+                          found->jobs_kept, c->plan->job_count);
+        QC_TRY(
+            qc_progress_create(&progress, c->o, "checking what is there", found->stored_kept, err));
+    }
+    qc_status st = qc_resume_check(c->resume, add_progress, progress, err);
+    qc_progress_destroy(progress);
+    if (st == QC_OK && found->continued)
+        qc_console_detail(c->o, 1, "%" PRIu32 " tensors are kept, %" PRIu32 " are made again",
+                          found->jobs_kept, found->jobs_redone);
+    return st;
+}
+
+/* All of the output but its manifest. */
+static qc_status run_pipeline(conversion *c, qc_error *err)
+{
+    qc_progress *progress = NULL;
+    const char *verb = NULL;
+    uint64_t bytes = c->plan->source_bytes - qc_resume_found_of(c->resume)->bytes_kept;
+    QC_TRY(progress_verb(c->devices, c->o->arena, &verb, err));
+    QC_TRY(qc_progress_create(&progress, c->o, verb, bytes, err));
+    c->p.devices = c->devices;
+    c->p.progress = add_progress;
+    c->p.progress_ctx = progress;
+    c->running = 1;
+    qc_status st = qc_pipeline_run(&c->p, err);
+    if (st == QC_OK)
+        st = qc_resume_done(c->resume, err);
+    if (st == QC_ERR_NOSPACE)
+        tell_what_is_missing(&c->p, err);
+    qc_progress_destroy(progress);
+    return st;
+}
+
+static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
+{
+    qc_manifest_file *files = NULL;
+    size_t file_count = 0;
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    qc_status st = qc_side_files_stage(&c->d, c->plan, c->fit, &files, &file_count, err);
+    if (st == QC_OK)
+        st = qc_manifest_make(m, &c->p, c->fit, files, file_count, err);
+    if (st == QC_OK)
+        st = qc_manifest_write(m, &text, err);
+    if (st == QC_OK)
+        st = qc_output_dir_put_manifest(&c->d, text.data, text.len, err);
+    if (st == QC_OK) {
+        qc_digest digest = qc_digest_bytes(text.data, text.len);
+        st = qc_resume_commit(c->resume, &digest, err);
+    }
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+/* A run that died while its files moved, or just after: *done. */
+static qc_status finish_commit(conversion *c, qc_manifest *m, int *done, qc_error *err)
+{
+    const qc_resume_found *found = qc_resume_found_of(c->resume);
+    qc_digest digest;
+    int there = 0;
+    *done = 0;
+    if (!found->committing)
+        return QC_OK;
+    if (c->d.dead.shard_count > 0 && qc_digest_equal(&c->d.dead_text, &found->manifest)) {
+        *m = c->d.dead;
+        *done = 1;
+        return qc_output_dir_move_on(&c->d, err);
+    }
+    QC_TRY(qc_output_dir_manifest(&c->d, &there, &digest, err));
+    if (!there || !qc_digest_equal(&digest, &found->manifest))
+        return QC_OK;
+    *done = 1;
+    return qc_manifest_load(m, c->o->arena, c->d.path, err);
+}
+
+static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err)
+{
+    const qc_options *o = c->o;
+    qc_isa isa;
+    qc_manifest m;
+    void *v = NULL;
+    int done = 0;
+    unsigned threads = o->threads;
+    QC_TRY(qc_isa_select(&isa, err));
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
+    c->devices = v;
+    QC_TRY(qc_devices_choose(c->devices, o->run_device, qc_plan_gpu_bytes(c->plan), o->arena, err));
+    if (threads == 0)
+        threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
+    tell_plan(c->plan, threads, isa, c->devices);
+    QC_TRY(qc_pipeline_init(&c->p, c->plan, &c->d, isa, threads, err));
+    c->p.devices = c->devices;
+    QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, 0, 1, err));
+    QC_TRY(finish_commit(c, &m, &done, err));
+    if (!done) {
+        QC_TRY(check_kept(c, err));
+        QC_TRY(check_room(c, err));
+        QC_TRY(run_pipeline(c, err));
+        QC_TRY(put_manifest(c, &m, err));
+        QC_TRY(qc_output_dir_move(&c->d, err));
+    }
+    const qc_resume_found *found = qc_resume_found_of(c->resume);
+    report->continued = found->continued;
+    report->tensors_kept = found->jobs_kept;
+    report->tensors_redone = found->jobs_redone;
+    fill_results(report, &c->p, &m);
+    tell_errors(o, &m);
+    return QC_OK;
+}
+
+/* Can the same command go on, and is there anything to go on with? */
+static int is_worth_keeping(const conversion *c, qc_status st)
+{
+    int exit_code = qc_status_exit_code(st);
+    if (!c->resume)
+        return c->d.had_journal;
+    if (!qc_resume_has_work(c->resume))
+        return 0;
+    return !c->running || (exit_code != 2 && exit_code != 3);
+}
+
+static void tell_kept(const conversion *c, qc_error *err)
+{
+    uint32_t done = 0;
+    for (uint32_t i = 0; i < c->plan->job_count; i++)
+        done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded_end) > 0;
+    size_t len = strlen(err->msg);
+    (void)snprintf(err->msg + len, sizeof err->msg - len,
+                   "; %" PRIu32 " of %" PRIu32
+                   " tensors are done, and the same command continues from there",
+                   done, c->plan->job_count);
+}
+
+qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_convert_report *report,
+                         qc_error *err)
+{
+    const qc_options *o = plan->options;
+    conversion c = {.plan = plan, .o = o, .fit = fit};
+    QC_TRY(qc_output_dir_open(&c.d, o->arena, o->out, o->model, o->force, 0, 1, err));
+    if (o->restart)
+        qc_output_dir_clear(&c.d);
+    qc_status st = convert(&c, report, err);
+    int keep = st != QC_OK && is_worth_keeping(&c, st);
+    if (keep && c.running && err)
+        tell_kept(&c, err);
+    qc_resume_close(c.resume);
+    qc_pipeline_deinit(&c.p);
+    if (keep)
+        qc_output_dir_leave(&c.d);
+    else
+        qc_output_dir_abort(&c.d);
+    return st;
+}

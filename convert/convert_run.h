@@ -1,0 +1,19 @@
+/* A conversion that is planned, carried out: staging, journal, pipeline, side files, manifest, and
+ * what remains when it fails. */
+#ifndef QC_CONVERT_CONVERT_RUN_H
+#define QC_CONVERT_CONVERT_RUN_H
+
+#include "convert/fit.h"
+#include "convert/plan.h"
+#include "convert/report.h"
+
+/* Goes on with what an interrupted run of the same command left, or begins. fit: what the plan was
+ * cut for, or NULL. Fills in the results of report.
+ * On failure the staging folder stays where the same command can go on: after an interruption, an
+ * error of I/O, a full disk or memory that ran out, if a weight was finished; *err says so. It goes
+ * where the same command can only fail again (the input is bad), and where nothing was finished. A
+ * conversion of another command is never touched. */
+QC_NODISCARD qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit,
+                                      qc_convert_report *report, qc_error *err);
+
+#endif

@@ -1,0 +1,511 @@
+#include "convert/resume.h"
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "convert/pipeline.h"
+#include "convert/resume_parts.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define JOB_HEAD_BYTES  36u
+#define PART_HEAD_BYTES 8u
+#define SHARD_BYTES     36u
+#define TIME_BYTES      16u
+#define IDENTITY_MAX    ((size_t)256 << 20)
+#define QC_DIGEST_BYTES (sizeof(qc_digest))
+
+_Static_assert(QC_UNIT_RECORD_BYTES == 4 + 4 + 8 + 3 * sizeof(qc_digest), "a unit's record");
+
+/* ---- Bytes of records ---- */
+
+static uint64_t bits_of(double d)
+{
+    uint64_t v;
+    memcpy(&v, &d, sizeof v);
+    return v;
+}
+
+static double double_of(uint64_t v)
+{
+    double d;
+    memcpy(&d, &v, sizeof d);
+    return d;
+}
+
+static void put_unit(unsigned char *b, const qc_pipeline *p, uint32_t index)
+{
+    const qc_unit *u = &p->units[index];
+    qc_store_le32(b, index);
+    qc_store_le32(b + 4, u->stored_bytes);
+    qc_store_le64(b + 8, u->file_offset);
+    memcpy(b + 16, &u->content, QC_DIGEST_BYTES);
+    memcpy(b + 32, &u->stored, QC_DIGEST_BYTES);
+    memcpy(b + 48, &u->source, QC_DIGEST_BYTES);
+}
+
+/* ---- Taking records in ---- */
+
+static qc_status refuse_record(const qc_resume *r, const qc_journal_record *record, qc_error *err)
+{
+    QC_FAIL(err, QC_ERR_INPUT,
+            "%s: the record that ends at byte %" PRIu64
+            " (type %u) does not fit this conversion; --restart begins anew",
+            r->path, record->end, record->type);
+}
+
+/* One unit that the record says is written; of `job`, or of any where that is QC_NO_OUTPUT. */
+static int take_unit(qc_resume *r, const unsigned char *b, uint32_t job)
+{
+    qc_pipeline *p = r->p;
+    uint32_t index = qc_load_le32(b), stored = qc_load_le32(b + 4);
+    if (index >= p->unit_count)
+        return 1;
+    qc_unit *u = &p->units[index];
+    uint64_t place = qc_load_le64(b + 8);
+    int whole = u->kind == QC_UNIT_MAIN || u->kind == QC_UNIT_DEFERRED;
+    if (whole != (job != QC_NO_OUTPUT) || (whole && p->plan->outputs[u->tensor].job != job))
+        return 1;
+    if (qc_pipeline_is_compressed(p)
+            ? stored > qc_frame_bound(u->content_bytes) || stored == 0
+            : stored != u->content_bytes || place != qc_unit_plain_place(p, u))
+        return 1;
+    u->stored_bytes = stored;
+    u->file_offset = place;
+    memcpy(&u->content, b + 16, QC_DIGEST_BYTES);
+    memcpy(&u->stored, b + 32, QC_DIGEST_BYTES);
+    memcpy(&u->source, b + 48, QC_DIGEST_BYTES);
+    u->kept = u->written = 1;
+    return 0;
+}
+
+/* Units that a job's record has: its main ones and those with a place kept free; *missing of them
+ * are not kept. */
+static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missing)
+{
+    uint32_t count = 0;
+    *missing = 0;
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        uint32_t t = p->plan->jobs[job].outputs[part];
+        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < p->unit_counts[t]; i++) {
+            const qc_unit *u = &p->units[p->first_unit[t] + i];
+            if (u->kind == QC_UNIT_DERIVED)
+                continue;
+            count++;
+            *missing += !u->kept;
+        }
+    }
+    return count;
+}
+
+static int misses_part(const qc_pipeline *p, uint32_t job, const unsigned char *have)
+{
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        if (qc_job_part_is_own((qc_part)part) && qc_job_awaits(p, job, (qc_part)part) &&
+            !have[part])
+            return 1;
+    }
+    return 0;
+}
+
+static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_error *err)
+{
+    qc_pipeline *p = r->p;
+    const unsigned char *b = record->payload, *end = b + record->bytes;
+    unsigned char have[QC_PART_COUNT] = {0};
+    if (record->bytes < JOB_HEAD_BYTES)
+        return refuse_record(r, record, err);
+    uint32_t job = qc_load_le32(b), units = qc_load_le32(b + 4), parts = qc_load_le32(b + 8);
+    if (job >= p->plan->job_count)
+        return refuse_record(r, record, err);
+    qc_job_state *s = &p->jobs[job];
+    qc_job_reset(p, job);
+    uint32_t missing = 0, expected = whole_units(p, job, &missing);
+    s->error.rel_mse = double_of(qc_load_le64(b + 12));
+    s->error.max_err = double_of(qc_load_le64(b + 20));
+    s->error.max_index = qc_load_le64(b + 28);
+    b += JOB_HEAD_BYTES;
+    if (units != expected || units > (uint64_t)(end - b) / QC_UNIT_RECORD_BYTES)
+        return refuse_record(r, record, err);
+    for (uint32_t i = 0; i < units; i++, b += QC_UNIT_RECORD_BYTES) {
+        if (take_unit(r, b, job))
+            return refuse_record(r, record, err);
+    }
+    (void)whole_units(p, job, &missing);
+    if (missing > 0)
+        return refuse_record(r, record, err);
+    for (uint32_t i = 0; i < parts; i++) {
+        if (end - b < (ptrdiff_t)PART_HEAD_BYTES)
+            return refuse_record(r, record, err);
+        uint32_t part = qc_load_le32(b), bytes = qc_load_le32(b + 4);
+        b += PART_HEAD_BYTES;
+        if (part >= QC_PART_COUNT || have[part] || bytes > (uint64_t)(end - b))
+            return refuse_record(r, record, err);
+        QC_TRY(qc_job_take_part(p, job, (qc_part)part, b, bytes, err));
+        have[part] = 1;
+        b += bytes;
+    }
+    if (b != end || misses_part(p, job, have))
+        return refuse_record(r, record, err);
+    atomic_store(&s->left, 0);
+    s->kept = s->finished = s->begun = 1;
+    atomic_store(&s->recorded_end, record->end);
+    if (atomic_load(&s->derived_left) == 0)
+        qc_job_release(s);
+    r->has_work = 1;
+    return QC_OK;
+}
+
+static qc_status take_single(qc_resume *r, const qc_journal_record *record, qc_error *err)
+{
+    qc_pipeline *p = r->p;
+    if (record->bytes != QC_UNIT_RECORD_BYTES)
+        return refuse_record(r, record, err);
+    uint32_t index = qc_load_le32(record->payload);
+    int again = index < p->unit_count && p->units[index].kept;
+    if (take_unit(r, record->payload, QC_NO_OUTPUT))
+        return refuse_record(r, record, err);
+    const qc_unit *u = &p->units[index];
+    p->shards[u->shard].kept = 0;
+    if (u->kind == QC_UNIT_HEADER || again)
+        return QC_OK;
+    qc_job_state *s = &p->jobs[p->plan->outputs[u->tensor].job];
+    if (!s->kept)
+        return refuse_record(r, record, err);
+    if (atomic_fetch_sub(&s->derived_left, 1) == 1)
+        qc_job_release(s);
+    return QC_OK;
+}
+
+static qc_status take_shard(qc_resume *r, const qc_journal_record *record, qc_error *err)
+{
+    qc_pipeline *p = r->p;
+    const unsigned char *b = record->payload;
+    if (record->bytes != SHARD_BYTES || qc_load_le32(b) >= p->plan->layout.count)
+        return refuse_record(r, record, err);
+    qc_shard_state *s = &p->shards[qc_load_le32(b)];
+    s->file_bytes = qc_load_le64(b + 4);
+    s->table_bytes = qc_load_le64(b + 12);
+    memcpy(&s->table, b + 20, QC_DIGEST_BYTES);
+    s->kept = s->table_bytes <= s->file_bytes;
+    return QC_OK;
+}
+
+static qc_status take_begin(qc_resume *r, const qc_journal_record *record, qc_error *err)
+{
+    if (record->bytes != 4 || qc_load_le32(record->payload) >= r->p->plan->job_count)
+        return refuse_record(r, record, err);
+    r->p->jobs[qc_load_le32(record->payload)].begun = 1;
+    return QC_OK;
+}
+
+static qc_status take_times(qc_resume *r, const qc_journal_record *record, qc_error *err)
+{
+    size_t files = r->p->plan->model->file_count;
+    if (record->bytes != files * TIME_BYTES)
+        return refuse_record(r, record, err);
+    for (size_t i = 0; i < files; i++)
+        r->times[i] = qc_load_le64(record->payload + i * TIME_BYTES);
+    r->has_times = 1;
+    return QC_OK;
+}
+
+static qc_status take_identity(qc_resume *r, const qc_journal_record *record, qc_error *err)
+{
+    QC_TRY(qc_identity_compare((const char *)record->payload, record->bytes, r->identity.data,
+                               r->identity.len, r->d->path, err));
+    r->has_identity = 1;
+    return QC_OK;
+}
+
+static qc_status keep_record(qc_resume *r, const qc_journal_record *record, qc_error *err)
+{
+    void *v = NULL;
+    if (r->other_count == r->other_cap) {
+        size_t cap = r->other_cap ? 2 * r->other_cap : 16;
+        v = r->others;
+        QC_TRY(qc_realloc_array(&v, cap, sizeof *r->others, err));
+        r->others = v;
+        r->other_cap = cap;
+    }
+    QC_TRY(qc_arena_alloc(&r->arena, &v, record->bytes ? record->bytes : 1, 1, err));
+    if (record->bytes)
+        memcpy(v, record->payload, record->bytes);
+    r->others[r->other_count] = *record;
+    r->others[r->other_count++].payload = v;
+    return QC_OK;
+}
+
+static qc_status take_record(void *ctx, const qc_journal_record *record, qc_error *err)
+{
+    qc_resume *r = ctx;
+    if (!r->has_identity && record->type != QC_RECORD_IDENTITY)
+        return refuse_record(r, record, err);
+    if (record->type == QC_RECORD_BEGIN || record->type == QC_RECORD_JOB ||
+        record->type == QC_RECORD_UNIT)
+        r->found.done = r->found.committing = 0;
+    switch (record->type) {
+    case QC_RECORD_IDENTITY:
+        return take_identity(r, record, err);
+    case QC_RECORD_TIMES:
+        return take_times(r, record, err);
+    case QC_RECORD_BEGIN:
+        return take_begin(r, record, err);
+    case QC_RECORD_JOB:
+        return take_job(r, record, err);
+    case QC_RECORD_UNIT:
+        return take_single(r, record, err);
+    case QC_RECORD_SHARD:
+        return take_shard(r, record, err);
+    case QC_RECORD_DONE:
+        r->found.done = 1;
+        return QC_OK;
+    case QC_RECORD_COMMIT:
+        if (record->bytes != QC_DIGEST_BYTES)
+            return refuse_record(r, record, err);
+        r->found.committing = 1;
+        memcpy(&r->found.manifest, record->payload, QC_DIGEST_BYTES);
+        return QC_OK;
+    default:
+        return keep_record(r, record, err);
+    }
+}
+
+/* ---- Opening ---- */
+
+qc_status qc_resume_add_times(qc_resume *r, qc_error *err)
+{
+    const qc_checkpoint *m = r->p->plan->model;
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, m->file_count, TIME_BYTES, err));
+    unsigned char *b = v;
+    for (size_t i = 0; i < m->file_count; i++) {
+        qc_store_le64(b + i * TIME_BYTES, r->times_now[i]);
+        qc_store_le64(b + i * TIME_BYTES + 8, m->files[i].file_bytes);
+    }
+    qc_status st =
+        qc_journal_append(r->journal, QC_RECORD_TIMES, b, m->file_count * TIME_BYTES, NULL, err);
+    qc_free(v);
+    return st;
+}
+
+static qc_status begin_journal(qc_resume *r, qc_error *err)
+{
+    QC_TRY(qc_journal_append(r->journal, QC_RECORD_IDENTITY, r->identity.data, r->identity.len,
+                             NULL, err));
+    QC_TRY(qc_resume_add_times(r, err));
+    return qc_journal_sync(r->journal, err);
+}
+
+/* Parts of another number of them share the folder: that is another conversion. */
+static qc_status look_for_others(const qc_resume *r, unsigned part_count, qc_error *err)
+{
+    DIR *dir = opendir(r->d->staging);
+    if (!dir)
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", r->d->staging, strerror(errno));
+    const struct dirent *e;
+    unsigned then = part_count;
+    while ((e = readdir(dir))) {
+        char tail[16];
+        const char *of = strstr(e->d_name, "-of-");
+        if (strncmp(e->d_name, "journal-", 8) != 0 || !of)
+            continue;
+        (void)snprintf(tail, sizeof tail, "-of-%05u", part_count);
+        if (strcmp(of, tail) != 0)
+            then = (unsigned)strtoul(of + 4, NULL, 10);
+    }
+    closedir(dir);
+    if (then != part_count)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: holds an interrupted conversion that this one cannot continue: parts was "
+                "'%u' then and is '%u' now; --restart begins anew",
+                r->d->path, then, part_count);
+    return QC_OK;
+}
+
+static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_count, qc_error *err)
+{
+    const qc_checkpoint *m = r->p->plan->model;
+    const char *name = NULL;
+    void *v = NULL;
+    QC_TRY(look_for_others(r, part_count, err));
+    QC_TRY(qc_arena_printf(&r->arena, &name, err, QC_JOURNAL_NAME, part_index + 1, part_count));
+    QC_TRY(qc_path_join(&r->arena, &r->path, r->d->staging, name, err));
+    QC_TRY(qc_identity_make(&r->identity, r->p->plan, part_count, err));
+    QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times, err));
+    r->times = v;
+    QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times_now, err));
+    r->times_now = v;
+    for (size_t i = 0; i < m->file_count; i++)
+        QC_TRY(qc_path_time(m->files[i].path, &r->times_now[i], err));
+    QC_TRY(qc_journal_open(&r->journal, r->path, take_record, r, NULL, err));
+    if (!r->has_identity)
+        return begin_journal(r, err);
+    for (uint32_t i = 0; i < r->p->plan->job_count; i++)
+        r->begun_before += r->p->jobs[i].begun != 0;
+    r->found.continued = r->has_work;
+    for (size_t i = 0; r->has_times && i < m->file_count; i++) {
+        if (r->times_now[i] == 0)
+            r->times_now[i] = r->times[i]; /* consumed */
+    }
+    qc_resume_count(r);
+    return QC_OK;
+}
+
+qc_status qc_resume_open(qc_resume **out, qc_pipeline *p, qc_output_dir *d, unsigned part_index,
+                         unsigned part_count, qc_error *err)
+{
+    void *v = NULL;
+    *out = NULL;
+    QC_TRY(qc_calloc(&v, 1, sizeof(qc_resume), err));
+    qc_resume *r = v;
+    r->p = p;
+    r->d = d;
+    qc_arena_init(&r->arena);
+    qc_strbuf_init(&r->identity, IDENTITY_MAX);
+    qc_status st = open_journal(r, part_index, part_count, err);
+    if (st != QC_OK) {
+        qc_resume_close(r);
+        return st;
+    }
+    p->resume = r;
+    *out = r;
+    return QC_OK;
+}
+
+void qc_resume_close(qc_resume *r)
+{
+    if (!r)
+        return;
+    if (r->p->resume == r)
+        r->p->resume = NULL;
+    qc_journal_close(r->journal);
+    qc_strbuf_deinit(&r->identity);
+    qc_free(r->others);
+    qc_arena_deinit(&r->arena);
+    qc_free(r);
+}
+
+const qc_resume_found *qc_resume_found_of(const qc_resume *r)
+{
+    return &r->found;
+}
+
+qc_journal *qc_resume_journal(qc_resume *r)
+{
+    return r->journal;
+}
+
+const qc_journal_record *qc_resume_record(const qc_resume *r, uint32_t type, size_t i)
+{
+    for (size_t k = 0; k < r->other_count; k++) {
+        if (r->others[k].type == type && i-- == 0)
+            return &r->others[k];
+    }
+    return NULL;
+}
+
+int qc_resume_has_work(const qc_resume *r)
+{
+    return r->has_work || atomic_load(&r->recorded);
+}
+
+/* ---- Recording ---- */
+
+qc_status qc_resume_add_begin(qc_resume *r, uint32_t job, qc_error *err)
+{
+    unsigned char b[4];
+    qc_store_le32(b, job);
+    return qc_journal_append(r->journal, QC_RECORD_BEGIN, b, sizeof b, NULL, err);
+}
+
+qc_status qc_resume_add_unit(qc_resume *r, uint32_t unit, qc_error *err)
+{
+    unsigned char b[QC_UNIT_RECORD_BYTES];
+    put_unit(b, r->p, unit);
+    return qc_journal_append(r->journal, QC_RECORD_UNIT, b, sizeof b, NULL, err);
+}
+
+qc_status qc_resume_add_shard(qc_resume *r, uint32_t shard, qc_error *err)
+{
+    const qc_shard_state *s = &r->p->shards[shard];
+    unsigned char b[SHARD_BYTES];
+    qc_store_le32(b, shard);
+    qc_store_le64(b + 4, s->file_bytes);
+    qc_store_le64(b + 12, s->table_bytes);
+    memcpy(b + 20, &s->table, QC_DIGEST_BYTES);
+    return qc_journal_append(r->journal, QC_RECORD_SHARD, b, sizeof b, NULL, err);
+}
+
+static int part_goes_along(const qc_pipeline *p, uint32_t job, int part)
+{
+    return qc_job_part_is_own((qc_part)part) && qc_job_awaits(p, job, (qc_part)part);
+}
+
+qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error *err)
+{
+    const qc_pipeline *p = r->p;
+    const qc_job *j = &p->plan->jobs[job];
+    const qc_job_state *s = &p->jobs[job];
+    uint32_t missing = 0, units = whole_units(p, job, &missing), parts = 0;
+    size_t bytes = JOB_HEAD_BYTES + (size_t)units * QC_UNIT_RECORD_BYTES;
+    void *v = NULL;
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        if (!part_goes_along(p, job, part))
+            continue;
+        parts++;
+        bytes += PART_HEAD_BYTES + (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
+    }
+    QC_TRY(qc_malloc(&v, bytes, err));
+    unsigned char *b = v;
+    qc_store_le32(b, job);
+    qc_store_le32(b + 4, units);
+    qc_store_le32(b + 8, parts);
+    qc_store_le64(b + 12, bits_of(s->error.rel_mse));
+    qc_store_le64(b + 20, bits_of(s->error.max_err));
+    qc_store_le64(b + 28, s->error.max_index);
+    b += JOB_HEAD_BYTES;
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        uint32_t t = j->outputs[part];
+        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < p->unit_counts[t]; i++) {
+            if (p->units[p->first_unit[t] + i].kind == QC_UNIT_DERIVED)
+                continue;
+            put_unit(b, p, p->first_unit[t] + i);
+            b += QC_UNIT_RECORD_BYTES;
+        }
+    }
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        if (!part_goes_along(p, job, part))
+            continue;
+        size_t n = (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
+        qc_store_le32(b, (uint32_t)part);
+        qc_store_le32(b + 4, (uint32_t)n);
+        memcpy(b + PART_HEAD_BYTES, qc_job_part(p, job, (qc_part)part), n);
+        b += PART_HEAD_BYTES + n;
+    }
+    qc_status st = qc_journal_append(r->journal, QC_RECORD_JOB, v, bytes, end, err);
+    qc_free(v);
+    if (st == QC_OK)
+        atomic_store(&r->recorded, 1);
+    return st;
+}
+
+qc_status qc_resume_done(qc_resume *r, qc_error *err)
+{
+    if (r->found.done)
+        return QC_OK;
+    QC_TRY(qc_journal_sync(r->journal, err));
+    QC_TRY(qc_journal_append(r->journal, QC_RECORD_DONE, NULL, 0, NULL, err));
+    r->found.done = 1;
+    return qc_journal_sync(r->journal, err);
+}
+
+qc_status qc_resume_commit(qc_resume *r, const qc_digest *manifest, qc_error *err)
+{
+    QC_TRY(qc_journal_append(r->journal, QC_RECORD_COMMIT, manifest, QC_DIGEST_BYTES, NULL, err));
+    return qc_journal_sync(r->journal, err);
+}

@@ -1,0 +1,200 @@
+/* What a journal says, looked at: frames against the staged shards, and where the source's files
+ * have another time, the source against the digests that were taken of it. */
+#include "base/alloc.h"
+#include "convert/resume_parts.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef struct {
+    qc_resume *r;
+    unsigned char *damaged;    /* per unit; each written by one worker */
+    unsigned char *changed;    /* per file of the source: its time is another one */
+    atomic_uint_fast32_t next; /* unit */
+    void (*progress)(void *ctx, uint64_t bytes);
+    void *progress_ctx;
+} checker;
+
+static int is_ours(const qc_pipeline *p, const qc_unit *u)
+{
+    return u->kept && !p->shards[u->shard].foreign;
+}
+
+/* The frame on the disk. */
+static qc_status check_frame(checker *c, qc_worker *w, uint32_t index, qc_error *err)
+{
+    qc_pipeline *p = w->p;
+    const qc_unit *u = &p->units[index];
+    int compressed = qc_pipeline_is_compressed(p);
+    unsigned char *buf = compressed ? w->stored : w->content;
+    qc_error trouble = {0};
+    QC_TRY(qc_shard_open(p, u->shard, err));
+    qc_status st =
+        qc_file_pread(&p->shards[u->shard].file, buf, u->stored_bytes, u->file_offset, &trouble);
+    if (st != QC_OK && st != QC_ERR_TRUNCATED) {
+        if (err)
+            *err = trouble;
+        return st;
+    }
+    qc_digest found = qc_digest_bytes(buf, st == QC_OK ? u->stored_bytes : 0);
+    c->damaged[index] = !qc_digest_equal(&found, compressed ? &u->stored : &u->content);
+    if (c->progress)
+        c->progress(c->progress_ctx, u->stored_bytes);
+    return QC_OK;
+}
+
+/* Is what the frame was made of still what the source holds? */
+static qc_status check_source(const checker *c, qc_worker *w, const qc_unit *u, qc_error *err)
+{
+    const qc_plan *plan = w->p->plan;
+    const qc_job *j;
+    const qc_ckpt_tensor *t;
+    qc_digest now;
+    if (u->kind != QC_UNIT_MAIN)
+        return QC_OK;
+    j = &plan->jobs[plan->outputs[u->tensor].job];
+    t = &plan->model->tensors[j->source];
+    if (!c->changed[t->file])
+        return QC_OK;
+    QC_TRY(qc_piece_source(w, u, &now, err));
+    if (!qc_digest_equal(&now, &u->source))
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: has changed since the conversion that %s holds began: tensor '%s' is not what "
+                "it was; --restart begins anew",
+                plan->model->files[t->file].path, plan->options->out, t->name);
+    return QC_OK;
+}
+
+static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    checker *c = ctx;
+    qc_pipeline *p = c->r->p;
+    qc_worker w;
+    (void)index;
+    qc_status st = qc_worker_init(&w, p, team, err);
+    while (st == QC_OK) {
+        uint32_t i = (uint32_t)atomic_fetch_add(&c->next, 1);
+        if (i >= p->unit_count)
+            break;
+        if (!is_ours(p, &p->units[i]))
+            continue;
+        st = qc_worker_look_up(&w, err);
+        if (st == QC_OK)
+            st = check_frame(c, &w, i, err);
+        if (st == QC_OK && !c->damaged[i])
+            st = check_source(c, &w, &p->units[i], err);
+    }
+    qc_worker_deinit(&w);
+    return st;
+}
+
+/* The seek table, and that nothing is behind it. A shard that is not so is finished again. */
+static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    qc_shard_state *s = &p->shards[shard];
+    uint64_t bytes = 0;
+    void *v = NULL;
+    size_t n = (size_t)s->table_bytes;
+    QC_TRY(qc_shard_open(p, shard, err));
+    QC_TRY(qc_file_size(&s->file, &bytes, err));
+    s->kept = bytes == s->file_bytes;
+    if (!s->kept || n == 0)
+        return QC_OK;
+    QC_TRY(qc_malloc(&v, n, err));
+    qc_status st = qc_file_pread(&s->file, v, n, bytes - n, err);
+    if (st == QC_OK) {
+        qc_digest found = qc_digest_bytes(v, n);
+        s->kept = qc_digest_equal(&found, &s->table);
+    }
+    qc_free(v);
+    return st;
+}
+
+static qc_status take_out(checker *c, qc_error *err)
+{
+    qc_resume *r = c->r;
+    qc_pipeline *p = r->p;
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        qc_unit *u = &p->units[i];
+        if (!c->damaged[i])
+            continue;
+        r->found.done = r->found.committing = 0;
+        p->shards[u->shard].kept = 0;
+        if (u->kind == QC_UNIT_HEADER) {
+            u->kept = u->written = 0;
+            continue;
+        }
+        uint32_t job = p->plan->outputs[u->tensor].job;
+        if (p->jobs[job].kept)
+            QC_TRY(qc_resume_add_begin(r, job, err)); /* what was recorded of it no longer counts */
+        qc_job_reset(p, job);
+    }
+    return QC_OK;
+}
+
+static void count_found(qc_resume *r)
+{
+    const qc_pipeline *p = r->p;
+    qc_resume_found *f = &r->found;
+    f->jobs_kept = 0;
+    f->bytes_kept = f->stored_kept = 0;
+    for (uint32_t i = 0; i < p->plan->job_count; i++) {
+        const qc_job *j = &p->plan->jobs[i];
+        if (!p->jobs[i].kept)
+            continue;
+        f->jobs_kept++;
+        f->bytes_kept += p->plan->model->tensors[j->source].bytes + j->absorbed_bytes;
+    }
+    for (uint32_t i = 0; i < p->unit_count; i++)
+        f->stored_kept += is_ours(p, &p->units[i]) ? p->units[i].stored_bytes : 0;
+}
+
+void qc_resume_count(qc_resume *r)
+{
+    uint32_t kept_of_begun = 0;
+    count_found(r);
+    for (uint32_t i = 0; i < r->p->plan->job_count; i++)
+        kept_of_begun += r->p->jobs[i].kept && r->p->jobs[i].begun;
+    r->found.jobs_redone = r->begun_before - kept_of_begun;
+}
+
+static qc_status check_all(checker *c, qc_error *err)
+{
+    qc_resume *r = c->r;
+    qc_pipeline *p = r->p;
+    const qc_checkpoint *m = p->plan->model;
+    int any_changed = !r->has_times;
+    for (size_t i = 0; i < m->file_count; i++) {
+        c->changed[i] = !r->has_times || r->times[i] != r->times_now[i];
+        any_changed |= c->changed[i];
+    }
+    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
+        if (p->shards[i].kept && !p->shards[i].foreign)
+            QC_TRY(check_table(p, i, err));
+    }
+    if (r->found.continued)
+        QC_TRY(qc_team_run(p->threads, check_units, c, err));
+    if (any_changed)
+        QC_TRY(qc_resume_add_times(r, err));
+    return take_out(c, err);
+}
+
+qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx, uint64_t bytes),
+                          void *progress_ctx, qc_error *err)
+{
+    checker c = {.r = r, .progress = progress, .progress_ctx = progress_ctx};
+    void *v = NULL;
+    atomic_init(&c.next, 0);
+    QC_TRY(qc_calloc(&v, r->p->unit_count, 1, err));
+    c.damaged = v;
+    v = NULL;
+    qc_status st = qc_calloc(&v, r->p->plan->model->file_count, 1, err);
+    c.changed = v;
+    if (st == QC_OK)
+        st = check_all(&c, err);
+    if (st == QC_OK)
+        qc_resume_count(r);
+    qc_free(c.changed);
+    qc_free(c.damaged);
+    return st;
+}

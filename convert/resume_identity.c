@@ -1,0 +1,239 @@
+/* What the bytes of an output depend on, as lines of text that two runs compare. */
+#include "convert/resume.h"
+
+#include "convert/make_manifest.h"
+#include "convert/option_table.h"
+#include "formats/seekable.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define SOURCE_PREFIX "source."
+
+/* ---- making it ---- */
+
+/* A value may come from a command line or a file's name: a line stays a line. */
+static qc_status add_escaped(qc_strbuf *out, const char *s, qc_error *err)
+{
+    for (; *s; s++) {
+        unsigned char c = (unsigned char)*s;
+        if (c < 0x20 || c == 0x7f || c == '%')
+            QC_TRY(qc_strbuf_addf(out, err, "%%%02x", c));
+        else
+            QC_TRY(qc_strbuf_add(out, s, 1, err));
+    }
+    return QC_OK;
+}
+
+static qc_status add_text(qc_strbuf *out, const char *key, const char *value, qc_error *err)
+{
+    QC_TRY(qc_strbuf_addf(out, err, "%s=", key));
+    QC_TRY(add_escaped(out, value ? value : "not given", err));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
+static qc_status add_option(qc_strbuf *out, qc_option_id id, const char *value, qc_error *err)
+{
+    QC_TRY(qc_strbuf_adds(out, "--", err));
+    return add_text(out, qc_option_table[id].name, value, err);
+}
+
+static qc_status add_number(qc_strbuf *out, qc_option_id id, uint64_t value, qc_error *err)
+{
+    return qc_strbuf_addf(out, err, "--%s=%" PRIu64 "\n", qc_option_table[id].name, value);
+}
+
+static qc_status add_fit(qc_strbuf *out, const qc_fit_options *f, qc_error *err)
+{
+    QC_TRY(add_option(out, QC_OPT_VRAM, f->vram, err));
+    if (!f->vram)
+        return QC_OK;
+    QC_TRY(
+        qc_strbuf_addf(out, err, "--%s=%.17g\n", qc_option_table[QC_OPT_MARGIN].name, f->margin));
+    QC_TRY(add_number(out, QC_OPT_CONTEXT, f->context, err));
+    QC_TRY(add_number(out, QC_OPT_BATCH, f->batch, err));
+    QC_TRY(add_number(out, QC_OPT_IMAGES, f->images, err));
+    QC_TRY(add_number(out, QC_OPT_KV_DTYPE, f->kv_bits, err));
+    QC_TRY(add_option(out, QC_OPT_MLA, f->mla_expanded ? "expanded" : "absorbed", err));
+    return add_number(out, QC_OPT_CUDA_CONTEXT, f->cuda_context_bytes, err);
+}
+
+static qc_status add_options(qc_strbuf *out, const qc_options *o, qc_error *err)
+{
+    QC_TRY(add_option(out, QC_OPT_TO, qc_to_name(o->to), err));
+    QC_TRY(add_number(out, QC_OPT_BLOCK_SIZE, o->block_elems, err));
+    QC_TRY(add_option(out, QC_OPT_NO_DOUBLE_QUANT, o->double_quant ? "not given" : "given", err));
+    QC_TRY(add_option(out, QC_OPT_SCALE, qc_option_table[QC_OPT_SCALE].choices[o->scale], err));
+    QC_TRY(add_option(out, QC_OPT_REST, qc_rest_name(o->rest), err));
+    QC_TRY(add_option(out, QC_OPT_COMPUTE_DTYPE, o->compute_dtype, err));
+    if (o->compress)
+        QC_TRY(qc_strbuf_addf(out, err, "--%s=zstd:%d\n", qc_option_table[QC_OPT_COMPRESS].name,
+                              o->compress_level));
+    else
+        QC_TRY(add_option(out, QC_OPT_COMPRESS, "none", err));
+    QC_TRY(add_number(out, QC_OPT_MAX_SHARD_SIZE, o->max_shard_bytes, err));
+    QC_TRY(add_option(out, QC_OPT_REQUANTIZE, o->requantize ? "given" : "not given", err));
+    QC_TRY(add_option(out, QC_OPT_DROP_MTP, o->drop_mtp ? "given" : "not given", err));
+    QC_TRY(add_option(out, QC_OPT_SCHEMES, o->schemes, err));
+    for (uint32_t i = 0; i < o->rule_count; i++)
+        QC_TRY(add_option(out, o->rules[i].quantize ? QC_OPT_QUANTIZE : QC_OPT_KEEP,
+                          o->rules[i].glob, err));
+    return add_fit(out, &o->fit, err);
+}
+
+static qc_status add_source(qc_strbuf *out, const qc_checkpoint *m, qc_error *err)
+{
+    char hex[QC_DIGEST_HEX_BYTES];
+    qc_digest digest = qc_digest_bytes(m->config_text, m->config_len);
+    qc_digest_hex(&digest, hex);
+    QC_TRY(qc_strbuf_addf(out, err, SOURCE_PREFIX "config=%s\n", m->config ? hex : "none"));
+    for (size_t i = 0; i < m->file_count; i++) {
+        const qc_ckpt_file *f = &m->files[i];
+        QC_TRY(qc_checkpoint_head_digest(m, i, &digest, err));
+        qc_digest_hex(&digest, hex);
+        QC_TRY(qc_strbuf_addf(out, err, SOURCE_PREFIX "%zu=", i + 1));
+        QC_TRY(add_escaped(out, f->name, err));
+        QC_TRY(qc_strbuf_addf(out, err, ", %" PRIu64 " bytes, header %s\n", f->file_bytes, hex));
+    }
+    return QC_OK;
+}
+
+static void hash_u64(qc_digest_state *h, uint64_t v)
+{
+    unsigned char b[8];
+    for (unsigned i = 0; i < sizeof b; i++)
+        b[i] = (unsigned char)(v >> 8 * i);
+    qc_digest_update(h, b, sizeof b);
+}
+
+static void hash_text(qc_digest_state *h, const char *s)
+{
+    hash_u64(h, strlen(s));
+    qc_digest_update(h, s, strlen(s));
+}
+
+static void hash_tensor(qc_digest_state *h, const qc_plan *plan, uint32_t tensor)
+{
+    const qc_out_tensor *t = &plan->tensors[tensor];
+    const qc_output *o = &plan->outputs[tensor];
+    const qc_job *j = &plan->jobs[o->job];
+    hash_text(h, t->st.name);
+    hash_u64(h, t->st.dtype);
+    hash_u64(h, t->st.ndim);
+    for (unsigned i = 0; i < t->st.ndim; i++)
+        hash_u64(h, t->st.dims[i]);
+    hash_u64(h, t->st.begin);
+    hash_u64(h, t->st.end);
+    hash_u64(h, t->piece_bytes);
+    hash_u64(h, o->job);
+    hash_u64(h, o->part);
+    hash_text(h, plan->model->tensors[j->source].name);
+    hash_u64(h, j->scheme);
+    hash_u64(h, j->block_elems);
+    hash_u64(h, (uint64_t)j->nested);
+    hash_u64(h, j->scale);
+    hash_u64(h, (uint64_t)j->entry->transpose);
+}
+
+static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+{
+    char hex[QC_DIGEST_HEX_BYTES];
+    qc_digest_state *h = NULL;
+    QC_TRY(qc_digest_create(&h, err));
+    qc_digest_reset(h);
+    for (uint32_t s = 0; s < plan->layout.count; s++) {
+        const qc_shard *sh = &plan->layout.shards[s];
+        hash_text(h, sh->name);
+        hash_u64(h, sh->header_bytes);
+        hash_u64(h, sh->data_bytes);
+        hash_u64(h, sh->device);
+        hash_u64(h, sh->count);
+        for (uint32_t k = 0; k < sh->count; k++)
+            hash_tensor(h, plan, sh->order[k]);
+    }
+    qc_digest digest = qc_digest_finish(h);
+    qc_digest_destroy(h);
+    qc_digest_hex(&digest, hex);
+    return qc_strbuf_addf(out, err, "plan=%s\n", hex);
+}
+
+qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_count, qc_error *err)
+{
+    QC_TRY(qc_strbuf_addf(out, err, "format=%u\nqconv=%s\n", QC_RESUME_FORMAT, QCONV_VERSION));
+    if (plan->options->compress)
+        QC_TRY(add_text(out, "zstd", qc_frame_library_version(), err));
+    QC_TRY(qc_strbuf_addf(out, err, "parts=%u\n", part_count));
+    QC_TRY(add_options(out, plan->options, err));
+    QC_TRY(add_source(out, plan->model, err));
+    return add_plan(out, plan, err);
+}
+
+/* ---- comparing two ---- */
+
+typedef struct {
+    const char *key, *value;
+    size_t key_len, value_len;
+} identity_line;
+
+/* The line at *at, which is moved behind it; nothing at the end. */
+static identity_line next_line(const char *text, size_t len, size_t *at)
+{
+    identity_line l = {"", "nothing", 0, 7};
+    if (*at >= len)
+        return l;
+    const char *begin = text + *at;
+    const char *end = memchr(begin, '\n', len - *at);
+    end = end ? end : text + len;
+    const char *equals = memchr(begin, '=', (size_t)(end - begin));
+    equals = equals ? equals : end;
+    l.key = begin;
+    l.key_len = (size_t)(equals - begin);
+    l.value = equals < end ? equals + 1 : end;
+    l.value_len = (size_t)(end - l.value);
+    *at = (size_t)(end - text) + 1;
+    return l;
+}
+
+static int is_same(const char *a, size_t a_len, const char *b, size_t b_len)
+{
+    return a_len == b_len && memcmp(a, b, a_len) == 0;
+}
+
+static int shown(size_t len)
+{
+    return len < 120 ? (int)len : 120;
+}
+
+static qc_status refuse(const identity_line *then, const identity_line *now, const char *out,
+                        qc_error *err)
+{
+    const identity_line *named = now->key_len ? now : then;
+    int same_key = is_same(then->key, then->key_len, now->key, now->key_len);
+    int is_source = named->key_len > sizeof SOURCE_PREFIX - 1 &&
+                    memcmp(named->key, SOURCE_PREFIX, sizeof SOURCE_PREFIX - 1) == 0;
+    qc_status code = is_source ? QC_ERR_INPUT : QC_ERR_USAGE;
+    if (same_key)
+        QC_FAIL(err, code,
+                "%s: holds an interrupted conversion that this one cannot continue: %.*s was "
+                "'%.*s' then and is '%.*s' now; --restart begins anew",
+                out, shown(named->key_len), named->key, shown(then->value_len), then->value,
+                shown(now->value_len), now->value);
+    QC_FAIL(err, code,
+            "%s: holds an interrupted conversion that this one cannot continue: it had %.*s '%.*s' "
+            "where this one has %.*s '%.*s'; --restart begins anew",
+            out, shown(then->key_len), then->key, shown(then->value_len), then->value,
+            shown(now->key_len), now->key, shown(now->value_len), now->value);
+}
+
+qc_status qc_identity_compare(const char *then, size_t then_bytes, const char *now,
+                              size_t now_bytes, const char *out, qc_error *err)
+{
+    size_t a = 0, b = 0;
+    while (a < then_bytes || b < now_bytes) {
+        identity_line x = next_line(then, then_bytes, &a), y = next_line(now, now_bytes, &b);
+        if (!is_same(x.key, x.key_len, y.key, y.key_len) ||
+            !is_same(x.value, x.value_len, y.value, y.value_len))
+            return refuse(&x, &y, out, err);
+    }
+    return QC_OK;
+}

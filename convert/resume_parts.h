@@ -1,0 +1,30 @@
+/* Private to resume*.c. */
+#ifndef QC_CONVERT_RESUME_PARTS_H
+#define QC_CONVERT_RESUME_PARTS_H
+
+#include "convert/pipeline.h"
+
+struct qc_resume {
+    qc_pipeline *p;
+    qc_output_dir *d;
+    qc_arena arena;
+    const char *path; /* of the journal */
+    qc_journal *journal;
+    qc_strbuf identity;  /* of this run */
+    uint64_t *times;     /* of the source's files, as recorded; nanoseconds */
+    uint64_t *times_now; /* as they are */
+    int has_identity, has_times;
+    int has_work;          /* a job was recorded before this run */
+    atomic_int recorded;   /* or by it */
+    uint32_t begun_before; /* jobs */
+    qc_resume_found found;
+    qc_journal_record *others; /* of types that are not the pipeline's */
+    size_t other_count, other_cap;
+};
+
+/* Fill in what of found is counted. */
+void qc_resume_count(qc_resume *r);
+/* Append the times of the source's files as they are now. */
+QC_NODISCARD qc_status qc_resume_add_times(qc_resume *r, qc_error *err);
+
+#endif

@@ -1,0 +1,139 @@
+#include "convert/syncer.h"
+
+#include "base/alloc.h"
+
+#include <time.h>
+
+#define ROUND_MS 1000
+
+struct qc_syncer {
+    qc_pipeline *p;
+    pthread_t thread;
+    pthread_mutex_t lock; /* protects stop, finish; a leaf lock */
+    pthread_cond_t told;
+    int stop;   /* now */
+    int finish; /* after one more round */
+    /* The thread's; the caller's after it ended. */
+    unsigned char *named; /* per shard: its name is on the disk */
+    qc_status status;
+    qc_error error;
+};
+
+/* Its file, opened if an earlier run wrote it; closed it stays closed. */
+static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
+{
+    qc_pipeline *p = s->p;
+    qc_shard_state *state = &p->shards[shard];
+    int complete = atomic_load(&state->complete);
+    if (!atomic_exchange(&state->news, 0))
+        return QC_OK;
+    QC_TRY(qc_shard_open(p, shard, err));
+    QC_TRY(qc_file_write_out(&state->file, err));
+    if (!s->named[shard]) {
+        s->named[shard] = 1;
+        QC_TRY(qc_dir_sync(p->out->staging, err));
+    }
+    if (!complete)
+        return QC_OK;
+    pthread_mutex_lock(&p->shard_lock);
+    qc_status st = qc_file_close(&state->file, err);
+    pthread_mutex_unlock(&p->shard_lock);
+    return st;
+}
+
+static qc_status sync_round(qc_syncer *s, qc_error *err)
+{
+    qc_pipeline *p = s->p;
+    qc_journal *journal = p->resume ? qc_resume_journal(p->resume) : NULL;
+    uint64_t end = journal ? qc_journal_bytes(journal) : 0;
+    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
+        if (!p->shards[i].foreign)
+            QC_TRY(sync_shard(s, i, err));
+    }
+    if (!journal)
+        return QC_OK;
+    QC_TRY(qc_journal_sync(journal, err));
+    return p->durable ? p->durable(p->durable_ctx, end, err) : QC_OK;
+}
+
+/* Until the next round, or until told; *last: this round is to be the last. */
+static int wait_for_round(qc_syncer *s, int *last)
+{
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += ROUND_MS / 1000;
+    pthread_mutex_lock(&s->lock);
+    int r = 0;
+    while (!s->stop && !s->finish && r == 0)
+        r = pthread_cond_timedwait(&s->told, &s->lock, &until);
+    int stop = s->stop;
+    *last = s->finish;
+    pthread_mutex_unlock(&s->lock);
+    return stop;
+}
+
+static void *syncer_main(void *arg)
+{
+    qc_syncer *s = arg;
+    int last = 0;
+    while (!last && s->status == QC_OK && !wait_for_round(s, &last))
+        s->status = sync_round(s, &s->error);
+    if (s->status != QC_OK)
+        atomic_store(&s->p->halted, 1);
+    return NULL;
+}
+
+static void destroy(qc_syncer *s)
+{
+    pthread_cond_destroy(&s->told);
+    pthread_mutex_destroy(&s->lock);
+    qc_free(s->named);
+    qc_free(s);
+}
+
+qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, 1, sizeof(qc_syncer), err));
+    qc_syncer *s = v;
+    v = NULL;
+    qc_status st = qc_calloc(&v, p->plan->layout.count, sizeof *s->named, err);
+    s->named = v;
+    s->p = p;
+    if (st != QC_OK || pthread_mutex_init(&s->lock, NULL) != 0) {
+        qc_free(s->named);
+        qc_free(s);
+        QC_TRY(st);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+    }
+    if (pthread_cond_init(&s->told, NULL) != 0) {
+        pthread_mutex_destroy(&s->lock);
+        qc_free(s->named);
+        qc_free(s);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
+    }
+    if (pthread_create(&s->thread, NULL, syncer_main, s) != 0) {
+        destroy(s);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a thread could not be started");
+    }
+    *out = s;
+    return QC_OK;
+}
+
+qc_status qc_syncer_finish(qc_syncer *s, qc_status ended, qc_error *err)
+{
+    pthread_mutex_lock(&s->lock);
+    s->stop = ended != QC_OK;
+    s->finish = ended == QC_OK;
+    pthread_cond_signal(&s->told);
+    pthread_mutex_unlock(&s->lock);
+    (void)pthread_join(s->thread, NULL);
+    qc_status st = ended;
+    if (s->status != QC_OK && (ended == QC_OK || ended == QC_ERR_INTERRUPTED)) {
+        st = s->status;
+        if (err)
+            *err = s->error;
+    }
+    destroy(s);
+    return st;
+}
