@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "convert/commands.h"
 #include "convert/console.h"
+#include "convert/consume.h"
 #include "convert/convert_run.h"
 #include "convert/expert_split.h"
 #include "convert/known_models.h"
@@ -153,8 +154,8 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     return QC_OK;
 }
 
-static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
-                               qc_convert_report *report, qc_error *err)
+static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_convert_report *report,
+                               qc_error *err)
 {
     qc_recipe recipe;
     qc_plan unplaced;
@@ -183,7 +184,7 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model,
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->model);
-    QC_TRY(qc_convert_run(plan, fit, report, err));
+    QC_TRY(qc_convert_run(plan, model, fit, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
 }
@@ -216,6 +217,16 @@ static qc_status check_model(const char *model, qc_error *err)
     return QC_OK;
 }
 
+/* With what OUT keeps of weight files that an interrupted conversion has deleted. */
+static qc_status open_model(qc_checkpoint **model, const qc_options *o, qc_error *err)
+{
+    qc_saved_header *saved = NULL;
+    size_t count = 0;
+    if (o->out)
+        QC_TRY(qc_consume_saved(&saved, &count, o->arena, o->out, err));
+    return qc_checkpoint_open_saved(model, o->model, saved, count, err);
+}
+
 qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
 {
     qc_checkpoint *model = NULL;
@@ -225,7 +236,7 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));
-    qc_status st = qc_checkpoint_open(&model, o->model, err);
+    qc_status st = open_model(&model, o, err);
     if (st == QC_OK && o->to != QC_TO_KEEP)
         st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
     if (st == QC_OK)

@@ -1,6 +1,7 @@
 #include "convert/convert_run.h"
 
 #include "convert/console.h"
+#include "convert/consume.h"
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/pipeline.h"
@@ -20,6 +21,8 @@ typedef struct {
     qc_output_dir d;
     qc_pipeline p;
     qc_resume *resume;
+    qc_checkpoint *model;
+    qc_consume *consume; /* NULL: the source stays */
     qc_devices *devices;
     int running; /* what the input is wrong with was found by working on it */
 } conversion;
@@ -33,6 +36,8 @@ static qc_status check_room(const conversion *c, qc_error *err)
     uint64_t need = plan->content_bytes > kept ? plan->content_bytes - kept : 0;
     if (plan->options->compress)
         return QC_OK;
+    if (c->consume)
+        QC_TRY(qc_consume_room(&c->p, &need, err));
     QC_TRY(qc_dir_free_bytes(c->d.staging, &room, err));
     if (room < need)
         QC_FAIL(err, QC_ERR_NOSPACE,
@@ -135,6 +140,21 @@ static qc_status check_kept(conversion *c, qc_error *err)
     return st;
 }
 
+/* Files of the source: what was done of them, and who deletes them. */
+static qc_status take_sources(conversion *c, qc_error *err)
+{
+    for (uint32_t i = 0; i < c->plan->job_count; i++) {
+        if (c->p.jobs[i].kept)
+            QC_TRY(qc_source_files_done(&c->p.sources, i, err));
+    }
+    if (!c->o->consume_source)
+        return QC_OK;
+    QC_TRY(qc_consume_create(&c->consume, &c->p, c->model, err));
+    c->p.durable = qc_consume_durable;
+    c->p.durable_ctx = c->consume;
+    return qc_consume_begin(c->consume, err);
+}
+
 /* All of the output but its manifest. */
 static qc_status run_pipeline(conversion *c, qc_error *err)
 {
@@ -148,6 +168,10 @@ static qc_status run_pipeline(conversion *c, qc_error *err)
     c->p.progress_ctx = progress;
     c->running = 1;
     qc_status st = qc_pipeline_run(&c->p, err);
+    if (st == QC_OK && c->consume)
+        st = qc_consume_finish(c->consume, err);
+    if (st == QC_OK)
+        st = qc_source_files_check(c->plan, err);
     if (st == QC_OK)
         st = qc_resume_done(c->resume, err);
     if (st == QC_ERR_NOSPACE)
@@ -167,6 +191,8 @@ static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
         st = qc_manifest_make(m, &c->p, c->fit, files, file_count, err);
     if (st == QC_OK)
         st = qc_manifest_write(m, &text, err);
+    if (st == QC_OK)
+        st = qc_source_files_check(c->plan, err);
     if (st == QC_OK)
         st = qc_output_dir_put_manifest(&c->d, text.data, text.len, err);
     if (st == QC_OK) {
@@ -216,9 +242,11 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     QC_TRY(qc_pipeline_init(&c->p, c->plan, &c->d, isa, threads, err));
     c->p.devices = c->devices;
     QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, 0, 1, err));
+    QC_TRY(qc_consume_check_journal(c->model, c->resume, err));
     QC_TRY(finish_commit(c, &m, &done, err));
     if (!done) {
         QC_TRY(check_kept(c, err));
+        QC_TRY(take_sources(c, err));
         QC_TRY(check_room(c, err));
         QC_TRY(run_pipeline(c, err));
         QC_TRY(put_manifest(c, &m, err));
@@ -228,6 +256,8 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     report->continued = found->continued;
     report->tensors_kept = found->jobs_kept;
     report->tensors_redone = found->jobs_redone;
+    if (c->consume)
+        report->files_consumed = qc_consume_count(c->consume, &report->bytes_consumed);
     fill_results(report, &c->p, &m);
     tell_errors(o, &m);
     return QC_OK;
@@ -239,6 +269,8 @@ static int is_worth_keeping(const conversion *c, qc_status st)
     int exit_code = qc_status_exit_code(st);
     if (!c->resume)
         return c->d.had_journal;
+    if (qc_consume_any(c->model) || st == QC_ERR_CHANGED)
+        return 1;
     if (!qc_resume_has_work(c->resume))
         return 0;
     return !c->running || (exit_code != 2 && exit_code != 3);
@@ -256,15 +288,28 @@ static void tell_kept(const conversion *c, qc_error *err)
                    done, c->plan->job_count);
 }
 
-qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_convert_report *report,
-                         qc_error *err)
+static qc_status restart(conversion *c, qc_error *err)
+{
+    QC_TRY(qc_consume_check_restart(c->o->arena, c->o->out, err));
+    qc_output_dir_clear(&c->d);
+    return QC_OK;
+}
+
+qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit *fit,
+                         qc_convert_report *report, qc_error *err)
 {
     const qc_options *o = plan->options;
-    conversion c = {.plan = plan, .o = o, .fit = fit};
+    conversion c = {.plan = plan, .o = o, .fit = fit, .model = model};
+    if (o->consume_source)
+        QC_TRY(qc_consume_check(plan, err));
     QC_TRY(qc_output_dir_open(&c.d, o->arena, o->out, o->model, o->force, 0, 1, err));
-    if (o->restart)
-        qc_output_dir_clear(&c.d);
-    qc_status st = convert(&c, report, err);
+    qc_status st = o->restart ? restart(&c, err) : QC_OK;
+    if (st != QC_OK) {
+        qc_output_dir_leave(&c.d);
+        return st;
+    }
+    st = convert(&c, report, err);
+    qc_consume_destroy(c.consume);
     int keep = st != QC_OK && is_worth_keeping(&c, st);
     if (keep && c.running && err)
         tell_kept(&c, err);

@@ -201,6 +201,7 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
     if (p->resume)
         QC_TRY(qc_resume_add_job(p->resume, job, &end, err));
     atomic_store(&s->recorded_end, end);
+    QC_TRY(qc_source_files_done(&p->sources, job, err));
     QC_TRY(count_units(p, p->plan->tensors[main_tensor].shard, count, err));
     if (atomic_load(&s->derived_left) == 0)
         qc_job_release(s);
@@ -392,6 +393,9 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
             break;
         case QC_UNIT_MAIN:
             st = do_main(&w, unit, err);
+            if (st != QC_OK)
+                st = qc_source_files_explain(p->plan, p->plan->outputs[p->units[unit].tensor].job,
+                                             st, err);
             break;
         case QC_UNIT_DERIVED:
             st = do_derived(&w, unit, err);
@@ -432,6 +436,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
         QC_TRY(qc_output_dir_stage(out, name, &p->shards[i].path, err));
     }
     QC_TRY(qc_units_make(p, err));
+    QC_TRY(qc_source_files_init(&p->sources, plan, err));
     if (qc_pipeline_is_compressed(p)) {
         QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));
         p->have_turnstile = 1;
@@ -494,6 +499,7 @@ void qc_pipeline_deinit(qc_pipeline *p)
         for (uint32_t i = 0; i < p->plan->layout.count; i++)
             qc_file_discard(&p->shards[i].file);
     }
+    qc_source_files_deinit(&p->sources);
     if (p->have_turnstile)
         qc_turnstile_deinit(&p->turnstile);
     if (p->have_locks) {

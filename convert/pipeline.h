@@ -45,6 +45,7 @@
 #include "convert/output_dir.h"
 #include "convert/plan.h"
 #include "convert/resume.h"
+#include "convert/source_files.h"
 #include "formats/digest.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
@@ -126,6 +127,7 @@ typedef struct qc_pipeline {
     const qc_search_ops *search;
     qc_output_dir *out;
     qc_resume *resume; /* NULL: nothing is recorded */
+    qc_source_files sources;
     qc_unit *units;
     uint32_t unit_count;
     uint32_t *first_unit; /* per output tensor */

@@ -133,6 +133,11 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         QC_TRY(qc_strbuf_addf(out, err,
                               "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
                               r->tensors_kept, r->tensors_kept == 1 ? "" : "s", r->tensors_redone));
+    if (r->files_consumed)
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
+                              r->files_consumed, r->files_consumed == 1 ? "" : "s",
+                              qc_text_bytes(time, r->bytes_consumed)));
     return qc_strbuf_addf(out, err, "  time      %s, %s in, %s out, %u thread%s%s%s\n",
                           qc_text_seconds(time, r->seconds),
                           qc_text_rate(rate_in, r->bytes_in, r->seconds),
@@ -199,6 +204,8 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     } else {
         qc_jw_null(&w);
     }
+    qc_jm_u64(&w, "files_consumed", r->files_consumed);
+    qc_jm_u64(&w, "bytes_consumed", r->bytes_consumed);
     qc_jm_double(&w, "seconds", r->seconds);
     qc_jm_u64(&w, "threads", r->threads);
     qc_jm_string(&w, "isa", r->isa);

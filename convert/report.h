@@ -35,7 +35,9 @@ typedef struct {
     int continued;           /* went on with an interrupted conversion: */
     uint64_t tensors_kept;   /* of the source; that it had finished, and that are as it left them */
     uint64_t tensors_redone; /* that it had begun, and that were made again */
-    const char *worst_name;  /* quantized tensor with the largest rel_mse; NULL: none */
+    uint64_t files_consumed; /* weight files of the source that were deleted; their bytes: */
+    uint64_t bytes_consumed;
+    const char *worst_name; /* quantized tensor with the largest rel_mse; NULL: none */
     double worst_rel_mse;
     double worst_max_err;
     const struct qc_auto_result *choice; /* --to auto; else NULL */

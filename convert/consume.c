@@ -1,0 +1,442 @@
+#define _DEFAULT_SOURCE /* realpath, lstat */
+#include "convert/consume.h"
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "formats/saved_header.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define STAGING_NAME ".qconv-partial"
+#define HEADERS_NAME "journal-headers" /* a name of the staging folder's own (output_dir.h) */
+#define NAME_SHOWN   160
+
+struct qc_consume {
+    qc_pipeline *p;
+    qc_checkpoint *model;
+    const char *headers; /* folder */
+    /* Jobs that read file f: jobs[first[f]] .. jobs[first[f + 1] - 1]; those before next[f] are
+     * known to be on the disk. */
+    uint32_t *jobs, *first, *next;
+    int *gone;           /* per file: deleted, by this run or before */
+    uint64_t *header_at; /* per file deleted by this run */
+    uint32_t count;      /* deleted by this run */
+    uint64_t bytes;
+};
+
+/* ---- what is kept of deleted files ---- */
+
+static qc_status headers_folder(qc_arena *arena, const char **out, const char *staging,
+                                qc_error *err)
+{
+    return qc_path_join(arena, out, staging, HEADERS_NAME, err);
+}
+
+qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena,
+                           const char *out_dir, qc_error *err)
+{
+    const char *staging = NULL, *folder = NULL;
+    QC_TRY(qc_path_join(arena, &staging, out_dir, STAGING_NAME, err));
+    QC_TRY(headers_folder(arena, &folder, staging, err));
+    return qc_saved_headers_read(out, count, arena, folder, err);
+}
+
+qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_error *err)
+{
+    qc_saved_header *saved = NULL;
+    size_t count = 0, lost = 0;
+    const char *first = NULL;
+    QC_TRY(qc_consume_saved(&saved, &count, arena, out_dir, err));
+    for (size_t i = 0; i < count; i++) {
+        qc_path_kind kind = QC_PATH_MISSING;
+        uint64_t bytes = 0;
+        QC_TRY(qc_path_stat(saved[i].origin, &kind, &bytes, err));
+        if (kind == QC_PATH_FILE && bytes == saved[i].stamp.bytes)
+            continue;
+        first = first ? first : saved[i].origin;
+        lost++;
+    }
+    if (lost == 0)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_USAGE,
+            "%s: the interrupted conversion in it has deleted %zu files of its source "
+            "(--consume-source), the first is %.*s: what it wrote of them is the only copy; the "
+            "same command continues it",
+            out_dir, lost, NAME_SHOWN, first);
+}
+
+qc_status qc_consume_check_journal(const qc_checkpoint *model, const qc_resume *r, qc_error *err)
+{
+    for (size_t f = 0; f < model->file_count; f++) {
+        int told = model->files[f].saved == NULL;
+        const qc_journal_record *rec;
+        for (size_t i = 0; !told && (rec = qc_resume_record(r, QC_RECORD_CONSUMED, i)); i++)
+            told = rec->bytes >= 4 && qc_load_le32(rec->payload) == f;
+        if (!told)
+            QC_FAIL(err, QC_ERR_INPUT, "%s is missing, and not because it was converted",
+                    model->files[f].path);
+    }
+    return QC_OK;
+}
+
+/* ---- may this source be consumed? ---- */
+
+/* Folders between MODEL and the file, and the file itself: none may be a link. */
+static qc_status check_no_link(const qc_checkpoint *m, size_t file, struct stat *s, qc_error *err)
+{
+    const char *path = m->files[file].path;
+    const char *name = qc_checkpoint_file_name(m, file);
+    size_t end = strlen(path);
+    char part[PATH_MAX];
+    if (end >= sizeof part)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", path);
+    for (size_t i = (size_t)(name - path); i <= end; i++) {
+        if (path[i] != '/' && path[i] != '\0')
+            continue;
+        memcpy(part, path, i);
+        part[i] = '\0';
+        if (lstat(part, s) != 0)
+            QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", part, strerror(errno));
+        if (S_ISLNK(s->st_mode))
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "%s is a link (as in the Hugging Face cache): --consume-source deletes files "
+                    "only where they are; give the folder that holds them",
+                    part);
+    }
+    return QC_OK;
+}
+
+static qc_status check_folder(const char *path, qc_error *err)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    size_t n = slash ? (size_t)(slash - path) : 0;
+    memcpy(folder, slash ? path : ".", slash ? n : 1);
+    folder[slash ? n : 1] = '\0';
+    if (slash == path)
+        memcpy(folder, "/", 2);
+    if (access(folder, W_OK | X_OK) != 0)
+        QC_FAIL(err, errno == EACCES || errno == EROFS ? QC_ERR_USAGE : QC_ERR_IO,
+                "%s: --consume-source cannot delete files in it: %s", folder, strerror(errno));
+    return QC_OK;
+}
+
+static qc_status check_file(const qc_checkpoint *m, size_t file, qc_error *err)
+{
+    const qc_ckpt_file *f = &m->files[file];
+    struct stat s;
+    if (f->saved)
+        return QC_OK; /* was one, and is gone */
+    if (f->kind != QC_CKPT_SAFETENSORS)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: --consume-source is for safetensors files only, this is one of PyTorch",
+                f->path);
+    QC_TRY(check_no_link(m, file, &s, err));
+    if (s.st_nlink > 1)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s has %ju names (hard links): deleting this one, as --consume-source does, would "
+                "free nothing",
+                f->path, (uintmax_t)s.st_nlink);
+    return check_folder(f->path, err);
+}
+
+qc_status qc_consume_check(const qc_plan *plan, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    if (o->to == QC_TO_AUTO)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--consume-source does not go with --to auto, whose choice depends on weights that "
+                "could not be read again; name the scheme");
+    if (plan->recipe->input_is_quantized)
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "%s: --consume-source does not go with a model that is quantized already: its shapes "
+            "are in tensors that could not be read again",
+            plan->model->path);
+    if (o->part_count > 1)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--consume-source does not go with --part: a weight file may be read by several "
+                "parts");
+    for (size_t i = 0; i < plan->model->file_count; i++)
+        QC_TRY(check_file(plan->model, i, err));
+    return QC_OK;
+}
+
+int qc_consume_any(const qc_checkpoint *model)
+{
+    for (size_t f = 0; f < model->file_count; f++) {
+        if (model->files[f].saved || model->files[f].st.header_only)
+            return 1;
+    }
+    return 0;
+}
+
+/* Would deleting file f give the file system of `like` room? */
+static int frees_room(const qc_ckpt_file *f, const struct stat *like)
+{
+    struct stat s;
+    return !f->saved && stat(f->path, &s) == 0 && s.st_dev == like->st_dev;
+}
+
+/* Jobs in order; a file is freed behind the last that reads it. */
+qc_status qc_consume_room(const qc_pipeline *p, uint64_t *bytes, qc_error *err)
+{
+    const qc_plan *plan = p->plan;
+    const qc_checkpoint *m = plan->model;
+    struct stat out;
+    qc_source_files files;
+    uint64_t written = plan->content_bytes - plan->tensor_bytes; /* headers */
+    uint64_t freed = 0;
+    *bytes = written;
+    if (stat(p->out->staging, &out) != 0)
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", p->out->staging, strerror(errno));
+    QC_TRY(qc_source_files_init(&files, plan, err));
+    for (uint32_t job = 0; job < plan->job_count; job++) {
+        uint32_t list[QC_JOB_TENSORS_MAX];
+        for (int part = 0; part < QC_PART_COUNT && !p->jobs[job].kept; part++) {
+            if (plan->jobs[job].outputs[part] != QC_NO_OUTPUT)
+                written += qc_plan_tensor_bytes(plan, plan->jobs[job].outputs[part]);
+        }
+        if (written > freed && written - freed > *bytes)
+            *bytes = written - freed;
+        size_t count = qc_job_files(plan, job, list);
+        for (size_t i = 0; i < count; i++) {
+            if (atomic_fetch_sub(&files.left[list[i]], 1) == 1 &&
+                frees_room(&m->files[list[i]], &out))
+                freed += m->files[list[i]].file_bytes;
+        }
+    }
+    qc_source_files_deinit(&files);
+    return QC_OK;
+}
+
+/* ---- deleting ---- */
+
+static qc_status list_jobs(qc_consume *c, qc_error *err)
+{
+    const qc_plan *plan = c->p->plan;
+    size_t files = c->model->file_count;
+    uint32_t list[QC_JOB_TENSORS_MAX];
+    uint64_t total = 0;
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, files + 1, sizeof *c->first, err));
+    c->first = v;
+    v = NULL;
+    QC_TRY(qc_calloc(&v, files + 1, sizeof *c->next, err));
+    c->next = v;
+    for (uint32_t job = 0; job < plan->job_count; job++) {
+        size_t count = qc_job_files(plan, job, list);
+        for (size_t i = 0; i < count; i++)
+            c->first[list[i] + 1]++;
+        total += count;
+    }
+    if (total > UINT32_MAX)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", c->model->path);
+    for (size_t f = 0; f < files; f++)
+        c->first[f + 1] += c->first[f];
+    memcpy(c->next, c->first, (files + 1) * sizeof *c->next);
+    v = NULL;
+    QC_TRY(qc_calloc(&v, (size_t)total, sizeof *c->jobs, err));
+    c->jobs = v;
+    for (uint32_t job = 0; job < plan->job_count; job++) {
+        size_t count = qc_job_files(plan, job, list);
+        for (size_t i = 0; i < count; i++)
+            c->jobs[c->next[list[i]]++] = job;
+    }
+    memcpy(c->next, c->first, (files + 1) * sizeof *c->next);
+    return QC_OK;
+}
+
+qc_status qc_consume_create(qc_consume **out, qc_pipeline *p, qc_checkpoint *model, qc_error *err)
+{
+    void *v = NULL;
+    *out = NULL;
+    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
+    qc_consume *c = v;
+    c->p = p;
+    c->model = model;
+    qc_status st = headers_folder(p->out->arena, &c->headers, p->out->staging, err);
+    if (st == QC_OK)
+        st = list_jobs(c, err);
+    v = NULL;
+    if (st == QC_OK)
+        st = qc_calloc(&v, model->file_count, sizeof *c->gone, err);
+    c->gone = v;
+    v = NULL;
+    if (st == QC_OK)
+        st = qc_calloc(&v, model->file_count, sizeof *c->header_at, err);
+    c->header_at = v;
+    if (st != QC_OK) {
+        qc_consume_destroy(c);
+        return st;
+    }
+    for (size_t f = 0; f < model->file_count; f++)
+        c->gone[f] = model->files[f].saved != NULL;
+    *out = c;
+    return QC_OK;
+}
+
+/* Is all that was made of file f on the disk, when the journal is up to journal_bytes? */
+static int is_ready(qc_consume *c, size_t f, uint64_t journal_bytes)
+{
+    if (!qc_source_files_is_done(&c->p->sources, f))
+        return 0;
+    for (; c->next[f] < c->first[f + 1]; c->next[f]++) {
+        uint64_t end = atomic_load(&c->p->jobs[c->jobs[c->next[f]]].recorded_end);
+        if (end == 0 || end > journal_bytes)
+            return 0;
+    }
+    return 1;
+}
+
+static qc_status put_header(const qc_consume *c, size_t f, const char *path, qc_error *err)
+{
+    const qc_st_file *st_file = &c->model->files[f].st;
+    char origin[PATH_MAX];
+    qc_saved_header s = {.path = path, .origin = origin};
+    qc_st_cursor *cursor = NULL;
+    void *bytes = NULL;
+    s.name = qc_checkpoint_file_name(c->model, f);
+    if (!realpath(c->model->files[f].path, origin))
+        QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", c->model->files[f].path,
+                strerror(errno));
+    qc_st_file_describe(st_file, &s);
+    QC_TRY(qc_st_cursor_create(&cursor, err));
+    qc_status st = qc_malloc(&bytes, (size_t)s.header_bytes, err);
+    if (st == QC_OK)
+        st = qc_st_file_read_header(st_file, cursor, bytes, err);
+    if (st == QC_OK)
+        st = qc_dir_make(c->headers, err);
+    if (st == QC_OK)
+        st = qc_saved_header_put(&s, bytes, err);
+    qc_free(bytes);
+    qc_st_cursor_destroy(cursor);
+    return st;
+}
+
+static qc_status put_record(const qc_consume *c, size_t f, qc_error *err)
+{
+    qc_journal *journal = qc_resume_journal(c->p->resume);
+    const char *name = qc_checkpoint_file_name(c->model, f);
+    unsigned char number[4];
+    qc_strbuf b;
+    qc_strbuf_init(&b, QC_SAVED_TEXT_MAX + sizeof number);
+    qc_store_le32(number, (uint32_t)f);
+    qc_status st = qc_strbuf_add(&b, number, sizeof number, err);
+    if (st == QC_OK)
+        st = qc_strbuf_adds(&b, name, err);
+    if (st == QC_OK)
+        st = qc_journal_append(journal, QC_RECORD_CONSUMED, b.data, b.len, NULL, err);
+    if (st == QC_OK)
+        st = qc_journal_sync(journal, err);
+    qc_strbuf_deinit(&b);
+    return st;
+}
+
+static qc_status consume_file(qc_consume *c, size_t f, qc_error *err)
+{
+    const qc_ckpt_file *file = &c->model->files[f];
+    char path[PATH_MAX]; /* the arena is not this thread's */
+    int n = snprintf(path, sizeof path, "%s/%05zu", c->headers, f);
+    if (n < 0 || (size_t)n >= sizeof path)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", c->headers);
+    QC_TRY(put_header(c, f, path, err));
+    QC_TRY(put_record(c, f, err));
+    /* The last look: nothing is deleted but what was read. */
+    QC_TRY(qc_checkpoint_check_unchanged(c->model, f, err));
+    QC_TRY(qc_path_remove(file->path, err));
+    c->gone[f] = 1;
+    c->count++;
+    c->bytes += file->file_bytes;
+    return qc_st_file_let_go(&file->st, path, &c->header_at[f], err);
+}
+
+qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err)
+{
+    qc_consume *c = ctx;
+    for (size_t f = 0; f < c->model->file_count; f++) {
+        if (!c->gone[f] && is_ready(c, f, journal_bytes))
+            QC_TRY(consume_file(c, f, err));
+    }
+    return QC_OK;
+}
+
+/* Frames that an earlier run wrote may be in the page cache only. */
+static qc_status sync_kept(const qc_pipeline *p, qc_error *err)
+{
+    int any = 0;
+    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
+        const qc_shard_state *s = &p->shards[i];
+        int kept = 0;
+        for (uint32_t k = 0; k < s->unit_count && !s->foreign && !kept; k++)
+            kept = p->units[s->first_unit + k].kept;
+        if (!kept)
+            continue;
+        qc_file f = QC_FILE_CLOSED;
+        QC_TRY(qc_file_open_read(&f, s->path, err));
+        qc_status st = qc_file_sync(&f, err);
+        qc_file_discard(&f);
+        QC_TRY(st);
+        any = 1;
+    }
+    return any ? qc_dir_sync(p->out->staging, err) : QC_OK;
+}
+
+qc_status qc_consume_begin(qc_consume *c, qc_error *err)
+{
+    qc_journal *journal = qc_resume_journal(c->p->resume);
+    uint64_t end = qc_journal_bytes(journal);
+    QC_TRY(sync_kept(c->p, err));
+    QC_TRY(qc_journal_sync(journal, err));
+    return qc_consume_durable(c, end, err);
+}
+
+static void set_header_only(qc_consume *c)
+{
+    for (size_t f = 0; c->header_at && f < c->model->file_count; f++) {
+        if (c->header_at[f] != 0)
+            qc_st_file_set_header_only(&c->model->files[f].st, c->header_at[f]);
+    }
+}
+
+qc_status qc_consume_finish(qc_consume *c, qc_error *err)
+{
+    qc_journal *journal = qc_resume_journal(c->p->resume);
+    uint64_t end = qc_journal_bytes(journal);
+    QC_TRY(qc_journal_sync(journal, err));
+    QC_TRY(qc_consume_durable(c, end, err));
+    for (size_t f = 0; f < c->model->file_count; f++) {
+        if (!c->gone[f])
+            QC_FAIL(err, QC_ERR_INTERNAL, "%s: was converted, but could not be consumed",
+                    c->model->files[f].path);
+    }
+    set_header_only(c);
+    return QC_OK;
+}
+
+uint32_t qc_consume_count(const qc_consume *c, uint64_t *bytes)
+{
+    *bytes = c->bytes;
+    return c->count;
+}
+
+void qc_consume_destroy(qc_consume *c)
+{
+    if (!c)
+        return;
+    set_header_only(c);
+    qc_free(c->jobs);
+    qc_free(c->first);
+    qc_free(c->next);
+    qc_free(c->gone);
+    qc_free(c->header_at);
+    qc_free(c);
+}

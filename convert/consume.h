@@ -1,0 +1,70 @@
+/* --consume-source: weight files of the source are deleted while the conversion goes on, for disks
+ * that hold one copy only.
+ *
+ * A file goes when every job that reads it is recorded (convert/resume.h), what the records speak
+ * of and they themselves are on the disk, and the file is still what was opened. Then, in this
+ * order:
+ *
+ *   1. its header is written to journal-headers/ of the staging folder, synced
+ *   2. CONSUMED is appended to the journal, synced
+ *   3. the file is deleted, and let go of
+ *
+ * so that at every moment either the file is there, or all that it held is in OUT's staging folder.
+ * From 3 on that folder is part of the only copy: nothing may remove it but the commit.
+ *
+ * Going on: a file that is missing is opened by its saved header (formats/saved_header.h), if the
+ * journal says that it was consumed. What was written of it can be looked at, but not made again.
+ *
+ * Threads: the hook runs on the syncer's; the rest before and after the team. Payload of CONSUMED:
+ * u32 file, in the checkpoint's order; then its name on the disk, relative to MODEL. */
+#ifndef QC_CONVERT_CONSUME_H
+#define QC_CONVERT_CONSUME_H
+
+#include "convert/pipeline.h"
+#include "convert/source_files.h"
+
+typedef struct qc_consume qc_consume;
+
+/* What OUT's staging folder keeps of deleted files; for qc_checkpoint_open_saved. None where there
+ * is no such folder. Everything lives in the arena. */
+QC_NODISCARD qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena,
+                                        const char *out_dir, qc_error *err);
+/* May the staging folder of out_dir be thrown away? QC_ERR_USAGE, with what would be lost, when
+ * files whose headers it keeps are no longer where they were. */
+QC_NODISCARD qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir,
+                                                qc_error *err);
+/* Can this source be consumed? Every weight file must be a regular safetensors file of one name,
+ * reached without links below MODEL, in a folder that may be written to (QC_ERR_USAGE names it);
+ * and the plan must follow from headers alone, or it could not be made again: no --to auto, no
+ * weights that bitsandbytes quantized. */
+QC_NODISCARD qc_status qc_consume_check(const qc_plan *plan, qc_error *err);
+/* Bytes that the disk of OUT must have free for what is to come of p (uncompressed), when weight
+ * files that lie on it are deleted as jobs are done in order: the most by which what is written is
+ * ahead of what is freed. */
+QC_NODISCARD qc_status qc_consume_room(const qc_pipeline *p, uint64_t *bytes, qc_error *err);
+/* Has any file of the checkpoint been deleted, by this run or before? */
+int qc_consume_any(const qc_checkpoint *model);
+
+/* Files of the checkpoint that were opened by a saved header must be called CONSUMED by the
+ * journal: QC_ERR_INPUT names one that is not. For every run that goes on, with the option or
+ * without. */
+QC_NODISCARD qc_status qc_consume_check_journal(const qc_checkpoint *model, const qc_resume *r,
+                                                qc_error *err);
+/* model is p's, which changes: its files are let go of. p has a journal, has been looked at
+ * (qc_resume_check) and has not run. */
+QC_NODISCARD qc_status qc_consume_create(qc_consume **out, qc_pipeline *p, qc_checkpoint *model,
+                                         qc_error *err);
+/* Before the team starts: what was kept is brought to the disk, and what is done by that goes, so
+ * that there is room for the rest. */
+QC_NODISCARD qc_status qc_consume_begin(qc_consume *c, qc_error *err);
+/* The hook: a qc_durable_fn. ctx: the qc_consume. */
+QC_NODISCARD qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err);
+/* After a run that succeeded: everything is recorded and on the disk; deletes what is left. The
+ * checkpoint may be used again, as far as its files are there. */
+QC_NODISCARD qc_status qc_consume_finish(qc_consume *c, qc_error *err);
+/* Files deleted by this run, and their bytes. */
+uint32_t qc_consume_count(const qc_consume *c, uint64_t *bytes);
+/* NULL is fine. The checkpoint may be used again as after finish. */
+void qc_consume_destroy(qc_consume *c);
+
+#endif
