@@ -145,7 +145,7 @@ static qc_status take_sources(conversion *c, qc_error *err)
 {
     for (uint32_t i = 0; i < c->plan->job_count; i++) {
         if (c->p.jobs[i].kept)
-            QC_TRY(qc_source_files_done(&c->p.sources, i, err));
+            qc_source_files_done(&c->p.sources, i);
     }
     if (!c->o->consume_source)
         return QC_OK;
@@ -310,6 +310,7 @@ qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit
     }
     st = convert(&c, report, err);
     qc_consume_destroy(c.consume);
+    st = qc_source_files_explain(plan, st, err);
     int keep = st != QC_OK && is_worth_keeping(&c, st);
     if (keep && c.running && err)
         tell_kept(&c, err);

@@ -198,10 +198,11 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
             count++;
         }
     }
+    QC_TRY(qc_source_files_look(&p->sources, job, err));
     if (p->resume)
         QC_TRY(qc_resume_add_job(p->resume, job, &end, err));
     atomic_store(&s->recorded_end, end);
-    QC_TRY(qc_source_files_done(&p->sources, job, err));
+    qc_source_files_done(&p->sources, job);
     QC_TRY(count_units(p, p->plan->tensors[main_tensor].shard, count, err));
     if (atomic_load(&s->derived_left) == 0)
         qc_job_release(s);
@@ -393,9 +394,6 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
             break;
         case QC_UNIT_MAIN:
             st = do_main(&w, unit, err);
-            if (st != QC_OK)
-                st = qc_source_files_explain(p->plan, p->plan->outputs[p->units[unit].tensor].job,
-                                             st, err);
             break;
         case QC_UNIT_DERIVED:
             st = do_derived(&w, unit, err);

@@ -52,9 +52,6 @@ qc_status qc_source_files_init(qc_source_files *s, const qc_plan *plan, qc_error
     QC_TRY(qc_calloc(&v, plan->model->file_count, sizeof *s->left, err));
     s->plan = plan;
     s->left = v;
-    v = NULL;
-    QC_TRY(qc_calloc(&v, plan->model->file_count, sizeof *s->done, err));
-    s->done = v;
     for (size_t i = 0; i < plan->model->file_count; i++)
         atomic_init(&s->left[i], 0);
     for (uint32_t job = 0; job < plan->job_count; job++) {
@@ -63,34 +60,35 @@ qc_status qc_source_files_init(qc_source_files *s, const qc_plan *plan, qc_error
         for (size_t i = 0; i < count; i++)
             atomic_fetch_add(&s->left[files[i]], 1);
     }
-    for (size_t i = 0; i < plan->model->file_count; i++)
-        atomic_init(&s->done[i], atomic_load(&s->left[i]) == 0);
     return QC_OK;
 }
 
 void qc_source_files_deinit(qc_source_files *s)
 {
     qc_free(s->left);
-    qc_free(s->done);
     memset(s, 0, sizeof *s);
 }
 
-qc_status qc_source_files_done(qc_source_files *s, uint32_t job, qc_error *err)
+qc_status qc_source_files_look(const qc_source_files *s, uint32_t job, qc_error *err)
 {
     uint32_t files[QC_JOB_TENSORS_MAX];
     size_t count = qc_job_files(s->plan, job, files);
-    for (size_t i = 0; i < count; i++) {
-        if (atomic_fetch_sub(&s->left[files[i]], 1) != 1)
-            continue;
+    for (size_t i = 0; i < count; i++)
         QC_TRY(qc_checkpoint_check_unchanged(s->plan->model, files[i], err));
-        atomic_store(&s->done[files[i]], 1); /* from here on it may be deleted */
-    }
     return QC_OK;
+}
+
+void qc_source_files_done(qc_source_files *s, uint32_t job)
+{
+    uint32_t files[QC_JOB_TENSORS_MAX];
+    size_t count = qc_job_files(s->plan, job, files);
+    for (size_t i = 0; i < count; i++)
+        atomic_fetch_sub(&s->left[files[i]], 1);
 }
 
 int qc_source_files_is_done(const qc_source_files *s, size_t file)
 {
-    return atomic_load(&s->done[file]);
+    return atomic_load(&s->left[file]) == 0;
 }
 
 qc_status qc_source_files_check(const qc_plan *plan, qc_error *err)
@@ -100,21 +98,15 @@ qc_status qc_source_files_check(const qc_plan *plan, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_source_files_explain(const qc_plan *plan, uint32_t job, qc_status failed,
-                                  qc_error *err)
+qc_status qc_source_files_explain(const qc_plan *plan, qc_status failed, qc_error *err)
 {
-    uint32_t files[QC_JOB_TENSORS_MAX];
     qc_error why = {0};
-    if (failed != QC_ERR_TRUNCATED && failed != QC_ERR_INPUT && failed != QC_ERR_IO &&
-        failed != QC_ERR_NONFINITE && failed != QC_ERR_RANGE && failed != QC_ERR_UNSUPPORTED)
+    if (failed != QC_ERR_TRUNCATED && failed != QC_ERR_INPUT && failed != QC_ERR_NONFINITE &&
+        failed != QC_ERR_RANGE && failed != QC_ERR_UNSUPPORTED)
         return failed;
-    size_t count = qc_job_files(plan, job, files);
-    for (size_t i = 0; i < count; i++) {
-        if (qc_checkpoint_check_unchanged(plan->model, files[i], &why) == QC_ERR_CHANGED) {
-            if (err)
-                *err = why;
-            return QC_ERR_CHANGED;
-        }
-    }
-    return failed;
+    if (qc_source_files_check(plan, &why) != QC_ERR_CHANGED)
+        return failed;
+    if (err)
+        *err = why;
+    return QC_ERR_CHANGED;
 }

@@ -14,6 +14,21 @@ PLAIN = ["--compress", "none"]
 # Names that qconv must never leave behind.
 STAGING = ".qconv-partial"
 
+# tests/tools/at_call.c as a library, where the build has it.
+AT_CALL = os.environ.get("AT_CALL_LIB")
+
+
+def at_call(call, path="", run=None, count=None):
+    """Environment: before the N-th call of a kind ("read:3") on a file whose path holds `path` the
+    command `run` is carried out; or the number of such calls is written to the file `count`."""
+    env = {"LD_PRELOAD": AT_CALL, "AT_CALL": call}
+    # A program built with AddressSanitizer wants its library first.
+    env["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+    for key, value in (("AT_PATH", path), ("AT_RUN", run), ("AT_COUNT", count)):
+        if value:
+            env[key] = value
+    return env
+
 
 def tree(path):
     """Relative path -> bytes (None for a folder) of everything below path."""

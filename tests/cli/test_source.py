@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 import unittest
 
-from output_case import OutputCase, PLAIN, STAGING, tree
+from output_case import AT_CALL, OutputCase, PLAIN, at_call, tree
 from qconv_case import QCONV
 import make_checkpoint as mk
 
@@ -121,9 +121,12 @@ class Denied(SourceCase):
         self.assertEqual((r.returncode, r.stdout, line.count("\n")), (1, b"", 1), line)
         self.assertIn(name, line)
         self.assertIn("denied", line)
-        self.assert_nothing("o")
+        self.assertFalse(os.path.exists(self.path("o", "qconv.json")))
+        # Only what was not found out at once left work to go on with.
+        self.assertEqual(os.path.exists(self.path("o")), "same command continues" in line)
 
     def test_every_file_and_folder(self):
+        want = self.want()
         for name in ["model.safetensors.index.json", "model-00003-of-00004.safetensors",
                      "config.json", "tokenizer.json", "sub/notes.txt", "sub", "."]:
             full = self.path("m", name)
@@ -131,6 +134,9 @@ class Denied(SourceCase):
             os.chmod(full, 0)
             self.denied("m" if name == "." else name)
             os.chmod(full, mode)
+            self.ok("-q", "--to", "nf4", "m", "o")
+            self.assertEqual(tree(self.path("o")), want, name)
+            shutil.rmtree(self.path("o"))
 
     def test_folder_that_can_be_listed_only(self):
         os.chmod(self.path("m"), 0o444)
@@ -321,6 +327,118 @@ class HubCache(SourceCase):
         os.truncate(os.path.join(snapshot, name), 5000)
         self.fails(3, "--to", "nf4", snapshot, "o", has=[name, "bytes"])
         self.assert_nothing("o")
+
+
+@unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+class Changing(SourceCase):
+    """The source is written to, replaced or removed while it is read."""
+
+    SHARD = "model-00003-of-00004.safetensors"
+
+    def setUp(self):
+        super().setUp()
+        self.small()
+        self.expected = self.want()
+        shutil.copytree(self.path("m"), self.path("kept"))
+        for folder, _, names in os.walk(self.path("m")):
+            for n in names:  # long ago, so that any write is another time
+                os.utime(os.path.join(folder, n), ns=(10 ** 18, 10 ** 18))
+
+    def restore(self):
+        shutil.copy(self.path("kept", self.SHARD), self.path("m", self.SHARD))
+        os.utime(self.path("m", self.SHARD), ns=(10 ** 18, 10 ** 18))
+
+    def reads(self, form):
+        """How often the shard is read by a conversion, opening included."""
+        self.ok("-q", *form, "m", "count", env=at_call("read:1", self.SHARD, count="n"))
+        shutil.rmtree(self.path("count"))
+        with open(self.path("n"), encoding="ascii") as f:
+            return int(f.read())
+
+    CHANGES = {
+        "grows": ("printf x >>%s", "bytes"),
+        "shrinks": ("truncate -s 8000 %s", "bytes"),
+        "is emptied": ("truncate -s 0 %s", "bytes"),
+        "is overwritten": ("printf x | dd of=%s bs=1 seek=7000 conv=notrunc status=none", "written"),
+        "is replaced": ("cp %s new && mv new %s", "another file"),
+        "is removed": ("rm %s", "removed"),
+    }
+
+    def changed(self, form, name, moment):
+        command, words = self.CHANGES[name]
+        path = self.path("m", self.SHARD)
+        line = self.fails(3, *form, "m", "o", has=[self.SHARD, "while it was read", words],
+                          env=at_call("read:%d" % moment, self.SHARD,
+                                      command.replace("%s", "'%s'" % path)))
+        # What is done stays, and the same command is right to try again.
+        self.assertEqual(os.path.isdir(self.path("o")), "same command continues" in line, line)
+        self.assertFalse(os.path.exists(self.path("o", "qconv.json")))
+
+    def test_every_change_at_every_read(self):
+        for form in (["--to", "nf4", "--threads", "1"], ["--to", "int8", *PLAIN]):
+            shutil.rmtree(self.path("o"), ignore_errors=True)
+            self.ok("-q", *form, "m", "o")
+            want = tree(self.path("o"))
+            shutil.rmtree(self.path("o"))
+            last = self.reads(form)
+            for name in self.CHANGES:
+                # The first reads are those of opening: what is there then is what is converted.
+                for moment in (last, last - 1):
+                    self.changed(form, name, moment)
+                    self.restore()
+                    self.ok("-q", *form, "m", "o")
+                    self.assertEqual(tree(self.path("o")), want, name)
+                    shutil.rmtree(self.path("o"))
+
+    def test_after_its_last_read(self):
+        """Whoever changes a file that is done is told as well, before anything is in place."""
+        form = ["--to", "nf4", "--threads", "1"]
+        for name in self.CHANGES:
+            command, words = self.CHANGES[name]
+            path = self.path("m", self.SHARD)
+            # tokenizer.json is copied when all weights are written.
+            line = self.fails(3, *form, "m", "o", has=[self.SHARD, "while it was read", words],
+                              env=at_call("read:1", "m/tokenizer.json",
+                                          command.replace("%s", "'%s'" % path)))
+            self.assertIn("5 of 5 tensors are done, and the same command continues", line)
+            self.restore()
+            out = json.loads(self.ok("--json", *form, "m", "o"))
+            self.assertEqual(out["continued"], {"tensors_kept": 5, "tensors_redone": 0})
+            self.assertEqual(tree(self.path("o")), self.expected, name)
+            shutil.rmtree(self.path("o"))
+
+    def test_touched_only(self):
+        """Another time, the same bytes: the first run stops, the same command continues."""
+        form = ["--to", "nf4", "--threads", "1"]
+        self.fails(3, *form, "m", "o", has=[self.SHARD, "written"],
+                   env=at_call("read:1", "m/tokenizer.json",
+                               "touch '%s'" % self.path("m", self.SHARD)))
+        out = json.loads(self.ok("--json", *form, "m", "o"))
+        self.assertEqual(out["continued"], {"tensors_kept": 5, "tensors_redone": 0})
+        self.assertEqual(tree(self.path("o")), self.expected)
+
+    def test_other_bytes_do_not_continue(self):
+        form = ["--to", "nf4", "--threads", "1"]
+        self.fails(3, *form, "m", "o", has=[self.SHARD, "written"],
+                   env=at_call("read:1", "m/tokenizer.json",
+                               self.CHANGES["is overwritten"][0] % self.path("m", self.SHARD)))
+        self.fails(3, *form, "m", "o", has=[self.SHARD, "self_attn.q_proj.weight", "--restart"])
+        self.ok("-q", "--restart", *form, "m", "o")
+        self.assertEqual(tree(self.path("o")), self.want())
+        self.ok("-q", "verify", "o", "--against", "m")
+
+    def test_what_is_no_change(self):
+        """Rights, names and times of access."""
+        path = self.path("m", self.SHARD)
+        for command in ("chmod 600 %s", "ln %s hard", "cat %s >/dev/null",
+                        "mv %s moved && ln -s ../moved %s"):
+            self.ok("-q", "--to", "nf4", "m", "o",
+                    env=at_call("read:3", self.SHARD, command.replace("%s", path)))
+            self.assertEqual(tree(self.path("o")), self.expected, command)
+            shutil.rmtree(self.path("o"))
+            if os.path.islink(path):
+                os.remove(path)
+                os.rename(self.path("moved"), path)
 
 
 if __name__ == "__main__":
