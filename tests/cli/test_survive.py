@@ -1,6 +1,11 @@
-"""Interruption, sudden death, a full disk, folders that cannot be read or written."""
+"""Interruption, sudden death, a full disk, folders that cannot be read or written.
+
+A conversion that ends so leaves its staging folder, if anything in it is finished, and the same
+command goes on; unpack leaves nothing."""
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import stat
@@ -12,6 +17,7 @@ from output_case import OutputCase, PLAIN, STAGING, tree, tree_digest
 from qconv_case import QCONV
 import make_checkpoint as mk
 
+TOLD = re.compile(r"; (\d+) of (\d+) tensors are done, and the same command continues from there\n$")
 Q = "model.layers.%d.self_attn.q_proj.weight"
 NOBODY = 65534
 
@@ -59,7 +65,8 @@ class Slow(OutputCase):
 
 class Interrupted(Slow):
     def check(self, args, out, count):
-        """SIGINT and SIGTERM at many moments: 130 and nothing there, or done and all there."""
+        """SIGINT, SIGTERM and SIGHUP at many moments: 130 within two seconds and nothing that
+        passes for an output, or done and all there."""
         whole = self.seconds(*args)
         want = tree_digest(self.path(out))
         shutil.rmtree(self.path(out))
@@ -67,21 +74,35 @@ class Interrupted(Slow):
         for i, moment in enumerate(self.moments(1, count, whole)):
             p = self.started(*args)
             time.sleep(moment)
-            p.send_signal([signal.SIGINT, signal.SIGTERM][i % 2])
+            p.send_signal([signal.SIGINT, signal.SIGTERM, signal.SIGHUP][i % 3])
             begin = time.monotonic()
             stdout, stderr = p.communicate(timeout=60)
+            took = time.monotonic() - begin
             self.assertEqual(stdout, b"")
-            if p.returncode == 0:
-                self.assertEqual(tree_digest(self.path(out)), want)
-                shutil.rmtree(self.path(out))
-                continue
-            stopped += 1
-            self.assertEqual((p.returncode, stderr), (130, b"qconv: interrupted\n"))
-            self.assertLess(time.monotonic() - begin, 20)
-            self.assert_nothing(out)
+            if p.returncode != 0:
+                stopped += 1
+                self.assertLess(took, 2)
+                self.assertEqual(p.returncode, 130)
+                self.check_left(args, out, stderr.decode())
+            self.ok("-q", *args)
+            self.assertEqual(tree_digest(self.path(out)), want)
+            shutil.rmtree(self.path(out))
         self.assertGreater(stopped, 0)
-        self.ok("-q", *args)
-        self.assertEqual(tree_digest(self.path(out)), want)
+
+    def check_left(self, args, out, stderr):
+        """What was told to be done is what the same command keeps."""
+        if stderr == "qconv: interrupted\n":
+            self.assert_nothing(out)
+            return
+        told = TOLD.search(stderr)
+        self.assertTrue(told and stderr.startswith("qconv: interrupted;"), stderr)
+        self.assertEqual(stderr.count("\n"), 1)
+        self.assertNotEqual(args[0], "unpack")
+        self.assertEqual(os.listdir(self.path(out)), [STAGING])
+        self.fails(3, "verify", out, has="qconv.json")
+        r = json.loads(self.ok("-q", "--json", *args))
+        self.assertGreaterEqual(r["continued"]["tensors_kept"], int(told.group(1)), r)
+        self.assertLessEqual(r["continued"]["tensors_redone"], r["threads"])
 
     def test_convert(self):
         self.check(["--to", "int8", "--threads", "2", "m", "o"], "o", 8)
@@ -116,7 +137,9 @@ class Interrupted(Slow):
             self.assertIn(p.returncode, (0, 130))
             if p.returncode == 0:
                 break  # too fast
-            self.assertEqual(tree_digest(self.path("o")), before)
+            left = {n: d for n, d in tree_digest(self.path("o")).items()
+                    if not n.startswith(STAGING)}
+            self.assertEqual(left, before)
 
     def test_ignored_signal_stays_ignored(self):
         """As nohup and a shell's background jobs have it."""
@@ -192,7 +215,7 @@ class Killed(Slow):
 
 
 class Full(OutputCase):
-    """No room: how many bytes are missing, and nothing left."""
+    """No room: how many bytes are missing; what is finished stays, and only that."""
 
     def setUp(self):
         super().setUp()
@@ -200,6 +223,12 @@ class Full(OutputCase):
         self.model({Q % i: ("BF16", [512, 512], mk.random_bytes("BF16", [512, 512], rng))
                     for i in range(4)})
         self.write("m/tokenizer.json", "{}")
+
+    def assert_staging(self, out):
+        """Nothing, or a staging folder with a journal."""
+        if os.path.lexists(self.path(out)):
+            self.assertEqual(os.listdir(self.path(out)), [STAGING])
+            self.assertIn("journal-00001-of-00001", os.listdir(self.path(out, STAGING)))
 
     def full_disk(self, limit):
         """A file system of `limit` bytes, or a skip."""
@@ -217,8 +246,8 @@ class Full(OutputCase):
                      ["--to", "nf4", "--max-shard-size", "100KB"]]:
             for threads in ("1", "3"):
                 self.fails(1, *form, "--threads", threads, "m", "disk/o", has="bytes")
-                self.assert_nothing("disk/o")
-                self.assertEqual(os.listdir(self.path("disk")), [])
+                self.assert_staging("disk/o")
+                shutil.rmtree(self.path("disk", "o"), ignore_errors=True)
         self.ok("-q", "--to", "int8", "m", "o")
         self.fails(1, "unpack", "o", "disk/u", has="bytes")
         self.assertEqual(os.listdir(self.path("disk")), [])
@@ -228,7 +257,7 @@ class Full(OutputCase):
         self.ok("-q", "--to", "nf4", "m", "o")
         need = sum(len(b) for b in tree(self.path("o")).values())
         self.full_disk(4096)
-        done = 0
+        done = kept = 0
         for room in [0, 8192, 16384] + list(range(0, need + (256 << 10), 65536))[1:]:
             subprocess.run(["mount", "-o", "remount,size=%d" % max(room, 4096),
                             self.path("disk")], check=True)
@@ -240,8 +269,10 @@ class Full(OutputCase):
                 shutil.rmtree(self.path("disk", "o"))
             else:
                 self.assertIn(b"bytes" if room > 16384 else b"", r.stderr)
-            self.assertEqual(os.listdir(self.path("disk")), [], room)
+                self.assert_staging("disk/o")  # the next goes on, with a little more room
+                kept += os.path.isdir(self.path("disk", "o"))
         self.assertGreater(done, 0)
+        self.assertGreater(kept, 0)
 
     def test_file_size_limit(self):
         """ulimit -f: the limit is in blocks of 512 bytes (sh) or of 1024 (bash)."""
@@ -252,14 +283,19 @@ class Full(OutputCase):
                                + words, cwd=self.dir, stderr=subprocess.PIPE)
             self.assertEqual(r.returncode, 1, r.stderr)
             self.assertRegex(r.stderr, rb"^qconv: .*\d+ .*bytes.*\n$")
-            self.assert_nothing("o")
+            if form == ["unpack"]:
+                self.assert_nothing("o")
+            else:
+                self.assert_staging("o")
+                shutil.rmtree(self.path("o"), ignore_errors=True)
 
     def test_old_output_stays(self):
         self.full_disk(1 << 20)
         self.ok("-q", "--to", "nf4", "m", "disk/o")
         before = tree(self.path("disk", "o"))
         self.fails(1, "--to", "int8", "m", "disk/o", has="bytes")
-        self.assertEqual(tree(self.path("disk", "o")), before)
+        left = tree(self.path("disk", "o"))
+        self.assertEqual({n: b for n, b in left.items() if not n.startswith(STAGING)}, before)
 
 
 class Forbidden(OutputCase):
@@ -311,7 +347,10 @@ class Forbidden(OutputCase):
         os.chmod(self.path("m", "tokenizer.json"), 0)
         code, text = self.as_nobody("--to", "nf4", "m", "o")
         self.assertEqual((code, "tokenizer.json" in text), (1, True), text)
-        self.assert_nothing("o")
+        self.assertEqual(os.listdir(self.path("o")), [STAGING])
+        os.chmod(self.path("m", "tokenizer.json"), 0o644)
+        self.assertEqual(self.as_nobody("-q", "--to", "nf4", "m", "o"), (0, ""))
+        self.ok("-q", "verify", "o")
 
     def test_unreadable_output(self):
         self.ok("-q", "--to", "nf4", "m", "o")
