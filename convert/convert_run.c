@@ -1,5 +1,6 @@
 #include "convert/convert_run.h"
 
+#include "base/clock.h"
 #include "convert/console.h"
 #include "convert/consume.h"
 #include "convert/make_manifest.h"
@@ -12,6 +13,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 /* One conversion in the making. */
 typedef struct {
@@ -224,13 +226,101 @@ static qc_status finish_commit(conversion *c, qc_manifest *m, int *done, qc_erro
     return qc_manifest_load(m, c->o->arena, c->d.path, err);
 }
 
+static void tell_kept(const conversion *c, qc_error *err)
+{
+    uint32_t done = 0;
+    for (uint32_t i = 0; i < c->plan->job_count; i++)
+        done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded_end) > 0;
+    size_t len = strlen(err->msg);
+    (void)snprintf(err->msg + len, sizeof err->msg - len,
+                   "; %" PRIu32 " of %" PRIu32
+                   " tensors are done, and the same command continues from there",
+                   done, c->plan->job_count);
+}
+
+/* ---- an interruption that takes too long ---- */
+
+/* A frame at level 19 takes seconds, and so may one write to a slow disk. What is recorded needs no
+ * farewell: after this time the process ends in the middle of whatever it does, as a kill would. */
+#define PATIENCE_NS 1500000000u
+
+typedef struct {
+    const conversion *c;
+    pthread_t thread;
+    pthread_mutex_t lock; /* protects over; a leaf lock */
+    pthread_cond_t told;
+    int over;
+} watch;
+
+static void *watch_main(void *arg)
+{
+    watch *w = arg;
+    uint64_t since = 0;
+    pthread_mutex_lock(&w->lock);
+    while (!w->over) {
+        qc_cond_wait_briefly(&w->told, &w->lock);
+        if (qc_interrupted() && since == 0)
+            since = qc_clock_ns();
+        if (!w->over && since > 0 && qc_clock_ns() - since > PATIENCE_NS) {
+            qc_error err = {QC_ERR_INTERRUPTED, "interrupted", __FILE__, __LINE__};
+            if (qc_resume_has_work(w->c->resume))
+                tell_kept(w->c, &err);
+            qc_console_error(&err, NULL, 0);
+            _exit(qc_status_exit_code(QC_ERR_INTERRUPTED));
+        }
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+static qc_status watch_start(watch *w, const conversion *c, qc_error *err)
+{
+    *w = (watch){.c = c};
+    if (pthread_mutex_init(&w->lock, NULL) != 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+    if (pthread_cond_init(&w->told, NULL) != 0) {
+        pthread_mutex_destroy(&w->lock);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
+    }
+    if (pthread_create(&w->thread, NULL, watch_main, w) != 0) {
+        pthread_cond_destroy(&w->told);
+        pthread_mutex_destroy(&w->lock);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a thread could not be started");
+    }
+    return QC_OK;
+}
+
+static void watch_end(watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->over = 1;
+    pthread_cond_signal(&w->told);
+    pthread_mutex_unlock(&w->lock);
+    (void)pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->told);
+    pthread_mutex_destroy(&w->lock);
+}
+
+static qc_status go_on(conversion *c, qc_manifest *m, qc_error *err)
+{
+    int done = 0;
+    QC_TRY(finish_commit(c, m, &done, err));
+    if (done)
+        return QC_OK;
+    QC_TRY(check_kept(c, err));
+    QC_TRY(check_room(c, err));
+    QC_TRY(run_pipeline(c, err));
+    QC_TRY(put_manifest(c, m, err));
+    return qc_output_dir_move(&c->d, err);
+}
+
 static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err)
 {
     const qc_options *o = c->o;
     qc_isa isa;
     qc_manifest m;
     void *v = NULL;
-    int done = 0;
+    watch w;
     unsigned threads = o->threads;
     QC_TRY(qc_isa_select(&isa, err));
     QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
@@ -242,16 +332,10 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     QC_TRY(qc_pipeline_init(&c->p, c->plan, &c->d, isa, threads, err));
     c->p.devices = c->devices;
     QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, 0, 1, err));
-    QC_TRY(qc_consume_check_journal(c->model, c->resume, err));
-    QC_TRY(finish_commit(c, &m, &done, err));
-    if (!done) {
-        QC_TRY(check_kept(c, err));
-        QC_TRY(take_sources(c, err));
-        QC_TRY(check_room(c, err));
-        QC_TRY(run_pipeline(c, err));
-        QC_TRY(put_manifest(c, &m, err));
-        QC_TRY(qc_output_dir_move(&c->d, err));
-    }
+    QC_TRY(watch_start(&w, c, err));
+    qc_status st = go_on(c, &m, err);
+    watch_end(&w);
+    QC_TRY(st);
     const qc_resume_found *found = qc_resume_found_of(c->resume);
     report->continued = found->continued;
     report->tensors_kept = found->jobs_kept;
@@ -276,27 +360,8 @@ static int is_worth_keeping(const conversion *c, qc_status st)
     return !c->running || (exit_code != 2 && exit_code != 3);
 }
 
-static void tell_kept(const conversion *c, qc_error *err)
-{
-    uint32_t done = 0;
-    for (uint32_t i = 0; i < c->plan->job_count; i++)
-        done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded_end) > 0;
-    size_t len = strlen(err->msg);
-    (void)snprintf(err->msg + len, sizeof err->msg - len,
-                   "; %" PRIu32 " of %" PRIu32
-                   " tensors are done, and the same command continues from there",
-                   done, c->plan->job_count);
-}
-
-static qc_status restart(conversion *c, qc_error *err)
-{
-    QC_TRY(qc_consume_check_restart(c->o->arena, c->o->out, err));
-    qc_output_dir_clear(&c->d);
-    return QC_OK;
-}
-
-qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit *fit,
-                         qc_convert_report *report, qc_error *err)
+qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_convert_report *report,
+                         qc_error *err)
 {
     const qc_options *o = plan->options;
     conversion c = {.plan = plan, .o = o, .fit = fit, .model = model};
