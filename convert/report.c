@@ -134,8 +134,7 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
                               "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
                               r->tensors_kept, r->tensors_kept == 1 ? "" : "s", r->tensors_redone));
     if (r->files_consumed)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
+        QC_TRY(qc_strbuf_addf(out, err, "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
                               r->files_consumed, r->files_consumed == 1 ? "" : "s",
                               qc_text_bytes(time, r->bytes_consumed)));
     return qc_strbuf_addf(out, err, "  time      %s, %s in, %s out, %u thread%s%s%s\n",
