@@ -217,6 +217,18 @@ static qc_status check_model(const char *model, qc_error *err)
     return QC_OK;
 }
 
+/* OUT is whole, and of MODEL nothing is left to convert. What remains of the staging folder was
+ * being removed. */
+static qc_status say_over(const qc_options *o, qc_error *err)
+{
+    qc_output_dir d;
+    QC_TRY(qc_output_dir_open(&d, o->arena, o->out, o->model, o->force, 0, 1, err));
+    qc_output_dir_abort(&d);
+    qc_console_warn(o, "%s is whole already, and the weight files of %s were deleted when it was",
+                    o->out, o->model);
+    return QC_OK;
+}
+
 /* With what OUT keeps of weight files that an interrupted conversion has deleted. */
 static qc_status open_model(qc_checkpoint **model, const qc_options *o, qc_error *err)
 {
@@ -236,6 +248,10 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));
+    int over = 0;
+    QC_TRY(qc_consume_is_over(&over, o, err));
+    if (over)
+        return say_over(o, err);
     qc_status st = open_model(&model, o, err);
     if (st == QC_OK && o->to != QC_TO_KEEP)
         st = qc_experts_split(model, !qc_to_quantizes(o->to), err);

@@ -2,10 +2,11 @@
 #include "convert/consume.h"
 
 #include "base/alloc.h"
-#include "base/bytes.h"
-#include "base/checked.h"
+#include "convert/make_manifest.h"
+#include "formats/manifest.h"
 #include "formats/saved_header.h"
 
+#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -46,7 +47,14 @@ qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena
     const char *staging = NULL, *folder = NULL;
     QC_TRY(qc_path_join(arena, &staging, out_dir, STAGING_NAME, err));
     QC_TRY(headers_folder(arena, &folder, staging, err));
-    return qc_saved_headers_read(out, count, arena, folder, err);
+    size_t all = 0, kept = 0;
+    QC_TRY(qc_saved_headers_read(out, &all, arena, folder, err));
+    for (size_t i = 0; i < all; i++) {
+        if ((*out)[i].gone)
+            (*out)[kept++] = (*out)[i];
+    }
+    *count = kept;
+    return QC_OK;
 }
 
 qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_error *err)
@@ -73,17 +81,65 @@ qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_erro
             out_dir, lost, NAME_SHOWN, first);
 }
 
-qc_status qc_consume_check_journal(const qc_checkpoint *model, const qc_resume *r, qc_error *err)
+/* No journal in the staging folder: it is removed first when all is in place. */
+static qc_status has_journal(int *yes, const qc_options *o, qc_error *err)
 {
-    for (size_t f = 0; f < model->file_count; f++) {
-        int told = model->files[f].saved == NULL;
-        const qc_journal_record *rec;
-        for (size_t i = 0; !told && (rec = qc_resume_record(r, QC_RECORD_CONSUMED, i)); i++)
-            told = rec->bytes >= 4 && qc_load_le32(rec->payload) == f;
-        if (!told)
-            QC_FAIL(err, QC_ERR_INPUT, "%s is missing, and not because it was converted",
-                    model->files[f].path);
+    const char *staging = NULL;
+    *yes = 0;
+    QC_TRY(qc_path_join(o->arena, &staging, o->out, STAGING_NAME, err));
+    DIR *dir = opendir(staging);
+    if (!dir)
+        return QC_OK;
+    const struct dirent *e;
+    while ((e = readdir(dir)))
+        *yes |= strncmp(e->d_name, "journal-0", strlen("journal-0")) == 0;
+    (void)closedir(dir);
+    return QC_OK;
+}
+
+static qc_status is_missing(int *yes, const char *folder, const char *name, const char *suffix,
+                            qc_arena *arena, qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_arena_printf(arena, &path, err, "%s/%s%s", folder, name, suffix));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    *yes = kind == QC_PATH_MISSING;
+    return QC_OK;
+}
+
+qc_status qc_consume_is_over(int *yes, const qc_options *o, qc_error *err)
+{
+    qc_manifest m;
+    const char *path = NULL;
+    qc_path_kind model = QC_PATH_MISSING, kind = QC_PATH_MISSING;
+    int journal = 0;
+    *yes = 0;
+    if (!o->consume_source || !o->out)
+        return QC_OK;
+    QC_TRY(qc_path_join(o->arena, &path, o->out, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    QC_TRY(qc_path_stat(o->model, &model, NULL, err));
+    QC_TRY(has_journal(&journal, o, err));
+    if (kind != QC_PATH_FILE || model == QC_PATH_FILE || journal)
+        return QC_OK;
+    if (qc_manifest_load(&m, o->arena, o->out, NULL) != QC_OK || m.source_count == 0 ||
+        strcmp(m.to, qc_to_name(o->to)) != 0)
+        return QC_OK;
+    if (model == QC_PATH_MISSING) {
+        const char *slash = strrchr(o->model, '/');
+        const char *name = slash ? slash + 1 : o->model;
+        *yes = m.source_count == 1 && strncmp(name, m.sources->name, strlen(m.sources->name)) == 0;
+        return QC_OK;
     }
+    for (size_t i = 0; i < m.source_count; i++) {
+        int plain = 0, packed = 0;
+        QC_TRY(is_missing(&plain, o->model, m.sources[i].name, "", o->arena, err));
+        QC_TRY(is_missing(&packed, o->model, m.sources[i].name, ".zst", o->arena, err));
+        if (!plain || !packed)
+            return QC_OK;
+    }
+    *yes = 1;
     return QC_OK;
 }
 
@@ -278,8 +334,6 @@ qc_status qc_consume_create(qc_consume **out, qc_pipeline *p, qc_checkpoint *mod
         qc_consume_destroy(c);
         return st;
     }
-    for (size_t f = 0; f < model->file_count; f++)
-        c->gone[f] = model->files[f].saved != NULL;
     *out = c;
     return QC_OK;
 }
@@ -297,13 +351,24 @@ static int is_ready(qc_consume *c, size_t f, uint64_t journal_bytes)
     return 1;
 }
 
-static qc_status put_header(const qc_consume *c, size_t f, const char *path, qc_error *err)
+/* The path of the saved header of file f in a buffer: it is called on threads that own no arena. */
+static qc_status header_path(const qc_consume *c, size_t f, const char *suffix, char path[PATH_MAX],
+                             qc_error *err)
+{
+    int n = snprintf(path, PATH_MAX, "%s/%05zu%s", c->headers, f, suffix);
+    if (n < 0 || n >= PATH_MAX)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", c->headers);
+    return QC_OK;
+}
+
+static qc_status put_header(const qc_consume *c, size_t f, qc_error *err)
 {
     const qc_st_file *st_file = &c->model->files[f].st;
-    char origin[PATH_MAX];
+    char origin[PATH_MAX], path[PATH_MAX];
     qc_saved_header s = {.path = path, .origin = origin};
     qc_st_cursor *cursor = NULL;
     void *bytes = NULL;
+    QC_TRY(header_path(c, f, "", path, err));
     s.name = qc_checkpoint_file_name(c->model, f);
     if (!realpath(c->model->files[f].path, origin))
         QC_FAIL(err, QC_ERR_IO, "%s: cannot be examined: %s", c->model->files[f].path,
@@ -314,49 +379,58 @@ static qc_status put_header(const qc_consume *c, size_t f, const char *path, qc_
     if (st == QC_OK)
         st = qc_st_file_read_header(st_file, cursor, bytes, err);
     if (st == QC_OK)
-        st = qc_dir_make(c->headers, err);
-    if (st == QC_OK)
         st = qc_saved_header_put(&s, bytes, err);
     qc_free(bytes);
     qc_st_cursor_destroy(cursor);
     return st;
 }
 
-static qc_status put_record(const qc_consume *c, size_t f, qc_error *err)
+/* What an earlier run saved of file f stays as it is, if it is of this very file. */
+static int is_saved(const qc_consume *c, size_t f, const qc_saved_header *saved, size_t count)
 {
-    qc_journal *journal = qc_resume_journal(c->p->resume);
-    const char *name = qc_checkpoint_file_name(c->model, f);
-    unsigned char number[4];
-    qc_strbuf b;
-    qc_strbuf_init(&b, QC_SAVED_TEXT_MAX + sizeof number);
-    qc_store_le32(number, (uint32_t)f);
-    qc_status st = qc_strbuf_add(&b, number, sizeof number, err);
-    if (st == QC_OK)
-        st = qc_strbuf_adds(&b, name, err);
-    if (st == QC_OK)
-        st = qc_journal_append(journal, QC_RECORD_CONSUMED, b.data, b.len, NULL, err);
-    if (st == QC_OK)
-        st = qc_journal_sync(journal, err);
-    qc_strbuf_deinit(&b);
-    return st;
+    const qc_ckpt_file *file = &c->model->files[f];
+    char origin[PATH_MAX];
+    for (size_t i = 0; i < count; i++) {
+        const char *slash = strrchr(saved[i].path, '/');
+        if (!saved[i].gone && slash && strtoull(slash + 1, NULL, 10) == f)
+            return saved[i].stamp.bytes == file->stamp.bytes &&
+                   saved[i].stamp.modified_ns == file->stamp.modified_ns &&
+                   realpath(file->path, origin) && strcmp(origin, saved[i].origin) == 0 &&
+                   strcmp(saved[i].name, qc_checkpoint_file_name(c->model, f)) == 0;
+    }
+    return 0;
+}
+
+static qc_status save_headers(qc_consume *c, qc_error *err)
+{
+    qc_saved_header *saved = NULL;
+    size_t count = 0;
+    QC_TRY(qc_dir_make(c->headers, err));
+    QC_TRY(qc_saved_headers_read(&saved, &count, c->p->out->arena, c->headers, err));
+    for (size_t f = 0; f < c->model->file_count; f++) {
+        c->gone[f] = c->model->files[f].saved != NULL;
+        if (!c->gone[f] && !is_saved(c, f, saved, count))
+            QC_TRY(put_header(c, f, err));
+    }
+    return QC_OK;
 }
 
 static qc_status consume_file(qc_consume *c, size_t f, qc_error *err)
 {
     const qc_ckpt_file *file = &c->model->files[f];
-    char path[PATH_MAX]; /* the arena is not this thread's */
-    int n = snprintf(path, sizeof path, "%s/%05zu", c->headers, f);
-    if (n < 0 || (size_t)n >= sizeof path)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", c->headers);
-    QC_TRY(put_header(c, f, path, err));
-    QC_TRY(put_record(c, f, err));
-    /* The last look: nothing is deleted but what was read. */
+    char saved[PATH_MAX], gone[PATH_MAX];
+    QC_TRY(header_path(c, f, "", saved, err));
+    QC_TRY(header_path(c, f, QC_SAVED_GONE, gone, err));
+    QC_TRY(qc_checkpoint_check_unchanged(c->model, f, err));
+    QC_TRY(qc_path_rename(saved, gone, err));
+    QC_TRY(qc_dir_sync(c->headers, err));
     QC_TRY(qc_checkpoint_check_unchanged(c->model, f, err));
     QC_TRY(qc_path_remove(file->path, err));
     c->gone[f] = 1;
-    c->count++;
     c->bytes += file->file_bytes;
-    return qc_st_file_let_go(&file->st, path, &c->header_at[f], err);
+    QC_TRY(qc_st_file_let_go(&file->st, gone, &c->header_at[f], err));
+    c->count++;
+    return QC_OK;
 }
 
 qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err)
@@ -394,6 +468,7 @@ qc_status qc_consume_begin(qc_consume *c, qc_error *err)
 {
     qc_journal *journal = qc_resume_journal(c->p->resume);
     uint64_t end = qc_journal_bytes(journal);
+    QC_TRY(save_headers(c, err));
     QC_TRY(sync_kept(c->p, err));
     QC_TRY(qc_journal_sync(journal, err));
     return qc_consume_durable(c, end, err);

@@ -1,22 +1,23 @@
 /* --consume-source: weight files of the source are deleted while the conversion goes on, for disks
  * that hold one copy only.
  *
- * A file goes when every job that reads it is recorded (convert/resume.h), what the records speak
- * of and they themselves are on the disk, and the file is still what was opened. Then, in this
- * order:
+ * Before the conversion begins, the header of every weight file is written to journal-headers/ of
+ * the staging folder, synced (formats/saved_header.h). A file goes when every job that reads it is
+ * recorded (convert/resume.h), and what the records speak of and they themselves are on the disk.
+ * Then, in this order:
  *
- *   1. its header is written to journal-headers/ of the staging folder, synced
- *   2. CONSUMED is appended to the journal, synced
- *   3. the file is deleted, and let go of
+ *   1. the file is looked at: it must be what was opened
+ *   2. its saved header is renamed to "-gone", synced; the file is looked at again
+ *   3. it is deleted, and let go of
  *
- * so that at every moment either the file is there, or all that it held is in OUT's staging folder.
- * From 3 on that folder is part of the only copy: nothing may remove it but the commit.
+ * so that at every moment either the file is there, or all that it held is in OUT's staging folder;
+ * and none of the steps needs room. From 3 on that folder is part of the only copy: nothing may
+ * remove it but the commit.
  *
- * Going on: a file that is missing is opened by its saved header (formats/saved_header.h), if the
- * journal says that it was consumed. What was written of it can be looked at, but not made again.
+ * Going on: a file that is missing, and whose saved header says that it is gone, is opened by that.
+ * What was written of it can be looked at, but not made again.
  *
- * Threads: the hook runs on the syncer's; the rest before and after the team. Payload of CONSUMED:
- * u32 file, in the checkpoint's order; then its name on the disk, relative to MODEL. */
+ * Threads: the hook runs on the syncer's; the rest before and after the team. */
 #ifndef QC_CONVERT_CONSUME_H
 #define QC_CONVERT_CONSUME_H
 
@@ -25,8 +26,8 @@
 
 typedef struct qc_consume qc_consume;
 
-/* What OUT's staging folder keeps of deleted files; for qc_checkpoint_open_saved. None where there
- * is no such folder. Everything lives in the arena. */
+/* What OUT's staging folder keeps of files that are gone; for qc_checkpoint_open_saved. None where
+ * there is no such folder. Everything lives in the arena. */
 QC_NODISCARD qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena,
                                         const char *out_dir, qc_error *err);
 /* May the staging folder of out_dir be thrown away? QC_ERR_USAGE, with what would be lost, when
@@ -45,11 +46,10 @@ QC_NODISCARD qc_status qc_consume_room(const qc_pipeline *p, uint64_t *bytes, qc
 /* Has any file of the checkpoint been deleted, by this run or before? */
 int qc_consume_any(const qc_checkpoint *model);
 
-/* Files of the checkpoint that were opened by a saved header must be called CONSUMED by the
- * journal: QC_ERR_INPUT names one that is not. For every run that goes on, with the option or
- * without. */
-QC_NODISCARD qc_status qc_consume_check_journal(const qc_checkpoint *model, const qc_resume *r,
-                                                qc_error *err);
+/* Is OUT whole, and made of MODEL, whose weight files were deleted when it was? Then the command
+ * that made it has nothing left to do. */
+QC_NODISCARD qc_status qc_consume_is_over(int *yes, const qc_options *o, qc_error *err);
+
 /* model is p's, which changes: its files are let go of. p has a journal, has been looked at
  * (qc_resume_check) and has not run. */
 QC_NODISCARD qc_status qc_consume_create(qc_consume **out, qc_pipeline *p, qc_checkpoint *model,

@@ -706,10 +706,25 @@ static void remove_part_locks(const char *staging)
     closedir(dir);
 }
 
+/* First, so that a process that dies while it removes the rest leaves nothing that looks as if it
+ * could be continued. */
+static void remove_journals(const char *staging)
+{
+    DIR *dir = opendir(staging);
+    const struct dirent *e;
+    while (dir && (e = readdir(dir))) {
+        if (begins_with(e->d_name, JOURNAL_PREFIX))
+            (void)unlinkat(dirfd(dir), e->d_name, 0); /* a folder of such a name stays */
+    }
+    if (dir)
+        (void)closedir(dir);
+}
+
 void qc_output_dir_abort(qc_output_dir *d)
 {
     int made_dir = d->made_dir;
     if (d->staging && is_alone(d)) {
+        remove_journals(d->staging);
         remove_tree(d->staging, 1, 0);
         remove_part_locks(d->staging);
         (void)unlink(d->lock.path);

@@ -14,7 +14,6 @@
  *             in its turn.
  *   SHARD     all frames of a shard are written, and its table: u32 shard, u64 file bytes, u64
  *             table bytes, digest of the table.
- *   CONSUMED  a source file is about to be deleted (convert/consume.h).
  *   BEGIN     u32 job: work on a weight begins. Without a JOB after it the weight is made again.
  *   DONE      all that this process (part) had to make is finished and synced. No payload.
  *   COMMIT    files begin to move to OUT: digest of the manifest, which is staged and synced.
@@ -59,7 +58,7 @@ typedef enum {
     QC_RECORD_JOB = 3,
     QC_RECORD_UNIT = 4,
     QC_RECORD_SHARD = 5,
-    QC_RECORD_CONSUMED = 6,
+    /* 6 is not used */
     QC_RECORD_DONE = 7,
     QC_RECORD_COMMIT = 8,
     QC_RECORD_BEGIN = 9
@@ -105,7 +104,7 @@ QC_NODISCARD qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx,
 QC_NODISCARD qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, int *done,
                                            qc_error *err);
 const qc_resume_found *qc_resume_found_of(const qc_resume *r);
-/* For records beside those of the pipeline (CONSUMED): append, sync. */
+/* For who wants to know that it is on the disk: sync. */
 qc_journal *qc_resume_journal(qc_resume *r);
 /* Records of this type as read at opening, in order; types that the pipeline takes for itself (JOB,
  * UNIT, SHARD, TIMES, IDENTITY) are not kept. NULL where there is no i-th. Lives as long as r. */

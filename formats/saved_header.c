@@ -102,9 +102,11 @@ qc_status qc_saved_header_parse(qc_saved_header *out, qc_arena *arena, const uns
     return take_text(&out->origin, arena, bytes + FIXED_BYTES + name, origin, err);
 }
 
-static int is_number(const char *name)
+static int is_one(const char *name, int *gone)
 {
-    return *name && strspn(name, "0123456789") == strlen(name);
+    size_t digits = strspn(name, "0123456789");
+    *gone = strcmp(name + digits, QC_SAVED_GONE) == 0;
+    return digits > 0 && (*gone || name[digits] == '\0');
 }
 
 static qc_status read_one(qc_saved_header *out, qc_arena *arena, const char *path, qc_error *err)
@@ -139,10 +141,12 @@ qc_status qc_saved_headers_read(qc_saved_header **out, size_t *count, qc_arena *
     *out = v;
     for (size_t i = 0; i < n; i++) {
         const char *path = NULL;
-        if (!is_number(files[i].path))
+        int gone = 0;
+        if (!is_one(files[i].path, &gone))
             continue; /* half written: x.tmp */
         QC_TRY(qc_path_join(arena, &path, folder, files[i].path, err));
         QC_TRY(read_one(&(*out)[*count], arena, path, err));
+        (*out)[*count].gone = gone;
         ++*count;
     }
     return QC_OK;

@@ -1,7 +1,7 @@
 /* What is kept of a weight file that is deleted: its safetensors header and what it was.
  *
  * A conversion that deletes its source as it goes (--consume-source) must still know, when it is
- * continued, which tensors the source had. Before it deletes a file it writes
+ * continued, which tensors the source had. Before it begins it writes for each weight file
  *
  *   "QCHEAD1\n"            8 bytes
  *   u64 file bytes         on the disk
@@ -14,13 +14,16 @@
  *   header                 as it began in the file, uncompressed
  *   XXH3-128               of all before, 16 bytes
  *
- * integers little-endian. The bytes are not trusted: lengths are checked against the file, the
+ * integers little-endian, to a file whose name is a number. Right before the weight file is deleted
+ * that is renamed to the number and "-gone": a step that needs no room on a disk that is full. The
+ * bytes are not trusted: lengths are checked against the file, the
  * digest against the bytes, and the header is parsed as any other. */
 #ifndef QC_FORMATS_SAVED_HEADER_H
 #define QC_FORMATS_SAVED_HEADER_H
 
 #include "formats/file_stamp.h"
 
+#define QC_SAVED_GONE     "-gone"
 #define QC_SAVED_TEXT_MAX 65536u /* bytes of a name or an origin */
 
 typedef struct {
@@ -32,6 +35,7 @@ typedef struct {
     uint64_t header_bytes;
     uint64_t header_at; /* in the file at path */
     int compressed;
+    int gone; /* by its path: its file is deleted, or is about to be */
 } qc_saved_header;
 
 /* Write s and its header (s->header_bytes) to s->path, synced; s->header_at is not looked at. */
@@ -41,8 +45,8 @@ QC_NODISCARD qc_status qc_saved_header_put(const qc_saved_header *s, const void 
  * Allocates: the two texts. */
 QC_NODISCARD qc_status qc_saved_header_parse(qc_saved_header *out, qc_arena *arena,
                                              const unsigned char *bytes, size_t len, qc_error *err);
-/* All of a folder, sorted by path: files whose names are digits only. A folder that is missing
- * holds none. Everything lives in the arena. */
+/* All of a folder, sorted by path: files whose names are digits, or digits and "-gone". A folder
+ * that is missing holds none. Everything lives in the arena. */
 QC_NODISCARD qc_status qc_saved_headers_read(qc_saved_header **out, size_t *count, qc_arena *arena,
                                              const char *folder, qc_error *err);
 

@@ -274,9 +274,9 @@ class Killed(ConsumeCase):
         kept = tree(self.path("o"))
         self.usage(*form, "--restart", "m", "o", has=["2 files", "only copy"])
         self.usage(*form, "--restart", "--force", "kept", "o", has=["2 files", "only copy"])
-        self.usage("--to", "int8", "m", "o", has="option.to")
-        self.usage("--to", "nf4", "kept", "o") if False else None
-        self.usage("unpack", "kept", "o", command="unpack") if False else None
+        self.usage("--to", "int8", "m", "o", has="--to was")
+        self.ok("-q", "--to", "nf4", "kept", "whole")
+        self.usage("unpack", "whole", "o", command="unpack", has="interrupted conversion")
         self.fails(3, "--to", "nf4", "m", "other", has="missing")
         self.assertEqual(tree(self.path("o")), kept)
         self.ok("-q", *form, "--consume-source", "m", "o")
