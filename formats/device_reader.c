@@ -15,6 +15,8 @@
 #define ONLY_DEVICE    "all"
 #define STORED_SUFFIX  ".zst"
 #define FRAME_ALIGN    4096u
+#define STEP_BYTES     (512u << 10) /* read, then hashed while they lie in the L2 cache */
+#define RAW_FROM_BYTES (256u << 10) /* smaller frames: one read, and a copy that costs little */
 #define THREADS_MAX    1024u
 #define NAMES_IN_ERROR 16u
 
@@ -60,6 +62,15 @@ static qc_status list_tensors(qc_reader *r, qc_error *err)
     return QC_OK;
 }
 
+static void add_tensor(qc_reader *r, device_entry *e, size_t tensor)
+{
+    const qc_manifest_tensor *t = &r->m.tensors[tensor];
+    uint64_t bytes = t->end - t->begin, piece = bytes < t->piece_bytes ? bytes : t->piece_bytes;
+    r->tensors[tensor].index = tensor - e->first_tensor;
+    if (piece > e->device.max_piece_bytes)
+        e->device.max_piece_bytes = (size_t)piece;
+}
+
 /* Shards lie in the order of their devices, tensors in that of their shards (the manifest was
  * checked): so each device has a run of both. */
 static qc_status list_devices(qc_reader *r, qc_error *err)
@@ -82,7 +93,7 @@ static qc_status list_devices(qc_reader *r, qc_error *err)
             d->stored_bytes += m->compressed ? s->file_bytes : s->content_bytes;
         }
         for (; tensor < m->tensor_count && m->tensors[tensor].shard < shard; tensor++)
-            r->tensors[tensor].index = tensor - e->first_tensor;
+            add_tensor(r, e, tensor);
         d->shard_count = shard - e->first_shard;
         d->tensor_count = tensor - e->first_tensor;
         d->tensors = d->tensor_count > 0 ? &r->tensors[e->first_tensor] : NULL;
@@ -158,8 +169,8 @@ qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *de
 
 /* One frame (compressed) or one piece (plain). */
 typedef struct {
-    uint64_t offset;     /* in the file */
-    uint64_t content_at; /* in its tensor */
+    uint64_t stored_offset; /* in the file */
+    uint64_t content_at;    /* in its tensor */
     uint32_t stored_bytes, content_bytes;
     qc_digest digest; /* of its stored bytes, once it was read */
 } unit;
@@ -183,6 +194,7 @@ typedef struct {
     uint32_t *owner; /* per unit: its slot */
     size_t unit_count;
     size_t max_stored;
+    unsigned threads;
     atomic_size_t next;
     atomic_int failed;
     pthread_mutex_t lock;  /* protects the next two; a leaf lock */
@@ -206,7 +218,11 @@ static void add_unit(load *l, size_t tensor, uint64_t offset, uint64_t at, uint3
 {
     l->owner[l->unit_count] = (uint32_t)tensor;
     l->units[l->unit_count++] = (unit){
-        .offset = offset, .content_at = at, .stored_bytes = stored, .content_bytes = content};
+
+        .stored_offset = offset,
+        .content_at = at,
+        .stored_bytes = stored,
+        .content_bytes = content};
     if (stored > l->max_stored)
         l->max_stored = stored;
 }
@@ -375,45 +391,107 @@ static qc_status finish_tensor(load *l, size_t tensor, qc_error *err)
                : QC_OK;
 }
 
-static qc_status read_unit(load *l, size_t index, qc_frame_coder *coder, void *stored,
-                           qc_error *err)
+/* What each thread has of its own. */
+typedef struct {
+    unsigned index;
+    qc_frame_coder *coder; /* NULL: the output is not compressed */
+    void *stored;          /* one frame */
+    qc_digest_state *hash; /* NULL: digests are not wanted */
+} reader_worker;
+
+static qc_status read_and_hash(const reader_worker *w, const qc_file *f, void *dst, size_t bytes,
+                               uint64_t offset, qc_error *err)
+{
+    unsigned char *p = dst;
+    for (size_t at = 0; at < bytes; at += STEP_BYTES) {
+        size_t n = bytes - at < STEP_BYTES ? bytes - at : STEP_BYTES;
+        QC_TRY(qc_file_pread(f, p + at, n, offset + at, err));
+        if (w->hash)
+            qc_digest_update(w->hash, p + at, n);
+    }
+    return QC_OK;
+}
+
+/* The content of a unit to dst, and the digest of what is stored to the unit. */
+static qc_status fetch_unit(const reader_worker *w, const qc_file *f, unit *u, void *dst,
+                            qc_error *err)
+{
+    int done = 0;
+    qc_status st = QC_OK;
+    if (w->hash)
+        qc_digest_reset(w->hash);
+    if (w->coder && u->content_bytes >= RAW_FROM_BYTES &&
+        u->stored_bytes == qc_raw_frame_bytes(u->content_bytes)) {
+        st = qc_raw_frame_read(&done, f, u->stored_offset, dst, u->content_bytes, w->hash, err);
+        if (w->hash && !done)
+            qc_digest_reset(w->hash);
+    }
+    if (st == QC_OK && !done) {
+        st =
+            read_and_hash(w, f, w->coder ? w->stored : dst, u->stored_bytes, u->stored_offset, err);
+        if (st == QC_OK && w->coder)
+            st = qc_frame_decode(w->coder, w->stored, u->stored_bytes, dst, u->content_bytes, err);
+    }
+    if (st == QC_ERR_INPUT)
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__, "a frame cannot be decompressed");
+    if (st == QC_OK && w->hash)
+        u->digest = qc_digest_finish(w->hash);
+    return st;
+}
+
+static qc_status read_unit(load *l, size_t index, const reader_worker *w, qc_error *err)
 {
     unit *u = &l->units[index];
     size_t tensor = l->owner[index];
     slot *s = &l->slots[tensor];
     const qc_manifest_tensor *m = manifest_tensor(l, tensor);
-    QC_TRY(place_tensor(l, tensor, err));
-    unsigned char *dst = (unsigned char *)s->dst + u->content_at;
-    void *read_to = coder ? stored : dst;
-    qc_status st = qc_file_pread(&l->files[m->shard - l->e->first_shard], read_to, u->stored_bytes,
-                                 u->offset, err);
-    if (st == QC_OK && !l->options->skip_digests)
-        u->digest = qc_digest_bytes(read_to, u->stored_bytes);
-    if (st == QC_OK && coder) {
-        st = qc_frame_decode(coder, stored, u->stored_bytes, dst, u->content_bytes, err);
-        if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED)
-            st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
-                              "a frame cannot be decompressed");
+    const qc_reader_tensor *t = &l->e->device.tensors[tensor];
+    const qc_reader_pieces *pieces = l->options->pieces;
+    const qc_file *file = &l->files[m->shard - l->e->first_shard];
+    void *dst = NULL;
+    if (pieces) {
+        QC_TRY(pieces->room(l->options->ctx, w->index, u->content_bytes, &dst, err));
+    } else {
+        QC_TRY(place_tensor(l, tensor, err));
+        dst = (unsigned char *)s->dst + u->content_at;
     }
+    qc_status st = fetch_unit(w, file, u, dst, err);
     if (st != QC_OK) {
         qc_error_prefix(err, "tensor '%s' in %s", m->name, file_of(l, tensor));
         return st;
     }
+    if (pieces)
+        QC_TRY(
+            pieces->put(l->options->ctx, w->index, t, u->content_at, dst, u->content_bytes, err));
     return atomic_fetch_sub(&s->left, 1) == 1 ? finish_tensor(l, tensor, err) : QC_OK;
+}
+
+static qc_status worker_init(reader_worker *w, const load *l, qc_error *err)
+{
+    if (!l->options->skip_digests)
+        QC_TRY(qc_digest_create(&w->hash, err));
+    if (!l->r->m.compressed)
+        return QC_OK;
+    QC_TRY(qc_frame_coder_create(&w->coder, err));
+    return qc_malloc_aligned(&w->stored, FRAME_ALIGN, l->max_stored, err);
+}
+
+/* The team will want these next: threads are dealt out over units in order. */
+static void hint_ahead(const load *l, size_t index)
+{
+    if (index >= l->unit_count)
+        return;
+    const unit *u = &l->units[index];
+    const qc_manifest_tensor *m = manifest_tensor(l, l->owner[index]);
+    qc_file_hint_read_soon(&l->files[m->shard - l->e->first_shard], u->stored_offset,
+                           u->stored_bytes);
 }
 
 static qc_status load_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
 {
     load *l = ctx;
-    qc_frame_coder *coder = NULL;
-    void *stored = NULL;
-    qc_status st = QC_OK;
-    (void)index;
-    if (l->r->m.compressed) {
-        st = qc_frame_coder_create(&coder, err);
-        if (st == QC_OK)
-            st = qc_malloc_aligned(&stored, FRAME_ALIGN, l->max_stored, err);
-    }
+    reader_worker w = {.index = index};
+    qc_status st = worker_init(&w, l, err);
     while (st == QC_OK) {
         if (qc_team_stopped(team)) {
             st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
@@ -422,12 +500,14 @@ static qc_status load_worker(qc_team *team, unsigned index, void *ctx, qc_error 
         size_t i = atomic_fetch_add(&l->next, 1);
         if (i >= l->unit_count)
             break;
-        st = read_unit(l, i, coder, stored, err);
+        hint_ahead(l, i + l->threads);
+        st = read_unit(l, i, &w, err);
     }
     if (st != QC_OK)
         fail_load(l);
-    qc_free(stored);
-    qc_frame_coder_destroy(coder);
+    qc_free(w.stored);
+    qc_frame_coder_destroy(w.coder);
+    qc_digest_destroy(w.hash);
     return st;
 }
 
@@ -437,7 +517,8 @@ static qc_status load_all(load *l, qc_error *err)
     for (size_t i = 0; i < l->e->device.tensor_count; i++) {
         if (l->slots[i].unit_count > 0)
             continue;
-        QC_TRY(place_tensor(l, i, err));
+        if (!l->options->pieces)
+            QC_TRY(place_tensor(l, i, err));
         QC_TRY(finish_tensor(l, i, err));
     }
     if (l->unit_count == 0)
@@ -445,7 +526,10 @@ static qc_status load_all(load *l, qc_error *err)
     unsigned threads = l->options->threads ? l->options->threads : qc_cpu_count();
     if (threads > l->unit_count)
         threads = (unsigned)l->unit_count;
-    return qc_team_run(threads < THREADS_MAX ? threads : THREADS_MAX, load_worker, l, err);
+    l->threads = threads < THREADS_MAX ? threads : THREADS_MAX;
+    for (unsigned i = 0; i < l->threads; i++)
+        hint_ahead(l, i);
+    return qc_team_run(l->threads, load_worker, l, err);
 }
 
 qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_options *options,
@@ -454,8 +538,8 @@ qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_opti
     if (device >= r->device_count)
         QC_FAIL(err, QC_ERR_DEVICE, "%s: there is no device number %zu; it has %zu", r->dir, device,
                 r->device_count);
-    if (!options->place)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: place is missing from the options of a load", r->dir);
+    if (!options->place == !options->pieces)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: the options of a load need either place or pieces", r->dir);
     load l = {.r = r, .e = &r->devices[device], .options = options, .max_stored = 1};
     if (pthread_mutex_init(&l.lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");

@@ -11,10 +11,11 @@
  *
  * Memory: the manifest (about 3 KB a tensor while it is read), 40 bytes a frame during a load, and
  * one compressed frame (at most 16 MiB, 8 as qconv writes them) a thread. No tensor is ever held
- * twice.
+ * twice. Stored frames, most of an output in NF4, are read straight to their place.
  * What is checked on the way: the manifest's own digest, the seek table's, and every tensor's: of
- * its frames as they lie in the file (which zstd checks again by the checksum each one carries), or
- * in a plain output of its bytes. The header of a shard is not read; the manifest has it all.
+ * its frames as they lie in the file (of compressed ones zstd checks the content again, by the
+ * checksum each carries), or in a plain output of its bytes. The header of a shard is not read; the
+ * manifest has it all.
  *
  * Thread-safe: a reader does not change after qc_reader_open, so several loads may run at once.
  * Source: docs/format.md; an example that is compiled and run: docs/reading.md, section 5. */
@@ -46,6 +47,8 @@ typedef struct {
     uint64_t tensor_bytes; /* of all of them: what a device must hold */
     uint64_t stored_bytes; /* of its shards on disk */
     size_t shard_count;
+    size_t
+        max_piece_bytes; /* the largest piece that a load in pieces gives: 8 MiB as qconv writes */
 } qc_reader_device;
 
 typedef struct qc_reader qc_reader;
@@ -75,12 +78,27 @@ typedef qc_status (*qc_reader_done)(void *ctx, const qc_reader_tensor *t, void *
  * caller's, written to in part. */
 typedef void (*qc_reader_stopped)(void *ctx);
 
+/* For memory that this processor does not write to, a GPU's: the caller gives each thread buffers
+ * of his own (pinned, say, and two of them, so that one is copied while the other is filled), and
+ * has tensors piece by piece, in any order. worker: 0 .. threads - 1, one thread each; a worker has
+ * one piece at a time. What they return other than QC_OK ends the load. */
 typedef struct {
-    unsigned threads; /* 0: one per processor */
-    int skip_digests; /* trust the disk; zstd still checks its frames */
-    qc_reader_place place;
-    qc_reader_done done;       /* or NULL */
-    qc_reader_stopped stopped; /* or NULL */
+    /* *piece: room for bytes <= max_piece_bytes until put. It may wait for what the same worker
+     * has put before. */
+    qc_status (*room)(void *ctx, unsigned worker, size_t bytes, void **piece, qc_error *err);
+    /* piece holds bytes of t's content from offset on. Before the tensor's digest is known to be
+     * right: it is when done is called, after the last put. */
+    qc_status (*put)(void *ctx, unsigned worker, const qc_reader_tensor *t, uint64_t offset,
+                     void *piece, size_t bytes, qc_error *err);
+} qc_reader_pieces;
+
+typedef struct {
+    unsigned threads;               /* 0: one per processor */
+    int skip_digests;               /* trust the disk; the checksums of frames are still checked */
+    qc_reader_place place;          /* one of these two */
+    const qc_reader_pieces *pieces; /* must live until the load returns */
+    qc_reader_done done;            /* or NULL; with pieces its dst is NULL */
+    qc_reader_stopped stopped;      /* or NULL */
     void *ctx;
 } qc_reader_options;
 

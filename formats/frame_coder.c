@@ -2,17 +2,19 @@
  *
  * Quantized weights have no repetitions: what can be saved is the skew of single bytes (2.5% of NF4
  * codes, 4 to 12% of int8, 22% of bf16). At level 1 such frames therefore skip the search for
- * matches ("entropy": one probe per block, Huffman coding forced on). Whether a frame is such is
- * tried on a sample:
+ * matches ("entropy": one probe per block, Huffman coding forced on). Huffman decoding runs at 0.8
+ * GB/s a core, stored frames load at the speed of the page cache: below 4% a frame is not worth it,
+ * whatever the level (docs/decisions/0013-stored-below-four-percent.md). Whether and how a frame is
+ * compressed at level 1 is tried on a sample:
  *
  *   four pieces of 16 KiB --plain level 1--> a bytes
  *                         --entropy only---> b bytes
- *   both save less than 1%: store        a is 2% smaller than b: plain        else: entropy only
+ *   both save less than 3%: store        a is 2% smaller than b: plain        else: entropy only
  *
  * Measured (bench_frames): 0.83 GB/s against 0.79 plain and 0.72 at level 3, same sizes within
- * 0.01%; 6 GB/s against 3 where there is nothing to save. What is left is Huffman coding itself.
+ * 0.01%; 6 GB/s against 3 where there is too little to save. What is left is Huffman coding itself.
  *
- * Frames below 256 KiB are compressed plainly. Whatever the way, a frame that does not save 2% is
+ * Frames below 256 KiB are compressed plainly. Whatever the way, a frame that does not save 4% is
  * stored. All of it depends on the content only. */
 #define ZSTD_STATIC_LINKING_ONLY /* memory hooks, literal compression mode */
 #include <zstd.h>
@@ -30,6 +32,8 @@
 #define SAMPLE_PIECES      4u
 #define SAMPLE_PIECE_BYTES (16u << 10)
 #define SAMPLE_BYTES       (SAMPLE_PIECES * SAMPLE_PIECE_BYTES)
+#define WORTH_PERCENT      96u /* of the content that a compressed frame has at most */
+#define SAMPLE_PERCENT     97u /* a sample that promises no more is not tried: samples vary */
 
 struct qc_frame_coder {
     ZSTD_CCtx *compress;
@@ -149,7 +153,8 @@ static size_t choose_way(qc_frame_coder *c, const unsigned char *src, size_t len
     size_t entropy = compress_way(c, WAY_ENTROPY, 1, c->sample, SAMPLE_BYTES, room, c->sample_cap);
     if (ZSTD_isError(entropy))
         return entropy;
-    if (plain > SAMPLE_BYTES / 100 * 99 && entropy > SAMPLE_BYTES / 100 * 99)
+    if (plain > SAMPLE_BYTES / 100 * SAMPLE_PERCENT &&
+        entropy > SAMPLE_BYTES / 100 * SAMPLE_PERCENT)
         *way = WAY_STORE;
     else if (plain * 100 >= entropy * 98)
         *way = WAY_ENTROPY;
@@ -171,7 +176,7 @@ qc_status qc_frame_encode(qc_frame_coder *c, int level, const void *src, size_t 
         r = compress_way(c, way, level, src, len, dst, cap);
     if (ZSTD_isError(r))
         return zstd_failed(r, "compression failed", QC_ERR_INTERNAL, err);
-    if (way == WAY_STORE || r * 100 > len * 98) {
+    if (way == WAY_STORE || r * 100 > len * WORTH_PERCENT) {
         qc_raw_frame_write(dst, src, len);
         r = qc_raw_frame_bytes(len);
     }

@@ -2,13 +2,14 @@
  * Source: zstd contrib/seekable_format specification v0.1.0; RFC 8878 for frames.
  *
  * Frames written here carry their content size and a checksum. A frame that compression would make
- * less than 2% smaller is stored: a frame of raw blocks, whose size is known beforehand
+ * less than 4% smaller is stored: a frame of raw blocks, whose size is known beforehand
  * (qc_raw_frame_bytes). */
 #ifndef QC_FORMATS_SEEKABLE_H
 #define QC_FORMATS_SEEKABLE_H
 
 #include "base/status.h"
 #include "base/strbuf.h"
+#include "formats/digest.h"
 #include "formats/file_io.h"
 
 #define QC_FRAME_MAX_BYTES      (16u << 20)  /* content of one frame we write */
@@ -42,6 +43,14 @@ size_t qc_seek_table_find(const qc_seek_table *t, uint64_t offset);
 size_t qc_raw_frame_bytes(size_t content_bytes);
 /* dst: qc_raw_frame_bytes(len) bytes. len <= QC_FRAME_MAX_BYTES; len 0 is a frame of no bytes. */
 void qc_raw_frame_write(void *dst, const void *src, size_t len);
+/* The raw frame of content_bytes (> 0) that qc_raw_frame_write made and that lies at offset of f,
+ * straight to dst: nothing is copied twice. hash: is given the frame's bytes as they are in the
+ * file, while they are in the cache; the checksum is then not looked at, as the digest covers more.
+ * NULL: the checksum is checked, QC_ERR_INPUT where it is wrong. *as_written 0: the frame has
+ * another form; dst and hash then hold what is of no use, and it is to be read as any other. */
+QC_NODISCARD qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint64_t offset,
+                                         void *dst, size_t content_bytes, qc_digest_state *hash,
+                                         qc_error *err);
 
 typedef struct qc_frame_coder qc_frame_coder; /* one per thread */
 QC_NODISCARD qc_status qc_frame_coder_create(qc_frame_coder **out, qc_error *err);
