@@ -44,21 +44,21 @@ typedef enum {
 
 #define QC_MAX_DIMS 8
 
-const char *qc_dtype_name(qc_dtype t); /* "BF16"; exact safetensors spelling */
-unsigned qc_dtype_bits(qc_dtype t);
+QC_API const char *qc_dtype_name(qc_dtype t); /* "BF16"; exact safetensors spelling */
+QC_API unsigned qc_dtype_bits(qc_dtype t);
 /* Case-sensitive; len bytes at name, not NUL-terminated. Returns 0 and *out, or 1 if unknown. */
-int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out);
+QC_API int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out);
 /* F64, F32, F16 or BF16: what the quantizers read. */
-int qc_dtype_is_quantizable(qc_dtype t);
+QC_API int qc_dtype_is_quantizable(qc_dtype t);
 /* "float32", "bfloat16", ... as PyTorch prints it without "torch."; NULL where it has none. */
-const char *qc_dtype_torch_name(qc_dtype t);
+QC_API const char *qc_dtype_torch_name(qc_dtype t);
 
 /* Elements and bytes of a tensor, all products checked. ndim 0 is a scalar (1 element).
  * QC_ERR_INPUT on overflow or when the bits are not whole bytes. */
-QC_NODISCARD qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems,
-                                      qc_error *err);
-QC_NODISCARD qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t,
-                                      uint64_t *bytes, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems,
+                                             qc_error *err);
+QC_API QC_NODISCARD qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t,
+                                             uint64_t *bytes, qc_error *err);
 
 #ifdef __cplusplus
 }

@@ -16,9 +16,12 @@
 #if defined(__GNUC__)
 #define QC_NODISCARD        __attribute__((warn_unused_result))
 #define QC_PRINTF(fmt, arg) __attribute__((format(printf, fmt, arg)))
+/* What programs outside may call; everything else is hidden in the installed library. */
+#define QC_API __attribute__((visibility("default")))
 #else
 #define QC_NODISCARD
 #define QC_PRINTF(fmt, arg)
+#define QC_API
 #endif
 
 #ifdef __cplusplus
@@ -59,18 +62,18 @@ typedef struct {
 } qc_error;
 
 /* "ERR_IO" and so on; never NULL. */
-const char *qc_status_name(qc_status code);
+QC_API const char *qc_status_name(qc_status code);
 /* One clause in words; never NULL. */
-const char *qc_status_meaning(qc_status code);
+QC_API const char *qc_status_meaning(qc_status code);
 /* Exit code of the program for a status: 0, 1, 2, 3, 4, 5 or 130. */
-int qc_status_exit_code(qc_status code);
+QC_API int qc_status_exit_code(qc_status code);
 
 /* Fill *err (if not NULL) and return code. Use through QC_FAIL. */
-qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line, const char *fmt,
-                       ...) QC_PRINTF(5, 6);
+QC_API qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line,
+                              const char *fmt, ...) QC_PRINTF(5, 6);
 
 /* Put "prefix: " before the message of an error already set; for callers that know the file. */
-void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3);
+QC_API void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3);
 
 /* Set an error and return it from the enclosing function. */
 #define QC_FAIL(err, code, ...) return qc_error_set((err), (code), __FILE__, __LINE__, __VA_ARGS__)

@@ -18,6 +18,7 @@
  * manifest has it all.
  *
  * Thread-safe: a reader does not change after qc_reader_open, so several loads may run at once.
+ * Installed as <qconv/device_reader.h>, which includes nothing else of qconv's.
  * Source: docs/format.md; an example that is compiled and run: docs/reading.md, section 5. */
 #ifndef QC_FORMATS_DEVICE_READER_H
 #define QC_FORMATS_DEVICE_READER_H
@@ -56,14 +57,14 @@ typedef struct qc_reader qc_reader;
 /* dir: an output of qconv (see qconv.json). Everything lists and describes belongs to the reader
  * and lives until it is closed. QC_ERR_INPUT where there is no manifest, QC_ERR_CHECK where it is
  * damaged. */
-QC_NODISCARD qc_status qc_reader_open(qc_reader **out, const char *dir, qc_error *err);
-void qc_reader_close(qc_reader *r); /* NULL is fine */
+QC_API QC_NODISCARD qc_status qc_reader_open(qc_reader **out, const char *dir, qc_error *err);
+QC_API void qc_reader_close(qc_reader *r); /* NULL is fine */
 
-size_t qc_reader_device_count(const qc_reader *r); /* at least 1; in the order of the plan */
-const qc_reader_device *qc_reader_device_at(const qc_reader *r, size_t device);
+QC_API size_t qc_reader_device_count(const qc_reader *r); /* at least 1; in the order of the plan */
+QC_API const qc_reader_device *qc_reader_device_at(const qc_reader *r, size_t device);
 /* QC_ERR_DEVICE that names those there are. */
-QC_NODISCARD qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *device,
-                                             qc_error *err);
+QC_API QC_NODISCARD qc_status qc_reader_find_device(const qc_reader *r, const char *name,
+                                                    size_t *device, qc_error *err);
 
 /* Where the t->bytes bytes of a tensor go: memory that threads of this process may write to (heap,
  * pinned, mapped), any alignment; NULL ends the load with QC_ERR_NOMEM (but for a tensor of no
@@ -104,8 +105,8 @@ typedef struct {
 
 /* All tensors of a device. QC_ERR_CHECK names the tensor or the shard that is missing or damaged;
  * QC_ERR_INTERRUPTED after qc_interrupt (base/workers.h). */
-QC_NODISCARD qc_status qc_reader_load(const qc_reader *r, size_t device,
-                                      const qc_reader_options *options, qc_error *err);
+QC_API QC_NODISCARD qc_status qc_reader_load(const qc_reader *r, size_t device,
+                                             const qc_reader_options *options, qc_error *err);
 
 #ifdef __cplusplus
 }
