@@ -4,10 +4,11 @@ stop the others. Standard library only.
 
     gpu_steps.py RESULTS        with QC_RUN_WORK set
 
-RESULTS gets at most 9 files, under 16 MiB:
+RESULTS gets at most 10 files, under 16 MiB:
     summary.json     GPU, driver, CUDA, commit; per step its exit code and seconds
     convert.json     seconds and bytes of every conversion; GPU and CPU compared byte for byte
     eval.json        perplexity and KL divergence of the bundled model on the GPU and on the CPU
+    load.json        outputs to the GPU's memory, to the host's, and copies alone
     bench.json       qconv bench          hardware.json    qconv hardware --json
     validate.json    qconv validate       validate.html    the same as a page
     gpu_tests.xml    ctest -L gpu         logs.tar.gz      everything that was printed
@@ -20,6 +21,7 @@ Set by environment variables:
                      removes it
     QC_RUN_BUILD     a finished build to use instead of building
     QC_RUN_PROGRAM   the program in it: qconv
+    QC_RUN_LOADER    and this one: bench_gpu_load
     QC_RUN_LABEL     the tests: gpu
     QC_RUN_ANYWAY    1: go on without a GPU (with qconv_shim and label kernels, say)
     QC_RUN_SECONDS   for all of it: 470
@@ -47,7 +49,7 @@ LOG_BYTES = 1 << 20
 RESULT_BYTES = 16 << 20
 LAYER_BYTES = 436 << 20
 BENCH_SECONDS = 120
-BEHIND_BENCH = 230  # conversions 75, eval 15, validate 40, the sanitizers 100
+BEHIND_BENCH = 240  # conversions 75, load 10, eval 15, validate 40, the sanitizers 100
 # How far a GPU's figures may be from the CPU's, relative and absolute: it multiplies float16 rows.
 EVAL_APART = {"base_perplexity": (1e-3, 0), "perplexity": (1e-3, 0), "kl_mean": (2e-2, 5e-6),
               "top1": (0, 1e-2)}
@@ -213,7 +215,7 @@ def build(run, log, limit):
     rc = run.call(log, configure, limit)
     if rc == 0:
         rc = run.call(log, ["cmake", "--build", run.build, "-j", str(os.cpu_count() or 2),
-                            "--target", "qconv", "bench_checkpoint", "gpu_tests"],
+                            "--target", "qconv", "bench_checkpoint", "bench_gpu_load", "gpu_tests"],
                       limit - (time.monotonic() - begin))
     return rc
 
@@ -362,6 +364,29 @@ def convert(run, log, limit, scheme, scale, compress):
     return 4 if unlike else 0
 
 
+def load(run, log, limit):
+    """What was converted, to the GPU; what arrives is compared with what the host reads."""
+    tool = os.path.join(run.build, os.environ.get("QC_RUN_LOADER", "bench_gpu_load"))
+    outs = [o for o in ("out-nf4-cuda", "out-int8-cuda") if os.path.isdir(os.path.join(run.work, o))]
+    if not os.path.exists(tool):
+        raise Skip("it was not built")
+    if not outs:
+        raise Skip("nothing was converted")
+    end, found = time.monotonic() + limit, {}
+    for out in outs:
+        path = os.path.join(run.work, out + "-load.json")
+        rc = run.call(log, [tool, "--rounds", "5", os.path.join(run.work, out)],
+                      end - time.monotonic(), stdout=path)
+        if rc != 0:
+            return rc
+        with open(path) as f:
+            found[out] = json.load(f)
+    with open(run.into("load.json"), "w") as f:
+        json.dump(found, f, indent=1)
+        f.write("\n")
+    return 0
+
+
 def evaluate(run, log, limit):
     """The bundled model in NF4 and in int8 against its source: the GPU's figures beside the CPU's."""
     end = time.monotonic() + limit
@@ -481,6 +506,7 @@ def main(argv):
     step("convert_nf4", 90, convert, "nf4", "search", "none")
     step("convert_zstd", 90, convert, "nf4", "search", "zstd:1")
     step("convert_int8", 60, convert, "int8", "search", "none")
+    step("load", 40, load)
     step("eval", 60, evaluate)
     step("validate", 60, validate)
     step("plan", 30, plan)

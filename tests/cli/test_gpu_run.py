@@ -9,7 +9,7 @@ import unittest
 from qconv_case import ROOT, QconvCase
 
 STEPS = ["machine", "build", "hardware", "tests", "model", "convert_absmax", "convert_nf4",
-         "convert_zstd", "convert_int8", "eval", "validate", "plan", "bench", "memcheck", "racecheck", "initcheck",
+         "convert_zstd", "convert_int8", "load", "eval", "validate", "plan", "bench", "memcheck", "racecheck", "initcheck",
          "synccheck"]
 # Stands in for qconv: writes what a conversion would, fails where it is told to.
 PROGRAM = """#!/bin/sh
@@ -70,35 +70,36 @@ class GpuRun(QconvCase):
     def test_without_a_gpu(self):
         code, said = self.gpu_run(self.results, QC_RUN_WORK=self.work)
         self.assertEqual(code, 77, said)
-        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 17 steps were left "
+        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 18 steps were left "
                       "out (77), nothing was measured", said.splitlines()[-1])
         s = self.summary()
         self.assertEqual(sorted(x["step"] for x in s["steps"]), sorted(STEPS))
         self.assertEqual({x["rc"] for x in s["steps"]}, {77})
-        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 17))
+        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 18))
         self.assertEqual(os.listdir(self.work), ["logs"])
         self.assertEqual(sorted(os.listdir(self.results)), ["logs.tar.gz", "summary.json"])
 
     def test_results_from_the_environment(self):
         code, _ = self.gpu_run(OUT=self.results)
         self.assertEqual(code, 77)
-        self.assertEqual(len(self.summary()["steps"]), 17)
+        self.assertEqual(len(self.summary()["steps"]), 18)
 
     def stand_in(self, steps, **env):
         build = self.path("build")
         os.mkdir(build)
         self.script("build/qconv", PROGRAM)
         self.script("build/bench_checkpoint", CHECKPOINT)
+        self.script("build/bench_gpu_load", "#!/bin/sh\necho '{\"bytes\": 12}'\n")
         return self.gpu_run(self.results, QC_RUN_WORK=self.work, QC_RUN_BUILD=build,
                             QC_RUN_ANYWAY="1", QC_RUN_STEPS=steps, **env)
 
     def test_a_step_that_fails_does_not_stop_the_others(self):
-        code, said = self.stand_in("build,hardware,model,convert_nf4,convert_int8,validate,bench")
+        code, said = self.stand_in("build,hardware,model,convert_nf4,convert_int8,load,validate,bench")
         self.assertEqual(code, 1, said)
         rc = {x["step"]: x["rc"] for x in self.summary()["steps"]}
         self.assertEqual(rc, {"build": 77, "hardware": 0, "model": 0, "convert_nf4": 0,
-                              "convert_int8": 4, "validate": 0, "bench": 3})
-        self.assertIn("gpu_run: 4 steps passed, 2 failed, 1 left out", said)
+                              "convert_int8": 4, "load": 0, "validate": 0, "bench": 3})
+        self.assertIn("gpu_run: 5 steps passed, 2 failed, 1 left out", said)
         with open(os.path.join(self.results, "convert.json")) as f:
             converted = json.load(f)
         self.assertEqual(converted["nf4, search, none"]["different"], [])
@@ -109,7 +110,25 @@ class GpuRun(QconvCase):
             log = tar.extractfile("logs/convert_int8.log").read().decode()
         self.assertIn("called with -v --to int8 --scale search --compress none --device cuda", log)
         self.assertIn("differ in model.safetensors", log)
-        self.assertLessEqual(len(os.listdir(self.results)), 9)
+        with open(os.path.join(self.results, "load.json")) as f:
+            self.assertEqual(json.load(f), {k: {"bytes": 12} for k in ("out-nf4-cuda", "out-int8-cuda")})
+        self.assertLessEqual(len(os.listdir(self.results)), 10)
+
+    @unittest.skipUnless(os.environ.get("GPU_LOAD_SHIM"), "run by ctest")
+    def test_the_loader_on_the_shim(self):
+        model = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
+        for compress in ("none", "zstd"):
+            self.ok("-q", "--to", "nf4", "--compress", compress, model, self.path(compress))
+            r = subprocess.run([os.environ["GPU_LOAD_SHIM"], "--rounds", "2", "--threads", "2",
+                                self.path(compress)], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               timeout=60)
+            self.assertEqual(r.returncode, 0, r.stderr)
+            got = json.loads(r.stdout)
+            with open(self.path(compress, "qconv.json")) as f:
+                m = json.load(f)
+            self.assertEqual(got["bytes"], sum(s["content_bytes"] - s["header_bytes"]
+                                               for s in m["shards"]))
+            self.assertEqual([len(got[k]) for k in ("gpu", "host", "copy")], [2, 2, 1])
 
     def test_figures_of_a_gpu_that_are_others(self):
         code, said = self.stand_in("eval")
