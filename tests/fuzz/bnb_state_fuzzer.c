@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {1u << 20, 64};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     qc_bnb_state s;
     qc_bnb_state again;

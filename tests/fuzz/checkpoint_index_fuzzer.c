@@ -12,7 +12,9 @@ static void check_file_name(const char *name)
     FUZZ_CHECK(qc_ends_with(name, ".safetensors"));
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {1u << 20, 96};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     qc_ckpt_index index;
     qc_arena arena;

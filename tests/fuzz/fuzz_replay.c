@@ -32,6 +32,8 @@ int main(int argc, char **argv)
     int rc = argc < 2;
     for (int i = 1; i < argc; i++)
         rc |= replay(argv[i]);
-    (void)printf("%d files\n", argc - 1);
+    size_t bytes = 0, input = 0;
+    fuzz_bound_worst(&bytes, &input);
+    (void)printf("%d files; at most %zu bytes held, for an input of %zu\n", argc - 1, bytes, input);
     return rc;
 }

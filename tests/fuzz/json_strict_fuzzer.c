@@ -62,7 +62,9 @@ static void quote(const char *bytes, size_t len)
     qc_strbuf_deinit(&out);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {1u << 20, 256};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     const char *text = (const char *)data;
     qc_json *doc = NULL;

@@ -34,7 +34,9 @@ static void try_text(const char *text, size_t len)
     qc_arena_deinit(&arena);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {4u << 20, 256};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     char hex[QC_DIGEST_HEX_BYTES];
     qc_strbuf text;

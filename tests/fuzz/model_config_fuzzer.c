@@ -62,7 +62,9 @@ static void cut(const qc_model_tensors *t, const qc_geometry *g, const char *tex
     qc_checkpoint_close(c);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {64u << 20, 4096};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     const char *text = (const char *)data;
     qc_json *doc = NULL;

@@ -47,7 +47,9 @@ static void check_round_trip(const qc_st_header *h, uint64_t data_bytes)
     qc_strbuf_deinit(&out);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {1u << 20, 128};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     uint64_t file_bytes = size;
     uint64_t n = 0;

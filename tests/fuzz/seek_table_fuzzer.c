@@ -56,7 +56,9 @@ static void read_data(const qc_st_file *f)
     qc_st_cursor_destroy(cur);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {400u << 20, 64};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     char path[64];
     qc_error err = {0};

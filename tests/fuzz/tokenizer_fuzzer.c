@@ -26,7 +26,9 @@ static void encode(const qc_tokenizer *t, const char *text, size_t len, int spec
     qc_free(again);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {16u << 20, 4096};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     qc_tokenizer *t = NULL;
     qc_error err = {0};

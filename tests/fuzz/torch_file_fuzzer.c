@@ -33,7 +33,9 @@ static void check_pickle(const qc_pickle *p, size_t size)
         FUZZ_CHECK(p->tensors[i].storage < p->storage_count);
 }
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+const fuzz_limits fuzz_may_allocate = {4u << 20, 256};
+
+int fuzz_one(const uint8_t *data, size_t size)
 {
     char path[] = "/tmp/qconv-fuzz-torch-XXXXXX";
     qc_torch_file f;
