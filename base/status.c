@@ -1,5 +1,7 @@
 #include "base/status.h"
 
+#include "base/text.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -43,16 +45,6 @@ static void end_with_dots(char *s, size_t cap)
     memcpy(s + end, "...", 4);
 }
 
-/* Names come from untrusted files: keep the message on one line and free of terminal escapes. */
-static void make_printable(char *s)
-{
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c < 0x20 || c == 0x7f)
-            *s = '?';
-    }
-}
-
 qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line, const char *fmt,
                        ...)
 {
@@ -69,7 +61,8 @@ qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line
         err->msg[0] = '\0';
     else if ((size_t)n >= sizeof err->msg)
         end_with_dots(err->msg, sizeof err->msg);
-    make_printable(err->msg);
+    /* Names come from untrusted files: one line, and free of terminal escapes. */
+    qc_text_printable(err->msg);
     return code;
 }
 
@@ -93,5 +86,5 @@ void qc_error_prefix(qc_error *err, const char *fmt, ...)
         memcpy(err->msg, whole, sizeof err->msg);
         end_with_dots(err->msg, sizeof err->msg);
     }
-    make_printable(err->msg);
+    qc_text_printable(err->msg);
 }

@@ -56,7 +56,7 @@ typedef enum {
 
 typedef struct {
     qc_status code;
-    char msg[512];    /* one line, UTF-8, control characters of file contents replaced by '?' */
+    char msg[512];    /* one line, UTF-8; what is none and control characters: '?' (base/text.h) */
     const char *file; /* where in qconv's source the error was made */
     int line;
 } qc_error;

@@ -83,8 +83,8 @@ static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_agains
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "verified");
-    qc_jm_string(&w, "path", o->model);
-    qc_jm_string(&w, "against", o->against);
+    qc_jm_path(&w, "path", o->model);
+    qc_jm_path(&w, "against", o->against);
     qc_jw_key(&w, "ok");
     qc_jw_bool(&w, r->faults == 0);
     qc_jm_u64(&w, "problems", r->faults);

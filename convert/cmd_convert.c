@@ -248,11 +248,12 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));
-    int over = 0;
-    QC_TRY(qc_consume_is_over(&over, o, err));
-    if (over)
-        return say_over(o, err);
-    qc_status st = open_model(&model, o, err);
+    qc_status st = qc_checkpoint_open(&model, o->model, err);
+    if (st == QC_OK && model->side_link)
+        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                          "%s: '%s' is a link that leads out of the folder, and what it leads to "
+                          "would be copied; put the file itself there",
+                          o->model, model->side_link);
     if (st == QC_OK && o->to != QC_TO_KEEP)
         st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
     if (st == QC_OK)

@@ -1,5 +1,7 @@
 #include "convert/console.h"
 
+#include "base/text.h"
+
 #include <errno.h>
 #include <pthread.h>
 #include <stdarg.h>
@@ -47,16 +49,7 @@ static void say(const char *line, size_t len)
 
 void qc_console_printable(char *s)
 {
-    for (; *s; s++) {
-        unsigned char c = (unsigned char)*s;
-        if (c < 0x20 || c == 0x7f) {
-            *s = '?';
-        } else if (c == 0xc2 && (unsigned char)s[1] >= 0x80 && (unsigned char)s[1] < 0xa0) {
-            /* U+0080 to U+009F: some terminals take them for escapes. */
-            *s = '?';
-            s[1] = '?';
-        }
-    }
+    qc_text_printable(s);
 }
 
 int qc_console_terminal(int fd)

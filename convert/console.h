@@ -28,7 +28,7 @@ void qc_console_bar(const char *text);
 int qc_console_terminal(int fd);
 /* May fd be written to in colour: such a terminal, and NO_COLOR is unset or empty. */
 int qc_console_colour(int fd);
-/* Control characters (and UTF-8 forms of them) to '?', in place. */
+/* qc_text_printable (base/text.h). */
 void qc_console_printable(char *s);
 
 #endif

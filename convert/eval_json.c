@@ -81,7 +81,7 @@ qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
                 qc_jw_null(&w);
         } else {
             memcpy(&text, at, sizeof text);
-            qc_jw_string(&w, text);
+            qc_jw_path(&w, text);
         }
     }
     qc_jw_end_object(&w);

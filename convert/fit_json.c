@@ -69,7 +69,7 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "plan");
-    qc_jm_string(&w, "model", r->model);
+    qc_jm_path(&w, "model", r->model);
     qc_jm_string(&w, "model_type", *r->model_type ? r->model_type : NULL);
     qc_jm_bool(&w, "has_weights", r->has_weights);
     qc_jm_string(&w, "to", r->to);

@@ -1,5 +1,7 @@
 #include "convert/html_text.h"
 
+#include "base/text.h"
+
 #include <string.h>
 
 static const char common_style[] =
@@ -39,33 +41,18 @@ qc_status qc_html_end(qc_strbuf *out, qc_error *err)
     return qc_strbuf_addf(out, err, "<p>Made by qconv %s.</p>\n</body>\n</html>\n", QCONV_VERSION);
 }
 
-/* Bytes of the UTF-8 character at s that XML allows, 0 if there is none. */
-static size_t character_bytes(const unsigned char *s)
+/* Bytes of the UTF-8 character at s that XML allows and a page may show, 0 if there is none. */
+static size_t character_bytes(const char *s)
 {
-    static const struct {
-        unsigned char mask, lead;
-        uint32_t least;
-    } forms[] = {{0x80, 0x00, 0}, {0xe0, 0xc0, 0x80}, {0xf0, 0xe0, 0x800}, {0xf8, 0xf0, 0x10000}};
-    for (size_t n = 0; n < 4; n++) {
-        if ((s[0] & forms[n].mask) != forms[n].lead)
-            continue;
-        uint32_t c = s[0] & (unsigned char)~forms[n].mask;
-        for (size_t i = 1; i <= n; i++) {
-            if ((s[i] & 0xc0) != 0x80)
-                return 0;
-            c = c << 6 | (s[i] & 0x3f);
-        }
-        int allowed = c >= forms[n].least && (c >= 0x20 || c == '\t' || c == '\n') &&
-                      !(c >= 0x7f && c < 0xa0) && !(c >= 0xd800 && c < 0xe000) && c != 0xfffe &&
-                      c != 0xffff && c <= 0x10ffff;
-        return allowed ? n + 1 : 0;
-    }
-    return 0;
+    uint32_t c = 0;
+    size_t n = qc_text_char(s, &c);
+    int shown = c == '\t' || c == '\n' || !qc_text_is_control(c);
+    return shown && c != 0xfffe && c != 0xffff ? n : 0;
 }
 
 qc_status qc_html_escape(qc_strbuf *out, const char *text, qc_error *err)
 {
-    const unsigned char *s = (const unsigned char *)text;
+    const char *s = text;
     while (*s) {
         size_t n = character_bytes(s);
         if (n == 0)

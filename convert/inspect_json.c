@@ -118,7 +118,7 @@ static void put_tensors(qc_json_writer *w, const qc_facts *f)
         qc_jm_string(w, "dtype", qc_dtype_name(t->dtype));
         put_shape(w, "shape", t->dims, t->ndim);
         qc_jm_u64(w, "bytes", t->bytes);
-        qc_jm_string(w, "file", f->model->files[t->file].name);
+        qc_jm_path(w, "file", f->model->files[t->file].name);
         qc_jm_string(w, "role", tf->role);
         qc_jm_string(w, "scheme", tf->scheme);
         if (tf->scheme)
@@ -180,7 +180,7 @@ qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "inspect");
-    qc_jm_string(&w, "path", f->model->path);
+    qc_jm_path(&w, "path", f->model->path);
     qc_jm_bool(&w, "is_directory", f->model->is_dir);
     qc_jm_string(&w, "model_type", f->model_type);
     qc_jm_bool(&w, "known_type", f->known_type);

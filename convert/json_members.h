@@ -23,6 +23,13 @@ static inline void qc_jm_string(qc_json_writer *w, const char *key, const char *
     qc_jw_string(w, v);
 }
 
+/* Bytes that are no UTF-8 are replaced; NULL is null. */
+static inline void qc_jm_path(qc_json_writer *w, const char *key, const char *v)
+{
+    qc_jw_key(w, key);
+    qc_jw_path(w, v);
+}
+
 static inline void qc_jm_bool(qc_json_writer *w, const char *key, int v)
 {
     qc_jw_key(w, key);

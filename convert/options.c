@@ -9,6 +9,7 @@
 #include "convert/options.h"
 
 #include "base/edit_distance.h"
+#include "base/text.h"
 #include "convert/device_wish.h"
 #include "convert/option_table.h"
 #include "convert/option_values.h"
@@ -259,6 +260,10 @@ static qc_status parse_compress(qc_options *o, const qc_option_row *row, const c
 static qc_status add_rule(parse *p, const qc_option_row *row, int quantize, const char *glob,
                           qc_error *err)
 {
+    /* The manifest names it, after hours perhaps. */
+    if (!qc_text_is_utf8(glob))
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob '%s' is not UTF-8, as names of tensors are",
+                row->name, glob);
     if (*glob == '\0')
         QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob is empty; expected one such as '*.q_proj.*'",
                 row->name);

@@ -172,8 +172,8 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "convert");
-    qc_jm_string(&w, "model", r->model);
-    qc_jm_string(&w, "out", r->out);
+    qc_jm_path(&w, "model", r->model);
+    qc_jm_path(&w, "out", r->out);
     qc_jm_string(&w, "to", r->to);
     qc_jm_string(&w, "scale", r->scale);
     qc_jm_u64(&w, "bytes_in", r->bytes_in);

@@ -15,10 +15,10 @@ static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_scan_r
     qc_jw_key(&w, "command");
     qc_jw_string(&w, verb);
     qc_jw_key(&w, "path");
-    qc_jw_string(&w, o->model);
+    qc_jw_path(&w, o->model);
     if (o->out) {
         qc_jw_key(&w, "out");
-        qc_jw_string(&w, o->out);
+        qc_jw_path(&w, o->out);
     }
     qc_jw_key(&w, "ok");
     qc_jw_bool(&w, r->problem_count == 0);

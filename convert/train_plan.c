@@ -177,7 +177,7 @@ static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "plan");
     qc_jm_string(&w, "mode", "train");
-    qc_jm_string(&w, "model", p->o->model);
+    qc_jm_path(&w, "model", p->o->model);
     qc_jm_u64(&w, "parameters", p->model.parameters);
     qc_jm_u64(&w, "context", p->place.tokens);
     qc_jm_u64(&w, "gpus", p->place.gpus);

@@ -286,8 +286,8 @@ qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "validate");
-    qc_jm_string(&w, "path", r->out);
-    qc_jm_string(&w, "against", r->model);
+    qc_jm_path(&w, "path", r->out);
+    qc_jm_path(&w, "against", r->model);
     qc_jm_bool(&w, "ok", r->failure_count == 0);
     qc_jm_u64(&w, "quantized_layers", r->quantized);
     qc_jm_u64(&w, "measured_layers", r->measured);

@@ -56,7 +56,9 @@ typedef struct {
     qc_tree_file *side;    /* every file of the directory that is not weights, not the index, not
                               qconv.json; sorted; config.json is among them */
     size_t side_count;
-    char *config_text; /* config.json or NULL; NUL-terminated */
+    const char *side_link; /* the first of them that is a link out of the folder (path_link.h): what
+                              it leads to is not to be handed on; NULL: none */
+    char *config_text;     /* config.json or NULL; NUL-terminated */
     size_t config_len;
     qc_json *config;  /* parsed, an object; NULL when there is none */
     qc_st_meta *meta; /* __metadata__ of all files, duplicates with equal values merged */

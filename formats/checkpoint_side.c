@@ -1,6 +1,7 @@
 /* What of a checkpoint's directory is not weights: config, tokenizer, code, licence. All of it
  * belongs to a converted model as well, so the rule is what to leave out, not what to take. */
 #include "formats/checkpoint_parts.h"
+#include "formats/path_link.h"
 
 #include <string.h>
 
@@ -103,11 +104,14 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
     void *p = NULL;
     qc_ckpt_names unread = {0};
     qc_ckpt_names left = {0};
+    qc_ckpt_names odd = {0};
     QC_TRY(qc_arena_alloc(&c->arena, &p, tree_count, sizeof *c->side, err));
     c->side = p;
     for (size_t i = 0; i < tree_count; i++) {
         const char *path = tree[i].path;
-        if (is_side_file(path) && !is_read(c, path))
+        if (is_side_file(path) && !is_read(c, path) && !qc_text_is_utf8(path))
+            qc_ckpt_names_add(&odd, path); /* JSON has no way to name it */
+        else if (is_side_file(path) && !is_read(c, path))
             c->side[c->side_count++] = tree[i];
         else if ((qc_ends_with(path, ".safetensors") || qc_ends_with(path, ".safetensors.zst")) &&
                  !in_twin_folder(path) && !is_read(c, path))
@@ -115,6 +119,15 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
         else if (is_pickle(path) && !in_twin_folder(path) && !is_read(c, path))
             qc_ckpt_names_add(&left, path);
     }
+    for (size_t i = 0; i < c->side_count && !c->side_link; i++) {
+        int leaves = 0;
+        QC_TRY(qc_path_leaves(c->path, c->side[i].path, &leaves, err));
+        if (leaves)
+            c->side_link = c->side[i].path;
+    }
+    if (odd.count)
+        QC_TRY(qc_ckpt_warn(c, err, "%zu files are not copied, their names are not UTF-8: %s",
+                            odd.count, qc_ckpt_names_text(&odd)));
     if (left.count)
         QC_TRY(qc_ckpt_warn(c, err, "%zu Python pickles are not copied: %s", left.count,
                             qc_ckpt_names_text(&left)));

@@ -1,12 +1,15 @@
 #include "formats/json_writer.h"
 
+#include "base/text.h"
+
 #include <assert.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
-#define INDENT 2u
+#define INDENT      2u
+#define REPLACEMENT 0xfffdu
 
 void qc_jw_init(qc_json_writer *w, qc_strbuf *out, qc_error *err)
 {
@@ -110,73 +113,41 @@ void qc_jw_compact_next(qc_json_writer *w)
         w->compact_from = (uint64_t)w->depth + 1;
 }
 
-/* Bytes of the UTF-8 sequence at p (RFC 3629: shortest form, no surrogates), 0 if it is none. */
-static size_t utf8_bytes(const unsigned char *p)
-{
-    unsigned c = p[0];
-    unsigned low = 0x80, high = 0xbf;
-    size_t n;
-    if (c < 0x80)
-        return 1;
-    if (c >= 0xc2 && c <= 0xdf)
-        n = 2;
-    else if (c >= 0xe0 && c <= 0xef)
-        n = 3;
-    else if (c >= 0xf0 && c <= 0xf4)
-        n = 4;
-    else
-        return 0;
-    if (c == 0xe0)
-        low = 0xa0;
-    else if (c == 0xed)
-        high = 0x9f;
-    else if (c == 0xf0)
-        low = 0x90;
-    else if (c == 0xf4)
-        high = 0x8f;
-    if (p[1] < low || p[1] > high)
-        return 0;
-    for (size_t i = 2; i < n; i++) {
-        if ((p[i] & 0xc0) != 0x80)
-            return 0;
-    }
-    return n;
-}
-
-/* As Python escapes with ensure_ascii=False. */
-static void put_escape(qc_json_writer *w, unsigned char c)
+/* As Python escapes with ensure_ascii=False; also what a terminal would act on. */
+static void put_escape(qc_json_writer *w, uint32_t c)
 {
     static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* byte, letter */
     char text[8] = {'\\', 0};
     for (size_t i = 0; i + 1 < sizeof named; i += 2) {
-        if ((unsigned char)named[i] == c) {
+        if ((uint32_t)named[i] == c) {
             text[1] = named[i + 1];
             put(w, text, 2);
             return;
         }
     }
-    (void)snprintf(text, sizeof text, "\\u%04x", c);
+    (void)snprintf(text, sizeof text, "\\u%04x", (unsigned)c);
     put(w, text, 6);
 }
 
-static void put_string(qc_json_writer *w, const char *s)
+static void put_string(qc_json_writer *w, const char *s, int replace)
 {
-    const unsigned char *p = (const unsigned char *)s;
-    const unsigned char *run = p; /* bytes that need no escape */
+    const char *p = s;
+    const char *run = p; /* bytes that need no escape */
     put(w, "\"", 1);
     while (*p && w->st == QC_OK) {
-        size_t n = utf8_bytes(p);
-        if (n == 0) {
+        uint32_t c = 0;
+        size_t n = qc_text_char(p, &c);
+        if (n == 0 && !replace) {
             w->st = qc_error_set(w->err, QC_ERR_INPUT, __FILE__, __LINE__,
                                  "text is not UTF-8: '%.100s'", s);
             return;
         }
-        if (*p < 0x20 || *p == '"' || *p == '\\') {
+        if (n == 0 || c == '"' || c == '\\' || qc_text_is_control(c)) {
             put(w, run, (size_t)(p - run));
-            put_escape(w, *p);
-            run = p + 1;
+            put_escape(w, n ? c : REPLACEMENT);
+            run = p + (n ? n : 1);
         }
-        p += n;
+        p += n ? n : 1;
     }
     put(w, run, (size_t)(p - run));
     put(w, "\"", 1);
@@ -186,7 +157,7 @@ void qc_jw_key(qc_json_writer *w, const char *key)
 {
     assert(w->depth > 0 && !w->after_key);
     before_element(w);
-    put_string(w, key);
+    put_string(w, key, 0);
     put(w, ": ", 2);
     w->after_key = 1;
 }
@@ -198,7 +169,17 @@ void qc_jw_string(qc_json_writer *w, const char *s)
         return;
     }
     before_value(w);
-    put_string(w, s);
+    put_string(w, s, 0);
+}
+
+void qc_jw_path(qc_json_writer *w, const char *s)
+{
+    if (!s) {
+        qc_jw_null(w);
+        return;
+    }
+    before_value(w);
+    put_string(w, s, 1);
 }
 
 void qc_jw_u64(qc_json_writer *w, uint64_t v)

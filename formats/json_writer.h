@@ -25,7 +25,12 @@ void qc_jw_end_array(qc_json_writer *w);
 /* The next container and all inside it go on one line (", " and ": " as separators). */
 void qc_jw_compact_next(qc_json_writer *w);
 void qc_jw_key(qc_json_writer *w, const char *key);
-void qc_jw_string(qc_json_writer *w, const char *s); /* NULL writes null */
+/* UTF-8, else the writer fails; NULL writes null. Control characters are escaped, also those that
+ * JSON would let stand (qc_text_is_control). */
+void qc_jw_string(qc_json_writer *w, const char *s);
+/* A path may hold any bytes: those that are no UTF-8 become U+FFFD. For results, not for files that
+ * are read again. */
+void qc_jw_path(qc_json_writer *w, const char *s);
 void qc_jw_u64(qc_json_writer *w, uint64_t v);
 void qc_jw_double(qc_json_writer *w, double v); /* always with a '.', 'e' or as Python repr */
 void qc_jw_bool(qc_json_writer *w, int v);

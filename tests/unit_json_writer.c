@@ -121,6 +121,7 @@ static void deep_levels_are_indented(void **state)
     qc_strbuf_deinit(&b);
 }
 
+/* As Python does, and what JSON would let stand but a terminal acts on. */
 static void escapes_as_python_does(void **state)
 {
     (void)state;
@@ -128,10 +129,25 @@ static void escapes_as_python_does(void **state)
     qc_json_writer w;
     qc_strbuf_init(&b, 1000);
     qc_jw_init(&w, &b, NULL);
-    qc_jw_string(&w, "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f \xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+    qc_jw_string(&w, "a\"b\\c/\b\f\n\r\t\x01\x1f\x7f\xc2\x9b\xe2\x80\xae \xc3\xa9 \xe2\x82\xac "
+                     "\xf0\x9f\x98\x80");
     assert_int_equal(qc_jw_finish(&w), QC_OK);
-    assert_string_equal(b.data, "\"a\\\"b\\\\c/\\b\\f\\n\\r\\t\\u0001\\u001f\x7f \xc3\xa9 "
-                                "\xe2\x82\xac \xf0\x9f\x98\x80\"");
+    assert_string_equal(b.data,
+                        "\"a\\\"b\\\\c/\\b\\f\\n\\r\\t\\u0001\\u001f\\u007f\\u009b\\u202e \xc3\xa9 "
+                        "\xe2\x82\xac \xf0\x9f\x98\x80\"");
+    qc_strbuf_deinit(&b);
+}
+
+static void paths_are_shown_whatever_they_hold(void **state)
+{
+    (void)state;
+    qc_strbuf b;
+    qc_json_writer w;
+    qc_strbuf_init(&b, 1000);
+    qc_jw_init(&w, &b, NULL);
+    qc_jw_path(&w, "a\xff/\xc3\xa9\xe2\x82\x1b");
+    assert_int_equal(qc_jw_finish(&w), QC_OK);
+    assert_string_equal(b.data, "\"a\\ufffd/\xc3\xa9\\ufffd\\ufffd\\u001b\"");
     qc_strbuf_deinit(&b);
 }
 
@@ -268,6 +284,7 @@ int main(void)
         cmocka_unit_test(a_lone_value_is_a_text),
         cmocka_unit_test(deep_levels_are_indented),
         cmocka_unit_test(escapes_as_python_does),
+        cmocka_unit_test(paths_are_shown_whatever_they_hold),
         cmocka_unit_test(refuses_what_is_not_utf8),
         cmocka_unit_test(refuses_numbers_json_has_not),
         cmocka_unit_test(a_failed_allocation_is_kept),

@@ -1,0 +1,65 @@
+#include "base/text.h"
+
+size_t qc_text_char(const char *s, uint32_t *c)
+{
+    static const struct {
+        unsigned char mask, lead;
+        uint32_t least;
+    } forms[] = {{0x80, 0x00, 0}, {0xe0, 0xc0, 0x80}, {0xf0, 0xe0, 0x800}, {0xf8, 0xf0, 0x10000}};
+    const unsigned char *p = (const unsigned char *)s;
+    for (size_t n = 0; n < sizeof forms / sizeof *forms; n++) {
+        if ((p[0] & forms[n].mask) != forms[n].lead)
+            continue;
+        uint32_t v = p[0] & (unsigned char)~forms[n].mask;
+        for (size_t i = 1; i <= n; i++) {
+            if ((p[i] & 0xc0) != 0x80)
+                return 0;
+            v = v << 6 | (p[i] & 0x3f);
+        }
+        if (v < forms[n].least || v > 0x10ffff || (v >= 0xd800 && v < 0xe000))
+            return 0;
+        *c = v;
+        return n + 1;
+    }
+    return 0;
+}
+
+int qc_text_is_control(uint32_t c)
+{
+    static const struct {
+        uint32_t first, last;
+    } ranges[] = {
+        {0x00, 0x1f},     {0x7f, 0x9f},     /* C0, DEL, C1 */
+        {0x061c, 0x061c}, {0x200e, 0x200f}, /* marks of direction */
+        {0x2028, 0x202e},                   /* separators of lines, overrides of direction */
+        {0x2066, 0x2069}, {0xfeff, 0xfeff}, /* isolates of direction, byte order mark */
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        if (c >= ranges[i].first && c <= ranges[i].last)
+            return 1;
+    }
+    return 0;
+}
+
+int qc_text_is_utf8(const char *s)
+{
+    uint32_t c = 0;
+    size_t n = 1;
+    for (; *s && n; s += n)
+        n = qc_text_char(s, &c);
+    return n != 0;
+}
+
+void qc_text_printable(char *s)
+{
+    while (*s) {
+        uint32_t c = 0;
+        size_t n = qc_text_char(s, &c);
+        if (n && !qc_text_is_control(c)) {
+            s += n;
+            continue;
+        }
+        for (size_t i = 0; i < (n ? n : 1); i++)
+            *s++ = '?';
+    }
+}

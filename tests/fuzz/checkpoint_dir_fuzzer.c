@@ -1,0 +1,124 @@
+/* Any files as a checkpoint's folder (see fuzz_files.h): refused in words, or a model whose tensors
+ * lie in their files, are read whole and in pieces alike, and which inspect and convert can look
+ * through: recipe, stored weights, fused experts, names and shapes. */
+#include "base/alloc.h"
+#include "convert/expert_split.h"
+#include "convert/recipe_stored.h"
+#include "convert/stored_read.h"
+#include "fuzz_check.h"
+#include "fuzz_files.h"
+
+#include <string.h>
+
+/* A frame of a compressed file is decoded whole where it is read in pieces (QC_FRAME_READ_MAX_BYTES
+ * at most), and so is its header (QC_ST_MAX_HEADER_BYTES). */
+const fuzz_limits fuzz_may_allocate = {400u << 20, 512};
+
+#define READ_MOST    (1u << 20)
+#define TENSORS_MOST 64u
+
+static const char *const names[] = {
+    "config.json",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-00001-of-00002.safetensors",
+    "model-00002-of-00002.safetensors",
+    "model.safetensors.zst",
+    "model-00001-of-00002.safetensors.zst",
+    "model-00002-of-00002.safetensors.zst",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+};
+#define NAME_COUNT (sizeof names / sizeof *names)
+
+static int is_refusal(qc_status st, const qc_error *err)
+{
+    return qc_status_exit_code(st) == 3 && err->msg[0];
+}
+
+static void read_tensor(const qc_checkpoint *c, const qc_ckpt_tensor *t, qc_st_cursor *cursor)
+{
+    qc_error err = {0};
+    void *whole = NULL;
+    if (t->bytes == 0 || t->bytes > READ_MOST)
+        return;
+    FUZZ_CHECK(qc_malloc(&whole, (size_t)t->bytes, NULL) == QC_OK);
+    qc_status st = qc_checkpoint_read(c, cursor, t, 0, whole, (size_t)t->bytes, &err);
+    FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
+    if (st == QC_OK) {
+        unsigned char last = 0;
+        FUZZ_CHECK(qc_checkpoint_read(c, cursor, t, t->bytes - 1, &last, 1, NULL) == QC_OK);
+        FUZZ_CHECK(last == ((unsigned char *)whole)[t->bytes - 1]);
+    }
+    unsigned char beyond[2];
+    FUZZ_CHECK(qc_checkpoint_read(c, cursor, t, t->bytes - 1, beyond, 2, NULL) != QC_OK);
+    qc_free(whole);
+}
+
+static void read_stored(const qc_checkpoint *c, const qc_stored_set *set, qc_st_cursor *cursor)
+{
+    qc_error err = {0};
+    for (uint32_t i = 0; i < c->tensor_count && i < TENSORS_MOST; i++) {
+        qc_stored_arrays a;
+        if (!set->weights[i] || qc_stored_bytes(c, i, set->weights[i]) > READ_MOST)
+            continue;
+        memset(&a, 0, sizeof a);
+        qc_status st = qc_stored_read(&a, c, i, set->weights[i], cursor, &err);
+        FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
+        qc_stored_deinit(&a);
+    }
+}
+
+static void look_through(qc_checkpoint *c, qc_st_cursor *cursor)
+{
+    qc_arena arena;
+    qc_error err = {0};
+    qc_recipe recipe;
+    qc_stored_set set;
+    qc_options o = {.to = QC_TO_NF4, .double_quant = 1};
+    qc_arena_init(&arena);
+    qc_status st = qc_stored_find(&set, &arena, c, &err);
+    FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
+    if (st == QC_OK)
+        read_stored(c, &set, cursor);
+    st = qc_experts_split(c, 0, &err);
+    FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
+    if (st == QC_OK) {
+        st = qc_recipe_make(&recipe, &arena, c, &o, &err);
+        FUZZ_CHECK(st == QC_OK || err.msg[0]);
+    }
+    qc_arena_deinit(&arena);
+}
+
+int fuzz_one(const uint8_t *data, size_t size)
+{
+    fuzz_part parts[FUZZ_MOST_PARTS];
+    qc_checkpoint *c = NULL;
+    qc_st_cursor *cursor = NULL;
+    qc_error err = {0};
+    fuzz_split(parts, data, size);
+    const char *folder = fuzz_folder(names, parts, NAME_COUNT);
+    qc_status st = qc_checkpoint_open(&c, folder, &err);
+    FUZZ_CHECK(st == QC_OK ? c != NULL : !c && is_refusal(st, &err));
+    if (c) {
+        FUZZ_CHECK(qc_st_cursor_create(&cursor, NULL) == QC_OK);
+        for (size_t i = 0; i < c->tensor_count; i++) {
+            const qc_ckpt_tensor *t = &c->tensors[i];
+            FUZZ_CHECK(t->file < c->file_count && t->ndim <= QC_MAX_DIMS);
+            FUZZ_CHECK(i == 0 || strcmp(t[-1].name, t->name) < 0);
+            FUZZ_CHECK(qc_checkpoint_find(c, t->name) == t);
+            if (i < TENSORS_MOST)
+                read_tensor(c, t, cursor);
+        }
+        for (size_t i = 0; i < c->file_count; i++) {
+            qc_digest d;
+            st = qc_checkpoint_head_digest(c, i, &d, &err);
+            FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));
+        }
+        look_through(c, cursor);
+        qc_st_cursor_destroy(cursor);
+    }
+    qc_checkpoint_close(c);
+    (void)fuzz_folder(names, (fuzz_part[FUZZ_MOST_PARTS]){{0}}, NAME_COUNT);
+    return 0;
+}
