@@ -263,8 +263,11 @@ static void *watch_main(void *arg)
             since = qc_clock_ns();
         if (!w->over && since > 0 && qc_clock_ns() - since > PATIENCE_NS) {
             qc_error err = {QC_ERR_INTERRUPTED, "interrupted", __FILE__, __LINE__};
+            qc_output_dir d = w->c->d;
             if (qc_resume_has_work(w->c->resume))
                 tell_kept(w->c, &err);
+            else
+                qc_output_dir_abort(&d);
             qc_console_error(&err, NULL, 0);
             _exit(qc_status_exit_code(QC_ERR_INTERRUPTED));
         }
