@@ -1,0 +1,311 @@
+"""Going on with a conversion: what continues, what refuses and says which, what is made again."""
+import json
+import os
+import random
+import shutil
+import subprocess
+import unittest
+
+from output_case import OutputCase, PLAIN, STAGING, tree
+from qconv_case import QCONV
+import make_checkpoint as mk
+
+Q = "model.layers.%d.self_attn.q_proj.weight"
+JOURNAL = "journal-00001-of-00001"
+SMALL, LARGE = [64, 64], [512, 512]
+
+
+class ContinueCase(OutputCase):
+    """Four small weights and a large one; no file may grow to what the large one takes, so a run
+    of one thread stops behind the small ones."""
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(11)
+        self.tensors = {Q % i: ("BF16", SMALL if i < 4 else LARGE,
+                                mk.random_bytes("BF16", SMALL if i < 4 else LARGE, rng))
+                        for i in range(5)}
+        self.tensors["model.norm.weight"] = ("F32", [64], mk.random_bytes("F32", [64], rng))
+        self.config = {"model_type": "llama", "hidden_size": 64}
+        self.model(self.tensors, config=self.config, shard_bytes=20000)
+        self.write("m/tokenizer.json", "{}")
+
+    def partial(self, *args, left=STAGING):
+        r = subprocess.run(["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", QCONV, "-q", "--threads",
+                            "1", *args], cwd=self.dir, stderr=subprocess.PIPE)
+        self.assertEqual(r.returncode, 1, r.stderr)
+        self.assertIn(b"the same command continues", r.stderr)
+        self.assertIn(left, os.listdir(self.path(args[-1])))
+        return int(r.stderr.split(b" tensors are done")[0].split()[-3])
+
+    def reference(self, *args):
+        self.ok("-q", *args, "m", "reference")
+        want = tree(self.path("reference"))
+        shutil.rmtree(self.path("reference"))
+        return want
+
+    def go_on(self, *args, **more):
+        return json.loads(self.ok("-q", "--json", *args, **more))["continued"]
+
+    def staged(self, end=".zst"):
+        return sorted(self.path("o", STAGING, n) for n in os.listdir(self.path("o", STAGING))
+                      if n.endswith(end))
+
+
+class Continues(ContinueCase):
+    def test_forms(self):
+        for form in [["--to", "nf4"], ["--to", "nf4", *PLAIN], ["--to", "int8"],
+                     ["--to", "int8", "--block-size", "64"],
+                     ["--to", "nf4", "--no-double-quant", "--scale", "absmax"],
+                     ["--to", "bf16"], ["--to", "keep", "--max-shard-size", "10KB"]]:
+            want = self.reference(*form)
+            done = self.partial(*form, "m", "o")
+            self.assertGreaterEqual(done, 4, form)
+            found = self.go_on(*form, "--threads", "2", "m", "o")
+            self.assertEqual(found["tensors_kept"], done, form)
+            self.assertEqual(found["tensors_redone"], 1, form)
+            self.assertEqual(tree(self.path("o")), want, form)
+            shutil.rmtree(self.path("o"))
+
+    def test_what_has_no_say_in_the_bytes(self):
+        want = self.reference("--to", "nf4")
+        form = ["--to", "nf4"]
+        for args, more in [(["--threads", "3"], {}), (["--device", "cpu"], {}),
+                           ([], {"env": dict(os.environ, QCONV_ISA="scalar")}),
+                           (["--force"], {})]:
+            done = self.partial(*form, "m", "o")
+            found = self.go_on(*form, *args, "m", "o", **more)
+            self.assertEqual(found["tensors_kept"], done)
+            self.assertEqual(tree(self.path("o")), want)
+            shutil.rmtree(self.path("o"))
+
+    def test_moved_and_touched(self):
+        want = self.reference("--to", "nf4")
+        done = self.partial("--to", "nf4", "m", "o")
+        shutil.copytree(self.path("m"), self.path("copy"))
+        for name in os.listdir(self.path("copy")):
+            os.utime(self.path("copy", name), (10 ** 9, 10 ** 9))
+        os.rename(self.path("o"), self.path("elsewhere"))
+        shutil.rmtree(self.path("m"))
+        found = self.go_on("--to", "nf4", "copy", "elsewhere")
+        self.assertEqual(found["tensors_kept"], done)
+        self.assertEqual(tree(self.path("elsewhere")), want)
+
+    def test_touched_in_every_form(self):
+        """Digests of the source are computed anew as they were the first time."""
+        fp8 = {"model_type": "deepseek_v3", "quantization_config": {
+            "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}
+        rng = random.Random(4)
+        weights = {}
+        for i in range(4):
+            shape = [130, 140] if i < 3 else [600, 512]
+            weights["model.layers.%d.mlp.up_proj.weight" % i] = (
+                "F8_E4M3", shape, bytes(rng.choice((0x31, 0xb2, 0x38)) for _ in range(
+                    shape[0] * shape[1])))
+            weights["model.layers.%d.mlp.up_proj.weight_scale_inv" % i] = (
+                "F32", [-(-shape[0] // 128), -(-shape[1] // 128)],
+                mk.random_bytes("F32", [-(-shape[0] // 128), -(-shape[1] // 128)], rng))
+        gpt2 = {"h.%d.attn.c_attn.weight" % i: ("F32", [48, 33] if i < 3 else [480, 333],
+                mk.random_bytes("F32", [48, 33] if i < 3 else [480, 333], rng)) for i in range(4)}
+        self.model(weights, config=fp8, name="fp8")
+        self.model(gpt2, config={"model_type": "gpt2"}, name="gpt2")
+        self.ok("-q", "--to", "nf4", *PLAIN, "m", "q")
+        for name, form in [("fp8", ["--to", "nf4"]), ("fp8", ["--to", "bf16"]),
+                           ("gpt2", ["--to", "int8"]), ("gpt2", ["--to", "nf4"]),
+                           ("gpt2", ["--to", "fp16"]), ("q", ["--to", "bf16"]),
+                           ("m", ["--to", "fp16"])]:
+            self.ok("-q", *form, name, "want")
+            done = self.partial(*form, name, "o")
+            for n in os.listdir(self.path(name)):
+                os.utime(self.path(name, n), (10 ** 9, 10 ** 9))
+            self.assertEqual(self.go_on(*form, name, "o")["tensors_kept"], done, (name, form))
+            self.assert_same("o", "want")
+            shutil.rmtree(self.path("o"))
+            shutil.rmtree(self.path("want"))
+
+    def test_says_so(self):
+        self.partial("--to", "nf4", "m", "o")
+        text = self.ok("--to", "nf4", "m", "o")
+        self.assertRegex(text, r"\n  continued \d tensors kept, 1 made again\n")
+        self.assertNotIn("continued", self.ok("--to", "nf4", "m", "o"))
+        self.assertIsNone(self.go_on("--to", "nf4", "m", "o"))
+
+    def test_names_that_are_ours(self):
+        """Files of the source that are called as those of the staging folder."""
+        for name in ["lock", "lock-00001-of-00001", JOURNAL, "sub/lock"]:
+            os.makedirs(os.path.dirname(self.path("m", name)), exist_ok=True)
+            self.write("m/" + name, name)
+        want = self.reference("--to", "nf4")
+        self.assertEqual(want[JOURNAL], JOURNAL.encode())
+        self.partial("--to", "nf4", "m", "o")
+        self.assertEqual(self.go_on("--to", "nf4", "m", "o")["tensors_redone"], 1)
+        self.assertEqual(tree(self.path("o")), want)
+
+
+class Refuses(ContinueCase):
+    def refuse(self, code, *args, has=()):
+        before = tree(self.path("o"))
+        self.fails(code, *args, has=[*has, "--restart", "o"])
+        after = tree(self.path("o"))
+        self.assertEqual(after, before)
+
+    def test_other_options(self):
+        form = ["--to", "nf4"]
+        self.partial(*form, "m", "o")
+        for other, has in [
+                (["--to", "int8"], ["--to was 'nf4' then and is 'int8' now"]),
+                ([*form, "--block-size", "128"], ["--block-size", "'128'"]),
+                ([*form, "--no-double-quant"], ["--no-double-quant"]),
+                ([*form, "--scale", "absmax"], ["--scale", "'search'", "'absmax'"]),
+                ([*form, "--rest", "bf16"], ["--rest", "'keep'", "'bf16'"]),
+                ([*form, "--compute-dtype", "float32"], ["--compute-dtype", "'float32'"]),
+                ([*form, "--compress", "zstd:3"], ["--compress", "'zstd:1'", "'zstd:3'"]),
+                ([*form, *PLAIN], ["--compress", "'none'"]),
+                ([*form, "--max-shard-size", "10KB"], ["--max-shard-size", "'10000'"]),
+                ([*form, "--keep", Q % 0], ["--keep", Q % 0])]:
+            self.refuse(2, *other, "m", "o", has=has)
+        self.ok("-q", *form, "m", "o")
+
+    def test_restart(self):
+        self.partial("--to", "nf4", "m", "o")
+        want = self.reference("--to", "int8")
+        self.assertIsNone(self.go_on("--to", "int8", "--restart", "m", "o"))
+        self.assertEqual(tree(self.path("o")), want)
+        # Nothing to give up is fine.
+        self.assertIsNone(self.go_on("--to", "int8", "--restart", "m", "o"))
+        self.assertEqual(tree(self.path("o")), want)
+
+    def test_restart_that_stops_too(self):
+        self.partial("--to", "nf4", "m", "o")
+        done = self.partial("--to", "int8", "--restart", "m", "o")
+        self.assertEqual(self.go_on("--to", "int8", "m", "o")["tensors_kept"], done)
+
+    def test_other_source(self):
+        self.partial("--to", "nf4", "m", "o")
+        for name in os.listdir(self.path("m")):
+            if not name.endswith(".safetensors"):
+                continue
+            path = self.path("m", name)
+            with open(path, "rb") as f:
+                old = f.read()
+            if len(old) > 100000:
+                continue  # of nothing that is done
+            # The last byte of its data, which is a weight's.
+            with open(path, "wb") as f:
+                f.write(old[:-1] + bytes([old[-1] ^ 1]))
+            self.refuse(3, "--to", "nf4", "m", "o", has=[name, "tensor 'model."])
+            with open(path, "wb") as f:
+                f.write(old)
+        # The header: another order of the same names.
+        path = self.path("m", "model-00001-of-00004.safetensors")
+        with open(path, "rb") as f:
+            old = f.read()
+        length = int.from_bytes(old[:8], "little")
+        header = old[8:8 + length]
+        body = json.loads(header)
+        new = json.dumps(dict(reversed(body.items())), separators=(",", ":")).encode()
+        with open(path, "wb") as f:
+            f.write(old[:8] + new.ljust(length) + old[8 + length:])
+        self.refuse(3, "--to", "nf4", "m", "o", has=["source.1"])
+        with open(path, "wb") as f:
+            f.write(old)
+        config = self.path("m", "config.json")
+        with open(config) as f:
+            text = f.read()
+        with open(config, "w") as f:
+            f.write(text.replace("64", "65"))
+        self.refuse(3, "--to", "nf4", "m", "o", has=["source.config"])
+        with open(config, "w") as f:
+            f.write(text)
+        self.assertIsNotNone(self.go_on("--to", "nf4", "m", "o"))
+
+    def test_unpack_leaves_it_alone(self):
+        self.ok("-q", "--to", "nf4", "m", "whole")
+        self.partial("--to", "nf4", "m", "o")
+        before = tree(self.path("o"))
+        self.fails(2, "unpack", "whole", "o", has=["interrupted conversion", STAGING])
+        self.assertEqual(tree(self.path("o")), before)
+
+    def test_a_journal_of_something_else(self):
+        self.partial("--to", "nf4", "m", "o")
+        with open(self.path("o", STAGING, JOURNAL), "r+b") as f:
+            f.write(b"QCJRNL2\n")
+        before = tree(self.path("o"))
+        self.fails(3, "--to", "nf4", "m", "o", has=[JOURNAL])
+        self.assertEqual(tree(self.path("o")), before)
+        self.ok("-q", "--to", "nf4", "--restart", "m", "o")
+
+    def test_bad_input_leaves_nothing(self):
+        bad = dict(self.tensors)
+        bad[Q % 4] = ("BF16", LARGE, b"\xff\x7f" + bytes(2 * 512 * 512 - 2))
+        self.model(bad, config=self.config, name="bad", shard_bytes=20000)
+        self.fails(3, "--to", "nf4", "--threads", "1", "bad", "o", has=["not finite"])
+        self.assert_nothing("o")
+
+
+class Damaged(ContinueCase):
+    def check(self, damage, form, redone):
+        done = self.partial(*form, "m", "o")
+        damage()
+        found = self.go_on(*form, "m", "o")
+        self.assertEqual(found["tensors_kept"] + found["tensors_redone"], done + 1, (form, found))
+        self.assertTrue(found["tensors_redone"] >= 1 + redone, (form, found))
+        self.assertEqual(tree(self.path("o")), self.want, form)
+        shutil.rmtree(self.path("o"))
+
+    def test_shards(self):
+        """What the journal calls written is not what lies there."""
+        def flip_all():
+            for path in self.staged(end):
+                with open(path, "r+b") as f:
+                    data = f.read()
+                    at = data.rfind(data.rstrip(b"\0")[-1:])
+                    f.seek(at)
+                    f.write(bytes([data[at] ^ 0x40]))
+
+        def cut_all():
+            for path in self.staged(end):
+                os.truncate(path, 600)
+
+        def empty_all():
+            for path in self.staged(end):
+                size = os.path.getsize(path)
+                os.truncate(path, 0)
+                os.truncate(path, size)
+
+        def remove_all():
+            for path in self.staged(end):
+                os.unlink(path)
+
+        def grow_all():
+            for path in self.staged(end):
+                with open(path, "ab") as f:
+                    f.write(bytes(300000))
+
+        for more, end in [([], ".zst"), (PLAIN, ".safetensors")]:
+            for size in ("5GB", "10KB"):
+                form = ["--to", "nf4", "--max-shard-size", size, *more]
+                self.want = self.reference(*form)
+                self.check(cut_all, form, 1)
+                self.check(empty_all, form, 4)
+                self.check(remove_all, form, 4)
+                self.check(flip_all, form, 0)
+                self.check(grow_all, form, 0)
+
+    def test_journal_cut_anywhere(self):
+        form = ["--to", "nf4"]
+        self.want = self.reference(*form)
+        self.partial(*form, "m", "o")
+        shutil.copytree(self.path("o"), self.path("left"))
+        size = os.path.getsize(self.path("o", STAGING, JOURNAL))
+        rng = random.Random(7)
+        for at in [0, 1, 8, 20] + rng.sample(range(size), 12):
+            shutil.rmtree(self.path("o"))
+            shutil.copytree(self.path("left"), self.path("o"))
+            os.truncate(self.path("o", STAGING, JOURNAL), at)
+            self.go_on(*form, "m", "o")
+            self.assertEqual(tree(self.path("o")), self.want, at)
+
+
+if __name__ == "__main__":
+    unittest.main()
