@@ -1,11 +1,12 @@
 /* Every allocation, read, write, sync and rename of convert, verify and unpack is made to fail in
- * turn. Each time: a clean error of the right kind, nothing under a final name without a manifest,
- * an older output still whole, no leak (the sanitizer stage looks), and afterwards the command
- * works as if nothing had been. */
+ * turn. Each time: a clean error of the right kind, nothing that passes for an output, an older
+ * output still whole, no handle left open, no leak (the sanitizer stage looks), and afterwards the
+ * same command ends with the bytes of an undisturbed run. Then the same of a conversion that goes
+ * on with what a failed one left. */
 #include "base/alloc.h"
 #include "convert/commands.h"
+#include "fault_fixture.h"
 #include "formats/manifest.h"
-#include "test_model.h"
 
 #include <errno.h>
 #include <setjmp.h>
@@ -148,39 +149,88 @@ static int exists(const char *dir, const char *name)
     return access(path, F_OK) == 0;
 }
 
-/* Nothing that a reader would take for an output. What is left over is for the same command to go
- * on with, or (unpack) nothing. */
-static void assert_nothing_visible(const world *w, run_fn run, const char *dir, const qc_error *err)
+/* What one command makes: where, and the bytes of an undisturbed run. left: of a run that failed,
+ * to go on with, or NULL. */
+typedef struct {
+    const world *w;
+    run_fn run;
+    const char *made; /* or NULL */
+    const char *left;
+    qc_digest want;
+    size_t handles;
+} subject;
+
+static void clear(const subject *s)
 {
-    qc_error again = {0};
-    assert_false(exists(dir, QC_MANIFEST_NAME));
-    if (!exists(dir, ".qconv-partial"))
+    if (s->made)
+        test_remove(s->made);
+}
+
+static void prepare(const subject *s)
+{
+    clear(s);
+    if (s->left)
+        test_copy_tree(s->left, s->made);
+}
+
+static subject subject_of(const world *w, run_fn run, const char *made, const char *left)
+{
+    subject s = {.w = w, .run = run, .made = made, .left = left};
+    qc_error err = {0};
+    clear(&s);
+    test_must(run(w, &err), &err);
+    if (made)
+        s.want = test_tree_digest(made);
+    s.handles = test_open_handles();
+    return s;
+}
+
+static void assert_as_wanted(const subject *s)
+{
+    if (s->made) {
+        qc_digest d = test_tree_digest(s->made);
+        assert_true(qc_digest_equal(&d, &s->want));
+        assert_false(exists(s->made, ".qconv-partial"));
+    }
+}
+
+/* After a failure: nothing that a reader would take for an output; and after it, the command does
+ * all of it. */
+static void assert_survived(const subject *s, const qc_error *failure)
+{
+    qc_error err = {0};
+    assert_true(failure->msg[0] != '\0');
+    assert_int_equal(test_open_handles(), s->handles);
+    if (!s->made)
         return;
-    if (!exists(dir, ".qconv-partial/journal-00001-of-00001"))
-        fail_msg("left behind after: %s (%s:%d)", err->msg, err->file, err->line);
-    if (run(w, &again) != QC_OK)
-        fail_msg("after: %s; cannot go on: %s", err->msg, again.msg);
-    assert_true(exists(dir, QC_MANIFEST_NAME));
-    assert_false(exists(dir, ".qconv-partial"));
+    if (exists(s->made, QC_MANIFEST_NAME))
+        print_error("left behind after: %s (%s:%d)\n", failure->msg, failure->file, failure->line);
+    assert_false(exists(s->made, QC_MANIFEST_NAME));
+    qc_status st = s->run(s->w, &err);
+    if (st != QC_OK)
+        print_error("after '%s': %s\n", failure->msg, err.msg);
+    assert_int_equal(st, QC_OK);
+    assert_as_wanted(s);
 }
 
 /* Fail allocation 1, 2, 3, ... until the command no longer gets that far: alone, then with all
  * that come after it. */
-static void fail_allocations(const world *w, run_fn run, const char *made)
+static void fail_allocations_of(const subject *s)
 {
     for (int persistent = 0; persistent < 2; persistent++) {
         for (uint64_t n = 1;; n++) {
             qc_error err = {0};
+            prepare(s);
             qc_alloc_fail_at(n, persistent);
-            qc_status st = run(w, &err);
+            qc_status st = s->run(s->w, &err);
             uint64_t tried = qc_alloc_count();
             qc_alloc_fail_at(0, 0);
+            if (st == QC_OK)
+                assert_as_wanted(s);
             if (tried < n) {
                 assert_int_equal(st, QC_OK);
                 print_message("%llu allocations failed in turn\n", (unsigned long long)(n - 1));
                 assert_true(n > 20);
-                if (made)
-                    test_remove(made);
                 break;
             }
             /* A failed allocation may be survived (a hint, a warning); else it is reported. */
@@ -189,28 +239,26 @@ static void fail_allocations(const world *w, run_fn run, const char *made)
                     print_error("allocation %llu: %s: %s\n", (unsigned long long)n,
                                 qc_status_name(st), err.msg);
                 assert_int_equal(st, QC_ERR_NOMEM);
-                assert_true(err.msg[0] != '\0');
-                if (made)
-                    assert_nothing_visible(w, run, made, &err);
+                assert_survived(s, &err);
             }
-            if (made)
-                test_remove(made);
         }
     }
+    clear(s);
 }
 
-static void fail_io(const world *w, run_fn run, const char *made, qc_io_kind kind, int e,
-                    qc_status want, uint64_t at_least)
+static void fail_io_of(const subject *s, qc_io_kind kind, int e, qc_status want, uint64_t at_least)
 {
     for (int persistent = 0; persistent < 2; persistent++) {
         for (uint64_t n = 1;; n++) {
             qc_error err = {0};
+            prepare(s);
             qc_io_fail_at(kind, n, persistent, e);
-            qc_status st = run(w, &err);
+            qc_status st = s->run(s->w, &err);
             uint64_t tried = qc_io_count(kind);
             qc_io_fail_at(kind, 0, 0, 0);
             if (tried < n) {
                 assert_int_equal(st, QC_OK);
+                assert_as_wanted(s);
                 assert_true(n > at_least);
                 break;
             }
@@ -218,14 +266,37 @@ static void fail_io(const world *w, run_fn run, const char *made, qc_io_kind kin
                 print_error("operation %llu: %s: %s\n", (unsigned long long)n, qc_status_name(st),
                             err.msg);
             assert_int_equal(st, want);
-            if (made) {
-                assert_nothing_visible(w, run, made, &err);
-                test_remove(made);
-            }
+            assert_survived(s, &err);
         }
-        if (made)
-            test_remove(made);
     }
+    clear(s);
+}
+
+static void fail_allocations(const world *w, run_fn run, const char *made)
+{
+    subject s = subject_of(w, run, made, NULL);
+    fail_allocations_of(&s);
+}
+
+static void fail_io(const world *w, run_fn run, const char *made, qc_io_kind kind, int e,
+                    qc_status want, uint64_t at_least)
+{
+    subject s = subject_of(w, run, made, NULL);
+    fail_io_of(&s, kind, e, want, at_least);
+}
+
+/* What a conversion left whose disk was full at the n-th write. */
+static void leave(const world *w, run_fn run, const char *left, uint64_t n)
+{
+    qc_error err = {0};
+    test_remove(w->out);
+    qc_io_fail_at(QC_IO_WRITE, n, 1, ENOSPC);
+    qc_status st = run(w, &err);
+    qc_io_fail_at(QC_IO_WRITE, 0, 0, 0);
+    assert_int_equal(st, QC_ERR_NOSPACE);
+    assert_true(exists(w->out, ".qconv-partial"));
+    test_copy_tree(w->out, left);
+    test_remove(w->out);
 }
 
 static void test_convert_allocations(void **state)
@@ -274,7 +345,7 @@ static void test_full_disk_message(void **state)
     qc_io_fail_at(QC_IO_WRITE, 0, 0, 0);
     assert_int_equal(st, QC_ERR_NOSPACE);
     assert_non_null(strstr(err.msg, "bytes"));
-    assert_nothing_visible(w, run_convert, w->out, &err);
+    assert_false(exists(w->out, QC_MANIFEST_NAME));
     test_remove(w->out);
 }
 
@@ -315,12 +386,37 @@ static void test_old_output_survives(void **state)
     test_remove(w->out);
 }
 
+/* Faults while a conversion goes on with what another left: little done, half, nearly all. */
+static void test_continued(void **state)
+{
+    static const run_fn runs[] = {run_convert, run_convert_plain_int8};
+    const world *w = *state;
+    char left[128];
+    (void)snprintf(left, sizeof left, "%s/left", w->root);
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        qc_io_fail_at(QC_IO_WRITE, 0, 0, 0);
+        subject s = subject_of(w, runs[i], w->out, NULL);
+        uint64_t writes = qc_io_count(QC_IO_WRITE);
+        for (unsigned part = 1; part < 4; part++) {
+            leave(w, runs[i], left, writes * part / 4);
+            s.left = left;
+            fail_allocations_of(&s);
+            fail_io_of(&s, QC_IO_READ, EIO, QC_ERR_IO, 4);
+            fail_io_of(&s, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 4);
+            fail_io_of(&s, QC_IO_SYNC, EIO, QC_ERR_IO, 4);
+            fail_io_of(&s, QC_IO_RENAME, EIO, QC_ERR_IO, 2);
+            test_remove(left);
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_convert_allocations), cmocka_unit_test(test_convert_io),
         cmocka_unit_test(test_other_conversions),   cmocka_unit_test(test_full_disk_message),
         cmocka_unit_test(test_verify_and_unpack),   cmocka_unit_test(test_old_output_survives),
+        cmocka_unit_test(test_continued),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -88,21 +88,22 @@ class FaultCase(OutputCase):
             shutil.rmtree(self.path("o"))
         return self.whole[form]
 
-    def faulty(self, *args, dirs=None, timeout=120, program=None, **settings):
-        """Run with QC_FAULT_* as in settings."""
+    def fault_env(self, dirs=None, **settings):
+        """An environment with the library and QC_FAULT_* as in settings."""
         env = dict(os.environ)
         env.update({"QC_FAULT_" + k.upper(): str(v) for k, v in settings.items()})
         env.update(LD_PRELOAD=LIBRARY, QC_FAULT_DIRS=dirs or self.dir,
-                   QC_FAULT_COUNTS=self.path("counts"),
-                   QC_FAULT_ATTIC=self.path("attic") if {"power", "attic"} & set(settings) or
-                   "syncloss" in str(settings.get("fail")) else "")
-        if not env["QC_FAULT_ATTIC"]:
-            del env["QC_FAULT_ATTIC"]
-        for name in ("ASAN_OPTIONS",):  # the library comes before the sanitizer's
-            env[name] = ":".join(filter(None, [env.get(name), "verify_asan_link_order=0"]))
-        r = subprocess.run([*(program or [QCONV]), *args], cwd=self.dir, env=env,
-                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                           stderr=subprocess.PIPE, timeout=timeout)
+                   QC_FAULT_COUNTS=self.path("counts"))
+        if "power" in settings or "syncloss" in settings.get("fail", ""):
+            env["QC_FAULT_ATTIC"] = self.path("attic")
+        # A sanitizer's library wants to be the first.
+        env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+        return env
+
+    def faulty(self, *args, dirs=None, timeout=120, program=None, **settings):
+        r = subprocess.run([*(program or [QCONV]), *args], cwd=self.dir,
+                           env=self.fault_env(dirs, **settings), stdin=subprocess.DEVNULL,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=timeout)
         self.assertNotEqual(r.returncode, 99, r.stderr)
         for name in os.listdir(self.path("attic")):
             os.unlink(self.path("attic", name))
@@ -123,15 +124,6 @@ class FaultCase(OutputCase):
             return list(range(1, total + 1))
         return [1 + int(total * (i + rng.random()) / count) for i in range(count)]
 
-    def finish(self, form, note, threads=2):
-        """The same command again: goes through, with the bytes of an uninterrupted run. What it
-        says as JSON."""
-        r = self.run_qconv("--json", *self.command(form, threads))
-        self.assertEqual(r.returncode, 0, (note, r.stderr))
-        self.assertEqual(tree_digest(self.path("o")), self.wanted(form)[0], note)
-        shutil.rmtree(self.path("o"))
-        return json.loads(r.stdout)
-
     def assert_no_whole_output(self, note):
         """What a dead run left is whole or does not pass for it."""
         if os.path.exists(self.path("o", "qconv.json")):
@@ -147,6 +139,7 @@ class SourceReads:
 
     def __init__(self, model):
         self.ranges = {}
+        self.names = set()
         for name in sorted(os.listdir(model)):
             if not name.endswith(".safetensors"):
                 continue
@@ -155,6 +148,7 @@ class SourceReads:
                 n = struct.unpack("<Q", f.read(8))[0]
                 head = json.loads(f.read(n))
             head.pop("__metadata__", None)
+            self.names |= set(head)
             self.ranges[os.stat(path).st_ino] = sorted(
                 (8 + n + t["data_offsets"][0], 8 + n + t["data_offsets"][1], tensor)
                 for tensor, t in head.items())

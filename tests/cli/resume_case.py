@@ -1,0 +1,185 @@
+"""What test_resume.py does at some moments and slow_resume.py at many: a conversion dies, and the
+same command goes on, to the same bytes, making again what was in hand and nothing else."""
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+from fault_case import FORMS, FaultCase, SourceReads
+from output_case import STAGING, tree_digest
+from qconv_case import QCONV
+
+THREADS = 2
+
+
+class ResumeCase(FaultCase):
+    # Dead runs, and of them those that left something to go on with; most tensors made twice.
+    deaths = kept_runs = most_redone = 0
+
+    @classmethod
+    def tearDownClass(cls):
+        print("%s: %d dead runs, %d of them continued, at most %d tensors made twice" %
+              (cls.__name__, cls.deaths, cls.kept_runs, cls.most_redone))
+
+    def died(self, count=1):
+        type(self).deaths += count
+
+    def reads(self, form, log):
+        return {"reads": self.path(log), "source": self.model_of(form)}
+
+    def dying(self, form, log, threads=THREADS, **settings):
+        return self.faulty("-q", *self.command(form, threads), **self.reads(form, log), **settings)
+
+    def go_on(self, form, note, redone=THREADS, threads=THREADS):
+        """The same command goes through: bytes as wanted, numbers that add up. redone: tensors of
+        the source that may be read both before and now; None: any."""
+        began = self.path("now")
+        r = self.faulty("--json", *self.command(form, threads), **self.reads(form, "now"))
+        self.assertEqual((r.returncode, r.stderr), (0, b""), note)
+        self.assertEqual(tree_digest(self.path("o")), self.wanted(form)[0], note)
+        sources = SourceReads(self.model_of(form))
+        now = sources.tensors(began)
+        twice = now & sources.tensors(self.path("before"))
+        if redone is not None:
+            self.assertLessEqual(len(twice), redone, (note, sorted(twice)))
+            type(self).most_redone = max(self.most_redone, len(twice))
+        type(self).kept_runs += len(now) < len(sources.names)
+        self.forget("o")
+        return r
+
+    def forget(self, out):
+        shutil.rmtree(self.path(out), ignore_errors=True)
+        for name in ("before", "now"):
+            if os.path.exists(self.path(name)):
+                os.unlink(self.path(name))
+
+    def killed_at(self, form, moments, seed, **more):
+        """SIGKILL after so many changes of the disk; every fourth time the next run, too."""
+        rng = random.Random(seed)
+        for moment in moments:
+            note = [form, moment]
+            again = rng.random() < 0.25
+            while True:
+                r = self.dying(form, "before", signal="%d:9" % note[-1], **more)
+                self.assertIn(r.returncode, (0, -signal.SIGKILL), (note, r.stderr))
+                if r.returncode == 0:
+                    break
+                self.died()
+                self.assert_no_whole_output(note)
+                if not again:
+                    break
+                again = False
+                note.append(rng.randrange(1, self.wanted(form)[1]["change"]))
+            self.go_on(form, note, THREADS * (len(note) - 1))
+
+    def killed_while(self, form, moments):
+        """SIGKILL by the clock: moments are parts of an undisturbed run's time."""
+        self.wanted(form)
+        begin = time.monotonic()
+        self.assertEqual(self.dying(form, "before").returncode, 0)
+        whole = time.monotonic() - begin
+        self.forget("o")
+        for moment in moments:
+            p = subprocess.Popen([QCONV, "-q", *self.command(form, THREADS)], cwd=self.dir,
+                                 stdin=subprocess.DEVNULL)
+            time.sleep(moment * whole)
+            p.kill()
+            self.died(p.wait(timeout=60) == -signal.SIGKILL)
+            self.assert_no_whole_output((form, moment))
+            self.go_on(form, (form, moment), None)
+
+    def powerless(self, form, moments, seed):
+        """The power goes; at times in the run that goes on, too. How many tensors are made twice
+        is up to what was synced."""
+        rng = random.Random(seed)
+        for moment in moments:
+            note = [form]
+            for at in [moment] + [m for m in [rng.choice(moments)] if rng.random() < 0.3]:
+                note.append("%d:%d" % (at, rng.randrange(1 << 30)))
+                r = self.dying(form, "before", power=note[-1])
+                self.assertIn(r.returncode, (0, -signal.SIGKILL), (note, r.stderr))
+                if r.returncode == 0:
+                    break
+                self.died()
+                self.assert_no_whole_output(note)
+            self.go_on(form, note, None)
+
+    def full(self, form, rooms):
+        """The disk takes so many bytes, and then no more."""
+        for room in rooms:
+            r = self.dying(form, "before", room=room)
+            self.assertIn(r.returncode, (0, 1), (form, room, r.stderr))
+            if r.returncode:
+                self.died()
+                self.assertRegex(r.stderr, rb"^qconv: .*bytes.*\n$", (form, room))
+                self.assertEqual(r.stderr.count(b"\n"), 1, r.stderr)
+            self.assert_no_whole_output((form, room))
+            self.go_on(form, (form, room))
+
+    def rooms(self, form, count, seed):
+        """Numbers of bytes that do not suffice."""
+        self.wanted(form)
+        self.assertEqual(self.dying(form, "before").returncode, 0)
+        total = sum(os.path.getsize(os.path.join(folder, n))
+                    for folder, _, names in os.walk(self.path("o")) for n in names)
+        self.forget("o")
+        rng = random.Random(seed)
+        return [int(total * (i + rng.random()) / count) for i in range(count)]
+
+    def failing(self, form, kind, numbers, error="EIO", dirs=None, on=""):
+        """The N-th call of a kind fails. One that does not matter may be passed over."""
+        failed = 0
+        for n in numbers:
+            note = (form, kind, n, error, dirs)
+            r = self.dying(form, "before", dirs=dirs, fail="%s:%d:%s%s" % (kind, n, error, on))
+            self.assertIn(r.returncode, (0, 1), (note, r.stderr))
+            if r.returncode == 0:
+                self.assertEqual(tree_digest(self.path("o")), self.wanted(form)[0], note)
+                self.forget("o")
+                continue
+            failed += 1
+            self.died()
+            self.assertRegex(r.stderr, rb"^qconv: .+\n$", note)
+            self.assertEqual(r.stderr.count(b"\n"), 1, r.stderr)
+            self.assert_no_whole_output(note)
+            self.go_on(form, note, None if kind == "syncloss" else THREADS)
+        return failed
+
+    def signalled(self, form, moments, numbers):
+        """Stops within two seconds, says so in one line, and how to go on."""
+        stopped = 0
+        for i, moment in enumerate(moments):
+            number = numbers[i % len(numbers)]
+            r = self.dying(form, "before", signal="%d:%d" % (moment, number))
+            self.assertIn(r.returncode, (0, 130), (form, moment, number, r.stderr))
+            if r.returncode:
+                stopped += 1
+                self.died()
+                self.assertRegex(r.stderr, rb"^qconv: interrupted.*\n$")
+                if os.path.isdir(self.path("o", STAGING)):
+                    self.assertIn(b"same command", r.stderr)
+                else:
+                    self.assertFalse(os.path.exists(self.path("o")), (form, moment))
+            self.go_on(form, (form, moment, number))
+        return stopped
+
+    def stops(self, form, moments, speed):
+        """The longest time from a signal to the end, on a disk of so many bytes a second."""
+        longest = 0.0
+        env = self.fault_env(slow=speed, dirs=self.dir)
+        for moment in moments:
+            p = subprocess.Popen([QCONV, "-q", *self.command(form)], cwd=self.dir, env=env,
+                                 stdin=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            time.sleep(moment)
+            begin = time.monotonic()
+            p.send_signal(signal.SIGTERM)
+            _, text = p.communicate(timeout=60)
+            longest = max(longest, time.monotonic() - begin)
+            self.assertIn(p.returncode, (0, 130, -signal.SIGTERM), text)
+            self.go_on(form, (form, moment), None)
+        return longest
+
+
+__all__ = ["FORMS", "THREADS", "ResumeCase"]
