@@ -610,6 +610,7 @@ static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
     qc_file folder = QC_FILE_CLOSED;
     QC_TRY(qc_path_join(d->arena, &staged, d->staging, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_join(d->arena, &final, d->path, QC_MANIFEST_NAME, err));
+    d->moving = 1;
     QC_TRY(remove_old(d, err));
     QC_TRY(move_files(d, going_on, err));
     QC_TRY(qc_strdup(&folder.path, d->path, err));
@@ -628,7 +629,7 @@ static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
     }
     qc_file_discard(&folder);
     if (st == QC_OK)
-        d->made_dir = 0;
+        d->made_dir = d->moving = 0;
     return st;
 }
 
@@ -723,8 +724,7 @@ static void remove_journals(const char *staging)
 void qc_output_dir_abort(qc_output_dir *d)
 {
     int made_dir = d->made_dir;
-    if (d->staging && is_alone(d)) {
-        remove_journals(d->staging);
+    if (d->staging && !d->moving && is_alone(d)) {
         remove_tree(d->staging, 1, 0);
         remove_part_locks(d->staging);
         (void)unlink(d->lock.path);

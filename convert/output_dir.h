@@ -33,6 +33,7 @@ typedef struct {
     unsigned parts;      /* that share `lock`; 1: it is exclusive */
     int had_journal;     /* of a conversion that may go on */
     int made_dir;        /* OUT did not exist before */
+    int moving;          /* a commit has begun and is not through */
     qc_manifest dead;    /* of a run that died while it moved its files to OUT; or empty */
     qc_digest dead_text; /* of its bytes; where there is none, dead.shard_count is 0 */
     const char **names;  /* staged files, relative */
@@ -88,7 +89,8 @@ QC_NODISCARD qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there
 /* Let go of the lock and leave what is staged for the next run of the same command. */
 void qc_output_dir_leave(qc_output_dir *d);
 /* Remove what was staged, and OUT if it was made here. Fine after commit and when never begun. A
- * part leaves all of it where other parts are at work. */
+ * part leaves all of it where other parts are at work; and so does who failed while files moved:
+ * what is staged then is how the next run knows that the files in OUT are qconv's. */
 void qc_output_dir_abort(qc_output_dir *d);
 
 #endif

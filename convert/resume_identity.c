@@ -162,7 +162,7 @@ qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_co
     QC_TRY(qc_strbuf_addf(out, err, "format=%u\nqconv=%s\n", QC_RESUME_FORMAT, QCONV_VERSION));
     QC_TRY(qc_strbuf_addf(out, err, "parts=%u\n", part_count));
     QC_TRY(add_options(out, plan->options, err));
-    if (plan->options->compress)
+    if (plan->options->compress) /* behind what says so: the first difference is the one named */
         QC_TRY(add_text(out, "zstd", qc_frame_library_version(), err));
     QC_TRY(add_source(out, plan->model, err));
     return add_plan(out, plan, err);

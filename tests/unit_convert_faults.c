@@ -285,8 +285,8 @@ static void fail_io(const world *w, run_fn run, const char *made, qc_io_kind kin
     fail_io_of(&s, kind, e, want, at_least);
 }
 
-/* What a conversion left whose disk was full at the n-th write. */
-static void leave(const world *w, run_fn run, const char *left, uint64_t n)
+/* What a conversion left whose disk was full at the n-th write; 0: nothing was finished by then. */
+static int leave(const world *w, run_fn run, const char *left, uint64_t n)
 {
     qc_error err = {0};
     test_remove(w->out);
@@ -294,9 +294,11 @@ static void leave(const world *w, run_fn run, const char *left, uint64_t n)
     qc_status st = run(w, &err);
     qc_io_fail_at(QC_IO_WRITE, 0, 0, 0);
     assert_int_equal(st, QC_ERR_NOSPACE);
-    assert_true(exists(w->out, ".qconv-partial"));
-    test_copy_tree(w->out, left);
+    int some = exists(w->out, ".qconv-partial");
+    if (some)
+        test_copy_tree(w->out, left);
     test_remove(w->out);
+    return some;
 }
 
 static void test_convert_allocations(void **state)
@@ -397,8 +399,11 @@ static void test_continued(void **state)
         qc_io_fail_at(QC_IO_WRITE, 0, 0, 0);
         subject s = subject_of(w, runs[i], w->out, NULL);
         uint64_t writes = qc_io_count(QC_IO_WRITE);
+        unsigned left_some = 0;
         for (unsigned part = 1; part < 4; part++) {
-            leave(w, runs[i], left, writes * part / 4);
+            if (!leave(w, runs[i], left, writes * part / 4))
+                continue;
+            left_some++;
             s.left = left;
             fail_allocations_of(&s);
             fail_io_of(&s, QC_IO_READ, EIO, QC_ERR_IO, 4);
@@ -407,6 +412,7 @@ static void test_continued(void **state)
             fail_io_of(&s, QC_IO_RENAME, EIO, QC_ERR_IO, 2);
             test_remove(left);
         }
+        assert_true(left_some > 1);
     }
 }
 

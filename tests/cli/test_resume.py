@@ -5,6 +5,8 @@ import shutil
 import signal
 import unittest
 
+from fault_case import SourceReads
+from output_case import tree_digest
 from resume_case import FORMS, ResumeCase
 
 
@@ -48,13 +50,13 @@ class Resume(ResumeCase):
         for form in ("nf4", "int8-rows-plain"):
             self.wanted(form)
             for runs in range(1, 100):
-                r = self.dying(form, "before", signal="25:9")
+                r = self.dying(form, "before", signal="45:9")
                 if r.returncode == 0:
                     break
                 self.died()
             self.assertEqual(r.returncode, 0, form)
-            self.assertGreater(runs, 3)
-            self.assertEqual(self.counts()["write"] > 0, True)
+            self.assertGreater(runs, 2)
+            self.assertTrue(self.finished(form, runs))
             self.forget("o")
 
 
@@ -71,54 +73,90 @@ class Several(ResumeCase):
 class Changed(ResumeCase):
     """What differs from the run that died is refused by name, unless nothing in it is old."""
 
-    def left(self, form="nf4", source=None):
-        self.wanted(form)
-        if source:
-            FORMS["copy"] = FORMS[form]
-        r = self.dying(form, "before", signal="60:9")
-        self.assertEqual(r.returncode, -signal.SIGKILL)
+    def left(self, *args, part=0.6):
+        """A run that died after this part of its changes."""
+        changes = self.wanted("nf4")[1]["change"]
+        r = self.faulty("-q", *args, signal="%d:9" % (changes * part))
+        self.assertEqual(r.returncode, -signal.SIGKILL, r.stderr)
 
     def test_options(self):
-        self.left()
-        m = self.source
-        for words, name in [(["--to", "int8", "--max-shard-size", "4MB"], "option.to"),
-                            (["--to", "nf4", "--max-shard-size", "5MB"], "option"),
-                            (["--to", "nf4", "--max-shard-size", "4MB", "--compress", "none"],
-                             "option"),
-                            (["--to", "nf4", "--max-shard-size", "4MB", "--block-size", "128"],
-                             "option")]:
-            self.fails(2, *words, m, "o", has=[name, "--restart"])
+        self.left(*FORMS["nf4"], self.source, "o")
+        for words, name in [(["--to", "int8", "--max-shard-size", "4MB"], "--to"),
+                            (["--to", "nf4", "--max-shard-size", "5MB"], "--max-shard-size"),
+                            ([*FORMS["nf4"], "--compress", "none"], "--compress"),
+                            ([*FORMS["nf4"], "--block-size", "128"], "--block-size"),
+                            ([*FORMS["nf4"], "--scale", "absmax"], "--scale"),
+                            ([*FORMS["nf4"], "--keep", "*q_proj*"], "--keep")]:
+            line = self.fails(2, *words, self.source, "o", has=["--restart"])
+            self.assertIn(name + " ", line.replace("--restart", ""))
         self.go_on("nf4", "after refusals")
-        self.left()
-        self.ok("-q", "--restart", *FORMS["int8-rows"], m, "o")
-        self.ok("-q", *FORMS["int8-rows"], m, "p")
-        self.assert_same("o", "p")
+
+    def test_restart(self):
+        self.left(*FORMS["nf4"], self.source, "o")
+        self.ok("-q", "--restart", *FORMS["int8-rows"], self.source, "o")
+        self.assertEqual(tree_digest(self.path("o")), self.wanted_beside("int8-rows"))
+
+    def wanted_beside(self, form):
+        os.rename(self.path("o"), self.path("kept"))
+        want = self.wanted(form)[0]
+        os.rename(self.path("kept"), self.path("o"))
+        return want
+
+    def change(self, path, at):
+        with open(path, "r+b") as f:
+            f.seek(at)
+            byte = f.read(1)
+            f.seek(at)
+            f.write(bytes([byte[0] ^ 1]))
 
     def test_source(self):
-        """Another byte in a weight that is done: refused. A copy of the same: taken."""
-        self.wanted("nf4")
+        """Another byte in a weight that is done: refused by file and tensor. One in a weight that
+        is not: taken. A touched source goes on."""
         want = self.wanted("nf4")[0]
         shutil.copytree(self.source, self.path("copy"))
         words = [*FORMS["nf4"], "copy", "o"]
-        r = self.faulty("-q", *words, dirs=self.path(), signal="60:9")
-        self.assertEqual(r.returncode, -signal.SIGKILL)
-        first = self.path("copy", "model-00001-of-00003.safetensors")
-        with open(first, "r+b") as f:
-            f.seek(-1, os.SEEK_END)
-            byte = f.read(1)
-            f.seek(-1, os.SEEK_END)
-            f.write(bytes([byte[0] ^ 1]))
-        line = self.fails(3, *words, has=["model-00001-of-00003.safetensors", "--restart"])
-        self.assertIn("--restart", line)
-        with open(first, "r+b") as f:
-            f.seek(-1, os.SEEK_END)
-            f.write(byte)
+        ranges = SourceReads(self.path("copy")).ranges
+        self.left(*words)
+        files = {os.stat(self.path("copy", n)).st_ino: n for n in os.listdir(self.path("copy"))}
+        refused = taken = 0
+        for inode, tensors in ranges.items():
+            for begin, end, name in tensors:
+                file = self.path("copy", files[inode])
+                kept = self.path("kept")
+                shutil.copytree(self.path("o"), kept)
+                self.change(file, (begin + end) // 2)
+                r = self.run_qconv("-q", *words)
+                if r.returncode == 0:
+                    taken += 1
+                    shutil.rmtree(self.path("o"))
+                    self.ok("-q", *FORMS["nf4"], "copy", "p")
+                    shutil.rmtree(self.path("p"))
+                else:
+                    refused += 1
+                    self.assertEqual(r.returncode, 3, r.stderr)
+                    for text in (files[inode], name, "--restart"):
+                        self.assertIn(text.encode(), r.stderr)
+                    shutil.rmtree(self.path("o"))
+                os.rename(kept, self.path("o"))
+                self.change(file, (begin + end) // 2)
+        self.assertGreater(refused, 3)
+        self.assertGreater(taken, 0)
         self.ok("-q", *words)
-        self.assertEqual({n: d for n, d in self.tree_digest("o").items()}, want)
+        self.assertEqual(tree_digest(self.path("o")), want)
 
-    def tree_digest(self, out):
-        from output_case import tree_digest
-        return tree_digest(self.path(out))
+    def test_taken_source_is_what_is_made(self):
+        """What is not done yet comes from the source as it is now, all of it."""
+        shutil.copytree(self.source, self.path("copy"))
+        words = [*FORMS["nf4"], "copy", "o"]
+        self.left(*words, part=0.3)
+        last = sorted(n for n in os.listdir(self.path("copy")) if n.endswith(".safetensors"))[-1]
+        self.change(self.path("copy", last), os.path.getsize(self.path("copy", last)) - 1)
+        r = self.run_qconv("-q", *words)
+        if r.returncode:
+            self.assertEqual(r.returncode, 3)
+            return
+        self.ok("-q", *FORMS["nf4"], "copy", "p")
+        self.assert_same("o", "p")
 
 
 if __name__ == "__main__":
