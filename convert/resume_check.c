@@ -163,7 +163,7 @@ static qc_status check_all(checker *c, qc_error *err)
     qc_resume *r = c->r;
     qc_pipeline *p = r->p;
     const qc_checkpoint *m = p->plan->model;
-    int any_changed = !r->has_times;
+    int any_changed = !r->has_times, any_kept = 0;
     for (size_t i = 0; i < m->file_count; i++) {
         c->changed[i] = !r->has_times || r->times[i] != r->times_now[i];
         any_changed |= c->changed[i];
@@ -172,7 +172,10 @@ static qc_status check_all(checker *c, qc_error *err)
         if (p->shards[i].kept && !p->shards[i].foreign)
             QC_TRY(check_table(p, i, err));
     }
-    if (r->found.continued)
+    /* Also where no weight is kept: a header may be recorded, and its bytes lost. */
+    for (uint32_t i = 0; i < p->unit_count && !any_kept; i++)
+        any_kept = is_ours(p, &p->units[i]);
+    if (any_kept)
         QC_TRY(qc_team_run(p->threads, check_units, c, err));
     if (any_changed)
         QC_TRY(qc_resume_add_times(r, err));
