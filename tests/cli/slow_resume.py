@@ -43,6 +43,12 @@ class Power(ResumeCase):
             self.powerless(form, self.moments(form, 1000, 0), 300)
 
 
+class Damaged(ResumeCase):
+    def test_damaged(self):
+        for form, count, i in shares(KILLS):
+            self.damaged(form, self.moments(form, count, 600 + i), 600 + i)
+
+
 class Full(ResumeCase):
     BIG = True
 

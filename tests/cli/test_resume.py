@@ -6,7 +6,7 @@ import signal
 import unittest
 
 from fault_case import SourceReads
-from output_case import tree_digest
+from output_case import STAGING, tree_digest
 from resume_case import FORMS, ResumeCase
 
 
@@ -18,6 +18,24 @@ class Resume(ResumeCase):
     def test_power(self):
         for i, form in enumerate(FORMS):
             self.powerless(form, self.moments(form, 3, 10 + i), i)
+
+    def test_damaged(self):
+        for i, form in enumerate(FORMS):
+            self.damaged(form, self.moments(form, 3, 60 + i), i)
+
+    def test_headers_alone(self):
+        """The first record is of a header; its bytes are lost, and its record is not."""
+        for form in ("int8-rows", "vram-plain"):
+            for moment in range(8, 20):
+                r = self.dying(form, "before", signal="%d:9" % moment)
+                self.assertEqual(r.returncode, -signal.SIGKILL, r.stderr)
+                staged = self.path("o", STAGING)
+                for name in os.listdir(staged):
+                    if name.startswith("model-"):
+                        size = os.path.getsize(os.path.join(staged, name))
+                        with open(os.path.join(staged, name), "wb") as f:
+                            f.truncate(size)
+                self.go_on(form, (form, moment), None)
 
     def test_full(self):
         for i, form in enumerate(FORMS):
