@@ -15,6 +15,17 @@ foreach(part base/status.h base/dtype.h formats/device_reader.h)
 endforeach()
 file(GENERATE OUTPUT ${qconv_header} CONTENT "${qconv_header_text}")
 
+# And where there are kernels, what loads to a GPU.
+set(qconv_headers ${qconv_header})
+if(TARGET qconv_kernels)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS convert/gpu_load.h)
+  file(READ ${CMAKE_SOURCE_DIR}/convert/gpu_load.h text)
+  string(REPLACE "#include \"formats/device_reader.h\"" "#include <qconv/device_reader.h>" text
+    "${text}")
+  file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/include/qconv/gpu_load.h CONTENT "${text}")
+  list(APPEND qconv_headers ${CMAKE_BINARY_DIR}/include/qconv/gpu_load.h)
+endif()
+
 # A fuzzing build has no program to install, and counters would count device_reader.c twice.
 if(QCONV_FUZZ OR QCONV_COVERAGE)
   return()
@@ -29,6 +40,11 @@ set_target_properties(qconv_library PROPERTIES OUTPUT_NAME qconv EXPORT_NAME qco
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 target_include_directories(qconv_library INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+if(TARGET qconv_kernels)
+  target_sources(qconv_library PRIVATE ${CMAKE_SOURCE_DIR}/convert/gpu_load.c)
+  target_link_libraries(qconv_library PRIVATE qconv_kernels)
+endif()
+target_link_options(qconv_library PRIVATE LINKER:--exclude-libs,ALL) # CUDA's runtime is in an archive
 if(NOT QCONV_SANITIZE)
   target_link_options(qconv_library PRIVATE LINKER:--no-undefined)
 endif()
@@ -36,7 +52,7 @@ endif()
 set(qconv_package ${CMAKE_INSTALL_LIBDIR}/cmake/qconv)
 install(TARGETS qconv_library EXPORT qconv_targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(TARGETS qconv RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-install(FILES ${qconv_header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/qconv)
+install(FILES ${qconv_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/qconv)
 install(EXPORT qconv_targets NAMESPACE qconv:: DESTINATION ${qconv_package})
 configure_package_config_file(${CMAKE_SOURCE_DIR}/cmake/qconv_config.cmake.in
   ${CMAKE_BINARY_DIR}/qconvConfig.cmake INSTALL_DESTINATION ${qconv_package})
