@@ -6,7 +6,6 @@
 #include "formats/manifest.h"
 #include "formats/saved_header.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>
@@ -81,19 +80,33 @@ qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_erro
             out_dir, lost, NAME_SHOWN, first);
 }
 
-/* No journal in the staging folder: it is removed first when all is in place. */
-static qc_status has_journal(int *yes, const qc_options *o, qc_error *err)
+static qc_status take_commit(void *ctx, const qc_journal_record *r, qc_error *err)
 {
-    const char *staging = NULL;
-    *yes = 0;
+    qc_digest *d = ctx;
+    (void)err;
+    if (r->type == QC_RECORD_COMMIT && r->bytes == sizeof d->b)
+        memcpy(d->b, r->payload, sizeof d->b);
+    return QC_OK;
+}
+
+/* Does the staging folder hold a conversion that is not all in place? Its journal, which goes first
+ * when it is, may have outlived a power loss: then its last word is the manifest that OUT has. */
+static qc_status is_underway(int *yes, const qc_options *o, qc_error *err)
+{
+    qc_output_dir d = {.arena = o->arena, .path = o->out};
+    const char *staging = NULL, *name = NULL, *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    qc_digest told = {{0}}, manifest;
+    int there = 0;
     QC_TRY(qc_path_join(o->arena, &staging, o->out, STAGING_NAME, err));
-    DIR *dir = opendir(staging);
-    if (!dir)
+    QC_TRY(qc_arena_printf(o->arena, &name, err, QC_JOURNAL_NAME, 1, 1));
+    QC_TRY(qc_path_join(o->arena, &path, staging, name, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    *yes = kind != QC_PATH_MISSING;
+    if (!*yes || qc_journal_read(path, take_commit, &told, NULL, NULL) != QC_OK)
         return QC_OK;
-    const struct dirent *e;
-    while ((e = readdir(dir)))
-        *yes |= strncmp(e->d_name, "journal-0", strlen("journal-0")) == 0;
-    (void)closedir(dir);
+    QC_TRY(qc_output_dir_manifest(&d, &there, &manifest, err));
+    *yes = !there || !qc_digest_equal(&told, &manifest);
     return QC_OK;
 }
 
@@ -113,15 +126,15 @@ qc_status qc_consume_is_over(int *yes, const qc_options *o, qc_error *err)
     qc_manifest m;
     const char *path = NULL;
     qc_path_kind model = QC_PATH_MISSING, kind = QC_PATH_MISSING;
-    int journal = 0;
+    int underway = 0;
     *yes = 0;
     if (!o->consume_source || !o->out)
         return QC_OK;
     QC_TRY(qc_path_join(o->arena, &path, o->out, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     QC_TRY(qc_path_stat(o->model, &model, NULL, err));
-    QC_TRY(has_journal(&journal, o, err));
-    if (kind != QC_PATH_FILE || model == QC_PATH_FILE || journal)
+    QC_TRY(is_underway(&underway, o, err));
+    if (kind != QC_PATH_FILE || model == QC_PATH_FILE || underway)
         return QC_OK;
     if (qc_manifest_load(&m, o->arena, o->out, NULL) != QC_OK || m.source_count == 0 ||
         strcmp(m.to, qc_to_name(o->to)) != 0)
@@ -170,15 +183,31 @@ static qc_status check_no_link(const qc_checkpoint *m, size_t file, struct stat 
     return QC_OK;
 }
 
-static qc_status check_folder(const char *path, qc_error *err)
+/* The folder that holds path. */
+static qc_status folder_of(char folder[PATH_MAX], const char *path, qc_error *err)
 {
-    char folder[PATH_MAX];
     const char *slash = strrchr(path, '/');
     size_t n = slash ? (size_t)(slash - path) : 0;
+    if (n >= PATH_MAX)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path is too long", path);
     memcpy(folder, slash ? path : ".", slash ? n : 1);
     folder[slash ? n : 1] = '\0';
     if (slash == path)
         memcpy(folder, "/", 2);
+    return QC_OK;
+}
+
+static qc_status sync_folder(const char *path, qc_error *err)
+{
+    char folder[PATH_MAX];
+    QC_TRY(folder_of(folder, path, err));
+    return qc_dir_sync(folder, err);
+}
+
+static qc_status check_folder(const char *path, qc_error *err)
+{
+    char folder[PATH_MAX];
+    QC_TRY(folder_of(folder, path, err));
     if (access(folder, W_OK | X_OK) != 0)
         QC_FAIL(err, errno == EACCES || errno == EROFS ? QC_ERR_USAGE : QC_ERR_IO,
                 "%s: --consume-source cannot delete files in it: %s", folder, strerror(errno));
@@ -426,6 +455,7 @@ static qc_status consume_file(qc_consume *c, size_t f, qc_error *err)
     QC_TRY(qc_dir_sync(c->headers, err));
     QC_TRY(qc_checkpoint_check_unchanged(c->model, f, err));
     QC_TRY(qc_path_remove(file->path, err));
+    QC_TRY(sync_folder(file->path, err)); /* OUT must not be whole before it is gone for good */
     c->gone[f] = 1;
     c->bytes += file->file_bytes;
     QC_TRY(qc_st_file_let_go(&file->st, gone, &c->header_at[f], err));

@@ -8,7 +8,7 @@
  *
  *   1. the file is looked at: it must be what was opened
  *   2. its saved header is renamed to "-gone", synced; the file is looked at again
- *   3. it is deleted, and let go of
+ *   3. it is deleted, its folder is synced, and it is let go of
  *
  * so that at every moment either the file is there, or all that it held is in OUT's staging folder;
  * and none of the steps needs room. From 3 on that folder is part of the only copy: nothing may

@@ -714,8 +714,11 @@ static void remove_journals(const char *staging)
     DIR *dir = opendir(staging);
     const struct dirent *e;
     while (dir && (e = readdir(dir))) {
-        if (begins_with(e->d_name, JOURNAL_PREFIX))
-            (void)unlinkat(dirfd(dir), e->d_name, 0); /* a folder of such a name stays */
+        char path[PATH_MAX];
+        int n = snprintf(path, sizeof path, "%s/%s", staging, e->d_name);
+        if (n > 0 && (size_t)n < sizeof path && begins_with(e->d_name, JOURNAL_PREFIX) &&
+            strchr("0123456789", e->d_name[strlen(JOURNAL_PREFIX)]))
+            (void)unlink(path);
     }
     if (dir)
         (void)closedir(dir);

@@ -5,7 +5,7 @@ import os
 import random
 import shutil
 import signal
-import stat
+import struct
 import subprocess
 import sys
 import unittest
@@ -16,11 +16,14 @@ import make_checkpoint as mk
 
 Q = "model.layers.%d.self_attn.q_proj.weight"
 SLOW = "--slow" in sys.argv
+FAULT_DISK = os.environ.get("FAULT_DISK")
 FORMS = [["--to", "nf4"], ["--to", "nf4", *PLAIN], ["--to", "int8", "--max-shard-size", "9000"],
          ["--to", "bf16", *PLAIN, "--max-shard-size", "20000"]]
 
 
 class ConsumeCase(OutputCase):
+    M, O = "m", "o"
+
     def setUp(self):
         super().setUp()
         rng = random.Random(6)
@@ -36,9 +39,9 @@ class ConsumeCase(OutputCase):
         self.assertGreater(len(self.weights), 3)
 
     def fresh(self):
-        for name in ("m", "o"):
+        for name in (self.M, self.O):
             shutil.rmtree(self.path(name), ignore_errors=True)
-        shutil.copytree(self.path("kept"), self.path("m"))
+        shutil.copytree(self.path("kept"), self.path(self.M))
 
     def want(self, form):
         self.ok("-q", *form, "kept", "want")
@@ -48,7 +51,7 @@ class ConsumeCase(OutputCase):
 
     def left(self):
         """Weight files that are still there; those are whole, and nothing else has gone."""
-        now, then = tree(self.path("m")), tree(self.path("kept"))
+        now, then = tree(self.path(self.M)), tree(self.path("kept"))
         for name, body in then.items():
             if name in now:
                 self.assertEqual(now[name], body, name)
@@ -58,7 +61,7 @@ class ConsumeCase(OutputCase):
         return [n for n in self.weights if n in now]
 
     def expect_done(self, want, note=None):
-        self.assertEqual(tree(self.path("o")), want, note)
+        self.assertEqual(tree(self.path(self.O)), want, note)
         self.assertEqual(self.left(), [], note)
 
 
@@ -359,7 +362,56 @@ class Killed(ConsumeCase):
             self.expect_done(self.want(form))
 
 
-@unittest.skipUnless(hasattr(os, "posix_fallocate"), "needs posix_fallocate")
+@unittest.skipUnless(FAULT_DISK, "needs the library of tests/tools/fault_disk.c")
+class PowerLoss(ConsumeCase):
+    """What was not synced when the power went is lost, or half lost: never a weight of a file that
+    is gone."""
+
+    M, O = "w/m", "w/o"
+
+    def faulty(self, form, **settings):
+        env = {"QC_FAULT_" + k.upper(): str(v) for k, v in settings.items()}
+        env.update(LD_PRELOAD=FAULT_DISK, QC_FAULT_DIRS=self.path("w"),
+                   QC_FAULT_COUNTS=self.path("counts"), QC_FAULT_ATTIC=self.path("attic"))
+        env["ASAN_OPTIONS"] = os.environ.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"
+        shutil.rmtree(self.path("attic"), ignore_errors=True)
+        os.mkdir(self.path("attic"))
+        r = self.run_qconv("-q", *form, "--consume-source", self.M, self.O, env=env)
+        self.assertNotEqual(r.returncode, 99, r.stderr)
+        return r
+
+    def changes(self):
+        with open(self.path("counts"), "rb") as f:
+            return struct.unpack("<10Q", f.read())[-1]
+
+    def test_at_changes_of_the_disk(self):
+        seed = int(os.environ.get("QC_SEED", "1"))
+        rng = random.Random(seed)
+        os.mkdir(self.path("w"))
+        for form in FORMS:
+            form = form + ["--threads", rng.choice("12")]
+            want = self.want(form)
+            self.fresh()
+            self.assertEqual(self.faulty(form).returncode, 0)
+            self.expect_done(want)
+            total = self.changes()
+            moments = list(range(1, total + 1))
+            if not SLOW:
+                moments = rng.sample(moments, 8) + rng.sample(moments[-60:], 8)
+            for moment in moments:
+                with self.subTest(form=form, moment=moment, seed=seed):
+                    self.fresh()
+                    deaths = [moment]
+                    self.faulty(form, power="%d:%d" % (moment, rng.randrange(1000)))
+                    while rng.random() < 0.5:
+                        self.left()
+                        deaths.append(rng.randrange(1, total + 1))
+                        self.faulty(form, power="%d:%d" % (deaths[-1], rng.randrange(1000)))
+                    self.left()
+                    self.ok("-q", *form, "--consume-source", self.M, self.O)
+                    self.expect_done(want, deaths)
+
+
 class SmallDisk(ConsumeCase):
     """A disk that holds the source and little more."""
 
