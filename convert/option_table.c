@@ -324,9 +324,9 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_CONSUME_SOURCE, .name = "consume-source", .commands = CONVERT,
      .group = QC_GROUP_RUN, .kind = QC_ARG_NONE, .since = "0.5.0",
      .help = "delete each weight file of MODEL once all of it is written to OUT and synced",
-     .more = "For disks that hold one copy only: the space of OUT and of the largest weight file "
-             "beyond MODEL is enough. What was deleted cannot be checked against OUT afterwards. "
-             "Weight files that are links are refused."},
+     .more = "For disks that hold one copy only. A kill at any moment loses nothing: the same command "
+             "continues. What was deleted cannot be checked against OUT afterwards. Weight files "
+             "that are links are refused. See docs/cli.md."},
     {.id = QC_OPT_PART, .name = "part", .commands = CONVERT, .group = QC_GROUP_RUN,
      .kind = QC_ARG_TEXT, .arg = "I/N", .dflt_note = "of a Slurm step with several tasks, the task's",
      .since = "0.5.0",
