@@ -340,18 +340,15 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
     r->times = v;
     QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times_now, err));
     r->times_now = v;
-    for (size_t i = 0; i < m->file_count; i++)
-        QC_TRY(qc_path_time(m->files[i].path, &r->times_now[i], err));
+    for (size_t i = 0; i < m->file_count;
+         i++) /* of what was opened, or was before it was consumed */
+        r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
     QC_TRY(qc_journal_open(&r->journal, r->path, take_record, r, NULL, err));
     if (!r->has_identity)
         return begin_journal(r, err);
     for (uint32_t i = 0; i < r->p->plan->job_count; i++)
         r->begun_before += r->p->jobs[i].begun != 0;
     r->found.continued = r->has_work;
-    for (size_t i = 0; r->has_times && i < m->file_count; i++) {
-        if (r->times_now[i] == 0)
-            r->times_now[i] = r->times[i]; /* consumed */
-    }
     qc_resume_count(r);
     return QC_OK;
 }

@@ -43,10 +43,24 @@ static qc_status check_frame(checker *c, qc_worker *w, uint32_t index, qc_error 
     return QC_OK;
 }
 
+/* The scales of a weight that is stored as codes are in no digest: where their file has another
+ * time, the weight is made again. */
+static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job *j)
+{
+    uint32_t tensors[QC_JOB_TENSORS_MAX];
+    size_t count = qc_job_tensors(j, tensors);
+    for (size_t i = 0; i < count; i++) {
+        if (tensors[i] != j->source && c->changed[plan->model->tensors[tensors[i]].file])
+            return 1;
+    }
+    return 0;
+}
+
 /* Is what the frame was made of still what the source holds? */
-static qc_status check_source(const checker *c, qc_worker *w, const qc_unit *u, qc_error *err)
+static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc_error *err)
 {
     const qc_plan *plan = w->p->plan;
+    const qc_unit *u = &w->p->units[index];
     const qc_job *j;
     const qc_ckpt_tensor *t;
     qc_digest now;
@@ -54,6 +68,10 @@ static qc_status check_source(const checker *c, qc_worker *w, const qc_unit *u, 
         return QC_OK;
     j = &plan->jobs[plan->outputs[u->tensor].job];
     t = &plan->model->tensors[j->source];
+    if (has_other_scales(c, plan, j)) {
+        c->damaged[index] = 1;
+        return QC_OK;
+    }
     if (!c->changed[t->file])
         return QC_OK;
     QC_TRY(qc_piece_source(w, u, &now, err));
@@ -82,7 +100,7 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
         if (st == QC_OK)
             st = check_frame(c, &w, i, err);
         if (st == QC_OK && !c->damaged[i])
-            st = check_source(c, &w, &p->units[i], err);
+            st = check_source(c, &w, i, err);
     }
     qc_worker_deinit(&w);
     return st;

@@ -502,19 +502,6 @@ qc_status qc_path_stat(const char *path, qc_path_kind *kind, uint64_t *bytes, qc
     return QC_OK;
 }
 
-qc_status qc_path_time(const char *path, uint64_t *ns, qc_error *err)
-{
-    struct stat s;
-    *ns = 0;
-    if (stat(path, &s) != 0) {
-        if (errno == ENOENT || errno == ENOTDIR)
-            return QC_OK;
-        FAIL_ERRNO(err, errno, path, "cannot be examined");
-    }
-    *ns = (uint64_t)s.st_mtim.tv_sec * 1000000000u + (uint64_t)s.st_mtim.tv_nsec;
-    return QC_OK;
-}
-
 qc_status qc_path_join(qc_arena *a, const char **out, const char *dir, const char *name,
                        qc_error *err)
 {

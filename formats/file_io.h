@@ -66,8 +66,6 @@ QC_NODISCARD qc_status qc_dir_free_bytes(const char *path, uint64_t *bytes, qc_e
 typedef enum { QC_PATH_MISSING, QC_PATH_FILE, QC_PATH_DIR, QC_PATH_OTHER } qc_path_kind;
 QC_NODISCARD qc_status qc_path_stat(const char *path, qc_path_kind *kind, uint64_t *bytes,
                                     qc_error *err);
-/* Nanoseconds since 1970 of the last modification; 0 for a missing path. */
-QC_NODISCARD qc_status qc_path_time(const char *path, uint64_t *ns, qc_error *err);
 /* dir + "/" + name in the arena, one slash between. */
 QC_NODISCARD qc_status qc_path_join(qc_arena *a, const char **out, const char *dir,
                                     const char *name, qc_error *err);

@@ -1,5 +1,6 @@
 /* formats/saved_header.h: what is kept of a deleted file, and checkpoints that are opened with it.
  */
+#include "base/alloc.h"
 #include "fixture_files.h"
 #include "formats/checkpoint.h"
 
@@ -297,6 +298,53 @@ static void a_header_of_other_content_is_refused(void **state)
     fx_remove_dir(path_of("kept"));
 }
 
+/* Every allocation in turn fails: a clean error, and what was open stays so. */
+static void memory_runs_out(void **state)
+{
+    qc_checkpoint *c = NULL;
+    qc_status st = QC_ERR_NOMEM;
+    (void)state;
+    fx_put_tensors(dir.path, "m/model.safetensors", "a b", 40);
+    qc_checkpoint *open = open_plain(path_of("m"));
+    keep(open, 0);
+    assert_int_equal(rename(path_of("kept/00000"), path_of("kept/00000-gone")), 0);
+    assert_int_equal(unlink(path_of("m/model.safetensors")), 0);
+    const char *model = path_of("m"), *kept = path_of("kept");
+    for (uint64_t n = 1; st != QC_OK; n++) {
+        qc_arena own;
+        qc_saved_header *saved = NULL;
+        size_t count = 0;
+        qc_error err = {0};
+        qc_arena_init(&own);
+        qc_alloc_fail_at(n, 0);
+        st = qc_saved_headers_read(&saved, &count, &own, kept, &err);
+        if (st == QC_OK)
+            st = qc_checkpoint_open_saved(&c, model, saved, count, &err);
+        qc_alloc_fail_at(0, 0);
+        assert_true(st == QC_OK || (st == QC_ERR_NOMEM && err.msg[0]));
+        assert_true(st == QC_OK ? count == 1 && saved[0].gone : c == NULL);
+        qc_arena_deinit(&own);
+        assert_true(n < 1000);
+    }
+    expect_same(open, c);
+    qc_checkpoint_close(c);
+    const char *gone = path_of("kept/00000-gone");
+    uint64_t header_at = 0;
+    st = QC_ERR_NOMEM;
+    for (uint64_t n = 1; st != QC_OK; n++) {
+        expect_readable(open, "a", 1);
+        qc_alloc_fail_at(n, 0);
+        st = qc_st_file_let_go(&open->files[0].st, gone, &header_at, NULL);
+        qc_alloc_fail_at(0, 0);
+        assert_true(n < 1000);
+    }
+    qc_st_file_set_header_only(&open->files[0].st, header_at);
+    expect_readable(open, "a", 0);
+    qc_checkpoint_close(open);
+    fx_remove_dir(path_of("m"));
+    fx_remove_dir(path_of("kept"));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -304,6 +352,7 @@ int main(void)
         cmocka_unit_test(stands_for_a_single_file),
         cmocka_unit_test(an_open_file_is_deleted),
         cmocka_unit_test(damaged_ones_are_refused),
+        cmocka_unit_test(memory_runs_out),
         cmocka_unit_test(a_header_of_other_content_is_refused),
     };
     return cmocka_run_group_tests(tests, make_dir, remove_dir);
