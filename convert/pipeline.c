@@ -22,7 +22,7 @@ unsigned qc_pipeline_default_threads(int level)
 
 /* ---- Shards --------------------------------------------------------------------------------- */
 
-qc_status qc_shard_open(qc_pipeline *p, uint32_t shard, qc_error *err)
+static qc_status open_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
 {
     qc_shard_state *s = &p->shards[shard];
     qc_status st = QC_OK;
@@ -66,21 +66,23 @@ static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
     qc_shard_state *s = &p->shards[shard];
     const qc_shard *sh = &p->plan->layout.shards[shard];
     s->file_bytes = sh->header_bytes + sh->data_bytes;
-    QC_TRY(qc_shard_open(p, shard, err));
+    QC_TRY(open_shard(p, shard, err));
     if (qc_pipeline_is_compressed(p))
         QC_TRY(write_table(p, shard, err));
     QC_TRY(qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have gone beyond */
     if (p->resume)
         QC_TRY(qc_resume_add_shard(p->resume, shard, err));
-    atomic_store(&s->complete, 1);
+    pthread_mutex_lock(&p->shard_lock);
+    qc_status st = qc_file_close(&s->file, err);
+    pthread_mutex_unlock(&p->shard_lock);
     atomic_store(&s->news, 1);
-    return QC_OK;
+    return st;
 }
 
 static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_error *err)
 {
     qc_shard_state *s = &p->shards[u->shard];
-    QC_TRY(qc_shard_open(p, u->shard, err));
+    QC_TRY(open_shard(p, u->shard, err));
     QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
     u->written = 1;
@@ -458,7 +460,6 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
         for (uint32_t k = 0; k < s->unit_count; k++)
             kept += p->units[s->first_unit + k].kept != 0;
         atomic_store(&s->left, s->unit_count - kept);
-        atomic_store(&s->complete, s->kept);
         atomic_store(&s->news, kept > 0 && !s->foreign); /* it may be in the page cache only */
     }
     if (qc_pipeline_is_compressed(p)) {

@@ -106,10 +106,9 @@ typedef struct {
     uint64_t next_offset;
     uint32_t first_unit, unit_count;
     atomic_uint_fast32_t left;
-    atomic_int news;     /* written to since it was last brought to the disk */
-    atomic_int complete; /* nothing more is written */
-    int kept;            /* recorded as finished by an earlier run */
-    int foreign;         /* another part's */
+    atomic_int news; /* written to since it was last brought to the disk */
+    int kept;        /* recorded as finished by an earlier run */
+    int foreign;     /* another part's */
     uint64_t file_bytes;
     uint64_t table_bytes;
     qc_digest table;
@@ -196,8 +195,6 @@ int qc_pipeline_is_compressed(const qc_pipeline *p);
 uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u);
 /* A job, with all that is derived from it, is to be made (again). (pipeline_units.c) */
 void qc_job_reset(qc_pipeline *p, uint32_t job);
-/* The staged file of a shard, opened; it stays open until the syncer closes it. */
-QC_NODISCARD qc_status qc_shard_open(qc_pipeline *p, uint32_t shard, qc_error *err);
 
 /* Scratch of a worker without a GPU; for anything that reads weights as the pipeline does. */
 QC_NODISCARD qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err);

@@ -20,17 +20,36 @@ static int is_ours(const qc_pipeline *p, const qc_unit *u)
     return u->kept && !p->shards[u->shard].foreign;
 }
 
+/* One staged shard at a time, for one worker: there may be more of them than handles. */
+typedef struct {
+    qc_file file; /* closed: the shard is missing */
+    uint32_t shard;
+} open_file;
+
+static qc_status turn_to(open_file *o, const qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    if (o->shard == shard)
+        return QC_OK;
+    qc_file_discard(&o->file);
+    o->shard = shard;
+    QC_TRY(qc_path_stat(p->shards[shard].path, &kind, NULL, err));
+    return kind == QC_PATH_MISSING ? QC_OK
+                                   : qc_file_open_read(&o->file, p->shards[shard].path, err);
+}
+
 /* The frame on the disk. */
-static qc_status check_frame(checker *c, qc_worker *w, uint32_t index, qc_error *err)
+static qc_status check_frame(checker *c, qc_worker *w, open_file *o, uint32_t index, qc_error *err)
 {
     qc_pipeline *p = w->p;
     const qc_unit *u = &p->units[index];
     int compressed = qc_pipeline_is_compressed(p);
     unsigned char *buf = compressed ? w->stored : w->content;
     qc_error trouble = {0};
-    QC_TRY(qc_shard_open(p, u->shard, err));
-    qc_status st =
-        qc_file_pread(&p->shards[u->shard].file, buf, u->stored_bytes, u->file_offset, &trouble);
+    QC_TRY(turn_to(o, p, u->shard, err));
+    qc_status st = QC_ERR_TRUNCATED;
+    if (o->file.fd >= 0)
+        st = qc_file_pread(&o->file, buf, u->stored_bytes, u->file_offset, &trouble);
     if (st != QC_OK && st != QC_ERR_TRUNCATED) {
         if (err)
             *err = trouble;
@@ -88,6 +107,7 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
     checker *c = ctx;
     qc_pipeline *p = c->r->p;
     qc_worker w;
+    open_file o = {QC_FILE_CLOSED, UINT32_MAX};
     (void)index;
     qc_status st = qc_worker_init(&w, p, team, err);
     while (st == QC_OK) {
@@ -98,10 +118,11 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
             continue;
         st = qc_worker_look_up(&w, err);
         if (st == QC_OK)
-            st = check_frame(c, &w, i, err);
+            st = check_frame(c, &w, &o, i, err);
         if (st == QC_OK && !c->damaged[i])
             st = check_source(c, &w, i, err);
     }
+    qc_file_discard(&o.file);
     qc_worker_deinit(&w);
     return st;
 }
@@ -110,21 +131,26 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
 static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
 {
     qc_shard_state *s = &p->shards[shard];
+    open_file o = {QC_FILE_CLOSED, UINT32_MAX};
     uint64_t bytes = 0;
     void *v = NULL;
     size_t n = (size_t)s->table_bytes;
-    QC_TRY(qc_shard_open(p, shard, err));
-    QC_TRY(qc_file_size(&s->file, &bytes, err));
-    s->kept = bytes == s->file_bytes;
-    if (!s->kept || n == 0)
+    QC_TRY(turn_to(&o, p, shard, err));
+    s->kept = 0;
+    if (o.file.fd < 0)
         return QC_OK;
-    QC_TRY(qc_malloc(&v, n, err));
-    qc_status st = qc_file_pread(&s->file, v, n, bytes - n, err);
-    if (st == QC_OK) {
-        qc_digest found = qc_digest_bytes(v, n);
-        s->kept = qc_digest_equal(&found, &s->table);
+    qc_status st = qc_file_size(&o.file, &bytes, err);
+    if (st == QC_OK && bytes == s->file_bytes) {
+        qc_digest found = qc_digest_bytes(NULL, 0);
+        st = qc_malloc(&v, n, err);
+        if (st == QC_OK)
+            st = qc_file_pread(&o.file, v, n, bytes - n, err);
+        if (st == QC_OK)
+            found = qc_digest_bytes(v, n);
+        s->kept = st == QC_OK && (n == 0 || qc_digest_equal(&found, &s->table));
     }
     qc_free(v);
+    qc_file_discard(&o.file);
     return st;
 }
 

@@ -19,26 +19,24 @@ struct qc_syncer {
     qc_error error;
 };
 
-/* Its file, opened if an earlier run wrote it; closed it stays closed. */
+/* Through a handle of its own: workers close theirs when a shard is complete, however many come
+ * before the next round. */
 static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
 {
     qc_pipeline *p = s->p;
     qc_shard_state *state = &p->shards[shard];
-    int complete = atomic_load(&state->complete);
+    qc_file f = QC_FILE_CLOSED;
     if (!atomic_exchange(&state->news, 0))
         return QC_OK;
-    QC_TRY(qc_shard_open(p, shard, err));
-    QC_TRY(qc_file_write_out(&state->file, err));
-    if (!s->named[shard]) {
-        s->named[shard] = 1;
-        QC_TRY(qc_dir_sync(p->out->staging, err));
-    }
-    if (!complete)
-        return QC_OK;
-    pthread_mutex_lock(&p->shard_lock);
-    qc_status st = qc_file_close(&state->file, err);
-    pthread_mutex_unlock(&p->shard_lock);
-    return st;
+    QC_TRY(qc_file_open_update(&f, state->path, err));
+    qc_status st = qc_file_write_out(&f, err);
+    if (st == QC_OK)
+        st = qc_file_close(&f, err);
+    qc_file_discard(&f);
+    if (st != QC_OK || s->named[shard])
+        return st;
+    s->named[shard] = 1;
+    return qc_dir_sync(p->out->staging, err);
 }
 
 static qc_status sync_round(qc_syncer *s, qc_error *err)
