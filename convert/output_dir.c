@@ -210,16 +210,27 @@ static int is_own_name(const char *name)
     return is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) || begins_with(name, ASIDE_NAME);
 }
 
-/* Best effort; used on a folder this program made. keep_locks: they stay, and the folder. */
-static void remove_tree(const char *path, int keep_locks, int depth)
+typedef enum {
+    REMOVE_ALL,   /* the folder too */
+    KEEP_LOCKS,   /* and the folder */
+    KEEP_MANIFEST /* too: it tells of files that have moved */
+} remove_kind;
+
+static int stays(const char *name, remove_kind kind)
+{
+    return (kind != REMOVE_ALL && is_lock_name(name)) ||
+           (kind == KEEP_MANIFEST && strcmp(name, QC_MANIFEST_NAME) == 0);
+}
+
+/* Best effort; used on a folder this program made. */
+static void remove_tree(const char *path, remove_kind kind, int depth)
 {
     DIR *dir = opendir(path);
     if (!dir)
         return;
     const struct dirent *e;
     while ((e = readdir(dir))) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 ||
-            (keep_locks && is_lock_name(e->d_name)))
+        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 || stays(e->d_name, kind))
             continue;
         char child[PATH_MAX];
         size_t a = strlen(path), b = strlen(e->d_name);
@@ -231,13 +242,13 @@ static void remove_tree(const char *path, int keep_locks, int depth)
         struct stat st;
         if (lstat(child, &st) == 0 && S_ISDIR(st.st_mode)) {
             if (depth < REMOVE_DEPTH)
-                remove_tree(child, 0, depth + 1);
+                remove_tree(child, REMOVE_ALL, depth + 1);
         } else {
             (void)unlink(child);
         }
     }
     closedir(dir);
-    if (!keep_locks)
+    if (kind == REMOVE_ALL)
         (void)rmdir(path);
 }
 
@@ -383,7 +394,7 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
 
 void qc_output_dir_clear(qc_output_dir *d)
 {
-    remove_tree(d->staging, 1, 0);
+    remove_tree(d->staging, KEEP_MANIFEST, 0);
     d->name_count = 0;
     d->had_journal = 0;
 }
@@ -707,31 +718,27 @@ static void remove_part_locks(const char *staging)
     closedir(dir);
 }
 
-/* First, so that a process that dies while it removes the rest leaves nothing that looks as if it
- * could be continued. */
-static void remove_journals(const char *staging)
+/* OUT has files of a run that died while it moved them, and no manifest. */
+static int is_half_moved(const qc_output_dir *d)
 {
-    DIR *dir = opendir(staging);
-    const struct dirent *e;
-    while (dir && (e = readdir(dir))) {
-        char path[PATH_MAX];
-        int n = snprintf(path, sizeof path, "%s/%s", staging, e->d_name);
-        if (n > 0 && (size_t)n < sizeof path && begins_with(e->d_name, JOURNAL_PREFIX) &&
-            strchr("0123456789", e->d_name[strlen(JOURNAL_PREFIX)]))
-            (void)unlink(path);
-    }
-    if (dir)
-        (void)closedir(dir);
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    if (d->dead.shard_count == 0)
+        return 0;
+    return qc_path_join(d->arena, &path, d->path, QC_MANIFEST_NAME, NULL) != QC_OK ||
+           qc_path_stat(path, &kind, NULL, NULL) != QC_OK || kind == QC_PATH_MISSING;
 }
 
 void qc_output_dir_abort(qc_output_dir *d)
 {
     int made_dir = d->made_dir;
     if (d->staging && !d->moving && is_alone(d)) {
-        remove_tree(d->staging, 1, 0);
-        remove_part_locks(d->staging);
-        (void)unlink(d->lock.path);
-        (void)rmdir(d->staging);
+        remove_tree(d->staging, is_half_moved(d) ? KEEP_MANIFEST : KEEP_LOCKS, 0);
+        if (!is_half_moved(d)) {
+            remove_part_locks(d->staging);
+            (void)unlink(d->lock.path);
+            (void)rmdir(d->staging);
+        }
     }
     qc_output_dir_leave(d);
     if (made_dir)

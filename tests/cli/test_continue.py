@@ -130,6 +130,21 @@ class Continues(ContinueCase):
         self.assertNotIn("continued", self.ok("--to", "nf4", "m", "o"))
         self.assertIsNone(self.go_on("--to", "nf4", "m", "o"))
 
+    def test_more_shards_than_handles(self):
+        form = ["--to", "nf4", "--max-shard-size", "1"]
+        small = {"model.layers.%d.mlp.up_proj.weight" % i: ("F32", [32, 32], bytes(4096))
+                 for i in range(120)}
+        self.model({**small, Q % 999: self.tensors[Q % 4]}, config=self.config, name="m",
+                   shard_bytes=10 ** 9)
+        want = self.reference(*form)
+        done = self.partial(*form, "m", "o")
+        r = subprocess.run(["sh", "-c", 'ulimit -n 40; exec "$@"', "sh", QCONV, "-q", "--json",
+                            "--threads", "3", *form, "m", "o"], cwd=self.dir,
+                           stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+        self.assertEqual(json.loads(r.stdout)["continued"]["tensors_kept"], done)
+        self.assertEqual(tree(self.path("o")), want)
+
     def test_names_that_are_ours(self):
         """Files of the source that are called as those of the staging folder."""
         for name in ["lock", "lock-00001-of-00001", JOURNAL, "sub/lock"]:
@@ -218,6 +233,22 @@ class Refuses(ContinueCase):
         with open(config, "w") as f:
             f.write(text)
         self.assertIsNotNone(self.go_on("--to", "nf4", "m", "o"))
+
+    def test_half_moved_and_given_up(self):
+        """Files of a dead run in OUT, no manifest: qconv's all the same, whatever comes between."""
+        want = self.reference("--to", "int8")
+        self.ok("-q", "--to", "nf4", "m", "o")
+        os.mkdir(self.path("o", STAGING))
+        for name in ["qconv.json", "model.safetensors.zst"]:
+            os.rename(self.path("o", name), self.path("o", STAGING, name))
+        self.partial("--to", "int8", "--restart", "m", "o")
+        self.partial("--to", "nf4", "--restart", "--max-shard-size", "10KB", "m", "o")
+        bad = dict(self.tensors)
+        bad[Q % 0] = ("BF16", SMALL, b"\xff\x7f" + bytes(2 * 64 * 64 - 2))
+        self.model(bad, config=self.config, name="bad")
+        self.fails(3, "--to", "nf4", "--restart", "bad", "o", has=["not finite"])
+        self.ok("-q", "--to", "int8", "m", "o")
+        self.assertEqual(tree(self.path("o")), want)
 
     def test_unpack_leaves_it_alone(self):
         self.ok("-q", "--to", "nf4", "m", "whole")
