@@ -216,10 +216,7 @@ static qc_status check_all(checker *c, qc_error *err)
         if (p->shards[i].kept && !p->shards[i].foreign)
             QC_TRY(check_table(p, i, err));
     }
-    /* Also where no weight is kept: a header may be recorded, and its bytes lost. */
-    for (uint32_t i = 0; i < p->unit_count && !any_kept; i++)
-        any_kept = is_ours(p, &p->units[i]);
-    if (any_kept)
+    if (r->found.stored_kept > 0) /* a shard's header may be recorded where no weight is */
         QC_TRY(qc_team_run(p->threads, check_units, c, err));
     if (any_changed)
         QC_TRY(qc_resume_add_times(r, err));

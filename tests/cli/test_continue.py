@@ -3,6 +3,7 @@ import json
 import os
 import random
 import shutil
+import struct
 import subprocess
 import unittest
 
@@ -12,7 +13,20 @@ import make_checkpoint as mk
 
 Q = "model.layers.%d.self_attn.q_proj.weight"
 JOURNAL = "journal-00001-of-00001"
+JOB, UNIT = 3, 4
 SMALL, LARGE = [64, 64], [512, 512]
+
+
+def journal_records(path):
+    """[(type, position behind it)]"""
+    with open(path, "rb") as f:
+        data = f.read()
+    found, at = [], 8
+    while at < len(data):
+        kind, length = struct.unpack("<II", data[at:at + 8])
+        at += length + 16
+        found.append((kind, at))
+    return found
 
 
 class ContinueCase(OutputCase):
@@ -330,12 +344,19 @@ class Damaged(ContinueCase):
         shutil.copytree(self.path("o"), self.path("left"))
         size = os.path.getsize(self.path("o", STAGING, JOURNAL))
         rng = random.Random(7)
-        for at in [0, 1, 8, 20] + rng.sample(range(size), 12):
-            shutil.rmtree(self.path("o"))
-            shutil.copytree(self.path("left"), self.path("o"))
-            os.truncate(self.path("o", STAGING, JOURNAL), at)
-            self.go_on(*form, "m", "o")
-            self.assertEqual(tree(self.path("o")), self.want, at)
+        records = journal_records(self.path("o", STAGING, JOURNAL))
+        kinds = [kind for kind, _ in records]
+        self.assertLess(kinds.index(UNIT), kinds.index(JOB))
+        header = records[kinds.index(UNIT)][1]  # recorded, and no weight is
+        for at in [0, 1, 8, 20, header] + rng.sample(range(size), 8):
+            for lost in (0, 1):
+                shutil.rmtree(self.path("o"))
+                shutil.copytree(self.path("left"), self.path("o"))
+                os.truncate(self.path("o", STAGING, JOURNAL), at)
+                for path in self.staged() if lost else []:
+                    os.truncate(path, 0)
+                self.go_on(*form, "m", "o")
+                self.assertEqual(tree(self.path("o")), self.want, (at, lost))
 
 
 if __name__ == "__main__":
