@@ -464,6 +464,14 @@ qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *byte
     return qc_file_put(path, bytes, len, err);
 }
 
+/* Names in the staging folder itself are durable with the manifest's; those below it are not. */
+static qc_status sync_own_folder(const qc_output_dir *d, const char *path, qc_error *err)
+{
+    const char *folder = NULL;
+    QC_TRY(folder_of(d->arena, &folder, path, err));
+    return strcmp(folder, d->staging) == 0 ? QC_OK : qc_dir_sync(folder, err);
+}
+
 qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from, uint64_t *bytes,
                              qc_digest *digest, qc_error *err)
 {
@@ -496,6 +504,8 @@ qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *fro
         st = qc_file_sync(&out, err);
     if (st == QC_OK)
         st = qc_file_close(&out, err);
+    if (st == QC_OK)
+        st = sync_own_folder(d, path, err);
     qc_file_discard(&out);
     qc_file_discard(&in);
     qc_digest_destroy(hash);
