@@ -141,6 +141,36 @@ class Interrupted(Slow):
                     if not n.startswith(STAGING)}
             self.assertEqual(left, before)
 
+    def test_second_process(self):
+        """Refused while the first lives; its death leaves no lock behind."""
+        args = ["--to", "bf16", "--compress", "zstd:19", "--threads", "1", "m", "o"]
+        p = self.started(*args)
+        while not os.path.exists(self.path("o", STAGING, "journal-00001-of-00001")):
+            self.assertIsNone(p.poll())
+            time.sleep(0.01)
+        self.fails(2, *args, has=["another qconv is writing there now"])
+        self.fails(2, "--to", "nf4", "--restart", "m", "o",
+                   has=["another qconv is writing there now"])
+        p.kill()
+        self.assertEqual(p.wait(timeout=60), -signal.SIGKILL)
+        p.communicate()
+        self.ok("-q", "--to", "nf4", "--restart", "m", "o")
+        self.ok("-q", "verify", "o")
+
+    def test_seconds_in_hand(self):
+        """A frame at level 19 takes longer than an interruption may."""
+        self.model({Q % 0: ("BF16", [2048, 4096], mk.random_bytes("BF16", [2048, 4096],
+                                                                  random.Random(1)))}, name="n")
+        args = ["--to", "bf16", "--compress", "zstd:19", "--threads", "2", "n", "o"]
+        p = self.started(*args)
+        time.sleep(0.5)
+        begin = time.monotonic()
+        p.send_signal(signal.SIGTERM)
+        stdout, stderr = p.communicate(timeout=60)
+        self.assertLess(time.monotonic() - begin, 2.5)
+        self.assertEqual((p.returncode, stdout, stderr), (130, b"", b"qconv: interrupted\n"))
+        self.assert_nothing("o")
+
     def test_ignored_signal_stays_ignored(self):
         """As nohup and a shell's background jobs have it."""
         p = subprocess.Popen(["sh", "-c", 'trap "" INT HUP; exec "$@"', "sh", QCONV, "-q", "--to",
