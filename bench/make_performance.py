@@ -114,6 +114,30 @@ def targets(quant, bnb, conv):
     return table(("", "target", "measured", "reached"), rows)
 
 
+def loading(r):
+    gb = 1e9
+    rows = [(name, "%.2f" % (x["core_bytes_per_second"] / gb), "%.2f" % (x["wall_bytes_per_second"] / gb),
+             "%.2f" % (x["cold_bytes_per_second"] / gb), "%.3f" % (x["bytes"] / x["stored_bytes"]))
+            for name, x in r["rows"].items()]
+    models = [(name, kind, "%.1f" % (m["bytes"] / gb), "%.2f" % (m["core_bytes_per_second"] / gb),
+               "yes" if m["core_bytes_per_second"] >= 2 * gb else "no", "%.1f" % m["plain_seconds"],
+               "%.1f" % m["seconds"], "%.2f" % m["of_plain"], "yes" if m["of_plain"] <= 1 else "no")
+              for name, kinds in r["models"].items() for kind, m in kinds.items()]
+    return ["## Loading", "",
+            "GB/s of decompressed bytes from the page cache into memory, digests checked, by what the",
+            "output is made of: a core (by processor time, one thread), and by the clock with %d threads," % r["threads"],
+            "warm and cold, beside other work. `files` is pread of plain files and nothing else.", "",
+            table(("output", "a core", "by the clock", "cold", "content / stored"), rows), "",
+            "Whole models, 16-bit tensors included, by these rates: 8 cores behind a disk of 3 GB/s,",
+            "against reading the uncompressed files from it (seconds). Targets: 2 GB/s a core for NF4, and no",
+            "slower than plain files.", "",
+            table(("model", "scheme", "GB", "GB/s a core", "2 GB/s", "plain files", "output",
+                   "of plain", "no slower"), models), "",
+            "Where a core is slower than 2 GB/s, it is Huffman decoding of what stays in 16 bit and of int8;",
+            "`--compress none` has neither. Why NF4 codes are stored: decisions/0013.", "",
+            origin(r, r["command"]), ""]
+
+
 # ---- kernels on a GPU: what `qconv bench --markdown` prints, and bitsandbytes beside it ----
 
 def digits(v):
@@ -272,9 +296,9 @@ def page():
            ""]
     if load("quant") and load("bitsandbytes") and load("convert"):
         out += ["## Targets", "", targets(load("quant"), load("bitsandbytes"), load("convert")), "",
-                "zstd: Huffman coding of the codes at about 0.8 GB/s a core is the bound; the files",
-                "become 2.5% smaller and `cp -r` does not sync. Error terms: about 63 vector operations",
-                "per 64 weights on two ports; the notes in quant/quant_avx512_blocks.c count them.", ""]
+                "zstd: measured when NF4 codes were still compressed, at about 0.8 GB/s a core; now they",
+                "are stored (decisions/0013). Error terms: about 63 vector operations per 64 weights on",
+                "two ports; the notes in quant/quant_avx512_blocks.c count them.", ""]
     r = load("convert")
     if r:
         out += ["## Whole conversions", "",
@@ -289,6 +313,9 @@ def page():
                 "", convert(r), "", origin(r, r["command"]), ""]
         if r.get("notes"):
             out += [r["notes"], ""]
+    r = load("load")
+    if r:
+        out += loading(r)
     out += kernels()
     r = load("quant")
     if r:

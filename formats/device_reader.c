@@ -473,6 +473,8 @@ static qc_status worker_init(reader_worker *w, const load *l, qc_error *err)
     if (!l->r->m.compressed)
         return QC_OK;
     QC_TRY(qc_frame_coder_create(&w->coder, err));
+    if (w->hash)
+        qc_frame_coder_skip_checksums(w->coder);
     return qc_malloc_aligned(&w->stored, FRAME_ALIGN, l->max_stored, err);
 }
 

@@ -13,9 +13,9 @@
  * one compressed frame (at most 16 MiB, 8 as qconv writes them) a thread. No tensor is ever held
  * twice. Stored frames, most of an output in NF4, are read straight to their place.
  * What is checked on the way: the manifest's own digest, the seek table's, and every tensor's: of
- * its frames as they lie in the file (of compressed ones zstd checks the content again, by the
- * checksum each carries), or in a plain output of its bytes. The header of a shard is not read; the
- * manifest has it all.
+ * its frames as they lie in the file, or in a plain output of its bytes. The checksum that each
+ * frame carries is looked at where digests are not. The header of a shard is not read; the manifest
+ * has it all.
  *
  * Thread-safe: a reader does not change after qc_reader_open, so several loads may run at once.
  * Installed as <qconv/device_reader.h>, which includes nothing else of qconv's.
@@ -94,9 +94,9 @@ typedef struct {
 } qc_reader_pieces;
 
 typedef struct {
-    unsigned threads;               /* 0: one per processor */
-    int skip_digests;               /* trust the disk; the checksums of frames are still checked */
-    qc_reader_place place;          /* one of these two */
+    unsigned threads;      /* 0: one per processor */
+    int skip_digests;      /* trust the disk; the checksums of frames are checked instead */
+    qc_reader_place place; /* one of these two */
     const qc_reader_pieces *pieces; /* must live until the load returns */
     qc_reader_done done;            /* or NULL; with pieces its dst is NULL */
     qc_reader_stopped stopped;      /* or NULL */

@@ -90,6 +90,12 @@ void qc_frame_coder_destroy(qc_frame_coder *c)
     qc_free(c);
 }
 
+void qc_frame_coder_skip_checksums(qc_frame_coder *c)
+{
+    /* Cannot fail between frames; if it did, checksums would be checked. */
+    (void)ZSTD_DCtx_setParameter(c->expand, ZSTD_d_forceIgnoreChecksum, ZSTD_d_ignoreChecksum);
+}
+
 const char *qc_frame_library_version(void)
 {
     return ZSTD_versionString();

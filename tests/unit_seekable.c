@@ -224,6 +224,33 @@ static void matches_are_used_at_level_1(void **state)
     free(src);
 }
 
+static void checksums_are_skipped_on_request(void **state)
+{
+    (void)state;
+    const size_t len = 300 * KIB, cap = qc_frame_bound(len);
+    unsigned char *src = must_alloc(len), *dst = must_alloc(cap), *back = must_alloc(len);
+    size_t n = 0;
+    for (unsigned bits = 4; bits <= 8; bits += 4) { /* compressed, stored */
+        qc_frame_coder *c = NULL;
+        assert_int_equal(qc_frame_coder_create(&c, NULL), QC_OK);
+        fill_skewed(src, len, bits);
+        assert_int_equal(qc_frame_encode(c, 1, src, len, dst, cap, &n, NULL), QC_OK);
+        dst[n - 1] ^= 1;
+        assert_int_equal(qc_frame_decode(c, dst, n, back, len, NULL), QC_ERR_INPUT);
+        qc_frame_coder_skip_checksums(c);
+        for (unsigned again = 0; again < 2; again++) {
+            memset(back, 0, len);
+            assert_int_equal(qc_frame_decode(c, dst, n, back, len, NULL), QC_OK);
+            assert_memory_equal(back, src, len);
+        }
+        assert_int_equal(qc_frame_decode(c, dst, n - 1, back, len, NULL), QC_ERR_INPUT);
+        qc_frame_coder_destroy(c);
+    }
+    free(src);
+    free(dst);
+    free(back);
+}
+
 static void the_four_percent_rule(void **state)
 {
     (void)state;
@@ -711,6 +738,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(raw_frames_are_read_in_place, setup, teardown),
         cmocka_unit_test(frames_go_both_ways),
         cmocka_unit_test(matches_are_used_at_level_1),
+        cmocka_unit_test(checksums_are_skipped_on_request),
         cmocka_unit_test(the_four_percent_rule),
         cmocka_unit_test(a_coder_says_what_it_takes),
         cmocka_unit_test(wrong_calls_are_refused),
