@@ -244,8 +244,12 @@ static qc_status sync_fd_by(int (*sync)(int), int fd, const char *path, qc_error
         } while (r != 0 && errno == EINTR);
         e = r != 0 ? errno : 0;
     }
-    if (e && e != EINVAL) /* EINVAL: a file system that cannot sync this kind of file */
+    if (e && e != EINVAL) { /* EINVAL: a file system that cannot sync this kind of file */
+        /* Linux calls pages that it failed to write clean: who reads them back is to see the disk,
+         * not what should be on it. */
+        (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         FAIL_ERRNO(err, e, path, "could not be brought to the disk");
+    }
     return QC_OK;
 }
 
@@ -264,7 +268,7 @@ qc_status qc_file_sync_data(const qc_file *f, qc_error *err)
     return sync_fd_by(fdatasync, f->fd, f->path, err);
 }
 
-/* Errors are fdatasync's to report. */
+/* A failed write is reported to each open file once, by whichever call waits first: here too. */
 static qc_status write_out_once(const qc_file *f, qc_error *err)
 {
     uint64_t bytes = 0;
@@ -273,9 +277,14 @@ static qc_status write_out_once(const qc_file *f, qc_error *err)
         if (qc_interrupted())
             QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
 #if defined(__linux__)
-        (void)sync_file_range(f->fd, (off_t)at, WRITE_OUT_BYTES,
-                              SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
-                                  SYNC_FILE_RANGE_WAIT_AFTER);
+        if (sync_file_range(f->fd, (off_t)at, WRITE_OUT_BYTES,
+                            SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE |
+                                SYNC_FILE_RANGE_WAIT_AFTER) != 0 &&
+            (errno == EIO || errno == ENOSPC || errno == EDQUOT)) {
+            int e = errno;
+            (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_DONTNEED);
+            FAIL_ERRNO(err, e, f->path, "could not be brought to the disk");
+        }
 #endif
     }
     return QC_OK;

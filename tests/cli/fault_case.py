@@ -13,7 +13,8 @@ from qconv_case import QCONV, ROOT
 import make_checkpoint as mk
 
 LIBRARY = os.environ.get("FAULT_DISK", os.path.join(ROOT, "build", "tests", "libfault_disk.so"))
-KINDS = ["read", "write", "sync", "rename", "remove", "make", "open", "resize", "close", "change"]
+KINDS = ["read", "write", "sync", "rename", "remove", "make", "open", "resize", "close", "range",
+         "change"]
 KJV = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
 
 # Every way the bytes take: scheme, scales, compressed or not, cut at devices.
@@ -94,7 +95,7 @@ class FaultCase(OutputCase):
         env.update({"QC_FAULT_" + k.upper(): str(v) for k, v in settings.items()})
         env.update(LD_PRELOAD=LIBRARY, QC_FAULT_DIRS=dirs or self.dir,
                    QC_FAULT_COUNTS=self.path("counts"))
-        if "power" in settings or "syncloss" in settings.get("fail", ""):
+        if "power" in settings or settings.get("fail", "").startswith(("syncloss", "range")):
             env["QC_FAULT_ATTIC"] = self.path("attic")
         # A sanitizer's library wants to be the first.
         env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "") + ":verify_asan_link_order=0"

@@ -216,7 +216,7 @@ class ResumeCase(FaultCase):
             self.assertEqual(r.stderr.count(b"\n"), 1, r.stderr)
             self.assert_no_whole_output(note)
             if not self.finished(form, note):
-                self.go_on(form, note, None if kind == "syncloss" else THREADS)
+                self.go_on(form, note, None if kind in ("syncloss", "range") else THREADS)
         return failed
 
     def signalled(self, form, moments, numbers):

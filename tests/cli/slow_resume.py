@@ -69,7 +69,7 @@ class EveryCall(ResumeCase):
             calls = self.counts()
             self.forget("o")
         for kind, error in [("write", "EIO"), ("write", "ENOSPC"), ("read", "EIO"), ("sync", "EIO"),
-                            ("syncloss", "EIO"), ("rename", "EIO"), ("make", "EACCES"),
+                            ("syncloss", "EIO"), ("range", "EIO"), ("rename", "EIO"), ("make", "EACCES"),
                             ("open", "EIO"), ("resize", "EIO")]:
             count = calls["sync" if kind == "syncloss" else kind]
             failed = self.failing(form, kind, range(1, count + 1), error, **where)

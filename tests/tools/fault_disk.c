@@ -2,18 +2,18 @@
  * calls of the C library that touch files, watches those below QC_FAULT_DIRS, and
  *
  *   QC_FAULT_FAIL=KIND:N:ERRNO[:on]  fails the N-th call of a kind (read write sync rename remove
- *                                    make open resize close), every later one too with ":on"; a
- *                                    write that fails for room has written half. Kind syncloss: the
- *                                    N-th sync, and what it should have made durable is gone
- *   QC_FAULT_ROOM=BYTES              takes so many bytes, then the disk is full
- *   QC_FAULT_SLOW=BYTES              reads and writes so many bytes a second, all threads together
- *   QC_FAULT_SIGNAL=N:SIGNAL         sends the process a signal after the N-th change of the disk
- *   QC_FAULT_POWER=N:SEED            at the N-th change the power goes: what was not synced is lost
- *                                    or half lost (fault_power.h), and the process is dead
- *   QC_FAULT_COUNTS=FILE             a u64 for each kind of call in the order above, then for
- * changes: any of write, sync, rename, remove, make, resize. Kept up to date while the process
- * runs, so that they outlive it QC_FAULT_READS=FILE              appends a line "INODE OFFSET
- * BYTES" for each read below QC_FAULT_SOURCE, a folder that need not be watched
+ *                                    make open resize close range), every later one too with ":on";
+ *                                    a write that fails for room has written half. Kind range:
+ *                                    sync_file_range that waits, and what was not synced is gone,
+ * as in kind syncloss: the N-th sync QC_FAULT_ROOM=BYTES              takes so many bytes, then the
+ * disk is full QC_FAULT_SLOW=BYTES              reads and writes so many bytes a second, all
+ * threads together QC_FAULT_SIGNAL=N:SIGNAL         sends the process a signal after the N-th
+ * change of the disk QC_FAULT_POWER=N:SEED            at the N-th change the power goes: what was
+ * not synced is lost or half lost (fault_power.h), and the process is dead QC_FAULT_COUNTS=FILE a
+ * u64 for each kind of call in the order above, then for changes: any of write, sync, rename,
+ * remove, make, resize. Kept up to date while the process runs, so that they outlive it
+ * QC_FAULT_READS=FILE              appends a line "INODE OFFSET BYTES" for each read below
+ * QC_FAULT_SOURCE, a folder that need not be watched
  *
  * QC_FAULT_DIRS: absolute, ':' between. QC_FAULT_ATTIC: an empty folder beside them, for POWER and
  * syncloss. Calls that change files in a way that is not modelled end the process with 99. One lock
@@ -53,12 +53,14 @@ typedef enum {
     OP_OPEN,
     OP_RESIZE,
     OP_CLOSE,
+    OP_RANGE,  /* sync_file_range that waits */
     OP_CHANGE, /* any that changes the disk */
     OP_COUNT
 } op_kind;
 
-static const char *const op_names[OP_COUNT] = {"read", "write", "sync",   "rename", "remove",
-                                               "make", "open",  "resize", "close",  "change"};
+static const char *const op_names[OP_COUNT] = {"read",   "write", "sync",  "rename",
+                                               "remove", "make",  "open",  "resize",
+                                               "close",  "range", "change"};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned char watched[MAX_FDS];
@@ -193,7 +195,7 @@ __attribute__((constructor)) static void begin(void)
     if ((text = getenv("QC_FAULT_ATTIC"))) {
         tracking = 1;
         power_begin(text, seed);
-    } else if (power_at || sync_loses) {
+    } else if (power_at || sync_loses || fail_kind == OP_RANGE) {
         fault_die("QC_FAULT_ATTIC is missing");
     }
 }
@@ -616,6 +618,20 @@ int fsync(int fd)
 int fdatasync(int fd)
 {
     return sync_any(fd, SYS_fdatasync);
+}
+
+/* Waiting for pages tells of those that could not be written, once: a later fsync says nothing. */
+int sync_file_range(int fd, off64_t offset, off64_t len, unsigned flags)
+{
+    unsigned waits = SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WAIT_AFTER;
+    if (!is_watched(fd) || !(flags & waits))
+        return (int)syscall(SYS_sync_file_range, fd, offset, len, flags);
+    pthread_mutex_lock(&lock);
+    int e = fails(OP_RANGE);
+    if (!e)
+        return (int)done(0); /* it makes nothing durable */
+    power_lose_file(fd);
+    return failed(e);
 }
 
 /* ---- Names ---------------------------------------------------------------------------------- */
