@@ -434,7 +434,7 @@ static ssize_t read_any(int fd, const struct iovec *iov, int count, off_t offset
     size_t len = 0;
     for (int i = 0; i < count; i++)
         len += iov[i].iov_len;
-    if (is_source(fd) && offset >= 0)
+    if (is_source(fd) && offset >= 0 && !(flags & RWF_NOWAIT)) /* a look at the page cache */
         note_read(fd, (uint64_t)offset, len);
     if (!is_watched(fd))
         return offset < 0 ? syscall(SYS_readv, fd, iov, count)
