@@ -166,8 +166,10 @@ __attribute__((constructor)) static void begin(void)
     const char *text = getenv("QC_FAULT_DIRS");
     if (!text)
         return;
-    for (char *copy = strdup(text), *save = NULL, *d = strtok_r(copy, ":", &save);
-         d && dir_count < MAX_DIRS; d = strtok_r(NULL, ":", &save))
+    char copy[MAX_DIRS * PATH_MAX], *save = NULL;
+    (void)snprintf(copy, sizeof copy, "%s", text);
+    for (char *d = strtok_r(copy, ":", &save); d && dir_count < MAX_DIRS;
+         d = strtok_r(NULL, ":", &save))
         dirs[dir_count++] = realpath(d, NULL);
     if ((text = getenv("QC_FAULT_FAIL")))
         set_failure(text);
