@@ -1,5 +1,6 @@
 """What test_resume.py does at some moments and slow_resume.py at many: a conversion dies, and the
 same command goes on, to the same bytes, making again what was in hand and nothing else."""
+import json
 import os
 import random
 import shutil
@@ -12,6 +13,8 @@ from output_case import STAGING, tree_digest
 from qconv_case import QCONV
 
 THREADS = 2
+# Where slow_resume.py leaves its figures, a line of JSON for each class.
+RESULTS = os.environ.get("QCONV_RESULTS", "")
 
 
 def wait_for_handler(p):
@@ -30,7 +33,13 @@ class ResumeCase(FaultCase):
     @classmethod
     def tearDownClass(cls):
         print("%s: %d dead runs, %d of them continued, at most %d tensors made twice" %
-              (cls.__name__, cls.deaths, cls.kept_runs, cls.most_redone))
+              (cls.__name__, cls.deaths, cls.kept_runs, cls.most_redone), flush=True)
+        if RESULTS and cls.deaths:
+            with open(RESULTS, "a", encoding="ascii") as f:
+                f.write(json.dumps({"test": cls.__name__, "dead_runs": cls.deaths,
+                                    "continued": cls.kept_runs,
+                                    "most_tensors_made_twice": cls.most_redone,
+                                    "threads": THREADS}) + "\n")
 
     def died(self, count=1):
         type(self).deaths += count

@@ -1,9 +1,11 @@
-"""test_resume.py's long form: 200 deaths at random moments, the power gone at 50, full at 50 byte
+"""test_resume.py's long form ($QCONV_RESULTS names a file for its figures): 200 deaths at random moments, the power gone at 50, full at 50 byte
 counts, and every call on a file failing in turn, in every form; what docs/reliability.md says."""
 import random
 import signal
+import time
 import unittest
 
+from fault_case import SourceReads
 from resume_case import FORMS, ResumeCase
 
 KILLS, POWER_CUTS, FULL_DISKS = 200, 50, 50
@@ -49,6 +51,28 @@ class Damaged(ResumeCase):
             self.damaged(form, self.moments(form, count, 600 + i), 600 + i)
 
 
+class Lag(ResumeCase):
+    """What a power loss costs is what was not synced yet: about a second's work."""
+
+    def test_slow_disk(self):
+        form, rng = "int8-rows-plain", random.Random(5)
+        changes = self.wanted(form)[1]["change"]
+        sources = SourceReads(self.source)
+        for _ in range(20):
+            at = rng.randrange(20, changes - 20)
+            begin = time.monotonic()
+            self.dying(form, "before", power="%d:%d" % (at, rng.randrange(1 << 30)), slow=4 << 20)
+            seconds = time.monotonic() - begin
+            self.died()
+            before = sources.tensors(self.path("before"))
+            r = self.counted(*self.command(form), **self.reads(form, "now"))
+            self.assertEqual(r.returncode, 0, r.stderr)
+            twice = len(before & sources.tensors(self.path("now")))
+            print("power lost after %.1f s and %d tensors: %d made twice" %
+                  (seconds, len(before), twice), flush=True)
+            self.forget("o")
+
+
 class Full(ResumeCase):
     BIG = True
 
@@ -74,7 +98,8 @@ class EveryCall(ResumeCase):
             count = calls["sync" if kind == "syncloss" else kind]
             failed = self.failing(form, kind, range(1, count + 1), error, **where)
             self.failing(form, kind, range(1, count + 1, 7), error, on=":on", **where)
-            print("%s, %s: %d of %d calls that failed ended the run" % (form, kind, failed, count))
+            print("%s, %s: %d of %d calls that failed ended the run" % (form, kind, failed, count),
+                  flush=True)
 
     def test_output(self):
         for form in ("vram", "int8-blocks-plain"):
