@@ -206,6 +206,8 @@ static void assert_survived(const subject *s, const qc_error *failure)
     if (exists(s->made, QC_MANIFEST_NAME))
         print_error("left behind after: %s (%s:%d)\n", failure->msg, failure->file, failure->line);
     assert_false(exists(s->made, QC_MANIFEST_NAME));
+    if (access(s->made, F_OK) != 0)
+        return; /* nothing is left: what a run makes then is known */
     qc_status st = s->run(s->w, &err);
     if (st != QC_OK)
         print_error("after '%s': %s\n", failure->msg, err.msg);
@@ -405,7 +407,8 @@ static void test_continued(void **state)
                 continue;
             left_some++;
             s.left = left;
-            fail_allocations_of(&s);
+            if (part == 2)
+                fail_allocations_of(&s);
             fail_io_of(&s, QC_IO_READ, EIO, QC_ERR_IO, 4);
             fail_io_of(&s, QC_IO_WRITE, ENOSPC, QC_ERR_NOSPACE, 4);
             fail_io_of(&s, QC_IO_SYNC, EIO, QC_ERR_IO, 4);
