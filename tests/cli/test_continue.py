@@ -132,7 +132,11 @@ class Continues(ContinueCase):
             done = self.partial(*form, name, "o")
             for n in os.listdir(self.path(name)):
                 os.utime(self.path(name, n), (10 ** 9, 10 ** 9))
-            self.assertEqual(self.go_on(*form, name, "o")["tensors_kept"], done, (name, form))
+            kept = self.go_on(*form, name, "o")["tensors_kept"]
+            if name in ("fp8", "q"):  # their scales are in no digest, so they are made again
+                self.assertLess(kept, done, (name, form))
+            else:
+                self.assertEqual(kept, done, (name, form))
             self.assert_same("o", "want")
             shutil.rmtree(self.path("o"))
             shutil.rmtree(self.path("want"))
