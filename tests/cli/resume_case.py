@@ -54,7 +54,7 @@ class ResumeCase(FaultCase):
         """The same command goes through: bytes as wanted, numbers that add up. redone: tensors of
         the source that may be read both before and now; None: any."""
         began = self.path("now")
-        r = self.faulty("--json", *self.command(form, threads), **self.reads(form, "now"))
+        r = self.faulty("-q", "--json", *self.command(form, threads), **self.reads(form, "now"))
         self.assertEqual((r.returncode, r.stderr), (0, b""), note)
         self.assertEqual(tree_digest(self.path("o")), self.wanted(form)[0], note)
         sources = SourceReads(self.model_of(form))
@@ -134,7 +134,8 @@ class ResumeCase(FaultCase):
             note = [form]
             for at in [moment] + [m for m in [rng.choice(moments)] if rng.random() < 0.3]:
                 note.append("%d:%d" % (at, rng.randrange(1 << 30)))
-                r = self.dying(form, "before", power=note[-1])
+                r = self.dying(form, "before", power=note[-1],
+                               hurry=rng.choice((0, 900, 990, 997)))
                 self.assertIn(r.returncode, (0, -signal.SIGKILL), (note, r.stderr))
                 if r.returncode == 0:
                     break

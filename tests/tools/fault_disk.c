@@ -68,6 +68,7 @@ static char *dirs[MAX_DIRS];
 static size_t dir_count;
 static uint64_t own_counts[OP_COUNT], *counts = own_counts;
 static op_kind fail_kind = OP_COUNT;
+static uint64_t hurry_ns;
 static uint64_t fail_at, room = UINT64_MAX, speed, signal_at, power_at;
 static int fail_errno, fail_on, sync_loses, signal_number, tracking;
 static char *source_dir;
@@ -177,6 +178,8 @@ __attribute__((constructor)) static void begin(void)
         room = number(&text);
     if ((text = getenv("QC_FAULT_SLOW")))
         speed = number(&text);
+    if ((text = getenv("QC_FAULT_HURRY")))
+        hurry_ns = number(&text) * 1000000u;
     if ((text = getenv("QC_FAULT_SIGNAL"))) {
         signal_at = number(&text);
         signal_number = (int)number(&text);
@@ -707,6 +710,18 @@ int mkdir(const char *path, mode_t mode)
     after_change(last);
     errno = error;
     return (int)done(r);
+}
+
+/* ---- Time ----------------------------------------------------------------------------------- */
+
+int clock_gettime(clockid_t id, struct timespec *t)
+{
+    int r = (int)syscall(SYS_clock_gettime, id, t);
+    if (r == 0 && id == CLOCK_REALTIME && hurry_ns) {
+        uint64_t ns = (uint64_t)t->tv_sec * 1000000000u + (uint64_t)t->tv_nsec - hurry_ns;
+        *t = (struct timespec){(time_t)(ns / 1000000000u), (long)(ns % 1000000000u)};
+    }
+    return r;
 }
 
 /* ---- Not modelled: the test must not pass because nobody looked ------------------------------ */
