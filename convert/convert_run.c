@@ -381,7 +381,8 @@ qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_convert_repo
     st = qc_source_files_explain(plan, st, err);
     int keep = st != QC_OK && is_worth_keeping(&c, st);
     /* Another exit code: it refused, and what is there is not its own. */
-    if (keep && c.resume && err && qc_status_exit_code(st) != 2 && qc_status_exit_code(st) != 3)
+    int exit_code = qc_status_exit_code(st);
+    if (keep && c.resume && err && (st == QC_ERR_CHANGED || (exit_code != 2 && exit_code != 3)))
         tell_kept(&c, err);
     qc_resume_close(c.resume);
     qc_pipeline_deinit(&c.p);
