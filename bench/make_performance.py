@@ -134,8 +134,8 @@ def loading(r):
             table(("model", "scheme", "GB", "GB/s a core", "2 GB/s", "plain files", "output",
                    "of plain", "no slower"), models), "",
             "Where a core is slower than 2 GB/s, it is Huffman decoding of what stays in 16 bit and of int8;",
-            "`--compress none` has neither. Why NF4 codes are stored: decisions/0013.", "",
-            origin(r, r["command"]), ""]
+            "`--compress none` has neither. Why NF4 codes are stored: decisions/0013.",
+            *([r["notes"]] if r.get("notes") else []), "", origin(r, r["command"]), ""]
 
 
 # ---- kernels on a GPU: what `qconv bench --markdown` prints, and bitsandbytes beside it ----
