@@ -2,7 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/syncer.h"
+#include "convert/host_facts.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -10,6 +10,10 @@
 /* Target for the whole process; the buffers of the workers are most of it. */
 #define MEMORY_TARGET_BYTES (400u << 20)
 #define PIECE_TARGET_BYTES  (8u << 20)
+/* One part in so many of free memory may be filled by the files of a conversion. */
+#define CACHE_SHARE 4u
+/* Written pages are given back this far behind, when they are on the disk. */
+#define WRITE_LAG_BYTES (64u << 20)
 
 unsigned qc_pipeline_default_threads(int level)
 {
@@ -66,17 +70,35 @@ static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
     qc_shard_state *s = &p->shards[shard];
     const qc_shard *sh = &p->plan->layout.shards[shard];
     s->file_bytes = sh->header_bytes + sh->data_bytes;
-    QC_TRY(open_shard(p, shard, err));
-    if (qc_pipeline_is_compressed(p))
-        QC_TRY(write_table(p, shard, err));
-    QC_TRY(qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have gone beyond */
-    if (p->resume)
-        QC_TRY(qc_resume_add_shard(p->resume, shard, err));
-    pthread_mutex_lock(&p->shard_lock);
-    qc_status st = qc_file_close(&s->file, err);
-    pthread_mutex_unlock(&p->shard_lock);
-    atomic_store(&s->news, 1);
-    return st;
+    if (is_compressed(p)) {
+        qc_frame *frames = NULL;
+        void *v = NULL;
+        qc_strbuf table;
+        qc_strbuf_init(&table, SIZE_MAX / 2);
+        QC_TRY(qc_calloc(&v, s->unit_count, sizeof *frames, err));
+        frames = v;
+        uint64_t content = 0;
+        for (uint32_t i = 0; i < s->unit_count; i++) {
+            const qc_unit *u = &p->units[s->first_unit + i];
+            frames[i] = (qc_frame){u->file_offset, content, u->stored_bytes, u->content_bytes};
+            content += u->content_bytes;
+        }
+        qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
+        if (st == QC_OK)
+            st = qc_file_pwrite(&s->file, table.data, table.len, s->next_offset, err);
+        if (st == QC_OK) {
+            s->table = qc_digest_bytes(table.data, table.len);
+            s->table_bytes = table.len;
+            s->file_bytes = s->next_offset + table.len;
+        }
+        qc_strbuf_deinit(&table);
+        qc_free(frames);
+        QC_TRY(st);
+    }
+    QC_TRY(qc_file_sync(&s->file, err));
+    if (!p->keep_cache)
+        qc_file_hint_done(&s->file, 0, 0);
+    return qc_file_close(&s->file, err);
 }
 
 static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_error *err)
@@ -85,6 +107,8 @@ static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_e
     QC_TRY(open_shard(p, u->shard, err));
     QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
+    if (!p->keep_cache && u->file_offset >= WRITE_LAG_BYTES)
+        qc_file_hint_done(&s->file, u->file_offset - WRITE_LAG_BYTES, u->stored_bytes);
     u->written = 1;
     atomic_store(&s->news, 1);
     return QC_OK;
@@ -259,7 +283,7 @@ static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
     return begun ? QC_OK : qc_resume_add_begin(p->resume, job, err);
 }
 
-static qc_status do_main(qc_worker *w, uint32_t index, qc_error *err)
+static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *err)
 {
     qc_pipeline *p = w->p;
     qc_unit *u = &p->units[index];
@@ -267,6 +291,7 @@ static qc_status do_main(qc_worker *w, uint32_t index, qc_error *err)
     const qc_job *j = &p->plan->jobs[job];
     QC_TRY(record_begin(p, job, err));
     QC_TRY(qc_piece_make(w, u, err));
+    qc_read_ahead_done(&p->reads, item);
     QC_TRY(commit_unit(w, index, w->content, err));
     if (p->progress)
         p->progress(p->progress_ctx,
@@ -291,22 +316,25 @@ static qc_status do_derived(qc_worker *w, uint32_t index, qc_error *err)
     return QC_OK;
 }
 
-/* Ask the system to read ahead what the team will want next. */
-static void hint_ahead(const qc_pipeline *p, uint32_t dispatched)
+/* What the unit that is dispatched as number `item` reads of the source. Stacks that are turned are
+ * read over and over, and in no order worth telling. */
+static qc_read_range source_range(void *ctx, uint32_t item)
 {
-    uint32_t ahead = dispatched + p->threads;
-    if (ahead >= p->dispatch_count)
-        return;
-    const qc_unit *u = &p->units[p->dispatch[ahead]];
+    const qc_pipeline *p = ctx;
+    const qc_unit *u = &p->units[p->dispatch[item]];
+    qc_read_range r = {0};
     if (u->kind != QC_UNIT_MAIN)
-        return;
-    const qc_job *j = &p->plan->jobs[p->plan->outputs[u->tensor].job];
+        return r;
     const qc_checkpoint *m = p->plan->model;
+    r.group = p->plan->outputs[u->tensor].job;
+    const qc_job *j = &p->plan->jobs[r.group];
     const qc_ckpt_tensor *t = &m->tensors[j->source];
     if (j->entry->transpose)
-        return;
-    qc_checkpoint_hint_read_soon(m, t, u->content_offset * j->source_num / j->source_den,
-                                 u->content_bytes * j->source_num / j->source_den);
+        return r;
+    qc_checkpoint_stored_range(m, t, u->content_offset * j->source_num / j->source_den,
+                               u->content_bytes * j->source_num / j->source_den, &r.file, &r.offset,
+                               &r.bytes);
+    return r;
 }
 
 void qc_worker_deinit(qc_worker *w)
@@ -388,14 +416,14 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
         uint32_t i = (uint32_t)atomic_fetch_add(&p->next_dispatch, 1);
         if (i >= p->dispatch_count)
             break;
-        hint_ahead(p, i);
+        qc_read_ahead_take(&p->reads, i);
         uint32_t unit = p->dispatch[i];
         switch (p->units[unit].kind) {
         case QC_UNIT_HEADER:
             st = do_header(&w, unit, err);
             break;
         case QC_UNIT_MAIN:
-            st = do_main(&w, unit, err);
+            st = do_main(&w, unit, i, err);
             break;
         case QC_UNIT_DERIVED:
             st = do_derived(&w, unit, err);
@@ -408,6 +436,17 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
     }
     qc_worker_deinit(&w);
     return st;
+}
+
+/* Files that would fill much of what memory is free push out what others keep there, and would be
+ * gone themselves before anybody reads them again. */
+static qc_status decide_cache(qc_pipeline *p, qc_error *err)
+{
+    qc_host_facts host;
+    QC_TRY(qc_host_read(&host, p->out->arena, "", 1, err));
+    uint64_t through = p->plan->source_bytes + p->plan->content_bytes;
+    p->keep_cache = through < host.memory_free_bytes / CACHE_SHARE;
+    return QC_OK;
 }
 
 qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out, qc_isa isa,
@@ -435,9 +474,10 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
             QC_TRY(qc_arena_printf(out->arena, &name, err, "%s.zst", name));
         QC_TRY(qc_output_dir_stage(out, name, &p->shards[i].path, err));
     }
-    QC_TRY(qc_units_make(p, err));
-    QC_TRY(qc_source_files_init(&p->sources, plan, err));
-    if (qc_pipeline_is_compressed(p)) {
+    QC_TRY(make_units(p, err));
+    QC_TRY(make_dispatch(p, err));
+    QC_TRY(decide_cache(p, err));
+    if (is_compressed(p)) {
         QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));
         p->have_turnstile = 1;
     }
@@ -489,10 +529,9 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
         if (p->unit_counts[j->outputs[QC_PART_MAIN]] == 0)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
-    QC_TRY(count_what_is_left(p, err));
-    QC_TRY(qc_syncer_start(&syncer, p, err));
-    qc_status st = qc_team_run(p->threads, run_worker, p, err);
-    return qc_syncer_finish(syncer, st, err);
+    QC_TRY(qc_read_ahead_init(&p->reads, p->dispatch_count, source_range, p, QC_READ_AHEAD_BYTES,
+                              !p->keep_cache, err));
+    return qc_team_run(p->threads, run_worker, p, err);
 }
 
 void qc_pipeline_deinit(qc_pipeline *p)
@@ -505,7 +544,7 @@ void qc_pipeline_deinit(qc_pipeline *p)
         for (uint32_t i = 0; i < p->plan->layout.count; i++)
             qc_file_discard(&p->shards[i].file);
     }
-    qc_source_files_deinit(&p->sources);
+    qc_read_ahead_deinit(&p->reads);
     if (p->have_turnstile)
         qc_turnstile_deinit(&p->turnstile);
     if (p->have_locks) {

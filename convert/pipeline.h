@@ -47,6 +47,7 @@
 #include "convert/resume.h"
 #include "convert/source_files.h"
 #include "formats/digest.h"
+#include "formats/read_ahead.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
 #include "quant/scale_search.h"
@@ -55,6 +56,8 @@
  * errors are combined in pieces of this size, so it is part of what the manifest's figures depend
  * on. */
 #define QC_SOURCE_STEP_BYTES (512u << 10)
+/* Source bytes on their way to the team, beyond what it reads just now. */
+#define QC_READ_AHEAD_BYTES (64u << 20)
 
 typedef enum {
     QC_UNIT_HEADER,  /* the safetensors header of a shard */
@@ -145,7 +148,8 @@ typedef struct qc_pipeline {
     const qc_devices *devices;      /* NULL: the CPU */
     atomic_uint_fast64_t gpu_elems; /* that GPUs quantized */
     atomic_flag gpu_told;           /* that a GPU had no room was said once */
-    atomic_int halted;              /* the syncer failed: workers return */
+    qc_read_ahead reads;            /* by dispatch */
+    int keep_cache;                 /* nothing is given back to the page cache */
     qc_progress_fn progress;
     void *progress_ctx;
     qc_durable_fn durable; /* NULL: nobody wants to know */
@@ -173,10 +177,8 @@ typedef struct {
  * zstd's among them, stay below the memory target. level: of compression; 0 for none. */
 unsigned qc_pipeline_default_threads(int level);
 
-/* Prepare, run, clean up. Between the first two the caller may set devices, progress, durable and
- * the foreign shards, and take in what a journal holds (qc_resume_open, qc_resume_check: in this
- * order). out must have begun; shard files are staged in it but not committed.
- * After a run that returns QC_OK all shards that are not foreign are on the disk.
+/* Prepare, run, clean up. Between the first two the caller may set devices, progress and
+ * keep_cache. out must have begun; shard files are staged in it but not committed.
  * Results stay in p until qc_pipeline_deinit. */
 QC_NODISCARD qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out,
                                         qc_isa isa, unsigned threads, qc_error *err);

@@ -445,12 +445,36 @@ qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file, qc_
                                err);
 }
 
+void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
+                                uint64_t len, const qc_file **file, uint64_t *begin,
+                                uint64_t *bytes)
+{
+    *file = NULL;
+    *begin = *bytes = 0;
+    if (c->file_count == 0 || len == 0 || offset > t->bytes || len > t->bytes - offset)
+        return;
+    const qc_ckpt_file *f = &c->files[t->file];
+    int torch = f->kind == QC_CKPT_TORCH;
+    if (!torch && f->st.header_only)
+        return;
+    *file = torch ? &f->torch.file : &f->st.file;
+    *begin = t->begin + offset + (torch ? 0 : f->st.data_offset);
+    *bytes = len;
+    if (torch || !f->compressed)
+        return;
+    const qc_seek_table *seek = &f->st.seek;
+    const qc_frame *first = &seek->frames[qc_seek_table_find(seek, *begin)];
+    const qc_frame *last = &seek->frames[qc_seek_table_find(seek, *begin + len - 1)];
+    *begin = first->stored_offset;
+    *bytes = last->stored_offset + last->stored_bytes - *begin;
+}
+
 void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
                                   uint64_t len)
 {
-    const qc_ckpt_file *f = &c->files[t->file];
-    if (f->kind == QC_CKPT_TORCH)
-        qc_file_hint_read_soon(&f->torch.file, t->begin + offset, len);
-    else if (!f->compressed && !f->st.header_only)
-        qc_file_hint_read_soon(&f->st.file, f->st.data_offset + t->begin + offset, len);
+    const qc_file *f = NULL;
+    uint64_t begin = 0, bytes = 0;
+    qc_checkpoint_stored_range(c, t, offset, len, &f, &begin, &bytes);
+    if (f)
+        qc_file_hint_read_soon(f, begin, bytes);
 }

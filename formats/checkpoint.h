@@ -99,7 +99,13 @@ const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file);
  * deleted and known by its saved header is QC_OK. */
 QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file,
                                                      qc_error *err);
-/* These bytes of t will be read soon. A hint: nothing happens where it would not help. */
+/* Where the bytes [offset, offset + len) of t are stored: the frames that hold them, in a
+ * compressed file. *file is NULL where there is nothing to read: no such bytes, or a deleted file.
+ */
+void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
+                                uint64_t len, const qc_file **file, uint64_t *begin,
+                                uint64_t *bytes);
+/* These bytes of t will be read soon. */
 void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
                                   uint64_t len);
 

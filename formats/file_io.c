@@ -17,14 +17,14 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #define SLURP_STEP_BYTES (256u << 10)
 #define TMP_SUFFIX       ".tmp"
 #define HANDLES_USUAL    200u
-#define WRITE_OUT_BYTES  ((off_t)4 << 20)
-#define WRITE_OUT_PASSES 16
-#define WRITE_OUT_QUICK  250000000u /* ns of a pass over pages that are clean but for a few */
+#define HINT_STEP_BYTES  (512u << 10)
 
 /* ---- Faults on request ---------------------------------------------------------------------- */
 
@@ -318,9 +318,92 @@ qc_status qc_file_resize(const qc_file *f, uint64_t bytes, qc_error *err)
 
 void qc_file_hint_read_soon(const qc_file *f, uint64_t offset, uint64_t len)
 {
-    if (offset <= INT64_MAX && len <= INT64_MAX)
-        (void)posix_fadvise(f->fd, (off_t)offset, (off_t)len, POSIX_FADV_WILLNEED);
+    if (offset > INT64_MAX || len > INT64_MAX - offset)
+        return;
+    /* The kernel reads no more for one hint than the device takes in one request. */
+    for (uint64_t done = 0; done < len; done += HINT_STEP_BYTES) {
+        uint64_t n = len - done < HINT_STEP_BYTES ? len - done : HINT_STEP_BYTES;
+        if (posix_fadvise(f->fd, (off_t)(offset + done), (off_t)n, POSIX_FADV_WILLNEED) != 0)
+            return;
+    }
 }
+
+void qc_file_hint_guess(const qc_file *f, int guess)
+{
+    (void)posix_fadvise(f->fd, 0, 0, guess ? POSIX_FADV_NORMAL : POSIX_FADV_RANDOM);
+}
+
+static uint64_t page_bytes(void)
+{
+    long n = sysconf(_SC_PAGESIZE);
+    return n > 0 ? (uint64_t)n : 4096;
+}
+
+void qc_file_hint_done(const qc_file *f, uint64_t offset, uint64_t len)
+{
+    uint64_t before = offset % page_bytes();
+    if (offset > INT64_MAX || len > INT64_MAX - offset)
+        return;
+    (void)posix_fadvise(f->fd, (off_t)(offset - before), (off_t)(len ? len + before : 0),
+                        POSIX_FADV_DONTNEED);
+}
+
+#if defined(__linux__)
+/* include/uapi/linux/mman.h; the number is that of all architectures that Debian has. */
+#ifndef SYS_cachestat
+#define SYS_cachestat 451
+#endif
+typedef struct {
+    uint64_t offset, len;
+} cachestat_range;
+typedef struct {
+    uint64_t cached, dirty, writeback, evicted, recently_evicted;
+} cachestat_result;
+
+/* Pages of a range that are cached; -1 if the kernel does not say (older than 6.5; a file that is
+ * neither ours nor writable). */
+static int64_t cached_pages(const qc_file *f, uint64_t offset, uint64_t len)
+{
+    cachestat_range range = {offset, len};
+    cachestat_result result = {0};
+    if (syscall(SYS_cachestat, f->fd, &range, &result, 0) != 0)
+        return -1;
+    return (int64_t)result.cached;
+}
+
+/* 1, 0, or -1 where a read cannot be asked not to wait. */
+static int byte_is_cached(const qc_file *f, uint64_t offset)
+{
+    char byte;
+    struct iovec to = {&byte, 1};
+    ssize_t n = preadv2(f->fd, &to, 1, (off_t)offset, RWF_NOWAIT);
+    return n >= 0 ? 1 : errno == EAGAIN ? 0 : -1;
+}
+
+int qc_file_is_uncached(const qc_file *f, uint64_t offset, uint64_t len)
+{
+    uint64_t page = page_bytes();
+    if (len == 0 || offset > INT64_MAX - page || len > INT64_MAX - page - offset)
+        return 0;
+    uint64_t begin = offset + (page - offset % page) % page, end = offset + len;
+    end -= end % page;
+    if (begin >= end) { /* no whole page */
+        begin = offset;
+        end = offset + len;
+    }
+    int64_t pages = cached_pages(f, begin, end - begin);
+    if (pages >= 0)
+        return pages == 0;
+    return byte_is_cached(f, begin) == 0 && byte_is_cached(f, begin + (end - begin) / 2) == 0 &&
+           byte_is_cached(f, end - 1) == 0;
+}
+#else
+int qc_file_is_uncached(const qc_file *f, uint64_t offset, uint64_t len)
+{
+    (void)f, (void)offset, (void)len;
+    return 0;
+}
+#endif
 
 void qc_file_hint_write_back(const qc_file *f, uint64_t offset, uint64_t len)
 {

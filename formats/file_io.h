@@ -47,8 +47,18 @@ QC_NODISCARD qc_status qc_file_write_out(const qc_file *f, qc_error *err);
 /* Give the file this size. */
 QC_NODISCARD qc_status qc_file_resize(const qc_file *f, uint64_t bytes, qc_error *err);
 /* Hints; failures do not matter. */
+/* Read into the page cache now, in requests that no device's limit cuts short. */
 void qc_file_hint_read_soon(const qc_file *f, uint64_t offset, uint64_t len);
+/* Whether the system reads ahead by its own guesses, as it does from the start; 0 where all that is
+ * worth it is hinted at. */
+void qc_file_hint_guess(const qc_file *f, int guess);
 void qc_file_hint_write_back(const qc_file *f, uint64_t offset, uint64_t len);
+/* Not needed any more: whole pages of [offset, offset + len), and the one that offset lies in,
+ * leave the page cache unless they are yet to be written. len 0: to the end. */
+void qc_file_hint_done(const qc_file *f, uint64_t offset, uint64_t len);
+/* 1 if the page cache holds no whole page of the range. 0 if it holds any, or if it cannot be told:
+ * by cachestat (Linux 6.5) all pages are looked at, else the first, the middle and the last. */
+int qc_file_is_uncached(const qc_file *f, uint64_t offset, uint64_t len);
 
 /* The whole file into out (appended); QC_ERR_INPUT beyond out->max. */
 QC_NODISCARD qc_status qc_file_slurp(const char *path, qc_strbuf *out, qc_error *err);

@@ -181,6 +181,8 @@ qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
     QC_TRY_GOTO(st, done, qc_file_open_read(&out->file, path, err));
     QC_TRY_GOTO(st, done, qc_file_stamp_take(&out->stamp, &out->file, err));
     out->file_bytes = out->stamp.bytes;
+    /* Of what comes after the header nothing is read yet; it may be left alone for good. */
+    qc_file_hint_guess(&out->file, 0);
     QC_TRY_GOTO(st, done, is_zstd(out, &out->compressed, err));
     if (out->compressed) {
         QC_TRY_GOTO(st, done, qc_seek_table_read(&out->seek, &out->file, err));
@@ -189,6 +191,7 @@ qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
     } else {
         st = read_header(out, NULL, out->file_bytes, err);
     }
+    qc_file_hint_guess(&out->file, 1);
 done:
     qc_st_cursor_destroy(c);
     if (st != QC_OK)
