@@ -292,6 +292,8 @@ static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *
     QC_TRY(record_begin(p, job, err));
     QC_TRY(qc_piece_make(w, u, err));
     qc_read_ahead_done(&p->reads, item);
+    if (w->direct)
+        qc_direct_end(w->direct);
     QC_TRY(commit_unit(w, index, w->content, err));
     if (p->progress)
         p->progress(p->progress_ctx,
@@ -341,6 +343,7 @@ void qc_worker_deinit(qc_worker *w)
 {
     qc_worker_leave_gpu(w);
     qc_st_cursor_destroy(w->cursor);
+    qc_direct_destroy(w->direct);
     qc_frame_coder_destroy(w->coder);
     qc_digest_destroy(w->hash);
     qc_free(w->source);
@@ -382,6 +385,10 @@ qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *
     }
     void *v = NULL;
     QC_TRY(qc_st_cursor_create(&w->cursor, err));
+    if (!p->keep_cache) {
+        QC_TRY(qc_direct_create(&w->direct, err));
+        qc_st_cursor_use_direct(w->cursor, w->direct);
+    }
     QC_TRY(qc_frame_coder_create(&w->coder, err));
     QC_TRY(qc_digest_create(&w->hash, err));
     QC_TRY(qc_malloc_aligned(&v, 4096, source, err));
@@ -402,6 +409,16 @@ qc_status qc_worker_look_up(const qc_worker *w, qc_error *err)
     return QC_OK;
 }
 
+static void begin_reading(qc_worker *w, uint32_t item)
+{
+    qc_read_ahead *reads = &w->p->reads;
+    qc_read_range r;
+    qc_read_ahead_take(reads, item);
+    if (qc_read_ahead_is_direct(reads, item, &r) &&
+        !qc_direct_begin(w->direct, r.file, r.offset, r.bytes))
+        qc_read_ahead_no_direct(reads, item);
+}
+
 static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
 {
     qc_pipeline *p = ctx;
@@ -416,7 +433,7 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
         uint32_t i = (uint32_t)atomic_fetch_add(&p->next_dispatch, 1);
         if (i >= p->dispatch_count)
             break;
-        qc_read_ahead_take(&p->reads, i);
+        begin_reading(&w, i);
         uint32_t unit = p->dispatch[i];
         switch (p->units[unit].kind) {
         case QC_UNIT_HEADER:
@@ -530,8 +547,10 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
     QC_TRY(qc_read_ahead_init(&p->reads, p->dispatch_count, source_range, p, QC_READ_AHEAD_BYTES,
-                              !p->keep_cache, err));
-    return qc_team_run(p->threads, run_worker, p, err);
+                              !p->keep_cache, 1, err));
+    QC_TRY(qc_syncer_start(&syncer, p, err));
+    qc_status st = qc_team_run(p->threads, run_worker, p, err);
+    return qc_syncer_finish(syncer, st, err);
 }
 
 void qc_pipeline_deinit(qc_pipeline *p)

@@ -161,6 +161,7 @@ typedef struct {
     qc_pipeline *p;
     qc_team *team;
     qc_st_cursor *cursor;
+    qc_direct_reader *direct; /* of the cursor; NULL where all may stay in the page cache */
     qc_frame_coder *coder;
     qc_digest_state *hash;
     unsigned char *source;     /* one step; at least one row for row-wise int8 */

@@ -396,7 +396,7 @@ qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur, const qc
                 NAME_SHOWN_BYTES, t->name, t->bytes, len, offset);
     const qc_ckpt_file *f = &c->files[t->file];
     if (f->kind == QC_CKPT_TORCH)
-        return qc_file_pread(&f->torch.file, dst, len, t->begin + offset, err);
+        return qc_st_cursor_pread(cur, &f->torch.file, dst, len, t->begin + offset, err);
     return qc_st_file_read(&f->st, cur, t->begin + offset, dst, len, err);
 }
 

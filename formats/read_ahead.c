@@ -5,7 +5,7 @@
 #include <string.h>
 
 qc_status qc_read_ahead_init(qc_read_ahead *r, uint32_t count, qc_read_range_fn range, void *ctx,
-                             uint64_t window_bytes, int give_back, qc_error *err)
+                             uint64_t window_bytes, int give_back, int direct, qc_error *err)
 {
     void *v = NULL;
     memset(r, 0, sizeof *r);
@@ -14,6 +14,7 @@ qc_status qc_read_ahead_init(qc_read_ahead *r, uint32_t count, qc_read_range_fn 
     r->count = count;
     r->window_bytes = window_bytes;
     r->give_back = give_back;
+    atomic_init(&r->direct, give_back && direct);
     atomic_init(&r->furthest, 0);
     atomic_init(&r->asked, 0);
     QC_TRY(qc_calloc(&v, count, 1, err));
@@ -53,7 +54,8 @@ static void ask_for_next(qc_read_ahead *r)
     if (a.file) {
         if (r->give_back && item >= r->looked)
             look_at_group(r, item, a.group);
-        qc_file_hint_read_soon(a.file, a.offset, a.bytes);
+        if (!r->fresh[item] || !atomic_load(&r->direct))
+            qc_file_hint_read_soon(a.file, a.offset, a.bytes);
         r->ahead_bytes += a.bytes;
     }
     atomic_store(&r->asked, item + 1);
@@ -85,6 +87,21 @@ void qc_read_ahead_take(qc_read_ahead *r, uint32_t item)
         return;
     ask_ahead(r, (uint32_t)atomic_load(&r->furthest));
     pthread_mutex_unlock(&r->lock);
+}
+
+int qc_read_ahead_is_direct(const qc_read_ahead *r, uint32_t item, qc_read_range *range)
+{
+    if (!atomic_load(&r->direct) || !r->fresh[item])
+        return 0;
+    *range = r->range(r->ctx, item);
+    return 1;
+}
+
+void qc_read_ahead_no_direct(qc_read_ahead *r, uint32_t item)
+{
+    qc_read_range a = r->range(r->ctx, item);
+    atomic_store(&r->direct, 0);
+    qc_file_hint_read_soon(a.file, a.offset, a.bytes);
 }
 
 void qc_read_ahead_done(qc_read_ahead *r, uint32_t item)

@@ -40,6 +40,7 @@ typedef struct {
     uint32_t count;
     uint64_t window_bytes;
     int give_back;
+    atomic_int direct;
     pthread_mutex_t lock; /* a leaf lock; protects what follows, but not what is atomic */
     int have_lock;
     uint32_t looked;            /* items before this one were looked at */
@@ -50,13 +51,18 @@ typedef struct {
     atomic_uint_fast32_t furthest; /* one past the last item taken */
 } qc_read_ahead;
 
-/* give_back 0: pages stay. */
+/* give_back 0: pages stay. direct, with give_back: what is not cached is read by the callers past
+ * the cache, so only the rest is asked for. */
 QC_NODISCARD qc_status qc_read_ahead_init(qc_read_ahead *r, uint32_t count, qc_read_range_fn range,
                                           void *ctx, uint64_t window_bytes, int give_back,
-                                          qc_error *err);
+                                          int direct, qc_error *err);
 void qc_read_ahead_deinit(qc_read_ahead *r); /* also of a zeroed one */
 /* The caller is about to read an item. */
 void qc_read_ahead_take(qc_read_ahead *r, uint32_t item);
+/* 1: nothing of an item that was taken was cached, and its range is not asked for (direct): the
+ * caller reads it past the cache, or says that it cannot: it and all that follow are asked for. */
+int qc_read_ahead_is_direct(const qc_read_ahead *r, uint32_t item, qc_read_range *range);
+void qc_read_ahead_no_direct(qc_read_ahead *r, uint32_t item);
 /* And has read it. */
 void qc_read_ahead_done(qc_read_ahead *r, uint32_t item);
 

@@ -32,7 +32,8 @@ struct qc_st_cursor {
     void *content; /* one frame decoded: frame number `frame` of opening `serial` */
     size_t content_cap;
     uint64_t serial;
-    size_t frame; /* NO_FRAME when there is none */
+    size_t frame;             /* NO_FRAME when there is none */
+    qc_direct_reader *direct; /* or NULL */
 };
 
 static atomic_uint_fast64_t next_serial = 1;
@@ -63,6 +64,19 @@ void qc_st_cursor_destroy(qc_st_cursor *c)
     qc_free(c);
 }
 
+void qc_st_cursor_use_direct(qc_st_cursor *c, qc_direct_reader *d)
+{
+    c->direct = d;
+}
+
+qc_status qc_st_cursor_pread(const qc_st_cursor *c, const qc_file *f, void *dst, size_t len,
+                             uint64_t offset, qc_error *err)
+{
+    if (c && c->direct && qc_direct_read(c->direct, f, dst, len, offset))
+        return QC_OK;
+    return qc_file_pread(f, dst, len, offset, err);
+}
+
 /* At least want bytes at *buf; what was there is lost. */
 static qc_status reserve(void **buf, size_t *cap, size_t want, qc_error *err)
 {
@@ -81,7 +95,7 @@ static qc_status decode_frame(const qc_st_file *f, qc_st_cursor *c, size_t index
 {
     const qc_frame *fr = &f->seek.frames[index];
     QC_TRY(reserve(&c->stored, &c->stored_cap, fr->stored_bytes, err));
-    QC_TRY(qc_file_pread(&f->file, c->stored, fr->stored_bytes, fr->stored_offset, err));
+    QC_TRY(qc_st_cursor_pread(c, &f->file, c->stored, fr->stored_bytes, fr->stored_offset, err));
     qc_status st =
         qc_frame_decode(c->coder, c->stored, fr->stored_bytes, dst, fr->content_bytes, err);
     if (st != QC_OK)
@@ -111,7 +125,7 @@ static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t off
     if (len == 0)
         return QC_OK;
     if (!f->compressed)
-        return qc_file_pread(&f->file, dst, len, offset, err);
+        return qc_st_cursor_pread(c, &f->file, dst, len, offset, err);
     for (size_t i = qc_seek_table_find(&f->seek, offset); len != 0; i++) {
         const qc_frame *fr = &f->seek.frames[i];
         size_t skip = (size_t)(offset - fr->content_offset);

@@ -7,6 +7,7 @@
 #ifndef QC_FORMATS_SAFETENSORS_FILE_H
 #define QC_FORMATS_SAFETENSORS_FILE_H
 
+#include "formats/direct_read.h"
 #include "formats/file_stamp.h"
 #include "formats/safetensors_header.h"
 #include "formats/saved_header.h"
@@ -29,6 +30,13 @@ typedef struct {
 typedef struct qc_st_cursor qc_st_cursor;
 QC_NODISCARD qc_status qc_st_cursor_create(qc_st_cursor **out, qc_error *err);
 void qc_st_cursor_destroy(qc_st_cursor *c);
+/* Reads with this cursor come from the range that d was begun on, where they lie in it. Borrowed.
+ */
+void qc_st_cursor_use_direct(qc_st_cursor *c, qc_direct_reader *d);
+/* Stored bytes of any file, by the cursor's direct reader if they are in its range. c may be NULL.
+ */
+QC_NODISCARD qc_status qc_st_cursor_pread(const qc_st_cursor *c, const qc_file *f, void *dst,
+                                          size_t len, uint64_t offset, qc_error *err);
 
 QC_NODISCARD qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err);
 /* As it was opened before it was deleted. path: where it was, for messages. */

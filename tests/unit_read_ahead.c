@@ -162,7 +162,7 @@ static int reads(unsigned item)
 static void start(qc_read_ahead *r, uint64_t window, int give_back)
 {
     qc_error err = {0};
-    must(qc_read_ahead_init(r, ITEMS, range_of, NULL, window, give_back, &err), &err);
+    must(qc_read_ahead_init(r, ITEMS, range_of, NULL, window, give_back, 0, &err), &err);
 }
 
 static void a_window_goes_through_the_cache(void **state)
@@ -204,6 +204,44 @@ static void pages_stay_on_request(void **state)
     }
     qc_read_ahead_deinit(&r);
     assert_int_equal(uncached_items(), ITEMS / 16);
+}
+
+/* What is cached is asked for; the rest is the caller's, until it says that it cannot. */
+static void direct_items_are_left_alone(void **state)
+{
+    qc_read_ahead r;
+    qc_read_range a;
+    qc_error err = {0};
+    (void)state;
+    needs_a_cache();
+    read_item(4);
+    must(qc_read_ahead_init(&r, ITEMS, range_of, NULL, WINDOW_BYTES, 1, 1, &err), &err);
+    for (unsigned i = 0; i < 30; i++) {
+        qc_read_ahead_take(&r, i);
+        assert_int_equal(qc_read_ahead_is_direct(&r, i, &a), reads(i) && i != 4);
+        qc_read_ahead_done(&r, i);
+        assert_int_equal(uncached_items(), ITEMS - 1);
+    }
+    assert_true(a.file == &file && a.offset == 29u * ITEM_BYTES && a.bytes == ITEM_BYTES);
+    qc_read_ahead_no_direct(&r, 29);
+    assert_false(uncached(29));
+    assert_false(qc_read_ahead_is_direct(&r, 29, &a));
+    read_item(29);
+    qc_read_ahead_done(&r, 29);
+    for (unsigned i = 30; i < ITEMS; i++) {
+        qc_read_ahead_take(&r, i);
+        assert_false(qc_read_ahead_is_direct(&r, i, &a));
+        if (reads(i))
+            read_item(i);
+        qc_read_ahead_done(&r, i);
+    }
+    assert_int_equal(uncached_items(), ITEMS - 1);
+    qc_read_ahead_deinit(&r);
+    /* Where pages may stay, they are to be there for the next run. */
+    must(qc_read_ahead_init(&r, ITEMS, range_of, NULL, WINDOW_BYTES, 0, 1, &err), &err);
+    qc_read_ahead_take(&r, 0);
+    assert_false(qc_read_ahead_is_direct(&r, 0, &a));
+    qc_read_ahead_deinit(&r);
 }
 
 /* A sample of a group, taken after its first item was, does not make the rest look like somebody
@@ -268,7 +306,7 @@ static void without_memory(void **state)
     qc_error err = {0};
     (void)state;
     qc_alloc_fail_at(1, 0);
-    assert_int_equal(qc_read_ahead_init(&r, ITEMS, range_of, NULL, WINDOW_BYTES, 1, &err),
+    assert_int_equal(qc_read_ahead_init(&r, ITEMS, range_of, NULL, WINDOW_BYTES, 1, 0, &err),
                      QC_ERR_NOMEM);
     qc_read_ahead_deinit(&r);
     qc_alloc_fail_at(0, 0);
@@ -286,6 +324,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_window_goes_through_the_cache, setup, teardown),
         cmocka_unit_test_setup_teardown(pages_stay_on_request, setup, teardown),
         cmocka_unit_test_setup_teardown(samples_of_a_group_are_ours, setup, teardown),
+        cmocka_unit_test_setup_teardown(direct_items_are_left_alone, setup, teardown),
         cmocka_unit_test_setup_teardown(a_team_leaves_nothing, setup, teardown),
         cmocka_unit_test_setup_teardown(without_memory, setup, teardown),
     };
