@@ -54,6 +54,32 @@ def peers(r):
     return table(("quantizer", "GB/s", "times bitsandbytes"), rows)
 
 
+def reading(r):
+    rows = []
+    for row in r["rows"]:
+        rows.append((row["name"], "%.2f" % row["gb_per_s"], "%.2f" % row["of_fio"],
+                     "%.2f" % row["of_bound"] if "of_bound" in row else "",
+                     "%.2f" % row["cpu_s_per_gb"], "%.0f" % (row["left_in_cache"] / 1e6),
+                     "%.0f" % row["load"]))
+    return table(("command", "GB/s", "x fio", "x slower of fio, cached", "CPU s a GB",
+                  "MB left in the cache", "load of the machine"), rows)
+
+
+def scale(r):
+    rows = []
+    for run in r["runs"]:
+        flat = run["last_quarter_over_first"]
+        rows.append((run["model"], " ".join(run["options"]), "%.0f" % (run["source_bytes"] / 1e9),
+                     "{:,}".format(run["tensors"]), "%d" % len(run["shards"]),
+                     "%.0f" % (run["peak_bytes"] / 2**20),
+                     "yes" if run["planned_bytes"] == run["written_bytes"] else "no",
+                     "%.0f" % run["seconds"], "%.2f" % run["source_gb_per_cpu_s"],
+                     *("%.2f" % flat[k] if flat[k] else ""
+                       for k in ("source_gb_per_cpu_s", "source_gb_per_s"))))
+    return table(("model", "options", "GB", "tensors", "shards", "peak MiB", "planned = written",
+                  "seconds", "GB a CPU s", "flat, CPU", "flat, wall"), rows)
+
+
 def convert(r):
     rows = []
     for row in r["rows"]:
@@ -336,6 +362,24 @@ def page():
                 "the levels are libzstd's own.", "", frames(r), "",
                 origin(r, r.get("command", "build/bench_frames --json bench/results/frames.json")),
                 ""]
+    r = load("io")
+    if r:
+        out += ["## Reading from a cold cache", "",
+                "%.1f GB of weights in files of which nothing is cached, %d threads; the output is written to the"
+                % (r["bytes"] / 1e9, r["threads"]),
+                "same disk. `fio` reads sequentially with O_DIRECT and as many jobs: what the disk gives; a ratio",
+                "to it is to the faster of the two engines in the same round. `bench_read` reads and does nothing",
+                "else, `stream` as convert does. \"cached\" is the same conversion with its source in the page",
+                "cache: what the processors give at that load. Target: %.0f%% of the slower of the two."
+                % (100 * r["target"]), "", reading(r), "", origin(r, r["command"]), ""]
+    r = load("scale")
+    if r:
+        out += ["## Models of any size", "",
+                "Whole conversions of models with made-up weights, served while they are read",
+                "(`bench_model serve`), each finished shard read back. Flat: the rate of the last quarter of the",
+                "shards over that of the first, a processor second and a second. Seconds hold the making of the",
+                "weights and whatever else the machine did.", "", scale(r), "",
+                origin({}, r["command"] + " --json bench/results/scale.json"), ""]
     r = load("plan")
     if r:
         out += ["## Planning the largest released checkpoint", "",
