@@ -75,8 +75,13 @@ QC_API qc_status qc_error_set(qc_error *err, qc_status code, const char *file, i
 /* Put "prefix: " before the message of an error already set; for callers that know the file. */
 QC_API void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3);
 
-/* Set an error and return it from the enclosing function. */
-#define QC_FAIL(err, code, ...) return qc_error_set((err), (code), __FILE__, __LINE__, __VA_ARGS__)
+/* Set an error and return it from the enclosing function. The code itself is returned, so that a
+ * static analyzer, which does not see into qc_error_set, knows it for a failure. */
+#define QC_FAIL(err, code, ...)                                                                    \
+    do {                                                                                           \
+        (void)qc_error_set((err), (code), __FILE__, __LINE__, __VA_ARGS__);                        \
+        return (code);                                                                             \
+    } while (0)
 
 /* Return from the enclosing function if expr is not QC_OK. */
 #define QC_TRY(expr)                                                                               \

@@ -63,3 +63,10 @@ void qc_text_printable(char *s)
             *s++ = '?';
     }
 }
+
+const char *qc_text_word_or(const char *name, const char *other)
+{
+    static const char plain[] =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-/";
+    return *name && name[strspn(name, plain)] == '\0' ? name : other;
+}

@@ -25,4 +25,8 @@ int qc_text_is_control(uint32_t c);
 /* Such characters, and bytes that are no UTF-8, to '?', a byte each, in place. */
 void qc_text_printable(char *s);
 
+/* name where it consists of letters, digits, '.', '_', '-' and '/', else other: for commands in a
+ * message, which somebody may paste into a shell. */
+const char *qc_text_word_or(const char *name, const char *other);
+
 #endif

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "quant/quant_decode.h"
 
 #include <inttypes.h>
@@ -49,11 +50,11 @@ static qc_status refuse(const qc_ckpt_tensor *t, const qc_coded_weight *w, uint6
         QC_FAIL(err, QC_ERR_NONFINITE,
                 "tensor '%s': the weight of expert %" PRIu64 " at row %" PRIu64 ", column %" PRIu64
                 " is not finite; --keep '%s' leaves the tensor as it is",
-                t->name, row / w->dims[1], row % w->dims[1], col, t->name);
+                t->name, row / w->dims[1], row % w->dims[1], col, qc_text_word_or(t->name, "NAME"));
     QC_FAIL(err, QC_ERR_NONFINITE,
             "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
             " is not finite; --keep '%s' leaves the tensor as it is",
-            t->name, row, col, t->name);
+            t->name, row, col, qc_text_word_or(t->name, "NAME"));
 }
 
 static qc_status read_codes(const qc_checkpoint *model, qc_st_cursor *cursor,

@@ -8,6 +8,7 @@
  * On the CPU stay: casts and dequantizing (copies cost more than the work), weights in float64,
  * and rows or groups too long for a slot. */
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/console.h"
 #include "convert/pipeline.h"
 #include "convert/size_text.h"
@@ -42,13 +43,13 @@ static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t 
         QC_FAIL(err, QC_ERR_NONFINITE,
                 "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
                 " is not finite; --keep '%s' leaves the tensor as it is",
-                t->name, row, col, t->name);
+                t->name, row, col, qc_text_word_or(t->name, "NAME"));
     QC_FAIL(err, QC_ERR_RANGE,
             "tensor '%s': the weight at row %" PRIu64 ", column %" PRIu64
             " is too large for the %s that %s passes through; --keep '%s' leaves the tensor as it "
             "is",
             t->name, row, col, j->scheme == QC_SCHEME_INT8_ROWS ? "float16" : "float32",
-            qc_scheme_name(j->scheme), t->name);
+            qc_scheme_name(j->scheme), qc_text_word_or(t->name, "NAME"));
 }
 
 /* Elements [first, first + n), at source, to w->content. */

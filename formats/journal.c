@@ -135,7 +135,7 @@ qc_status qc_journal_open(qc_journal **out, const char *path, qc_journal_fn fn, 
                           qc_journal_found *found, qc_error *err)
 {
     void *v = NULL;
-    qc_journal_found own;
+    qc_journal_found own = {0};
     found = found ? found : &own;
     *out = NULL;
     QC_TRY(qc_calloc(&v, 1, sizeof(qc_journal), err));

@@ -152,7 +152,7 @@ static qc_status check_archive(qc_torch_file *f, const qc_torch_zip *z, const qc
                                size_t prefix, qc_error *err)
 {
     const qc_zip_entry *e = NULL;
-    char order[6];
+    char order[6] = {0};
     QC_TRY(find_beside(f, z, pickle, prefix, "constants.pkl", &e, err));
     if (e)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,

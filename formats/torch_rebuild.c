@@ -118,10 +118,11 @@ qc_status qc_pickle_global(const char *module, size_t module_bytes, const char *
     return QC_OK;
 }
 
-/* NULL for what is no tuple, or an empty one. */
+/* Of anything else, and of an empty one: one item of no kind. */
 static const qc_pickle_value *items_of(const qc_pickle *p, const qc_pickle_value *tuple)
 {
-    return tuple->kind == QC_PICKLE_TUPLE && tuple->count ? p->items + tuple->at : NULL;
+    static const qc_pickle_value none;
+    return tuple->kind == QC_PICKLE_TUPLE && tuple->count ? p->items + tuple->at : &none;
 }
 
 /* ---- storages ---- */
