@@ -202,6 +202,14 @@ void qc_resume_count(qc_resume *r)
     r->found.jobs_redone = r->begun_before - kept_of_begun;
 }
 
+static int any_kept(const qc_pipeline *p)
+{
+    uint32_t i = 0;
+    while (i < p->unit_count && !is_ours(p, &p->units[i]))
+        i++;
+    return i < p->unit_count;
+}
+
 static qc_status check_all(checker *c, qc_error *err)
 {
     qc_resume *r = c->r;
@@ -216,7 +224,8 @@ static qc_status check_all(checker *c, qc_error *err)
         if (p->shards[i].kept && !p->shards[i].foreign)
             QC_TRY(check_table(p, i, err));
     }
-    if (r->found.stored_kept > 0) /* a shard's header may be recorded where no weight is */
+    /* Also where no weight is finished: the header's frame may be kept. */
+    if (any_kept(p))
         QC_TRY(qc_team_run(p->threads, check_units, c, err));
     if (any_changed)
         QC_TRY(qc_resume_add_times(r, err));
