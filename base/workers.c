@@ -5,6 +5,9 @@
 #include <string.h>
 #include <time.h>
 
+#define BRIEFLY_NS 50000000L
+#define SECOND_NS  1000000000L
+
 struct qc_team {
     atomic_int stop;
     pthread_mutex_t lock; /* protects first and first_status; a leaf lock */
@@ -106,9 +109,9 @@ void qc_cond_wait_briefly(pthread_cond_t *cond, pthread_mutex_t *lock)
 {
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_nsec += 50 * 1000 * 1000;
-    if (until.tv_nsec >= 1000 * 1000 * 1000) {
-        until.tv_nsec -= 1000 * 1000 * 1000;
+    until.tv_nsec += BRIEFLY_NS;
+    if (until.tv_nsec >= SECOND_NS) {
+        until.tv_nsec -= SECOND_NS;
         until.tv_sec++;
     }
     (void)pthread_cond_timedwait(cond, lock, &until);

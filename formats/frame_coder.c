@@ -31,7 +31,7 @@
 #define SAMPLED_FROM_BYTES (256u << 10)
 #define SAMPLE_PIECES      4u
 #define SAMPLE_PIECE_BYTES (16u << 10)
-#define SAMPLE_BYTES       (SAMPLE_PIECES * SAMPLE_PIECE_BYTES)
+#define SAMPLE_BYTES       ((size_t)SAMPLE_PIECES * SAMPLE_PIECE_BYTES)
 #define WORTH_PERCENT      96u /* of the content that a compressed frame has at most */
 #define SAMPLE_PERCENT     97u /* a sample that promises no more is not tried: samples vary */
 

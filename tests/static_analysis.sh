@@ -17,6 +17,7 @@ checks='-*,clang-analyzer-*,bugprone-*,cert-*,misc-redundant-expression,performa
 checks+=',-bugprone-easily-swappable-parameters,-cert-err33-c,-cert-dcl37-c,-cert-dcl51-cpp'
 checks+=',-bugprone-reserved-identifier,-bugprone-assignment-in-if-condition'
 checks+=',-clang-analyzer-security.insecureAPI.DeprecatedOrUnsafeBufferHandling'
+checks+=',-bugprone-not-null-terminated-result' # the pieces of a path, the last with its NUL
 checks+=',-bugprone-narrowing-conversions,-clang-analyzer-valist.Uninitialized'
 export checks
 
