@@ -54,7 +54,7 @@ static void shortest_digits(double v, char digits[DIGITS_MAX + 1], int *exponent
 
 size_t qc_py_repr_double(double v, char buf[QC_PY_REPR_BYTES])
 {
-    char digits[DIGITS_MAX + 1];
+    char digits[DIGITS_MAX + 1] = {0};
     int exponent = 0;
     const char *sign = signbit(v) ? "-" : "";
     double magnitude = fabs(v);

