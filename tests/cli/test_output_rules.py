@@ -137,13 +137,16 @@ class SideFiles(OutputCase):
     def test_link_to_a_file_is_copied(self):
         """The hub's cache is made of links."""
         self.model(tiny())
-        os.mkdir(self.path("blobs"))
+        os.makedirs(self.path("hub/snapshots"))
+        os.mkdir(self.path("hub/blobs"))
+        snapshot = self.path("hub/snapshots/r")
+        shutil.move(self.path("m"), snapshot)
         for name in ["config.json", "model.safetensors"]:
-            shutil.move(self.path("m", name), self.path("blobs", name))
-            os.symlink("../blobs/" + name, self.path("m", name))
-        self.write("blobs/t", "tokens")
-        os.symlink("../blobs/t", self.path("m", "tokenizer.json"))
-        self.ok("-q", "--to", "nf4", "m", "o")
+            shutil.move(os.path.join(snapshot, name), self.path("hub/blobs", name))
+            os.symlink("../../blobs/" + name, os.path.join(snapshot, name))
+        self.write("hub/blobs/t", "tokens")
+        os.symlink("../../blobs/t", os.path.join(snapshot, "tokenizer.json"))
+        self.ok("-q", "--to", "nf4", "hub/snapshots/r", "o")
         self.assertEqual(tree(self.path("o"))["tokenizer.json"], b"tokens")
         self.assertFalse(os.path.islink(self.path("o", "tokenizer.json")))
 
