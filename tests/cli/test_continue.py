@@ -124,14 +124,16 @@ class Continues(ContinueCase):
         self.model(weights, config=fp8, name="fp8")
         self.model(gpt2, config={"model_type": "gpt2"}, name="gpt2")
         self.ok("-q", "--to", "nf4", *PLAIN, "m", "q")
+        when = 10 ** 9
         for name, form in [("fp8", ["--to", "nf4"]), ("fp8", ["--to", "bf16"]),
                            ("gpt2", ["--to", "int8"]), ("gpt2", ["--to", "nf4"]),
                            ("gpt2", ["--to", "fp16"]), ("q", ["--to", "bf16"]),
                            ("m", ["--to", "fp16"])]:
             self.ok("-q", *form, name, "want")
             done = self.partial(*form, name, "o")
+            when += 1
             for n in os.listdir(self.path(name)):
-                os.utime(self.path(name, n), (10 ** 9, 10 ** 9))
+                os.utime(self.path(name, n), (when, when))
             kept = self.go_on(*form, name, "o")["tensors_kept"]
             if name in ("fp8", "q"):  # their scales are in no digest, so they are made again
                 self.assertLess(kept, done, (name, form))
