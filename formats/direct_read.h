@@ -2,7 +2,7 @@
  *
  * O_DIRECT with the kernel's asynchronous reads (io_submit): the device writes into buffers of the
  * reader while its owner works on what came before. Of a source that is read once this costs a
- * quarter of the processor time that the page cache takes (docs/decisions/0015), and leaves the
+ * third of the processor time that the page cache takes (docs/decisions/0015), and leaves the
  * cache as it was. Where the system or the file system cannot, the reader says so, and nothing but
  * time is lost: whoever asks reads in the usual way then. So errors are never reported here.
  *
