@@ -1,0 +1,155 @@
+#include "convert/parts.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- Rank ----------------------------------------------------------------------------------- */
+
+/* A number in the environment, without sign or blanks. */
+static qc_status read_number(const char *name, const char *text, uint64_t *out, qc_error *err)
+{
+    uint64_t n = 0;
+    const char *c = text;
+    for (; *c >= '0' && *c <= '9' && n < 1000000000u; c++)
+        n = n * 10 + (uint64_t)(*c - '0');
+    if (c == text || *c)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s is set to '%.40s', expected a number; say --part I/N (1/1: all of the work)",
+                name, text);
+    *out = n;
+    return QC_OK;
+}
+
+static qc_status read_step(qc_rank *out, const char *tasks_text, const qc_options *o, qc_error *err)
+{
+    uint64_t tasks = 0, task = 0, all = 0;
+    const char *task_text = getenv("SLURM_PROCID"), *all_text = getenv("SLURM_NTASKS");
+    QC_TRY(read_number("SLURM_STEP_NUM_TASKS", tasks_text, &tasks, err));
+    /* A job that a task submits, or the shell of a salloc in it, inherits the variables of the
+     * step, but has a number of tasks of its own. */
+    if (all_text)
+        QC_TRY(read_number("SLURM_NTASKS", all_text, &all, err));
+    if (tasks == 1 || (all_text && all != tasks))
+        return QC_OK;
+    QC_TRY(read_number("SLURM_PROCID", task_text ? task_text : "", &task, err));
+    if (task >= tasks)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "SLURM_PROCID is %llu, but SLURM_STEP_NUM_TASKS is %llu; say --part I/N",
+                (unsigned long long)task, (unsigned long long)tasks);
+    if (tasks > QC_PARTS_MAX)
+        QC_FAIL(err, QC_ERR_USAGE, "a step of %llu tasks: expected at most %u parts",
+                (unsigned long long)tasks, QC_PARTS_MAX);
+    if (o->consume_source)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--consume-source does not go with the %llu tasks of a Slurm step: no part knows "
+                "what the others have read; start one task",
+                (unsigned long long)tasks);
+    *out = (qc_rank){(unsigned)task, (unsigned)tasks, QC_RANK_SLURM};
+    return QC_OK;
+}
+
+qc_status qc_rank_choose(qc_rank *out, const qc_options *o, qc_error *err)
+{
+    *out = (qc_rank){0, 1, QC_RANK_ALONE};
+    if (o->part_count) {
+        *out = (qc_rank){o->part_index, o->part_count, QC_RANK_OPTION};
+        return QC_OK;
+    }
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
+    if (!tasks || !getenv("SLURM_STEP_ID"))
+        return QC_OK;
+    return read_step(out, tasks, o, err);
+}
+
+/* ---- Dealing out ---------------------------------------------------------------------------- */
+
+typedef struct {
+    uint64_t bytes;
+    uint32_t index;
+} item;
+
+static int larger_first(const void *pa, const void *pb)
+{
+    const item *a = pa, *b = pb;
+    if (a->bytes != b->bytes)
+        return a->bytes > b->bytes ? -1 : 1;
+    return a->index < b->index ? -1 : a->index > b->index;
+}
+
+static int is_before(const item *a, const item *b)
+{
+    return a->bytes != b->bytes ? a->bytes < b->bytes : a->index < b->index;
+}
+
+/* heap[0] grew: put it where it belongs. */
+static void sift_down(item *heap, unsigned count)
+{
+    for (unsigned at = 0;;) {
+        unsigned least = at, left = 2 * at + 1, right = left + 1;
+        if (left < count && is_before(&heap[left], &heap[least]))
+            least = left;
+        if (right < count && is_before(&heap[right], &heap[least]))
+            least = right;
+        if (least == at)
+            return;
+        item t = heap[at];
+        heap[at] = heap[least];
+        heap[least] = t;
+        at = least;
+    }
+}
+
+qc_status qc_parts_deal(uint32_t *part_of, const uint64_t *bytes, uint32_t count, unsigned parts,
+                        qc_error *err)
+{
+    void *v = NULL;
+    if (parts == 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "no part to give work to");
+    QC_TRY(qc_calloc(&v, count, sizeof(item), err));
+    item *items = v;
+    v = NULL;
+    qc_status st = qc_calloc(&v, parts, sizeof(item), err);
+    item *heap = v; /* parts, the one with least at [0] */
+    if (st == QC_OK) {
+        for (uint32_t i = 0; i < count; i++)
+            items[i] = (item){bytes[i], i};
+        qsort(items, count, sizeof *items, larger_first);
+        for (unsigned i = 0; i < parts; i++)
+            heap[i] = (item){0, i};
+        for (uint32_t i = 0; i < count; i++) {
+            part_of[items[i].index] = heap[0].index;
+            heap[0].bytes = qc_sat_add(heap[0].bytes, items[i].bytes);
+            sift_down(heap, parts);
+        }
+    }
+    qc_free(items);
+    qc_free(heap);
+    return st;
+}
+
+qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *plan, unsigned parts,
+                           qc_error *err)
+{
+    void *v = NULL;
+    uint32_t count = plan->layout.count;
+    QC_TRY(qc_calloc(&v, count, sizeof(uint64_t), err));
+    uint64_t *bytes = v;
+    for (uint32_t i = 0; i < count; i++)
+        bytes[i] =
+            qc_sat_add(plan->layout.shards[i].header_bytes, plan->layout.shards[i].data_bytes);
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        uint64_t *b = &bytes[plan->tensors[j->outputs[QC_PART_MAIN]].shard];
+        *b = qc_sat_add(*b, qc_sat_add(plan->model->tensors[j->source].bytes, j->absorbed_bytes));
+    }
+    qc_status st = qc_parts_deal(part_of, bytes, count, parts, err);
+    for (unsigned i = 0; load && i < parts; i++)
+        load[i] = 0;
+    for (uint32_t i = 0; st == QC_OK && load && i < count; i++)
+        load[part_of[i]] = qc_sat_add(load[part_of[i]], bytes[i]);
+    qc_free(bytes);
+    return st;
+}

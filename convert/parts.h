@@ -1,0 +1,49 @@
+/* One conversion by several processes: which of them this is, and what is its part.
+ *
+ * A part takes whole output shards, so that two parts never write to the same file. Which ones is
+ * a pure function of the plan and the number of parts: every part works it out for itself and asks
+ * nobody. What the parts are to each other on disk: convert/output_dir.h. For users:
+ * docs/cluster.md. */
+#ifndef QC_CONVERT_PARTS_H
+#define QC_CONVERT_PARTS_H
+
+#include "convert/plan.h"
+
+/* Where a rank came from. */
+typedef enum {
+    QC_RANK_ALONE,  /* nobody spoke of parts */
+    QC_RANK_OPTION, /* --part */
+    QC_RANK_SLURM   /* this is a task of a Slurm step with several */
+} qc_rank_origin;
+
+typedef struct {
+    unsigned index; /* 0 .. count - 1 */
+    unsigned count; /* 1: all of the work */
+    qc_rank_origin origin;
+} qc_rank;
+
+/* --part if it was given, 1/1 included; else the rank of a Slurm task, if srun started this process
+ * and the step has more than one task; else 0 of 1.
+ *
+ * A step is known by SLURM_STEP_NUM_TASKS and SLURM_STEP_ID, which only srun sets, and by
+ * SLURM_NTASKS being the same number: batch scripts have SLURM_NTASKS and SLURM_PROCID too, the
+ * shell of salloc has the former, and both inherit the variables of a step that they were started
+ * from (tests/slurm/test_slurm.py shows it).
+ *
+ * QC_ERR_USAGE, naming the variable and --part, when these contradict themselves; when a step has
+ * more than QC_PARTS_MAX tasks; when it has several and the source is to be consumed. */
+QC_NODISCARD qc_status qc_rank_choose(qc_rank *out, const qc_options *o, qc_error *err);
+
+/* Deal out: part_of[i] is the part, 0 .. parts - 1, of the item of bytes[i]. The largest first,
+ * each to the part that has least so far; among equals the first item and the first part. So no
+ * part has more than the mean and the largest item together; with more parts than items some have
+ * none. (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969: LPT.) */
+QC_NODISCARD qc_status qc_parts_deal(uint32_t *part_of, const uint64_t *bytes, uint32_t count,
+                                     unsigned parts, qc_error *err);
+
+/* The same of a plan's shards, by the bytes that are read and written for them; part_of has
+ * plan->layout.count elements. load: bytes per part (parts elements), or NULL. */
+QC_NODISCARD qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *plan,
+                                        unsigned parts, qc_error *err);
+
+#endif
