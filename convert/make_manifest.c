@@ -138,10 +138,8 @@ static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan,
     return QC_OK;
 }
 
-qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *fit,
-                           qc_manifest_file *files, size_t file_count, qc_error *err)
+qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit, qc_error *err)
 {
-    const qc_plan *plan = p->plan;
     const qc_options *o = plan->options;
     const qc_checkpoint *model = plan->model;
     void *v = NULL;
@@ -175,6 +173,15 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *f
         m->sources[i].bytes = model->files[i].file_bytes;
         QC_TRY(qc_checkpoint_head_digest(model, i, &m->sources[i].header, err));
     }
+    return QC_OK;
+}
+
+qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *fit,
+                           qc_manifest_file *files, size_t file_count, qc_error *err)
+{
+    const qc_plan *plan = p->plan;
+    void *v = NULL;
+    QC_TRY(qc_manifest_head(m, plan, fit, err));
     m->shard_count = plan->layout.count;
     QC_TRY(qc_arena_alloc(plan->arena, &v, m->shard_count, sizeof *m->shards, err));
     m->shards = v;

@@ -10,6 +10,9 @@
  * shards were cut for; NULL without --vram. */
 QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *fit,
                                         qc_manifest_file *files, size_t file_count, qc_error *err);
+/* What of it is known before the work: version, options, placement, sources. The rest is empty. */
+QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit,
+                                        qc_error *err);
 const char *qc_to_name(qc_to to);       /* "nf4", "int8", "fp16", "bf16" */
 const char *qc_rest_name(qc_rest rest); /* "keep", "bf16", "fp16" */
 /* "absmax", "search", "refit"; NULL where nothing is quantized. */
