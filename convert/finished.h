@@ -9,7 +9,8 @@
 
 /* *same: the manifest is of this version, of the same options and source (names, sizes, heads), and
  * lists the tensors that the plan does, at the same places. Contents are not looked at: 'verify'
- * does. fit: what the plan was cut for, or NULL. Allocates nothing that stays. */
+ * does. fit: what the plan was cut for, or NULL. What it needs
+ * for that it takes from the arena of the plan. */
 QC_NODISCARD qc_status qc_manifest_is_of_plan(int *same, const qc_manifest *m, const qc_plan *plan,
                                               const qc_fit *fit, qc_error *err);
 
