@@ -1,5 +1,5 @@
 #define _DEFAULT_SOURCE /* flock */
-#include "convert/part_hold.h"
+#include "convert/part_turn.h"
 
 #include "base/workers.h"
 #include "convert/resume.h"
@@ -14,9 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define TURN_NAME      "turn.lock"
+#define TURN_NAME      "lock-turn"
 #define JOURNAL_PREFIX "journal-"
-#define LOCK_FORMAT    "part-%05u-of-%05u.lock"
+#define LOCK_FORMAT    "lock-%05u-of-%05u"
 #define NAME_BYTES     64
 
 /* ---- Locks ---------------------------------------------------------------------------------- */
@@ -53,81 +53,39 @@ static int has_its_name(const qc_file *f)
            held.st_ino == named.st_ino;
 }
 
-static qc_status open_lock(qc_part_hold *h, qc_file *f, const char *name, int *gone, qc_error *err)
+qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be, int *gone,
+                            qc_error *err)
 {
-    const char *path = NULL;
-    QC_TRY(qc_path_join(h->arena, &path, h->staging, name, err));
-    qc_status st = qc_file_create(f, path, err);
-    *gone = st != QC_OK && !has_its_name(h->lock);
-    return *gone ? QC_OK : st;
-}
-
-/* Waits while somebody else has it. */
-static qc_status wait_for_turn(qc_part_hold *h, qc_error *err)
-{
+    const char *path = NULL, *needed = NULL;
     int busy = 1;
-    for (;;) {
+    *turn = QC_FILE_CLOSED;
+    QC_TRY(qc_path_join(d->arena, &path, d->staging, TURN_NAME, err));
+    if (must_be)
+        QC_TRY(qc_path_join(d->arena, &needed, d->staging, must_be, err));
+    qc_status st = qc_file_open_update(turn, path, err);
+    while (st == QC_OK && busy) {
         if (qc_interrupted())
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-        QC_TRY(try_lock(&h->turn, &busy, err));
-        if (!busy)
-            return QC_OK;
-        pause_briefly();
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        else
+            st = try_lock(turn, &busy, err);
+        if (st == QC_OK && busy)
+            pause_briefly();
     }
-}
-
-qc_status qc_part_take_turn(qc_part_hold *h, int *gone, qc_error *err)
-{
-    QC_TRY(open_lock(h, &h->turn, TURN_NAME, gone, err));
-    if (!*gone) {
-        qc_status st = wait_for_turn(h, err);
-        if (st != QC_OK) {
-            qc_file_discard(&h->turn);
-            return st;
-        }
-        *gone = !has_its_name(h->lock) || !has_its_name(&h->turn);
-    }
-    if (*gone)
-        qc_part_leave(h);
-    return QC_OK;
-}
-
-void qc_part_give_turn(qc_part_hold *h)
-{
-    qc_file_discard(&h->turn);
-}
-
-void qc_part_leave(qc_part_hold *h)
-{
-    qc_file_discard(&h->turn);
-    qc_file_discard(&h->own);
-}
-
-qc_status qc_part_enter(qc_part_hold *h, qc_arena *arena, const char *out, const char *staging,
-                        const qc_file *lock, qc_rank rank, int *gone, qc_error *err)
-{
-    char name[NAME_BYTES];
-    int busy = 0;
-    *h = QC_PART_HOLD_NONE;
-    h->arena = arena;
-    h->out = out;
-    h->staging = staging;
-    h->lock = lock;
-    h->rank = rank;
-    (void)snprintf(name, sizeof name, LOCK_FORMAT, rank.index + 1, rank.count);
-    QC_TRY(open_lock(h, &h->own, name, gone, err));
-    if (*gone)
-        return QC_OK;
-    qc_status st = try_lock(&h->own, &busy, err);
-    if (st == QC_OK && busy)
-        st = qc_error_set(err, QC_ERR_USAGE, __FILE__, __LINE__,
-                          "%s: part %u of %u is running there now, here or on another machine", out,
-                          rank.index + 1, rank.count);
-    if (st == QC_OK)
-        st = qc_part_take_turn(h, gone, err);
-    if (st != QC_OK)
-        qc_part_leave(h);
+    qc_path_kind kind = QC_PATH_FILE;
+    if (st == QC_OK && needed)
+        st = qc_path_stat(needed, &kind, NULL, err);
+    *gone =
+        !has_its_name(&d->lock) || (st == QC_OK && (!has_its_name(turn) || kind != QC_PATH_FILE));
+    if (*gone && st != QC_ERR_INTERRUPTED)
+        st = QC_OK;
+    if (st != QC_OK || *gone)
+        qc_part_turn_give(turn);
     return st;
+}
+
+void qc_part_turn_give(qc_file *turn)
+{
+    qc_file_discard(turn);
 }
 
 /* ---- What others left ----------------------------------------------------------------------- */
@@ -152,8 +110,7 @@ static int parse_name(const char *name, qc_rank *rank)
 }
 
 typedef struct {
-    qc_arena *arena;
-    const char *out, *staging;
+    const qc_output_dir *d;
     qc_rank rank;
     int restart;
     const char *identity;
@@ -173,7 +130,7 @@ static qc_status take_identity(void *ctx, const qc_journal_record *r, qc_error *
         return QC_OK;
     reader->seen = 1;
     return qc_identity_compare((const char *)r->payload, r->bytes, c->identity, c->identity_bytes,
-                               c->out, err);
+                               c->d->path, err);
 }
 
 static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *err)
@@ -184,11 +141,11 @@ static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *e
     qc_file f = QC_FILE_CLOSED;
     *yes = 0;
     (void)snprintf(name, sizeof name, LOCK_FORMAT, other.index + 1, other.count);
-    QC_TRY(qc_path_join(c->arena, &path, c->staging, name, err));
+    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind == QC_PATH_MISSING)
         return QC_OK;
-    QC_TRY(qc_file_create(&f, path, err));
+    QC_TRY(qc_file_open_update(&f, path, err));
     qc_status st = try_lock(&f, yes, err);
     qc_file_discard(&f);
     return st;
@@ -204,8 +161,8 @@ static qc_status clear_away(const check *c, qc_rank other, const char *name, qc_
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s: part %u of %u of another conversion is running there now; stop it or choose "
                 "another OUT",
-                c->out, other.index + 1, other.count);
-    QC_TRY(qc_path_join(c->arena, &path, c->staging, name, err));
+                c->d->path, other.index + 1, other.count);
+    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
     return qc_path_remove(path, err);
 }
 
@@ -216,23 +173,23 @@ static qc_status refuse_count(const check *c, qc_rank other, qc_error *err)
             err, QC_ERR_USAGE,
             "%s holds part %u of %u of an interrupted conversion; continue it with --part %u/%u "
             "and so on, or begin anew with --restart",
-            c->out, other.index + 1, other.count, other.index + 1, other.count);
+            c->d->path, other.index + 1, other.count, other.index + 1, other.count);
     if (other.count == 1)
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s holds an interrupted conversion by one process, this is part %u of %u; "
                 "continue it with --part 1/1, or begin anew with --restart",
-                c->out, c->rank.index + 1, c->rank.count);
+                c->d->path, c->rank.index + 1, c->rank.count);
     QC_FAIL(err, QC_ERR_USAGE,
             "%s holds part %u of %u of an interrupted conversion, this is part %u of %u; continue "
             "with as many parts as before, or begin anew with --restart",
-            c->out, other.index + 1, other.count, c->rank.index + 1, c->rank.count);
+            c->d->path, other.index + 1, other.count, c->rank.index + 1, c->rank.count);
 }
 
 static qc_status check_identity(const check *c, qc_rank other, const char *name, qc_error *err)
 {
     const char *path = NULL;
     identity_reader reader = {c, 0};
-    QC_TRY(qc_path_join(c->arena, &path, c->staging, name, err));
+    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
     qc_status st = qc_journal_read(path, take_identity, &reader, NULL, err);
     if (st != QC_ERR_USAGE && st != QC_ERR_INPUT)
         return st;
@@ -254,7 +211,7 @@ static qc_status check_one(const check *c, const char *name, qc_error *err)
         return check_identity(c, other, name, err);
     if (!c->restart)
         return QC_OK;
-    QC_TRY(qc_path_join(c->arena, &path, c->staging, name, err));
+    QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
     return qc_path_remove(path, err);
 }
 
@@ -266,14 +223,13 @@ static qc_status open_folder(DIR **dir, const char *path, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_parts_check_others(qc_arena *arena, const char *out, const char *staging, qc_rank rank,
-                                int restart, const char *identity, size_t identity_bytes,
-                                qc_error *err)
+qc_status qc_parts_check_others(const qc_output_dir *d, qc_rank rank, int restart,
+                                const char *identity, size_t identity_bytes, qc_error *err)
 {
-    check c = {arena, out, staging, rank, restart, identity, identity_bytes};
+    check c = {d, rank, restart, identity, identity_bytes};
     DIR *dir = NULL;
     const struct dirent *e;
-    QC_TRY(open_folder(&dir, staging, err));
+    QC_TRY(open_folder(&dir, d->staging, err));
     qc_status st = QC_OK;
     while (st == QC_OK && (e = readdir(dir)))
         st = check_one(&c, e->d_name, err);
@@ -281,13 +237,13 @@ qc_status qc_parts_check_others(qc_arena *arena, const char *out, const char *st
     return st;
 }
 
-qc_status qc_parts_have_journal(int *yes, const char *staging, qc_error *err)
+qc_status qc_parts_have_journal(int *yes, const qc_output_dir *d, qc_error *err)
 {
     DIR *dir = NULL;
     const struct dirent *e;
     qc_rank rank;
     *yes = 0;
-    QC_TRY(open_folder(&dir, staging, err));
+    QC_TRY(open_folder(&dir, d->staging, err));
     while ((e = readdir(dir)))
         *yes |= parse_name(e->d_name, &rank);
     closedir(dir);

@@ -1,0 +1,48 @@
+/* Parts of one conversion beside each other in its staging folder, on one machine or many.
+ *
+ *   OUT/.qconv-partial/lock                 shared by all parts; a whole run holds it alone
+ *                     /lock-00002-of-00004  while part 2 runs (both: convert/output_dir.h)
+ *                     /lock-turn            who enters, and who looks whether all are through
+ *                     /journal-00002-of-00004   what part 2 has done (convert/resume.h)
+ *
+ * Locks are flock's: they end with the process that holds them, however it ends, and on file
+ * systems that machines share they count on all of them (docs/cluster.md says which do). They are
+ * taken in this order.
+ *
+ * No part waits for another's work. The turn is held to look at journals and, by the part that
+ * finds all of them done, to complete OUT: whoever wants it meanwhile waits for that, and does it
+ * himself should that process die. So the last part that is through always notices: it looks after
+ * it recorded that it is done, and nobody else looks at the same time.
+ *
+ * The staging folder is cleared under the turn. Who got the turn and finds that its files are gone
+ * (*gone) came too late: OUT was completed, or given up.
+ *
+ * Not thread-safe. */
+#ifndef QC_CONVERT_PART_TURN_H
+#define QC_CONVERT_PART_TURN_H
+
+#include "convert/output_dir.h"
+#include "convert/parts.h"
+
+/* Wait for the turn. d has been opened by qc_output_dir_open. must_be: a file of the staging folder
+ * without which everything is gone, or NULL. *gone != 0: the turn is not held; d's lock may have
+ * lost its name. QC_ERR_INTERRUPTED while waiting. */
+QC_NODISCARD qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be,
+                                         int *gone, qc_error *err);
+/* A closed file is fine. */
+void qc_part_turn_give(qc_file *turn);
+
+/* Does what others left in the staging folder go with this? A whole run asks as 0 of 1, a part
+ * holds the turn. identity: of this conversion (qc_identity_make).
+ *
+ * Journals of another number of parts, or of other parts of another identity, are QC_ERR_USAGE or
+ * QC_ERR_INPUT, naming the difference and --restart. With restart they are removed instead, and so
+ * is the caller's own; but not those of a part that runs now: QC_ERR_USAGE. Journals of other parts
+ * of this identity stay in any case: each part begins anew for itself. */
+QC_NODISCARD qc_status qc_parts_check_others(const qc_output_dir *d, qc_rank rank, int restart,
+                                             const char *identity, size_t identity_bytes,
+                                             qc_error *err);
+/* Is there a journal in the folder? Of any part of any number. */
+QC_NODISCARD qc_status qc_parts_have_journal(int *yes, const qc_output_dir *d, qc_error *err);
+
+#endif
