@@ -2,6 +2,7 @@
 #include "convert/output_dir.h"
 
 #include "base/alloc.h"
+#include "base/workers.h"
 #include "formats/manifest.h"
 
 #include <dirent.h>
@@ -13,6 +14,7 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define STAGING_NAME  ".qconv-partial"
@@ -273,6 +275,12 @@ static int has_its_name(const qc_file *f)
            held.st_ino == named.st_ino;
 }
 
+static void pause_briefly(void)
+{
+    struct timespec t = {0, 20000000};
+    (void)nanosleep(&t, NULL);
+}
+
 static qc_status refuse_busy(const qc_output_dir *d, qc_error *err)
 {
     QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
@@ -300,8 +308,14 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
             (void)rmdir(staging);
             return st;
         }
-        if (flock(d->lock.fd, (d->parts > 1 ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0)
-            break;
+        if (flock(d->lock.fd, (d->parts > 1 ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0) {
+            if (d->parts == 1 || qc_interrupted())
+                break;
+            /* Perhaps another part holds it alone for a moment, to clear up behind itself. */
+            qc_file_discard(&d->lock);
+            pause_briefly();
+            continue;
+        }
         if (has_its_name(&d->lock)) {
             d->staging = staging;
             return QC_OK;
