@@ -105,9 +105,53 @@ static qc_status add_device(const qc_convert_report *r, qc_strbuf *out, qc_error
     return qc_strbuf_adds(out, "\n", err);
 }
 
-qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+/* A part that completed OUT knows the sizes of all and the time of its own. */
+static qc_status add_time(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     char time[QC_SIZE_TEXT_BYTES], rate_in[QC_SIZE_TEXT_BYTES], rate_out[QC_SIZE_TEXT_BYTES];
+    QC_TRY(qc_strbuf_addf(out, err, "  time      %s", qc_text_seconds(time, r->seconds)));
+    if (r->part_count > 1 && r->parts_left_count == 0)
+        QC_TRY(qc_strbuf_addf(out, err, " for part %u", r->part_index + 1));
+    else
+        QC_TRY(qc_strbuf_addf(out, err, ", %s in, %s out",
+                              qc_text_rate(rate_in, r->bytes_in, r->seconds),
+                              qc_text_rate(rate_out, r->bytes_out_stored, r->seconds)));
+    return qc_strbuf_addf(out, err, ", %u thread%s%s%s\n", r->threads, r->threads == 1 ? "" : "s",
+                          r->isa ? ", " : "", r->isa ? r->isa : "");
+}
+
+static qc_status add_parts_left(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    if (r->parts_left_count == 0)
+        return QC_OK;
+    QC_TRY(qc_strbuf_adds(out, r->parts_left_count == 1 ? "  to come   part" : "  to come   parts",
+                          err));
+    for (unsigned i = 0; i < r->parts_left_count; i++) {
+        unsigned first = i;
+        while (i + 1 < r->parts_left_count && r->parts_left[i + 1] == r->parts_left[i] + 1)
+            i++;
+        QC_TRY(qc_strbuf_addf(out, err, "%s %u", first ? "," : "", r->parts_left[first] + 1));
+        if (i > first)
+            QC_TRY(qc_strbuf_addf(out, err, "%s %u", i > first + 1 ? " to" : ",",
+                                  r->parts_left[i] + 1));
+    }
+    return qc_strbuf_adds(out, "; the last to finish completes OUT\n", err);
+}
+
+static qc_status add_complete_before(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    QC_TRY(qc_strbuf_addf(out, err, "part %u of %u: ", r->part_index + 1, r->part_count));
+    QC_TRY(add_printable(out, r->out, err));
+    return qc_strbuf_adds(out, " is complete already; --restart makes it anew\n", err);
+}
+
+qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    if (r->complete_before)
+        return add_complete_before(r, out, err);
+    if (r->part_count > 1)
+        QC_TRY(qc_strbuf_addf(out, err, "part %u of %u %s: ", r->part_index + 1, r->part_count,
+                              r->parts_left_count ? "is done" : "was the last"));
     QC_TRY(qc_strbuf_adds(out, r->dry_run ? "dry run: " : "converted ", err));
     QC_TRY(add_printable(out, r->model, err));
     if (r->out) {
@@ -129,19 +173,8 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
                               r->worst_rel_mse, r->worst_max_err));
     }
     QC_TRY(add_device(r, out, err));
-    if (r->continued)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
-                              r->tensors_kept, r->tensors_kept == 1 ? "" : "s", r->tensors_redone));
-    if (r->files_consumed)
-        QC_TRY(qc_strbuf_addf(out, err, "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
-                              r->files_consumed, r->files_consumed == 1 ? "" : "s",
-                              qc_text_bytes(time, r->bytes_consumed)));
-    return qc_strbuf_addf(out, err, "  time      %s, %s in, %s out, %u thread%s%s%s\n",
-                          qc_text_seconds(time, r->seconds),
-                          qc_text_rate(rate_in, r->bytes_in, r->seconds),
-                          qc_text_rate(rate_out, r->bytes_out_stored, r->seconds), r->threads,
-                          r->threads == 1 ? "" : "s", r->isa ? ", " : "", r->isa ? r->isa : "");
+    QC_TRY(add_time(r, out, err));
+    return add_parts_left(r, out, err);
 }
 
 /* ---- JSON ---- */
@@ -166,6 +199,25 @@ static void put_schemes(qc_json_writer *w, const qc_convert_report *r)
     qc_jw_end_object(w);
 }
 
+static void put_part(qc_json_writer *w, const qc_convert_report *r)
+{
+    if (r->part_count <= 1)
+        return;
+    qc_jw_key(w, "part");
+    qc_jw_begin_object(w);
+    qc_jm_u64(w, "index", r->part_index + 1);
+    qc_jm_u64(w, "of", r->part_count);
+    qc_jw_key(w, "to_come");
+    qc_jw_compact_next(w);
+    qc_jw_begin_array(w);
+    for (unsigned i = 0; i < r->parts_left_count; i++)
+        qc_jw_u64(w, r->parts_left[i] + 1);
+    qc_jw_end_array(w);
+    qc_jm_bool(w, "complete", r->parts_left_count == 0);
+    qc_jm_bool(w, "complete_before", r->complete_before);
+    qc_jw_end_object(w);
+}
+
 qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
@@ -176,6 +228,7 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_path(&w, "out", r->out);
     qc_jm_string(&w, "to", r->to);
     qc_jm_string(&w, "scale", r->scale);
+    put_part(&w, r);
     qc_jm_u64(&w, "bytes_in", r->bytes_in);
     qc_jm_u64(&w, "bytes_out", r->bytes_out_content);
     qc_jm_u64(&w, "bytes_stored", r->bytes_out_stored);

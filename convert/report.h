@@ -42,6 +42,12 @@ typedef struct {
     double worst_max_err;
     const struct qc_auto_result *choice; /* --to auto; else NULL */
     int explain;                         /* --explain: its groups too */
+    /* One of several parts; part_count 0 or 1: a whole conversion. As long as parts are to come,
+     * the sizes above are those of this part; when this one completed OUT, of the whole. */
+    unsigned part_index, part_count;
+    const unsigned *parts_left; /* indices, rising; none: OUT is complete */
+    unsigned parts_left_count;
+    int complete_before; /* OUT was complete when this part came: nothing was done */
 } qc_convert_report;
 
 /* Bits per weight of what was quantized (codes and scales), 0 if nothing was. */

@@ -135,12 +135,55 @@ static void json(void **state)
     qc_json_destroy(doc);
 }
 
+/* Of several parts: what is to come while it is, sizes of the part until then. */
+static void parts(void **state)
+{
+    (void)state;
+    static const unsigned left[] = {0, 2, 3, 4, 7, 8};
+    qc_convert_report r = example();
+    r.part_index = 1;
+    r.part_count = 9;
+    r.parts_left = left;
+    r.parts_left_count = 6;
+    r.worst_name = NULL;
+    text_is(&r, "part 2 of 9 is done: converted model -> out as nf4\n"
+                "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
+                "  bits      4.500 per quantized weight, 5.546 over all\n"
+                "  tensors   4 keep, 10 nf4\n"
+                "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n"
+                "  to come   parts 1, 3 to 5, 8, 9; the last to finish completes OUT\n");
+    qc_json *doc = json_of(&r);
+    const qc_json_node *part = qc_json_get(qc_json_root(doc), "part");
+    const qc_json_node *to_come = qc_json_first(qc_json_get(part, "to_come"));
+    uint64_t n = 0;
+    assert_int_equal(qc_json_as_u64(qc_json_get(part, "index"), "x", &n, NULL), QC_OK);
+    assert_int_equal(n, 2);
+    assert_int_equal(qc_json_as_u64(qc_json_get(part, "of"), "x", &n, NULL), QC_OK);
+    assert_int_equal(n, 9);
+    for (unsigned i = 0; i < r.parts_left_count; i++, to_come = qc_json_next(to_come)) {
+        assert_int_equal(qc_json_as_u64(to_come, "x", &n, NULL), QC_OK);
+        assert_int_equal(n, left[i] + 1);
+    }
+    assert_null(to_come);
+    qc_json_destroy(doc);
+
+    r.parts_left_count = 0;
+    text_is(&r, "part 2 of 9 was the last: converted model -> out as nf4\n"
+                "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
+                "  bits      4.500 per quantized weight, 5.546 over all\n"
+                "  tensors   4 keep, 10 nf4\n"
+                "  time      2.00 s for part 2, 2 threads, avx2\n");
+    r.complete_before = 1;
+    text_is(&r, "part 2 of 9: out is complete already; --restart makes it anew\n");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bits),
         cmocka_unit_test(text),
         cmocka_unit_test(json),
+        cmocka_unit_test(parts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
