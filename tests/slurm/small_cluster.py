@@ -145,6 +145,14 @@ class SmallCluster:
                 raise RuntimeError("waited for %s; ended: %s\n%s" % (what, dead, self.logs()))
             time.sleep(0.1)
 
+    def node_of(self, pid):
+        """The node that a task's process belongs to, by its environment."""
+        with open("/proc/%d/environ" % pid, "rb") as f:
+            for word in f.read().split(b"\0"):
+                if word.startswith(b"SLURMD_NODENAME="):
+                    return word.split(b"=", 1)[1].decode()
+        raise RuntimeError("process %d belongs to no node" % pid)
+
     def logs(self):
         text = ""
         for name in sorted(os.listdir(self.top)):
