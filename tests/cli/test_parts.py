@@ -1,0 +1,333 @@
+"""One conversion by several processes: the same bytes as by one, whoever dies on the way."""
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+import unittest
+
+from output_case import OutputCase, PLAIN, STAGING, tree, tree_digest
+from qconv_case import QCONV
+import make_checkpoint as mk
+
+Q = "model.layers.%d.self_attn.q_proj.weight"
+N = "model.layers.%d.input_layernorm.weight"
+
+
+def step(index, count, **more):
+    """The environment of a task of a Slurm step."""
+    return dict({"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": str(count),
+                 "SLURM_NTASKS": str(count), "SLURM_PROCID": str(index)}, **more)
+
+
+class PartsCase(OutputCase):
+    LAYERS = 7
+    SHAPE = [256, 512]
+    SHARDS = ["--max-shard-size", "150KB"]
+
+    def setUp(self):
+        super().setUp()
+        tensors = {}
+        rng = random.Random(6)
+        for i in range(self.LAYERS):
+            n = mk.numel(self.SHAPE)
+            block = bytes(rng.randrange(256) & (0xff if k % 2 == 0 else 0x3f) for k in range(4096))
+            tensors[Q % i] = ("BF16", self.SHAPE, (block * (2 * n // 4096 + 1))[:2 * n])
+            tensors[N % i] = ("BF16", [64], bytes(128))
+        self.model(tensors, shard_bytes=400000)
+        self.write("m/tokenizer.json", "{}")
+
+    def args(self, *more):
+        return ["--to", "nf4", *self.SHARDS, "--threads", "2", *more, "m"]
+
+    def whole(self, *more, out="one"):
+        self.ok("-q", *self.args(*more), out)
+        return tree_digest(self.path(out))
+
+    def part(self, index, of, *more, out="o"):
+        """Its report."""
+        return json.loads(self.ok("--json", "--part", "%d/%d" % (index, of), *self.args(*more), out))
+
+    def start(self, *args, env=None):
+        return subprocess.Popen([QCONV, *args], cwd=self.dir, stdin=subprocess.DEVNULL,
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env=dict(os.environ, **(env or {})))
+
+    def assert_is(self, want, out="o", note=None):
+        self.assertEqual(tree_digest(self.path(out)), want, note)
+
+    def staged(self, *names):
+        return self.path("o", STAGING, *names)
+
+
+class SameBytes(PartsCase):
+    def check(self, of, *more):
+        want = self.whole(*more)
+        order = list(range(1, of + 1))
+        random.Random(of).shuffle(order)
+        read = 0
+        for k, i in enumerate(order):
+            report = self.part(i, of, *more)
+            self.assertEqual(report["part"]["index"], i)
+            self.assertEqual(report["part"]["of"], of)
+            self.assertEqual(report["part"]["to_come"], sorted(order[k + 1:]))
+            self.assertEqual(report["part"]["complete"], k == of - 1)
+            self.assertFalse(report["part"]["complete_before"])
+            self.assertEqual(os.path.exists(self.path("o", "qconv.json")), k == of - 1)
+            read += report["bytes_in"] if k < of - 1 else 0
+        self.assert_is(want)
+        one = json.loads(self.ok("--json", *self.args(*more), "again"))
+        self.assertLess(read, one["bytes_in"])
+        # What the last one says is what one process says.
+        for member in ("bytes_in", "bytes_out", "bytes_stored", "shards", "side_files", "schemes",
+                       "worst"):
+            self.assertEqual(report[member], one[member], member)
+        self.ok("verify", "o")
+
+    def test_two_in_turn(self):
+        self.check(2)
+
+    def test_three_plain(self):
+        self.check(3, *PLAIN)
+
+    def test_int8_rows(self):
+        self.check(3, "--to", "int8")
+
+    def test_int8_blocks(self):
+        self.check(2, "--to", "int8", "--block-size", "64")
+
+    def test_more_parts_than_shards(self):
+        self.check(12)
+
+    def test_for_devices(self):
+        want = self.whole()
+        self.write("m/config.json", json.dumps(
+            {"model_type": "llama", "hidden_size": 512, "num_hidden_layers": self.LAYERS,
+             "num_attention_heads": 8, "num_key_value_heads": 8, "intermediate_size": 512,
+             "vocab_size": 100}))
+        placed = ["--vram", "2x2GB"]
+        want = self.whole(*placed, out="placed")
+        for i in (2, 1):
+            self.part(i, 2, *placed)
+        self.assert_is(want)
+        self.assertIn("device_map.json", want)
+
+    def test_together(self):
+        """All at once, again and again: whoever is last always notices that he is."""
+        want = self.whole()
+        for attempt in range(12):
+            team = [self.start("--json", "--part", "%d/4" % (i + 1), *self.args(), "o")
+                    for i in range(4)]
+            reports = []
+            for p in team:
+                out, err = p.communicate(timeout=60)
+                self.assertEqual(p.returncode, 0, err)
+                self.assertEqual(err, b"")
+                reports.append(json.loads(out)["part"])
+            self.assert_is(want, note=attempt)
+            self.assertEqual(sum(r["complete"] and not r["complete_before"] for r in reports), 1,
+                             reports)
+            shutil.rmtree(self.path("o"))
+
+    def test_an_old_output_is_replaced_at_the_end(self):
+        self.ok("-q", "--to", "bf16", "m", "o")
+        before = tree_digest(self.path("o"))
+        want = self.whole()
+        self.part(1, 2)
+        after = {n: d for n, d in tree_digest(self.path("o")).items() if not n.startswith(STAGING)}
+        self.assertEqual(after, before)
+        self.part(2, 2)
+        self.assert_is(want)
+
+
+class Ranks(PartsCase):
+    def test_a_step_is_parts(self):
+        want = self.whole()
+        self.ok("-q", *self.args(), "o", env=step(1, 2))
+        self.assertFalse(os.path.exists(self.path("o", "qconv.json")))
+        text = self.ok(*self.args(), "o", env=step(0, 2))
+        self.assertTrue(text.startswith("part 1 of 2 was the last: converted m -> o as nf4\n"), text)
+        self.assert_is(want)
+
+    def test_what_is_no_step(self):
+        want = self.whole()
+        for env in (step(0, 1), {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"},
+                    step(1, 2, SLURM_NTASKS="1")):
+            self.ok("-q", *self.args(), "o", env=env)
+            self.assert_is(want)
+
+    def test_the_option_wins(self):
+        want = self.whole()
+        text = self.ok("--part", "1/1", *self.args(), "o", env=step(1, 2))
+        self.assertTrue(text.startswith("converted m -> o"), text)
+        self.assert_is(want)
+
+    def test_refused(self):
+        self.fails(2, *self.args(), "o", env=step("x", 2), has=["SLURM_PROCID", "'x'", "--part"])
+        self.fails(2, "--consume-source", *self.args(), "o", env=step(0, 2),
+                   has=["--consume-source", "2 tasks"])
+        self.assert_nothing("o")
+
+    def test_a_dry_run_is_of_all(self):
+        self.assertEqual(self.ok("--dry-run", *self.args(), "o"),
+                         self.ok("--dry-run", "--part", "2/3", *self.args(), "o"))
+        self.assert_nothing("o")
+
+
+class Going(PartsCase):
+    def test_a_part_that_is_done_is_done(self):
+        want = self.whole()
+        self.part(1, 2)
+        before = {n: os.stat(self.staged(n)).st_mtime_ns for n in os.listdir(self.staged())
+                  if n.startswith("model-")}
+        self.assertTrue(before)
+        report = self.part(1, 2)
+        self.assertEqual(report["part"]["to_come"], [2])
+        for n, t in before.items():
+            self.assertEqual(os.stat(self.staged(n)).st_mtime_ns, t, n)
+        self.part(2, 2)
+        self.assert_is(want)
+
+    def test_complete_already(self):
+        want = self.whole()
+        for i in (1, 2, 1, 2):
+            report = self.part(i, 2)
+        self.assertTrue(report["part"]["complete_before"])
+        self.assertEqual(self.ok("--part", "2/2", *self.args(), "o"),
+                         "part 2 of 2: o is complete already; --restart makes it anew\n")
+        self.assert_is(want)
+        # By other parts, or none: the same.
+        self.assertTrue(self.part(3, 3)["part"]["complete_before"])
+        # Not the same at all.
+        self.assertFalse(self.part(1, 2, "--compress-level", "3")["part"]["complete_before"])
+        self.part(2, 2, "--compress-level", "3")
+        self.assert_is(self.whole("--compress-level", "3", out="three"))
+
+    def test_restart(self):
+        want = self.whole()
+        for i in (1, 2):
+            self.part(i, 2)
+        self.assertEqual(self.part(1, 2, "--restart")["part"]["to_come"], [2])
+        self.assertEqual(self.part(2, 2, "--restart")["part"]["to_come"], [])
+        self.assert_is(want)
+
+    def test_other_parts_are_refused(self):
+        want = self.whole()
+        self.part(1, 3)
+        before = tree(self.path("o"))
+        self.fails(2, "-q", "--part", "1/2", *self.args(), "o",
+                   has=["part 1 of 3", "this is part 1 of 2", "--restart"])
+        self.fails(2, "-q", *self.args(), "o", has=["part 1 of 3", "--part 1/3", "--restart"])
+        self.fails(2, "-q", "--part", "2/3", *self.args("--compress-level", "2"), "o",
+                   has=["--restart", "level", "1", "2"])
+        now = tree(self.path("o"))
+        self.assertEqual({n: now[n] for n in before}, before)
+        # Whoever begins anew does away with it.
+        self.part(1, 2, "--restart")
+        self.part(2, 2, "--restart")
+        self.assert_is(want)
+
+    def test_parts_after_one_process(self):
+        want = self.whole()
+        p = self.interrupted(*self.args("--threads", "1", "--compress-level", "19"), "o")
+        if p is None:
+            self.skipTest("too fast to be interrupted")
+        self.fails(2, "-q", "--part", "1/2", *self.args("--compress-level", "19"), "o",
+                   has=["by one process", "--part 1/1", "--restart"])
+        for i in (1, 2):
+            self.part(i, 2, "--restart")
+        self.assert_is(want)
+
+    def interrupted(self, *args):
+        """Killed with something done, or None."""
+        p = self.start("-q", *args)
+        end = time.monotonic() + 30
+        while p.poll() is None and time.monotonic() < end:
+            names = os.listdir(self.staged()) if os.path.isdir(self.staged()) else []
+            if any(n.startswith("model-") and os.path.getsize(self.staged(n)) > 0 for n in names):
+                p.kill()
+        p.communicate()
+        return p if p.returncode == -signal.SIGKILL else None
+
+    def test_source_changed_between_parts(self):
+        self.part(1, 2)
+        name = sorted(n for n in os.listdir(self.path("m")) if n.endswith(".safetensors"))[0]
+        shutil.move(self.path("m", name), self.path("old"))
+        tensors, _ = mk.read_safetensors(self.path("old"))
+        mk.write_safetensors(self.path("m", name), dict(tensors, **{"extra.weight": (
+            "BF16", [4], bytes(8))}))
+        self.fails(3, "-q", "--part", "2/2", *self.args(), "o", has=["--restart"])
+
+
+class Beside(PartsCase):
+    """While a part runs."""
+
+    LAYERS = 24
+    SHAPE = [1024, 1024]
+    SHARDS = ["--max-shard-size", "3MB", "--compress-level", "9"]
+
+    def test_refusals(self):
+        p = self.start("-q", "--part", "1/2", *self.args("--threads", "1"), "o")
+        end = time.monotonic() + 30
+        while not os.path.exists(self.staged("journal-00001-of-00002")):
+            self.assertIsNone(p.poll())
+            self.assertLess(time.monotonic(), end)
+        os.kill(p.pid, signal.SIGSTOP)
+        try:
+            self.fails(2, "-q", "--part", "1/2", *self.args(), "o", has=["part 1 of 2", "now"])
+            self.fails(2, "-q", *self.args(), "o", has=["now"])
+            self.fails(2, "-q", "--part", "2/3", "--restart", *self.args(), "o",
+                       has=["part 1 of 2", "now"])
+        finally:
+            os.kill(p.pid, signal.SIGCONT)
+        out, err = p.communicate(timeout=60)
+        self.assertEqual((p.returncode, err), (0, b""))
+        self.part(2, 2)
+        self.assert_is(self.whole())
+
+    def test_killed_at_any_moment(self):
+        """Parts die, and are started again until OUT is complete."""
+        want = self.whole()
+        rng = random.Random(2)
+        deaths = 0
+        for attempt in range(3):
+            for turn in range(40):
+                last = turn == 39
+                team = [self.start("-q", "--part", "%d/3" % (i + 1), *self.args(), "o")
+                        for i in range(3)]
+                if not last:
+                    for p in rng.sample(team, 3):
+                        time.sleep(rng.random() * 0.15)
+                        p.kill()
+                codes = []
+                for p in team:
+                    out, err = p.communicate(timeout=60)
+                    codes.append(p.returncode)
+                    self.assertIn(p.returncode, (0, -signal.SIGKILL), err)
+                deaths += codes.count(-signal.SIGKILL)
+                if os.path.exists(self.path("o", "qconv.json")) and \
+                        not os.path.exists(self.staged()):
+                    break
+            self.assert_is(want, note=(attempt, turn))
+            shutil.rmtree(self.path("o"))
+        self.assertGreater(deaths, 0)
+
+    def test_interrupted(self):
+        p = self.start("-q", "--part", "1/2", *self.args("--threads", "1"), "o")
+        end = time.monotonic() + 30
+        while not (os.path.exists(self.staged("journal-00001-of-00002")) and
+                   os.path.getsize(self.staged("journal-00001-of-00002")) > 8000):
+            self.assertIsNone(p.poll())
+            self.assertLess(time.monotonic(), end)
+        p.send_signal(signal.SIGTERM)
+        out, err = p.communicate(timeout=60)
+        self.assertEqual(p.returncode, 130, err)
+        self.part(1, 2)
+        self.part(2, 2)
+        self.assert_is(self.whole())
+
+
+if __name__ == "__main__":
+    unittest.main()
