@@ -8,6 +8,7 @@
 #include "convert/known_models.h"
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
+#include "convert/part_run.h"
 #include "convert/pipeline.h"
 #include "convert/plan.h"
 #include "convert/planned_model.h"
@@ -28,21 +29,7 @@ static void fill_report(qc_convert_report *r, const qc_plan *plan)
     r->scale = qc_scale_name(o);
     r->dry_run = o->dry_run;
     r->compressed = o->compress;
-    r->bytes_in = plan->source_bytes;
-    r->bytes_out_content = plan->tensor_bytes;
-    r->shards = plan->layout.count;
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        qc_report_scheme *s = &r->schemes[j->scheme];
-        s->tensors++;
-        s->elems += j->elems;
-        s->bytes_in += plan->model->tensors[j->source].bytes + j->absorbed_bytes;
-        for (int part = 0; part < QC_PART_COUNT; part++) {
-            if (j->outputs[part] != QC_NO_OUTPUT)
-                s->bytes_out += plan->tensors[j->outputs[part]].st.end -
-                                plan->tensors[j->outputs[part]].st.begin;
-        }
-    }
+    qc_parts_fill_report(r, plan, NULL, 0);
 }
 
 static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
@@ -154,9 +141,10 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     return QC_OK;
 }
 
-static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_convert_report *report,
-                               qc_error *err)
+static qc_status convert_model(const qc_options *o, const qc_checkpoint *model, qc_rank rank,
+                               qc_convert_report *report, qc_error *err)
 {
+    qc_part_run part;
     qc_recipe recipe;
     qc_plan unplaced;
     qc_planned_model placed;
@@ -174,6 +162,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_con
     }
     warn_left_coded(plan, o);
     fill_report(report, plan);
+    QC_TRY(qc_part_begin(&part, rank, plan, err));
     if (o->dry_run) {
         if (o->out)
             QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
@@ -184,7 +173,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_con
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->model);
-    QC_TRY(qc_convert_run(plan, model, fit, report, err));
+    QC_TRY(qc_convert_run(plan, fit, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
 }
@@ -245,6 +234,8 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     qc_convert_report report;
     memset(&report, 0, sizeof report);
     uint64_t started = qc_clock_ns();
+    qc_rank rank;
+    QC_TRY(qc_rank_choose(&rank, o, err));
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));
@@ -257,7 +248,7 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     if (st == QC_OK && o->to != QC_TO_KEEP)
         st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
     if (st == QC_OK)
-        st = convert_model(o, model, &report, err);
+        st = convert_model(o, model, rank, &report, err);
     if (st == QC_OK && !o->dry_run) {
         report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
         st = print_report(o, &report, err);

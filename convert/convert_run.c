@@ -26,7 +26,9 @@ typedef struct {
     qc_checkpoint *model;
     qc_consume *consume; /* NULL: the source stays */
     qc_devices *devices;
-    int running; /* what the input is wrong with was found by working on it */
+    qc_part_run *part;
+    uint64_t bytes_in; /* of the source, that this process reads */
+    int running;       /* what the input is wrong with was found by working on it */
 } conversion;
 
 /* The disk must hold what is to come; known exactly without compression, and with it the part that
@@ -35,7 +37,13 @@ static qc_status check_room(const conversion *c, qc_error *err)
 {
     const qc_plan *plan = c->plan;
     uint64_t room = 0, kept = qc_resume_found_of(c->resume)->stored_kept;
-    uint64_t need = plan->content_bytes > kept ? plan->content_bytes - kept : 0;
+    uint64_t need = 0;
+    for (uint32_t i = 0; i < plan->layout.count; i++) {
+        const qc_shard *s = &plan->layout.shards[i];
+        if (!c->p.shards[i].foreign)
+            need += s->header_bytes + s->data_bytes;
+    }
+    need = need > kept ? need - kept : 0;
     if (plan->options->compress)
         return QC_OK;
     if (c->consume)
@@ -49,12 +57,18 @@ static qc_status check_room(const conversion *c, qc_error *err)
     return QC_OK;
 }
 
-static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_manifest *m)
+/* m: the manifest; NULL while parts are to come. */
+static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_part_run *part,
+                         const qc_manifest *m)
 {
     r->threads = p->threads;
     r->isa = qc_isa_name(p->ops->isa);
     r->device = p->devices->text;
     r->gpu_weights = atomic_load(&p->gpu_elems);
+    if (!m) {
+        qc_part_fill_report(part, p, r);
+        return;
+    }
     r->side_files = m->file_count;
     for (uint32_t i = 0; i < p->plan->layout.count; i++)
         r->bytes_out_stored += p->shards[i].file_bytes;
@@ -113,7 +127,7 @@ static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
 {
     uint64_t room = 0, left = 0;
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        if (!p->units[i].written)
+        if (!p->units[i].written && !p->shards[p->units[i].shard].foreign)
             left += p->units[i].content_bytes;
     }
     if (qc_dir_free_bytes(p->out->staging, &room, NULL) == QC_OK && left > room)
@@ -162,7 +176,7 @@ static qc_status run_pipeline(conversion *c, qc_error *err)
 {
     qc_progress *progress = NULL;
     const char *verb = NULL;
-    uint64_t bytes = c->plan->source_bytes - qc_resume_found_of(c->resume)->bytes_kept;
+    uint64_t bytes = c->bytes_in - qc_resume_found_of(c->resume)->bytes_kept;
     QC_TRY(progress_verb(c->devices, c->o->arena, &verb, err));
     QC_TRY(qc_progress_create(&progress, c->o, verb, bytes, err));
     c->p.devices = c->devices;
@@ -205,25 +219,118 @@ static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
     return st;
 }
 
-/* A run that died while its files moved, or just after: *done. */
-static qc_status finish_commit(conversion *c, qc_manifest *m, int *done, qc_error *err)
+/* A run that died while its files moved, or just after: *done. digest: of its manifest. */
+static qc_status finish_commit(conversion *c, const qc_digest *manifest, qc_manifest *m, int *done,
+                               qc_error *err)
 {
-    const qc_resume_found *found = qc_resume_found_of(c->resume);
     qc_digest digest;
     int there = 0;
     *done = 0;
-    if (!found->committing)
-        return QC_OK;
-    if (c->d.dead.shard_count > 0 && qc_digest_equal(&c->d.dead_text, &found->manifest)) {
+    if (c->d.dead.shard_count > 0 && qc_digest_equal(&c->d.dead_text, manifest)) {
         *m = c->d.dead;
         *done = 1;
         return qc_output_dir_move_on(&c->d, err);
     }
     QC_TRY(qc_output_dir_manifest(&c->d, &there, &digest, err));
-    if (!there || !qc_digest_equal(&digest, &found->manifest))
+    if (!there || !qc_digest_equal(&digest, manifest))
         return QC_OK;
     *done = 1;
     return qc_manifest_load(m, c->o->arena, c->d.path, err);
+}
+
+/* All that this process has to make is made; of several parts it may be the last. *whole: OUT is
+ * complete, by this process; m is then its manifest. */
+static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_report *report,
+                          qc_error *err)
+{
+    qc_part_run *part = c->part;
+    int done = 0;
+    *whole = 0;
+    QC_TRY(qc_part_look_around(part, &c->d, &c->p, c->resume, c->fit, &report->complete_meanwhile,
+                               err));
+    if (report->complete_meanwhile || part->left_count > 0)
+        return QC_OK;
+    *whole = 1;
+    if (part->committing)
+        QC_TRY(finish_commit(c, &part->manifest, m, &done, err));
+    if (done)
+        return QC_OK;
+    QC_TRY(put_manifest(c, m, err));
+    return qc_output_dir_move(&c->d, err);
+}
+
+/* What an earlier run left, and the rest. */
+static qc_status make(conversion *c, qc_error *err)
+{
+    QC_TRY(check_kept(c, err));
+    QC_TRY(check_room(c, err));
+    return run_pipeline(c, err);
+}
+
+static void fill_part(const conversion *c, qc_convert_report *r)
+{
+    const qc_part_run *part = c->part;
+    r->part_index = part->rank.index;
+    r->part_count = part->rank.count;
+    r->parts_left = part->left;
+    r->parts_left_count = part->left_count;
+    if (part->left_count > 0 || r->complete_meanwhile)
+        qc_parts_fill_report(r, c->plan, part->part_of, part->rank.index);
+}
+
+static uint64_t own_bytes(const conversion *c)
+{
+    qc_convert_report r;
+    qc_parts_fill_report(&r, c->plan, c->part->part_of, c->part->rank.index);
+    return r.bytes_in;
+}
+
+static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err)
+{
+    const qc_options *o = c->o;
+    qc_isa isa;
+    qc_manifest m;
+    void *v = NULL;
+    int done = 0;
+    unsigned threads = o->threads;
+    QC_TRY(qc_isa_select(&isa, err));
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
+    c->devices = v;
+    QC_TRY(qc_devices_choose(c->devices, o->run_device, qc_plan_gpu_bytes(c->plan), o->arena, err));
+    if (threads == 0)
+        threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
+    tell_plan(c->plan, threads, isa, c->devices);
+    QC_TRY(qc_pipeline_init(&c->p, c->plan, &c->d, isa, threads, err));
+    c->p.devices = c->devices;
+    c->bytes_in = own_bytes(c);
+    QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, c->part->rank.index, c->part->rank.count, err));
+    qc_part_opened(c->part, &c->p);
+    const qc_resume_found *found = qc_resume_found_of(c->resume);
+    if (c->part->rank.count == 1 && found->committing)
+        QC_TRY(finish_commit(c, &found->manifest, &m, &done, err));
+    if (!done && !qc_part_is_done(c->part, &c->p, c->resume))
+        QC_TRY(make(c, err));
+    if (!done)
+        QC_TRY(complete(c, &m, &done, report, err));
+    report->continued = found->continued;
+    report->tensors_kept = found->jobs_kept;
+    report->tensors_redone = found->jobs_redone;
+    fill_part(c, report);
+    fill_results(report, &c->p, c->part, done ? &m : NULL);
+    if (done)
+        tell_errors(o, &m);
+    return QC_OK;
+}
+
+/* Can the same command go on, and is there anything to go on with? */
+static int is_worth_keeping(const conversion *c, qc_status st)
+{
+    int exit_code = qc_status_exit_code(st);
+    if (!c->resume)
+        return c->d.had_journal;
+    if (!qc_resume_has_work(c->resume))
+        return 0;
+    return !c->running || (exit_code != 2 && exit_code != 3);
 }
 
 static void tell_kept(const conversion *c, qc_error *err)
@@ -238,157 +345,30 @@ static void tell_kept(const conversion *c, qc_error *err)
                    done, c->plan->job_count);
 }
 
-/* ---- an interruption that takes too long ---- */
-
-/* A frame at level 19 takes seconds, and so may one write to a slow disk. What is recorded needs no
- * farewell: after this time the process ends in the middle of whatever it does, as a kill would. */
-#define PATIENCE_NS 1500000000u
-
-typedef struct {
-    const conversion *c;
-    pthread_t thread;
-    pthread_mutex_t lock; /* protects over; a leaf lock */
-    pthread_cond_t told;
-    int over;
-} watch;
-
-static void *watch_main(void *arg)
-{
-    watch *w = arg;
-    uint64_t since = 0;
-    pthread_mutex_lock(&w->lock);
-    while (!w->over) {
-        qc_cond_wait_briefly(&w->told, &w->lock);
-        if (qc_interrupted() && since == 0)
-            since = qc_clock_ns();
-        if (!w->over && since > 0 && qc_clock_ns() - since > PATIENCE_NS) {
-            qc_error err = {QC_ERR_INTERRUPTED, "interrupted", __FILE__, __LINE__};
-            qc_output_dir d = w->c->d;
-            if (qc_resume_has_work(w->c->resume))
-                tell_kept(w->c, &err);
-            else
-                qc_output_dir_abort(&d);
-            qc_console_error(&err, NULL, 0);
-            _exit(qc_status_exit_code(QC_ERR_INTERRUPTED));
-        }
-    }
-    pthread_mutex_unlock(&w->lock);
-    return NULL;
-}
-
-static qc_status watch_start(watch *w, const conversion *c, qc_error *err)
-{
-    *w = (watch){.c = c};
-    if (pthread_mutex_init(&w->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
-    if (pthread_cond_init(&w->told, NULL) != 0) {
-        pthread_mutex_destroy(&w->lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
-    }
-    if (pthread_create(&w->thread, NULL, watch_main, w) != 0) {
-        pthread_cond_destroy(&w->told);
-        pthread_mutex_destroy(&w->lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a thread could not be started");
-    }
-    return QC_OK;
-}
-
-static void watch_end(watch *w)
-{
-    pthread_mutex_lock(&w->lock);
-    w->over = 1;
-    pthread_cond_signal(&w->told);
-    pthread_mutex_unlock(&w->lock);
-    (void)pthread_join(w->thread, NULL);
-    pthread_cond_destroy(&w->told);
-    pthread_mutex_destroy(&w->lock);
-}
-
-static qc_status go_on(conversion *c, qc_manifest *m, qc_error *err)
-{
-    int done = 0;
-    QC_TRY(finish_commit(c, m, &done, err));
-    if (done)
-        return QC_OK;
-    QC_TRY(check_kept(c, err));
-    QC_TRY(check_room(c, err));
-    QC_TRY(run_pipeline(c, err));
-    QC_TRY(put_manifest(c, m, err));
-    return qc_output_dir_move(&c->d, err);
-}
-
-static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err)
-{
-    const qc_options *o = c->o;
-    qc_isa isa;
-    qc_manifest m;
-    void *v = NULL;
-    watch w;
-    unsigned threads = o->threads;
-    QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
-    c->devices = v;
-    QC_TRY(qc_devices_choose(c->devices, o->run_device, qc_plan_gpu_bytes(c->plan), o->arena, err));
-    if (threads == 0)
-        threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
-    tell_plan(c->plan, threads, isa, c->devices);
-    QC_TRY(qc_pipeline_init(&c->p, c->plan, &c->d, isa, threads, err));
-    c->p.devices = c->devices;
-    QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, 0, 1, err));
-    QC_TRY(watch_start(&w, c, err));
-    qc_status st = go_on(c, &m, err);
-    watch_end(&w);
-    QC_TRY(st);
-    const qc_resume_found *found = qc_resume_found_of(c->resume);
-    report->continued = found->continued;
-    report->tensors_kept = found->jobs_kept;
-    report->tensors_redone = found->jobs_redone;
-    if (c->consume)
-        report->files_consumed = qc_consume_count(c->consume, &report->bytes_consumed);
-    fill_results(report, &c->p, &m);
-    tell_errors(o, &m);
-    return QC_OK;
-}
-
-/* Can the same command go on, and is there anything to go on with? */
-static int is_worth_keeping(const conversion *c, qc_status st)
-{
-    int exit_code = qc_status_exit_code(st);
-    if (!c->resume)
-        return c->d.had_journal;
-    if (qc_consume_any(c->model) || st == QC_ERR_CHANGED)
-        return 1;
-    if (!qc_resume_has_work(c->resume))
-        return 0;
-    return !c->running || (exit_code != 2 && exit_code != 3);
-}
-
-qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_convert_report *report,
-                         qc_error *err)
+qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_part_run *part,
+                         qc_convert_report *report, qc_error *err)
 {
     const qc_options *o = plan->options;
-    conversion c = {.plan = plan, .o = o, .fit = fit, .model = model};
-    if (o->consume_source)
-        QC_TRY(qc_consume_check(plan, err));
-    QC_TRY(qc_output_dir_open(&c.d, o->arena, o->out, o->model, o->force, 0, 1, err));
-    qc_status st = o->restart ? restart(&c, err) : QC_OK;
-    if (st != QC_OK) {
-        qc_output_dir_leave(&c.d);
-        return st;
+    conversion c = {.plan = plan, .o = o, .fit = fit, .part = part};
+    int there = 0;
+    QC_TRY(qc_part_open(part, &c.d, plan, fit, &there, err));
+    if (there) {
+        report->complete_before = 1;
+        fill_part(&c, report);
+        return QC_OK;
     }
-    st = convert(&c, report, err);
-    qc_consume_destroy(c.consume);
-    st = qc_source_files_explain(plan, st, err);
-    int keep = st != QC_OK && is_worth_keeping(&c, st);
-    /* Another exit code: it refused, and what is there is not its own. */
-    int exit_code = qc_status_exit_code(st);
-    if (keep && c.resume && err && (st == QC_ERR_CHANGED || (exit_code != 2 && exit_code != 3)))
+    qc_status st = convert(&c, report, err);
+    int keep = st == QC_OK ? part->left_count > 0 : is_worth_keeping(&c, st);
+    if (st != QC_OK && keep && c.running && err)
         tell_kept(&c, err);
     qc_resume_close(c.resume);
+    if (keep) {
+        qc_part_leave(part, &c.d);
+    } else if (st == QC_OK) {
+        qc_part_close(part, &c.d);
+    } else {
+        qc_part_abort(part, &c.d, &c.p);
+    }
     qc_pipeline_deinit(&c.p);
-    if (keep)
-        qc_output_dir_leave(&c.d);
-    else
-        qc_output_dir_abort(&c.d);
     return st;
 }

@@ -756,13 +756,12 @@ static int is_half_moved(const qc_output_dir *d)
 void qc_output_dir_abort(qc_output_dir *d)
 {
     int made_dir = d->made_dir;
-    if (d->staging && !d->moving && is_alone(d)) {
-        remove_tree(d->staging, is_half_moved(d) ? KEEP_MANIFEST : KEEP_LOCKS, 0);
-        if (!is_half_moved(d)) {
-            remove_part_locks(d->staging);
-            (void)unlink(d->lock.path);
-            (void)rmdir(d->staging);
-        }
+    /* Without its name the lock is that of a folder which others have removed. */
+    if (d->staging && is_alone(d) && has_its_name(&d->lock)) {
+        remove_tree(d->staging, 1, 0);
+        remove_part_locks(d->staging);
+        (void)unlink(d->lock.path);
+        (void)rmdir(d->staging);
     }
     qc_output_dir_leave(d);
     if (made_dir)

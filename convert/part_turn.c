@@ -205,6 +205,8 @@ static qc_status check_one(const check *c, const char *name, qc_error *err)
     const char *path = NULL;
     if (!parse_name(name, &other))
         return QC_OK;
+    if (c->rank.count == 1 && other.count == 1)
+        return QC_OK; /* one's own, for who opens it */
     if (other.count != c->rank.count)
         return c->restart ? clear_away(c, other, name, err) : refuse_count(c, other, err);
     if (other.index != c->rank.index)
@@ -233,6 +235,23 @@ qc_status qc_parts_check_others(const qc_output_dir *d, qc_rank rank, int restar
     qc_status st = QC_OK;
     while (st == QC_OK && (e = readdir(dir)))
         st = check_one(&c, e->d_name, err);
+    closedir(dir);
+    return st;
+}
+
+qc_status qc_parts_remove_journals(const qc_output_dir *d, qc_rank rank, qc_error *err)
+{
+    check c = {d, rank, 1, "", 0};
+    qc_rank other;
+    DIR *dir = NULL;
+    const struct dirent *e;
+    QC_TRY(open_folder(&dir, d->staging, err));
+    qc_status st = QC_OK;
+    while (st == QC_OK && (e = readdir(dir))) {
+        if (parse_name(e->d_name, &other) &&
+            (other.count != rank.count || other.index != rank.index))
+            st = clear_away(&c, other, e->d_name, err);
+    }
     closedir(dir);
     return st;
 }

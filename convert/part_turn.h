@@ -42,6 +42,9 @@ void qc_part_turn_give(qc_file *turn);
 QC_NODISCARD qc_status qc_parts_check_others(const qc_output_dir *d, qc_rank rank, int restart,
                                              const char *identity, size_t identity_bytes,
                                              qc_error *err);
+/* Remove the journals of all parts; QC_ERR_USAGE when another one than rank's runs now. */
+QC_NODISCARD qc_status qc_parts_remove_journals(const qc_output_dir *d, qc_rank rank,
+                                                qc_error *err);
 /* Is there a journal in the folder? Of any part of any number. */
 QC_NODISCARD qc_status qc_parts_have_journal(int *yes, const qc_output_dir *d, qc_error *err);
 

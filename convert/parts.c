@@ -153,3 +153,34 @@ qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *pla
     qc_free(bytes);
     return st;
 }
+
+void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, const uint32_t *part_of,
+                          unsigned index)
+{
+    memset(r->schemes, 0, sizeof r->schemes);
+    r->bytes_in = r->bytes_out_content = r->shards = 0;
+    for (uint32_t i = 0; i < plan->layout.count; i++)
+        r->shards += !part_of || part_of[i] == index;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        if (part_of && part_of[plan->tensors[j->outputs[QC_PART_MAIN]].shard] != index)
+            continue;
+        qc_report_scheme *s = &r->schemes[j->scheme];
+        uint64_t in = plan->model->tensors[j->source].bytes + j->absorbed_bytes, out = 0;
+        for (int part = 0; part < QC_PART_COUNT; part++) {
+            if (j->outputs[part] != QC_NO_OUTPUT)
+                out += plan->tensors[j->outputs[part]].st.end -
+                       plan->tensors[j->outputs[part]].st.begin;
+        }
+        s->tensors++;
+        s->elems += j->elems;
+        s->bytes_in += in;
+        s->bytes_out += out;
+        r->bytes_in += in;
+        r->bytes_out_content += out;
+    }
+    if (!part_of) {
+        r->bytes_in = plan->source_bytes;
+        r->bytes_out_content = plan->tensor_bytes;
+    }
+}

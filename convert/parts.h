@@ -46,4 +46,9 @@ QC_NODISCARD qc_status qc_parts_deal(uint32_t *part_of, const uint64_t *bytes, u
 QC_NODISCARD qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *plan,
                                         unsigned parts, qc_error *err);
 
+/* What a report says of the plan: sizes and schemes, of one part's shards, or of all where part_of
+ * is NULL. */
+void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, const uint32_t *part_of,
+                          unsigned index);
+
 #endif

@@ -105,12 +105,19 @@ static qc_status add_device(const qc_convert_report *r, qc_strbuf *out, qc_error
     return qc_strbuf_adds(out, "\n", err);
 }
 
+/* Of several parts the one that completed OUT. */
+static int was_last(const qc_convert_report *r)
+{
+    return r->part_count > 1 && r->parts_left_count == 0 && !r->complete_before &&
+           !r->complete_meanwhile;
+}
+
 /* A part that completed OUT knows the sizes of all and the time of its own. */
 static qc_status add_time(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     char time[QC_SIZE_TEXT_BYTES], rate_in[QC_SIZE_TEXT_BYTES], rate_out[QC_SIZE_TEXT_BYTES];
     QC_TRY(qc_strbuf_addf(out, err, "  time      %s", qc_text_seconds(time, r->seconds)));
-    if (r->part_count > 1 && r->parts_left_count == 0)
+    if (was_last(r))
         QC_TRY(qc_strbuf_addf(out, err, " for part %u", r->part_index + 1));
     else
         QC_TRY(qc_strbuf_addf(out, err, ", %s in, %s out",
@@ -122,6 +129,8 @@ static qc_status add_time(const qc_convert_report *r, qc_strbuf *out, qc_error *
 
 static qc_status add_parts_left(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
+    if (r->complete_meanwhile)
+        return qc_strbuf_adds(out, "  complete  by another part meanwhile\n", err);
     if (r->parts_left_count == 0)
         return QC_OK;
     QC_TRY(qc_strbuf_adds(out, r->parts_left_count == 1 ? "  to come   part" : "  to come   parts",
@@ -151,7 +160,7 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         return add_complete_before(r, out, err);
     if (r->part_count > 1)
         QC_TRY(qc_strbuf_addf(out, err, "part %u of %u %s: ", r->part_index + 1, r->part_count,
-                              r->parts_left_count ? "is done" : "was the last"));
+                              was_last(r) ? "was the last" : "is done"));
     QC_TRY(qc_strbuf_adds(out, r->dry_run ? "dry run: " : "converted ", err));
     QC_TRY(add_printable(out, r->model, err));
     if (r->out) {
@@ -213,8 +222,11 @@ static void put_part(qc_json_writer *w, const qc_convert_report *r)
     for (unsigned i = 0; i < r->parts_left_count; i++)
         qc_jw_u64(w, r->parts_left[i] + 1);
     qc_jw_end_array(w);
-    qc_jm_bool(w, "complete", r->parts_left_count == 0);
-    qc_jm_bool(w, "complete_before", r->complete_before);
+    qc_jm_string(w, "completed",
+                 r->complete_before      ? "before"
+                 : r->complete_meanwhile ? "meanwhile"
+                 : was_last(r)           ? "here"
+                                         : NULL);
     qc_jw_end_object(w);
 }
 

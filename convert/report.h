@@ -47,7 +47,8 @@ typedef struct {
     unsigned part_index, part_count;
     const unsigned *parts_left; /* indices, rising; none: OUT is complete */
     unsigned parts_left_count;
-    int complete_before; /* OUT was complete when this part came: nothing was done */
+    int complete_before;    /* OUT was complete when this part came: nothing was done */
+    int complete_meanwhile; /* another part completed it when this one was through */
 } qc_convert_report;
 
 /* Bits per weight of what was quantized (codes and scales), 0 if nothing was. */

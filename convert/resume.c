@@ -240,7 +240,7 @@ static qc_status keep_record(qc_resume *r, const qc_journal_record *record, qc_e
     return QC_OK;
 }
 
-static qc_status take_record(void *ctx, const qc_journal_record *record, qc_error *err)
+qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_error *err)
 {
     qc_resume *r = ctx;
     if (!r->has_identity && record->type != QC_RECORD_IDENTITY)
@@ -340,10 +340,9 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
     r->times = v;
     QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times_now, err));
     r->times_now = v;
-    for (size_t i = 0; i < m->file_count;
-         i++) /* of what was opened, or was before it was consumed */
-        r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
-    QC_TRY(qc_journal_open(&r->journal, r->path, take_record, r, NULL, err));
+    for (size_t i = 0; i < m->file_count; i++)
+        QC_TRY(qc_path_time(m->files[i].path, &r->times_now[i], err));
+    QC_TRY(qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err));
     if (!r->has_identity)
         return begin_journal(r, err);
     for (uint32_t i = 0; i < r->p->plan->job_count; i++)

@@ -98,11 +98,15 @@ QC_NODISCARD qc_status qc_resume_open(qc_resume **out, struct qc_pipeline *p, qc
  * qc_resume_open and qc_pipeline_run. progress may be NULL: bytes read. (resume_check.c) */
 QC_NODISCARD qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx, uint64_t bytes),
                                        void *progress_ctx, qc_error *err);
+/* Is there nothing left to do but to commit: DONE was recorded, and no file of the source has
+ * another time since? (resume_others.c) */
+int qc_resume_is_done(const qc_resume *r);
 /* Take what another part's journal holds into p, reading only: its units are then done, not to be
- * read back, and not this process's. *done: it holds DONE. A journal that is missing or of another
- * identity: the former is *done = 0, the latter the identity's error. */
-QC_NODISCARD qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, int *done,
-                                           qc_error *err);
+ * read back, and not this process's. Of *found only done, committing and manifest are set; a
+ * journal that is missing leaves all of it 0. Of another identity: the identity's error. Done, but
+ * with files of the source that have another time now: QC_ERR_INPUT. (resume_others.c) */
+QC_NODISCARD qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
+                                           qc_resume_found *found, qc_error *err);
 const qc_resume_found *qc_resume_found_of(const qc_resume *r);
 /* For who wants to know that it is on the disk: sync. */
 qc_journal *qc_resume_journal(qc_resume *r);

@@ -24,6 +24,9 @@ struct qc_resume {
 
 /* Fill in what of found is counted. */
 void qc_resume_count(qc_resume *r);
+/* One record into ctx, a qc_resume, and its pipeline: a qc_journal_fn. */
+QC_NODISCARD qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record,
+                                             qc_error *err);
 /* Append the times of the source's files as they are now. */
 QC_NODISCARD qc_status qc_resume_add_times(qc_resume *r, qc_error *err);
 

@@ -173,6 +173,14 @@ static void parts(void **state)
                 "  bits      4.500 per quantized weight, 5.546 over all\n"
                 "  tensors   4 keep, 10 nf4\n"
                 "  time      2.00 s for part 2, 2 threads, avx2\n");
+    r.complete_meanwhile = 1;
+    text_is(&r, "part 2 of 9 is done: converted model -> out as nf4\n"
+                "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
+                "  bits      4.500 per quantized weight, 5.546 over all\n"
+                "  tensors   4 keep, 10 nf4\n"
+                "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n"
+                "  complete  by another part meanwhile\n");
+    r.complete_meanwhile = 0;
     r.complete_before = 1;
     text_is(&r, "part 2 of 9: out is complete already; --restart makes it anew\n");
 }

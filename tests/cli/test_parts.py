@@ -22,6 +22,10 @@ def step(index, count, **more):
                  "SLURM_NTASKS": str(count), "SLURM_PROCID": str(index)}, **more)
 
 
+def level(n):
+    return ["--compress", "zstd:%d" % n]
+
+
 class PartsCase(OutputCase):
     LAYERS = 7
     SHAPE = [256, 512]
@@ -33,8 +37,9 @@ class PartsCase(OutputCase):
         rng = random.Random(6)
         for i in range(self.LAYERS):
             n = mk.numel(self.SHAPE)
-            block = bytes(rng.randrange(256) & (0xff if k % 2 == 0 else 0x3f) for k in range(4096))
-            tensors[Q % i] = ("BF16", self.SHAPE, (block * (2 * n // 4096 + 1))[:2 * n])
+            mask = int.from_bytes(b"\xff\x3d" * n, "little")  # below 1 in BF16
+            values = int.from_bytes(rng.randbytes(2 * n), "little") & mask
+            tensors[Q % i] = ("BF16", self.SHAPE, values.to_bytes(2 * n, "little"))
             tensors[N % i] = ("BF16", [64], bytes(128))
         self.model(tensors, shard_bytes=400000)
         self.write("m/tokenizer.json", "{}")
@@ -73,13 +78,12 @@ class SameBytes(PartsCase):
             self.assertEqual(report["part"]["index"], i)
             self.assertEqual(report["part"]["of"], of)
             self.assertEqual(report["part"]["to_come"], sorted(order[k + 1:]))
-            self.assertEqual(report["part"]["complete"], k == of - 1)
-            self.assertFalse(report["part"]["complete_before"])
+            self.assertEqual(report["part"]["completed"], "here" if k == of - 1 else None)
             self.assertEqual(os.path.exists(self.path("o", "qconv.json")), k == of - 1)
             read += report["bytes_in"] if k < of - 1 else 0
         self.assert_is(want)
         one = json.loads(self.ok("--json", *self.args(*more), "again"))
-        self.assertLess(read, one["bytes_in"])
+        self.assertLessEqual(read, one["bytes_in"])
         # What the last one says is what one process says.
         for member in ("bytes_in", "bytes_out", "bytes_stored", "shards", "side_files", "schemes",
                        "worst"):
@@ -127,8 +131,7 @@ class SameBytes(PartsCase):
                 self.assertEqual(err, b"")
                 reports.append(json.loads(out)["part"])
             self.assert_is(want, note=attempt)
-            self.assertEqual(sum(r["complete"] and not r["complete_before"] for r in reports), 1,
-                             reports)
+            self.assertEqual(sum(r["completed"] == "here" for r in reports), 1, reports)
             shutil.rmtree(self.path("o"))
 
     def test_an_old_output_is_replaced_at_the_end(self):
@@ -148,7 +151,7 @@ class Ranks(PartsCase):
         self.ok("-q", *self.args(), "o", env=step(1, 2))
         self.assertFalse(os.path.exists(self.path("o", "qconv.json")))
         text = self.ok(*self.args(), "o", env=step(0, 2))
-        self.assertTrue(text.startswith("part 1 of 2 was the last: converted m -> o as nf4\n"), text)
+        self.assertTrue(text.startswith("part 1 of 2 was the last: converted m -> o as nf4"), text)
         self.assert_is(want)
 
     def test_what_is_no_step(self):
@@ -194,16 +197,16 @@ class Going(PartsCase):
         want = self.whole()
         for i in (1, 2, 1, 2):
             report = self.part(i, 2)
-        self.assertTrue(report["part"]["complete_before"])
+        self.assertEqual(report["part"]["completed"], "before")
         self.assertEqual(self.ok("--part", "2/2", *self.args(), "o"),
                          "part 2 of 2: o is complete already; --restart makes it anew\n")
         self.assert_is(want)
         # By other parts, or none: the same.
-        self.assertTrue(self.part(3, 3)["part"]["complete_before"])
+        self.assertEqual(self.part(3, 3)["part"]["completed"], "before")
         # Not the same at all.
-        self.assertFalse(self.part(1, 2, "--compress-level", "3")["part"]["complete_before"])
-        self.part(2, 2, "--compress-level", "3")
-        self.assert_is(self.whole("--compress-level", "3", out="three"))
+        self.assertIsNone(self.part(1, 2, *level(3))["part"]["completed"])
+        self.part(2, 2, *level(3))
+        self.assert_is(self.whole(*level(3), out="three"))
 
     def test_restart(self):
         want = self.whole()
@@ -220,8 +223,8 @@ class Going(PartsCase):
         self.fails(2, "-q", "--part", "1/2", *self.args(), "o",
                    has=["part 1 of 3", "this is part 1 of 2", "--restart"])
         self.fails(2, "-q", *self.args(), "o", has=["part 1 of 3", "--part 1/3", "--restart"])
-        self.fails(2, "-q", "--part", "2/3", *self.args("--compress-level", "2"), "o",
-                   has=["--restart", "level", "1", "2"])
+        self.fails(2, "-q", "--part", "2/3", *self.args(*level(2)), "o",
+                   has=["part 1 of 3", "zstd:1", "zstd:2", "--restart"])
         now = tree(self.path("o"))
         self.assertEqual({n: now[n] for n in before}, before)
         # Whoever begins anew does away with it.
@@ -231,10 +234,10 @@ class Going(PartsCase):
 
     def test_parts_after_one_process(self):
         want = self.whole()
-        p = self.interrupted(*self.args("--threads", "1", "--compress-level", "19"), "o")
+        p = self.interrupted(*self.args("--threads", "1", *level(19)), "o")
         if p is None:
             self.skipTest("too fast to be interrupted")
-        self.fails(2, "-q", "--part", "1/2", *self.args("--compress-level", "19"), "o",
+        self.fails(2, "-q", "--part", "1/2", *self.args(*level(19)), "o",
                    has=["by one process", "--part 1/1", "--restart"])
         for i in (1, 2):
             self.part(i, 2, "--restart")
@@ -252,13 +255,35 @@ class Going(PartsCase):
         return p if p.returncode == -signal.SIGKILL else None
 
     def test_source_changed_between_parts(self):
+        """By what its head says at once; by its bytes when its time says so."""
+        want = self.whole()
+        config = self.read_bytes("m/config.json")
         self.part(1, 2)
-        name = sorted(n for n in os.listdir(self.path("m")) if n.endswith(".safetensors"))[0]
-        shutil.move(self.path("m", name), self.path("old"))
-        tensors, _ = mk.read_safetensors(self.path("old"))
-        mk.write_safetensors(self.path("m", name), dict(tensors, **{"extra.weight": (
-            "BF16", [4], bytes(8))}))
-        self.fails(3, "-q", "--part", "2/2", *self.args(), "o", has=["--restart"])
+        self.write("m/config.json", config.decode().replace("{", '{"x": 1, ', 1))
+        self.fails(3, "-q", "--part", "2/2", *self.args(), "o", has=["source.config", "--restart"])
+        self.write("m/config.json", config.decode())
+        files = [self.path("m", n) for n in sorted(os.listdir(self.path("m")))
+                 if n.endswith(".safetensors")]
+        self.assertGreater(len(files), 1)
+        # Copied, or touched: who read it before compares, when it is started again.
+        for name in files:
+            os.utime(name, (1, 1))
+        self.fails(3, "-q", "--part", "2/2", *self.args(), "o", has=["modified", "part 1"])
+        self.part(1, 2)
+        self.assert_is(want)
+        shutil.rmtree(self.path("o"))
+        # A last byte changed.
+        self.part(1, 2)
+        for name in files:
+            with open(name, "r+b") as f:
+                f.seek(-200, 2)
+                f.write(b"\0")
+        self.fails(3, "-q", "--part", "2/2", *self.args(), "o", has=["modified", "part 1"])
+        self.fails(3, "-q", "--part", "1/2", *self.args(), "o", has=["changed", "layers", "--restart"])
+
+    def read_bytes(self, name):
+        with open(self.path(name), "rb") as f:
+            return f.read()
 
 
 class Beside(PartsCase):
@@ -266,7 +291,7 @@ class Beside(PartsCase):
 
     LAYERS = 24
     SHAPE = [1024, 1024]
-    SHARDS = ["--max-shard-size", "3MB", "--compress-level", "9"]
+    SHARDS = ["--max-shard-size", "3MB", *level(9)]
 
     def test_refusals(self):
         p = self.start("-q", "--part", "1/2", *self.args("--threads", "1"), "o")

@@ -1,0 +1,297 @@
+#include "convert/part_run.h"
+
+#include "convert/console.h"
+#include "convert/finished.h"
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#define OPEN_TRIES 100
+#define NAME_BYTES 64
+
+static int is_shared(const qc_part_run *r)
+{
+    return r->rank.count > 1;
+}
+
+/* ---- Dealing out ---------------------------------------------------------------------------- */
+
+static void tell_share(const qc_part_run *r, const qc_plan *plan, const uint64_t *load)
+{
+    char own[QC_SIZE_TEXT_BYTES], all[QC_SIZE_TEXT_BYTES];
+    uint64_t sum = 0, most = 0;
+    uint32_t shards = 0;
+    for (unsigned i = 0; i < r->rank.count; i++) {
+        sum += load[i];
+        most = load[i] > most ? load[i] : most;
+    }
+    for (uint32_t i = 0; i < plan->layout.count; i++)
+        shards += r->part_of[i] == r->rank.index;
+    qc_console_detail(plan->options, 1,
+                      "part %u of %u: %" PRIu32 " of %" PRIu32
+                      " shards, %s of %s to read and write; the largest part has %.2f of the mean",
+                      r->rank.index + 1, r->rank.count, shards, plan->layout.count,
+                      qc_text_bytes(own, load[r->rank.index]), qc_text_bytes(all, sum),
+                      sum ? (double)most * r->rank.count / (double)sum : 1.0);
+}
+
+qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan, qc_error *err)
+{
+    void *v = NULL;
+    *r = QC_PART_RUN_NONE;
+    r->rank = rank;
+    if (!is_shared(r))
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->layout.count, sizeof *r->part_of, err));
+    r->part_of = v;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, rank.count, sizeof *r->left, err));
+    r->left = v;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, rank.count, sizeof(uint64_t), err));
+    QC_TRY(qc_parts_of_plan(r->part_of, v, plan, rank.count, err));
+    tell_share(r, plan, v);
+    return QC_OK;
+}
+
+/* ---- Coming in ------------------------------------------------------------------------------ */
+
+static qc_status own_journal(const qc_part_run *r, const qc_output_dir *d, const char **path,
+                             qc_error *err)
+{
+    char name[NAME_BYTES];
+    (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, r->rank.index + 1, r->rank.count);
+    return qc_path_join(d->arena, path, d->staging, name, err);
+}
+
+/* What was read of a manifest in the staging folder, at opening, may be older than the turn. */
+static qc_status is_out_of_date(const qc_output_dir *d, int *yes, qc_error *err)
+{
+    const char *path = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    QC_TRY(qc_path_join(d->arena, &path, d->staging, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    *yes = (kind == QC_PATH_FILE) != (d->dead.shard_count > 0);
+    return QC_OK;
+}
+
+/* The turn is held. */
+static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
+                               const qc_fit *fit, int *complete, qc_error *err)
+{
+    int any = 0, restart = plan->options->restart;
+    const char *path = NULL;
+    qc_strbuf identity;
+    qc_strbuf_init(&identity, SIZE_MAX / 2);
+    qc_status st = qc_identity_make(&identity, plan, r->rank.count, err);
+    if (st == QC_OK)
+        st = qc_parts_check_others(d, r->rank, restart, identity.data, identity.len, err);
+    qc_strbuf_deinit(&identity);
+    QC_TRY(st);
+    if (restart && d->dead.shard_count > 0) {
+        /* Somebody died while he moved files: what the others did is half there, half in OUT. */
+        QC_TRY(qc_parts_remove_journals(d, r->rank, err));
+        QC_TRY(qc_path_join(d->arena, &path, d->staging, QC_MANIFEST_NAME, err));
+        QC_TRY(qc_path_remove(path, err));
+    }
+    QC_TRY(qc_parts_have_journal(&any, d, err));
+    if (!any && !restart)
+        QC_TRY(qc_output_is_of_plan(complete, d->path, plan, fit, err));
+    return QC_OK;
+}
+
+qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
+                       int *complete, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    *complete = 0;
+    if (!is_shared(r)) {
+        QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, 0, 1, err));
+        qc_status st = qc_parts_check_others(d, r->rank, o->restart, "", 0, err);
+        if (st != QC_OK)
+            qc_output_dir_leave(d);
+        else if (o->restart)
+            qc_output_dir_clear(d);
+        return st;
+    }
+    for (int i = 0; i < OPEN_TRIES; i++) {
+        int gone = 0, old = 0;
+        QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, r->rank.index,
+                                  r->rank.count, err));
+        qc_status st = qc_part_turn_take(&r->turn, d, NULL, &gone, err);
+        if (st == QC_OK && !gone)
+            st = is_out_of_date(d, &old, err);
+        if (st == QC_OK && !gone && !old)
+            st = check_staging(r, d, plan, fit, complete, err);
+        if (st == QC_OK && *complete)
+            qc_part_close(r, d);
+        else if (st != QC_OK || gone || old) {
+            qc_part_turn_give(&r->turn);
+            qc_output_dir_leave(d);
+        }
+        if (st != QC_OK || (!gone && !old))
+            return st;
+    }
+    QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast", o->out);
+}
+
+void qc_part_opened(qc_part_run *r, qc_pipeline *p)
+{
+    for (uint32_t i = 0; is_shared(r) && i < p->plan->layout.count; i++)
+        p->shards[i].foreign = r->part_of[i] != r->rank.index;
+    qc_part_turn_give(&r->turn);
+}
+
+/* ---- Going out ------------------------------------------------------------------------------ */
+
+/* Are the shards of a part all in the staging folder, of the sizes that its journal says? */
+static int are_shards_there(const qc_part_run *r, const qc_pipeline *p, unsigned part)
+{
+    for (uint32_t i = 0; i < p->plan->layout.count; i++) {
+        const qc_shard_state *s = &p->shards[i];
+        qc_path_kind kind = QC_PATH_MISSING;
+        uint64_t bytes = 0;
+        if (r->part_of[i] != part)
+            continue;
+        if (!s->kept && part != r->rank.index)
+            return 0;
+        if (qc_path_stat(s->path, &kind, &bytes, NULL) != QC_OK || kind != QC_PATH_FILE ||
+            bytes != s->file_bytes)
+            return 0;
+    }
+    return 1;
+}
+
+int qc_part_is_done(const qc_part_run *r, const qc_pipeline *p, const qc_resume *resume)
+{
+    const qc_resume_found *found = qc_resume_found_of(resume);
+    return is_shared(r) && qc_resume_is_done(resume) &&
+           (found->committing || are_shards_there(r, p, r->rank.index));
+}
+
+static void take_commit(qc_part_run *r, const qc_resume_found *found)
+{
+    if (!found->committing)
+        return;
+    r->committing = 1;
+    r->manifest = found->manifest;
+}
+
+static qc_status take_others(qc_part_run *r, qc_pipeline *p, qc_resume *resume, qc_error *err)
+{
+    r->left_count = 0;
+    take_commit(r, qc_resume_found_of(resume));
+    for (unsigned i = 0; i < r->rank.count; i++) {
+        qc_resume_found found;
+        if (i == r->rank.index)
+            continue;
+        QC_TRY(qc_resume_take_part(resume, i, r->rank.count, &found, err));
+        take_commit(r, &found);
+        if (!found.done)
+            r->left[r->left_count++] = i;
+    }
+    /* After a crash that lost more than a journal can know: somebody has to look. */
+    for (unsigned i = 0; !r->committing && r->left_count == 0 && i < r->rank.count; i++) {
+        if (!are_shards_there(r, p, i))
+            QC_FAIL(err, QC_ERR_IO,
+                    "%s: shards of part %u are not there, although its journal says so; start that "
+                    "part with --restart",
+                    p->out->staging, i + 1);
+    }
+    return QC_OK;
+}
+
+qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, qc_resume *resume,
+                              const qc_fit *fit, int *complete, qc_error *err)
+{
+    char name[NAME_BYTES];
+    int gone = 0;
+    *complete = 0;
+    if (!is_shared(r))
+        return QC_OK;
+    (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, r->rank.index + 1, r->rank.count);
+    QC_TRY(qc_part_turn_take(&r->turn, d, name, &gone, err));
+    if (gone) {
+        QC_TRY(qc_output_is_of_plan(complete, d->path, p->plan, fit, err));
+        if (*complete)
+            return QC_OK;
+        QC_FAIL(err, QC_ERR_IO,
+                "%s: what this part did was removed meanwhile; start the same command again",
+                d->path);
+    }
+    QC_TRY(take_others(r, p, resume, err));
+    if (r->left_count > 0)
+        qc_part_turn_give(&r->turn);
+    return QC_OK;
+}
+
+void qc_part_leave(qc_part_run *r, qc_output_dir *d)
+{
+    qc_part_turn_give(&r->turn);
+    qc_output_dir_leave(d);
+}
+
+/* The turn is held until all is done: who waits for it keeps d's lock from being held alone. */
+void qc_part_close(qc_part_run *r, qc_output_dir *d)
+{
+    int gone = 0, others = 0;
+    if (is_shared(r) && r->turn.fd >= 0)
+        qc_output_dir_clear(d);
+    else if (is_shared(r) && (qc_part_turn_take(&r->turn, d, NULL, &gone, NULL) != QC_OK || gone ||
+                              qc_parts_have_journal(&others, d, NULL) != QC_OK))
+        others = 1;
+    if (others)
+        qc_output_dir_leave(d); /* it is no longer that of this conversion */
+    else
+        qc_output_dir_abort(d);
+    qc_part_turn_give(&r->turn);
+}
+
+void qc_part_abort(qc_part_run *r, qc_output_dir *d, const qc_pipeline *p)
+{
+    int gone = 0, others = 1;
+    const char *journal = NULL;
+    if (!is_shared(r) || !d->staging) {
+        qc_output_dir_abort(d);
+        return;
+    }
+    if (r->turn.fd < 0 && (qc_part_turn_take(&r->turn, d, NULL, &gone, NULL) != QC_OK || gone)) {
+        qc_output_dir_leave(d);
+        return;
+    }
+    for (uint32_t i = 0; p->shards && i < p->plan->layout.count; i++) {
+        if (r->part_of[i] == r->rank.index && p->shards[i].path)
+            (void)unlink(p->shards[i].path);
+    }
+    if (own_journal(r, d, &journal, NULL) == QC_OK)
+        (void)unlink(journal);
+    if (qc_parts_have_journal(&others, d, NULL) != QC_OK)
+        others = 1;
+    if (others)
+        qc_output_dir_leave(d);
+    else
+        qc_output_dir_abort(d);
+    qc_part_turn_give(&r->turn);
+}
+
+void qc_part_fill_report(const qc_part_run *r, const qc_pipeline *p, qc_convert_report *report)
+{
+    const qc_plan *plan = p->plan;
+    for (uint32_t i = 0; i < plan->layout.count; i++)
+        if (r->part_of[i] == r->rank.index)
+            report->bytes_out_stored += p->shards[i].file_bytes;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        const qc_tensor_error *e = &p->jobs[i].error;
+        if (r->part_of[plan->tensors[j->outputs[QC_PART_MAIN]].shard] != r->rank.index ||
+            (j->scheme != QC_SCHEME_NF4 && j->scheme != QC_SCHEME_INT8_ROWS &&
+             j->scheme != QC_SCHEME_INT8_BLOCKS))
+            continue;
+        if (!report->worst_name || e->rel_mse > report->worst_rel_mse) {
+            report->worst_name = j->name;
+            report->worst_rel_mse = e->rel_mse;
+            report->worst_max_err = e->max_err;
+        }
+    }
+}

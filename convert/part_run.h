@@ -1,0 +1,53 @@
+/* A part of a conversion: how it comes in, what of the pipeline is its own, and who completes OUT.
+ * Locks and turns: convert/part_turn.h. */
+#ifndef QC_CONVERT_PART_RUN_H
+#define QC_CONVERT_PART_RUN_H
+
+#include "convert/fit.h"
+#include "convert/part_turn.h"
+#include "convert/pipeline.h"
+#include "convert/resume.h"
+
+typedef struct {
+    qc_rank rank;
+    qc_file turn;
+    uint32_t *part_of; /* per shard, or NULL: all are this process's; in the plan's arena */
+    unsigned *left;    /* parts that are not done, rising; in the plan's arena */
+    unsigned left_count;
+    int committing; /* somebody died while he completed OUT: */
+    qc_digest manifest;
+} qc_part_run;
+
+#define QC_PART_RUN_NONE ((qc_part_run){.rank = {0, 1, QC_RANK_ALONE}, .turn = {-1, NULL}})
+
+/* Deals out the plan's shards and says with -v how. To be called first; of a rank 0 of 1 nothing
+ * happens in any of these but opening the folder. */
+QC_NODISCARD qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan,
+                                     qc_error *err);
+/* Opens OUT; of several parts, the turn is held on return. *complete: OUT is there already and of
+ * this conversion; nothing is held or left behind. With --restart what this process did before is
+ * removed. Refusals: qc_output_dir_open, qc_parts_check_others. */
+QC_NODISCARD qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
+                                    const qc_fit *fit, int *complete, qc_error *err);
+/* The journal is open: others may come in. The other parts' shards of p are foreign from here on.
+ */
+void qc_part_opened(qc_part_run *r, qc_pipeline *p);
+/* Is all of this part done, and its shards there, so that nothing is to be looked at? */
+int qc_part_is_done(const qc_part_run *r, const qc_pipeline *p, const qc_resume *resume);
+/* DONE is recorded: take the turn, and what the others' journals hold into p. *complete: somebody
+ * completed OUT meanwhile. Else r->left says who is to come; with none of them, the turn is held
+ * and this part completes OUT (or goes on with that: r->committing). */
+QC_NODISCARD qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p,
+                                           qc_resume *resume, const qc_fit *fit, int *complete,
+                                           qc_error *err);
+/* Leave what is there for whoever goes on: the turn, the part, the folder. */
+void qc_part_leave(qc_part_run *r, qc_output_dir *d);
+/* OUT is complete: the staging folder can go. Gives the turn back. */
+void qc_part_close(qc_part_run *r, qc_output_dir *d);
+/* Gives up what this part made, and the staging folder with it unless others have work in there. p
+ * may be one that was never made. */
+void qc_part_abort(qc_part_run *r, qc_output_dir *d, const qc_pipeline *p);
+/* What a report says while parts are to come: worst weight and bytes of this one. */
+void qc_part_fill_report(const qc_part_run *r, const qc_pipeline *p, qc_convert_report *report);
+
+#endif
