@@ -29,6 +29,7 @@ typedef struct {
     qc_part_run *part;
     uint64_t bytes_in; /* of the source, that this process reads */
     int running;       /* what the input is wrong with was found by working on it */
+    int made;          /* all that this process has to make */
 } conversion;
 
 /* The disk must hold what is to come; known exactly without compression, and with it the part that
@@ -310,6 +311,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
         QC_TRY(finish_commit(c, &found->manifest, &m, &done, err));
     if (!done && !qc_part_is_done(c->part, &c->p, c->resume))
         QC_TRY(make(c, err));
+    c->made = 1;
     if (!done)
         QC_TRY(complete(c, &m, &done, report, err));
     report->continued = found->continued;
@@ -330,6 +332,9 @@ static int is_worth_keeping(const conversion *c, qc_status st)
         return c->d.had_journal;
     if (!qc_resume_has_work(c->resume))
         return 0;
+    /* What one part did is not undone for what is wrong with another's. */
+    if (c->made && c->part->rank.count > 1)
+        return 1;
     return !c->running || (exit_code != 2 && exit_code != 3);
 }
 

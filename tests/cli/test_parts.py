@@ -289,9 +289,9 @@ class Going(PartsCase):
 class Beside(PartsCase):
     """While a part runs."""
 
-    LAYERS = 24
-    SHAPE = [1024, 1024]
-    SHARDS = ["--max-shard-size", "3MB", *level(9)]
+    LAYERS = 10
+    SHAPE = [512, 1024]
+    SHARDS = ["--max-shard-size", "600KB", *level(9)]
 
     def test_refusals(self):
         p = self.start("-q", "--part", "1/2", *self.args("--threads", "1"), "o")
