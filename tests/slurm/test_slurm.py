@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import struct
 import sys
 import tempfile
 import time
@@ -20,6 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path[:0] = [HERE, os.path.join(ROOT, "tests"), os.path.join(ROOT, "tests", "cli")]
 import make_checkpoint as mk  # noqa: E402
 from output_case import tree_digest  # noqa: E402
+from test_parts import has_weight  # noqa: E402
 from small_cluster import SmallCluster, why_not  # noqa: E402
 
 QCONV = os.path.abspath(os.environ.get("QCONV", os.path.join(ROOT, "build", "qconv")))
@@ -184,19 +184,7 @@ class Lost(Model):
         return self.path("o", ".qconv-partial", "journal-%05d-of-%05d" % (part, of))
 
     def has_work(self, part, of):
-        """A weight is recorded: type, length, payload and sum each, behind 8 bytes of magic."""
-        try:
-            with open(self.journal(part, of), "rb") as f:
-                data = f.read()
-        except OSError:
-            return False
-        at = 8
-        while at + 8 <= len(data):
-            kind, length = struct.unpack_from("<II", data, at)
-            if kind == 3:
-                return True
-            at += 16 + length
-        return False
+        return has_weight(self.journal(part, of))
 
     def pid_of(self, name, value):
         """The process of qconv with this in its environment."""
