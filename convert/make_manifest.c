@@ -138,12 +138,23 @@ static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan,
     return QC_OK;
 }
 
-qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit, qc_error *err)
+/* Shards follow one another in the plan's order, too. */
+static qc_status fill_row(void *ctx, size_t i, qc_manifest_tensor *t, qc_error *err)
+{
+    const qc_manifest_rows *rows = ctx;
+    const qc_pipeline *p = rows->p;
+    return fill_tensor(t, p, p->plan->layout.shards[0].order[i], err);
+}
+
+qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows, const qc_pipeline *p,
+                           const qc_fit *fit, qc_manifest_file *files, size_t file_count,
+                           qc_error *err)
 {
     const qc_options *o = plan->options;
     const qc_checkpoint *model = plan->model;
     void *v = NULL;
     memset(m, 0, sizeof *m);
+    rows->p = p;
     m->qconv_version = QCONV_VERSION;
     m->compressed = o->compress;
     if (o->compress) {
@@ -185,15 +196,11 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *f
     m->shard_count = plan->layout.count;
     QC_TRY(qc_arena_alloc(plan->arena, &v, m->shard_count, sizeof *m->shards, err));
     m->shards = v;
-    m->tensor_count = plan->tensor_count;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, m->tensor_count, sizeof *m->tensors, err));
-    m->tensors = v;
-    size_t n = 0;
-    for (uint32_t s = 0; s < plan->layout.count; s++) {
+    for (uint32_t s = 0; s < plan->layout.count; s++)
         QC_TRY(fill_shard(&m->shards[s], p, s, err));
-        for (uint32_t k = 0; k < plan->layout.shards[s].count; k++)
-            QC_TRY(fill_tensor(&m->tensors[n++], p, plan->layout.shards[s].order[k], err));
-    }
+    m->tensor_count = plan->tensor_count;
+    m->tensor_row = fill_row;
+    m->tensor_ctx = rows;
     m->files = files;
     m->file_count = file_count;
     return QC_OK;

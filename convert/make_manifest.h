@@ -6,9 +6,16 @@
 #include "convert/pipeline.h"
 #include "formats/manifest.h"
 
-/* Fill m from the pipeline's results; everything in it lives in the plan's arena. fit: what the
- * shards were cut for; NULL without --vram. */
-QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *fit,
+/* What the manifest's rows of tensors are made from, when they are asked for. */
+typedef struct {
+    const qc_pipeline *p;
+} qc_manifest_rows;
+
+/* Fill m from the pipeline's results; what it holds lives in the plan's arena, but for its tensors,
+ * which are rows made from p: both it and *rows have to outlive m. fit: what the shards were cut
+ * for; NULL without --vram. */
+QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,
+                                        const qc_pipeline *p, const qc_fit *fit,
                                         qc_manifest_file *files, size_t file_count, qc_error *err);
 /* What of it is known before the work: version, options, placement, sources. The rest is empty. */
 QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit,

@@ -631,21 +631,20 @@ static qc_status move_files(qc_output_dir *d, int going_on, qc_error *err)
     return qc_dir_sync(d->path, err);
 }
 
-qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest, size_t len,
-                                     qc_error *err)
+qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path, qc_error *err)
 {
-    const char *staged = NULL;
-    QC_TRY(qc_path_join(d->arena, &staged, d->staging, QC_MANIFEST_NAME, err));
-    return qc_file_put(staged, manifest, len, err); /* syncs the folder */
+    return qc_path_join(d->arena, path, d->staging, QC_MANIFEST_NAME, err);
 }
 
-static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
+qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len, qc_error *err)
 {
     const char *staged = NULL, *final = NULL;
     qc_file folder = QC_FILE_CLOSED;
-    QC_TRY(qc_path_join(d->arena, &staged, d->staging, QC_MANIFEST_NAME, err));
+    /* What can run out of space or memory comes before the old output goes. */
+    QC_TRY(qc_output_dir_manifest_path(d, &staged, err));
     QC_TRY(qc_path_join(d->arena, &final, d->path, QC_MANIFEST_NAME, err));
-    d->moving = 1;
+    if (manifest)
+        QC_TRY(qc_file_put(staged, manifest, len, err));
     QC_TRY(remove_old(d, err));
     QC_TRY(move_files(d, going_on, err));
     QC_TRY(qc_strdup(&folder.path, d->path, err));

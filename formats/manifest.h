@@ -10,6 +10,7 @@
 #include "base/dtype.h"
 #include "base/strbuf.h"
 #include "formats/digest.h"
+#include "formats/text_file.h"
 
 #define QC_MANIFEST_NAME    "qconv.json"
 #define QC_MANIFEST_VERSION 1u
@@ -83,6 +84,9 @@ typedef struct {
     size_t device_count;         /* 0: there is no placement, and nothing above is set */
 } qc_manifest_placement;
 
+/* Fills *t with row i; what it points to lives until the next call. */
+typedef qc_status (*qc_manifest_row_fn)(void *ctx, size_t i, qc_manifest_tensor *t, qc_error *err);
+
 typedef struct {
     const char *qconv_version;
     const char *zstd_version; /* compressed only, else NULL */
@@ -105,11 +109,21 @@ typedef struct {
     size_t shard_count;
     qc_manifest_tensor *tensors; /* in shard order, file order */
     size_t tensor_count;
+    /* For writing, where tensors is NULL: makes them one after the other, in as little memory. Then
+     * nobody looks whether two have one name: who cut the shards has. */
+    qc_manifest_row_fn tensor_row;
+    void *tensor_ctx;
     qc_manifest_file *files; /* sorted by path */
     size_t file_count;
 } qc_manifest;
 
 QC_NODISCARD qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, qc_error *err);
+/* The same text to an opened file, piece by piece; the caller finishes it. */
+QC_NODISCARD qc_status qc_manifest_write_file(const qc_manifest *m, qc_text_file *out,
+                                              qc_error *err);
+/* Row i of m: in m->tensors, or made in *room. */
+QC_NODISCARD qc_status qc_manifest_row(const qc_manifest *m, size_t i, qc_manifest_tensor *room,
+                                       const qc_manifest_tensor **row, qc_error *err);
 /* Checks the closing digest first, then every field (ranges, order, sums). Strings live in arena.
  */
 QC_NODISCARD qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text,

@@ -115,7 +115,7 @@ static qc_status check_names(const qc_manifest *m, qc_error *err)
     size_t files = m->shard_count + m->file_count, most = files;
     if (m->source_count > most)
         most = m->source_count;
-    if (m->tensor_count > most)
+    if (m->tensors && m->tensor_count > most)
         most = m->tensor_count;
     QC_TRY(qc_calloc(&v, most, sizeof(char *), err));
     const char **names = v;
@@ -126,12 +126,12 @@ static qc_status check_names(const qc_manifest *m, qc_error *err)
     }
     if (st == QC_OK)
         st = check_unique(names, m->source_count, "source", err);
-    for (size_t i = 0; st == QC_OK && i < m->tensor_count; i++) {
+    for (size_t i = 0; st == QC_OK && m->tensors && i < m->tensor_count; i++) {
         names[i] = m->tensors[i].name;
         if (!names[i])
             st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__, "tensor %zu has no name", i);
     }
-    if (st == QC_OK)
+    if (st == QC_OK && m->tensors)
         st = check_unique(names, m->tensor_count, "tensor", err);
     qc_free(names);
     return st;
@@ -274,8 +274,12 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
     uint64_t sum = 0;
     if (s->header_bytes < HEADER_LEAST_BYTES || s->header_bytes > 8 + QC_ST_MAX_HEADER_BYTES)
         QC_FAIL(err, QC_ERR_INPUT, "%s: header_bytes cannot be %" PRIu64, s->name, s->header_bytes);
-    for (; *next < m->tensor_count && m->tensors[*next].shard == shard; (*next)++) {
-        const qc_manifest_tensor *t = &m->tensors[*next];
+    for (; *next < m->tensor_count; (*next)++) {
+        qc_manifest_tensor room;
+        const qc_manifest_tensor *t = NULL;
+        QC_TRY(qc_manifest_row(m, *next, &room, &t, err));
+        if (t->shard != shard)
+            break;
         qc_status st = check_tensor(t, err);
         if (st == QC_OK)
             st = check_place(t, m->compressed, &at, err);
@@ -310,6 +314,16 @@ static qc_status check_rules(const qc_manifest *m, qc_error *err)
     return QC_OK;
 }
 
+static qc_status fail_shard(const qc_manifest *m, size_t tensor, qc_error *err)
+{
+    qc_manifest_tensor room;
+    const qc_manifest_tensor *t = NULL;
+    QC_TRY(qc_manifest_row(m, tensor, &room, &t, err));
+    QC_FAIL(err, QC_ERR_INPUT,
+            "tensor '%s': its shard %" PRIu32 " is out of order or does not exist", t->name,
+            t->shard);
+}
+
 qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
 {
     size_t next = 0;
@@ -323,9 +337,7 @@ qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
     for (size_t i = 0; st == QC_OK && i < m->shard_count; i++)
         st = check_shard(m, (uint32_t)i, &next, err);
     if (st == QC_OK && next != m->tensor_count)
-        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                          "tensor '%s': its shard %" PRIu32 " is out of order or does not exist",
-                          m->tensors[next].name, m->tensors[next].shard);
+        st = fail_shard(m, next, err);
     if (st == QC_OK)
         st = check_placement(m, err);
     if (st != QC_OK)

@@ -3,12 +3,14 @@
 #include "formats/json_writer.h"
 
 #include <stdio.h>
+#include <string.h>
 
 #define EXACT_MAX 9007199254740991u /* 2^53 - 1: what every JSON reader keeps exact */
 
 /* A writer that also refuses integers a reader might round. */
 typedef struct {
     qc_json_writer jw;
+    qc_text_file *file; /* what jw writes to is its text; or NULL */
     uint64_t too_large;
 } writer;
 
@@ -184,6 +186,20 @@ static void put_file(writer *w, const qc_manifest_file *f)
     put_digest(w, "xxh3_128", &f->digest);
 }
 
+static void put_tensor_row(writer *w, const qc_manifest *m, size_t i)
+{
+    qc_manifest_tensor room;
+    const qc_manifest_tensor *t = NULL;
+    w->jw.st = qc_manifest_row(m, i, &room, &t, w->jw.err);
+    if (w->jw.st != QC_OK)
+        return;
+    begin_row(w);
+    put_tensor(w, m, t);
+    qc_jw_end_object(&w->jw);
+    if (w->jw.st == QC_OK && w->file)
+        w->jw.st = qc_text_file_step(w->file, w->jw.err);
+}
+
 static void put_lists(writer *w, const qc_manifest *m)
 {
     qc_jw_key(&w->jw, "sources");
@@ -204,11 +220,8 @@ static void put_lists(writer *w, const qc_manifest *m)
     qc_jw_end_array(&w->jw);
     qc_jw_key(&w->jw, "tensors");
     qc_jw_begin_array(&w->jw);
-    for (size_t i = 0; i < m->tensor_count && w->jw.st == QC_OK; i++) {
-        begin_row(w);
-        put_tensor(w, m, &m->tensors[i]);
-        qc_jw_end_object(&w->jw);
-    }
+    for (size_t i = 0; i < m->tensor_count && w->jw.st == QC_OK; i++)
+        put_tensor_row(w, m, i);
     qc_jw_end_array(&w->jw);
     qc_jw_key(&w->jw, "files");
     qc_jw_begin_array(&w->jw);
@@ -220,40 +233,63 @@ static void put_lists(writer *w, const qc_manifest *m)
     qc_jw_end_array(&w->jw);
 }
 
-/* The digest covers all that stands before its first digit; what follows is fixed. */
-static qc_status put_seal(qc_strbuf *out, size_t start, qc_error *err)
+/* All but the last digest, which covers what stands before its first digit. */
+static qc_status put_all(writer *w, const qc_manifest *m, qc_strbuf *out, qc_error *err)
+{
+    static const char closing[] = "\n}"; /* of the object, taken back to add the digest */
+    QC_TRY(qc_manifest_check(m, err));
+    qc_jw_init(&w->jw, out, err);
+    qc_jw_begin_object(&w->jw);
+    put_head(w, m);
+    put_placement(w, &m->placement);
+    put_lists(w, m);
+    qc_jw_end_object(&w->jw);
+    QC_TRY(qc_jw_finish(&w->jw));
+    if (w->too_large)
+        QC_FAIL(err, QC_ERR_RANGE, "manifest: %llu is more than JSON numbers hold exactly",
+                (unsigned long long)w->too_large);
+    out->len -= sizeof closing - 1;
+    return qc_strbuf_adds(out, ",\n  \"" QC_MANIFEST_SEAL_KEY "\": \"", err);
+}
+
+static qc_status put_seal(qc_strbuf *out, const qc_digest *d, qc_error *err)
 {
     char hex[QC_DIGEST_HEX_BYTES];
-    QC_TRY(qc_strbuf_adds(out, ",\n  \"" QC_MANIFEST_SEAL_KEY "\": \"", err));
-    qc_digest d = qc_digest_bytes(out->data + start, out->len - start);
-    qc_digest_hex(&d, hex);
+    qc_digest_hex(d, hex);
     return qc_strbuf_addf(out, err, "%s\"\n}\n", hex);
 }
 
 qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, qc_error *err)
 {
-    static const char closing[] = "\n}"; /* of the object, taken back to add the digest */
     size_t start = out->len;
     writer w = {.too_large = 0};
-    QC_TRY(qc_manifest_check(m, err));
-    qc_jw_init(&w.jw, out, err);
-    qc_jw_begin_object(&w.jw);
-    put_head(&w, m);
-    put_placement(&w, &m->placement);
-    put_lists(&w, m);
-    qc_jw_end_object(&w.jw);
-    qc_status st = qc_jw_finish(&w.jw);
-    if (st == QC_OK && w.too_large)
-        st = qc_error_set(err, QC_ERR_RANGE, __FILE__, __LINE__,
-                          "manifest: %llu is more than JSON numbers hold exactly",
-                          (unsigned long long)w.too_large);
+    qc_status st = put_all(&w, m, out, err);
     if (st == QC_OK) {
-        out->len -= sizeof closing - 1;
-        st = put_seal(out, start, err);
+        qc_digest d = qc_digest_bytes(out->data + start, out->len - start);
+        st = put_seal(out, &d, err);
     }
     if (st != QC_OK && out->data) {
         out->len = start;
         out->data[start] = '\0';
     }
     return st;
+}
+
+qc_status qc_manifest_write_file(const qc_manifest *m, qc_text_file *out, qc_error *err)
+{
+    writer w = {.file = out};
+    QC_TRY(put_all(&w, m, &out->text, err));
+    QC_TRY(qc_text_file_flush(out, err));
+    qc_digest d = qc_text_file_digest(out);
+    return put_seal(&out->text, &d, err);
+}
+
+qc_status qc_manifest_row(const qc_manifest *m, size_t i, qc_manifest_tensor *room,
+                          const qc_manifest_tensor **row, qc_error *err)
+{
+    *row = m->tensors ? &m->tensors[i] : room;
+    if (m->tensors)
+        return QC_OK;
+    memset(room, 0, sizeof *room);
+    return m->tensor_row(m->tensor_ctx, i, room, err);
 }
