@@ -40,17 +40,14 @@ static void fill_report(qc_convert_report *r, const qc_plan *plan)
         s->bytes_in += plan->model->tensors[j->source].bytes + j->absorbed_bytes;
         for (int part = 0; part < QC_PART_COUNT; part++) {
             if (j->outputs[part] != QC_NO_OUTPUT)
-                s->bytes_out += plan->tensors[j->outputs[part]].st.end -
-                                plan->tensors[j->outputs[part]].st.begin;
+                s->bytes_out += qc_plan_tensor_bytes(plan, j->outputs[part]);
         }
     }
 }
 
-static qc_status fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_manifest *m,
-                              qc_error *err)
+static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_manifest *m)
 {
-    qc_manifest_tensor room;
-    const qc_manifest_tensor *t = NULL;
+    const qc_plan *plan = p->plan;
     r->threads = p->threads;
     r->isa = qc_isa_name(p->ops->isa);
     r->device = p->devices->text;
@@ -58,20 +55,22 @@ static qc_status fill_results(qc_convert_report *r, const qc_pipeline *p, const 
     r->side_files = m->file_count;
     for (uint32_t i = 0; i < p->plan->layout.count; i++)
         r->bytes_out_stored += p->shards[i].file_bytes;
-    for (size_t i = 0; i < m->tensor_count; i++) {
-        QC_TRY(qc_manifest_row(m, i, &room, &t, err));
-        if (!t->has_error)
-            continue;
-        qc_console_detail(p->plan->options, 2,
-                          "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64, t->name,
-                          t->scheme, t->rel_mse, t->max_err, t->max_err_index);
-        if (!r->worst_name || t->rel_mse > r->worst_rel_mse) {
-            r->worst_name = t->name;
-            r->worst_rel_mse = t->rel_mse;
-            r->worst_max_err = t->max_err;
+    /* Of two that are equally bad the first in the order of the files. */
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_output *o = &plan->outputs[plan->layout.shards[0].order[i]];
+        const qc_job *j = &plan->jobs[o->job];
+        const qc_tensor_error *e = &p->jobs[o->job].error;
+        if (o->part != QC_PART_MAIN || j->outputs[QC_PART_STATE] == j->outputs[QC_PART_SCB])
+            continue; /* not quantized: it has neither */
+        qc_console_detail(plan->options, 2,
+                          "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64, j->name,
+                          qc_scheme_name(j->scheme), e->rel_mse, e->max_err, e->max_index);
+        if (!r->worst_name || e->rel_mse > r->worst_rel_mse) {
+            r->worst_name = j->name;
+            r->worst_rel_mse = e->rel_mse;
+            r->worst_max_err = e->max_err;
         }
     }
-    return QC_OK;
 }
 
 static void add_progress(void *progress, uint64_t bytes)
@@ -117,21 +116,6 @@ static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
                         left - room);
 }
 
-/* The manifest into staging, then everything to its place. */
-static qc_status commit(qc_output_dir *d, const qc_manifest *m, qc_error *err)
-{
-    qc_text_file text = QC_TEXT_FILE_NONE;
-    const char *path = NULL;
-    QC_TRY(qc_output_dir_manifest_path(d, &path, err));
-    qc_status st = qc_text_file_open(&text, path, err);
-    if (st == QC_OK)
-        st = qc_manifest_write_file(m, &text, err);
-    if (st == QC_OK)
-        st = qc_text_file_finish(&text, err);
-    qc_text_file_deinit(&text);
-    return st == QC_OK ? qc_output_dir_commit(d, NULL, 0, err) : st;
-}
-
 /* fit: what the plan was cut for, or NULL. */
 static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
                           qc_convert_report *report, qc_error *err)
@@ -145,7 +129,7 @@ static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *f
     size_t file_count = 0;
     const char *verb = NULL;
     void *v = NULL;
-    qc_manifest_rows rows;
+    qc_manifest_rows rows = QC_MANIFEST_ROWS_NONE;
     QC_TRY(qc_isa_select(&isa, err));
     QC_TRY(check_room(plan, d->staging, err));
     QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
@@ -172,9 +156,12 @@ static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *f
     if (st == QC_OK)
         st = qc_manifest_make(&m, &rows, &p, fit, files, file_count, err);
     if (st == QC_OK)
-        st = commit(d, &m, err);
+        st = qc_manifest_stage(d, &m, err);
     if (st == QC_OK)
-        st = fill_results(report, &p, &m, err);
+        st = qc_output_dir_commit(d, NULL, 0, err);
+    if (st == QC_OK)
+        fill_results(report, &p, &m);
+    qc_manifest_rows_deinit(&rows);
     qc_pipeline_deinit(&p);
     return st;
 }

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "convert/commands.h"
 #include "convert/console.h"
+#include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/output_scan.h"
 #include "convert/pipeline.h"
@@ -13,6 +14,7 @@
 #include "convert/scan_report.h"
 #include "convert/side_files.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct {
@@ -153,29 +155,35 @@ static qc_status keep_device(qc_manifest *m, const qc_options *o, qc_error *err)
     return QC_OK;
 }
 
+static int compare_index(const void *pa, const void *pb)
+{
+    const qc_index_entry *a = pa, *b = pb;
+    return strcmp(a->name, b->name);
+}
+
+static qc_status index_row(void *ctx, size_t i, qc_index_entry *e, qc_error *err)
+{
+    const qc_index_entry *entries = ctx;
+    (void)err;
+    *e = entries[i];
+    return QC_OK;
+}
+
 /* The part's own index: its shards have numbers of the whole, so their names need one. */
 static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
 {
     void *v = NULL;
-    qc_strbuf text;
     QC_TRY(qc_arena_alloc(d->arena, &v, m->tensor_count, sizeof(qc_index_entry), err));
     qc_index_entry *entries = v;
     for (size_t i = 0; i < m->tensor_count; i++)
         entries[i] = (qc_index_entry){m->tensors[i].name, m->shards[m->tensors[i].shard].name};
+    qsort(entries, m->tensor_count, sizeof *entries, compare_index);
     QC_TRY(qc_arena_alloc(d->arena, &v, 1, sizeof *m->files, err));
-    qc_strbuf_init(&text, SIZE_MAX / 2);
-    qc_status st =
-        qc_index_write(&text, entries, m->tensor_count, m->placement.devices[0].tensor_bytes, err);
-    if (st == QC_OK)
-        st = qc_output_dir_put(d, QC_INDEX_NAME, text.data, text.len, err);
-    if (st == QC_OK) {
-        m->files = v;
-        m->files[0] =
-            (qc_manifest_file){QC_INDEX_NAME, text.len, qc_digest_bytes(text.data, text.len)};
-        m->file_count = 1;
-    }
-    qc_strbuf_deinit(&text);
-    return st;
+    m->files = v;
+    QC_TRY(qc_index_stage(d, m->files, index_row, entries, m->tensor_count,
+                          m->placement.devices[0].tensor_bytes, err));
+    m->file_count = 1;
+    return QC_OK;
 }
 
 static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_result *result,
@@ -213,13 +221,8 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     if (st != QC_OK)
         return st;
     make_plain(&m);
-    qc_strbuf text;
-    qc_strbuf_init(&text, SIZE_MAX / 2);
-    st = qc_manifest_write(&m, &text, err);
-    if (st == QC_OK)
-        st = qc_output_dir_commit(d, text.data, text.len, err);
-    qc_strbuf_deinit(&text);
-    return st;
+    QC_TRY(qc_manifest_stage(d, &m, err));
+    return qc_output_dir_commit(d, NULL, 0, err);
 }
 
 qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)

@@ -25,7 +25,7 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
 
 static qc_status write_state(const qc_job *j, qc_job_state *s, float offset, qc_error *err)
 {
-    qc_bnb_state state = j->state;
+    qc_bnb_state state = qc_job_state_of(j);
     void *v = NULL;
     state.nested_offset = (double)offset;
     QC_TRY(qc_malloc(&v, qc_bnb_state_bytes(&state), err));

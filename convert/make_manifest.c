@@ -41,23 +41,25 @@ static qc_status root_of(const qc_unit *units, uint32_t count, digest_of what, q
     return QC_OK;
 }
 
-static qc_status fill_tensor(qc_manifest_tensor *t, const qc_pipeline *p, uint32_t tensor,
+static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint32_t tensor,
                              qc_error *err)
 {
+    const qc_pipeline *p = rows->p;
     const qc_plan *plan = p->plan;
-    const qc_out_tensor *o = &plan->tensors[tensor];
+    const qc_out_tensor o = qc_plan_tensor(plan, tensor);
     const qc_output *made = &plan->outputs[tensor];
     const qc_job *j = &plan->jobs[made->job];
     const qc_unit *units = p->units + p->first_unit[tensor];
     uint32_t count = p->unit_counts[tensor];
-    t->name = o->st.name;
-    t->dtype = o->st.dtype;
-    t->ndim = o->st.ndim;
-    memcpy(t->dims, o->st.dims, sizeof t->dims);
-    t->begin = o->st.begin;
-    t->end = o->st.end;
-    t->piece_bytes = o->piece_bytes;
-    t->shard = o->shard;
+    QC_TRY(qc_out_tensor_name(&rows->name, &o, err));
+    t->name = rows->name.data;
+    t->dtype = o.st.dtype;
+    t->ndim = o.st.ndim;
+    memcpy(t->dims, o.st.dims, sizeof t->dims);
+    t->begin = o.st.begin;
+    t->end = o.st.end;
+    t->piece_bytes = o.piece_bytes;
+    t->shard = o.shard;
     QC_TRY(root_of(units, count, OF_CONTENT, &t->content, err));
     if (plan->options->compress) {
         QC_TRY(root_of(units, count, OF_STORED, &t->stored, err));
@@ -74,7 +76,7 @@ static qc_status fill_tensor(qc_manifest_tensor *t, const qc_pipeline *p, uint32
     t->source_name = src->name;
     t->source_dtype = src->dtype;
     /* Rounded up: of an odd number of nibbles the last byte is read whole. */
-    t->source_piece_bytes = qc_ceil_div_u64(o->piece_bytes * j->source_num, j->source_den);
+    t->source_piece_bytes = qc_ceil_div_u64(o.piece_bytes * j->source_num, j->source_den);
     QC_TRY(root_of(units, count, OF_SOURCE, &t->source, err));
     if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
         j->scheme == QC_SCHEME_INT8_BLOCKS) {
@@ -141,9 +143,13 @@ static qc_status fill_placement(qc_manifest_placement *out, const qc_plan *plan,
 /* Shards follow one another in the plan's order, too. */
 static qc_status fill_row(void *ctx, size_t i, qc_manifest_tensor *t, qc_error *err)
 {
-    const qc_manifest_rows *rows = ctx;
-    const qc_pipeline *p = rows->p;
-    return fill_tensor(t, p, p->plan->layout.shards[0].order[i], err);
+    qc_manifest_rows *rows = ctx;
+    return fill_tensor(t, rows, rows->p->plan->layout.shards[0].order[i], err);
+}
+
+void qc_manifest_rows_deinit(qc_manifest_rows *rows)
+{
+    qc_strbuf_deinit(&rows->name);
 }
 
 qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows, const qc_pipeline *p,
@@ -155,6 +161,7 @@ qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows, const qc_pipe
     void *v = NULL;
     memset(m, 0, sizeof *m);
     rows->p = p;
+    qc_strbuf_init(&rows->name, SIZE_MAX / 2);
     m->qconv_version = QCONV_VERSION;
     m->compressed = o->compress;
     if (o->compress) {
@@ -204,4 +211,18 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *f
     m->files = files;
     m->file_count = file_count;
     return QC_OK;
+}
+
+qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_error *err)
+{
+    qc_text_file text = QC_TEXT_FILE_NONE;
+    const char *path = NULL;
+    QC_TRY(qc_output_dir_manifest_path(d, &path, err));
+    qc_status st = qc_text_file_open(&text, path, err);
+    if (st == QC_OK)
+        st = qc_manifest_write_file(m, &text, err);
+    if (st == QC_OK)
+        st = qc_text_file_finish(&text, err);
+    qc_text_file_deinit(&text);
+    return st;
 }

@@ -24,6 +24,142 @@ unsigned qc_pipeline_default_threads(int level)
     return fit == 0 ? 1 : cpus < fit ? cpus : (unsigned)fit;
 }
 
+/* ---- Units ---------------------------------------------------------------------------------- */
+
+static uint64_t tensor_bytes(const qc_out_tensor *t)
+{
+    return t->st.end - t->st.begin;
+}
+
+static int is_compressed(const qc_pipeline *p)
+{
+    return p->plan->options->compress;
+}
+
+/* A derived tensor waits for its place if it lies before the codes, or always when every place is
+ * known anyway. */
+static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
+{
+    const qc_output *o = &p->plan->outputs[tensor];
+    const qc_job *j = &p->plan->jobs[o->job];
+    if (o->part == QC_PART_MAIN)
+        return QC_UNIT_MAIN;
+    const uint64_t *begins = p->plan->layout.begins;
+    if (!is_compressed(p) || begins[tensor] < begins[j->outputs[QC_PART_MAIN]])
+        return QC_UNIT_DEFERRED;
+    return QC_UNIT_DERIVED;
+}
+
+static void add_units(qc_pipeline *p, qc_unit model, uint64_t bytes, uint64_t piece, uint32_t *at)
+{
+    for (uint64_t offset = 0; offset < bytes; offset += piece) {
+        uint64_t n = bytes - offset < piece ? bytes - offset : piece;
+        qc_unit *u = &p->units[(*at)++];
+        *u = model;
+        u->content_offset = offset;
+        u->content_bytes = (uint32_t)n;
+        if (u->kind == QC_UNIT_DEFERRED && is_compressed(p))
+            u->stored_bytes = (uint32_t)qc_raw_frame_bytes((size_t)n);
+        else
+            u->stored_bytes = (uint32_t)n; /* corrected when compressed */
+    }
+}
+
+static uint64_t header_piece(const qc_shard *s)
+{
+    return qc_layout_piece_bytes(s->header_bytes, 8);
+}
+
+static qc_status make_units(qc_pipeline *p, qc_error *err)
+{
+    const qc_plan *plan = p->plan;
+    uint64_t count = 0;
+    for (uint32_t s = 0; s < plan->layout.count; s++) {
+        const qc_shard *sh = &plan->layout.shards[s];
+        count += qc_ceil_div_u64(sh->header_bytes, header_piece(sh));
+    }
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_out_tensor t = qc_plan_tensor(plan, i);
+        if (tensor_bytes(&t) > 0)
+            count += qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes);
+    }
+    if (count > UINT32_MAX / 2)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, (size_t)count, sizeof *p->units, err));
+    p->units = v;
+    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->first_unit, err));
+    p->first_unit = v;
+    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->unit_counts, err));
+    p->unit_counts = v;
+    uint32_t at = 0;
+    for (uint32_t s = 0; s < plan->layout.count; s++) {
+        const qc_shard *sh = &plan->layout.shards[s];
+        p->shards[s].first_unit = at;
+        qc_unit header = {.tensor = QC_NO_OUTPUT, .shard = s, .kind = QC_UNIT_HEADER};
+        add_units(p, header, sh->header_bytes, header_piece(sh), &at);
+        for (uint32_t k = 0; k < sh->count; k++) {
+            uint32_t tensor = sh->order[k];
+            qc_unit u = {.tensor = tensor, .shard = s, .kind = kind_of(p, tensor)};
+            p->first_unit[tensor] = at;
+            const qc_out_tensor t = qc_plan_tensor(plan, tensor);
+            add_units(p, u, tensor_bytes(&t), t.piece_bytes, &at);
+            p->unit_counts[tensor] = at - p->first_unit[tensor];
+        }
+        p->shards[s].unit_count = at - p->shards[s].first_unit;
+        atomic_init(&p->shards[s].left, p->shards[s].unit_count);
+    }
+    p->unit_count = at;
+    for (uint32_t i = 0; i < at; i++) {
+        const qc_unit *u = &p->units[i];
+        if (u->tensor == QC_NO_OUTPUT)
+            continue;
+        qc_job_state *js = &p->jobs[plan->outputs[u->tensor].job];
+        if (u->kind == QC_UNIT_MAIN)
+            atomic_fetch_add(&js->left, 1);
+        else if (u->kind == QC_UNIT_DERIVED)
+            atomic_fetch_add(&js->derived_left, 1);
+    }
+    return QC_OK;
+}
+
+/* Units in the order in which workers take them: file order, except that derived units come after
+ * the next threads - 1 main units. Then the others have something to do while one worker finishes
+ * the weight; and as at most threads - 1 workers can wait at the turnstile for a derived unit, one
+ * is always left to take it. */
+static qc_status make_dispatch(qc_pipeline *p, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *p->dispatch, err));
+    p->dispatch = v;
+    uint32_t *late = NULL;
+    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *late, err));
+    late = v; /* derived units that wait, oldest first */
+    uint32_t late_begin = 0, late_end = 0, since = 0, n = 0;
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        const qc_unit *u = &p->units[i];
+        if (u->kind == QC_UNIT_DEFERRED)
+            continue;
+        if (u->kind == QC_UNIT_DERIVED && p->threads > 1) {
+            if (late_begin == late_end)
+                since = 0;
+            late[late_end++] = i;
+            continue;
+        }
+        if (late_begin < late_end && since >= p->threads - 1) {
+            while (late_begin < late_end)
+                p->dispatch[n++] = late[late_begin++];
+        }
+        p->dispatch[n++] = i;
+        since++;
+    }
+    while (late_begin < late_end)
+        p->dispatch[n++] = late[late_begin++];
+    p->dispatch_count = n;
+    qc_free(late);
+    return QC_OK;
+}
+
 /* ---- Shards --------------------------------------------------------------------------------- */
 
 static qc_status open_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
@@ -173,8 +309,11 @@ static qc_status commit_unit(qc_worker *w, uint32_t index, const void *content, 
 {
     qc_pipeline *p = w->p;
     qc_unit *u = &p->units[index];
-    if (!qc_pipeline_is_compressed(p)) {
-        u->file_offset = qc_unit_plain_place(p, u);
+    if (!is_compressed(p)) {
+        const qc_shard *sh = &p->plan->layout.shards[u->shard];
+        u->file_offset = u->content_offset;
+        if (u->tensor != QC_NO_OUTPUT)
+            u->file_offset += sh->header_bytes + p->plan->layout.begins[u->tensor];
         return write_unit(p, u, content, err);
     }
     size_t len = 0;
@@ -260,7 +399,7 @@ static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
     const qc_plan *plan = w->p->plan;
     qc_strbuf text;
     qc_strbuf_init(&text, (size_t)QC_ST_MAX_HEADER_BYTES + 16);
-    qc_status st = qc_layout_header(&text, &plan->layout, u->shard, plan->tensors, err);
+    qc_status st = qc_layout_header(&text, &plan->layout, u->shard, qc_plan_tensors(plan), err);
     if (st == QC_OK) {
         const char *piece = text.data + u->content_offset;
         u->content = qc_digest_bytes(piece, u->content_bytes);

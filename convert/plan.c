@@ -7,6 +7,7 @@
  * shard the order is the reference writer's. */
 #include "convert/plan.h"
 
+#include "base/alloc.h"
 #include "base/checked.h"
 #include "formats/seekable.h"
 #include "quant/quant_decode.h"
@@ -56,58 +57,6 @@ static int compare_order(const void *pa, const void *pb)
     return c ? c : strcmp(a->name, b->name);
 }
 
-/* "M.weight" -> "M.SCB": int8's scale sits beside the weight, not below it. */
-static qc_status part_name(qc_arena *arena, const char **out, const char *weight, qc_part part,
-                           int block_int8, qc_error *err)
-{
-    size_t stem = strlen(weight);
-    const char *suffix = part_suffix[part];
-    if (part == QC_PART_SCB || part == QC_PART_FORMAT) {
-        if (stem >= 6 && strcmp(weight + stem - 6, "weight") == 0)
-            stem -= 6;
-        else
-            return qc_arena_printf(arena, out, err, "%s.%s", weight, suffix);
-    } else if (part == QC_PART_STATE && block_int8) {
-        suffix = ".quant_state.qconv__int8";
-    }
-    size_t tail = strlen(suffix);
-    void *v = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, stem + tail + 1, 1, err));
-    memcpy(v, weight, stem);
-    memcpy((char *)v + stem, suffix, tail);
-    *out = v;
-    return QC_OK;
-}
-
-static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_dtype dtype, unsigned ndim,
-                            const uint64_t *dims, uint64_t align_bytes, qc_error *err)
-{
-    qc_job *j = &p->jobs[job];
-    qc_out_tensor *t = &p->tensors[p->tensor_count];
-    if (part == QC_PART_MAIN)
-        t->st.name = j->name;
-    else
-        QC_TRY(part_name(p->arena, &t->st.name, j->name, part, j->scheme == QC_SCHEME_INT8_BLOCKS,
-                         err));
-    t->st.dtype = dtype;
-    t->st.ndim = ndim;
-    for (unsigned i = 0; i < ndim; i++)
-        t->st.dims[i] = dims[i];
-    t->group = job;
-    t->align_bytes = align_bytes;
-    t->user = p->tensor_count;
-    uint64_t bytes = 0;
-    QC_TRY(qc_shape_bytes(dims, ndim, dtype, &bytes, err));
-    t->piece_bytes = qc_layout_piece_bytes(bytes, align_bytes);
-    p->tensor_bytes += bytes;
-    if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-        j->scheme == QC_SCHEME_INT8_BLOCKS)
-        p->quantized_bytes += bytes;
-    p->outputs[p->tensor_count] = (qc_output){job, part};
-    j->outputs[part] = p->tensor_count++;
-    return QC_OK;
-}
-
 static void fill_state(qc_bnb_state *s, qc_scheme scheme, qc_dtype source, uint64_t rows,
                        uint64_t cols, uint32_t block_elems, int nested)
 {
@@ -123,49 +72,215 @@ static void fill_state(qc_bnb_state *s, qc_scheme scheme, qc_dtype source, uint6
     s->nested_block_elems = QC_NESTED_BLOCK;
 }
 
+qc_bnb_state qc_job_state_of(const qc_job *j)
+{
+    const qc_coded_weight *coded = j->entry->coded;
+    qc_bnb_state s;
+    fill_state(&s, j->scheme, coded ? coded->dtype : j->dtype, j->rows, j->cols, j->block_elems,
+               j->nested);
+    if (coded) {
+        s.ndim = coded->ndim;
+        memcpy(s.dims, coded->dims, sizeof s.dims);
+    }
+    return s;
+}
+
+/* Where the name of what lies beside a weight comes from: "M.weight" -> "M.SCB": int8's scale sits
+ * beside the weight, not below it. */
+static void name_part(const qc_job *j, qc_part part, qc_out_tensor *t)
+{
+    t->st.name = j->name;
+    if (part == QC_PART_MAIN)
+        return;
+    size_t stem = strlen(j->name);
+    t->suffix = part_suffix[part];
+    if (part == QC_PART_SCB || part == QC_PART_FORMAT) {
+        if (stem >= 6 && strcmp(j->name + stem - 6, "weight") == 0)
+            stem -= 6;
+        else
+            t->suffix = part == QC_PART_SCB ? ".SCB" : ".weight_format";
+    } else if (part == QC_PART_STATE && j->scheme == QC_SCHEME_INT8_BLOCKS) {
+        t->suffix = ".quant_state.qconv__int8";
+    }
+    t->stem_bytes = (uint32_t)stem;
+}
+
+static void shape_part(qc_out_tensor *t, qc_dtype dtype, unsigned ndim, const uint64_t *dims,
+                       uint64_t align_bytes)
+{
+    t->st.dtype = dtype;
+    t->st.ndim = ndim;
+    if (ndim > 0)
+        memcpy(t->st.dims, dims, ndim * sizeof *dims);
+    t->align_bytes = align_bytes;
+}
+
+static void describe_main(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
+{
+    const qc_recipe_entry *e = j->entry;
+    switch (j->scheme) {
+    case QC_SCHEME_KEEP:
+    case QC_SCHEME_ABSORBED:
+        shape_part(t, p->model->tensors[j->source].dtype, j->ndim, j->dims, 1);
+        break;
+    case QC_SCHEME_CAST:
+        /* Pieces of a stack of experts come from whole blocks of MXFP4. */
+        shape_part(t, e->out_dtype, j->ndim, j->dims,
+                   j->source_den / 8u * (j->stack ? QC_MXFP4_BLOCK : 1u));
+        break;
+    case QC_SCHEME_DEQUANT: {
+        /* Pieces begin at a block (and so at a whole byte of codes). */
+        uint64_t unit =
+            e->stored->stored_as == QC_SCHEME_INT8_ROWS ? j->cols : e->stored->block_elems;
+        shape_part(t, e->out_dtype, j->ndim, j->dims,
+                   unit ? unit * (qc_dtype_bits(e->out_dtype) / 8) : 1);
+        break;
+    }
+    case QC_SCHEME_NF4:
+        shape_part(t, QC_DTYPE_U8, 2, (uint64_t[]){qc_ceil_div_u64(j->elems, 2), 1},
+                   qc_job_group_elems(j) / 2);
+        break;
+    case QC_SCHEME_INT8_BLOCKS:
+        shape_part(t, QC_DTYPE_I8, 2, (uint64_t[]){j->elems, 1}, qc_job_group_elems(j));
+        break;
+    case QC_SCHEME_INT8_ROWS:
+        shape_part(t, QC_DTYPE_I8, 2,
+                   (uint64_t[]){p->own_form ? j->elems : j->rows, p->own_form ? 1 : j->cols},
+                   j->cols ? j->cols : 1);
+        break;
+    }
+}
+
+static void describe(const void *ctx, uint32_t i, qc_out_tensor *t)
+{
+    const qc_plan *p = ctx;
+    const qc_output *o = &p->outputs[i];
+    const qc_job *j = &p->jobs[o->job];
+    name_part(j, o->part, t);
+    t->group = o->job;
+    t->device = j->device;
+    switch (o->part) {
+    case QC_PART_MAIN:
+        describe_main(p, j, t);
+        break;
+    case QC_PART_ABSMAX:
+        shape_part(t, j->nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->blocks, j->nested ? 1 : 4);
+        break;
+    case QC_PART_QUANT_MAP:
+        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){16}, 4);
+        break;
+    case QC_PART_NESTED_ABSMAX:
+        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){qc_ceil_div_u64(j->blocks, QC_NESTED_BLOCK)},
+                   4);
+        break;
+    case QC_PART_NESTED_MAP:
+        shape_part(t, QC_DTYPE_F32, 1, (uint64_t[]){256}, 4);
+        break;
+    case QC_PART_STATE: {
+        const qc_bnb_state s = qc_job_state_of(j);
+        shape_part(t, QC_DTYPE_U8, 1, (uint64_t[]){qc_bnb_state_bytes(&s)}, 1);
+        break;
+    }
+    case QC_PART_SCB:
+        shape_part(t, QC_DTYPE_F32, j->ndim - 1, j->dims, 4);
+        break;
+    case QC_PART_FORMAT:
+        shape_part(t, QC_DTYPE_U8, 0, NULL, 1);
+        break;
+    case QC_PART_COUNT:
+        break;
+    }
+}
+
+qc_out_tensors qc_plan_tensors(const qc_plan *p)
+{
+    return (qc_out_tensors){describe, p, p->tensor_count};
+}
+
+qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i)
+{
+    return qc_layout_place(&p->layout, qc_plan_tensors(p), i);
+}
+
+static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_error *err)
+{
+    qc_job *j = &p->jobs[job];
+    uint32_t i = p->tensor_count++;
+    qc_out_tensor t;
+    uint64_t bytes = 0;
+    p->outputs[i] = (qc_output){job, part};
+    j->outputs[part] = i;
+    memset(&t, 0, sizeof t);
+    describe(p, i, &t);
+    QC_TRY(qc_shape_bytes(t.st.dims, t.st.ndim, t.st.dtype, &bytes, err));
+    p->tensor_bytes += bytes;
+    if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+        j->scheme == QC_SCHEME_INT8_BLOCKS)
+        p->quantized_bytes += bytes;
+    return QC_OK;
+}
+
 /* Derived tensors of a block-quantized weight. */
 static qc_status add_block_state(qc_plan *p, uint32_t job, qc_error *err)
 {
-    qc_job *j = &p->jobs[job];
-    const qc_coded_weight *coded = j->entry->coded;
-    qc_bnb_state *s = &j->state;
-    fill_state(s, j->scheme, coded ? coded->dtype : j->dtype, j->rows, j->cols, j->block_elems,
-               j->nested);
-    if (coded) {
-        s->ndim = coded->ndim;
-        memcpy(s->dims, coded->dims, sizeof s->dims);
-    }
-    QC_TRY(add_output(p, job, QC_PART_ABSMAX, j->nested ? QC_DTYPE_U8 : QC_DTYPE_F32, 1, &j->blocks,
-                      j->nested ? 1 : 4, err));
+    const qc_job *j = &p->jobs[job];
+    QC_TRY(add_output(p, job, QC_PART_ABSMAX, err));
     if (j->scheme == QC_SCHEME_NF4)
-        QC_TRY(add_output(p, job, QC_PART_QUANT_MAP, QC_DTYPE_F32, 1, (uint64_t[]){16}, 4, err));
+        QC_TRY(add_output(p, job, QC_PART_QUANT_MAP, err));
     if (j->nested) {
-        uint64_t nested = qc_ceil_div_u64(j->blocks, QC_NESTED_BLOCK);
-        QC_TRY(add_output(p, job, QC_PART_NESTED_ABSMAX, QC_DTYPE_F32, 1, &nested, 4, err));
-        QC_TRY(add_output(p, job, QC_PART_NESTED_MAP, QC_DTYPE_F32, 1, (uint64_t[]){256}, 4, err));
+        QC_TRY(add_output(p, job, QC_PART_NESTED_ABSMAX, err));
+        QC_TRY(add_output(p, job, QC_PART_NESTED_MAP, err));
     }
-    uint64_t state_bytes = qc_bnb_state_bytes(s);
-    return add_output(p, job, QC_PART_STATE, QC_DTYPE_U8, 1, &state_bytes, 1, err);
+    return add_output(p, job, QC_PART_STATE, err);
 }
 
-/* Shape of what is written for a weight that is decoded first; *bits: that a weight has in the
- * source. A stack of experts in 16 bit is written as transformers has it, [experts, in, out]. */
-static void shape_of_coded(qc_job *j, const qc_recipe_entry *e, unsigned *ndim, uint64_t *dims,
-                           uint64_t *bits)
+/* The weight's shape as it is written; *bits: that an element has in the source. A stack of experts
+ * in 16 bit is written as transformers has it, [experts, in, out]. */
+static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
 {
-    const qc_coded_weight *c = e->coded;
-    j->name = c->name;
-    j->dtype = QC_DTYPE_F32;
-    *bits = c->coding == QC_CODING_MXFP4 ? 4 : 8;
-    *ndim = c->ndim;
-    memcpy(dims, c->dims, sizeof c->dims);
+    const qc_ckpt_tensor *src = &p->model->tensors[j->source];
+    const qc_recipe_entry *e = j->entry;
+    const qc_coded_weight *coded = e->scheme != QC_SCHEME_KEEP ? e->coded : NULL;
+    *bits = qc_dtype_bits(src->dtype);
+    j->ndim = src->ndim;
+    j->dims = src->dims;
+    if (e->scheme == QC_SCHEME_DEQUANT) {
+        j->ndim = e->stored->ndim;
+        j->dims = e->stored->dims;
+    } else if (coded) {
+        j->name = coded->name;
+        j->dtype = QC_DTYPE_F32;
+        *bits = coded->coding == QC_CODING_MXFP4 ? 4 : 8;
+        j->ndim = coded->ndim;
+        j->dims = coded->dims;
+    }
+    QC_TRY(qc_shape_elems(j->dims, j->ndim, &j->elems, err));
+    j->stack = j->ndim == 3 && (j->name != src->name || e->scheme == QC_SCHEME_DEQUANT);
+    int turned_source = e->transpose && e->scheme != QC_SCHEME_DEQUANT && !coded;
+    if (j->ndim == 2 || j->stack) {
+        /* no overflow: elems has none, or is 0 */
+        j->rows = j->dims[turned_source ? 1 : 0] * (j->stack ? j->dims[1] : 1);
+        j->cols = j->dims[turned_source ? 0 : j->ndim - 1];
+    } else {
+        j->cols = j->elems;
+    }
+    /* Codes lie as [out, in]: what is decoded from them is turned. */
+    if (turned_source || (e->transpose && (j->stack || e->scheme == QC_SCHEME_DEQUANT))) {
+        void *v = NULL;
+        QC_TRY(qc_arena_alloc(p->arena, &v, j->ndim, sizeof *j->dims, err));
+        uint64_t *dims = v;
+        memcpy(dims, j->dims, j->ndim * sizeof *dims);
+        dims[j->ndim - 2] = j->dims[j->ndim - 1];
+        dims[j->ndim - 1] = j->dims[j->ndim - 2];
+        j->dims = dims;
+    }
+    return QC_OK;
 }
 
-static void swap_u64(uint64_t *a, uint64_t *b)
+static void source_ratio(qc_job *j, unsigned num, unsigned den)
 {
-    uint64_t t = *a;
-    *a = *b;
-    *b = t;
+    j->source_num = (uint8_t)num;
+    j->source_den = (uint8_t)den;
 }
 
 static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
@@ -174,6 +289,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     const qc_recipe_entry *e = &p->recipe->entries[source];
     uint32_t job = p->job_count++;
     qc_job *j = &p->jobs[job];
+    unsigned bits = 0;
     j->source = source;
     j->entry = e;
     j->scheme = e->scheme;
@@ -182,29 +298,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     j->dtype = src->dtype;
     for (int i = 0; i < QC_PART_COUNT; i++)
         j->outputs[i] = QC_NO_OUTPUT;
-    unsigned ndim = src->ndim;
-    uint64_t dims[QC_MAX_DIMS], bits = qc_dtype_bits(src->dtype);
-    memcpy(dims, src->dims, sizeof dims);
-    if (e->scheme == QC_SCHEME_DEQUANT) {
-        ndim = e->stored->ndim;
-        memcpy(dims, e->stored->dims, sizeof dims);
-    } else if (e->coded && e->scheme != QC_SCHEME_KEEP) {
-        shape_of_coded(j, e, &ndim, dims, &bits);
-    } else if (e->transpose) {
-        dims[0] = src->dims[1];
-        dims[1] = src->dims[0];
-    }
-    QC_TRY(qc_shape_elems(dims, ndim, &j->elems, err));
-    int stack = ndim == 3 && (j->name != src->name || e->scheme == QC_SCHEME_DEQUANT);
-    if (ndim == 2 || stack) {
-        j->rows = dims[0] * (stack ? dims[1] : 1); /* no overflow: elems has none, or is 0 */
-        j->cols = dims[ndim - 1];
-    } else {
-        j->cols = j->elems;
-    }
-    /* Codes lie as [out, in]: what is decoded from them is turned. */
-    if (e->transpose && (stack || e->scheme == QC_SCHEME_DEQUANT))
-        swap_u64(&dims[ndim - 2], &dims[ndim - 1]);
+    QC_TRY(shape_job(p, j, &bits, err));
     p->source_bytes += src->bytes;
     if (j->elems == 0 && e->scheme != QC_SCHEME_DEQUANT)
         j->scheme = QC_SCHEME_KEEP;
@@ -216,57 +310,33 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     switch (j->scheme) {
     case QC_SCHEME_KEEP:
     case QC_SCHEME_ABSORBED:
-        j->source_num = j->source_den = 1;
-        return add_output(p, job, QC_PART_MAIN, src->dtype, ndim, dims, 1, err);
+        source_ratio(j, 1, 1);
+        return add_output(p, job, QC_PART_MAIN, err);
     case QC_SCHEME_CAST:
-        j->source_num = bits;
-        j->source_den = qc_dtype_bits(e->out_dtype);
-        /* Pieces of a stack of experts come from whole blocks of MXFP4. */
-        return add_output(p, job, QC_PART_MAIN, e->out_dtype, ndim, dims,
-                          j->source_den / 8 * (stack ? QC_MXFP4_BLOCK : 1), err);
+        source_ratio(j, bits, qc_dtype_bits(e->out_dtype));
+        return add_output(p, job, QC_PART_MAIN, err);
     case QC_SCHEME_DEQUANT: {
-        /* Pieces begin at a block (and so at a whole byte of codes). */
-        uint64_t unit =
-            e->stored->stored_as == QC_SCHEME_INT8_ROWS ? j->cols : e->stored->block_elems;
-        uint64_t out_each = qc_dtype_bits(e->out_dtype) / 8;
-        j->source_num = 1;
-        j->source_den = e->stored->stored_as == QC_SCHEME_NF4 ? 2 * out_each : out_each;
-        return add_output(p, job, QC_PART_MAIN, e->out_dtype, ndim, dims,
-                          unit ? unit * out_each : 1, err);
+        unsigned out_each = qc_dtype_bits(e->out_dtype) / 8;
+        source_ratio(j, 1, e->stored->stored_as == QC_SCHEME_NF4 ? 2 * out_each : out_each);
+        return add_output(p, job, QC_PART_MAIN, err);
     }
     case QC_SCHEME_NF4:
-    case QC_SCHEME_INT8_BLOCKS: {
-        int nf4 = j->scheme == QC_SCHEME_NF4;
+    case QC_SCHEME_INT8_BLOCKS:
         j->scale = p->options->scale;
         j->block_elems = e->block_elems;
         j->blocks = qc_ceil_div_u64(j->elems, j->block_elems);
-        j->nested = p->options->double_quant;
+        j->nested = p->options->double_quant != 0;
         p->weights_quantized += j->elems;
-        if (nf4) {
-            uint64_t packed[2] = {qc_ceil_div_u64(j->elems, 2), 1};
-            j->source_num = bits;
-            j->source_den = 4;
-            QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_U8, 2, packed,
-                              qc_job_group_elems(j) / 2, err));
-        } else {
-            uint64_t flat[2] = {j->elems, 1};
-            j->source_num = bits;
-            j->source_den = 8;
-            QC_TRY(
-                add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, flat, qc_job_group_elems(j), err));
-        }
+        source_ratio(j, bits, j->scheme == QC_SCHEME_NF4 ? 4 : 8);
+        QC_TRY(add_output(p, job, QC_PART_MAIN, err));
         return add_block_state(p, job, err);
-    }
-    case QC_SCHEME_INT8_ROWS: {
-        uint64_t codes[2] = {p->own_form ? j->elems : j->rows, p->own_form ? 1 : j->cols};
+    case QC_SCHEME_INT8_ROWS:
         j->scale = p->options->scale;
         p->weights_quantized += j->elems;
-        j->source_num = bits;
-        j->source_den = 8;
-        QC_TRY(add_output(p, job, QC_PART_MAIN, QC_DTYPE_I8, 2, codes, j->cols ? j->cols : 1, err));
-        QC_TRY(add_output(p, job, QC_PART_SCB, QC_DTYPE_F32, ndim - 1, dims, 4, err));
-        return add_output(p, job, QC_PART_FORMAT, QC_DTYPE_U8, 0, NULL, 1, err);
-    }
+        source_ratio(j, bits, 8);
+        QC_TRY(add_output(p, job, QC_PART_MAIN, err));
+        QC_TRY(add_output(p, job, QC_PART_SCB, err));
+        return add_output(p, job, QC_PART_FORMAT, err);
     }
     QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': no such scheme", src->name);
 }
@@ -310,11 +380,13 @@ static qc_status name_own_form(qc_plan *p, qc_error *err)
 
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor)
 {
-    const qc_st_tensor *t = &p->tensors[tensor].st;
+    qc_out_tensor t;
     uint64_t elems = 1;
-    for (unsigned i = 0; i < t->ndim; i++)
-        elems *= t->dims[i]; /* checked when the tensor was made */
-    return elems * qc_dtype_bits(t->dtype) / 8;
+    memset(&t, 0, sizeof t);
+    describe(p, tensor, &t);
+    for (unsigned i = 0; i < t.st.ndim; i++)
+        elems *= t.st.dims[i]; /* checked when the tensor was made */
+    return elems * qc_dtype_bits(t.st.dtype) / 8;
 }
 
 uint64_t qc_job_group_elems(const qc_job *j)
@@ -388,6 +460,35 @@ uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_
     return block_bytes(rows * cols, scheme, block_elems, nested, &s);
 }
 
+/* order, job_of: scratch of an element per tensor of the source. */
+static qc_status make_jobs(qc_plan *p, order_entry *order, uint32_t *job_of, qc_error *err)
+{
+    const qc_ckpt_tensor *tensors = p->model->tensors;
+    uint32_t jobs = 0, outputs = 0;
+    void *v = NULL;
+    for (uint32_t i = 0; i < p->model->tensor_count; i++) {
+        const qc_recipe_entry *e = &p->recipe->entries[i];
+        if (e->scheme == QC_SCHEME_ABSORBED)
+            continue;
+        order[jobs++] = (order_entry){order_rank(e, tensors[i].name), tensors[i].name, i};
+        outputs += e->scheme == QC_SCHEME_NF4           ? 6
+                   : e->scheme == QC_SCHEME_INT8_BLOCKS ? 5
+                   : e->scheme == QC_SCHEME_INT8_ROWS   ? 3
+                                                        : 1;
+    }
+    qsort(order, jobs, sizeof *order, compare_order);
+    QC_TRY(qc_arena_alloc(p->arena, &v, jobs, sizeof *p->jobs, err));
+    p->jobs = v;
+    QC_TRY(qc_arena_alloc(p->arena, &v, outputs, sizeof *p->outputs, err));
+    p->outputs = v;
+    for (uint32_t i = 0; i < jobs; i++) {
+        job_of[order[i].source] = i;
+        QC_TRY(add_job(p, order[i].source, err));
+    }
+    count_absorbed(p, job_of);
+    return QC_OK;
+}
+
 qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                         const qc_recipe *recipe, const qc_options *options, qc_error *err)
 {
@@ -400,65 +501,38 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     if (model->tensor_count > UINT32_MAX / QC_PART_COUNT)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: %zu tensors are more than %u", model->path,
                 model->tensor_count, UINT32_MAX / QC_PART_COUNT);
-    uint32_t sources = (uint32_t)model->tensor_count;
     void *v = NULL;
     QC_TRY(name_own_form(p, err));
-    QC_TRY(qc_arena_alloc(arena, &v, sources, sizeof(order_entry), err));
+    QC_TRY(qc_malloc(&v, model->tensor_count * sizeof(order_entry), err));
     order_entry *order = v;
-    uint32_t jobs = 0, outputs = 0;
-    for (uint32_t i = 0; i < sources; i++) {
-        const qc_recipe_entry *e = &recipe->entries[i];
-        if (e->scheme == QC_SCHEME_ABSORBED)
-            continue;
-        order[jobs++] =
-            (order_entry){order_rank(e, model->tensors[i].name), model->tensors[i].name, i};
-        outputs += e->scheme == QC_SCHEME_NF4           ? 6
-                   : e->scheme == QC_SCHEME_INT8_BLOCKS ? 5
-                   : e->scheme == QC_SCHEME_INT8_ROWS   ? 3
-                                                        : 1;
-    }
-    qsort(order, jobs, sizeof *order, compare_order);
-    QC_TRY(qc_arena_alloc(arena, &v, jobs, sizeof *p->jobs, err));
-    p->jobs = v;
-    QC_TRY(qc_arena_alloc(arena, &v, outputs, sizeof *p->tensors, err));
-    p->tensors = v;
-    QC_TRY(qc_arena_alloc(arena, &v, outputs, sizeof *p->outputs, err));
-    p->outputs = v;
-    QC_TRY(qc_arena_alloc(arena, &v, sources, sizeof(uint32_t), err));
-    uint32_t *job_of = v;
-    for (uint32_t i = 0; i < jobs; i++) {
-        job_of[order[i].source] = i;
-        QC_TRY(add_job(p, order[i].source, err));
-    }
-    count_absorbed(p, job_of);
-    return QC_OK;
+    v = NULL;
+    qc_status st = qc_malloc(&v, model->tensor_count * sizeof(uint32_t), err);
+    if (st == QC_OK)
+        st = make_jobs(p, order, v, err);
+    qc_free(v);
+    qc_free(order);
+    return st;
 }
 
 /* Jobs come layer by layer, as devices take them; only a tied head, a vision tower or what was
- * spilled stands elsewhere. Copies of all jobs and tensors are a third of a plan's memory. */
-static int is_in_device_order(const qc_plan *p, const uint32_t *device_of)
+ * spilled stands elsewhere. A copy of all jobs is most of a plan's memory. */
+static int is_in_device_order(const qc_plan *p)
 {
     for (uint32_t i = 1; i < p->job_count; i++) {
-        if (device_of[p->jobs[i].source] < device_of[p->jobs[i - 1].source])
+        if (p->jobs[i].device < p->jobs[i - 1].device)
             return 0;
     }
     return 1;
 }
 
-/* Move job `from` and its tensors to the ends of the new arrays. */
-static void move_job(qc_plan *p, const qc_plan *old, uint32_t from, uint32_t device)
+/* Move job `from` to the end of the new array, its tensors behind those before. */
+static void move_job(qc_plan *p, const qc_job *from)
 {
     qc_job *j = &p->jobs[p->job_count];
-    *j = old->jobs[from];
+    *j = *from;
     for (int part = 0; part < QC_PART_COUNT; part++) {
-        uint32_t t = j->outputs[part];
-        if (t == QC_NO_OUTPUT)
+        if (j->outputs[part] == QC_NO_OUTPUT)
             continue;
-        qc_out_tensor *to = &p->tensors[p->tensor_count];
-        *to = old->tensors[t];
-        to->group = p->job_count;
-        to->device = device;
-        to->user = p->tensor_count;
         p->outputs[p->tensor_count] = (qc_output){p->job_count, (qc_part)part};
         j->outputs[part] = p->tensor_count++;
     }
@@ -468,31 +542,27 @@ static void move_job(qc_plan *p, const qc_plan *old, uint32_t from, uint32_t dev
 qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char **names,
                               uint32_t count, qc_error *err)
 {
-    const qc_plan old = *p;
     void *v = NULL;
     for (uint32_t i = 0; i < p->job_count; i++) {
-        if (device_of[p->jobs[i].source] >= count)
+        qc_job *j = &p->jobs[i];
+        j->device = device_of[j->source];
+        if (j->device >= count)
             QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no device",
-                    p->model->tensors[p->jobs[i].source].name);
+                    p->model->tensors[j->source].name);
     }
     p->device_names = names;
     p->device_count = count;
-    if (is_in_device_order(p, device_of)) {
-        for (uint32_t i = 0; i < p->tensor_count; i++)
-            p->tensors[i].device = device_of[p->jobs[p->outputs[i].job].source];
+    if (is_in_device_order(p))
         return QC_OK;
-    }
-    QC_TRY(qc_arena_alloc(p->arena, &v, old.job_count, sizeof *p->jobs, err));
+    const qc_job *old = p->jobs;
+    uint32_t jobs = p->job_count;
+    QC_TRY(qc_arena_alloc(p->arena, &v, jobs, sizeof *p->jobs, err));
     p->jobs = v;
-    QC_TRY(qc_arena_alloc(p->arena, &v, old.tensor_count, sizeof *p->tensors, err));
-    p->tensors = v;
-    QC_TRY(qc_arena_alloc(p->arena, &v, old.tensor_count, sizeof *p->outputs, err));
-    p->outputs = v;
     p->job_count = p->tensor_count = 0;
     for (uint32_t d = 0; d < count; d++) {
-        for (uint32_t i = 0; i < old.job_count; i++) {
-            if (device_of[old.jobs[i].source] == d)
-                move_job(p, &old, i, d);
+        for (uint32_t i = 0; i < jobs; i++) {
+            if (old[i].device == d)
+                move_job(p, &old[i]);
         }
     }
     return QC_OK;
@@ -500,8 +570,8 @@ qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char 
 
 qc_status qc_plan_lay_out(qc_plan *p, qc_error *err)
 {
-    QC_TRY(qc_layout_make(&p->layout, p->arena, p->tensors, p->tensor_count,
-                          p->options->max_shard_bytes, err));
+    QC_TRY(
+        qc_layout_make(&p->layout, p->arena, qc_plan_tensors(p), p->options->max_shard_bytes, err));
     for (uint32_t i = 0; i < p->layout.count; i++)
         p->content_bytes += p->layout.shards[i].header_bytes + p->layout.shards[i].data_bytes;
     return QC_OK;

@@ -28,24 +28,28 @@ typedef enum {
 
 #define QC_NO_OUTPUT UINT32_MAX
 
+/* Of a job only what nothing else tells is kept: a mixture of experts has tens of thousands. */
 typedef struct {
-    uint32_t source; /* index into the checkpoint's tensors */
     const qc_recipe_entry *entry;
-    qc_scheme scheme;
+    const char *name;     /* of the main tensor */
+    const uint64_t *dims; /* [ndim], of the weight as it is written */
     uint64_t elems;
     uint64_t rows, cols; /* of a 2-D weight as written, of a stack of experts [experts * out, in];
                             else 1, elems */
-    const char *name;    /* of the main tensor */
-    qc_dtype dtype;      /* of the elements that qc_job_read gives */
-    uint32_t block_elems;
-    uint64_t blocks; /* of a block-quantized weight */
-    int nested;
-    qc_scale_method scale;           /* of a quantized weight, else absmax */
-    uint32_t outputs[QC_PART_COUNT]; /* indices into outputs, or QC_NO_OUTPUT */
+    uint64_t blocks;     /* of a block-quantized weight */
     uint64_t absorbed_bytes; /* of the source's scales and state that are read with the weight */
+    uint32_t source;         /* index into the checkpoint's tensors */
+    qc_scheme scheme;
+    qc_dtype dtype; /* of the elements that qc_job_read gives */
+    uint32_t block_elems;
+    qc_scale_method scale; /* of a quantized weight, else absmax */
+    unsigned ndim;
+    uint32_t device;
+    uint32_t outputs[QC_PART_COUNT]; /* indices of output tensors, or QC_NO_OUTPUT */
     /* A main piece of n content bytes comes from n * source_num / source_den source bytes. */
-    uint64_t source_num, source_den;
-    qc_bnb_state state; /* without the offset */
+    uint8_t source_num, source_den;
+    uint8_t nested;
+    uint8_t stack; /* of experts */
 } qc_job;
 
 typedef struct {
@@ -60,8 +64,7 @@ typedef struct {
     const qc_options *options;
     qc_job *jobs; /* in output order */
     uint32_t job_count;
-    qc_out_tensor *tensors; /* output tensors, in output order; st.begin/end, shard set */
-    qc_output *outputs;     /* parallel to tensors */
+    qc_output *outputs; /* output tensors, in output order; what they are qc_plan_tensor tells */
     uint32_t tensor_count;
     const char **device_names; /* of qc_plan_set_devices; NULL: no placement */
     uint32_t device_count;
@@ -77,8 +80,7 @@ typedef struct {
 } qc_plan;
 
 /* In two steps, so that what depends on sizes (placement) can come between: jobs and tensors with
- * their sizes, then shards. After the first, st.begin and st.end of tensors are not set yet; their
- * size is qc_plan_tensor_bytes. */
+ * their sizes (qc_plan_tensor_bytes), then shards. */
 QC_NODISCARD qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                                      const qc_recipe *recipe, const qc_options *options,
                                      qc_error *err);
@@ -88,6 +90,13 @@ QC_NODISCARD qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of
                                            const char **names, uint32_t count, qc_error *err);
 QC_NODISCARD qc_status qc_plan_lay_out(qc_plan *p, qc_error *err);
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
+/* Output tensor i of a plan that is laid out, with its place. Made anew from its job each time:
+ * names, shapes and places of all of them at once would be most of a conversion's memory. */
+qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i);
+/* All of them, for qc_layout_header and its like. */
+qc_out_tensors qc_plan_tensors(const qc_plan *p);
+/* State of a block-quantized weight, without the offset. */
+qc_bnb_state qc_job_state_of(const qc_job *j);
 /* Of a block-quantized weight: the elements that frames and steps keep together. A block; where
  * scales are searched and quantized too, the blocks of one nested absmax, which are settled at
  * once. A power of two. */

@@ -14,14 +14,14 @@ static uint64_t job_bytes(const qc_plan *p, const qc_job *j)
     for (int part = 0; part < QC_PART_COUNT; part++) {
         uint32_t t = j->outputs[part];
         if (t != QC_NO_OUTPUT)
-            bytes += p->tensors[t].st.end - p->tensors[t].st.begin;
+            bytes += qc_plan_tensor_bytes(p, t);
     }
     return bytes;
 }
 
 static const char *device_name(const qc_plan *p, const qc_job *j)
 {
-    return p->device_names[p->tensors[j->outputs[QC_PART_MAIN]].device];
+    return p->device_names[j->device];
 }
 
 static qc_status print_table(qc_strbuf *out, const qc_plan *p, const qc_convert_report *totals,
@@ -130,7 +130,7 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         qc_jw_key(&w, "bytes_after");
         qc_jw_u64(&w, job_bytes(p, j));
         qc_jw_key(&w, "shard");
-        qc_jw_u64(&w, p->tensors[j->outputs[QC_PART_MAIN]].shard);
+        qc_jw_u64(&w, qc_plan_tensor(p, j->outputs[QC_PART_MAIN]).shard);
         if (p->device_names) {
             qc_jw_key(&w, "device");
             qc_jw_string(&w, device_name(p, j));

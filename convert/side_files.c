@@ -1,5 +1,6 @@
 #include "convert/side_files.h"
 
+#include "base/alloc.h"
 #include "convert/device_map.h"
 #include "convert/recipe_skip.h"
 #include "formats/json_writer.h"
@@ -19,7 +20,7 @@ const char *qc_compute_dtype(const qc_plan *plan)
         const qc_job *j = &plan->jobs[i];
         if (j->scheme != QC_SCHEME_NF4)
             continue;
-        qc_dtype t = j->state.dtype;
+        qc_dtype t = qc_job_state_of(j).dtype;
         f16 += t == QC_DTYPE_F16 ? j->elems : 0;
         bf16 += t == QC_DTYPE_BF16 ? j->elems : 0;
     }
@@ -236,18 +237,12 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     return st;
 }
 
-static int compare_index(const void *pa, const void *pb)
-{
-    const qc_index_entry *a = pa, *b = pb;
-    return strcmp(a->name, b->name);
-}
-
-qc_status qc_index_write(qc_strbuf *out, qc_index_entry *entries, size_t count,
-                         uint64_t total_bytes, qc_error *err)
+static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, size_t count,
+                             uint64_t total_bytes, qc_error *err)
 {
     qc_json_writer w;
-    qsort(entries, count, sizeof *entries, compare_index);
-    qc_jw_init(&w, out, err);
+    qc_index_entry e;
+    qc_jw_init(&w, &out->text, err);
     qc_jw_begin_object(&w);
     qc_jw_key(&w, "metadata");
     qc_jw_begin_object(&w);
@@ -257,25 +252,64 @@ qc_status qc_index_write(qc_strbuf *out, qc_index_entry *entries, size_t count,
     qc_jw_key(&w, "weight_map");
     qc_jw_begin_object(&w);
     for (size_t i = 0; i < count; i++) {
-        qc_jw_key(&w, entries[i].name);
-        qc_jw_string(&w, entries[i].file);
+        QC_TRY(row(ctx, i, &e, err));
+        qc_jw_key(&w, e.name);
+        qc_jw_string(&w, e.file);
+        if (w.st == QC_OK)
+            w.st = qc_text_file_step(out, err);
     }
     qc_jw_end_object(&w);
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_strbuf_adds(&out->text, "\n", err);
 }
 
-qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, qc_index_row_fn row, void *ctx,
+                         size_t count, uint64_t total_bytes, qc_error *err)
 {
+    qc_text_file out = QC_TEXT_FILE_NONE;
+    const char *path = NULL;
+    QC_TRY(qc_output_dir_stage(d, QC_INDEX_NAME, &path, err));
+    qc_status st = qc_text_file_open(&out, path, err);
+    if (st == QC_OK)
+        st = write_index(&out, row, ctx, count, total_bytes, err);
+    if (st == QC_OK)
+        st = qc_text_file_finish(&out, err);
+    if (st == QC_OK)
+        *f = (qc_manifest_file){QC_INDEX_NAME, out.bytes, qc_text_file_digest(&out)};
+    qc_text_file_deinit(&out);
+    return st;
+}
+
+typedef struct {
+    const qc_plan *plan;
+    uint32_t *order;
+    qc_strbuf name;
+} index_rows;
+
+static qc_status index_row(void *ctx, size_t i, qc_index_entry *e, qc_error *err)
+{
+    index_rows *rows = ctx;
+    const qc_out_tensor t = qc_plan_tensor(rows->plan, rows->order[i]);
+    QC_TRY(qc_out_tensor_name(&rows->name, &t, err));
+    *e = (qc_index_entry){rows->name.data, rows->plan->layout.shards[t.shard].name};
+    return QC_OK;
+}
+
+static qc_status stage_index(qc_output_dir *d, qc_manifest_file *f, const qc_plan *plan,
+                             qc_error *err)
+{
+    index_rows rows = {.plan = plan};
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, plan->tensor_count, sizeof(qc_index_entry), err));
-    qc_index_entry *entries = v;
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_out_tensor *t = &plan->tensors[i];
-        entries[i] = (qc_index_entry){t->st.name, plan->layout.shards[t->shard].name};
-    }
-    return qc_index_write(out, entries, plan->tensor_count, plan->tensor_bytes, err);
+    QC_TRY(qc_malloc(&v, plan->tensor_count * sizeof *rows.order, err));
+    rows.order = v;
+    qc_strbuf_init(&rows.name, SIZE_MAX / 2);
+    qc_status st = qc_out_tensors_by_name(qc_plan_tensors(plan), rows.order, err);
+    if (st == QC_OK)
+        st = qc_index_stage(d, f, index_row, &rows, plan->tensor_count, plan->tensor_bytes, err);
+    qc_strbuf_deinit(&rows.name);
+    qc_free(v);
+    return st;
 }
 
 static qc_status put(qc_output_dir *d, qc_manifest_file *f, const char *name, const qc_strbuf *text,
@@ -321,20 +355,17 @@ qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fi
             st = put(d, &list[n++], QC_CONFIG_NAME, &text, err);
     }
     qc_strbuf_deinit(&text);
-    if (st == QC_OK && plan->layout.count > 1) {
-        st = qc_index_make(&text, plan, err);
-        if (st == QC_OK)
-            st = put(d, &list[n++], QC_INDEX_NAME, &text, err);
-    }
-    qc_strbuf_deinit(&text);
+    if (st == QC_OK && plan->layout.count > 1)
+        st = stage_index(d, &list[n++], plan, err);
     if (st == QC_OK && fit) {
         st = qc_device_map_text(&text, d->arena, fit, err);
         if (st == QC_OK)
             st = put(d, &list[n++], QC_DEVICE_MAP_NAME, &text, err);
     }
     qc_strbuf_deinit(&text);
+    QC_TRY(st); /* then the last may have no name yet */
     qsort(list, n, sizeof *list, compare_files);
     *files = list;
     *count = n;
-    return st;
+    return QC_OK;
 }

@@ -26,11 +26,12 @@ typedef struct {
     const char *name; /* of a tensor */
     const char *file; /* as after decompression */
 } qc_index_entry;
-/* model.safetensors.index.json as Hugging Face writes it. Sorts the entries. */
-QC_NODISCARD qc_status qc_index_write(qc_strbuf *out, qc_index_entry *entries, size_t count,
-                                      uint64_t total_bytes, qc_error *err);
-/* That of a plan. */
-QC_NODISCARD qc_status qc_index_make(qc_strbuf *out, const qc_plan *plan, qc_error *err);
+/* Fills *e with row i, in the order of names; what it points to lives until the next call. */
+typedef qc_status (*qc_index_row_fn)(void *ctx, size_t i, qc_index_entry *e, qc_error *err);
+/* Stage model.safetensors.index.json as Hugging Face writes it, row by row; f: what a manifest
+ * lists of it. */
+QC_NODISCARD qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, qc_index_row_fn row,
+                                      void *ctx, size_t count, uint64_t total_bytes, qc_error *err);
 /* Stage all of them in d; files and count (in the arena of d) are what the manifest lists. fit: for
  * device_map.json; NULL: none is written, and the source's is never copied. */
 QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,

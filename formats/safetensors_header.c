@@ -390,20 +390,6 @@ static qc_status build_tensor(qc_strbuf *out, const qc_st_tensor *t, qc_error *e
                           t->end);
 }
 
-static qc_status build_json(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
-                            const qc_st_meta *meta, size_t meta_count, qc_error *err)
-{
-    QC_TRY(qc_strbuf_adds(out, "{", err));
-    if (meta_count)
-        QC_TRY(build_metadata(out, meta, meta_count, err));
-    for (size_t i = 0; i < count; i++) {
-        if (i || meta_count)
-            QC_TRY(qc_strbuf_adds(out, ",", err));
-        QC_TRY(build_tensor(out, &tensors[i], err));
-    }
-    return qc_strbuf_adds(out, "}", err);
-}
-
 static uint64_t digits(uint64_t v)
 {
     uint64_t n = 1;
@@ -446,22 +432,45 @@ qc_status qc_st_header_bytes(uint64_t *out, uint64_t entry_bytes, size_t count,
     return st;
 }
 
+qc_status qc_st_header_begin(qc_strbuf *out, const qc_st_meta *meta, size_t meta_count,
+                             qc_error *err)
+{
+    static const unsigned char no_length[8] = {0};
+    QC_TRY(qc_strbuf_add(out, no_length, sizeof no_length, err));
+    QC_TRY(qc_strbuf_adds(out, "{", err));
+    return meta_count ? build_metadata(out, meta, meta_count, err) : QC_OK;
+}
+
+qc_status qc_st_header_add(qc_strbuf *out, const qc_st_tensor *t, qc_error *err)
+{
+    if (out->data[out->len - 1] != '{')
+        QC_TRY(qc_strbuf_adds(out, ",", err));
+    return build_tensor(out, t, err);
+}
+
+qc_status qc_st_header_end(qc_strbuf *out, size_t start, qc_error *err)
+{
+    QC_TRY(qc_strbuf_adds(out, "}", err));
+    while ((out->len - start) % HEADER_ALIGN != 0)
+        QC_TRY(qc_strbuf_add(out, " ", 1, err));
+    uint64_t n = out->len - start - 8;
+    QC_TRY(check_header_bytes(n, err));
+    qc_store_le64(out->data + start, n);
+    return QC_OK;
+}
+
 qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
                              const qc_st_meta *meta, size_t meta_count, qc_error *err)
 {
-    static const unsigned char no_length[8] = {0};
     size_t start = out->len;
-    qc_status st = QC_OK;
-    QC_TRY(qc_strbuf_add(out, no_length, sizeof no_length, err));
-    QC_TRY_GOTO(st, fail, build_json(out, tensors, count, meta, meta_count, err));
-    while ((out->len - start) % HEADER_ALIGN != 0)
-        QC_TRY_GOTO(st, fail, qc_strbuf_add(out, " ", 1, err));
-    uint64_t n = out->len - start - sizeof no_length;
-    QC_TRY_GOTO(st, fail, check_header_bytes(n, err));
-    qc_store_le64(out->data + start, n);
-    return QC_OK;
-fail:
-    out->len = start;
-    out->data[start] = '\0';
+    qc_status st = qc_st_header_begin(out, meta, meta_count, err);
+    for (size_t i = 0; st == QC_OK && i < count; i++)
+        st = qc_st_header_add(out, &tensors[i], err);
+    if (st == QC_OK)
+        st = qc_st_header_end(out, start, err);
+    if (st != QC_OK && out->data) {
+        out->len = start;
+        out->data[start] = '\0';
+    }
     return st;
 }

@@ -66,5 +66,11 @@ QC_NODISCARD qc_status qc_st_header_bytes(uint64_t *out, uint64_t entry_bytes, s
                                           const qc_st_meta *meta, size_t meta_count, qc_error *err);
 QC_NODISCARD qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
                                           const qc_st_meta *meta, size_t meta_count, qc_error *err);
+/* The same in steps, for tensors that are not all in memory: the beginning, each tensor in order,
+ * the end. start: out->len before the first step. After a failure what is in out is no header. */
+QC_NODISCARD qc_status qc_st_header_begin(qc_strbuf *out, const qc_st_meta *meta, size_t meta_count,
+                                          qc_error *err);
+QC_NODISCARD qc_status qc_st_header_add(qc_strbuf *out, const qc_st_tensor *t, qc_error *err);
+QC_NODISCARD qc_status qc_st_header_end(qc_strbuf *out, size_t start, qc_error *err);
 
 #endif

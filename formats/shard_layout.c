@@ -1,4 +1,5 @@
-/* Three passes over the tensors:
+/* Three passes over the tensors, which are described anew each time: kept they would take ten times
+ * the memory of what comes out.
  *
  *   fill    groups go to the shard being filled while they fit (in the order given) and lie on
  *           its device
@@ -14,12 +15,14 @@
 #include "formats/digest.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define PIECE_TARGET_BYTES (8u << 20)
 #define PIECE_MAX_BYTES    (16u << 20) /* QC_FRAME_MAX_BYTES */
 #define FALLBACK_ALIGN     4096u
+#define NAME_SHOWN_BYTES   160
 
 static const qc_st_meta pt_format = {"format", "pt"};
 
@@ -43,52 +46,145 @@ uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
     return piece <= PIECE_TARGET_BYTES ? piece : PIECE_TARGET_BYTES / align_bytes * align_bytes;
 }
 
+/* ---- Names ------------------------------------------------------------------------------------
+ */
+
+/* Where a tensor's name is in two parts. */
+static size_t stem_bytes(const qc_out_tensor *t)
+{
+    return t->suffix ? t->stem_bytes : strlen(t->st.name);
+}
+
+static const char *suffix_of(const qc_out_tensor *t)
+{
+    return t->suffix ? t->suffix : "";
+}
+
+qc_status qc_out_tensor_name(qc_strbuf *out, const qc_out_tensor *t, qc_error *err)
+{
+    out->len = 0;
+    QC_TRY(qc_strbuf_add(out, t->st.name, stem_bytes(t), err));
+    return qc_strbuf_adds(out, suffix_of(t), err);
+}
+
+typedef struct {
+    const char *stem, *suffix;
+    uint32_t stem_bytes;
+    qc_dtype dtype;
+    uint32_t index;
+} sort_item;
+
+static int compare_items(const sort_item *a, const sort_item *b)
+{
+    size_t at_a = a->stem_bytes, at_b = b->stem_bytes, at = at_a < at_b ? at_a : at_b;
+    int c = memcmp(a->stem, b->stem, at);
+    if (c)
+        return c;
+    for (;; at++) {
+        unsigned char one = (unsigned char)(at < at_a ? a->stem[at] : a->suffix[at - at_a]);
+        unsigned char two = (unsigned char)(at < at_b ? b->stem[at] : b->suffix[at - at_b]);
+        if (one != two)
+            return one < two ? -1 : 1;
+        if (!one)
+            return 0;
+    }
+}
+
+static sort_item item_of(const qc_out_tensor *t, uint32_t index)
+{
+    return (sort_item){t->st.name, suffix_of(t), (uint32_t)stem_bytes(t), t->st.dtype, index};
+}
+
+static int same_name(const qc_out_tensor *a, const qc_out_tensor *b)
+{
+    const sort_item one = item_of(a, 0), two = item_of(b, 0);
+    return compare_items(&one, &two) == 0;
+}
+
+static qc_out_tensor get(qc_out_tensors tensors, uint32_t i)
+{
+    qc_out_tensor t;
+    memset(&t, 0, sizeof t);
+    tensors.get(tensors.ctx, i, &t);
+    return t;
+}
+
 /* ---- Fill ----------------------------------------------------------------------------------- */
+
+/* For messages. */
+static const char *shown(const qc_out_tensor *t, char buf[NAME_SHOWN_BYTES])
+{
+    (void)snprintf(buf, NAME_SHOWN_BYTES, "%.*s%s", (int)stem_bytes(t), t->st.name, suffix_of(t));
+    return buf;
+}
 
 static qc_status tensor_bytes(const qc_out_tensor *t, uint64_t *bytes, qc_error *err)
 {
+    char name[NAME_SHOWN_BYTES];
     qc_status st = qc_shape_bytes(t->st.dims, t->st.ndim, t->st.dtype, bytes, err);
     if (st != QC_OK)
-        qc_error_prefix(err, "tensor '%s'", t->st.name);
+        qc_error_prefix(err, "tensor '%s'", shown(t, name));
     return st;
 }
 
-/* Put every tensor's size into st.end and its shard's number into shard. */
-static qc_status fill(qc_out_tensor *tensors, uint32_t count, uint64_t limit, uint32_t *shards,
+/* The group that begins with tensor i: its device, size, and where the next one begins. */
+typedef struct {
+    uint64_t bytes;
+    uint32_t device, end;
+} span;
+
+static qc_status measure(span *out, qc_out_tensors tensors, uint32_t i, qc_error *err)
+{
+    char name[NAME_SHOWN_BYTES];
+    uint32_t group = 0;
+    *out = (span){.end = i};
+    for (; out->end < tensors.count; out->end++) {
+        const qc_out_tensor t = get(tensors, out->end);
+        uint64_t bytes = 0;
+        if (out->end == i) {
+            group = t.group;
+            out->device = t.device;
+        }
+        if (t.group != group)
+            break;
+        if (t.device != out->device)
+            QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is parted from its group by device",
+                    shown(&t, name));
+        if (t.align_bytes == 0)
+            QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no alignment", shown(&t, name));
+        QC_TRY(tensor_bytes(&t, &bytes, err));
+        if (qc_add_u64(out->bytes, bytes, &out->bytes))
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", shown(&t, name));
+    }
+    return QC_OK;
+}
+
+/* The number of each tensor's shard, for a while where its beginning will be. */
+static qc_status fill(qc_out_tensors tensors, uint64_t limit, uint64_t *shard_of, uint32_t *shards,
                       qc_error *err)
 {
+    char name[NAME_SHOWN_BYTES];
     uint64_t used = 0;
-    uint32_t shard = 0;
-    for (uint32_t i = 0; i < count;) {
-        uint64_t group_bytes = 0, with = 0;
-        uint32_t end = i;
-        for (; end < count && tensors[end].group == tensors[i].group; end++) {
-            qc_out_tensor *t = &tensors[end];
-            if (t->device != tensors[i].device)
-                QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' is parted from its group by device",
-                        t->st.name);
-            t->st.begin = 0;
-            QC_TRY(tensor_bytes(t, &t->st.end, err));
-            if (t->align_bytes == 0)
-                QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' has no alignment", t->st.name);
-            if (t->piece_bytes == 0)
-                t->piece_bytes = qc_layout_piece_bytes(t->st.end, t->align_bytes);
-            if (qc_add_u64(group_bytes, t->st.end, &group_bytes))
-                QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", t->st.name);
-        }
-        if (qc_add_u64(used, group_bytes, &with))
-            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", tensors[i].st.name);
-        if (i > 0 && tensors[i].device < tensors[i - 1].device)
+    uint32_t shard = 0, device = 0;
+    for (uint32_t i = 0; i < tensors.count;) {
+        span s;
+        uint64_t with = 0;
+        QC_TRY(measure(&s, tensors, i, err));
+        const qc_out_tensor t = get(tensors, i);
+        if (qc_add_u64(used, s.bytes, &with))
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", shown(&t, name));
+        if (i > 0 && s.device < device)
             QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' comes after those of a later device",
-                    tensors[i].st.name);
-        int other_device = i > 0 && tensors[i].device != tensors[i - 1].device;
+                    shown(&t, name));
+        int other_device = i > 0 && s.device != device;
         if (other_device || (with > limit && used > 0)) {
             shard++;
-            with = group_bytes;
+            with = s.bytes;
         }
         used = with;
-        for (; i < end; i++)
-            tensors[i].shard = shard;
+        device = s.device;
+        for (; i < s.end; i++)
+            shard_of[i] = shard;
     }
     *shards = shard + 1;
     return QC_OK;
@@ -96,57 +192,84 @@ static qc_status fill(qc_out_tensor *tensors, uint32_t count, uint64_t limit, ui
 
 /* ---- Sort ----------------------------------------------------------------------------------- */
 
-typedef struct {
-    const qc_st_tensor *st;
-    uint32_t index;
-} sort_item;
-
-static int by_file_order(const void *a, const void *b)
+/* As qc_st_tensor_order. */
+static int by_file_order(const void *pa, const void *pb)
 {
-    return qc_st_tensor_order(((const sort_item *)a)->st, ((const sort_item *)b)->st);
+    const sort_item *a = pa, *b = pb;
+    if (a->dtype != b->dtype)
+        return a->dtype > b->dtype ? -1 : 1;
+    return compare_items(a, b);
 }
 
 /* Names are told apart by their digests: sorting hundreds of thousands of them takes longer than
  * all the rest. */
-static qc_status check_names(const qc_out_tensor *tensors, uint32_t count, qc_error *err)
+static qc_status check_names(qc_out_tensors tensors, qc_strbuf *name, qc_error *err)
 {
     void *v = NULL;
     size_t slots = 16;
-    while (slots / 2 < count)
+    while (slots / 2 < tensors.count)
         slots *= 2;
     QC_TRY(qc_calloc(&v, slots, sizeof(uint32_t), err));
     uint32_t *table = v; /* index + 1, or 0 */
     qc_status st = QC_OK;
-    for (uint32_t i = 0; st == QC_OK && i < count; i++) {
-        const char *name = tensors[i].st.name;
-        qc_digest digest = qc_digest_bytes(name, strlen(name));
+    for (uint32_t i = 0; st == QC_OK && i < tensors.count; i++) {
+        const qc_out_tensor t = get(tensors, i);
+        QC_TRY_GOTO(st, done, qc_out_tensor_name(name, &t, err));
+        qc_digest digest = qc_digest_bytes(name->data, name->len);
         size_t at = (size_t)qc_load_le64(digest.b) & (slots - 1);
-        for (; st == QC_OK && table[at]; at = (at + 1) & (slots - 1)) {
-            if (strcmp(tensors[table[at] - 1].st.name, name) == 0)
-                st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                                  "two output tensors would be called '%s'", name);
+        for (; table[at]; at = (at + 1) & (slots - 1)) {
+            const qc_out_tensor other = get(tensors, table[at] - 1);
+            if (same_name(&other, &t))
+                QC_TRY_GOTO(st, done,
+                            qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                                         "two output tensors would be called '%s'", name->data));
         }
         table[at] = i + 1;
     }
+done:
     qc_free(table);
     return st;
 }
 
-static qc_status place(qc_shard *s, qc_out_tensor *tensors, sort_item *items, uint32_t first,
-                       uint32_t end, qc_error *err)
+static int by_name(const void *pa, const void *pb)
 {
+    return compare_items(pa, pb);
+}
+
+qc_status qc_out_tensors_by_name(qc_out_tensors tensors, uint32_t *order, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_malloc(&v, tensors.count * sizeof(sort_item), err));
+    sort_item *items = v;
+    for (uint32_t i = 0; i < tensors.count; i++) {
+        const qc_out_tensor t = get(tensors, i);
+        items[i] = item_of(&t, i);
+    }
+    qsort(items, tensors.count, sizeof *items, by_name);
+    for (uint32_t i = 0; i < tensors.count; i++)
+        order[i] = items[i].index;
+    qc_free(items);
+    return QC_OK;
+}
+
+static qc_status place(qc_shard *s, qc_out_tensors tensors, sort_item *items, uint64_t *begins,
+                       qc_error *err)
+{
+    char name[NAME_SHOWN_BYTES];
     uint64_t offset = 0;
-    s->count = end - first;
-    for (uint32_t i = first; i < end; i++)
-        items[i - first] = (sort_item){&tensors[i].st, i};
+    for (uint32_t i = 0; i < s->count; i++) {
+        const qc_out_tensor t = get(tensors, s->first + i);
+        items[i] = item_of(&t, s->first + i);
+    }
     qsort(items, s->count, sizeof *items, by_file_order);
     for (uint32_t i = 0; i < s->count; i++) {
-        qc_st_tensor *st = &tensors[items[i].index].st;
+        const qc_out_tensor t = get(tensors, items[i].index);
+        uint64_t bytes = 0;
+        QC_TRY(tensor_bytes(&t, &bytes, err));
         s->order[i] = items[i].index;
-        st->begin = offset;
-        if (qc_add_u64(offset, st->end, &offset)) /* end holds the size until now */
-            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", st->name);
-        st->end = offset;
+        begins[items[i].index] = offset;
+        if (qc_add_u64(offset, bytes, &offset))
+            QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': sizes overflow 64 bits", shown(&t, name));
     }
     s->data_bytes = offset;
     return QC_OK;
@@ -154,11 +277,25 @@ static qc_status place(qc_shard *s, qc_out_tensor *tensors, sort_item *items, ui
 
 /* ---- Header --------------------------------------------------------------------------------- */
 
-static qc_status count_header(qc_shard *s, const qc_out_tensor *tensors, qc_error *err)
+/* Tensor `index`, named in `name`. */
+static qc_status named(qc_out_tensor *t, qc_strbuf *name, const qc_layout *l,
+                       qc_out_tensors tensors, uint32_t index, qc_error *err)
+{
+    *t = qc_layout_place(l, tensors, index);
+    QC_TRY(qc_out_tensor_name(name, t, err));
+    t->st.name = name->data;
+    return QC_OK;
+}
+
+static qc_status count_header(const qc_layout *l, qc_shard *s, qc_out_tensors tensors,
+                              qc_strbuf *name, qc_error *err)
 {
     uint64_t bytes = 0;
-    for (uint32_t i = 0; i < s->count; i++)
-        bytes += qc_st_header_entry_bytes(&tensors[s->order[i]].st);
+    qc_out_tensor t;
+    for (uint32_t i = 0; i < s->count; i++) {
+        QC_TRY(named(&t, name, l, tensors, s->order[i], err));
+        bytes += qc_st_header_entry_bytes(&t.st);
+    }
     qc_status st = qc_st_header_bytes(&s->header_bytes, bytes, s->count, &pt_format, 1, err);
     if (st != QC_OK)
         qc_error_prefix(err, "%s", s->name);
@@ -166,16 +303,22 @@ static qc_status count_header(qc_shard *s, const qc_out_tensor *tensors, qc_erro
 }
 
 qc_status qc_layout_header(qc_strbuf *out, const qc_layout *layout, uint32_t shard,
-                           const qc_out_tensor *tensors, qc_error *err)
+                           qc_out_tensors tensors, qc_error *err)
 {
     const qc_shard *s = &layout->shards[shard];
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, s->count, sizeof(qc_st_tensor), err));
-    qc_st_tensor *ordered = v;
-    for (uint32_t i = 0; i < s->count; i++)
-        ordered[i] = tensors[s->order[i]].st;
-    qc_status st = qc_st_header_build(out, ordered, s->count, &pt_format, 1, err);
-    qc_free(ordered);
+    size_t start = out->len;
+    qc_strbuf name;
+    qc_out_tensor t;
+    qc_strbuf_init(&name, SIZE_MAX / 2);
+    qc_status st = qc_st_header_begin(out, &pt_format, 1, err);
+    for (uint32_t i = 0; st == QC_OK && i < s->count; i++) {
+        st = named(&t, &name, layout, tensors, s->order[i], err);
+        if (st == QC_OK)
+            st = qc_st_header_add(out, &t.st, err);
+    }
+    if (st == QC_OK)
+        st = qc_st_header_end(out, start, err);
+    qc_strbuf_deinit(&name);
     return st;
 }
 
@@ -188,33 +331,80 @@ static qc_status name_shard(qc_shard *s, qc_arena *arena, uint32_t index, uint32
                            index + 1, count);
 }
 
-qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensor *tensors, uint32_t count,
+/* Shards with their tensors, from the numbers that fill left in `begins`. */
+static void cut(qc_layout *l, qc_out_tensors tensors, uint32_t *order)
+{
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < l->count; i++) {
+        qc_shard *s = &l->shards[i];
+        s->first = first;
+        while (first < tensors.count && l->begins[first] == i)
+            first++;
+        s->count = first - s->first;
+        s->order = order + s->first;
+        if (s->count > 0)
+            s->device = get(tensors, s->first).device;
+    }
+}
+
+static qc_status lay_out(qc_layout *out, qc_arena *arena, qc_out_tensors tensors, qc_strbuf *name,
                          uint64_t max_shard_bytes, qc_error *err)
 {
     void *v = NULL;
-    uint32_t shards = 0;
-    memset(out, 0, sizeof *out);
-    QC_TRY(fill(tensors, count, max_shard_bytes, &shards, err));
-    QC_TRY(qc_arena_alloc(arena, &v, shards, sizeof *out->shards, err));
+    uint32_t most = 0;
+    QC_TRY(check_names(tensors, name, err));
+    QC_TRY(qc_arena_alloc(arena, &v, tensors.count, sizeof *out->begins, err));
+    out->begins = v;
+    QC_TRY(fill(tensors, max_shard_bytes, out->begins, &out->count, err));
+    QC_TRY(qc_arena_alloc(arena, &v, out->count, sizeof *out->shards, err));
     out->shards = v;
-    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(sort_item), err));
+    QC_TRY(qc_arena_alloc(arena, &v, tensors.count, sizeof(uint32_t), err));
+    cut(out, tensors, v);
+    for (uint32_t i = 0; i < out->count; i++)
+        most = out->shards[i].count > most ? out->shards[i].count : most;
+    QC_TRY(qc_malloc(&v, most * sizeof(sort_item), err));
     sort_item *items = v;
-    QC_TRY(qc_arena_alloc(arena, &v, count, sizeof(uint32_t), err));
-    uint32_t *order = v;
-    QC_TRY(check_names(tensors, count, err));
-    uint32_t first = 0;
-    for (uint32_t i = 0; i < shards; i++) {
-        qc_shard *s = &out->shards[i];
-        uint32_t end = first;
-        while (end < count && tensors[end].shard == i)
-            end++;
-        s->order = order + first;
-        s->device = first < end ? tensors[first].device : 0;
-        QC_TRY(name_shard(s, arena, i, shards, err));
-        QC_TRY(place(s, tensors, items, first, end, err));
-        QC_TRY(count_header(s, tensors, err));
-        first = end;
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; st == QC_OK && i < out->count; i++)
+        st = place(&out->shards[i], tensors, items, out->begins, err);
+    qc_free(items);
+    for (uint32_t i = 0; st == QC_OK && i < out->count; i++) {
+        QC_TRY(name_shard(&out->shards[i], arena, i, out->count, err));
+        QC_TRY(count_header(out, &out->shards[i], tensors, name, err));
     }
-    out->count = shards;
-    return QC_OK;
+    return st;
+}
+
+qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensors tensors,
+                         uint64_t max_shard_bytes, qc_error *err)
+{
+    qc_strbuf name;
+    qc_strbuf_init(&name, SIZE_MAX / 2);
+    memset(out, 0, sizeof *out);
+    qc_status st = lay_out(out, arena, tensors, &name, max_shard_bytes, err);
+    qc_strbuf_deinit(&name);
+    return st;
+}
+
+qc_out_tensor qc_layout_place(const qc_layout *layout, qc_out_tensors tensors, uint32_t i)
+{
+    qc_out_tensor t = get(tensors, i);
+    uint32_t low = 0, high = layout->count;
+    while (high - low > 1) { /* the last shard whose first tensor is not behind i */
+        uint32_t mid = low + (high - low) / 2;
+        if (layout->shards[mid].first <= i)
+            low = mid;
+        else
+            high = mid;
+    }
+    uint64_t elems = 1;
+    for (unsigned d = 0; d < t.st.ndim; d++)
+        elems *= t.st.dims[d]; /* checked when it was laid out */
+    uint64_t bytes = elems * qc_dtype_bits(t.st.dtype) / 8;
+    t.shard = low;
+    t.st.begin = layout->begins[i];
+    t.st.end = t.st.begin + bytes;
+    if (t.piece_bytes == 0)
+        t.piece_bytes = qc_layout_piece_bytes(bytes, t.align_bytes);
+    return t;
 }

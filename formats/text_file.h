@@ -13,7 +13,7 @@ typedef struct {
     qc_strbuf text; /* what comes next: append to it, then call qc_text_file_step */
     uint64_t bytes; /* of what was written away */
     qc_file file;
-    char *path, *temporary; /* owned; temporary while there is such a file */
+    char *path, *folder, *temporary; /* owned; temporary while there is such a file */
     qc_digest_state *hash;
 } qc_text_file;
 

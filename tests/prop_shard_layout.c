@@ -11,6 +11,8 @@
 
 #include <cmocka.h>
 
+#include "layout_array.h"
+
 #define ROUNDS       400
 #define TENSORS_MOST 60u
 #define MIB          (1u << 20)
@@ -91,7 +93,7 @@ static void check_shard(const qc_layout *l, uint32_t s, const qc_out_tensor *t, 
     uint64_t n = 0;
     qc_strbuf text;
     qc_strbuf_init(&text, SIZE_MAX / 2);
-    assert_int_equal(qc_layout_header(&text, l, s, t, NULL), QC_OK);
+    assert_int_equal(qc_layout_header(&text, l, s, array_tensors(t, count), NULL), QC_OK);
     assert_int_equal(text.len, sh->header_bytes); /* counted beforehand */
     assert_int_equal(qc_st_header_length((const unsigned char *)text.data, 8,
                                          sh->header_bytes + sh->data_bytes, &n, NULL),
@@ -141,9 +143,9 @@ static void layouts_hold_their_contract(void **state)
         qc_layout l, m;
         qc_arena_init(&a);
         memcpy(again, t, sizeof t);
-        assert_int_equal(qc_layout_make(&l, &a, t, count, limit, NULL), QC_OK);
+        assert_int_equal(layout_array(&l, &a, t, count, limit, NULL), QC_OK);
         check_fill(&l, t, count, limit);
-        assert_int_equal(qc_layout_make(&m, &a, again, count, limit, NULL), QC_OK);
+        assert_int_equal(layout_array(&m, &a, again, count, limit, NULL), QC_OK);
         assert_memory_equal(t, again, sizeof t);
         assert_int_equal(l.count, m.count);
         for (uint32_t s = 0; s < l.count; s++) {

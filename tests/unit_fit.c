@@ -329,7 +329,7 @@ typedef struct {
     qc_ckpt_tensor source[5];
     qc_recipe_entry entry[5];
     qc_job job[5];
-    qc_out_tensor tensor[6];
+    uint64_t kept_elems[5];
     qc_output output[6];
     uint32_t of_tensor[5];
     qc_checkpoint model;
@@ -372,20 +372,21 @@ static void make_plan(plan_fixture *p, qc_segments *segments)
         p->job[i].entry = &p->entry[i];
         p->job[i].scheme = made[i].scheme;
         p->of_tensor[i] = made[i].segment;
-        p->tensor[i].st.ndim = 1;
-        p->tensor[i].st.dtype = QC_DTYPE_U8;
-        p->tensor[i].st.dims[0] = (uint64_t)1000 << 4 * i; /* bytes of its output */
+        /* Bytes of its output, where it is kept. */
+        p->kept_elems[i] = ((uint64_t)1000 << 4 * i) / (qc_dtype_bits(p->source[i].dtype) / 8);
+        p->job[i].name = made[i].name;
+        p->job[i].ndim = 1;
+        p->job[i].dims = &p->kept_elems[i];
         p->output[i].job = i;
     }
-    p->tensor[5].st = p->tensor[0].st; /* the absmax of the first */
-    p->tensor[5].st.dims[0] = 7;
+    p->job[0].nested = 1;
+    p->job[0].blocks = 7;
     p->output[5] = (qc_output){.job = 0, .part = QC_PART_ABSMAX};
     p->model.tensors = p->source;
     p->model.tensor_count = 5;
     p->plan = (qc_plan){.model = &p->model,
                         .jobs = p->job,
                         .job_count = 5,
-                        .tensors = p->tensor,
                         .outputs = p->output,
                         .tensor_count = 6};
     segments->of_tensor = p->of_tensor;
@@ -406,8 +407,8 @@ static void sums_are_of_outputs(void **state)
     uint64_t *bytes = NULL, *largest = NULL;
     assert_int_equal(qc_fit_sum_segments(&arena, &p.plan, &x.segments, &bytes, &largest, NULL),
                      QC_OK);
-    assert_int_equal(bytes[0], 1000 + 7 + 4096000);
-    assert_int_equal(bytes[1], 16000 + 256000 + 65536000);
+    assert_int_equal(bytes[0], 4096 + 7 + 4096000);
+    assert_int_equal(bytes[1], 12288 + 256000 + 65536000);
     assert_int_equal(largest[0], 128 * 9 * 16 * 2); /* one of the four packed experts */
     assert_int_equal(largest[1], 64 * 128); /* one of the three; what is kept is no scratch */
     p.of_tensor[2] = QC_NO_SEGMENT;
@@ -426,8 +427,8 @@ static void a_token_moves_its_experts_only(void **state)
     qc_arena arena;
     qc_arena_init(&arena);
     begin_fixture(&x);
-    add_layer(&x, 1000 + 7 + 4096000);
-    add_layer(&x, 16000 + 256000 + 65536000);
+    add_layer(&x, 4096 + 7 + 4096000);
+    add_layer(&x, 12288 + 256000 + 65536000);
     make_plan(&p, &x.segments);
     add_device(&x, QC_TIER_GPU, 75 * MB);
     add_device(&x, QC_TIER_CPU, 80 * MB);
@@ -440,20 +441,20 @@ static void a_token_moves_its_experts_only(void **state)
     make(&x, &arena, &f);
     assert_true(f.fits);
     assert_int_equal(f.spilled, 2);
-    uint64_t kv = 2 * 20000, rest = 256000 + 65536000 + 1007;
-    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 16000 + 4096000);
+    uint64_t kv = 2 * 20000, rest = 256000 + 65536000 + 4103;
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 12288 + 4096000);
     assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
-    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 16000 + 4096000); /* dense */
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 12288 + 4096000); /* dense */
     x.geometry.experts = 3;
     x.geometry.experts_per_token = 1;
     make(&x, &arena, &f);
     assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
-    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 5334 + 1365334); /* rounded up */
+    assert_int_equal(f.transfer_bytes_per_token, kv + rest + 4096 + 1365334); /* rounded up */
     assert_true(f.transfer_seconds > 0.0 && f.transfer_seconds < 1.0);
     x.options.batch = 2;
     make(&x, &arena, &f);
     assert_int_equal(qc_fit_count_experts(&f, &p.plan, NULL), QC_OK);
-    assert_int_equal(f.transfer_bytes_per_token, 2 * kv + rest + 10667 + 2730667);
+    assert_int_equal(f.transfer_bytes_per_token, 2 * kv + rest + 8192 + 2730667);
     qc_arena_deinit(&arena);
 }
 

@@ -231,10 +231,11 @@ static void schemes(void **state)
     };
     static const uint64_t bytes[JOBS] = {2048, 2560, 256, 512, 128, 8, 50};
     qc_job jobs[JOBS];
-    qc_out_tensor tensors[JOBS];
+    qc_output outputs[JOBS];
+    uint64_t elems[JOBS];
     qc_checkpoint model;
     memset(jobs, 0, sizeof jobs);
-    memset(tensors, 0, sizeof tensors);
+    memset(outputs, 0, sizeof outputs);
     memset(&model, 0, sizeof model);
     model.tensors = source;
     model.tensor_count = JOBS;
@@ -245,13 +246,18 @@ static void schemes(void **state)
         jobs[i].block_elems = i == 0 ? 64 : 32;
         for (int part = 0; part < QC_PART_COUNT; part++)
             jobs[i].outputs[part] = QC_NO_OUTPUT;
-        jobs[i].outputs[i == 1 ? QC_PART_STATE : QC_PART_MAIN] = i;
-        tensors[i].st.dtype = QC_DTYPE_U8;
-        tensors[i].st.ndim = 1;
-        tensors[i].st.dims[0] = bytes[i];
+        outputs[i] = (qc_output){i, i == 1 ? QC_PART_ABSMAX : QC_PART_MAIN};
+        jobs[i].outputs[outputs[i].part] = i;
+        jobs[i].elems = 2 * bytes[i]; /* NF4 */
+        jobs[i].blocks = bytes[i];
+        jobs[i].nested = 1;
+        elems[i] = bytes[i] / (qc_dtype_bits(source[i].dtype) / 8);
+        jobs[i].dims = &elems[i];
+        jobs[i].ndim = 1;
+        jobs[i].name = source[i].name;
     }
     qc_plan plan = {
-        .model = &model, .jobs = jobs, .job_count = JOBS, .tensors = tensors, .tensor_count = JOBS};
+        .model = &model, .jobs = jobs, .job_count = JOBS, .outputs = outputs, .tensor_count = JOBS};
     qc_fit_report *r = &t->f.report;
     assert_int_equal(qc_fit_sum_schemes(r, &plan, NULL), QC_OK);
     assert_int_equal(r->scheme_count, 3);

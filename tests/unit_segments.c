@@ -56,7 +56,14 @@ static void check_cover(const qc_segments *s, fixture *f)
         fail_msg("plan: %s", f->err.msg);
     for (uint32_t i = 0; i < plan.tensor_count; i++) {
         uint32_t source = plan.jobs[plan.outputs[i].job].source;
-        assert_int_equal(holder(s, plan.tensors[i].st.name), s->of_tensor[source]);
+        qc_out_tensor t = {.align_bytes = 1};
+        qc_strbuf name;
+        qc_strbuf_init(&name, 1000);
+        qc_out_tensors all = qc_plan_tensors(&plan);
+        all.get(all.ctx, i, &t);
+        assert_int_equal(qc_out_tensor_name(&name, &t, NULL), QC_OK);
+        assert_int_equal(holder(s, name.data), s->of_tensor[source]);
+        qc_strbuf_deinit(&name);
     }
 }
 

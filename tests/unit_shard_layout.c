@@ -12,6 +12,8 @@
 
 #include <cmocka.h>
 
+#include "layout_array.h"
+
 #define MIB (1u << 20)
 
 static qc_out_tensor tensor(const char *name, qc_dtype dtype, uint64_t dim, uint32_t group)
@@ -59,7 +61,7 @@ static void one_shard_has_the_plain_name(void **state)
     static const char *const order[] = {"f", "a", "b", "s", "z"};
     static const uint64_t begins[] = {0, 4, 20, 60, 63};
     qc_arena_init(&a);
-    assert_int_equal(qc_layout_make(&l, &a, t, 5, 1000, &err), QC_OK);
+    assert_int_equal(layout_array(&l, &a, t, 5, 1000, &err), QC_OK);
     assert_int_equal(l.count, 1);
     assert_string_equal(l.shards[0].name, "model.safetensors");
     assert_int_equal(l.shards[0].count, 5);
@@ -76,7 +78,7 @@ static void one_shard_has_the_plain_name(void **state)
                                "\"a\":{\"dtype\":\"BF16\",\"shape\":[8],\"data_offsets\":[4,20]},";
     qc_strbuf text;
     qc_strbuf_init(&text, 1000);
-    assert_int_equal(qc_layout_header(&text, &l, 0, t, &err), QC_OK);
+    assert_int_equal(qc_layout_header(&text, &l, 0, array_tensors(t, 5), &err), QC_OK);
     assert_int_equal(text.len, l.shards[0].header_bytes);
     assert_memory_equal(text.data + 8, want, sizeof want - 1);
     qc_st_header h;
@@ -101,7 +103,7 @@ static void shards_are_filled_in_order_by_whole_groups(void **state)
     };
     static const uint32_t shard[] = {0, 0, 0, 1, 1, 2};
     qc_arena_init(&a);
-    assert_int_equal(qc_layout_make(&l, &a, t, 6, 100, NULL), QC_OK);
+    assert_int_equal(layout_array(&l, &a, t, 6, 100, NULL), QC_OK);
     assert_int_equal(l.count, 3);
     for (size_t i = 0; i < 6; i++)
         assert_int_equal(t[i].shard, shard[i]);
@@ -109,11 +111,11 @@ static void shards_are_filled_in_order_by_whole_groups(void **state)
     assert_string_equal(l.shards[2].name, "model-00003-of-00003.safetensors");
     assert_int_equal(l.shards[1].data_bytes, 110);
     /* A large group first leaves no empty shard before it. */
-    assert_int_equal(qc_layout_make(&l, &a, t + 3, 3, 10, NULL), QC_OK);
+    assert_int_equal(layout_array(&l, &a, t + 3, 3, 10, NULL), QC_OK);
     assert_int_equal(l.count, 2);
     /* Tensors of no bytes take no room. */
     qc_out_tensor empty[] = {tensor("a", QC_DTYPE_U8, 0, 0), tensor("b", QC_DTYPE_U8, 0, 1)};
-    assert_int_equal(qc_layout_make(&l, &a, empty, 2, 0, NULL), QC_OK);
+    assert_int_equal(layout_array(&l, &a, empty, 2, 0, NULL), QC_OK);
     assert_int_equal(l.count, 1);
     qc_arena_deinit(&a);
 }
@@ -134,18 +136,18 @@ static void a_shard_ends_where_the_device_changes(void **state)
     for (size_t i = 0; i < 6; i++)
         t[i].device = device[i];
     qc_arena_init(&a);
-    assert_int_equal(qc_layout_make(&l, &a, t, 6, 100, &err), QC_OK);
+    assert_int_equal(layout_array(&l, &a, t, 6, 100, &err), QC_OK);
     assert_int_equal(l.count, 5);
     for (size_t i = 0; i < 6; i++) {
         assert_int_equal(t[i].shard, shard[i]);
         assert_int_equal(l.shards[shard[i]].device, device[i]);
     }
     t[5].device = 2;
-    assert_int_equal(qc_layout_make(&l, &a, t, 6, 100, &err), QC_ERR_INTERNAL);
+    assert_int_equal(layout_array(&l, &a, t, 6, 100, &err), QC_ERR_INTERNAL);
     assert_non_null(strstr(err.msg, "'f' comes after those of a later device"));
     t[5].device = 5;
     t[5].group = 4;
-    assert_int_equal(qc_layout_make(&l, &a, t, 6, 100, &err), QC_ERR_INTERNAL);
+    assert_int_equal(layout_array(&l, &a, t, 6, 100, &err), QC_ERR_INTERNAL);
     assert_non_null(strstr(err.msg, "'f' is parted from its group"));
     qc_arena_deinit(&a);
 }
@@ -156,14 +158,14 @@ static void no_tensors_make_one_empty_file(void **state)
     qc_arena a;
     qc_layout l;
     qc_arena_init(&a);
-    assert_int_equal(qc_layout_make(&l, &a, NULL, 0, 100, NULL), QC_OK);
+    assert_int_equal(layout_array(&l, &a, NULL, 0, 100, NULL), QC_OK);
     assert_int_equal(l.count, 1);
     assert_string_equal(l.shards[0].name, "model.safetensors");
     assert_int_equal(l.shards[0].count, 0);
     assert_int_equal(l.shards[0].data_bytes, 0);
     qc_strbuf text;
     qc_strbuf_init(&text, 1000);
-    assert_int_equal(qc_layout_header(&text, &l, 0, NULL, NULL), QC_OK);
+    assert_int_equal(qc_layout_header(&text, &l, 0, array_tensors(NULL, 0), NULL), QC_OK);
     assert_int_equal(text.len, l.shards[0].header_bytes);
     assert_memory_equal(text.data + 8, "{\"__metadata__\":{\"format\":\"pt\"}}", 33);
     qc_strbuf_deinit(&text);
@@ -179,19 +181,19 @@ static void wrong_tensors_are_refused(void **state)
     qc_arena_init(&a);
     qc_out_tensor twice[] = {tensor("x", QC_DTYPE_U8, 1, 0), tensor("y", QC_DTYPE_U8, 1, 1),
                              tensor("x", QC_DTYPE_F32, 1, 2)};
-    assert_int_equal(qc_layout_make(&l, &a, twice, 3, 1, &err), QC_ERR_INPUT);
+    assert_int_equal(layout_array(&l, &a, twice, 3, 1, &err), QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "'x'"));
     qc_out_tensor huge[] = {tensor("x", QC_DTYPE_U8, UINT64_MAX / 8, 0),
                             tensor("y", QC_DTYPE_U64, UINT64_MAX / 64, 0)};
     huge[0].st.ndim = huge[1].st.ndim = 2;
     huge[0].st.dims[1] = huge[1].st.dims[1] = 2;
-    assert_int_equal(qc_layout_make(&l, &a, huge, 2, UINT64_MAX, &err), QC_ERR_INPUT);
+    assert_int_equal(layout_array(&l, &a, huge, 2, UINT64_MAX, &err), QC_ERR_INPUT);
     assert_non_null(strstr(err.msg, "'x'"));
     qc_out_tensor unaligned = tensor("x", QC_DTYPE_U8, 1, 0);
     unaligned.align_bytes = 0;
-    assert_int_equal(qc_layout_make(&l, &a, &unaligned, 1, 1, &err), QC_ERR_INTERNAL);
+    assert_int_equal(layout_array(&l, &a, &unaligned, 1, 1, &err), QC_ERR_INTERNAL);
     qc_out_tensor half = tensor("x", QC_DTYPE_F4, 3, 0);
-    assert_int_equal(qc_layout_make(&l, &a, &half, 1, 1, &err), QC_ERR_INPUT);
+    assert_int_equal(layout_array(&l, &a, &half, 1, 1, &err), QC_ERR_INPUT);
     qc_arena_deinit(&a);
 }
 
@@ -207,7 +209,7 @@ static void sums_that_overflow_are_refused(void **state)
     for (uint32_t one_group = 0; one_group < 2; one_group++) {
         for (uint32_t i = 0; i < 10; i++) /* 2^61 - 1 bytes each: nine are too many */
             t[i] = tensor(names[i], QC_DTYPE_U8, UINT64_MAX / 8, one_group ? 0 : i);
-        assert_int_equal(qc_layout_make(&l, &a, t, 10, UINT64_MAX, &err), QC_ERR_INPUT);
+        assert_int_equal(layout_array(&l, &a, t, 10, UINT64_MAX, &err), QC_ERR_INPUT);
         assert_non_null(strstr(err.msg, "overflow"));
     }
     qc_arena_deinit(&a);
@@ -222,8 +224,54 @@ static void given_pieces_are_kept(void **state)
     t.align_bytes = 10;
     t.piece_bytes = 100;
     qc_arena_init(&a);
-    assert_int_equal(qc_layout_make(&l, &a, &t, 1, 1, NULL), QC_OK);
+    assert_int_equal(layout_array(&l, &a, &t, 1, 1, NULL), QC_OK);
     assert_int_equal(t.piece_bytes, 100);
+    qc_arena_deinit(&a);
+}
+
+/* Names of two parts are those that their texts would be: in order, in headers, in messages. */
+static void names_may_come_in_two_parts(void **state)
+{
+    (void)state;
+    static const char *const whole[] = {"m.weight", "m.weight.absmax", "m.SCB", "m.weightb", "m"};
+    static const uint32_t sorted[] = {4, 2, 0, 1, 3};
+    qc_out_tensor t[5], plain[5];
+    uint32_t order[5];
+    qc_arena a;
+    qc_layout l, want;
+    qc_strbuf one, two;
+    qc_strbuf_init(&one, 1000);
+    qc_strbuf_init(&two, 1000);
+    qc_arena_init(&a);
+    for (uint32_t i = 0; i < 5; i++) {
+        plain[i] = tensor(whole[i], QC_DTYPE_U8, 3 + i, i);
+        t[i] = tensor("m.weight", QC_DTYPE_U8, 3 + i, i);
+    }
+    t[1].suffix = ".absmax";
+    t[2].suffix = "SCB";
+    t[3].suffix = "b";
+    t[4].suffix = "";
+    for (uint32_t i = 0; i < 5; i++)
+        t[i].stem_bytes = i == 2 ? 2 : i == 4 ? 1 : 8;
+    assert_int_equal(layout_array(&want, &a, plain, 5, 100, NULL), QC_OK);
+    assert_int_equal(layout_array(&l, &a, t, 5, 100, NULL), QC_OK);
+    assert_int_equal(l.shards[0].header_bytes, want.shards[0].header_bytes);
+    assert_int_equal(qc_layout_header(&one, &l, 0, array_tensors(t, 5), NULL), QC_OK);
+    assert_int_equal(qc_layout_header(&two, &want, 0, array_tensors(plain, 5), NULL), QC_OK);
+    assert_int_equal(one.len, two.len);
+    assert_memory_equal(one.data + 8, two.data + 8, one.len - 8);
+    assert_int_equal(qc_out_tensors_by_name(array_tensors(t, 5), order, NULL), QC_OK);
+    assert_memory_equal(order, sorted, sizeof sorted);
+    for (uint32_t i = 0; i < 5; i++) {
+        assert_int_equal(qc_out_tensor_name(&one, &t[i], NULL), QC_OK);
+        assert_string_equal(one.data, whole[i]);
+    }
+    t[3].suffix = "";
+    qc_error err = {0};
+    assert_int_equal(layout_array(&l, &a, t, 5, 100, &err), QC_ERR_INPUT);
+    assert_non_null(strstr(err.msg, "'m.weight'"));
+    qc_strbuf_deinit(&one);
+    qc_strbuf_deinit(&two);
     qc_arena_deinit(&a);
 }
 
@@ -237,7 +285,7 @@ static void out_of_memory_is_said(void **state)
         qc_out_tensor t[] = {tensor("a", QC_DTYPE_U8, 60, 0), tensor("b", QC_DTYPE_U8, 60, 1)};
         qc_arena_init(&a);
         qc_alloc_fail_at(n, 0);
-        qc_status st = qc_layout_make(&l, &a, t, 2, 100, &err);
+        qc_status st = layout_array(&l, &a, t, 2, 100, &err);
         qc_alloc_fail_at(0, 0);
         qc_arena_deinit(&a);
         if (st == QC_OK)
@@ -257,6 +305,7 @@ int main(void)
         cmocka_unit_test(wrong_tensors_are_refused),
         cmocka_unit_test(sums_that_overflow_are_refused),
         cmocka_unit_test(given_pieces_are_kept),
+        cmocka_unit_test(names_may_come_in_two_parts),
         cmocka_unit_test(out_of_memory_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
