@@ -34,31 +34,55 @@ void qc_arena_deinit(qc_arena *a)
     qc_arena_init(a);
 }
 
+/* A block of its own for what is large: behind the head, whose rest stays in use. */
+static qc_status add_block(qc_arena *a, size_t payload, qc_arena_block **out, qc_error *err)
+{
+    size_t total = 0;
+    void *p = NULL;
+    if (qc_add_size(payload, sizeof(qc_arena_block), &total))
+        QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", payload);
+    QC_TRY(qc_malloc_aligned(&p, ARENA_ALIGN, total, err));
+    *out = p;
+    (*out)->bytes = payload;
+    if (a->head && payload > ARENA_BLOCK_BYTES) {
+        (*out)->next = a->head->next;
+        a->head->next = *out;
+        return QC_OK;
+    }
+    (*out)->next = a->head;
+    a->head = *out;
+    a->head_bytes = payload;
+    a->used_bytes = payload > ARENA_BLOCK_BYTES ? payload : 0;
+    return QC_OK;
+}
+
+static qc_status take(qc_arena *a, void **out, size_t bytes, size_t align, qc_error *err)
+{
+    size_t at = (a->used_bytes + align - 1) & ~(align - 1); /* a block is far from SIZE_MAX */
+    if (bytes > ARENA_BLOCK_BYTES) {
+        qc_arena_block *b = NULL;
+        QC_TRY(add_block(a, bytes, &b, err));
+        *out = b->payload;
+    } else {
+        qc_arena_block *b = a->head;
+        if (!b || at > a->head_bytes || a->head_bytes - at < bytes) {
+            QC_TRY(add_block(a, ARENA_BLOCK_BYTES, &b, err));
+            at = 0;
+        }
+        *out = b->payload + at;
+        a->used_bytes = at + bytes;
+    }
+    memset(*out, 0, bytes);
+    return QC_OK;
+}
+
 qc_status qc_arena_alloc(qc_arena *a, void **out, size_t count, size_t bytes_each, qc_error *err)
 {
     size_t bytes = 0;
     *out = NULL;
     if (qc_mul_size(count, bytes_each, &bytes) || qc_add_size(bytes, ARENA_ALIGN - 1, &bytes))
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu x %zu bytes wanted", count, bytes_each);
-    bytes &= ~(size_t)(ARENA_ALIGN - 1);
-    if (!a->head || a->head_bytes - a->used_bytes < bytes) {
-        size_t payload = bytes > ARENA_BLOCK_BYTES ? bytes : ARENA_BLOCK_BYTES;
-        size_t total = 0;
-        void *p = NULL;
-        if (qc_add_size(payload, sizeof(qc_arena_block), &total))
-            QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", payload);
-        QC_TRY(qc_malloc_aligned(&p, ARENA_ALIGN, total, err));
-        qc_arena_block *b = p;
-        b->next = a->head;
-        b->bytes = payload;
-        a->head = b;
-        a->head_bytes = payload;
-        a->used_bytes = 0;
-    }
-    *out = a->head->payload + a->used_bytes;
-    memset(*out, 0, bytes);
-    a->used_bytes += bytes;
-    return QC_OK;
+    return take(a, out, bytes & ~(size_t)(ARENA_ALIGN - 1), ARENA_ALIGN, err);
 }
 
 qc_status qc_arena_strndup(qc_arena *a, const char **out, const char *s, size_t len, qc_error *err)
@@ -68,7 +92,7 @@ qc_status qc_arena_strndup(qc_arena *a, const char **out, const char *s, size_t 
     *out = NULL;
     if (qc_add_size(len, 1, &bytes))
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes wanted", len);
-    QC_TRY(qc_arena_alloc(a, &p, bytes, 1, err));
+    QC_TRY(take(a, &p, bytes, 1, err)); /* texts need no alignment: most of them are names */
     memcpy(p, s, len);
     *out = p;
     return QC_OK;

@@ -16,7 +16,7 @@ typedef struct {
 void qc_arena_init(qc_arena *a);
 /* Frees every block; the arena is empty and usable again. NULL is fine. */
 void qc_arena_deinit(qc_arena *a);
-/* Zeroed memory for count elements, aligned to 16. Lives until qc_arena_deinit. */
+/* Zeroed memory for count elements, aligned to 16 (texts are not). Lives until qc_arena_deinit. */
 QC_NODISCARD qc_status qc_arena_alloc(qc_arena *a, void **out, size_t count, size_t bytes_each,
                                       qc_error *err);
 /* Copy of the len bytes at s plus a terminating NUL. */

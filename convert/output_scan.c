@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "convert/side_files.h"
+#include "formats/json_cut.h"
 #include "formats/json_strict.h"
 #include "formats/shard_frames.h"
 #include "formats/shard_layout.h"
@@ -12,7 +13,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#define MANIFEST_MAX ((size_t)1 << 30)
 #define HEADER_OWNER UINT32_MAX
 #define READ_BYTES   (1u << 20)
 
@@ -108,6 +108,53 @@ static qc_status check_side_file(scan *s, const qc_manifest_file *f, qc_error *e
     return QC_OK;
 }
 
+static qc_status count_entry(void *ctx, const char *text, size_t len, qc_error *err)
+{
+    size_t *entries = ctx;
+    qc_json *doc = NULL;
+    QC_TRY(qc_json_parse(&doc, text, len, 0, err));
+    qc_json_destroy(doc);
+    (*entries)++;
+    return QC_OK;
+}
+
+static qc_status check_json(void *ctx, const char *text, size_t len, qc_error *err)
+{
+    qc_json *doc = NULL;
+    (void)ctx;
+    QC_TRY(qc_json_parse(&doc, text, len, 0, err));
+    qc_json_destroy(doc);
+    return QC_OK;
+}
+
+/* Members of weight_map, piece by piece: as a tree they would take more memory than all else. */
+static qc_status count_entries(const char *path, size_t *entries, qc_error *err)
+{
+    qc_file f = QC_FILE_CLOSED;
+    qc_json_cut cut;
+    void *buf = NULL;
+    uint64_t bytes = 0;
+    qc_json_cut_init(&cut,
+                     &(qc_json_parts){"weight_map", check_json, count_entry, check_json, entries});
+    qc_status st = qc_malloc(&buf, READ_BYTES, err);
+    if (st == QC_OK)
+        st = qc_file_open_read(&f, path, err);
+    if (st == QC_OK)
+        st = qc_file_size(&f, &bytes, err);
+    for (uint64_t at = 0; st == QC_OK && at < bytes; at += READ_BYTES) {
+        size_t len = bytes - at < READ_BYTES ? (size_t)(bytes - at) : READ_BYTES;
+        st = qc_file_pread(&f, buf, len, at, err);
+        if (st == QC_OK)
+            st = qc_json_cut_feed(&cut, buf, len, err);
+    }
+    if (st == QC_OK)
+        st = qc_json_cut_finish(&cut, err);
+    qc_file_discard(&f);
+    qc_free(buf);
+    qc_json_cut_deinit(&cut);
+    return st;
+}
+
 /* The index is hashed as a file; here: does it say what the manifest says? */
 static qc_status check_index(scan *s, qc_error *err)
 {
@@ -121,33 +168,21 @@ static qc_status check_index(scan *s, qc_error *err)
         return QC_OK;
     }
     const char *path = NULL;
-    qc_strbuf text;
-    qc_json *doc = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
-    qc_strbuf_init(&text, MANIFEST_MAX);
     QC_TRY(qc_path_join(s->result->arena, &path, s->dir, QC_INDEX_NAME, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
         return QC_OK; /* said already */
     qc_error why = {0};
-    qc_status st = qc_file_slurp(path, &text, &why);
-    if (st == QC_OK)
-        st = qc_json_parse(&doc, text.data, text.len, 0, &why);
-    if (st == QC_OK) {
-        const qc_json_node *map = qc_json_get(qc_json_root(doc), "weight_map");
-        size_t entries = 0;
-        for (const qc_json_node *n = map ? qc_json_first(map) : NULL; n; n = qc_json_next(n))
-            entries++;
-        if (entries != m->tensor_count)
-            st = problem(s, err, QC_INDEX_NAME, "it lists %zu tensors, the manifest has %zu",
-                         entries, m->tensor_count);
-    } else if (st != QC_ERR_NOMEM && st != QC_ERR_IO) {
-        st = problem(s, err, QC_INDEX_NAME, "%s", why.msg);
-    } else if (err) {
+    size_t entries = 0;
+    qc_status st = count_entries(path, &entries, &why);
+    if (st == QC_OK && entries != m->tensor_count)
+        return problem(s, err, QC_INDEX_NAME, "it lists %zu tensors, the manifest has %zu", entries,
+                       m->tensor_count);
+    if (st != QC_OK && st != QC_ERR_NOMEM && st != QC_ERR_IO)
+        return problem(s, err, QC_INDEX_NAME, "%s", why.msg);
+    if (st != QC_OK && err)
         *err = why;
-    }
-    qc_json_destroy(doc);
-    qc_strbuf_deinit(&text);
     return st;
 }
 

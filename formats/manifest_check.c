@@ -20,6 +20,15 @@
 static const char *const schemes[] = {"nf4",  "int8",    "int8-block", "cast",
                                       "keep", "dequant", "state"};
 
+const char *qc_manifest_scheme(const char *name)
+{
+    for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
+        if (strcmp(schemes[i], name) == 0)
+            return schemes[i];
+    }
+    return NULL;
+}
+
 /* ---- Names ---------------------------------------------------------------------------------- */
 
 /* A path that stays inside the folder it is joined to. */
@@ -214,11 +223,7 @@ static qc_status check_pieces(uint64_t piece_bytes, uint64_t most, const char *w
 static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
 {
     uint64_t bytes = 0;
-    size_t i = 0;
-    while (i < sizeof schemes / sizeof *schemes &&
-           (!t->scheme || strcmp(schemes[i], t->scheme) != 0))
-        i++;
-    if (i == sizeof schemes / sizeof *schemes)
+    if (!t->scheme || !qc_manifest_scheme(t->scheme))
         QC_FAIL(err, QC_ERR_INPUT, "scheme '%s' is not known", t->scheme ? t->scheme : "");
     QC_TRY(qc_shape_bytes(t->dims, t->ndim, t->dtype, &bytes, err));
     if (t->end < t->begin || t->end - t->begin != bytes)

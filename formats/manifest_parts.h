@@ -17,4 +17,7 @@
  * not. Allocates scratch. */
 QC_NODISCARD qc_status qc_manifest_check(const qc_manifest *m, qc_error *err);
 
+/* The scheme of that name, in memory of its own; NULL: there is none. */
+const char *qc_manifest_scheme(const char *name);
+
 #endif

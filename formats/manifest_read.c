@@ -1,10 +1,13 @@
-/* Reading a manifest: first its digest, then its members one after the other.
+/* Reading a manifest: first its digest, then its members one after the other, in pieces: the rows
+ * of tensors come one by one, so that neither the text nor its tree is ever in memory.
  *
  * Members come in the order in which they are written, and none that is not known: so one walk
  * over the tree reads everything, and a manifest has one spelling. */
 #include "formats/manifest_parts.h"
 
+#include "base/alloc.h"
 #include "formats/file_io.h"
+#include "formats/json_cut.h"
 #include "formats/json_strict.h"
 
 #include <string.h>
@@ -13,6 +16,7 @@
 #define SEAL_TAIL   "\"\n}\n"
 #define SEAL_BEFORE "\"" QC_MANIFEST_SEAL_KEY "\": \""
 #define HEX_BYTES   (QC_DIGEST_HEX_BYTES - 1)
+#define CHUNK_BYTES ((size_t)256 << 10)
 
 /* Position in the members of an object or the elements of an array. */
 typedef struct {
@@ -20,22 +24,79 @@ typedef struct {
     qc_arena *arena;
 } walk;
 
-static qc_status check_seal(const char *text, size_t len, qc_error *err)
+/* Where the text is. */
+typedef struct {
+    const char *text;
+    const qc_file *file; /* where text is NULL */
+    uint64_t len;
+} source;
+
+static qc_status read_at(const source *s, uint64_t at, char *dst, size_t len, qc_error *err)
 {
-    const size_t tail = sizeof SEAL_TAIL - 1, before = sizeof SEAL_BEFORE - 1;
-    char hex[QC_DIGEST_HEX_BYTES] = {0};
-    qc_digest want;
-    if (len < before + HEX_BYTES + tail || memcmp(text + len - tail, SEAL_TAIL, tail) != 0)
-        QC_FAIL(err, QC_ERR_CHECK, "does not end as it was written: cut short or changed");
-    size_t covered = len - tail - HEX_BYTES;
-    memcpy(hex, text + covered, HEX_BYTES);
-    if (memcmp(text + covered - before, SEAL_BEFORE, before) != 0 ||
-        qc_digest_from_hex(&want, hex) != 0)
-        QC_FAIL(err, QC_ERR_CHECK, "has no digest at its end: cut short or changed");
-    qc_digest have = qc_digest_bytes(text, covered);
-    if (!qc_digest_equal(&have, &want))
-        QC_FAIL(err, QC_ERR_CHECK, "its digest does not fit: damaged or changed");
+    if (!s->text)
+        return qc_file_pread(s->file, dst, len, at, err);
+    memcpy(dst, s->text + at, len);
     return QC_OK;
+}
+
+static qc_status find_seal(const source *s, uint64_t *covered, qc_digest *want, qc_error *err)
+{
+    enum { TAIL = sizeof SEAL_TAIL - 1, KEY = sizeof SEAL_BEFORE - 1 };
+    char end[KEY + HEX_BYTES + TAIL], hex[QC_DIGEST_HEX_BYTES] = {0};
+    if (s->len >= sizeof end)
+        QC_TRY(read_at(s, s->len - sizeof end, end, sizeof end, err));
+    if (s->len < sizeof end || memcmp(end + sizeof end - TAIL, SEAL_TAIL, TAIL) != 0)
+        QC_FAIL(err, QC_ERR_CHECK, "does not end as it was written: cut short or changed");
+    memcpy(hex, end + KEY, HEX_BYTES);
+    if (memcmp(end, SEAL_BEFORE, KEY) != 0 || qc_digest_from_hex(want, hex) != 0)
+        QC_FAIL(err, QC_ERR_CHECK, "has no digest at its end: cut short or changed");
+    *covered = s->len - TAIL - HEX_BYTES;
+    return QC_OK;
+}
+
+/* Piece by piece to `cut`; *digest: of the first `covered` bytes. */
+static qc_status read_through(const source *s, qc_json_cut *cut, uint64_t covered,
+                              qc_digest *digest, qc_error *err)
+{
+    qc_digest_state *hash = NULL;
+    void *v = NULL;
+    qc_status st = qc_malloc(&v, CHUNK_BYTES, err);
+    char *chunk = v;
+    if (st == QC_OK)
+        st = qc_digest_create(&hash, err);
+    if (st == QC_OK)
+        qc_digest_reset(hash);
+    for (uint64_t at = 0; st == QC_OK && at < s->len;) {
+        size_t n = s->len - at < CHUNK_BYTES ? (size_t)(s->len - at) : CHUNK_BYTES;
+        QC_TRY_GOTO(st, done, read_at(s, at, chunk, n, err));
+        if (at < covered)
+            qc_digest_update(hash, chunk, covered - at < n ? (size_t)(covered - at) : n);
+        st = qc_json_cut_feed(cut, chunk, n, err);
+        at += n;
+    }
+    if (st == QC_OK)
+        *digest = qc_digest_finish(hash);
+done:
+    qc_digest_destroy(hash);
+    qc_free(v);
+    return st;
+}
+
+/* The digest first; *rows: elements of the list of tensors. */
+static qc_status check_seal(const source *s, uint64_t *covered, qc_digest *want, size_t *rows,
+                            qc_error *err)
+{
+    qc_digest have;
+    qc_json_cut cut;
+    QC_TRY(find_seal(s, covered, want, err));
+    qc_json_cut_init(&cut, &(qc_json_parts){.list = "tensors"});
+    qc_status st = read_through(s, &cut, *covered, &have, err);
+    *rows = (size_t)cut.elements;
+    qc_json_cut_deinit(&cut);
+    if (st == QC_OK && !qc_digest_equal(&have, want))
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
+                          "its digest does not fit: damaged or changed");
+    return st;
 }
 
 /* ---- Members -------------------------------------------------------------------------------- */
@@ -232,11 +293,30 @@ static qc_status read_tensor_source(qc_manifest_tensor *t, walk *w, qc_error *er
     walk s;
     QC_TRY(take(w, "source", &n, err));
     QC_TRY(enter(&s, w->arena, n, QC_JSON_OBJECT, "source", err));
-    QC_TRY(take_string(&s, "name", &t->source_name, err));
+    QC_TRY(take(&s, "name", &n, err));
+    QC_TRY(qc_json_as_string(n, "name", &t->source_name, err));
+    if (strcmp(t->source_name, t->name) == 0)
+        t->source_name = t->name; /* as most are */
+    else
+        QC_TRY(qc_arena_strndup(w->arena, &t->source_name, t->source_name, strlen(t->source_name),
+                                err));
     QC_TRY(take_dtype(&s, "dtype", &t->source_dtype, err));
     QC_TRY(take_u64(&s, "piece_bytes", &t->source_piece_bytes, err));
     QC_TRY(take_digest(&s, "xxh3_128", &t->source, err));
     return leave(&s, err);
+}
+
+/* One of the few that there are: without memory of its own. */
+static qc_status take_scheme(walk *w, const char **out, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    const char *s = NULL;
+    QC_TRY(take(w, "scheme", &n, err));
+    QC_TRY(qc_json_as_string(n, "scheme", &s, err));
+    *out = qc_manifest_scheme(s);
+    if (!*out)
+        QC_FAIL(err, QC_ERR_INPUT, "scheme '%s' is not known", s);
+    return QC_OK;
 }
 
 static qc_status read_tensor(void *row, const qc_manifest *m, walk *w, qc_error *err)
@@ -244,7 +324,7 @@ static qc_status read_tensor(void *row, const qc_manifest *m, walk *w, qc_error 
     qc_manifest_tensor *t = row;
     uint64_t shard = 0;
     QC_TRY(take_string(w, "name", &t->name, err));
-    QC_TRY(take_string(w, "scheme", &t->scheme, err));
+    QC_TRY(take_scheme(w, &t->scheme, err));
     QC_TRY(take_dtype(w, "dtype", &t->dtype, err));
     QC_TRY(read_shape(t, w, err));
     QC_TRY(take_u64(w, "shard", &shard, err));
@@ -280,6 +360,15 @@ static qc_status read_file(void *row, const qc_manifest *m, walk *w, qc_error *e
 
 typedef qc_status (*read_row)(void *row, const qc_manifest *m, walk *w, qc_error *err);
 
+static qc_status read_one(const qc_manifest *m, qc_arena *arena, const qc_json_node *n,
+                          read_row read, void *row, qc_error *err)
+{
+    walk w;
+    QC_TRY(enter(&w, arena, n, QC_JSON_OBJECT, "row", err));
+    QC_TRY(read(row, m, &w, err));
+    return leave(&w, err);
+}
+
 /* The list `key`: rows of row_bytes in the arena. */
 static qc_status read_list(const qc_manifest *m, walk *top, const char *key, size_t row_bytes,
                            read_row read, void **rows, size_t *count, qc_error *err)
@@ -293,12 +382,8 @@ static qc_status read_list(const qc_manifest *m, walk *top, const char *key, siz
         rows_found++;
     QC_TRY(qc_arena_alloc(top->arena, rows, rows_found, row_bytes, err));
     for (size_t i = 0; i < rows_found; i++, list.next = qc_json_next(list.next)) {
-        walk w;
-        qc_status st = enter(&w, top->arena, list.next, QC_JSON_OBJECT, "row", err);
-        if (st == QC_OK)
-            st = read((unsigned char *)*rows + i * row_bytes, m, &w, err);
-        if (st == QC_OK)
-            st = leave(&w, err);
+        qc_status st =
+            read_one(m, top->arena, list.next, read, (unsigned char *)*rows + i * row_bytes, err);
         if (st != QC_OK)
             qc_error_prefix(err, "%s[%zu]", key, i);
         QC_TRY(st);
@@ -339,7 +424,7 @@ static qc_status read_placement(qc_manifest *m, walk *top, qc_error *err)
     return leave(&w, err);
 }
 
-static qc_status read_all(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
+static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
 {
     const qc_json_node *n = NULL;
     const char *format = NULL;
@@ -364,32 +449,126 @@ static qc_status read_all(qc_manifest *m, qc_arena *arena, const qc_json_node *r
     m->sources = v;
     QC_TRY(read_list(m, &top, "shards", sizeof *m->shards, read_shard, &v, &m->shard_count, err));
     m->shards = v;
-    QC_TRY(
-        read_list(m, &top, "tensors", sizeof *m->tensors, read_tensor, &v, &m->tensor_count, err));
-    m->tensors = v;
+    /* Its rows come one by one. */
+    QC_TRY(take(&top, "tensors", &n, err));
+    if (qc_json_kind_of(n) != QC_JSON_ARRAY || qc_json_first(n))
+        QC_FAIL(err, QC_ERR_INPUT, "tensors: expected a list");
+    return leave(&top, err);
+}
+
+static qc_status read_tail(qc_manifest *m, qc_arena *arena, const qc_json_node *root, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    void *v = NULL;
+    walk top;
+    QC_TRY(enter(&top, arena, root, QC_JSON_OBJECT, "text", err));
     QC_TRY(read_list(m, &top, "files", sizeof *m->files, read_file, &v, &m->file_count, err));
     m->files = v;
     QC_TRY(take(&top, QC_MANIFEST_SEAL_KEY, &n, err));
     return leave(&top, err);
 }
 
-qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text, size_t len,
-                            qc_error *err)
+/* What the parts of the text go to. */
+typedef struct {
+    qc_manifest *m;
+    qc_arena *arena;
+    size_t rows; /* room */
+    int has_tail;
+} reader;
+
+static qc_status take_head(void *ctx, const char *text, size_t len, qc_error *err)
 {
+    reader *r = ctx;
     qc_json *doc = NULL;
+    void *v = NULL;
+    QC_TRY(qc_json_parse(&doc, text, len, 0, err));
+    qc_status st = read_head(r->m, r->arena, qc_json_root(doc), err);
+    qc_json_destroy(doc);
+    QC_TRY(st);
+    QC_TRY(qc_arena_alloc(r->arena, &v, r->rows, sizeof *r->m->tensors, err));
+    r->m->tensors = v;
+    return QC_OK;
+}
+
+static qc_status take_row(void *ctx, const char *text, size_t len, qc_error *err)
+{
+    reader *r = ctx;
+    qc_manifest *m = r->m;
+    qc_json *doc = NULL;
+    size_t i = m->tensor_count;
+    if (i == r->rows)
+        QC_FAIL(err, QC_ERR_CHECK, "changes while it is read");
+    qc_status st = qc_json_parse(&doc, text, len, 0, err);
+    if (st == QC_OK)
+        st = read_one(m, r->arena, qc_json_root(doc), read_tensor, &m->tensors[i], err);
+    qc_json_destroy(doc);
+    if (st != QC_OK)
+        qc_error_prefix(err, "tensors[%zu]", i);
+    m->tensor_count++;
+    return st;
+}
+
+static qc_status take_tail(void *ctx, const char *text, size_t len, qc_error *err)
+{
+    reader *r = ctx;
+    qc_json *doc = NULL;
+    r->has_tail = 1;
+    QC_TRY(qc_json_parse(&doc, text, len, 0, err));
+    qc_status st = read_tail(r->m, r->arena, qc_json_root(doc), err);
+    qc_json_destroy(doc);
+    return st;
+}
+
+static qc_status read_parts(qc_manifest *m, qc_arena *arena, const source *s, qc_error *err)
+{
+    reader r = {.m = m, .arena = arena};
+    qc_json_cut cut;
+    uint64_t covered = 0;
+    qc_digest want, have;
+    QC_TRY(check_seal(s, &covered, &want, &r.rows, err));
+    qc_json_cut_init(&cut, &(qc_json_parts){"tensors", take_head, take_row, take_tail, &r});
+    qc_status st = read_through(s, &cut, covered, &have, err);
+    if (st == QC_OK)
+        st = qc_json_cut_finish(&cut, err);
+    qc_json_cut_deinit(&cut);
+    if (st == QC_OK && (!r.has_tail || m->tensor_count != r.rows || !qc_digest_equal(&want, &have)))
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__, "changes while it is read");
+    return st;
+}
+
+static qc_status parse(qc_manifest *out, qc_arena *arena, const source *s, qc_error *err)
+{
     memset(out, 0, sizeof *out);
-    qc_status st = check_seal(text, len, err);
-    if (st == QC_OK)
-        st = qc_json_parse(&doc, text, len, 0, err);
-    if (st == QC_OK)
-        st = read_all(out, arena, qc_json_root(doc), err);
+    qc_status st = read_parts(out, arena, s, err);
     if (st != QC_OK)
         qc_error_prefix(err, "manifest");
-    qc_json_destroy(doc);
-    if (st == QC_OK)
+    else
         st = qc_manifest_check(out, err);
     if (st != QC_OK)
         memset(out, 0, sizeof *out);
+    return st;
+}
+
+qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text, size_t len,
+                            qc_error *err)
+{
+    return parse(out, arena, &(source){.text = text, .len = len}, err);
+}
+
+static qc_status parse_file(qc_manifest *out, qc_arena *arena, const char *path, qc_error *err)
+{
+    qc_file file = QC_FILE_CLOSED;
+    source s = {.file = &file};
+    memset(out, 0, sizeof *out);
+    QC_TRY(qc_file_open_read(&file, path, err));
+    qc_status st = qc_file_size(&file, &s.len, err);
+    if (st == QC_OK && s.len > TEXT_MAX)
+        st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
+                          "%s: has %llu bytes, at most %zu are read", path,
+                          (unsigned long long)s.len, TEXT_MAX);
+    else if (st == QC_OK && (st = parse(out, arena, &s, err)) != QC_OK)
+        qc_error_prefix(err, "%s", path);
+    qc_file_discard(&file);
     return st;
 }
 
@@ -407,15 +586,7 @@ qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir, q
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: there is no %s: not an output of qconv, or one that was not finished", dir,
                 QC_MANIFEST_NAME);
-    qc_strbuf text;
-    qc_strbuf_init(&text, TEXT_MAX);
-    qc_status st = qc_file_slurp(path, &text, err);
-    if (st == QC_OK) {
-        st = qc_manifest_parse(out, arena, text.data, text.len, err);
-        if (st != QC_OK)
-            qc_error_prefix(err, "%s", path);
-    }
-    qc_strbuf_deinit(&text);
+    qc_status st = parse_file(out, arena, path, err);
     if (st == QC_ERR_INPUT || st == QC_ERR_TRUNCATED || st == QC_ERR_UNSUPPORTED) {
         st = QC_ERR_CHECK;
         if (err)

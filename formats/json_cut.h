@@ -1,0 +1,52 @@
+/* A long JSON text, taken apart while it is read: one of its lists comes element by element, so
+ * that a text of a hundred megabytes needs memory for one element and for what is not in the list.
+ *
+ *   {"a": 1, "rows": [{...}, {...}], "b": 2}     list "rows"
+ *   head  {"a": 1, "rows": []}
+ *   element  {...}    element  {...}
+ *   tail  {"b": 2}
+ *
+ * The list is an array or an object that is a member of the top-level object; an element of an
+ * object comes as an object of one member. Texts are cut by brackets, commas and strings alone, and
+ * nothing is checked but by the parser they go to (formats/json_strict.h): what is wrong with the
+ * whole is wrong with one of its parts, but for a key that appears in two of them.
+ * Not thread-safe: one owner. Allocates: the head, one element, the tail; never more than was fed.
+ */
+#ifndef QC_FORMATS_JSON_CUT_H
+#define QC_FORMATS_JSON_CUT_H
+
+#include "base/status.h"
+#include "base/strbuf.h"
+
+/* Gets a text, borrowed for the call. What it returns beside QC_OK ends the cutting. */
+typedef qc_status (*qc_json_part_fn)(void *ctx, const char *text, size_t len, qc_error *err);
+
+typedef struct {
+    const char *list;        /* key of the list */
+    qc_json_part_fn head;    /* before the first element; of a text without the list all of it, at
+                                the end */
+    qc_json_part_fn element; /* any number of times */
+    qc_json_part_fn tail;    /* at the end */
+    void *ctx;
+} qc_json_parts; /* NULL for what is not wanted */
+
+typedef struct {
+    qc_json_parts parts;
+    qc_strbuf text; /* of the part that is being read */
+    qc_strbuf word; /* the last string of the top level */
+    uint64_t depth;
+    int in_string, escaped;
+    int phase;         /* before, in, behind the list */
+    int is_object;     /* the list */
+    int is_mismatched; /* its brackets */
+    uint64_t elements;
+} qc_json_cut;
+
+void qc_json_cut_init(qc_json_cut *c, const qc_json_parts *parts);
+QC_NODISCARD qc_status qc_json_cut_feed(qc_json_cut *c, const char *bytes, size_t len,
+                                        qc_error *err);
+/* The text is over. */
+QC_NODISCARD qc_status qc_json_cut_finish(qc_json_cut *c, qc_error *err);
+void qc_json_cut_deinit(qc_json_cut *c);
+
+#endif
