@@ -54,6 +54,9 @@ static int is_blank(const qc_json_cut *c)
 static qc_status end_element(qc_json_cut *c, int last, qc_error *err)
 {
     if (!(last && c->elements == 0 && is_blank(c))) {
+        if (c->is_object && is_blank(c)) /* which would be taken for an object without members */
+            QC_FAIL(err, QC_ERR_INPUT, "JSON: a key in quotes was expected in list '%s'",
+                    c->parts.list);
         if (c->is_object)
             QC_TRY(qc_strbuf_adds(&c->text, "}", err));
         QC_TRY(give(c, c->parts.element, err));
