@@ -3,6 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/workers.h"
+#include "convert/dir_lock.h"
 #include "formats/manifest.h"
 
 #include <dirent.h>
@@ -14,7 +15,6 @@
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 #define STAGING_NAME  ".qconv-partial"
@@ -116,7 +116,7 @@ static qc_status look_at_commit(qc_arena *arena, const char *out, out_kind *kind
     QC_TRY(qc_path_join(arena, &staging, out, STAGING_NAME, err));
     for (int i = 0; i < COMMIT_LOOKS && *kind == OUT_FOREIGN; i++) {
         int fd = open(lock, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-        int busy = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0;
+        int busy = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
         if (fd >= 0)
             (void)close(fd);
         if (busy)
@@ -267,20 +267,6 @@ static qc_status make_staging(const char *staging, qc_error *err)
     return QC_OK;
 }
 
-/* Is the open file the one that its name leads to? */
-static int has_its_name(const qc_file *f)
-{
-    struct stat held, named;
-    return fstat(f->fd, &held) == 0 && stat(f->path, &named) == 0 && held.st_dev == named.st_dev &&
-           held.st_ino == named.st_ino;
-}
-
-static void pause_briefly(void)
-{
-    struct timespec t = {0, 20000000};
-    (void)nanosleep(&t, NULL);
-}
-
 static qc_status refuse_busy(const qc_output_dir *d, qc_error *err)
 {
     QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
@@ -308,15 +294,19 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
             (void)rmdir(staging);
             return st;
         }
-        if (flock(d->lock.fd, (d->parts > 1 ? LOCK_SH : LOCK_EX) | LOCK_NB) != 0) {
-            if (d->parts == 1 || qc_interrupted())
-                break;
+        int busy = 0;
+        st = qc_dir_lock_try(&d->lock, d->parts > 1, &busy, err);
+        if (st == QC_OK && busy && d->parts > 1 && qc_interrupted())
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        if (st != QC_OK || (busy && d->parts == 1))
+            break;
+        if (busy) {
             /* Perhaps another part holds it alone for a moment, to clear up behind itself. */
             qc_file_discard(&d->lock);
-            pause_briefly();
+            qc_dir_lock_pause();
             continue;
         }
-        if (has_its_name(&d->lock)) {
+        if (qc_dir_lock_has_its_name(&d->lock)) {
             d->staging = staging;
             return QC_OK;
         }
@@ -333,13 +323,15 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
 static qc_status lock_part(qc_output_dir *d, unsigned part_index, qc_error *err)
 {
     const char *name = NULL, *path = NULL;
+    int busy = 0;
     if (d->parts == 1)
         return QC_OK;
     QC_TRY(
         qc_arena_printf(d->arena, &name, err, LOCK_NAME "-%05u-of-%05u", part_index + 1, d->parts));
     QC_TRY(qc_path_join(d->arena, &path, d->staging, name, err));
     QC_TRY(qc_file_open_update(&d->part_lock, path, err));
-    if (flock(d->part_lock.fd, LOCK_EX | LOCK_NB) != 0)
+    QC_TRY(qc_dir_lock_try(&d->part_lock, 0, &busy, err));
+    if (busy)
         QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing part %u of %u there now", d->path,
                 part_index + 1, d->parts);
     return QC_OK;
@@ -400,10 +392,15 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
     /* Names of side files that a run moved to OUT, or was about to, when it died: as good as those
      * of an old output's manifest. */
     if (st == QC_OK)
-        st = read_manifest(arena, staging, &d->dead, &d->dead_text, err);
+        st = qc_output_dir_look_again(d, err);
     if (st != QC_OK)
         qc_output_dir_leave(d);
     return st;
+}
+
+qc_status qc_output_dir_look_again(qc_output_dir *d, qc_error *err)
+{
+    return read_manifest(d->arena, d->staging, &d->dead, &d->dead_text, err);
 }
 
 void qc_output_dir_clear(qc_output_dir *d)
@@ -725,7 +722,8 @@ void qc_output_dir_leave(qc_output_dir *d)
 /* Alone, or the last that is here of several parts. */
 static int is_alone(const qc_output_dir *d)
 {
-    return d->parts == 1 || flock(d->lock.fd, LOCK_EX | LOCK_NB) == 0;
+    int busy = 0;
+    return d->parts == 1 || (qc_dir_lock_try(&d->lock, 0, &busy, NULL) == QC_OK && !busy);
 }
 
 static void remove_part_locks(const char *staging)
@@ -756,11 +754,14 @@ void qc_output_dir_abort(qc_output_dir *d)
 {
     int made_dir = d->made_dir;
     /* Without its name the lock is that of a folder which others have removed. */
-    if (d->staging && is_alone(d) && has_its_name(&d->lock)) {
-        remove_tree(d->staging, 1, 0);
-        remove_part_locks(d->staging);
-        (void)unlink(d->lock.path);
-        (void)rmdir(d->staging);
+    if (d->staging && !d->moving && is_alone(d) && qc_dir_lock_has_its_name(&d->lock)) {
+        remove_journals(d->staging);
+        remove_tree(d->staging, is_half_moved(d) ? KEEP_MANIFEST : KEEP_LOCKS, 0);
+        if (!is_half_moved(d)) {
+            remove_part_locks(d->staging);
+            (void)unlink(d->lock.path);
+            (void)rmdir(d->staging);
+        }
     }
     qc_output_dir_leave(d);
     if (made_dir)

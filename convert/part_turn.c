@@ -1,18 +1,13 @@
-#define _DEFAULT_SOURCE /* flock */
 #include "convert/part_turn.h"
 
 #include "base/workers.h"
+#include "convert/dir_lock.h"
 #include "convert/resume.h"
 
 #include <dirent.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <time.h>
-#include <unistd.h>
 
 #define TURN_NAME      "lock-turn"
 #define JOURNAL_PREFIX "journal-"
@@ -20,38 +15,6 @@
 #define NAME_BYTES     64
 
 /* ---- Locks ---------------------------------------------------------------------------------- */
-
-/* Try to lock it; *busy: somebody else has it. */
-static qc_status try_lock(const qc_file *f, int *busy, qc_error *err)
-{
-    while (flock(f->fd, LOCK_EX | LOCK_NB) != 0) {
-        if (errno == EINTR)
-            continue;
-        if (errno == EWOULDBLOCK) {
-            *busy = 1;
-            return QC_OK;
-        }
-        QC_FAIL(err, QC_ERR_IO,
-                "%s: cannot be locked: %s; parts of a conversion need a file system with locks",
-                f->path, strerror(errno));
-    }
-    *busy = 0;
-    return QC_OK;
-}
-
-static void pause_briefly(void)
-{
-    struct timespec t = {0, 20000000};
-    (void)nanosleep(&t, NULL);
-}
-
-/* Is the open file the one that its name leads to? */
-static int has_its_name(const qc_file *f)
-{
-    struct stat held, named;
-    return fstat(f->fd, &held) == 0 && lstat(f->path, &named) == 0 && held.st_dev == named.st_dev &&
-           held.st_ino == named.st_ino;
-}
 
 qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be, int *gone,
                             qc_error *err)
@@ -67,15 +30,15 @@ qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *m
         if (qc_interrupted())
             st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
         else
-            st = try_lock(turn, &busy, err);
+            st = qc_dir_lock_try(turn, 0, &busy, err);
         if (st == QC_OK && busy)
-            pause_briefly();
+            qc_dir_lock_pause();
     }
     qc_path_kind kind = QC_PATH_FILE;
     if (st == QC_OK && needed)
         st = qc_path_stat(needed, &kind, NULL, err);
-    *gone =
-        !has_its_name(&d->lock) || (st == QC_OK && (!has_its_name(turn) || kind != QC_PATH_FILE));
+    *gone = !qc_dir_lock_has_its_name(&d->lock) ||
+            (st == QC_OK && (!qc_dir_lock_has_its_name(turn) || kind != QC_PATH_FILE));
     if (*gone && st != QC_ERR_INTERRUPTED)
         st = QC_OK;
     if (st != QC_OK || *gone)
@@ -146,7 +109,7 @@ static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *e
     if (kind == QC_PATH_MISSING)
         return QC_OK;
     QC_TRY(qc_file_open_update(&f, path, err));
-    qc_status st = try_lock(&f, yes, err);
+    qc_status st = qc_dir_lock_try(&f, 0, yes, err);
     qc_file_discard(&f);
     return st;
 }

@@ -1,10 +1,15 @@
 /* The output folder while others write to it. */
+#define _GNU_SOURCE /* syscall, flock */
+#include "base/workers.h"
 #include "convert/output_dir.h"
 #include "test_model.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -119,11 +124,73 @@ static void test_a_folder_of_somebody_else(void **state)
     qc_arena_deinit(&arena);
 }
 
+/* ---- locks ---- */
+
+static int flock_fails; /* with this errno */
+
+/* In place of the C library's. */
+int flock(int fd, int operation)
+{
+    if (flock_fails) {
+        errno = flock_fails;
+        return -1;
+    }
+    return (int)syscall(SYS_flock, fd, operation);
+}
+
+static qc_status open_part(const world *w, unsigned part_count, qc_error *err)
+{
+    qc_arena arena;
+    qc_output_dir d;
+    qc_arena_init(&arena);
+    qc_status st = qc_output_dir_open(&d, &arena, w->out, w->source, 0, 0, part_count, err);
+    qc_output_dir_abort(&d);
+    qc_arena_deinit(&arena);
+    return st;
+}
+
+static void test_no_locks(void **state)
+{
+    static const int reasons[] = {ENOLCK, ENOSYS, EOPNOTSUPP};
+    const world *w = *state;
+    for (size_t i = 0; i < sizeof reasons / sizeof *reasons; i++) {
+        for (unsigned parts = 1; parts <= 2; parts++) {
+            qc_error err = {0};
+            flock_fails = reasons[i];
+            qc_status st = open_part(w, parts, &err);
+            flock_fails = 0;
+            assert_int_equal(st, QC_ERR_IO);
+            assert_non_null(strstr(err.msg, "cannot be locked"));
+            assert_non_null(strstr(err.msg, strerror(reasons[i])));
+        }
+    }
+}
+
+static void test_interrupted_while_it_waits(void **state)
+{
+    const world *w = *state;
+    char lock[160];
+    qc_file f = QC_FILE_CLOSED;
+    qc_error err = {0};
+    (void)snprintf(lock, sizeof lock, "%s/.qconv-partial", w->out);
+    test_must(qc_dir_make(lock, &err), &err);
+    (void)snprintf(lock, sizeof lock, "%s/.qconv-partial/lock", w->out);
+    test_must(qc_file_open_update(&f, lock, &err), &err);
+    assert_int_equal(flock(f.fd, LOCK_EX), 0);
+    qc_interrupt();
+    qc_status st = open_part(w, 2, &err);
+    qc_interrupt_clear();
+    qc_file_discard(&f);
+    assert_int_equal(st, QC_ERR_INTERRUPTED);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_looking_during_commits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_folder_of_somebody_else, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_no_locks, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_interrupted_while_it_waits, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
