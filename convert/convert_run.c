@@ -335,7 +335,8 @@ static int is_worth_keeping(const conversion *c, qc_status st)
     /* What one part did is not undone for what is wrong with another's. */
     if (c->made && c->part->rank.count > 1)
         return 1;
-    return !c->running || (exit_code != 2 && exit_code != 3);
+    return !c->running || st == QC_ERR_CHANGED || atomic_load(&c->p.differs) ||
+           (exit_code != 2 && exit_code != 3);
 }
 
 static void tell_kept(const conversion *c, qc_error *err)

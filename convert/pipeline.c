@@ -10,6 +10,9 @@
 /* Target for the whole process; the buffers of the workers are most of it. */
 #define MEMORY_TARGET_BYTES (400u << 20)
 #define PIECE_TARGET_BYTES  (8u << 20)
+/* Complete shards that stay open until the syncer has been there: the kernel forgets that a page
+ * could not be written when nobody has the file open. More of them in one round are small ones. */
+#define OPEN_COMPLETE 8u
 /* One part in so many of free memory may be filled by the files of a conversion. */
 #define CACHE_SHARE 4u
 /* Written pages are given back this far behind, when they are on the disk. */
@@ -206,35 +209,37 @@ static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
     qc_shard_state *s = &p->shards[shard];
     const qc_shard *sh = &p->plan->layout.shards[shard];
     s->file_bytes = sh->header_bytes + sh->data_bytes;
-    if (is_compressed(p)) {
-        qc_frame *frames = NULL;
-        void *v = NULL;
-        qc_strbuf table;
-        qc_strbuf_init(&table, SIZE_MAX / 2);
-        QC_TRY(qc_calloc(&v, s->unit_count, sizeof *frames, err));
-        frames = v;
-        uint64_t content = 0;
-        for (uint32_t i = 0; i < s->unit_count; i++) {
-            const qc_unit *u = &p->units[s->first_unit + i];
-            frames[i] = (qc_frame){u->file_offset, content, u->stored_bytes, u->content_bytes};
-            content += u->content_bytes;
-        }
-        qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
-        if (st == QC_OK)
-            st = qc_file_pwrite(&s->file, table.data, table.len, s->next_offset, err);
-        if (st == QC_OK) {
-            s->table = qc_digest_bytes(table.data, table.len);
-            s->table_bytes = table.len;
-            s->file_bytes = s->next_offset + table.len;
-        }
-        qc_strbuf_deinit(&table);
-        qc_free(frames);
-        QC_TRY(st);
-    }
-    QC_TRY(qc_file_sync(&s->file, err));
-    if (!p->keep_cache)
-        qc_file_hint_done(&s->file, 0, 0);
-    return qc_file_close(&s->file, err);
+    QC_TRY(open_shard(p, shard, err));
+    if (qc_pipeline_is_compressed(p))
+        QC_TRY(write_table(p, shard, err));
+    QC_TRY(qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have gone beyond */
+    if (p->resume)
+        QC_TRY(qc_resume_add_shard(p->resume, shard, err));
+    if (atomic_fetch_add(&p->waiting, 1) >= OPEN_COMPLETE)
+        QC_TRY(qc_shard_close(p, shard, err));
+    else
+        atomic_store(&s->complete, 1);
+    atomic_store(&s->news, 1);
+    return QC_OK;
+}
+
+qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err)
+{
+    pthread_mutex_lock(&p->shard_lock);
+    qc_status st = qc_file_close(&p->shards[shard].file, err);
+    pthread_mutex_unlock(&p->shard_lock);
+    atomic_fetch_sub(&p->waiting, 1);
+    return st;
+}
+
+/* The disk is full: is there room once what is written is on it? */
+static int make_room(qc_pipeline *p)
+{
+    uint32_t before = (uint32_t)atomic_load(&p->freed);
+    if (!p->durable || !p->syncer)
+        return 0;
+    qc_syncer_round(p->syncer);
+    return atomic_load(&p->freed) != before;
 }
 
 static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_error *err)
@@ -422,14 +427,32 @@ static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
     return begun ? QC_OK : qc_resume_add_begin(p->resume, job, err);
 }
 
+/* A frame that was recorded and lost: the frames beside it are of the same source. */
+static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit *now, qc_error *err)
+{
+    if (!then->recorded || (qc_digest_equal(&then->source, &now->source) &&
+                            qc_digest_equal(&then->content, &now->content)))
+        return QC_OK;
+    const qc_job *j = &p->plan->jobs[p->plan->outputs[now->tensor].job];
+    atomic_store(&p->differs, 1);
+    QC_FAIL(
+        err, QC_ERR_INPUT,
+        "%s: tensor '%s', made again, is not what it was in the conversion that %s holds: the file "
+        "has changed since, or this machine computes wrongly; --restart begins anew",
+        p->plan->model->files[p->plan->model->tensors[j->source].file].path, j->name,
+        p->plan->options->out);
+}
+
 static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *err)
 {
     qc_pipeline *p = w->p;
     qc_unit *u = &p->units[index];
     uint32_t job = p->plan->outputs[u->tensor].job;
     const qc_job *j = &p->plan->jobs[job];
+    const qc_unit then = *u;
     QC_TRY(record_begin(p, job, err));
     QC_TRY(qc_piece_make(w, u, err));
+    QC_TRY(check_again(p, &then, u, err));
     qc_read_ahead_done(&p->reads, item);
     if (w->direct)
         qc_direct_end(w->direct);
@@ -615,6 +638,8 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     p->out = out;
     p->threads = threads;
     atomic_init(&p->gpu_elems, 0);
+    atomic_init(&p->differs, 0);
+    atomic_init(&p->waiting, 0);
     atomic_flag_clear(&p->gpu_told);
     atomic_init(&p->halted, 0);
     void *v = NULL;

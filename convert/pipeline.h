@@ -28,9 +28,10 @@
  *   unit        owned by the worker that took it; its results are read after the team ended
  *   job state   `left` counts main frames; who brings it to 0 owns the job's finishing
  *   shard       `left` counts frames that are not recorded; who brings it to 0 writes the seek
- * table; the syncer brings it to the disk and closes it sample      of searched scales: groups are
- * dealt out by an atomic counter to the workers that want the offset; who brings `sample_left` to 0
- * makes it locks       shard_lock (opening, closing), finish_lock (waiting for a finished job or an
+ *               table; the syncer brings it to the disk and closes it
+ *   sample      of searched scales: groups are dealt out by an atomic counter to the workers that
+ *               want the offset; who brings `sample_left` to 0 makes it
+ *   locks       shard_lock (opening, closing), finish_lock (waiting for a finished job or an
  *               offset): leaf locks
  *
  * Going on (convert/resume.h): units that a journal says are written are `kept`: nobody is sent for
@@ -74,8 +75,9 @@ typedef struct {
     uint32_t tensor; /* output tensor, QC_NO_OUTPUT for a header */
     uint32_t shard;
     qc_unit_kind kind;
-    int written; /* by its worker, or kept; read after the team ended */
-    int kept;    /* recorded by an earlier run; set before the team starts */
+    int written;  /* by its worker, or kept; read after the team ended */
+    int kept;     /* recorded by an earlier run; set before the team starts */
+    int recorded; /* as kept; and made again, it must have the same digests */
     qc_digest content, stored, source;
 } qc_unit;
 
@@ -109,9 +111,10 @@ typedef struct {
     uint64_t next_offset;
     uint32_t first_unit, unit_count;
     atomic_uint_fast32_t left;
-    atomic_int news; /* written to since it was last brought to the disk */
-    int kept;        /* recorded as finished by an earlier run */
-    int foreign;     /* another part's */
+    atomic_int news;     /* written to since it was last brought to the disk */
+    atomic_int complete; /* its file stays open until it is on the disk */
+    int kept;            /* recorded as finished by an earlier run */
+    int foreign;         /* another part's */
     uint64_t file_bytes;
     uint64_t table_bytes;
     qc_digest table;
@@ -150,10 +153,15 @@ typedef struct qc_pipeline {
     atomic_flag gpu_told;           /* that a GPU had no room was said once */
     qc_read_ahead reads;            /* by dispatch */
     int keep_cache;                 /* nothing is given back to the page cache */
+    atomic_int halted;              /* the syncer failed: workers return */
+    atomic_int differs;             /* what was made again is not what it was */
     qc_progress_fn progress;
     void *progress_ctx;
     qc_durable_fn durable; /* NULL: nobody wants to know */
     void *durable_ctx;
+    atomic_uint_fast32_t freed; /* files that `durable` deleted: a full disk may have room again */
+    qc_syncer *syncer;          /* while the team is at work */
+    atomic_uint_fast32_t waiting; /* complete shards that are open until they are on the disk */
 } qc_pipeline;
 
 /* One worker's scratch. */
@@ -245,6 +253,8 @@ uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 QC_NODISCARD qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err);
 /* All main pieces are done: double quantization, errors, state. (job_finish.c) */
 QC_NODISCARD qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err);
+/* The syncer brought a shard to the disk, which was complete before: close it. */
+QC_NODISCARD qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err);
 /* Is this part of a job still to be written, in its turn? (job_finish.c) */
 int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_part part);
 /* Take `bytes` bytes of such a part, as qc_job_part gave them, into a job that was finished by an

@@ -79,7 +79,7 @@ static int take_unit(qc_resume *r, const unsigned char *b, uint32_t job)
     memcpy(&u->content, b + 16, QC_DIGEST_BYTES);
     memcpy(&u->stored, b + 32, QC_DIGEST_BYTES);
     memcpy(&u->source, b + 48, QC_DIGEST_BYTES);
-    u->kept = u->written = 1;
+    u->kept = u->written = u->recorded = 1;
     return 0;
 }
 
@@ -494,6 +494,8 @@ qc_status qc_resume_done(qc_resume *r, qc_error *err)
 {
     if (r->found.done)
         return QC_OK;
+    if (r->times_due)
+        QC_TRY(qc_resume_add_times(r, err));
     QC_TRY(qc_journal_sync(r->journal, err));
     QC_TRY(qc_journal_append(r->journal, QC_RECORD_DONE, NULL, 0, NULL, err));
     r->found.done = 1;

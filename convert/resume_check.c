@@ -6,9 +6,11 @@
 #include <inttypes.h>
 #include <string.h>
 
+enum { DAMAGED = 1, OTHER_SCALES };
+
 typedef struct {
     qc_resume *r;
-    unsigned char *damaged;    /* per unit; each written by one worker */
+    unsigned char *damaged;    /* per unit; each written by one worker: DAMAGED, OTHER_SCALES */
     unsigned char *changed;    /* per file of the source: its time is another one */
     atomic_uint_fast32_t next; /* unit */
     void (*progress)(void *ctx, uint64_t bytes);
@@ -88,7 +90,7 @@ static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc
     j = &plan->jobs[plan->outputs[u->tensor].job];
     t = &plan->model->tensors[j->source];
     if (has_other_scales(c, plan, j)) {
-        c->damaged[index] = 1;
+        c->damaged[index] = OTHER_SCALES;
         return QC_OK;
     }
     if (!c->changed[t->file])
@@ -119,7 +121,7 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
         st = qc_worker_look_up(&w, err);
         if (st == QC_OK)
             st = check_frame(c, &w, &o, i, err);
-        if (st == QC_OK && !c->damaged[i])
+        if (st == QC_OK)
             st = check_source(c, &w, i, err);
     }
     qc_file_discard(&o.file);
@@ -158,6 +160,8 @@ static qc_status take_out(checker *c, qc_error *err)
 {
     qc_resume *r = c->r;
     qc_pipeline *p = r->p;
+    for (uint32_t i = 0; i < p->unit_count; i++)
+        r->times_due |= c->damaged[i] == OTHER_SCALES;
     for (uint32_t i = 0; i < p->unit_count; i++) {
         qc_unit *u = &p->units[i];
         if (!c->damaged[i])
@@ -168,6 +172,7 @@ static qc_status take_out(checker *c, qc_error *err)
             u->kept = u->written = 0;
             continue;
         }
+        u->recorded = u->recorded && c->damaged[i] != OTHER_SCALES;
         uint32_t job = p->plan->outputs[u->tensor].job;
         if (p->jobs[job].kept)
             QC_TRY(qc_resume_add_begin(r, job, err)); /* what was recorded of it no longer counts */
@@ -227,9 +232,9 @@ static qc_status check_all(checker *c, qc_error *err)
     /* Also where no weight is finished: the header's frame may be kept. */
     if (any_kept(p))
         QC_TRY(qc_team_run(p->threads, check_units, c, err));
-    if (any_changed)
-        QC_TRY(qc_resume_add_times(r, err));
-    return take_out(c, err);
+    QC_TRY(take_out(c, err));
+    /* While weights are to be made again only because of these times, the next run is to see it. */
+    return any_changed && !r->times_due ? qc_resume_add_times(r, err) : QC_OK;
 }
 
 qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx, uint64_t bytes),

@@ -14,6 +14,7 @@ struct qc_resume {
     uint64_t *times;     /* of the source's files, as recorded; nanoseconds */
     uint64_t *times_now; /* as they are */
     int has_identity, has_times;
+    int times_due;         /* to be recorded when all is made */
     int has_work;          /* a job was recorded before this run */
     atomic_int recorded;   /* or by it */
     uint32_t begun_before; /* jobs */

@@ -19,8 +19,8 @@ struct qc_syncer {
     qc_error error;
 };
 
-/* Through a handle of its own: workers close theirs when a shard is complete, however many come
- * before the next round. */
+/* Through a handle of its own: of complete shards workers may have closed theirs
+ * (pipeline.c, OPEN_COMPLETE). */
 static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
 {
     qc_pipeline *p = s->p;
@@ -28,11 +28,14 @@ static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
     qc_file f = QC_FILE_CLOSED;
     if (!atomic_exchange(&state->news, 0))
         return QC_OK;
+    int complete = atomic_exchange(&state->complete, 0);
     QC_TRY(qc_file_open_update(&f, state->path, err));
     qc_status st = qc_file_write_out(&f, err);
     if (st == QC_OK)
         st = qc_file_close(&f, err);
     qc_file_discard(&f);
+    if (st == QC_OK && complete)
+        st = qc_shard_close(p, shard, err);
     if (st != QC_OK || s->named[shard])
         return st;
     s->named[shard] = 1;

@@ -7,7 +7,7 @@ import struct
 import subprocess
 import unittest
 
-from output_case import OutputCase, PLAIN, STAGING, tree
+from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree
 from qconv_case import QCONV
 import make_checkpoint as mk
 
@@ -143,6 +143,41 @@ class Continues(ContinueCase):
             shutil.rmtree(self.path("o"))
             shutil.rmtree(self.path("want"))
 
+    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+    def test_scales_that_changed(self):
+        """A weight is to be made again because of them, and the run that knows it dies."""
+        config = {"model_type": "deepseek_v3", "quantization_config": {
+            "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}}
+        name = "model.layers.%d.mlp.up_proj.weight"
+        weights = {}
+        for i in range(3):
+            shape = [128, 64] if i < 2 else [512, 512]
+            weights[name % i] = ("F8_E4M3", shape, b"\x31" * (shape[0] * shape[1]))
+            blocks = [-(-n // 128) for n in shape]
+            weights[name % i + "_scale_inv"] = (
+                "F32", blocks, struct.pack("<f", 0.5) * (blocks[0] * blocks[1]))
+        form = ["--to", "bf16", *PLAIN]
+        self.model(weights, config=config, name="fp8")
+        self.assertEqual(self.partial(*form, "fp8", "o"), 2)
+        weights[name % 0 + "_scale_inv"] = ("F32", [1, 1], struct.pack("<f", 0.25))
+        self.model(weights, config=config, name="fp8")
+        r = subprocess.run([QCONV, "-q", *form, "fp8", "o"], cwd=self.dir, env=dict(
+            os.environ, **at_call("write:1", "/model", "kill -9 $PPID")))
+        self.assertEqual(r.returncode, -9)
+        self.go_on(*form, "fp8", "o")
+        self.ok("-q", *form, "fp8", "want")
+        self.assert_same("o", "want")
+
+    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+    def test_shards_are_open_until_they_are_synced(self):
+        """The kernel keeps the news of a failed write as long as somebody has the file open."""
+        small = {Q % i: self.tensors[Q % 0] for i in range(6)}
+        self.model(small, config=self.config, name="m", shard_bytes=10 ** 9)
+        self.ok("-q", "--to", "bf16", "--max-shard-size", "10KB", "m", "o", env=at_call(
+            "sync:1", "/model-00001", "ls -l /proc/$PPID/fd | grep -c partial/model-00001 >handles"))
+        with open(self.path("handles")) as f:
+            self.assertGreater(int(f.read()), 1)
+
     def test_says_so(self):
         self.partial("--to", "nf4", "m", "o")
         text = self.ok("--to", "nf4", "m", "o")
@@ -253,6 +288,30 @@ class Refuses(ContinueCase):
         with open(config, "w") as f:
             f.write(text)
         self.assertIsNotNone(self.go_on("--to", "nf4", "m", "o"))
+
+    def test_other_source_of_the_same_time(self):
+        """Nobody sees it, unless something of it is to be made again."""
+        want = self.reference("--to", "nf4")
+        self.partial("--to", "nf4", "m", "o")
+        old = {}
+        for name in os.listdir(self.path("m")):
+            path = self.path("m", name)
+            if name.endswith(".safetensors") and os.path.getsize(path) < 100000:
+                stat = os.stat(path)
+                with open(path, "r+b") as f:
+                    old[name] = (f.read(), stat)
+                    f.seek(-1, 2)
+                    f.write(bytes([old[name][0][-1] ^ 1]))
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        for path in self.staged():
+            os.truncate(path, 100)
+        self.fails(3, "-q", "--to", "nf4", "m", "o", has=["made again", "tensor 'model.", "--restart"])
+        for name, (data, stat) in old.items():
+            with open(self.path("m", name), "wb") as f:
+                f.write(data)
+            os.utime(self.path("m", name), ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        self.assertIsNotNone(self.go_on("--to", "nf4", "m", "o"))
+        self.assertEqual(tree(self.path("o")), want)
 
     def test_half_moved_and_given_up(self):
         """Files of a dead run in OUT, no manifest: qconv's all the same, whatever comes between."""
