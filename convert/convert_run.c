@@ -239,6 +239,89 @@ static qc_status finish_commit(conversion *c, const qc_digest *manifest, qc_mani
     return qc_manifest_load(m, c->o->arena, c->d.path, err);
 }
 
+static void tell_kept(const conversion *c, qc_error *err)
+{
+    uint32_t done = 0, own = 0;
+    for (uint32_t i = 0; i < c->plan->job_count; i++) {
+        const qc_job *j = &c->plan->jobs[i];
+        if (c->p.shards[qc_plan_tensor(c->plan, j->outputs[QC_PART_MAIN]).shard].foreign)
+            continue;
+        own++;
+        done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded_end) > 0;
+    }
+    size_t len = strlen(err->msg);
+    (void)snprintf(err->msg + len, sizeof err->msg - len,
+                   "; %" PRIu32 " of %" PRIu32
+                   " tensors are done, and the same command continues from there",
+                   done, own);
+}
+
+/* ---- an interruption that takes too long ---- */
+
+/* A frame at level 19 takes seconds, and so may one write to a slow disk. What is recorded needs no
+ * farewell: after this time the process ends in the middle of whatever it does, as a kill would. */
+#define PATIENCE_NS 1500000000u
+
+typedef struct {
+    const conversion *c;
+    pthread_t thread;
+    pthread_mutex_t lock; /* protects over; a leaf lock */
+    pthread_cond_t told;
+    int over;
+} watch;
+
+static void *watch_main(void *arg)
+{
+    watch *w = arg;
+    uint64_t since = 0;
+    pthread_mutex_lock(&w->lock);
+    while (!w->over) {
+        qc_cond_wait_briefly(&w->told, &w->lock);
+        if (qc_interrupted() && since == 0)
+            since = qc_clock_ns();
+        if (!w->over && since > 0 && qc_clock_ns() - since > PATIENCE_NS) {
+            qc_error err = {QC_ERR_INTERRUPTED, "interrupted", __FILE__, __LINE__};
+            qc_output_dir d = w->c->d;
+            if (qc_resume_has_work(w->c->resume))
+                tell_kept(w->c, &err);
+            else if (w->c->part->rank.count == 1) /* others' work lies in the same folder */
+                qc_output_dir_abort(&d);
+            qc_console_error(&err, NULL, 0);
+            _exit(qc_status_exit_code(QC_ERR_INTERRUPTED));
+        }
+    }
+    pthread_mutex_unlock(&w->lock);
+    return NULL;
+}
+
+static qc_status watch_start(watch *w, const conversion *c, qc_error *err)
+{
+    *w = (watch){.c = c};
+    if (pthread_mutex_init(&w->lock, NULL) != 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+    if (pthread_cond_init(&w->told, NULL) != 0) {
+        pthread_mutex_destroy(&w->lock);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
+    }
+    if (pthread_create(&w->thread, NULL, watch_main, w) != 0) {
+        pthread_cond_destroy(&w->told);
+        pthread_mutex_destroy(&w->lock);
+        QC_FAIL(err, QC_ERR_INTERNAL, "a thread could not be started");
+    }
+    return QC_OK;
+}
+
+static void watch_end(watch *w)
+{
+    pthread_mutex_lock(&w->lock);
+    w->over = 1;
+    pthread_cond_signal(&w->told);
+    pthread_mutex_unlock(&w->lock);
+    (void)pthread_join(w->thread, NULL);
+    pthread_cond_destroy(&w->told);
+    pthread_mutex_destroy(&w->lock);
+}
+
 /* All that this process has to make is made; of several parts it may be the last. *whole: OUT is
  * complete, by this process; m is then its manifest. */
 static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_report *report,
@@ -305,7 +388,11 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     c->p.devices = c->devices;
     c->bytes_in = own_bytes(c);
     QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, c->part->rank.index, c->part->rank.count, err));
-    qc_part_opened(c->part, &c->p);
+    qc_part_opened(c->part, &c->p, c->resume);
+    QC_TRY(watch_start(&w, c, err));
+    qc_status st = go_on(c, &m, &done, report, err);
+    watch_end(&w);
+    QC_TRY(st);
     const qc_resume_found *found = qc_resume_found_of(c->resume);
     if (c->part->rank.count == 1 && found->committing)
         QC_TRY(finish_commit(c, &found->manifest, &m, &done, err));

@@ -43,6 +43,7 @@ qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan, qc_er
     void *v = NULL;
     *r = QC_PART_RUN_NONE;
     r->rank = rank;
+    r->committer = rank.index;
     if (!is_shared(r))
         return QC_OK;
     QC_TRY(qc_arena_alloc(plan->arena, &v, plan->layout.count, sizeof *r->part_of, err));
@@ -57,12 +58,54 @@ qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan, qc_er
 
 /* ---- Coming in ------------------------------------------------------------------------------ */
 
-static qc_status own_journal(const qc_part_run *r, const qc_output_dir *d, const char **path,
-                             qc_error *err)
+static qc_status journal_of(const qc_part_run *r, const qc_output_dir *d, unsigned part,
+                            const char **path, qc_error *err)
 {
     char name[NAME_BYTES];
-    (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, r->rank.index + 1, r->rank.count);
+    (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, part + 1, r->rank.count);
     return qc_path_join(d->arena, path, d->staging, name, err);
+}
+
+static qc_status see_commit(void *ctx, const qc_journal_record *record, qc_error *err)
+{
+    qc_part_run *seen = ctx;
+    (void)err;
+    if (record->type == QC_RECORD_BEGIN || record->type == QC_RECORD_JOB ||
+        record->type == QC_RECORD_UNIT)
+        seen->committing = 0;
+    if (record->type == QC_RECORD_COMMIT && record->bytes == sizeof seen->manifest) {
+        seen->committing = 1;
+        memcpy(&seen->manifest, record->payload, sizeof seen->manifest);
+    }
+    return QC_OK;
+}
+
+/* Does a journal speak of a commit whose manifest waits in the staging folder: r->committing; or is
+ * in OUT, so that only the staging folder is left to be removed: *moved? The turn is held. */
+static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *moved, qc_error *err)
+{
+    qc_digest in_out;
+    int there = 0;
+    r->committing = *moved = 0;
+    QC_TRY(qc_output_dir_manifest(d, &there, &in_out, err));
+    if (!there && d->dead.shard_count == 0)
+        return QC_OK;
+    for (unsigned i = 0; i < r->rank.count && !r->committing && !*moved; i++) {
+        const char *path = NULL;
+        qc_path_kind kind = QC_PATH_MISSING;
+        qc_part_run seen = QC_PART_RUN_NONE;
+        QC_TRY(journal_of(r, d, i, &path, err));
+        QC_TRY(qc_path_stat(path, &kind, NULL, err));
+        if (kind != QC_PATH_MISSING)
+            QC_TRY(qc_journal_read(path, see_commit, &seen, NULL, err));
+        if (!seen.committing)
+            continue;
+        *moved = there && qc_digest_equal(&in_out, &seen.manifest);
+        r->committing = d->dead.shard_count > 0 && qc_digest_equal(&d->dead_text, &seen.manifest);
+        r->manifest = seen.manifest;
+        r->committer = i;
+    }
+    return QC_OK;
 }
 
 /* What was read of a manifest in the staging folder, at opening, may be older than the turn. */
@@ -80,7 +123,7 @@ static qc_status is_out_of_date(const qc_output_dir *d, int *yes, qc_error *err)
 static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                                const qc_fit *fit, int *complete, qc_error *err)
 {
-    int any = 0, restart = plan->options->restart;
+    int any = 0, moved = 0, restart = plan->options->restart;
     const char *path = NULL;
     qc_strbuf identity;
     qc_strbuf_init(&identity, SIZE_MAX / 2);
@@ -95,8 +138,11 @@ static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *
         QC_TRY(qc_path_join(d->arena, &path, d->staging, QC_MANIFEST_NAME, err));
         QC_TRY(qc_path_remove(path, err));
     }
+    if (restart)
+        return QC_OK;
     QC_TRY(qc_parts_have_journal(&any, d, err));
-    if (!any && !restart)
+    QC_TRY(look_for_commit(r, d, &moved, err));
+    if (!any || moved)
         QC_TRY(qc_output_is_of_plan(complete, d->path, plan, fit, err));
     return QC_OK;
 }
@@ -136,11 +182,13 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
     QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast", o->out);
 }
 
-void qc_part_opened(qc_part_run *r, qc_pipeline *p)
+void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume)
 {
     for (uint32_t i = 0; is_shared(r) && i < p->plan->layout.count; i++)
         p->shards[i].foreign = r->part_of[i] != r->rank.index;
-    qc_part_turn_give(&r->turn);
+    r->committing = r->committing && qc_resume_found_of(resume)->done;
+    if (!r->committing)
+        qc_part_turn_give(&r->turn);
 }
 
 /* ---- Going out ------------------------------------------------------------------------------ */
@@ -165,29 +213,18 @@ static int are_shards_there(const qc_part_run *r, const qc_pipeline *p, unsigned
 
 int qc_part_is_done(const qc_part_run *r, const qc_pipeline *p, const qc_resume *resume)
 {
-    const qc_resume_found *found = qc_resume_found_of(resume);
-    return is_shared(r) && qc_resume_is_done(resume) &&
-           (found->committing || are_shards_there(r, p, r->rank.index));
-}
-
-static void take_commit(qc_part_run *r, const qc_resume_found *found)
-{
-    if (!found->committing)
-        return;
-    r->committing = 1;
-    r->manifest = found->manifest;
+    return is_shared(r) &&
+           (r->committing || (qc_resume_is_done(resume) && are_shards_there(r, p, r->rank.index)));
 }
 
 static qc_status take_others(qc_part_run *r, qc_pipeline *p, qc_resume *resume, qc_error *err)
 {
     r->left_count = 0;
-    take_commit(r, qc_resume_found_of(resume));
     for (unsigned i = 0; i < r->rank.count; i++) {
         qc_resume_found found;
         if (i == r->rank.index)
             continue;
-        QC_TRY(qc_resume_take_part(resume, i, r->rank.count, &found, err));
-        take_commit(r, &found);
+        QC_TRY(qc_resume_take_part(resume, i, r->rank.count, !r->committing, &found, err));
         if (!found.done)
             r->left[r->left_count++] = i;
     }
@@ -206,13 +243,19 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
                               const qc_fit *fit, int *complete, qc_error *err)
 {
     char name[NAME_BYTES];
-    int gone = 0;
+    int gone = 0, moved = 0;
     *complete = 0;
     if (!is_shared(r))
         return QC_OK;
+    if (r->committing) /* since qc_part_opened: the turn is held */
+        return take_others(r, p, resume, err);
     (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, r->rank.index + 1, r->rank.count);
     QC_TRY(qc_part_turn_take(&r->turn, d, name, &gone, err));
-    if (gone) {
+    if (!gone) { /* whoever had the turn may have died while he completed OUT */
+        QC_TRY(qc_output_dir_look_again(d, err));
+        QC_TRY(look_for_commit(r, d, &moved, err));
+    }
+    if (gone || moved) {
         QC_TRY(qc_output_is_of_plan(complete, d->path, p->plan, fit, err));
         if (*complete)
             return QC_OK;
@@ -232,14 +275,26 @@ void qc_part_leave(qc_part_run *r, qc_output_dir *d)
     qc_output_dir_leave(d);
 }
 
+/* The journal that speaks of the commit goes last: should this process die here, the next one knows
+ * by it that all is in place. */
+static void remove_other_journals(const qc_part_run *r, const qc_output_dir *d)
+{
+    const char *path = NULL;
+    for (unsigned i = 0; i < r->rank.count; i++) {
+        if (i != r->committer && journal_of(r, d, i, &path, NULL) == QC_OK)
+            (void)unlink(path);
+    }
+}
+
 /* The turn is held until all is done: who waits for it keeps d's lock from being held alone. */
 void qc_part_close(qc_part_run *r, qc_output_dir *d)
 {
     int gone = 0, others = 0;
-    if (is_shared(r) && r->turn.fd >= 0)
+    if (is_shared(r) && r->turn.fd >= 0) {
+        remove_other_journals(r, d);
         qc_output_dir_clear(d);
-    else if (is_shared(r) && (qc_part_turn_take(&r->turn, d, NULL, &gone, NULL) != QC_OK || gone ||
-                              qc_parts_have_journal(&others, d, NULL) != QC_OK))
+    } else if (is_shared(r) && (qc_part_turn_take(&r->turn, d, NULL, &gone, NULL) != QC_OK ||
+                                gone || qc_parts_have_journal(&others, d, NULL) != QC_OK))
         others = 1;
     if (others)
         qc_output_dir_leave(d); /* it is no longer that of this conversion */
@@ -264,7 +319,7 @@ void qc_part_abort(qc_part_run *r, qc_output_dir *d, const qc_pipeline *p)
         if (r->part_of[i] == r->rank.index && p->shards[i].path)
             (void)unlink(p->shards[i].path);
     }
-    if (own_journal(r, d, &journal, NULL) == QC_OK)
+    if (journal_of(r, d, r->rank.index, &journal, NULL) == QC_OK)
         (void)unlink(journal);
     if (qc_parts_have_journal(&others, d, NULL) != QC_OK)
         others = 1;

@@ -16,6 +16,7 @@ typedef struct {
     unsigned left_count;
     int committing; /* somebody died while he completed OUT: */
     qc_digest manifest;
+    unsigned committer; /* the part whose journal says so; else this one */
 } qc_part_run;
 
 #define QC_PART_RUN_NONE ((qc_part_run){.rank = {0, 1, QC_RANK_ALONE}, .turn = {-1, NULL}})
@@ -29,10 +30,12 @@ QC_NODISCARD qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan
  * removed. Refusals: qc_output_dir_open, qc_parts_check_others. */
 QC_NODISCARD qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                                     const qc_fit *fit, int *complete, qc_error *err);
-/* The journal is open: others may come in. The other parts' shards of p are foreign from here on.
+/* The journal is open: others may come in, unless r->committing: somebody died while he completed
+ * OUT, which is to be gone on with at once. The other parts' shards of p are foreign from here on.
  */
-void qc_part_opened(qc_part_run *r, qc_pipeline *p);
-/* Is all of this part done, and its shards there, so that nothing is to be looked at? */
+void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume);
+/* Is all of this part done, and its shards there (or on their way to OUT), so that nothing is to be
+ * looked at? */
 int qc_part_is_done(const qc_part_run *r, const qc_pipeline *p, const qc_resume *resume);
 /* DONE is recorded: take the turn, and what the others' journals hold into p. *complete: somebody
  * completed OUT meanwhile. Else r->left says who is to come; with none of them, the turn is held

@@ -104,9 +104,10 @@ int qc_resume_is_done(const qc_resume *r);
 /* Take what another part's journal holds into p, reading only: its units are then done, not to be
  * read back, and not this process's. Of *found only done, committing and manifest are set; a
  * journal that is missing leaves all of it 0. Of another identity: the identity's error. Done, but
- * with files of the source that have another time now: QC_ERR_INPUT. (resume_others.c) */
+ * with files of the source that have another time now: QC_ERR_INPUT, unless !same_times.
+ * (resume_others.c) */
 QC_NODISCARD qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
-                                           qc_resume_found *found, qc_error *err);
+                                           int same_times, qc_resume_found *found, qc_error *err);
 const qc_resume_found *qc_resume_found_of(const qc_resume *r);
 /* For who wants to know that it is on the disk: sync. */
 qc_journal *qc_resume_journal(qc_resume *r);

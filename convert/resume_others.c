@@ -31,7 +31,7 @@ static qc_status compare_times(const qc_resume *r, const qc_resume *other, unsig
 }
 
 qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
-                              qc_resume_found *found, qc_error *err)
+                              int same_times, qc_resume_found *found, qc_error *err)
 {
     qc_resume other = {.p = r->p, .d = r->d, .identity = r->identity};
     const char *name = NULL;
@@ -51,7 +51,7 @@ qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_c
     other.times = v;
     if (st == QC_OK && kind != QC_PATH_MISSING)
         st = qc_journal_read(other.path, qc_resume_take_record, &other, NULL, err);
-    if (st == QC_OK && other.found.done)
+    if (st == QC_OK && other.found.done && same_times)
         st = compare_times(r, &other, part_index, err);
     if (st == QC_OK)
         *found = other.found;

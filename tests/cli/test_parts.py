@@ -1,4 +1,5 @@
 """One conversion by several processes: the same bytes as by one, whoever dies on the way."""
+import fcntl
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import subprocess
 import time
 import unittest
 
-from output_case import OutputCase, PLAIN, STAGING, tree, tree_digest
+from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree, tree_digest
 from qconv_case import QCONV
 import make_checkpoint as mk
 
@@ -23,7 +24,10 @@ def step(index, count, **more):
                  "SLURM_NTASKS": str(count), "SLURM_PROCID": str(index)}, **more)
 
 
-def has_weight(journal):
+JOB, DONE = 3, 7
+
+
+def has_weight(journal, want=JOB):
     """A weight is recorded: behind 8 bytes of magic type, length, payload and sum of each record."""
     try:
         with open(journal, "rb") as f:
@@ -33,7 +37,7 @@ def has_weight(journal):
     at = 8
     while at + 8 <= len(data):
         kind, length = struct.unpack_from("<II", data, at)
-        if kind == 3:
+        if kind == want:
             return True
         at += 16 + length
     return False
@@ -368,6 +372,107 @@ class Beside(PartsCase):
         self.part(1, 2)
         self.part(2, 2)
         self.assert_is(self.whole())
+
+
+@unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+class Commit(PartsCase):
+    """The part that completes OUT dies of it; and others die beside it."""
+
+    def dies(self, index, of, call, path="", out="o"):
+        """Killed before that call; False: there was none."""
+        p = self.start("-q", "--part", "%d/%d" % (index, of), *self.args(), out,
+                       env=at_call(call, path, "kill -9 $PPID"))
+        out, err = p.communicate(timeout=60)
+        self.assertIn(p.returncode, (0, -signal.SIGKILL), err)
+        return p.returncode != 0
+
+    def shards(self):
+        """Where they are does not matter."""
+        return {n: os.stat(os.path.join(folder, n)).st_ino
+                for folder, _, names in os.walk(self.path("o")) for n in names
+                if n.startswith("model-")}
+
+    def goes_on(self, index, of, want, note):
+        before = self.shards()
+        report = self.part(index, of)["part"]
+        self.assertIn(report["completed"], ("here", "before"), note)
+        self.assertEqual(self.shards(), before, note)  # not made again
+        self.assert_is(want, note=note)
+        shutil.rmtree(self.path("o"))
+
+    def test_killed_at_every_rename(self):
+        want = self.whole()
+        n = 0
+        while True:
+            n += 1
+            self.part(1, 2)
+            if not self.dies(2, 2, "rename:%d" % n):
+                break
+            self.goes_on(1, 2, want, n)
+        self.assertGreater(n, len(self.shards()))
+
+    def test_killed_while_it_clears_up(self):
+        want = self.whole()
+        for n in (1, 2, 3):
+            for index in (1, 3):
+                self.part(1, 3)
+                self.part(2, 3)
+                self.assertTrue(self.dies(3, 3, "unlink:%d" % n, "/journal-0"))
+                self.goes_on(index, 3, want, (n, index))
+
+    def test_killed_while_another_waits(self):
+        want = self.whole()
+        # What part 2 leaves when it dies with one shard moved.
+        self.part(1, 2, out="dead")
+        self.assertTrue(self.dies(2, 2, "rename:2", "/model-", out="dead"))
+        dead = self.path("dead", STAGING)
+        moved = [n for n in os.listdir(self.path("dead")) if n != STAGING]
+        self.assertEqual(sum(n.startswith("model-") for n in moved), 1)
+        self.part(2, 2)
+        p = self.start("-q", "--part", "1/2", *self.args("--threads", "1"), "o",
+                       env=at_call("write:1", "/model-", "kill -STOP $PPID"))
+        self.wait_for(p, lambda: self.is_stopped(p))
+        with open(self.staged("lock-turn")) as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            p.send_signal(signal.SIGCONT)
+            self.wait_for(p, lambda: has_weight(self.staged("journal-00001-of-00002"), DONE))
+            for name in os.listdir(dead):
+                if not name.startswith(("model-", "lock", "journal-00001")):
+                    shutil.copy(os.path.join(dead, name), self.staged(name))
+            for name in moved:
+                if name.startswith("model-"):
+                    os.rename(self.staged(name), self.path("o", name))
+                else:
+                    shutil.copy(self.path("dead", name), self.path("o", name))
+        out, err = p.communicate(timeout=60)
+        self.assertEqual((p.returncode, err), (0, b""))
+        self.assert_is(want)
+
+    def wait_for(self, p, what):
+        end = time.monotonic() + 30
+        while not what():
+            self.assertIsNone(p.poll())
+            self.assertLess(time.monotonic(), end)
+            time.sleep(0.01)
+
+    def is_stopped(self, p):
+        with open("/proc/%d/stat" % p.pid) as f:
+            return f.read().rsplit(")", 1)[1].split()[0] == "T"
+
+    def test_interrupted_with_nothing_done(self):
+        """In a step that takes long: what others did stays."""
+        want = self.whole()
+        self.part(1, 2)
+        before = tree(self.path("o"))
+        p = self.start("-q", "--part", "2/2", *self.args("--threads", "1"), "o",
+                       env=at_call("write:1", "/model-",
+                                   "exec >/dev/null 2>&1; kill -TERM $PPID; sleep 3"))
+        out, err = p.communicate(timeout=60)
+        self.assertEqual(p.returncode, 130, err)
+        now = tree(self.path("o"))
+        self.assertEqual({n: now.get(n) for n in before}, before)
+        self.part(2, 2)
+        self.assert_is(want)
 
 
 if __name__ == "__main__":
