@@ -156,6 +156,18 @@ static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
     return st;
 }
 
+/* A shard's header or table is to be written again: until it is, the journal is not to say DONE. A
+ * BEGIN takes that back, of any weight of the shard. */
+static qc_status take_back_done(qc_resume *r, uint32_t shard, qc_error *err)
+{
+    const qc_plan *plan = r->p->plan;
+    const qc_shard *s = &plan->layout.shards[shard];
+    int done = r->found.done;
+    r->found.done = r->found.committing = 0;
+    return done && s->count > 0 ? qc_resume_add_begin(r, plan->outputs[s->order[0]].job, err)
+                                : QC_OK;
+}
+
 static qc_status take_out(checker *c, qc_error *err)
 {
     qc_resume *r = c->r;
@@ -166,12 +178,13 @@ static qc_status take_out(checker *c, qc_error *err)
         qc_unit *u = &p->units[i];
         if (!c->damaged[i])
             continue;
-        r->found.done = r->found.committing = 0;
         p->shards[u->shard].kept = 0;
         if (u->kind == QC_UNIT_HEADER) {
             u->kept = u->written = 0;
+            QC_TRY(take_back_done(r, u->shard, err));
             continue;
         }
+        r->found.done = r->found.committing = 0;
         u->recorded = u->recorded && c->damaged[i] != OTHER_SCALES;
         uint32_t job = p->plan->outputs[u->tensor].job;
         if (p->jobs[job].kept)
@@ -228,6 +241,8 @@ static qc_status check_all(checker *c, qc_error *err)
     for (uint32_t i = 0; i < p->plan->layout.count; i++) {
         if (p->shards[i].kept && !p->shards[i].foreign)
             QC_TRY(check_table(p, i, err));
+        if (r->found.done && !p->shards[i].kept && !p->shards[i].foreign)
+            QC_TRY(take_back_done(r, i, err));
     }
     /* Also where no weight is finished: the header's frame may be kept. */
     if (any_kept(p))

@@ -420,6 +420,23 @@ class Commit(PartsCase):
                 self.assertTrue(self.dies(3, 3, "unlink:%d" % n, "/journal-0"))
                 self.goes_on(index, 3, want, (n, index))
 
+    def test_killed_while_it_mends(self):
+        """What a part that was done has to write again, it is not done with."""
+        want = self.whole()
+        for table in (0, 1):
+            self.part(1, 2)
+            shard = min(n for n in os.listdir(self.staged()) if n.startswith("model-"))
+            with open(self.staged(shard), "r+b") as f:
+                f.seek(-12 if table else 4, 2 if table else 0)
+                f.write(b"\xa5\x5a")
+            for name in os.listdir(self.path("m")):
+                os.utime(self.path("m", name), (table + 1, table + 1))
+            self.assertTrue(self.dies(1, 2, "write:1", "/model-"))
+            self.assertEqual(self.part(2, 2)["part"]["to_come"], [1])
+            self.part(1, 2)
+            self.assert_is(want)
+            shutil.rmtree(self.path("o"))
+
     def test_killed_while_another_waits(self):
         want = self.whole()
         # What part 2 leaves when it dies with one shard moved.
