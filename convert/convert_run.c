@@ -452,7 +452,10 @@ qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_part_run *pa
     }
     qc_status st = convert(&c, report, err);
     int keep = st == QC_OK ? part->left_count > 0 : is_worth_keeping(&c, st);
-    if (st != QC_OK && keep && c.running && err)
+    /* Another exit code: it refused, and what is there is not its own. */
+    int exit_code = qc_status_exit_code(st);
+    if (st != QC_OK && keep && c.resume && err && !strstr(err->msg, "--restart") &&
+        (st == QC_ERR_CHANGED || (exit_code != 2 && exit_code != 3)))
         tell_kept(&c, err);
     qc_resume_close(c.resume);
     if (keep) {

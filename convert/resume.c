@@ -5,11 +5,7 @@
 #include "convert/pipeline.h"
 #include "convert/resume_parts.h"
 
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define JOB_HEAD_BYTES  36u
@@ -301,38 +297,11 @@ static qc_status begin_journal(qc_resume *r, qc_error *err)
     return qc_journal_sync(r->journal, err);
 }
 
-/* Parts of another number of them share the folder: that is another conversion. */
-static qc_status look_for_others(const qc_resume *r, unsigned part_count, qc_error *err)
-{
-    DIR *dir = opendir(r->d->staging);
-    if (!dir)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", r->d->staging, strerror(errno));
-    const struct dirent *e;
-    unsigned then = part_count;
-    while ((e = readdir(dir))) {
-        char tail[16];
-        const char *of = strstr(e->d_name, "-of-");
-        if (strncmp(e->d_name, "journal-", 8) != 0 || !of)
-            continue;
-        (void)snprintf(tail, sizeof tail, "-of-%05u", part_count);
-        if (strcmp(of, tail) != 0)
-            then = (unsigned)strtoul(of + 4, NULL, 10);
-    }
-    closedir(dir);
-    if (then != part_count)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s: holds an interrupted conversion that this one cannot continue: parts was "
-                "'%u' then and is '%u' now; --restart begins anew",
-                r->d->path, then, part_count);
-    return QC_OK;
-}
-
 static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_count, qc_error *err)
 {
     const qc_checkpoint *m = r->p->plan->model;
     const char *name = NULL;
     void *v = NULL;
-    QC_TRY(look_for_others(r, part_count, err));
     QC_TRY(qc_arena_printf(&r->arena, &name, err, QC_JOURNAL_NAME, part_index + 1, part_count));
     QC_TRY(qc_path_join(&r->arena, &r->path, r->d->staging, name, err));
     QC_TRY(qc_identity_make(&r->identity, r->p->plan, part_count, err));

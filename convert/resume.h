@@ -86,10 +86,11 @@ QC_NODISCARD qc_status qc_identity_compare(const char *then, size_t then_bytes, 
                                            size_t now_bytes, const char *out, qc_error *err);
 
 /* Open the journal of part `part_index` (0..part_count-1) in d's staging folder, which is locked
- * (qc_output_dir_open), and take what it holds into p, which has been made (qc_pipeline_init) and
- * does not run yet. Nothing is looked at yet but the identity: qc_pipeline_run reads everything
- * back before it goes on. r must outlive p's run; p uses it to record. A new journal gets its
- * identity and times at once, synced. d's own files and p must outlive r. */
+ * (qc_output_dir_open) and of no other number of parts (qc_parts_check_others), and take what it
+ * holds into p, which has been made (qc_pipeline_init) and does not run yet. Nothing is looked at
+ * yet but the identity: qc_pipeline_run reads everything back before it goes on. r must outlive p's
+ * run; p uses it to record. A new journal gets its identity and times at once, synced. d's own
+ * files and p must outlive r. */
 QC_NODISCARD qc_status qc_resume_open(qc_resume **out, struct qc_pipeline *p, qc_output_dir *d,
                                       unsigned part_index, unsigned part_count, qc_error *err);
 /* Read back every unit that is kept and not foreign, on all threads, and take out of p what is not

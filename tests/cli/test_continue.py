@@ -313,6 +313,19 @@ class Refuses(ContinueCase):
         self.assertIsNotNone(self.go_on("--to", "nf4", "m", "o"))
         self.assertEqual(tree(self.path("o")), want)
 
+    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+    def test_half_moved_and_lost(self):
+        """Only --restart helps, and nothing else is said."""
+        r = subprocess.run([QCONV, "-q", "--to", "nf4", "m", "o"], cwd=self.dir, env=dict(
+            os.environ, **at_call("rename:2", "qconv.json", "kill -9 $PPID")))
+        self.assertEqual(r.returncode, -9)
+        moved = [n for n in os.listdir(self.path("o")) if n.endswith(".zst")]
+        os.remove(self.path("o", moved[0]))
+        line = self.fails(1, "-q", "--to", "nf4", "m", "o", has=[moved[0], "--restart"])
+        self.assertNotIn("continues", line)
+        self.ok("-q", "--to", "nf4", "--restart", "m", "o")
+        self.ok("verify", "o")
+
     def test_half_moved_and_given_up(self):
         """Files of a dead run in OUT, no manifest: qconv's all the same, whatever comes between."""
         want = self.reference("--to", "int8")
