@@ -62,6 +62,7 @@ class Documented(QconvCase):
         text = section(pages, "`qconv --json`")
         printed = self.check(text + plan, "--to", "auto", "--vram", "1GB+1GB", "--json", MODEL,
                              "out")
+        printed |= self.check(text + plan, "--to", "nf4", "--part", "1/2", "--json", MODEL, "parts")
         self.named(text, printed)
         text = section(pages, "`qconv --dry-run --json`")
         printed = self.check(text + plan, "--to", "auto", "--vram", "1GB+1GB", "--json",
