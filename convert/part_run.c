@@ -108,17 +108,6 @@ static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *mo
     return QC_OK;
 }
 
-/* What was read of a manifest in the staging folder, at opening, may be older than the turn. */
-static qc_status is_out_of_date(const qc_output_dir *d, int *yes, qc_error *err)
-{
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_join(d->arena, &path, d->staging, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    *yes = (kind == QC_PATH_FILE) != (d->dead.shard_count > 0);
-    return QC_OK;
-}
-
 /* The turn is held. */
 static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                                const qc_fit *fit, int *complete, qc_error *err)
@@ -162,21 +151,21 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
         return st;
     }
     for (int i = 0; i < OPEN_TRIES; i++) {
-        int gone = 0, old = 0;
+        int gone = 0;
         QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, r->rank.index,
                                   r->rank.count, err));
         qc_status st = qc_part_turn_take(&r->turn, d, NULL, &gone, err);
+        if (st == QC_OK && !gone) /* what was read at opening may be older than the turn */
+            st = qc_output_dir_look_again(d, err);
         if (st == QC_OK && !gone)
-            st = is_out_of_date(d, &old, err);
-        if (st == QC_OK && !gone && !old)
             st = check_staging(r, d, plan, fit, complete, err);
         if (st == QC_OK && *complete)
             qc_part_close(r, d);
-        else if (st != QC_OK || gone || old) {
+        else if (st != QC_OK || gone) {
             qc_part_turn_give(&r->turn);
             qc_output_dir_leave(d);
         }
-        if (st != QC_OK || (!gone && !old))
+        if (st != QC_OK || !gone)
             return st;
     }
     QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast", o->out);

@@ -229,6 +229,14 @@ class Going(PartsCase):
         self.part(2, 2, *level(3))
         self.assert_is(self.whole(*level(3), out="three"))
 
+    def test_a_staged_manifest_that_is_none(self):
+        want = self.whole()
+        self.part(1, 2)
+        with open(self.staged("qconv.json"), "w") as f:
+            f.write("{}")
+        self.part(2, 2)
+        self.assert_is(want)
+
     def test_restart(self):
         want = self.whole()
         for i in (1, 2):
