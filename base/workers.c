@@ -105,10 +105,23 @@ qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx, qc_error *er
     return team.first_status;
 }
 
+int qc_cond_init(pthread_cond_t *cond)
+{
+    pthread_condattr_t attr;
+    int e = pthread_condattr_init(&attr);
+    if (e != 0)
+        return e;
+    e = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
+    if (e == 0)
+        e = pthread_cond_init(cond, &attr);
+    (void)pthread_condattr_destroy(&attr);
+    return e;
+}
+
 void qc_cond_wait_briefly(pthread_cond_t *cond, pthread_mutex_t *lock)
 {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_nsec += BRIEFLY_NS;
     if (until.tv_nsec >= SECOND_NS) {
         until.tv_nsec -= SECOND_NS;
@@ -122,7 +135,7 @@ qc_status qc_turnstile_init(qc_turnstile *t, uint64_t first, qc_error *err)
     t->next = first;
     if (pthread_mutex_init(&t->lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
-    if (pthread_cond_init(&t->moved, NULL) != 0) {
+    if (qc_cond_init(&t->moved) != 0) {
         pthread_mutex_destroy(&t->lock);
         QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
     }

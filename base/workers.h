@@ -31,8 +31,11 @@ void qc_interrupt(void);
 int qc_interrupted(void);
 void qc_interrupt_clear(void);
 
-/* Wait on a condition for at most 50 ms. An interrupt comes from a signal handler, which cannot
- * signal a condition: every wait looks at qc_team_stopped() between such short waits. */
+/* A condition for the wait below, whose time no change of the clock touches; not 0: it failed. */
+int qc_cond_init(pthread_cond_t *cond);
+/* Wait on a condition of qc_cond_init for at most 50 ms. An interrupt comes from a signal handler,
+ * which cannot signal a condition: every wait looks at qc_team_stopped() between such short waits.
+ */
 void qc_cond_wait_briefly(pthread_cond_t *cond, pthread_mutex_t *lock);
 
 /* Turnstile: pieces of work with rising numbers pass one at a time, in order. */

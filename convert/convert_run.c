@@ -299,7 +299,7 @@ static qc_status watch_start(watch *w, const conversion *c, qc_error *err)
     *w = (watch){.c = c};
     if (pthread_mutex_init(&w->lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
-    if (pthread_cond_init(&w->told, NULL) != 0) {
+    if (qc_cond_init(&w->told) != 0) {
         pthread_mutex_destroy(&w->lock);
         QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
     }

@@ -219,14 +219,7 @@ static show_kind choose_show(const qc_options *o)
 
 static int start_thread(qc_progress *p)
 {
-    pthread_condattr_t attr;
-    int e = pthread_condattr_init(&attr);
-    if (e)
-        return e;
-    e = pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    if (e == 0)
-        e = pthread_cond_init(&p->stopped, &attr);
-    (void)pthread_condattr_destroy(&attr);
+    int e = qc_cond_init(&p->stopped);
     if (e)
         return e;
     e = pthread_mutex_init(&p->lock, NULL);

@@ -61,7 +61,7 @@ static qc_status sync_round(qc_syncer *s, qc_error *err)
 static int wait_for_round(qc_syncer *s, int *last)
 {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += ROUND_MS / 1000;
     pthread_mutex_lock(&s->lock);
     int r = 0;
@@ -107,7 +107,11 @@ qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err)
         QC_TRY(st);
         QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
     }
-    if (pthread_cond_init(&s->told, NULL) != 0) {
+    int conditions = qc_cond_init(&s->told) == 0;
+    conditions += conditions && pthread_cond_init(&s->ran, NULL) == 0;
+    if (conditions < 2) {
+        if (conditions == 1)
+            pthread_cond_destroy(&s->told);
         pthread_mutex_destroy(&s->lock);
         qc_free(s->named);
         qc_free(s);

@@ -1,4 +1,5 @@
 /* base/: status, arena, strbuf, sizes, dtypes, CPU choice, teams and turnstiles. */
+#define _GNU_SOURCE /* syscall */
 #include "base/alloc.h"
 #include "base/arena.h"
 #include "base/bytes.h"
@@ -13,6 +14,9 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -233,6 +237,35 @@ static void test_interrupt(void **state)
     qc_turnstile_deinit(&g.gate);
 }
 
+/* The clock was set back by so many seconds after it was read. */
+static int set_back;
+
+/* In place of the C library's. */
+int clock_gettime(clockid_t clock, struct timespec *t)
+{
+    int r = (int)syscall(SYS_clock_gettime, clock, t);
+    t->tv_sec += clock == CLOCK_REALTIME ? set_back : 0;
+    return r;
+}
+
+static void test_brief_waits(void **state)
+{
+    pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_cond_t never;
+    struct timespec begin, end;
+    (void)state;
+    assert_int_equal(qc_cond_init(&never), 0);
+    clock_gettime(CLOCK_MONOTONIC, &begin);
+    set_back = 5;
+    pthread_mutex_lock(&lock);
+    qc_cond_wait_briefly(&never, &lock);
+    pthread_mutex_unlock(&lock);
+    set_back = 0;
+    clock_gettime(CLOCK_MONOTONIC, &end);
+    pthread_cond_destroy(&never);
+    assert_true(end.tv_sec - begin.tv_sec < 4);
+}
+
 static void test_edit_distance(void **state)
 {
     static const struct {
@@ -287,6 +320,7 @@ int main(void)
         cmocka_unit_test(test_turnstile),
         cmocka_unit_test(test_team_error),
         cmocka_unit_test(test_interrupt),
+        cmocka_unit_test(test_brief_waits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

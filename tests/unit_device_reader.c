@@ -312,7 +312,7 @@ static qc_reader_options keep_options(keeper *k, unsigned threads)
 {
     memset(k, 0, sizeof *k);
     assert_int_equal(pthread_mutex_init(&k->lock, NULL), 0);
-    assert_int_equal(pthread_cond_init(&k->freed, NULL), 0);
+    assert_int_equal(qc_cond_init(&k->freed), 0);
     return (qc_reader_options){.threads = threads,
                                .place = keep_place,
                                .done = keep_done,
