@@ -237,6 +237,9 @@ static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
             QC_FAIL(err, QC_ERR_INPUT,
                     "piece_bytes: expected all %" PRIu64 " bytes or at least %u, found %" PRIu64,
                     bytes, PIECE_LEAST_BYTES, t->piece_bytes);
+        if (qc_ceil_div_u64(bytes, t->piece_bytes) > UINT32_MAX)
+            QC_FAIL(err, QC_ERR_INPUT, "%" PRIu64 " bytes in pieces of %" PRIu64 " are too many",
+                    bytes, t->piece_bytes);
         if (t->source_name)
             QC_TRY(check_pieces(t->source_piece_bytes, UINT64_MAX, "source piece_bytes", err));
     }

@@ -86,7 +86,7 @@ void qc_shard_frames_deinit(qc_shard_frames *s)
     *s = (qc_shard_frames){0};
 }
 
-/* It fits: pieces are at least 1 MiB, or all of the tensor. */
+/* It fits: qc_manifest_check saw to it. */
 uint32_t qc_shard_pieces(const qc_manifest_tensor *t)
 {
     uint64_t bytes = t->end - t->begin;

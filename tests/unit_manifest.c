@@ -468,6 +468,20 @@ static void what_cannot_be_read_is_not_written(void **state)
     make_sample(&s, 1);
     s.tensors[1].name = "\xff";
     assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    /* More pieces than are counted in 32 bits. */
+    make_sample(&s, 0);
+    s.tensors[3].dtype = QC_DTYPE_U8;
+    s.tensors[3].ndim = 1;
+    s.tensors[3].dims[0] = s.tensors[3].end = (uint64_t)1 << 52;
+    s.tensors[3].piece_bytes = 1u << 20;
+    s.shards[1].content_bytes = 104 + s.tensors[3].end;
+    assert_int_equal(qc_manifest_write(&s.m, &out, &err), QC_ERR_INPUT);
+    assert_non_null(strstr(err.msg, "too many"));
+    s.tensors[3].piece_bytes = 2u << 20;
+    qc_strbuf fits;
+    write_text(&s.m, &fits);
+    assert_rewrites_to_itself(&fits);
+    qc_strbuf_deinit(&fits);
     static char long_path[5000];
     memset(long_path, 'x', sizeof long_path - 1);
     make_sample(&s, 1);
