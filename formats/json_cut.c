@@ -72,9 +72,13 @@ static qc_status add_run(qc_json_cut *c, const char *from, const char *to, qc_er
 {
     if (to == from)
         return QC_OK;
-    if (c->depth == 1 && c->in_string && c->phase == BEFORE)
-        QC_TRY(qc_strbuf_add(&c->word, from, (size_t)(to - from), err));
-    return qc_strbuf_add(&c->text, from, (size_t)(to - from), err);
+    size_t n = (size_t)(to - from);
+    if (c->depth == 1 && c->in_string && c->phase == BEFORE) {
+        /* A byte more than the key it is compared with tells that it is another. */
+        size_t room = strlen(c->parts.list) + 1 - c->word.len;
+        QC_TRY(qc_strbuf_add(&c->word, from, n < room ? n : room, err));
+    }
+    return qc_strbuf_add(&c->text, from, n, err);
 }
 
 /* A byte outside strings that may end something; *eaten: it belongs to no part. */

@@ -10,7 +10,8 @@
  * object comes as an object of one member. Texts are cut by brackets, commas and strings alone, and
  * nothing is checked but by the parser they go to (formats/json_strict.h): what is wrong with the
  * whole is wrong with one of its parts, but for a key that appears in two of them.
- * Not thread-safe: one owner. Allocates: the head, one element, the tail; never more than was fed.
+ * Not thread-safe: one owner. Allocates: the head, one element, the tail, one at a time; never more
+ * than twice what was fed.
  */
 #ifndef QC_FORMATS_JSON_CUT_H
 #define QC_FORMATS_JSON_CUT_H
@@ -33,7 +34,7 @@ typedef struct {
 typedef struct {
     qc_json_parts parts;
     qc_strbuf text; /* of the part that is being read */
-    qc_strbuf word; /* the last string of the top level */
+    qc_strbuf word; /* the beginning of the last string of the top level */
     uint64_t depth;
     int in_string, escaped;
     int phase;         /* before, in, behind the list */

@@ -83,6 +83,8 @@ static void texts_are_cut_into_parts(void **state)
         {"{\"a\":{\"rows\":[1]},\"b\":\"rows\",\"rows\":[7]}",
          "h{\"a\":{\"rows\":[1]},\"b\":\"rows\",\"rows\":[]}|e7|t{}|"},
         {"{\"rows\":5,\"a\":[1,2]}", "h{\"rows\":5,\"a\":[1,2]}|"},
+        {"{\"rowsandmore\":[1],\"row\":[2],\"rows\":[3]}",
+         "h{\"rowsandmore\":[1],\"row\":[2],\"rows\":[]}|e3|t{}|"},
         {"[1,2]", "h[1,2]|"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -133,6 +135,20 @@ static void what_is_wrong_is_refused_in_some_part(void **state)
     }
 }
 
+/* A long string at the top is in memory once. */
+static void of_a_long_key_only_the_beginning_is_kept(void **state)
+{
+    (void)state;
+    qc_json_cut c;
+    qc_json_cut_init(&c, &(qc_json_parts){.list = "rows"});
+    assert_int_equal(qc_json_cut_feed(&c, "{\"", 2, NULL), QC_OK);
+    for (int i = 0; i < 10000; i++)
+        assert_int_equal(qc_json_cut_feed(&c, "rows rows ", 10, NULL), QC_OK);
+    assert_int_equal(c.text.len, 100002);
+    assert_int_equal(c.word.len, 5);
+    qc_json_cut_deinit(&c);
+}
+
 static void a_refusal_and_lack_of_memory_end_it(void **state)
 {
     (void)state;
@@ -157,6 +173,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_cut_into_parts),
         cmocka_unit_test(what_is_wrong_is_refused_in_some_part),
+        cmocka_unit_test(of_a_long_key_only_the_beginning_is_kept),
         cmocka_unit_test(a_refusal_and_lack_of_memory_end_it),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
