@@ -28,7 +28,7 @@
  * pipeline brings shards and journal to the disk all the time (convert/syncer.h), so that a dead
  * machine loses little. Nothing that a journal says is believed: every recorded frame is read back
  * and its digest compared before anything else happens; a weight of which a byte is missing is
- * made again.
+ * made again, but for derived frames alone: those are written again from its JOB.
  *
  * Identity: keys "format", "qconv", "zstd" (compressed), "parts", options ("--to", ...), "plan"
  * (digest of shards, tensors, frames and jobs), "source.N" (name, bytes, head digest of file N) and

@@ -1,6 +1,7 @@
 /* What a journal says, looked at: frames against the staged shards, and where the source's files
  * have another time, the source against the digests that were taken of it. */
 #include "base/alloc.h"
+#include "base/bytes.h"
 #include "convert/resume_parts.h"
 
 #include <inttypes.h>
@@ -12,6 +13,7 @@ typedef struct {
     qc_resume *r;
     unsigned char *damaged;    /* per unit; each written by one worker: DAMAGED, OTHER_SCALES */
     unsigned char *changed;    /* per file of the source: its time is another one */
+    unsigned char *again;      /* per job: see take_derived_out */
     atomic_uint_fast32_t next; /* unit */
     void (*progress)(void *ctx, uint64_t bytes);
     void *progress_ctx;
@@ -156,16 +158,36 @@ static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
     return st;
 }
 
-/* A shard's header or table is to be written again: until it is, the journal is not to say DONE. A
- * BEGIN takes that back, of any weight of the shard. */
-static qc_status take_back_done(qc_resume *r, uint32_t shard, qc_error *err)
+/* The record of a job of which only derived frames are damaged: they come from it. */
+static qc_status take_again(void *ctx, const qc_journal_record *record, qc_error *err)
 {
-    const qc_plan *plan = r->p->plan;
-    const qc_shard *s = &plan->layout.shards[shard];
-    int done = r->found.done;
-    r->found.done = r->found.committing = 0;
-    return done && s->count > 0 ? qc_resume_add_begin(r, plan->outputs[s->order[0]].job, err)
-                                : QC_OK;
+    const checker *c = ctx;
+    if (record->type != QC_RECORD_JOB || record->bytes < 4)
+        return QC_OK;
+    uint32_t job = qc_load_le32(record->payload);
+    if (job >= c->r->p->plan->job_count || !c->again[job])
+        return QC_OK;
+    return qc_resume_take_record(c->r, record, err);
+}
+
+/* A derived frame that is recorded by itself may be lost where its job is on the disk, and the
+ * source may be deleted since (convert/consume.h): the journal is ahead of the shards after a power
+ * loss. The job's record has all that such frames are made of. */
+static qc_status take_derived_out(checker *c, qc_error *err)
+{
+    qc_pipeline *p = c->r->p;
+    int any = 0;
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        if (!c->damaged[i] || p->units[i].kind != QC_UNIT_DERIVED)
+            continue;
+        uint32_t job = p->plan->outputs[p->units[i].tensor].job;
+        if (!p->jobs[job].kept)
+            continue;
+        c->again[job] = 1;
+        any = 1;
+        qc_job_reset(p, job);
+    }
+    return any ? qc_journal_read(c->r->path, take_again, c, NULL, err) : QC_OK;
 }
 
 static qc_status take_out(checker *c, qc_error *err)
@@ -177,6 +199,9 @@ static qc_status take_out(checker *c, qc_error *err)
     for (uint32_t i = 0; i < p->unit_count; i++) {
         qc_unit *u = &p->units[i];
         if (!c->damaged[i])
+            continue;
+        r->found.done = r->found.committing = 0;
+        if (u->kind == QC_UNIT_DERIVED)
             continue;
         p->shards[u->shard].kept = 0;
         if (u->kind == QC_UNIT_HEADER) {
@@ -191,7 +216,7 @@ static qc_status take_out(checker *c, qc_error *err)
             QC_TRY(qc_resume_add_begin(r, job, err)); /* what was recorded of it no longer counts */
         qc_job_reset(p, job);
     }
-    return QC_OK;
+    return take_derived_out(c, err);
 }
 
 static void count_found(qc_resume *r)
@@ -263,10 +288,15 @@ qc_status qc_resume_check(qc_resume *r, void (*progress)(void *ctx, uint64_t byt
     v = NULL;
     qc_status st = qc_calloc(&v, r->p->plan->model->file_count, 1, err);
     c.changed = v;
+    v = NULL;
+    if (st == QC_OK)
+        st = qc_calloc(&v, r->p->plan->job_count, 1, err);
+    c.again = v;
     if (st == QC_OK)
         st = check_all(&c, err);
     if (st == QC_OK)
         qc_resume_count(r);
+    qc_free(c.again);
     qc_free(c.changed);
     qc_free(c.damaged);
     return st;
