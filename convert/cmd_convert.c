@@ -9,6 +9,7 @@
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/part_run.h"
+#include "convert/part_turn.h"
 #include "convert/pipeline.h"
 #include "convert/plan.h"
 #include "convert/planned_model.h"
@@ -346,7 +347,10 @@ static qc_status say_over(const qc_options *o, qc_error *err)
 {
     qc_output_dir d;
     QC_TRY(qc_output_dir_open(&d, o->arena, o->out, o->model, o->force, 0, 1, err));
-    qc_output_dir_abort(&d);
+    if (qc_parts_check_others(&d, (qc_rank){0, 1}, 0, "", 0, NULL) == QC_OK)
+        qc_output_dir_abort(&d);
+    else
+        qc_output_dir_leave(&d); /* parts of another conversion are to replace OUT */
     qc_console_warn(o, "%s is whole already, and the weight files of %s were deleted when it was",
                     o->out, o->model);
     return QC_OK;

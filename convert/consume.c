@@ -1,4 +1,4 @@
-#define _DEFAULT_SOURCE /* realpath, lstat */
+#define _DEFAULT_SOURCE /* realpath, lstat, flock */
 #include "convert/consume.h"
 
 #include "base/alloc.h"
@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -142,7 +143,9 @@ qc_status qc_consume_is_over(int *yes, const qc_options *o, qc_error *err)
     if (model == QC_PATH_MISSING) {
         const char *slash = strrchr(o->model, '/');
         const char *name = slash ? slash + 1 : o->model;
-        *yes = m.source_count == 1 && strncmp(name, m.sources->name, strlen(m.sources->name)) == 0;
+        size_t len = strlen(m.sources->name);
+        *yes = m.source_count == 1 && strncmp(name, m.sources->name, len) == 0 &&
+               (name[len] == '\0' || strcmp(name + len, ".zst") == 0);
         return QC_OK;
     }
     for (size_t i = 0; i < m.source_count; i++) {
@@ -152,7 +155,12 @@ qc_status qc_consume_is_over(int *yes, const qc_options *o, qc_error *err)
         if (!plain || !packed)
             return QC_OK;
     }
-    *yes = 1;
+    /* Or is it another model, whose files have other names? What is of PyTorch's lay beside those
+     * that are gone. */
+    qc_checkpoint *other = NULL;
+    *yes = qc_checkpoint_open(&other, o->model, NULL) != QC_OK ||
+           (other->file_count > 0 && other->files->kind == QC_CKPT_TORCH);
+    qc_checkpoint_close(other);
     return QC_OK;
 }
 
@@ -230,7 +238,15 @@ static qc_status check_file(const qc_checkpoint *m, size_t file, qc_error *err)
                 "%s has %ju names (hard links): deleting this one, as --consume-source does, would "
                 "free nothing",
                 f->path, (uintmax_t)s.st_nlink);
-    return check_folder(f->path, err);
+    QC_TRY(check_folder(f->path, err));
+    /* Two that consume one source would each delete what the other has not read. Released with the
+     * file, however this ends. Where there are no locks (NFS grants none on a file that is open for
+     * reading) nobody is refused. */
+    if (flock(f->st.file.fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: another conversion reads it now, and will delete it (--consume-source)",
+                f->path);
+    return QC_OK;
 }
 
 qc_status qc_consume_check(const qc_plan *plan, qc_error *err)
@@ -454,13 +470,14 @@ static qc_status consume_file(qc_consume *c, size_t f, qc_error *err)
     QC_TRY(qc_path_rename(saved, gone, err));
     QC_TRY(qc_dir_sync(c->headers, err));
     QC_TRY(qc_checkpoint_check_unchanged(c->model, f, err));
+    /* Reads what is saved: without it nobody could go on. */
+    QC_TRY(qc_st_file_let_go(&file->st, gone, &c->header_at[f], err));
     QC_TRY(qc_path_remove(file->path, err));
-    QC_TRY(sync_folder(file->path, err)); /* OUT must not be whole before it is gone for good */
     c->gone[f] = 1;
     c->bytes += file->file_bytes;
-    QC_TRY(qc_st_file_let_go(&file->st, gone, &c->header_at[f], err));
     c->count++;
-    return QC_OK;
+    atomic_fetch_add(&c->p->freed, 1);
+    return sync_folder(file->path, err); /* OUT must not be whole before it is gone for good */
 }
 
 qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err)

@@ -8,10 +8,11 @@
  *
  *   1. the file is looked at: it must be what was opened
  *   2. its saved header is renamed to "-gone", synced; the file is looked at again
- *   3. it is deleted, its folder is synced, and it is let go of
+ *   3. the saved header is read, and takes the file's place here (qc_st_file_let_go)
+ *   4. the file is deleted, and its folder is synced
  *
  * so that at every moment either the file is there, or all that it held is in OUT's staging folder;
- * and none of the steps needs room. From 3 on that folder is part of the only copy: nothing may
+ * and none of the steps needs room. From 4 on that folder is part of the only copy: nothing may
  * remove it but the commit.
  *
  * Going on: a file that is missing, and whose saved header says that it is gone, is opened by that.
@@ -37,7 +38,8 @@ QC_NODISCARD qc_status qc_consume_check_restart(qc_arena *arena, const char *out
 /* Can this source be consumed? Every weight file must be a regular safetensors file of one name,
  * reached without links below MODEL, in a folder that may be written to (QC_ERR_USAGE names it);
  * and the plan must follow from headers alone, or it could not be made again: no --to auto, no
- * weights that bitsandbytes quantized. */
+ * weights that bitsandbytes quantized. Its files are locked (flock) while they are open, against
+ * another conversion that would consume them: that one is QC_ERR_USAGE. */
 QC_NODISCARD qc_status qc_consume_check(const qc_plan *plan, qc_error *err);
 /* Bytes that the disk of OUT must have free for what is to come of p (uncompressed), when weight
  * files that lie on it are deleted as jobs are done in order: the most by which what is written is

@@ -282,7 +282,8 @@ static void *watch_main(void *arg)
         if (!w->over && since > 0 && qc_clock_ns() - since > PATIENCE_NS) {
             qc_error err = {QC_ERR_INTERRUPTED, "interrupted", __FILE__, __LINE__};
             qc_output_dir d = w->c->d;
-            if (qc_resume_has_work(w->c->resume))
+            /* Who deletes its source may be at it on another thread. */
+            if (qc_resume_has_work(w->c->resume) || w->c->o->consume_source)
                 tell_kept(w->c, &err);
             else if (w->c->part->rank.count == 1) /* others' work lies in the same folder */
                 qc_output_dir_abort(&d);

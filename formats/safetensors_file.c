@@ -301,6 +301,8 @@ qc_status qc_st_file_let_go(const qc_st_file *f, const char *saved_path, uint64_
     qc_status st = qc_file_slurp(saved_path, &text, err);
     if (st == QC_OK)
         st = qc_saved_header_parse(&saved, &arena, (const unsigned char *)text.data, text.len, err);
+    if (st == QC_ERR_INPUT)
+        qc_error_prefix(err, "%s", saved_path);
     if (st == QC_OK)
         st = put_under(&f->file, saved_path, err);
     if (st == QC_OK)

@@ -44,10 +44,11 @@ QC_NODISCARD qc_status qc_st_file_open_saved(qc_st_file *out, const char *path,
                                              const qc_saved_header *saved, qc_error *err);
 /* Of an open file: `saved` with its sizes and stamp; path, name and origin are the caller's. */
 void qc_st_file_describe(const qc_st_file *f, qc_saved_header *saved);
-/* An open file was deleted, and its saved header is at saved_path: lets go of the file, so that its
- * space is free, by putting the saved one under the same descriptor. Nobody may be reading it;
- * hints may be underway, as no member changes. *header_at is for qc_st_file_set_header_only, to be
- * called before anything but hints, once no other thread uses f. On error f is as before. */
+/* An open file is about to be deleted, and its saved header is at saved_path: lets go of the file,
+ * so that its space is free then, by putting the saved one under the same descriptor. Nobody may be
+ * reading it; hints may be underway, as no member changes. *header_at is for
+ * qc_st_file_set_header_only, to be called before anything but hints, once no other thread uses f.
+ * On error f is as before. */
 QC_NODISCARD qc_status qc_st_file_let_go(const qc_st_file *f, const char *saved_path,
                                          uint64_t *header_at, qc_error *err);
 void qc_st_file_set_header_only(qc_st_file *f, uint64_t header_at);

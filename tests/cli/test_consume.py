@@ -49,6 +49,10 @@ class ConsumeCase(OutputCase):
         shutil.rmtree(self.path("want"))
         return got
 
+    def torch_file(self):
+        folder = os.path.join(os.path.dirname(mk.HERE), "tests", "data", "torch")
+        return os.path.join(folder, min(n for n in os.listdir(folder) if n.endswith(".bin")))
+
     def left(self):
         """Weight files that are still there; those are whole, and nothing else has gone."""
         now, then = tree(self.path(self.M)), tree(self.path("kept"))
@@ -90,6 +94,13 @@ class Consume(ConsumeCase):
             self.assertIn("deleted   1 weight file of the source", text)
             self.assert_same("want", "o")
             self.assertEqual(os.listdir(self.path("m")), ["config.json"])
+        # Again; PyTorch's form of it, beside, is not what is gone.
+        for beside in (False, True):
+            if beside:
+                shutil.copy(self.torch_file(), self.path("m", "pytorch_model.bin"))
+            err = self.run_qconv("--to", "nf4", "--consume-source", "m", "o")
+            self.assertEqual(err.returncode, 0, err.stderr)
+            self.assertIn(b"is whole already", err.stderr)
 
     def test_a_qconv_output(self):
         """Compressed shards are weight files like others."""
@@ -114,6 +125,27 @@ class Consume(ConsumeCase):
         want = self.want(["--to", "nf4"])
         self.ok("-q", "--to", "nf4", "--consume-source", "m", "o")
         self.expect_done(want)
+
+    def test_another_model_for_a_whole_out(self):
+        """OUT is whole, and none of its source's files is in MODEL: because MODEL is another."""
+        self.ok("-q", "--to", "nf4", "kept", "o")
+        self.ok("-q", "--to", "bf16", *PLAIN, "--max-shard-size", "1GB", "kept", "m")
+        self.ok("-q", "--to", "nf4", "m", "want")
+        out = json.loads(self.ok("--json", "--to", "nf4", "--consume-source", "m", "o"))
+        self.assertEqual(out["files_consumed"], 1)
+        self.assert_same("want", "o")
+
+    def test_parts_that_replace_a_whole_out_stay(self):
+        """What is left of a conversion of which nothing remains to be done is not theirs."""
+        self.fresh()
+        self.ok("-q", "--to", "nf4", "--consume-source", "m", "o")
+        part = ["--to", "int8", "--max-shard-size", "9000", "--part"]
+        self.ok("-q", *part, "1/2", "kept", "o")
+        staged = tree(self.path("o", STAGING))
+        self.ok("--to", "nf4", "--consume-source", "m", "o")
+        self.assertEqual(tree(self.path("o", STAGING)), staged)
+        self.ok("-q", *part, "2/2", "kept", "o")
+        self.assertEqual(tree(self.path("o")), self.want(part[:-1]))
 
     def test_dry_run_touches_nothing(self):
         self.fresh()
@@ -163,6 +195,21 @@ class Refused(ConsumeCase):
         os.link(self.path("m", self.weights[1]), self.path("second"))
         self.refused([self.weights[1], "2 names"])
         self.assertEqual(self.left(), self.weights)
+
+    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+    def test_two_at_once(self):
+        """Each would delete what the other has not read yet."""
+        self.fresh()
+        form = ["--to", "nf4", "--threads", "1"]
+        second = "'%s' -q --to nf4 --consume-source m p >second 2>&1; echo $? >>second" % QCONV
+        self.ok("-q", *form, "--consume-source", "m", "o",
+                env=at_call("unlink:1", "m/model", second))
+        with open(self.path("second"), encoding="utf-8") as f:
+            said = f.read()
+        self.assertIn("another conversion", said)
+        self.assertTrue(said.endswith("\n2\n"), said)
+        self.assert_nothing("p")
+        self.expect_done(self.want(form))
 
     def test_what_could_not_be_planned_again(self):
         self.fresh()
@@ -343,6 +390,53 @@ class Killed(ConsumeCase):
             f.truncate(size // 8)
         self.fails(3, *form, "m", "o", has=["--consume-source", "cannot be read again"])
         self.assertTrue(os.path.isdir(self.path("o", STAGING)))
+
+    def test_lost_frames_that_the_journal_has(self):
+        """What is derived from a weight is recorded with it, so that the weight's file may go, and
+        once more where it is written. After a power loss that second record may be there without
+        the frame."""
+        form = ["--to", "nf4", "--threads", "1"]
+        want = self.want(form)
+        self.ok("-q", *form, "kept", "want")
+        with open(self.path("want", "qconv.json"), encoding="utf-8") as f:
+            tensors = json.load(f)["tensors"]
+        self.interrupted(form)
+        lost = [t for t in tensors if t["name"].endswith("weight.absmax")]
+        self.assertGreater(len(lost), 3)
+        with open(self.path("o", STAGING, "model.safetensors.zst"), "r+b") as f:
+            for t in lost:
+                f.seek(t["stored_offset"])
+                f.write(bytes(t["stored_bytes"]))
+        out = json.loads(self.ok("--json", *form, "--consume-source", "m", "o"))
+        self.assertEqual(out["continued"]["tensors_redone"], 0)
+        self.expect_done(want)
+
+    def test_a_damaged_header(self):
+        """What is kept of a file is read before the file goes."""
+        self.fresh()
+        folder = self.path("o", STAGING, "journal-headers")
+        saves = 2 * len(self.weights)  # syncs: each header and the folder
+        self.fails(3, "--to", "nf4", "--threads", "1", "--consume-source", "m", "o",
+                   has=["-gone", "damaged"],
+                   env=at_call("sync:%d" % (saves + 1), "journal-headers",
+                               "for f in '%s'/*-gone; do printf x >>\"$f\"; done" % folder))
+        self.assertEqual(self.left(), self.weights)
+
+    def test_interrupted_in_a_long_step(self):
+        """A process that ends in the middle of something leaves what it has staged: a thread may be
+        about to delete a file for which that is all there is."""
+        self.fresh()
+        form = ["--to", "nf4", *PLAIN, "--threads", "1"]
+        r = self.run_qconv(*form, "--consume-source", "m", "o",
+                           env=at_call("write:1", STAGING + "/model",
+                                       "kill -TERM $PPID; sleep 2"))
+        self.assertEqual(r.returncode, 130, r.stderr)
+        self.assertIn(b"0 of ", r.stderr)
+        self.assertIn(b"same command continues", r.stderr)
+        self.assertTrue(os.path.isdir(self.path("o", STAGING, "journal-headers")))
+        self.assertEqual(self.left(), self.weights)
+        self.ok("-q", *form, "--consume-source", "m", "o")
+        self.expect_done(self.want(form))
 
     def test_changed_meanwhile(self):
         """A file that was written to is not deleted, whatever else happens."""
