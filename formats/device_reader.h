@@ -94,9 +94,10 @@ typedef struct {
 } qc_reader_pieces;
 
 typedef struct {
-    unsigned threads;      /* 0: one per processor */
-    int skip_digests;      /* trust the disk; the checksums of frames are checked instead */
-    qc_reader_place place; /* one of these two */
+    unsigned threads; /* 0: one per processor */
+    int skip_digests; /* trust the disk; the checksums of frames, which a plain output has not, are
+                         checked instead */
+    qc_reader_place place;          /* one of these two */
     const qc_reader_pieces *pieces; /* must live until the load returns */
     qc_reader_done done;            /* or NULL; with pieces its dst is NULL */
     qc_reader_stopped stopped;      /* or NULL */
