@@ -1,12 +1,19 @@
 /* formats/direct_read.h: the bytes are those of the file, wherever a range begins and ends and
- * however it is taken; what cannot be served is refused and no more. Skipped where the folder for
- * temporary files cannot be read past the page cache. */
+ * however it is taken; what cannot be served, or not here, is refused and no more. Skipped where
+ * the folder for temporary files cannot be read past the page cache. */
 #include "formats/direct_read.h"
 
 #include "base/alloc.h"
 #include "base/random.h"
 #include "base/workers.h"
 #include "fixture_files.h"
+
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 
 #define FILE_BYTES (11u * QC_DIRECT_CHUNK_BYTES + 12345u)
 
@@ -178,6 +185,67 @@ static void each_thread_has_its_own(void **state)
     must(qc_team_run(4, take_range, NULL, &err), &err);
 }
 
+/* In this process a call fails from here on, as in a container that forbids it. */
+static int forbid(long call, int e)
+{
+    struct sock_filter code[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (uint32_t)call, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (uint32_t)e),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof code / sizeof *code, code};
+    return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+           prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+/* 0: refused, every time, or served with the right bytes. 77: nothing can be forbidden here. */
+static int read_without(long call, int e)
+{
+    qc_direct_reader *d = NULL;
+    static unsigned char buf[4096];
+    if (!forbid(call, e))
+        return 77;
+    if (qc_direct_create(&d, NULL) != QC_OK)
+        return 1;
+    int began = qc_direct_begin(d, &file, 5, FILE_BYTES - 5);
+    if (began != (call == SYS_io_getevents)) /* which is not called before a read */
+        return 2;
+    for (uint64_t at = 5; at + sizeof buf < FILE_BYTES; at += 1000000) {
+        if (qc_direct_read(d, &file, buf, sizeof buf, at))
+            return 3;
+    }
+    qc_direct_end(d);
+    if (qc_direct_begin(d, &file, 5, FILE_BYTES - 5) || qc_direct_read(d, &file, buf, 1, 5))
+        return 4;
+    qc_direct_destroy(d);
+    return 0;
+}
+
+/* No asynchronous reads (ENOSYS, EPERM) or no more of them (EAGAIN): who asks reads otherwise. */
+static void where_calls_are_forbidden(void **state)
+{
+    static const struct {
+        long call;
+        int e;
+    } cases[] = {{SYS_io_setup, ENOSYS},  {SYS_io_setup, EPERM},   {SYS_io_setup, EAGAIN},
+                 {SYS_io_submit, ENOSYS}, {SYS_io_submit, EAGAIN}, {SYS_io_getevents, EPERM}};
+    (void)state;
+    needs_direct();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int status = 0;
+        pid_t pid = fork();
+        if (pid == 0)
+            _exit(read_without(cases[i].call, cases[i].e));
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFEXITED(status));
+        if (WEXITSTATUS(status) == 77)
+            skip();
+        if (WEXITSTATUS(status) != 0)
+            fail_msg("case %zu: %d", i, WEXITSTATUS(status));
+    }
+}
+
 static void without_memory(void **state)
 {
     qc_direct_reader *d = NULL;
@@ -200,6 +268,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_file_that_shrinks, setup, teardown),
         cmocka_unit_test_setup_teardown(nothing_is_held_open, setup, teardown),
         cmocka_unit_test_setup_teardown(each_thread_has_its_own, setup, teardown),
+        cmocka_unit_test_setup_teardown(where_calls_are_forbidden, setup, teardown),
         cmocka_unit_test_setup_teardown(without_memory, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
