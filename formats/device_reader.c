@@ -238,7 +238,6 @@ static void add_plain(load *l, size_t tensor, uint64_t header_bytes)
     }
 }
 
-/* Tensors first <= .. < end of the device lie in this shard of it. */
 static qc_status add_frames(load *l, size_t shard, size_t first, size_t end, qc_error *err)
 {
     const device_entry *e = l->e;
@@ -257,7 +256,7 @@ static qc_status add_frames(load *l, size_t shard, size_t first, size_t end, qc_
     return QC_OK;
 }
 
-static qc_status open_shard(load *l, size_t shard, size_t first, size_t end, qc_error *err)
+static qc_status open_shard(load *l, size_t shard, qc_error *err)
 {
     const qc_reader *r = l->r;
     const qc_manifest_shard *s = &r->m.shards[l->e->first_shard + shard];
@@ -279,11 +278,17 @@ static qc_status open_shard(load *l, size_t shard, size_t first, size_t end, qc_
     if (st == QC_OK)
         st = qc_file_open_read(file, path.data, err);
     qc_strbuf_deinit(&path);
-    QC_TRY(st);
-    if (r->m.compressed)
+    return st;
+}
+
+/* Tensors first <= .. < end of the device lie in this shard of it. */
+static qc_status list_units(load *l, size_t shard, size_t first, size_t end, qc_error *err)
+{
+    const qc_manifest *m = &l->r->m;
+    if (m->compressed)
         return add_frames(l, shard, first, end, err);
     for (size_t i = first; i < end; i++)
-        add_plain(l, i, s->header_bytes);
+        add_plain(l, i, m->shards[l->e->first_shard + shard].header_bytes);
     return QC_OK;
 }
 
@@ -296,6 +301,10 @@ static qc_status prepare(load *l, qc_error *err)
     l->files = v;
     for (size_t i = 0; i < d->shard_count; i++)
         l->files[i] = QC_FILE_CLOSED;
+    /* First: how many units there are follows from sizes that files may not have. */
+    qc_file_allow_many(d->shard_count);
+    for (size_t i = 0; i < d->shard_count; i++)
+        QC_TRY(open_shard(l, i, err));
     QC_TRY(qc_calloc(&v, d->tensor_count, sizeof *l->slots, err));
     l->slots = v;
     for (size_t i = 0; i < d->tensor_count; i++) {
@@ -310,13 +319,12 @@ static qc_status prepare(load *l, qc_error *err)
     l->units = v;
     QC_TRY(qc_calloc(&v, units, sizeof *l->owner, err));
     l->owner = v;
-    qc_file_allow_many(d->shard_count);
     size_t first = 0;
     for (size_t i = 0; i < d->shard_count; i++) {
         size_t end = first;
         while (end < d->tensor_count && manifest_tensor(l, end)->shard == l->e->first_shard + i)
             end++;
-        QC_TRY(open_shard(l, i, first, end, err));
+        QC_TRY(list_units(l, i, first, end, err));
         first = end;
     }
     return QC_OK;

@@ -14,6 +14,7 @@
 #define HEADER_LEAST_BYTES 10u /* the length and "{}" */
 #define PATH_MAX_BYTES     4096u
 #define PIECE_LEAST_BYTES  (1u << 20) /* the writer's are 4 MiB or more */
+#define TABLE_ENTRY_BYTES  8u         /* of a seek table, at least */
 #define SHARD_SUFFIX       ".safetensors"
 #define STORED_SUFFIX      ".zst"
 
@@ -279,7 +280,7 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
 {
     const qc_manifest_shard *s = &m->shards[shard];
     place at = {0, s->header_stored_bytes};
-    uint64_t sum = 0;
+    uint64_t sum = 0, pieces = 0; /* of at most 2^32 tensors with at most 2^32: no overflow */
     if (s->header_bytes < HEADER_LEAST_BYTES || s->header_bytes > 8 + QC_ST_MAX_HEADER_BYTES)
         QC_FAIL(err, QC_ERR_INPUT, "%s: header_bytes cannot be %" PRIu64, s->name, s->header_bytes);
     for (; *next < m->tensor_count; (*next)++) {
@@ -291,6 +292,9 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
         qc_status st = check_tensor(t, err);
         if (st == QC_OK)
             st = check_place(t, m->compressed, &at, err);
+        pieces += st == QC_OK && t->end > t->begin
+                      ? qc_ceil_div_u64(t->end - t->begin, t->piece_bytes)
+                      : 0;
         if (st != QC_OK)
             qc_error_prefix(err, "tensor '%s'", t->name);
         QC_TRY(st);
@@ -305,6 +309,9 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
         qc_add_u64(at.stored, s->table_bytes, &sum) || sum != s->file_bytes)
         QC_FAIL(err, QC_ERR_INPUT, "%s: file_bytes is %" PRIu64 ", its parts have %" PRIu64,
                 s->name, s->file_bytes, sum);
+    if (pieces > s->table_bytes / TABLE_ENTRY_BYTES)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: a table of %" PRIu64 " bytes lists no %" PRIu64 " frames",
+                s->name, s->table_bytes, pieces);
     return QC_OK;
 }
 

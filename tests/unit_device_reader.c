@@ -550,6 +550,37 @@ static void frames_of_another_output_are_refused(void **state)
     }
 }
 
+/* A manifest that is right in itself, of 2 PiB: no list of their pieces is made. */
+static void sizes_that_no_file_has_are_not_believed(void **state)
+{
+    (void)state;
+    for (int compressed = 0; compressed < 2; compressed++) {
+        const uint64_t more = (uint64_t)1 << 51;
+        world w;
+        qc_error err = {0};
+        qc_reader *r = NULL;
+        make_output(&w, compressed, 0);
+        qc_manifest_tensor *t = &w.m.tensors[TENSORS - 1];
+        t->dims[0] += more;
+        t->end += more;
+        t->piece_bytes = MIB;
+        w.m.shards[t->shard].content_bytes += more;
+        if (compressed) { /* is not written by us */
+            qc_strbuf text;
+            qc_strbuf_init(&text, MIB);
+            assert_int_equal(qc_manifest_write(&w.m, &text, &err), QC_ERR_INPUT);
+            assert_non_null(strstr(err.msg, "frames"));
+            qc_strbuf_deinit(&text);
+        } else {
+            write_manifest(&w);
+            r = open_reader(&w);
+            assert_load_fails(r, 0, 2, QC_ERR_CHECK, "expected 22517998", "bytes, found");
+        }
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
 /* The plain form has no checksum below the digests: what is skipped is not looked at. */
 static void digests_are_skipped_on_request(void **state)
 {
@@ -698,6 +729,7 @@ int main(void)
         cmocka_unit_test(an_output_without_placement_is_one_device),
         cmocka_unit_test(damage_is_named),
         cmocka_unit_test(frames_of_another_output_are_refused),
+        cmocka_unit_test(sizes_that_no_file_has_are_not_believed),
         cmocka_unit_test(digests_are_skipped_on_request),
         cmocka_unit_test(room_for_one_tensor_is_enough),
         cmocka_unit_test(callers_errors_come_back),
