@@ -78,7 +78,7 @@ run() {
 run_tests() {
     need "${BUILD_PACKAGES[@]}" "${TEST_PACKAGES[@]}"
     build
-    ctest --test-dir build --output-on-failure -j "$(nproc)" -LE 'slow|interop|gpu'
+    ctest --test-dir build --output-on-failure -j "$(nproc)" -LE 'slow|endurance|interop|gpu'
 }
 
 [ $# -eq 1 ] || usage
