@@ -128,8 +128,8 @@ static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
 {
     uint64_t room = 0, left = 0;
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        if (!p->units[i].written && !p->shards[p->units[i].shard].foreign)
-            left += p->units[i].content_bytes;
+        if (!p->units[i].written && !p->shards[qc_unit_shard(p, i)].foreign)
+            left += qc_unit_of(p, i).content_bytes;
     }
     if (qc_dir_free_bytes(p->out->staging, &room, NULL) == QC_OK && left > room)
         qc_error_prefix(err, "the disk is full: up to %" PRIu64 " more bytes are needed",

@@ -92,11 +92,11 @@ qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
         j->scheme != QC_SCHEME_INT8_ROWS)
         return QC_OK;
     uint32_t main_tensor = j->outputs[QC_PART_MAIN];
-    const qc_unit *units = &p->units[p->first_unit[main_tensor]];
     uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
     qc_piece_sums total = {0};
     for (uint32_t i = 0; i < p->unit_counts[main_tensor]; i++)
-        qc_piece_add(&total, &s->sums[i], units[i].content_offset * per_byte);
+        qc_piece_add(&total, &s->sums[i],
+                     qc_unit_of(p, p->first_unit[main_tensor] + i).content_offset * per_byte);
     if (j->scheme != QC_SCHEME_INT8_ROWS && j->scale == QC_SCALE_ABSMAX)
         return finish_blocks(w, job, &total, err);
     take_error(s, &total);

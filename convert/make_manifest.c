@@ -26,16 +26,16 @@ const char *qc_rest_name(qc_rest rest)
 typedef enum { OF_CONTENT, OF_STORED, OF_SOURCE } digest_of;
 
 /* Digest over the pieces of `count` consecutive units. */
-static qc_status root_of(const qc_unit *units, uint32_t count, digest_of what, qc_digest *out,
-                         qc_error *err)
+static qc_status root_of(const qc_pipeline *p, uint32_t first, uint32_t count, digest_of what,
+                         qc_digest *out, qc_error *err)
 {
     void *v = NULL;
     QC_TRY(qc_malloc(&v, (size_t)count * sizeof(qc_digest), err));
     qc_digest *pieces = v;
-    for (uint32_t i = 0; i < count; i++)
-        pieces[i] = what == OF_CONTENT  ? units[i].content
-                    : what == OF_STORED ? units[i].stored
-                                        : units[i].source;
+    for (uint32_t i = 0; i < count; i++) {
+        const qc_unit u = qc_unit_of(p, first + i);
+        pieces[i] = what == OF_CONTENT ? u.content : what == OF_STORED ? u.stored : u.source;
+    }
     *out = qc_digest_root(pieces, count);
     qc_free(pieces);
     return QC_OK;
@@ -49,8 +49,7 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
     const qc_out_tensor o = qc_plan_tensor(plan, tensor);
     const qc_output *made = &plan->outputs[tensor];
     const qc_job *j = &plan->jobs[made->job];
-    const qc_unit *units = p->units + p->first_unit[tensor];
-    uint32_t count = p->unit_counts[tensor];
+    uint32_t first = p->first_unit[tensor], count = p->unit_counts[tensor];
     QC_TRY(qc_out_tensor_name(&rows->name, &o, err));
     t->name = rows->name.data;
     t->dtype = o.st.dtype;
@@ -60,12 +59,12 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
     t->end = o.st.end;
     t->piece_bytes = o.piece_bytes;
     t->shard = o.shard;
-    QC_TRY(root_of(units, count, OF_CONTENT, &t->content, err));
+    QC_TRY(root_of(p, first, count, OF_CONTENT, &t->content, err));
     if (plan->options->compress) {
-        QC_TRY(root_of(units, count, OF_STORED, &t->stored, err));
-        t->stored_offset = count ? units[0].file_offset : 0;
+        QC_TRY(root_of(p, first, count, OF_STORED, &t->stored, err));
+        t->stored_offset = count ? p->units[first].file_offset : 0;
         for (uint32_t i = 0; i < count; i++)
-            t->stored_bytes += units[i].stored_bytes;
+            t->stored_bytes += p->units[first + i].stored_bytes;
     }
     if (made->part != QC_PART_MAIN) {
         t->scheme = "state";
@@ -77,7 +76,7 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
     t->source_dtype = src->dtype;
     /* Rounded up: of an odd number of nibbles the last byte is read whole. */
     t->source_piece_bytes = qc_ceil_div_u64(o.piece_bytes * j->source_num, j->source_den);
-    QC_TRY(root_of(units, count, OF_SOURCE, &t->source, err));
+    QC_TRY(root_of(p, first, count, OF_SOURCE, &t->source, err));
     if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
         j->scheme == QC_SCHEME_INT8_BLOCKS) {
         const qc_tensor_error *e = &p->jobs[made->job].error;
@@ -94,21 +93,20 @@ static qc_status fill_shard(qc_manifest_shard *s, const qc_pipeline *p, uint32_t
 {
     const qc_shard *sh = &p->plan->layout.shards[shard];
     const qc_shard_state *state = &p->shards[shard];
-    const qc_unit *units = &p->units[state->first_unit];
-    uint32_t count = 0;
-    while (count < state->unit_count && units[count].kind == QC_UNIT_HEADER)
+    uint32_t first = state->first_unit, count = 0;
+    while (count < state->unit_count && p->units[first + count].kind == QC_UNIT_HEADER)
         count++;
     s->name = sh->name;
     s->device = sh->device;
     s->content_bytes = sh->header_bytes + sh->data_bytes;
     s->header_bytes = sh->header_bytes;
-    QC_TRY(root_of(units, count, OF_CONTENT, &s->header, err));
+    QC_TRY(root_of(p, first, count, OF_CONTENT, &s->header, err));
     if (!p->plan->options->compress)
         return QC_OK;
     s->file_bytes = state->file_bytes;
     for (uint32_t i = 0; i < count; i++)
-        s->header_stored_bytes += units[i].stored_bytes;
-    QC_TRY(root_of(units, count, OF_STORED, &s->header_stored, err));
+        s->header_stored_bytes += p->units[first + i].stored_bytes;
+    QC_TRY(root_of(p, first, count, OF_STORED, &s->header_stored, err));
     s->table_bytes = state->table_bytes;
     s->table = state->table;
     return QC_OK;

@@ -322,7 +322,7 @@ qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job, qc_error *er
     quantized_piece q = {.job = job,
                          .begin = u->content_offset * per_byte,
                          .step = qc_job_step_elems(j),
-                         .total = &p->jobs[job].sums[u - &p->units[p->first_unit[u->tensor]]]};
+                         .total = &p->jobs[job].sums[u->index - p->first_unit[u->tensor]]};
     int done = 0;
     q.end = at_most(q.begin + u->content_bytes * per_byte, j->elems); /* an odd number of nibbles */
     qc_digest_reset(w->hash);

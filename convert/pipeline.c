@@ -186,9 +186,9 @@ static qc_status write_table(qc_pipeline *p, uint32_t shard, qc_error *err)
     qc_frame *frames = v;
     uint64_t content = 0;
     for (uint32_t i = 0; i < s->unit_count; i++) {
-        const qc_unit *u = &p->units[s->first_unit + i];
-        frames[i] = (qc_frame){u->file_offset, content, u->stored_bytes, u->content_bytes};
-        content += u->content_bytes;
+        const qc_unit u = qc_unit_of(p, s->first_unit + i);
+        frames[i] = (qc_frame){u.file_offset, content, u.stored_bytes, u.content_bytes};
+        content += u.content_bytes;
     }
     qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
     if (st == QC_OK)
@@ -242,15 +242,14 @@ static int make_room(qc_pipeline *p)
     return atomic_load(&p->freed) != before;
 }
 
-static qc_status write_unit(qc_pipeline *p, qc_unit *u, const void *stored, qc_error *err)
+static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored, qc_error *err)
 {
     qc_shard_state *s = &p->shards[u->shard];
     QC_TRY(open_shard(p, u->shard, err));
     QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
-    if (!p->keep_cache && u->file_offset >= WRITE_LAG_BYTES)
-        qc_file_hint_done(&s->file, u->file_offset - WRITE_LAG_BYTES, u->stored_bytes);
-    u->written = 1;
+    QC_TRY(qc_unit_put(p, u, err));
+    p->units[u->index].written = 1;
     atomic_store(&s->news, 1);
     return QC_OK;
 }
@@ -268,7 +267,7 @@ static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
 {
     if (p->resume)
         QC_TRY(qc_resume_add_unit(p->resume, index, err));
-    return count_units(p, p->units[index].shard, 1, err);
+    return count_units(p, qc_unit_shard(p, index), 1, err);
 }
 
 /* ---- Work ----------------------------------------------------------------------------------- */
@@ -278,8 +277,8 @@ static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
 static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
 {
     for (; *next < p->unit_count; ++*next) {
-        qc_unit *u = &p->units[*next];
-        qc_shard_state *s = &p->shards[u->shard];
+        qc_unit_state *u = &p->units[*next];
+        qc_shard_state *s = &p->shards[qc_unit_shard(p, *next)];
         if (s->foreign)
             continue;
         if (u->kept && u->file_offset != s->next_offset)
@@ -295,13 +294,12 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
     return QC_OK;
 }
 
-/* Give unit `index` its place, and those behind it theirs that have one. */
-static qc_status take_place(qc_worker *w, uint32_t index, qc_error *err)
+/* Give the unit its place, and those behind it theirs that have one. */
+static qc_status take_place(qc_worker *w, qc_unit *u, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    qc_unit *u = &p->units[index];
-    uint32_t next = index + 1;
-    QC_TRY(qc_turnstile_wait(&p->turnstile, index, w->team, err));
+    uint32_t next = u->index + 1;
+    QC_TRY(qc_turnstile_wait(&p->turnstile, u->index, w->team, err));
     u->file_offset = p->shards[u->shard].next_offset;
     p->shards[u->shard].next_offset += u->stored_bytes;
     QC_TRY(step_over(p, &next, err));
@@ -310,15 +308,11 @@ static qc_status take_place(qc_worker *w, uint32_t index, qc_error *err)
 }
 
 /* The unit's content is at `content`: compress, place, write. */
-static qc_status commit_unit(qc_worker *w, uint32_t index, const void *content, qc_error *err)
+static qc_status commit_unit(qc_worker *w, qc_unit *u, const void *content, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    qc_unit *u = &p->units[index];
-    if (!is_compressed(p)) {
-        const qc_shard *sh = &p->plan->layout.shards[u->shard];
-        u->file_offset = u->content_offset;
-        if (u->tensor != QC_NO_OUTPUT)
-            u->file_offset += sh->header_bytes + p->plan->layout.begins[u->tensor];
+    if (!qc_pipeline_is_compressed(p)) {
+        u->file_offset = qc_unit_plain_place(p, u);
         return write_unit(p, u, content, err);
     }
     size_t len = 0;
@@ -330,7 +324,7 @@ static qc_status commit_unit(qc_worker *w, uint32_t index, const void *content, 
                                u->content_bytes, w->stored, qc_frame_bound(u->content_bytes), &len,
                                err));
         u->stored_bytes = (uint32_t)len;
-        QC_TRY(take_place(w, index, err));
+        QC_TRY(take_place(w, u, err));
     }
     u->stored = qc_digest_bytes(w->stored, len);
     return write_unit(p, u, w->stored, err);
@@ -339,12 +333,12 @@ static qc_status commit_unit(qc_worker *w, uint32_t index, const void *content, 
 static qc_status commit_derived(qc_worker *w, uint32_t index, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    qc_unit *u = &p->units[index];
-    const qc_output *o = &p->plan->outputs[u->tensor];
+    qc_unit u = qc_unit_of(p, index);
+    const qc_output *o = &p->plan->outputs[u.tensor];
     const unsigned char *content =
-        (const unsigned char *)qc_job_part(p, o->job, o->part) + u->content_offset;
-    u->content = qc_digest_bytes(content, u->content_bytes);
-    return commit_unit(w, index, content, err);
+        (const unsigned char *)qc_job_part(p, o->job, o->part) + u.content_offset;
+    u.content = qc_digest_bytes(content, u.content_bytes);
+    return commit_unit(w, &u, content, err);
 }
 
 /* The last main unit of a job is written. */
@@ -400,15 +394,15 @@ static qc_status wait_for_job(qc_worker *w, const qc_job_state *s, qc_error *err
 
 static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
 {
-    qc_unit *u = &w->p->units[index];
+    qc_unit u = qc_unit_of(w->p, index);
     const qc_plan *plan = w->p->plan;
     qc_strbuf text;
     qc_strbuf_init(&text, (size_t)QC_ST_MAX_HEADER_BYTES + 16);
-    qc_status st = qc_layout_header(&text, &plan->layout, u->shard, qc_plan_tensors(plan), err);
+    qc_status st = qc_layout_header(&text, &plan->layout, u.shard, qc_plan_tensors(plan), err);
     if (st == QC_OK) {
-        const char *piece = text.data + u->content_offset;
-        u->content = qc_digest_bytes(piece, u->content_bytes);
-        st = commit_unit(w, index, piece, err);
+        const char *piece = text.data + u.content_offset;
+        u.content = qc_digest_bytes(piece, u.content_bytes);
+        st = commit_unit(w, &u, piece, err);
     }
     qc_strbuf_deinit(&text);
     return st == QC_OK ? record_unit(w->p, index, err) : st;
@@ -446,21 +440,20 @@ static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit 
 static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    qc_unit *u = &p->units[index];
-    uint32_t job = p->plan->outputs[u->tensor].job;
+    qc_unit u = qc_unit_of(p, index);
+    uint32_t job = p->plan->outputs[u.tensor].job;
     const qc_job *j = &p->plan->jobs[job];
     const qc_unit then = *u;
     QC_TRY(record_begin(p, job, err));
-    QC_TRY(qc_piece_make(w, u, err));
-    QC_TRY(check_again(p, &then, u, err));
+    QC_TRY(qc_piece_make(w, &u, err));
     qc_read_ahead_done(&p->reads, item);
     if (w->direct)
         qc_direct_end(w->direct);
-    QC_TRY(commit_unit(w, index, w->content, err));
+    QC_TRY(commit_unit(w, &u, w->content, err));
     if (p->progress)
         p->progress(p->progress_ctx,
-                    qc_plan_source_share(p->plan, j, u->content_offset + u->content_bytes) -
-                        qc_plan_source_share(p->plan, j, u->content_offset));
+                    qc_plan_source_share(p->plan, j, u.content_offset + u.content_bytes) -
+                        qc_plan_source_share(p->plan, j, u.content_offset));
     if (atomic_fetch_sub(&p->jobs[job].left, 1) != 1)
         return QC_OK;
     if (p->progress)
@@ -485,18 +478,18 @@ static qc_status do_derived(qc_worker *w, uint32_t index, qc_error *err)
 static qc_read_range source_range(void *ctx, uint32_t item)
 {
     const qc_pipeline *p = ctx;
-    const qc_unit *u = &p->units[p->dispatch[item]];
     qc_read_range r = {0};
-    if (u->kind != QC_UNIT_MAIN)
+    if (p->units[p->dispatch[item]].kind != QC_UNIT_MAIN)
         return r;
+    const qc_unit u = qc_unit_planned(p, p->dispatch[item]);
     const qc_checkpoint *m = p->plan->model;
-    r.group = p->plan->outputs[u->tensor].job;
+    r.group = p->plan->outputs[u.tensor].job;
     const qc_job *j = &p->plan->jobs[r.group];
     const qc_ckpt_tensor *t = &m->tensors[j->source];
     if (j->entry->transpose)
         return r;
-    qc_checkpoint_stored_range(m, t, u->content_offset * j->source_num / j->source_den,
-                               u->content_bytes * j->source_num / j->source_den, &r.file, &r.offset,
+    qc_checkpoint_stored_range(m, t, u.content_offset * j->source_num / j->source_den,
+                               u.content_bytes * j->source_num / j->source_den, &r.file, &r.offset,
                                &r.bytes);
     return r;
 }
@@ -528,7 +521,7 @@ qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *
     memset(w, 0, sizeof *w);
     w->p = p;
     w->team = team;
-    size_t source = QC_SOURCE_STEP_BYTES, piece = 1;
+    size_t source = QC_SOURCE_STEP_BYTES, piece = p->piece_bytes;
     for (uint32_t i = 0; i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
         uint64_t each = qc_dtype_bits(j->dtype) / 8;
@@ -540,10 +533,6 @@ qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *
         /* A stack of experts: a row of codes and a block of them before it. */
         if (j->scheme == QC_SCHEME_DEQUANT && j->entry->transpose && 2 * j->cols > source)
             QC_TRY(row_bytes(j, &source, err));
-    }
-    for (uint32_t i = 0; i < p->unit_count; i++) {
-        if (p->units[i].content_bytes > piece)
-            piece = p->units[i].content_bytes;
     }
     void *v = NULL;
     QC_TRY(qc_st_cursor_create(&w->cursor, err));
@@ -597,7 +586,7 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
             break;
         begin_reading(&w, i);
         uint32_t unit = p->dispatch[i];
-        switch (p->units[unit].kind) {
+        switch ((qc_unit_kind)p->units[unit].kind) {
         case QC_UNIT_HEADER:
             st = do_header(&w, unit, err);
             break;
@@ -693,7 +682,7 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
         /* Its table comes behind its last frame; the turnstile may not have come here yet, and
          * steps over the shard from its beginning when it does. */
         uint64_t come = s->next_offset;
-        const qc_unit *last = &p->units[s->first_unit + s->unit_count - 1];
+        const qc_unit_state *last = &p->units[s->first_unit + s->unit_count - 1];
         s->next_offset = last->file_offset + last->stored_bytes;
         QC_TRY(finish_shard(p, i, err));
         s->next_offset = come;
@@ -737,6 +726,7 @@ void qc_pipeline_deinit(qc_pipeline *p)
     qc_free(p->jobs);
     qc_free(p->shards);
     qc_free(p->units);
+    qc_free(p->digests);
     qc_free(p->first_unit);
     qc_free(p->unit_counts);
     qc_free(p->dispatch);

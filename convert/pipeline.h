@@ -67,19 +67,30 @@ typedef enum {
     QC_UNIT_DEFERRED /* from a finished job, to a place kept free: never compressed */
 } qc_unit_kind;
 
+/* A unit, made of what is kept of it and of the plan (qc_unit_of). */
 typedef struct {
     uint64_t content_offset; /* in its tensor (or in the header) */
     uint64_t file_offset;    /* in the shard's file */
     uint32_t content_bytes;
     uint32_t stored_bytes;
+    uint32_t index;
     uint32_t tensor; /* output tensor, QC_NO_OUTPUT for a header */
     uint32_t shard;
     qc_unit_kind kind;
-    int written;  /* by its worker, or kept; read after the team ended */
-    int kept;     /* recorded by an earlier run; set before the team starts */
-    int recorded; /* as kept; and made again, it must have the same digests */
-    qc_digest content, stored, source;
+    qc_digest content, stored, source; /* zero while they are not known, or not to be had: stored
+                                          without compression, source of what is derived */
 } qc_unit;
+
+/* What is kept of it: most of what a conversion needs for a tensor that is written. */
+typedef struct {
+    uint64_t file_offset;
+    uint32_t stored_bytes;
+    uint32_t tensor;
+    uint32_t digests; /* its first one in the pipeline's */
+    uint8_t kind;     /* qc_unit_kind */
+    uint8_t written;  /* by its worker, or kept; read after the team ended */
+    uint8_t kept;     /* recorded by an earlier run; set before the team starts */
+} qc_unit_state;
 
 typedef struct {
     atomic_uint_fast32_t left;         /* main units to come */
@@ -133,8 +144,11 @@ typedef struct qc_pipeline {
     qc_output_dir *out;
     qc_resume *resume; /* NULL: nothing is recorded */
     qc_source_files sources;
-    qc_unit *units;
+    qc_unit_state *units;
     uint32_t unit_count;
+    qc_digest *digests; /* of units, as many as each has */
+    qc_digest same_content[QC_PART_COUNT], same_stored[QC_PART_COUNT]; /* of tables */
+    uint32_t piece_bytes; /* content of the largest unit */
     uint32_t *first_unit; /* per output tensor */
     uint32_t *unit_counts;
     uint32_t *dispatch;
@@ -202,6 +216,15 @@ QC_NODISCARD qc_status qc_units_make(qc_pipeline *p, qc_error *err);
  * (pipeline_units.c) */
 QC_NODISCARD qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err);
 int qc_pipeline_is_compressed(const qc_pipeline *p);
+/* Unit `index` as it is known now; not while another worker may be making it. (pipeline_units.c) */
+qc_unit qc_unit_of(const qc_pipeline *p, uint32_t index);
+/* What the plan says of it, without its place, stored size and digests; at any time.
+ * (pipeline_units.c) */
+qc_unit qc_unit_planned(const qc_pipeline *p, uint32_t index);
+/* Keep its place, size and digests. QC_ERR_INTERNAL where it is a table that is the same beside
+ * every weight, and has other digests than that. (pipeline_units.c) */
+QC_NODISCARD qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err);
+uint32_t qc_unit_shard(const qc_pipeline *p, uint32_t index);
 /* Where unit u lies in its shard's file, without compression. (pipeline_units.c) */
 uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u);
 /* A job, with all that is derived from it, is to be made (again). (pipeline_units.c) */

@@ -29,14 +29,32 @@ static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
     return QC_UNIT_DERIVED;
 }
 
-static void add_units(qc_pipeline *p, qc_unit model, uint64_t bytes, uint64_t piece, uint32_t *at)
+/* A table that lies beside weights, and is the same beside all of them. */
+static int is_same(const qc_pipeline *p, const qc_unit_state *u)
+{
+    return u->kind == QC_UNIT_DEFERRED &&
+           !qc_job_part_is_own((qc_part)p->plan->outputs[u->tensor].part);
+}
+
+static uint32_t digest_count(const qc_pipeline *p, const qc_unit_state *u)
+{
+    if (is_same(p, u))
+        return 0;
+    return 1u + (qc_pipeline_is_compressed(p) != 0) + (u->kind == QC_UNIT_MAIN);
+}
+
+/* digests: how many there are; p->digests itself comes later. */
+static void add_units(qc_pipeline *p, qc_unit_state model, uint64_t bytes, uint64_t piece,
+                      uint32_t *at, uint32_t *digests)
 {
     for (uint64_t offset = 0; offset < bytes; offset += piece) {
         uint64_t n = bytes - offset < piece ? bytes - offset : piece;
-        qc_unit *u = &p->units[(*at)++];
+        qc_unit_state *u = &p->units[(*at)++];
         *u = model;
-        u->content_offset = offset;
-        u->content_bytes = (uint32_t)n;
+        u->digests = *digests;
+        *digests += digest_count(p, u);
+        if (n > p->piece_bytes)
+            p->piece_bytes = (uint32_t)n;
         if (u->kind == QC_UNIT_DEFERRED && qc_pipeline_is_compressed(p))
             u->stored_bytes = (uint32_t)qc_raw_frame_bytes((size_t)n);
         else
@@ -47,6 +65,111 @@ static void add_units(qc_pipeline *p, qc_unit model, uint64_t bytes, uint64_t pi
 static uint64_t header_piece(const qc_shard *s)
 {
     return qc_layout_piece_bytes(s->header_bytes, 8);
+}
+
+uint32_t qc_unit_shard(const qc_pipeline *p, uint32_t index)
+{
+    uint32_t low = 0, high = p->plan->layout.count;
+    while (high - low > 1) {
+        uint32_t mid = low + (high - low) / 2;
+        if (p->shards[mid].first_unit <= index)
+            low = mid;
+        else
+            high = mid;
+    }
+    return low;
+}
+
+qc_unit qc_unit_planned(const qc_pipeline *p, uint32_t index)
+{
+    const qc_unit_state *s = &p->units[index];
+    qc_unit u = {.index = index,
+                 .tensor = s->tensor,
+                 .kind = (qc_unit_kind)s->kind,
+                 .shard = qc_unit_shard(p, index)};
+    uint64_t bytes, piece, first;
+    if (s->tensor == QC_NO_OUTPUT) {
+        const qc_shard *sh = &p->plan->layout.shards[u.shard];
+        bytes = sh->header_bytes;
+        piece = header_piece(sh);
+        first = p->shards[u.shard].first_unit;
+    } else {
+        const qc_out_tensor t = qc_plan_tensor(p->plan, s->tensor);
+        bytes = tensor_bytes(&t);
+        piece = t.piece_bytes;
+        first = p->first_unit[s->tensor];
+    }
+    u.content_offset = (index - first) * piece;
+    bytes -= u.content_offset;
+    u.content_bytes = (uint32_t)(bytes < piece ? bytes : piece);
+    return u;
+}
+
+qc_unit qc_unit_of(const qc_pipeline *p, uint32_t index)
+{
+    const qc_unit_state *s = &p->units[index];
+    const qc_digest *d = &p->digests[s->digests];
+    qc_unit u = qc_unit_planned(p, index);
+    u.file_offset = s->file_offset;
+    u.stored_bytes = s->stored_bytes;
+    if (is_same(p, s)) {
+        u.content = p->same_content[p->plan->outputs[s->tensor].part];
+        u.stored = p->same_stored[p->plan->outputs[s->tensor].part];
+        return u;
+    }
+    u.content = *d++;
+    if (qc_pipeline_is_compressed(p))
+        u.stored = *d++;
+    if (u.kind == QC_UNIT_MAIN)
+        u.source = *d;
+    return u;
+}
+
+qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
+{
+    qc_unit_state *s = &p->units[u->index];
+    qc_digest *d = &p->digests[s->digests];
+    s->file_offset = u->file_offset;
+    s->stored_bytes = u->stored_bytes;
+    if (is_same(p, s)) {
+        qc_part part = p->plan->outputs[s->tensor].part;
+        if (!qc_digest_equal(&u->content, &p->same_content[part]) ||
+            (qc_pipeline_is_compressed(p) && !qc_digest_equal(&u->stored, &p->same_stored[part])))
+            QC_FAIL(err, QC_ERR_INTERNAL, "a table beside '%s' is not that beside other weights",
+                    p->plan->jobs[p->plan->outputs[s->tensor].job].name);
+        return QC_OK;
+    }
+    *d++ = u->content;
+    if (qc_pipeline_is_compressed(p))
+        *d++ = u->stored;
+    if (s->kind == QC_UNIT_MAIN)
+        *d = u->source;
+    return QC_OK;
+}
+
+/* Digests of the tables that are the same beside all weights. */
+static qc_status make_same(qc_pipeline *p, qc_error *err)
+{
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        const qc_unit_state *s = &p->units[i];
+        static const qc_digest none;
+        if (!is_same(p, s))
+            continue;
+        const qc_output *o = &p->plan->outputs[s->tensor];
+        if (!qc_digest_equal(&p->same_content[o->part], &none))
+            continue;
+        const void *content = qc_job_part(p, o->job, o->part);
+        size_t n = (size_t)qc_plan_tensor_bytes(p->plan, s->tensor), stored = qc_raw_frame_bytes(n);
+        void *frame = NULL;
+        p->same_content[o->part] = qc_digest_bytes(content, n);
+        if (!qc_pipeline_is_compressed(p))
+            continue;
+        QC_TRY(qc_malloc(&frame, stored, err));
+        qc_raw_frame_write(frame, content, n);
+        p->same_stored[o->part] = qc_digest_bytes(frame, stored);
+        qc_free(frame);
+    }
+    return QC_OK;
 }
 
 qc_status qc_units_make(qc_pipeline *p, qc_error *err)
@@ -62,7 +185,7 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
         if (tensor_bytes(t) > 0)
             count += qc_ceil_div_u64(tensor_bytes(t), t->piece_bytes);
     }
-    if (count > UINT32_MAX / 2)
+    if (count > UINT32_MAX / 3) /* digests of a unit */
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
     void *v = NULL;
     QC_TRY(qc_calloc(&v, (size_t)count, sizeof *p->units, err));
@@ -71,24 +194,28 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
     p->first_unit = v;
     QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->unit_counts, err));
     p->unit_counts = v;
-    uint32_t at = 0;
+    uint32_t at = 0, digests = 0;
+    p->piece_bytes = 1;
     for (uint32_t s = 0; s < plan->layout.count; s++) {
         const qc_shard *sh = &plan->layout.shards[s];
         p->shards[s].first_unit = at;
-        qc_unit header = {.tensor = QC_NO_OUTPUT, .shard = s, .kind = QC_UNIT_HEADER};
-        add_units(p, header, sh->header_bytes, header_piece(sh), &at);
+        qc_unit_state header = {.tensor = QC_NO_OUTPUT, .kind = QC_UNIT_HEADER};
+        add_units(p, header, sh->header_bytes, header_piece(sh), &at, &digests);
         for (uint32_t k = 0; k < sh->count; k++) {
             uint32_t tensor = sh->order[k];
-            qc_unit u = {.tensor = tensor, .shard = s, .kind = kind_of(p, tensor)};
+            qc_unit_state u = {.tensor = tensor, .kind = (uint8_t)kind_of(p, tensor)};
             p->first_unit[tensor] = at;
-            add_units(p, u, tensor_bytes(&plan->tensors[tensor]), plan->tensors[tensor].piece_bytes,
-                      &at);
+            const qc_out_tensor t = qc_plan_tensor(plan, tensor);
+            add_units(p, u, tensor_bytes(&t), t.piece_bytes, &at, &digests);
             p->unit_counts[tensor] = at - p->first_unit[tensor];
         }
         p->shards[s].unit_count = at - p->shards[s].first_unit;
         atomic_init(&p->shards[s].left, p->shards[s].unit_count);
     }
     p->unit_count = at;
+    QC_TRY(qc_calloc(&v, digests ? digests : 1, sizeof *p->digests, err));
+    p->digests = v;
+    QC_TRY(make_same(p, err));
     for (uint32_t i = 0; i < plan->job_count; i++) {
         atomic_init(&p->jobs[i].recorded_end, 0);
         qc_job_reset(p, i);
@@ -104,11 +231,11 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
     for (int part = 0; part < QC_PART_COUNT; part++) {
         uint32_t t = j->outputs[part];
         for (uint32_t i = 0; t != QC_NO_OUTPUT && i < p->unit_counts[t]; i++) {
-            qc_unit *u = &p->units[p->first_unit[t] + i];
+            qc_unit_state *u = &p->units[p->first_unit[t] + i];
             u->kept = u->written = 0;
             left += u->kind == QC_UNIT_MAIN;
             derived += u->kind == QC_UNIT_DERIVED;
-            p->shards[u->shard].kept = 0;
+            p->shards[qc_unit_shard(p, p->first_unit[t] + i)].kept = 0;
         }
     }
     qc_job_release(s);
@@ -141,8 +268,8 @@ qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err)
     late = v; /* derived units that wait, oldest first */
     uint32_t late_begin = 0, late_end = 0, since = 0, n = 0;
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        const qc_unit *u = &p->units[i];
-        if (u->kind == QC_UNIT_DEFERRED || u->kept || p->shards[u->shard].foreign)
+        const qc_unit_state *u = &p->units[i];
+        if (u->kind == QC_UNIT_DEFERRED || u->kept || p->shards[qc_unit_shard(p, i)].foreign)
             continue;
         if (u->kind == QC_UNIT_DERIVED && p->threads > 1) {
             if (late_begin == late_end)

@@ -35,13 +35,13 @@ static double double_of(uint64_t v)
 
 static void put_unit(unsigned char *b, const qc_pipeline *p, uint32_t index)
 {
-    const qc_unit *u = &p->units[index];
+    const qc_unit u = qc_unit_of(p, index);
     qc_store_le32(b, index);
-    qc_store_le32(b + 4, u->stored_bytes);
-    qc_store_le64(b + 8, u->file_offset);
-    memcpy(b + 16, &u->content, QC_DIGEST_BYTES);
-    memcpy(b + 32, &u->stored, QC_DIGEST_BYTES);
-    memcpy(b + 48, &u->source, QC_DIGEST_BYTES);
+    qc_store_le32(b + 4, u.stored_bytes);
+    qc_store_le64(b + 8, u.file_offset);
+    memcpy(b + 16, &u.content, QC_DIGEST_BYTES);
+    memcpy(b + 32, &u.stored, QC_DIGEST_BYTES);
+    memcpy(b + 48, &u.source, QC_DIGEST_BYTES);
 }
 
 /* ---- Taking records in ---- */
@@ -61,21 +61,23 @@ static int take_unit(qc_resume *r, const unsigned char *b, uint32_t job)
     uint32_t index = qc_load_le32(b), stored = qc_load_le32(b + 4);
     if (index >= p->unit_count)
         return 1;
-    qc_unit *u = &p->units[index];
+    qc_unit u = qc_unit_of(p, index);
     uint64_t place = qc_load_le64(b + 8);
-    int whole = u->kind == QC_UNIT_MAIN || u->kind == QC_UNIT_DEFERRED;
-    if (whole != (job != QC_NO_OUTPUT) || (whole && p->plan->outputs[u->tensor].job != job))
+    int whole = u.kind == QC_UNIT_MAIN || u.kind == QC_UNIT_DEFERRED;
+    if (whole != (job != QC_NO_OUTPUT) || (whole && p->plan->outputs[u.tensor].job != job))
         return 1;
     if (qc_pipeline_is_compressed(p)
-            ? stored > qc_frame_bound(u->content_bytes) || stored == 0
-            : stored != u->content_bytes || place != qc_unit_plain_place(p, u))
+            ? stored > qc_frame_bound(u.content_bytes) || stored == 0
+            : stored != u.content_bytes || place != qc_unit_plain_place(p, &u))
         return 1;
-    u->stored_bytes = stored;
-    u->file_offset = place;
-    memcpy(&u->content, b + 16, QC_DIGEST_BYTES);
-    memcpy(&u->stored, b + 32, QC_DIGEST_BYTES);
-    memcpy(&u->source, b + 48, QC_DIGEST_BYTES);
-    u->kept = u->written = u->recorded = 1;
+    u.stored_bytes = stored;
+    u.file_offset = place;
+    memcpy(&u.content, b + 16, QC_DIGEST_BYTES);
+    memcpy(&u.stored, b + 32, QC_DIGEST_BYTES);
+    memcpy(&u.source, b + 48, QC_DIGEST_BYTES);
+    if (qc_unit_put(p, &u, NULL) != QC_OK)
+        return 1;
+    p->units[index].kept = p->units[index].written = 1;
     return 0;
 }
 
@@ -88,7 +90,7 @@ static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missin
     for (int part = 0; part < QC_PART_COUNT; part++) {
         uint32_t t = p->plan->jobs[job].outputs[part];
         for (uint32_t i = 0; t != QC_NO_OUTPUT && i < p->unit_counts[t]; i++) {
-            const qc_unit *u = &p->units[p->first_unit[t] + i];
+            const qc_unit_state *u = &p->units[p->first_unit[t] + i];
             if (u->kind == QC_UNIT_DERIVED)
                 continue;
             count++;
@@ -165,8 +167,8 @@ static qc_status take_single(qc_resume *r, const qc_journal_record *record, qc_e
     int again = index < p->unit_count && p->units[index].kept;
     if (take_unit(r, record->payload, QC_NO_OUTPUT))
         return refuse_record(r, record, err);
-    const qc_unit *u = &p->units[index];
-    p->shards[u->shard].kept = 0;
+    const qc_unit_state *u = &p->units[index];
+    p->shards[qc_unit_shard(p, index)].kept = 0;
     if (u->kind == QC_UNIT_HEADER || again)
         return QC_OK;
     qc_job_state *s = &p->jobs[p->plan->outputs[u->tensor].job];

@@ -19,9 +19,9 @@ typedef struct {
     void *progress_ctx;
 } checker;
 
-static int is_ours(const qc_pipeline *p, const qc_unit *u)
+static int is_ours(const qc_pipeline *p, uint32_t unit)
 {
-    return u->kept && !p->shards[u->shard].foreign;
+    return p->units[unit].kept && !p->shards[qc_unit_shard(p, unit)].foreign;
 }
 
 /* One staged shard at a time, for one worker: there may be more of them than handles. */
@@ -46,23 +46,23 @@ static qc_status turn_to(open_file *o, const qc_pipeline *p, uint32_t shard, qc_
 static qc_status check_frame(checker *c, qc_worker *w, open_file *o, uint32_t index, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    const qc_unit *u = &p->units[index];
+    const qc_unit u = qc_unit_of(p, index);
     int compressed = qc_pipeline_is_compressed(p);
     unsigned char *buf = compressed ? w->stored : w->content;
     qc_error trouble = {0};
-    QC_TRY(turn_to(o, p, u->shard, err));
+    QC_TRY(turn_to(o, p, u.shard, err));
     qc_status st = QC_ERR_TRUNCATED;
     if (o->file.fd >= 0)
-        st = qc_file_pread(&o->file, buf, u->stored_bytes, u->file_offset, &trouble);
+        st = qc_file_pread(&o->file, buf, u.stored_bytes, u.file_offset, &trouble);
     if (st != QC_OK && st != QC_ERR_TRUNCATED) {
         if (err)
             *err = trouble;
         return st;
     }
-    qc_digest found = qc_digest_bytes(buf, st == QC_OK ? u->stored_bytes : 0);
-    c->damaged[index] = !qc_digest_equal(&found, compressed ? &u->stored : &u->content);
+    qc_digest found = qc_digest_bytes(buf, st == QC_OK ? u.stored_bytes : 0);
+    c->damaged[index] = !qc_digest_equal(&found, compressed ? &u.stored : &u.content);
     if (c->progress)
-        c->progress(c->progress_ctx, u->stored_bytes);
+        c->progress(c->progress_ctx, u.stored_bytes);
     return QC_OK;
 }
 
@@ -83,13 +83,13 @@ static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job 
 static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc_error *err)
 {
     const qc_plan *plan = w->p->plan;
-    const qc_unit *u = &w->p->units[index];
+    const qc_unit u = qc_unit_of(w->p, index);
     const qc_job *j;
     const qc_ckpt_tensor *t;
     qc_digest now;
-    if (u->kind != QC_UNIT_MAIN)
+    if (u.kind != QC_UNIT_MAIN)
         return QC_OK;
-    j = &plan->jobs[plan->outputs[u->tensor].job];
+    j = &plan->jobs[plan->outputs[u.tensor].job];
     t = &plan->model->tensors[j->source];
     if (has_other_scales(c, plan, j)) {
         c->damaged[index] = OTHER_SCALES;
@@ -97,8 +97,8 @@ static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc
     }
     if (!c->changed[t->file])
         return QC_OK;
-    QC_TRY(qc_piece_source(w, u, &now, err));
-    if (!qc_digest_equal(&now, &u->source))
+    QC_TRY(qc_piece_source(w, &u, &now, err));
+    if (!qc_digest_equal(&now, &u.source))
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: has changed since the conversion that %s holds began: tensor '%s' is not what "
                 "it was; --restart begins anew",
@@ -118,7 +118,7 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
         uint32_t i = (uint32_t)atomic_fetch_add(&c->next, 1);
         if (i >= p->unit_count)
             break;
-        if (!is_ours(p, &p->units[i]))
+        if (!is_ours(p, i))
             continue;
         st = qc_worker_look_up(&w, err);
         if (st == QC_OK)
@@ -197,13 +197,11 @@ static qc_status take_out(checker *c, qc_error *err)
     for (uint32_t i = 0; i < p->unit_count; i++)
         r->times_due |= c->damaged[i] == OTHER_SCALES;
     for (uint32_t i = 0; i < p->unit_count; i++) {
-        qc_unit *u = &p->units[i];
+        qc_unit_state *u = &p->units[i];
         if (!c->damaged[i])
             continue;
         r->found.done = r->found.committing = 0;
-        if (u->kind == QC_UNIT_DERIVED)
-            continue;
-        p->shards[u->shard].kept = 0;
+        p->shards[qc_unit_shard(p, i)].kept = 0;
         if (u->kind == QC_UNIT_HEADER) {
             u->kept = u->written = 0;
             QC_TRY(take_back_done(r, u->shard, err));
@@ -233,7 +231,7 @@ static void count_found(qc_resume *r)
         f->bytes_kept += p->plan->model->tensors[j->source].bytes + j->absorbed_bytes;
     }
     for (uint32_t i = 0; i < p->unit_count; i++)
-        f->stored_kept += is_ours(p, &p->units[i]) ? p->units[i].stored_bytes : 0;
+        f->stored_kept += is_ours(p, i) ? p->units[i].stored_bytes : 0;
 }
 
 void qc_resume_count(qc_resume *r)

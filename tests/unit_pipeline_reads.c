@@ -158,10 +158,10 @@ static qc_digest run(const char *words, const char *model, const char *out, int 
     qc_strbuf all;
     qc_strbuf_init(&all, 1u << 24);
     for (uint32_t i = 0; i < p.unit_count; i++) {
-        const qc_unit *u = &p.units[i];
-        test_must(qc_strbuf_add(&all, &u->content, sizeof u->content, &err), &err);
-        test_must(qc_strbuf_add(&all, &u->stored, sizeof u->stored, &err), &err);
-        test_must(qc_strbuf_add(&all, &u->source, sizeof u->source, &err), &err);
+        const qc_unit u = qc_unit_of(&p, i);
+        test_must(qc_strbuf_add(&all, &u.content, sizeof u.content, &err), &err);
+        test_must(qc_strbuf_add(&all, &u.stored, sizeof u.stored, &err), &err);
+        test_must(qc_strbuf_add(&all, &u.source, sizeof u.source, &err), &err);
     }
     qc_digest digest = qc_digest_bytes(all.data, all.len);
     qc_strbuf_deinit(&all);
