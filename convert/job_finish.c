@@ -23,7 +23,7 @@ static qc_status read_floats(void *vctx, uint64_t first, uint64_t n, float *out,
     return QC_OK;
 }
 
-static qc_status write_state(const qc_job *j, qc_job_state *s, float offset, qc_error *err)
+static qc_status write_state(const qc_job *j, qc_job_work *s, float offset, qc_error *err)
 {
     qc_bnb_state state = qc_job_state_of(j);
     void *v = NULL;
@@ -46,7 +46,7 @@ static qc_status finish_blocks(qc_worker *w, uint32_t job, const qc_piece_sums *
 {
     qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
-    qc_job_state *s = &p->jobs[job];
+    qc_job_work *s = p->jobs[job].work;
     size_t blocks = (size_t)j->blocks;
     float offset = 0;
     void *v = NULL;
@@ -69,7 +69,7 @@ static qc_status finish_blocks(qc_worker *w, uint32_t job, const qc_piece_sums *
     read_ctx ctx = {w, job};
     qc_status st = qc_block_error_finish(p->ops, j->scheme == QC_SCHEME_NF4, j->elems,
                                          j->block_elems, s->absmax, final, s->block_errors, total,
-                                         read_floats, &ctx, &s->error, err);
+                                         read_floats, &ctx, &p->jobs[job].error, err);
     if (final != s->absmax)
         qc_free(final);
     if (st != QC_OK)
@@ -95,18 +95,19 @@ qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
     uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
     qc_piece_sums total = {0};
     for (uint32_t i = 0; i < p->unit_counts[main_tensor]; i++)
-        qc_piece_add(&total, &s->sums[i],
+        qc_piece_add(&total, &s->work->sums[i],
                      qc_unit_of(p, p->first_unit[main_tensor] + i).content_offset * per_byte);
     if (j->scheme != QC_SCHEME_INT8_ROWS && j->scale == QC_SCALE_ABSMAX)
         return finish_blocks(w, job, &total, err);
     take_error(s, &total);
-    return j->scheme == QC_SCHEME_INT8_ROWS ? QC_OK : write_state(j, s, s->offset, err);
+    return j->scheme == QC_SCHEME_INT8_ROWS ? QC_OK : write_state(j, s->work, s->work->offset, err);
 }
 
 const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part)
 {
     static const unsigned char row_major = 0;
-    const qc_job_state *s = &p->jobs[job];
+    static const qc_job_work none;
+    const qc_job_work *s = p->jobs[job].work ? p->jobs[job].work : &none;
     switch (part) {
     case QC_PART_ABSMAX:
         return p->plan->jobs[job].nested ? (const void *)s->nested_codes : s->absmax;
@@ -146,12 +147,13 @@ qc_status qc_job_take_part(qc_pipeline *p, uint32_t job, qc_part part, const voi
                            size_t bytes, qc_error *err)
 {
     const qc_job *j = &p->plan->jobs[job];
-    qc_job_state *s = &p->jobs[job];
     void *v = NULL;
     if (!qc_job_part_is_own(part) || !qc_job_awaits(p, job, part) ||
         qc_plan_tensor_bytes(p->plan, j->outputs[part]) != bytes)
         QC_FAIL(err, QC_ERR_INPUT, "tensor '%s': part %d of %zu bytes is none of its own", j->name,
                 (int)part, bytes);
+    QC_TRY(qc_job_need_work(&p->jobs[job], err));
+    qc_job_work *s = p->jobs[job].work;
     QC_TRY(qc_malloc(&v, bytes, err));
     memcpy(v, src, bytes);
     void *old = NULL;
@@ -174,7 +176,9 @@ qc_status qc_job_take_part(qc_pipeline *p, uint32_t job, qc_part part, const voi
 
 void qc_job_trim(const qc_pipeline *p, uint32_t job)
 {
-    qc_job_state *s = &p->jobs[job];
+    qc_job_work *s = p->jobs[job].work;
+    if (!s)
+        return;
     int absmax = qc_job_awaits(p, job, QC_PART_ABSMAX);
     qc_free(s->sums);
     s->sums = NULL;
@@ -192,20 +196,27 @@ void qc_job_trim(const qc_pipeline *p, uint32_t job)
     }
 }
 
+qc_status qc_job_need_work(qc_job_state *s, qc_error *err)
+{
+    void *v = s->work;
+    if (!v)
+        QC_TRY(qc_calloc(&v, 1, sizeof *s->work, err));
+    s->work = v;
+    return QC_OK;
+}
+
 void qc_job_release(qc_job_state *s)
 {
-    qc_free(s->sums);
-    qc_free(s->absmax);
-    qc_free(s->block_errors);
-    qc_free(s->sample_absmax);
-    qc_free(s->nested_codes);
-    qc_free(s->nested_absmax);
-    qc_free(s->state_json);
-    s->sums = NULL;
-    s->absmax = NULL;
-    s->block_errors = NULL;
-    s->sample_absmax = NULL;
-    s->nested_codes = NULL;
-    s->nested_absmax = NULL;
-    s->state_json = NULL;
+    qc_job_work *w = s->work;
+    if (!w)
+        return;
+    qc_free(w->sums);
+    qc_free(w->absmax);
+    qc_free(w->block_errors);
+    qc_free(w->sample_absmax);
+    qc_free(w->nested_codes);
+    qc_free(w->nested_absmax);
+    qc_free(w->state_json);
+    qc_free(w);
+    s->work = NULL;
 }

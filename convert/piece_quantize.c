@@ -58,7 +58,7 @@ static void quantize_step(qc_worker *w, uint32_t job, const void *source, uint64
 {
     const qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
-    const qc_job_state *s = &p->jobs[job];
+    const qc_job_work *s = p->jobs[job].work;
     qc_dtype dtype = j->dtype;
     uint64_t at = first - piece_first;
     if (j->scale != QC_SCALE_ABSMAX) {
@@ -161,7 +161,7 @@ static void collect_slot(qc_worker *w, const quantized_piece *q, const qc_gpu_re
                          uint64_t first, uint64_t n)
 {
     const qc_job *j = &w->p->plan->jobs[q->job];
-    const qc_job_state *s = &w->p->jobs[q->job];
+    const qc_job_work *s = w->p->jobs[q->job].work;
     int rows = j->scheme == QC_SCHEME_INT8_ROWS;
     uint64_t per_scale = rows ? j->cols : j->block_elems;
     uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
@@ -290,7 +290,7 @@ static qc_status try_gpu(qc_worker *w, const quantized_piece *q, int *done, qc_e
                         .searched = j->scale != QC_SCALE_ABSMAX,
                         .nested = j->nested,
                         .refit = j->scale == QC_SCALE_REFIT,
-                        .offset = w->p->jobs[q->job].offset};
+                        .offset = w->p->jobs[q->job].work->offset};
     qc_error why = {0};
     int no_room = 0;
     *done = 0;
@@ -322,7 +322,7 @@ qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job, qc_error *er
     quantized_piece q = {.job = job,
                          .begin = u->content_offset * per_byte,
                          .step = qc_job_step_elems(j),
-                         .total = &p->jobs[job].sums[u->index - p->first_unit[u->tensor]]};
+                         .total = &p->jobs[job].work->sums[u->index - p->first_unit[u->tensor]]};
     int done = 0;
     q.end = at_most(q.begin + u->content_bytes * per_byte, j->elems); /* an odd number of nibbles */
     qc_digest_reset(w->hash);

@@ -63,7 +63,7 @@ qc_status qc_search_prepare(qc_worker *w, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_search_open(const qc_job *j, qc_job_state *s, qc_error *err)
+qc_status qc_search_open(const qc_job *j, qc_job_work *s, qc_error *err)
 {
     void *v = NULL;
     uint64_t groups = group_count(j);
@@ -89,7 +89,7 @@ static qc_status sample_groups(qc_worker *w, uint32_t job, uint64_t first, uint6
                                qc_error *err)
 {
     const qc_job *j = &w->p->plan->jobs[job];
-    qc_job_state *s = &w->p->jobs[job];
+    qc_job_work *s = w->p->jobs[job].work;
     uint64_t each = qc_job_group_elems(j);
     uint64_t at = qc_search_sample_group(group_count(j), first) * each;
     uint64_t n = (end - first) * each < j->elems - at ? (end - first) * each : j->elems - at;
@@ -116,7 +116,7 @@ static qc_status sample_groups(qc_worker *w, uint32_t job, uint64_t first, uint6
 static void make_offset(qc_pipeline *p, uint32_t job)
 {
     const qc_job *j = &p->plan->jobs[job];
-    qc_job_state *s = &p->jobs[job];
+    qc_job_work *s = p->jobs[job].work;
     uint64_t groups = group_count(j), n = s->sample_count * QC_NESTED_BLOCK;
     if (qc_search_sample_group(groups, s->sample_count - 1) == groups - 1)
         n -= groups * QC_NESTED_BLOCK - j->blocks; /* the last group may be short */
@@ -130,7 +130,7 @@ static void make_offset(qc_pipeline *p, uint32_t job)
     pthread_mutex_unlock(&p->finish_lock);
 }
 
-static qc_status wait_for_offset(qc_worker *w, const qc_job_state *s, qc_error *err)
+static qc_status wait_for_offset(qc_worker *w, const qc_job_work *s, qc_error *err)
 {
     qc_pipeline *p = w->p;
     int stopped = 0;
@@ -146,7 +146,7 @@ static qc_status wait_for_offset(qc_worker *w, const qc_job_state *s, qc_error *
 qc_status qc_search_offset(qc_worker *w, uint32_t job, qc_error *err)
 {
     const qc_job *j = &w->p->plan->jobs[job];
-    qc_job_state *s = &w->p->jobs[job];
+    qc_job_work *s = w->p->jobs[job].work;
     uint64_t groups = group_count(j);
     /* Reading a weight that is stored transposed takes a read per column, however many rows. */
     uint64_t most = j->entry->transpose ? qc_job_step_elems(j) / qc_job_group_elems(j) : 1;
@@ -172,7 +172,7 @@ void qc_search_step(qc_worker *w, uint32_t job, const void *source, uint64_t fir
                     void *codes, qc_piece_sums *sums)
 {
     const qc_job *j = &w->p->plan->jobs[job];
-    const qc_job_state *s = &w->p->jobs[job];
+    const qc_job_work *s = w->p->jobs[job].work;
     if (j->scheme == QC_SCHEME_INT8_ROWS) {
         w->p->search->rows(source, j->dtype, n / j->cols, j->cols, codes,
                            s->absmax + first / j->cols, w->search, sums);

@@ -76,7 +76,7 @@ static qc_status load_scales(qc_worker *w, uint32_t job, qc_error *err)
 {
     const qc_pipeline *p = w->p;
     const qc_checkpoint *m = p->plan->model;
-    qc_job_state *s = &w->p->jobs[job];
+    qc_job_work *s = w->p->jobs[job].work;
     const qc_stored_weight *sw = p->plan->jobs[job].entry->stored;
     const qc_ckpt_tensor *absmax = &m->tensors[sw->absmax];
     uint64_t count = absmax->bytes / (qc_dtype_bits(absmax->dtype) / 8);
@@ -114,30 +114,33 @@ qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
     qc_job_state *s = &p->jobs[job];
     qc_status st = QC_OK;
     pthread_mutex_lock(&p->finish_lock);
-    if (!s->opened) {
+    if (!s->opened)
+        st = qc_job_need_work(s, err);
+    qc_job_work *work = s->work;
+    if (st == QC_OK && !s->opened) {
         void *v = NULL;
         uint32_t main_units = p->unit_counts[j->outputs[QC_PART_MAIN]];
-        st = qc_calloc(&v, main_units, sizeof *s->sums, err);
-        s->sums = v;
+        st = qc_calloc(&v, main_units, sizeof *work->sums, err);
+        work->sums = v;
         int searched = j->scale != QC_SCALE_ABSMAX;
         uint64_t scales = j->scheme == QC_SCHEME_INT8_ROWS ? j->rows : j->blocks;
         if (st == QC_OK && scales > 0 && !(searched && j->nested)) {
             v = NULL;
-            st = qc_realloc_array(&v, (size_t)scales, sizeof *s->absmax, err);
-            s->absmax = v;
+            st = qc_realloc_array(&v, (size_t)scales, sizeof *work->absmax, err);
+            work->absmax = v;
         }
         if (st == QC_OK && j->blocks > 0 && !searched) {
             v = NULL;
-            st = qc_realloc_array(&v, (size_t)j->blocks, sizeof *s->block_errors, err);
-            s->block_errors = v;
+            st = qc_realloc_array(&v, (size_t)j->blocks, sizeof *work->block_errors, err);
+            work->block_errors = v;
         }
         if (st == QC_OK && j->scheme == QC_SCHEME_DEQUANT)
             st = load_scales(w, job, err);
         if (st == QC_OK && searched && j->nested)
-            st = qc_search_open(j, s, err);
+            st = qc_search_open(j, work, err);
         s->opened = st == QC_OK;
     }
-    int wants_offset = qc_job_has_sample(j) && !s->offset_ready;
+    int wants_offset = st == QC_OK && qc_job_has_sample(j) && !work->offset_ready;
     pthread_mutex_unlock(&p->finish_lock);
     if (st != QC_OK || !wants_offset)
         return st;
@@ -218,7 +221,7 @@ static qc_status make_dequantized(qc_worker *w, qc_unit *u, uint32_t job, qc_err
     const qc_job *j = &p->plan->jobs[job];
     const qc_ckpt_tensor *t = source_of(p, j);
     const qc_stored_weight *sw = j->entry->stored;
-    const float *scales = p->jobs[job].absmax;
+    const float *scales = p->jobs[job].work->absmax;
     qc_dtype to = j->entry->out_dtype;
     uint64_t out_each = qc_dtype_bits(to) / 8;
     uint64_t begin = u->content_offset / out_each, end = begin + u->content_bytes / out_each;

@@ -92,16 +92,10 @@ typedef struct {
     uint8_t kept;     /* recorded by an earlier run; set before the team starts */
 } qc_unit_state;
 
+/* What a job needs from its first piece on until the last derived tensor is written. */
 typedef struct {
-    atomic_uint_fast32_t left;         /* main units to come */
-    atomic_uint_fast32_t derived_left; /* in-order derived units to come */
-    int finished;                      /* under finish_lock; of a kept job from the beginning */
-    int begun;                         /* under finish_lock; recorded as begun, by any run */
-    int kept;                          /* recorded as finished by an earlier run */
-    atomic_uint_fast64_t recorded_end; /* position in the journal behind its record; 0: none yet */
-    qc_piece_sums *sums;               /* per main unit */
-    float *absmax;                     /* blocks or rows (SCB); or, to dequantize, decoded scales */
-    int opened;                        /* under finish_lock */
+    qc_piece_sums *sums; /* per main unit */
+    float *absmax;       /* blocks or rows (SCB); or, to dequantize, decoded scales */
     qc_block_error *block_errors;
     /* Searched scales that are quantized too: the offset, and in int8 what it is made from. */
     float *sample_absmax;             /* until the offset is known */
@@ -113,6 +107,17 @@ typedef struct {
     uint8_t *nested_codes;
     float *nested_absmax;
     char *state_json;
+} qc_job_work;
+
+typedef struct {
+    _Atomic uint32_t left;             /* main units to come */
+    _Atomic uint32_t derived_left;     /* in-order derived units to come */
+    uint8_t finished;                  /* under finish_lock; of a kept job from the beginning */
+    uint8_t begun;                     /* under finish_lock; recorded as begun, by any run */
+    uint8_t kept;                      /* recorded as finished by an earlier run */
+    uint8_t opened;                    /* under finish_lock */
+    atomic_uint_fast64_t recorded_end; /* position in the journal behind its record; 0: none yet */
+    qc_job_work *work;                 /* NULL before and after, and where nothing is computed */
     qc_tensor_error error;
 } qc_job_state;
 
@@ -263,7 +268,7 @@ QC_NODISCARD qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job,
 /* Scratch for searching the plan's weights, if any; freed with the worker. (piece_search.c) */
 QC_NODISCARD qc_status qc_search_prepare(qc_worker *w, qc_error *err);
 /* Buffers of an opened job whose scales are searched; under finish_lock. (piece_search.c) */
-QC_NODISCARD qc_status qc_search_open(const qc_job *j, qc_job_state *s, qc_error *err);
+QC_NODISCARD qc_status qc_search_open(const qc_job *j, qc_job_work *s, qc_error *err);
 /* Takes part in finding the job's offset and waits until it is known. (piece_search.c) */
 QC_NODISCARD qc_status qc_search_offset(qc_worker *w, uint32_t job, qc_error *err);
 /* Elements [first, first + n), whole groups or rows, at source; codes to `codes`, the rest to the
@@ -296,6 +301,8 @@ QC_NODISCARD qc_status qc_stack_source(qc_worker *w, const qc_unit *u, qc_digest
 /* Bytes of a derived tensor of a finished job. (job_finish.c) */
 const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part);
 void qc_job_release(qc_job_state *s);
+/* s->work, if it is not there yet. (job_finish.c) */
+QC_NODISCARD qc_status qc_job_need_work(qc_job_state *s, qc_error *err);
 /* Frees what no derived tensor still to be written needs. The last of them may come much later: in
  * a shard all int8 codes lie before the state of the first weight. (job_finish.c) */
 void qc_job_trim(const qc_pipeline *p, uint32_t job);

@@ -50,7 +50,7 @@ static qc_status read_stored(qc_worker *w, uint32_t job, uint64_t first, uint64_
     const qc_job *j = &p->plan->jobs[job];
     const qc_stored_weight *sw = j->entry->stored;
     const qc_checkpoint *m = p->plan->model;
-    const float *scales = p->jobs[job].absmax;
+    const float *scales = p->jobs[job].work->absmax;
     uint64_t block = sw->block_elems, begin = first - first % block, overflow = UINT64_MAX;
     uint64_t count = first + n - begin, per_byte = sw->stored_as == QC_SCHEME_NF4 ? 2 : 1;
     float map[16];
