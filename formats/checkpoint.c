@@ -6,7 +6,8 @@
  *   compare                      index and files name the same tensors
  *   side files, config.json      (checkpoint_side.c)
  *
- * Names of tensors belong to the headers of their files, the rest to the checkpoint's arena. */
+ * Names of tensors of PyTorch files belong to those, the rest to the checkpoint's arena: headers
+ * and index are let go of once they are merged and compared. */
 #include "formats/checkpoint.h"
 
 #include "base/alloc.h"
@@ -129,13 +130,13 @@ static int compare_tensors(const void *va, const void *vb)
     return order != 0 ? order : (a->file > b->file) - (a->file < b->file);
 }
 
-static void add_safetensors(qc_checkpoint *c, uint32_t file)
+static qc_status add_safetensors(qc_checkpoint *c, uint32_t file, qc_error *err)
 {
     const qc_st_header *h = &c->files[file].st.header;
     for (size_t j = 0; j < h->tensor_count; j++) {
         const qc_st_tensor *from = &h->tensors[j];
         qc_ckpt_tensor *to = &c->tensors[c->tensor_count++];
-        to->name = from->name;
+        QC_TRY(qc_arena_strndup(&c->arena, &to->name, from->name, strlen(from->name), err));
         to->dtype = from->dtype;
         to->ndim = from->ndim;
         memcpy(to->dims, from->dims, sizeof to->dims);
@@ -143,6 +144,7 @@ static void add_safetensors(qc_checkpoint *c, uint32_t file)
         to->begin = from->begin;
         to->file = file;
     }
+    return QC_OK;
 }
 
 static void add_torch(qc_checkpoint *c, uint32_t file)
@@ -173,7 +175,7 @@ static qc_status merge_tensors(qc_checkpoint *c, qc_error *err)
         if (c->files[i].kind == QC_CKPT_TORCH)
             add_torch(c, (uint32_t)i);
         else
-            add_safetensors(c, (uint32_t)i);
+            QC_TRY(add_safetensors(c, (uint32_t)i, err));
         if (qc_add_u64(c->tensor_bytes, c->files[i].tensor_bytes, &c->tensor_bytes))
             QC_FAIL(err, QC_ERR_INPUT, "%s: sizes of all tensors overflow 64 bits", c->path);
     }
@@ -216,6 +218,11 @@ static qc_status merge_meta(qc_checkpoint *c, qc_error *err)
         if (i == 0 || compare_meta(&c->meta[i - 1], &c->meta[i]) != 0)
             c->meta[c->meta_count++] = c->meta[i];
     }
+    for (size_t i = 0; i < c->meta_count; i++) {
+        qc_st_meta *m = &c->meta[i];
+        QC_TRY(qc_arena_strndup(&c->arena, &m->key, m->key, strlen(m->key), err));
+        QC_TRY(qc_arena_strndup(&c->arena, &m->value, m->value, strlen(m->value), err));
+    }
     return QC_OK;
 }
 
@@ -240,7 +247,8 @@ static const char *last_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-static qc_status open_dir(qc_checkpoint *c, qc_error *err)
+/* index_arena: for the index, which nobody asks for after this. */
+static qc_status open_dir(qc_checkpoint *c, qc_arena *index_arena, qc_error *err)
 {
     qc_ckpt_index index = {0};
     qc_tree_file *tree = NULL;
@@ -249,7 +257,7 @@ static qc_status open_dir(qc_checkpoint *c, qc_error *err)
     c->is_dir = 1;
     QC_TRY(qc_dir_tree(&c->arena, c->path, TREE_MAX_FILES, &tree, &tree_count, err));
     QC_TRY(qc_ckpt_add_saved(c, &tree, &tree_count, err));
-    QC_TRY(qc_ckpt_locate(c, tree, tree_count, &index, &has_index, err));
+    QC_TRY(qc_ckpt_locate(c, tree, tree_count, index_arena, &index, &has_index, err));
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
     if (has_index)
@@ -297,11 +305,18 @@ static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
         QC_FAIL(err, QC_ERR_INPUT, "%s does not exist", path);
     if (kind == QC_PATH_OTHER)
         QC_FAIL(err, QC_ERR_INPUT, "%s is neither a directory nor a regular file", path);
-    if (kind == QC_PATH_DIR)
-        QC_TRY(open_dir(c, err));
-    else
+    if (kind == QC_PATH_DIR) {
+        qc_arena index_arena;
+        qc_arena_init(&index_arena);
+        qc_status st = open_dir(c, &index_arena, err);
+        qc_arena_deinit(&index_arena);
+        QC_TRY(st);
+    } else {
         QC_TRY(open_single(c, kind == QC_PATH_FILE, err));
+    }
     QC_TRY(merge_meta(c, err));
+    for (size_t i = 0; i < c->file_count; i++)
+        qc_st_header_forget(&c->files[i].st.header);
     return note_unknown_fields(c, err);
 }
 

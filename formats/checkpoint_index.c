@@ -188,7 +188,7 @@ static qc_status find_file(qc_checkpoint *c, qc_ckpt_file *f, const char *name, 
     const char *packed = NULL;
     int has_plain = 0;
     int has_packed = 0;
-    f->name = name;
+    QC_TRY(qc_arena_strndup(&c->arena, &f->name, name, strlen(name), err));
     f->kind = qc_ends_with(name, TORCH_SUFFIX) ? QC_CKPT_TORCH : QC_CKPT_SAFETENSORS;
     QC_TRY(qc_path_join(&c->arena, &plain, c->path, name, err));
     QC_TRY(qc_arena_printf(&c->arena, &packed, err, "%s.zst", plain));
@@ -220,8 +220,8 @@ static qc_status alloc_files(qc_checkpoint *c, size_t count, qc_error *err)
     return QC_OK;
 }
 
-static qc_status locate_by_index(qc_checkpoint *c, qc_ckpt_index *index, const char *name,
-                                 const char *suffix, qc_error *err)
+static qc_status locate_by_index(qc_checkpoint *c, qc_arena *index_arena, qc_ckpt_index *index,
+                                 const char *name, const char *suffix, qc_error *err)
 {
     qc_strbuf text;
     const char *path = NULL;
@@ -230,7 +230,7 @@ static qc_status locate_by_index(qc_checkpoint *c, qc_ckpt_index *index, const c
     qc_strbuf_init(&text, INDEX_MAX_BYTES);
     QC_TRY(qc_path_join(&c->arena, &path, c->path, name, err));
     QC_TRY_GOTO(st, done, qc_file_slurp(path, &text, err));
-    st = qc_ckpt_index_parse(index, &c->arena, text.data ? text.data : "", text.len, suffix, err);
+    st = qc_ckpt_index_parse(index, index_arena, text.data ? text.data : "", text.len, suffix, err);
     index->file_name = name;
     if (st != QC_OK)
         qc_error_prefix(err, "%s", path);
@@ -334,13 +334,13 @@ static int has_safetensors(const qc_tree_file *tree, size_t count)
 }
 
 qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
-                         qc_ckpt_index *index, int *has_index, qc_error *err)
+                         qc_arena *index_arena, qc_ckpt_index *index, int *has_index, qc_error *err)
 {
     *has_index = 1;
     if (in_tree(tree, tree_count, QC_CKPT_INDEX_NAME))
-        return locate_by_index(c, index, QC_CKPT_INDEX_NAME, ST_SUFFIX, err);
+        return locate_by_index(c, index_arena, index, QC_CKPT_INDEX_NAME, ST_SUFFIX, err);
     if (!has_safetensors(tree, tree_count) && in_tree(tree, tree_count, QC_CKPT_TORCH_INDEX_NAME))
-        return locate_by_index(c, index, QC_CKPT_TORCH_INDEX_NAME, TORCH_SUFFIX, err);
+        return locate_by_index(c, index_arena, index, QC_CKPT_TORCH_INDEX_NAME, TORCH_SUFFIX, err);
     *has_index = 0;
     return locate_by_name(c, tree, tree_count, err);
 }

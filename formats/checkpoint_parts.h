@@ -31,10 +31,11 @@ QC_NODISCARD qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, 
                                            size_t len, const char *suffix, qc_error *err);
 
 /* Which files of a directory hold the weights. Sets c->files (name, path; not opened yet) and
- * c->file_count; reads the index where there is one (has_index). tree: all files of the
- * directory. */
+ * c->file_count; reads the index where there is one (has_index), to index_arena. tree: all files of
+ * the directory. */
 QC_NODISCARD qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
-                                      qc_ckpt_index *index, int *has_index, qc_error *err);
+                                      qc_arena *index_arena, qc_ckpt_index *index, int *has_index,
+                                      qc_error *err);
 
 /* ---- saved headers of deleted files (checkpoint_saved.c) ---- */
 

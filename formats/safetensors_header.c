@@ -349,6 +349,15 @@ void qc_st_header_deinit(qc_st_header *h)
     memset(h, 0, sizeof *h);
 }
 
+void qc_st_header_forget(qc_st_header *h)
+{
+    uint64_t data_bytes = h->data_bytes;
+    size_t unknown_fields = h->unknown_fields;
+    qc_st_header_deinit(h);
+    h->data_bytes = data_bytes;
+    h->unknown_fields = unknown_fields;
+}
+
 const char *qc_st_header_meta(const qc_st_header *h, const char *key)
 {
     for (size_t i = 0; i < h->meta_count; i++) {

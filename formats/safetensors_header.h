@@ -51,6 +51,8 @@ QC_NODISCARD qc_status qc_st_header_length(const unsigned char *head, size_t hea
 QC_NODISCARD qc_status qc_st_header_parse(qc_st_header *out, const char *json, size_t len,
                                           uint64_t data_bytes, qc_error *err);
 void qc_st_header_deinit(qc_st_header *h);
+/* Lets go of tensors and metadata; data_bytes and unknown_fields stay. */
+void qc_st_header_forget(qc_st_header *h);
 /* Metadata value by key or NULL. */
 const char *qc_st_header_meta(const qc_st_header *h, const char *key);
 
