@@ -304,9 +304,9 @@ static qc_status stage_index(qc_output_dir *d, qc_manifest_file *f, const qc_pla
     QC_TRY(qc_malloc(&v, plan->tensor_count * sizeof *rows.order, err));
     rows.order = v;
     qc_strbuf_init(&rows.name, SIZE_MAX / 2);
-    qc_status st = qc_out_tensors_by_name(qc_plan_tensors(plan), rows.order, err);
-    if (st == QC_OK)
-        st = qc_index_stage(d, f, index_row, &rows, plan->tensor_count, plan->tensor_bytes, err);
+    qc_out_tensors_by_name(qc_plan_tensors(plan), rows.order);
+    qc_status st =
+        qc_index_stage(d, f, index_row, &rows, plan->tensor_count, plan->tensor_bytes, err);
     qc_strbuf_deinit(&rows.name);
     qc_free(v);
     return st;

@@ -7,6 +7,7 @@
  *           are multiples of its alignment, so every tensor lies aligned
  *   header  offsets are running sums; the header's bytes are counted once they are known, its text
  *           is made when it is written: the headers of a large model are tens of megabytes */
+#define _GNU_SOURCE /* qsort_r */
 #include "formats/shard_layout.h"
 
 #include "base/alloc.h"
@@ -231,25 +232,21 @@ done:
     return st;
 }
 
-static int by_name(const void *pa, const void *pb)
+static int by_name(const void *pa, const void *pb, void *tensors)
 {
-    return compare_items(pa, pb);
+    const qc_out_tensor a = get(*(const qc_out_tensors *)tensors, *(const uint32_t *)pa);
+    const qc_out_tensor b = get(*(const qc_out_tensors *)tensors, *(const uint32_t *)pb);
+    const sort_item one = item_of(&a, 0), two = item_of(&b, 0);
+    return compare_items(&one, &two);
 }
 
-qc_status qc_out_tensors_by_name(qc_out_tensors tensors, uint32_t *order, qc_error *err)
+/* Tensors are described anew for each comparison: what to compare of all of them, kept, would be
+ * more than what a conversion knows of them otherwise. */
+void qc_out_tensors_by_name(qc_out_tensors tensors, uint32_t *order)
 {
-    void *v = NULL;
-    QC_TRY(qc_malloc(&v, tensors.count * sizeof(sort_item), err));
-    sort_item *items = v;
-    for (uint32_t i = 0; i < tensors.count; i++) {
-        const qc_out_tensor t = get(tensors, i);
-        items[i] = item_of(&t, i);
-    }
-    qsort(items, tensors.count, sizeof *items, by_name);
     for (uint32_t i = 0; i < tensors.count; i++)
-        order[i] = items[i].index;
-    qc_free(items);
-    return QC_OK;
+        order[i] = i;
+    qsort_r(order, tensors.count, sizeof *order, by_name, &tensors);
 }
 
 static qc_status place(qc_shard *s, qc_out_tensors tensors, sort_item *items, uint64_t *begins,

@@ -63,9 +63,8 @@ QC_NODISCARD qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_te
 qc_out_tensor qc_layout_place(const qc_layout *layout, qc_out_tensors tensors, uint32_t i);
 /* Its name to *out, from the beginning of it. */
 QC_NODISCARD qc_status qc_out_tensor_name(qc_strbuf *out, const qc_out_tensor *t, qc_error *err);
-/* Indices of all tensors to order, sorted by name as strcmp has it. Allocates scratch. */
-QC_NODISCARD qc_status qc_out_tensors_by_name(qc_out_tensors tensors, uint32_t *order,
-                                              qc_error *err);
+/* Indices of all tensors to order, sorted by name as strcmp has it. */
+void qc_out_tensors_by_name(qc_out_tensors tensors, uint32_t *order);
 /* Append the header of a shard: header_bytes bytes. */
 QC_NODISCARD qc_status qc_layout_header(qc_strbuf *out, const qc_layout *layout, uint32_t shard,
                                         qc_out_tensors tensors, qc_error *err);

@@ -260,7 +260,7 @@ static void names_may_come_in_two_parts(void **state)
     assert_int_equal(qc_layout_header(&two, &want, 0, array_tensors(plain, 5), NULL), QC_OK);
     assert_int_equal(one.len, two.len);
     assert_memory_equal(one.data + 8, two.data + 8, one.len - 8);
-    assert_int_equal(qc_out_tensors_by_name(array_tensors(t, 5), order, NULL), QC_OK);
+    qc_out_tensors_by_name(array_tensors(t, 5), order);
     assert_memory_equal(order, sorted, sizeof sorted);
     for (uint32_t i = 0; i < 5; i++) {
         assert_int_equal(qc_out_tensor_name(&one, &t[i], NULL), QC_OK);
