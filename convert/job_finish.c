@@ -94,7 +94,7 @@ qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
     uint32_t main_tensor = j->outputs[QC_PART_MAIN];
     uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
     qc_piece_sums total = {0};
-    for (uint32_t i = 0; i < p->unit_counts[main_tensor]; i++)
+    for (uint32_t i = 0; i < qc_unit_count(p, main_tensor); i++)
         qc_piece_add(&total, &s->work->sums[i],
                      qc_unit_of(p, p->first_unit[main_tensor] + i).content_offset * per_byte);
     if (j->scheme != QC_SCHEME_INT8_ROWS && j->scale == QC_SCALE_ABSMAX)
@@ -133,7 +133,7 @@ const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part)
 int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_part part)
 {
     uint32_t t = p->plan->jobs[job].outputs[part];
-    return t != QC_NO_OUTPUT && p->unit_counts[t] > 0 &&
+    return t != QC_NO_OUTPUT && qc_unit_count(p, t) > 0 &&
            p->units[p->first_unit[t]].kind == QC_UNIT_DERIVED;
 }
 

@@ -49,7 +49,7 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
     const qc_out_tensor o = qc_plan_tensor(plan, tensor);
     const qc_output *made = &plan->outputs[tensor];
     const qc_job *j = &plan->jobs[made->job];
-    uint32_t first = p->first_unit[tensor], count = p->unit_counts[tensor];
+    uint32_t first = p->first_unit[tensor], count = qc_unit_count(p, tensor);
     QC_TRY(qc_out_tensor_name(&rows->name, &o, err));
     t->name = rows->name.data;
     t->dtype = o.st.dtype;

@@ -119,7 +119,7 @@ qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
     qc_job_work *work = s->work;
     if (st == QC_OK && !s->opened) {
         void *v = NULL;
-        uint32_t main_units = p->unit_counts[j->outputs[QC_PART_MAIN]];
+        uint32_t main_units = qc_unit_count(p, j->outputs[QC_PART_MAIN]);
         st = qc_calloc(&v, main_units, sizeof *work->sums, err);
         work->sums = v;
         int searched = j->scale != QC_SCALE_ABSMAX;

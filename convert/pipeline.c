@@ -347,7 +347,7 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
     qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
     qc_job_state *s = &p->jobs[job];
-    uint32_t main_tensor = j->outputs[QC_PART_MAIN], count = p->unit_counts[main_tensor];
+    uint32_t main_tensor = j->outputs[QC_PART_MAIN], count = qc_unit_count(p, main_tensor);
     uint64_t end = 0;
     QC_TRY(qc_job_finish(w, job, err));
     for (int part = QC_PART_MAIN + 1; part < QC_PART_COUNT; part++) {
@@ -355,7 +355,7 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
         if (t == QC_NO_OUTPUT)
             continue;
         uint32_t first = p->first_unit[t];
-        for (uint32_t i = 0; i < p->unit_counts[t]; i++) {
+        for (uint32_t i = 0; i < qc_unit_count(p, t); i++) {
             if (p->units[first + i].kind != QC_UNIT_DEFERRED)
                 continue;
             QC_TRY(commit_derived(w, first + i, err));
@@ -695,7 +695,7 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
     qc_syncer *syncer = NULL;
     for (uint32_t i = 0; p->progress && i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
-        if (p->unit_counts[j->outputs[QC_PART_MAIN]] == 0)
+        if (qc_unit_count(p, j->outputs[QC_PART_MAIN]) == 0)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
     QC_TRY(qc_read_ahead_init(&p->reads, p->dispatch_count, source_range, p, QC_READ_AHEAD_BYTES,
@@ -728,7 +728,6 @@ void qc_pipeline_deinit(qc_pipeline *p)
     qc_free(p->units);
     qc_free(p->digests);
     qc_free(p->first_unit);
-    qc_free(p->unit_counts);
     qc_free(p->dispatch);
     memset(p, 0, sizeof *p);
 }

@@ -155,7 +155,6 @@ typedef struct qc_pipeline {
     qc_digest same_content[QC_PART_COUNT], same_stored[QC_PART_COUNT]; /* of tables */
     uint32_t piece_bytes; /* content of the largest unit */
     uint32_t *first_unit; /* per output tensor */
-    uint32_t *unit_counts;
     uint32_t *dispatch;
     uint32_t dispatch_count;
     atomic_uint_fast32_t next_dispatch;
@@ -230,6 +229,8 @@ qc_unit qc_unit_planned(const qc_pipeline *p, uint32_t index);
  * every weight, and has other digests than that. (pipeline_units.c) */
 QC_NODISCARD qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err);
 uint32_t qc_unit_shard(const qc_pipeline *p, uint32_t index);
+/* Units of an output tensor, from first_unit[tensor] on. (pipeline_units.c) */
+uint32_t qc_unit_count(const qc_pipeline *p, uint32_t tensor);
 /* Where unit u lies in its shard's file, without compression. (pipeline_units.c) */
 uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u);
 /* A job, with all that is derived from it, is to be made (again). (pipeline_units.c) */

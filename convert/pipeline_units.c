@@ -67,6 +67,12 @@ static uint64_t header_piece(const qc_shard *s)
     return qc_layout_piece_bytes(s->header_bytes, 8);
 }
 
+uint32_t qc_unit_count(const qc_pipeline *p, uint32_t tensor)
+{
+    const qc_out_tensor t = qc_plan_tensor(p->plan, tensor);
+    return (uint32_t)qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes ? t.piece_bytes : 1);
+}
+
 uint32_t qc_unit_shard(const qc_pipeline *p, uint32_t index)
 {
     uint32_t low = 0, high = p->plan->layout.count;
@@ -192,8 +198,6 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
     p->units = v;
     QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->first_unit, err));
     p->first_unit = v;
-    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->unit_counts, err));
-    p->unit_counts = v;
     uint32_t at = 0, digests = 0;
     p->piece_bytes = 1;
     for (uint32_t s = 0; s < plan->layout.count; s++) {
@@ -207,7 +211,6 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
             p->first_unit[tensor] = at;
             const qc_out_tensor t = qc_plan_tensor(plan, tensor);
             add_units(p, u, tensor_bytes(&t), t.piece_bytes, &at, &digests);
-            p->unit_counts[tensor] = at - p->first_unit[tensor];
         }
         p->shards[s].unit_count = at - p->shards[s].first_unit;
         atomic_init(&p->shards[s].left, p->shards[s].unit_count);
@@ -230,7 +233,7 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
     uint32_t left = 0, derived = 0;
     for (int part = 0; part < QC_PART_COUNT; part++) {
         uint32_t t = j->outputs[part];
-        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < p->unit_counts[t]; i++) {
+        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
             qc_unit_state *u = &p->units[p->first_unit[t] + i];
             u->kept = u->written = 0;
             left += u->kind == QC_UNIT_MAIN;

@@ -202,13 +202,19 @@ qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i)
     return qc_layout_place(&p->layout, qc_plan_tensors(p), i);
 }
 
+/* Jobs are fewer than 2^29: qc_plan_begin sees to it. */
+static qc_output output_of(uint32_t job, qc_part part)
+{
+    return (qc_output){job & 0x1fffffffu, (uint32_t)part & 7u};
+}
+
 static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_error *err)
 {
     qc_job *j = &p->jobs[job];
     uint32_t i = p->tensor_count++;
     qc_out_tensor t;
     uint64_t bytes = 0;
-    p->outputs[i] = (qc_output){job, part};
+    p->outputs[i] = output_of(job, part);
     j->outputs[part] = i;
     memset(&t, 0, sizeof t);
     describe(p, i, &t);
@@ -242,16 +248,16 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     const qc_recipe_entry *e = j->entry;
     const qc_coded_weight *coded = e->scheme != QC_SCHEME_KEEP ? e->coded : NULL;
     *bits = qc_dtype_bits(src->dtype);
-    j->ndim = src->ndim;
+    j->ndim = (unsigned char)src->ndim;
     j->dims = src->dims;
     if (e->scheme == QC_SCHEME_DEQUANT) {
-        j->ndim = e->stored->ndim;
+        j->ndim = (unsigned char)e->stored->ndim;
         j->dims = e->stored->dims;
     } else if (coded) {
         j->name = coded->name;
         j->dtype = QC_DTYPE_F32;
         *bits = coded->coding == QC_CODING_MXFP4 ? 4 : 8;
-        j->ndim = coded->ndim;
+        j->ndim = (unsigned char)coded->ndim;
         j->dims = coded->dims;
     }
     QC_TRY(qc_shape_elems(j->dims, j->ndim, &j->elems, err));
@@ -533,7 +539,7 @@ static void move_job(qc_plan *p, const qc_job *from)
     for (int part = 0; part < QC_PART_COUNT; part++) {
         if (j->outputs[part] == QC_NO_OUTPUT)
             continue;
-        p->outputs[p->tensor_count] = (qc_output){p->job_count, (qc_part)part};
+        p->outputs[p->tensor_count] = output_of(p->job_count, (qc_part)part);
         j->outputs[part] = p->tensor_count++;
     }
     p->job_count++;

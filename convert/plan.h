@@ -39,11 +39,11 @@ typedef struct {
     uint64_t blocks;     /* of a block-quantized weight */
     uint64_t absorbed_bytes; /* of the source's scales and state that are read with the weight */
     uint32_t source;         /* index into the checkpoint's tensors */
-    qc_scheme scheme;
-    qc_dtype dtype; /* of the elements that qc_job_read gives */
+    qc_scheme scheme : 8;
+    qc_dtype dtype : 8;        /* of the elements that qc_job_read gives */
+    qc_scale_method scale : 8; /* of a quantized weight, else absmax */
+    unsigned ndim : 8;
     uint32_t block_elems;
-    qc_scale_method scale; /* of a quantized weight, else absmax */
-    unsigned ndim;
     uint32_t device;
     uint32_t outputs[QC_PART_COUNT]; /* indices of output tensors, or QC_NO_OUTPUT */
     /* A main piece of n content bytes comes from n * source_num / source_den source bytes. */
@@ -52,10 +52,12 @@ typedef struct {
     uint8_t stack; /* of experts */
 } qc_job;
 
+/* As many as there are tensors in the output, so in 4 bytes. */
 typedef struct {
-    uint32_t job;
-    qc_part part;
+    uint32_t job : 29;
+    uint32_t part : 3; /* qc_part */
 } qc_output;
+_Static_assert(QC_PART_COUNT <= 8, "a part of a job has 3 bits");
 
 typedef struct {
     qc_arena *arena; /* borrowed; owns all below */

@@ -402,7 +402,7 @@ static void decide_float(qc_recipe_entry *e, const maker *m, uint32_t i)
     } else if (e->coded) {
         e->scheme = QC_SCHEME_CAST;
         e->out_dtype = bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16;
-        e->transpose = is_stack(m, i);
+        e->transpose = is_stack(m, i) != 0;
         e->why = bf16 ? "--to bf16" : "--to fp16";
     } else if (owner != i) {
         e->scheme = QC_SCHEME_ABSORBED;

@@ -71,14 +71,14 @@ typedef struct {
 } qc_coded_weight;
 
 typedef struct {
-    qc_scheme scheme;
-    qc_role role;
-    uint32_t block_elems; /* NF4, INT8_BLOCKS: weights per scale */
-    int transpose;        /* Conv1D: quantize [out, in] from [in, out], or turn that back; stacked
-                             experts in 16 bit: write [experts, in, out], as transformers has them,
-                             from [experts, out, in] */
-    qc_dtype out_dtype;   /* for CAST and DEQUANT; else the tensor's own */
-    const char *why;      /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
+    qc_scheme scheme : 8;
+    qc_role role : 8;
+    unsigned transpose : 8; /* Conv1D: quantize [out, in] from [in, out], or turn that back; stacked
+                               experts in 16 bit: write [experts, in, out], as transformers has
+                               them, from [experts, out, in] */
+    qc_dtype out_dtype : 8; /* for CAST and DEQUANT; else the tensor's own */
+    uint32_t block_elems;   /* NF4, INT8_BLOCKS: weights per scale */
+    const char *why;        /* a few words: "linear", "embedding", "--keep *.q_proj.*", ... */
     const qc_stored_weight *stored; /* for DEQUANT (and KEEP of a quantized weight), else NULL */
     const qc_coded_weight *coded;   /* of a weight in FP8 or MXFP4, whatever becomes of it */
     uint32_t owner; /* the weight whose scale or state this is, a tensor index; else UINT32_MAX */

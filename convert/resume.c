@@ -89,7 +89,7 @@ static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missin
     *missing = 0;
     for (int part = 0; part < QC_PART_COUNT; part++) {
         uint32_t t = p->plan->jobs[job].outputs[part];
-        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < p->unit_counts[t]; i++) {
+        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
             const qc_unit_state *u = &p->units[p->first_unit[t] + i];
             if (u->kind == QC_UNIT_DERIVED)
                 continue;
@@ -438,7 +438,7 @@ qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error 
     b += JOB_HEAD_BYTES;
     for (int part = 0; part < QC_PART_COUNT; part++) {
         uint32_t t = j->outputs[part];
-        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < p->unit_counts[t]; i++) {
+        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
             if (p->units[p->first_unit[t] + i].kind == QC_UNIT_DERIVED)
                 continue;
             put_unit(b, p, p->first_unit[t] + i);
