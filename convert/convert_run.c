@@ -459,6 +459,7 @@ qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_part_run *pa
         (st == QC_ERR_CHANGED || (exit_code != 2 && exit_code != 3)))
         tell_kept(&c, err);
     qc_resume_close(c.resume);
+    qc_pipeline_forget_digests(&c.p);
     if (keep) {
         qc_part_leave(part, &c.d);
     } else if (st == QC_OK) {

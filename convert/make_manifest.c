@@ -32,13 +32,16 @@ static qc_status root_of(const qc_pipeline *p, uint32_t first, uint32_t count, d
     void *v = NULL;
     QC_TRY(qc_malloc(&v, (size_t)count * sizeof(qc_digest), err));
     qc_digest *pieces = v;
-    for (uint32_t i = 0; i < count; i++) {
-        const qc_unit u = qc_unit_of(p, first + i);
+    qc_status st = QC_OK;
+    for (uint32_t i = 0; st == QC_OK && i < count; i++) {
+        qc_unit u;
+        st = qc_unit_read(p, first + i, &u, err);
         pieces[i] = what == OF_CONTENT ? u.content : what == OF_STORED ? u.stored : u.source;
     }
-    *out = qc_digest_root(pieces, count);
+    if (st == QC_OK)
+        *out = qc_digest_root(pieces, count);
     qc_free(pieces);
-    return QC_OK;
+    return st;
 }
 
 static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint32_t tensor,

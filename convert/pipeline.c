@@ -248,7 +248,10 @@ static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored
     QC_TRY(open_shard(p, u->shard, err));
     QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
-    QC_TRY(qc_unit_put(p, u, err));
+    st = qc_unit_put(p, u, err);
+    while (st == QC_ERR_NOSPACE && make_room(p))
+        st = qc_unit_put(p, u, err);
+    QC_TRY(st);
     p->units[u->index].written = 1;
     atomic_store(&s->news, 1);
     return QC_OK;
@@ -621,6 +624,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
                            unsigned threads, qc_error *err)
 {
     memset(p, 0, sizeof *p);
+    p->digests = QC_FILE_CLOSED;
     p->plan = plan;
     p->ops = qc_quant_ops_for(isa);
     p->search = qc_search_ops_for(isa);
@@ -705,6 +709,13 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
     return qc_syncer_finish(syncer, st, err);
 }
 
+void qc_pipeline_forget_digests(qc_pipeline *p)
+{
+    if (p->digests.path) /* else its handle may be 0, and not ours */
+        qc_file_discard(&p->digests);
+    p->digests = QC_FILE_CLOSED;
+}
+
 void qc_pipeline_deinit(qc_pipeline *p)
 {
     if (p->jobs) {
@@ -726,7 +737,7 @@ void qc_pipeline_deinit(qc_pipeline *p)
     qc_free(p->jobs);
     qc_free(p->shards);
     qc_free(p->units);
-    qc_free(p->digests);
+    qc_pipeline_forget_digests(p);
     qc_free(p->first_unit);
     qc_free(p->dispatch);
     memset(p, 0, sizeof *p);

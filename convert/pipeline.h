@@ -77,8 +77,9 @@ typedef struct {
     uint32_t tensor; /* output tensor, QC_NO_OUTPUT for a header */
     uint32_t shard;
     qc_unit_kind kind;
-    qc_digest content, stored, source; /* zero while they are not known, or not to be had: stored
-                                          without compression, source of what is derived */
+    /* By qc_unit_read alone, and by who makes them. Zero where there is none: stored without
+     * compression, source of what is derived. */
+    qc_digest content, stored, source;
 } qc_unit;
 
 /* What is kept of it: most of what a conversion needs for a tensor that is written. */
@@ -151,7 +152,7 @@ typedef struct qc_pipeline {
     qc_source_files sources;
     qc_unit_state *units;
     uint32_t unit_count;
-    qc_digest *digests; /* of units, as many as each has */
+    qc_file digests; /* scratch: of units, as many as each has; nobody needs them until the end */
     qc_digest same_content[QC_PART_COUNT], same_stored[QC_PART_COUNT]; /* of tables */
     uint32_t piece_bytes; /* content of the largest unit */
     uint32_t *first_unit; /* per output tensor */
@@ -211,6 +212,8 @@ QC_NODISCARD qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_
                                         qc_isa isa, unsigned threads, qc_error *err);
 QC_NODISCARD qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err);
 void qc_pipeline_deinit(qc_pipeline *p);
+/* Lets go of the scratch file in the staging folder: no digests any more. */
+void qc_pipeline_forget_digests(qc_pipeline *p);
 
 /* Parts of the pipeline, one file each. */
 
@@ -220,8 +223,12 @@ QC_NODISCARD qc_status qc_units_make(qc_pipeline *p, qc_error *err);
  * (pipeline_units.c) */
 QC_NODISCARD qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err);
 int qc_pipeline_is_compressed(const qc_pipeline *p);
-/* Unit `index` as it is known now; not while another worker may be making it. (pipeline_units.c) */
+/* Unit `index` as it is known now, but for digests; not while another worker may be making it.
+ * (pipeline_units.c) */
 qc_unit qc_unit_of(const qc_pipeline *p, uint32_t index);
+/* The same of one that is written, with digests. (pipeline_units.c) */
+QC_NODISCARD qc_status qc_unit_read(const qc_pipeline *p, uint32_t index, qc_unit *out,
+                                    qc_error *err);
 /* What the plan says of it, without its place, stored size and digests; at any time.
  * (pipeline_units.c) */
 qc_unit qc_unit_planned(const qc_pipeline *p, uint32_t index);

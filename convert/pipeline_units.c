@@ -43,7 +43,7 @@ static uint32_t digest_count(const qc_pipeline *p, const qc_unit_state *u)
     return 1u + (qc_pipeline_is_compressed(p) != 0) + (u->kind == QC_UNIT_MAIN);
 }
 
-/* digests: how many there are; p->digests itself comes later. */
+/* digests: how many there are so far. */
 static void add_units(qc_pipeline *p, qc_unit_state model, uint64_t bytes, uint64_t piece,
                       uint32_t *at, uint32_t *digests)
 {
@@ -114,27 +114,37 @@ qc_unit qc_unit_planned(const qc_pipeline *p, uint32_t index)
 qc_unit qc_unit_of(const qc_pipeline *p, uint32_t index)
 {
     const qc_unit_state *s = &p->units[index];
-    const qc_digest *d = &p->digests[s->digests];
     qc_unit u = qc_unit_planned(p, index);
     u.file_offset = s->file_offset;
     u.stored_bytes = s->stored_bytes;
-    if (is_same(p, s)) {
-        u.content = p->same_content[p->plan->outputs[s->tensor].part];
-        u.stored = p->same_stored[p->plan->outputs[s->tensor].part];
-        return u;
-    }
-    u.content = *d++;
-    if (qc_pipeline_is_compressed(p))
-        u.stored = *d++;
-    if (u.kind == QC_UNIT_MAIN)
-        u.source = *d;
     return u;
+}
+
+qc_status qc_unit_read(const qc_pipeline *p, uint32_t index, qc_unit *out, qc_error *err)
+{
+    const qc_unit_state *s = &p->units[index];
+    qc_digest all[3];
+    const qc_digest *d = all;
+    *out = qc_unit_of(p, index);
+    if (is_same(p, s)) {
+        out->content = p->same_content[p->plan->outputs[s->tensor].part];
+        out->stored = p->same_stored[p->plan->outputs[s->tensor].part];
+        return QC_OK;
+    }
+    QC_TRY(qc_file_pread(&p->digests, all, digest_count(p, s) * sizeof *all,
+                         (uint64_t)s->digests * sizeof *all, err));
+    out->content = *d++;
+    if (qc_pipeline_is_compressed(p))
+        out->stored = *d++;
+    if (out->kind == QC_UNIT_MAIN)
+        out->source = *d;
+    return QC_OK;
 }
 
 qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
 {
     qc_unit_state *s = &p->units[u->index];
-    qc_digest *d = &p->digests[s->digests];
+    qc_digest all[3], *d = all;
     s->file_offset = u->file_offset;
     s->stored_bytes = u->stored_bytes;
     if (is_same(p, s)) {
@@ -150,7 +160,8 @@ qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
         *d++ = u->stored;
     if (s->kind == QC_UNIT_MAIN)
         *d = u->source;
-    return QC_OK;
+    return qc_file_pwrite(&p->digests, all, digest_count(p, s) * sizeof *all,
+                          (uint64_t)s->digests * sizeof *all, err);
 }
 
 /* Digests of the tables that are the same beside all weights. */
@@ -216,8 +227,7 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
         atomic_init(&p->shards[s].left, p->shards[s].unit_count);
     }
     p->unit_count = at;
-    QC_TRY(qc_calloc(&v, digests ? digests : 1, sizeof *p->digests, err));
-    p->digests = v;
+    QC_TRY(qc_file_open_scratch(&p->digests, p->out->staging, err));
     QC_TRY(make_same(p, err));
     for (uint32_t i = 0; i < plan->job_count; i++) {
         atomic_init(&p->jobs[i].recorded_end, 0);

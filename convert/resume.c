@@ -33,15 +33,17 @@ static double double_of(uint64_t v)
     return d;
 }
 
-static void put_unit(unsigned char *b, const qc_pipeline *p, uint32_t index)
+static qc_status put_unit(unsigned char *b, const qc_pipeline *p, uint32_t index, qc_error *err)
 {
-    const qc_unit u = qc_unit_of(p, index);
+    qc_unit u;
+    QC_TRY(qc_unit_read(p, index, &u, err));
     qc_store_le32(b, index);
     qc_store_le32(b + 4, u.stored_bytes);
     qc_store_le64(b + 8, u.file_offset);
     memcpy(b + 16, &u.content, QC_DIGEST_BYTES);
     memcpy(b + 32, &u.stored, QC_DIGEST_BYTES);
     memcpy(b + 48, &u.source, QC_DIGEST_BYTES);
+    return QC_OK;
 }
 
 /* ---- Taking records in ---- */
@@ -55,30 +57,33 @@ static qc_status refuse_record(const qc_resume *r, const qc_journal_record *reco
 }
 
 /* One unit that the record says is written; of `job`, or of any where that is QC_NO_OUTPUT. */
-static int take_unit(qc_resume *r, const unsigned char *b, uint32_t job)
+static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const unsigned char *b,
+                           uint32_t job, qc_error *err)
 {
     qc_pipeline *p = r->p;
     uint32_t index = qc_load_le32(b), stored = qc_load_le32(b + 4);
     if (index >= p->unit_count)
-        return 1;
+        return refuse_record(r, record, err);
     qc_unit u = qc_unit_of(p, index);
     uint64_t place = qc_load_le64(b + 8);
     int whole = u.kind == QC_UNIT_MAIN || u.kind == QC_UNIT_DEFERRED;
     if (whole != (job != QC_NO_OUTPUT) || (whole && p->plan->outputs[u.tensor].job != job))
-        return 1;
+        return refuse_record(r, record, err);
     if (qc_pipeline_is_compressed(p)
             ? stored > qc_frame_bound(u.content_bytes) || stored == 0
             : stored != u.content_bytes || place != qc_unit_plain_place(p, &u))
-        return 1;
+        return refuse_record(r, record, err);
     u.stored_bytes = stored;
     u.file_offset = place;
     memcpy(&u.content, b + 16, QC_DIGEST_BYTES);
     memcpy(&u.stored, b + 32, QC_DIGEST_BYTES);
     memcpy(&u.source, b + 48, QC_DIGEST_BYTES);
-    if (qc_unit_put(p, &u, NULL) != QC_OK)
-        return 1;
+    qc_status st = qc_unit_put(p, &u, err);
+    if (st == QC_ERR_INTERNAL)
+        return refuse_record(r, record, err);
+    QC_TRY(st);
     p->units[index].kept = p->units[index].written = 1;
-    return 0;
+    return QC_OK;
 }
 
 /* Units that a job's record has: its main ones and those with a place kept free; *missing of them
@@ -130,8 +135,7 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
     if (units != expected || units > (uint64_t)(end - b) / QC_UNIT_RECORD_BYTES)
         return refuse_record(r, record, err);
     for (uint32_t i = 0; i < units; i++, b += QC_UNIT_RECORD_BYTES) {
-        if (take_unit(r, b, job))
-            return refuse_record(r, record, err);
+        QC_TRY(take_unit(r, record, b, job, err));
     }
     (void)whole_units(p, job, &missing);
     if (missing > 0)
@@ -165,8 +169,7 @@ static qc_status take_single(qc_resume *r, const qc_journal_record *record, qc_e
         return refuse_record(r, record, err);
     uint32_t index = qc_load_le32(record->payload);
     int again = index < p->unit_count && p->units[index].kept;
-    if (take_unit(r, record->payload, QC_NO_OUTPUT))
-        return refuse_record(r, record, err);
+    QC_TRY(take_unit(r, record, record->payload, QC_NO_OUTPUT, err));
     const qc_unit_state *u = &p->units[index];
     p->shards[qc_unit_shard(p, index)].kept = 0;
     if (u->kind == QC_UNIT_HEADER || again)
@@ -393,7 +396,7 @@ qc_status qc_resume_add_begin(qc_resume *r, uint32_t job, qc_error *err)
 qc_status qc_resume_add_unit(qc_resume *r, uint32_t unit, qc_error *err)
 {
     unsigned char b[QC_UNIT_RECORD_BYTES];
-    put_unit(b, r->p, unit);
+    QC_TRY(put_unit(b, r->p, unit, err));
     return qc_journal_append(r->journal, QC_RECORD_UNIT, b, sizeof b, NULL, err);
 }
 
@@ -421,6 +424,7 @@ qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error 
     uint32_t missing = 0, units = whole_units(p, job, &missing), parts = 0;
     size_t bytes = JOB_HEAD_BYTES + (size_t)units * QC_UNIT_RECORD_BYTES;
     void *v = NULL;
+    qc_status st = QC_OK;
     for (int part = 0; part < QC_PART_COUNT; part++) {
         if (!part_goes_along(p, job, part))
             continue;
@@ -441,7 +445,7 @@ qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error 
         for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
             if (p->units[p->first_unit[t] + i].kind == QC_UNIT_DERIVED)
                 continue;
-            put_unit(b, p, p->first_unit[t] + i);
+            QC_TRY_GOTO(st, done, put_unit(b, p, p->first_unit[t] + i, err));
             b += QC_UNIT_RECORD_BYTES;
         }
     }
@@ -454,10 +458,10 @@ qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error 
         memcpy(b + PART_HEAD_BYTES, qc_job_part(p, job, (qc_part)part), n);
         b += PART_HEAD_BYTES + n;
     }
-    qc_status st = qc_journal_append(r->journal, QC_RECORD_JOB, v, bytes, end, err);
+    QC_TRY_GOTO(st, done, qc_journal_append(r->journal, QC_RECORD_JOB, v, bytes, end, err));
+    atomic_store(&r->recorded, 1);
+done:
     qc_free(v);
-    if (st == QC_OK)
-        atomic_store(&r->recorded, 1);
     return st;
 }
 

@@ -46,10 +46,11 @@ static qc_status turn_to(open_file *o, const qc_pipeline *p, uint32_t shard, qc_
 static qc_status check_frame(checker *c, qc_worker *w, open_file *o, uint32_t index, qc_error *err)
 {
     qc_pipeline *p = w->p;
-    const qc_unit u = qc_unit_of(p, index);
+    qc_unit u;
     int compressed = qc_pipeline_is_compressed(p);
     unsigned char *buf = compressed ? w->stored : w->content;
     qc_error trouble = {0};
+    QC_TRY(qc_unit_read(p, index, &u, err));
     QC_TRY(turn_to(o, p, u.shard, err));
     qc_status st = QC_ERR_TRUNCATED;
     if (o->file.fd >= 0)
@@ -83,12 +84,13 @@ static int has_other_scales(const checker *c, const qc_plan *plan, const qc_job 
 static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc_error *err)
 {
     const qc_plan *plan = w->p->plan;
-    const qc_unit u = qc_unit_of(w->p, index);
+    qc_unit u;
     const qc_job *j;
     const qc_ckpt_tensor *t;
     qc_digest now;
-    if (u.kind != QC_UNIT_MAIN)
+    if (w->p->units[index].kind != QC_UNIT_MAIN)
         return QC_OK;
+    QC_TRY(qc_unit_read(w->p, index, &u, err));
     j = &plan->jobs[plan->outputs[u.tensor].job];
     t = &plan->model->tensors[j->source];
     if (has_other_scales(c, plan, j)) {

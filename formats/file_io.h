@@ -25,6 +25,9 @@ QC_NODISCARD qc_status qc_file_create(qc_file *f, const char *path, qc_error *er
 /* For reading and writing what may be there already: made if it is missing, never emptied. Links
  * are refused. */
 QC_NODISCARD qc_status qc_file_open_update(qc_file *f, const char *path, qc_error *err);
+/* A new file in dir that has no name any more: scratch, gone when it is closed. Its path is for
+ * messages. On a network file system a name may be left until then. */
+QC_NODISCARD qc_status qc_file_open_scratch(qc_file *f, const char *dir, qc_error *err);
 /* Closes and reports a late write error; f is closed either way. */
 QC_NODISCARD qc_status qc_file_close(qc_file *f, qc_error *err);
 /* Closes without a word; for error paths. A closed file is fine. */
