@@ -377,7 +377,7 @@ static void make_plan(plan_fixture *p, qc_segments *segments)
         p->job[i].name = made[i].name;
         p->job[i].ndim = 1;
         p->job[i].dims = &p->kept_elems[i];
-        p->output[i].job = i;
+        p->output[i].job = i & 0xffffff;
     }
     p->job[0].nested = 1;
     p->job[0].blocks = 7;

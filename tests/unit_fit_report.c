@@ -246,7 +246,7 @@ static void schemes(void **state)
         jobs[i].block_elems = i == 0 ? 64 : 32;
         for (int part = 0; part < QC_PART_COUNT; part++)
             jobs[i].outputs[part] = QC_NO_OUTPUT;
-        outputs[i] = (qc_output){i, i == 1 ? QC_PART_ABSMAX : QC_PART_MAIN};
+        outputs[i] = (qc_output){i & 0xffffff, i == 1 ? QC_PART_ABSMAX : QC_PART_MAIN};
         jobs[i].outputs[outputs[i].part] = i;
         jobs[i].elems = 2 * bytes[i]; /* NF4 */
         jobs[i].blocks = bytes[i];

@@ -203,7 +203,11 @@ static void a_plan_is_dealt_out_by_what_is_read_and_written(void **state)
         sources[i].bytes = read[i];
         jobs[i].source = i;
         jobs[i].outputs[QC_PART_MAIN] = i;
-        tensors[i].shard = i;
+        jobs[i].name = sources[i].name = "t";
+        jobs[i].scheme = QC_SCHEME_KEEP;
+        outputs[i] = (qc_output){i & 0xffffff, QC_PART_MAIN};
+        shards[i].first = i;
+        shards[i].count = 1;
         shards[i].header_bytes = 10;
         shards[i].data_bytes = written[i];
     }
