@@ -10,6 +10,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(os.path.dirname(HERE))
 sys.path.insert(0, os.path.dirname(HERE))
 QCONV = os.environ.get("QCONV", os.path.join(ROOT, "build", "qconv"))
+# With a sanitizer memory and time are not the program's own.
+with open(QCONV, "rb") as _program:
+    _bytes = _program.read()
+    SANITIZED = b"__asan_init" in _bytes or b"__tsan_init" in _bytes
+    del _bytes
 
 
 class QconvCase(unittest.TestCase):

@@ -8,12 +8,10 @@ import unicodedata
 import unittest
 
 from output_case import OutputCase
-from qconv_case import QCONV
+from qconv_case import QCONV, SANITIZED
 import make_checkpoint as mk
 
 MIB = 1 << 20
-with open(QCONV, "rb") as program:
-    SANITIZED = b"__asan_init" in program.read()
 # What an 80-column terminal, a pager or a log would act on, and a name that looks like another.
 EVIL = "a\x1b]0;x\x07\x1b[31m\x7f\x9b2J\u202egnp.\u2028\ufeff\"<b>"
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
