@@ -30,141 +30,7 @@ static void fill_report(qc_convert_report *r, const qc_plan *plan)
     r->scale = qc_scale_name(o);
     r->dry_run = o->dry_run;
     r->compressed = o->compress;
-    r->bytes_in = plan->source_bytes;
-    r->bytes_out_content = plan->tensor_bytes;
-    r->shards = plan->layout.count;
-    for (uint32_t i = 0; i < plan->job_count; i++) {
-        const qc_job *j = &plan->jobs[i];
-        qc_report_scheme *s = &r->schemes[j->scheme];
-        s->tensors++;
-        s->elems += j->elems;
-        s->bytes_in += plan->model->tensors[j->source].bytes + j->absorbed_bytes;
-        for (int part = 0; part < QC_PART_COUNT; part++) {
-            if (j->outputs[part] != QC_NO_OUTPUT)
-                s->bytes_out += qc_plan_tensor_bytes(plan, j->outputs[part]);
-        }
-    }
-}
-
-static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_manifest *m)
-{
-    const qc_plan *plan = p->plan;
-    r->threads = p->threads;
-    r->isa = qc_isa_name(p->ops->isa);
-    r->device = p->devices->text;
-    r->gpu_weights = atomic_load(&p->gpu_elems);
-    r->side_files = m->file_count;
-    for (uint32_t i = 0; i < p->plan->layout.count; i++)
-        r->bytes_out_stored += p->shards[i].file_bytes;
-    /* Of two that are equally bad the first in the order of the files. */
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_output *o = &plan->outputs[plan->layout.shards[0].order[i]];
-        const qc_job *j = &plan->jobs[o->job];
-        const qc_tensor_error *e = &p->jobs[o->job].error;
-        if (o->part != QC_PART_MAIN || j->outputs[QC_PART_STATE] == j->outputs[QC_PART_SCB])
-            continue; /* not quantized: it has neither */
-        qc_console_detail(plan->options, 2,
-                          "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64, j->name,
-                          qc_scheme_name(j->scheme), e->rel_mse, e->max_err, e->max_index);
-        if (!r->worst_name || e->rel_mse > r->worst_rel_mse) {
-            r->worst_name = j->name;
-            r->worst_rel_mse = e->rel_mse;
-            r->worst_max_err = e->max_err;
-        }
-    }
-}
-
-static void add_progress(void *progress, uint64_t bytes)
-{
-    qc_progress_add(progress, bytes);
-}
-
-static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const qc_devices *devices)
-{
-    const char *type = plan->recipe->model_type;
-    qc_console_detail(plan->options, 1,
-                      "%zu tensors become %" PRIu32 " in %" PRIu32 " shards; model type %s%s; "
-                      "threads %u, code path %s, quantizing on %s%s%s",
-                      plan->model->tensor_count, plan->tensor_count, plan->layout.count,
-                      *type ? type : "not given",
-                      plan->recipe->known_type ? "" : " (general rules)", threads, qc_isa_name(isa),
-                      devices->text, devices->why ? ": " : "", devices->why ? devices->why : "");
-}
-
-/* Of the progress line: "converting on cuda:0". */
-static qc_status progress_verb(const qc_devices *d, qc_arena *arena, const char **out,
-                               qc_error *err)
-{
-    *out = "converting";
-    if (d->gpu_count == 1)
-        return qc_arena_printf(arena, out, err, "converting on cuda:%d", d->gpus[0].index);
-    if (d->gpu_count > 1)
-        return qc_arena_printf(arena, out, err, "converting on %u GPUs", d->gpu_count);
-    return QC_OK;
-}
-
-/* A disk filled up: the failed write is only the first that did not fit. What is still to come is
- * known before compression. */
-static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
-{
-    uint64_t room = 0, left = 0;
-    for (uint32_t i = 0; i < p->unit_count; i++) {
-        if (!p->units[i].written)
-            left += p->units[i].content_bytes;
-    }
-    if (qc_dir_free_bytes(p->out->staging, &room, NULL) == QC_OK && left > room)
-        qc_error_prefix(err, "the disk is full: up to %" PRIu64 " more bytes are needed",
-                        left - room);
-}
-
-/* fit: what the plan was cut for, or NULL. */
-static qc_status run_plan(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
-                          qc_convert_report *report, qc_error *err)
-{
-    const qc_options *o = plan->options;
-    qc_isa isa;
-    qc_pipeline p;
-    qc_manifest m;
-    qc_progress *progress = NULL;
-    qc_manifest_file *files = NULL;
-    size_t file_count = 0;
-    const char *verb = NULL;
-    void *v = NULL;
-    qc_manifest_rows rows = QC_MANIFEST_ROWS_NONE;
-    QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(check_room(plan, d->staging, err));
-    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
-    qc_devices *devices = v;
-    QC_TRY(qc_devices_choose(devices, o->run_device, qc_plan_gpu_bytes(plan), o->arena, err));
-    QC_TRY(progress_verb(devices, o->arena, &verb, err));
-    unsigned threads = o->threads;
-    if (threads == 0)
-        threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
-    tell_plan(plan, threads, isa, devices);
-    QC_TRY(qc_progress_create(&progress, o, verb, plan->source_bytes, err));
-    qc_status st = qc_pipeline_init(&p, plan, d, isa, threads, err);
-    if (st == QC_OK) {
-        p.devices = devices;
-        p.progress = add_progress;
-        p.progress_ctx = progress;
-        st = qc_pipeline_run(&p, err);
-    }
-    if (st == QC_ERR_NOSPACE)
-        tell_what_is_missing(&p, err);
-    qc_progress_destroy(progress);
-    if (st == QC_OK)
-        st = qc_side_files_stage(d, plan, fit, &files, &file_count, err);
-    if (st == QC_OK)
-        st = qc_manifest_make(&m, &rows, &p, fit, files, file_count, err);
-    if (st == QC_OK)
-        st = qc_manifest_stage(d, &m, err);
-    if (st == QC_OK)
-        st = qc_output_dir_commit(d, NULL, 0, err);
-    if (st == QC_OK)
-        fill_results(report, &p, &m);
-    qc_manifest_rows_deinit(&rows);
-    qc_pipeline_deinit(&p);
-    return st;
+    qc_parts_fill_report(r, plan, NULL, 0);
 }
 
 static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
@@ -276,7 +142,7 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     return QC_OK;
 }
 
-static qc_status convert_model(const qc_options *o, const qc_checkpoint *model, qc_rank rank,
+static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_rank rank,
                                qc_convert_report *report, qc_error *err)
 {
     qc_part_run part;
@@ -308,7 +174,7 @@ static qc_status convert_model(const qc_options *o, const qc_checkpoint *model, 
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->model);
-    QC_TRY(qc_convert_run(plan, fit, &part, report, err));
+    QC_TRY(qc_convert_run(plan, model, fit, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
 }
@@ -347,7 +213,7 @@ static qc_status say_over(const qc_options *o, qc_error *err)
 {
     qc_output_dir d;
     QC_TRY(qc_output_dir_open(&d, o->arena, o->out, o->model, o->force, 0, 1, err));
-    if (qc_parts_check_others(&d, (qc_rank){0, 1}, 0, "", 0, NULL) == QC_OK)
+    if (qc_parts_check_others(&d, (qc_rank){.count = 1}, 0, "", 0, NULL) == QC_OK)
         qc_output_dir_abort(&d);
     else
         qc_output_dir_leave(&d); /* parts of another conversion are to replace OUT */
@@ -377,7 +243,11 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));
-    qc_status st = qc_checkpoint_open(&model, o->model, err);
+    int over = 0;
+    QC_TRY(qc_consume_is_over(&over, o, err));
+    if (over)
+        return say_over(o, err);
+    qc_status st = open_model(&model, o, err);
     if (st == QC_OK && model->side_link)
         st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
                           "%s: '%s' is a link that leads out of the folder, and what it leads to "

@@ -221,8 +221,9 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     if (st != QC_OK)
         return st;
     make_plain(&m);
-    QC_TRY(qc_manifest_stage(d, &m, err));
-    return qc_output_dir_commit(d, NULL, 0, err);
+    qc_digest digest;
+    QC_TRY(qc_manifest_stage(d, &m, &digest, err));
+    return qc_output_dir_move(d, err);
 }
 
 qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)

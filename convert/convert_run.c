@@ -27,6 +27,7 @@ typedef struct {
     qc_consume *consume; /* NULL: the source stays */
     qc_devices *devices;
     qc_part_run *part;
+    qc_manifest_rows rows;
     uint64_t bytes_in; /* of the source, that this process reads */
     int running;       /* what the input is wrong with was found by working on it */
     int made;          /* all that this process has to make */
@@ -62,6 +63,7 @@ static qc_status check_room(const conversion *c, qc_error *err)
 static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_part_run *part,
                          const qc_manifest *m)
 {
+    const qc_plan *plan = p->plan;
     r->threads = p->threads;
     r->isa = qc_isa_name(p->ops->isa);
     r->device = p->devices->text;
@@ -73,12 +75,20 @@ static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_pa
     r->side_files = m->file_count;
     for (uint32_t i = 0; i < p->plan->layout.count; i++)
         r->bytes_out_stored += p->shards[i].file_bytes;
-    for (size_t i = 0; i < m->tensor_count; i++) {
-        const qc_manifest_tensor *t = &m->tensors[i];
-        if (t->has_error && (!r->worst_name || t->rel_mse > r->worst_rel_mse)) {
-            r->worst_name = t->name;
-            r->worst_rel_mse = t->rel_mse;
-            r->worst_max_err = t->max_err;
+    /* Of two that are equally bad the first in the order of the files. */
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        const qc_output *o = &plan->outputs[plan->layout.shards[0].order[i]];
+        const qc_job *j = &plan->jobs[o->job];
+        const qc_tensor_error *e = &p->jobs[o->job].error;
+        if (o->part != QC_PART_MAIN || j->outputs[QC_PART_STATE] == j->outputs[QC_PART_SCB])
+            continue; /* not quantized: it has neither */
+        qc_console_detail(plan->options, 2,
+                          "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64, j->name,
+                          qc_scheme_name(j->scheme), e->rel_mse, e->max_err, e->max_index);
+        if (!r->worst_name || e->rel_mse > r->worst_rel_mse) {
+            r->worst_name = j->name;
+            r->worst_rel_mse = e->rel_mse;
+            r->worst_max_err = e->max_err;
         }
     }
 }
@@ -110,16 +120,6 @@ static qc_status progress_verb(const qc_devices *d, qc_arena *arena, const char 
     if (d->gpu_count > 1)
         return qc_arena_printf(arena, out, err, "converting on %u GPUs", d->gpu_count);
     return QC_OK;
-}
-
-static void tell_errors(const qc_options *o, const qc_manifest *m)
-{
-    for (size_t i = 0; i < m->tensor_count; i++) {
-        const qc_manifest_tensor *t = &m->tensors[i];
-        if (t->has_error)
-            qc_console_detail(o, 2, "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64,
-                              t->name, t->scheme, t->rel_mse, t->max_err, t->max_err_index);
-    }
 }
 
 /* A disk filled up: the failed write is only the first that did not fit. What is still to come is
@@ -201,23 +201,12 @@ static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
 {
     qc_manifest_file *files = NULL;
     size_t file_count = 0;
-    qc_strbuf text;
-    qc_strbuf_init(&text, SIZE_MAX / 2);
-    qc_status st = qc_side_files_stage(&c->d, c->plan, c->fit, &files, &file_count, err);
-    if (st == QC_OK)
-        st = qc_manifest_make(m, &c->p, c->fit, files, file_count, err);
-    if (st == QC_OK)
-        st = qc_manifest_write(m, &text, err);
-    if (st == QC_OK)
-        st = qc_source_files_check(c->plan, err);
-    if (st == QC_OK)
-        st = qc_output_dir_put_manifest(&c->d, text.data, text.len, err);
-    if (st == QC_OK) {
-        qc_digest digest = qc_digest_bytes(text.data, text.len);
-        st = qc_resume_commit(c->resume, &digest, err);
-    }
-    qc_strbuf_deinit(&text);
-    return st;
+    qc_digest digest;
+    QC_TRY(qc_side_files_stage(&c->d, c->plan, c->fit, &files, &file_count, err));
+    QC_TRY(qc_manifest_make(m, &c->rows, &c->p, c->fit, files, file_count, err));
+    QC_TRY(qc_source_files_check(c->plan, err));
+    QC_TRY(qc_manifest_stage(&c->d, m, &digest, err));
+    return qc_resume_commit(c->resume, &digest, err);
 }
 
 /* A run that died while its files moved, or just after: *done. digest: of its manifest. */
@@ -348,6 +337,7 @@ static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_
 static qc_status make(conversion *c, qc_error *err)
 {
     QC_TRY(check_kept(c, err));
+    QC_TRY(take_sources(c, err));
     QC_TRY(check_room(c, err));
     return run_pipeline(c, err);
 }
@@ -370,12 +360,29 @@ static uint64_t own_bytes(const conversion *c)
     return r.bytes_in;
 }
 
+/* What an earlier run left, the rest, and OUT. *done: m is its manifest. */
+static qc_status go_on(conversion *c, qc_manifest *m, int *done, qc_convert_report *report,
+                       qc_error *err)
+{
+    const qc_resume_found *found = qc_resume_found_of(c->resume);
+    *done = 0;
+    if (c->part->rank.count == 1 && found->committing)
+        QC_TRY(finish_commit(c, &found->manifest, m, done, err));
+    if (*done)
+        return QC_OK;
+    if (!qc_part_is_done(c->part, &c->p, c->resume))
+        QC_TRY(make(c, err));
+    c->made = 1;
+    return complete(c, m, done, report, err);
+}
+
 static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err)
 {
     const qc_options *o = c->o;
     qc_isa isa;
     qc_manifest m;
     void *v = NULL;
+    watch w;
     int done = 0;
     unsigned threads = o->threads;
     QC_TRY(qc_isa_select(&isa, err));
@@ -395,20 +402,13 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     watch_end(&w);
     QC_TRY(st);
     const qc_resume_found *found = qc_resume_found_of(c->resume);
-    if (c->part->rank.count == 1 && found->committing)
-        QC_TRY(finish_commit(c, &found->manifest, &m, &done, err));
-    if (!done && !qc_part_is_done(c->part, &c->p, c->resume))
-        QC_TRY(make(c, err));
-    c->made = 1;
-    if (!done)
-        QC_TRY(complete(c, &m, &done, report, err));
     report->continued = found->continued;
     report->tensors_kept = found->jobs_kept;
     report->tensors_redone = found->jobs_redone;
+    if (c->consume)
+        report->files_consumed = qc_consume_count(c->consume, &report->bytes_consumed);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);
-    if (done)
-        tell_errors(o, &m);
     return QC_OK;
 }
 
@@ -418,6 +418,8 @@ static int is_worth_keeping(const conversion *c, qc_status st)
     int exit_code = qc_status_exit_code(st);
     if (!c->resume)
         return c->d.had_journal;
+    if (qc_consume_any(c->model))
+        return 1;
     if (!qc_resume_has_work(c->resume))
         return 0;
     /* What one part did is not undone for what is wrong with another's. */
@@ -427,24 +429,14 @@ static int is_worth_keeping(const conversion *c, qc_status st)
            (exit_code != 2 && exit_code != 3);
 }
 
-static void tell_kept(const conversion *c, qc_error *err)
-{
-    uint32_t done = 0;
-    for (uint32_t i = 0; i < c->plan->job_count; i++)
-        done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded_end) > 0;
-    size_t len = strlen(err->msg);
-    (void)snprintf(err->msg + len, sizeof err->msg - len,
-                   "; %" PRIu32 " of %" PRIu32
-                   " tensors are done, and the same command continues from there",
-                   done, c->plan->job_count);
-}
-
-qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_part_run *part,
-                         qc_convert_report *report, qc_error *err)
+qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit *fit,
+                         qc_part_run *part, qc_convert_report *report, qc_error *err)
 {
     const qc_options *o = plan->options;
-    conversion c = {.plan = plan, .o = o, .fit = fit, .part = part};
+    conversion c = {.plan = plan, .o = o, .fit = fit, .model = model, .part = part};
     int there = 0;
+    if (o->consume_source)
+        QC_TRY(qc_consume_check(plan, err));
     QC_TRY(qc_part_open(part, &c.d, plan, fit, &there, err));
     if (there) {
         report->complete_before = 1;
@@ -452,12 +444,15 @@ qc_status qc_convert_run(const qc_plan *plan, const qc_fit *fit, qc_part_run *pa
         return QC_OK;
     }
     qc_status st = convert(&c, report, err);
+    qc_consume_destroy(c.consume);
+    st = qc_source_files_explain(plan, st, err);
     int keep = st == QC_OK ? part->left_count > 0 : is_worth_keeping(&c, st);
     /* Another exit code: it refused, and what is there is not its own. */
     int exit_code = qc_status_exit_code(st);
     if (st != QC_OK && keep && c.resume && err && !strstr(err->msg, "--restart") &&
         (st == QC_ERR_CHANGED || (exit_code != 2 && exit_code != 3)))
         tell_kept(&c, err);
+    qc_manifest_rows_deinit(&c.rows);
     qc_resume_close(c.resume);
     qc_pipeline_forget_digests(&c.p);
     if (keep) {

@@ -52,35 +52,46 @@ static int same_sources(const qc_manifest *a, const qc_manifest *b)
     return 1;
 }
 
-static int same_tensor(const qc_manifest_tensor *t, const qc_plan *plan, uint32_t tensor)
+/* name: scratch. */
+static qc_status same_tensor(int *same, const qc_manifest_tensor *t, const qc_plan *plan,
+                             uint32_t tensor, qc_strbuf *name, qc_error *err)
 {
-    const qc_out_tensor *o = &plan->tensors[tensor];
+    const qc_out_tensor o = qc_plan_tensor(plan, tensor);
     const qc_output *made = &plan->outputs[tensor];
     const qc_job *j = &plan->jobs[made->job];
-    if (!same_text(t->name, o->st.name) || t->dtype != o->st.dtype || t->ndim != o->st.ndim ||
-        memcmp(t->dims, o->st.dims, t->ndim * sizeof *t->dims) != 0 || t->begin != o->st.begin ||
-        t->end != o->st.end || t->shard != o->shard || t->piece_bytes != o->piece_bytes)
-        return 0;
-    return made->part != QC_PART_MAIN ||
-           (same_text(t->scheme, qc_scheme_name(j->scheme)) &&
-            same_text(t->source_name, plan->model->tensors[j->source].name));
+    QC_TRY(qc_out_tensor_name(name, &o, err));
+    *same = same_text(t->name, name->data) && t->dtype == o.st.dtype && t->ndim == o.st.ndim &&
+            memcmp(t->dims, o.st.dims, t->ndim * sizeof *t->dims) == 0 && t->begin == o.st.begin &&
+            t->end == o.st.end && t->shard == o.shard && t->piece_bytes == o.piece_bytes &&
+            (made->part != QC_PART_MAIN ||
+             (same_text(t->scheme, qc_scheme_name(j->scheme)) &&
+              same_text(t->source_name, plan->model->tensors[j->source].name)));
+    return QC_OK;
 }
 
-static int same_tensors(const qc_manifest *m, const qc_plan *plan)
+static qc_status same_tensors(int *same, const qc_manifest *m, const qc_plan *plan, qc_error *err)
 {
     size_t n = 0;
+    *same = 0;
     if (m->shard_count != plan->layout.count || m->tensor_count != plan->tensor_count)
-        return 0;
+        return QC_OK;
     for (uint32_t i = 0; i < plan->layout.count; i++) {
         const qc_shard *s = &plan->layout.shards[i];
         if (!same_text(m->shards[i].name, s->name) ||
             m->shards[i].header_bytes != s->header_bytes || m->shards[i].device != s->device)
-            return 0;
-        for (uint32_t k = 0; k < s->count; k++)
-            if (!same_tensor(&m->tensors[n++], plan, s->order[k]))
-                return 0;
+            return QC_OK;
     }
-    return 1;
+    qc_strbuf name;
+    qc_strbuf_init(&name, SIZE_MAX / 2);
+    qc_status st = QC_OK;
+    *same = 1;
+    for (uint32_t i = 0; i < plan->layout.count; i++) {
+        const qc_shard *s = &plan->layout.shards[i];
+        for (uint32_t k = 0; st == QC_OK && *same && k < s->count; k++)
+            st = same_tensor(same, &m->tensors[n++], plan, s->order[k], &name, err);
+    }
+    qc_strbuf_deinit(&name);
+    return st;
 }
 
 qc_status qc_manifest_is_of_plan(int *same, const qc_manifest *m, const qc_plan *plan,
@@ -88,8 +99,8 @@ qc_status qc_manifest_is_of_plan(int *same, const qc_manifest *m, const qc_plan 
 {
     qc_manifest head;
     QC_TRY(qc_manifest_head(&head, plan, fit, err));
-    *same = same_options(m, &head) && same_sources(m, &head) && same_tensors(m, plan);
-    return QC_OK;
+    *same = same_options(m, &head) && same_sources(m, &head);
+    return *same ? same_tensors(same, m, plan, err) : QC_OK;
 }
 
 qc_status qc_output_is_of_plan(int *same, const char *out, const qc_plan *plan, const qc_fit *fit,

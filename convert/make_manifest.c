@@ -153,16 +153,12 @@ void qc_manifest_rows_deinit(qc_manifest_rows *rows)
     qc_strbuf_deinit(&rows->name);
 }
 
-qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows, const qc_pipeline *p,
-                           const qc_fit *fit, qc_manifest_file *files, size_t file_count,
-                           qc_error *err)
+qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit, qc_error *err)
 {
     const qc_options *o = plan->options;
     const qc_checkpoint *model = plan->model;
     void *v = NULL;
     memset(m, 0, sizeof *m);
-    rows->p = p;
-    qc_strbuf_init(&rows->name, SIZE_MAX / 2);
     m->qconv_version = QCONV_VERSION;
     m->compressed = o->compress;
     if (o->compress) {
@@ -195,11 +191,14 @@ qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows, const qc_pipe
     return QC_OK;
 }
 
-qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *fit,
-                           qc_manifest_file *files, size_t file_count, qc_error *err)
+qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows, const qc_pipeline *p,
+                           const qc_fit *fit, qc_manifest_file *files, size_t file_count,
+                           qc_error *err)
 {
     const qc_plan *plan = p->plan;
     void *v = NULL;
+    rows->p = p;
+    qc_strbuf_init(&rows->name, SIZE_MAX / 2);
     QC_TRY(qc_manifest_head(m, plan, fit, err));
     m->shard_count = plan->layout.count;
     QC_TRY(qc_arena_alloc(plan->arena, &v, m->shard_count, sizeof *m->shards, err));
@@ -214,7 +213,8 @@ qc_status qc_manifest_make(qc_manifest *m, const qc_pipeline *p, const qc_fit *f
     return QC_OK;
 }
 
-qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_error *err)
+qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_digest *digest,
+                            qc_error *err)
 {
     qc_text_file text = QC_TEXT_FILE_NONE;
     const char *path = NULL;
@@ -224,6 +224,8 @@ qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_error *er
         st = qc_manifest_write_file(m, &text, err);
     if (st == QC_OK)
         st = qc_text_file_finish(&text, err);
+    if (st == QC_OK)
+        *digest = qc_text_file_digest(&text);
     qc_text_file_deinit(&text);
     return st;
 }

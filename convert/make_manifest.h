@@ -20,9 +20,14 @@ typedef struct {
 QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,
                                         const qc_pipeline *p, const qc_fit *fit,
                                         qc_manifest_file *files, size_t file_count, qc_error *err);
+/* What of it is known before the work: version, options, placement, sources. The rest is empty. */
+QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit,
+                                        qc_error *err);
 void qc_manifest_rows_deinit(qc_manifest_rows *rows);
-/* The manifest into the staging folder, whole and synced, for qc_output_dir_commit. */
-QC_NODISCARD qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_error *err);
+/* The manifest into the staging folder, whole and synced, for qc_output_dir_move; digest: of its
+ * text. */
+QC_NODISCARD qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_digest *digest,
+                                         qc_error *err);
 const char *qc_to_name(qc_to to);       /* "nf4", "int8", "fp16", "bf16" */
 const char *qc_rest_name(qc_rest rest); /* "keep", "bf16", "fp16" */
 /* "absmax", "search", "refit"; NULL where nothing is quantized. */

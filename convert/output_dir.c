@@ -633,15 +633,21 @@ qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path, qc_er
     return qc_path_join(d->arena, path, d->staging, QC_MANIFEST_NAME, err);
 }
 
-qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len, qc_error *err)
+qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest, size_t len,
+                                     qc_error *err)
+{
+    const char *staged = NULL;
+    QC_TRY(qc_output_dir_manifest_path(d, &staged, err));
+    return qc_file_put(staged, manifest, len, err); /* syncs the folder */
+}
+
+static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
 {
     const char *staged = NULL, *final = NULL;
     qc_file folder = QC_FILE_CLOSED;
-    /* What can run out of space or memory comes before the old output goes. */
     QC_TRY(qc_output_dir_manifest_path(d, &staged, err));
     QC_TRY(qc_path_join(d->arena, &final, d->path, QC_MANIFEST_NAME, err));
-    if (manifest)
-        QC_TRY(qc_file_put(staged, manifest, len, err));
+    d->moving = 1;
     QC_TRY(remove_old(d, err));
     QC_TRY(move_files(d, going_on, err));
     QC_TRY(qc_strdup(&folder.path, d->path, err));
@@ -737,6 +743,23 @@ static void remove_part_locks(const char *staging)
             (void)unlinkat(dirfd(dir), e->d_name, 0);
     }
     closedir(dir);
+}
+
+/* First, so that a process that dies while it removes the rest leaves nothing that looks as if it
+ * could be continued. */
+static void remove_journals(const char *staging)
+{
+    DIR *dir = opendir(staging);
+    const struct dirent *e;
+    while (dir && (e = readdir(dir))) {
+        char path[PATH_MAX];
+        int n = snprintf(path, sizeof path, "%s/%s", staging, e->d_name);
+        if (n > 0 && (size_t)n < sizeof path && begins_with(e->d_name, JOURNAL_PREFIX) &&
+            strchr("0123456789", e->d_name[strlen(JOURNAL_PREFIX)]))
+            (void)unlink(path);
+    }
+    if (dir)
+        (void)closedir(dir);
 }
 
 /* OUT has files of a run that died while it moved them, and no manifest. */

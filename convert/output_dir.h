@@ -74,12 +74,12 @@ QC_NODISCARD qc_status qc_output_dir_put(qc_output_dir *d, const char *name, con
 /* Copy a file to `name`, synced; its size and digest. */
 QC_NODISCARD qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from,
                                           uint64_t *bytes, qc_digest *digest, qc_error *err);
+/* Move everything staged to its place, the manifest (given here) last: the two below. */
+QC_NODISCARD qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len,
+                                            qc_error *err);
 /* Where the manifest is staged, for callers that write it themselves (whole and synced). */
 QC_NODISCARD qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path,
                                                    qc_error *err);
-/* Move everything staged to its place, the manifest (given here; NULL: staged already) last. */
-QC_NODISCARD qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len,
-                                            qc_error *err);
 /* What can run out of space or memory: the manifest to its place in the staging folder, synced, and
  * the folder with it. */
 QC_NODISCARD qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest,

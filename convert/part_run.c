@@ -1,6 +1,7 @@
 #include "convert/part_run.h"
 
 #include "convert/console.h"
+#include "convert/consume.h"
 #include "convert/finished.h"
 #include "convert/size_text.h"
 
@@ -116,7 +117,11 @@ static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *
     const char *path = NULL;
     qc_strbuf identity;
     qc_strbuf_init(&identity, SIZE_MAX / 2);
-    qc_status st = qc_identity_make(&identity, plan, r->rank.count, err);
+    qc_status st = QC_OK;
+    if (restart)
+        st = qc_consume_check_restart(plan->arena, d->path, err);
+    if (st == QC_OK)
+        st = qc_identity_make(&identity, plan, r->rank.count, err);
     if (st == QC_OK)
         st = qc_parts_check_others(d, r->rank, restart, identity.data, identity.len, err);
     qc_strbuf_deinit(&identity);
@@ -143,7 +148,9 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
     *complete = 0;
     if (!is_shared(r)) {
         QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, 0, 1, err));
-        qc_status st = qc_parts_check_others(d, r->rank, o->restart, "", 0, err);
+        qc_status st = o->restart ? qc_consume_check_restart(o->arena, o->out, err) : QC_OK;
+        if (st == QC_OK)
+            st = qc_parts_check_others(d, r->rank, o->restart, "", 0, err);
         if (st != QC_OK)
             qc_output_dir_leave(d);
         else if (o->restart)
@@ -252,16 +259,14 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
                 "%s: what this part did was removed meanwhile; start the same command again",
                 d->path);
     }
-    QC_TRY(take_others(r, p, resume, err));
-    if (r->left_count > 0)
-        qc_part_turn_give(&r->turn);
-    return QC_OK;
+    return take_others(r, p, resume, err);
 }
 
+/* The folder first: who has the turn next and completes OUT wants to be alone then. */
 void qc_part_leave(qc_part_run *r, qc_output_dir *d)
 {
-    qc_part_turn_give(&r->turn);
     qc_output_dir_leave(d);
+    qc_part_turn_give(&r->turn);
 }
 
 /* The journal that speaks of the commit goes last: should this process die here, the next one knows
@@ -328,7 +333,7 @@ void qc_part_fill_report(const qc_part_run *r, const qc_pipeline *p, qc_convert_
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
         const qc_tensor_error *e = &p->jobs[i].error;
-        if (r->part_of[plan->tensors[j->outputs[QC_PART_MAIN]].shard] != r->rank.index ||
+        if (r->part_of[qc_plan_tensor(plan, j->outputs[QC_PART_MAIN]).shard] != r->rank.index ||
             (j->scheme != QC_SCHEME_NF4 && j->scheme != QC_SCHEME_INT8_ROWS &&
              j->scheme != QC_SCHEME_INT8_BLOCKS))
             continue;

@@ -38,8 +38,9 @@ void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume);
  * looked at? */
 int qc_part_is_done(const qc_part_run *r, const qc_pipeline *p, const qc_resume *resume);
 /* DONE is recorded: take the turn, and what the others' journals hold into p. *complete: somebody
- * completed OUT meanwhile. Else r->left says who is to come; with none of them, the turn is held
- * and this part completes OUT (or goes on with that: r->committing). */
+ * completed OUT meanwhile. Else r->left says who is to come, and the turn is held until
+ * qc_part_leave or qc_part_close; with nobody to come this part completes OUT (or goes on with
+ * that: r->committing). */
 QC_NODISCARD qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p,
                                            qc_resume *resume, const qc_fit *fit, int *complete,
                                            qc_error *err);

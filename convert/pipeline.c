@@ -3,6 +3,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "convert/host_facts.h"
+#include "convert/syncer.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -15,8 +16,6 @@
 #define OPEN_COMPLETE 8u
 /* One part in so many of free memory may be filled by the files of a conversion. */
 #define CACHE_SHARE 4u
-/* Written pages are given back this far behind, when they are on the disk. */
-#define WRITE_LAG_BYTES (64u << 20)
 
 unsigned qc_pipeline_default_threads(int level)
 {
@@ -25,142 +24,6 @@ unsigned qc_pipeline_default_threads(int level)
     size_t fit = MEMORY_TARGET_BYTES / each;
     unsigned cpus = qc_cpu_count();
     return fit == 0 ? 1 : cpus < fit ? cpus : (unsigned)fit;
-}
-
-/* ---- Units ---------------------------------------------------------------------------------- */
-
-static uint64_t tensor_bytes(const qc_out_tensor *t)
-{
-    return t->st.end - t->st.begin;
-}
-
-static int is_compressed(const qc_pipeline *p)
-{
-    return p->plan->options->compress;
-}
-
-/* A derived tensor waits for its place if it lies before the codes, or always when every place is
- * known anyway. */
-static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
-{
-    const qc_output *o = &p->plan->outputs[tensor];
-    const qc_job *j = &p->plan->jobs[o->job];
-    if (o->part == QC_PART_MAIN)
-        return QC_UNIT_MAIN;
-    const uint64_t *begins = p->plan->layout.begins;
-    if (!is_compressed(p) || begins[tensor] < begins[j->outputs[QC_PART_MAIN]])
-        return QC_UNIT_DEFERRED;
-    return QC_UNIT_DERIVED;
-}
-
-static void add_units(qc_pipeline *p, qc_unit model, uint64_t bytes, uint64_t piece, uint32_t *at)
-{
-    for (uint64_t offset = 0; offset < bytes; offset += piece) {
-        uint64_t n = bytes - offset < piece ? bytes - offset : piece;
-        qc_unit *u = &p->units[(*at)++];
-        *u = model;
-        u->content_offset = offset;
-        u->content_bytes = (uint32_t)n;
-        if (u->kind == QC_UNIT_DEFERRED && is_compressed(p))
-            u->stored_bytes = (uint32_t)qc_raw_frame_bytes((size_t)n);
-        else
-            u->stored_bytes = (uint32_t)n; /* corrected when compressed */
-    }
-}
-
-static uint64_t header_piece(const qc_shard *s)
-{
-    return qc_layout_piece_bytes(s->header_bytes, 8);
-}
-
-static qc_status make_units(qc_pipeline *p, qc_error *err)
-{
-    const qc_plan *plan = p->plan;
-    uint64_t count = 0;
-    for (uint32_t s = 0; s < plan->layout.count; s++) {
-        const qc_shard *sh = &plan->layout.shards[s];
-        count += qc_ceil_div_u64(sh->header_bytes, header_piece(sh));
-    }
-    for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_out_tensor t = qc_plan_tensor(plan, i);
-        if (tensor_bytes(&t) > 0)
-            count += qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes);
-    }
-    if (count > UINT32_MAX / 2)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, (size_t)count, sizeof *p->units, err));
-    p->units = v;
-    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->first_unit, err));
-    p->first_unit = v;
-    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->unit_counts, err));
-    p->unit_counts = v;
-    uint32_t at = 0;
-    for (uint32_t s = 0; s < plan->layout.count; s++) {
-        const qc_shard *sh = &plan->layout.shards[s];
-        p->shards[s].first_unit = at;
-        qc_unit header = {.tensor = QC_NO_OUTPUT, .shard = s, .kind = QC_UNIT_HEADER};
-        add_units(p, header, sh->header_bytes, header_piece(sh), &at);
-        for (uint32_t k = 0; k < sh->count; k++) {
-            uint32_t tensor = sh->order[k];
-            qc_unit u = {.tensor = tensor, .shard = s, .kind = kind_of(p, tensor)};
-            p->first_unit[tensor] = at;
-            const qc_out_tensor t = qc_plan_tensor(plan, tensor);
-            add_units(p, u, tensor_bytes(&t), t.piece_bytes, &at);
-            p->unit_counts[tensor] = at - p->first_unit[tensor];
-        }
-        p->shards[s].unit_count = at - p->shards[s].first_unit;
-        atomic_init(&p->shards[s].left, p->shards[s].unit_count);
-    }
-    p->unit_count = at;
-    for (uint32_t i = 0; i < at; i++) {
-        const qc_unit *u = &p->units[i];
-        if (u->tensor == QC_NO_OUTPUT)
-            continue;
-        qc_job_state *js = &p->jobs[plan->outputs[u->tensor].job];
-        if (u->kind == QC_UNIT_MAIN)
-            atomic_fetch_add(&js->left, 1);
-        else if (u->kind == QC_UNIT_DERIVED)
-            atomic_fetch_add(&js->derived_left, 1);
-    }
-    return QC_OK;
-}
-
-/* Units in the order in which workers take them: file order, except that derived units come after
- * the next threads - 1 main units. Then the others have something to do while one worker finishes
- * the weight; and as at most threads - 1 workers can wait at the turnstile for a derived unit, one
- * is always left to take it. */
-static qc_status make_dispatch(qc_pipeline *p, qc_error *err)
-{
-    void *v = NULL;
-    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *p->dispatch, err));
-    p->dispatch = v;
-    uint32_t *late = NULL;
-    QC_TRY(qc_calloc(&v, p->unit_count, sizeof *late, err));
-    late = v; /* derived units that wait, oldest first */
-    uint32_t late_begin = 0, late_end = 0, since = 0, n = 0;
-    for (uint32_t i = 0; i < p->unit_count; i++) {
-        const qc_unit *u = &p->units[i];
-        if (u->kind == QC_UNIT_DEFERRED)
-            continue;
-        if (u->kind == QC_UNIT_DERIVED && p->threads > 1) {
-            if (late_begin == late_end)
-                since = 0;
-            late[late_end++] = i;
-            continue;
-        }
-        if (late_begin < late_end && since >= p->threads - 1) {
-            while (late_begin < late_end)
-                p->dispatch[n++] = late[late_begin++];
-        }
-        p->dispatch[n++] = i;
-        since++;
-    }
-    while (late_begin < late_end)
-        p->dispatch[n++] = late[late_begin++];
-    p->dispatch_count = n;
-    qc_free(late);
-    return QC_OK;
 }
 
 /* ---- Shards --------------------------------------------------------------------------------- */
@@ -246,7 +109,10 @@ static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored
 {
     qc_shard_state *s = &p->shards[u->shard];
     QC_TRY(open_shard(p, u->shard, err));
-    QC_TRY(qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err));
+    qc_status st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
+    while (st == QC_ERR_NOSPACE && make_room(p))
+        st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
+    QC_TRY(st);
     qc_file_hint_write_back(&s->file, u->file_offset, u->stored_bytes);
     st = qc_unit_put(p, u, err);
     while (st == QC_ERR_NOSPACE && make_room(p))
@@ -370,7 +236,7 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
         QC_TRY(qc_resume_add_job(p->resume, job, &end, err));
     atomic_store(&s->recorded_end, end);
     qc_source_files_done(&p->sources, job);
-    QC_TRY(count_units(p, p->plan->tensors[main_tensor].shard, count, err));
+    QC_TRY(count_units(p, qc_plan_tensor(p->plan, main_tensor).shard, count, err));
     if (atomic_load(&s->derived_left) == 0)
         qc_job_release(s);
     else
@@ -427,8 +293,8 @@ static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
 /* A frame that was recorded and lost: the frames beside it are of the same source. */
 static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit *now, qc_error *err)
 {
-    if (!then->recorded || (qc_digest_equal(&then->source, &now->source) &&
-                            qc_digest_equal(&then->content, &now->content)))
+    if (qc_digest_equal(&then->source, &now->source) &&
+        qc_digest_equal(&then->content, &now->content))
         return QC_OK;
     const qc_job *j = &p->plan->jobs[p->plan->outputs[now->tensor].job];
     atomic_store(&p->differs, 1);
@@ -446,9 +312,14 @@ static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *
     qc_unit u = qc_unit_of(p, index);
     uint32_t job = p->plan->outputs[u.tensor].job;
     const qc_job *j = &p->plan->jobs[job];
-    const qc_unit then = *u;
+    int recorded = p->units[index].recorded;
+    qc_unit then;
+    if (recorded)
+        QC_TRY(qc_unit_read(p, index, &then, err));
     QC_TRY(record_begin(p, job, err));
     QC_TRY(qc_piece_make(w, &u, err));
+    if (recorded)
+        QC_TRY(check_again(p, &then, &u, err));
     qc_read_ahead_done(&p->reads, item);
     if (w->direct)
         qc_direct_end(w->direct);
@@ -635,6 +506,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     atomic_init(&p->waiting, 0);
     atomic_flag_clear(&p->gpu_told);
     atomic_init(&p->halted, 0);
+    atomic_init(&p->freed, 0);
     void *v = NULL;
     QC_TRY(qc_calloc(&v, plan->job_count, sizeof *p->jobs, err));
     p->jobs = v;
@@ -648,10 +520,10 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
             QC_TRY(qc_arena_printf(out->arena, &name, err, "%s.zst", name));
         QC_TRY(qc_output_dir_stage(out, name, &p->shards[i].path, err));
     }
-    QC_TRY(make_units(p, err));
-    QC_TRY(make_dispatch(p, err));
     QC_TRY(decide_cache(p, err));
-    if (is_compressed(p)) {
+    QC_TRY(qc_units_make(p, err));
+    QC_TRY(qc_source_files_init(&p->sources, plan, err));
+    if (qc_pipeline_is_compressed(p)) {
         QC_TRY(qc_turnstile_init(&p->turnstile, 0, err));
         p->have_turnstile = 1;
     }
@@ -696,17 +568,17 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
 
 qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
 {
-    qc_syncer *syncer = NULL;
     for (uint32_t i = 0; p->progress && i < p->plan->job_count; i++) {
         const qc_job *j = &p->plan->jobs[i];
         if (qc_unit_count(p, j->outputs[QC_PART_MAIN]) == 0)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
+    QC_TRY(count_what_is_left(p, err));
     QC_TRY(qc_read_ahead_init(&p->reads, p->dispatch_count, source_range, p, QC_READ_AHEAD_BYTES,
                               !p->keep_cache, 1, err));
-    QC_TRY(qc_syncer_start(&syncer, p, err));
+    QC_TRY(qc_syncer_start(&p->syncer, p, err));
     qc_status st = qc_team_run(p->threads, run_worker, p, err);
-    return qc_syncer_finish(syncer, st, err);
+    return qc_syncer_finish(p->syncer, st, err);
 }
 
 void qc_pipeline_forget_digests(qc_pipeline *p)
@@ -727,6 +599,7 @@ void qc_pipeline_deinit(qc_pipeline *p)
             qc_file_discard(&p->shards[i].file);
     }
     qc_read_ahead_deinit(&p->reads);
+    qc_source_files_deinit(&p->sources);
     if (p->have_turnstile)
         qc_turnstile_deinit(&p->turnstile);
     if (p->have_locks) {

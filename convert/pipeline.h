@@ -91,6 +91,7 @@ typedef struct {
     uint8_t kind;     /* qc_unit_kind */
     uint8_t written;  /* by its worker, or kept; read after the team ended */
     uint8_t kept;     /* recorded by an earlier run; set before the team starts */
+    uint8_t recorded; /* as kept; and made again, it must have the same digests */
 } qc_unit_state;
 
 /* What a job needs from its first piece on until the last derived tensor is written. */
@@ -142,6 +143,8 @@ typedef void (*qc_progress_fn)(void *ctx, uint64_t source_bytes);
 /* From the thread of the syncer: all that lies in the journal before this position, and the frames
  * that it speaks of, are on the disk. */
 typedef qc_status (*qc_durable_fn)(void *ctx, uint64_t journal_bytes, qc_error *err);
+
+typedef struct qc_syncer qc_syncer; /* convert/syncer.h */
 
 typedef struct qc_pipeline {
     const qc_plan *plan;
@@ -205,8 +208,10 @@ typedef struct {
  * zstd's among them, stay below the memory target. level: of compression; 0 for none. */
 unsigned qc_pipeline_default_threads(int level);
 
-/* Prepare, run, clean up. Between the first two the caller may set devices, progress and
- * keep_cache. out must have begun; shard files are staged in it but not committed.
+/* Prepare, run, clean up. Between the first two the caller may set devices, progress, keep_cache,
+ * durable and the foreign shards, and take in what a journal holds (qc_resume_open,
+ * qc_resume_check: in this order). out must have begun; shard files are staged in it but not
+ * committed. After a run that returns QC_OK all shards that are not foreign are on the disk.
  * Results stay in p until qc_pipeline_deinit. */
 QC_NODISCARD qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *out,
                                         qc_isa isa, unsigned threads, qc_error *err);

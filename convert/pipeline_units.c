@@ -23,8 +23,8 @@ static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
     const qc_job *j = &p->plan->jobs[o->job];
     if (o->part == QC_PART_MAIN)
         return QC_UNIT_MAIN;
-    const qc_out_tensor *t = p->plan->tensors;
-    if (!qc_pipeline_is_compressed(p) || t[tensor].st.begin < t[j->outputs[QC_PART_MAIN]].st.begin)
+    const uint64_t *begins = p->plan->layout.begins;
+    if (!qc_pipeline_is_compressed(p) || begins[tensor] < begins[j->outputs[QC_PART_MAIN]])
         return QC_UNIT_DEFERRED;
     return QC_UNIT_DERIVED;
 }
@@ -198,9 +198,9 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
         count += qc_ceil_div_u64(sh->header_bytes, header_piece(sh));
     }
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
-        const qc_out_tensor *t = &plan->tensors[i];
-        if (tensor_bytes(t) > 0)
-            count += qc_ceil_div_u64(tensor_bytes(t), t->piece_bytes);
+        const qc_out_tensor t = qc_plan_tensor(plan, i);
+        if (tensor_bytes(&t) > 0)
+            count += qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes);
     }
     if (count > UINT32_MAX / 3) /* digests of a unit */
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
@@ -262,8 +262,7 @@ uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u)
 {
     uint64_t place = u->content_offset;
     if (u->tensor != QC_NO_OUTPUT)
-        place +=
-            p->plan->layout.shards[u->shard].header_bytes + p->plan->tensors[u->tensor].st.begin;
+        place += p->plan->layout.shards[u->shard].header_bytes + p->plan->layout.begins[u->tensor];
     return place;
 }
 

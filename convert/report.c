@@ -156,6 +156,7 @@ static qc_status add_complete_before(const qc_convert_report *r, qc_strbuf *out,
 
 qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
+    char deleted[QC_SIZE_TEXT_BYTES];
     if (r->complete_before)
         return add_complete_before(r, out, err);
     if (r->part_count > 1)
@@ -182,6 +183,14 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
                               r->worst_rel_mse, r->worst_max_err));
     }
     QC_TRY(add_device(r, out, err));
+    if (r->continued)
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
+                              r->tensors_kept, r->tensors_kept == 1 ? "" : "s", r->tensors_redone));
+    if (r->files_consumed)
+        QC_TRY(qc_strbuf_addf(out, err, "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
+                              r->files_consumed, r->files_consumed == 1 ? "" : "s",
+                              qc_text_bytes(deleted, r->bytes_consumed)));
     QC_TRY(add_time(r, out, err));
     return add_parts_left(r, out, err);
 }

@@ -82,7 +82,7 @@ static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const 
     if (st == QC_ERR_INTERNAL)
         return refuse_record(r, record, err);
     QC_TRY(st);
-    p->units[index].kept = p->units[index].written = 1;
+    p->units[index].kept = p->units[index].written = p->units[index].recorded = 1;
     return QC_OK;
 }
 
@@ -314,8 +314,9 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
     r->times = v;
     QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times_now, err));
     r->times_now = v;
-    for (size_t i = 0; i < m->file_count; i++)
-        QC_TRY(qc_path_time(m->files[i].path, &r->times_now[i], err));
+    for (size_t i = 0; i < m->file_count;
+         i++) /* of what was opened, or was before it was consumed */
+        r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
     QC_TRY(qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err));
     if (!r->has_identity)
         return begin_journal(r, err);

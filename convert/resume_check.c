@@ -192,6 +192,18 @@ static qc_status take_derived_out(checker *c, qc_error *err)
     return any ? qc_journal_read(c->r->path, take_again, c, NULL, err) : QC_OK;
 }
 
+/* A shard's header or table is to be written again: until it is, the journal is not to say DONE. A
+ * BEGIN takes that back, of any weight of the shard. */
+static qc_status take_back_done(qc_resume *r, uint32_t shard, qc_error *err)
+{
+    const qc_plan *plan = r->p->plan;
+    const qc_shard *s = &plan->layout.shards[shard];
+    int done = r->found.done;
+    r->found.done = r->found.committing = 0;
+    return done && s->count > 0 ? qc_resume_add_begin(r, plan->outputs[s->order[0]].job, err)
+                                : QC_OK;
+}
+
 static qc_status take_out(checker *c, qc_error *err)
 {
     qc_resume *r = c->r;
@@ -202,11 +214,14 @@ static qc_status take_out(checker *c, qc_error *err)
         qc_unit_state *u = &p->units[i];
         if (!c->damaged[i])
             continue;
-        r->found.done = r->found.committing = 0;
+        if (u->kind == QC_UNIT_DERIVED) { /* see take_derived_out */
+            QC_TRY(take_back_done(r, qc_unit_shard(p, i), err));
+            continue;
+        }
         p->shards[qc_unit_shard(p, i)].kept = 0;
         if (u->kind == QC_UNIT_HEADER) {
             u->kept = u->written = 0;
-            QC_TRY(take_back_done(r, u->shard, err));
+            QC_TRY(take_back_done(r, qc_unit_shard(p, i), err));
             continue;
         }
         r->found.done = r->found.committing = 0;
@@ -245,22 +260,15 @@ void qc_resume_count(qc_resume *r)
     r->found.jobs_redone = r->begun_before - kept_of_begun;
 }
 
-static int any_kept(const qc_pipeline *p)
-{
-    uint32_t i = 0;
-    while (i < p->unit_count && !is_ours(p, &p->units[i]))
-        i++;
-    return i < p->unit_count;
-}
-
 static qc_status check_all(checker *c, qc_error *err)
 {
     qc_resume *r = c->r;
     qc_pipeline *p = r->p;
     const qc_checkpoint *m = p->plan->model;
-    int any_changed = !r->has_times, any_kept = 0;
+    int any_changed = !r->has_times;
     for (size_t i = 0; i < m->file_count; i++) {
-        c->changed[i] = !r->has_times || r->times[i] != r->times_now[i];
+        /* A deleted file was compared, if that was due, before it was deleted. */
+        c->changed[i] = !m->files[i].saved && (!r->has_times || r->times[i] != r->times_now[i]);
         any_changed |= c->changed[i];
     }
     for (uint32_t i = 0; i < p->plan->layout.count; i++) {
@@ -269,8 +277,7 @@ static qc_status check_all(checker *c, qc_error *err)
         if (r->found.done && !p->shards[i].kept && !p->shards[i].foreign)
             QC_TRY(take_back_done(r, i, err));
     }
-    /* Also where no weight is finished: the header's frame may be kept. */
-    if (any_kept(p))
+    if (r->found.stored_kept > 0) /* a shard's header may be recorded where no weight is */
         QC_TRY(qc_team_run(p->threads, check_units, c, err));
     QC_TRY(take_out(c, err));
     /* While weights are to be made again only because of these times, the next run is to see it. */

@@ -112,19 +112,22 @@ static void hash_text(qc_digest_state *h, const char *s)
     qc_digest_update(h, s, strlen(s));
 }
 
-static void hash_tensor(qc_digest_state *h, const qc_plan *plan, uint32_t tensor)
+/* name: scratch. */
+static qc_status hash_tensor(qc_digest_state *h, const qc_plan *plan, uint32_t tensor,
+                             qc_strbuf *name, qc_error *err)
 {
-    const qc_out_tensor *t = &plan->tensors[tensor];
+    const qc_out_tensor t = qc_plan_tensor(plan, tensor);
     const qc_output *o = &plan->outputs[tensor];
     const qc_job *j = &plan->jobs[o->job];
-    hash_text(h, t->st.name);
-    hash_u64(h, t->st.dtype);
-    hash_u64(h, t->st.ndim);
-    for (unsigned i = 0; i < t->st.ndim; i++)
-        hash_u64(h, t->st.dims[i]);
-    hash_u64(h, t->st.begin);
-    hash_u64(h, t->st.end);
-    hash_u64(h, t->piece_bytes);
+    QC_TRY(qc_out_tensor_name(name, &t, err));
+    hash_text(h, name->data);
+    hash_u64(h, t.st.dtype);
+    hash_u64(h, t.st.ndim);
+    for (unsigned i = 0; i < t.st.ndim; i++)
+        hash_u64(h, t.st.dims[i]);
+    hash_u64(h, t.st.begin);
+    hash_u64(h, t.st.end);
+    hash_u64(h, t.piece_bytes);
     hash_u64(h, o->job);
     hash_u64(h, o->part);
     hash_text(h, plan->model->tensors[j->source].name);
@@ -133,28 +136,33 @@ static void hash_tensor(qc_digest_state *h, const qc_plan *plan, uint32_t tensor
     hash_u64(h, (uint64_t)j->nested);
     hash_u64(h, j->scale);
     hash_u64(h, (uint64_t)j->entry->transpose);
+    return QC_OK;
 }
 
 static qc_status add_plan(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
     char hex[QC_DIGEST_HEX_BYTES];
     qc_digest_state *h = NULL;
+    qc_status st = QC_OK;
+    qc_strbuf name;
+    qc_strbuf_init(&name, SIZE_MAX / 2);
     QC_TRY(qc_digest_create(&h, err));
     qc_digest_reset(h);
-    for (uint32_t s = 0; s < plan->layout.count; s++) {
+    for (uint32_t s = 0; st == QC_OK && s < plan->layout.count; s++) {
         const qc_shard *sh = &plan->layout.shards[s];
         hash_text(h, sh->name);
         hash_u64(h, sh->header_bytes);
         hash_u64(h, sh->data_bytes);
         hash_u64(h, sh->device);
         hash_u64(h, sh->count);
-        for (uint32_t k = 0; k < sh->count; k++)
-            hash_tensor(h, plan, sh->order[k]);
+        for (uint32_t k = 0; st == QC_OK && k < sh->count; k++)
+            st = hash_tensor(h, plan, sh->order[k], &name, err);
     }
     qc_digest digest = qc_digest_finish(h);
     qc_digest_destroy(h);
+    qc_strbuf_deinit(&name);
     qc_digest_hex(&digest, hex);
-    return qc_strbuf_addf(out, err, "plan=%s\n", hex);
+    return st != QC_OK ? st : qc_strbuf_addf(out, err, "plan=%s\n", hex);
 }
 
 qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_count, qc_error *err)
@@ -162,7 +170,7 @@ qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_co
     QC_TRY(qc_strbuf_addf(out, err, "format=%u\nqconv=%s\n", QC_RESUME_FORMAT, QCONV_VERSION));
     QC_TRY(qc_strbuf_addf(out, err, "parts=%u\n", part_count));
     QC_TRY(add_options(out, plan->options, err));
-    if (plan->options->compress) /* behind what says so: the first difference is the one named */
+    if (plan->options->compress)
         QC_TRY(add_text(out, "zstd", qc_frame_library_version(), err));
     QC_TRY(add_source(out, plan->model, err));
     return add_plan(out, plan, err);

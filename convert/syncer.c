@@ -9,10 +9,12 @@
 struct qc_syncer {
     qc_pipeline *p;
     pthread_t thread;
-    pthread_mutex_t lock; /* protects stop, finish; a leaf lock */
-    pthread_cond_t told;
-    int stop;   /* now */
-    int finish; /* after one more round */
+    pthread_mutex_t lock; /* protects what follows; a leaf lock */
+    pthread_cond_t told, ran;
+    int stop;               /* now */
+    int finish;             /* after one more round */
+    uint64_t asked, served; /* rounds that workers asked for, and those that are over */
+    int ended;
     /* The thread's; the caller's after it ended. */
     unsigned char *named; /* per shard: its name is on the disk */
     qc_status status;
@@ -31,6 +33,8 @@ static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
     int complete = atomic_exchange(&state->complete, 0);
     QC_TRY(qc_file_open_update(&f, state->path, err));
     qc_status st = qc_file_write_out(&f, err);
+    if (st == QC_OK && !p->keep_cache)
+        qc_file_hint_done(&f, 0, 0); /* what was written since stays */
     if (st == QC_OK)
         st = qc_file_close(&f, err);
     qc_file_discard(&f);
@@ -58,27 +62,51 @@ static qc_status sync_round(qc_syncer *s, qc_error *err)
 }
 
 /* Until the next round, or until told; *last: this round is to be the last. */
-static int wait_for_round(qc_syncer *s, int *last)
+static int wait_for_round(qc_syncer *s, int *last, uint64_t *serves)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += ROUND_MS / 1000;
     pthread_mutex_lock(&s->lock);
     int r = 0;
-    while (!s->stop && !s->finish && r == 0)
+    while (!s->stop && !s->finish && s->asked == s->served && r == 0)
         r = pthread_cond_timedwait(&s->told, &s->lock, &until);
     int stop = s->stop;
     *last = s->finish;
+    *serves = s->asked;
     pthread_mutex_unlock(&s->lock);
     return stop;
+}
+
+static void tell_round(qc_syncer *s, uint64_t served, int ended)
+{
+    pthread_mutex_lock(&s->lock);
+    s->served = served;
+    s->ended = ended;
+    pthread_cond_broadcast(&s->ran);
+    pthread_mutex_unlock(&s->lock);
+}
+
+void qc_syncer_round(qc_syncer *s)
+{
+    pthread_mutex_lock(&s->lock);
+    uint64_t mine = ++s->asked;
+    pthread_cond_signal(&s->told);
+    while (s->served < mine && !s->ended)
+        pthread_cond_wait(&s->ran, &s->lock);
+    pthread_mutex_unlock(&s->lock);
 }
 
 static void *syncer_main(void *arg)
 {
     qc_syncer *s = arg;
     int last = 0;
-    while (!last && s->status == QC_OK && !wait_for_round(s, &last))
+    uint64_t serves = 0;
+    while (!last && s->status == QC_OK && !wait_for_round(s, &last, &serves)) {
         s->status = sync_round(s, &s->error);
+        tell_round(s, serves, 0);
+    }
+    tell_round(s, serves, 1);
     if (s->status != QC_OK)
         atomic_store(&s->p->halted, 1);
     return NULL;
@@ -86,6 +114,7 @@ static void *syncer_main(void *arg)
 
 static void destroy(qc_syncer *s)
 {
+    pthread_cond_destroy(&s->ran);
     pthread_cond_destroy(&s->told);
     pthread_mutex_destroy(&s->lock);
     qc_free(s->named);

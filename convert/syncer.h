@@ -14,10 +14,10 @@
 
 #include "convert/pipeline.h"
 
-typedef struct qc_syncer qc_syncer;
-
 /* Starts the thread. A failure of it sets p->halted, and is returned by qc_syncer_finish. */
 QC_NODISCARD qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err);
+/* Another round, from its beginning to its end, or until the thread has ended: by a worker. */
+void qc_syncer_round(qc_syncer *s);
 /* The workers have ended. ended OK: everything is brought to the disk, or
  * QC_ERR_INTERRUPTED. Otherwise the thread is only stopped. Returns what went wrong first: the
  * syncer's own error goes before QC_ERR_INTERRUPTED of workers, any other of theirs before it.

@@ -25,6 +25,9 @@
 #define TMP_SUFFIX       ".tmp"
 #define HANDLES_USUAL    200u
 #define HINT_STEP_BYTES  (512u << 10)
+#define WRITE_OUT_BYTES  ((off_t)4 << 20)
+#define WRITE_OUT_PASSES 16
+#define WRITE_OUT_QUICK  250000000u /* ns of a pass over pages that are clean but for a few */
 
 /* ---- Faults on request ---------------------------------------------------------------------- */
 

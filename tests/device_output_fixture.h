@@ -8,6 +8,7 @@
 #include "formats/manifest.h"
 #include "formats/seekable.h"
 #include "formats/shard_layout.h"
+#include "layout_array.h"
 
 #define MIB     (1u << 20)
 #define TENSORS 9u
@@ -123,7 +124,9 @@ static inline void write_shard(world *w, uint32_t shard, size_t *tensor)
                               .device = w->placed ? sh->device : 0};
     qc_strbuf header;
     qc_strbuf_init(&header, MIB);
-    assert_int_equal(qc_layout_header(&header, &w->layout, shard, w->tensors, NULL), QC_OK);
+    assert_int_equal(
+        qc_layout_header(&header, &w->layout, shard, array_tensors(w->tensors, TENSORS), NULL),
+        QC_OK);
     put_stretch(&file, frames, &count, w->m.compressed, (const unsigned char *)header.data,
                 sh->header_bytes, sh->header_bytes, &ms->header, &ms->header_stored);
     qc_strbuf_deinit(&header);
@@ -195,8 +198,7 @@ static inline void make_output(world *w, int compressed, int placed)
             .device = placed ? made[i].device : 0,
             .piece_bytes = made[i].piece,
             .align_bytes = 1};
-    assert_int_equal(qc_layout_make(&w->layout, &w->arena, w->tensors, TENSORS, LIMIT, &err),
-                     QC_OK);
+    assert_int_equal(layout_array(&w->layout, &w->arena, w->tensors, TENSORS, LIMIT, &err), QC_OK);
     w->m = (qc_manifest){.qconv_version = "0.1.0",
                          .zstd_version = compressed ? "1.5.4" : NULL,
                          .compressed = compressed,

@@ -187,7 +187,8 @@ static void a_plan_is_dealt_out_by_what_is_read_and_written(void **state)
     qc_ckpt_tensor sources[3];
     qc_checkpoint model;
     qc_job jobs[3];
-    qc_out_tensor tensors[3];
+    qc_output outputs[3];
+    uint64_t begins[3] = {0};
     qc_shard shards[3];
     qc_plan plan;
     uint32_t part_of[3];
@@ -195,7 +196,7 @@ static void a_plan_is_dealt_out_by_what_is_read_and_written(void **state)
     memset(sources, 0, sizeof sources);
     memset(&model, 0, sizeof model);
     memset(jobs, 0, sizeof jobs);
-    memset(tensors, 0, sizeof tensors);
+    memset(outputs, 0, sizeof outputs);
     memset(shards, 0, sizeof shards);
     memset(&plan, 0, sizeof plan);
     static const uint64_t read[3] = {400, 100, 90}, written[3] = {90, 100, 90};
@@ -216,7 +217,9 @@ static void a_plan_is_dealt_out_by_what_is_read_and_written(void **state)
     plan.model = &model;
     plan.jobs = jobs;
     plan.job_count = 3;
-    plan.tensors = tensors;
+    plan.outputs = outputs;
+    plan.tensor_count = 3;
+    plan.layout.begins = begins;
     plan.layout.shards = shards;
     plan.layout.count = 3;
     assert_int_equal(qc_parts_of_plan(part_of, load, &plan, 2, NULL), QC_OK);
