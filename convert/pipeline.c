@@ -151,7 +151,7 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
         if (s->foreign)
             continue;
         if (u->kept && u->file_offset != s->next_offset)
-            QC_FAIL(err, QC_ERR_INTERNAL,
+            QC_FAIL(err, QC_ERR_CHECK,
                     "%s: a frame of the interrupted conversion lies at %" PRIu64
                     ", where this one comes to %" PRIu64 "; --restart begins anew",
                     s->path, u->file_offset, s->next_offset);
