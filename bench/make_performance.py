@@ -379,7 +379,7 @@ def page():
                 "(`bench_model serve`), each finished shard read back. Flat: the rate of the last quarter of the",
                 "shards over that of the first, a processor second and a second. Seconds hold the making of the",
                 "weights and whatever else the machine did.", "", scale(r), "",
-                origin({}, r["command"] + " --json bench/results/scale.json"), ""]
+                origin(r["runs"][-1], r["command"] + " --json bench/results/scale.json"), ""]
     r = load("plan")
     if r:
         out += ["## Planning the largest released checkpoint", "",
