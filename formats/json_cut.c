@@ -119,7 +119,6 @@ qc_status qc_json_cut_feed(qc_json_cut *c, const char *bytes, size_t len, qc_err
             c->escaped = 1;
         } else if (*p == '"') {
             QC_TRY(add_run(c, run, p, err)); /* with in_string as it was before the quote */
-            run = p;
             if (!c->in_string)
                 c->word.len = 0;
             c->in_string = !c->in_string;

@@ -42,7 +42,7 @@ static qc_status read_at(const source *s, uint64_t at, char *dst, size_t len, qc
 static qc_status find_seal(const source *s, uint64_t *covered, qc_digest *want, qc_error *err)
 {
     enum { TAIL = sizeof SEAL_TAIL - 1, KEY = sizeof SEAL_BEFORE - 1 };
-    char end[KEY + HEX_BYTES + TAIL], hex[QC_DIGEST_HEX_BYTES] = {0};
+    char end[KEY + HEX_BYTES + TAIL] = {0}, hex[QC_DIGEST_HEX_BYTES] = {0};
     if (s->len >= sizeof end)
         QC_TRY(read_at(s, s->len - sizeof end, end, sizeof end, err));
     if (s->len < sizeof end || memcmp(end + sizeof end - TAIL, SEAL_TAIL, TAIL) != 0)
