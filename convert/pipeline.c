@@ -306,6 +306,44 @@ static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit 
         p->plan->options->out);
 }
 
+static void begin_item(qc_worker *w, uint32_t item)
+{
+    qc_read_ahead *reads = &w->p->reads;
+    qc_read_range r;
+    qc_read_ahead_take(reads, item);
+    if (qc_read_ahead_is_direct(reads, item, &r) &&
+        !qc_direct_begin(w->direct, r.file, r.offset, r.bytes))
+        qc_read_ahead_no_direct(reads, item);
+}
+
+/* What was read is yet to be compressed and written: let the device read on meanwhile. Only a main
+ * unit is taken before its time: a derived one may lie before what the caller is about to wait at
+ * the turnstile with, which would be waiting for itself. */
+static void take_early(qc_worker *w)
+{
+    qc_pipeline *p = w->p;
+    uint_fast32_t item = atomic_load(&p->next_dispatch);
+    if (item >= p->dispatch_count || p->units[p->dispatch[item]].kind != QC_UNIT_MAIN ||
+        !atomic_compare_exchange_strong(&p->next_dispatch, &item, item + 1))
+        return;
+    w->early = (uint32_t)item;
+    begin_item(w, w->early);
+}
+
+/* The number of what the worker is to do; 0 where nothing is left. */
+static int take(qc_worker *w, uint32_t *item)
+{
+    *item = w->early;
+    w->early = QC_NO_ITEM;
+    if (*item != QC_NO_ITEM)
+        return 1;
+    *item = (uint32_t)atomic_fetch_add(&w->p->next_dispatch, 1);
+    if (*item >= w->p->dispatch_count)
+        return 0;
+    begin_item(w, *item);
+    return 1;
+}
+
 static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -323,6 +361,7 @@ static qc_status do_main(qc_worker *w, uint32_t index, uint32_t item, qc_error *
     qc_read_ahead_done(&p->reads, item);
     if (w->direct)
         qc_direct_end(w->direct);
+    take_early(w);
     QC_TRY(commit_unit(w, &u, w->content, err));
     if (p->progress)
         p->progress(p->progress_ctx,
@@ -394,6 +433,7 @@ qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *
 {
     memset(w, 0, sizeof *w);
     w->p = p;
+    w->early = QC_NO_ITEM;
     w->team = team;
     size_t source = QC_SOURCE_STEP_BYTES, piece = p->piece_bytes;
     for (uint32_t i = 0; i < p->plan->job_count; i++) {
@@ -434,16 +474,6 @@ qc_status qc_worker_look_up(const qc_worker *w, qc_error *err)
     return QC_OK;
 }
 
-static void begin_reading(qc_worker *w, uint32_t item)
-{
-    qc_read_ahead *reads = &w->p->reads;
-    qc_read_range r;
-    qc_read_ahead_take(reads, item);
-    if (qc_read_ahead_is_direct(reads, item, &r) &&
-        !qc_direct_begin(w->direct, r.file, r.offset, r.bytes))
-        qc_read_ahead_no_direct(reads, item);
-}
-
 static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
 {
     qc_pipeline *p = ctx;
@@ -455,10 +485,9 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
         st = qc_worker_look_up(&w, err);
         if (st != QC_OK)
             break;
-        uint32_t i = (uint32_t)atomic_fetch_add(&p->next_dispatch, 1);
-        if (i >= p->dispatch_count)
+        uint32_t i;
+        if (!take(&w, &i))
             break;
-        begin_reading(&w, i);
         uint32_t unit = p->dispatch[i];
         switch ((qc_unit_kind)p->units[unit].kind) {
         case QC_UNIT_HEADER:

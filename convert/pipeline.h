@@ -186,12 +186,15 @@ typedef struct qc_pipeline {
     atomic_uint_fast32_t waiting; /* complete shards that are open until they are on the disk */
 } qc_pipeline;
 
+#define QC_NO_ITEM UINT32_MAX
+
 /* One worker's scratch. */
 typedef struct {
     qc_pipeline *p;
     qc_team *team;
     qc_st_cursor *cursor;
     qc_direct_reader *direct; /* of the cursor; NULL where all may stay in the page cache */
+    uint32_t early;           /* dispatch number of what comes next, QC_NO_ITEM: not taken yet */
     qc_frame_coder *coder;
     qc_digest_state *hash;
     unsigned char *source;     /* one step; at least one row for row-wise int8 */
