@@ -5,6 +5,9 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 static atomic_uint_fast64_t alloc_tried;
 static atomic_uint_fast64_t alloc_fail_from;
@@ -94,4 +97,11 @@ qc_status qc_strdup(char **out, const char *s, qc_error *err)
 void qc_free(void *p)
 {
     free(p);
+}
+
+void qc_alloc_trim(void)
+{
+#ifdef __GLIBC__
+    (void)malloc_trim(0);
+#endif
 }

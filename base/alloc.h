@@ -19,6 +19,9 @@ QC_NODISCARD qc_status qc_realloc_array(void **inout, size_t count, size_t bytes
 QC_NODISCARD qc_status qc_malloc_aligned(void **out, size_t alignment, size_t bytes, qc_error *err);
 QC_NODISCARD qc_status qc_strdup(char **out, const char *s, qc_error *err);
 void qc_free(void *p);
+/* What was freed goes back to the system, as far as the C library does that: after a phase that
+ * made and freed much, before one that lasts. */
+void qc_alloc_trim(void);
 
 /* Plain hooks for libraries that want malloc-like functions (cJSON, zstd): NULL on failure. */
 void *qc_hook_malloc(size_t bytes);

@@ -1,5 +1,6 @@
 #include "convert/convert_run.h"
 
+#include "base/alloc.h"
 #include "base/clock.h"
 #include "convert/console.h"
 #include "convert/consume.h"
@@ -184,6 +185,7 @@ static qc_status run_pipeline(conversion *c, qc_error *err)
     c->p.progress = add_progress;
     c->p.progress_ctx = progress;
     c->running = 1;
+    qc_alloc_trim(); /* headers of many tensors were read for the plan */
     qc_status st = qc_pipeline_run(&c->p, err);
     if (st == QC_OK && c->consume)
         st = qc_consume_finish(c->consume, err);

@@ -65,7 +65,7 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
     QC_TRY(root_of(p, first, count, OF_CONTENT, &t->content, err));
     if (plan->options->compress) {
         QC_TRY(root_of(p, first, count, OF_STORED, &t->stored, err));
-        t->stored_offset = count ? p->units[first].file_offset : 0;
+        t->stored_offset = count ? qc_unit_place(&p->units[first]) : 0;
         for (uint32_t i = 0; i < count; i++)
             t->stored_bytes += p->units[first + i].stored_bytes;
     }

@@ -150,14 +150,14 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
         qc_shard_state *s = &p->shards[qc_unit_shard(p, *next)];
         if (s->foreign)
             continue;
-        if (u->kept && u->file_offset != s->next_offset)
+        if (u->kept && qc_unit_place(u) != s->next_offset)
             QC_FAIL(err, QC_ERR_CHECK,
                     "%s: a frame of the interrupted conversion lies at %" PRIu64
                     ", where this one comes to %" PRIu64 "; --restart begins anew",
-                    s->path, u->file_offset, s->next_offset);
+                    s->path, qc_unit_place(u), s->next_offset);
         if (!u->kept && u->kind != QC_UNIT_DEFERRED)
             break;
-        u->file_offset = s->next_offset;
+        qc_unit_set_place(u, s->next_offset);
         s->next_offset += u->stored_bytes;
     }
     return QC_OK;
@@ -588,7 +588,7 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
          * steps over the shard from its beginning when it does. */
         uint64_t come = s->next_offset;
         const qc_unit_state *last = &p->units[s->first_unit + s->unit_count - 1];
-        s->next_offset = last->file_offset + last->stored_bytes;
+        s->next_offset = qc_unit_place(last) + last->stored_bytes;
         QC_TRY(finish_shard(p, i, err));
         s->next_offset = come;
     }

@@ -82,17 +82,30 @@ typedef struct {
     qc_digest content, stored, source;
 } qc_unit;
 
-/* What is kept of it: most of what a conversion needs for a tensor that is written. */
+/* What is kept of it: most of what a conversion needs for a tensor that is written, so in 16 bytes.
+ */
 typedef struct {
-    uint64_t file_offset;
     uint32_t stored_bytes;
     uint32_t tensor;
-    uint32_t digests; /* its first one in the pipeline's */
-    uint8_t kind;     /* qc_unit_kind */
-    uint8_t written;  /* by its worker, or kept; read after the team ended */
-    uint8_t kept;     /* recorded by an earlier run; set before the team starts */
-    uint8_t recorded; /* as kept; and made again, it must have the same digests */
+    uint32_t place_low; /* of its place in the shard's file: qc_unit_place */
+    uint16_t place_high;
+    uint8_t kind : 2;     /* qc_unit_kind; like the next two set before the team starts */
+    uint8_t kept : 1;     /* recorded by an earlier run */
+    uint8_t recorded : 1; /* as kept; and made again, it must have the same digests */
+    uint8_t written;      /* by its worker, or kept; read after the team ended */
 } qc_unit_state;
+_Static_assert(sizeof(qc_unit_state) == 16, "there are as many as tensors in the output, or more");
+
+static inline uint64_t qc_unit_place(const qc_unit_state *u)
+{
+    return (uint64_t)u->place_high << 32 | u->place_low;
+}
+
+static inline void qc_unit_set_place(qc_unit_state *u, uint64_t place) /* below 2^48 */
+{
+    u->place_low = (uint32_t)place;
+    u->place_high = (uint16_t)(place >> 32);
+}
 
 /* What a job needs from its first piece on until the last derived tensor is written. */
 typedef struct {
@@ -155,7 +168,7 @@ typedef struct qc_pipeline {
     qc_source_files sources;
     qc_unit_state *units;
     uint32_t unit_count;
-    qc_file digests; /* scratch: of units, as many as each has; nobody needs them until the end */
+    qc_file digests; /* scratch: room for all of each unit; nobody needs them until the end */
     qc_digest same_content[QC_PART_COUNT], same_stored[QC_PART_COUNT]; /* of tables */
     uint32_t piece_bytes; /* content of the largest unit */
     uint32_t *first_unit; /* per output tensor */

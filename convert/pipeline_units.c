@@ -43,16 +43,13 @@ static uint32_t digest_count(const qc_pipeline *p, const qc_unit_state *u)
     return 1u + (qc_pipeline_is_compressed(p) != 0) + (u->kind == QC_UNIT_MAIN);
 }
 
-/* digests: how many there are so far. */
 static void add_units(qc_pipeline *p, qc_unit_state model, uint64_t bytes, uint64_t piece,
-                      uint32_t *at, uint32_t *digests)
+                      uint32_t *at)
 {
     for (uint64_t offset = 0; offset < bytes; offset += piece) {
         uint64_t n = bytes - offset < piece ? bytes - offset : piece;
         qc_unit_state *u = &p->units[(*at)++];
         *u = model;
-        u->digests = *digests;
-        *digests += digest_count(p, u);
         if (n > p->piece_bytes)
             p->piece_bytes = (uint32_t)n;
         if (u->kind == QC_UNIT_DEFERRED && qc_pipeline_is_compressed(p))
@@ -115,7 +112,7 @@ qc_unit qc_unit_of(const qc_pipeline *p, uint32_t index)
 {
     const qc_unit_state *s = &p->units[index];
     qc_unit u = qc_unit_planned(p, index);
-    u.file_offset = s->file_offset;
+    u.file_offset = qc_unit_place(s);
     u.stored_bytes = s->stored_bytes;
     return u;
 }
@@ -132,7 +129,7 @@ qc_status qc_unit_read(const qc_pipeline *p, uint32_t index, qc_unit *out, qc_er
         return QC_OK;
     }
     QC_TRY(qc_file_pread(&p->digests, all, digest_count(p, s) * sizeof *all,
-                         (uint64_t)s->digests * sizeof *all, err));
+                         (uint64_t)index * sizeof all, err));
     out->content = *d++;
     if (qc_pipeline_is_compressed(p))
         out->stored = *d++;
@@ -145,7 +142,7 @@ qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
 {
     qc_unit_state *s = &p->units[u->index];
     qc_digest all[3], *d = all;
-    s->file_offset = u->file_offset;
+    qc_unit_set_place(s, u->file_offset);
     s->stored_bytes = u->stored_bytes;
     if (is_same(p, s)) {
         qc_part part = p->plan->outputs[s->tensor].part;
@@ -162,7 +159,7 @@ qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
     if (s->kind == QC_UNIT_MAIN)
         *d = u->source;
     return qc_file_pwrite(&p->digests, all, digest_count(p, s) * sizeof *all,
-                          (uint64_t)s->digests * sizeof *all, err);
+                          (uint64_t)u->index * sizeof all, err);
 }
 
 /* Digests of the tables that are the same beside all weights. */
@@ -203,26 +200,26 @@ qc_status qc_units_make(qc_pipeline *p, qc_error *err)
         if (tensor_bytes(&t) > 0)
             count += qc_ceil_div_u64(tensor_bytes(&t), t.piece_bytes);
     }
-    if (count > UINT32_MAX / 3) /* digests of a unit */
+    if (count > UINT32_MAX || plan->content_bytes >> 47) /* places have 48 bits */
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: too large for one conversion", plan->model->path);
     void *v = NULL;
     QC_TRY(qc_calloc(&v, (size_t)count, sizeof *p->units, err));
     p->units = v;
     QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof *p->first_unit, err));
     p->first_unit = v;
-    uint32_t at = 0, digests = 0;
+    uint32_t at = 0;
     p->piece_bytes = 1;
     for (uint32_t s = 0; s < plan->layout.count; s++) {
         const qc_shard *sh = &plan->layout.shards[s];
         p->shards[s].first_unit = at;
         qc_unit_state header = {.tensor = QC_NO_OUTPUT, .kind = QC_UNIT_HEADER};
-        add_units(p, header, sh->header_bytes, header_piece(sh), &at, &digests);
+        add_units(p, header, sh->header_bytes, header_piece(sh), &at);
         for (uint32_t k = 0; k < sh->count; k++) {
             uint32_t tensor = sh->order[k];
-            qc_unit_state u = {.tensor = tensor, .kind = (uint8_t)kind_of(p, tensor)};
+            qc_unit_state u = {.tensor = tensor, .kind = kind_of(p, tensor)};
             p->first_unit[tensor] = at;
             const qc_out_tensor t = qc_plan_tensor(plan, tensor);
-            add_units(p, u, tensor_bytes(&t), t.piece_bytes, &at, &digests);
+            add_units(p, u, tensor_bytes(&t), t.piece_bytes, &at);
         }
         p->shards[s].unit_count = at - p->shards[s].first_unit;
         atomic_init(&p->shards[s].left, p->shards[s].unit_count);
@@ -246,7 +243,8 @@ void qc_job_reset(qc_pipeline *p, uint32_t job)
         uint32_t t = j->outputs[part];
         for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
             qc_unit_state *u = &p->units[p->first_unit[t] + i];
-            u->kept = u->written = 0;
+            u->kept = 0;
+            u->written = 0;
             left += u->kind == QC_UNIT_MAIN;
             derived += u->kind == QC_UNIT_DERIVED;
             p->shards[qc_unit_shard(p, p->first_unit[t] + i)].kept = 0;

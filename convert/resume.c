@@ -70,7 +70,7 @@ static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const 
     if (whole != (job != QC_NO_OUTPUT) || (whole && p->plan->outputs[u.tensor].job != job))
         return refuse_record(r, record, err);
     if (qc_pipeline_is_compressed(p)
-            ? stored > qc_frame_bound(u.content_bytes) || stored == 0
+            ? stored > qc_frame_bound(u.content_bytes) || stored == 0 || place >> 48 != 0
             : stored != u.content_bytes || place != qc_unit_plain_place(p, &u))
         return refuse_record(r, record, err);
     u.stored_bytes = stored;
@@ -82,7 +82,8 @@ static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const 
     if (st == QC_ERR_INTERNAL)
         return refuse_record(r, record, err);
     QC_TRY(st);
-    p->units[index].kept = p->units[index].written = p->units[index].recorded = 1;
+    p->units[index].kept = p->units[index].recorded = 1;
+    p->units[index].written = 1;
     return QC_OK;
 }
 

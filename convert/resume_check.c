@@ -220,7 +220,8 @@ static qc_status take_out(checker *c, qc_error *err)
         }
         p->shards[qc_unit_shard(p, i)].kept = 0;
         if (u->kind == QC_UNIT_HEADER) {
-            u->kept = u->written = 0;
+            u->kept = 0;
+            u->written = 0;
             QC_TRY(take_back_done(r, qc_unit_shard(p, i), err));
             continue;
         }
