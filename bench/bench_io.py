@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
 """How fast a conversion reads from a cold cache, beside fio on the same file and other ways to read.
 
-  bench_io.py --work DIR [--model ID] [--rounds N] [--json FILE]
+  bench_io.py --work DIR [--memory DIR] [--model ID] [--rounds N] [--json FILE]
 
 A checkpoint (bench_model write) of a few GB is put in DIR. A round runs each command once, with
 nothing of the checkpoint in the page cache and all written pages on the disk, in an order of its
-own, so that other work on the machine falls on all alike; ratios are taken within a round. The
-output goes to DIR/out, on the same disk, and is removed.
+own, so that other work on the machine falls on all alike; ratios are taken within a round.
 
-  fio         reads sequentially, O_DIRECT, as many jobs as threads: what the disk gives
+  fio         reads sequentially, O_DIRECT, as many jobs as threads: what the disk gives; the best
+              of three engines counts
   bench_read  reads the way convert does, or another way, and does nothing else
-  qconv       converts; "cached" with the checkpoint in the page cache: what the processors give
+  qconv       converts, to the same disk, which then has both to do; "OUT in memory" (--memory, a
+              tmpfs) leaves it the reading alone; "cached" has the checkpoint in the page cache too:
+              what the processors give
 
-of_bound: a conversion against the slower of the two, fio and the same conversion cached.
+of_bound: with OUT in memory, against the slower of the two, fio and the same conversion cached.
 
 Recorded of each: GB/s of the checkpoint, processor seconds a GB, and how much of the checkpoint is
 in the page cache afterwards (fincore).
@@ -69,6 +71,10 @@ def timed(argv):
     return seconds, cpu, p.stdout.decode()
 
 
+FIO = {"fio libaio 16": ("libaio", 16), "fio io_uring 16": ("io_uring", 16),
+       "fio psync": ("psync", 1)}
+
+
 def fio(paths, threads, engine, depth):
     """Each job reads its share of the largest file."""
     path = max(paths, key=os.path.getsize)
@@ -78,38 +84,37 @@ def fio(paths, threads, engine, depth):
          "--numjobs=%d" % threads, "--size=%d" % share, "--offset_increment=%d" % share,
          "--iodepth=%d" % depth, "--ioengine=" + engine, "--group_reporting",
          "--output-format=json", "--thread"])
-    read = json.loads(out)["jobs"][0]["read"]
+    read = json.loads(out[out.index("{"):])["jobs"][0]["read"]  # a note may come first
     # fio spends a second on getting ready: its own clock counts.
     return read["runtime"] / 1000, cpu, read["io_bytes"]
 
 
-def commands(args, model, paths, size, out):
+def commands(args, model, paths, size, out, memory):
     threads = args.threads
-    found = {
-        "fio libaio 16": lambda: fio(paths, threads, "libaio", 16),
-        "fio io_uring 16": lambda: fio(paths, threads, "io_uring", 16),
-    }
+    found = {name: lambda how=how: fio(paths, threads, *how) for name, how in FIO.items()}
 
     def read(way):
         seconds, cpu, text = timed([os.path.join(args.bench, "bench_read"), "--threads",
                                     str(threads), "--way", way, *paths])
         return json.loads(text)["seconds"], cpu, size
 
-    def convert(options, warm):
+    def convert(options, to, warm):
         if warm:
             for path in paths:
                 with open(path, "rb", buffering=0) as f:
                     while f.read(1 << 24):
                         pass
-        seconds, cpu, _ = timed([args.qconv, "-q", "--threads", str(threads), *options, model, out])
-        shutil.rmtree(out)
+        seconds, cpu, _ = timed([args.qconv, "-q", "--threads", str(threads), *options, model, to])
+        shutil.rmtree(to)
         return seconds, cpu, size
 
     for way in WAYS:
         found["bench_read " + way] = lambda way=way: read(way)
     for name, options in CONVERSIONS.items():
-        found["qconv %s" % name] = lambda o=options: convert(o, False)
-        found["qconv %s, cached" % name] = lambda o=options: convert(o, True)
+        found["qconv %s" % name] = lambda o=options: convert(o, out, False)
+        name = "qconv %s, OUT in memory" % name
+        found[name] = lambda o=options: convert(o, memory, False)
+        found[name + ", cached"] = lambda o=options: convert(o, memory, True)
     return found
 
 
@@ -129,6 +134,7 @@ def main():
     p.add_argument("--qconv", default=os.path.join(HERE, "..", "build", "qconv"))
     p.add_argument("--bench", default=os.path.join(HERE, "..", "build"))
     p.add_argument("--work", required=True)
+    p.add_argument("--memory", default="/dev/shm", help="a folder on a tmpfs")
     p.add_argument("--model", default="meta-llama/Llama-3.2-3B")
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
@@ -140,13 +146,15 @@ def main():
                        check=True)
     paths = weights(model)
     size = sum(os.path.getsize(path) for path in paths)
-    runs = commands(args, model, paths, size, out)
+    memory = os.path.join(args.memory, "qconv-bench-io-%d" % os.getpid())
+    runs = commands(args, model, paths, size, out, memory)
     rows = {name: [] for name in runs}
     for _ in range(args.rounds):
         order = list(runs)
         random.shuffle(order)
         for name in order:
-            shutil.rmtree(out, ignore_errors=True)
+            for left in (out, memory):
+                shutil.rmtree(left, ignore_errors=True)
             os.sync()
             drop(paths)
             load = os.getloadavg()[0]
@@ -156,8 +164,7 @@ def main():
             print("%-40s %6.2f GB/s  %5.2f CPU s/GB  %6.0f MB left, load %.1f" %
                   (name, rows[name][-1]["gb_per_s"], rows[name][-1]["cpu_s_per_gb"],
                    (rows[name][-1]["left_in_cache"] or 0) / 1e6, load), file=sys.stderr)
-    base = [max(a["gb_per_s"], b["gb_per_s"]) for a, b in zip(rows["fio libaio 16"],
-                                                              rows["fio io_uring 16"])]
+    base = [max(row["gb_per_s"] for row in round_) for round_ in zip(*(rows[n] for n in FIO))]
     result = {"command": "bench/bench_io.py --rounds %d --work DIR --model %s" %
                          (args.rounds, args.model),
               "commit": commit(), "cpu": cpu_name(), "threads": args.threads,

@@ -365,12 +365,13 @@ def page():
     r = load("io")
     if r:
         out += ["## Reading from a cold cache", "",
-                "%.1f GB of weights in files of which nothing is cached, %d threads; the output is written to the"
+                "%.1f GB of weights in files of which nothing is cached, %d threads. `fio` reads sequentially"
                 % (r["bytes"] / 1e9, r["threads"]),
-                "same disk. `fio` reads sequentially with O_DIRECT and as many jobs: what the disk gives; a ratio",
-                "to it is to the faster of the two engines in the same round. `bench_read` reads and does nothing",
-                "else, `stream` as convert does. \"cached\" is the same conversion with its source in the page",
-                "cache: what the processors give at that load. Target: %.0f%% of the slower of the two."
+                "with O_DIRECT and as many jobs: what the disk gives; a ratio to it is to the fastest of the",
+                "three engines in the same round. `bench_read` reads and does nothing else, `stream` as convert",
+                "does. A conversion writes to the same disk, or to memory, which leaves the disk the reading",
+                "alone; \"cached\" has the source in the page cache, too: what the processors give at that load.",
+                "Target: %.0f%% of the slower of the two."
                 % (100 * r["target"]), "", reading(r), "", origin(r, r["command"]), ""]
     r = load("scale")
     if r:
