@@ -11,17 +11,10 @@ import math
 import os
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-RESULTS = os.path.join(HERE, "results", "accuracy.json")
-PAGE = os.path.join(HERE, "..", "docs", "accuracy.md")
+from result_page import RESULTS, table, write_or_check
+
 BNB = "bitsandbytes NF4, double"
 TARGET = 0.14
-
-
-def table(head, rows):
-    out = ["| " + " | ".join(head) + " |", "|" + "|".join("--" for _ in head) + "|"]
-    out += ["| " + " | ".join(r) + " |" for r in rows]
-    return "\n".join(out)
 
 
 def figure(x, digits=3):
@@ -214,18 +207,10 @@ def page(r):
 
 
 def main():
-    with open(RESULTS) as f:
+    with open(os.path.join(RESULTS, "accuracy.json")) as f:
         text = page(json.load(f))
-    if sys.argv[1:] == ["--check"]:
-        with open(PAGE) as f:
-            if f.read() != text:
-                print("docs/accuracy.md: not what bench/results/accuracy.json gives; "
-                      "run bench/make_accuracy.py")
-                return 1
-        return 0
-    with open(PAGE, "w") as f:
-        f.write(text)
-    return 0
+    return write_or_check("accuracy.md", text, "bench/results/accuracy.json",
+                          "bench/make_accuracy.py")
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ import json
 import os
 import sys
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-RESULTS = os.path.join(HERE, "results")
-PAGE = os.path.join(HERE, "..", "docs", "performance.md")
+from result_page import RESULTS, table, write_or_check
 
 
 def load(name):
@@ -22,12 +20,6 @@ def load(name):
         return None
     with open(path) as f:
         return json.load(f)
-
-
-def table(head, rows):
-    out = ["| " + " | ".join(head) + " |", "|" + "|".join("--" for _ in head) + "|"]
-    out += ["| " + " | ".join(r) + " |" for r in rows]
-    return "\n".join(out)
 
 
 def origin(r, command):
@@ -396,17 +388,7 @@ def page():
 
 
 def main():
-    text = page()
-    if sys.argv[1:] == ["--check"]:
-        with open(PAGE) as f:
-            if f.read() != text:
-                print("docs/performance.md: not what bench/results gives; "
-                      "run bench/make_performance.py")
-                return 1
-        return 0
-    with open(PAGE, "w") as f:
-        f.write(text)
-    return 0
+    return write_or_check("performance.md", page(), "bench/results", "bench/make_performance.py")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,27 @@
+"""What the scripts that make a page of docs/ from bench/results/ share: tables, and the choice
+between writing the page and checking it."""
+import os
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+RESULTS = os.path.join(HERE, "results")
+
+
+def table(head, rows):
+    out = ["| " + " | ".join(head) + " |", "|" + "|".join("--" for _ in head) + "|"]
+    out += ["| " + " | ".join(r) + " |" for r in rows]
+    return "\n".join(out)
+
+
+def write_or_check(name, text, source, script):
+    """docs/NAME becomes `text`; with --check, is 1 where it is not that already."""
+    path = os.path.join(HERE, "..", "docs", name)
+    if sys.argv[1:] == ["--check"]:
+        with open(path) as f:
+            if f.read() != text:
+                print("docs/%s: not what %s gives; run %s" % (name, source, script))
+                return 1
+        return 0
+    with open(path, "w") as f:
+        f.write(text)
+    return 0
