@@ -270,6 +270,7 @@ typedef struct {
     uint64_t window, end, start, tokens;
     uint64_t span; /* of attention */
     float *hidden; /* of token `start` */
+    float *normed; /* where norms of it go; may be hidden itself */
     const float *weight;
     uint64_t q, kv, ldb;
 } chunk;
@@ -283,7 +284,7 @@ static qc_status norm_tokens(void *ctx, unsigned thread, uint64_t first, uint64_
     (void)err;
     for (uint64_t t = first; t < first + count; t++)
         k->cpu->decoder->norm(k->hidden + t * n, k->weight, n,
-                              (float)k->cpu->shape->config.norm_eps, k->cpu->a + t * n);
+                              (float)k->cpu->shape->config.norm_eps, k->normed + t * n);
     return QC_OK;
 }
 
@@ -447,7 +448,7 @@ qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w, uint6
                              float *hidden, qc_error *err)
 {
     const qc_llama_config *c = &cpu->shape->config;
-    chunk k = {.cpu = cpu, .w = w, .span = cpu->shape->windows[layer]};
+    chunk k = {.cpu = cpu, .w = w, .normed = cpu->a, .span = cpu->shape->windows[layer]};
     k.q = c->heads * c->head_dim;
     k.kv = c->kv_heads * c->head_dim;
     k.ldb = k.q + 2 * k.kv;
@@ -458,21 +459,8 @@ qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w, uint6
     return QC_OK;
 }
 
-static qc_status norm_in_place(void *ctx, unsigned thread, uint64_t first, uint64_t count,
-                               qc_error *err)
-{
-    const chunk *k = ctx;
-    uint64_t n = k->cpu->shape->config.hidden;
-    (void)thread;
-    (void)err;
-    for (uint64_t t = first; t < first + count; t++)
-        k->cpu->decoder->norm(k->hidden + t * n, k->weight, n,
-                              (float)k->cpu->shape->config.norm_eps, k->hidden + t * n);
-    return QC_OK;
-}
-
 qc_status qc_llama_cpu_norm(qc_llama_cpu *cpu, const float *weight, float *hidden, qc_error *err)
 {
-    chunk k = {.cpu = cpu, .hidden = hidden, .tokens = cpu->batch.tokens};
-    return tokens_phase(&k, norm_in_place, weight, err);
+    chunk k = {.cpu = cpu, .hidden = hidden, .normed = hidden, .tokens = cpu->batch.tokens};
+    return tokens_phase(&k, norm_tokens, weight, err);
 }
