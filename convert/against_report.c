@@ -23,15 +23,6 @@ static double decibels(double error)
 
 /* ---- JSON ------------------------------------------------------------------------------------ */
 
-static void put_number(qc_json_writer *w, const char *key, double v)
-{
-    qc_jw_key(w, key);
-    if (isfinite(v))
-        qc_jw_double(w, v);
-    else
-        qc_jw_null(w);
-}
-
 static void put_row(qc_json_writer *w, const qc_against_row *r)
 {
     qc_jw_begin_object(w);
@@ -41,31 +32,17 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
     qc_jm_string(w, "scheme", r->scheme);
     qc_jm_string(w, "dtype", qc_dtype_name(r->dtype));
     qc_jm_string(w, "source_dtype", r->source ? qc_dtype_name(r->source_dtype) : NULL);
-    qc_jw_key(w, "shape");
-    qc_jw_compact_next(w);
-    qc_jw_begin_array(w);
-    for (unsigned i = 0; i < r->ndim; i++)
-        qc_jw_u64(w, r->dims[i]);
-    qc_jw_end_array(w);
-    qc_jw_key(w, "block_size");
-    if (r->block_elems)
-        qc_jw_u64(w, r->block_elems);
-    else
-        qc_jw_null(w);
+    qc_jm_u64s(w, "shape", r->dims, r->ndim);
+    qc_jm_u64_if(w, "block_size", r->block_elems > 0, r->block_elems);
     qc_jm_u64(w, "bytes", r->bytes);
     qc_jm_u64(w, "source_bytes", r->source_bytes);
     if (r->kind == QC_AGAINST_QUANTIZED && r->measured) {
-        put_number(w, "error", r->error);
-        put_number(w, "expected", r->expected);
-        put_number(w, "ratio", r->ratio);
-        put_number(w, "sqnr_db", decibels(r->error));
-        put_number(w, "largest_error", r->max_error);
-        qc_jw_key(w, "largest_at");
-        qc_jw_compact_next(w);
-        qc_jw_begin_array(w);
-        qc_jw_u64(w, r->max_row);
-        qc_jw_u64(w, r->max_col);
-        qc_jw_end_array(w);
+        qc_jm_number(w, "error", r->error);
+        qc_jm_number(w, "expected", r->expected);
+        qc_jm_number(w, "ratio", r->ratio);
+        qc_jm_number(w, "sqnr_db", decibels(r->error));
+        qc_jm_number(w, "largest_error", r->max_error);
+        qc_jm_u64s(w, "largest_at", (const uint64_t[2]){r->max_row, r->max_col}, 2);
         qc_jm_u64(w, "clipped", r->clipped);
         qc_jm_u64(w, "misplaced", r->misplaced);
         qc_jm_u64(w, "scales", r->scales);
@@ -121,7 +98,7 @@ static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_agains
     for (size_t i = 0; i < r->count; i++)
         put_row(&w, &r->rows[i]);
     qc_jw_end_array(&w);
-    put_number(&w, "seconds", seconds);
+    qc_jm_number(&w, "seconds", seconds);
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);

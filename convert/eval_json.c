@@ -67,21 +67,17 @@ qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err)
         const char *text = NULL;
         uint64_t count = 0;
         double number = 0.0;
-        qc_jw_key(&w, m->name);
         if (m->of_pair && !r->compared) {
-            qc_jw_null(&w);
+            qc_jm_string(&w, m->name, NULL);
         } else if (m->kind == COUNT) {
             memcpy(&count, at, sizeof count);
-            qc_jw_u64(&w, count);
+            qc_jm_u64(&w, m->name, count);
         } else if (m->kind == NUMBER) {
             memcpy(&number, at, sizeof number);
-            if (isfinite(number))
-                qc_jw_double(&w, number);
-            else
-                qc_jw_null(&w);
+            qc_jm_number(&w, m->name, number);
         } else {
             memcpy(&text, at, sizeof text);
-            qc_jw_path(&w, text);
+            qc_jm_path(&w, m->name, text);
         }
     }
     qc_jw_end_object(&w);

@@ -6,11 +6,7 @@
 /* No limit is null: 2^64 - 1 would be taken for a size. */
 static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
 {
-    qc_jw_key(w, key);
-    if (bytes == QC_NO_LIMIT)
-        qc_jw_null(w);
-    else
-        qc_jw_u64(w, bytes);
+    qc_jm_u64_if(w, key, bytes != QC_NO_LIMIT, bytes);
 }
 
 static void put_device(qc_json_writer *w, const qc_fit_device *d)
@@ -28,11 +24,7 @@ static void put_device(qc_json_writer *w, const qc_fit_device *d)
     put_limit(w, "free_bytes", d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes);
     qc_jm_u64(w, "short_by_bytes", d->short_by_bytes);
     qc_jm_u64(w, "layers", d->layers);
-    qc_jw_key(w, "first_layer");
-    if (d->layers)
-        qc_jw_u64(w, d->first_layer);
-    else
-        qc_jw_null(w);
+    qc_jm_u64_if(w, "first_layer", d->layers > 0, d->first_layer);
     qc_jw_end_object(w);
 }
 
@@ -55,11 +47,7 @@ static void put_schemes(qc_json_writer *w, const qc_fit_report *r)
 /* null where there is no such thing: a model without a cache has no longest context. */
 static void put_found(qc_json_writer *w, const char *key, uint64_t found, int sought)
 {
-    qc_jw_key(w, key);
-    if (sought && found != QC_NO_LIMIT)
-        qc_jw_u64(w, found);
-    else
-        qc_jw_null(w);
+    qc_jm_u64_if(w, key, sought && found != QC_NO_LIMIT, found);
 }
 
 qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *err)

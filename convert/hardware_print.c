@@ -222,11 +222,7 @@ qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
 /* A number, or null for 0. */
 static void put_known(qc_json_writer *w, const char *key, uint64_t v)
 {
-    qc_jw_key(w, key);
-    if (v)
-        qc_jw_u64(w, v);
-    else
-        qc_jw_null(w);
+    qc_jm_u64_if(w, key, v > 0, v);
 }
 
 static void put_rate(qc_json_writer *w, const char *key, double v)
@@ -277,11 +273,7 @@ static void put_gpu(qc_json_writer *w, const qc_hardware *h, const qc_gpu *g)
     qc_arch_facts a = qc_arch_of(g->sm);
     qc_jw_begin_object(w);
     qc_jm_u64(w, "index", g->index);
-    qc_jw_key(w, "driver_index");
-    if (h->assumed)
-        qc_jw_null(w);
-    else
-        qc_jw_u64(w, g->driver_index);
+    qc_jm_u64_if(w, "driver_index", !h->assumed, g->driver_index);
     qc_jm_string(w, "name", g->name);
     qc_jm_string(w, "uuid", g->uuid);
     qc_jm_string(w, "card", g->card ? g->card->name : NULL);

@@ -2,16 +2,6 @@
 
 #include "convert/json_members.h"
 
-static void put_shape(qc_json_writer *w, const char *key, const uint64_t *dims, unsigned ndim)
-{
-    qc_jw_key(w, key);
-    qc_jw_compact_next(w);
-    qc_jw_begin_array(w);
-    for (unsigned i = 0; i < ndim; i++)
-        qc_jw_u64(w, dims[i]);
-    qc_jw_end_array(w);
-}
-
 /* How scales were found; NULL where nothing was quantized. */
 static const char *scale_of(const qc_manifest *m)
 {
@@ -94,7 +84,7 @@ static void put_files(qc_json_writer *w, const qc_facts *f)
 
 static void put_quantized(qc_json_writer *w, const qc_tensor_facts *tf)
 {
-    put_shape(w, "logical_shape", tf->dims, tf->ndim);
+    qc_jm_u64s(w, "logical_shape", tf->dims, tf->ndim);
     qc_jm_u64(w, "bytes_with_state", tf->bytes);
     if (!tf->stored)
         return;
@@ -116,7 +106,7 @@ static void put_tensors(qc_json_writer *w, const qc_facts *f)
         qc_jw_begin_object(w);
         qc_jm_string(w, "name", t->name);
         qc_jm_string(w, "dtype", qc_dtype_name(t->dtype));
-        put_shape(w, "shape", t->dims, t->ndim);
+        qc_jm_u64s(w, "shape", t->dims, t->ndim);
         qc_jm_u64(w, "bytes", t->bytes);
         qc_jm_path(w, "file", f->model->files[t->file].name);
         qc_jm_string(w, "role", tf->role);

@@ -4,6 +4,8 @@
 
 #include "formats/json_writer.h"
 
+#include <math.h>
+
 static inline void qc_jm_u64(qc_json_writer *w, const char *key, uint64_t v)
 {
     qc_jw_key(w, key);
@@ -14,6 +16,37 @@ static inline void qc_jm_double(qc_json_writer *w, const char *key, double v)
 {
     qc_jw_key(w, key);
     qc_jw_double(w, v);
+}
+
+/* What is not known is null. */
+static inline void qc_jm_u64_if(qc_json_writer *w, const char *key, int known, uint64_t v)
+{
+    qc_jw_key(w, key);
+    if (known)
+        qc_jw_u64(w, v);
+    else
+        qc_jw_null(w);
+}
+
+/* What is no finite number is null. */
+static inline void qc_jm_number(qc_json_writer *w, const char *key, double v)
+{
+    qc_jw_key(w, key);
+    if (isfinite(v))
+        qc_jw_double(w, v);
+    else
+        qc_jw_null(w);
+}
+
+/* A list on one line: a shape, a place in it. */
+static inline void qc_jm_u64s(qc_json_writer *w, const char *key, const uint64_t *v, unsigned count)
+{
+    qc_jw_key(w, key);
+    qc_jw_compact_next(w);
+    qc_jw_begin_array(w);
+    for (unsigned i = 0; i < count; i++)
+        qc_jw_u64(w, v[i]);
+    qc_jw_end_array(w);
 }
 
 /* NULL is null. */

@@ -439,11 +439,7 @@ static void put_json(const watch *w, qc_json_writer *j)
         qc_jm_u64(j, "gpu", w->gpus[p->gpu].gpu->index);
         qc_jm_u64(j, "pid", p->pid);
         qc_jm_string(j, "name", p->name[0] ? p->name : NULL);
-        qc_jw_key(j, "peak_bytes");
-        if (p->bytes_known)
-            qc_jw_u64(j, p->peak);
-        else
-            qc_jw_null(j);
+        qc_jm_u64_if(j, "peak_bytes", p->bytes_known, p->peak);
         qc_jw_end_object(j);
     }
     qc_jw_end_array(j);

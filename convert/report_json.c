@@ -8,20 +8,7 @@
 /* null for what is no number. */
 static void put_number(qc_json_writer *w, const char *key, double v, int is_known)
 {
-    qc_jw_key(w, key);
-    if (is_known && isfinite(v))
-        qc_jw_double(w, v);
-    else
-        qc_jw_null(w);
-}
-
-static void put_bytes(qc_json_writer *w, const char *key, uint64_t v)
-{
-    qc_jw_key(w, key);
-    if (v)
-        qc_jw_u64(w, v);
-    else
-        qc_jw_null(w);
+    qc_jm_number(w, key, is_known ? v : (double)NAN);
 }
 
 static void put_sizes(qc_json_writer *w, const qc_report *r)
@@ -29,7 +16,7 @@ static void put_sizes(qc_json_writer *w, const qc_report *r)
     const qc_facts *f = &r->facts;
     qc_jw_key(w, "sizes");
     qc_jw_begin_object(w);
-    put_bytes(w, "source_file_bytes", r->source_bytes);
+    qc_jm_u64_if(w, "source_file_bytes", r->source_bytes > 0, r->source_bytes);
     qc_jm_u64(w, "unquantized_bytes", r->plain_bytes);
     qc_jm_u64(w, "tensor_bytes", f->model->tensor_bytes);
     qc_jm_u64(w, "file_bytes", f->file_bytes);
@@ -125,15 +112,6 @@ static void put_forms(qc_json_writer *w, const qc_report *r)
     qc_jw_end_array(w);
 }
 
-static void put_place(qc_json_writer *w, const char *key, const uint64_t *dims, unsigned ndim)
-{
-    qc_jw_key(w, key);
-    qc_jw_begin_array(w);
-    for (unsigned d = 0; d < ndim; d++)
-        qc_jw_u64(w, dims[d]);
-    qc_jw_end_array(w);
-}
-
 static void put_kinds(qc_json_writer *w, const qc_report *r)
 {
     qc_jw_key(w, "kinds");
@@ -180,22 +158,18 @@ static void put_weights(qc_json_writer *w, const qc_report *r)
             qc_jw_null(w);
         else
             qc_jw_u64(w, r->layers[t->layer]);
-        put_place(w, "shape", t->stored->dims, t->stored->ndim);
+        qc_jm_u64s(w, "shape", t->stored->dims, t->stored->ndim);
         qc_jm_u64(w, "bytes", t->bytes);
         put_number(w, "rel_mse", t->rel_mse, t->has_error);
         put_number(w, "sqnr", qc_report_sqnr(t->rel_mse), t->has_error);
         put_number(w, "max_err", t->max_err, t->has_error);
         if (t->has_error)
-            put_place(w, "max_at", at, t->stored->ndim);
+            qc_jm_u64s(w, "max_at", at, t->stored->ndim);
         else
             qc_jm_string(w, "max_at", NULL);
         put_number(w, "over_median", t->over_median, t->has_error);
         put_number(w, "expected_mse", t->expected, t->has_expected);
-        qc_jw_key(w, "clipped");
-        if (t->has_expected)
-            qc_jw_u64(w, t->clipped);
-        else
-            qc_jw_null(w);
+        qc_jm_u64_if(w, "clipped", t->has_expected, t->clipped);
         qc_jm_string(w, "fault", t->fault);
         qc_jw_end_object(w);
     }

@@ -179,16 +179,6 @@ qc_status qc_validate_text(const qc_validate_report *r, qc_arena *arena, qc_strb
 
 /* ---- JSON ----------------------------------------------------------------------------------- */
 
-/* What is no finite number is null. */
-static void put_number(qc_json_writer *w, const char *key, double v)
-{
-    qc_jw_key(w, key);
-    if (isfinite(v))
-        qc_jw_double(w, v);
-    else
-        qc_jw_null(w);
-}
-
 static void put_named(qc_json_writer *w, const char *name, const char *why)
 {
     qc_jw_compact_next(w);
@@ -204,12 +194,12 @@ static void put_time(qc_json_writer *w, const qc_validate_time *t)
     qc_jw_begin_object(w);
     qc_jm_u64(w, "m", t->m);
     qc_jm_string(w, "kernel", t->path);
-    put_number(w, "seconds", t->seconds);
-    put_number(w, "fp16_seconds", t->fp16_seconds > 0.0 ? t->fp16_seconds : (double)NAN);
-    put_number(w, "speedup", t->fp16_seconds > 0.0 ? t->fp16_seconds / t->seconds : (double)NAN);
-    put_number(w, "roof", t->roof);
-    put_number(w, "output_error", t->output_error);
-    put_number(w, "kernel_error", t->kernel_error);
+    qc_jm_number(w, "seconds", t->seconds);
+    qc_jm_number(w, "fp16_seconds", t->fp16_seconds > 0.0 ? t->fp16_seconds : (double)NAN);
+    qc_jm_number(w, "speedup", t->fp16_seconds > 0.0 ? t->fp16_seconds / t->seconds : (double)NAN);
+    qc_jm_number(w, "roof", t->roof);
+    qc_jm_number(w, "output_error", t->output_error);
+    qc_jm_number(w, "kernel_error", t->kernel_error);
     qc_jw_end_object(w);
 }
 
@@ -220,35 +210,22 @@ static void put_layer(qc_json_writer *w, const qc_validate_layer *l)
     qc_jm_string(w, "name", p->name);
     qc_jm_string(w, "source", p->source);
     qc_jm_string(w, "scheme", qc_validate_scheme(p));
-    qc_jw_key(w, "shape");
-    qc_jw_compact_next(w);
-    qc_jw_begin_array(w);
-    for (unsigned i = 0; i < p->stored->ndim; i++)
-        qc_jw_u64(w, p->stored->dims[i]);
-    qc_jw_end_array(w);
-    qc_jw_key(w, "block_size");
-    if (p->stored->stored_as == QC_SCHEME_INT8_ROWS)
-        qc_jw_null(w);
-    else
-        qc_jw_u64(w, p->stored->block_elems);
+    qc_jm_u64s(w, "shape", p->stored->dims, p->stored->ndim);
+    qc_jm_u64_if(w, "block_size", p->stored->stored_as != QC_SCHEME_INT8_ROWS,
+                 p->stored->block_elems);
     qc_jm_double(w, "bits_per_weight",
                  (double)p->bytes * 8.0 / ((double)p->rows * (double)p->cols));
     qc_jm_string(w, "dtype", qc_dtype_name(l->x_dtype));
     qc_jm_string(w, "device", l->device);
     qc_jm_string(w, "note", l->note);
-    put_number(w, "weight_error", l->weight_error);
-    put_number(w, "sqnr_db", qc_validate_sqnr(l->weight_error));
-    put_number(w, "largest_error", l->weight_max);
-    qc_jw_key(w, "largest_at");
-    qc_jw_compact_next(w);
-    qc_jw_begin_array(w);
-    qc_jw_u64(w, l->max_row);
-    qc_jw_u64(w, l->max_col);
-    qc_jw_end_array(w);
-    put_number(w, "output_error", l->output_error);
-    put_number(w, "largest_output_error", l->output_max);
-    put_number(w, "kernel_error", l->kernel_error);
-    put_number(w, "largest_kernel_error", l->kernel_max);
+    qc_jm_number(w, "weight_error", l->weight_error);
+    qc_jm_number(w, "sqnr_db", qc_validate_sqnr(l->weight_error));
+    qc_jm_number(w, "largest_error", l->weight_max);
+    qc_jm_u64s(w, "largest_at", (const uint64_t[2]){l->max_row, l->max_col}, 2);
+    qc_jm_number(w, "output_error", l->output_error);
+    qc_jm_number(w, "largest_output_error", l->output_max);
+    qc_jm_number(w, "kernel_error", l->kernel_error);
+    qc_jm_number(w, "largest_kernel_error", l->kernel_max);
     qc_jm_string(w, "failure", l->failure);
     qc_jw_key(w, "times");
     qc_jw_begin_array(w);
@@ -291,11 +268,7 @@ qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error
     qc_jm_bool(&w, "ok", r->failure_count == 0);
     qc_jm_u64(&w, "quantized_layers", r->quantized);
     qc_jm_u64(&w, "measured_layers", r->measured);
-    qc_jw_key(&w, "sample");
-    if (r->sample)
-        qc_jw_u64(&w, r->sample);
-    else
-        qc_jw_null(&w);
+    qc_jm_u64_if(&w, "sample", r->sample > 0, r->sample);
     qc_jm_string(&w, "activations", r->activations ? r->activations : "normal");
     qc_jm_u64(&w, "rows", r->rows);
     qc_jm_u64(&w, "seed", r->seed);
@@ -303,19 +276,15 @@ qc_status qc_validate_json(const qc_validate_report *r, qc_strbuf *out, qc_error
     qc_jm_string(&w, "left_out", r->left_out);
     qc_jm_u64(&w, "threads", r->threads);
     qc_jm_string(&w, "isa", r->isa);
-    put_number(&w, "max_error", r->max_error > 0.0 ? r->max_error : (double)NAN);
+    qc_jm_number(&w, "max_error", r->max_error > 0.0 ? r->max_error : (double)NAN);
     qc_jm_string(&w, "baseline", r->baseline);
-    qc_jw_key(&w, "baseline_layers");
-    if (r->baseline)
-        qc_jw_u64(&w, r->in_baseline);
-    else
-        qc_jw_null(&w);
-    put_number(&w, "tolerance", r->baseline ? r->tolerance : (double)NAN);
+    qc_jm_u64_if(&w, "baseline_layers", r->baseline != NULL, r->in_baseline);
+    qc_jm_number(&w, "tolerance", r->baseline ? r->tolerance : (double)NAN);
     qc_jw_key(&w, "worst");
     if (worst) {
         qc_jw_begin_object(&w);
         qc_jm_string(&w, "name", worst->pair->name);
-        put_number(&w, "output_error", worst->output_error);
+        qc_jm_number(&w, "output_error", worst->output_error);
         qc_jw_end_object(&w);
     } else {
         qc_jw_null(&w);
