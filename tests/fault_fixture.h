@@ -1,13 +1,69 @@
-/* For tests that make a conversion fail: what a folder holds, copies of folders, open handles. */
+/* For tests that make a command fail: every allocation in turn, what a folder holds, copies of
+ * folders, open handles. */
 #ifndef QC_TESTS_FAULT_FIXTURE_H
 #define QC_TESTS_FAULT_FIXTURE_H
 
+#include "base/alloc.h"
+#include "convert/commands.h"
 #include "formats/digest.h"
 #include "test_model.h"
 
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
 #include <stdint.h>
 
+#include <cmocka.h>
+
 enum { TEST_TREE_MOST = 64 };
+
+/* For test_run_line: a command that makes an output or looks at one. */
+static inline qc_status test_command(int argc, char **argv, qc_error *err)
+{
+    qc_arena a;
+    qc_options o;
+    qc_arena_init(&a);
+    qc_status st = qc_options_parse(&o, &a, argc, argv, err);
+    if (st == QC_OK)
+        st = o.command == QC_CMD_CONVERT    ? qc_cmd_convert(&o, err)
+             : o.command == QC_CMD_VERIFY   ? qc_cmd_verify(&o, err)
+             : o.command == QC_CMD_VALIDATE ? qc_cmd_validate(&o, err)
+                                            : QC_ERR_INTERNAL;
+    qc_arena_deinit(&a);
+    return st;
+}
+
+/* Fails allocation number 1, 2, 3, ... of run(ctx), one in each run, until a run has fewer: each
+ * says that memory ran out, or does without. `least`: it has more than so many. */
+static inline void test_every_allocation(qc_status (*run)(void *ctx, qc_error *err), void *ctx,
+                                         uint64_t least)
+{
+    for (uint64_t n = 1;; n++) {
+        qc_error err = {0};
+        qc_alloc_fail_at(n, 0);
+        qc_status st = run(ctx, &err);
+        uint64_t tried = qc_alloc_count();
+        qc_alloc_fail_at(0, 0);
+        if (tried < n) {
+            test_must(st, &err);
+            assert_true(n > least);
+            return;
+        }
+        if (st != QC_OK && (st != QC_ERR_NOMEM || !*err.msg))
+            fail_msg("allocation %llu: %s: %s", (unsigned long long)n, qc_status_name(st), err.msg);
+    }
+}
+
+/* A checkpoint of Conv1D weights, which are read whole and turned, and one that stays. */
+static inline void test_write_conv1d(const char *dir)
+{
+    static const test_tensor rows[] = {
+        {"h.0.mlp.c_fc.weight", QC_DTYPE_F32, 2, {40, 72}},
+        {"h.0.mlp.c_proj.weight", QC_DTYPE_BF16, 2, {72, 40}},
+        {"h.0.ln_1.weight", QC_DTYPE_F32, 1, {40}},
+    };
+    test_write_checkpoint(dir, rows, sizeof rows / sizeof *rows, "{\"model_type\": \"gpt2\"}");
+}
 
 static inline qc_digest test_file_digest(const char *path)
 {

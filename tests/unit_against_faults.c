@@ -1,45 +1,20 @@
 /* verify --against: every allocation and every read is made to fail in turn, with and without a
  * manifest: an error that says so, no leak (the sanitizer stage looks), and no verdict about OUT.
  */
-#include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/against.h"
-#include "convert/commands.h"
-#include "test_model.h"
+#include "fault_fixture.h"
 
 #include <errno.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <unistd.h>
-
-#include <cmocka.h>
 
 typedef struct {
     char root[64];
     char model[96], out[96], bare[96];
 } world;
 
-static qc_status run_words(int argc, char **argv, qc_error *err)
-{
-    qc_arena a;
-    qc_options o;
-    qc_arena_init(&a);
-    qc_status st = qc_options_parse(&o, &a, argc, argv, err);
-    if (st == QC_OK)
-        st = o.command == QC_CMD_VERIFY ? qc_cmd_verify(&o, err) : qc_cmd_convert(&o, err);
-    qc_arena_deinit(&a);
-    return st;
-}
-
 static int setup(void **state)
 {
     static world w;
-    /* Conv1D weights, which are turned, and one that stays. */
-    static const test_tensor rows[] = {
-        {"h.0.mlp.c_fc.weight", QC_DTYPE_F32, 2, {40, 72}},
-        {"h.0.mlp.c_proj.weight", QC_DTYPE_BF16, 2, {72, 40}},
-        {"h.0.ln_1.weight", QC_DTYPE_F32, 1, {40}},
-    };
     qc_error err = {0};
     char manifest[128];
     test_folder(w.root, sizeof w.root);
@@ -47,11 +22,11 @@ static int setup(void **state)
     (void)snprintf(w.out, sizeof w.out, "%s/out", w.root);
     (void)snprintf(w.bare, sizeof w.bare, "%s/bare", w.root);
     (void)snprintf(manifest, sizeof manifest, "%s/qconv.json", w.bare);
-    test_write_checkpoint(w.model, rows, sizeof rows / sizeof *rows, "{\"model_type\": \"gpt2\"}");
-    test_must(test_run_line(run_words, &err, "qconv --to=nf4 -q --rest bf16 --device=cpu %s %s",
+    test_write_conv1d(w.model);
+    test_must(test_run_line(test_command, &err, "qconv --to=nf4 -q --rest bf16 --device=cpu %s %s",
                             w.model, w.out),
               &err);
-    test_must(test_run_line(run_words, &err,
+    test_must(test_run_line(test_command, &err,
                             "qconv --to=int8 --block-size 64 -q --compress none --device=cpu %s %s",
                             w.model, w.bare),
               &err);
@@ -70,33 +45,25 @@ static int teardown(void **state)
 
 static qc_status verify(const world *w, int bare, qc_error *err)
 {
-    return test_run_line(run_words, err, "qconv verify -q --threads=1 --against %s %s", w->model,
+    return test_run_line(test_command, err, "qconv verify -q --threads=1 --against %s %s", w->model,
                          bare ? w->bare : w->out);
+}
+
+typedef struct {
+    const world *w;
+    int bare;
+} verify_run;
+
+static qc_status verify_again(void *ctx, qc_error *err)
+{
+    const verify_run *r = ctx;
+    return verify(r->w, r->bare, err);
 }
 
 static void every_allocation(void **state)
 {
-    const world *w = *state;
-    for (int bare = 0; bare < 2; bare++) {
-        for (uint64_t n = 1;; n++) {
-            qc_error err = {0};
-            qc_alloc_fail_at(n, 0);
-            qc_status st = verify(w, bare, &err);
-            uint64_t tried = qc_alloc_count();
-            qc_alloc_fail_at(0, 0);
-            if (tried < n) {
-                test_must(st, &err);
-                assert_true(n > 30);
-                break;
-            }
-            if (st == QC_OK) /* one that is survived */
-                continue;
-            if (st != QC_ERR_NOMEM || !*err.msg)
-                print_error("allocation %llu: %s\n", (unsigned long long)n, err.msg);
-            assert_int_equal(st, QC_ERR_NOMEM);
-            assert_true(*err.msg);
-        }
-    }
+    for (int bare = 0; bare < 2; bare++)
+        test_every_allocation(verify_again, &(verify_run){*state, bare}, 30);
 }
 
 static void every_read(void **state)

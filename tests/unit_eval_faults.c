@@ -1,14 +1,7 @@
 /* Every allocation of eval is made to fail in turn: an error that says so, no leak (the sanitizer
  * stage looks), and the same numbers when none fails. */
-#include "base/alloc.h"
-#include "convert/commands.h"
 #include "convert/eval.h"
-#include "test_model.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-
-#include <cmocka.h>
+#include "fault_fixture.h"
 
 #define LINE "qconv eval -q --threads=1 --device=cpu --context=4 %s --against=%s --text=%s"
 
@@ -24,6 +17,16 @@ static qc_status run_words(int argc, char **argv, qc_error *err)
         st = o.command == QC_CMD_EVAL ? qc_eval_run(&last, &o, err) : qc_cmd_convert(&o, err);
     qc_arena_deinit(&a);
     return st;
+}
+
+typedef struct {
+    char model[96], out[96], text[96];
+} eval_run;
+
+static qc_status evaluate(void *ctx, qc_error *err)
+{
+    const eval_run *r = ctx;
+    return test_run_line(run_words, err, LINE, r->out, r->model, r->text);
 }
 
 static void every_allocation(void **state)
@@ -43,41 +46,30 @@ static void every_allocation(void **state)
         {"model.layers.0.self_attn.v_proj.weight", QC_DTYPE_F32, 2, {8, 16}},
         {"model.layers.0.self_attn.o_proj.weight", QC_DTYPE_F32, 2, {16, 16}},
     };
-    char root[64], model[96], out[96], text[96];
+    char root[64];
+    eval_run r;
     qc_error err = {0};
     test_folder(root, sizeof root);
-    (void)snprintf(model, sizeof model, "%s/model", root);
-    (void)snprintf(out, sizeof out, "%s/out", root);
-    (void)snprintf(text, sizeof text, "%s/t.ids", root);
+    (void)snprintf(r.model, sizeof r.model, "%s/model", root);
+    (void)snprintf(r.out, sizeof r.out, "%s/out", root);
+    (void)snprintf(r.text, sizeof r.text, "%s/t.ids", root);
     test_write_checkpoint(
-        model, rows, sizeof rows / sizeof *rows,
+        r.model, rows, sizeof rows / sizeof *rows,
         "{\"model_type\": \"llama\", \"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": "
         "40, "
         "\"hidden_size\": 16, \"intermediate_size\": 24, \"num_hidden_layers\": 1, "
         "\"num_attention_heads\": 4, \"num_key_value_heads\": 2, \"rms_norm_eps\": 1e-5, "
         "\"hidden_act\": \"silu\", \"max_position_embeddings\": 64, \"rope_theta\": 10000.0, "
         "\"tie_word_embeddings\": false}");
-    test_must(qc_file_put(text, "1 2 3 39 0 7\n5 5\n", 17, &err), &err);
+    test_must(qc_file_put(r.text, "1 2 3 39 0 7\n5 5\n", 17, &err), &err);
     test_must(test_run_line(run_words, &err, "qconv --to=nf4 -q --threads=1 --device=cpu %s %s",
-                            model, out),
+                            r.model, r.out),
               &err);
-    test_must(test_run_line(run_words, &err, LINE, out, model, text), &err);
+    test_must(evaluate(&r, &err), &err);
     double kl = last.kl_mean;
     assert_true(kl > 0.0 && last.predicted == 5 && last.windows == 3);
-    for (uint64_t n = 1;; n++) {
-        qc_error why = {0};
-        qc_alloc_fail_at(n, 0);
-        qc_status st = test_run_line(run_words, &why, LINE, out, model, text);
-        int reached = qc_alloc_count() >= n;
-        qc_alloc_fail_at(0, 0);
-        if (!reached) {
-            assert_int_equal(st, QC_OK);
-            assert_true(last.kl_mean == kl);
-            break;
-        }
-        if (st != QC_OK && (st != QC_ERR_NOMEM || !why.msg[0]))
-            fail_msg("allocation %d: %s: %s", (int)n, qc_status_name(st), why.msg);
-    }
+    test_every_allocation(evaluate, &r, 30);
+    assert_true(last.kl_mean == kl);
     test_remove(root);
 }
 
