@@ -12,20 +12,15 @@
  * The scalar path is slow: it gets a 32nd of the memory. */
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "base/random.h"
-#include "base/strbuf.h"
-#include "formats/file_io.h"
-#include "formats/json_writer.h"
+#include "bench/samples.h"
 #include "quant/quant_ops.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define STEP_BYTES ((size_t)512 << 10)
 #define COLS       4096u
-#define MAX_RUNS   101
 #define MAX_ROWS   64
 
 typedef struct {
@@ -203,7 +198,7 @@ typedef struct {
     run_fn run;
     int hot;
     size_t bytes;
-    double gbps[MAX_RUNS], ratio[MAX_RUNS];
+    double gbps[BENCH_MAX_RUNS], ratio[BENCH_MAX_RUNS];
 } row;
 
 static row rows[MAX_ROWS];
@@ -223,28 +218,7 @@ static void add_row(int op, const qc_quant_ops *ops, const char *isa, int hot, s
     r->bytes = bytes;
 }
 
-static int compare_doubles(const void *pa, const void *pb)
-{
-    double a = *(const double *)pa, b = *(const double *)pb;
-    return (a > b) - (a < b);
-}
-
-static double quantile(const double *v, int n, double q)
-{
-    double sorted[MAX_RUNS];
-    memcpy(sorted, v, (size_t)n * sizeof *v);
-    qsort(sorted, (size_t)n, sizeof *sorted, compare_doubles);
-    return sorted[(int)(q * (n - 1) + 0.5)];
-}
-
 static uint64_t seed = 1;
-
-static float next_normal(void)
-{
-    double u = ((double)(qc_random_next(&seed) >> 11) + 0.5) * 0x1p-53;
-    double v = (double)(qc_random_next(&seed) >> 11) * 0x1p-53;
-    return (float)(sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
-}
 
 static int fill(buffers *b, size_t bytes)
 {
@@ -255,17 +229,8 @@ static int fill(buffers *b, size_t bytes)
             return 1;
         memset(v[i], 0, want[i]);
     }
-    uint16_t *w = v[0];
     float *a = v[1];
-    enum { POOL = 1 << 20 }; /* normal values, drawn from at random */
-    for (size_t i = 0; i < POOL && i < bytes / 2; i++) {
-        float f = 0.02f * next_normal();
-        uint32_t bits;
-        memcpy(&bits, &f, sizeof bits);
-        w[i] = (uint16_t)((bits + 0x7fff) >> 16);
-    }
-    for (size_t i = POOL; i < bytes / 2; i++)
-        w[i] = w[qc_random_next(&seed) % POOL];
+    bench_fill_bf16(v[0], bytes / 2, &seed);
     for (size_t i = 0; i < bytes / 4; i++)
         a[i] = 0.03f + 0.02f * (float)(qc_random_next(&seed) >> 40) * 0x1p-24f;
     *b = (buffers){v[0], v[1], bytes, v[2], v[3], v[4], v[5], v[6]};
@@ -315,25 +280,19 @@ static qc_status write_json(const char *path, int runs, size_t mib, qc_error *er
         qc_jw_key(&w, "gbps");
         qc_jw_begin_object(&w);
         qc_jw_key(&w, "median");
-        qc_jw_double(&w, quantile(r->gbps, runs, 0.5));
+        qc_jw_double(&w, bench_quantile(r->gbps, runs, 0.5));
         qc_jw_key(&w, "p10");
-        qc_jw_double(&w, quantile(r->gbps, runs, 0.1));
+        qc_jw_double(&w, bench_quantile(r->gbps, runs, 0.1));
         qc_jw_key(&w, "p90");
-        qc_jw_double(&w, quantile(r->gbps, runs, 0.9));
+        qc_jw_double(&w, bench_quantile(r->gbps, runs, 0.9));
         qc_jw_end_object(&w);
         qc_jw_key(&w, "roof_ratio");
-        qc_jw_double(&w, quantile(r->ratio, runs, 0.5));
+        qc_jw_double(&w, bench_quantile(r->ratio, runs, 0.5));
         qc_jw_end_object(&w);
     }
     qc_jw_end_array(&w);
     qc_jw_end_object(&w);
-    qc_status st = qc_jw_finish(&w);
-    if (st == QC_OK)
-        st = qc_strbuf_adds(&out, "\n", err);
-    if (st == QC_OK)
-        st = qc_file_put(path, out.data, out.len, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return bench_json_save(&w, &out, path, err);
 }
 
 int main(int argc, char **argv)
@@ -351,11 +310,11 @@ int main(int argc, char **argv)
         else if (strcmp(argv[i], "--isa") == 0)
             isas = argv[i + 1];
     }
-    if (argc % 2 == 0 || mib < 32 || mib > 65536 || runs < 1 || runs > MAX_RUNS) {
+    if (argc % 2 == 0 || mib < 32 || mib > 65536 || runs < 1 || runs > BENCH_MAX_RUNS) {
         fprintf(stderr,
                 "usage: bench_quant [--json FILE] [--mib 32..65536] [--runs 1..%d] "
                 "[--isa scalar,avx2,avx512]\n",
-                MAX_RUNS);
+                BENCH_MAX_RUNS);
         return 2;
     }
     buffers b;
@@ -395,8 +354,9 @@ int main(int argc, char **argv)
     printf("%-36s %-7s %-5s %8s %8s %8s %8s\n", "", "", "", "GB/s", "p10", "p90", "of roof");
     for (int i = 0; i < row_count; i++)
         printf("%-36s %-7s %-5s %8.2f %8.2f %8.2f %7.0f%%\n", rows[i].name, rows[i].isa,
-               rows[i].dtype, quantile(rows[i].gbps, runs, 0.5), quantile(rows[i].gbps, runs, 0.1),
-               quantile(rows[i].gbps, runs, 0.9), 100 * quantile(rows[i].ratio, runs, 0.5));
+               rows[i].dtype, bench_quantile(rows[i].gbps, runs, 0.5),
+               bench_quantile(rows[i].gbps, runs, 0.1), bench_quantile(rows[i].gbps, runs, 0.9),
+               100 * bench_quantile(rows[i].ratio, runs, 0.5));
     if (json) {
         qc_error err = {0};
         if (write_json(json, runs, mib, &err) != QC_OK) {

@@ -13,10 +13,7 @@
  * once per round, in turn, and ratios to absmax in the same form and to reading the memory are
  * taken within a round: the machine's noise falls on all alike. Medians are reported. */
 #include "base/alloc.h"
-#include "base/random.h"
-#include "base/strbuf.h"
-#include "formats/file_io.h"
-#include "formats/json_writer.h"
+#include "bench/samples.h"
 #include "formats/safetensors_file.h"
 #include "quant/scale_search.h"
 
@@ -26,7 +23,6 @@
 #include <string.h>
 #include <time.h>
 
-#define MAX_RUNS   101
 #define MAX_ROWS   48
 #define MAX_MODELS 8
 #define NORMALS    ((uint64_t)1 << 21)
@@ -44,13 +40,6 @@ static const struct {
 };
 
 static uint64_t seed = 1;
-
-static float next_normal(void)
-{
-    double u = ((double)(qc_random_next(&seed) >> 11) + 0.5) * 0x1p-53;
-    double v = (double)(qc_random_next(&seed) >> 11) * 0x1p-53;
-    return (float)(0.02 * sqrt(-2 * log(u)) * cos(6.283185307179586 * v));
-}
 
 static void *need(uint64_t bytes)
 {
@@ -71,18 +60,9 @@ static uint64_t cpu_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-static int compare_doubles(const void *pa, const void *pb)
-{
-    double a = *(const double *)pa, b = *(const double *)pb;
-    return (a > b) - (a < b);
-}
-
 static double median(const double *v, int n)
 {
-    double sorted[MAX_RUNS];
-    memcpy(sorted, v, (size_t)n * sizeof *v);
-    qsort(sorted, (size_t)n, sizeof *sorted, compare_doubles);
-    return sorted[n / 2];
+    return bench_quantile(v, n, 0.5);
 }
 
 /* ---- error ----------------------------------------------------------------------------------- */
@@ -311,7 +291,7 @@ static void measure_normal(void)
 {
     float *x = need(NORMALS * 4);
     for (uint64_t i = 0; i < NORMALS; i++)
-        x[i] = next_normal();
+        x[i] = (float)bench_normal(&seed, 0.02);
     for (unsigned k = 0; k < FORM_COUNT; k++) {
         error_row *row = &errors[error_count++];
         (void)snprintf(row->name, sizeof row->name, "normal, %s", forms[k].name);
@@ -330,7 +310,7 @@ typedef struct {
     unsigned form;
     method how;
     int base; /* row of absmax */
-    double ns[MAX_RUNS], of_absmax[MAX_RUNS], of_read[MAX_RUNS];
+    double ns[BENCH_MAX_RUNS], of_absmax[BENCH_MAX_RUNS], of_read[BENCH_MAX_RUNS];
 } time_row;
 
 static time_row times[MAX_ROWS];
@@ -402,13 +382,7 @@ static void measure_times(uint64_t mib, int runs, const char *isas)
     b.nested = need(STEP_ELEMS / 32);
     b.block_errors = need(STEP_ELEMS / 32 * sizeof *b.block_errors);
     b.scratch = need(qc_search_scratch_bytes(NULL, ROW_COLS));
-    for (uint64_t i = 0; i < b.n; i++) {
-        float f = i < NORMALS ? next_normal() : 0;
-        uint32_t bits;
-        memcpy(&bits, &f, sizeof bits);
-        b.x[i] =
-            i < NORMALS ? (uint16_t)((bits + 0x7fff) >> 16) : b.x[qc_random_next(&seed) % NORMALS];
-    }
+    bench_fill_bf16(b.x, b.n, &seed);
     for (int isa = QC_ISA_COUNT - 1; isa >= 0; isa--) {
         if (!strstr(isas, qc_isa_name((qc_isa)isa)) || !qc_isa_available((qc_isa)isa) ||
             qc_search_ops_for((qc_isa)isa)->isa != (qc_isa)isa)
@@ -504,13 +478,7 @@ static qc_status write_json(const char *path, const char *command, int runs, qc_
     }
     qc_jw_end_array(&w);
     qc_jw_end_object(&w);
-    qc_status st = qc_jw_finish(&w);
-    if (st == QC_OK)
-        st = qc_strbuf_adds(&out, "\n", err);
-    if (st == QC_OK)
-        st = qc_file_put(path, out.data, out.len, err);
-    qc_strbuf_deinit(&out);
-    return st;
+    return bench_json_save(&w, &out, path, err);
 }
 
 static void print_all(int runs)
@@ -561,11 +529,11 @@ int main(int argc, char **argv)
         else
             argc = 0;
     }
-    if (argc % 2 == 0 || mib < 16 || mib > 4096 || runs < 1 || runs > MAX_RUNS) {
+    if (argc % 2 == 0 || mib < 16 || mib > 4096 || runs < 1 || runs > BENCH_MAX_RUNS) {
         fprintf(stderr,
                 "usage: bench_scale_search [--json FILE] [--only error|time] [--mib 16..4096] "
                 "[--runs 1..%d] [--isa scalar,avx2,avx512] [--model NAME=FILE]...\n",
-                MAX_RUNS);
+                BENCH_MAX_RUNS);
         return 2;
     }
     (void)snprintf(command, sizeof command,
