@@ -4,7 +4,6 @@
 #define QC_TESTS_FAULT_FIXTURE_H
 
 #include "base/alloc.h"
-#include "convert/commands.h"
 #include "formats/digest.h"
 #include "test_model.h"
 
@@ -16,22 +15,6 @@
 #include <cmocka.h>
 
 enum { TEST_TREE_MOST = 64 };
-
-/* For test_run_line: a command that makes an output or looks at one. */
-static inline qc_status test_command(int argc, char **argv, qc_error *err)
-{
-    qc_arena a;
-    qc_options o;
-    qc_arena_init(&a);
-    qc_status st = qc_options_parse(&o, &a, argc, argv, err);
-    if (st == QC_OK)
-        st = o.command == QC_CMD_CONVERT    ? qc_cmd_convert(&o, err)
-             : o.command == QC_CMD_VERIFY   ? qc_cmd_verify(&o, err)
-             : o.command == QC_CMD_VALIDATE ? qc_cmd_validate(&o, err)
-                                            : QC_ERR_INTERNAL;
-    qc_arena_deinit(&a);
-    return st;
-}
 
 /* Fails allocation number 1, 2, 3, ... of run(ctx), one in each run, until a run has fewer: each
  * says that memory ran out, or does without. `least`: it has more than so many. */

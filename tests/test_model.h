@@ -3,7 +3,7 @@
 #define QC_TESTS_TEST_MODEL_H
 
 #include "base/arena.h"
-#include "convert/options.h"
+#include "convert/commands.h"
 #include "formats/file_io.h"
 #include "formats/safetensors_header.h"
 
@@ -55,13 +55,15 @@ typedef struct {
     const char *name;
     qc_dtype dtype;
     unsigned ndim;
-    uint64_t dims[2];
+    uint64_t dims[4];
 } test_tensor;
 
-/* dir with model.safetensors and config.json. Values are a fixed pattern: F32 within -1 and 1, of
- * other types bytes below 0x70, which are finite in FP8. */
-static inline void test_write_checkpoint(const char *dir, const test_tensor *rows, size_t count,
-                                         const char *config)
+/* Appends the bytes of a tensor to text. */
+typedef void (*test_fill_fn)(qc_strbuf *text, const qc_st_tensor *t);
+
+/* dir with model.safetensors and config.json. */
+static inline void test_write_filled(const char *dir, const test_tensor *rows, size_t count,
+                                     const char *config, test_fill_fn fill)
 {
     enum { MOST = 16 };
     qc_error err = {0};
@@ -84,25 +86,38 @@ static inline void test_write_checkpoint(const char *dir, const test_tensor *row
         t[i].begin = at;
         t[i].end = at += bytes;
     }
-    qc_strbuf_init(&text, 1u << 24);
+    qc_strbuf_init(&text, 1u << 26);
     test_must(qc_dir_make(dir, &err), &err);
     test_must(qc_st_header_build(&text, t, count, NULL, 0, &err), &err);
-    for (size_t k = 0; k < count; k++) {
-        uint64_t step = t[k].dtype == QC_DTYPE_F32 ? 4 : 1;
-        for (uint64_t i = t[k].begin / step; i < t[k].end / step; i++) {
-            float f = (float)((i * 2654435761u >> 7) % 2001) / 1000.0f - 1.0f;
-            char b = (char)(i * 37 % 0x70);
-            test_must(step == 4 ? qc_strbuf_add(&text, &f, sizeof f, &err)
-                                : qc_strbuf_add(&text, &b, 1, &err),
-                      &err);
-        }
-    }
+    for (size_t k = 0; k < count; k++)
+        fill(&text, &t[k]);
     test_must(qc_path_join(&a, &path, dir, "model.safetensors", &err), &err);
     test_must(qc_file_put(path, text.data, text.len, &err), &err);
     test_must(qc_path_join(&a, &path, dir, "config.json", &err), &err);
     test_must(qc_file_put(path, config, strlen(config), &err), &err);
     qc_strbuf_deinit(&text);
     qc_arena_deinit(&a);
+}
+
+/* A fixed pattern: F32 within -1 and 1, of other types bytes below 0x70, which are finite in FP8.
+ */
+static inline void test_fill_pattern(qc_strbuf *text, const qc_st_tensor *t)
+{
+    qc_error err = {0};
+    uint64_t step = t->dtype == QC_DTYPE_F32 ? 4 : 1;
+    for (uint64_t i = t->begin / step; i < t->end / step; i++) {
+        float f = (float)((i * 2654435761u >> 7) % 2001) / 1000.0f - 1.0f;
+        char b = (char)(i * 37 % 0x70);
+        test_must(step == 4 ? qc_strbuf_add(text, &f, sizeof f, &err)
+                            : qc_strbuf_add(text, &b, 1, &err),
+                  &err);
+    }
+}
+
+static inline void test_write_checkpoint(const char *dir, const test_tensor *rows, size_t count,
+                                         const char *config)
+{
+    test_write_filled(dir, rows, count, config, test_fill_pattern);
 }
 
 /* Two Linears (one with 70 columns), an embedding, a norm; F32. */
@@ -121,30 +136,53 @@ static inline void test_write_model(const char *dir)
         "  \"num_attention_heads\": 7\n}\n");
 }
 
-/* Runs the words of a command line, separated by spaces. */
+enum { TEST_WORDS_MOST = 16 };
+
+/* The words of a command line, separated by single spaces, which become its ends. */
+static inline int test_words(char *line, char *argv[TEST_WORDS_MOST])
+{
+    int argc = 0;
+    for (char *p = line, *space; p; p = space) {
+        space = strchr(p, ' ');
+        if (space)
+            *space++ = '\0';
+        if (argc == TEST_WORDS_MOST)
+            _exit(99);
+        argv[argc++] = p;
+    }
+    return argc;
+}
+
+/* Runs a command line. */
 QC_PRINTF(3, 4)
 static inline qc_status test_run_line(qc_status (*run)(int argc, char **argv, qc_error *err),
                                       qc_error *err, const char *fmt, ...)
 {
-    enum { MOST = 16 };
     char line[512];
-    char *argv[MOST];
-    int argc = 0;
+    char *argv[TEST_WORDS_MOST];
     va_list args;
     va_start(args, fmt);
     int n = vsnprintf(line, sizeof line, fmt, args);
     va_end(args);
     if (n <= 0 || (size_t)n >= sizeof line)
         _exit(99);
-    for (char *p = line, *space; p; p = space) {
-        space = strchr(p, ' ');
-        if (space)
-            *space++ = '\0';
-        if (argc == MOST)
-            _exit(99);
-        argv[argc++] = p;
-    }
-    return run(argc, argv, err);
+    return run(test_words(line, argv), argv, err);
+}
+
+/* For test_run_line: a command that makes an output or looks at one. */
+static inline qc_status test_command(int argc, char **argv, qc_error *err)
+{
+    qc_arena a;
+    qc_options o;
+    qc_arena_init(&a);
+    qc_status st = qc_options_parse(&o, &a, argc, argv, err);
+    if (st == QC_OK)
+        st = o.command == QC_CMD_CONVERT    ? qc_cmd_convert(&o, err)
+             : o.command == QC_CMD_VERIFY   ? qc_cmd_verify(&o, err)
+             : o.command == QC_CMD_VALIDATE ? qc_cmd_validate(&o, err)
+                                            : QC_ERR_INTERNAL;
+    qc_arena_deinit(&a);
+    return st;
 }
 
 #endif

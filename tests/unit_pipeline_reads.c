@@ -1,9 +1,7 @@
 /* A conversion whose source is read past the page cache makes the same bytes as one through it, of
  * every form and kind of source, and leaves the cache as it was. */
 #include "base/random.h"
-#include "convert/commands.h"
-#include "convert/pipeline.h"
-#include "test_model.h"
+#include "pipeline_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -36,73 +34,28 @@ static int teardown(void **state)
     return 0;
 }
 
-/* 23 MB: weights of several frames, of one, and of a part of a page. Every byte pattern that the
- * generator gives is finite in its dtype. */
-static void write_model(const char *dir)
+/* Every byte pattern of these is finite in every dtype here. */
+static void fill(qc_strbuf *text, const qc_st_tensor *t)
 {
-    static const qc_st_tensor rows[] = {
-        {.name = "model.layers.0.mlp.up_proj.weight",
-         .dtype = QC_DTYPE_F32,
-         .ndim = 2,
-         .dims = {1024, 2048}},
-        {.name = "model.layers.0.self_attn.k_proj.weight_scale_inv",
-         .dtype = QC_DTYPE_F32,
-         .ndim = 2,
-         .dims = {8, 8}},
-        {.name = "model.layers.0.mlp.down_proj.weight",
-         .dtype = QC_DTYPE_BF16,
-         .ndim = 2,
-         .dims = {3, 2048}},
-        {.name = "model.layers.0.self_attn.q_proj.weight",
-         .dtype = QC_DTYPE_BF16,
-         .ndim = 2,
-         .dims = {2048, 3072}},
-        {.name = "model.layers.0.self_attn.k_proj.weight",
-         .dtype = QC_DTYPE_F8_E4M3,
-         .ndim = 2,
-         .dims = {1024, 1024}},
-    };
-    enum { COUNT = sizeof rows / sizeof *rows };
-    static const char config[] = "{\"model_type\": \"llama\"}";
     qc_error err = {0};
-    qc_arena a;
-    qc_st_tensor t[COUNT];
-    qc_strbuf text;
-    const char *path = NULL;
-    uint64_t at = 0, seed = 3;
-    qc_arena_init(&a);
-    memcpy(t, rows, sizeof rows);
-    for (int i = 0; i < COUNT; i++) {
-        uint64_t bytes = 0;
-        test_must(qc_shape_bytes(t[i].dims, t[i].ndim, t[i].dtype, &bytes, &err), &err);
-        t[i].begin = at;
-        t[i].end = at += bytes;
-    }
-    qc_strbuf_init(&text, 1u << 26);
-    test_must(qc_dir_make(dir, &err), &err);
-    test_must(qc_st_header_build(&text, t, COUNT, NULL, 0, &err), &err);
-    for (uint64_t i = 0; i < at; i += 8) {
+    uint64_t seed = t->begin + 3;
+    for (uint64_t i = t->begin; i < t->end; i += 8) {
         uint64_t r = qc_random_next(&seed) & 0xbf3fbf3fbf3fbf3fu;
-        test_must(qc_strbuf_add(&text, &r, at - i < 8 ? (size_t)(at - i) : 8, &err), &err);
+        test_must(qc_strbuf_add(text, &r, t->end - i < 8 ? (size_t)(t->end - i) : 8, &err), &err);
     }
-    test_must(qc_path_join(&a, &path, dir, "model.safetensors", &err), &err);
-    test_must(qc_file_put(path, text.data, text.len, &err), &err);
-    test_must(qc_path_join(&a, &path, dir, "config.json", &err), &err);
-    test_must(qc_file_put(path, config, sizeof config - 1, &err), &err);
-    qc_strbuf_deinit(&text);
-    qc_arena_deinit(&a);
 }
 
-static void parse(qc_options *o, qc_arena *a, const char *words, const char *model, const char *out)
+/* 23 MB: weights of several frames, of one, and of a part of a page. */
+static void write_model(const char *dir)
 {
-    static char line[512]; /* options point into it */
-    char *argv[32] = {NULL}, *rest = NULL;
-    int argc = 0;
-    qc_error err = {0};
-    (void)snprintf(line, sizeof line, "qconv -q --force %s %s %s", words, model, out);
-    for (char *w = strtok_r(line, " ", &rest); w; w = strtok_r(NULL, " ", &rest))
-        argv[argc++] = w;
-    test_must(qc_options_parse(o, a, argc, argv, &err), &err);
+    static const test_tensor rows[] = {
+        {"model.layers.0.mlp.up_proj.weight", QC_DTYPE_F32, 2, {1024, 2048}},
+        {"model.layers.0.self_attn.k_proj.weight_scale_inv", QC_DTYPE_F32, 2, {8, 8}},
+        {"model.layers.0.mlp.down_proj.weight", QC_DTYPE_BF16, 2, {3, 2048}},
+        {"model.layers.0.self_attn.q_proj.weight", QC_DTYPE_BF16, 2, {2048, 3072}},
+        {"model.layers.0.self_attn.k_proj.weight", QC_DTYPE_F8_E4M3, 2, {1024, 1024}},
+    };
+    test_write_filled(dir, rows, sizeof rows / sizeof *rows, "{\"model_type\": \"llama\"}", fill);
 }
 
 /* The page cache holds nothing of the source; 0 where that cannot be had. */
@@ -130,26 +83,14 @@ static double cached_percent(const qc_checkpoint *m)
 /* A digest of all that was written and read. */
 static qc_digest run(const char *words, const char *model, const char *out, int keep_cache)
 {
-    qc_arena a;
-    qc_options o;
-    qc_checkpoint *m = NULL;
-    qc_recipe recipe;
-    qc_plan plan;
-    qc_pipeline p;
-    qc_output_dir d = QC_OUTPUT_DIR_NONE;
+    test_conversion c;
     qc_error err = {0};
-    qc_isa isa;
-    qc_arena_init(&a);
-    parse(&o, &a, words, model, out);
-    test_must(qc_checkpoint_open(&m, o.model, &err), &err);
-    test_must(qc_recipe_make(&recipe, &a, m, &o, &err), &err);
-    test_must(qc_plan_make(&plan, &a, m, &recipe, &o, &err), &err);
-    test_must(qc_isa_select(&isa, &err), &err);
-    test_must(qc_output_dir_begin(&d, &a, o.out, o.model, o.force, &err), &err);
-    test_must(qc_pipeline_init(&p, &plan, &d, isa, o.threads, &err), &err);
-    p.keep_cache = keep_cache;
+    test_conversion_begin(&c, "qconv -q --force %s %s %s", words, model, out);
+    const qc_checkpoint *m = c.model;
+    qc_pipeline *p = &c.pipeline;
+    p->keep_cache = keep_cache;
     int gone = forget(m);
-    test_must(qc_pipeline_run(&p, &err), &err);
+    test_must(qc_pipeline_run(p, &err), &err);
     /* Pages at the ends of tensors stay, and single ones that others were just looking at. */
     if (gone && !keep_cache)
         assert_true(cached_percent(m) < 5);
@@ -157,19 +98,16 @@ static qc_digest run(const char *words, const char *model, const char *out, int 
         assert_true(cached_percent(m) > 50);
     qc_strbuf all;
     qc_strbuf_init(&all, 1u << 24);
-    for (uint32_t i = 0; i < p.unit_count; i++) {
+    for (uint32_t i = 0; i < p->unit_count; i++) {
         qc_unit u;
-        test_must(qc_unit_read(&p, i, &u, &err), &err);
+        test_must(qc_unit_read(p, i, &u, &err), &err);
         test_must(qc_strbuf_add(&all, &u.content, sizeof u.content, &err), &err);
         test_must(qc_strbuf_add(&all, &u.stored, sizeof u.stored, &err), &err);
         test_must(qc_strbuf_add(&all, &u.source, sizeof u.source, &err), &err);
     }
     qc_digest digest = qc_digest_bytes(all.data, all.len);
     qc_strbuf_deinit(&all);
-    qc_pipeline_deinit(&p);
-    qc_output_dir_abort(&d);
-    qc_checkpoint_close(m);
-    qc_arena_deinit(&a);
+    test_conversion_end(&c);
     return digest;
 }
 
@@ -198,13 +136,10 @@ static void the_same_bytes(void **state)
 static void of_what_convert_wrote(void **state)
 {
     const world *w = *state;
-    qc_arena a;
-    qc_options o;
     qc_error err = {0};
-    qc_arena_init(&a);
-    parse(&o, &a, "--to bf16 --threads 2", w->model, w->packed);
-    test_must(qc_cmd_convert(&o, &err), &err);
-    qc_arena_deinit(&a);
+    test_must(test_run_line(test_command, &err, "qconv -q --force --to bf16 --threads 2 %s %s",
+                            w->model, w->packed),
+              &err);
     both_ways("--to nf4 --threads 2", w->packed, w->out);
     both_ways("--to keep --threads 3", w->packed, w->out);
 }
