@@ -1,17 +1,12 @@
 /* The quantizing kernels leave what the scalar truth leaves, bit for bit: codes, scales, error
  * sums, bad elements. --slow: more sizes. */
-#include "quant_device_fixture.h"
-
-#include "kernels/cuda_quantize.h"
-#include "quant/quant_collect.h"
+#include "quantizer_fixture.h"
 
 #ifdef QC_CUDA_SHIM
 #include <shim_control.h>
 #endif
 
 static int slow;
-
-static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
 
 /* One call on elements [0, n) of src, compared with the truth. Offsets are in elements of the
  * source and bytes of the codes. */
@@ -66,11 +61,7 @@ static void check_blocks(const blocks_case *c, const void *src)
     uint64_t *bad = qd_take(&d_bad, what);
     qd_drop(&d_src);
 
-    if (sums.bad != QC_BAD_NONE) {
-        QT_CHECK(*bad == sums.bad_index, "%s: bad %" PRIu64 ", not %" PRIu64, what, *bad,
-                 sums.bad_index);
-    } else {
-        QT_CHECK(*bad == UINT64_MAX, "%s: bad %" PRIu64, what, *bad);
+    if (!qz_check_bad(bad, &sums, what)) {
         qd_same(got_codes, codes, code_bytes, what);
         qd_same(got_absmax, absmax, (size_t)blocks * 4, what);
         if (c->errors) {
@@ -180,8 +171,7 @@ static void test_bad(void **state)
                     void *src = qd_source(&rng, QD_NORMAL, types[t], n);
                     for (int i = 0; i < 1 + round; i++) {
                         uint64_t at = round < 2 ? n - 1 - 70 * (uint64_t)i : qt_below(&rng, n);
-                        double x = i % 3 == 0 ? nan("") : i % 3 == 1 ? -HUGE_VAL : HUGE_VAL;
-                        qt_put(src, types[t], at, x);
+                        qt_put(src, types[t], at, qz_bad_value(i));
                     }
                     check_blocks(&c, src);
                     free(src);
@@ -208,67 +198,30 @@ static void test_bad_patterns(void **state)
 /* ---- rows -------------------------------------------------------------------------------------
  */
 
+static void rows_truth(const qz_rows *r, int8_t *codes, float *scb, qc_piece_sums *sums)
+{
+    qc_quant_ops_for(QC_ISA_SCALAR)
+        ->int8_rows_quantize(r->src, r->dtype, r->rows, r->cols, codes, scb, sums);
+}
+
+static qc_status rows_kernel(const qz_rows *r, const qz_rows_io *at)
+{
+    const qc_cuda_rows a = {.src = at->src,
+                            .dtype = r->dtype,
+                            .rows = r->rows,
+                            .cols = r->cols,
+                            .codes = at->codes,
+                            .scb = at->scb,
+                            .errors = at->errors,
+                            .bad = at->bad};
+    return qc_cuda_int8_rows_quantize(&a, qd.stream, &qd.err);
+}
+
 static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void *src,
                        size_t src_offset, size_t codes_offset, int errors)
 {
-    char what[160];
-    snprintf(what, sizeof what, "rows %s %" PRIu64 " x %" PRIu64 " src+%zu codes+%zu errors %d",
-             qc_dtype_name(dtype), rows, cols, src_offset, codes_offset, errors);
-    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
-    uint64_t n = rows * cols, runs = rows * ((cols + QC_CUDA_ROW_RUN - 1) / QC_CUDA_ROW_RUN);
-    int8_t *codes = qt_alloc(n, 1);
-    float *scb = qt_alloc(rows, sizeof *scb);
-    qc_piece_sums sums, got;
-    ops->int8_rows_quantize(src, dtype, rows, cols, codes, scb, &sums);
-
-    size_t each = qt_size(dtype);
-    qd_buffer d_src = qd_new_from(src, (size_t)n * each, src_offset * each);
-    qd_buffer d_codes = qd_new((size_t)n, codes_offset), d_scb = qd_new((size_t)rows * 4, 4);
-    qd_buffer d_errors = qd_new((size_t)runs * 16, 16), d_bad = qd_new(8, 8);
-    qc_cuda_rows a = {.src = d_src.p,
-                      .dtype = dtype,
-                      .rows = rows,
-                      .cols = cols,
-                      .codes = d_codes.p,
-                      .scb = d_scb.p,
-                      .errors = errors ? d_errors.p : NULL,
-                      .bad = d_bad.p};
-    QD_OK(qc_cuda_int8_rows_quantize(&a, qd.stream, &qd.err));
-    int8_t *got_codes = qd_take(&d_codes, what);
-    float *got_scb = qd_take(&d_scb, what), *lanes = qd_take(&d_errors, what);
-    uint64_t *bad = qd_take(&d_bad, what);
-    qd_drop(&d_src);
-    if (sums.bad != QC_BAD_NONE) {
-        QT_CHECK(*bad == sums.bad_index, "%s: bad %" PRIu64 ", not %" PRIu64, what, *bad,
-                 sums.bad_index);
-    } else {
-        QT_CHECK(*bad == UINT64_MAX, "%s: bad %" PRIu64, what, *bad);
-        qd_same(got_codes, codes, (size_t)n, what);
-        qd_same(got_scb, scb, (size_t)rows * 4, what);
-        if (errors) {
-            qc_rows_collect(lanes, rows, cols, &got);
-            QT_CHECK(qc_f64_bits(got.sum_ee) == qc_f64_bits(sums.sum_ee) &&
-                         qc_f64_bits(got.sum_xx) == qc_f64_bits(sums.sum_xx) &&
-                         qc_f64_bits(got.max_err) == qc_f64_bits(sums.max_err) &&
-                         got.max_index == sums.max_index,
-                     "%s: sums %a %a %a at %" PRIu64 ", not %a %a %a at %" PRIu64, what, got.sum_ee,
-                     got.sum_xx, got.max_err, got.max_index, sums.sum_ee, sums.sum_xx, sums.max_err,
-                     sums.max_index);
-        }
-    }
-    free(codes), free(scb), free(got_codes), free(got_scb), free(lanes), free(bad);
-}
-
-/* Float16's range is what rows pass through. */
-static void *row_source(qt_rng *rng, qd_kind kind, qc_dtype dtype, uint64_t n)
-{
-    void *src = qd_source(rng, kind, dtype, n);
-    for (uint64_t i = 0; i < n; i++) {
-        double x = qt_get(src, dtype, i);
-        if (fabs(x) > 65000.0)
-            qt_put(src, dtype, i, x > 0 ? 60000.0 + (double)(i % 5000) : -64000.0);
-    }
-    return src;
+    qz_check_rows(&(qz_rows){dtype, rows, cols, src, src_offset, codes_offset, errors}, rows_truth,
+                  rows_kernel);
 }
 
 static void test_rows_shapes(void **state)
@@ -281,7 +234,7 @@ static void test_rows_shapes(void **state)
     for (int t = 0; t < 3; t++)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
             uint64_t rows = shapes[s][0], cols = shapes[s][1];
-            void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
+            void *src = qz_row_source(&rng, QD_NORMAL, types[t], rows * cols);
             check_rows(types[t], rows, cols, src, 0, 0, s % 5 != 4);
             if (cols < 2000)
                 check_rows(types[t], rows, cols, src, 1, 3, 1);
@@ -295,7 +248,7 @@ static void test_rows_kinds(void **state)
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++)
         for (int k = 0; k < QD_KINDS; k += (int)qt_every(4)) {
-            void *src = row_source(&rng, (qd_kind)k, types[t], 65536);
+            void *src = qz_row_source(&rng, (qd_kind)k, types[t], 65536);
             check_rows(types[t], 32, 2048, src, 0, 0, 1);
             check_rows(types[t], 910, 72, src, 0, 0, 1);
             free(src);
@@ -309,7 +262,7 @@ static void test_rows_without_errors(void **state)
     (void)state;
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++) {
-        void *src = row_source(&rng, QD_NORMAL, types[t], 3 * 2048);
+        void *src = qz_row_source(&rng, QD_NORMAL, types[t], 3 * 2048);
         check_rows(types[t], 6, 1024, src, 0, 0, 0);
         check_rows(types[t], 3, 2048, src, 0, 0, 0);
         free(src);
@@ -341,7 +294,7 @@ static void test_rows_bad(void **state)
         for (int round = 0; round < 24; round += (int)qt_every(5)) {
             uint64_t cols = round % 3 == 0 ? 100 : round % 3 == 1 ? 3000 : 33000;
             uint64_t rows = cols == 33000 ? 1 : 5;
-            void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
+            void *src = qz_row_source(&rng, QD_NORMAL, types[t], rows * cols);
             for (int i = 0; i < 1 + round % 4; i++)
                 qt_put(src, types[t], qt_below(&rng, rows * cols), values[(round + i) % 6]);
             check_rows(types[t], rows, cols, src, (size_t)(round % 2), 0, 1);
@@ -372,9 +325,7 @@ static void test_grid_steps(void **state)
                 }
             for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
                 uint64_t rows = shapes[s][0], cols = shapes[s][1];
-                void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
-                for (uint64_t i = 0; i < rows; i++) /* magnitudes that fall from row to row */
-                    qt_put(src, types[t], i * cols + i % cols, 60000.0 / (double)(i + 1));
+                void *src = qz_falling_rows(&rng, types[t], rows, cols);
                 check_rows(types[t], rows, cols, src, 0, 0, (int)(s % 2));
                 free(src);
             }

@@ -1,10 +1,8 @@
 /* The scale search on the GPU leaves what the scalar truth leaves, bit for bit: codes, scales,
  * nested scales, sums, bad elements. --slow: more of everything. */
-#include "quant_device_fixture.h"
+#include "quantizer_fixture.h"
 
-#include "kernels/cuda_quantize.h"
 #include "kernels/cuda_scale_search.h"
-#include "quant/quant_collect.h"
 #include "quant/scale_search.h"
 
 #ifdef QC_CUDA_SHIM
@@ -12,7 +10,6 @@
 #endif
 
 static int slow;
-static const qc_dtype types[3] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
 static qd_buffer tables;
 
 typedef struct {
@@ -23,20 +20,6 @@ typedef struct {
     float offset;
     size_t src_offset, codes_offset; /* elements, bytes */
 } blocks_case;
-
-static int same_sums(const qc_piece_sums *a, const qc_piece_sums *b)
-{
-    return qc_f64_bits(a->sum_ee) == qc_f64_bits(b->sum_ee) &&
-           qc_f64_bits(a->sum_xx) == qc_f64_bits(b->sum_xx) &&
-           qc_f64_bits(a->max_err) == qc_f64_bits(b->max_err) && a->max_index == b->max_index;
-}
-
-static void check_sums(const qc_piece_sums *got, const qc_piece_sums *want, const char *what)
-{
-    QT_CHECK(same_sums(got, want), "%s: sums %a %a %a at %" PRIu64 ", not %a %a %a at %" PRIu64,
-             what, got->sum_ee, got->sum_xx, got->max_err, got->max_index, want->sum_ee,
-             want->sum_xx, want->max_err, want->max_index);
-}
 
 static void *scratch_for(const qc_search_form *form, uint64_t cols)
 {
@@ -93,11 +76,7 @@ static void check_blocks(const blocks_case *c, const void *src)
     qc_search_sum *found = qd_take(&d_sums, what);
     uint64_t *bad = qd_take(&d_bad, what);
     qd_drop(&d_src);
-    if (sums.bad != QC_BAD_NONE) {
-        QT_CHECK(*bad == sums.bad_index, "%s: bad %" PRIu64 ", not %" PRIu64, what, *bad,
-                 sums.bad_index);
-    } else {
-        QT_CHECK(*bad == UINT64_MAX, "%s: bad %" PRIu64, what, *bad);
+    if (!qz_check_bad(bad, &sums, what)) {
         if (c->nested) {
             qd_same(got_nested, out.nested_absmax, groups * 4, what);
             qd_same(got_absmax_codes, out.absmax_codes, blocks, what);
@@ -105,7 +84,7 @@ static void check_blocks(const blocks_case *c, const void *src)
         qd_same(got_absmax, out.absmax, blocks * 4, what);
         qd_same(got_codes, out.codes, code_bytes, what);
         qc_search_collect(found, blocks, c->block, &got_sums);
-        check_sums(&got_sums, &sums, what);
+        qz_check_sums(&got_sums, &sums, what);
     }
     free(out.codes), free(out.absmax), free(out.absmax_codes), free(out.nested_absmax);
     free(scratch), free(got_codes), free(got_absmax), free(got_absmax_codes), free(got_nested);
@@ -243,10 +222,7 @@ static void test_bad(void **state)
                 void *src = qd_source(&rng, QD_NORMAL, types[t], n);
                 for (int i = 0; i < 1 + round; i++) {
                     uint64_t at = round < 2 ? n - 1 - 70 * (uint64_t)i : qt_below(&rng, n);
-                    qt_put(src, types[t], at,
-                           i % 3 == 0   ? nan("")
-                           : i % 3 == 1 ? -HUGE_VAL
-                                        : HUGE_VAL);
+                    qt_put(src, types[t], at, qz_bad_value(i));
                 }
                 check_blocks(&c, src);
                 free(src);
@@ -255,60 +231,33 @@ static void test_bad(void **state)
 
 /* ---- rows ---- */
 
+static void rows_truth(const qz_rows *r, int8_t *codes, float *scb, qc_piece_sums *sums)
+{
+    void *scratch = scratch_for(NULL, r->cols);
+    qc_search_ops_for(QC_ISA_SCALAR)
+        ->rows(r->src, r->dtype, r->rows, r->cols, codes, scb, scratch, sums);
+    free(scratch);
+}
+
+static qc_status rows_kernel(const qz_rows *r, const qz_rows_io *at)
+{
+    const qc_cuda_search_rows_job a = {.src = at->src,
+                                       .dtype = r->dtype,
+                                       .rows = r->rows,
+                                       .cols = r->cols,
+                                       .tables = tables.p,
+                                       .codes = at->codes,
+                                       .scb = at->scb,
+                                       .errors = at->errors,
+                                       .bad = at->bad};
+    return qc_cuda_search_rows(&a, qd.stream, &qd.err);
+}
+
 static void check_rows(qc_dtype dtype, uint64_t rows, uint64_t cols, const void *src,
                        size_t src_offset, size_t codes_offset)
 {
-    char what[160];
-    snprintf(what, sizeof what, "rows %s %" PRIu64 " x %" PRIu64 " src+%zu codes+%zu",
-             qc_dtype_name(dtype), rows, cols, src_offset, codes_offset);
-    uint64_t n = rows * cols, runs = rows * ((cols + QC_CUDA_ROW_RUN - 1) / QC_CUDA_ROW_RUN);
-    int8_t *codes = qt_alloc(n, 1);
-    float *scb = qt_alloc(rows, sizeof *scb);
-    qc_piece_sums sums, got;
-    void *scratch = scratch_for(NULL, cols);
-    qc_search_ops_for(QC_ISA_SCALAR)->rows(src, dtype, rows, cols, codes, scb, scratch, &sums);
-
-    size_t each = qt_size(dtype);
-    qd_buffer d_src = qd_new_from(src, (size_t)n * each, src_offset * each);
-    qd_buffer d_codes = qd_new((size_t)n, codes_offset), d_scb = qd_new((size_t)rows * 4, 4);
-    qd_buffer d_errors = qd_new((size_t)runs * 16, 16), d_bad = qd_new(8, 8);
-    qc_cuda_search_rows_job a = {.src = d_src.p,
-                                 .dtype = dtype,
-                                 .rows = rows,
-                                 .cols = cols,
-                                 .tables = tables.p,
-                                 .codes = d_codes.p,
-                                 .scb = d_scb.p,
-                                 .errors = d_errors.p,
-                                 .bad = d_bad.p};
-    QD_OK(qc_cuda_search_rows(&a, qd.stream, &qd.err));
-    void *got_codes = qd_take(&d_codes, what), *got_scb = qd_take(&d_scb, what);
-    float *lanes = qd_take(&d_errors, what);
-    uint64_t *bad = qd_take(&d_bad, what);
-    qd_drop(&d_src);
-    if (sums.bad != QC_BAD_NONE) {
-        QT_CHECK(*bad == sums.bad_index, "%s: bad %" PRIu64 ", not %" PRIu64, what, *bad,
-                 sums.bad_index);
-    } else {
-        QT_CHECK(*bad == UINT64_MAX, "%s: bad %" PRIu64, what, *bad);
-        qd_same(got_scb, scb, (size_t)rows * 4, what);
-        qd_same(got_codes, codes, (size_t)n, what);
-        qc_rows_collect(lanes, rows, cols, &got);
-        check_sums(&got, &sums, what);
-    }
-    free(codes), free(scb), free(scratch), free(got_codes), free(got_scb), free(lanes), free(bad);
-}
-
-/* Float16's range is what rows pass through. */
-static void *row_source(qt_rng *rng, qd_kind kind, qc_dtype dtype, uint64_t n)
-{
-    void *src = qd_source(rng, kind, dtype, n);
-    for (uint64_t i = 0; i < n; i++) {
-        double x = qt_get(src, dtype, i);
-        if (fabs(x) > 65000.0)
-            qt_put(src, dtype, i, x > 0 ? 60000.0 + (double)(i % 5000) : -64000.0);
-    }
-    return src;
+    qz_check_rows(&(qz_rows){dtype, rows, cols, src, src_offset, codes_offset, 1}, rows_truth,
+                  rows_kernel);
 }
 
 static void test_rows_shapes(void **state)
@@ -320,7 +269,7 @@ static void test_rows_shapes(void **state)
     for (int t = 0; t < 3; t++)
         for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s += qt_every(2)) {
             uint64_t rows = shapes[s][0], cols = shapes[s][1];
-            void *src = row_source(&rng, QD_NORMAL, types[t], rows * cols);
+            void *src = qz_row_source(&rng, QD_NORMAL, types[t], rows * cols);
             check_rows(types[t], rows, cols, src, 0, 0);
             if (cols < 100)
                 check_rows(types[t], rows, cols, src, 1, 3);
@@ -334,7 +283,7 @@ static void test_rows_kinds(void **state)
     qt_rng rng = qt_rng_start(__func__);
     for (int t = 0; t < 3; t++)
         for (int k = 0; k < QD_KINDS; k += (int)qt_every(4)) {
-            void *src = row_source(&rng, (qd_kind)k, types[t], 8 * 1200);
+            void *src = qz_row_source(&rng, (qd_kind)k, types[t], 8 * 1200);
             check_rows(types[t], 8, 1200, src, 0, 0);
             check_rows(types[t], 60, 40, src, 0, 0);
             free(src);
@@ -348,7 +297,7 @@ static void test_rows_bad(void **state)
     for (int t = 0; t < 3; t++)
         for (int round = 0; round < (slow ? 20 : 4); round++) {
             uint64_t n = 3 * 2100;
-            void *src = row_source(&rng, QD_NORMAL, types[t], n);
+            void *src = qz_row_source(&rng, QD_NORMAL, types[t], n);
             for (int i = 0; i < 1 + round; i++)
                 qt_put(src, types[t], qt_below(&rng, n),
                        i % 3 == 0   ? nan("")
@@ -405,9 +354,7 @@ static void test_grid_steps(void **state)
         for (c.nested = 0; c.nested < 2; c.nested++)
             check_blocks(&c, src);
         free(src);
-        src = row_source(&rng, QD_NORMAL, QC_DTYPE_F16, 9 * 1100);
-        for (uint64_t i = 0; i < 9; i++) /* magnitudes that fall from row to row */
-            qt_put(src, QC_DTYPE_F16, i * 1100 + i, 60000.0 / (double)(i + 1));
+        src = qz_falling_rows(&rng, QC_DTYPE_F16, 9, 1100);
         check_rows(QC_DTYPE_F16, 9, 1100, src, 0, 0);
         free(src);
     }
