@@ -86,9 +86,10 @@ static qc_status take_mark(qc_json_cut *c, char b, int *eaten, qc_error *err)
 {
     *eaten = 0;
     if (b == '{' || b == '[') {
-        int is_list = c->phase == BEFORE && c->depth == 1 && c->word.len > 0 &&
+        int is_list = c->phase == BEFORE && c->depth == 1 && c->in_object && c->word.len > 0 &&
                       strcmp(c->word.data, c->parts.list) == 0;
-        c->depth++;
+        if (c->depth++ == 0)
+            c->in_object = b == '{';
         if (is_list) {
             *eaten = 1;
             QC_TRY(qc_strbuf_add(&c->text, &b, 1, err));

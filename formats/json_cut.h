@@ -36,6 +36,7 @@ typedef struct {
     qc_strbuf text; /* of the part that is being read */
     qc_strbuf word; /* the beginning of the last string of the top level */
     uint64_t depth;
+    int in_object; /* the top level; in an array there is no list */
     int in_string, escaped;
     int phase;         /* before, in, behind the list */
     int is_object;     /* the list */

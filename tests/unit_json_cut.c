@@ -86,6 +86,8 @@ static void texts_are_cut_into_parts(void **state)
         {"{\"rowsandmore\":[1],\"row\":[2],\"rows\":[3]}",
          "h{\"rowsandmore\":[1],\"row\":[2],\"rows\":[]}|e3|t{}|"},
         {"[1,2]", "h[1,2]|"},
+        {"[\"rows\",[1,2]]", "h[\"rows\",[1,2]]|"},
+        {"[\"a\",\"rows\",{\"b\":1}]", "h[\"a\",\"rows\",{\"b\":1}]|"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         for (size_t step = 1; step < 60; step++) {
