@@ -33,8 +33,14 @@ BANNED = ["atoi", "atol", "strtok", "sprintf", "vsprintf", "strcpy", "strcat", "
 BANNED_HEAP = ["malloc", "calloc", "realloc"]
 BANNED_ENDS = ["exit", "abort"]
 CLANG_FORMAT = "clang-format-14"
-# Absolute paths of somebody's machine.
-MACHINE_PATH = re.compile(r"(?<![\w.}])/(?:home|root|Users|work|workspace)/[\w.-]+")
+# Absolute paths of somebody's machine: folders of users, and temporary files that have a name
+# already (mkstemp's template has none yet).
+MACHINE_PATH = (rb"(?:/(?:home|root|Users|work|workspace)/[\w.-]+"
+                rb"|/(?:tmp|var/tmp|dev/shm)/(?![\w.-]*XXXXXX)[\w.%-]+)")
+# In text, a/home/x is a path of the tree. In data a letter before may be a length, and JSON may
+# have written \/.
+MACHINE_PATH_IN_TEXT = re.compile(rb"(?<![\w.}])" + MACHINE_PATH)
+MACHINE_PATH_IN_DATA = re.compile(MACHINE_PATH.replace(b"/", rb"\\?/"))
 INCLUDE = re.compile(r'^\s*#\s*include\s*(["<])([^">]+)[">]')
 
 
@@ -105,11 +111,20 @@ def check_text(path, raw, lines):
     for number, line in enumerate(lines, 1):
         if line != line.rstrip():
             yield "%s:%d: white space at the end" % (path, number)
-        m = MACHINE_PATH.search(line)
-        if m:
-            yield "%s:%d: path of a machine: %s" % (path, number, m.group())
     if raw and not raw.endswith(b"\n"):
         yield "%s: no newline at the end" % path
+
+
+def check_machine_paths(path, raw):
+    """Of any file: text, corpora that are half binary, programs without an ending."""
+    if path.startswith(DATA_DIRS):
+        for m in MACHINE_PATH_IN_DATA.finditer(raw):
+            yield "%s: byte %d: path of a machine: %s" % (path, m.start(), m.group().decode())
+        return
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        m = MACHINE_PATH_IN_TEXT.search(line)
+        if m:
+            yield "%s:%d: path of a machine: %s" % (path, number, m.group().decode())
 
 
 def check_names(paths):
@@ -143,13 +158,15 @@ def check_format(root, paths):
 
 def lint(root):
     """All complaints, as lines."""
-    paths = [p for p in files_of(root) if not p.startswith(DATA_DIRS)]
+    everything = files_of(root)
+    paths = [p for p in everything if not p.startswith(DATA_DIRS)]
     found = []
-    for path in paths:
-        if not path.endswith(TEXT_ENDINGS):
-            continue
+    for path in everything:
         with open(os.path.join(root, path), "rb") as f:
             raw = f.read()
+        found += check_machine_paths(path, raw)
+        if path.startswith(DATA_DIRS) or not path.endswith(TEXT_ENDINGS):
+            continue
         text = raw.decode("utf-8", errors="replace")
         lines = text.split("\n")
         if lines and lines[-1] == "":
@@ -247,6 +264,22 @@ class SelfTest(unittest.TestCase):
         for top in ["home", "root", "Users", "work"]:
             self.found("docs/a.md", "see /%s/somebody/x\n" % top, "path of a machine")
         self.found("tests/a.py", "x = '/%s/me'\n" % "home", "path of a machine")
+        self.found(".ci/run", "cd /%s/x\n" % "work", ":1:", "path of a machine")
+
+    def test_temporary_files(self):
+        for top in ["tmp", "var/tmp", "dev/shm"]:
+            self.found("docs/a.md", "\nin /%s/x.log\n" % top, ":2:", "path of a machine")
+        self.found("tests/a.c", 'f("/%s/x-%%d");\n' % "tmp", "path of a machine")
+        self.clean("tests/b.c", 'char p[] = "/tmp/qconv-x-XXXXXX", *t = "/tmp";\n')
+        self.clean("tests/c.sh", 'd=$(mktemp -d "${TMPDIR:-/tmp}/x-XXXXXX")\n')
+
+    def test_data(self):
+        """Whatever is before a path, and between its parts; the rest is as it came."""
+        for text in [b"\0\x8c0/%s/me\0\xff", b'{"against":"\\/%s\\/me"}', b"x=/%s/me"]:
+            for path in ["tests/fuzz/corpus/manifest/found_00", "tests/data/torch/a.bin"]:
+                self.found(path, text % b"work", "path of a machine", "byte")
+        self.found("tests/fuzz/corpus/journal/a", b"\1/%s/x-1" % b"tmp", "byte 1:")
+        self.clean("tests/fuzz/corpus/words/a", b"\xff \n/work\0/home tests/data/x")
 
     def test_format(self):
         if not shutil.which(CLANG_FORMAT):
