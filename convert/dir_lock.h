@@ -10,6 +10,9 @@
 QC_NODISCARD qc_status qc_dir_lock_try(const qc_file *f, int shared, int *busy, qc_error *err);
 /* Is the open file the one that its name leads to? */
 int qc_dir_lock_has_its_name(const qc_file *f);
+/* The process that holds the lock of a file alone, or 0: nobody does, or the system does not know
+ * it (of another machine, of another container, of some file systems). */
+long qc_dir_lock_holder(const qc_file *f);
 /* 20 ms, or less when a signal comes. */
 void qc_dir_lock_pause(void);
 

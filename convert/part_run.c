@@ -44,6 +44,7 @@ qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan, qc_er
     void *v = NULL;
     *r = QC_PART_RUN_NONE;
     r->rank = rank;
+    r->options = plan->options;
     r->committer = rank.index;
     if (!is_shared(r))
         return QC_OK;
@@ -161,7 +162,7 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
         int gone = 0;
         QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, r->rank.index,
                                   r->rank.count, err));
-        qc_status st = qc_part_turn_take(&r->turn, d, NULL, &gone, err);
+        qc_status st = qc_part_turn_take(&r->turn, d, NULL, r->options, &gone, err);
         if (st == QC_OK && !gone) /* what was read at opening may be older than the turn */
             st = qc_output_dir_look_again(d, err);
         if (st == QC_OK && !gone)
@@ -246,7 +247,7 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
     if (r->committing) /* since qc_part_opened: the turn is held */
         return take_others(r, p, resume, err);
     (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, r->rank.index + 1, r->rank.count);
-    QC_TRY(qc_part_turn_take(&r->turn, d, name, &gone, err));
+    QC_TRY(qc_part_turn_take(&r->turn, d, name, r->options, &gone, err));
     if (!gone) { /* whoever had the turn may have died while he completed OUT */
         QC_TRY(qc_output_dir_look_again(d, err));
         QC_TRY(look_for_commit(r, d, &moved, err));
@@ -287,8 +288,9 @@ void qc_part_close(qc_part_run *r, qc_output_dir *d)
     if (is_shared(r) && r->turn.fd >= 0) {
         remove_other_journals(r, d);
         qc_output_dir_clear(d);
-    } else if (is_shared(r) && (qc_part_turn_take(&r->turn, d, NULL, &gone, NULL) != QC_OK ||
-                                gone || qc_parts_have_journal(&others, d, NULL) != QC_OK))
+    } else if (is_shared(r) &&
+               (qc_part_turn_take(&r->turn, d, NULL, r->options, &gone, NULL) != QC_OK || gone ||
+                qc_parts_have_journal(&others, d, NULL) != QC_OK))
         others = 1;
     if (others)
         qc_output_dir_leave(d); /* it is no longer that of this conversion */
@@ -305,7 +307,8 @@ void qc_part_abort(qc_part_run *r, qc_output_dir *d, const qc_pipeline *p)
         qc_output_dir_abort(d);
         return;
     }
-    if (r->turn.fd < 0 && (qc_part_turn_take(&r->turn, d, NULL, &gone, NULL) != QC_OK || gone)) {
+    if (r->turn.fd < 0 &&
+        (qc_part_turn_take(&r->turn, d, NULL, r->options, &gone, NULL) != QC_OK || gone)) {
         qc_output_dir_leave(d);
         return;
     }

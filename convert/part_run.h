@@ -10,6 +10,7 @@
 
 typedef struct {
     qc_rank rank;
+    const qc_options *options; /* the plan's */
     qc_file turn;
     uint32_t *part_of; /* per shard, or NULL: all are this process's; in the plan's arena */
     unsigned *left;    /* parts that are not done, rising; in the plan's arena */

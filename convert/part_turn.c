@@ -1,6 +1,8 @@
 #include "convert/part_turn.h"
 
+#include "base/clock.h"
 #include "base/workers.h"
+#include "convert/console.h"
 #include "convert/dir_lock.h"
 #include "convert/resume.h"
 
@@ -13,12 +15,28 @@
 #define JOURNAL_PREFIX "journal-"
 #define LOCK_FORMAT    "lock-%05u-of-%05u"
 #define NAME_BYTES     64
+#define PATIENCE_NS    5000000000u
 
 /* ---- Locks ---------------------------------------------------------------------------------- */
 
-qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be, int *gone,
-                            qc_error *err)
+/* Who has the turn may be stopped: then this one waits until somebody does something about it. */
+static void tell_holder(const qc_options *o, const qc_file *turn)
 {
+    long pid = qc_dir_lock_holder(turn);
+    if (pid > 0)
+        qc_console_warn(o, "waiting for process %ld, which holds the lock of %s", pid, turn->path);
+    else
+        qc_console_warn(o,
+                        "waiting for another process, perhaps of another machine, which holds "
+                        "the lock of %s",
+                        turn->path);
+}
+
+qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be,
+                            const qc_options *o, int *gone, qc_error *err)
+{
+    uint64_t begin_ns = qc_clock_ns();
+    int is_told = 0;
     const char *path = NULL, *needed = NULL;
     int busy = 1;
     *turn = QC_FILE_CLOSED;
@@ -31,6 +49,10 @@ qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *m
             st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
         else
             st = qc_dir_lock_try(turn, 0, &busy, err);
+        if (st == QC_OK && busy && !is_told && qc_clock_ns() - begin_ns >= PATIENCE_NS) {
+            is_told = 1;
+            tell_holder(o, turn);
+        }
         if (st == QC_OK && busy)
             qc_dir_lock_pause();
     }

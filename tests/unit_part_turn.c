@@ -3,6 +3,7 @@
 
 #include "base/strbuf.h"
 #include "base/workers.h"
+#include "convert/dir_lock.h"
 #include "convert/resume.h"
 #include "test_model.h"
 
@@ -19,6 +20,8 @@
 #include <cmocka.h>
 
 #define NOW "format=1\nparts=3\n--to=nf4\n"
+
+static const qc_options quiet = {.quiet = 1};
 
 typedef struct {
     char root[64], source[96], out[96];
@@ -84,7 +87,7 @@ static void *wait_in_line(void *ctx)
 {
     waiter *w = ctx;
     qc_file turn = QC_FILE_CLOSED;
-    w->st = qc_part_turn_take(&turn, &w->d, "needed", &w->gone, NULL);
+    w->st = qc_part_turn_take(&turn, &w->d, "needed", &quiet, &w->gone, NULL);
     atomic_store(&w->has_it, 1);
     qc_part_turn_give(&turn);
     return NULL;
@@ -108,7 +111,7 @@ static void one_at_a_time(void **state)
     enter(w, &b, 1, 3);
     second.d = b;
     write_journal(&a, "needed", NULL);
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &gone, NULL), QC_OK);
+    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(gone, 0);
     assert_int_equal(pthread_create(&thread, NULL, wait_in_line, &second), 0);
     sleep_ms(100);
@@ -119,7 +122,7 @@ static void one_at_a_time(void **state)
     assert_int_equal(second.gone, 0);
 
     /* It is cleared while somebody waits: he came too late. */
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &gone, NULL), QC_OK);
+    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
     atomic_store(&second.has_it, 0);
     assert_int_equal(pthread_create(&thread, NULL, wait_in_line, &second), 0);
     sleep_ms(50);
@@ -131,10 +134,10 @@ static void one_at_a_time(void **state)
 
     /* The same when even the lock went, and another took its place. */
     assert_int_equal(unlink(a.lock.path), 0);
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &gone, NULL), QC_OK);
+    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(gone, 1);
     write_journal(&a, "lock", NULL);
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &gone, NULL), QC_OK);
+    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(gone, 1);
     qc_output_dir_leave(&a);
     qc_output_dir_leave(&b);
@@ -151,7 +154,7 @@ static void waiting_ends_with_a_signal(void **state)
     enter(w, &a, 0, 3);
     enter(w, &b, 1, 3);
     second.d = b;
-    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &gone, NULL), QC_OK);
+    assert_int_equal(qc_part_turn_take(&turn, &a, NULL, &quiet, &gone, NULL), QC_OK);
     assert_int_equal(pthread_create(&thread, NULL, wait_in_line, &second), 0);
     sleep_ms(30);
     qc_interrupt();
@@ -161,6 +164,23 @@ static void waiting_ends_with_a_signal(void **state)
     qc_part_turn_give(&turn);
     qc_output_dir_leave(&a);
     qc_output_dir_leave(&b);
+}
+
+static void the_holder_of_a_turn_is_known(void **state)
+{
+    world *w = *state;
+    qc_output_dir d;
+    qc_file turn = QC_FILE_CLOSED, seen = QC_FILE_CLOSED;
+    int gone = 1;
+    enter(w, &d, 0, 3);
+    assert_int_equal(qc_part_turn_take(&turn, &d, NULL, &quiet, &gone, NULL), QC_OK);
+    assert_int_equal(qc_file_open_update(&seen, turn.path, NULL), QC_OK);
+    assert_int_equal(qc_dir_lock_holder(&seen), getpid());
+    assert_int_equal(qc_dir_lock_holder(&d.lock), 0); /* which parts share */
+    qc_part_turn_give(&turn);
+    assert_int_equal(qc_dir_lock_holder(&seen), 0);
+    qc_file_discard(&seen);
+    qc_output_dir_leave(&d);
 }
 
 /* ---- What others left ----------------------------------------------------------------------- */
@@ -266,6 +286,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(one_at_a_time, setup, teardown),
         cmocka_unit_test_setup_teardown(waiting_ends_with_a_signal, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_holder_of_a_turn_is_known, setup, teardown),
         cmocka_unit_test_setup_teardown(journals_of_others, setup, teardown),
         cmocka_unit_test_setup_teardown(other_options, setup, teardown),
         cmocka_unit_test_setup_teardown(damage_is_named, setup, teardown),

@@ -3,6 +3,7 @@ import fcntl
 import json
 import os
 import random
+import select
 import shutil
 import signal
 import struct
@@ -473,6 +474,34 @@ class Commit(PartsCase):
                     shutil.copy(self.path("dead", name), self.path("o", name))
         out, err = p.communicate(timeout=60)
         self.assertEqual((p.returncode, err), (0, b""))
+        self.assert_is(want)
+
+    def test_waiting_for_a_stopped_one_is_said_once(self):
+        want = self.whole()
+        self.part(1, 2)
+        holder = self.start("-q", "--part", "2/2", *self.args(), "o",
+                            env=at_call("rename:1", "", "kill -STOP $PPID"))
+        self.addCleanup(holder.kill)  # a stopped process stays
+        self.wait_for(holder, lambda: self.is_stopped(holder))
+        begin = time.monotonic()
+        waiter = self.start("--part", "1/2", *self.args(), "o")
+        self.addCleanup(waiter.kill)
+        said = b""
+        while not said.endswith(b"\n"):
+            self.assertTrue(select.select([waiter.stderr], [], [], 60)[0], said)
+            more = os.read(waiter.stderr.fileno(), 4096)
+            self.assertTrue(more, "it ended")
+            said += more
+        self.assertGreaterEqual(time.monotonic() - begin, 4.9)
+        self.assertEqual(said.decode(), "qconv: warning: waiting for process %d, which holds the "
+                         "lock of o/%s/lock-turn\n" % (holder.pid, STAGING))
+        time.sleep(0.5)
+        self.assertIsNone(waiter.poll())
+        holder.send_signal(signal.SIGCONT)
+        self.assertEqual(holder.communicate(timeout=60), (b"", b""))
+        _, said = waiter.communicate(timeout=60)
+        self.assertEqual((holder.returncode, waiter.returncode), (0, 0), said)
+        self.assertNotIn(b"waiting", said)
         self.assert_is(want)
 
     def wait_for(self, p, what):
