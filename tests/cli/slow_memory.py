@@ -1,8 +1,9 @@
 """Peak memory while checkpoints of gigabytes go through: below 512 MiB, whatever the command.
 
 Values are a hole in a sparse file, or random ones if $BENCH_CHECKPOINT names the program that writes
-such a checkpoint."""
+such a checkpoint. And what a tensor costs: bytes for each one written, whatever its size."""
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,10 +12,12 @@ import time
 import unittest
 
 from output_case import OutputCase, PLAIN
-from qconv_case import QCONV
+from qconv_case import QCONV, SANITIZED
 import make_checkpoint as mk
 
 LIMIT_BYTES = 512 << 20
+# To convert, for each tensor written; 145 were measured (names, shapes, plan, digests).
+TENSOR_BYTES = 160
 MAKER = os.environ.get("BENCH_CHECKPOINT", "")
 
 
@@ -79,6 +82,52 @@ class Memory(OutputCase):
         subprocess.run([MAKER, "--layers", "5", self.path("m")], check=True,
                        stdout=subprocess.DEVNULL)
         self.all_commands()
+
+
+class ManyTensors(OutputCase):
+    """Small weights have the names and frames of large ones, but not their buffers."""
+
+    def setUp(self):
+        self.dir = tempfile.mkdtemp(prefix="qconv-memory-")
+        self.addCleanup(shutil.rmtree, self.dir)
+
+    def peak(self, *args):
+        """Its VmHWM, looked at while it runs: wait4's maximum has what this process was when it
+        forked."""
+        p = subprocess.Popen([QCONV, "-q", *args], cwd=self.dir, stderr=subprocess.PIPE)
+        peak = 0
+        with open("/proc/%d/status" % p.pid) as status:
+            while p.poll() is None:
+                status.seek(0)
+                m = re.search(r"VmHWM:\s*(\d+) kB", status.read())
+                peak = max(peak, int(m.group(1)) << 10 if m else 0)
+                time.sleep(0.001)
+        text = p.stderr.read()
+        p.stderr.close()
+        self.assertEqual(p.returncode, 0, text)
+        return peak
+
+    def converted(self, model):
+        """(tensors read, tensors written, bytes at most)"""
+        name = model.split("-")[0]
+        tensors = sum(1 for _ in mk.model_rows(mk.load_model(model)))
+        mk.write_model(self.path(name), mk.load_model(model), scale=64, seed=1, shard_bytes=5000000)
+        peak = self.peak("--to", "nf4", "--threads", "2", "--max-shard-size", "2MB", name, "o")
+        with open(self.path("o", "qconv.json")) as f:
+            written = sum('"scheme": "' in line for line in f)
+        shutil.rmtree(self.path("o"))
+        return tensors, written, peak
+
+    @unittest.skipIf(SANITIZED, "memory is the sanitizer's")
+    def test_a_tensor_costs_little(self):
+        few, few_written, few_peak = self.converted("Llama-3.3-70B-Instruct")
+        many, many_written, many_peak = self.converted("DeepSeek-V2.5")
+        self.assertEqual((few, many), (723, 29102))
+        each = (many_peak - few_peak) / (many_written - few_written)
+        print("%d tensors written: %.1f MiB; %d: %.1f MiB; %.0f bytes each" % (
+            few_written, few_peak / (1 << 20), many_written, many_peak / (1 << 20), each),
+            file=sys.stderr)
+        self.assertLess(each, TENSOR_BYTES)
 
 
 if __name__ == "__main__":
