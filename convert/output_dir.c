@@ -267,11 +267,6 @@ static qc_status make_staging(const char *staging, qc_error *err)
     return QC_OK;
 }
 
-static qc_status refuse_busy(const qc_output_dir *d, qc_error *err)
-{
-    QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
-}
-
 /* Make the staging folder and hold its lock; d->staging tells that both are ours. The lock's file
  * is removed by who holds it alone, as the last thing in the folder; who locked a file that was
  * removed meanwhile, or came between the two, tries again. */
@@ -316,7 +311,7 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
     d->made_dir = 0;
     if (st != QC_OK)
         return st;
-    return refuse_busy(d, err);
+    QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
 }
 
 /* The lock of one part, beside the shared one. */
@@ -337,26 +332,36 @@ static qc_status lock_part(qc_output_dir *d, unsigned part_index, qc_error *err)
     return QC_OK;
 }
 
-/* A manifest and the digest of its text; nothing where it is missing or damaged. */
+/* A manifest and the digest of its text; nothing where it is missing or damaged. One that cannot be
+ * read now is neither: who took it for none would make again what has moved to OUT. */
 static qc_status read_manifest(qc_arena *arena, const char *folder, qc_manifest *m,
                                qc_digest *digest, qc_error *err)
 {
     const char *path = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
     qc_strbuf text;
+    qc_error trouble = {0};
     memset(m, 0, sizeof *m);
     QC_TRY(qc_path_join(arena, &path, folder, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
         return QC_OK;
     qc_strbuf_init(&text, MANIFEST_MAX);
-    if (qc_file_slurp(path, &text, NULL) != QC_OK ||
-        qc_manifest_parse(m, arena, text.data, text.len, NULL) != QC_OK)
-        memset(m, 0, sizeof *m);
-    else
+    qc_status st = qc_file_slurp(path, &text, &trouble);
+    if (st == QC_OK)
+        st = qc_manifest_parse(m, arena, text.data, text.len, &trouble);
+    if (st == QC_OK)
         *digest = qc_digest_bytes(text.data, text.len);
+    else
+        memset(m, 0, sizeof *m);
     qc_strbuf_deinit(&text);
-    return QC_OK;
+    if (st == QC_ERR_IO) /* or has another part moved it meanwhile? */
+        QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if ((st != QC_ERR_IO && st != QC_ERR_NOMEM) || kind == QC_PATH_MISSING)
+        return QC_OK;
+    if (err)
+        *err = trouble;
+    return st;
 }
 
 static qc_status look_for_journal(qc_output_dir *d, qc_error *err)

@@ -56,7 +56,8 @@ QC_NODISCARD qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, co
 QC_NODISCARD qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
                                           const char *source, int force, unsigned part_index,
                                           unsigned part_count, qc_error *err);
-/* Read d->dead anew: another part may have died since. */
+/* Read d->dead anew: another part may have died since. A manifest that is there and cannot be read
+ * is QC_ERR_IO or QC_ERR_NOMEM; one that is damaged counts as none. */
 QC_NODISCARD qc_status qc_output_dir_look_again(qc_output_dir *d, qc_error *err);
 /* Remove everything staged, the journal too. The lock stays, and the manifest of a run that died
  * while its files moved: it is how others know that they are qconv's. */

@@ -204,12 +204,48 @@ static qc_status take_back_done(qc_resume *r, uint32_t shard, qc_error *err)
                                 : QC_OK;
 }
 
+/* A weight that cannot be made again is told before anything is recorded: once its shard is back,
+ * the same command goes on. */
+static qc_status check_can_be_made(const checker *c, uint32_t unit, qc_error *err)
+{
+    const qc_pipeline *p = c->r->p;
+    const qc_checkpoint *m = p->plan->model;
+    uint32_t job = p->plan->outputs[p->units[unit].tensor].job;
+    uint32_t files[QC_JOB_TENSORS_MAX];
+    size_t count = qc_job_files(p->plan, job, files);
+    for (size_t i = 0; i < count; i++) {
+        if (m->files[files[i]].saved)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "%s: what was written of tensor '%s' is damaged or missing, and %s was deleted "
+                    "after it had been converted (--consume-source); its weights cannot be read "
+                    "again",
+                    p->shards[qc_unit_shard(p, unit)].path, p->plan->jobs[job].name,
+                    m->files[files[i]].path);
+    }
+    return QC_OK;
+}
+
+static qc_status check_all_can_be_made(const checker *c, qc_error *err)
+{
+    const qc_pipeline *p = c->r->p;
+    for (uint32_t i = 0; i < p->unit_count; i++) {
+        uint8_t kind = p->units[i].kind;
+        if (c->damaged[i] && kind != QC_UNIT_DERIVED && kind != QC_UNIT_HEADER)
+            QC_TRY(check_can_be_made(c, i, err));
+    }
+    return QC_OK;
+}
+
 static qc_status take_out(checker *c, qc_error *err)
 {
     qc_resume *r = c->r;
     qc_pipeline *p = r->p;
     for (uint32_t i = 0; i < p->unit_count; i++)
         r->times_due |= c->damaged[i] == OTHER_SCALES;
+    for (uint32_t i = 0; r->found.done && i < p->plan->layout.count; i++) {
+        if (!p->shards[i].kept && !p->shards[i].foreign)
+            QC_TRY(take_back_done(r, i, err));
+    }
     for (uint32_t i = 0; i < p->unit_count; i++) {
         qc_unit_state *u = &p->units[i];
         if (!c->damaged[i])
@@ -275,11 +311,10 @@ static qc_status check_all(checker *c, qc_error *err)
     for (uint32_t i = 0; i < p->plan->layout.count; i++) {
         if (p->shards[i].kept && !p->shards[i].foreign)
             QC_TRY(check_table(p, i, err));
-        if (r->found.done && !p->shards[i].kept && !p->shards[i].foreign)
-            QC_TRY(take_back_done(r, i, err));
     }
     if (r->found.stored_kept > 0) /* a shard's header may be recorded where no weight is */
         QC_TRY(qc_team_run(p->threads, check_units, c, err));
+    QC_TRY(check_all_can_be_made(c, err));
     QC_TRY(take_out(c, err));
     /* While weights are to be made again only because of these times, the next run is to see it. */
     return any_changed && !r->times_due ? qc_resume_add_times(r, err) : QC_OK;

@@ -131,7 +131,7 @@ static void make_sample(sample *s, int compressed)
 }
 
 /* The two shards on the outer of three devices. */
-static void make_placed_sample(sample *s, int compressed)
+static inline void make_placed_sample(sample *s, int compressed)
 {
     make_sample(s, compressed);
     s->devices[0] = (qc_manifest_device){"cuda:0", 72, 172};
@@ -149,7 +149,7 @@ static void make_placed_sample(sample *s, int compressed)
                                              .device_count = 3};
 }
 
-static void write_text(const qc_manifest *m, qc_strbuf *out)
+static inline void write_text(const qc_manifest *m, qc_strbuf *out)
 {
     qc_error err = {0};
     qc_strbuf_init(out, TEXT_MAX);
@@ -180,7 +180,7 @@ typedef struct {
     const char *says;
 } wrong_text;
 
-static void assert_wrong(const qc_strbuf *text, const wrong_text *cases, size_t count)
+static inline void assert_wrong(const qc_strbuf *text, const wrong_text *cases, size_t count)
 {
     for (size_t i = 0; i < count; i++) {
         qc_strbuf wrong;

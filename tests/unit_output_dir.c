@@ -1,5 +1,6 @@
 /* The output folder while others write to it. */
 #define _GNU_SOURCE /* syscall, flock */
+#include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/output_dir.h"
 #include "test_model.h"
@@ -15,6 +16,8 @@
 #include <stdarg.h>
 
 #include <cmocka.h>
+
+#include "manifest_sample.h"
 
 #define COMMITS 400
 #define FILES   4
@@ -184,9 +187,69 @@ static void test_interrupted_while_it_waits(void **state)
     assert_int_equal(st, QC_ERR_INTERRUPTED);
 }
 
+/* ---- a run that died while its files moved ---- */
+
+/* d->dead after opening; reads or allocations may be told to fail. */
+static qc_status look_at_dead(const world *w, size_t *shards, qc_error *err)
+{
+    qc_arena arena;
+    qc_output_dir d;
+    qc_arena_init(&arena);
+    qc_status st = qc_output_dir_open(&d, &arena, w->out, w->source, 0, 0, 1, err);
+    *shards = st == QC_OK ? d.dead.shard_count : 0;
+    qc_output_dir_leave(&d);
+    qc_arena_deinit(&arena);
+    return st;
+}
+
+/* A staged manifest that cannot be read just now is not taken for none: what has moved would be
+ * made again, and could not be where the source was consumed. */
+static void test_a_dead_run_is_not_overlooked(void **state)
+{
+    const world *w = *state;
+    char path[160];
+    qc_error err = {0};
+    qc_strbuf text;
+    sample s;
+    size_t shards = 0;
+    make_sample(&s, 1);
+    qc_strbuf_init(&text, TEXT_MAX);
+    test_must(qc_manifest_write(&s.m, &text, &err), &err);
+    (void)snprintf(path, sizeof path, "%s/.qconv-partial", w->out);
+    test_must(qc_dir_make(path, &err), &err);
+    (void)snprintf(path, sizeof path, "%s/.qconv-partial/qconv.json", w->out);
+    test_must(qc_file_put(path, text.data, text.len, &err), &err);
+    qc_strbuf_deinit(&text);
+    test_must(look_at_dead(w, &shards, &err), &err);
+    assert_int_equal(shards, 2);
+    uint64_t failures = 0;
+    for (uint64_t n = 1;; n++) {
+        qc_alloc_fail_at(n, 0);
+        qc_status st = look_at_dead(w, &shards, &err);
+        int reached = qc_alloc_count() >= n;
+        qc_alloc_fail_at(0, 0);
+        if (!reached)
+            break;
+        failures++;
+        assert_true(st == QC_ERR_NOMEM || shards == 2);
+    }
+    assert_true(failures > 10);
+    qc_io_fail_at(QC_IO_READ, 1, 0, EIO);
+    qc_status st = look_at_dead(w, &shards, &err);
+    qc_io_fail_at(QC_IO_READ, 0, 0, 0);
+    assert_int_equal(st, QC_ERR_IO);
+    assert_non_null(strstr(err.msg, "qconv.json"));
+    test_must(look_at_dead(w, &shards, &err), &err);
+    assert_int_equal(shards, 2);
+    test_must(qc_file_put(path, "{", 1, &err), &err); /* damaged: none */
+    test_must(look_at_dead(w, &shards, &err), &err);
+    assert_int_equal(shards, 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(test_a_dead_run_is_not_overlooked, setup, teardown),
         cmocka_unit_test_setup_teardown(test_looking_during_commits, setup, teardown),
         cmocka_unit_test_setup_teardown(test_a_folder_of_somebody_else, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_locks, setup, teardown),

@@ -387,9 +387,17 @@ class Killed(ConsumeCase):
         shard = self.path("o", STAGING, "model.safetensors")
         size = os.path.getsize(shard)
         with open(shard, "r+b") as f:
+            kept = f.read()
             f.truncate(size // 8)
-        self.fails(3, *form, "m", "o", has=["--consume-source", "cannot be read again"])
-        self.assertTrue(os.path.isdir(self.path("o", STAGING)))
+        before = tree(self.path("o"))
+        for _ in range(2):
+            self.fails(3, *form, "m", "o", has=["model.safetensors: what was written of tensor",
+                                                "--consume-source", "cannot be read again"])
+            self.assertEqual(tree(self.path("o")), before)
+        with open(shard, "wb") as f:
+            f.write(kept)
+        self.ok("-q", *form, "--consume-source", "m", "o")
+        self.expect_done(self.want(form))
 
     def test_lost_frames_that_the_journal_has(self):
         """What is derived from a weight is recorded with it, so that the weight's file may go, and
@@ -421,6 +429,16 @@ class Killed(ConsumeCase):
                    env=at_call("sync:%d" % (saves + 1), "journal-headers",
                                "for f in '%s'/*-gone; do printf x >>\"$f\"; done" % folder))
         self.assertEqual(self.left(), self.weights)
+
+    def test_changed_at_the_last_moment(self):
+        """While its saved header is brought to the disk, which comes right before it would go."""
+        saves = 2 * len(self.weights)  # syncs: each header and the folder
+        self.fresh()
+        self.fails(3, "--to", "nf4", "--threads", "1", "--consume-source", "m", "o",
+                   has=[self.weights[0], "while it was read"],
+                   env=at_call("sync:%d" % (saves + 1), "journal-headers",
+                               "printf x >>'%s'" % self.path("m", self.weights[0])))
+        self.assertTrue(os.path.exists(self.path("m", self.weights[0])))
 
     def test_interrupted_in_a_long_step(self):
         """A process that ends in the middle of something leaves what it has staged: a thread may be
@@ -478,6 +496,52 @@ class PowerLoss(ConsumeCase):
     def changes(self):
         with open(self.path("counts"), "rb") as f:
             return struct.unpack("<Q", f.read()[-8:])[0]  # the last: any change
+
+    def test_a_manifest_that_cannot_be_read(self):
+        """Files were moving to OUT when it died. Whatever cannot be opened by the next run, the one
+        after it goes on: nothing that has moved is to be made again, and nothing could be."""
+        os.mkdir(self.path("w"))
+        form = ["--to", "nf4", "--threads", "1", "--max-shard-size", "9000"]
+        want = self.want(form)
+        self.fresh()
+        r = self.run_qconv("-q", *form, "--consume-source", self.M, self.O,
+                           env=at_call("rename:3", STAGING + "/model-", "kill -9 $PPID"))
+        self.assertEqual(r.returncode, -signal.SIGKILL, r.stderr)
+        self.assertEqual(self.left(), [])
+        os.rename(self.path("w"), self.path("dead"))
+        refused = []
+        for n in range(1, 40):
+            shutil.copytree(self.path("dead"), self.path("w"))
+            r = self.faulty(form, fail="open:%d:EIO" % n)
+            refused.append(r.stderr.decode())
+            if r.returncode:
+                self.assertEqual(r.returncode, 1, r.stderr)
+            self.ok("-q", *form, "--consume-source", self.M, self.O)
+            self.expect_done(want, n)
+            shutil.rmtree(self.path("w"))
+        self.assertTrue(any(STAGING + "/qconv.json: cannot be opened" in e for e in refused))
+
+    def test_what_an_earlier_run_wrote_is_synced(self):
+        """It may be in the page cache only: whoever deletes on its account brings it to the disk."""
+        os.mkdir(self.path("w"))
+        form = ["--to", "nf4", "--threads", "1"]
+        self.fresh()
+        r = self.run_qconv("-q", *form, "--consume-source", self.M, self.O,
+                           env=at_call("rename:2", "-headers/00000", "kill -9 $PPID"))
+        self.assertEqual(r.returncode, -signal.SIGKILL, r.stderr)
+        self.assertEqual(self.left(), self.weights)
+        os.rename(self.path("w"), self.path("dead"))
+        shard = STAGING + "/model.safetensors.zst: could not be brought to the disk"
+        for n in range(1, 40):
+            shutil.copytree(self.path("dead"), self.path("w"))
+            r = self.faulty(form, fail="sync:%d:EIO" % n)
+            left = self.left()
+            shutil.rmtree(self.path("w"))
+            if shard in r.stderr.decode():
+                break
+            self.assertEqual(left, self.weights, r.stderr)
+        self.assertIn(shard, r.stderr.decode())
+        self.assertEqual(left, self.weights)
 
     def test_at_changes_of_the_disk(self):
         seed = int(os.environ.get("QC_SEED", "1"))
