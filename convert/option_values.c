@@ -119,12 +119,14 @@ qc_status qc_option_part(const qc_option_row *row, const char *value, unsigned *
     uint64_t i = 0, n = 0;
     const char *slash = strchr(value, '/');
     size_t len = slash ? (size_t)(slash - value) : 0;
-    if (len == 0 || len >= sizeof part)
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected I/N, like 1/4, got '%s'", row->name, value);
-    memcpy(part, value, len);
-    part[len] = '\0';
-    QC_TRY(qc_option_number(row, slash + 1, slash + 1, 1, QC_PARTS_MAX, &n, err));
-    QC_TRY(qc_option_number(row, part, part, 1, n, &i, err));
+    if (len > 0 && len < sizeof part)
+        memcpy(part, value, len);
+    /* The whole of it is shown: of 3/2 either number may be the one that is wrong. */
+    if (!*part || qc_option_number(row, slash + 1, slash + 1, 1, QC_PARTS_MAX, &n, NULL) != QC_OK ||
+        qc_option_number(row, part, part, 1, n, &i, NULL) != QC_OK)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s: expected I/N, like 1/4, with I from 1 to N and N up to %u, got '%s'",
+                row->name, QC_PARTS_MAX, value);
     *index = (unsigned)(i - 1);
     *count = (unsigned)n;
     return QC_OK;
