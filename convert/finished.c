@@ -1,9 +1,17 @@
 #include "convert/finished.h"
 
+#include "base/alloc.h"
 #include "base/arena.h"
+#include "base/checked.h"
+#include "base/cpu.h"
+#include "base/workers.h"
 #include "convert/make_manifest.h"
+#include "convert/progress.h"
 
+#include <stdatomic.h>
 #include <string.h>
+
+#define READ_BYTES (1u << 20)
 
 static int same_text(const char *a, const char *b)
 {
@@ -115,6 +123,149 @@ qc_status qc_output_is_of_plan(int *same, const char *out, const qc_plan *plan, 
         st = qc_manifest_is_of_plan(same, &m, plan, fit, err);
     else if (st == QC_ERR_INPUT || st == QC_ERR_CHECK)
         st = QC_OK;
+    qc_arena_deinit(&arena);
+    return st;
+}
+
+/* ---- weights of the source ------------------------------------------------------------------ */
+
+typedef struct {
+    const qc_plan *plan;
+    const qc_manifest_tensor *tensors; /* in the order of the plan's shards */
+    const uint32_t *rows;              /* those to be compared: their numbers */
+    uint32_t count;
+    atomic_uint_fast32_t next;
+    atomic_int differs;
+    qc_progress *progress;
+} comparison;
+
+typedef struct {
+    qc_st_cursor *cursor;
+    qc_digest_state *hash;
+    unsigned char *bytes;
+} reader;
+
+static const qc_job *job_of(const qc_plan *plan, uint32_t row)
+{
+    return &plan->jobs[plan->outputs[plan->layout.shards[0].order[row]].job];
+}
+
+/* One piece of the source; *at is moved behind it. */
+static qc_status hash_piece(const comparison *c, const reader *r, const qc_ckpt_tensor *from,
+                            uint64_t piece_bytes, uint64_t *at, qc_digest *out, qc_error *err)
+{
+    uint64_t end = from->bytes - *at < piece_bytes ? from->bytes : *at + piece_bytes;
+    qc_digest_reset(r->hash);
+    while (*at < end) {
+        size_t n = end - *at < READ_BYTES ? (size_t)(end - *at) : READ_BYTES;
+        QC_TRY(qc_checkpoint_read(c->plan->model, r->cursor, from, *at, r->bytes, n, err));
+        qc_digest_update(r->hash, r->bytes, n);
+        qc_progress_add(c->progress, n);
+        *at += n;
+    }
+    *out = qc_digest_finish(r->hash);
+    return QC_OK;
+}
+
+static qc_status compare_weight(comparison *c, qc_team *team, const reader *r, uint32_t row,
+                                qc_error *err)
+{
+    const qc_manifest_tensor *t = &c->tensors[row];
+    const qc_ckpt_tensor *from = &c->plan->model->tensors[job_of(c->plan, row)->source];
+    uint64_t piece_bytes = t->source_piece_bytes, at = 0;
+    uint64_t count = piece_bytes ? qc_ceil_div_u64(from->bytes, piece_bytes) : 0;
+    void *v = NULL;
+    if (count == 0)
+        return QC_OK;
+    QC_TRY(qc_calloc(&v, (size_t)count, sizeof(qc_digest), err));
+    qc_digest *pieces = v;
+    qc_status st = QC_OK;
+    for (uint64_t i = 0; st == QC_OK && i < count && !atomic_load(&c->differs); i++) {
+        if (qc_team_stopped(team))
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        else
+            st = hash_piece(c, r, from, piece_bytes, &at, &pieces[i], err);
+    }
+    if (st == QC_OK && at == from->bytes) {
+        qc_digest found = qc_digest_root(pieces, (size_t)count);
+        if (!qc_digest_equal(&found, &t->source))
+            atomic_store(&c->differs, 1);
+    }
+    qc_free(pieces);
+    return st;
+}
+
+static qc_status compare_some(qc_team *team, unsigned index, void *ctx, qc_error *err)
+{
+    comparison *c = ctx;
+    reader r = {NULL, NULL, NULL};
+    void *v = NULL;
+    (void)index;
+    qc_status st = qc_st_cursor_create(&r.cursor, err);
+    if (st == QC_OK)
+        st = qc_digest_create(&r.hash, err);
+    if (st == QC_OK)
+        st = qc_malloc(&v, READ_BYTES, err);
+    r.bytes = v;
+    while (st == QC_OK && !atomic_load(&c->differs)) {
+        uint32_t i = (uint32_t)atomic_fetch_add(&c->next, 1);
+        if (i >= c->count)
+            break;
+        st = compare_weight(c, team, &r, c->rows[i], err);
+    }
+    qc_free(r.bytes);
+    qc_digest_destroy(r.hash);
+    qc_st_cursor_destroy(r.cursor);
+    return st;
+}
+
+static qc_status compare_weights(comparison *c, const uint32_t *part_of, unsigned index,
+                                 qc_error *err)
+{
+    const qc_plan *plan = c->plan;
+    const qc_options *o = plan->options;
+    uint64_t bytes = 0;
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof(uint32_t), err));
+    uint32_t *rows = v;
+    c->rows = rows;
+    for (uint32_t i = 0; i < plan->tensor_count; i++) {
+        uint32_t tensor = plan->layout.shards[0].order[i];
+        const qc_output *made = &plan->outputs[tensor];
+        const qc_job *j = job_of(plan, i);
+        if (part_of[qc_plan_tensor(plan, tensor).shard] != index || made->part != QC_PART_MAIN ||
+            j->entry->transpose)
+            continue;
+        rows[c->count++] = i;
+        bytes += plan->model->tensors[j->source].bytes;
+    }
+    qc_status st =
+        qc_progress_create(&c->progress, o, "comparing the source with what is there", bytes, err);
+    if (st == QC_OK)
+        st = qc_team_run(o->threads ? o->threads : qc_cpu_count(), compare_some, c, err);
+    qc_progress_destroy(c->progress);
+    qc_free(rows);
+    return st;
+}
+
+qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
+                                  const uint32_t *part_of, unsigned index, qc_error *err)
+{
+    comparison c = {.plan = plan};
+    qc_arena arena;
+    qc_manifest m;
+    atomic_init(&c.next, 0);
+    atomic_init(&c.differs, 0);
+    *same = 0;
+    qc_arena_init(&arena);
+    qc_status st = qc_manifest_load(&m, &arena, out, err);
+    if (st == QC_OK && m.tensor_count == plan->tensor_count) {
+        c.tensors = m.tensors;
+        st = compare_weights(&c, part_of, index, err);
+        *same = st == QC_OK && !atomic_load(&c.differs);
+    } else if (st == QC_ERR_INPUT || st == QC_ERR_CHECK) {
+        st = QC_OK;
+    }
     qc_arena_deinit(&arena);
     return st;
 }

@@ -110,9 +110,9 @@ static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *mo
     return QC_OK;
 }
 
-/* The turn is held. */
+/* The turn is held. other: what OUT holds is known to be of other weights. */
 static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
-                               const qc_fit *fit, int *complete, qc_error *err)
+                               const qc_fit *fit, int other, int *complete, qc_error *err)
 {
     int any = 0, moved = 0, restart = plan->options->restart;
     const char *path = NULL;
@@ -137,8 +137,38 @@ static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *
         return QC_OK;
     QC_TRY(qc_parts_have_journal(&any, d, err));
     QC_TRY(look_for_commit(r, d, &moved, err));
-    if (!any || moved)
+    if ((!any || moved) && !other)
         QC_TRY(qc_output_is_of_plan(complete, d->path, plan, fit, err));
+    return QC_OK;
+}
+
+/* Is OUT, which looks complete, made of these weights? */
+typedef enum { WEIGHTS_UNKNOWN, WEIGHTS_SAME, WEIGHTS_OTHER } weights_of;
+
+/* Takes as long as reading them: the turn is given back meanwhile, so the caller looks at all of it
+ * again. manifest: OUT's, that this is said of. */
+static qc_status check_weights(qc_part_run *r, const qc_output_dir *d, const qc_plan *plan,
+                               weights_of *weights, qc_digest *manifest, qc_error *err)
+{
+    int there = 0, same = 0;
+    QC_TRY(qc_output_dir_manifest(d, &there, manifest, err));
+    qc_part_turn_give(&r->turn);
+    QC_TRY(qc_output_is_of_weights(&same, d->path, plan, r->part_of, r->rank.index, err));
+    *weights = there && same ? WEIGHTS_SAME : WEIGHTS_OTHER;
+    return QC_OK;
+}
+
+/* What was said of another manifest is not known of this one. */
+static qc_status forget_other(const qc_output_dir *d, weights_of *weights, const qc_digest *of,
+                              qc_error *err)
+{
+    qc_digest now;
+    int there = 0;
+    if (*weights == WEIGHTS_UNKNOWN)
+        return QC_OK;
+    QC_TRY(qc_output_dir_manifest(d, &there, &now, err));
+    if (!there || !qc_digest_equal(&now, of))
+        *weights = WEIGHTS_UNKNOWN;
     return QC_OK;
 }
 
@@ -158,22 +188,29 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
             qc_output_dir_clear(d);
         return st;
     }
+    weights_of weights = WEIGHTS_UNKNOWN;
+    qc_digest manifest = {{0}};
     for (int i = 0; i < OPEN_TRIES; i++) {
-        int gone = 0;
+        int gone = 0, looks_complete = 0;
         QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, r->rank.index,
                                   r->rank.count, err));
         qc_status st = qc_part_turn_take(&r->turn, d, NULL, r->options, &gone, err);
         if (st == QC_OK && !gone) /* what was read at opening may be older than the turn */
             st = qc_output_dir_look_again(d, err);
         if (st == QC_OK && !gone)
-            st = check_staging(r, d, plan, fit, complete, err);
+            st = forget_other(d, &weights, &manifest, err);
+        if (st == QC_OK && !gone)
+            st = check_staging(r, d, plan, fit, weights == WEIGHTS_OTHER, &looks_complete, err);
+        *complete = looks_complete && weights == WEIGHTS_SAME;
+        if (st == QC_OK && looks_complete && !*complete)
+            st = check_weights(r, d, plan, &weights, &manifest, err);
         if (st == QC_OK && *complete)
             qc_part_close(r, d);
-        else if (st != QC_OK || gone) {
+        else if (st != QC_OK || gone || looks_complete) {
             qc_part_turn_give(&r->turn);
             qc_output_dir_leave(d);
         }
-        if (st != QC_OK || !gone)
+        if (st != QC_OK || *complete || (!gone && !looks_complete))
             return st;
     }
     QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast", o->out);

@@ -111,6 +111,10 @@ class SameBytes(PartsCase):
                        "worst"):
             self.assertEqual(report[member], one[member], member)
         self.ok("verify", "o")
+        # And each finds its share of the source again in what OUT was made of.
+        for i in order:
+            self.assertEqual(self.part(i, of, *more)["part"]["completed"], "before")
+        self.assert_is(want)
 
     def test_two_in_turn(self):
         self.check(2)
@@ -123,6 +127,9 @@ class SameBytes(PartsCase):
 
     def test_int8_blocks(self):
         self.check(2, "--to", "int8", "--block-size", "64")
+
+    def test_cast(self):
+        self.check(2, "--to", "fp16")
 
     def test_more_parts_than_shards(self):
         self.check(12)
@@ -232,6 +239,38 @@ class Going(PartsCase):
         self.assertIsNone(self.part(1, 2, *level(3))["part"]["completed"])
         self.part(2, 2, *level(3))
         self.assert_is(self.whole(*level(3), out="three"))
+
+    def test_another_model_of_the_same_shapes(self):
+        """OUT is complete, and of a model whose headers are the same to the byte."""
+        for i in (1, 2):
+            self.part(i, 2)
+        first = tree_digest(self.path("o"))
+        name = max(n for n in os.listdir(self.path("m")) if n.endswith(".safetensors"))
+        stat = os.stat(self.path("m", name))
+        with open(self.path("m", name), "r+b") as f:
+            f.seek(-2000, 2)
+            old = f.read(1)
+            f.seek(-1, 1)
+            f.write(bytes([old[0] ^ 1]))
+        os.utime(self.path("m", name), ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        want = self.whole()
+        self.assertNotEqual(want, first)
+        said = [self.part(i, 2)["part"]["completed"] for i in (1, 2, 1)]
+        self.assertIn("here", said)
+        self.assert_is(want)
+
+    def test_same_weights_in_other_files(self):
+        """OUT's manifest would name other sources."""
+        for i in (1, 2):
+            self.part(i, 2)
+        for n in [n for n in os.listdir(self.path("m")) if n.endswith(".safetensors")]:
+            os.rename(self.path("m", n), self.path("m", n.replace("model-", "other-")))
+        with open(self.path("m", "model.safetensors.index.json"), encoding="utf-8") as f:
+            text = f.read()
+        self.write("m/model.safetensors.index.json", text.replace("model-0", "other-0"))
+        said = [self.part(i, 2)["part"]["completed"] for i in (1, 2)]
+        self.assertEqual(said, [None, "here"])
+        self.assert_is(self.whole())
 
     def test_a_staged_manifest_that_is_none(self):
         want = self.whole()
