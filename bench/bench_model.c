@@ -2,9 +2,10 @@
  *
  *   bench_model list  MODEL               files and their sizes
  *   bench_model write MODEL DIR           write it
- *   bench_model serve MODEL DIR           show it in DIR, an empty folder, without writing it:
- * until DIR is unmounted (fusermount3 -u DIR) or a signal comes bench_model speed MODEL how fast
- * one thread makes it
+ *   bench_model serve MODEL DIR           show it in DIR, an empty folder, without writing it
+ *   bench_model speed MODEL               how fast one thread makes it
+ *
+ * Served until DIR is unmounted (fusermount3 -u DIR) or a signal comes.
  *
  *   --shard-bytes N   of the files at most (5e9)
  *   --threads N       that write (1)

@@ -5,15 +5,17 @@
  *                                    make open resize close range), every later one too with ":on";
  *                                    a write that fails for room has written half. Kind range:
  *                                    sync_file_range that waits, and what was not synced is gone,
- * as in kind syncloss: the N-th sync QC_FAULT_ROOM=BYTES              takes so many bytes, then the
- * disk is full QC_FAULT_SLOW=BYTES              reads and writes so many bytes a second, all
- * threads together QC_FAULT_SIGNAL=N:SIGNAL         sends the process a signal after the N-th
- * change of the disk QC_FAULT_POWER=N:SEED            at the N-th change the power goes: what was
- * not synced is lost or half lost (fault_power.h), and the process is dead QC_FAULT_COUNTS=FILE a
- * u64 for each kind of call in the order above, then for changes: any of write, sync, rename,
- * remove, make, resize. Kept up to date while the process runs, so that they outlive it
- * QC_FAULT_READS=FILE              appends a line "INODE OFFSET BYTES" for each read below
- * QC_FAULT_SOURCE, a folder that need not be watched
+ *                                    as in kind syncloss: the N-th sync
+ *   QC_FAULT_ROOM=BYTES              takes so many bytes, then the disk is full
+ *   QC_FAULT_SLOW=BYTES              reads and writes so many bytes a second, all threads together
+ *   QC_FAULT_SIGNAL=N:SIGNAL         sends the process a signal after the N-th change of the disk
+ *   QC_FAULT_POWER=N:SEED            at the N-th change the power goes: what was not synced is lost
+ *                                    or half lost (fault_power.h), and the process is dead
+ *   QC_FAULT_COUNTS=FILE             a u64 for each kind of call in the order above, then for
+ *                                    changes: any of write, sync, rename, remove, make, resize.
+ *                                    Kept up to date, so that they outlive the process
+ *   QC_FAULT_READS=FILE              appends a line "INODE OFFSET BYTES" for each read below
+ *                                    QC_FAULT_SOURCE, a folder that need not be watched
  *
  * QC_FAULT_DIRS: absolute, ':' between. QC_FAULT_ATTIC: an empty folder beside them, for POWER and
  * syncloss. Calls that change files in a way that is not modelled end the process with 99. One lock
