@@ -179,6 +179,7 @@ static inline qc_status test_command(int argc, char **argv, qc_error *err)
     if (st == QC_OK)
         st = o.command == QC_CMD_CONVERT    ? qc_cmd_convert(&o, err)
              : o.command == QC_CMD_VERIFY   ? qc_cmd_verify(&o, err)
+             : o.command == QC_CMD_UNPACK   ? qc_cmd_unpack(&o, err)
              : o.command == QC_CMD_VALIDATE ? qc_cmd_validate(&o, err)
                                             : QC_ERR_INTERNAL;
     qc_arena_deinit(&a);

@@ -57,63 +57,49 @@ static int teardown(void **state)
 
 typedef qc_status (*run_fn)(const world *w, qc_error *err);
 
-static qc_status run_words(int argc, char **argv, qc_error *err)
-{
-    qc_arena a;
-    qc_options o;
-    qc_arena_init(&a);
-    qc_status st = qc_options_parse(&o, &a, argc, argv, err);
-    if (st == QC_OK)
-        st = o.command == QC_CMD_CONVERT  ? qc_cmd_convert(&o, err)
-             : o.command == QC_CMD_VERIFY ? qc_cmd_verify(&o, err)
-                                          : qc_cmd_unpack(&o, err);
-    qc_arena_deinit(&a);
-    return st;
-}
-
 static qc_status run_convert(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err,
+    return test_run_line(test_command, err,
                          "qconv --to nf4 -q --threads=2 --max-shard-size=20KB %s %s", w->model,
                          w->out);
 }
 
 static qc_status run_convert_plain_int8(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err, "qconv --to=int8 -q --threads=1 --compress=none %s %s",
+    return test_run_line(test_command, err, "qconv --to=int8 -q --threads=1 --compress=none %s %s",
                          w->model, w->out);
 }
 
 static qc_status run_convert_placed(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err,
+    return test_run_line(test_command, err,
                          "qconv --to nf4 -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
                          w->out);
 }
 
 static qc_status run_convert_auto(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err,
+    return test_run_line(test_command, err,
                          "qconv --to auto -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
                          w->out);
 }
 
 static qc_status run_convert_fp8(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err, "qconv --to nf4 -q --threads=2 %s %s", w->fp8, w->out);
+    return test_run_line(test_command, err, "qconv --to nf4 -q --threads=2 %s %s", w->fp8, w->out);
 }
 
 /* The sample of groups before a weight's first frame, shared by two workers. */
 static qc_status run_convert_searched(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err, "qconv --to nf4 --scale search -q --threads=2 %s %s",
+    return test_run_line(test_command, err, "qconv --to nf4 --scale search -q --threads=2 %s %s",
                          w->model, w->out);
 }
 
 static qc_status run_convert_searched_fp8(const world *w, qc_error *err)
 {
     return test_run_line(
-        run_words, err,
+        test_command, err,
         "qconv --to int8 --block-size 32 --scale refit -q --threads=2 --compress=none %s %s",
         w->fp8, w->out);
 }
@@ -121,25 +107,25 @@ static qc_status run_convert_searched_fp8(const world *w, qc_error *err)
 static qc_status run_convert_searched_auto(const world *w, qc_error *err)
 {
     return test_run_line(
-        run_words, err,
+        test_command, err,
         "qconv --to auto --scale search -q --threads=2 --vram 2x2GB --context 64 %s %s", w->model,
         w->out);
 }
 
 static qc_status run_convert_torch(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err, "qconv --to nf4 -q --threads=2 %s %s",
+    return test_run_line(test_command, err, "qconv --to nf4 -q --threads=2 %s %s",
                          QC_TEST_DATA "/torch/sharded", w->out);
 }
 
 static qc_status run_verify(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err, "qconv verify -q --threads=2 %s", w->out);
+    return test_run_line(test_command, err, "qconv verify -q --threads=2 %s", w->out);
 }
 
 static qc_status run_unpack(const world *w, qc_error *err)
 {
-    return test_run_line(run_words, err, "qconv unpack -q --threads=2 %s %s", w->out, w->plain);
+    return test_run_line(test_command, err, "qconv unpack -q --threads=2 %s %s", w->out, w->plain);
 }
 
 static int exists(const char *dir, const char *name)

@@ -167,28 +167,17 @@ static void test_identities_of_commands(void **state)
 
 /* ---- commits ---- */
 
-static qc_status run_words(int argc, char **argv, qc_error *err)
-{
-    qc_arena a;
-    qc_options o;
-    qc_arena_init(&a);
-    qc_status st = qc_options_parse(&o, &a, argc, argv, err);
-    if (st == QC_OK)
-        st = o.command == QC_CMD_CONVERT ? qc_cmd_convert(&o, err) : qc_cmd_verify(&o, err);
-    qc_arena_deinit(&a);
-    return st;
-}
-
 static qc_status convert(const world *w, const char *to, qc_error *err)
 {
-    return test_run_line(run_words, err, "qconv --to %s -q --threads=2 %s %s", to, w->model,
+    return test_run_line(test_command, err, "qconv --to %s -q --threads=2 %s %s", to, w->model,
                          w->out);
 }
 
 static void must_verify(const world *w)
 {
     qc_error err = {0};
-    test_must(test_run_line(run_words, &err, "qconv verify -q --threads=2 %s%s", w->out, ""), &err);
+    test_must(test_run_line(test_command, &err, "qconv verify -q --threads=2 %s%s", w->out, ""),
+              &err);
 }
 
 static int inode_of(const world *w, const char *name, ino_t *out)
