@@ -176,7 +176,7 @@ static qc_status check_identity(const check *c, qc_rank other, const char *name,
     identity_reader reader = {c, 0};
     QC_TRY(qc_path_join(c->d->arena, &path, c->d->staging, name, err));
     qc_status st = qc_journal_read(path, take_identity, &reader, NULL, err);
-    if (st != QC_ERR_USAGE && st != QC_ERR_INPUT)
+    if (st != QC_ERR_USAGE && st != QC_ERR_INPUT && st != QC_ERR_UNSUPPORTED)
         return st;
     if (c->restart)
         return clear_away(c, other, name, err);

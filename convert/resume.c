@@ -318,7 +318,14 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
     for (size_t i = 0; i < m->file_count;
          i++) /* of what was opened, or was before it was consumed */
         r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
-    QC_TRY(qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err));
+    qc_status st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);
+    if (st == QC_ERR_UNSUPPORTED)
+        QC_FAIL(
+            err, st,
+            "%s: the journal of an interrupted conversion does not begin as one of this version "
+            "of qconv does: damaged, or of another version; --restart begins anew",
+            r->path);
+    QC_TRY(st);
     if (!r->has_identity)
         return begin_journal(r, err);
     for (uint32_t i = 0; i < r->p->plan->job_count; i++)

@@ -43,7 +43,10 @@ static qc_status check_magic(const qc_file *f, uint64_t size, int *torn, qc_erro
     *torn = same < sizeof found;
     for (size_t i = same; i < sizeof found; i++) {
         if (found[i] != 0)
-            QC_FAIL(err, QC_ERR_INPUT, "%s: is no journal of this version of qconv", f->path);
+            QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                    "%s: does not begin as a journal of this version of qconv does: damaged, or of "
+                    "another version",
+                    f->path);
     }
     return QC_OK;
 }

@@ -47,7 +47,7 @@ typedef struct {
 /* Open for appending. A file that is missing is made (and is durable: file and folder are synced);
  * one that is there is read from its beginning, fn (may be NULL) gets its records, and what follows
  * the last whole one is cut off. A file whose first bytes are no magic, but for a magic that was
- * half written, is QC_ERR_INPUT and stays as it is. found may be NULL. Links are refused. */
+ * half written, is QC_ERR_UNSUPPORTED and stays as it is. found may be NULL. Links are refused. */
 QC_NODISCARD qc_status qc_journal_open(qc_journal **out, const char *path, qc_journal_fn fn,
                                        void *ctx, qc_journal_found *found, qc_error *err);
 /* Read only: nothing is made, cut or kept open. A missing file is QC_ERR_IO, one that holds no

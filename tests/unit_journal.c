@@ -216,9 +216,9 @@ static void test_what_is_no_journal(void **state)
         {"QCJ", 3, QC_OK},
         {"QCJ\0\0\0\0\0\0\0\0\0", 12, QC_OK}, /* grew before its bytes were written */
         {"\0\0\0\0\0\0\0\0", 8, QC_OK},
-        {"QCJRNL2\n", 8, QC_ERR_INPUT},
-        {"{\"format\": 1}", 13, QC_ERR_INPUT},
-        {"x", 1, QC_ERR_INPUT},
+        {"QCJRNL2\n", 8, QC_ERR_UNSUPPORTED},
+        {"{\"format\": 1}", 13, QC_ERR_UNSUPPORTED},
+        {"x", 1, QC_ERR_UNSUPPORTED},
     };
     const world *w = *state;
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -238,7 +238,7 @@ static void test_what_is_no_journal(void **state)
         }
         qc_strbuf left; /* untouched */
         assert_null(j);
-        assert_non_null(strstr(err.msg, "no journal"));
+        assert_non_null(strstr(err.msg, "does not begin as a journal"));
         slurp(w, &left);
         assert_int_equal(left.len, cases[i].len);
         assert_memory_equal(left.data, cases[i].bytes, left.len);

@@ -13,6 +13,7 @@ from output_case import STAGING, tree_digest
 from qconv_case import QCONV
 
 THREADS = 2
+MAGIC_BYTES = 8  # of a journal
 # Where slow_resume.py leaves its figures, a line of JSON for each class.
 RESULTS = os.environ.get("QCONV_RESULTS", "")
 
@@ -167,6 +168,8 @@ class ResumeCase(FaultCase):
                 byte = f.read(1)[0]
                 f.seek(at)
                 f.write(bytes([byte ^ 1 << rng.randrange(8)]))
+                if at < MAGIC_BYTES and "journal" in path:
+                    return "magic"
         return how
 
     def damaged(self, form, moments, seed):
@@ -179,12 +182,23 @@ class ResumeCase(FaultCase):
             if self.finished(form, moment) or not os.path.isdir(staged):
                 self.forget("o")
                 continue
-            note = [form, moment]
+            note, hows = [form, moment], []
             for name in sorted(os.listdir(staged)):
                 # Files that are about to move are taken as they are: there is no telling.
                 if name.startswith(("model-", "journal")) and rng.random() < 0.6 and \
                         not os.path.exists(os.path.join(staged, "qconv.json")):
-                    note.append((name, self.damage(os.path.join(staged, name), rng)))
+                    hows.append(self.damage(os.path.join(staged, name), rng))
+                    note.append((name, hows[-1]))
+            if "magic" in hows:  # it may be a journal of another version
+                r = self.faulty("-q", *self.command(form))
+                self.assertEqual(r.returncode, 3, note)
+                self.assertIn(b"does not begin as one of this version", r.stderr, note)
+                self.assertIn(b"--restart begins anew", r.stderr, note)
+                r = self.faulty("-q", "--restart", *self.command(form))
+                self.assertEqual((r.returncode, r.stderr), (0, b""), note)
+                self.assertEqual(tree_digest(self.path("o")), self.wanted(form)[0], note)
+                self.forget("o")
+                continue
             self.go_on(form, note, None)
 
     def full(self, form, rooms):
