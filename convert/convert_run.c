@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "convert/console.h"
 #include "convert/consume.h"
+#include "convert/finished.h"
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/pipeline.h"
@@ -211,6 +212,20 @@ static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
     return qc_resume_commit(c->resume, &digest, err);
 }
 
+/* Shards that have moved are not read back. Where a file of the source has another time now, the
+ * manifest says what they were made of. */
+static qc_status check_source_of(const conversion *c, const qc_manifest *m, qc_error *err)
+{
+    int same = 1;
+    if (!qc_resume_is_done(c->resume))
+        QC_TRY(qc_manifest_is_of_weights(&same, m, c->plan, NULL, 0, err));
+    if (!same)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: has changed since the conversion that %s holds; --restart begins anew",
+                c->o->model, c->o->out);
+    return QC_OK;
+}
+
 /* A run that died while its files moved, or just after: *done. digest: of its manifest. */
 static qc_status finish_commit(conversion *c, const qc_digest *manifest, qc_manifest *m, int *done,
                                qc_error *err)
@@ -221,13 +236,15 @@ static qc_status finish_commit(conversion *c, const qc_digest *manifest, qc_mani
     if (c->d.dead.shard_count > 0 && qc_digest_equal(&c->d.dead_text, manifest)) {
         *m = c->d.dead;
         *done = 1;
+        QC_TRY(check_source_of(c, m, err));
         return qc_output_dir_move_on(&c->d, err);
     }
     QC_TRY(qc_output_dir_manifest(&c->d, &there, &digest, err));
     if (!there || !qc_digest_equal(&digest, manifest))
         return QC_OK;
     *done = 1;
-    return qc_manifest_load(m, c->o->arena, c->d.path, err);
+    QC_TRY(qc_manifest_load(m, c->o->arena, c->d.path, err));
+    return check_source_of(c, m, err);
 }
 
 static void tell_kept(const conversion *c, qc_error *err)

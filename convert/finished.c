@@ -233,8 +233,9 @@ static qc_status compare_weights(comparison *c, const uint32_t *part_of, unsigne
         uint32_t tensor = plan->layout.shards[0].order[i];
         const qc_output *made = &plan->outputs[tensor];
         const qc_job *j = job_of(plan, i);
-        if (part_of[qc_plan_tensor(plan, tensor).shard] != index || made->part != QC_PART_MAIN ||
-            j->entry->transpose)
+        if ((part_of && part_of[qc_plan_tensor(plan, tensor).shard] != index) ||
+            made->part != QC_PART_MAIN || j->entry->transpose ||
+            plan->model->files[plan->model->tensors[j->source].file].saved)
             continue;
         rows[c->count++] = i;
         bytes += plan->model->tensors[j->source].bytes;
@@ -248,24 +249,32 @@ static qc_status compare_weights(comparison *c, const uint32_t *part_of, unsigne
     return st;
 }
 
-qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
-                                  const uint32_t *part_of, unsigned index, qc_error *err)
+qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m, const qc_plan *plan,
+                                    const uint32_t *part_of, unsigned index, qc_error *err)
 {
-    comparison c = {.plan = plan};
-    qc_arena arena;
-    qc_manifest m;
+    comparison c = {.plan = plan, .tensors = m->tensors};
     atomic_init(&c.next, 0);
     atomic_init(&c.differs, 0);
     *same = 0;
+    if (m->tensor_count != plan->tensor_count)
+        return QC_OK;
+    QC_TRY(compare_weights(&c, part_of, index, err));
+    *same = !atomic_load(&c.differs);
+    return QC_OK;
+}
+
+qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
+                                  const uint32_t *part_of, unsigned index, qc_error *err)
+{
+    qc_arena arena;
+    qc_manifest m;
+    *same = 0;
     qc_arena_init(&arena);
     qc_status st = qc_manifest_load(&m, &arena, out, err);
-    if (st == QC_OK && m.tensor_count == plan->tensor_count) {
-        c.tensors = m.tensors;
-        st = compare_weights(&c, part_of, index, err);
-        *same = st == QC_OK && !atomic_load(&c.differs);
-    } else if (st == QC_ERR_INPUT || st == QC_ERR_CHECK) {
+    if (st == QC_OK)
+        st = qc_manifest_is_of_weights(same, &m, plan, part_of, index, err);
+    else if (st == QC_ERR_INPUT || st == QC_ERR_CHECK)
         st = QC_OK;
-    }
     qc_arena_deinit(&arena);
     return st;
 }

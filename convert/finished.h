@@ -19,9 +19,13 @@ QC_NODISCARD qc_status qc_output_is_of_plan(int *same, const char *out, const qc
                                             const qc_fit *fit, qc_error *err);
 
 /* The same of weights, after *same of the two above: models of one architecture have the same
- * heads. Reads all that part `index` of the shards (part_of, per shard) was made of, on all
- * threads, and compares it with the digests of out's manifest, but for matrices that lie transposed
- * in the source. A manifest that went away meanwhile is not the same. */
+ * heads. Reads all that part `index` of the shards (part_of, per shard; NULL: all of them) was made
+ * of, on all threads, and compares it with the digests of the manifest, but for matrices that lie
+ * transposed in the source, and files that are deleted. */
+QC_NODISCARD qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m,
+                                                 const qc_plan *plan, const uint32_t *part_of,
+                                                 unsigned index, qc_error *err);
+/* Of out's manifest. One that went away meanwhile is not the same. */
 QC_NODISCARD qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
                                                const uint32_t *part_of, unsigned index,
                                                qc_error *err);

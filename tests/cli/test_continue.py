@@ -341,6 +341,27 @@ class Refuses(ContinueCase):
         self.assertEqual(tree(self.path("o")), want)
 
     @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+    def test_half_moved_and_another_source(self):
+        """Its files are in OUT or on their way, and what they were made of is no longer there."""
+        for call, file in (("rename:2", "qconv.json"), ("unlink:1", "journal-0")):
+            with self.subTest(call=call):
+                shutil.rmtree(self.path("o"), ignore_errors=True)
+                r = subprocess.run([QCONV, "-q", "--to", "nf4", "m", "o"], cwd=self.dir, env=dict(
+                    os.environ, **at_call(call, file, "kill -9 $PPID")))
+                self.assertEqual(r.returncode, -9)
+                name = max(n for n in os.listdir(self.path("m")) if n.endswith(".safetensors"))
+                path = self.path("m", name)
+                with open(path, "r+b") as f:
+                    data = f.read()
+                    f.seek(-1, 2)
+                    f.write(bytes([data[-1] ^ 1]))
+                self.fails(3, "-q", "--to", "nf4", "m", "o", has=["has changed since", "--restart"])
+                with open(path, "wb") as f:  # as it was, at another time
+                    f.write(data)
+                self.ok("-q", "--to", "nf4", "m", "o")
+                self.ok("verify", "-q", "o", "--against", "m")
+
+    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
     def test_half_moved_and_lost(self):
         """Only --restart helps, and nothing else is said."""
         r = subprocess.run([QCONV, "-q", "--to", "nf4", "m", "o"], cwd=self.dir, env=dict(
