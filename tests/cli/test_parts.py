@@ -8,6 +8,7 @@ import shutil
 import signal
 import struct
 import subprocess
+import sys
 import time
 import unittest
 
@@ -268,6 +269,19 @@ class Going(PartsCase):
         with open(self.path("m", "model.safetensors.index.json"), encoding="utf-8") as f:
             text = f.read()
         self.write("m/model.safetensors.index.json", text.replace("model-0", "other-0"))
+        said = [self.part(i, 2)["part"]["completed"] for i in (1, 2)]
+        self.assertEqual(said, [None, "here"])
+        self.assert_is(self.whole())
+
+    def test_same_weights_in_other_schemes(self):
+        """--requantize is seen in what became of the tensors alone."""
+        shutil.rmtree(self.path("m"))
+        data = os.path.join(os.path.dirname(mk.HERE), "tests", "data", "models", "gpt-oss-20b.json")
+        subprocess.run([sys.executable, "-B", mk.__file__, data, self.path("m"), "--random", "1",
+                        "--layers", "1", "--experts", "2", "--scale", "16"], check=True,
+                       stdout=subprocess.DEVNULL)
+        for i in (1, 2):
+            self.part(i, 2, "--requantize")
         said = [self.part(i, 2)["part"]["completed"] for i in (1, 2)]
         self.assertEqual(said, [None, "here"])
         self.assert_is(self.whole())
