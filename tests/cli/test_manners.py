@@ -6,7 +6,7 @@ import subprocess
 import time
 import unittest
 
-from qconv_case import QCONV, QconvCase
+from qconv_case import INTERRUPTED_ENV, QCONV, QconvCase
 import make_checkpoint as mk
 
 
@@ -157,7 +157,8 @@ class Interrupted(QconvCase):
     def start(self, *more):
         mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=8)
         return subprocess.Popen([QCONV, "--to", "nf4", "--threads", "1", *more, "m", "o"],
-                                cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+                                cwd=self.dir, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                                env=INTERRUPTED_ENV)
 
     def working(self, p):
         deadline = time.monotonic() + 30

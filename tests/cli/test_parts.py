@@ -13,7 +13,7 @@ import time
 import unittest
 
 from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree, tree_digest
-from qconv_case import QCONV
+from qconv_case import INTERRUPTED_ENV, QCONV
 import make_checkpoint as mk
 
 Q = "model.layers.%d.self_attn.q_proj.weight"
@@ -81,7 +81,7 @@ class PartsCase(OutputCase):
     def start(self, *args, env=None):
         return subprocess.Popen([QCONV, *args], cwd=self.dir, stdin=subprocess.DEVNULL,
                                 stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                env=dict(os.environ, **(env or {})))
+                                env=dict(INTERRUPTED_ENV, **(env or {})))
 
     def assert_is(self, want, out="o", note=None):
         self.assertEqual(tree_digest(self.path(out)), want, note)

@@ -14,7 +14,7 @@ import time
 import unittest
 
 from output_case import OutputCase, PLAIN, STAGING, tree, tree_digest
-from qconv_case import QCONV, SANITIZED
+from qconv_case import INTERRUPTED_ENV, QCONV, SANITIZED
 import make_checkpoint as mk
 
 TOLD = re.compile(r"; (\d+) of (\d+) tensors are done, and the same command continues from there\n$")
@@ -34,12 +34,8 @@ class Slow(OutputCase):
         self.write("m/tokenizer.json", "{}")
 
     def start(self, *args):
-        # Who is interrupted and cannot wait any longer leaves threads behind, some of which ended:
-        # to the thread sanitizer a leak, and no fault here.
-        env = dict(os.environ, TSAN_OPTIONS=os.environ.get("TSAN_OPTIONS", "") +
-                   " report_thread_leaks=0")
         return subprocess.Popen([QCONV, "-q", *args], cwd=self.dir, stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=INTERRUPTED_ENV)
 
     def started(self, *args):
         """The same, and it listens to signals by now (or is done already)."""
