@@ -275,13 +275,13 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, unsigned char *wo
     switch (p->path) {
     case QC_MATMUL_GEMV: /* multiplies with the weights as they are */
         c->weights.exponent = NULL;
-        QC_TRY(qc_gemv_launch(c, s, err));
+        QC_TRY(qc_gemv_launch(c, 1, s, err));
         break;
     case QC_MATMUL_MMA_884:
-        QC_TRY(qc_mma884_launch(c, s, err));
+        QC_TRY(qc_mma884_launch(c, 1, s, err));
         break;
     case QC_MATMUL_MMA_16816:
-        QC_TRY(qc_mma16816_launch(c, s, err));
+        QC_TRY(qc_mma16816_launch(c, 1, s, err));
         break;
     case QC_MATMUL_DEQUANT_GEMM:
         if (p->dense_dtype == QC_DTYPE_BF16) /* has float's range */

@@ -345,7 +345,7 @@ qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, q
 
 } /* namespace */
 
-qc_status qc_gemv_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
+static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {
     uint32_t m_tile = c->plan.m_tile;
     uint64_t first = 0, whole = c->m / m_tile * m_tile;
@@ -388,4 +388,11 @@ void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_mat
     uint64_t split_tiles = (tiles + splits - 1) / splits;
     p->split_k = split_tiles * TILE_K;
     p->splits = (uint32_t)((tiles + split_tiles - 1) / split_tiles);
+}
+
+qc_status qc_gemv_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    for (uint32_t i = 0; i < count; i++)
+        QC_TRY(launch_one(c + i, s, err));
+    return QC_OK;
 }

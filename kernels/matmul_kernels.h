@@ -28,9 +28,15 @@ typedef struct {
                         qc_matmul_run reduces them after the launch */
 } qc_matmul_call;
 
-QC_NODISCARD qc_status qc_gemv_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_mma884_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err);
-QC_NODISCARD qc_status qc_mma16816_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err);
+/* c[0 .. count): products that share x, m, k, the dtypes, the kind of weights and the plan, which
+ * was made for all of them; each has its own weights, n, y, ldy, bias and partials. count: 1 to
+ * QC_MATMUL_GROUP_MOST. */
+QC_NODISCARD qc_status qc_gemv_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                      qc_error *err);
+QC_NODISCARD qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                        qc_error *err);
+QC_NODISCARD qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                          qc_error *err);
 /* partials -> y: summed over plan.splits in order, scaled by 2^-(weights.exponent + x_exponent)
  * (NULL: 0), bias added, rounded once. splits 0: no partials, y is the bias or zero. */
 QC_NODISCARD qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_stream s,

@@ -254,7 +254,7 @@ extern "C" void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_sha
         configure<false>(d, s, p);
 }
 
-extern "C" qc_status qc_mma884_launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
+static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
 {
     switch (c->plan.m_tile) {
     case 8:
@@ -266,4 +266,12 @@ extern "C" qc_status qc_mma884_launch(const qc_matmul_call *c, qc_cuda_stream s,
     default:
         return launch<64>(c, s, err);
     }
+}
+
+extern "C" qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                      qc_error *err)
+{
+    for (uint32_t i = 0; i < count; i++)
+        QC_TRY(launch_one(c + i, s, err));
+    return QC_OK;
 }

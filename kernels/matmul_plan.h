@@ -9,9 +9,14 @@
 extern "C" {
 #endif
 
+/* Most weights that share x in one launch. */
+#define QC_MATMUL_GROUP_MOST 8u
+
 typedef struct {
     qc_weights_kind kind;
-    uint64_t m, n, k;
+    uint64_t m, n, k; /* n: of all parts */
+    uint32_t parts;   /* weights that share x; 0: one, of n rows */
+    uint64_t part_n[QC_MATMUL_GROUP_MOST];
     uint32_t block_elems;
     qc_dtype x_dtype, y_dtype;
     uint64_t ldx;
@@ -71,6 +76,17 @@ QC_NODISCARD qc_status qc_matmul_plan_make(const qc_cuda_device *device,
  * count. */
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
                                   uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes);
+
+/* Tiles of n_tile rows of W: those of a part do not reach into the next. */
+static inline uint64_t qc_matmul_tiles(const qc_matmul_shape *s, uint32_t n_tile)
+{
+    uint64_t tiles = 0;
+    if (s->parts == 0)
+        return s->n / n_tile + (s->n % n_tile != 0);
+    for (uint32_t i = 0; i < s->parts; i++)
+        tiles += s->part_n[i] / n_tile + (s->part_n[i] % n_tile != 0);
+    return tiles;
+}
 
 #ifdef __cplusplus
 }

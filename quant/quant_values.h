@@ -14,6 +14,12 @@
         -0x1.74f0e2p-4f, 0.0f, 0x1.45f5fep-4f, 0x1.4995c6p-3f, 0x1.f809bap-3f, 0x1.5a0674p-2f,     \
         0x1.c3497p-2f, 0x1.200f56p-1f, 0x1.722766p-1f, 0x1p+0f
 
+/* Code values times the first are rounded to float16 with the least error in all (least squares
+ * over floats in [1, 2)), and their products multiplied by the second, its inverse: kernels'
+ * tensor-core paths. unit_code_scale.c searches for it. */
+#define QC_NF4_HALF_SCALE         0x1.ad7d1p+0f
+#define QC_NF4_HALF_SCALE_INVERSE 0x1.312e7ep-1f
+
 #define QC_NF4_THRESHOLD_VALUES                                                                    \
     -0x1.b239b2p-1f, -0x1.38a4ep-1f, -0x1.d709p-2f, -0x1.5bd4ecp-2f, -0x1.e079d8p-3f,              \
         -0x1.1a7178p-3f, -0x1.74f0e2p-5f, 0x1.45f5fep-5f, 0x1.ec90c6p-4f, 0x1.a0cfcp-3f,           \
