@@ -266,6 +266,8 @@ static qc_status activations(shape_work *w, qc_error *err)
         st = qc_cuda_malloc(&w->y, (size_t)(2 * m * n), err);
     if (st == QC_OK)
         st = qc_cuda_malloc(&w->workspace, (size_t)w->workspace_bytes, err);
+    if (st == QC_OK)
+        st = qc_matmul_workspace_init(w->workspace, w->workspace_bytes, w->b->stream, err);
     for (uint64_t row = 0; st == QC_OK && row < m; row += QC_BENCH_TRUTH) {
         uint64_t rows = m - row < QC_BENCH_TRUTH ? m - row : QC_BENCH_TRUTH;
         st = qc_cuda_copy((uint16_t *)w->x + row * k, w->x_pool->device, (size_t)(2 * rows * k),

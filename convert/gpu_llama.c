@@ -357,9 +357,10 @@ static qc_status take_weights(qc_gpu_decoder *d, const qc_gpu_matrix *const *in,
         if (bytes == UINT64_MAX)
             QC_FAIL(err, QC_ERR_NOMEM, "a product's workspace does not fit the GPU");
         out[i]->workspace_bytes = bytes;
-        workspace = larger(workspace, bytes);
+        workspace = larger(workspace, bytes + (out[i]->is_dense ? QC_MATMUL_HEADER_BYTES : 0));
     }
-    return grow(d, &d->workspace, workspace, err);
+    QC_TRY(grow(d, &d->workspace, workspace, err));
+    return qc_matmul_workspace_init(d->workspace.base, workspace, d->stream, err);
 }
 
 /* y = x W^T; what y is worth is *out. */
@@ -375,7 +376,8 @@ static qc_status multiply(qc_gpu_decoder *d, const device_matrix *w, const uint1
                              w->workspace_bytes, d->stream, err);
     if (qc_matmul_no_gemm(d->handle))
         return qc_cuda_llama_dense(x, w->half, rows, w->rows, w->cols, y, d->stream, err);
-    return qc_matmul_dense(d->handle, w->half, w->rows, w->cols, &io, d->workspace.base,
+    return qc_matmul_dense(d->handle, w->half, w->rows, w->cols, &io,
+                           (unsigned char *)d->workspace.base + QC_MATMUL_HEADER_BYTES,
                            w->workspace_bytes, d->stream, err);
 }
 

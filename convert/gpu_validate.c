@@ -264,7 +264,8 @@ static qc_status make_workspace(comparison *w, qc_error *err)
                                                    QC_MATMUL_AUTO, w->dense_bytes);
     if (w->workspace_bytes == UINT64_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "its workspace does not fit the GPU");
-    return take(w, &w->workspace, w->workspace_bytes, err);
+    QC_TRY(take(w, &w->workspace, w->workspace_bytes, err));
+    return qc_matmul_workspace_init(w->workspace, w->workspace_bytes, w->c->gpu.stream, err);
 }
 
 /* ---- the two contenders --------------------------------------------------------------------- */

@@ -67,6 +67,35 @@ static inline qc_status qc_cuda_allow_shared(Kernel *kernel, size_t bytes, const
                          what, err);
 }
 
+/* A launch that on sm_90 and newer may overlap the end of the kernel before it (ptx.cuh,
+ * qc_grid_wait, which the kernel must have); elsewhere a launch like any other. Checked. */
+template <typename Args>
+static inline qc_status qc_cuda_launch_overlapping(void (*kernel)(Args), dim3 grid, dim3 block,
+                                                   size_t shared_bytes, qc_cuda_stream s,
+                                                   bool overlap, const char *what, qc_error *err,
+                                                   const Args &args)
+{
+#ifndef QC_CUDA_SHIM
+    if (overlap) {
+        cudaLaunchAttribute attribute = {};
+        attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+        attribute.val.programmaticStreamSerializationAllowed = 1;
+        cudaLaunchConfig_t config = {};
+        config.gridDim = grid;
+        config.blockDim = block;
+        config.dynamicSmemBytes = shared_bytes;
+        config.stream = s;
+        config.attrs = &attribute;
+        config.numAttrs = 1;
+        return qc_cuda_check(cudaLaunchKernelEx(&config, kernel, args), what, err);
+    }
+#else
+    (void)overlap;
+#endif
+    QC_LAUNCH(kernel, grid, block, shared_bytes, s, args);
+    return qc_cuda_launched(what, err);
+}
+
 /* The most shared memory that a block of the current device can have. */
 static inline qc_status qc_cuda_shared_most(size_t *out, const char *what, qc_error *err)
 {

@@ -257,58 +257,73 @@ done:
     return st;
 }
 
-static qc_status launch(const qc_matmul *h, qc_matmul_call *c, unsigned char *workspace,
-                        uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err)
+/* c[0 .. count): of one plan. */
+static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
+                        unsigned char *workspace, uint64_t workspace_bytes, qc_cuda_stream s,
+                        qc_error *err)
 {
     const qc_matmul_plan *p = &c->plan;
-    const int *exponent = c->weights.exponent;
-    c->partials = (float *)(void *)(workspace + p->partial_offset);
     if (p->copies_x) {
         uint16_t *x = (uint16_t *)(void *)(workspace + p->x_offset);
         int *x_exponent = (int *)(void *)(workspace + p->x_exponent_offset);
         QC_TRY(qc_matmul_input_launch(c, x, x_exponent, s, err));
-        c->x_exponent = c->x_dtype == QC_DTYPE_BF16 ? x_exponent : NULL;
-        c->x = x;
-        c->x_dtype = QC_DTYPE_F16;
-        c->ldx = p->k_padded;
+        for (uint32_t i = count; i-- > 0;) {
+            c[i].x_exponent = c->x_dtype == QC_DTYPE_BF16 ? x_exponent : NULL;
+            c[i].x = x;
+            c[i].x_dtype = QC_DTYPE_F16;
+            c[i].ldx = p->k_padded;
+        }
+    }
+    float *partials = (float *)(void *)(workspace + p->partial_offset);
+    for (uint32_t i = 0; i < count; i++) {
+        c[i].counters = (uint32_t *)(void *)workspace;
+        c[i].partials = partials;
+        if (p->splits > 1)
+            partials += c[i].m * c[i].n * p->splits;
+        /* Float, or bfloat16, which has float's range. */
+        if (p->path == QC_MATMUL_GEMV ||
+            (p->path == QC_MATMUL_DEQUANT_GEMM && p->dense_dtype == QC_DTYPE_BF16))
+            c[i].weights.exponent = NULL;
     }
     switch (p->path) {
-    case QC_MATMUL_GEMV: /* multiplies with the weights as they are */
-        c->weights.exponent = NULL;
-        QC_TRY(qc_gemv_launch(c, 1, s, err));
+    case QC_MATMUL_GEMV:
+        QC_TRY(qc_gemv_launch(c, count, s, err));
         break;
     case QC_MATMUL_MMA_884:
-        QC_TRY(qc_mma884_launch(c, 1, s, err));
+        QC_TRY(qc_mma884_launch(c, count, s, err));
         break;
     case QC_MATMUL_MMA_16816:
-        QC_TRY(qc_mma16816_launch(c, 1, s, err));
+        QC_TRY(qc_mma16816_launch(c, count, s, err));
         break;
     case QC_MATMUL_DEQUANT_GEMM:
-        if (p->dense_dtype == QC_DTYPE_BF16) /* has float's range */
-            c->weights.exponent = exponent = NULL;
-        return dequant_gemm(h, c, exponent, workspace, workspace_bytes, s, err);
+        for (uint32_t i = 0; i < count; i++)
+            QC_TRY(
+                dequant_gemm(h, c + i, c[i].weights.exponent, workspace, workspace_bytes, s, err));
+        return QC_OK;
     case QC_MATMUL_FILL:
-        return qc_matmul_reduce_launch(c, s, err);
+        for (uint32_t i = 0; i < count; i++)
+            QC_TRY(qc_matmul_reduce_launch(c + i, s, err));
+        return QC_OK;
     case QC_MATMUL_AUTO:
     case QC_MATMUL_PATH_COUNT:
         QC_FAIL(err, QC_ERR_INTERNAL, "the matmul's plan names no path");
     }
-    return p->splits > 1 ? qc_matmul_reduce_launch(c, s, err) : QC_OK;
+    for (uint32_t i = 0; i < count && p->splits > 1; i++)
+        QC_TRY(qc_matmul_reduce_launch(c + i, s, err));
+    return QC_OK;
 }
 
-qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w, const qc_matmul_io *io,
-                        qc_matmul_path path, void *workspace, uint64_t workspace_bytes,
-                        qc_cuda_stream s, qc_error *err)
+static qc_status check_call(const qc_matmul_weights *w, const qc_matmul_io *io, qc_error *err)
 {
-    qc_matmul_call c;
     QC_TRY(check_weights(&w->w, err));
     if (!w->exponent)
         QC_FAIL(err, QC_ERR_USAGE, "the weight was not prepared");
-    QC_TRY(check_io(io, w->w.rows, w->w.cols, err));
-    if ((uintptr_t)workspace % 256)
-        QC_FAIL(err, QC_ERR_USAGE, "the workspace is not 256-byte aligned");
-    if (!workspace && workspace_bytes)
-        QC_FAIL(err, QC_ERR_USAGE, "the workspace of %" PRIu64 " bytes is NULL", workspace_bytes);
+    return check_io(io, w->w.rows, w->w.cols, err);
+}
+
+static qc_matmul_call call_of(const qc_matmul_weights *w, const qc_matmul_io *io)
+{
+    qc_matmul_call c;
     memset(&c, 0, sizeof c);
     c.weights = *w;
     c.m = io->m;
@@ -321,21 +336,149 @@ qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w, const qc
     c.y_dtype = io->y_dtype;
     c.ldy = io->ldy ? io->ldy : c.n;
     c.bias = io->bias;
+    return c;
+}
 
-    qc_matmul_shape shape = shape_of(h, w);
-    shape.m = c.m;
-    shape.x_dtype = c.x_dtype;
-    shape.y_dtype = c.y_dtype;
-    shape.ldx = c.ldx;
-    shape.has_bias = c.bias != NULL;
-    shape.x_alignment = row_alignment(c.x, c.ldx * 2);
-    shape.have_gemm = shape.have_gemm && c.m <= INT_MAX && c.ldx <= INT_MAX && c.ldy <= INT_MAX;
+/* Alike calls: one plan, one launch. */
+static qc_status run_calls(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
+                           qc_matmul_shape shape, qc_matmul_path path, void *workspace,
+                           uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err)
+{
+    uint64_t ldy = 0;
+    shape.m = c->m;
+    shape.x_dtype = c->x_dtype;
+    shape.y_dtype = c->y_dtype;
+    shape.ldx = c->ldx;
+    shape.x_alignment = row_alignment(c->x, c->ldx * 2);
+    for (uint32_t i = 0; i < count; i++) {
+        shape.has_bias = shape.has_bias || c[i].bias != NULL;
+        ldy = c[i].ldy > ldy ? c[i].ldy : ldy;
+    }
+    shape.have_gemm = shape.have_gemm && c->m <= INT_MAX && c->ldx <= INT_MAX && ldy <= INT_MAX;
     QC_TRY(qc_matmul_plan_make(&h->device, &shape, path,
-                               workspace_bytes ? workspace_bytes : QC_MATMUL_NO_WORKSPACE, &c.plan,
+                               workspace_bytes ? workspace_bytes : QC_MATMUL_NO_WORKSPACE, &c->plan,
                                err));
-    if (c.m == 0 || c.n == 0)
+    if (c->m == 0 || shape.n == 0)
         return QC_OK;
-    return launch(h, &c, workspace, workspace_bytes, s, err);
+    for (uint32_t i = 1; i < count; i++)
+        c[i].plan = c->plan;
+    return launch(h, c, count, workspace, workspace_bytes, s, err);
+}
+
+static qc_status check_workspace(const void *workspace, uint64_t bytes, qc_error *err)
+{
+    if ((uintptr_t)workspace % 256)
+        QC_FAIL(err, QC_ERR_USAGE, "the workspace is not 256-byte aligned");
+    if (!workspace && bytes)
+        QC_FAIL(err, QC_ERR_USAGE, "the workspace of %" PRIu64 " bytes is NULL", bytes);
+    return QC_OK;
+}
+
+qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes, qc_cuda_stream s,
+                                   qc_error *err)
+{
+    QC_TRY(check_workspace(workspace, workspace_bytes, err));
+    if (workspace_bytes < QC_MATMUL_HEADER_BYTES) /* no plan has anything in it */
+        return qc_cuda_fill(workspace, 0, workspace_bytes, s, err);
+    QC_TRY(qc_cuda_fill(workspace, (int)(QC_MATMUL_READY & 0xffu), 4, s, err));
+    return qc_cuda_fill((unsigned char *)workspace + 4, 0, QC_MATMUL_HEADER_BYTES - 4, s, err);
+}
+
+qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w, const qc_matmul_io *io,
+                        qc_matmul_path path, void *workspace, uint64_t workspace_bytes,
+                        qc_cuda_stream s, qc_error *err)
+{
+    QC_TRY(check_call(w, io, err));
+    QC_TRY(check_workspace(workspace, workspace_bytes, err));
+    qc_matmul_call c = call_of(w, io);
+    return run_calls(h, &c, 1, shape_of(h, w), path, workspace, workspace_bytes, s, err);
+}
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+static int alike(const qc_matmul_weights *a, const qc_matmul_weights *b)
+{
+    const qc_weights *v = &a->w, *w = &b->w;
+    return v->kind == w->kind && v->cols == w->cols && v->block_elems == w->block_elems &&
+           v->code_map == w->code_map && !v->absmax == !w->absmax &&
+           (v->absmax || v->nested_block == w->nested_block) && !a->row_bytes == !b->row_bytes;
+}
+
+/* Of the weights from *from on, those that are alike, as one shape; *from: behind them. */
+static qc_matmul_shape shape_of_alike(const qc_matmul *h, const qc_matmul_weights *const *w,
+                                      uint32_t count, uint32_t *from)
+{
+    uint32_t first = *from;
+    qc_matmul_shape s = shape_of(h, w[first]);
+    s.n = 0;
+    for (; *from < count && alike(w[first], w[*from]); ++*from) {
+        if (w[*from]->w.rows == 0)
+            continue;
+        s.part_n[s.parts++] = w[*from]->w.rows;
+        s.n = qc_sat_add(s.n, w[*from]->w.rows);
+        if (w[*from]->alignment < s.codes_alignment)
+            s.codes_alignment = w[*from]->alignment;
+    }
+    return s;
+}
+
+uint64_t qc_matmul_group_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *const *w,
+                                         uint32_t count, uint64_t max_m, qc_matmul_path path,
+                                         uint64_t limit_bytes)
+{
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < count && count <= QC_MATMUL_GROUP_MOST;) {
+        qc_matmul_shape s = shape_of_alike(h, w, count, &i);
+        s.have_gemm = s.have_gemm && max_m <= INT_MAX;
+        uint64_t bytes = qc_matmul_plan_workspace(&h->device, &s, max_m, path, limit_bytes);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_io *io,
+                             uint32_t count, qc_error *err)
+{
+    if (count < 1 || count > QC_MATMUL_GROUP_MOST)
+        QC_FAIL(err, QC_ERR_USAGE, "a group of %u weights, 1 to %u were expected", count,
+                QC_MATMUL_GROUP_MOST);
+    for (uint32_t i = 0; i < count; i++) {
+        const char *differs = NULL;
+        QC_TRY(check_call(w[i], io + i, err));
+        if (w[i]->w.cols != w[0]->w.cols)
+            differs = "another K";
+        else if (io[i].m != io->m)
+            differs = "another m";
+        else if (io[i].x != io->x)
+            differs = "another x";
+        else if (io[i].x_dtype != io->x_dtype || io[i].y_dtype != io->y_dtype)
+            differs = "another dtype";
+        else if ((io[i].ldx ? io[i].ldx : w[0]->w.cols) != (io->ldx ? io->ldx : w[0]->w.cols))
+            differs = "another ldx";
+        if (differs)
+            QC_FAIL(err, QC_ERR_USAGE, "weight %u of the group has %s than the first", i, differs);
+    }
+    return QC_OK;
+}
+
+qc_status qc_matmul_run_group(const qc_matmul *h, const qc_matmul_weights *const *w,
+                              const qc_matmul_io *io, uint32_t count, qc_matmul_path path,
+                              void *workspace, uint64_t workspace_bytes, qc_cuda_stream s,
+                              qc_error *err)
+{
+    QC_TRY(check_group(w, io, count, err));
+    QC_TRY(check_workspace(workspace, workspace_bytes, err));
+    for (uint32_t i = 0; i < count;) {
+        qc_matmul_call c[QC_MATMUL_GROUP_MOST];
+        uint32_t first = i, calls = 0;
+        qc_matmul_shape shape = shape_of_alike(h, w, count, &i);
+        for (uint32_t j = first; j < i; j++)
+            if (w[j]->w.rows)
+                c[calls++] = call_of(w[j], io + j);
+        if (calls)
+            QC_TRY(run_calls(h, c, calls, shape, path, workspace, workspace_bytes, s, err));
+    }
+    return QC_OK;
 }
 
 /* ---- to compare with ------------------------------------------------------------------------- */

@@ -13,8 +13,8 @@
  *
  * How (docs/kernels.md): qc_matmul_plan_make chooses by shape and device, a pure host function:
  *   GEMV         small M: weights streamed, values and products in float
- *   MMA_884      tensor cores of sm_70 and sm_75; weights rounded to float16 as dequantizing does
- *   MMA_16816    tensor cores of sm_80 and newer; likewise
+ *   MMA_884      tensor cores of sm_70 and sm_75
+ *   MMA_16816    tensor cores of sm_80 and newer
  *   DEQUANT_GEMM large M: rows dequantized to a reused workspace, then cuBLAS
  * BF16 x goes through the float16 kernels after an exact shift of each row by a power of two (exact
  * for |x| >= 2^-31 of the row's largest); so sm_70, which has no bfloat16, has it here.
@@ -98,14 +98,40 @@ typedef struct {
 uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *w, uint64_t max_m,
                                    qc_matmul_path path, uint64_t limit_bytes);
 
-/* workspace: device, 256-byte aligned, NULL where workspace_bytes is 0; workspace_bytes: as
- * answered above for at least this m, or any number, which then is the limit to plan for. Alike
- * results need alike path and workspace_bytes: how K is split depends on them. QC_ERR_USAGE names
- * the argument that is wrong (dtype, stride, workspace too small, a path this device does not
- * have). */
+/* Makes a workspace ready, once, before the first qc_matmul_run with it: writes its first
+ * QC_MATMUL_HEADER_BYTES (all of it, if it is smaller). Every call leaves them as it found them, so
+ * that the workspace is ready for any later one; only whoever uses these bytes for something else in
+ * between must call this again. A kernel that needs them and does not find them traps: the stream
+ * ends with an error. */
+#define QC_MATMUL_HEADER_BYTES 4096u
+QC_NODISCARD qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes,
+                                                qc_cuda_stream s, qc_error *err);
+
+/* workspace: device, made ready with qc_matmul_workspace_init, 256-byte aligned, NULL where
+ * workspace_bytes is 0; workspace_bytes: as answered above for at least this m, or any number,
+ * which then is the limit to plan for. Alike results need alike path and workspace_bytes: how K is
+ * split depends on them. QC_ERR_USAGE names the argument that is wrong (dtype, stride, workspace
+ * too small, a path this device does not have). */
 QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w,
                                      const qc_matmul_io *io, qc_matmul_path path, void *workspace,
                                      uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);
+
+/* Products of several weights with the same x (q, k and v; gate and up) in one launch, where they
+ * are alike: of one kind, with blocks of one size, the same code_map, all with plain or all with
+ * double-quantized scales, all or none repacked. Else, and on paths that launch more than one
+ * kernel anyway, one after the other. io[i] goes with w[i]: the same m, x, dtypes and ldx in all
+ * (QC_ERR_USAGE names what differs), y, ldy and bias of its own. count: 1 to
+ * QC_MATMUL_GROUP_MOST. K is the same in all. Sums may have another order than those of single
+ * calls, as the plan is one for all. */
+#define QC_MATMUL_GROUP_MOST 8u
+uint64_t qc_matmul_group_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *const *w,
+                                         uint32_t count, uint64_t max_m, qc_matmul_path path,
+                                         uint64_t limit_bytes);
+QC_NODISCARD qc_status qc_matmul_run_group(const qc_matmul *h, const qc_matmul_weights *const *w,
+                                           const qc_matmul_io *io, uint32_t count,
+                                           qc_matmul_path path, void *workspace,
+                                           uint64_t workspace_bytes, qc_cuda_stream s,
+                                           qc_error *err);
 
 /* y = x W^T in cuBLAS with W [N, K] F16 or BF16 in device memory, dtypes of x, W and y equal: what
  * the quantized matmul is compared with. QC_ERR_UNSUPPORTED without cuBLAS; BF16 needs sm_80.

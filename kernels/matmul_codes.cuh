@@ -23,7 +23,7 @@
 
 #include "kernels/matmul_run.cuh"
 
-typedef struct alignas(256) {
+typedef struct alignas(128) {
     uint32_t pair[256][64]; /* [byte of codes][lane], 32 .. 63 unused */
 } qc_codes_wide;
 
@@ -65,6 +65,17 @@ QC_DEVICE uint32_t qc_codes_look(const qc_codes_narrow &t, unsigned lane, uint32
 {
     const unsigned char *p = reinterpret_cast<const unsigned char *>(t.pair);
     return *reinterpret_cast<const uint32_t *>(p + qc_run_row(q, 8 * b, 0x7f80u, lane * 4));
+}
+
+/* The wide table where its address is a multiple of 64 KB: then the byte of codes and the lane's
+ * offset are the two low bytes of the address itself, and nothing is added to it. Compilers add the
+ * start of shared memory otherwise, where that is not 0 (sm_90). */
+#define QC_CODES_APART (64u << 10)
+
+/* lane_address: the table's plus 4 * lane. */
+QC_DEVICE uint32_t qc_codes_look_apart(uint32_t lane_address, uint32_t q, int b)
+{
+    return qc_ld_shared_4(__byte_perm(q, lane_address, 0x7604u | (unsigned)b << 4));
 }
 
 /* Four int8 as two registers of a fragment, exactly: 0x64 above a byte of value u (the code plus

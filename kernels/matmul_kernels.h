@@ -24,8 +24,9 @@ typedef struct {
     qc_dtype y_dtype;
     uint64_t ldy;
     const void *bias;
-    float *partials; /* [splits][m][n] where plan.splits > 1: raw sums, without exponents and bias;
-                        qc_matmul_run reduces them after the launch */
+    float *partials;    /* [splits][m][n] where plan.splits > 1: raw sums, without exponents and
+                           bias; qc_matmul_run reduces them after the launch. STREAM: as it likes */
+    uint32_t *counters; /* the workspace's header, where plan.meets */
 } qc_matmul_call;
 
 /* c[0 .. count): products that share x, m, k, the dtypes, the kind of weights and the plan, which
@@ -37,6 +38,9 @@ QC_NODISCARD qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count,
                                         qc_error *err);
 QC_NODISCARD qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                           qc_error *err);
+/* Of path MMA_16816, where qc_stream_takes says so. */
+QC_NODISCARD qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                        qc_error *err);
 /* partials -> y: summed over plan.splits in order, scaled by 2^-(weights.exponent + x_exponent)
  * (NULL: 0), bias added, rounded once. splits 0: no partials, y is the bias or zero. */
 QC_NODISCARD qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_stream s,
@@ -76,6 +80,12 @@ QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_weights *w, const voi
 void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
+
+/* Whether the kernel can have this shape, and its plan: of p, run and k_padded are set; blocks: 0,
+ * or how many to use at most. may_share: tiles may be shared by blocks, which takes workspace. */
+int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
+void qc_stream_configure(const qc_cuda_device *d, const qc_matmul_shape *s, int may_share,
+                         qc_matmul_plan *p);
 
 #ifdef __cplusplus
 }

@@ -243,6 +243,7 @@ template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s
 extern "C" void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
                                       qc_matmul_plan *p)
 {
+    p->variant = QC_MATMUL_GENERAL;
     if (s->kind == QC_WEIGHTS_NF4)
         configure<true>(d, s, p);
     else
@@ -266,6 +267,8 @@ static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error 
 extern "C" qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                         qc_error *err)
 {
+    if (c->plan.variant == QC_MATMUL_STREAM)
+        return qc_stream_launch(c, count, s, err);
     for (uint32_t i = 0; i < count; i++)
         QC_TRY(launch_one(c + i, s, err));
     return QC_OK;

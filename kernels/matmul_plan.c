@@ -1,7 +1,7 @@
 /* Which kernel, tiles and workspace for a shape on a device; see matmul_plan.h.
  *
  * The workspace, in this order, each part on a multiple of 256 bytes:
- *     x as float16 [m][k_padded] | exponents of its rows [m] | float partial sums |
+ *     header | x as float16 [m][k_padded] | exponents of its rows [m] | float partial sums |
  *     dense rows of W [chunk_rows][k_padded] | cuBLAS
  */
 #include "kernels/matmul_plan.h"
@@ -70,6 +70,9 @@ static qc_matmul_path tensor_path(const qc_cuda_device *d)
 
 static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
+    qc_matmul_plan p = {.run = run_mode(s)};
+    if (qc_stream_takes(d, s, &p))
+        return QC_MATMUL_MMA_16816;
     if (s->m <= GEMV_ROWS)
         return QC_MATMUL_GEMV;
     if (s->have_gemm && s->m >= qc_matmul_gemm_rows(d, s))
@@ -112,10 +115,10 @@ static uint64_t aligned(uint64_t bytes)
 /* Offsets and total; UINT64_MAX where a size overflows. */
 static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_plan *p)
 {
-    uint64_t at = 0, partials = 0, dense = 0;
+    uint64_t at = QC_MATMUL_HEADER_BYTES, partials = 0, dense = 0;
     p->x_offset = at;
     if (p->copies_x)
-        at = aligned(qc_sat_mul(qc_sat_mul(s->m, p->k_padded), 2));
+        at = aligned(qc_sat_add(at, qc_sat_mul(qc_sat_mul(s->m, p->k_padded), 2)));
     p->x_exponent_offset = at;
     if (p->copies_x)
         at = aligned(qc_sat_add(at, qc_sat_mul(s->m, 4)));
@@ -124,6 +127,8 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
         if (p->gemm_to_float)
             partials = qc_sat_mul(qc_sat_mul(s->m, p->chunk_rows), 4);
         dense = qc_sat_mul(qc_sat_mul(p->chunk_rows, p->k_padded), 2);
+    } else if (p->meets) {
+        partials = qc_sat_mul(p->partial_floats, 4);
     } else if (p->splits > 1) {
         partials = qc_sat_mul(qc_sat_mul(qc_sat_mul(s->m, s->n), 4), p->splits);
     }
@@ -131,7 +136,8 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
     p->dense_offset = at;
     at = aligned(qc_sat_add(at, dense));
     p->gemm_offset = at;
-    p->workspace_bytes = qc_sat_add(at, gemm_bytes);
+    p->workspace_bytes =
+        at == QC_MATMUL_HEADER_BYTES && gemm_bytes == 0 ? 0 : qc_sat_add(at, gemm_bytes);
 }
 
 static int fits(const qc_matmul_plan *p, uint64_t limit_bytes)
@@ -155,6 +161,16 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
 {
     p->copies_x = p->path != QC_MATMUL_GEMV &&
                   (s->x_dtype == QC_DTYPE_BF16 || s->k % RUN_ELEMS != 0 || s->x_alignment < 16);
+    if (p->path == QC_MATMUL_MMA_16816 && qc_stream_takes(d, s, p)) {
+        qc_stream_configure(d, s, 1, p);
+        lay_out(s, 0, p);
+        if (p->meets && !fits(p, limit_bytes)) {
+            p->blocks = 0;
+            qc_stream_configure(d, s, 0, p);
+            lay_out(s, 0, p);
+        }
+        return;
+    }
     if (p->path == QC_MATMUL_GEMV)
         qc_gemv_configure(d, s, p);
     else if (p->path == QC_MATMUL_MMA_884)

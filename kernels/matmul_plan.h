@@ -9,9 +9,6 @@
 extern "C" {
 #endif
 
-/* Most weights that share x in one launch. */
-#define QC_MATMUL_GROUP_MOST 8u
-
 typedef struct {
     qc_weights_kind kind;
     uint64_t m, n, k; /* n: of all parts */
@@ -34,8 +31,15 @@ typedef enum {
     QC_RUN_FLAT      /* any address, any nibble */
 } qc_run_mode;
 
+/* Which of a path's kernels. MMA_16816 has more than one. */
+typedef enum {
+    QC_MATMUL_GENERAL = 1, /* takes everything */
+    QC_MATMUL_STREAM,      /* up to 8 rows of x: matmul_stream.cu */
+} qc_matmul_variant;
+
 typedef struct {
     qc_matmul_path path;
+    uint32_t variant; /* qc_matmul_variant; 0 where a path has one kernel only */
     qc_run_mode run;
     uint32_t m_tile, n_tile; /* of a block of threads; 0 where the path has none */
     uint32_t threads;
@@ -43,20 +47,31 @@ typedef struct {
     uint64_t split_k;      /* k per split, a multiple of 128 (without splits k_padded will do); the
                               last may be shorter */
     uint32_t shared_bytes; /* dynamic */
-    int copies_x;          /* x is rewritten as float16 [m][k_padded] with row exponents */
-    uint64_t k_padded;     /* K rounded up to a multiple of 32 */
+    /* STREAM: the grid; whether tiles are shared by blocks of threads, which then meet in the
+     * workspace; floats of partial sums there; whether launches may overlap (sm_90). */
+    uint32_t blocks;
+    int meets;
+    uint64_t partial_floats;
+    int overlaps;
+    int copies_x;      /* x is rewritten as float16 [m][k_padded] with row exponents */
+    uint64_t k_padded; /* K rounded up to a multiple of 32 */
     /* DEQUANT_GEMM: rows of W dequantized at a time, to which dtype, and whether the product goes
      * to the workspace in float first, for the reduction to finish it. */
     uint64_t chunk_rows;
     qc_dtype dense_dtype;
     int gemm_to_float;
-    /* Workspace, offsets in bytes, each a multiple of 256; in this order. cuBLAS has the rest. */
+    /* Workspace, offsets in bytes, each a multiple of 256; in this order, behind the header of
+     * QC_MATMUL_HEADER_BYTES. cuBLAS has the rest. */
     uint64_t x_offset, x_exponent_offset, partial_offset, dense_offset, gemm_offset;
     uint64_t workspace_bytes;
 } qc_matmul_plan;
 
 /* Above this many rows K is never split: there are blocks enough without. */
 #define QC_MATMUL_SPLIT_ROWS 1024u
+
+/* The workspace's header: QC_MATMUL_READY, then counters that are 0 between launches. */
+#define QC_MATMUL_COUNTERS     (QC_MATMUL_HEADER_BYTES / 4u - 1u)
+#define QC_MATMUL_READY        0x71717171u
 
 /* As limit_bytes: there is no workspace at all. */
 #define QC_MATMUL_NO_WORKSPACE 1u

@@ -117,12 +117,16 @@ typedef struct alignas(128) {
 } qc_run_plain;
 
 /* All threads of the block; a barrier is left to the caller. */
-QC_DEVICE void qc_run_fill_small(qc_run_small &t, const qc_run_source &s, unsigned thread,
-                                 unsigned threads)
+QC_DEVICE void qc_run_fill_map(qc_run_small &t, const qc_run_source &s, unsigned thread,
+                               unsigned threads)
 {
     if (!s.absmax)
         for (unsigned i = thread; i < 256; i += threads)
             t.map[i] = s.nested_map[i];
+}
+
+QC_DEVICE void qc_run_fill_codes(qc_run_small &t, const qc_run_source &s, unsigned thread)
+{
     if (s.code_map) {
         if (thread < 16)
             t.codes[thread] = s.code_map[thread];
@@ -132,6 +136,13 @@ QC_DEVICE void qc_run_fill_small(qc_run_small &t, const qc_run_source &s, unsign
         for (int i = 0; i < 16; i++)
             t.codes[i] = codes[i];
     }
+}
+
+QC_DEVICE void qc_run_fill_small(qc_run_small &t, const qc_run_source &s, unsigned thread,
+                                 unsigned threads)
+{
+    qc_run_fill_map(t, s, thread, threads);
+    qc_run_fill_codes(t, s, thread);
 }
 
 /* Tables ready for use behind a barrier, which is the caller's; all threads of the block. */

@@ -27,6 +27,50 @@ QC_DEVICE uint4 qc_ld_stream_16(const void *p)
     return v;
 }
 
+/* The same, and the 128 bytes around it are asked for from memory to L2 (sm_80): for loads of part
+ * of a row whose other parts are loaded soon. */
+QC_DEVICE uint4 qc_ld_stream_16_ahead(const void *p)
+{
+#if QC_ARCH >= 80
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+#else
+    return qc_ld_stream_16(p);
+#endif
+}
+
+/* Likewise 8 bytes. p: 8-byte aligned. */
+QC_DEVICE uint2 qc_ld_stream_8(const void *p)
+{
+    uint2 v;
+#if QC_ARCH >= 80
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(p));
+#else
+    asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(v.x), "=r"(v.y)
+                 : "l"(p));
+#endif
+    return v;
+}
+
+/* Shared memory by its address within the block: 32 bits, which arithmetic on bytes can make. */
+QC_DEVICE uint32_t qc_shared_address(const void *p)
+{
+    return (uint32_t)__cvta_generic_to_shared(p);
+}
+
+QC_DEVICE uint32_t qc_ld_shared_4(uint32_t address)
+{
+    uint32_t v;
+    asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+    return v;
+}
+
 /* cp.async (sm_80): 16 bytes from global to shared memory, past the registers; only the first
  * `bytes` (0 or 16) are read and the rest of the 16 is zero. Visible to the thread after
  * qc_cp_async_wait, to others after a barrier behind that. */
@@ -76,6 +120,27 @@ QC_DEVICE void qc_ldmatrix_x4(uint32_t r[4], const void *row)
 #else
     (void)r, (void)row;
     __trap();
+#endif
+}
+
+/* ---- kernels behind one another ------------------------------------------------------------- */
+
+/* Programmatic dependent launch (sm_90): a kernel launched with qc_cuda_launch_overlapping may
+ * start before the one before it in the stream has ended. Before qc_grid_wait it must touch nothing
+ * that the other reads or writes; behind it all of the other's writes are there. Elsewhere nothing:
+ * the kernel started behind the other. */
+QC_DEVICE void qc_grid_wait(void)
+{
+#if QC_ARCH >= 90
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/* Once all blocks have said so or ended, the next kernel may start. */
+QC_DEVICE void qc_grid_release(void)
+{
+#if QC_ARCH >= 90
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 

@@ -551,6 +551,7 @@ static void test_graph(void **state)
         qc_cuda_stream s = NULL;
         qc_cuda_graph graph = NULL;
         KM_OK(qc_cuda_stream_create(&s, &km_error));
+        KM_OK(qc_matmul_workspace_init(workspace, bytes, s, &km_error));
         KM_OK(qc_cuda_capture_begin(s, &km_error));
         KM_OK(qc_matmul_run(h, &w.ready, &io, paths[i], workspace, bytes, s, &km_error));
         KM_OK(qc_cuda_capture_end(&graph, s, &km_error));

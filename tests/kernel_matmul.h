@@ -272,6 +272,7 @@ static inline void km_run(const qc_matmul *h, const km_weight *w, km_data *d)
     qc_cuda_stream s = NULL;
     KM_OK(qc_cuda_stream_create(&s, &km_error));
     KM_OK(qc_cuda_fill(workspace, 0xff, bytes, s, &km_error));
+    KM_OK(qc_matmul_workspace_init(workspace, bytes, s, &km_error));
     KM_OK(qc_matmul_run(h, &w->ready, &io, j->path, workspace, bytes, s, &km_error));
     km_download(d->y, io.y, y_elems * 2, s);
     qc_cuda_stream_destroy(s);

@@ -211,7 +211,7 @@ static void every_split(bench *b)
                         .nested = 1};
         km_job job = {.m = 10, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .bias = 1};
         if (room[i / 2])
-            job.limit_bytes = job.m * spec.k * 2 + 1024 + room[i / 2];
+            job.limit_bytes = QC_MATMUL_HEADER_BYTES + job.m * spec.k * 2 + 1024 + room[i / 2];
         multiply(b, &spec, job);
     }
 }

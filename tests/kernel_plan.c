@@ -118,7 +118,8 @@ static void test_auto(void **state)
 {
     (void)state;
     for (uint64_t m = 1; m <= 8; m++) {
-        assert_int_equal(chosen(h200(), m, 8192, 8192), QC_MATMUL_GEMV);
+        assert_int_equal(chosen(h200(), m, 8192, 8192), QC_MATMUL_MMA_16816);
+        assert_int_equal(chosen(h200(), m, 8192, 8191), QC_MATMUL_GEMV);
         assert_int_equal(chosen(v100(), m, 1024, 8192), QC_MATMUL_GEMV);
     }
     assert_int_equal(chosen(h200(), 9, 8192, 8192), QC_MATMUL_MMA_16816);
@@ -252,7 +253,7 @@ static void test_gemv(void **state)
     qc_cuda_device d = h200();
     /* Enough rows of W: no split. */
     qc_matmul_shape s = shape(1, 28672, 8192);
-    qc_matmul_plan p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
+    qc_matmul_plan p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
     assert_int_equal(p.splits, 1);
     assert_true(p.split_k >= 8192);
     assert_int_equal(p.workspace_bytes, 0);
@@ -260,18 +261,18 @@ static void test_gemv(void **state)
     assert_int_equal(p.n_tile, 32);
     /* Few: K is cut into whole tiles of 1024, none of them empty. */
     s = shape(1, 1024, 8192);
-    p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
+    p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
     assert_int_equal(p.splits, 8);
     assert_int_equal(p.split_k, 1024);
-    assert_int_equal(p.partial_offset, 0);
-    assert_int_equal(p.workspace_bytes, 8 * 1024 * 4);
+    assert_int_equal(p.partial_offset, QC_MATMUL_HEADER_BYTES);
+    assert_int_equal(p.workspace_bytes, QC_MATMUL_HEADER_BYTES + 8 * 1024 * 4);
     s = shape(7, 1, 57344);
-    p = plan_of(&d, &s, QC_MATMUL_AUTO, 0);
+    p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
     assert_int_equal(p.n_tile, 16);
     assert_int_equal(p.splits, 28);
     assert_int_equal(p.split_k, 2048);
     s.kind = QC_WEIGHTS_INT8_ROWS;
-    assert_int_equal(plan_of(&d, &s, QC_MATMUL_AUTO, 0).n_tile, 16);
+    assert_int_equal(plan_of(&d, &s, QC_MATMUL_GEMV, 0).n_tile, 16);
     /* Many rows of x fill the device without. */
     s = shape(4096, 1024, 8192);
     p = plan_of(&d, &s, QC_MATMUL_GEMV, 0);
@@ -306,22 +307,26 @@ static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
 {
     uint64_t x = p->copies_x ? s->m * p->k_padded * 2 : 0;
     uint64_t partials = p->splits > 1 ? s->m * s->n * 4 * p->splits : 0, dense = 0;
+    if (p->meets)
+        partials = p->partial_floats * 4;
     if (p->path == QC_MATMUL_DEQUANT_GEMM) {
         partials = p->gemm_to_float ? s->m * p->chunk_rows * 4 : 0;
         dense = p->chunk_rows * p->k_padded * 2;
         assert_true(p->chunk_rows >= 1 && p->chunk_rows <= s->n);
         assert_true(p->workspace_bytes - p->gemm_offset >= 4 * MIB);
     } else {
-        assert_int_equal(p->gemm_offset, p->workspace_bytes);
+        assert_int_equal(p->gemm_offset,
+                         p->workspace_bytes ? p->workspace_bytes : QC_MATMUL_HEADER_BYTES);
         assert_true(p->shared_bytes <= d->shared_block_bytes);
-        assert_true(p->splits >= 1 && p->split_k % 128 == 0);
+        assert_true(p->splits >= 1 && (p->split_k % 128 == 0 || p->variant == QC_MATMUL_STREAM));
         assert_true(p->split_k * p->splits >= s->k && p->split_k * (p->splits - 1) < s->k);
     }
+    assert_true(p->x_offset >= QC_MATMUL_HEADER_BYTES);
     assert_true(p->x_exponent_offset - p->x_offset >= x);
     assert_true(p->partial_offset - p->x_exponent_offset >= (p->copies_x ? s->m * 4 : 0));
     assert_true(p->dense_offset - p->partial_offset >= partials);
     assert_true(p->gemm_offset - p->dense_offset >= dense);
-    assert_true(p->workspace_bytes >= p->gemm_offset);
+    assert_true(p->workspace_bytes >= p->gemm_offset || !p->workspace_bytes);
     const uint64_t offsets[] = {p->x_offset, p->x_exponent_offset, p->partial_offset,
                                 p->dense_offset, p->gemm_offset};
     for (size_t i = 0; i < 5; i++)
@@ -402,7 +407,7 @@ static void test_limits(void **state)
     assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
     assert_true(p.workspace_bytes <= 30 * MIB && p.chunk_rows % 64 == 0 && p.chunk_rows >= 64);
     assert_int_equal(p.workspace_bytes - p.gemm_offset, 4 * MIB);
-    p = plan_of(&h, &s, QC_MATMUL_AUTO, 5 * MIB);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 5 * MIB + QC_MATMUL_HEADER_BYTES);
     assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
     assert_int_equal(p.chunk_rows, 64);
     p = plan_of(&h, &s, QC_MATMUL_AUTO, 4 * MIB);
@@ -411,7 +416,7 @@ static void test_limits(void **state)
     expect_usage(&h, &s, QC_MATMUL_DEQUANT_GEMM, 4 * MIB, "4194304 are allowed");
     /* K is split less within a limit. */
     s = shape(1, 1024, 8192);
-    p = plan_of(&h, &s, QC_MATMUL_GEMV, 5 * 1024 * 4);
+    p = plan_of(&h, &s, QC_MATMUL_GEMV, QC_MATMUL_HEADER_BYTES + 5 * 1024 * 4);
     assert_int_equal(p.splits, 4);
     assert_int_equal(p.split_k, 2048);
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_GEMV, QC_MATMUL_NO_WORKSPACE).splits, 1);
@@ -419,7 +424,7 @@ static void test_limits(void **state)
     s = shape(64, 1024, 8192);
     s.x_dtype = QC_DTYPE_BF16;
     expect_usage(&h, &s, QC_MATMUL_MMA_16816, QC_MATMUL_NO_WORKSPACE, "0 are allowed");
-    p = plan_of(&h, &s, QC_MATMUL_MMA_16816, 64 * 8192 * 2 + 256);
+    p = plan_of(&h, &s, QC_MATMUL_MMA_16816, QC_MATMUL_HEADER_BYTES + 64 * 8192 * 2 + 256);
     assert_int_equal(p.splits, 1);
     /* And K is never split for very many rows. */
     s = shape(QC_MATMUL_SPLIT_ROWS + 1, 1, 65536);

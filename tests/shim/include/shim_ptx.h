@@ -46,6 +46,44 @@ static inline uint4 qc_ld_stream_16(const void *p)
     return v;
 }
 
+static inline uint4 qc_ld_stream_16_ahead(const void *p)
+{
+    return qc_ld_stream_16(p);
+}
+
+static inline uint2 qc_ld_stream_8(const void *p)
+{
+    if (reinterpret_cast<uintptr_t>(p) % 8)
+        qc_shim_fault("8-byte load from %p, which is not aligned", p);
+    uint2 v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+/* As on hardware, the block's own does not start at 0. */
+static inline uint32_t qc_shared_address(const void *p)
+{
+    const char *first = static_cast<const char *>(qc_shim_shared(0, 1));
+    return 1024u + (uint32_t)(static_cast<const char *>(p) - first);
+}
+
+static inline uint32_t qc_ld_shared_4(uint32_t address)
+{
+    const char *p = static_cast<const char *>(qc_shim_shared(0, 1)) + (address - 1024u);
+    qc_shim_check_shared("4-byte load", p, 4);
+    uint32_t v;
+    memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+/* Kernels of a stream run one after the other here. */
+static inline void qc_grid_wait(void)
+{
+}
+static inline void qc_grid_release(void)
+{
+}
+
 static inline void qc_cp_async_16(void *shared, const void *global, unsigned bytes)
 {
     qc_shim_cp_async(shared, global, bytes);

@@ -1,0 +1,470 @@
+/* The streaming matmul for up to 8 rows of x (kernels/matmul_stream.cu): accuracy against double
+ * sums, what is exact, tiles shared by blocks of threads, several weights with one x.
+ *
+ *   kernel_stream               quick enough for the CPU shim
+ *   kernel_stream --slow        more of everything
+ *   kernel_stream --not-ready   with a workspace that was not made ready: must end with a trap
+ *
+ * What is shared by how many blocks depends on the device's multiprocessors: run with 132 and 3. */
+#include "tests/kernel_matmul.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+static int slow;
+
+static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
+                                        QC_WEIGHTS_INT8_BLOCKS};
+
+/* The plan that a product gets. */
+static qc_matmul_plan plan_of(const qc_matmul *h, const km_spec *s, const km_job *j)
+{
+    qc_matmul_shape shape = {
+        .kind = s->kind,
+        .m = j->m,
+        .n = s->n,
+        .k = s->k,
+        .block_elems = s->block,
+        .x_dtype = j->x_dtype,
+        .y_dtype = j->y_dtype,
+        .ldx = j->ldx ? j->ldx : s->k,
+        .x_alignment = j->ldx % 8 || j->x_shift % 8 ? 2 : 16,
+        .codes_alignment = 16,
+    };
+    qc_matmul_plan p;
+    KM_OK(qc_matmul_plan_make(qc_matmul_device(h), &shape, j->path, j->limit_bytes, &p, &km_error));
+    return p;
+}
+
+static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
+{
+    km_weight w;
+    km_data d;
+    job.path = QC_MATMUL_MMA_16816;
+    qc_matmul_plan p = plan_of(h, spec, &job);
+    QT_CHECK(p.variant == QC_MATMUL_STREAM, "%" PRIu64 " x %" PRIu64 " is not streamed", spec->n,
+             spec->k);
+    km_weight_make(&w, h, spec, rng);
+    km_data_make(&d, &w, &job, rng);
+    km_run(h, &w, &d);
+    km_check(&w, &d,
+             (km_rounding){.weight = spec->kind != QC_WEIGHTS_NF4 ? 0x1p-22
+                                     : spec->custom_map           ? 0x1p-11
+                                                                  : 0x1p-11 * 0.6,
+                           .absolute = spec->custom_map ? 0x1p-25 * 2 : 0});
+    uint16_t *before = km_host(job.m * d.job.ldy * 2);
+    memcpy(before, d.y, job.m * d.job.ldy * 2);
+    km_run(h, &w, &d);
+    QT_CHECK(memcmp(before, d.y, job.m * d.job.ldy * 2) == 0, "another run, other bits");
+    free(before);
+    km_data_free(&d);
+    km_weight_free(&w);
+}
+
+/* Every number of rows of x; N that ends within a tile; K of few and of many blocks, such that
+ * warps have none, one, or unequal numbers of them; all kinds, blocks and dtypes in turn. */
+static void test_shapes(void **state)
+{
+    (void)state;
+    static const uint64_t ns[] = {64, 65, 127, 128, 191, 300};
+    static const uint64_t ks[] = {64, 128, 192, 576, 1024, 1088, 2880, 4096, 8192, 9216};
+    static const uint32_t blocks[] = {64, 128, 64, 4096, 64, 512};
+    qt_rng rng = qt_rng_start("shapes");
+    qc_matmul *h = km_handle();
+    unsigned t = 0;
+    for (size_t i = 0; i < COUNT(ks); i++)
+        for (size_t j = 0; j < COUNT(ns); j += slow ? 1 : 2 + i % 2, t++) {
+            if (!slow && ns[j] * ks[i] > 1u << 20)
+                continue;
+            km_spec spec = {
+                .kind = kinds[t % 3],
+                .n = ns[j],
+                .k = ks[i],
+                .block = blocks[t / 3 % COUNT(blocks)],
+                .nested = t % 3 != 1 && t / 2 % 3 != 0,
+                .custom_map = t % 5 == 4,
+            };
+            km_job job = {
+                .m = 1 + t % 8,
+                .x_dtype = t / 3 % 4 == 3 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                .y_dtype = t / 4 % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                .ldx = t % 7 == 1   ? ks[i] + 3
+                       : t % 7 == 2 ? ks[i] + 8
+                                    : 0,
+                .ldy = t % 3 == 1 ? ns[j] + 5 : 0,
+                .bias = t % 2,
+                .x_shift = t % 6 == 5,
+                .y_shift = t % 4 == 3,
+            };
+            multiply(h, &rng, &spec, job);
+        }
+    qc_matmul_destroy(h);
+}
+
+/* Int8 has tiles of 32 rows, and every kind every block size with either kind of scales. */
+static void test_kinds(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("kinds");
+    qc_matmul *h = km_handle();
+    for (uint32_t block = 64; block <= 4096; block *= 2)
+        for (unsigned variant = 0; variant < 6; variant++) {
+            km_spec spec = {
+                .kind = kinds[variant % 3],
+                .n = variant % 3 == 0 ? 64 + block % 3 : 32 + block % 7,
+                .k = variant / 3 ? 320 : 256,
+                .block = block,
+                .nested = variant % 3 != 1 && (variant + block / 64) % 2,
+            };
+            multiply(h, &rng, &spec,
+                     (km_job){.m = 1 + (variant + block / 64) % 8,
+                              .x_dtype = QC_DTYPE_F16,
+                              .y_dtype = QC_DTYPE_F16});
+        }
+    qc_matmul_destroy(h);
+}
+
+/* Scales that float16 could not hold. */
+static void test_scales(void **state)
+{
+    (void)state;
+    static const double scales[] = {1e-30, 1e-6, 300.0, 1e20, 1e34};
+    qt_rng rng = qt_rng_start("scales");
+    qc_matmul *h = km_handle();
+    for (size_t i = 0; i < COUNT(scales); i++)
+        for (unsigned kind = 0; kind < 3; kind++) {
+            km_spec spec = {.kind = kinds[kind],
+                            .n = 70,
+                            .k = 256,
+                            .block = 64,
+                            .nested = kind != 1 && i % 2,
+                            .scale = scales[i]};
+            multiply(h, &rng, &spec,
+                     (km_job){.m = 5, .x_dtype = QC_DTYPE_BF16, .y_dtype = QC_DTYPE_BF16});
+        }
+    qc_matmul_destroy(h);
+}
+
+/* Tiles that several blocks share, and, where there is no workspace for it, none. The bits of a sum may differ
+ * between the two, its value not. */
+static void test_shared_tiles(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("shared");
+    qc_matmul *h = km_handle();
+    unsigned meets = 0, whole = 0;
+    for (unsigned t = 0; t < 12; t++) {
+        km_spec spec = {.kind = kinds[t % 3],
+                        .n = t / 3 % 2 ? 70 : 260,
+                        .k = t / 6 ? 5120 : 8192,
+                        .block = 64,
+                        .nested = t % 3 != 1};
+        km_job job = {.m = 1 + t % 3,
+                      .x_dtype = QC_DTYPE_F16,
+                      .y_dtype = QC_DTYPE_F16,
+                      .path = QC_MATMUL_MMA_16816,
+                      .limit_bytes = 0};
+        if (t % 4 == 3) /* for x in another dtype, as the answer is for any */
+            job.limit_bytes = QC_MATMUL_HEADER_BYTES + job.m * spec.k * 2 + 256;
+        qc_matmul_plan p = plan_of(h, &spec, &job);
+        meets += p.meets != 0;
+        whole += !p.meets;
+        multiply(h, &rng, &spec, job);
+    }
+    QT_CHECK(meets && whole, "%u plans share tiles, %u do not", meets, whole);
+    qc_matmul_destroy(h);
+}
+
+/* Rows of the unit matrix bring out the weights: int8 as dequantizing to float16 gives them, NF4
+ * within what rounding its 16 values costs. */
+static void test_identity(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("identity");
+    qc_matmul *h = km_handle();
+    for (unsigned t = 0; t < 12; t++) {
+        km_spec spec = {.kind = kinds[t % 3],
+                        .n = 75,
+                        .k = 192,
+                        .block = t / 6 ? 64 : 128,
+                        .nested = t % 3 != 1 && t / 3 % 2};
+        km_weight w;
+        km_weight_make(&w, h, &spec, &rng);
+        uint64_t first = qt_next(&rng) % (spec.k - 8);
+        km_job job = {.m = 8,
+                      .x_dtype = t / 6 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                      .y_dtype = QC_DTYPE_F16,
+                      .path = QC_MATMUL_MMA_16816};
+        km_data d;
+        km_data_make(&d, &w, &job, &rng);
+        for (uint64_t m = 0; m < job.m; m++)
+            for (uint64_t k = 0; k < spec.k; k++)
+                d.x[m * d.job.ldx + k] = k == first + m ? km_bits(1.0f, job.x_dtype) : 0;
+        km_run(h, &w, &d);
+        for (uint64_t m = 0; m < job.m; m++)
+            for (uint64_t n = 0; n < spec.n; n++) {
+                float exact = km_value(&w.host, n, first + m),
+                      got = km_float(d.y[m * spec.n + n], job.y_dtype);
+                double off = fabs((double)got - (double)exact);
+                if (spec.kind == QC_WEIGHTS_INT8_ROWS)
+                    QT_CHECK(d.y[m * spec.n + n] == km_bits(exact + 0.0f, job.y_dtype),
+                             "W[%" PRIu64 "][%" PRIu64 "] is %a instead of %a", n, first + m,
+                             (double)got, (double)exact);
+                else
+                    QT_CHECK(off <= fabs((double)exact) * 0x1p-11 *
+                                        (spec.kind == QC_WEIGHTS_NF4 ? 1.6 : 1.0001),
+                             "W[%" PRIu64 "][%" PRIu64 "] is %a instead of %a", n, first + m,
+                             (double)got, (double)exact);
+            }
+        km_data_free(&d);
+        km_weight_free(&w);
+    }
+    qc_matmul_destroy(h);
+}
+
+/* NaN and infinity in one row of x: the others keep their bits. */
+static void test_not_finite(void **state)
+{
+    (void)state;
+    static const uint64_t places[] = {0, 15, 16, 63, 64, 1023, 1024, 4095};
+    qt_rng rng = qt_rng_start("nonfinite");
+    qc_matmul *h = km_handle();
+    for (unsigned t = 0; t < 3; t++) {
+        km_spec spec = {.kind = kinds[t], .n = 66, .k = 4096, .block = 64};
+        km_job job = {.m = 6,
+                      .x_dtype = t == 1 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                      .y_dtype = QC_DTYPE_F16,
+                      .path = QC_MATMUL_MMA_16816};
+        km_weight w;
+        km_data d;
+        km_weight_make(&w, h, &spec, &rng);
+        km_data_make(&d, &w, &job, &rng);
+        km_run(h, &w, &d);
+        uint64_t elems = job.m * spec.n;
+        uint16_t *before = km_host(elems * 2);
+        memcpy(before, d.y, elems * 2);
+        for (size_t i = t; i < COUNT(places); i += slow ? 1 : 3) {
+            uint64_t bad = i % job.m;
+            uint16_t *x = &d.x[bad * d.job.ldx + places[i]], kept = *x;
+            float value = i % 2 ? INFINITY : NAN;
+            *x = km_bits(value, job.x_dtype);
+            km_run(h, &w, &d);
+            *x = kept;
+            for (uint64_t j = 0; j < elems; j++) {
+                float got = qc_f32_from_f16(d.y[j]);
+                float want = km_value(&w.host, j % spec.n, places[i]) * value;
+                if (j / spec.n != bad)
+                    QT_CHECK(d.y[j] == before[j], "row %" PRIu64 " changed row %" PRIu64, bad,
+                             j / spec.n);
+                else
+                    QT_CHECK(isnan(want) ? isnan(got) : got == want,
+                             "x[%" PRIu64 "] = %g makes y %g", places[i], (double)value,
+                             (double)got);
+            }
+        }
+        free(before);
+        km_data_free(&d);
+        km_weight_free(&w);
+    }
+    qc_matmul_destroy(h);
+}
+
+/* ---- groups ---------------------------------------------------------------------------------- */
+
+enum { GROUP_MOST = QC_MATMUL_GROUP_MOST };
+
+typedef struct {
+    uint32_t count;
+    km_weight w[GROUP_MOST];
+    km_data d[GROUP_MOST];
+    const qc_matmul_weights *ready[GROUP_MOST];
+    qc_matmul_io io[GROUP_MOST];
+    void *bases[2 * GROUP_MOST + 1];
+    void *workspace;
+    uint64_t bytes;
+} group;
+
+/* x of the first is that of all. */
+static void group_make(group *g, qc_matmul *h, const km_spec *specs, uint32_t count, km_job job,
+                       qt_rng *rng)
+{
+    memset(g, 0, sizeof *g);
+    g->count = count;
+    for (uint32_t i = 0; i < count; i++) {
+        job.bias = i % 2 == 0;
+        job.ldy = specs[i].n + i;
+        km_weight_make(&g->w[i], h, &specs[i], rng);
+        km_data_make(&g->d[i], &g->w[i], &job, rng);
+        memcpy(g->d[i].x, g->d[0].x, job.m * g->d[0].job.ldx * 2);
+        g->ready[i] = &g->w[i].ready;
+        g->io[i] = (qc_matmul_io){.m = job.m,
+                                  .x_dtype = job.x_dtype,
+                                  .ldx = g->d[i].job.ldx,
+                                  .y_dtype = job.y_dtype,
+                                  .ldy = job.ldy};
+        g->io[i].x =
+            i ? g->io[0].x : km_upload(g->d[0].x, job.m * g->d[0].job.ldx * 2, 0, &g->bases[0]);
+        g->io[i].y = km_upload(g->d[i].y, job.m * job.ldy * 2, 0, &g->bases[2 * i + 1]);
+        if (job.bias)
+            g->io[i].bias = km_upload(g->d[i].bias, specs[i].n * 2, 0, &g->bases[2 * i + 2]);
+    }
+    g->bytes = qc_matmul_group_workspace_bytes(h, g->ready, count, job.m, job.path, 0);
+    assert_true(g->bytes != UINT64_MAX);
+    KM_OK(qc_cuda_malloc(&g->workspace, g->bytes, &km_error));
+}
+
+static void group_run(group *g, const qc_matmul *h, qc_matmul_path path)
+{
+    qc_cuda_stream s = NULL;
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    for (uint32_t i = 0; i < g->count; i++)
+        KM_OK(qc_cuda_fill(g->io[i].y, 0xcd, g->io[i].m * g->io[i].ldy * 2, s, &km_error));
+    KM_OK(qc_cuda_fill(g->workspace, 0xff, g->bytes, s, &km_error));
+    KM_OK(qc_matmul_workspace_init(g->workspace, g->bytes, s, &km_error));
+    /* Twice: counters are left as they were found. */
+    for (int i = 0; i < 2; i++)
+        KM_OK(qc_matmul_run_group(h, g->ready, g->io, g->count, path, g->workspace, g->bytes, s,
+                                  &km_error));
+    for (uint32_t i = 0; i < g->count; i++) {
+        km_download(g->d[i].y, g->io[i].y, g->io[i].m * g->io[i].ldy * 2, s);
+        for (uint64_t j = 0; j < g->io[i].m * g->io[i].ldy; j++)
+            if (j % g->io[i].ldy >= g->d[i].n)
+                QT_CHECK(g->d[i].y[j] == 0xcdcdu, "y of weight %u was written to behind a row", i);
+    }
+    qc_cuda_stream_destroy(s);
+}
+
+static void group_free(group *g)
+{
+    for (uint32_t i = 0; i < g->count; i++) {
+        km_data_free(&g->d[i]);
+        km_weight_free(&g->w[i]);
+    }
+    for (size_t i = 0; i < COUNT(g->bases); i++)
+        qc_cuda_free(g->bases[i]);
+    qc_cuda_free(g->workspace);
+}
+
+/* All paths, alike and unlike weights, groups of 1 to 8: each y is right. */
+static void test_groups(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("groups");
+    qc_matmul *h = km_handle();
+    const qc_matmul_path paths[] = {QC_MATMUL_MMA_16816, QC_MATMUL_AUTO, QC_MATMUL_GEMV,
+                                    QC_MATMUL_MMA_884};
+    for (unsigned t = 0; t < (slow ? 48u : 16u); t++) {
+        km_spec specs[GROUP_MOST];
+        uint32_t count = t < 4 ? 3 : 1 + t % GROUP_MOST;
+        uint64_t k = t % 5 == 4 ? 96 : t % 3 ? 1024 : 320;
+        for (uint32_t i = 0; i < count; i++)
+            specs[i] = (km_spec){
+                .kind = t % 4 == 3 ? kinds[i % 3] : kinds[t / 4 % 3], /* some unlike */
+                .n = i == 1   ? 130
+                     : i == 2 ? 65
+                              : 64 + 3 * i,
+                .k = k,
+                .block = 64,
+                .nested = kinds[t / 4 % 3] != QC_WEIGHTS_INT8_ROWS && t % 4 != 3,
+                .custom_map = t % 8 == 6 && i == 1,
+                .scale = i % 2 ? 0.05 : 1e-4,
+            };
+        km_job job = {.m = t % 3 == 2 ? 11 : 1 + t % 8,
+                      .x_dtype = t / 2 % 4 == 3 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                      .y_dtype = QC_DTYPE_F16,
+                      .path = paths[t % 4]};
+        group g;
+        group_make(&g, h, specs, count, job, &rng);
+        group_run(&g, h, job.path);
+        for (uint32_t i = 0; i < count; i++)
+            km_check(&g.w[i], &g.d[i],
+                     (km_rounding){.weight = 0x1p-11, .absolute = 0x1p-24 * 1e-3});
+        group_free(&g);
+    }
+    qc_matmul_destroy(h);
+}
+
+static void expect_group(const group *g, const qc_matmul *h, uint32_t count, const char *words)
+{
+    qc_error err = {0};
+    km_expect(qc_matmul_run_group(h, g->ready, g->io, count, QC_MATMUL_AUTO, g->workspace, g->bytes,
+                                  NULL, &err),
+              QC_ERR_USAGE, &err, words);
+}
+
+static void test_group_arguments(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("arguments");
+    qc_matmul *h = km_handle();
+    km_spec specs[2] = {{.kind = QC_WEIGHTS_NF4, .n = 64, .k = 128, .block = 64},
+                        {.kind = QC_WEIGHTS_NF4, .n = 80, .k = 128, .block = 64}};
+    km_job job = {.m = 2, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
+    group g;
+    group_make(&g, h, specs, 2, job, &rng);
+    expect_group(&g, h, 0, "group of 0 weights");
+    expect_group(&g, h, GROUP_MOST + 1, "group of 9 weights");
+    const qc_matmul_io io = g.io[1];
+    g.io[1].m = 3;
+    expect_group(&g, h, 2, "weight 1 of the group has another m");
+    g.io[1] = io;
+    g.io[1].x = io.y;
+    expect_group(&g, h, 2, "another x");
+    g.io[1] = io;
+    g.io[1].y_dtype = QC_DTYPE_BF16;
+    expect_group(&g, h, 2, "another dtype");
+    g.io[1] = io;
+    g.io[1].ldx = 136;
+    expect_group(&g, h, 2, "another ldx");
+    g.io[1] = io;
+    g.w[1].ready.w.cols = 64;
+    expect_group(&g, h, 2, "another K");
+    g.w[1].ready.w.cols = 128;
+    group_run(&g, h, QC_MATMUL_AUTO);
+    group_free(&g);
+    qc_matmul_destroy(h);
+}
+
+/* Ends the process on the shim: a trap in the kernel. */
+static int not_ready(void)
+{
+    qt_rng rng = qt_rng_start("not ready");
+    qc_matmul *h = km_handle();
+    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 64, .k = 8192, .block = 64};
+    km_job job = {.m = 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
+    group g;
+    qc_cuda_stream s = NULL;
+    qc_error err = {0};
+    group_make(&g, h, &spec, 1, job, &rng);
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_fill(g.workspace, 0, g.bytes, s, &km_error));
+    qc_status st = qc_matmul_run_group(h, g.ready, g.io, 1, QC_MATMUL_MMA_16816, g.workspace,
+                                       g.bytes, s, &err);
+    if (st == QC_OK)
+        st = qc_cuda_stream_synchronize(s, &err);
+    print_message("%s\n", st == QC_OK ? "nothing happened" : err.msg);
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
+    if (km_no_device())
+        return 77;
+    km_without_cublas();
+    qc_matmul *h = km_handle();
+    unsigned sm = qc_matmul_device(h)->sm;
+    qc_matmul_destroy(h);
+    if (sm < 80) {
+        print_message("skipped: this device is sm_%u\n", sm);
+        return 77;
+    }
+    if (argc > 1 && strcmp(argv[1], "--not-ready") == 0)
+        return not_ready();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_shapes),   cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_scales),   cmocka_unit_test(test_shared_tiles),
+        cmocka_unit_test(test_identity), cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_groups),   cmocka_unit_test(test_group_arguments),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
