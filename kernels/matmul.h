@@ -100,9 +100,9 @@ uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *
 
 /* Makes a workspace ready, once, before the first qc_matmul_run with it: writes its first
  * QC_MATMUL_HEADER_BYTES (all of it, if it is smaller). Every call leaves them as it found them, so
- * that the workspace is ready for any later one; only whoever uses these bytes for something else in
- * between must call this again. A kernel that needs them and does not find them traps: the stream
- * ends with an error. */
+ * that the workspace is ready for any later one; only whoever uses these bytes for something else
+ * in between must call this again. A kernel that needs them and does not find them traps: the
+ * stream ends with an error. */
 #define QC_MATMUL_HEADER_BYTES 4096u
 QC_NODISCARD qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes,
                                                 qc_cuda_stream s, qc_error *err);

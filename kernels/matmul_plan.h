@@ -70,8 +70,8 @@ typedef struct {
 #define QC_MATMUL_SPLIT_ROWS 1024u
 
 /* The workspace's header: QC_MATMUL_READY, then counters that are 0 between launches. */
-#define QC_MATMUL_COUNTERS     (QC_MATMUL_HEADER_BYTES / 4u - 1u)
-#define QC_MATMUL_READY        0x71717171u
+#define QC_MATMUL_COUNTERS (QC_MATMUL_HEADER_BYTES / 4u - 1u)
+#define QC_MATMUL_READY    0x71717171u
 
 /* As limit_bytes: there is no workspace at all. */
 #define QC_MATMUL_NO_WORKSPACE 1u

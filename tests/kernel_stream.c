@@ -144,8 +144,8 @@ static void test_scales(void **state)
     qc_matmul_destroy(h);
 }
 
-/* Tiles that several blocks share, and, where there is no workspace for it, none. The bits of a sum may differ
- * between the two, its value not. */
+/* Tiles that several blocks share, and, where there is no workspace for it, none. The bits of a sum
+ * may differ between the two, its value not. */
 static void test_shared_tiles(void **state)
 {
     (void)state;
