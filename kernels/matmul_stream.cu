@@ -19,6 +19,10 @@
  * of an entry are summed in the tensor core and leave it as float; the scale of the row's block is
  * multiplied there (matmul_codes.cuh), one multiply-add per 8 weights and lane.
  *
+ * BF16 x is made float16 in the registers, each row's 64 columns by a power of two of their own,
+ * which is taken back where the scale is multiplied: exact for elements of at least 2^-31 of the
+ * largest of the 64.
+ *
  * Nothing in the main loop is shared between warps, and there is no barrier in it: codes, scales
  * and x go from memory to registers, two entries ahead (64 KB under way per multiprocessor), x from
  * L1 or L2. Scales: lane 8 r + g loads those of rows 16 r + g and 16 r + 8 + g, as bytes of four
@@ -66,11 +70,20 @@ struct alignas(16) decoding {
     int exponent;
 };
 
+/* Where a warp is, and what it loads next; in shared memory, since it is seldom asked for. Written
+ * by lane 0. */
+struct place {
+    uint32_t at, tile;    /* segment, of the block of threads */
+    uint32_t which;       /* part whose scales `how` and the map belong to */
+    uint32_t next, ahead; /* segment behind the one that is being loaded, and its tile */
+};
+
 /* Behind it, for NF4, qc_codes_wide: at once, or (apart) from the next multiple of 64 KB on. */
 template <kind of> struct shared_of {
     qc_run_small small;
     decoding how; /* the present part's */
     uint32_t last;
+    place places[WARPS];
     alignas(128) float sum[WARPS][shape<of>::sums];
 };
 
@@ -205,8 +218,7 @@ struct cursor {
     uint32_t block;             /* of row 16 r' + g': blocks of 64 k from the weight's first */
     uint32_t at, end;           /* blocks of 64 k in the row; at end: there are no more */
     uint32_t which;
-    uint32_t next, tile; /* where the next segment begins */
-    bool fresh;          /* no scales of this segment yet */
+    bool fresh; /* no scales of this segment yet */
     float scale[2];
     uint32_t code[2]; /* of the last group of four */
 };
@@ -242,18 +254,26 @@ template <kind of> QC_DEVICE void load_scales(entry<of> &e, cursor &c, const arg
     }
 }
 
-/* To the first entry of the warp at or behind c.next. */
+/* To the first entry of the warp at or behind p.next. */
 template <kind of>
-QC_DEVICE void seek(cursor &c, const args &a, uint32_t range_end, unsigned warp, unsigned lane)
+QC_DEVICE void seek(cursor &c, place &p, const args &a, uint32_t range_end, unsigned warp,
+                    unsigned lane)
 {
     segment s;
+    uint32_t next = p.next, tile = p.ahead;
     c.at = c.end = 0;
     do {
-        if (c.next == range_end)
+        if (next == range_end)
             return;
-        s = segment_at<of>(a, c.tile++, c.next, range_end, warp);
-        c.next = s.end;
+        s = segment_at<of>(a, tile++, next, range_end, warp);
+        next = s.end;
     } while (s.count == 0);
+    __syncwarp();
+    if (lane == 0) {
+        p.next = next;
+        p.ahead = tile;
+    }
+    __syncwarp();
     unsigned g = lane / 4, t = lane % 4;
     c.codes = a.parts[s.which].w.codes + (uint64_t)(s.row + g) * (a.row_bytes8 / 8) +
               (s.first * 4 + t) * shape<of>::lane_bytes;
@@ -267,8 +287,8 @@ QC_DEVICE void seek(cursor &c, const args &a, uint32_t range_end, unsigned warp,
 
 /* Loads the entry at c, if there is one, and goes on to the next. */
 template <kind of>
-QC_DEVICE void load(entry<of> &e, cursor &c, const args &a, uint32_t range_end, unsigned warp,
-                    unsigned lane)
+QC_DEVICE void load(entry<of> &e, cursor &c, place &p, const args &a, uint32_t range_end,
+                    unsigned warp, unsigned lane)
 {
     if (c.at == c.end)
         return;
@@ -279,7 +299,7 @@ QC_DEVICE void load(entry<of> &e, cursor &c, const args &a, uint32_t range_end, 
     c.x += ENTRY_K;
     c.block++;
     if (++c.at == c.end)
-        seek<of>(c, a, range_end, warp, lane);
+        seek<of>(c, p, a, range_end, warp, lane);
 }
 
 /* ---- products -------------------------------------------------------------------------------- */
@@ -314,12 +334,34 @@ QC_DEVICE void fragment(uint32_t f[4], const entry<of> &e, const lookup &l, int 
     }
 }
 
-template <kind of, bool apart>
-QC_DEVICE void multiply(float (&sum)[shape<of>::a_tiles][4], const entry<of> &e,
-                        const shared_of<of> &sh, const lookup &l, bool nested)
+/* 16 columns of a row of x from bfloat16 to float16, in place: times the power of two that brings
+ * the largest of the row's 64 columns to [2^14, 2^15). Returns its inverse. Where one of them is
+ * not finite the others may become 0: what they are worth does not show beside it. */
+QC_DEVICE float x_to_halves(uint32_t (&x)[8])
 {
-    float by[2] = {1.0f, 1.0f};
-    if (of != INT8_ROWS) {
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        most = qc_bf16x2_largest(most, x[i]);
+    uint32_t top = max(most & 0xffffu, most >> 16);
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    uint32_t exponent = max(top >> 7, 15u); /* so that both powers are normal */
+    float by = __uint_as_float((268u - exponent) << 23);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i] = qc_half2_of_floats(__fmul_rn(__uint_as_float(x[i] << 16), by),
+                                  __fmul_rn(__uint_as_float(x[i] & 0xffff0000u), by));
+    return __uint_as_float((exponent - 14u) << 23);
+}
+
+template <kind of, bool apart, bool bf16>
+QC_DEVICE void multiply(float (&sum)[shape<of>::a_tiles][4], entry<of> &e, const shared_of<of> &sh,
+                        const lookup &l, bool nested)
+{
+    constexpr bool by_row = of == INT8_ROWS;
+    float by[2] = {1.0f, 1.0f}, back[2] = {1.0f, 1.0f};
+    if (!by_row) {
         decoding how = sh.how;
 #pragma unroll
         for (int i = 0; i < 2; i++) { /* as qc_run_scale */
@@ -329,24 +371,35 @@ QC_DEVICE void multiply(float (&sum)[shape<of>::a_tiles][4], const entry<of> &e,
             by[i] = __fmul_rn(__fmul_rn(a, how.power.a), how.power.b);
         }
     }
+    if (bf16) { /* rows 2 t and 2 t + 1 of x are those of the lane's sums */
+        float inverse = x_to_halves(e.x);
+        back[0] = __shfl_sync(0xffffffffu, inverse, (int)(l.lane % 4 * 8));
+        back[1] = __shfl_sync(0xffffffffu, inverse, (int)(l.lane % 4 * 8 + 4));
+    }
 #pragma unroll
     for (int r = 0; r < shape<of>::a_tiles; r++) {
         float block[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-        float(&to)[4] = of == INT8_ROWS ? sum[r] : block;
+        float(&to)[4] = by_row && !bf16 ? sum[r] : block;
 #pragma unroll
         for (int j = 0; j < 4; j++) {
             uint32_t f[4];
             fragment<of, apart>(f, e, l, r, j);
             qc_mma_m16n8k16(to, f, e.x + 2 * j);
         }
-        if (of != INT8_ROWS) {
-            float low = __shfl_sync(0xffffffffu, by[0], r * 8 + (int)l.lane / 4);
-            float high = __shfl_sync(0xffffffffu, by[1], r * 8 + (int)l.lane / 4);
-            sum[r][0] = __fmaf_rn(block[0], low, sum[r][0]);
-            sum[r][1] = __fmaf_rn(block[1], low, sum[r][1]);
-            sum[r][2] = __fmaf_rn(block[2], high, sum[r][2]);
-            sum[r][3] = __fmaf_rn(block[3], high, sum[r][3]);
+        if (by_row && !bf16)
+            continue;
+        float scale[2] = {1.0f, 1.0f};
+        if (!by_row) {
+            scale[0] = __shfl_sync(0xffffffffu, by[0], r * 8 + (int)l.lane / 4);
+            scale[1] = __shfl_sync(0xffffffffu, by[1], r * 8 + (int)l.lane / 4);
         }
+#pragma unroll
+        for (int i = 0; i < 4; i++) /* row 8 * (i / 2) of the 16, column i % 2 of the two */
+            sum[r][i] = __fmaf_rn(block[i],
+                                  by_row ? back[i % 2]
+                                  : bf16 ? __fmul_rn(scale[i / 2], back[i % 2])
+                                         : scale[i / 2],
+                                  sum[r][i]);
     }
 }
 
@@ -436,34 +489,36 @@ QC_DEVICE uint32_t finish(shared_of<of> &sh, const args &a, uint32_t tile, uint3
     return s.end;
 }
 
-/* The present segment of a block of threads, for one warp. */
-struct place {
-    uint32_t at, tile;
-    uint32_t which; /* part whose scales sh.how and the map belong to */
-    uint32_t left;  /* entries */
-};
-
-/* Makes ready for the segment at p.at; behind a barrier that ended the last one. */
+/* Makes ready for the segment at `at`, behind a barrier that ended the last one; the warp's number
+ * of entries. */
 template <kind of>
-QC_DEVICE void begin(place &p, shared_of<of> &sh, const args &a, uint32_t range_end,
-                     float (&sum)[shape<of>::a_tiles][4], unsigned warp, unsigned thread)
+QC_DEVICE uint32_t begin(place &p, uint32_t at, uint32_t tile, shared_of<of> &sh, const args &a,
+                         uint32_t range_end, float (&sum)[shape<of>::a_tiles][4], unsigned warp,
+                         unsigned lane)
 {
-    segment s = segment_at<of>(a, p.tile, p.at, range_end, warp);
-    p.left = s.count;
-    zero_sums<of>(sum);
-    if (p.which == s.which)
-        return;
-    p.which = s.which;
-    qc_run_fill_map(sh.small, a.parts[s.which].w, thread, THREADS);
-    if (thread == 0) {
-        sh.how.offset = a.parts[s.which].w.nested_offset;
-        sh.how.exponent = a.parts[s.which].w.exponent ? *a.parts[s.which].w.exponent : 0;
-        sh.how.power = qc_run_power_of(sh.how.exponent);
+    segment s = segment_at<of>(a, tile, at, range_end, warp);
+    bool other = p.which != s.which;
+    __syncwarp();
+    if (lane == 0) {
+        p.at = at;
+        p.tile = tile;
+        p.which = s.which;
     }
-    __syncthreads();
+    __syncwarp();
+    zero_sums<of>(sum);
+    if (other) {
+        qc_run_fill_map(sh.small, a.parts[s.which].w, 32 * warp + lane, THREADS);
+        if (warp == 0 && lane == 0) {
+            sh.how.offset = a.parts[s.which].w.nested_offset;
+            sh.how.exponent = a.parts[s.which].w.exponent ? *a.parts[s.which].w.exponent : 0;
+            sh.how.power = qc_run_power_of(sh.how.exponent);
+        }
+        __syncthreads();
+    }
+    return s.count;
 }
 
-template <kind of, bool apart>
+template <kind of, bool apart, bool bf16>
 static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
 {
     QC_SHARED(shared_of<of>, sh);
@@ -483,22 +538,23 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
     }
     qc_grid_wait();
 
-    place p;
-    p.at = range_begin(a, blockIdx.x);
-    p.tile = p.at / a.k_blocks;
-    p.which = UINT32_MAX;
-    uint32_t end = range_begin(a, blockIdx.x + 1);
+    uint32_t at = range_begin(a, blockIdx.x), end = range_begin(a, blockIdx.x + 1);
+    place &p = sh.places[warp];
+    if (lane == 0) {
+        p.next = at;
+        p.ahead = at / a.k_blocks;
+        p.which = UINT32_MAX;
+    }
+    __syncwarp();
     bool nested = !a.parts[0].w.absmax;
     cursor c;
     entry<of> even, odd;
 #pragma unroll
     for (int i = 0; i < 8; i++)
         even.x[i] = odd.x[i] = 0;
-    c.next = p.at;
-    c.tile = p.tile;
-    seek<of>(c, a, end, warp, lane);
-    load<of>(even, c, a, end, warp, lane);
-    load<of>(odd, c, a, end, warp, lane);
+    seek<of>(c, p, a, end, warp, lane);
+    load<of>(even, c, p, a, end, warp, lane);
+    load<of>(odd, c, p, a, end, warp, lane);
     if (shape<of>::nf4 && from_memory) {
         qc_run_fill_codes(sh.small, a.parts[0].w, thread);
         __syncthreads();
@@ -508,32 +564,41 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
         __trap(); /* the workspace was not made ready: sums would never meet */
 
     float sum[shape<of>::a_tiles][4];
-    begin<of>(p, sh, a, end, sum, warp, thread);
+    uint32_t left = begin<of>(p, at, at / a.k_blocks, sh, a, end, sum, warp, lane);
     for (unsigned turn = 0;; turn ^= 1) {
-        while (p.left == 0) {
-            p.at = finish<of>(sh, a, p.tile++, p.at, end, sum, warp, lane);
-            if (p.at == end)
+        while (left == 0) {
+            uint32_t tile = p.tile, from = finish<of>(sh, a, tile, p.at, end, sum, warp, lane);
+            if (from == end)
                 return;
             __syncthreads();
-            begin<of>(p, sh, a, end, sum, warp, thread);
+            left = begin<of>(p, from, tile + 1, sh, a, end, sum, warp, lane);
         }
-        p.left--;
+        left--;
         if (turn == 0) {
-            multiply<of, apart>(sum, even, sh, l, nested);
-            load<of>(even, c, a, end, warp, lane);
+            multiply<of, apart, bf16>(sum, even, sh, l, nested);
+            load<of>(even, c, p, a, end, warp, lane);
         } else {
-            multiply<of, apart>(sum, odd, sh, l, nested);
-            load<of>(odd, c, a, end, warp, lane);
+            multiply<of, apart, bf16>(sum, odd, sh, l, nested);
+            load<of>(odd, c, p, a, end, warp, lane);
         }
     }
 }
 
-template <kind of, bool apart>
-qc_status start(const args &a, const qc_matmul_plan *p, qc_cuda_stream s, qc_error *err)
+template <kind of, bool apart, bool bf16>
+qc_status start_dtype(const args &a, const qc_matmul_plan *p, qc_cuda_stream s, qc_error *err)
 {
-    QC_TRY(qc_cuda_allow_shared(matmul_stream<of, apart>, p->shared_bytes, "matmul_stream", err));
-    return qc_cuda_launch_overlapping(matmul_stream<of, apart>, dim3(p->blocks), dim3(THREADS),
-                                      p->shared_bytes, s, p->overlaps, "matmul_stream", err, a);
+    auto kernel = matmul_stream<of, apart, bf16>;
+    QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_stream", err));
+    return qc_cuda_launch_overlapping(kernel, dim3(p->blocks), dim3(THREADS), p->shared_bytes, s,
+                                      p->overlaps, "matmul_stream", err, a);
+}
+
+template <kind of, bool apart>
+qc_status start(const args &a, qc_dtype x_dtype, const qc_matmul_plan *p, qc_cuda_stream s,
+                qc_error *err)
+{
+    return x_dtype == QC_DTYPE_BF16 ? start_dtype<of, apart, true>(a, p, s, err)
+                                    : start_dtype<of, apart, false>(a, p, s, err);
 }
 
 /* Of NF4, by the shared memory that a block can have. */
@@ -596,6 +661,7 @@ extern "C" void qc_stream_configure(const qc_cuda_device *d, const qc_matmul_sha
     p->threads = THREADS;
     p->shared_bytes = shared_bytes_of(s->kind, d);
     p->overlaps = d->sm >= 90;
+    p->copies_x = s->x_alignment < 16;
     p->splits = 1;
     p->split_k = p->k_padded;
     uint64_t tiles = qc_matmul_tiles(s, p->n_tile);
@@ -642,9 +708,9 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
     a.counters = p->meets ? c->counters : nullptr;
     a.partials = c->partials;
     if (k == QC_WEIGHTS_INT8_ROWS)
-        return start<INT8_ROWS, false>(a, p, s, err);
+        return start<INT8_ROWS, false>(a, c->x_dtype, p, s, err);
     if (k == QC_WEIGHTS_INT8_BLOCKS)
-        return start<INT8_BLOCKS, false>(a, p, s, err);
-    return p->shared_bytes == SHARED_APART ? start<NF4, true>(a, p, s, err)
-                                           : start<NF4, false>(a, p, s, err);
+        return start<INT8_BLOCKS, false>(a, c->x_dtype, p, s, err);
+    return p->shared_bytes == SHARED_APART ? start<NF4, true>(a, c->x_dtype, p, s, err)
+                                           : start<NF4, false>(a, c->x_dtype, p, s, err);
 }

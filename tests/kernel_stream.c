@@ -174,6 +174,39 @@ static void test_shared_tiles(void **state)
     qc_matmul_destroy(h);
 }
 
+/* BF16 has float's range: columns of 64 far from each other in size, next to nothing, and zeros. */
+static void test_bf16_range(void **state)
+{
+    (void)state;
+    static const int powers[] = {0, -126, 100, -133, 30, -60, 7, -20};
+    qt_rng rng = qt_rng_start("range");
+    qc_matmul *h = km_handle();
+    for (unsigned t = 0; t < 6; t++) {
+        km_spec spec = {.kind = kinds[t % 3], .n = 64, .k = 512, .block = 64, .nested = t % 3 == 2};
+        km_job job = {.m = 8,
+                      .x_dtype = QC_DTYPE_BF16,
+                      .y_dtype = QC_DTYPE_BF16,
+                      .path = QC_MATMUL_MMA_16816};
+        km_weight w;
+        km_data d;
+        km_weight_make(&w, h, &spec, &rng);
+        km_data_make(&d, &w, &job, &rng);
+        for (uint64_t m = 0; m < job.m; m++)
+            for (uint64_t k = 0; k < spec.k; k++) {
+                int power = t / 3 ? powers[(m + k / 64) % 8] : powers[m];
+                uint16_t *x = &d.x[m * d.job.ldx + k];
+                *x = qc_bf16_from_f32(ldexpf(qc_f32_from_bf16(*x), power));
+                if ((m + k / 64) % 5 == 0 && t / 3)
+                    *x = 0;
+            }
+        km_run(h, &w, &d);
+        km_check(&w, &d, (km_rounding){.weight = 0x1p-11 * 0.6, .absolute = 0});
+        km_data_free(&d);
+        km_weight_free(&w);
+    }
+    qc_matmul_destroy(h);
+}
+
 /* Rows of the unit matrix bring out the weights: int8 as dequantizing to float16 gives them, NF4
  * within what rounding its 16 values costs. */
 static void test_identity(void **state)
@@ -228,10 +261,10 @@ static void test_not_finite(void **state)
     static const uint64_t places[] = {0, 15, 16, 63, 64, 1023, 1024, 4095};
     qt_rng rng = qt_rng_start("nonfinite");
     qc_matmul *h = km_handle();
-    for (unsigned t = 0; t < 3; t++) {
-        km_spec spec = {.kind = kinds[t], .n = 66, .k = 4096, .block = 64};
+    for (unsigned t = 0; t < 6; t++) {
+        km_spec spec = {.kind = kinds[t / 2], .n = 66, .k = 4096, .block = 64};
         km_job job = {.m = 6,
-                      .x_dtype = t == 1 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                      .x_dtype = t % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
                       .y_dtype = QC_DTYPE_F16,
                       .path = QC_MATMUL_MMA_16816};
         km_weight w;
@@ -461,10 +494,11 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "--not-ready") == 0)
         return not_ready();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),   cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_scales),   cmocka_unit_test(test_shared_tiles),
-        cmocka_unit_test(test_identity), cmocka_unit_test(test_not_finite),
-        cmocka_unit_test(test_groups),   cmocka_unit_test(test_group_arguments),
+        cmocka_unit_test(test_shapes),          cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_scales),          cmocka_unit_test(test_shared_tiles),
+        cmocka_unit_test(test_bf16_range),      cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_not_finite),      cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_group_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
