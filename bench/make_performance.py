@@ -11,6 +11,7 @@ import json
 import os
 import sys
 
+import kernel_targets
 from result_page import RESULTS, table, write_or_check
 
 
@@ -275,6 +276,27 @@ def kernel_peers(ours, theirs):
     return table(("model", "layer", "M", "", "us", "qconv nf4, us", "times qconv's"), rows)
 
 
+PLOTS = {}  # name in docs/ to SVG: made beside the page
+
+
+def kernel_goals(r, name):
+    """The targets, and the ratios as plots."""
+    rows = kernel_targets.target_rows(r)
+    out = []
+    if rows:
+        out += ["#### Targets", "",
+                "Least ratio to 16-bit cuBLAS of all that the row names.", "",
+                table(("scheme", "layer", "M", "target", "measured", "reached"), rows), ""]
+    for scheme in unique(row["scheme"] for row in r["rows"]):
+        lines = kernel_targets.series(r, scheme)
+        if lines:
+            path = "images/%s-%s.svg" % (name, scheme)
+            PLOTS[path] = kernel_targets.plot(lines, "Speed over 16-bit cuBLAS, %s, %s"
+                                              % (scheme, r["device"]["name"]))
+            out += ["![Speed over cuBLAS, %s](%s)" % (scheme, path), ""]
+    return out
+
+
 def kernels():
     paths = sorted(glob.glob(os.path.join(RESULTS, "kernels*.json")))
     found = []
@@ -293,8 +315,10 @@ def kernels():
             "of cuBLAS, both measured in the same run. Method: [bench.md](bench.md). The quantizers'",
             "target is 80% of the copy.", ""]
     ours = [r for r in found if r["command"] == "bench"]
+    names = {id(r): os.path.basename(path)[:-len(".json")] for r, path in zip(found, paths)}
     for r in ours:
         out += [kernel_section(r), "`qconv bench`; %s" % r["program"], ""]
+        out += kernel_goals(r, names[id(r)])
         for peer in found:
             if (peer["command"] != "bench" and peer["device"]["name"] == r["device"]["name"]
                     and peer["dtype"] == r["dtype"]):
@@ -388,7 +412,11 @@ def page():
 
 
 def main():
-    return write_or_check("performance.md", page(), "bench/results", "bench/make_performance.py")
+    status = write_or_check("performance.md", page(), "bench/results", "bench/make_performance.py")
+    for name, text in PLOTS.items():
+        os.makedirs(os.path.join(RESULTS, "..", "..", "docs", "images"), exist_ok=True)
+        status |= write_or_check(name, text, "bench/results", "bench/make_performance.py")
+    return status
 
 
 if __name__ == "__main__":

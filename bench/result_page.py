@@ -17,6 +17,9 @@ def write_or_check(name, text, source, script):
     """docs/NAME becomes `text`; with --check, is 1 where it is not that already."""
     path = os.path.join(HERE, "..", "docs", name)
     if sys.argv[1:] == ["--check"]:
+        if not os.path.exists(path):
+            print("docs/%s: not there; run %s" % (name, script))
+            return 1
         with open(path) as f:
             if f.read() != text:
                 print("docs/%s: not what %s gives; run %s" % (name, source, script))
