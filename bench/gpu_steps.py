@@ -4,12 +4,13 @@ stop the others. Standard library only.
 
     gpu_steps.py RESULTS        with QC_RUN_WORK set
 
-RESULTS gets at most 10 files, under 16 MiB:
+RESULTS gets at most 11 files, under 16 MiB:
     summary.json     GPU, driver, CUDA, commit; per step its exit code and seconds
     convert.json     seconds and bytes of every conversion; GPU and CPU compared byte for byte
     eval.json        perplexity and KL divergence of the bundled model on the GPU and on the CPU
     load.json        outputs to the GPU's memory, to the host's, and copies alone
     bench.json       qconv bench          hardware.json    qconv hardware --json
+    ceilings.json    what the GPU gives at best (bench_ceilings)
     validate.json    qconv validate       validate.html    the same as a page
     gpu_tests.xml    ctest -L gpu         logs.tar.gz      everything that was printed
 
@@ -22,6 +23,7 @@ Set by environment variables:
     QC_RUN_BUILD     a finished build to use instead of building
     QC_RUN_PROGRAM   the program in it: qconv
     QC_RUN_LOADER    and this one: bench_gpu_load
+    QC_RUN_CEILINGS  and this one: bench_ceilings
     QC_RUN_LABEL     the tests: gpu
     QC_RUN_ANYWAY    1: go on without a GPU (with qconv_shim and label kernels, say)
     QC_RUN_SECONDS   for all of it: 470
@@ -45,6 +47,7 @@ import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 SKIPPED, OUT_OF_TIME, FOUND = 77, 124, 99
+CEILINGS_SECONDS = 40
 LOG_BYTES = 1 << 20
 RESULT_BYTES = 16 << 20
 LAYER_BYTES = 436 << 20
@@ -215,7 +218,7 @@ def build(run, log, limit):
     rc = run.call(log, configure, limit)
     if rc == 0:
         rc = run.call(log, ["cmake", "--build", run.build, "-j", str(os.cpu_count() or 2),
-                            "--target", "qconv", "bench_checkpoint", "bench_gpu_load", "gpu_tests"],
+                            "--target", "qconv", "bench_checkpoint", "bench_gpu_load", "bench_ceilings", "gpu_tests"],
                       limit - (time.monotonic() - begin))
     return rc
 
@@ -439,6 +442,16 @@ def plan(run, log, limit):
                            limit)
 
 
+def ceilings(run, log, limit):
+    tool = os.path.join(run.build, os.environ.get("QC_RUN_CEILINGS", "bench_ceilings"))
+    if not os.path.exists(tool):
+        raise Skip("it was not built")
+    # Its own limit ends it between rounds, a few seconds late at most.
+    seconds = max(5, min(limit - 15, CEILINGS_SECONDS))
+    return run.call(log, [tool, "--seconds", str(int(seconds)), "--output",
+                          run.into("ceilings.json")], limit)
+
+
 def bench(run, log, limit):
     # What it is given, less what starting and ending take, and what the steps behind it should have.
     seconds = max(20, min(limit - 10, BENCH_SECONDS, run.left() - BEHIND_BENCH))
@@ -500,6 +513,7 @@ def main(argv):
     step("build", 200, build)
     step("hardware", 20, hardware)
     step("tests", 120, tests)
+    step("ceilings", 60, ceilings)
     step("bench", 160, bench)
     step("model", 60, model)
     step("convert_absmax", 60, convert, "nf4", "absmax", "none")

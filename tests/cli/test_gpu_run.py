@@ -8,7 +8,7 @@ import unittest
 
 from qconv_case import ROOT, QconvCase
 
-STEPS = ["machine", "build", "hardware", "tests", "model", "convert_absmax", "convert_nf4",
+STEPS = ["machine", "build", "hardware", "tests", "ceilings", "model", "convert_absmax", "convert_nf4",
          "convert_zstd", "convert_int8", "load", "eval", "validate", "plan", "bench", "memcheck", "racecheck", "initcheck",
          "synccheck"]
 # Stands in for qconv: writes what a conversion would, fails where it is told to.
@@ -31,6 +31,10 @@ esac
 mkdir -p "$last"
 echo weights >"$last/model.safetensors"
 case "$*" in *int8*cuda*) echo other >"$last/model.safetensors" ;; esac
+"""
+CEILINGS = """#!/bin/sh
+for last; do :; done
+echo "{\\"called\\": \\"$*\\"}" >"$last"
 """
 CHECKPOINT = """#!/bin/sh
 for last; do :; done
@@ -70,19 +74,19 @@ class GpuRun(QconvCase):
     def test_without_a_gpu(self):
         code, said = self.gpu_run(self.results, QC_RUN_WORK=self.work)
         self.assertEqual(code, 77, said)
-        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 18 steps were left "
+        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 19 steps were left "
                       "out (77), nothing was measured", said.splitlines()[-1])
         s = self.summary()
         self.assertEqual(sorted(x["step"] for x in s["steps"]), sorted(STEPS))
         self.assertEqual({x["rc"] for x in s["steps"]}, {77})
-        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 18))
+        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 19))
         self.assertEqual(os.listdir(self.work), ["logs"])
         self.assertEqual(sorted(os.listdir(self.results)), ["logs.tar.gz", "summary.json"])
 
     def test_results_from_the_environment(self):
         code, _ = self.gpu_run(OUT=self.results)
         self.assertEqual(code, 77)
-        self.assertEqual(len(self.summary()["steps"]), 18)
+        self.assertEqual(len(self.summary()["steps"]), 19)
 
     def stand_in(self, steps, **env):
         build = self.path("build")
@@ -90,16 +94,19 @@ class GpuRun(QconvCase):
         self.script("build/qconv", PROGRAM)
         self.script("build/bench_checkpoint", CHECKPOINT)
         self.script("build/bench_gpu_load", "#!/bin/sh\necho '{\"bytes\": 12}'\n")
+        self.script("build/bench_ceilings", CEILINGS)
         return self.gpu_run(self.results, QC_RUN_WORK=self.work, QC_RUN_BUILD=build,
                             QC_RUN_ANYWAY="1", QC_RUN_STEPS=steps, **env)
 
     def test_a_step_that_fails_does_not_stop_the_others(self):
-        code, said = self.stand_in("build,hardware,model,convert_nf4,convert_int8,load,validate,bench")
+        code, said = self.stand_in("build,hardware,model,convert_nf4,convert_int8,load,validate,ceilings,"
+                                   "bench")
         self.assertEqual(code, 1, said)
         rc = {x["step"]: x["rc"] for x in self.summary()["steps"]}
         self.assertEqual(rc, {"build": 77, "hardware": 0, "model": 0, "convert_nf4": 0,
-                              "convert_int8": 4, "load": 0, "validate": 0, "bench": 3})
-        self.assertIn("gpu_run: 5 steps passed, 2 failed, 1 left out", said)
+                              "convert_int8": 4, "load": 0, "validate": 0, "ceilings": 0,
+                              "bench": 3})
+        self.assertIn("gpu_run: 6 steps passed, 2 failed, 1 left out", said)
         with open(os.path.join(self.results, "convert.json")) as f:
             converted = json.load(f)
         self.assertEqual(converted["nf4, search, none"]["different"], [])
@@ -112,7 +119,9 @@ class GpuRun(QconvCase):
         self.assertIn("differ in model.safetensors", log)
         with open(os.path.join(self.results, "load.json")) as f:
             self.assertEqual(json.load(f), {k: {"bytes": 12} for k in ("out-nf4-cuda", "out-int8-cuda")})
-        self.assertLessEqual(len(os.listdir(self.results)), 10)
+        with open(os.path.join(self.results, "ceilings.json")) as f:
+            self.assertRegex(json.load(f)["called"], "^--seconds 40 --output ")
+        self.assertLessEqual(len(os.listdir(self.results)), 11)
 
     @unittest.skipUnless(os.environ.get("GPU_LOAD_SHIM"), "run by ctest")
     def test_the_loader_on_the_shim(self):
@@ -129,6 +138,49 @@ class GpuRun(QconvCase):
             self.assertEqual(got["bytes"], sum(s["content_bytes"] - s["header_bytes"]
                                                for s in m["shards"]))
             self.assertEqual([len(got[k]) for k in ("gpu", "host", "copy")], [2, 2, 1])
+
+    @unittest.skipUnless(os.environ.get("CEILINGS_SHIM"), "run by ctest")
+    def test_the_ceilings_on_the_shim(self):
+        def run(devices, *args):
+            return subprocess.run([os.environ["CEILINGS_SHIM"], "--small", "--rounds", "3"] + list(args),
+                                  env=dict(os.environ, QC_SHIM_DEVICES=devices), text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=120)
+        names = {}
+        for sm in (70, 90):
+            r = run("sm_%d:2:64MiB" % sm)
+            self.assertEqual((r.returncode, r.stderr), (0, ""))
+            got = json.loads(r.stdout)
+            self.assertEqual((got["command"], got["device"]["sm"]), ("ceilings", sm))
+            for group, value in (("memory", "gbps"), ("l2", "gbps"), ("rates", "per_clock"),
+                                 ("decode", "per_clock"), ("launch", "us"), ("bulk", "gbps")):
+                for row in got[group]:
+                    s = row[value]
+                    self.assertEqual(s["samples"], 3, row)
+                    self.assertTrue(0 < s["p25"] <= s["median"] <= s["p75"], row)
+                names[sm, group] = {row.get("name", row.get("access")) for row in got[group]}
+            # Every point once: by access, loads ahead and warps.
+            points = [(r["access"], r["loads_ahead"], r["warps"]) for r in got["memory"]]
+            self.assertEqual(len(set(points)), len(points))
+            self.assertIn(("read", 8, 8), points)
+            self.assertTrue(all(r["bytes_under_way"] == r["warps"] * 512 * r["loads_ahead"]
+                                for r in got["memory"] if r["access"] == "ring"))
+        self.assertEqual(names[90, "memory"] - names[70, "memory"], {"ring", "fragment 8 L2 128"})
+        self.assertEqual(names[90, "rates"] ^ names[70, "rates"],
+                         {"mma.m16n8k16", "cvt.rn.f16x2.f32", "mma.m8n8k4"})
+        self.assertEqual({n for n in names[70, "decode"] if "mma" in n},
+                         {"pairs x32 mma 884", "pairs x32 PRMT mma 884", "int8 mma 884"})
+        self.assertEqual((names[70, "bulk"], names[90, "bulk"]), (set(), {"bulk"}))
+        self.assertIn("graph, early", names[90, "launch"])
+        self.assertNotIn("graph, early", names[70, "launch"])
+        self.assertEqual(run("none").returncode, 5)
+        for wrong in (("--rounds", "2"), ("--rounds",), ("--bogus", "1")):
+            self.assertEqual(run("sm_90:2:64MiB", *wrong).returncode, 2, wrong)
+        r = run("sm_90:2:64MiB", "--output", self.path("x.json"))
+        self.assertEqual((r.returncode, r.stdout), (0, ""))
+        with open(self.path("x.json")) as f:
+            self.assertTrue(json.load(f)["bulk"])
+        r = run("sm_90:2:64MiB", "--output", self.path("missing", "x.json"))
+        self.assertEqual((r.returncode, r.stdout), (1, ""))
 
     def test_figures_of_a_gpu_that_are_others(self):
         code, said = self.stand_in("eval")

@@ -2,7 +2,7 @@
 """What the compilers make of the kernels: no warning, no spill, no stack, and the instructions that
 are meant. Standard library only; needs no GPU.
 
-  check_kernels.py                      all toolkits found, all of kernels/*.cu
+  check_kernels.py                      all toolkits found, kernels/*.cu and bench/ceilings_*.cu
   check_kernels.py --toolkit NVCC ...   these
   check_kernels.py --self-test          plant one violation of each kind and see it found
   check_kernels.py --cpath FOLDER       print what CPATH must be for /usr/bin/nvcc to find its own
@@ -28,6 +28,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # As cmake/qconv_cuda.cmake has them.
 ARCHITECTURES = {"old": (70, 80, 86, 89, 90), "new": (75, 80, 86, 89, 90)}
+SOURCES = (("kernels", "*.cu"), ("bench", "ceilings_*.cu"))
 FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "-Werror=all-warnings",
          "-Xptxas=-v,-warn-spills,-warn-lmem-usage",
          "-Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off,-fPIC"]
@@ -36,6 +37,7 @@ FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "-Werror=all-warnings",
 COUNTED = {
     "HMMA.884": r"HMMA\.884\b",
     "HMMA.16816": r"HMMA\.16816\b",
+    "LDG.64": r"LDG\.E\b[\w.]*\.64\b",
     "LDG.128": r"LDG\.E\b[\w.]*\.128\b",
     "STG.128": r"STG\.E\b[\w.]*\.128\b",
     "STG.64": r"STG\.E\b[\w.]*\.64\b",
@@ -49,6 +51,16 @@ COUNTED = {
 # Kernels for an architecture's own instructions trap elsewhere, and are not looked at there. Every
 # row must meet a kernel, so that a name that changes does not end the check.
 EXPECTED = [
+    # By the numbers of qc_ceiling_access.
+    ("ceilings_memory.cu", r"read_ahead<[13],", 70, 999, ["LDG.128"]),
+    ("ceilings_memory.cu", r"read_ahead<4,", 70, 999, ["LDG.64"]),
+    ("ceilings_memory.cu", r"read_ahead<5,", 80, 999, ["LDG.64"]),
+    ("ceilings_memory.cu", r"copy_ahead", 70, 999, ["LDG.128", "STG.128"]),
+    ("ceilings_memory.cu", r"read_ring", 80, 999, ["LDGSTS"]),
+    ("ceilings_decode.cu", r"decode<\d+, 1>", 80, 999, ["HMMA.16816"]),
+    ("ceilings_decode.cu", r"decode<\d+, 2>", 70, 75, ["HMMA.884"]),
+    ("ceilings_rates.cu", r"rate_of_products$", 80, 999, ["HMMA.16816"]),
+    ("ceilings_rates.cu", r"rate_of_products_884$", 70, 75, ["HMMA.884"]),
     # NF4 in blocks of 32: a thread has 16 codes, 8 bytes; only error sums are more.
     ("cuda_quantize.cu", r"quantize_pairs<(?!true, \S+, 1, false>)", 70, 999,
      ["LDG.128", "STG.128"]),
@@ -322,7 +334,8 @@ def check_all(options):
         for wanted in options.require or []:
             if not any(t.name == wanted for t in toolkits):
                 raise Problem("CUDA %s is wanted and was not found" % wanted)
-        sources = options.files or sorted(glob.glob(os.path.join(ROOT, "kernels", "*.cu")))
+        sources = options.files or [path for pattern in SOURCES for path in
+                                    sorted(glob.glob(os.path.join(ROOT, *pattern)))]
         if not sources:
             raise Problem("no kernels to check")
         work = [(t, s, [int(a) for a in options.arch.split(",")] if options.arch
@@ -474,7 +487,7 @@ def main(argv):
     p.add_argument("--table", action="store_true", help="every kernel and architecture")
     p.add_argument("--cpath", metavar="FOLDER")
     p.add_argument("--self-test", action="store_true")
-    p.add_argument("files", nargs="*", help="instead of kernels/*.cu")
+    p.add_argument("files", nargs="*", help="instead of all kernels")
     options = p.parse_args(argv[1:])
     try:
         if options.cpath:
