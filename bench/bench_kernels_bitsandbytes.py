@@ -183,7 +183,8 @@ def measure(gpu, args):
     deadline = begun + args.seconds
     device, program = gpu.facts()
     result = {"command": "bench_kernels_bitsandbytes", "program": program, "dtype": args.dtype,
-              "seed": args.seed, "forced_path": None, "device": device, "roof": roofs(gpu, args),
+              "seed": args.seed, "forced_path": None, "tuning": None, "device": device,
+              "roof": roofs(gpu, args),
               "kernels": [], "rows": [], "layers": [], "left_out": 0}
     for i, shape in enumerate(args.shapes):
         weights = gpu.weights(shape[2], shape[3], max(args.m))

@@ -12,7 +12,9 @@ RESULTS gets at most 11 files, under 16 MiB:
     bench.json       qconv bench          hardware.json    qconv hardware --json
     ceilings.json    what the GPU gives at best (bench_ceilings)
     validate.json    qconv validate       validate.html    the same as a page
-    gpu_tests.xml    ctest -L gpu         logs.tar.gz      everything that was printed
+    gpu_tests.xml    ctest -L gpu         logs.tar.gz      everything that was printed, and what
+                                                           qconv bench --tune found: tune.json and
+                                                           the table that it makes, tuning.json
 
 Exit codes of steps: 0 passed, 77 left out (the log says why), 124 ran into its limit, 99 found by
 compute-sanitizer, others the program's.
@@ -52,7 +54,9 @@ LOG_BYTES = 1 << 20
 RESULT_BYTES = 16 << 20
 LAYER_BYTES = 436 << 20
 BENCH_SECONDS = 120
-BEHIND_BENCH = 240  # conversions 75, load 10, eval 15, validate 40, the sanitizers 100
+TUNE_SECONDS = 45
+BEHIND_TUNE = 240  # conversions 75, load 10, eval 15, validate 40, the sanitizers 100
+BEHIND_BENCH = BEHIND_TUNE + TUNE_SECONDS
 # How far a GPU's figures may be from the CPU's, relative and absolute: it multiplies float16 rows.
 EVAL_APART = {"base_perplexity": (1e-3, 0), "perplexity": (1e-3, 0), "kl_mean": (2e-2, 5e-6),
               "top1": (0, 1e-2)}
@@ -459,6 +463,15 @@ def bench(run, log, limit):
                            "--output", run.into("bench.json")], limit)
 
 
+def tune(run, log, limit):
+    # The large layers of a 70B model; what there is no time for is left out.
+    seconds = max(15, min(limit - 15, TUNE_SECONDS, run.left() - BEHIND_TUNE))
+    return run.qconv(log, ["bench", "--tune", "--seconds", str(int(seconds)), "--m", "1,4,16,64",
+                           "--shapes", "8192x8192,1024x8192,28672x8192,8192x28672",
+                           "--output", os.path.join(run.logs, "tune.json"),
+                           "--save", os.path.join(run.logs, "tuning.json")], limit)
+
+
 # ---- together ------------------------------------------------------------------------------------
 
 def finish(run):
@@ -515,6 +528,7 @@ def main(argv):
     step("tests", 120, tests)
     step("ceilings", 60, ceilings)
     step("bench", 160, bench)
+    step("tune", 60, tune)
     step("model", 60, model)
     step("convert_absmax", 60, convert, "nf4", "absmax", "none")
     step("convert_nf4", 90, convert, "nf4", "search", "none")

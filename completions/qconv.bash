@@ -193,6 +193,14 @@ _qconv()
         --seconds)
             return
             ;;
+        --save)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --tuning)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
         --max-error)
             return
             ;;
@@ -242,10 +250,10 @@ _qconv()
         inspect) options='--json --quiet -q --verbose -v --help -h --version' ;;
         verify) options='--against --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         unpack) options='--device --force --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        validate) options='--device --against --sample --m --activations --seed --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        eval) options='--device --against --text --tokenizer --context --max-tokens --max-kl --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
-        report) options='--device --against --text --tokenizer --context --max-tokens --eval --bench --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        validate) options='--device --against --sample --m --activations --seed --tuning --max-error --baseline --save-baseline --tolerance --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        bench) options='--device --shapes --scheme --m --dtype --seed --path --rounds --seconds --tune --save --tuning --markdown --output --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        eval) options='--device --against --text --tokenizer --context --max-tokens --max-kl --tuning --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        report) options='--device --against --text --tokenizer --context --max-tokens --eval --bench --tuning --html --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         help) options='--quiet -q --verbose -v --help -h --version' ;;
         esac
         mapfile -t COMPREPLY < <(compgen -W "$options" -- "$cur")

@@ -176,6 +176,7 @@ _qconv()
                 '--m=[rows of activations at once, with commas between]:LIST:' \
                 '--activations=[take activations from this .safetensors file]:FILE:_files' \
                 '--seed=[of random numbers]:N:' \
+                '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--max-error=[exit code 4 if the relative output error of a layer is larger]:X:' \
                 '--baseline=[exit code 4 if a layer is worse than in this earlier run]:FILE:_files' \
                 '--save-baseline=[write this run'\''s errors for --baseline]:FILE:_files' \
@@ -202,6 +203,9 @@ _qconv()
                 '--path=[the kernel to use for every shape]:path:(gemv mma-884 mma-16816 dequant-gemm)' \
                 '--rounds=[times everything is measured, at most; the median counts]:N:' \
                 '--seconds=[time for all of it, about]:S:' \
+                '--tune[find the best kernel, and how to cut its work, for each shape and M]' \
+                '--save=[with --tune\: write the better choices as a table for --tuning]:FILE:_files' \
+                '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--markdown[write the result to standard output as Markdown tables]' \
                 '--output=[also write the JSON of --json to a file]:FILE:_files' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
@@ -221,6 +225,7 @@ _qconv()
                 '--context=[tokens of a window; the text is cut into such]:TOKENS:' \
                 '--max-tokens=[read no more of the text than this]:N:' \
                 '--max-kl=[exit code 4 if the mean KL divergence is larger]:X:' \
+                '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \
@@ -241,6 +246,7 @@ _qconv()
                 '--max-tokens=[read no more of the text than this]:N:' \
                 '--eval=[take up the result of an earlier '\''qconv eval --json'\'']:FILE:_files' \
                 '--bench=[take up the result of an earlier '\''qconv bench --json'\'']:FILE:_files' \
+                '--tuning=[choose GPU kernels by this table of '\''qconv bench --tune --save'\'']:FILE:_files' \
                 '--html=[write the result as one HTML page, with plots, to a file]:FILE:_files' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \

@@ -8,6 +8,7 @@
 
 #include "base/arena.h"
 #include "base/strbuf.h"
+#include "kernels/matmul_tuning.h"
 
 typedef enum {
     QC_BENCH_NF4,        /* blocks of 64, scales double quantized */
@@ -42,9 +43,12 @@ typedef struct {
     int bf16;         /* x, y and the dense weights; else fp16 */
     const char *path; /* kernel to force, or NULL */
     uint64_t seed;
-    uint32_t rounds; /* at most; each gives two samples of every contender */
-    double seconds;  /* for all of it; what does not fit is left out and counted */
-    int device;      /* index */
+    uint32_t rounds;        /* at most; each gives two samples of every contender */
+    double seconds;         /* for all of it; what does not fit is left out and counted */
+    int device;             /* index */
+    int tune;               /* which choice is the best, instead of how fast the plan's own is */
+    qc_matmul_table tuning; /* for the kernels to choose by; empty with tune */
+    const char *tuned_by;   /* the file that it is of; NULL: none, or not for this GPU */
 } qc_bench_request;
 
 /* samples == 0: not measured. */
@@ -81,6 +85,32 @@ typedef struct {
     qc_bench_rotation turn, dense_turn;
 } qc_bench_row;
 
+/* What a choice came to: the kernel and how its work is cut. */
+typedef struct {
+    const char *path;    /* "mma-16816" */
+    const char *variant; /* "stream"; NULL: as the plan chose, or there is one only */
+    uint32_t splits;     /* of K */
+    uint32_t blocks;     /* of a grid that may have any number; 0: that the kernel chose */
+} qc_bench_plan;
+
+/* --tune: what is best for one scheme at one shape and m. */
+typedef struct {
+    uint32_t shape; /* index */
+    qc_bench_scheme scheme;
+    uint64_t m;
+    int repacked;
+    uint32_t candidates;     /* that were measured, the plan's own among them */
+    qc_bench_plan plan;      /* as the rules have it */
+    qc_bench_spread plan_us; /* in the rounds that decided */
+    /* The fastest other one, if it looked faster (us.samples > 0), in the same rounds. */
+    qc_matmul_choice choice;
+    qc_bench_plan other;
+    qc_bench_spread us;
+    qc_bench_spread ratio; /* plan_us / us, taken within a round */
+    int better;            /* qc_bench_is_better: choice is what the table gets */
+    qc_bench_rotation turn;
+} qc_bench_tuned;
+
 typedef struct {
     char name[128], pci[16];
     uint32_t sm, multiprocessors;
@@ -109,6 +139,8 @@ typedef struct {
     uint32_t kernel_count;
     qc_bench_row *rows; /* by shape, m, scheme */
     uint32_t row_count;
+    qc_bench_tuned *tuned; /* with --tune, in place of all else; by shape, m, scheme */
+    uint32_t tuned_count;
     uint32_t left_out; /* rows that there was no time or memory for */
     double seconds;
 } qc_bench_result;
@@ -166,6 +198,24 @@ qc_bench_spread qc_bench_spread_of(double *samples, uint32_t count);
 /* value -> scale / value, which swaps the ends. */
 qc_bench_spread qc_bench_spread_rate(qc_bench_spread s, double scale);
 
+/* ---- tuning ---- */
+
+/* Rounds that decide, at least. */
+#define QC_BENCH_TUNE_ROUNDS 5u
+
+/* By more than the spread says: of at least QC_BENCH_TUNE_ROUNDS ratios within a round (old time
+ * over new) the median is at least 1.01 and nine of ten are above 1. */
+int qc_bench_is_better(qc_bench_spread ratio);
+/* The rows of x that a measurement with m of them, of the request's list, stands for: down to the
+ * next smaller m of the list, but not to half of itself. */
+void qc_bench_tuned_range(const qc_bench_request *q, uint64_t m, uint64_t *least, uint64_t *most);
+/* "mma-16816 tiles, K in 4" */
+#define QC_BENCH_PLAN_BYTES 80
+const char *qc_bench_plan_text(char out[QC_BENCH_PLAN_BYTES], const qc_bench_plan *p);
+/* The table of what was better, as a file (convert/tuning_file.h), in the arena. */
+QC_NODISCARD qc_status qc_bench_tuning_file(const qc_bench_request *q, const qc_bench_result *r,
+                                            qc_arena *arena, qc_strbuf *out, qc_error *err);
+
 /* ---- results ---- */
 
 /* Share of the roof of a row; 0 if no roof or no time was measured. */
@@ -193,13 +243,16 @@ const qc_bench_row *qc_bench_find(const qc_bench_result *r, uint32_t shape, qc_b
 /* "Llama-3.3-70B q, o 8192x8192 M=16 nf4 gemv: 12.3 us, 71% of the roof, 3.1x fp16" */
 QC_NODISCARD qc_status qc_bench_row_line(const qc_bench_request *q, const qc_bench_result *r,
                                          const qc_bench_row *row, qc_strbuf *out, qc_error *err);
+QC_NODISCARD qc_status qc_bench_tuned_line(const qc_bench_request *q, const qc_bench_tuned *t,
+                                           qc_strbuf *out, qc_error *err);
+/* These two also of --tune. */
 QC_NODISCARD qc_status qc_bench_text(const qc_bench_request *q, const qc_bench_result *r,
                                      qc_arena *arena, qc_strbuf *out, qc_error *err);
+QC_NODISCARD qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r,
+                                     qc_strbuf *out, qc_error *err);
 /* The kernels section of docs/performance.md. */
 QC_NODISCARD qc_status qc_bench_markdown(const qc_bench_request *q, const qc_bench_result *r,
                                          qc_strbuf *out, qc_error *err);
-QC_NODISCARD qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r,
-                                     qc_strbuf *out, qc_error *err);
 
 /* ---- the measuring ---- */
 
@@ -208,6 +261,7 @@ typedef struct {
     void *ctx;
     void (*row)(void *ctx, const qc_bench_result *so_far, const qc_bench_row *row);
     void (*say)(void *ctx, const char *text);
+    void (*tuned)(void *ctx, const qc_bench_tuned *t);
 } qc_bench_sink;
 
 #endif

@@ -132,10 +132,82 @@ static void put_layers(qc_json_writer *w, const qc_bench_request *q, const qc_be
             }
 }
 
+/* ---- tuning ---- */
+
+static void put_plan(qc_json_writer *w, const char *key, const qc_bench_plan *p)
+{
+    qc_jw_key(w, key);
+    qc_jw_compact_next(w);
+    qc_jw_begin_object(w);
+    qc_jm_string(w, "path", p->path);
+    qc_jm_string(w, "variant", p->variant);
+    qc_jm_u64(w, "splits", p->splits);
+    qc_jm_u64(w, "blocks", p->blocks);
+    qc_jw_end_object(w);
+}
+
+static void put_tuned(qc_json_writer *w, const qc_bench_request *q, const qc_bench_tuned *t)
+{
+    const qc_bench_shape *s = &q->shapes[t->shape];
+    uint64_t least = 0, most = 0;
+    qc_bench_tuned_range(q, t->m, &least, &most);
+    qc_jw_begin_object(w);
+    qc_jm_string(w, "model", s->model);
+    qc_jm_string(w, "layer", s->layer);
+    qc_jm_u64(w, "n", s->n);
+    qc_jm_u64(w, "k", s->k);
+    qc_jm_u64(w, "m", t->m);
+    qc_jm_u64(w, "m_least", least);
+    qc_jm_u64(w, "m_most", most);
+    qc_jm_string(w, "scheme", qc_bench_scheme_name(t->scheme));
+    qc_jm_bool(w, "repacked", t->repacked);
+    qc_jm_u64(w, "candidates", t->candidates);
+    put_plan(w, "plan", &t->plan);
+    put_spread(w, "plan_us", t->plan_us);
+    if (t->us.samples) {
+        put_plan(w, "other", &t->other);
+    } else {
+        qc_jw_key(w, "other");
+        qc_jw_null(w);
+    }
+    put_spread(w, "us", t->us);
+    put_spread(w, "ratio", t->ratio);
+    qc_jm_bool(w, "better", t->better);
+    put_rotation(w, "rotation", &t->turn);
+    qc_jw_end_object(w);
+}
+
+static qc_status tune_json(const qc_bench_request *q, const qc_bench_result *r, qc_strbuf *out,
+                           qc_error *err)
+{
+    qc_json_writer w;
+    qc_jw_init(&w, out, err);
+    qc_jw_begin_object(&w);
+    qc_jm_string(&w, "command", "bench --tune");
+    qc_jm_string(&w, "program", "qconv " QCONV_VERSION);
+    qc_jm_string(&w, "dtype", qc_bench_dtype_name(q));
+    qc_jm_u64(&w, "seed", q->seed);
+    put_device(&w, &r->device);
+    qc_jw_key(&w, "rows");
+    qc_jw_begin_array(&w);
+    for (uint32_t i = 0; i < r->tuned_count; i++)
+        put_tuned(&w, q, &r->tuned[i]);
+    qc_jw_end_array(&w);
+    qc_jm_u64(&w, "left_out", r->left_out);
+    qc_jm_double(&w, "seconds", r->seconds);
+    qc_jw_end_object(&w);
+    QC_TRY(qc_jw_finish(&w));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
+/* ---- all of it ---- */
+
 qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r, qc_strbuf *out,
                         qc_error *err)
 {
     qc_json_writer w;
+    if (q->tune)
+        return tune_json(q, r, out, err);
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "bench");
@@ -143,6 +215,7 @@ qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r, qc_
     qc_jm_string(&w, "dtype", qc_bench_dtype_name(q));
     qc_jm_u64(&w, "seed", q->seed);
     qc_jm_string(&w, "forced_path", q->path);
+    qc_jm_path(&w, "tuning", q->tuned_by);
     put_device(&w, &r->device);
     put_roof(&w, &r->roof);
     qc_jw_key(&w, "kernels");

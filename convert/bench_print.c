@@ -201,22 +201,96 @@ static uint32_t short_rotations(const qc_bench_result *r)
     uint32_t count = 0;
     for (uint32_t i = 0; i < r->row_count; i++)
         count += r->rows[i].turn.bytes <= 4 * r->device.l2_bytes;
+    for (uint32_t i = 0; i < r->tuned_count; i++)
+        count += r->tuned[i].turn.bytes <= 4 * r->device.l2_bytes;
     return count;
 }
+
+/* ---- tuning ---- */
+
+qc_status qc_bench_tuned_line(const qc_bench_request *q, const qc_bench_tuned *t, qc_strbuf *out,
+                              qc_error *err)
+{
+    const qc_bench_shape *s = &q->shapes[t->shape];
+    char plan[QC_BENCH_PLAN_BYTES], us[CELL_BYTES];
+    QC_TRY(qc_strbuf_addf(out, err, "%s %s M=%llu %s: %s, %s us", s->model, s->layer,
+                          (unsigned long long)t->m, qc_bench_scheme_name(t->scheme),
+                          qc_bench_plan_text(plan, &t->plan), digits(us, t->plan_us.median)));
+    if (!t->better)
+        return qc_strbuf_addf(out, err, ", the best of %u", t->candidates);
+    return qc_strbuf_addf(out, err, "; better: %s, %s us, %.2fx",
+                          qc_bench_plan_text(plan, &t->other), digits(us, t->us.median),
+                          t->ratio.median);
+}
+
+static qc_status tune_row(qc_table *t, const qc_bench_request *q, const qc_bench_tuned *b,
+                          qc_error *err)
+{
+    char plan[QC_BENCH_PLAN_BYTES], cell[CELL_BYTES];
+    QC_TRY(qc_table_cell(t, q->shapes[b->shape].layer, err));
+    QC_TRY(qc_table_cellf(t, err, "%llu", (unsigned long long)b->m));
+    QC_TRY(qc_table_cell(t, qc_bench_scheme_name(b->scheme), err));
+    QC_TRY(qc_table_cellf(t, err, "%u", b->candidates));
+    QC_TRY(qc_table_cell(t, qc_bench_plan_text(plan, &b->plan), err));
+    QC_TRY(qc_table_cell(t, digits(cell, b->plan_us.median), err));
+    QC_TRY(qc_table_cell(t, b->better ? qc_bench_plan_text(plan, &b->other) : "the same", err));
+    QC_TRY(qc_table_cell(t, b->better ? digits(cell, b->us.median) : "", err));
+    QC_TRY(b->better ? qc_table_cellf(t, err, "%.2fx", b->ratio.median)
+                     : qc_table_cell(t, "", err));
+    return qc_table_cell(t, b->better ? range(cell, b->ratio) : "", err);
+}
+
+static qc_status tune_model(const qc_bench_request *q, const qc_bench_result *r, uint32_t first,
+                            qc_arena *arena, qc_strbuf *out, qc_error *err)
+{
+    static const char *const titles[] = {"weight", "M",    "scheme", "of",   "planned",
+                                         "us",     "best", "us",     "gain", "p10 to p90"};
+    static const int is_text[] = {1, 0, 1, 0, 1, 0, 1, 0, 0, 0};
+    qc_table t;
+    qc_table_init(&t, arena);
+    for (uint32_t i = 0; i < sizeof titles / sizeof *titles; i++)
+        qc_table_column(&t, titles[i], is_text[i] ? QC_ALIGN_LEFT : QC_ALIGN_RIGHT);
+    for (uint32_t i = 0; i < r->tuned_count; i++)
+        if (strcmp(q->shapes[r->tuned[i].shape].model, q->shapes[first].model) == 0)
+            QC_TRY(tune_row(&t, q, &r->tuned[i], err));
+    if (!t.cell_count)
+        return QC_OK;
+    QC_TRY(qc_strbuf_addf(out, err, "\n%s\n", q->shapes[first].model));
+    return qc_table_render(&t, 2, out, err);
+}
+
+static qc_status tune_top(const qc_bench_result *r, qc_strbuf *out, qc_error *err)
+{
+    const qc_bench_device *d = &r->device;
+    QC_TRY(qc_strbuf_addf(out, err, "%s, sm_%u, %u multiprocessors\n", d->name, d->sm,
+                          d->multiprocessors));
+    return d->no_gemm ? qc_strbuf_addf(out, err, "Without dequant-gemm: %s.\n", d->no_gemm) : QC_OK;
+}
+
+/* ---- all of it ---- */
 
 qc_status qc_bench_text(const qc_bench_request *q, const qc_bench_result *r, qc_arena *arena,
                         qc_strbuf *out, qc_error *err)
 {
     char time[QC_SIZE_TEXT_BYTES];
-    QC_TRY(text_top(r, arena, out, err));
+    uint32_t better = 0;
+    QC_TRY(q->tune ? tune_top(r, out, err) : text_top(r, arena, out, err));
     for (uint32_t i = 0; i < q->shape_count; i++)
         if (qc_bench_first_of_model(q, i))
-            QC_TRY(text_model(q, r, i, arena, out, err));
-    QC_TRY(qc_strbuf_addf(out, err, "\n%u measured in %s", r->row_count,
+            QC_TRY(q->tune ? tune_model(q, r, i, arena, out, err)
+                           : text_model(q, r, i, arena, out, err));
+    for (uint32_t i = 0; i < r->tuned_count; i++)
+        better += r->tuned[i].better != 0;
+    if (q->tune)
+        QC_TRY(qc_strbuf_addf(out, err, "\nA better choice than the plan's for %u of %u.", better,
+                              r->tuned_count));
+    QC_TRY(qc_strbuf_addf(out, err, "\n%u measured in %s", r->row_count + r->tuned_count,
                           qc_text_seconds(time, r->seconds)));
     if (r->left_out)
         QC_TRY(qc_strbuf_addf(out, err, ", %u left out: no time or no memory", r->left_out));
     QC_TRY(qc_strbuf_adds(out, "\n", err));
+    if (q->tuned_by)
+        QC_TRY(qc_strbuf_addf(out, err, "Kernels as %s says.\n", q->tuned_by));
     return short_rotations(r) ? qc_strbuf_addf(out, err, SHORT_ROTATIONS, short_rotations(r))
                               : QC_OK;
 }

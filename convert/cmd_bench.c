@@ -4,6 +4,7 @@
 #include "convert/console.h"
 #include "convert/device_choice.h"
 #include "convert/target_file.h"
+#include "convert/tuning_file.h"
 #include "formats/file_io.h"
 
 #include <stdio.h>
@@ -52,6 +53,18 @@ static void tell_row(void *ctx, const qc_bench_result *so_far, const qc_bench_ro
     qc_strbuf_deinit(&line);
 }
 
+static void tell_tuned(void *ctx, const qc_bench_tuned *tuned)
+{
+    const teller *t = ctx;
+    qc_strbuf line;
+    if (!t->lines)
+        return;
+    qc_strbuf_init(&line, 1024);
+    if (qc_bench_tuned_line(t->q, tuned, &line, NULL) == QC_OK)
+        qc_console_line(line.data);
+    qc_strbuf_deinit(&line);
+}
+
 static void tell_text(void *ctx, const char *text)
 {
     const teller *t = ctx;
@@ -63,17 +76,22 @@ static void tell_text(void *ctx, const char *text)
 
 /* ---- answer ---- */
 
-static qc_status put_file(const qc_options *o, const qc_bench_request *q, const qc_bench_result *r,
-                          qc_error *err)
+/* Where they were asked for: the JSON and the table. */
+static qc_status put_files(const qc_options *o, const qc_bench_request *q, const qc_bench_result *r,
+                           qc_arena *arena, qc_error *err)
 {
-    qc_strbuf out;
-    if (!o->bench.output)
-        return QC_OK;
-    qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    qc_status st = qc_bench_json(q, r, &out, err);
-    if (st == QC_OK)
-        st = qc_file_put(o->bench.output, out.data, out.len, err);
-    qc_strbuf_deinit(&out);
+    const char *const paths[] = {o->bench.output, o->bench.save};
+    qc_status st = QC_OK;
+    for (unsigned i = 0; st == QC_OK && i < 2; i++) {
+        qc_strbuf out;
+        if (!paths[i])
+            continue;
+        qc_strbuf_init(&out, MAX_TEXT_BYTES);
+        st = i == 0 ? qc_bench_json(q, r, &out, err) : qc_bench_tuning_file(q, r, arena, &out, err);
+        if (st == QC_OK)
+            st = qc_file_put(paths[i], out.data, out.len, err);
+        qc_strbuf_deinit(&out);
+    }
     return st;
 }
 
@@ -94,28 +112,37 @@ static qc_status print(const qc_options *o, const qc_bench_request *q, const qc_
 static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
 {
     qc_devices devices;
+    qc_tuning tuning = {0};
     qc_bench_request q = {.bf16 = o->bench.bf16,
                           .path = o->bench.path,
                           .seed = o->seed,
                           .rounds = (uint32_t)o->bench.rounds,
-                          .seconds = (double)o->bench.seconds};
+                          .seconds = (double)o->bench.seconds,
+                          .tune = o->bench.tune};
     QC_TRY(qc_bench_parse_shapes(o->bench.shapes, arena, &q, err));
     QC_TRY(qc_bench_parse_schemes(o->bench.schemes, arena, &q, err));
     QC_TRY(qc_bench_set_m(o->m, o->m_count, arena, &q, err));
     QC_TRY(qc_target_file_check("--output", o->bench.output, err));
+    QC_TRY(qc_target_file_check("--save", o->bench.save, err));
+    QC_TRY(qc_target_file_differs("--save", o->bench.save, "--output", o->bench.output, err));
+    if (!q.tune) /* which compares with what there is without */
+        QC_TRY(qc_tuning_open(&tuning, o, arena, err));
     QC_TRY(choose_device(&q.device, &devices, o, arena, err));
+    q.tuning = qc_tuning_for(&tuning, o, &devices.gpus[0]);
+    if (tuning.path && qc_tuning_suits(&tuning, &devices.gpus[0]))
+        q.tuned_by = tuning.path;
     void *memory;
     QC_TRY(qc_arena_alloc(arena, &memory, 1, sizeof(qc_bench_result), err));
     qc_bench_result *result = memory;
     int shown = !o->quiet && o->progress != QC_PROGRESS_NEVER;
     teller t = {&q, shown,
                 shown && (o->progress == QC_PROGRESS_ALWAYS || qc_console_terminal(STDERR_FILENO))};
-    qc_bench_sink sink = {&t, tell_row, tell_text};
+    qc_bench_sink sink = {&t, tell_row, tell_text, tell_tuned};
     qc_status st = devices.work->bench(&q, &sink, arena, result, err);
     if (t.bar)
         qc_console_bar("");
     QC_TRY(st);
-    QC_TRY(put_file(o, &q, result, err));
+    QC_TRY(put_files(o, &q, result, arena, err));
     return print(o, &q, result, arena, err);
 }
 

@@ -20,9 +20,10 @@ typedef struct {
     const qc_gpu_work *work; /* with gpu_count > 0 */
     unsigned gpu_count;      /* 0: the CPU */
     qc_cuda_device gpus[QC_MAX_GPUS];
-    int wished;       /* GPUs were asked for: that they fail is an error */
-    const char *why;  /* why the CPU, a clause; NULL with GPUs */
-    const char *text; /* "cpu", "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)" */
+    qc_matmul_table tuning; /* for products on gpus[0]; its user's to fill */
+    int wished;             /* GPUs were asked for: that they fail is an error */
+    const char *why;        /* why the CPU, a clause; NULL with GPUs */
+    const char *text;       /* "cpu", "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)" */
 } qc_devices;
 
 /* option: of --device, or NULL. source_bytes: of weights that GPUs could quantize. *out lives as

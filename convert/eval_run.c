@@ -9,6 +9,7 @@
 #include "convert/eval_stats.h"
 #include "convert/eval_windows.h"
 #include "convert/tokenizer.h"
+#include "convert/tuning_file.h"
 #include "formats/file_io.h"
 
 #include <inttypes.h>
@@ -65,11 +66,15 @@ static qc_status open_side(evaluation *e, const char *path, qc_error *err)
 static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err)
 {
     uint64_t bytes = 0;
+    qc_tuning tuning;
+    QC_TRY(qc_tuning_open(&tuning, e->o, e->o->arena, err));
     for (unsigned i = 0; i < e->side_count; i++)
         bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
     QC_TRY(qc_devices_choose(&e->devices, e->o->run_device,
                              qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->o->arena,
                              err));
+    if (e->devices.gpu_count > 0)
+        e->devices.tuning = qc_tuning_for(&tuning, e->o, &e->devices.gpus[0]);
     e->tools.devices = e->devices.gpu_count > 0 ? &e->devices : NULL;
     e->r->device = e->devices.gpu_count > 0 ? e->devices.text : "cpu";
     return QC_OK;

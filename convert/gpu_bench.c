@@ -3,7 +3,6 @@
 #include "base/clock.h"
 #include "convert/gpu_bench_parts.h"
 #include "convert/gpu_work.h"
-#include "kernels/matmul_plan.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -45,6 +44,7 @@ qc_status qc_bench_gpu_open(qc_bench_gpu *b, qc_error *err)
     QC_TRY(qc_cuda_device_open(&b->device, b->q->device, err));
     QC_TRY(qc_cuda_use(&b->device, err));
     QC_TRY(qc_matmul_create(&b->handle, b->q->device, err));
+    QC_TRY(qc_matmul_set_tuning(b->handle, b->q->tuning.rows, b->q->tuning.count, err));
     QC_TRY(qc_cuda_stream_create(&b->stream, err));
     QC_TRY(qc_cuda_event_create(&b->begin, 1, err));
     QC_TRY(qc_cuda_event_create(&b->end, 1, err));
@@ -83,23 +83,31 @@ static unsigned alignment_of(uint64_t bytes)
     return a;
 }
 
+qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
+                                  const qc_matmul_io *io)
+{
+    qc_matmul_shape s = {.kind = w->w.kind,
+                         .m = io->m,
+                         .n = w->w.rows,
+                         .k = w->w.cols,
+                         .block_elems = w->w.block_elems,
+                         .x_dtype = io->x_dtype,
+                         .y_dtype = io->y_dtype,
+                         .ldx = w->w.cols,
+                         .x_alignment = alignment_of(2 * w->w.cols),
+                         .codes_alignment = w->alignment,
+                         .repacked = repacked,
+                         .have_gemm = !qc_matmul_no_gemm(b->handle)};
+    s.tuned = qc_matmul_tuning(b->handle, &s.tuned_count);
+    return s;
+}
+
 qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
                            const qc_matmul_io *io, qc_matmul_path path, uint64_t workspace_bytes,
                            const char **name, qc_error *err)
 {
     qc_matmul_plan plan;
-    const qc_matmul_shape shape = {.kind = w->w.kind,
-                                   .m = io->m,
-                                   .n = w->w.rows,
-                                   .k = w->w.cols,
-                                   .block_elems = w->w.block_elems,
-                                   .x_dtype = io->x_dtype,
-                                   .y_dtype = io->y_dtype,
-                                   .ldx = w->w.cols,
-                                   .x_alignment = alignment_of(2 * w->w.cols),
-                                   .codes_alignment = w->alignment,
-                                   .repacked = repacked,
-                                   .have_gemm = !qc_matmul_no_gemm(b->handle)};
+    const qc_matmul_shape shape = qc_bench_shape_of(b, w, repacked, io);
     QC_TRY(qc_matmul_plan_make(&b->device, &shape, path, workspace_bytes, &plan, err));
     *name = qc_matmul_path_name(plan.path);
     return QC_OK;
@@ -111,15 +119,19 @@ qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_
     void *rows;
     *out = (qc_bench_result){0};
     QC_TRY(qc_arena_alloc(arena, &rows, (size_t)q->shape_count * q->m_count,
-                          q->scheme_count * sizeof *out->rows, err));
-    out->rows = rows;
+                          q->scheme_count * (q->tune ? sizeof *out->tuned : sizeof *out->rows),
+                          err));
+    if (q->tune)
+        out->tuned = rows;
+    else
+        out->rows = rows;
     qc_bench_gpu b = {.q = q, .sink = sink, .r = out, .started_ns = qc_clock_ns()};
     qc_status st = qc_bench_gpu_open(&b, err);
-    if (st == QC_OK) {
+    if (st == QC_OK && !q->tune) {
         sink->say(sink->ctx, "copies, cuBLAS, launches");
         st = qc_bench_roofs(&b, err);
     }
-    if (st == QC_OK) {
+    if (st == QC_OK && !q->tune) {
         sink->say(sink->ctx, "quantizing and dequantizing");
         st = qc_bench_kernels(&b, err);
     }

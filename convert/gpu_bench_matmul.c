@@ -2,7 +2,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_work.h"
 #include "quant/quant_half.h"
 
 #include <math.h>
@@ -10,27 +10,9 @@
 #include <string.h>
 
 #define POOL           ((uint64_t)16777259) /* a prime */
-#define MAX_CONTENDERS (1u + QC_BENCH_SCHEME_COUNT)
+#define MAX_CONTENDERS QC_BENCH_MAX_CONTENDERS
 
-/* One shape on the device. */
-typedef struct {
-    qc_bench_gpu *b;
-    uint32_t index;
-    const qc_bench_shape *shape;
-    qc_dtype dtype; /* of x, y and dense weights */
-    qc_matmul_path path;
-    qc_bench_pool *pool, *x_pool;
-
-    void **dense; /* [dense_copies] */
-    uint32_t dense_copies;
-    qc_bench_weights weights[QC_BENCH_SCHEME_COUNT];
-    double *truth[MAX_CONTENDERS];     /* [QC_BENCH_TRUTH][n], dense first; host */
-    double truth_norm[MAX_CONTENDERS]; /* of an average row */
-    uint64_t max_m;                    /* that there is memory for */
-    void *x, *y, *workspace;
-    uint64_t workspace_bytes;
-    qc_matmul_io io;
-} shape_work;
+typedef qc_bench_work shape_work;
 
 /* ---- contenders ---- */
 
@@ -127,8 +109,8 @@ static qc_status check(shape_work *w, uint32_t contender, const char *what, doub
     return QC_OK;
 }
 
-static qc_status run_and_check(shape_work *w, qc_bench_contender *c, uint32_t contender,
-                               const char *what, double *error, qc_error *err)
+qc_status qc_bench_run_and_check(qc_bench_work *w, const qc_bench_contender *c, uint32_t contender,
+                                 const char *what, double *error, qc_error *err)
 {
     uint64_t bytes = 2 * w->io.m * w->shape->n;
     QC_TRY(qc_cuda_fill(w->y, 0xff, (size_t)bytes, w->b->stream, err)); /* NaN */
@@ -213,10 +195,10 @@ static qc_status measure_point(shape_work *w, uint64_t m, uint32_t points, qc_er
                                     .least = 20};
     }
     if (first == 0)
-        st = run_and_check(w, &c[0], 0, "cuBLAS", &errors[0], err);
+        st = qc_bench_run_and_check(w, &c[0], 0, "cuBLAS", &errors[0], err);
     for (uint32_t i = 1; st == QC_OK && i < count; i++) {
         (void)snprintf(what, sizeof what, "the %s matmul", qc_bench_scheme_name(q->schemes[i - 1]));
-        st = run_and_check(w, &c[i], i, what, &errors[i], err);
+        st = qc_bench_run_and_check(w, &c[i], i, what, &errors[i], err);
     }
     if (st == QC_OK)
         st = time_point(w, c, first, count, errors, points, err);
@@ -258,6 +240,9 @@ static qc_status activations(shape_work *w, qc_error *err)
     for (uint32_t i = 0; i < w->b->q->scheme_count; i++) {
         uint64_t bytes =
             qc_matmul_workspace_bytes(w->b->handle, &w->weights[i].w[0], m, w->path, limit);
+        if (bytes > w->workspace_bytes)
+            w->workspace_bytes = bytes;
+        bytes = w->b->q->tune ? qc_bench_tune_workspace(w, i, limit) : 0;
         if (bytes > w->workspace_bytes)
             w->workspace_bytes = bytes;
     }
@@ -310,7 +295,7 @@ static qc_status rotate(shape_work *w, qc_error *err)
     uint64_t free_bytes, total, l2 = w->b->device.l2_bytes, each = 2 * w->shape->n * w->shape->k;
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
     uint64_t share = free_bytes / 10 * 9 / (1 + w->b->q->scheme_count);
-    if (!w->b->r->device.no_gemm)
+    if (!w->b->r->device.no_gemm && !w->b->q->tune)
         QC_TRY(dense_copies(w, qc_bench_copies(each, each, l2, share + each), err));
     for (uint32_t i = 0; i < w->b->q->scheme_count; i++) {
         qc_bench_weights *q = &w->weights[i];
@@ -325,7 +310,7 @@ static qc_status prepare_shape(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
     QC_TRY(dense_copies(w, 1, err));
-    if (!w->b->r->device.no_gemm)
+    if (!w->b->r->device.no_gemm && !q->tune)
         QC_TRY(make_truth(w, 0, NULL, w->dense[0], err));
     for (uint32_t i = 0; i < q->scheme_count; i++) {
         QC_TRY(qc_bench_weights_make(w->b, &w->weights[i], q->schemes[i], w->dense[0], w->dtype,
@@ -363,7 +348,8 @@ static qc_status measure_shape(shape_work *w, qc_error *err)
         if (q->m[i] > w->max_m || qc_bench_seconds_left(w->b) <= 0)
             r->left_out += q->scheme_count;
         else
-            QC_TRY(measure_point(w, q->m[i], points, err));
+            QC_TRY(q->tune ? qc_bench_tune_point(w, q->m[i], points, err)
+                           : measure_point(w, q->m[i], points, err));
     }
     return QC_OK;
 }

@@ -4,7 +4,7 @@
 #define QC_CONVERT_GPU_BENCH_PARTS_H
 
 #include "convert/bench.h"
-#include "kernels/matmul.h"
+#include "kernels/matmul_tuning.h"
 #include "quant/quant_ops.h"
 
 typedef struct {
@@ -33,6 +33,10 @@ void qc_bench_gpu_close(qc_bench_gpu *b);
 QC_NODISCARD qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink,
                                     qc_arena *arena, qc_bench_result *out, qc_error *err);
 
+/* The shape of weights w and this io, whose rows of x lie one behind the other, as qc_matmul_run
+ * makes it, the handle's table included. (gpu_bench.c) */
+qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,
+                                  const qc_matmul_io *io);
 /* The name of the kernel that qc_matmul_run takes for weights w and this io, whose rows of x lie
  * one behind the other. (gpu_bench.c) */
 QC_NODISCARD qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w,

@@ -19,7 +19,7 @@
 #include "base/checked.h"
 #include "base/workers.h"
 #include "kernels/cuda_llama.h"
-#include "kernels/matmul.h"
+#include "kernels/matmul_tuning.h"
 
 #include <math.h>
 #include <string.h>
@@ -165,13 +165,15 @@ static qc_status make_room(qc_gpu_decoder *d, qc_error *err)
 
 /* ---- the device ------------------------------------------------------------------------------ */
 
-static qc_status set_up(qc_gpu_decoder *d, qc_error *err)
+static qc_status set_up(qc_gpu_decoder *d, const qc_matmul_table *tuning, qc_error *err)
 {
     const float *cosine = d->form.cosine, *sine = d->form.sine;
     uint64_t bytes = bytes_of(d->form.longest, d->form.head_dim / 2, sizeof(float));
     QC_TRY(qc_cuda_use(&d->device, err));
     QC_TRY(qc_cuda_stream_create(&d->stream, err));
     QC_TRY(qc_matmul_create(&d->handle, d->device.index, err));
+    if (tuning)
+        QC_TRY(qc_matmul_set_tuning(d->handle, tuning->rows, tuning->count, err));
     QC_TRY(grow(d, &d->tables, qc_sat_mul(2, aligned(bytes)), err));
     cutter c = {.base = d->tables.base};
     float *to_cosine = cut(&c, bytes), *to_sine = cut(&c, bytes);
@@ -199,7 +201,8 @@ static qc_status check_form(const qc_gpu_decoder_form *f, qc_error *err)
 }
 
 qc_status qc_gpu_decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
-                                const qc_gpu_decoder_form *form, qc_error *err)
+                                const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
+                                qc_error *err)
 {
     void *v = NULL;
     *out = NULL;
@@ -208,7 +211,7 @@ qc_status qc_gpu_decoder_create(qc_gpu_decoder **out, const qc_cuda_device *devi
     qc_gpu_decoder *d = v;
     d->device = *device;
     d->form = *form;
-    qc_status st = set_up(d, err);
+    qc_status st = set_up(d, tuning, err);
     if (st != QC_OK) {
         qc_gpu_decoder_destroy(d);
         return st;

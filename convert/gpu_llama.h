@@ -5,7 +5,8 @@
 #include "convert/gpu_work.h"
 
 QC_NODISCARD qc_status qc_gpu_decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
-                                             const qc_gpu_decoder_form *form, qc_error *err);
+                                             const qc_gpu_decoder_form *form,
+                                             const qc_matmul_table *tuning, qc_error *err);
 void qc_gpu_decoder_destroy(qc_gpu_decoder *d);
 QC_NODISCARD qc_status qc_gpu_decoder_run(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer,
                                           float *hidden, const uint64_t *lengths, uint64_t windows,

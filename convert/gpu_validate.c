@@ -69,7 +69,8 @@ static void say_nothing(void *ctx, const char *text)
     (void)text;
 }
 
-qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device, qc_error *err)
+qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device,
+                                 const qc_matmul_table *tuning, qc_error *err)
 {
     static const qc_bench_sink sink = {.say = say_nothing};
     void *v = NULL;
@@ -78,6 +79,8 @@ qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *de
     *out = c;
     c->request =
         (qc_bench_request){.rounds = ROUNDS, .seconds = ROOF_SECONDS, .device = device->index};
+    if (tuning)
+        c->request.tuning = *tuning;
     c->gpu = (qc_bench_gpu){
         .q = &c->request, .sink = &sink, .r = &c->result, .started_ns = qc_clock_ns()};
     QC_TRY(qc_bench_gpu_open(&c->gpu, err));

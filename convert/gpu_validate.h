@@ -6,7 +6,7 @@
 #include "convert/gpu_work.h"
 
 QC_NODISCARD qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device,
-                                              qc_error *err);
+                                              const qc_matmul_table *tuning, qc_error *err);
 void qc_gpu_comparer_destroy(qc_gpu_comparer *c);
 const char *qc_gpu_comparer_no_gemm(const qc_gpu_comparer *c);
 QC_NODISCARD qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in,

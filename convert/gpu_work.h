@@ -100,8 +100,9 @@ typedef struct {
 typedef struct qc_gpu_comparer qc_gpu_comparer;
 
 typedef struct {
-    /* Measures the device's roof first. */
-    qc_status (*create)(qc_gpu_comparer **out, const qc_cuda_device *device, qc_error *err);
+    /* Measures the device's roof first. tuning: choices of kernels, copied; NULL: none. */
+    qc_status (*create)(qc_gpu_comparer **out, const qc_cuda_device *device,
+                        const qc_matmul_table *tuning, qc_error *err);
     void (*destroy)(qc_gpu_comparer *c); /* accepts NULL */
     /* Why times against fp16 cannot be taken, or NULL. */
     const char *(*no_gemm)(const qc_gpu_comparer *c);
@@ -144,9 +145,10 @@ typedef struct qc_gpu_decoder qc_gpu_decoder;
 
 typedef struct {
     /* QC_ERR_UNSUPPORTED: heads of more than 256 elements or an odd number of them. form's tables
-     * are copied. */
+     * are copied. tuning: choices of kernels, copied; NULL: none. */
     qc_status (*create)(qc_gpu_decoder **out, const qc_cuda_device *device,
-                        const qc_gpu_decoder_form *form, qc_error *err);
+                        const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
+                        qc_error *err);
     void (*destroy)(qc_gpu_decoder *d); /* accepts NULL */
     /* hidden [sum of lengths, form->hidden] through one layer, in place; lengths [windows], each at
      * most form->longest. QC_ERR_NOMEM: the layer and one window do not fit the device. Results

@@ -54,7 +54,8 @@ qc_status qc_llama_device_ready(qc_llama_device *d, uint64_t longest, qc_error *
                                       .longest = longest,
                                       .cosine = cosines,
                                       .sine = sines};
-    qc_status st = table(d)->create(&d->decoder, &d->devices->gpus[0], &form, err);
+    qc_status st =
+        table(d)->create(&d->decoder, &d->devices->gpus[0], &form, &d->devices->tuning, err);
     if (st == QC_OK)
         d->longest = longest;
     qc_free(v);

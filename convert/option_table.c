@@ -284,6 +284,22 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "time for all of it, about",
      .more = "Where it is short there are fewer rounds; what does not fit at all is left out, and "
              "the result says how much."},
+    {.id = QC_OPT_TUNE, .name = "tune", .commands = BENCH, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_NONE, .since = "0.5.0",
+     .help = "find the best kernel, and how to cut its work, for each shape and M",
+     .more = "Measures every choice there is against the one that qconv makes by itself, and takes "
+             "another one only where it is faster by more than the times spread. docs/bench.md "
+             "says how."},
+    {.id = QC_OPT_SAVE, .name = "save", .commands = BENCH, .group = QC_GROUP_MEASURE,
+     .kind = QC_ARG_FILE, .arg = "FILE", .since = "0.5.0",
+     .help = "with --tune: write the better choices as a table for --tuning",
+     .more = "An existing file is replaced, at once."},
+    {.id = QC_OPT_TUNING, .name = "tuning", .commands = MEASURING | READING,
+     .group = QC_GROUP_RUN, .kind = QC_ARG_FILE, .arg = "FILE",
+     .dflt_note = "the file that QCONV_TUNING names", .since = "0.5.0",
+     .help = "choose GPU kernels by this table of 'qconv bench --tune --save'",
+     .more = "One that was made on another GPU is not used, with a warning. The order of sums, and "
+             "so the last bits of products, depend on the table."},
     {.id = QC_OPT_MAX_ERROR, .name = "max-error", .commands = VALIDATE,
      .group = QC_GROUP_MEASURE, .kind = QC_ARG_DECIMAL, .arg = "X", .since = "0.3.0",
      .help = "exit code 4 if the relative output error of a layer is larger",
@@ -504,7 +520,9 @@ const qc_command_row qc_command_table[] = {
      .examples = "qconv bench\n"
                  "all shapes, a table\n"
                  "qconv bench --shapes 8192x8192 --m 1,16 --json\n"
-                 "one shape, for a program to read\n"},
+                 "one shape, for a program to read\n"
+                 "qconv bench --tune --save tuning.json\n"
+                 "a table of the best kernels on this GPU, for --tuning\n"},
     {.command = QC_CMD_EVAL,
      .name = "eval",
      .synopsis = "eval [OPTION]... OUT --text FILE",
@@ -561,6 +579,7 @@ const qc_text_row qc_environment_table[] = {
     {"NO_COLOR", "if set and not empty, nothing is coloured"},
     {"CUDA_VISIBLE_DEVICES", "GPUs that count: indices or UUIDs; empty for none"},
     {"QCONV_DEVICE", "devices to use, as --device says it: auto, cpu, cuda, cuda:0,2"},
+    {"QCONV_TUNING", "table of GPU kernels to choose by, as --tuning says it"},
     {"QCONV_ISA", "code path to take: scalar, avx2 or avx512; the best one if not set"},
 };
 const unsigned qc_environment_count = sizeof qc_environment_table / sizeof *qc_environment_table;

@@ -332,6 +332,8 @@ static qc_status apply_measure(const parse *p, qc_options *o, const qc_option_ro
         b->path = row->choices[choice];
     } else if (row->id == QC_OPT_MARKDOWN) {
         b->markdown = 1;
+    } else if (row->id == QC_OPT_TUNE) {
+        b->tune = 1;
     } else if (row->id == QC_OPT_MAX_ERROR) {
         return qc_option_decimal(row, value, 0, 10, &v->max_error, err);
     } else if (row->id == QC_OPT_TOLERANCE) {
@@ -346,6 +348,8 @@ static qc_status apply_measure(const parse *p, qc_options *o, const qc_option_ro
                             : row->id == QC_OPT_BASELINE      ? &v->baseline
                             : row->id == QC_OPT_SAVE_BASELINE ? &v->save_baseline
                             : row->id == QC_OPT_REPORT_HTML   ? &o->html
+                            : row->id == QC_OPT_SAVE          ? &b->save
+                            : row->id == QC_OPT_TUNING        ? &o->tuning
                                                               : &b->output;
         return qc_option_path(row, value, path, err);
     }
@@ -469,6 +473,9 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
     case QC_OPT_PATH:
     case QC_OPT_ROUNDS:
     case QC_OPT_SECONDS:
+    case QC_OPT_TUNE:
+    case QC_OPT_SAVE:
+    case QC_OPT_TUNING:
     case QC_OPT_MAX_ERROR:
     case QC_OPT_BASELINE:
     case QC_OPT_SAVE_BASELINE:
@@ -633,6 +640,13 @@ static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
         QC_FAIL(err, QC_ERR_USAGE, "--tolerance goes with --baseline only");
     if (o->json && o->bench.markdown)
         QC_FAIL(err, QC_ERR_USAGE, "--json and --markdown exclude each other");
+    if (o->bench.save && !o->bench.tune)
+        QC_FAIL(err, QC_ERR_USAGE, "--save goes with --tune only");
+    if (o->bench.tune && (o->bench.path || o->bench.markdown || o->tuning))
+        QC_FAIL(err, QC_ERR_USAGE, "--tune and --%s exclude each other",
+                o->bench.path       ? "path"
+                : o->bench.markdown ? "markdown"
+                                    : "tuning");
     if (o->m_count == 0) {
         o->m = validates ? validate_m : bench_m;
         o->m_count =

@@ -121,6 +121,8 @@ typedef struct {
     uint64_t seconds;    /* default 150 */
     int markdown;
     const char *output; /* file, or NULL */
+    int tune;
+    const char *save; /* file for the table of --tune, or NULL */
 } qc_bench_options;
 
 typedef struct {
@@ -177,6 +179,7 @@ typedef struct {
     /* convert, validate, bench: --device as given, well-formed; NULL: not given. Read it with
      * qc_device_wish_read (convert/device_wish.h). */
     const char *run_device;
+    const char *tuning; /* bench, validate, eval, report: --tuning FILE, or NULL */
 
     /* everywhere */
     unsigned threads; /* 0: chosen */

@@ -32,10 +32,11 @@ qc_status qc_options_check_eval(const qc_options *o, qc_error *err)
     }
     if (o->report.eval && o->eval.text)
         QC_FAIL(err, QC_ERR_USAGE, "--eval and --text exclude each other");
-    if (!o->eval.text && (o->eval.tokenizer || o->eval.context || o->eval.max_tokens))
+    if (!o->eval.text && (o->eval.tokenizer || o->eval.context || o->eval.max_tokens || o->tuning))
         QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --text only",
-                o->eval.tokenizer ? "tokenizer"
-                : o->eval.context ? "context"
-                                  : "max-tokens");
+                o->eval.tokenizer    ? "tokenizer"
+                : o->eval.context    ? "context"
+                : o->eval.max_tokens ? "max-tokens"
+                                     : "tuning");
     return QC_OK;
 }

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "convert/device_choice.h"
+#include "convert/tuning_file.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -11,10 +12,12 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_options *o, qc_arena
                                qc_error *err)
 {
     qc_devices devices;
+    qc_tuning file;
     memset(g, 0, sizeof *g);
     g->name = "cpu";
     g->m = o->m;
     g->m_count = o->m_count;
+    QC_TRY(qc_tuning_open(&file, o, arena, err));
     QC_TRY(qc_devices_choose(&devices, o->run_device, UINT64_MAX, arena, err));
     if (devices.gpu_count == 0)
         return qc_arena_printf(arena, &g->left_out, err,
@@ -22,7 +25,8 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_options *o, qc_arena
                                devices.why);
     g->device = devices.gpus[0];
     g->work = devices.work;
-    qc_status st = g->work->validator.create(&g->comparer, &g->device, err);
+    const qc_matmul_table tuning = qc_tuning_for(&file, o, &g->device);
+    qc_status st = g->work->validator.create(&g->comparer, &g->device, &tuning, err);
     if (st != QC_OK && st != QC_ERR_INTERRUPTED && !devices.wished) {
         qc_error why = {0};
         if (err)

@@ -7,6 +7,7 @@
 #include "kernels/cublas_library.h"
 #include "kernels/cuda_quantize.h"
 #include "kernels/matmul_kernels.h"
+#include "kernels/matmul_tuning.h"
 
 #include <inttypes.h>
 #include <limits.h>
@@ -18,6 +19,8 @@ struct qc_matmul {
     qc_cuda_device device;
     qc_cublas *gemm; /* NULL: no_gemm says why */
     qc_error no_gemm;
+    qc_matmul_tuned *tuned; /* [tuned_count] */
+    size_t tuned_count;
 };
 
 const char *qc_matmul_path_name(qc_matmul_path path)
@@ -50,6 +53,7 @@ void qc_matmul_destroy(qc_matmul *h)
     if (!h)
         return;
     qc_cublas_close(h->gemm);
+    qc_free(h->tuned);
     qc_free(h);
 }
 
@@ -61,6 +65,27 @@ const qc_cuda_device *qc_matmul_device(const qc_matmul *h)
 const char *qc_matmul_no_gemm(const qc_matmul *h)
 {
     return h->gemm ? NULL : h->no_gemm.msg;
+}
+
+qc_status qc_matmul_set_tuning(qc_matmul *h, const qc_matmul_tuned *rows, size_t count,
+                               qc_error *err)
+{
+    void *copy = NULL;
+    QC_TRY(qc_matmul_tuned_check(rows, count, err));
+    if (count) {
+        QC_TRY(qc_calloc(&copy, count, sizeof *rows, err));
+        memcpy(copy, rows, count * sizeof *rows);
+    }
+    qc_free(h->tuned);
+    h->tuned = copy;
+    h->tuned_count = count;
+    return QC_OK;
+}
+
+const qc_matmul_tuned *qc_matmul_tuning(const qc_matmul *h, size_t *count)
+{
+    *count = h->tuned_count;
+    return h->tuned;
 }
 
 /* ---- weights --------------------------------------------------------------------------------- */
@@ -173,6 +198,8 @@ static qc_matmul_shape shape_of(const qc_matmul *h, const qc_matmul_weights *w)
     s.codes_alignment = w->alignment;
     s.repacked = w->row_bytes != 0;
     s.have_gemm = h->gemm && s.k <= INT_MAX - 32;
+    s.tuned = h->tuned;
+    s.tuned_count = h->tuned_count;
     return s;
 }
 

@@ -7,9 +7,9 @@
  *
  * Any M >= 0, N >= 0, K >= 0 (K == 0 gives the bias, or zeros); K need not be a multiple of the
  * block or of 8; any pointer alignment its type has. Accumulation in float; sums in an order that
- * depends on the shape, the device, the path and the size of the workspace only: results are
- * bitwise the same from run to run. NaN and
- * infinity in x come out as IEEE has it; weights must be finite.
+ * depends on the shape, the device, the path, the size of the workspace and the handle's table of
+ * tuned choices (kernels/matmul_tuning.h) only: results are bitwise the same from run to run. NaN
+ * and infinity in x come out as IEEE has it; weights must be finite.
  *
  * How (docs/kernels.md): qc_matmul_plan_make chooses by shape and device, a pure host function:
  *   GEMV         small M: weights streamed, values and products in float

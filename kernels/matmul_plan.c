@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "kernels/matmul_kernels.h"
+#include "kernels/matmul_tuning.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -161,11 +162,13 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
 {
     p->copies_x = p->path != QC_MATMUL_GEMV &&
                   (s->x_dtype == QC_DTYPE_BF16 || s->k % RUN_ELEMS != 0 || s->x_alignment < 16);
-    if (p->path == QC_MATMUL_MMA_16816 && qc_stream_takes(d, s, p)) {
+    uint32_t variant = p->variant, wanted = p->blocks;
+    if (p->path == QC_MATMUL_MMA_16816 &&
+        (variant == QC_MATMUL_ANY || variant == QC_MATMUL_STREAM) && qc_stream_takes(d, s, p)) {
         qc_stream_configure(d, s, 1, p);
         lay_out(s, 0, p);
         if (p->meets && !fits(p, limit_bytes)) {
-            p->blocks = 0;
+            p->blocks = wanted;
             qc_stream_configure(d, s, 0, p);
             lay_out(s, 0, p);
         }
@@ -177,7 +180,10 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
         qc_mma884_configure(d, s, p);
     else
         qc_mma16816_configure(d, s, p);
-    uint32_t splits = s->m > QC_MATMUL_SPLIT_ROWS ? 1 : p->splits;
+    /* Blocks of a kernel that cannot have this shape say nothing about splits. */
+    uint32_t splits = wanted && variant != QC_MATMUL_STREAM ? wanted : p->splits;
+    if (s->m > QC_MATMUL_SPLIT_ROWS)
+        splits = 1;
     for (;;) {
         if (splits != p->splits) {
             uint64_t split_k = qc_ceil_div_u64(qc_ceil_div_u64(s->k, splits), K_MULTIPLE);
@@ -219,17 +225,38 @@ static void plan_gemm(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_
     }
 }
 
-static void plan_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path,
-                      uint64_t limit_bytes, qc_matmul_plan *p)
+static void plan_choice(const qc_cuda_device *d, const qc_matmul_shape *s,
+                        const qc_matmul_choice *choice, uint64_t limit_bytes, qc_matmul_plan *p)
 {
     memset(p, 0, sizeof *p);
-    p->path = path;
+    p->path = choice->path;
+    p->variant = choice->variant;
+    p->blocks = choice->blocks;
     p->run = run_mode(s);
     p->k_padded = qc_ceil_div_u64(s->k, RUN_ELEMS) * RUN_ELEMS;
-    if (path == QC_MATMUL_DEQUANT_GEMM)
+    if (p->path == QC_MATMUL_DEQUANT_GEMM)
         plan_gemm(d, s, limit_bytes, p);
     else
         plan_fused(d, s, limit_bytes, p);
+}
+
+static void plan_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_path path,
+                      uint64_t limit_bytes, qc_matmul_plan *p)
+{
+    plan_choice(d, s, &(qc_matmul_choice){path, 0, 0}, limit_bytes, p);
+}
+
+/* As chosen for this shape alone or by its table; 0 where nothing is or it cannot be. */
+static int plan_tuned(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
+                      qc_matmul_plan *p)
+{
+    qc_matmul_choice choice = s->choice;
+    if (choice.path == QC_MATMUL_AUTO)
+        choice = qc_matmul_tuned_find(s->tuned, s->tuned_count, d, s);
+    if (choice.path == QC_MATMUL_AUTO || check_path(d, s, choice.path, NULL) != QC_OK)
+        return 0;
+    plan_choice(d, s, &choice, limit_bytes, p);
+    return fits(p, limit_bytes);
 }
 
 qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shape *shape,
@@ -245,6 +272,8 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
     if (shape->k > UINT64_MAX / 4 || shape->n > UINT64_MAX / 4)
         QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
                 shape->n, shape->k);
+    if (path == QC_MATMUL_AUTO && plan_tuned(device, shape, limit_bytes, out))
+        return QC_OK;
     qc_matmul_path chosen = path == QC_MATMUL_AUTO ? choose(device, shape) : path;
     plan_path(device, shape, chosen, limit_bytes, out);
     if (!fits(out, limit_bytes) && path == QC_MATMUL_AUTO && chosen == QC_MATMUL_DEQUANT_GEMM)
@@ -252,6 +281,17 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
     if (!fits(out, limit_bytes))
         return too_large(out, limit_bytes, err);
     return QC_OK;
+}
+
+/* Where a table's choice may change beyond the rows that are all tried: the ends of its ranges, and
+ * what lies before them. In between workspaces only grow. */
+static uint64_t tuned_end(const qc_matmul_shape *s, size_t i, uint64_t max_m)
+{
+    const qc_matmul_tuned *row = &s->tuned[i / 2];
+    uint64_t m = i % 2 ? row->m_least - 1 : row->m_most;
+    if (row->kind != s->kind || row->n != s->n || row->k != s->k)
+        return max_m;
+    return m < 1 ? 1 : m > max_m ? max_m : m;
 }
 
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
@@ -266,9 +306,12 @@ uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_
     s.x_alignment = 2;
     s.ldx = s.k;
     s.has_bias = 1;
-    for (uint64_t m = 1; m <= tried + 1; m++) {
+    uint64_t ends = s.tuned ? 2 * s.tuned_count : 0;
+    for (uint64_t m = 1; m <= tried + 1 + ends; m++) {
         qc_matmul_plan p;
-        s.m = m <= tried ? m : max_m;
+        s.m = m <= tried       ? m
+              : m == tried + 1 ? max_m
+                               : tuned_end(&s, (size_t)(m - tried - 2), max_m);
         if (qc_matmul_plan_make(device, &s, path, limit_bytes, &p, NULL) != QC_OK)
             return UINT64_MAX;
         if (p.workspace_bytes > most)

@@ -9,6 +9,25 @@
 extern "C" {
 #endif
 
+/* Kernels of one path: of MMA_16816. The other paths have one each, 0. */
+enum {
+    QC_MATMUL_ANY,     /* as the plan chooses */
+    QC_MATMUL_GENERAL, /* any shape, any number of rows */
+    QC_MATMUL_STREAM,  /* weights to registers, up to 8 rows of x: matmul_stream.cu */
+    QC_MATMUL_TILES,   /* 9 to 64 rows */
+    QC_MATMUL_VARIANT_COUNT
+};
+
+typedef struct {
+    qc_matmul_path path; /* AUTO: none chosen */
+    uint32_t variant;
+    uint32_t blocks; /* 0, or thread blocks of a grid that may have any number (STREAM), else
+                        splits of K: as many of them as K and the workspace allow */
+} qc_matmul_choice;
+
+/* A row of a table of choices: kernels/matmul_tuning.h. */
+typedef struct qc_matmul_tuned qc_matmul_tuned;
+
 typedef struct {
     qc_weights_kind kind;
     uint64_t m, n, k; /* n: of all parts */
@@ -22,6 +41,11 @@ typedef struct {
     int repacked;
     int has_bias;
     int have_gemm; /* cuBLAS is there */
+    /* With QC_MATMUL_AUTO, where device, shape and workspace allow it: this choice, or if it has
+     * none the one that a table has. */
+    qc_matmul_choice choice;
+    const qc_matmul_tuned *tuned;
+    size_t tuned_count;
 } qc_matmul_shape;
 
 /* How a warp finds the 32 codes of a run (k0, k0 + 1, ... k0 + 31, k0 a multiple of 32). */
@@ -31,15 +55,9 @@ typedef enum {
     QC_RUN_FLAT      /* any address, any nibble */
 } qc_run_mode;
 
-/* Which of a path's kernels. MMA_16816 has more than one. */
-typedef enum {
-    QC_MATMUL_GENERAL = 1, /* takes everything */
-    QC_MATMUL_STREAM,      /* up to 8 rows of x: matmul_stream.cu */
-} qc_matmul_variant;
-
 typedef struct {
     qc_matmul_path path;
-    uint32_t variant; /* qc_matmul_variant; 0 where a path has one kernel only */
+    uint32_t variant; /* of the path's kernels; 0: of the choice, none */
     qc_run_mode run;
     uint32_t m_tile, n_tile; /* of a block of threads; 0 where the path has none */
     uint32_t threads;

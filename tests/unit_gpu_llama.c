@@ -261,7 +261,7 @@ static qc_gpu_decoder *new_decoder(qc_error *err, qc_status expected)
                                 .cosine = cosine,
                                 .sine = sine};
     assert_int_equal(work->device_open(&device, 0, err), QC_OK);
-    assert_int_equal(work->llama.create(&d, &device, &form, err), expected);
+    assert_int_equal(work->llama.create(&d, &device, &form, NULL, err), expected);
     return d;
 }
 
@@ -410,7 +410,7 @@ static void test_no_memory(void **state)
         qc_gpu_decoder *d = NULL;
         assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
         qc_shim_fail_malloc(n);
-        qc_status st = work->llama.create(&d, &device, &form, &err);
+        qc_status st = work->llama.create(&d, &device, &form, NULL, &err);
         if (st == QC_OK)
             st = work->llama.layer(d, &g, hidden, &length, 1, &err);
         qc_shim_fail_malloc(0);
@@ -493,7 +493,8 @@ static void test_forms(void **state)
         {.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 3, .head_dim = 8}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         qc_gpu_decoder *d = NULL;
-        assert_int_equal(work->llama.create(&d, &device, &wrong[i], &err), QC_ERR_UNSUPPORTED);
+        assert_int_equal(work->llama.create(&d, &device, &wrong[i], NULL, &err),
+                         QC_ERR_UNSUPPORTED);
         assert_null(d);
     }
     /* A window longer than was said. */

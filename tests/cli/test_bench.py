@@ -134,7 +134,7 @@ class Shim(QconvCase):
         self.assertIn("CPU shim sm_80, sm_80, 1 multiprocessors, 524 KB", text)
         self.assertIn("In 1 the weights together are not more than four times the L2", text)
         self.assertIn("1 measured in ", text)
-        self.assertIn("given 64x192 M=1 nf4 gemv: ", told)
+        self.assertIn("given 64x192 M=1 nf4 mma-16816: ", told)
         self.assertIn("of the roof", told)
 
     def test_all_schemes_bf16(self):

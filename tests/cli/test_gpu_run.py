@@ -9,7 +9,7 @@ import unittest
 from qconv_case import ROOT, QconvCase
 
 STEPS = ["machine", "build", "hardware", "tests", "ceilings", "model", "convert_absmax", "convert_nf4",
-         "convert_zstd", "convert_int8", "load", "eval", "validate", "plan", "bench", "memcheck", "racecheck", "initcheck",
+         "convert_zstd", "convert_int8", "load", "eval", "validate", "plan", "bench", "tune", "memcheck", "racecheck", "initcheck",
          "synccheck"]
 # Stands in for qconv: writes what a conversion would, fails where it is told to.
 PROGRAM = """#!/bin/sh
@@ -18,7 +18,7 @@ for last; do :; done
 case "$1" in
 hardware) case "$*" in *--json*) echo '{}' ;; esac; exit 0 ;;
 plan) sleep 60; exit 0 ;;
-bench) exit 3 ;;
+bench) while [ $# -gt 1 ]; do [ "$1" != --save ] || echo table >"$2"; shift; done; exit 3 ;;
 validate) exit 0 ;;
 eval) case "$*" in
     *eval-int8*cuda*) echo '{"device": "GPU", "base_perplexity": 3, "perplexity": 3.01, "kl_mean": 0.1, "top1": 1}' ;;
@@ -74,19 +74,19 @@ class GpuRun(QconvCase):
     def test_without_a_gpu(self):
         code, said = self.gpu_run(self.results, QC_RUN_WORK=self.work)
         self.assertEqual(code, 77, said)
-        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 19 steps were left "
+        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 20 steps were left "
                       "out (77), nothing was measured", said.splitlines()[-1])
         s = self.summary()
         self.assertEqual(sorted(x["step"] for x in s["steps"]), sorted(STEPS))
         self.assertEqual({x["rc"] for x in s["steps"]}, {77})
-        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 19))
+        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 20))
         self.assertEqual(os.listdir(self.work), ["logs"])
         self.assertEqual(sorted(os.listdir(self.results)), ["logs.tar.gz", "summary.json"])
 
     def test_results_from_the_environment(self):
         code, _ = self.gpu_run(OUT=self.results)
         self.assertEqual(code, 77)
-        self.assertEqual(len(self.summary()["steps"]), 19)
+        self.assertEqual(len(self.summary()["steps"]), 20)
 
     def stand_in(self, steps, **env):
         build = self.path("build")
@@ -122,6 +122,16 @@ class GpuRun(QconvCase):
         with open(os.path.join(self.results, "ceilings.json")) as f:
             self.assertRegex(json.load(f)["called"], "^--seconds 40 --output ")
         self.assertLessEqual(len(os.listdir(self.results)), 11)
+
+    def test_tune(self):
+        code, said = self.stand_in("tune")
+        self.assertEqual(code, 1, said)
+        self.assertEqual([x["rc"] for x in self.summary()["steps"]], [3])
+        with tarfile.open(os.path.join(self.results, "logs.tar.gz")) as tar:
+            self.assertIn("called with bench --tune --seconds 45 ",
+                          tar.extractfile("logs/tune.log").read().decode())
+            self.assertEqual(tar.extractfile("logs/tuning.json").read(), b"table\n")
+        self.assertLessEqual(len(os.listdir(self.results)), 10)
 
     @unittest.skipUnless(os.environ.get("GPU_LOAD_SHIM"), "run by ctest")
     def test_the_loader_on_the_shim(self):

@@ -1,0 +1,205 @@
+/* --tune: for a shape and an M every candidate, turn by turn; then the fastest and the plan's own
+ * alone, in rounds that only decide, so that a lucky candidate of many is not taken for a good one.
+ */
+#include "base/alloc.h"
+#include "convert/gpu_bench_work.h"
+#include "convert/tuning_file.h"
+
+#include <stdio.h>
+
+/* Of the rounds that were asked for: enough to see which one is fastest. */
+#define SIEVE_SHARE 3u
+/* Launches in a graph, which is 2 ms long in any case: there are many candidates. */
+#define LEAST 4u
+
+typedef struct {
+    const qc_bench_work *w;
+    const qc_bench_weights *weights;
+    qc_matmul_tuned row; /* path AUTO: as the plan has it */
+} candidate;
+
+static uint64_t limit_of(const qc_bench_work *w)
+{
+    return w->b->device.memory_bytes / 8;
+}
+
+/* The table has one row while this launch is put on the stream. */
+static qc_status launch(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
+{
+    const candidate *c = ctx;
+    const qc_bench_work *w = c->w;
+    qc_matmul *h = w->b->handle;
+    QC_TRY(qc_matmul_set_tuning(h, &c->row, c->row.choice.path != QC_MATMUL_AUTO, err));
+    qc_status st = qc_matmul_run(h, &c->weights->w[copy], &w->io, QC_MATMUL_AUTO, w->workspace,
+                                 w->workspace_bytes, s, err);
+    qc_status reset = qc_matmul_set_tuning(h, NULL, 0, NULL);
+    return st == QC_OK ? reset : st;
+}
+
+static qc_matmul_io io_of(const qc_bench_work *w, uint64_t m)
+{
+    return (qc_matmul_io){.m = m, .x = w->x, .x_dtype = w->dtype, .y = w->y, .y_dtype = w->dtype};
+}
+
+uint64_t qc_bench_tune_workspace(const qc_bench_work *w, uint32_t scheme, uint64_t limit_bytes)
+{
+    const qc_bench_request *q = w->b->q;
+    const qc_bench_weights *weights = &w->weights[scheme];
+    uint64_t most = 0;
+    for (uint32_t i = 0; i < q->m_count && q->m[i] <= w->max_m; i++) {
+        qc_matmul_choice choices[QC_MATMUL_CANDIDATES_MOST];
+        const qc_matmul_io io = io_of(w, q->m[i]);
+        qc_matmul_shape s = qc_bench_shape_of(w->b, &weights->w[0], weights->repacked, &io);
+        uint32_t count = qc_matmul_candidates(&w->b->device, &s, limit_bytes, choices);
+        for (uint32_t c = 0; c < count; c++) {
+            qc_matmul_plan p;
+            s.choice = choices[c];
+            if (qc_matmul_plan_make(&w->b->device, &s, QC_MATMUL_AUTO, limit_bytes, &p, NULL) ==
+                    QC_OK &&
+                p.workspace_bytes > most)
+                most = p.workspace_bytes;
+        }
+    }
+    return most;
+}
+
+static qc_status plan_of(const qc_bench_work *w, const candidate *c, qc_bench_plan *out,
+                         qc_error *err)
+{
+    qc_matmul_plan p;
+    qc_matmul_shape s = qc_bench_shape_of(w->b, &c->weights->w[0], c->weights->repacked, &w->io);
+    s.choice = c->row.choice;
+    QC_TRY(qc_matmul_plan_make(&w->b->device, &s, QC_MATMUL_AUTO, w->workspace_bytes, &p, err));
+    *out = (qc_bench_plan){.path = qc_matmul_path_name(p.path),
+                           .variant = qc_tuning_variant_name(p.variant),
+                           .splits = p.splits,
+                           .blocks = p.variant == QC_MATMUL_STREAM ? p.blocks : 0};
+    return QC_OK;
+}
+
+/* The fastest of c[1 .. count) against c[0], round by round; 0 where none is faster. */
+static qc_status fastest(const qc_bench_contender *c, uint32_t count, uint32_t rounds,
+                         uint32_t *out, qc_error *err)
+{
+    double best = 1.0;
+    *out = 0;
+    for (uint32_t i = 1; i < count; i++) {
+        qc_bench_spread ratio;
+        QC_TRY(qc_bench_ratio_of(&ratio, &c[i], &c[0], rounds, err));
+        if (ratio.samples && ratio.median > best) {
+            best = ratio.median;
+            *out = i;
+        }
+    }
+    return QC_OK;
+}
+
+/* Plan's own against one other. */
+static qc_status decide(qc_bench_work *w, const qc_bench_contender *own,
+                        const qc_bench_contender *other, uint32_t points, qc_bench_tuned *t,
+                        qc_error *err)
+{
+    const qc_bench_request *q = w->b->q;
+    qc_bench_contender two[2] = {*own, *other};
+    two[0].us = two[1].us = NULL; /* the graphs stay own's and other's */
+    uint32_t rounds = qc_bench_rounds(q->rounds, qc_bench_round_seconds(two, 2),
+                                      qc_bench_seconds_left(w->b) / 2, points);
+    rounds = rounds < QC_BENCH_TUNE_ROUNDS ? QC_BENCH_TUNE_ROUNDS : rounds;
+    qc_status st = qc_bench_time(w->b, two, 2, rounds, err);
+    if (st == QC_OK)
+        st = qc_bench_ratio_of(&t->ratio, &two[1], &two[0], rounds, err);
+    if (st == QC_OK) {
+        t->plan_us = qc_bench_us_of(&two[0], rounds);
+        t->us = qc_bench_us_of(&two[1], rounds);
+        t->better = qc_bench_is_better(t->ratio);
+    }
+    qc_free(two[0].us);
+    qc_free(two[1].us);
+    return st;
+}
+
+static qc_status compare(qc_bench_work *w, qc_bench_contender *c, candidate *ctx, uint32_t count,
+                         uint32_t points, qc_bench_tuned *t, qc_error *err)
+{
+    const qc_bench_request *q = w->b->q;
+    uint32_t best = 0, wanted = q->rounds / SIEVE_SHARE;
+    for (uint32_t i = 0; i < count; i++)
+        QC_TRY(qc_bench_ready(w->b, &c[i], err));
+    uint32_t rounds = qc_bench_rounds(wanted < 1 ? 1 : wanted, qc_bench_round_seconds(c, count),
+                                      qc_bench_seconds_left(w->b) / 2, points);
+    QC_TRY(qc_bench_time(w->b, c, count, rounds, err));
+    QC_TRY(fastest(c, count, rounds, &best, err));
+    QC_TRY(plan_of(w, &ctx[0], &t->plan, err));
+    t->turn = (qc_bench_rotation){c[0].copies, c[0].launches,
+                                  c[0].copies *
+                                      qc_bench_weight_bytes(t->scheme, w->shape->n, w->shape->k)};
+    if (best == 0) {
+        t->plan_us = qc_bench_us_of(&c[0], rounds);
+        return QC_OK;
+    }
+    t->choice = ctx[best].row.choice;
+    QC_TRY(plan_of(w, &ctx[best], &t->other, err));
+    return decide(w, &c[0], &c[best], points, t, err);
+}
+
+static qc_status tune_scheme(qc_bench_work *w, uint32_t scheme, uint32_t points, qc_error *err)
+{
+    const qc_bench_weights *weights = &w->weights[scheme];
+    qc_bench_result *r = w->b->r;
+    qc_matmul_choice choices[QC_MATMUL_CANDIDATES_MOST];
+    qc_bench_contender c[QC_MATMUL_CANDIDATES_MOST] = {{0}};
+    candidate ctx[QC_MATMUL_CANDIDATES_MOST];
+    qc_matmul_shape s = qc_bench_shape_of(w->b, &weights->w[0], weights->repacked, &w->io);
+    uint32_t count = qc_matmul_candidates(&w->b->device, &s, limit_of(w), choices);
+    qc_bench_tuned t = {.shape = w->index,
+                        .scheme = weights->scheme,
+                        .m = w->io.m,
+                        .repacked = weights->repacked,
+                        .candidates = count};
+    qc_status st = QC_OK;
+    if (count == 0) {
+        r->left_out++;
+        return QC_OK;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        ctx[i] = (candidate){w,
+                             weights,
+                             {.kind = s.kind,
+                              .n = s.n,
+                              .k = s.k,
+                              .m_least = 1,
+                              .m_most = UINT64_MAX,
+                              .choice = choices[i]}};
+        c[i] = (qc_bench_contender){
+            .launch = launch, .ctx = &ctx[i], .copies = weights->copies, .least = LEAST};
+    }
+    for (uint32_t i = 0; st == QC_OK && i < count; i++) {
+        char what[160], text[QC_BENCH_PLAN_BYTES];
+        qc_bench_plan plan;
+        double error;
+        st = plan_of(w, &ctx[i], &plan, err);
+        if (st != QC_OK)
+            break;
+        (void)snprintf(what, sizeof what, "the %s matmul (%s)",
+                       qc_bench_scheme_name(weights->scheme), qc_bench_plan_text(text, &plan));
+        st = qc_bench_run_and_check(w, &c[i], 1 + scheme, what, &error, err);
+    }
+    if (st == QC_OK)
+        st = compare(w, c, ctx, count, points, &t, err);
+    for (uint32_t i = 0; i < count; i++)
+        qc_bench_done(&c[i]);
+    if (st != QC_OK)
+        return st;
+    r->tuned[r->tuned_count++] = t;
+    w->b->sink->tuned(w->b->sink->ctx, &t);
+    return QC_OK;
+}
+
+qc_status qc_bench_tune_point(qc_bench_work *w, uint64_t m, uint32_t points, qc_error *err)
+{
+    uint32_t schemes = w->b->q->scheme_count;
+    w->io = io_of(w, m);
+    for (uint32_t i = 0; i < schemes; i++)
+        QC_TRY(tune_scheme(w, i, points * schemes - i, err));
+    return QC_OK;
+}
