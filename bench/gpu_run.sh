@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command and 8 minutes: build, hardware, the gpu tests, bench, a
-# conversion of a synthetic 8B-shaped model on the GPU against the CPU, eval on both, validate, plan,
-# compute-sanitizer's four tools. For a bare machine with nvcc, CMake, a C compiler and Python 3; no
-# internet.
+# Everything that needs a GPU, in one command and 8 minutes: build, hardware, the gpu tests, ceilings,
+# bench, a conversion of a synthetic 8B-shaped model on the GPU against the CPU, eval on both,
+# validate, plan, compute-sanitizer's four tools. For a bare machine with nvcc, CMake, a C compiler
+# and Python 3; no internet.
 #
 #   bench/gpu_run.sh [--debs DIR] [RESULTS]    run; RESULTS, else $OUT, else gpu-results
 #   bench/gpu_run.sh --fetch DIR               on a machine with internet: the packages for --debs
