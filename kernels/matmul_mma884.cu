@@ -5,39 +5,54 @@
  * memory. So M is padded to 8 only, and a weight goes from memory to a tensor core without passing
  * through shared memory.
  *
- * Tile of a block: m_tile rows of x (8, 16, 32, 64) by n_tile rows of W, k_step of k at a time. 8
- * warps = warps_n x warps_k: a warp has 64 of each k_step and b_tiles times 16 rows of W. b_tiles
- * is 2 for NF4 and 1 for int8, so that a lane reads 32 bytes per step either way; 1 at m_tile 64,
- * where two would take more registers than there are.
+ * Two kernels. matmul_mma884 takes aligned weights (matmul_run.cuh) and multiplies code values, not
+ * weights: a run's sum of products is multiplied by the run's scale in float (matmul_codes.cuh).
+ * matmul_mma884_any takes all others and makes weights in float16, as dequantizing does.
  *
- *      m_tile  warps n x k  n_tile NF4 / int8  k_step  x, two buffers  shared NF4 / int8
- *         8       2 x 4         64 / 32          256        8 KB        11.1 /  9.1 KB
- *        16       2 x 4         64 / 32          256       16 KB        19.1 / 17.1 KB
- *        32       4 x 2        128 / 64          128       16 KB        19.1 / 17.1 KB
- *        64       4 x 2         64 / 64          128       32 KB        35.1 / 33.1 KB
+ * Tile of a block: m_tile rows of x by n_tile rows of W, k_step of k at a time. 8 warps = warps_n x
+ * warps_k: a warp has 64 of each k_step and b_tiles times 16 rows of W. A lane reads 32 bytes of
+ * codes per step: b_tiles is 2 for NF4, 1 for int8. Aligned:
+ *
+ *              m_tile  warps n x k  n_tile  k_step  shared bytes
+ *      NF4        8       2 x 4       64      256      40,960    table 32 KB, x 2 x 4 KB
+ *                16       2 x 4       64      256      49,152            x 2 x 8 KB
+ *                32       4 x 2      128      128      49,152            x 2 x 8 KB
+ *      int8       8       2 x 4       32      256       8,320
+ *                16       2 x 4       32      256      16,512
+ *                32       8 x 1      128       64      16,512
+ *                64       8 x 1      128       64      32,896
+ *
+ * (49,152 twice is what a V100's multiprocessor has. NF4 has no tile of 64 rows: with two B tiles
+ * it takes more registers than there are; with one, x costs more shared-memory wavefronts than two
+ * tiles of 32 rows do.)
  *
  * Thread to data. With q = lane % 16 / 4 the quad pair and i = lane % 4 + (lane >= 16 ? 4 : 0):
  * quad pairs 0 and 1 have columns (rows of W) 0 .. 7 of the tile's 16, pairs 2 and 3 have 8 .. 15;
  * pairs 0 and 2 take the first 32 of the warp's 64 k, pairs 1 and 3 the second. A lane owns row
- * 8 (q / 2) + i and of it the run (matmul_run.cuh) of its half, q % 2: lanes l and l ^ 4 read the
- * two halves of a 32-byte sector in one instruction. (Four different sets of 8 rows would use half
- * of every sector that a load touches; four different k would need four times the x.)
+ * 8 (q / 2) + i and of it the run of its half, q % 2: lanes l and l ^ 4 read the two halves of a
+ * 32-byte sector in one instruction. (Four different sets of 8 rows would use half of every sector
+ * that a load touches; four different k would need four times the x.)
  * Product j of 8 takes elements 4 j .. 4 j + 3 of every lane's run as b, and the same elements of x
- * row i as a: an aligned 16 bytes of x are the a of two products. At the end the two halves are
- * added by one shuffle (l ^ 4), then the warps' sums in shared memory.
+ * row i as a: an aligned 16 bytes of x are the a of two products. The eight products of a run go to
+ * sums of their own, which are scaled and added to the lane's: at that place, for the two halves of
+ * k may lie in different blocks. A lane has the scale of its own row of W but sums of four others,
+ * whose scales come by shuffles. At the end the two halves are added by a shuffle (l ^ 4), then the
+ * warps' sums in shared memory. Row-wise int8 has no scale until then.
  *
- * x: there is no cp.async on sm_70. The units (16 bytes) of the next step are loaded to registers
- * before this step is computed and stored to the other buffer behind it: one barrier per step. Unit
- * u of a row lies at u ^ (row & 3): the 8 lanes that a 128-bit load serves at once (four rows, two
- * halves) touch all 32 banks. The weights of the next step are loaded before this one is computed.
+ * Under way: codes of the next two steps, in two sets of registers; scales of the next step; x of
+ * the next step (there is no cp.async on sm_70), loaded before a step is computed and stored to the
+ * other buffer behind it: one barrier per step. Unit (16 bytes) u of a row of x lies at
+ * u ^ (row & 3): the 8 lanes that a 128-bit load serves at once (four rows, two halves) touch all
+ * 32 banks.
  *
- * Beyond K, M and the split's end x is zero, weights some finite number; beyond N lanes repeat the
- * last row and what they make is not written.
+ * Beyond K and the split's end x is zero and weights are the last ones there are, beyond M x is
+ * zero; beyond N lanes repeat the last row and what they make is not written.
  *
  * Newer devices run this too, but not on tensor cores: the compiler makes m8n8k4 from other
  * instructions there. That is for testing.
  *
- * Cost and bound: docs/kernels.md. */
+ * Cost and bound: docs/kernels.md. Numbers: docs/decisions/0018. */
+#include "kernels/matmul_codes.cuh"
 #include "kernels/matmul_mma.cuh"
 
 #include <type_traits>
@@ -45,7 +60,9 @@
 namespace
 {
 
-template <int m_tile_, bool nf4> struct shape {
+/* ---- any weights ----------------------------------------------------------------------------- */
+
+template <int m_tile_, bool nf4> struct any_shape {
     static constexpr int m_tile = m_tile_;
     static constexpr int warps_k = m_tile <= 16 ? 4 : 2;
     static constexpr int warps_n = QC_MMA_WARPS / warps_k;
@@ -66,12 +83,6 @@ template <int m_tile_, bool nf4> struct shape {
     static_assert(sizeof(uint4) * 2 * buffer_units >= sizeof(float) * m_tile * n_tile,
                   "the tile's sums lie where x was");
 };
-
-/* Blocks that fit on a multiprocessor by their registers. */
-constexpr int blocks_of(int m_tile, bool aligned)
-{
-    return aligned && m_tile <= 16 ? 2 : 1;
-}
 
 template <typename S>
 QC_DEVICE void load_x(uint4 held[S::units], const qc_mma_x &x, const qc_mma_part &p, uint64_t k)
@@ -94,11 +105,10 @@ template <typename S> QC_DEVICE void store_x(uint4 *x, const uint4 held[S::units
         x[to + i * QC_MMA_THREADS] = held[i];
 }
 
-template <int m_tile, bool nf4, bool aligned>
-static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, aligned))
-    matmul_mma884(const qc_mma_args a)
+template <int m_tile, bool nf4>
+static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const qc_mma_args a)
 {
-    using S = shape<m_tile, nf4>;
+    using S = any_shape<m_tile, nf4>;
     QC_SHARED(typename S::shared, sh);
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     unsigned q = lane % 16 / 4, half = q % 2, line = lane % 4 + lane / 16 * 4;
@@ -118,7 +128,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         if (k < p.k_end) {
 #pragma unroll
             for (int r = 0; r < S::b_tiles; r++)
-                qc_run_load<nf4, aligned>(next[r], a.w, n[r], first[r], k);
+                qc_run_load<nf4, false>(next[r], a.w, n[r], first[r], k);
         } else {
 #pragma unroll
             for (int r = 0; r < S::b_tiles; r++)
@@ -158,7 +168,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         __syncthreads(); /* this buffer is whole, and all are done with the other */
 #pragma unroll
         for (int r = 0; r < S::b_tiles; r++)
-            by[r] = qc_run_scales_of<nf4, aligned>(run[r], a.w, sh.t.small, power);
+            by[r] = qc_run_scales_of<nf4, false>(run[r], a.w, sh.t.small, power);
 
         const uint4 *x = sh.x + buffer * S::buffer_units + x_at;
 #pragma unroll
@@ -169,7 +179,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
 #pragma unroll
                 for (int i = 0; i < 4; i++)
                     b[r][i / 2][i % 2] =
-                        qc_run_word<nf4, aligned>(run[r], by[r], sh.t, look, 4 * j + i);
+                        qc_run_word<nf4, false>(run[r], by[r], sh.t, look, 4 * j + i);
 #pragma unroll
             for (int i = 0; i < S::m_parts; i++) {
                 uint4 v = x[i * 8 * S::row_units + (j ^ (line & 3u))];
@@ -209,38 +219,532 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
     qc_mma_finish<m_tile, S::n_tile>(a, p, sums, thread);
 }
 
-template <int m_tile, bool nf4>
+/* ---- aligned weights ------------------------------------------------------------------------- */
+
+enum class codes { nf4, int8_blocks, int8_rows };
+
+template <int m_tile_, codes kind_> struct shape {
+    static constexpr codes kind = kind_;
+    static constexpr bool nf4 = kind == codes::nf4;
+    static constexpr bool scaled = kind != codes::int8_rows; /* run by run; else at the end */
+    static constexpr int m_tile = m_tile_;
+    static constexpr int warps_k = m_tile <= 16 ? 4 : nf4 ? 2 : 1;
+    static constexpr int warps_n = QC_MMA_WARPS / warps_k;
+    static constexpr int b_tiles = nf4 ? 2 : 1;
+    static constexpr int n_tile = warps_n * 16 * b_tiles;
+    static constexpr int k_step = warps_k * 64;
+    static constexpr unsigned step = k_step / QC_RUN_ELEMS; /* runs */
+    static constexpr int row_units = k_step / 8;
+    static constexpr int buffer_units = m_tile * row_units;
+    static constexpr int units = buffer_units / QC_MMA_THREADS; /* per thread */
+    static constexpr int m_parts = m_tile / 8;
+    static constexpr int run_words = nf4 ? 4 : 8;
+    /* Per multiprocessor, by registers. Newer devices need more of them, to emulate m8n8k4. */
+    static constexpr int blocks = m_tile <= 16 && QC_ARCH < 80 ? 2 : 1;
+
+    struct no_table {
+    };
+    struct shared {
+        std::conditional_t<nf4, qc_codes_narrow, no_table> table;
+        union {
+            alignas(128) uint4 x[2 * buffer_units];
+            float sums[m_tile * n_tile]; /* at the end */
+        };
+    };
+    static_assert(sizeof(uint4) * buffer_units >= sizeof(qc_run_small),
+                  "the table is made from what lies in the second buffer");
+};
+
+/* Products that share x, in one grid: part i has the columns of blocks first[i] .. first[i + 1] - 1
+ * times m_tiles. */
+typedef struct {
+    uint32_t first[QC_MATMUL_GROUP_MOST]; /* UINT32_MAX: there is no such part */
+    qc_mma_args each[QC_MATMUL_GROUP_MOST];
+} group;
+
+/* Keeps the compiler from making v again wherever it is used, which takes more instructions than it
+ * saves registers. */
+QC_DEVICE void keep(unsigned &v)
+{
+    asm volatile("" : "+r"(v));
+}
+
+/* A step's codes on their way; a lane has a run in each of its B tiles. */
+template <typename S> struct stage {
+    uint32_t q[S::b_tiles][S::run_words];
+};
+
+/* Their scales come a step later: they lie in L1 but for one time in many. */
+template <typename S> struct scale_stage {
+    float scale[S::b_tiles];
+    uint32_t code[S::b_tiles];
+};
+
+template <typename S>
+QC_DEVICE void load_run(stage<S> &to, int r, const qc_run_source &w, unsigned run)
+{
+    const unsigned char *p = w.codes + (uint64_t)run * (S::run_words * 4);
+#pragma unroll
+    for (int i = 0; i < S::run_words; i += 4) {
+        uint4 v = qc_ld_stream_16(p + 4 * i);
+        to.q[r][i] = v.x;
+        to.q[r][i + 1] = v.y;
+        to.q[r][i + 2] = v.z;
+        to.q[r][i + 3] = v.w;
+    }
+}
+
+template <typename S>
+QC_DEVICE void load_scale(scale_stage<S> &to, int r, const qc_run_source &w, unsigned run,
+                          bool nested)
+{
+    unsigned block = run >> w.block_shift;
+    to.scale[r] = __ldg(w.nested_absmax + (block >> w.nested_shift));
+    if (nested)
+        to.code[r] = __ldg(w.absmax_codes + block);
+}
+
+/* Four registers of fragments of the run q: elements 8 j .. 8 j + 7. */
+template <typename S>
+QC_DEVICE void decode(uint32_t out[4], const typename S::shared &sh, const uint32_t q[], int j,
+                      unsigned lane)
+{
+    if constexpr (S::nf4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            out[i] = qc_codes_look(sh.table, lane, q[j], i);
+    } else {
+        (void)sh, (void)lane;
+        qc_codes_int8(out, q[2 * j]);
+        qc_codes_int8(out + 2, q[2 * j + 1]);
+    }
+}
+
+/* A lane has the scale of its own row of W, its sums are of four others: element e of column
+ * (e & 4) + (lane & 2) + (e & 1). */
+QC_DEVICE void scales_of_columns(float of[4], float by, unsigned lane)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        of[i] = __shfl_sync(0xffffffffu, by, (int)((lane & 14u) + i % 2 + i / 2 * 16));
+}
+
+template <typename S> QC_DEVICE void add_part(float sum[8], const float part[8], const float of[4])
+{
+#pragma unroll
+    for (int e = 0; e < 8; e++) {
+        float t = part[e];
+        if constexpr (S::kind == codes::int8_blocks)
+            t = __fmul_rn(t, QC_INT8_STEP);
+        sum[e] = S::scaled ? __fmaf_rn(t, of[e / 4 * 2 + e % 2], sum[e]) : t;
+    }
+}
+
+QC_DEVICE float scale_of(const qc_run_source &w, float scale, uint32_t code)
+{
+    if (!w.absmax)
+        scale = __fadd_rn(__fmul_rn(__ldg(w.nested_map + code), scale), w.nested_offset);
+    return scale;
+}
+
+/* Row-wise int8: sums of codes times x become sums of weights times x. A thread scales the elements
+ * that qc_mma_finish has it write. */
+template <typename S>
+QC_DEVICE void scale_rows(float *sums, const qc_mma_args &a, const qc_mma_part &p, unsigned thread)
+{
+    qc_run_power power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0);
+    static_assert(QC_MMA_THREADS % S::n_tile == 0, "a thread has one column");
+    unsigned column = thread % S::n_tile;
+    uint64_t n = p.n0 + column < a.n ? p.n0 + column : a.n - 1;
+    float scale = a.w.nested_absmax[n >> a.w.nested_shift];
+    scale = scale_of(a.w, scale, a.w.absmax ? 0 : a.w.absmax_codes[n]);
+    scale = __fmul_rn(__fmul_rn(scale, power.a), power.b);
+    for (unsigned m = thread / S::n_tile; m < S::m_tile; m += QC_MMA_THREADS / S::n_tile) {
+        float *sum = sums + qc_mma_sum_at(m, column, S::n_tile);
+        *sum = __fmul_rn(__fmul_rn(*sum, scale), QC_INT8_STEP);
+    }
+}
+
+/* Where a block works, and for which product. */
+struct group_part {
+    unsigned which;
+    qc_mma_part p;
+};
+
+template <typename S> QC_DEVICE group_part part_of(const group &g, unsigned block)
+{
+    unsigned column = block / g.each[0].m_tiles;
+    group_part v;
+    v.which = 0;
+#pragma unroll
+    for (unsigned i = 1; i < QC_MATMUL_GROUP_MOST; i++)
+        v.which += column >= g.first[i];
+    v.p = qc_mma_part_of(g.each[v.which], S::m_tile, S::n_tile);
+    v.p.m0 = g.each[0].m_first + (uint64_t)(block % g.each[0].m_tiles) * S::m_tile;
+    v.p.n0 = (uint64_t)(column - g.first[v.which]) * S::n_tile;
+    return v;
+}
+
+template <typename S>
+static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma884(const group g)
+{
+    QC_SHARED(typename S::shared, sh);
+    unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    unsigned half = lane % 8 / 4, line = lane % 4 + lane / 16 * 4;
+    unsigned warp_k = warp % S::warps_k, warp_n = warp / S::warps_k;
+
+    const group_part gp = part_of<S>(g, blockIdx.x);
+    const qc_mma_args &a = g.each[gp.which];
+    const qc_mma_part &p = gp.p;
+
+    bool nested = !a.w.absmax;
+    /* A lane's run of the step that begins `first` runs behind the split's first k is number
+     * row[r] + min(first, last) of the tensor: beyond the split's end it is the last one there is,
+     * and meets zeros of x. */
+    unsigned runs = (unsigned)((p.k_end - p.k_begin) / QC_RUN_ELEMS), own = warp_k * 2 + half;
+    own = own < runs ? own : runs - 1;
+    unsigned last = runs - 1 - own, row[S::b_tiles];
+#pragma unroll
+    for (int r = 0; r < S::b_tiles; r++) {
+        uint64_t n = p.n0 + (warp_n * S::b_tiles + r) * 16 + lane % 16 / 8 * 8 + line;
+        n = n < a.n ? n : a.n - 1;
+        row[r] = (unsigned)((n * a.k + p.k_begin) / QC_RUN_ELEMS) + own;
+        keep(row[r]);
+    }
+    stage<S> stages[2];
+    auto load_weights = [&](stage<S> &to, unsigned first) {
+        unsigned run = first < last ? first : last;
+#pragma unroll
+        for (int r = 0; r < S::b_tiles; r++)
+            load_run<S>(to, r, a.w, row[r] + run);
+    };
+    scale_stage<S> scales;
+    auto load_scales = [&](unsigned first) {
+        unsigned run = first < last ? first : last;
+#pragma unroll
+        for (int r = 0; r < S::b_tiles; r++)
+            load_scale<S>(scales, r, a.w, row[r] + run, nested);
+    };
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        load_weights(stages[i], i * S::step);
+#pragma unroll
+    for (int r = 0; r < S::b_tiles; r++)
+        scales.code[r] = 0;
+    if constexpr (S::scaled)
+        load_scales(0);
+
+    /* x in units of 16 bytes, of which a thread brings every QC_MMA_THREADS-th of a step. */
+    unsigned x_there = qc_mma_x_of(a, p, S::row_units, thread).there;
+    unsigned x_apart = QC_MMA_THREADS / S::row_units * (unsigned)(a.ldx / 8);
+    unsigned x_from = (unsigned)(((p.m0 + thread / S::row_units) * a.ldx + p.k_begin) / 8) +
+                      thread % S::row_units;
+    keep(x_from);
+    unsigned x_row = thread / S::row_units, x_unit = thread % S::row_units;
+    unsigned x_to = x_row * S::row_units + (x_unit ^ (x_row & 3u));
+    static_assert(QC_MMA_THREADS / S::row_units % 4 == 0, "the swizzle of a thread's rows is one");
+    unsigned x_end = runs > x_unit / 4 ? runs - x_unit / 4 : 0; /* steps below it have the unit */
+    keep(x_end);
+    uint4 held[S::units];
+    auto load_x = [&](unsigned first) {
+        bool inside = first < x_end;
+        unsigned from = x_from + first * (QC_RUN_ELEMS / 8);
+#pragma unroll
+        for (int i = 0; i < S::units; i++) {
+            held[i].x = held[i].y = held[i].z = held[i].w = 0;
+            if (inside && (unsigned)i < x_there)
+                held[i] =
+                    qc_ld_stream_16(reinterpret_cast<const uint4 *>(a.x) + (from + i * x_apart));
+        }
+    };
+    auto store_x = [&](unsigned buffer) {
+        uint4 *to = sh.x + buffer * S::buffer_units + x_to;
+#pragma unroll
+        for (int i = 0; i < S::units; i++)
+            to[i * QC_MMA_THREADS] = held[i];
+    };
+    load_x(0);
+    store_x(0);
+
+    /* Half of the weight's exponent goes to the scales, the rest to the sums. */
+    float power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).a;
+    if constexpr (S::nf4) {
+        power = __fmul_rn(power, qc_codes_factor(a.w));
+        qc_run_small &small = *reinterpret_cast<qc_run_small *>(sh.x + S::buffer_units);
+        qc_run_fill_small(small, a.w, thread, QC_MMA_THREADS);
+        __syncthreads();
+        qc_codes_fill(sh.table, small, a.w, thread, QC_MMA_THREADS);
+    }
+    __syncthreads();
+
+    float sum[S::b_tiles][S::m_parts][8];
+#pragma unroll
+    for (int r = 0; r < S::b_tiles; r++)
+#pragma unroll
+        for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+            for (int e = 0; e < 8; e++)
+                sum[r][i][e] = 0.0f;
+
+    /* Bytes before a lane's first unit; unit j of its run lies at x_at ^ 16 j. */
+    unsigned x_at = (line * S::row_units + warp_k * 8 + half * 4 + (line & 3u)) * sizeof(uint4);
+    keep(x_at);
+    keep(x_to);
+    auto compute = [&](stage<S> &now, unsigned first, unsigned buffer) {
+        load_x(first + S::step);
+        const unsigned char *x_bytes =
+            reinterpret_cast<const unsigned char *>(sh.x + buffer * S::buffer_units);
+        float by[S::b_tiles];
+        if constexpr (S::scaled) {
+#pragma unroll
+            for (int r = 0; r < S::b_tiles; r++)
+                by[r] = __fmul_rn(scale_of(a.w, scales.scale[r], scales.code[r]), power);
+            load_scales(first + S::step);
+        }
+        auto load_next = [&]() {
+            if (first + 2 * S::step < runs)
+                load_weights(now, first + 2 * S::step);
+        };
+        float of[S::b_tiles][4];
+        auto columns = [&]() {
+            if constexpr (S::scaled) {
+#pragma unroll
+                for (int r = 0; r < S::b_tiles; r++)
+                    scales_of_columns(of[r], by[r], lane);
+            }
+        };
+        /* What is multiplied side by side decides about registers. Up to 16 rows, all parts of x
+         * (16: of one B tile) while the tile is decoded. Above, one part after the other, with
+         * fragments of all tiles that were decoded before. */
+        constexpr bool few = S::m_parts <= 2;
+        constexpr int beside = few ? S::m_parts : 1;
+        constexpr int tiles = S::m_parts == 2 ? 1 : S::b_tiles;
+        uint32_t w[S::b_tiles][16];
+        if constexpr (!few) {
+#pragma unroll
+            for (int r = 0; r < S::b_tiles; r++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    decode<S>(w[r] + 4 * j, sh, now.q[r], j, lane);
+            load_next();
+            columns();
+        }
+#pragma unroll
+        for (int r0 = 0; r0 < S::b_tiles; r0 += tiles)
+#pragma unroll
+            for (int i0 = 0; i0 < S::m_parts; i0 += beside) {
+                if (r0 > 0)
+                    __syncwarp(); /* so that the compiler reads x again and keeps none of it */
+                float part[tiles][beside][8];
+#pragma unroll
+                for (int r = 0; r < tiles; r++)
+#pragma unroll
+                    for (int i = 0; i < beside; i++)
+#pragma unroll
+                        for (int e = 0; e < 8; e++)
+                            part[r][i][e] = S::scaled ? 0.0f : sum[r0 + r][i0 + i][e];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    if constexpr (few) {
+#pragma unroll
+                        for (int r = 0; r < tiles; r++)
+                            decode<S>(w[r0 + r] + 4 * j, sh, now.q[r0 + r], j, lane);
+                    }
+#pragma unroll
+                    for (int i = 0; i < beside; i++) {
+                        uint4 v = *reinterpret_cast<const uint4 *>(
+                            x_bytes + (x_at ^ 16u * (unsigned)j) +
+                            (i0 + i) * 8 * S::row_units * sizeof(uint4));
+                        uint32_t l[2][2] = {{v.x, v.y}, {v.z, v.w}};
+#pragma unroll
+                        for (int r = 0; r < tiles; r++) {
+                            qc_mma_m8n8k4(part[r][i], l[0], w[r0 + r] + 4 * j);
+                            qc_mma_m8n8k4(part[r][i], l[1], w[r0 + r] + 4 * j + 2);
+                        }
+                    }
+                }
+                if constexpr (few) {
+                    if (r0 + tiles == S::b_tiles)
+                        load_next();
+                    if (r0 == 0)
+                        columns();
+                }
+#pragma unroll
+                for (int r = 0; r < tiles; r++)
+#pragma unroll
+                    for (int i = 0; i < beside; i++)
+                        add_part<S>(sum[r0 + r][i0 + i], part[r][i], of[r0 + r]);
+            }
+        store_x(buffer ^ 1);
+    };
+    for (unsigned first = 0;;) {
+        compute(stages[0], first, 0);
+        first += S::step;
+        if (first >= runs)
+            break;
+        __syncthreads(); /* the other buffer is whole, and all are done with this one */
+        compute(stages[1], first, 1);
+        first += S::step;
+        if (first >= runs)
+            break;
+        __syncthreads();
+    }
+
+    __syncthreads();
+    float *sums = sh.sums;
+    float rest = S::scaled ? qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).b : 1.0f;
+    /* Of the eight sums of a part, lane l takes four from lane l ^ 4 and gives it the others. */
+#pragma unroll
+    for (int r = 0; r < S::b_tiles; r++)
+#pragma unroll
+        for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                float *v = sum[r][i];
+                float other = __shfl_xor_sync(0xffffffffu, half ? v[e] : v[e + 4], 4);
+                v[e] = __fmul_rn(__fadd_rn(half ? v[e + 4] : v[e], other), rest);
+            }
+    unsigned at_m = (lane & 1u) + lane / 16 * 4;
+    unsigned at_n = warp_n * S::b_tiles * 16 + lane % 16 / 8 * 8 + half * 4 + (lane & 2u);
+    for (int turn = 0; turn < S::warps_k; turn++) {
+        if (warp_k == (unsigned)turn) {
+#pragma unroll
+            for (int r = 0; r < S::b_tiles; r++)
+#pragma unroll
+                for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        qc_mma_put(sums + qc_mma_sum_at(at_m + i * 8 + (e & 2),
+                                                        at_n + r * 16 + (e & 1), S::n_tile),
+                                   sum[r][i][e], turn == 0);
+        }
+        __syncthreads();
+    }
+    unsigned block = blockIdx.x;
+    keep(block); /* found again, so that it takes no registers before */
+    const group_part end = part_of<S>(g, block);
+    if constexpr (!S::scaled)
+        scale_rows<S>(sums, g.each[end.which], end.p, thread);
+    qc_mma_finish<S::m_tile, S::n_tile>(g.each[end.which], end.p, sums, thread);
+}
+
+/* ---- plan and launch ------------------------------------------------------------------------- */
+
+/* K in so many parts that the busiest multiprocessor has least to do. Time is counted in sixteenths
+ * of a block's step: a block costs one step beside its own (table and pipeline filling up), a
+ * second launch about three, partial sums what the same bytes of codes would. */
+void configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s, uint32_t n_tile,
+                      uint32_t k_step, qc_matmul_plan *p)
+{
+    uint64_t sms = d->multiprocessors ? d->multiprocessors : 1;
+    uint64_t tiles = qc_matmul_tiles(s, n_tile) * ((s->m + p->m_tile - 1) / p->m_tile);
+    uint64_t steps = (s->k + k_step - 1) / k_step, best = UINT64_MAX;
+    uint64_t step_bytes = (uint64_t)n_tile * k_step / (s->kind == QC_WEIGHTS_NF4 ? 2 : 1);
+    p->splits = 1;
+    p->split_k = (steps ? steps : 1) * k_step;
+    uint64_t most = tiles < 64 * sms ? 4 * sms : 1;
+    for (uint64_t splits = 1; splits <= most && splits <= (steps > 2 ? steps / 2 : 1); splits++) {
+        uint64_t each = (steps + splits - 1) / splits;
+        uint64_t blocks = (tiles * splits + sms - 1) / sms;
+        uint64_t cost = 16 * blocks * (each + 1);
+        if (splits > 1)
+            cost += 48 + 16 * splits * s->m * s->n * 8 / (step_bytes * sms);
+        if (cost >= best)
+            continue;
+        best = cost;
+        p->split_k = (steps ? each : 1) * k_step;
+        p->splits = steps ? (uint32_t)((steps + each - 1) / each) : 1;
+    }
+}
+
+template <typename S>
 void configure_tile(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
 {
-    using S = shape<m_tile, nf4>;
-    p->m_tile = m_tile;
+    p->m_tile = S::m_tile;
     p->n_tile = S::n_tile;
     p->threads = QC_MMA_THREADS;
     p->shared_bytes = (uint32_t)sizeof(typename S::shared);
-    qc_mma_configure_splits(d, s, S::k_step, blocks_of(m_tile, p->run == QC_RUN_ALIGNED), p);
+    configure_splits(d, s, S::n_tile, S::k_step < 128 ? 128 : S::k_step, p);
 }
 
-template <bool nf4>
+template <template <int> class S, int most = 64>
 void configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
 {
     if (s->m <= 8)
-        configure_tile<8, nf4>(d, s, p);
+        configure_tile<S<8>>(d, s, p);
     else if (s->m <= 16)
-        configure_tile<16, nf4>(d, s, p);
+        configure_tile<S<16>>(d, s, p);
     else if (s->m <= 32)
-        configure_tile<32, nf4>(d, s, p);
+        configure_tile<S<32>>(d, s, p);
     else
-        configure_tile<64, nf4>(d, s, p);
+        configure_tile<S<most>>(d, s, p);
 }
 
-template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
+template <int m_tile> using nf4_shape = shape<m_tile, codes::nf4>;
+template <int m_tile> using int8_blocks_shape = shape<m_tile, codes::int8_blocks>;
+template <int m_tile> using int8_rows_shape = shape<m_tile, codes::int8_rows>;
+template <int m_tile> using any_nf4_shape = any_shape<m_tile, true>;
+template <int m_tile> using any_int8_shape = any_shape<m_tile, false>;
+
+template <typename S>
+qc_status launch_group(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
 {
-    bool nf4 = c->weights.w.kind == QC_WEIGHTS_NF4, aligned = c->plan.run == QC_RUN_ALIGNED;
+    const qc_matmul_plan *p = &c->plan;
+    auto kernel = matmul_mma884<S>;
+    QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_mma884", err));
+    group g;
+    static_assert(sizeof g <= 4096, "kernels take no more");
+    uint64_t n_tiles = 0;
+    for (uint32_t i = 0; i < QC_MATMUL_GROUP_MOST; i++) {
+        g.first[i] = i < count ? (uint32_t)n_tiles : UINT32_MAX;
+        g.each[i] = qc_mma_args_of(c + (i < count ? i : 0));
+        qc_run_source &w = g.each[i].w;
+        w.block_shift -= w.by_row ? 0 : 5;
+        if (w.absmax) {
+            w.nested_absmax = w.absmax;
+            w.nested_shift = 0;
+        }
+        if (i < count)
+            n_tiles += (c[i].n + p->n_tile - 1) / p->n_tile;
+    }
+    if (n_tiles > INT32_MAX)
+        QC_FAIL(err, QC_ERR_USAGE, "y has too many columns for one launch");
+    /* Places are 32 bits wide, in units of 16 bytes of x and of runs of codes: 64 GB of either. */
+    if (c->m > (UINT64_C(1) << 32) / (c->ldx / 8))
+        QC_FAIL(err, QC_ERR_USAGE, "x is too large for path mma-884: 2^35 elements at most");
+    for (uint32_t i = 0; i < count; i++)
+        if (c[i].n > (UINT64_C(1) << 32) / (c[i].k / QC_RUN_ELEMS))
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "a weight is too large for path mma-884: 2^37 elements at most");
+    uint64_t m_tiles = (c->m + p->m_tile - 1) / p->m_tile, most = INT32_MAX / n_tiles, now;
+    for (uint64_t done = 0; done < m_tiles; done += now) {
+        now = m_tiles - done < most ? m_tiles - done : most;
+        for (uint32_t i = 0; i < QC_MATMUL_GROUP_MOST; i++) {
+            g.each[i].m_first = done * p->m_tile;
+            g.each[i].m_tiles = (uint32_t)now;
+        }
+        dim3 grid((unsigned)(n_tiles * now), p->splits, 1);
+        QC_LAUNCH(kernel, grid, dim3(p->threads, 1, 1), p->shared_bytes, s, g);
+        QC_TRY(qc_cuda_launched("matmul_mma884", err));
+    }
+    return QC_OK;
+}
+
+template <int m_tile>
+qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    qc_weights_kind kind = c->weights.w.kind;
+    if (c->plan.run == QC_RUN_ALIGNED)
+        return kind == QC_WEIGHTS_NF4
+                   ? launch_group < nf4_shape<m_tile<32 ? m_tile : 32>>(c, count, s, err)
+               : kind == QC_WEIGHTS_INT8_ROWS
+                   ? launch_group<int8_rows_shape<m_tile>>(c, count, s, err)
+                   : launch_group<int8_blocks_shape<m_tile>>(c, count, s, err);
     auto kernel =
-        nf4       ? aligned ? matmul_mma884<m_tile, true, true> : matmul_mma884<m_tile, true, false>
-              : aligned ? matmul_mma884<m_tile, false, true>
-                  : matmul_mma884<m_tile, false, false>;
-    return qc_mma_launch_tiles(kernel, c, "matmul_mma884", s, err);
+        kind == QC_WEIGHTS_NF4 ? matmul_mma884_any<m_tile, true> : matmul_mma884_any<m_tile, false>;
+    for (uint32_t i = 0; i < count; i++)
+        QC_TRY(qc_mma_launch_tiles(kernel, c + i, "matmul_mma884_any", s, err));
+    return QC_OK;
 }
 
 } // namespace
@@ -248,30 +752,26 @@ template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s
 extern "C" void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
                                     qc_matmul_plan *p)
 {
+    bool aligned = p->run == QC_RUN_ALIGNED;
     if (s->kind == QC_WEIGHTS_NF4)
-        configure<true>(d, s, p);
+        aligned ? configure<nf4_shape, 32>(d, s, p) : configure<any_nf4_shape>(d, s, p);
+    else if (s->kind == QC_WEIGHTS_INT8_ROWS && aligned)
+        configure<int8_rows_shape>(d, s, p);
     else
-        configure<false>(d, s, p);
-}
-
-static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error *err)
-{
-    switch (c->plan.m_tile) {
-    case 8:
-        return launch<8>(c, s, err);
-    case 16:
-        return launch<16>(c, s, err);
-    case 32:
-        return launch<32>(c, s, err);
-    default:
-        return launch<64>(c, s, err);
-    }
+        aligned ? configure<int8_blocks_shape>(d, s, p) : configure<any_int8_shape>(d, s, p);
 }
 
 extern "C" qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                       qc_error *err)
 {
-    for (uint32_t i = 0; i < count; i++)
-        QC_TRY(launch_one(c + i, s, err));
-    return QC_OK;
+    switch (c->plan.m_tile) {
+    case 8:
+        return launch<8>(c, count, s, err);
+    case 16:
+        return launch<16>(c, count, s, err);
+    case 32:
+        return launch<32>(c, count, s, err);
+    default:
+        return launch<64>(c, count, s, err);
+    }
 }

@@ -69,7 +69,7 @@ EXPECTED = [
     ("cuda_dequantize.cu", r"dequantize_chunks\b", 70, 999, ["STG.128"]),
     ("matmul_dense_rows.cu", r"matmul_dense_rows\b", 70, 999, ["LDG.128", "STG.128"]),
     ("matmul_gemv.cu", r"matmul_gemv<\w+, true,", 70, 999, ["LDG.128"]),
-    ("matmul_mma884.cu", r"matmul_mma884\b", 70, 75, ["HMMA.884", "LDG.128"]),
+    ("matmul_mma884.cu", r"matmul_mma884(_any)?\b", 70, 75, ["HMMA.884", "LDG.128"]),
     ("matmul_mma16816.cu", r"matmul_mma16816\b", 80, 999, ["HMMA.16816", "LDG.128", "LDGSTS"]),
     ("matmul_stream.cu", r"matmul_stream\b", 80, 999, ["HMMA.16816"]),
 ]
