@@ -41,6 +41,9 @@ QC_NODISCARD qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t coun
 /* Of path MMA_16816, where qc_stream_takes says so. */
 QC_NODISCARD qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                         qc_error *err);
+/* Likewise where qc_tiles_takes says so. */
+QC_NODISCARD qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                       qc_error *err);
 /* partials -> y: summed over plan.splits in order, scaled by 2^-(weights.exponent + x_exponent)
  * (NULL: 0), bias added, rounded once. splits 0: no partials, y is the bias or zero. */
 QC_NODISCARD qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_stream s,
@@ -80,6 +83,9 @@ QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_weights *w, const voi
 void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
+/* Whether matmul_tiles.cu has a kernel for it; of the plan, run is looked at. */
+int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
+void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 
 /* Whether the kernel can have this shape, and its plan: of p, run and k_padded are set; blocks: 0,
  * or how many to use at most. may_share: tiles may be shared by blocks, which takes workspace. */

@@ -243,6 +243,12 @@ template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s
 extern "C" void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
                                       qc_matmul_plan *p)
 {
+    p->worker_k = 0;
+    if (p->variant != QC_MATMUL_GENERAL && qc_tiles_takes(d, s, p)) {
+        p->variant = QC_MATMUL_TILES;
+        qc_tiles_configure(d, s, p);
+        return;
+    }
     p->variant = QC_MATMUL_GENERAL;
     if (s->kind == QC_WEIGHTS_NF4)
         configure<true>(d, s, p);
@@ -269,6 +275,8 @@ extern "C" qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count,
 {
     if (c->plan.variant == QC_MATMUL_STREAM)
         return qc_stream_launch(c, count, s, err);
+    if (c->plan.variant == QC_MATMUL_TILES)
+        return qc_tiles_launch(c, count, s, err);
     for (uint32_t i = 0; i < count; i++)
         QC_TRY(launch_one(c + i, s, err));
     return QC_OK;

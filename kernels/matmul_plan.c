@@ -74,6 +74,11 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
     qc_matmul_plan p = {.run = run_mode(s)};
     if (qc_stream_takes(d, s, &p))
         return QC_MATMUL_MMA_16816;
+    /* Where a V100's tensor cores should overtake the GEMV, by the counts of docs/kernels.md. */
+    if (d->sm >= 70 && d->sm < 75 && s->m <= GEMV_ROWS && p.run == QC_RUN_ALIGNED &&
+        s->x_dtype == QC_DTYPE_F16 && s->x_alignment >= 16 &&
+        s->m >= (s->kind == QC_WEIGHTS_NF4 ? 3u : 4u))
+        return QC_MATMUL_MMA_884;
     if (s->m <= GEMV_ROWS)
         return QC_MATMUL_GEMV;
     if (s->have_gemm && s->m >= qc_matmul_gemm_rows(d, s))
@@ -189,6 +194,7 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
             uint64_t split_k = qc_ceil_div_u64(qc_ceil_div_u64(s->k, splits), K_MULTIPLE);
             p->split_k = split_k * K_MULTIPLE;
             p->splits = (uint32_t)qc_ceil_div_u64(s->k, p->split_k);
+            p->worker_k = 0;
         }
         lay_out(s, 0, p);
         if (p->splits == 1 || fits(p, limit_bytes))

@@ -64,6 +64,9 @@ typedef struct {
     uint32_t splits;       /* of K; > 1: partial sums go to the workspace, summed in order */
     uint64_t split_k;      /* k per split, a multiple of 128 (without splits k_padded will do); the
                               last may be shorter */
+    uint64_t worker_k;     /* k per block where blocks go on from one tile to the next, all tiles'
+                              k in a row; a tile then has up to `splits` parts. 0: split_k, and a
+                              block has one tile */
     uint32_t shared_bytes; /* dynamic */
     /* STREAM: the grid; whether tiles are shared by blocks of threads, which then meet in the
      * workspace; floats of partial sums there; whether launches may overlap (sm_90). */

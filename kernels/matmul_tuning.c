@@ -79,6 +79,7 @@ static const struct {
     /* sm_80 and newer have no such instruction and emulate it, slowly. */
     {QC_MATMUL_MMA_884, 0, 1, QC_MATMUL_SPLIT_ROWS, 70, 80, 0},
     {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, 1, 8, 80, UINT32_MAX, 1},
+    {QC_MATMUL_MMA_16816, QC_MATMUL_TILES, 9, QC_MATMUL_SPLIT_ROWS, 80, UINT32_MAX, 0},
     {QC_MATMUL_MMA_16816, QC_MATMUL_GENERAL, 1, QC_MATMUL_SPLIT_ROWS, 80, UINT32_MAX, 0},
     /* Up to 8 rows it moves some eight times the bytes of the others. */
     {QC_MATMUL_DEQUANT_GEMM, 0, 9, UINT64_MAX, 0, UINT32_MAX, 0},

@@ -67,7 +67,7 @@ QC_DEVICE uint32_t qc_shared_address(const void *p)
 QC_DEVICE uint32_t qc_ld_shared_4(uint32_t address)
 {
     uint32_t v;
-    asm("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(address));
     return v;
 }
 
@@ -79,6 +79,20 @@ QC_DEVICE void qc_cp_async_16(void *shared, const void *global, unsigned bytes)
 #if QC_ARCH >= 80
     unsigned s = (unsigned)__cvta_generic_to_shared(shared);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(s), "l"(global), "r"(bytes)
+                 : "memory");
+#else
+    (void)shared, (void)global, (void)bytes;
+    __trap();
+#endif
+}
+
+/* The same for what is read once and in order: L2 fetches the whole 128 bytes around it. */
+QC_DEVICE void qc_cp_async_stream_16(void *shared, const void *global, unsigned bytes)
+{
+#if QC_ARCH >= 80
+    unsigned s = (unsigned)__cvta_generic_to_shared(shared);
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(s), "l"(global),
+                 "r"(bytes)
                  : "memory");
 #else
     (void)shared, (void)global, (void)bytes;
@@ -155,6 +169,14 @@ QC_DEVICE uint32_t qc_and_or(uint32_t a, uint32_t mask, uint32_t b)
     return v;
 }
 
+/* v, of which the compiler does not know that it is: what follows from it is calculated again
+ * instead of kept, where registers are short. */
+QC_DEVICE unsigned qc_anew(unsigned v)
+{
+    asm volatile("" : "+r"(v));
+    return v;
+}
+
 /* ---- matrix products: d += a * b, float16 in, float accumulators ----------------------------- */
 
 /* mma.m8n8k4 (sm_70): four products, one per quad pair: lanes 4q .. 4q+3 and 16+4q .. 16+4q+3. With
@@ -183,6 +205,20 @@ QC_DEVICE void qc_mma_m16n8k16(float d[4], const uint32_t a[4], const uint32_t b
                  "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+    (void)d, (void)a, (void)b;
+    __trap();
+#endif
+}
+
+/* d = a * b: the first of a sum. */
+QC_DEVICE void qc_mma_m16n8k16_first(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+#if QC_ARCH >= 80
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(0.0f));
 #else
     (void)d, (void)a, (void)b;
     __trap();

@@ -217,12 +217,14 @@ static void every_split(bench *b)
 }
 
 /* Whether y of a row of the unit matrix is right for a weight: the bits of dequantizing it to
- * float16. mma-884 with aligned codes has no weights in float16 (docs/decisions/0018): int8 is
- * exact until y is rounded, and for NF4 only the code value is rounded before, to 0.6 * 2^-11 of
- * it. */
+ * float16. mma-884 with aligned codes has no weights in float16 (docs/decisions/0018), nor, of what
+ * is tried here, has mma-16816 for int8 by row: int8 is exact until y is rounded, and for NF4 only
+ * the code value is rounded before, to 0.6 * 2^-11 of it. */
 static int brings_out(const bench *b, const km_spec *spec, float weight, uint16_t got, qc_dtype y)
 {
-    if (b->path != QC_MATMUL_MMA_884 || !is_aligned(spec))
+    int exact_rows =
+        b->path == QC_MATMUL_MMA_16816 && spec->kind == QC_WEIGHTS_INT8_ROWS && spec->k % 64 == 0;
+    if (!is_aligned(spec) || (b->path != QC_MATMUL_MMA_884 && !exact_rows))
         return got == km_bits(qc_f32_from_f16(qc_f16_from_f32(weight)) + 0.0f, y);
     if (spec->kind != QC_WEIGHTS_NF4)
         return got == km_bits(weight + 0.0f, y); /* sums make -0 a 0 */

@@ -120,7 +120,9 @@ static void test_auto(void **state)
     for (uint64_t m = 1; m <= 8; m++) {
         assert_int_equal(chosen(h200(), m, 8192, 8192), QC_MATMUL_MMA_16816);
         assert_int_equal(chosen(h200(), m, 8192, 8191), QC_MATMUL_GEMV);
-        assert_int_equal(chosen(v100(), m, 1024, 8192), QC_MATMUL_GEMV);
+        assert_int_equal(chosen(v100(), m, 1024, 8192), m < 3 ? QC_MATMUL_GEMV : QC_MATMUL_MMA_884);
+        assert_int_equal(chosen(v100(), m, 1024, 8191), QC_MATMUL_GEMV);
+        assert_int_equal(chosen(t4(), m, 1024, 8192), QC_MATMUL_GEMV);
     }
     assert_int_equal(chosen(h200(), 9, 8192, 8192), QC_MATMUL_MMA_16816);
     assert_int_equal(chosen(v100(), 9, 8192, 8192), QC_MATMUL_MMA_884);

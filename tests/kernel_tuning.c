@@ -139,7 +139,7 @@ static void test_plan(void **state)
     /* Not on this device. */
     s.choice.path = QC_MATMUL_MMA_16816;
     p = plan_of(&v, &s, QC_MATMUL_AUTO, 0);
-    assert_int_equal(p.path, QC_MATMUL_GEMV);
+    assert_int_equal(p.path, QC_MATMUL_MMA_884);
     assert_int_equal(p.variant, 0);
     /* K is split no finer than 128, and less within a limit. */
     s.choice = (qc_matmul_choice){QC_MATMUL_GEMV, 0, 65535};

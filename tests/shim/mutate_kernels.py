@@ -45,9 +45,10 @@ TESTS = {
     "kernels/matmul_dense_rows.cu": ["api"],
     "kernels/matmul_mma884.cu": ["mma"],
     "kernels/matmul_mma16816.cu": ["mma"],
+    "kernels/matmul_tiles.cu": ["tiles", "mma"],
     "tests/kernel_shim_matrix.cpp": ["matrix"],
 }
-QUICKEST = ["matrix", "llama", "dequantize", "quantize", "scale_search", "gemv", "api", "mma"]
+QUICKEST = ["matrix", "llama", "dequantize", "quantize", "scale_search", "gemv", "api", "tiles", "mma"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
                      r"\([^;()]*\);")
 BOUND = re.compile(r"([\w\])]) < (?=[\w(])")

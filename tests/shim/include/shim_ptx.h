@@ -69,8 +69,8 @@ static inline uint32_t qc_shared_address(const void *p)
 
 static inline uint32_t qc_ld_shared_4(uint32_t address)
 {
-    const char *p = static_cast<const char *>(qc_shim_shared(0, 1)) + (address - 1024u);
-    qc_shim_check_shared("4-byte load", p, 4);
+    const char *p = static_cast<const char *>(qc_shim_shared(0, 1)) + ((int32_t)address - 1024);
+    qc_shim_check_shared("ld.shared", p, 4);
     uint32_t v;
     memcpy(&v, p, sizeof(v));
     return v;
@@ -85,6 +85,10 @@ static inline void qc_grid_release(void)
 }
 
 static inline void qc_cp_async_16(void *shared, const void *global, unsigned bytes)
+{
+    qc_shim_cp_async(shared, global, bytes);
+}
+static inline void qc_cp_async_stream_16(void *shared, const void *global, unsigned bytes)
 {
     qc_shim_cp_async(shared, global, bytes);
 }
@@ -182,6 +186,11 @@ QC_SHIM_UNSEEN static inline void mma_16816_compute(void *const *args, unsigned 
 }
 } // namespace qc_shim
 
+static inline unsigned qc_anew(unsigned v)
+{
+    return v;
+}
+
 static inline void qc_ldmatrix_x4(uint32_t r[4], const void *row)
 {
     qc_shim_need_sm("ldmatrix", 75);
@@ -210,6 +219,12 @@ static inline void qc_mma_m16n8k16(float d[4], const uint32_t a[4], const uint32
     qc_shim_need_sm("mma.m16n8k16", 80);
     qc_shim::product p = {d, {a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
     qc_shim_collect("mma.m16n8k16", 0xffffffffu, &p, qc_shim::mma_16816_compute);
+}
+
+static inline void qc_mma_m16n8k16_first(float d[4], const uint32_t a[4], const uint32_t b[2])
+{
+    d[0] = d[1] = d[2] = d[3] = 0.0f;
+    qc_mma_m16n8k16(d, a, b);
 }
 
 /* ---- 16-bit floats --------------------------------------------------------------------------- */

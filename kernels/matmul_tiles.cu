@@ -1,0 +1,536 @@
+/* y = x W^T with mma.m16n8k16 (sm_80 and newer), meant for 9 rows of x and more: codes and x both
+ * through a ring in shared memory, scales behind the products (matmul_codes.cuh). For aligned runs
+ * with K % 64 == 0 and one scale per 64 codes of a row, or per row; matmul_mma16816.cu has the
+ * rest.
+ *
+ * A block makes tiles of m_tile rows of x (16, 32, 64) by n_tile rows of W, 128 of k at a time (a
+ * step). Its 8 warps are 4 along N by 2 along K: a warp has a_tiles times 16 rows of W, and 64 of
+ * each step's k, all of which has one scale per row.
+ *
+ *            64 k of a warp, one row of W (32 bytes of NF4, 64 of int8)
+ *       t = 0          t = 1          t = 2          t = 3
+ *    |-- 16 codes --|-- 16 codes --|-- 16 codes --|-- 16 codes --|   row g of an A tile
+ *    |--------------|--------------|--------------|--------------|   row g + 8
+ *
+ *    product j of 4: elements 4 j .. 4 j + 3 of every lane's 16 (g = lane / 4, t = lane % 4)
+ *      a[0]  (row g; 4 j, 4 j + 1)    a[2]  (row g; 4 j + 2, 4 j + 3)    a[1], a[3]  row g + 8
+ *      b[0], b[1]  row g of 8 rows of x, the same four elements
+ *
+ * The first of the four starts from zero and the last's result is multiplied by the rows' scales
+ * into the sums: one rounding in float, and nothing in float16 but the code values and x. Row-wise
+ * int8 has exact products and its scale at the very end.
+ *
+ * Why many A tiles per warp: x is read from shared memory once for all of them, m_tile / a_tiles
+ * wavefronts per 1024 weights beside the look-ups' 16. Registers have no room for that and for
+ * codes under way, so codes come by cp.async, 16 bytes a lane and whole sectors, and wait in shared
+ * memory: 8 wavefronts per 1024 weights of NF4 for writing and reading.
+ *
+ *    m_tile  a_tiles  n_tile  stage, KB   stages      under way, KB  shared memory, bytes
+ *                             NF4 / int8  NF4 / int8  NF4 / int8     NF4 / wide / int8
+ *      16       4       256    20 / 36     6 / 4        80 / 72      160,896 / 196,608 / 152,704
+ *      32       4       256    24 / 40     5 / 3        72 / 40      160,896 / 196,608 / 128,128
+ *      64       3       192    28 / 40     4 / 3        56 / 40      151,680 / 196,608 / 127,104
+ *      16       4       256    20 / -      3 / -        20 / -        99,456 (sm_86, sm_89)
+ *
+ * With 64 rows of x, row-wise int8 has 4 A tiles and 256 rows of W, stages of 48 KB and 152,704
+ * bytes.
+ *
+ * A ring of n has n - 2 stages under way: while a step is computed, the next one is whole already,
+ * so that its x and the codes of its first tile are in registers before the barrier.
+ *
+ * Tables of NF4: narrow, or where 192 KB of shared memory are there (sm_90) wide, which lies at a
+ * multiple of 64 KB so that one PRMT makes a whole address: the compiler would add where shared
+ * memory begins otherwise, which is no constant on sm_90, to every one.
+ *
+ * In shared memory a row of x is 16 units of 16 bytes, unit u of row m at u ^ (m & 1); a row of
+ * codes 4 units (NF4), unit u of row n at u ^ (n >> 1 & 1) << 1, or 8 (int8) at u ^ (n & 1) << 2:
+ * copies and the loads of fragments touch all 32 banks once per 128 bytes.
+ *
+ * Work: the tiles of all weights, each of tile_steps, in a row; block b has worker_steps from
+ * b * worker_steps on. Either that is a tile or an equal part of its K, or blocks go on from tile
+ * to tile, so that all multiprocessors have the same (a tile's parts are then as many as its
+ * blocks). The parts' sums are added in the order of k by matmul_reduce.cu.
+ *
+ * Cost and bound: docs/kernels.md. */
+#include "kernels/matmul_tiles.cuh"
+
+#include <string.h>
+
+namespace
+{
+
+/* ---- the kernel ------------------------------------------------------------------------------ */
+
+/* What a thread copies to every stage: of x unit x_unit of row x_row and of every 16th below; of
+ * codes likewise. Small numbers share registers, of which there are none to spare. */
+template <typename S> struct copier {
+    const uint16_t *x;
+    const unsigned char *codes;
+    uint32_t to; /* unit of x in the stage, unit of codes << 16 */
+    uint32_t
+        what; /* column of x in k, of codes << 8; rows of x that are there << 16, of codes << 24 */
+};
+
+QC_DEVICE uint32_t rows_there(uint64_t row, uint64_t rows, unsigned apart)
+{
+    uint64_t there = row < rows ? (rows - row + apart - 1) / apart : 0;
+    return there < 64 ? (uint32_t)there : 64; /* more than any tile has */
+}
+
+template <typename S>
+QC_DEVICE void copier_begin(copier<S> &c, const tiles_args &a, const tiles_part &p, uint64_t m0,
+                            uint64_t n0, uint32_t k, unsigned thread)
+{
+    unsigned row = thread / 16, unit = thread % 16, column = unit * 8;
+    c.to = row * 16 + (unit ^ (row & 1u));
+    c.x = a.x + (m0 + row) * a.ldx + k + column;
+    c.what = column | rows_there(m0 + row, a.m, 16) << 16;
+    row = thread / S::row_units;
+    unit = thread % S::row_units;
+    column = unit * (S::nf4 ? 32 : 16);
+    c.to |= (row * S::row_units + (S::nf4 ? unit ^ (row >> 1 & 1u) << 1 : unit ^ (row & 1u) << 2))
+            << 16;
+    uint64_t at = (n0 + row) * a.k + k + column;
+    c.codes = p.w.codes + (S::nf4 ? at >> 1 : at);
+    c.what |= column << 8 | rows_there(n0 + row, p.n, S::copy_rows) << 24;
+}
+
+/* left: elements of k from this stage's first on; beyond, and beyond M and N, there are zeros. */
+template <typename S>
+QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args &a, int left)
+{
+    int rows = (int)(c.what & 255u) < left ? (int)(c.what >> 16 & 255u) : 0;
+    uint4 *at = to.x + (c.to & 0xffffu);
+#pragma unroll
+    for (int i = 0; i < S::x_units / THREADS; i++)
+        qc_cp_async_16(at + i * THREADS, c.x + i * 16 * a.ldx, i < rows ? 16 : 0);
+    rows = (int)(c.what >> 8 & 255u) < left ? (int)(c.what >> 24) : 0;
+    at = to.codes + (c.to >> 16);
+    uint64_t apart = (uint64_t)S::copy_rows * a.k >> (S::nf4 ? 1 : 0);
+#pragma unroll
+    for (int i = 0; i < S::n_tile / S::copy_rows; i++)
+        qc_cp_async_stream_16(at + i * THREADS, c.codes + i * apart, i < rows ? 16 : 0);
+    c.x += K_STEP;
+    c.codes += S::nf4 ? K_STEP / 2 : K_STEP;
+}
+
+/* A tile's part of y, or its partial sums; where the tile has fewer parts than there is room for,
+ * its last one writes zeros to the others. */
+template <typename S>
+QC_DEVICE void finish(const tiles_args &a, const tiles_part &p, const float *sums, const piece &now,
+                      float by_row, unsigned thread)
+{
+    uint64_t column = now.n0 + thread, m0 = now.m0;
+    uint32_t plane = now.plane, planes = now.planes;
+    if (thread >= S::n_tile || column >= p.n)
+        return;
+    int w_exponent = p.w.exponent ? *p.w.exponent : 0;
+    for (unsigned m = 0; m < (unsigned)S::m_tile && m0 + m < a.m; m++) {
+        float v = sums[m * S::n_tile + (thread ^ (m >> 1 & 3u) << 3)];
+        uint64_t row = m0 + m;
+        if (!S::scaled)
+            v = __fmul_rn(__fmul_rn(v, by_row), QC_INT8_STEP);
+        if (a.splits > 1) {
+            float *to = p.partials + row * p.n + column;
+            to[plane * a.m * p.n] = v;
+            for (uint32_t i = plane + 1; i < planes; i++)
+                to[i * a.m * p.n] = 0.0f;
+        } else {
+            qc_finish(p.y, a.y_dtype, p.ldy, row, column, p.bias, v,
+                      w_exponent + (a.x_exponent ? a.x_exponent[row] : 0));
+        }
+    }
+}
+
+template <int m_tile, kind what, int stages, bool wide>
+static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_args a)
+{
+    using S = shape<m_tile, what, stages, wide>;
+    QC_SHARED(typename S::shared, sh);
+    unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+    /* A device that gives other addresses than these is not there, and would be wrong. */
+    uint32_t table = wide ? (qc_shared_address(&sh) & ~(WIDE_AT - 1)) + WIDE_AT : 0;
+    unsigned look = wide ? table + lane * 4 : lane;
+    unsigned g = lane / 4, t = lane % 4, warp_n = warp % S::warps_n, warp_k = warp / S::warps_n;
+    unsigned n_row = warp_n * S::warp_rows + g;
+    /* This lane's units of x in a stage, and codes: 8 bytes of NF4, 16 of int8. */
+    unsigned x_at = g * 16 + warp_k * 8 + t * 2 + (g & 1u);
+    unsigned codes_at = S::nf4 ? n_row * 8 + (warp_k ^ (g >> 1 & 1u)) * 4 + t
+                               : n_row * 8 + ((warp_k ^ (g & 1u)) * 4 + t);
+    unsigned scales_at = warp_n * S::warp_rows + g * 2;
+
+    uint32_t unit = blockIdx.x * a.worker_steps;
+    for (;;) {
+        uint32_t end = (blockIdx.x + 1) * a.worker_steps;
+        end = end < a.units ? end : a.units;
+        if (unit >= end)
+            return;
+        uint32_t tile = unit / a.tile_steps, step = unit % a.tile_steps;
+        uint32_t steps = a.tile_steps - step < end - unit ? a.tile_steps - step : end - unit;
+        uint32_t number = tile / a.m_tiles, at = 0;
+        while (at + 1 < a.count && number >= a.part[at + 1].tile_first)
+            at++;
+        const tiles_part &p = a.part[at];
+        uint64_t m0 = (uint64_t)(tile % a.m_tiles) * m_tile;
+        uint64_t n0 = (uint64_t)(number - p.tile_first) * S::n_tile;
+        uint32_t k = step * K_STEP;
+        int k_end = (int)(a.k - k < steps * K_STEP ? a.k : k + steps * K_STEP);
+        float factor = factor_of<S>(p.w);
+        bool fill = unit == blockIdx.x * a.worker_steps || sh.now.part != at;
+        __syncthreads(); /* all have read it, and the ring's last sums */
+        if (thread == 0) {
+            sh.now.m0 = m0;
+            sh.now.n0 = n0;
+            sh.now.end = unit + steps;
+            sh.now.plane = blockIdx.x - tile * a.tile_steps / a.worker_steps;
+            sh.now.planes = step + steps == a.tile_steps ? a.splits : 0;
+            sh.now.part = at;
+            sh.now.factor = factor;
+        }
+
+        copier<S> copy;
+        copier_begin(copy, a, p, m0, n0, k, thread);
+#pragma unroll
+        for (int i = 0; i < stages - 1; i++) {
+            copier_step(copy, sh.ring[i], a, k_end - (int)k - i * K_STEP);
+            qc_cp_async_commit();
+        }
+        scale_reader reader;
+        if constexpr (S::scaled)
+            scale_begin(reader, p, n0 + thread, a.k, step);
+        if (fill) {
+            unsigned filling = qc_anew(thread);
+            qc_run_fill_small(sh.small, p.w, filling, THREADS);
+            __syncthreads();
+            if constexpr (S::nf4 && wide)
+                qc_codes_fill(*reinterpret_cast<qc_codes_wide *>(reinterpret_cast<char *>(&sh) +
+                                                                 (table - qc_shared_address(&sh))),
+                              sh.small, p.w, filling, THREADS);
+            else if constexpr (S::nf4)
+                qc_codes_fill(sh.narrow, sh.small, p.w, filling, THREADS);
+        }
+        auto put_scales = [&](uint32_t of_step) {
+            if (!S::scaled || thread >= S::n_tile)
+                return;
+            float two[2];
+            scale_take(two, reader, p, sh.small, factor, a.k, of_step);
+            sh.scale[of_step & 1u][0][scale_at(thread)] = two[0];
+            sh.scale[of_step & 1u][1][scale_at(thread)] = two[1];
+        };
+        put_scales(step);
+        qc_cp_async_wait<stages - 2>();
+        __syncthreads();
+
+        float sum[S::a_tiles][S::m_parts][4];
+#pragma unroll
+        for (int r = 0; r < S::a_tiles; r++)
+#pragma unroll
+            for (int i = 0; i < S::m_parts; i++)
+                sum[r][i][0] = sum[r][i][1] = sum[r][i][2] = sum[r][i][3] = 0.0f;
+        uint32_t b[S::m_parts][4][2];
+        tile_codes<S> codes;
+        codes_load(codes, sh.ring[0].codes, codes_at, 0);
+#pragma unroll
+        for (int i = 0; i < S::m_parts; i++)
+            x_load(b[i], sh.ring[0].x, x_at, i);
+        unsigned slot = 0;
+        for (uint32_t s = step; (int)(s * K_STEP) < k_end; s++) {
+            qc_cp_async_wait<stages - 3>();
+            __syncthreads(); /* the next stage is whole, and all are done with the one before */
+            copier_step(copy, sh.ring[slot ? slot - 1 : stages - 1], a,
+                        k_end - (int)(s + stages - 1) * K_STEP);
+            qc_cp_async_commit();
+            put_scales(s + 1);
+            unsigned slot_next = slot + 1 == stages ? 0 : slot + 1;
+            const typename S::stage &now = sh.ring[slot], &next = sh.ring[slot_next];
+            const float *scales = sh.scale[s & 1u][warp_k] + scales_at;
+#pragma unroll
+            for (int r = 0; r < S::a_tiles; r++) {
+                uint32_t w[4][4];
+                codes_decode<S>(w, codes, sh, look);
+                codes_load(codes, r + 1 < S::a_tiles ? now.codes : next.codes, codes_at,
+                           (r + 1) % S::a_tiles);
+                float2 by = scales_of<S>(scales, r);
+#pragma unroll
+                for (int i = 0; i < S::m_parts; i++) {
+                    /* Never taken; but the compiler sees branches, and does not begin products
+                     * before others are done, for which there are no registers. */
+                    if (S::scaled && S::m_tile == 64 && i % 4 == 0 && a.count == 0)
+                        break;
+                    multiply<S>(sum[r][i], w, b[i], by);
+                    if (r + 1 == S::a_tiles)
+                        x_load(b[i], next.x, x_at, i);
+                }
+            }
+            slot = slot_next;
+        }
+
+        /* The zeros behind the last step are copies like others, and still under way. */
+        qc_cp_async_wait<0>();
+        __syncthreads();
+        float *sums = reinterpret_cast<float *>(sh.ring);
+        unsigned last = qc_anew(thread);
+        unsigned sum_m = last % 4 * 2, sum_n = last / 32 % 4 * S::warp_rows + last % 32 / 4;
+#pragma unroll
+        for (unsigned turn = 0; turn < 2; turn++) {
+            if (last / 128 == turn) {
+#pragma unroll
+                for (int r = 0; r < S::a_tiles; r++)
+#pragma unroll
+                    for (int i = 0; i < S::m_parts; i++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            unsigned m = i * 8 + sum_m + e % 2;
+                            unsigned n = sum_n + r * 16 + e / 2 * 8;
+                            float *to = sums + m * S::n_tile + (n ^ (m >> 1 & 3u) << 3);
+                            *to = turn ? __fadd_rn(*to, sum[r][i][e]) : sum[r][i][e];
+                        }
+            }
+            __syncthreads();
+        }
+        float by_row = 1.0f;
+        const tiles_part &done = a.part[sh.now.part];
+        if (!S::scaled && sh.now.n0 + last < done.n)
+            by_row = row_scale(done.w, sh.small, sh.now.factor, sh.now.n0 + last);
+        finish<S>(a, done, sums, sh.now, by_row, last);
+        unit = sh.now.end;
+    }
+}
+
+/* ---- which tiles, and how they are shared out -------------------------------------------------
+ */
+
+typedef struct {
+    uint32_t m_tile, n_tile, shared_bytes;
+} variant;
+
+template <int m_tile, kind what, int stages, bool wide> constexpr variant variant_of(void)
+{
+    using S = shape<m_tile, what, stages, wide>;
+    return {m_tile, S::n_tile, wide ? WIDE_SHARED : (uint32_t)sizeof(typename S::shared)};
+}
+
+constexpr int of_stages(kind what, int m_tile)
+{
+    return what == KIND_NF4 ? m_tile == 16 ? 6 : m_tile == 32 ? 5 : 4 : m_tile == 16 ? 4 : 3;
+}
+
+kind kind_of(qc_weights_kind k)
+{
+    return k == QC_WEIGHTS_NF4         ? KIND_NF4
+           : k == QC_WEIGHTS_INT8_ROWS ? KIND_INT8_ROWS
+                                       : KIND_INT8_BLOCKS;
+}
+
+template <kind what, bool wide> variant large(uint64_t m)
+{
+    if (m <= 16)
+        return variant_of<16, what, of_stages(what, 16), wide>();
+    if (m <= 32)
+        return variant_of<32, what, of_stages(what, 32), wide>();
+    return variant_of<64, what, of_stages(what, 64), wide>();
+}
+
+/* shared_bytes 0: none fits. */
+variant choose(const qc_cuda_device *d, const qc_matmul_shape *s)
+{
+    kind what = kind_of(s->kind);
+    bool wide = what == KIND_NF4 && d->shared_block_bytes >= WIDE_SHARED;
+    variant v = wide                       ? large<KIND_NF4, true>(s->m)
+                : what == KIND_NF4         ? large<KIND_NF4, false>(s->m)
+                : what == KIND_INT8_BLOCKS ? large<KIND_INT8_BLOCKS, false>(s->m)
+                                           : large<KIND_INT8_ROWS, false>(s->m);
+    if (v.shared_bytes <= d->shared_block_bytes)
+        return v;
+    v = variant_of<16, KIND_NF4, 3, false>();
+    if (what == KIND_NF4 && v.shared_bytes <= d->shared_block_bytes)
+        return v;
+    return {0, 0, 0};
+}
+
+/* Clocks, roughly and all calculated (docs/kernels.md): what one step, a block and the reduction
+ * cost. Only their proportions matter. */
+double step_clocks(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p)
+{
+    double per_1024 = (s->kind == QC_WEIGHTS_NF4 ? 28.0 : 20.0) + 80.0 * p->m_tile / p->n_tile;
+    double shared = per_1024 * (p->n_tile * K_STEP / 1024);
+    double tensor = (double)p->n_tile * K_STEP * p->m_tile / 1024;
+    double bytes = p->n_tile * K_STEP * (s->kind == QC_WEIGHTS_NF4 ? 0.516 : 1.0);
+    double memory = bytes / (d->sm >= 90 ? 20.0 : 10.0);
+    double most = shared > tensor ? shared : tensor;
+    return most > memory ? most : memory;
+}
+
+constexpr double block_clocks = 3000.0; /* launch, table, until the ring is full; the last sums */
+constexpr double tile_clocks = 1500.0;  /* the same for a block's further tiles */
+
+double reduce_clocks(const qc_matmul_shape *s, uint64_t splits)
+{
+    double elems = (double)s->m * (double)s->n;
+    return splits > 1 ? 3500.0 + elems * (8.0 * (double)splits + 2.0) / 2500.0 : 0.0;
+}
+
+uint64_t ceil_of(uint64_t a, uint64_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* Most blocks that share a tile where each has worker_steps in a row. */
+uint64_t parts_of(uint64_t tile_steps, uint64_t worker_steps)
+{
+    if (worker_steps % tile_steps == 0)
+        return 1;
+    if (tile_steps % worker_steps == 0)
+        return tile_steps / worker_steps;
+    return (tile_steps + worker_steps - 2) / worker_steps + 1;
+}
+
+uint64_t tiles_of(const qc_matmul_shape *s, uint32_t m_tile, uint32_t n_tile)
+{
+    return qc_matmul_tiles(s, n_tile) * ceil_of(s->m, m_tile);
+}
+
+void configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
+{
+    uint64_t steps = ceil_of(s->k, K_STEP), tiles = tiles_of(s, p->m_tile, p->n_tile);
+    uint64_t slots = d->multiprocessors ? d->multiprocessors : 1;
+    double clocks = step_clocks(d, s, p), best = 0.0;
+    /* A tile or an equal part of its K per block; two steps at least. */
+    uint64_t most = steps / 2 < slots ? steps / 2 : slots;
+    for (uint64_t wanted = 1; wanted == 1 || wanted <= most; wanted++) {
+        uint64_t each = ceil_of(steps, wanted), splits = ceil_of(steps, each);
+        double time =
+            (double)ceil_of(tiles * splits, slots) * ((double)each * clocks + block_clocks) +
+            reduce_clocks(s, splits);
+        if (wanted == 1 || time < best) {
+            best = time;
+            p->splits = (uint32_t)splits;
+            p->split_k = each * K_STEP;
+        }
+        if (tiles * splits > 8 * slots)
+            break;
+    }
+    /* Or all multiprocessors have the same. Blocks whose tiles share weights should be on at the
+     * same time, so not where x has several. */
+    if (s->m > p->m_tile)
+        return;
+    uint64_t each = ceil_of(tiles * steps, slots), splits = parts_of(steps, each);
+    uint64_t split_k = ceil_of(ceil_of(s->k, splits), K_STEP) * K_STEP;
+    double time = (double)each * clocks + block_clocks +
+                  (double)ceil_of(each, steps) * tile_clocks + reduce_clocks(s, splits);
+    if (splits > 1 && split_k * (splits - 1) < s->k && time < best) {
+        p->splits = (uint32_t)splits;
+        p->split_k = split_k;
+        p->worker_k = each * K_STEP;
+    }
+}
+
+/* ---- launches -------------------------------------------------------------------------------- */
+
+tiles_args args_of(const qc_matmul_call *c, uint32_t count)
+{
+    const qc_matmul_plan *p = &c->plan;
+    tiles_args a;
+    memset(&a, 0, sizeof a);
+    a.count = count;
+    a.m = c->m;
+    a.ldx = c->ldx;
+    a.k = (uint32_t)c->k;
+    a.x = (const uint16_t *)c->x;
+    a.x_exponent = c->x_exponent;
+    a.y_dtype = c->y_dtype;
+    a.splits = p->splits;
+    a.m_tiles = (uint32_t)ceil_of(c->m, p->m_tile);
+    uint64_t split_steps = ceil_of(p->splits > 1 ? p->split_k : c->k, K_STEP);
+    a.worker_steps = (uint32_t)(p->worker_k ? p->worker_k / K_STEP : split_steps);
+    a.tile_steps = (uint32_t)(p->worker_k ? ceil_of(c->k, K_STEP) : split_steps * p->splits);
+    uint64_t tiles = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        tiles_part *part = a.part + i;
+        part->w = qc_run_source_of(&c[i].weights);
+        part->n = c[i].n;
+        part->ldy = c[i].ldy;
+        part->y = c[i].y;
+        part->bias = c[i].bias;
+        part->partials = p->splits > 1 ? c[i].partials : NULL;
+        part->tile_first = (uint32_t)tiles;
+        part->eights = !part->w.absmax && part->w.block_shift == 6 && part->w.nested_shift >= 3 &&
+                       c->k % (8 * BLOCK) == 0 && (uintptr_t)part->w.absmax_codes % 8 == 0;
+        tiles += ceil_of(c[i].n, p->n_tile);
+    }
+    a.units = (uint32_t)(tiles * a.m_tiles * a.tile_steps);
+    return a;
+}
+
+template <int m_tile, kind what, int stages, bool wide>
+qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    auto kernel = matmul_tiles<m_tile, what, stages, wide>;
+    const qc_matmul_plan *p = &c->plan;
+    QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_tiles", err));
+    tiles_args a = args_of(c, count);
+    dim3 grid((unsigned)ceil_of(a.units, a.worker_steps), 1, 1), block(p->threads, 1, 1);
+    QC_LAUNCH(kernel, grid, block, p->shared_bytes, s, a);
+    return qc_cuda_launched("matmul_tiles", err);
+}
+
+template <kind what, bool wide>
+qc_status launch_kind(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_error *err)
+{
+    switch (c->plan.m_tile) {
+    case 16:
+        return launch<16, what, of_stages(what, 16), wide>(c, count, s, err);
+    case 32:
+        return launch<32, what, of_stages(what, 32), wide>(c, count, s, err);
+    default:
+        return launch<64, what, of_stages(what, 64), wide>(c, count, s, err);
+    }
+}
+
+} // namespace
+
+extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
+                              const qc_matmul_plan *p)
+{
+    if (d->sm < 80 || p->run != QC_RUN_ALIGNED || s->k % BLOCK || !s->m || !s->n || !s->k)
+        return 0;
+    if (s->kind != QC_WEIGHTS_INT8_ROWS && s->block_elems < BLOCK)
+        return 0;
+    variant v = choose(d, s);
+    if (!v.shared_bytes)
+        return 0;
+    /* Steps of all tiles are counted in 31 bits, K in 30. */
+    if (s->m > INT32_MAX || s->n > INT32_MAX || s->k > INT32_MAX / 2)
+        return 0;
+    uint64_t tiles = tiles_of(s, v.m_tile, v.n_tile), steps = ceil_of(s->k, K_STEP);
+    if (s->n > NO_ROW / (s->k / BLOCK)) /* blocks of 64 in 32 bits */
+        return 0;
+    return tiles < INT32_MAX && tiles <= INT32_MAX / (2 * steps);
+}
+
+extern "C" void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
+                                   qc_matmul_plan *p)
+{
+    variant v = choose(d, s);
+    p->m_tile = v.m_tile;
+    p->n_tile = v.n_tile;
+    p->threads = THREADS;
+    p->shared_bytes = v.shared_bytes;
+    configure_splits(d, s, p);
+}
+
+extern "C" qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
+                                     qc_error *err)
+{
+    switch (c->weights.w.kind) {
+    case QC_WEIGHTS_NF4:
+        if (c->plan.shared_bytes == variant_of<16, KIND_NF4, 3, false>().shared_bytes)
+            return launch<16, KIND_NF4, 3, false>(c, count, s, err);
+        return c->plan.shared_bytes == WIDE_SHARED ? launch_kind<KIND_NF4, true>(c, count, s, err)
+                                                   : launch_kind<KIND_NF4, false>(c, count, s, err);
+    case QC_WEIGHTS_INT8_ROWS:
+        return launch_kind<KIND_INT8_ROWS, false>(c, count, s, err);
+    default:
+        return launch_kind<KIND_INT8_BLOCKS, false>(c, count, s, err);
+    }
+}

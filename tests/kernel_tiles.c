@@ -1,0 +1,483 @@
+/* The tensor-core kernel for aligned codes (matmul_tiles.cu): against double sums of the exact
+ * dequantized weights, as kernel_mma.c has it for the general one. Through the forced path; and
+ * launched directly with plans of our own, for every amount of shared memory, for groups and for
+ * every way of sharing out the work.
+ *
+ *   kernel_tiles            quick enough for the CPU shim
+ *   kernel_tiles --slow     more of the same */
+#include "tests/kernel_matmul.h"
+
+#include "kernels/matmul_kernels.h"
+
+#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+
+static int slow;
+static qc_matmul *handle;
+static qt_rng rng;
+
+/* A code's value as float16: half a unit in 2^-11.7 at most; custom maps 2^-11, and what is below
+ * float16's normals. */
+static km_rounding rounding_of(const km_spec *s)
+{
+    double scale = s->scale != 0.0 ? s->scale : 0.05;
+    return (km_rounding){.weight = s->kind == QC_WEIGHTS_NF4 ? 0x1p-11 : 0.0,
+                         .absolute = s->custom_map ? 0x1p-25 * scale : 0.0};
+}
+
+static void multiply(const km_spec *spec, km_job job)
+{
+    km_weight w;
+    km_data d;
+    job.path = QC_MATMUL_MMA_16816;
+    km_weight_make(&w, handle, spec, &rng);
+    km_data_make(&d, &w, &job, &rng);
+    km_run(handle, &w, &d);
+    km_check(&w, &d, rounding_of(spec));
+    uint16_t *before = km_host(job.m * d.job.ldy * 2);
+    memcpy(before, d.y, job.m * d.job.ldy * 2);
+    km_run(handle, &w, &d);
+    QT_CHECK(memcmp(before, d.y, job.m * d.job.ldy * 2) == 0, "another run, other bits");
+    free(before);
+    km_data_free(&d);
+    km_weight_free(&w);
+}
+
+static km_spec next_spec(unsigned t, uint64_t n, uint64_t k)
+{
+    static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
+                                            QC_WEIGHTS_INT8_BLOCKS};
+    static const uint32_t blocks[] = {64, 64, 128, 256, 512, 1024, 2048, 4096};
+    return (km_spec){
+        .kind = kinds[t % 4],
+        .n = n,
+        .k = k,
+        .block = blocks[t / 4 % COUNT(blocks)],
+        .nested = t % 4 == 2 ? 0 : t % 3 != 0,
+        .custom_map = t % 7 == 3,
+    };
+}
+
+static km_job next_job(unsigned t, uint64_t m, uint64_t n, uint64_t k)
+{
+    return (km_job){
+        .m = m,
+        .x_dtype = t / 2 % 3 == 1 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+        .y_dtype = t / 5 % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+        .ldx = t % 5 == 1   ? k + 3
+               : t % 5 == 2 ? k + 8
+                            : 0,
+        .ldy = t % 3 == 1 ? n + 5 : 0,
+        .bias = t % 2,
+        .x_shift = t % 6 == 5,
+        .y_shift = t % 4 == 3,
+    };
+}
+
+static void test_every_m(void **state)
+{
+    static const uint64_t ns[] = {1, 15, 17, 127, 129, 300}, ks[] = {64, 128, 192, 576, 512};
+    (void)state;
+    for (uint64_t m = 1; m <= 66; m += qt_every(9)) {
+        unsigned t = (unsigned)m;
+        uint64_t rows = m == 66 ? 128 : m, n = ns[m % COUNT(ns)], k = ks[m % COUNT(ks)];
+        km_spec spec = next_spec(t, n, k);
+        multiply(&spec, next_job(t, rows, n, k));
+    }
+}
+
+static void test_every_n_and_k(void **state)
+{
+    static const uint64_t ns[] = {1, 15, 17, 127, 129, 191, 192, 193, 256, 257, 300};
+    static const uint64_t ks[] = {64, 128, 192, 512, 576, 1024, 2880, 8192}, ms[] = {9, 17, 33};
+    unsigned t = 0;
+    (void)state;
+    for (size_t i = 0; i < COUNT(ns); i++)
+        for (size_t j = 0; j < COUNT(ks); j++, t++) {
+            if (ns[i] * ks[j] > (slow ? UINT64_MAX : 200000 / qt_every(4)))
+                continue;
+            km_spec spec = next_spec(t, ns[i], ks[j]);
+            multiply(&spec, next_job(t, ms[t % 3], ns[i], ks[j]));
+        }
+}
+
+/* Weights that float16 cannot hold. */
+static void test_every_scale(void **state)
+{
+    static const double scales[] = {1e-30, 1e-6, 300.0, 1e20};
+    (void)state;
+    for (size_t i = 0; i < COUNT(scales); i += qt_every(3))
+        for (unsigned kind = 0; kind < 3; kind++) {
+            km_spec spec = {.kind = kind == 0   ? QC_WEIGHTS_NF4
+                                    : kind == 1 ? QC_WEIGHTS_INT8_ROWS
+                                                : QC_WEIGHTS_INT8_BLOCKS,
+                            .n = 20,
+                            .k = 192,
+                            .block = 64,
+                            .nested = kind != 1 && i % 2,
+                            .scale = scales[i]};
+            multiply(
+                &spec,
+                (km_job){.m = i % 2 ? 40 : 9, .x_dtype = QC_DTYPE_BF16, .y_dtype = QC_DTYPE_BF16});
+        }
+}
+
+/* Less and less room for partial sums. */
+static void test_every_workspace(void **state)
+{
+    static const uint64_t room[] = {0, 30000, 9000, 6000, 256};
+    (void)state;
+    for (unsigned i = 0; i < 2 * COUNT(room); i += qt_every(3)) {
+        km_spec spec = {.kind = i % 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
+                        .n = 70,
+                        .k = 4096 + 64,
+                        .block = 64,
+                        .nested = i % 2 == 0};
+        km_job job = {
+            .m = 10, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16, .bias = 1, .x_shift = 1};
+        if (room[i / 2])
+            job.limit_bytes = QC_MATMUL_HEADER_BYTES + job.m * spec.k * 2 + 1024 + room[i / 2];
+        multiply(&spec, job);
+    }
+}
+
+/* NaN and infinity in one row of x: in y that row has what IEEE says, all others their bits. */
+static void test_not_finite(void **state)
+{
+    static const uint64_t places[] = {0, 63, 64, 127, 128, 320, 511, 575};
+    static const uint64_t ms[] = {11, 29, 61};
+    (void)state;
+    for (unsigned variant = 0; variant < 6; variant += qt_every(5)) {
+        km_spec spec = {.kind = variant % 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
+                        .n = 50,
+                        .k = 576,
+                        .block = 64};
+        km_job job = {.m = ms[variant / 2],
+                      .x_dtype = variant % 4 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                      .y_dtype = QC_DTYPE_F16,
+                      .path = QC_MATMUL_MMA_16816};
+        km_weight w;
+        km_data d;
+        km_weight_make(&w, handle, &spec, &rng);
+        km_data_make(&d, &w, &job, &rng);
+        km_run(handle, &w, &d);
+        uint64_t elems = job.m * spec.n;
+        uint16_t *before = km_host(elems * 2);
+        memcpy(before, d.y, elems * 2);
+        for (size_t i = variant % 2; i < COUNT(places); i += slow ? 1 : 3) {
+            uint64_t k = places[i], bad = (i * 7 + variant) % job.m;
+            uint16_t *x = &d.x[bad * d.job.ldx + k], kept = *x;
+            float value = i % 2 ? INFINITY : NAN;
+            *x = km_bits(value, job.x_dtype);
+            km_run(handle, &w, &d);
+            *x = kept;
+            for (uint64_t j = 0; j < elems; j++) {
+                if (j / spec.n != bad) {
+                    QT_CHECK(d.y[j] == before[j], "row %" PRIu64 " changed row %" PRIu64, bad,
+                             j / spec.n);
+                    continue;
+                }
+                float want = km_value(&w.host, j % spec.n, k) * value;
+                float got = qc_f32_from_f16(d.y[j]);
+                QT_CHECK(isnan(want) ? isnan(got) : got == want,
+                         "x[%" PRIu64 "][%" PRIu64 "] = %g makes y[..][%" PRIu64 "] %g", bad, k,
+                         (double)value, j % spec.n, (double)got);
+            }
+        }
+        free(before);
+        km_data_free(&d);
+        km_weight_free(&w);
+    }
+}
+
+/* ---- launched directly ----------------------------------------------------------------------- */
+
+static qc_cuda_device device(unsigned sm, unsigned multiprocessors, uint32_t shared_kib)
+{
+    qc_cuda_device d;
+    memset(&d, 0, sizeof d);
+    d.sm = sm;
+    d.multiprocessors = multiprocessors;
+    d.shared_block_bytes = shared_kib << 10;
+    d.shared_multiprocessor_bytes = d.shared_block_bytes + 1024;
+    return d;
+}
+
+static qc_matmul_shape shape(const km_spec *spec, uint64_t m)
+{
+    qc_matmul_shape s;
+    memset(&s, 0, sizeof s);
+    s.kind = spec->kind;
+    s.m = m;
+    s.n = spec->n;
+    s.k = spec->k;
+    s.block_elems = spec->kind == QC_WEIGHTS_INT8_ROWS ? 0 : spec->block;
+    s.x_dtype = s.y_dtype = QC_DTYPE_F16;
+    s.ldx = s.k;
+    s.x_alignment = s.codes_alignment = 16;
+    return s;
+}
+
+static int plan_of(qc_matmul_plan *p, const qc_cuda_device *d, const qc_matmul_shape *s)
+{
+    memset(p, 0, sizeof *p);
+    p->path = QC_MATMUL_MMA_16816;
+    p->run = QC_RUN_ALIGNED;
+    p->k_padded = s->k;
+    if (!qc_tiles_takes(d, s, p))
+        return 0;
+    qc_tiles_configure(d, s, p);
+    return 1;
+}
+
+#define PARTS_MOST 3
+
+/* y of `count` weights that share x in one launch, to d[i].y. x of d[0] for all. */
+static void run_directly(const qc_matmul_plan *p, const km_weight *w, km_data *d, uint32_t count)
+{
+    qc_matmul_call c[PARTS_MOST];
+    void *x = NULL, *y[PARTS_MOST] = {NULL}, *partials[PARTS_MOST] = {NULL};
+    uint64_t m = d->job.m;
+    qc_cuda_stream s = NULL;
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    (void)km_upload(d->x, m * d->k * 2, 0, &x);
+    for (uint32_t i = 0; i < count; i++) {
+        KM_OK(qc_cuda_malloc(&y[i], m * d[i].n * 2, &km_error));
+        KM_OK(qc_cuda_malloc(&partials[i], m * d[i].n * 4 * p->splits, &km_error));
+        KM_OK(qc_cuda_fill(y[i], 0xff, m * d[i].n * 2, s, &km_error));
+        KM_OK(qc_cuda_fill(partials[i], 0xff, m * d[i].n * 4 * p->splits, s, &km_error));
+        c[i] = (qc_matmul_call){.plan = *p,
+                                .weights = w[i].ready,
+                                .m = m,
+                                .n = d[i].n,
+                                .k = d->k,
+                                .x = x,
+                                .x_dtype = QC_DTYPE_F16,
+                                .ldx = d->k,
+                                .y = y[i],
+                                .y_dtype = d->job.y_dtype,
+                                .ldy = d[i].n,
+                                .partials = partials[i]};
+    }
+    KM_OK(qc_tiles_launch(c, count, s, &km_error));
+    for (uint32_t i = 0; i < count; i++) {
+        if (p->splits > 1)
+            KM_OK(qc_matmul_reduce_launch(&c[i], s, &km_error));
+        km_download(d[i].y, y[i], m * d[i].n * 2, s);
+        qc_cuda_free(y[i]);
+        qc_cuda_free(partials[i]);
+    }
+    qc_cuda_free(x);
+    qc_cuda_stream_destroy(s);
+}
+
+static void check_directly(const qc_matmul_plan *p, const km_spec *spec, uint64_t m)
+{
+    km_weight w;
+    km_data d;
+    const km_job job = {.m = m, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
+    km_weight_make(&w, handle, spec, &rng);
+    km_data_make(&d, &w, &job, &rng);
+    run_directly(p, &w, &d, 1);
+    km_check(&w, &d, rounding_of(spec));
+    km_data_free(&d);
+    km_weight_free(&w);
+}
+
+/* Tables and rings for every amount of shared memory. */
+static void test_every_memory(void **state)
+{
+    static const uint32_t kib[] = {227, 163, 99};
+    static const uint64_t ms[] = {12, 30, 50};
+    (void)state;
+    uint32_t most = qc_matmul_device(handle)->shared_block_bytes;
+    for (size_t i = 0; i < COUNT(kib); i++)
+        for (unsigned v = 0; v < 9; v += qt_every(4)) {
+            if (kib[i] << 10 > most)
+                continue;
+            qc_cuda_device d = device(90, 4, kib[i]);
+            km_spec spec = next_spec(v % 3 == 2 ? 3 : v % 3 == 1 ? 2 : 0, 260, 448);
+            spec.nested = v % 3 != 1;
+            qc_matmul_shape s = shape(&spec, ms[v / 3]);
+            qc_matmul_plan p;
+            int taken = plan_of(&p, &d, &s);
+            assert_int_equal(taken, kib[i] > 99 || spec.kind == QC_WEIGHTS_NF4);
+            if (!taken)
+                continue;
+            assert_true(p.shared_bytes <= d.shared_block_bytes);
+            assert_int_equal(p.m_tile, kib[i] == 99 ? 16 : v / 3 == 0 ? 16 : v / 3 == 1 ? 32 : 64);
+            check_directly(&p, &spec, s.m);
+        }
+}
+
+/* Blocks that go on from tile to tile: a tile's parts are as many as its blocks, fewer than there
+ * is room for in some; and blocks with several tiles. Steps of 128: 9, the last one half. */
+static void test_every_worker(void **state)
+{
+    static const uint64_t steps[] = {1, 2, 4, 5, 7, 8, 9, 10, 13, 18, 40};
+    (void)state;
+    for (size_t i = 0; i < COUNT(steps); i += qt_every(5)) {
+        qc_cuda_device d = device(90, 1, i % 2 ? 227 : 163);
+        km_spec spec = next_spec((unsigned)i % 4, 400 + i, 9 * 128 - 64);
+        qc_matmul_shape s = shape(&spec, i % 3 == 0 ? 9 : i % 3 == 1 ? 20 : 35);
+        qc_matmul_plan p;
+        if (d.shared_block_bytes > qc_matmul_device(handle)->shared_block_bytes)
+            continue;
+        assert_true(plan_of(&p, &d, &s));
+        p.worker_k = steps[i] * 128;
+        p.splits = (uint32_t)((9 + steps[i] - 2) / steps[i] + 1 + i % 2);
+        check_directly(&p, &spec, s.m);
+    }
+}
+
+/* Several weights in one grid have the bits that they have alone with the same plan. */
+static void test_groups(void **state)
+{
+    static const uint64_t ns[PARTS_MOST] = {300, 17, 193};
+    (void)state;
+    for (unsigned v = 0; v < 6; v += qt_every(5)) {
+        km_weight w[PARTS_MOST];
+        km_data d[PARTS_MOST], alone;
+        km_job job = {.m = v / 2 == 0   ? 10
+                           : v / 2 == 1 ? 31
+                                        : 70,
+                      .x_dtype = QC_DTYPE_F16,
+                      .y_dtype = QC_DTYPE_BF16};
+        uint64_t n = 0;
+        for (uint32_t i = 0; i < PARTS_MOST; i++) {
+            km_spec spec = {.kind = v % 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
+                            .n = ns[i],
+                            .k = 640,
+                            .block = 64,
+                            .nested = v % 2 == 0 && i != 1,
+                            .custom_map = v % 2 == 0 && i == 2};
+            km_weight_make(&w[i], handle, &spec, &rng);
+            km_data_make(&d[i], &w[i], &job, &rng);
+            if (i)
+                memcpy(d[i].x, d[0].x, job.m * 640 * 2);
+            n += ns[i];
+        }
+        qc_matmul_shape s = shape(&w[0].spec, job.m);
+        s.n = n;
+        s.parts = PARTS_MOST;
+        memcpy(s.part_n, ns, sizeof ns);
+        qc_cuda_device dev = *qc_matmul_device(handle);
+        dev.multiprocessors = v % 3 ? 16 : 3;
+        qc_matmul_plan p;
+        assert_true(plan_of(&p, &dev, &s));
+        run_directly(&p, w, d, PARTS_MOST);
+        for (uint32_t i = 0; i < PARTS_MOST; i++)
+            km_check(&w[i], &d[i], rounding_of(&w[i].spec));
+        if (p.worker_k) { /* borders of blocks depend on all weights; then each in its own parts */
+            p.worker_k = 0;
+            p.splits = 1;
+            run_directly(&p, w, d, PARTS_MOST);
+        }
+        for (uint32_t i = 0; i < PARTS_MOST; i++) {
+            alone = d[i];
+            alone.y = km_host(job.m * ns[i] * 2);
+            run_directly(&p, &w[i], &alone, 1);
+            QT_CHECK(memcmp(alone.y, d[i].y, job.m * ns[i] * 2) == 0,
+                     "weight %u of a group has other bits than alone", i);
+            free(alone.y);
+        }
+        for (uint32_t i = 0; i < PARTS_MOST; i++) {
+            km_data_free(&d[i]);
+            km_weight_free(&w[i]);
+        }
+    }
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+static void test_takes(void **state)
+{
+    (void)state;
+    qc_cuda_device h200 = device(90, 132, 227), rtx = device(86, 82, 99), t4 = device(75, 40, 64);
+    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 8192, .k = 8192, .block = 64};
+    qc_matmul_shape s = shape(&spec, 33);
+    qc_matmul_plan p;
+    assert_true(plan_of(&p, &h200, &s));
+    assert_true(plan_of(&p, &rtx, &s));
+    assert_false(plan_of(&p, &t4, &s));
+    p.run = QC_RUN_FLAT;
+    assert_false(qc_tiles_takes(&h200, &s, &p));
+    p.run = QC_RUN_REPACKED;
+    assert_false(qc_tiles_takes(&h200, &s, &p));
+    s.block_elems = 32;
+    assert_false(plan_of(&p, &h200, &s));
+    s.kind = QC_WEIGHTS_INT8_ROWS;
+    s.block_elems = 0;
+    assert_true(plan_of(&p, &h200, &s));
+    assert_false(plan_of(&p, &rtx, &s));
+    s.k = 8224;
+    assert_false(plan_of(&p, &h200, &s));
+    s.k = 1u << 30;
+    assert_false(plan_of(&p, &h200, &s));
+}
+
+/* What a plan promises, for all that it decides; and the shapes that it is for fill the device. */
+static void test_plans(void **state)
+{
+    static const uint64_t shapes[][2] = {{28672, 8192}, {8192, 28672}, {8192, 8192}, {1024, 8192},
+                                         {57344, 8192}, {10240, 8192}, {2880, 2880}, {1, 64},
+                                         {300, 192},    {128256, 4096}};
+    const qc_cuda_device devices[] = {device(90, 132, 227), device(80, 108, 163),
+                                      device(86, 82, 99), device(89, 128, 99)};
+    (void)state;
+    for (size_t i = 0; i < COUNT(devices); i++)
+        for (size_t j = 0; j < COUNT(shapes); j++)
+            for (uint64_t m = 1; m <= 200; m += m < 70 ? 1 : 37) {
+                const qc_cuda_device *d = &devices[i];
+                km_spec spec = {.kind = m % 5 == 4 && i < 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4,
+                                .n = shapes[j][0],
+                                .k = shapes[j][1],
+                                .block = 64};
+                qc_matmul_shape s = shape(&spec, m);
+                qc_matmul_plan p;
+                assert_true(plan_of(&p, d, &s));
+                assert_true(p.splits >= 1 && p.split_k % 128 == 0 && p.worker_k % 128 == 0);
+                assert_true(p.split_k * p.splits >= s.k && p.split_k * (p.splits - 1) < s.k);
+                uint64_t tiles = qc_matmul_tiles(&s, p.n_tile) * ((m + p.m_tile - 1) / p.m_tile);
+                uint64_t steps = (s.k + 127) / 128, each = p.split_k / 128;
+                uint64_t blocks = tiles * p.splits;
+                if (p.worker_k) {
+                    each = p.worker_k / 128;
+                    blocks = (tiles * steps + each - 1) / each;
+                    assert_true(blocks <= d->multiprocessors);
+                    for (uint64_t t = 0; t < tiles; t++)
+                        assert_true(((t + 1) * steps - 1) / each - t * steps / each < p.splits);
+                }
+                if (j >= 3 || m > 64)
+                    continue;
+                uint64_t waves = (blocks + d->multiprocessors - 1) / d->multiprocessors;
+                double share = (double)(tiles * steps) /
+                               ((double)waves * (double)d->multiprocessors * (double)each);
+                QT_CHECK(share >= 0.75, "%zu, %zu, m %" PRIu64 ": %.0f %% of the device", i, j, m,
+                         100.0 * share);
+            }
+}
+
+int main(int argc, char **argv)
+{
+    slow = argc > 1 && strcmp(argv[1], "--slow") == 0;
+    if (km_no_device())
+        return 77;
+    km_without_cublas();
+    rng.state = 8;
+    KM_OK(qc_matmul_create(&handle, 0, &km_error));
+    if (qc_matmul_device(handle)->sm < 80) {
+        print_message("skipped: this device is sm_%u\n", qc_matmul_device(handle)->sm);
+        qc_matmul_destroy(handle);
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_takes),        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_every_m),      cmocka_unit_test(test_every_n_and_k),
+        cmocka_unit_test(test_every_scale),  cmocka_unit_test(test_every_workspace),
+        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_every_memory),
+        cmocka_unit_test(test_every_worker), cmocka_unit_test(test_groups),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qc_matmul_destroy(handle);
+    return failed;
+}
