@@ -660,7 +660,8 @@ extern "C" void qc_stream_configure(const qc_cuda_device *d, const qc_matmul_sha
     p->n_tile = tile_of(s->kind);
     p->threads = THREADS;
     p->shared_bytes = shared_bytes_of(s->kind, d);
-    p->overlaps = d->sm >= 90;
+    /* From CUDA 12.3 on such launches can be captured into graphs. */
+    p->overlaps = d->sm >= 90 && d->driver_version >= 12030 && d->runtime_version >= 12030;
     p->copies_x = s->x_alignment < 16;
     p->splits = 1;
     p->split_k = p->k_padded;

@@ -304,6 +304,61 @@ static void test_gemv(void **state)
         }
 }
 
+/* Up to 8 rows on sm_80 and newer: whole tiles where that is no more work for the fullest block,
+ * else ranges that meet; launches overlap where drivers can capture that. */
+static void test_stream(void **state)
+{
+    (void)state;
+    qc_cuda_device h = h200(), a = a100(), r = rtx3090();
+    qc_matmul_shape s = shape(1, 8192, 8192);
+    qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.variant, QC_MATMUL_STREAM);
+    assert_int_equal(p.n_tile, 64);
+    assert_int_equal(p.blocks, 128);
+    assert_int_equal(p.meets, 0);
+    assert_int_equal(p.workspace_bytes, 0);
+    assert_int_equal(p.shared_bytes, 128 << 10);
+    assert_int_equal(p.overlaps, 0);
+    h.driver_version = h.runtime_version = 12030;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 1);
+    h.driver_version = 12020;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 0);
+    h.driver_version = a.driver_version = a.runtime_version = 13000;
+    p = plan_of(&a, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.blocks, 108);
+    assert_int_equal(p.meets, 1);
+    assert_int_equal(p.overlaps, 0);
+    p = plan_of(&r, &s, QC_MATMUL_AUTO, 0);
+    assert_true(p.variant == QC_MATMUL_STREAM && p.shared_bytes <= r.shared_block_bytes);
+    /* No more blocks than there is work for. */
+    s = shape(8, 1024, 1024);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.blocks, 16);
+    /* Weights that share x are one list of tiles, which do not reach from one into the next. */
+    s = shape(1, 65 + 64 + 130, 8192);
+    s.parts = 3;
+    s.part_n[0] = 65;
+    s.part_n[1] = 64;
+    s.part_n[2] = 130;
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.variant, QC_MATMUL_STREAM);
+    assert_int_equal(p.blocks, 2 * 8 + 8 + 3 * 8); /* grains of 1024 columns */
+    s.part_n[1] = 63;                              /* less than a tile */
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+    /* What it does not take. */
+    s = shape(9, 8192, 8192);
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+    s = shape(1, 63, 8192);
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+    s.kind = QC_WEIGHTS_INT8_ROWS;
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+    s = shape(1, 8192, 8192 + 32);
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+    s = shape(1, 8192, 8192);
+    s.block_elems = 32;
+    assert_int_not_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).variant, QC_MATMUL_STREAM);
+}
+
 static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
                           const qc_matmul_plan *p)
 {
@@ -440,7 +495,8 @@ int main(void)
         cmocka_unit_test(test_empty),       cmocka_unit_test(test_auto),
         cmocka_unit_test(test_forced),      cmocka_unit_test(test_run_modes),
         cmocka_unit_test(test_copies_of_x), cmocka_unit_test(test_gemv),
-        cmocka_unit_test(test_workspace),   cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_stream),      cmocka_unit_test(test_workspace),
+        cmocka_unit_test(test_limits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
