@@ -21,10 +21,10 @@
  * multiplied into the scale, which is the same: it is exact, unless a value is subnormal as a
  * float, which is then scaled before the rounding instead of after it.
  *
- * NF4 decode: a value is code_map[code] * scale, rounded as float and then as float16. That is what
- * keeps tables of float16 codes (and scaling after the product) out: they round differently, and
- * the kernels promise the bits that dequantizing gives. So the table holds floats, in shared
- * memory, laid out so that no two lanes want the same bank:
+ * NF4 decode: a value is code_map[code] * scale, rounded as float and then as float16: the bits
+ * that dequantizing gives. (Kernels with tables of float16 codes, which round differently:
+ * matmul_codes.cuh.) The table holds floats, in shared memory, laid out so that no two lanes want
+ * the same bank:
  *   qc_run_pairs    [256][16] (value of the high nibble, of the low) 32 KB. Lane l reads copy
  *                   l % 16: one 64-bit load gives two weights in two wavefronts
  *   qc_run_singles  [16][32] 2 KB. Lane l reads copy l: one 32-bit load, one weight

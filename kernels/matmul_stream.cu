@@ -526,6 +526,8 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
     unsigned char *behind = reinterpret_cast<unsigned char *>(&sh + 1);
     if (apart)
         behind += (0u - qc_shared_address(behind)) & (QC_CODES_APART - 1);
+    if (apart && qc_shared_address(behind) != QC_CODES_APART)
+        __trap(); /* more than 30 KB in front of the block's own: the table would be beyond it */
     qc_codes_wide *table = reinterpret_cast<qc_codes_wide *>(behind);
     lookup l = {table, shape<of>::nf4 ? qc_shared_address(table) + 4 * lane : 0, lane};
     bool from_memory = a.parts[0].w.code_map != nullptr;

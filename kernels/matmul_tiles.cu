@@ -148,7 +148,9 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
     using S = shape<m_tile, what, stages, wide>;
     QC_SHARED(typename S::shared, sh);
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    /* A device that gives other addresses than these is not there, and would be wrong. */
+    /* Were there more in front of the block's shared memory, the table would lie beyond its end. */
+    if (wide && (qc_shared_address(&sh) & (WIDE_AT - 1)) > DRIVER_BYTES)
+        __trap();
     uint32_t table = wide ? (qc_shared_address(&sh) & ~(WIDE_AT - 1)) + WIDE_AT : 0;
     unsigned look = wide ? table + lane * 4 : lane;
     unsigned g = lane / 4, t = lane % 4, warp_n = warp % S::warps_n, warp_k = warp / S::warps_n;
