@@ -45,10 +45,12 @@ TESTS = {
     "kernels/matmul_dense_rows.cu": ["api"],
     "kernels/matmul_mma884.cu": ["mma"],
     "kernels/matmul_mma16816.cu": ["mma"],
+    "kernels/matmul_stream.cu": ["stream"],
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
     "tests/kernel_shim_matrix.cpp": ["matrix"],
 }
-QUICKEST = ["matrix", "llama", "dequantize", "quantize", "scale_search", "gemv", "api", "tiles", "mma"]
+QUICKEST = ["matrix", "llama", "dequantize", "quantize", "scale_search", "gemv", "api", "stream", "tiles",
+            "mma"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
                      r"\([^;()]*\);")
 BOUND = re.compile(r"([\w\])]) < (?=[\w(])")
