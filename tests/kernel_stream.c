@@ -6,6 +6,7 @@
  *   kernel_stream --not-ready   with a workspace that was not made ready: must end with a trap
  *
  * What is shared by how many blocks depends on the device's multiprocessors: run with 132 and 3. */
+#include "kernels/matmul_tuning.h"
 #include "tests/kernel_matmul.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
@@ -30,16 +31,33 @@ static qc_matmul_plan plan_of(const qc_matmul *h, const km_spec *s, const km_job
         .x_alignment = j->ldx % 8 || j->x_shift % 8 ? 2 : 16,
         .codes_alignment = 16,
     };
+    shape.tuned = qc_matmul_tuning(h, &shape.tuned_count);
     qc_matmul_plan p;
     KM_OK(qc_matmul_plan_make(qc_matmul_device(h), &shape, j->path, j->limit_bytes, &p, &km_error));
     return p;
 }
 
+/* All shapes with this number of blocks of threads, from AUTO. */
+static void use_blocks(qc_matmul *h, uint64_t n, uint64_t k, uint32_t blocks)
+{
+    qc_matmul_tuned rows[3];
+    for (size_t i = 0; i < COUNT(rows); i++)
+        rows[i] = (qc_matmul_tuned){.kind = kinds[i],
+                                    .n = n,
+                                    .k = k,
+                                    .m_least = 1,
+                                    .m_most = 8,
+                                    .choice = {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, blocks}};
+    KM_OK(qc_matmul_set_tuning(h, rows, COUNT(rows), &km_error));
+}
+
+/* job.path: AUTO for the handle's table, else MMA_16816. */
 static void multiply(qc_matmul *h, qt_rng *rng, const km_spec *spec, km_job job)
 {
     km_weight w;
     km_data d;
-    job.path = QC_MATMUL_MMA_16816;
+    if (job.path != QC_MATMUL_AUTO)
+        job.path = QC_MATMUL_MMA_16816;
     qc_matmul_plan p = plan_of(h, spec, &job);
     QT_CHECK(p.variant == QC_MATMUL_STREAM, "%" PRIu64 " x %" PRIu64 " is not streamed", spec->n,
              spec->k);
@@ -94,6 +112,7 @@ static void test_shapes(void **state)
                 .bias = t % 2,
                 .x_shift = t % 6 == 5,
                 .y_shift = t % 4 == 3,
+                .path = QC_MATMUL_MMA_16816,
             };
             multiply(h, &rng, &spec, job);
         }
@@ -118,7 +137,8 @@ static void test_kinds(void **state)
             multiply(h, &rng, &spec,
                      (km_job){.m = 1 + (variant + block / 64) % 8,
                               .x_dtype = QC_DTYPE_F16,
-                              .y_dtype = QC_DTYPE_F16});
+                              .y_dtype = QC_DTYPE_F16,
+                              .path = QC_MATMUL_MMA_16816});
         }
     qc_matmul_destroy(h);
 }
@@ -139,7 +159,10 @@ static void test_scales(void **state)
                             .nested = kind != 1 && i % 2,
                             .scale = scales[i]};
             multiply(h, &rng, &spec,
-                     (km_job){.m = 5, .x_dtype = QC_DTYPE_BF16, .y_dtype = QC_DTYPE_BF16});
+                     (km_job){.m = 5,
+                              .x_dtype = QC_DTYPE_BF16,
+                              .y_dtype = QC_DTYPE_BF16,
+                              .path = QC_MATMUL_MMA_16816});
         }
     qc_matmul_destroy(h);
 }
@@ -203,6 +226,30 @@ static void test_bf16_range(void **state)
         km_check(&w, &d, (km_rounding){.weight = 0x1p-11 * 0.6, .absolute = 0});
         km_data_free(&d);
         km_weight_free(&w);
+    }
+    qc_matmul_destroy(h);
+}
+
+/* Blocks of threads with several tiles, some of which end in one and begin in the next; warps that
+ * have nothing of a tile and go on at once. */
+static void test_few_blocks(void **state)
+{
+    (void)state;
+    static const uint64_t ks[] = {192, 576, 1024, 4096};
+    qt_rng rng = qt_rng_start("few");
+    qc_matmul *h = km_handle();
+    for (unsigned t = 0; t < 24; t++) {
+        km_spec spec = {.kind = kinds[t % 3],
+                        .n = t / 3 % 2 ? 450 : 300,
+                        .k = ks[t / 6],
+                        .block = 64,
+                        .nested = t % 3 != 1};
+        use_blocks(h, spec.n, spec.k, 1 + (t + t / 6) % 4);
+        multiply(h, &rng, &spec,
+                 (km_job){.m = 1 + t % 8,
+                          .x_dtype = t % 2 ? QC_DTYPE_BF16 : QC_DTYPE_F16,
+                          .y_dtype = QC_DTYPE_F16,
+                          .path = QC_MATMUL_AUTO});
     }
     qc_matmul_destroy(h);
 }
@@ -494,11 +541,11 @@ int main(int argc, char **argv)
     if (argc > 1 && strcmp(argv[1], "--not-ready") == 0)
         return not_ready();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shapes),          cmocka_unit_test(test_kinds),
-        cmocka_unit_test(test_scales),          cmocka_unit_test(test_shared_tiles),
-        cmocka_unit_test(test_bf16_range),      cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_not_finite),      cmocka_unit_test(test_groups),
-        cmocka_unit_test(test_group_arguments),
+        cmocka_unit_test(test_shapes),     cmocka_unit_test(test_kinds),
+        cmocka_unit_test(test_scales),     cmocka_unit_test(test_shared_tiles),
+        cmocka_unit_test(test_few_blocks), cmocka_unit_test(test_bf16_range),
+        cmocka_unit_test(test_identity),   cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_groups),     cmocka_unit_test(test_group_arguments),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
