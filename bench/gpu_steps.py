@@ -56,7 +56,8 @@ LAYER_BYTES = 436 << 20
 BENCH_SECONDS = 120
 TUNE_SECONDS = 45
 BEHIND_TUNE = 240  # conversions 75, load 10, eval 15, validate 40, the sanitizers 100
-BEHIND_BENCH = BEHIND_TUNE + TUNE_SECONDS
+GROUPS_SECONDS = 20
+BEHIND_BENCH = BEHIND_TUNE + TUNE_SECONDS + GROUPS_SECONDS
 # How far a GPU's figures may be from the CPU's, relative and absolute: it multiplies float16 rows.
 EVAL_APART = {"base_perplexity": (1e-3, 0), "perplexity": (1e-3, 0), "kl_mean": (2e-2, 5e-6),
               "top1": (0, 1e-2)}
@@ -472,6 +473,15 @@ def tune(run, log, limit):
                            "--save", os.path.join(run.logs, "tuning.json")], limit)
 
 
+def groups(run, log, limit):
+    # q, k and v of a 70B model in one launch, gate and up in one.
+    seconds = max(10, min(limit - 10, GROUPS_SECONDS))
+    return run.qconv(log, ["bench", "--seconds", str(int(seconds)), "--m", "1,2,4,8",
+                           "--scheme", "nf4",
+                           "--shapes", "8192+1024+1024x8192,28672+28672x8192",
+                           "--output", os.path.join(run.logs, "groups.json")], limit)
+
+
 # ---- together ------------------------------------------------------------------------------------
 
 def finish(run):
@@ -528,6 +538,7 @@ def main(argv):
     step("tests", 120, tests)
     step("ceilings", 60, ceilings)
     step("bench", 160, bench)
+    step("groups", 35, groups)
     step("tune", 60, tune)
     step("model", 60, model)
     step("convert_absmax", 60, convert, "nf4", "absmax", "none")

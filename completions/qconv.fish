@@ -77,7 +77,7 @@ complete -c qconv -n '__qconv_is eval' -l max-kl -x -d "exit code 4 if the mean 
 complete -c qconv -n '__qconv_is report' -l eval -r -F -d "take up the result of an earlier 'qconv eval --json'"
 complete -c qconv -n '__qconv_is report' -l bench -r -F -d "take up the result of an earlier 'qconv bench --json'"
 complete -c qconv -n '__qconv_is validate' -l sample -x -d "look at this many of the quantized layers, evenly spread"
-complete -c qconv -n '__qconv_is bench' -l shapes -x -d "weights, outputs x inputs: 8192x8192,28672x8192"
+complete -c qconv -n '__qconv_is bench' -l shapes -x -d "weights, outputs x inputs: 8192x8192,8192+1024+1024x8192"
 complete -c qconv -n '__qconv_is bench' -l scheme -x -d "of nf4, nf4-plain, int8 and int8-blocks"
 complete -c qconv -n '__qconv_is validate bench' -l m -x -d "rows of activations at once, with commas between"
 complete -c qconv -n '__qconv_is validate' -l activations -r -F -d "take activations from this .safetensors file"

@@ -195,7 +195,7 @@ _qconv()
         bench)
             _arguments -s \
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
-                '--shapes=[weights, outputs x inputs\: 8192x8192,28672x8192]:LIST:' \
+                '--shapes=[weights, outputs x inputs\: 8192x8192,8192+1024+1024x8192]:LIST:' \
                 '--scheme=[of nf4, nf4-plain, int8 and int8-blocks]:LIST:' \
                 '--m=[rows of activations at once, with commas between]:LIST:' \
                 '--dtype=[of activations and results]:dtype:(fp16 bf16)' \

@@ -26,11 +26,16 @@ const char *qc_bench_scheme_name(qc_bench_scheme s); /* "nf4", "nf4-plain", ... 
 #define QC_BENCH_TRUTH     61u  /* rows of x that differ; a prime, so that no tile sees a period */
 
 /* A weight [n, k] of a linear layer. */
+#define QC_BENCH_MAX_PARTS 8u /* QC_MATMUL_GROUP_MOST */
+
 typedef struct {
     const char *model; /* "Llama-3.3-70B"; "given" for --shapes */
     const char *layer; /* "q, o" */
     uint64_t n, k;
     unsigned count; /* such weights in one decoder layer; 0: of no model */
+    /* Weights that share x, n in all; 0: one. */
+    uint32_t part_count;
+    uint64_t parts[QC_BENCH_MAX_PARTS];
 } qc_bench_shape;
 
 typedef struct {

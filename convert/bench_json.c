@@ -91,6 +91,13 @@ static void put_row(qc_json_writer *w, const qc_bench_request *q, const qc_bench
     qc_jm_u64(w, "n", s->n);
     qc_jm_u64(w, "k", s->k);
     qc_jm_u64(w, "count", s->count);
+    if (s->part_count) {
+        qc_jw_key(w, "parts");
+        qc_jw_begin_array(w);
+        for (uint32_t i = 0; i < s->part_count; i++)
+            qc_jw_u64(w, s->parts[i]);
+        qc_jw_end_array(w);
+    }
     qc_jm_u64(w, "m", row->m);
     qc_jm_string(w, "scheme", qc_bench_scheme_name(row->scheme));
     qc_jm_string(w, "path", row->path);

@@ -7,10 +7,14 @@
 
 /* config.json of meta-llama/Llama-3.3-70B-Instruct and meta-llama/Llama-3.1-8B. */
 const qc_bench_shape qc_bench_model_shapes[] = {
-    {"Llama-3.3-70B", "q, o", 8192, 8192, 2},      {"Llama-3.3-70B", "k, v", 1024, 8192, 2},
-    {"Llama-3.3-70B", "gate, up", 28672, 8192, 2}, {"Llama-3.3-70B", "down", 8192, 28672, 1},
-    {"Llama-3.1-8B", "q, o", 4096, 4096, 2},       {"Llama-3.1-8B", "k, v", 1024, 4096, 2},
-    {"Llama-3.1-8B", "gate, up", 14336, 4096, 2},  {"Llama-3.1-8B", "down", 4096, 14336, 1},
+    {"Llama-3.3-70B", "q, o", 8192, 8192, 2, 0, {0}},
+    {"Llama-3.3-70B", "k, v", 1024, 8192, 2, 0, {0}},
+    {"Llama-3.3-70B", "gate, up", 28672, 8192, 2, 0, {0}},
+    {"Llama-3.3-70B", "down", 8192, 28672, 1, 0, {0}},
+    {"Llama-3.1-8B", "q, o", 4096, 4096, 2, 0, {0}},
+    {"Llama-3.1-8B", "k, v", 1024, 4096, 2, 0, {0}},
+    {"Llama-3.1-8B", "gate, up", 14336, 4096, 2, 0, {0}},
+    {"Llama-3.1-8B", "down", 4096, 14336, 1, 0, {0}},
 };
 const uint32_t qc_bench_model_shape_count =
     sizeof qc_bench_model_shapes / sizeof *qc_bench_model_shapes;
@@ -51,6 +55,34 @@ static int read_side(const char **p, uint64_t *out)
     return 1;
 }
 
+/* N, or N1+N2+..: weights that share x. 0 if it is neither. */
+static int read_rows(const char **p, qc_bench_shape *s)
+{
+    for (;;) {
+        uint64_t n;
+        if (s->part_count == QC_BENCH_MAX_PARTS || !read_side(p, &n))
+            return 0;
+        s->parts[s->part_count++] = n;
+        s->n += n;
+        if (**p != '+')
+            break;
+        ++*p;
+    }
+    if (s->part_count == 1)
+        s->part_count = 0;
+    return s->n <= MAX_SIDE;
+}
+
+static int is_same(const qc_bench_shape *a, const qc_bench_shape *b)
+{
+    if (a->n != b->n || a->k != b->k || a->part_count != b->part_count)
+        return 0;
+    for (uint32_t i = 0; i < a->part_count; i++)
+        if (a->parts[i] != b->parts[i])
+            return 0;
+    return 1;
+}
+
 qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_request *out,
                                 qc_error *err)
 {
@@ -64,17 +96,17 @@ qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_requ
     uint32_t count = 0;
     for (const char *p = text;; p++) {
         qc_bench_shape s = {.model = "given"};
-        if (!read_side(&p, &s.n) || (*p != 'x' && *p != 'X'))
+        const char *first = p;
+        if (!read_rows(&p, &s) || (*p != 'x' && *p != 'X'))
             break;
         p++;
         if (!read_side(&p, &s.k) || (*p != ',' && *p != '\0'))
             break;
         if (count == QC_BENCH_MAX_LIST)
             QC_FAIL(err, QC_ERR_USAGE, "--shapes: more than %u shapes", QC_BENCH_MAX_LIST);
-        QC_TRY(qc_arena_printf(arena, &s.layer, err, "%llux%llu", (unsigned long long)s.n,
-                               (unsigned long long)s.k));
+        QC_TRY(qc_arena_printf(arena, &s.layer, err, "%.*s", (int)(p - first), first));
         for (uint32_t i = 0; i < count; i++)
-            if (shapes[i].n == s.n && shapes[i].k == s.k)
+            if (is_same(&shapes[i], &s))
                 QC_FAIL(err, QC_ERR_USAGE, "--shapes: %s is there twice", s.layer);
         shapes[count++] = s;
         if (!*p) {
@@ -84,7 +116,8 @@ qc_status qc_bench_parse_shapes(const char *text, qc_arena *arena, qc_bench_requ
         }
     }
     QC_FAIL(err, QC_ERR_USAGE,
-            "--shapes: '%s' is not a list of NxK, such as 8192x8192,1024x8192 (1 to %llu each)",
+            "--shapes: '%s' is not a list of NxK, such as 8192x8192,8192+1024+1024x8192 (1 to %llu "
+            "each and in all, at most 8 that share x)",
             text, (unsigned long long)MAX_SIDE);
 }
 

@@ -120,6 +120,12 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
                           .seconds = (double)o->bench.seconds,
                           .tune = o->bench.tune};
     QC_TRY(qc_bench_parse_shapes(o->bench.shapes, arena, &q, err));
+    for (uint32_t i = 0; q.tune && i < q.shape_count; i++)
+        if (q.shapes[i].part_count)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--tune measures one weight at a time, not %s; a table's row for their sum "
+                    "holds for weights that share x",
+                    q.shapes[i].layer);
     QC_TRY(qc_bench_parse_schemes(o->bench.schemes, arena, &q, err));
     QC_TRY(qc_bench_set_m(o->m, o->m_count, arena, &q, err));
     QC_TRY(qc_target_file_check("--output", o->bench.output, err));

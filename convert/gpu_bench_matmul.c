@@ -19,6 +19,8 @@ typedef qc_bench_work shape_work;
 static qc_status launch_dense(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
     const shape_work *w = ctx;
+    if (w->shape->part_count)
+        return qc_bench_dense_parts(w, w->dense[copy], s, err);
     return qc_matmul_dense(w->b->handle, w->dense[copy], w->shape->n, w->shape->k, &w->io,
                            w->b->gemm_workspace, QC_MATMUL_DENSE_WORKSPACE, s, err);
 }
@@ -32,6 +34,8 @@ static qc_status launch_quantized(void *ctx, uint32_t copy, qc_cuda_stream s, qc
 {
     const quantized *q = ctx;
     const shape_work *w = q->w;
+    if (w->shape->part_count)
+        return qc_bench_run_parts(w, &q->weights->w[copy], s, err);
     return qc_matmul_run(w->b->handle, &q->weights->w[copy], &w->io, w->path, w->workspace,
                          w->workspace_bytes, s, err);
 }
@@ -141,6 +145,8 @@ static qc_status put_row(shape_work *w, uint32_t scheme, qc_bench_contender *c, 
     row->repacked = weights->repacked;
     row->turn = rotation_of(c, read_of(w, scheme));
     row->us = qc_bench_us_of(c, rounds);
+    if (w->shape->part_count)
+        return qc_bench_parts_path(w, weights, &row->path, err);
     return qc_bench_path_of(w->b, &weights->w[0], weights->repacked, &w->io, w->path,
                             w->workspace_bytes, &row->path, err);
 }
@@ -238,8 +244,16 @@ static qc_status activations(shape_work *w, qc_error *err)
     uint64_t m = w->max_m, n = w->shape->n, k = w->shape->k, limit = w->b->device.memory_bytes / 8;
     w->workspace_bytes = 0;
     for (uint32_t i = 0; i < w->b->q->scheme_count; i++) {
-        uint64_t bytes =
-            qc_matmul_workspace_bytes(w->b->handle, &w->weights[i].w[0], m, w->path, limit);
+        const qc_matmul_weights *first = &w->weights[i].w[0];
+        qc_error why = {0};
+        uint64_t bytes = w->shape->part_count
+                             ? qc_bench_parts_workspace(w, first, m, limit, &why)
+                             : qc_matmul_workspace_bytes(w->b->handle, first, m, w->path, limit);
+        if (why.code) {
+            if (err)
+                *err = why;
+            return why.code;
+        }
         if (bytes > w->workspace_bytes)
             w->workspace_bytes = bytes;
         bytes = w->b->q->tune ? qc_bench_tune_workspace(w, i, limit) : 0;

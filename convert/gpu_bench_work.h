@@ -32,6 +32,29 @@ QC_NODISCARD qc_status qc_bench_run_and_check(qc_bench_work *w, const qc_bench_c
                                               uint32_t contender, const char *what, double *error,
                                               qc_error *err);
 
+/* ---- gpu_bench_group.c: shapes with parts ---- */
+
+/* The parts of a weight: to run as a group; y of part i begins where its columns do. */
+typedef struct {
+    qc_matmul_weights weights[QC_MATMUL_GROUP_MOST];
+    const qc_matmul_weights *pointers[QC_MATMUL_GROUP_MOST];
+    qc_matmul_io io[QC_MATMUL_GROUP_MOST];
+} qc_bench_parts;
+/* QC_ERR_USAGE where a part begins within a block of scales. */
+QC_NODISCARD qc_status qc_bench_parts_of(qc_bench_parts *out, const qc_bench_work *w,
+                                         const qc_matmul_weights *of, qc_error *err);
+QC_NODISCARD qc_status qc_bench_run_parts(const qc_bench_work *w, const qc_matmul_weights *of,
+                                          qc_cuda_stream s, qc_error *err);
+/* Each part by a product of its own. */
+QC_NODISCARD qc_status qc_bench_dense_parts(const qc_bench_work *w, const void *dense,
+                                            qc_cuda_stream s, qc_error *err);
+/* The kernel's name, as qc_bench_path_of. */
+QC_NODISCARD qc_status qc_bench_parts_path(const qc_bench_work *w, const qc_bench_weights *weights,
+                                           const char **name, qc_error *err);
+/* UINT64_MAX: there is none; err says why where the parts are the reason. */
+uint64_t qc_bench_parts_workspace(const qc_bench_work *w, const qc_matmul_weights *of, uint64_t m,
+                                  uint64_t limit_bytes, qc_error *err);
+
 /* ---- gpu_bench_tune.c ---- */
 
 /* Workspace of the candidates for every m up to w->max_m; each needs at most limit_bytes. */

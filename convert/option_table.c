@@ -252,7 +252,9 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_SHAPES, .name = "shapes", .commands = BENCH, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_TEXT, .arg = "LIST",
      .dflt_note = "the layers of Llama-3.3-70B and Llama-3.1-8B", .since = "0.3.0",
-     .help = "weights, outputs x inputs: 8192x8192,28672x8192"},
+     .help = "weights, outputs x inputs: 8192x8192,8192+1024+1024x8192",
+     .more = "With + between outputs, weights that share their input (q, k and v): one launch "
+             "of ours, and a product of cuBLAS for each."},
     {.id = QC_OPT_BENCH_SCHEME, .name = "scheme", .commands = BENCH, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,int8", .since = "0.3.0",
      .help = "of nf4, nf4-plain, int8 and int8-blocks",

@@ -35,7 +35,8 @@ class Alone(QconvCase):
         self.assertRegex(line, "this build has no GPU kernels|driver|no CUDA-capable|no device")
 
     def test_usage(self):
-        for value in ["", "8", "8x", "0x8", "8x8,", "8x8,8x8", "16777217x1"]:
+        for value in ["", "8", "8x", "0x8", "8x8,", "8x8,8x8", "16777217x1", "8+x8", "+8x8", "8+0x8",
+                      "8+8x8,8+8x8", "16777216+1x8", "1+1+1+1+1+1+1+1+1x8"]:
             self.usage("bench", "--shapes", value, has="--shapes", command="bench")
         for value in ["", "fp4", "nf4,nf4"]:
             self.usage("bench", "--scheme", value, has="--scheme", command="bench")
@@ -136,6 +137,26 @@ class Shim(QconvCase):
         self.assertIn("1 measured in ", text)
         self.assertIn("given 64x192 M=1 nf4 mma-16816: ", told)
         self.assertIn("of the roof", told)
+
+    def test_weights_that_share_x(self):
+        """One launch of ours, whose result is that of the parts' dense products together."""
+        shapes = "128+64+64x256,256x256"
+        r = json.loads(self.ok("bench", "--shapes", shapes, "--m", "1,12", "--rounds", "1", "--scheme",
+                               "nf4,int8", "--json", "-q", timeout=300))
+        self.assertEqual({(x["layer"], x["n"], tuple(x.get("parts", ()))) for x in r["rows"]},
+                         {("128+64+64x256", 256, (128, 64, 64)), ("256x256", 256, ())})
+        self.assertEqual(len(r["rows"]), 2 * 2 * 2)
+        self.assertEqual({x["path"] for x in r["rows"]}, {"mma-16816"})
+        for x in r["rows"]:
+            self.assertLess(x["error"], 1e-3)
+            self.assertIsNotNone(x["ratio"])
+        # On tiles of 64 rows parts of 40 go another way; a part that begins within scales of scales.
+        r = json.loads(self.ok("bench", "--shapes", "64+40x256", "--m", "2", "--rounds", "1", "--scheme",
+                               "nf4-plain", "--json", "-q", timeout=300))
+        self.assertEqual([x["path"] for x in r["rows"]], ["gemv"])
+        self.fails(2, "bench", "--shapes", "40+64x256", "--m", "2", "--rounds", "1", "--scheme", "nf4", "-q",
+                   has=["a part begins at element 10240", "multiple of 16384"])
+        self.fails(2, "bench", "--tune", "--shapes", "64+64x256", has=["--tune", "64+64x256"])
 
     def test_all_schemes_bf16(self):
         _, r = self.bench("--dtype", "bf16", "--scheme", "nf4,nf4-plain,int8,int8-blocks", m="3")

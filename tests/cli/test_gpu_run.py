@@ -9,7 +9,7 @@ import unittest
 from qconv_case import ROOT, QconvCase
 
 STEPS = ["machine", "build", "hardware", "tests", "ceilings", "model", "convert_absmax", "convert_nf4",
-         "convert_zstd", "convert_int8", "load", "eval", "validate", "plan", "bench", "tune", "memcheck", "racecheck", "initcheck",
+         "convert_zstd", "convert_int8", "load", "eval", "validate", "plan", "bench", "groups", "tune", "memcheck", "racecheck", "initcheck",
          "synccheck"]
 # Stands in for qconv: writes what a conversion would, fails where it is told to.
 PROGRAM = """#!/bin/sh
@@ -74,19 +74,19 @@ class GpuRun(QconvCase):
     def test_without_a_gpu(self):
         code, said = self.gpu_run(self.results, QC_RUN_WORK=self.work)
         self.assertEqual(code, 77, said)
-        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 20 steps were left "
+        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 21 steps were left "
                       "out (77), nothing was measured", said.splitlines()[-1])
         s = self.summary()
         self.assertEqual(sorted(x["step"] for x in s["steps"]), sorted(STEPS))
         self.assertEqual({x["rc"] for x in s["steps"]}, {77})
-        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 20))
+        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 21))
         self.assertEqual(os.listdir(self.work), ["logs"])
         self.assertEqual(sorted(os.listdir(self.results)), ["logs.tar.gz", "summary.json"])
 
     def test_results_from_the_environment(self):
         code, _ = self.gpu_run(OUT=self.results)
         self.assertEqual(code, 77)
-        self.assertEqual(len(self.summary()["steps"]), 20)
+        self.assertEqual(len(self.summary()["steps"]), 21)
 
     def stand_in(self, steps, **env):
         build = self.path("build")

@@ -1,0 +1,106 @@
+/* Weights that share x, as parts of one: rows of what was quantized once, each part a weight with a
+ * y of its own columns. */
+#include "convert/gpu_bench_work.h"
+
+#include <inttypes.h>
+
+/* The rows [first, first + rows) of w. */
+static qc_status part_of(qc_matmul_weights *out, const qc_matmul_weights *w, uint64_t first,
+                         uint64_t rows, qc_error *err)
+{
+    uint64_t elems = first * w->w.cols, scales;
+    uint64_t bytes = w->w.kind == QC_WEIGHTS_NF4 ? elems / 2 : elems;
+    if (w->row_bytes)
+        bytes = first * w->row_bytes;
+    *out = *w;
+    out->w.rows = rows;
+    out->w.codes = (const unsigned char *)w->w.codes + bytes;
+    while (bytes % out->alignment)
+        out->alignment /= 2;
+    if (w->w.kind == QC_WEIGHTS_INT8_ROWS) {
+        out->w.absmax += first;
+        return QC_OK;
+    }
+    uint64_t whole = (uint64_t)w->w.block_elems * (w->w.absmax ? 1 : w->w.nested_block);
+    if (elems % whole)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--shapes: a part begins at element %" PRIu64 ", a multiple of %" PRIu64
+                " was expected",
+                elems, whole);
+    scales = elems / w->w.block_elems;
+    if (w->w.absmax) {
+        out->w.absmax += scales;
+    } else {
+        out->w.absmax_codes += scales;
+        out->w.nested_absmax += scales / w->w.nested_block;
+    }
+    return QC_OK;
+}
+
+qc_status qc_bench_parts_of(qc_bench_parts *out, const qc_bench_work *w,
+                            const qc_matmul_weights *of, qc_error *err)
+{
+    uint64_t first = 0;
+    for (uint32_t i = 0; i < w->shape->part_count; i++) {
+        QC_TRY(part_of(&out->weights[i], of, first, w->shape->parts[i], err));
+        out->pointers[i] = &out->weights[i];
+        out->io[i] = w->io;
+        out->io[i].ldy = w->shape->n;
+        out->io[i].y = w->io.y ? (uint16_t *)w->io.y + first : NULL;
+        first += w->shape->parts[i];
+    }
+    return QC_OK;
+}
+
+qc_status qc_bench_run_parts(const qc_bench_work *w, const qc_matmul_weights *of, qc_cuda_stream s,
+                             qc_error *err)
+{
+    qc_bench_parts p;
+    QC_TRY(qc_bench_parts_of(&p, w, of, err));
+    return qc_matmul_run_group(w->b->handle, p.pointers, p.io, w->shape->part_count, w->path,
+                               w->workspace, w->workspace_bytes, s, err);
+}
+
+qc_status qc_bench_dense_parts(const qc_bench_work *w, const void *dense, qc_cuda_stream s,
+                               qc_error *err)
+{
+    uint64_t first = 0;
+    for (uint32_t i = 0; i < w->shape->part_count; i++) {
+        qc_matmul_io io = w->io;
+        io.ldy = w->shape->n;
+        io.y = (uint16_t *)w->io.y + first;
+        QC_TRY(qc_matmul_dense(w->b->handle, (const uint16_t *)dense + first * w->shape->k,
+                               w->shape->parts[i], w->shape->k, &io, w->b->gemm_workspace,
+                               QC_MATMUL_DENSE_WORKSPACE, s, err));
+        first += w->shape->parts[i];
+    }
+    return QC_OK;
+}
+
+qc_status qc_bench_parts_path(const qc_bench_work *w, const qc_bench_weights *weights,
+                              const char **name, qc_error *err)
+{
+    qc_bench_parts p;
+    qc_matmul_plan plan;
+    QC_TRY(qc_bench_parts_of(&p, w, &weights->w[0], err));
+    qc_matmul_shape shape = qc_bench_shape_of(w->b, &weights->w[0], weights->repacked, &w->io);
+    shape.parts = w->shape->part_count;
+    for (uint32_t i = 0; i < shape.parts; i++) {
+        shape.part_n[i] = w->shape->parts[i];
+        if (p.weights[i].alignment < shape.codes_alignment)
+            shape.codes_alignment = p.weights[i].alignment;
+    }
+    QC_TRY(qc_matmul_plan_make(&w->b->device, &shape, w->path, w->workspace_bytes, &plan, err));
+    *name = qc_matmul_path_name(plan.path);
+    return QC_OK;
+}
+
+uint64_t qc_bench_parts_workspace(const qc_bench_work *w, const qc_matmul_weights *of, uint64_t m,
+                                  uint64_t limit_bytes, qc_error *err)
+{
+    qc_bench_parts p;
+    if (qc_bench_parts_of(&p, w, of, err) != QC_OK)
+        return UINT64_MAX;
+    return qc_matmul_group_workspace_bytes(w->b->handle, p.pointers, w->shape->part_count, m,
+                                           w->path, limit_bytes);
+}
