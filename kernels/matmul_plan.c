@@ -27,10 +27,24 @@
 #define LARGE_L2    (32u << 20)
 #define DENSE_BYTES (64u << 20)
 
+static qc_run_mode run_mode(const qc_matmul_shape *s)
+{
+    if (s->repacked)
+        return QC_RUN_REPACKED;
+    return s->k % RUN_ELEMS == 0 && s->codes_alignment >= 16 ? QC_RUN_ALIGNED : QC_RUN_FLAT;
+}
+
 /* "Half a wave" and so on: how many of the device's multiprocessors get a tile of 64 columns. The
  * rows are those up to which a fused kernel was published to be no slower than dequantizing and
  * cuBLAS, for sm_75 and newer those of bitsandbytes 0.50 (backends/cuda/ops.py, gemm_4bit), for
- * sm_70 those of 1Cat-vLLM on a V100. Theirs, not measured with these kernels. */
+ * sm_70 those of 1Cat-vLLM on a V100. Theirs, not measured with these kernels.
+ *
+ * On A100 and Hopper matmul_tiles.cu splits K, so that narrow weights fill the device as well, and
+ * by its counts (docs/kernels.md) makes 64 rows at 1.5 to 3.1 times the rate at which float16
+ * weights could come from memory, where dequantizing takes longer than the product itself. What it
+ * has to reach to be no slower rises to 53 % of cuBLAS at 256 rows and 70 % at 512 (dequantizing:
+ * 0.516 + 2 + 2 bytes per weight); Marlin, of its kind, was published at 45 % of an A100's peak,
+ * and mma.sync reaches some 60 % of Hopper's. So: calculated, not measured. */
 static uint64_t fused_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
     uint64_t tiles = qc_ceil_div_u64(s->n, 64);
@@ -41,6 +55,9 @@ static uint64_t fused_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
         return 256;
     if (d->sm < 80)
         return three ? 128 : 64;
+    qc_matmul_plan p = {.run = run_mode(s)};
+    if ((d->sm == 80 || d->sm == 90) && qc_tiles_takes(d, s, &p))
+        return d->sm == 80 ? 256 : 128;
     if (d->sm < 86)
         return three ? 128 : one ? (s->k < s->n ? 64 : 32) : half && s->k < s->n ? 128 : 16;
     if (d->sm < 89)
@@ -55,13 +72,6 @@ static uint64_t fused_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
 uint64_t qc_matmul_gemm_rows(const qc_cuda_device *device, const qc_matmul_shape *shape)
 {
     return fused_rows(device, shape) + 1;
-}
-
-static qc_run_mode run_mode(const qc_matmul_shape *s)
-{
-    if (s->repacked)
-        return QC_RUN_REPACKED;
-    return s->k % RUN_ELEMS == 0 && s->codes_alignment >= 16 ? QC_RUN_ALIGNED : QC_RUN_FLAT;
 }
 
 static qc_matmul_path tensor_path(const qc_cuda_device *d)

@@ -132,13 +132,18 @@ static void test_auto(void **state)
     expect_gemm_from(v100(), 1024, 8192, 257, QC_MATMUL_MMA_884);
     expect_gemm_from(t4(), 8192, 8192, 129, QC_MATMUL_MMA_884);
     expect_gemm_from(t4(), 1024, 8192, 65, QC_MATMUL_MMA_884);
-    /* Tiles of 64 columns: 28672 / 64 = 448, 8192 / 64 = 128, 1024 / 64 = 16. */
-    expect_gemm_from(a100(), 28672, 8192, 129, QC_MATMUL_MMA_16816);
-    expect_gemm_from(a100(), 8192, 8192, 33, QC_MATMUL_MMA_16816);
-    expect_gemm_from(a100(), 8192, 4096, 65, QC_MATMUL_MMA_16816);
-    expect_gemm_from(a100(), 4096, 2048, 129, QC_MATMUL_MMA_16816);
-    expect_gemm_from(a100(), 4096, 4096, 17, QC_MATMUL_MMA_16816);
-    expect_gemm_from(a100(), 1024, 512, 17, QC_MATMUL_MMA_16816);
+    /* Where the tiles of these have the shape, whatever N. */
+    expect_gemm_from(a100(), 28672, 8192, 257, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 1024, 512, 257, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 28672, 8192, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 1024, 8192, 129, QC_MATMUL_MMA_16816);
+    /* Where not: tiles of 64 columns, 28672 / 64 = 448, 8192 / 64 = 128, 1024 / 64 = 16. */
+    expect_gemm_from(a100(), 28672, 8160, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 8192, 8224, 33, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 8192, 4128, 65, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 4096, 2016, 129, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 4096, 4128, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(a100(), 1024, 480, 17, QC_MATMUL_MMA_16816);
     expect_gemm_from(rtx3090(), 8192, 8192, 129, QC_MATMUL_MMA_16816);
     expect_gemm_from(rtx3090(), 4096, 4096, 65, QC_MATMUL_MMA_16816);
     expect_gemm_from(rtx3090(), 1024, 8192, 17, QC_MATMUL_MMA_16816);
@@ -146,10 +151,10 @@ static void test_auto(void **state)
     expect_gemm_from(rtx4090(), 8192, 8192, 129, QC_MATMUL_MMA_16816);
     expect_gemm_from(rtx4090(), 4096, 4096, 65, QC_MATMUL_MMA_16816);
     expect_gemm_from(rtx4090(), 1024, 8192, 17, QC_MATMUL_MMA_16816);
-    expect_gemm_from(h200(), 28672, 8192, 65, QC_MATMUL_MMA_16816);
-    expect_gemm_from(h200(), 17920, 8192, 49, QC_MATMUL_MMA_16816);
-    expect_gemm_from(h200(), 8960, 8192, 33, QC_MATMUL_MMA_16816);
-    expect_gemm_from(h200(), 8192, 8192, 17, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 28672, 8160, 65, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 17920, 8160, 49, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 8960, 8160, 33, QC_MATMUL_MMA_16816);
+    expect_gemm_from(h200(), 8192, 8160, 17, QC_MATMUL_MMA_16816);
     expect_gemm_from(b200(), 8192, 8192, 33, QC_MATMUL_MMA_16816);
 }
 
