@@ -239,6 +239,8 @@ def kernel_notes(r):
     notes = []
     if r["device"].get("no_gemm"):
         notes += ["", "No comparison with cuBLAS: %s." % r["device"]["no_gemm"]]
+    if r.get("tuning"):
+        notes += ["", "Kernels were chosen by a table of `qconv bench --tune`."]
     if r.get("left_out"):
         notes += ["", "%d left out: no time or no memory." % r["left_out"]]
     short = sum((row.get("rotation") or {}).get("bytes", l2 + 1) <= l2

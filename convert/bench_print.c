@@ -370,10 +370,14 @@ static qc_status markdown_table(const qc_bench_request *q, const qc_bench_result
 }
 
 /* What a table of cells does not tell; a page outlives the terminal that it was made on. */
-static qc_status markdown_notes(const qc_bench_result *r, qc_strbuf *out, qc_error *err)
+static qc_status markdown_notes(const qc_bench_request *q, const qc_bench_result *r, qc_strbuf *out,
+                                qc_error *err)
 {
     if (r->device.no_gemm)
         QC_TRY(qc_strbuf_addf(out, err, "\nNo comparison with cuBLAS: %s.\n", r->device.no_gemm));
+    if (q->tuned_by)
+        QC_TRY(qc_strbuf_adds(out, "\nKernels were chosen by a table of `qconv bench --tune`.\n",
+                              err));
     if (r->left_out)
         QC_TRY(qc_strbuf_addf(out, err, "\n%u left out: no time or no memory.\n", r->left_out));
     if (short_rotations(r))
@@ -388,5 +392,5 @@ qc_status qc_bench_markdown(const qc_bench_request *q, const qc_bench_result *r,
     for (uint32_t s = 0; s < q->shape_count; s++)
         for (uint32_t i = 0; qc_bench_first_of_model(q, s) && i < q->scheme_count; i++)
             QC_TRY(markdown_table(q, r, s, q->schemes[i], out, err));
-    return markdown_notes(r, out, err);
+    return markdown_notes(q, r, out, err);
 }

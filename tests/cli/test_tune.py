@@ -4,12 +4,16 @@ times mean nothing here, and what is found faster is chance; everything else is 
 import json
 import os
 import re
+import sys
 import unittest
 from unittest import mock
 
 from output_case import OutputCase
 from qconv_case import QconvCase, ROOT
 from test_documented import members, page, section
+
+sys.path.insert(0, os.path.join(ROOT, "bench"))
+import make_performance as performance  # noqa: E402
 
 SHIM = os.environ.get("QCONV_SHIM", os.path.join(ROOT, "build", "qconv_shim"))
 FAKE_CUBLAS = os.environ.get("FAKE_CUBLAS", os.path.join(ROOT, "build", "tests", "shim",
@@ -204,6 +208,14 @@ class Shim(OutputCase):
                                      (["--path", "gemv"], "t.json", "gemv")]:
             got, _ = self.paths("--scheme", "nf4", *args, m="1", env={"QCONV_TUNING": variable})
             self.assertEqual(got, {(1, "nf4"): path}, (args, variable))
+
+    def test_a_page_tells(self):
+        self.table([row(64, 256, "mma-16816")])
+        text = self.ok("bench", "--shapes", TINY, "--m", "1", "--rounds", "1", "--scheme", "nf4",
+                       "--tuning", "t.json", "--markdown", "--output", "o.json", timeout=200)
+        with open(self.path("o.json")) as f:
+            self.assertEqual(performance.kernel_section(json.load(f)), text)
+        self.assertIn("\nKernels were chosen by a table of `qconv bench --tune`.\n", text)
 
     def test_another_gpu(self):
         for more in [{"sm": 90}, {"multiprocessors": 2}, {"gpu": "CPU shim sm_80 Ti"}]:
