@@ -124,10 +124,11 @@ static void floors(void **state)
 static void sums_of_a_layer(void **state)
 {
     (void)state;
-    const qc_bench_shape shapes[] = {{"one", "a", 8, 8, 2},
-                                     {"two", "c", 8, 8, 1},
-                                     {"one", "b", 8, 8, 1},
-                                     {"given", "8x8", 8, 8, 0}};
+    const qc_bench_shape shapes[] = {
+        {.model = "one", .layer = "a", .n = 8, .k = 8, .count = 2},
+        {.model = "two", .layer = "c", .n = 8, .k = 8, .count = 1},
+        {.model = "one", .layer = "b", .n = 8, .k = 8, .count = 1},
+        {.model = "given", .layer = "8x8", .n = 8, .k = 8, .count = 0}};
     qc_bench_row rows[4] = {
         {.shape = 0, .m = 1, .us = {10, 9, 11, 4}, .dense = {30, 29, 31, 4}},
         {.shape = 2, .m = 1, .us = {5, 4, 6, 4}, .dense = {7, 6, 8, 4}},
