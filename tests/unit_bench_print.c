@@ -8,7 +8,9 @@
 
 #include <cmocka.h>
 
-static const qc_bench_shape shapes[] = {{"Tiny", "q, o", 64, 128, 2}, {"Tiny", "down", 128, 64, 1}};
+static const qc_bench_shape shapes[] = {
+    {.model = "Tiny", .layer = "q, o", .n = 64, .k = 128, .count = 2},
+    {.model = "Tiny", .layer = "down", .n = 128, .k = 64, .count = 1}};
 static const uint64_t some_m[] = {1, 16};
 static const qc_bench_scheme nf4 = QC_BENCH_NF4;
 static const qc_bench_request request = {.shapes = shapes,

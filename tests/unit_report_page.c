@@ -252,7 +252,8 @@ static void writing(void **state)
 static void bench_file(void **state)
 {
     (void)state;
-    static const qc_bench_shape shapes[] = {{"Tiny", "q, o", 64, 128, 2}};
+    static const qc_bench_shape shapes[] = {
+        {.model = "Tiny", .layer = "q, o", .n = 64, .k = 128, .count = 2}};
     static const uint64_t some_m[] = {1, 16};
     static const qc_bench_scheme schemes[] = {QC_BENCH_INT8_BLOCK};
     const qc_bench_request q = {.shapes = shapes,

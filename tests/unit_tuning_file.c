@@ -275,8 +275,9 @@ static void saved(void **state)
 {
     place *p = *state;
     static const uint64_t m[] = {1, 8};
-    static const qc_bench_shape shapes[] = {{"given", "64x128", 64, 128, 0},
-                                            {"given", "8x8", 8, 8, 0}};
+    static const qc_bench_shape shapes[] = {
+        {.model = "given", .layer = "64x128", .n = 64, .k = 128, .count = 0},
+        {.model = "given", .layer = "8x8", .n = 8, .k = 8, .count = 0}};
     const qc_bench_request q = {
         .shapes = shapes, .shape_count = 2, .m = m, .m_count = 2, .tune = 1};
     qc_bench_tuned tuned[] = {
