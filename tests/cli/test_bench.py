@@ -224,7 +224,7 @@ class Peer(unittest.TestCase):
 
     def test_shapes_and_method(self):
         with open(os.path.join(ROOT, "convert", "bench_shapes.c")) as f:
-            rows = re.findall(r'\{"(Llama[^"]+)", "([^"]+)", (\d+), (\d+), (\d)\}', f.read())
+            rows = re.findall(r'\{"(Llama[^"]+)", "([^"]+)", (\d+), (\d+), (\d), 0, \{0\}\}', f.read())
         self.assertEqual([(a, b, int(n), int(k), int(c)) for a, b, n, k, c in rows], peer.SHAPES)
         with open(os.path.join(ROOT, "convert", "options.c")) as f:
             ms = re.search(r"bench_m\[\] = \{([^}]+)\}", f.read()).group(1)
