@@ -2,13 +2,11 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "base/text.h"
 #include "base/workers.h"
 #include "convert/console.h"
 #include "convert/device_choice.h"
 #include "convert/eval_stats.h"
-#include "convert/eval_windows.h"
-#include "convert/tokenizer.h"
+#include "convert/token_text.h"
 #include "convert/tuning_file.h"
 #include "formats/file_io.h"
 
@@ -16,8 +14,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-#define TEXT_MAX        ((size_t)4 << 30)
-#define DEFAULT_CONTEXT 2048u
 /* What a batch may take beside weights: hidden states of both models and what computing them
  * needs. A batch is at least one window, however large that is. */
 #define BATCH_BYTES ((uint64_t)1 << 30)
@@ -100,10 +96,10 @@ static qc_status open_models(evaluation *e, qc_error *err)
     return QC_OK;
 }
 
-/* --context, or what both models can have, up to DEFAULT_CONTEXT. */
+/* --context, or what both models can have, up to QC_TOKEN_TEXT_CONTEXT. */
 static uint64_t context_of(const evaluation *e)
 {
-    uint64_t context = e->o->eval.context ? e->o->eval.context : DEFAULT_CONTEXT;
+    uint64_t context = e->o->eval.context ? e->o->eval.context : QC_TOKEN_TEXT_CONTEXT;
     for (unsigned i = 0; i < e->side_count; i++) {
         uint64_t limit = qc_llama_config_of(e->sides[i].llama)->context;
         if (limit == 0 || context <= limit)
@@ -121,118 +117,23 @@ static uint64_t context_of(const evaluation *e)
 
 /* ---- the text ------------------------------------------------------------------------------- */
 
-/* The tokenizer.json of --tokenizer, OUT or MODEL. NULL: there is none. */
-static qc_status find_tokenizer(const evaluation *e, const char **path, qc_error *err)
-{
-    *path = e->o->eval.tokenizer;
-    for (unsigned i = 0; !*path && i < e->side_count; i++) {
-        const qc_checkpoint *c = e->sides[i].checkpoint;
-        const char *file = NULL;
-        qc_path_kind kind = QC_PATH_MISSING;
-        if (!c->is_dir)
-            continue;
-        QC_TRY(qc_path_join(e->o->arena, &file, c->path, "tokenizer.json", err));
-        QC_TRY(qc_path_stat(file, &kind, NULL, err));
-        if (kind == QC_PATH_FILE)
-            *path = file;
-    }
-    return QC_OK;
-}
-
-static qc_status open_tokenizer(const evaluation *e, qc_tokenizer **out, qc_error *err)
-{
-    const char *path = NULL;
-    QC_TRY(find_tokenizer(e, &path, err));
-    if (path)
-        return qc_tokenizer_open(out, path, err);
-    if (e->vocabulary == 256)
-        return qc_tokenizer_open_bytes(out, err);
-    QC_FAIL(err, QC_ERR_INPUT,
-            "%s has no tokenizer.json; expected one there or with --tokenizer, or a text of token "
-            "ids (FILE.ids)",
-            e->o->model);
-}
-
-static qc_status check_ids(const evaluation *e, const qc_eval_ids *ids, const char *kind,
-                           qc_error *err)
-{
-    for (uint64_t i = 0; i < ids->tokens; i++)
-        if (ids->ids[i] >= e->vocabulary)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s: the %s tokenizer gives the token %" PRIu32
-                    ", which is not in the model's vocabulary of %" PRIu64,
-                    e->o->eval.text, kind, ids->ids[i], e->vocabulary);
-    return QC_OK;
-}
-
-static qc_status encode(evaluation *e, const qc_tokenizer *t, const qc_strbuf *text,
-                        qc_eval_ids *ids, qc_error *err)
-{
-    size_t count = 0;
-    void *v = NULL;
-    QC_TRY(qc_malloc(&v, sizeof *ids->lengths, err));
-    ids->lengths = v;
-    qc_status st =
-        qc_tokenizer_encode(t, text->data ? text->data : "", text->len, 0, &ids->ids, &count, err);
-    if (st != QC_OK) {
-        qc_error_prefix(err, "%s", e->o->eval.text);
-        return st;
-    }
-    ids->tokens = count;
-    if (e->o->eval.max_tokens && e->o->eval.max_tokens < ids->tokens)
-        ids->tokens = e->o->eval.max_tokens;
-    ids->lengths[0] = ids->tokens;
-    ids->count = ids->tokens > 0;
-    return check_ids(e, ids, qc_tokenizer_kind(t), err);
-}
-
-static qc_status cut(evaluation *e, const qc_eval_ids *ids, const uint32_t *front, size_t count,
-                     qc_error *err)
-{
-    e->r->tokens = ids->tokens;
-    qc_status st = qc_eval_windows_cut(&e->windows, ids, front, count, e->r->context, err);
-    if (st == QC_ERR_INPUT)
-        qc_error_prefix(err, "%s", e->o->eval.text);
-    e->r->windows = e->windows.count;
-    return st;
-}
-
-static qc_status windows_of_text(evaluation *e, const qc_strbuf *text, qc_eval_ids *ids,
-                                 qc_error *err)
-{
-    qc_tokenizer *t = NULL;
-    const uint32_t *front = NULL;
-    size_t count = 0;
-    qc_status st = open_tokenizer(e, &t, err);
-    if (st == QC_OK)
-        st = encode(e, t, text, ids, err);
-    if (st == QC_OK) {
-        qc_tokenizer_front(t, &front, &count);
-        st = cut(e, ids, front, count, err);
-        e->r->tokenizer = qc_tokenizer_kind(t);
-    }
-    qc_tokenizer_close(t);
-    return st;
-}
-
 static qc_status make_windows(evaluation *e, const qc_strbuf *text, qc_error *err)
 {
     const qc_options *o = e->o;
-    qc_eval_ids ids = {0};
-    qc_status st = QC_OK;
     e->r->context = context_of(e);
-    if (qc_ends_with(o->eval.text, ".ids")) {
-        e->r->tokenizer = "ids";
-        st = qc_eval_ids_parse(&ids, text->data ? text->data : "", text->len, e->vocabulary,
-                               o->eval.max_tokens, err);
-        if (st == QC_OK)
-            st = cut(e, &ids, NULL, 0, err);
-        else
-            qc_error_prefix(err, "%s", o->eval.text);
-    } else {
-        st = windows_of_text(e, text, &ids, err);
-    }
-    qc_eval_ids_deinit(&ids);
+    qc_token_text t = {.arena = o->arena,
+                       .name = o->eval.text,
+                       .tokenizer = o->eval.tokenizer,
+                       .model_count = e->side_count,
+                       .model = o->model,
+                       .vocabulary = e->vocabulary,
+                       .context = e->r->context,
+                       .max_tokens = o->eval.max_tokens};
+    for (unsigned i = 0; i < e->side_count; i++)
+        t.models[i] = e->sides[i].checkpoint;
+    qc_status st =
+        qc_token_text_windows(&e->windows, &t, text, &e->r->tokens, &e->r->tokenizer, err);
+    e->r->windows = e->windows.count;
     return st;
 }
 
@@ -385,7 +286,7 @@ static qc_status run(evaluation *e, qc_error *err)
 {
     qc_strbuf text;
     uint64_t batch_tokens = 0, bytes = 0;
-    qc_strbuf_init(&text, TEXT_MAX);
+    qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
     qc_status st = qc_file_slurp(e->o->eval.text, &text, err);
     if (st == QC_OK)
         st = open_side(e, e->o->model, err);

@@ -411,51 +411,121 @@ static qc_status product_phase(const chunk *k, qc_llama_part first, unsigned cou
     return run_product(&p, k->cpu->threads, err);
 }
 
-static qc_status run_chunk(chunk *k, qc_error *err)
+/* ---- the parts of a layer, each from one group of linear layers to the inputs of the next ---- */
+
+/* hidden -> c: inputs of o. */
+static qc_status attend(chunk *k, qc_error *err)
+{
+    qc_llama_cpu *cpu = k->cpu;
+    QC_TRY(product_phase(k, QC_LLAMA_Q, 3, cpu->a, cpu->shape->config.hidden, cpu->b, k->ldb, err));
+    QC_TRY(tokens_phase(k, turn_tokens, NULL, err));
+    return share(cpu->threads, cpu->tasks[k->end] - cpu->tasks[k->window], 1, attend_tasks, k, err);
+}
+
+/* Inputs of o -> hidden behind attention, a: inputs of gate and up. */
+static qc_status leave_attention(chunk *k, const float *attended, qc_error *err)
+{
+    qc_llama_cpu *cpu = k->cpu;
+    QC_TRY(product_phase(k, QC_LLAMA_O, 1, attended, k->q, cpu->a, cpu->shape->config.hidden, err));
+    return tokens_phase(k, add_tokens, k->w->vectors[QC_LLAMA_POST_NORM], err);
+}
+
+/* a -> b: inputs of down. */
+static qc_status gate(chunk *k, qc_error *err)
 {
     qc_llama_cpu *cpu = k->cpu;
     const qc_llama_config *c = &cpu->shape->config;
-    const uint64_t hidden = c->hidden, wide = 2 * c->intermediate;
-    float *const *vectors = k->w->vectors;
-    QC_TRY(tokens_phase(k, norm_tokens, vectors[QC_LLAMA_INPUT_NORM], err));
-    QC_TRY(product_phase(k, QC_LLAMA_Q, 3, cpu->a, hidden, cpu->b, k->ldb, err));
-    QC_TRY(tokens_phase(k, turn_tokens, NULL, err));
-    QC_TRY(
-        share(cpu->threads, cpu->tasks[k->end] - cpu->tasks[k->window], 1, attend_tasks, k, err));
-    QC_TRY(product_phase(k, QC_LLAMA_O, 1, cpu->c, k->q, cpu->a, hidden, err));
-    QC_TRY(tokens_phase(k, add_tokens, vectors[QC_LLAMA_POST_NORM], err));
-    QC_TRY(product_phase(k, QC_LLAMA_GATE, 2, cpu->a, hidden, cpu->b, wide, err));
-    QC_TRY(tokens_phase(k, gate_tokens, NULL, err));
-    QC_TRY(product_phase(k, QC_LLAMA_DOWN, 1, cpu->b, wide, cpu->a, hidden, err));
+    QC_TRY(product_phase(k, QC_LLAMA_GATE, 2, cpu->a, c->hidden, cpu->b, 2 * c->intermediate, err));
+    return tokens_phase(k, gate_tokens, NULL, err);
+}
+
+/* b -> hidden behind the layer. */
+static qc_status leave_layer(chunk *k, qc_error *err)
+{
+    qc_llama_cpu *cpu = k->cpu;
+    const qc_llama_config *c = &cpu->shape->config;
+    QC_TRY(product_phase(k, QC_LLAMA_DOWN, 1, cpu->b, 2 * c->intermediate, cpu->a, c->hidden, err));
     return tokens_phase(k, add_tokens, NULL, err);
 }
 
-/* Windows that are in work together: whole ones, QC_LLAMA_TOKENS at most but for the first. */
-static void next_chunk(chunk *k, float *hidden)
+static qc_status run_chunk(chunk *k, qc_error *err)
 {
-    const qc_llama_cpu *cpu = k->cpu;
-    k->window = k->end;
-    k->start = cpu->starts[k->window];
+    QC_TRY(tokens_phase(k, norm_tokens, k->w->vectors[QC_LLAMA_INPUT_NORM], err));
+    QC_TRY(attend(k, err));
+    QC_TRY(leave_attention(k, k->cpu->c, err));
+    QC_TRY(gate(k, err));
+    return leave_layer(k, err);
+}
+
+int qc_llama_cpu_next(const qc_llama_cpu *cpu, qc_llama_chunk *c)
+{
+    c->window = c->end;
+    if (c->window == cpu->batch.count)
+        return 0;
+    c->start = cpu->starts[c->window];
     do
-        k->end++;
-    while (k->end < cpu->batch.count &&
-           cpu->starts[k->end + 1] - k->start <= (uint64_t)QC_LLAMA_TOKENS);
-    k->tokens = cpu->starts[k->end] - k->start;
-    k->hidden = hidden + k->start * cpu->shape->config.hidden;
+        c->end++;
+    while (c->end < cpu->batch.count &&
+           cpu->starts[c->end + 1] - c->start <= (uint64_t)QC_LLAMA_TOKENS);
+    c->tokens = cpu->starts[c->end] - c->start;
+    return 1;
+}
+
+static chunk chunk_of(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t layer,
+                      const qc_llama_chunk *at, float *hidden)
+{
+    const qc_llama_config *c = &cpu->shape->config;
+    chunk k = {.cpu = cpu,
+               .w = w,
+               .window = at->window,
+               .end = at->end,
+               .start = at->start,
+               .tokens = at->tokens,
+               .span = cpu->shape->windows[layer],
+               .hidden = hidden + at->start * c->hidden,
+               .normed = cpu->a,
+               .q = c->heads * c->head_dim,
+               .kv = c->kv_heads * c->head_dim};
+    k.ldb = k.q + 2 * k.kv;
+    return k;
 }
 
 qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t layer,
                              float *hidden, qc_error *err)
 {
-    const qc_llama_config *c = &cpu->shape->config;
-    chunk k = {.cpu = cpu, .w = w, .normed = cpu->a, .span = cpu->shape->windows[layer]};
-    k.q = c->heads * c->head_dim;
-    k.kv = c->kv_heads * c->head_dim;
-    k.ldb = k.q + 2 * k.kv;
-    while (k.end < cpu->batch.count) {
-        next_chunk(&k, hidden);
+    qc_llama_chunk at = {0};
+    while (qc_llama_cpu_next(cpu, &at)) {
+        chunk k = chunk_of(cpu, w, layer, &at, hidden);
         QC_TRY(run_chunk(&k, err));
     }
+    return QC_OK;
+}
+
+qc_status qc_llama_cpu_stage(qc_llama_cpu *cpu, const qc_llama_weights *w, uint64_t layer,
+                             const qc_llama_chunk *at, qc_llama_stage stage, float *hidden,
+                             const float *attended, const float **x, uint64_t *ldx, qc_error *err)
+{
+    const qc_llama_config *c = &cpu->shape->config;
+    chunk k = chunk_of(cpu, w, layer, at, hidden);
+    *x = cpu->a;
+    *ldx = c->hidden;
+    if (stage == QC_LLAMA_AT_GATE)
+        return leave_attention(&k, attended + at->start * k.q, err);
+    int before = stage == QC_LLAMA_AT_QKV || stage == QC_LLAMA_AT_O;
+    QC_TRY(tokens_phase(&k, norm_tokens,
+                        w->vectors[before ? QC_LLAMA_INPUT_NORM : QC_LLAMA_POST_NORM], err));
+    if (stage == QC_LLAMA_AT_QKV)
+        return QC_OK;
+    if (stage == QC_LLAMA_AT_O) {
+        *x = cpu->c;
+        *ldx = k.q;
+        return attend(&k, err);
+    }
+    QC_TRY(gate(&k, err));
+    if (stage == QC_LLAMA_AT_END)
+        return leave_layer(&k, err);
+    *x = cpu->b;
+    *ldx = 2 * c->intermediate;
     return QC_OK;
 }
 

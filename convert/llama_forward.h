@@ -44,6 +44,37 @@ void qc_llama_cpu_deinit(qc_llama_cpu *cpu);
 /* hidden: of the whole batch, [tokens, hidden]. QC_ERR_NONFINITE without the layer's name. */
 QC_NODISCARD qc_status qc_llama_cpu_layer(qc_llama_cpu *cpu, const qc_llama_weights *w,
                                           uint64_t layer, float *hidden, qc_error *err);
+
+/* ---- in stages, for who wants to see the inputs of linear layers ---- */
+
+/* Whole windows that are in work together: QC_LLAMA_TOKENS at most, but at least one window. Zeros:
+ * before the first. */
+typedef struct {
+    uint64_t window, end; /* windows [window, end) */
+    uint64_t start, tokens;
+} qc_llama_chunk;
+
+/* Goes on to the next; 0: there is none. */
+int qc_llama_cpu_next(const qc_llama_cpu *cpu, qc_llama_chunk *c);
+
+typedef enum {
+    QC_LLAMA_AT_QKV,  /* from hidden before the layer */
+    QC_LLAMA_AT_O,    /* from hidden before the layer */
+    QC_LLAMA_AT_GATE, /* from inputs of o and hidden before the layer, which is then the one behind
+                         attention: of gate and up */
+    QC_LLAMA_AT_DOWN, /* from hidden behind attention */
+    QC_LLAMA_AT_END   /* from hidden behind attention, which is then the one behind the layer */
+} qc_llama_stage;
+
+/* *x: inputs of the stage's linear layers, [chunk's tokens, n], rows *ldx floats apart, until the
+ * next call; nothing at the end. hidden [tokens, hidden], attended [tokens, q] (inputs of o, for
+ * AT_GATE only): of the whole batch. All stages in a row give what qc_llama_cpu_layer gives. */
+QC_NODISCARD qc_status qc_llama_cpu_stage(qc_llama_cpu *cpu, const qc_llama_weights *w,
+                                          uint64_t layer, const qc_llama_chunk *at,
+                                          qc_llama_stage stage, float *hidden,
+                                          const float *attended, const float **x, uint64_t *ldx,
+                                          qc_error *err);
+
 /* In place. */
 QC_NODISCARD qc_status qc_llama_cpu_norm(qc_llama_cpu *cpu, const float *weight, float *hidden,
                                          qc_error *err);
