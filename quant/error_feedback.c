@@ -1,0 +1,336 @@
+/* What weights of the same inputs share: moments, their factor, the target's matrix. */
+#include "quant/error_feedback_internal.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "quant/piecework.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROWS  64u /* that a thread looks at, or copies, at a time */
+#define STRIP 16u /* columns of which it moves rows */
+
+typedef struct {
+    qc_feedback *f;
+    qc_factor *factor;
+    double *h, *c;
+    double *row_is; /* [pieces] 0: something is not finite */
+    double *own;    /* [n] H's diagonal, before it is damped */
+    double scale;   /* of H in hu: a power of two */
+    double damping;
+    double mean;    /* of H's diagonal */
+    double *strips; /* [threads][n, STRIP] */
+} opening;
+
+static uint64_t pieces(const qc_feedback *f)
+{
+    return qc_ceil_div_u64(f->n, ROWS);
+}
+
+static uint64_t end_of(const qc_feedback *f, uint64_t piece)
+{
+    return piece * ROWS + ROWS < f->n ? piece * ROWS + ROWS : f->n;
+}
+
+/* Finite? Rows and columns of dead inputs become zero, which they are but for odd input. */
+static qc_status look(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const opening *o = ctx;
+    const uint64_t n = o->f->n;
+    double sum = 0.0; /* 0 * anything finite */
+    (void)thread;
+    (void)err;
+    for (uint64_t i = piece * ROWS; i < end_of(o->f, piece); i++) {
+        double *h = o->h + i * n, *c = o->c ? o->c + i * n : NULL;
+        for (uint64_t j = 0; j <= i; j++)
+            sum += 0.0 * h[j];
+        for (uint64_t j = 0; c && j < n; j++)
+            sum += 0.0 * c[j];
+    }
+    o->row_is[piece] = sum;
+    return QC_OK;
+}
+
+static qc_status bury(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const opening *o = ctx;
+    const uint64_t n = o->f->n;
+    (void)thread;
+    (void)err;
+    for (uint64_t i = piece * ROWS; i < end_of(o->f, piece); i++) {
+        const int dead = o->f->inverse[i] == 0.0f;
+        for (uint64_t j = 0; j < i; j++)
+            if (dead || o->f->inverse[j] == 0.0f)
+                o->h[i * n + j] = 0.0;
+        if (dead && o->c)
+            memset(o->c + i * n, 0, n * sizeof *o->c);
+    }
+    return QC_OK;
+}
+
+/* hu and D from the factor */
+static qc_status fill(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const opening *o = ctx;
+    const uint64_t n = o->f->n, first = piece * ROWS, end = end_of(o->f, piece);
+    (void)thread;
+    (void)err;
+    for (uint64_t k = first; k < end; k++) {
+        const double r = qc_factor_at(o->factor, k, k);
+        o->f->d[o->f->order[k]] = (float)(r * r * o->scale);
+        for (uint64_t j = k; j < n; j++)
+            o->f->hu[k * n + j] = (float)(o->h[j * n + k] * o->scale);
+    }
+    for (uint64_t j = 0; j < end; j++)
+        for (uint64_t k = j + 1 > first ? j + 1 : first; k < end; k++)
+            o->f->hu[k * n + j] =
+                (float)(qc_factor_at(o->factor, j, k) / qc_factor_at(o->factor, k, k));
+    return QC_OK;
+}
+
+/* STRIP columns of c: rows into the order of the factor. */
+static qc_status arrange(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const opening *o = ctx;
+    const uint64_t n = o->f->n, first = piece * STRIP, left = n - first;
+    const uint64_t cols = left < STRIP ? left : STRIP;
+    double *strip = o->strips + thread * n * STRIP;
+    (void)err;
+    for (uint64_t i = 0; i < n; i++)
+        memcpy(strip + i * STRIP, o->c + o->f->order[i] * n + first, cols * sizeof *strip);
+    for (uint64_t i = 0; i < n; i++)
+        memcpy(o->c + i * n + first, strip + i * STRIP, cols * sizeof *strip);
+    return QC_OK;
+}
+
+static qc_status narrow(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const opening *o = ctx;
+    const uint64_t n = o->f->n;
+    (void)thread;
+    (void)err;
+    for (uint64_t i = piece * ROWS; i < end_of(o->f, piece); i++)
+        for (uint64_t j = 0; j < n; j++)
+            o->f->m[o->f->order[i] * n + j] = (float)o->c[i * n + j];
+    return QC_OK;
+}
+
+static qc_status check_finite(opening *o, qc_error *err)
+{
+    QC_TRY(qc_piecework(o->f->threads, pieces(o->f), look, o, err));
+    for (uint64_t i = 0; i < pieces(o->f); i++)
+        if (o->row_is[i] != 0.0 || isnan(o->row_is[i]))
+            QC_FAIL(err, QC_ERR_NONFINITE,
+                    "second moments of inputs %" PRIu64 " to %" PRIu64 " are not finite", i * ROWS,
+                    end_of(o->f, i) - 1);
+    return QC_OK;
+}
+
+/* The mean of the diagonal over columns that are not dead; sets inverse to 0 or 1. */
+static qc_status look_at_diagonal(opening *o, qc_feedback_info *info, qc_error *err)
+{
+    const uint64_t n = o->f->n;
+    double sum = 0.0;
+    for (uint64_t k = 0; k < n; k++) {
+        const double x = o->h[k * n + k];
+        if (x < 0.0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "second moment of input %" PRIu64 " is below zero (%g): these are no moments",
+                    k, x);
+        o->f->inverse[k] = x == 0.0 ? 0.0f : 1.0f;
+        info->dead += x == 0.0;
+        sum += x;
+    }
+    o->mean = info->dead == n ? 1.0 : sum / (double)(n - info->dead);
+    if (!isfinite(o->mean))
+        QC_FAIL(err, QC_ERR_RANGE, "second moments of inputs are too large to be added");
+    return QC_OK;
+}
+
+typedef struct {
+    double moment;
+    uint64_t column;
+} place;
+
+static int falling(const void *pa, const void *pb)
+{
+    const place *a = pa, *b = pb;
+    if (a->moment != b->moment)
+        return a->moment < b->moment ? 1 : -1;
+    return (a->column > b->column) - (a->column < b->column);
+}
+
+/* Large inputs first: what rounding them costs is then made up for by all the others. */
+static qc_status put_in_order(opening *o, qc_error *err)
+{
+    const uint64_t n = o->f->n;
+    place *places = NULL;
+    QC_TRY(qc_calloc((void **)&places, n, sizeof *places, err));
+    for (uint64_t k = 0; k < n; k++)
+        places[k] = (place){o->h[k * n + k], k};
+    qsort(places, n, sizeof *places, falling);
+    for (uint64_t k = 0; k < n; k++)
+        o->f->order[k] = places[k].column;
+    qc_free(places);
+    return QC_OK;
+}
+
+/* What damping adds to an input's moment, times the damping. An input that is hardly ever there has
+ * next to no moment: without the share of the mean its weights would go anywhere to make up for
+ * others' errors. */
+static double anchor(const opening *o, uint64_t k)
+{
+    return o->own[k] + QC_FEEDBACK_FLOOR * o->mean;
+}
+
+/* With the damping asked for, else tenfold, and at last with as much as there is. */
+static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
+{
+    const uint64_t n = o->f->n;
+    double damping = o->f->options.damping;
+    int exists = 0;
+    for (uint64_t k = 0; k < n; k++)
+        o->own[k] = o->h[k * n + k];
+    for (;;) {
+        for (uint64_t k = 0; k < n; k++)
+            o->h[k * n + k] = o->own[k] + (o->own[k] > 0.0 ? damping * anchor(o, k) : 0.0);
+        QC_TRY(qc_factor_make(o->factor, o->mean, &exists, err));
+        if (exists)
+            break;
+        if (damping >= 1.0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "second moments have no factor, even with a damping of %g: they are not those "
+                    "of any inputs",
+                    damping);
+        damping = damping * 10.0 < 1.0 ? damping * 10.0 : 1.0;
+        info->times_raised++;
+    }
+    info->damping = o->damping = damping;
+    return QC_OK;
+}
+
+static qc_status open_target(opening *o, qc_error *err)
+{
+    qc_feedback *f = o->f;
+    QC_TRY(qc_malloc_aligned((void **)&f->m, 64, f->n * f->n * sizeof(float), err));
+    for (uint64_t k = 0; k < f->n; k++) /* a dead column's target is its weights */
+        o->c[k * f->n + k] += f->inverse[k] == 0.0f ? o->mean : o->damping * anchor(o, k);
+    QC_TRY(qc_malloc_aligned((void **)&o->strips, 64, f->n * STRIP * f->threads * sizeof *o->strips,
+                             err));
+    qc_status st = qc_piecework(f->threads, qc_ceil_div_u64(f->n, STRIP), arrange, o, err);
+    qc_free(o->strips);
+    QC_TRY(st);
+    QC_TRY(qc_factor_solve(o->factor, o->c, err));
+    return qc_piecework(f->threads, pieces(f), narrow, o, err);
+}
+
+static qc_status open_with(opening *o, qc_feedback_info *info, qc_error *err)
+{
+    qc_feedback *f = o->f;
+    const uint64_t n = f->n;
+    QC_TRY(check_finite(o, err));
+    QC_TRY(look_at_diagonal(o, info, err));
+    QC_TRY(qc_piecework(f->threads, pieces(f), bury, o, err));
+    QC_TRY(put_in_order(o, err));
+    QC_TRY(factor(o, info, err));
+    o->scale = ldexp(1.0, -ilogb(o->mean));
+    QC_TRY(qc_piecework(f->threads, pieces(f), fill, o, err));
+    for (uint64_t k = 0; k < n; k++)
+        if (f->inverse[k] != 0.0f) {
+            const float x = f->hu[k * n + k];
+            f->inverse[k] = x > 0x1p-100f ? 1.0f / x : 0.0f;
+        }
+    return o->c ? open_target(o, err) : QC_OK;
+}
+
+qc_status qc_feedback_open(qc_feedback **out, const qc_blas *b, unsigned threads, uint64_t n,
+                           double *h, double *c, const qc_feedback_options *options,
+                           qc_feedback_info *info, qc_error *err)
+{
+    qc_feedback *f = NULL;
+    qc_feedback_info local = {0};
+    qc_factor made = {
+        .b = b, .threads = threads, .n = n, .tiles = qc_ceil_div_u64(n, QC_FACTOR_TILE), .h = h};
+    opening o = {.factor = &made, .h = h, .c = c};
+    void *row_is = NULL, *diagonal = NULL, *own = NULL;
+    qc_status st;
+    *out = NULL;
+    if (n == 0 || n > QC_BLAS_MOST / QC_FEEDBACK_ROWS)
+        QC_FAIL(err, QC_ERR_SHAPE, "second moments of %" PRIu64 " inputs", n);
+    if (!(options->damping > 0.0) || !isfinite(options->damping))
+        QC_FAIL(err, QC_ERR_USAGE, "damping is %g, and must be above zero", options->damping);
+    QC_TRY(qc_calloc((void **)&f, 1, sizeof *f, err));
+    *f = (qc_feedback){.b = b, .threads = threads, .n = n, .options = *options};
+    o.f = f;
+    QC_TRY_GOTO(st, done, qc_isa_select(&f->isa, err));
+    f->lanes = qc_feedback_lanes_for(f->isa);
+    QC_TRY_GOTO(st, done, qc_malloc_aligned((void **)&f->hu, 64, n * n * sizeof(float), err));
+    QC_TRY_GOTO(st, done, qc_calloc((void **)&f->order, n, sizeof *f->order, err));
+    made.order = f->order;
+    QC_TRY_GOTO(st, done, qc_malloc_aligned((void **)&f->d, 64, n * sizeof(float), err));
+    QC_TRY_GOTO(st, done, qc_malloc_aligned((void **)&f->inverse, 64, n * sizeof(float), err));
+    QC_TRY_GOTO(st, done, qc_calloc(&row_is, pieces(f), sizeof(double), err));
+    QC_TRY_GOTO(st, done,
+                qc_malloc_aligned(
+                    &diagonal, 64,
+                    (made.tiles + 1) * QC_FACTOR_TILE * QC_FACTOR_TILE * sizeof(double), err));
+    QC_TRY_GOTO(st, done, qc_calloc(&own, (size_t)n, sizeof(double), err));
+    o.row_is = row_is;
+    o.own = own;
+    made.diagonal = diagonal;
+    QC_TRY_GOTO(st, done, open_with(&o, &local, err));
+done:
+    qc_free(own);
+    qc_free(diagonal);
+    qc_free(row_is);
+    if (st != QC_OK) {
+        qc_feedback_close(f);
+        return st;
+    }
+    if (info)
+        *info = local;
+    *out = f;
+    return QC_OK;
+}
+
+void qc_feedback_close(qc_feedback *f)
+{
+    if (!f)
+        return;
+    qc_free(f->order);
+    qc_free(f->hu);
+    qc_free(f->d);
+    qc_free(f->inverse);
+    qc_free(f->m);
+    qc_free(f);
+}
+
+double qc_feedback_damping(uint64_t n, uint64_t tokens)
+{
+    const double damping = 0.1 + 4.0 * (double)n / (double)(tokens ? tokens : 1);
+    return damping < 2.0 ? damping : 2.0;
+}
+
+uint64_t qc_feedback_open_bytes(uint64_t n, int cross)
+{
+    const uint64_t square = qc_sat_mul(qc_sat_mul(n, n), sizeof(float));
+    const uint64_t tiles = qc_sat_add(qc_ceil_div_u64(n, QC_FACTOR_TILE), 1);
+    uint64_t bytes = qc_sat_mul(tiles, QC_FACTOR_TILE * QC_FACTOR_TILE * sizeof(double));
+    bytes = qc_sat_add(bytes, qc_sat_mul(square, cross ? 2 : 1));
+    return qc_sat_add(bytes, qc_sat_add(qc_sat_mul(n, 48), 4096));
+}
+
+double qc_feedback_open_flops(uint64_t n, int cross)
+{
+    const double cube = (double)n * (double)n * (double)n;
+    return cube / 3.0 + (cross ? 2.0 * cube : 0.0);
+}
+
+double qc_moments_flops(uint64_t tokens, uint64_t n, int cross)
+{
+    const double dn = (double)n;
+    return (double)tokens * dn * ((dn + 1.0) + (cross ? 2.0 * dn : 0.0));
+}

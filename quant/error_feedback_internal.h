@@ -1,0 +1,63 @@
+/* Shared by error_feedback*.c; not for callers. */
+#ifndef QC_QUANT_ERROR_FEEDBACK_INTERNAL_H
+#define QC_QUANT_ERROR_FEEDBACK_INTERNAL_H
+
+#include "quant/blas_internal.h"
+#include "quant/error_feedback.h"
+#include "quant/error_feedback_lanes.h"
+
+/* Rows that a thread takes at a time: fixed, so that products do not depend on threads. Even, so
+ * that no two chunks share a byte of NF4 codes. */
+#define QC_FEEDBACK_ROWS 128u
+
+struct qc_feedback {
+    const qc_blas *b;
+    const qc_feedback_lanes *lanes;
+    qc_isa isa;
+    unsigned threads;
+    uint64_t n;
+    qc_feedback_options options;
+    uint64_t *order; /* [n] the column at each place of the feedback: by falling H_kk */
+    /* [n, n]: H_kj times a power of two where j >= k, U_jk where j < k, the latter by places. A
+     * row's left part is so the column of U that feedback wants, its right part a column of H. */
+    float *hu;
+    float *d;       /* [n] D, times the same power of two */
+    float *inverse; /* [n] 1 / H_kk as in hu; 0: dead */
+    float *m;       /* [n, n], T = W m^T; NULL without C */
+};
+
+/* ---- error_feedback_factor.c ---- */
+
+/* The factor of H with rows and columns in `order`, in place of what lies above the diagonal tiles
+ * of h. */
+#define QC_FACTOR_TILE 256u
+typedef struct {
+    const qc_blas *b;
+    unsigned threads;
+    uint64_t n, tiles;
+    const uint64_t *order;
+    double *h;        /* [n, n] below: H; above: R where H = R R^T, R upper */
+    double *diagonal; /* [tiles][QC_FACTOR_TILE^2] R on the diagonal, rows QC_FACTOR_TILE apart */
+} qc_factor;
+
+/* dead: what a column whose diagonal is zero has there instead.
+ * *exists: 0 where H is not positive definite as far as doubles can tell. */
+QC_NODISCARD qc_status qc_factor_make(qc_factor *f, double dead, int *exists, qc_error *err);
+/* x [n, n] = (R R^T)^-1 x, rows by places. */
+QC_NODISCARD qc_status qc_factor_solve(const qc_factor *f, double *x, qc_error *err);
+/* R_jk, j <= k, by places */
+double qc_factor_at(const qc_factor *f, uint64_t j, uint64_t k);
+
+/* ---- error_feedback_search.c ---- */
+
+/* Step 2: scales of least sum over elements of weights[column] * error^2 into out; weights NULL: 1
+ * everywhere. For INT8_ROWS out->absmax has one per row. */
+QC_NODISCARD qc_status qc_feedback_scales(const qc_feedback *f, const qc_feedback_form *form,
+                                          const float *x, const float *weights, uint64_t rows,
+                                          qc_feedback_out *out, qc_error *err);
+/* What to multiply with to get from a value to its code's place; 0 for a scale that cannot be
+ * divided by: all codes are that of 0. */
+float qc_feedback_inverse(qc_weights_kind kind, float scale);
+uint64_t qc_feedback_search_bytes(uint64_t n, unsigned threads);
+
+#endif

@@ -1,0 +1,47 @@
+/* The loops of error_feedback*.c over elements, for 16 of them side by side; built once for each
+ * instruction set (error_feedback_lanes*.c), with the same results: no operation is fused. Not for
+ * callers.
+ *
+ * A unit is a code's value for a scale of 1: of qc_nf4_code, or q * QC_INT8_STEP. */
+#ifndef QC_QUANT_ERROR_FEEDBACK_LANES_H
+#define QC_QUANT_ERROR_FEEDBACK_LANES_H
+
+#include "quant/quant_internal.h"
+#include "quant/quant_weights.h"
+
+#define QC_TILE_COLS 64u
+
+/* Columns of 16 rows, column by column. */
+typedef struct {
+    _Alignas(64) float in[QC_TILE_COLS][QC_LANES];     /* see feed and sweep; changed */
+    _Alignas(64) float target[QC_TILE_COLS][QC_LANES]; /* T */
+    _Alignas(64) float scale[QC_TILE_COLS][QC_LANES];
+    _Alignas(64) float inverse[QC_TILE_COLS][QC_LANES]; /* qc_feedback_inverse */
+    _Alignas(64) float value[QC_TILE_COLS][QC_LANES];   /* Q */
+    _Alignas(64) float error[QC_TILE_COLS][QC_LANES];   /* T - Q */
+    _Alignas(64) int32_t code[QC_TILE_COLS][QC_LANES];
+} qc_tile;
+
+typedef struct {
+    /* rr[j] = sum of d * r^2, r = x * inv[j] less the unit of its code. n: a multiple of 16. */
+    void (*errors)(const float *x, const float *d, uint32_t n, qc_weights_kind kind,
+                   const float *inv, unsigned count, float *rr);
+    /* sums of d * unit * x and d * unit^2, the units those for inv */
+    void (*refit)(const float *x, const float *d, uint32_t n, qc_weights_kind kind, float inv,
+                  float *ux, float *uu);
+    /* Step 3 within a tile. in: T and what columns outside feed in; u [cols][QC_TILE_COLS]: U_jk.
+     * Sets code, value and error. */
+    void (*feed)(qc_tile *t, uint32_t cols, const float *u, qc_weights_kind kind);
+    /* Codes of step 4. in: E H of these columns; h [cols][QC_TILE_COLS]: H_jk; inverse
+     * [cols], 0: dead. Changes code, value and error; the number of changed codes. */
+    uint32_t (*sweep)(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
+                      qc_weights_kind kind);
+} qc_feedback_lanes;
+
+extern const qc_feedback_lanes qc_feedback_lanes_scalar;
+extern const qc_feedback_lanes qc_feedback_lanes_avx2;   /* where QC_HAVE_QUANT_AVX2 */
+extern const qc_feedback_lanes qc_feedback_lanes_avx512; /* where QC_HAVE_QUANT_AVX512 */
+
+const qc_feedback_lanes *qc_feedback_lanes_for(qc_isa isa);
+
+#endif

@@ -1,0 +1,2 @@
+#define QC_FEEDBACK_TABLE qc_feedback_lanes_avx2
+#include "quant/error_feedback_lanes_body.h"

@@ -1,0 +1,168 @@
+/* What error_feedback_lanes*.c are made of; defines the table QC_FEEDBACK_TABLE. No include guard:
+ * once in each of them. */
+#include "quant/error_feedback_lanes.h"
+#include "quant/quant_half.h"
+
+#include <string.h>
+
+/* Vectors are returned by functions of this file only, which are inlined. */
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+/* Sixteen lanes in however many registers they take; results do not depend on that. */
+typedef float float_lanes __attribute__((vector_size(QC_LANES * sizeof(float))));
+typedef int32_t int_lanes __attribute__((vector_size(QC_LANES * sizeof(int32_t))));
+
+typedef struct {
+    float_lanes unit;
+    int_lanes code;
+} encoded;
+
+static inline float_lanes load(const float *p)
+{
+    float_lanes v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+/* Macros: vectors as arguments make old compilers warn of their ABI. */
+#define STORE(to, v) memcpy((to), &(v), sizeof(v))
+#define ADD(to, v)                                                                                 \
+    do {                                                                                           \
+        float_lanes sum_ = load(to) + (v);                                                         \
+        STORE(to, sum_);                                                                           \
+    } while (0)
+#define CHOOSE(mask, yes, no)                                                                      \
+    ((float_lanes)(((mask) & (int_lanes)(yes)) | (~(mask) & (int_lanes)(no))))
+
+static inline float_lanes all(float x)
+{
+    return (float_lanes){0} + x;
+}
+
+static inline void encode_nf4(const float_lanes *y, encoded *e)
+{
+    e->unit = all(qc_nf4_code[0]);
+    e->code = (int_lanes){0};
+    for (unsigned k = 0; k < 15; k++) {
+        int_lanes above = *y > all(qc_nf4_threshold[k]);
+        e->unit = CHOOSE(above, all(qc_nf4_code[k + 1]), e->unit);
+        e->code -= above;
+    }
+}
+
+/* The code's number as a float: a unit is this times QC_INT8_STEP. */
+static inline void encode_int8(const float_lanes *y, encoded *e)
+{
+    float_lanes q = CHOOSE(*y > all(127.0f), all(127.0f), *y);
+    q = CHOOSE(q < all(-127.0f), all(-127.0f), q);
+    /* round half to even: the ulp of 1.5 * 2^23 is 1 */
+    e->unit = (q + 0x1.8p23f) - 0x1.8p23f;
+    e->code = __builtin_convertvector(e->unit, int_lanes);
+}
+
+static void errors(const float *x, const float *d, uint32_t n, qc_weights_kind kind,
+                   const float *inv, unsigned count, float *rr)
+{
+    for (unsigned j = 0; j < count; j++) {
+        float_lanes sum = {0};
+        float lanes[QC_LANES];
+        encoded e;
+        for (uint32_t i = 0; i < n; i += QC_LANES) {
+            float_lanes y = load(x + i) * inv[j];
+            if (kind == QC_WEIGHTS_NF4)
+                encode_nf4(&y, &e);
+            else
+                encode_int8(&y, &e);
+            float_lanes r = y - e.unit;
+            sum += load(d + i) * (r * r);
+        }
+        STORE(lanes, sum);
+        rr[j] = qc_fold16(lanes);
+    }
+}
+
+static void refit(const float *x, const float *d, uint32_t n, qc_weights_kind kind, float inv,
+                  float *ux, float *uu)
+{
+    float_lanes sum_ux = {0}, sum_uu = {0};
+    float lanes[QC_LANES];
+    encoded e;
+    for (uint32_t i = 0; i < n; i += QC_LANES) {
+        float_lanes v = load(x + i), y = v * inv;
+        if (kind == QC_WEIGHTS_NF4) {
+            encode_nf4(&y, &e);
+        } else {
+            encode_int8(&y, &e);
+            e.unit *= QC_INT8_STEP;
+        }
+        float_lanes weighted = load(d + i) * e.unit;
+        sum_ux += weighted * v;
+        sum_uu += weighted * e.unit;
+    }
+    STORE(lanes, sum_ux);
+    *ux = qc_fold16(lanes);
+    STORE(lanes, sum_uu);
+    *uu = qc_fold16(lanes);
+}
+
+/* Code and what a reader makes of it, where y is a value times its inverse. */
+static inline void decide(const float_lanes *y, const float_lanes *scale, qc_weights_kind kind,
+                          encoded *e, float_lanes *value)
+{
+    if (kind == QC_WEIGHTS_NF4) {
+        encode_nf4(y, e);
+        *value = e->unit * *scale;
+        return;
+    }
+    encode_int8(y, e);
+    *value = kind == QC_WEIGHTS_INT8_ROWS ? (e->unit * *scale) * QC_INT8_STEP
+                                          : (e->unit * QC_INT8_STEP) * *scale;
+}
+
+static void feed(qc_tile *t, uint32_t cols, const float *u, qc_weights_kind kind)
+{
+    for (uint32_t k = 0; k < cols; k++) {
+        float_lanes y = load(t->in[k]) * load(t->inverse[k]), scale = load(t->scale[k]), value;
+        encoded e;
+        decide(&y, &scale, kind, &e, &value);
+        float_lanes error = load(t->target[k]) - value;
+        STORE(t->value[k], value);
+        STORE(t->error[k], error);
+        memcpy(t->code[k], &e.code, sizeof e.code);
+        for (uint32_t j = k + 1; j < cols; j++)
+            ADD(t->in[j], error * u[k * QC_TILE_COLS + j]);
+    }
+}
+
+static uint32_t sweep(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
+                      qc_weights_kind kind)
+{
+    int_lanes changed = {0};
+    for (uint32_t k = 0; k < cols; k++) {
+        float_lanes old = load(t->value[k]), scale = load(t->scale[k]), value;
+        /* a dead column: nearest to its weight */
+        float_lanes place =
+            inverse[k] == 0.0f ? load(t->target[k]) : old + load(t->in[k]) * inverse[k];
+        float_lanes y = place * load(t->inverse[k]);
+        int_lanes code;
+        encoded e;
+        decide(&y, &scale, kind, &e, &value);
+        memcpy(&code, t->code[k], sizeof code);
+        changed -= code != e.code;
+        float_lanes less = old - value;
+        STORE(t->value[k], value);
+        float_lanes error = load(t->target[k]) - value;
+        STORE(t->error[k], error);
+        memcpy(t->code[k], &e.code, sizeof e.code);
+        for (uint32_t j = k + 1; j < cols; j++)
+            ADD(t->in[j], less * h[k * QC_TILE_COLS + j]);
+    }
+    uint32_t count = 0;
+    for (unsigned l = 0; l < QC_LANES; l++)
+        count += (uint32_t)changed[l];
+    return count;
+}
+
+const qc_feedback_lanes QC_FEEDBACK_TABLE = {errors, refit, feed, sweep};

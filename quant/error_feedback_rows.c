@@ -1,0 +1,506 @@
+/* Steps 1, 3 and 4 for the rows of a weight. A thread takes QC_FEEDBACK_ROWS of them (a chunk)
+ * from the first column to the last, and then again for every sweep; what lies outside of a panel
+ * of columns is a product with the chunk's errors E = T - Q, what lies inside is done for 16 rows
+ * side by side. Rows do not depend on one another. */
+#include "quant/error_feedback_internal.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "quant/piecework.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#define TRACE_COLS 256u
+
+typedef struct {
+    const qc_feedback *f;
+    const qc_feedback_form *form;
+    const float *w, *target; /* [rows, n]; target: T */
+    float *made;             /* T where it is not W */
+    uint64_t rows;
+    uint64_t shift; /* log2 of the block's size */
+    int aligned;    /* no block goes on into the next row */
+    uint64_t wide;  /* columns that share a scale within a row, or those of a panel */
+    qc_feedback_out *out;
+    unsigned char *scratch;
+    uint64_t scratch_each;
+    double *sums; /* [chunks][3] e H e^T of rounded, of T, calibrated */
+} job;
+
+/* A chunk and where a thread keeps it. */
+typedef struct {
+    const job *j;
+    uint64_t first, rows; /* of the weight */
+    float *e;             /* [rows, n] E */
+    float *g;             /* [rows, wide] */
+    float *units, *v;     /* [rows, wide] of a block: units of codes, and them times H */
+    int8_t *codes;        /* [rows, n] */
+    float *row;           /* [n] */
+    qc_tile *tile;
+    float *inside; /* [QC_TILE_COLS, QC_TILE_COLS] of U or H */
+} chunk;
+
+static uint64_t aligned64(uint64_t bytes)
+{
+    return qc_sat_mul(qc_ceil_div_u64(bytes, 64), 64);
+}
+
+static uint64_t wide_bytes(uint64_t wide)
+{
+    return aligned64(qc_sat_mul(wide, QC_FEEDBACK_ROWS * sizeof(float)));
+}
+
+static uint64_t chunk_bytes(uint64_t n, uint64_t wide)
+{
+    uint64_t bytes = qc_sat_add(wide_bytes(n), qc_sat_mul(3, wide_bytes(wide)));
+    bytes = qc_sat_add(bytes, aligned64(qc_sat_mul(n, sizeof(float))));
+    bytes = qc_sat_add(bytes, aligned64(qc_sat_mul(n, QC_FEEDBACK_ROWS)));
+    return qc_sat_add(bytes, aligned64(sizeof(qc_tile)) + QC_TILE_COLS * QC_TILE_COLS * 4);
+}
+
+static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
+{
+    unsigned char *at = j->scratch + thread * j->scratch_each;
+    chunk c = {.j = j, .first = piece * QC_FEEDBACK_ROWS};
+    const uint64_t left = j->rows - c.first, each = wide_bytes(j->wide);
+    c.rows = left < QC_FEEDBACK_ROWS ? left : QC_FEEDBACK_ROWS;
+    c.tile = (qc_tile *)(void *)at;
+    at += aligned64(sizeof(qc_tile));
+    c.inside = (float *)(void *)at;
+    at += QC_TILE_COLS * QC_TILE_COLS * 4;
+    c.row = (float *)(void *)at;
+    at += aligned64(j->f->n * sizeof(float));
+    c.e = (float *)(void *)at;
+    at += wide_bytes(j->f->n);
+    c.g = (float *)(void *)at;
+    c.units = (float *)(void *)(at + each);
+    c.v = (float *)(void *)(at + 2 * each);
+    c.codes = (int8_t *)(at + 3 * each);
+    return c;
+}
+
+/* ---- products ---- */
+
+/* g [rows, cols] = factor * E H of what lies left of the columns + E H of the rest, or nothing of
+ * what lies right. */
+static void errors_times_h(const chunk *c, uint64_t col, uint64_t cols, float left, int right)
+{
+    const qc_feedback *f = c->j->f;
+    const qc_blas_functions *b = &f->b->f;
+    const uint64_t n = f->n, behind = col + cols;
+    const int rows = (int)c->rows, width = (int)cols, ld = (int)n;
+    b->ssymm(QC_BLAS_ROWS, QC_BLAS_RIGHT, QC_BLAS_UPPER, rows, width, 1.0f, f->hu + col * n + col,
+             ld, c->e + col, ld, 0.0f, c->g, width);
+    if (col > 0)
+        b->sgemm(QC_BLAS_ROWS, QC_BLAS_PLAIN, QC_BLAS_PLAIN, rows, width, (int)col, left, c->e, ld,
+                 f->hu + col, ld, 1.0f, c->g, width);
+    if (right && behind < n)
+        b->sgemm(QC_BLAS_ROWS, QC_BLAS_PLAIN, QC_BLAS_TRANS, rows, width, (int)(n - behind), 1.0f,
+                 c->e + behind, ld, f->hu + col * n + behind, ld, 1.0f, c->g, width);
+}
+
+/* sum of E H E^T's diagonal; c->g has room for QC_TILE_COLS columns at least */
+static double trace(const chunk *c)
+{
+    const uint64_t n = c->j->f->n;
+    const uint64_t most = c->j->wide < TRACE_COLS ? c->j->wide : TRACE_COLS;
+    double sum = 0.0;
+    for (uint64_t col = 0; col < n; col += most) {
+        const uint64_t cols = n - col < most ? n - col : most;
+        errors_times_h(c, col, cols, 2.0f, 0);
+        for (uint64_t r = 0; r < c->rows; r++)
+            for (uint64_t k = 0; k < cols; k++)
+                sum += (double)c->g[r * cols + k] * (double)c->e[r * n + col + k];
+    }
+    return sum;
+}
+
+/* ---- tiles ---- */
+
+static uint64_t scale_index(const job *j, uint64_t row, uint64_t col)
+{
+    return j->form->kind == QC_WEIGHTS_INT8_ROWS ? row : (row * j->f->n + col) >> j->shift;
+}
+
+static float value_of(qc_weights_kind kind, int code, float scale)
+{
+    if (kind == QC_WEIGHTS_NF4)
+        return qc_nf4_code[code] * scale;
+    if (kind == QC_WEIGHTS_INT8_ROWS)
+        return ((float)code * scale) * QC_INT8_STEP;
+    return ((float)code * QC_INT8_STEP) * scale;
+}
+
+static float unit_value(qc_weights_kind kind, int code)
+{
+    return kind == QC_WEIGHTS_NF4 ? qc_nf4_code[code] : (float)code * QC_INT8_STEP;
+}
+
+/* Sixteen rows from `row` of the chunk, `cols` columns from col, or those that order names; in from
+ * c->g. */
+static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
+                      const uint64_t *order)
+{
+    const job *j = c->j;
+    const qc_weights_kind kind = j->form->kind;
+    qc_tile *t = c->tile;
+    for (unsigned l = 0; l < QC_LANES; l++) {
+        const uint64_t r = row + l;
+        uint64_t last = UINT64_MAX;
+        float scale = 0.0f, inverse = 0.0f;
+        if (r >= c->rows) {
+            for (uint64_t k = 0; k < cols; k++)
+                t->in[k][l] = t->target[k][l] = t->scale[k][l] = t->inverse[k][l] = 0.0f;
+            continue;
+        }
+        for (uint64_t k = 0; k < cols; k++) {
+            const uint64_t column = order ? order[col + k] : col + k;
+            const uint64_t index = scale_index(j, c->first + r, column);
+            if (index != last) {
+                last = index;
+                scale = j->out->absmax[index];
+                inverse = qc_feedback_inverse(kind, scale);
+            }
+            t->in[k][l] = c->g[r * cols + k];
+            t->target[k][l] = j->target[(c->first + r) * j->f->n + column];
+            t->scale[k][l] = scale;
+            t->inverse[k][l] = inverse;
+        }
+    }
+}
+
+static void load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t cols)
+{
+    const qc_weights_kind kind = c->j->form->kind;
+    qc_tile *t = c->tile;
+    for (unsigned l = 0; l < QC_LANES; l++)
+        for (uint64_t k = 0; k < cols; k++) {
+            const int code = row + l < c->rows ? c->codes[(row + l) * c->j->f->n + col + k] : 0;
+            t->code[k][l] = code;
+            t->value[k][l] = value_of(kind, code, t->scale[k][l]);
+        }
+}
+
+/* Errors to columns from col on, codes to where they belong. */
+static void store_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
+                       const uint64_t *order)
+{
+    const uint64_t n = c->j->f->n;
+    const qc_tile *t = c->tile;
+    for (unsigned l = 0; l < QC_LANES && row + l < c->rows; l++)
+        for (uint64_t k = 0; k < cols; k++) {
+            c->e[(row + l) * n + col + k] = t->error[k][l];
+            c->codes[(row + l) * n + (order ? order[col + k] : col + k)] = (int8_t)t->code[k][l];
+        }
+}
+
+/* ---- rounding, feedback, sweeps ---- */
+
+static uint64_t panel_width(const job *j)
+{
+    return j->wide < QC_TILE_COLS ? j->wide : QC_TILE_COLS;
+}
+
+/* Codes nearest to W; E = T - Q. */
+static void round_chunk(const chunk *c)
+{
+    const job *j = c->j;
+    const uint64_t n = j->f->n, panel = panel_width(j);
+    memset(c->inside, 0, QC_TILE_COLS * QC_TILE_COLS * sizeof *c->inside);
+    for (uint64_t col = 0; col < n; col += panel) {
+        const uint64_t cols = n - col < panel ? n - col : panel;
+        for (uint64_t r = 0; r < c->rows; r++)
+            memcpy(c->g + r * cols, j->w + (c->first + r) * n + col, cols * sizeof *c->g);
+        for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
+            load_tile(c, row, col, cols, NULL);
+            j->f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->kind);
+            store_tile(c, row, col, cols, NULL);
+        }
+    }
+}
+
+/* Columns in order of falling moments: E by places until all have codes. */
+static void feed_chunk(const chunk *c)
+{
+    const job *j = c->j;
+    const qc_feedback *f = j->f;
+    const uint64_t n = f->n, panel = panel_width(j);
+    for (uint64_t col = 0; col < n; col += panel) {
+        const uint64_t cols = n - col < panel ? n - col : panel;
+        for (uint64_t r = 0; r < c->rows; r++)
+            for (uint64_t k = 0; k < cols; k++)
+                c->g[r * cols + k] = j->target[(c->first + r) * n + f->order[col + k]];
+        if (col > 0)
+            f->b->f.sgemm(QC_BLAS_ROWS, QC_BLAS_PLAIN, QC_BLAS_TRANS, (int)c->rows, (int)cols,
+                          (int)col, 1.0f, c->e, (int)n, f->hu + col * n, (int)n, 1.0f, c->g,
+                          (int)cols);
+        for (uint64_t k = 0; k < cols; k++)
+            for (uint64_t i = 0; i < k; i++)
+                c->inside[i * QC_TILE_COLS + k] = f->hu[(col + k) * n + col + i];
+        for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
+            load_tile(c, row, col, cols, f->order);
+            f->lanes->feed(c->tile, (uint32_t)cols, c->inside, j->form->kind);
+            store_tile(c, row, col, cols, f->order);
+        }
+    }
+    for (uint64_t r = 0; r < c->rows; r++) {
+        memcpy(c->row, c->e + r * n, n * sizeof *c->row);
+        for (uint64_t k = 0; k < n; k++)
+            c->e[r * n + f->order[k]] = c->row[k];
+    }
+}
+
+/* The scale that its form can hold nearest to `wish`; 0 where there is none. */
+static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *code)
+{
+    const int is_nf4 = j->form->kind == QC_WEIGHTS_NF4;
+    float scale = wish;
+    if (j->form->nested) {
+        const float group = j->out->nested_absmax[index / QC_NESTED_BLOCK];
+        const float offset = j->out->nested_offset, place = (wish - offset) / group;
+        unsigned low = 0, high = 255; /* of the ascending map: the first entry not below place */
+        if (!(group > 0.0f) || !isfinite(place))
+            return 0.0f;
+        while (low < high) {
+            const unsigned middle = (low + high) / 2;
+            if (qc_dynamic_map[middle] < place)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        if (low > 0 && place - qc_dynamic_map[low - 1] <= qc_dynamic_map[low] - place)
+            low--;
+        *code = (uint8_t)low;
+        scale = qc_dynamic_map[low] * group;
+        scale = scale + offset;
+    }
+    if (!isfinite(scale) || (!is_nf4 && scale < 0.0f))
+        return 0.0f;
+    return qc_feedback_inverse(j->form->kind, scale) == 0.0f ? 0.0f : scale;
+}
+
+/* The scale of a block in closed form; c->g has E H of its columns and is kept true. */
+static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
+{
+    const job *j = c->j;
+    const qc_feedback *f = j->f;
+    const qc_weights_kind kind = j->form->kind;
+    const uint64_t n = f->n;
+    uint64_t changed = 0;
+    for (uint64_t r = 0; r < c->rows; r++)
+        for (uint64_t k = 0; k < cols; k++)
+            c->units[r * cols + k] = unit_value(kind, c->codes[r * n + col + k]);
+    f->b->f.ssymm(QC_BLAS_ROWS, QC_BLAS_RIGHT, QC_BLAS_UPPER, (int)c->rows, (int)cols, 1.0f,
+                  f->hu + col * n + col, (int)n, c->units, (int)cols, 0.0f, c->v, (int)cols);
+    for (uint64_t r = 0; r < c->rows; r++) {
+        const uint64_t index = scale_index(j, c->first + r, col);
+        const float *units = c->units + r * cols, *v = c->v + r * cols;
+        float *g = c->g + r * cols, *e = c->e + r * n + col;
+        const float scale = j->out->absmax[index];
+        double ug = 0.0, uu = 0.0;
+        uint8_t code = 0;
+        for (uint64_t k = 0; k < cols; k++) {
+            ug += (double)units[k] * (double)g[k];
+            uu += (double)units[k] * (double)v[k];
+        }
+        if (!(uu > 0.0))
+            continue;
+        const float better = possible_scale(j, index, (float)((double)scale + ug / uu), &code);
+        const double more = (double)better - (double)scale;
+        if (better == 0.0f || !(more * (more * uu - 2.0 * ug) < 0.0))
+            continue;
+        changed++;
+        j->out->absmax[index] = better;
+        if (j->form->nested)
+            j->out->absmax_codes[index] = code;
+        for (uint64_t k = 0; k < cols; k++) {
+            const int q = c->codes[r * n + col + k];
+            e[k] = j->target[(c->first + r) * n + col + k] - value_of(kind, q, better);
+            g[k] -= (float)more * v[k];
+        }
+    }
+    return changed;
+}
+
+/* Codes of a panel; c->g has E H of its columns. */
+static uint64_t sweep_panel(const chunk *c, uint64_t col, uint64_t cols)
+{
+    const job *j = c->j;
+    const qc_feedback *f = j->f;
+    const uint64_t n = f->n;
+    uint64_t changed = 0;
+    for (uint64_t i = 0; i < cols; i++)
+        for (uint64_t k = i; k < cols; k++)
+            c->inside[i * QC_TILE_COLS + k] = f->hu[(col + i) * n + col + k];
+    for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
+        load_tile(c, row, col, cols, NULL);
+        load_codes(c, row, col, cols);
+        changed +=
+            f->lanes->sweep(c->tile, (uint32_t)cols, c->inside, f->inverse + col, j->form->kind);
+        store_tile(c, row, col, cols, NULL);
+    }
+    return changed;
+}
+
+static uint64_t sweep_chunk(const chunk *c)
+{
+    const job *j = c->j;
+    const uint64_t n = j->f->n, panel = panel_width(j);
+    uint64_t changed = 0;
+    for (uint64_t col = 0; col < n; col += j->wide) {
+        const uint64_t cols = n - col < j->wide ? n - col : j->wide;
+        errors_times_h(c, col, cols, 1.0f, 1);
+        if (j->aligned)
+            changed += refit_block(c, col, cols);
+        for (uint64_t at = col; at < col + cols; at += panel) {
+            const uint64_t width = col + cols - at < panel ? col + cols - at : panel;
+            if (cols > panel)
+                errors_times_h(c, at, width, 1.0f, 1);
+            changed += sweep_panel(c, at, width);
+        }
+    }
+    return changed;
+}
+
+static void store_codes(const chunk *c)
+{
+    const uint64_t n = c->j->f->n, count = c->rows * n;
+    if (c->j->form->kind != QC_WEIGHTS_NF4) {
+        memcpy((int8_t *)c->j->out->codes + c->first * n, c->codes, count);
+        return;
+    }
+    uint8_t *to = (uint8_t *)c->j->out->codes + c->first * n / 2;
+    for (uint64_t i = 0; i < count; i += 2) {
+        const int low = i + 1 < count ? c->codes[i + 1] : 7;
+        to[i / 2] = (uint8_t)(c->codes[i] << 4 | low);
+    }
+}
+
+/* ---- pieces ---- */
+
+static qc_status target_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const job *j = ctx;
+    const uint64_t n = j->f->n;
+    const chunk c = chunk_of(j, thread, piece);
+    (void)err;
+    j->f->b->f.sgemm(QC_BLAS_ROWS, QC_BLAS_PLAIN, QC_BLAS_TRANS, (int)c.rows, (int)n, (int)n, 1.0f,
+                     j->w + c.first * n, (int)n, j->f->m, (int)n, 0.0f, j->made + c.first * n,
+                     (int)n);
+    return QC_OK;
+}
+
+static qc_status rounded_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const job *j = ctx;
+    const uint64_t n = j->f->n;
+    const chunk c = chunk_of(j, thread, piece);
+    (void)err;
+    round_chunk(&c);
+    j->sums[piece * 3] = trace(&c);
+    memcpy(c.e, j->target + c.first * n, c.rows * n * sizeof *c.e);
+    j->sums[piece * 3 + 1] = trace(&c);
+    return QC_OK;
+}
+
+static qc_status calibrated_piece(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
+{
+    const job *j = ctx;
+    const chunk c = chunk_of(j, thread, piece);
+    (void)err;
+    feed_chunk(&c);
+    for (unsigned i = 0; i < j->f->options.sweeps; i++)
+        if (sweep_chunk(&c) == 0)
+            break;
+    j->sums[piece * 3 + 2] = trace(&c);
+    store_codes(&c);
+    return QC_OK;
+}
+
+static qc_status check_finite(const float *w, uint64_t rows, uint64_t n, qc_error *err)
+{
+    for (uint64_t r = 0; r < rows; r++)
+        for (uint64_t k = 0; k < n; k++)
+            if (!isfinite(w[r * n + k]))
+                QC_FAIL(err, QC_ERR_NONFINITE,
+                        "weight in row %" PRIu64 ", column %" PRIu64 " is not finite", r, k);
+    return QC_OK;
+}
+
+static qc_status run(job *j, float *target, qc_feedback_result *result, qc_error *err)
+{
+    const qc_feedback *f = j->f;
+    const uint64_t chunks = qc_ceil_div_u64(j->rows, QC_FEEDBACK_ROWS);
+    double sums[3] = {0.0, 0.0, 0.0};
+    j->made = target;
+    j->target = target ? target : j->w;
+    if (target)
+        QC_TRY(qc_piecework(f->threads, chunks, target_piece, j, err));
+    QC_TRY(qc_feedback_scales(f, j->form, j->w, NULL, j->rows, j->out, err));
+    QC_TRY(qc_piecework(f->threads, chunks, rounded_piece, j, err));
+    QC_TRY(qc_feedback_scales(f, j->form, j->target, f->d, j->rows, j->out, err));
+    QC_TRY(qc_piecework(f->threads, chunks, calibrated_piece, j, err));
+    for (uint64_t i = 0; i < chunks; i++)
+        for (unsigned k = 0; k < 3; k++)
+            sums[k] += j->sums[i * 3 + k];
+    result->rounded = sums[1] > 0.0 ? sums[0] / sums[1] : 0.0;
+    result->calibrated = sums[1] > 0.0 ? sums[2] / sums[1] : 0.0;
+    return QC_OK;
+}
+
+qc_status qc_feedback_weight(const qc_feedback *f, const qc_feedback_form *form, const float *w,
+                             uint64_t rows, qc_feedback_out *out, qc_feedback_result *result,
+                             qc_error *err)
+{
+    const int by_rows = form->kind == QC_WEIGHTS_INT8_ROWS;
+    const uint64_t n = f->n, chunks = qc_ceil_div_u64(rows, QC_FEEDBACK_ROWS);
+    job j = {.f = f, .form = form, .w = w, .rows = rows, .out = out};
+    void *target = NULL, *scratch = NULL, *sums = NULL;
+    uint64_t elems;
+    qc_status st;
+    *result = (qc_feedback_result){0.0, 0.0};
+    out->nested_offset = 0.0f;
+    if (rows == 0)
+        return QC_OK;
+    if (qc_mul_u64(rows, n, &elems) || elems > SIZE_MAX / 8)
+        QC_FAIL(err, QC_ERR_SHAPE, "a weight of %" PRIu64 " x %" PRIu64 " is too large", rows, n);
+    if (!by_rows && !qc_block_size_valid(form->block_elems))
+        QC_FAIL(err, QC_ERR_USAGE, "blocks of %" PRIu32 " elements", form->block_elems);
+    QC_TRY(check_finite(w, rows, n, err));
+    while (!by_rows && (UINT64_C(1) << j.shift) < form->block_elems)
+        j.shift++;
+    j.aligned = by_rows || n % form->block_elems == 0;
+    j.wide = by_rows ? n : j.aligned ? form->block_elems : QC_TILE_COLS;
+    j.scratch_each = chunk_bytes(n, j.wide);
+    if (f->m)
+        QC_TRY_GOTO(st, done, qc_malloc_aligned(&target, 64, elems * sizeof(float), err));
+    QC_TRY_GOTO(st, done, qc_malloc_aligned(&scratch, 64, f->threads * j.scratch_each, err));
+    QC_TRY_GOTO(st, done, qc_calloc(&sums, chunks, 3 * sizeof(double), err));
+    j.scratch = scratch;
+    j.sums = sums;
+    st = run(&j, target, result, err);
+done:
+    qc_free(sums);
+    qc_free(scratch);
+    qc_free(target);
+    return st;
+}
+
+uint64_t qc_feedback_weight_bytes(uint64_t rows, uint64_t n, unsigned threads)
+{
+    const uint64_t wide = n > QC_TILE_COLS ? n : QC_TILE_COLS;
+    uint64_t bytes = qc_sat_mul(qc_sat_mul(rows, n), sizeof(float)); /* T */
+    bytes = qc_sat_add(bytes, qc_sat_mul(threads, chunk_bytes(n, wide)));
+    bytes = qc_sat_add(bytes, qc_feedback_search_bytes(n, threads));
+    return qc_sat_add(bytes, qc_sat_mul(qc_ceil_div_u64(rows, QC_FEEDBACK_ROWS), 24) + 4096);
+}
+
+double qc_feedback_weight_flops(uint64_t rows, uint64_t n, int cross,
+                                const qc_feedback_options *options)
+{
+    /* per weight: 2 n for T, n for feedback, 2 n for a sweep, n for each of three traces */
+    const double per_weight = (cross ? 2.0 : 0.0) + 1.0 + 2.0 * options->sweeps + 3.0;
+    return (double)rows * (double)n * (double)n * per_weight;
+}

@@ -1,0 +1,251 @@
+/* Step 2: scales. A block (a row of INT8_ROWS) tries a list of factors of its largest value, for
+ * NF4 with both signs, and takes the one of least weighed error; then, twice, the scale that is
+ * best for the codes found, as long as the error falls. Double quantized scales are the best of the
+ * few around those that the group can hold: its nested absmax is that of the scales found.
+ *
+ * Blocks below TINY have a scale of their largest value and may lose it. */
+#include "quant/error_feedback_internal.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "quant/piecework.h"
+
+#include <math.h>
+#include <string.h>
+
+#define TINY    0x1p-110f /* of the largest value: below it squares and inverses leave floats */
+#define REFITS  2u
+#define MOST    32u /* candidates */
+#define LEAST   0.6f
+#define MOST_OF 1.5f
+
+static const float nf4_factors[] = {
+    0.600f, 0.625f, 0.650f, 0.675f, 0.700f, 0.725f, 0.750f, 0.775f, 0.800f,
+    0.825f, 0.850f, 0.875f, 0.900f, 0.925f, 0.950f, 0.975f, 1.000f, 1.025f,
+    1.050f, 1.075f, 1.100f, 1.125f, 1.150f, 1.220f, 1.280f, 1.340f, 1.400f,
+};
+static const float nf4_wide_factors[] = {
+    0.400f, 0.440f, 0.480f, 0.520f, 0.550f, 0.580f, 0.610f, 0.640f, 0.670f,
+    0.700f, 0.725f, 0.750f, 0.775f, 0.800f, 0.825f, 0.850f, 0.875f, 0.900f,
+    0.930f, 0.960f, 0.990f, 1.020f, 1.050f, 1.090f, 1.150f, 1.250f, 1.330f,
+};
+static const float int8_factors[] = {
+    0.700f, 0.750f, 0.800f, 0.840f, 0.870f, 0.900f, 0.920f, 0.935f, 0.950f,
+    0.960f, 0.970f, 0.978f, 0.985f, 0.990f, 0.994f, 0.997f, 1.000f, 1.004f,
+    1.008f, 1.012f, 1.018f, 1.024f, 1.030f, 1.038f, 1.046f,
+};
+#define COUNT(list) (sizeof(list) / sizeof *(list))
+_Static_assert(COUNT(nf4_factors) <= MOST && COUNT(nf4_wide_factors) <= MOST &&
+                   COUNT(int8_factors) <= MOST,
+               "fits candidates");
+
+typedef struct {
+    const qc_feedback *f;
+    const qc_feedback_form *form;
+    const qc_quant_ops *quant;
+    const float *x, *weights;
+    uint64_t rows, elems, block, blocks; /* block: elements of one; a row for INT8_ROWS */
+    qc_feedback_out *out;
+    float *scratch;
+    uint64_t scratch_each; /* floats */
+} search;
+
+float qc_feedback_inverse(qc_weights_kind kind, float scale)
+{
+    /* below it the inverse times 127 is infinite */
+    if (!(fabsf(scale) >= 0x1p-118f))
+        return 0.0f;
+    return kind == QC_WEIGHTS_NF4 ? 1.0f / scale : (1.0f / scale) * 127.0f;
+}
+
+/* Squares of units are those of y, the place among codes, times this. */
+static double unit_of(qc_weights_kind kind)
+{
+    return kind == QC_WEIGHTS_NF4 ? 1.0 : 1.0 / 127.0;
+}
+
+static double error_of(const search *s, const float *x, const float *d, uint32_t n, float scale)
+{
+    const float inv = qc_feedback_inverse(s->form->kind, scale);
+    const double step = (double)scale * unit_of(s->form->kind);
+    float rr;
+    s->f->lanes->errors(x, d, n, s->form->kind, &inv, 1, &rr);
+    return (double)rr * (step * step);
+}
+
+/* The scale of n elements, padded with zeros. */
+static float block_scale(const search *s, const float *x, const float *d, uint32_t n)
+{
+    const qc_weights_kind kind = s->form->kind;
+    const int wide = s->block >= 512;
+    const float *factors = kind != QC_WEIGHTS_NF4 ? int8_factors
+                           : wide                 ? nf4_wide_factors
+                                                  : nf4_factors;
+    const unsigned count = (unsigned)(kind != QC_WEIGHTS_NF4 ? COUNT(int8_factors)
+                                      : wide                 ? COUNT(nf4_wide_factors)
+                                                             : COUNT(nf4_factors));
+    float largest = 0.0f, scale[2 * MOST], inv[2 * MOST] = {0.0f}, rr[2 * MOST];
+    for (uint32_t i = 0; i < n; i++)
+        largest = fmaxf(largest, fabsf(x[i]));
+    if (largest < TINY)
+        return largest;
+    unsigned tried = 0;
+    for (unsigned j = 0; j < count; j++)
+        if (isfinite(largest * factors[j])) {
+            scale[tried++] = largest * factors[j];
+            if (kind == QC_WEIGHTS_NF4)
+                scale[tried++] = -(largest * factors[j]);
+        }
+    for (unsigned j = 0; j < tried; j++)
+        inv[j] = qc_feedback_inverse(kind, scale[j]);
+    s->f->lanes->errors(x, d, n, kind, inv, tried, rr);
+    float best = largest;
+    double least = INFINITY;
+    for (unsigned j = 0; j < tried; j++) {
+        const double step = (double)scale[j] * unit_of(kind), e = (double)rr[j] * (step * step);
+        if (e < least) {
+            least = e;
+            best = scale[j];
+        }
+    }
+    for (unsigned i = 0; i < REFITS; i++) {
+        float ux, uu;
+        s->f->lanes->refit(x, d, n, kind, qc_feedback_inverse(kind, best), &ux, &uu);
+        const float better = ux / uu;
+        if (!isfinite(better) || better == best ||
+            (kind == QC_WEIGHTS_NF4 ? fabsf(better) : better) < TINY)
+            break;
+        const double e = error_of(s, x, d, n, better);
+        if (!(e < least))
+            break;
+        least = e;
+        best = better;
+    }
+    return best;
+}
+
+/* Elements [first, first + n) and their weights, padded to whole lanes. */
+static uint32_t gather(const search *s, uint64_t first, uint32_t n, float *x, float *d)
+{
+    const uint64_t cols = s->f->n;
+    const uint32_t padded = (n + QC_LANES - 1) / QC_LANES * QC_LANES;
+    memcpy(x, s->x + first, n * sizeof *x);
+    for (uint32_t i = 0; i < n;) {
+        const uint64_t col = (first + i) % cols, left = cols - col;
+        const uint32_t run = left < n - i ? (uint32_t)left : n - i;
+        if (s->weights)
+            memcpy(d + i, s->weights + col, run * sizeof *d);
+        else
+            for (uint32_t j = 0; j < run; j++)
+                d[i + j] = 1.0f;
+        i += run;
+    }
+    for (uint32_t i = n; i < padded; i++)
+        x[i] = d[i] = 0.0f;
+    return padded;
+}
+
+static uint32_t gather_block(const search *s, uint64_t b, float *x, float *d)
+{
+    const uint64_t first = b * s->block, left = s->elems - first;
+    return gather(s, first, (uint32_t)(left < s->block ? left : s->block), x, d);
+}
+
+/* Scales of a group of blocks, before double quantization. */
+static qc_status find_group(void *ctx, unsigned thread, uint64_t group, qc_error *err)
+{
+    const search *s = ctx;
+    float *x = s->scratch + thread * s->scratch_each, *d = x + s->scratch_each / 2;
+    const uint64_t from = group * QC_NESTED_BLOCK;
+    (void)err;
+    for (uint64_t b = from; b < from + QC_NESTED_BLOCK && b < s->blocks; b++) {
+        const uint32_t padded = gather_block(s, b, x, d);
+        s->out->absmax[b] = block_scale(s, x, d, padded);
+    }
+    return QC_OK;
+}
+
+/* The scales as a reader has them: of the entries around the nearest one that of least error. */
+static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error *err)
+{
+    const search *s = ctx;
+    const qc_feedback_out *out = s->out;
+    float *x = s->scratch + thread * s->scratch_each, *d = x + s->scratch_each / 2;
+    const uint64_t from = group * QC_NESTED_BLOCK, left = s->blocks - from;
+    const uint64_t n = left < QC_NESTED_BLOCK ? left : QC_NESTED_BLOCK;
+    (void)err;
+    s->quant->nested_quantize(out->absmax + from, n, out->nested_offset, out->absmax_codes + from,
+                              out->nested_absmax + group);
+    for (uint64_t b = from; b < from + n && out->nested_absmax[group] > 0.0f; b++) {
+        const uint32_t padded = gather_block(s, b, x, d);
+        const float target = fabsf(out->absmax[b]);
+        float scales[256], inv[256], rr[256];
+        unsigned codes[256], tried = 0;
+        double least = INFINITY;
+        if (target == 0.0f)
+            continue;
+        for (unsigned k = 0; k < 256; k++) {
+            float scale = qc_dynamic_map[k] * out->nested_absmax[group];
+            scale = scale + out->nested_offset;
+            const float size = s->form->kind == QC_WEIGHTS_NF4 ? fabsf(scale) : scale;
+            const int near = size >= target * LEAST && size <= target * MOST_OF;
+            if (k != out->absmax_codes[b] && !near)
+                continue;
+            codes[tried] = k;
+            scales[tried] = scale;
+            inv[tried++] = qc_feedback_inverse(s->form->kind, scale);
+        }
+        s->f->lanes->errors(x, d, padded, s->form->kind, inv, tried, rr);
+        for (unsigned k = 0; k < tried; k++) {
+            const double step = (double)scales[k] * unit_of(s->form->kind);
+            const double e = (double)rr[k] * (step * step);
+            if (inv[k] != 0.0f && e < least) {
+                least = e;
+                out->absmax_codes[b] = (uint8_t)codes[k];
+            }
+        }
+    }
+    s->quant->nested_dequantize(out->absmax_codes + from, out->nested_absmax + group,
+                                qc_dynamic_map, n, QC_NESTED_BLOCK, out->nested_offset,
+                                out->absmax + from);
+    return QC_OK;
+}
+
+static uint64_t scratch_floats(uint64_t n)
+{
+    return 2 * (qc_ceil_div_u64(n > QC_BLOCK_MAX ? n : QC_BLOCK_MAX, QC_LANES) * QC_LANES);
+}
+
+uint64_t qc_feedback_search_bytes(uint64_t n, unsigned threads)
+{
+    return qc_sat_mul(scratch_floats(n), threads * sizeof(float));
+}
+
+qc_status qc_feedback_scales(const qc_feedback *f, const qc_feedback_form *form, const float *x,
+                             const float *weights, uint64_t rows, qc_feedback_out *out,
+                             qc_error *err)
+{
+    search s = {.f = f,
+                .form = form,
+                .quant = qc_quant_ops_for(f->isa),
+                .x = x,
+                .weights = weights,
+                .rows = rows,
+                .elems = rows * f->n,
+                .out = out,
+                .scratch_each = scratch_floats(f->n)};
+    s.block = form->kind == QC_WEIGHTS_INT8_ROWS ? f->n : form->block_elems;
+    s.blocks = qc_ceil_div_u64(s.elems, s.block);
+    const uint64_t groups = qc_ceil_div_u64(s.blocks, QC_NESTED_BLOCK);
+    void *scratch = NULL;
+    QC_TRY(qc_malloc_aligned(&scratch, 64, qc_feedback_search_bytes(f->n, f->threads), err));
+    s.scratch = scratch;
+    qc_status st = qc_piecework(f->threads, groups, find_group, &s, err);
+    if (st == QC_OK && form->nested) {
+        out->nested_offset =
+            form->kind == QC_WEIGHTS_NF4 ? 0.0f : qc_nested_offset(out->absmax, s.blocks);
+        st = qc_piecework(f->threads, groups, nest_group, &s, err);
+    }
+    qc_free(scratch);
+    return st;
+}

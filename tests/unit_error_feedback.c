@@ -1,0 +1,328 @@
+/* Calibrated quantization against its definition in double: moments, factor and target, scales,
+ * every code of the feedback, sweeps that only lower the error and end where no step helps. */
+#include "feedback_testing.h"
+
+static void moments_are_sums(void **state)
+{
+    qt_rng rng = qt_rng_start("moments");
+    static const uint64_t sizes[] = {1, 63, 150, 300};
+    (void)state;
+    for (unsigned s = 0; s < 4; s++) {
+        const uint64_t n = sizes[s], tokens = 2 * QC_MOMENT_TOKENS + 77, ld = n + 3;
+        float *x = qt_alloc(tokens * ld, 4), *z = qt_alloc(tokens * ld, 4);
+        double *h[2], *c[2];
+        for (unsigned t = 0; t < 2; t++) {
+            h[t] = qt_alloc(n * n, 8);
+            c[t] = qt_alloc(n * n, 8);
+            for (uint64_t i = 0; i < n * n; i++)
+                h[t][i] = c[t][i] = 5.0;
+        }
+        for (uint64_t i = 0; i < tokens * ld; i++) {
+            x[i] = i % ld < n ? qt_randn(&rng) : NAN;
+            z[i] = i % ld < n ? qt_randn(&rng) : NAN;
+        }
+        for (unsigned t = 0; t < 2; t++) /* in two calls, by 1 and 3 threads */
+            for (unsigned part = 0; part < 2; part++)
+                assert_int_equal(
+                    qc_moments_add(blas, 1 + 2 * t, h[t], c[t], n, x + (part ? 300 * ld : 0), ld,
+                                   z + (part ? 300 * ld : 0), ld, part ? tokens - 300 : 300, NULL),
+                    QC_OK);
+        for (uint64_t i = 0; i < n; i++)
+            for (uint64_t j = 0; j < n; j++) {
+                double xx = 5.0, xz = 5.0;
+                for (uint64_t t = 0; t < tokens; t++) {
+                    xx += (double)x[t * ld + i] * (double)x[t * ld + j];
+                    xz += (double)x[t * ld + i] * (double)z[t * ld + j];
+                }
+                const double want = j <= i ? xx : 5.0;
+                QT_CHECK(fabs(h[0][i * n + j] - want) < 1e-3, "H %g, not %g", h[0][i * n + j],
+                         want);
+                QT_CHECK(fabs(c[0][i * n + j] - xz) < 1e-3, "C %g, not %g", c[0][i * n + j], xz);
+            }
+        assert_memory_equal(h[0], h[1], n * n * 8);
+        assert_memory_equal(c[0], c[1], n * n * 8);
+        for (unsigned t = 0; t < 2; t++) {
+            free(h[t]);
+            free(c[t]);
+        }
+        free(x);
+        free(z);
+    }
+}
+
+static void factor_is_as_defined(void **state)
+{
+    qt_rng rng = qt_rng_start("factor");
+    static const uint64_t sizes[] = {1, 40, 256, 300, 520};
+    (void)state;
+    for (unsigned s = 0; s < 5; s++) {
+        data d = make_data(&rng, sizes[s], sizes[s] + 30, s % 2 == 1);
+        const uint64_t n = d.n;
+        uint64_t *order = qt_alloc(n, 8);
+        double *u = qt_alloc(n * n, 8), *diag = qt_alloc(n, 8), mean;
+        qc_feedback_info info;
+        reference_order(&d, order);
+        reference_factor(&d, order, u, diag, &mean);
+        qc_feedback *f = open_with(&d, 0, 2, (qc_feedback_options){TEST_DAMPING, 0}, &info);
+        const double scale = (double)f->d[order[0]] / diag[0];
+        assert_int_equal(info.times_raised, 0);
+        assert_true(info.damping == TEST_DAMPING);
+        assert_int_equal(info.dead, s % 2 == 1 ? (n + 3) / 7 : 0);
+        for (uint64_t k = 0; k < n; k++) {
+            QT_CHECK(fabs((double)f->d[order[k]] / scale / diag[k] - 1.0) < 1e-5,
+                     "D of column %" PRIu64, k);
+            for (uint64_t j = 0; j < n; j++) {
+                const double want = j < k ? u[j * n + k] : damped(&d, k, j) * scale;
+                const double got = (double)f->hu[k * n + j];
+                QT_CHECK(fabs(got - want) <= 1e-5 * (fabs(want) + 0.1), "%g, not %g", got, want);
+            }
+        }
+        qc_feedback_close(f);
+        free(u);
+        free(diag);
+        free(order);
+        free_data(&d);
+    }
+}
+
+/* Each code is the nearest to what its definition makes of the columns before it; sums are those of
+ * the definition; calibrated beats rounded. */
+static void codes_are_the_nearest(void **state)
+{
+    qt_rng rng = qt_rng_start("codes");
+    (void)state;
+    for (unsigned i = 0; i < 4 * FORMS; i++) {
+        static const uint64_t sizes[] = {256, 440, 300, 40};
+        const uint64_t n = sizes[i % 4], rows = i % 4 == 3 ? 301 : i % 4 == 1 ? 131 : 37;
+        const int cross = i / 4 % 2;
+        data d = make_data(&rng, n, 2 * n, i % 3 == 0);
+        uint64_t *order = qt_alloc(n, 8);
+        double *u = qt_alloc(n * n, 8), *diag = qt_alloc(n, 8), mean;
+        float *w = make_weight(&rng, rows, n);
+        const qc_feedback_form form = forms[i / 4];
+        reference_order(&d, order);
+        reference_factor(&d, order, u, diag, &mean);
+        double *t = reference_target(&d, order, u, diag, mean, w, rows, cross);
+        made m = quantize(&d, cross, 2, 0, form, w, rows);
+        for (uint64_t r = 0; r < rows; r++)
+            for (uint64_t k = 0; k < n; k++) {
+                const uint64_t column = order[k], at = r * n + column;
+                double v = t[at];
+                for (uint64_t j = 0; j < k; j++)
+                    v += (t[r * n + order[j]] - (double)m.q[r * n + order[j]]) * u[j * n + k];
+                const double beyond = beyond_nearest(form.kind, v, (double)m.q[at],
+                                                     (double)m.absmax[scale_of(&m, r, column)]);
+                QT_CHECK(beyond < 2e-4, "form %u, row %" PRIu64 ", column %" PRIu64 ": by %g",
+                         i / 4, r, k, beyond);
+            }
+        const double error = reference_error(&d, t, m.q, rows);
+        QT_CHECK(fabs(m.result.calibrated / error - 1.0) < 1e-3, "error %g, not %g",
+                 m.result.calibrated, error);
+        free_made(&m);
+        m = quantize(&d, cross, 2, 4, form, w, rows);
+        const double swept = reference_error(&d, t, m.q, rows);
+        QT_CHECK(fabs(m.result.calibrated / swept - 1.0) < 1e-3, "error %g, not %g",
+                 m.result.calibrated, swept);
+        QT_CHECK(swept < error, "form %u, n %" PRIu64 ": sweeps made %g of %g", i / 4, n, swept,
+                 error);
+        QT_CHECK(cross || m.result.calibrated < 0.7 * m.result.rounded,
+                 "form %u, n %" PRIu64 ": %g of %g", i / 4, n, m.result.calibrated,
+                 m.result.rounded);
+        free_made(&m);
+        free(t);
+        free(w);
+        free(u);
+        free(diag);
+        free(order);
+        free_data(&d);
+    }
+}
+
+/* A last sweep that changes nothing: no code and no scale is left that would lower the error. */
+static void sweeps_end_where_no_step_helps(void **state)
+{
+    qt_rng rng = qt_rng_start("sweeps");
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i++) {
+        const uint64_t n = 256, rows = 40;
+        const qc_feedback_form form = forms[i];
+        const int aligned = form.block_elems <= n;
+        data d = make_data(&rng, n, 2 * n, 0);
+        float *w = make_weight(&rng, rows, n);
+        made m = quantize(&d, 0, 1, 200, form, w, rows);
+        double *g = qt_alloc(n, 8);
+        const uint64_t width = form.block_elems && aligned ? form.block_elems : n;
+        for (uint64_t r = 0; r < rows; r++) {
+            const float *q = m.q + r * n, *t = w + r * n;
+            for (uint64_t k = 0; k < n; k++) {
+                g[k] = 0.0;
+                for (uint64_t j = 0; j < n; j++)
+                    g[k] += ((double)t[j] - (double)q[j]) * damped(&d, j, k);
+                const double s = (double)m.absmax[scale_of(&m, r, k)];
+                const double v = (double)q[k] + g[k] / damped(&d, k, k);
+                const double beyond = beyond_nearest(form.kind, v, (double)q[k], s);
+                QT_CHECK(beyond < 2e-3, "form %u, row %" PRIu64 ", column %" PRIu64 ": by %g", i, r,
+                         k, beyond);
+            }
+            for (uint64_t b = 0; aligned && b < n; b += width) {
+                const double s = (double)m.absmax[scale_of(&m, r, b)];
+                const uint64_t of = scale_of(&m, r, b) / QC_NESTED_BLOCK;
+                const double group = form.nested ? (double)m.nested_absmax[of] : 0.0;
+                double qg = 0.0, qq = 0.0;
+                for (uint64_t k = b; k < b + width; k++) {
+                    qg += (double)q[k] * g[k];
+                    for (uint64_t j = b; j < b + width; j++)
+                        qq += (double)q[k] * damped(&d, k, j) * (double)q[j];
+                }
+                const double more = qq > 0.0 ? qg / qq * s : 0.0; /* what s lacks */
+                double nearest = form.nested ? (double)INFINITY : 0.0;
+                for (unsigned c = 0; form.nested && c < 256; c++)
+                    nearest = fmin(nearest, fabs((double)qc_dynamic_map[c] * group +
+                                                 (double)m.offset - s - more));
+                QT_CHECK(fabs(more) < nearest + 2e-3 * fabs(s),
+                         "form %u, row %" PRIu64 ", block at %" PRIu64 ": scale %g by %g", i, r, b,
+                         s, more);
+            }
+        }
+        free(g);
+        free_made(&m);
+        free(w);
+        free_data(&d);
+    }
+}
+
+/* The more sweeps, the less error; the first ones always change something. */
+static void error_never_rises(void **state)
+{
+    qt_rng rng = qt_rng_start("sweep by sweep");
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i++) {
+        data d = make_data(&rng, 320, 700, 1);
+        float *w = make_weight(&rng, 64, 320);
+        double last = INFINITY;
+        for (unsigned sweeps = 0; sweeps < 6; sweeps++) {
+            made m = quantize(&d, 1, 2, sweeps, forms[i], w, 64);
+            QT_CHECK(m.result.calibrated <= last * (1.0 + 1e-6),
+                     "form %u: %g after %u sweeps, %g before", i, m.result.calibrated, sweeps,
+                     last);
+            QT_CHECK(sweeps != 1 || m.result.calibrated < last, "form %u: no sweep", i);
+            last = m.result.calibrated;
+            free_made(&m);
+        }
+        free(w);
+        free_data(&d);
+    }
+}
+
+/* sum over the block of diag[column] * squared distance from the nearest value for a scale of s */
+static double weighed(const made *m, const double *diag, uint64_t first, uint64_t end, double s,
+                      double enough)
+{
+    double sum = 0.0;
+    for (uint64_t e = first; e < end && sum < enough; e++) {
+        const double w = (double)m->w[e];
+        const double off = beyond_nearest(m->form.kind, w, w, s) * s;
+        sum += diag[e % m->n] * off * off;
+    }
+    return sum;
+}
+
+/* Weighed by D, no other scale is much better. */
+static void scales_are_near_the_best(void **state)
+{
+    qt_rng rng = qt_rng_start("scales");
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i++) {
+        const uint64_t n = 320, rows = 26;
+        const qc_feedback_form form = forms[i];
+        const uint64_t block = form.block_elems ? form.block_elems : n;
+        data d = make_data(&rng, n, 640, 0);
+        float *w = make_weight(&rng, rows, n);
+        uint64_t *order = qt_alloc(n, 8);
+        double *weights = qt_alloc(n, 8), *u = qt_alloc(n * n, 8), *diag = qt_alloc(n, 8), mean,
+               ours = 0.0, bests = 0.0;
+        reference_order(&d, order);
+        reference_factor(&d, order, u, diag, &mean);
+        for (uint64_t k = 0; k < n; k++)
+            weights[order[k]] = diag[k];
+        made m = quantize(&d, 0, 2, 0, form, w, rows);
+        for (uint64_t b = 0; b < m.blocks; b++) {
+            const uint64_t first = b * block;
+            const uint64_t end = first + block < rows * n ? first + block : rows * n;
+            double largest = 0.0, best = INFINITY;
+            for (uint64_t e = first; e < end; e++)
+                largest = fmax(largest, fabs((double)w[e]));
+            for (int step = form.kind == QC_WEIGHTS_NF4 ? -150 : 40; step <= 150; step++)
+                if (step < -30 || step > 30)
+                    best =
+                        fmin(best, weighed(&m, weights, first, end, largest * step / 100.0, best));
+            ours += weighed(&m, weights, first, end, (double)m.absmax[b], INFINITY);
+            bests += best;
+        }
+        QT_CHECK(ours < bests * (form.kind != QC_WEIGHTS_NF4 ? 1.2 : 1.1), "form %u: %g, best %g",
+                 i, ours, bests);
+        free_made(&m);
+        free(u);
+        free(diag);
+        free(weights);
+        free(order);
+        free(w);
+        free_data(&d);
+    }
+}
+
+/* Without data: as the search of scale_search.h leaves it, more or less. */
+static void rounded_is_the_search(void **state)
+{
+    qt_rng rng = qt_rng_start("rounded");
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i++) {
+        const uint64_t n = 256, rows = 200;
+        const qc_feedback_form form = forms[i];
+        if (form.kind != QC_WEIGHTS_NF4)
+            continue;
+        data d = make_data(&rng, n, 800, 0);
+        float *w = make_weight(&rng, rows, n);
+        made m = quantize(&d, 0, 2, 0, form, w, rows);
+        const double rounded = m.result.rounded;
+        double *t = qt_alloc(rows * n, 8);
+        for (uint64_t e = 0; e < rows * n; e++)
+            t[e] = (double)w[e];
+        const qc_search_form search = {1, form.block_elems, form.nested, 0.0f, QC_SEARCH_REFIT};
+        const qc_search_out out = {m.codes, m.absmax, m.absmax_codes, m.nested_absmax};
+        void *scratch = aligned_alloc(64, qc_search_scratch_bytes(&search, 0));
+        qc_piece_sums sums;
+        uint64_t overflow;
+        QT_CHECK(scratch != NULL, "out of memory");
+        qc_search_ops_for(QC_ISA_SCALAR)
+            ->blocks(&search, w, QC_DTYPE_F32, rows * n, &out, scratch, &sums);
+        qc_quant_ops_for(QC_ISA_SCALAR)
+            ->nf4_dequantize(m.codes, m.absmax, qc_nf4_code, rows * n, form.block_elems, m.q,
+                             QC_DTYPE_F32, &overflow);
+        const double want = reference_error(&d, t, m.q, rows);
+        QT_CHECK(rounded > 0.75 * want && rounded < 1.3 * want, "form %u: %g, not %g", i, rounded,
+                 want);
+        free(scratch);
+        free(t);
+        free_made(&m);
+        free(w);
+        free_data(&d);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(moments_are_sums),      cmocka_unit_test(factor_is_as_defined),
+        cmocka_unit_test(codes_are_the_nearest), cmocka_unit_test(sweeps_end_where_no_step_helps),
+        cmocka_unit_test(error_never_rises),     cmocka_unit_test(scales_are_near_the_best),
+        cmocka_unit_test(rounded_is_the_search),
+    };
+    qc_error err;
+    if (qc_blas_open(&blas, &err) != QC_OK) {
+        print_message("skipped: %s\n", err.msg);
+        return 77;
+    }
+    print_message("%s\n", qc_blas_name(blas));
+    return cmocka_run_group_tests(tests, NULL, NULL) != 0;
+}

@@ -1,0 +1,305 @@
+/* Calibrated quantization where inputs are odd, memory or OpenBLAS is missing, and that neither
+ * threads nor instruction sets change a bit. */
+#include "feedback_testing.h"
+
+#include "base/alloc.h"
+#include "base/workers.h"
+
+static void threads_do_not_matter(void **state)
+{
+    qt_rng rng = qt_rng_start("threads");
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i++) {
+        const uint64_t n = i % 2 ? 440 : 576, rows = 2 * QC_FEEDBACK_ROWS + 19;
+        data d = make_data(&rng, n, 500, 0);
+        float *w = make_weight(&rng, rows, n);
+        made one = quantize(&d, 1, 1, 2, forms[i], w, rows);
+        for (unsigned threads = 2; threads <= 3; threads++) {
+            made m = quantize(&d, 1, threads, 2, forms[i], w, rows);
+            assert_memory_equal(m.codes, one.codes, rows * n);
+            assert_memory_equal(m.absmax, one.absmax, m.blocks * 4);
+            assert_memory_equal(m.absmax_codes, one.absmax_codes, m.blocks);
+            assert_memory_equal(&m.result, &one.result, sizeof m.result);
+            free_made(&m);
+        }
+        free_made(&one);
+        free(w);
+        free_data(&d);
+    }
+}
+
+static void dead_columns_are_rounded(void **state)
+{
+    qt_rng rng = qt_rng_start("dead");
+    (void)state;
+    for (unsigned i = 0; i < 2 * FORMS; i++) {
+        const qc_feedback_form form = forms[i / 2];
+        const uint64_t n = 192, rows = 33;
+        data d = make_data(&rng, n, 300, 1);
+        float *w = make_weight(&rng, rows, n);
+        made m = quantize(&d, i % 2 == 1, 2, 3, form, w, rows);
+        for (uint64_t r = 0; r < rows; r++)
+            for (uint64_t k = 3; k < n; k += 7) {
+                const double beyond =
+                    beyond_nearest(form.kind, (double)w[r * n + k], (double)m.q[r * n + k],
+                                   (double)m.absmax[scale_of(&m, r, k)]);
+                QT_CHECK(beyond < 1e-4, "form %u, row %" PRIu64 ", column %" PRIu64 ": by %g",
+                         i / 2, r, k, beyond);
+            }
+        free_made(&m);
+        free(w);
+        free_data(&d);
+    }
+    /* nothing but dead columns: rounded to nearest */
+    data d = make_data(&rng, 70, 1, 0);
+    float *w = make_weight(&rng, 5, 70);
+    memset(d.h, 0, 70 * 70 * 8);
+    memset(d.c, 0, 70 * 70 * 8);
+    made m = quantize(&d, 1, 1, 4, forms[0], w, 5);
+    assert_true(m.result.calibrated == 0.0 && m.result.rounded == 0.0);
+    for (uint64_t k = 0; k < (uint64_t)5 * 70; k++)
+        QT_CHECK(beyond_nearest(QC_WEIGHTS_NF4, (double)w[k], (double)m.q[k],
+                                (double)m.absmax[k / 64]) < 1e-4,
+                 "element %" PRIu64, k);
+    free_made(&m);
+    free(w);
+    free_data(&d);
+}
+
+static void damping_is_raised(void **state)
+{
+    qt_rng rng = qt_rng_start("damping");
+    data d = make_data(&rng, 60, 5, 0); /* of rank 5 */
+    float *w = make_weight(&rng, 9, 60);
+    qc_feedback_info info;
+    (void)state;
+    qc_feedback *f = open_with(&d, 1, 2, (qc_feedback_options){1e-19, 2}, &info);
+    assert_true(info.times_raised > 0);
+    assert_true(info.damping > 1e-18 && info.damping < 1e-6);
+    made m = quantize_with(f, forms[0], w, 9, 60);
+    assert_true(isfinite(m.result.calibrated));
+    free_made(&m);
+    qc_feedback_close(f);
+    free(w);
+    free_data(&d);
+}
+
+static void odd_moments(void **state)
+{
+    qt_rng rng = qt_rng_start("odd moments");
+    const uint64_t n = 60;
+    const qc_feedback_options usual = {0.01, 2};
+    data d = make_data(&rng, n, 100, 0);
+    qc_feedback *f;
+    qc_error err;
+    (void)state;
+    /* no moments: 10 beside a diagonal of 1 */
+    fresh_moments(&d);
+    for (uint64_t i = 0; i < n; i++)
+        for (uint64_t j = 0; j <= i; j++)
+            d.mh[i * n + j] = i == j ? 1.0 : 10.0;
+    assert_int_equal(qc_feedback_open(&f, blas, 2, n, d.mh, NULL, &usual, NULL, &err),
+                     QC_ERR_INPUT);
+    assert_null(f);
+    fresh_moments(&d);
+    d.mh[7 * n + 7] = -1.0;
+    assert_int_equal(qc_feedback_open(&f, blas, 1, n, d.mh, NULL, &usual, NULL, &err),
+                     QC_ERR_INPUT);
+    fresh_moments(&d);
+    d.mh[7 * n + 5] = (double)INFINITY;
+    assert_int_equal(qc_feedback_open(&f, blas, 1, n, d.mh, NULL, &usual, NULL, &err),
+                     QC_ERR_NONFINITE);
+    fresh_moments(&d);
+    d.mc[59 * n + 59] = (double)NAN;
+    assert_int_equal(qc_feedback_open(&f, blas, 1, n, d.mh, d.mc, &usual, NULL, &err),
+                     QC_ERR_NONFINITE);
+    fresh_moments(&d);
+    const qc_feedback_options none = {0.0, 2};
+    assert_int_equal(qc_feedback_open(&f, blas, 1, n, d.mh, NULL, &none, NULL, &err), QC_ERR_USAGE);
+    free_data(&d);
+}
+
+static void bad_weights_and_interrupts(void **state)
+{
+    qt_rng rng = qt_rng_start("bad weights");
+    const uint64_t n = 60;
+    data d = make_data(&rng, n, 100, 0);
+    float *w = make_weight(&rng, 9, n);
+    qc_error err;
+    (void)state;
+    qc_feedback *f = open_with(&d, 0, 2, (qc_feedback_options){0.01, 2}, NULL);
+    made m = quantize_with(f, forms[1], w, 9, n);
+    qc_feedback_out out = {m.codes, m.absmax, m.absmax_codes, m.nested_absmax, 0.0f};
+    w[3 * n + 2] = NAN;
+    assert_int_equal(qc_feedback_weight(f, &forms[1], w, 9, &out, &m.result, &err),
+                     QC_ERR_NONFINITE);
+    assert_non_null(strstr(err.msg, "row 3, column 2"));
+    w[3 * n + 2] = 0.0f;
+    qc_interrupt();
+    assert_int_equal(qc_feedback_weight(f, &forms[1], w, 9, &out, &m.result, &err),
+                     QC_ERR_INTERRUPTED);
+    assert_int_equal(qc_moments_add(blas, 1, d.mh, NULL, n, d.x, n, NULL, 0, 9, &err),
+                     QC_ERR_INTERRUPTED);
+    qc_interrupt_clear();
+    free_made(&m);
+    qc_feedback_close(f);
+    free(w);
+    free_data(&d);
+}
+
+/* Zeros, tiny and huge weights: finite, and zeros stay zeros. */
+static void odd_weights(void **state)
+{
+    qt_rng rng = qt_rng_start("odd weights");
+    const uint64_t n = 128, rows = 12;
+    data d = make_data(&rng, n, 300, 0);
+    (void)state;
+    for (unsigned i = 0; i < FORMS; i++) {
+        float *w = make_weight(&rng, rows, n);
+        for (uint64_t k = 0; k < n; k++) {
+            w[k] = 0.0f;
+            w[n + k] *= 1e-30f;
+            w[2 * n + k] *= 1e-42f;
+            w[3 * n + k] *= 1e15f;
+            w[4 * n + k] = 0.01f;
+        }
+        made m = quantize(&d, 0, 1, 4, forms[i], w, rows);
+        for (uint64_t e = 0; e < rows * n; e++)
+            QT_CHECK(isfinite(m.q[e]), "form %u: element %" PRIu64, i, e);
+        for (uint64_t k = 0; k < n && forms[i].block_elems <= n && !forms[i].nested; k++)
+            QT_CHECK(m.q[k] == 0.0f, "form %u: 0 became %g", i, (double)m.q[k]);
+        QT_CHECK(isfinite(m.result.calibrated) && isfinite(m.result.rounded), "form %u", i);
+        free_made(&m);
+        memset(w, 0, rows * n * 4);
+        m = quantize(&d, 1, 1, 4, forms[i], w, rows);
+        for (uint64_t e = 0; e < rows * n; e++)
+            QT_CHECK(m.q[e] == 0.0f, "form %u: 0 became %g", i, (double)m.q[e]);
+        assert_true(m.result.calibrated == 0.0 && m.result.rounded == 0.0);
+        free_made(&m);
+        free(w);
+    }
+    free_data(&d);
+}
+
+/* The tables give the same bits. */
+static void tables_are_equal(void **state)
+{
+    static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_ROWS,
+                                            QC_WEIGHTS_INT8_BLOCKS};
+    static qc_tile start, a, b;
+    qt_rng rng = qt_rng_start("tables");
+    _Alignas(64) float x[512], d[512], u[QC_TILE_COLS * QC_TILE_COLS], inverse[QC_TILE_COLS];
+    float inv[8];
+    const qc_feedback_lanes *scalar = qc_feedback_lanes_for(QC_ISA_SCALAR);
+    (void)state;
+    for (unsigned i = 0; i < 300; i++) {
+        qc_isa isa = i % 2 ? QC_ISA_AVX512 : QC_ISA_AVX2;
+        while (!qc_isa_available(isa))
+            isa = (qc_isa)(isa - 1);
+        const qc_feedback_lanes *other = qc_feedback_lanes_for(isa);
+        const qc_weights_kind kind = kinds[i % 3];
+        const uint32_t cols = 1 + (uint32_t)qt_below(&rng, QC_TILE_COLS);
+        const uint32_t n = 16 * (1 + (uint32_t)qt_below(&rng, 32));
+        float rr[2][8], ux[2], uu[2];
+        for (unsigned k = 0; k < 512; k++) {
+            x[k] = qt_randn(&rng);
+            d[k] = (float)qt_uniform(&rng);
+        }
+        for (unsigned k = 0; k < 8; k++)
+            inv[k] = qc_feedback_inverse(kind, qt_randn(&rng) * 3.0f);
+        scalar->errors(x, d, n, kind, inv, 8, rr[0]);
+        other->errors(x, d, n, kind, inv, 8, rr[1]);
+        assert_memory_equal(rr[0], rr[1], sizeof rr[0]);
+        scalar->refit(x, d, n, kind, inv[0], &ux[0], &uu[0]);
+        other->refit(x, d, n, kind, inv[0], &ux[1], &uu[1]);
+        assert_memory_equal(&ux[0], &ux[1], 4);
+        assert_memory_equal(&uu[0], &uu[1], 4);
+        for (unsigned k = 0; k < QC_TILE_COLS * QC_TILE_COLS; k++)
+            u[k] = 0.1f * qt_randn(&rng);
+        for (unsigned k = 0; k < QC_TILE_COLS; k++) {
+            inverse[k] = qt_below(&rng, 10) ? 1.0f : 0.0f;
+            for (unsigned l = 0; l < QC_LANES; l++) {
+                start.in[k][l] = start.target[k][l] = qt_randn(&rng);
+                start.scale[k][l] = 2.0f * qt_randn(&rng);
+                start.inverse[k][l] = qc_feedback_inverse(kind, start.scale[k][l]);
+            }
+        }
+        a = b = start;
+        scalar->feed(&a, cols, u, kind);
+        other->feed(&b, cols, u, kind);
+        assert_memory_equal(&a, &b, sizeof a);
+        for (unsigned k = 0; k < QC_TILE_COLS; k++)
+            for (unsigned l = 0; l < QC_LANES; l++)
+                a.in[k][l] = b.in[k][l] = qt_randn(&rng);
+        const uint32_t changed = scalar->sweep(&a, cols, u, inverse, kind);
+        assert_int_equal(changed, other->sweep(&b, cols, u, inverse, kind));
+        assert_memory_equal(&a, &b, sizeof a);
+        assert_true(changed > 0 || cols < 4);
+    }
+}
+
+/* Any allocation may fail. */
+static void no_memory(void **state)
+{
+    qt_rng rng = qt_rng_start("no memory");
+    data d = make_data(&rng, 64, 100, 0);
+    float *w = make_weight(&rng, 20, 64);
+    made m = quantize(&d, 1, 1, 1, forms[1], w, 20);
+    qc_feedback_out out = {m.codes, m.absmax, m.absmax_codes, m.nested_absmax, 0.0f};
+    const qc_feedback_options options = {0.01, 1};
+    (void)state;
+    for (unsigned nth = 1;; nth++) {
+        qc_feedback *f = NULL;
+        fresh_moments(&d);
+        qc_alloc_fail_at(nth, 0);
+        qc_status st = qc_feedback_open(&f, blas, 1, 64, d.mh, d.mc, &options, NULL, NULL);
+        if (st == QC_OK)
+            st = qc_feedback_weight(f, &forms[1], w, 20, &out, &m.result, NULL);
+        if (st == QC_OK)
+            st = qc_moments_add(blas, 1, d.mh, NULL, 64, d.x, 64, NULL, 0, 10, NULL);
+        const uint64_t tried = qc_alloc_count();
+        qc_alloc_fail_at(0, 0);
+        qc_feedback_close(f);
+        if (tried < nth) {
+            assert_int_equal(st, QC_OK);
+            assert_true(nth > 8);
+            break;
+        }
+        assert_int_equal(st, QC_ERR_NOMEM);
+    }
+    free_made(&m);
+    free(w);
+    free_data(&d);
+}
+
+/* In a process of its own: it is opened once. */
+static int missing(void)
+{
+    qc_error err;
+    (void)setenv("QCONV_OPENBLAS", "/nonexistent/libopenblas.so.0", 1);
+    for (unsigned i = 0; i < 2; i++)
+        if (qc_blas_open(&blas, &err) != QC_ERR_UNSUPPORTED || blas ||
+            !strstr(err.msg, "/nonexistent/libopenblas.so.0 could not be opened")) {
+            print_message("not refused\n");
+            return 1;
+        }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(threads_do_not_matter),      cmocka_unit_test(dead_columns_are_rounded),
+        cmocka_unit_test(damping_is_raised),          cmocka_unit_test(odd_moments),
+        cmocka_unit_test(bad_weights_and_interrupts), cmocka_unit_test(odd_weights),
+        cmocka_unit_test(tables_are_equal),           cmocka_unit_test(no_memory),
+    };
+    qc_error err;
+    if (argc > 1 && strcmp(argv[1], "--missing") == 0)
+        return missing();
+    if (qc_blas_open(&blas, &err) != QC_OK) {
+        print_message("skipped: %s\n", err.msg);
+        return 77;
+    }
+    return cmocka_run_group_tests(tests, NULL, NULL) != 0;
+}
