@@ -1,0 +1,356 @@
+/* convert/hessians.h: second moments from a file, and what is wrong with files; and
+ * convert/calibration_text.h. */
+#include "convert/hessians.h"
+
+#include "base/alloc.h"
+#include "base/text.h"
+#include "convert/calibration_text.h"
+#include "fixture_files.h"
+
+#include <math.h>
+
+static fx_dir root;
+static char path[FX_PATH_BYTES];
+
+/* A tensor of a test's file. */
+typedef struct {
+    const char *name;
+    qc_dtype dtype;
+    unsigned ndim;
+    uint64_t dims[2];
+    const void *data;
+    uint64_t bytes;
+} piece;
+
+static int make_root(void **state)
+{
+    (void)state;
+    fx_make_dir(&root);
+    fx_join(path, root.path, "m.safetensors");
+    return 0;
+}
+
+static int remove_root(void **state)
+{
+    (void)state;
+    fx_remove_dir(root.path);
+    return 0;
+}
+
+static void put(const char *dir, const char *name, const piece *p, size_t count)
+{
+    qc_st_tensor t[16] = {0};
+    qc_strbuf b;
+    uint64_t at = 0;
+    assert_true(count <= 16);
+    for (size_t i = 0; i < count; i++) {
+        t[i] = (qc_st_tensor){.name = p[i].name, .dtype = p[i].dtype, .ndim = p[i].ndim};
+        memcpy(t[i].dims, p[i].dims, sizeof p[i].dims);
+        t[i].begin = at;
+        t[i].end = at += p[i].bytes;
+    }
+    qc_strbuf_init(&b, 10000000);
+    assert_int_equal(qc_st_header_build(&b, t, count, NULL, 0, NULL), QC_OK);
+    for (size_t i = 0; i < count; i++)
+        assert_int_equal(qc_strbuf_add(&b, p[i].data, (size_t)p[i].bytes, NULL), QC_OK);
+    fx_put(dir, name, b.data, b.len);
+    qc_strbuf_deinit(&b);
+}
+
+static const double good[9] = {2, 0.5, -1, 0.5, 3, 0.25, -1, 0.25, 0};
+static const float good32[4] = {1.5f, -0.5f, -0.5f, 4};
+static const int64_t seven = 7;
+static const int64_t two = 2;
+
+#define M64(name, data)                                                                            \
+    {                                                                                              \
+        name, QC_DTYPE_F64, 2, {3, 3}, data, 72                                                    \
+    }
+#define TOKENS(name, data)                                                                         \
+    {                                                                                              \
+        name, QC_DTYPE_I64, 1, {1}, data, 8                                                        \
+    }
+#define SAME(name, text)                                                                           \
+    {                                                                                              \
+        name, QC_DTYPE_U8, 1, {sizeof(text) - 1}, text, sizeof(text) - 1                           \
+    }
+
+static qc_hessians *open_path(void)
+{
+    qc_hessians *h = NULL;
+    qc_error err = {0};
+    if (qc_hessians_open(&h, path, &err) != QC_OK)
+        fail_msg("%s", err.msg);
+    return h;
+}
+
+static const piece whole[] = {
+    M64("l.0.q_proj.second_moment", good),
+    TOKENS("l.0.q_proj.tokens", &seven),
+    SAME("l.0.k_proj.same_as", "l.0.q_proj"),
+    SAME("l.0.a.same_as", "l.0.q_proj"),
+    {"l.0.q_proj.x.second_moment", QC_DTYPE_F32, 2, {2, 2}, good32, 16},
+    TOKENS("l.0.q_proj.x.tokens", &two),
+};
+
+/* Names that begin alike, a name before the one it refers to, F64 and F32. */
+static void reads(void **state)
+{
+    (void)state;
+    uint64_t n = 0;
+    uint64_t tokens = 0;
+    double out[9];
+    put(root.path, "m.safetensors", whole, 6);
+    qc_hessians *h = open_path();
+    assert_int_equal(qc_hessians_count(h), 4);
+    assert_string_equal(qc_hessians_name(h, 0), "l.0.a");
+    assert_string_equal(qc_hessians_name(h, 3), "l.0.q_proj.x");
+    uint32_t q = qc_hessians_find(h, "l.0.q_proj.weight", &n, &tokens);
+    assert_int_equal(n, 3);
+    assert_int_equal(tokens, 7);
+    n = tokens = 0;
+    assert_int_equal(qc_hessians_find(h, "l.0.k_proj.weight", &n, &tokens), q);
+    assert_int_equal(n, 3);
+    assert_int_equal(tokens, 7);
+    assert_int_equal(qc_hessians_find(h, "l.0.a.weight", &n, &tokens), q);
+    uint32_t x = qc_hessians_find(h, "l.0.q_proj.x.weight", &n, &tokens);
+    assert_int_not_equal(x, q);
+    assert_int_equal(n, 2);
+    assert_int_equal(tokens, 2);
+    assert_int_equal(qc_hessians_find(h, "l.0.q_proj", &n, &tokens), UINT32_MAX);
+    assert_int_equal(qc_hessians_find(h, "l.0.q_pro.weight", &n, &tokens), UINT32_MAX);
+    assert_int_equal(qc_hessians_find(h, "", &n, &tokens), UINT32_MAX);
+
+    assert_int_equal(qc_hessians_read(h, q, out, NULL), QC_OK);
+    for (int i = 0; i < 3; i++) {
+        for (int j = 0; j < 3; j++)
+            assert_true(out[i * 3 + j] == (j <= i ? 7 * good[i * 3 + j] : 0));
+    }
+    assert_int_equal(qc_hessians_read(h, x, out, NULL), QC_OK);
+    assert_true(out[0] == 3 && out[1] == 0 && out[2] == -1 && out[3] == 8);
+    qc_hessians_close(h);
+    qc_hessians_close(NULL);
+}
+
+/* More rows than one read takes: 512 x 512 doubles are two MiB. */
+static void many_rows(void **state)
+{
+    (void)state;
+    enum { N = 512 };
+    static double m[N * N];
+    static double out[N * N];
+    uint64_t n = 0;
+    uint64_t tokens = 0;
+    for (int i = 0; i < N; i++) {
+        for (int j = 0; j <= i; j++)
+            m[i * N + j] = m[j * N + i] = i == j ? 1 + i : sin(i * 3.0 + j);
+    }
+    const piece p[] = {{"w.second_moment", QC_DTYPE_F64, 2, {N, N}, m, sizeof m},
+                       TOKENS("w.tokens", &two)};
+    put(root.path, "m.safetensors", p, 2);
+    qc_hessians *h = open_path();
+    uint32_t i = qc_hessians_find(h, "w.weight", &n, &tokens);
+    assert_int_equal(qc_hessians_read(h, i, out, NULL), QC_OK);
+    for (int k = 0; k < N * N; k++)
+        assert_true(out[k] == (k % N <= k / N ? 2 * m[k] : 0));
+    qc_hessians_close(h);
+}
+
+/* A folder with an index over two files. */
+static void sharded(void **state)
+{
+    (void)state;
+    char dir[FX_PATH_BYTES];
+    qc_hessians *h = NULL;
+    uint64_t n = 0;
+    uint64_t tokens = 0;
+    double out[9];
+    fx_join(dir, root.path, "shards");
+    assert_int_equal(mkdir(dir, 0777), 0);
+    put(dir, "a.safetensors", whole, 3);
+    put(dir, "b.safetensors", whole + 3, 3);
+    fx_puts(dir, "model.safetensors.index.json",
+            "{\"weight_map\":{\"l.0.q_proj.second_moment\":\"a.safetensors\","
+            "\"l.0.q_proj.tokens\":\"a.safetensors\",\"l.0.k_proj.same_as\":\"a.safetensors\","
+            "\"l.0.a.same_as\":\"b.safetensors\",\"l.0.q_proj.x.second_moment\":\"b.safetensors\","
+            "\"l.0.q_proj.x.tokens\":\"b.safetensors\"}}");
+    assert_int_equal(qc_hessians_open(&h, dir, NULL), QC_OK);
+    assert_int_equal(qc_hessians_count(h), 4);
+    uint32_t i = qc_hessians_find(h, "l.0.a.weight", &n, &tokens);
+    assert_int_equal(qc_hessians_read(h, i, out, NULL), QC_OK);
+    assert_true(out[4] == 21);
+    qc_hessians_close(h);
+}
+
+static void refused(const piece *p, size_t count, qc_status status, const char *part)
+{
+    qc_hessians *h = (void *)1;
+    qc_error err = {0};
+    put(root.path, "m.safetensors", p, count);
+    qc_status st = qc_hessians_open(&h, path, &err);
+    if (st != status || !strstr(err.msg, part) || !strstr(err.msg, "m.safetensors"))
+        fail_msg("%s '%s', expected %s with '%s'", qc_status_name(st), err.msg,
+                 qc_status_name(status), part);
+    assert_null(h);
+}
+#define REFUSED(status, part, ...)                                                                 \
+    do {                                                                                           \
+        const piece list_[] = {__VA_ARGS__};                                                       \
+        refused(list_, sizeof list_ / sizeof *list_, status, part);                                \
+    } while (0)
+
+static void bad_files(void **state)
+{
+    (void)state;
+    static const int64_t zero = 0;
+    static const int64_t minus = -3;
+    REFUSED(QC_ERR_INPUT, "'w.weight' is not of a file of second moments",
+            {"w.weight", QC_DTYPE_F32, 2, {2, 2}, good32, 16});
+    REFUSED(QC_ERR_INPUT, "'.second_moment' is not of a file", M64(".second_moment", good));
+    REFUSED(QC_ERR_INPUT, "no tensor ends in '.second_moment'", TOKENS("w.tokens", &seven));
+    REFUSED(QC_ERR_INPUT, "has no 'tokens' beside it", M64("w.second_moment", good));
+    REFUSED(QC_ERR_INPUT, "0 tokens", M64("w.second_moment", good), TOKENS("w.tokens", &zero));
+    REFUSED(QC_ERR_INPUT, "-3 tokens", M64("w.second_moment", good), TOKENS("w.tokens", &minus));
+    REFUSED(QC_ERR_INPUT, "expected one I64, found 8 bytes of F64", M64("w.second_moment", good),
+            {"w.tokens", QC_DTYPE_F64, 1, {1}, good, 8});
+    REFUSED(QC_ERR_INPUT, "expected one I64, found 16 bytes of I64", M64("w.second_moment", good),
+            {"w.tokens", QC_DTYPE_I64, 1, {2}, good, 16});
+    REFUSED(QC_ERR_SHAPE, "is not a square matrix",
+            {"w.second_moment", QC_DTYPE_F64, 2, {2, 3}, good, 48}, TOKENS("w.tokens", &seven));
+    REFUSED(QC_ERR_SHAPE, "is not a square matrix",
+            {"w.second_moment", QC_DTYPE_F64, 1, {3}, good, 24}, TOKENS("w.tokens", &seven));
+    REFUSED(QC_ERR_SHAPE, "is not a square matrix",
+            {"w.second_moment", QC_DTYPE_F64, 2, {0, 0}, good, 0}, TOKENS("w.tokens", &seven));
+    REFUSED(QC_ERR_INPUT, "expected F64 or F32, found BF16",
+            {"w.second_moment", QC_DTYPE_BF16, 2, {3, 3}, good, 18}, TOKENS("w.tokens", &seven));
+    REFUSED(QC_ERR_INPUT, "both 'second_moment' and 'same_as'", M64("w.second_moment", good),
+            TOKENS("w.tokens", &seven), SAME("w.same_as", "w"));
+    REFUSED(QC_ERR_INPUT, "both 'tokens' and 'same_as'", M64("v.second_moment", good),
+            TOKENS("v.tokens", &seven), TOKENS("w.tokens", &seven), SAME("w.same_as", "v"));
+    REFUSED(QC_ERR_INPUT, "no second moments of 'x'", M64("v.second_moment", good),
+            TOKENS("v.tokens", &seven), SAME("w.same_as", "x"));
+    /* A chain, and a module that names itself. */
+    REFUSED(QC_ERR_INPUT, "no second moments of 'w'", M64("v.second_moment", good),
+            TOKENS("v.tokens", &seven), SAME("w.same_as", "v"), SAME("x.same_as", "w"));
+    REFUSED(QC_ERR_INPUT, "no second moments of 'w'", SAME("w.same_as", "w"));
+    REFUSED(QC_ERR_INPUT, "expected a name as U8", M64("v.second_moment", good),
+            TOKENS("v.tokens", &seven), {"w.same_as", QC_DTYPE_U8, 1, {0}, "", 0});
+    REFUSED(QC_ERR_INPUT, "expected a name as U8", M64("v.second_moment", good),
+            TOKENS("v.tokens", &seven), {"w.same_as", QC_DTYPE_F32, 1, {1}, good, 4});
+    static char letters[2000];
+    memset(letters, 'x', sizeof letters - 1);
+    REFUSED(QC_ERR_INPUT, "expected a name as U8", M64("v.second_moment", good),
+            TOKENS("v.tokens", &seven), {"w.same_as", QC_DTYPE_U8, 1, {1999}, letters, 1999});
+    memcpy(letters + 1980, ".same_as", 9);
+    REFUSED(QC_ERR_INPUT, "the name is too long", M64("v.second_moment", good),
+            TOKENS("v.tokens", &seven), SAME(letters, "v"));
+    fx_puts(root.path, "m.safetensors", "no tensors");
+    qc_hessians *h = (void *)1;
+    assert_int_not_equal(qc_hessians_open(&h, path, NULL), QC_OK);
+    assert_null(h);
+    fx_puts(root.path, "m.safetensors", "");
+    assert_int_not_equal(qc_hessians_open(&h, path, NULL), QC_OK);
+    assert_int_not_equal(qc_hessians_open(&h, "/nowhere/at/all.safetensors", NULL), QC_OK);
+}
+
+static void unreadable(const double *m, qc_status status, const char *part)
+{
+    double out[9];
+    uint64_t n = 0;
+    uint64_t tokens = 0;
+    qc_error err = {0};
+    const piece p[] = {M64("w.second_moment", m), TOKENS("w.tokens", &two)};
+    put(root.path, "m.safetensors", p, 2);
+    qc_hessians *h = open_path();
+    qc_status st = qc_hessians_read(h, qc_hessians_find(h, "w.weight", &n, &tokens), out, &err);
+    if (st != status || (part && !strstr(err.msg, part)))
+        fail_msg("%s '%s', expected %s", qc_status_name(st), err.msg, qc_status_name(status));
+    assert_int_equal(qc_hessians_read(h, 1, out, NULL), QC_ERR_INTERNAL);
+    qc_hessians_close(h);
+}
+
+static void bad_matrices(void **state)
+{
+    (void)state;
+    double m[9];
+    memcpy(m, good, sizeof m);
+    m[1] += 1.6e-3; /* the diagonal's mean is 5/3 */
+    unreadable(m, QC_OK, NULL);
+    m[1] += 1e-4;
+    unreadable(m, QC_ERR_INPUT, "is not symmetric");
+    memcpy(m, good, sizeof m);
+    m[8] = -1e-9;
+    unreadable(m, QC_ERR_INPUT, "element 2 of the diagonal is negative");
+    m[8] = 0;
+    m[5] = (double)NAN;
+    unreadable(m, QC_ERR_NONFINITE, "row 1, column 2: not a finite number");
+    m[5] = 0.25;
+    m[0] = (double)INFINITY;
+    unreadable(m, QC_ERR_NONFINITE, "row 0, column 0");
+    memset(m, 0, sizeof m);
+    unreadable(m, QC_OK, NULL);
+}
+
+/* Every allocation fails once: no leak (sanitizers), nothing handed out. */
+static void no_memory(void **state)
+{
+    (void)state;
+    put(root.path, "m.safetensors", whole, 6);
+    qc_status st = QC_ERR_NOMEM;
+    for (uint64_t k = 1; st != QC_OK; k++) {
+        qc_hessians *h = (void *)1;
+        assert_true(k < 1000);
+        qc_alloc_fail_at(k, 0);
+        st = qc_hessians_open(&h, path, NULL);
+        qc_alloc_fail_at(0, 0);
+        if (st != QC_OK) {
+            assert_int_equal(st, QC_ERR_NOMEM);
+            assert_null(h);
+        }
+        qc_hessians_close(h);
+    }
+    qc_hessians *h = open_path();
+    double out[9];
+    st = QC_ERR_NOMEM;
+    for (uint64_t k = 1; st != QC_OK; k++) {
+        assert_true(k < 1000);
+        qc_alloc_fail_at(k, 0);
+        st = qc_hessians_read(h, 2, out, NULL);
+        qc_alloc_fail_at(0, 0);
+    }
+    qc_hessians_close(h);
+}
+
+/* The bundled text: UTF-8, of the size that the docs say, no tabs' end missing. */
+static void bundled_text(void **state)
+{
+    (void)state;
+    qc_strbuf text;
+    qc_strbuf_init(&text, 10000000);
+    assert_int_equal(qc_strbuf_adds(&text, "x", NULL), QC_OK);
+    assert_int_equal(qc_calibration_text(&text, NULL), QC_OK);
+    assert_true(text.len > 600000 && text.len < 700000);
+    assert_int_equal(text.data[0], 'x');
+    assert_int_equal(text.data[text.len - 1], '\n');
+    assert_int_equal(strlen(text.data), text.len); /* no NUL */
+    assert_true(qc_text_is_utf8(text.data));
+    qc_strbuf_deinit(&text);
+    qc_strbuf_init(&text, 1000); /* no room */
+    assert_int_not_equal(qc_calibration_text(&text, NULL), QC_OK);
+    qc_strbuf_deinit(&text);
+    qc_strbuf_init(&text, 10000000);
+    qc_alloc_fail_at(1, 0);
+    assert_int_equal(qc_calibration_text(&text, NULL), QC_ERR_NOMEM);
+    qc_alloc_fail_at(0, 0);
+    qc_strbuf_deinit(&text);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(reads),        cmocka_unit_test(many_rows),    cmocka_unit_test(sharded),
+        cmocka_unit_test(bad_files),    cmocka_unit_test(bad_matrices), cmocka_unit_test(no_memory),
+        cmocka_unit_test(bundled_text),
+    };
+    return cmocka_run_group_tests_name("hessians", tests, make_root, remove_root);
+}
