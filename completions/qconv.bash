@@ -24,6 +24,23 @@ _qconv()
             mapfile -t COMPREPLY < <(compgen -W 'absmax search refit' -- "$cur")
             return
             ;;
+        --calibrate)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --hessians)
+            mapfile -t COMPREPLY < <(compgen -f -- "$cur")
+            return
+            ;;
+        --calibration-tokens)
+            return
+            ;;
+        --calibration-context)
+            return
+            ;;
+        --damping)
+            return
+            ;;
         --compute-dtype)
             mapfile -t COMPREPLY < <(compgen -W 'bfloat16 float16 float32' -- "$cur")
             return
@@ -244,7 +261,7 @@ _qconv()
     done
     if [[ $cur == -* ]]; then
         case ${command:-convert} in
-        convert) options='--to --block-size --no-double-quant --scale --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --device --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
+        convert) options='--to --block-size --no-double-quant --scale --calibrate --hessians --calibration-tokens --calibration-context --damping --compute-dtype --compress --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --device --tokenizer --dry-run --force --restart --consume-source --part --threads --progress --json --quiet -q --verbose -v --help -h --version' ;;
         plan) options='--to --block-size --no-double-quant --max-shard-size --rest --keep --quantize --recipe --requantize --drop-mtp --schemes --explain --vram --margin --context --batch --images --kv-dtype --mla --cuda-context --html --device-map --mode --method --optimizer --precision --zero --checkpointing --lora-rank --effective-batch --apply --profile --json --quiet -q --verbose -v --help -h --version' ;;
         hardware) options='--as --watch --csv --interval --samples --json --quiet -q --verbose -v --help -h --version' ;;
         inspect) options='--json --quiet -q --verbose -v --help -h --version' ;;

@@ -38,6 +38,11 @@ _qconv()
                 '--block-size=[weights that share one scale\: a power of two, 32 to 4096]:N:' \
                 '--no-double-quant[keep block scales as float32 instead of quantizing them too]' \
                 '--scale=[how the scale of a block, or of a row, is found]:scale:(absmax search refit)' \
+                '--calibrate=[choose codes and scales for least error in the layers'\'' outputs on this text]:FILE|default:_files' \
+                '--hessians=[as --calibrate, from second moments of inputs that were captured elsewhere]:PATH:_files' \
+                '--calibration-tokens=[read no more of the calibration text than this]:N:' \
+                '--calibration-context=[tokens of a window; the calibration text is cut into such]:TOKENS:' \
+                '--damping=[how much calibrating trusts weights more than the text]:X:' \
                 '--compute-dtype=[dtype that loaders are told to compute in]:compute-dtype:(bfloat16 float16 float32)' \
                 '--compress=[compression of the shards, level 1 to 19]:none|zstd\[\:LEVEL\]:' \
                 '--max-shard-size=[bytes of tensors in one shard, before compression]:SIZE:' \
@@ -58,6 +63,7 @@ _qconv()
                 '--mla=[form in which DeepSeek'\''s attention is cached]:mla:(absorbed expanded)' \
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
+                '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
                 '--force[write into a directory that holds other files than a qconv output]' \
                 '--restart[begin anew instead of continuing an interrupted conversion]' \

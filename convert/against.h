@@ -29,6 +29,11 @@ const char *qc_against_kind_name(qc_against_kind k);
  */
 #define QC_AGAINST_RATIO 1.02
 
+/* The codes of a calibrated weight make up for each other in the layer's outputs, at the price of
+ * its own error, which may be anything where inputs are next to nothing. What it is the manifest
+ * says: within this share of it. */
+#define QC_AGAINST_CALIBRATED_SLACK 1e-2
+
 /* Where so few scales are other than by absmax, no search made them. */
 #define QC_AGAINST_FEW_OF 64u
 
@@ -58,6 +63,7 @@ typedef struct {
     uint64_t misplaced; /* elements whose code is none that rounding gives */
     uint64_t scales;    /* of blocks, or rows, that are not all zero */
     uint64_t searched;  /* of them: not the block's largest value, but the codes fit them */
+    int calibrated;     /* says the manifest: its codes need not be those that rounding gives */
     /* What is wrong: a clause; NULL: nothing. */
     const char *fault;
     const char *fits; /* another tensor of MODEL that fits instead, or NULL */

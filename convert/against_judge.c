@@ -49,7 +49,18 @@ static double searched_may_leave(const qc_check_form *f, const qc_check_sums *s)
  * is (nearly) the best one; then a few that are not prove nothing. */
 static int says_searched(const qc_against *a)
 {
-    return a->manifest && a->manifest->scale;
+    return a->manifest && (a->manifest->scale || a->manifest->calibration);
+}
+
+/* Codes tell nothing here, but the error is known. */
+static qc_status judge_calibrated(const qc_against_tensor *t, qc_against *a, qc_against_row *r,
+                                  qc_error *err)
+{
+    double said = sqrt(t->listed->rel_mse);
+    if (!(fabs(r->error - said) <= QC_AGAINST_CALIBRATED_SLACK * said))
+        return qc_arena_printf(a->arena, &r->fault, err,
+                               "its error is %.6g where the manifest says %.6g", r->error, said);
+    return QC_OK;
 }
 
 static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
@@ -86,6 +97,9 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
             a->arena, &r->fault, err,
             "what it decodes to at row %" PRIu64 ", column %" PRIu64 " is not finite", row, col);
     }
+    r->calibrated = t->listed && t->listed->outputs != NULL;
+    if (r->calibrated)
+        return judge_calibrated(t, a, r, err);
     if (s->misplaced > 0) {
         place(r, s->first_misplaced, &row, &col);
         if (r->error > OTHER_VALUES)

@@ -47,6 +47,7 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
         qc_jm_u64(w, "misplaced", r->misplaced);
         qc_jm_u64(w, "scales", r->scales);
         qc_jm_u64(w, "searched", r->searched);
+        qc_jm_bool(w, "calibrated", r->calibrated);
     }
     qc_jm_string(w, "fault", r->fault);
     qc_jm_string(w, "fits", r->fits);

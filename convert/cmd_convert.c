@@ -1,5 +1,6 @@
 /* qconv --to SCHEME MODEL OUT: open, decide, plan, convert. */
 #include "base/clock.h"
+#include "convert/calibrate.h"
 #include "convert/commands.h"
 #include "convert/console.h"
 #include "convert/consume.h"
@@ -142,6 +143,33 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     return QC_OK;
 }
 
+/* --dry-run: is what calibrating needs there, and what will it take? */
+static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report, qc_error *err)
+{
+    qc_calibrate_report r = {0};
+    if (!qc_calibrates(&plan->options->calibrate))
+        return QC_OK;
+    QC_TRY(qc_calibrate_run(&r, plan, NULL, NULL, err));
+    report->calibration_text = plan->options->calibrate.text;
+    report->calibration_hessians = plan->options->calibrate.hessians;
+    report->calibration_tokens = r.tokens;
+    report->calibration_damping = r.damping;
+    report->calibrated = r.weights;
+    report->not_calibrated = r.left;
+    return QC_OK;
+}
+
+/* A Slurm step is parts without a word of the command line. */
+static qc_status check_parts(const qc_options *o, const qc_rank *rank, qc_error *err)
+{
+    if (qc_calibrates(&o->calibrate) && rank->count > 1)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s and parts of a conversion exclude each other: a part has no inputs of later "
+                "layers without those of the earlier; run one task, or with --part 1/1",
+                o->calibrate.text ? "calibrate" : "hessians");
+    return QC_OK;
+}
+
 static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_rank rank,
                                qc_convert_report *report, qc_error *err)
 {
@@ -168,6 +196,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         if (o->out)
             QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
         warn_of_straddling(plan, o);
+        QC_TRY(plan_calibration(plan, report, err));
         return qc_plan_print(plan, report, err);
     }
     if (plan->weights_quantized == 0 && qc_to_quantizes(o->to) && o->to != QC_TO_AUTO)
@@ -240,6 +269,7 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     uint64_t started = qc_clock_ns();
     qc_rank rank;
     QC_TRY(qc_rank_choose(&rank, o, err));
+    QC_TRY(check_parts(o, &rank, err));
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));

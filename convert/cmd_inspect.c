@@ -59,6 +59,18 @@ static qc_status add_manifest(const qc_manifest *m, qc_strbuf *out, qc_error *er
         QC_TRY(qc_strbuf_addf(out, err, ", zstd level %d", m->level));
     QC_TRY(qc_strbuf_addf(out, err, "\n  from      %zu file%s, %s\n", m->source_count,
                           m->source_count == 1 ? "" : "s", qc_text_bytes(size, bytes)));
+    if (m->calibration) {
+        const qc_manifest_calibration *c = m->calibration;
+        (void)snprintf(text, sizeof text, "%s", c->hessians ? c->hessians : c->text);
+        qc_console_printable(text);
+        QC_TRY(qc_strbuf_addf(out, err, "  calibrated with %s", text));
+        if (!c->hessians)
+            QC_TRY(qc_strbuf_addf(out, err, ", %" PRIu64 " tokens in windows of %" PRIu64,
+                                  c->tokens, c->context));
+        if (c->damping > 0)
+            QC_TRY(qc_strbuf_addf(out, err, ", damping %g", c->damping));
+        QC_TRY(qc_strbuf_adds(out, "\n", err));
+    }
     for (size_t i = 0; i < m->rule_count; i++) {
         (void)snprintf(text, sizeof text, "%s", m->rules[i]);
         qc_console_printable(text);

@@ -1,7 +1,9 @@
 #include "convert/convert_run.h"
 
 #include "base/alloc.h"
+#include "base/checked.h"
 #include "base/clock.h"
+#include "convert/calibrate_stage.h"
 #include "convert/console.h"
 #include "convert/consume.h"
 #include "convert/finished.h"
@@ -29,6 +31,7 @@ typedef struct {
     qc_consume *consume; /* NULL: the source stays */
     qc_devices *devices;
     qc_part_run *part;
+    qc_calibrate_stage calibrate;
     qc_manifest_rows rows;
     uint64_t bytes_in; /* of the source, that this process reads */
     int running;       /* what the input is wrong with was found by working on it */
@@ -36,9 +39,11 @@ typedef struct {
 } conversion;
 
 /* The disk must hold what is to come; known exactly without compression, and with it the part that
- * does not compress is most of it, so nothing is refused that could have worked. */
+ * does not compress is most of it, so nothing is refused that could have worked. Calibrated weights
+ * lie there twice, the first time as they are. */
 static qc_status check_room(const conversion *c, qc_error *err)
 {
+    uint64_t twice = qc_calibrate_stage_room(&c->calibrate, &c->p);
     const qc_plan *plan = c->plan;
     uint64_t room = 0, kept = qc_resume_found_of(c->resume)->stored_kept;
     uint64_t need = 0;
@@ -48,16 +53,22 @@ static qc_status check_room(const conversion *c, qc_error *err)
             need += s->header_bytes + s->data_bytes;
     }
     need = need > kept ? need - kept : 0;
-    if (plan->options->compress)
-        return QC_OK;
-    if (c->consume)
+    if (plan->options->compress || (twice > 0 && plan->options->consume_source))
+        need = 0; /* before anything is deleted, the second only */
+    else if (c->consume)
         QC_TRY(qc_consume_room(&c->p, &need, err));
+    need = qc_sat_add(need, twice);
+    if (need == 0)
+        return QC_OK;
     QC_TRY(qc_dir_free_bytes(c->d.staging, &room, err));
     if (room < need)
         QC_FAIL(err, QC_ERR_NOSPACE,
-                "%s: the output needs %" PRIu64 " bytes, the disk has %" PRIu64 " free: %" PRIu64
-                " are missing",
-                plan->options->out, need, room, need - room);
+                "%s: %s %" PRIu64 " bytes, the disk has %" PRIu64 " free: %" PRIu64 " are missing",
+                plan->options->out,
+                twice == need ? "calibrated weights need"
+                : twice > 0   ? "the output and calibrated weights need"
+                              : "the output needs",
+                need, room, need - room);
     return QC_OK;
 }
 
@@ -207,6 +218,8 @@ static qc_status put_manifest(conversion *c, qc_manifest *m, qc_error *err)
     qc_digest digest;
     QC_TRY(qc_side_files_stage(&c->d, c->plan, c->fit, &files, &file_count, err));
     QC_TRY(qc_manifest_make(m, &c->rows, &c->p, c->fit, files, file_count, err));
+    if (c->calibrate.known)
+        QC_TRY(qc_manifest_add_calibration(m, c->plan, &c->calibrate.report, err));
     QC_TRY(qc_source_files_check(c->plan, err));
     QC_TRY(qc_manifest_stage(&c->d, m, &digest, err));
     return qc_resume_commit(c->resume, &digest, err);
@@ -258,10 +271,23 @@ static void tell_kept(const conversion *c, qc_error *err)
         done += c->p.jobs[i].kept || atomic_load(&c->p.jobs[i].recorded_end) > 0;
     }
     size_t len = strlen(err->msg);
+    if (done == 0 && qc_calibrate_stage_count(&c->calibrate) > 0) {
+        (void)snprintf(err->msg + len, sizeof err->msg - len,
+                       "; %" PRIu32
+                       " weights are calibrated, and the same command continues from there",
+                       qc_calibrate_stage_count(&c->calibrate));
+        return;
+    }
     (void)snprintf(err->msg + len, sizeof err->msg - len,
                    "; %" PRIu32 " of %" PRIu32
                    " tensors are done, and the same command continues from there",
                    done, own);
+}
+
+/* Is there anything that the same command could go on with? */
+static int has_work(const conversion *c)
+{
+    return qc_resume_has_work(c->resume) || qc_calibrate_stage_count(&c->calibrate) > 0;
 }
 
 /* ---- an interruption that takes too long ---- */
@@ -291,7 +317,7 @@ static void *watch_main(void *arg)
             qc_error err = {QC_ERR_INTERRUPTED, "interrupted", __FILE__, __LINE__};
             qc_output_dir d = w->c->d;
             /* Who deletes its source may be at it on another thread. */
-            if (qc_resume_has_work(w->c->resume) || w->c->o->consume_source)
+            if (has_work(w->c) || w->c->o->consume_source)
                 tell_kept(w->c, &err);
             else if (w->c->part->rank.count == 1) /* others' work lies in the same folder */
                 qc_output_dir_abort(&d);
@@ -356,6 +382,11 @@ static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_
 static qc_status make(conversion *c, qc_error *err)
 {
     QC_TRY(check_kept(c, err));
+    if (qc_calibrate_stage_is_due(&c->calibrate, &c->p)) {
+        /* It goes through the whole model before any file of that may be deleted. */
+        QC_TRY(check_room(c, err));
+        QC_TRY(qc_calibrate_stage_run(&c->calibrate, &c->p, c->devices, err));
+    }
     QC_TRY(take_sources(c, err));
     QC_TRY(check_room(c, err));
     return run_pipeline(c, err);
@@ -416,6 +447,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     c->bytes_in = own_bytes(c);
     QC_TRY(qc_resume_open(&c->resume, &c->p, &c->d, c->part->rank.index, c->part->rank.count, err));
     qc_part_opened(c->part, &c->p, c->resume);
+    QC_TRY(qc_calibrate_stage_open(&c->calibrate, &c->p, &c->d, err));
     QC_TRY(watch_start(&w, c, err));
     qc_status st = go_on(c, &m, &done, report, err);
     watch_end(&w);
@@ -426,6 +458,7 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     report->tensors_redone = found->jobs_redone;
     if (c->consume)
         report->files_consumed = qc_consume_count(c->consume, &report->bytes_consumed);
+    qc_calibrate_stage_tell(&c->calibrate, &c->p, report);
     fill_part(c, report);
     fill_results(report, &c->p, c->part, done ? &m : NULL);
     return QC_OK;
@@ -439,7 +472,7 @@ static int is_worth_keeping(const conversion *c, qc_status st)
         return c->d.had_journal;
     if (qc_consume_any(c->model))
         return 1;
-    if (!qc_resume_has_work(c->resume))
+    if (!has_work(c))
         return 0;
     /* What one part did is not undone for what is wrong with another's. */
     if (c->made && c->part->rank.count > 1)
@@ -472,6 +505,7 @@ qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit
         (st == QC_ERR_CHANGED || (exit_code != 2 && exit_code != 3)))
         tell_kept(&c, err);
     qc_manifest_rows_deinit(&c.rows);
+    qc_calibrate_stage_close(&c.calibrate);
     qc_resume_close(c.resume);
     qc_pipeline_forget_digests(&c.p);
     if (keep) {

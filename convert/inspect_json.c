@@ -2,6 +2,28 @@
 
 #include "convert/json_members.h"
 
+void qc_calibration_json(qc_json_writer *w, const qc_manifest_calibration *c)
+{
+    char hex[QC_DIGEST_HEX_BYTES];
+    if (!c)
+        return;
+    qc_jw_key(w, "calibrate");
+    qc_jw_begin_object(w);
+    if (c->hessians) {
+        qc_jm_string(w, "hessians", c->hessians);
+    } else {
+        qc_digest_hex(&c->digest, hex);
+        qc_jm_string(w, "text", c->text);
+        qc_jm_string(w, "xxh3_128", hex);
+        qc_jm_string(w, "tokenizer", c->tokenizer);
+        qc_jm_u64(w, "tokens", c->tokens);
+        qc_jm_u64(w, "windows", c->windows);
+        qc_jm_u64(w, "context", c->context);
+    }
+    qc_jm_double(w, "damping", c->damping);
+    qc_jw_end_object(w);
+}
+
 /* How scales were found; NULL where nothing was quantized. */
 static const char *scale_of(const qc_manifest *m)
 {
@@ -27,6 +49,7 @@ static void put_manifest(qc_json_writer *w, const qc_manifest *m)
     qc_jm_u64(w, "block_size", m->block_elems);
     qc_jm_bool(w, "double_quant", m->double_quant);
     qc_jm_string(w, "scale", scale_of(m));
+    qc_calibration_json(w, m->calibration);
     qc_jm_string(w, "rest", m->rest);
     qc_jm_string(w, "compute_dtype", m->compute_dtype);
     qc_jm_string(w, "compress", m->compressed ? "zstd" : "none");
@@ -118,6 +141,13 @@ static void put_tensors(qc_json_writer *w, const qc_facts *f)
         if (tf->written && tf->written->has_error) {
             qc_jm_double(w, "rel_mse", tf->written->rel_mse);
             qc_jm_double(w, "max_err", tf->written->max_err);
+        }
+        if (tf->written && tf->written->outputs) {
+            qc_jw_key(w, "calibrated");
+            qc_jw_begin_object(w);
+            qc_jm_double(w, "rounded", tf->written->outputs->rounded);
+            qc_jm_double(w, "calibrated", tf->written->outputs->calibrated);
+            qc_jw_end_object(w);
         }
         qc_jw_end_object(w);
     }

@@ -4,8 +4,12 @@
 
 #include "base/strbuf.h"
 #include "convert/inspect_facts.h"
+#include "formats/json_writer.h"
 
 /* One JSON object and a new line. */
 QC_NODISCARD qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err);
+
+/* Member "calibrate": what weights were calibrated with, as qconv.json has it; nothing for NULL. */
+void qc_calibration_json(qc_json_writer *w, const qc_manifest_calibration *c);
 
 #endif

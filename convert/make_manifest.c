@@ -87,6 +87,10 @@ static qc_status fill_tensor(qc_manifest_tensor *t, qc_manifest_rows *rows, uint
         t->rel_mse = e->rel_mse;
         t->max_err = e->max_err;
         t->max_err_index = e->max_index;
+        const qc_feedback_result *found = &p->jobs[made->job].outputs;
+        rows->outputs = (qc_manifest_outputs){found->rounded, found->calibrated};
+        if (found->rounded > 0)
+            t->outputs = &rows->outputs;
     }
     return QC_OK;
 }
@@ -189,6 +193,43 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fi
         QC_TRY(qc_checkpoint_head_digest(model, i, &m->sources[i].header, err));
     }
     return QC_OK;
+}
+
+/* Of a path, so that a manifest does not depend on where a file lies. */
+static const char *base_name(const char *path)
+{
+    const char *end = path + strlen(path), *begin;
+    while (end > path && end[-1] == '/')
+        end--;
+    for (begin = end; begin > path && begin[-1] != '/'; begin--)
+        continue;
+    return begin;
+}
+
+static qc_status name_of(const char **out, const qc_plan *plan, const char *path, qc_error *err)
+{
+    const char *name = base_name(path);
+    size_t len = strcspn(name, "/");
+    return qc_arena_strndup(plan->arena, out, name, len, err);
+}
+
+qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
+                                      const qc_calibrate_report *r, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, 1, sizeof *m->calibration, err));
+    qc_manifest_calibration *c = v;
+    *c = (qc_manifest_calibration){.damping = r->damping};
+    m->calibration = c;
+    if (r->hessians)
+        return name_of(&c->hessians, plan, r->hessians, err);
+    c->tokenizer = r->tokenizer;
+    c->tokens = r->tokens;
+    c->windows = r->windows;
+    c->context = r->context;
+    if (!r->text || !r->tokenizer || qc_digest_from_hex(&c->digest, r->text_digest) != 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "calibrating does not say with what");
+    return name_of(&c->text, plan, r->text, err);
 }
 
 qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows, const qc_pipeline *p,

@@ -2,6 +2,7 @@
 #ifndef QC_CONVERT_MAKE_MANIFEST_H
 #define QC_CONVERT_MAKE_MANIFEST_H
 
+#include "convert/calibrate.h"
 #include "convert/fit.h"
 #include "convert/pipeline.h"
 #include "formats/manifest.h"
@@ -10,6 +11,7 @@
 typedef struct {
     const qc_pipeline *p;
     qc_strbuf name; /* of the row that was asked for last */
+    qc_manifest_outputs outputs;
 } qc_manifest_rows;
 
 #define QC_MANIFEST_ROWS_NONE ((qc_manifest_rows){.p = NULL})
@@ -23,6 +25,9 @@ QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,
 /* What of it is known before the work: version, options, placement, sources. The rest is empty. */
 QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit,
                                         qc_error *err);
+/* What weights were calibrated with. */
+QC_NODISCARD qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
+                                                   const qc_calibrate_report *r, qc_error *err);
 void qc_manifest_rows_deinit(qc_manifest_rows *rows);
 /* The manifest into the staging folder, whole and synced, for qc_output_dir_move; digest: of its
  * text. */

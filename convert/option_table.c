@@ -60,6 +60,34 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .more = "absmax: its largest value, as bitsandbytes does. search: the scale of least squared "
              "error among those that can be stored. refit: that, with the scales of the scales "
              "fitted to it too; slower. The files have the same form and size."},
+    {.id = QC_OPT_CALIBRATE, .name = "calibrate", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
+     .kind = QC_ARG_FILE, .arg = "FILE|default", .since = "0.5.0",
+     .help = "choose codes and scales for least error in the layers' outputs on this text",
+     .more = "Text, or token ids in a file whose name ends in .ids; default is a text that comes "
+             "with qconv. The model reads it layer by layer, and each weight is quantized for the "
+             "inputs that it sees. The files have the same form and size. With --to nf4 and --to "
+             "int8; what has no such inputs goes by --scale. docs/calibration.md has more."},
+    {.id = QC_OPT_HESSIANS, .name = "hessians", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
+     .kind = QC_ARG_FILE, .arg = "PATH", .since = "0.5.0",
+     .help = "as --calibrate, from second moments of inputs that were captured elsewhere",
+     .more = "A safetensors file, or a folder of them, as docs/calibration.md describes: for "
+             "models whose forward pass qconv does not know."},
+    {.id = QC_OPT_CALIBRATION_TOKENS, .name = "calibration-tokens", .commands = CONVERT,
+     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_NUMBER, .arg = "N", .min = 2, .max = 1000000000000,
+     .dflt_note = "131072, or all of the text", .since = "0.5.0",
+     .help = "read no more of the calibration text than this",
+     .more = "Of a longer text windows are taken that are spread over all of it."},
+    {.id = QC_OPT_CALIBRATION_CONTEXT, .name = "calibration-context", .commands = CONVERT,
+     .group = QC_GROUP_OUTPUT, .kind = QC_ARG_NUMBER, .arg = "TOKENS", .min = 2,
+     .max = 1000000000, .dflt_note = "2048, or the model's limit", .since = "0.5.0",
+     .help = "tokens of a window; the calibration text is cut into such"},
+    {.id = QC_OPT_DAMPING, .name = "damping", .commands = CONVERT, .group = QC_GROUP_OUTPUT,
+     .kind = QC_ARG_DECIMAL, .arg = "X", .dflt_note = "0.1, more with few tokens", .since = "0.5.0",
+     .help = "how much calibrating trusts weights more than the text",
+     .more = "A share of each input's mean square, and of a tenth of their mean, that is added to "
+             "it; above 0 and at most 1. "
+             "Default: 0.1 + 4 N / tokens for N inputs. Raised, with a message, where it is too "
+             "small to compute with."},
     {.id = QC_OPT_COMPUTE_DTYPE, .name = "compute-dtype", .commands = CONVERT,
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_CHOICE,
      .choices = {"bfloat16", "float16", "float32"}, .dflt_note = "the model's own dtype",
@@ -225,7 +253,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "the text to read; FILE.ids: token ids, a sequence a line",
      .more = "UTF-8. A file whose name ends in .ids holds decimal token ids with spaces between, one "
              "sequence a line, taken as they are."},
-    {.id = QC_OPT_TOKENIZER, .name = "tokenizer", .commands = READING, .group = QC_GROUP_MEASURE,
+    {.id = QC_OPT_TOKENIZER, .name = "tokenizer", .commands = READING | CONVERT, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_FILE, .arg = "PATH", .dflt_note = "the model's own", .since = "0.4.0",
      .help = "a tokenizer.json, or a directory that has one"},
     {.id = QC_OPT_EVAL_CONTEXT, .name = "context", .commands = READING,

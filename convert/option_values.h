@@ -35,4 +35,10 @@ QC_NODISCARD qc_status qc_options_apply_eval(qc_options *o, const qc_option_row 
                                              const char *value, uint64_t number, qc_error *err);
 QC_NODISCARD qc_status qc_options_check_eval(const qc_options *o, qc_error *err);
 
+/* Options of calibrating: the same. (options_calibrate.c) */
+QC_NODISCARD qc_status qc_options_apply_calibrate(qc_options *o, const qc_option_row *row,
+                                                  const char *value, uint64_t number,
+                                                  qc_error *err);
+QC_NODISCARD qc_status qc_options_check_calibrate(const qc_options *o, qc_error *err);
+
 #endif

@@ -382,6 +382,12 @@ static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const 
     case QC_OPT_SCALE:
         o->scale = (qc_scale_method)choice;
         break;
+    case QC_OPT_CALIBRATE:
+    case QC_OPT_HESSIANS:
+    case QC_OPT_CALIBRATION_TOKENS:
+    case QC_OPT_CALIBRATION_CONTEXT:
+    case QC_OPT_DAMPING:
+        return qc_options_apply_calibrate(o, row, value, number, err);
     case QC_OPT_COMPUTE_DTYPE:
         o->compute_dtype = row->choices[choice];
         break;
@@ -682,6 +688,8 @@ static qc_status check_convert(const parse *p, const qc_options *o, qc_error *er
         QC_FAIL(err, QC_ERR_USAGE,
                 "--no-double-quant with --to int8 needs --block-size; scales of rows are never "
                 "quantized");
+    if (o->command == QC_CMD_CONVERT)
+        return qc_options_check_calibrate(o, err);
     return QC_OK;
 }
 

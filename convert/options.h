@@ -31,8 +31,9 @@ int qc_to_quantizes(qc_to to);
 typedef enum { QC_REST_KEEP, QC_REST_BF16, QC_REST_FP16 } qc_rest;
 typedef enum { QC_PROGRESS_AUTO, QC_PROGRESS_ALWAYS, QC_PROGRESS_NEVER } qc_progress_mode;
 
-/* How scales are found. ABSMAX: the largest value, as bitsandbytes does. SEARCH: the one of least
- * squared error. REFIT: that, and the scales of the scales anew for what was found. */
+/* How scales of what is not calibrated are found. ABSMAX: the largest value, as bitsandbytes does.
+ * SEARCH: the one of least squared error. REFIT: that, and the scales of the scales anew for what
+ * was found. */
 typedef enum { QC_SCALE_ABSMAX, QC_SCALE_SEARCH, QC_SCALE_REFIT } qc_scale_method;
 
 #define QC_PARTS_MAX 4096
@@ -106,6 +107,20 @@ typedef struct {
     double max_kl;         /* 0: not given */
 } qc_eval_options;
 
+/* convert: codes and scales from data. On where text or hessians is given. */
+typedef struct {
+    const char *text;     /* FILE, or "default": the bundled text; NULL: not given */
+    const char *hessians; /* file or folder of second moments; NULL: not given */
+    uint64_t max_tokens;  /* 0: QC_CALIBRATE_TOKENS, or all of the text if that is less */
+    uint64_t context;     /* tokens of a window; 0: chosen */
+    double damping;       /* 0: chosen by the number of tokens */
+} qc_calibrate_options;
+
+#define QC_CALIBRATE_TOKENS 131072u
+
+/* Is that on? (options_calibrate.c) */
+int qc_calibrates(const qc_calibrate_options *o);
+
 /* Earlier results that report takes up: files of --json. */
 typedef struct {
     const char *eval;  /* of eval, or NULL */
@@ -139,6 +154,7 @@ typedef struct {
     uint32_t block_elems; /* 0: not given */
     int double_quant;     /* 1 unless --no-double-quant */
     qc_scale_method scale;
+    qc_calibrate_options calibrate; /* its tokenizer: eval.tokenizer */
     qc_rest rest;
     qc_rule *rules;
     uint32_t rule_count;

@@ -101,11 +101,16 @@ static uint64_t at_most(uint64_t n, uint64_t limit)
 
 static qc_status make_on_cpu(qc_worker *w, const quantized_piece *q, qc_error *err)
 {
+    uint64_t per_byte = w->p->plan->jobs[q->job].scheme == QC_SCHEME_NF4 ? 2 : 1;
     for (uint64_t first = q->begin; first < q->end; first += q->step) {
         uint64_t n = at_most(q->end - first, q->step);
         qc_piece_sums sums = {0};
         QC_TRY(read_step(w, q->job, first, n, w->source, err));
-        quantize_step(w, q->job, w->source, first, n, q->begin, &sums);
+        if (qc_job_is_calibrated(w->p, q->job))
+            QC_TRY(qc_calibrated_step(w, q->job, w->source, first, n,
+                                      w->content + (first - q->begin) / per_byte, &sums, err));
+        else
+            quantize_step(w, q->job, w->source, first, n, q->begin, &sums);
         if (sums.bad != QC_BAD_NONE)
             return refuse_element(w->p, &w->p->plan->jobs[q->job], first + sums.bad_index, sums.bad,
                                   err);
@@ -294,7 +299,7 @@ static qc_status try_gpu(qc_worker *w, const quantized_piece *q, int *done, qc_e
     qc_error why = {0};
     int no_room = 0;
     *done = 0;
-    if (!w->ring || !gpu_takes(j))
+    if (!w->ring || !gpu_takes(j) || qc_job_is_calibrated(w->p, q->job))
         return QC_OK;
     uint64_t per_slot = quantizer(w)->ring_elems(w->ring, &form, q->step);
     if (per_slot == 0)

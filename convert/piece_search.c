@@ -63,7 +63,7 @@ qc_status qc_search_prepare(qc_worker *w, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_search_open(const qc_job *j, qc_job_work *s, qc_error *err)
+qc_status qc_search_open(const qc_job *j, int sampled, qc_job_work *s, qc_error *err)
 {
     void *v = NULL;
     uint64_t groups = group_count(j);
@@ -72,7 +72,7 @@ qc_status qc_search_open(const qc_job *j, qc_job_work *s, qc_error *err)
     v = NULL;
     QC_TRY(qc_realloc_array(&v, (size_t)groups, sizeof *s->nested_absmax, err));
     s->nested_absmax = v;
-    if (!qc_job_has_sample(j))
+    if (!sampled || !qc_job_has_sample(j))
         return QC_OK;
     v = NULL;
     s->sample_count = qc_search_sample_count(groups);

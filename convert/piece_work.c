@@ -137,7 +137,13 @@ qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
         if (st == QC_OK && j->scheme == QC_SCHEME_DEQUANT)
             st = load_scales(w, job, err);
         if (st == QC_OK && searched && j->nested)
-            st = qc_search_open(j, work, err);
+            st = qc_search_open(j, !qc_job_is_calibrated(p, job), work, err);
+        if (st == QC_OK && qc_job_is_calibrated(p, job)) {
+            s->outputs = qc_calibrated_result(p->calibrated, job);
+            work->offset_ready = 1;
+            st = qc_calibrated_read(p->calibrated, job, 0, 0, NULL, NULL, NULL, NULL, &work->offset,
+                                    err);
+        }
         s->opened = st == QC_OK;
     }
     int wants_offset = st == QC_OK && qc_job_has_sample(j) && !work->offset_ready;

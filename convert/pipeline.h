@@ -19,6 +19,10 @@
  * which the workers that open the weight share before its first frame; everything else is read
  * once.
  *
+ * Calibrated weights (--calibrate): codes and scales come from the store (convert/calibrated.h);
+ * the source is read and hashed as always, and the error of what is written measured against it.
+ * What the store does not hold is searched.
+ *
  * Memory: per worker one source piece, one frame and one compressed frame, with a GPU 24 MiB of
  * pinned memory and as much of the device's; per weight in flight 10 bytes a block, of searched and
  * quantized scales 1 byte. Nothing grows with the model.
@@ -41,6 +45,7 @@
 #define QC_CONVERT_PIPELINE_H
 
 #include "base/workers.h"
+#include "convert/calibrated.h"
 #include "convert/coded_read.h"
 #include "convert/device_choice.h"
 #include "convert/output_dir.h"
@@ -134,6 +139,7 @@ typedef struct {
     atomic_uint_fast64_t recorded_end; /* position in the journal behind its record; 0: none yet */
     qc_job_work *work;                 /* NULL before and after, and where nothing is computed */
     qc_tensor_error error;
+    qc_feedback_result outputs; /* of a calibrated weight: its errors there; else zeros */
 } qc_job_state;
 
 typedef struct {
@@ -183,13 +189,14 @@ typedef struct qc_pipeline {
     pthread_cond_t finish_cond;
     int have_locks;
     unsigned threads;
-    const qc_devices *devices;      /* NULL: the CPU */
-    atomic_uint_fast64_t gpu_elems; /* that GPUs quantized */
-    atomic_flag gpu_told;           /* that a GPU had no room was said once */
-    qc_read_ahead reads;            /* by dispatch */
-    int keep_cache;                 /* nothing is given back to the page cache */
-    atomic_int halted;              /* the syncer failed: workers return */
-    atomic_int differs;             /* what was made again is not what it was */
+    const qc_devices *devices;       /* NULL: the CPU */
+    const qc_calibrated *calibrated; /* NULL: nothing is */
+    atomic_uint_fast64_t gpu_elems;  /* that GPUs quantized */
+    atomic_flag gpu_told;            /* that a GPU had no room was said once */
+    qc_read_ahead reads;             /* by dispatch */
+    int keep_cache;                  /* nothing is given back to the page cache */
+    atomic_int halted;               /* the syncer failed: workers return */
+    atomic_int differs;              /* what was made again is not what it was */
     qc_progress_fn progress;
     void *progress_ctx;
     qc_durable_fn durable; /* NULL: nobody wants to know */
@@ -296,14 +303,22 @@ uint64_t qc_job_step_elems(const qc_job *j);
 QC_NODISCARD qc_status qc_quantized_make(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err);
 /* Scratch for searching the plan's weights, if any; freed with the worker. (piece_search.c) */
 QC_NODISCARD qc_status qc_search_prepare(qc_worker *w, qc_error *err);
-/* Buffers of an opened job whose scales are searched; under finish_lock. (piece_search.c) */
-QC_NODISCARD qc_status qc_search_open(const qc_job *j, qc_job_work *s, qc_error *err);
+/* Buffers of an opened job whose scales are searched, or calibrated: `sampled` 0; under
+ * finish_lock. (piece_search.c) */
+QC_NODISCARD qc_status qc_search_open(const qc_job *j, int sampled, qc_job_work *s, qc_error *err);
 /* Takes part in finding the job's offset and waits until it is known. (piece_search.c) */
 QC_NODISCARD qc_status qc_search_offset(qc_worker *w, uint32_t job, qc_error *err);
 /* Elements [first, first + n), whole groups or rows, at source; codes to `codes`, the rest to the
  * job's state. (piece_search.c) */
 void qc_search_step(qc_worker *w, uint32_t job, const void *source, uint64_t first, uint64_t n,
                     void *codes, qc_piece_sums *sums);
+/* Does the job's weight come from the store? (piece_calibrated.c) */
+int qc_job_is_calibrated(const qc_pipeline *p, uint32_t job);
+/* As qc_search_step, of such a weight. QC_ERR_CHECK where the store is damaged.
+ * (piece_calibrated.c) */
+QC_NODISCARD qc_status qc_calibrated_step(qc_worker *w, uint32_t job, const void *source,
+                                          uint64_t first, uint64_t n, void *codes,
+                                          qc_piece_sums *sums, qc_error *err);
 /* Bytes of the source that GPUs could quantize. (piece_quantize.c) */
 uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 /* As qc_piece_make, for a stack of experts written transposed. (stack_work.c) */

@@ -289,6 +289,22 @@ static void source_ratio(qc_job *j, unsigned num, unsigned den)
     j->source_den = (uint8_t)den;
 }
 
+int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
+{
+    return qc_calibrates(&p->options->calibrate) && j->ndim == 2 && j->elems > 0 && !j->stack &&
+           !j->entry->transpose &&
+           (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+            j->scheme == QC_SCHEME_INT8_BLOCKS);
+}
+
+/* How scales are found that are not calibrated. Calibrated ones are as those of a search, group by
+ * group, and which weights are calibrated nobody knows yet. */
+static qc_scale_method scale_of(const qc_plan *p, const qc_job *j)
+{
+    qc_scale_method scale = p->options->scale;
+    return scale == QC_SCALE_ABSMAX && qc_job_may_be_calibrated(p, j) ? QC_SCALE_SEARCH : scale;
+}
+
 static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
 {
     const qc_ckpt_tensor *src = &p->model->tensors[source];
@@ -328,7 +344,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     }
     case QC_SCHEME_NF4:
     case QC_SCHEME_INT8_BLOCKS:
-        j->scale = p->options->scale;
+        j->scale = scale_of(p, j);
         j->block_elems = e->block_elems;
         j->blocks = qc_ceil_div_u64(j->elems, j->block_elems);
         j->nested = p->options->double_quant != 0;
@@ -337,7 +353,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
         QC_TRY(add_output(p, job, QC_PART_MAIN, err));
         return add_block_state(p, job, err);
     case QC_SCHEME_INT8_ROWS:
-        j->scale = p->options->scale;
+        j->scale = scale_of(p, j);
         p->weights_quantized += j->elems;
         source_ratio(j, bits, 8);
         QC_TRY(add_output(p, job, QC_PART_MAIN, err));

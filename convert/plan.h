@@ -103,6 +103,9 @@ qc_bnb_state qc_job_state_of(const qc_job *j);
  * scales are searched and quantized too, the blocks of one nested absmax, which are settled at
  * once. A power of two. */
 uint64_t qc_job_group_elems(const qc_job *j);
+/* Is job's weight one that calibrating may make (convert/calibrated.h), when that is asked for? It
+ * is laid out as one whose scales are searched, which it is where nothing calibrates it. */
+int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j);
 /* Do its scales, searched and quantized, have an offset that a sample of groups gives? */
 int qc_job_has_sample(const qc_job *j);
 /* What of job j's source the first n content bytes of its main tensor come from; all of it for all

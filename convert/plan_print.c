@@ -138,6 +138,7 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         qc_jw_end_object(&w);
     }
     qc_jw_end_array(&w);
+    qc_report_calibration_json(totals, &w);
     if (totals->choice) {
         qc_jw_key(&w, "auto");
         qc_auto_json(totals->choice, totals->explain, &w);

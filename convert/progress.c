@@ -28,6 +28,7 @@ typedef enum { SHOW_NOTHING, SHOW_LINES, SHOW_BAR } show_kind;
 struct qc_progress {
     const char *verb;
     _Atomic uint64_t total_bytes, done_bytes;
+    _Atomic int no_amounts;
     show_kind show;
     double start_s;
 
@@ -72,9 +73,24 @@ static void time_left(char *out, size_t out_bytes, double seconds)
         (void)snprintf(out, out_bytes, "%u:%02u:%02u", s / 3600, s / 60 % 60, s % 60);
 }
 
+/* "  0:10 left" */
+static void short_tail_text(char *out, size_t out_bytes, const qc_progress_state *s)
+{
+    char left[QC_SIZE_TEXT_BYTES];
+    out[0] = '\0';
+    if (s->rate <= 0.0 || s->total_bytes <= s->done_bytes)
+        return;
+    time_left(left, sizeof left, (double)(s->total_bytes - s->done_bytes) / s->rate);
+    (void)snprintf(out, out_bytes, "  %s left", left);
+}
+
 /* "  5.90 of 14.0 GB  812 MB/s  0:10 left" */
 static void tail_text(char *out, size_t out_bytes, const qc_progress_state *s)
 {
+    if (s->no_amounts) {
+        short_tail_text(out, out_bytes, s);
+        return;
+    }
     char done[QC_SIZE_TEXT_BYTES], total[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     char left[QC_SIZE_TEXT_BYTES];
     int n = snprintf(out, out_bytes, "  %s", qc_text_bytes(done, s->done_bytes));
@@ -163,6 +179,7 @@ static void draw(qc_progress *p)
     qc_progress_state s = {.verb = qc_interrupted() ? "stopping" : p->verb,
                            .done_bytes = done,
                            .total_bytes = p->total_bytes,
+                           .no_amounts = p->no_amounts,
                            .rate = recent_rate(p, t, done)};
     if (p->show == SHOW_BAR) {
         s.bar = 1;
@@ -262,6 +279,11 @@ void qc_progress_expect(qc_progress *p, uint64_t total_bytes)
 {
     if (p)
         atomic_store(&p->total_bytes, total_bytes);
+}
+
+void qc_progress_hide_amounts(qc_progress *p)
+{
+    atomic_store(&p->no_amounts, 1);
 }
 
 void qc_progress_add(qc_progress *p, uint64_t bytes)

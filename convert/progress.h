@@ -19,6 +19,8 @@ QC_NODISCARD qc_status qc_progress_create(qc_progress **out, const qc_options *o
                                           uint64_t total_bytes, qc_error *err);
 /* The total, where it was not known when p was created. Any thread; NULL is fine. */
 void qc_progress_expect(qc_progress *p, uint64_t total_bytes);
+/* What is added are no bytes: only the share that is done and the time that is left are shown. */
+void qc_progress_hide_amounts(qc_progress *p);
 /* Any thread, any time; NULL is fine. */
 void qc_progress_add(qc_progress *p, uint64_t bytes);
 /* Seconds since it was created. */
@@ -34,6 +36,7 @@ typedef struct {
     uint64_t done_bytes, total_bytes;
     double rate; /* bytes per second of the last few seconds */
     int bar;     /* 0: a plain line */
+    int no_amounts;
     unsigned columns;
 } qc_progress_state;
 void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s);

@@ -154,6 +154,24 @@ static qc_status add_complete_before(const qc_convert_report *r, qc_strbuf *out,
     return qc_strbuf_adds(out, " is complete already; --restart makes it anew\n", err);
 }
 
+static qc_status add_calibration(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+{
+    const char *with = r->calibration_text ? r->calibration_text : r->calibration_hessians;
+    if (!with)
+        return QC_OK;
+    QC_TRY(qc_strbuf_addf(out, err, "  calibrated %" PRIu64 " weight%s with ", r->calibrated,
+                          r->calibrated == 1 ? "" : "s"));
+    QC_TRY(add_printable(out, with, err));
+    if (r->calibration_text)
+        QC_TRY(qc_strbuf_addf(out, err, " (%" PRIu64 " tokens)", r->calibration_tokens));
+    if (r->calibrated)
+        QC_TRY(qc_strbuf_addf(out, err, ": mean error in outputs %.3e -> %.3e", r->outputs_rounded,
+                              r->outputs_calibrated));
+    if (r->not_calibrated)
+        QC_TRY(qc_strbuf_addf(out, err, "; %" PRIu64 " by search", r->not_calibrated));
+    return qc_strbuf_adds(out, "\n", err);
+}
+
 qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     char deleted[QC_SIZE_TEXT_BYTES];
@@ -182,6 +200,7 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         QC_TRY(qc_strbuf_addf(out, err, ": relative MSE %.3e, largest error %.3e\n",
                               r->worst_rel_mse, r->worst_max_err));
     }
+    QC_TRY(add_calibration(r, out, err));
     QC_TRY(add_device(r, out, err));
     if (r->continued)
         QC_TRY(qc_strbuf_addf(out, err,
@@ -239,6 +258,26 @@ static void put_part(qc_json_writer *w, const qc_convert_report *r)
     qc_jw_end_object(w);
 }
 
+void qc_report_calibration_json(const qc_convert_report *r, qc_json_writer *w)
+{
+    if (!r->calibration_text && !r->calibration_hessians)
+        return;
+    qc_jw_key(w, "calibration");
+    qc_jw_begin_object(w);
+    qc_jm_path(w, "text", r->calibration_text);
+    qc_jm_path(w, "hessians", r->calibration_hessians);
+    qc_jm_u64(w, "tokens", r->calibration_tokens);
+    qc_jm_double(w, "damping", r->calibration_damping);
+    qc_jm_u64(w, "weights", r->calibrated);
+    qc_jm_u64(w, "left", r->not_calibrated);
+    if (!r->dry_run) {
+        qc_jm_double(w, "rounded", r->outputs_rounded);
+        qc_jm_double(w, "calibrated", r->outputs_calibrated);
+        qc_jm_double(w, "seconds", r->calibration_seconds);
+    }
+    qc_jw_end_object(w);
+}
+
 qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_json_writer w;
@@ -258,6 +297,7 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_double(&w, "bits_per_quantized_weight", qc_report_quantized_bits(r));
     qc_jm_double(&w, "bits_per_weight", qc_report_overall_bits(r));
     put_schemes(&w, r);
+    qc_report_calibration_json(r, &w);
     qc_jw_key(&w, "worst");
     if (r->worst_name) {
         qc_jw_begin_object(&w);

@@ -4,6 +4,7 @@
 
 #include "base/strbuf.h"
 #include "convert/recipe.h"
+#include "formats/json_writer.h"
 
 #define QC_REPORT_SCHEMES (QC_SCHEME_ABSORBED + 1)
 
@@ -37,6 +38,14 @@ typedef struct {
     uint64_t tensors_redone; /* that it had begun, and that were made again */
     uint64_t files_consumed; /* weight files of the source that were deleted; their bytes: */
     uint64_t bytes_consumed;
+    /* --calibrate, --hessians; text and hessians NULL: neither */
+    const char *calibration_text, *calibration_hessians; /* as given */
+    uint64_t calibration_tokens;
+    uint64_t calibrated, not_calibrated; /* weights; of those that are quantized */
+    double calibration_damping;
+    double calibration_seconds; /* of all runs that it took; 0: an earlier one did it */
+    double outputs_rounded;     /* mean over calibrated weights of their errors in outputs */
+    double outputs_calibrated;
     const char *worst_name; /* quantized tensor with the largest rel_mse; NULL: none */
     double worst_rel_mse;
     double worst_max_err;
@@ -61,5 +70,8 @@ QC_NODISCARD qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out
 /* One JSON object and a new line; docs/cli.md has its members. Not for a dry run, whose plan has a
  * JSON of its own. */
 QC_NODISCARD qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err);
+
+/* Member "calibration", of either; nothing where nothing is calibrated. */
+void qc_report_calibration_json(const qc_convert_report *r, qc_json_writer *w);
 
 #endif

@@ -154,6 +154,7 @@ static qc_status add_weight(qc_report *r, uint32_t tensor, qc_error *err)
     w->stored = tf->stored;
     w->elems = tf->elems;
     w->bytes = tf->bytes;
+    w->outputs = tf->written ? tf->written->outputs : NULL;
     QC_TRY(form_of(r, &w->form, tf->scheme, tf->stored, err));
     if (tf->written && tf->written->has_error) {
         w->has_error = 1;
@@ -369,6 +370,18 @@ static qc_status quoted(qc_strbuf *out, const char *text, qc_error *err)
     return qc_strbuf_adds(out, "'", err);
 }
 
+/* Files by their names alone: more the manifest does not have. */
+static qc_status calibration_text(const qc_manifest_calibration *c, qc_strbuf *out, qc_error *err)
+{
+    QC_TRY(qc_strbuf_addf(out, err, " --%s ", c->hessians ? "hessians" : "calibrate"));
+    QC_TRY(quoted(out, c->hessians ? c->hessians : c->text, err));
+    if (!c->hessians)
+        QC_TRY(qc_strbuf_addf(out, err,
+                              " --calibration-tokens %" PRIu64 " --calibration-context %" PRIu64,
+                              c->tokens, c->context));
+    return c->damping > 0 ? qc_strbuf_addf(out, err, " --damping %.6g", c->damping) : QC_OK;
+}
+
 static qc_status command_text(const qc_report *r, qc_strbuf *out, qc_error *err)
 {
     const qc_manifest *m = r->facts.manifest;
@@ -380,6 +393,8 @@ static qc_status command_text(const qc_report *r, qc_strbuf *out, qc_error *err)
     /* Said in any case, whatever the default is. */
     if (r->scale)
         QC_TRY(qc_strbuf_addf(out, err, " --scale %s", r->scale));
+    if (m->calibration)
+        QC_TRY(calibration_text(m->calibration, out, err));
     if (strcmp(m->rest, "keep") != 0)
         QC_TRY(qc_strbuf_addf(out, err, " --rest %s", m->rest));
     for (size_t i = 0; i < m->rule_count; i++) {

@@ -46,8 +46,9 @@ typedef struct {
     uint64_t elems, bytes;
     int has_error;
     double rel_mse, max_err;
-    uint64_t max_index; /* flat, in the shape of stored */
-    double over_median; /* rel_mse over the median of its form; 0: none */
+    uint64_t max_index;                 /* flat, in the shape of stored */
+    const qc_manifest_outputs *outputs; /* of a calibrated weight, by the manifest; else NULL */
+    double over_median;                 /* rel_mse over the median of its form; 0: none */
     /* Measured against the source only: */
     int has_expected;
     double expected;   /* relative MSE that absmax scales in this form leave */

@@ -1,4 +1,5 @@
 /* report --json; docs/report.md has its members. */
+#include "convert/inspect_json.h"
 #include "convert/json_members.h"
 #include "convert/report_codes.h"
 
@@ -167,6 +168,13 @@ static void put_weights(qc_json_writer *w, const qc_report *r)
             qc_jm_u64s(w, "max_at", at, t->stored->ndim);
         else
             qc_jm_string(w, "max_at", NULL);
+        if (t->outputs) {
+            qc_jw_key(w, "outputs");
+            qc_jw_begin_object(w);
+            qc_jm_double(w, "rounded", t->outputs->rounded);
+            qc_jm_double(w, "calibrated", t->outputs->calibrated);
+            qc_jw_end_object(w);
+        }
         put_number(w, "over_median", t->over_median, t->has_error);
         put_number(w, "expected_mse", t->expected, t->has_expected);
         qc_jm_u64_if(w, "clipped", t->has_expected, t->clipped);
@@ -265,6 +273,7 @@ static void put_made(qc_json_writer *w, const qc_report *r)
     qc_jm_string(w, "qconv_version", m->qconv_version);
     qc_jm_string(w, "to", m->to);
     qc_jm_string(w, "scale", r->scale);
+    qc_calibration_json(w, m->calibration);
     qc_jm_string(w, "command_line", r->command);
     qc_jw_key(w, "sources");
     qc_jw_begin_array(w);

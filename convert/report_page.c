@@ -306,11 +306,13 @@ static void add_head(qc_report_writer *w)
     QC_RW(w, "</p>\n");
     add_notes(w);
     add_compared(w);
-    QC_RW(w, "<nav><a href=\"#size\">Size</a><a href=\"#memory\">Memory</a><a "
-             "href=\"#error\">Error</a><a href=\"#layers\">Layers</a><a href=\"#worst\">Worst</a>"
-             "<a href=\"#codes\">Codes</a><a href=\"#left\">Not quantized</a><a "
-             "href=\"#perplexity\">Perplexity</a><a href=\"#speed\">Speed</a><a "
-             "href=\"#made\">How made</a></nav>\n");
+    QC_RW(w,
+          "<nav><a href=\"#size\">Size</a><a href=\"#memory\">Memory</a><a "
+          "href=\"#error\">Error</a><a href=\"#layers\">Layers</a><a href=\"#worst\">Worst</a>"
+          "%s<a href=\"#codes\">Codes</a><a href=\"#left\">Not quantized</a><a "
+          "href=\"#perplexity\">Perplexity</a><a href=\"#speed\">Speed</a><a "
+          "href=\"#made\">How made</a></nav>\n",
+          f->manifest && f->manifest->calibration ? "<a href=\"#outputs\">Outputs</a>" : "");
     add_cards(w);
 }
 
@@ -533,6 +535,7 @@ qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err)
     add_size(&w);
     add_memory(&w);
     qc_rw_errors(&w);
+    qc_rw_outputs(&w);
     qc_rw_codes(&w);
     add_left(&w);
     qc_rw_results(&w);

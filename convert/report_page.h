@@ -47,6 +47,7 @@ const char *qc_report_mark_text(uint32_t form);
 
 /* Sections. */
 void qc_rw_errors(qc_report_writer *w);  /* forms, kinds, layers, worst (report_page_error.c) */
+void qc_rw_outputs(qc_report_writer *w); /* gain of calibrating, if any (report_page_outputs.c) */
 void qc_rw_codes(qc_report_writer *w);   /* report_page_codes.c */
 void qc_rw_results(qc_report_writer *w); /* eval and bench (report_page_results.c) */
 

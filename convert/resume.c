@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define JOB_HEAD_BYTES  36u
+#define JOB_HEAD_BYTES  52u
 #define PART_HEAD_BYTES 8u
 #define SHARD_BYTES     36u
 #define TIME_BYTES      16u
@@ -132,6 +132,8 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
     s->error.rel_mse = double_of(qc_load_le64(b + 12));
     s->error.max_err = double_of(qc_load_le64(b + 20));
     s->error.max_index = qc_load_le64(b + 28);
+    s->outputs.rounded = double_of(qc_load_le64(b + 36));
+    s->outputs.calibrated = double_of(qc_load_le64(b + 44));
     b += JOB_HEAD_BYTES;
     if (units != expected || units > (uint64_t)(end - b) / QC_UNIT_RECORD_BYTES)
         return refuse_record(r, record, err);
@@ -448,6 +450,8 @@ qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error 
     qc_store_le64(b + 12, bits_of(s->error.rel_mse));
     qc_store_le64(b + 20, bits_of(s->error.max_err));
     qc_store_le64(b + 28, s->error.max_index);
+    qc_store_le64(b + 36, bits_of(s->outputs.rounded));
+    qc_store_le64(b + 44, bits_of(s->outputs.calibrated));
     b += JOB_HEAD_BYTES;
     for (int part = 0; part < QC_PART_COUNT; part++) {
         uint32_t t = j->outputs[part];

@@ -20,9 +20,10 @@
  *
  * unit:  u32 index, u32 stored bytes, u64 place in the shard's file, 3 digests (content, stored,
  *        source): QC_UNIT_RECORD_BYTES. index: into the pipeline's units, which the plan gives.
- * JOB:   u32 job, u32 units, u32 parts, f64 relative MSE, f64 largest error, u64 its index, the
- *        units (main ones, and derived ones with a place kept free), and per part that is still to
- *        be written in its turn: u32 qc_part, u32 bytes, the bytes.
+ * JOB:   u32 job, u32 units, u32 parts, f64 relative MSE, f64 largest error, u64 its index, f64
+ *        and f64 its errors in outputs (calibrated weights, else 0), the units (main ones, and
+ * derived ones with a place kept free), and per part that is still to be written in its turn: u32
+ * qc_part, u32 bytes, the bytes.
  *
  * What is recorded is in the page cache at least, and so outlives the process. A thread of the
  * pipeline brings shards and journal to the disk all the time (convert/syncer.h), so that a dead
@@ -30,13 +31,13 @@
  * and its digest compared before anything else happens; a weight of which a byte is missing is
  * made again, but for derived frames alone: those are written again from its JOB.
  *
- * Identity: keys "format", "qconv", "zstd" (compressed), "parts", options ("--to", ...), "plan"
- * (digest of shards, tensors, frames and jobs), "source.N" (name, bytes, head digest of file N) and
- * "source.config". Threads, devices, code path, names of folders and modification times are not in
- * it. A difference in "source.*" is QC_ERR_INPUT, in the others QC_ERR_USAGE; both name the key,
- * the value then and now, and --restart. Files of the source with another modification time (same
- * sizes, same heads): the source digests of all that is recorded are computed anew first, and a
- * difference is QC_ERR_INPUT naming file and tensor. */
+ * Identity: keys "format", "qconv", "zstd" (compressed), "parts", options ("--to", ...),
+ * "calibration", "plan" (digest of shards, tensors, frames and jobs), "source.N" (name, bytes, head
+ * digest of file N) and "source.config". Threads, devices, code path, names of folders and
+ * modification times are not in it. A difference in "source.*" is QC_ERR_INPUT, in the others
+ * QC_ERR_USAGE; both name the key, the value then and now, and --restart. Files of the source with
+ * another modification time (same sizes, same heads): the source digests of all that is recorded
+ * are computed anew first, and a difference is QC_ERR_INPUT naming file and tensor. */
 #ifndef QC_CONVERT_RESUME_H
 #define QC_CONVERT_RESUME_H
 
@@ -47,7 +48,7 @@
 
 struct qc_pipeline;
 
-#define QC_RESUME_FORMAT     1u /* of the records; part of the identity */
+#define QC_RESUME_FORMAT     2u /* of the records; part of the identity */
 #define QC_UNIT_RECORD_BYTES 64u
 #define QC_JOURNAL_NAME      "journal-%05u-of-%05u" /* part 1..N, N; one process is 1 of 1 */
 

@@ -1,6 +1,7 @@
 /* What the bytes of an output depend on, as lines of text that two runs compare. */
 #include "convert/resume.h"
 
+#include "convert/calibrate.h"
 #include "convert/make_manifest.h"
 #include "convert/option_table.h"
 #include "formats/seekable.h"
@@ -56,6 +57,23 @@ static qc_status add_fit(qc_strbuf *out, const qc_fit_options *f, qc_error *err)
     QC_TRY(add_number(out, QC_OPT_KV_DTYPE, f->kv_bits, err));
     QC_TRY(add_option(out, QC_OPT_MLA, f->mla_expanded ? "expanded" : "absorbed", err));
     return add_number(out, QC_OPT_CUDA_CONTEXT, f->cuda_context_bytes, err);
+}
+
+/* The line says which text, or moments, and on what they are computed. */
+static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    const char *line = NULL;
+    QC_TRY(add_option(out, QC_OPT_CALIBRATE, o->calibrate.text ? "given" : NULL, err));
+    QC_TRY(add_option(out, QC_OPT_HESSIANS, o->calibrate.hessians ? "given" : NULL, err));
+    if (!qc_calibrates(&o->calibrate))
+        return QC_OK;
+    QC_TRY(add_number(out, QC_OPT_CALIBRATION_TOKENS, o->calibrate.max_tokens, err));
+    QC_TRY(add_number(out, QC_OPT_CALIBRATION_CONTEXT, o->calibrate.context, err));
+    QC_TRY(qc_strbuf_addf(out, err, "--%s=%.17g\n", qc_option_table[QC_OPT_DAMPING].name,
+                          o->calibrate.damping));
+    QC_TRY(qc_calibrate_identity(&line, plan, err));
+    return add_text(out, "calibration", line, err);
 }
 
 static qc_status add_options(qc_strbuf *out, const qc_options *o, qc_error *err)
@@ -170,6 +188,7 @@ qc_status qc_identity_make(qc_strbuf *out, const qc_plan *plan, unsigned part_co
     QC_TRY(qc_strbuf_addf(out, err, "format=%u\nqconv=%s\n", QC_RESUME_FORMAT, QCONV_VERSION));
     QC_TRY(qc_strbuf_addf(out, err, "parts=%u\n", part_count));
     QC_TRY(add_options(out, plan->options, err));
+    QC_TRY(add_calibration(out, plan, err));
     if (plan->options->compress)
         QC_TRY(add_text(out, "zstd", qc_frame_library_version(), err));
     QC_TRY(add_source(out, plan->model, err));

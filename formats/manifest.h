@@ -16,6 +16,14 @@
 #define QC_MANIFEST_VERSION 1u
 /* With a placement; written for nothing else, so that readers of version 1 read what they can. */
 #define QC_MANIFEST_VERSION_PLACED 2u
+/* With calibrated weights, and perhaps a placement; for the same reason. */
+#define QC_MANIFEST_VERSION_CALIBRATED 3u
+
+/* Error in a layer's outputs over calibration inputs, squared, relative. */
+typedef struct {
+    double rounded;    /* of searched scales and codes rounded to nearest */
+    double calibrated; /* of what is written */
+} qc_manifest_outputs;
 
 typedef struct {
     const char *name;
@@ -34,7 +42,8 @@ typedef struct {
     double rel_mse;
     double max_err;
     uint64_t max_err_index;
-    const char *source_name; /* NULL for siblings */
+    const qc_manifest_outputs *outputs; /* of a calibrated weight; else NULL */
+    const char *source_name;            /* NULL for siblings */
     qc_dtype source_dtype;
     uint64_t source_piece_bytes;
     qc_digest source; /* root over pieces of source_piece_bytes of the source tensor */
@@ -84,6 +93,16 @@ typedef struct {
     size_t device_count;         /* 0: there is no placement, and nothing above is set */
 } qc_manifest_placement;
 
+/* What weights were calibrated with: a text, or second moments from elsewhere. */
+typedef struct {
+    const char *text;      /* name of its file, without folders; "default": the bundled one */
+    qc_digest digest;      /* of the text */
+    const char *tokenizer; /* kind, or "ids" */
+    uint64_t tokens, windows, context;
+    const char *hessians; /* name of the file or folder; NULL: a text, which is above */
+    double damping;
+} qc_manifest_calibration;
+
 /* Fills *t with row i; what it points to lives until the next call. */
 typedef qc_status (*qc_manifest_row_fn)(void *ctx, size_t i, qc_manifest_tensor *t, qc_error *err);
 
@@ -102,6 +121,7 @@ typedef struct {
     size_t rule_count;
     const char *scale; /* option --scale: "search", "refit"; NULL: absmax. In the text it is the
                           last of the rules, "scale search", which earlier readers take as it is */
+    const qc_manifest_calibration *calibration; /* NULL: no --calibrate, no --hessians */
     qc_manifest_placement placement;
     qc_manifest_source *sources;
     size_t source_count;

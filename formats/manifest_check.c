@@ -247,6 +247,11 @@ static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
     if (t->has_error &&
         (!isfinite(t->rel_mse) || !isfinite(t->max_err) || t->rel_mse < 0 || t->max_err < 0))
         QC_FAIL(err, QC_ERR_INPUT, "its errors are %g and %g", t->rel_mse, t->max_err);
+    const qc_manifest_outputs *o = t->outputs;
+    if (o && (!t->has_error || !isfinite(o->rounded) || !isfinite(o->calibrated) ||
+              o->rounded < 0 || o->calibrated < 0))
+        QC_FAIL(err, QC_ERR_INPUT, "its errors in outputs are %g and %g", o->rounded,
+                o->calibrated);
     return QC_OK;
 }
 
@@ -339,6 +344,17 @@ static qc_status fail_shard(const qc_manifest *m, size_t tensor, qc_error *err)
             t->shard);
 }
 
+static qc_status check_calibration(const qc_manifest_calibration *c, qc_error *err)
+{
+    if (!c)
+        return QC_OK;
+    if (c->hessians ? c->text != NULL : !c->text || !c->tokenizer)
+        QC_FAIL(err, QC_ERR_INPUT, "manifest: calibrate: a text is missing, or too many");
+    if (!isfinite(c->damping) || c->damping < 0)
+        QC_FAIL(err, QC_ERR_INPUT, "manifest: calibrate: damping is %g", c->damping);
+    return QC_OK;
+}
+
 qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
 {
     size_t next = 0;
@@ -348,6 +364,7 @@ qc_status qc_manifest_check(const qc_manifest *m, qc_error *err)
     if (m->compressed && (m->level < 1 || m->level > 19))
         QC_FAIL(err, QC_ERR_INPUT, "manifest: level: expected 1 to 19, found %d", m->level);
     QC_TRY(check_rules(m, err));
+    QC_TRY(check_calibration(m->calibration, err));
     st = check_names(m, err);
     for (size_t i = 0; st == QC_OK && i < m->shard_count; i++)
         st = check_shard(m, (uint32_t)i, &next, err);

@@ -202,7 +202,32 @@ static qc_status read_compression(qc_manifest *m, walk *top, qc_error *err)
     return leave(&w, err);
 }
 
-static qc_status read_options(qc_manifest *m, walk *top, qc_error *err)
+static qc_status read_calibration(qc_manifest *m, walk *options, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    void *v = NULL;
+    walk w;
+    QC_TRY(take(options, "calibrate", &n, err));
+    QC_TRY(enter(&w, options->arena, n, QC_JSON_OBJECT, "calibrate", err));
+    QC_TRY(qc_arena_alloc(options->arena, &v, 1, sizeof(qc_manifest_calibration), err));
+    qc_manifest_calibration *c = v;
+    memset(c, 0, sizeof *c);
+    if (is_next(&w, "hessians")) {
+        QC_TRY(take_string(&w, "hessians", &c->hessians, err));
+    } else {
+        QC_TRY(take_string(&w, "text", &c->text, err));
+        QC_TRY(take_digest(&w, "xxh3_128", &c->digest, err));
+        QC_TRY(take_string(&w, "tokenizer", &c->tokenizer, err));
+        QC_TRY(take_u64(&w, "tokens", &c->tokens, err));
+        QC_TRY(take_u64(&w, "windows", &c->windows, err));
+        QC_TRY(take_u64(&w, "context", &c->context, err));
+    }
+    QC_TRY(take_double(&w, "damping", &c->damping, err));
+    m->calibration = c;
+    return leave(&w, err);
+}
+
+static qc_status read_options(qc_manifest *m, walk *top, uint64_t version, qc_error *err)
 {
     const qc_json_node *n = NULL;
     void *v = NULL;
@@ -220,6 +245,8 @@ static qc_status read_options(qc_manifest *m, walk *top, qc_error *err)
         QC_TRY(take_string(&w, "compute_dtype", &m->compute_dtype, err));
     QC_TRY(take_u64(&w, "max_shard_bytes", &m->max_shard_bytes, err));
     QC_TRY(take(&w, "rules", &n, err));
+    if (version == QC_MANIFEST_VERSION_CALIBRATED)
+        QC_TRY(read_calibration(m, &w, err));
     QC_TRY(leave(&w, err));
     QC_TRY(enter(&rules, top->arena, n, QC_JSON_ARRAY, "rules", err));
     for (const qc_json_node *e = rules.next; e; e = qc_json_next(e))
@@ -306,6 +333,21 @@ static qc_status read_tensor_source(qc_manifest_tensor *t, walk *w, qc_error *er
     return leave(&s, err);
 }
 
+static qc_status read_outputs(qc_manifest_tensor *t, walk *w, qc_error *err)
+{
+    const qc_json_node *n = NULL;
+    void *v = NULL;
+    walk o;
+    QC_TRY(take(w, "calibrated", &n, err));
+    QC_TRY(enter(&o, w->arena, n, QC_JSON_OBJECT, "calibrated", err));
+    QC_TRY(qc_arena_alloc(w->arena, &v, 1, sizeof *t->outputs, err));
+    qc_manifest_outputs *outputs = v;
+    QC_TRY(take_double(&o, "rounded", &outputs->rounded, err));
+    QC_TRY(take_double(&o, "calibrated", &outputs->calibrated, err));
+    t->outputs = outputs;
+    return leave(&o, err);
+}
+
 /* One of the few that there are: without memory of its own. */
 static qc_status take_scheme(walk *w, const char **out, qc_error *err)
 {
@@ -346,6 +388,8 @@ static qc_status read_tensor(void *row, const qc_manifest *m, walk *w, qc_error 
         QC_TRY(take_double(w, "max_err", &t->max_err, err));
         QC_TRY(take_u64(w, "max_err_index", &t->max_err_index, err));
     }
+    if (m->calibration && is_next(w, "calibrated"))
+        QC_TRY(read_outputs(t, w, err));
     return is_next(w, "source") ? read_tensor_source(t, w, err) : QC_OK;
 }
 
@@ -434,15 +478,16 @@ static qc_status read_head(qc_manifest *m, qc_arena *arena, const qc_json_node *
     QC_TRY(enter(&top, arena, root, QC_JSON_OBJECT, "text", err));
     QC_TRY(take_string(&top, "format", &format, err));
     QC_TRY(take_u64(&top, "version", &version, err));
-    if (strcmp(format, QC_MANIFEST_FORMAT) != 0 ||
-        (version != QC_MANIFEST_VERSION && version != QC_MANIFEST_VERSION_PLACED))
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "is of format '%s', version %llu; expected '%s', %u or %u",
+    if (strcmp(format, QC_MANIFEST_FORMAT) != 0 || version < QC_MANIFEST_VERSION ||
+        version > QC_MANIFEST_VERSION_CALIBRATED)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "is of format '%s', version %llu; expected '%s', %u to %u",
                 format, (unsigned long long)version, QC_MANIFEST_FORMAT, QC_MANIFEST_VERSION,
-                QC_MANIFEST_VERSION_PLACED);
+                QC_MANIFEST_VERSION_CALIBRATED);
     QC_TRY(take_string(&top, "qconv_version", &m->qconv_version, err));
     QC_TRY(read_compression(m, &top, err));
-    QC_TRY(read_options(m, &top, err));
-    if (version == QC_MANIFEST_VERSION_PLACED)
+    QC_TRY(read_options(m, &top, version, err));
+    if (version == QC_MANIFEST_VERSION_PLACED ||
+        (version == QC_MANIFEST_VERSION_CALIBRATED && is_next(&top, "placement")))
         QC_TRY(read_placement(m, &top, err));
     QC_TRY(
         read_list(m, &top, "sources", sizeof *m->sources, read_source, &v, &m->source_count, err));

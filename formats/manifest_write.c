@@ -47,11 +47,33 @@ static void put_digest(writer *w, const char *key, const qc_digest *d)
     put_string(w, key, hex);
 }
 
+static void put_calibration(writer *w, const qc_manifest_calibration *c)
+{
+    if (!c)
+        return;
+    qc_jw_key(&w->jw, "calibrate");
+    qc_jw_begin_object(&w->jw);
+    if (c->hessians) {
+        put_string(w, "hessians", c->hessians);
+    } else {
+        put_string(w, "text", c->text);
+        put_digest(w, "xxh3_128", &c->digest);
+        put_string(w, "tokenizer", c->tokenizer);
+        put_u64(w, "tokens", c->tokens);
+        put_u64(w, "windows", c->windows);
+        put_u64(w, "context", c->context);
+    }
+    put_double(w, "damping", c->damping);
+    qc_jw_end_object(&w->jw);
+}
+
 static void put_head(writer *w, const qc_manifest *m)
 {
     put_string(w, "format", QC_MANIFEST_FORMAT);
     put_u64(w, "version",
-            m->placement.device_count > 0 ? QC_MANIFEST_VERSION_PLACED : QC_MANIFEST_VERSION);
+            m->calibration                  ? QC_MANIFEST_VERSION_CALIBRATED
+            : m->placement.device_count > 0 ? QC_MANIFEST_VERSION_PLACED
+                                            : QC_MANIFEST_VERSION);
     put_string(w, "qconv_version", m->qconv_version);
     qc_jw_key(&w->jw, "compression");
     if (m->compressed) {
@@ -81,6 +103,7 @@ static void put_head(writer *w, const qc_manifest *m)
         qc_jw_string(&w->jw, rule);
     }
     qc_jw_end_array(&w->jw);
+    put_calibration(w, m->calibration);
     qc_jw_end_object(&w->jw);
 }
 
@@ -167,6 +190,13 @@ static void put_tensor(writer *w, const qc_manifest *m, const qc_manifest_tensor
         put_double(w, "rel_mse", t->rel_mse);
         put_double(w, "max_err", t->max_err);
         put_u64(w, "max_err_index", t->max_err_index);
+    }
+    if (t->outputs) {
+        qc_jw_key(&w->jw, "calibrated");
+        qc_jw_begin_object(&w->jw);
+        put_double(w, "rounded", t->outputs->rounded);
+        put_double(w, "calibrated", t->outputs->calibrated);
+        qc_jw_end_object(&w->jw);
     }
     if (!t->source_name)
         return;

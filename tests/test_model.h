@@ -181,6 +181,7 @@ static inline qc_status test_command(int argc, char **argv, qc_error *err)
              : o.command == QC_CMD_VERIFY   ? qc_cmd_verify(&o, err)
              : o.command == QC_CMD_UNPACK   ? qc_cmd_unpack(&o, err)
              : o.command == QC_CMD_VALIDATE ? qc_cmd_validate(&o, err)
+             : o.command == QC_CMD_REPORT   ? qc_cmd_report(&o, err)
                                             : QC_ERR_INTERNAL;
     qc_arena_deinit(&a);
     return st;

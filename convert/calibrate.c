@@ -1,0 +1,168 @@
+#include "convert/calibrate.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/text.h"
+#include "convert/calibrate_parts.h"
+#include "convert/calibration_text.h"
+#include "convert/console.h"
+#include "convert/size_text.h"
+#include "convert/token_text.h"
+#include "formats/digest.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Of what is computed: one more where the same text gives other codes. */
+#define METHOD 1
+
+#define NAMES_MOST 3u
+
+/* ---- the text, and what results depend on ---- */
+
+qc_status qc_calibrate_text(const qc_options *o, qc_strbuf *out, qc_error *err)
+{
+    return strcmp(o->calibrate.text, "default") == 0 ? qc_calibration_text(out, err)
+                                                     : qc_file_slurp(o->calibrate.text, out, err);
+}
+
+static qc_status text_digest(const qc_options *o, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
+{
+    qc_strbuf text;
+    qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
+    qc_status st = qc_calibrate_text(o, &text, err);
+    if (st == QC_OK) {
+        qc_digest d = qc_digest_bytes(text.data ? text.data : "", text.len);
+        qc_digest_hex(&d, out);
+    }
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+/* A file of moments, or a folder of them, by names, sizes and times. */
+static qc_status moments_digest(const qc_options *o, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
+{
+    qc_checkpoint *c = NULL;
+    qc_strbuf all;
+    QC_TRY(qc_checkpoint_open(&c, o->calibrate.hessians, err));
+    qc_strbuf_init(&all, (size_t)1 << 30);
+    qc_status st = QC_OK;
+    for (size_t i = 0; st == QC_OK && i < c->file_count; i++)
+        st = qc_strbuf_addf(&all, err, "%" PRIu64 " %" PRId64 "\n", c->files[i].stamp.bytes,
+                            (int64_t)c->files[i].stamp.modified_ns);
+    for (size_t i = 0; st == QC_OK && i < c->tensor_count; i++)
+        st = qc_strbuf_addf(&all, err, "%s\n", c->tensors[i].name);
+    if (st == QC_OK) {
+        qc_digest d = qc_digest_bytes(all.data ? all.data : "", all.len);
+        qc_digest_hex(&d, out);
+    }
+    qc_strbuf_deinit(&all);
+    qc_checkpoint_close(c);
+    return st;
+}
+
+/* The tokenizer counts as the file that is named: a model's own is part of the conversion. */
+qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    const qc_calibrate_options *c = &o->calibrate;
+    char digest[QC_DIGEST_HEX_BYTES];
+    const qc_blas *blas = NULL;
+    QC_TRY(c->text ? text_digest(o, digest, err) : moments_digest(o, digest, err));
+    QC_TRY(qc_blas_open(&blas, err));
+    return qc_arena_printf(o->arena, out, err,
+                           "method=%d %s=%s ids=%d tokens=%" PRIu64 " context=%" PRIu64
+                           " damping=%a tokenizer=%s blas=%s",
+                           METHOD, c->text ? "text" : "moments", digest,
+                           c->text && qc_ends_with(c->text, ".ids"), c->max_tokens, c->context,
+                           c->damping, o->eval.tokenizer ? o->eval.tokenizer : "",
+                           qc_blas_name(blas));
+}
+
+/* ---- words ---- */
+
+int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
+{
+    return job != QC_NO_JOB && qc_calibrated_takes(k->plan, job) &&
+           !(k->store && qc_calibrated_has(k->store, job));
+}
+
+void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, const char *inputs)
+{
+    char time[QC_SIZE_TEXT_BYTES], memory[QC_SIZE_TEXT_BYTES], disk[QC_SIZE_TEXT_BYTES];
+    uint64_t kept = k->store ? qc_calibrated_count(k->store) : 0;
+    if (k->o->quiet)
+        return;
+    if (k->o->run_device && strncmp(k->o->run_device, "cuda", 4) == 0)
+        qc_console_detail(k->o, 0, "calibrating itself runs on the CPU");
+    if (a->weights == 0)
+        return;
+    qc_console_detail(
+        k->o, 0,
+        "calibrating %" PRIu32 " weights%s with %s: about %s here (%.2g operations), up to %s of "
+        "memory, %s of disk",
+        a->weights, kept ? " that are left" : "", inputs, qc_text_seconds(time, a->seconds),
+        a->operations, qc_text_bytes(memory, a->memory), qc_text_bytes(disk, a->disk));
+}
+
+void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
+                            const char *why)
+{
+    char names[512] = "";
+    size_t used = 0;
+    if (count == 0)
+        return;
+    for (uint32_t i = 0; i < count && i < NAMES_MOST; i++) {
+        int n = snprintf(names + used, sizeof names - used, "%s'%.120s'", i ? ", " : "",
+                         k->plan->jobs[jobs[i]].name);
+        used += n > 0 ? (size_t)n : 0;
+    }
+    qc_console_warn(k->o, "%" PRIu32 " weight%s quantized without calibration, %s: %s%s", count,
+                    count == 1 ? " is" : "s are", why, names, count > NAMES_MOST ? ", ..." : "");
+}
+
+/* ---- running ---- */
+
+static qc_status run(qc_calibrator *k, qc_error *err)
+{
+    const qc_calibrate_options *c = &k->o->calibrate;
+    QC_TRY(qc_isa_select(&k->isa, err));
+    k->ops = qc_quant_ops_for(k->isa);
+    QC_TRY(qc_blas_open(&k->blas, err));
+    qc_console_detail(k->o, 1, "matrix products by %s", qc_blas_name(k->blas));
+    QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
+    k->source.checkpoint = k->plan->model;
+    k->source.ops = k->ops;
+    QC_TRY(qc_calibrate_measure(&k->speed, k, err));
+    if (c->text)
+        QC_TRY(text_digest(k->o, k->r->text_digest, err));
+    return c->text ? qc_calibrate_model(k, err) : qc_calibrate_from_hessians(k, err);
+}
+
+qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_calibrated *store,
+                           const qc_devices *devices, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    uint64_t started = qc_clock_ns();
+    qc_calibrator k = {.plan = plan,
+                       .o = o,
+                       .store = store,
+                       .r = out,
+                       .threads = o->threads ? o->threads : qc_cpu_count(),
+                       .feedback = {o->calibrate.damping, QC_FEEDBACK_SWEEPS}};
+    (void)devices; /* GPUs have no part in it yet */
+    *out = (qc_calibrate_report){.text = o->calibrate.text,
+                                 .hessians = o->calibrate.hessians,
+                                 .damping = o->calibrate.damping};
+    qc_arena_init(&k.arena);
+    qc_status st = run(&k, err);
+    qc_progress_destroy(k.progress);
+    qc_st_cursor_destroy(k.source.cursor);
+    qc_arena_deinit(&k.arena);
+    if (store)
+        out->weights = qc_calibrated_count(store);
+    out->seconds = (double)(qc_clock_ns() - started) * 1e-9;
+    return st;
+}

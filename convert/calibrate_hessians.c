@@ -1,0 +1,192 @@
+/* --hessians: second moments that were captured elsewhere; no text, no forward pass. */
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+#include "convert/calibrate_parts.h"
+#include "convert/console.h"
+#include "convert/hessians.h"
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* A weight and the number of its moments. */
+typedef struct {
+    uint32_t number, job;
+} pair;
+
+typedef struct {
+    qc_calibrator *k;
+    qc_hessians *h;
+    pair *pairs; /* to be made, those of a number together */
+    uint32_t count;
+    uint64_t tokens; /* the most that any moments are of */
+} work;
+
+static int compare_pairs(const void *a, const void *b)
+{
+    const pair *x = a, *y = b;
+    if (x->number != y->number)
+        return x->number < y->number ? -1 : 1;
+    return x->job < y->job ? -1 : x->job > y->job;
+}
+
+static int is_quantized(const qc_job *j)
+{
+    return j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+           j->scheme == QC_SCHEME_INT8_BLOCKS;
+}
+
+/* Sorts weights into those to be made, those without moments and those with too few tokens. */
+static qc_status sort_weights(work *w, qc_error *err)
+{
+    const qc_plan *plan = w->k->plan;
+    uint32_t *none = NULL, *few = NULL, none_count = 0, few_count = 0;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(&w->k->arena, &v, plan->job_count, sizeof *w->pairs, err));
+    w->pairs = v;
+    QC_TRY(qc_arena_alloc(&w->k->arena, &v, plan->job_count, sizeof *none, err));
+    none = v;
+    QC_TRY(qc_arena_alloc(&w->k->arena, &v, plan->job_count, sizeof *few, err));
+    few = v;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        uint64_t n = 0, tokens = 0;
+        uint32_t number = qc_calibrated_takes(plan, i)
+                              ? qc_hessians_find(w->h, j->name, &n, &tokens)
+                              : UINT32_MAX;
+        if (!is_quantized(j))
+            continue;
+        if (number == UINT32_MAX) {
+            none[none_count++] = i;
+            continue;
+        }
+        if (n != j->cols)
+            QC_FAIL(err, QC_ERR_SHAPE,
+                    "%s: second moments of %" PRIu64 " inputs for '%s', which has %" PRIu64,
+                    w->k->o->calibrate.hessians, n, j->name, j->cols);
+        if (tokens < qc_ceil_div_u64(n, QC_CALIBRATE_FEW_TOKENS)) {
+            few[few_count++] = i;
+            continue;
+        }
+        w->tokens = tokens > w->tokens ? tokens : w->tokens;
+        if (qc_calibrate_needs(w->k, i))
+            w->pairs[w->count++] = (pair){number, i};
+    }
+    if (w->count > 0)
+        qsort(w->pairs, w->count, sizeof *w->pairs, compare_pairs);
+    qc_calibrate_tell_left(w->k, none, none_count, "as --hessians has no second moments for them");
+    qc_calibrate_tell_left(
+        w->k, few, few_count,
+        "as the second moments are of fewer tokens than a quarter of the inputs");
+    w->k->r->left = none_count + few_count;
+    w->k->r->tokens = w->tokens;
+    return QC_OK;
+}
+
+static uint64_t cols_of(const work *w, uint32_t i)
+{
+    return w->k->plan->jobs[w->pairs[i].job].cols;
+}
+
+static void look_ahead(const work *w, qc_calibrate_outlook *a)
+{
+    const qc_calibrator *k = w->k;
+    *a =
+        (qc_calibrate_outlook){.weights = w->count, .disk = qc_calibrated_bytes(k->plan, k->store)};
+    for (uint32_t i = 0; i < w->count; i++) {
+        const qc_job *j = &k->plan->jobs[w->pairs[i].job];
+        uint64_t n = j->cols;
+        if (i == 0 || w->pairs[i].number != w->pairs[i - 1].number) {
+            a->operations += qc_feedback_open_flops(n, 0);
+            a->seconds += qc_calibrate_factor_seconds(k, n, 0);
+        }
+        a->operations += qc_feedback_weight_flops(j->rows, n, 0, &k->feedback);
+        a->seconds += qc_calibrate_weight_seconds(k, w->pairs[i].job, 0);
+        /* As it is read, as floats, and as it becomes. */
+        uint64_t memory = qc_sat_mul(qc_sat_mul(j->rows, n), 2 * sizeof(float) + 2);
+        memory = qc_sat_add(memory, qc_feedback_weight_bytes(j->rows, n, k->threads));
+        memory = qc_sat_add(memory, qc_feedback_open_bytes(n, 0));
+        memory = qc_sat_add(memory, qc_calibrate_square_bytes(n));
+        a->memory = memory > a->memory ? memory : a->memory;
+    }
+}
+
+static qc_status calibrate_one(const work *w, const qc_feedback *f, uint32_t job, qc_error *err)
+{
+    const qc_calibrator *k = w->k;
+    const qc_job *j = &k->plan->jobs[job];
+    const qc_llama_linear linear = {.tensor = j->source,
+                                    .bias = UINT32_MAX,
+                                    .stored = j->entry->stored,
+                                    .coded = j->entry->coded,
+                                    .rows = j->rows,
+                                    .cols = j->cols,
+                                    .memory_bytes = qc_sat_mul(j->elems, sizeof(float))};
+    qc_calibrated_arrays arrays = {0};
+    qc_llama_matrix m = {0};
+    qc_status st = qc_llama_matrix_read(&m, &k->source, &linear, err);
+    if (st == QC_OK)
+        st = qc_calibrate_weight(k, f, job, &m, &arrays, err);
+    qc_calibrated_free(&arrays);
+    qc_llama_matrix_deinit(&m);
+    qc_calibrate_progress(k, qc_calibrate_weight_seconds(k, job, 0));
+    return st;
+}
+
+/* Weights [first, end) share their moments. */
+static qc_status calibrate_number(const work *w, uint32_t first, uint32_t end, qc_error *err)
+{
+    const qc_calibrator *k = w->k;
+    uint64_t n = cols_of(w, first);
+    const char *name = k->plan->jobs[w->pairs[first].job].name;
+    uint64_t tokens = 0;
+    qc_feedback *f = NULL;
+    double *h = NULL;
+    (void)qc_hessians_find(w->h, name, &n, &tokens);
+    qc_status st = qc_calibrate_square(&h, n, err);
+    if (st == QC_OK)
+        st = qc_hessians_read(w->h, w->pairs[first].number, h, err);
+    if (st == QC_OK)
+        st = qc_calibrate_factor(k, &f, n, tokens, h, NULL, name, err);
+    for (uint32_t i = first; st == QC_OK && i < end; i++) {
+        if (qc_interrupted())
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+        else
+            st = calibrate_one(w, f, w->pairs[i].job, err);
+    }
+    qc_feedback_close(f);
+    qc_free(h);
+    return st;
+}
+
+static qc_status run(work *w, qc_error *err)
+{
+    qc_calibrator *k = w->k;
+    qc_calibrate_outlook ahead;
+    QC_TRY(qc_hessians_open(&w->h, k->o->calibrate.hessians, err));
+    QC_TRY(sort_weights(w, err));
+    look_ahead(w, &ahead);
+    qc_calibrate_tell(k, &ahead, "the second moments given");
+    if (!k->store || w->count == 0)
+        return QC_OK;
+    QC_TRY(qc_progress_create(&k->progress, k->o, "calibrating",
+                              (uint64_t)(ahead.seconds * 1e6) + 1, err));
+    qc_progress_hide_amounts(k->progress);
+    for (uint32_t first = 0, end = 0; first < w->count; first = end) {
+        while (end < w->count && w->pairs[end].number == w->pairs[first].number)
+            end++;
+        QC_TRY(calibrate_number(w, first, end, err));
+    }
+    return QC_OK;
+}
+
+qc_status qc_calibrate_from_hessians(qc_calibrator *k, qc_error *err)
+{
+    work w = {.k = k};
+    qc_status st = run(&w, err);
+    qc_hessians_close(w.h);
+    return st;
+}

@@ -1,0 +1,536 @@
+/* --calibrate: a text passes through the model twice, layer by layer, side by side: z through the
+ * layers as they are, x through those that were quantized. What a group of linear layers gets of
+ * both gives its second moments; then they are quantized, and x goes on behind them. */
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+#include "convert/calibrate_parts.h"
+#include "convert/calibrate_states.h"
+#include "convert/console.h"
+#include "convert/llama_forward.h"
+#include "convert/size_text.h"
+#include "convert/token_text.h"
+#include "quant/second_moments.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+typedef struct {
+    qc_llama_stage stage;
+    qc_llama_part first;
+    unsigned count;
+} group;
+
+/* Linear layers with the same inputs, in their order. */
+static const group groups[] = {
+    {QC_LLAMA_AT_QKV, QC_LLAMA_Q, 3},
+    {QC_LLAMA_AT_O, QC_LLAMA_O, 1},
+    {QC_LLAMA_AT_GATE, QC_LLAMA_GATE, 2},
+    {QC_LLAMA_AT_DOWN, QC_LLAMA_DOWN, 1},
+};
+#define GROUPS (sizeof groups / sizeof *groups)
+
+/* A layer in memory: as it is, and as it becomes. */
+typedef struct {
+    uint64_t number;
+    uint32_t jobs[QC_LLAMA_MATRICES]; /* QC_NO_JOB: not to be quantized */
+    qc_llama_weights z, x;            /* x borrows all but what is quantized */
+    qc_calibrated_arrays arrays[QC_LLAMA_MATRICES];
+    qc_weights quantized[QC_LLAMA_MATRICES];
+} layer;
+
+typedef struct {
+    qc_calibrator *k;
+    qc_llama_tensors tensors;
+    uint32_t *job_of; /* [tensors of the model]: the job that is made of it */
+    qc_eval_windows windows;
+    qc_llama_batch batch;
+    qc_llama_cpu x_cpu, z_cpu;
+    qc_calibrate_states states;
+    uint64_t q;    /* floats of all heads of a token */
+    uint64_t last; /* layers to go through; one more than that of the last weight to be made */
+    int head;      /* so is the head */
+    int apart;     /* x and z differ: something was quantized */
+} model;
+
+/* ---- which weights ---- */
+
+static uint32_t job_of(const model *m, const qc_llama_linear *l)
+{
+    uint32_t job = m->job_of[l->tensor];
+    return job != QC_NO_JOB && qc_calibrated_takes(m->k->plan, job) ? job : QC_NO_JOB;
+}
+
+static int group_needs(const model *m, uint64_t number, const group *g)
+{
+    for (unsigned i = 0; i < g->count; i++)
+        if (qc_calibrate_needs(m->k, job_of(m, &m->tensors.layers[number].linear[g->first + i])))
+            return 1;
+    return 0;
+}
+
+static int layer_needs(const model *m, uint64_t number)
+{
+    for (size_t i = 0; i < GROUPS; i++)
+        if (group_needs(m, number, &groups[i]))
+            return 1;
+    return 0;
+}
+
+/* A head that is the embedding is not one that is quantized by itself. */
+static uint32_t head_job(const model *m)
+{
+    return m->tensors.head.tensor == m->tensors.embedding ? QC_NO_JOB : job_of(m, &m->tensors.head);
+}
+
+static qc_status find_jobs(model *m, qc_error *err)
+{
+    const qc_plan *plan = m->k->plan;
+    void *v = NULL;
+    size_t tensors = plan->model->tensor_count;
+    QC_TRY(qc_arena_alloc(&m->k->arena, &v, tensors, sizeof *m->job_of, err));
+    m->job_of = v;
+    for (size_t i = 0; i < tensors; i++)
+        m->job_of[i] = QC_NO_JOB;
+    for (uint32_t i = 0; i < plan->job_count; i++)
+        m->job_of[plan->jobs[i].source] = i;
+    for (uint64_t i = 0; i < m->tensors.shape.config.layers; i++)
+        if (layer_needs(m, i))
+            m->last = i + 1;
+    m->head = qc_calibrate_needs(m->k, head_job(m));
+    if (m->head)
+        m->last = m->tensors.shape.config.layers;
+    return QC_OK;
+}
+
+/* Weights that are to be quantized and that no layer has. */
+static qc_status tell_left(const model *m, qc_error *err)
+{
+    const qc_plan *plan = m->k->plan;
+    uint32_t count = 0, *left = NULL;
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(&m->k->arena, &v, plan->job_count, sizeof *left, err));
+    left = v;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        const qc_job *j = &plan->jobs[i];
+        if (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+            j->scheme == QC_SCHEME_INT8_BLOCKS)
+            left[count++] = i;
+    }
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        int has = left[i] == head_job(m);
+        for (uint64_t l = 0; !has && l < m->tensors.shape.config.layers; l++)
+            for (int part = 0; !has && part < QC_LLAMA_MATRICES; part++)
+                has = job_of(m, &m->tensors.layers[l].linear[part]) == left[i];
+        if (!has)
+            left[kept++] = left[i];
+    }
+    m->k->r->left = kept;
+    qc_calibrate_tell_left(m->k, left, kept, "as the forward pass has no inputs for them");
+    return QC_OK;
+}
+
+/* ---- the text ---- */
+
+static qc_status make_windows(model *m, qc_error *err)
+{
+    const qc_options *o = m->k->o;
+    const qc_llama_config *c = &m->tensors.shape.config;
+    uint64_t most = o->calibrate.max_tokens ? o->calibrate.max_tokens : QC_CALIBRATE_TOKENS;
+    uint64_t context = o->calibrate.context ? o->calibrate.context : QC_TOKEN_TEXT_CONTEXT;
+    qc_strbuf text;
+    if (c->context > 0 && context > c->context && !o->calibrate.context)
+        context = c->context;
+    else if (c->context > 0 && context > c->context)
+        qc_console_warn(o,
+                        "%s: --calibration-context %" PRIu64 " is more than the %" PRIu64
+                        " positions that the model was made for",
+                        o->model, context, c->context);
+    const qc_token_text t = {.arena = &m->k->arena,
+                             .name = o->calibrate.text,
+                             .tokenizer = o->eval.tokenizer,
+                             .models = {m->k->plan->model},
+                             .model_count = 1,
+                             .model = o->model,
+                             .vocabulary = c->vocabulary,
+                             .context = context < most ? context : most};
+    uint64_t all = 0;
+    qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
+    qc_status st = qc_calibrate_text(o, &text, err);
+    if (st == QC_OK)
+        st = qc_token_text_windows(&m->windows, &t, &text, &all, &m->k->r->tokenizer, err);
+    qc_strbuf_deinit(&text);
+    QC_TRY(st);
+    qc_eval_windows_spread(&m->windows, most);
+    m->batch =
+        (qc_llama_batch){m->windows.ids, m->windows.lengths, m->windows.count, m->windows.tokens};
+    m->k->r->tokens = m->windows.tokens;
+    m->k->r->windows = m->windows.count;
+    m->k->r->context = t.context;
+    if (m->windows.tokens < all)
+        qc_console_detail(
+            o, 1, "%" PRIu64 " windows are taken, evenly spread over the text's %" PRIu64 " tokens",
+            m->windows.count, all);
+    return QC_OK;
+}
+
+/* ---- how much it is ---- */
+
+/* Operations of a stage of a layer, of both passes. */
+static double stage_flops(const model *m, uint64_t number, qc_llama_stage stage)
+{
+    const qc_llama_linear *l = m->tensors.layers[number].linear;
+    double weights = 0, tokens = (double)m->batch.tokens;
+    double attention = 2.0 * tokens * (double)m->windows.longest * (double)m->q;
+    qc_llama_part from = QC_LLAMA_Q, to = QC_LLAMA_Q;
+    if (stage == QC_LLAMA_AT_O)
+        to = QC_LLAMA_O;
+    else if (stage == QC_LLAMA_AT_GATE)
+        from = QC_LLAMA_O, to = QC_LLAMA_GATE;
+    else if (stage == QC_LLAMA_AT_DOWN)
+        from = QC_LLAMA_GATE, to = QC_LLAMA_DOWN;
+    else if (stage == QC_LLAMA_AT_END)
+        from = QC_LLAMA_GATE, to = QC_LLAMA_MATRICES;
+    for (int i = (int)from; i < (int)to; i++)
+        weights += (double)l[i].rows * (double)l[i].cols;
+    return 2 * (2 * tokens * weights + (stage == QC_LLAMA_AT_O ? attention : 0));
+}
+
+static double pass_flops(const model *m, uint64_t number)
+{
+    return stage_flops(m, number, QC_LLAMA_AT_O) + stage_flops(m, number, QC_LLAMA_AT_GATE) +
+           stage_flops(m, number, QC_LLAMA_AT_END);
+}
+
+static void add_forward(const model *m, qc_calibrate_outlook *a, double flops)
+{
+    a->operations += flops;
+    a->seconds += flops * m->k->speed.forward;
+}
+
+/* Moments, factor and weights of inputs; memory: what they need together. */
+static uint64_t add_group(const model *m, qc_calibrate_outlook *a, const qc_llama_linear *linears,
+                          unsigned count, int cross)
+{
+    const qc_calibrator *k = m->k;
+    uint64_t n = linears[0].cols, memory = 0;
+    double flops = qc_moments_flops(m->batch.tokens, n, cross) + qc_feedback_open_flops(n, cross);
+    a->seconds += qc_moments_flops(m->batch.tokens, n, cross) * k->speed.blas +
+                  qc_calibrate_factor_seconds(k, n, cross);
+    for (unsigned i = 0; i < count; i++) {
+        uint32_t job = job_of(m, &linears[i]);
+        if (!qc_calibrate_needs(k, job))
+            continue;
+        flops += qc_feedback_weight_flops(linears[i].rows, n, cross, &k->feedback);
+        a->seconds += qc_calibrate_weight_seconds(k, job, cross);
+        a->weights++;
+        uint64_t one = qc_sat_add(qc_feedback_weight_bytes(linears[i].rows, n, k->threads),
+                                  qc_sat_mul(qc_sat_mul(linears[i].rows, n), sizeof(float)));
+        memory = one > memory ? one : memory;
+    }
+    a->operations += flops;
+    uint64_t squares = qc_sat_mul(qc_calibrate_square_bytes(n), cross ? 2 : 1);
+    return qc_sat_add(memory, qc_sat_add(squares, qc_feedback_open_bytes(n, cross)));
+}
+
+static void look_ahead(const model *m, qc_calibrate_outlook *a)
+{
+    const qc_llama_tensors *t = &m->tensors;
+    const qc_llama_config *c = &t->shape.config;
+    uint64_t most = 0, cpu = qc_llama_cpu_bytes(&t->shape, m->k->threads, m->batch.tokens,
+                                                m->windows.longest);
+    *a = (qc_calibrate_outlook){.disk = qc_calibrated_bytes(m->k->plan, m->k->store)};
+    for (uint64_t i = 0; i < m->last; i++) {
+        uint64_t memory = qc_sat_mul(2, t->layers[i].memory_bytes), work = 0;
+        if (!layer_needs(m, i)) {
+            add_forward(m, a, pass_flops(m, i));
+        } else {
+            for (size_t g = 0; g < GROUPS; g++) {
+                int needs = group_needs(m, i, &groups[g]);
+                if (needs || groups[g].stage != QC_LLAMA_AT_DOWN)
+                    add_forward(m, a, stage_flops(m, i, groups[g].stage));
+                if (!needs)
+                    continue;
+                uint64_t bytes =
+                    add_group(m, a, &t->layers[i].linear[groups[g].first], groups[g].count, 1);
+                work = bytes > work ? bytes : work;
+            }
+            add_forward(m, a, stage_flops(m, i, QC_LLAMA_AT_END));
+        }
+        memory = qc_sat_add(memory, work);
+        most = memory > most ? memory : most;
+    }
+    if (m->head) {
+        uint64_t bytes =
+            qc_sat_add(qc_sat_mul(2, t->head.memory_bytes), add_group(m, a, &t->head, 1, 1));
+        most = bytes > most ? bytes : most;
+    }
+    uint64_t states = qc_calibrate_states_bytes(m->batch.tokens, c->hidden, m->q);
+    if (states > qc_calibrate_states_memory())
+        a->disk = qc_sat_add(a->disk, states);
+    else
+        most = qc_sat_add(most, states);
+    a->memory = qc_sat_add(most, qc_sat_mul(2, cpu));
+}
+
+static qc_status tell(model *m, qc_calibrate_outlook *a, qc_error *err)
+{
+    char tokens[QC_SIZE_TEXT_BYTES], text[128];
+    look_ahead(m, a);
+    (void)snprintf(text, sizeof text, "%s tokens (%" PRIu64 " window%s of up to %" PRIu64 ")",
+                   qc_text_count(tokens, m->batch.tokens), m->windows.count,
+                   m->windows.count == 1 ? "" : "s", m->windows.longest);
+    qc_calibrate_tell(m->k, a, text);
+    return tell_left(m, err);
+}
+
+/* ---- layers ---- */
+
+static void take_quantized(const model *m, layer *l, int part)
+{
+    const qc_job *j = &m->k->plan->jobs[l->jobs[part]];
+    const qc_feedback_form form = qc_calibrate_form(j);
+    const qc_calibrated_arrays *a = &l->arrays[part];
+    l->quantized[part] = (qc_weights){.kind = form.kind,
+                                      .rows = j->rows,
+                                      .cols = j->cols,
+                                      .block_elems = form.block_elems,
+                                      .codes = a->codes,
+                                      .absmax = a->absmax};
+    l->x.matrices[part].quantized = &l->quantized[part];
+    l->x.matrices[part].dense = NULL;
+}
+
+static qc_status open_layer(model *m, layer *l, uint64_t number, qc_error *err)
+{
+    memset(l, 0, sizeof *l);
+    l->number = number;
+    QC_TRY(qc_llama_weights_read(&l->z, &m->k->source, &m->tensors.layers[number], err));
+    l->x = l->z;
+    for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
+        l->jobs[i] = job_of(m, &m->tensors.layers[number].linear[i]);
+        if (l->jobs[i] == QC_NO_JOB || !qc_calibrated_has(m->k->store, l->jobs[i]))
+            continue;
+        QC_TRY(qc_calibrated_alloc(&l->arrays[i], m->k->plan, l->jobs[i], err));
+        QC_TRY(qc_calibrated_get(m->k->store, l->jobs[i], &l->arrays[i], err));
+        take_quantized(m, l, i);
+    }
+    return QC_OK;
+}
+
+static void close_layer(layer *l)
+{
+    qc_llama_weights_deinit(&l->z);
+    for (int i = 0; i < QC_LLAMA_MATRICES; i++)
+        qc_calibrated_free(&l->arrays[i]);
+}
+
+typedef struct {
+    double *h, *c; /* NULL: not wanted */
+    uint64_t n;
+} moments;
+
+static void moments_deinit(moments *s)
+{
+    qc_free(s->h);
+    qc_free(s->c);
+    *s = (moments){0};
+}
+
+/* c: only where there is a difference. */
+static qc_status moments_init(moments *s, uint64_t n, int cross, qc_error *err)
+{
+    *s = (moments){.n = n};
+    QC_TRY(qc_calibrate_square(&s->h, n, err));
+    return cross ? qc_calibrate_square(&s->c, n, err) : QC_OK;
+}
+
+/* Both passes through a stage of the layer; s: moments of what its linear layers get, or NULL. */
+static qc_status run_stage(model *m, const layer *l, qc_llama_stage stage, moments *s,
+                           qc_error *err)
+{
+    qc_calibrate_states *a = &m->states;
+    const qc_calibrator *k = m->k;
+    double seconds =
+        stage_flops(m, l->number, stage) * k->speed.forward +
+        (s ? qc_moments_flops(m->batch.tokens, s->n, s->c != NULL) : 0) * k->speed.blas;
+    const float *x = NULL, *z = NULL;
+    uint64_t ldx = 0, ldz = 0;
+    qc_llama_chunk at = {0};
+    while (qc_llama_cpu_next(&m->x_cpu, &at)) {
+        QC_TRY(qc_llama_cpu_stage(&m->x_cpu, &l->x, l->number, &at, stage, a->x, a->x_attended, &x,
+                                  &ldx, err));
+        QC_TRY(qc_llama_cpu_stage(&m->z_cpu, &l->z, l->number, &at, stage, a->z, a->z_attended, &z,
+                                  &ldz, err));
+        if (stage == QC_LLAMA_AT_O) {
+            size_t bytes = (size_t)(at.tokens * m->q) * sizeof *x;
+            memcpy(a->x_attended + at.start * m->q, x, bytes);
+            memcpy(a->z_attended + at.start * m->q, z, bytes);
+        }
+        if (s)
+            QC_TRY(qc_moments_add(k->blas, k->threads, s->h, s->c, s->n, x, ldx, z, ldz, at.tokens,
+                                  err));
+        qc_calibrate_progress(k, seconds * (double)at.tokens / (double)m->batch.tokens);
+    }
+    return QC_OK;
+}
+
+static qc_status quantize_group(model *m, layer *l, const group *g, moments *s, qc_error *err)
+{
+    const qc_calibrator *k = m->k;
+    qc_feedback *f = NULL;
+    int cross = s->c != NULL;
+    uint32_t first = QC_NO_JOB;
+    for (unsigned i = g->count; i-- > 0;)
+        first = qc_calibrate_needs(k, l->jobs[g->first + i]) ? l->jobs[g->first + i] : first;
+    qc_status st = qc_calibrate_factor(k, &f, s->n, m->batch.tokens, s->h, s->c,
+                                       k->plan->jobs[first].name, err);
+    for (unsigned i = 0; st == QC_OK && i < g->count; i++) {
+        int part = (int)(g->first + i);
+        if (!qc_calibrate_needs(k, l->jobs[part]))
+            continue;
+        double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], cross);
+        st = qc_calibrate_weight(k, f, l->jobs[part], &l->z.matrices[part], &l->arrays[part], err);
+        if (st == QC_OK)
+            take_quantized(m, l, part);
+        qc_calibrate_progress(k, seconds);
+    }
+    qc_feedback_close(f);
+    return st;
+}
+
+static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
+{
+    for (size_t g = 0; g < GROUPS; g++) {
+        const group *p = &groups[g];
+        moments s = {0};
+        qc_status st = QC_OK;
+        int needs = group_needs(m, l->number, p);
+        if (!needs && p->stage == QC_LLAMA_AT_DOWN)
+            break;
+        if (needs)
+            st = moments_init(&s, l->z.matrices[p->first].cols, m->apart, err);
+        if (st == QC_OK)
+            st = run_stage(m, l, p->stage, needs ? &s : NULL, err);
+        if (st == QC_OK && needs)
+            st = quantize_group(m, l, p, &s, err);
+        moments_deinit(&s);
+        QC_TRY(st);
+        for (unsigned i = 0; i < p->count; i++)
+            m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
+    }
+    int over = l->number + 1 == m->last && !m->head;
+    return over ? QC_OK : run_stage(m, l, QC_LLAMA_AT_END, NULL, err);
+}
+
+/* A layer whose weights are all there, or stay as they are. */
+static qc_status pass_layer(model *m, const layer *l, qc_error *err)
+{
+    QC_TRY(qc_llama_cpu_layer(&m->x_cpu, &l->x, l->number, m->states.x, err));
+    QC_TRY(qc_llama_cpu_layer(&m->z_cpu, &l->z, l->number, m->states.z, err));
+    for (int i = 0; i < QC_LLAMA_MATRICES; i++)
+        m->apart |= l->jobs[i] != QC_NO_JOB;
+    qc_calibrate_progress(m->k, pass_flops(m, l->number) * m->k->speed.forward);
+    return QC_OK;
+}
+
+static qc_status run_layer(model *m, uint64_t number, qc_error *err)
+{
+    layer l;
+    qc_status st = open_layer(m, &l, number, err);
+    if (st == QC_OK)
+        st = layer_needs(m, number) ? calibrate_layer(m, &l, err) : pass_layer(m, &l, err);
+    if (st == QC_ERR_NONFINITE)
+        qc_error_prefix(err, "%s: layer %" PRIu64, m->k->o->model, number);
+    close_layer(&l);
+    return st;
+}
+
+/* Inputs of the head: behind the final norm. */
+static qc_status run_head(model *m, qc_error *err)
+{
+    const qc_calibrator *k = m->k;
+    const uint64_t n = m->tensors.shape.config.hidden;
+    qc_calibrated_arrays arrays = {0};
+    qc_llama_matrix w = {0};
+    qc_feedback *f = NULL;
+    moments s = {0};
+    float *norm = NULL;
+    uint32_t job = head_job(m);
+    qc_status st = qc_llama_vector_read(&norm, &k->source, m->tensors.norm, err);
+    if (st == QC_OK)
+        st = qc_llama_cpu_norm(&m->x_cpu, norm, m->states.x, err);
+    if (st == QC_OK)
+        st = qc_llama_cpu_norm(&m->z_cpu, norm, m->states.z, err);
+    if (st == QC_OK)
+        st = moments_init(&s, n, m->apart, err);
+    if (st == QC_OK)
+        st = qc_moments_add(k->blas, k->threads, s.h, s.c, n, m->states.x, n, m->states.z, n,
+                            m->batch.tokens, err);
+    if (st == QC_OK)
+        st = qc_calibrate_factor(k, &f, n, m->batch.tokens, s.h, s.c, k->plan->jobs[job].name, err);
+    if (st == QC_OK)
+        st = qc_llama_matrix_read(&w, &k->source, &m->tensors.head, err);
+    if (st == QC_OK)
+        st = qc_calibrate_weight(k, f, job, &w, &arrays, err);
+    qc_free(norm);
+    qc_feedback_close(f);
+    qc_calibrated_free(&arrays);
+    qc_llama_matrix_deinit(&w);
+    moments_deinit(&s);
+    return st;
+}
+
+/* ---- all of it ---- */
+
+static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err)
+{
+    qc_calibrator *k = m->k;
+    const qc_llama_config *c = &m->tensors.shape.config;
+    const qc_llama_tools tools = {.threads = k->threads, .isa = k->isa};
+    uint64_t hidden = c->hidden;
+    QC_TRY(qc_progress_create(&k->progress, k->o, "calibrating", (uint64_t)(a->seconds * 1e6) + 1,
+                              err));
+    qc_progress_hide_amounts(k->progress);
+    QC_TRY(qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, m->q, err));
+    QC_TRY(qc_llama_cpu_create(&m->x_cpu, &m->tensors.shape, &tools, &m->batch, err));
+    QC_TRY(qc_llama_cpu_create(&m->z_cpu, &m->tensors.shape, &tools, &m->batch, err));
+    QC_TRY(
+        qc_llama_embed(&k->source, &m->tensors, m->batch.ids, m->batch.tokens, m->states.x, err));
+    memcpy(m->states.z, m->states.x, (size_t)(m->batch.tokens * hidden) * sizeof(float));
+    for (uint64_t i = 0; i < m->last; i++)
+        QC_TRY(run_layer(m, i, err));
+    return m->head ? run_head(m, err) : QC_OK;
+}
+
+static qc_status run(model *m, qc_error *err)
+{
+    qc_calibrate_outlook ahead;
+    qc_status st = qc_llama_tensors_find(&m->tensors, &m->k->arena, m->k->plan->model, err);
+    if (st == QC_ERR_UNSUPPORTED) {
+        size_t used = strlen(err->msg);
+        (void)snprintf(err->msg + used, sizeof err->msg - used,
+                       "; --calibrate runs text through the model itself. Second moments captured "
+                       "elsewhere can be given with --hessians (docs/calibration.md)");
+    }
+    QC_TRY(st);
+    m->q = m->tensors.shape.config.heads * m->tensors.shape.config.head_dim;
+    QC_TRY(find_jobs(m, err));
+    QC_TRY(make_windows(m, err));
+    QC_TRY(tell(m, &ahead, err));
+    return m->k->store && ahead.weights > 0 ? run_text(m, &ahead, err) : QC_OK;
+}
+
+qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err)
+{
+    model m = {.k = k};
+    qc_error own = {0};
+    qc_status st = run(&m, err ? err : &own);
+    qc_llama_cpu_deinit(&m.x_cpu);
+    qc_llama_cpu_deinit(&m.z_cpu);
+    qc_calibrate_states_close(&m.states);
+    qc_eval_windows_deinit(&m.windows);
+    return st;
+}

@@ -1,0 +1,608 @@
+#include "convert/calibrated.h"
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "base/checked.h"
+#include "base/workers.h"
+#include "convert/resume.h"
+#include "formats/journal.h"
+#include "quant/quant_ops.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+/* Types of records in the journal of a store. Values are pinned: append only.
+ *   IDENTITY  text; first of all
+ *   WEIGHT    u32 job, f32 offset of its scales, f64 and f64 the two errors, then the digests of
+ *             its pieces. The last one of a job counts
+ *   DONE      text of qc_calibrated_set_done
+ * A weight's bytes lie one after the other: codes, then its scales, or their codes and the scales
+ * of those. */
+enum { RECORD_IDENTITY = 1, RECORD_WEIGHT = 2, RECORD_DONE = 3 };
+
+#define STORE_FORMAT      1
+#define PIECE_BYTES       ((uint64_t)64 << 10)
+#define ALIGN_BYTES       ((uint64_t)4096) /* of a weight in the file */
+#define WEIGHT_HEAD_BYTES 24u
+#define DONE_MOST         ((size_t)1 << 20)
+
+typedef struct {
+    uint64_t place;      /* in the file */
+    qc_digest *pieces;   /* NULL: never recorded */
+    float offset;        /* of its scales */
+    atomic_uchar held;   /* recorded, and its bytes are there */
+    unsigned char is_of; /* qc_calibrated_takes */
+    unsigned char lost;
+    qc_feedback_result result;
+} stored_weight;
+
+struct qc_calibrated {
+    const qc_plan *plan;
+    const char *folder;
+    const char *path; /* of the file */
+    qc_file file;
+    qc_journal *journal;
+    stored_weight *weights; /* per job */
+    qc_strbuf identity;
+    char *done;
+    uint32_t lost;
+    int has_identity;
+};
+
+/* ---- where things lie ---- */
+
+/* Byte ranges of a weight. */
+typedef struct {
+    uint64_t codes, scales, groups; /* counts: bytes, blocks or rows, groups of them */
+    uint64_t scales_at, groups_at;
+    uint64_t bytes; /* of all of it */
+} shape;
+
+static shape shape_of(const qc_job *j)
+{
+    shape s = {0};
+    int rows = j->scheme == QC_SCHEME_INT8_ROWS;
+    s.codes = j->scheme == QC_SCHEME_NF4 ? qc_ceil_div_u64(j->elems, 2) : j->elems;
+    s.scales = rows ? j->rows : j->blocks;
+    s.groups = j->nested ? qc_ceil_div_u64(s.scales, QC_NESTED_BLOCK) : 0;
+    s.scales_at = s.codes;
+    s.groups_at = s.scales_at + s.scales * (j->nested ? 1 : sizeof(float));
+    s.bytes = s.groups_at + s.groups * sizeof(float);
+    return s;
+}
+
+static uint64_t piece_count(const shape *s)
+{
+    return qc_ceil_div_u64(s->bytes, PIECE_BYTES);
+}
+
+static uint64_t room_of(const qc_job *j)
+{
+    const shape s = shape_of(j);
+    return qc_ceil_div_u64(s.bytes, ALIGN_BYTES) * ALIGN_BYTES;
+}
+
+int qc_calibrated_takes(const qc_plan *plan, uint32_t job)
+{
+    return qc_job_may_be_calibrated(plan, &plan->jobs[job]);
+}
+
+uint64_t qc_calibrated_bytes(const qc_plan *plan, const qc_calibrated *c)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        if (qc_calibrated_takes(plan, i) && !(c && qc_calibrated_has(c, i)))
+            bytes = qc_sat_add(bytes, room_of(&plan->jobs[i]));
+    }
+    return bytes;
+}
+
+/* ---- arrays ---- */
+
+qc_status qc_calibrated_alloc(qc_calibrated_arrays *out, const qc_plan *plan, uint32_t job,
+                              qc_error *err)
+{
+    const qc_job *j = &plan->jobs[job];
+    const shape s = shape_of(j);
+    uint64_t floats = s.scales + s.groups, bytes = 0;
+    size_t all = 0;
+    void *v = NULL;
+    *out = (qc_calibrated_arrays){0};
+    if (qc_mul_u64(floats, sizeof(float), &bytes) || qc_add_u64(bytes, s.codes, &bytes) ||
+        qc_add_u64(bytes, j->nested ? s.scales : 0, &bytes) || qc_u64_to_size(bytes, &all))
+        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s' is too large", j->name);
+    QC_TRY(qc_malloc_aligned(&v, 64, all, err));
+    memset(v, 0, all);
+    float *f = v;
+    unsigned char *b = (unsigned char *)(f + floats);
+    out->owned = v;
+    out->absmax = f;
+    out->nested_absmax = j->nested ? f + s.scales : NULL;
+    out->codes = b;
+    out->absmax_codes = j->nested ? b + s.codes : NULL;
+    out->codes_bytes = s.codes;
+    out->scales = s.scales;
+    out->groups = s.groups;
+    return QC_OK;
+}
+
+void qc_calibrated_free(qc_calibrated_arrays *a)
+{
+    qc_free(a->owned);
+    *a = (qc_calibrated_arrays){0};
+}
+
+/* ---- reading ---- */
+
+static qc_status look_for_interrupt(qc_error *err)
+{
+    if (qc_interrupted())
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    return QC_OK;
+}
+
+static qc_status refuse_bytes(const qc_calibrated *c, uint32_t job, qc_error *err)
+{
+    QC_FAIL(err, QC_ERR_CHECK,
+            "%s: the calibrated weight '%s' is not what was written there; the same command "
+            "calibrates it again",
+            c->path, c->plan->jobs[job].name);
+}
+
+/* Bytes [at, at + len) of a weight, whose pieces are read whole where they are not asked for whole:
+ * to room, of PIECE_BYTES. */
+static qc_status read_range(const qc_calibrated *c, uint32_t job, const shape *s, uint64_t at,
+                            void *dst, uint64_t len, unsigned char *room, qc_error *err)
+{
+    const stored_weight *w = &c->weights[job];
+    unsigned char *out = dst;
+    for (uint64_t end = at + len; at < end;) {
+        uint64_t piece = at / PIECE_BYTES, from = piece * PIECE_BYTES;
+        uint64_t size = s->bytes - from < PIECE_BYTES ? s->bytes - from : PIECE_BYTES;
+        uint64_t n = from + size < end ? from + size - at : end - at;
+        unsigned char *to = n == size ? out : room;
+        QC_TRY(qc_file_pread(&c->file, to, (size_t)size, w->place + from, err));
+        qc_digest digest = qc_digest_bytes(to, (size_t)size);
+        if (!qc_digest_equal(&digest, &w->pieces[piece]))
+            return refuse_bytes(c, job, err);
+        if (to == room)
+            memcpy(out, room + (at - from), (size_t)n);
+        out += n;
+        at += n;
+    }
+    return QC_OK;
+}
+
+/* Scales as a reader has them: of blocks from `block` on. All tables give the same. */
+static void decode_scales(const uint8_t *codes, const float *nested_absmax, uint64_t block,
+                          uint64_t n, float offset, float *out)
+{
+    const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+    for (uint64_t done = 0; done < n;) {
+        uint64_t inside = (block + done) % QC_NESTED_BLOCK;
+        uint64_t run = QC_NESTED_BLOCK - inside < n - done ? QC_NESTED_BLOCK - inside : n - done;
+        uint64_t group = (block + done) / QC_NESTED_BLOCK - block / QC_NESTED_BLOCK;
+        ops->nested_dequantize(codes + done, nested_absmax + group, qc_dynamic_map, run,
+                               QC_NESTED_BLOCK, offset, out + done);
+        done += run;
+    }
+}
+
+typedef struct {
+    uint64_t first, n; /* elements */
+    void *codes;
+    float *absmax;
+    uint8_t *absmax_codes;
+    float *nested_absmax;
+} wanted;
+
+/* Scales of the blocks or rows [block, block + blocks). */
+static qc_status read_scales(const qc_calibrated *c, uint32_t job, const shape *s, const wanted *q,
+                             uint64_t block, uint64_t blocks, unsigned char *room, qc_error *err)
+{
+    uint64_t group = block / QC_NESTED_BLOCK;
+    uint64_t groups = qc_ceil_div_u64(block + blocks, QC_NESTED_BLOCK) - group;
+    if (!c->plan->jobs[job].nested)
+        return q->absmax ? read_range(c, job, s, s->scales_at + block * sizeof(float), q->absmax,
+                                      blocks * sizeof(float), room, err)
+                         : QC_OK;
+    if (q->absmax_codes)
+        QC_TRY(read_range(c, job, s, s->scales_at + block, q->absmax_codes, blocks, room, err));
+    if (q->nested_absmax)
+        QC_TRY(read_range(c, job, s, s->groups_at + group * sizeof(float), q->nested_absmax,
+                          groups * sizeof(float), room, err));
+    if (q->absmax)
+        decode_scales(q->absmax_codes, q->nested_absmax, block, blocks, c->weights[job].offset,
+                      q->absmax);
+    return QC_OK;
+}
+
+qc_status qc_calibrated_read(const qc_calibrated *c, uint32_t job, uint64_t first, uint64_t n,
+                             void *codes, float *absmax, uint8_t *absmax_codes,
+                             float *nested_absmax, float *nested_offset, qc_error *err)
+{
+    const qc_job *j = &c->plan->jobs[job];
+    const shape s = shape_of(j);
+    const wanted q = {first, n, codes, absmax, absmax_codes, nested_absmax};
+    uint64_t per_scale = j->scheme == QC_SCHEME_INT8_ROWS ? j->cols : j->block_elems;
+    uint64_t per_byte = j->scheme == QC_SCHEME_NF4 ? 2 : 1;
+    void *room = NULL;
+    if (!qc_calibrated_has(c, job) || first % per_scale != 0 || first > j->elems ||
+        n > j->elems - first || (j->nested && absmax && !(absmax_codes && nested_absmax)))
+        QC_FAIL(err, QC_ERR_INTERNAL,
+                "tensor '%s': elements %" PRIu64 " to %" PRIu64 " cannot be read from the store",
+                j->name, first, first + n);
+    if (nested_offset)
+        *nested_offset = c->weights[job].offset;
+    if (n == 0)
+        return QC_OK;
+    QC_TRY(qc_malloc(&room, PIECE_BYTES, err));
+    qc_status st = QC_OK;
+    if (codes)
+        st = read_range(c, job, &s, first / per_byte, codes, qc_ceil_div_u64(n, per_byte), room,
+                        err);
+    if (st == QC_OK)
+        st = read_scales(c, job, &s, &q, first / per_scale, qc_ceil_div_u64(n, per_scale), room,
+                         err);
+    qc_free(room);
+    return st;
+}
+
+qc_status qc_calibrated_get(const qc_calibrated *c, uint32_t job, qc_calibrated_arrays *a,
+                            qc_error *err)
+{
+    return qc_calibrated_read(c, job, 0, c->plan->jobs[job].elems, a->codes, a->absmax,
+                              a->absmax_codes, a->nested_absmax, &a->nested_offset, err);
+}
+
+int qc_calibrated_has(const qc_calibrated *c, uint32_t job)
+{
+    return atomic_load_explicit(&c->weights[job].held, memory_order_acquire) != 0;
+}
+
+qc_feedback_result qc_calibrated_result(const qc_calibrated *c, uint32_t job)
+{
+    return c->weights[job].result;
+}
+
+const char *qc_calibrated_folder(const qc_calibrated *c)
+{
+    return c->folder;
+}
+
+uint32_t qc_calibrated_count(const qc_calibrated *c)
+{
+    uint32_t n = 0;
+    for (uint32_t i = 0; i < c->plan->job_count; i++)
+        n += qc_calibrated_has(c, i) != 0;
+    return n;
+}
+
+const char *qc_calibrated_done(const qc_calibrated *c, uint32_t *lost)
+{
+    *lost = c->lost;
+    return c->done;
+}
+
+int qc_calibrated_is_lost(const qc_calibrated *c, uint32_t job)
+{
+    return c->weights[job].lost;
+}
+
+/* ---- writing ---- */
+
+static uint64_t bits_of(double d)
+{
+    uint64_t v;
+    memcpy(&v, &d, sizeof v);
+    return v;
+}
+
+static double double_of(uint64_t v)
+{
+    double d;
+    memcpy(&d, &v, sizeof d);
+    return d;
+}
+
+/* Who reads makes absmax of the codes: it has to be what calibrating reckoned with. */
+static qc_status check_scales(const qc_job *j, const qc_calibrated_arrays *a, qc_error *err)
+{
+    float scales[QC_NESTED_BLOCK];
+    for (uint64_t block = 0; a->groups > 0 && block < a->scales; block += QC_NESTED_BLOCK) {
+        uint64_t n = a->scales - block < QC_NESTED_BLOCK ? a->scales - block : QC_NESTED_BLOCK;
+        decode_scales(a->absmax_codes + block, a->nested_absmax + block / QC_NESTED_BLOCK, block, n,
+                      a->nested_offset, scales);
+        if (memcmp(scales, a->absmax + block, (size_t)n * sizeof *scales) != 0)
+            QC_FAIL(err, QC_ERR_INTERNAL,
+                    "tensor '%s': the scales from block %" PRIu64
+                    " on are not those of their codes",
+                    j->name, block);
+    }
+    return QC_OK;
+}
+
+/* The weight's bytes from its arrays, piece by piece: to room. */
+static void gather(const shape *s, const qc_calibrated_arrays *a, uint64_t at, uint64_t n,
+                   unsigned char *room)
+{
+    const struct {
+        uint64_t begin, end;
+        const void *from;
+    } parts[] = {
+        {0, s->scales_at, a->codes},
+        {s->scales_at, s->groups_at, a->groups ? (const void *)a->absmax_codes : a->absmax},
+        {s->groups_at, s->bytes, a->nested_absmax},
+    };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        uint64_t from = at > parts[i].begin ? at : parts[i].begin;
+        uint64_t end = at + n < parts[i].end ? at + n : parts[i].end;
+        if (from < end)
+            memcpy(room + (from - at),
+                   (const unsigned char *)parts[i].from + (from - parts[i].begin),
+                   (size_t)(end - from));
+    }
+}
+
+static qc_status write_pieces(qc_calibrated *c, uint32_t job, const shape *s,
+                              const qc_calibrated_arrays *a, unsigned char *digests, qc_error *err)
+{
+    void *room = NULL;
+    qc_status st = qc_malloc(&room, PIECE_BYTES, err);
+    for (uint64_t at = 0; st == QC_OK && at < s->bytes; at += PIECE_BYTES) {
+        uint64_t n = s->bytes - at < PIECE_BYTES ? s->bytes - at : PIECE_BYTES;
+        gather(s, a, at, n, room);
+        const qc_digest digest = qc_digest_bytes(room, (size_t)n);
+        memcpy(digests + at / PIECE_BYTES * sizeof digest, &digest, sizeof digest);
+        st = qc_file_pwrite(&c->file, room, (size_t)n, c->weights[job].place + at, err);
+    }
+    qc_free(room);
+    return st == QC_OK ? qc_file_sync_data(&c->file, err) : st;
+}
+
+static qc_status take_weight(qc_calibrated *c, const unsigned char *b, uint64_t bytes,
+                             qc_error *err)
+{
+    uint32_t job = bytes < WEIGHT_HEAD_BYTES ? UINT32_MAX : qc_load_le32(b);
+    if (job >= c->plan->job_count || !c->weights[job].is_of)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: a record of no weight", c->path);
+    stored_weight *w = &c->weights[job];
+    const shape s = shape_of(&c->plan->jobs[job]);
+    uint64_t n = piece_count(&s) * sizeof *w->pieces;
+    uint32_t offset = qc_load_le32(b + 4);
+    if (bytes != WEIGHT_HEAD_BYTES + n)
+        QC_FAIL(err, QC_ERR_INPUT, "%s: a record of no weight", c->path);
+    if (!w->pieces) {
+        void *v = NULL;
+        QC_TRY(qc_malloc(&v, (size_t)n, err));
+        w->pieces = v;
+    }
+    memcpy(&w->offset, &offset, sizeof offset);
+    w->result.rounded = double_of(qc_load_le64(b + 8));
+    w->result.calibrated = double_of(qc_load_le64(b + 16));
+    memcpy(w->pieces, b + WEIGHT_HEAD_BYTES, (size_t)n);
+    return QC_OK;
+}
+
+qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job, const qc_calibrated_arrays *a,
+                            const qc_feedback_result *result, qc_error *err)
+{
+    const qc_job *j = &c->plan->jobs[job];
+    const shape s = shape_of(j);
+    size_t bytes = WEIGHT_HEAD_BYTES + (size_t)piece_count(&s) * sizeof(qc_digest);
+    stored_weight *w = &c->weights[job];
+    uint32_t offset;
+    void *v = NULL;
+    if (!w->is_of || a->codes_bytes != s.codes || a->scales != s.scales || a->groups != s.groups)
+        QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s' does not go to the store", j->name);
+    QC_TRY(check_scales(j, a, err));
+    QC_TRY(qc_malloc(&v, bytes, err));
+    unsigned char *b = v;
+    memcpy(&offset, &a->nested_offset, sizeof offset);
+    qc_store_le32(b, job);
+    qc_store_le32(b + 4, offset);
+    qc_store_le64(b + 8, bits_of(result->rounded));
+    qc_store_le64(b + 16, bits_of(result->calibrated));
+    atomic_store(&w->held, 0);
+    qc_status st = write_pieces(c, job, &s, a, b + WEIGHT_HEAD_BYTES, err);
+    if (st == QC_OK)
+        st = qc_journal_append(c->journal, RECORD_WEIGHT, b, bytes, NULL, err);
+    if (st == QC_OK)
+        st = qc_journal_sync(c->journal, err);
+    if (st == QC_OK)
+        st = take_weight(c, b, bytes, err);
+    qc_free(v);
+    if (st != QC_OK)
+        return st;
+    c->lost -= w->lost;
+    w->lost = 0;
+    atomic_store_explicit(&w->held, 1, memory_order_release);
+    return QC_OK;
+}
+
+static qc_status take_done(qc_calibrated *c, const void *text, size_t len, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_malloc(&v, len + 1, err));
+    if (len > 0)
+        memcpy(v, text, len);
+    ((char *)v)[len] = '\0';
+    qc_free(c->done);
+    c->done = v;
+    return QC_OK;
+}
+
+qc_status qc_calibrated_set_done(qc_calibrated *c, const char *text, qc_error *err)
+{
+    size_t len = strlen(text);
+    if (len > DONE_MOST)
+        QC_FAIL(err, QC_ERR_INTERNAL, "%zu bytes are too many for a word of what was done", len);
+    QC_TRY(qc_journal_append(c->journal, RECORD_DONE, text, len, NULL, err));
+    QC_TRY(qc_journal_sync(c->journal, err));
+    return take_done(c, text, len, err);
+}
+
+/* ---- opening ---- */
+
+static qc_status make_identity(qc_calibrated *c, const char *identity, qc_error *err)
+{
+    const qc_checkpoint *m = c->plan->model;
+    char hex[QC_DIGEST_HEX_BYTES];
+    qc_strbuf all;
+    qc_strbuf_init(&all, SIZE_MAX / 2);
+    qc_status st = qc_identity_make(&all, c->plan, 1, err);
+    qc_digest digest = qc_digest_bytes(all.data, all.len);
+    qc_strbuf_deinit(&all);
+    QC_TRY(st);
+    qc_digest_hex(&digest, hex);
+    QC_TRY(qc_strbuf_addf(&c->identity, err, "store=%u\nconversion=%s\ncalibration=%s\n",
+                          STORE_FORMAT, hex, identity));
+    for (size_t i = 0; i < m->file_count; i++)
+        QC_TRY(qc_strbuf_addf(&c->identity, err, "modified=%" PRId64 "\n",
+                              (int64_t)m->files[i].stamp.modified_ns));
+    return QC_OK;
+}
+
+static qc_status take_record(void *ctx, const qc_journal_record *r, qc_error *err)
+{
+    qc_calibrated *c = ctx;
+    if (r->type == RECORD_IDENTITY && !c->has_identity)
+        c->has_identity = r->bytes == c->identity.len &&
+                          memcmp(r->payload, c->identity.data, c->identity.len) == 0;
+    else if (c->has_identity && r->type == RECORD_WEIGHT)
+        return take_weight(c, r->payload, r->bytes, err);
+    else if (c->has_identity && r->type == RECORD_DONE && r->bytes <= DONE_MOST)
+        return take_done(c, r->payload, r->bytes, err);
+    if (c->has_identity)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT, "%s: was made for something else", c->path);
+}
+
+static void forget_records(qc_calibrated *c)
+{
+    for (uint32_t i = 0; c->weights && i < c->plan->job_count; i++) {
+        qc_free(c->weights[i].pieces);
+        c->weights[i].pieces = NULL;
+    }
+    qc_free(c->done);
+    c->done = NULL;
+    c->has_identity = 0;
+}
+
+static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
+{
+    qc_error why = {0};
+    qc_status st = qc_journal_open(&c->journal, path, take_record, c, NULL, &why);
+    if (st == QC_ERR_UNSUPPORTED || st == QC_ERR_INPUT) { /* another's, or damaged */
+        forget_records(c);
+        QC_TRY(qc_path_remove(path, err));
+        QC_TRY(qc_path_remove(c->path, err));
+        why = (qc_error){0};
+        st = qc_journal_open(&c->journal, path, take_record, c, NULL, &why);
+    }
+    if (st != QC_OK) {
+        if (err)
+            *err = why;
+        return st;
+    }
+    if (c->has_identity)
+        return QC_OK;
+    /* What lies there without a journal is nobody's. */
+    QC_TRY(qc_path_remove(c->path, err));
+    QC_TRY(qc_journal_append(c->journal, RECORD_IDENTITY, c->identity.data, c->identity.len, NULL,
+                             err));
+    return qc_journal_sync(c->journal, err);
+}
+
+/* Reads a recorded weight back. */
+static qc_status check_weight(qc_calibrated *c, uint32_t job, unsigned char *room, qc_error *err)
+{
+    const shape s = shape_of(&c->plan->jobs[job]);
+    stored_weight *w = &c->weights[job];
+    qc_error why = {0};
+    qc_status st = QC_OK;
+    for (uint64_t at = 0; st == QC_OK && at < s.bytes; at += PIECE_BYTES) {
+        uint64_t n = s.bytes - at < PIECE_BYTES ? s.bytes - at : PIECE_BYTES;
+        QC_TRY(look_for_interrupt(err));
+        st = read_range(c, job, &s, at, room, n, room, &why);
+    }
+    if (st == QC_ERR_CHECK || st == QC_ERR_TRUNCATED) {
+        w->lost = 1;
+        c->lost++;
+        return QC_OK;
+    }
+    if (st != QC_OK && err)
+        *err = why;
+    atomic_store(&w->held, st == QC_OK);
+    return st;
+}
+
+static qc_status take_over(qc_calibrated *c, uint32_t *kept, qc_error *err)
+{
+    void *room = NULL;
+    qc_status st = qc_malloc(&room, PIECE_BYTES, err);
+    for (uint32_t i = 0; st == QC_OK && i < c->plan->job_count; i++) {
+        if (c->weights[i].pieces)
+            st = check_weight(c, i, room, err);
+        *kept += st == QC_OK && qc_calibrated_has(c, i);
+    }
+    qc_free(room);
+    return st;
+}
+
+static qc_status open_store(qc_calibrated *c, qc_output_dir *d, const char *identity,
+                            uint32_t *kept, qc_error *err)
+{
+    const qc_plan *plan = c->plan;
+    const char *journal = NULL;
+    uint64_t place = 0;
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, plan->job_count, sizeof *c->weights, err));
+    c->weights = v;
+    for (uint32_t i = 0; i < plan->job_count; i++) {
+        c->weights[i].is_of = qc_calibrated_takes(plan, i) != 0;
+        c->weights[i].place = place;
+        if (c->weights[i].is_of && qc_add_u64(place, room_of(&plan->jobs[i]), &place))
+            QC_FAIL(err, QC_ERR_UNSUPPORTED, "the weights are too large to be calibrated");
+    }
+    c->folder = d->staging;
+    QC_TRY(make_identity(c, identity, err));
+    QC_TRY(qc_path_join(d->arena, &journal, d->staging, QC_CALIBRATED_JOURNAL, err));
+    QC_TRY(qc_path_join(d->arena, &c->path, d->staging, QC_CALIBRATED_WEIGHTS, err));
+    QC_TRY(open_journal(c, journal, err));
+    QC_TRY(qc_file_open_update(&c->file, c->path, err));
+    return take_over(c, kept, err);
+}
+
+qc_status qc_calibrated_open(qc_calibrated **out, const qc_plan *plan, qc_output_dir *d,
+                             const char *identity, uint32_t *kept, qc_error *err)
+{
+    void *v = NULL;
+    *out = NULL;
+    *kept = 0;
+    QC_TRY(qc_calloc(&v, 1, sizeof(qc_calibrated), err));
+    qc_calibrated *c = v;
+    c->plan = plan;
+    c->file = QC_FILE_CLOSED;
+    qc_strbuf_init(&c->identity, SIZE_MAX / 2);
+    qc_status st = open_store(c, d, identity, kept, err);
+    if (st != QC_OK) {
+        qc_calibrated_close(c);
+        return st;
+    }
+    *out = c;
+    return QC_OK;
+}
+
+void qc_calibrated_close(qc_calibrated *c)
+{
+    if (!c)
+        return;
+    forget_records(c);
+    qc_free(c->weights);
+    qc_journal_close(c->journal);
+    qc_file_discard(&c->file);
+    qc_strbuf_deinit(&c->identity);
+    qc_free(c);
+}

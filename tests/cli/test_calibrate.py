@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+"""`qconv --calibrate`: what it gains on text that it has not seen, that threads and interruptions
+change nothing, what is left alone, and what it says before it starts."""
+import hashlib
+import json
+import os
+import re
+import signal
+import struct
+import subprocess
+import unittest
+
+import qconv_case
+from qconv_case import QconvCase
+
+BUNDLED = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama")
+MODEL = os.path.join(BUNDLED, "model")
+HELD_OUT = os.path.join(BUNDLED, "heldout.txt")
+SHORT = ("--calibrate", "default", "--calibration-tokens",
+         "512" if qconv_case.SANITIZED else "2048")
+
+
+# A text long enough for what it gains takes minutes there.
+long_text = unittest.skipIf(qconv_case.SANITIZED, "long with a sanitizer")
+
+
+class Calibrate(QconvCase):
+    def digest(self, out):
+        with open(self.path(out, "model.safetensors"), "rb") as f:
+            return hashlib.sha256(f.read()).hexdigest()
+
+    def convert(self, out, *args, **more):
+        self.ok("--to", "nf4", "--compress", "none", "-q", *args, MODEL, out, timeout=300, **more)
+        return self.digest(out)
+
+    def told(self, *args):
+        r = self.run_qconv("--to", "nf4", *args, timeout=300)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        return r.stderr.decode()
+
+    def kl(self, out):
+        with open(HELD_OUT, encoding="utf-8") as f:
+            self.write("held.txt", f.read()[:40000])
+        r = json.loads(self.ok("eval", out, "--against", MODEL, "--text", "held.txt", "--json",
+                               "-q", timeout=300))
+        return r["kl_mean"]
+
+    @long_text
+    def test_gain_on_other_text(self):
+        self.convert("plain")
+        self.convert("cal", "--calibrate", "default", "--calibration-tokens", "16384")
+        self.ok("verify", "cal", "--against", MODEL, "-q")
+        self.assertLess(self.kl("cal"), 0.57 * self.kl("plain"))
+
+    def test_threads_change_nothing(self):
+        self.assertEqual(self.convert("one", *SHORT, "--threads", "1"),
+                         self.convert("two", *SHORT, "--threads", "3"))
+
+    def test_continues_where_it_was_interrupted(self):
+        want = self.convert("whole", *SHORT)
+        p = subprocess.Popen([qconv_case.QCONV, "--to", "nf4", "--compress", "none", "-vv", *SHORT,
+                              MODEL, "out"], cwd=self.dir, stderr=subprocess.PIPE,
+                             stdout=subprocess.DEVNULL, env=qconv_case.INTERRUPTED_ENV)
+        seen = 0
+        for line in p.stderr:
+            # In the middle of a layer, and of weights with the same inputs.
+            seen += b"layers.1.self_attn.q_proj.weight: relative error" in line
+            if seen:
+                p.send_signal(signal.SIGINT)
+                break
+        p.stderr.read()
+        p.stderr.close()
+        self.assertEqual((seen, p.wait(60) != 0), (1, True))
+        r = self.run_qconv("--to", "nf4", "--compress", "none", "-v", *SHORT, MODEL, "out",
+                           timeout=300)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        left = re.search(rb"calibrating (\d+) weights that are left", r.stderr)
+        self.assertTrue(left and 0 < int(left[1]) <= 20, r.stderr)
+        self.assertEqual(self.digest("out"), want)
+
+    @long_text
+    def test_what_auto_chose(self):
+        auto = ("--to", "auto", "--vram", "1300KB", "--margin", "1", "--cuda-context", "1KB",
+                "--context", "16", "-q", "--json")
+        plain = json.loads(self.ok(*auto, MODEL, "plain", timeout=300))
+        made = json.loads(self.ok(*auto, *SHORT, MODEL, "out", timeout=300))
+        self.assertEqual(made["calibration"]["weights"] + made["calibration"]["left"], 28)
+        self.assertEqual(made["bytes_out"], plain["bytes_out"])
+        self.ok("verify", "out", "--against", MODEL, "-q")
+        self.assertLess(self.kl("out"), 0.75 * self.kl("plain"))
+
+    def test_states_in_a_file_change_nothing(self):
+        want = self.convert("memory", *SHORT)
+        r = self.run_qconv("--to", "nf4", "--compress", "none", "-v", *SHORT, MODEL, "file",
+                           env={"QCONV_STATES_MEMORY": "0"}, timeout=300)
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"in an unnamed file of the staging folder", r.stderr)
+        self.assertEqual((self.digest("file"), sorted(os.listdir(self.path("file")))),
+                         (want, sorted(os.listdir(self.path("memory")))))
+
+    @long_text
+    def test_the_head(self):
+        plain = ("--quantize", "lm_head.weight")
+        said = self.told("-vv", "--compress", "none", *plain, *SHORT, MODEL, "out")
+        self.assertIn("calibrating 29 weights with", said)
+        errors = re.search(r"lm_head\.weight: relative error of its outputs ([\d.e-]+) rounded, "
+                           r"([\d.e-]+) calibrated",
+                           said)
+        self.assertLess(float(errors[2]), 0.9 * float(errors[1]))
+        self.convert("plain", *plain)
+        self.assertLess(self.kl("out"), 0.7 * self.kl("plain"))
+
+    def moments(self, name, modules):
+        """A file of moments: name -> (n, tokens), or the name of another module."""
+        header, data = {}, b""
+        for module, what in modules.items():
+            parts = [(".same_as", "U8", [len(what)], what.encode())] if isinstance(what, str) else \
+                [(".second_moment", "F64", [what[0]] * 2, struct.pack(
+                    "<%dd" % what[0] ** 2, *((1.0 + i % 7 if i == j else 0.9 / (1 + abs(i - j)))
+                                             for i in range(what[0]) for j in range(what[0])))),
+                 (".tokens", "I64", [1], struct.pack("<q", what[1]))]
+            for end, dtype, shape, raw in parts:
+                header[module + end] = {"dtype": dtype, "shape": shape,
+                                        "data_offsets": [len(data), len(data) + len(raw)]}
+                data += raw
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        with open(self.path(name), "wb") as f:
+            f.write(struct.pack("<Q", len(text)) + text + data)
+
+    def test_moments_of_a_file(self):
+        q, k = ("model.layers.0.self_attn.%s_proj" % c for c in "qk")
+        few = "model.layers.1.self_attn.q_proj"
+        self.moments("m.safetensors", {q: (192, 5000), k: q, few: (192, 47)})
+        said = self.told("-vv", "--hessians", "m.safetensors", MODEL, "out")
+        made = re.findall(r"(\S+)\.weight: relative error of its outputs ([\d.e-]+) rounded, "
+                          r"([\d.e-]+) calibrated", said)
+        self.assertEqual(sorted(m[0] for m in made), sorted([q, k]), said)
+        for _, rounded, calibrated in made:
+            self.assertLess(float(calibrated), float(rounded))
+        self.assertRegex(said, "1 weight is quantized without calibration, .*%s" % re.escape(few))
+        self.ok("verify", "out", "--against", MODEL, "-q")
+        with open(self.path("out", "qconv.json"), encoding="utf-8") as f:
+            manifest = json.load(f)
+        self.assertEqual(manifest["options"]["calibrate"]["hessians"], "m.safetensors")
+        self.moments("wrong.safetensors", {q: (64, 5000)})
+        r = self.run_qconv("--to", "nf4", "--hessians", "wrong.safetensors", MODEL, "bad")
+        self.assertEqual(r.returncode, 3, r.stderr)
+        self.assertIn(b"192", r.stderr)
+        self.assertFalse(os.path.exists(self.path("bad")))
+
+    def test_kept_weights_are_left(self):
+        said = self.told("-vv", "--keep", "*.layers.1.*", "--keep", "*.o_proj.*", *SHORT, MODEL,
+                         "out")
+        made = re.findall(r"(\S+\.weight): relative error of its outputs", said)
+        self.assertEqual(len(made), 18, said)
+        self.assertFalse([n for n in made if ".layers.1." in n or ".o_proj." in n], made)
+        self.assertIn("calibrating 18 weights with", said)
+
+    def test_says_what_lies_ahead(self):
+        said = self.told("--dry-run", *SHORT, MODEL, "out")
+        self.assertRegex(said, r"calibrating 28 weights with [\d,]+ tokens \(\d windows of up to "
+                               r"256\): about .* here .*, up to [\d.]+ MB of memory, "
+                               r"[\d.]+ KB of disk")
+        self.assertFalse(os.path.exists(self.path("out")))
+
+    @long_text  # and memory is not the program's own
+    def test_memory_is_what_was_said(self):
+        def peak(*args):
+            p = subprocess.Popen([qconv_case.QCONV, "--to", "nf4", "--threads", "2", *args],
+                                 cwd=self.dir, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+            said = p.stderr.read().decode()
+            p.stderr.close()
+            _, status, usage = os.wait4(p.pid, 0)
+            p.returncode = status
+            self.assertEqual(status, 0, said)
+            return usage.ru_maxrss * 1024, said
+        without, _ = peak(MODEL, "plain")
+        most, said = peak("--calibrate", "default", "--calibration-tokens", "65536", MODEL, "cal")
+        told = float(re.search(r"up to ([\d.]+) MB of memory", said)[1]) * 1e6
+        # The library of matrix products has buffers of its own, beside those.
+        self.assertLess(most - without, 1.1 * told + 80e6)
+        self.assertGreater(most, 0.5 * told)
+
+
+if __name__ == "__main__":
+    unittest.main()

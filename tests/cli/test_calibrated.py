@@ -1,0 +1,209 @@
+"""What --calibrate writes, from outside: what it goes with, what qconv says of an output, and that
+a run that dies at any record of what is calibrated goes on to the same bytes."""
+import ctypes.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+
+from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree
+from qconv_case import QCONV, ROOT, SANITIZED
+
+MODEL = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
+WEIGHTS = 28  # that are calibrated
+# Little, for it is the way that is tested and not what comes of it.
+CALIBRATE = ["--calibrate", "default", "--calibration-tokens", "512"]
+JOURNAL = "journal-calibrated"
+
+
+def have_openblas():
+    return bool(os.environ.get("QCONV_OPENBLAS") or ctypes.util.find_library("openblas"))
+
+
+class Options(OutputCase):
+    def test_what_goes_with_what(self):
+        nf4 = ["--to", "nf4"]
+        for args, has in (
+                (nf4 + ["--calibrate", "t", "--hessians", "h"], "exclude each other"),
+                (nf4 + ["--calibrate", ""], "--calibrate: the path is empty"),
+                (["--to", "bf16", "--calibrate", "t"], "quantizes nothing"),
+                (["--to", "keep", "--hessians", "h"], "--hessians does not go with --to keep"),
+                (nf4 + ["--calibrate", "t", "--part", "1/2"], "--part exclude each other"),
+                (nf4 + ["--calibration-tokens", "9"], "goes with --calibrate only"),
+                (nf4 + ["--calibration-context", "9"], "goes with --calibrate only"),
+                (nf4 + ["--tokenizer", "t"], "--tokenizer goes with --calibrate only"),
+                (nf4 + ["--hessians", "h", "--tokenizer", "t"], "goes with --calibrate only"),
+                (nf4 + ["--damping", "0.1"], "--calibrate or --hessians only"),
+                (nf4 + ["--calibrate", "t", "--damping", "0"], "above 0 and at most 1"),
+                (nf4 + ["--calibrate", "t", "--damping", "2"], "above 0 and at most 1"),
+                (nf4 + ["--calibrate", "t", "--calibration-tokens", "1"], "from 2 to"),
+                (nf4 + ["--calibrate", "t", "--calibration-context", "x"], "from 2 to")):
+            with self.subTest(args=args):
+                self.usage(*args, MODEL, "o", has=has)
+                self.assert_nothing("o")
+        for command in ("plan", "verify", "eval"):
+            r = self.run_qconv(command, "--calibrate", "t", MODEL)
+            self.assertEqual(r.returncode, 2)
+            self.assertIn(b"--calibrate is no option of", r.stderr)
+
+    def test_a_step_of_several_tasks(self):
+        step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NTASKS": "2",
+                "SLURM_PROCID": "0"}
+        self.usage("--to", "nf4", *CALIBRATE, MODEL, "o", env=step, has="parts of a conversion")
+        self.assert_nothing("o")
+
+    def test_what_is_missing(self):
+        self.fails(1, "-q", "--to", "nf4", "--calibrate", "no.txt", MODEL, "o", has="no.txt")
+        self.assert_nothing("o")
+
+
+@unittest.skipUnless(have_openblas(), "OpenBLAS is not installed")
+class Calibrated(OutputCase):
+    def make(self, *more, out="o", model=MODEL, form=("--to", "nf4", *PLAIN), **run):
+        return self.ok("-q", *form, *CALIBRATE, *more, model, out, **run)
+
+    def test_what_is_said(self):
+        got = json.loads(self.make("--json"))["calibration"]
+        self.assertEqual((got["text"], got["hessians"], got["weights"], got["left"]),
+                         ("default", None, WEIGHTS, 0))
+        self.assertTrue(0 < got["tokens"] <= 512)
+        self.assertTrue(0 < got["calibrated"] < got["rounded"])
+        with open(self.path("o", "qconv.json"), encoding="utf-8") as f:
+            manifest = json.load(f)
+        self.assertEqual(manifest["version"], 3)
+        said = manifest["options"]["calibrate"]
+        self.assertEqual((said["text"], said["tokens"], said["damping"]),
+                         ("default", got["tokens"], 0))
+        rows = [t["calibrated"] for t in manifest["tensors"] if "calibrated" in t]
+        self.assertEqual(len(rows), WEIGHTS)
+        self.assertAlmostEqual(sum(r["rounded"] for r in rows) / WEIGHTS, got["rounded"], 12)
+        self.assertAlmostEqual(sum(r["calibrated"] for r in rows) / WEIGHTS, got["calibrated"], 12)
+        inspected = json.loads(self.ok("inspect", "--json", "o"))
+        self.assertEqual(inspected["manifest"]["calibrate"], said)
+        self.assertEqual([t["calibrated"] for t in inspected["tensors"] if "calibrated" in t],
+                         sorted(rows, key=lambda r: next(
+                             i for i, t in enumerate(inspected["tensors"])
+                             if t.get("calibrated") == r)))
+        self.assertIn("calibrated with default, %d tokens" % got["tokens"],
+                      self.ok("inspect", "o"))
+        text = self.ok(*("--to nf4 --force".split()), *CALIBRATE, MODEL, "o2")
+        self.assertIn("calibrated %d weights with default" % WEIGHTS, text)
+        dry = json.loads(self.ok("--dry-run", "--json", "--to", "nf4", *CALIBRATE, MODEL))
+        self.assertEqual(dry["calibration"]["text"], "default")
+        self.assertNotIn("seconds", dry["calibration"])
+        plain = json.loads(self.ok("--dry-run", "--json", "--to", "nf4", MODEL))
+        self.assertNotIn("calibration", plain)
+        self.assertEqual(dry["tensors"], plain["tensors"])  # the same form and size
+
+    def test_forms_are_verified(self):
+        for form in (["--to", "nf4"], ["--to", "nf4", "--no-double-quant", "--block-size", "32"],
+                     ["--to", "int8"], ["--to", "int8", "--block-size", "64"],
+                     ["--to", "nf4", "--scale", "absmax", "--keep", "*.1.*"]):
+            with self.subTest(form=form):
+                self.make(form=form)
+                self.ok("verify", "o")
+                got = json.loads(self.ok("verify", "--json", "o", "--against", MODEL))
+                marked = [r for r in got["rows"] if r.get("calibrated")]
+                self.assertEqual(len(marked), WEIGHTS - 7 * ("--keep" in form))
+                self.ok("-q", "unpack", "o", "u")
+                self.ok("verify", "u", "--against", MODEL)
+                shutil.rmtree(self.path("o"))
+                shutil.rmtree(self.path("u"))
+
+    def test_what_it_does_not_depend_on(self):
+        self.make("--threads", "1", out="a")
+        self.make("--threads", "2", out="b")
+        self.assert_same("a", "b")
+
+    def dies(self, env, *more, model=MODEL):
+        full = dict(os.environ, **env)
+        p = subprocess.Popen([QCONV, "-q", "--to", "nf4", *PLAIN, *CALIBRATE, *more, model, "o"],
+                             cwd=self.dir, env=full, stderr=subprocess.PIPE)
+        _, err = p.communicate(timeout=120)
+        return p.returncode, err.decode()
+
+    @unittest.skipUnless(AT_CALL, "at_call is not built")
+    def test_killed_and_continued(self):
+        self.make(out="want")
+        self.make(env=at_call("sync:1", JOURNAL, count=self.path("n")))
+        with open(self.path("n"), encoding="ascii") as f:
+            syncs = int(f.read())
+        self.assertGreater(syncs, 2 * WEIGHTS)  # bytes and record of each
+        self.assert_same("o", "want")
+        shutil.rmtree(self.path("o"))
+        for n in range(1, syncs + 1, 1 if "--slow" in sys.argv else 9):
+            code, _ = self.dies(at_call("sync:%d" % n, JOURNAL, run="kill -9 $PPID"))
+            self.assertEqual(code, -signal.SIGKILL, n)
+            r = self.run_qconv("--to", "nf4", *PLAIN, "-v", *CALIBRATE, MODEL, "o")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            kept = [int(line.split()[1]) for line in r.stderr.decode().splitlines()
+                    if "weights were calibrated before" in line]
+            # magic, identity; then two syncs a weight, of which the first is before its record
+            self.assertAlmostEqual(kept[0] if kept else 0, (n - 2) / 2, delta=2)
+            self.assert_same("o", "want")
+            shutil.rmtree(self.path("o"))
+
+    @unittest.skipUnless(AT_CALL, "at_call is not built")
+    def test_interrupted(self):
+        self.make(out="want")
+        code, err = self.dies(at_call("sync:30", JOURNAL, run="kill -TERM $PPID"))
+        self.assertEqual(code, 130, err)
+        self.assertIn("weights are calibrated, and the same command continues from there", err)
+        # another text, or other options, are another conversion
+        for more in (["--damping", "0.02"], ["--calibration-context", "64"]):
+            self.fails(2, "-q", "--to", "nf4", *PLAIN, *CALIBRATE, *more, MODEL, "o",
+                       has=[more[0], "--restart"])
+        text = self.write("other.txt", "In the shade of the house, in the sunshine. " * 90)
+        self.fails(2, "-q", "--to", "nf4", *PLAIN, "--calibrate", text, *CALIBRATE[2:], MODEL, "o",
+                   has=["calibration was", "--restart"])
+        self.fails(2, "-q", "--to", "nf4", *PLAIN, MODEL, "o",
+                   has=["--calibrate was 'given' then and is 'not given' now", "--restart"])
+        self.make()
+        self.assert_same("o", "want")
+        self.assertNotIn(STAGING, os.listdir(self.path("o")))
+
+    @unittest.skipUnless(AT_CALL, "at_call is not built")
+    def test_the_source_is_consumed_afterwards(self):
+        self.make(out="want")
+        shutil.copytree(MODEL, self.path("m"))
+        before = tree(self.path("m"))
+        code, err = self.dies(at_call("sync:40", JOURNAL, run="kill -9 $PPID"), "--consume-source",
+                              model="m")
+        self.assertEqual(code, -signal.SIGKILL, err)
+        self.assertEqual(tree(self.path("m")), before)
+        # in the pipeline: the calibration is through, and the source may go
+        code, err = self.dies(at_call("sync:1", "model.safetensors", run="kill -9 $PPID"),
+                              "--consume-source", model="m")
+        self.assertEqual(code, -signal.SIGKILL, err)
+        r = self.run_qconv("--to", "nf4", *PLAIN, "-v", *CALIBRATE, "--consume-source", "m", "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"%d weights were calibrated before, which was all" % WEIGHTS, r.stderr)
+        self.assertNotIn("model.safetensors", os.listdir(self.path("m")))
+        self.assert_same("o", "want")
+
+    @unittest.skipIf(SANITIZED, "takes other memory")
+    def test_a_damaged_store(self):
+        """Bytes of the store change while nobody looks: what they were is calibrated again."""
+        if not AT_CALL:
+            self.skipTest("at_call is not built")
+        self.make(out="want")
+        code, _ = self.dies(at_call("sync:40", JOURNAL, run="kill -9 $PPID"))
+        self.assertEqual(code, -signal.SIGKILL)
+        with open(self.path("o", STAGING, JOURNAL + "-weights"), "r+b") as f:
+            f.seek(200)
+            b = f.read(1)
+            f.seek(200)
+            f.write(bytes([b[0] ^ 1]))
+        r = self.run_qconv("--to", "nf4", *PLAIN, "-v", *CALIBRATE, MODEL, "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b", 1 were damaged since", r.stderr)
+        self.assert_same("o", "want")
+
+
+if __name__ == "__main__":
+    if not have_openblas():
+        print("skipped in part: OpenBLAS is not installed", flush=True)
+    unittest.main(argv=[a for a in sys.argv if a != "--slow"])

@@ -1,0 +1,183 @@
+/* Layers in stages: each gives the inputs of its linear layers, and all together are the layer. */
+#include "base/alloc.h"
+#include "convert/eval_windows.h"
+#include "convert/llama_forward.h"
+#include "convert/token_text.h"
+#include "quant/matmul_ops.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define HIDDEN 24u
+#define INTER  40u
+#define Q      24u
+#define KV     12u
+#define TOKENS 1300u /* two chunks */
+
+static float draw(void)
+{
+    static uint32_t state = 5;
+    state = state * 1664525u + 1013904223u;
+    return (float)(state >> 8) * 0x1p-24f - 0.5f;
+}
+
+static float *floats(size_t n)
+{
+    void *v = NULL;
+    qc_error err = {0};
+    assert_int_equal(qc_malloc_aligned(&v, 64, n * sizeof(float), &err), QC_OK);
+    float *f = v;
+    for (size_t i = 0; i < n; i++)
+        f[i] = draw();
+    return f;
+}
+
+static void product(const qc_llama_matrix *w, const float *x, uint64_t ldx, uint64_t n, double *y)
+{
+    const float *d = w->dense;
+    for (uint64_t t = 0; t < n; t++)
+        for (uint64_t r = 0; r < w->rows; r++) {
+            double sum = 0;
+            for (uint64_t c = 0; c < w->cols; c++)
+                sum += (double)d[r * w->cols + c] * (double)x[t * ldx + c];
+            y[t * w->rows + r] = sum;
+        }
+}
+
+static void assert_near(double a, double b)
+{
+    assert_true(a - b < 1e-4 && b - a < 1e-4);
+}
+
+/* What a stage adds to the hidden states is its weight times the inputs that it gave. */
+static void stages_are_the_layer(void **unused)
+{
+    (void)unused;
+    static const struct {
+        uint64_t rows, cols;
+    } sizes[QC_LLAMA_MATRICES] = {
+        [QC_LLAMA_Q] = {Q, HIDDEN},        [QC_LLAMA_K] = {KV, HIDDEN},
+        [QC_LLAMA_V] = {KV, HIDDEN},       [QC_LLAMA_O] = {HIDDEN, Q},
+        [QC_LLAMA_GATE] = {INTER, HIDDEN}, [QC_LLAMA_UP] = {INTER, HIDDEN},
+        [QC_LLAMA_DOWN] = {HIDDEN, INTER},
+    };
+    static const uint64_t lengths[] = {500, 300, 400, 100};
+    static uint32_t ids[TOKENS];
+    uint64_t spans[1] = {0};
+    qc_llama_shape shape = {.config = {.layers = 1,
+                                       .hidden = HIDDEN,
+                                       .intermediate = INTER,
+                                       .heads = 4,
+                                       .kv_heads = 2,
+                                       .head_dim = 6,
+                                       .vocabulary = 8,
+                                       .context = 512,
+                                       .norm_eps = 1e-5}};
+    shape.windows = spans;
+    shape.rope.theta = 10000.0;
+    const qc_llama_tools tools = {.threads = 2};
+    const qc_llama_batch batch = {ids, lengths, 4, TOKENS};
+    qc_llama_weights w = {0};
+    qc_llama_cpu cpu;
+    qc_error err = {0};
+    for (int i = 0; i < QC_LLAMA_MATRICES; i++) {
+        w.matrices[i].rows = sizes[i].rows;
+        w.matrices[i].cols = sizes[i].cols;
+        w.matrices[i].dtype = QC_DTYPE_F32;
+        w.matrices[i].dense = w.matrices[i].owned = floats(sizes[i].rows * sizes[i].cols);
+    }
+    w.vectors[QC_LLAMA_INPUT_NORM] = floats(HIDDEN);
+    w.vectors[QC_LLAMA_POST_NORM] = floats(HIDDEN);
+    float *whole = floats(TOKENS * HIDDEN), *staged = floats(TOKENS * HIDDEN);
+    float *before = floats(TOKENS * HIDDEN), *attended = floats(TOKENS * Q);
+    double *y = calloc(TOKENS * HIDDEN, sizeof *y);
+    assert_non_null(y);
+    memcpy(staged, whole, TOKENS * HIDDEN * sizeof *whole);
+    assert_int_equal(qc_llama_cpu_create(&cpu, &shape, &tools, &batch, &err), QC_OK);
+    assert_int_equal(qc_llama_cpu_layer(&cpu, &w, 0, whole, &err), QC_OK);
+    for (int stage = QC_LLAMA_AT_QKV; stage <= QC_LLAMA_AT_END; stage++) {
+        qc_llama_chunk at = {0};
+        uint64_t seen = 0;
+        unsigned chunks = 0;
+        while (qc_llama_cpu_next(&cpu, &at)) {
+            const float *x = NULL;
+            uint64_t ldx = 0;
+            memcpy(before, staged, TOKENS * HIDDEN * sizeof *before);
+            assert_int_equal(at.start, seen);
+            assert_int_equal(qc_llama_cpu_stage(&cpu, &w, 0, &at, (qc_llama_stage)stage, staged,
+                                                attended, &x, &ldx, &err),
+                             QC_OK);
+            seen += at.tokens;
+            chunks++;
+            if (stage == QC_LLAMA_AT_O) {
+                assert_int_equal(ldx, Q);
+                memcpy(attended + at.start * Q, x, at.tokens * Q * sizeof *x);
+            }
+            int part = stage == QC_LLAMA_AT_GATE   ? QC_LLAMA_O
+                       : stage == QC_LLAMA_AT_DOWN ? QC_LLAMA_DOWN
+                                                   : -1;
+            if (part < 0)
+                continue;
+            if (stage == QC_LLAMA_AT_GATE)
+                product(&w.matrices[part], attended + at.start * Q, Q, at.tokens, y);
+            else
+                product(&w.matrices[part], x, ldx, at.tokens, y);
+            const float *to = stage == QC_LLAMA_AT_GATE ? staged : whole;
+            for (uint64_t i = 0; i < at.tokens * HIDDEN; i++)
+                assert_near((double)to[at.start * HIDDEN + i],
+                            (double)before[at.start * HIDDEN + i] + y[i]);
+        }
+        assert_int_equal(seen, TOKENS);
+        assert_int_equal(chunks, 2);
+    }
+    assert_memory_equal(staged, whole, TOKENS * HIDDEN * sizeof *whole);
+    qc_llama_cpu_deinit(&cpu);
+    qc_llama_weights_deinit(&w);
+    qc_free(whole);
+    qc_free(staged);
+    qc_free(before);
+    qc_free(attended);
+    free(y);
+}
+
+/* Windows are taken over all of the text, at most as many as asked for. */
+static void windows_are_spread(void **unused)
+{
+    (void)unused;
+    uint32_t all[100];
+    uint64_t length = 100;
+    qc_error err = {0};
+    for (uint32_t i = 0; i < 100; i++)
+        all[i] = i;
+    const qc_eval_ids ids = {all, &length, 1, 100};
+    qc_eval_windows w;
+    assert_int_equal(qc_eval_windows_cut(&w, &ids, NULL, 0, 10, &err), QC_OK);
+    qc_eval_windows_spread(&w, 100);
+    assert_int_equal(w.count, 10);
+    qc_eval_windows_spread(&w, 35);
+    assert_int_equal(w.count, 3);
+    assert_int_equal(w.tokens, 30);
+    assert_int_equal(w.predicted, 27);
+    for (uint32_t i = 0; i < 10; i++) {
+        assert_int_equal(w.ids[i], 10 + i);
+        assert_int_equal(w.ids[10 + i], 50 + i);
+        assert_int_equal(w.ids[20 + i], 80 + i);
+    }
+    qc_eval_windows_spread(&w, 3); /* one stays */
+    assert_int_equal(w.count, 1);
+    assert_int_equal(w.ids[0], 50);
+    qc_eval_windows_deinit(&w);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(stages_are_the_layer),
+        cmocka_unit_test(windows_are_spread),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
