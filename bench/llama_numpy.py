@@ -77,8 +77,10 @@ def rope(x, theta):
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], -1)
 
 
-def forward(config, w, tokens):
-    """tokens [batch, n] -> log probabilities [batch, n, vocab], float64."""
+def forward(config, w, tokens, before=None):
+    """tokens [batch, n] -> log probabilities [batch, n, vocab], float64. Where before is given,
+    before(names, x) gets the inputs of the weights that are used next, and may replace these in w;
+    then there is no result."""
     heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
     dim = config.get("head_dim") or config["hidden_size"] // heads
     theta = config.get("rope_theta") or config["rope_parameters"]["rope_theta"]
@@ -92,9 +94,15 @@ def forward(config, w, tokens):
     batch, n = tokens.shape
     mask = np.triu(np.full((n, n), -np.inf, np.float32), 1)
     x = table[tokens]
+
+    def use(inputs, *names):
+        if before:
+            before([p + n + "_proj.weight" for n in names], inputs)
+
     for layer in range(config["num_hidden_layers"]):
         p = "model.layers.%d." % layer
         h = norm(x, p + "input_layernorm.weight")
+        use(h, "self_attn.q", "self_attn.k", "self_attn.v")
 
         def split(name, count):
             y = h @ w[p + "self_attn." + name + ".weight"].T
@@ -107,11 +115,16 @@ def forward(config, w, tokens):
         score = np.exp(score - score.max(-1, keepdims=True))
         y = (score / score.sum(-1, keepdims=True)) @ v
         y = y.transpose(0, 2, 1, 3).reshape(batch, n, heads * dim)
+        use(y, "self_attn.o")
         x = x + y @ w[p + "self_attn.o_proj.weight"].T
         h = norm(x, p + "post_attention_layernorm.weight")
+        use(h, "mlp.gate", "mlp.up")
         gate = h @ w[p + "mlp.gate_proj.weight"].T
-        up = h @ w[p + "mlp.up_proj.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ w[p + "mlp.down_proj.weight"].T
+        y = gate / (1 + np.exp(-gate)) * (h @ w[p + "mlp.up_proj.weight"].T)
+        use(y, "mlp.down")
+        x = x + y @ w[p + "mlp.down_proj.weight"].T
+    if before:
+        return None
     logits = (norm(x, "model.norm.weight") @ head.T).astype(np.float64)
     logits -= logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write docs/accuracy.md from bench/results/accuracy.json.
 
-    bench/make_accuracy.py            write it
+    bench/make_accuracy.py            write it, and the tables of docs/calibration.md
     bench/make_accuracy.py --check    exit 1 if it is not what the results give
 
 A figure that is not in the results does not exist.
@@ -148,6 +148,75 @@ def agreement(models):
     return table(("model", "beside", "perplexity apart by at most", "KL divergence"), rows)
 
 
+def judged(row, base):
+    """A calibrated row or a peer's: beside plain NF4."""
+    e = row["eval"]
+    return [row["name"], "%.3f" % row["bits"], "%.4f" % e["perplexity"],
+            with_error(e["difference"], e["difference_error"]),
+            with_error(e["kl_mean"], e["kl_error"]), "%.2f%%" % (100 * e["top1"]),
+            "%.3f" % (e["kl_mean"] / base["kl_mean"]),
+            "%.2f" % (e["difference"] / base["difference"])]
+
+
+def calibrated(models):
+    out = ["## Calibrated", "",
+           "`--calibrate`, see [calibration.md](calibration.md); in windows of 256 tokens, 131072 tokens or",
+           "all of the text. The last two columns: KL divergence and difference in perplexity over those of",
+           "plain NF4 (double-quantized, absmax), the first row; of int8 the KL divergence alone says",
+           "something. Measured with %s." % next(m["calibrated"]["qconv"] for m in models
+                                                 if "calibrated" in m),
+           "GPTQ is llm-compressor's (symmetric, its own",
+           "scales in bfloat16, order of columns by weight; groups are the largest divisor of the columns that",
+           "is not larger); llama.cpp's importance matrix has the mean squares of the inputs. Both read 16384",
+           "tokens of the same text.", ""]
+    for m in models:
+        c = m.get("calibrated")
+        if c and "rows" in c:
+            base = c["rows"][0]["eval"]
+            out += ["### %s, calibrated" % m["model"], "",
+                    table(("weights", "bits", "perplexity", "difference", "KL divergence", "top-1",
+                           "KL ratio", "loss ratio"),
+                          [judged(r, base) for r in c["rows"] + c.get("peers", [])]), ""]
+        elif c:
+            base = c["embeddings"][0]["distance"]
+            out += ["### %s, calibrated" % m["model"], "",
+                    "Mean cosine distance between embeddings of the sentences in `bench/sentences.txt`, which",
+                    "are not in the calibration text, before and after. Second moments were captured by",
+                    "`docs/examples/capture_hessians.py` from the bundled text's paragraphs, 16384 tokens.", "",
+                    table(("weights", "bits", "MSE / 1000", "distance", "ratio"),
+                          [(e["name"], "%.3f" % e["bits"], figure(1000 * e["rel_mse"]),
+                            with_error(e["distance"], e["distance_error"]),
+                            "%.3f" % (e["distance"] / base)) for e in c["embeddings"]]), ""]
+    return out
+
+
+def by_key(models, key, head):
+    """KL divergence of calibrated NF4 over plain NF4's, a column for each text."""
+    columns, values = [], {}
+    for m in models:
+        for point in m.get("calibrated", {}).get(key, ()):
+            column = "%s, %s" % (m["model"], point["text"])
+            if column not in columns:
+                columns.append(column)
+            base = m["calibrated"]["rows"][0]["eval"]
+            values[column, point[key]] = "%.3f (%.2f)" % (point["kl_mean"] / base["kl_mean"],
+                                                          point["difference"] / base["difference"])
+    keys = sorted({k for _, k in values})
+    return table((head, *columns), [["%g" % k] + [values.get((c, k), "-") for c in columns]
+                                    for k in keys])
+
+
+def calibration_page(models):
+    """docs/calibration.md with its tables between marks replaced."""
+    with open(os.path.join(RESULTS, "..", "..", "docs", "calibration.md")) as f:
+        text = f.read()
+    for key, head in (("tokens", "tokens"), ("damping", "--damping")):
+        begin, end = ("<!-- %s: %s -->\n" % (key, word) for word in ("begin", "end"))
+        before, rest = text.split(begin)
+        text = before + begin + by_key(models, key, head) + "\n" + end + rest.split(end)[1]
+    return text
+
+
 def page(r):
     models = r["models"]
     versions = ", ".join("%s %s" % kv for kv in sorted(r["versions"].items()))
@@ -176,6 +245,8 @@ def page(r):
         else:
             out += ["%d weights in %d tensors; weights only." % (m["elements"], m["tensors"]), ""]
         out += [model_table(m), ""]
+    if any("calibrated" in m for m in models):
+        out += calibrated(models)
     if any(row.get("types") for m in models for row in m["rows"]):
         out += ["## What llama.cpp used", "",
                 "A type whose blocks do not divide the rows is replaced by llama.cpp itself: K-quants need",
@@ -208,9 +279,10 @@ def page(r):
 
 def main():
     with open(os.path.join(RESULTS, "accuracy.json")) as f:
-        text = page(json.load(f))
-    return write_or_check("accuracy.md", text, "bench/results/accuracy.json",
-                          "bench/make_accuracy.py")
+        result = json.load(f)
+    made = ("accuracy.md", page(result)), ("calibration.md", calibration_page(result["models"]))
+    return max(write_or_check(name, text, "bench/results/accuracy.json", "bench/make_accuracy.py")
+               for name, text in made)
 
 
 if __name__ == "__main__":

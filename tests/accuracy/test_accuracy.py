@@ -42,10 +42,13 @@ CASES = {
 }
 AUTO = ["--to", "auto", "--margin", "1", "--cuda-context", "1KB", "--context", "16", "--scale",
         "absmax", "--vram"]
+CALIBRATED = NF4 + ["--calibration-tokens", "16384", "--calibration-context", "256", "--calibrate"]
 MODELS = {
     "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1600KB",
+                  "calibrate": "default",
                   "options": ["--context", "256", "--max-tokens", "2048"]},
     "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1600KB",
+                         "calibrate": os.path.join(HERE, "tinystories_calibration.ids"),
                          "options": ["--context", "128"]},
 }
 # metric: (relative, absolute, sign of worse). verify adds squares in float within a run
@@ -56,6 +59,14 @@ MODELS = {
 # candidates are equal to the last bits may change places.
 TOLERANCE = {"error": (2e-7, 0, +1), "perplexity": (1e-6, 0, +1), "kl_mean": (1e-4, 1e-8, +1),
              "kl_99": (1e-3, 1e-6, +1), "top1": (0, 2.5 / 2040, -1), "bytes": (0, 0, +1)}
+# Calibrated codes depend on OpenBLAS: where it adds in another order, a code near the middle of two
+# goes the other way, and everything behind it follows: another draw of rounding errors. Its kernels
+# for SkylakeX, Haswell and Prescott were apart by up to 9% in KL divergence, 0.3% in perplexity and
+# one point in top-1. The kernels are chosen below, so that processors do not differ; versions may.
+CALIBRATED_CASE = "nf4 double calibrated"
+CALIBRATED_TOLERANCE = dict(TOLERANCE, error=(0.1, 0, +1), perplexity=(5e-3, 0, +1),
+                            kl_mean=(0.12, 0, +1), kl_99=(0.2, 0, +1), top1=(0, 0.015, -1))
+os.environ["OPENBLAS_CORETYPE"] = "Haswell"
 
 
 def folder_of(name):
@@ -95,10 +106,10 @@ def measure(model, out):
             "bytes": against["output_bytes"]}
 
 
-def judge(expected, found):
+def judge(expected, found, tolerance=None):
     """[(metric, expected, found, "worse" or "better")] of what is off. NaN is worse."""
     off = []
-    for metric, (relative, absolute, sign) in TOLERANCE.items():
+    for metric, (relative, absolute, sign) in (tolerance or TOLERANCE).items():
         want, got = expected[metric], found[metric]
         if not abs(got - want) <= relative * abs(want) + absolute:
             off.append((metric, want, got, "better" if sign * (got - want) < 0 else "worse"))
@@ -108,6 +119,7 @@ def judge(expected, found):
 def cases_of(model):
     cases = dict(CASES)
     cases["auto"] = AUTO + [MODELS[model]["auto"]]
+    cases[CALIBRATED_CASE] = CALIBRATED + [MODELS[model]["calibrate"]]
     return cases
 
 
@@ -145,7 +157,8 @@ def compare(model):
         f = found[case]
         print("%-22s %10.7f %10.5f %11.4e %10.4e %7.2f%%" % (
             case, f["error"], f["perplexity"], f["kl_mean"], f["kl_99"], 100 * f["top1"]))
-        for metric, want, got, how in judge(expected[case], f):
+        tolerance = CALIBRATED_TOLERANCE if case == CALIBRATED_CASE else TOLERANCE
+        for metric, want, got, how in judge(expected[case], f, tolerance):
             bad += 1
             print("  %s: %s is %.10g, expected %.10g (%+.4f%%)%s" % (
                 how.upper(), metric, got, want, 100 * (got / want - 1),

@@ -1,0 +1,168 @@
+"""What calibrating gains on a model: rows, a curve over tokens, GPTQ and llama.cpp beside it, and
+embeddings of MiniLM. For bench_accuracy.py --part calibrated.
+
+The calibration text is qconv's own; for tinystories-656k, a model of children's stories that
+nobody would calibrate with anything else, also what it samples with other seeds than the text it is
+judged on. kjv-llama's own is the part of the book that it was trained on, which is not here.
+"""
+import json
+import os
+import subprocess
+
+import numpy as np
+
+import accuracy_models as am
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+TEXT = os.path.join(am.ROOT, "convert", "calibration_text.zst")
+SENTENCES = os.path.join(HERE, "sentences.txt")
+CURVE = (1024, 4096, 16384, 65536)  # and 131072, the default
+DEFAULT_TOKENS = 131072
+AUTO = (4.5, 5)  # bits per weight
+OWN_SEEDS = (101, 102)
+OWN = (128, 256)  # windows a seed, tokens a window
+CONTEXT = 256
+DAMPINGS = (0.01, 0.1, 0.3, 1)  # the default: 0.1, and more with few tokens
+PEER_WINDOWS = 64  # of the same text, evenly spread
+NF4, INT8 = ["--to", "nf4"], ["--to", "int8"]
+
+
+def write_text(path):
+    with open(path, "wb") as f:
+        subprocess.run(["zstd", "-dcq", TEXT], stdout=f, check=True)
+    return path
+
+
+def texts(s):
+    """[(label, --calibrate's argument)], the model's own first."""
+    out = [("default text", "default")]
+    path = os.path.join(s.scratch, "own.ids")
+    if os.path.exists(path):
+        return [("own text", path)] + out
+    if s.model.label.startswith("tinystories"):
+        ids = np.concatenate([am.sample(s.model.config, s.model.weights, *OWN, seed)
+                              for seed in OWN_SEEDS])
+        am.write_ids(path, ids)
+        out.insert(0, ("own text", path))
+    return out
+
+
+def options(text, tokens=None, damping=None):
+    out = ["--calibrate", text, "--calibration-context", str(CONTEXT)]
+    out += ["--calibration-tokens", str(tokens)] if tokens else []
+    return out + (["--damping", str(damping)] if damping else [])
+
+
+def add(s, name, more):
+    """A row, without the second forward pass: that has judged the evaluation on every other row."""
+    row = s.add_qconv(name, more)
+    s.rows.remove(row)
+    row["options"] = [os.path.basename(o) for o in row["options"]]
+    return row
+
+
+def rows(s, budget):
+    base = [add(s, "NF4, double, absmax", NF4 + ["--scale", "absmax"]),
+            add(s, "NF4, double, search", NF4 + ["--scale", "search"])]
+    for label, text in texts(s):
+        base.append(add(s, "NF4, double, calibrated, %s" % label, NF4 + options(text)))
+    text = texts(s)[0][1]
+    base.append(add(s, "NF4, double, block 32, calibrated",
+                    NF4 + ["--block-size", "32"] + options(text)))
+    for bits in AUTO:
+        auto = budget(s, base[0], bits)
+        base.append(add(s, "auto, %.1f bits, search" % bits, auto + ["--scale", "search"]))
+        base.append(add(s, "auto, %.1f bits, calibrated" % bits, auto + options(text)))
+    base.append(add(s, "int8 by row, search", INT8 + ["--scale", "search"]))
+    base.append(add(s, "int8 by row, calibrated", INT8 + options(text)))
+    return base
+
+
+def curve(s, made, key, values, default):
+    """KL divergence and loss of NF4 by tokens or by damping, on the model's own text."""
+    label, text = texts(s)[0]
+    rows = [(v, add(s, "%s %g" % (key, v), NF4 + options(text, **{key: v}))) for v in values]
+    if default:
+        rows.append((default, next(r for r in made if r["name"].endswith(label))))
+    return [{"text": label, key: v, "kl_mean": r["eval"]["kl_mean"],
+             "difference": r["eval"]["difference"]} for v, r in sorted(rows, key=lambda r: r[0])]
+
+
+def windows(s):
+    """Windows of the calibration text for the others."""
+    label, text = texts(s)[0]
+    if label == "own text":
+        ids = np.loadtxt(text, dtype=np.int64)
+        return ids[np.linspace(0, len(ids) - 1, PEER_WINDOWS).astype(int)]
+    return am.held_out(write_text(os.path.join(s.scratch, "default.txt")), PEER_WINDOWS, CONTEXT)
+
+
+def peers(s, run, versions):
+    source, out = (os.path.join(s.scratch, n) for n in ("calibrated_in", "calibrated_out"))
+    os.makedirs(source)
+    os.makedirs(out)
+    np.savez(os.path.join(source, "weights.npz"), **s.model.weights)
+    np.savez(os.path.join(source, "ids.npz"), ids=windows(s))
+    with open(os.path.join(source, "config.json"), "w") as f:
+        json.dump(s.model.config, f)
+    made = []
+
+    def judge():
+        with open(os.path.join(out, "peers.json")) as f:
+            found = json.load(f)
+        versions.update(found["versions"])
+        for r in found["rows"]:
+            if "GPTQ" in r["name"] or "Q4_K_M" in r["name"] or "IQ4_NL" in r["name"]:
+                values = dict(np.load(os.path.join(out, r["file"])))
+                made.append(s.add(r["name"], r["program"], r["bits"], values, types=r["types"]))
+                s.rows.remove(made[-1])
+
+    run([s.args.peers, "-B", os.path.join(HERE, "accuracy_gptq.py"), source, out])
+    judge()
+    np.savez(os.path.join(source, "weights.npz"), **{n: s.model.weights[n] for n in s.names})
+    os.rename(os.path.join(out, "squares.npz"), os.path.join(source, "squares.npz"))
+    run([s.args.peers, "-B", os.path.join(HERE, "accuracy_peers.py"), source, out])
+    judge()
+    return made
+
+
+def embeddings(s, run):
+    """Cosine distances of sentences' embeddings, by the interpreter of --check."""
+    text, moments = (os.path.join(s.scratch, n) for n in ("text.txt", "moments"))
+    write_text(text)
+    run([s.args.check, "-B", os.path.join(am.ROOT, "docs", "examples", "capture_hessians.py"),
+         s.model.folder, text, moments, "--paragraphs", "--context", "128", "--tokens", "16384"])
+    made = {}
+    for name, more in (("NF4, double, absmax", NF4 + ["--scale", "absmax"]),
+                       ("NF4, double, search", NF4 + ["--scale", "search"]),
+                       ("NF4, double, calibrated", NF4 + ["--hessians", moments]),
+                       ("int8 by row, search", INT8 + ["--scale", "search"]),
+                       ("int8 by row, calibrated", INT8 + ["--hessians", moments])):
+        row = s.add_qconv(name, more)
+        file = os.path.join(s.scratch, "e%d.npz" % len(made))
+        np.savez(file, **{n: s.last[n] for n in s.names})
+        made[file] = row
+    found = json.loads(run([s.args.check, "-B", os.path.join(HERE, "accuracy_embeddings.py"),
+                            s.model.folder, SENTENCES, *made]).splitlines()[-1])
+    out = [{"name": row["name"], "bits": row["bits"], "rel_mse": row["rel_mse"],
+            "distance": d, "distance_error": e}
+           for row, (d, e) in zip(made.values(), found)]
+    for r in out:
+        print("  %-34s distance %.6f +- %.6f" % (r["name"], r["distance"], r["distance_error"]))
+    return out
+
+
+def measure(s, run, budget, versions, before, part):
+    """part peers: what the others make of it, beside what `before` has."""
+    if s.model.windows is None:
+        return {"embeddings": embeddings(s, run)} if s.args.check and part != "peers" else before
+    out = dict(before or {})
+    if part != "peers":
+        out["rows"] = rows(s, budget)
+        out["tokens"] = curve(s, out["rows"], "tokens", CURVE, DEFAULT_TOKENS)
+        out["damping"] = curve(s, out["rows"], "damping", DAMPINGS, None)
+    else:
+        add(s, "NF4, double, absmax", NF4 + ["--scale", "absmax"])  # names of the weights
+    if s.args.peers:
+        out["peers"] = peers(s, run, versions)
+    return out
