@@ -292,20 +292,6 @@ int qc_calibrated_is_lost(const qc_calibrated *c, uint32_t job)
 
 /* ---- writing ---- */
 
-static uint64_t bits_of(double d)
-{
-    uint64_t v;
-    memcpy(&v, &d, sizeof v);
-    return v;
-}
-
-static double double_of(uint64_t v)
-{
-    double d;
-    memcpy(&d, &v, sizeof d);
-    return d;
-}
-
 /* Who reads makes absmax of the codes: it has to be what calibrating reckoned with. */
 static qc_status check_scales(const qc_job *j, const qc_calibrated_arrays *a, qc_error *err)
 {
@@ -379,8 +365,8 @@ static qc_status take_weight(qc_calibrated *c, const unsigned char *b, uint64_t 
         w->pieces = v;
     }
     memcpy(&w->offset, &offset, sizeof offset);
-    w->result.rounded = double_of(qc_load_le64(b + 8));
-    w->result.calibrated = double_of(qc_load_le64(b + 16));
+    w->result.rounded = qc_f64_of_bits(qc_load_le64(b + 8));
+    w->result.calibrated = qc_f64_of_bits(qc_load_le64(b + 16));
     memcpy(w->pieces, b + WEIGHT_HEAD_BYTES, (size_t)n);
     return QC_OK;
 }
@@ -402,8 +388,8 @@ qc_status qc_calibrated_put(qc_calibrated *c, uint32_t job, const qc_calibrated_
     memcpy(&offset, &a->nested_offset, sizeof offset);
     qc_store_le32(b, job);
     qc_store_le32(b + 4, offset);
-    qc_store_le64(b + 8, bits_of(result->rounded));
-    qc_store_le64(b + 16, bits_of(result->calibrated));
+    qc_store_le64(b + 8, qc_f64_bits(result->rounded));
+    qc_store_le64(b + 16, qc_f64_bits(result->calibrated));
     atomic_store(&w->held, 0);
     qc_status st = write_pieces(c, job, &s, a, b + WEIGHT_HEAD_BYTES, err);
     if (st == QC_OK)

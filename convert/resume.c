@@ -19,20 +19,6 @@ _Static_assert(QC_UNIT_RECORD_BYTES == 4 + 4 + 8 + 3 * sizeof(qc_digest), "a uni
 
 /* ---- Bytes of records ---- */
 
-static uint64_t bits_of(double d)
-{
-    uint64_t v;
-    memcpy(&v, &d, sizeof v);
-    return v;
-}
-
-static double double_of(uint64_t v)
-{
-    double d;
-    memcpy(&d, &v, sizeof d);
-    return d;
-}
-
 static qc_status put_unit(unsigned char *b, const qc_pipeline *p, uint32_t index, qc_error *err)
 {
     qc_unit u;
@@ -129,11 +115,11 @@ static qc_status take_job(qc_resume *r, const qc_journal_record *record, qc_erro
     qc_job_state *s = &p->jobs[job];
     qc_job_reset(p, job);
     uint32_t missing = 0, expected = whole_units(p, job, &missing);
-    s->error.rel_mse = double_of(qc_load_le64(b + 12));
-    s->error.max_err = double_of(qc_load_le64(b + 20));
+    s->error.rel_mse = qc_f64_of_bits(qc_load_le64(b + 12));
+    s->error.max_err = qc_f64_of_bits(qc_load_le64(b + 20));
     s->error.max_index = qc_load_le64(b + 28);
-    s->outputs.rounded = double_of(qc_load_le64(b + 36));
-    s->outputs.calibrated = double_of(qc_load_le64(b + 44));
+    s->outputs.rounded = qc_f64_of_bits(qc_load_le64(b + 36));
+    s->outputs.calibrated = qc_f64_of_bits(qc_load_le64(b + 44));
     b += JOB_HEAD_BYTES;
     if (units != expected || units > (uint64_t)(end - b) / QC_UNIT_RECORD_BYTES)
         return refuse_record(r, record, err);
@@ -447,11 +433,11 @@ qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error 
     qc_store_le32(b, job);
     qc_store_le32(b + 4, units);
     qc_store_le32(b + 8, parts);
-    qc_store_le64(b + 12, bits_of(s->error.rel_mse));
-    qc_store_le64(b + 20, bits_of(s->error.max_err));
+    qc_store_le64(b + 12, qc_f64_bits(s->error.rel_mse));
+    qc_store_le64(b + 20, qc_f64_bits(s->error.max_err));
     qc_store_le64(b + 28, s->error.max_index);
-    qc_store_le64(b + 36, bits_of(s->outputs.rounded));
-    qc_store_le64(b + 44, bits_of(s->outputs.calibrated));
+    qc_store_le64(b + 36, qc_f64_bits(s->outputs.rounded));
+    qc_store_le64(b + 44, qc_f64_bits(s->outputs.calibrated));
     b += JOB_HEAD_BYTES;
     for (int part = 0; part < QC_PART_COUNT; part++) {
         uint32_t t = j->outputs[part];
