@@ -3,7 +3,6 @@
 #define QC_BASE_BYTES_H
 
 #include <stdint.h>
-#include <string.h>
 
 static inline uint16_t qc_load_le16(const void *p)
 {
@@ -37,21 +36,6 @@ static inline void qc_store_le64(void *p, uint64_t v)
     unsigned char *b = p;
     qc_store_le32(b, (uint32_t)v);
     qc_store_le32(b + 4, (uint32_t)(v >> 32));
-}
-
-/* The bits of a double, and back. */
-static inline uint64_t qc_f64_bits(double d)
-{
-    uint64_t v;
-    memcpy(&v, &d, sizeof v);
-    return v;
-}
-
-static inline double qc_f64_of_bits(uint64_t v)
-{
-    double d;
-    memcpy(&d, &v, sizeof d);
-    return d;
 }
 
 #endif

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/float_bits.h"
 #include "base/checked.h"
 #include "base/workers.h"
 #include "convert/resume.h"

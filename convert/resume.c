@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "base/float_bits.h"
 #include "convert/pipeline.h"
 #include "convert/resume_parts.h"
 

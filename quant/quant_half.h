@@ -15,37 +15,9 @@
 #define QC_QUANT_QUANT_HALF_H
 
 #include "base/dtype.h"
+#include "base/float_bits.h"
 
 #include <stdint.h>
-#include <string.h>
-
-static inline uint32_t qc_f32_bits(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, sizeof u);
-    return u;
-}
-
-static inline float qc_f32_of_bits(uint32_t u)
-{
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
-}
-
-static inline uint64_t qc_f64_bits(double d)
-{
-    uint64_t u;
-    memcpy(&u, &d, sizeof u);
-    return u;
-}
-
-static inline double qc_f64_of_bits(uint64_t u)
-{
-    double d;
-    memcpy(&d, &u, sizeof d);
-    return d;
-}
 
 #define QC_F32_INF  0x7f800000u
 #define QC_F64_INF  0x7ff0000000000000u
