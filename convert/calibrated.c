@@ -2,8 +2,8 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
-#include "base/float_bits.h"
 #include "base/checked.h"
+#include "base/float_bits.h"
 #include "base/workers.h"
 #include "convert/resume.h"
 #include "formats/journal.h"
