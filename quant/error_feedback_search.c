@@ -3,7 +3,8 @@
  * best for the codes found, as long as the error falls. Double quantized scales are the best of the
  * few around those that the group can hold: its nested absmax is that of the scales found.
  *
- * Blocks below TINY have a scale of their largest value and may lose it. */
+ * Blocks below QC_FEEDBACK_TINY have a scale of their largest value and may lose it. */
+#include "quant/error_feedback_factors.h"
 #include "quant/error_feedback_internal.h"
 
 #include "base/alloc.h"
@@ -13,27 +14,10 @@
 #include <math.h>
 #include <string.h>
 
-#define TINY    0x1p-110f /* of the largest value: below it squares and inverses leave floats */
-#define REFITS  2u
-#define MOST    32u /* candidates */
-#define LEAST   0.6f
-#define MOST_OF 1.5f
-
-static const float nf4_factors[] = {
-    0.600f, 0.625f, 0.650f, 0.675f, 0.700f, 0.725f, 0.750f, 0.775f, 0.800f,
-    0.825f, 0.850f, 0.875f, 0.900f, 0.925f, 0.950f, 0.975f, 1.000f, 1.025f,
-    1.050f, 1.075f, 1.100f, 1.125f, 1.150f, 1.220f, 1.280f, 1.340f, 1.400f,
-};
-static const float nf4_wide_factors[] = {
-    0.400f, 0.440f, 0.480f, 0.520f, 0.550f, 0.580f, 0.610f, 0.640f, 0.670f,
-    0.700f, 0.725f, 0.750f, 0.775f, 0.800f, 0.825f, 0.850f, 0.875f, 0.900f,
-    0.930f, 0.960f, 0.990f, 1.020f, 1.050f, 1.090f, 1.150f, 1.250f, 1.330f,
-};
-static const float int8_factors[] = {
-    0.700f, 0.750f, 0.800f, 0.840f, 0.870f, 0.900f, 0.920f, 0.935f, 0.950f,
-    0.960f, 0.970f, 0.978f, 0.985f, 0.990f, 0.994f, 0.997f, 1.000f, 1.004f,
-    1.008f, 1.012f, 1.018f, 1.024f, 1.030f, 1.038f, 1.046f,
-};
+static const float nf4_factors[] = {QC_FEEDBACK_NF4_FACTORS};
+static const float nf4_wide_factors[] = {QC_FEEDBACK_NF4_WIDE_FACTORS};
+static const float int8_factors[] = {QC_FEEDBACK_INT8_FACTORS};
+#define MOST        QC_FEEDBACK_MOST
 #define COUNT(list) (sizeof(list) / sizeof *(list))
 _Static_assert(COUNT(nf4_factors) <= MOST && COUNT(nf4_wide_factors) <= MOST &&
                    COUNT(int8_factors) <= MOST,
@@ -77,7 +61,7 @@ static double error_of(const search *s, const float *x, const float *d, uint32_t
 static float block_scale(const search *s, const float *x, const float *d, uint32_t n)
 {
     const qc_weights_kind kind = s->form->kind;
-    const int wide = s->block >= 512;
+    const int wide = s->block >= QC_FEEDBACK_WIDE;
     const float *factors = kind != QC_WEIGHTS_NF4 ? int8_factors
                            : wide                 ? nf4_wide_factors
                                                   : nf4_factors;
@@ -87,7 +71,7 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     float largest = 0.0f, scale[2 * MOST], inv[2 * MOST] = {0.0f}, rr[2 * MOST];
     for (uint32_t i = 0; i < n; i++)
         largest = fmaxf(largest, fabsf(x[i]));
-    if (largest < TINY)
+    if (largest < QC_FEEDBACK_TINY)
         return largest;
     unsigned tried = 0;
     for (unsigned j = 0; j < count; j++)
@@ -108,12 +92,12 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
             best = scale[j];
         }
     }
-    for (unsigned i = 0; i < REFITS; i++) {
+    for (unsigned i = 0; i < QC_FEEDBACK_REFITS; i++) {
         float ux, uu;
         s->f->lanes->refit(x, d, n, kind, qc_feedback_inverse(kind, best), &ux, &uu);
         const float better = ux / uu;
         if (!isfinite(better) || better == best ||
-            (kind == QC_WEIGHTS_NF4 ? fabsf(better) : better) < TINY)
+            (kind == QC_WEIGHTS_NF4 ? fabsf(better) : better) < QC_FEEDBACK_TINY)
             break;
         const double e = error_of(s, x, d, n, better);
         if (!(e < least))
@@ -188,7 +172,8 @@ static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error
             float scale = qc_dynamic_map[k] * out->nested_absmax[group];
             scale = scale + out->nested_offset;
             const float size = s->form->kind == QC_WEIGHTS_NF4 ? fabsf(scale) : scale;
-            const int near = size >= target * LEAST && size <= target * MOST_OF;
+            const int near =
+                size >= target * QC_FEEDBACK_NEST_LEAST && size <= target * QC_FEEDBACK_NEST_MOST;
             if (k != out->absmax_codes[b] && !near)
                 continue;
             codes[tried] = k;
