@@ -118,35 +118,18 @@ static qc_status narrow(void *ctx, unsigned thread, uint64_t piece, qc_error *er
     return QC_OK;
 }
 
+qc_status qc_feedback_odd(uint64_t first, uint64_t end, qc_error *err)
+{
+    QC_FAIL(err, QC_ERR_NONFINITE,
+            "second moments of inputs %" PRIu64 " to %" PRIu64 " are not finite", first, end - 1);
+}
+
 static qc_status check_finite(opening *o, qc_error *err)
 {
     QC_TRY(qc_piecework(o->f->threads, pieces(o->f), look, o, err));
     for (uint64_t i = 0; i < pieces(o->f); i++)
         if (o->row_is[i] != 0.0 || isnan(o->row_is[i]))
-            QC_FAIL(err, QC_ERR_NONFINITE,
-                    "second moments of inputs %" PRIu64 " to %" PRIu64 " are not finite", i * ROWS,
-                    end_of(o->f, i) - 1);
-    return QC_OK;
-}
-
-/* The mean of the diagonal over columns that are not dead; sets inverse to 0 or 1. */
-static qc_status look_at_diagonal(opening *o, qc_feedback_info *info, qc_error *err)
-{
-    const uint64_t n = o->f->n;
-    double sum = 0.0;
-    for (uint64_t k = 0; k < n; k++) {
-        const double x = o->h[k * n + k];
-        if (x < 0.0)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "second moment of input %" PRIu64 " is below zero (%g): these are no moments",
-                    k, x);
-        o->f->inverse[k] = x == 0.0 ? 0.0f : 1.0f;
-        info->dead += x == 0.0;
-        sum += x;
-    }
-    o->mean = info->dead == n ? 1.0 : sum / (double)(n - info->dead);
-    if (!isfinite(o->mean))
-        QC_FAIL(err, QC_ERR_RANGE, "second moments of inputs are too large to be added");
+            return qc_feedback_odd(i * ROWS, end_of(o->f, i), err);
     return QC_OK;
 }
 
@@ -164,26 +147,78 @@ static int falling(const void *pa, const void *pb)
 }
 
 /* Large inputs first: what rounding them costs is then made up for by all the others. */
-static qc_status put_in_order(opening *o, qc_error *err)
+static qc_status put_in_order(const double *own, uint64_t n, uint64_t *order, qc_error *err)
 {
-    const uint64_t n = o->f->n;
     place *places = NULL;
     QC_TRY(qc_calloc((void **)&places, n, sizeof *places, err));
     for (uint64_t k = 0; k < n; k++)
-        places[k] = (place){o->h[k * n + k], k};
+        places[k] = (place){own[k], k};
     qsort(places, n, sizeof *places, falling);
     for (uint64_t k = 0; k < n; k++)
-        o->f->order[k] = places[k].column;
+        order[k] = places[k].column;
     qc_free(places);
     return QC_OK;
 }
 
-/* What damping adds to an input's moment, times the damping. An input that is hardly ever there has
- * next to no moment: without the share of the mean its weights would go anywhere to make up for
- * others' errors. */
+qc_status qc_feedback_look_at_diagonal(const double *own, uint64_t n, uint64_t *order, double *mean,
+                                       uint64_t *dead, qc_error *err)
+{
+    double sum = 0.0;
+    *dead = 0;
+    for (uint64_t k = 0; k < n; k++) {
+        if (own[k] < 0.0)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "second moment of input %" PRIu64 " is below zero (%g): these are no moments",
+                    k, own[k]);
+        *dead += own[k] == 0.0;
+        sum += own[k];
+    }
+    *mean = *dead == n ? 1.0 : sum / (double)(n - *dead);
+    if (!isfinite(*mean))
+        QC_FAIL(err, QC_ERR_RANGE, "second moments of inputs are too large to be added");
+    return put_in_order(own, n, order, err);
+}
+
+qc_status qc_feedback_raise(double *damping, qc_feedback_info *info, qc_error *err)
+{
+    if (*damping >= 1.0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "second moments have no factor, even with a damping of %g: they are not those of "
+                "any inputs",
+                *damping);
+    *damping = *damping * 10.0 < 1.0 ? *damping * 10.0 : 1.0;
+    info->times_raised++;
+    return QC_OK;
+}
+
+double qc_feedback_scale(double mean)
+{
+    return ldexp(1.0, -ilogb(mean));
+}
+
+qc_status qc_feedback_check(uint64_t n, const qc_feedback_options *options, qc_error *err)
+{
+    if (n == 0 || n > QC_BLAS_MOST / QC_FEEDBACK_ROWS)
+        QC_FAIL(err, QC_ERR_SHAPE, "second moments of %" PRIu64 " inputs", n);
+    if (!(options->damping > 0.0) || !isfinite(options->damping))
+        QC_FAIL(err, QC_ERR_USAGE, "damping is %g, and must be above zero", options->damping);
+    return QC_OK;
+}
+
+/* Sets inverse to 0 or 1. */
+static qc_status look_at_diagonal(opening *o, qc_feedback_info *info, qc_error *err)
+{
+    const uint64_t n = o->f->n;
+    for (uint64_t k = 0; k < n; k++) {
+        o->own[k] = o->h[k * n + k];
+        o->f->inverse[k] = o->own[k] == 0.0 ? 0.0f : 1.0f;
+    }
+    return qc_feedback_look_at_diagonal(o->own, n, o->f->order, &o->mean, &info->dead, err);
+}
+
 static double anchor(const opening *o, uint64_t k)
 {
-    return o->own[k] + QC_FEEDBACK_FLOOR * o->mean;
+    return qc_feedback_anchor(o->own[k], o->mean);
 }
 
 /* With the damping asked for, else tenfold, and at last with as much as there is. */
@@ -192,21 +227,13 @@ static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
     const uint64_t n = o->f->n;
     double damping = o->f->options.damping;
     int exists = 0;
-    for (uint64_t k = 0; k < n; k++)
-        o->own[k] = o->h[k * n + k];
     for (;;) {
         for (uint64_t k = 0; k < n; k++)
             o->h[k * n + k] = o->own[k] + (o->own[k] > 0.0 ? damping * anchor(o, k) : 0.0);
         QC_TRY(qc_factor_make(o->factor, o->mean, &exists, err));
         if (exists)
             break;
-        if (damping >= 1.0)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "second moments have no factor, even with a damping of %g: they are not those "
-                    "of any inputs",
-                    damping);
-        damping = damping * 10.0 < 1.0 ? damping * 10.0 : 1.0;
-        info->times_raised++;
+        QC_TRY(qc_feedback_raise(&damping, info, err));
     }
     info->damping = o->damping = damping;
     return QC_OK;
@@ -234,9 +261,8 @@ static qc_status open_with(opening *o, qc_feedback_info *info, qc_error *err)
     QC_TRY(check_finite(o, err));
     QC_TRY(look_at_diagonal(o, info, err));
     QC_TRY(qc_piecework(f->threads, pieces(f), bury, o, err));
-    QC_TRY(put_in_order(o, err));
     QC_TRY(factor(o, info, err));
-    o->scale = ldexp(1.0, -ilogb(o->mean));
+    o->scale = qc_feedback_scale(o->mean);
     QC_TRY(qc_piecework(f->threads, pieces(f), fill, o, err));
     for (uint64_t k = 0; k < n; k++)
         if (f->inverse[k] != 0.0f) {
@@ -258,10 +284,7 @@ qc_status qc_feedback_open(qc_feedback **out, const qc_blas *b, unsigned threads
     void *row_is = NULL, *diagonal = NULL, *own = NULL;
     qc_status st;
     *out = NULL;
-    if (n == 0 || n > QC_BLAS_MOST / QC_FEEDBACK_ROWS)
-        QC_FAIL(err, QC_ERR_SHAPE, "second moments of %" PRIu64 " inputs", n);
-    if (!(options->damping > 0.0) || !isfinite(options->damping))
-        QC_FAIL(err, QC_ERR_USAGE, "damping is %g, and must be above zero", options->damping);
+    QC_TRY(qc_feedback_check(n, options, err));
     QC_TRY(qc_calloc((void **)&f, 1, sizeof *f, err));
     *f = (qc_feedback){.b = b, .threads = threads, .n = n, .options = *options};
     o.f = f;

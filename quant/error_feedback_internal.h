@@ -26,6 +26,37 @@ struct qc_feedback {
     float *m;       /* [n, n], T = W m^T; NULL without C */
 };
 
+/* ---- error_feedback.c, of the diagonal alone; for GPUs as well ---- */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* own [n]: H's diagonal. The order of the columns, the mean over those that are not dead (1 if all
+ * are) and the number of the dead. QC_ERR_INPUT for a moment below zero, QC_ERR_RANGE. */
+QC_NODISCARD qc_status qc_feedback_look_at_diagonal(const double *own, uint64_t n, uint64_t *order,
+                                                    double *mean, uint64_t *dead, qc_error *err);
+/* What damping adds to a living input's moment, times the damping. An input that is hardly ever
+ * there has next to no moment: without the share of the mean its weights would go anywhere to make
+ * up for others' errors. */
+static inline double qc_feedback_anchor(double own, double mean)
+{
+    return own + QC_FEEDBACK_FLOOR * mean;
+}
+/* There is no factor with this damping: tenfold, and at last 1. QC_ERR_INPUT where it was that. */
+QC_NODISCARD qc_status qc_feedback_raise(double *damping, qc_feedback_info *info, qc_error *err);
+/* QC_ERR_NONFINITE for moments of inputs [first, end). */
+QC_NODISCARD qc_status qc_feedback_odd(uint64_t first, uint64_t end, qc_error *err);
+/* QC_ERR_USAGE, QC_ERR_SHAPE. */
+QC_NODISCARD qc_status qc_feedback_check(uint64_t n, const qc_feedback_options *options,
+                                         qc_error *err);
+/* The power of two by which moments of this mean are multiplied as floats. */
+double qc_feedback_scale(double mean);
+
+#ifdef __cplusplus
+}
+#endif
+
 /* ---- error_feedback_factor.c ---- */
 
 /* The factor of H with rows and columns in `order`, in place of what lies above the diagonal tiles
