@@ -21,9 +21,11 @@ enum {
      * float also where the result is 16 bits wide. */
     MATH_FLOAT_SUMS = 16,
     TYPE_32F = 0,
+    TYPE_64F = 1,
     TYPE_16F = 2,
     TYPE_16BF = 14,
     COMPUTE_32F = 68,
+    COMPUTE_64F = 70,
     ALGO_DEFAULT = -1
 };
 typedef struct cublasContext *handle_t;
@@ -46,11 +48,12 @@ typedef struct {
     int (*gemm_ex)(handle_t h, int transa, int transb, int m, int n, int k, const void *alpha,
                    const void *a, int a_type, int lda, const void *b, int b_type, int ldb,
                    const void *beta, void *c, int c_type, int ldc, int compute_type, int algo);
+    int (*get_version)(handle_t h, int *version);
 } functions;
 
 static const char *const function_names[] = {
     "cublasCreate_v2",         "cublasDestroy_v2",  "cublasSetStream_v2", "cublasSetWorkspace_v2",
-    "cublasSetPointerMode_v2", "cublasSetMathMode", "cublasGemmEx",
+    "cublasSetPointerMode_v2", "cublasSetMathMode", "cublasGemmEx",       "cublasGetVersion_v2",
 };
 
 struct qc_cublas {
@@ -59,6 +62,7 @@ struct qc_cublas {
     handle_t handle;
     pthread_mutex_t lock; /* held from begin to end; nothing else is locked meanwhile */
     int lock_made;
+    char name[48];
 };
 
 static qc_status check(int code, const char *what, qc_error *err)
@@ -123,6 +127,10 @@ qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err)
     QC_TRY_GOTO(st, failed, check(c->f.create(&c->handle), "cublasCreate", err));
     QC_TRY_GOTO(st, failed,
                 check(c->f.set_math_mode(c->handle, MATH_FLOAT_SUMS), "cublasSetMathMode", err));
+    int version = 0;
+    QC_TRY_GOTO(st, failed, check(c->f.get_version(c->handle, &version), "cublasGetVersion", err));
+    (void)snprintf(c->name, sizeof c->name, "cuBLAS %d.%d.%d", version / 10000, version / 100 % 100,
+                   version % 100);
     *out = c;
     return QC_OK;
 failed:
@@ -182,4 +190,24 @@ qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *e
                               in, (int)a->ldw, a->x, in, (int)a->ldx, beta, a->y, out, (int)a->ldy,
                               COMPUTE_32F, ALGO_DEFAULT),
                  "cublasGemmEx", err);
+}
+
+/* y^T = op(b)^T op(a)^T: what is row-major to the caller is its transpose to cuBLAS. */
+qc_status qc_cublas_product(qc_cublas *c, const qc_cublas_product_args *a, qc_error *err)
+{
+    const int dual = a->dtype == QC_DTYPE_F64, type = dual ? TYPE_64F : TYPE_32F;
+    const float alpha = (float)a->alpha, beta = (float)a->beta;
+    QC_TRY(check(c->f.set_pointer_mode(c->handle, POINTER_HOST), "cublasSetPointerMode", err));
+    return check(c->f.gemm_ex(c->handle, a->trans_b ? OP_T : OP_N, a->trans_a ? OP_T : OP_N,
+                              (int)a->n, (int)a->m, (int)a->k,
+                              dual ? (const void *)&a->alpha : (const void *)&alpha, a->b, type,
+                              (int)a->ldb, a->a, type, (int)a->lda,
+                              dual ? (const void *)&a->beta : (const void *)&beta, a->y, type,
+                              (int)a->ldy, dual ? COMPUTE_64F : COMPUTE_32F, ALGO_DEFAULT),
+                 "cublasGemmEx", err);
+}
+
+const char *qc_cublas_name(const qc_cublas *c)
+{
+    return c->name;
 }

@@ -31,12 +31,28 @@ typedef struct {
     const float *alpha_zero;
 } qc_cublas_gemm_args;
 
+/* y [m, n] = alpha * op(a) op(b) + beta * y, all F32 or all F64, row-major with the strides given;
+ * op(a) is [m, k], op(b) [k, n]; trans_a: a is stored as [k, m], likewise b. F32 is computed and
+ * added in float, never in TF32. Sizes and strides at most INT32_MAX. alpha and beta: host. */
+typedef struct {
+    const void *a, *b;
+    void *y;
+    qc_dtype dtype;
+    int trans_a, trans_b;
+    uint64_t m, n, k, lda, ldb, ldy;
+    double alpha, beta;
+} qc_cublas_product_args;
+
 /* Holds the lock for several products in a row on one stream with one workspace (256-byte aligned;
  * NULL: cuBLAS's own). Each begin that returned QC_OK needs its end. */
 QC_NODISCARD qc_status qc_cublas_begin(qc_cublas *c, void *workspace, size_t workspace_bytes,
                                        qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *err);
+QC_NODISCARD qc_status qc_cublas_product(qc_cublas *c, const qc_cublas_product_args *a,
+                                         qc_error *err);
 void qc_cublas_end(qc_cublas *c);
+/* "cuBLAS 12.4.5", as the library says. */
+const char *qc_cublas_name(const qc_cublas *c);
 
 #ifdef __cplusplus
 }

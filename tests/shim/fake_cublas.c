@@ -3,21 +3,23 @@
  * the first 64 KB of the workspace are overwritten by each, as all of it may be.
  *
  * Sums are float in k order; cuBLAS's order is another. */
-#include "shim_control.h"
+#include "fake_library.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#define EXPORT __attribute__((visibility("default")))
 
 enum { DONE = 0, NOT_INITIALIZED = 1, NO_MEMORY = 3, INVALID = 7, FAILED = 13, UNSUPPORTED = 15 };
-enum { OP_N = 0, OP_T = 1, FLOAT = 0, HALF = 2, BF16 = 14, COMPUTE_32F = 68 };
-
-typedef int enqueue_function(void *stream, const char *name, void (*call)(void *), const void *arg,
-                             size_t arg_bytes);
+enum {
+    OP_N = 0,
+    OP_T = 1,
+    FLOAT = 0,
+    DOUBLE = 1,
+    HALF = 2,
+    BF16 = 14,
+    COMPUTE_32F = 68,
+    COMPUTE_64F = 70
+};
 
 struct cublasContext {
     enqueue_function *enqueue;
@@ -33,7 +35,7 @@ typedef struct {
     const void *a, *b;
     void *c, *workspace;
     size_t workspace_bytes;
-    float alpha, beta;
+    double alpha, beta;
     const float *alpha_pointer, *beta_pointer; /* device; NULL: the numbers */
 } product;
 
@@ -84,14 +86,55 @@ static void store(void *p, int type, int64_t i, float v)
             (uint16_t)(v != v ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
 }
 
+enum { ROWS = 256 }; /* of a that are laid out by k and gone through at a time */
+
+/* Sums in k order, as below, but over elements side by side. */
+#define PRODUCT(name, type)                                                                        \
+    static void name(const product *g, type alpha, type beta)                                      \
+    {                                                                                              \
+        const type *a = g->a, *b = g->b;                                                           \
+        type *panel = malloc(((size_t)g->k + 1) * ROWS * sizeof *panel), sum[ROWS];                \
+        if (!panel)                                                                                \
+            abort();                                                                               \
+        for (int64_t first = 0; first < g->m; first += ROWS) {                                     \
+            const int64_t count = g->m - first < ROWS ? g->m - first : ROWS;                       \
+            for (int64_t k = 0; k < g->k; k++)                                                     \
+                for (int64_t i = 0; i < count; i++)                                                \
+                    panel[k * ROWS + i] =                                                          \
+                        g->trans_a ? a[(first + i) * g->lda + k] : a[k * g->lda + first + i];      \
+            for (int64_t j = 0; j < g->n; j++) {                                                   \
+                type *c = (type *)g->c + j * g->ldc + first;                                       \
+                memset(sum, 0, sizeof sum);                                                        \
+                for (int64_t k = 0; k < g->k; k++) {                                               \
+                    const type x = g->trans_b ? b[k * g->ldb + j] : b[j * g->ldb + k];             \
+                    for (int64_t i = 0; i < count; i++)                                            \
+                        sum[i] += panel[k * ROWS + i] * x;                                         \
+                }                                                                                  \
+                for (int64_t i = 0; i < count; i++)                                                \
+                    c[i] = beta != 0 ? sum[i] * alpha + beta * c[i] : sum[i] * alpha;              \
+            }                                                                                      \
+        }                                                                                          \
+        free(panel);                                                                               \
+    }
+PRODUCT(float_product, float)
+PRODUCT(double_product, double)
+
 static void run_product(void *arg)
 {
     product g;
     memcpy(&g, arg, sizeof g);
-    float alpha = g.alpha_pointer ? *g.alpha_pointer : g.alpha;
-    float beta = g.beta_pointer ? *g.beta_pointer : g.beta;
+    float alpha = g.alpha_pointer ? *g.alpha_pointer : (float)g.alpha;
+    float beta = g.beta_pointer ? *g.beta_pointer : (float)g.beta;
     if (g.workspace)
         memset(g.workspace, 0xff, g.workspace_bytes < 65536 ? g.workspace_bytes : 65536);
+    if (g.a_type == DOUBLE) {
+        double_product(&g, g.alpha, g.beta);
+        return;
+    }
+    if (g.a_type == FLOAT && g.c_type == FLOAT) {
+        float_product(&g, alpha, beta);
+        return;
+    }
     for (int64_t j = 0; j < g.n; j++)
         for (int64_t i = 0; i < g.m; i++) {
             float sum = 0;
@@ -107,15 +150,13 @@ static void run_product(void *arg)
 
 EXPORT int cublasCreate_v2(handle *out)
 {
-    enqueue_function *enqueue;
-    void *found = dlsym(RTLD_DEFAULT, "qc_shim_enqueue");
+    enqueue_function *enqueue = fake_enqueue();
     *out = NULL;
-    if (!found)
+    if (!enqueue)
         return NOT_INITIALIZED;
     handle h = calloc(1, sizeof *h);
     if (!h)
         return NO_MEMORY;
-    memcpy(&enqueue, &found, sizeof enqueue);
     h->enqueue = enqueue;
     *out = h;
     return DONE;
@@ -124,6 +165,13 @@ EXPORT int cublasCreate_v2(handle *out)
 EXPORT int cublasDestroy_v2(handle h)
 {
     free(h);
+    return DONE;
+}
+
+EXPORT int cublasGetVersion_v2(handle h, int *version)
+{
+    (void)h;
+    *version = 120405;
     return DONE;
 }
 
@@ -165,8 +213,10 @@ EXPORT int cublasGemmEx(handle h, int trans_a, int trans_b, int m, int n, int k,
         trans_b > OP_T || lda < 1 || ldb < 1 || ldc < 1 || lda < (trans_a ? k : m) ||
         ldb < (trans_b ? n : k) || ldc < m)
         return INVALID;
-    if (compute_type != COMPUTE_32F || a_type != b_type || (a_type == HALF && c_type == BF16) ||
-        (a_type == BF16 && c_type == HALF))
+    const int dual = compute_type == COMPUTE_64F;
+    if ((compute_type != COMPUTE_32F && !dual) || (a_type == DOUBLE) != dual ||
+        (c_type == DOUBLE) != dual || (dual && h->pointers_on_device) || a_type != b_type ||
+        (a_type == HALF && c_type == BF16) || (a_type == BF16 && c_type == HALF))
         return UNSUPPORTED;
     product g = {.trans_a = trans_a,
                  .trans_b = trans_b,
@@ -188,8 +238,8 @@ EXPORT int cublasGemmEx(handle h, int trans_a, int trans_b, int m, int n, int k,
         g.alpha_pointer = alpha;
         g.beta_pointer = beta;
     } else {
-        g.alpha = *(const float *)alpha;
-        g.beta = *(const float *)beta;
+        g.alpha = dual ? *(const double *)alpha : (double)*(const float *)alpha;
+        g.beta = dual ? *(const double *)beta : (double)*(const float *)beta;
     }
     return h->enqueue(h->stream, "cublasGemmEx", run_product, &g, sizeof g) ? FAILED : DONE;
 }

@@ -1,0 +1,220 @@
+/* cuSOLVER by dlopen. A row-major upper triangle is a column-major lower one, so cuSOLVER is asked
+ * for L; rows of right sides are its columns. */
+#include "kernels/cusolver_library.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The little of cusolverDn.h and library_types.h that is needed; values are those of CUDA 11, 12
+ * and 13 alike. */
+enum { FILL_LOWER = 0, TYPE_64F = 1, DETERMINISTIC = 1, NO_MEMORY = 2 };
+typedef struct cusolverDnContext *handle_t;
+typedef struct cusolverDnParams *params_t;
+
+#define INFO_BYTES 256u /* of device memory, for an int */
+
+/* Not unloaded with the last handle: as in cublas_library.c. */
+#ifdef RTLD_NODELETE
+#define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
+#else
+#define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL)
+#endif
+
+typedef struct {
+    int (*create)(handle_t *h);
+    int (*destroy)(handle_t h);
+    int (*set_stream)(handle_t h, qc_cuda_stream s);
+    int (*create_params)(params_t *p);
+    int (*destroy_params)(params_t p);
+    int (*factor_bytes)(handle_t h, params_t p, int uplo, int64_t n, int a_type, const void *a,
+                        int64_t lda, int compute_type, size_t *device_bytes, size_t *host_bytes);
+    int (*factor)(handle_t h, params_t p, int uplo, int64_t n, int a_type, void *a, int64_t lda,
+                  int compute_type, void *device, size_t device_bytes, void *host,
+                  size_t host_bytes, int *info);
+    int (*solve)(handle_t h, params_t p, int uplo, int64_t n, int64_t count, int a_type,
+                 const void *a, int64_t lda, int b_type, void *b, int64_t ldb, int *info);
+    int (*get_version)(int *version);
+} functions;
+
+static const char *const function_names[] = {
+    "cusolverDnCreate",       "cusolverDnDestroy",       "cusolverDnSetStream",
+    "cusolverDnCreateParams", "cusolverDnDestroyParams", "cusolverDnXpotrf_bufferSize",
+    "cusolverDnXpotrf",       "cusolverDnXpotrs",        "cusolverGetVersion",
+};
+
+struct qc_cusolver {
+    void *library;
+    functions f;
+    handle_t handle;
+    params_t params;
+    void *info; /* device, an int */
+    char name[48];
+};
+
+static qc_status check(int code, const char *what, qc_error *err)
+{
+    if (code == 0)
+        return QC_OK;
+    /* 1 not initialized, 2 no memory, 3 invalid value, 4 no such architecture, 6 failed, 7 internal
+     * error; there is no function that names them. */
+    QC_FAIL(err, code == NO_MEMORY ? QC_ERR_NOMEM : QC_ERR_INTERNAL, "cuSOLVER: %s: status %d",
+            what, code);
+}
+
+static void open_named(qc_cusolver *c, int version)
+{
+    char name[64];
+    (void)snprintf(name, sizeof name, "libcusolver.so.%d", version);
+    c->library = dlopen(name, OPEN_FLAGS);
+    if (!c->library) {
+        (void)snprintf(name, sizeof name, "/usr/local/cuda/lib64/libcusolver.so.%d", version);
+        c->library = dlopen(name, OPEN_FLAGS);
+    }
+}
+
+static qc_status load(qc_cusolver *c, int runtime_version, qc_error *err)
+{
+    const char *path = getenv("QCONV_LIBCUSOLVER");
+    if (path && *path) {
+        c->library = dlopen(path, OPEN_FLAGS);
+        if (!c->library)
+            QC_FAIL(err, QC_ERR_DEVICE, "no cuSOLVER: %s could not be opened", path);
+    } else {
+        const int own = runtime_version >= 13000 ? 12 : 11;
+        open_named(c, own);
+        if (!c->library)
+            open_named(c, 23 - own);
+        if (!c->library)
+            QC_FAIL(err, QC_ERR_DEVICE,
+                    "no cuSOLVER: neither libcusolver.so.12 nor .11 could be opened");
+        path = "libcusolver";
+    }
+    void *found[sizeof function_names / sizeof *function_names];
+    for (size_t i = 0; i < sizeof function_names / sizeof *function_names; i++) {
+        found[i] = dlsym(c->library, function_names[i]);
+        if (!found[i])
+            QC_FAIL(err, QC_ERR_DEVICE, "%s has no %s: it is too old", path, function_names[i]);
+    }
+    _Static_assert(sizeof found == sizeof c->f, "one pointer per name, in order");
+    memcpy(&c->f, found, sizeof found); /* C has no cast from void * to a function */
+    return QC_OK;
+}
+
+/* The same bits from run to run: said where the library can be told, since CUDA 12.2. */
+static qc_status be_deterministic(qc_cusolver *c, qc_error *err)
+{
+    int (*set)(handle_t h, int mode);
+    void *found = dlsym(c->library, "cusolverDnSetDeterministicMode");
+    if (!found)
+        return QC_OK;
+    memcpy(&set, &found, sizeof set);
+    return check(set(c->handle, DETERMINISTIC), "cusolverDnSetDeterministicMode", err);
+}
+
+qc_status qc_cusolver_open(qc_cusolver **out, int runtime_version, qc_error *err)
+{
+    qc_cusolver *c = NULL;
+    qc_status st;
+    int version = 0;
+    *out = NULL;
+    QC_TRY(qc_calloc((void **)&c, 1, sizeof *c, err));
+    QC_TRY_GOTO(st, failed, load(c, runtime_version, err));
+    QC_TRY_GOTO(st, failed, check(c->f.create(&c->handle), "cusolverDnCreate", err));
+    QC_TRY_GOTO(st, failed, check(c->f.create_params(&c->params), "cusolverDnCreateParams", err));
+    QC_TRY_GOTO(st, failed, be_deterministic(c, err));
+    QC_TRY_GOTO(st, failed, check(c->f.get_version(&version), "cusolverGetVersion", err));
+    QC_TRY_GOTO(st, failed, qc_cuda_malloc(&c->info, INFO_BYTES, err));
+    (void)snprintf(c->name, sizeof c->name, "cuSOLVER %d.%d.%d", version / 1000, version / 100 % 10,
+                   version % 100);
+    *out = c;
+    return QC_OK;
+failed:
+    qc_cusolver_close(c);
+    return st;
+}
+
+void qc_cusolver_close(qc_cusolver *c)
+{
+    if (!c)
+        return;
+    qc_cuda_free(c->info);
+    if (c->params)
+        (void)c->f.destroy_params(c->params);
+    if (c->handle)
+        (void)c->f.destroy(c->handle);
+    if (c->library)
+        (void)dlclose(c->library);
+    qc_free(c);
+}
+
+const char *qc_cusolver_name(const qc_cusolver *c)
+{
+    return c->name;
+}
+
+static qc_status workspaces(qc_cusolver *c, uint64_t n, const double *a, size_t *device,
+                            size_t *host, qc_error *err)
+{
+    *device = *host = 0;
+    return check(c->f.factor_bytes(c->handle, c->params, FILL_LOWER, (int64_t)n, TYPE_64F, a,
+                                   (int64_t)n, TYPE_64F, device, host),
+                 "cusolverDnXpotrf_bufferSize", err);
+}
+
+qc_status qc_cusolver_factor_bytes(qc_cusolver *c, uint64_t n, uint64_t *bytes, qc_error *err)
+{
+    size_t device, host;
+    QC_TRY(workspaces(c, n, NULL, &device, &host, err));
+    *bytes = device;
+    return QC_OK;
+}
+
+qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a, int *exists, qc_cuda_stream s,
+                             qc_error *err)
+{
+    size_t device_bytes, host_bytes;
+    void *device = NULL, *host = NULL;
+    int info = 0, started = 0;
+    qc_status st;
+    *exists = 0;
+    QC_TRY(check(c->f.set_stream(c->handle, s), "cusolverDnSetStream", err));
+    QC_TRY(workspaces(c, n, a, &device_bytes, &host_bytes, err));
+    QC_TRY_GOTO(st, done, qc_cuda_malloc(&device, device_bytes ? device_bytes : 1, err));
+    QC_TRY_GOTO(st, done, qc_calloc(&host, host_bytes ? host_bytes : 1, 1, err));
+    started = 1;
+    QC_TRY_GOTO(
+        st, done,
+        check(c->f.factor(c->handle, c->params, FILL_LOWER, (int64_t)n, TYPE_64F, a, (int64_t)n,
+                          TYPE_64F, device, device_bytes, host, host_bytes, c->info),
+              "cusolverDnXpotrf", err));
+    QC_TRY_GOTO(st, done, qc_cuda_to_host(&info, c->info, sizeof info, s, err));
+    QC_TRY_GOTO(st, done, qc_cuda_stream_synchronize(s, err));
+    started = 0;
+    if (info < 0)
+        st = qc_error_set(err, QC_ERR_INTERNAL, __FILE__, __LINE__,
+                          "cuSOLVER: cusolverDnXpotrf: argument %d", -info);
+    *exists = info == 0;
+done:
+    /* What failed may have left work behind that uses them; the first error is the one to tell. */
+    if (started && qc_cuda_stream_synchronize(s, NULL) != QC_OK)
+        *exists = 0;
+    qc_free(host);
+    qc_cuda_free(device);
+    return st;
+}
+
+qc_status qc_cusolver_solve(qc_cusolver *c, uint64_t n, const double *factor, uint64_t count,
+                            double *x, qc_cuda_stream s, qc_error *err)
+{
+    QC_TRY(check(c->f.set_stream(c->handle, s), "cusolverDnSetStream", err));
+    /* info says only which argument is wrong, as the status does. */
+    return check(c->f.solve(c->handle, c->params, FILL_LOWER, (int64_t)n, (int64_t)count, TYPE_64F,
+                            factor, (int64_t)n, TYPE_64F, x, (int64_t)n, c->info),
+                 "cusolverDnXpotrs", err);
+}
