@@ -1,0 +1,570 @@
+/* Contracts in cuda_feedback_rows.h.
+ *
+ * A panel: a thread block has 32 rows and up to 64 columns of them in shared memory, column by
+ * column, a row every 33 floats: its four warps bring them there and away again a row at a time
+ * (128 bytes a warp), and the first walks over the columns, lane l in row l. Neither meets a bank
+ * twice. Columns go by eights: a lane has eight in registers, decides them one after the other, and
+ * then feeds all eight into each column behind, so that such a column is loaded and stored once
+ * for eight products. The eight numbers of U (or H) that it takes lie side by side (two 128-bit
+ * loads, the same for all lanes). The order in which a column gets its products is that of
+ * quant/error_feedback_lanes_body.h, and nothing is fused, so that bits are the same.
+ *
+ * Work: 2016 multiplications and additions a row and panel, about 7,000 instructions of one warp
+ * (calculated) with what is around them; 53 KB of shared memory, so that an sm_75 has one block on
+ * a multiprocessor and an sm_90 four. 8,192 rows are 256 blocks. Against the panel's products (2
+ * rows n 64 multiply-adds) a panel of n = 8192 is 1/250 of the arithmetic.
+ *
+ * Barriers are reached by all threads of a block: nothing returns before them. Warp-wide calls
+ * (shuffles) are made by whole warps. */
+#include "kernels/cuda_feedback_rows.h"
+
+#include "kernels/cuda_scale_search_parts.cuh"
+
+namespace
+{
+
+constexpr unsigned threads_per_block = 256;
+constexpr unsigned warps_per_block = threads_per_block / 32;
+constexpr unsigned panel_threads = 128;
+constexpr unsigned tile_rows = 32;
+constexpr unsigned panel = QC_CUDA_PANEL;
+constexpr unsigned row_stride = tile_rows + 1;
+constexpr unsigned u_stride = panel + 4;
+constexpr unsigned code_stride = panel + 4;
+constexpr unsigned step = 8; /* columns in registers */
+
+/* u first: its rows are read 16 bytes at a time. */
+struct panel_shared {
+    float u[panel * u_stride]; /* [j][k]: of column k for column j behind it; 0 elsewhere */
+    float in[panel * row_stride];
+    float target[panel * row_stride];
+    float scale[panel * row_stride];
+    float from_scale[panel * row_stride]; /* from_absmax */
+    float inverse[panel];
+    int8_t code[tile_rows * code_stride];
+};
+
+QC_DEVICE uint64_t scale_index(const qc_cuda_rows &p, uint64_t row, uint64_t col)
+{
+    return p.kind == QC_WEIGHTS_INT8_ROWS ? row : (row * p.n + col) >> p.shift;
+}
+
+/* As qc_feedback_inverse. */
+QC_DEVICE float inverse_of(qc_weights_kind kind, float scale)
+{
+    if (!(fabsf(scale) >= 0x1p-118f))
+        return 0.0f;
+    float inverse = __frcp_rn(scale);
+    return kind == QC_WEIGHTS_NF4 ? inverse : __fmul_rn(inverse, 127.0f);
+}
+
+/* What a reader makes of a code whose unit (NF4) or number it is. */
+QC_DEVICE float value_of(qc_weights_kind kind, float unit, float scale)
+{
+    if (kind == QC_WEIGHTS_NF4)
+        return __fmul_rn(unit, scale);
+    if (kind == QC_WEIGHTS_INT8_ROWS)
+        return __fmul_rn(__fmul_rn(unit, scale), QC_CUDA_INT8_STEP);
+    return __fmul_rn(__fmul_rn(unit, QC_CUDA_INT8_STEP), scale);
+}
+
+/* A code as value_of wants it; all lanes of the warp take part. */
+QC_DEVICE float unit_of(qc_weights_kind kind, const qc_nf4_tables &tables, int code)
+{
+    if (kind == QC_WEIGHTS_NF4)
+        return __shfl_sync(QC_ALL_LANES, tables.code, code & 15);
+    return (float)code;
+}
+
+/* The code nearest to y, a value times inverse_of its scale; all lanes of the warp take part. */
+QC_DEVICE int code_of(qc_weights_kind kind, const qc_nf4_tables &tables, float y)
+{
+    if (kind == QC_WEIGHTS_NF4)
+        return (int)(qc_nf4_search(tables, qc_nf4_clamped(y)) & 15u);
+    float q = fmaxf(fminf(y, 127.0f), -127.0f);
+    return (int)__fadd_rn(__fadd_rn(q, QC_CUDA_ROUND), -QC_CUDA_ROUND);
+}
+
+/* ---- a panel ---------------------------------------------------------------------------------
+ */
+
+template <bool sweeping>
+QC_DEVICE void load_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, uint64_t first,
+                          panel_shared &shared)
+{
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < panel * panel; i += panel_threads) {
+        unsigned row = i / panel, other = i % panel; /* of hu */
+        unsigned k = sweeping ? row : other, j = sweeping ? other : row;
+        float u = 0.0f;
+        if (k < j && j < a.cols)
+            u = p.hu[(a.col + row) * p.n + a.col + other];
+        shared.u[j * u_stride + k] = u;
+    }
+    if (threadIdx.x < panel)
+        shared.inverse[threadIdx.x] =
+            sweeping && threadIdx.x < a.cols ? p.inverse[a.col + threadIdx.x] : 0.0f;
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < tile_rows * panel; i += panel_threads) {
+        unsigned r = i / panel, k = i % panel;
+        uint64_t row = first + r;
+        float in = 0.0f, target = 0.0f, scale = 0.0f, from_scale = 0.0f;
+        int8_t code = 0;
+        if (row < p.rows && k < a.cols) {
+            uint64_t column = sweeping ? a.col + k : p.order[a.col + k];
+            target = p.target[row * p.n + column];
+            uint64_t index = scale_index(p, row, column);
+            scale = p.absmax[index];
+            from_scale = p.from_absmax[index];
+            if (sweeping) {
+                in = a.g[row * a.ldg + k];
+                code = p.codes[row * p.n + column];
+            } else {
+                in = a.g ? __fadd_rn(target, a.g[row * a.ldg + k]) : target;
+            }
+        }
+        shared.in[k * row_stride + r] = in;
+        shared.target[k * row_stride + r] = target;
+        shared.scale[k * row_stride + r] = scale;
+        shared.from_scale[k * row_stride + r] = from_scale;
+        if (sweeping)
+            shared.code[r * code_stride + k] = code;
+    }
+}
+
+/* Errors are left in `in`. Columns from a.cols on have a scale of 0 and feed nothing. */
+template <bool sweeping>
+QC_DEVICE unsigned walk_panel(qc_weights_kind kind, unsigned cols, unsigned lane,
+                              panel_shared &shared)
+{
+    qc_nf4_tables tables = qc_nf4_tables_of_lane(lane);
+    unsigned changed = 0;
+    for (unsigned s = 0; s < cols; s += step) {
+        float x[step], fed[step], scale[step], inverse[step];
+#pragma unroll
+        for (unsigned i = 0; i < step; i++) {
+            x[i] = shared.in[(s + i) * row_stride + lane];
+            scale[i] = shared.scale[(s + i) * row_stride + lane];
+            inverse[i] = shared.from_scale[(s + i) * row_stride + lane];
+        }
+#pragma unroll
+        for (unsigned i = 0; i < step; i++) {
+            float target = shared.target[(s + i) * row_stride + lane], place = x[i], old = 0.0f;
+            int was = 0;
+            if (sweeping) {
+                was = shared.code[lane * code_stride + s + i];
+                old = value_of(kind, unit_of(kind, tables, was), scale[i]);
+                float own = shared.inverse[s + i];
+                /* a dead column: nearest to its weight */
+                place = own == 0.0f ? target : __fadd_rn(old, __fmul_rn(place, own));
+            }
+            int code = code_of(kind, tables, __fmul_rn(place, inverse[i]));
+            float value = value_of(kind, unit_of(kind, tables, code), scale[i]);
+            float error = __fadd_rn(target, -value);
+            fed[i] = sweeping ? __fadd_rn(old, -value) : error;
+            if (sweeping)
+                changed += s + i < cols && code != was;
+            shared.in[(s + i) * row_stride + lane] = error;
+            shared.code[lane * code_stride + s + i] = (int8_t)code;
+#pragma unroll
+            for (unsigned j = i + 1; j < step; j++)
+                x[j] = __fadd_rn(x[j], __fmul_rn(fed[i], shared.u[(s + j) * u_stride + s + i]));
+        }
+#pragma unroll 4
+        for (unsigned j = s + step; j < panel; j++) {
+            const float4 *u = reinterpret_cast<const float4 *>(shared.u + j * u_stride + s);
+            float4 low = u[0], high = u[1];
+            float v = shared.in[j * row_stride + lane];
+            v = __fadd_rn(v, __fmul_rn(fed[0], low.x));
+            v = __fadd_rn(v, __fmul_rn(fed[1], low.y));
+            v = __fadd_rn(v, __fmul_rn(fed[2], low.z));
+            v = __fadd_rn(v, __fmul_rn(fed[3], low.w));
+            v = __fadd_rn(v, __fmul_rn(fed[4], high.x));
+            v = __fadd_rn(v, __fmul_rn(fed[5], high.y));
+            v = __fadd_rn(v, __fmul_rn(fed[6], high.z));
+            v = __fadd_rn(v, __fmul_rn(fed[7], high.w));
+            shared.in[j * row_stride + lane] = v;
+        }
+    }
+    return changed;
+}
+
+template <bool sweeping>
+QC_DEVICE void store_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, uint64_t first,
+                           const panel_shared &shared)
+{
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < tile_rows * panel; i += panel_threads) {
+        unsigned r = i / panel, k = i % panel;
+        uint64_t row = first + r;
+        if (row >= p.rows || k >= a.cols)
+            continue;
+        uint64_t at = row * p.n + (sweeping ? a.col + k : p.order[a.col + k]);
+        float error = shared.in[k * row_stride + r];
+        if (sweeping) {
+            if (a.less) {
+                float *less = a.less + row * panel + k;
+                *less = __fadd_rn(error, -(a.before ? *less : p.e[at]));
+            }
+        } else {
+            a.by_place[row * p.n + a.col + k] = error;
+        }
+        p.e[at] = error;
+        p.codes[at] = shared.code[r * code_stride + k];
+    }
+}
+
+/* 4: without it ptxas keeps to 64 registers, and spills one. */
+template <int kind, bool sweeping>
+__global__ void __launch_bounds__(panel_threads, 4)
+    decide_panel(const qc_cuda_rows p, const qc_cuda_rows_panel a)
+{
+    QC_SHARED(panel_shared, shared);
+    const uint64_t tiles = (p.rows + tile_rows - 1) / tile_rows;
+    for (uint64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        load_panel<sweeping>(p, a, tile * tile_rows, shared);
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            unsigned changed =
+                walk_panel<sweeping>((qc_weights_kind)kind, (unsigned)a.cols, threadIdx.x, shared);
+            if (sweeping) {
+                /* rows that are not there are zero and stay so, but an NF4 code's 0 is 7 */
+                if (tile * tile_rows + threadIdx.x >= p.rows)
+                    changed = 0;
+#pragma unroll
+                for (int mask = 16; mask > 0; mask /= 2)
+                    changed += __shfl_xor_sync(QC_ALL_LANES, changed, mask);
+                if (threadIdx.x == 0 && changed)
+                    atomicAdd(p.changed, (unsigned long long)changed);
+            }
+        }
+        __syncthreads();
+        store_panel<sweeping>(p, a, tile * tile_rows, shared);
+        __syncthreads(); /* shared is written again */
+    }
+}
+
+/* ---- one element a thread --------------------------------------------------------------------
+ */
+
+QC_DEVICE uint64_t thread_index()
+{
+    return (uint64_t)blockIdx.x * threads_per_block + threadIdx.x;
+}
+
+QC_DEVICE uint64_t threads_of_grid()
+{
+    return (uint64_t)gridDim.x * threads_per_block;
+}
+
+__global__ void __launch_bounds__(threads_per_block)
+    cast(const void *src, qc_dtype dtype, uint64_t elems, float *out, uint64_t *bad)
+{
+    for (uint64_t i = thread_index(); i < elems; i += threads_of_grid()) {
+        float x = qc_search_element(src, dtype, i);
+        if (qc_magnitude(x) >= QC_CUDA_F32_INF)
+            qc_bad_at(bad, i);
+        out[i] = x;
+    }
+}
+
+/* Apart from the panels: a division's slow path amid their loads costs ptxas registers, and spills.
+ */
+__global__ void __launch_bounds__(threads_per_block) invert(const qc_cuda_rows p, uint64_t scales)
+{
+    for (uint64_t i = thread_index(); i < scales; i += threads_of_grid())
+        p.from_absmax[i] = inverse_of(p.kind, p.absmax[i]);
+}
+
+/* Warps go on together, as looking codes up takes all lanes. */
+__global__ void __launch_bounds__(threads_per_block)
+    round_rows(const qc_cuda_rows p, const float *w)
+{
+    const qc_nf4_tables tables = qc_nf4_tables_of_lane(threadIdx.x % 32);
+    const uint64_t elems = p.rows * p.n;
+    for (uint64_t at = thread_index() / 32 * 32; at < elems; at += threads_of_grid()) {
+        uint64_t i = at + threadIdx.x % 32;
+        bool inside = i < elems;
+        float x = 0.0f, scale = 0.0f, from_scale = 0.0f;
+        if (inside) {
+            uint64_t index = p.kind == QC_WEIGHTS_INT8_ROWS ? i / p.n : i >> p.shift;
+            x = w[i];
+            scale = p.absmax[index];
+            from_scale = p.from_absmax[index];
+        }
+        int code = code_of(p.kind, tables, __fmul_rn(x, from_scale));
+        float value = value_of(p.kind, unit_of(p.kind, tables, code), scale);
+        if (inside)
+            p.e[i] = __fadd_rn(p.target[i], -value);
+    }
+}
+
+__global__ void __launch_bounds__(threads_per_block)
+    square(const float *hu, uint64_t n, uint64_t col, uint64_t cols, float *out)
+{
+    for (uint64_t i = thread_index(); i < cols * cols; i += threads_of_grid()) {
+        uint64_t j = i / cols, k = i % cols, low = j < k ? j : k, high = j < k ? k : j;
+        out[i] = hu[(col + low) * n + col + high];
+    }
+}
+
+__global__ void __launch_bounds__(threads_per_block)
+    units_of(const qc_cuda_rows p, uint64_t col, uint64_t cols, float *units, uint64_t ldu)
+{
+    const qc_nf4_tables tables = qc_nf4_tables_of_lane(threadIdx.x % 32);
+    const uint64_t elems = p.rows * cols;
+    for (uint64_t at = thread_index() / 32 * 32; at < elems; at += threads_of_grid()) {
+        uint64_t i = at + threadIdx.x % 32, row = i / cols, k = i % cols;
+        int code = i < elems ? p.codes[row * p.n + col + k] : 0;
+        float unit = unit_of(p.kind, tables, code);
+        if (p.kind != QC_WEIGHTS_NF4)
+            unit = __fmul_rn(unit, QC_CUDA_INT8_STEP);
+        if (i < elems)
+            units[row * ldu + k] = unit;
+    }
+}
+
+__global__ void __launch_bounds__(threads_per_block)
+    pack(const int8_t *codes, uint64_t elems, uint8_t *out)
+{
+    for (uint64_t i = thread_index(); i < (elems + 1) / 2; i += threads_of_grid()) {
+        int low = 2 * i + 1 < elems ? codes[2 * i + 1] : 7;
+        out[i] = (uint8_t)(codes[2 * i] << 4 | low);
+    }
+}
+
+/* ---- one row a warp --------------------------------------------------------------------------
+ */
+
+QC_DEVICE double sum_of_warp(double v)
+{
+#pragma unroll
+    for (int mask = 16; mask > 0; mask /= 2)
+        v = v + __shfl_xor_sync(QC_ALL_LANES, v, mask);
+    return v;
+}
+
+__global__ void __launch_bounds__(threads_per_block)
+    dot(const float *a, uint64_t lda, const float *b, uint64_t ldb, uint64_t rows, uint64_t cols,
+        double *sums)
+{
+    const unsigned lane = threadIdx.x % 32;
+    uint64_t row = (uint64_t)blockIdx.x * warps_per_block + threadIdx.x / 32;
+    for (; row < rows; row += (uint64_t)gridDim.x * warps_per_block) {
+        double sum = 0.0;
+        for (uint64_t k = lane; k < cols; k += 32)
+            sum += (double)a[row * lda + k] * (double)b[row * ldb + k];
+        sum = sum_of_warp(sum);
+        if (lane == 0)
+            sums[row] += sum;
+    }
+}
+
+/* As possible_scale of quant/error_feedback_rows.c. */
+QC_DEVICE float possible_scale(const qc_cuda_rows &p, uint64_t index, float wish, unsigned *code)
+{
+    float scale = wish;
+    if (p.absmax_codes) {
+        float group = p.nested_absmax[index / 256];
+        float place = __fdiv_rn(__fadd_rn(wish, -p.offset), group);
+        unsigned low = 0, high = 255;
+        if (!(group > 0.0f) || qc_magnitude(place) >= QC_CUDA_F32_INF)
+            return 0.0f;
+        while (low < high) {
+            unsigned middle = (low + high) / 2;
+            if (p.map[middle] < place)
+                low = middle + 1;
+            else
+                high = middle;
+        }
+        if (low > 0 && __fadd_rn(place, -p.map[low - 1]) <= __fadd_rn(p.map[low], -place))
+            low--;
+        *code = low;
+        scale = __fadd_rn(__fmul_rn(p.map[low], group), p.offset);
+    }
+    if (qc_magnitude(scale) >= QC_CUDA_F32_INF || (p.kind != QC_WEIGHTS_NF4 && scale < 0.0f))
+        return 0.0f;
+    return inverse_of(p.kind, scale) == 0.0f ? 0.0f : scale;
+}
+
+/* All lanes of a warp have one row, and so come to the same scale. */
+__global__ void __launch_bounds__(threads_per_block)
+    refit(const qc_cuda_rows p, const qc_cuda_rows_refit_args a)
+{
+    const unsigned lane = threadIdx.x % 32;
+    const qc_nf4_tables tables = qc_nf4_tables_of_lane(lane);
+    uint64_t row = (uint64_t)blockIdx.x * warps_per_block + threadIdx.x / 32;
+    for (; row < p.rows; row += (uint64_t)gridDim.x * warps_per_block) {
+        const float *units = a.units + row * a.ldu, *v = a.v + row * a.ldv;
+        float *g = a.g + row * a.ldg, *e = p.e + row * p.n + a.col;
+        const uint64_t index = scale_index(p, row, a.col);
+        double ug = 0.0, uu = 0.0;
+        for (uint64_t k = lane; k < a.width; k += 32) {
+            ug += (double)units[k] * (double)g[k];
+            uu += (double)units[k] * (double)v[k];
+        }
+        ug = sum_of_warp(ug);
+        uu = sum_of_warp(uu);
+        if (!a.first) {
+            ug += a.sums[2 * row];
+            uu += a.sums[2 * row + 1];
+        }
+        __syncwarp(); /* sums and the scale are read before they are written */
+        if (!a.last) {
+            if (lane == 0) {
+                a.sums[2 * row] = ug;
+                a.sums[2 * row + 1] = uu;
+            }
+            continue;
+        }
+        const float scale = p.absmax[index];
+        float better = 0.0f;
+        double more = 0.0;
+        unsigned code = 0;
+        if (uu > 0.0) {
+            better = possible_scale(p, index, (float)((double)scale + ug / uu), &code);
+            more = (double)better - (double)scale;
+            if (better != 0.0f && !(more * (more * uu - 2.0 * ug) < 0.0))
+                better = 0.0f;
+        }
+        __syncwarp();
+        if (a.before)
+            for (uint64_t k = lane; k < a.cols; k += 32)
+                a.before[row * panel + k] = e[k];
+        if (better == 0.0f)
+            continue;
+        if (lane == 0) {
+            p.absmax[index] = better;
+            p.from_absmax[index] = inverse_of(p.kind, better);
+            if (p.absmax_codes)
+                p.absmax_codes[index] = (uint8_t)code;
+            atomicAdd(p.changed, 1ull);
+        }
+        for (uint64_t at = 0; at < a.cols; at += 32) {
+            uint64_t k = at + lane, i = row * p.n + a.col + k;
+            bool inside = k < a.cols;
+            float unit = unit_of(p.kind, tables, inside ? p.codes[i] : 0);
+            if (inside)
+                e[k] = __fadd_rn(p.target[i], -value_of(p.kind, unit, better));
+        }
+        if (a.width == a.cols)
+            for (uint64_t k = lane; k < a.cols; k += 32)
+                g[k] = __fadd_rn(g[k], -__fmul_rn((float)more, v[k]));
+    }
+}
+
+unsigned blocks_for(uint64_t items, uint64_t each)
+{
+    uint64_t blocks = (items + each - 1) / each;
+    return (unsigned)(blocks < QC_GRID_MOST ? blocks : QC_GRID_MOST);
+}
+
+template <bool sweeping>
+qc_status decide(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_stream s,
+                 const char *what, qc_error *err)
+{
+    const dim3 grid(blocks_for(p->rows, tile_rows)), block(panel_threads);
+    if (p->rows == 0 || a->cols == 0)
+        return QC_OK;
+    if (a->cols > panel)
+        QC_FAIL(err, QC_ERR_USAGE, "a panel of more than %u columns", panel);
+    void (*kernel)(qc_cuda_rows, qc_cuda_rows_panel) =
+        p->kind == QC_WEIGHTS_NF4         ? decide_panel<QC_WEIGHTS_NF4, sweeping>
+        : p->kind == QC_WEIGHTS_INT8_ROWS ? decide_panel<QC_WEIGHTS_INT8_ROWS, sweeping>
+                                          : decide_panel<QC_WEIGHTS_INT8_BLOCKS, sweeping>;
+    QC_TRY(qc_cuda_allow_shared(kernel, sizeof(panel_shared), what, err));
+    QC_LAUNCH(kernel, grid, block, sizeof(panel_shared), s, *p, *a);
+    return qc_cuda_launched(what, err);
+}
+
+} // namespace
+
+qc_status qc_cuda_rows_cast(const void *src, qc_dtype dtype, uint64_t elems, float *out,
+                            uint64_t *bad, qc_cuda_stream s, qc_error *err)
+{
+    if (elems == 0)
+        return QC_OK;
+    QC_LAUNCH(cast, dim3(blocks_for(elems, threads_per_block)), dim3(threads_per_block), 0, s, src,
+              dtype, elems, out, bad);
+    return qc_cuda_launched("cuda_feedback cast", err);
+}
+
+qc_status qc_cuda_rows_invert(const qc_cuda_rows *p, uint64_t scales, qc_cuda_stream s,
+                              qc_error *err)
+{
+    if (scales == 0)
+        return QC_OK;
+    QC_LAUNCH(invert, dim3(blocks_for(scales, threads_per_block)), dim3(threads_per_block), 0, s,
+              *p, scales);
+    return qc_cuda_launched("cuda_feedback invert", err);
+}
+
+qc_status qc_cuda_rows_round(const qc_cuda_rows *p, const float *w, qc_cuda_stream s, qc_error *err)
+{
+    if (p->rows * p->n == 0)
+        return QC_OK;
+    QC_LAUNCH(round_rows, dim3(blocks_for(p->rows * p->n, threads_per_block)),
+              dim3(threads_per_block), 0, s, *p, w);
+    return qc_cuda_launched("cuda_feedback round", err);
+}
+
+qc_status qc_cuda_rows_square(const float *hu, uint64_t n, uint64_t col, uint64_t cols, float *out,
+                              qc_cuda_stream s, qc_error *err)
+{
+    QC_LAUNCH(square, dim3(blocks_for(cols * cols, threads_per_block)), dim3(threads_per_block), 0,
+              s, hu, n, col, cols, out);
+    return qc_cuda_launched("cuda_feedback square", err);
+}
+
+qc_status qc_cuda_rows_dot(const float *a, uint64_t lda, const float *b, uint64_t ldb,
+                           uint64_t rows, uint64_t cols, double *sums, qc_cuda_stream s,
+                           qc_error *err)
+{
+    if (rows == 0)
+        return QC_OK;
+    QC_LAUNCH(dot, dim3(blocks_for(rows, warps_per_block)), dim3(threads_per_block), 0, s, a, lda,
+              b, ldb, rows, cols, sums);
+    return qc_cuda_launched("cuda_feedback dot", err);
+}
+
+qc_status qc_cuda_rows_feed(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_stream s,
+                            qc_error *err)
+{
+    return decide<false>(p, a, s, "cuda_feedback feed", err);
+}
+
+qc_status qc_cuda_rows_sweep(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_stream s,
+                             qc_error *err)
+{
+    return decide<true>(p, a, s, "cuda_feedback sweep", err);
+}
+
+qc_status qc_cuda_rows_units(const qc_cuda_rows *p, uint64_t col, uint64_t cols, float *units,
+                             uint64_t ldu, qc_cuda_stream s, qc_error *err)
+{
+    if (p->rows * cols == 0)
+        return QC_OK;
+    QC_LAUNCH(units_of, dim3(blocks_for(p->rows * cols, threads_per_block)),
+              dim3(threads_per_block), 0, s, *p, col, cols, units, ldu);
+    return qc_cuda_launched("cuda_feedback units", err);
+}
+
+qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_args *a,
+                             qc_cuda_stream s, qc_error *err)
+{
+    if (p->rows == 0)
+        return QC_OK;
+    QC_LAUNCH(refit, dim3(blocks_for(p->rows, warps_per_block)), dim3(threads_per_block), 0, s, *p,
+              *a);
+    return qc_cuda_launched("cuda_feedback refit", err);
+}
+
+qc_status qc_cuda_rows_pack(const int8_t *codes, uint64_t elems, uint8_t *out, qc_cuda_stream s,
+                            qc_error *err)
+{
+    if (elems == 0)
+        return QC_OK;
+    QC_LAUNCH(pack, dim3(blocks_for((elems + 1) / 2, threads_per_block)), dim3(threads_per_block),
+              0, s, codes, elems, out);
+    return qc_cuda_launched("cuda_feedback pack", err);
+}

@@ -1,0 +1,293 @@
+/* The search of scales that quant/error_feedback_search.c makes; contracts in
+ * cuda_feedback_internal.h. Equal to the bit: sums are those of 16 lanes, folded alike, nothing is
+ * fused, and what is double there is double here.
+ *
+ * A team of 16 threads has a block (or a row): thread l takes elements l, l + 16, ..., as lane l
+ * does on the CPU. Two teams make a warp and always walk together: shuffles need all of it, so what
+ * only one team wants is computed by both and kept by that one. Elements are read again for each
+ * candidate, two values each, from the first-level cache for usual blocks (512 bytes a warp).
+ *
+ * Work: 54 candidates (NF4, 64 elements) of some 16 instructions an element and thread, 30
+ * instructions of a warp a weight; 67 million weights are 2e9, in which the H100's 528 schedulers
+ * issue 2 ms (calculated, at 1.7 GHz). A hundredth of the products of such a weight. */
+#include "kernels/cuda_feedback_internal.h"
+
+#include "kernels/cuda_scale_search_parts.cuh"
+#include "quant/error_feedback_factors.h"
+#include "quant/quant_ops.h"
+
+namespace
+{
+
+constexpr unsigned threads_per_block = 256;
+constexpr unsigned team = 16;
+constexpr unsigned teams_per_block = threads_per_block / team;
+
+struct search {
+    qc_weights_kind kind;
+    int wide;
+    uint64_t n, elems, block, blocks; /* block: elements of one; a row for INT8_ROWS */
+    const float *x, *weights;
+    float *absmax;
+    /* nesting */
+    uint8_t *codes;
+    const float *nested_absmax, *map;
+    float offset;
+};
+
+/* A team's block. */
+struct part {
+    uint64_t first;  /* element */
+    uint64_t count;  /* elements; 0 for a team that has none */
+    uint32_t column; /* of this thread's first element */
+    unsigned lane;
+    qc_nf4_tables tables;
+};
+
+QC_DEVICE part part_of(const search &s, uint64_t b)
+{
+    part p = {b * s.block, 0, 0, threadIdx.x % team, qc_nf4_tables_of_lane(threadIdx.x % 32)};
+    if (b < s.blocks) {
+        p.count = s.elems - p.first < s.block ? s.elems - p.first : s.block;
+        p.column = (uint32_t)((p.first + p.lane) % s.n);
+    }
+    return p;
+}
+
+/* This thread's elements and their weights, in turn; zeros behind the block's end. */
+struct walk {
+    uint64_t at;
+    uint32_t column;
+};
+
+QC_DEVICE walk begin(const part &p)
+{
+    return {p.lane, p.column};
+}
+
+QC_DEVICE void next(const search &s, const part &p, walk &w, float &x, float &d)
+{
+    x = d = 0.0f;
+    if (w.at < p.count) {
+        x = s.x[p.first + w.at];
+        d = s.weights ? s.weights[w.column] : 1.0f;
+    }
+    w.at += team;
+    if (s.weights) {
+        w.column += team;
+        while (w.column >= s.n)
+            w.column -= (uint32_t)s.n;
+    }
+}
+
+/* As qc_feedback_inverse. */
+QC_DEVICE float inverse_of(qc_weights_kind kind, float scale)
+{
+    if (!(fabsf(scale) >= 0x1p-118f))
+        return 0.0f;
+    float inverse = __frcp_rn(scale);
+    return kind == QC_WEIGHTS_NF4 ? inverse : __fmul_rn(inverse, 127.0f);
+}
+
+/* The code's value for y: NF4's, or the number. */
+QC_DEVICE float nearest(qc_weights_kind kind, const qc_nf4_tables &tables, float y)
+{
+    if (kind == QC_WEIGHTS_NF4) {
+        uint32_t code = qc_nf4_search(tables, qc_nf4_clamped(y)) & 15u;
+        return __shfl_sync(QC_ALL_LANES, tables.code, (int)code);
+    }
+    float q = fmaxf(fminf(y, 127.0f), -127.0f);
+    return __fadd_rn(__fadd_rn(q, QC_CUDA_ROUND), -QC_CUDA_ROUND);
+}
+
+/* The error for a scale; for all threads of the team. */
+QC_DEVICE double error_of(const search &s, const part &p, float scale, float inverse)
+{
+    float sum = 0.0f;
+    walk w = begin(p);
+    for (uint64_t i = 0; i < s.block; i += team) {
+        float x, d;
+        next(s, p, w, x, d);
+        float y = __fmul_rn(x, inverse);
+        float r = __fadd_rn(y, -nearest(s.kind, p.tables, y));
+        sum = __fadd_rn(sum, __fmul_rn(d, __fmul_rn(r, r)));
+    }
+    double step = (double)scale * (s.kind == QC_WEIGHTS_NF4 ? 1.0 : 1.0 / 127.0);
+    return (double)qc_fold_team(sum) * (step * step);
+}
+
+QC_DEVICE float refit(const search &s, const part &p, float inverse)
+{
+    float sum_ux = 0.0f, sum_uu = 0.0f;
+    walk w = begin(p);
+    for (uint64_t i = 0; i < s.block; i += team) {
+        float x, d;
+        next(s, p, w, x, d);
+        float unit = nearest(s.kind, p.tables, __fmul_rn(x, inverse));
+        if (s.kind != QC_WEIGHTS_NF4)
+            unit = __fmul_rn(unit, QC_CUDA_INT8_STEP);
+        float weighed = __fmul_rn(d, unit);
+        sum_ux = __fadd_rn(sum_ux, __fmul_rn(weighed, x));
+        sum_uu = __fadd_rn(sum_uu, __fmul_rn(weighed, unit));
+    }
+    sum_ux = qc_fold_team(sum_ux);
+    sum_uu = qc_fold_team(sum_uu);
+    return __fdiv_rn(sum_ux, sum_uu);
+}
+
+QC_DEVICE float largest_of(const search &s, const part &p)
+{
+    float largest = 0.0f;
+    for (uint64_t i = p.lane; i < p.count; i += team)
+        largest = fmaxf(largest, fabsf(s.x[p.first + i]));
+#pragma unroll
+    for (int mask = 8; mask > 0; mask /= 2)
+        largest = fmaxf(largest, __shfl_xor_sync(QC_ALL_LANES, largest, mask));
+    return largest;
+}
+
+QC_DEVICE int is_finite(float v)
+{
+    return fabsf(v) < __uint_as_float(QC_CUDA_F32_INF);
+}
+
+__global__ void __launch_bounds__(threads_per_block) find_scales(search s)
+{
+    static constexpr float nf4[] = {QC_FEEDBACK_NF4_FACTORS};
+    static constexpr float nf4_wide[] = {QC_FEEDBACK_NF4_WIDE_FACTORS};
+    static constexpr float int8[] = {QC_FEEDBACK_INT8_FACTORS};
+    const bool is_nf4 = s.kind == QC_WEIGHTS_NF4;
+    const unsigned count = !is_nf4  ? sizeof int8 / sizeof *int8
+                           : s.wide ? sizeof nf4_wide / sizeof *nf4_wide
+                                    : sizeof nf4 / sizeof *nf4;
+    const unsigned tries = is_nf4 ? 2 * count : count; /* NF4: with both signs */
+    /* Both teams of a warp go round as often. */
+    const uint64_t pairs = (s.blocks + 1) / 2 * 2;
+    for (uint64_t b = (uint64_t)blockIdx.x * teams_per_block + threadIdx.x / team; b < pairs;
+         b += (uint64_t)gridDim.x * teams_per_block) {
+        const part p = part_of(s, b);
+        const float largest = largest_of(s, p);
+        const int tiny = largest < QC_FEEDBACK_TINY;
+        float best = largest;
+        double least = (double)__uint_as_float(QC_CUDA_F32_INF);
+#pragma unroll 1
+        for (unsigned j = 0; j < tries; j++) {
+            const unsigned k = is_nf4 ? j / 2 : j;
+            const float factor = !is_nf4 ? int8[k] : s.wide ? nf4_wide[k] : nf4[k];
+            const float size = __fmul_rn(largest, factor);
+            const float scale = is_nf4 && j % 2 ? -size : size;
+            const double e = error_of(s, p, scale, inverse_of(s.kind, scale));
+            if (is_finite(size) && !tiny && e < least) {
+                least = e;
+                best = scale;
+            }
+        }
+        int over = tiny;
+#pragma unroll 1
+        for (unsigned i = 0; i < QC_FEEDBACK_REFITS; i++) {
+            const float better = refit(s, p, inverse_of(s.kind, best));
+            over |= !is_finite(better) || better == best ||
+                    (is_nf4 ? fabsf(better) : better) < QC_FEEDBACK_TINY;
+            const float scale = over ? best : better;
+            const double e = error_of(s, p, scale, inverse_of(s.kind, scale));
+            over |= !(e < least);
+            if (!over) {
+                least = e;
+                best = better;
+            }
+        }
+        if (p.lane == 0 && b < s.blocks)
+            s.absmax[b] = best;
+    }
+}
+
+QC_DEVICE float nested_scale(const search &s, unsigned code, float group)
+{
+    return __fadd_rn(__fmul_rn(s.map[code], group), s.offset);
+}
+
+__global__ void __launch_bounds__(threads_per_block) nest_scales(search s)
+{
+    const uint64_t pairs = (s.blocks + 1) / 2 * 2;
+    for (uint64_t b = (uint64_t)blockIdx.x * teams_per_block + threadIdx.x / team; b < pairs;
+         b += (uint64_t)gridDim.x * teams_per_block) {
+        const part p = part_of(s, b);
+        const int there = b < s.blocks;
+        const float group = there ? s.nested_absmax[b / QC_NESTED_BLOCK] : 0.0f;
+        const float target = there ? fabsf(s.absmax[b]) : 0.0f;
+        const unsigned own = there ? s.codes[b] : 0u;
+        const int searched = group > 0.0f && target != 0.0f;
+        double least = (double)__uint_as_float(QC_CUDA_F32_INF);
+        unsigned best = own;
+        for (unsigned k = 0; k < 256; k++) {
+            const float scale = nested_scale(s, k, group);
+            const float size = s.kind == QC_WEIGHTS_NF4 ? fabsf(scale) : scale;
+            const int tried =
+                searched && (k == own || (size >= __fmul_rn(target, QC_FEEDBACK_NEST_LEAST) &&
+                                          size <= __fmul_rn(target, QC_FEEDBACK_NEST_MOST)));
+            if (!__any_sync(QC_ALL_LANES, tried))
+                continue;
+            const float inverse = inverse_of(s.kind, scale);
+            const double e = error_of(s, p, scale, inverse);
+            if (tried && inverse != 0.0f && e < least) {
+                least = e;
+                best = k;
+            }
+        }
+        if (p.lane == 0 && there) {
+            s.codes[b] = (uint8_t)best;
+            s.absmax[b] = nested_scale(s, best, group);
+        }
+    }
+}
+
+search search_of(const qc_cuda_feedback *f, const qc_feedback_form *form, const float *x,
+                 const float *weights, uint64_t rows, float *absmax)
+{
+    search s = {};
+    s.kind = form->kind;
+    s.n = f->n;
+    s.elems = rows * f->n;
+    s.block = form->kind == QC_WEIGHTS_INT8_ROWS ? f->n : form->block_elems;
+    s.blocks = (s.elems + s.block - 1) / s.block;
+    s.wide = s.block >= QC_FEEDBACK_WIDE;
+    s.x = x;
+    s.weights = weights;
+    s.absmax = absmax;
+    return s;
+}
+
+dim3 grid_of(const search &s)
+{
+    const uint64_t blocks = (s.blocks + teams_per_block - 1) / teams_per_block;
+    return dim3(blocks < QC_GRID_MOST ? (unsigned)blocks : QC_GRID_MOST);
+}
+
+} // namespace
+
+qc_status qc_cuda_feedback_find(const qc_cuda_feedback *f, const qc_feedback_form *form,
+                                const float *x, const float *weights, uint64_t rows, float *absmax,
+                                qc_error *err)
+{
+    const search s = search_of(f, form, x, weights, rows, absmax);
+    if (s.blocks == 0)
+        return QC_OK;
+    QC_LAUNCH(find_scales, grid_of(s), dim3(threads_per_block), 0, f->tools.stream, s);
+    return qc_cuda_launched("feedback_find", err);
+}
+
+qc_status qc_cuda_feedback_nest(const qc_cuda_feedback *f, const qc_feedback_form *form,
+                                const float *x, const float *weights, uint64_t rows, float *absmax,
+                                uint8_t *codes, const float *nested_absmax, const float *map,
+                                float offset, qc_error *err)
+{
+    search s = search_of(f, form, x, weights, rows, absmax);
+    if (s.blocks == 0)
+        return QC_OK;
+    s.codes = codes;
+    s.nested_absmax = nested_absmax;
+    s.map = map;
+    s.offset = offset;
+    QC_LAUNCH(nest_scales, grid_of(s), dim3(threads_per_block), 0, f->tools.stream, s);
+    return qc_cuda_launched("feedback_nest", err);
+}

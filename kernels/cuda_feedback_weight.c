@@ -1,0 +1,616 @@
+/* A weight on the device: what quant/error_feedback_rows.c does, all rows of a piece at a time.
+ *
+ * Three [rows, n] matrices of floats are there: T, E, and a spare one that is W (with C, where T is
+ * not W), then E by places, then units of codes. Beside them codes, a byte each, and [rows, 1024]
+ * floats: 13 n + 4,400 bytes a row, 0.9 GB for 8,192 x 8,192.
+ *
+ * Products go by supers of 512 columns: E H (or E U) of a super is one product with what lies
+ * outside, and panels of 64 within it hand what they changed on to the rest of it. For rows = n =
+ * 8192 a sweep so reads E 16 times instead of 128 (4.3 GB instead of 34) and reads and writes the
+ * super's remainder on the way (3.8 GB); feedback reads E 8 times instead of 64 (2.1 GB, 17) and
+ * the same remainder. Arithmetic grows by 256 / n (3 %).
+ *
+ * Calculated, not measured: rows = n = 8192 on an H100 (SXM: 67 TFLOP/s of floats, of which cuBLAS
+ * is taken to reach 50; 3.3 TB/s), milliseconds:
+ *
+ *     target (2 n a weight)   22      traces (3 x n)   33
+ *     feedback (n)            11      a sweep (2 n)    22
+ *     panels: 128 x (walk 5 us, load and store 10 MB 3 us, units, v and refit 15 us): 1 and 3
+ *     upload of 16-bit weights at 20 GB/s: 7
+ *
+ * So a weight with C and four sweeps takes 0.18 s, of which products are 0.15. */
+#include "kernels/cuda_feedback_weight.h"
+
+#include "kernels/cuda_feedback_internal.h"
+#include "kernels/cuda_feedback_rows.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+#include "base/workers.h"
+#include "quant/quant_internal.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#define SUPER 512u
+#define PANEL QC_CUDA_PANEL
+
+/* One allocation, cut up; every part at a multiple of 256 bytes. */
+typedef struct {
+    float *target, *e, *spare; /* [rows, n] */
+    int8_t *codes;             /* [rows, n] */
+    float *g, *v;              /* [rows, SUPER] */
+    float *less;               /* [rows, PANEL] */
+    float *square;             /* [SUPER, SUPER] */
+    float *absmax;             /* [blocks] */
+    float *from_absmax;        /* [blocks] */
+    uint8_t *absmax_codes;     /* [blocks] */
+    float *nested_absmax;      /* [groups] */
+    float *map;                /* [256] */
+    double *traces;            /* [3][rows] e H e^T of rounded, of T, calibrated */
+    double *sums;              /* [rows][2] */
+    unsigned long long *changed;
+    uint64_t *bad;
+} parts;
+
+typedef struct {
+    const qc_cuda_feedback *f;
+    const qc_feedback_form *form;
+    const unsigned char *w; /* host */
+    qc_dtype dtype;
+    uint64_t n, rows, most; /* of all; of a piece */
+    uint32_t shift;
+    int aligned;   /* no block goes on into the next row */
+    uint64_t wide; /* columns that share a scale within a row, or those of a panel */
+    qc_feedback_out *out;
+    void *memory;
+    parts d;
+    double *host_traces; /* [3][most] */
+    double sums[3];
+    /* The piece at work. */
+    uint64_t first, count; /* rows */
+    uint64_t block, blocks;
+    qc_cuda_rows r;
+} job;
+
+/* ---- memory ---- */
+
+static uint64_t block_elems(const qc_feedback_form *form, uint64_t n)
+{
+    return form->kind == QC_WEIGHTS_INT8_ROWS ? n : form->block_elems;
+}
+
+/* Rows of which a multiple begins a block, and a group. */
+static uint64_t unit_rows(const qc_feedback_form *form, uint64_t n)
+{
+    if (form->kind == QC_WEIGHTS_INT8_ROWS)
+        return 1;
+    const uint64_t elems = (uint64_t)form->block_elems * (form->nested ? QC_NESTED_BLOCK : 1);
+    const uint64_t shared = n & (~n + 1); /* the power of two in n */
+    return shared >= elems ? 1 : elems / shared;
+}
+
+/* The next part of `bytes`; *at grows by them. */
+static void *cut(unsigned char *base, uint64_t *at, uint64_t bytes)
+{
+    void *p = base ? base + *at : NULL;
+    *at = qc_sat_add(*at, qc_sat_mul(qc_ceil_div_u64(bytes, 256), 256));
+    return p;
+}
+
+/* Parts of a piece of so many rows at base, or none of them where it is NULL; their bytes. */
+static uint64_t lay_out(parts *d, unsigned char *base, uint64_t rows, uint64_t n,
+                        const qc_feedback_form *form)
+{
+    const uint64_t elems = qc_sat_mul(rows, n), floats = qc_sat_mul(elems, 4);
+    const uint64_t blocks = qc_ceil_div_u64(elems, block_elems(form, n));
+    uint64_t at = 0;
+    d->target = cut(base, &at, floats);
+    d->e = cut(base, &at, floats);
+    d->spare = cut(base, &at, floats);
+    d->codes = cut(base, &at, elems);
+    d->g = cut(base, &at, qc_sat_mul(rows, SUPER * 4));
+    d->v = cut(base, &at, qc_sat_mul(rows, SUPER * 4));
+    d->less = cut(base, &at, qc_sat_mul(rows, PANEL * 4));
+    d->square = cut(base, &at, SUPER * SUPER * 4);
+    d->absmax = cut(base, &at, qc_sat_mul(blocks, 4));
+    d->from_absmax = cut(base, &at, qc_sat_mul(blocks, 4));
+    d->absmax_codes = cut(base, &at, blocks);
+    d->nested_absmax = cut(base, &at, qc_sat_mul(qc_ceil_div_u64(blocks, QC_NESTED_BLOCK), 4));
+    d->map = cut(base, &at, 256 * 4);
+    d->traces = cut(base, &at, qc_sat_mul(rows, 3 * 8));
+    d->sums = cut(base, &at, qc_sat_mul(rows, 2 * 8));
+    d->changed = cut(base, &at, 8);
+    d->bad = cut(base, &at, 8);
+    return at;
+}
+
+uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_feedback_form *form,
+                                       int cross)
+{
+    parts d;
+    (void)cross; /* without C the spare matrix is needed as well */
+    return rows == 0 || n == 0 ? 0 : lay_out(&d, NULL, rows, n, form);
+}
+
+uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n,
+                                             const qc_feedback_form *form, int cross)
+{
+    const uint64_t unit = n == 0 ? 0 : unit_rows(form, n);
+    return qc_cuda_feedback_weight_bytes(unit < rows ? unit : rows, n, form, cross);
+}
+
+/* Rows of a piece of at most `limit` bytes, or the fewest there can be. */
+static uint64_t piece_rows(const job *j, uint64_t limit)
+{
+    const uint64_t unit = unit_rows(j->form, j->n), units = qc_ceil_div_u64(j->rows, unit);
+    const int cross = j->f->m != NULL;
+    uint64_t low = 1, high = units; /* low fits, or is the fewest */
+    while (low < high) {
+        const uint64_t middle = low + (high - low + 1) / 2, rows = middle * unit;
+        if (qc_cuda_feedback_weight_bytes(rows < j->rows ? rows : j->rows, j->n, j->form, cross) <=
+            limit)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low * unit < j->rows ? low * unit : j->rows;
+}
+
+/* ---- products ---- */
+
+/* y [rows, cols] = alpha x [rows, k] b + beta y; b [k, cols], or transposed: [cols, k], rows ldb
+ * apart. */
+static qc_status product(const job *j, const float *x, uint64_t ldx, const float *b, uint64_t ldb,
+                         int trans, uint64_t k, float *y, uint64_t ldy, uint64_t cols, double alpha,
+                         double beta, qc_error *err)
+{
+    const qc_cublas_product_args a = {.a = x,
+                                      .b = b,
+                                      .y = y,
+                                      .dtype = QC_DTYPE_F32,
+                                      .trans_b = trans,
+                                      .m = j->count,
+                                      .n = cols,
+                                      .k = k,
+                                      .lda = ldx,
+                                      .ldb = ldb,
+                                      .ldy = ldy,
+                                      .alpha = alpha,
+                                      .beta = beta};
+    return k == 0 || cols == 0 ? QC_OK : qc_cublas_product(j->f->tools.blas, &a, err);
+}
+
+/* y [rows, cols], rows SUPER apart, = x H[low .. high, col .. col + cols], cols <= SUPER, where x
+ * [rows, n] has columns low .. high; what lies left of col counts `left` times. Leaves H's square
+ * of the columns in d.square, rows cols apart. */
+static qc_status times_h(const job *j, const float *x, uint64_t low, uint64_t high, uint64_t col,
+                         uint64_t cols, double left, float *y, qc_error *err)
+{
+    const uint64_t n = j->n, behind = col + cols;
+    const float *hu = j->f->hu;
+    QC_TRY(qc_cuda_rows_square(hu, n, col, cols, j->d.square, j->f->tools.stream, err));
+    QC_TRY(product(j, x + col, n, j->d.square, cols, 0, cols, y, SUPER, cols, 1.0, 0.0, err));
+    QC_TRY(product(j, x + low, n, hu + low * n + col, n, 0, col - low, y, SUPER, cols, left, 1.0,
+                   err));
+    return product(j, x + behind, n, hu + col * n + behind, n, 1, high - behind, y, SUPER, cols,
+                   1.0, 1.0, err);
+}
+
+/* traces[which] += diagonal of x H x^T */
+static qc_status trace(const job *j, const float *x, unsigned which, qc_error *err)
+{
+    const uint64_t n = j->n;
+    for (uint64_t col = 0; col < n; col += SUPER) {
+        const uint64_t cols = n - col < SUPER ? n - col : SUPER;
+        QC_TRY(times_h(j, x, 0, col + cols, col, cols, 2.0, j->d.g, err));
+        QC_TRY(qc_cuda_rows_dot(j->d.g, SUPER, x + col, n, j->count, cols,
+                                j->d.traces + which * j->most, j->f->tools.stream, err));
+    }
+    return QC_OK;
+}
+
+static qc_status not_interrupted(qc_error *err)
+{
+    if (qc_interrupted())
+        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
+    return QC_OK;
+}
+
+/* ---- feedback ---- */
+
+static qc_status feed_super(const job *j, uint64_t col, uint64_t cols, qc_error *err)
+{
+    const uint64_t n = j->n, panel = j->wide < PANEL ? j->wide : PANEL;
+    const float *hu = j->f->hu;
+    QC_TRY(product(j, j->d.spare, n, hu + col * n, n, 1, col, j->d.g, SUPER, cols, 1.0, 0.0, err));
+    for (uint64_t at = 0; at < cols; at += panel) {
+        const uint64_t width = cols - at < panel ? cols - at : panel, behind = at + width;
+        const qc_cuda_rows_panel a = {.col = col + at,
+                                      .cols = width,
+                                      .g = col + at > 0 ? j->d.g + at : NULL,
+                                      .ldg = SUPER,
+                                      .by_place = j->d.spare};
+        QC_TRY(not_interrupted(err));
+        QC_TRY(qc_cuda_rows_feed(&j->r, &a, j->f->tools.stream, err));
+        /* in the first super nothing was there yet */
+        QC_TRY(product(j, j->d.spare + col + at, n, hu + (col + behind) * n + col + at, n, 1, width,
+                       j->d.g + behind, SUPER, cols - behind, 1.0, col + at > 0, err));
+    }
+    return QC_OK;
+}
+
+static qc_status feed(const job *j, qc_error *err)
+{
+    for (uint64_t col = 0; col < j->n; col += SUPER)
+        QC_TRY(feed_super(j, col, j->n - col < SUPER ? j->n - col : SUPER, err));
+    return QC_OK;
+}
+
+/* ---- sweeps ---- */
+
+/* Codes of columns [col, col + cols) by panels. d.g + (col - super) has E H of them, d.square H's
+ * square from super on, rows `ld` apart. */
+static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_t col,
+                              uint64_t cols, qc_error *err)
+{
+    for (uint64_t at = col; at < col + cols; at += PANEL) {
+        const uint64_t left = col + cols - at, width = left < PANEL ? left : PANEL;
+        const uint64_t here = at - super, behind = here + width;
+        const qc_cuda_rows_panel a = {
+            .col = at, .cols = width, .g = j->d.g + here, .ldg = SUPER, .less = j->d.less};
+        QC_TRY(not_interrupted(err));
+        QC_TRY(qc_cuda_rows_sweep(&j->r, &a, j->f->tools.stream, err));
+        QC_TRY(product(j, j->d.less, PANEL, j->d.square + here * ld + behind, ld, 0, width,
+                       j->d.g + behind, SUPER, left - width, 1.0, 1.0, err));
+    }
+    return QC_OK;
+}
+
+/* Columns of blocks no wider than a panel: E H once for all of them, scale and codes of one after
+ * the other, and what these changed is handed on. */
+static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_error *err)
+{
+    const parts *d = &j->d;
+    qc_cuda_stream s = j->f->tools.stream;
+    QC_TRY(times_h(j, d->e, 0, j->n, super, cols, 1.0, d->g, err));
+    for (uint64_t at = 0; at < cols; at += j->wide) {
+        const uint64_t width = cols - at < j->wide ? cols - at : j->wide, behind = at + width;
+        const qc_cuda_rows_panel a = {.col = super + at,
+                                      .cols = width,
+                                      .g = d->g + at,
+                                      .ldg = SUPER,
+                                      .less = d->less,
+                                      .before = j->aligned};
+        QC_TRY(not_interrupted(err));
+        if (j->aligned) {
+            const qc_cuda_rows_refit_args refit = {.col = super + at,
+                                                   .cols = width,
+                                                   .at = super + at,
+                                                   .width = width,
+                                                   .first = 1,
+                                                   .last = 1,
+                                                   .units = d->spare,
+                                                   .v = d->v,
+                                                   .g = d->g + at,
+                                                   .ldu = width,
+                                                   .ldv = width,
+                                                   .ldg = SUPER,
+                                                   .sums = d->sums,
+                                                   .before = d->less};
+            QC_TRY(qc_cuda_rows_units(&j->r, super + at, width, d->spare, width, s, err));
+            QC_TRY(product(j, d->spare, width, d->square + at * cols + at, cols, 0, width, d->v,
+                           width, width, 1.0, 0.0, err));
+            QC_TRY(qc_cuda_rows_refit(&j->r, &refit, s, err));
+        }
+        QC_TRY(qc_cuda_rows_sweep(&j->r, &a, s, err));
+        QC_TRY(product(j, d->less, PANEL, d->square + at * cols + behind, cols, 0, width,
+                       d->g + behind, SUPER, cols - behind, 1.0, 1.0, err));
+    }
+    return QC_OK;
+}
+
+/* A block wider than a panel, or what there is of one in a row: its scale over its whole width,
+ * then its codes. */
+static qc_status sweep_wide(const job *j, uint64_t col, uint64_t cols, qc_error *err)
+{
+    const parts *d = &j->d;
+    const uint64_t n = j->n, end = col + cols;
+    qc_cuda_stream s = j->f->tools.stream;
+    QC_TRY(qc_cuda_rows_units(&j->r, col, cols, d->spare + col, n, s, err));
+    for (uint64_t at = col; at < end; at += SUPER) {
+        const uint64_t width = end - at < SUPER ? end - at : SUPER;
+        const qc_cuda_rows_refit_args refit = {.col = col,
+                                               .cols = cols,
+                                               .at = at,
+                                               .width = width,
+                                               .first = at == col,
+                                               .last = at + width == end,
+                                               .units = d->spare + at,
+                                               .v = d->v,
+                                               .g = d->g,
+                                               .ldu = n,
+                                               .ldv = SUPER,
+                                               .ldg = SUPER,
+                                               .sums = d->sums};
+        QC_TRY(not_interrupted(err));
+        QC_TRY(times_h(j, d->e, 0, n, at, width, 1.0, d->g, err));
+        QC_TRY(times_h(j, d->spare, col, end, at, width, 1.0, d->v, err));
+        QC_TRY(qc_cuda_rows_refit(&j->r, &refit, s, err));
+    }
+    if (cols <= SUPER) /* g was kept true */
+        return sweep_panels(j, col, cols, col, cols, err);
+    for (uint64_t at = col; at < end; at += SUPER) {
+        const uint64_t width = end - at < SUPER ? end - at : SUPER;
+        QC_TRY(times_h(j, d->e, 0, n, at, width, 1.0, d->g, err));
+        QC_TRY(sweep_panels(j, at, width, at, width, err));
+    }
+    return QC_OK;
+}
+
+/* *changed: 0 where nothing was. */
+static qc_status sweep(const job *j, unsigned long long *changed, qc_error *err)
+{
+    const uint64_t n = j->n, each = j->wide > PANEL ? j->wide : SUPER;
+    qc_cuda_stream s = j->f->tools.stream;
+    QC_TRY(qc_cuda_fill(j->d.changed, 0, 8, s, err));
+    for (uint64_t col = 0; col < n; col += each) {
+        const uint64_t cols = n - col < each ? n - col : each;
+        if (j->wide > PANEL)
+            QC_TRY(sweep_wide(j, col, cols, err));
+        else
+            QC_TRY(sweep_narrow(j, col, cols, err));
+    }
+    QC_TRY(qc_cuda_to_host(changed, j->d.changed, 8, s, err));
+    return qc_cuda_stream_synchronize(s, err);
+}
+
+/* ---- pieces ---- */
+
+static void choose(job *j, uint64_t first)
+{
+    const uint64_t each = block_elems(j->form, j->n);
+    j->first = first;
+    j->count = j->rows - first < j->most ? j->rows - first : j->most;
+    j->block = first * j->n / each;
+    j->blocks = qc_ceil_div_u64(j->count * j->n, each);
+    j->r = (qc_cuda_rows){.kind = j->form->kind,
+                          .rows = j->count,
+                          .n = j->n,
+                          .shift = j->shift,
+                          .hu = j->f->hu,
+                          .order = j->f->order,
+                          .inverse = j->f->inverse,
+                          .target = j->d.target,
+                          .e = j->d.e,
+                          .codes = j->d.codes,
+                          .absmax = j->d.absmax,
+                          .from_absmax = j->d.from_absmax,
+                          .absmax_codes = j->form->nested ? j->d.absmax_codes : NULL,
+                          .nested_absmax = j->d.nested_absmax,
+                          .map = j->d.map,
+                          .changed = j->d.changed};
+}
+
+static float *plain_weight(const job *j)
+{
+    return j->f->m ? j->d.spare : j->d.target;
+}
+
+/* W and T of the piece. */
+static qc_status load(const job *j, qc_error *err)
+{
+    const uint64_t n = j->n, elems = j->count * n, size = qc_dtype_bits(j->dtype) / 8;
+    float *w = plain_weight(j);
+    void *raw = j->dtype == QC_DTYPE_F32 ? (void *)w : (void *)j->d.e;
+    qc_cuda_stream s = j->f->tools.stream;
+    uint64_t bad = 0;
+    QC_TRY(not_interrupted(err));
+    QC_TRY(qc_cuda_fill(j->d.bad, 0xff, 8, s, err));
+    QC_TRY(qc_cuda_to_device(raw, j->w + j->first * n * size, elems * size, s, err));
+    QC_TRY(qc_cuda_rows_cast(raw, j->dtype, elems, w, j->d.bad, s, err));
+    QC_TRY(qc_cuda_to_host(&bad, j->d.bad, 8, s, err));
+    QC_TRY(qc_cuda_stream_synchronize(s, err));
+    if (bad != UINT64_MAX)
+        QC_FAIL(err, QC_ERR_NONFINITE,
+                "weight in row %" PRIu64 ", column %" PRIu64 " is not finite", j->first + bad / n,
+                bad % n);
+    if (j->f->m)
+        QC_TRY(product(j, w, n, j->f->m, n, 1, n, j->d.target, n, n, 1.0, 0.0, err));
+    return QC_OK;
+}
+
+/* Scales before double quantization, to the host as well. */
+static qc_status find(const job *j, const float *x, const float *weights, qc_error *err)
+{
+    qc_cuda_stream s = j->f->tools.stream;
+    QC_TRY(qc_cuda_feedback_find(j->f, j->form, x, weights, j->count, j->d.absmax, err));
+    QC_TRY(qc_cuda_to_host(j->out->absmax + j->block, j->d.absmax, j->blocks * 4, s, err));
+    return qc_cuda_stream_synchronize(s, err);
+}
+
+/* The found scales, on the host, to those that a reader has, on the device. */
+static qc_status settle(job *j, const float *x, const float *weights, qc_error *err)
+{
+    qc_feedback_out *o = j->out;
+    qc_cuda_stream s = j->f->tools.stream;
+    QC_TRY(qc_cuda_to_device(j->d.absmax, o->absmax + j->block, j->blocks * 4, s, err));
+    if (!j->form->nested)
+        return qc_cuda_rows_invert(&j->r, j->blocks, s, err);
+    const uint64_t group = j->block / QC_NESTED_BLOCK;
+    j->r.offset = o->nested_offset;
+    qc_quant_ops_scalar.nested_quantize(o->absmax + j->block, j->blocks, o->nested_offset,
+                                        o->absmax_codes + j->block, o->nested_absmax + group);
+    QC_TRY(qc_cuda_to_device(j->d.absmax_codes, o->absmax_codes + j->block, j->blocks, s, err));
+    QC_TRY(qc_cuda_to_device(j->d.nested_absmax, o->nested_absmax + group,
+                             qc_ceil_div_u64(j->blocks, QC_NESTED_BLOCK) * 4, s, err));
+    QC_TRY(qc_cuda_feedback_nest(j->f, j->form, x, weights, j->count, j->d.absmax,
+                                 j->d.absmax_codes, j->d.nested_absmax, j->d.map, o->nested_offset,
+                                 err));
+    return qc_cuda_rows_invert(&j->r, j->blocks, s, err);
+}
+
+/* Codes nearest to W, what they and T come to, and the scales of T. */
+static qc_status rounded(job *j, qc_error *err)
+{
+    const float *w = plain_weight(j);
+    QC_TRY(settle(j, w, NULL, err));
+    QC_TRY(qc_cuda_rows_round(&j->r, w, j->f->tools.stream, err));
+    QC_TRY(qc_cuda_fill(j->d.traces, 0, j->most * 24, j->f->tools.stream, err));
+    QC_TRY(trace(j, j->d.e, 0, err));
+    QC_TRY(trace(j, j->d.target, 1, err));
+    return find(j, j->d.target, j->f->d, err);
+}
+
+static qc_status calibrated(job *j, qc_error *err)
+{
+    qc_feedback_out *o = j->out;
+    qc_cuda_stream s = j->f->tools.stream;
+    const uint64_t elems = j->count * j->n;
+    unsigned long long changed = 1;
+    QC_TRY(settle(j, j->d.target, j->f->d, err));
+    QC_TRY(feed(j, err));
+    for (unsigned i = 0; i < j->f->options.sweeps && changed; i++)
+        QC_TRY(sweep(j, &changed, err));
+    QC_TRY(trace(j, j->d.e, 2, err));
+    if (j->form->kind == QC_WEIGHTS_NF4) {
+        uint8_t *packed = (uint8_t *)j->d.spare;
+        QC_TRY(qc_cuda_rows_pack(j->d.codes, elems, packed, s, err));
+        QC_TRY(qc_cuda_to_host((uint8_t *)o->codes + j->first * j->n / 2, packed, (elems + 1) / 2,
+                               s, err));
+    } else {
+        QC_TRY(qc_cuda_to_host((int8_t *)o->codes + j->first * j->n, j->d.codes, elems, s, err));
+    }
+    QC_TRY(qc_cuda_to_host(o->absmax + j->block, j->d.absmax, j->blocks * 4, s, err));
+    if (j->form->nested)
+        QC_TRY(qc_cuda_to_host(o->absmax_codes + j->block, j->d.absmax_codes, j->blocks, s, err));
+    return QC_OK;
+}
+
+/* Row by row, in order. */
+static qc_status add_traces(job *j, unsigned from, unsigned to, qc_error *err)
+{
+    qc_cuda_stream s = j->f->tools.stream;
+    QC_TRY(qc_cuda_to_host(j->host_traces, j->d.traces, j->most * 24, s, err));
+    QC_TRY(qc_cuda_stream_synchronize(s, err));
+    for (unsigned k = from; k < to; k++)
+        for (uint64_t r = 0; r < j->count; r++)
+            j->sums[k] += j->host_traces[k * j->most + r];
+    return QC_OK;
+}
+
+/* Scales of int8 that are double quantized have the offset of the whole weight's: all pieces' are
+ * found first, and a piece is brought to the device three times. */
+static qc_status run_in_turns(job *j, qc_error *err)
+{
+    const uint64_t blocks = qc_ceil_div_u64(j->rows * j->n, j->form->block_elems);
+    for (unsigned turn = 0; turn < 3; turn++) {
+        if (turn > 0)
+            j->out->nested_offset = qc_nested_offset(j->out->absmax, blocks);
+        for (uint64_t first = 0; first < j->rows; first += j->most) {
+            choose(j, first);
+            QC_TRY(load(j, err));
+            if (turn == 0) {
+                QC_TRY(find(j, plain_weight(j), NULL, err));
+            } else if (turn == 1) {
+                QC_TRY(rounded(j, err));
+                QC_TRY(add_traces(j, 0, 2, err));
+            } else {
+                QC_TRY(qc_cuda_fill(j->d.traces, 0, j->most * 24, j->f->tools.stream, err));
+                QC_TRY(calibrated(j, err));
+                QC_TRY(add_traces(j, 2, 3, err));
+            }
+        }
+    }
+    return QC_OK;
+}
+
+static qc_status run(job *j, qc_error *err)
+{
+    const int offset = j->form->nested && j->form->kind != QC_WEIGHTS_NF4;
+    if (offset && j->most < j->rows)
+        return run_in_turns(j, err);
+    for (uint64_t first = 0; first < j->rows; first += j->most) {
+        choose(j, first);
+        QC_TRY(load(j, err));
+        QC_TRY(find(j, plain_weight(j), NULL, err));
+        if (offset)
+            j->out->nested_offset = qc_nested_offset(j->out->absmax, j->blocks);
+        QC_TRY(rounded(j, err));
+        if (offset)
+            j->out->nested_offset = qc_nested_offset(j->out->absmax, j->blocks);
+        QC_TRY(calibrated(j, err));
+        QC_TRY(add_traces(j, 0, 3, err));
+    }
+    return QC_OK;
+}
+
+/* All that is done under the lock of cuBLAS. */
+static qc_status locked(job *j, qc_error *err)
+{
+    qc_cuda_stream s = j->f->tools.stream;
+    QC_TRY(qc_cublas_begin(j->f->tools.blas, NULL, 0, s, err));
+    qc_status st = qc_cuda_to_device(j->d.map, qc_dynamic_map, 256 * 4, s, err);
+    if (st == QC_OK)
+        st = run(j, err);
+    /* what is under way uses memory that is freed next, and the caller's */
+    const qc_status waited = qc_cuda_stream_synchronize(s, st == QC_OK ? err : NULL);
+    if (st == QC_OK)
+        st = waited;
+    qc_cublas_end(j->f->tools.blas);
+    return st;
+}
+
+qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f, const qc_feedback_form *form,
+                                         const void *w, qc_dtype dtype, uint64_t rows,
+                                         uint64_t limit, qc_feedback_out *out,
+                                         qc_feedback_result *result, qc_error *err)
+{
+    const int by_rows = form->kind == QC_WEIGHTS_INT8_ROWS;
+    const uint64_t n = f->n;
+    job j = {.f = f, .form = form, .w = w, .dtype = dtype, .n = n, .rows = rows, .out = out};
+    void *host = NULL;
+    uint64_t elems;
+    qc_status st;
+    *result = (qc_feedback_result){0.0, 0.0};
+    out->nested_offset = 0.0f;
+    if (rows == 0)
+        return QC_OK;
+    if (qc_mul_u64(rows, n, &elems) || elems > SIZE_MAX / 8 || n > INT32_MAX)
+        QC_FAIL(err, QC_ERR_SHAPE, "a weight of %" PRIu64 " x %" PRIu64 " is too large", rows, n);
+    if (!by_rows && !qc_block_size_valid(form->block_elems))
+        QC_FAIL(err, QC_ERR_USAGE, "blocks of %" PRIu32 " elements", form->block_elems);
+    if (dtype != QC_DTYPE_F32 && dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
+        QC_FAIL(err, QC_ERR_USAGE, "a weight of %s", qc_dtype_name(dtype));
+    while (!by_rows && (UINT64_C(1) << j.shift) < form->block_elems)
+        j.shift++;
+    j.aligned = by_rows || n % form->block_elems == 0;
+    j.wide = by_rows ? n : j.aligned ? form->block_elems : PANEL;
+    j.most = piece_rows(&j, limit);
+    const uint64_t bytes = qc_cuda_feedback_weight_bytes(j.most, n, form, f->m != NULL);
+    if (bytes > SIZE_MAX || j.most > INT32_MAX)
+        QC_FAIL(err, QC_ERR_SHAPE, "a weight of %" PRIu64 " x %" PRIu64 " is too large", rows, n);
+    QC_TRY_GOTO(st, done, qc_calloc(&host, j.most, 3 * sizeof(double), err));
+    QC_TRY_GOTO(st, done, qc_cuda_malloc(&j.memory, (size_t)bytes, err));
+    j.host_traces = host;
+    (void)lay_out(&j.d, j.memory, j.most, n, form);
+    st = locked(&j, err);
+    if (st == QC_OK && j.sums[1] > 0.0)
+        *result = (qc_feedback_result){j.sums[0] / j.sums[1], j.sums[2] / j.sums[1]};
+done:
+    qc_cuda_free(j.memory);
+    qc_free(host);
+    return st;
+}
+
+qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const qc_feedback_form *form,
+                                  const void *w, qc_dtype dtype, uint64_t rows,
+                                  qc_feedback_out *out, qc_feedback_result *result, qc_error *err)
+{
+    uint64_t left, total;
+    QC_TRY(qc_cuda_memory(&left, &total, err));
+    /* cuBLAS may want a workspace, and memory is handed out in pages of 2 MB */
+    const uint64_t kept = left / 16 + (UINT64_C(64) << 20);
+    return qc_cuda_feedback_weight_within(f, form, w, dtype, rows, left > kept ? left - kept : 0,
+                                          out, result, err);
+}

@@ -1,0 +1,377 @@
+/* The kernels of kernels/cuda_feedback_rows.h: a panel's feedback and sweep against
+ * quant/error_feedback_lanes.h, bit for bit; the rest against plain loops. */
+#include "quant_device_fixture.h"
+
+#include "kernels/cuda_feedback_rows.h"
+#include "quant/error_feedback_internal.h"
+
+#include <math.h>
+
+static qt_rng rng = {11};
+
+static float *random_floats(uint64_t n, float spread)
+{
+    float *v = qt_alloc(n, sizeof *v);
+    for (uint64_t i = 0; i < n; i++)
+        v[i] = spread * qt_randn(&rng);
+    return v;
+}
+
+/* A piece on both sides; host arrays are the first state. */
+typedef struct {
+    qc_weights_kind kind;
+    uint64_t rows, n, scales;
+    float *hu, *inverse, *target, *e, *absmax, *g;
+    uint32_t *order;
+    int8_t *codes;
+    qd_buffer d_hu, d_inverse, d_target, d_e, d_absmax, d_g, d_order, d_codes, d_changed, d_less,
+        d_from;
+    qc_cuda_rows p;
+} piece;
+
+static qd_buffer device_of(const void *host, uint64_t bytes)
+{
+    return qd_new_from(host, bytes, 0);
+}
+
+static piece make_piece(qc_weights_kind kind, uint64_t rows, uint64_t n, uint32_t shift)
+{
+    static const unsigned long long none = 0;
+    const uint64_t elems = rows * n;
+    piece t = {.kind = kind, .rows = rows, .n = n};
+    t.scales = kind == QC_WEIGHTS_INT8_ROWS ? rows : (elems + (1u << shift) - 1) >> shift;
+    t.hu = random_floats(n * n, 0.2f);
+    t.inverse = qt_alloc(n, 4);
+    t.order = qt_alloc(n, 4);
+    for (uint64_t k = 0; k < n; k++) {
+        t.inverse[k] = k % 9 == 4 ? 0.0f : 1.0f + (float)qt_uniform(&rng);
+        t.order[k] = (uint32_t)k;
+    }
+    for (uint64_t k = n; k-- > 1;) {
+        const uint64_t other = qt_below(&rng, k + 1);
+        const uint32_t keep = t.order[k];
+        t.order[k] = t.order[other];
+        t.order[other] = keep;
+    }
+    t.target = random_floats(elems, 0.02f);
+    t.e = random_floats(elems, 0.002f);
+    t.g = random_floats(rows * 100, 0.002f);
+    t.absmax = qt_alloc(t.scales, 4);
+    for (uint64_t i = 0; i < t.scales; i++) {
+        t.absmax[i] = 0.02f + 0.03f * (float)qt_uniform(&rng);
+        if (kind == QC_WEIGHTS_NF4 && i % 3 == 0)
+            t.absmax[i] = -t.absmax[i];
+        if (i % 11 == 5)
+            t.absmax[i] = i % 2 ? 0.0f : 0x1p-130f;
+    }
+    t.codes = qt_alloc(elems, 1);
+    for (uint64_t i = 0; i < elems; i++)
+        t.codes[i] = (int8_t)(kind == QC_WEIGHTS_NF4 ? (int)qt_below(&rng, 16)
+                                                     : (int)qt_below(&rng, 255) - 127);
+    t.d_hu = device_of(t.hu, n * n * 4);
+    t.d_inverse = device_of(t.inverse, n * 4);
+    t.d_target = device_of(t.target, elems * 4);
+    t.d_e = device_of(t.e, elems * 4);
+    t.d_absmax = device_of(t.absmax, t.scales * 4);
+    t.d_g = device_of(t.g, rows * 400);
+    t.d_order = device_of(t.order, n * 4);
+    t.d_codes = device_of(t.codes, elems);
+    t.d_changed = device_of(&none, 8);
+    t.d_less = qd_new(rows * QC_CUDA_PANEL * 4, 0);
+    t.d_from = qd_new(t.scales * 4, 0);
+    t.p = (qc_cuda_rows){.kind = kind,
+                         .rows = rows,
+                         .n = n,
+                         .shift = shift,
+                         .hu = t.d_hu.p,
+                         .order = t.d_order.p,
+                         .inverse = t.d_inverse.p,
+                         .target = t.d_target.p,
+                         .e = t.d_e.p,
+                         .codes = t.d_codes.p,
+                         .absmax = t.d_absmax.p,
+                         .from_absmax = t.d_from.p,
+                         .changed = t.d_changed.p};
+    QD_OK(qc_cuda_rows_invert(&t.p, t.scales, qd.stream, &qd.err));
+    return t;
+}
+
+static void free_piece(piece *t)
+{
+    qd_buffer *buffers[] = {&t->d_hu,      &t->d_inverse, &t->d_target, &t->d_e,
+                            &t->d_absmax,  &t->d_g,       &t->d_order,  &t->d_codes,
+                            &t->d_changed, &t->d_less,    &t->d_from};
+    for (unsigned i = 0; i < sizeof buffers / sizeof *buffers; i++)
+        qd_drop(buffers[i]);
+    free(t->hu);
+    free(t->inverse);
+    free(t->target);
+    free(t->e);
+    free(t->g);
+    free(t->absmax);
+    free(t->order);
+    free(t->codes);
+}
+
+static float scale_at(const piece *t, uint64_t row, uint64_t col)
+{
+    return t->absmax[t->kind == QC_WEIGHTS_INT8_ROWS ? row : (row * t->n + col) >> t->p.shift];
+}
+
+static float value_of(qc_weights_kind kind, int code, float scale)
+{
+    if (kind == QC_WEIGHTS_NF4)
+        return qc_nf4_code[code] * scale;
+    if (kind == QC_WEIGHTS_INT8_ROWS)
+        return ((float)code * scale) * QC_INT8_STEP;
+    return ((float)code * QC_INT8_STEP) * scale;
+}
+
+/* What quant's table makes of sixteen rows, into the host's arrays. */
+static uint32_t by_lanes(piece *t, uint64_t row, uint64_t col, uint32_t cols, int sweeping,
+                         float *by_place)
+{
+    static qc_tile tile;
+    static float inside[QC_TILE_COLS * QC_TILE_COLS];
+    uint32_t changed = 0;
+    memset(&tile, 0, sizeof tile);
+    for (uint32_t i = 0; i < cols; i++)
+        for (uint32_t k = i + 1; k < cols; k++)
+            inside[i * QC_TILE_COLS + k] =
+                sweeping ? t->hu[(col + i) * t->n + col + k] : t->hu[(col + k) * t->n + col + i];
+    for (unsigned l = 0; l < QC_LANES && row + l < t->rows; l++)
+        for (uint32_t k = 0; k < cols; k++) {
+            const uint64_t r = row + l, column = sweeping ? col + k : t->order[col + k];
+            const float scale = scale_at(t, r, column), target = t->target[r * t->n + column];
+            tile.in[k][l] = sweeping ? t->g[r * 100 + k] : target + t->g[r * 100 + k];
+            tile.target[k][l] = target;
+            tile.scale[k][l] = scale;
+            tile.inverse[k][l] = qc_feedback_inverse(t->kind, scale);
+            tile.code[k][l] = t->codes[r * t->n + column];
+            tile.value[k][l] = value_of(t->kind, tile.code[k][l], scale);
+        }
+    if (sweeping) {
+        for (unsigned l = 0; l < QC_LANES; l++) /* rows that are not there change nothing */
+            for (uint32_t k = 0; k < cols && row + l >= t->rows; k++)
+                tile.code[k][l] = t->kind == QC_WEIGHTS_NF4 ? 7 : 0;
+        changed = qc_feedback_lanes_scalar.sweep(&tile, cols, inside, t->inverse + col, t->kind);
+    } else {
+        qc_feedback_lanes_scalar.feed(&tile, cols, inside, t->kind);
+    }
+    for (unsigned l = 0; l < QC_LANES && row + l < t->rows; l++)
+        for (uint32_t k = 0; k < cols; k++) {
+            const uint64_t r = row + l, at = r * t->n + (sweeping ? col + k : t->order[col + k]);
+            by_place[r * QC_TILE_COLS + k] =
+                sweeping ? tile.error[k][l] - t->e[at] : tile.error[k][l];
+            t->e[at] = tile.error[k][l];
+            t->codes[at] = (int8_t)tile.code[k][l];
+        }
+    return changed;
+}
+
+static void panels_are_those_of_quant(void **state)
+{
+    static const struct {
+        qc_weights_kind kind;
+        uint64_t rows, n, col;
+        uint32_t cols, shift;
+    } cases[] = {
+        {QC_WEIGHTS_NF4, 70, 192, 64, 64, 6},        {QC_WEIGHTS_NF4, 33, 101, 64, 37, 6},
+        {QC_WEIGHTS_NF4, 1, 64, 32, 32, 5},          {QC_WEIGHTS_INT8_ROWS, 40, 77, 13, 64, 0},
+        {QC_WEIGHTS_INT8_BLOCKS, 64, 128, 0, 64, 7}, {QC_WEIGHTS_INT8_BLOCKS, 5, 65, 64, 1, 6},
+    };
+    (void)state;
+    for (unsigned c = 0; c < sizeof cases / sizeof *cases; c++)
+        for (int sweeping = 0; sweeping < 2; sweeping++) {
+            const uint64_t rows = cases[c].rows, n = cases[c].n;
+            piece t = make_piece(cases[c].kind, rows, n, cases[c].shift);
+            float *want = qt_alloc(rows * QC_TILE_COLS, 4);
+            uint64_t changed = 0;
+            qd_buffer place = qd_new(rows * n * 4, 0);
+            qc_cuda_rows_panel a = {
+                .col = cases[c].col, .cols = cases[c].cols, .g = t.d_g.p, .ldg = 100};
+            if (sweeping) {
+                a.less = t.d_less.p;
+                QD_OK(qc_cuda_rows_sweep(&t.p, &a, qd.stream, &qd.err));
+            } else {
+                a.by_place = place.p;
+                QD_OK(qc_cuda_rows_feed(&t.p, &a, qd.stream, &qd.err));
+            }
+            for (uint64_t row = 0; row < rows; row += QC_LANES)
+                changed += by_lanes(&t, row, a.col, cases[c].cols, sweeping, want);
+            float *e = qd_take(&t.d_e, "e"), *less = qd_take(&t.d_less, "less");
+            float *by_place = qd_take(&place, "by place");
+            int8_t *codes = qd_take(&t.d_codes, "codes");
+            unsigned long long *count = qd_take(&t.d_changed, "changed");
+            qd_same(e, t.e, rows * n * 4, "e");
+            qd_same(codes, t.codes, rows * n, "codes");
+            for (uint64_t r = 0; r < rows; r++)
+                qd_same(sweeping ? less + r * QC_CUDA_PANEL : by_place + r * n + a.col,
+                        want + r * QC_TILE_COLS, a.cols * 4, "errors");
+            QT_CHECK(*count == changed, "case %u: %llu changed, not %" PRIu64, c, *count, changed);
+            free(e);
+            free(less);
+            free(by_place);
+            free(codes);
+            free(count);
+            free(want);
+            /* taken already */
+            t.d_e = t.d_less = t.d_codes = t.d_changed = (qd_buffer){0};
+            free_piece(&t);
+        }
+}
+
+static void refit_is_the_best(void **state)
+{
+    (void)state;
+    for (unsigned c = 0; c < 3; c++) {
+        const qc_weights_kind kind = c == 2 ? QC_WEIGHTS_INT8_ROWS : QC_WEIGHTS_NF4;
+        const uint64_t rows = 37, n = 64;
+        piece t = make_piece(kind, rows, n, 6);
+        float *units = qt_alloc(rows * n, 4), *v = qt_alloc(rows * n, 4);
+        double *sums = qt_alloc(rows * 2, 8);
+        uint64_t moved = 0;
+        for (uint64_t i = 0; i < rows * n; i++) {
+            units[i] =
+                kind == QC_WEIGHTS_NF4 ? qc_nf4_code[t.codes[i]] : (float)t.codes[i] * QC_INT8_STEP;
+            v[i] = units[i] * 3.0f;
+        }
+        qd_buffer d_units = qd_new(rows * n * 4, 0), d_v = device_of(v, rows * n * 4);
+        qd_buffer d_sums = device_of(sums, rows * 16);
+        QD_OK(qc_cuda_rows_units(&t.p, 0, n, d_units.p, n, qd.stream, &qd.err));
+        qc_cuda_rows_refit_args a = {.cols = n,
+                                     .width = c == 1 ? 40 : n,
+                                     .first = 1,
+                                     .last = c != 1,
+                                     .units = d_units.p,
+                                     .v = d_v.p,
+                                     .g = t.d_g.p,
+                                     .ldu = n,
+                                     .ldv = n,
+                                     .ldg = 100,
+                                     .sums = d_sums.p,
+                                     .before = c == 0 ? t.d_less.p : NULL};
+        QD_OK(qc_cuda_rows_refit(&t.p, &a, qd.stream, &qd.err));
+        if (c == 1) { /* in two parts */
+            a.at = 40;
+            a.width = 24;
+            a.first = 0;
+            a.last = 1;
+            a.units = (float *)d_units.p + 40;
+            a.v = (float *)d_v.p + 40;
+            a.g = (float *)t.d_g.p + 40;
+            QD_OK(qc_cuda_rows_refit(&t.p, &a, qd.stream, &qd.err));
+        }
+        float *got_units = qd_take(&d_units, "units"), *absmax = qd_take(&t.d_absmax, "absmax");
+        float *e = qd_take(&t.d_e, "e"), *g = qd_take(&t.d_g, "g");
+        float *before = qd_take(&t.d_less, "before");
+        unsigned long long *count = qd_take(&t.d_changed, "changed");
+        float *from = qd_take(&t.d_from, "from_absmax");
+        for (uint64_t i = 0; i < t.scales; i++) {
+            const float want = qc_feedback_inverse(kind, absmax[i]);
+            qd_same(&from[i], &want, 4, "from_absmax");
+        }
+        free(from);
+        qd_same(got_units, units, rows * n * 4, "units");
+        for (uint64_t r = 0; r < rows; r++) {
+            const float old = scale_at(&t, r, 0), now = absmax[r];
+            double ug = 0.0, uu = 0.0;
+            for (uint64_t k = 0; k < n; k++) {
+                ug += (double)units[r * n + k] * (double)t.g[r * 100 + k];
+                uu += (double)units[r * n + k] * (double)v[r * n + k];
+            }
+            const double want = (double)old + ug / uu;
+            const int possible = kind == QC_WEIGHTS_NF4 || want > 0.0;
+            QT_CHECK(fabs((double)now - (possible ? want : (double)old)) <= 1e-6 * fabs(want),
+                     "row %" PRIu64 ": %g, not %g", r, (double)now, want);
+            moved += now != old;
+            if (c == 0)
+                qd_same(before + r * QC_CUDA_PANEL, t.e + r * n, n * 4, "before");
+            for (uint64_t k = 0; k < n && now != old; k++) {
+                const float error = t.target[r * n + k] - value_of(kind, t.codes[r * n + k], now);
+                const float less = (float)((double)now - (double)old) * v[r * n + k];
+                const float true_g = t.g[r * 100 + k] - (c == 1 ? 0.0f : less);
+                qd_same(&e[r * n + k], &error, 4, "e");
+                qd_same(&g[r * 100 + k], &true_g, 4, "g");
+            }
+        }
+        QT_CHECK(*count == moved && moved > rows / 2, "%llu moved, not %" PRIu64, *count, moved);
+        t.d_absmax = t.d_from = t.d_e = t.d_g = t.d_less = t.d_changed = (qd_buffer){0};
+        qd_drop(&d_v);
+        qd_drop(&d_sums);
+        free(got_units);
+        free(absmax);
+        free(e);
+        free(g);
+        free(before);
+        free(count);
+        free(units);
+        free(v);
+        free(sums);
+        free_piece(&t);
+    }
+}
+
+static void plain_things(void **state)
+{
+    const uint64_t rows = 13, n = 75;
+    piece t = make_piece(QC_WEIGHTS_NF4, rows, n, 6);
+    double *sums = qt_alloc(rows, 8);
+    uint8_t *none = qt_alloc(8, 1);
+    (void)state;
+    for (uint64_t r = 0; r < rows; r++)
+        sums[r] = 1.0;
+    memset(none, 0xff, 8);
+    qd_buffer d_sums = device_of(sums, rows * 8), d_square = qd_new(20 * 20 * 4, 0);
+    qd_buffer d_packed = qd_new((rows * n + 1) / 2, 0), d_bad = device_of(none, 8);
+    qd_buffer d_cast = qd_new(rows * n * 4, 0);
+    QD_OK(qc_cuda_rows_dot(t.d_target.p, n, t.d_e.p, n, rows, 70, d_sums.p, qd.stream, &qd.err));
+    QD_OK(qc_cuda_rows_square(t.d_hu.p, n, 31, 20, d_square.p, qd.stream, &qd.err));
+    QD_OK(qc_cuda_rows_pack(t.d_codes.p, rows * n, d_packed.p, qd.stream, &qd.err));
+    QD_OK(qc_cuda_rows_cast(t.d_codes.p, QC_DTYPE_BF16, rows * n / 2, d_cast.p, d_bad.p, qd.stream,
+                            &qd.err));
+    double *got = qd_take(&d_sums, "sums");
+    float *square = qd_take(&d_square, "square"), *floats = qd_take(&d_cast, "cast");
+    uint8_t *packed = qd_take(&d_packed, "packed");
+    uint64_t *bad = qd_take(&d_bad, "bad");
+    for (uint64_t r = 0; r < rows; r++) {
+        double want = 1.0;
+        for (uint64_t k = 0; k < 70; k++)
+            want += (double)t.target[r * n + k] * (double)t.e[r * n + k];
+        QT_CHECK(fabs(got[r] - want) < 1e-12, "sum %g, not %g", got[r], want);
+    }
+    for (uint64_t i = 0; i < 20; i++)
+        for (uint64_t k = 0; k < 20; k++)
+            qd_same(&square[i * 20 + k], &t.hu[(31 + (i < k ? i : k)) * n + 31 + (i < k ? k : i)],
+                    4, "square");
+    for (uint64_t i = 0; i < rows * n + 1; i++)
+        assert_int_equal(qt_nibble(packed, i), i < rows * n ? t.codes[i] : 7);
+    for (uint64_t i = 0; i < rows * n / 2; i++) {
+        uint16_t half;
+        memcpy(&half, t.codes + 2 * i, 2);
+        const float want = qc_f32_from_bf16(half);
+        qd_same(&floats[i], &want, 4, "cast");
+    }
+    assert_true(*bad == UINT64_MAX);
+    free(got);
+    free(square);
+    free(floats);
+    free(packed);
+    free(bad);
+    free(sums);
+    free(none);
+    free_piece(&t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(panels_are_those_of_quant),
+        cmocka_unit_test(refit_is_the_best),
+        cmocka_unit_test(plain_things),
+    };
+    qd_start();
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qd_end();
+    return failed != 0;
+}

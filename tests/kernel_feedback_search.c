@@ -1,0 +1,149 @@
+/* The search of calibrated scales on a GPU: bit for bit what qc_feedback_scales finds. */
+#include "feedback_testing.h"
+#include "quant_device_fixture.h"
+
+#include "base/alloc.h"
+#include "kernels/cuda_feedback_internal.h"
+
+typedef enum { ANY, TINY, HUGE_ONES, ZEROS } values;
+
+typedef struct {
+    qc_feedback_form form;
+    uint64_t rows, n;
+    values x;
+    int weighed;
+} a_case;
+
+static const a_case cases[] = {
+    {{QC_WEIGHTS_NF4, 64, 0}, 9, 192, ANY, 1},
+    {{QC_WEIGHTS_NF4, 64, 1}, 9, 192, ANY, 1},
+    {{QC_WEIGHTS_NF4, 64, 1}, 70, 250, ANY, 0},
+    {{QC_WEIGHTS_NF4, 32, 1}, 5, 101, ANY, 1},
+    {{QC_WEIGHTS_NF4, 128, 1}, 1, 7, ANY, 1},
+    {{QC_WEIGHTS_NF4, 512, 0}, 3, 300, ANY, 1},
+    {{QC_WEIGHTS_NF4, 4096, 1}, 5, 1000, ANY, 1},
+    {{QC_WEIGHTS_NF4, 64, 1}, 8, 128, ZEROS, 1},
+    {{QC_WEIGHTS_NF4, 64, 0}, 4, 128, TINY, 1},
+    {{QC_WEIGHTS_NF4, 64, 0}, 4, 128, HUGE_ONES, 0},
+    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 7, 300, ANY, 1},
+    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 3, 1, ANY, 1},
+    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 5, 65, TINY, 0},
+    {{QC_WEIGHTS_INT8_BLOCKS, 64, 0}, 6, 100, ANY, 1},
+    {{QC_WEIGHTS_INT8_BLOCKS, 64, 1}, 9, 128, ANY, 1},
+    {{QC_WEIGHTS_INT8_BLOCKS, 256, 1}, 6, 512, ZEROS, 1},
+};
+
+/* What a weight, or T, can be; a few are zero, of either sign. */
+static float value_of_kind(qt_rng *rng, values kind)
+{
+    const float v = qt_randn(rng) * (qt_below(rng, 60) == 0 ? 6.0f : 1.0f);
+    const uint64_t dice = qt_below(rng, 16);
+    if (dice == 0)
+        return v < 0.0f ? -0.0f : 0.0f;
+    if (kind == TINY)
+        return v * (dice < 8 ? 0x1p-112f : 0x1p-126f);
+    if (kind == HUGE_ONES)
+        return v * 0x1p55f;
+    return kind == ZEROS && dice < 14 ? 0.0f : v * 0.02f;
+}
+
+static void check(qt_rng *rng, const a_case *c, unsigned number)
+{
+    const uint32_t n = (uint32_t)c->n, elems = (uint32_t)c->rows * n;
+    const uint32_t block = c->form.block_elems ? c->form.block_elems : n;
+    const uint32_t blocks = (elems + block - 1) / block, groups = blocks / QC_NESTED_BLOCK + 1;
+    float *x = qt_alloc(elems, 4), *d = qt_alloc(n, 4);
+    float *absmax = qt_alloc(blocks, 4), *nested = qt_alloc(groups, 4);
+    uint8_t *codes = qt_alloc(blocks, 1);
+    char what[80];
+    (void)snprintf(what, sizeof what, "case %u", number);
+    for (uint32_t i = 0; i < elems; i++)
+        x[i] = value_of_kind(rng, c->x);
+    if (c->x == ZEROS) /* whole blocks */
+        memset(x, 0, (elems < 4 * block ? elems / 2 : 2 * block) * 4);
+    for (uint32_t k = 0; k < n; k++)
+        d[k] = qt_below(rng, 9) == 0 ? 0.0f : (float)(qt_below(rng, 1000) + 1) / 37.0f;
+
+    /* The truth: scales before double quantization, then after. */
+    struct qc_feedback f = {
+        .lanes = &qc_feedback_lanes_scalar, .isa = QC_ISA_SCALAR, .threads = 1, .n = n};
+    qc_feedback_out out = {NULL, absmax, codes, nested, 0.0f};
+    qc_feedback_form plain = c->form;
+    plain.nested = 0;
+    QD_OK(qc_feedback_scales(&f, &plain, x, c->weighed ? d : NULL, c->rows, &out, &qd.err));
+    qc_cuda_feedback gpu = {.tools = {NULL, NULL, qd.stream}, .n = n};
+    qd_buffer dx = qd_new_from(x, (size_t)elems * 4, 0), dd = qd_new_from(d, n * 4, 0);
+    qd_buffer da = qd_new((size_t)blocks * 4, 0);
+    const float *weights = c->weighed ? dd.p : NULL;
+    QD_OK(qc_cuda_feedback_find(&gpu, &plain, dx.p, weights, c->rows, da.p, &qd.err));
+    float *found = qd_take(&da, what);
+    qd_same(found, absmax, (size_t)blocks * 4, what);
+    if (c->form.nested) {
+        /* As the weight's driver does: the host nests what was found. */
+        const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
+        const float offset =
+            c->form.kind == QC_WEIGHTS_NF4 ? 0.0f : qc_nested_offset(found, blocks);
+        uint8_t *host_codes = qt_alloc(blocks, 1);
+        float *host_nested = qt_alloc(groups, 4);
+        for (uint32_t b = 0; b < blocks; b += QC_NESTED_BLOCK)
+            ops->nested_quantize(found + b,
+                                 blocks - b < QC_NESTED_BLOCK ? blocks - b : QC_NESTED_BLOCK,
+                                 offset, host_codes + b, host_nested + b / QC_NESTED_BLOCK);
+        qd_buffer ds = qd_new_from(found, (size_t)blocks * 4, 0),
+                  dc = qd_new_from(host_codes, blocks, 0);
+        qd_buffer dn = qd_new_from(host_nested, groups * 4, 0);
+        qd_buffer dm = qd_new_from(qc_dynamic_map, 1024, 0);
+        QD_OK(qc_cuda_feedback_nest(&gpu, &c->form, dx.p, weights, c->rows, ds.p, dc.p, dn.p, dm.p,
+                                    offset, &qd.err));
+        QD_OK(qc_feedback_scales(&f, &c->form, x, c->weighed ? d : NULL, c->rows, &out, &qd.err));
+        uint8_t *got_codes = qd_take(&dc, what);
+        float *got = qd_take(&ds, what);
+        QT_CHECK(out.nested_offset == offset, "%s: offset", what);
+        qd_same(host_nested, nested, (groups - (blocks % QC_NESTED_BLOCK == 0)) * 4, what);
+        qd_same(got_codes, codes, blocks, what);
+        qd_same(got, absmax, (size_t)blocks * 4, what);
+        qd_drop(&dn);
+        qd_drop(&dm);
+        free(got);
+        free(got_codes);
+        free(host_codes);
+        free(host_nested);
+    }
+    free(found);
+    qd_drop(&dx);
+    qd_drop(&dd);
+    free(x);
+    free(d);
+    free(absmax);
+    free(nested);
+    free(codes);
+}
+
+static void scales_are_the_cpus(void **state)
+{
+    qt_rng rng = qt_rng_start("gpu scales");
+    (void)state;
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++)
+        check(&rng, &cases[i], i);
+}
+
+static void nothing_to_do(void **state)
+{
+    const qc_feedback_form form = {QC_WEIGHTS_NF4, 64, 1};
+    qc_cuda_feedback gpu = {.tools = {NULL, NULL, qd.stream}, .n = 64};
+    (void)state;
+    QD_OK(qc_cuda_feedback_find(&gpu, &form, NULL, NULL, 0, NULL, &qd.err));
+    QD_OK(qc_cuda_feedback_nest(&gpu, &form, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0.0f, &qd.err));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(scales_are_the_cpus),
+        cmocka_unit_test(nothing_to_do),
+    };
+    qd_start();
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qd_end();
+    return failed != 0;
+}

@@ -1,0 +1,249 @@
+/* qc_cuda_feedback_weight against qc_feedback_weight with the same factor: errors within 1e-3, few
+ * codes that differ. The factor is the CPU's, uploaded. */
+#include "feedback_testing.h"
+#include "quant_device_fixture.h"
+
+#include "kernels/cuda_feedback_internal.h"
+#include "kernels/cuda_feedback_weight.h"
+
+#include "base/workers.h"
+
+static qc_cublas *cublas;
+
+/* f on the device */
+static qc_cuda_feedback upload(const qc_feedback *f)
+{
+    const uint64_t n = f->n;
+    uint32_t *order = qt_alloc(n, 4);
+    for (uint64_t k = 0; k < n; k++)
+        order[k] = (uint32_t)f->order[k];
+    qc_cuda_feedback out = {.tools = {cublas, NULL, qd.stream}, .n = n, .options = f->options};
+    const struct {
+        void *to;
+        const void *from;
+        uint64_t bytes;
+    } parts[] = {{&out.order, order, n * 4},
+                 {&out.hu, f->hu, n * n * 4},
+                 {&out.d, f->d, n * 4},
+                 {&out.inverse, f->inverse, n * 4},
+                 {&out.m, f->m, f->m ? n * n * 4 : 0}};
+    for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++) {
+        void *p = NULL;
+        QD_OK(qc_cuda_malloc(&p, parts[i].bytes, &qd.err));
+        QD_OK(qc_cuda_to_device(p, parts[i].from, parts[i].bytes, qd.stream, &qd.err));
+        memcpy(parts[i].to, &p, sizeof p);
+    }
+    QD_OK(qc_cuda_stream_synchronize(qd.stream, &qd.err));
+    free(order);
+    return out;
+}
+
+static void drop(qc_cuda_feedback *f)
+{
+    qc_cuda_free(f->order);
+    qc_cuda_free(f->hu);
+    qc_cuda_free(f->d);
+    qc_cuda_free(f->inverse);
+    qc_cuda_free(f->m);
+}
+
+/* limit 0: by the device's free memory */
+static made quantize_on_device(const qc_cuda_feedback *f, qc_feedback_form form, const void *w,
+                               qc_dtype dtype, uint64_t rows, uint64_t limit)
+{
+    made m = {.form = form, .rows = rows, .n = f->n};
+    qc_status st;
+    m.blocks = form.block_elems ? (rows * m.n + form.block_elems - 1) / form.block_elems : rows;
+    m.q = qt_alloc(rows * m.n, 4);
+    m.codes = qt_alloc(rows * m.n, 1);
+    m.absmax_codes = qt_alloc(m.blocks, 1);
+    m.absmax = qt_alloc(m.blocks, 4);
+    m.nested_absmax = qt_alloc(m.blocks / QC_NESTED_BLOCK + 1, 4);
+    qc_feedback_out out = {m.codes, m.absmax, m.absmax_codes, m.nested_absmax, NAN};
+    if (limit)
+        st = qc_cuda_feedback_weight_within(f, &form, w, dtype, rows, limit, &out, &m.result,
+                                            &qd.err);
+    else
+        st = qc_cuda_feedback_weight(f, &form, w, dtype, rows, &out, &m.result, &qd.err);
+    QT_CHECK(st == QC_OK, "%s", qd.err.msg);
+    m.offset = out.nested_offset;
+    decode(&m);
+    return m;
+}
+
+/* Shares of codes and scales that differ. */
+static void compare(const made *got, const made *want, double most, const char *what)
+{
+    const uint64_t elems = want->rows * want->n;
+    uint64_t codes = 0, scales = 0;
+    for (uint64_t i = 0; i < elems; i++)
+        codes += got->form.kind == QC_WEIGHTS_NF4
+                     ? qt_nibble(got->codes, i) != qt_nibble(want->codes, i)
+                     : got->codes[i] != want->codes[i];
+    for (uint64_t b = 0; b < want->blocks; b++)
+        scales += fabsf(got->absmax[b] - want->absmax[b]) > 1e-5f * fabsf(want->absmax[b]);
+    if (getenv("QC_TEST_SHOW"))
+        print_message("%s: %.5f of codes, %.5f of scales; %.6g %.6g, not %.6g %.6g\n", what,
+                      (double)codes / (double)elems, (double)scales / (double)want->blocks,
+                      got->result.rounded, got->result.calibrated, want->result.rounded,
+                      want->result.calibrated);
+    QT_CHECK((double)codes <= most * (double)elems, "%s: %" PRIu64 " codes of %" PRIu64, what,
+             codes, elems);
+    QT_CHECK((double)scales <= most * (double)want->blocks + 2.0,
+             "%s: %" PRIu64 " scales of %" PRIu64, what, scales, want->blocks);
+    QT_CHECK(got->offset == want->offset || fabsf(got->offset / want->offset - 1.0f) < 1e-5f,
+             "%s: offset %g, not %g", what, (double)got->offset, (double)want->offset);
+    QT_CHECK(fabs(got->result.rounded / want->result.rounded - 1.0) < 1e-3 &&
+                 fabs(got->result.calibrated / want->result.calibrated - 1.0) < 2e-3,
+             "%s: errors %g and %g, not %g and %g", what, got->result.rounded,
+             got->result.calibrated, want->result.rounded, want->result.calibrated);
+}
+
+typedef struct {
+    qc_feedback_form form;
+    uint64_t rows, n;
+    int cross, dead, pieces;
+    unsigned sweeps;
+    qc_dtype dtype;
+} a_case;
+
+/* Small ones, and n above a super of 512 columns. */
+static const a_case cases[] = {
+    {{QC_WEIGHTS_NF4, 64, 0}, 40, 192, 0, 0, 0, 0, QC_DTYPE_F32},
+    {{QC_WEIGHTS_NF4, 64, 1}, 40, 192, 1, 1, 0, 3, QC_DTYPE_BF16},
+    {{QC_WEIGHTS_NF4, 32, 1}, 260, 96, 0, 0, 1, 1, QC_DTYPE_F16},
+    {{QC_WEIGHTS_NF4, 64, 0}, 33, 101, 1, 0, 0, 2, QC_DTYPE_F32},
+    {{QC_WEIGHTS_NF4, 64, 0}, 150, 101, 0, 1, 1, 1, QC_DTYPE_F32},
+    {{QC_WEIGHTS_NF4, 128, 0}, 1, 256, 0, 0, 0, 4, QC_DTYPE_F32},
+    {{QC_WEIGHTS_NF4, 64, 1}, 6, 576, 0, 0, 0, 2, QC_DTYPE_F32},
+    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 10, 520, 1, 0, 1, 2, QC_DTYPE_F32},
+    {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 37, 50, 0, 1, 1, 2, QC_DTYPE_BF16},
+    {{QC_WEIGHTS_INT8_BLOCKS, 64, 0}, 40, 128, 0, 0, 0, 2, QC_DTYPE_F32},
+    {{QC_WEIGHTS_INT8_BLOCKS, 64, 1}, 140, 128, 1, 0, 1, 1, QC_DTYPE_F32},
+    {{QC_WEIGHTS_INT8_BLOCKS, 256, 1}, 12, 512, 0, 0, 0, 2, QC_DTYPE_F32},
+    {{QC_WEIGHTS_NF4, 1024, 0}, 3, 1024, 0, 0, 0, 1, QC_DTYPE_F32},
+};
+
+static void weights_are_the_cpus(void **state)
+{
+    qt_rng rng = qt_rng_start("gpu weights");
+    (void)state;
+    for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const a_case c = cases[i];
+        char what[64];
+        data d = make_data(&rng, c.n, c.n < 300 ? 2 * c.n : 60, c.dead);
+        float *w = make_weight(&rng, c.rows, c.n);
+        void *source = qt_alloc(c.rows * c.n, qt_size(c.dtype));
+        for (uint64_t k = 0; k < c.rows * c.n; k++) {
+            qt_put(source, c.dtype, k, (double)w[k]);
+            w[k] = (float)qt_get(source, c.dtype, k);
+        }
+        const qc_feedback_options options = {c.n < 300 ? TEST_DAMPING : 1.0, c.sweeps};
+        qc_feedback *f = open_with(&d, c.cross, 1, options, NULL);
+        qc_cuda_feedback gpu = upload(f);
+        made want = quantize_with(f, c.form, w, c.rows, c.n);
+        made got = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, 0);
+        (void)snprintf(what, sizeof what, "case %u", i);
+        /* int8: steps are finer, so that more values lie near the middle of two */
+        const double most = c.form.kind == QC_WEIGHTS_NF4 ? 0.02 : 0.05;
+        compare(&got, &want, most, what);
+        if (c.pieces) {
+            made parts = quantize_on_device(&gpu, c.form, source, c.dtype, c.rows, 1);
+            (void)snprintf(what, sizeof what, "case %u in pieces", i);
+            compare(&parts, &got, most, what);
+            free_made(&parts);
+        }
+        free_made(&got);
+        free_made(&want);
+        drop(&gpu);
+        qc_feedback_close(f);
+        free(source);
+        free(w);
+        free_data(&d);
+    }
+}
+
+static void what_is_refused(void **state)
+{
+    qt_rng rng = qt_rng_start("gpu refused");
+    data d = make_data(&rng, 96, 200, 0);
+    qc_feedback *f = open_with(&d, 0, 1, (qc_feedback_options){TEST_DAMPING, 1}, NULL);
+    qc_cuda_feedback gpu = upload(f);
+    float *w = make_weight(&rng, 50, 96), absmax[75];
+    uint8_t codes[50 * 96], absmax_codes[75];
+    float nested[1];
+    qc_feedback_out out = {codes, absmax, absmax_codes, nested, NAN};
+    qc_feedback_result result;
+    qc_feedback_form form = {QC_WEIGHTS_NF4, 64, 0};
+    uint64_t before = 0, left = 0, total = 0;
+    (void)state;
+    QD_OK(qc_cuda_memory(&before, &total, &qd.err));
+    w[7 * 96 + 5] = INFINITY;
+    w[41 * 96] = NAN;
+    assert_int_equal(
+        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
+        QC_ERR_NONFINITE);
+    assert_string_equal(qd.err.msg, "weight in row 7, column 5 is not finite");
+    w[7 * 96 + 5] = 0.0f; /* the other in a later piece */
+    assert_int_equal(
+        qc_cuda_feedback_weight_within(&gpu, &form, w, QC_DTYPE_F32, 50, 1, &out, &result, &qd.err),
+        QC_ERR_NONFINITE);
+    assert_string_equal(qd.err.msg, "weight in row 41, column 0 is not finite");
+    w[41 * 96] = 0.0f;
+    form.block_elems = 48;
+    assert_int_equal(
+        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
+        QC_ERR_USAGE);
+    form.block_elems = 64;
+    qc_interrupt();
+    assert_int_equal(
+        qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err),
+        QC_ERR_INTERRUPTED);
+    qc_interrupt_clear();
+    QD_OK(qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 0, &out, &result, &qd.err));
+    QD_OK(qc_cuda_feedback_weight(&gpu, &form, w, QC_DTYPE_F32, 50, &out, &result, &qd.err));
+    QD_OK(qc_cuda_memory(&left, &total, &qd.err));
+    assert_true(left == before);
+    drop(&gpu);
+    qc_feedback_close(f);
+    free(w);
+    free_data(&d);
+}
+
+static void bytes_are_told(void **state)
+{
+    const qc_feedback_form nf4 = {QC_WEIGHTS_NF4, 64, 1}, rows = {QC_WEIGHTS_INT8_ROWS, 0, 0};
+    const uint64_t all = qc_cuda_feedback_weight_bytes(8192, 8192, &nf4, 1);
+    (void)state;
+    assert_true(all > UINT64_C(13) * 8192 * 8192 && all < UINT64_C(14) * 8192 * 8192);
+    assert_true(qc_cuda_feedback_weight_least_bytes(8192, 8192, &nf4, 1) ==
+                qc_cuda_feedback_weight_bytes(2, 8192, &nf4, 1));
+    assert_true(qc_cuda_feedback_weight_least_bytes(100000, 4097, &nf4, 1) ==
+                qc_cuda_feedback_weight_bytes(16384, 4097, &nf4, 1));
+    assert_true(qc_cuda_feedback_weight_least_bytes(5, 4097, &rows, 1) ==
+                qc_cuda_feedback_weight_bytes(1, 4097, &rows, 1));
+    assert_true(qc_cuda_feedback_weight_bytes(UINT64_MAX, 4096, &nf4, 1) == UINT64_MAX);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(weights_are_the_cpus),
+        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(bytes_are_told),
+    };
+    qc_error err;
+    if (qc_blas_open(&blas, &err) != QC_OK) {
+        print_message("skipped: %s\n", err.msg);
+        return 77;
+    }
+    qd_start();
+    if (qc_cublas_open(&cublas, qd.device.runtime_version, &err) != QC_OK) {
+        print_message("skipped: %s\n", err.msg);
+        return 77;
+    }
+    const int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    qc_cublas_close(cublas);
+    qd_end();
+    return failed != 0;
+}
