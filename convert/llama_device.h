@@ -29,4 +29,14 @@ QC_NODISCARD qc_status qc_llama_device_logits(qc_llama_device *d, const qc_llama
                                               const float *hidden, uint64_t n, float *out,
                                               qc_error *err);
 
+/* ---- as a GPU wants them ---- */
+
+/* tables: to be freed, when out is no longer used. */
+QC_NODISCARD qc_status qc_llama_device_form(qc_gpu_decoder_form *out, void **tables,
+                                            const qc_llama_shape *shape, uint64_t longest,
+                                            qc_error *err);
+/* Borrow. window: of attention, 0: none. */
+qc_gpu_matrix qc_llama_device_matrix(const qc_llama_matrix *m);
+qc_gpu_decoder_layer qc_llama_device_weights(const qc_llama_weights *w, uint64_t window);
+
 #endif

@@ -57,15 +57,6 @@ typedef struct {
 /* Goes on to the next; 0: there is none. */
 int qc_llama_cpu_next(const qc_llama_cpu *cpu, qc_llama_chunk *c);
 
-typedef enum {
-    QC_LLAMA_AT_QKV,  /* from hidden before the layer */
-    QC_LLAMA_AT_O,    /* from hidden before the layer */
-    QC_LLAMA_AT_GATE, /* from inputs of o and hidden before the layer, which is then the one behind
-                         attention: of gate and up */
-    QC_LLAMA_AT_DOWN, /* from hidden behind attention */
-    QC_LLAMA_AT_END   /* from hidden behind attention, which is then the one behind the layer */
-} qc_llama_stage;
-
 /* *x: inputs of the stage's linear layers, [chunk's tokens, n], rows *ldx floats apart, until the
  * next call; nothing at the end. hidden [tokens, hidden], attended [tokens, q] (inputs of o, for
  * AT_GATE only): of the whole batch. All stages in a row give what qc_llama_cpu_layer gives. */

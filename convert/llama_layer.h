@@ -4,20 +4,10 @@
 #define QC_CONVERT_LLAMA_LAYER_H
 
 #include "convert/llama_config.h"
+#include "convert/llama_stage.h"
 #include "convert/recipe_coded.h"
 #include "convert/stored_read.h"
 #include "quant/quant_ops.h"
-
-typedef enum {
-    QC_LLAMA_Q,
-    QC_LLAMA_K,
-    QC_LLAMA_V,
-    QC_LLAMA_O,
-    QC_LLAMA_GATE,
-    QC_LLAMA_UP,
-    QC_LLAMA_DOWN,
-    QC_LLAMA_MATRICES
-} qc_llama_part;
 
 typedef enum {
     QC_LLAMA_INPUT_NORM,

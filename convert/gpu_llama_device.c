@@ -1,0 +1,301 @@
+/* Device memory, set-up and weights of the decoder; see gpu_llama_parts.h. */
+#include "convert/gpu_llama_parts.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#define ALIGNMENT 256u
+
+/* ---- memory ---------------------------------------------------------------------------------- */
+
+uint64_t qc_gpu_aligned(uint64_t bytes)
+{
+    return qc_sat_add(bytes, ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+qc_status qc_gpu_grow(qc_gpu_forward *d, qc_gpu_memory *m, uint64_t bytes, qc_error *err)
+{
+    size_t size = 0;
+    void *v = NULL;
+    if (bytes <= m->bytes)
+        return QC_OK;
+    if (qc_u64_to_size(bytes, &size))
+        QC_FAIL(err, QC_ERR_NOMEM, "a layer is too large for a GPU's memory");
+    QC_TRY(qc_cuda_stream_synchronize(d->stream, err)); /* nothing uses the old one */
+    qc_cuda_free(m->base);
+    *m = (qc_gpu_memory){0};
+    QC_TRY(qc_cuda_malloc(&v, size, err));
+    *m = (qc_gpu_memory){v, bytes};
+    return QC_OK;
+}
+
+void *qc_gpu_cut(qc_gpu_cutter *c, uint64_t bytes)
+{
+    void *at = c->base ? c->base + c->used : NULL;
+    c->used = qc_sat_add(c->used, qc_gpu_aligned(bytes));
+    return at;
+}
+
+uint64_t qc_gpu_larger(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
+uint64_t qc_gpu_bytes_of(uint64_t tokens, uint64_t each, uint64_t size)
+{
+    return qc_sat_mul(qc_sat_mul(tokens, each), size);
+}
+
+qc_gpu_activations qc_gpu_lay_activations(const qc_gpu_decoder_form *f, uint64_t tokens,
+                                          qc_gpu_cutter *c)
+{
+    uint64_t q = qc_sat_mul(f->heads, f->head_dim), kv = qc_sat_mul(f->kv_heads, f->head_dim);
+    uint64_t widest =
+        qc_gpu_larger(qc_gpu_larger(f->hidden, f->intermediate), qc_gpu_larger(q, kv));
+    qc_gpu_activations a = {.tokens = tokens};
+    a.hidden = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, f->hidden, sizeof(float)));
+    a.q = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, q, sizeof(float)));
+    a.k = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, kv, sizeof(float)));
+    a.v = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, kv, sizeof(float)));
+    a.attended = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, q, sizeof(float)));
+    a.x = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, widest, sizeof(uint16_t)));
+    a.a = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, widest, sizeof(uint16_t)));
+    a.b = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, f->intermediate, sizeof(uint16_t)));
+    a.exponent = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, 1, sizeof(int)));
+    a.exponent2 = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, 1, sizeof(int)));
+    a.position = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, 1, sizeof(uint32_t)));
+    a.tiles = qc_gpu_cut(c, qc_gpu_bytes_of(tokens, 1, sizeof(qc_cuda_query_tile)));
+    return a;
+}
+
+static qc_status make_room(qc_gpu_forward *d, qc_error *err)
+{
+    void *v = NULL;
+    uint64_t tokens = qc_gpu_larger(d->form.longest, QC_GPU_TOKENS);
+    for (;;) {
+        qc_gpu_cutter count = {0};
+        qc_gpu_lay_activations(&d->form, tokens, &count);
+        qc_status st = qc_gpu_grow(d, &d->room, count.used, err);
+        if (st == QC_OK)
+            break;
+        if (st != QC_ERR_NOMEM || tokens == d->form.longest)
+            return st;
+        tokens = qc_gpu_larger(tokens / 2, d->form.longest);
+    }
+    qc_gpu_cutter c = {.base = d->room.base};
+    d->act = qc_gpu_lay_activations(&d->form, tokens, &c);
+    QC_TRY(qc_calloc(&v, (size_t)tokens, sizeof *d->position, err));
+    d->position = v;
+    v = NULL;
+    QC_TRY(qc_calloc(&v, (size_t)tokens, sizeof *d->tiles, err));
+    d->tiles = v;
+    return QC_OK;
+}
+
+qc_status qc_gpu_forward_init(qc_gpu_forward *d, const qc_cuda_device *device,
+                              const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
+                              qc_error *err)
+{
+    d->device = *device;
+    d->form = *form;
+    const float *cosine = d->form.cosine, *sine = d->form.sine;
+    uint64_t bytes = qc_gpu_bytes_of(d->form.longest, d->form.head_dim / 2, sizeof(float));
+    QC_TRY(qc_cuda_use(&d->device, err));
+    QC_TRY(qc_cuda_stream_create(&d->stream, err));
+    QC_TRY(qc_matmul_create(&d->handle, d->device.index, err));
+    if (tuning)
+        QC_TRY(qc_matmul_set_tuning(d->handle, tuning->rows, tuning->count, err));
+    QC_TRY(qc_gpu_grow(d, &d->tables, qc_sat_mul(2, qc_gpu_aligned(bytes)), err));
+    qc_gpu_cutter c = {.base = d->tables.base};
+    float *to_cosine = qc_gpu_cut(&c, bytes), *to_sine = qc_gpu_cut(&c, bytes);
+    QC_TRY(qc_cuda_to_device(to_cosine, cosine, (size_t)bytes, d->stream, err));
+    QC_TRY(qc_cuda_to_device(to_sine, sine, (size_t)bytes, d->stream, err));
+    d->form.cosine = to_cosine;
+    d->form.sine = to_sine;
+    QC_TRY(make_room(d, err));
+    return qc_cuda_stream_synchronize(d->stream, err);
+}
+
+void qc_gpu_forward_deinit(qc_gpu_forward *d)
+{
+    qc_gpu_memory *all[] = {&d->tables, &d->room, &d->workspace};
+    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
+        qc_cuda_free(all[i]->base);
+    qc_matmul_destroy(d->handle);
+    qc_cuda_stream_destroy(d->stream);
+    qc_free(d->position);
+    qc_free(d->tiles);
+}
+
+qc_status qc_gpu_check_form(const qc_gpu_decoder_form *f, qc_error *err)
+{
+    if (f->head_dim == 0 || f->head_dim % 2 != 0 || f->head_dim > QC_CUDA_HEAD_MOST)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "attention heads of %llu elements: the GPU kernels take even ones up to %u",
+                (unsigned long long)f->head_dim, QC_CUDA_HEAD_MOST);
+    if (f->longest == 0 || f->longest > UINT32_MAX / 2 || f->heads > UINT32_MAX ||
+        f->kv_heads == 0 || f->heads % f->kv_heads != 0)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED,
+                "%llu heads over %llu of keys, windows of %llu tokens: not for the GPU kernels",
+                (unsigned long long)f->heads, (unsigned long long)f->kv_heads,
+                (unsigned long long)f->longest);
+    return QC_OK;
+}
+
+/* ---- weights --------------------------------------------------------------------------------- */
+
+/* Bytes of the arrays of a quantized weight. */
+typedef struct {
+    uint64_t codes, scales, nested;
+} array_bytes;
+
+static array_bytes bytes_of_arrays(const qc_weights *w)
+{
+    uint64_t n = w->rows * w->cols;
+    array_bytes b = {.codes = w->kind == QC_WEIGHTS_NF4 ? n / 2 + n % 2 : n};
+    uint64_t scales =
+        w->kind == QC_WEIGHTS_INT8_ROWS ? w->rows : qc_ceil_div_u64(n, w->block_elems);
+    b.scales = w->absmax ? scales * sizeof(float) : scales;
+    if (!w->absmax)
+        b.nested = qc_ceil_div_u64(scales, w->nested_block) * sizeof(float);
+    return b;
+}
+
+uint64_t qc_gpu_dense_bytes(const qc_gpu_matrix *m)
+{
+    return qc_gpu_bytes_of(m->rows, m->cols, qc_dtype_bits(m->dtype) / 8);
+}
+
+qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_gpu_matrix *m, qc_gpu_cutter *c)
+{
+    qc_gpu_device_matrix out = {.rows = m->rows, .cols = m->cols, .is_dense = !m->quantized};
+    if (m->bias)
+        out.bias = qc_gpu_cut(c, qc_gpu_bytes_of(m->rows, 1, sizeof(float)));
+    if (out.is_dense) {
+        out.half = qc_gpu_cut(c, qc_gpu_bytes_of(m->rows, m->cols, sizeof(uint16_t)));
+        out.exponent = qc_gpu_cut(c, sizeof(int));
+        out.largest = qc_gpu_cut(c, sizeof(uint32_t));
+        return out;
+    }
+    const qc_weights *w = m->quantized;
+    array_bytes b = bytes_of_arrays(w);
+    void *codes = qc_gpu_cut(c, b.codes), *scales = qc_gpu_cut(c, b.scales);
+    void *nested = b.nested ? qc_gpu_cut(c, b.nested) : NULL;
+    void *nested_map = w->nested_map ? qc_gpu_cut(c, 256 * sizeof(float)) : NULL;
+    void *code_map = w->code_map ? qc_gpu_cut(c, 16 * sizeof(float)) : NULL;
+    out.stored = *w;
+    out.stored.codes = codes; /* aligned, as those of the host need not be */
+    out.prepared =
+        qc_gpu_cut(c, qc_matmul_prepared_bytes(&out.stored, qc_matmul_repack_helps(&out.stored)));
+    out.stored.absmax = w->absmax ? scales : NULL;
+    out.stored.absmax_codes = w->absmax ? NULL : scales;
+    out.stored.nested_absmax = nested;
+    out.stored.nested_map = nested_map;
+    out.stored.code_map = code_map;
+    return out;
+}
+
+/* device is an array that lay_matrix gave, hence not the const that qc_weights says. */
+static qc_status copy_array(qc_gpu_forward *d, const void *device, const void *host, uint64_t bytes,
+                            qc_error *err)
+{
+    union {
+        const void *from;
+        void *to;
+    } p = {.from = device};
+    return qc_cuda_to_device(p.to, host, (size_t)bytes, d->stream, err);
+}
+
+/* stage: room for a dense weight as it comes. */
+static qc_status fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix *m, qc_gpu_device_matrix *out,
+                             void *stage, qc_error *err)
+{
+    if (m->bias)
+        QC_TRY(copy_array(d, out->bias, m->bias, m->rows * sizeof(float), err));
+    if (out->is_dense) {
+        QC_TRY(qc_cuda_to_device(stage, m->dense, (size_t)qc_gpu_dense_bytes(m), d->stream, err));
+        return qc_cuda_llama_weight(stage, m->dtype, m->rows * m->cols, out->half, out->exponent,
+                                    out->largest, d->stream, err);
+    }
+    const qc_weights *w = m->quantized, *to = &out->stored;
+    array_bytes b = bytes_of_arrays(w);
+    QC_TRY(copy_array(d, to->codes, w->codes, b.codes, err));
+    if (w->absmax)
+        QC_TRY(copy_array(d, to->absmax, w->absmax, b.scales, err));
+    else
+        QC_TRY(copy_array(d, to->absmax_codes, w->absmax_codes, b.scales, err));
+    if (b.nested)
+        QC_TRY(copy_array(d, to->nested_absmax, w->nested_absmax, b.nested, err));
+    if (w->nested_map)
+        QC_TRY(copy_array(d, to->nested_map, w->nested_map, 256 * sizeof(float), err));
+    if (w->code_map)
+        QC_TRY(copy_array(d, to->code_map, w->code_map, 16 * sizeof(float), err));
+    return qc_matmul_prepare(d->handle, to, qc_matmul_repack_helps(to), out->prepared, &out->ready,
+                             d->stream, err);
+}
+
+qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix *m, qc_gpu_device_matrix *out,
+                             void *stage, uint64_t tokens, uint64_t *workspace, qc_error *err)
+{
+    QC_TRY(fill_matrix(d, m, out, stage, err));
+    uint64_t bytes = qc_matmul_no_gemm(d->handle) ? 0 : QC_MATMUL_DENSE_WORKSPACE;
+    if (!out->is_dense)
+        bytes = qc_matmul_workspace_bytes(d->handle, &out->ready, tokens, QC_MATMUL_AUTO,
+                                          QC_GPU_WORKSPACE_MOST);
+    if (bytes == UINT64_MAX)
+        QC_FAIL(err, QC_ERR_NOMEM, "a product's workspace does not fit the GPU");
+    out->workspace_bytes = bytes;
+    *workspace = bytes + (out->is_dense ? QC_MATMUL_HEADER_BYTES : 0);
+    return QC_OK;
+}
+
+qc_status qc_gpu_make_workspace(qc_gpu_forward *d, uint64_t bytes, qc_error *err)
+{
+    QC_TRY(qc_gpu_grow(d, &d->workspace, bytes, err));
+    return qc_matmul_workspace_init(d->workspace.base, bytes, d->stream, err);
+}
+
+qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_matrix *const *in,
+                              qc_gpu_device_matrix *const *out, unsigned count, uint64_t extra,
+                              uint64_t tokens, qc_gpu_memory *memory, unsigned char **extra_at,
+                              qc_error *err)
+{
+    uint64_t stage_bytes = 0, workspace = 0;
+    qc_gpu_cutter counted = {0};
+    for (unsigned i = 0; i < count; i++) {
+        qc_gpu_lay_matrix(in[i], &counted);
+        if (!in[i]->quantized)
+            stage_bytes = qc_gpu_larger(stage_bytes, qc_gpu_dense_bytes(in[i]));
+    }
+    qc_gpu_cut(&counted, stage_bytes);
+    qc_gpu_cut(&counted, extra);
+    QC_TRY(qc_gpu_grow(d, memory, counted.used, err));
+    qc_gpu_cutter c = {.base = memory->base};
+    for (unsigned i = 0; i < count; i++)
+        *out[i] = qc_gpu_lay_matrix(in[i], &c);
+    void *stage = qc_gpu_cut(&c, stage_bytes);
+    *extra_at = qc_gpu_cut(&c, extra);
+    for (unsigned i = 0; i < count; i++) {
+        uint64_t bytes = 0;
+        QC_TRY(qc_gpu_fill_matrix(d, in[i], out[i], stage, tokens, &bytes, err));
+        workspace = qc_gpu_larger(workspace, bytes);
+    }
+    return qc_gpu_make_workspace(d, workspace, err);
+}
+
+qc_status qc_gpu_multiply(qc_gpu_forward *d, const qc_gpu_device_matrix *w, const uint16_t *x,
+                          const int *exponent, uint64_t rows, uint16_t *y, qc_cuda_product *out,
+                          qc_error *err)
+{
+    qc_matmul_io io = {.m = rows, .x = x, .x_dtype = QC_DTYPE_F16, .y = y, .y_dtype = QC_DTYPE_F16};
+    *out =
+        (qc_cuda_product){.half = y, .exponent = exponent, .weight = w->exponent, .bias = w->bias};
+    if (!w->is_dense)
+        return qc_matmul_run(d->handle, &w->ready, &io, QC_MATMUL_AUTO, d->workspace.base,
+                             w->workspace_bytes, d->stream, err);
+    if (qc_matmul_no_gemm(d->handle))
+        return qc_cuda_llama_dense(x, w->half, rows, w->rows, w->cols, y, d->stream, err);
+    return qc_matmul_dense(d->handle, w->half, w->rows, w->cols, &io,
+                           (unsigned char *)d->workspace.base + QC_MATMUL_HEADER_BYTES,
+                           w->workspace_bytes, d->stream, err);
+}
