@@ -4,9 +4,10 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "convert/calibrate_parts.h"
+#include "convert/calibrate_engine.h"
 #include "convert/calibration_text.h"
 #include "convert/console.h"
+#include "convert/pipeline.h"
 #include "convert/size_text.h"
 #include "convert/token_text.h"
 #include "formats/digest.h"
@@ -16,7 +17,7 @@
 #include <string.h>
 
 /* Of what is computed: one more where the same text gives other codes. */
-#define METHOD 1
+#define METHOD 2
 
 #define NAMES_MOST 3u
 
@@ -70,15 +71,20 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     const qc_calibrate_options *c = &o->calibrate;
     char digest[QC_DIGEST_HEX_BYTES];
     const qc_blas *blas = NULL;
+    const char *device = NULL;
     QC_TRY(c->text ? text_digest(o, digest, err) : moments_digest(o, digest, err));
-    QC_TRY(qc_blas_open(&blas, err));
+    if (plan->calibrates_on) {
+        device = plan->calibrates_on->name;
+    } else {
+        QC_TRY(qc_blas_open(&blas, err));
+        device = qc_blas_name(blas);
+    }
     return qc_arena_printf(o->arena, out, err,
                            "method=%d %s=%s ids=%d tokens=%" PRIu64 " context=%" PRIu64
-                           " damping=%a tokenizer=%s blas=%s",
+                           " damping=%a tokenizer=%s computed by=%s",
                            METHOD, c->text ? "text" : "moments", digest,
                            c->text && qc_ends_with(c->text, ".ids"), c->max_tokens, c->context,
-                           c->damping, o->eval.tokenizer ? o->eval.tokenizer : "",
-                           qc_blas_name(blas));
+                           c->damping, o->eval.tokenizer ? o->eval.tokenizer : "", device);
 }
 
 /* ---- words ---- */
@@ -92,19 +98,21 @@ int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
 void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, const char *inputs)
 {
     char time[QC_SIZE_TEXT_BYTES], memory[QC_SIZE_TEXT_BYTES], disk[QC_SIZE_TEXT_BYTES];
+    char bytes[QC_SIZE_TEXT_BYTES], device[256] = "";
     uint64_t kept = k->store ? qc_calibrated_count(k->store) : 0;
     if (k->o->quiet)
         return;
-    if (k->o->run_device && strncmp(k->o->run_device, "cuda", 4) == 0)
-        qc_console_detail(k->o, 0, "calibrating itself runs on the CPU");
     if (a->weights == 0)
         return;
+    if (k->devices)
+        (void)snprintf(device, sizeof device, ", %s of %s's",
+                       qc_text_bytes(bytes, a->device_memory), k->devices->gpus[0].name);
     qc_console_detail(
         k->o, 0,
         "calibrating %" PRIu32 " weights%s with %s: about %s here (%.2g operations), up to %s of "
-        "memory, %s of disk",
+        "memory%s, %s of disk",
         a->weights, kept ? " that are left" : "", inputs, qc_text_seconds(time, a->seconds),
-        a->operations, qc_text_bytes(memory, a->memory), qc_text_bytes(disk, a->disk));
+        a->operations, qc_text_bytes(memory, a->memory), device, qc_text_bytes(disk, a->disk));
 }
 
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
@@ -123,6 +131,57 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
                     count == 1 ? " is" : "s are", why, names, count > NAMES_MOST ? ", ..." : "");
 }
 
+/* ---- on what ---- */
+
+qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    void *v = NULL;
+    qc_error why = {0};
+    plan->calibrates_on = NULL;
+    if (!qc_calibrates(&o->calibrate))
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(struct qc_calibrate_device), err));
+    struct qc_calibrate_device *d = v;
+    QC_TRY(qc_devices_choose(&d->devices, o->run_device, qc_plan_gpu_bytes(plan), o->arena, err));
+    if (d->devices.gpu_count == 0)
+        return QC_OK;
+    qc_status st = qc_calibrate_gpu_name(&d->name, o->arena, &d->devices, &why);
+    if (st == QC_OK) {
+        plan->calibrates_on = d;
+    } else if (st != QC_ERR_DEVICE || d->devices.wished) {
+        QC_FAIL(err, st, "calibrating on a GPU: %s (--device cpu does without)", why.msg);
+    } else {
+        qc_console_detail(o, 0, "calibrating runs on the CPU: %s", why.msg);
+    }
+    return QC_OK;
+}
+
+qc_status qc_calibrate_measure(qc_calibrator *k, const qc_llama_shape *shape, qc_error *err)
+{
+    qc_calibrate_speed s;
+    QC_TRY(k->engine->ops->measure(k->engine, shape, &s, err));
+    k->moment_seconds = s.single;
+    k->factor_seconds = s.dual * s.factor_slower;
+    k->weight_seconds = s.single * s.weight_slower;
+    k->forward_seconds = s.forward;
+    return QC_OK;
+}
+
+/* That it does not fit is known before it begins. */
+qc_status qc_calibrate_check_room(const qc_calibrator *k, const qc_calibrate_outlook *a,
+                                  qc_error *err)
+{
+    char need[QC_SIZE_TEXT_BYTES], have[QC_SIZE_TEXT_BYTES];
+    if (!k->devices || a->weights == 0 || a->device_memory <= k->devices->gpus[0].memory_bytes)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_NOMEM,
+            "calibrating takes %s of GPU memory, and cuda:%d (%s) has %s; --device cpu does "
+            "without",
+            qc_text_bytes(need, a->device_memory), k->devices->gpus[0].index,
+            k->devices->gpus[0].name, qc_text_bytes(have, k->devices->gpus[0].memory_bytes));
+}
+
 /* ---- running ---- */
 
 static qc_status run(qc_calibrator *k, qc_error *err)
@@ -130,19 +189,24 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     const qc_calibrate_options *c = &k->o->calibrate;
     QC_TRY(qc_isa_select(&k->isa, err));
     k->ops = qc_quant_ops_for(k->isa);
-    QC_TRY(qc_blas_open(&k->blas, err));
-    qc_console_detail(k->o, 1, "matrix products by %s", qc_blas_name(k->blas));
+    if (k->devices) {
+        QC_TRY(qc_calibrate_gpu_create(&k->engine, k, err));
+        qc_console_detail(k->o, 1, "calibrating on %s", k->plan->calibrates_on->name);
+    } else {
+        QC_TRY(qc_blas_open(&k->blas, err));
+        QC_TRY(qc_calibrate_cpu_create(&k->engine, k, err));
+        qc_console_detail(k->o, 1, "matrix products by %s", qc_blas_name(k->blas));
+    }
     QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
     k->source.checkpoint = k->plan->model;
     k->source.ops = k->ops;
-    QC_TRY(qc_calibrate_measure(&k->speed, k, err));
     if (c->text)
         QC_TRY(text_digest(k->o, k->r->text_digest, err));
     return c->text ? qc_calibrate_model(k, err) : qc_calibrate_from_hessians(k, err);
 }
 
 qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_calibrated *store,
-                           const qc_devices *devices, qc_error *err)
+                           qc_error *err)
 {
     const qc_options *o = plan->options;
     uint64_t started = qc_clock_ns();
@@ -150,14 +214,16 @@ qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_cal
                        .o = o,
                        .store = store,
                        .r = out,
+                       .devices = plan->calibrates_on ? &plan->calibrates_on->devices : NULL,
                        .threads = o->threads ? o->threads : qc_cpu_count(),
                        .feedback = {o->calibrate.damping, QC_FEEDBACK_SWEEPS}};
-    (void)devices; /* GPUs have no part in it yet */
     *out = (qc_calibrate_report){.text = o->calibrate.text,
                                  .hessians = o->calibrate.hessians,
                                  .damping = o->calibrate.damping};
     qc_arena_init(&k.arena);
     qc_status st = run(&k, err);
+    if (k.engine)
+        k.engine->ops->destroy(k.engine);
     qc_progress_destroy(k.progress);
     qc_st_cursor_destroy(k.source.cursor);
     qc_arena_deinit(&k.arena);

@@ -19,6 +19,17 @@ typedef struct {
     double seconds;
 } qc_calibrate_report;
 
+/* A GPU to calibrate on. */
+struct qc_calibrate_device {
+    qc_devices devices;
+    const char *name; /* with its libraries: what the results depend on */
+};
+
+/* Sets plan->calibrates_on as --device wishes, where the plan's options calibrate: the first GPU
+ * that quantizes, or the CPU. A GPU without cuBLAS or cuSOLVER: QC_ERR_DEVICE if it was asked for,
+ * else the CPU, said in one line. */
+QC_NODISCARD qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err);
+
 /* One line that says what the results depend on beside the conversion's own identity; for
  * qc_calibrated_open. Reads the text. */
 QC_NODISCARD qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err);
@@ -28,7 +39,6 @@ QC_NODISCARD qc_status qc_calibrate_identity(const char **out, const qc_plan *pl
  * damping that was raised, weights that are not calibrated. QC_ERR_UNSUPPORTED for a family that
  * the forward pass does not know, naming --hessians. */
 QC_NODISCARD qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan,
-                                        qc_calibrated *store, const qc_devices *devices,
-                                        qc_error *err);
+                                        qc_calibrated *store, qc_error *err);
 
 #endif

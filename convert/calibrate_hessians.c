@@ -2,7 +2,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/calibrate_parts.h"
+#include "convert/calibrate_engine.h"
 #include "convert/console.h"
 #include "convert/hessians.h"
 #include "convert/size_text.h"
@@ -103,18 +103,20 @@ static void look_ahead(const work *w, qc_calibrate_outlook *a)
             a->operations += qc_feedback_open_flops(n, 0);
             a->seconds += qc_calibrate_factor_seconds(k, n, 0);
         }
+        const qc_feedback_form form = qc_calibrate_form(j);
         a->operations += qc_feedback_weight_flops(j->rows, n, 0, &k->feedback);
         a->seconds += qc_calibrate_weight_seconds(k, w->pairs[i].job, 0);
-        /* As it is read, as floats, and as it becomes. */
-        uint64_t memory = qc_sat_mul(qc_sat_mul(j->rows, n), 2 * sizeof(float) + 2);
-        memory = qc_sat_add(memory, qc_feedback_weight_bytes(j->rows, n, k->threads));
-        memory = qc_sat_add(memory, qc_feedback_open_bytes(n, 0));
-        memory = qc_sat_add(memory, qc_calibrate_square_bytes(n));
+        qc_calibrate_room room = k->engine->ops->room_weight(k->engine, j->rows, n, 0, &form);
+        /* As it is read, and as it becomes; moments as they are read. */
+        uint64_t memory = qc_sat_mul(qc_sat_mul(j->rows, n), sizeof(float) + 2);
+        memory = qc_sat_add(memory, room.device ? qc_calibrate_square_bytes(n) : 0);
+        memory = qc_sat_add(memory, room.host);
         a->memory = memory > a->memory ? memory : a->memory;
+        a->device_memory = room.device > a->device_memory ? room.device : a->device_memory;
     }
 }
 
-static qc_status calibrate_one(const work *w, const qc_feedback *f, uint32_t job, qc_error *err)
+static qc_status calibrate_one(const work *w, uint32_t job, qc_error *err)
 {
     const qc_calibrator *k = w->k;
     const qc_job *j = &k->plan->jobs[job];
@@ -129,7 +131,7 @@ static qc_status calibrate_one(const work *w, const qc_feedback *f, uint32_t job
     qc_llama_matrix m = {0};
     qc_status st = qc_llama_matrix_read(&m, &k->source, &linear, err);
     if (st == QC_OK)
-        st = qc_calibrate_weight(k, f, job, &m, &arrays, err);
+        st = qc_calibrate_weight(k, job, &m, &arrays, err);
     qc_calibrated_free(&arrays);
     qc_llama_matrix_deinit(&m);
     qc_calibrate_progress(k, qc_calibrate_weight_seconds(k, job, 0));
@@ -143,22 +145,24 @@ static qc_status calibrate_number(const work *w, uint32_t first, uint32_t end, q
     uint64_t n = cols_of(w, first);
     const char *name = k->plan->jobs[w->pairs[first].job].name;
     uint64_t tokens = 0;
-    qc_feedback *f = NULL;
     double *h = NULL;
     (void)qc_hessians_find(w->h, name, &n, &tokens);
-    qc_status st = qc_calibrate_square(&h, n, err);
+    QC_TRY(qc_calibrate_square(&h, n, err));
+    qc_status st = qc_hessians_read(w->h, w->pairs[first].number, h, err);
+    if (st != QC_OK) {
+        qc_free(h);
+        return st;
+    }
+    st = k->engine->ops->take(k->engine, n, h, err);
     if (st == QC_OK)
-        st = qc_hessians_read(w->h, w->pairs[first].number, h, err);
-    if (st == QC_OK)
-        st = qc_calibrate_factor(k, &f, n, tokens, h, NULL, name, err);
+        st = qc_calibrate_factor(k, n, 0, tokens, name, err);
     for (uint32_t i = first; st == QC_OK && i < end; i++) {
         if (qc_interrupted())
             st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
         else
-            st = calibrate_one(w, f, w->pairs[i].job, err);
+            st = calibrate_one(w, w->pairs[i].job, err);
     }
-    qc_feedback_close(f);
-    qc_free(h);
+    k->engine->ops->drop(k->engine);
     return st;
 }
 
@@ -168,8 +172,10 @@ static qc_status run(work *w, qc_error *err)
     qc_calibrate_outlook ahead;
     QC_TRY(qc_hessians_open(&w->h, k->o->calibrate.hessians, err));
     QC_TRY(sort_weights(w, err));
+    QC_TRY(qc_calibrate_measure(k, NULL, err));
     look_ahead(w, &ahead);
     qc_calibrate_tell(k, &ahead, "the second moments given");
+    QC_TRY(qc_calibrate_check_room(k, &ahead, err));
     if (!k->store || w->count == 0)
         return QC_OK;
     QC_TRY(qc_progress_create(&k->progress, k->o, "calibrating",

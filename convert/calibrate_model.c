@@ -4,10 +4,8 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/calibrate_parts.h"
-#include "convert/calibrate_states.h"
+#include "convert/calibrate_engine.h"
 #include "convert/console.h"
-#include "convert/llama_forward.h"
 #include "convert/size_text.h"
 #include "convert/token_text.h"
 #include "quant/second_moments.h"
@@ -46,7 +44,6 @@ typedef struct {
     uint32_t *job_of; /* [tensors of the model]: the job that is made of it */
     qc_eval_windows windows;
     qc_llama_batch batch;
-    qc_llama_cpu x_cpu, z_cpu;
     qc_calibrate_states states;
     uint64_t q;    /* floats of all heads of a token */
     uint64_t last; /* layers to go through; one more than that of the last weight to be made */
@@ -207,72 +204,82 @@ static double pass_flops(const model *m, uint64_t number)
 static void add_forward(const model *m, qc_calibrate_outlook *a, double flops)
 {
     a->operations += flops;
-    a->seconds += flops * m->k->speed.forward;
+    a->seconds += flops * m->k->forward_seconds;
 }
 
-/* Moments, factor and weights of inputs; memory: what they need together. */
-static uint64_t add_group(const model *m, qc_calibrate_outlook *a, const qc_llama_linear *linears,
-                          unsigned count, int cross)
+static qc_calibrate_room sum_of(qc_calibrate_room a, qc_calibrate_room b)
+{
+    return (qc_calibrate_room){qc_sat_add(a.host, b.host), qc_sat_add(a.device, b.device)};
+}
+
+static qc_calibrate_room larger_of(qc_calibrate_room a, qc_calibrate_room b)
+{
+    return (qc_calibrate_room){a.host > b.host ? a.host : b.host,
+                               a.device > b.device ? a.device : b.device};
+}
+
+/* Moments, factor and weights of inputs; the room that they need together. */
+static qc_calibrate_room add_group(const model *m, qc_calibrate_outlook *a,
+                                   const qc_llama_linear *linears, unsigned count, int cross)
 {
     const qc_calibrator *k = m->k;
-    uint64_t n = linears[0].cols, memory = 0;
+    qc_calibrate_room most = {0, 0};
+    uint64_t n = linears[0].cols;
     double flops = qc_moments_flops(m->batch.tokens, n, cross) + qc_feedback_open_flops(n, cross);
-    a->seconds += qc_moments_flops(m->batch.tokens, n, cross) * k->speed.blas +
+    a->seconds += qc_moments_flops(m->batch.tokens, n, cross) * k->moment_seconds +
                   qc_calibrate_factor_seconds(k, n, cross);
     for (unsigned i = 0; i < count; i++) {
         uint32_t job = job_of(m, &linears[i]);
         if (!qc_calibrate_needs(k, job))
             continue;
+        const qc_feedback_form form = qc_calibrate_form(&k->plan->jobs[job]);
         flops += qc_feedback_weight_flops(linears[i].rows, n, cross, &k->feedback);
         a->seconds += qc_calibrate_weight_seconds(k, job, cross);
         a->weights++;
-        uint64_t one = qc_sat_add(qc_feedback_weight_bytes(linears[i].rows, n, k->threads),
-                                  qc_sat_mul(qc_sat_mul(linears[i].rows, n), sizeof(float)));
-        memory = one > memory ? one : memory;
+        most = larger_of(most,
+                         k->engine->ops->room_weight(k->engine, linears[i].rows, n, cross, &form));
     }
     a->operations += flops;
-    uint64_t squares = qc_sat_mul(qc_calibrate_square_bytes(n), cross ? 2 : 1);
-    return qc_sat_add(memory, qc_sat_add(squares, qc_feedback_open_bytes(n, cross)));
+    return most;
 }
 
 static void look_ahead(const model *m, qc_calibrate_outlook *a)
 {
     const qc_llama_tensors *t = &m->tensors;
-    const qc_llama_config *c = &t->shape.config;
-    uint64_t most = 0, cpu = qc_llama_cpu_bytes(&t->shape, m->k->threads, m->batch.tokens,
-                                                m->windows.longest);
+    const qc_calibrate_engine *e = m->k->engine;
+    qc_calibrate_room most = {0, 0};
     *a = (qc_calibrate_outlook){.disk = qc_calibrated_bytes(m->k->plan, m->k->store)};
     for (uint64_t i = 0; i < m->last; i++) {
-        uint64_t memory = qc_sat_mul(2, t->layers[i].memory_bytes), work = 0;
+        qc_calibrate_room work = {0, 0};
         if (!layer_needs(m, i)) {
             add_forward(m, a, pass_flops(m, i));
         } else {
             for (size_t g = 0; g < GROUPS; g++) {
-                int needs = group_needs(m, i, &groups[g]);
-                if (needs || groups[g].stage != QC_LLAMA_AT_DOWN)
-                    add_forward(m, a, stage_flops(m, i, groups[g].stage));
-                if (!needs)
-                    continue;
-                uint64_t bytes =
-                    add_group(m, a, &t->layers[i].linear[groups[g].first], groups[g].count, 1);
-                work = bytes > work ? bytes : work;
+                const group *p = &groups[g];
+                int needs = group_needs(m, i, p);
+                if (needs || p->stage != QC_LLAMA_AT_DOWN)
+                    add_forward(m, a, stage_flops(m, i, p->stage));
+                if (needs)
+                    work = larger_of(work,
+                                     add_group(m, a, &t->layers[i].linear[p->first], p->count, 1));
             }
             add_forward(m, a, stage_flops(m, i, QC_LLAMA_AT_END));
         }
-        memory = qc_sat_add(memory, work);
-        most = memory > most ? memory : most;
+        most = larger_of(most, sum_of(work, e->ops->room_layer(e, t->layers[i].memory_bytes)));
     }
     if (m->head) {
-        uint64_t bytes =
-            qc_sat_add(qc_sat_mul(2, t->head.memory_bytes), add_group(m, a, &t->head, 1, 1));
-        most = bytes > most ? bytes : most;
+        qc_calibrate_room work = add_group(m, a, &t->head, 1, 1);
+        work.host = qc_sat_add(work.host, qc_sat_mul(2, t->head.memory_bytes));
+        most = larger_of(most, work);
     }
-    uint64_t states = qc_calibrate_states_bytes(m->batch.tokens, c->hidden, m->q);
+    most = sum_of(most, e->ops->room_text(e, &t->shape, m->batch.tokens, m->windows.longest));
+    uint64_t states = qc_calibrate_states_bytes(m->batch.tokens, t->shape.config.hidden, m->q);
     if (states > qc_calibrate_states_memory())
         a->disk = qc_sat_add(a->disk, states);
     else
-        most = qc_sat_add(most, states);
-    a->memory = qc_sat_add(most, qc_sat_mul(2, cpu));
+        most.host = qc_sat_add(most.host, states);
+    a->memory = most.host;
+    a->device_memory = most.device;
 }
 
 static qc_status tell(model *m, qc_calibrate_outlook *a, qc_error *err)
@@ -283,6 +290,7 @@ static qc_status tell(model *m, qc_calibrate_outlook *a, qc_error *err)
                    qc_text_count(tokens, m->batch.tokens), m->windows.count,
                    m->windows.count == 1 ? "" : "s", m->windows.longest);
     qc_calibrate_tell(m->k, a, text);
+    QC_TRY(qc_calibrate_check_room(m->k, a, err));
     return tell_left(m, err);
 }
 
@@ -327,77 +335,47 @@ static void close_layer(layer *l)
         qc_calibrated_free(&l->arrays[i]);
 }
 
-typedef struct {
-    double *h, *c; /* NULL: not wanted */
-    uint64_t n;
-} moments;
-
-static void moments_deinit(moments *s)
-{
-    qc_free(s->h);
-    qc_free(s->c);
-    *s = (moments){0};
-}
-
-/* c: only where there is a difference. */
-static qc_status moments_init(moments *s, uint64_t n, int cross, qc_error *err)
-{
-    *s = (moments){.n = n};
-    QC_TRY(qc_calibrate_square(&s->h, n, err));
-    return cross ? qc_calibrate_square(&s->c, n, err) : QC_OK;
-}
-
-/* Both passes through a stage of the layer; s: moments of what its linear layers get, or NULL. */
-static qc_status run_stage(model *m, const layer *l, qc_llama_stage stage, moments *s,
+/* Both passes through a stage of the layer; n: inputs whose moments are to be added, or 0. */
+static qc_status run_stage(model *m, const layer *l, qc_llama_stage stage, uint64_t n,
                            qc_error *err)
 {
-    qc_calibrate_states *a = &m->states;
     const qc_calibrator *k = m->k;
-    double seconds =
-        stage_flops(m, l->number, stage) * k->speed.forward +
-        (s ? qc_moments_flops(m->batch.tokens, s->n, s->c != NULL) : 0) * k->speed.blas;
-    const float *x = NULL, *z = NULL;
-    uint64_t ldx = 0, ldz = 0;
-    qc_llama_chunk at = {0};
-    while (qc_llama_cpu_next(&m->x_cpu, &at)) {
-        QC_TRY(qc_llama_cpu_stage(&m->x_cpu, &l->x, l->number, &at, stage, a->x, a->x_attended, &x,
-                                  &ldx, err));
-        QC_TRY(qc_llama_cpu_stage(&m->z_cpu, &l->z, l->number, &at, stage, a->z, a->z_attended, &z,
-                                  &ldz, err));
-        if (stage == QC_LLAMA_AT_O) {
-            size_t bytes = (size_t)(at.tokens * m->q) * sizeof *x;
-            memcpy(a->x_attended + at.start * m->q, x, bytes);
-            memcpy(a->z_attended + at.start * m->q, z, bytes);
-        }
-        if (s)
-            QC_TRY(qc_moments_add(k->blas, k->threads, s->h, s->c, s->n, x, ldx, z, ldz, at.tokens,
-                                  err));
-        qc_calibrate_progress(k, seconds * (double)at.tokens / (double)m->batch.tokens);
+    double seconds = stage_flops(m, l->number, stage) * k->forward_seconds +
+                     (n ? qc_moments_flops(m->batch.tokens, n, m->apart) : 0) * k->moment_seconds;
+    return k->engine->ops->stage(k->engine, stage, n > 0, seconds, err);
+}
+
+static qc_status quantize_group(model *m, layer *l, const group *g, uint64_t n, qc_error *err)
+{
+    const qc_calibrator *k = m->k;
+    uint32_t first = QC_NO_JOB;
+    for (unsigned i = g->count; i-- > 0;)
+        first = qc_calibrate_needs(k, l->jobs[g->first + i]) ? l->jobs[g->first + i] : first;
+    QC_TRY(qc_calibrate_factor(k, n, m->apart, m->batch.tokens, k->plan->jobs[first].name, err));
+    for (unsigned i = 0; i < g->count; i++) {
+        qc_llama_part part = (qc_llama_part)(g->first + i);
+        if (!qc_calibrate_needs(k, l->jobs[part]))
+            continue;
+        double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], m->apart);
+        QC_TRY(qc_calibrate_weight(k, l->jobs[part], &l->z.matrices[part], &l->arrays[part], err));
+        take_quantized(m, l, (int)part);
+        QC_TRY(k->engine->ops->quantized(k->engine, part, err));
+        qc_calibrate_progress(k, seconds);
     }
     return QC_OK;
 }
 
-static qc_status quantize_group(model *m, layer *l, const group *g, moments *s, qc_error *err)
+/* With moments where something is to be quantized. */
+static qc_status calibrate_group(model *m, layer *l, const group *p, int needs, qc_error *err)
 {
-    const qc_calibrator *k = m->k;
-    qc_feedback *f = NULL;
-    int cross = s->c != NULL;
-    uint32_t first = QC_NO_JOB;
-    for (unsigned i = g->count; i-- > 0;)
-        first = qc_calibrate_needs(k, l->jobs[g->first + i]) ? l->jobs[g->first + i] : first;
-    qc_status st = qc_calibrate_factor(k, &f, s->n, m->batch.tokens, s->h, s->c,
-                                       k->plan->jobs[first].name, err);
-    for (unsigned i = 0; st == QC_OK && i < g->count; i++) {
-        int part = (int)(g->first + i);
-        if (!qc_calibrate_needs(k, l->jobs[part]))
-            continue;
-        double seconds = qc_calibrate_weight_seconds(k, l->jobs[part], cross);
-        st = qc_calibrate_weight(k, f, l->jobs[part], &l->z.matrices[part], &l->arrays[part], err);
-        if (st == QC_OK)
-            take_quantized(m, l, part);
-        qc_calibrate_progress(k, seconds);
-    }
-    qc_feedback_close(f);
+    qc_calibrate_engine *e = m->k->engine;
+    uint64_t n = needs ? l->z.matrices[p->first].cols : 0;
+    if (needs)
+        QC_TRY(e->ops->moments(e, n, m->apart, err));
+    qc_status st = run_stage(m, l, p->stage, n, err);
+    if (st == QC_OK && needs)
+        st = quantize_group(m, l, p, n, err);
+    e->ops->drop(e);
     return st;
 }
 
@@ -405,41 +383,34 @@ static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
 {
     for (size_t g = 0; g < GROUPS; g++) {
         const group *p = &groups[g];
-        moments s = {0};
-        qc_status st = QC_OK;
         int needs = group_needs(m, l->number, p);
         if (!needs && p->stage == QC_LLAMA_AT_DOWN)
             break;
-        if (needs)
-            st = moments_init(&s, l->z.matrices[p->first].cols, m->apart, err);
-        if (st == QC_OK)
-            st = run_stage(m, l, p->stage, needs ? &s : NULL, err);
-        if (st == QC_OK && needs)
-            st = quantize_group(m, l, p, &s, err);
-        moments_deinit(&s);
-        QC_TRY(st);
+        QC_TRY(calibrate_group(m, l, p, needs, err));
         for (unsigned i = 0; i < p->count; i++)
             m->apart |= l->jobs[p->first + i] != QC_NO_JOB;
     }
     int over = l->number + 1 == m->last && !m->head;
-    return over ? QC_OK : run_stage(m, l, QC_LLAMA_AT_END, NULL, err);
+    return over ? QC_OK : run_stage(m, l, QC_LLAMA_AT_END, 0, err);
 }
 
 /* A layer whose weights are all there, or stay as they are. */
 static qc_status pass_layer(model *m, const layer *l, qc_error *err)
 {
-    QC_TRY(qc_llama_cpu_layer(&m->x_cpu, &l->x, l->number, m->states.x, err));
-    QC_TRY(qc_llama_cpu_layer(&m->z_cpu, &l->z, l->number, m->states.z, err));
+    qc_calibrate_engine *e = m->k->engine;
+    QC_TRY(e->ops->pass(e, pass_flops(m, l->number) * m->k->forward_seconds, err));
     for (int i = 0; i < QC_LLAMA_MATRICES; i++)
         m->apart |= l->jobs[i] != QC_NO_JOB;
-    qc_calibrate_progress(m->k, pass_flops(m, l->number) * m->k->speed.forward);
     return QC_OK;
 }
 
 static qc_status run_layer(model *m, uint64_t number, qc_error *err)
 {
     layer l;
+    qc_calibrate_engine *e = m->k->engine;
     qc_status st = open_layer(m, &l, number, err);
+    if (st == QC_OK)
+        st = e->ops->layer(e, number, &l.z, &l.x, err);
     if (st == QC_OK)
         st = layer_needs(m, number) ? calibrate_layer(m, &l, err) : pass_layer(m, &l, err);
     if (st == QC_ERR_NONFINITE)
@@ -453,33 +424,26 @@ static qc_status run_head(model *m, qc_error *err)
 {
     const qc_calibrator *k = m->k;
     const uint64_t n = m->tensors.shape.config.hidden;
+    qc_calibrate_engine *e = k->engine;
     qc_calibrated_arrays arrays = {0};
     qc_llama_matrix w = {0};
-    qc_feedback *f = NULL;
-    moments s = {0};
     float *norm = NULL;
     uint32_t job = head_job(m);
     qc_status st = qc_llama_vector_read(&norm, &k->source, m->tensors.norm, err);
     if (st == QC_OK)
-        st = qc_llama_cpu_norm(&m->x_cpu, norm, m->states.x, err);
+        st = e->ops->moments(e, n, m->apart, err);
     if (st == QC_OK)
-        st = qc_llama_cpu_norm(&m->z_cpu, norm, m->states.z, err);
+        st = e->ops->head(e, norm, err);
     if (st == QC_OK)
-        st = moments_init(&s, n, m->apart, err);
-    if (st == QC_OK)
-        st = qc_moments_add(k->blas, k->threads, s.h, s.c, n, m->states.x, n, m->states.z, n,
-                            m->batch.tokens, err);
-    if (st == QC_OK)
-        st = qc_calibrate_factor(k, &f, n, m->batch.tokens, s.h, s.c, k->plan->jobs[job].name, err);
+        st = qc_calibrate_factor(k, n, m->apart, m->batch.tokens, k->plan->jobs[job].name, err);
     if (st == QC_OK)
         st = qc_llama_matrix_read(&w, &k->source, &m->tensors.head, err);
     if (st == QC_OK)
-        st = qc_calibrate_weight(k, f, job, &w, &arrays, err);
+        st = qc_calibrate_weight(k, job, &w, &arrays, err);
+    e->ops->drop(e);
     qc_free(norm);
-    qc_feedback_close(f);
     qc_calibrated_free(&arrays);
     qc_llama_matrix_deinit(&w);
-    moments_deinit(&s);
     return st;
 }
 
@@ -489,14 +453,12 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
 {
     qc_calibrator *k = m->k;
     const qc_llama_config *c = &m->tensors.shape.config;
-    const qc_llama_tools tools = {.threads = k->threads, .isa = k->isa};
     uint64_t hidden = c->hidden;
     QC_TRY(qc_progress_create(&k->progress, k->o, "calibrating", (uint64_t)(a->seconds * 1e6) + 1,
                               err));
     qc_progress_hide_amounts(k->progress);
     QC_TRY(qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, m->q, err));
-    QC_TRY(qc_llama_cpu_create(&m->x_cpu, &m->tensors.shape, &tools, &m->batch, err));
-    QC_TRY(qc_llama_cpu_create(&m->z_cpu, &m->tensors.shape, &tools, &m->batch, err));
+    QC_TRY(k->engine->ops->text(k->engine, &m->tensors.shape, &m->batch, &m->states, err));
     QC_TRY(
         qc_llama_embed(&k->source, &m->tensors, m->batch.ids, m->batch.tokens, m->states.x, err));
     memcpy(m->states.z, m->states.x, (size_t)(m->batch.tokens * hidden) * sizeof(float));
@@ -519,6 +481,7 @@ static qc_status run(model *m, qc_error *err)
     m->q = m->tensors.shape.config.heads * m->tensors.shape.config.head_dim;
     QC_TRY(find_jobs(m, err));
     QC_TRY(make_windows(m, err));
+    QC_TRY(qc_calibrate_measure(m->k, &m->tensors.shape, err));
     QC_TRY(tell(m, &ahead, err));
     return m->k->store && ahead.weights > 0 ? run_text(m, &ahead, err) : QC_OK;
 }
@@ -528,8 +491,6 @@ qc_status qc_calibrate_model(qc_calibrator *k, qc_error *err)
     model m = {.k = k};
     qc_error own = {0};
     qc_status st = run(&m, err ? err : &own);
-    qc_llama_cpu_deinit(&m.x_cpu);
-    qc_llama_cpu_deinit(&m.z_cpu);
     qc_calibrate_states_close(&m.states);
     qc_eval_windows_deinit(&m.windows);
     return st;

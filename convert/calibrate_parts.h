@@ -14,22 +14,21 @@
  * seldom chosen): the weight is left to the search. */
 #define QC_CALIBRATE_FEW_TOKENS 4u
 
-/* Of this machine, in seconds an operation. */
-typedef struct {
-    double blas, forward;
-} qc_calibrate_speed;
+typedef struct qc_calibrate_engine qc_calibrate_engine; /* calibrate_engine.h */
 
 typedef struct {
     const qc_plan *plan;
     const qc_options *o;
     qc_calibrated *store; /* NULL: --dry-run */
     qc_calibrate_report *r;
-    const qc_blas *blas;
+    const qc_blas *blas;       /* NULL: on a GPU */
+    const qc_devices *devices; /* of which the first is used, or none */
+    qc_calibrate_engine *engine;
     const qc_quant_ops *ops;
     qc_isa isa;
     unsigned threads;
     qc_feedback_options feedback; /* damping 0: by the number of tokens */
-    qc_calibrate_speed speed;
+    double moment_seconds, factor_seconds, weight_seconds, forward_seconds; /* an operation */
     qc_llama_source source;
     qc_progress *progress; /* of predicted microseconds */
     qc_arena arena;
@@ -39,7 +38,7 @@ typedef struct {
 typedef struct {
     uint32_t weights;
     double operations, seconds;
-    uint64_t memory, disk;
+    uint64_t memory, device_memory, disk;
 } qc_calibrate_outlook;
 
 /* ---- calibrate.c ---- */
@@ -48,6 +47,14 @@ typedef struct {
 QC_NODISCARD qc_status qc_calibrate_text(const qc_options *o, qc_strbuf *out, qc_error *err);
 /* Is job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
+/* Asks the engine for the times of an operation. shape: of the model whose text is to come, or
+ * NULL.
+ */
+QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, const qc_llama_shape *shape,
+                                            qc_error *err);
+/* QC_ERR_NOMEM where the GPU is too small. */
+QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
+                                               const qc_calibrate_outlook *a, qc_error *err);
 /* Says what lies ahead. inputs: "131,072 tokens (...)". */
 void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, const char *inputs);
 /* Names weights that are left to the search, at most a few. why: "as the forward pass has no inputs
@@ -57,26 +64,20 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
 
 /* ---- calibrate_weight.c ---- */
 
-QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrate_speed *out, const qc_calibrator *k,
-                                            qc_error *err);
-/* Factors second moments of so many tokens, taken over; c may be NULL. name: of the first weight,
- * for messages. */
-QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, qc_feedback **out, uint64_t n,
-                                           uint64_t tokens, double *h, double *c, const char *name,
+/* Factors the engine's moments, of so many tokens. name: of the first weight, for messages. */
+QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross,
+                                           uint64_t tokens, const char *name, qc_error *err);
+/* Quantizes a weight with the engine's factor into the store; its arrays stay in *arrays, to be
+ * freed. */
+QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
+                                           const qc_llama_matrix *w, qc_calibrated_arrays *arrays,
                                            qc_error *err);
-/* Quantizes a weight into the store; its arrays stay in *arrays, to be freed. */
-QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, const qc_feedback *f,
-                                           uint32_t job, const qc_llama_matrix *w,
-                                           qc_calibrated_arrays *arrays, qc_error *err);
 /* How a job's weight is stored. */
 qc_feedback_form qc_calibrate_form(const qc_job *j);
-/* Seconds of one factor, of one weight; a->memory grows to what both need beside moments. */
+/* Seconds of one factor, of one weight. */
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross);
 void qc_calibrate_progress(const qc_calibrator *k, double seconds);
-/* Bytes of [n, n] doubles. */
-uint64_t qc_calibrate_square_bytes(uint64_t n);
-QC_NODISCARD qc_status qc_calibrate_square(double **out, uint64_t n, qc_error *err);
 
 /* ---- the two ways ---- */
 

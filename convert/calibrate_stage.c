@@ -116,14 +116,13 @@ uint64_t qc_calibrate_stage_room(const qc_calibrate_stage *s, const qc_pipeline 
     return qc_calibrate_stage_is_due(s, p) ? qc_calibrated_bytes(s->plan, s->store) : 0;
 }
 
-qc_status qc_calibrate_stage_run(qc_calibrate_stage *s, const qc_pipeline *p,
-                                 const qc_devices *devices, qc_error *err)
+qc_status qc_calibrate_stage_run(qc_calibrate_stage *s, const qc_pipeline *p, qc_error *err)
 {
     qc_strbuf text;
     if (!qc_calibrate_stage_is_due(s, p))
         return QC_OK;
     memset(&s->report, 0, sizeof s->report);
-    QC_TRY(qc_calibrate_run(&s->report, s->plan, s->store, devices, err));
+    QC_TRY(qc_calibrate_run(&s->report, s->plan, s->store, err));
     qc_strbuf_init(&text, (size_t)1 << 16);
     qc_status st = write_report(&s->report, &text, err);
     if (st == QC_OK)

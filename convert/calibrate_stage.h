@@ -24,7 +24,7 @@ QC_NODISCARD qc_status qc_calibrate_stage_open(qc_calibrate_stage *s, qc_pipelin
 int qc_calibrate_stage_is_due(const qc_calibrate_stage *s, const qc_pipeline *p);
 /* Calibrates what is due, and says so in the store. Without a store nothing. */
 QC_NODISCARD qc_status qc_calibrate_stage_run(qc_calibrate_stage *s, const qc_pipeline *p,
-                                              const qc_devices *devices, qc_error *err);
+                                              qc_error *err);
 /* Bytes that the store will take yet. */
 uint64_t qc_calibrate_stage_room(const qc_calibrate_stage *s, const qc_pipeline *p);
 /* Weights in the store, of this and earlier runs; from any thread. */

@@ -149,7 +149,7 @@ static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report
     qc_calibrate_report r = {0};
     if (!qc_calibrates(&plan->options->calibrate))
         return QC_OK;
-    QC_TRY(qc_calibrate_run(&r, plan, NULL, NULL, err));
+    QC_TRY(qc_calibrate_run(&r, plan, NULL, err));
     report->calibration_text = plan->options->calibrate.text;
     report->calibration_hessians = plan->options->calibrate.hessians;
     report->calibration_tokens = r.tokens;
@@ -177,7 +177,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     qc_recipe recipe;
     qc_plan unplaced;
     qc_planned_model placed;
-    const qc_plan *plan = &unplaced;
+    qc_plan *plan = &unplaced;
     const qc_fit *fit = NULL;
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(o, "%s", model->warnings[i]);
@@ -191,6 +191,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     }
     warn_left_coded(plan, o);
     fill_report(report, plan);
+    QC_TRY(qc_calibrate_choose(plan, err));
     QC_TRY(qc_part_begin(&part, rank, plan, err));
     if (o->dry_run) {
         if (o->out)

@@ -385,7 +385,7 @@ static qc_status make(conversion *c, qc_error *err)
     if (qc_calibrate_stage_is_due(&c->calibrate, &c->p)) {
         /* It goes through the whole model before any file of that may be deleted. */
         QC_TRY(check_room(c, err));
-        QC_TRY(qc_calibrate_stage_run(&c->calibrate, &c->p, c->devices, err));
+        QC_TRY(qc_calibrate_stage_run(&c->calibrate, &c->p, err));
     }
     QC_TRY(take_sources(c, err));
     QC_TRY(check_room(c, err));

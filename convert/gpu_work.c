@@ -1,6 +1,7 @@
 #include "convert/gpu_work.h"
 
 #include "convert/gpu_bench_parts.h"
+#include "convert/gpu_calibrate.h"
 #include "convert/gpu_llama.h"
 #include "convert/gpu_quantize.h"
 #include "convert/gpu_validate.h"
@@ -34,6 +35,23 @@ const qc_gpu_work *qc_gpu_work_get(void)
                 .layer = qc_gpu_decoder_run,
                 .head = qc_gpu_decoder_head,
                 .logits = qc_gpu_decoder_logits,
+            },
+        .calibrating =
+            {
+                .create = qc_gpu_calibrator_create,
+                .destroy = qc_gpu_calibrator_destroy,
+                .name = qc_gpu_calibrator_name,
+                .layer = qc_gpu_calibrator_layer,
+                .replace = qc_gpu_calibrator_replace,
+                .moments = qc_gpu_calibrator_moments,
+                .stage = qc_gpu_calibrator_stage,
+                .pass = qc_gpu_calibrator_pass,
+                .head = qc_gpu_calibrator_head,
+                .take = qc_gpu_calibrator_take,
+                .factor = qc_gpu_calibrator_factor,
+                .weight = qc_gpu_calibrator_weight,
+                .measure = qc_gpu_calibrator_measure,
+                .bytes = qc_gpu_calibrator_bytes,
             },
         .bench = qc_gpu_bench,
     };

@@ -10,8 +10,10 @@
 #include "base/dtype.h"
 #include "base/status.h"
 #include "convert/bench.h"
+#include "convert/llama_stage.h"
 #include "convert/recipe.h"
 #include "kernels/cuda_device.h"
+#include "quant/error_feedback.h"
 #include "quant/quant_weights.h"
 #include "quant/search_sums.h"
 
@@ -162,6 +164,69 @@ typedef struct {
                         qc_error *err);
 } qc_gpu_llama;
 
+/* ---- calibrating (gpu_calibrate.c) ---- */
+
+/* A text through the layers of a model in two streams, z through those that there were, x through
+ * those that were quantized (convert/calibrate_model.c), the second moments of what linear layers
+ * get, and what is made of them (kernels/cuda_feedback.h). For one thread. Any error leaves it good
+ * for nothing but destroy, but those that say otherwise. */
+typedef struct qc_gpu_calibrator qc_gpu_calibrator;
+
+/* Of whole windows, in host memory; [tokens, hidden] and [tokens, heads * head_dim]. */
+typedef struct {
+    float *x, *z;
+    float *x_attended, *z_attended;
+    const uint64_t *lengths; /* [windows] */
+    uint64_t windows;
+} qc_gpu_states;
+
+typedef struct {
+    /* form NULL: no text, moments come from elsewhere. QC_ERR_DEVICE where cuBLAS or cuSOLVER
+     * cannot be had, in one sentence; form's tables are copied. tuning: copied; NULL: none. */
+    qc_status (*create)(qc_gpu_calibrator **out, const qc_cuda_device *device,
+                        const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
+                        qc_error *err);
+    void (*destroy)(qc_gpu_calibrator *c); /* accepts NULL */
+    /* What bytes depend on: "NVIDIA H200, cuBLAS 13.0.0, cuSOLVER 12.0.4". */
+    const char *(*name)(const qc_gpu_calibrator *c);
+    /* Takes a layer to the device, where it replaces the one before. Matrices and vectors that both
+     * sides name by the same pointers are held once. QC_ERR_NOMEM: nothing of it is there. */
+    qc_status (*layer)(qc_gpu_calibrator *c, const qc_gpu_decoder_layer *z,
+                       const qc_gpu_decoder_layer *x, qc_error *err);
+    /* x's matrix `part` is this from now on. */
+    qc_status (*replace)(qc_gpu_calibrator *c, qc_llama_part part, const qc_gpu_matrix *m,
+                         qc_error *err);
+    /* Room for moments of n inputs, zero; cross: C as well. What factor made is gone. */
+    qc_status (*moments)(qc_gpu_calibrator *c, uint64_t n, int cross, qc_error *err);
+    /* All windows through a stage of the layer in both streams; see qc_llama_cpu_stage. AT_O fills
+     * attended, AT_GATE reads it; AT_GATE and AT_END change x and z. add: what the stage's linear
+     * layers get is added to the moments (of AT_END nothing). */
+    qc_status (*stage)(qc_gpu_calibrator *c, qc_llama_stage stage, const qc_gpu_states *s, int add,
+                       qc_error *err);
+    /* A whole layer, all windows, both streams. */
+    qc_status (*pass)(qc_gpu_calibrator *c, const qc_gpu_states *s, qc_error *err);
+    /* Adds moments of x and z behind a norm with gain [hidden]: inputs of the head. */
+    qc_status (*head)(qc_gpu_calibrator *c, const float *gain, const qc_gpu_states *s,
+                      qc_error *err);
+    /* Moments from elsewhere: h [n, n] host, lower triangle; takes the place of moments(). */
+    qc_status (*take)(qc_gpu_calibrator *c, uint64_t n, const double *h, qc_error *err);
+    /* Factors the moments, which are gone then; weights follow. QC_ERR_INPUT, QC_ERR_NONFINITE as
+     * qc_feedback_open. */
+    qc_status (*factor)(qc_gpu_calibrator *c, const qc_feedback_options *options,
+                        qc_feedback_info *info, qc_error *err);
+    /* A weight with these inputs, dense, in host memory; bias is not looked at. */
+    qc_status (*weight)(qc_gpu_calibrator *c, const qc_feedback_form *form, const qc_gpu_matrix *w,
+                        qc_feedback_out *out, qc_feedback_result *result, qc_error *err);
+    /* Seconds an operation, measured in some tenths of a second: of products in float (moments,
+     * weights), in double (factor; target), and of the forward pass (form not NULL). */
+    qc_status (*measure)(qc_gpu_calibrator *c, double *single, double *dual, double *forward,
+                         qc_error *err);
+    /* Device memory, at the least, of: activations and workspaces; two streams of a layer of which
+     * weights take `layer_bytes` in each; moments, factor and a weight [rows, n]. Saturates. */
+    uint64_t (*bytes)(const qc_gpu_decoder_form *form, uint64_t layer_bytes, uint64_t n, int cross,
+                      uint64_t rows, const qc_feedback_form *weight);
+} qc_gpu_calibrating;
+
 /* ---- all of it ---- */
 
 typedef struct {
@@ -172,6 +237,7 @@ typedef struct {
     qc_gpu_quantizer quantizer;
     qc_gpu_validator validator;
     qc_gpu_llama llama;
+    qc_gpu_calibrating calibrating;
     /* qconv bench (gpu_bench.c): measure what q asks; rows go to the arena, and to sink as they
      * come. QC_ERR_CHECK: a kernel's result is wrong. */
     qc_status (*bench)(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,

@@ -192,7 +192,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "what does the work: cpu, every GPU, or GPUs 0 and 2 with cuda:0,2",
      .more = "auto takes the GPUs if there are any and this build has kernels for them, else the "
              "CPU. cpu does not even ask the driver. QCONV_DEVICE says the same where --device is "
-             "not given. The bytes written do not depend on it."},
+             "not given. The bytes written do not depend on it, but for those of --calibrate."},
     {.id = QC_OPT_MODE, .name = "mode", .commands = PLAN, .group = QC_GROUP_TRAIN,
      .kind = QC_ARG_CHOICE, .choices = {"infer", "train"}, .dflt = "infer", .since = "0.2.0",
      .help = "what the model is to do"},

@@ -74,6 +74,8 @@ typedef struct {
     /* What only qconv reads (docs/format.md 3.6): "nf4+int8", "int8-block", ...; NULL: what is
      * quantized, if anything, is bitsandbytes' form. */
     const char *own_form;
+    /* Of convert/calibrate.h: the GPU that calibrates; NULL: the CPU, or nothing to calibrate. */
+    const struct qc_calibrate_device *calibrates_on;
     uint64_t source_bytes;      /* of all jobs, and of what they absorb */
     uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
     uint64_t tensor_bytes;      /* of all output tensors */

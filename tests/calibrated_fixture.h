@@ -70,10 +70,16 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
     return QC_OK;
 }
 
-qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_calibrated *store,
-                           const qc_devices *devices, qc_error *err)
+qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
 {
-    (void)devices;
+    (void)plan;
+    (void)err;
+    return QC_OK;
+}
+
+qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_calibrated *store,
+                           qc_error *err)
+{
     calibrator.runs++;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         qc_calibrated_arrays a;

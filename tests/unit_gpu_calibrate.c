@@ -1,0 +1,358 @@
+/* A small layer in two streams through convert/gpu_calibrate.c, on kernels on the CPU shim, against
+ * convert/llama_forward.c: every stage's hidden states and second moments, with head norms and
+ * biases and without, one matrix replaced by NF4; a whole layer; the head; more windows than go at
+ * once; moments from elsewhere; and what is an error. */
+#include "convert/gpu_calibrate.h"
+#include "convert/llama_forward.h"
+#include "quant_testing.h"
+
+#include <string.h>
+
+#define HIDDEN       40u
+#define INTERMEDIATE 72u
+#define HEADS        2u
+#define HEAD_DIM     16u
+#define Q_COLS       (HEADS * HEAD_DIM)
+#define KV_COLS      HEAD_DIM
+#define LONGEST      36u
+#define TOLERANCE    6e-3 /* of the root mean square: products of float16 */
+
+static const uint64_t lengths[] = {1, 17, LONGEST, 9};
+#define WINDOWS 4u
+#define TOKENS  (1u + 17u + LONGEST + 9u)
+
+static qt_rng rng = {5};
+static uint64_t no_window[1];
+static qc_llama_shape shape = {.config = {.hidden = HIDDEN,
+                                          .intermediate = INTERMEDIATE,
+                                          .heads = HEADS,
+                                          .kv_heads = 1,
+                                          .head_dim = HEAD_DIM,
+                                          .context = 64,
+                                          .norm_eps = 1e-5},
+                               .rope = {.theta = 10000.0, .factor = 1.0, .magnitude = 1.0},
+                               .windows = no_window};
+
+static float *random_floats(size_t n, double mean, double spread)
+{
+    float *v = qt_alloc(n, sizeof *v);
+    for (size_t i = 0; i < n; i++)
+        v[i] = (float)(mean + spread * (double)qt_randn(&rng));
+    return v;
+}
+
+/* ---- a layer ---- */
+
+static void make_layer(qc_llama_weights *w, int extras)
+{
+    static const uint64_t shapes[QC_LLAMA_MATRICES][2] = {
+        {Q_COLS, HIDDEN},       {KV_COLS, HIDDEN},      {KV_COLS, HIDDEN},     {HIDDEN, Q_COLS},
+        {INTERMEDIATE, HIDDEN}, {INTERMEDIATE, HIDDEN}, {HIDDEN, INTERMEDIATE}};
+    memset(w, 0, sizeof *w);
+    for (unsigned i = 0; i < QC_LLAMA_MATRICES; i++) {
+        uint64_t rows = shapes[i][0], cols = shapes[i][1];
+        w->matrices[i] = (qc_llama_matrix){
+            .rows = rows,
+            .cols = cols,
+            .dense = random_floats(rows * cols, 0.0, 1.0 / sqrt((double)cols)),
+            .dtype = QC_DTYPE_F32,
+            .bias = extras && i <= QC_LLAMA_V ? random_floats(rows, 0.0, 0.2) : NULL};
+    }
+    w->vectors[QC_LLAMA_INPUT_NORM] = random_floats(HIDDEN, 1.0, 0.2);
+    w->vectors[QC_LLAMA_POST_NORM] = random_floats(HIDDEN, 1.0, 0.2);
+    if (extras) {
+        w->vectors[QC_LLAMA_Q_NORM] = random_floats(HEAD_DIM, 1.0, 0.2);
+        w->vectors[QC_LLAMA_K_NORM] = random_floats(HEAD_DIM, 1.0, 0.2);
+    }
+}
+
+static void free_layer(qc_llama_weights *w)
+{
+    for (unsigned i = 0; i < QC_LLAMA_MATRICES; i++) {
+        free((void *)(uintptr_t)w->matrices[i].dense);
+        free((void *)(uintptr_t)w->matrices[i].bias);
+    }
+    for (unsigned i = 0; i < QC_LLAMA_VECTORS; i++)
+        free(w->vectors[i]);
+}
+
+static qc_gpu_matrix matrix_of(const qc_llama_matrix *m)
+{
+    return (qc_gpu_matrix){.quantized = m->quantized,
+                           .dense = m->dense,
+                           .dtype = m->dtype,
+                           .rows = m->rows,
+                           .cols = m->cols,
+                           .bias = m->bias};
+}
+
+static qc_gpu_decoder_layer on_gpu(const qc_llama_weights *w)
+{
+    const qc_llama_matrix *m = w->matrices;
+    return (qc_gpu_decoder_layer){.input_norm = w->vectors[QC_LLAMA_INPUT_NORM],
+                                  .attention_norm = w->vectors[QC_LLAMA_POST_NORM],
+                                  .q_norm = w->vectors[QC_LLAMA_Q_NORM],
+                                  .k_norm = w->vectors[QC_LLAMA_K_NORM],
+                                  .q = matrix_of(&m[QC_LLAMA_Q]),
+                                  .k = matrix_of(&m[QC_LLAMA_K]),
+                                  .v = matrix_of(&m[QC_LLAMA_V]),
+                                  .o = matrix_of(&m[QC_LLAMA_O]),
+                                  .gate = matrix_of(&m[QC_LLAMA_GATE]),
+                                  .up = matrix_of(&m[QC_LLAMA_UP]),
+                                  .down = matrix_of(&m[QC_LLAMA_DOWN])};
+}
+
+/* A matrix as NF4, with one scale a block. */
+static void make_nf4(const qc_llama_matrix *m, qc_weights *w, void **codes, float **absmax)
+{
+    uint64_t n = m->rows * m->cols;
+    qc_piece_sums sums;
+    *codes = qt_alloc((n + 1) / 2, 1);
+    *absmax = qt_alloc((n + 63) / 64, sizeof **absmax);
+    qc_quant_ops_for(QC_ISA_SCALAR)
+        ->nf4_quantize(m->dense, QC_DTYPE_F32, n, 64, *codes, *absmax, NULL, &sums);
+    *w = (qc_weights){.kind = QC_WEIGHTS_NF4,
+                      .rows = m->rows,
+                      .cols = m->cols,
+                      .block_elems = 64,
+                      .codes = *codes,
+                      .absmax = *absmax};
+}
+
+/* ---- the calibrator ---- */
+
+static qc_gpu_calibrator *new_calibrator(qc_llama_cpu *cpu)
+{
+    qc_cuda_device device;
+    qc_gpu_calibrator *c = NULL;
+    qc_error err = {0};
+    const qc_gpu_decoder_form form = {.hidden = HIDDEN,
+                                      .intermediate = INTERMEDIATE,
+                                      .heads = HEADS,
+                                      .kv_heads = 1,
+                                      .head_dim = HEAD_DIM,
+                                      .norm_eps = 1e-5f,
+                                      .longest = LONGEST,
+                                      .cosine = cpu->cosines,
+                                      .sine = cpu->sines};
+    assert_int_equal(qc_cuda_device_open(&device, 0, &err), QC_OK);
+    qc_status st = qc_gpu_calibrator_create(&c, &device, &form, NULL, &err);
+    QT_CHECK(st == QC_OK, "%s", err.msg);
+    return c;
+}
+
+static void new_cpu(qc_llama_cpu *cpu)
+{
+    qc_error err = {0};
+    static const qc_llama_batch batch = {.lengths = lengths, .count = WINDOWS, .tokens = TOKENS};
+    const qc_llama_tools tools = {.threads = 1, .isa = QC_ISA_SCALAR};
+    assert_int_equal(qc_llama_cpu_create(cpu, &shape, &tools, &batch, &err), QC_OK);
+}
+
+static void check_near(const float *got, const float *want, size_t n, const char *what)
+{
+    double most = 0, squares = 0;
+    for (size_t i = 0; i < n; i++) {
+        double e = fabs((double)got[i] - (double)want[i]);
+        most = e > most || e != e ? e : most;
+        squares += (double)want[i] * (double)want[i];
+    }
+    QT_CHECK(most <= TOLERANCE * sqrt(squares / (double)n), "%s: off by %g", what, most);
+}
+
+/* got: lower triangle or all, want = a^T b of inputs [tokens, n] */
+static void check_moments(const double *got, const float *a, const float *b, uint64_t tokens,
+                          uint64_t n, int lower, const char *what)
+{
+    double most = 0, largest = 0;
+    for (uint64_t i = 0; i < n; i++)
+        for (uint64_t j = 0; j < (lower ? i + 1 : n); j++) {
+            double sum = 0;
+            for (uint64_t t = 0; t < tokens; t++)
+                sum += (double)a[t * n + i] * (double)b[t * n + j];
+            double e = fabs(got[i * n + j] - sum);
+            most = e > most || e != e ? e : most;
+            largest = fabs(sum) > largest ? fabs(sum) : largest;
+        }
+    QT_CHECK(most <= TOLERANCE * largest, "%s: off by %g of %g", what, most, largest);
+}
+
+static float *copy_of(const float *v, size_t n)
+{
+    float *out = qt_alloc(n, sizeof *out);
+    memcpy(out, v, n * sizeof *out);
+    return out;
+}
+
+typedef struct {
+    float *hidden, *attended, *inputs; /* inputs: of the stage before last */
+} stream;
+
+static uint64_t cpu_stage(qc_llama_cpu *cpu, const qc_llama_weights *w, qc_llama_stage stage,
+                          stream *s)
+{
+    qc_error err = {0};
+    qc_llama_chunk at = {0};
+    const float *x = NULL;
+    uint64_t ldx = 0;
+    uint64_t n = stage == QC_LLAMA_AT_O      ? Q_COLS
+                 : stage == QC_LLAMA_AT_DOWN ? INTERMEDIATE
+                                             : HIDDEN;
+    assert_true(qc_llama_cpu_next(cpu, &at));
+    assert_int_equal(at.tokens, TOKENS);
+    assert_int_equal(
+        qc_llama_cpu_stage(cpu, w, 0, &at, stage, s->hidden, s->attended, &x, &ldx, &err), QC_OK);
+    for (uint64_t t = 0; stage != QC_LLAMA_AT_END && t < TOKENS; t++)
+        memcpy(s->inputs + t * n, x + t * ldx, n * sizeof *x);
+    if (stage == QC_LLAMA_AT_O)
+        memcpy(s->attended, s->inputs, sizeof(float) * TOKENS * Q_COLS);
+    return n;
+}
+
+static void check_stages(int extras)
+{
+    qc_error err = {0};
+    qc_llama_cpu cpu;
+    qc_llama_weights wz, wx;
+    qc_weights nf4;
+    void *codes = NULL;
+    float *absmax = NULL;
+    new_cpu(&cpu);
+    make_layer(&wz, extras);
+    wx = wz; /* but for o, which is replaced */
+    make_nf4(&wz.matrices[QC_LLAMA_O], &nf4, &codes, &absmax);
+    qc_gpu_calibrator *c = new_calibrator(&cpu);
+    stream z = {random_floats((size_t)TOKENS * HIDDEN, 0.0, 1.0),
+                qt_alloc((size_t)TOKENS * Q_COLS, sizeof(float)),
+                qt_alloc((size_t)TOKENS * INTERMEDIATE, sizeof(float))};
+    stream x = {random_floats((size_t)TOKENS * HIDDEN, 0.0, 1.0),
+                qt_alloc((size_t)TOKENS * Q_COLS, sizeof(float)),
+                qt_alloc((size_t)TOKENS * INTERMEDIATE, sizeof(float))};
+    qc_gpu_states s = {.x = copy_of(x.hidden, (size_t)TOKENS * HIDDEN),
+                       .z = copy_of(z.hidden, (size_t)TOKENS * HIDDEN),
+                       .x_attended = qt_alloc((size_t)TOKENS * Q_COLS, sizeof(float)),
+                       .z_attended = qt_alloc((size_t)TOKENS * Q_COLS, sizeof(float)),
+                       .lengths = lengths,
+                       .windows = WINDOWS};
+    float *px = copy_of(x.hidden, (size_t)TOKENS * HIDDEN);
+    float *pz = copy_of(z.hidden, (size_t)TOKENS * HIDDEN);
+    qc_gpu_decoder_layer gz = on_gpu(&wz), gx = on_gpu(&wx);
+    assert_int_equal(qc_gpu_calibrator_layer(c, &gz, &gx, &err), QC_OK);
+    for (int at = QC_LLAMA_AT_QKV; at <= QC_LLAMA_AT_END; at++) {
+        qc_llama_stage stage = (qc_llama_stage)at;
+        if (stage == QC_LLAMA_AT_GATE) {
+            wx.matrices[QC_LLAMA_O].quantized = &nf4;
+            qc_gpu_matrix m = matrix_of(&wx.matrices[QC_LLAMA_O]);
+            assert_int_equal(qc_gpu_calibrator_replace(c, QC_LLAMA_O, &m, &err), QC_OK);
+        }
+        cpu_stage(&cpu, &wz, stage, &z);
+        uint64_t n = cpu_stage(&cpu, &wx, stage, &x);
+        double *h = qt_alloc(n * n, sizeof *h), *cross = qt_alloc(n * n, sizeof *cross);
+        assert_int_equal(qc_gpu_calibrator_moments(c, n, 1, &err), QC_OK);
+        QT_CHECK(qc_gpu_calibrator_stage(c, stage, &s, 1, &err) == QC_OK, "%s", err.msg);
+        check_near(s.x, x.hidden, (size_t)TOKENS * HIDDEN, "x");
+        check_near(s.z, z.hidden, (size_t)TOKENS * HIDDEN, "z");
+        if (stage == QC_LLAMA_AT_O) {
+            check_near(s.x_attended, x.attended, (size_t)TOKENS * Q_COLS, "attended x");
+            check_near(s.z_attended, z.attended, (size_t)TOKENS * Q_COLS, "attended z");
+        }
+        assert_int_equal(qc_gpu_calibrator_inputs(c), n);
+        assert_int_equal(qc_gpu_calibrator_read(c, h, cross, &err), QC_OK);
+        if (stage != QC_LLAMA_AT_END) {
+            check_moments(h, x.inputs, x.inputs, TOKENS, n, 1, "H");
+            check_moments(cross, x.inputs, z.inputs, TOKENS, n, 0, "C");
+        }
+        free(h);
+        free(cross);
+    }
+    float *at_x = s.x_attended, *at_z = s.z_attended, *sx = s.x, *sz = s.z;
+    /* All at once comes to the same. */
+    s = (qc_gpu_states){.x = px, .z = pz, .lengths = lengths, .windows = WINDOWS};
+    assert_int_equal(qc_gpu_calibrator_pass(c, &s, &err), QC_OK);
+    check_near(px, x.hidden, (size_t)TOKENS * HIDDEN, "pass x");
+    check_near(pz, z.hidden, (size_t)TOKENS * HIDDEN, "pass z");
+    qc_gpu_calibrator_destroy(c);
+    qc_llama_cpu_deinit(&cpu);
+    float *all[] = {x.hidden, x.attended, x.inputs, z.hidden, z.attended, z.inputs,
+                    px,       pz,         at_x,     at_z,     sx,         sz};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]);
+    free_layer(&wz);
+    free(codes);
+    free(absmax);
+}
+
+static void test_stages(void **state)
+{
+    (void)state;
+    check_stages(0);
+    check_stages(1);
+}
+
+/* Head: more windows than one chunk of 4096 tokens holds. */
+static void test_head_of_chunks(void **state)
+{
+    enum { many = 115, tokens = many * LONGEST };
+    uint64_t all[many];
+    qc_error err = {0};
+    qc_llama_cpu cpu;
+    (void)state;
+    for (int i = 0; i < many; i++)
+        all[i] = LONGEST;
+    new_cpu(&cpu);
+    qc_gpu_calibrator *c = new_calibrator(&cpu);
+    float *gain = random_floats(HIDDEN, 1.0, 0.2);
+    float *x = random_floats((size_t)tokens * HIDDEN, 0.0, 1.0);
+    float *z = random_floats((size_t)tokens * HIDDEN, 0.0, 1.0);
+    const qc_gpu_states s = {.x = x, .z = z, .lengths = all, .windows = many};
+    assert_int_equal(qc_gpu_calibrator_head(c, gain, &s, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_gpu_calibrator_moments(c, HIDDEN, 0, &err), QC_OK);
+    QT_CHECK(qc_gpu_calibrator_head(c, gain, &s, &err) == QC_OK, "%s", err.msg);
+    static double h[HIDDEN * HIDDEN];
+    assert_int_equal(qc_gpu_calibrator_read(c, h, NULL, &err), QC_OK);
+    for (uint64_t t = 0; t < tokens; t++)
+        cpu.decoder->norm(x + t * HIDDEN, gain, HIDDEN, 1e-5f, x + t * HIDDEN);
+    check_moments(h, x, x, tokens, HIDDEN, 1, "head");
+    qc_gpu_calibrator_destroy(c);
+    qc_llama_cpu_deinit(&cpu);
+    free(gain);
+    free(x);
+    free(z);
+}
+
+static void test_errors(void **state)
+{
+    qc_cuda_device device;
+    qc_gpu_calibrator *c = NULL;
+    qc_error err = {0};
+    double h[4] = {1, 2, 3, 4}, got[4], single, dual, forward;
+    qc_gpu_states s = {.lengths = lengths, .windows = WINDOWS};
+    (void)state;
+    assert_int_equal(qc_cuda_device_open(&device, 0, &err), QC_OK);
+    assert_int_equal(setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1), 0);
+    assert_int_equal(qc_gpu_calibrator_create(&c, &device, NULL, NULL, &err), QC_ERR_DEVICE);
+    assert_null(c);
+    assert_int_equal(setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1), 0);
+    assert_int_equal(qc_gpu_calibrator_create(&c, &device, NULL, NULL, &err), QC_OK);
+    assert_non_null(strstr(qc_gpu_calibrator_name(c), "cuSOLVER"));
+    assert_int_equal(qc_gpu_calibrator_pass(c, &s, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_gpu_calibrator_take(c, 2, h, &err), QC_OK);
+    assert_int_equal(qc_gpu_calibrator_inputs(c), 2);
+    assert_int_equal(qc_gpu_calibrator_read(c, got, NULL, &err), QC_OK);
+    assert_memory_equal(got, h, sizeof h);
+    assert_int_equal(qc_gpu_calibrator_measure(c, &single, &dual, &forward, &err), QC_OK);
+    assert_true(single > 0 && dual > 0);
+    qc_gpu_calibrator_destroy(c);
+}
+
+int main(void)
+{
+    setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1);
+    setenv("QCONV_LIBCUSOLVER", QC_FAKE_CUSOLVER, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_stages),
+        cmocka_unit_test(test_head_of_chunks),
+        cmocka_unit_test(test_errors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
