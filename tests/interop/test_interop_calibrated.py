@@ -122,6 +122,55 @@ class Captured(unittest.TestCase):
         s.note(f"kjv-llama: KL divergence {kl[0]:.5f}, plain NF4 {kl[1]:.5f}")
         self.assertLess(kl[0], 0.6 * kl[1])
 
+    def test_experts(self):
+        """Experts that lie in one tensor are captured under the checkpoint's names, each with the
+        tokens that were sent to it; too few are left to the search."""
+        path, tokens, chosen = s.SCRATCH / "experts", 1536, 2
+        torch.manual_seed(7)
+        transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            vocab_size=256, hidden_size=128, moe_intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=8,
+            num_experts_per_tok=chosen)).to(torch.bfloat16).save_pretrained(path)
+        for file in s.model_path("kjv-llama").glob("tokenizer*"):
+            (path / file.name).write_bytes(file.read_bytes())
+        sums, model = [0, 0], transformers.AutoModelForCausalLM.from_pretrained(path).float()
+        for i, layer in enumerate(model.model.layers):
+            def add(_, inputs, i=i):
+                x = inputs[0].reshape(-1, 128).double()
+                sums[i] = sums[i] + x.T @ x
+            layer.mlp.register_forward_pre_hook(add)
+        ids = transformers.AutoTokenizer.from_pretrained(path)(
+            bundled().read_text(encoding="utf-8")[:9000])["input_ids"][:tokens]
+        for i in range(0, tokens, 128):
+            model(torch.tensor([ids[i:i + 128]]))
+        for size, left in ((tokens, 0), (128, 1)):
+            out = s.SCRATCH / f"experts-moments-{size}"
+            s.run(sys.executable, "-B", CAPTURE, path, bundled(), out, "--context", "128",
+                  "--tokens", str(size))
+            t = {}
+            for n, (dtype, shape, data) in s.read_folder(out).items():
+                t[n] = np.frombuffer(data, {"F64": "<f8", "I64": "<i8", "U8": "u1"}[dtype])
+            got = s.SCRATCH / f"experts-nf4-{size}"
+            s.qconv("--to", "nf4", "-q", "--hessians", out, path, got)
+            entries = json.loads((got / "qconv.json").read_text())["tensors"]
+            made = [e["calibrated"] for e in entries if "calibrated" in e]
+            quantized = sum(e["scheme"] == "nf4" for e in entries)
+            self.assertEqual((quantized, len(made) < quantized), (56, left == 1))
+            self.assertTrue(all(e["calibrated"] < e["rounded"] for e in made))
+            if left:
+                break
+            for i in range(2):
+                whole, count = 0, 0
+                for e in range(8):
+                    at = f"model.layers.{i}.mlp.experts.{e}."
+                    self.assertEqual(bytes(t[at + "up_proj.same_as"]).decode(), at + "gate_proj")
+                    self.assertEqual(t[at + "down_proj.tokens"], t[at + "gate_proj.tokens"])
+                    whole = whole + t[at + "gate_proj.second_moment"] * t[at + "gate_proj.tokens"]
+                    count += t[at + "gate_proj.tokens"][0]
+                self.assertEqual(count, chosen * tokens)
+                want = chosen * sums[i].numpy().reshape(-1)
+                self.assertLess(np.abs(whole - want).max(), 1e-4 * np.abs(want).max())
+
     def test_minilm(self):
         """Embeddings' cosine distance is halved."""
         out, t = self.capture("minilm", "--paragraphs", "--context", "128", "--tokens", "32768")
