@@ -4,6 +4,7 @@ change nothing, what is left alone, and what it says before it starts."""
 import hashlib
 import json
 import os
+import random
 import re
 import signal
 import struct
@@ -12,6 +13,7 @@ import unittest
 
 import qconv_case
 from qconv_case import QconvCase
+from test_forms import fp8, mk
 
 BUNDLED = os.path.join(qconv_case.ROOT, "tests", "data", "kjv-llama")
 MODEL = os.path.join(BUNDLED, "model")
@@ -148,6 +150,50 @@ class Calibrate(QconvCase):
         self.assertEqual(r.returncode, 3, r.stderr)
         self.assertIn(b"192", r.stderr)
         self.assertFalse(os.path.exists(self.path("bad")))
+
+    def test_fp8_source(self):
+        """Weights that are codes in MODEL pass through both streams as what they stand for."""
+        rng = random.Random(5)
+        shapes = {"self_attn.q_proj": [128, 128], "self_attn.k_proj": [64, 128],
+                  "self_attn.v_proj": [64, 128], "self_attn.o_proj": [128, 128],
+                  "mlp.gate_proj": [256, 128], "mlp.up_proj": [256, 128],
+                  "mlp.down_proj": [128, 256]}
+        config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128,
+                  "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4,
+                  "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 96, "rms_norm_eps": 1e-5,
+                  "max_position_embeddings": 64, "tie_word_embeddings": False,
+                  "quantization_config": {"quant_method": "fp8", "fmt": "e4m3",
+                                          "weight_block_size": [64, 32]}}
+        tensors, plain = {}, {}
+
+        def add(name, shape, values):
+            both = "F32", shape, mk.encode("F32", values)
+            tensors[name] = plain[name] = both
+
+        for name in ("model.embed_tokens.weight", "lm_head.weight"):
+            add(name, [96, 128], [rng.gauss(0, 1) for _ in range(96 * 128)])
+        for name in ("model.norm", "model.layers.0.input_layernorm",
+                     "model.layers.0.post_attention_layernorm"):
+            add(name + ".weight", [128], [1.0] * 128)
+        for name, shape in shapes.items():
+            name = "model.layers.0." + name + ".weight"
+            coded, values = fp8(rng, name, shape, [64, 32])
+            tensors.update(coded)
+            plain[name] = "F32", shape, mk.encode("F32", values)
+        mk.write_checkpoint(self.path("fp8"), tensors, config=config)
+        del config["quantization_config"]
+        mk.write_checkpoint(self.path("plain"), plain, config=config)
+        self.write("t.ids", "\n".join(" ".join(str(rng.randrange(96)) for _ in range(64))
+                                      for _ in range(10)))
+        made = []
+        for model in ("fp8", "plain"):
+            out = model + "-nf4"
+            self.ok("--to", "nf4", "--compress", "none", "-q", "--compute-dtype", "float32",
+                    "--calibrate", "t.ids", model, out)
+            self.ok("verify", out, "--against", model, "-q")
+            made.append({n: t for n, t in mk.read_checkpoint(self.path(out)).items()
+                         if ".layers." in n and "quant_state" not in n})
+        self.assertEqual(made[0], made[1])
 
     def test_kept_weights_are_left(self):
         said = self.told("-vv", "--keep", "*.layers.1.*", "--keep", "*.o_proj.*", *SHORT, MODEL,
