@@ -323,6 +323,11 @@ def print_table(rows):
                                                       zip(wide[1:], s[1:]))).rstrip())
 
 
+def lean(toolkit, newest):
+    """What the newest one lacks, and one of what both have."""
+    return [a for a in toolkit.architectures() if a == 80 or a not in newest.architectures()]
+
+
 def check_all(options):
     toolkits = []
     scratch = tempfile.mkdtemp(prefix="qconv-cuda-")
@@ -339,8 +344,10 @@ def check_all(options):
                                     sorted(glob.glob(os.path.join(ROOT, *pattern)))]
         if not sources:
             raise Problem("no kernels to check")
-        work = [(t, s, [int(a) for a in options.arch.split(",")] if options.arch
-                 else t.architectures()) for s in sources for t in toolkits]
+        asked = [int(a) for a in options.arch.split(",")] if options.arch else None
+        newest = max(toolkits, key=lambda t: t.version)
+        work = [(t, s, asked or (t.architectures() if t is newest or not options.lean else
+                                 lean(t, newest))) for s in sources for t in toolkits]
         rows, complaints = [], []
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             for (t, s, a), (found, wrong, seconds) in zip(
@@ -483,6 +490,8 @@ def main(argv):
     p.add_argument("--require", action="append", metavar="VERSION",
                    help="fail if this CUDA is not among those found")
     p.add_argument("--arch", metavar="80,90", help="instead of the toolkit's list")
+    p.add_argument("--lean", action="store_true",
+                   help="of older toolkits only sm_80 and what the newest cannot")
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     p.add_argument("--json", metavar="FILE")
     p.add_argument("--table", action="store_true", help="every kernel and architecture")
