@@ -60,9 +60,9 @@ uint64_t qc_cuda_feedback_kept_bytes(uint64_t n, int cross);
 /* ---- a weight (cuda_feedback_weight.c, .cu) ---- */
 
 /* As qc_feedback_weight, w: [rows, n] of dtype F32, F16 or BF16 and out's arrays in host memory.
- * Rows are worked on in pieces, as many at once as free device memory allows and the form's groups
- * permit; codes and scales do not depend on it but for the order of sums in products. Synchronizes.
- */
+ * Rows are worked on in pieces, as many at once as a quarter of the device's memory takes (or what
+ * is free, if that is less) and the form's groups permit: the order of sums in products depends on
+ * it, so that results are the same wherever a quarter is free. Synchronizes. */
 QC_NODISCARD qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f,
                                                const qc_feedback_form *form, const void *w,
                                                qc_dtype dtype, uint64_t rows, qc_feedback_out *out,

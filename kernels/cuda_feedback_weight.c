@@ -611,6 +611,7 @@ qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f, const qc_feedback_f
     QC_TRY(qc_cuda_memory(&left, &total, err));
     /* cuBLAS may want a workspace, and memory is handed out in pages of 2 MB */
     const uint64_t kept = left / 16 + (UINT64_C(64) << 20);
-    return qc_cuda_feedback_weight_within(f, form, w, dtype, rows, left > kept ? left - kept : 0,
-                                          out, result, err);
+    const uint64_t room = left > kept ? left - kept : 0, share = total / 4;
+    return qc_cuda_feedback_weight_within(f, form, w, dtype, rows, share < room ? share : room, out,
+                                          result, err);
 }
