@@ -110,8 +110,11 @@ static uint64_t panel_rows(uint64_t k)
 uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k)
 {
     (void)m;
-    uint64_t floats =
-        qc_sat_add(qc_sat_mul(padded(k), panel_rows(k)), PACKED_FLOATS + LANES_FLOATS);
+    /* Not padded(k) * panel_rows(k), which falls where the whole rows of fewer fill it less. */
+    const uint64_t most = qc_sat_mul(padded(k), QC_MATMUL_PANEL);
+    const uint64_t least = qc_sat_mul(padded(k), QC_MATMUL_ROWS);
+    const uint64_t full = least > PANEL_BYTES / sizeof(float) ? least : PANEL_BYTES / sizeof(float);
+    const uint64_t floats = qc_sat_add(most < full ? most : full, PACKED_FLOATS + LANES_FLOATS);
     return qc_sat_mul(floats, sizeof(float));
 }
 

@@ -43,6 +43,7 @@ typedef struct {
 
 /* As qc_quant_ops_for. */
 const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa);
+/* Enough for any fewer columns as well. Saturates. */
 uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k);
 
 /* x for double_row: [ceil(m / 16)][k][16] doubles, rows beyond m zero. Equal to the floats that x

@@ -200,6 +200,48 @@ static void test_empty(void **state)
     mt_free(&t);
 }
 
+/* One scratch serves products of any width up to the one that it was made for: nothing behind it is
+ * written, whatever whole rows of fewer columns fill a panel. */
+static void test_scratch_of_the_widest(void **state)
+{
+    (void)state;
+    static const uint64_t widths[] = {1,    16,   300,  2048,  2049,  3072,  4096,
+                                      5120, 6144, 8192, 11008, 13824, 14336, 28672};
+    enum { WIDTHS = sizeof widths / sizeof *widths, ROWS = 130, GUARD = 64 };
+    qt_rng rng = qt_rng_start("scratch");
+    for (unsigned most = 0; most < WIDTHS; most++)
+        for (unsigned i = 0; i <= most; i++)
+            QT_CHECK(qc_matmul_cpu_scratch_bytes(1, widths[i]) <=
+                         qc_matmul_cpu_scratch_bytes(1, widths[most]),
+                     "scratch of %d columns is less than that of %d", (int)widths[most],
+                     (int)widths[i]);
+    /* 14336 columns fill a panel with 16 rows, 4096 with 64 and more of it. */
+    const uint64_t k = 4096, bytes = qc_matmul_cpu_scratch_bytes(1, 14336);
+    unsigned char *scratch = NULL;
+    void *v = NULL;
+    assert_int_equal(posix_memalign(&v, 64, (size_t)bytes + GUARD), 0);
+    scratch = v;
+    memset(scratch + bytes, 0xa5, GUARD);
+    float *w = qt_alloc(ROWS * k, sizeof *w), *x = qt_alloc(k, sizeof *x), y[ROWS];
+    for (uint64_t j = 0; j < ROWS * k; j++)
+        w[j] = qt_randn(&rng);
+    for (uint64_t j = 0; j < k; j++)
+        x[j] = qt_randn(&rng);
+    const qc_matmul_cpu_io io = {.x = x,
+                                 .x_dtype = QC_DTYPE_F32,
+                                 .m = 1,
+                                 .ldx = k,
+                                 .y = y,
+                                 .y_dtype = QC_DTYPE_F32,
+                                 .ldy = ROWS};
+    qc_matmul_ops_for(QC_ISA_SCALAR)->dense(w, QC_DTYPE_F32, k, 0, ROWS, &io, scratch);
+    for (unsigned j = 0; j < GUARD; j++)
+        QT_CHECK(scratch[bytes + j] == 0xa5, "byte %u behind the scratch was written", j);
+    free(w);
+    free(x);
+    free(v);
+}
+
 static void refused(const qc_weights *w, const mt_weights *t, const char *word)
 {
     qc_error err = {0};
@@ -324,6 +366,7 @@ int main(void)
         cmocka_unit_test(test_sums_are_rounded_once),
         cmocka_unit_test(test_strides_and_ranges),
         cmocka_unit_test(test_empty),
+        cmocka_unit_test(test_scratch_of_the_widest),
         cmocka_unit_test(test_descriptors_are_checked),
         cmocka_unit_test(test_double),
         cmocka_unit_test(test_tables),
