@@ -239,8 +239,9 @@ __global__ void __launch_bounds__(panel_threads, 4)
             }
         }
         __syncthreads();
+        /* A thread then loads what it has stored here itself, and u, which nobody reads any more.
+         */
         store_panel<sweeping>(p, a, tile * tile_rows, shared);
-        __syncthreads(); /* shared is written again */
     }
 }
 

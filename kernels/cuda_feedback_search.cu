@@ -7,9 +7,11 @@
  * only one team wants is computed by both and kept by that one. Elements are read again for each
  * candidate, two values each, from the first-level cache for usual blocks (512 bytes a warp).
  *
- * Work: 54 candidates (NF4, 64 elements) of some 16 instructions an element and thread, 30
- * instructions of a warp a weight; 67 million weights are 2e9, in which the H100's 528 schedulers
- * issue 2 ms (calculated, at 1.7 GHz). A hundredth of the products of such a weight. */
+ * Work: 54 candidates (NF4, 64 elements). The operations themselves are some 16 instructions an
+ * element and candidate; the loop over elements with weights has 54 (CUDA 11.8, sm_80), of which
+ * NF4 goes through about 45: addresses and loads are two thirds. So 76 instructions of a warp a
+ * weight; 67 million weights are 5e9, which the H100's 528 schedulers issue in 6 ms at best
+ * (calculated, at 1.7 GHz; not timed). */
 #include "kernels/cuda_feedback_internal.h"
 
 #include "kernels/cuda_scale_search_parts.cuh"

@@ -6,6 +6,10 @@
 #include "base/workers.h"
 #include "kernels/cuda_feedback_internal.h"
 
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
 static qc_cuda_feedback_tools tools;
 
 /* ---- moments ---- */
@@ -253,13 +257,27 @@ static void what_is_refused(void **state)
     free_data(&d);
 }
 
+#ifdef QC_CUDA_SHIM
+/* A grid of one block or two goes round: what it shares is written again. */
+static void grids_go_round(void **state)
+{
+    for (unsigned grid = 1; grid < 3; grid++) {
+        qc_shim_set_grid(grid);
+        moments_are_sums(state);
+        factor_is_the_cpus(state);
+    }
+    qc_shim_set_grid(0);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(moments_are_sums),
-        cmocka_unit_test(factor_is_the_cpus),
-        cmocka_unit_test(damping_is_raised),
-        cmocka_unit_test(what_is_refused),
+        cmocka_unit_test(moments_are_sums),  cmocka_unit_test(factor_is_the_cpus),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(grids_go_round),
+#endif
+        cmocka_unit_test(damping_is_raised), cmocka_unit_test(what_is_refused),
     };
     qc_error err;
     if (qc_blas_open(&blas, &err) != QC_OK) {

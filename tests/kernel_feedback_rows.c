@@ -5,6 +5,10 @@
 #include "kernels/cuda_feedback_rows.h"
 #include "quant/error_feedback_internal.h"
 
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
 #include <math.h>
 
 static qt_rng rng = {11};
@@ -363,12 +367,29 @@ static void plain_things(void **state)
     free_piece(&t);
 }
 
+#ifdef QC_CUDA_SHIM
+/* A grid of one block or two goes round: what it shares is written again. */
+static void grids_go_round(void **state)
+{
+    for (unsigned grid = 1; grid < 3; grid++) {
+        qc_shim_set_grid(grid);
+        panels_are_those_of_quant(state);
+        refit_is_the_best(state);
+        plain_things(state);
+    }
+    qc_shim_set_grid(0);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(panels_are_those_of_quant),
         cmocka_unit_test(refit_is_the_best),
         cmocka_unit_test(plain_things),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(grids_go_round),
+#endif
     };
     qd_start();
     const int failed = cmocka_run_group_tests(tests, NULL, NULL);

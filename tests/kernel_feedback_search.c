@@ -5,7 +5,12 @@
 #include "base/alloc.h"
 #include "kernels/cuda_feedback_internal.h"
 
-typedef enum { ANY, TINY, HUGE_ONES, ZEROS } values;
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
+/* MIRRORED: a row is the one before, negated. HARD + k: kind k of quant_device_fixture.h. */
+typedef enum { ANY, TINY, HUGE_ONES, ZEROS, MIRRORED, HARD } values;
 
 typedef struct {
     qc_feedback_form form;
@@ -25,6 +30,9 @@ static const a_case cases[] = {
     {{QC_WEIGHTS_NF4, 64, 1}, 8, 128, ZEROS, 1},
     {{QC_WEIGHTS_NF4, 64, 0}, 4, 128, TINY, 1},
     {{QC_WEIGHTS_NF4, 64, 0}, 4, 128, HUGE_ONES, 0},
+    /* Blocks of two mirrored rows: but for rounding a scale is as good as its negative, so a sum
+     * that is fused or made in another order takes other signs. */
+    {{QC_WEIGHTS_NF4, 64, 0}, 80, 32, MIRRORED, 1},
     {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 7, 300, ANY, 1},
     {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 3, 1, ANY, 1},
     {{QC_WEIGHTS_INT8_ROWS, 0, 0}, 5, 65, TINY, 0},
@@ -58,7 +66,11 @@ static void check(qt_rng *rng, const a_case *c, unsigned number)
     char what[80];
     (void)snprintf(what, sizeof what, "case %u", number);
     for (uint32_t i = 0; i < elems; i++)
-        x[i] = value_of_kind(rng, c->x);
+        x[i] = c->x >= HARD ? (float)qd_value(rng, (qd_kind)(c->x - HARD), QC_DTYPE_F32, i)
+                            : value_of_kind(rng, c->x);
+    for (uint32_t i = n; c->x == MIRRORED && i < elems; i++)
+        if (i / n % 2 == 1)
+            x[i] = -x[i - n];
     if (c->x == ZEROS) /* whole blocks */
         memset(x, 0, (elems < 4 * block ? elems / 2 : 2 * block) * 4);
     for (uint32_t k = 0; k < n; k++)
@@ -127,6 +139,25 @@ static void scales_are_the_cpus(void **state)
         check(&rng, &cases[i], i);
 }
 
+/* Thresholds, ties, subnormals, the largest floats, any exponent; shapes by chance. */
+static void hard_values(void **state)
+{
+    static const qc_weights_kind kinds[] = {QC_WEIGHTS_NF4, QC_WEIGHTS_INT8_BLOCKS,
+                                            QC_WEIGHTS_INT8_ROWS};
+    qt_rng rng = qt_rng_start("gpu scales of hard values");
+    (void)state;
+    for (unsigned i = 0; i < 3 * QD_KINDS; i++) {
+        const qc_weights_kind kind = kinds[i % 3];
+        const int by_row = kind == QC_WEIGHTS_INT8_ROWS;
+        const a_case c = {{kind, by_row ? 0 : 32u << qt_below(&rng, 3), !by_row},
+                          6 + qt_below(&rng, 7),
+                          1 + qt_below(&rng, 200),
+                          (values)(HARD + i / 3),
+                          (int)(qt_below(&rng, 4) > 0)};
+        check(&rng, &c, 100 + i);
+    }
+}
+
 static void nothing_to_do(void **state)
 {
     const qc_feedback_form form = {QC_WEIGHTS_NF4, 64, 1};
@@ -136,10 +167,26 @@ static void nothing_to_do(void **state)
     QD_OK(qc_cuda_feedback_nest(&gpu, &form, NULL, NULL, 0, NULL, NULL, NULL, NULL, 0.0f, &qd.err));
 }
 
+#ifdef QC_CUDA_SHIM
+/* A grid of one block or two goes round: what it shares is written again. */
+static void grids_go_round(void **state)
+{
+    for (unsigned grid = 1; grid < 3; grid++) {
+        qc_shim_set_grid(grid);
+        scales_are_the_cpus(state);
+    }
+    qc_shim_set_grid(0);
+}
+#endif
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(scales_are_the_cpus),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(grids_go_round),
+#endif
+        cmocka_unit_test(hard_values),
         cmocka_unit_test(nothing_to_do),
     };
     qd_start();

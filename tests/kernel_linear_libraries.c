@@ -134,9 +134,11 @@ static void test_factor_and_solve(void **state)
     QD_OK(qc_cusolver_factor(c, N, da.p, &exists, qd.stream, &qd.err));
     QT_CHECK(!exists, "a factor of what is not positive definite");
     free(qd_take(&da, "no factor"));
+#ifdef QC_CUDA_SHIM /* the stand-in looks at its arguments */
     QT_CHECK(qc_cusolver_factor(c, N, NULL, &exists, qd.stream, &qd.err) == QC_ERR_INTERNAL,
              "no matrix");
     QT_CHECK(strstr(qd.err.msg, "cusolverDnXpotrf: status 3"), "%s", qd.err.msg);
+#endif
     qc_cusolver_close(c);
     free(g), free(a), free(x), free(upper), free(l), free(y);
 }

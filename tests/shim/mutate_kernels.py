@@ -35,7 +35,10 @@ TESTS = {
     "kernels/cuda_quantize_rows.cu": ["quantize"],
     "kernels/cuda_quantize_nested.cu": ["dequantize"],
     "kernels/cuda_dequantize.cu": ["dequantize"],
+    "kernels/cuda_feedback_rows.cu": ["feedback_rows"],
+    "kernels/cuda_feedback_search.cu": ["feedback_search"],
     "kernels/cuda_llama.cu": ["llama"],
+    "kernels/cuda_moments.cu": ["feedback_open"],
     "kernels/cuda_scale_search.cu": ["scale_search"],
     "kernels/cuda_scale_search_rows.cu": ["scale_search"],
     "kernels/matmul_gemv.cu": ["gemv"],
@@ -49,7 +52,8 @@ TESTS = {
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
     "tests/kernel_shim_matrix.cpp": ["matrix"],
 }
-QUICKEST = ["matrix", "llama", "dequantize", "quantize", "scale_search", "gemv", "api", "stream", "tiles",
+QUICKEST = ["matrix", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
+            "feedback_search", "scale_search", "gemv", "api", "stream", "tiles",
             "mma"]
 BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
                      r"\([^;()]*\);")
@@ -184,7 +188,8 @@ class Build:
     def passes(self, program, order, limit):
         # The same random input each time; the first case that fails ends the program.
         env = dict(os.environ, QC_SHIM_ORDER=order, QC_SEED="1", CMOCKA_TEST_ABORT="1",
-                   QCONV_LIBCUBLAS=os.path.join(self.folder, "tests/shim/libfake_cublas.so"))
+                   QCONV_LIBCUBLAS=os.path.join(self.folder, "tests/shim/libfake_cublas.so"),
+                   QCONV_LIBCUSOLVER=os.path.join(self.folder, "tests/shim/libfake_cusolver.so"))
         try:
             r = subprocess.run([program], env=env, timeout=limit, cwd=self.folder,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
