@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything that needs a GPU, in one command and 8 minutes: build, hardware, the gpu tests, ceilings,
-# bench, a conversion of a synthetic 8B-shaped model on the GPU against the CPU, eval on both,
+# bench, a conversion of a synthetic 8B-shaped model on the GPU against the CPU, eval and calibrating on both,
 # validate, plan, compute-sanitizer's four tools. For a bare machine with nvcc, CMake, a C compiler
 # and Python 3; no internet.
 #
@@ -17,7 +17,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 packages=(libzstd-dev libzstd1 libxxhash-dev libxxhash0 libcjson-dev libcjson1 libcmocka-dev
     libpcre2-dev libpcre2-8-0 libpcre2-16-0 libpcre2-32-0 libpcre2-posix3 libutf8proc-dev libutf8proc2
-    libcmocka0 pkg-config pkgconf pkgconf-bin libpkgconf3 ninja-build)
+    libopenblas0-pthread libgfortran5 libquadmath0 libcmocka0 pkg-config pkgconf pkgconf-bin libpkgconf3 ninja-build)
 
 usage() {
     echo "usage: $0 [--debs DIR] [RESULTS] | --fetch DIR" >&2
@@ -50,6 +50,8 @@ unpack() {
     export LD_LIBRARY_PATH=$lib:${LD_LIBRARY_PATH-}
     export CMAKE_PREFIX_PATH=$root/usr:${CMAKE_PREFIX_PATH-}
     export PATH=$PATH:$root/usr/bin
+    [ ! -e "$lib/openblas-pthread/libopenblas.so.0" ] ||
+        export QCONV_OPENBLAS=$lib/openblas-pthread/libopenblas.so.0
 }
 
 have() {

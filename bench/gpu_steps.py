@@ -4,10 +4,11 @@ stop the others. Standard library only.
 
     gpu_steps.py RESULTS        with QC_RUN_WORK set
 
-RESULTS gets at most 11 files, under 16 MiB:
+RESULTS gets at most 12 files, under 16 MiB:
     summary.json     GPU, driver, CUDA, commit; per step its exit code and seconds
     convert.json     seconds and bytes of every conversion; GPU and CPU compared byte for byte
     eval.json        perplexity and KL divergence of the bundled model on the GPU and on the CPU
+    calibrate.json   seconds of --calibrate on the GPU, and what it gains there and on the CPU
     load.json        outputs to the GPU's memory, to the host's, and copies alone
     bench.json       qconv bench          hardware.json    qconv hardware --json
     ceilings.json    what the GPU gives at best (bench_ceilings)
@@ -30,7 +31,7 @@ Set by environment variables:
     QC_RUN_ANYWAY    1: go on without a GPU (with qconv_shim and label kernels, say)
     QC_RUN_SECONDS   for all of it: 470
     QC_RUN_LAYERS    of the synthetic model, 0.44 GB each; as many as there is room for, at most 32
-    QC_RUN_TOKENS    of eval: 16384; 128 take the CPU shim a minute
+    QC_RUN_TOKENS    of eval and calibrate: 16384; 128 take the CPU shim a minute
     QC_RUN_STEPS     only these, by name: build,tests,bench
     QCONV_COMMIT     what is measured, where there is no git
 """
@@ -55,7 +56,7 @@ RESULT_BYTES = 16 << 20
 LAYER_BYTES = 436 << 20
 BENCH_SECONDS = 120
 TUNE_SECONDS = 45
-BEHIND_TUNE = 240  # conversions 75, load 10, eval 15, validate 40, the sanitizers 100
+BEHIND_TUNE = 290  # conversions 75, load 10, eval 15, calibrating 50, validate 40, the sanitizers 100
 GROUPS_SECONDS = 20
 BEHIND_BENCH = BEHIND_TUNE + TUNE_SECONDS + GROUPS_SECONDS
 # How far a GPU's figures may be from the CPU's, relative and absolute: it multiplies float16 rows.
@@ -429,6 +430,58 @@ def evaluate(run, log, limit):
     return 4 if apart else 0
 
 
+def calibrate(run, log, limit):
+    """The bundled model calibrated on the GPU and on the CPU: as good; then two layers of the large
+    one on the GPU, for the time."""
+    end = time.monotonic() + limit
+    data = os.path.join(ROOT, "tests", "data", "kjv-llama")
+    source = os.path.join(data, "model")
+    tokens = os.environ.get("QC_RUN_TOKENS", "16384")
+    found, wrong = {}, []
+
+    def convert_timed(name, *arguments):
+        out = os.path.join(run.work, "calibrated-" + name)
+        shutil.rmtree(out, ignore_errors=True)
+        begin = time.monotonic()
+        rc = run.qconv(log, ["-v", "--compress", "none", *arguments, out], end - time.monotonic())
+        found[name] = {"seconds": time.monotonic() - begin}
+        return rc, out
+
+    for name, more in (("plain", ["--scale", "absmax"]),
+                       ("cuda", ["--calibrate", "default", "--calibration-tokens", tokens]),
+                       ("cpu", ["--calibrate", "default", "--calibration-tokens", tokens])):
+        device = "cpu" if name == "plain" else name
+        rc, out = convert_timed(name, "--to", "nf4", *more, "--device", device, source)
+        path = os.path.join(run.work, "calibrated-%s.json" % name)
+        rc = rc or run.qconv(log, ["eval", out, "--against", source, "--text",
+                                   os.path.join(data, "heldout.txt"), "--max-tokens", tokens,
+                                   "--device", "cpu", "--json"], end - time.monotonic(), stdout=path)
+        if rc != 0:
+            return rc
+        with open(path) as f:
+            found[name]["kl_mean"] = json.load(f)["kl_mean"]
+    plain, cuda, cpu = (found[n]["kl_mean"] for n in ("plain", "cuda", "cpu"))
+    if not cuda <= 1.15 * cpu:
+        wrong.append("KL divergence is %.4g on the GPU, %.4g on the CPU" % (cuda, cpu))
+    if not cuda < 0.6 * plain:
+        wrong.append("KL divergence is %.4g, %.4g without calibration" % (cuda, plain))
+    if os.path.exists(os.path.join(run.model, "config.json")):
+        ids = os.path.join(run.work, "calibrate.ids")
+        with open(ids, "w") as f:
+            for i in range(16):
+                f.write(" ".join(str((i * 2048 + k) * 7919 % 32000) for k in range(2048)) + "\n")
+        rc, _ = convert_timed("large", "--to", "nf4", "--calibrate", ids, "--keep",
+                              "*.layers.[2-9].*", "--keep", "*.layers.[1-9][0-9].*", "--device",
+                              "cuda", run.model)
+        if rc != 0:
+            return rc
+    with open(run.into("calibrate.json"), "w") as f:
+        json.dump({"figures": found, "wrong": wrong}, f, indent=1)
+        f.write("\n")
+    log.say("calibrated: " + ("; ".join(wrong) if wrong else "as good on the GPU as on the CPU"))
+    return 4 if wrong else 0
+
+
 def validate(run, log, limit):
     out = os.path.join(run.work, "out-nf4-cuda")
     if not os.path.isdir(out):
@@ -547,6 +600,7 @@ def main(argv):
     step("convert_int8", 60, convert, "int8", "search", "none")
     step("load", 40, load)
     step("eval", 60, evaluate)
+    step("calibrate", 70, calibrate)
     step("validate", 60, validate)
     step("plan", 30, plan)
     sanitizers(run)

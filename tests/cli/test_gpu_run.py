@@ -9,7 +9,7 @@ import unittest
 from qconv_case import ROOT, QconvCase
 
 STEPS = ["machine", "build", "hardware", "tests", "ceilings", "model", "convert_absmax", "convert_nf4",
-         "convert_zstd", "convert_int8", "load", "eval", "validate", "plan", "bench", "groups", "tune", "memcheck", "racecheck", "initcheck",
+         "convert_zstd", "convert_int8", "load", "eval", "calibrate", "validate", "plan", "bench", "groups", "tune", "memcheck", "racecheck", "initcheck",
          "synccheck"]
 # Stands in for qconv: writes what a conversion would, fails where it is told to.
 PROGRAM = """#!/bin/sh
@@ -21,6 +21,8 @@ plan) sleep 60; exit 0 ;;
 bench) while [ $# -gt 1 ]; do [ "$1" != --save ] || echo table >"$2"; shift; done; exit 3 ;;
 validate) exit 0 ;;
 eval) case "$*" in
+    *calibrated-plain*) echo '{"kl_mean": 0.3}' ;;
+    *calibrated-cuda*) echo '{"kl_mean": '"${GPU_KL:-0.1}"'}' ;;
     *eval-int8*cuda*) echo '{"device": "GPU", "base_perplexity": 3, "perplexity": 3.01, "kl_mean": 0.1, "top1": 1}' ;;
     *cuda*) echo '{"device": "GPU", "base_perplexity": 3.0001, "perplexity": 3, "kl_mean": 0.1, "top1": 1}' ;;
     *) echo '{"device": "cpu", "base_perplexity": 3, "perplexity": 3, "kl_mean": 0.1, "top1": 1}' ;;
@@ -74,19 +76,19 @@ class GpuRun(QconvCase):
     def test_without_a_gpu(self):
         code, said = self.gpu_run(self.results, QC_RUN_WORK=self.work)
         self.assertEqual(code, 77, said)
-        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 21 steps were left "
+        self.assertIn("there is no NVIDIA GPU here (nvidia-smi shows none): all 22 steps were left "
                       "out (77), nothing was measured", said.splitlines()[-1])
         s = self.summary()
         self.assertEqual(sorted(x["step"] for x in s["steps"]), sorted(STEPS))
         self.assertEqual({x["rc"] for x in s["steps"]}, {77})
-        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 21))
+        self.assertEqual((s["passed"], s["failed"], s["left_out"]), (0, 0, 22))
         self.assertEqual(os.listdir(self.work), ["logs"])
         self.assertEqual(sorted(os.listdir(self.results)), ["logs.tar.gz", "summary.json"])
 
     def test_results_from_the_environment(self):
         code, _ = self.gpu_run(OUT=self.results)
         self.assertEqual(code, 77)
-        self.assertEqual(len(self.summary()["steps"]), 21)
+        self.assertEqual(len(self.summary()["steps"]), 22)
 
     def stand_in(self, steps, **env):
         build = self.path("build")
@@ -200,6 +202,25 @@ class GpuRun(QconvCase):
             got = json.load(f)
         self.assertEqual(got["apart"], ["int8: perplexity is 3.01 on the GPU, 3 on the CPU"])
         self.assertEqual(sorted(got["figures"]), ["int8, cpu", "int8, cuda", "nf4, cpu", "nf4, cuda"])
+
+    def test_calibrating(self):
+        code, said = self.stand_in("model,calibrate")
+        self.assertEqual(code, 0, said)
+        with open(os.path.join(self.results, "calibrate.json")) as f:
+            got = json.load(f)
+        self.assertEqual((sorted(got["figures"]), got["wrong"]),
+                         (["cpu", "cuda", "large", "plain"], []))
+        with tarfile.open(os.path.join(self.results, "logs.tar.gz")) as tar:
+            log = tar.extractfile("logs/calibrate.log").read().decode()
+        self.assertIn("--calibrate default --calibration-tokens 16384 --device cuda", log)
+
+    def test_calibrating_that_is_worse_on_the_gpu(self):
+        code, said = self.stand_in("calibrate", GPU_KL="0.2")
+        self.assertEqual(code, 1, said)
+        with open(os.path.join(self.results, "calibrate.json")) as f:
+            got = json.load(f)
+        self.assertEqual(got["wrong"], ["KL divergence is 0.2 on the GPU, 0.1 on the CPU",
+                                        "KL divergence is 0.2, 0.3 without calibration"])
 
     def test_time_limits(self):
         code, said = self.stand_in("model,plan,memcheck", QC_RUN_SECONDS="6")
