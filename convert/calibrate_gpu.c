@@ -13,7 +13,7 @@
 #define FACTOR_SLOWER 2.0
 #define WEIGHT_SLOWER 1.5
 
-#define CHUNK_TOKENS 4096u /* at least, between two looks at the progress */
+#define CHUNK_TOKENS 4096u /* between two looks at the progress, or a window that is longer */
 
 typedef struct {
     qc_calibrate_engine base;
@@ -176,8 +176,9 @@ static qc_status stage(qc_calibrate_engine *e, qc_llama_stage at, int add, doubl
     uint64_t token = 0;
     for (uint64_t first = 0, next = 0; first < g->batch.count; first = next) {
         uint64_t tokens = 0;
-        while (next < g->batch.count && tokens < CHUNK_TOKENS)
+        do
             tokens += g->batch.lengths[next++];
+        while (next < g->batch.count && tokens + g->batch.lengths[next] <= CHUNK_TOKENS);
         const qc_gpu_states s = states_of(g, first, next - first, token);
         QC_TRY(said(g->table->stage(g->gpu, at, &s, add, err), err));
         if (at == QC_LLAMA_AT_GATE || at == QC_LLAMA_AT_END)
