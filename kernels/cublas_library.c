@@ -3,11 +3,11 @@
 #include "kernels/cublas_library.h"
 
 #include "base/alloc.h"
+#include "kernels/cuda_library.h"
 
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* The little of cublas_api.h and library_types.h that is needed; values are those of CUDA 11, 12
@@ -29,14 +29,6 @@ enum {
     ALGO_DEFAULT = -1
 };
 typedef struct cublasContext *handle_t;
-
-/* Not unloaded with the last handle: some hundreds of MB would be read again for the next, and what
- * the library has registered with CUDA and with threads would be left hanging. */
-#ifdef RTLD_NODELETE
-#define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
-#else
-#define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL)
-#endif
 
 typedef struct {
     int (*create)(handle_t *h);
@@ -74,40 +66,22 @@ static qc_status check(int code, const char *what, qc_error *err)
     QC_FAIL(err, code == 3 ? QC_ERR_NOMEM : QC_ERR_INTERNAL, "cuBLAS: %s: status %d", what, code);
 }
 
-static void open_named(qc_cublas *c, int version)
-{
-    char name[64];
-    (void)snprintf(name, sizeof name, "libcublas.so.%d", version);
-    c->library = dlopen(name, OPEN_FLAGS);
-    if (!c->library) {
-        (void)snprintf(name, sizeof name, "/usr/local/cuda/lib64/libcublas.so.%d", version);
-        c->library = dlopen(name, OPEN_FLAGS);
-    }
-}
-
 static qc_status load(qc_cublas *c, int runtime_version, qc_error *err)
 {
-    const char *path = getenv("QCONV_LIBCUBLAS");
-    if (path && *path) {
-        c->library = dlopen(path, OPEN_FLAGS);
-        if (!c->library)
-            QC_FAIL(err, QC_ERR_DEVICE, "no cuBLAS: %s could not be opened", path);
-    } else {
-        const int versions[] = {runtime_version / 1000, 13, 12, 11};
-        for (size_t i = 0; i < sizeof versions / sizeof *versions && !c->library; i++)
-            open_named(c, versions[i]);
-        if (!c->library)
-            QC_FAIL(err, QC_ERR_DEVICE,
-                    "no cuBLAS: none of libcublas.so.13, .12 and .11 could be opened");
-        path = "libcublas";
-    }
+    const int versions[] = {runtime_version / 1000, 13, 12, 11};
+    const qc_cuda_library l = {
+        .title = "cuBLAS",
+        .variable = "QCONV_LIBCUBLAS",
+        .file = "libcublas",
+        .none = "none of libcublas.so.13, .12 and .11",
+        .versions = versions,
+        .version_count = sizeof versions / sizeof *versions,
+        .names = function_names,
+        .name_count = sizeof function_names / sizeof *function_names,
+    };
     void *found[sizeof function_names / sizeof *function_names];
-    for (size_t i = 0; i < sizeof function_names / sizeof *function_names; i++) {
-        found[i] = dlsym(c->library, function_names[i]);
-        if (!found[i])
-            QC_FAIL(err, QC_ERR_DEVICE, "%s has no %s: it is too old", path, function_names[i]);
-    }
     _Static_assert(sizeof found == sizeof c->f, "one pointer per name, in order");
+    QC_TRY(qc_cuda_library_open(&c->library, found, &l, err));
     memcpy(&c->f, found, sizeof found); /* C has no cast from void * to a function */
     return QC_OK;
 }

@@ -4,11 +4,11 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "kernels/cuda_library.h"
 
 #include <dlfcn.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* The little of cusolverDn.h and library_types.h that is needed; values are those of CUDA 11, 12
@@ -18,13 +18,6 @@ typedef struct cusolverDnContext *handle_t;
 typedef struct cusolverDnParams *params_t;
 
 #define INFO_BYTES 256u /* of device memory, for an int */
-
-/* Not unloaded with the last handle: as in cublas_library.c. */
-#ifdef RTLD_NODELETE
-#define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
-#else
-#define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL)
-#endif
 
 typedef struct {
     int (*create)(handle_t *h);
@@ -67,41 +60,22 @@ static qc_status check(int code, const char *what, qc_error *err)
             what, code);
 }
 
-static void open_named(qc_cusolver *c, int version)
-{
-    char name[64];
-    (void)snprintf(name, sizeof name, "libcusolver.so.%d", version);
-    c->library = dlopen(name, OPEN_FLAGS);
-    if (!c->library) {
-        (void)snprintf(name, sizeof name, "/usr/local/cuda/lib64/libcusolver.so.%d", version);
-        c->library = dlopen(name, OPEN_FLAGS);
-    }
-}
-
 static qc_status load(qc_cusolver *c, int runtime_version, qc_error *err)
 {
-    const char *path = getenv("QCONV_LIBCUSOLVER");
-    if (path && *path) {
-        c->library = dlopen(path, OPEN_FLAGS);
-        if (!c->library)
-            QC_FAIL(err, QC_ERR_DEVICE, "no cuSOLVER: %s could not be opened", path);
-    } else {
-        const int own = runtime_version >= 13000 ? 12 : 11;
-        open_named(c, own);
-        if (!c->library)
-            open_named(c, 23 - own);
-        if (!c->library)
-            QC_FAIL(err, QC_ERR_DEVICE,
-                    "no cuSOLVER: neither libcusolver.so.12 nor .11 could be opened");
-        path = "libcusolver";
-    }
+    const int own = runtime_version >= 13000 ? 12 : 11, versions[] = {own, 23 - own};
+    const qc_cuda_library l = {
+        .title = "cuSOLVER",
+        .variable = "QCONV_LIBCUSOLVER",
+        .file = "libcusolver",
+        .none = "neither libcusolver.so.12 nor .11",
+        .versions = versions,
+        .version_count = sizeof versions / sizeof *versions,
+        .names = function_names,
+        .name_count = sizeof function_names / sizeof *function_names,
+    };
     void *found[sizeof function_names / sizeof *function_names];
-    for (size_t i = 0; i < sizeof function_names / sizeof *function_names; i++) {
-        found[i] = dlsym(c->library, function_names[i]);
-        if (!found[i])
-            QC_FAIL(err, QC_ERR_DEVICE, "%s has no %s: it is too old", path, function_names[i]);
-    }
     _Static_assert(sizeof found == sizeof c->f, "one pointer per name, in order");
+    QC_TRY(qc_cuda_library_open(&c->library, found, &l, err));
     memcpy(&c->f, found, sizeof found); /* C has no cast from void * to a function */
     return QC_OK;
 }
