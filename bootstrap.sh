@@ -3,6 +3,7 @@
 #   ./bootstrap.sh run    install what is missing, build build/qconv, convert the bundled model
 #   ./bootstrap.sh test   install what is missing, build, run the tests
 # Both may be run again at any time; the second time there is little left to do.
+# QCONV_CMAKE holds options for CMake, for example QCONV_CMAKE="-DQCONV_CUDA=OFF".
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -53,7 +54,8 @@ need() {
 # Configure only when there is something new to configure; build what changed.
 build() {
     if [ ! -f build/build.ninja ] || [ CMakePresets.json -nt build/build.ninja ]; then
-        cmake --preset release "$@" >build.log 2>&1 || { cat build.log >&2; exit 1; }
+        # shellcheck disable=SC2086 # one option a word
+        cmake --preset release ${QCONV_CMAKE:-} >build.log 2>&1 || { cat build.log >&2; exit 1; }
         sed -n 's/^-- \(.*CUDA kernels.*\)/bootstrap: \1/p' build.log >&2
         rm -f build.log
     fi
