@@ -1,9 +1,10 @@
 /* The one table of commands and options. The parser, --help, the man page and the shell completions
  * read nothing else, so they cannot disagree.
  *
- * To add an option: a row in option_table.c and a case in options.c (what it sets). To add a
- * command: a value in qc_command, a row in option_table.c, a row in main.c (what runs it), and its
- * bit in the options that apply to it. Then regenerate the committed copies: see docs/cli.md. */
+ * To add an option: a value in qc_option_id and a row in option_table.c, which says what it sets.
+ * To add a command: a value in qc_command, a row in command_table.c, a row in main.c (what runs
+ * it), and its bit in the options that apply to it. Then regenerate the committed copies: see
+ * docs/cli.md. */
 #ifndef QC_CONVERT_OPTION_TABLE_H
 #define QC_CONVERT_OPTION_TABLE_H
 
@@ -106,7 +107,7 @@ typedef enum {
     QC_ARG_NONE,    /* a switch */
     QC_ARG_CHOICE,  /* one of `choices` */
     QC_ARG_NUMBER,  /* min..max */
-    QC_ARG_DECIMAL, /* a decimal number, judged in options.c */
+    QC_ARG_DECIMAL, /* least..most */
     QC_ARG_SIZE,    /* as qc_parse_size */
     QC_ARG_FILE,
     QC_ARG_TEXT
@@ -126,7 +127,14 @@ extern const char *const qc_option_group_titles[QC_GROUP_COUNT];
 
 #define QC_MAX_CHOICES 6
 
-typedef struct {
+typedef struct qc_option_row qc_option_row;
+
+/* Reads `value` (NULL for a switch) and stores what it says in *o: in the member that the row
+ * names, unless it knows the member itself. Refuses with QC_ERR_USAGE. (option_values.h) */
+typedef qc_status (*qc_option_setter)(qc_options *o, const qc_option_row *row, const char *value,
+                                      qc_error *err);
+
+struct qc_option_row {
     qc_option_id id;   /* equals the row's index */
     const char *name;  /* without the dashes; rows may share one if their commands differ, their
                           kind is the same, and they have no choices */
@@ -136,7 +144,12 @@ typedef struct {
     qc_arg_kind kind;
     const char *arg; /* placeholder: "N", "GLOB"; NULL for a switch and for a choice */
     const char *choices[QC_MAX_CHOICES];
-    uint64_t min, max;
+    uint64_t min, max;  /* of a number; min of a size, too */
+    double least, most; /* of a decimal number; least is allowed only if it is above 0 */
+    int power_of_two;
+    qc_option_setter set;  /* NULL: --help, which choose_command sees to */
+    size_t at;             /* the member of qc_options that is set */
+    size_t given;          /* an int of it that becomes 1 when the option is given; 0: none */
     const char *dflt;      /* applied through the parser before the command line; or NULL */
     const char *dflt_note; /* shown where dflt is NULL */
     const char *since;     /* version of qconv */
@@ -144,7 +157,7 @@ typedef struct {
     int alone;             /* needs no command and takes no other arguments: --version */
     const char *help;      /* one clause for --help and completion */
     const char *more;      /* sentences that follow in the man page; or NULL */
-} qc_option_row;
+};
 
 #define QC_CMD_BIT(command) (1u << (command))
 

@@ -1,5 +1,8 @@
 #include "convert/option_values.h"
 
+#include "base/text.h"
+#include "convert/device_wish.h"
+
 #include <inttypes.h>
 #include <string.h>
 
@@ -20,8 +23,12 @@ void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_byte
     }
 }
 
-qc_status qc_option_number(const qc_option_row *row, const char *text, const char *digits,
-                           uint64_t min, uint64_t max, uint64_t *out, qc_error *err)
+/* ---- reading ---- */
+
+/* A whole number in decimal digits; max at most 10^18. digits: where in text it stands ("3" of
+ * "zstd:3"). */
+static qc_status read_number(const qc_option_row *row, const char *text, const char *digits,
+                             uint64_t min, uint64_t max, uint64_t *out, qc_error *err)
 {
     uint64_t v = 0;
     const char *s = digits;
@@ -31,11 +38,16 @@ qc_status qc_option_number(const qc_option_row *row, const char *text, const cha
         QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s from %" PRIu64 " to %" PRIu64 ", got '%s'",
                 row->name, digits == text ? "a whole number" : "zstd:LEVEL with a level", min, max,
                 text);
+    if (row->power_of_two && (v & (v - 1)) != 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s: expected a power of two from %" PRIu64 " to %" PRIu64 ", got '%s'",
+                row->name, min, max, text);
     *out = v;
     return QC_OK;
 }
 
-qc_status qc_option_choice(const qc_option_row *row, const char *text, unsigned *out, qc_error *err)
+static qc_status read_choice(const qc_option_row *row, const char *text, unsigned *out,
+                             qc_error *err)
 {
     char choices[QC_SPELLED_BYTES];
     for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
@@ -48,13 +60,79 @@ qc_status qc_option_choice(const qc_option_row *row, const char *text, unsigned 
     QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s, got '%s'", row->name, choices, text);
 }
 
-/* "0.85": digits with at most one point, no sign, no exponent; min is allowed only if above 0. */
-qc_status qc_option_decimal(const qc_option_row *row, const char *text, double min, double max,
-                            double *out, qc_error *err)
+/* ---- setters of any member ---- */
+
+static void store(qc_options *o, const qc_option_row *row, const void *value, size_t bytes)
+{
+    memcpy((char *)o + row->at, value, bytes);
+}
+
+static qc_status store_int(qc_options *o, const qc_option_row *row, int value)
+{
+    store(o, row, &value, sizeof value);
+    return QC_OK;
+}
+
+qc_status qc_option_set_on(qc_options *o, const qc_option_row *row, const char *value,
+                           qc_error *err)
+{
+    (void)value;
+    (void)err;
+    return store_int(o, row, 1);
+}
+
+qc_status qc_option_set_off(qc_options *o, const qc_option_row *row, const char *value,
+                            qc_error *err)
+{
+    (void)value;
+    (void)err;
+    return store_int(o, row, 0);
+}
+
+_Static_assert(sizeof(qc_to) == sizeof(int), "an enum is stored as an int");
+
+qc_status qc_option_set_choice(qc_options *o, const qc_option_row *row, const char *value,
+                               qc_error *err)
+{
+    unsigned choice = 0;
+    QC_TRY(read_choice(row, value, &choice, err));
+    return store_int(o, row, (int)choice);
+}
+
+qc_status qc_option_set_word(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
+{
+    unsigned choice = 0;
+    QC_TRY(read_choice(row, value, &choice, err));
+    store(o, row, &row->choices[choice], sizeof row->choices[choice]);
+    return QC_OK;
+}
+
+qc_status qc_option_set_u64(qc_options *o, const qc_option_row *row, const char *value,
+                            qc_error *err)
+{
+    uint64_t number = 0;
+    QC_TRY(read_number(row, value, value, row->min, row->max, &number, err));
+    store(o, row, &number, sizeof number);
+    return QC_OK;
+}
+
+qc_status qc_option_set_unsigned(qc_options *o, const qc_option_row *row, const char *value,
+                                 qc_error *err)
+{
+    uint64_t number = 0;
+    QC_TRY(read_number(row, value, value, row->min, row->max, &number, err));
+    unsigned narrow = (unsigned)number;
+    store(o, row, &narrow, sizeof narrow);
+    return QC_OK;
+}
+
+qc_status qc_option_set_decimal(qc_options *o, const qc_option_row *row, const char *value,
+                                qc_error *err)
 {
     double v = 0, unit = 1;
     int digits = 0, point = 0;
-    const char *s = text;
+    const char *s = value;
     for (; (*s >= '0' && *s <= '9') || (*s == '.' && !point); s++) {
         if (*s == '.') {
             point = 1;
@@ -66,54 +144,146 @@ qc_status qc_option_decimal(const qc_option_row *row, const char *text, double m
             unit *= 10;
     }
     v /= unit;
-    if (*s != '\0' || digits == 0 || digits > 15 || v < min || v > max || v <= 0)
+    if (*s != '\0' || digits == 0 || digits > 15 || v < row->least || v > row->most || v <= 0)
         QC_FAIL(err, QC_ERR_USAGE, "--%s: expected a number %s %g and at most %g, got '%s'",
-                row->name, min > 0 ? "of at least" : "above", min, max, text);
-    *out = v;
+                row->name, row->least > 0 ? "of at least" : "above", row->least, row->most, value);
+    store(o, row, &v, sizeof v);
     return QC_OK;
 }
 
-qc_status qc_option_path(const qc_option_row *row, const char *value, const char **out,
-                         qc_error *err)
+qc_status qc_option_set_size(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
+{
+    uint64_t bytes = 0;
+    const char *name = NULL;
+    QC_TRY(qc_arena_printf(o->arena, &name, err, "--%s", row->name));
+    QC_TRY(qc_parse_size(value, name, &bytes, err));
+    if (bytes < row->min)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: expected at least %" PRIu64 " byte%s", name, row->min,
+                row->min == 1 ? "" : "s");
+    store(o, row, &bytes, sizeof bytes);
+    return QC_OK;
+}
+
+qc_status qc_option_set_text(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
+{
+    (void)err;
+    store(o, row, &value, sizeof value);
+    return QC_OK;
+}
+
+qc_status qc_option_set_path(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
 {
     if (*value == '\0')
         QC_FAIL(err, QC_ERR_USAGE, "--%s: the path is empty", row->name);
-    *out = value;
+    return qc_option_set_text(o, row, value, err);
+}
+
+/* ---- setters that know their members ---- */
+
+qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const char *value,
+                                 qc_error *err)
+{
+    uint64_t level = 1;
+    if (strncmp(value, "zstd:", 5) == 0)
+        QC_TRY(read_number(row, value, value + 5, 1, 19, &level, err));
+    else if (strcmp(value, "zstd") != 0 && strcmp(value, "none") != 0)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s: expected none, zstd or zstd:LEVEL with a level from 1 to 19, got '%s'",
+                row->name, value);
+    o->compress = strcmp(value, "none") != 0;
+    o->compress_level = (int)level;
     return QC_OK;
 }
 
-qc_status qc_option_number_list(const qc_option_row *row, const char *text, qc_arena *arena,
-                                uint64_t **out, unsigned *count, qc_error *err)
+/* --keep and --quantize. The array grows to twice its size when its count is a power of two. */
+qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
 {
-    size_t room = 1, n = 0;
-    for (const char *s = text; *s; s++)
+    uint32_t n = o->rule_count;
+    /* The manifest names it, after hours perhaps. */
+    if (!qc_text_is_utf8(value))
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob '%s' is not UTF-8, as names of tensors are",
+                row->name, value);
+    if (*value == '\0')
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob is empty; expected one such as '*.q_proj.*'",
+                row->name);
+    if ((n & (n - 1)) == 0) {
+        void *grown = NULL;
+        QC_TRY(qc_arena_alloc(o->arena, &grown, n ? (size_t)n * 2 : 1, sizeof *o->rules, err));
+        if (n > 0)
+            memcpy(grown, o->rules, n * sizeof *o->rules);
+        o->rules = grown;
+    }
+    o->rules[o->rule_count++] = (qc_rule){row->id == QC_OPT_QUANTIZE, value};
+    return QC_OK;
+}
+
+qc_status qc_option_set_kv_dtype(qc_options *o, const qc_option_row *row, const char *value,
+                                 qc_error *err)
+{
+    unsigned choice = 0;
+    QC_TRY(read_choice(row, value, &choice, err));
+    o->fit.kv_bits = (const unsigned[]){16, 16, 8, 32}[choice];
+    return QC_OK;
+}
+
+qc_status qc_option_set_run_device(qc_options *o, const qc_option_row *row, const char *value,
+                                   qc_error *err)
+{
+    qc_device_wish wish;
+    if (*value == '\0')
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found ''",
+                row->name);
+    o->run_device = value;
+    return qc_device_wish_read(&wish, value, err);
+}
+
+qc_status qc_option_set_checkpointing(qc_options *o, const qc_option_row *row, const char *value,
+                                      qc_error *err)
+{
+    unsigned choice = 0;
+    QC_TRY(read_choice(row, value, &choice, err));
+    o->train.checkpointing = choice == 0; /* "on" */
+    return QC_OK;
+}
+
+/* --m: whole numbers with commas between, none twice. */
+qc_status qc_option_set_m(qc_options *o, const qc_option_row *row, const char *value, qc_error *err)
+{
+    size_t room = 1;
+    unsigned n = 0;
+    for (const char *s = value; *s; s++)
         room += *s == ',';
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(arena, &v, room, sizeof(uint64_t), err));
+    QC_TRY(qc_arena_alloc(o->arena, &v, room, sizeof(uint64_t), err));
     uint64_t *list = v;
-    for (const char *entry = text;; entry++) {
+    for (const char *entry = value;; entry++) {
         char digits[24];
         size_t len = strcspn(entry, ",");
         size_t kept = len < sizeof digits ? len : 0; /* too long is no number here either */
         memcpy(digits, entry, kept);
         digits[kept] = '\0';
-        QC_TRY(qc_option_number(row, digits, digits, row->min, row->max, &list[n], err));
-        for (size_t i = 0; i < n; i++)
+        QC_TRY(read_number(row, digits, digits, row->min, row->max, &list[n], err));
+        for (unsigned i = 0; i < n; i++)
             if (list[i] == list[n])
                 QC_FAIL(err, QC_ERR_USAGE, "--%s: %" PRIu64 " is there twice in '%s'", row->name,
-                        list[n], text);
+                        list[n], value);
         n++;
         entry += len;
         if (*entry == '\0')
             break;
     }
-    *out = list;
-    *count = (unsigned)n;
+    o->m = list;
+    o->m_count = n;
     return QC_OK;
 }
 
-qc_status qc_option_part(const qc_option_row *row, const char *value, unsigned *index,
-                         unsigned *count, qc_error *err)
+/* --part "3/8": index 2 of count 8. */
+qc_status qc_option_set_part(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
 {
     char part[24] = "";
     uint64_t i = 0, n = 0;
@@ -122,12 +292,52 @@ qc_status qc_option_part(const qc_option_row *row, const char *value, unsigned *
     if (len > 0 && len < sizeof part)
         memcpy(part, value, len);
     /* The whole of it is shown: of 3/2 either number may be the one that is wrong. */
-    if (!*part || qc_option_number(row, slash + 1, slash + 1, 1, QC_PARTS_MAX, &n, NULL) != QC_OK ||
-        qc_option_number(row, part, part, 1, n, &i, NULL) != QC_OK)
+    if (!*part || read_number(row, slash + 1, slash + 1, 1, QC_PARTS_MAX, &n, NULL) != QC_OK ||
+        read_number(row, part, part, 1, n, &i, NULL) != QC_OK)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--%s: expected I/N, like 1/4, with I from 1 to N and N up to %u, got '%s'",
                 row->name, QC_PARTS_MAX, value);
-    *index = (unsigned)(i - 1);
-    *count = (unsigned)n;
+    o->part_index = (unsigned)(i - 1);
+    o->part_count = (unsigned)n;
+    return QC_OK;
+}
+
+qc_status qc_option_set_verbose(qc_options *o, const qc_option_row *row, const char *value,
+                                qc_error *err)
+{
+    (void)row;
+    (void)value;
+    (void)err;
+    o->verbose++;
+    return QC_OK;
+}
+
+qc_status qc_option_set_version(qc_options *o, const qc_option_row *row, const char *value,
+                                qc_error *err)
+{
+    (void)row;
+    (void)value;
+    (void)err;
+    o->command = QC_CMD_VERSION;
+    return QC_OK;
+}
+
+qc_status qc_option_set_man(qc_options *o, const qc_option_row *row, const char *value,
+                            qc_error *err)
+{
+    (void)row;
+    (void)value;
+    (void)err;
+    o->command = QC_CMD_MAN;
+    return QC_OK;
+}
+
+qc_status qc_option_set_completion(qc_options *o, const qc_option_row *row, const char *value,
+                                   qc_error *err)
+{
+    unsigned choice = 0;
+    QC_TRY(read_choice(row, value, &choice, err));
+    o->shell = row->choices[choice];
+    o->command = QC_CMD_COMPLETION;
     return QC_OK;
 }

@@ -7,38 +7,36 @@
 
 /* "nf4, int8, fp16 or bf16"; cut where out is too small. */
 void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_bytes);
-/* Index of text among the row's choices. */
-QC_NODISCARD qc_status qc_option_choice(const qc_option_row *row, const char *text, unsigned *out,
-                                        qc_error *err);
-/* A whole number in decimal digits; max at most 10^18. digits: where in text it stands ("3" of
- * "zstd:3"). */
-QC_NODISCARD qc_status qc_option_number(const qc_option_row *row, const char *text,
-                                        const char *digits, uint64_t min, uint64_t max,
-                                        uint64_t *out, qc_error *err);
-/* Whole numbers from row->min to row->max with commas between, none twice; the array is the
- * arena's. */
-QC_NODISCARD qc_status qc_option_number_list(const qc_option_row *row, const char *text,
-                                             qc_arena *arena, uint64_t **out, unsigned *count,
-                                             qc_error *err);
-/* "0.85": digits with at most one point, no sign, no exponent; min is allowed only if above 0. */
-QC_NODISCARD qc_status qc_option_decimal(const qc_option_row *row, const char *text, double min,
-                                         double max, double *out, qc_error *err);
-/* Any text but none. */
-QC_NODISCARD qc_status qc_option_path(const qc_option_row *row, const char *value, const char **out,
-                                      qc_error *err);
-/* "3/8": index 2 of count 8; at most QC_PARTS_MAX parts. */
-QC_NODISCARD qc_status qc_option_part(const qc_option_row *row, const char *value, unsigned *index,
-                                      unsigned *count, qc_error *err);
 
-/* Options of eval and report: what one sets, and what goes with what. (options_eval.c) */
-QC_NODISCARD qc_status qc_options_apply_eval(qc_options *o, const qc_option_row *row,
-                                             const char *value, uint64_t number, qc_error *err);
+/* Setters of the table's rows (qc_option_setter). What they store in the row's member: */
+#define QC_SETTER(name)                                                                            \
+    QC_NODISCARD qc_status name(qc_options *o, const qc_option_row *row, const char *value,        \
+                                qc_error *err)
+QC_SETTER(qc_option_set_on);       /* 1 */
+QC_SETTER(qc_option_set_off);      /* 0 */
+QC_SETTER(qc_option_set_choice);   /* the index of the choice, as an int or an enum */
+QC_SETTER(qc_option_set_word);     /* the choice's name */
+QC_SETTER(qc_option_set_u64);      /* a whole number */
+QC_SETTER(qc_option_set_unsigned); /* the same; max has to fit */
+QC_SETTER(qc_option_set_decimal);  /* "0.85": digits with at most one point, no sign, no exponent */
+QC_SETTER(qc_option_set_size);     /* bytes */
+QC_SETTER(qc_option_set_text);     /* as it is */
+QC_SETTER(qc_option_set_path);     /* as it is, but not empty */
+/* These know their members. */
+QC_SETTER(qc_option_set_compress);
+QC_SETTER(qc_option_set_rule);
+QC_SETTER(qc_option_set_kv_dtype);
+QC_SETTER(qc_option_set_run_device);
+QC_SETTER(qc_option_set_checkpointing);
+QC_SETTER(qc_option_set_m);
+QC_SETTER(qc_option_set_part);
+QC_SETTER(qc_option_set_verbose);
+QC_SETTER(qc_option_set_version);
+QC_SETTER(qc_option_set_man);
+QC_SETTER(qc_option_set_completion);
+
+/* What goes with what. (options_eval.c, options_calibrate.c) */
 QC_NODISCARD qc_status qc_options_check_eval(const qc_options *o, qc_error *err);
-
-/* Options of calibrating: the same. (options_calibrate.c) */
-QC_NODISCARD qc_status qc_options_apply_calibrate(qc_options *o, const qc_option_row *row,
-                                                  const char *value, uint64_t number,
-                                                  qc_error *err);
 QC_NODISCARD qc_status qc_options_check_calibrate(const qc_options *o, qc_error *err);
 
 #endif

@@ -9,8 +9,6 @@
 #include "convert/options.h"
 
 #include "base/edit_distance.h"
-#include "base/text.h"
-#include "convert/device_wish.h"
 #include "convert/option_table.h"
 #include "convert/option_values.h"
 #include "convert/rules_file.h"
@@ -35,9 +33,6 @@ typedef struct {
     const char **words;
     size_t word_count;
     size_t words_before_dashes; /* words that stand before "--" */
-    const char *recipe_path;
-    qc_rule *rules; /* of the command line */
-    uint32_t rule_count;
 } parse;
 
 /* ---- near misses ---- */
@@ -237,335 +232,22 @@ static qc_status check_item(const item *it, qc_command command, qc_error *err)
 
 /* ---- apply ---- */
 
-static qc_status parse_compress(qc_options *o, const qc_option_row *row, const char *text,
-                                qc_error *err)
+static qc_status apply(qc_options *o, const qc_option_row *row, const char *value, qc_error *err)
 {
-    uint64_t level = 1;
-    if (strcmp(text, "none") == 0) {
-        o->compress = 0;
-        o->compress_level = 1;
-        return QC_OK;
-    }
-    if (strncmp(text, "zstd:", 5) == 0)
-        QC_TRY(qc_option_number(row, text, text + 5, 1, 19, &level, err));
-    else if (strcmp(text, "zstd") != 0)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--%s: expected none, zstd or zstd:LEVEL with a level from 1 to 19, got '%s'",
-                row->name, text);
-    o->compress = 1;
-    o->compress_level = (int)level;
+    static const int given = 1;
+    if (row->set)
+        QC_TRY(row->set(o, row, value, err));
+    if (row->given)
+        memcpy((char *)o + row->given, &given, sizeof given);
     return QC_OK;
 }
 
-static qc_status add_rule(parse *p, const qc_option_row *row, int quantize, const char *glob,
-                          qc_error *err)
-{
-    /* The manifest names it, after hours perhaps. */
-    if (!qc_text_is_utf8(glob))
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob '%s' is not UTF-8, as names of tensors are",
-                row->name, glob);
-    if (*glob == '\0')
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob is empty; expected one such as '*.q_proj.*'",
-                row->name);
-    if (!p->rules) {
-        void *mem = NULL;
-        QC_TRY(qc_arena_alloc(p->arena, &mem, p->item_count, sizeof *p->rules, err));
-        p->rules = mem;
-    }
-    p->rules[p->rule_count++] = (qc_rule){quantize, glob};
-    return QC_OK;
-}
-
-static qc_status apply_train(qc_train_options *t, const qc_option_row *row, const char *value,
-                             unsigned choice, uint64_t number, qc_error *err)
-{
-    if (row->id == QC_OPT_MODE) {
-        t->on = choice == 1;
-    } else if (row->id == QC_OPT_METHOD) {
-        t->method = (qc_train_method)choice;
-        t->method_given = 1;
-    } else if (row->id == QC_OPT_OPTIMIZER) {
-        t->optimizer = (qc_optimizer)choice;
-        t->optimizer_given = 1;
-    } else if (row->id == QC_OPT_PRECISION) {
-        t->precision = (qc_precision)choice;
-        t->precision_given = 1;
-    } else if (row->id == QC_OPT_ZERO) {
-        t->zero = (unsigned)number;
-        t->zero_given = 1;
-    } else if (row->id == QC_OPT_CHECKPOINTING) {
-        t->checkpointing = choice == 0;
-        t->checkpointing_given = 1;
-    } else if (row->id == QC_OPT_LORA_RANK) {
-        t->lora_rank = number;
-    } else if (row->id == QC_OPT_EFFECTIVE_BATCH) {
-        t->effective_batch = number;
-    } else if (row->id == QC_OPT_PROFILE) {
-        t->profile = 1;
-    } else {
-        return qc_option_path(row, value, &t->apply, err);
-    }
-    return QC_OK;
-}
-
-/* validate and bench. */
-static qc_status apply_measure(const parse *p, qc_options *o, const qc_option_row *row,
-                               const char *value, unsigned choice, uint64_t number, qc_error *err)
-{
-    qc_validate_options *v = &o->validate;
-    qc_bench_options *b = &o->bench;
-    uint64_t *m = NULL;
-    if (row->id == QC_OPT_M) {
-        QC_TRY(qc_option_number_list(row, value, p->arena, &m, &o->m_count, err));
-        o->m = m;
-    } else if (row->id == QC_OPT_SAMPLE) {
-        v->sample = number;
-    } else if (row->id == QC_OPT_SEED) {
-        o->seed = number;
-    } else if (row->id == QC_OPT_ROUNDS) {
-        b->rounds = number;
-    } else if (row->id == QC_OPT_SECONDS) {
-        b->seconds = number;
-    } else if (row->id == QC_OPT_BENCH_DTYPE) {
-        b->bf16 = choice == 1;
-    } else if (row->id == QC_OPT_PATH) {
-        b->path = row->choices[choice];
-    } else if (row->id == QC_OPT_MARKDOWN) {
-        b->markdown = 1;
-    } else if (row->id == QC_OPT_TUNE) {
-        b->tune = 1;
-    } else if (row->id == QC_OPT_MAX_ERROR) {
-        return qc_option_decimal(row, value, 0, 10, &v->max_error, err);
-    } else if (row->id == QC_OPT_TOLERANCE) {
-        return qc_option_decimal(row, value, 0, 10, &v->tolerance, err);
-    } else if (row->id == QC_OPT_SHAPES) {
-        b->shapes = value;
-    } else if (row->id == QC_OPT_BENCH_SCHEME) {
-        b->schemes = value;
-    } else {
-        const char **path = row->id == QC_OPT_AGAINST         ? &o->against
-                            : row->id == QC_OPT_ACTIVATIONS   ? &v->activations
-                            : row->id == QC_OPT_BASELINE      ? &v->baseline
-                            : row->id == QC_OPT_SAVE_BASELINE ? &v->save_baseline
-                            : row->id == QC_OPT_REPORT_HTML   ? &o->html
-                            : row->id == QC_OPT_SAVE          ? &b->save
-                            : row->id == QC_OPT_TUNING        ? &o->tuning
-                                                              : &b->output;
-        return qc_option_path(row, value, path, err);
-    }
-    return QC_OK;
-}
-
-static qc_status apply(parse *p, qc_options *o, const qc_option_row *row, const char *value,
-                       qc_error *err)
-{
-    unsigned choice = 0;
-    uint64_t number = 0;
-    if (row->kind == QC_ARG_CHOICE)
-        QC_TRY(qc_option_choice(row, value, &choice, err));
-    if (row->kind == QC_ARG_NUMBER)
-        QC_TRY(qc_option_number(row, value, value, row->min, row->max, &number, err));
-    switch (row->id) {
-    case QC_OPT_TO:
-        o->to = (qc_to)choice;
-        o->to_given = 1;
-        break;
-    case QC_OPT_BLOCK_SIZE:
-        if ((number & (number - 1)) != 0)
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "--block-size: expected a power of two from 32 to 4096, got '%s'", value);
-        o->block_elems = (uint32_t)number;
-        break;
-    case QC_OPT_NO_DOUBLE_QUANT:
-        o->double_quant = 0;
-        break;
-    case QC_OPT_SCALE:
-        o->scale = (qc_scale_method)choice;
-        break;
-    case QC_OPT_CALIBRATE:
-    case QC_OPT_HESSIANS:
-    case QC_OPT_CALIBRATION_TOKENS:
-    case QC_OPT_CALIBRATION_CONTEXT:
-    case QC_OPT_DAMPING:
-        return qc_options_apply_calibrate(o, row, value, number, err);
-    case QC_OPT_COMPUTE_DTYPE:
-        o->compute_dtype = row->choices[choice];
-        break;
-    case QC_OPT_COMPRESS:
-        return parse_compress(o, row, value, err);
-    case QC_OPT_MAX_SHARD_SIZE:
-        QC_TRY(qc_parse_size(value, "--max-shard-size", &o->max_shard_bytes, err));
-        if (o->max_shard_bytes == 0)
-            QC_FAIL(err, QC_ERR_USAGE, "--max-shard-size: expected at least 1 byte");
-        break;
-    case QC_OPT_REST:
-        o->rest = (qc_rest)choice;
-        break;
-    case QC_OPT_KEEP:
-        return add_rule(p, row, 0, value, err);
-    case QC_OPT_QUANTIZE:
-        return add_rule(p, row, 1, value, err);
-    case QC_OPT_RECIPE:
-        if (*value == '\0')
-            QC_FAIL(err, QC_ERR_USAGE, "--recipe: the path is empty");
-        p->recipe_path = value;
-        break;
-    case QC_OPT_REQUANTIZE:
-        o->requantize = 1;
-        break;
-    case QC_OPT_DROP_MTP:
-        o->drop_mtp = 1;
-        break;
-    case QC_OPT_SCHEMES:
-        o->schemes = value;
-        break;
-    case QC_OPT_EXPLAIN:
-        o->explain = 1;
-        break;
-    case QC_OPT_VRAM:
-        o->fit.vram = value;
-        break;
-    case QC_OPT_MARGIN:
-        return qc_option_decimal(row, value, 0, 1, &o->fit.margin, err);
-    case QC_OPT_CONTEXT:
-        o->fit.context = number;
-        break;
-    case QC_OPT_BATCH:
-        o->fit.batch = number;
-        break;
-    case QC_OPT_IMAGES:
-        o->fit.images = number;
-        break;
-    case QC_OPT_KV_DTYPE:
-        o->fit.kv_bits = (const unsigned[]){16, 16, 8, 32}[choice];
-        break;
-    case QC_OPT_MLA:
-        o->fit.mla_expanded = choice == 1;
-        break;
-    case QC_OPT_CUDA_CONTEXT:
-        return qc_parse_size(value, "--cuda-context", &o->fit.cuda_context_bytes, err);
-    case QC_OPT_HTML:
-        return qc_option_path(row, value, &o->html, err);
-    case QC_OPT_DEVICE_MAP:
-        return qc_option_path(row, value, &o->device_map, err);
-    case QC_OPT_DEVICE:
-        o->device = value;
-        break;
-    case QC_OPT_RUN_DEVICE: {
-        qc_device_wish wish;
-        if (*value == '\0')
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "--device: expected auto, cpu, cuda, cuda:0 or cuda:0,2, "
-                    "found ''");
-        o->run_device = value;
-        return qc_device_wish_read(&wish, value, err);
-    }
-    case QC_OPT_TEXT:
-    case QC_OPT_TOKENIZER:
-    case QC_OPT_EVAL_CONTEXT:
-    case QC_OPT_MAX_TOKENS:
-    case QC_OPT_MAX_KL:
-    case QC_OPT_EVAL_FILE:
-    case QC_OPT_BENCH_FILE:
-        return qc_options_apply_eval(o, row, value, number, err);
-    case QC_OPT_AGAINST:
-    case QC_OPT_SAMPLE:
-    case QC_OPT_SHAPES:
-    case QC_OPT_BENCH_SCHEME:
-    case QC_OPT_M:
-    case QC_OPT_ACTIVATIONS:
-    case QC_OPT_BENCH_DTYPE:
-    case QC_OPT_SEED:
-    case QC_OPT_PATH:
-    case QC_OPT_ROUNDS:
-    case QC_OPT_SECONDS:
-    case QC_OPT_TUNE:
-    case QC_OPT_SAVE:
-    case QC_OPT_TUNING:
-    case QC_OPT_MAX_ERROR:
-    case QC_OPT_BASELINE:
-    case QC_OPT_SAVE_BASELINE:
-    case QC_OPT_TOLERANCE:
-    case QC_OPT_REPORT_HTML:
-    case QC_OPT_MARKDOWN:
-    case QC_OPT_OUTPUT:
-        return apply_measure(p, o, row, value, choice, number, err);
-    case QC_OPT_AS:
-        o->hardware.as = value;
-        break;
-    case QC_OPT_WATCH:
-        o->hardware.watch = 1;
-        break;
-    case QC_OPT_CSV:
-        return qc_option_path(row, value, &o->hardware.csv, err);
-    case QC_OPT_INTERVAL:
-        return qc_option_decimal(row, value, 0.01, 3600, &o->hardware.interval, err);
-    case QC_OPT_SAMPLES:
-        o->hardware.samples = number;
-        break;
-    case QC_OPT_MODE:
-    case QC_OPT_METHOD:
-    case QC_OPT_OPTIMIZER:
-    case QC_OPT_PRECISION:
-    case QC_OPT_ZERO:
-    case QC_OPT_CHECKPOINTING:
-    case QC_OPT_LORA_RANK:
-    case QC_OPT_EFFECTIVE_BATCH:
-    case QC_OPT_APPLY:
-    case QC_OPT_PROFILE:
-        return apply_train(&o->train, row, value, choice, number, err);
-    case QC_OPT_DRY_RUN:
-        o->dry_run = 1;
-        break;
-    case QC_OPT_FORCE:
-        o->force = 1;
-        break;
-    case QC_OPT_RESTART:
-        o->restart = 1;
-        break;
-    case QC_OPT_CONSUME_SOURCE:
-        o->consume_source = 1;
-        break;
-    case QC_OPT_PART:
-        return qc_option_part(row, value, &o->part_index, &o->part_count, err);
-    case QC_OPT_THREADS:
-        o->threads = (unsigned)number;
-        break;
-    case QC_OPT_PROGRESS:
-        o->progress = (qc_progress_mode)choice;
-        break;
-    case QC_OPT_JSON:
-        o->json = 1;
-        break;
-    case QC_OPT_QUIET:
-        o->quiet = 1;
-        break;
-    case QC_OPT_VERBOSE:
-        o->verbose++;
-        break;
-    case QC_OPT_COMPLETION:
-        o->shell = row->choices[choice];
-        o->command = QC_CMD_COMPLETION;
-        break;
-    case QC_OPT_VERSION:
-        o->command = QC_CMD_VERSION;
-        break;
-    case QC_OPT_MAN:
-        o->command = QC_CMD_MAN;
-        break;
-    case QC_OPT_HELP:
-    case QC_OPT_COUNT:
-        break;
-    }
-    return QC_OK;
-}
-
-static qc_status apply_defaults(parse *p, qc_options *o, qc_error *err)
+static qc_status apply_defaults(qc_options *o, qc_error *err)
 {
     o->double_quant = 1;
     for (unsigned i = 0; i < QC_OPT_COUNT; i++)
         if (qc_option_table[i].dflt)
-            QC_TRY(apply(p, o, &qc_option_table[i], qc_option_table[i].dflt, err));
+            QC_TRY(apply(o, &qc_option_table[i], qc_option_table[i].dflt, err));
     return QC_OK;
 }
 
@@ -728,29 +410,27 @@ static qc_status place_topic(qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-static qc_status merge_rules(const parse *p, qc_options *o, qc_error *err)
+/* The rules of the recipe file come before those of the command line. */
+static qc_status merge_rules(qc_options *o, qc_error *err)
 {
-    qc_rule *from_file = NULL;
-    uint32_t file_count = 0;
-    if (p->recipe_path)
-        QC_TRY(qc_rules_file_read(p->arena, p->recipe_path, &from_file, &file_count, err));
-    if (!qc_to_quantizes(o->to)) {
-        for (uint32_t i = 0; i < file_count; i++)
-            if (from_file[i].quantize)
-                QC_FAIL(err, QC_ERR_USAGE,
-                        "recipe '%s': rules[%u] quantizes, which --to %s does "
-                        "not",
-                        p->recipe_path, i, qc_option_table[QC_OPT_TO].choices[o->to]);
-    }
+    qc_rule *merged = NULL;
+    uint32_t from_file = 0;
+    if (!o->recipe)
+        return QC_OK;
+    QC_TRY(qc_rules_file_read(o->arena, o->recipe, &merged, &from_file, err));
+    for (uint32_t i = 0; i < from_file && !qc_to_quantizes(o->to); i++)
+        if (merged[i].quantize)
+            QC_FAIL(err, QC_ERR_USAGE, "recipe '%s': rules[%u] quantizes, which --to %s does not",
+                    o->recipe, i, qc_option_table[QC_OPT_TO].choices[o->to]);
     void *mem = NULL;
     QC_TRY(
-        qc_arena_alloc(p->arena, &mem, (size_t)file_count + p->rule_count, sizeof *o->rules, err));
+        qc_arena_alloc(o->arena, &mem, (size_t)from_file + o->rule_count, sizeof *o->rules, err));
+    if (from_file)
+        memcpy(mem, merged, from_file * sizeof *merged);
+    if (o->rule_count)
+        memcpy((qc_rule *)mem + from_file, o->rules, o->rule_count * sizeof *o->rules);
     o->rules = mem;
-    o->rule_count = file_count + p->rule_count;
-    if (file_count)
-        memcpy(o->rules, from_file, file_count * sizeof *o->rules);
-    if (p->rule_count)
-        memcpy(o->rules + file_count, p->rules, p->rule_count * sizeof *o->rules);
+    o->rule_count += from_file;
     return QC_OK;
 }
 
@@ -761,7 +441,7 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     out->arena = arena;
     out->command = QC_CMD_HELP;
     out->help_topic = QC_CMD_HELP;
-    QC_TRY(apply_defaults(&p, out, err));
+    QC_TRY(apply_defaults(out, err));
     QC_TRY(split(&p, argc, argv, err));
     choose_command(&p, out);
     if (was_given(&p, QC_OPT_HELP))
@@ -772,12 +452,12 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
             continue;
         out->command = QC_CMD_HELP;
         QC_TRY(check_item(it, out->command, err));
-        return apply(&p, out, it->row, it->value, err);
+        return apply(out, it->row, it->value, err);
     }
     for (size_t i = 0; i < p.item_count; i++)
         QC_TRY(check_item(&p.items[i], out->command, err));
     for (size_t i = 0; i < p.item_count; i++)
-        QC_TRY(apply(&p, out, p.items[i].row, p.items[i].value, err));
+        QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
     if (out->quiet && out->verbose)
         QC_FAIL(err, QC_ERR_USAGE, "-q and -v exclude each other");
     if (out->command == QC_CMD_CONVERT || out->command == QC_CMD_PLAN) {
@@ -793,5 +473,5 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     QC_TRY(place_words(&p, out, err));
     if (out->command == QC_CMD_HELP)
         return place_topic(out, err);
-    return merge_rules(&p, out, err);
+    return merge_rules(out, err);
 }

@@ -158,6 +158,7 @@ typedef struct {
     qc_rest rest;
     qc_rule *rules;
     uint32_t rule_count;
+    const char *recipe;        /* --recipe FILE, whose rules come first in `rules`; or NULL */
     const char *compute_dtype; /* "bfloat16", "float16", "float32" or NULL: chosen */
     int compress;              /* 1: zstd (default), 0: none */
     int compress_level;        /* 1..19, default 1 */

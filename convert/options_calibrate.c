@@ -6,22 +6,6 @@ int qc_calibrates(const qc_calibrate_options *o)
     return o->text || o->hessians;
 }
 
-qc_status qc_options_apply_calibrate(qc_options *o, const qc_option_row *row, const char *value,
-                                     uint64_t number, qc_error *err)
-{
-    qc_calibrate_options *c = &o->calibrate;
-    if (row->id == QC_OPT_CALIBRATION_TOKENS)
-        c->max_tokens = number;
-    else if (row->id == QC_OPT_CALIBRATION_CONTEXT)
-        c->context = number;
-    else if (row->id == QC_OPT_DAMPING)
-        return qc_option_decimal(row, value, 0, 1, &c->damping, err);
-    else
-        return qc_option_path(row, value, row->id == QC_OPT_CALIBRATE ? &c->text : &c->hessians,
-                              err);
-    return QC_OK;
-}
-
 /* The first option that says something about the text, or NULL. */
 static const char *of_text(const qc_options *o)
 {

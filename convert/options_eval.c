@@ -1,25 +1,6 @@
 /* Options of eval and report. */
 #include "convert/option_values.h"
 
-qc_status qc_options_apply_eval(qc_options *o, const qc_option_row *row, const char *value,
-                                uint64_t number, qc_error *err)
-{
-    if (row->id == QC_OPT_EVAL_CONTEXT) {
-        o->eval.context = number;
-    } else if (row->id == QC_OPT_MAX_TOKENS) {
-        o->eval.max_tokens = number;
-    } else if (row->id == QC_OPT_MAX_KL) {
-        return qc_option_decimal(row, value, 0, 100, &o->eval.max_kl, err);
-    } else {
-        const char **path = row->id == QC_OPT_TEXT        ? &o->eval.text
-                            : row->id == QC_OPT_TOKENIZER ? &o->eval.tokenizer
-                            : row->id == QC_OPT_EVAL_FILE ? &o->report.eval
-                                                          : &o->report.bench;
-        return qc_option_path(row, value, path, err);
-    }
-    return QC_OK;
-}
-
 qc_status qc_options_check_eval(const qc_options *o, qc_error *err)
 {
     if (o->command == QC_CMD_EVAL) {

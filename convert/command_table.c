@@ -1,0 +1,217 @@
+/* The commands, and what help says beside them. */
+#include "convert/option_table.h"
+
+#include <string.h>
+
+const qc_command_row qc_command_table[] = {
+    {.command = QC_CMD_CONVERT,
+     .name = "convert",
+     .synopsis = "[convert] --to {nf4,int8,auto,fp16,bf16,keep} [OPTION]... MODEL OUT",
+     .summary = "convert a checkpoint; the word may be left out",
+     .text = "Convert the Hugging Face checkpoint MODEL (a directory, or one .safetensors or .bin "
+             "file) "
+             "and write the result to the directory OUT. Weights of linear layers are "
+             "quantized or cast; embeddings, norms, routers and the output head stay as they "
+             "are unless options say otherwise.\n"
+             "\n"
+             "The output depends on the input and the options only, not on the number of "
+             "threads. At the end a summary gives time, rate, sizes, bits per weight and the "
+             "tensor with the largest error.",
+     .places = {{"MODEL", QC_PLACE_PATH, 0}, {"OUT", QC_PLACE_DIR, 0}},
+     .place_count = 2,
+     .examples = "qconv --to nf4 Llama-3.1-8B llama-nf4\n"
+                 "4-bit weights that transformers and bitsandbytes load\n"
+                 "qconv --to int8 --keep '*.down_proj.*' model out\n"
+                 "8-bit weights, some layers left alone\n"
+                 "qconv --to nf4 --dry-run model\n"
+                 "what would become of every tensor, and how large the result is\n"
+                 "qconv --to auto --vram 2x40GB model out\n"
+                 "as precise as two cards allow, a shard or more for each\n"
+                 "qconv --to bf16 llama-nf4 llama-bf16\n"
+                 "back to 16 bits\n"},
+    {.command = QC_CMD_PLAN,
+     .name = "plan",
+     .synopsis = "plan [OPTION]... MODEL",
+     .summary = "what fits where: devices, memory, context; writes nothing",
+     .text = "Work out where the converted checkpoint would lie on the devices of --vram: weights, "
+             "KV cache, workspace and CUDA context of each, what is left, the longest context and "
+             "the largest batch; or, where it does not fit, by how much, and what would. MODEL is "
+             "a checkpoint (only headers are read), a config.json or a directory that holds one "
+             "and no weights, or the name of a well-known model.\n"
+             "\n"
+             "A plan that says no is an answer too: the exit code is 0. docs/planning.md and "
+             "docs/training.md have every formula.",
+     .places = {{"MODEL", QC_PLACE_PATH, 0}},
+     .place_count = 1,
+     .examples = "qconv plan Llama-3.3-70B-Instruct --vram 2x40GB\n"
+                 "a well-known model in NF4 on two cards\n"
+                 "qconv plan model --vram 24GB+16GB --to int8 --context 32768\n"
+                 "unequal cards, a long context\n"
+                 "qconv plan model --vram 3090+cpu:64GB\n"
+                 "layers that do not fit go to the host\n"
+                 "qconv plan model --vram 2x40GB --to auto --explain\n"
+                 "the best precision that fits, and why\n"
+                 "qconv plan model --mode train --vram 4xA100-80GB\n"
+                 "settings for fine-tuning\n"},
+    {.command = QC_CMD_HARDWARE,
+     .name = "hardware",
+     .synopsis = "hardware [OPTION]...",
+     .summary = "GPUs, processor, memory, and what qconv would choose",
+     .text = "List the GPUs of this machine (or those of --as), what they can do, the processor, "
+             "memory and disk, and what qconv would choose for them and why.",
+     .place_count = 0,
+     .examples = "qconv hardware\n"
+                 "this machine\n"
+                 "qconv hardware --as 2xA100-40GB\n"
+                 "the machine you will get\n"
+                 "qconv hardware --watch --csv memory.csv\n"
+                 "follow memory while something runs\n"},
+    {.command = QC_CMD_INSPECT,
+     .name = "inspect",
+     .synopsis = "inspect [OPTION]... DIR|FILE",
+     .summary = "list tensors, dtypes, schemes and sizes",
+     .text = "List the tensors of a checkpoint directory, of a qconv output, or of one "
+             ".safetensors, .safetensors.zst or PyTorch .bin file, with totals. Only headers are "
+             "read. For a "
+             "qconv output the manifest's facts are shown too: source, options, error per "
+             "tensor.",
+     .places = {{"DIR|FILE", QC_PLACE_PATH, 0}},
+     .place_count = 1,
+     .examples = "qconv inspect llama-nf4\n"
+                 "tensors and totals\n"
+                 "qconv inspect --json model-00001-of-00004.safetensors\n"
+                 "one file, for a program to read\n"},
+    {.command = QC_CMD_VERIFY,
+     .name = "verify",
+     .synopsis = "verify [OPTION]... OUT [--against MODEL]",
+     .summary = "check every byte of an output against its hashes",
+     .text = "Read the whole qconv output OUT and compare it with its manifest, qconv.json. Exit "
+             "code 4, and the first fault named, if anything differs.\n"
+             "\n"
+             "With --against also compare OUT with the checkpoint that it was made from: names, "
+             "bits of tensors that were not quantized, and the error of every one that was against "
+             "what its scheme can be expected to leave. docs/verify.md says how.",
+     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .place_count = 1,
+     .examples = "qconv verify llama-nf4\n"
+                 "check it after a copy\n"
+                 "qconv verify llama-nf4 --against Llama-3.1-8B\n"
+                 "prove that it is that model\n"},
+    {.command = QC_CMD_UNPACK,
+     .name = "unpack",
+     .synopsis = "unpack [OPTION]... OUT DIR",
+     .summary = "decompress an output to plain .safetensors files",
+     .text = "Write the qconv output OUT to the directory DIR with its shards decompressed, "
+             "ready for from_pretrained, checking the hashes on the way. The result equals that "
+             "of converting with --compress none, byte for byte.",
+     .places = {{"OUT", QC_PLACE_DIR, 0}, {"DIR", QC_PLACE_DIR, 0}},
+     .place_count = 2,
+     .examples = "qconv unpack llama-nf4 plain\n"
+                 "for loaders that do not read .zst\n"},
+    {.command = QC_CMD_VALIDATE,
+     .name = "validate",
+     .synopsis = "validate [OPTION]... OUT --against MODEL",
+     .summary = "matmul accuracy and speed of an output against fp16",
+     .text = "For every quantized layer of the qconv output OUT: how far its weights, and what "
+             "they multiply to, are from those of the checkpoint MODEL that it was made from, "
+             "how much of that is the kernel's own rounding, and how long the multiplication "
+             "takes against fp16. Without a GPU the times are left out.\n"
+             "\n"
+             "Exit code 4 if a layer is worse than --max-error or --baseline allow. "
+             "docs/validate.md says how everything is measured.",
+     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .place_count = 1,
+     .examples = "qconv validate llama-nf4 --against Llama-3.1-8B\n"
+                 "errors and times of every layer\n"
+                 "qconv validate out --against model --baseline good.json\n"
+                 "an accuracy test for a pipeline\n"},
+    {.command = QC_CMD_BENCH,
+     .name = "bench",
+     .synopsis = "bench [OPTION]...",
+     .summary = "speed of the GPU kernels against cuBLAS fp16",
+     .text = "Time the multiplication with quantized weights on this machine's GPU, for the layer "
+             "shapes of well-known models and many sizes of batch, against cuBLAS in fp16 and "
+             "against the rate at which the GPU copies memory. docs/bench.md says how.",
+     .place_count = 0,
+     .examples = "qconv bench\n"
+                 "all shapes, a table\n"
+                 "qconv bench --shapes 8192x8192 --m 1,16 --json\n"
+                 "one shape, for a program to read\n"
+                 "qconv bench --tune --save tuning.json\n"
+                 "a table of the best kernels on this GPU, for --tuning\n"},
+    {.command = QC_CMD_EVAL,
+     .name = "eval",
+     .synopsis = "eval [OPTION]... OUT --text FILE",
+     .summary = "perplexity and KL divergence of a language model",
+     .text = "Read a text with the language model OUT, a qconv output or any checkpoint of the "
+             "Llama family, and tell its perplexity; with --against also how far its predictions "
+             "are from those of MODEL: KL divergence, how often both would say the same token, and "
+             "the difference in perplexity with its standard error. One layer is in memory at a "
+             "time, so the model need not fit.\n"
+             "\n"
+             "docs/eval.md says what is computed and how.",
+     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .place_count = 1,
+     .examples = "qconv eval llama-nf4 --against Llama-3.1-8B --text wiki.txt\n"
+                 "what quantizing cost\n"
+                 "qconv eval llama-nf4 --text prompts.ids --json\n"
+                 "perplexity over token ids\n"},
+    {.command = QC_CMD_REPORT,
+     .name = "report",
+     .synopsis = "report [OPTION]... OUT",
+     .summary = "one HTML page on an output: sizes, errors, perplexity, speed",
+     .text = "Write one self-contained HTML page on the qconv output OUT: what was saved, what "
+             "lies where, the error of every layer and kind of layer, histograms of codes, and "
+             "the worst tensors; with --against and --text perplexity and KL divergence too; with "
+             "--bench the speed of kernels.",
+     .places = {{"OUT", QC_PLACE_DIR, 0}},
+     .place_count = 1,
+     .examples = "qconv report llama-nf4 --html report.html\n"
+                 "from the manifest and the codes alone\n"
+                 "qconv report llama-nf4 --against Llama-3.1-8B --text wiki.txt > report.html\n"
+                 "with perplexity\n"},
+    {.command = QC_CMD_HELP,
+     .name = "help",
+     .synopsis = "help [COMMAND]",
+     .summary = "show help on a command",
+     .text = "Show the overview, or the help of a command.",
+     .places = {{"COMMAND", QC_PLACE_COMMAND, 1}},
+     .place_count = 1},
+};
+const unsigned qc_command_count = sizeof qc_command_table / sizeof *qc_command_table;
+
+const qc_text_row qc_exit_code_table[] = {
+    {"0", "done"},
+    {"1", "input or output failed, no memory, or an internal error"},
+    {"2", "wrong usage"},
+    {"3", "the input breaks a rule of its format, is not supported, or holds a bad value"},
+    {"4", "a check failed"},
+    {"5", "no such device"},
+    {"130", "interrupted"},
+};
+const unsigned qc_exit_code_count = sizeof qc_exit_code_table / sizeof *qc_exit_code_table;
+
+const qc_text_row qc_environment_table[] = {
+    {"NO_COLOR", "if set and not empty, nothing is coloured"},
+    {"CUDA_VISIBLE_DEVICES", "GPUs that count: indices or UUIDs; empty for none"},
+    {"QCONV_DEVICE", "devices to use, as --device says it: auto, cpu, cuda, cuda:0,2"},
+    {"QCONV_TUNING", "table of GPU kernels to choose by, as --tuning says it"},
+    {"QCONV_ISA", "code path to take: scalar, avx2 or avx512; the best one if not set"},
+};
+const unsigned qc_environment_count = sizeof qc_environment_table / sizeof *qc_environment_table;
+
+const qc_command_row *qc_command_row_of(qc_command command)
+{
+    for (unsigned i = 0; i < qc_command_count; i++)
+        if (qc_command_table[i].command == command)
+            return &qc_command_table[i];
+    return NULL;
+}
+
+const qc_command_row *qc_command_row_named(const char *name)
+{
+    for (unsigned i = 0; i < qc_command_count; i++)
+        if (strcmp(qc_command_table[i].name, name) == 0)
+            return &qc_command_table[i];
+    return NULL;
+}
