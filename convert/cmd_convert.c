@@ -8,7 +8,7 @@
 #include "convert/expert_split.h"
 #include "convert/known_models.h"
 #include "convert/make_manifest.h"
-#include "convert/output_dir.h"
+#include "convert/output_ready.h"
 #include "convert/part_run.h"
 #include "convert/part_turn.h"
 #include "convert/pipeline.h"
@@ -196,9 +196,12 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     if (o->dry_run) {
         if (o->out)
             QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
+        if (o->out)
+            QC_TRY(qc_output_preview(plan, fit, err));
         warn_of_straddling(plan, o);
         QC_TRY(plan_calibration(plan, report, err));
-        return qc_plan_print(plan, report, err);
+        QC_TRY(qc_plan_print(plan, report, err));
+        return o->out ? qc_output_preview_room(plan, &part, err) : QC_OK;
     }
     if (plan->weights_quantized == 0 && qc_to_quantizes(o->to) && o->to != QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_INPUT,
@@ -293,5 +296,7 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
         st = print_report(o, &report, err);
     }
     qc_checkpoint_close(model);
+    if (st != QC_OK)
+        qc_consume_mend_advice(o->arena, o->out, err);
     return st;
 }

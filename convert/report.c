@@ -149,7 +149,8 @@ static qc_status add_parts_left(const qc_convert_report *r, qc_strbuf *out, qc_e
 
 static qc_status add_complete_before(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
-    QC_TRY(qc_strbuf_addf(out, err, "part %u of %u: ", r->part_index + 1, r->part_count));
+    if (r->part_count > 1)
+        QC_TRY(qc_strbuf_addf(out, err, "part %u of %u: ", r->part_index + 1, r->part_count));
     QC_TRY(add_printable(out, r->out, err));
     return qc_strbuf_adds(out, " is complete already; --restart makes it anew\n", err);
 }
@@ -288,6 +289,8 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_path(&w, "out", r->out);
     qc_jm_string(&w, "to", r->to);
     qc_jm_string(&w, "scale", r->scale);
+    qc_jw_key(&w, "complete_before");
+    qc_jw_bool(&w, r->complete_before);
     put_part(&w, r);
     qc_jm_u64(&w, "bytes_in", r->bytes_in);
     qc_jm_u64(&w, "bytes_out", r->bytes_out_content);

@@ -37,6 +37,15 @@ class QconvCase(unittest.TestCase):
     # Of a class whose numbers are those of one method: --scale where a conversion does not say.
     scale = None
 
+    # Of a class that converts into one OUT over and over: it says --force each time.
+    replaces = False
+
+    def with_force(self, args):
+        words = " ".join(args).replace("--to=", "--to ").split()
+        if not self.replaces or "--to" not in words or {"--force", "--", "plan"} & set(words):
+            return list(args)
+        return [*args, "--force"]
+
     def with_scale(self, args):
         words = " ".join(args).replace("--to=", "--to ").split()
         to = words[words.index("--to") + 1:][:1] if "--to" in words else []
@@ -49,8 +58,9 @@ class QconvCase(unittest.TestCase):
         full = dict(os.environ)
         full.pop("NO_COLOR", None)
         full.update(env or {})
-        return subprocess.run([QCONV] + self.with_scale(args), stdout=stdout, stderr=subprocess.PIPE,
-                              stdin=subprocess.DEVNULL, cwd=self.dir, env=full, timeout=timeout)
+        return subprocess.run([QCONV] + self.with_force(self.with_scale(args)), stdout=stdout,
+                              stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=self.dir,
+                              env=full, timeout=timeout)
 
     def ok(self, *args, **more):
         """Exit 0; returns standard output as text."""

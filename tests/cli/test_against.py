@@ -253,7 +253,8 @@ class FewValues(Against):
                 for scale in ("search", "refit"):
                     if form == ["--to", "int8"] and max(values) > 65504:
                         continue
-                    self.ok("-q", "--force", *PLAIN, *form, "--scale", scale, "m", "o")
+                    shutil.rmtree(self.path("o"), ignore_errors=True)
+                    self.ok("-q", *PLAIN, *form, "--scale", scale, "m", "o")
                     with self.subTest(form=form, scale=scale, values=values[:3]):
                         self.is_model()
                         os.remove(self.path("o", "qconv.json"))

@@ -394,7 +394,7 @@ class Refuses(ContinueCase):
         self.ok("-q", "--to", "nf4", "m", "whole")
         self.partial("--to", "nf4", "m", "o")
         before = tree(self.path("o"))
-        self.fails(2, "unpack", "whole", "o", has=["interrupted conversion", STAGING])
+        self.fails(2, "unpack", "whole", "o", has=["interrupted conversion", "choose another"])
         self.assertEqual(tree(self.path("o")), before)
 
     def test_a_journal_of_something_else(self):

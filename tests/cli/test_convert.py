@@ -36,6 +36,7 @@ def mixed_model(seed, layers=2, hidden=96, inner=200):
 class SameBytes(OutputCase):
     """Threads and instruction sets are nobody's business but the clock's."""
 
+    replaces = True
     FORMS = [["--to", "nf4"], ["--to", "nf4", "--no-double-quant", "--block-size", "32"],
              ["--to", "nf4", "--rest", "bf16", "--block-size", "4096"], ["--to", "int8"],
              ["--to", "int8", "--rest", "fp16"], ["--to", "int8", "--block-size", "128"],
@@ -88,6 +89,8 @@ def big_model():
 
 
 class Compressed(OutputCase):
+    replaces = True
+
     def check_plain(self, form):
         """unpack, zstd -d and --compress none are the same."""
         self.ok("-q", *form, "m", "o")
@@ -191,6 +194,7 @@ class Compressed(OutputCase):
 
 
 class Shards(OutputCase):
+    replaces = True
     SIBLINGS = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state."]
 
     def group(self, name):

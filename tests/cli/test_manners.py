@@ -11,6 +11,7 @@ import make_checkpoint as mk
 
 
 class Manners(QconvCase):
+    replaces = True
     scale = "absmax"
 
     def setUp(self):
@@ -34,7 +35,7 @@ class Manners(QconvCase):
     def test_verbose(self):
         quantized = 14
         for flag, lines in [("-v", 1), ("-vv", 1 + quantized)]:
-            r = self.run_qconv(flag, "--to", "nf4", "m", "o")
+            r = self.run_qconv(flag, "--to", "nf4", "m", "o" + flag)
             self.assertEqual((r.returncode, r.stderr.count(b"\n")), (0, lines), r.stderr)
             self.assertRegex(r.stderr, rb"\Aqconv: \d+ tensors become \d+ in 1 shards; model type "
                                        rb"llama; threads \d+, code path \w+, quantizing on \w+[^\n]*\n")

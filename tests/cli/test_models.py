@@ -130,6 +130,8 @@ class DryRun(OutputCase):
 class Small(OutputCase):
     """Two layers, two experts, small dimensions, random values."""
 
+    replaces = True
+
     def test_conversions(self):
         for name in mk.model_names():
             model = mk.load_model(name)
