@@ -70,7 +70,7 @@ static void tell_finished(int same, const qc_difference *why, const qc_options *
     if (*why->there && !same)
         qc_console_warn(o, "%s: --force would replace %s, which differs from this one: %s", o->out,
                         why->there, why->text);
-    else if (*why->there && !o->restart)
+    else if (*why->there && !o->restart && !o->force)
         qc_console_warn(o,
                         "%s: holds %s of these files and options already; if the weights are the "
                         "same, too, there is nothing to do",

@@ -209,11 +209,11 @@ static qc_status check_alone(const qc_part_run *r, qc_output_dir *d, const qc_pl
     QC_TRY(look_for_commit(&seen, d, &moved, err));
     if (moved && !o->restart) /* by a run of this command that did not come to clean up */
         return QC_OK;
-    if (o->restart && o->force)
+    if (o->force)
         return QC_OK;
     QC_TRY(qc_output_is_finished(&same, &why, &d->root, plan, fit, 1, err));
     *complete = same && !o->restart && !d->had_journal;
-    return same || o->force ? QC_OK : qc_output_refuse(&why, d->path, err);
+    return same ? QC_OK : qc_output_refuse(&why, d->path, err);
 }
 
 static qc_status open_alone(const qc_part_run *r, qc_output_dir *d, const qc_plan *plan,

@@ -152,7 +152,8 @@ static qc_status add_complete_before(const qc_convert_report *r, qc_strbuf *out,
     if (r->part_count > 1)
         QC_TRY(qc_strbuf_addf(out, err, "part %u of %u: ", r->part_index + 1, r->part_count));
     QC_TRY(add_printable(out, r->out, err));
-    return qc_strbuf_adds(out, " is complete already; --restart makes it anew\n", err);
+    return qc_strbuf_addf(out, err, " is complete already; --%s makes it anew\n",
+                          r->part_count > 1 ? "restart" : "force");
 }
 
 static qc_status add_calibration(const qc_convert_report *r, qc_strbuf *out, qc_error *err)

@@ -11,7 +11,6 @@ import make_checkpoint as mk
 
 
 class Manners(QconvCase):
-    replaces = True
     scale = "absmax"
 
     def setUp(self):
@@ -40,7 +39,7 @@ class Manners(QconvCase):
             self.assertRegex(r.stderr, rb"\Aqconv: \d+ tensors become \d+ in 1 shards; model type "
                                        rb"llama; threads \d+, code path \w+, quantizing on \w+[^\n]*\n")
         self.assertRegex(r.stderr, rb"\nqconv: model\.\S+: nf4, relative MSE \S+, largest error ")
-        for args in [["verify", "-v", "o"], ["unpack", "-v", "o", "p"]]:
+        for args in [["verify", "-v", "o-v"], ["unpack", "-v", "o-v", "p"]]:
             r = self.run_qconv(*args)
             self.assertEqual((r.returncode, r.stderr.count(b"\n")), (0, 1), r.stderr)
         r = self.run_qconv("inspect", "-v", "none")
@@ -62,7 +61,7 @@ class Manners(QconvCase):
         for to, more in [("nf4", []), ("nf4", ["--no-double-quant", "--block-size", "128"]),
                          ("int8", []), ("int8", ["--block-size", "64"]), ("bf16", []),
                          ("nf4", ["--compress", "none", "--rest", "fp16"])]:
-            report = json.loads(self.ok("--json", "--to", to, *more, "m", "o"))
+            report = json.loads(self.ok("--json", "--force", "--to", to, *more, "m", "o"))
             seen = json.loads(self.ok("inspect", "--json", "o"))
             total = seen["totals"]
             self.assertEqual(total["tensor_bytes"], report["bytes_out"])

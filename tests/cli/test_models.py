@@ -151,7 +151,7 @@ class Small(OutputCase):
         answer = json.loads(self.ok("verify", "--json", "o"))
         self.assertTrue(answer["ok"], where)
         planned = json.loads(self.ok("--dry-run", "--json", *form, "--max-shard-size", "200KB", "m"))
-        self.ok("-q", "unpack", "o", "u")
+        self.ok("-q", "unpack", "--force", "o", "u")
         self.assertEqual({s["name"]: s["bytes"] for s in planned["shards"]},
                          {n: os.path.getsize(self.path("u", n)) for n in os.listdir(self.path("u"))
                           if n.endswith(".safetensors")}, where)

@@ -397,18 +397,21 @@ class Finished(OutputCase):
 
     def test_complete_already(self):
         when = os.stat(self.path("o", "model.safetensors.zst")).st_mtime_ns
-        for more in ([], ["--force"], ["--threads", "1"]):
+        for more in ([], ["--threads", "1"]):
             self.assertEqual(self.ok("--to", "nf4", *more, "m", "o"),
-                             "o is complete already; --restart makes it anew\n")
+                             "o is complete already; --force makes it anew\n")
         self.assertTrue(json.loads(self.ok("--json", "--to", "nf4", "m", "o"))["complete_before"])
         r = self.run_qconv("--to", "nf4", "--dry-run", "m", "o")
         self.assertEqual(r.returncode, 0)
         self.assertIn(b"nothing to do", r.stderr)
         self.assertEqual(tree(self.path("o")), self.before)
         self.assertEqual(os.stat(self.path("o", "model.safetensors.zst")).st_mtime_ns, when)
-        self.ok("-q", "--to", "nf4", "--restart", "m", "o")
-        self.assertNotEqual(os.stat(self.path("o", "model.safetensors.zst")).st_mtime_ns, when)
-        self.assertEqual(tree(self.path("o")), self.before)
+        for more in ("--restart", "--force"):
+            self.ok("-q", "--to", "nf4", more, "m", "o")
+            now = os.stat(self.path("o", "model.safetensors.zst")).st_mtime_ns
+            self.assertNotEqual(now, when)
+            when = now
+            self.assertEqual(tree(self.path("o")), self.before)
 
     def test_incomplete(self):
         os.remove(self.path("o", "model.safetensors.zst"))
@@ -424,7 +427,7 @@ class Finished(OutputCase):
         self.assertEqual((r.returncode, r.stdout), (0, b""))
         self.assertIn(b"u is complete already", r.stderr)
         self.assertEqual(self.ok("--to", "nf4", *PLAIN, "m", "u"),
-                         "u is complete already; --restart makes it anew\n")
+                         "u is complete already; --force makes it anew\n")
         self.ok("-q", "--to", "int8", "m", "p")
         self.usage("unpack", "p", "u", has=["--to was 'nf4' and is 'int8' now", "--force"],
                    command="unpack")
