@@ -102,7 +102,7 @@ complete -c qconv -n '__qconv_is validate report' -l html -r -F -d "write the re
 complete -c qconv -n '__qconv_is bench' -l markdown -d "write the result to standard output as Markdown tables"
 complete -c qconv -n '__qconv_is bench' -l output -r -F -d "also write the JSON of --json to a file"
 complete -c qconv -n '__qconv_is convert' -l dry-run -d "show what would be written, with exact sizes; write nothing"
-complete -c qconv -n '__qconv_is convert unpack' -l force -d "write into a directory that holds other files than a qconv output"
+complete -c qconv -n '__qconv_is convert unpack' -l force -d "replace another output, or write into a directory that holds other files"
 complete -c qconv -n '__qconv_is convert' -l restart -d "begin anew instead of continuing an interrupted conversion"
 complete -c qconv -n '__qconv_is convert' -l consume-source -d "delete each weight file of MODEL once all of it is written to OUT and synced"
 complete -c qconv -n '__qconv_is convert' -l part -x -d "do the I-th of N parts of the work, 1 to N; the last to finish completes OUT"

@@ -65,7 +65,7 @@ _qconv()
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
-                '--force[write into a directory that holds other files than a qconv output]' \
+                '--force[replace another output, or write into a directory that holds other files]' \
                 '--restart[begin anew instead of continuing an interrupted conversion]' \
                 '--consume-source[delete each weight file of MODEL once all of it is written to OUT and synced]' \
                 '--part=[do the I-th of N parts of the work, 1 to N; the last to finish completes OUT]:I/N:' \
@@ -162,7 +162,7 @@ _qconv()
         unpack)
             _arguments -s \
                 '--device=[only the shards of one device of the plan\: cuda\:0, cpu]:NAME:' \
-                '--force[write into a directory that holds other files than a qconv output]' \
+                '--force[replace another output, or write into a directory that holds other files]' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \

@@ -455,9 +455,11 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_FORCE, .name = "force", .commands = CONVERT | UNPACK, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NONE, .since = "0.1.0",
      SWITCH(force),
-     .help = "write into a directory that holds other files than a qconv output",
-     .more = "An empty directory and one that holds a qconv output need no --force: the old "
-             "output is replaced. Nothing is ever written to the source or below it."},
+     .help = "replace another output, or write into a directory that holds other files",
+     .more = "Deletes only what the manifest of the old output lists, and names files of others that "
+             "it replaces. Weights that no manifest lists are never touched: they refuse the run. "
+             "Without --force an output that is what would be made is complete already. Nothing is "
+             "ever written to the source or below it, or through a link in the directory."},
     {.id = QC_OPT_RESTART, .name = "restart", .commands = CONVERT, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NONE, .since = "0.5.0",
      SWITCH(restart),

@@ -10,11 +10,13 @@
  * "lock-*", "journal-*") may be those of files of the source, too: such lie in a folder of their
  * own until they move.
  *
- * When OUT already holds a qconv output, its manifest is removed first, then the files that the
- * new output does not have. A run that dies while its files move leaves an OUT without a manifest,
- * and its own below staging: the next run moves the rest, if it is the same conversion, or takes
- * that OUT for a qconv output and replaces it. Not thread-safe, but files below `staging` may be
- * written by anybody.
+ * When OUT already holds a qconv output, its manifest moves to the staging folder first, then the
+ * files that it lists and the new output does not have are removed, and nothing else is: see
+ * convert/output_replace.h. OUT is opened once, and what lies beneath it is reached from there
+ * (formats/beneath.h), never through a link. A run that dies while its files move leaves an OUT
+ * without a manifest, and its own below staging: the next run moves the rest, if it is the same
+ * conversion, or takes that OUT for a qconv output and replaces it. Not thread-safe, but files
+ * below `staging` may be written by anybody.
  */
 #ifndef QC_CONVERT_OUTPUT_DIR_H
 #define QC_CONVERT_OUTPUT_DIR_H
