@@ -6,8 +6,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/workers.h"
-#include "formats/manifest.h"
-#include "formats/shard_frames.h"
+#include "formats/manifest_header.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -244,6 +243,12 @@ static qc_status add_frames(load *l, size_t shard, size_t first, size_t end, qc_
     qc_shard_frames f;
     QC_TRY(qc_shard_frames_read(&f, &l->files[shard], &l->r->m, e->first_shard + shard,
                                 e->first_tensor + first, e->first_tensor + end, err));
+    qc_status st = qc_shard_header_check(&l->files[shard], &l->r->m, e->first_shard + shard,
+                                         e->first_tensor + first, e->first_tensor + end, &f, err);
+    if (st != QC_OK) {
+        qc_shard_frames_deinit(&f);
+        return st;
+    }
     const qc_frame *next = f.table.frames + f.header_frames;
     for (size_t i = first; i < end; i++) {
         uint64_t at = 0;
@@ -287,8 +292,11 @@ static qc_status list_units(load *l, size_t shard, size_t first, size_t end, qc_
     const qc_manifest *m = &l->r->m;
     if (m->compressed)
         return add_frames(l, shard, first, end, err);
+    const device_entry *e = l->e;
+    QC_TRY(qc_shard_header_check(&l->files[shard], m, e->first_shard + shard,
+                                 e->first_tensor + first, e->first_tensor + end, NULL, err));
     for (size_t i = first; i < end; i++)
-        add_plain(l, i, m->shards[l->e->first_shard + shard].header_bytes);
+        add_plain(l, i, m->shards[e->first_shard + shard].header_bytes);
     return QC_OK;
 }
 

@@ -10,12 +10,12 @@
  * without --vram has one device, "all". Compressed and plain outputs are read alike.
  *
  * Memory: the manifest (0.4 KB a tensor, with names of 50 bytes), 44 bytes a frame and 32 a tensor
- * during a load, and one compressed frame (at most 16 MiB, 8 as qconv writes them) a thread. No
- * tensor is ever held twice. Stored frames, most of an output in NF4, are read straight to their
- * place. What is checked on the way: the manifest's own digest, the seek table's, and every
+ * during a load, the header of one shard before it, and one compressed frame (at most 16 MiB, 8 as
+ * qconv writes them) a thread. No tensor is ever held twice. Stored frames, most of an output in
+ * NF4, are read straight to their place. What is checked on the way: the manifest's own digest;
+ * that each shard's header says what the manifest says; the digest of the seek table, and every
  * tensor's: of its frames as they lie in the file, or in a plain output of its bytes. The checksum
- * that each frame carries is looked at where digests are not. The header of a shard is not read;
- * the manifest has it all.
+ * that each frame carries is looked at where digests are not.
  *
  * Thread-safe: a reader does not change after qc_reader_open, so several loads may run at once.
  * Installed as <qconv/device_reader.h>, which includes nothing else of qconv's.
