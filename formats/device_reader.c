@@ -560,10 +560,10 @@ qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_opti
         QC_FAIL(err, QC_ERR_USAGE, "%s: the options of a load need either place or pieces", r->dir);
     load l = {.r = r, .e = &r->devices[device], .options = options, .max_stored = 1};
     if (pthread_mutex_init(&l.lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     if (pthread_cond_init(&l.placed, NULL) != 0) {
         pthread_mutex_destroy(&l.lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a condition could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a condition could not be made");
     }
     qc_status st = load_all(&l, err);
     if (st != QC_OK)
