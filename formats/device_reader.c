@@ -103,7 +103,10 @@ static qc_status list_devices(qc_reader *r, qc_error *err)
 qc_status qc_reader_open(qc_reader **out, const char *dir, qc_error *err)
 {
     void *v = NULL;
-    *out = NULL;
+    if (out)
+        *out = NULL;
+    if (!out || !dir)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_open: %s is NULL", out ? "dir" : "out");
     QC_TRY(qc_calloc(&v, 1, sizeof(qc_reader), err));
     qc_reader *r = v;
     qc_arena_init(&r->arena);
@@ -132,16 +135,21 @@ void qc_reader_close(qc_reader *r)
 
 size_t qc_reader_device_count(const qc_reader *r)
 {
-    return r->device_count;
+    return r ? r->device_count : 0;
 }
 
 const qc_reader_device *qc_reader_device_at(const qc_reader *r, size_t device)
 {
-    return &r->devices[device].device;
+    return r && device < r->device_count ? &r->devices[device].device : NULL;
 }
 
 qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *device, qc_error *err)
 {
+    if (!r || !name || !device)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_find_device: %s is NULL",
+                !r     ? "the reader"
+                : name ? "device"
+                       : "name");
     for (size_t i = 0; i < r->device_count; i++) {
         if (strcmp(r->devices[i].device.name, name) == 0) {
             *device = i;
@@ -553,10 +561,14 @@ static qc_status load_all(load *l, qc_error *err)
 qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_options *options,
                          qc_error *err)
 {
+    if (!r || !options)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_load: %s NULL",
+                r ? "the options are" : "the reader is");
     if (device >= r->device_count)
         QC_FAIL(err, QC_ERR_DEVICE, "%s: there is no device number %zu; it has %zu", r->dir, device,
                 r->device_count);
-    if (!options->place == !options->pieces)
+    if (!options->place == !options->pieces ||
+        (options->pieces && (!options->pieces->room || !options->pieces->put)))
         QC_FAIL(err, QC_ERR_USAGE, "%s: the options of a load need either place or pieces", r->dir);
     load l = {.r = r, .e = &r->devices[device], .options = options, .max_stored = 1};
     if (pthread_mutex_init(&l.lock, NULL) != 0)

@@ -17,6 +17,9 @@
  * tensor's: of its frames as they lie in the file, or in a plain output of its bytes. The checksum
  * that each frame carries is looked at where digests are not.
  *
+ * An argument that is NULL where it may not be is QC_ERR_USAGE, from functions without a status
+ * NULL or 0; err may always be NULL.
+ *
  * Thread-safe: a reader does not change after qc_reader_open, so several loads may run at once.
  * Installed as <qconv/device_reader.h>, which includes nothing else of qconv's.
  * Source: docs/format.md; an example that is compiled and run: docs/reading.md, section 5. */
@@ -61,6 +64,7 @@ QC_API QC_NODISCARD qc_status qc_reader_open(qc_reader **out, const char *dir, q
 QC_API void qc_reader_close(qc_reader *r); /* NULL is fine */
 
 QC_API size_t qc_reader_device_count(const qc_reader *r); /* at least 1; in the order of the plan */
+/* NULL where there is no such device. */
 QC_API const qc_reader_device *qc_reader_device_at(const qc_reader *r, size_t device);
 /* QC_ERR_DEVICE that names those there are. */
 QC_API QC_NODISCARD qc_status qc_reader_find_device(const qc_reader *r, const char *name,

@@ -512,6 +512,49 @@ static void what_is_no_output_is_refused(void **state)
     fx_remove_dir(d.path);
 }
 
+static void null_is_refused(void **state)
+{
+    (void)state;
+    world w;
+    keeper k;
+    size_t index = 0;
+    uint64_t n = 0;
+    qc_dtype t = QC_DTYPE_U8;
+    qc_error err = {0};
+    const qc_reader_pieces none = {0};
+    make_output(&w, 0, 1);
+    qc_reader *r = open_reader(&w), *other = NULL;
+    qc_reader_options o = keep_options(&k, 1);
+    assert_null(qc_reader_device_at(r, 4));
+    assert_null(qc_reader_device_at(r, SIZE_MAX));
+    assert_null(qc_reader_device_at(NULL, 0));
+    assert_int_equal(qc_reader_device_count(NULL), 0);
+    assert_int_equal(qc_reader_open(NULL, w.dir.path, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_open(&other, NULL, &err), QC_ERR_USAGE);
+    assert_string_equal(err.msg, "qc_reader_open: dir is NULL");
+    assert_int_equal(qc_reader_find_device(NULL, "cpu", &index, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_find_device(r, NULL, &index, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_find_device(r, "cpu", NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_load(NULL, 0, &o, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_load(r, 0, NULL, NULL), QC_ERR_USAGE);
+    o.place = NULL;
+    o.pieces = &none;
+    assert_int_equal(qc_reader_load(r, 0, &o, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_dtype_from_name(NULL, 0, &t), 1);
+    assert_int_equal(qc_dtype_from_name("U8", 2, NULL), 1);
+    assert_null(qc_dtype_name((qc_dtype)99));
+    assert_int_equal(qc_dtype_bits((qc_dtype)99), 0);
+    assert_int_equal(qc_shape_elems(NULL, 1, &n, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_shape_elems(&n, 1, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_shape_bytes(NULL, 1, t, &n, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_shape_bytes(&n, 1, t, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_shape_bytes(&n, 1, (qc_dtype)99, &n, NULL), QC_ERR_USAGE);
+    qc_error_prefix(NULL, "x");
+    qc_reader_close(r);
+    keep_deinit(&k);
+    drop_output(&w);
+}
+
 static void out_of_memory_is_said(void **state)
 {
     (void)state;
@@ -555,6 +598,7 @@ int main(void)
         cmocka_unit_test(room_for_one_tensor_is_enough),
         cmocka_unit_test(callers_errors_come_back),
         cmocka_unit_test(what_is_no_output_is_refused),
+        cmocka_unit_test(null_is_refused),
         cmocka_unit_test(out_of_memory_is_said),
     };
     return cmocka_run_group_tests(tests, make_contents, free_contents);
