@@ -103,7 +103,7 @@ static qc_status unpacker_init(unpacker *u, const qc_manifest *m, qc_output_dir 
         QC_TRY(qc_output_dir_stage(d, m->shards[i].name, &u->paths[i], err));
     }
     if (pthread_mutex_init(&u->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     return QC_OK;
 }
 

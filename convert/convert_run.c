@@ -312,17 +312,18 @@ static qc_status watch_start(watch *w, const conversion *c, qc_error *err)
 {
     *w = (watch){.c = c};
     if (pthread_mutex_init(&w->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     if (qc_cond_init(&w->told) != 0) {
         pthread_mutex_destroy(&w->lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
     }
-    if (pthread_create(&w->thread, NULL, watch_main, w) != 0) {
+    qc_status st =
+        qc_thread_start(&w->thread, watch_main, w, "the thread that waits for Ctrl-C", err);
+    if (st != QC_OK) {
         pthread_cond_destroy(&w->told);
         pthread_mutex_destroy(&w->lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a thread could not be started");
     }
-    return QC_OK;
+    return st;
 }
 
 static void watch_end(watch *w)

@@ -558,7 +558,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     }
     if (pthread_mutex_init(&p->shard_lock, NULL) != 0 ||
         pthread_mutex_init(&p->finish_lock, NULL) != 0 || qc_cond_init(&p->finish_cond) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     p->have_locks = 1;
     return QC_OK;
 }

@@ -201,6 +201,16 @@ static void refused(void **state)
     refuses(SPLIT("\\\\p{Cn}"), no, "the property \\p{Cn}");
     refuses(SPLIT("[a"), bad, "does not end");
     refuses(SPLIT("(a"), bad, "is not one");
+    enum { LONG = 70000 };
+    char *text = malloc(LONG + 1000);
+    assert_non_null(text);
+    int at = snprintf(text, 1000, "%s",
+                      "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":"
+                      "\"Isolated\",\"pattern\":{\"Regex\":\"");
+    memset(text + at, 'a', LONG);
+    (void)snprintf(text + at + LONG, 10, "%s", "\"}}}");
+    refuses(text, no, "a pattern of 70000 bytes is too long");
+    free(text);
 #undef SPLIT
 #undef PRE
 }

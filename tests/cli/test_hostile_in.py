@@ -13,7 +13,7 @@ import make_checkpoint as mk
 
 MIB = 1 << 20
 # What an 80-column terminal, a pager or a log would act on, and a name that looks like another.
-EVIL = "a\x1b]0;x\x07\x1b[31m\x7f\x9b2J\u202egnp.\u2028\ufeff\"<b>"
+EVIL = "a\x1b]0;x\x07\x1b[31m\x7f\x9b2J\u202egnp.\u2028\ufeff\u200b\u200d\u2060\u00ad\U000e0041\"<b>"
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
 
 

@@ -1,12 +1,13 @@
 """Streams, exit codes, progress and interruption of the commands that work."""
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
 import unittest
 
-from qconv_case import INTERRUPTED_ENV, QCONV, QconvCase
+from qconv_case import INTERRUPTED_ENV, QCONV, SANITIZED, QconvCase
 import make_checkpoint as mk
 
 
@@ -149,6 +150,56 @@ class Manners(QconvCase):
             os.close(master)
             self.assertEqual(b"converting" in text, wanted, (args, text))
             self.assertEqual(text.endswith(b"\r\x1b[K"), wanted, (args, text))
+
+
+@unittest.skipIf(SANITIZED, "stacks and addresses are the sanitizer's as well")
+class Limits(QconvCase):
+    """Under limits that leave no room for a thread, memory or a stack: the work is done, or there is
+    one sentence that says what was missing and an exit code. Never a signal."""
+    scale = "absmax"
+
+    def setUp(self):
+        super().setUp()
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=1, scale=64, seed=1)
+        self.ok("-q", "--to", "nf4", "m", "o")
+
+    def limited(self, kind, kib, *args):
+        r = subprocess.run([QCONV, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                           stdin=subprocess.DEVNULL, cwd=self.dir, env={}, timeout=60,
+                           preexec_fn=lambda: resource.setrlimit(kind, (kib << 10, kib << 10)))
+        note = (args, kib, r.returncode, r.stderr)
+        self.assertIn(r.returncode, (0, 1), note)
+        if r.returncode:
+            self.assertRegex(r.stderr, rb"\Aqconv: [^\n]+\n\Z", note)
+            self.assertNotIn(b"fault of qconv", r.stderr, note)
+        return r
+
+    COMMANDS = [["--help"], ["hardware"], ["inspect", "o"], ["verify", "o"],
+                ["verify", "o", "--against", "m"], ["plan", "m", "--vram", "1GB"],
+                ["report", "o", "--html", "r.html"], ["validate", "o", "--against", "m"],
+                ["unpack", "--force", "o", "u"], ["--force", "--to", "nf4", "m", "p"],
+                ["--force", "--to", "auto", "--vram", "1GB", "m", "p"]]
+
+    def test_stack(self):
+        for kib in (32, 48, 64, 96, 200, 1000):
+            for args in self.COMMANDS:
+                self.assertEqual(self.limited(resource.RLIMIT_STACK, kib, *args).returncode, 0)
+
+    def test_addresses(self):
+        """From where the program itself is loaded; what is below is ld.so's to say."""
+        def is_loaded(kib):
+            return subprocess.run(
+                [QCONV, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env={}, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS,
+                                                              (kib << 10, kib << 10))).returncode == 0
+        least, threads = 10000, 0
+        while not is_loaded(least):
+            least += 2000
+        for kib in [least + more for more in (2000, 4000, 8000, 12000, 16000, 22000, 50000)]:
+            for args in self.COMMANDS:
+                r = self.limited(resource.RLIMIT_AS, kib, *args)
+                threads += b" could not be started: " in r.stderr
+        self.assertGreater(threads, 0)
 
 
 class Interrupted(QconvCase):
