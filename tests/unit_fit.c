@@ -44,8 +44,13 @@ static void workspaces_are_as_documented(void **state)
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_NORM, UINT32_MAX, 0), 400000);
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, UINT32_MAX, 0), 204000);
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EXTRA, 5, 1000), 0);
-    /* A long prompt goes in steps; every sequence of a batch takes one. */
+    /* A prompt is read whole, or in steps; every sequence of a batch takes one. */
     o.context = 100000;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1400);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 100000 * 200 + 4000);
+    o.prefill = 100001;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1400);
+    o.prefill = 2048;
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 2048 * 1400);
     o.batch = 3;
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3 * 2 * 2048 * 1400);
@@ -70,8 +75,17 @@ static void attention_counts_where_it_is_wider(void **state)
     /* q and its output 2 * 100, k and v 2 * 50 */
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * 1000 * (200 + 300));
-    /* absorbed: q 2 * 100, latent 60, q and output against it 2 * 2 * 60 */
+    /* latent: q 2 * 100, latent 60; keys and values of the whole context twice, 2 * 160, also where
+     * the prompt comes in steps of 10 */
     x.layers[0] = (qc_layer_geometry){QC_ATTENTION_MLA, 60, 160, 0};
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * 1000 * (200 + 260 + 320));
+    x.options.prefill = 10;
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * (10 * (200 + 260) + 1000 * 320));
+    x.options.prefill = 0;
+    /* absorbed: q 2 * 100, latent 60, q and output against it 2 * 2 * 60 */
+    x.options.mla_absorbed = 1;
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * 1000 * (200 + 500));
     x.options.mla_expanded = 1;
