@@ -93,8 +93,10 @@ QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_r
                                       qc_error *err);
 /* "int8 lies beside NF4" and the like, for what no loader but qconv reads; NULL if nothing does. */
 const char *qc_auto_mixture(const qc_auto_result *r);
-/* --explain: one row per group, and what the uniform schemes would give. */
-QC_NODISCARD qc_status qc_auto_explain(const qc_auto_result *r, qc_strbuf *out, qc_error *err);
+/* --explain: what the uniform schemes would give, and what was chosen by kind and range of layers;
+ * all: a row for each group instead. */
+QC_NODISCARD qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out,
+                                       qc_error *err);
 /* One object, as the value of "auto"; docs/recipes.md has its members. Groups only if `explain`. */
 void qc_auto_json(const qc_auto_result *r, int explain, qc_json_writer *w);
 

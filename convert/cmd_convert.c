@@ -52,7 +52,7 @@ static qc_status explain_choice(const qc_planned_model *placed, const qc_options
     if (o->to != QC_TO_AUTO || !o->explain || o->json)
         return QC_OK;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st = qc_auto_explain(&placed->chosen, &out, err);
+    qc_status st = qc_auto_explain(&placed->chosen, o->verbose, &out, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);

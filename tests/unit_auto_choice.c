@@ -324,9 +324,14 @@ static void test_text(void **state)
     llama(&f);
     choose_ok(&f, &r, "4MB");
     qc_strbuf_init(&text, 1u << 20);
-    assert_int_equal(qc_auto_explain(&r, &text, &f.err), QC_OK);
+    assert_int_equal(qc_auto_explain(&r, 1, &text, &f.err), QC_OK);
     assert_non_null(strstr(text.data, "layer 3 mlp.down_proj"));
     assert_non_null(strstr(text.data, "normally distributed"));
+    qc_strbuf_deinit(&text);
+    qc_strbuf_init(&text, 1u << 20);
+    assert_int_equal(qc_auto_explain(&r, 0, &text, &f.err), QC_OK);
+    assert_null(strstr(text.data, "layer 3 mlp.down_proj"));
+    assert_non_null(strstr(text.data, "  mlp.down_proj "));
     qc_strbuf_deinit(&text);
     qc_strbuf_init(&text, 1u << 20);
     qc_jw_init(&w, &text, &f.err);

@@ -2,6 +2,7 @@
 import json
 import os
 import random
+import re
 import unittest
 
 from output_case import OutputCase
@@ -70,6 +71,29 @@ class Trade(OutputCase):
                              % (c["change"] or "this plan", "{:,}".format(c["max_context"]),
                                 "%.3g" % c["predicted_error"],
                                 "qconv only" if c["own_form"] else "transformers too"))
+
+    def test_explain_is_a_summary(self):
+        """By kind and range of layers: all weights, and few lines; a line each with -v."""
+        args = ["plan", "--to", "auto", "--explain", "--vram", "2x40GB", "Llama-3.3-70B-Instruct"]
+        brief = self.ok(*args).split("Choice of schemes\n")[1]
+        self.assertLess(brief.count("\n"), 45)
+        table = brief[brief.index("  kind "):]
+        rows = [re.split(r"  +", line.strip()) for line in table.split("\n")[1:-2]]
+        self.assertEqual(sum(int(r[2]) for r in rows), 560)
+        kinds = {r[0] for r in rows}
+        self.assertIn("mlp.down_proj", kinds)
+        self.assertEqual(len(kinds), 7)
+        for kind in kinds:
+            layers = []
+            for r in rows:
+                if r[0] == kind and "more range" not in r[5]:
+                    for part in r[5].split(", "):
+                        a, _, b = part.partition("-")
+                        layers += range(int(a), int(b or a) + 1)
+            if not any("more range" in r[5] for r in rows if r[0] == kind):
+                self.assertEqual(sorted(layers), list(range(80)), kind)
+        every = self.ok(*args, "-v").split("Choice of schemes\n")[1]
+        self.assertEqual(len(re.findall(r"(?m)^  layer \d+ ", every)), 560)
 
     def test_nothing_to_trade(self):
         """A model whose longest context is there in 16 bit."""
@@ -232,9 +256,12 @@ class Auto(OutputCase):
         self.ok("-q", "--to", "auto", "--vram", "1MB", *ROOM, self.m, "nan-out")
 
     def test_explain(self):
-        text = self.ok("--dry-run", "--to", "auto", "--explain", "--vram", "1MB", *ROOM, self.m)
-        for part in ("predicted error", "layer 3 mlp.down_proj", "sampled rows"):
+        args = ["--dry-run", "--to", "auto", "--explain", "--vram", "1MB", *ROOM, self.m]
+        text = self.ok(*args)
+        for part in ("predicted error", "  mlp.down_proj ", "sampled rows"):
             self.assertIn(part, text)
+        self.assertNotIn("layer 3 mlp.down_proj", text)
+        self.assertIn("layer 3 mlp.down_proj", self.ok("-v", *args))
 
 
 if __name__ == "__main__":
