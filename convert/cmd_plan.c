@@ -60,7 +60,7 @@ static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *er
     if (st == QC_OK && !o->json && o->explain) {
         st = qc_strbuf_adds(&out, "\n", err);
         if (st == QC_OK)
-            st = qc_auto_explain(r->chosen, &out, err);
+            st = qc_auto_explain(r->chosen, o->verbose, &out, err);
     }
     if (st == QC_OK)
         st = qc_console_result(&out, err);
@@ -135,6 +135,7 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
                         "model type '%s' is not known: its KV cache is worked out from the usual "
                         "names of config.json",
                         geometry.model_type);
+    o.train.context_given = o.fit.context > 0;
     QC_TRY(qc_plan_defaults(&o, arena, &subject, err));
     const char *old_card = qc_budget_card_without_int8(budget);
     if (o.to == QC_TO_INT8 && old_card)

@@ -105,8 +105,8 @@ static qc_status add_bar(const qc_fit_report *r, uint32_t device, double most, q
                        qc_text_bytes(size, bytes[i]));
         shown[i] = (qc_html_part){text[i], (double)bytes[i], parts[i].colour};
     }
-    QC_TRY(qc_strbuf_addf(out, err, "<div class=\"bar\"><b>%s</b>: %s%s%s%s\n",
-                          d->device->name, qc_text_bytes(used, (uint64_t)needed_of(d)),
+    QC_TRY(qc_strbuf_addf(out, err, "<div class=\"bar\"><b>%s</b>: %s%s%s%s\n", d->device->name,
+                          qc_text_bytes(used, (uint64_t)needed_of(d)),
                           d->budget_bytes == QC_NO_LIMIT ? ", " : " of ",
                           size_or_none(size, d->budget_bytes),
                           d->short_by_bytes ? " <span class=\"no\">(too much)</span>" : ""));

@@ -71,7 +71,8 @@ typedef enum { QC_PRECISION_BF16, QC_PRECISION_FP16, QC_PRECISION_FP32 } qc_prec
 /* plan --mode train. What was not given is chosen: each has a _given flag where a value of its own
  * cannot say so. */
 typedef struct {
-    int on; /* --mode train */
+    int on;            /* --mode train */
+    int context_given; /* --context; without it a shorter one may be taken */
     int method_given, optimizer_given, precision_given, zero_given, checkpointing_given;
     qc_train_method method;
     qc_optimizer optimizer;

@@ -106,7 +106,8 @@ static void text(void **state)
         "-\n"
         "\n"
         "  36.0 GB is 90% of 40.0 GB (--margin)\n"
-        "  40GB is taken as 40.0 GB; cards sold with 40GB have 42.3 GB (A100-40GB): name the card in "
+        "  40GB is taken as 40.0 GB; cards sold with 40GB have 42.3 GB (A100-40GB): name the card "
+        "in "
         "--vram\n"
         "  18.0 GB is 90% of 20.0 GB (--margin)\n"
         "  20GB is taken as 20.0 GB; cards sold with 20GB have 20.8 GB (A4500) to 20.8 GB "
@@ -201,8 +202,8 @@ static void html(void **state)
     assert_non_null(strstr(t->out.data, "with 3 cards &lt;&quot;of&quot; 40 &amp; 20 GB&gt;</li>"));
     assert_non_null(strstr(t->out.data, "short by 3.00 GB on cuda:1"));
     assert_non_null(strstr(t->out.data, "</html>\n"));
-    /* Budgets are to one scale, and the longest thing is a whole bar; of the second device, which is
-     * short of room, the outline is red. */
+    /* Budgets are to one scale, and the longest thing is a whole bar; of the second device, which
+     * is short of room, the outline is red. */
     assert_non_null(strstr(t->out.data, "width=\"99.600%\" height=\"24\" fill=\"none\" "
                                         "style=\"stroke:currentColor\""));
     assert_non_null(strstr(t->out.data, "width=\"49.800%\" height=\"24\" fill=\"none\" "

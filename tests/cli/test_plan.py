@@ -443,6 +443,13 @@ class Small(PlanCase):
         self.ok("plan", "--vram", "24GB", "--html", "p.html", "--device-map", "map.json", LLAMA70)
         root = ElementTree.parse(self.path("p.html")).getroot()
         self.assertEqual(root.tag, "html")
+        self.check_page(root)
+        self.assertNotIn("card", ["".join(c.itertext()) for c in root.iter("th")])
+        with open(self.path("p.html"), encoding="utf-8") as f:
+            page = f.read()
+        # Bars have the parts' colours; the strip of devices has shades only.
+        self.assertNotRegex(page[page.index('class="strip"'):page.index("<h2>Devices")],
+                            r"class=\"c\d|#[0-9a-f]{6}")
         tags = {e.tag.split("}")[-1] for e in root.iter()}
         self.assertIn("svg", tags)
         self.assertFalse(tags & {"script", "link", "img", "iframe"})
