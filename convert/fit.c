@@ -78,6 +78,14 @@ static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, u
     return qc_sat_add(qc_sat_mul(qc_sat_add(qc_sat_mul(2, q), kv), tokens), expanded);
 }
 
+/* What lies beside attention's or the MLP's own in a layer, in elements of 2 bytes a token: the
+ * embeddings, the layer's input, the residual and what was normed of it; the rotary sines and
+ * cosines; ids, positions and mask of 8 bytes each. Measured: docs/planning.md. */
+static uint64_t layer_elems(const qc_geometry *g)
+{
+    return qc_sat_add(qc_sat_mul(4, g->hidden), qc_sat_add(qc_sat_mul(2, g->head_dim), 12));
+}
+
 static int has_cross_attention(const qc_geometry *g)
 {
     for (uint32_t i = 0; i < g->layer_count; i++)
@@ -108,8 +116,8 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
                        qc_sat_mul(qc_sat_mul(3, g->intermediate), tokens));
         if (has_cross_attention(g))
             inner = qc_sat_add(inner, qc_sat_mul(g->hidden, positions));
-        return qc_sat_add(qc_sat_add(qc_sat_mul(2, hidden), qc_sat_mul(ACTIVATION_BYTES, inner)),
-                          weight);
+        inner = qc_sat_add(inner, qc_sat_mul(layer_elems(g), tokens));
+        return qc_sat_add(qc_sat_mul(ACTIVATION_BYTES, inner), weight);
     case QC_SEGMENT_EXTRA:
         return 0; /* ordinary decoding does not run it */
     case QC_SEGMENT_NORM:

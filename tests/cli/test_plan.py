@@ -188,9 +188,9 @@ class Search(PlanCase):
         """A prompt is read whole unless a step is given, and the text says which holds."""
         args = ["--vram", "2x40GB", "--to", "nf4"]
         whole, steps = self.plan(*args, LLAMA70), self.plan(*args, "--prefill", "2048", LLAMA70)
-        # A token of one sequence takes 1/2 of the cache and 2 B * (2 * 8192 + 3 * 28672) of
-        # workspace on each device.
-        token = whole["kv_bytes_per_token"] / 2 + 2 * (2 * 8192 + 3 * 28672)
+        # A token of one sequence takes 1/2 of the cache and 2 B * (4 * 8192 + 2 * 128 + 12 +
+        # 3 * 28672) of workspace on each device.
+        token = whole["kv_bytes_per_token"] / 2 + 2 * (4 * 8192 + 2 * 128 + 12 + 3 * 28672)
         room = min(d["free_bytes"] for d in whole["devices"])
         self.assertEqual(whole["max_context"], 8192 + int(room / token))
         self.assertEqual((whole["prefill_tokens"], steps["prefill_tokens"]), (None, 2048))
