@@ -60,7 +60,8 @@ _qconv()
                 '--batch=[sequences at once]:N:' \
                 '--images=[images per sequence, for models with cross-attention]:N:' \
                 '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
-                '--mla=[form in which DeepSeek'\''s attention is cached]:mla:(absorbed expanded)' \
+                '--mla=[form in which DeepSeek'\''s attention is cached and computed]:mla:(latent absorbed expanded)' \
+                '--prefill=[tokens of a prompt that are read at once, or whole]:TOKENS:' \
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
@@ -100,7 +101,8 @@ _qconv()
                 '--batch=[sequences at once]:N:' \
                 '--images=[images per sequence, for models with cross-attention]:N:' \
                 '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
-                '--mla=[form in which DeepSeek'\''s attention is cached]:mla:(absorbed expanded)' \
+                '--mla=[form in which DeepSeek'\''s attention is cached and computed]:mla:(latent absorbed expanded)' \
+                '--prefill=[tokens of a prompt that are read at once, or whole]:TOKENS:' \
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
                 '--html=[also write the plan as one HTML page]:FILE:_files' \
                 '--device-map=[also write the placement as accelerate'\''s device_map]:FILE:_files' \

@@ -52,7 +52,7 @@ static qc_status explain_choice(const qc_planned_model *placed, const qc_options
     if (o->to != QC_TO_AUTO || !o->explain || o->json)
         return QC_OK;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st = qc_auto_explain(&placed->chosen, &out, err);
+    qc_status st = qc_auto_explain(&placed->chosen, o->verbose, &out, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);
@@ -132,7 +132,7 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     qc_geometry *geometry = (qc_geometry *)(budget + 1);
     QC_TRY(qc_budget_parse(budget, o->arena, o->fit.vram, err));
     QC_TRY(qc_geometry_read(geometry, o->arena, model->config, err));
-    qc_plan_subject subject = {model, geometry, 1};
+    qc_plan_subject subject = {model, geometry, 1, NULL};
     QC_TRY(qc_planned_model_make(placed, o->arena, &subject, budget, o, err));
     QC_TRY(qc_planned_model_check(placed, err));
     QC_TRY(qc_planned_model_lay_out(placed, err));

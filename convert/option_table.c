@@ -182,7 +182,8 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_EXPLAIN, .name = "explain", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_NONE, .since = "0.2.0",
      SWITCH(explain),
-     .help = "with --to auto: show what was chosen for which weights, and why"},
+     .help = "with --to auto: show what was chosen for which weights, and why",
+     .more = "By kind of weight and range of layers; with -v a line for every weight."},
     {.id = QC_OPT_VRAM, .name = "vram", .commands = FITTING, .group = QC_GROUP_FIT,
      .kind = QC_ARG_TEXT, .arg = "SPEC", .dflt_note = "plan: auto", .since = "0.2.0",
      TEXT(fit.vram),
@@ -214,11 +215,21 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .since = "0.2.0", .set = qc_option_set_kv_dtype,
      .help = "element type of the KV cache"},
     {.id = QC_OPT_MLA, .name = "mla", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_CHOICE, .choices = {"absorbed", "expanded"}, .dflt = "absorbed",
-     .since = "0.2.0", CHOICE(fit.mla_expanded),
-     .help = "form in which DeepSeek's attention is cached",
-     .more = "absorbed: the latent and the rotary part of a token. expanded: keys and values of "
-             "every head, as transformers caches them; 71 times as much for DeepSeek-V2.5."},
+     .kind = QC_ARG_CHOICE, .choices = {"latent", "absorbed", "expanded"}, .dflt = "latent",
+     .since = "0.2.0", .set = qc_option_set_mla,
+     .help = "form in which DeepSeek's attention is cached and computed",
+     .more = "latent: the latent and the rotary part of a token are cached, and every layer makes "
+             "keys and values of the whole context of them, as transformers 5 does. absorbed: the "
+             "same cache, and attention computes with the latent, as vLLM does. expanded: keys and "
+             "values of every head are cached, as transformers 4 does; 71 times as much for "
+             "DeepSeek-V2.5."},
+    {.id = QC_OPT_PREFILL, .name = "prefill", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_TEXT, .arg = "TOKENS", .min = 1, .max = 1000000000, .dflt = "whole",
+     .since = "0.5.0", .set = qc_option_set_prefill,
+     .help = "tokens of a prompt that are read at once, or whole",
+     .more = "transformers reads a prompt whole unless its prefill_chunk_size is set; vLLM reads "
+             "as many tokens at once as --max-num-batched-tokens says. The more at once, the more "
+             "workspace, and the less room for context."},
     {.id = QC_OPT_CUDA_CONTEXT, .name = "cuda-context", .commands = FITTING,
      .group = QC_GROUP_FIT, .kind = QC_ARG_SIZE, .arg = "SIZE", .dflt = "500MB",
      .since = "0.2.0", SIZE(fit.cuda_context_bytes),

@@ -38,6 +38,7 @@ typedef enum {
     QC_OPT_IMAGES,
     QC_OPT_KV_DTYPE,
     QC_OPT_MLA,
+    QC_OPT_PREFILL,
     QC_OPT_CUDA_CONTEXT,
     QC_OPT_HTML,
     QC_OPT_DEVICE_MAP,

@@ -230,6 +230,30 @@ qc_status qc_option_set_kv_dtype(qc_options *o, const qc_option_row *row, const 
     return QC_OK;
 }
 
+qc_status qc_option_set_mla(qc_options *o, const qc_option_row *row, const char *value,
+                            qc_error *err)
+{
+    unsigned choice = 0;
+    QC_TRY(read_choice(row, value, &choice, err));
+    o->fit.mla_absorbed = choice == 1;
+    o->fit.mla_expanded = choice == 2;
+    return QC_OK;
+}
+
+qc_status qc_option_set_prefill(qc_options *o, const qc_option_row *row, const char *value,
+                                qc_error *err)
+{
+    o->fit.prefill = 0;
+    if (strcmp(value, "whole") == 0)
+        return QC_OK;
+    if (read_number(row, value, value, row->min, row->max, &o->fit.prefill, NULL) != QC_OK)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s: expected a number of tokens from %" PRIu64 " to %" PRIu64
+                ", or whole, got '%s'",
+                row->name, row->min, row->max, value);
+    return QC_OK;
+}
+
 qc_status qc_option_set_run_device(qc_options *o, const qc_option_row *row, const char *value,
                                    qc_error *err)
 {

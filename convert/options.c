@@ -262,14 +262,14 @@ int qc_to_quantizes(qc_to to)
 static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *err)
 {
     static const qc_option_id of_auto[] = {QC_OPT_SCHEMES, QC_OPT_EXPLAIN};
-    static const qc_option_id of_vram[] = {QC_OPT_MARGIN,      QC_OPT_CONTEXT,  QC_OPT_BATCH,
-                                           QC_OPT_IMAGES,      QC_OPT_KV_DTYPE, QC_OPT_MLA,
-                                           QC_OPT_CUDA_CONTEXT};
+    static const qc_option_id of_vram[] = {QC_OPT_MARGIN,       QC_OPT_CONTEXT,  QC_OPT_BATCH,
+                                           QC_OPT_IMAGES,       QC_OPT_KV_DTYPE, QC_OPT_MLA,
+                                           QC_OPT_CUDA_CONTEXT, QC_OPT_PREFILL};
     static const qc_option_id of_train[] = {
         QC_OPT_METHOD,        QC_OPT_OPTIMIZER, QC_OPT_PRECISION,       QC_OPT_ZERO,
         QC_OPT_CHECKPOINTING, QC_OPT_LORA_RANK, QC_OPT_EFFECTIVE_BATCH, QC_OPT_APPLY,
         QC_OPT_PROFILE};
-    static const qc_option_id not_train[] = {QC_OPT_HTML,     QC_OPT_DEVICE_MAP, QC_OPT_BATCH,
+    static const qc_option_id not_train[] = {QC_OPT_PREFILL,  QC_OPT_DEVICE_MAP, QC_OPT_BATCH,
                                              QC_OPT_KV_DTYPE, QC_OPT_MLA,        QC_OPT_IMAGES};
     for (size_t i = 0; o->to != QC_TO_AUTO && i < sizeof of_auto / sizeof *of_auto; i++)
         if (was_given(p, of_auto[i]))

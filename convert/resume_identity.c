@@ -55,7 +55,8 @@ static qc_status add_fit(qc_strbuf *out, const qc_fit_options *f, qc_error *err)
     QC_TRY(add_number(out, QC_OPT_BATCH, f->batch, err));
     QC_TRY(add_number(out, QC_OPT_IMAGES, f->images, err));
     QC_TRY(add_number(out, QC_OPT_KV_DTYPE, f->kv_bits, err));
-    QC_TRY(add_option(out, QC_OPT_MLA, f->mla_expanded ? "expanded" : "absorbed", err));
+    QC_TRY(add_option(out, QC_OPT_MLA, qc_fit_mla_name(f), err));
+    QC_TRY(add_number(out, QC_OPT_PREFILL, f->prefill, err));
     return add_number(out, QC_OPT_CUDA_CONTEXT, f->cuda_context_bytes, err);
 }
 
