@@ -180,7 +180,9 @@ static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
     qsort(entries, m->tensor_count, sizeof *entries, compare_index);
     QC_TRY(qc_arena_alloc(d->arena, &v, 1, sizeof *m->files, err));
     m->files = v;
-    QC_TRY(qc_index_stage(d, m->files, index_row, entries, m->tensor_count,
+    /* A device may have no shard; its index then is a name and nothing more. */
+    const char *shard = m->shard_count ? m->shards[0].name : "model.safetensors";
+    QC_TRY(qc_index_stage(d, m->files, shard, index_row, entries, m->tensor_count,
                           m->placement.devices[0].tensor_bytes, err));
     m->file_count = 1;
     return QC_OK;
