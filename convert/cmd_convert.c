@@ -5,7 +5,9 @@
 #include "convert/console.h"
 #include "convert/consume.h"
 #include "convert/convert_run.h"
+#include "convert/diffusers_folder.h"
 #include "convert/expert_split.h"
+#include "convert/finished.h"
 #include "convert/known_models.h"
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
@@ -18,6 +20,8 @@
 #include "convert/report.h"
 #include "convert/side_files.h"
 #include "convert/size_text.h"
+#include "formats/checkpoint_parts.h"
+#include "formats/json_writer.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -170,8 +174,57 @@ static qc_status check_parts(const qc_options *o, const qc_rank *rank, qc_error 
     return QC_OK;
 }
 
+/* A part of a pipeline that is converted already, by this command or another. */
+static qc_status is_finished_part(int *finished, const qc_plan *plan, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    const char *manifest = NULL;
+    qc_path_kind kind = QC_PATH_MISSING;
+    *finished = 0;
+    if (!o->of_pipeline || o->force || o->dry_run)
+        return QC_OK;
+    QC_TRY(qc_path_join(o->arena, &manifest, o->out, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(manifest, &kind, NULL, err));
+    if (kind != QC_PATH_FILE)
+        return QC_OK;
+    QC_TRY(qc_output_is_of_plan(finished, o->out, plan, NULL, err));
+    if (*finished)
+        QC_TRY(qc_output_is_of_weights(finished, o->out, plan, NULL, 0, err));
+    if (!*finished)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: holds the output of another conversion; choose another OUT, or say --force to "
+                "replace it",
+                o->out);
+    return QC_OK;
+}
+
+static qc_status say_finished(const qc_options *o, qc_error *err)
+{
+    qc_strbuf out;
+    qc_json_writer w;
+    if (!o->json) {
+        qc_console_detail(o, o->quiet ? 9 : 0, "%s is complete already", o->out);
+        return QC_OK;
+    }
+    qc_strbuf_init(&out, (size_t)1 << 20);
+    qc_jw_init(&w, &out, err);
+    qc_jw_begin_object(&w);
+    qc_jw_key(&w, "out");
+    qc_jw_string(&w, o->out);
+    qc_jw_key(&w, "complete_already");
+    qc_jw_bool(&w, 1);
+    qc_jw_end_object(&w);
+    qc_status st = qc_jw_finish(&w);
+    if (st == QC_OK)
+        st = qc_strbuf_adds(&out, "\n", err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
 static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_rank rank,
-                               qc_convert_report *report, qc_error *err)
+                               qc_convert_report *report, int *finished, qc_error *err)
 {
     qc_part_run part;
     qc_recipe recipe;
@@ -204,6 +257,9 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->model);
+    QC_TRY(is_finished_part(finished, plan, err));
+    if (*finished)
+        return say_finished(o, err);
     QC_TRY(qc_convert_run(plan, model, fit, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
@@ -253,22 +309,25 @@ static qc_status say_over(const qc_options *o, qc_error *err)
 }
 
 /* With what OUT keeps of weight files that an interrupted conversion has deleted. */
-static qc_status open_model(qc_checkpoint **model, const qc_options *o, qc_error *err)
+static qc_status open_model(qc_checkpoint **model, const qc_options *o, const char *path,
+                            qc_error *err)
 {
     qc_saved_header *saved = NULL;
     size_t count = 0;
     if (o->out)
         QC_TRY(qc_consume_saved(&saved, &count, o->arena, o->out, err));
-    return qc_checkpoint_open_saved(model, o->model, saved, count, err);
+    return qc_checkpoint_open_saved(model, path, saved, count, err);
 }
 
-qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
+/* path: as given. Where that is an index, o->model is its folder. */
+static qc_status convert_path(const qc_options *o, const char *path, qc_error *err)
 {
     qc_checkpoint *model = NULL;
     qc_convert_report report;
     memset(&report, 0, sizeof report);
     uint64_t started = qc_clock_ns();
     qc_rank rank;
+    int finished = 0;
     QC_TRY(qc_rank_choose(&rank, o, err));
     QC_TRY(check_parts(o, &rank, err));
     if (!o->dry_run)
@@ -278,20 +337,31 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     QC_TRY(qc_consume_is_over(&over, o, err));
     if (over)
         return say_over(o, err);
-    qc_status st = open_model(&model, o, err);
+    qc_status st = open_model(&model, o, path, err);
     if (st == QC_OK && model->side_link)
         st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
                           "%s: '%s' is a link that leads out of the folder, and what it leads to "
                           "would be copied; put the file itself there",
                           o->model, model->side_link);
+    if (st == QC_OK)
+        st = qc_checkpoint_check_model(model, err);
     if (st == QC_OK && o->to != QC_TO_KEEP)
         st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
     if (st == QC_OK)
-        st = convert_model(o, model, rank, &report, err);
-    if (st == QC_OK && !o->dry_run) {
+        st = convert_model(o, model, rank, &report, &finished, err);
+    if (st == QC_OK && !o->dry_run && !finished) {
         report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
         st = print_report(o, &report, err);
     }
     qc_checkpoint_close(model);
     return st;
+}
+
+qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
+{
+    qc_options own = *o;
+    if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
+        return qc_diffusers_convert(o, qc_cmd_convert, err);
+    QC_TRY(qc_ckpt_folder_of_index(&own.model, o->arena, o->model, err));
+    return convert_path(&own, o->model, err);
 }

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "convert/commands.h"
 #include "convert/console.h"
+#include "convert/diffusers_folder.h"
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/output_scan.h"
@@ -233,6 +234,8 @@ qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
     qc_output_dir d;
     qc_scan_result result;
     uint64_t started = qc_clock_ns();
+    if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
+        return qc_diffusers_each(o, qc_cmd_unpack, err);
     qc_status st = qc_output_dir_begin(&d, o->arena, o->out, o->model, o->force, err);
     if (st == QC_OK)
         st = unpack_into(&d, o, &result, err);
