@@ -5,6 +5,7 @@
 #include "convert/console.h"
 #include "convert/consume.h"
 #include "convert/convert_run.h"
+#include "convert/diffusers_folder.h"
 #include "convert/expert_split.h"
 #include "convert/known_models.h"
 #include "convert/make_manifest.h"
@@ -18,6 +19,8 @@
 #include "convert/report.h"
 #include "convert/side_files.h"
 #include "convert/size_text.h"
+#include "formats/checkpoint_parts.h"
+#include "formats/json_writer.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -256,16 +259,18 @@ static qc_status say_over(const qc_options *o, qc_error *err)
 }
 
 /* With what OUT keeps of weight files that an interrupted conversion has deleted. */
-static qc_status open_model(qc_checkpoint **model, const qc_options *o, qc_error *err)
+static qc_status open_model(qc_checkpoint **model, const qc_options *o, const char *path,
+                            qc_error *err)
 {
     qc_saved_header *saved = NULL;
     size_t count = 0;
     if (o->out)
         QC_TRY(qc_consume_saved(&saved, &count, o->arena, o->out, err));
-    return qc_checkpoint_open_saved(model, o->model, saved, count, err);
+    return qc_checkpoint_open_saved(model, path, saved, count, err);
 }
 
-qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
+/* path: as given. Where that is an index, o->model is its folder. */
+static qc_status convert_path(const qc_options *o, const char *path, qc_error *err)
 {
     qc_checkpoint *model = NULL;
     qc_convert_report report;
@@ -281,12 +286,14 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     QC_TRY(qc_consume_is_over(&over, o, err));
     if (over)
         return say_over(o, err);
-    qc_status st = open_model(&model, o, err);
+    qc_status st = open_model(&model, o, path, err);
     if (st == QC_OK && model->side_link)
         st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
                           "%s: '%s' is a link that leads out of the folder, and what it leads to "
                           "would be copied; put the file itself there",
                           o->model, model->side_link);
+    if (st == QC_OK)
+        st = qc_checkpoint_check_model(model, err);
     if (st == QC_OK && o->to != QC_TO_KEEP)
         st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
     if (st == QC_OK)
@@ -299,4 +306,13 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     if (st != QC_OK)
         qc_consume_mend_advice(o->arena, o->out, err);
     return st;
+}
+
+qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
+{
+    qc_options own = *o;
+    if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
+        return qc_diffusers_convert(o, qc_cmd_convert, err);
+    QC_TRY(qc_ckpt_folder_of_index(&own.model, o->arena, o->model, err));
+    return convert_path(&own, o->model, err);
 }

@@ -124,6 +124,7 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
 {
     qc_geometry geometry;
     qc_options o = *given;
+    QC_TRY(qc_checkpoint_check_model(model, err));
     if (!o.to_given || o.to != QC_TO_KEEP)
         QC_TRY(qc_experts_split(model, o.to_given && !qc_to_quantizes(o.to), err));
     for (size_t i = 0; i < model->warning_count; i++)

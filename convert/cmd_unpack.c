@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "convert/commands.h"
 #include "convert/console.h"
+#include "convert/diffusers_folder.h"
 #include "convert/finished.h"
 #include "convert/make_manifest.h"
 #include "convert/output_ready.h"
@@ -184,7 +185,9 @@ static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
     qsort(entries, m->tensor_count, sizeof *entries, compare_index);
     QC_TRY(qc_arena_alloc(d->arena, &v, 1, sizeof *m->files, err));
     m->files = v;
-    QC_TRY(qc_index_stage(d, m->files, index_row, entries, m->tensor_count,
+    /* A device may have no shard; its index then is a name and nothing more. */
+    const char *shard = m->shard_count ? m->shards[0].name : "model.safetensors";
+    QC_TRY(qc_index_stage(d, m->files, shard, index_row, entries, m->tensor_count,
                           m->placement.devices[0].tensor_bytes, err));
     m->file_count = 1;
     return QC_OK;
@@ -263,7 +266,8 @@ static qc_status check_before(const qc_output_dir *d, const qc_manifest *m, cons
         need = qc_sat_add(need, m->files[i].bytes);
     }
     if (o->device)
-        names[n++] = QC_INDEX_NAME;
+        QC_TRY(qc_layout_index_name(&names[n++], d->arena,
+                                    m->shard_count ? m->shards[0].name : "model.safetensors", err));
     QC_TRY(qc_output_ready(o, &d->root, &d->owned, names, n, 0, err));
     return qc_room_check_bytes(d->path, "the unpacked output needs", need, err);
 }
@@ -317,6 +321,8 @@ qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
     qc_scan_result result;
     int complete = 0;
     uint64_t started = qc_clock_ns();
+    if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
+        return qc_diffusers_each(o, qc_cmd_unpack, err);
     qc_status st = qc_output_dir_begin(&d, o->arena, o->out, o->model, o->force, err);
     if (st == QC_OK)
         st = unpack_into(&d, o, &result, &complete, err);

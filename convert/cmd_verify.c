@@ -2,6 +2,7 @@
 #include "convert/against_report.h"
 #include "convert/commands.h"
 #include "convert/console.h"
+#include "convert/diffusers_folder.h"
 #include "convert/output_scan.h"
 #include "convert/pipeline.h"
 #include "convert/progress.h"
@@ -22,6 +23,22 @@ static int compare_paths(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
+/* Does path lie in a part of a pipeline, which has a manifest of its own? */
+static int is_of_part(const qc_options *o, const qc_tree_file *found, size_t count,
+                      const char *path)
+{
+    const char *slash = strchr(path, '/');
+    size_t len = slash ? (size_t)(slash - path) + 1 : 0;
+    if (!o->of_pipeline || !slash)
+        return 0;
+    for (size_t i = 0; i < count; i++) {
+        if (strncmp(found[i].path, path, len) == 0 &&
+            strcmp(found[i].path + len, QC_MANIFEST_NAME) == 0)
+            return 1;
+    }
+    return 0;
+}
+
 /* Files that the manifest knows nothing of are no damage, but nobody vouches for them. */
 static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc_error *err)
 {
@@ -40,7 +57,8 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
     qsort(known, n, sizeof *known, compare_paths);
     QC_TRY(qc_dir_tree(o->arena, o->model, TREE_MAX, &found, &count, err));
     for (size_t i = 0; i < count; i++) {
-        if (bsearch(&found[i].path, known, n, sizeof *known, compare_paths))
+        if (bsearch(&found[i].path, known, n, sizeof *known, compare_paths) ||
+            is_of_part(o, found, count, found[i].path))
             continue;
         if (strangers++ == 0)
             first = found[i].path;
@@ -107,6 +125,8 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
 
 qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
 {
+    if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
+        return qc_diffusers_each(o, qc_cmd_verify, err);
     if (o->against)
         return verify_against(o, err);
     qc_manifest m;

@@ -186,6 +186,21 @@ static int compare_names(const void *pa, const void *pb)
     return strcmp(a->name, b->name);
 }
 
+/* Is t a stack of experts, or a matrix of theirs laid end to end (dbrx)? granitemoe and jetmoe call
+ * theirs input_linear and output_linear. */
+static int is_stack(const qc_ckpt_tensor *t)
+{
+    int named = strstr(t->name, "experts.") || strstr(t->name, "moe.");
+    if (t->ndim == 3)
+        return strstr(t->name, "experts.") != NULL ||
+               (t->dims[1] >= 32 && t->dims[2] >= 32 &&
+                (named || qc_ends_with(t->name, ".input_linear.weight") ||
+                 qc_ends_with(t->name, ".output_linear.weight")));
+    return t->ndim == 2 && t->dims[0] >= 32 && t->dims[1] >= 32 &&
+           strstr(t->name, "experts.mlp.") && !qc_ends_with(t->name, ".weight") &&
+           !qc_ends_with(t->name, "bias");
+}
+
 /* Floating stacks of experts that no recipe quantizes or decodes. */
 static qc_status warn_of_stacks(const splitter *s, qc_error *err)
 {
@@ -194,9 +209,8 @@ static qc_status warn_of_stacks(const splitter *s, qc_error *err)
     for (size_t i = 0; i < s->c->tensor_count; i++) {
         const qc_ckpt_tensor *t = &s->c->tensors[i];
         int plain = qc_dtype_is_quantizable(t->dtype) && !s->fp8_only;
-        if (t->ndim != 3 || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
-            !strstr(t->name, "experts.") || qc_ends_with(t->name, "_scale_inv") ||
-            qc_ends_with(t->name, "_scale"))
+        if (!is_stack(t) || t->bytes == 0 || !(plain || is_fp8(t->dtype)) ||
+            qc_ends_with(t->name, "_scale_inv") || qc_ends_with(t->name, "_scale"))
             continue;
         uint64_t n = t->bytes / (qc_dtype_bits(t->dtype) / 8);
         stacks++;

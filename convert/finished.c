@@ -445,9 +445,10 @@ static const qc_manifest_file *find_file(const qc_manifest *m, const char *name)
 static qc_status same_side_files(int *same, qc_difference *why, const qc_manifest *m,
                                  const qc_plan *plan, const qc_fit *fit, qc_error *err)
 {
-    const char **names = NULL;
+    const char **names = NULL, *index = NULL;
     size_t count = 0;
     qc_strbuf config;
+    QC_TRY(qc_layout_index_name(&index, plan->arena, plan->layout.shards[0].name, err));
     QC_TRY(qc_side_file_names(&names, &count, plan->arena, plan, fit, err));
     *same = 1;
     if (count != m->file_count)
@@ -459,7 +460,7 @@ static qc_status same_side_files(int *same, qc_difference *why, const qc_manifes
         qc_digest digest;
         if (!f)
             *same = differ(why, "it has no file '%.120s'", names[i]);
-        if (!f || strcmp(names[i], QC_INDEX_NAME) == 0 || strcmp(names[i], QC_DEVICE_MAP_NAME) == 0)
+        if (!f || strcmp(names[i], index) == 0 || strcmp(names[i], QC_DEVICE_MAP_NAME) == 0)
             continue;
         qc_status st = QC_OK;
         qc_strbuf_init(&config, SIZE_MAX / 2);

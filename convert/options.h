@@ -178,6 +178,8 @@ typedef struct {
     int explain;         /* --to auto: say why */
     int requantize;      /* MXFP4 experts to the scheme of --to instead of passing through */
     int drop_mtp;        /* leave out multi-token prediction layers */
+    int of_pipeline; /* MODEL is a part of a diffusers pipeline: a finished OUT is left as it is,
+                        or refused if another conversion made it */
     qc_fit_options fit;
     qc_train_options train;
     const char *html;       /* plan, validate: --html FILE, or NULL */

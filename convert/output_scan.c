@@ -169,16 +169,19 @@ static qc_status check_index(scan *s, qc_error *err)
 {
     const qc_manifest *m = &s->result->manifest;
     size_t listed = 0;
-    while (listed < m->file_count && strcmp(m->files[listed].path, QC_INDEX_NAME) != 0)
+    const char *path = NULL, *name = NULL;
+    if (m->shard_count == 0)
+        return QC_OK;
+    QC_TRY(qc_layout_index_name(&name, s->result->arena, m->shards[0].name, err));
+    while (listed < m->file_count && strcmp(m->files[listed].path, name) != 0)
         listed++;
     if (listed == m->file_count) {
         if (m->shard_count > 1)
-            return problem(s, err, QC_INDEX_NAME, "several shards but no index");
+            return problem(s, err, name, "several shards but no index");
         return QC_OK;
     }
-    const char *path = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, QC_INDEX_NAME, err));
+    QC_TRY(qc_path_join(s->result->arena, &path, s->dir, name, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
         return QC_OK; /* said already */
@@ -186,10 +189,10 @@ static qc_status check_index(scan *s, qc_error *err)
     size_t entries = 0;
     qc_status st = count_entries(path, &entries, &why);
     if (st == QC_OK && entries != m->tensor_count)
-        return problem(s, err, QC_INDEX_NAME, "it lists %zu tensors, the manifest has %zu", entries,
+        return problem(s, err, name, "it lists %zu tensors, the manifest has %zu", entries,
                        m->tensor_count);
     if (st != QC_OK && st != QC_ERR_NOMEM && st != QC_ERR_IO)
-        return problem(s, err, QC_INDEX_NAME, "%s", why.msg);
+        return problem(s, err, name, "%s", why.msg);
     if (st != QC_OK && err)
         *err = why;
     return st;

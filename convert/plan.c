@@ -592,8 +592,8 @@ qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of, const char 
 
 qc_status qc_plan_lay_out(qc_plan *p, qc_error *err)
 {
-    QC_TRY(
-        qc_layout_make(&p->layout, p->arena, qc_plan_tensors(p), p->options->max_shard_bytes, err));
+    QC_TRY(qc_layout_make(&p->layout, p->arena, qc_plan_tensors(p), p->model->stem,
+                          p->options->max_shard_bytes, err));
     for (uint32_t i = 0; i < p->layout.count; i++)
         p->content_bytes += p->layout.shards[i].header_bytes + p->layout.shards[i].data_bytes;
     return QC_OK;

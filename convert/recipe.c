@@ -11,6 +11,7 @@
 
 #include "base/text.h"
 #include "convert/recipe_coded.h"
+#include "convert/recipe_diffusers.h"
 #include "convert/recipe_skip.h"
 #include "convert/recipe_stored.h"
 #include "convert/recipe_tables.h"
@@ -171,6 +172,8 @@ static qc_status classify(maker *m, qc_error *err)
         else if (m->coded.owners[i] != QC_NO_TENSOR)
             *c = (qc_tensor_class){QC_ROLE_STATE, QC_TRAIT_FIXED, "scale of a packed weight"};
     }
+    if (qc_diffusers_class(m->model))
+        qc_diffusers_correct(qc_diffusers_class(m->model), m->model, m->classes);
     m->tied = head_is_tied(m);
     for (uint32_t i = 0; i < m->count; i++) {
         if (m->tied && m->classes[i].role == QC_ROLE_HEAD &&
@@ -202,7 +205,7 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
     if (c->traits & QC_TRAIT_MAYBE)
         return NULL;
     if (c->traits & QC_TRAIT_FLOAT)
-        return "is a Linear that transformers holds in 32 bit";
+        return "is a Linear that its loader holds in 32 bit";
     switch (c->role) {
     case QC_ROLE_EMBEDDING:
         return "is an embedding table, which no loader reads quantized";
@@ -601,6 +604,29 @@ static qc_status list_decoded(maker *m, qc_error *err)
     return QC_OK;
 }
 
+/* diffusers cannot spare a module at the top without all that have its name for their last. */
+static qc_status check_namesakes(const maker *m, qc_error *err)
+{
+    uint32_t same[QC_NAMESAKES_MAX];
+    for (uint32_t i = 0; qc_diffusers_class(m->model) && i < m->count; i++) {
+        const char *name = m->model->tensors[i].name;
+        if (m->out->entries[i].scheme != QC_SCHEME_NF4 &&
+            m->out->entries[i].scheme != QC_SCHEME_INT8_ROWS)
+            continue;
+        size_t count = qc_diffusers_namesakes(m->model, name, same);
+        for (size_t k = 0; k < count; k++) {
+            if (m->out->entries[same[k]].scheme != QC_SCHEME_KEEP &&
+                m->out->entries[same[k]].scheme != QC_SCHEME_CAST)
+                continue;
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "diffusers cannot leave '%s' unquantized without '%s', which has the same last "
+                    "name: quantize both, or --keep both",
+                    m->model->tensors[same[k]].name, name);
+        }
+    }
+    return QC_OK;
+}
+
 /* Modules that transformers sees as a Linear, or may see as one, and that are not quantized. */
 static qc_status list_skipped(maker *m, qc_error *err)
 {
@@ -619,6 +645,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
              (m->classes[i].traits & (QC_TRAIT_MODULE | QC_TRAIT_MAYBE))))
             QC_TRY(qc_skip_add(&list, t->name, strlen(t->name) - strlen(".weight"), err));
     }
+    QC_TRY(check_namesakes(m, err));
     if (!head_quantized)
         QC_TRY(skip_hidden_heads(m, &list, err));
     qc_skip_finish(&list, &m->out->skip_modules, &m->out->skip_count);

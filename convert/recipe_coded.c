@@ -307,21 +307,40 @@ static int is_integer(qc_dtype t)
            t == QC_DTYPE_I32 || t == QC_DTYPE_U32 || t == QC_DTYPE_I64;
 }
 
-/* By quant_method, for tensors that no name gives away. */
+/* By quant_method, where config.json has one that is known. */
 static const char *tool_of_method(const char *method)
 {
     static const struct {
         const char *method, *tool;
     } tools[] = {
-        {"gptq", "GPTQ"},         {"awq", "AWQ"},
-        {"hqq", "HQQ"},           {"aqlm", "AQLM"},
-        {"exl2", "ExLlamaV2"},    {"exl3", "ExLlamaV3"},
-        {"quip", "QuIP#"},        {"spqr", "SpQR"},
-        {"vptq", "VPTQ"},         {"eetq", "EETQ"},
-        {"higgs", "HIGGS"},       {"quark", "Quark"},
-        {"quanto", "quanto"},     {"torchao", "torchao"},
-        {"modelopt", "ModelOpt"}, {"auto-round", "AutoRound"},
-        {"bitnet", "BitNet"},     {"compressed-tensors", "compressed-tensors"},
+        {"gptq", "GPTQ"},
+        {"awq", "AWQ"},
+        {"autoawq", "AWQ"},
+        {"hqq", "HQQ"},
+        {"aqlm", "AQLM"},
+        {"exl2", "ExLlamaV2"},
+        {"exl3", "ExLlamaV3"},
+        {"quip", "QuIP#"},
+        {"spqr", "SpQR"},
+        {"vptq", "VPTQ"},
+        {"eetq", "EETQ"},
+        {"higgs", "HIGGS"},
+        {"quark", "Quark"},
+        {"quanto", "quanto"},
+        {"torchao", "torchao"},
+        {"modelopt", "ModelOpt"},
+        {"auto-round", "AutoRound"},
+        {"intel/auto-round", "AutoRound"},
+        {"bitnet", "BitNet"},
+        {"fbgemm_fp8", "FBGEMM"},
+        {"fp_quant", "FP-Quant"},
+        {"sinq", "SINQ"},
+        {"fouroversix", "Four Over Six"},
+        {"metal", "MLX (Metal)"},
+        {"sdnq", "SDNQ"},
+        {"nunchaku_lite", "Nunchaku"},
+        {"gguf", "GGUF"},
+        {"compressed-tensors", "compressed-tensors"},
     };
     for (size_t i = 0; i < sizeof tools / sizeof *tools; i++) {
         if (strcmp(method, tools[i].method) == 0)
@@ -330,37 +349,60 @@ static const char *tool_of_method(const char *method)
     return NULL;
 }
 
-const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
+/* By the names of the tensors: what t is called, and what lies beside it. */
+static const char *tool_of_names(const qc_checkpoint *model, const qc_ckpt_tensor *t)
 {
     static const struct {
-        const char *tail, *tool;
+        const char *tail, *beside, *tool; /* beside: in place of the tail; NULL: nothing */
     } forms[] = {
-        {".weight_packed", "compressed-tensors"},
-        {".trellis", "ExLlamaV3"},
-        {".q_weight", "ExLlamaV2"},
-        {".W_q", "HQQ"},
-        {".Qidxs", "QuIP#"},
+        {"trellis", NULL, "ExLlamaV3"},
+        {"q_weight", NULL, "ExLlamaV2"},
+        {"W_q", NULL, "HQQ"},
+        {"Qidxs", NULL, "QuIP#"},
+        {"codes", "codebooks", "AQLM"},
+        {"indices", "centroids.weight", "VPTQ"},
+        {"dense_weights", NULL, "SpQR"},
+        {"weight._data", NULL, "quanto"},
+        {"_weight_qdata", NULL, "torchao"},
+        {"weight_qdata", NULL, "torchao"},
+        {"qweight", "g_idx", "GPTQ"},
+        {"qweight", NULL, "GPTQ or AWQ"},
+        {"weight_packed", NULL, "compressed-tensors"},
     };
-    const qc_ckpt_tensor *t = &model->tensors[i];
+    /* "weight" itself, of a dtype that its scales say more about. */
+    static const struct {
+        qc_dtype dtype;
+        const char *beside, *tool;
+    } weights[] = {
+        {QC_DTYPE_U8, "weight_scale_2", "ModelOpt (NVFP4)"},
+        {QC_DTYPE_U32, "biases", "MLX"},
+        {QC_DTYPE_I8, "weight_scales", "EETQ"},
+        {QC_DTYPE_I16, "tables2", "HIGGS"},
+        {QC_DTYPE_I8, "weight_scale", "compressed-tensors"},
+    };
     size_t len = strlen(t->name);
     for (size_t k = 0; k < sizeof forms / sizeof *forms; k++) {
-        if (qc_ends_with(t->name, forms[k].tail))
+        size_t tail = strlen(forms[k].tail);
+        if (len > tail && t->name[len - tail - 1] == '.' && qc_ends_with(t->name, forms[k].tail) &&
+            (!forms[k].beside || has_sibling(model, t->name, len - tail, forms[k].beside)))
             return forms[k].tool;
     }
-    if (qc_ends_with(t->name, ".codes") && has_sibling(model, t->name, len - 5, "codebooks"))
-        return "AQLM";
-    if (qc_ends_with(t->name, ".qweight")) {
-        if (has_sibling(model, t->name, len - 7, "g_idx"))
-            return "GPTQ";
-        return strcmp(method_of(model), "awq") == 0 ? "AWQ" : "GPTQ or AWQ";
+    for (size_t k = 0; k < sizeof weights / sizeof *weights; k++) {
+        if (t->dtype == weights[k].dtype && qc_ends_with(t->name, ".weight") &&
+            has_sibling(model, t->name, len - strlen("weight"), weights[k].beside))
+            return weights[k].tool;
     }
-    if (qc_ends_with(t->name, ".weight") && t->dtype == QC_DTYPE_U8 &&
-        has_sibling(model, t->name, len, "_scale_2"))
-        return "ModelOpt (NVFP4)";
-    if (qc_ends_with(t->name, ".weight") && t->dtype == QC_DTYPE_I8 &&
-        has_sibling(model, t->name, len, "_scale"))
-        return "compressed-tensors";
-    if (t->ndim >= 2 && is_integer(t->dtype))
-        return tool_of_method(method_of(model));
     return NULL;
+}
+
+/* Names are shared (qweight, weight_scale), and config.json may be of another time than the
+ * tensors: what is packed is told by names and dtypes, by whom by config.json, if it says so. */
+const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
+{
+    const qc_ckpt_tensor *t = &model->tensors[i];
+    const char *method = tool_of_method(method_of(model));
+    const char *names = tool_of_names(model, t);
+    if (names)
+        return method ? method : names;
+    return t->ndim >= 2 && is_integer(t->dtype) ? method : NULL;
 }

@@ -264,19 +264,21 @@ static qc_status write_index(qc_text_file *out, qc_index_row_fn row, void *ctx, 
     return qc_strbuf_adds(&out->text, "\n", err);
 }
 
-qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, qc_index_row_fn row, void *ctx,
-                         size_t count, uint64_t total_bytes, qc_error *err)
+qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shard,
+                         qc_index_row_fn row, void *ctx, size_t count, uint64_t total_bytes,
+                         qc_error *err)
 {
     qc_text_file out = QC_TEXT_FILE_NONE;
-    const char *path = NULL;
-    QC_TRY(qc_output_dir_stage(d, QC_INDEX_NAME, &path, err));
+    const char *path = NULL, *name = NULL;
+    QC_TRY(qc_layout_index_name(&name, d->arena, shard, err));
+    QC_TRY(qc_output_dir_stage(d, name, &path, err));
     qc_status st = qc_text_file_open(&out, path, err);
     if (st == QC_OK)
         st = write_index(&out, row, ctx, count, total_bytes, err);
     if (st == QC_OK)
         st = qc_text_file_finish(&out, err);
     if (st == QC_OK)
-        *f = (qc_manifest_file){QC_INDEX_NAME, out.bytes, qc_text_file_digest(&out)};
+        *f = (qc_manifest_file){name, out.bytes, qc_text_file_digest(&out)};
     qc_text_file_deinit(&out);
     return st;
 }
@@ -305,8 +307,8 @@ static qc_status stage_index(qc_output_dir *d, qc_manifest_file *f, const qc_pla
     rows.order = v;
     qc_strbuf_init(&rows.name, SIZE_MAX / 2);
     qc_out_tensors_by_name(qc_plan_tensors(plan), rows.order);
-    qc_status st =
-        qc_index_stage(d, f, index_row, &rows, plan->tensor_count, plan->tensor_bytes, err);
+    qc_status st = qc_index_stage(d, f, plan->layout.shards[0].name, index_row, &rows,
+                                  plan->tensor_count, plan->tensor_bytes, err);
     qc_strbuf_deinit(&rows.name);
     qc_free(v);
     return st;
@@ -342,7 +344,7 @@ qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena
     if (m->config)
         (*names)[n++] = QC_CONFIG_NAME;
     if (plan->layout.count > 1)
-        (*names)[n++] = QC_INDEX_NAME;
+        QC_TRY(qc_layout_index_name(&(*names)[n++], arena, plan->layout.shards[0].name, err));
     if (fit)
         (*names)[n++] = QC_DEVICE_MAP_NAME;
     qc_output_sort_names(*names, n);

@@ -8,7 +8,6 @@
 #include "convert/plan.h"
 #include "formats/manifest.h"
 
-#define QC_INDEX_NAME      "model.safetensors.index.json"
 #define QC_CONFIG_NAME     "config.json"
 #define QC_DEVICE_MAP_NAME "device_map.json"
 
@@ -28,10 +27,11 @@ typedef struct {
 } qc_index_entry;
 /* Fills *e with row i, in the order of names; what it points to lives until the next call. */
 typedef qc_status (*qc_index_row_fn)(void *ctx, size_t i, qc_index_entry *e, qc_error *err);
-/* Stage model.safetensors.index.json as Hugging Face writes it, row by row; f: what a manifest
- * lists of it. */
-QC_NODISCARD qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, qc_index_row_fn row,
-                                      void *ctx, size_t count, uint64_t total_bytes, qc_error *err);
+/* Stage the index that a shard of this name belongs to, as Hugging Face writes it, row by row; f:
+ * what a manifest lists of it. */
+QC_NODISCARD qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shard,
+                                      qc_index_row_fn row, void *ctx, size_t count,
+                                      uint64_t total_bytes, qc_error *err);
 /* Their names, sorted, in the arena; before any of them is made. */
 QC_NODISCARD qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
                                           const qc_plan *plan, const qc_fit *fit, qc_error *err);

@@ -79,6 +79,8 @@ qc_status qc_target_file_spares(const char *option, const char *path, const qc_c
         "special_tokens_map.json",
         "model.safetensors.index.json",
         "pytorch_model.bin.index.json",
+        "diffusion_pytorch_model.safetensors.index.json",
+        "diffusion_pytorch_model.bin.index.json",
         QC_MANIFEST_NAME,
     };
     if (!path)

@@ -247,8 +247,9 @@ static const char *last_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-/* index_arena: for the index, which nobody asks for after this. */
-static qc_status open_dir(qc_checkpoint *c, qc_arena *index_arena, qc_error *err)
+/* index_arena: for the index, which nobody asks for after this. chosen: its name, or NULL. */
+static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_arena,
+                          qc_error *err)
 {
     qc_ckpt_index index = {0};
     qc_tree_file *tree = NULL;
@@ -257,7 +258,7 @@ static qc_status open_dir(qc_checkpoint *c, qc_arena *index_arena, qc_error *err
     c->is_dir = 1;
     QC_TRY(qc_dir_tree(&c->arena, c->path, TREE_MAX_FILES, &tree, &tree_count, err));
     QC_TRY(qc_ckpt_add_saved(c, &tree, &tree_count, err));
-    QC_TRY(qc_ckpt_locate(c, tree, tree_count, index_arena, &index, &has_index, err));
+    QC_TRY(qc_ckpt_locate(c, tree, tree_count, chosen, index_arena, &index, &has_index, err));
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
     if (has_index)
@@ -292,29 +293,52 @@ static qc_status open_single(qc_checkpoint *c, int exists, qc_error *err)
     c->file_count = 1;
     QC_TRY(open_files(c, err));
     QC_TRY(merge_tensors(c, err));
+    QC_TRY(qc_ckpt_config_beside(c, err));
     uint64_t shared_bytes = 0;
     return qc_ckpt_drop_tied(c, &shared_bytes, err);
+}
+
+qc_status qc_ckpt_folder_of_index(const char **folder, qc_arena *arena, const char *path,
+                                  qc_error *err)
+{
+    const char *name = last_name(path);
+    qc_path_kind kind = QC_PATH_MISSING;
+    qc_ckpt_name n;
+    *folder = path;
+    QC_TRY(qc_path_stat(path, &kind, NULL, err));
+    if (kind != QC_PATH_FILE || !qc_ckpt_name_read(&n, name) || !n.index)
+        return QC_OK;
+    size_t len = (size_t)(name - path);
+    while (len > 1 && path[len - 1] == '/')
+        len--;
+    return qc_arena_strndup(arena, folder, len ? path : ".", len ? len : 1, err);
 }
 
 static qc_status open_any(qc_checkpoint *c, const char *path, qc_error *err)
 {
     qc_path_kind kind = QC_PATH_MISSING;
     uint64_t bytes = 0;
-    QC_TRY(qc_arena_strndup(&c->arena, &c->path, path, strlen(path), err));
     QC_TRY(qc_path_stat(path, &kind, &bytes, err));
     if (kind == QC_PATH_MISSING && !qc_ckpt_saved(c, last_name(path)))
         QC_FAIL(err, QC_ERR_INPUT, "%s does not exist", path);
     if (kind == QC_PATH_OTHER)
         QC_FAIL(err, QC_ERR_INPUT, "%s is neither a directory nor a regular file", path);
-    if (kind == QC_PATH_DIR) {
+    QC_TRY(qc_ckpt_folder_of_index(&c->path, &c->arena, path, err));
+    const char *chosen = NULL;
+    if (c->path == path)
+        QC_TRY(qc_arena_strndup(&c->arena, &c->path, path, strlen(path), err));
+    else
+        QC_TRY(qc_arena_strndup(&c->arena, &chosen, last_name(path), strlen(last_name(path)), err));
+    if (kind == QC_PATH_DIR || chosen) {
         qc_arena index_arena;
         qc_arena_init(&index_arena);
-        qc_status st = open_dir(c, &index_arena, err);
+        qc_status st = open_dir(c, chosen, &index_arena, err);
         qc_arena_deinit(&index_arena);
         QC_TRY(st);
     } else {
         QC_TRY(open_single(c, kind == QC_PATH_FILE, err));
     }
+    qc_ckpt_judge_kind(c);
     QC_TRY(merge_meta(c, err));
     for (size_t i = 0; i < c->file_count; i++)
         qc_st_header_forget(&c->files[i].st.header);

@@ -1,7 +1,9 @@
 /* A checkpoint as Hugging Face lays it out: a directory with model.safetensors.index.json and
  * shards, or model.safetensors, or one .safetensors file by itself; each may be a qconv output
  * with ".safetensors.zst" shards. Where there are no safetensors, pytorch_model.bin or
- * pytorch_model.bin.index.json and its shards; also one file of torch.save by itself.
+ * pytorch_model.bin.index.json and its shards; also one file of torch.save by itself. diffusers
+ * calls all of these diffusion_pytorch_model.*. An index given by its path stands for its directory
+ * and says which of several variants ("fp16") is meant.
  *
  * The index decides, never the names of the shards. original/, metal/, consolidated.* and
  * pytorch_model*.bin beside safetensors are not read. Everything wrong is found here, before any
@@ -46,8 +48,10 @@ typedef struct {
 
 typedef struct {
     qc_arena arena;
-    const char *path; /* as given */
+    const char *path; /* as given; the directory of an index that was given */
     int is_dir;
+    const char *stem; /* of the names its loader looks for: "model", "diffusion_pytorch_model" */
+    int is_adapter;   /* what would be added to a model, by the names of files or tensors */
     qc_ckpt_file *files;
     size_t file_count;
     qc_ckpt_tensor *tensors; /* sorted bytewise by name */
@@ -82,6 +86,8 @@ QC_NODISCARD qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const ch
                                                    const qc_ckpt_tensor *tensors, size_t count,
                                                    qc_error *err);
 void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
+/* QC_ERR_INPUT, and what to do instead, where the weights are an adapter's. */
+QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);
 /* By exact name; NULL if there is none. */
 const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);
 /* len bytes of tensor t at offset within it. */

@@ -1,10 +1,12 @@
-/* Which files hold the weights, and what the index says about them.
+/* Which files hold the weights, and what the index says about them. STEM is transformers' "model",
+ * then diffusers' "diffusion_pytorch_model":
  *
- *   model.safetensors.index.json        the index decides; shard names are never interpreted
- *   else model.safetensors[.zst]
- *   else exactly one *.safetensors[.zst] in the directory itself
- *   else pytorch_model.bin.index.json, as the other index
- *   else pytorch_model.bin
+ *   STEM.safetensors.index.json        the index decides; shard names are never interpreted
+ *   else STEM.safetensors[.zst]
+ *   else exactly one *.safetensors[.zst] or STEM.safetensors.index.VARIANT.json in the directory
+ *   else pytorch_model.bin.index.json, as the other index, or diffusers' name for it
+ *   else pytorch_model.bin, or diffusers' name for it
+ *   else an adapter's *.safetensors
  *   else refused, with what was found instead
  *
  * An index names files as they are uncompressed: where "x.safetensors" is missing, the file
@@ -12,6 +14,7 @@
 #include "formats/checkpoint_parts.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -284,65 +287,171 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
             "%s: neither a .safetensors nor a PyTorch .bin file in this directory", c->path);
 }
 
-static qc_status locate_by_name(qc_checkpoint *c, const qc_tree_file *tree, size_t count,
-                                qc_error *err)
+/* "x" or its "x.zst", which are one file: the length of the name without ".zst". */
+static size_t plain_length(const char *name)
 {
-    qc_ckpt_names found = {0};
-    const char *single = NULL; /* without .zst */
-    if (in_tree(tree, count, SINGLE_NAME) || in_tree(tree, count, SINGLE_NAME ".zst")) {
-        single = SINGLE_NAME;
-    } else {
-        for (size_t i = 0; i < count; i++) {
-            const char *path = tree[i].path;
-            int packed = qc_ends_with(path, ST_ZST_SUFFIX);
-            if (strchr(path, '/') || path[0] == '.' || (!packed && !qc_ends_with(path, ST_SUFFIX)))
-                continue;
-            size_t len = strlen(path) - (packed ? strlen(".zst") : 0);
-            /* x.safetensors and x.safetensors.zst are neighbours and one file. */
-            if (single && strlen(single) == len && strncmp(single, path, len) == 0)
-                continue;
-            QC_TRY(qc_arena_strndup(&c->arena, &single, path, len, err));
-            qc_ckpt_names_add(&found, single);
-        }
-        if (found.count == 0 && !in_tree(tree, count, QC_CKPT_TORCH_NAME))
-            return fail_without_weights(c, tree, count, err);
-        if (found.count == 0)
-            single = QC_CKPT_TORCH_NAME;
-        if (found.count > 1)
-            QC_FAIL(err, QC_ERR_INPUT,
-                    "%s: %zu .safetensors files, but no %s that says what belongs together: %s",
-                    c->path, found.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&found));
-    }
-    QC_TRY(alloc_files(c, 1, err));
-    QC_TRY(find_file(c, c->files, single, err));
-    if (!c->files->path)
-        QC_FAIL(err, QC_ERR_IO, "%s: '%.*s' disappeared while it was opened", c->path,
-                NAME_SHOWN_BYTES, single);
-    return QC_OK;
+    return strlen(name) - (qc_ends_with(name, ".zst") ? strlen(".zst") : 0);
 }
 
-/* Is a .safetensors file in the directory itself? */
-static int has_safetensors(const qc_tree_file *tree, size_t count)
+static int is_safetensors(const char *path)
 {
+    return !strchr(path, '/') && path[0] != '.' &&
+           (qc_ends_with(path, ST_SUFFIX) || qc_ends_with(path, ST_ZST_SUFFIX));
+}
+
+/* Is there an index of this variant's shards in the tree? */
+static int has_index_of(const qc_tree_file *tree, size_t count, const qc_ckpt_name *shard)
+{
+    qc_ckpt_name n;
     for (size_t i = 0; i < count; i++) {
-        const char *path = tree[i].path;
-        if (!strchr(path, '/') && path[0] != '.' &&
-            (qc_ends_with(path, ST_SUFFIX) || qc_ends_with(path, ST_ZST_SUFFIX)))
+        if (qc_ckpt_name_read(&n, tree[i].path) && n.index && n.variant_len == shard->variant_len &&
+            n.torch == shard->torch && strncmp(n.variant, shard->variant, n.variant_len) == 0)
             return 1;
     }
     return 0;
 }
 
-qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
-                         qc_arena *index_arena, qc_ckpt_index *index, int *has_index, qc_error *err)
+typedef struct {
+    const char *name; /* the one that decides, without .zst; NULL: none */
+    int is_index;
+    qc_ckpt_names found; /* all that could */
+    size_t variants;     /* of them */
+} candidates;
+
+/* Files or indexes that could be the model, where none has the name that says so. */
+static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tree_file *tree,
+                                 size_t count, int torch, qc_error *err)
 {
+    memset(out, 0, sizeof *out);
+    for (size_t i = 0; i < count; i++) {
+        const char *path = tree[i].path;
+        size_t len = plain_length(path);
+        qc_ckpt_name n;
+        int known = qc_ckpt_name_read(&n, path);
+        int variant = known && n.variant && n.torch == torch;
+        if (qc_ckpt_name_is_adapter(path) || (n.index && !variant))
+            continue;
+        if (torch ? !variant : !n.index && !is_safetensors(path))
+            continue;
+        if (variant && n.shard && has_index_of(tree, count, &n))
+            continue;
+        /* x.safetensors and x.safetensors.zst are neighbours and one file. */
+        if (out->name && strlen(out->name) == len && strncmp(out->name, path, len) == 0)
+            continue;
+        QC_TRY(qc_arena_strndup(&c->arena, &out->name, path, len, err));
+        qc_ckpt_names_add(&out->found, out->name);
+        out->variants += variant != 0;
+        out->is_index = n.index;
+    }
+    if (out->found.count > 1 && out->variants == out->found.count)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: %zu variants of the weights, and none that is the full one: %s; give one of "
+                "them as MODEL",
+                c->path, out->found.count, qc_ckpt_names_text(&out->found));
+    if (out->found.count > 1)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "%s: %zu .safetensors files, but no %s that says what belongs together: %s",
+                c->path, out->found.count, QC_CKPT_INDEX_NAME, qc_ckpt_names_text(&out->found));
+    return QC_OK;
+}
+
+static qc_status use_file(qc_checkpoint *c, const char *name, qc_error *err)
+{
+    QC_TRY(alloc_files(c, 1, err));
+    QC_TRY(find_file(c, c->files, name, err));
+    if (!c->files->path)
+        QC_FAIL(err, QC_ERR_IO, "%s: '%.*s' disappeared while it was opened", c->path,
+                NAME_SHOWN_BYTES, name);
+    return QC_OK;
+}
+
+/* The first of names that is in the tree, .safetensors also as .zst; or NULL. */
+static const char *first_of(const char *const *names, size_t n, const qc_tree_file *tree,
+                            size_t count)
+{
+    for (size_t i = 0; i < n; i++) {
+        char packed[64];
+        (void)snprintf(packed, sizeof packed, "%s.zst", names[i]);
+        if (in_tree(tree, count, names[i]) ||
+            (qc_ends_with(names[i], ST_SUFFIX) && in_tree(tree, count, packed)))
+            return names[i];
+    }
+    return NULL;
+}
+
+/* A folder of several models, of which none is the whole. */
+static qc_status refuse_pipeline(const qc_checkpoint *c, const qc_tree_file *tree, size_t count,
+                                 qc_error *err)
+{
+    qc_ckpt_names parts = {0};
+    char last[NAME_SHOWN_BYTES] = "";
+    for (size_t i = 0; i < count; i++) {
+        const char *slash = strchr(tree[i].path, '/');
+        size_t len = slash ? (size_t)(slash - tree[i].path) : 0;
+        qc_ckpt_name n;
+        if (len == 0 || len >= sizeof last || !qc_ckpt_name_read(&n, slash + 1) ||
+            (strlen(last) == len && strncmp(last, tree[i].path, len) == 0))
+            continue;
+        memcpy(last, tree[i].path, len);
+        last[len] = '\0';
+        qc_ckpt_names_add(&parts, last);
+    }
+    QC_FAIL(err, QC_ERR_INPUT,
+            "%s is a diffusers pipeline (%s), not one model: give one of its parts instead, each a "
+            "folder in it: %s",
+            c->path, QC_CKPT_PIPELINE_NAME, parts.count ? qc_ckpt_names_text(&parts) : "none");
+}
+
+qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t count,
+                         const char *chosen, qc_arena *index_arena, qc_ckpt_index *index,
+                         int *has_index, qc_error *err)
+{
+    static const char *const indexes[] = {QC_CKPT_INDEX_NAME,
+                                          QC_CKPT_DIFFUSERS_STEM ".safetensors.index.json"};
+    static const char *const singles[] = {SINGLE_NAME, QC_CKPT_DIFFUSERS_STEM ST_SUFFIX};
+    static const char *const torch_indexes[] = {QC_CKPT_TORCH_INDEX_NAME,
+                                                QC_CKPT_DIFFUSERS_STEM ".bin.index.json"};
+    static const char *const torch_singles[] = {QC_CKPT_TORCH_NAME,
+                                                QC_CKPT_DIFFUSERS_STEM TORCH_SUFFIX};
+    const char *name = chosen;
+    candidates found;
+    if (in_tree(tree, count, QC_CKPT_PIPELINE_NAME) && !in_tree(tree, count, "config.json"))
+        return refuse_pipeline(c, tree, count, err);
     *has_index = 1;
-    if (in_tree(tree, tree_count, QC_CKPT_INDEX_NAME))
-        return locate_by_index(c, index_arena, index, QC_CKPT_INDEX_NAME, ST_SUFFIX, err);
-    if (!has_safetensors(tree, tree_count) && in_tree(tree, tree_count, QC_CKPT_TORCH_INDEX_NAME))
-        return locate_by_index(c, index_arena, index, QC_CKPT_TORCH_INDEX_NAME, TORCH_SUFFIX, err);
+    if (!name)
+        name = first_of(indexes, 2, tree, count);
+    if (name)
+        return locate_by_index(c, index_arena, index, name,
+                               strstr(name, ".bin.index.") ? TORCH_SUFFIX : ST_SUFFIX, err);
     *has_index = 0;
-    return locate_by_name(c, tree, tree_count, err);
+    name = first_of(singles, 2, tree, count);
+    if (name)
+        return use_file(c, name, err);
+    QC_TRY(find_candidates(&found, c, tree, count, 0, err));
+    *has_index = found.is_index;
+    if (found.name)
+        return found.is_index ? locate_by_index(c, index_arena, index, found.name, ST_SUFFIX, err)
+                              : use_file(c, found.name, err);
+    *has_index = 1;
+    name = first_of(torch_indexes, 2, tree, count);
+    if (name)
+        return locate_by_index(c, index_arena, index, name, TORCH_SUFFIX, err);
+    *has_index = 0;
+    name = first_of(torch_singles, 2, tree, count);
+    if (name)
+        return use_file(c, name, err);
+    QC_TRY(find_candidates(&found, c, tree, count, 1, err));
+    *has_index = found.is_index;
+    if (found.name)
+        return found.is_index
+                   ? locate_by_index(c, index_arena, index, found.name, TORCH_SUFFIX, err)
+                   : use_file(c, found.name, err);
+    for (size_t i = 0; i < count;
+         i++) { /* that it is one is known by its name, and refused later */
+        if (!strchr(tree[i].path, '/') && qc_ckpt_name_is_adapter(tree[i].path))
+            return use_file(c, tree[i].path, err);
+    }
+    return fail_without_weights(c, tree, count, err);
 }
 
 /* ---- index against files ---- */

@@ -8,15 +8,38 @@
 #define QC_CKPT_INDEX_NAME       "model.safetensors.index.json"
 #define QC_CKPT_TORCH_INDEX_NAME "pytorch_model.bin.index.json"
 #define QC_CKPT_TORCH_NAME       "pytorch_model.bin"
+#define QC_CKPT_STEM             "model"                   /* of transformers' file names */
+#define QC_CKPT_DIFFUSERS_STEM   "diffusion_pytorch_model" /* of diffusers' */
+#define QC_CKPT_PIPELINE_NAME    "model_index.json"        /* of a folder of diffusers' models */
+
+/* ---- names of weight files (checkpoint_names.c) ---- */
+
+/* "model.fp16.safetensors", "diffusion_pytorch_model-00001-of-00003.safetensors.zst",
+ * "model.safetensors.index.fp16.json", "pytorch_model.bin", ... */
+typedef struct {
+    const char *variant; /* "fp16", within the name; NULL: none */
+    size_t variant_len;
+    int shard; /* one of several files */
+    int index;
+    int torch; /* .bin, or the index of such */
+} qc_ckpt_name;
+/* Is this a name under which transformers or diffusers look for weights or their index? */
+int qc_ckpt_name_read(qc_ckpt_name *out, const char *name);
+/* *folder: where path leads to a file with the name of an index, the folder that it lies in; else
+ * path. */
+QC_NODISCARD qc_status qc_ckpt_folder_of_index(const char **folder, qc_arena *arena,
+                                               const char *path, qc_error *err);
+/* Is it one under which peft and diffusers save adapters? In any folder. */
+int qc_ckpt_name_is_adapter(const char *path);
 
 typedef struct {
     const char *name; /* of a tensor */
     uint32_t file;    /* index into the files of the index */
 } qc_ckpt_entry;
 
-/* model.safetensors.index.json or pytorch_model.bin.index.json */
+/* model.safetensors.index.json, pytorch_model.bin.index.json or another index */
 typedef struct {
-    const char *file_name; /* which of the two */
+    const char *file_name; /* its own */
     const char **files;    /* sorted bytewise, each once */
     size_t file_count;
     qc_ckpt_entry *entries; /* sorted bytewise by name, each once; at least one */
@@ -32,10 +55,10 @@ QC_NODISCARD qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, 
 
 /* Which files of a directory hold the weights. Sets c->files (name, path; not opened yet) and
  * c->file_count; reads the index where there is one (has_index), to index_arena. tree: all files of
- * the directory. */
+ * the directory. chosen: the index that the user has named, or NULL. */
 QC_NODISCARD qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
-                                      qc_arena *index_arena, qc_ckpt_index *index, int *has_index,
-                                      qc_error *err);
+                                      const char *chosen, qc_arena *index_arena,
+                                      qc_ckpt_index *index, int *has_index, qc_error *err);
 
 /* ---- saved headers of deleted files (checkpoint_saved.c) ---- */
 
@@ -60,6 +83,12 @@ QC_NODISCARD qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *t
                                          size_t tree_count, qc_error *err);
 /* c->config_text and c->config, where config.json is among c->side. */
 QC_NODISCARD qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err);
+/* The same of a file by itself: the config.json beside it is the file's own where a loader would
+ * look for the two together, and where the file is the only one of its folder. A warning says what
+ * was taken and what was not. */
+QC_NODISCARD qc_status qc_ckpt_config_beside(qc_checkpoint *c, qc_error *err);
+/* c->stem and c->is_adapter, from config, files and tensors. */
+void qc_ckpt_judge_kind(qc_checkpoint *c);
 
 /* ---- PyTorch files (checkpoint_torch.c) ---- */
 

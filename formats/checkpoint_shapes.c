@@ -78,6 +78,7 @@ qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
         qc_checkpoint_close(c);
         return st;
     }
+    qc_ckpt_judge_kind(c);
     *out = c;
     return QC_OK;
 }

@@ -3,6 +3,7 @@
 #include "formats/checkpoint_parts.h"
 #include "formats/path_link.h"
 
+#include <dirent.h>
 #include <string.h>
 
 #define CONFIG_NAME      "config.json"
@@ -21,6 +22,7 @@ static const name_pattern left_out[] = {
     {"", ".safetensors.index.json"},
     {"", ".bin.index.json"},
     {"pytorch_model", ".bin"},
+    {QC_CKPT_DIFFUSERS_STEM, ".bin"},
     {"consolidated.", ""},
     {"", ".pth"},
     {"", ".pt"},
@@ -59,10 +61,15 @@ static int in_twin_folder(const char *path)
     return 0;
 }
 
-static int matches(const name_pattern *list, size_t count, const char *path)
+static const char *last_name(const char *path)
 {
     const char *slash = strrchr(path, '/');
-    const char *name = slash ? slash + 1 : path;
+    return slash ? slash + 1 : path;
+}
+
+static int matches(const name_pattern *list, size_t count, const char *path)
+{
+    const char *name = last_name(path);
     for (size_t i = 0; i < count; i++) {
         if (has_prefix(name, list[i].prefix) && qc_ends_with(name, list[i].suffix))
             return 1;
@@ -77,7 +84,12 @@ static int is_pickle(const char *path)
 
 static int is_side_file(const char *path)
 {
+    qc_ckpt_name n;
     if (in_twin_folder(path))
+        return 0;
+    if (qc_ckpt_name_is_adapter(path))
+        return 1; /* beside a model; by itself it is read */
+    if (qc_ckpt_name_read(&n, last_name(path)) && n.index)
         return 0;
     for (size_t i = 0; i < sizeof own_files / sizeof *own_files; i++) {
         if (strcmp(path, own_files[i]) == 0)
@@ -98,11 +110,20 @@ static int is_read(const qc_checkpoint *c, const char *path)
     return 0;
 }
 
+/* Is it the same weights again, in another variant than the one that is read? */
+static int is_variant(const char *path)
+{
+    qc_ckpt_name n;
+    return qc_ckpt_name_read(&n, path) && n.variant && !n.index && !n.torch;
+}
+
 qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
                             qc_error *err)
 {
     void *p = NULL;
     qc_ckpt_names unread = {0};
+    qc_ckpt_names variants = {0};
+    qc_ckpt_names adapters = {0};
     qc_ckpt_names left = {0};
     qc_ckpt_names odd = {0};
     QC_TRY(qc_arena_alloc(&c->arena, &p, tree_count, sizeof *c->side, err));
@@ -111,8 +132,12 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
         const char *path = tree[i].path;
         if (is_side_file(path) && !is_read(c, path) && !qc_text_is_utf8(path))
             qc_ckpt_names_add(&odd, path); /* JSON has no way to name it */
-        else if (is_side_file(path) && !is_read(c, path))
+        else if (is_side_file(path) && !is_read(c, path)) {
             c->side[c->side_count++] = tree[i];
+            if (qc_ckpt_name_is_adapter(path))
+                qc_ckpt_names_add(&adapters, path);
+        } else if (is_variant(path) && !is_read(c, path))
+            qc_ckpt_names_add(&variants, path);
         else if ((qc_ends_with(path, ".safetensors") || qc_ends_with(path, ".safetensors.zst")) &&
                  !in_twin_folder(path) && !is_read(c, path))
             qc_ckpt_names_add(&unread, path);
@@ -131,24 +156,28 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
     if (left.count)
         QC_TRY(qc_ckpt_warn(c, err, "%zu Python pickles are not copied: %s", left.count,
                             qc_ckpt_names_text(&left)));
+    if (variants.count)
+        QC_TRY(qc_ckpt_warn(c, err,
+                            "'%.*s' is read, and the other variants of the weights are left out: "
+                            "%s; to have one of those, give it or its index as MODEL",
+                            NAME_SHOWN_BYTES, c->files[0].name, qc_ckpt_names_text(&variants)));
+    if (adapters.count && !qc_ckpt_name_is_adapter(c->files[0].name))
+        QC_TRY(qc_ckpt_warn(c, err, "an adapter lies beside the model, and is copied as it is: %s",
+                            qc_ckpt_names_text(&adapters)));
     if (unread.count)
         return qc_ckpt_warn(c, err, "%zu .safetensors files are not part of the model: %s",
                             unread.count, qc_ckpt_names_text(&unread));
     return QC_OK;
 }
 
-qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err)
+/* config.json of `folder`, which is there. */
+static qc_status read_config(qc_checkpoint *c, const char *folder, qc_error *err)
 {
     const char *path = NULL;
     qc_strbuf text;
     qc_status st = QC_OK;
-    int found = 0;
-    for (size_t i = 0; i < c->side_count && !found; i++)
-        found = strcmp(c->side[i].path, CONFIG_NAME) == 0;
-    if (!found)
-        return QC_OK;
     qc_strbuf_init(&text, CONFIG_MAX_BYTES);
-    QC_TRY(qc_path_join(&c->arena, &path, c->path, CONFIG_NAME, err));
+    QC_TRY(qc_path_join(&c->arena, &path, folder, CONFIG_NAME, err));
     QC_TRY_GOTO(st, fail, qc_file_slurp(path, &text, err));
     st = qc_json_parse(&c->config, text.data ? text.data : "", text.len, QC_JSON_PYTHON, err);
     if (st == QC_OK && qc_json_kind_of(qc_json_root(c->config)) != QC_JSON_OBJECT)
@@ -165,4 +194,104 @@ qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err)
 fail:
     qc_strbuf_deinit(&text);
     return st;
+}
+
+qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err)
+{
+    for (size_t i = 0; i < c->side_count; i++) {
+        if (strcmp(c->side[i].path, CONFIG_NAME) == 0)
+            return read_config(c, c->path, err);
+    }
+    return QC_OK;
+}
+
+typedef struct {
+    int config;     /* config.json is there */
+    size_t weights; /* other .safetensors files */
+    size_t other;   /* what is copied where the folder is converted */
+} beside;
+
+static void look_beside(beside *out, const char *folder, const char *own)
+{
+    DIR *dir = opendir(folder);
+    const struct dirent *e;
+    memset(out, 0, sizeof *out);
+    if (!dir) /* the file could be opened; its folder need not be one that may be listed */
+        return;
+    while ((e = readdir(dir))) {
+        const char *name = e->d_name;
+        if (strcmp(name, CONFIG_NAME) == 0)
+            out->config = 1;
+        else if (qc_ends_with(name, ".safetensors") || qc_ends_with(name, ".safetensors.zst"))
+            out->weights += (size_t)(strcmp(name, own) != 0 && !qc_ckpt_name_is_adapter(name));
+        else
+            out->other += (size_t)is_side_file(name);
+    }
+    closedir(dir);
+}
+
+qc_status qc_ckpt_config_beside(qc_checkpoint *c, qc_error *err)
+{
+    const char *name = last_name(c->path);
+    const char *folder = ".";
+    qc_ckpt_name n;
+    beside found;
+    size_t len = (size_t)(name - c->path);
+    if (len)
+        QC_TRY(qc_arena_strndup(&c->arena, &folder, c->path, len, err));
+    look_beside(&found, folder, name);
+    if (!found.config || qc_ckpt_name_is_adapter(name))
+        return QC_OK;
+    int known = qc_ckpt_name_read(&n, name) && !n.shard;
+    if (!known && found.weights > 0)
+        return qc_ckpt_warn(c, err,
+                            "'%s' beside '%.*s' is not taken, for the file is one of several there "
+                            "or has a name of its own; to convert the model, give the folder",
+                            CONFIG_NAME, NAME_SHOWN_BYTES, name);
+    QC_TRY(read_config(c, folder, err));
+    return qc_ckpt_warn(c, err, "'%s' beside '%.*s' is taken as its own%s", CONFIG_NAME,
+                        NAME_SHOWN_BYTES, name,
+                        found.other ? ", other files of the folder are not; give the folder to "
+                                      "have them, too"
+                                    : "");
+}
+
+/* ---- what kind of model ---- */
+
+static int is_diffusers(const qc_checkpoint *c)
+{
+    static const char tail[] = QC_CKPT_DIFFUSERS_STEM;
+    if (c->config) {
+        const qc_json_node *root = qc_json_root(c->config);
+        return qc_json_get(root, "_class_name") && !qc_json_get(root, "model_type");
+    }
+    return c->file_count > 0 && strncmp(last_name(c->files[0].name), tail, sizeof tail - 1) == 0;
+}
+
+/* Names as peft and diffusers give them: "...lora_A.weight", "...lora.up.weight", "...alpha". */
+static int is_of_adapter(const char *name)
+{
+    return strstr(name, ".lora") || strncmp(name, "lora", 4) == 0 || strstr(name, ".hada_") ||
+           strstr(name, "dora_scale") || qc_ends_with(name, ".alpha");
+}
+
+void qc_ckpt_judge_kind(qc_checkpoint *c)
+{
+    size_t of_adapter = 0;
+    c->stem = is_diffusers(c) ? QC_CKPT_DIFFUSERS_STEM : QC_CKPT_STEM;
+    for (size_t i = 0; i < c->tensor_count; i++)
+        of_adapter += (size_t)is_of_adapter(c->tensors[i].name);
+    c->is_adapter = c->file_count > 0 && (qc_ckpt_name_is_adapter(c->files[0].name) ||
+                                          (of_adapter > 0 && of_adapter == c->tensor_count));
+}
+
+qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err)
+{
+    if (!c->is_adapter)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT,
+            "%s is an adapter (LoRA or the like), not a model: merge it into its base model and "
+            "give that (peft: merge_and_unload), or convert the base model and load the adapter on "
+            "the result",
+            c->path);
 }

@@ -319,13 +319,19 @@ qc_status qc_layout_header(qc_strbuf *out, const qc_layout *layout, uint32_t sha
     return st;
 }
 
-static qc_status name_shard(qc_shard *s, qc_arena *arena, uint32_t index, uint32_t count,
-                            qc_error *err)
+static qc_status name_shard(qc_shard *s, qc_arena *arena, const char *stem, uint32_t index,
+                            uint32_t count, qc_error *err)
 {
     if (count == 1)
-        return qc_arena_printf(arena, &s->name, err, "model.safetensors");
-    return qc_arena_printf(arena, &s->name, err, "model-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
-                           index + 1, count);
+        return qc_arena_printf(arena, &s->name, err, "%s.safetensors", stem);
+    return qc_arena_printf(arena, &s->name, err, "%s-%05" PRIu32 "-of-%05" PRIu32 ".safetensors",
+                           stem, index + 1, count);
+}
+
+qc_status qc_layout_index_name(const char **out, qc_arena *arena, const char *shard, qc_error *err)
+{
+    return qc_arena_printf(arena, out, err, "%.*s.safetensors.index.json",
+                           (int)strcspn(shard, ".-"), shard);
 }
 
 /* Shards with their tensors, from the numbers that fill left in `begins`. */
@@ -344,8 +350,8 @@ static void cut(qc_layout *l, qc_out_tensors tensors, uint32_t *order)
     }
 }
 
-static qc_status lay_out(qc_layout *out, qc_arena *arena, qc_out_tensors tensors, qc_strbuf *name,
-                         uint64_t max_shard_bytes, qc_error *err)
+static qc_status lay_out(qc_layout *out, qc_arena *arena, qc_out_tensors tensors, const char *stem,
+                         qc_strbuf *name, uint64_t max_shard_bytes, qc_error *err)
 {
     void *v = NULL;
     uint32_t most = 0;
@@ -366,19 +372,19 @@ static qc_status lay_out(qc_layout *out, qc_arena *arena, qc_out_tensors tensors
         st = place(&out->shards[i], tensors, items, out->begins, err);
     qc_free(items);
     for (uint32_t i = 0; st == QC_OK && i < out->count; i++) {
-        QC_TRY(name_shard(&out->shards[i], arena, i, out->count, err));
+        QC_TRY(name_shard(&out->shards[i], arena, stem, i, out->count, err));
         QC_TRY(count_header(out, &out->shards[i], tensors, name, err));
     }
     return st;
 }
 
-qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensors tensors,
+qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensors tensors, const char *stem,
                          uint64_t max_shard_bytes, qc_error *err)
 {
     qc_strbuf name;
     qc_strbuf_init(&name, SIZE_MAX / 2);
     memset(out, 0, sizeof *out);
-    qc_status st = lay_out(out, arena, tensors, &name, max_shard_bytes, err);
+    qc_status st = lay_out(out, arena, tensors, stem, &name, max_shard_bytes, err);
     qc_strbuf_deinit(&name);
     return st;
 }

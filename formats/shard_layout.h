@@ -33,7 +33,7 @@ typedef struct {
 } qc_out_tensors;
 
 typedef struct {
-    const char *name;      /* "model-00001-of-00004.safetensors" or "model.safetensors" */
+    const char *name;      /* "STEM-00001-of-00004.safetensors" or "STEM.safetensors" */
     uint64_t header_bytes; /* 8 + N */
     uint64_t data_bytes;
     uint32_t *order; /* indices of its tensors, in file order */
@@ -56,9 +56,13 @@ uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes);
 /* Fill shards greedily in the order given (whole groups; a group larger than the limit gets a shard
  * of its own; a shard ends where the device changes, full or not); sort each shard as the reference
  * writer does; set offsets; count the headers' bytes. QC_ERR_INTERNAL for devices out of order.
- * max_shard_bytes counts tensor bytes, as Hugging Face does. */
+ * stem: what the names of the shards begin with. max_shard_bytes counts tensor bytes, as Hugging
+ * Face does. */
 QC_NODISCARD qc_status qc_layout_make(qc_layout *out, qc_arena *arena, qc_out_tensors tensors,
-                                      uint64_t max_shard_bytes, qc_error *err);
+                                      const char *stem, uint64_t max_shard_bytes, qc_error *err);
+/* The name of the index that belongs to a shard of this name: "STEM.safetensors.index.json". */
+QC_NODISCARD qc_status qc_layout_index_name(const char **out, qc_arena *arena, const char *shard,
+                                            qc_error *err);
 /* Tensor i of those given to qc_layout_make, with its place. */
 qc_out_tensor qc_layout_place(const qc_layout *layout, qc_out_tensors tensors, uint32_t i);
 /* Its name to *out, from the beginning of it. */

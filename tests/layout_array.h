@@ -18,7 +18,7 @@ static qc_out_tensors array_tensors(const qc_out_tensor *t, uint32_t count)
 static qc_status layout_array(qc_layout *l, qc_arena *a, qc_out_tensor *t, uint32_t count,
                               uint64_t limit, qc_error *err)
 {
-    qc_status st = qc_layout_make(l, a, array_tensors(t, count), limit, err);
+    qc_status st = qc_layout_make(l, a, array_tensors(t, count), "model", limit, err);
     for (uint32_t i = 0; st == QC_OK && i < count; i++)
         t[i] = qc_layout_place(l, array_tensors(t, count), i);
     return st;

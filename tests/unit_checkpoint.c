@@ -679,7 +679,7 @@ static qc_status run_parts(size_t room, uint64_t fail_at)
     qc_status st =
         qc_ckpt_index_parse(&index, &c.arena, text, sizeof text - 1, ".safetensors", NULL);
     if (st == QC_OK)
-        st = qc_ckpt_locate(&c, tree, tree_count, &c.arena, &index, &has_index, NULL);
+        st = qc_ckpt_locate(&c, tree, tree_count, NULL, &c.arena, &index, &has_index, NULL);
     if (st == QC_OK)
         st = qc_ckpt_find_side(&c, tree, tree_count, NULL);
     if (st == QC_OK)

@@ -586,6 +586,25 @@ class Fused(Forms):
             out = mk.read_checkpoint(self.path(kind + "-o"))
             self.assertEqual(out[E + "down_proj"], fused[E + "down_proj"])
 
+    def test_other_names_stay(self):
+        """Stacks that are not called experts: granitemoe's, and dbrx's, which have two dimensions."""
+        moe = "model.layers.0.block_sparse_moe."
+        for kind, names, shape in (
+                ("granitemoe", [moe + "input_linear.weight", moe + "output_linear.weight"],
+                 [3, 64, 96]),
+                ("dbrx", ["transformer.blocks.0.ffn.experts.mlp." + n for n in ("w1", "v1", "w2")],
+                 [192, 96])):
+            tensors = {n: ("BF16", shape, mk.random_bytes("BF16", shape, self.rng)) for n in names}
+            tensors[Q] = ("BF16", [64, 64], bytes(8192))
+            # A convolution of one dimension is no stack.
+            tensors["model.conv.weight"] = ("BF16", [64, 64, 4], bytes(32768))
+            self.model(tensors, {"model_type": kind, "num_local_experts": 3}, name=kind)
+            r = self.run_qconv("--to", "nf4", *PLAIN, kind, kind + "-o")
+            self.assertEqual(r.returncode, 0, r.stderr)
+            self.assertIn("%d stacks of experts" % len(names), r.stderr.decode())
+            out = mk.read_checkpoint(self.path(kind + "-o"))
+            self.assertEqual([out[n] for n in names], [tensors[n] for n in names])
+
     def test_other_shapes_stay(self):
         """A known family, but [experts, in, out]."""
         tensors = {E + "gate_up_proj": ("BF16", [2, 96, 128], bytes(2 * 96 * 256)),
@@ -654,13 +673,27 @@ class Packed(Forms):
             ("modelopt", "ModelOpt", {"weight": u8, "weight_scale":
                                       ("F8_E4M3", [64, 4], bytes(256)),
                                       "weight_scale_2": ("F32", [1], bytes(4))}),
-            ("vptq", "VPTQ", {"indices": ("I16", [8, 8, 2], bytes(256))}),
+            ("vptq", "VPTQ", {"indices": ("I16", [8, 8, 2], bytes(256)), "centroids.weight": f16}),
+            ("spqr", "SpQR", {"dense_weights": ("I64", [8, 8], bytes(512))}),
+            ("eetq", "EETQ", {"weight": ("I8", [64, 64], bytes(4096)), "weight_scales": f16}),
+            ("higgs", "HIGGS", {"weight": ("I16", [8, 8], bytes(128)), "tables2": f16}),
+            ("metal", "MLX", {"weight": ("U32", [64, 8], bytes(2048)), "scales": f16, "biases": f16}),
+            ("quanto", "quanto", {"weight._data": ("I8", [64, 64], bytes(4096)),
+                                  "weight._scale": f16}),
+            ("torchao", "torchao", {"_weight_qdata": ("I8", [64, 64], bytes(4096)),
+                                    "_weight_scale": f16}),
+            # What these have they share with others: config.json says whose it is.
+            ("torchao", "torchao", {"weight": ("I8", [64, 64], bytes(4096)), "weight_scale": f16}),
+            ("bitnet", "BitNet", {"weight": u8, "weight_scale": ("BF16", [1], bytes(2))}),
+            ("auto-round", "AutoRound", {"qweight": i32, "scales": f16, "qzeros": i32}),
+            ("fp_quant", "FP-Quant", {"qweight": u8, "scales": u8}),
         ]
-        for method, tool, tensors in forms:
+        only_by_config = [n for n, (_, _, tensors) in enumerate(forms) if n >= len(forms) - 4]
+        for number, (method, tool, tensors) in enumerate(forms):
             named = {self.M + n: t for n, t in tensors.items()}
             for config in ({"quant_method": method}, None):
-                if config is None and method in ("vptq",):
-                    continue  # nothing in the names tells
+                if config is None and number in only_by_config:
+                    continue
                 conf = {"model_type": "llama"}
                 if config:
                     conf["quantization_config"] = config

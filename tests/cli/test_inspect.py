@@ -117,7 +117,7 @@ class Kinds(Inspect):
         self.assertFalse(j["is_directory"])
         self.assertEqual(len(j["tensors"]), 5)
         text = self.ok("inspect", self.path("m", "model.safetensors"))
-        self.assertIn(": one file\n", text)
+        self.assertIn(": one file, model type llama\n", text)
 
     def test_shards(self):
         self.checkpoint({"w%d" % i: bf16([64, 64]) for i in range(12)}, shard_bytes=20000)

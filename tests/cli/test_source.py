@@ -441,5 +441,101 @@ class Changing(SourceCase):
                 os.rename(self.path("moved"), path)
 
 
+class Adapters(SourceCase):
+    """What peft saves is no model; beside a model it is a side file."""
+
+    def adapter(self, folder, rank, name="adapter_model.safetensors", config=True):
+        os.makedirs(self.path(folder), exist_ok=True)
+        rng = random.Random(rank)
+        stem = "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+        mk.write_safetensors(self.path(folder, name), {
+            stem + "A.weight": ("F32", [rank, 64], mk.random_bytes("F32", [rank, 64], rng)),
+            stem + "B.weight": ("F32", [64, rank], mk.random_bytes("F32", [64, rank], rng))})
+        if config:
+            self.write(folder + "/adapter_config.json", '{"peft_type": "LORA", "r": %d}' % rank)
+
+    def test_alone(self):
+        for rank in (8, 64):
+            self.adapter("a%d" % rank, rank)
+            self.adapter("named", rank, "weights-%d.safetensors" % rank, config=False)
+            for model in ("a%d" % rank, "a%d/adapter_model.safetensors" % rank,
+                          "named/weights-%d.safetensors" % rank):
+                self.fails(3, "--to", "nf4", model, "o",
+                           has=["is an adapter", "merge", "load the adapter on the result"])
+                self.fails(3, "plan", model, "--vram", "24GB", has="is an adapter")
+                self.ok("inspect", model)
+        self.assertFalse(os.path.exists(self.path("o")))
+
+    def test_beside_a_model(self):
+        self.small()
+        self.adapter("m", 64)
+        self.adapter("m/checkpoint-500", 8)
+        r = self.run_qconv("--to", "nf4", "m", "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"copied as it is: 'adapter_model.safetensors', 'checkpoint-500/", r.stderr)
+        want, got = tree(self.path("m")), tree(self.path("o"))
+        for name in ("adapter_model.safetensors", "adapter_config.json",
+                     "checkpoint-500/adapter_model.safetensors"):
+            self.assertEqual(got[name], want[name])
+        self.ok("verify", "o")
+        self.ok("-q", "unpack", "o", "u")
+        # One file and an adapter: the model is the one that is none.
+        self.model({Q % 0: ("BF16", [64, 64], mk.random_bytes("BF16", [64, 64], random.Random(1)))},
+                   name="one")
+        os.rename(self.path("one/model.safetensors"), self.path("one/w.safetensors"))
+        self.adapter("one", 8)
+        self.ok("-q", "--to", "nf4", "one", "p")
+
+
+class OneFile(SourceCase):
+    """MODEL is a file: with the config.json beside it, where that is the file's own."""
+
+    def setUp(self):
+        super().setUp()
+        self.model({Q % 0: ("BF16", [64, 64], mk.random_bytes("BF16", [64, 64], random.Random(1)))},
+                   name="m")
+
+    def convert(self, model):
+        r = self.run_qconv("--to", "nf4", model, "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        names = sorted(os.listdir(self.path("o")))
+        shutil.rmtree(self.path("o"))
+        return r.stderr.decode(), names
+
+    def test_config_is_taken(self):
+        whole = self.convert("m")[1]
+        words, names = self.convert("m/model.safetensors")
+        self.assertIn("'config.json' beside 'model.safetensors' is taken as its own\n", words)
+        self.assertEqual(names, whole)
+        # Other files are the folder's, not the file's.
+        self.write("m/tokenizer.json", "{}")
+        words, names = self.convert("m/model.safetensors")
+        self.assertIn("other files of the folder are not", words)
+        self.assertEqual(names, whole)
+        # The only one of its folder may have any name.
+        os.rename(self.path("m/model.safetensors"), self.path("m/mine.safetensors"))
+        self.assertEqual(self.convert("m/mine.safetensors")[1], whole)
+
+    def test_config_of_something_else(self):
+        shutil.copy(self.path("m/model.safetensors"), self.path("m/other.safetensors"))
+        words, names = self.convert("m/other.safetensors")
+        self.assertIn("'config.json' beside 'other.safetensors' is not taken", words)
+        self.assertNotIn("config.json", names)
+        self.assertIn("is taken", self.convert("m/model.safetensors")[0])
+        os.mkdir(self.path("loose"))
+        shutil.copy(self.path("m/model.safetensors"), self.path("loose"))
+        words, names = self.convert("loose/model.safetensors")
+        self.assertNotIn("beside", words)
+
+    def test_index_is_the_folder(self):
+        self.small("s")
+        want = self.want("s")
+        for model in ("s/model.safetensors.index.json", self.path("s/model.safetensors.index.json")):
+            self.ok("-q", "--to", "nf4", model, "o")
+            self.assertEqual(tree(self.path("o")), want)
+            shutil.rmtree(self.path("o"))
+        self.usage("--to", "nf4", "s/model.safetensors.index.json", "s/o", has="inside its source")
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -1,0 +1,581 @@
+#include "convert/diffusers_folder.h"
+
+#include "base/text.h"
+#include "base/workers.h"
+#include "convert/console.h"
+#include "convert/expert_split.h"
+#include "convert/make_manifest.h"
+#include "convert/output_dir.h"
+#include "convert/parts.h"
+#include "convert/recipe.h"
+#include "formats/checkpoint_parts.h"
+#include "formats/path_link.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TREE_MAX  100000u
+#define INDEX_MAX ((size_t)16 << 20)
+
+typedef struct {
+    const char *name;
+    int convert; /* else copied with the rest */
+    size_t weights;
+} part;
+
+typedef struct {
+    const qc_options *o;
+    qc_arena *arena;
+    const char *folder;
+    qc_tree_file *tree;
+    size_t tree_count;
+    qc_strbuf index_text; /* of model_index.json */
+    part *parts;          /* in the order of model_index.json */
+    size_t part_count;
+} pipeline;
+
+int qc_is_diffusers_folder(const qc_options *o, const char *path)
+{
+    const char *index = NULL, *config = NULL;
+    qc_path_kind kind = QC_PATH_MISSING, own = QC_PATH_MISSING;
+    if (!path || qc_path_join(o->arena, &index, path, QC_CKPT_PIPELINE_NAME, NULL) != QC_OK ||
+        qc_path_join(o->arena, &config, path, "config.json", NULL) != QC_OK ||
+        qc_path_stat(index, &kind, NULL, NULL) != QC_OK ||
+        qc_path_stat(config, &own, NULL, NULL) != QC_OK)
+        return 0;
+    return kind == QC_PATH_FILE && own == QC_PATH_MISSING;
+}
+
+/* ---- the parts ---- */
+
+/* What follows "NAME/" in path, or NULL. */
+static const char *below(const char *path, const char *name)
+{
+    size_t n = strlen(name);
+    return strncmp(path, name, n) == 0 && path[n] == '/' ? path + n + 1 : NULL;
+}
+
+static int is_weights(const char *file)
+{
+    qc_ckpt_name n;
+    return !strchr(file, '/') &&
+           ((qc_ckpt_name_read(&n, file) && !n.index) || qc_ends_with(file, ".safetensors") ||
+            qc_ends_with(file, ".safetensors.zst"));
+}
+
+/* The models that take the room. A VAE is small and sensitive, other parts are small. */
+static int is_large(const char *name)
+{
+    static const char *const begin[] = {"transformer", "unet", "text_encoder", "prior",
+                                        "controlnet"};
+    for (size_t i = 0; i < sizeof begin / sizeof *begin; i++) {
+        if (strncmp(name, begin[i], strlen(begin[i])) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+static int is_plain_name(const char *name)
+{
+    return name[0] != '\0' && name[0] != '.' && !strchr(name, '/') && !strchr(name, '\\');
+}
+
+static qc_status read_parts(pipeline *p, qc_error *err)
+{
+    qc_json *doc = NULL;
+    const char *path = NULL;
+    void *v = NULL;
+    size_t count = 0;
+    QC_TRY(qc_path_join(p->arena, &path, p->folder, QC_CKPT_PIPELINE_NAME, err));
+    QC_TRY(qc_file_slurp(path, &p->index_text, err));
+    qc_status st = qc_json_parse(&doc, p->index_text.data ? p->index_text.data : "",
+                                 p->index_text.len, QC_JSON_PYTHON, err);
+    if (st != QC_OK) {
+        qc_error_prefix(err, "%s", path);
+        return st;
+    }
+    const qc_json_node *root = qc_json_root(doc);
+    for (const qc_json_node *n = qc_json_first(root); n; n = qc_json_next(n))
+        count++;
+    st = qc_arena_alloc(p->arena, &v, count, sizeof *p->parts, err);
+    p->parts = v;
+    for (const qc_json_node *n = qc_json_first(root); st == QC_OK && n; n = qc_json_next(n)) {
+        const char *name = qc_json_key(n);
+        /* ["diffusers", "AutoencoderKL"]; [null, null] is a part that this pipeline does without,
+         * and names that begin with "_" are no parts. */
+        if (qc_json_kind_of(n) != QC_JSON_ARRAY || !qc_json_string_or(qc_json_first(n), NULL) ||
+            !is_plain_name(name) || name[0] == '_')
+            continue;
+        part *one = &p->parts[p->part_count++];
+        *one = (part){0};
+        st = qc_arena_strndup(p->arena, &one->name, name, strlen(name), err);
+        for (size_t i = 0; i < p->tree_count; i++) {
+            const char *file = below(p->tree[i].path, name);
+            one->weights += file && is_weights(file);
+        }
+        one->convert = one->weights > 0 && is_large(name);
+    }
+    qc_json_destroy(doc);
+    return st;
+}
+
+static qc_status open_pipeline(pipeline *p, const qc_options *o, const char *folder, qc_error *err)
+{
+    *p = (pipeline){.o = o, .arena = o->arena, .folder = folder};
+    qc_strbuf_init(&p->index_text, INDEX_MAX);
+    QC_TRY(qc_dir_tree(p->arena, folder, TREE_MAX, &p->tree, &p->tree_count, err));
+    return read_parts(p, err);
+}
+
+static void close_pipeline(pipeline *p)
+{
+    qc_strbuf_deinit(&p->index_text);
+}
+
+/* --keep PART and --quantize PART choose what is copied and what is converted. */
+static qc_status choose_parts(pipeline *p, qc_error *err)
+{
+    const qc_options *o = p->o;
+    for (uint32_t r = 0; r < o->rule_count; r++) {
+        size_t matches = 0;
+        for (size_t i = 0; i < p->part_count; i++) {
+            if (p->parts[i].weights == 0 || !qc_glob_match(o->rules[r].glob, p->parts[i].name))
+                continue;
+            p->parts[i].convert = o->rules[r].quantize;
+            matches++;
+        }
+        if (matches == 0)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "%s '%s' names no part of the pipeline %s; rules for tensors are for one part, "
+                    "converted by itself",
+                    o->rules[r].quantize ? "--quantize" : "--keep", o->rules[r].glob, o->model);
+    }
+    for (size_t i = 0; i < p->part_count; i++) {
+        if (p->parts[i].convert)
+            return QC_OK;
+    }
+    QC_FAIL(
+        err, QC_ERR_INPUT,
+        "%s: no part of this pipeline is a transformer, UNet or text encoder with weights; name "
+        "one with --quantize PART",
+        o->model);
+}
+
+static qc_status check_options(const qc_options *o, qc_error *err)
+{
+    qc_rank rank;
+    QC_TRY(qc_rank_choose(&rank, o, err));
+    const struct {
+        int given;
+        const char *name;
+    } of_one_model[] = {
+        {o->fit.vram != NULL, "--vram"},
+        {o->calibrate.text != NULL, "--calibrate"},
+        {o->calibrate.hessians != NULL, "--hessians"},
+        {o->part_count > 0 || rank.count > 1, "--part (or a Slurm step of several tasks)"},
+        {o->requantize, "--requantize"},
+        {o->drop_mtp, "--drop-mtp"},
+        {o->consume_source, "--consume-source"},
+    };
+    for (size_t i = 0; i < sizeof of_one_model / sizeof *of_one_model; i++) {
+        if (of_one_model[i].given)
+            QC_FAIL(
+                err, QC_ERR_USAGE,
+                "%s is for one model, and %s is a pipeline of several: convert its parts one by "
+                "one, each folder by itself",
+                of_one_model[i].name, o->model);
+    }
+    return QC_OK;
+}
+
+/* The options of one part; what was said of parts says nothing about its tensors. */
+static qc_status part_options(qc_options *out, const pipeline *p, const char *name, qc_error *err)
+{
+    *out = *p->o;
+    out->of_pipeline = 1;
+    out->rule_count = 0;
+    QC_TRY(qc_path_join(p->arena, &out->model, p->o->model, name, err));
+    if (p->o->out)
+        QC_TRY(qc_path_join(p->arena, &out->out, p->o->out, name, err));
+    if (p->o->against)
+        QC_TRY(qc_path_join(p->arena, &out->against, p->o->against, name, err));
+    return QC_OK;
+}
+
+/* What the last part would be refused for is said before the first is converted. */
+static qc_status check_part(const qc_options *o, qc_error *err)
+{
+    qc_checkpoint *model = NULL;
+    qc_recipe recipe;
+    QC_TRY(qc_checkpoint_open(&model, o->model, err));
+    qc_status st = qc_checkpoint_check_model(model, err);
+    if (st == QC_OK && o->to != QC_TO_KEEP)
+        st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
+    if (st == QC_OK)
+        st = qc_recipe_make(&recipe, o->arena, model, o, err);
+    qc_checkpoint_close(model);
+    return st;
+}
+
+/* ---- results of several parts ---- */
+
+static qc_status print(const qc_options *o, const char *text, qc_error *err)
+{
+    qc_strbuf out;
+    if (!o->json)
+        return QC_OK;
+    qc_strbuf_init(&out, 64);
+    qc_status st = qc_strbuf_adds(&out, text, err);
+    if (st == QC_OK)
+        st = qc_console_result(&out, err);
+    qc_strbuf_deinit(&out);
+    return st;
+}
+
+/* ---- what is copied ---- */
+
+static int has_full(const pipeline *p, const char *path, const char *name)
+{
+    size_t folder = (size_t)(name - path);
+    for (size_t i = 0; i < p->tree_count; i++) {
+        const char *other = p->tree[i].path;
+        qc_ckpt_name n;
+        if (strncmp(other, path, folder) == 0 && qc_ckpt_name_read(&n, other + folder) &&
+            !n.torch && !n.variant)
+            return 1;
+    }
+    return 0;
+}
+
+/* Is there a .safetensors file in the folder of this one? */
+static int has_safetensors(const pipeline *p, const char *path, const char *name)
+{
+    size_t folder = (size_t)(name - path);
+    for (size_t i = 0; i < p->tree_count; i++) {
+        const char *other = p->tree[i].path;
+        if (strncmp(other, path, folder) == 0 && !strchr(other + folder, '/') &&
+            qc_ends_with(other, ".safetensors"))
+            return 1;
+    }
+    return 0;
+}
+
+/* Weights in other formats or variants, of which the copied folder has the full ones. */
+static int is_twin(const pipeline *p, const char *path)
+{
+    static const char *const formats[] = {".bin", ".msgpack", ".onnx", ".onnx_data",      ".ckpt",
+                                          ".pt",  ".pth",     ".h5",   ".bin.index.json", ".gguf"};
+    const char *slash = strrchr(path, '/');
+    const char *name = slash ? slash + 1 : path;
+    qc_ckpt_name n;
+    if (!slash) /* the whole pipeline in one file: of it there is no output */
+        return is_weights(path) || qc_ends_with(path, ".ckpt") || qc_ends_with(path, ".gguf") ||
+               qc_ends_with(path, ".bin");
+    if (qc_ckpt_name_read(&n, name) && n.variant && !n.torch)
+        return has_full(p, path, name);
+    for (size_t i = 0; i < sizeof formats / sizeof *formats; i++) {
+        if (qc_ends_with(name, formats[i]) && has_safetensors(p, path, name))
+            return 1;
+    }
+    return 0;
+}
+
+static int is_copied(const pipeline *p, const char *path)
+{
+    for (size_t i = 0; i < p->part_count; i++) {
+        if (p->parts[i].convert && below(path, p->parts[i].name))
+            return 0;
+    }
+    return strcmp(path, QC_CKPT_PIPELINE_NAME) != 0 && strcmp(path, QC_MANIFEST_NAME) != 0 &&
+           path[0] != '.' && !strstr(path, "/.") && !qc_ends_with(path, ".tmp") &&
+           !is_twin(p, path);
+}
+
+/* The name that a file is copied to. A variant that is all there is gets the full one's, so that
+ * the parts of the output load alike: "vae/diffusion_pytorch_model.fp16.safetensors" without
+ * ".fp16". Shards keep their names, which only their index needs to know. */
+static qc_status copied_name(const pipeline *p, const char **out, const char *path, qc_error *err)
+{
+    const char *slash = strrchr(path, '/');
+    qc_ckpt_name n;
+    *out = path;
+    if (!slash || !qc_ckpt_name_read(&n, slash + 1) || !n.variant || n.shard || n.torch)
+        return QC_OK;
+    return qc_arena_printf(p->arena, out, err, "%.*s%s", (int)(n.variant - 1 - path), path,
+                           n.variant + n.variant_len);
+}
+
+typedef struct {
+    const char *from; /* relative, in the source */
+    qc_manifest_file file;
+} copy;
+
+static int compare_copies(const void *pa, const void *pb)
+{
+    const copy *a = pa, *b = pb;
+    return strcmp(a->file.path, b->file.path);
+}
+
+static qc_status list_copies(pipeline *p, copy **out, size_t *count, qc_error *err)
+{
+    void *v = NULL;
+    *count = 0;
+    QC_TRY(qc_arena_alloc(p->arena, &v, p->tree_count + 1, sizeof **out, err));
+    *out = v;
+    for (size_t i = 0; i < p->tree_count; i++) {
+        int leaves = 0;
+        if (!is_copied(p, p->tree[i].path))
+            continue;
+        QC_TRY(qc_path_leaves(p->folder, p->tree[i].path, &leaves, err));
+        if (leaves)
+            QC_FAIL(
+                err, QC_ERR_INPUT,
+                "%s: '%s' is a link that leads out of the folder, and what it leads to would be "
+                "copied; put the file itself there",
+                p->folder, p->tree[i].path);
+        copy *c = &(*out)[(*count)++];
+        c->from = p->tree[i].path;
+        c->file.bytes = p->tree[i].bytes;
+        QC_TRY(copied_name(p, &c->file.path, c->from, err));
+    }
+    qsort(*out, *count, sizeof **out, compare_copies);
+    for (size_t i = 1; i < *count; i++) {
+        if (strcmp((*out)[i - 1].file.path, (*out)[i].file.path) == 0)
+            QC_FAIL(
+                err, QC_ERR_INPUT,
+                "%s: '%s' and '%s' are variants of one file, and there is no full one: keep the "
+                "one to be copied",
+                p->folder, (*out)[i - 1].from, (*out)[i].from);
+    }
+    return QC_OK;
+}
+
+/* The manifest of what is copied, model_index.json among it. */
+static qc_status fill_manifest(qc_manifest *m, const pipeline *p, const copy *copies, size_t count,
+                               qc_error *err)
+{
+    const qc_options *o = p->o;
+    void *v = NULL;
+    memset(m, 0, sizeof *m);
+    m->qconv_version = QCONV_VERSION;
+    m->to = qc_to_name(o->to);
+    m->rest = qc_rest_name(o->rest);
+    m->max_shard_bytes = o->max_shard_bytes;
+    QC_TRY(qc_arena_alloc(p->arena, &v, o->rule_count + 1, sizeof *m->rules, err));
+    m->rules = v;
+    for (uint32_t i = 0; i < o->rule_count; i++)
+        QC_TRY(qc_arena_printf(p->arena, &m->rules[m->rule_count++], err, "%s %s",
+                               o->rules[i].quantize ? "quantize" : "keep", o->rules[i].glob));
+    QC_TRY(qc_arena_alloc(p->arena, &v, count + 1, sizeof *m->files, err));
+    m->files = v;
+    size_t i = 0;
+    while (i < count && strcmp(copies[i].file.path, QC_CKPT_PIPELINE_NAME) < 0)
+        m->files[m->file_count++] = copies[i++].file;
+    m->files[m->file_count++] =
+        (qc_manifest_file){QC_CKPT_PIPELINE_NAME, p->index_text.len,
+                           qc_digest_bytes(p->index_text.data, p->index_text.len)};
+    while (i < count)
+        m->files[m->file_count++] = copies[i++].file;
+    return QC_OK;
+}
+
+static qc_status digest_of(qc_digest *out, const char *path, qc_error *err)
+{
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    qc_status st = qc_file_slurp(path, &text, err);
+    if (st == QC_OK)
+        *out = qc_digest_bytes(text.data ? text.data : "", text.len);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+/* *same: OUT has these files already, byte for byte, of a conversion to the same scheme. */
+static qc_status is_copied_already(int *same, const pipeline *p, const copy *copies, size_t count,
+                                   qc_error *err)
+{
+    qc_manifest want, have;
+    const char *path = NULL;
+    *same = 0;
+    QC_TRY(fill_manifest(&want, p, copies, count, err));
+    if (qc_manifest_load(&have, p->arena, p->o->out, NULL) != QC_OK || have.shard_count > 0 ||
+        have.file_count != want.file_count || strcmp(have.to, want.to) != 0 ||
+        strcmp(have.rest, want.rest) != 0)
+        return QC_OK;
+    for (size_t i = 0; i < want.file_count; i++) {
+        const qc_manifest_file *a = &want.files[i], *b = &have.files[i];
+        if (strcmp(a->path, b->path) != 0 || a->bytes != b->bytes)
+            return QC_OK;
+    }
+    for (size_t i = 0; i < count; i++) {
+        const qc_manifest_file *b = have.files;
+        qc_digest source;
+        while (strcmp(b->path, copies[i].file.path) != 0)
+            b++;
+        QC_TRY(qc_path_join(p->arena, &path, p->folder, copies[i].from, err));
+        QC_TRY(digest_of(&source, path, err));
+        if (!qc_digest_equal(&source, &b->digest))
+            return QC_OK;
+    }
+    *same = 1;
+    return QC_OK;
+}
+
+static qc_status copy_into(qc_output_dir *d, pipeline *p, copy *copies, size_t count, qc_error *err)
+{
+    qc_manifest m;
+    qc_digest digest;
+    for (size_t i = 0; i < count; i++) {
+        const char *from = NULL;
+        QC_TRY(qc_path_join(p->arena, &from, p->folder, copies[i].from, err));
+        QC_TRY(qc_output_dir_copy(d, copies[i].file.path, from, &copies[i].file.bytes,
+                                  &copies[i].file.digest, err));
+        if (qc_interrupted())
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted; the same command continues");
+    }
+    QC_TRY(fill_manifest(&m, p, copies, count, err));
+    QC_TRY(qc_manifest_stage(d, &m, &digest, err));
+    return qc_output_dir_move(d, err);
+}
+
+static qc_status copy_rest(pipeline *p, copy *copies, size_t count, qc_error *err)
+{
+    const qc_options *o = p->o;
+    qc_output_dir d = QC_OUTPUT_DIR_NONE;
+    qc_path_kind kind = QC_PATH_MISSING;
+    const char *manifest = NULL;
+    int same = 0;
+    QC_TRY(is_copied_already(&same, p, copies, count, err));
+    if (same)
+        return QC_OK;
+    QC_TRY(qc_path_join(p->arena, &manifest, o->out, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_stat(manifest, &kind, NULL, err));
+    if (kind == QC_PATH_FILE && !o->force)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: holds the output of another conversion; choose another OUT, or say --force to "
+                "replace it",
+                o->out);
+    qc_status st = qc_output_dir_begin(&d, p->arena, o->out, o->model, o->force, err);
+    if (st == QC_OK)
+        st = copy_into(&d, p, copies, count, err);
+    qc_output_dir_abort(&d);
+    return st;
+}
+
+/* ---- convert ---- */
+
+static qc_status run_parts(const pipeline *p, qc_part_command one, qc_error *err)
+{
+    int first = 1;
+    for (size_t i = 0; i < p->part_count; i++) {
+        qc_options own;
+        if (!p->parts[i].convert)
+            continue;
+        QC_TRY(part_options(&own, p, p->parts[i].name, err));
+        QC_TRY(print(p->o, first ? "[\n" : ",\n", err));
+        first = 0;
+        qc_console_detail(p->o, 1, "part '%s' of the pipeline", p->parts[i].name);
+        QC_TRY(one(&own, err));
+        if (qc_interrupted())
+            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted; the same command continues");
+    }
+    return print(p->o, "]\n", err);
+}
+
+static qc_status convert_parts(pipeline *p, qc_part_command one, qc_error *err)
+{
+    const qc_options *o = p->o;
+    copy *copies = NULL;
+    size_t count = 0;
+    const char *index = NULL;
+    qc_ckpt_names converted = {0};
+    QC_TRY(choose_parts(p, err));
+    for (size_t i = 0; i < p->part_count; i++) {
+        qc_options own;
+        if (!p->parts[i].convert)
+            continue;
+        qc_ckpt_names_add(&converted, p->parts[i].name);
+        QC_TRY(part_options(&own, p, p->parts[i].name, err));
+        QC_TRY(check_part(&own, err));
+    }
+    QC_TRY(list_copies(p, &copies, &count, err));
+    qc_console_detail(o, o->quiet ? 9 : 0,
+                      "%s is a diffusers pipeline: %s %s converted, everything else (%zu "
+                      "files) is copied",
+                      o->model, qc_ckpt_names_text(&converted), converted.count == 1 ? "is" : "are",
+                      count + 1);
+    if (o->dry_run)
+        return run_parts(p, one, err);
+    QC_TRY(copy_rest(p, copies, count, err));
+    QC_TRY(run_parts(p, one, err));
+    QC_TRY(qc_path_join(p->arena, &index, o->out, QC_CKPT_PIPELINE_NAME, err));
+    return qc_file_put(index, p->index_text.data, p->index_text.len, err);
+}
+
+qc_status qc_diffusers_convert(const qc_options *o, qc_part_command one, qc_error *err)
+{
+    pipeline p;
+    QC_TRY(check_options(o, err));
+    if (o->out)
+        QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
+    qc_status st = open_pipeline(&p, o, o->model, err);
+    if (st == QC_OK)
+        st = convert_parts(&p, one, err);
+    close_pipeline(&p);
+    return st;
+}
+
+/* ---- verify and unpack ---- */
+
+/* The parts that OUT holds as outputs of their own: those of which nothing was copied. */
+static qc_status find_outputs(pipeline *p, const qc_manifest *m, qc_error *err)
+{
+    for (size_t i = 0; i < p->part_count; i++) {
+        int copied = 0, output = 0;
+        for (size_t k = 0; k < m->file_count && !copied; k++)
+            copied = below(m->files[k].path, p->parts[i].name) != NULL;
+        for (size_t k = 0; k < p->tree_count && !output; k++) {
+            const char *file = below(p->tree[k].path, p->parts[i].name);
+            output = file && strcmp(file, QC_MANIFEST_NAME) == 0;
+        }
+        p->parts[i].convert = !copied;
+        if (!copied && !output)
+            QC_FAIL(
+                err, QC_ERR_CHECK,
+                "%s: the part '%s' is missing or not finished; the command that made the others "
+                "continues with it",
+                p->folder, p->parts[i].name);
+    }
+    return QC_OK;
+}
+
+qc_status qc_diffusers_each(const qc_options *o, qc_part_command one, qc_error *err)
+{
+    pipeline p;
+    qc_manifest m;
+    qc_options rest = *o;
+    rest.against = NULL;
+    rest.of_pipeline = 1;
+    QC_TRY(qc_manifest_load(&m, o->arena, o->model, err));
+    qc_status st = open_pipeline(&p, o, o->model, err);
+    if (st == QC_OK)
+        st = find_outputs(&p, &m, err);
+    if (st == QC_OK)
+        st = print(o, "[\n", err);
+    if (st == QC_OK)
+        st = one(&rest, err);
+    for (size_t i = 0; st == QC_OK && i < p.part_count; i++) {
+        qc_options own;
+        if (!p.parts[i].convert)
+            continue;
+        st = part_options(&own, &p, p.parts[i].name, err);
+        if (st == QC_OK)
+            st = print(o, ",\n", err);
+        if (st == QC_OK)
+            st = one(&own, err);
+    }
+    if (st == QC_OK)
+        st = print(o, "]\n", err);
+    close_pipeline(&p);
+    return st;
+}

@@ -1,0 +1,156 @@
+/* Source of the table: _keep_in_fp32_modules of the classes of diffusers 0.42. Its loader puts
+ * these names on every skip list, so a quantized weight below one of them would not load. */
+#include "convert/recipe_diffusers.h"
+
+#include "base/text.h"
+
+#include <string.h>
+
+#define QC_DIFFUSERS_NAME_MAX 120u
+#define WAN                   "rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"
+
+static const struct {
+    const char *class_name;
+    const char *modules[8];
+} held_in_float[] = {
+    {"AnyFlowFARTransformer3DModel", {WAN}},
+    {"AnyFlowTransformer3DModel", {WAN}},
+    {"ChronoEditTransformer3DModel", {WAN}},
+    {"Cosmos3OmniTransformer", {"time_embedder"}},
+    {"CosmosControlNetModel", {"learnable_pos_embed"}},
+    {"CosmosTransformer3DModel", {"learnable_pos_embed"}},
+    {"Flux3Transformer2DModel", {"norm_q", "norm_k"}},
+    {"HeliosTransformer3DModel", {WAN, "history_key_scale"}},
+    {"JoyImageEditPlusTransformer3DModel", {"time_embedder", "norm1", "norm2", "norm_out"}},
+    {"JoyImageEditTransformer3DModel", {"time_embedder", "norm1", "norm2", "norm_out"}},
+    {"Kandinsky5Transformer3DModel",
+     {"time_embeddings", "modulation", "visual_modulation", "text_modulation"}},
+    {"Kandinsky6SRTransformer3DModel", {"time_embeddings", "pooled_bias", "modulation"}},
+    {"Kandinsky6Transformer3DModel", {"time_embeddings", "modulation"}},
+    {"Krea2Transformer2DModel", {"norm", "norm1", "norm2", "norm_q", "norm_k"}},
+    {"MiniMaxH3Transformer3DModel",
+     {"proj_in", "audio_proj_in", "time_embedder", "proj_out", "audio_proj_out", "rope"}},
+    {"RFD4ProteinaTransformer", {"cond_factory", "norm", "ln_out"}},
+    {"SkyReelsV2Transformer3DModel", {WAN}},
+    {"WanAnimate2Transformer3DModel",
+     {"time_embedding", "time_projection", "scale_shift_table", "norm1", "norm2", "norm3",
+      "modulation"}},
+    {"WanAnimateTransformer3DModel", {WAN, "motion_synthesis_weight"}},
+    {"WanTransformer3DModel", {WAN}},
+    {"WanVACETransformer3DModel", {WAN}},
+};
+
+const char *qc_diffusers_class(const qc_checkpoint *model)
+{
+    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
+    if (qc_json_get(root, "model_type"))
+        return NULL;
+    return qc_json_string_or(qc_json_get(root, "_class_name"), NULL);
+}
+
+/* Would diffusers leave a module plain for this key of a list? (quantizers/bitsandbytes/utils.py)
+ * Its last component is the key, or its path holds the key and a dot, wherever in a component that
+ * begins. */
+static int spares(const char *key, const char *module, size_t len)
+{
+    size_t n = strlen(key);
+    if (n == 0 || n > len)
+        return 0;
+    if (memcmp(module + len - n, key, n) == 0 && (n == len || module[len - n - 1] == '.'))
+        return 1;
+    for (size_t i = 0; i + n < len; i++) {
+        if (memcmp(module + i, key, n) == 0 && module[i + n] == '.')
+            return 1;
+    }
+    return 0;
+}
+
+static size_t module_length(const char *name)
+{
+    const char *dot = strrchr(name, '.');
+    return dot ? (size_t)(dot - name) : 0;
+}
+
+/* Is key a component of the name? So diffusers decides of a parameter's dtype. */
+static int has_component(const char *name, const char *key)
+{
+    size_t n = strlen(key);
+    for (const char *p = name;; p++) {
+        size_t len = strcspn(p, ".");
+        if (len == n && memcmp(p, key, n) == 0)
+            return 1;
+        p += len;
+        if (*p == '\0')
+            return 0;
+    }
+}
+
+static void hold_in_float(const char *const *modules, const qc_ckpt_tensor *t, qc_tensor_class *c)
+{
+    for (size_t i = 0; i < 8 && modules[i]; i++) {
+        if (c->role == QC_ROLE_LINEAR && spares(modules[i], t->name, module_length(t->name)))
+            *c = (qc_tensor_class){QC_ROLE_LINEAR, c->traits | QC_TRAIT_FLOAT,
+                                   "held in 32 bit by diffusers"};
+        if (has_component(t->name, modules[i]))
+            c->traits |= QC_TRAIT_FIXED;
+    }
+}
+
+size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
+                              uint32_t out[QC_NAMESAKES_MAX])
+{
+    static const char leaf[] = ".weight";
+    char other[QC_DIFFUSERS_NAME_MAX + sizeof leaf];
+    size_t count = 0, len = module_length(name);
+    for (size_t at = 0, end = 0; at < len && count < QC_NAMESAKES_MAX; at++) {
+        if (at >= end)
+            end = at + strcspn(name + at, ".");
+        size_t n = end - at;
+        int whole = at == 0 || name[at - 1] == '.';
+        /* The last component has to be equal, of others an end is enough. */
+        if (n == 0 || n > QC_DIFFUSERS_NAME_MAX || (end == len && !whole))
+            continue;
+        memcpy(other, name + at, n);
+        memcpy(other + n, leaf, sizeof leaf);
+        const qc_ckpt_tensor *t = qc_checkpoint_find(model, other);
+        if (t && t->ndim == 2 && t->bytes > 0 && n < len)
+            out[count++] = (uint32_t)(t - model->tensors);
+    }
+    return count;
+}
+
+/* A module at the top, "proj_out", has nothing that tells it from every "blocks.N.proj_out" on a
+ * skip list. What the general rules spare for its size is quantized then, like them; what may be an
+ * embedding spares them, too. */
+static void settle_namesakes(const qc_checkpoint *model, qc_tensor_class *classes, size_t i)
+{
+    uint32_t same[QC_NAMESAKES_MAX];
+    size_t count = qc_diffusers_namesakes(model, model->tensors[i].name, same);
+    for (size_t k = 0; k < count; k++) {
+        qc_tensor_class *c = &classes[same[k]];
+        if (!(c->traits & QC_TRAIT_MAYBE))
+            continue;
+        if (c->role == QC_ROLE_EMBEDDING)
+            classes[i] = (qc_tensor_class){QC_ROLE_OTHER, QC_TRAIT_MODULE | QC_TRAIT_MAYBE,
+                                           "has the name of an embedding"};
+        else
+            *c = (qc_tensor_class){QC_ROLE_LINEAR, 0, "linear like others of its name"};
+    }
+}
+
+void qc_diffusers_correct(const char *class_name, const qc_checkpoint *model,
+                          qc_tensor_class *classes)
+{
+    for (size_t f = 0; f < sizeof held_in_float / sizeof *held_in_float; f++) {
+        if (strcmp(held_in_float[f].class_name, class_name) != 0)
+            continue;
+        for (size_t i = 0; i < model->tensor_count; i++)
+            hold_in_float(held_in_float[f].modules, &model->tensors[i], &classes[i]);
+    }
+    for (size_t i = 0; i < model->tensor_count; i++) {
+        const qc_tensor_class *c = &classes[i];
+        if (c->role == QC_ROLE_LINEAR && !(c->traits & QC_TRAIT_FLOAT) &&
+            model->tensors[i].ndim == 2)
+            settle_namesakes(model, classes, i);
+    }
+}
