@@ -319,10 +319,7 @@ qc_status qc_pattern_compile(qc_pattern **out, const char *regex, qc_error *err)
     qc_strbuf text;
     reader r = {.text = regex, .out = &text, .err = err};
     *out = NULL;
-    if (strlen(regex) > PATTERN_MAX)
-        REFUSE(&r, "a regular expression of %zu bytes is not supported, at most %zu", strlen(regex),
-               PATTERN_MAX);
-    qc_strbuf_init(&text, PATTERN_MAX * 64); /* what is spelled out grows */
+    qc_strbuf_init(&text, PATTERN_MAX);
     qc_status st = translate(&r);
     if (st == QC_ERR_NOMEM && text.len > PATTERN_MAX - PATTERN_MAX / 8)
         st =
