@@ -8,6 +8,7 @@
 #include "convert/expert_split.h"
 #include "convert/known_models.h"
 #include "convert/make_manifest.h"
+#include "convert/model_path.h"
 #include "convert/output_dir.h"
 #include "convert/part_run.h"
 #include "convert/part_turn.h"
@@ -232,8 +233,8 @@ static qc_status check_model(const char *model, qc_error *err)
     if (kind == QC_PATH_MISSING && qc_known_model_find(model))
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s does not exist: 'qconv plan' knows this model by its id, but to convert it "
-                "download the checkpoint and give its folder",
-                model);
+                "download the checkpoint (hf download %s --local-dir %s) and give its folder",
+                model, qc_known_model_find(model)->id, model);
     return QC_OK;
 }
 
@@ -271,6 +272,11 @@ qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
     qc_rank rank;
     QC_TRY(qc_rank_choose(&rank, o, err));
     QC_TRY(check_parts(o, &rank, err));
+    if (qc_model_path_swapped(o->model, o->out))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s holds no model and %s does: MODEL comes first and OUT second; did you mean "
+                "'%s %s'?",
+                o->model, o->out, o->out, o->model);
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));

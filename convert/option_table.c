@@ -34,6 +34,7 @@
 #define SIZE(member)   SETS(member, uint64_t : qc_option_set_size)
 #define WORD(member)   SETS(member, const char * : qc_option_set_word) /* one of the choices */
 #define TEXT(member)   SETS(member, const char * : qc_option_set_text)
+#define LIST(member)   SETS(member, const char * : qc_option_set_list)
 #define PATH(member)   SETS(member, const char * : qc_option_set_path)
 #define DECIMAL(member, lowest, highest)                                                           \
     SETS(member, double : qc_option_set_decimal), .least = (lowest), .most = (highest)
@@ -173,7 +174,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .more = "DeepSeek-V3 has one behind its last layer; plain decoding does not use it."},
     {.id = QC_OPT_SCHEMES, .name = "schemes", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
-     TEXT(schemes),
+     LIST(schemes),
      .help = "what --to auto may choose from",
      .more = "Commas between. nf4-32 is NF4 in blocks of 32; 16bit is what a weight is now, FP8 "
              "too. int8 is left out by default where a card does not run it (V100). Of a "
@@ -233,7 +234,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "also write the placement as accelerate's device_map"},
     {.id = QC_OPT_DEVICE, .name = "device", .commands = QC_CMD_BIT(QC_CMD_UNPACK),
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_TEXT, .arg = "NAME", .since = "0.2.0",
-     TEXT(device),
+     LIST(device),
      .help = "only the shards of one device of the plan: cuda:0, cpu",
      .more = "For an output that was made with --vram."},
     {.id = QC_OPT_RUN_DEVICE, .name = "device", .commands = CONVERT | MEASURING | READING,
@@ -355,13 +356,13 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_SHAPES, .name = "shapes", .commands = BENCH, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_TEXT, .arg = "LIST",
      .dflt_note = "the layers of Llama-3.3-70B and Llama-3.1-8B", .since = "0.3.0",
-     TEXT(bench.shapes),
+     LIST(bench.shapes),
      .help = "weights, outputs x inputs: 8192x8192,8192+1024+1024x8192",
      .more = "With + between outputs, weights that share their input (q, k and v): one launch "
              "of ours, and a product of cuBLAS for each."},
     {.id = QC_OPT_BENCH_SCHEME, .name = "scheme", .commands = BENCH, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,int8", .since = "0.3.0",
-     TEXT(bench.schemes),
+     LIST(bench.schemes),
      .help = "of nf4, nf4-plain, int8 and int8-blocks",
      .more = "nf4-plain has float32 scales instead of double-quantized ones; int8-blocks has a "
              "scale per block instead of per row."},

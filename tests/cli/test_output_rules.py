@@ -232,7 +232,7 @@ class Out(OutputCase):
             self.write("n/" + name, name)
         self.write("m/both.txt", "of m")
         self.write("m/three.txt", "of m")
-        for first, second in [(["--to", "nf4", "--max-shard-size", "800"], ["--to", "int8"]),
+        for first, second in [(["--to", "nf4", "--max-shard-size", "800B"], ["--to", "int8"]),
                               (["--to", "int8", *PLAIN], ["--to", "nf4"]),
                               (["--to", "nf4"], ["--to", "nf4", *PLAIN])]:
             for a, b in [("n", "m"), ("m", "n")]:
@@ -263,7 +263,7 @@ class Out(OutputCase):
         self.ok("-q", "verify", "o")
 
     def test_damaged_manifest_is_replaced(self):
-        self.ok("-q", "--to", "nf4", "--max-shard-size", "1", "m", "o")
+        self.ok("-q", "--to", "nf4", "--max-shard-size", "1B", "m", "o")
         self.write("o/qconv.json", "{}")
         self.ok("-q", "--to", "nf4", "m", "o")
         self.ok("-q", "--to", "nf4", "m", "fresh")
