@@ -7,6 +7,7 @@
 #include "convert/convert_run.h"
 #include "convert/expert_split.h"
 #include "convert/known_models.h"
+#include "convert/loaders.h"
 #include "convert/make_manifest.h"
 #include "convert/model_path.h"
 #include "convert/output_dir.h"
@@ -81,23 +82,20 @@ static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
         return;
     for (unsigned i = 0; i < chosen->note_count; i++)
         qc_console_warn(o, "%s", chosen->notes[i]);
-    if (chosen->mixed || chosen->mixed_fp8)
-        qc_console_warn(o,
-                        "%s, which transformers does not load, and config.json says so; --schemes "
-                        "%s makes what it loads",
-                        qc_auto_mixture(chosen),
-                        chosen->mixed_fp8 ? "nf4,nf4-32 or int8"
-                                          : "nf4,nf4-32,16bit or int8,16bit");
 }
 
-/* Weights left in FP8 or MXFP4 beside quantized ones: nothing but qconv reads both. */
-static void warn_left_coded(const qc_plan *plan, const qc_options *o)
+/* Who reads what comes out; said before the work where that is qconv alone. The report outlives the
+ * plan. */
+static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
+                                qc_error *err)
 {
-    if (plan->own_form && (strstr(plan->own_form, "fp8") || strstr(plan->own_form, "mxfp4")))
-        qc_console_warn(o,
-                        "weights that stay as stored lie beside quantized ones (%s), which "
-                        "transformers does not load, and config.json says so",
-                        plan->own_form);
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_loaders), err));
+    QC_TRY(qc_loaders_of(v, plan, err));
+    r->program = o->program;
+    r->loaders = v;
+    qc_loaders_warn(v, o);
+    return QC_OK;
 }
 
 /* Rows of 16s that are not whole blocks: bitsandbytes' CPU kernel takes the scale of another block
@@ -190,8 +188,8 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
-    warn_left_coded(plan, o);
     fill_report(report, plan);
+    QC_TRY(settle_loaders(report, plan, o, err));
     QC_TRY(qc_calibrate_choose(plan, err));
     QC_TRY(qc_part_begin(&part, rank, plan, err));
     if (o->dry_run) {

@@ -477,6 +477,7 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     parse p = {.arena = arena};
     memset(out, 0, sizeof *out);
     out->arena = arena;
+    out->program = argc > 0 ? argv[0] : "qconv";
     out->command = QC_CMD_HELP;
     out->help_topic = QC_CMD_HELP;
     QC_TRY(apply_defaults(out, err));

@@ -141,7 +141,8 @@ typedef struct {
 } qc_bench_options;
 
 typedef struct {
-    qc_arena *arena; /* owns strings and arrays below; borrowed */
+    qc_arena *arena;     /* owns strings and arrays below; borrowed */
+    const char *program; /* how qconv was called: argv[0] */
     qc_command command;
     qc_command help_topic; /* for QC_CMD_HELP; QC_CMD_HELP itself: the overview */
     const char *shell;     /* for QC_CMD_COMPLETION */
