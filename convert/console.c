@@ -27,6 +27,13 @@ qc_status qc_console_result(const qc_strbuf *text, qc_error *err)
     return QC_OK;
 }
 
+qc_status qc_console_add_more(qc_strbuf *out, size_t count, qc_error *err)
+{
+    if (count <= QC_CONSOLE_LINES)
+        return QC_OK;
+    return qc_strbuf_addf(out, err, "and %zu more (all with -v)\n", count - QC_CONSOLE_LINES);
+}
+
 /* Protects standard error and bar_is_up; a leaf lock. */
 static pthread_mutex_t stderr_lock = PTHREAD_MUTEX_INITIALIZER;
 static int bar_is_up;
