@@ -125,7 +125,7 @@ void qc_console_warn(const qc_options *o, const char *fmt, ...)
 void qc_console_detail(const qc_options *o, int level, const char *fmt, ...)
 {
     char text[LINE_BYTES];
-    if (o->verbose < level)
+    if (o->quiet || o->verbose < level)
         return;
     va_list ap;
     va_start(ap, fmt);

@@ -36,6 +36,16 @@ class Help(QconvCase):
                 self.assertLessEqual(len(line), 80, line)
                 self.assertEqual(line, line.rstrip())
 
+    def test_help_speaks_of_its_command_only(self):
+        """No default of another command, and no exit code that it does not have."""
+        for c in COMMANDS:
+            text = self.ok(c, "--help")
+            for other in COMMANDS:
+                self.assertNotRegex(text, r"[(;] ?%s: " % other, c)
+            self.assertEqual("no such device" in text, c not in ("unpack", "inspect"), c)
+        self.assertIn("(nf4, or keep for what is quantized already)", " ".join(self.ok("plan", "--help").split()))
+        self.assertIn("become (required)", " ".join(self.ok("convert", "--help").split()))
+
     def test_help_of_the_command_that_is_left_out(self):
         self.assertEqual(self.ok("--to", "nf4", "--help"), self.ok("convert", "--help"))
 
