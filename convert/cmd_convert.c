@@ -8,7 +8,9 @@
 #include "convert/diffusers_folder.h"
 #include "convert/expert_split.h"
 #include "convert/known_models.h"
+#include "convert/loaders.h"
 #include "convert/make_manifest.h"
+#include "convert/model_path.h"
 #include "convert/output_ready.h"
 #include "convert/part_run.h"
 #include "convert/part_turn.h"
@@ -83,23 +85,20 @@ static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
         return;
     for (unsigned i = 0; i < chosen->note_count; i++)
         qc_console_warn(o, "%s", chosen->notes[i]);
-    if (chosen->mixed || chosen->mixed_fp8)
-        qc_console_warn(o,
-                        "%s, which transformers does not load, and config.json says so; --schemes "
-                        "%s makes what it loads",
-                        qc_auto_mixture(chosen),
-                        chosen->mixed_fp8 ? "nf4,nf4-32 or int8"
-                                          : "nf4,nf4-32,16bit or int8,16bit");
 }
 
-/* Weights left in FP8 or MXFP4 beside quantized ones: nothing but qconv reads both. */
-static void warn_left_coded(const qc_plan *plan, const qc_options *o)
+/* Who reads what comes out; said before the work where that is qconv alone. The report outlives the
+ * plan. */
+static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
+                                qc_error *err)
 {
-    if (plan->own_form && (strstr(plan->own_form, "fp8") || strstr(plan->own_form, "mxfp4")))
-        qc_console_warn(o,
-                        "weights that stay as stored lie beside quantized ones (%s), which "
-                        "transformers does not load, and config.json says so",
-                        plan->own_form);
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_loaders), err));
+    QC_TRY(qc_loaders_of(v, plan, err));
+    r->program = o->program;
+    r->loaders = v;
+    qc_loaders_warn(v, o);
+    return QC_OK;
 }
 
 /* Rows of 16s that are not whole blocks: bitsandbytes' CPU kernel takes the scale of another block
@@ -192,8 +191,8 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
-    warn_left_coded(plan, o);
     fill_report(report, plan);
+    QC_TRY(settle_loaders(report, plan, o, err));
     QC_TRY(qc_calibrate_choose(plan, err));
     QC_TRY(qc_part_begin(&part, rank, plan, err));
     if (o->dry_run) {
@@ -238,8 +237,8 @@ static qc_status check_model(const char *model, qc_error *err)
     if (kind == QC_PATH_MISSING && qc_known_model_find(model))
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s does not exist: 'qconv plan' knows this model by its id, but to convert it "
-                "download the checkpoint and give its folder",
-                model);
+                "download the checkpoint (hf download %s --local-dir %s) and give its folder",
+                model, qc_known_model_find(model)->id, model);
     return QC_OK;
 }
 
@@ -279,6 +278,11 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
     qc_rank rank;
     QC_TRY(qc_rank_choose(&rank, o, err));
     QC_TRY(check_parts(o, &rank, err));
+    if (qc_model_path_swapped(o->model, o->out))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s holds no model and %s does: MODEL comes first and OUT second; did you mean "
+                "'%s %s'?",
+                o->model, o->out, o->out, o->model);
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));

@@ -8,6 +8,7 @@
 #include "convert/fit_suggest.h"
 #include "convert/hardware.h"
 #include "convert/known_models.h"
+#include "convert/loaders.h"
 #include "convert/make_manifest.h"
 #include "convert/planned_model.h"
 #include "convert/target_file.h"
@@ -94,6 +95,9 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     if (o->train.on)
         return qc_train_plan(o, &planned.plan, subject->geometry, budget, err);
     QC_TRY(qc_planned_model_lay_out(&planned, err));
+    qc_loaders loaders;
+    QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
+    qc_loaders_warn(&loaders, o);
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->fit,
                        .arena = arena,
@@ -104,6 +108,7 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
                        .file_bytes = planned.plan.content_bytes,
                        .generates = subject->geometry->decoder,
                        .chosen = o->to == QC_TO_AUTO ? &planned.chosen : NULL,
+                       .loaders = &loaders,
                        .explain = o->explain};
     QC_TRY(qc_fit_sum_schemes(&r, &planned.plan, err));
     if (r.generates) {

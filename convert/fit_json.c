@@ -2,6 +2,7 @@
 #include "convert/device_map.h"
 #include "convert/fit_report.h"
 #include "convert/json_members.h"
+#include "convert/loaders.h"
 #include "convert/size_text.h"
 
 #include <inttypes.h>
@@ -146,6 +147,8 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_jm_string(&w, "short_device",
                  fit->fits ? NULL : fit->budget->devices[fit->short_device].name);
     put_schemes(&w, r);
+    if (r->loaders)
+        QC_TRY(qc_next_steps_json(r->loaders, "", NULL, &w, err));
     qc_jw_key(&w, "auto");
     if (r->chosen)
         qc_auto_json(r->chosen, r->explain, &w);

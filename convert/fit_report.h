@@ -71,8 +71,9 @@ typedef struct {
     uint32_t suggestion_count;
     const qc_fit_choice *choices; /* --to auto: the plan and others, see qc_fit_compare */
     uint32_t choice_count;
-    const qc_auto_result *chosen; /* --to auto; NULL: another */
-    int explain;                  /* JSON: the groups of `chosen` too */
+    const qc_auto_result *chosen;     /* --to auto; NULL: another */
+    const struct qc_loaders *loaders; /* who reads what convert would write (loaders.h), or NULL */
+    int explain;                      /* JSON: the groups of `chosen` too */
 } qc_fit_report;
 
 /* Logical parameters of a tensor that is written: 0 for scales, state and buffers, two a byte of

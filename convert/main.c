@@ -4,6 +4,8 @@
 #include "convert/console.h"
 #include "convert/gpu_work.h"
 #include "convert/help.h"
+#include "convert/model_path.h"
+#include "formats/file_io.h"
 
 #include <signal.h>
 #include <string.h>
@@ -100,6 +102,19 @@ static qc_status run(const qc_options *o, qc_error *err)
     QC_FAIL(err, QC_ERR_INTERNAL, "command %d has no function", (int)o->command);
 }
 
+/* Folders of models as the hub's cache has them. 'plan' knows ids of its own. */
+static qc_status settle_paths(qc_options *o, qc_error *err)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    int reads_model =
+        o->command == QC_CMD_CONVERT || o->command == QC_CMD_INSPECT || o->command == QC_CMD_EVAL;
+    if (o->command == QC_CMD_PLAN)
+        reads_model = qc_path_stat(o->model, &kind, NULL, NULL) == QC_OK && kind == QC_PATH_DIR;
+    if (reads_model)
+        QC_TRY(qc_model_path_settle(&o->model, o->arena, err));
+    return o->against ? qc_model_path_settle(&o->against, o->arena, err) : QC_OK;
+}
+
 /* What to do next, where the kind of error says it. */
 static const char *hint_for(qc_status st, const qc_options *o)
 {
@@ -125,6 +140,8 @@ static int run_program(int argc, char **argv)
     qc_error err = {0};
     qc_arena_init(&arena);
     qc_status st = qc_options_parse(&options, &arena, argc, argv, &err);
+    if (st == QC_OK)
+        st = settle_paths(&options, &err);
     if (st == QC_OK)
         st = run(&options, &err);
     if (st != QC_OK) {

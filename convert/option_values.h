@@ -21,6 +21,7 @@ QC_SETTER(qc_option_set_unsigned); /* the same; max has to fit */
 QC_SETTER(qc_option_set_decimal);  /* "0.85": digits with at most one point, no sign, no exponent */
 QC_SETTER(qc_option_set_size);     /* bytes */
 QC_SETTER(qc_option_set_text);     /* as it is */
+QC_SETTER(qc_option_set_list);     /* names with commas between, lower case, without blanks */
 QC_SETTER(qc_option_set_path);     /* as it is, but not empty */
 /* These know their members. */
 QC_SETTER(qc_option_set_compress);

@@ -145,7 +145,8 @@ typedef struct {
 } qc_bench_options;
 
 typedef struct {
-    qc_arena *arena; /* owns strings and arrays below; borrowed */
+    qc_arena *arena;     /* owns strings and arrays below; borrowed */
+    const char *program; /* how qconv was called: argv[0] */
     qc_command command;
     qc_command help_topic; /* for QC_CMD_HELP; QC_CMD_HELP itself: the overview */
     const char *shell;     /* for QC_CMD_COMPLETION */
@@ -218,8 +219,8 @@ typedef struct {
 QC_NODISCARD qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **argv,
                                         qc_error *err);
 
-/* "5GB" (10^9), "512MiB" (2^20), "4096", "1.5GB"; case of the B and of the prefix does not matter,
- * a lone prefix ("5G") is decimal. QC_ERR_USAGE otherwise. */
+/* "5GB" (10^9), "512MiB" (2^20), "4096", "1.5GB"; case does not matter, nor does one blank before
+ * the unit; a lone prefix ("5G") is decimal, "5Gi" is "5GiB". QC_ERR_USAGE otherwise. */
 QC_NODISCARD qc_status qc_parse_size(const char *text, const char *what, uint64_t *out,
                                      qc_error *err);
 

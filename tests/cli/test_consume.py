@@ -17,8 +17,8 @@ import make_checkpoint as mk
 Q = "model.layers.%d.self_attn.q_proj.weight"
 SLOW = "--slow" in sys.argv
 FAULT_DISK = os.environ.get("FAULT_DISK")
-FORMS = [["--to", "nf4"], ["--to", "nf4", *PLAIN], ["--to", "int8", "--max-shard-size", "9000"],
-         ["--to", "bf16", *PLAIN, "--max-shard-size", "20000"]]
+FORMS = [["--to", "nf4"], ["--to", "nf4", *PLAIN], ["--to", "int8", "--max-shard-size", "9000B"],
+         ["--to", "bf16", *PLAIN, "--max-shard-size", "20000B"]]
 
 
 class ConsumeCase(OutputCase):
@@ -140,7 +140,7 @@ class Consume(ConsumeCase):
         """What is left of a conversion of which nothing remains to be done is not theirs."""
         self.fresh()
         self.ok("-q", "--to", "nf4", "--consume-source", "m", "o")
-        part = ["--force", "--to", "int8", "--max-shard-size", "9000", "--part"]
+        part = ["--force", "--to", "int8", "--max-shard-size", "9000B", "--part"]
         self.ok("-q", *part, "1/2", "kept", "o")
         staged = tree(self.path("o", STAGING))
         self.ok("--to", "nf4", "--consume-source", "m", "o")
@@ -509,7 +509,7 @@ class PowerLoss(ConsumeCase):
         """Files were moving to OUT when it died. Whatever cannot be opened by the next run, the one
         after it goes on: nothing that has moved is to be made again, and nothing could be."""
         os.mkdir(self.path("w"))
-        form = ["--to", "nf4", "--threads", "1", "--max-shard-size", "9000"]
+        form = ["--to", "nf4", "--threads", "1", "--max-shard-size", "9000B"]
         want = self.want(form)
         self.fresh()
         r = self.run_qconv("-q", *form, "--consume-source", self.M, self.O,

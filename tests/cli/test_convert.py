@@ -218,7 +218,7 @@ class Shards(OutputCase):
                 self.assertEqual(found, whole, (form, limit))
 
     def check(self, form, limit):
-        self.ok("-q", *form, *PLAIN, "--max-shard-size", str(limit), "m", "o")
+        self.ok("-q", *form, *PLAIN, "--max-shard-size", "%dB" % limit, "m", "o")
         files = sorted(n for n in os.listdir(self.path("o")) if n.endswith(".safetensors"))
         count = len(files)
         index = self.path("o", "model.safetensors.index.json")
@@ -261,7 +261,7 @@ class Shards(OutputCase):
         for i in [10, 2, 0, 1]:
             t[P % i + "self_attn.q_proj.weight"] = ("F32", [8, 8], None)
         self.model(t)
-        self.ok("-q", "--to", "int8", "--max-shard-size", "1", "m", "o")
+        self.ok("-q", "--to", "int8", "--max-shard-size", "1B", "m", "o")
         with open(self.path("o", "model.safetensors.index.json")) as f:
             at = json.load(f)["weight_map"]
         order = sorted((n for n in at if n in t), key=lambda n: at[n])

@@ -146,7 +146,7 @@ class ManyShards(OutputCase):
             hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
             resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
 
-        for words in (["--to", "nf4", "--max-shard-size", "1", "m", "o"], ["verify", "o"],
+        for words in (["--to", "nf4", "--max-shard-size", "1B", "m", "o"], ["verify", "o"],
                       ["unpack", "o", "p"], ["verify", "p"], ["--to", "bf16", *PLAIN, "p", "q"]):
             r = subprocess.run([QCONV, "-q", *words], cwd=self.dir, stderr=subprocess.PIPE,
                                preexec_fn=few_handles)

@@ -2,6 +2,7 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -25,6 +26,47 @@ class Manners(QconvCase):
         for word in ["size", "bits", "tensors", "worst", "time"]:
             self.assertRegex(text, r"(?m)^  %s +\S" % word)
         self.assertRegex(text, r"\d\.\d\d s, [\d.]+ .B/s in, [\d.]+ .B/s out")
+
+    def test_summary_ends_with_the_next_step(self):
+        """Copied to a shell as it is, from a folder with any name."""
+        for out in ["o", "my out", "it's $HOME", "a\nb", "-x", "o/"]:
+            text = self.ok("--to", "nf4", "--scale", "search", "--", "m", out)
+            self.assertIn("  loads in  transformers 4 and 5 with bitsandbytes\n", text)
+            self.assertIn("--compress none", text)
+            line = next(t for t in text.split("\n") if " unpack " in t)
+            r = subprocess.run(["bash", "-c", line], cwd=self.dir, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+            self.assertEqual((r.returncode, r.stderr), (0, b""), (out, line))
+            self.assertTrue(os.path.exists(self.path(out.rstrip("/") + "-plain", "model.safetensors")))
+            python = next(t for t in text.split("\n") if ".from_pretrained(" in t).strip()
+            seen = []
+            exec(python, {"AutoModelForCausalLM": type("M", (), {"from_pretrained": seen.append})})
+            self.assertEqual(os.path.normpath(seen[0]), os.path.normpath(out) + "-plain")
+            shutil.rmtree(self.path(out.rstrip("/") + "-plain"))
+        text = self.ok("--to", "nf4", "--compress", "none", "m", "p")
+        self.assertIn('from_pretrained("p")', text)
+        self.assertNotIn("unpack", text)
+
+    def test_forms_of_qconv_only(self):
+        """Said once, before the work, in every command that leads there."""
+        own = ["--to", "int8", "--block-size", "64"]
+        for args in [[*own, "m", "o"], [*own, "--dry-run", "m"], ["plan", *own, "m", "--vram", "8GB"]]:
+            r = self.run_qconv(*args)
+            self.assertEqual((r.returncode, r.stderr.count(b"only qconv reads this form (int8-block)")),
+                             (0, 1), r.stderr)
+            self.assertIn(b"--to int8 without --block-size makes what it loads", r.stderr)
+            loads = json.loads(self.ok("--json", *args) if args[0] != "plan" else
+                               self.ok(*args, "--json"))["loads"]
+            self.assertEqual((loads["form"], loads["transformers"], loads["instead"]),
+                             ("int8-block", [], "--to int8 without --block-size"))
+        text = self.ok(*own, "m", "o")
+        self.assertIn("  loads in  qconv only\n", text)
+        self.assertNotIn("from_pretrained", text)
+        self.assertRegex(text, r"--to bf16 --compress none o o-bf16\n")
+        for args in [["--to", "nf4", "--dry-run", "m"], ["--to", "bf16", "m", "o"]]:
+            r = self.run_qconv(*args)
+            self.assertEqual((r.returncode, r.stderr), (0, b""))
+            self.assertIn(b"  loads in  transformers 4 and 5", r.stdout)
 
     def test_quiet_is_silent(self):
         for args in [["-q", "--to", "nf4", "m", "o"], ["verify", "-q", "o"],

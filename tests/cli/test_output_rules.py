@@ -234,7 +234,7 @@ class Out(OutputCase):
             self.write("n/" + name, name)
         self.write("m/both.txt", "of m")
         self.write("m/three.txt", "of m")
-        for first, second in [(["--to", "nf4", "--max-shard-size", "800"], ["--to", "int8"]),
+        for first, second in [(["--to", "nf4", "--max-shard-size", "800B"], ["--to", "int8"]),
                               (["--to", "int8", *PLAIN], ["--to", "nf4"]),
                               (["--to", "nf4"], ["--to", "nf4", *PLAIN])]:
             for a, b in [("n", "m"), ("m", "n")]:
@@ -270,7 +270,7 @@ class Out(OutputCase):
             self.usage("unpack", "--force", "other", "o", has=name, command="unpack")
             self.assertEqual(tree(self.path("o")), before)
             shutil.rmtree(self.path("o"))
-        self.ok("-q", "--to", "nf4", "--max-shard-size", "1", "m", "o")
+        self.ok("-q", "--to", "nf4", "--max-shard-size", "1B", "m", "o")
         self.write("o/model-00001-of-00002.safetensors", "old")
         before = tree(self.path("o"))
         for more in [[], ["--dry-run"]]:
@@ -321,7 +321,7 @@ class Out(OutputCase):
 
     def test_damaged_manifest(self):
         """Nobody knows what is whose."""
-        self.ok("-q", "--to", "nf4", "--max-shard-size", "1", "m", "o")
+        self.ok("-q", "--to", "nf4", "--max-shard-size", "1B", "m", "o")
         self.write("o/qconv.json", "{}")
         before = tree(self.path("o"))
         self.usage("--to", "nf4", "m", "o", has=["qconv.json is damaged", "--force"])
@@ -373,7 +373,7 @@ class Finished(OutputCase):
         self.stays("--rest was", args=["--rest", "fp16"])
         self.stays("--compress was 'zstd' and is 'none' now", args=PLAIN)
         self.stays("'zstd:1' and is 'zstd:3' now", args=["--compress", "zstd:3"])
-        self.stays("--max-shard-size was", args=["--max-shard-size", "500"])
+        self.stays("--max-shard-size was", args=["--max-shard-size", "500B"])
         self.stays("rule 1 was 'nothing' and is 'keep *layers.0*' now", args=["--keep", "*layers.0*"])
 
     def test_another_model(self):

@@ -13,7 +13,7 @@ import make_checkpoint as mk
 MEMBERS = ["command", "model", "model_type", "has_weights", "to", "vram", "margin", "parameters",
            "weight_bytes", "file_bytes", "context", "batch", "mla", "mla_runtime",
            "kv_bytes_per_token", "kv_bytes", "devices", "fits", "short_by_bytes", "short_device",
-           "schemes", "auto", "max_context", "prefill_tokens", "max_context_by_prefill",
+           "schemes", "loads", "auto", "max_context", "prefill_tokens", "max_context_by_prefill",
            "max_batch", "transfer_bytes_per_token", "transfer_seconds_per_token", "device_map",
            "choices", "budget_notes", "suggestions"]
 DEVICE_MEMBERS = ["name", "card", "total_bytes", "budget_bytes", "weight_bytes", "kv_bytes",

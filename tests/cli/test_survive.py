@@ -221,7 +221,7 @@ class Killed(Slow):
         for name in ["a.txt", "sub/b.txt", "z.txt"]:
             os.makedirs(os.path.dirname(self.path("n", name)), exist_ok=True)
             self.write("n/" + name, name)
-        args = ["--to", "int8", "--max-shard-size", "5000", "n", "o"]
+        args = ["--to", "int8", "--max-shard-size", "5000B", "n", "o"]
         self.ok("-q", *args)
         want = tree(self.path("o"))
         other = ["--to", "nf4", "m", "o"]

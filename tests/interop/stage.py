@@ -34,6 +34,8 @@ ENVIRONMENTS = {
     "scale-transformers4": (["transformers4"], "test_interop_scale.py"),
     "llama-transformers5": (["transformers5"], "test_interop_llama.py"),
     "llama-transformers4": (["transformers4"], "test_interop_llama.py"),
+    "next-transformers5": (["transformers5"], "test_interop_next_steps.py"),
+    "next-transformers4": (["transformers4"], "test_interop_next_steps.py"),
     "against": (["transformers5"], "test_interop_against.py"),
     "tokenizers": (["transformers5"], "test_interop_tokenizers.py"),
     "eval-transformers5": (["transformers5"], "test_interop_eval.py"),
