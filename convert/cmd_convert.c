@@ -99,6 +99,20 @@ static void warn_left_coded(const qc_plan *plan, const qc_options *o)
                         plan->own_form);
 }
 
+/* What only -v would tell otherwise: nothing, or nothing that is known, says how the model is
+ * built. */
+static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, const qc_options *o)
+{
+    if (!model->config)
+        qc_console_warn(o, "there is no config.json beside the weights: only weights are written, "
+                           "and transformers cannot load the result without one");
+    else if (!plan->recipe->known_type)
+        qc_console_warn(o,
+                        "model type '%s' is not known: which tensors are quantized follows general "
+                        "rules; see them with --dry-run",
+                        plan->recipe->model_type);
+}
+
 /* Rows of 16s that are not whole blocks: bitsandbytes' CPU kernel takes the scale of another block
  * for some of their weights. Scales by absmax are alike, so that went unnoticed; searched ones
  * differ in sign. */
@@ -189,6 +203,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
+    warn_of_config(model, plan, o);
     warn_left_coded(plan, o);
     fill_report(report, plan);
     QC_TRY(qc_calibrate_choose(plan, err));

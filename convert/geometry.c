@@ -308,6 +308,7 @@ qc_status qc_geometry_read(qc_geometry *out, qc_arena *arena, const qc_json *con
     out->model_type = "";
     out->dtype = QC_DTYPE_COUNT;
     qc_config_open(&r.config, config);
+    out->cache_unknown = 1;
     if (!config)
         return QC_OK;
     QC_TRY(qc_arena_strndup(arena, &out->model_type, r.config.model_type,
@@ -316,6 +317,7 @@ qc_status qc_geometry_read(qc_geometry *out, qc_arena *arena, const qc_json *con
     read_role(&r);
     QC_TRY(read_shape(&r, err));
     QC_TRY(read_mlp(&r, err));
+    out->cache_unknown = out->decoder && out->layer_count == 0;
     QC_TRY(qc_geometry_read_layers(&r, err));
     QC_TRY(read_source(&r, err));
     return read_vision(&r, err);

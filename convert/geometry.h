@@ -31,8 +31,10 @@ typedef struct {
 typedef struct {
     const char *model_type; /* "" if config.json has none */
     int guessed;            /* not a type that is known field by field */
-    int decoder;            /* generates text: has a KV cache */
-    int encoder_decoder;    /* its layers also look at what an encoder made of a source */
+    int cache_unknown;   /* there is nothing to tell its cache by: no config.json, or no layers in
+                            it */
+    int decoder;         /* generates text: has a KV cache */
+    int encoder_decoder; /* its layers also look at what an encoder made of a source */
     /* Positions of the source; 0 where they are as many as the tokens of a text, which is then
      * taken to be as long as the context. */
     uint64_t source_positions;
@@ -49,10 +51,10 @@ typedef struct {
     qc_dtype dtype; /* torch_dtype or dtype; QC_DTYPE_COUNT if not said */
 } qc_geometry;
 
-/* config may be NULL (a lone .safetensors file): all zero, then; layer_count is 0 too where
- * config.json has no number of layers. QC_ERR_INPUT for a field with a value that cannot be (a
- * negative count, more than 10,000 layers, no heads where there are layers), naming it.
- * All memory in the arena; nothing is borrowed from config. Thread-safe. */
+/* config may be NULL (a lone .safetensors file): all zero but cache_unknown, then; layer_count is 0
+ * too where config.json has no number of layers. QC_ERR_INPUT for a field with a value that cannot
+ * be (a negative count, more than 10,000 layers, no heads where there are layers), naming it. All
+ * memory in the arena; nothing is borrowed from config. Thread-safe. */
 QC_NODISCARD qc_status qc_geometry_read(qc_geometry *out, qc_arena *arena, const qc_json *config,
                                         qc_error *err);
 
