@@ -17,6 +17,7 @@
 #include "convert/pipeline.h"
 #include "convert/plan.h"
 #include "convert/planned_model.h"
+#include "convert/recipe_diffusers.h"
 #include "convert/progress.h"
 #include "convert/report.h"
 #include "convert/side_files.h"
@@ -99,6 +100,20 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     r->loaders = v;
     qc_loaders_warn(v, o);
     return QC_OK;
+}
+
+/* What only -v would tell otherwise: nothing, or nothing that is known, says how the model is
+ * built. */
+static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, const qc_options *o)
+{
+    if (!model->config)
+        qc_console_warn(o, "there is no config.json beside the weights: only weights are written, "
+                           "and transformers cannot load the result without one");
+    else if (!plan->recipe->known_type && !qc_diffusers_class(model))
+        qc_console_warn(o,
+                        "model type '%s' is not known: which tensors are quantized follows general "
+                        "rules; see them with --dry-run",
+                        plan->recipe->model_type);
 }
 
 /* Rows of 16s that are not whole blocks: bitsandbytes' CPU kernel takes the scale of another block
@@ -191,6 +206,7 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
+    warn_of_config(model, plan, o);
     fill_report(report, plan);
     QC_TRY(settle_loaders(report, plan, o, err));
     QC_TRY(qc_calibrate_choose(plan, err));

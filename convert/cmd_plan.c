@@ -136,7 +136,13 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
         qc_console_warn(&o, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));
     qc_plan_subject subject = {model, &geometry, has_weights, NULL};
-    if (geometry.guessed)
+    if (!model->config)
+        qc_console_warn(&o, "there is no config.json beside the weights: the KV cache cannot be "
+                            "worked out, and transformers cannot load the result");
+    else if (geometry.cache_unknown)
+        qc_console_warn(&o, "config.json does not say how many layers there are: the KV cache "
+                            "cannot be worked out");
+    else if (geometry.guessed)
         qc_console_warn(&o,
                         "model type '%s' is not known: its KV cache is worked out from the usual "
                         "names of config.json",

@@ -55,6 +55,9 @@ static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     QC_TRY(qc_html_escape(out, fit->budget->text, err));
     QC_TRY(qc_strbuf_addf(out, err, ": <span class=\"%s\">%s</span></h1>\n",
                           fit->fits ? "yes" : "no", fit->fits ? "fits" : "does not fit"));
+    if (fit->geometry->cache_unknown)
+        QC_TRY(qc_strbuf_adds(out, "<p class=\"no\">The size of its KV cache is not known.</p>\n",
+                              err));
     if (!fit->fits) {
         QC_TRY(qc_strbuf_adds(out, "<p class=\"no\">", err));
         qc_strbuf verdict;
@@ -70,7 +73,7 @@ static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     QC_TRY(qc_strbuf_addf(out, err, "%s of weights, ", qc_text_bytes(size, fit->weight_bytes)));
     QC_TRY(qc_strbuf_addf(out, err, "%s of files before compression.",
                           qc_text_bytes(size, r->file_bytes)));
-    if (r->generates) {
+    if (r->generates && !fit->geometry->cache_unknown) {
         QC_TRY(qc_strbuf_addf(out, err, " KV cache of %s", qc_text_bytes(size, fit->kv_bytes)));
         QC_TRY(qc_strbuf_addf(out, err, " for a context of %s tokens and batch %" PRIu64 ".",
                               qc_text_count(count, r->use->context), r->use->batch));
@@ -242,7 +245,9 @@ static qc_status add_table(const qc_fit_report *r, qc_strbuf *out, qc_error *err
                               d->device->card ? d->device->card->name : ""));
         for (size_t c = 0; c < sizeof cells / sizeof *cells; c++) {
             char size[QC_SIZE_TEXT_BYTES];
-            QC_TRY(qc_strbuf_addf(out, err, "<td>%s</td>", size_or_none(size, cells[c])));
+            QC_TRY(qc_strbuf_addf(
+                out, err, "<td>%s</td>",
+                c == 2 && fit->geometry->cache_unknown ? "?" : size_or_none(size, cells[c])));
         }
         if (d->short_by_bytes) {
             char size[QC_SIZE_TEXT_BYTES];

@@ -15,7 +15,7 @@ static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
     qc_jm_u64_if(w, key, bytes != QC_NO_LIMIT, bytes);
 }
 
-static void put_device(qc_json_writer *w, const qc_fit_device *d)
+static void put_device(qc_json_writer *w, const qc_fit_device *d, int cache_known)
 {
     qc_jw_compact_next(w);
     qc_jw_begin_object(w);
@@ -24,7 +24,7 @@ static void put_device(qc_json_writer *w, const qc_fit_device *d)
     put_limit(w, "total_bytes", d->device->total_bytes);
     put_limit(w, "budget_bytes", d->budget_bytes);
     qc_jm_u64(w, "weight_bytes", d->weight_bytes);
-    qc_jm_u64(w, "kv_bytes", d->kv_bytes);
+    qc_jm_u64_if(w, "kv_bytes", cache_known, d->kv_bytes);
     qc_jm_u64(w, "workspace_bytes", d->workspace_bytes);
     qc_jm_u64(w, "context_bytes", d->context_bytes);
     put_limit(w, "free_bytes", d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes);
@@ -119,6 +119,7 @@ static void put_mla(qc_json_writer *w, const qc_fit_report *r)
 qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
     const qc_fit *fit = r->fit;
+    int cache_known = !fit->geometry->cache_unknown;
     qc_json_writer w;
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
@@ -135,12 +136,12 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_jm_u64(&w, "context", r->use->context);
     qc_jm_u64(&w, "batch", r->use->batch);
     put_mla(&w, r);
-    qc_jm_u64(&w, "kv_bytes_per_token", fit->kv_bytes_per_token);
-    qc_jm_u64(&w, "kv_bytes", fit->kv_bytes);
+    qc_jm_u64_if(&w, "kv_bytes_per_token", cache_known, fit->kv_bytes_per_token);
+    qc_jm_u64_if(&w, "kv_bytes", cache_known, fit->kv_bytes);
     qc_jw_key(&w, "devices");
     qc_jw_begin_array(&w);
     for (uint32_t i = 0; i < fit->budget->count; i++)
-        put_device(&w, &fit->devices[i]);
+        put_device(&w, &fit->devices[i], cache_known);
     qc_jw_end_array(&w);
     qc_jm_bool(&w, "fits", fit->fits);
     qc_jm_u64(&w, "short_by_bytes", fit->short_by_bytes);
@@ -154,9 +155,9 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
         qc_auto_json(r->chosen, r->explain, &w);
     else
         qc_jw_null(&w);
-    put_found(&w, "max_context", r->max_context, r->generates);
+    put_found(&w, "max_context", r->max_context, r->generates && cache_known);
     put_prefill(&w, r);
-    put_found(&w, "max_batch", r->max_batch, r->generates);
+    put_found(&w, "max_batch", r->max_batch, r->generates && cache_known);
     qc_jm_u64(&w, "transfer_bytes_per_token", fit->transfer_bytes_per_token);
     qc_jm_double(&w, "transfer_seconds_per_token", fit->transfer_seconds);
     qc_jw_key(&w, "device_map");

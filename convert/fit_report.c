@@ -224,8 +224,11 @@ static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
     char model[512], count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     (void)snprintf(model, sizeof model, "%s", r->model);
     qc_console_printable(model);
-    QC_TRY(qc_strbuf_addf(out, err, "%s as %s on %s: %s\n\n", model, r->to, r->fit->budget->text,
-                          r->fit->fits ? "fits" : "does not fit"));
+    int unknown = r->fit->geometry->cache_unknown;
+    QC_TRY(qc_strbuf_addf(out, err, "%s as %s on %s: %s%s\n\n", model, r->to, r->fit->budget->text,
+                          r->fit->fits ? "fits" : "does not fit",
+                          unknown && r->fit->fits ? " without a KV cache, whose size is not known"
+                                                  : ""));
     QC_TRY(qc_strbuf_addf(out, err, "  weights    %s in %s parameters",
                           qc_text_bytes(size, r->fit->weight_bytes),
                           qc_text_count(count, r->parameters)));
@@ -242,6 +245,8 @@ static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
     }
     if (r->chosen)
         QC_TRY(add_choice(r->chosen, out, err));
+    if (unknown)
+        return qc_strbuf_adds(out, "  KV cache   ?\n", err);
     if (r->generates) {
         QC_TRY(qc_strbuf_addf(out, err, "  KV cache   %s: context %s, batch %" PRIu64,
                               qc_text_bytes(size, r->fit->kv_bytes),
@@ -283,7 +288,10 @@ static qc_status add_devices(const qc_fit_report *r, qc_strbuf *out, qc_error *e
         QC_TRY(qc_table_cell(&t, d->device->card ? d->device->card->name : "", err));
         QC_TRY(add_size(&t, d->budget_bytes, err));
         QC_TRY(add_size(&t, d->weight_bytes, err));
-        QC_TRY(add_size(&t, d->kv_bytes, err));
+        if (r->fit->geometry->cache_unknown)
+            QC_TRY(qc_table_cell(&t, "?", err));
+        else
+            QC_TRY(add_size(&t, d->kv_bytes, err));
         QC_TRY(add_size(&t, d->workspace_bytes, err));
         QC_TRY(add_size(&t, d->context_bytes, err));
         QC_TRY(add_size(&t, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes, err));
@@ -440,7 +448,7 @@ static qc_status add_search(const qc_fit_report *r, qc_strbuf *out, qc_error *er
     const qc_fit_prefill *asked = r->use->prefill ? &r->steps : &r->whole,
                          *other = r->use->prefill ? &r->whole : &r->steps;
     char option[QC_SIZE_TEXT_BYTES + 16] = "with --prefill whole";
-    if (!r->generates)
+    if (!r->generates || r->fit->geometry->cache_unknown)
         return QC_OK;
     QC_TRY(qc_strbuf_adds(out, "\n  longest context at batch 1      ", err));
     QC_TRY(add_longest(r, asked, out, err));

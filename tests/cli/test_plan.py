@@ -170,6 +170,39 @@ class Totals(PlanCase):
             shutil.rmtree(self.path("config"))
 
 
+class NoConfig(PlanCase):
+    def test_unknown_cache(self):
+        """Without a config.json the cache is unknown, not empty, and both commands warn of it."""
+        tensors = {"model.layers.0.mlp.up_proj.weight": ("F32", [64, 64], bytes(64 * 64 * 4))}
+        mk.write_checkpoint(self.path("bare"), tensors)
+        r = self.run_qconv("plan", "--json", "--vram", "24GB", "bare")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        plan = json.loads(r.stdout)
+        for member in ("kv_bytes", "kv_bytes_per_token", "max_context", "max_batch"):
+            self.assertIsNone(plan[member], member)
+        self.assertIsNone(plan["devices"][0]["kv_bytes"])
+        self.assertIn(b"no config.json", r.stderr)
+        text = self.ok("plan", "--vram", "24GB", "bare")
+        self.assertIn("fits without a KV cache, whose size is not known", text)
+        self.assertRegex(text, r"KV cache +\?")
+        r = self.run_qconv("--to", "nf4", "bare", "out")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"no config.json", r.stderr)
+
+    def test_unknown_type(self):
+        """That general rules choose what is quantized is said once, without -v."""
+        tensors = {"model.layers.0.mlp.up_proj.weight": ("F32", [64, 64], bytes(64 * 64 * 4))}
+        mk.write_checkpoint(self.path("own"), tensors, config={"model_type": "somebodys_own"})
+        r = self.run_qconv("--to", "nf4", "own", "out")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertEqual(r.stderr.count(b"'somebodys_own' is not known"), 1, r.stderr)
+
+    def test_config_of_another_name(self):
+        mk.write_json(self.path("mine.json"), mk.load_model("Llama-3.1-8B")["config"])
+        self.assertFalse(self.plan("--vram", "24GB", "--to", "nf4", "mine.json")["has_weights"])
+        self.fails(3, "plan", "--vram", "24GB", "nobody/has-this", has=["folder with its config"])
+
+
 class Search(PlanCase):
     def test_boundaries(self):
         """One more than what was found does not fit; what was found does."""

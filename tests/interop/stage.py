@@ -42,6 +42,8 @@ ENVIRONMENTS = {
     "torch": (["transformers5"], "test_interop_torch.py"),
     "files": (["transformers5"], "test_interop_files.py"),
     "diffusers": (["diffusers", "transformers5"], "test_interop_diffusers.py"),
+    "caches-transformers5": (["transformers5"], "test_interop_caches.py"),
+    "caches-transformers4": (["transformers4"], "test_interop_caches.py"),
     "calibrated": (["transformers5"], "test_interop_calibrated.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")
