@@ -44,10 +44,10 @@ AUTO = ["--to", "auto", "--margin", "1", "--prefill", "2048", "--cuda-context", 
         "--context", "16", "--scale", "absmax", "--vram"]
 CALIBRATED = NF4 + ["--calibration-tokens", "16384", "--calibration-context", "256", "--calibrate"]
 MODELS = {
-    "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1600KB",
+    "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1612KB",
                   "calibrate": "default",
                   "options": ["--context", "256", "--max-tokens", "2048"]},
-    "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1600KB",
+    "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1612KB",
                          "calibrate": os.path.join(HERE, "tinystories_calibration.ids"),
                          "options": ["--context", "128"]},
 }
