@@ -86,7 +86,7 @@ static uint64_t layer_elems(const qc_geometry *g)
     return qc_sat_add(qc_sat_mul(4, g->hidden), qc_sat_add(qc_sat_mul(2, g->head_dim), 12));
 }
 
-static int has_cross_attention(const qc_geometry *g)
+int qc_fit_has_cross(const qc_geometry *g)
 {
     for (uint32_t i = 0; i < g->layer_count; i++)
         if (g->layers[i].attention == QC_ATTENTION_CROSS)
@@ -95,7 +95,7 @@ static int has_cross_attention(const qc_geometry *g)
 }
 
 uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_segment_kind kind,
-                            uint32_t layer, uint64_t largest_weight)
+                            uint32_t layer, uint64_t largest_weight, int has_cross)
 {
     uint64_t step = qc_fit_context(g, o);
     if (g->decoder && o->prefill && step > o->prefill)
@@ -114,7 +114,7 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
     case QC_SEGMENT_LAYER:
         inner = larger(attention_elems(g, o, layer, tokens),
                        qc_sat_mul(qc_sat_mul(3, g->intermediate), tokens));
-        if (has_cross_attention(g))
+        if (has_cross)
             inner = qc_sat_add(inner, qc_sat_mul(g->hidden, positions));
         inner = qc_sat_add(inner, qc_sat_mul(layer_elems(g), tokens));
         return qc_sat_add(qc_sat_mul(ACTIVATION_BYTES, inner), weight);
@@ -144,6 +144,7 @@ typedef struct {
     uint32_t *spill;           /* leaders, in the order in which they are spilled */
     uint32_t spill_count;
     unsigned char *is_spilled; /* per segment */
+    unsigned char *tiers_hold; /* per length of the list: the tiers have room for so much of it */
     /* The task without what is spilled. */
     uint32_t *kept; /* segment of each entry */
     uint32_t *kept_at, *kept_follows, *kept_device;
@@ -243,12 +244,13 @@ static void make_task(work *w, uint32_t spilled)
 }
 
 /* Put the first `spilled` of the list on the tiers: as many as the first tier holds, in order, then
- * the next; followers are left to their leaders. Returns whether the last one holds the rest. */
-static int fill_tiers(work *w, uint32_t spilled)
+ * the next; followers are left to their leaders. Fills tiers_hold up to there. */
+static void fill_tiers(work *w, uint32_t spilled)
 {
     qc_fit *f = w->fit;
     uint32_t tier = w->compute_count;
     uint64_t used = 0;
+    w->tiers_hold[0] = 1;
     for (uint32_t n = 0; n < spilled; n++) {
         uint64_t need = w->group_need[w->spill[n]];
         if (tier + 1 < f->budget->count && qc_sat_add(used, need) > f->devices[tier].budget_bytes) {
@@ -257,8 +259,41 @@ static int fill_tiers(work *w, uint32_t spilled)
         }
         used = qc_sat_add(used, need);
         f->device_of[w->spill[n]] = tier;
+        w->tiers_hold[n + 1] = used <= f->devices[tier].budget_bytes;
     }
-    return spilled == 0 || used <= f->devices[tier].budget_bytes;
+}
+
+/* Whether what computes holds the rest when the first `spilled` of the list are not there. */
+static qc_status try_spilling(work *w, uint32_t spilled, int *computes, qc_error *err)
+{
+    *computes = 0;
+    make_task(w, spilled);
+    if (staging_of(w, spilled) > w->room[0])
+        return QC_OK;
+    return qc_placement_fits(&w->task, computes, err);
+}
+
+/* The least k from begin to end - 1 with which the rest fits, or end. All of them are staged
+ * through the same buffer, so with more of the list spilled what fitted fits: a binary search. */
+static qc_status least_spilling(work *w, uint32_t begin, uint32_t end, uint32_t *out, qc_error *err)
+{
+    uint32_t low = begin, high = end;
+    int computes = 0;
+    QC_TRY(try_spilling(w, end - 1, &computes, err));
+    if (computes)
+        high = end - 1;
+    else
+        low = end;
+    while (low < high) {
+        uint32_t k = low + (high - low) / 2;
+        QC_TRY(try_spilling(w, k, &computes, err));
+        if (computes)
+            high = k;
+        else
+            low = k + 1;
+    }
+    *out = low;
+    return QC_OK;
 }
 
 /* How much of the list to spill; *fits: all of it lies well then. */
@@ -269,20 +304,25 @@ static qc_status choose_spilling(work *w, uint32_t *spilled, int *fits, qc_error
     int found = 0;
     *spilled = most;
     *fits = 0;
-    for (uint32_t k = 0; k <= most; k++) {
-        int computes = 0;
-        make_task(w, k);
-        if (staging_of(w, k) <= w->room[0])
-            QC_TRY(qc_placement_fits(&w->task, &computes, err));
-        if (computes && !found) {
+    fill_tiers(w, most);
+    for (uint32_t begin = 0, end = 0; begin <= most; begin = end) {
+        uint64_t staging = staging_of(w, begin);
+        for (end = begin + 1; end <= most; end++)
+            if (is_staged(w, w->spill[end - 1]) && w->group_need[w->spill[end - 1]] > staging)
+                break;
+        uint32_t k = 0;
+        QC_TRY(least_spilling(w, begin, end, &k, err));
+        if (k < end && !found) {
             /* Nearest, should no tier be large enough: what computes is filled first. */
             *spilled = k;
             found = 1;
         }
-        if (computes && fill_tiers(w, k)) {
-            *spilled = k;
-            *fits = 1;
-            return QC_OK;
+        for (; k < end; k++) {
+            if (w->tiers_hold[k]) {
+                *spilled = k;
+                *fits = 1;
+                return QC_OK;
+            }
         }
     }
     return QC_OK;
@@ -311,6 +351,7 @@ static qc_status make_arrays(work *w, qc_error *err)
     ARRAY(w->room_now, devices);
     ARRAY(w->spill, n);
     ARRAY(w->is_spilled, n);
+    ARRAY(w->tiers_hold, (size_t)n + 1);
     ARRAY(w->kept, n);
     ARRAY(w->kept_at, n);
     ARRAY(w->kept_follows, n);
@@ -329,13 +370,14 @@ static void fill_segments(work *w, const uint64_t *segment_bytes, const uint64_t
                            .images = w->o->images,
                            .kv_bits = w->o->kv_bits,
                            .mla_expanded = w->o->mla_expanded};
+    int has_cross = qc_fit_has_cross(f->geometry);
     for (uint32_t i = 0; i < f->segments->count; i++) {
         const qc_segment *s = &f->segments->segments[i];
         f->segment_bytes[i] = segment_bytes[i];
         if (s->kind == QC_SEGMENT_LAYER && s->layer < f->geometry->layer_count)
             f->segment_kv[i] = qc_layer_kv_bytes(f->geometry, s->layer, &use);
         f->segment_workspace[i] =
-            qc_workspace_bytes(f->geometry, w->o, s->kind, s->layer, largest_weight[i]);
+            qc_workspace_bytes(f->geometry, w->o, s->kind, s->layer, largest_weight[i], has_cross);
         w->leader[i] = s->follows == QC_NO_SEGMENT ? i : w->leader[s->follows];
         w->need[i] = qc_sat_add(f->segment_bytes[i], f->segment_kv[i]);
         w->group_need[w->leader[i]] = qc_sat_add(w->group_need[w->leader[i]], w->need[i]);
@@ -489,7 +531,7 @@ qc_status qc_fit_make(qc_fit *out, qc_arena *arena, const qc_segments *segments,
     QC_TRY(qc_placement_solve(&w.task, w.kept_device, &computes, &short_bytes, &short_device, err));
     for (uint32_t i = 0; i < w.task.segment_count; i++)
         out->device_of[w.kept[i]] = w.kept_device[i];
-    (void)fill_tiers(&w, spilled);
+    fill_tiers(&w, spilled);
     for (uint32_t i = 0; i < segments->count; i++)
         out->device_of[i] = out->device_of[w.leader[i]];
     add_up(&w, staging_of(&w, spilled));

@@ -69,9 +69,11 @@ uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin);
 /* Bytes of scratch while a segment of `kind` computes what o->prefill has it take of the prompt at
  * once. largest_weight:
  * elements of its largest quantized weight, which the slowest way to compute dequantizes whole.
- * layer: of g->layers, for LAYER. Saturates at UINT64_MAX. */
+ * layer: of g->layers, for LAYER. has_cross: qc_fit_has_cross. Saturates at UINT64_MAX. */
 uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_segment_kind kind,
-                            uint32_t layer, uint64_t largest_weight);
+                            uint32_t layer, uint64_t largest_weight, int has_cross);
+/* Whether a layer looks at an image's positions: asked once, as there may be many layers. */
+int qc_fit_has_cross(const qc_geometry *g);
 
 /* segment_bytes: weights of each segment of the output; largest_weight: elements of its largest
  * quantized weight (0: none). Both are copied or only read. Only context, batch and the like are

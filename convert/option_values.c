@@ -293,6 +293,9 @@ qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char
     if (*value == '\0')
         QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob is empty; expected one such as '*.q_proj.*'",
                 row->name);
+    if (strlen(value) > QC_GLOB_MAX_BYTES)
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected a glob of at most %u bytes, found %zu",
+                row->name, QC_GLOB_MAX_BYTES, strlen(value));
     if ((n & (n - 1)) == 0) {
         void *grown = NULL;
         QC_TRY(qc_arena_alloc(o->arena, &grown, n ? (size_t)n * 2 : 1, sizeof *o->rules, err));

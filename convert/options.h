@@ -38,6 +38,9 @@ typedef enum { QC_SCALE_ABSMAX, QC_SCALE_SEARCH, QC_SCALE_REFIT } qc_scale_metho
 
 #define QC_PARTS_MAX 4096
 
+/* No name of a tensor needs a longer one, and matching takes time in proportion to it. */
+#define QC_GLOB_MAX_BYTES 4096u
+
 /* --keep GLOB or --quantize GLOB, in the order given (recipe file first); the last match wins. */
 typedef struct {
     int quantize; /* 0: keep */

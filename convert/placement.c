@@ -162,7 +162,27 @@ static qc_status least_largest(const sequence *s, qc_arena *arena, fraction *out
     return QC_OK;
 }
 
-/* Of the cuts in which nothing is worse than `limit`: the one with the least sum of squares. */
+/* Where each device may end in a cut in which nothing is worse than `limit`: at first[d] at least,
+ * or the devices behind it cannot hold the rest; at last[d] at most, as those up to it hold no
+ * more.
+ */
+static void find_ends(const sequence *s, fraction limit, uint32_t *first, uint32_t *last)
+{
+    uint32_t devices = s->task->device_count;
+    for (uint32_t d = 0, begin = 0; d < devices; begin = last[d++]) {
+        last[d] = begin;
+        while (last[d] < s->count && !is_less(limit, badness(s, d, begin, last[d] + 1)))
+            last[d]++;
+    }
+    for (uint32_t d = devices, end = s->count; d-- > 0;) {
+        first[d] = end;
+        while (end > 0 && !is_less(limit, badness(s, d, end - 1, first[d])))
+            end--;
+    }
+}
+
+/* Of the cuts in which nothing is worse than `limit`: the one with the least sum of squares. As the
+ * limit is the least there is, ends have little choice, and few cuts are looked at. */
 static qc_status flattest(const sequence *s, qc_arena *arena, fraction limit, uint32_t *device_at,
                           qc_error *err)
 {
@@ -173,19 +193,22 @@ static qc_status flattest(const sequence *s, qc_arena *arena, fraction limit, ui
     uint64_t *before = p, *row = before + width;
     QC_TRY(qc_arena_alloc(arena, &p, width * devices, sizeof(uint32_t), err));
     uint32_t *start = p; /* start[d * width + j]: where device d begins if it ends at j */
-    for (uint32_t j = 0; j <= n; j++) {
+    QC_TRY(qc_arena_alloc(arena, &p, (size_t)2 * devices, sizeof(uint32_t), err));
+    uint32_t *first = p, *last = first + devices;
+    find_ends(s, limit, first, last);
+    for (uint32_t j = first[0]; j <= last[0]; j++) {
         uint64_t q = coarse_share(s, 0, 0, j);
-        before[j] = is_less(limit, badness(s, 0, 0, j)) ? UINT64_MAX : q * q;
+        before[j] = q * q;
     }
     for (uint32_t d = 1; d < devices; d++) {
-        for (uint32_t j = 0; j <= n; j++) {
+        for (uint32_t j = first[d]; j <= last[d]; j++) {
             row[j] = UINT64_MAX;
             /* The run only grows as i falls, so the first that is too bad ends it. */
-            for (uint32_t i = j + 1; i-- > 0;) {
+            for (uint32_t i = (j < last[d - 1] ? j : last[d - 1]) + 1; i-- > first[d - 1];) {
                 if (is_less(limit, badness(s, d, i, j)))
                     break;
                 uint64_t q = coarse_share(s, d, i, j);
-                if (before[i] != UINT64_MAX && before[i] + q * q < row[j]) {
+                if (before[i] + q * q < row[j]) {
                     row[j] = before[i] + q * q;
                     start[d * width + j] = i;
                 }

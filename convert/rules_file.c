@@ -32,6 +32,9 @@ static qc_status read_rule(qc_arena *arena, const qc_json_node *node, uint32_t i
     QC_TRY(qc_json_as_string(member, key, &glob, err));
     if (*glob == '\0')
         QC_FAIL(err, QC_ERR_INPUT, "rules[%u]: the glob is empty", index);
+    if (strlen(glob) > QC_GLOB_MAX_BYTES)
+        QC_FAIL(err, QC_ERR_INPUT, "rules[%u]: expected a glob of at most %u bytes, found %zu",
+                index, QC_GLOB_MAX_BYTES, strlen(glob));
     return qc_arena_strndup(arena, &rule->glob, glob, strlen(glob), err);
 }
 
@@ -49,8 +52,9 @@ static qc_status read_rules(qc_arena *arena, const qc_json_node *root, qc_rule *
         QC_FAIL(err, QC_ERR_INPUT, "the member rules is missing or not an array");
     uint32_t n = 0;
     for (const qc_json_node *r = qc_json_first(list); r; r = qc_json_next(r))
-        if (++n > MAX_RULES)
-            QC_FAIL(err, QC_ERR_INPUT, "more than %u rules", MAX_RULES);
+        n++;
+    if (n > MAX_RULES)
+        QC_FAIL(err, QC_ERR_INPUT, "expected at most %u rules, found %u", MAX_RULES, n);
     void *p = NULL;
     QC_TRY(qc_arena_alloc(arena, &p, n, sizeof **rules, err));
     *rules = p;

@@ -70,7 +70,7 @@ qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size_t end, qc_he
     const qc_manifest_tensor **rows = v;
     for (size_t i = first; i < end; i++)
         rows[i - first] = &m->tensors[i];
-    qsort(rows, end - first, sizeof *rows, by_name);
+    qsort(rows, end - first, sizeof(qc_manifest_tensor *), by_name);
     qc_status st = QC_OK;
     for (size_t i = 0, j = 0; st == QC_OK && (i < end - first || j < count);) {
         qc_header_tensor found;

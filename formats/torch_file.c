@@ -15,6 +15,9 @@
 #define NAME_SHOWN_BYTES 160
 #define PICKLE_NAME      "data.pkl"
 #define EXTENTS_BYTES    256
+/* Shared weights have a few names (a tied head 2, t5's table 4, heads that all layers share one per
+ * layer); a file that is far less than its tensors is made to fill a disk. */
+#define MOST_TIMES_FILE 64u
 
 int qc_torch_file_is(const unsigned char *head, size_t len)
 {
@@ -110,6 +113,11 @@ qc_status qc_torch_file_fill(qc_torch_file *f, const qc_pickle *p, const qc_torc
         if (qc_add_u64(f->tensor_bytes, to->bytes, &f->tensor_bytes))
             QC_FAIL(err, QC_ERR_INPUT, "sizes of all tensors overflow 64 bits");
     }
+    if (f->tensor_bytes / MOST_TIMES_FILE > f->file_bytes)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "its %zu tensors share their bytes: expected at most %u times the file's %" PRIu64
+                " bytes, found %" PRIu64,
+                f->tensor_count, MOST_TIMES_FILE, f->file_bytes, f->tensor_bytes);
     return QC_OK;
 }
 

@@ -28,6 +28,12 @@ static void contexts_are_chosen(void **state)
     assert_int_equal(qc_fit_context(&g, &o), 9);
 }
 
+static uint64_t workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_segment_kind kind,
+                                uint32_t layer, uint64_t largest_weight)
+{
+    return qc_workspace_bytes(g, o, kind, layer, largest_weight, qc_fit_has_cross(g));
+}
+
 /* docs/planning.md, "Workspace", with hidden 100, heads 2 x 50, MLP 400, vocabulary 1000. */
 static void workspaces_are_as_documented(void **state)
 {
@@ -38,30 +44,30 @@ static void workspaces_are_as_documented(void **state)
     const qc_geometry *g = &x.geometry;
     qc_fit_options o = x.options;
     /* 2 B * 1000 tokens * (4 * 100 + 2 * 50 + 12 + 3 * 400) */
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3424000);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 77), 3424154);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EMBEDDING, UINT32_MAX, 0), 200000);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_NORM, UINT32_MAX, 0), 400000);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, UINT32_MAX, 0), 204000);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EXTRA, 5, 1000), 0);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3424000);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 77), 3424154);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_EMBEDDING, UINT32_MAX, 0), 200000);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_NORM, UINT32_MAX, 0), 400000);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_HEAD, UINT32_MAX, 0), 204000);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_EXTRA, 5, 1000), 0);
     /* A prompt is read whole, or in steps; every sequence of a batch takes one. */
     o.context = 100000;
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1712);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 100000 * 200 + 4000);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1712);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 100000 * 200 + 4000);
     o.prefill = 100001;
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1712);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1712);
     o.prefill = 2048;
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 2048 * 1712);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 2048 * 1712);
     o.batch = 3;
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3 * 2 * 2048 * 1712);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * (2048 * 200 + 4000));
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3 * 2 * 2048 * 1712);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * (2048 * 200 + 4000));
     /* An encoder sees its text whole and gives no logits. */
     x.geometry.decoder = 0;
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0),
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0),
                      (uint64_t)3 * 2 * 100000 * 1712);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * 100000 * 200);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * 100000 * 200);
     o.context = UINT64_MAX;
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), UINT64_MAX);
+    assert_int_equal(workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), UINT64_MAX);
 }
 
 static void attention_counts_where_it_is_wider(void **state)
@@ -73,34 +79,33 @@ static void attention_counts_where_it_is_wider(void **state)
     x.geometry.intermediate = 0;
     const qc_geometry *g = &x.geometry;
     /* q and its output 2 * 100, k and v 2 * 50 */
-    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * 1000 * (512 + 300));
     /* latent: q 2 * 100, latent 60; keys and values of the whole context twice, 2 * 160, also where
      * the prompt comes in steps of 10 */
     x.layers[0] = (qc_layer_geometry){
         .attention = QC_ATTENTION_MLA, .kv_elems = 60, .kv_elems_expanded = 160};
-    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * 1000 * (512 + 260 + 320));
     x.options.prefill = 10;
-    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * (10 * (512 + 260) + 1000 * 320));
     x.options.prefill = 0;
     /* absorbed: q 2 * 100, latent 60, q and output against it 2 * 2 * 60 */
     x.options.mla_absorbed = 1;
-    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * 1000 * (512 + 500));
     x.options.mla_expanded = 1;
-    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * 1000 * (512 + 360));
     /* Images: what the tower hands to the layers stays while the prompt is read. */
     x.layers[0] = (qc_layer_geometry){.attention = QC_ATTENTION_CROSS, .kv_elems = 100};
     x.geometry.media_positions = 7;
     x.geometry.vision_hidden = 11;
     x.options.images = 2;
-    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * (1000 * (512 + 200) + 2 * 7 * 100));
-    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_VISION, 0, 0),
-                     2 * 2 * 7 * 10 * 11);
+    assert_int_equal(workspace_bytes(g, &x.options, QC_SEGMENT_VISION, 0, 0), 2 * 2 * 7 * 10 * 11);
 }
 
 /* Embedding 10, four layers of 20 with a cache of 2 each, norm, head 10 (MB), on two equal GPUs. */

@@ -147,6 +147,16 @@ class Install(unittest.TestCase):
         self.assertEqual(sorted(seen), sorted(declared))
         self.assertIn("qc_reader_load", seen)
 
+    def cited(self):
+        """The pages that messages and help name."""
+        pages = set()
+        for folder, _, names in os.walk(os.path.join(ROOT, "convert")):
+            for name in names:
+                with open(os.path.join(folder, name), "rb") as f:
+                    pages |= set(re.findall(rb'"[^"\n]*(docs/[\w/-]+\.md)', f.read()))
+        self.assertGreater(len(pages), 5)
+        return sorted(p.decode() for p in pages)
+
     @unittest.skipUnless(all(map(shutil.which, ("cpack", "dpkg-shlibdeps", "file"))),
                          "needs cpack, dpkg-dev and file")
     def test_a_package_of_debian(self):
@@ -161,6 +171,7 @@ class Install(unittest.TestCase):
         needs = run(["dpkg-deb", "-f", deb, "Depends"])
         for package in ("libc6", "libzstd1", "libcjson1"):
             self.assertIn(package, needs)
+        self.assertEqual(run(["dpkg-deb", "-f", deb, "Recommends"]), "libopenblas0\n")
         root = os.path.join(self.dir, "root")
         run(["dpkg-deb", "-x", deb, root])
         self.assertEqual(run([os.path.join(root, "usr", "bin", "qconv"), "--version"]),
@@ -170,6 +181,8 @@ class Install(unittest.TestCase):
         for name in ("include/qconv/device_reader.h", "share/man/man1/qconv.1",
                      "share/bash-completion/completions/qconv", "share/doc/qconv/copyright"):
             self.assertIn(name, names)
+        for page in self.cited():
+            self.assertIn("share/doc/qconv/" + page, names)
         control = os.path.join(self.dir, "control")
         run(["dpkg-deb", "-e", deb, control])
         for name, text in (("postinst", "ldconfig"),

@@ -3,6 +3,7 @@ refuses."""
 import json
 import os
 import re
+import resource
 import shutil
 import unittest
 import xml.etree.ElementTree as ElementTree
@@ -168,6 +169,34 @@ class Totals(PlanCase):
                     self.assertEqual(plan[member], full[member], (name, other, member))
             shutil.rmtree(self.path(name))
             shutil.rmtree(self.path("config"))
+
+
+class Large(PlanCase):
+    CONFIG = {"model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 11008,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000,
+              "max_position_embeddings": 8192, "torch_dtype": "bfloat16"}
+
+    def write(self, **more):
+        with open(self.path("config.json"), "w") as f:
+            json.dump(dict(self.CONFIG, **more), f)
+
+    def test_many_layers(self):
+        """The most layers there may be are planned in time that grows with them, not their square."""
+        self.write(model_type="llama", num_hidden_layers=10000)
+        for vram in ("2x40GB", "2x80GB+cpu:600GB", "24GB+cpu:4000GB+disk"):
+            before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime
+            self.ok("plan", "--vram", vram, "config.json")
+            seconds = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
+            self.assertLess(seconds, 30, vram)
+
+    def test_too_many_tensors(self):
+        experts = 400000 // 60 // 3
+        self.write(num_hidden_layers=60, num_local_experts=experts, num_experts_per_tok=2)
+        self.fails(3, "plan", "--vram", "24GB", "config.json",
+                   has="expected a model of at most 400000 tensors, found more: 60 layers with %d "
+                       "experts each" % experts)
+        self.write(num_hidden_layers=10, num_local_experts=3000, num_experts_per_tok=2)
+        self.ok("plan", "--vram", "24GB", "config.json")
 
 
 class NoConfig(PlanCase):

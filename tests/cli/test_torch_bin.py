@@ -136,6 +136,31 @@ class Refused(OutputCase):
         self.fails(3, "--to", "nf4", "m", "o", has="no end record")
         self.assert_nothing("o")
 
+    def test_many_names_for_one_storage(self):
+        """Some names may share a weight; thousands would fill a disk from next to nothing."""
+        def text(s):
+            return b"X" + struct.pack("<I", len(s)) + s.encode()
+
+        def write(path, names, rows):
+            def number(n):
+                return b"J" + struct.pack("<i", n)
+            tensor = (b"ctorch._utils\n_rebuild_tensor_v2\n((" + text("storage") +
+                      b"ctorch\nFloatStorage\n" + text("0") + text("cpu") + number(64 * rows) +
+                      b"tQK\0(" + number(rows) + b"K\x40t(K\x40K\x01t\x89"
+                      b"ccollections\nOrderedDict\n)RtR")
+            entries = b"".join(text("layers.%d.weight" % i) + tensor for i in range(names))
+            with zipfile.ZipFile(path, "w") as z:
+                z.writestr("m/data.pkl", b"\x80\x02}(" + entries + b"u.")
+                z.writestr("m/data/0", bytes(256 * rows))
+
+        write(self.path("tied.bin"), 40, 1000)
+        self.ok("-q", "--to", "nf4", "tied.bin", "o")
+        write(self.path("hostile.bin"), 2500, 20000)
+        for args in (["plan", "--vram", "cpu:8GB"], ["inspect"], ["--dry-run", "--to", "nf4"]):
+            self.fails(3, *args, "hostile.bin",
+                       has=["hostile.bin: its 2500 tensors share their bytes: expected at most 64 "
+                            "times the file's ", " bytes, found 12800000000"])
+
     def test_older_archives(self):
         """Before torch 2.1 nothing told the byte order; other entries beside are nothing to us."""
         shutil.copytree(SHARDED, self.path("new"))

@@ -213,6 +213,8 @@ class Wrong(QconvCase):
         self.usage("-q", "-v", "--to", "nf4", "m", "o", has="exclude each other")
         self.usage("verify", "-qv", "o", has="exclude each other", command="verify")
         self.usage("--to", "nf4", "--keep", "", "m", "o", has="the glob is empty")
+        self.usage("--to", "nf4", "--quantize", "*[" + "a" * 4095, "m", "o",
+                   has="--quantize: expected a glob of at most 4096 bytes, found 4097")
         self.usage("--to", "nf4", "--quantize=", "m", "o", has="the glob is empty")
         self.usage("--to", "nf4", "--recipe=", "m", "o", has="--recipe: the path is empty")
 
@@ -285,7 +287,10 @@ class Recipe(QconvCase):
         self.bad('{"rules": [{"keep": ""}]}', ["rules[0]: the glob is empty"])
         self.bad('{"rules": [{"keep": "a"}]} x', [])
         self.bad('{"rules": [], "rules": []}', [])
-        self.bad('{"rules": [%s]}' % ",".join(['{"keep":"a"}'] * 10001), ["more than 10000"])
+        self.bad('{"rules": [%s]}' % ",".join(['{"keep":"a"}'] * 10001),
+                 ["expected at most 10000 rules, found 10001"])
+        self.bad('{"rules": [{"keep": "*[%s"}]}' % ("a" * 4095),
+                 ["rules[0]: expected a glob of at most 4096 bytes, found 4097"])
 
     def test_missing_recipe(self):
         self.fails(1, "--to", "nf4", "--recipe", "none.json", "m", "o", has="none.json")
@@ -312,7 +317,7 @@ class Accepted(QconvCase):
             self.parses("--to", to, "no-such-model", "o")
             self.parses("convert", "--to=" + to, "no-such-model", "o")
             self.parses("no-such-model", "o", "--to", to)
-            self.parses("--rest", "bf16", "--keep", "x", "--to", to, "no-such-model", "o")
+            self.parses("--rest", "bf16", "--keep", "x" * 4096, "--to", to, "no-such-model", "o")
         for o in [["--rest", r] for r in ["keep", "bf16", "fp16"]] + \
                  [["--compute-dtype", d] for d in ["bfloat16", "float16", "float32", "bf16", "FP16"]] + \
                  [["--compress", c] for c in ["none", "zstd", "zstd:1", "zstd:19", "ZSTD"]] + \
