@@ -427,23 +427,50 @@ static void ids(void **state)
     assert_null(qc_known_model_find(""));
     assert_null(qc_known_model_find("Llama-3.1-8"));
     assert_null(qc_known_model_find("other/Llama-3.1-8B"));
-    assert_string_equal(qc_known_model_near("Llama-3.1-9B"), "meta-llama/Llama-3.1-8B");
-    assert_string_equal(qc_known_model_near("qwen/qwen3-32"), "Qwen/Qwen3-32B");
-    /* Beginnings, which are far away letter by letter. */
-    assert_string_equal(qc_known_model_near("mistral"), "mistralai/Mistral-7B-v0.1");
-    assert_string_equal(qc_known_model_near("mistralai/Mistral-7B"), "mistralai/Mistral-7B-v0.1");
-    assert_string_equal(qc_known_model_near("Llama-3-8B"), "meta-llama/Meta-Llama-3-8B");
-    assert_string_equal(qc_known_model_near("gpt-oss"), "openai/gpt-oss-20b");
-    assert_null(qc_known_model_near("ll"));
-    assert_null(qc_known_model_near("quite another thing"));
-    assert_null(qc_known_model_near(""));
-    assert_null(qc_known_model_near("gxxxpxxxtxxx2xxx"));
+    open_fails("Llama-3.1-9B", QC_ERR_INPUT,
+               "did you mean 'meta-llama/Llama-3.1-8B', 'meta-llama/Meta-Llama-3-8B' or '");
+    open_fails("no/such/place", QC_ERR_INPUT, "does not exist");
+}
+
+/* The family first, then the size, then the letters. */
+static void near_ids(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *asked, *near;
+    } cases[] = {
+        {"Llama-3-8B", "meta-llama/Llama-3.1-8B"},
+        {"meta-llama/Llama-3-8b-instruct", "meta-llama/Llama-3.1-8B-Instruct"},
+        {"Llama-3.1-8b-it", "meta-llama/Llama-3.1-8B"},
+        {"Llama-3.1-9B", "meta-llama/Llama-3.1-8B"},
+        {"llama3-405b", "meta-llama/Llama-3.1-405B"},
+        {"Qwen3-70B", "Qwen/Qwen2.5-72B"},
+        {"qwen/qwen3-32", "Qwen/Qwen3-32B"},
+        {"mistral", "mistralai/Mistral-7B-v0.1"},
+        {"mistralai/Mistral-7B", "mistralai/Mistral-7B-v0.1"},
+        {"mixtral-8x22b-chat", "mistralai/Mixtral-8x22B-v0.1"},
+        {"gpt-oss", "openai/gpt-oss-20b"},
+        {"gpt-oss-100b", "openai/gpt-oss-120b"},
+        {"lama-3.1-70B", "meta-llama/Llama-3.1-70B"},
+        {"ll", NULL},
+        {"an-instruct-8B", NULL},
+        {"quite another thing", NULL},
+        {"", NULL},
+        {"gxxxpxxxtxxx2xxx", NULL},
+    };
+    const char *near[QC_KNOWN_NEAR_MAX];
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const char *want = cases[i].near;
+        unsigned n = qc_known_model_near(cases[i].asked, near);
+        if ((n > 0) != (want != NULL) || (want && strcmp(near[0], want) != 0))
+            fail_msg("%s: '%s', expected '%s'", cases[i].asked, n ? near[0] : "", want ? want : "");
+    }
+    assert_int_equal(qc_known_model_near("Llama-3-8B", near), 3);
+    assert_string_equal(near[1], "meta-llama/Meta-Llama-3-8B");
     char lengthy[400];
     memset(lengthy, 'a', sizeof lengthy - 1);
     lengthy[sizeof lengthy - 1] = '\0';
-    assert_null(qc_known_model_near(lengthy));
-    open_fails("Llama-3.1-9B", QC_ERR_INPUT, "did you mean 'meta-llama/Llama-3.1-8B'");
-    open_fails("no/such/place", QC_ERR_INPUT, "does not exist");
+    assert_int_equal(qc_known_model_near(lengthy, near), 0);
 }
 
 static void paths(void **state)
@@ -632,6 +659,7 @@ int main(void)
         cmocka_unit_test(refused_configurations),
         cmocka_unit_test(spoilt_configurations),
         cmocka_unit_test(ids),
+        cmocka_unit_test(near_ids),
         cmocka_unit_test(paths),
         cmocka_unit_test(every_one_can_be_planned),
         cmocka_unit_test(documented),
