@@ -182,6 +182,17 @@ unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]
 
 /* ---- opening ---- */
 
+/* A tokenizer.json, say, is refused as what it is. */
+static qc_status check_is_config(const qc_json_node *root, qc_error *err)
+{
+    if (qc_json_kind_of(root) == QC_JSON_OBJECT &&
+        (qc_json_get(root, "model_type") || qc_json_get(root, "architectures")))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT,
+            "this is JSON, but not the configuration of a model: expected a model_type or "
+            "architectures, found neither");
+}
+
 static qc_status open_config(qc_checkpoint **out, const char *path, const char *text, size_t len,
                              qc_error *err)
 {
@@ -190,6 +201,8 @@ static qc_status open_config(qc_checkpoint **out, const char *path, const char *
     qc_json *config = NULL;
     qc_arena_init(&arena);
     qc_status st = qc_json_parse(&config, text, len, QC_JSON_PYTHON, err);
+    if (st == QC_OK)
+        st = check_is_config(qc_json_root(config), err);
     if (st == QC_OK)
         st = qc_model_tensors_make(&tensors, &arena, config, err);
     if (st != QC_OK)

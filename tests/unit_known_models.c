@@ -324,7 +324,10 @@ static void refused_configurations(void **state)
         const char *words;
     } cases[] = {
         {"{\"model_type\":\"mamba\"," TINY "}", QC_ERR_UNSUPPORTED, "only those of llama, mistral"},
-        {"{" TINY "}", QC_ERR_UNSUPPORTED, "expected a model_type"},
+        {"{" TINY "}", QC_ERR_INPUT, "not the configuration of a model"},
+        {"{\"architectures\":[\"Own\"]," TINY "}", QC_ERR_UNSUPPORTED, "expected a model_type"},
+        {"{\"version\":\"1.0\",\"added_tokens\":[],\"model\":{\"type\":\"BPE\",\"vocab\":{}}}",
+         QC_ERR_INPUT, "not the configuration of a model: expected a model_type"},
         {"{\"model_type\":\"gemma3\",\"text_config\":{\"model_type\":\"gemma3_text\"}}",
          QC_ERR_UNSUPPORTED, "'gemma3'"},
         {"{\"model_type\":\"mllama\"}", QC_ERR_UNSUPPORTED, "'mllama'"},
@@ -362,7 +365,7 @@ static void refused_configurations(void **state)
          QC_ERR_UNSUPPORTED, "'BertForQuestionAnswering'"},
         {"{\"model_type\":\"gpt2\",\"n_layer\":1,\"n_head\":1,\"n_embd\":8}", QC_ERR_INPUT,
          "n_positions"},
-        {"[1]", QC_ERR_UNSUPPORTED, "expected a model_type"},
+        {"[1]", QC_ERR_INPUT, "not the configuration of a model"},
         {"{\"model_type\":", QC_ERR_INPUT, "config.json"},
         {"", QC_ERR_INPUT, "config.json"},
     };
