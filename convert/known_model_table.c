@@ -88,6 +88,18 @@
           ",\"n_shared_experts\":1,\"num_experts_per_tok\":8,\"moe_intermediate_size\":" TEXT(moe)  \
           ",\"first_k_dense_replace\":" TEXT(dense) ",\"num_nextn_predict_layers\":1,"              \
           "\"use_qk_norm\":" norm UNTIED BF16)
+#define QWEN35(sizes, values, vision, tie)                                                         \
+    MODEL("qwen3_5", "Qwen3_5ForConditionalGeneration",                                            \
+          "\"text_config\":{\"model_type\":\"qwen3_5_text\"," sizes HEAD_DIM(256)                    \
+          ",\"attention_bias\":false,\"full_attention_interval\":4,\"linear_conv_kernel_dim\":4,"   \
+          "\"linear_key_head_dim\":128,\"linear_value_head_dim\":128,\"linear_num_key_heads\":16,"  \
+          "\"linear_num_value_heads\":" TEXT(values) ",\"mtp_num_hidden_layers\":1" BF16            \
+          "},\"vision_config\":{\"model_type\":\"qwen3_5\"," vision                                 \
+          ",\"in_channels\":3,\"num_position_embeddings\":2304,\"patch_size\":16,"                  \
+          "\"spatial_merge_size\":2,\"temporal_patch_size\":2}" tie)
+#define VISION35(h, i, d, out)                                                                     \
+    "\"hidden_size\":" TEXT(h) ",\"intermediate_size\":" TEXT(i) ",\"depth\":" TEXT(d)             \
+    ",\"num_heads\":16,\"out_hidden_size\":" TEXT(out)
 #define PHI3(ctx, window)                                                                          \
     MODEL("phi3", "Phi3ForCausalLM",                                                               \
           SIZES(3072, 8192, 32, 32, 32, 32064, ctx) WINDOW(window) UNTIED BF16)
@@ -174,6 +186,14 @@ static const char mistral_small_32[] = MODEL("mistral3", "Mistral3ForConditional
     "\"vision_config\":{\"model_type\":\"pixtral\",\"hidden_size\":1024,"
     "\"intermediate_size\":4096,\"num_hidden_layers\":24,\"num_attention_heads\":16,"
     "\"head_dim\":64,\"image_size\":1540,\"patch_size\":14,\"num_channels\":3}" BF16);
+static const char qwen35_2b[] = QWEN35(SIZES(2048, 6144, 24, 8, 2, 248320, 262144), 16,
+    VISION35(1024, 4096, 24, 2048), TIED);
+static const char qwen35_4b[] = QWEN35(SIZES(2560, 9216, 32, 16, 4, 248320, 262144), 32,
+    VISION35(1024, 4096, 24, 2560), TIED);
+static const char qwen35_9b[] = QWEN35(SIZES(4096, 12288, 32, 16, 4, 248320, 262144), 32,
+    VISION35(1152, 4304, 27, 4096), UNTIED);
+static const char qwen36_27b[] = QWEN35(SIZES(5120, 17408, 64, 24, 4, 248320, 262144), 48,
+    VISION35(1152, 4304, 27, 5120), UNTIED);
 static const char gemma3_270m[] =
     GEMMA3_TEXT(SIZES(640, 2048, 18, 4, 1, 262144, 32768), 512);
 static const char gemma3_1b[] = GEMMA3_TEXT(SIZES(1152, 6912, 26, 4, 1, 262144, 32768), 512);
@@ -301,6 +321,11 @@ const qc_known_model qc_known_models[] = {
     {"Qwen/Qwen2.5-Coder-32B-Instruct", qwen25_32b_it},
     {"Qwen/QwQ-32B-Preview", qwen25_32b_it},
     {"Qwen/QwQ-32B", qwen25_32b},
+    {"Qwen/Qwen3.5-2B", qwen35_2b},
+    {"Qwen/Qwen3.5-4B", qwen35_4b},
+    {"Qwen/Qwen3.5-9B", qwen35_9b},
+    {"Qwen/Qwen3.6-27B", qwen36_27b},
+    {"Qwen/Qwen3.8-27B", qwen36_27b},
     {"google/gemma-3-270m", gemma3_270m},
     {"google/gemma-3-270m-it", gemma3_270m},
     {"google/gemma-3-1b-pt", gemma3_1b},

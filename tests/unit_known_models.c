@@ -191,6 +191,10 @@ static const struct {
     {"Qwen/Qwen2.5-Coder-14B", 14770033664},
     {"Qwen/Qwen2.5-Coder-32B", 32763876352},
     {"Qwen/QwQ-32B", 32763876352},
+    {"Qwen/Qwen3.5-2B", 2274069824},
+    {"Qwen/Qwen3.5-4B", 4659865088},
+    {"Qwen/Qwen3.5-9B", 9653104368},
+    {"Qwen/Qwen3.6-27B", 27781427952},
     {"google/gemma-3-270m", 268098176},
     {"google/gemma-3-1b-pt", 999885952},
     {"google/gemma-3-4b-pt", 4300079472},
@@ -235,6 +239,13 @@ static void published_counts(void **state)
     }
     qc_checkpoint *c = open_ok("bert-base-uncased", 0);
     assert_int_equal(parameters(c, "cls.", QC_DTYPE_COUNT), 109482240);
+    qc_checkpoint_close(c);
+    /* Qwen3.5: the tower, the layer for multi-token prediction, the text. */
+    c = open_ok("Qwen3.5-4B", 0);
+    const uint64_t whole = parameters(c, NULL, QC_DTYPE_COUNT);
+    assert_int_equal(whole - parameters(c, "model.visual.", QC_DTYPE_COUNT), 333514240);
+    assert_int_equal(whole - parameters(c, "mtp.", QC_DTYPE_COUNT), 120599552);
+    assert_int_equal(whole - parameters(c, "model.language_model.", QC_DTYPE_COUNT), 4205751296);
     qc_checkpoint_close(c);
     /* DeepSeek-V3: without the layer for multi-token prediction, and by dtype with it. */
     clock_t begin = clock();
@@ -574,8 +585,9 @@ static void every_one_can_be_planned(void **state)
         test_must(qc_segments_make(&segments, &arena, c, &recipe, &g, &err), &err);
         test_must(qc_plan_begin(&plan, &arena, c, &recipe, &o, &err), &err);
         /* What has a tower beside it goes by the general rules. */
-        assert_int_equal(recipe.known_type,
-                         !strstr(k->config, "\"gemma3\"") && !strstr(k->config, "\"mistral3\""));
+        assert_int_equal(recipe.known_type, !strstr(k->config, "\"gemma3\"") &&
+                                                !strstr(k->config, "\"mistral3\"") &&
+                                                !strstr(k->config, "\"qwen3_5\""));
         assert_int_equal(g.guessed, 0);
         assert_int_equal(plan.source_bytes, c->tensor_bytes);
         uint32_t layers = 0;
