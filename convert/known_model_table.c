@@ -123,6 +123,14 @@ static const char llama32_11b_vision[] = "{\"architectures\":[\"MllamaForConditi
     "\"num_hidden_layers\":32,\"num_global_layers\":8,\"attention_heads\":16,\"image_size\":560,"
     "\"patch_size\":14,\"num_channels\":3,\"max_num_tiles\":4,\"vision_output_dim\":7680,"
     "\"supported_aspect_ratios\":[[1,1],[1,2],[1,3],[1,4],[2,1],[2,2],[3,1],[4,1]]}}";
+static const char llama4_scout[] = MODEL("llama4", "Llama4ForConditionalGeneration",
+    "\"text_config\":{\"model_type\":\"llama4_text\"," SIZES(5120, 8192, 48, 40, 8, 202048, 10485760)
+    HEAD_DIM(128) ",\"attention_bias\":false,\"attention_chunk_size\":8192,"
+    "\"interleave_moe_layer_step\":1,\"num_local_experts\":16,\"num_experts_per_tok\":1" BF16
+    "},\"vision_config\":{\"model_type\":\"llama4_vision_model\",\"hidden_size\":1408,"
+    "\"image_size\":336,\"intermediate_size\":5632,\"num_attention_heads\":16,\"num_channels\":3,"
+    "\"num_hidden_layers\":34,\"patch_size\":14,\"projector_input_dim\":4096,"
+    "\"projector_output_dim\":4096}" UNTIED BF16);
 static const char mistral_7b_v1[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32000, 32768), 4096);
 static const char mistral_7b_v2[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32000, 32768), null);
 static const char mistral_7b_v3[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32768, 32768), null);
@@ -252,6 +260,7 @@ const qc_known_model qc_known_models[] = {
     {"meta-llama/Llama-3.2-11B-Vision", llama32_11b_vision},
     {"meta-llama/Llama-3.2-11B-Vision-Instruct", llama32_11b_vision},
     {"meta-llama/Llama-3.3-70B-Instruct", llama31_70b},
+    {"meta-llama/Llama-4-Scout-17B-16E-Instruct", llama4_scout},
     {"mistralai/Mistral-7B-v0.1", mistral_7b_v1},
     {"mistralai/Mistral-7B-Instruct-v0.1", mistral_7b_v1},
     {"mistralai/Mistral-7B-Instruct-v0.2", mistral_7b_v2},

@@ -17,7 +17,7 @@
 static const char family_list[] =
     "llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, "
     "gemma3, gemma3_text, deepseek_v2, deepseek_v3, gpt_oss, granite, smollm3, olmo2, olmo3, glm4, "
-    "glm4_moe, mistral3, qwen3_5, mllama, bert, gpt2";
+    "glm4_moe, mistral3, llama4, qwen3_5, mllama, bert, gpt2";
 
 /* ---- adding ---- */
 
@@ -153,7 +153,7 @@ static qc_status check_size(const qc_tensor_maker *m, qc_error *err)
     return QC_OK;
 }
 
-static const char with_towers[] = " mllama gemma3 mistral3 qwen3_5 ";
+static const char with_towers[] = " mllama gemma3 mistral3 llama4 qwen3_5 ";
 
 static int is_family(const qc_tensor_maker *m)
 {

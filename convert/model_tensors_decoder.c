@@ -25,6 +25,7 @@ enum {
     GLM_NORMS = 16384,   /* two more, after attention and MLP */
     FEW_EXPERTS = 32768, /* shared experts, dense first layers */
     ROUTER_BIAS = 65536, /* in F32; layers for multi-token prediction */
+    LLAMA4 = 262144,     /* feed_forward: a router, stacked experts and a shared one */
     QK_NORM_IF = 131072  /* HEAD_NORMS, where use_qk_norm says so */
 };
 
@@ -46,6 +47,7 @@ static const struct {
     {" deepseek_v2 ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS},
     {" deepseek_v3 ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS | ROUTER_BIAS},
     {" gpt_oss ", ATTENTION_BIAS},
+    {" llama4_text ", ATTENTION_BIAS | LLAMA4},
     {" granite ", ATTENTION_BIAS | MLP_BIAS},
     {" smollm3 ", ATTENTION_BIAS | MLP_BIAS | TIED},
     {" olmo2 olmo3 ", ATTENTION_BIAS | WIDE_NORMS},
@@ -137,6 +139,15 @@ static qc_status read_fields(decoder *d, qc_error *err)
                       err));
     if (d->traits & (EXPERTS | MIXTRAL_EXPERTS))
         QC_TRY(read_experts(d, err));
+    if (d->traits & LLAMA4) {
+        QC_TRY(qc_config_read(&d->step, &m->config, "interleave_moe_layer_step", QC_CONFIG_MAX_SIZE,
+                              1, err));
+        if (d->step != 1)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: interleave_moe_layer_step is %" PRIu64
+                    ", and the tensors can be worked out only for 1; give the checkpoint itself",
+                    d->step);
+    }
     if (d->traits & FEW_EXPERTS)
         QC_TRY(read_few_experts(d, err));
     return d->traits & LATENT ? read_latent(d, err) : QC_OK;
@@ -236,6 +247,19 @@ static qc_status add_experts(const decoder *d, qc_error *err)
     return d->shared ? add_gated(d, "mlp.shared_experts", d->shared, err) : QC_OK;
 }
 
+/* Experts as transformers holds them: [experts, in, out]. */
+static qc_status add_llama4(const decoder *d, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    uint64_t e = m->g->experts;
+    QC_TRY(qc_tm_matrix(m, "feed_forward.router.weight", e, d->hidden, err));
+    QC_TRY(qc_tm_add(m, "feed_forward.experts.gate_up_proj", m->dtype, 3,
+                     (uint64_t[]){e, d->hidden, 2 * d->intermediate}, err));
+    QC_TRY(qc_tm_add(m, "feed_forward.experts.down_proj", m->dtype, 3,
+                     (uint64_t[]){e, d->intermediate, d->hidden}, err));
+    return add_gated(d, "feed_forward.shared_expert", d->intermediate, err);
+}
+
 static int has_experts(const decoder *d, uint64_t layer)
 {
     if (!(d->traits & EXPERTS))
@@ -253,6 +277,8 @@ static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
         return qc_tm_gpt_oss_layer(d->m, d->intermediate, err);
     if (d->traits & MIXTRAL_EXPERTS)
         return add_mixtral_experts(d, err);
+    if (d->traits & LLAMA4)
+        return add_llama4(d, err);
     if (has_experts(d, layer))
         return add_experts(d, err);
     if (!(d->traits & FUSED_MLP))

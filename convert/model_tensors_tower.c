@@ -1,4 +1,4 @@
-/* A decoder beside a tower of images: gemma3 (SigLIP) and mistral3 (Pixtral).
+/* A decoder beside a tower of images: gemma3 (SigLIP), mistral3 (Pixtral) and llama4.
  * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
 #include "convert/model_tensors_parts.h"
 
@@ -16,7 +16,7 @@ static qc_status read_tower(const qc_tensor_maker *m, tower *t, qc_error *err)
     QC_TRY(qc_tm_need(m, c, "hidden_size", QC_CONFIG_MAX_SIZE, &t->hidden, err));
     QC_TRY(qc_tm_need(m, c, "intermediate_size", QC_CONFIG_MAX_SIZE, &t->intermediate, err));
     QC_TRY(qc_tm_need(m, c, "num_hidden_layers", QC_CONFIG_MAX_LAYERS, &t->layers, err));
-    QC_TRY(qc_tm_need(m, c, "patch_size", QC_CONFIG_MAX_SIZE, &t->patch, err));
+    QC_TRY(qc_tm_need(m, c, "patch_size", QC_CONFIG_MAX_LAYERS, &t->patch, err));
     QC_TRY(qc_tm_need(m, c, "image_size", QC_CONFIG_MAX_SIZE, &t->image, err));
     return qc_config_count(&t->channels, qc_config_field(c, "num_channels"), QC_CONFIG_MAX_SIZE, 3,
                            err);
@@ -92,11 +92,44 @@ static qc_status add_pixtral(qc_tensor_maker *m, const tower *t, qc_error *err)
     return qc_tm_linear(m, "linear_2", hidden, hidden, bias, err);
 }
 
+/* ---- Llama 4 ---- */
+
+static qc_status add_llama4(qc_tensor_maker *m, const tower *t, qc_error *err)
+{
+    static const char *const attention[4] = {"self_attn.q_proj", "self_attn.k_proj",
+                                             "self_attn.v_proj", "self_attn.o_proj"};
+    const qc_json_node *c = m->config.vision;
+    uint64_t in = 0, out = 0, side = t->image / t->patch;
+    QC_TRY(qc_tm_need(m, c, "projector_input_dim", QC_CONFIG_MAX_SIZE, &in, err));
+    QC_TRY(qc_tm_need(m, c, "projector_output_dim", QC_CONFIG_MAX_SIZE, &out, err));
+    for (uint64_t i = 0; i < t->layers; i++) {
+        qc_tm_prefix(m, "vision_model.model.layers.", i);
+        QC_TRY(add_square(m, attention, t->hidden, 1, err));
+        QC_TRY(qc_tm_linear(m, "mlp.fc1", t->intermediate, t->hidden, 1, err));
+        QC_TRY(qc_tm_linear(m, "mlp.fc2", t->hidden, t->intermediate, 1, err));
+        QC_TRY(qc_tm_layer_norm(m, "input_layernorm", t->hidden, err));
+        QC_TRY(qc_tm_layer_norm(m, "post_attention_layernorm", t->hidden, err));
+    }
+    qc_tm_prefix(m, "vision_model.", UINT64_MAX);
+    QC_TRY(qc_tm_vector(m, "class_embedding", t->hidden, err));
+    QC_TRY(qc_tm_matrix(m, "positional_embedding_vlm", side * side + 1, t->hidden, err));
+    QC_TRY(qc_tm_matrix(m, "patch_embedding.linear.weight", t->hidden,
+                        t->channels * t->patch * t->patch, err));
+    QC_TRY(qc_tm_layer_norm(m, "layernorm_pre", t->hidden, err));
+    QC_TRY(qc_tm_layer_norm(m, "layernorm_post", t->hidden, err));
+    QC_TRY(qc_tm_linear(m, "vision_adapter.mlp.fc1", in, t->intermediate, 0, err));
+    QC_TRY(qc_tm_linear(m, "vision_adapter.mlp.fc2", out, out, 0, err));
+    qc_tm_prefix(m, "multi_modal_projector.", UINT64_MAX);
+    return qc_tm_linear(m, "linear_1", m->g->hidden, out, 0, err);
+}
+
 qc_status qc_tm_with_tower(qc_tensor_maker *m, qc_error *err)
 {
     tower t = {0};
     QC_TRY(read_tower(m, &t, err));
     QC_TRY(qc_tm_decoder(m, "language_model.", err));
+    if (strcmp(m->config.model_type, "llama4") == 0)
+        return add_llama4(m, &t, err);
     return strcmp(m->config.model_type, "gemma3") == 0 ? add_siglip(m, &t, err)
                                                        : add_pixtral(m, &t, err);
 }
