@@ -20,7 +20,7 @@ int qc_geometry_is(const qc_geometry_reader *r, const char *types);
 QC_NODISCARD qc_status qc_geometry_size(const qc_geometry_reader *r, uint64_t *out,
                                         const char *names, uint64_t missing, qc_error *err);
 
-/* A type whose cache was compared with the one that transformers fills. */
+/* A type whose cache is understood; geometry_types.c says how of each. */
 int qc_geometry_type_is_known(const char *type);
 /* A type that keeps nothing from one token to the next, whatever its config.json says. */
 int qc_geometry_type_has_no_cache(const char *type);

@@ -59,6 +59,47 @@
 #define LATENT                                                                                     \
     ",\"kv_lora_rank\":512,\"qk_nope_head_dim\":128,\"qk_rope_head_dim\":64,\"v_head_dim\":128,"   \
     "\"moe_layer_freq\":1,\"attention_bias\":false"
+#define MISTRAL128(sizes)                                                                          \
+    MODEL("mistral", "MistralForCausalLM", sizes HEAD_DIM(128) WINDOW(null) UNTIED BF16)
+#define GEMMA3_TEXT(sizes, window)                                                                 \
+    MODEL("gemma3_text", "Gemma3ForCausalLM",                                                      \
+          sizes HEAD_DIM(256) WINDOW(window) ",\"sliding_window_pattern\":6" TIED BF16)
+#define GEMMA3(sizes, dim)                                                                         \
+    MODEL("gemma3", "Gemma3ForConditionalGeneration",                                              \
+          "\"text_config\":{\"model_type\":\"gemma3_text\"," sizes HEAD_DIM(dim) WINDOW(1024)        \
+          ",\"sliding_window_pattern\":6},\"vision_config\":{"                                      \
+          "\"model_type\":\"siglip_vision_model\",\"hidden_size\":1152,"                            \
+          "\"intermediate_size\":4304,\"num_hidden_layers\":27,\"num_attention_heads\":16,"         \
+          "\"image_size\":896,\"patch_size\":14}" BF16)
+#define GRANITE(sizes)                                                                             \
+    MODEL("granite", "GraniteForCausalLM",                                                         \
+          sizes ",\"attention_bias\":false,\"mlp_bias\":false" TIED BF16)
+#define OLMO2(sizes, dtype)                                                                        \
+    MODEL("olmo2", "Olmo2ForCausalLM", sizes ",\"attention_bias\":false" UNTIED dtype)
+#define OLMO3(sizes)                                                                               \
+    MODEL("olmo3", "Olmo3ForCausalLM",                                                             \
+          sizes ",\"attention_bias\":false,\"sliding_window\":4096" UNTIED BF16)
+#define GLM4(sizes, bias)                                                                          \
+    MODEL("glm4", "Glm4ForCausalLM",                                                               \
+          sizes HEAD_DIM(128) ",\"attention_bias\":" bias UNTIED BF16)
+#define GLM4_MOE(sizes, experts, moe, dense, norm)                                                 \
+    MODEL("glm4_moe", "Glm4MoeForCausalLM",                                                        \
+          sizes HEAD_DIM(128) ",\"attention_bias\":true,\"n_routed_experts\":" TEXT(experts)       \
+          ",\"n_shared_experts\":1,\"num_experts_per_tok\":8,\"moe_intermediate_size\":" TEXT(moe)  \
+          ",\"first_k_dense_replace\":" TEXT(dense) ",\"num_nextn_predict_layers\":1,"              \
+          "\"use_qk_norm\":" norm UNTIED BF16)
+#define QWEN35(sizes, values, vision, tie)                                                         \
+    MODEL("qwen3_5", "Qwen3_5ForConditionalGeneration",                                            \
+          "\"text_config\":{\"model_type\":\"qwen3_5_text\"," sizes HEAD_DIM(256)                    \
+          ",\"attention_bias\":false,\"full_attention_interval\":4,\"linear_conv_kernel_dim\":4,"   \
+          "\"linear_key_head_dim\":128,\"linear_value_head_dim\":128,\"linear_num_key_heads\":16,"  \
+          "\"linear_num_value_heads\":" TEXT(values) ",\"mtp_num_hidden_layers\":1" BF16            \
+          "},\"vision_config\":{\"model_type\":\"qwen3_5\"," vision                                 \
+          ",\"in_channels\":3,\"num_position_embeddings\":2304,\"patch_size\":16,"                  \
+          "\"spatial_merge_size\":2,\"temporal_patch_size\":2}" tie)
+#define VISION35(h, i, d, out)                                                                     \
+    "\"hidden_size\":" TEXT(h) ",\"intermediate_size\":" TEXT(i) ",\"depth\":" TEXT(d)             \
+    ",\"num_heads\":16,\"out_hidden_size\":" TEXT(out)
 #define PHI3(ctx, window)                                                                          \
     MODEL("phi3", "Phi3ForCausalLM",                                                               \
           SIZES(3072, 8192, 32, 32, 32, 32064, ctx) WINDOW(window) UNTIED BF16)
@@ -82,6 +123,14 @@ static const char llama32_11b_vision[] = "{\"architectures\":[\"MllamaForConditi
     "\"num_hidden_layers\":32,\"num_global_layers\":8,\"attention_heads\":16,\"image_size\":560,"
     "\"patch_size\":14,\"num_channels\":3,\"max_num_tiles\":4,\"vision_output_dim\":7680,"
     "\"supported_aspect_ratios\":[[1,1],[1,2],[1,3],[1,4],[2,1],[2,2],[3,1],[4,1]]}}";
+static const char llama4_scout[] = MODEL("llama4", "Llama4ForConditionalGeneration",
+    "\"text_config\":{\"model_type\":\"llama4_text\"," SIZES(5120, 8192, 48, 40, 8, 202048, 10485760)
+    HEAD_DIM(128) ",\"attention_bias\":false,\"attention_chunk_size\":8192,"
+    "\"interleave_moe_layer_step\":1,\"num_local_experts\":16,\"num_experts_per_tok\":1" BF16
+    "},\"vision_config\":{\"model_type\":\"llama4_vision_model\",\"hidden_size\":1408,"
+    "\"image_size\":336,\"intermediate_size\":5632,\"num_attention_heads\":16,\"num_channels\":3,"
+    "\"num_hidden_layers\":34,\"patch_size\":14,\"projector_input_dim\":4096,"
+    "\"projector_output_dim\":4096}" UNTIED BF16);
 static const char mistral_7b_v1[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32000, 32768), 4096);
 static const char mistral_7b_v2[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32000, 32768), null);
 static const char mistral_7b_v3[] = MISTRAL(SIZES(4096, 14336, 32, 32, 8, 32768, 32768), null);
@@ -133,6 +182,51 @@ static const char deepseek_v3[] = MODEL("deepseek_v3", "DeepseekV3ForCausalLM",
     "\"activation_scheme\":\"dynamic\",\"weight_block_size\":[128,128]}" UNTIED BF16);
 static const char phi3_mini_4k[] = PHI3(4096, 2047);
 static const char phi3_mini_128k[] = PHI3(131072, 262144);
+static const char phi4[] = MODEL("phi3", "Phi3ForCausalLM",
+    SIZES(5120, 17920, 40, 40, 10, 100352, 16384) WINDOW(null) UNTIED BF16);
+static const char phi4_mini[] = MODEL("phi3", "Phi3ForCausalLM",
+    SIZES(3072, 8192, 32, 24, 8, 200064, 131072) WINDOW(262144) TIED BF16);
+static const char nemo[] = MISTRAL128(SIZES(5120, 14336, 40, 32, 8, 131072, 131072));
+static const char mistral_small[] = MISTRAL128(SIZES(5120, 32768, 40, 32, 8, 131072, 32768));
+static const char mistral_small_32[] = MODEL("mistral3", "Mistral3ForConditionalGeneration",
+    "\"text_config\":{\"model_type\":\"mistral\"," SIZES(5120, 32768, 40, 32, 8, 131072, 131072)
+    HEAD_DIM(128) WINDOW(null) "},\"spatial_merge_size\":2,\"multimodal_projector_bias\":false,"
+    "\"vision_config\":{\"model_type\":\"pixtral\",\"hidden_size\":1024,"
+    "\"intermediate_size\":4096,\"num_hidden_layers\":24,\"num_attention_heads\":16,"
+    "\"head_dim\":64,\"image_size\":1540,\"patch_size\":14,\"num_channels\":3}" BF16);
+static const char qwen35_2b[] = QWEN35(SIZES(2048, 6144, 24, 8, 2, 248320, 262144), 16,
+    VISION35(1024, 4096, 24, 2048), TIED);
+static const char qwen35_4b[] = QWEN35(SIZES(2560, 9216, 32, 16, 4, 248320, 262144), 32,
+    VISION35(1024, 4096, 24, 2560), TIED);
+static const char qwen35_9b[] = QWEN35(SIZES(4096, 12288, 32, 16, 4, 248320, 262144), 32,
+    VISION35(1152, 4304, 27, 4096), UNTIED);
+static const char qwen36_27b[] = QWEN35(SIZES(5120, 17408, 64, 24, 4, 248320, 262144), 48,
+    VISION35(1152, 4304, 27, 5120), UNTIED);
+static const char gemma3_270m[] =
+    GEMMA3_TEXT(SIZES(640, 2048, 18, 4, 1, 262144, 32768), 512);
+static const char gemma3_1b[] = GEMMA3_TEXT(SIZES(1152, 6912, 26, 4, 1, 262144, 32768), 512);
+static const char gemma3_4b[] = GEMMA3(SIZES(2560, 10240, 34, 8, 4, 262208, 131072), 256);
+static const char gemma3_12b[] = GEMMA3(SIZES(3840, 15360, 48, 16, 8, 262208, 131072), 256);
+static const char gemma3_27b[] = GEMMA3(SIZES(5376, 21504, 62, 32, 16, 262208, 131072), 128);
+static const char r1_qwen_15b[] = QWEN2(SIZES(1536, 8960, 28, 12, 2, 151936, 131072), UNTIED);
+static const char granite_2b[] = GRANITE(SIZES(2048, 8192, 40, 32, 8, 49159, 131072));
+static const char granite_8b[] = GRANITE(SIZES(4096, 12800, 40, 32, 8, 49159, 131072));
+static const char olmo2_1b[] = OLMO2(SIZES(2048, 8192, 16, 16, 16, 100352, 4096), BF16);
+static const char olmo2_7b[] = OLMO2(SIZES(4096, 11008, 32, 32, 32, 100352, 4096), F32);
+static const char olmo2_7b_it[] = OLMO2(SIZES(4096, 11008, 32, 32, 32, 100352, 4096), BF16);
+static const char olmo2_13b[] = OLMO2(SIZES(5120, 13824, 40, 40, 40, 100352, 4096), F32);
+static const char olmo2_32b[] = OLMO2(SIZES(5120, 27648, 64, 40, 8, 100352, 4096), F32);
+static const char olmo3_7b[] = OLMO3(SIZES(4096, 11008, 32, 32, 32, 100278, 65536));
+static const char olmo3_32b[] = OLMO3(SIZES(5120, 27648, 64, 40, 8, 100278, 65536));
+static const char smollm3_3b[] = MODEL("smollm3", "SmolLM3ForCausalLM",
+    SIZES(2048, 11008, 36, 16, 4, 128256, 65536) ",\"use_sliding_window\":false" TIED BF16);
+static const char glm4_9b[] = GLM4(SIZES(4096, 13696, 40, 32, 2, 151552, 32768), "true");
+static const char glm45_air[] =
+    GLM4_MOE(SIZES(4096, 10944, 46, 96, 8, 151552, 131072), 128, 1408, 1, "false");
+static const char glm45[] =
+    GLM4_MOE(SIZES(5120, 12288, 92, 96, 8, 151552, 131072), 160, 1536, 3, "true");
+static const char glm47[] =
+    GLM4_MOE(SIZES(5120, 12288, 92, 96, 8, 151552, 202752), 160, 1536, 3, "true");
 static const char gpt2[] = MODEL("gpt2", "GPT2LMHeadModel",
     "\"n_layer\":12,\"n_head\":12,\"n_embd\":768,\"n_positions\":1024,\"vocab_size\":50257" F32);
 static const char bert_base[] = MODEL("bert", "BertForPreTraining",
@@ -166,6 +260,7 @@ const qc_known_model qc_known_models[] = {
     {"meta-llama/Llama-3.2-11B-Vision", llama32_11b_vision},
     {"meta-llama/Llama-3.2-11B-Vision-Instruct", llama32_11b_vision},
     {"meta-llama/Llama-3.3-70B-Instruct", llama31_70b},
+    {"meta-llama/Llama-4-Scout-17B-16E-Instruct", llama4_scout},
     {"mistralai/Mistral-7B-v0.1", mistral_7b_v1},
     {"mistralai/Mistral-7B-Instruct-v0.1", mistral_7b_v1},
     {"mistralai/Mistral-7B-Instruct-v0.2", mistral_7b_v2},
@@ -216,6 +311,63 @@ const qc_known_model qc_known_models[] = {
     {"deepseek-ai/DeepSeek-R1", deepseek_v3},
     {"microsoft/Phi-3-mini-4k-instruct", phi3_mini_4k},
     {"microsoft/Phi-3-mini-128k-instruct", phi3_mini_128k},
+    {"mistralai/Mistral-Nemo-Base-2407", nemo},
+    {"mistralai/Mistral-Nemo-Instruct-2407", nemo},
+    {"mistralai/Mistral-Small-24B-Base-2501", mistral_small},
+    {"mistralai/Mistral-Small-24B-Instruct-2501", mistral_small},
+    {"mistralai/Mistral-Small-3.2-24B-Instruct-2506", mistral_small_32},
+    {"Qwen/Qwen2.5-Coder-0.5B", qwen25_05b},
+    {"Qwen/Qwen2.5-Coder-0.5B-Instruct", qwen25_05b},
+    {"Qwen/Qwen2.5-Coder-1.5B", qwen25_15b},
+    {"Qwen/Qwen2.5-Coder-1.5B-Instruct", qwen25_15b},
+    {"Qwen/Qwen2.5-Coder-3B", qwen25_3b},
+    {"Qwen/Qwen2.5-Coder-3B-Instruct", qwen25_3b},
+    {"Qwen/Qwen2.5-Coder-7B", qwen25_7b_it},
+    {"Qwen/Qwen2.5-Coder-7B-Instruct", qwen25_7b_it},
+    {"Qwen/Qwen2.5-Coder-14B", qwen25_14b_it},
+    {"Qwen/Qwen2.5-Coder-14B-Instruct", qwen25_14b_it},
+    {"Qwen/Qwen2.5-Coder-32B", qwen25_32b_it},
+    {"Qwen/Qwen2.5-Coder-32B-Instruct", qwen25_32b_it},
+    {"Qwen/QwQ-32B-Preview", qwen25_32b_it},
+    {"Qwen/QwQ-32B", qwen25_32b},
+    {"Qwen/Qwen3.5-2B", qwen35_2b},
+    {"Qwen/Qwen3.5-4B", qwen35_4b},
+    {"Qwen/Qwen3.5-9B", qwen35_9b},
+    {"Qwen/Qwen3.6-27B", qwen36_27b},
+    {"Qwen/Qwen3.8-27B", qwen36_27b},
+    {"google/gemma-3-270m", gemma3_270m},
+    {"google/gemma-3-270m-it", gemma3_270m},
+    {"google/gemma-3-1b-pt", gemma3_1b},
+    {"google/gemma-3-1b-it", gemma3_1b},
+    {"google/gemma-3-4b-pt", gemma3_4b},
+    {"google/gemma-3-4b-it", gemma3_4b},
+    {"google/gemma-3-12b-pt", gemma3_12b},
+    {"google/gemma-3-12b-it", gemma3_12b},
+    {"google/gemma-3-27b-pt", gemma3_27b},
+    {"google/gemma-3-27b-it", gemma3_27b},
+    {"deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B", r1_qwen_15b},
+    {"deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", qwen25_7b},
+    {"deepseek-ai/DeepSeek-R1-Distill-Llama-8B", llama31_8b},
+    {"deepseek-ai/DeepSeek-R1-Distill-Qwen-14B", qwen25_14b},
+    {"deepseek-ai/DeepSeek-R1-Distill-Qwen-32B", qwen25_32b},
+    {"deepseek-ai/DeepSeek-R1-Distill-Llama-70B", llama31_70b},
+    {"microsoft/phi-4", phi4},
+    {"microsoft/Phi-4-mini-instruct", phi4_mini},
+    {"ibm-granite/granite-3.3-2b-instruct", granite_2b},
+    {"ibm-granite/granite-3.3-8b-instruct", granite_8b},
+    {"allenai/OLMo-2-0425-1B-Instruct", olmo2_1b},
+    {"allenai/OLMo-2-1124-7B", olmo2_7b},
+    {"allenai/OLMo-2-1124-7B-Instruct", olmo2_7b_it},
+    {"allenai/OLMo-2-1124-13B", olmo2_13b},
+    {"allenai/OLMo-2-0325-32B", olmo2_32b},
+    {"allenai/Olmo-3-1025-7B", olmo3_7b},
+    {"allenai/Olmo-3-1125-32B", olmo3_32b},
+    {"HuggingFaceTB/SmolLM3-3B", smollm3_3b},
+    {"HuggingFaceTB/SmolLM3-3B-Base", smollm3_3b},
+    {"zai-org/GLM-4-9B-0414", glm4_9b},
+    {"zai-org/GLM-4.5-Air", glm45_air},
+    {"zai-org/GLM-4.5", glm45},
+    {"zai-org/GLM-4.7", glm47},
     {"openai-community/gpt2", gpt2},
     {"google-bert/bert-base-uncased", bert_base},
     {"sentence-transformers/all-MiniLM-L6-v2", minilm},

@@ -8,13 +8,15 @@
 #include "formats/file_io.h"
 
 #include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define CONFIG_NAME      "config.json"
 #define CONFIG_MAX_BYTES (16u << 20)
 #define TREE_MAX_FILES   100000u
 #define NAME_SHOWN_BYTES 160
-#define NEAR_DIVISOR     3u /* one letter in three may differ */
+#define NEAR_DIVISOR     3u /* of an unknown family: one letter in three may differ */
 
 static int same_letter(char a, char b)
 {
@@ -46,48 +48,150 @@ const qc_known_model *qc_known_model_find(const char *id)
     return NULL;
 }
 
-static int begins_with(const char *text, const char *start)
+/* ---- near ids: by family and size first, by letters last ---- */
+
+enum {
+    MIN_WORD = 3,        /* letters of a word that says something */
+    MAX_SIZE_RATIO = 4,  /* a second suggestion is no further from the size asked for */
+    MAX_SIZE_LETTERS = 7 /* "0.5", "8x22", "123.45" */
+};
+
+typedef struct {
+    unsigned family, words; /* words in common: names of families; all */
+    double ratio;           /* of the sizes, >= 1; 1 where none was asked for */
+    unsigned letters;       /* to change */
+} likeness;
+
+static size_t word_length(const char *text)
 {
-    while (*start && same_letter(*text, *start)) {
-        text++;
-        start++;
-    }
-    return *start == '\0';
+    size_t n = 0;
+    while (isalpha((unsigned char)text[n]))
+        n++;
+    return n;
 }
 
-/* "mistral", "Llama-3-8B": the beginning of a name, or of what follows "Meta-". */
-static const char *completed(const char *name)
+/* Words that models of many families have in their names. */
+static int is_common_word(const char *word, size_t n)
 {
-    enum { MIN_LETTERS = 3 };
-    for (unsigned i = 0; strlen(name) >= MIN_LETTERS && i < qc_known_model_count; i++) {
-        const char *known = without_org(qc_known_models[i].id);
-        const char *dash = strchr(known, '-');
-        if (begins_with(known, name) || (dash && begins_with(dash + 1, name)))
-            return qc_known_models[i].id;
+    static const char *const words[] = {
+        "instruct", "base",    "chat",  "meta",  "mini", "small", "large", "lite",   "vision",
+        "distill",  "preview", "coder", "think", "air",  "all",   "flash", "reason", "medium"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        if (strlen(words[i]) == n && qc_edit_distance(word, n, words[i], n) == 0)
+            return 1;
     }
-    return NULL;
+    return 0;
 }
 
-const char *qc_known_model_near(const char *id)
+/* Does a word of name begin like this one? "mistr" is enough of "Mistral". */
+static int has_word(const char *name, const char *word, size_t n)
 {
-    const char *name = without_org(id), *best = completed(name);
-    if (best)
-        return best;
-    size_t len = strlen(name), least = len / NEAR_DIVISOR + 1;
+    for (size_t k = 0; *name; name += k ? k : 1) {
+        size_t i = 0;
+        k = word_length(name);
+        while (i < n && same_letter(name[i], word[i]))
+            i++;
+        if (k >= n && i == n)
+            return 1;
+    }
+    return 0;
+}
+
+/* Billions of parameters: the first "8B", "0.5B", "270m" or "8x7B" of a name; 0: it has none. */
+static double size_in(const char *name)
+{
+    for (const char *s = name; *s; s++) {
+        if (!isdigit((unsigned char)*s) || (s > name && isalnum((unsigned char)s[-1])))
+            continue;
+        char number[MAX_SIZE_LETTERS + 1] = "";
+        size_t n = strspn(s, "0123456789.x");
+        int unit = tolower((unsigned char)s[n]);
+        if (n > MAX_SIZE_LETTERS || (unit != 'b' && unit != 'm') ||
+            isalnum((unsigned char)s[n + 1]))
+            continue;
+        memcpy(number, s, n);
+        char *times = strchr(number, 'x');
+        double size = strtod(number, NULL) * (times ? strtod(times + 1, NULL) : 1);
+        return unit == 'm' ? size / 1000 : size;
+    }
+    return 0;
+}
+
+static likeness compare_names(const char *asked, const char *known)
+{
+    likeness l = {.ratio = 1};
+    for (size_t n = 0; *asked; asked += n ? n : 1) {
+        n = word_length(asked);
+        if (n < MIN_WORD || !has_word(known, asked, n))
+            continue;
+        l.words++;
+        l.family += !is_common_word(asked, n);
+    }
+    return l;
+}
+
+static int is_nearer(const likeness *a, const likeness *b)
+{
+    if (a->family != b->family)
+        return a->family > b->family;
+    if (a->ratio < b->ratio || a->ratio > b->ratio)
+        return a->ratio < b->ratio;
+    if (a->words != b->words)
+        return a->words > b->words;
+    return a->letters < b->letters;
+}
+
+unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX])
+{
+    const char *name = without_org(id);
+    size_t len = strlen(name);
+    double size = size_in(name);
+    likeness found[QC_KNOWN_NEAR_MAX];
+    unsigned count = 0;
     if (len > QC_EDIT_MAX_BYTES)
-        return NULL;
+        return 0;
     for (unsigned i = 0; i < qc_known_model_count; i++) {
         const char *known = without_org(qc_known_models[i].id);
-        size_t d = qc_edit_distance(name, len, known, strlen(known));
-        if (d < least) {
-            least = d;
-            best = qc_known_models[i].id;
+        double theirs = size_in(known);
+        likeness l = compare_names(name, known);
+        l.letters = qc_edit_distance(name, len, known, strlen(known));
+        if (size > 0 && theirs > 0)
+            l.ratio = size > theirs ? size / theirs : theirs / size;
+        else if (size > 0)
+            l.ratio = HUGE_VAL;
+        if (l.family == 0 && l.letters > len / NEAR_DIVISOR) /* a family that is spelt wrong */
+            continue;
+        unsigned at = count;
+        while (at > 0 && is_nearer(&l, &found[at - 1]))
+            at--;
+        if (at == QC_KNOWN_NEAR_MAX)
+            continue;
+        count += count < QC_KNOWN_NEAR_MAX;
+        for (unsigned k = count - 1; k > at; k--) {
+            found[k] = found[k - 1];
+            near[k] = near[k - 1];
         }
+        found[at] = l;
+        near[at] = qc_known_models[i].id;
     }
-    return best;
+    while (count > 1 && (found[count - 1].family < found[0].family ||
+                         found[count - 1].ratio > MAX_SIZE_RATIO * found[0].ratio))
+        count--;
+    return count;
 }
 
 /* ---- opening ---- */
+
+/* A tokenizer.json, say, is refused as what it is. */
+static qc_status check_is_config(const qc_json_node *root, qc_error *err)
+{
+    if (qc_json_kind_of(root) == QC_JSON_OBJECT &&
+        (qc_json_get(root, "model_type") || qc_json_get(root, "architectures")))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_INPUT,
+            "this is JSON, but not the configuration of a model: expected a model_type or "
+            "architectures, found neither");
+}
 
 static qc_status open_config(qc_checkpoint **out, const char *path, const char *text, size_t len,
                              qc_error *err)
@@ -97,6 +201,8 @@ static qc_status open_config(qc_checkpoint **out, const char *path, const char *
     qc_json *config = NULL;
     qc_arena_init(&arena);
     qc_status st = qc_json_parse(&config, text, len, QC_JSON_PYTHON, err);
+    if (st == QC_OK)
+        st = check_is_config(qc_json_root(config), err);
     if (st == QC_OK)
         st = qc_model_tensors_make(&tensors, &arena, config, err);
     if (st != QC_OK)
@@ -157,12 +263,14 @@ static qc_status open_known(qc_checkpoint **out, const char *id, qc_error *err)
     const qc_known_model *known = qc_known_model_find(id);
     if (known)
         return open_config(out, known->id, known->config, strlen(known->config), err);
-    const char *near = qc_known_model_near(id);
-    if (near)
+    const char *near[QC_KNOWN_NEAR_MAX];
+    unsigned n = qc_known_model_near(id, near);
+    if (n > 0)
         QC_FAIL(err, QC_ERR_INPUT,
-                "'%.*s' does not exist and is not the id of a well-known model; did you mean '%s'? "
-                "For any other model, give a folder with its config.json",
-                NAME_SHOWN_BYTES, id, near);
+                "'%.*s' does not exist and is not the id of a well-known model; did you mean "
+                "'%s'%s%s%s%s%s%s? For any other model, give a folder with its config.json",
+                NAME_SHOWN_BYTES, id, near[0], n > 2 ? ", '" : "", n > 2 ? near[1] : "",
+                n > 2 ? "'" : "", n > 1 ? " or '" : "", n > 1 ? near[n - 1] : "", n > 1 ? "'" : "");
     QC_FAIL(err, QC_ERR_INPUT,
             "'%.*s' does not exist and is not the id of a well-known model (docs/models.md lists "
             "them); give a folder with its config.json",

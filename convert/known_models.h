@@ -20,8 +20,10 @@ extern const unsigned qc_known_model_count;
 
 /* By id, with or without the organisation; case does not matter. NULL if there is none. */
 const qc_known_model *qc_known_model_find(const char *id);
-/* For "did you mean"; NULL if nothing is near. */
-const char *qc_known_model_near(const char *id);
+/* For "did you mean": ids of the same family, the nearest size first; of these the ones that are
+ * written most alike. Returns how many. */
+#define QC_KNOWN_NEAR_MAX 3u
+unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]);
 
 /* Open MODEL for planning: a checkpoint as qc_checkpoint_open opens it; a directory that holds a
  * config.json but no weights, or a config.json by its path; the id of a well-known model, where

@@ -12,7 +12,8 @@
 
 static const char family_list[] =
     "llama, mistral, mixtral, qwen2, qwen3, qwen2_moe, qwen3_moe, phi3, gemma, gemma2, "
-    "gemma3_text, deepseek_v2, deepseek_v3, gpt_oss, mllama, bert, gpt2";
+    "gemma3, gemma3_text, deepseek_v2, deepseek_v3, gpt_oss, granite, smollm3, olmo2, olmo3, glm4, "
+    "glm4_moe, mistral3, llama4, qwen3_5, mllama, bert, gpt2";
 
 /* ---- adding ---- */
 
@@ -144,12 +145,14 @@ static qc_status check_layers(const qc_tensor_maker *m, qc_error *err)
     return QC_OK;
 }
 
+static const char with_towers[] = " mllama gemma3 mistral3 llama4 qwen3_5 ";
+
 static int is_family(const qc_tensor_maker *m)
 {
     static const char decoders[] =
         " llama mistral mixtral qwen2 qwen3 qwen2_moe qwen3_moe phi3 gemma gemma2 gemma3_text "
-        "deepseek_v2 deepseek_v3 gpt_oss bert gpt2 ";
-    if (strcmp(m->config.model_type, "mllama") == 0)
+        "deepseek_v2 deepseek_v3 gpt_oss granite smollm3 olmo2 olmo3 glm4 glm4_moe bert gpt2 ";
+    if (qc_config_word_in(m->config.model_type, with_towers))
         return m->config.text != m->config.root && m->config.vision != NULL;
     return qc_config_word_in(m->config.model_type, decoders) && m->config.text == m->config.root;
 }
@@ -179,9 +182,13 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
         m.dtype = m.mxfp4 ? QC_DTYPE_BF16 : QC_DTYPE_F32;
     if (strcmp(m.config.model_type, "mllama") == 0)
         return qc_tm_mllama(&m, err);
+    if (strcmp(m.config.model_type, "qwen3_5") == 0)
+        return qc_tm_qwen35(&m, err);
+    if (qc_config_word_in(m.config.model_type, with_towers))
+        return qc_tm_with_tower(&m, err);
     if (qc_tm_is(&m, " bert "))
         return qc_tm_bert(&m, err);
     if (qc_tm_is(&m, " gpt2 "))
         return qc_tm_gpt2(&m, err);
-    return qc_tm_decoder(&m, err);
+    return qc_tm_decoder(&m, "", err);
 }

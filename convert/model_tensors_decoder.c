@@ -13,12 +13,20 @@ enum {
     MLP_BIAS = 4,          /* where mlp_bias says so */
     HEAD_NORMS = 8,        /* q_norm and k_norm over head_dim */
     FOUR_NORMS = 16,       /* before and after attention and MLP */
-    FUSED = 32,            /* qkv_proj, gate_up_proj */
+    FUSED_QKV = 32,        /* qkv_proj */
     TIED = 64,             /* unless tie_word_embeddings is false */
     EXPERTS = 128,         /* mlp.experts.N */
     MIXTRAL_EXPERTS = 256, /* block_sparse_moe.experts.N */
     SHARED_EXPERT = 512,   /* one, with a gate of its own */
-    LATENT = 1024          /* MLA, shared experts, dense first layers */
+    LATENT = 1024,         /* MLA */
+    FUSED_MLP = 2048,      /* gate_up_proj */
+    QKV_BIAS_IF = 4096,    /* q, k and v, where attention_bias says so */
+    WIDE_NORMS = 8192,   /* q_norm and k_norm over all heads; norms only after attention and MLP */
+    GLM_NORMS = 16384,   /* two more, after attention and MLP */
+    FEW_EXPERTS = 32768, /* shared experts, dense first layers */
+    ROUTER_BIAS = 65536, /* in F32; layers for multi-token prediction */
+    LLAMA4 = 262144,     /* feed_forward: a router, stacked experts and a shared one */
+    QK_NORM_IF = 131072  /* HEAD_NORMS, where use_qk_norm says so */
 };
 
 static const struct {
@@ -32,16 +40,24 @@ static const struct {
     {" qwen3 ", ATTENTION_BIAS | HEAD_NORMS},
     {" qwen2_moe ", QKV_BIAS | EXPERTS | SHARED_EXPERT},
     {" qwen3_moe ", ATTENTION_BIAS | HEAD_NORMS | EXPERTS},
-    {" phi3 ", FUSED},
+    {" phi3 ", FUSED_QKV | FUSED_MLP},
     {" gemma ", ATTENTION_BIAS | TIED},
     {" gemma2 ", ATTENTION_BIAS | FOUR_NORMS | TIED},
     {" gemma3_text ", ATTENTION_BIAS | HEAD_NORMS | FOUR_NORMS | TIED},
-    {" deepseek_v2 deepseek_v3 ", ATTENTION_BIAS | EXPERTS | LATENT},
+    {" deepseek_v2 ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS},
+    {" deepseek_v3 ", ATTENTION_BIAS | EXPERTS | LATENT | FEW_EXPERTS | ROUTER_BIAS},
     {" gpt_oss ", ATTENTION_BIAS},
+    {" llama4_text ", ATTENTION_BIAS | LLAMA4},
+    {" granite ", ATTENTION_BIAS | MLP_BIAS},
+    {" smollm3 ", ATTENTION_BIAS | MLP_BIAS | TIED},
+    {" olmo2 olmo3 ", ATTENTION_BIAS | WIDE_NORMS},
+    {" glm4 ", QKV_BIAS_IF | FUSED_MLP | GLM_NORMS},
+    {" glm4_moe ", QKV_BIAS_IF | QK_NORM_IF | EXPERTS | FEW_EXPERTS | ROUTER_BIAS},
 };
 
 typedef struct {
     qc_tensor_maker *m;
+    const char *base; /* of all names: "", "language_model." */
     unsigned traits;
     uint64_t hidden, heads, kv_heads, head_dim, vocab;
     uint64_t intermediate;             /* dense */
@@ -49,7 +65,6 @@ typedef struct {
     uint64_t dense_first, every, step; /* which layers have experts */
     uint64_t q_rank, kv_rank, rope, nope, v_dim;
     unsigned char *dense_marks; /* mlp_only_layers */
-    int v3;
 } decoder;
 
 /* ---- fields ---- */
@@ -75,21 +90,32 @@ static qc_status read_experts(decoder *d, qc_error *err)
     return QC_OK;
 }
 
-static qc_status read_latent(decoder *d, qc_error *err)
+static qc_status read_few_experts(decoder *d, qc_error *err)
 {
     const qc_config *c = &d->m->config;
     uint64_t shared = 0;
-    QC_TRY(qc_config_read(&d->q_rank, c, "q_lora_rank", QC_CONFIG_MAX_SIZE, 0, err));
-    QC_TRY(qc_tm_need(d->m, c->text, "kv_lora_rank", QC_CONFIG_MAX_SIZE, &d->kv_rank, err));
-    QC_TRY(qc_tm_need(d->m, c->text, "qk_rope_head_dim", QC_CONFIG_MAX_SIZE, &d->rope, err));
-    QC_TRY(qc_tm_need(d->m, c->text, "qk_nope_head_dim", QC_CONFIG_MAX_SIZE, &d->nope, err));
-    QC_TRY(qc_tm_need(d->m, c->text, "v_head_dim", QC_CONFIG_MAX_SIZE, &d->v_dim, err));
     QC_TRY(qc_config_read(&d->dense_first, c, "first_k_dense_replace", QC_CONFIG_MAX_SIZE, 0, err));
     QC_TRY(qc_config_read(&d->every, c, "moe_layer_freq", QC_CONFIG_MAX_SIZE, 1, err));
     QC_TRY(qc_config_read(&shared, c, "n_shared_experts", QC_CONFIG_MAX_EXPERTS, 0, err));
     d->shared = shared * d->moe;
-    d->v3 = qc_tm_is(d->m, " deepseek_v3 ");
     return QC_OK;
+}
+
+static qc_status read_latent(decoder *d, qc_error *err)
+{
+    const qc_config *c = &d->m->config;
+    QC_TRY(qc_config_read(&d->q_rank, c, "q_lora_rank", QC_CONFIG_MAX_SIZE, 0, err));
+    QC_TRY(qc_tm_need(d->m, c->text, "kv_lora_rank", QC_CONFIG_MAX_SIZE, &d->kv_rank, err));
+    QC_TRY(qc_tm_need(d->m, c->text, "qk_rope_head_dim", QC_CONFIG_MAX_SIZE, &d->rope, err));
+    QC_TRY(qc_tm_need(d->m, c->text, "qk_nope_head_dim", QC_CONFIG_MAX_SIZE, &d->nope, err));
+    return qc_tm_need(d->m, c->text, "v_head_dim", QC_CONFIG_MAX_SIZE, &d->v_dim, err);
+}
+
+/* Traits that the configuration switches off. */
+static void unless(decoder *d, unsigned trait, const char *field)
+{
+    if (!qc_config_flag(&d->m->config, field, 0))
+        d->traits &= ~trait;
 }
 
 static qc_status read_fields(decoder *d, qc_error *err)
@@ -100,10 +126,9 @@ static qc_status read_fields(decoder *d, qc_error *err)
         if (qc_tm_is(m, families[i].types))
             d->traits = families[i].traits;
     }
-    if ((d->traits & ATTENTION_BIAS) && !qc_config_flag(&m->config, "attention_bias", 0))
-        d->traits &= ~(unsigned)ATTENTION_BIAS;
-    if ((d->traits & MLP_BIAS) && !qc_config_flag(&m->config, "mlp_bias", 0))
-        d->traits &= ~(unsigned)MLP_BIAS;
+    unless(d, ATTENTION_BIAS | QKV_BIAS_IF, "attention_bias");
+    unless(d, MLP_BIAS, "mlp_bias");
+    unless(d, QK_NORM_IF, "use_qk_norm");
     d->hidden = g->hidden;
     d->heads = g->heads;
     d->kv_heads = g->kv_heads;
@@ -114,6 +139,17 @@ static qc_status read_fields(decoder *d, qc_error *err)
                       err));
     if (d->traits & (EXPERTS | MIXTRAL_EXPERTS))
         QC_TRY(read_experts(d, err));
+    if (d->traits & LLAMA4) {
+        QC_TRY(qc_config_read(&d->step, &m->config, "interleave_moe_layer_step", QC_CONFIG_MAX_SIZE,
+                              1, err));
+        if (d->step != 1)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: interleave_moe_layer_step is %" PRIu64
+                    ", and the tensors can be worked out only for 1; give the checkpoint itself",
+                    d->step);
+    }
+    if (d->traits & FEW_EXPERTS)
+        QC_TRY(read_few_experts(d, err));
     return d->traits & LATENT ? read_latent(d, err) : QC_OK;
 }
 
@@ -143,11 +179,12 @@ static qc_status add_attention(const decoder *d, qc_error *err)
 {
     qc_tensor_maker *m = d->m;
     int all = (d->traits & ATTENTION_BIAS) != 0;
-    int qkv = all || (d->traits & QKV_BIAS);
+    int qkv = all || (d->traits & (QKV_BIAS | QKV_BIAS_IF));
+    int wide = (d->traits & WIDE_NORMS) != 0;
     uint64_t q = d->heads * d->head_dim, kv = d->kv_heads * d->head_dim;
     if (d->traits & LATENT)
         return add_latent_attention(d, err);
-    if (d->traits & FUSED) {
+    if (d->traits & FUSED_QKV) {
         QC_TRY(qc_tm_linear(m, "self_attn.qkv_proj", q + 2 * kv, d->hidden, 0, err));
     } else {
         QC_TRY(qc_tm_linear(m, "self_attn.q_proj", q, d->hidden, qkv, err));
@@ -155,10 +192,10 @@ static qc_status add_attention(const decoder *d, qc_error *err)
         QC_TRY(qc_tm_linear(m, "self_attn.v_proj", kv, d->hidden, qkv, err));
     }
     QC_TRY(qc_tm_linear(m, "self_attn.o_proj", d->hidden, q, all, err));
-    if (!(d->traits & HEAD_NORMS))
+    if (!(d->traits & (HEAD_NORMS | QK_NORM_IF | WIDE_NORMS)))
         return QC_OK;
-    QC_TRY(qc_tm_vector(m, "self_attn.q_norm.weight", d->head_dim, err));
-    return qc_tm_vector(m, "self_attn.k_norm.weight", d->head_dim, err);
+    QC_TRY(qc_tm_vector(m, "self_attn.q_norm.weight", wide ? q : d->head_dim, err));
+    return qc_tm_vector(m, "self_attn.k_norm.weight", wide ? kv : d->head_dim, err);
 }
 
 /* ---- the MLP ---- */
@@ -196,7 +233,7 @@ static qc_status add_experts(const decoder *d, qc_error *err)
     qc_tensor_maker *m = d->m;
     uint64_t experts = m->g->experts;
     QC_TRY(qc_tm_matrix(m, "mlp.gate.weight", experts, d->hidden, err));
-    if (d->v3)
+    if (d->traits & ROUTER_BIAS)
         QC_TRY(qc_tm_add(m, "mlp.gate.e_score_correction_bias", QC_DTYPE_F32, 1, &experts, err));
     for (uint64_t e = 0; e < experts; e++) {
         char name[40];
@@ -208,6 +245,19 @@ static qc_status add_experts(const decoder *d, qc_error *err)
         return qc_tm_matrix(m, "mlp.shared_expert_gate.weight", 1, d->hidden, err);
     }
     return d->shared ? add_gated(d, "mlp.shared_experts", d->shared, err) : QC_OK;
+}
+
+/* Experts as transformers holds them: [experts, in, out]. */
+static qc_status add_llama4(const decoder *d, qc_error *err)
+{
+    qc_tensor_maker *m = d->m;
+    uint64_t e = m->g->experts;
+    QC_TRY(qc_tm_matrix(m, "feed_forward.router.weight", e, d->hidden, err));
+    QC_TRY(qc_tm_add(m, "feed_forward.experts.gate_up_proj", m->dtype, 3,
+                     (uint64_t[]){e, d->hidden, 2 * d->intermediate}, err));
+    QC_TRY(qc_tm_add(m, "feed_forward.experts.down_proj", m->dtype, 3,
+                     (uint64_t[]){e, d->intermediate, d->hidden}, err));
+    return add_gated(d, "feed_forward.shared_expert", d->intermediate, err);
 }
 
 static int has_experts(const decoder *d, uint64_t layer)
@@ -227,9 +277,11 @@ static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
         return qc_tm_gpt_oss_layer(d->m, d->intermediate, err);
     if (d->traits & MIXTRAL_EXPERTS)
         return add_mixtral_experts(d, err);
+    if (d->traits & LLAMA4)
+        return add_llama4(d, err);
     if (has_experts(d, layer))
         return add_experts(d, err);
-    if (!(d->traits & FUSED))
+    if (!(d->traits & FUSED_MLP))
         return add_gated(d, "mlp", d->intermediate, err);
     QC_TRY(qc_tm_linear(d->m, "mlp.gate_up_proj", 2 * d->intermediate, d->hidden, 0, err));
     return qc_tm_linear(d->m, "mlp.down_proj", d->hidden, d->intermediate, 0, err);
@@ -237,27 +289,41 @@ static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
 
 /* ---- layers ---- */
 
+static const struct {
+    const char *name;
+    unsigned only, not ; /* traits; 0: of all */
+} layer_norms[] = {
+    {"input_layernorm.weight", 0, WIDE_NORMS},
+    {"post_attention_layernorm.weight", 0, 0},
+    {"pre_feedforward_layernorm.weight", FOUR_NORMS, 0},
+    {"post_feedforward_layernorm.weight", FOUR_NORMS | WIDE_NORMS, 0},
+    {"post_self_attn_layernorm.weight", GLM_NORMS, 0},
+    {"post_mlp_layernorm.weight", GLM_NORMS, 0},
+};
+
 static qc_status add_layer(const decoder *d, uint64_t layer, qc_error *err)
 {
     qc_tensor_maker *m = d->m;
-    qc_tm_prefix(m, "model.layers.", layer);
-    QC_TRY(qc_tm_vector(m, "input_layernorm.weight", d->hidden, err));
-    QC_TRY(qc_tm_vector(m, "post_attention_layernorm.weight", d->hidden, err));
-    if (d->traits & FOUR_NORMS) {
-        QC_TRY(qc_tm_vector(m, "pre_feedforward_layernorm.weight", d->hidden, err));
-        QC_TRY(qc_tm_vector(m, "post_feedforward_layernorm.weight", d->hidden, err));
+    char base[48];
+    (void)snprintf(base, sizeof base, "%smodel.layers.", d->base);
+    qc_tm_prefix(m, base, layer);
+    for (size_t i = 0; i < sizeof layer_norms / sizeof *layer_norms; i++) {
+        unsigned only = layer_norms[i].only;
+        if ((only == 0 || (d->traits & only)) && !(d->traits & layer_norms[i].not ))
+            QC_TRY(qc_tm_vector(m, layer_norms[i].name, d->hidden, err));
     }
     QC_TRY(add_attention(d, err));
     return add_mlp(d, layer, err);
 }
 
-/* DeepSeek-V3's layers for multi-token prediction bring an embedding and a head of their own. */
+/* Layers for multi-token prediction (DeepSeek-V3, GLM-4.5) bring an embedding and a head of their
+ * own. */
 static qc_status add_prediction_layers(const decoder *d, qc_error *err)
 {
     qc_tensor_maker *m = d->m;
     uint64_t count = 0;
     QC_TRY(qc_config_read(&count, &m->config, "num_nextn_predict_layers", 16, 0, err));
-    for (uint64_t i = 0; d->v3 && i < count; i++) {
+    for (uint64_t i = 0; (d->traits & ROUTER_BIAS) && i < count; i++) {
         QC_TRY(add_layer(d, m->g->layer_count + i, err));
         QC_TRY(qc_tm_matrix(m, "embed_tokens.weight", d->vocab, d->hidden, err));
         QC_TRY(qc_tm_matrix(m, "eh_proj.weight", d->hidden, 2 * d->hidden, err));
@@ -269,14 +335,14 @@ static qc_status add_prediction_layers(const decoder *d, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_tm_decoder(qc_tensor_maker *m, qc_error *err)
+qc_status qc_tm_decoder(qc_tensor_maker *m, const char *base, qc_error *err)
 {
-    decoder d = {.m = m};
+    decoder d = {.m = m, .base = base};
     QC_TRY(read_fields(&d, err));
     for (uint64_t i = 0; i < m->g->layer_count; i++)
         QC_TRY(add_layer(&d, i, err));
     QC_TRY(add_prediction_layers(&d, err));
-    qc_tm_prefix(m, "", UINT64_MAX);
+    qc_tm_prefix(m, base, UINT64_MAX);
     QC_TRY(qc_tm_matrix(m, "model.embed_tokens.weight", d.vocab, d.hidden, err));
     QC_TRY(qc_tm_vector(m, "model.norm.weight", d.hidden, err));
     if (qc_config_flag(&m->config, "tie_word_embeddings", (d.traits & TIED) != 0))

@@ -39,7 +39,10 @@ QC_NODISCARD qc_status qc_tm_need(const qc_tensor_maker *m, const qc_json_node *
 int qc_tm_is(const qc_tensor_maker *m, const char *types);
 
 /* Families: each adds everything. */
-QC_NODISCARD qc_status qc_tm_decoder(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_tm_decoder(qc_tensor_maker *m, const char *base, qc_error *err);
+QC_NODISCARD qc_status qc_tm_qwen35(qc_tensor_maker *m, qc_error *err);
+/* A decoder below "language_model." and a tower of images: gemma3, mistral3, llama4. */
+QC_NODISCARD qc_status qc_tm_with_tower(qc_tensor_maker *m, qc_error *err);
 QC_NODISCARD qc_status qc_tm_mllama(qc_tensor_maker *m, qc_error *err);
 QC_NODISCARD qc_status qc_tm_bert(qc_tensor_maker *m, qc_error *err);
 QC_NODISCARD qc_status qc_tm_gpt2(qc_tensor_maker *m, qc_error *err);

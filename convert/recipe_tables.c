@@ -53,8 +53,9 @@ static const name_rule decoder_top[] = {
 static const name_rule decoder_layer[] = {
     {"self_attn.{q|k|v|o|qkv}_proj.weight", QC_ROLE_LINEAR, 0, NULL},
     {"mlp.{gate|up|down|gate_up}_proj.weight", QC_ROLE_LINEAR, 0, NULL},
-    {"{input|post_attention|pre_feedforward|post_feedforward}_layernorm.weight", QC_ROLE_NORM, 0,
-     NULL},
+    {"{input|post_attention|pre_feedforward|post_feedforward|post_self_attn|post_mlp}_layernorm."
+     "weight",
+     QC_ROLE_NORM, 0, NULL},
     {"self_attn.{q|k}_norm.weight", QC_ROLE_NORM, 0, NULL},
     {"self_attn.{q|k|v|o|qkv}_proj.bias", QC_ROLE_BIAS, 0, NULL},
     {"mlp.{gate|up|down|gate_up}_proj.bias", QC_ROLE_BIAS, 0, NULL},
@@ -211,11 +212,14 @@ static const name_rule gpt2_top[] = {
     }
 
 static const qc_model_table tables[] = {
-    {" llama mistral qwen2 qwen3 phi3 ",
+    {" llama mistral qwen2 qwen3 phi3 granite olmo2 olmo3 glm4 ",
      0,
      {{LAYER, decoder_layer}, {MODEL, decoder_top}},
      NO_RENAME},
-    {" gemma gemma2 gemma3_text ", 1, {{LAYER, decoder_layer}, {MODEL, decoder_top}}, NO_RENAME},
+    {" gemma gemma2 gemma3_text smollm3 ",
+     1,
+     {{LAYER, decoder_layer}, {MODEL, decoder_top}},
+     NO_RENAME},
     {" mixtral ",
      0,
      {{LAYER, mixtral_layer}, {LAYER, decoder_layer}, {MODEL, decoder_top}},
@@ -224,7 +228,7 @@ static const qc_model_table tables[] = {
      0,
      {{LAYER, qwen_moe_layer}, {LAYER, decoder_layer}, {MODEL, decoder_top}},
      NO_RENAME},
-    {" deepseek_v2 deepseek_v3 ",
+    {" deepseek_v2 deepseek_v3 glm4_moe ",
      0,
      {{LAYER, deepseek_layer}, {LAYER, decoder_layer}, {MODEL, decoder_top}},
      NO_RENAME},

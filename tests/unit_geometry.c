@@ -272,8 +272,9 @@ static uint64_t kept(const qc_geometry *g, uint64_t context)
     return total;
 }
 
-/* Every number was measured: bytes of the caches that transformers 5.23 filled for a model of this
- * shape in bfloat16. tests/interop/test_interop_caches.py has many more. */
+/* Bytes of the caches that transformers 5.23 filled for a model of this shape in bfloat16. A window
+ * of 8 is counted whole where 7 were found between two steps. What was worked out and not measured
+ * says so. tests/interop/test_interop_caches.py compares more types. */
 static void kept_by_families(void **state)
 {
     (void)state;
@@ -292,6 +293,7 @@ static void kept_by_families(void **state)
         {"{\"model_type\":\"rwkv\",\"num_hidden_layers\":6,\"hidden_size\":64,"
          "\"attention_hidden_size\":64}",
          6144, 6144},
+        /* 2,560 bytes of states were measured; the keys and values of two layers are worked out. */
         {"{\"model_type\":\"recurrent_gemma\",\"num_hidden_layers\":6,\"hidden_size\":64,"
          "\"num_attention_heads\":4,\"num_key_value_heads\":2,\"head_dim\":16,\"lru_width\":64,"
          "\"attention_window_size\":8,\"block_types\":[\"recurrent\",\"recurrent\",\"attention\"]}",
@@ -307,6 +309,7 @@ static void kept_by_families(void **state)
          "\"layers_block_type\":[\"linear_attention\",\"full_attention\",\"linear_attention\","
          "\"moe\",\"full_attention\",\"linear_attention\"]}",
          251904, 259072},
+        /* Worked out: the same layers by their letters. */
         {"{\"model_type\":\"nemotron_h\"," SHAPE "\"head_dim\":16,\"conv_kernel\":4,"
          "\"mamba_num_heads\":8,\"mamba_head_dim\":16,\"ssm_state_size\":128,\"n_groups\":8,"
          "\"num_hidden_layers\":6,\"hybrid_override_pattern\":\"M*M-*M\"}",
@@ -336,6 +339,7 @@ static void kept_by_families(void **state)
          "\"sliding_window\":8,\"layer_types\":[\"sliding_attention\",\"full_attention\","
          "\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"]}}",
          16896, 49152},
+        /* Worked out: the encoder alone. */
         {"{\"model_type\":\"t5\",\"is_encoder_decoder\":true,\"d_model\":64,\"num_heads\":4,"
          "\"d_kv\":16,\"num_layers\":3,\"num_decoder_layers\":6,"
          "\"architectures\":[\"T5EncoderModel\"]}",
@@ -351,10 +355,11 @@ static void kept_by_families(void **state)
          "\"num_kv_shared_layers\":2,\"layer_types\":[\"sliding_attention\",\"full_attention\","
          "\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"full_attention\"]}",
          5120, 12288},
+        /* Worked out for two layers; six were measured. */
         {"{\"model_type\":\"gemma4_text\"," SHAPE "\"num_hidden_layers\":2,\"head_dim\":16,"
          "\"sliding_window\":8,\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
          1024 + 12 * 4096, 1024 + 40 * 4096},
-        /* Towers and encoders keep nothing, whatever their config.json looks like. */
+        /* Measured: towers and encoders keep nothing, whatever their config.json looks like. */
         {"{\"model_type\":\"swin\",\"num_layers\":4,\"hidden_size\":64,\"num_heads\":[3,6,12,24],"
          "\"depths\":[2,2,6,2]}",
          0, 0},

@@ -230,6 +230,9 @@ class NoConfig(PlanCase):
         mk.write_json(self.path("mine.json"), mk.load_model("Llama-3.1-8B")["config"])
         self.assertFalse(self.plan("--vram", "24GB", "--to", "nf4", "mine.json")["has_weights"])
         self.fails(3, "plan", "--vram", "24GB", "nobody/has-this", has=["folder with its config"])
+        mk.write_json(self.path("tokenizer.json"), {"version": "1.0", "model": {"type": "BPE"}})
+        self.fails(3, "plan", "--vram", "24GB", "tokenizer.json",
+                   has=["tokenizer.json: this is JSON, but not the configuration of a model"])
 
 
 class Search(PlanCase):
