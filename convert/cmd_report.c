@@ -94,8 +94,10 @@ static qc_status run(qc_report *r, const qc_options *o, uint64_t started, qc_err
     if (!o->report.eval)
         QC_TRY(evaluate(r, err));
     r->seconds = (double)(qc_clock_ns() - started) * 1e-9;
-    if (o->html)
+    if (o->html) {
         QC_TRY(put(r, 0, o->html, err));
+        qc_console_detail(o, 0, "the page is in %s", o->html);
+    }
     if (o->json || !o->html)
         QC_TRY(put(r, o->json, NULL, err));
     return verdict(r, err);

@@ -435,13 +435,13 @@ class Report(OutputCase):
                 r = subprocess.run([QCONV, "report"] + args, stdout=theirs, cwd=self.dir,
                                    stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, timeout=60)
                 self.assertEqual(r.returncode, code, r.stderr)
-                if code:
-                    self.assertIn(b"--html", r.stderr)
+                self.assertIn(b"--html" if code else b"qconv: the page is in p.html\n", r.stderr)
         finally:
             os.close(ours)
             os.close(theirs)
         with open(self.path("p.html"), "rb") as f:
             self.assertEqual(f.read(), self.run_qconv("report", "o").stdout)
+        self.assertEqual(self.run_qconv("report", "-q", "o", "--html", "q.html").stderr, b"")
 
     def test_never_replaces_what_is_read(self):
         self.small()
