@@ -436,6 +436,8 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     report->continued = found->continued;
     report->tensors_kept = found->jobs_kept;
     report->tensors_redone = found->jobs_redone;
+    report->bytes_in_kept = found->bytes_kept;
+    report->bytes_out_kept = found->stored_kept;
     if (c->consume)
         report->files_consumed = qc_consume_count(c->consume, &report->bytes_consumed);
     qc_calibrate_stage_tell(&c->calibrate, &c->p, report);

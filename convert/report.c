@@ -113,12 +113,24 @@ static int was_last(const qc_convert_report *r)
            !r->complete_meanwhile;
 }
 
+/* Of several parts one without a shard; who completed OUT did that at least. */
+static int got_nothing(const qc_convert_report *r)
+{
+    return r->part_count > 1 && r->shards == 0 && !was_last(r);
+}
+
 static int is_complete(const qc_convert_report *r)
 {
     return r->out && r->parts_left_count == 0;
 }
 
-/* A part that completed OUT knows the sizes of all and the time of its own. */
+static uint64_t without(uint64_t all, uint64_t kept)
+{
+    return all > kept ? all - kept : 0;
+}
+
+/* A part that completed OUT knows the sizes of all and the time of its own. The rates are those of
+ * this run, which did not do again what it found done. */
 static qc_status add_time(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
     char time[QC_SIZE_TEXT_BYTES], rate_in[QC_SIZE_TEXT_BYTES], rate_out[QC_SIZE_TEXT_BYTES];
@@ -126,9 +138,10 @@ static qc_status add_time(const qc_convert_report *r, qc_strbuf *out, qc_error *
     if (was_last(r))
         QC_TRY(qc_strbuf_addf(out, err, " for part %u", r->part_index + 1));
     else
-        QC_TRY(qc_strbuf_addf(out, err, ", %s in, %s out",
-                              qc_text_rate(rate_in, r->bytes_in, r->seconds),
-                              qc_text_rate(rate_out, r->bytes_out_stored, r->seconds)));
+        QC_TRY(qc_strbuf_addf(
+            out, err, ", %s in, %s out",
+            qc_text_rate(rate_in, without(r->bytes_in, r->bytes_in_kept), r->seconds),
+            qc_text_rate(rate_out, without(r->bytes_out_stored, r->bytes_out_kept), r->seconds)));
     return qc_strbuf_addf(out, err, ", %u thread%s%s%s\n", r->threads, r->threads == 1 ? "" : "s",
                           r->isa ? ", " : "", r->isa ? r->isa : "");
 }
@@ -185,6 +198,14 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     char deleted[QC_SIZE_TEXT_BYTES];
     if (r->complete_before)
         return add_complete_before(r, out, err);
+    if (got_nothing(r)) {
+        QC_TRY(
+            qc_strbuf_addf(out, err,
+                           "part %u of %u had nothing to do: OUT has fewer shards than there are "
+                           "parts (--max-shard-size makes more)\n",
+                           r->part_index + 1, r->part_count));
+        return add_parts_left(r, out, err);
+    }
     if (r->part_count > 1)
         QC_TRY(qc_strbuf_addf(out, err, "part %u of %u %s: ", r->part_index + 1, r->part_count,
                               was_last(r) ? "was the last" : "is done"));

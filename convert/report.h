@@ -36,6 +36,7 @@ typedef struct {
     int continued;           /* went on with an interrupted conversion: */
     uint64_t tensors_kept;   /* of the source; that it had finished, and that are as it left them */
     uint64_t tensors_redone; /* that it had begun, and that were made again */
+    uint64_t bytes_in_kept, bytes_out_kept; /* of bytes_in and bytes_out_stored, done before */
     uint64_t files_consumed; /* weight files of the source that were deleted; their bytes: */
     uint64_t bytes_consumed;
     /* --calibrate, --hessians; text and hessians NULL: neither */

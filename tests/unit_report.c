@@ -61,6 +61,15 @@ static void text(void **state)
                 "  tensors   4 keep, 10 nf4\n"
                 "  worst     a.weight: relative MSE 8.750e-03, largest error 2.500e-01\n"
                 "  time      2.00 s, 1.10 GB/s in, 350 MB/s out, 2 threads, avx2\n");
+    r.bytes_in_kept = 2000000000u; /* an earlier run did these, and not in this time */
+    r.bytes_out_kept = 600000000u;
+    text_is(&r, "converted model -> out as nf4\n"
+                "  size      2.20 GB -> 763 MB (34.7%), 700 MB on disk in 1 shard\n"
+                "  bits      4.500 per quantized weight, 5.546 over all\n"
+                "  tensors   4 keep, 10 nf4\n"
+                "  worst     a.weight: relative MSE 8.750e-03, largest error 2.500e-01\n"
+                "  time      2.00 s, 100 MB/s in, 50.0 MB/s out, 2 threads, avx2\n");
+    r.bytes_in_kept = r.bytes_out_kept = 0;
     r.dry_run = 1;
     r.shards = 2;
     r.out = NULL;
@@ -166,6 +175,12 @@ static void parts(void **state)
     }
     assert_null(to_come);
     qc_json_destroy(doc);
+
+    r.shards = 0;
+    text_is(&r, "part 2 of 9 had nothing to do: OUT has fewer shards than there are parts "
+                "(--max-shard-size makes more)\n"
+                "  to come   parts 1, 3 to 5, 8, 9; the last to finish completes OUT\n");
+    r.shards = 1;
 
     r.parts_left_count = 0;
     text_is(&r, "part 2 of 9 was the last: converted model -> out as nf4\n"
