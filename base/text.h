@@ -14,6 +14,12 @@ static inline int qc_ends_with(const char *s, const char *tail)
     return n >= m && memcmp(s + n - m, tail, m) == 0;
 }
 
+/* What comes behind a noun that is counted: "1 file", "2 files". */
+static inline const char *qc_plural(uint64_t count)
+{
+    return count == 1 ? "" : "s";
+}
+
 /* Bytes of the UTF-8 character at s and its code point, 0 where there is none (RFC 3629: shortest
  * form, no surrogates). The end of the string is the character 0, one byte. */
 size_t qc_text_char(const char *s, uint32_t *c);

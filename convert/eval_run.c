@@ -40,6 +40,7 @@ typedef struct {
     unsigned side_count;
     uint64_t vocabulary;
     qc_eval_windows windows;
+    uint64_t token_bytes; /* weights that each token passes, of both sides */
     uint64_t chunk_rows;
     qc_eval_token *tokens; /* [chunk_rows] */
     uint32_t *targets;     /* of a batch */
@@ -273,6 +274,7 @@ static qc_status run_batches(evaluation *e, qc_error *err)
     for (uint64_t w = 0, begin = 0; w < all->count;) {
         qc_llama_batch b = {.ids = all->ids + begin, .lengths = all->lengths + w};
         b.count = batch_windows(e, w, &b.tokens);
+        qc_progress_count_tokens(e->tools.progress, b.tokens, e->token_bytes);
         for (unsigned i = 0; i < e->side_count; i++)
             QC_TRY(qc_llama_hidden(e->sides[i].llama, &b, e->sides[i].hidden, err));
         QC_TRY(count_rows(e, gather(e, &b), err));
@@ -303,7 +305,8 @@ static qc_status run(evaluation *e, qc_error *err)
     uint64_t batches = count_batches(e, &batch_tokens);
     for (unsigned i = 0; i < e->side_count; i++)
         bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
-    qc_progress_expect(e->tools.progress, qc_sat_mul(bytes, batches));
+    e->token_bytes = bytes;
+    qc_progress_expect(e->tools.progress, qc_sat_mul(bytes, e->windows.tokens));
     qc_console_detail(e->o, 1,
                       "%" PRIu64 " windows in %" PRIu64 " batches of up to %" PRIu64
                       " tokens; weights are read once a batch",

@@ -21,6 +21,9 @@ QC_NODISCARD qc_status qc_progress_create(qc_progress **out, const qc_options *o
 void qc_progress_expect(qc_progress *p, uint64_t total_bytes);
 /* What is added are no bytes: only the share that is done and the time that is left are shown. */
 void qc_progress_hide_amounts(qc_progress *p);
+/* From now on what is added counts once for each of so many tokens, and tokens are shown: the total
+ * is `bytes` for each of them. NULL is fine. */
+void qc_progress_count_tokens(qc_progress *p, uint64_t tokens, uint64_t bytes);
 /* Any thread, any time; NULL is fine. */
 void qc_progress_add(qc_progress *p, uint64_t bytes);
 /* Seconds since it was created. */
@@ -37,6 +40,7 @@ typedef struct {
     double rate; /* bytes per second of the last few seconds */
     int bar;     /* 0: a plain line */
     int no_amounts;
+    uint64_t token_bytes; /* not 0: so many bytes are one token */
     unsigned columns;
 } qc_progress_state;
 void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s);

@@ -56,6 +56,20 @@ static void texts(void **state)
     s.columns = 80;
     s.done_bytes = 0;
     text_is(&s, "converting  0 B  1.00 MB/s");
+    /* Tokens, each of which passes 1000 bytes of weights. */
+    s = (qc_progress_state){.verb = "evaluating",
+                            .done_bytes = 1024000,
+                            .total_bytes = 8192999,
+                            .token_bytes = 1000,
+                            .rate = 93400.0,
+                            .columns = 80};
+    text_is(&s, "evaluating  12%  1,024 of 8,192 tokens  93 tokens/s  1:17 left");
+    s.rate = 1550.0;
+    text_is(&s, "evaluating  12%  1,024 of 8,192 tokens  1.6 tokens/s  1:17:05 left");
+    s.rate = 0.0;
+    text_is(&s, "evaluating  12%  1,024 of 8,192 tokens");
+    s.total_bytes = 1000;
+    text_is(&s, "evaluating 100%  1 of 1 token");
 }
 
 /* ---- what is written ---- */

@@ -60,6 +60,12 @@ class Texts(EvalCase):
                b["predicted"]) / 147
         self.assertAlmostEqual(math.log(both["perplexity"]), nll, 12)
 
+    def test_progress_in_tokens(self):
+        r = self.run_qconv("eval", MODEL, "--text", "t.txt", "--progress", "always")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertRegex(r.stderr.decode(), r"evaluating +\d+%.* of [\d,]+ tokens")
+        self.assertNotIn(b"B/s", r.stderr)
+
     def test_max_tokens(self):
         self.write("s.txt", self.text[:300])
         self.assertEqual(self.numbers(MODEL, "--text", "t.txt", "--max-tokens", "300"),
