@@ -61,7 +61,8 @@ class Texts(EvalCase):
         self.assertAlmostEqual(math.log(both["perplexity"]), nll, 12)
 
     def test_progress_in_tokens(self):
-        r = self.run_qconv("eval", MODEL, "--text", "t.txt", "--progress", "always")
+        self.write("long.txt", (self.text * 10)[:40000])  # for more than a tick of the clock
+        r = self.run_qconv("eval", MODEL, "--text", "long.txt", "--progress", "always")
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertRegex(r.stderr.decode(), r"evaluating +\d+%.* of [\d,]+ tokens")
         self.assertNotIn(b"B/s", r.stderr)
