@@ -20,6 +20,11 @@ static inline const char *qc_plural(uint64_t count)
     return count == 1 ? "" : "s";
 }
 
+static inline const char *qc_are(uint64_t count)
+{
+    return count == 1 ? "is" : "are";
+}
+
 /* Bytes of the UTF-8 character at s and its code point, 0 where there is none (RFC 3629: shortest
  * form, no surrogates). The end of the string is the character 0, one byte. */
 size_t qc_text_char(const char *s, uint32_t *c);

@@ -1,4 +1,6 @@
 #include "convert/against_report.h"
+
+#include "base/text.h"
 #include "convert/json_members.h"
 
 #include "convert/console.h"
@@ -286,10 +288,11 @@ static qc_status write_text(qc_strbuf *out, const qc_options *o, const qc_agains
         return qc_strbuf_addf(out, err, "%s: NOT %s: %" PRIu64 " fault%s\n", o->model, o->against,
                               r->faults, r->faults == 1 ? "" : "s");
     return qc_strbuf_addf(out, err,
-                          "%s: is %s: %zu tensors, %" PRIu64 " quantized, %" PRIu64
+                          "%s: is %s: %zu tensor%s, %" PRIu64 " quantized, %" PRIu64
                           " cast, %" PRIu64 " equal; %s of both in %.2f s, %s\n",
-                          o->model, o->against, r->count, r->quantized, r->cast, r->equal,
-                          qc_text_bytes(bytes, read), seconds, qc_text_rate(rate, read, seconds));
+                          o->model, o->against, r->count, qc_plural(r->count), r->quantized,
+                          r->cast, r->equal, qc_text_bytes(bytes, read), seconds,
+                          qc_text_rate(rate, read, seconds));
 }
 
 qc_status qc_against_report(const qc_options *o, const qc_against_result *r, double seconds,

@@ -1,4 +1,6 @@
 #include "convert/commands.h"
+
+#include "base/text.h"
 #include "convert/console.h"
 #include "convert/inspect_facts.h"
 #include "convert/inspect_json.h"
@@ -185,8 +187,9 @@ static qc_status add_totals(const qc_facts *f, qc_strbuf *out, qc_error *err)
     char weights[QC_SIZE_TEXT_BYTES], bytes[QC_SIZE_TEXT_BYTES], disk[QC_SIZE_TEXT_BYTES];
     QC_TRY(add_sums(f, "dtype", f->by_dtype, QC_DTYPE_COUNT, 0, out, err));
     QC_TRY(add_sums(f, "scheme", f->by_scheme, f->scheme_count, 1, out, err));
-    QC_TRY(qc_strbuf_addf(out, err, "\ntotal: %s weights in %zu tensors, %s, %s on disk",
-                          qc_text_count(weights, f->weights), f->model->tensor_count,
+    QC_TRY(qc_strbuf_addf(out, err, "\ntotal: %s weight%s in %zu tensor%s, %s, %s on disk",
+                          qc_text_count(weights, f->weights), qc_plural(f->weights),
+                          f->model->tensor_count, qc_plural(f->model->tensor_count),
                           qc_text_bytes(bytes, f->model->tensor_bytes),
                           qc_text_bytes(disk, f->file_bytes)));
     if (f->weights)

@@ -5,6 +5,7 @@
  * part that can be verified and loaded by itself. The other shards need not be there. */
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/text.h"
 #include "convert/commands.h"
 #include "convert/console.h"
 #include "convert/diffusers_folder.h"
@@ -288,8 +289,9 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     for (size_t i = 0; i < m.shard_count; i++)
         total += m.shards[i].content_bytes;
     qc_progress *progress = NULL;
-    qc_console_detail(o, 1, "unpacking %zu tensors in %zu shards, made by qconv %s with --to %s",
-                      m.tensor_count, m.shard_count, m.qconv_version, m.to);
+    qc_console_detail(o, 1, "unpacking %zu tensor%s in %zu shard%s, made by qconv %s with --to %s",
+                      m.tensor_count, qc_plural(m.tensor_count), m.shard_count,
+                      qc_plural(m.shard_count), m.qconv_version, m.to);
     QC_TRY(qc_progress_create(&progress, o, "unpacking", total, err));
     qc_scan_options so = {.threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
                           .shards_only = o->device != NULL,

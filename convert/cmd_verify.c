@@ -1,5 +1,7 @@
 /* qconv verify OUT: is every byte of the output what was written? With --against: is it MODEL? */
 #include "convert/against_report.h"
+
+#include "base/text.h"
 #include "convert/commands.h"
 #include "convert/console.h"
 #include "convert/diffusers_folder.h"
@@ -136,8 +138,9 @@ qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
     QC_TRY(qc_manifest_load(&m, o->arena, o->model, err));
     for (size_t i = 0; i < m.shard_count; i++)
         total += m.shards[i].content_bytes;
-    qc_console_detail(o, 1, "checking %zu tensors in %zu shards, made by qconv %s with --to %s",
-                      m.tensor_count, m.shard_count, m.qconv_version, m.to);
+    qc_console_detail(o, 1, "checking %zu tensor%s in %zu shard%s, made by qconv %s with --to %s",
+                      m.tensor_count, qc_plural(m.tensor_count), m.shard_count,
+                      qc_plural(m.shard_count), m.qconv_version, m.to);
     QC_TRY(qc_progress_create(&progress, o, "verifying", total, err));
     qc_scan_options so = {.threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
                           .progress = add_progress,

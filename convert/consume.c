@@ -2,6 +2,7 @@
 #include "convert/consume.h"
 
 #include "base/alloc.h"
+#include "base/text.h"
 #include "convert/make_manifest.h"
 #include "formats/manifest.h"
 #include "formats/saved_header.h"
@@ -92,10 +93,10 @@ qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_erro
     if (lost == 0)
         return QC_OK;
     QC_FAIL(err, QC_ERR_USAGE,
-            "%s: the interrupted conversion in it has deleted %zu files of its source "
+            "%s: the interrupted conversion in it has deleted %zu file%s of its source "
             "(--consume-source), the first is %.*s: what it wrote of them is the only copy; the "
             "same command continues it",
-            out_dir, lost, NAME_SHOWN, first);
+            out_dir, lost, qc_plural(lost), NAME_SHOWN, first);
 }
 
 void qc_consume_mend_advice(qc_arena *arena, const char *out_dir, qc_error *err)

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/clock.h"
+#include "base/text.h"
 #include "convert/calibrate_stage.h"
 #include "convert/console.h"
 #include "convert/consume.h"
@@ -94,9 +95,10 @@ static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const q
 {
     const char *type = plan->recipe->model_type;
     qc_console_detail(plan->options, 1,
-                      "%zu tensors become %" PRIu32 " in %" PRIu32 " shards; model type %s%s; "
+                      "%zu tensor%s become %" PRIu32 " in %" PRIu32 " shard%s; model type %s%s; "
                       "threads %u, code path %s, quantizing on %s%s%s",
-                      plan->model->tensor_count, plan->tensor_count, plan->layout.count,
+                      plan->model->tensor_count, qc_plural(plan->model->tensor_count),
+                      plan->tensor_count, plan->layout.count, qc_plural(plan->layout.count),
                       *type ? type : "not given",
                       plan->recipe->known_type ? "" : " (general rules)", threads, qc_isa_name(isa),
                       devices->text, devices->why ? ": " : "", devices->why ? devices->why : "");

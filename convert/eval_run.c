@@ -2,6 +2,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/text.h"
 #include "base/workers.h"
 #include "convert/console.h"
 #include "convert/device_choice.h"
@@ -308,9 +309,10 @@ static qc_status run(evaluation *e, qc_error *err)
     e->token_bytes = bytes;
     qc_progress_expect(e->tools.progress, qc_sat_mul(bytes, e->windows.tokens));
     qc_console_detail(e->o, 1,
-                      "%" PRIu64 " windows in %" PRIu64 " batches of up to %" PRIu64
+                      "%" PRIu64 " window%s in %" PRIu64 " batch%s of up to %" PRIu64
                       " tokens; weights are read once a batch",
-                      e->windows.count, batches, batch_tokens);
+                      e->windows.count, qc_plural(e->windows.count), batches,
+                      batches == 1 ? "" : "es", batch_tokens);
     QC_TRY(allocate(e, batch_tokens, err));
     QC_TRY(run_batches(e, err));
     qc_eval_stats_finish(&e->stats, e->r);

@@ -4,6 +4,7 @@
 #include "base/arena.h"
 #include "base/checked.h"
 #include "base/cpu.h"
+#include "base/text.h"
 #include "base/workers.h"
 #include "convert/calibrate.h"
 #include "convert/make_manifest.h"
@@ -452,8 +453,8 @@ static qc_status same_side_files(int *same, qc_difference *why, const qc_manifes
     QC_TRY(qc_side_file_names(&names, &count, plan->arena, plan, fit, err));
     *same = 1;
     if (count != m->file_count)
-        *same = differ(why, "it has %zu files beside the weights and this one %zu", m->file_count,
-                       count);
+        *same = differ(why, "it has %zu file%s beside the weights and this one %zu", m->file_count,
+                       qc_plural(m->file_count), count);
     for (size_t i = 0; *same && i < count; i++) {
         const qc_manifest_file *f = find_file(m, names[i]);
         const char *path = NULL;

@@ -2,6 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/text.h"
 #include "convert/side_files.h"
 #include "formats/json_cut.h"
 #include "formats/json_strict.h"
@@ -189,8 +190,8 @@ static qc_status check_index(scan *s, qc_error *err)
     size_t entries = 0;
     qc_status st = count_entries(path, &entries, &why);
     if (st == QC_OK && entries != m->tensor_count)
-        return problem(s, err, name, "it lists %zu tensors, the manifest has %zu", entries,
-                       m->tensor_count);
+        return problem(s, err, name, "it lists %zu tensor%s, the manifest has %zu", entries,
+                       qc_plural(entries), m->tensor_count);
     if (st != QC_OK && st != QC_ERR_NOMEM && st != QC_ERR_IO)
         return problem(s, err, name, "%s", why.msg);
     if (st != QC_OK && err)

@@ -1,5 +1,7 @@
 #include "convert/part_run.h"
 
+#include "base/text.h"
+
 #include "convert/console.h"
 #include "convert/consume.h"
 #include "convert/finished.h"
@@ -33,9 +35,10 @@ static void tell_share(const qc_part_run *r, const qc_plan *plan, const uint64_t
         shards += r->part_of[i] == r->rank.index;
     qc_console_detail(plan->options, 1,
                       "part %u of %u: %" PRIu32 " of %" PRIu32
-                      " shards, %s of %s to read and write; the largest part has %.2f of the mean",
+                      " shard%s, %s of %s to read and write; the largest part has %.2f of the mean",
                       r->rank.index + 1, r->rank.count, shards, plan->layout.count,
-                      qc_text_bytes(own, load[r->rank.index]), qc_text_bytes(all, sum),
+                      qc_plural(plan->layout.count), qc_text_bytes(own, load[r->rank.index]),
+                      qc_text_bytes(all, sum),
                       sum ? (double)most * r->rank.count / (double)sum : 1.0);
 }
 

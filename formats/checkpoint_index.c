@@ -13,6 +13,8 @@
  * "x.safetensors.zst" stands for it (qconv's own output). */
 #include "formats/checkpoint_parts.h"
 
+#include "base/text.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -486,15 +488,19 @@ qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index
     }
     if (only_index.count && only_files.count)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: %zu tensors of %s are in no file (%s), %zu tensors of the files are not in "
+                "%s: %zu tensor%s of %s %s in no file (%s), %zu tensor%s of the files %s not in "
                 "it (%s)",
-                c->path, only_index.count, index->file_name, qc_ckpt_names_text(&only_index),
-                only_files.count, qc_ckpt_names_text(&only_files));
+                c->path, only_index.count, qc_plural(only_index.count), index->file_name,
+                qc_are(only_index.count), qc_ckpt_names_text(&only_index), only_files.count,
+                qc_plural(only_files.count), qc_are(only_files.count),
+                qc_ckpt_names_text(&only_files));
     if (only_index.count)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensors of %s are in no file: %s", c->path,
-                only_index.count, index->file_name, qc_ckpt_names_text(&only_index));
+        QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensor%s of %s %s in no file: %s", c->path,
+                only_index.count, qc_plural(only_index.count), index->file_name,
+                qc_are(only_index.count), qc_ckpt_names_text(&only_index));
     if (only_files.count)
-        QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensors of the files are not in %s: %s", c->path,
-                only_files.count, index->file_name, qc_ckpt_names_text(&only_files));
+        QC_FAIL(err, QC_ERR_INPUT, "%s: %zu tensor%s of the files %s not in %s: %s", c->path,
+                only_files.count, qc_plural(only_files.count), qc_are(only_files.count),
+                index->file_name, qc_ckpt_names_text(&only_files));
     return QC_OK;
 }

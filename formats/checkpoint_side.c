@@ -1,6 +1,8 @@
 /* What of a checkpoint's directory is not weights: config, tokenizer, code, licence. All of it
  * belongs to a converted model as well, so the rule is what to leave out, not what to take. */
 #include "formats/checkpoint_parts.h"
+
+#include "base/text.h"
 #include "formats/path_link.h"
 
 #include <dirent.h>
@@ -151,11 +153,12 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
             c->side_link = c->side[i].path;
     }
     if (odd.count)
-        QC_TRY(qc_ckpt_warn(c, err, "%zu files are not copied, their names are not UTF-8: %s",
-                            odd.count, qc_ckpt_names_text(&odd)));
+        QC_TRY(qc_ckpt_warn(c, err, "%zu file%s %s not copied for a name that is not UTF-8: %s",
+                            odd.count, qc_plural(odd.count), qc_are(odd.count),
+                            qc_ckpt_names_text(&odd)));
     if (left.count)
-        QC_TRY(qc_ckpt_warn(c, err, "%zu Python pickles are not copied: %s", left.count,
-                            qc_ckpt_names_text(&left)));
+        QC_TRY(qc_ckpt_warn(c, err, "%zu Python pickle%s %s not copied: %s", left.count,
+                            qc_plural(left.count), qc_are(left.count), qc_ckpt_names_text(&left)));
     if (variants.count)
         QC_TRY(qc_ckpt_warn(c, err,
                             "'%.*s' is read, and the other variants of the weights are left out: "

@@ -1,6 +1,7 @@
 /* What a checkpoint has to know of PyTorch files that it need not know of safetensors: which files
  * are some, and that two of their tensors may be the same bytes. */
 #include "base/alloc.h"
+#include "base/text.h"
 #include "formats/checkpoint_parts.h"
 
 #include <inttypes.h>
@@ -135,9 +136,10 @@ static qc_status judge_views(qc_checkpoint *c, view *views, size_t count, uint64
     }
     if (kept.count)
         return qc_ckpt_warn(c, err,
-                            "%zu tensors are other ones under a second name and written by "
-                            "themselves: %s",
-                            kept.count, qc_ckpt_names_text(&kept));
+                            "%zu tensor%s stored before under another name and written once "
+                            "more: %s",
+                            kept.count, kept.count == 1 ? " is" : "s are",
+                            qc_ckpt_names_text(&kept));
     return QC_OK;
 }
 

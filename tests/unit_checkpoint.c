@@ -365,12 +365,12 @@ static const struct {
      " names are missing: '1.safetensors', '2.safetensors', '3.safetensors', '4.safetensors', "
      "'5.safetensors' and 2 more; the first tensor missing is 'b'"},
     {"{\"weight_map\":{\"a\":\"x.safetensors\",\"b\":\"x.safetensors\",\"c\":\"x.safetensors\"}}",
-     "%s: 1 tensors of " INDEX_NAME " are in no file: 'c'"},
+     "%s: 1 tensor of " INDEX_NAME " is in no file: 'c'"},
     {"{\"weight_map\":{\"b\":\"x.safetensors\"}}",
-     "%s: 1 tensors of the files are not in " INDEX_NAME ": 'a'"},
+     "%s: 1 tensor of the files is not in " INDEX_NAME ": 'a'"},
     {"{\"weight_map\":{\"b\":\"x.safetensors\",\"z\":\"x.safetensors\",\"0\":\"x.safetensors\"}}",
      "%s: 2 tensors of " INDEX_NAME
-     " are in no file ('0', 'z'), 1 tensors of the files are not in it ('a')"},
+     " are in no file ('0', 'z'), 1 tensor of the files is not in it ('a')"},
 };
 
 static void refuses_bad_indexes(void **state)

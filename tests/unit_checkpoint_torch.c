@@ -254,7 +254,7 @@ static void knows_second_names(void **state)
     fx_put(dir, "pytorch_model.bin", file, sizeof file - 1);
     qc_checkpoint *c = open_path(dir);
     assert_true(c->tensor_count == 6 && c->tensor_bytes == 6 * 16 && c->warning_count == 1);
-    expect_warning(c, "1 tensors are other ones under a second name and written by themselves: "
+    expect_warning(c, "1 tensor is stored before under another name and written once more: "
                       "'e'");
     qc_checkpoint_close(c);
 }
@@ -318,8 +318,8 @@ static void refuses_bad_indexes(void **state)
     fx_puts(dir, "pytorch_model.bin.index.json",
             "{\"weight_map\":{\"a\":\"x.bin\",\"c\":\"x.bin\"}}");
     expect_failure(QC_ERR_INPUT,
-                   ": 1 tensors of pytorch_model.bin.index.json are in no file ('c'), 1 tensors of "
-                   "the files are not in it ('b')");
+                   ": 1 tensor of pytorch_model.bin.index.json is in no file ('c'), 1 tensor of "
+                   "the files is not in it ('b')");
     fresh();
     copy("same_tensor.bin", "x.bin");
     copy("same_tensor.bin", "y.bin");
@@ -349,8 +349,8 @@ static void checks_total_size(void **state)
         qc_checkpoint *c = open_path(dir);
         assert_true(c->tensor_count == 2 && c->tensor_bytes == 24 && c->side_count == 0);
         assert_true(c->warning_count == (sizes[i] == 23 ? 2 : 1));
-        expect_warning(c, "1 tensors are other ones under a second name and written by "
-                          "themselves: 'b'");
+        expect_warning(c, "1 tensor is stored before under another name and written once "
+                          "more: 'b'");
         if (sizes[i] == 23)
             expect_warning(c, "pytorch_model.bin.index.json says total_size 23, the tensors have "
                               "24 bytes; the files are believed");
@@ -391,8 +391,8 @@ static void drops_tied_heads(void **state)
                               "left out, as tie_word_embeddings has it");
         } else {
             assert_true(head && head->begin == embed->begin);
-            expect_warning(c, "1 tensors are other ones under a second name and written by "
-                              "themselves: 'lm_head.weight'");
+            expect_warning(c, "1 tensor is stored before under another name and written once "
+                              "more: 'lm_head.weight'");
         }
         qc_checkpoint_close(c);
     }

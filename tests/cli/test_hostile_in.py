@@ -100,7 +100,7 @@ class Names(OutputCase):
             f.write("x")
         r = self.run_checked(0, "--to", "nf4", "--json", "m", "o\udcff")
         self.assertEqual(json.loads(r.stdout)["out"], "o\ufffd")
-        self.assertIn("1 files are not copied, their names are not UTF-8: 'bad??name.txt'",
+        self.assertIn("1 file is not copied for a name that is not UTF-8: 'bad??name.txt'",
                       r.stderr.decode())
         self.ok("verify", "o\udcff")
         self.usage("--to", "nf4", "--keep", "[\udc80-\udcff]*", "m", "p", has="is not UTF-8")

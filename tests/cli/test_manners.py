@@ -79,7 +79,7 @@ class Manners(QconvCase):
         for flag, lines in [("-v", 1), ("-vv", 1 + quantized)]:
             r = self.run_qconv(flag, "--to", "nf4", "m", "o" + flag)
             self.assertEqual((r.returncode, r.stderr.count(b"\n")), (0, lines), r.stderr)
-            self.assertRegex(r.stderr, rb"\Aqconv: \d+ tensors become \d+ in 1 shards; model type "
+            self.assertRegex(r.stderr, rb"\Aqconv: \d+ tensors become \d+ in 1 shard; model type "
                                        rb"llama; threads \d+, code path \w+, quantizing on \w+[^\n]*\n")
         self.assertRegex(r.stderr, rb"\nqconv: model\.\S+: nf4, relative MSE \S+, largest error ")
         for args in [["verify", "-v", "o-v"], ["unpack", "-v", "o-v", "p"]]:
