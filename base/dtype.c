@@ -15,17 +15,17 @@ static const struct {
 
 const char *qc_dtype_name(qc_dtype t)
 {
-    return dtype_table[t].name;
+    return (unsigned)t < QC_DTYPE_COUNT ? dtype_table[t].name : NULL;
 }
 
 unsigned qc_dtype_bits(qc_dtype t)
 {
-    return dtype_table[t].bits;
+    return (unsigned)t < QC_DTYPE_COUNT ? dtype_table[t].bits : 0;
 }
 
 int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out)
 {
-    for (int i = 0; i < QC_DTYPE_COUNT; i++) {
+    for (int i = 0; name && out && i < QC_DTYPE_COUNT; i++) {
         if (strlen(dtype_table[i].name) == len && memcmp(dtype_table[i].name, name, len) == 0) {
             *out = (qc_dtype)i;
             return 0;
@@ -70,6 +70,8 @@ const char *qc_dtype_torch_name(qc_dtype t)
 qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems, qc_error *err)
 {
     uint64_t n = 1;
+    if (!elems || (!dims && ndim > 0))
+        QC_FAIL(err, QC_ERR_USAGE, "qc_shape_elems: %s NULL", elems ? "dims is" : "elems is");
     for (unsigned i = 0; i < ndim; i++) {
         if (qc_mul_u64(n, dims[i], &n))
             QC_FAIL(err, QC_ERR_INPUT, "number of elements overflows 64 bits");
@@ -82,6 +84,9 @@ qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t, uint64
                          qc_error *err)
 {
     uint64_t n = 0;
+    if (!bytes || (unsigned)t >= QC_DTYPE_COUNT)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_shape_bytes: %s",
+                bytes ? "there is no such dtype" : "bytes is NULL");
     QC_TRY(qc_shape_elems(dims, ndim, &n, err));
     if (qc_mul_u64(n, qc_dtype_bits(t), &n))
         QC_FAIL(err, QC_ERR_INPUT, "number of bits overflows 64 bits");

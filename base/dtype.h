@@ -44,7 +44,8 @@ typedef enum {
 
 #define QC_MAX_DIMS 8
 
-QC_API const char *qc_dtype_name(qc_dtype t); /* "BF16"; exact safetensors spelling */
+QC_API const char *
+qc_dtype_name(qc_dtype t); /* "BF16"; exact safetensors spelling; NULL: no such */
 QC_API unsigned qc_dtype_bits(qc_dtype t);
 /* Case-sensitive; len bytes at name, not NUL-terminated. Returns 0 and *out, or 1 if unknown. */
 QC_API int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out);
@@ -54,7 +55,8 @@ QC_API int qc_dtype_is_quantizable(qc_dtype t);
 QC_API const char *qc_dtype_torch_name(qc_dtype t);
 
 /* Elements and bytes of a tensor, all products checked. ndim 0 is a scalar (1 element).
- * QC_ERR_INPUT on overflow or when the bits are not whole bytes. */
+ * QC_ERR_USAGE where a pointer is NULL (dims may be one for a scalar); QC_ERR_INPUT on overflow or
+ * when the bits are not whole bytes. */
 QC_API QC_NODISCARD qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems,
                                              qc_error *err);
 QC_API QC_NODISCARD qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t,

@@ -48,7 +48,7 @@ static void end_with_dots(char *s, size_t cap)
 qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line, const char *fmt,
                        ...)
 {
-    if (!err)
+    if (!err || !fmt)
         return code;
     err->code = code;
     err->file = file;
@@ -68,7 +68,7 @@ qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line
 
 void qc_error_prefix(qc_error *err, const char *fmt, ...)
 {
-    if (!err)
+    if (!err || !fmt)
         return;
     char prefix[sizeof err->msg];
     va_list ap;

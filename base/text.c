@@ -29,10 +29,20 @@ int qc_text_is_control(uint32_t c)
     static const struct {
         uint32_t first, last;
     } ranges[] = {
-        {0x00, 0x1f},     {0x7f, 0x9f},     /* C0, DEL, C1 */
-        {0x061c, 0x061c}, {0x200e, 0x200f}, /* marks of direction */
-        {0x2028, 0x202e},                   /* separators of lines, overrides of direction */
-        {0x2066, 0x2069}, {0xfeff, 0xfeff}, /* isolates of direction, byte order mark */
+        {0x00, 0x1f},       {0x7f, 0x9f},       /* C0, DEL, C1 */
+        {0xad, 0xad},                           /* soft hyphen */
+        {0x034f, 0x034f},                       /* combining grapheme joiner */
+        {0x061c, 0x061c},                       /* a mark of direction */
+        {0x115f, 0x1160},   {0x17b4, 0x17b5},   /* fillers and vowels that are not seen */
+        {0x180b, 0x180f},                       /* selectors of Mongolian forms */
+        {0x200b, 0x200f},                       /* no width, marks of direction */
+        {0x2028, 0x202e},                       /* separators of lines, overrides of direction */
+        {0x2060, 0x206f},                       /* no width, isolates of direction */
+        {0x3164, 0x3164},   {0xfe00, 0xfe0f},   /* a filler, selectors of forms */
+        {0xfeff, 0xfeff},   {0xffa0, 0xffa0},   /* byte order mark, a filler */
+        {0xfff0, 0xfffb},                       /* annotations */
+        {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, /* formats of shorthand and of music */
+        {0xe0000, 0xe0fff},                     /* tags, more selectors */
     };
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
         if (c >= ranges[i].first && c <= ranges[i].last)

@@ -19,8 +19,9 @@ static inline int qc_ends_with(const char *s, const char *tail)
 size_t qc_text_char(const char *s, uint32_t *c);
 int qc_text_is_utf8(const char *s);
 /* Characters that do something to whoever shows them instead of being seen: C0, DEL and C1 (a
- * terminal's escapes), separators of lines, marks and overrides of the direction of writing, which
- * make a name look like another. */
+ * terminal's escapes), separators of lines, marks and overrides of the direction of writing; and
+ * all that Unicode wants nothing to be drawn for (Default_Ignorable_Code_Point): each of them makes
+ * a name look like another. */
 int qc_text_is_control(uint32_t c);
 /* Such characters, and bytes that are no UTF-8, to '?', a byte each, in place. */
 void qc_text_printable(char *s);

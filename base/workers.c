@@ -2,11 +2,35 @@
 
 #include "base/alloc.h"
 
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
-#define BRIEFLY_NS 50000000L
-#define SECOND_NS  1000000000L
+#define BRIEFLY_NS        50000000L
+#define SECOND_NS         1000000000L
+#define STACK_LEAST_BYTES ((size_t)2 << 20)
+
+qc_status qc_thread_start(pthread_t *thread, void *(*fn)(void *), void *arg, const char *what,
+                          qc_error *err)
+{
+    pthread_attr_t attr;
+    size_t stack = 0;
+    int e = pthread_attr_init(&attr);
+    if (e == 0) {
+        e = pthread_attr_getstacksize(&attr, &stack);
+        if (e == 0 && stack < STACK_LEAST_BYTES)
+            e = pthread_attr_setstacksize(&attr, STACK_LEAST_BYTES);
+        if (e == 0)
+            e = pthread_create(thread, &attr, fn, arg);
+        (void)pthread_attr_destroy(&attr);
+    }
+    if (e != 0)
+        QC_FAIL(err, QC_ERR_NOMEM,
+                "%s could not be started: %s (the limit on processes or on memory leaves no room "
+                "for it, see 'ulimit -u' and 'ulimit -v')",
+                what, strerror(e));
+    return QC_OK;
+}
 
 struct qc_team {
     atomic_int stop;
@@ -73,21 +97,23 @@ qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx, qc_error *er
     members = p;
     if (pthread_mutex_init(&team.lock, NULL) != 0) {
         qc_free(members);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     }
     unsigned started = 1;
-    int create_error = 0;
+    qc_status created = QC_OK;
     for (unsigned i = 0; i < threads; i++) {
         members[i].team = &team;
         members[i].index = i;
     }
     for (; started < threads; started++) {
-        create_error =
-            pthread_create(&members[started].thread, NULL, member_main, &members[started]);
-        if (create_error)
+        char what[64];
+        (void)snprintf(what, sizeof what, "thread %u of %u", started + 1, threads);
+        created =
+            qc_thread_start(&members[started].thread, member_main, &members[started], what, err);
+        if (created != QC_OK)
             break;
     }
-    if (create_error)
+    if (created != QC_OK)
         atomic_store(&team.stop, 1);
     else
         (void)member_main(&members[0]);
@@ -95,9 +121,7 @@ qc_status qc_team_run(unsigned threads, qc_worker_fn fn, void *ctx, qc_error *er
         (void)pthread_join(members[i].thread, NULL);
     pthread_mutex_destroy(&team.lock);
     qc_free(members);
-    if (create_error)
-        QC_FAIL(err, QC_ERR_INTERNAL, "thread %u of %u could not be started: %s", started + 1,
-                threads, strerror(create_error));
+    QC_TRY(created);
     if (team.first_status == QC_ERR_INTERRUPTED)
         QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
     if (team.first_status != QC_OK && err)
@@ -134,10 +158,10 @@ qc_status qc_turnstile_init(qc_turnstile *t, uint64_t first, qc_error *err)
 {
     t->next = first;
     if (pthread_mutex_init(&t->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     if (qc_cond_init(&t->moved) != 0) {
         pthread_mutex_destroy(&t->lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
     }
     return QC_OK;
 }

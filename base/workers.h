@@ -1,4 +1,4 @@
-/* A team of threads that run one function to its end.
+/* Threads: one by itself, and a team of them that run one function to its end.
  *
  * The team shares a stop flag: the first worker that fails stores its error, everybody else sees
  * qc_team_stopped() and returns early. The caller's thread takes part as worker 0, so one thread
@@ -14,6 +14,12 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+
+/* Start a thread, with 2 MiB of stack however small the limit is (ulimit -s). `what` begins the
+ * sentence of a failure, "thread 2 of 8": QC_ERR_NOMEM, as it is a limit of the system on processes
+ * or memory that leaves no room for it. */
+QC_NODISCARD qc_status qc_thread_start(pthread_t *thread, void *(*fn)(void *), void *arg,
+                                       const char *what, qc_error *err);
 
 typedef struct qc_team qc_team;
 

@@ -60,12 +60,13 @@ _qconv()
                 '--batch=[sequences at once]:N:' \
                 '--images=[images per sequence, for models with cross-attention]:N:' \
                 '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
-                '--mla=[form in which DeepSeek'\''s attention is cached]:mla:(absorbed expanded)' \
+                '--mla=[form in which DeepSeek'\''s attention is cached and computed]:mla:(latent absorbed expanded)' \
+                '--prefill=[tokens of a prompt that are read at once, or whole]:TOKENS:' \
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
                 '--device=[what does the work\: cpu, every GPU, or GPUs 0 and 2 with cuda\:0,2]:auto|cpu|cuda\[\:N,...\]:' \
                 '--tokenizer=[a tokenizer.json, or a directory that has one]:PATH:_files' \
                 '--dry-run[show what would be written, with exact sizes; write nothing]' \
-                '--force[write into a directory that holds other files than a qconv output]' \
+                '--force[replace another output, or write into a directory that holds other files]' \
                 '--restart[begin anew instead of continuing an interrupted conversion]' \
                 '--consume-source[delete each weight file of MODEL once all of it is written to OUT and synced]' \
                 '--part=[do the I-th of N parts of the work, 1 to N; the last to finish completes OUT]:I/N:' \
@@ -100,7 +101,8 @@ _qconv()
                 '--batch=[sequences at once]:N:' \
                 '--images=[images per sequence, for models with cross-attention]:N:' \
                 '--kv-dtype=[element type of the KV cache]:kv-dtype:(fp16 bf16 fp8 fp32)' \
-                '--mla=[form in which DeepSeek'\''s attention is cached]:mla:(absorbed expanded)' \
+                '--mla=[form in which DeepSeek'\''s attention is cached and computed]:mla:(latent absorbed expanded)' \
+                '--prefill=[tokens of a prompt that are read at once, or whole]:TOKENS:' \
                 '--cuda-context=[what a CUDA context and its kernels take on every GPU]:SIZE:' \
                 '--html=[also write the plan as one HTML page]:FILE:_files' \
                 '--device-map=[also write the placement as accelerate'\''s device_map]:FILE:_files' \
@@ -162,7 +164,7 @@ _qconv()
         unpack)
             _arguments -s \
                 '--device=[only the shards of one device of the plan\: cuda\:0, cpu]:NAME:' \
-                '--force[write into a directory that holds other files than a qconv output]' \
+                '--force[replace another output, or write into a directory that holds other files]' \
                 '--threads=[threads that work, 1 to 1024]:N:' \
                 '--progress=[progress on standard error]:progress:(auto always never)' \
                 '--json[write the result to standard output as one JSON object]' \

@@ -257,14 +257,17 @@ static qc_status write_rows(qc_strbuf *out, qc_arena *arena, const qc_options *o
 static qc_status write_missing(qc_strbuf *out, const qc_options *o, const qc_against_result *r,
                                qc_error *err)
 {
-    size_t explained = 0;
+    size_t explained = 0, unexplained = 0;
     for (size_t i = 0; i < r->missing_count; i++) {
         const qc_against_missing *m = &r->missing[i];
         explained += m->why != NULL;
-        if (!m->why || o->verbose > 0)
+        unexplained += m->why == NULL;
+        if (o->verbose > 0 || (!m->why && unexplained <= QC_CONSOLE_LINES))
             QC_TRY(qc_strbuf_addf(out, err, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
                                   m->why ? m->why : ""));
     }
+    if (o->verbose == 0)
+        QC_TRY(qc_console_add_more(out, unexplained, err));
     if (explained > 0 && o->verbose == 0)
         return qc_strbuf_addf(out, err, "not in OUT, as it should be: %zu tensor%s of MODEL\n",
                               explained, explained == 1 ? "" : "s");
@@ -280,9 +283,8 @@ static qc_status write_text(qc_strbuf *out, const qc_options *o, const qc_agains
     QC_TRY(write_rows(out, o->arena, o, r, err));
     QC_TRY(write_missing(out, o, r, err));
     if (r->faults)
-        return qc_strbuf_addf(out, err, "%s: NOT %s: %" PRIu64 " fault%s; the first: %s: %s\n",
-                              o->model, o->against, r->faults, r->faults == 1 ? "" : "s",
-                              r->first_what, r->first_why);
+        return qc_strbuf_addf(out, err, "%s: NOT %s: %" PRIu64 " fault%s\n", o->model, o->against,
+                              r->faults, r->faults == 1 ? "" : "s");
     return qc_strbuf_addf(out, err,
                           "%s: is %s: %zu tensors, %" PRIu64 " quantized, %" PRIu64
                           " cast, %" PRIu64 " equal; %s of both in %.2f s, %s\n",

@@ -667,16 +667,37 @@ static qc_status note_spilling(chooser *c, qc_error *err)
                            tiers > 1 ? b->devices[b->count + 1].name : "");
 }
 
-static qc_status choose(chooser *c, int has_weights, qc_error *err)
+/* Whether what an earlier choice measured holds here: of the same groups, and of every scheme that
+ * may be taken. */
+static int was_measured(const chooser *c, const qc_auto_result *before)
+{
+    return before && before->measured && before->group_count == c->out->group_count &&
+           (c->candidates & ~before->candidates) == 0;
+}
+
+static void take_measured(chooser *c, const qc_auto_result *before)
+{
+    for (uint32_t g = 0; g < before->group_count; g++) {
+        memcpy(c->out->groups[g].rel_mse, before->groups[g].rel_mse,
+               sizeof before->groups[g].rel_mse);
+        c->out->groups[g].reason = before->groups[g].reason;
+    }
+    c->out->sampled_rows = before->sampled_rows;
+    c->out->sampled_bytes = before->sampled_bytes;
+}
+
+static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *err)
 {
     QC_TRY(find_groups(c, err));
     QC_TRY(sum_scales(c, err));
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         size_group(c, g);
-        if (!has_weights)
+        if (!subject->has_weights)
             expect_group(c, g);
     }
-    if (has_weights)
+    if (subject->has_weights && was_measured(c, subject->measured))
+        take_measured(c, subject->measured);
+    else if (subject->has_weights)
         QC_TRY(measure_groups(c, err));
     QC_TRY(make_items(c, err));
     QC_TRY(sum_fixed(c, err));
@@ -687,22 +708,21 @@ static qc_status choose(chooser *c, int has_weights, qc_error *err)
 }
 
 qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
-                         const qc_checkpoint *model, int has_weights, const qc_segments *segments,
-                         const qc_geometry *geometry, const qc_budget *budget,
-                         const qc_options *options, qc_error *err)
+                         const qc_plan_subject *subject, const qc_segments *segments,
+                         const qc_budget *budget, const qc_options *options, qc_error *err)
 {
     qc_arena scratch;
     chooser c = {.out = out,
                  .arena = arena,
                  .scratch = &scratch,
                  .recipe = recipe,
-                 .model = model,
+                 .model = subject->model,
                  .segments = segments,
-                 .geometry = geometry,
+                 .geometry = subject->geometry,
                  .options = options,
                  .all_devices = budget ? budget->count : 0};
     memset(out, 0, sizeof *out);
-    out->measured = has_weights;
+    out->measured = subject->has_weights;
     if (!budget || budget->count == 0)
         QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
     QC_TRY(qc_auto_parse_schemes(options->schemes, &c.candidates, err));
@@ -711,7 +731,7 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
     QC_TRY(leave_out_int8(&c, err));
     out->candidates = c.candidates;
     qc_arena_init(&scratch);
-    qc_status st = choose(&c, has_weights, err);
+    qc_status st = choose(&c, subject, err);
     qc_arena_deinit(&scratch);
     return st;
 }

@@ -65,6 +65,15 @@ typedef struct qc_auto_result {
     uint64_t count_chosen[QC_AUTO_CHOICES], bytes_chosen[QC_AUTO_CHOICES]; /* of weights */
 } qc_auto_result;
 
+/* What stays the same however often a model is planned. */
+typedef struct {
+    const qc_checkpoint *model;
+    const qc_geometry *geometry;
+    int has_weights;
+    const qc_auto_result *measured; /* an earlier choice of this model with other options: its
+                                       errors are taken, no weight is read again. NULL: none */
+} qc_plan_subject;
+
 /* "nf4", "nf4-32", "int8", "16bit". */
 const char *qc_auto_choice_name(unsigned index);
 /* Candidates of --schemes; NULL means all. QC_ERR_USAGE naming those there are. */
@@ -77,16 +86,17 @@ double qc_auto_importance(const char *name);
  * a budget: QC_ERR_USAGE. Weights of dtypes that the quantizers do not read stay as they are.
  * Without --schemes int8 is no candidate if a card of the budget does not run it.
  * When not even the smallest choice fits, that is chosen, and the caller's fit says so.
- * Reads the model's weights if has_weights. All memory in the arena. */
+ * Reads the model's weights if it has some and nothing was measured. All memory in the arena. */
 QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
-                                      const qc_checkpoint *model, int has_weights,
-                                      const qc_segments *segments, const qc_geometry *geometry,
+                                      const qc_plan_subject *subject, const qc_segments *segments,
                                       const qc_budget *budget, const qc_options *options,
                                       qc_error *err);
 /* "int8 lies beside NF4" and the like, for what no loader but qconv reads; NULL if nothing does. */
 const char *qc_auto_mixture(const qc_auto_result *r);
-/* --explain: one row per group, and what the uniform schemes would give. */
-QC_NODISCARD qc_status qc_auto_explain(const qc_auto_result *r, qc_strbuf *out, qc_error *err);
+/* --explain: what the uniform schemes would give, and what was chosen by kind and range of layers;
+ * all: a row for each group instead. */
+QC_NODISCARD qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out,
+                                       qc_error *err);
 /* One object, as the value of "auto"; docs/recipes.md has its members. Groups only if `explain`. */
 void qc_auto_json(const qc_auto_result *r, int explain, qc_json_writer *w);
 

@@ -7,6 +7,8 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 
 const char *qc_auto_mixture(const qc_auto_result *r)
 {
@@ -89,7 +91,156 @@ static qc_status group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf
     return qc_table_render(&t, 2, out, err);
 }
 
-static qc_status explain(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out, qc_error *err)
+/* ---- the same by kind and range of layers ---- */
+
+/* What is alike but for the layer: kind, scheme, reason, and how much it matters. */
+typedef struct {
+    const char *kind; /* the name without its first number */
+    size_t head;      /* bytes of kind before that number */
+    const qc_auto_group *first;
+    uint64_t weights, elems, bytes;
+    uint64_t begin, end;      /* the layers that are being collected, if any_layer */
+    const char *ranges;       /* of those before: "0-3, 7" */
+    unsigned ranges_left_out; /* beyond what a line holds */
+    int any_layer;
+} alike;
+
+#define MAX_RANGES_TEXT 40u
+
+/* Where the first number of a name is, between blanks and points; its length is 0 if there is none.
+ */
+static const char *layer_of(const char *name, size_t *len, uint64_t *layer)
+{
+    for (const char *s = name; *s; s++) {
+        size_t n = strspn(s, "0123456789");
+        int begins = s == name || s[-1] == ' ' || s[-1] == '.';
+        if (begins && n > 0 && n < 10 && (s[n] == ' ' || s[n] == '.')) {
+            *len = n;
+            *layer = strtoull(s, NULL, 10);
+            return s;
+        }
+    }
+    *len = 0;
+    return name + strlen(name);
+}
+
+static int is_alike(const alike *a, const qc_auto_group *g, size_t head, const char *tail)
+{
+    return a->first->chosen == g->chosen && a->head == head &&
+           strncmp(a->kind, g->name, head) == 0 && strcmp(a->kind + head, tail) == 0 &&
+           (a->first->reason == g->reason ||
+            (a->first->reason && g->reason && strcmp(a->first->reason, g->reason) == 0));
+}
+
+static qc_status close_range(alike *a, qc_arena *arena, qc_error *err)
+{
+    if (strlen(a->ranges) > MAX_RANGES_TEXT) {
+        a->ranges_left_out++;
+        return QC_OK;
+    }
+    if (a->begin == a->end)
+        return qc_arena_printf(arena, &a->ranges, err, "%s%s%" PRIu64, a->ranges,
+                               *a->ranges ? ", " : "", a->begin);
+    return qc_arena_printf(arena, &a->ranges, err, "%s%s%" PRIu64 "-%" PRIu64, a->ranges,
+                           *a->ranges ? ", " : "", a->begin, a->end);
+}
+
+static qc_status collect(alike *a, const qc_auto_group *g, int has_layer, uint64_t layer,
+                         qc_arena *arena, qc_error *err)
+{
+    a->weights += g->weights;
+    a->elems += g->elems;
+    a->bytes += g->bytes[g->chosen];
+    if (!has_layer)
+        return QC_OK;
+    if (a->any_layer && layer == a->end + 1) {
+        a->end = layer;
+        return QC_OK;
+    }
+    if (a->any_layer)
+        QC_TRY(close_range(a, arena, err));
+    a->any_layer = 1;
+    a->begin = a->end = layer;
+    return QC_OK;
+}
+
+static qc_status add_alike(alike *list, uint32_t *count, const qc_auto_group *g, qc_arena *arena,
+                           qc_error *err)
+{
+    size_t len = 0;
+    uint64_t layer = 0;
+    uint32_t at = 0;
+    const char *number = layer_of(g->name, &len, &layer);
+    size_t head = (size_t)(number - g->name);
+    while (at < *count && !is_alike(&list[at], g, head, number + len))
+        at++;
+    if (at == *count) {
+        list[at] = (alike){.head = head, .first = g, .ranges = ""};
+        QC_TRY(qc_arena_printf(arena, &list[at].kind, err, "%.*s%s", (int)head, g->name,
+                               number + len));
+        (*count)++;
+    }
+    return collect(&list[at], g, len > 0, layer, arena, err);
+}
+
+static int by_kind(const void *a, const void *b)
+{
+    const alike *x = a, *y = b;
+    int order = strcmp(x->kind, y->kind);
+    return order                                 ? order
+           : x->first->chosen < y->first->chosen ? -1
+                                                 : x->first->chosen > y->first->chosen;
+}
+
+static qc_status summary_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf *out,
+                               qc_error *err)
+{
+    static const char begin[] = "layer  "; /* "layer 3 mlp.up_proj" without its number */
+    char size[QC_SIZE_TEXT_BYTES];
+    void *v = NULL;
+    uint32_t count = 0;
+    qc_table t;
+    QC_TRY(qc_arena_alloc(arena, &v, r->group_count + 1, sizeof(alike), err));
+    alike *list = v;
+    for (uint32_t g = 0; g < r->group_count; g++)
+        QC_TRY(add_alike(list, &count, &r->groups[g], arena, err));
+    qsort(list, count, sizeof *list, by_kind);
+    qc_table_init(&t, arena);
+    qc_table_column(&t, "kind", QC_ALIGN_LEFT);
+    qc_table_column(&t, "chosen", QC_ALIGN_LEFT);
+    qc_table_column(&t, "weights", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "bytes", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "matters", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "layers", QC_ALIGN_LEFT);
+    qc_table_column(&t, "why", QC_ALIGN_LEFT);
+    for (uint32_t i = 0; i < count; i++) {
+        alike *a = &list[i];
+        const char *kind = a->kind;
+        if (a->any_layer)
+            QC_TRY(close_range(a, arena, err));
+        if (strncmp(kind, begin, sizeof begin - 1) == 0)
+            kind += sizeof begin - 1;
+        QC_TRY(qc_table_cell(&t, kind, err));
+        QC_TRY(qc_table_cell(&t, qc_auto_choice_name(a->first->chosen), err));
+        QC_TRY(qc_table_cellf(&t, err, "%" PRIu64, a->weights));
+        QC_TRY(qc_table_cell(&t, qc_text_bytes(size, a->bytes), err));
+        QC_TRY(qc_table_cellf(&t, err, "%.3g", a->first->importance));
+        if (a->ranges_left_out)
+            QC_TRY(qc_table_cellf(&t, err, "%s, and %u more range%s", a->ranges, a->ranges_left_out,
+                                  a->ranges_left_out == 1 ? "" : "s"));
+        else
+            QC_TRY(qc_table_cell(&t, a->ranges, err));
+        QC_TRY(qc_table_cell(&t, a->first->reason ? a->first->reason : "", err));
+    }
+    QC_TRY(qc_table_render(&t, 2, out, err));
+    return qc_strbuf_addf(out, err,
+                          "  %" PRIu32 " weights or groups of experts; -v lists each with "
+                          "its errors.\n",
+                          r->group_count);
+}
+
+static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_strbuf *out,
+                         qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES];
     QC_TRY(qc_strbuf_adds(out, "Choice of schemes\n", err));
@@ -117,14 +268,14 @@ static qc_status explain(const qc_auto_result *r, qc_arena *arena, qc_strbuf *ou
                           "  A predicted error is the sum over all weights of how much each "
                           "matters times its relative squared error.\n\n",
                           err));
-    return group_table(r, arena, out, err);
+    return all ? group_table(r, arena, out, err) : summary_table(r, arena, out, err);
 }
 
-qc_status qc_auto_explain(const qc_auto_result *r, qc_strbuf *out, qc_error *err)
+qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out, qc_error *err)
 {
     qc_arena arena;
     qc_arena_init(&arena);
-    qc_status st = explain(r, &arena, out, err);
+    qc_status st = explain(r, all, &arena, out, err);
     qc_arena_deinit(&arena);
     return st;
 }

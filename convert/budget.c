@@ -13,7 +13,7 @@
     "before a size or a card (2x40GB)"
 #define KNOWN_CARDS "; the cards that are known: docs/hardware.md"
 #define QUOTED_MOST 80 /* bytes of a term in a message */
-/* Of what a size is made; a comma or a blank in it is a list or a card misread. */
+/* Of what a size is made; anything else in it is a list or a card misread. */
 #define SIZE_LETTERS "0123456789.KMGTBkmgtbIi"
 /* "2xNAME+" for every device and both tiers. */
 #define TEXT_BYTES_MOST ((QC_MAX_DEVICES + 2) * 128)
@@ -81,7 +81,11 @@ static qc_status read_size(parser *p, span size, span term, uint64_t *out, qc_er
                 quoted(term), term.s, quoted(size), size.s);
     const char *what = NULL;
     QC_TRY(qc_arena_printf(p->arena, &what, err, "--vram: '%.*s'", quoted(term), term.s));
-    if (strspn(text, SIZE_LETTERS) != size.len)
+    /* A blank before the unit is fine. */
+    size_t number = strspn(text, "0123456789.");
+    size_t blank = number > 0 && text[number] == ' ';
+    if (number + blank + strspn(text + number + blank, SIZE_LETTERS) != size.len ||
+        (blank && is_digit(text[number + 1])))
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s: expected a size such as 40GB or 40GiB, terms joined with '+', found '%.*s'",
                 what, quoted(size), size.s);
@@ -171,18 +175,61 @@ static int try_word(parser *p, span t, qc_status *st, qc_error *err)
     return 1;
 }
 
-/* "2x" off the front of t; 0 if there is none. A count that is too large stays so. */
+/* Bytes of the sign of multiplication at s: 'x', '*' or the sign itself in UTF-8; 0: none. */
+static size_t times_sign(const char *s, const char *end)
+{
+    if (s < end && (lower(*s) == 'x' || *s == '*'))
+        return 1;
+    return end - s >= 2 && (unsigned char)s[0] == 0xc3 && (unsigned char)s[1] == 0x97 ? 2 : 0;
+}
+
+/* The number in the digits from s to end. One that is too large stays so. */
+static uint64_t count_of(const char *s, const char *end)
+{
+    uint64_t n = 0;
+    for (; s < end; s++)
+        if (n <= QC_MAX_DEVICES)
+            n = n * 10 + (uint64_t)(*s - '0');
+    return n;
+}
+
+/* "2x" off the front of t; 0 if there is none. */
 static int take_count(span *t, uint64_t *count)
 {
-    size_t i = 0;
-    uint64_t n = 0;
-    for (; i < t->len && is_digit(t->s[i]); i++)
-        if (n <= QC_MAX_DEVICES)
-            n = n * 10 + (uint64_t)(t->s[i] - '0');
-    if (i == 0 || i == t->len || lower(t->s[i]) != 'x')
+    const char *end = t->s + t->len, *digits = t->s;
+    while (digits < end && is_digit(*digits))
+        digits++;
+    const char *sign = digits;
+    while (sign < end && is_blank(*sign))
+        sign++;
+    size_t n = times_sign(sign, end);
+    if (digits == t->s || n == 0)
         return 0;
-    *count = n;
-    *t = trimmed(t->s + i + 1, t->s + t->len);
+    *count = count_of(t->s, digits);
+    *t = trimmed(sign + n, end);
+    return 1;
+}
+
+/* "x2" off the end of a size with its unit, or of a card's name; 0 if there is none. The names of
+ * some cards have an x before their number, so what is left has to be a card. */
+static int take_count_behind(span *t, uint64_t *count)
+{
+    const char *end = t->s + t->len, *digits = end;
+    while (digits > t->s && is_digit(digits[-1]))
+        digits--;
+    const char *sign = digits;
+    while (sign > t->s && is_blank(sign[-1]))
+        sign--;
+    size_t n = sign > t->s ? times_sign(sign - 1, end) : 0;
+    n = n == 0 && sign - t->s >= 2 ? times_sign(sign - 2, end) : n;
+    if (digits == end || n == 0 || sign == t->s || qc_card_find(t->s, t->len))
+        return 0;
+    span rest = trimmed(t->s, sign - n);
+    if (rest.len == 0 || (!qc_card_find(rest.s, rest.len) &&
+                          (!is_digit(rest.s[0]) || is_digit(rest.s[rest.len - 1]))))
+        return 0;
+    *count = count_of(digits, end);
+    *t = rest;
     return 1;
 }
 
@@ -190,7 +237,7 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
 {
     span what = term;
     uint64_t count = 1, bytes = 0;
-    int counted = take_count(&what, &count);
+    int counted = take_count(&what, &count) || take_count_behind(&what, &count);
     /* Of "7900xtx" the name is what is not known, not the count. */
     int may_be_count = what.len == 0 || is_digit(what.s[0]) || qc_card_find(what.s, what.len);
     if (may_be_count && (count == 0 || count > QC_MAX_DEVICES))
@@ -210,8 +257,7 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     } else if (is_digit(what.s[0])) {
         qc_status st = read_size(p, what, term, &bytes, err);
         /* Something like "4O90": say what there is before saying what is wrong with the size. */
-        int is_list = memchr(what.s, ',', what.len) != NULL;
-        const char *near = st == QC_ERR_USAGE && !is_list ? qc_card_near(what.s, what.len) : NULL;
+        const char *near = st == QC_ERR_USAGE ? qc_card_near(what.s, what.len) : NULL;
         if (near)
             QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected " TERM_FORMS "; did you mean %s?",
                     quoted(term), term.s, near);
@@ -246,7 +292,7 @@ qc_status qc_budget_parse(qc_budget *out, qc_arena *arena, const char *text, qc_
     QC_TRY(qc_arena_alloc(arena, &devices, QC_MAX_DEVICES + 2, sizeof *out->devices, err));
     out->devices = devices;
     for (const char *s = out->text;; s++) {
-        const char *end = s + strcspn(s, "+");
+        const char *end = s + strcspn(s, "+,");
         QC_TRY(add_term(&p, trimmed(s, end), err));
         s = end;
         if (*s == '\0')

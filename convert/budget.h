@@ -1,13 +1,15 @@
 /* --vram: which devices a model is to be placed on, and how much of each may be used.
  *
- *   SPEC  = TERM { '+' TERM }
- *   TERM  = [COUNT 'x'] (SIZE | CARD) | 'auto' | 'cpu' [':' SIZE] | 'disk' [':' SIZE]
+ *   SPEC  = TERM { ('+' | ',') TERM }
+ *   TERM  = [COUNT 'x'] (SIZE | CARD) | (SIZE | CARD) 'x' COUNT
+ *         | 'auto' | 'cpu' [':' SIZE] | 'disk' [':' SIZE]
  *
+ * '*' and the sign of multiplication stand for 'x' as well.
  * "2x40GB", "24GB+16GB", "2xA100-40GB", "3090+cpu:64GB", "auto+cpu+disk". 'auto': this machine's
  * visible GPUs with what is free on them now. 'cpu' alone: this machine's memory; 'disk' alone: no
  * limit. GPUs are called cuda:0, cuda:1, ... in the order given; cpu and disk come last, each at
  * most once. "cpu:64GB" alone is a plan for the CPU only. A SIZE has a unit here ("40" would be 40
- * bytes); case and blanks around a term do not matter.
+ * bytes); case, blanks around a term and one before a unit do not matter.
  * Everything lives in the arena given. */
 #ifndef QC_CONVERT_BUDGET_H
 #define QC_CONVERT_BUDGET_H

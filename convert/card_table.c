@@ -2,6 +2,7 @@
 
 #include "base/edit_distance.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Memory. Two kinds of figures, in hundredths of a GiB and in MiB:
@@ -188,6 +189,23 @@ const qc_card *qc_card_find(const char *text, size_t len)
         if (list_has(qc_card_table[i].product, '|', key))
             return &qc_card_table[i];
     return NULL;
+}
+
+int qc_card_sold_with(const qc_card *card, uint64_t gigabytes)
+{
+    const char *const lists[] = {card->name, card->aliases};
+    uint64_t bytes = gigabytes * 1000000000u, memory = card->memory_bytes;
+    uint64_t off = bytes > memory ? bytes - memory : memory - bytes;
+    if (gigabytes == 0 || gigabytes > 100000 || off > bytes / 8)
+        return 0; /* such as the 480 GB of a GH200, which are the host's */
+    for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
+        for (const char *s = strchr(lists[i], '-'); s; s = strchr(s + 1, '-')) {
+            char *end = NULL;
+            if (s[1] >= '0' && s[1] <= '9' && strtoull(s + 1, &end, 10) == gigabytes &&
+                (strncmp(end, "gb", 2) == 0 || strncmp(end, "GB", 2) == 0))
+                return 1;
+        }
+    return 0;
 }
 
 const qc_card *qc_card_of_product(const char *product, uint64_t total_bytes)

@@ -29,6 +29,8 @@ extern const unsigned qc_card_count;
  * do not matter ("a100 40gb", "RTX 3090", "3090"); "A100" alone is the smaller one. NULL if there
  * is none. */
 const qc_card *qc_card_find(const char *text, size_t len);
+/* Whether the box says so many GB: by name or alias ("a100-40gb" of A100-40GB). */
+int qc_card_sold_with(const qc_card *card, uint64_t gigabytes);
 /* The card that a driver's product name is; total_bytes (as the driver reports it) tells apart
  * those that share a name, 0: unknown, the smallest. NULL if none, or if the memory of those with
  * that name differs by more than an eighth: a laptop's or another edition. */

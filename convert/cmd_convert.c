@@ -7,16 +7,18 @@
 #include "convert/convert_run.h"
 #include "convert/diffusers_folder.h"
 #include "convert/expert_split.h"
-#include "convert/finished.h"
 #include "convert/known_models.h"
+#include "convert/loaders.h"
 #include "convert/make_manifest.h"
-#include "convert/output_dir.h"
+#include "convert/model_path.h"
+#include "convert/output_ready.h"
 #include "convert/part_run.h"
 #include "convert/part_turn.h"
 #include "convert/pipeline.h"
 #include "convert/plan.h"
 #include "convert/planned_model.h"
 #include "convert/progress.h"
+#include "convert/recipe_diffusers.h"
 #include "convert/report.h"
 #include "convert/side_files.h"
 #include "convert/size_text.h"
@@ -56,7 +58,7 @@ static qc_status explain_choice(const qc_planned_model *placed, const qc_options
     if (o->to != QC_TO_AUTO || !o->explain || o->json)
         return QC_OK;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st = qc_auto_explain(&placed->chosen, &out, err);
+    qc_status st = qc_auto_explain(&placed->chosen, o->verbose, &out, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);
@@ -84,23 +86,34 @@ static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
         return;
     for (unsigned i = 0; i < chosen->note_count; i++)
         qc_console_warn(o, "%s", chosen->notes[i]);
-    if (chosen->mixed || chosen->mixed_fp8)
-        qc_console_warn(o,
-                        "%s, which transformers does not load, and config.json says so; --schemes "
-                        "%s makes what it loads",
-                        qc_auto_mixture(chosen),
-                        chosen->mixed_fp8 ? "nf4,nf4-32 or int8"
-                                          : "nf4,nf4-32,16bit or int8,16bit");
 }
 
-/* Weights left in FP8 or MXFP4 beside quantized ones: nothing but qconv reads both. */
-static void warn_left_coded(const qc_plan *plan, const qc_options *o)
+/* Who reads what comes out; said before the work where that is qconv alone. The report outlives the
+ * plan. */
+static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
+                                qc_error *err)
 {
-    if (plan->own_form && (strstr(plan->own_form, "fp8") || strstr(plan->own_form, "mxfp4")))
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_loaders), err));
+    QC_TRY(qc_loaders_of(v, plan, err));
+    r->program = o->program;
+    r->loaders = v;
+    qc_loaders_warn(v, o);
+    return QC_OK;
+}
+
+/* What only -v would tell otherwise: nothing, or nothing that is known, says how the model is
+ * built. */
+static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, const qc_options *o)
+{
+    if (!model->config)
+        qc_console_warn(o, "there is no config.json beside the weights: only weights are written, "
+                           "and transformers cannot load the result without one");
+    else if (!plan->recipe->known_type && !qc_diffusers_class(model))
         qc_console_warn(o,
-                        "weights that stay as stored lie beside quantized ones (%s), which "
-                        "transformers does not load, and config.json says so",
-                        plan->own_form);
+                        "model type '%s' is not known: which tensors are quantized follows general "
+                        "rules; see them with --dry-run",
+                        plan->recipe->model_type);
 }
 
 /* Rows of 16s that are not whole blocks: bitsandbytes' CPU kernel takes the scale of another block
@@ -136,7 +149,7 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     qc_geometry *geometry = (qc_geometry *)(budget + 1);
     QC_TRY(qc_budget_parse(budget, o->arena, o->fit.vram, err));
     QC_TRY(qc_geometry_read(geometry, o->arena, model->config, err));
-    qc_plan_subject subject = {model, geometry, 1};
+    qc_plan_subject subject = {model, geometry, 1, NULL};
     QC_TRY(qc_planned_model_make(placed, o->arena, &subject, budget, o, err));
     QC_TRY(qc_planned_model_check(placed, err));
     QC_TRY(qc_planned_model_lay_out(placed, err));
@@ -174,57 +187,8 @@ static qc_status check_parts(const qc_options *o, const qc_rank *rank, qc_error 
     return QC_OK;
 }
 
-/* A part of a pipeline that is converted already, by this command or another. */
-static qc_status is_finished_part(int *finished, const qc_plan *plan, qc_error *err)
-{
-    const qc_options *o = plan->options;
-    const char *manifest = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    *finished = 0;
-    if (!o->of_pipeline || o->force || o->dry_run)
-        return QC_OK;
-    QC_TRY(qc_path_join(o->arena, &manifest, o->out, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(manifest, &kind, NULL, err));
-    if (kind != QC_PATH_FILE)
-        return QC_OK;
-    QC_TRY(qc_output_is_of_plan(finished, o->out, plan, NULL, err));
-    if (*finished)
-        QC_TRY(qc_output_is_of_weights(finished, o->out, plan, NULL, 0, err));
-    if (!*finished)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s: holds the output of another conversion; choose another OUT, or say --force to "
-                "replace it",
-                o->out);
-    return QC_OK;
-}
-
-static qc_status say_finished(const qc_options *o, qc_error *err)
-{
-    qc_strbuf out;
-    qc_json_writer w;
-    if (!o->json) {
-        qc_console_detail(o, o->quiet ? 9 : 0, "%s is complete already", o->out);
-        return QC_OK;
-    }
-    qc_strbuf_init(&out, (size_t)1 << 20);
-    qc_jw_init(&w, &out, err);
-    qc_jw_begin_object(&w);
-    qc_jw_key(&w, "out");
-    qc_jw_string(&w, o->out);
-    qc_jw_key(&w, "complete_already");
-    qc_jw_bool(&w, 1);
-    qc_jw_end_object(&w);
-    qc_status st = qc_jw_finish(&w);
-    if (st == QC_OK)
-        st = qc_strbuf_adds(&out, "\n", err);
-    if (st == QC_OK)
-        st = qc_console_result(&out, err);
-    qc_strbuf_deinit(&out);
-    return st;
-}
-
 static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_rank rank,
-                               qc_convert_report *report, int *finished, qc_error *err)
+                               qc_convert_report *report, qc_error *err)
 {
     qc_part_run part;
     qc_recipe recipe;
@@ -242,24 +206,25 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
         QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
         QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
     }
-    warn_left_coded(plan, o);
+    warn_of_config(model, plan, o);
     fill_report(report, plan);
+    QC_TRY(settle_loaders(report, plan, o, err));
     QC_TRY(qc_calibrate_choose(plan, err));
     QC_TRY(qc_part_begin(&part, rank, plan, err));
     if (o->dry_run) {
         if (o->out)
             QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
+        if (o->out)
+            QC_TRY(qc_output_preview(plan, fit, err));
         warn_of_straddling(plan, o);
         QC_TRY(plan_calibration(plan, report, err));
-        return qc_plan_print(plan, report, err);
+        QC_TRY(qc_plan_print(plan, report, err));
+        return o->out ? qc_output_preview_room(plan, &part, err) : QC_OK;
     }
     if (plan->weights_quantized == 0 && qc_to_quantizes(o->to) && o->to != QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
                 o->model);
-    QC_TRY(is_finished_part(finished, plan, err));
-    if (*finished)
-        return say_finished(o, err);
     QC_TRY(qc_convert_run(plan, model, fit, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
@@ -288,8 +253,8 @@ static qc_status check_model(const char *model, qc_error *err)
     if (kind == QC_PATH_MISSING && qc_known_model_find(model))
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s does not exist: 'qconv plan' knows this model by its id, but to convert it "
-                "download the checkpoint and give its folder",
-                model);
+                "download the checkpoint (hf download %s --local-dir %s) and give its folder",
+                model, qc_known_model_find(model)->id, model);
     return QC_OK;
 }
 
@@ -327,9 +292,13 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
     memset(&report, 0, sizeof report);
     uint64_t started = qc_clock_ns();
     qc_rank rank;
-    int finished = 0;
     QC_TRY(qc_rank_choose(&rank, o, err));
     QC_TRY(check_parts(o, &rank, err));
+    if (qc_model_path_swapped(o->model, o->out))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s holds no model and %s does: MODEL comes first and OUT second; did you mean "
+                "'%s %s'?",
+                o->model, o->out, o->out, o->model);
     if (!o->dry_run)
         QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
     QC_TRY(check_model(o->model, err));
@@ -348,12 +317,14 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
     if (st == QC_OK && o->to != QC_TO_KEEP)
         st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
     if (st == QC_OK)
-        st = convert_model(o, model, rank, &report, &finished, err);
-    if (st == QC_OK && !o->dry_run && !finished) {
+        st = convert_model(o, model, rank, &report, err);
+    if (st == QC_OK && !o->dry_run) {
         report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
         st = print_report(o, &report, err);
     }
     qc_checkpoint_close(model);
+    if (st != QC_OK)
+        qc_consume_mend_advice(o->arena, o->out, err);
     return st;
 }
 

@@ -8,6 +8,7 @@
 #include "convert/fit_suggest.h"
 #include "convert/hardware.h"
 #include "convert/known_models.h"
+#include "convert/loaders.h"
 #include "convert/make_manifest.h"
 #include "convert/planned_model.h"
 #include "convert/target_file.h"
@@ -60,12 +61,27 @@ static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *er
     if (st == QC_OK && !o->json && o->explain) {
         st = qc_strbuf_adds(&out, "\n", err);
         if (st == QC_OK)
-            st = qc_auto_explain(r->chosen, &out, err);
+            st = qc_auto_explain(r->chosen, o->verbose, &out, err);
     }
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);
     return st;
+}
+
+/* The longest context for prompts that are read whole, and in steps. */
+static qc_status find_contexts(qc_fit_report *r, const qc_planned_model *planned, qc_error *err)
+{
+    qc_fit_prefill *ways[] = {&r->whole, &r->steps};
+    r->steps.tokens = r->use->prefill ? r->use->prefill : QC_USUAL_PREFILL;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        qc_fit_options use = *r->use;
+        use.prefill = ways[i]->tokens;
+        QC_TRY(qc_fit_max_context(&ways[i]->max_context, &planned->fit, &use,
+                                  planned->largest_weight, err));
+    }
+    r->max_context = (r->use->prefill ? r->steps : r->whole).max_context;
+    return QC_OK;
 }
 
 static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subject *subject,
@@ -79,6 +95,9 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
     if (o->train.on)
         return qc_train_plan(o, &planned.plan, subject->geometry, budget, err);
     QC_TRY(qc_planned_model_lay_out(&planned, err));
+    qc_loaders loaders;
+    QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
+    qc_loaders_warn(&loaders, o);
     qc_fit_report r = {.fit = &planned.fit,
                        .use = &o->fit,
                        .arena = arena,
@@ -89,13 +108,15 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
                        .file_bytes = planned.plan.content_bytes,
                        .generates = subject->geometry->decoder,
                        .chosen = o->to == QC_TO_AUTO ? &planned.chosen : NULL,
+                       .loaders = &loaders,
                        .explain = o->explain};
     QC_TRY(qc_fit_sum_schemes(&r, &planned.plan, err));
     if (r.generates) {
-        QC_TRY(
-            qc_fit_max_context(&r.max_context, &planned.fit, &o->fit, planned.largest_weight, err));
+        QC_TRY(find_contexts(&r, &planned, err));
         QC_TRY(qc_fit_max_batch(&r.max_batch, &planned.fit, &o->fit, planned.largest_weight, err));
     }
+    if (o->to == QC_TO_AUTO && planned.fit.fits && r.generates)
+        QC_TRY(qc_fit_compare(&r, arena, subject, &planned, o, err));
     if (!planned.fit.fits)
         QC_TRY(qc_fit_suggest(&r, arena, subject, &planned, budget, o, err));
     QC_TRY(put_file(o->html, qc_fit_report_html, &r, err));
@@ -114,12 +135,19 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
     for (size_t i = 0; i < model->warning_count; i++)
         qc_console_warn(&o, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));
-    qc_plan_subject subject = {model, &geometry, has_weights};
-    if (geometry.guessed)
+    qc_plan_subject subject = {model, &geometry, has_weights, NULL};
+    if (!model->config)
+        qc_console_warn(&o, "there is no config.json beside the weights: the KV cache cannot be "
+                            "worked out, and transformers cannot load the result");
+    else if (geometry.cache_unknown)
+        qc_console_warn(&o, "config.json does not say how many layers there are: the KV cache "
+                            "cannot be worked out");
+    else if (geometry.guessed)
         qc_console_warn(&o,
                         "model type '%s' is not known: its KV cache is worked out from the usual "
                         "names of config.json",
                         geometry.model_type);
+    o.train.context_given = o.fit.context > 0;
     QC_TRY(qc_plan_defaults(&o, arena, &subject, err));
     const char *old_card = qc_budget_card_without_int8(budget);
     if (o.to == QC_TO_INT8 && old_card)

@@ -3,18 +3,22 @@
  *
  * With --device only the shards of that device, an index of them and a manifest of just that: a
  * part that can be verified and loaded by itself. The other shards need not be there. */
+#include "base/checked.h"
 #include "base/clock.h"
 #include "convert/commands.h"
 #include "convert/console.h"
 #include "convert/diffusers_folder.h"
+#include "convert/finished.h"
 #include "convert/make_manifest.h"
-#include "convert/output_dir.h"
+#include "convert/output_ready.h"
 #include "convert/output_scan.h"
 #include "convert/pipeline.h"
 #include "convert/progress.h"
+#include "convert/room.h"
 #include "convert/scan_report.h"
 #include "convert/side_files.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -100,7 +104,7 @@ static qc_status unpacker_init(unpacker *u, const qc_manifest *m, qc_output_dir 
         QC_TRY(qc_output_dir_stage(d, m->shards[i].name, &u->paths[i], err));
     }
     if (pthread_mutex_init(&u->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     return QC_OK;
 }
 
@@ -189,14 +193,96 @@ static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
     return QC_OK;
 }
 
+static qc_status write_text(qc_strbuf *text, qc_manifest *m, int with_files, qc_error *err)
+{
+    if (!with_files)
+        m->file_count = 0;
+    qc_strbuf_init(text, SIZE_MAX / 2);
+    return qc_manifest_write(m, text, err);
+}
+
+/* Does DIR hold what would be unpacked, and all of it? Its manifest is what would be written then,
+ * but for the index of a single device, which is not made yet. */
+static qc_status is_unpacked(int *same, qc_difference *why, const qc_output_dir *d,
+                             const qc_options *o, qc_error *err)
+{
+    qc_arena arena;
+    qc_manifest then, now;
+    qc_strbuf a = {0}, b = {0};
+    *same = 0;
+    qc_arena_init(&arena);
+    qc_status st = qc_output_read_finished(&then, why, &arena, d->path, err);
+    if (st == QC_OK && then.shard_count > 0) {
+        st = qc_manifest_load(&now, &arena, o->model, err);
+        if (st == QC_OK && o->device)
+            st = keep_device(&now, o, err);
+        if (st == QC_OK) {
+            make_plain(&now);
+            *same = qc_manifest_is_alike(why, &then, &now);
+        }
+        if (st == QC_OK && *same)
+            st = qc_manifest_is_there(same, why, &then, &d->root, err);
+        if (st == QC_OK && *same)
+            st = write_text(&a, &then, o->device == NULL, err);
+        if (st == QC_OK && *same)
+            st = write_text(&b, &now, o->device == NULL, err);
+        if (st == QC_OK && *same && (a.len != b.len || memcmp(a.data, b.data, a.len) != 0)) {
+            *same = 0;
+            (void)snprintf(why->text, sizeof why->text, "its contents are others");
+        }
+    }
+    qc_strbuf_deinit(&a);
+    qc_strbuf_deinit(&b);
+    qc_arena_deinit(&arena);
+    return st;
+}
+
+/* Before the work: is it done, is anything in the way, is there room? */
+static qc_status check_before(const qc_output_dir *d, const qc_manifest *m, const qc_options *o,
+                              int *complete, qc_error *err)
+{
+    qc_difference why = {"", ""};
+    qc_entry e;
+    void *v = NULL;
+    uint64_t need = 0;
+    size_t n = 0;
+    *complete = 0;
+    QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
+    if (e.kind == QC_ENTRY_FILE && !o->force) {
+        QC_TRY(is_unpacked(complete, &why, d, o, err));
+        if (!*complete)
+            return qc_output_refuse(&why, d->path, err);
+        qc_console_warn(o, "%s is complete already; --force makes it anew", d->path);
+        return QC_OK;
+    }
+    QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count + m->file_count + 1, sizeof(char *), err));
+    const char **names = v;
+    for (size_t i = 0; i < m->shard_count; i++) {
+        names[n++] = m->shards[i].name;
+        need = qc_sat_add(need, m->shards[i].content_bytes);
+    }
+    for (size_t i = 0; i < m->file_count; i++) {
+        names[n++] = m->files[i].path;
+        need = qc_sat_add(need, m->files[i].bytes);
+    }
+    if (o->device)
+        QC_TRY(qc_layout_index_name(&names[n++], d->arena,
+                                    m->shard_count ? m->shards[0].name : "model.safetensors", err));
+    QC_TRY(qc_output_ready(o, &d->root, &d->owned, names, n, 0, err));
+    return qc_room_check_bytes(d->path, "the unpacked output needs", need, err);
+}
+
 static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_result *result,
-                             qc_error *err)
+                             int *complete, qc_error *err)
 {
     qc_manifest m;
     unpacker u;
     QC_TRY(qc_manifest_load(&m, d->arena, o->model, err));
     if (o->device)
         QC_TRY(keep_device(&m, o, err));
+    QC_TRY(check_before(d, &m, o, complete, err));
+    if (*complete)
+        return QC_OK;
     QC_TRY(unpacker_init(&u, &m, d, err));
     uint64_t total = 0;
     for (size_t i = 0; i < m.shard_count; i++)
@@ -233,13 +319,16 @@ qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
 {
     qc_output_dir d;
     qc_scan_result result;
+    int complete = 0;
     uint64_t started = qc_clock_ns();
     if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
         return qc_diffusers_each(o, qc_cmd_unpack, err);
     qc_status st = qc_output_dir_begin(&d, o->arena, o->out, o->model, o->force, err);
     if (st == QC_OK)
-        st = unpack_into(&d, o, &result, err);
+        st = unpack_into(&d, o, &result, &complete, err);
     qc_output_dir_abort(&d);
     QC_TRY(st);
+    if (complete)
+        return QC_OK;
     return qc_scan_report(o, &result, "unpacked", (double)(qc_clock_ns() - started) * 1e-9, err);
 }

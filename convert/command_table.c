@@ -181,22 +181,25 @@ const qc_command_row qc_command_table[] = {
 const unsigned qc_command_count = sizeof qc_command_table / sizeof *qc_command_table;
 
 const qc_text_row qc_exit_code_table[] = {
-    {"0", "done"},
-    {"1", "input or output failed, no memory, or an internal error"},
-    {"2", "wrong usage"},
-    {"3", "the input breaks a rule of its format, is not supported, or holds a bad value"},
-    {"4", "a check failed"},
-    {"5", "no such device"},
-    {"130", "interrupted"},
+    {"0", "done", 0},
+    {"1", "input or output failed, no memory, or an internal error", 0},
+    {"2", "wrong usage", 0},
+    {"3", "the input breaks a rule of its format, is not supported, or holds a bad value", 0},
+    {"4", "a check failed",
+     QC_CMD_BIT(QC_CMD_CONVERT) | QC_CMD_BIT(QC_CMD_VERIFY) | QC_CMD_BIT(QC_CMD_UNPACK) |
+         QC_CMD_BIT(QC_CMD_VALIDATE) | QC_CMD_BIT(QC_CMD_EVAL) | QC_CMD_BIT(QC_CMD_REPORT) |
+         QC_CMD_BIT(QC_CMD_INSPECT) | QC_CMD_BIT(QC_CMD_PLAN) | QC_CMD_BIT(QC_CMD_BENCH)},
+    {"5", "no such device", ~(QC_CMD_BIT(QC_CMD_UNPACK) | QC_CMD_BIT(QC_CMD_INSPECT))},
+    {"130", "interrupted", 0},
 };
 const unsigned qc_exit_code_count = sizeof qc_exit_code_table / sizeof *qc_exit_code_table;
 
 const qc_text_row qc_environment_table[] = {
-    {"NO_COLOR", "if set and not empty, nothing is coloured"},
-    {"CUDA_VISIBLE_DEVICES", "GPUs that count: indices or UUIDs; empty for none"},
-    {"QCONV_DEVICE", "devices to use, as --device says it: auto, cpu, cuda, cuda:0,2"},
-    {"QCONV_TUNING", "table of GPU kernels to choose by, as --tuning says it"},
-    {"QCONV_ISA", "code path to take: scalar, avx2 or avx512; the best one if not set"},
+    {"NO_COLOR", "if set and not empty, nothing is coloured", 0},
+    {"CUDA_VISIBLE_DEVICES", "GPUs that count: indices or UUIDs; empty for none", 0},
+    {"QCONV_DEVICE", "devices to use, as --device says it: auto, cpu, cuda, cuda:0,2", 0},
+    {"QCONV_TUNING", "table of GPU kernels to choose by, as --tuning says it", 0},
+    {"QCONV_ISA", "code path to take: scalar, avx2 or avx512; the best one if not set", 0},
 };
 const unsigned qc_environment_count = sizeof qc_environment_table / sizeof *qc_environment_table;
 

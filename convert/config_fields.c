@@ -7,6 +7,26 @@
 #define NAME_SHOWN_BYTES 80
 #define NAME_BYTES       64u
 
+static const qc_json_node *object_at(const qc_json_node *object, const char *names)
+{
+    const qc_json_node *n = qc_config_field(object, names);
+    return n && qc_json_kind_of(n) == QC_JSON_OBJECT ? n : NULL;
+}
+
+/* The part of a composite configuration that reads and writes text; NULL: it has no parts. Speech
+ * models of Qwen keep it one level deeper, and pairs of an encoder and a decoder call it decoder.
+ */
+static const qc_json_node *text_object(const qc_json_node *root)
+{
+    const qc_json_node *thinker = object_at(root, "thinker_config");
+    const qc_json_node *text = object_at(root, "text_config llm_config language_config");
+    if (!text && thinker)
+        text = object_at(thinker, "text_config");
+    if (!text && object_at(root, "encoder text_encoder"))
+        text = object_at(root, "decoder");
+    return text;
+}
+
 void qc_config_open(qc_config *out, const qc_json *doc)
 {
     memset(out, 0, sizeof *out);
@@ -16,10 +36,10 @@ void qc_config_open(qc_config *out, const qc_json *doc)
     out->root = qc_json_root(doc);
     out->model_type = qc_json_string_or(qc_json_get(out->root, "model_type"), "");
     out->text_type = out->model_type;
-    const qc_json_node *text = qc_json_get(out->root, "text_config");
+    const qc_json_node *text = text_object(out->root);
     const qc_json_node *vision = qc_json_get(out->root, "vision_config");
     out->text = out->root;
-    if (text && qc_json_kind_of(text) == QC_JSON_OBJECT) {
+    if (text) {
         out->text = text;
         out->text_type = qc_json_string_or(qc_json_get(text, "model_type"), out->model_type);
     }

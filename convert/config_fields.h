@@ -12,7 +12,7 @@
 
 typedef struct {
     const qc_json_node *root;   /* NULL: no configuration */
-    const qc_json_node *text;   /* text_config, else root */
+    const qc_json_node *text;   /* text_config or what else it is called, else root */
     const qc_json_node *vision; /* vision_config or NULL */
     const char *model_type;     /* root's; "" if it has none */
     const char *text_type;      /* text_config's model_type, else root's */

@@ -27,6 +27,13 @@ qc_status qc_console_result(const qc_strbuf *text, qc_error *err)
     return QC_OK;
 }
 
+qc_status qc_console_add_more(qc_strbuf *out, size_t count, qc_error *err)
+{
+    if (count <= QC_CONSOLE_LINES)
+        return QC_OK;
+    return qc_strbuf_addf(out, err, "and %zu more (all with -v)\n", count - QC_CONSOLE_LINES);
+}
+
 /* Protects standard error and bar_is_up; a leaf lock. */
 static pthread_mutex_t stderr_lock = PTHREAD_MUTEX_INITIALIZER;
 static int bar_is_up;
@@ -118,7 +125,7 @@ void qc_console_warn(const qc_options *o, const char *fmt, ...)
 void qc_console_detail(const qc_options *o, int level, const char *fmt, ...)
 {
     char text[LINE_BYTES];
-    if (o->verbose < level)
+    if (o->quiet || o->verbose < level)
         return;
     va_list ap;
     va_start(ap, fmt);

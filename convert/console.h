@@ -16,6 +16,10 @@ QC_NODISCARD qc_status qc_console_result(const qc_strbuf *text, qc_error *err);
 void qc_console_warn(const qc_options *o, const char *fmt, ...) QC_PRINTF(2, 3);
 /* "qconv: ..." on standard error if -v was given at least `level` times. */
 void qc_console_detail(const qc_options *o, int level, const char *fmt, ...) QC_PRINTF(3, 4);
+/* Of lines that say the same of one thing after another, so many are shown; with -v all. */
+#define QC_CONSOLE_LINES 10u
+/* "and 92 more (all with -v)", where `count` is more than that. */
+QC_NODISCARD qc_status qc_console_add_more(qc_strbuf *out, size_t count, qc_error *err);
 /* The last words: "qconv: message; hint". hint may be NULL. where: append the place in the source.
  */
 void qc_console_error(const qc_error *err, const char *hint, int where);

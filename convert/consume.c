@@ -16,7 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define STAGING_NAME ".qconv-partial"
 #define HEADERS_NAME "journal-headers" /* a name of the staging folder's own (output_dir.h) */
 #define NAME_SHOWN   160
 
@@ -45,9 +44,16 @@ qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena
                            const char *out_dir, qc_error *err)
 {
     const char *staging = NULL, *folder = NULL;
-    QC_TRY(qc_path_join(arena, &staging, out_dir, STAGING_NAME, err));
-    QC_TRY(headers_folder(arena, &folder, staging, err));
+    qc_entry e;
     size_t all = 0, kept = 0;
+    *out = NULL;
+    *count = 0;
+    /* What a link leads to is not qconv's; who opens OUT refuses it. */
+    QC_TRY(qc_beneath_look_once(out_dir, QC_STAGING_NAME "/" HEADERS_NAME, &e, err));
+    if (e.kind != QC_ENTRY_FOLDER)
+        return QC_OK;
+    QC_TRY(qc_path_join(arena, &staging, out_dir, QC_STAGING_NAME, err));
+    QC_TRY(headers_folder(arena, &folder, staging, err));
     QC_TRY(qc_saved_headers_read(out, &all, arena, folder, err));
     for (size_t i = 0; i < all; i++) {
         if ((*out)[i].gone)
@@ -57,11 +63,14 @@ qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena
     return QC_OK;
 }
 
-qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_error *err)
+/* Files that were deleted and are not back. */
+static qc_status count_lost(size_t *lost, const char **first, qc_arena *arena, const char *out_dir,
+                            qc_error *err)
 {
     qc_saved_header *saved = NULL;
-    size_t count = 0, lost = 0;
-    const char *first = NULL;
+    size_t count = 0;
+    *lost = 0;
+    *first = NULL;
     QC_TRY(qc_consume_saved(&saved, &count, arena, out_dir, err));
     for (size_t i = 0; i < count; i++) {
         qc_path_kind kind = QC_PATH_MISSING;
@@ -69,9 +78,17 @@ qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_erro
         QC_TRY(qc_path_stat(saved[i].origin, &kind, &bytes, err));
         if (kind == QC_PATH_FILE && bytes == saved[i].stamp.bytes)
             continue;
-        first = first ? first : saved[i].origin;
-        lost++;
+        *first = *first ? *first : saved[i].origin;
+        ++*lost;
     }
+    return QC_OK;
+}
+
+qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_error *err)
+{
+    size_t lost = 0;
+    const char *first = NULL;
+    QC_TRY(count_lost(&lost, &first, arena, out_dir, err));
     if (lost == 0)
         return QC_OK;
     QC_FAIL(err, QC_ERR_USAGE,
@@ -79,6 +96,19 @@ qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir, qc_erro
             "(--consume-source), the first is %.*s: what it wrote of them is the only copy; the "
             "same command continues it",
             out_dir, lost, NAME_SHOWN, first);
+}
+
+void qc_consume_mend_advice(qc_arena *arena, const char *out_dir, qc_error *err)
+{
+    size_t lost = 0;
+    const char *first = NULL;
+    char *advice = err && out_dir ? strstr(err->msg, QC_RESTART_ADVICE) : NULL;
+    if (!advice || (count_lost(&lost, &first, arena, out_dir, NULL) == QC_OK && lost == 0))
+        return;
+    (void)snprintf(advice, sizeof err->msg - (size_t)(advice - err->msg),
+                   "; keep %.*s/" QC_STAGING_NAME ": files of the source were deleted "
+                   "(--consume-source), and what it holds of them is the only copy",
+                   NAME_SHOWN, out_dir);
 }
 
 static qc_status take_commit(void *ctx, const qc_journal_record *r, qc_error *err)
@@ -95,16 +125,16 @@ static qc_status take_commit(void *ctx, const qc_journal_record *r, qc_error *er
 static qc_status is_underway(int *yes, const qc_options *o, qc_error *err)
 {
     qc_output_dir d = {.arena = o->arena, .path = o->out};
-    const char *staging = NULL, *name = NULL, *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
+    const char *name = NULL, *path = NULL;
+    qc_entry e;
     qc_digest told = {{0}}, manifest;
     int there = 0;
-    QC_TRY(qc_path_join(o->arena, &staging, o->out, STAGING_NAME, err));
-    QC_TRY(qc_arena_printf(o->arena, &name, err, QC_JOURNAL_NAME, 1, 1));
-    QC_TRY(qc_path_join(o->arena, &path, staging, name, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    *yes = kind != QC_PATH_MISSING;
-    if (!*yes || qc_journal_read(path, take_commit, &told, NULL, NULL) != QC_OK)
+    QC_TRY(qc_arena_printf(o->arena, &name, err, QC_STAGING_NAME "/" QC_JOURNAL_NAME, 1, 1));
+    QC_TRY(qc_path_join(o->arena, &path, o->out, name, err));
+    QC_TRY(qc_beneath_look_once(o->out, name, &e, err));
+    *yes = e.kind != QC_ENTRY_MISSING;
+    if (e.kind != QC_ENTRY_FILE || e.blocked ||
+        qc_journal_read(path, take_commit, &told, NULL, NULL) != QC_OK)
         return QC_OK;
     QC_TRY(qc_output_dir_manifest(&d, &there, &manifest, err));
     *yes = !there || !qc_digest_equal(&told, &manifest);

@@ -35,6 +35,9 @@ QC_NODISCARD qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc
  * files whose headers it keeps are no longer where they were. */
 QC_NODISCARD qc_status qc_consume_check_restart(qc_arena *arena, const char *out_dir,
                                                 qc_error *err);
+/* Where the conversion in out_dir (may be NULL) has deleted files of its source, and they are not
+ * back: cuts QC_RESTART_ADVICE out of a message, and says to keep what is there instead. */
+void qc_consume_mend_advice(qc_arena *arena, const char *out_dir, qc_error *err);
 /* Can this source be consumed? Every weight file must be a regular safetensors file of one name,
  * reached without links below MODEL, in a folder that may be written to (QC_ERR_USAGE names it);
  * and the plan must follow from headers alone, or it could not be made again: no --to auto, no

@@ -1,17 +1,17 @@
 #include "convert/convert_run.h"
 
 #include "base/alloc.h"
-#include "base/checked.h"
 #include "base/clock.h"
 #include "convert/calibrate_stage.h"
 #include "convert/console.h"
 #include "convert/consume.h"
 #include "convert/finished.h"
 #include "convert/make_manifest.h"
-#include "convert/output_dir.h"
+#include "convert/output_ready.h"
 #include "convert/pipeline.h"
 #include "convert/progress.h"
 #include "convert/resume.h"
+#include "convert/room.h"
 #include "convert/side_files.h"
 
 #include <inttypes.h>
@@ -38,38 +38,17 @@ typedef struct {
     int made;          /* all that this process has to make */
 } conversion;
 
-/* The disk must hold what is to come; known exactly without compression, and with it the part that
- * does not compress is most of it, so nothing is refused that could have worked. Calibrated weights
- * lie there twice, the first time as they are. */
 static qc_status check_room(const conversion *c, qc_error *err)
 {
-    uint64_t twice = qc_calibrate_stage_room(&c->calibrate, &c->p);
-    const qc_plan *plan = c->plan;
-    uint64_t room = 0, kept = qc_resume_found_of(c->resume)->stored_kept;
-    uint64_t need = 0;
-    for (uint32_t i = 0; i < plan->layout.count; i++) {
-        const qc_shard *s = &plan->layout.shards[i];
-        if (!c->p.shards[i].foreign)
-            need += s->header_bytes + s->data_bytes;
-    }
-    need = need > kept ? need - kept : 0;
-    if (plan->options->compress || (twice > 0 && plan->options->consume_source))
-        need = 0; /* before anything is deleted, the second only */
-    else if (c->consume)
-        QC_TRY(qc_consume_room(&c->p, &need, err));
-    need = qc_sat_add(need, twice);
-    if (need == 0)
-        return QC_OK;
-    QC_TRY(qc_dir_free_bytes(c->d.staging, &room, err));
-    if (room < need)
-        QC_FAIL(err, QC_ERR_NOSPACE,
-                "%s: %s %" PRIu64 " bytes, the disk has %" PRIu64 " free: %" PRIu64 " are missing",
-                plan->options->out,
-                twice == need ? "calibrated weights need"
-                : twice > 0   ? "the output and calibrated weights need"
-                              : "the output needs",
-                need, room, need - room);
-    return QC_OK;
+    qc_room room = {.plan = c->plan,
+                    .part_of = c->part->part_of,
+                    .part_index = c->part->rank.index,
+                    .root = &c->d.root,
+                    .calibrated = qc_calibrate_stage_room(&c->calibrate, &c->p),
+                    .consumes = c->o->consume_source};
+    if (c->consume && !c->o->compress)
+        QC_TRY(qc_consume_room(&c->p, &room.consumption, err));
+    return qc_room_check(&room, err);
 }
 
 /* m: the manifest; NULL while parts are to come. */
@@ -234,8 +213,8 @@ static qc_status check_source_of(const conversion *c, const qc_manifest *m, qc_e
         QC_TRY(qc_manifest_is_of_weights(&same, m, c->plan, NULL, 0, err));
     if (!same)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: has changed since the conversion that %s holds; --restart begins anew",
-                c->o->model, c->o->out);
+                "%s: has changed since the conversion that %s holds" QC_RESTART_ADVICE, c->o->model,
+                c->o->out);
     return QC_OK;
 }
 
@@ -333,17 +312,18 @@ static qc_status watch_start(watch *w, const conversion *c, qc_error *err)
 {
     *w = (watch){.c = c};
     if (pthread_mutex_init(&w->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     if (qc_cond_init(&w->told) != 0) {
         pthread_mutex_destroy(&w->lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
     }
-    if (pthread_create(&w->thread, NULL, watch_main, w) != 0) {
+    qc_status st =
+        qc_thread_start(&w->thread, watch_main, w, "the thread that waits for Ctrl-C", err);
+    if (st != QC_OK) {
         pthread_cond_destroy(&w->told);
         pthread_mutex_destroy(&w->lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a thread could not be started");
     }
-    return QC_OK;
+    return st;
 }
 
 static void watch_end(watch *w)
@@ -495,7 +475,9 @@ qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit
         fill_part(&c, report);
         return QC_OK;
     }
-    qc_status st = convert(&c, report, err);
+    qc_status st = qc_output_ready_for(&c.d, plan, fit, err);
+    if (st == QC_OK)
+        st = convert(&c, report, err);
     qc_consume_destroy(c.consume);
     st = qc_source_files_explain(plan, st, err);
     int keep = st == QC_OK ? part->left_count > 0 : is_worth_keeping(&c, st);

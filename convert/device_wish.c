@@ -24,10 +24,23 @@ static int read_index(const char *entry, size_t len, unsigned *out)
     return 1;
 }
 
+/* "0", "0,1", "gpu" and "gpu:1" are how others say it. */
+static qc_status refuse(const char *name, const char *text, qc_error *err)
+{
+    const char *indices = strncmp(text, "gpu:", 4) == 0 ? text + 4 : text;
+    if (strcmp(text, "gpu") == 0 || strcmp(text, "gpus") == 0 || strcmp(text, "nvidia") == 0)
+        QC_FAIL(err, QC_ERR_USAGE, "%s: " EXPECTED ", found '%s'; did you mean cuda?", name, text);
+    if (*indices >= '0' && *indices <= '9' && strlen(indices) < 64 &&
+        indices[strspn(indices, "0123456789,")] == '\0')
+        QC_FAIL(err, QC_ERR_USAGE, "%s: " EXPECTED ", found '%s'; did you mean cuda:%s?", name,
+                text, indices);
+    QC_FAIL(err, QC_ERR_USAGE, "%s: " EXPECTED ", found '%s'", name, text);
+}
+
 static qc_status read_list(qc_device_wish *w, const char *name, qc_error *err)
 {
     if (strncmp(w->text, "cuda:", 5) != 0)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: " EXPECTED ", found '%s'", name, w->text);
+        return refuse(name, w->text, err);
     for (const char *entry = w->text;; entry++) {
         size_t len = strcspn(entry, ",");
         unsigned index = 0;

@@ -5,20 +5,58 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/workers.h"
+#include "convert/calibrate.h"
 #include "convert/make_manifest.h"
+#include "convert/option_table.h"
 #include "convert/progress.h"
+#include "convert/side_files.h"
+#include "convert/size_text.h"
 
+#include <inttypes.h>
+#include <limits.h>
+#include <stdarg.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <string.h>
 
 #define READ_BYTES (1u << 20)
+
+/* ---- what differs --------------------------------------------------------------------------- */
+
+static int differ(qc_difference *why, const char *fmt, ...) QC_PRINTF(2, 3);
+
+/* 0, for "not the same". */
+static int differ(qc_difference *why, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    if (why)
+        (void)vsnprintf(why->text, sizeof why->text, fmt, args);
+    va_end(args);
+    return 0;
+}
 
 static int same_text(const char *a, const char *b)
 {
     return a == b || (a && b && strcmp(a, b) == 0);
 }
 
-static int same_placement(const qc_manifest_placement *a, const qc_manifest_placement *b)
+/* none: what is said where an option was not given. */
+static int same_option(qc_difference *why, qc_option_id id, const char *then, const char *now,
+                       const char *none)
+{
+    return same_text(then, now) ||
+           differ(why, "--%s was '%.60s' and is '%.60s' now", qc_option_table[id].name,
+                  then ? then : none, now ? now : none);
+}
+
+static int same_number(qc_difference *why, qc_option_id id, uint64_t then, uint64_t now)
+{
+    return then == now || differ(why, "--%s was %" PRIu64 " and is %" PRIu64 " now",
+                                 qc_option_table[id].name, then, now);
+}
+
+static int same_devices(const qc_manifest_placement *a, const qc_manifest_placement *b)
 {
     if (a->device_count != b->device_count)
         return 0;
@@ -26,39 +64,94 @@ static int same_placement(const qc_manifest_placement *a, const qc_manifest_plac
         if (!same_text(a->devices[i].name, b->devices[i].name) ||
             a->devices[i].tensor_bytes != b->devices[i].tensor_bytes)
             return 0;
-    return a->device_count == 0 ||
-           (same_text(a->vram, b->vram) && !(a->margin < b->margin) && !(a->margin > b->margin) &&
-            a->context == b->context && a->batch == b->batch && a->images == b->images &&
-            a->kv_bits == b->kv_bits && a->mla_expanded == b->mla_expanded);
-}
-
-static int same_options(const qc_manifest *a, const qc_manifest *b)
-{
-    if (!same_text(a->qconv_version, b->qconv_version) ||
-        !same_text(a->zstd_version, b->zstd_version) || a->compressed != b->compressed ||
-        a->level != b->level || !same_text(a->to, b->to) || a->block_elems != b->block_elems ||
-        a->double_quant != b->double_quant || !same_text(a->rest, b->rest) ||
-        !same_text(a->compute_dtype, b->compute_dtype) ||
-        a->max_shard_bytes != b->max_shard_bytes || !same_text(a->scale, b->scale) ||
-        a->rule_count != b->rule_count)
-        return 0;
-    for (size_t i = 0; i < a->rule_count; i++)
-        if (!same_text(a->rules[i], b->rules[i]))
-            return 0;
-    return same_placement(&a->placement, &b->placement);
-}
-
-static int same_sources(const qc_manifest *a, const qc_manifest *b)
-{
-    if (a->source_count != b->source_count)
-        return 0;
-    for (size_t i = 0; i < a->source_count; i++)
-        if (!same_text(a->sources[i].name, b->sources[i].name) ||
-            a->sources[i].bytes != b->sources[i].bytes ||
-            !qc_digest_equal(&a->sources[i].header, &b->sources[i].header))
-            return 0;
     return 1;
 }
+
+static int same_placement(qc_difference *why, const qc_manifest_placement *a,
+                          const qc_manifest_placement *b)
+{
+    if (!same_option(why, QC_OPT_VRAM, a->vram, b->vram, "not given"))
+        return 0;
+    if (a->device_count == 0 && b->device_count == 0)
+        return 1;
+    return (!(a->margin < b->margin) && !(a->margin > b->margin) && a->context == b->context &&
+            a->batch == b->batch && a->images == b->images && a->kv_bits == b->kv_bits &&
+            a->mla_expanded == b->mla_expanded && same_devices(a, b)) ||
+           differ(why, "what --%s was fitted to (margin, context and so on) is not the same",
+                  qc_option_table[QC_OPT_VRAM].name);
+}
+
+static int same_compression(qc_difference *why, const qc_manifest *a, const qc_manifest *b)
+{
+    const char *name = qc_option_table[QC_OPT_COMPRESS].name;
+    if (a->compressed != b->compressed)
+        return differ(why, "--%s was '%s' and is '%s' now", name, a->compressed ? "zstd" : "none",
+                      b->compressed ? "zstd" : "none");
+    if (a->level != b->level)
+        return differ(why, "--%s was 'zstd:%d' and is 'zstd:%d' now", name, a->level, b->level);
+    return same_text(a->zstd_version, b->zstd_version) ||
+           differ(why, "it was compressed by zstd %.20s and this is zstd %.20s", a->zstd_version,
+                  b->zstd_version);
+}
+
+static int same_rules(qc_difference *why, const qc_manifest *a, const qc_manifest *b)
+{
+    size_t count = a->rule_count > b->rule_count ? a->rule_count : b->rule_count;
+    for (size_t i = 0; i < count; i++) {
+        const char *then = i < a->rule_count ? a->rules[i] : "nothing";
+        const char *now = i < b->rule_count ? b->rules[i] : "nothing";
+        if (!same_text(then, now))
+            return differ(why, "rule %zu was '%.60s' and is '%.60s' now", i + 1, then, now);
+    }
+    return 1;
+}
+
+static int same_options(qc_difference *why, const qc_manifest *a, const qc_manifest *b)
+{
+    return same_option(why, QC_OPT_TO, a->to, b->to, "") &&
+           same_number(why, QC_OPT_BLOCK_SIZE, a->block_elems, b->block_elems) &&
+           (a->double_quant == b->double_quant ||
+            differ(why, "--%s was %s and %s now", qc_option_table[QC_OPT_NO_DOUBLE_QUANT].name,
+                   a->double_quant ? "not given" : "given", b->double_quant ? "is not" : "is")) &&
+           same_option(why, QC_OPT_SCALE, a->scale, b->scale, "absmax") &&
+           same_option(why, QC_OPT_REST, a->rest, b->rest, "") &&
+           same_option(why, QC_OPT_COMPUTE_DTYPE, a->compute_dtype, b->compute_dtype, "none") &&
+           same_compression(why, a, b) &&
+           same_number(why, QC_OPT_MAX_SHARD_SIZE, a->max_shard_bytes, b->max_shard_bytes) &&
+           same_rules(why, a, b) && same_placement(why, &a->placement, &b->placement) &&
+           (same_text(a->qconv_version, b->qconv_version) ||
+            differ(why, "it was made by qconv %.30s and this is qconv %.30s", a->qconv_version,
+                   b->qconv_version));
+}
+
+static int same_sources(qc_difference *why, const qc_manifest *a, const qc_manifest *b)
+{
+    if (a->source_count != b->source_count)
+        return differ(why, "its source had %zu weight file%s and this one has %zu", a->source_count,
+                      a->source_count == 1 ? "" : "s", b->source_count);
+    for (size_t i = 0; i < a->source_count; i++) {
+        const qc_manifest_source *x = &a->sources[i], *y = &b->sources[i];
+        if (!same_text(x->name, y->name))
+            return differ(why, "it was made of a file '%.80s' and this source has '%.80s'", x->name,
+                          y->name);
+        if (x->bytes != y->bytes)
+            return differ(why,
+                          "it was made of another model, whose file '%.80s' had %" PRIu64
+                          " bytes where this one has %" PRIu64,
+                          x->name, x->bytes, y->bytes);
+        if (!qc_digest_equal(&x->header, &y->header))
+            return differ(why, "it was made of another model, whose file '%.80s' had other tensors",
+                          x->name);
+    }
+    return 1;
+}
+
+int qc_manifest_is_alike(qc_difference *why, const qc_manifest *then, const qc_manifest *now)
+{
+    return same_sources(why, then, now) && same_options(why, then, now);
+}
+
+/* ---- the plan ------------------------------------------------------------------------------- */
 
 /* name: scratch. */
 static qc_status same_tensor(int *same, const qc_manifest_tensor *t, const qc_plan *plan,
@@ -102,27 +195,56 @@ static qc_status same_tensors(int *same, const qc_manifest *m, const qc_plan *pl
     return st;
 }
 
-qc_status qc_manifest_is_of_plan(int *same, const qc_manifest *m, const qc_plan *plan,
-                                 const qc_fit *fit, qc_error *err)
+static qc_status is_of_plan(int *same, qc_difference *why, const qc_manifest *m,
+                            const qc_plan *plan, const qc_fit *fit, qc_error *err)
 {
     qc_manifest head;
     QC_TRY(qc_manifest_head(&head, plan, fit, err));
-    *same = same_options(m, &head) && same_sources(m, &head);
-    return *same ? same_tensors(same, m, plan, err) : QC_OK;
+    *same = qc_manifest_is_alike(why, m, &head);
+    if (*same) {
+        QC_TRY(same_tensors(same, m, plan, err));
+        if (!*same)
+            (void)differ(why, "its tensors, their schemes or their places are not the same");
+    }
+    return QC_OK;
 }
 
-qc_status qc_output_is_of_plan(int *same, const char *out, const qc_plan *plan, const qc_fit *fit,
-                               qc_error *err)
+static void describe(qc_difference *why, const qc_manifest *m)
+{
+    char bytes[QC_SIZE_TEXT_BYTES];
+    uint64_t sum = 0;
+    for (size_t i = 0; i < m->shard_count; i++)
+        sum += m->compressed ? m->shards[i].file_bytes : m->shards[i].content_bytes;
+    if (why)
+        (void)snprintf(why->there, sizeof why->there, "a finished output (--to %.20s, %s)", m->to,
+                       qc_text_bytes(bytes, sum));
+}
+
+qc_status qc_output_read_finished(qc_manifest *m, qc_difference *why, qc_arena *arena,
+                                  const char *out, qc_error *err)
+{
+    qc_status st = qc_manifest_load(m, arena, out, err);
+    if (st == QC_OK)
+        describe(why, m);
+    if (st != QC_ERR_INPUT && st != QC_ERR_CHECK)
+        return st;
+    memset(m, 0, sizeof *m);
+    if (why)
+        (void)snprintf(why->there, sizeof why->there, "an output of qconv");
+    (void)differ(why, "its " QC_MANIFEST_NAME " is damaged");
+    return QC_OK;
+}
+
+qc_status qc_output_is_of_plan(int *same, qc_difference *why, const char *out, const qc_plan *plan,
+                               const qc_fit *fit, qc_error *err)
 {
     qc_arena arena;
     qc_manifest m;
     *same = 0;
     qc_arena_init(&arena);
-    qc_status st = qc_manifest_load(&m, &arena, out, err);
-    if (st == QC_OK)
-        st = qc_manifest_is_of_plan(same, &m, plan, fit, err);
-    else if (st == QC_ERR_INPUT || st == QC_ERR_CHECK)
-        st = QC_OK;
+    qc_status st = qc_output_read_finished(&m, why, &arena, out, err);
+    if (st == QC_OK && m.shard_count > 0)
+        st = is_of_plan(same, why, &m, plan, fit, err);
     qc_arena_deinit(&arena);
     return st;
 }
@@ -277,4 +399,186 @@ qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *pla
         st = QC_OK;
     qc_arena_deinit(&arena);
     return st;
+}
+
+/* ---- all of it ------------------------------------------------------------------------------ */
+
+static qc_status digest_of_file(qc_digest *out, const char *path, qc_error *err)
+{
+    qc_file f = QC_FILE_CLOSED;
+    qc_digest_state *hash = NULL;
+    uint64_t bytes = 0;
+    void *room = NULL;
+    QC_TRY(qc_file_open_read(&f, path, err));
+    qc_status st = qc_file_size(&f, &bytes, err);
+    if (st == QC_OK)
+        st = qc_malloc(&room, READ_BYTES, err);
+    if (st == QC_OK)
+        st = qc_digest_create(&hash, err);
+    if (st == QC_OK)
+        qc_digest_reset(hash);
+    for (uint64_t at = 0; st == QC_OK && at < bytes;) {
+        size_t n = bytes - at < READ_BYTES ? (size_t)(bytes - at) : READ_BYTES;
+        st = qc_file_pread(&f, room, n, at, err);
+        if (st == QC_OK)
+            qc_digest_update(hash, room, n);
+        at += n;
+    }
+    if (st == QC_OK)
+        *out = qc_digest_finish(hash);
+    qc_digest_destroy(hash);
+    qc_free(room);
+    qc_file_discard(&f);
+    return st;
+}
+
+static const qc_manifest_file *find_file(const qc_manifest *m, const char *name)
+{
+    for (size_t i = 0; i < m->file_count; i++) {
+        if (strcmp(m->files[i].path, name) == 0)
+            return &m->files[i];
+    }
+    return NULL;
+}
+
+/* What is copied, and config.json; index and device map follow from the plan. */
+static qc_status same_side_files(int *same, qc_difference *why, const qc_manifest *m,
+                                 const qc_plan *plan, const qc_fit *fit, qc_error *err)
+{
+    const char **names = NULL, *index = NULL;
+    size_t count = 0;
+    qc_strbuf config;
+    QC_TRY(qc_layout_index_name(&index, plan->arena, plan->layout.shards[0].name, err));
+    QC_TRY(qc_side_file_names(&names, &count, plan->arena, plan, fit, err));
+    *same = 1;
+    if (count != m->file_count)
+        *same = differ(why, "it has %zu files beside the weights and this one %zu", m->file_count,
+                       count);
+    for (size_t i = 0; *same && i < count; i++) {
+        const qc_manifest_file *f = find_file(m, names[i]);
+        const char *path = NULL;
+        qc_digest digest;
+        if (!f)
+            *same = differ(why, "it has no file '%.120s'", names[i]);
+        if (!f || strcmp(names[i], index) == 0 || strcmp(names[i], QC_DEVICE_MAP_NAME) == 0)
+            continue;
+        qc_status st = QC_OK;
+        qc_strbuf_init(&config, SIZE_MAX / 2);
+        if (plan->model->config && strcmp(names[i], QC_CONFIG_NAME) == 0) {
+            st = qc_config_make(&config, plan, err);
+            if (st == QC_OK)
+                digest = qc_digest_bytes(config.data, config.len);
+        } else {
+            st = qc_path_join(plan->arena, &path, plan->model->path, names[i], err);
+            if (st == QC_OK)
+                st = digest_of_file(&digest, path, err);
+        }
+        qc_strbuf_deinit(&config);
+        QC_TRY(st);
+        if (!qc_digest_equal(&digest, &f->digest))
+            *same = differ(why, "its '%.120s' is not that of this source", names[i]);
+    }
+    return QC_OK;
+}
+
+/* Says nothing that the conversion itself will say. */
+static qc_status same_calibration(int *same, qc_difference *why, const qc_manifest *m,
+                                  const qc_plan *plan, qc_error *err)
+{
+    const qc_manifest_calibration *then = m->calibration, *now = NULL;
+    const qc_calibrate_options *c = &plan->options->calibrate;
+    qc_calibrate_report r = {0};
+    qc_manifest made = {0};
+    *same = !then && !qc_calibrates(c);
+    if (*same)
+        return QC_OK;
+    if (!then || !qc_calibrates(c) || !then->text != !c->text) {
+        *same = differ(why, "it was %s and this one is %s",
+                       !then        ? "not calibrated"
+                       : then->text ? "calibrated with a text"
+                                    : "calibrated with second moments",
+                       !qc_calibrates(c) ? "not"
+                       : c->text         ? "to be calibrated with a text"
+                                         : "to be calibrated with second moments");
+        return QC_OK;
+    }
+    if (!then->text) {
+        *same = differ(why, "whether its second moments were those of --hessians is not recorded");
+        return QC_OK;
+    }
+    qc_options quiet = *plan->options;
+    qc_plan copy = *plan;
+    quiet.quiet = 1;
+    copy.options = &quiet;
+    QC_TRY(qc_calibrate_run(&r, &copy, NULL, err));
+    QC_TRY(qc_manifest_add_calibration(&made, plan, &r, err));
+    now = made.calibration;
+    *same = (same_text(then->text, now->text) && qc_digest_equal(&then->digest, &now->digest) &&
+             same_text(then->tokenizer, now->tokenizer) && then->tokens == now->tokens &&
+             then->windows == now->windows && then->context == now->context &&
+             !(then->damping < now->damping) && !(then->damping > now->damping)) ||
+            differ(why, "it was calibrated with another text, or otherwise");
+    return QC_OK;
+}
+
+static qc_status is_there(int *same, qc_difference *why, const qc_file *root, const char *name,
+                          uint64_t bytes, qc_error *err)
+{
+    qc_entry e;
+    QC_TRY(qc_beneath_look(root, name, &e, err));
+    if (e.kind != QC_ENTRY_FILE || e.blocked)
+        *same = differ(why, "its file '%.120s' is missing", name);
+    else if (e.bytes != bytes)
+        *same = differ(why, "its file '%.120s' has %" PRIu64 " bytes instead of %" PRIu64, name,
+                       e.bytes, bytes);
+    return QC_OK;
+}
+
+qc_status qc_manifest_is_there(int *same, qc_difference *why, const qc_manifest *m,
+                               const qc_file *root, qc_error *err)
+{
+    *same = 1;
+    for (size_t i = 0; *same && i < m->shard_count; i++) {
+        const qc_manifest_shard *s = &m->shards[i];
+        char name[NAME_MAX + 1];
+        (void)snprintf(name, sizeof name, "%s%s", s->name, m->compressed ? ".zst" : "");
+        QC_TRY(
+            is_there(same, why, root, name, m->compressed ? s->file_bytes : s->content_bytes, err));
+    }
+    for (size_t i = 0; *same && i < m->file_count; i++)
+        QC_TRY(is_there(same, why, root, m->files[i].path, m->files[i].bytes, err));
+    return QC_OK;
+}
+
+qc_status qc_output_is_finished(int *same, qc_difference *why, const qc_file *root,
+                                const qc_plan *plan, const qc_fit *fit, int weights, qc_error *err)
+{
+    qc_arena arena;
+    qc_manifest m;
+    *same = 0;
+    qc_arena_init(&arena);
+    qc_status st = qc_output_read_finished(&m, why, &arena, root->path, err);
+    if (st == QC_OK && m.shard_count > 0)
+        st = is_of_plan(same, why, &m, plan, fit, err);
+    if (st == QC_OK && *same)
+        st = qc_manifest_is_there(same, why, &m, root, err);
+    if (st == QC_OK && *same)
+        st = same_side_files(same, why, &m, plan, fit, err);
+    if (st == QC_OK && *same)
+        st = same_calibration(same, why, &m, plan, err);
+    if (st == QC_OK && *same && weights) {
+        st = qc_manifest_is_of_weights(same, &m, plan, NULL, 0, err);
+        if (st == QC_OK && !*same)
+            (void)differ(why, "it was made of another model, whose weights are not these");
+    }
+    qc_arena_deinit(&arena);
+    return st;
+}
+
+qc_status qc_output_refuse(const qc_difference *why, const char *out, qc_error *err)
+{
+    QC_FAIL(
+        err, QC_ERR_USAGE,
+        "%s: holds %s that differs from this one: %s; --force replaces it, or choose another OUT",
+        out, why->there, why->text);
 }

@@ -36,6 +36,16 @@ uint64_t qc_fit_context(const qc_geometry *g, const qc_fit_options *o)
                                                                   : DEFAULT_CONTEXT;
 }
 
+const char *qc_fit_mla_name(const qc_fit_options *o)
+{
+    return o->mla_expanded ? "expanded" : o->mla_absorbed ? "absorbed" : "latent";
+}
+
+const char *qc_fit_mla_runtime(const qc_fit_options *o)
+{
+    return o->mla_expanded ? "transformers 4.57" : o->mla_absorbed ? "vLLM" : "transformers 5.23";
+}
+
 uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin)
 {
     if (total_bytes == UINT64_MAX || margin >= 1.0)
@@ -45,19 +55,35 @@ uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin)
     return bytes >= (double)total_bytes ? total_bytes : (uint64_t)bytes;
 }
 
-/* Elements of attention's inputs and outputs for one token, the scores never written out. */
-static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, uint32_t layer)
+/* Elements of attention's inputs and outputs for `tokens`, the scores never written out. */
+static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, uint32_t layer,
+                                uint64_t tokens)
 {
+    uint64_t expanded = 0;
     uint64_t q = qc_sat_mul(g->heads, g->head_dim),
              kv = qc_sat_mul(2, qc_sat_mul(g->kv_heads, g->head_dim));
     const qc_layer_geometry *l = layer < g->layer_count ? &g->layers[layer] : NULL;
     if (l && l->attention == QC_ATTENTION_MLA && o->mla_expanded)
         kv = l->kv_elems_expanded;
-    else if (l && l->attention == QC_ATTENTION_MLA)
+    else if (l && l->attention == QC_ATTENTION_MLA && o->mla_absorbed)
         kv = qc_sat_add(l->kv_elems, qc_sat_mul(2, qc_sat_mul(g->heads, l->kv_elems)));
-    else if (l && l->attention == QC_ATTENTION_CROSS)
+    else if (l && l->attention == QC_ATTENTION_MLA) {
+        /* The product with kv_b_proj has no rotary part, and keys are copied out of it beside one;
+         * so twice the keys and values of every head are no less than what is there at once. */
+        kv = l->kv_elems;
+        expanded = qc_sat_mul(qc_sat_mul(2, l->kv_elems_expanded),
+                              qc_sat_mul(qc_fit_context(g, o), o->batch));
+    } else if (l && l->attention == QC_ATTENTION_CROSS)
         kv = 0;
-    return qc_sat_add(qc_sat_mul(2, q), kv);
+    return qc_sat_add(qc_sat_mul(qc_sat_add(qc_sat_mul(2, q), kv), tokens), expanded);
+}
+
+/* What lies beside attention's or the MLP's own in a layer, in elements of 2 bytes a token: the
+ * embeddings, the layer's input, the residual and what was normed of it; the rotary sines and
+ * cosines; ids, positions and mask of 8 bytes each. Measured: docs/planning.md. */
+static uint64_t layer_elems(const qc_geometry *g)
+{
+    return qc_sat_add(qc_sat_mul(4, g->hidden), qc_sat_add(qc_sat_mul(2, g->head_dim), 12));
 }
 
 static int has_cross_attention(const qc_geometry *g)
@@ -72,8 +98,8 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
                             uint32_t layer, uint64_t largest_weight)
 {
     uint64_t step = qc_fit_context(g, o);
-    if (g->decoder && step > QC_PREFILL_STEP)
-        step = QC_PREFILL_STEP;
+    if (g->decoder && o->prefill && step > o->prefill)
+        step = o->prefill;
     uint64_t tokens = qc_sat_mul(step, o->batch);
     uint64_t positions = qc_sat_mul(qc_sat_mul(g->media_positions, o->images), o->batch);
     uint64_t weight = qc_sat_mul(ACTIVATION_BYTES, largest_weight);
@@ -86,12 +112,12 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
         inner = qc_sat_mul(qc_sat_mul(10, g->vision_hidden), positions);
         return qc_sat_add(qc_sat_mul(ACTIVATION_BYTES, inner), weight);
     case QC_SEGMENT_LAYER:
-        inner = qc_sat_mul(larger(attention_elems(g, o, layer), qc_sat_mul(3, g->intermediate)),
-                           tokens);
+        inner = larger(attention_elems(g, o, layer, tokens),
+                       qc_sat_mul(qc_sat_mul(3, g->intermediate), tokens));
         if (has_cross_attention(g))
             inner = qc_sat_add(inner, qc_sat_mul(g->hidden, positions));
-        return qc_sat_add(qc_sat_add(qc_sat_mul(2, hidden), qc_sat_mul(ACTIVATION_BYTES, inner)),
-                          weight);
+        inner = qc_sat_add(inner, qc_sat_mul(layer_elems(g), tokens));
+        return qc_sat_add(qc_sat_mul(ACTIVATION_BYTES, inner), weight);
     case QC_SEGMENT_EXTRA:
         return 0; /* ordinary decoding does not run it */
     case QC_SEGMENT_NORM:

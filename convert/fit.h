@@ -54,16 +54,20 @@ typedef struct {
     double transfer_seconds; /* at least, at the link rates of docs/planning.md; 0: nothing */
 } qc_fit;
 
-#define QC_PREFILL_STEP 2048u  /* tokens of a sequence taken at once, when the prompt is longer */
-#define QC_LINK_RATE    31.5e9 /* to a GPU that is not in the card table: PCIe 4.0 x16, bytes/s */
-#define QC_DISK_RATE    3e9    /* bytes/s, a plain NVMe disk: docs/planning.md */
+#define QC_LINK_RATE 31.5e9 /* to a GPU that is not in the card table: PCIe 4.0 x16, bytes/s */
+#define QC_DISK_RATE 3e9    /* bytes/s, a plain NVMe disk: docs/planning.md */
 
 /* Tokens of one sequence that o asks for on this model: its context, or 8192 (the model's limit if
  * that is less) where o has 0. */
 uint64_t qc_fit_context(const qc_geometry *g, const qc_fit_options *o);
+/* The form in which latent attention is cached and computed: "latent", "absorbed" or "expanded";
+ * and the runtime that does so, with the version that was looked at. */
+const char *qc_fit_mla_name(const qc_fit_options *o);
+const char *qc_fit_mla_runtime(const qc_fit_options *o);
 /* floor(total * margin); UINT64_MAX (no limit) stays. */
 uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin);
-/* Bytes of scratch while a segment of `kind` computes a step of the prompt. largest_weight:
+/* Bytes of scratch while a segment of `kind` computes what o->prefill has it take of the prompt at
+ * once. largest_weight:
  * elements of its largest quantized weight, which the slowest way to compute dequantizes whole.
  * layer: of g->layers, for LAYER. Saturates at UINT64_MAX. */
 uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_segment_kind kind,

@@ -1,25 +1,22 @@
-/* qconv plan --html: one page, drawn with inline SVG. */
+/* qconv plan --html: one page, drawn with inline SVG whose widths are percentages. */
 #include "convert/fit_report.h"
 #include "convert/html_text.h"
 #include "convert/size_text.h"
 
 #include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
 
-#define BAR_WIDTH  640.0
-#define BAR_HEIGHT 26
-#define STRIP_STEP 900.0
-
-/* Okabe and Ito's palette, told apart by colour-blind readers too. */
+/* Colours mean parts of a device's memory and nothing else. */
 static const struct {
-    const char *name, *colour;
-} parts[] = {{"weights", "#0072b2"},
-             {"KV cache", "#e69f00"},
-             {"workspace", "#009e73"},
-             {"CUDA context", "#cc79a7"}};
+    const char *name;
+    unsigned colour;
+} parts[] = {{"weights", 0}, {"KV cache", 5}, {"workspace", 2}, {"CUDA context", 3}};
 enum { PARTS = sizeof parts / sizeof *parts };
-static const char *const device_colours[] = {"#0072b2", "#e69f00", "#009e73",
-                                             "#cc79a7", "#56b4e9", "#d55e00"};
-enum { DEVICE_COLOURS = sizeof device_colours / sizeof *device_colours };
+
+static const char page_style[] =
+    ".strip text{font-size:12px}.strip rect{stroke:var(--paper);stroke-width:.6;fill:var(--faint)}"
+    ".strip .other rect{fill:var(--soft)}";
 
 static const char *size_or_none(char out[QC_SIZE_TEXT_BYTES], uint64_t bytes)
 {
@@ -29,6 +26,23 @@ static const char *size_or_none(char out[QC_SIZE_TEXT_BYTES], uint64_t bytes)
 static const char *found_text(char out[QC_SIZE_TEXT_BYTES], uint64_t found)
 {
     return found == 0 ? "none fits" : found == QC_NO_LIMIT ? "no limit" : qc_text_count(out, found);
+}
+
+/* The longest context, with what is assumed of prompts, and with the other way to read them. */
+static qc_status add_longest(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
+    char count[QC_SIZE_TEXT_BYTES];
+    const qc_fit_prefill *ways[] = {r->use->prefill ? &r->steps : &r->whole,
+                                    r->use->prefill ? &r->whole : &r->steps};
+    for (int i = 0; i < 2; i++) {
+        if (i == 1 && ways[1]->max_context == ways[0]->max_context)
+            break;
+        QC_TRY(qc_strbuf_addf(out, err, "%s%s%s, ",
+                              i == 0 ? " Longest context at batch 1: <b>" : "; ",
+                              found_text(count, ways[i]->max_context), i == 0 ? "</b>" : ""));
+        QC_TRY(qc_fit_prefill_text(ways[i], out, err));
+    }
+    return qc_strbuf_adds(out, ".", err);
 }
 
 static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
@@ -41,6 +55,9 @@ static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     QC_TRY(qc_html_escape(out, fit->budget->text, err));
     QC_TRY(qc_strbuf_addf(out, err, ": <span class=\"%s\">%s</span></h1>\n",
                           fit->fits ? "yes" : "no", fit->fits ? "fits" : "does not fit"));
+    if (fit->geometry->cache_unknown)
+        QC_TRY(qc_strbuf_adds(out, "<p class=\"no\">The size of its KV cache is not known.</p>\n",
+                              err));
     if (!fit->fits) {
         QC_TRY(qc_strbuf_adds(out, "<p class=\"no\">", err));
         qc_strbuf verdict;
@@ -56,117 +73,157 @@ static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     QC_TRY(qc_strbuf_addf(out, err, "%s of weights, ", qc_text_bytes(size, fit->weight_bytes)));
     QC_TRY(qc_strbuf_addf(out, err, "%s of files before compression.",
                           qc_text_bytes(size, r->file_bytes)));
-    if (r->generates) {
+    if (r->generates && !fit->geometry->cache_unknown) {
         QC_TRY(qc_strbuf_addf(out, err, " KV cache of %s", qc_text_bytes(size, fit->kv_bytes)));
         QC_TRY(qc_strbuf_addf(out, err, " for a context of %s tokens and batch %" PRIu64 ".",
                               qc_text_count(count, r->use->context), r->use->batch));
-        QC_TRY(qc_strbuf_addf(out, err, " Longest context at batch 1: %s;",
-                              found_text(count, r->max_context)));
-        QC_TRY(qc_strbuf_addf(out, err, " largest batch at this context: %s.",
+        if (qc_fit_has_mla(fit->geometry)) {
+            QC_TRY(qc_strbuf_adds(out, " ", err));
+            QC_TRY(qc_fit_mla_text(r->use, out, err));
+            QC_TRY(qc_strbuf_adds(out, ".", err));
+        }
+        QC_TRY(add_longest(r, out, err));
+        QC_TRY(qc_strbuf_addf(out, err, " Largest batch at this context: %s.",
                               found_text(count, r->max_batch)));
     }
     return qc_strbuf_adds(out, "</p>\n", err);
 }
 
-static qc_status add_bar(const qc_fit_report *r, uint32_t device, double scale, unsigned y,
-                         qc_strbuf *out, qc_error *err)
+static double needed_of(const qc_fit_device *d)
 {
-    char used[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
+    return (double)d->weight_bytes + (double)d->kv_bytes + (double)d->workspace_bytes +
+           (double)d->context_bytes;
+}
+
+static qc_status add_bar(const qc_fit_report *r, uint32_t device, double most, qc_strbuf *out,
+                         qc_error *err)
+{
+    char text[PARTS][QC_SIZE_TEXT_BYTES + 32], used[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     const qc_fit_device *d = &r->fit->devices[device];
     const uint64_t bytes[PARTS] = {d->weight_bytes, d->kv_bytes, d->workspace_bytes,
                                    d->context_bytes};
-    double x = 110.0, sum = 0.0;
-    QC_TRY(qc_strbuf_addf(out, err, "<text x=\"0\" y=\"%u\">%s</text>", y + 18, d->device->name));
+    qc_html_part shown[PARTS];
     for (int i = 0; i < PARTS; i++) {
-        double width = (double)bytes[i] * scale;
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "<rect x=\"%.2f\" y=\"%u\" width=\"%.2f\" height=\"%d\" "
-                              "fill=\"%s\"><title>%s %s</title></rect>",
-                              x, y, width, BAR_HEIGHT, parts[i].colour, parts[i].name,
-                              qc_text_bytes(size, bytes[i])));
-        x += width;
-        sum += (double)bytes[i];
+        (void)snprintf(text[i], sizeof text[i], "%s %s", parts[i].name,
+                       qc_text_bytes(size, bytes[i]));
+        shown[i] = (qc_html_part){text[i], (double)bytes[i], parts[i].colour};
     }
-    /* The outline is the budget; what stands over it is what the device lacks. */
-    double budget = d->budget_bytes == QC_NO_LIMIT ? sum : (double)d->budget_bytes;
-    QC_TRY(qc_strbuf_addf(out, err,
-                          "<rect x=\"110\" y=\"%u\" width=\"%.2f\" height=\"%d\" fill=\"none\" "
-                          "style=\"stroke:%s\" stroke-width=\"2\"/>",
-                          y, budget * scale, BAR_HEIGHT,
-                          d->short_by_bytes ? "var(--bad)" : "currentColor"));
-    double end = sum > budget ? sum : budget;
-    return qc_strbuf_addf(out, err, "<text x=\"%.2f\" y=\"%u\">%s of %s</text>\n",
-                          118.0 + end * scale, y + 18, qc_text_bytes(used, (uint64_t)sum),
-                          size_or_none(size, d->budget_bytes));
+    QC_TRY(qc_strbuf_addf(out, err, "<div class=\"bar\"><b>%s</b>: %s%s%s%s\n", d->device->name,
+                          qc_text_bytes(used, (uint64_t)needed_of(d)),
+                          d->budget_bytes == QC_NO_LIMIT ? ", " : " of ",
+                          size_or_none(size, d->budget_bytes),
+                          d->short_by_bytes ? " <span class=\"no\">(too much)</span>" : ""));
+    QC_TRY(qc_html_bar(out, shown, PARTS,
+                       d->budget_bytes == QC_NO_LIMIT ? 0.0 : (double)d->budget_bytes, most, err));
+    return qc_strbuf_adds(out, "</div>\n", err);
+}
+
+static qc_status add_notes(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
+    qc_strbuf notes;
+    qc_strbuf_init(&notes, 1u << 20);
+    qc_status st = qc_fit_budget_notes(r, "", ". ", &notes, err);
+    if (st == QC_OK && notes.len > 0)
+        st = qc_strbuf_adds(out, "<p class=\"soft\">Budgets: ", err);
+    if (st == QC_OK && notes.len > 0)
+        st = qc_html_escape(out, notes.data, err);
+    if (st == QC_OK && notes.len > 0)
+        st = qc_strbuf_adds(out, "</p>\n", err);
+    qc_strbuf_deinit(&notes);
+    return st;
 }
 
 static qc_status add_picture(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
     const qc_fit *fit = r->fit;
-    double largest = 1.0;
+    double most = 1.0;
     for (uint32_t i = 0; i < fit->budget->count; i++) {
         const qc_fit_device *d = &fit->devices[i];
-        double sum = (double)d->weight_bytes + (double)d->kv_bytes + (double)d->workspace_bytes +
-                     (double)d->context_bytes;
-        double end = d->budget_bytes == QC_NO_LIMIT || sum > (double)d->budget_bytes
-                         ? sum
-                         : (double)d->budget_bytes;
-        largest = end > largest ? end : largest;
+        double sum = needed_of(d), budget = (double)d->budget_bytes;
+        double end = d->budget_bytes == QC_NO_LIMIT || sum > budget ? sum : budget;
+        most = end > most ? end : most;
     }
-    unsigned height = fit->budget->count * 38 + 40;
-    QC_TRY(qc_strbuf_addf(out, err,
-                          "<h2>Memory</h2>\n<svg viewBox=\"0 0 900 %u\" width=\"900\" "
-                          "xmlns=\"http://www.w3.org/2000/svg\" role=\"img\">\n",
-                          height));
+    QC_TRY(qc_strbuf_adds(out, "<h2>Memory</h2>\n", err));
     for (uint32_t i = 0; i < fit->budget->count; i++)
-        QC_TRY(add_bar(r, i, BAR_WIDTH / largest, i * 38 + 4, out, err));
+        QC_TRY(add_bar(r, i, most, out, err));
+    QC_TRY(qc_strbuf_adds(out, "<p>", err));
     for (int i = 0; i < PARTS; i++)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "<rect x=\"%d\" y=\"%u\" width=\"14\" height=\"14\" fill=\"%s\"/>"
-                              "<text x=\"%d\" y=\"%u\">%s</text>",
-                              110 + i * 140, height - 24, parts[i].colour, 130 + i * 140,
-                              height - 12, parts[i].name));
-    return qc_strbuf_adds(out, "\n</svg>\n", err);
+        QC_TRY(qc_html_key(out, parts[i].name, parts[i].colour, err));
+    QC_TRY(qc_strbuf_adds(out, "</p>\n", err));
+    return add_notes(r, out, err);
 }
 
-/* Every segment as a box whose width is its share of the bytes. */
-static qc_status add_placement(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static double segment_size(const qc_fit *fit, uint32_t i)
+{
+    return (double)fit->segment_bytes[i] + (double)fit->segment_kv[i];
+}
+
+/* Segments from first to before end, which lie on one device: their boxes, and its name below. */
+static qc_status add_run(const qc_fit *fit, uint32_t first, uint32_t end, double x, double total,
+                         qc_strbuf *out, qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES], cache[QC_SIZE_TEXT_BYTES];
+    const char *device = fit->budget->devices[fit->device_of[first]].name;
+    double from = x;
+    for (uint32_t i = first; i < end; i++) {
+        double width = segment_size(fit, i) / total * 100.0;
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "<rect x=\"%.3f%%\" y=\"2\" width=\"%.3f%%\" height=\"28\">"
+                              "<title>",
+                              x, width));
+        QC_TRY(qc_html_escape(out, fit->segments->segments[i].name, err));
+        QC_TRY(qc_strbuf_addf(out, err, ": %s of weights, %s of cache on %s</title></rect>\n",
+                              qc_text_bytes(size, fit->segment_bytes[i]),
+                              qc_text_bytes(cache, fit->segment_kv[i]), device));
+        x += width;
+    }
+    if (x - from > 12.0) /* room for a name on a phone */
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "<text x=\"%.3f%%\" y=\"46\" text-anchor=\"middle\">%s</text>\n",
+                              (from + x) / 2.0, device));
+    return QC_OK;
+}
+
+/* Every segment as a box whose width is its share of the bytes; a run of them on one device, and
+ * the next run, differ in shade. Below, the runs in words. */
+static qc_status add_placement(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
     const qc_fit *fit = r->fit;
     const qc_segments *s = fit->segments;
     double total = 0.0, x = 0.0;
+    uint32_t end = 0;
     for (uint32_t i = 0; i < s->count; i++)
-        total += (double)fit->segment_bytes[i] + (double)fit->segment_kv[i];
+        total += segment_size(fit, i);
     if (total <= 0.0)
         return QC_OK;
     QC_TRY(qc_strbuf_adds(out,
-                          "<h2>Placement, in the order a token passes</h2>\n<svg viewBox=\"0 0 900 "
-                          "64\" width=\"900\" xmlns=\"http://www.w3.org/2000/svg\" "
-                          "role=\"img\">\n",
+                          "<h2>Placement, in the order a token passes</h2>\n<div class=\"strip\">"
+                          "<svg height=\"52\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" "
+                          "aria-label=\"which parts of the model lie where; also in words below\">"
+                          "\n",
                           err));
-    for (uint32_t i = 0; i < s->count; i++) {
-        double bytes = (double)fit->segment_bytes[i] + (double)fit->segment_kv[i];
-        double width = bytes / total * STRIP_STEP;
-        uint32_t device = fit->device_of[i];
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "<rect x=\"%.2f\" y=\"4\" width=\"%.2f\" height=\"30\" fill=\"%s\" "
-                              "style=\"stroke:var(--paper)\" stroke-width=\"0.5\"><title>",
-                              x, width, device_colours[device % DEVICE_COLOURS]));
-        QC_TRY(qc_html_escape(out, s->segments[i].name, err));
-        QC_TRY(qc_strbuf_addf(out, err, ": %s of weights, %s of cache on %s</title></rect>\n",
-                              qc_text_bytes(size, fit->segment_bytes[i]),
-                              qc_text_bytes(cache, fit->segment_kv[i]),
-                              fit->budget->devices[device].name));
-        x += width;
+    for (uint32_t i = 0, runs = 0; i < s->count; i = end, runs++) {
+        for (end = i + 1; end < s->count && fit->device_of[end] == fit->device_of[i];)
+            end++;
+        QC_TRY(qc_strbuf_adds(out, runs % 2 ? "<g class=\"other\">\n" : "<g>\n", err));
+        QC_TRY(add_run(fit, i, end, x, total, out, err));
+        QC_TRY(qc_strbuf_adds(out, "</g>\n", err));
+        for (uint32_t n = i; n < end; n++)
+            x += segment_size(fit, n) / total * 100.0;
     }
-    for (uint32_t i = 0; i < fit->budget->count && i < 7; i++)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "<rect x=\"%u\" y=\"44\" width=\"14\" height=\"14\" fill=\"%s\"/>"
-                              "<text x=\"%u\" y=\"56\">%s</text>",
-                              i * 120, device_colours[i % DEVICE_COLOURS], 20 + i * 120,
-                              fit->budget->devices[i].name));
-    return qc_strbuf_adds(out, "\n</svg>\n", err);
+    QC_TRY(qc_strbuf_adds(out, "</svg></div>\n<p>", err));
+    for (uint32_t i = 0; i < s->count; i = end) {
+        for (end = i + 1; end < s->count && fit->device_of[end] == fit->device_of[i];)
+            end++;
+        QC_TRY(qc_strbuf_addf(out, err, "%s<b>%s</b>: ", i ? "; " : "",
+                              fit->budget->devices[fit->device_of[i]].name));
+        QC_TRY(qc_html_escape(out, s->segments[i].name, err));
+        if (end > i + 1) {
+            QC_TRY(qc_strbuf_adds(out, end > i + 2 ? " to " : " and ", err));
+            QC_TRY(qc_html_escape(out, s->segments[end - 1].name, err));
+        }
+    }
+    return qc_strbuf_adds(out, ".</p>\n", err);
 }
 
 static qc_status add_table(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
@@ -183,22 +240,33 @@ static qc_status add_table(const qc_fit_report *r, qc_strbuf *out, qc_error *err
         const uint64_t cells[] = {
             d->budget_bytes,  d->weight_bytes,
             d->kv_bytes,      d->workspace_bytes,
-            d->context_bytes, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes,
-            d->short_by_bytes};
+            d->context_bytes, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes};
         QC_TRY(qc_strbuf_addf(out, err, "<tr><td>%s</td><td>%s</td>", d->device->name,
                               d->device->card ? d->device->card->name : ""));
         for (size_t c = 0; c < sizeof cells / sizeof *cells; c++) {
             char size[QC_SIZE_TEXT_BYTES];
-            QC_TRY(qc_strbuf_addf(out, err, "<td>%s</td>", size_or_none(size, cells[c])));
+            QC_TRY(qc_strbuf_addf(
+                out, err, "<td>%s</td>",
+                c == 2 && fit->geometry->cache_unknown ? "?" : size_or_none(size, cells[c])));
         }
-        if (d->layers)
+        if (d->short_by_bytes) {
+            char size[QC_SIZE_TEXT_BYTES];
+            QC_TRY(qc_strbuf_addf(out, err, "<td class=\"no\">%s</td>",
+                                  qc_text_bytes(size, d->short_by_bytes)));
+        } else {
+            QC_TRY(qc_strbuf_adds(out, "<td></td>", err));
+        }
+        if (d->layers == 1)
+            QC_TRY(qc_strbuf_addf(out, err, "<td>%" PRIu32 "</td></tr>\n", d->first_layer));
+        else if (d->layers)
             QC_TRY(qc_strbuf_addf(out, err, "<td>%" PRIu32 "-%" PRIu32 "</td></tr>\n",
                                   d->first_layer, d->first_layer + d->layers - 1));
         else
             QC_TRY(qc_strbuf_adds(out, "<td></td></tr>\n", err));
     }
+    QC_TRY(qc_html_table_end(out, err));
     QC_TRY(qc_strbuf_adds(out,
-                          "</table>\n<h2>Schemes</h2>\n<table>\n<tr><th>scheme</th>"
+                          "<h2>Schemes</h2>\n<table>\n<tr><th>scheme</th>"
                           "<th>tensors</th><th>parameters</th><th>bytes</th></tr>\n",
                           err));
     for (uint32_t i = 0; i < r->scheme_count; i++) {
@@ -208,7 +276,32 @@ static qc_status add_table(const qc_fit_report *r, qc_strbuf *out, qc_error *err
             out, err, "<tr><td>%s</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td></tr>\n", s->name,
             s->tensors, qc_text_count(count, s->weights), qc_text_bytes(size, s->bytes)));
     }
-    return qc_strbuf_adds(out, "</table>\n", err);
+    return qc_html_table_end(out, err);
+}
+
+static qc_status add_choices(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
+    char count[QC_SIZE_TEXT_BYTES];
+    if (r->chosen)
+        QC_TRY(qc_strbuf_addf(out, err, "<h2>Error</h2>\n<p>Predicted: %.3g. %s %s</p>\n",
+                              r->chosen->predicted, QC_ERROR_UNIT, QC_ERROR_SEEN));
+    if (r->choice_count == 0)
+        return QC_OK;
+    QC_TRY(qc_strbuf_adds(out,
+                          "<h2>What else these devices could hold</h2>\n<p>" QC_AUTO_TRADES
+                          ":</p>\n"
+                          "<table>\n<tr><th>instead</th><th>longest context</th><th>error</th>"
+                          "<th>read by</th></tr>\n",
+                          err));
+    for (uint32_t i = 0; i < r->choice_count; i++) {
+        const qc_fit_choice *c = &r->choices[i];
+        QC_TRY(qc_strbuf_addf(out, err, "<tr><td>%s</td><td>%s</td><td>", c->change,
+                              found_text(count, c->max_context)));
+        if (!isnan(c->predicted))
+            QC_TRY(qc_strbuf_addf(out, err, "%.3g", c->predicted));
+        QC_TRY(qc_strbuf_addf(out, err, "</td><td>%s</td></tr>\n", qc_fit_read_by(c)));
+    }
+    return qc_html_table_end(out, err);
 }
 
 static qc_status add_suggestions(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
@@ -226,11 +319,12 @@ static qc_status add_suggestions(const qc_fit_report *r, qc_strbuf *out, qc_erro
 
 qc_status qc_fit_report_html(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
-    QC_TRY(qc_html_begin(out, "qconv plan", "", err));
+    QC_TRY(qc_html_begin(out, "qconv plan", page_style, err));
     QC_TRY(add_summary(r, out, err));
     QC_TRY(add_picture(r, out, err));
     QC_TRY(add_placement(r, out, err));
     QC_TRY(add_table(r, out, err));
+    QC_TRY(add_choices(r, out, err));
     QC_TRY(add_suggestions(r, out, err));
     return qc_html_end(out, err);
 }

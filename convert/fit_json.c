@@ -2,6 +2,12 @@
 #include "convert/device_map.h"
 #include "convert/fit_report.h"
 #include "convert/json_members.h"
+#include "convert/loaders.h"
+#include "convert/size_text.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
 
 /* No limit is null: 2^64 - 1 would be taken for a size. */
 static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
@@ -9,7 +15,7 @@ static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
     qc_jm_u64_if(w, key, bytes != QC_NO_LIMIT, bytes);
 }
 
-static void put_device(qc_json_writer *w, const qc_fit_device *d)
+static void put_device(qc_json_writer *w, const qc_fit_device *d, int cache_known)
 {
     qc_jw_compact_next(w);
     qc_jw_begin_object(w);
@@ -18,7 +24,7 @@ static void put_device(qc_json_writer *w, const qc_fit_device *d)
     put_limit(w, "total_bytes", d->device->total_bytes);
     put_limit(w, "budget_bytes", d->budget_bytes);
     qc_jm_u64(w, "weight_bytes", d->weight_bytes);
-    qc_jm_u64(w, "kv_bytes", d->kv_bytes);
+    qc_jm_u64_if(w, "kv_bytes", cache_known, d->kv_bytes);
     qc_jm_u64(w, "workspace_bytes", d->workspace_bytes);
     qc_jm_u64(w, "context_bytes", d->context_bytes);
     put_limit(w, "free_bytes", d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes);
@@ -50,9 +56,70 @@ static void put_found(qc_json_writer *w, const char *key, uint64_t found, int so
     qc_jm_u64_if(w, key, sought && found != QC_NO_LIMIT, found);
 }
 
+/* What was assumed of prompts, and the longest context for it and for the other way. */
+static void put_prefill(qc_json_writer *w, const qc_fit_report *r)
+{
+    const qc_fit_prefill *ways[] = {&r->whole, &r->steps};
+    qc_jm_u64_if(w, "prefill_tokens", r->use->prefill > 0, r->use->prefill);
+    qc_jw_key(w, "max_context_by_prefill");
+    qc_jw_compact_next(w);
+    qc_jw_begin_object(w);
+    for (size_t i = 0; i < sizeof ways / sizeof *ways && r->generates; i++) {
+        char key[QC_SIZE_TEXT_BYTES] = "whole";
+        if (ways[i]->tokens)
+            (void)snprintf(key, sizeof key, "%" PRIu64, ways[i]->tokens);
+        put_found(w, key, ways[i]->max_context, 1);
+    }
+    qc_jw_end_object(w);
+}
+
+static void put_choices(qc_json_writer *w, const qc_fit_report *r)
+{
+    qc_jw_key(w, "choices");
+    qc_jw_begin_array(w);
+    for (uint32_t i = 0; i < r->choice_count; i++) {
+        const qc_fit_choice *c = &r->choices[i];
+        qc_jw_compact_next(w);
+        qc_jw_begin_object(w);
+        qc_jm_string(w, "change", i == 0 ? NULL : c->change);
+        put_found(w, "max_context", c->max_context, 1);
+        qc_jm_number(w, "predicted_error", c->predicted);
+        qc_jm_string(w, "own_form", c->own_form);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_array(w);
+}
+
+/* What explains the budgets, a sentence each. */
+static qc_status put_notes(qc_json_writer *w, const qc_fit_report *r, qc_error *err)
+{
+    qc_strbuf notes;
+    qc_strbuf_init(&notes, 1u << 20);
+    qc_status st = qc_fit_budget_notes(r, "", "\n", &notes, err);
+    qc_jw_key(w, "budget_notes");
+    qc_jw_begin_array(w);
+    for (char *line = notes.data; st == QC_OK && line && *line;) {
+        char *end = strchr(line, '\n');
+        *end = '\0';
+        qc_jw_string(w, line);
+        line = end + 1;
+    }
+    qc_jw_end_array(w);
+    qc_strbuf_deinit(&notes);
+    return st;
+}
+
+static void put_mla(qc_json_writer *w, const qc_fit_report *r)
+{
+    int has = qc_fit_has_mla(r->fit->geometry);
+    qc_jm_string(w, "mla", has ? qc_fit_mla_name(r->use) : NULL);
+    qc_jm_string(w, "mla_runtime", has ? qc_fit_mla_runtime(r->use) : NULL);
+}
+
 qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
     const qc_fit *fit = r->fit;
+    int cache_known = !fit->geometry->cache_unknown;
     qc_json_writer w;
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
@@ -68,29 +135,35 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     qc_jm_u64(&w, "file_bytes", r->file_bytes);
     qc_jm_u64(&w, "context", r->use->context);
     qc_jm_u64(&w, "batch", r->use->batch);
-    qc_jm_u64(&w, "kv_bytes_per_token", fit->kv_bytes_per_token);
-    qc_jm_u64(&w, "kv_bytes", fit->kv_bytes);
+    put_mla(&w, r);
+    qc_jm_u64_if(&w, "kv_bytes_per_token", cache_known, fit->kv_bytes_per_token);
+    qc_jm_u64_if(&w, "kv_bytes", cache_known, fit->kv_bytes);
     qc_jw_key(&w, "devices");
     qc_jw_begin_array(&w);
     for (uint32_t i = 0; i < fit->budget->count; i++)
-        put_device(&w, &fit->devices[i]);
+        put_device(&w, &fit->devices[i], cache_known);
     qc_jw_end_array(&w);
     qc_jm_bool(&w, "fits", fit->fits);
     qc_jm_u64(&w, "short_by_bytes", fit->short_by_bytes);
     qc_jm_string(&w, "short_device",
                  fit->fits ? NULL : fit->budget->devices[fit->short_device].name);
     put_schemes(&w, r);
+    if (r->loaders)
+        QC_TRY(qc_next_steps_json(r->loaders, "", NULL, &w, err));
     qc_jw_key(&w, "auto");
     if (r->chosen)
         qc_auto_json(r->chosen, r->explain, &w);
     else
         qc_jw_null(&w);
-    put_found(&w, "max_context", r->max_context, r->generates);
-    put_found(&w, "max_batch", r->max_batch, r->generates);
+    put_found(&w, "max_context", r->max_context, r->generates && cache_known);
+    put_prefill(&w, r);
+    put_found(&w, "max_batch", r->max_batch, r->generates && cache_known);
     qc_jm_u64(&w, "transfer_bytes_per_token", fit->transfer_bytes_per_token);
     qc_jm_double(&w, "transfer_seconds_per_token", fit->transfer_seconds);
     qc_jw_key(&w, "device_map");
     QC_TRY(qc_device_map_put(&w, r->arena, fit, err));
+    put_choices(&w, r);
+    QC_TRY(put_notes(&w, r, err));
     qc_jw_key(&w, "suggestions");
     qc_jw_begin_array(&w);
     for (uint32_t i = 0; i < r->suggestion_count; i++)

@@ -160,6 +160,11 @@ static uint64_t needed_bytes(const qc_fit_device *d)
     return d->weight_bytes + d->kv_bytes + d->workspace_bytes + d->context_bytes;
 }
 
+const char *qc_fit_read_by(const qc_fit_choice *c)
+{
+    return c->own_form ? "qconv only" : "transformers too";
+}
+
 qc_status qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES];
@@ -174,23 +179,44 @@ qc_status qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
     return QC_OK;
 }
 
-/* What the choice gains over one scheme for all. */
+/* What the choice gains over one scheme for all, and what kind of number that is. */
 static qc_status add_choice(const qc_auto_result *a, qc_strbuf *out, qc_error *err)
 {
     static const char *const names[] = {"nf4", "nf4-32", "int8", "16 bit"};
+    double nf4 = a->uniform[QC_AUTO_AT_NF4];
     QC_TRY(qc_strbuf_addf(out, err, "  error      %.3g predicted", a->predicted));
+    if (nf4 > 0)
+        QC_TRY(qc_strbuf_addf(out, err, ", %.0f%% of nf4's", a->predicted / nf4 * 100.0));
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!isnan(a->uniform[i]))
-            QC_TRY(qc_strbuf_addf(out, err, ", %s %.3g%s", names[i], a->uniform[i],
+            QC_TRY(qc_strbuf_addf(out, err, "%s %s %.3g%s", i == 0 ? ":" : ",", names[i],
+                                  a->uniform[i],
                                   a->uniform_fits[i] ? ""
                                   : a->spills        ? " (not without spilling)"
                                                      : " (does not fit)"));
-    if (!a->measured)
-        QC_TRY(qc_strbuf_adds(out,
-                              "\n             (no weights to measure: errors are those of normal "
-                              "random ones)",
-                              err));
-    return qc_strbuf_adds(out, "\n", err);
+    return qc_strbuf_addf(out, err, "\n             %s\n             %s\n%s", QC_ERROR_UNIT,
+                          QC_ERROR_SEEN,
+                          a->measured ? ""
+                                      : "             There are no weights to measure: these are "
+                                        "the errors of normal random ones.\n");
+}
+
+int qc_fit_has_mla(const qc_geometry *g)
+{
+    for (uint32_t i = 0; i < g->layer_count; i++)
+        if (g->layers[i].attention == QC_ATTENTION_MLA)
+            return 1;
+    return 0;
+}
+
+qc_status qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out, qc_error *err)
+{
+    return qc_strbuf_addf(out, err, "MLA: %s, as %s does",
+                          use->mla_expanded   ? "keys and values of every head are cached"
+                          : use->mla_absorbed ? "the latent is cached and attended to as it is"
+                                              : "the latent is cached, each layer expands it to "
+                                                "keys and values",
+                          qc_fit_mla_runtime(use));
 }
 
 static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
@@ -198,8 +224,11 @@ static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
     char model[512], count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     (void)snprintf(model, sizeof model, "%s", r->model);
     qc_console_printable(model);
-    QC_TRY(qc_strbuf_addf(out, err, "%s as %s on %s: %s\n\n", model, r->to, r->fit->budget->text,
-                          r->fit->fits ? "fits" : "does not fit"));
+    int unknown = r->fit->geometry->cache_unknown;
+    QC_TRY(qc_strbuf_addf(out, err, "%s as %s on %s: %s%s\n\n", model, r->to, r->fit->budget->text,
+                          r->fit->fits ? "fits" : "does not fit",
+                          unknown && r->fit->fits ? " without a KV cache, whose size is not known"
+                                                  : ""));
     QC_TRY(qc_strbuf_addf(out, err, "  weights    %s in %s parameters",
                           qc_text_bytes(size, r->fit->weight_bytes),
                           qc_text_count(count, r->parameters)));
@@ -216,12 +245,19 @@ static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
     }
     if (r->chosen)
         QC_TRY(add_choice(r->chosen, out, err));
+    if (unknown)
+        return qc_strbuf_adds(out, "  KV cache   ?\n", err);
     if (r->generates) {
         QC_TRY(qc_strbuf_addf(out, err, "  KV cache   %s: context %s, batch %" PRIu64,
                               qc_text_bytes(size, r->fit->kv_bytes),
                               qc_text_count(count, r->use->context), r->use->batch));
         QC_TRY(qc_strbuf_addf(out, err, ", %s a token\n",
                               qc_text_bytes(size, r->fit->kv_bytes_per_token)));
+        if (qc_fit_has_mla(r->fit->geometry)) {
+            QC_TRY(qc_strbuf_adds(out, "             ", err));
+            QC_TRY(qc_fit_mla_text(r->use, out, err));
+            QC_TRY(qc_strbuf_adds(out, " (--mla)\n", err));
+        }
     }
     return QC_OK;
 }
@@ -252,7 +288,10 @@ static qc_status add_devices(const qc_fit_report *r, qc_strbuf *out, qc_error *e
         QC_TRY(qc_table_cell(&t, d->device->card ? d->device->card->name : "", err));
         QC_TRY(add_size(&t, d->budget_bytes, err));
         QC_TRY(add_size(&t, d->weight_bytes, err));
-        QC_TRY(add_size(&t, d->kv_bytes, err));
+        if (r->fit->geometry->cache_unknown)
+            QC_TRY(qc_table_cell(&t, "?", err));
+        else
+            QC_TRY(add_size(&t, d->kv_bytes, err));
         QC_TRY(add_size(&t, d->workspace_bytes, err));
         QC_TRY(add_size(&t, d->context_bytes, err));
         QC_TRY(add_size(&t, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes, err));
@@ -269,7 +308,73 @@ static qc_status add_devices(const qc_fit_report *r, qc_strbuf *out, qc_error *e
                                   d->first_layer + d->layers - 1));
     }
     QC_TRY(qc_strbuf_adds(out, "\n", err));
-    return qc_table_render(&t, 2, out, err);
+    QC_TRY(qc_table_render(&t, 2, out, err));
+    QC_TRY(qc_strbuf_adds(out, "\n", err));
+    return qc_fit_budget_notes(r, "  ", "\n", out, err);
+}
+
+/* Whether device i is the first with its size and card. */
+static int is_first_like(const qc_fit *fit, uint32_t i)
+{
+    const qc_device *d = fit->budget->devices;
+    for (uint32_t j = 0; j < i; j++)
+        if (d[j].card == d[i].card && d[j].total_bytes == d[i].total_bytes)
+            return 0;
+    return 1;
+}
+
+/* A size alone is taken to the byte, which is not what a card sold with that size has. */
+static qc_status add_cards_of_size(const qc_device *d, const char *begin, const char *end,
+                                   qc_strbuf *out, qc_error *err)
+{
+    const uint64_t GB = 1000000000u;
+    char word[32], size[QC_SIZE_TEXT_BYTES], least[QC_SIZE_TEXT_BYTES], most[QC_SIZE_TEXT_BYTES];
+    const qc_card *small = NULL, *large = NULL;
+    if (d->tier != QC_TIER_GPU || d->card || d->total_bytes % GB != 0)
+        return QC_OK;
+    (void)snprintf(word, sizeof word, "%" PRIu64 "GB", d->total_bytes / GB);
+    for (unsigned i = 0; i < qc_card_count; i++) {
+        const qc_card *card = &qc_card_table[i];
+        if (!qc_card_sold_with(card, d->total_bytes / GB))
+            continue;
+        small = !small || card->memory_bytes < small->memory_bytes ? card : small;
+        large = !large || card->memory_bytes > large->memory_bytes ? card : large;
+    }
+    if (!small)
+        return QC_OK;
+    QC_TRY(qc_strbuf_addf(out, err, "%s%s is taken as %s; cards sold with %s have ", begin, word,
+                          qc_text_bytes(size, d->total_bytes), word));
+    if (small->memory_bytes == large->memory_bytes)
+        QC_TRY(qc_strbuf_addf(out, err, "%s (%s)", qc_text_bytes(least, small->memory_bytes),
+                              small->name));
+    else
+        QC_TRY(qc_strbuf_addf(out, err, "%s (%s) to %s (%s)",
+                              qc_text_bytes(least, small->memory_bytes), small->name,
+                              qc_text_bytes(most, large->memory_bytes), large->name));
+    return qc_strbuf_addf(out, err, ": name the card in --vram%s", end);
+}
+
+qc_status qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *end,
+                              qc_strbuf *out, qc_error *err)
+{
+    char budget[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
+    const qc_fit *fit = r->fit;
+    for (uint32_t i = 0; i < fit->budget->count; i++) {
+        const qc_device *d = &fit->budget->devices[i];
+        if (d->total_bytes == QC_NO_LIMIT || !is_first_like(fit, i))
+            continue;
+        QC_TRY(qc_strbuf_addf(out, err, "%s%s is %.3g%% of ", begin,
+                              qc_text_bytes(budget, fit->devices[i].budget_bytes),
+                              r->use->margin * 100.0));
+        if (d->card)
+            QC_TRY(qc_strbuf_addf(out, err, "the %s that the driver of %s reports (--margin)%s",
+                                  qc_text_bytes(size, d->total_bytes), d->card->name, end));
+        else
+            QC_TRY(qc_strbuf_addf(out, err, "%s (--margin)%s", qc_text_bytes(size, d->total_bytes),
+                                  end));
+        QC_TRY(add_cards_of_size(d, begin, end, out, err));
+    }
+    return QC_OK;
 }
 
 /* Bars to one scale, the largest budget of a limit being the longest. */
@@ -318,18 +423,72 @@ static qc_status add_found(uint64_t found, const char *unit, qc_strbuf *out, qc_
     return qc_strbuf_addf(out, err, "%s%s", qc_text_count(count, found), unit);
 }
 
+qc_status qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out, qc_error *err)
+{
+    char count[QC_SIZE_TEXT_BYTES];
+    if (p->tokens == 0)
+        return qc_strbuf_adds(out, "prompts read whole, as transformers does unless told", err);
+    return qc_strbuf_addf(out, err,
+                          "prompts read %s tokens at a time (vLLM's --max-num-batched-tokens)",
+                          qc_text_count(count, p->tokens));
+}
+
+static qc_status add_longest(const qc_fit_report *r, const qc_fit_prefill *p, qc_strbuf *out,
+                             qc_error *err)
+{
+    QC_TRY(add_found(p->max_context, " tokens", out, err));
+    if (r->fit->geometry->max_context && p->max_context == r->fit->geometry->max_context)
+        QC_TRY(qc_strbuf_adds(out, ", the model's limit", err));
+    QC_TRY(qc_strbuf_adds(out, "; ", err));
+    return qc_fit_prefill_text(p, out, err);
+}
+
 static qc_status add_search(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
-    uint64_t limit = r->fit->geometry->max_context;
-    if (!r->generates)
+    const qc_fit_prefill *asked = r->use->prefill ? &r->steps : &r->whole,
+                         *other = r->use->prefill ? &r->whole : &r->steps;
+    char option[QC_SIZE_TEXT_BYTES + 16] = "with --prefill whole";
+    if (!r->generates || r->fit->geometry->cache_unknown)
         return QC_OK;
     QC_TRY(qc_strbuf_adds(out, "\n  longest context at batch 1      ", err));
-    QC_TRY(add_found(r->max_context, " tokens", out, err));
-    if (limit && r->max_context == limit)
-        QC_TRY(qc_strbuf_adds(out, ", the model's limit", err));
+    QC_TRY(add_longest(r, asked, out, err));
+    if (other->max_context != asked->max_context) {
+        if (other->tokens)
+            (void)snprintf(option, sizeof option, "with --prefill %" PRIu64, other->tokens);
+        QC_TRY(qc_strbuf_addf(out, err, "\n  %-30s  ", option));
+        QC_TRY(add_longest(r, other, out, err));
+    }
     QC_TRY(qc_strbuf_adds(out, "\n  largest batch at this context   ", err));
     QC_TRY(add_found(r->max_batch, "", out, err));
     return qc_strbuf_adds(out, "\n", err);
+}
+
+/* What else the devices could hold instead of what --to auto made of them. */
+static qc_status add_choices(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+{
+    char count[QC_SIZE_TEXT_BYTES];
+    qc_table t;
+    if (r->choice_count == 0)
+        return QC_OK;
+    qc_table_init(&t, r->arena);
+    qc_table_column(&t, "instead", QC_ALIGN_LEFT);
+    qc_table_column(&t, "longest context", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "error", QC_ALIGN_RIGHT);
+    qc_table_column(&t, "read by", QC_ALIGN_LEFT);
+    for (uint32_t i = 0; i < r->choice_count; i++) {
+        const qc_fit_choice *c = &r->choices[i];
+        QC_TRY(qc_table_cell(&t, c->change, err));
+        QC_TRY(qc_table_cell(
+            &t, c->max_context == QC_NO_LIMIT ? "no limit" : qc_text_count(count, c->max_context),
+            err));
+        if (isnan(c->predicted))
+            QC_TRY(qc_table_cell(&t, NULL, err));
+        else
+            QC_TRY(qc_table_cellf(&t, err, "%.3g", c->predicted));
+        QC_TRY(qc_table_cell(&t, qc_fit_read_by(c), err));
+    }
+    QC_TRY(qc_strbuf_adds(out, "\n  " QC_AUTO_TRADES "\n\n", err));
+    return qc_table_render(&t, 2, out, err);
 }
 
 static int uses_disk(const qc_fit *fit)
@@ -349,6 +508,7 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
     QC_TRY(add_devices(r, out, err));
     QC_TRY(add_bars(r, style, out, err));
     QC_TRY(add_search(r, out, err));
+    QC_TRY(add_choices(r, out, err));
     if (fit->transfer_bytes_per_token)
         QC_TRY(qc_strbuf_addf(
             out, err, "  spilled to the host%s: %s over its link for every token, %s at least\n",

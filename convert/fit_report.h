@@ -7,6 +7,14 @@
 #include "convert/auto_choice.h"
 #include "convert/fit.h"
 
+/* What a predicted error is, and what it came to where perplexity was measured: NF4 with searched
+ * scales on kjv-llama and TinyStories-656K (docs/accuracy.md; tests/cli/test_auto.py compares the
+ * figures with bench/results/accuracy.json). */
+#define QC_ERROR_UNIT                                                                              \
+    "It has no unit: the sum over weights of relative squared error times importance."
+#define QC_ERROR_SEEN                                                                              \
+    "Measured on two small models, nf4 raises perplexity by 0.51% and 5.9% (docs/accuracy.md)."
+
 /* What became what: weights together with their scales and state. */
 typedef struct {
     const char *name; /* "nf4", "nf4-32" (blocks of 32), "int8", "keep", ... */
@@ -20,6 +28,28 @@ typedef struct {
     const char *change;   /* "--context 4096", "3 cards" */
     const char *sentence; /* "with --context 4096: 1.2 GB are left" */
 } qc_suggestion;
+
+/* One way to use the devices, for comparing what --to auto made of them with others. */
+typedef struct {
+    const char *change; /* "--to nf4"; of the plan itself "this plan" */
+    uint64_t max_context;
+    double predicted;     /* error; NaN: not known */
+    const char *own_form; /* "nf4+int8": a form that only qconv reads; NULL: bitsandbytes' */
+} qc_fit_choice;
+
+/* "qconv only", or "transformers too". */
+const char *qc_fit_read_by(const qc_fit_choice *c);
+#define QC_AUTO_TRADES                                                                             \
+    "auto gives what is free beyond --context to precision; the same devices could hold"
+
+/* The longest context at batch 1 where a prompt is read in one way. */
+typedef struct {
+    uint64_t tokens; /* read at once; 0: the whole prompt */
+    uint64_t max_context;
+} qc_fit_prefill;
+
+/* The step that is shown beside whole prompts. */
+#define QC_USUAL_PREFILL 2048u
 
 typedef struct {
     const qc_fit *fit;
@@ -35,10 +65,15 @@ typedef struct {
     uint32_t scheme_count;
     int generates;                   /* there is a KV cache: the two searches mean something */
     uint64_t max_context, max_batch; /* 0: none fits */
+    qc_fit_prefill whole, steps;     /* the longest context by how a prompt is read; one of the two
+                                        is what was asked for */
     const qc_suggestion *suggestions;
     uint32_t suggestion_count;
-    const qc_auto_result *chosen; /* --to auto; NULL: another */
-    int explain;                  /* JSON: the groups of `chosen` too */
+    const qc_fit_choice *choices; /* --to auto: the plan and others, see qc_fit_compare */
+    uint32_t choice_count;
+    const qc_auto_result *chosen;     /* --to auto; NULL: another */
+    const struct qc_loaders *loaders; /* who reads what convert would write (loaders.h), or NULL */
+    int explain;                      /* JSON: the groups of `chosen` too */
 } qc_fit_report;
 
 /* Logical parameters of a tensor that is written: 0 for scales, state and buffers, two a byte of
@@ -56,6 +91,19 @@ qc_bar_style qc_bar_style_of_console(void);
  * rounded so that their sum is. Appended to out. */
 QC_NODISCARD qc_status qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style,
                                   qc_strbuf *out, qc_error *err);
+
+/* Sentences that explain the budgets: "36.0 GB is 90% of 40.0 GB (--margin)", and how the cards
+ * that are sold with that size differ. Each on a line that begins with `begin` and ends with `end`.
+ */
+QC_NODISCARD qc_status qc_fit_budget_notes(const qc_fit_report *r, const char *begin,
+                                           const char *end, qc_strbuf *out, qc_error *err);
+
+/* Where a prompt is read whole, or in steps of some tokens; and whether the form of latent
+ * attention means anything to this model. */
+QC_NODISCARD qc_status qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out, qc_error *err);
+int qc_fit_has_mla(const qc_geometry *g);
+/* "the latent is cached, ...: transformers 5.23"; a sentence without a full stop. */
+QC_NODISCARD qc_status qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out, qc_error *err);
 
 /* "short by 3.21 GB on cuda:1; would fit with --to nf4, or with 3 cards"; "" when it fits. */
 QC_NODISCARD qc_status qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out, qc_error *err);

@@ -7,7 +7,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { MAX_SUGGESTIONS = 8, MIN_CONTEXT = 256 };
+enum { MAX_SUGGESTIONS = 10, MAX_CHOICES = 5, MIN_CONTEXT = 256, MAX_MARGIN_PERCENT = 99 };
 /* More than any host has, little enough that sums with it do not overflow. */
 #define AMPLE_BYTES (UINT64_C(1) << 50)
 #define GB          UINT64_C(1000000000)
@@ -69,11 +69,16 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
 
 static qc_status other_precision(seeker *s, qc_error *err)
 {
-    static const qc_to ladder[] = {QC_TO_INT8, QC_TO_NF4};
+    static const qc_to ladder[] = {QC_TO_INT8, QC_TO_NF4, QC_TO_AUTO};
+    /* Whether a choice fits does not depend on what errors are measured: NF4 everywhere is one. */
+    qc_plan_subject unread = *s->subject;
+    unread.has_weights = 0;
     const qc_options *o = s->options;
     if (o->to == QC_TO_NF4 || o->to == QC_TO_AUTO || s->planned->recipe.input_is_quantized)
         return QC_OK;
     for (size_t i = o->to == QC_TO_INT8 ? 1 : 0; i < sizeof ladder / sizeof *ladder; i++) {
+        if (ladder[i] == QC_TO_NF4 && s->count > 0)
+            continue; /* int8 fits, and is more precise */
         qc_options trial = *o;
         qc_planned_model planned;
         qc_error trouble = {0};
@@ -84,8 +89,10 @@ static qc_status other_precision(seeker *s, qc_error *err)
                 continue;
             trial.block_elems = 0;
         }
+        if (ladder[i] == QC_TO_AUTO)
+            trial.block_elems = 0;
         qc_status st =
-            qc_planned_model_make(&planned, &s->scratch, s->subject, s->budget, &trial, &trouble);
+            qc_planned_model_make(&planned, &s->scratch, &unread, s->budget, &trial, &trouble);
         /* A checkpoint that cannot become this is no failure of the plan that was asked for. */
         if (st != QC_OK && qc_status_exit_code(st) != 2 && qc_status_exit_code(st) != 3) {
             if (err)
@@ -95,7 +102,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
         if (st != QC_OK || !planned.fit.fits)
             continue;
         QC_TRY(qc_arena_printf(s->arena, &change, err, "--to %s", qc_to_name(ladder[i])));
-        return add(s, &planned.fit, change, "", err);
+        QC_TRY(add(s, &planned.fit, change, "", err));
     }
     return QC_OK;
 }
@@ -103,8 +110,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
 /* The cache grows with the context, so what fits is a lower part of it. */
 static qc_status shorter_context(seeker *s, qc_error *err)
 {
-    char count[QC_SIZE_TEXT_BYTES];
-    const char *change = NULL, *detail = NULL;
+    const char *change = NULL;
     qc_fit_options use = s->options->fit;
     qc_fit fit;
     uint64_t good = 0, bad = use.context;
@@ -117,12 +123,10 @@ static qc_status shorter_context(seeker *s, qc_error *err)
     }
     if (good < MIN_CONTEXT)
         return QC_OK;
-    for (use.context = MIN_CONTEXT; use.context <= good / 2;)
-        use.context *= 2;
+    use.context = good;
     QC_TRY(try_fit(s, &fit, s->budget, &use, err));
-    QC_TRY(qc_arena_printf(s->arena, &change, err, "--context %" PRIu64, use.context));
-    QC_TRY(qc_arena_printf(s->arena, &detail, err, " (%s at most)", qc_text_count(count, good)));
-    return add(s, &fit, change, use.context == good ? "" : detail, err);
+    QC_TRY(qc_arena_printf(s->arena, &change, err, "--context %" PRIu64, good));
+    return add(s, &fit, change, "", err);
 }
 
 static qc_status smaller_batch(seeker *s, qc_error *err)
@@ -153,6 +157,35 @@ static qc_status narrower_cache(seeker *s, qc_error *err)
     use.kv_bits = 8;
     QC_TRY(try_fit(s, &fit, s->budget, &use, err));
     return fit.fits ? add(s, &fit, "--kv-dtype fp8", "", err) : QC_OK;
+}
+
+/* More of each device, in hundredths; never all of it. */
+static qc_status larger_margin(seeker *s, qc_error *err)
+{
+    const char *change = NULL, *detail = NULL;
+    qc_fit_options use = s->options->fit;
+    qc_fit fit;
+    unsigned bad = (unsigned)(use.margin * 100.0), good = MAX_MARGIN_PERCENT;
+    double given = use.margin;
+    if (bad >= good)
+        return QC_OK;
+    use.margin = good / 100.0;
+    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+    if (!fit.fits)
+        return QC_OK;
+    while (good - bad > 1) {
+        unsigned middle = bad + (good - bad) / 2;
+        use.margin = middle / 100.0;
+        QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+        *(fit.fits ? &good : &bad) = middle;
+    }
+    use.margin = good / 100.0;
+    QC_TRY(try_fit(s, &fit, s->budget, &use, err));
+    QC_TRY(qc_arena_printf(s->arena, &change, err, "--margin %.2f", use.margin));
+    QC_TRY(qc_arena_printf(s->arena, &detail, err,
+                           " (%u%% of each device are left for what is not counted, not %.3g%%)",
+                           100 - good, 100.0 - 100.0 * given));
+    return add(s, &fit, change, detail, err);
 }
 
 /* The budget's GPUs, `more` copies of the one numbered `like`, and a cpu of cpu_bytes (0: as it
@@ -275,8 +308,8 @@ static qc_status try_kinds(seeker *s, const kind *kinds, size_t count, qc_error 
     return QC_OK;
 }
 
-static const kind changes[] = {other_precision, shorter_context, smaller_batch,
-                               narrower_cache,  host_memory,     more_cards};
+static const kind changes[] = {other_precision, shorter_context, smaller_batch, narrower_cache,
+                               host_memory,     more_cards,      larger_margin};
 
 /* Where no change alone is enough: NF4, and one more. */
 static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
@@ -331,5 +364,98 @@ qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena, const qc_plan_s
     QC_TRY(st);
     report->suggestions = s.list;
     report->suggestion_count = s.count;
+    return QC_OK;
+}
+
+/* ---- what --to auto gave the room to ---- */
+
+typedef struct {
+    qc_fit_report *report;
+    qc_plan_subject subject;
+    const qc_budget *budget;
+    qc_fit_choice *list;
+    uint32_t count;
+} comparer;
+
+/* What the options lead to, unless they do not fit or do not go with this model. */
+static qc_status compare(comparer *c, const qc_options *o, const char *change, qc_error *err)
+{
+    qc_arena scratch;
+    qc_planned_model planned;
+    qc_error trouble = {0};
+    qc_fit_choice *row = &c->list[c->count];
+    qc_arena_init(&scratch);
+    qc_status st = qc_planned_model_make(&planned, &scratch, &c->subject, c->budget, o, &trouble);
+    int other_model = st != QC_OK && (qc_status_exit_code(st) == 2 || qc_status_exit_code(st) == 3);
+    if (st == QC_OK && planned.fit.fits) {
+        *row = (qc_fit_choice){.change = change,
+                               .predicted = o->to == QC_TO_AUTO
+                                                ? planned.chosen.predicted
+                                                : c->report->chosen->uniform[QC_AUTO_AT_NF4]};
+        st = qc_fit_max_context(&row->max_context, &planned.fit, &o->fit, planned.largest_weight,
+                                &trouble);
+        if (st == QC_OK && planned.plan.own_form)
+            st = qc_arena_strndup(c->report->arena, &row->own_form, planned.plan.own_form,
+                                  strlen(planned.plan.own_form), &trouble);
+        c->count += st == QC_OK;
+    }
+    qc_arena_deinit(&scratch);
+    if (st == QC_OK || other_model)
+        return QC_OK;
+    if (err)
+        *err = trouble;
+    return st;
+}
+
+/* The candidates without int8: "nf4,nf4-32,16bit". */
+static qc_status without_int8(qc_arena *arena, unsigned candidates, const char **out, qc_error *err)
+{
+    *out = "";
+    for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
+        if (k != QC_AUTO_AT_INT8 && candidates & 1u << k)
+            QC_TRY(qc_arena_printf(arena, out, err, "%s%s%s", *out, **out ? "," : "",
+                                   qc_auto_choice_name(k)));
+    return QC_OK;
+}
+
+qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_subject *subject,
+                         const qc_planned_model *planned, const qc_options *options, qc_error *err)
+{
+    void *v = NULL;
+    const char *change = NULL, *schemes = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, MAX_CHOICES, sizeof(qc_fit_choice), err));
+    comparer c = {.report = report,
+                  .subject = *subject,
+                  .budget = planned->fit.budget,
+                  .list = v,
+                  .count = 1};
+    c.subject.measured = &planned->chosen;
+    c.list[0] = (qc_fit_choice){.change = "this plan",
+                                .predicted = planned->chosen.predicted,
+                                .max_context = report->max_context,
+                                .own_form = planned->plan.own_form};
+    qc_options trial = *options;
+    trial.to = QC_TO_NF4;
+    QC_TRY(compare(&c, &trial, "--to nf4", err));
+    uint64_t most = c.count > 1 ? c.list[1].max_context : 0;
+    trial.to = QC_TO_AUTO;
+    /* Up to two contexts between what there is and what NF4 has. */
+    for (int i = 1; i <= 2 && options->fit.context <= most >> i; i++) {
+        trial.fit.context = options->fit.context << i;
+        if (trial.fit.context <= report->max_context)
+            continue;
+        QC_TRY(qc_arena_printf(arena, &change, err, "--context %" PRIu64, trial.fit.context));
+        QC_TRY(compare(&c, &trial, change, err));
+    }
+    trial.fit.context = options->fit.context;
+    if (planned->chosen.mixed && !planned->chosen.mixed_fp8) {
+        QC_TRY(without_int8(arena, planned->chosen.candidates, &schemes, err));
+        trial.schemes = schemes;
+        QC_TRY(qc_arena_printf(arena, &change, err, "--schemes %s", schemes));
+        QC_TRY(compare(&c, &trial, change, err));
+    }
+    report->choices = c.list;
+    /* Where NF4 leaves no more room for context, nothing was traded. */
+    report->choice_count = most > report->max_context || c.list[0].own_form ? c.count : 0;
     return QC_OK;
 }

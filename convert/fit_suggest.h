@@ -1,6 +1,7 @@
 /* What would make a model fit that does not: other precision, a shorter context, a smaller batch, a
- * narrower cache, a cpu tier, more cards; what costs least first. Every suggestion was planned anew
- * and fits. With --to auto that is with the smallest choice, so no weight is measured again. */
+ * narrower cache, a cpu tier, more cards, a larger margin; what costs least first. Every suggestion
+ * was planned anew and fits. With --to auto that is with the smallest choice, so no weight is
+ * measured again. */
 #ifndef QC_CONVERT_FIT_SUGGEST_H
 #define QC_CONVERT_FIT_SUGGEST_H
 
@@ -16,5 +17,13 @@ QC_NODISCARD qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena,
                                       const qc_plan_subject *subject,
                                       const qc_planned_model *planned, const qc_budget *budget,
                                       const qc_options *options, qc_error *err);
+/* For --to auto of a model that fits and has a cache: what else the same devices could hold (NF4,
+ * auto for longer contexts, auto in a form that bitsandbytes has), with the longest context of
+ * each. Sets report->choices, the plan itself first; none where nothing was traded for precision.
+ * Takes the errors that planned measured. */
+QC_NODISCARD qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena,
+                                      const qc_plan_subject *subject,
+                                      const qc_planned_model *planned, const qc_options *options,
+                                      qc_error *err);
 
 #endif

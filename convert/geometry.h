@@ -22,12 +22,22 @@ typedef struct {
     uint64_t kv_elems;          /* cached per token (CROSS: per media position) of one sequence */
     uint64_t kv_elems_expanded; /* MLA without absorption: heads * (qk head dim + v head dim) */
     uint64_t window;            /* SLIDING: tokens at most */
+    /* What does not grow with the text, whatever the attention: the state of a recurrent layer, in
+     * 16 bit (or as wide as the cache, where that is wider) and in single precision. */
+    uint64_t state_elems, state_f32_elems;
+    uint64_t source_elems; /* of a decoder beside an encoder: per position of the source */
 } qc_layer_geometry;
 
 typedef struct {
     const char *model_type; /* "" if config.json has none */
     int guessed;            /* not a type that is known field by field */
-    int decoder;            /* generates text: has a KV cache */
+    int cache_unknown;   /* there is nothing to tell its cache by: no config.json, or no layers in
+                            it */
+    int decoder;         /* generates text: has a KV cache */
+    int encoder_decoder; /* its layers also look at what an encoder made of a source */
+    /* Positions of the source; 0 where they are as many as the tokens of a text, which is then
+     * taken to be as long as the context. */
+    uint64_t source_positions;
     uint32_t layer_count;
     qc_layer_geometry *layers;
     uint64_t hidden, intermediate; /* intermediate: the widest MLP a token passes, all of its
@@ -41,10 +51,10 @@ typedef struct {
     qc_dtype dtype; /* torch_dtype or dtype; QC_DTYPE_COUNT if not said */
 } qc_geometry;
 
-/* config may be NULL (a lone .safetensors file): all zero, then; layer_count is 0 too where
- * config.json has no number of layers. QC_ERR_INPUT for a field with a value that cannot be (a
- * negative count, more than 10,000 layers, no heads where there are layers), naming it.
- * All memory in the arena; nothing is borrowed from config. Thread-safe. */
+/* config may be NULL (a lone .safetensors file): all zero but cache_unknown, then; layer_count is 0
+ * too where config.json has no number of layers. QC_ERR_INPUT for a field with a value that cannot
+ * be (a negative count, more than 10,000 layers, no heads where there are layers), naming it. All
+ * memory in the arena; nothing is borrowed from config. Thread-safe. */
 QC_NODISCARD qc_status qc_geometry_read(qc_geometry *out, qc_arena *arena, const qc_json *config,
                                         qc_error *err);
 
@@ -56,11 +66,13 @@ typedef struct {
     int mla_expanded;
 } qc_kv_use;
 
-/* Bytes of the cache of one layer for the whole use. Saturates at UINT64_MAX. */
+/* Bytes of the cache of one layer for the whole use, states and source included. Saturates at
+ * UINT64_MAX. */
 uint64_t qc_layer_kv_bytes(const qc_geometry *g, uint32_t layer, const qc_kv_use *use);
 /* Of one more token of one sequence after use->context: 0 once the window is full. */
 uint64_t qc_layer_kv_bytes_next(const qc_geometry *g, uint32_t layer, const qc_kv_use *use);
-/* All layers: per token of one sequence before any window is full, media not counted. */
+/* All layers: per token of one sequence before any window is full; neither media nor states. Where
+ * the source is a text, one more token of it is counted too. */
 uint64_t qc_kv_bytes_per_token(const qc_geometry *g, const qc_kv_use *use);
 
 #endif

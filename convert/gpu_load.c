@@ -71,6 +71,8 @@ qc_status qc_gpu_load(const qc_reader *r, size_t device, int gpu,
                       const qc_gpu_load_options *options, qc_error *err)
 {
     gpu_load l = {NULL, NULL};
+    if (!r || !options)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_gpu_load: %s NULL", r ? "the options are" : "the reader is");
     if (device >= qc_reader_device_count(r))
         QC_FAIL(err, QC_ERR_DEVICE, "there is no device number %zu; it has %zu", device,
                 qc_reader_device_count(r));

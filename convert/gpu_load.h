@@ -26,10 +26,11 @@ typedef struct {
     void *ctx;
 } qc_gpu_load_options;
 
-/* All tensors of a device of r to GPU number `gpu` of this process. On QC_OK every byte is there
- * and its digest was right. Otherwise what was placed is the caller's, written to in part:
- * QC_ERR_DEVICE for no such GPU, QC_ERR_NOMEM also where the host cannot pin enough, else as
- * qc_reader_load. Waits until all copies are done. Thread-safe: several loads may run at once. */
+/* r or options NULL: QC_ERR_USAGE. All tensors of a device of r to GPU number `gpu` of this
+ * process. On QC_OK every byte is there and its digest was right. Otherwise what was placed is the
+ * caller's, written to in part: QC_ERR_DEVICE for no such GPU, QC_ERR_NOMEM also where the host
+ * cannot pin enough, else as qc_reader_load. Waits until all copies are done. Thread-safe: several
+ * loads may run at once. */
 QC_API QC_NODISCARD qc_status qc_gpu_load(const qc_reader *r, size_t device, int gpu,
                                           const qc_gpu_load_options *options, qc_error *err);
 

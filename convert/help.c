@@ -69,7 +69,8 @@ qc_status qc_help_overview(qc_strbuf *out, qc_error *err)
                           err);
 }
 
-static qc_status add_option(qc_strbuf *out, const qc_option_row *row, qc_error *err)
+static qc_status add_option(qc_strbuf *out, const qc_option_row *row, qc_command command,
+                            qc_error *err)
 {
     char name[QC_SPELLED_BYTES + 8], spelled[QC_SPELLED_BYTES], text[512];
     char letter[5] = "    ";
@@ -77,7 +78,9 @@ static qc_status add_option(qc_strbuf *out, const qc_option_row *row, qc_error *
     if (row->letter)
         (void)snprintf(letter, sizeof letter, "-%c, ", row->letter);
     (void)snprintf(name, sizeof name, "%s%s", letter, spelled);
-    const char *dflt = row->dflt ? row->dflt : row->dflt_note;
+    const char *note =
+        row->dflt_of.commands & QC_CMD_BIT(command) ? row->dflt_of.note : row->dflt_note;
+    const char *dflt = row->dflt ? row->dflt : note;
     if (row->dflt)
         (void)snprintf(text, sizeof text, "%s (default: %s)", row->help, dflt);
     else if (dflt)
@@ -98,7 +101,7 @@ static qc_status add_group(qc_strbuf *out, qc_command command, unsigned group, q
         if (!titled)
             QC_TRY(qc_strbuf_addf(out, err, "\n%s:\n", qc_option_group_titles[group]));
         titled = 1;
-        QC_TRY(add_option(out, row, err));
+        QC_TRY(add_option(out, row, command, err));
     }
     return QC_OK;
 }
@@ -130,6 +133,8 @@ qc_status qc_help_command(qc_strbuf *out, qc_command command, qc_error *err)
         QC_TRY(add_examples(out, row->examples, err));
     QC_TRY(qc_strbuf_adds(out, "\nExit codes:\n", err));
     for (unsigned i = 0; i < qc_exit_code_count; i++)
-        QC_TRY(add_row(out, qc_exit_code_table[i].name, 7, qc_exit_code_table[i].meaning, err));
+        if (!qc_exit_code_table[i].commands ||
+            (qc_exit_code_table[i].commands & QC_CMD_BIT(command)))
+            QC_TRY(add_row(out, qc_exit_code_table[i].name, 7, qc_exit_code_table[i].meaning, err));
     return QC_OK;
 }

@@ -101,6 +101,13 @@ static qc_status add_option(qc_strbuf *out, const qc_option_row *row, qc_error *
         QC_TRY(add_text(out, dflt, err));
         QC_TRY(qc_strbuf_adds(out, ".\n", err));
     }
+    if (row->dflt_of.commands) {
+        for (unsigned i = 0; i < qc_command_count; i++)
+            if (row->dflt_of.commands & QC_CMD_BIT(qc_command_table[i].command))
+                QC_TRY(qc_strbuf_addf(out, err, "With \\fB%s\\fR: ", qc_command_table[i].name));
+        QC_TRY(add_text(out, row->dflt_of.note, err));
+        QC_TRY(qc_strbuf_adds(out, ".\n", err));
+    }
     QC_TRY(add_scope(out, row, err));
     return qc_strbuf_addf(out, err, "Since %s.\n", row->since);
 }

@@ -4,22 +4,50 @@
 
 #include <string.h>
 
+#define MAX_COLUMNS 256u /* of a table that is looked through */
+#define LIST_MOST   14u  /* columns of a table whose rows become lists on a phone */
+
 static const char common_style[] =
     ":root{--ink:#1c2430;--paper:#fff;--faint:#d8dde5;--soft:#5b6675;--good:#1a7f37;--bad:#b3261e;"
+    "--shade:rgba(20,30,50,.28);"
     "--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#cc79a7;--c4:#56b4e9;--c5:#e69f00;--c6:#6b4fa0;"
     "--c7:#7a7f87}"
     "@media (prefers-color-scheme:dark){:root{--ink:#e3e7ee;--paper:#14181f;--faint:#39414d;"
-    "--soft:#9aa5b4;--good:#4cc26b;--bad:#ff8a80;--c0:#4aa8e8;--c1:#ff8c3a;--c2:#2fc79a;"
+    "--soft:#9aa5b4;--good:#4cc26b;--bad:#ff8a80;--shade:rgba(190,205,230,.3);--c0:#4aa8e8;--c1:#"
+    "ff8c3a;--c2:#2fc79a;"
     "--c3:#e39cc6;--c4:#8fd0f5;--c5:#f2b83d;--c6:#b094e8;--c7:#a8afb9}}"
     "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;"
     "color:var(--ink);background:var(--paper)}"
     "h1{font-size:1.4em}h2{font-size:1.1em;margin-top:2em}"
-    "table{border-collapse:collapse}th,td{padding:.25em .8em;text-align:right;"
-    "border-bottom:1px solid var(--faint)}th:first-child,td:first-child{text-align:left}"
-    ".yes{color:var(--good)}.no{color:var(--bad)}svg{max-width:100%;height:auto}"
-    "svg text{font:13px system-ui,sans-serif;fill:var(--ink)}"
+    /* A table wider than the page scrolls, and a shadow lies over the edge that hides something:
+     * the first two layers scroll with the cells and cover the shadows at the ends. */
+    "table{border-collapse:collapse;display:block;overflow-x:auto;background:"
+    "linear-gradient(90deg,var(--paper) 30%,transparent) 0 0/2em 100% no-repeat local,"
+    "linear-gradient(-90deg,var(--paper) 30%,transparent) 100% 0/2em 100% no-repeat local,"
+    "linear-gradient(90deg,var(--shade),transparent) 0 0/.8em 100% no-repeat scroll,"
+    "linear-gradient(-90deg,var(--shade),transparent) 100% 0/.8em 100% no-repeat scroll}"
+    "th,td{padding:.25em .8em;text-align:right;border-bottom:1px solid var(--faint)}"
+    "th{vertical-align:bottom}th:first-child,td:first-child,.left{text-align:left}"
+    ".yes{color:var(--good)}.no{color:var(--bad)}.soft{color:var(--soft)}"
+    "svg{max-width:100%;height:auto}svg text{font:13px system-ui,sans-serif;fill:var(--ink)}"
     "h1,p,li{overflow-wrap:anywhere}"
-    "@media (max-width:40em){table{display:block;overflow-x:auto}}";
+    ".bar{margin:.2em 0 .7em}.bar svg,.strip svg{display:block;width:100%}"
+    ".c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}"
+    ".c4{--c:var(--c4)}.c5{--c:var(--c5)}.c6{--c:var(--c6)}.c7{--c:var(--c7)}"
+    ".bar rect[class]{fill:var(--c)}"
+    ".key{display:inline-block;margin:0 1.1em .3em 0}.key i{display:inline-block;width:.8em;"
+    "height:.8em;background:var(--c);margin-right:.35em}"
+    /* On a phone a row of a table that is not too wide is a list of its cells, each with its
+     * column's name. */
+    "@media (max-width:40em){table.list,table.list tbody{display:block}"
+    "table.list{background:none}table.list tr:first-child{display:none}"
+    "table.list tr{display:block;border:1px solid var(--faint);border-radius:6px;margin:.5em 0;"
+    "padding:.3em .6em}table.list td{display:flex;justify-content:space-between;gap:1em;border:0;"
+    "padding:.1em 0;white-space:normal;min-width:0;text-align:right;overflow-wrap:anywhere}"
+    "table.list td::before{content:attr(data-t);color:var(--soft);text-align:left;"
+    "overflow-wrap:normal;flex:none;max-width:50%}"
+    "table.list td:first-child{font-weight:600;justify-content:flex-start;text-align:left}"
+    "table.list td:first-child::before{content:none}table.list td:empty{display:none}}";
 
 qc_status qc_html_begin(qc_strbuf *out, const char *title, const char *style, qc_error *err)
 {
@@ -70,4 +98,149 @@ qc_status qc_html_escape(qc_strbuf *out, const char *text, qc_error *err)
         s += n ? n : 1;
     }
     return QC_OK;
+}
+
+/* ---- tables ---------------------------------------------------------------------------------- */
+
+/* Tags of a table as the pages write them: <tr>, then <th ...>text</th> or <td ...>text</td>, then
+ * </tr>; no table in a cell. */
+typedef struct {
+    const char *open, *text, *end; /* "<td", what the cell holds, "</td>" */
+    unsigned column;
+    int head, row_begins;
+} cell;
+
+/* The next cell after `from`; 0 if there is none. */
+static int next_cell(const char *from, cell *c)
+{
+    const char *s = from;
+    c->row_begins = 0;
+    for (s = strstr(s, "<t"); s; s = strstr(s + 2, "<t")) {
+        if (s[2] == 'r') {
+            c->row_begins = 1;
+            continue;
+        }
+        if ((s[2] != 'd' && s[2] != 'h') || (s[3] != '>' && s[3] != ' '))
+            continue;
+        c->open = s;
+        c->head = s[2] == 'h';
+        c->text = strchr(s, '>') + 1;
+        c->end = strstr(c->text, c->head ? "</th>" : "</td>");
+        return c->end != NULL;
+    }
+    return 0;
+}
+
+typedef struct {
+    const char *title[MAX_COLUMNS]; /* of the first row */
+    size_t title_len[MAX_COLUMNS];
+    int used[MAX_COLUMNS];
+    unsigned count, shown;
+} columns;
+
+/* 0: too many columns to look at. */
+static int find_columns(const char *table, columns *t)
+{
+    cell c = {.end = table};
+    unsigned at = 0;
+    memset(t, 0, sizeof *t);
+    while (next_cell(c.end, &c)) {
+        at = c.row_begins ? 0 : at + 1;
+        if (at >= MAX_COLUMNS)
+            return 0;
+        if (c.head) {
+            t->title[at] = c.text;
+            t->title_len[at] = (size_t)(c.end - c.text);
+            t->count = at + 1;
+        } else if (c.end > c.text) {
+            t->used[at] = 1;
+        }
+    }
+    for (unsigned i = 0; i < t->count; i++)
+        t->shown += t->used[i] != 0;
+    return t->shown > 0;
+}
+
+static qc_status write_table(qc_strbuf *out, const char *table, const columns *t, qc_error *err)
+{
+    cell c = {.end = table};
+    unsigned at = 0;
+    int rows = 0;
+    QC_TRY(
+        qc_strbuf_adds(out, t->shown <= LIST_MOST ? "<table class=\"list\">\n" : "<table>\n", err));
+    while (next_cell(c.end, &c)) {
+        at = c.row_begins ? 0 : at + 1;
+        if (c.row_begins)
+            QC_TRY(qc_strbuf_adds(out, rows++ ? "</tr>\n<tr>" : "<tr>", err));
+        if (at >= t->count || !t->used[at])
+            continue;
+        QC_TRY(qc_strbuf_add(out, c.open, 3, err));
+        if (!c.head && t->shown <= LIST_MOST && at > 0) {
+            QC_TRY(qc_strbuf_adds(out, " data-t=\"", err));
+            QC_TRY(qc_strbuf_add(out, t->title[at], t->title_len[at], err));
+            QC_TRY(qc_strbuf_adds(out, "\"", err));
+        }
+        QC_TRY(qc_strbuf_add(out, c.open + 3, (size_t)(c.end - c.open) - 3, err));
+        QC_TRY(qc_strbuf_adds(out, c.head ? "</th>" : "</td>", err));
+    }
+    return qc_strbuf_adds(out, "</tr>\n</table>\n", err);
+}
+
+qc_status qc_html_table_end(qc_strbuf *out, qc_error *err)
+{
+    static const char begin[] = "<table>";
+    columns t;
+    qc_strbuf table;
+    size_t at = out->len;
+    while (at > 0 && strncmp(out->data + at, begin, sizeof begin - 1) != 0)
+        at--;
+    if (at == 0)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a page ends a table that it did not begin");
+    qc_strbuf_init(&table, out->max);
+    qc_status st = qc_strbuf_adds(&table, out->data + at, err);
+    if (st == QC_OK && !find_columns(table.data, &t)) {
+        st = qc_strbuf_adds(out, "</table>\n", err);
+    } else if (st == QC_OK) {
+        out->len = at;
+        st = write_table(out, table.data, &t, err);
+    }
+    qc_strbuf_deinit(&table);
+    return st;
+}
+
+/* ---- bars ------------------------------------------------------------------------------------ */
+
+qc_status qc_html_bar(qc_strbuf *out, const qc_html_part *parts, unsigned count, double limit,
+                      double most, qc_error *err)
+{
+    double x = 0.0, scale = most > 0 ? 99.6 / most : 0.0;
+    QC_TRY(qc_strbuf_adds(out,
+                          "<svg width=\"100%\" height=\"26\" "
+                          "xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"",
+                          err));
+    for (unsigned i = 0; i < count; i++)
+        QC_TRY(qc_strbuf_addf(out, err, "%s%s", i ? ", " : "", parts[i].text));
+    QC_TRY(qc_strbuf_adds(out, "\">", err));
+    for (unsigned i = 0; i < count; i++) {
+        double width = parts[i].value * scale;
+        if (parts[i].value > 0)
+            QC_TRY(qc_strbuf_addf(out, err,
+                                  "<rect class=\"c%u\" x=\"%.3f%%\" y=\"1\" width=\"%.3f%%\" "
+                                  "height=\"24\"><title>%s</title></rect>",
+                                  parts[i].colour, x, width, parts[i].text));
+        x += width;
+    }
+    /* What stands over the outline is too much. */
+    if (limit > 0)
+        QC_TRY(qc_strbuf_addf(out, err,
+                              "<rect x=\"0.1%%\" y=\"1\" width=\"%.3f%%\" height=\"24\" "
+                              "fill=\"none\" style=\"stroke:%s\" stroke-width=\"2\"/>",
+                              limit * scale,
+                              x > limit * scale * 1.000001 ? "var(--bad)" : "currentColor"));
+    return qc_strbuf_adds(out, "</svg>", err);
+}
+
+qc_status qc_html_key(qc_strbuf *out, const char *name, unsigned colour, qc_error *err)
+{
+    return qc_strbuf_addf(out, err, "<span class=\"key c%u\"><i></i>%s</span>\n", colour, name);
 }

@@ -14,6 +14,26 @@ QC_NODISCARD qc_status qc_html_begin(qc_strbuf *out, const char *title, const ch
 /* Text for between tags or for an attribute in double quotes; what is no character of XML becomes
  * '?'. */
 QC_NODISCARD qc_status qc_html_escape(qc_strbuf *out, const char *text, qc_error *err);
+/* "</table>" for the last "<table>" in out, whose rows are <tr> with <th> or <td>. A column without
+ * anything below its title is left out. On a phone each row of a table of up to 14 columns becomes
+ * a list that names the columns; a wider one scrolls, as any does where it is too wide. */
+QC_NODISCARD qc_status qc_html_table_end(qc_strbuf *out, qc_error *err);
+
+/* A part of a bar. */
+typedef struct {
+    const char *text; /* "weights 3.2 GB": escaped, for the tooltip and for those who do not see */
+    double value;
+    unsigned colour; /* --c0 to --c7 */
+} qc_html_part;
+/* A bar as wide as the page where it stands for `most`: the parts one after another, and an outline
+ * up to `limit` (0: none), in --bad where the parts go beyond it. Positions are percentages, so
+ * nothing in it is scaled. */
+QC_NODISCARD qc_status qc_html_bar(qc_strbuf *out, const qc_html_part *parts, unsigned count,
+                                   double limit, double most, qc_error *err);
+/* A colour's name for below bars. name: escaped. */
+QC_NODISCARD qc_status qc_html_key(qc_strbuf *out, const char *name, unsigned colour,
+                                   qc_error *err);
+
 QC_NODISCARD qc_status qc_html_end(qc_strbuf *out, qc_error *err);
 
 #define QC_HTML_SERIES 8u

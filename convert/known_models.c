@@ -160,18 +160,21 @@ static qc_status open_known(qc_checkpoint **out, const char *id, qc_error *err)
     const char *near = qc_known_model_near(id);
     if (near)
         QC_FAIL(err, QC_ERR_INPUT,
-                "'%.*s' does not exist and is not the id of a well-known model; did you mean '%s'?",
+                "'%.*s' does not exist and is not the id of a well-known model; did you mean '%s'? "
+                "For any other model, give a folder with its config.json",
                 NAME_SHOWN_BYTES, id, near);
     QC_FAIL(err, QC_ERR_INPUT,
             "'%.*s' does not exist and is not the id of a well-known model (docs/models.md lists "
-            "them)",
+            "them); give a folder with its config.json",
             NAME_SHOWN_BYTES, id);
 }
 
 static int is_config_path(const char *path)
 {
-    size_t n = strlen(path), m = strlen(CONFIG_NAME);
-    return n >= m && strcmp(path + n - m, CONFIG_NAME) == 0 && (n == m || path[n - m - 1] == '/');
+    static const char index[] = ".index.json"; /* of a checkpoint's shards */
+    size_t n = strlen(path), m = strlen(".json"), k = sizeof index - 1;
+    return n > m && strcmp(path + n - m, ".json") == 0 &&
+           (n < k || strcmp(path + n - k, index) != 0);
 }
 
 static qc_status open_path(qc_checkpoint **out, const char *model, int *has_weights,

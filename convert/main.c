@@ -4,12 +4,16 @@
 #include "convert/console.h"
 #include "convert/gpu_work.h"
 #include "convert/help.h"
+#include "convert/model_path.h"
+#include "formats/file_io.h"
 
 #include <signal.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
-#define MAX_HELP_BYTES (1u << 20)
+#define MAX_HELP_BYTES    (1u << 20)
+#define STACK_LEAST_BYTES (1u << 20) /* what any command needs, many times over */
 
 /* ---- signals ---- */
 
@@ -98,6 +102,19 @@ static qc_status run(const qc_options *o, qc_error *err)
     QC_FAIL(err, QC_ERR_INTERNAL, "command %d has no function", (int)o->command);
 }
 
+/* Folders of models as the hub's cache has them. 'plan' knows ids of its own. */
+static qc_status settle_paths(qc_options *o, qc_error *err)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    int reads_model =
+        o->command == QC_CMD_CONVERT || o->command == QC_CMD_INSPECT || o->command == QC_CMD_EVAL;
+    if (o->command == QC_CMD_PLAN)
+        reads_model = qc_path_stat(o->model, &kind, NULL, NULL) == QC_OK && kind == QC_PATH_DIR;
+    if (reads_model)
+        QC_TRY(qc_model_path_settle(&o->model, o->arena, err));
+    return o->against ? qc_model_path_settle(&o->against, o->arena, err) : QC_OK;
+}
+
 /* What to do next, where the kind of error says it. */
 static const char *hint_for(qc_status st, const qc_options *o)
 {
@@ -114,16 +131,17 @@ static const char *hint_for(qc_status st, const qc_options *o)
     return hint;
 }
 
-int main(int argc, char **argv)
+static int run_program(int argc, char **argv)
 {
     if (argc <= 1)
         return print_overview_as_error();
-    set_signals();
     qc_arena arena;
     qc_options options;
     qc_error err = {0};
     qc_arena_init(&arena);
     qc_status st = qc_options_parse(&options, &arena, argc, argv, &err);
+    if (st == QC_OK)
+        st = settle_paths(&options, &err);
     if (st == QC_OK)
         st = run(&options, &err);
     if (st != QC_OK) {
@@ -132,4 +150,38 @@ int main(int argc, char **argv)
     }
     qc_arena_deinit(&arena);
     return qc_status_exit_code(st);
+}
+
+typedef struct {
+    int argc;
+    char **argv;
+    int exit_code;
+} program;
+
+static void *program_main(void *arg)
+{
+    program *p = arg;
+    p->exit_code = run_program(p->argc, p->argv);
+    return NULL;
+}
+
+/* The stack of the first thread is as small as a limit (ulimit -s) makes it; a crash would be all
+ * that is seen of one that is too small. Other threads get the stack that they ask for. */
+int main(int argc, char **argv)
+{
+    struct rlimit limit;
+    program p = {argc, argv, 0};
+    pthread_t thread;
+    qc_error err = {0};
+    set_signals();
+    if (getrlimit(RLIMIT_STACK, &limit) != 0 || limit.rlim_cur >= STACK_LEAST_BYTES)
+        return run_program(argc, argv);
+    qc_status st = qc_thread_start(&thread, program_main, &p,
+                                   "a thread with more stack than 'ulimit -s' allows", &err);
+    if (st != QC_OK) {
+        qc_console_error(&err, NULL, 0);
+        return qc_status_exit_code(st);
+    }
+    (void)pthread_join(thread, NULL);
+    return p.exit_code;
 }

@@ -34,6 +34,7 @@
 #define SIZE(member)   SETS(member, uint64_t : qc_option_set_size)
 #define WORD(member)   SETS(member, const char * : qc_option_set_word) /* one of the choices */
 #define TEXT(member)   SETS(member, const char * : qc_option_set_text)
+#define LIST(member)   SETS(member, const char * : qc_option_set_list)
 #define PATH(member)   SETS(member, const char * : qc_option_set_path)
 #define DECIMAL(member, lowest, highest)                                                           \
     SETS(member, double : qc_option_set_decimal), .least = (lowest), .most = (highest)
@@ -54,7 +55,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_TO, .name = "to", .commands = FITTING, .group = QC_GROUP_OUTPUT,
      .kind = QC_ARG_CHOICE,
      .choices = {"nf4", "int8", "auto", "fp16", "bf16", "keep"},
-     .dflt_note = "required; plan: nf4, or keep for what is quantized already", .since = "0.1.0",
+     .dflt_note = "required", .dflt_of = {PLAN, "nf4, or keep for what is quantized already"}, .since = "0.1.0",
      CHOICE(to), GIVEN(to_given),
      .help = "what the weights of linear layers become",
      .more = "nf4: 4-bit NormalFloat in blocks, as bitsandbytes stores it. int8: one scale per "
@@ -173,7 +174,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .more = "DeepSeek-V3 has one behind its last layer; plain decoding does not use it."},
     {.id = QC_OPT_SCHEMES, .name = "schemes", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,nf4-32,int8,16bit", .since = "0.2.0",
-     TEXT(schemes),
+     LIST(schemes),
      .help = "what --to auto may choose from",
      .more = "Commas between. nf4-32 is NF4 in blocks of 32; 16bit is what a weight is now, FP8 "
              "too. int8 is left out by default where a card does not run it (V100). Of a "
@@ -182,9 +183,10 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_EXPLAIN, .name = "explain", .commands = FITTING, .group = QC_GROUP_TENSORS,
      .kind = QC_ARG_NONE, .since = "0.2.0",
      SWITCH(explain),
-     .help = "with --to auto: show what was chosen for which weights, and why"},
+     .help = "with --to auto: show what was chosen for which weights, and why",
+     .more = "By kind of weight and range of layers; with -v a line for every weight."},
     {.id = QC_OPT_VRAM, .name = "vram", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_TEXT, .arg = "SPEC", .dflt_note = "plan: auto", .since = "0.2.0",
+     .kind = QC_ARG_TEXT, .arg = "SPEC", .dflt_of = {PLAN, "auto"}, .since = "0.2.0",
      TEXT(fit.vram),
      .help = "the devices: 2x40GB, 24GB+16GB, 2xA100-40GB, auto, +cpu:64GB, +disk",
      .more = "Terms joined by '+'. A size (GB is 10^9, GiB is 2^30) or the name of a card, with a "
@@ -214,11 +216,21 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .since = "0.2.0", .set = qc_option_set_kv_dtype,
      .help = "element type of the KV cache"},
     {.id = QC_OPT_MLA, .name = "mla", .commands = FITTING, .group = QC_GROUP_FIT,
-     .kind = QC_ARG_CHOICE, .choices = {"absorbed", "expanded"}, .dflt = "absorbed",
-     .since = "0.2.0", CHOICE(fit.mla_expanded),
-     .help = "form in which DeepSeek's attention is cached",
-     .more = "absorbed: the latent and the rotary part of a token. expanded: keys and values of "
-             "every head, as transformers caches them; 71 times as much for DeepSeek-V2.5."},
+     .kind = QC_ARG_CHOICE, .choices = {"latent", "absorbed", "expanded"}, .dflt = "latent",
+     .since = "0.2.0", .set = qc_option_set_mla,
+     .help = "form in which DeepSeek's attention is cached and computed",
+     .more = "latent: the latent and the rotary part of a token are cached, and every layer makes "
+             "keys and values of the whole context of them, as transformers 5 does. absorbed: the "
+             "same cache, and attention computes with the latent, as vLLM does. expanded: keys and "
+             "values of every head are cached, as transformers 4 does; 71 times as much for "
+             "DeepSeek-V2.5."},
+    {.id = QC_OPT_PREFILL, .name = "prefill", .commands = FITTING, .group = QC_GROUP_FIT,
+     .kind = QC_ARG_TEXT, .arg = "TOKENS", .min = 1, .max = 1000000000, .dflt = "whole",
+     .since = "0.5.0", .set = qc_option_set_prefill,
+     .help = "tokens of a prompt that are read at once, or whole",
+     .more = "transformers reads a prompt whole unless its prefill_chunk_size is set; vLLM reads "
+             "as many tokens at once as --max-num-batched-tokens says. The more at once, the more "
+             "workspace, and the less room for context."},
     {.id = QC_OPT_CUDA_CONTEXT, .name = "cuda-context", .commands = FITTING,
      .group = QC_GROUP_FIT, .kind = QC_ARG_SIZE, .arg = "SIZE", .dflt = "500MB",
      .since = "0.2.0", SIZE(fit.cuda_context_bytes),
@@ -233,7 +245,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "also write the placement as accelerate's device_map"},
     {.id = QC_OPT_DEVICE, .name = "device", .commands = QC_CMD_BIT(QC_CMD_UNPACK),
      .group = QC_GROUP_OUTPUT, .kind = QC_ARG_TEXT, .arg = "NAME", .since = "0.2.0",
-     TEXT(device),
+     LIST(device),
      .help = "only the shards of one device of the plan: cuda:0, cpu",
      .more = "For an output that was made with --vram."},
     {.id = QC_OPT_RUN_DEVICE, .name = "device", .commands = CONVERT | MEASURING | READING,
@@ -312,11 +324,11 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .dflt_note = "until interrupted", NUMBER(hardware.samples),
      .help = "with --watch: stop after this many"},
     {.id = QC_OPT_AGAINST, .name = "against", .commands = VERIFY | VALIDATE | READING, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "MODEL", .dflt_note = "validate: required",
+     .kind = QC_ARG_FILE, .arg = "MODEL", .dflt_of = {VALIDATE, "required"},
      .since = "0.3.0", PATH(against),
      .help = "the checkpoint that OUT was made from"},
     {.id = QC_OPT_TEXT, .name = "text", .commands = READING, .group = QC_GROUP_MEASURE,
-     .kind = QC_ARG_FILE, .arg = "FILE", .dflt_note = "eval: required", .since = "0.4.0",
+     .kind = QC_ARG_FILE, .arg = "FILE", .dflt_of = {EVAL, "required"}, .since = "0.4.0",
      PATH(eval.text),
      .help = "the text to read; FILE.ids: token ids, a sequence a line",
      .more = "UTF-8. A file whose name ends in .ids holds decimal token ids with spaces between, one "
@@ -355,19 +367,20 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_SHAPES, .name = "shapes", .commands = BENCH, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_TEXT, .arg = "LIST",
      .dflt_note = "the layers of Llama-3.3-70B and Llama-3.1-8B", .since = "0.3.0",
-     TEXT(bench.shapes),
+     LIST(bench.shapes),
      .help = "weights, outputs x inputs: 8192x8192,8192+1024+1024x8192",
      .more = "With + between outputs, weights that share their input (q, k and v): one launch "
              "of ours, and a product of cuBLAS for each."},
     {.id = QC_OPT_BENCH_SCHEME, .name = "scheme", .commands = BENCH, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_TEXT, .arg = "LIST", .dflt_note = "nf4,int8", .since = "0.3.0",
-     TEXT(bench.schemes),
+     LIST(bench.schemes),
      .help = "of nf4, nf4-plain, int8 and int8-blocks",
      .more = "nf4-plain has float32 scales instead of double-quantized ones; int8-blocks has a "
              "scale per block instead of per row."},
     {.id = QC_OPT_M, .name = "m", .commands = MEASURING, .group = QC_GROUP_MEASURE,
      .kind = QC_ARG_TEXT, .arg = "LIST", .min = 1, .max = 1048576,
-     .dflt_note = "1,4,16,64,256,1024; bench: 1 to 4096 by powers of two", .since = "0.3.0",
+     .dflt_note = "1,4,16,64,256,1024",
+     .dflt_of = {BENCH, "1 to 4096 by powers of two"}, .since = "0.3.0",
      .set = qc_option_set_m,
      .help = "rows of activations at once, with commas between"},
     {.id = QC_OPT_ACTIVATIONS, .name = "activations", .commands = VALIDATE,
@@ -436,7 +449,7 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .help = "with --baseline: how much worse still passes",
      .more = "A share of the earlier error, above 0 and at most 10: 0.001 is 0.1%."},
     {.id = QC_OPT_REPORT_HTML, .name = "html", .commands = VALIDATE | REPORT, .group = QC_GROUP_OTHER,
-     .kind = QC_ARG_FILE, .arg = "FILE", .dflt_note = "report: standard output", .since = "0.3.0",
+     .kind = QC_ARG_FILE, .arg = "FILE", .dflt_of = {REPORT, "standard output"}, .since = "0.3.0",
      PATH(html),
      .help = "write the result as one HTML page, with plots, to a file"},
     {.id = QC_OPT_MARKDOWN, .name = "markdown", .commands = BENCH, .group = QC_GROUP_OTHER,
@@ -455,9 +468,11 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
     {.id = QC_OPT_FORCE, .name = "force", .commands = CONVERT | UNPACK, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NONE, .since = "0.1.0",
      SWITCH(force),
-     .help = "write into a directory that holds other files than a qconv output",
-     .more = "An empty directory and one that holds a qconv output need no --force: the old "
-             "output is replaced. Nothing is ever written to the source or below it."},
+     .help = "replace another output, or write into a directory that holds other files",
+     .more = "Deletes only what the manifest of the old output lists, and names files of others that "
+             "it replaces. Weights that no manifest lists are never touched: they refuse the run. "
+             "Without --force an output that is what would be made is complete already. Nothing is "
+             "ever written to the source or below it, or through a link in the directory."},
     {.id = QC_OPT_RESTART, .name = "restart", .commands = CONVERT, .group = QC_GROUP_RUN,
      .kind = QC_ARG_NONE, .since = "0.5.0",
      SWITCH(restart),

@@ -38,6 +38,7 @@ typedef enum {
     QC_OPT_IMAGES,
     QC_OPT_KV_DTYPE,
     QC_OPT_MLA,
+    QC_OPT_PREFILL,
     QC_OPT_CUDA_CONTEXT,
     QC_OPT_HTML,
     QC_OPT_DEVICE_MAP,
@@ -152,11 +153,15 @@ struct qc_option_row {
     size_t given;          /* an int of it that becomes 1 when the option is given; 0: none */
     const char *dflt;      /* applied through the parser before the command line; or NULL */
     const char *dflt_note; /* shown where dflt is NULL */
-    const char *since;     /* version of qconv */
-    int hidden;            /* left out of --help and completion; the man page has it */
-    int alone;             /* needs no command and takes no other arguments: --version */
-    const char *help;      /* one clause for --help and completion */
-    const char *more;      /* sentences that follow in the man page; or NULL */
+    struct {
+        unsigned commands;
+        const char *note;
+    } dflt_of;         /* what those commands show instead of dflt_note */
+    const char *since; /* version of qconv */
+    int hidden;        /* left out of --help and completion; the man page has it */
+    int alone;         /* needs no command and takes no other arguments: --version */
+    const char *help;  /* one clause for --help and completion */
+    const char *more;  /* sentences that follow in the man page; or NULL */
 };
 
 #define QC_CMD_BIT(command) (1u << (command))
@@ -191,6 +196,7 @@ extern const unsigned qc_command_count;
 typedef struct {
     const char *name;
     const char *meaning;
+    unsigned commands; /* whose help has it; 0: of all */
 } qc_text_row;
 
 /* Exit codes and environment variables, for --help and the man page. */

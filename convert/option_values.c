@@ -2,9 +2,16 @@
 
 #include "base/text.h"
 #include "convert/device_wish.h"
+#include "convert/option_mistakes.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
+#include <strings.h>
+
+#define QUOTED_MOST 200 /* bytes of a value in a message, so that what follows it is still seen */
+/* A size below this without a unit: gigabytes were meant, or megabytes. */
+#define PLAIN_BYTES_LEAST 1000000u
 
 /* "nf4, int8, fp16 or bf16" */
 void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_bytes)
@@ -34,14 +41,24 @@ static qc_status read_number(const qc_option_row *row, const char *text, const c
     const char *s = digits;
     for (; *s >= '0' && *s <= '9' && v <= max; s++)
         v = v * 10 + (uint64_t)(*s - '0');
-    if (s == digits || *s != '\0' || v < min || v > max)
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s from %" PRIu64 " to %" PRIu64 ", got '%s'",
+    if (s == digits || *s != '\0' || v < min || v > max) {
+        uint64_t meant = digits == text ? qc_mistaken_number(text) : 0;
+        char hint[48] = "";
+        if (meant >= min && meant <= max && meant > 0)
+            (void)snprintf(hint, sizeof hint, "; did you mean %" PRIu64 "?", meant);
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s from %" PRIu64 " to %" PRIu64 ", got '%s'%s",
                 row->name, digits == text ? "a whole number" : "zstd:LEVEL with a level", min, max,
-                text);
-    if (row->power_of_two && (v & (v - 1)) != 0)
+                text, hint);
+    }
+    if (row->power_of_two && (v & (v - 1)) != 0) {
+        uint64_t below = min;
+        while (below * 2 < v)
+            below *= 2;
         QC_FAIL(err, QC_ERR_USAGE,
-                "--%s: expected a power of two from %" PRIu64 " to %" PRIu64 ", got '%s'",
-                row->name, min, max, text);
+                "--%s: expected a power of two from %" PRIu64 " to %" PRIu64
+                ", got '%s'; did you mean %" PRIu64 " or %" PRIu64 "?",
+                row->name, min, max, text, below, below * 2);
+    }
     *out = v;
     return QC_OK;
 }
@@ -51,13 +68,16 @@ static qc_status read_choice(const qc_option_row *row, const char *text, unsigne
 {
     char choices[QC_SPELLED_BYTES];
     for (unsigned i = 0; i < QC_MAX_CHOICES && row->choices[i]; i++) {
-        if (strcmp(text, row->choices[i]) == 0) {
+        if (qc_same_word(text, row->choices[i])) {
             *out = i;
             return QC_OK;
         }
     }
+    const char *meant = qc_mistaken_choice(row, text);
     qc_option_list_choices(row, choices, sizeof choices);
-    QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s, got '%s'", row->name, choices, text);
+    QC_FAIL(err, QC_ERR_USAGE, "--%s: expected %s, got '%.*s'%s%s%s", row->name, choices,
+            QUOTED_MOST, text, meant ? "; did you mean " : "", meant ? meant : "",
+            meant ? "?" : "");
 }
 
 /* ---- setters of any member ---- */
@@ -144,9 +164,15 @@ qc_status qc_option_set_decimal(qc_options *o, const qc_option_row *row, const c
             unit *= 10;
     }
     v /= unit;
-    if (*s != '\0' || digits == 0 || digits > 15 || v < row->least || v > row->most || v <= 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected a number %s %g and at most %g, got '%s'",
-                row->name, row->least > 0 ? "of at least" : "above", row->least, row->most, value);
+    if (*s != '\0' || digits == 0 || digits > 15 || v < row->least || v > row->most || v <= 0) {
+        double meant = qc_mistaken_decimal(value, row->most);
+        char hint[48] = "";
+        if (meant > 0 && meant >= row->least)
+            (void)snprintf(hint, sizeof hint, "; did you mean %g?", meant);
+        QC_FAIL(err, QC_ERR_USAGE, "--%s: expected a number %s %g and at most %g, got '%s'%s",
+                row->name, row->least > 0 ? "of at least" : "above", row->least, row->most, value,
+                hint);
+    }
     store(o, row, &v, sizeof v);
     return QC_OK;
 }
@@ -158,6 +184,12 @@ qc_status qc_option_set_size(qc_options *o, const qc_option_row *row, const char
     const char *name = NULL;
     QC_TRY(qc_arena_printf(o->arena, &name, err, "--%s", row->name));
     QC_TRY(qc_parse_size(value, name, &bytes, err));
+    if (bytes > 0 && bytes < PLAIN_BYTES_LEAST && value[strspn(value, "0123456789")] == '\0')
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: expected a unit, found none in '%s', which would be %" PRIu64
+                " byte%s; did you mean %s%s?",
+                name, value, bytes, bytes == 1 ? "" : "s", value,
+                row->id == QC_OPT_MAX_SHARD_SIZE && bytes < 200 ? "GB" : "MB");
     if (bytes < row->min)
         QC_FAIL(err, QC_ERR_USAGE, "%s: expected at least %" PRIu64 " byte%s", name, row->min,
                 row->min == 1 ? "" : "s");
@@ -181,19 +213,70 @@ qc_status qc_option_set_path(qc_options *o, const qc_option_row *row, const char
     return qc_option_set_text(o, row, value, err);
 }
 
+/* Names with commas between: lower case, without the blanks at commas and ends. */
+static qc_status read_list(const char **out, qc_arena *arena, const char *text, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_arena_alloc(arena, &v, strlen(text) + 1, 1, err));
+    char *list = v;
+    size_t n = 0;
+    for (const char *s = text; *s; s++) {
+        if (*s == ' ') {
+            size_t blanks = strspn(s, " ");
+            if (n == 0 || list[n - 1] == ',' || s[blanks] == ',' || s[blanks] == '\0') {
+                s += blanks - 1;
+                continue;
+            }
+        }
+        list[n++] = *s >= 'A' && *s <= 'Z' ? (char)(*s - 'A' + 'a') : *s;
+    }
+    list[n] = '\0';
+    *out = list;
+    return QC_OK;
+}
+
+qc_status qc_option_set_list(qc_options *o, const qc_option_row *row, const char *value,
+                             qc_error *err)
+{
+    const char *list = NULL;
+    QC_TRY(read_list(&list, o->arena, value, err));
+    store(o, row, &list, sizeof list);
+    return QC_OK;
+}
+
 /* ---- setters that know their members ---- */
+
+/* A level, alone or after "zstd" and one of these. */
+static const char *level_of(const char *text)
+{
+    const char *s = strncasecmp(text, "zstd", 4) == 0 ? text + 4 : text;
+    s += *s == '=' || *s == '-' || *s == ',' || *s == ' ';
+    return *s >= '0' && *s <= '9' && s[strspn(s, "0123456789")] == '\0' && strlen(s) <= 2 ? s
+                                                                                          : NULL;
+}
 
 qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const char *value,
                                  qc_error *err)
 {
+    static const char *const nothing[] = {"no", "off", "false", "0", "never", "raw", "store"};
     uint64_t level = 1;
-    if (strncmp(value, "zstd:", 5) == 0)
+    int none = strcasecmp(value, "none") == 0;
+    if (strncasecmp(value, "zstd:", 5) == 0) {
         QC_TRY(read_number(row, value, value + 5, 1, 19, &level, err));
-    else if (strcmp(value, "zstd") != 0 && strcmp(value, "none") != 0)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--%s: expected none, zstd or zstd:LEVEL with a level from 1 to 19, got '%s'",
-                row->name, value);
-    o->compress = strcmp(value, "none") != 0;
+    } else if (strcasecmp(value, "zstd") != 0 && !none) {
+        const char *meant = level_of(value) ? "zstd:" : "", *digits = level_of(value);
+        for (size_t i = 0; i < sizeof nothing / sizeof *nothing; i++)
+            if (strcasecmp(value, nothing[i]) == 0) {
+                meant = "none";
+                digits = NULL;
+            }
+        QC_FAIL(
+            err, QC_ERR_USAGE,
+            "--%s: expected none, zstd or zstd:LEVEL with a level from 1 to 19, got '%.*s'%s%s%s%s",
+            row->name, QUOTED_MOST, value, *meant ? "; did you mean " : "", meant,
+            digits ? digits : "", *meant ? "?" : "");
+    }
+    o->compress = !none;
     o->compress_level = (int)level;
     return QC_OK;
 }
@@ -230,6 +313,30 @@ qc_status qc_option_set_kv_dtype(qc_options *o, const qc_option_row *row, const 
     return QC_OK;
 }
 
+qc_status qc_option_set_mla(qc_options *o, const qc_option_row *row, const char *value,
+                            qc_error *err)
+{
+    unsigned choice = 0;
+    QC_TRY(read_choice(row, value, &choice, err));
+    o->fit.mla_absorbed = choice == 1;
+    o->fit.mla_expanded = choice == 2;
+    return QC_OK;
+}
+
+qc_status qc_option_set_prefill(qc_options *o, const qc_option_row *row, const char *value,
+                                qc_error *err)
+{
+    o->fit.prefill = 0;
+    if (strcmp(value, "whole") == 0)
+        return QC_OK;
+    if (read_number(row, value, value, row->min, row->max, &o->fit.prefill, NULL) != QC_OK)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "--%s: expected a number of tokens from %" PRIu64 " to %" PRIu64
+                ", or whole, got '%s'",
+                row->name, row->min, row->max, value);
+    return QC_OK;
+}
+
 qc_status qc_option_set_run_device(qc_options *o, const qc_option_row *row, const char *value,
                                    qc_error *err)
 {
@@ -237,8 +344,8 @@ qc_status qc_option_set_run_device(qc_options *o, const qc_option_row *row, cons
     if (*value == '\0')
         QC_FAIL(err, QC_ERR_USAGE, "--%s: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found ''",
                 row->name);
-    o->run_device = value;
-    return qc_device_wish_read(&wish, value, err);
+    QC_TRY(read_list(&o->run_device, o->arena, value, err));
+    return qc_device_wish_read(&wish, o->run_device, err);
 }
 
 qc_status qc_option_set_checkpointing(qc_options *o, const qc_option_row *row, const char *value,
@@ -257,10 +364,12 @@ qc_status qc_option_set_m(qc_options *o, const qc_option_row *row, const char *v
     unsigned n = 0;
     for (const char *s = value; *s; s++)
         room += *s == ',';
+    const char *text = NULL;
     void *v = NULL;
     QC_TRY(qc_arena_alloc(o->arena, &v, room, sizeof(uint64_t), err));
+    QC_TRY(read_list(&text, o->arena, value, err));
     uint64_t *list = v;
-    for (const char *entry = value;; entry++) {
+    for (const char *entry = text;; entry++) {
         char digits[24];
         size_t len = strcspn(entry, ",");
         size_t kept = len < sizeof digits ? len : 0; /* too long is no number here either */

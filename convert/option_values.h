@@ -21,11 +21,14 @@ QC_SETTER(qc_option_set_unsigned); /* the same; max has to fit */
 QC_SETTER(qc_option_set_decimal);  /* "0.85": digits with at most one point, no sign, no exponent */
 QC_SETTER(qc_option_set_size);     /* bytes */
 QC_SETTER(qc_option_set_text);     /* as it is */
+QC_SETTER(qc_option_set_list);     /* names with commas between, lower case, without blanks */
 QC_SETTER(qc_option_set_path);     /* as it is, but not empty */
 /* These know their members. */
 QC_SETTER(qc_option_set_compress);
 QC_SETTER(qc_option_set_rule);
 QC_SETTER(qc_option_set_kv_dtype);
+QC_SETTER(qc_option_set_mla);
+QC_SETTER(qc_option_set_prefill); /* a number of tokens, or "whole", which is 0 */
 QC_SETTER(qc_option_set_run_device);
 QC_SETTER(qc_option_set_checkpointing);
 QC_SETTER(qc_option_set_m);

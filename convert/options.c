@@ -8,10 +8,12 @@
  * Defaults come from the table and pass through the same apply step. */
 #include "convert/options.h"
 
-#include "base/edit_distance.h"
+#include "base/text.h"
+#include "convert/option_mistakes.h"
 #include "convert/option_table.h"
 #include "convert/option_values.h"
 #include "convert/rules_file.h"
+#include "formats/file_io.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -34,46 +36,6 @@ typedef struct {
     size_t word_count;
     size_t words_before_dashes; /* words that stand before "--" */
 } parse;
-
-/* ---- near misses ---- */
-
-/* How far off a name is: 0 when typed is its beginning, UINT32_MAX when it is another word. */
-static unsigned miss(const char *typed, size_t len, const char *name)
-{
-    if (len >= 2 && strncmp(typed, name, len) == 0)
-        return 0;
-    unsigned d = qc_edit_distance(typed, len, name, strlen(name));
-    return d <= 2 && d * 3 <= len ? d : UINT32_MAX;
-}
-
-static const char *near_option(const char *typed, size_t len, qc_command command)
-{
-    const char *best = NULL;
-    unsigned best_miss = UINT32_MAX;
-    for (unsigned i = 0; i < QC_OPT_COUNT; i++) {
-        const qc_option_row *r = &qc_option_table[i];
-        unsigned m = miss(typed, len, r->name);
-        if (!r->hidden && (r->commands & QC_CMD_BIT(command)) && m < best_miss) {
-            best = r->name;
-            best_miss = m;
-        }
-    }
-    return best;
-}
-
-static const char *near_command(const char *typed)
-{
-    const char *best = NULL;
-    unsigned best_miss = UINT32_MAX;
-    for (unsigned i = 0; i < qc_command_count; i++) {
-        unsigned m = miss(typed, strlen(typed), qc_command_table[i].name);
-        if (m < best_miss) {
-            best = qc_command_table[i].name;
-            best_miss = m;
-        }
-    }
-    return best;
-}
 
 /* ---- split ---- */
 
@@ -180,8 +142,41 @@ static int was_given(const parse *p, qc_option_id id)
 
 /* ---- choose ---- */
 
-static void choose_command(parse *p, qc_options *o)
+/* A dash that a web page or a word processor made of "--". */
+static qc_status check_dashes(const parse *p, qc_error *err)
 {
+    static const char *const dashes[] = {"\xe2\x80\x93", "\xe2\x80\x94", "\xe2\x88\x92"};
+    for (size_t w = 0; w < p->words_before_dashes; w++)
+        for (size_t i = 0; i < sizeof dashes / sizeof *dashes; i++)
+            if (strncmp(p->words[w], dashes[i], 3) == 0)
+                QC_FAIL(err, QC_ERR_USAGE,
+                        "'%s' begins with a dash that is not '-'; did you mean --%s?", p->words[w],
+                        p->words[w] + 3);
+    return QC_OK;
+}
+
+static int exists(const char *path)
+{
+    qc_path_kind kind = QC_PATH_MISSING;
+    return qc_path_stat(path, &kind, NULL, NULL) == QC_OK && kind != QC_PATH_MISSING;
+}
+
+/* Is the first word a command misspelt, or called as others call it? Not where --to says that this
+ * is convert and its two words are there, and not where it is the name of something. */
+static qc_status check_first_word(const parse *p, qc_options *o, qc_error *err)
+{
+    const char *word = p->words_before_dashes > 0 ? p->words[0] : NULL;
+    const qc_command_row *meant = word ? qc_mistaken_command(word) : NULL;
+    if (!meant || exists(word) || (was_given(p, QC_OPT_TO) && p->word_count <= 2))
+        return QC_OK;
+    o->command = meant->command; /* whose --help is named */
+    QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", word, meant->name);
+}
+
+static qc_status choose_command(parse *p, qc_options *o, qc_error *err)
+{
+    o->command = QC_CMD_CONVERT;
+    QC_TRY(check_dashes(p, err));
     const qc_command_row *named =
         p->words_before_dashes > 0 ? qc_command_row_named(p->words[0]) : NULL;
     if (named) {
@@ -189,7 +184,7 @@ static void choose_command(parse *p, qc_options *o)
         p->words++;
         p->word_count--;
     } else {
-        o->command = QC_CMD_CONVERT;
+        QC_TRY(check_first_word(p, o, err));
     }
     for (size_t i = 0; i < p->item_count; i++)
         p->items[i].row = row_for(p->items[i].row, o->command);
@@ -198,20 +193,29 @@ static void choose_command(parse *p, qc_options *o)
         o->help_topic = bare ? QC_CMD_HELP : o->command;
         o->command = QC_CMD_HELP;
     }
+    return QC_OK;
 }
 
-static qc_status check_item(const item *it, qc_command command, qc_error *err)
+/* *tail: "; did you mean --to?", or "" */
+static qc_status find_meant(const char **tail, qc_arena *arena, const item *it, qc_command command,
+                            qc_error *err)
+{
+    size_t dashes = it->name[1] == '-' ? 2 : 1;
+    const char *meant = NULL;
+    QC_TRY(qc_mistaken_option(&meant, arena, it->name + dashes, (size_t)it->name_len - dashes,
+                              command, err));
+    *tail = "";
+    return meant ? qc_arena_printf(arena, tail, err, "; did you mean %s?", meant) : QC_OK;
+}
+
+static qc_status check_item(const item *it, qc_arena *arena, qc_command command, qc_error *err)
 {
     char choices[QC_SPELLED_BYTES];
+    const char *tail = NULL;
     switch (it->state) {
-    case ITEM_UNKNOWN: {
-        size_t dashes = it->name[1] == '-' ? 2 : 1;
-        const char *near = near_option(it->name + dashes, (size_t)it->name_len - dashes, command);
-        if (near)
-            QC_FAIL(err, QC_ERR_USAGE, "unknown option '%.*s'; did you mean --%s?", it->name_len,
-                    it->name, near);
-        QC_FAIL(err, QC_ERR_USAGE, "unknown option '%.*s'", it->name_len, it->name);
-    }
+    case ITEM_UNKNOWN:
+        QC_TRY(find_meant(&tail, arena, it, command, err));
+        QC_FAIL(err, QC_ERR_USAGE, "unknown option '%.*s'%s", it->name_len, it->name, tail);
     case ITEM_LACKS_VALUE:
         if (it->row->choices[0]) {
             qc_option_list_choices(it->row, choices, sizeof choices);
@@ -224,9 +228,11 @@ static qc_status check_item(const item *it, qc_command command, qc_error *err)
     case ITEM_FINE:
         break;
     }
-    if (!(it->row->commands & QC_CMD_BIT(command)))
-        QC_FAIL(err, QC_ERR_USAGE, "--%s is no option of 'qconv %s'", it->row->name,
-                qc_command_row_of(command)->name);
+    if (!(it->row->commands & QC_CMD_BIT(command))) {
+        QC_TRY(find_meant(&tail, arena, it, command, err));
+        QC_FAIL(err, QC_ERR_USAGE, "--%s is no option of 'qconv %s'%s", it->row->name,
+                qc_command_row_of(command)->name, tail);
+    }
     return QC_OK;
 }
 
@@ -262,14 +268,14 @@ int qc_to_quantizes(qc_to to)
 static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *err)
 {
     static const qc_option_id of_auto[] = {QC_OPT_SCHEMES, QC_OPT_EXPLAIN};
-    static const qc_option_id of_vram[] = {QC_OPT_MARGIN,      QC_OPT_CONTEXT,  QC_OPT_BATCH,
-                                           QC_OPT_IMAGES,      QC_OPT_KV_DTYPE, QC_OPT_MLA,
-                                           QC_OPT_CUDA_CONTEXT};
+    static const qc_option_id of_vram[] = {QC_OPT_MARGIN,       QC_OPT_CONTEXT,  QC_OPT_BATCH,
+                                           QC_OPT_IMAGES,       QC_OPT_KV_DTYPE, QC_OPT_MLA,
+                                           QC_OPT_CUDA_CONTEXT, QC_OPT_PREFILL};
     static const qc_option_id of_train[] = {
         QC_OPT_METHOD,        QC_OPT_OPTIMIZER, QC_OPT_PRECISION,       QC_OPT_ZERO,
         QC_OPT_CHECKPOINTING, QC_OPT_LORA_RANK, QC_OPT_EFFECTIVE_BATCH, QC_OPT_APPLY,
         QC_OPT_PROFILE};
-    static const qc_option_id not_train[] = {QC_OPT_HTML,     QC_OPT_DEVICE_MAP, QC_OPT_BATCH,
+    static const qc_option_id not_train[] = {QC_OPT_PREFILL,  QC_OPT_DEVICE_MAP, QC_OPT_BATCH,
                                              QC_OPT_KV_DTYPE, QC_OPT_MLA,        QC_OPT_IMAGES};
     for (size_t i = 0; o->to != QC_TO_AUTO && i < sizeof of_auto / sizeof *of_auto; i++)
         if (was_given(p, of_auto[i]))
@@ -343,6 +349,31 @@ static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
     return QC_OK;
 }
 
+static int is_target(const char *word)
+{
+    const qc_option_row *to = &qc_option_table[QC_OPT_TO];
+    for (unsigned i = 0; i < QC_MAX_CHOICES && to->choices[i]; i++)
+        if (qc_same_word(word, to->choices[i]))
+            return 1;
+    return 0;
+}
+
+/* It may stand where it is none: as a word, or behind --quantize. */
+static qc_status refuse_without_to(const parse *p, const qc_options *o, qc_error *err)
+{
+    char choices[QC_SPELLED_BYTES];
+    for (uint32_t i = 0; i < o->rule_count; i++)
+        if (is_target(o->rules[i].glob))
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "--%s takes a glob that names tensors; did you mean --to %s?",
+                    o->rules[i].quantize ? "quantize" : "keep", o->rules[i].glob);
+    for (size_t i = 0; i < p->word_count; i++)
+        if (is_target(p->words[i]) && !exists(p->words[i]))
+            QC_FAIL(err, QC_ERR_USAGE, "--to is missing; did you mean --to %s?", p->words[i]);
+    qc_option_list_choices(&qc_option_table[QC_OPT_TO], choices, sizeof choices);
+    QC_FAIL(err, QC_ERR_USAGE, "--to is missing; expected --to with %s", choices);
+}
+
 static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
 {
     if (o->consume_source && o->part_count > 1)
@@ -351,15 +382,9 @@ static qc_status check_convert(const parse *p, const qc_options *o, qc_error *er
                 "have read");
     static const qc_option_id quantizing[] = {QC_OPT_BLOCK_SIZE, QC_OPT_NO_DOUBLE_QUANT,
                                               QC_OPT_SCALE, QC_OPT_COMPUTE_DTYPE, QC_OPT_QUANTIZE};
-    char choices[QC_SPELLED_BYTES];
     const qc_option_row *to = &qc_option_table[QC_OPT_TO];
-    if (!o->to_given && o->command == QC_CMD_CONVERT) {
-        const char *near = p->word_count > 0 ? near_command(p->words[0]) : NULL;
-        if (near)
-            QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", p->words[0], near);
-        qc_option_list_choices(to, choices, sizeof choices);
-        QC_FAIL(err, QC_ERR_USAGE, "--to is missing; expected --to with %s", choices);
-    }
+    if (!o->to_given && o->command == QC_CMD_CONVERT)
+        return refuse_without_to(p, o, err);
     if (!qc_to_quantizes(o->to)) {
         for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++)
             if (was_given(p, quantizing[i]))
@@ -372,6 +397,19 @@ static qc_status check_convert(const parse *p, const qc_options *o, qc_error *er
                 "quantized");
     if (o->command == QC_CMD_CONVERT)
         return qc_options_check_calibrate(o, err);
+    return QC_OK;
+}
+
+/* A folder is written: "out.safetensors" was meant as a file. */
+static qc_status check_folder_name(const char *path, const char *name, qc_error *err)
+{
+    static const char *const endings[] = {".safetensors", ".zst", ".bin", ".gguf",
+                                          ".pt",          ".pth", ".json"};
+    for (size_t i = 0; i < sizeof endings / sizeof *endings; i++)
+        if (qc_ends_with(path, endings[i]) && !exists(path))
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "%s: %s is a folder, and this is the name of a file; did you mean '%.*s'?",
+                    path, name, (int)(strlen(path) - strlen(endings[i])), path);
     return QC_OK;
 }
 
@@ -391,7 +429,7 @@ static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
                 p->words[c->place_count], c->synopsis);
     o->model = p->word_count > 0 ? p->words[0] : NULL;
     o->out = p->word_count > 1 ? p->words[1] : NULL;
-    return QC_OK;
+    return o->out ? check_folder_name(o->out, c->places[1].name, err) : QC_OK;
 }
 
 static qc_status place_topic(qc_options *o, qc_error *err)
@@ -401,9 +439,9 @@ static qc_status place_topic(qc_options *o, qc_error *err)
         return QC_OK;
     const qc_command_row *topic = qc_command_row_named(o->model);
     if (!topic) {
-        const char *near = near_command(o->model);
+        topic = qc_mistaken_command(o->model);
         QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'%s%s%s", o->model,
-                near ? "; did you mean " : "", near ? near : "", near ? "?" : "");
+                topic ? "; did you mean " : "", topic ? topic->name : "", topic ? "?" : "");
     }
     o->help_topic = topic->command;
     o->model = NULL;
@@ -439,11 +477,12 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
     parse p = {.arena = arena};
     memset(out, 0, sizeof *out);
     out->arena = arena;
+    out->program = argc > 0 ? argv[0] : "qconv";
     out->command = QC_CMD_HELP;
     out->help_topic = QC_CMD_HELP;
     QC_TRY(apply_defaults(out, err));
     QC_TRY(split(&p, argc, argv, err));
-    choose_command(&p, out);
+    QC_TRY(choose_command(&p, out, err));
     if (was_given(&p, QC_OPT_HELP))
         return QC_OK;
     for (size_t i = 0; i < p.item_count; i++) {
@@ -451,11 +490,11 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
         if (!it->row || !it->row->alone)
             continue;
         out->command = QC_CMD_HELP;
-        QC_TRY(check_item(it, out->command, err));
+        QC_TRY(check_item(it, p.arena, out->command, err));
         return apply(out, it->row, it->value, err);
     }
     for (size_t i = 0; i < p.item_count; i++)
-        QC_TRY(check_item(&p.items[i], out->command, err));
+        QC_TRY(check_item(&p.items[i], p.arena, out->command, err));
     for (size_t i = 0; i < p.item_count; i++)
         QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
     if (out->quiet && out->verbose)

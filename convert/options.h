@@ -52,7 +52,10 @@ typedef struct {
     uint64_t batch;   /* sequences at once; default 1 */
     uint64_t images;  /* per sequence, for models with cross-attention; default 1 */
     unsigned kv_bits; /* per cached element: 8, 16 or 32; default 16 */
-    int mla_expanded; /* --mla expanded: keys and values cached per head */
+    int mla_expanded; /* --mla expanded: keys and values are cached per head */
+    int mla_absorbed; /* --mla absorbed: attention computes with the latent that is cached. Neither:
+                         the latent is cached, and a layer expands all of it to compute */
+    uint64_t prefill; /* tokens of a prompt read at once; 0: the whole prompt */
     uint64_t cuda_context_bytes; /* per GPU; default 500 MB */
 } qc_fit_options;
 
@@ -68,7 +71,8 @@ typedef enum { QC_PRECISION_BF16, QC_PRECISION_FP16, QC_PRECISION_FP32 } qc_prec
 /* plan --mode train. What was not given is chosen: each has a _given flag where a value of its own
  * cannot say so. */
 typedef struct {
-    int on; /* --mode train */
+    int on;            /* --mode train */
+    int context_given; /* --context; without it a shorter one may be taken */
     int method_given, optimizer_given, precision_given, zero_given, checkpointing_given;
     qc_train_method method;
     qc_optimizer optimizer;
@@ -141,7 +145,8 @@ typedef struct {
 } qc_bench_options;
 
 typedef struct {
-    qc_arena *arena; /* owns strings and arrays below; borrowed */
+    qc_arena *arena;     /* owns strings and arrays below; borrowed */
+    const char *program; /* how qconv was called: argv[0] */
     qc_command command;
     qc_command help_topic; /* for QC_CMD_HELP; QC_CMD_HELP itself: the overview */
     const char *shell;     /* for QC_CMD_COMPLETION */
@@ -214,8 +219,8 @@ typedef struct {
 QC_NODISCARD qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **argv,
                                         qc_error *err);
 
-/* "5GB" (10^9), "512MiB" (2^20), "4096", "1.5GB"; case of the B and of the prefix does not matter,
- * a lone prefix ("5G") is decimal. QC_ERR_USAGE otherwise. */
+/* "5GB" (10^9), "512MiB" (2^20), "4096", "1.5GB"; case does not matter, nor does one blank before
+ * the unit; a lone prefix ("5G") is decimal, "5Gi" is "5GiB". QC_ERR_USAGE otherwise. */
 QC_NODISCARD qc_status qc_parse_size(const char *text, const char *what, uint64_t *out,
                                      qc_error *err);
 

@@ -1,201 +1,21 @@
-#define _DEFAULT_SOURCE /* flock, realpath */
 #include "convert/output_dir.h"
 
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/dir_lock.h"
-#include "formats/manifest.h"
+#include "convert/output_dir_parts.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
-#define STAGING_NAME  ".qconv-partial"
-#define LOCK_NAME     "lock"
-#define SIDE_FILE_MAX 100000u
-#define COPY_BYTES    (1u << 20)
-#define MANIFEST_MAX  ((size_t)1 << 30)
-#define REMOVE_DEPTH  32
-#define LOCK_TRIES    100
-#define COMMIT_LOOKS  8
+#define COPY_BYTES (1u << 20)
+#define LOCK_TRIES 100
 /* In the staging folder: files of the output whose names are taken there. No side file comes from a
  * folder whose name begins with a dot. */
 #define ASIDE_NAME     ".aside"
 #define JOURNAL_PREFIX "journal-"
-
-/* Where a path that may not exist yet will be: its deepest existing folder resolved, the rest as
- * written. */
-static qc_status resolve(qc_arena *arena, const char **out, const char *path, qc_error *err)
-{
-    char real[PATH_MAX];
-    if (realpath(path, real))
-        return qc_arena_strndup(arena, out, real, strlen(real), err);
-    const char *copy = NULL;
-    QC_TRY(qc_arena_strndup(arena, &copy, path, strlen(path), err));
-    size_t len = strlen(copy);
-    while (len > 1 && copy[len - 1] == '/')
-        len--;
-    size_t slash = len;
-    while (slash > 0 && copy[slash - 1] != '/')
-        slash--;
-    const char *parent = NULL, *name = NULL, *parent_real = NULL;
-    QC_TRY(qc_arena_strndup(arena, &name, copy + slash, len - slash, err));
-    if (slash == 0)
-        parent = ".";
-    else
-        QC_TRY(qc_arena_strndup(arena, &parent, copy, slash > 1 ? slash - 1 : 1, err));
-    if (strcmp(parent, copy) == 0)
-        return qc_arena_strndup(arena, out, copy, len, err);
-    QC_TRY(resolve(arena, &parent_real, parent, err));
-    return qc_path_join(arena, out, parent_real, name, err);
-}
-
-/* Is path a file of the folder out_real? By its name or, for a link, by where it leads. */
-static qc_status check_source_file(qc_arena *arena, const char *out, const char *out_real,
-                                   const char *source, const char *source_real, qc_error *err)
-{
-    const char *const names[] = {source, source_real};
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
-        const char *slash = strrchr(names[i], '/'), *folder = ".", *real = NULL;
-        if (slash)
-            QC_TRY(qc_arena_strndup(arena, &folder, names[i],
-                                    slash == names[i] ? 1 : (size_t)(slash - names[i]), err));
-        QC_TRY(resolve(arena, &real, folder, err));
-        if (strcmp(real, out_real) == 0)
-            QC_FAIL(err, QC_ERR_USAGE,
-                    "%s: the output would overwrite its source %s; choose another OUT", out,
-                    source);
-    }
-    return QC_OK;
-}
-
-static int is_same_or_inside(const char *path, const char *folder)
-{
-    size_t len = strlen(folder);
-    if (strncmp(path, folder, len) != 0)
-        return 0;
-    return path[len] == '\0' || path[len] == '/' || (len > 0 && folder[len - 1] == '/');
-}
-
-typedef enum { OUT_FREE, OUT_QCONV, OUT_FOREIGN } out_kind;
-
-static qc_status path_of(qc_arena *arena, const char **path, const char *out, const char *name,
-                         qc_error *err)
-{
-    const char *staging = NULL;
-    QC_TRY(qc_path_join(arena, &staging, out, STAGING_NAME, err));
-    return qc_path_join(arena, path, staging, name, err);
-}
-
-static qc_status is_file(qc_arena *arena, int *yes, const char *folder, const char *name,
-                         qc_error *err)
-{
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_join(arena, &path, folder, name, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    *yes = kind == QC_PATH_FILE;
-    return QC_OK;
-}
-
-/* A folder without a manifest, but with files: is somebody moving them there now, or did a run die
- * while it did? Its staged manifest was there before anything moved. Or has somebody just finished:
- * a manifest goes from the staging folder to OUT in one step, so it is looked for in that order;
- * more than once, for whoever came next may have taken it away again. */
-static qc_status look_at_commit(qc_arena *arena, const char *out, out_kind *kind, qc_error *err)
-{
-    const char *lock = NULL, *staging = NULL;
-    QC_TRY(path_of(arena, &lock, out, LOCK_NAME, err));
-    QC_TRY(qc_path_join(arena, &staging, out, STAGING_NAME, err));
-    for (int i = 0; i < COMMIT_LOOKS && *kind == OUT_FOREIGN; i++) {
-        int fd = open(lock, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-        int busy = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-        if (fd >= 0)
-            (void)close(fd);
-        if (busy)
-            QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", out);
-        int yes = 0;
-        QC_TRY(is_file(arena, &yes, staging, QC_MANIFEST_NAME, err));
-        if (!yes)
-            QC_TRY(is_file(arena, &yes, out, QC_MANIFEST_NAME, err));
-        if (yes)
-            *kind = OUT_QCONV;
-    }
-    return QC_OK;
-}
-
-static qc_status look_at_out(qc_arena *arena, const char *out, out_kind *kind, int *exists,
-                             qc_error *err)
-{
-    qc_path_kind pk = QC_PATH_MISSING;
-    *kind = OUT_FREE;
-    QC_TRY(qc_path_stat(out, &pk, NULL, err));
-    *exists = pk != QC_PATH_MISSING;
-    if (pk == QC_PATH_MISSING)
-        return QC_OK;
-    if (pk != QC_PATH_DIR)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: expected a folder to write to, found a file", out);
-    const char *manifest = NULL;
-    QC_TRY(qc_path_join(arena, &manifest, out, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(manifest, &pk, NULL, err));
-    if (pk == QC_PATH_FILE) {
-        *kind = OUT_QCONV;
-        return QC_OK;
-    }
-    DIR *dir = opendir(out);
-    if (!dir)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", out, strerror(errno));
-    const struct dirent *e;
-    while ((e = readdir(dir))) {
-        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
-            strcmp(e->d_name, STAGING_NAME) != 0)
-            *kind = OUT_FOREIGN;
-    }
-    closedir(dir);
-    return *kind == OUT_FOREIGN ? look_at_commit(arena, out, kind, err) : QC_OK;
-}
-
-static qc_status check(qc_arena *arena, const char *out, const char *source, int force,
-                       out_kind *kind, int *exists, qc_error *err)
-{
-    const char *out_real = NULL, *source_real = NULL;
-    QC_TRY(resolve(arena, &out_real, out, err));
-    QC_TRY(resolve(arena, &source_real, source, err));
-    if (strcmp(out_real, source_real) == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "%s: the output would overwrite its source; choose another OUT",
-                out);
-    if (is_same_or_inside(out_real, source_real))
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s: the output would lie inside its source %s; choose another "
-                "OUT",
-                out, source);
-    qc_path_kind source_kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_stat(source, &source_kind, NULL, err));
-    if (source_kind == QC_PATH_FILE)
-        QC_TRY(check_source_file(arena, out, out_real, source, source_real, err));
-    QC_TRY(look_at_out(arena, out, kind, exists, err));
-    if (*kind == OUT_FOREIGN && !force)
-        QC_FAIL(err, QC_ERR_USAGE,
-                "%s: the folder is not empty and no qconv output; choose another OUT or say "
-                "--force",
-                out);
-    return QC_OK;
-}
-
-qc_status qc_output_dir_check(qc_arena *arena, const char *out, const char *source, int force,
-                              qc_error *err)
-{
-    out_kind kind;
-    int exists;
-    return check(arena, out, source, force, &kind, &exists, err);
-}
 
 static int begins_with(const char *name, const char *prefix)
 {
@@ -204,67 +24,51 @@ static int begins_with(const char *name, const char *prefix)
 
 static int is_lock_name(const char *name)
 {
-    return strcmp(name, LOCK_NAME) == 0 || begins_with(name, LOCK_NAME "-");
+    return strcmp(name, QC_LOCK_NAME) == 0 || begins_with(name, QC_LOCK_NAME "-");
 }
 
 static int is_own_name(const char *name)
 {
-    return is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) || begins_with(name, ASIDE_NAME);
+    return is_lock_name(name) || begins_with(name, JOURNAL_PREFIX) ||
+           begins_with(name, ASIDE_NAME) || strcmp(name, QC_REPLACED_NAME) == 0;
 }
 
-typedef enum {
-    REMOVE_ALL,   /* the folder too */
-    KEEP_LOCKS,   /* and the folder */
-    KEEP_MANIFEST /* too: it tells of files that have moved */
-} remove_kind;
-
-static int stays(const char *name, remove_kind kind)
+/* Manifests tell of files that have moved. */
+static int is_lock_or_manifest(const char *name)
 {
-    return (kind != REMOVE_ALL && is_lock_name(name)) ||
-           (kind == KEEP_MANIFEST && strcmp(name, QC_MANIFEST_NAME) == 0);
+    return is_lock_name(name) || strcmp(name, QC_MANIFEST_NAME) == 0 ||
+           strcmp(name, QC_REPLACED_NAME) == 0;
 }
 
-/* Best effort; used on a folder this program made. */
-static void remove_tree(const char *path, remove_kind kind, int depth)
+/* The staging folder is emptied, and files in it are written to: all of it must be qconv's own, and
+ * not a link to what belongs to somebody else. */
+static qc_status check_staging(const qc_file *root, qc_error *err)
 {
-    DIR *dir = opendir(path);
-    if (!dir)
-        return;
-    const struct dirent *e;
-    while ((e = readdir(dir))) {
-        if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0 || stays(e->d_name, kind))
-            continue;
-        char child[PATH_MAX];
-        size_t a = strlen(path), b = strlen(e->d_name);
-        if (a + b + 2 > sizeof child)
-            continue;
-        memcpy(child, path, a);
-        child[a] = '/';
-        memcpy(child + a + 1, e->d_name, b + 1);
-        struct stat st;
-        if (lstat(child, &st) == 0 && S_ISDIR(st.st_mode)) {
-            if (depth < REMOVE_DEPTH)
-                remove_tree(child, REMOVE_ALL, depth + 1);
-        } else {
-            (void)unlink(child);
-        }
-    }
-    closedir(dir);
-    if (kind == REMOVE_ALL)
-        (void)rmdir(path);
-}
-
-/* The staging folder is emptied: it must be a folder of OUT, not a link to somebody else's. */
-static qc_status make_staging(const char *staging, qc_error *err)
-{
-    struct stat st;
-    QC_TRY(qc_dir_make(staging, err));
-    if (lstat(staging, &st) == 0 && S_ISLNK(st.st_mode))
+    char odd[PATH_MAX];
+    qc_entry_kind kind = QC_ENTRY_MISSING;
+    QC_TRY(qc_beneath_find_odd(root, QC_STAGING_NAME, odd, &kind, err));
+    if (*odd)
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s: expected a folder of qconv's own, found a link; remove it or choose another "
-                "OUT",
-                staging);
+                "%s/%s: expected a file or folder of qconv's own, found %s; choose another OUT",
+                root->path, odd, qc_entry_text(kind));
     return QC_OK;
+}
+
+static qc_status make_staging(const char *out, qc_error *err)
+{
+    qc_file root = QC_FILE_CLOSED;
+    qc_entry e = {.kind = QC_ENTRY_MISSING};
+    QC_TRY(qc_dir_make(out, err));
+    QC_TRY(qc_beneath_open(&root, out, err));
+    qc_status st = qc_beneath_look(&root, QC_STAGING_NAME, &e, err);
+    if (st == QC_OK && e.kind != QC_ENTRY_MISSING && e.kind != QC_ENTRY_FOLDER)
+        st = qc_error_set(err, QC_ERR_USAGE, __FILE__, __LINE__,
+                          "%s/%s: expected a folder of qconv's own, found %s; choose another OUT",
+                          out, QC_STAGING_NAME, qc_entry_text(e.kind));
+    if (st == QC_OK)
+        st = qc_beneath_make_folder(&root, QC_STAGING_NAME, err);
+    qc_file_discard(&root);
+    return st;
 }
 
 /* Make the staging folder and hold its lock; d->staging tells that both are ours. The lock's file
@@ -276,7 +80,7 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
     qc_status st = QC_OK;
     for (int i = 0; i < LOCK_TRIES; i++) {
         qc_path_kind kind = QC_PATH_DIR;
-        st = make_staging(staging, err);
+        st = make_staging(d->path, err);
         const char *needed = d->path;
         if (st == QC_OK) {
             needed = staging;
@@ -301,9 +105,15 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
             qc_dir_lock_pause();
             continue;
         }
-        if (qc_dir_lock_has_its_name(&d->lock)) {
-            d->staging = staging;
-            return QC_OK;
+        if (qc_dir_lock_has_its_name(&d->lock)) { /* then neither folder goes away any more */
+            st = qc_beneath_open(&d->root, d->path, err);
+            if (st == QC_OK)
+                st = check_staging(&d->root, err);
+            if (st == QC_OK)
+                d->staging = staging;
+            else
+                qc_file_discard(&d->lock);
+            return st;
         }
         qc_file_discard(&d->lock);
     }
@@ -321,8 +131,8 @@ static qc_status lock_part(qc_output_dir *d, unsigned part_index, qc_error *err)
     int busy = 0;
     if (d->parts == 1)
         return QC_OK;
-    QC_TRY(
-        qc_arena_printf(d->arena, &name, err, LOCK_NAME "-%05u-of-%05u", part_index + 1, d->parts));
+    QC_TRY(qc_arena_printf(d->arena, &name, err, QC_LOCK_NAME "-%05u-of-%05u", part_index + 1,
+                           d->parts));
     QC_TRY(qc_path_join(d->arena, &path, d->staging, name, err));
     QC_TRY(qc_file_open_update(&d->part_lock, path, err));
     QC_TRY(qc_dir_lock_try(&d->part_lock, 0, &busy, err));
@@ -332,47 +142,41 @@ static qc_status lock_part(qc_output_dir *d, unsigned part_index, qc_error *err)
     return QC_OK;
 }
 
-/* A manifest and the digest of its text; nothing where it is missing or damaged. One that cannot be
- * read now is neither: who took it for none would make again what has moved to OUT. */
-static qc_status read_manifest(qc_arena *arena, const char *folder, qc_manifest *m,
-                               qc_digest *digest, qc_error *err)
+qc_status qc_output_read_manifest(qc_arena *arena, const qc_file *root, const char *name,
+                                  qc_manifest *m, qc_digest *digest, qc_error *err)
 {
     const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
+    qc_entry e;
     qc_strbuf text;
     qc_error trouble = {0};
     memset(m, 0, sizeof *m);
-    QC_TRY(qc_path_join(arena, &path, folder, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind != QC_PATH_FILE)
+    QC_TRY(qc_path_join(arena, &path, root->path, name, err));
+    QC_TRY(qc_beneath_look(root, name, &e, err));
+    if (e.kind != QC_ENTRY_FILE || e.blocked)
         return QC_OK;
-    qc_strbuf_init(&text, MANIFEST_MAX);
+    qc_strbuf_init(&text, QC_MANIFEST_MAX);
     qc_status st = qc_file_slurp(path, &text, &trouble);
     if (st == QC_OK)
         st = qc_manifest_parse(m, arena, text.data, text.len, &trouble);
-    if (st == QC_OK)
+    if (st == QC_OK && digest)
         *digest = qc_digest_bytes(text.data, text.len);
-    else
+    if (st != QC_OK)
         memset(m, 0, sizeof *m);
     qc_strbuf_deinit(&text);
     if (st == QC_ERR_IO) /* or has another part moved it meanwhile? */
-        QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if ((st != QC_ERR_IO && st != QC_ERR_NOMEM) || kind == QC_PATH_MISSING)
+        QC_TRY(qc_beneath_look(root, name, &e, err));
+    if ((st != QC_ERR_IO && st != QC_ERR_NOMEM) || e.kind == QC_ENTRY_MISSING)
         return QC_OK;
     if (err)
         *err = trouble;
     return st;
 }
 
-static qc_status look_for_journal(qc_output_dir *d, qc_error *err)
+static qc_status see_journal(void *ctx, const char *name, qc_error *err)
 {
-    DIR *dir = opendir(d->staging);
-    if (!dir)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", d->staging, strerror(errno));
-    const struct dirent *e;
-    while ((e = readdir(dir)))
-        d->had_journal |= begins_with(e->d_name, JOURNAL_PREFIX);
-    closedir(dir);
+    qc_output_dir *d = ctx;
+    (void)err;
+    d->had_journal |= begins_with(name, JOURNAL_PREFIX);
     return QC_OK;
 }
 
@@ -383,17 +187,18 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
     d->arena = arena;
     d->path = out;
     d->parts = part_count;
-    out_kind kind;
     int exists = 0;
     const char *staging = NULL, *lock = NULL;
-    QC_TRY(check(arena, out, source, force, &kind, &exists, err));
-    QC_TRY(qc_path_join(arena, &staging, out, STAGING_NAME, err));
-    QC_TRY(qc_path_join(arena, &lock, staging, LOCK_NAME, err));
+    d->force = force;
+    QC_TRY(qc_output_check(arena, out, source, force, &exists, err));
+    QC_TRY(qc_path_join(arena, &staging, out, QC_STAGING_NAME, err));
+    QC_TRY(qc_path_join(arena, &lock, staging, QC_LOCK_NAME, err));
     d->made_dir = !exists;
-    QC_TRY(lock_staging(d, staging, lock, err));
-    qc_status st = lock_part(d, part_index, err);
+    qc_status st = lock_staging(d, staging, lock, err);
     if (st == QC_OK)
-        st = look_for_journal(d, err);
+        st = lock_part(d, part_index, err);
+    if (st == QC_OK)
+        st = qc_beneath_list(&d->root, QC_STAGING_NAME, see_journal, d, err);
     /* Names of side files that a run moved to OUT, or was about to, when it died: as good as those
      * of an old output's manifest. */
     if (st == QC_OK)
@@ -405,12 +210,30 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
 
 qc_status qc_output_dir_look_again(qc_output_dir *d, qc_error *err)
 {
-    return read_manifest(d->arena, d->staging, &d->dead, &d->dead_text, err);
+    QC_TRY(qc_output_read_manifest(d->arena, &d->root, QC_STAGED_MANIFEST, &d->dead, &d->dead_text,
+                                   err));
+    return qc_output_owned(&d->owned, d->arena, &d->root, err);
+}
+
+/* A manifest of a run that died while its files moved makes room for the next one. */
+static void keep_as_replaced(const qc_output_dir *d)
+{
+    qc_entry e;
+    if (qc_beneath_look(&d->root, QC_REPLACED_MANIFEST, &e, NULL) == QC_OK &&
+        e.kind == QC_ENTRY_MISSING)
+        (void)!qc_beneath_rename(&d->root, QC_STAGED_MANIFEST, QC_REPLACED_MANIFEST, NULL);
+}
+
+qc_status qc_output_dir_forget_dead(qc_output_dir *d, qc_error *err)
+{
+    keep_as_replaced(d);
+    return qc_beneath_remove(&d->root, QC_STAGED_MANIFEST, err);
 }
 
 void qc_output_dir_clear(qc_output_dir *d)
 {
-    remove_tree(d->staging, KEEP_MANIFEST, 0);
+    qc_beneath_clear(&d->root, QC_STAGING_NAME, is_lock_or_manifest);
+    keep_as_replaced(d);
     d->name_count = 0;
     d->had_journal = 0;
 }
@@ -420,18 +243,17 @@ qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out
 {
     QC_TRY(qc_output_dir_open(d, arena, out, source, force, 0, 1, err));
     if (d->had_journal) {
-        const char *staging = d->staging;
         qc_output_dir_leave(d);
         QC_FAIL(err, QC_ERR_USAGE,
-                "%s: holds an interrupted conversion, which its own command continues; to give it "
-                "up, remove %s",
-                out, staging);
+                "%s: holds an interrupted conversion, which its own command continues; choose "
+                "another folder",
+                out);
     }
     qc_output_dir_clear(d);
     return QC_OK;
 }
 
-static qc_status add_name(qc_output_dir *d, const char *name, qc_error *err)
+qc_status qc_output_add_name(qc_output_dir *d, const char *name, qc_error *err)
 {
     if (d->name_count == d->name_cap) {
         size_t cap = d->name_cap ? d->name_cap * 2 : 64;
@@ -445,31 +267,27 @@ static qc_status add_name(qc_output_dir *d, const char *name, qc_error *err)
     return qc_arena_strndup(d->arena, &d->names[d->name_count++], name, strlen(name), err);
 }
 
-/* The folder part of a path, or NULL. */
-static qc_status folder_of(qc_arena *arena, const char **out, const char *path, qc_error *err)
+qc_status qc_output_staged_name(const qc_output_dir *d, const char *name, const char **staged,
+                                qc_error *err)
 {
-    const char *slash = strrchr(path, '/');
-    *out = NULL;
-    return slash ? qc_arena_strndup(arena, out, path, (size_t)(slash - path), err) : QC_OK;
+    return qc_arena_printf(d->arena, staged, err, QC_STAGING_NAME "/%s%s",
+                           is_own_name(name) ? ASIDE_NAME "/" : "", name);
 }
 
-/* Where the file `name` waits for the commit. */
-static qc_status staged_path(const qc_output_dir *d, const char *name, const char **path,
-                             qc_error *err)
+/* The folder part of a staged name, which has one. */
+static qc_status folder_of(qc_arena *arena, const char **out, const char *staged, qc_error *err)
 {
-    const char *folder = d->staging;
-    if (is_own_name(name))
-        QC_TRY(qc_path_join(d->arena, &folder, folder, ASIDE_NAME, err));
-    return qc_path_join(d->arena, path, folder, name, err);
+    return qc_arena_strndup(arena, out, staged, (size_t)(strrchr(staged, '/') - staged), err);
 }
 
 qc_status qc_output_dir_stage(qc_output_dir *d, const char *name, const char **path, qc_error *err)
 {
-    const char *folder = NULL;
-    QC_TRY(staged_path(d, name, path, err));
-    QC_TRY(folder_of(d->arena, &folder, *path, err));
-    QC_TRY(qc_dir_make(folder, err));
-    return add_name(d, name, err);
+    const char *staged = NULL, *folder = NULL;
+    QC_TRY(qc_output_staged_name(d, name, &staged, err));
+    QC_TRY(folder_of(d->arena, &folder, staged, err));
+    QC_TRY(qc_beneath_make_folder(&d->root, folder, err));
+    QC_TRY(qc_path_join(d->arena, path, d->path, staged, err));
+    return qc_output_add_name(d, name, err);
 }
 
 qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *bytes, size_t len,
@@ -481,11 +299,12 @@ qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *byte
 }
 
 /* Names in the staging folder itself are durable with the manifest's; those below it are not. */
-static qc_status sync_own_folder(const qc_output_dir *d, const char *path, qc_error *err)
+static qc_status sync_own_folder(const qc_output_dir *d, const char *name, qc_error *err)
 {
-    const char *folder = NULL;
-    QC_TRY(folder_of(d->arena, &folder, path, err));
-    return strcmp(folder, d->staging) == 0 ? QC_OK : qc_dir_sync(folder, err);
+    const char *staged = NULL, *folder = NULL;
+    QC_TRY(qc_output_staged_name(d, name, &staged, err));
+    QC_TRY(folder_of(d->arena, &folder, staged, err));
+    return strcmp(folder, QC_STAGING_NAME) == 0 ? QC_OK : qc_beneath_sync(&d->root, folder, err);
 }
 
 qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from, uint64_t *bytes,
@@ -521,116 +340,12 @@ qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *fro
     if (st == QC_OK)
         st = qc_file_close(&out, err);
     if (st == QC_OK)
-        st = sync_own_folder(d, path, err);
+        st = sync_own_folder(d, name, err);
     qc_file_discard(&out);
     qc_file_discard(&in);
     qc_digest_destroy(hash);
     qc_free(buf);
     return st;
-}
-
-static int compare_text(const void *pa, const void *pb)
-{
-    const char *const *a = pa, *const *b = pb;
-    return strcmp(*a, *b);
-}
-
-/* Is this a file name that a checkpoint reader would take for weights of this output? */
-static int is_weight_name(const char *name)
-{
-    size_t len = strlen(name);
-    if (strcmp(name, "model.safetensors.index.json") == 0)
-        return 1;
-    if (strncmp(name, "model", 5) != 0 || (name[5] != '.' && name[5] != '-'))
-        return 0;
-    return (len > 12 && strcmp(name + len - 12, ".safetensors") == 0) ||
-           (len > 16 && strcmp(name + len - 16, ".safetensors.zst") == 0);
-}
-
-/* Remove the files that a manifest lists and the new output does not have, and folders that are
- * empty then. */
-static qc_status remove_listed(qc_output_dir *d, const qc_manifest *old, qc_error *err)
-{
-    const char *path = NULL;
-    for (size_t i = 0; i < old->file_count; i++) {
-        const char *name = old->files[i].path;
-        if (bsearch(&name, d->names, d->name_count, sizeof *d->names, compare_text))
-            continue;
-        QC_TRY(qc_path_join(d->arena, &path, d->path, name, err));
-        QC_TRY(qc_path_remove(path, err));
-        while (strchr(name, '/')) {
-            QC_TRY(folder_of(d->arena, &name, name, err));
-            QC_TRY(qc_path_join(d->arena, &path, d->path, name, err));
-            if (rmdir(path) != 0)
-                break;
-        }
-    }
-    return QC_OK;
-}
-
-/* Remove, from an OUT that is replaced: its manifest, then everything its manifest names or that
- * looks like weights, unless the new output has a file of that name. */
-static qc_status remove_old(qc_output_dir *d, qc_error *err)
-{
-    const char *manifest = NULL, *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    QC_TRY(qc_path_join(d->arena, &manifest, d->path, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(manifest, &kind, NULL, err));
-    qc_manifest old = {0};
-    qc_digest digest;
-    if (kind == QC_PATH_FILE) {
-        /* Damaged: the names below still go. */
-        QC_TRY(read_manifest(d->arena, d->path, &old, &digest, err));
-        QC_TRY(qc_path_remove(manifest, err));
-        QC_TRY(qc_dir_sync(d->path, err));
-    }
-    qsort(d->names, d->name_count, sizeof *d->names, compare_text);
-    QC_TRY(remove_listed(d, &old, err));
-    QC_TRY(remove_listed(d, &d->dead, err));
-    DIR *dir = opendir(d->path);
-    if (!dir)
-        QC_FAIL(err, QC_ERR_IO, "%s: cannot be listed: %s", d->path, strerror(errno));
-    const struct dirent *e;
-    qc_status st = QC_OK;
-    while (st == QC_OK && (e = readdir(dir))) {
-        const char *name = e->d_name;
-        if (!is_weight_name(name) ||
-            bsearch(&name, d->names, d->name_count, sizeof *d->names, compare_text))
-            continue;
-        st = qc_path_join(d->arena, &path, d->path, name, err);
-        if (st == QC_OK)
-            st = qc_path_remove(path, err);
-    }
-    closedir(dir);
-    return st;
-}
-
-/* Everything but the manifest to its place. going_on: some of it may be there. */
-static qc_status move_files(qc_output_dir *d, int going_on, qc_error *err)
-{
-    const char *from = NULL, *to = NULL, *folder = NULL;
-    for (size_t i = 0; i < d->name_count; i++) {
-        qc_path_kind staged = QC_PATH_FILE, moved = QC_PATH_MISSING;
-        QC_TRY(staged_path(d, d->names[i], &from, err));
-        QC_TRY(qc_path_join(d->arena, &to, d->path, d->names[i], err));
-        QC_TRY(folder_of(d->arena, &folder, to, err));
-        if (going_on) {
-            QC_TRY(qc_path_stat(from, &staged, NULL, err));
-            QC_TRY(qc_path_stat(to, &moved, NULL, err));
-            if (staged == QC_PATH_MISSING && moved == QC_PATH_MISSING)
-                QC_FAIL(err, QC_ERR_IO,
-                        "%s: is missing, and so is %s, from where it was to be moved; --restart "
-                        "begins anew",
-                        to, from);
-        }
-        if (staged != QC_PATH_MISSING) {
-            QC_TRY(qc_dir_make(folder, err));
-            QC_TRY(qc_path_rename(from, to, err));
-        }
-        if (strchr(d->names[i], '/'))
-            QC_TRY(qc_dir_sync(folder, err));
-    }
-    return qc_dir_sync(d->path, err);
 }
 
 qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path, qc_error *err)
@@ -646,73 +361,18 @@ qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest, siz
     return qc_file_put(staged, manifest, len, err); /* syncs the folder */
 }
 
-static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
-{
-    const char *staged = NULL, *final = NULL;
-    qc_file folder = QC_FILE_CLOSED;
-    QC_TRY(qc_output_dir_manifest_path(d, &staged, err));
-    QC_TRY(qc_path_join(d->arena, &final, d->path, QC_MANIFEST_NAME, err));
-    d->moving = 1;
-    QC_TRY(remove_old(d, err));
-    QC_TRY(move_files(d, going_on, err));
-    QC_TRY(qc_strdup(&folder.path, d->path, err));
-    folder.fd = open(d->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    qc_status st = QC_OK;
-    if (folder.fd < 0)
-        st = qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: cannot be opened: %s", d->path,
-                          strerror(errno));
-    if (st == QC_OK)
-        st = qc_path_rename(staged, final, err);
-    if (st == QC_OK) {
-        st = qc_file_sync(&folder, err);
-        /* An output that was called a failure must not look whole; the next run goes on. */
-        if (st != QC_OK && rename(final, staged) != 0)
-            (void)unlink(final);
-    }
-    qc_file_discard(&folder);
-    if (st == QC_OK)
-        d->made_dir = d->moving = 0;
-    return st;
-}
-
-qc_status qc_output_dir_move(qc_output_dir *d, qc_error *err)
-{
-    return move_all(d, 0, err);
-}
-
-qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len, qc_error *err)
-{
-    QC_TRY(qc_output_dir_put_manifest(d, manifest, len, err));
-    return move_all(d, 0, err);
-}
-
-qc_status qc_output_dir_move_on(qc_output_dir *d, qc_error *err)
-{
-    const qc_manifest *m = &d->dead;
-    d->name_count = 0;
-    for (size_t i = 0; i < m->shard_count; i++) {
-        const char *name = m->shards[i].name;
-        if (m->compressed)
-            QC_TRY(qc_arena_printf(d->arena, &name, err, "%s.zst", name));
-        QC_TRY(add_name(d, name, err));
-    }
-    for (size_t i = 0; i < m->file_count; i++)
-        QC_TRY(add_name(d, m->files[i].path, err));
-    return move_all(d, 1, err);
-}
-
 qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there, qc_digest *digest,
                                  qc_error *err)
 {
     const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
+    qc_entry e;
     qc_strbuf text;
     *there = 0;
     QC_TRY(qc_path_join(d->arena, &path, d->path, QC_MANIFEST_NAME, err));
-    QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    if (kind != QC_PATH_FILE)
+    QC_TRY(qc_beneath_look_once(d->path, QC_MANIFEST_NAME, &e, err));
+    if (e.kind != QC_ENTRY_FILE)
         return QC_OK;
-    qc_strbuf_init(&text, MANIFEST_MAX);
+    qc_strbuf_init(&text, QC_MANIFEST_MAX);
     qc_status st = qc_file_slurp(path, &text, err);
     if (st == QC_OK) {
         *digest = qc_digest_bytes(text.data, text.len);
@@ -726,6 +386,7 @@ void qc_output_dir_leave(qc_output_dir *d)
 {
     qc_file_discard(&d->part_lock);
     qc_file_discard(&d->lock);
+    qc_file_discard(&d->root);
     d->staging = NULL;
     d->made_dir = 0;
 }
@@ -737,60 +398,58 @@ static int is_alone(const qc_output_dir *d)
     return d->parts == 1 || (qc_dir_lock_try(&d->lock, 0, &busy, NULL) == QC_OK && !busy);
 }
 
-static void remove_part_locks(const char *staging)
+static qc_status remove_part_lock(void *ctx, const char *name, qc_error *err)
 {
-    DIR *dir = opendir(staging);
-    const struct dirent *e;
-    if (!dir)
-        return;
-    while ((e = readdir(dir))) {
-        if (begins_with(e->d_name, LOCK_NAME "-"))
-            (void)unlinkat(dirfd(dir), e->d_name, 0);
-    }
-    closedir(dir);
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof path, QC_STAGING_NAME "/%s", name);
+    (void)err;
+    if (n > 0 && n < PATH_MAX && begins_with(name, QC_LOCK_NAME "-"))
+        (void)!qc_beneath_remove(ctx, path, NULL);
+    return QC_OK;
 }
 
-/* First, so that a process that dies while it removes the rest leaves nothing that looks as if it
- * could be continued. */
-static void remove_journals(const char *staging)
+static qc_status remove_journal(void *ctx, const char *name, qc_error *err)
 {
-    DIR *dir = opendir(staging);
-    const struct dirent *e;
-    while (dir && (e = readdir(dir))) {
-        char path[PATH_MAX];
-        int n = snprintf(path, sizeof path, "%s/%s", staging, e->d_name);
-        if (n > 0 && (size_t)n < sizeof path && begins_with(e->d_name, JOURNAL_PREFIX) &&
-            strchr("0123456789", e->d_name[strlen(JOURNAL_PREFIX)]))
-            (void)unlink(path);
-    }
-    if (dir)
-        (void)closedir(dir);
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof path, QC_STAGING_NAME "/%s", name);
+    (void)err;
+    if (n > 0 && n < PATH_MAX && begins_with(name, JOURNAL_PREFIX) &&
+        strchr("0123456789", name[strlen(JOURNAL_PREFIX)]))
+        (void)!qc_beneath_remove(ctx, path, NULL);
+    return QC_OK;
 }
 
 /* OUT has files of a run that died while it moved them, and no manifest. */
 static int is_half_moved(const qc_output_dir *d)
 {
-    const char *path = NULL;
-    qc_path_kind kind = QC_PATH_MISSING;
-    if (d->dead.shard_count == 0)
+    qc_entry e;
+    if (d->owned.count == 0)
         return 0;
-    return qc_path_join(d->arena, &path, d->path, QC_MANIFEST_NAME, NULL) != QC_OK ||
-           qc_path_stat(path, &kind, NULL, NULL) != QC_OK || kind == QC_PATH_MISSING;
+    return qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, NULL) != QC_OK ||
+           e.kind == QC_ENTRY_MISSING;
+}
+
+/* Journals go first, so that a process that dies while it removes the rest leaves nothing that
+ * looks as if it could be continued; the lock goes last. */
+static void remove_staging(qc_output_dir *d)
+{
+    (void)!qc_beneath_list(&d->root, QC_STAGING_NAME, remove_journal, &d->root, NULL);
+    if (is_half_moved(d)) {
+        qc_beneath_clear(&d->root, QC_STAGING_NAME, is_lock_or_manifest);
+        return;
+    }
+    qc_beneath_clear(&d->root, QC_STAGING_NAME, is_lock_name);
+    (void)!qc_beneath_list(&d->root, QC_STAGING_NAME, remove_part_lock, &d->root, NULL);
+    (void)!qc_beneath_remove(&d->root, QC_STAGING_NAME "/" QC_LOCK_NAME, NULL);
+    qc_beneath_remove_empty(&d->root, QC_STAGING_NAME "/" QC_LOCK_NAME);
 }
 
 void qc_output_dir_abort(qc_output_dir *d)
 {
     int made_dir = d->made_dir;
     /* Without its name the lock is that of a folder which others have removed. */
-    if (d->staging && !d->moving && is_alone(d) && qc_dir_lock_has_its_name(&d->lock)) {
-        remove_journals(d->staging);
-        remove_tree(d->staging, is_half_moved(d) ? KEEP_MANIFEST : KEEP_LOCKS, 0);
-        if (!is_half_moved(d)) {
-            remove_part_locks(d->staging);
-            (void)unlink(d->lock.path);
-            (void)rmdir(d->staging);
-        }
-    }
+    if (d->staging && !d->moving && is_alone(d) && qc_dir_lock_has_its_name(&d->lock))
+        remove_staging(d);
     qc_output_dir_leave(d);
     if (made_dir)
         (void)rmdir(d->path);

@@ -10,23 +10,34 @@
  * "lock-*", "journal-*") may be those of files of the source, too: such lie in a folder of their
  * own until they move.
  *
- * When OUT already holds a qconv output, its manifest is removed first, then the files that the
- * new output does not have. A run that dies while its files move leaves an OUT without a manifest,
- * and its own below staging: the next run moves the rest, if it is the same conversion, or takes
- * that OUT for a qconv output and replaces it. Not thread-safe, but files below `staging` may be
- * written by anybody.
+ * When OUT already holds a qconv output, its manifest moves to the staging folder first, then the
+ * files that it lists and the new output does not have are removed, and nothing else is: see
+ * convert/output_replace.h. OUT is opened once, and what lies beneath it is reached from there
+ * (formats/beneath.h), never through a link. A run that dies while its files move leaves an OUT
+ * without a manifest, and its own below staging: the next run moves the rest, if it is the same
+ * conversion, or takes that OUT for a qconv output and replaces it. Not thread-safe, but files
+ * below `staging` may be written by anybody.
  */
 #ifndef QC_CONVERT_OUTPUT_DIR_H
 #define QC_CONVERT_OUTPUT_DIR_H
 
 #include "base/arena.h"
+#include "convert/output_replace.h"
+#include "formats/beneath.h"
 #include "formats/digest.h"
 #include "formats/file_io.h"
 #include "formats/manifest.h"
 
+#define QC_STAGING_NAME ".qconv-partial"
+/* The end of messages about a conversion that cannot go on. Where its source is half deleted it is
+ * taken out again (qc_consume_mend_advice): what OUT keeps is the only copy then. */
+#define QC_RESTART_ADVICE "; --restart begins anew"
+
 typedef struct {
     qc_arena *arena; /* borrowed */
     const char *path;
+    qc_file root; /* path, opened; what lies beneath it is reached from here, never through links */
+    int force;
     const char *staging; /* where files are written until commit */
     qc_file lock;
     qc_file part_lock;   /* of a part's own; else closed */
@@ -36,11 +47,13 @@ typedef struct {
     int moving;          /* a commit has begun and is not through */
     qc_manifest dead;    /* of a run that died while it moved its files to OUT; or empty */
     qc_digest dead_text; /* of its bytes; where there is none, dead.shard_count is 0 */
+    qc_owned owned;      /* files of OUT that are qconv's and may be replaced */
     const char **names;  /* staged files, relative */
     size_t name_count, name_cap;
 } qc_output_dir;
 
-#define QC_OUTPUT_DIR_NONE ((qc_output_dir){.lock = {-1, NULL}, .part_lock = {-1, NULL}})
+#define QC_OUTPUT_DIR_NONE                                                                         \
+    ((qc_output_dir){.root = {-1, NULL}, .lock = {-1, NULL}, .part_lock = {-1, NULL}})
 
 /* Checks and prepares. source: the input path, which must not be OUT, nor hold it, nor be a file in
  * it.
@@ -59,6 +72,9 @@ QC_NODISCARD qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, con
 /* Read d->dead anew: another part may have died since. A manifest that is there and cannot be read
  * is QC_ERR_IO or QC_ERR_NOMEM; one that is damaged counts as none. */
 QC_NODISCARD qc_status qc_output_dir_look_again(qc_output_dir *d, qc_error *err);
+/* Nobody goes on with a run that died while its files moved: which of them are in OUT stays known.
+ */
+QC_NODISCARD qc_status qc_output_dir_forget_dead(qc_output_dir *d, qc_error *err);
 /* Remove everything staged, the journal too. The lock stays, and the manifest of a run that died
  * while its files moved: it is how others know that they are qconv's. */
 void qc_output_dir_clear(qc_output_dir *d);

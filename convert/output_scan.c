@@ -5,7 +5,7 @@
 #include "convert/side_files.h"
 #include "formats/json_cut.h"
 #include "formats/json_strict.h"
-#include "formats/shard_frames.h"
+#include "formats/manifest_header.h"
 #include "formats/shard_layout.h"
 
 #include <inttypes.h>
@@ -36,7 +36,8 @@ typedef struct {
     qc_scan_result *result;
     const qc_scan_options *options;
     const char *dir;
-    qc_file *files; /* per shard; closed where the shard is unusable */
+    qc_file *files;     /* per shard; closed where the shard is unusable */
+    const char **names; /* per shard: of its file */
     scan_unit *units;
     size_t unit_count, unit_cap;
     scan_range *ranges;
@@ -60,6 +61,14 @@ static qc_status problem(scan *s, qc_error *err, const char *what, const char *w
     va_end(ap);
     QC_TRY(qc_arena_strndup(r->arena, &r->first.what, what, strlen(what), err));
     return qc_arena_strndup(r->arena, &r->first.why, why, strlen(why), err);
+}
+
+/* What a message about the subject says, which a problem's name stands before already. */
+static const char *behind(const char *msg, const char *subject)
+{
+    size_t len = strlen(subject);
+    return strncmp(msg, subject, len) == 0 && strncmp(msg + len, ": ", 2) == 0 ? msg + len + 2
+                                                                               : msg;
 }
 
 /* ---- Everything but weights ----------------------------------------------------------------- */
@@ -238,15 +247,38 @@ static void end_range(scan *s)
     r->unit_count = (uint32_t)s->unit_count - r->first_unit;
 }
 
+/* Does the header say what the manifest says? One that does not is judged here and now: *right is
+ * 0, and its bytes are no range. */
+static qc_status check_header(scan *s, uint32_t shard, size_t first, size_t end,
+                              const qc_shard_frames *frames, int *right, qc_error *err)
+{
+    const qc_manifest *m = &s->result->manifest;
+    const char *what = NULL;
+    qc_error why = {0};
+    qc_status st = qc_shard_header_check(&s->files[shard], m, shard, first, end, frames, &why);
+    *right = st == QC_OK;
+    if (st == QC_ERR_CHECK) {
+        QC_TRY(qc_arena_printf(s->result->arena, &what, err, "header of %s", s->names[shard]));
+        return problem(s, err, what, "%s", behind(why.msg, what));
+    }
+    if (st != QC_OK && err)
+        *err = why;
+    return st;
+}
+
 static qc_status add_plain_shard(scan *s, uint32_t shard, size_t first, size_t end, qc_error *err)
 {
     const qc_manifest *m = &s->result->manifest;
     const qc_manifest_shard *sh = &m->shards[shard];
-    begin_range(s, HEADER_OWNER, shard);
-    /* The digest of a header is over the pieces the writer uses for any tensor of that size. */
-    QC_TRY(add_plain_range(s, shard, 0, sh->header_bytes,
-                           qc_layout_piece_bytes(sh->header_bytes, 8), err));
-    end_range(s);
+    int right = 0;
+    QC_TRY(check_header(s, shard, first, end, NULL, &right, err));
+    if (right) {
+        begin_range(s, HEADER_OWNER, shard);
+        /* The digest of a header is over the pieces the writer uses for any tensor of that size. */
+        QC_TRY(add_plain_range(s, shard, 0, sh->header_bytes,
+                               qc_layout_piece_bytes(sh->header_bytes, 8), err));
+        end_range(s);
+    }
     for (size_t i = first; i < end; i++) {
         const qc_manifest_tensor *t = &m->tensors[i];
         begin_range(s, (uint32_t)i, shard);
@@ -275,30 +307,28 @@ static qc_status add_frames(scan *s, uint32_t tensor, uint32_t shard, const qc_f
     return QC_OK;
 }
 
-/* What a message about the file says, which a problem's name stands before already. */
-static const char *behind_path(const char *msg, const char *path)
-{
-    size_t len = strlen(path);
-    return strncmp(msg, path, len) == 0 && strncmp(msg + len, ": ", 2) == 0 ? msg + len + 2 : msg;
-}
-
-static qc_status add_compressed_shard(scan *s, uint32_t shard, const char *name, size_t first,
-                                      size_t end, qc_error *err)
+static qc_status add_compressed_shard(scan *s, uint32_t shard, size_t first, size_t end,
+                                      qc_error *err)
 {
     const qc_manifest *m = &s->result->manifest;
     const qc_file *file = &s->files[shard];
+    int right = 0;
     qc_shard_frames f;
     qc_error why = {0};
     qc_status st = qc_shard_frames_read(&f, file, m, shard, first, end, &why);
     if (st == QC_ERR_CHECK)
-        return problem(s, err, name, "%s", behind_path(why.msg, file->path));
+        return problem(s, err, s->names[shard], "%s", behind(why.msg, file->path));
     if (st != QC_OK) {
         if (err)
             *err = why;
         return st;
     }
     const qc_frame *next = f.table.frames;
-    st = add_frames(s, HEADER_OWNER, shard, &next, f.header_frames, err);
+    st = check_header(s, shard, first, end, &f, &right, err);
+    if (right)
+        st = add_frames(s, HEADER_OWNER, shard, &next, f.header_frames, err);
+    else
+        next += f.header_frames;
     for (size_t i = first; st == QC_OK && i < end; i++)
         st = add_frames(s, (uint32_t)i, shard, &next, qc_shard_pieces(&m->tensors[i]), err);
     qc_shard_frames_deinit(&f);
@@ -309,11 +339,12 @@ static qc_status open_shard(scan *s, uint32_t shard, size_t first, size_t end, q
 {
     const qc_manifest *m = &s->result->manifest;
     const qc_manifest_shard *sh = &m->shards[shard];
-    const char *path = NULL, *name = sh->name;
+    const char *path = NULL, *name = NULL;
     qc_path_kind kind = QC_PATH_MISSING;
     uint64_t bytes = 0, want = m->compressed ? sh->file_bytes : sh->content_bytes;
-    if (m->compressed)
-        QC_TRY(qc_arena_printf(s->result->arena, &name, err, "%s.zst", sh->name));
+    QC_TRY(qc_arena_printf(s->result->arena, &name, err, "%s%s", sh->name,
+                           m->compressed ? ".zst" : ""));
+    s->names[shard] = name;
     QC_TRY(qc_path_join(s->result->arena, &path, s->dir, name, err));
     QC_TRY(qc_path_stat(path, &kind, &bytes, err));
     s->result->content_bytes += sh->content_bytes;
@@ -323,7 +354,7 @@ static qc_status open_shard(scan *s, uint32_t shard, size_t first, size_t end, q
     if (bytes != want)
         return problem(s, err, name, "expected %" PRIu64 " bytes, found %" PRIu64, want, bytes);
     QC_TRY(qc_file_open_read(&s->files[shard], path, err));
-    return m->compressed ? add_compressed_shard(s, shard, name, first, end, err)
+    return m->compressed ? add_compressed_shard(s, shard, first, end, err)
                          : add_plain_shard(s, shard, first, end, err);
 }
 
@@ -389,7 +420,7 @@ static qc_status judge_range(scan *s, const scan_range *r, qc_digest *scratch, q
     const qc_manifest *m = &s->result->manifest;
     const scan_unit *units = s->units + r->first_unit;
     const qc_manifest_shard *sh = &m->shards[r->shard];
-    const char *what = NULL;
+    const char *what = NULL, *name = s->names[r->shard];
     qc_digest want_content = sh->header, want_stored = sh->header_stored;
     if (r->tensor != HEADER_OWNER) {
         want_content = m->tensors[r->tensor].content;
@@ -413,10 +444,10 @@ static qc_status judge_range(scan *s, const scan_range *r, qc_digest *scratch, q
     if (!why)
         return QC_OK;
     if (r->tensor == HEADER_OWNER)
-        QC_TRY(qc_arena_printf(s->result->arena, &what, err, "header of %s", sh->name));
+        QC_TRY(qc_arena_printf(s->result->arena, &what, err, "header of %s", name));
     else
         QC_TRY(qc_arena_printf(s->result->arena, &what, err, "tensor '%s' in %s",
-                               m->tensors[r->tensor].name, sh->name));
+                               m->tensors[r->tensor].name, name));
     return problem(s, err, what, "%s", why);
 }
 
@@ -445,6 +476,8 @@ static qc_status scan_all(scan *s, qc_error *err)
     qc_file_allow_many(m->shard_count);
     for (size_t i = 0; i < m->shard_count; i++)
         s->files[i] = QC_FILE_CLOSED;
+    QC_TRY(qc_arena_alloc(s->result->arena, &v, m->shard_count, sizeof *s->names, err));
+    s->names = v;
     QC_TRY(qc_calloc(&v, m->shard_count + m->tensor_count, sizeof *s->ranges, err));
     s->ranges = v;
     for (size_t i = 0; !s->options->shards_only && i < m->file_count; i++)

@@ -5,8 +5,8 @@
  * frames were seen.
  *
  * Checked (the manifest itself was when it was loaded): every other file's size and digest; every
- * shard's size, seek table (structure, digest, agreement with the manifest) and header; every
- * tensor's stored and decompressed bytes; that the index agrees with the manifest. */
+ * shard's size, its seek table and its header (structure, digest, agreement with the manifest);
+ * every tensor's stored and decompressed bytes; that the index agrees with the manifest. */
 #ifndef QC_CONVERT_OUTPUT_SCAN_H
 #define QC_CONVERT_OUTPUT_SCAN_H
 

@@ -110,14 +110,39 @@ static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *mo
     return QC_OK;
 }
 
-/* The turn is held. other: what OUT holds is known to be of other weights. */
-static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
-                               const qc_fit *fit, int other, int *complete, qc_error *err)
+/* Is OUT, which looks complete, made of these weights? */
+typedef enum { WEIGHTS_UNKNOWN, WEIGHTS_SAME, WEIGHTS_OTHER } weights_of;
+
+/* A finished output in OUT: *same where it is what this conversion makes, as far as weights are
+ * known. Another one is not replaced without --force. */
+static qc_status check_finished(const qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
+                                weights_of weights, int *same, qc_error *err)
 {
-    int any = 0, moved = 0, restart = plan->options->restart;
-    const char *path = NULL;
+    qc_difference why = {"a finished output", "it was made of another model, of other weights"};
+    qc_entry e;
+    *same = 0;
+    QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
+    if (e.kind != QC_ENTRY_FILE)
+        return QC_OK;
+    if (weights != WEIGHTS_OTHER)
+        QC_TRY(qc_output_is_of_plan(same, &why, d->path, plan, fit, err));
+    return *same || plan->options->force ? QC_OK : qc_output_refuse(&why, d->path, err);
+}
+
+/* The turn is held. *complete: OUT looks complete; with --restart, where its weights are not known
+ * to be those of this conversion, so that they are looked at first. */
+static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
+                               const qc_fit *fit, weights_of weights, int *complete, qc_error *err)
+{
+    int any = 0, moved = 0, same = 0, restart = plan->options->restart;
     qc_strbuf identity;
     qc_strbuf_init(&identity, SIZE_MAX / 2);
+    if (restart && !plan->options->force) {
+        QC_TRY(check_finished(d, plan, fit, weights, &same, err));
+        *complete = same && weights == WEIGHTS_UNKNOWN;
+        if (*complete)
+            return QC_OK;
+    }
     qc_status st = QC_OK;
     if (restart)
         st = qc_consume_check_restart(plan->arena, d->path, err);
@@ -130,20 +155,17 @@ static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *
     if (restart && d->dead.shard_count > 0) {
         /* Somebody died while he moved files: what the others did is half there, half in OUT. */
         QC_TRY(qc_parts_remove_journals(d, r->rank, err));
-        QC_TRY(qc_path_join(d->arena, &path, d->staging, QC_MANIFEST_NAME, err));
-        QC_TRY(qc_path_remove(path, err));
+        QC_TRY(qc_output_dir_forget_dead(d, err));
     }
     if (restart)
         return QC_OK;
     QC_TRY(qc_parts_have_journal(&any, d, err));
     QC_TRY(look_for_commit(r, d, &moved, err));
-    if ((!any || moved) && !other)
-        QC_TRY(qc_output_is_of_plan(complete, d->path, plan, fit, err));
+    /* Other parts may be at work to replace what is there. */
+    QC_TRY(check_finished(d, plan, fit, weights, &same, err));
+    *complete = same && (!any || moved);
     return QC_OK;
 }
-
-/* Is OUT, which looks complete, made of these weights? */
-typedef enum { WEIGHTS_UNKNOWN, WEIGHTS_SAME, WEIGHTS_OTHER } weights_of;
 
 /* Takes as long as reading them: the turn is given back meanwhile, so the caller looks at all of it
  * again. manifest: OUT's, that this is said of. */
@@ -172,22 +194,56 @@ static qc_status forget_other(const qc_output_dir *d, weights_of *weights, const
     return QC_OK;
 }
 
+/* One process alone. *complete: OUT is what it would make, and there is nothing to go on with. */
+static qc_status check_alone(const qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
+                             const qc_fit *fit, int *complete, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    qc_part_run seen = *r;
+    qc_difference why = {"", ""};
+    qc_entry e;
+    int moved = 0, same = 0;
+    QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
+    if (e.kind != QC_ENTRY_FILE)
+        return QC_OK;
+    QC_TRY(look_for_commit(&seen, d, &moved, err));
+    if (moved && !o->restart) /* by a run of this command that did not come to clean up */
+        return QC_OK;
+    if (o->force)
+        return QC_OK;
+    QC_TRY(qc_output_is_finished(&same, &why, &d->root, plan, fit, 1, err));
+    *complete = same && !o->restart && !d->had_journal;
+    return same ? QC_OK : qc_output_refuse(&why, d->path, err);
+}
+
+static qc_status open_alone(const qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
+                            const qc_fit *fit, int *complete, qc_error *err)
+{
+    const qc_options *o = plan->options;
+    QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, 0, 1, err));
+    qc_status st = check_alone(r, d, plan, fit, complete, err);
+    if (st == QC_OK && o->restart)
+        st = qc_consume_check_restart(o->arena, o->out, err);
+    if (st == QC_OK)
+        st = qc_parts_check_others(d, r->rank, o->restart, "", 0, err);
+    if (st == QC_OK && *complete)
+        qc_output_dir_abort(d);
+    else if (st != QC_OK && !d->had_journal)
+        qc_output_dir_abort(d);
+    else if (st != QC_OK)
+        qc_output_dir_leave(d);
+    else if (o->restart)
+        qc_output_dir_clear(d);
+    return st;
+}
+
 qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
                        int *complete, qc_error *err)
 {
     const qc_options *o = plan->options;
     *complete = 0;
-    if (!is_shared(r)) {
-        QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, 0, 1, err));
-        qc_status st = o->restart ? qc_consume_check_restart(o->arena, o->out, err) : QC_OK;
-        if (st == QC_OK)
-            st = qc_parts_check_others(d, r->rank, o->restart, "", 0, err);
-        if (st != QC_OK)
-            qc_output_dir_leave(d);
-        else if (o->restart)
-            qc_output_dir_clear(d);
-        return st;
-    }
+    if (!is_shared(r))
+        return open_alone(r, d, plan, fit, complete, err);
     weights_of weights = WEIGHTS_UNKNOWN;
     qc_digest manifest = {{0}};
     for (int i = 0; i < OPEN_TRIES; i++) {
@@ -200,13 +256,20 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
         if (st == QC_OK && !gone)
             st = forget_other(d, &weights, &manifest, err);
         if (st == QC_OK && !gone)
-            st = check_staging(r, d, plan, fit, weights == WEIGHTS_OTHER, &looks_complete, err);
-        *complete = looks_complete && weights == WEIGHTS_SAME;
+            st = check_staging(r, d, plan, fit, weights, &looks_complete, err);
+        *complete = looks_complete && weights == WEIGHTS_SAME && !o->restart;
         if (st == QC_OK && looks_complete && !*complete)
             st = check_weights(r, d, plan, &weights, &manifest, err);
-        if (st == QC_OK && *complete)
+        int any = 1; /* of a part that is refused nothing is left where there was nothing */
+        if (st != QC_OK && !gone && r->turn.fd >= 0 &&
+            (qc_parts_have_journal(&any, d, NULL) != QC_OK || d->dead.shard_count > 0))
+            any = 1;
+        if (st == QC_OK && *complete) {
             qc_part_close(r, d);
-        else if (st != QC_OK || gone || looks_complete) {
+        } else if (!any) {
+            qc_output_dir_abort(d);
+            qc_part_turn_give(&r->turn);
+        } else if (st != QC_OK || gone || looks_complete) {
             qc_part_turn_give(&r->turn);
             qc_output_dir_leave(d);
         }
@@ -290,7 +353,7 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
         QC_TRY(look_for_commit(r, d, &moved, err));
     }
     if (gone || moved) {
-        QC_TRY(qc_output_is_of_plan(complete, d->path, p->plan, fit, err));
+        QC_TRY(qc_output_is_of_plan(complete, NULL, d->path, p->plan, fit, err));
         if (*complete)
             return QC_OK;
         QC_FAIL(err, QC_ERR_IO,

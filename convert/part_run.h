@@ -27,7 +27,8 @@ typedef struct {
 QC_NODISCARD qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan,
                                      qc_error *err);
 /* Opens OUT; of several parts, the turn is held on return. *complete: OUT is there already and of
- * this conversion; nothing is held or left behind. With --restart what this process did before is
+ * this conversion; nothing is held or left behind. A finished output of another conversion is
+ * QC_ERR_USAGE without --force. With --restart what this process did before is
  * removed. Refusals: qc_output_dir_open, qc_parts_check_others. */
 QC_NODISCARD qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                                     const qc_fit *fit, int *complete, qc_error *err);

@@ -157,16 +157,16 @@ static qc_status refuse_count(const check *c, qc_rank other, qc_error *err)
         QC_FAIL(
             err, QC_ERR_USAGE,
             "%s holds part %u of %u of an interrupted conversion; continue it with --part %u/%u "
-            "and so on, or begin anew with --restart",
+            "and so on" QC_RESTART_ADVICE,
             c->d->path, other.index + 1, other.count, other.index + 1, other.count);
     if (other.count == 1)
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s holds an interrupted conversion by one process, this is part %u of %u; "
-                "continue it with --part 1/1, or begin anew with --restart",
+                "continue it with --part 1/1" QC_RESTART_ADVICE,
                 c->d->path, c->rank.index + 1, c->rank.count);
     QC_FAIL(err, QC_ERR_USAGE,
             "%s holds part %u of %u of an interrupted conversion, this is part %u of %u; continue "
-            "with as many parts as before, or begin anew with --restart",
+            "with as many parts as before" QC_RESTART_ADVICE,
             c->d->path, other.index + 1, other.count, c->rank.index + 1, c->rank.count);
 }
 

@@ -153,7 +153,7 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
         if (u->kept && qc_unit_place(u) != s->next_offset)
             QC_FAIL(err, QC_ERR_CHECK,
                     "%s: a frame of the interrupted conversion lies at %" PRIu64
-                    ", where this one comes to %" PRIu64 "; --restart begins anew",
+                    ", where this one comes to %" PRIu64 QC_RESTART_ADVICE,
                     s->path, qc_unit_place(u), s->next_offset);
         if (!u->kept && u->kind != QC_UNIT_DEFERRED)
             break;
@@ -301,7 +301,7 @@ static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit 
     QC_FAIL(
         err, QC_ERR_INPUT,
         "%s: tensor '%s', made again, is not what it was in the conversion that %s holds: the file "
-        "has changed since, or this machine computes wrongly; --restart begins anew",
+        "has changed since, or this machine computes wrongly" QC_RESTART_ADVICE,
         p->plan->model->files[p->plan->model->tensors[j->source].file].path, j->name,
         p->plan->options->out);
 }
@@ -558,7 +558,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     }
     if (pthread_mutex_init(&p->shard_lock, NULL) != 0 ||
         pthread_mutex_init(&p->finish_lock, NULL) != 0 || qc_cond_init(&p->finish_cond) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     p->have_locks = 1;
     return QC_OK;
 }

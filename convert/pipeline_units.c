@@ -149,7 +149,7 @@ qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
         if (!qc_digest_equal(&u->content, &p->same_content[part]) ||
             (qc_pipeline_is_compressed(p) && !qc_digest_equal(&u->stored, &p->same_stored[part])))
             QC_FAIL(err, QC_ERR_CHECK,
-                    "tensor '%s': its table is not that of other weights; --restart begins anew",
+                    "tensor '%s': its table is not that of other weights" QC_RESTART_ADVICE,
                     p->plan->jobs[p->plan->outputs[s->tensor].job].name);
         return QC_OK;
     }

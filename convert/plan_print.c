@@ -1,6 +1,7 @@
 /* qconv --dry-run: the plan as a table or as JSON. */
 #include "convert/auto_choice.h"
 #include "convert/console.h"
+#include "convert/loaders.h"
 #include "convert/plan.h"
 #include "convert/size_text.h"
 #include "convert/table.h"
@@ -143,6 +144,8 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
         qc_jw_key(&w, "auto");
         qc_auto_json(totals->choice, totals->explain, &w);
     }
+    if (totals->loaders)
+        QC_TRY(qc_next_steps_json(totals->loaders, totals->program, NULL, &w, err));
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);

@@ -31,8 +31,7 @@ qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
     QC_TRY(qc_segments_make(&out->segments, arena, subject->model, &out->recipe, subject->geometry,
                             err));
     if (options->to == QC_TO_AUTO)
-        QC_TRY(qc_auto_choose(&out->chosen, arena, &out->recipe, subject->model,
-                              subject->has_weights, &out->segments, subject->geometry, budget,
+        QC_TRY(qc_auto_choose(&out->chosen, arena, &out->recipe, subject, &out->segments, budget,
                               options, err));
     QC_TRY(qc_plan_begin(&out->plan, arena, subject->model, &out->recipe, options, err));
     QC_TRY(qc_fit_sum_segments(arena, &out->plan, &out->segments, &out->segment_bytes,

@@ -6,13 +6,6 @@
 #include "convert/auto_choice.h"
 #include "convert/fit.h"
 
-/* What stays the same however often a model is planned. */
-typedef struct {
-    const qc_checkpoint *model;
-    const qc_geometry *geometry;
-    int has_weights;
-} qc_plan_subject;
-
 typedef struct {
     qc_recipe recipe;
     qc_segments segments;

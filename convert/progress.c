@@ -234,20 +234,21 @@ static show_kind choose_show(const qc_options *o)
     return qc_console_terminal(STDERR_FILENO) ? SHOW_BAR : SHOW_LINES;
 }
 
-static int start_thread(qc_progress *p)
+static qc_status start_thread(qc_progress *p, qc_error *err)
 {
-    int e = qc_cond_init(&p->stopped);
-    if (e)
-        return e;
-    e = pthread_mutex_init(&p->lock, NULL);
-    if (e == 0) {
-        e = pthread_create(&p->thread, NULL, draw_until_stopped, p);
-        if (e)
-            pthread_mutex_destroy(&p->lock);
-    }
-    if (e)
+    if (qc_cond_init(&p->stopped) != 0)
+        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
+    if (pthread_mutex_init(&p->lock, NULL) != 0) {
         pthread_cond_destroy(&p->stopped);
-    return e;
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
+    }
+    qc_status st =
+        qc_thread_start(&p->thread, draw_until_stopped, p, "the thread that shows progress", err);
+    if (st != QC_OK) {
+        pthread_mutex_destroy(&p->lock);
+        pthread_cond_destroy(&p->stopped);
+    }
+    return st;
 }
 
 qc_status qc_progress_create(qc_progress **out, const qc_options *o, const char *verb,
@@ -264,12 +265,11 @@ qc_status qc_progress_create(qc_progress **out, const qc_options *o, const char 
     /* At once, and before there is a thread: something is seen even if the work is short. */
     if (p->show == SHOW_BAR)
         draw(p);
-    int e = p->show == SHOW_NOTHING ? 0 : start_thread(p);
-    if (e) {
+    qc_status st = p->show == SHOW_NOTHING ? QC_OK : start_thread(p, err);
+    if (st != QC_OK) {
         qc_console_bar("");
         qc_free(p);
-        QC_FAIL(err, QC_ERR_INTERNAL, "the thread that shows progress could not be started: %s",
-                strerror(e));
+        return st;
     }
     *out = p;
     return QC_OK;

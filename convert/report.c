@@ -3,6 +3,7 @@
 #include "convert/auto_choice.h"
 #include "convert/console.h"
 #include "convert/json_members.h"
+#include "convert/loaders.h"
 #include "convert/size_text.h"
 
 #include <inttypes.h>
@@ -112,6 +113,11 @@ static int was_last(const qc_convert_report *r)
            !r->complete_meanwhile;
 }
 
+static int is_complete(const qc_convert_report *r)
+{
+    return r->out && r->parts_left_count == 0;
+}
+
 /* A part that completed OUT knows the sizes of all and the time of its own. */
 static qc_status add_time(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
@@ -149,9 +155,11 @@ static qc_status add_parts_left(const qc_convert_report *r, qc_strbuf *out, qc_e
 
 static qc_status add_complete_before(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
-    QC_TRY(qc_strbuf_addf(out, err, "part %u of %u: ", r->part_index + 1, r->part_count));
+    if (r->part_count > 1)
+        QC_TRY(qc_strbuf_addf(out, err, "part %u of %u: ", r->part_index + 1, r->part_count));
     QC_TRY(add_printable(out, r->out, err));
-    return qc_strbuf_adds(out, " is complete already; --restart makes it anew\n", err);
+    return qc_strbuf_addf(out, err, " is complete already; --%s makes it anew\n",
+                          r->part_count > 1 ? "restart" : "force");
 }
 
 static qc_status add_calibration(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
@@ -193,7 +201,9 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     QC_TRY(add_sizes(r, out, err));
     QC_TRY(add_schemes(r, out, err));
     if (r->dry_run)
-        return QC_OK;
+        return r->loaders
+                   ? qc_strbuf_addf(out, err, "  loads in  %s\n", qc_loaders_names(r->loaders))
+                   : QC_OK;
     if (r->worst_name) {
         QC_TRY(qc_strbuf_adds(out, "  worst     ", err));
         QC_TRY(add_printable(out, r->worst_name, err));
@@ -211,7 +221,10 @@ qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *e
                               r->files_consumed, r->files_consumed == 1 ? "" : "s",
                               qc_text_bytes(deleted, r->bytes_consumed)));
     QC_TRY(add_time(r, out, err));
-    return add_parts_left(r, out, err);
+    QC_TRY(add_parts_left(r, out, err));
+    return is_complete(r) && r->loaders
+               ? qc_next_steps_text(r->loaders, r->program, r->out, out, err)
+               : QC_OK;
 }
 
 /* ---- JSON ---- */
@@ -288,6 +301,8 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_path(&w, "out", r->out);
     qc_jm_string(&w, "to", r->to);
     qc_jm_string(&w, "scale", r->scale);
+    qc_jw_key(&w, "complete_before");
+    qc_jw_bool(&w, r->complete_before);
     put_part(&w, r);
     qc_jm_u64(&w, "bytes_in", r->bytes_in);
     qc_jm_u64(&w, "bytes_out", r->bytes_out_content);
@@ -328,6 +343,8 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
         qc_jw_key(&w, "auto");
         qc_auto_json(r->choice, r->explain, &w);
     }
+    if (r->loaders)
+        QC_TRY(qc_next_steps_json(r->loaders, r->program, is_complete(r) ? r->out : NULL, &w, err));
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);

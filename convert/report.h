@@ -56,8 +56,10 @@ typedef struct {
     unsigned part_index, part_count;
     const unsigned *parts_left; /* indices, rising; none: OUT is complete */
     unsigned parts_left_count;
-    int complete_before;    /* OUT was complete when this part came: nothing was done */
-    int complete_meanwhile; /* another part completed it when this one was through */
+    const char *program;              /* how qconv was called, for commands */
+    const struct qc_loaders *loaders; /* convert/loaders.h; NULL: nothing is said of them */
+    int complete_before;              /* OUT was complete when this part came: nothing was done */
+    int complete_meanwhile;           /* another part completed it when this one was through */
 } qc_convert_report;
 
 /* Bits per weight of what was quantized (codes and scales), 0 if nothing was. */

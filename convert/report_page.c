@@ -9,13 +9,12 @@
 
 static const char page_style[] =
     "body{max-width:72em}h2{margin:2.2em 0 .3em;border-top:1px solid var(--faint);padding-top:.8em}"
-    "h3{font-size:1em;margin:1em 0 0}p{margin:.4em 0}.soft{color:var(--soft)}"
-    "table{font-size:14px;margin:.5em 0;display:block;overflow-x:auto}"
+    "h3{font-size:1em;margin:1em 0 0}p{margin:.4em 0}"
+    "table{font-size:14px;margin:.5em 0}"
     "th,td{padding:.2em .6em;white-space:nowrap;vertical-align:top}"
     "th{font-weight:600;white-space:normal;vertical-align:bottom}"
-    ".name,.text{white-space:normal;overflow-wrap:anywhere;text-align:left}.name{min-width:22em}"
-    ".text{min-width:15em}"
-    "@media (max-width:50em){.name{min-width:12em}.text{min-width:15em}}"
+    ".name,.text{white-space:normal;overflow-wrap:anywhere;text-align:left}.name{min-width:12em}"
+    ".text{min-width:9em}"
     "nav a{display:inline-block;margin-right:1em}a{color:var(--c0)}"
     ".cards{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,10.5em),1fr));"
     "gap:.6em;margin:1em 0}.cards div{border:1px solid var(--faint);border-radius:6px;"
@@ -49,6 +48,12 @@ void qc_rw_text(qc_report_writer *w, const char *text)
 {
     if (w->st == QC_OK)
         w->st = qc_html_escape(w->out, text, w->err);
+}
+
+void qc_rw_table_end(qc_report_writer *w)
+{
+    if (w->st == QC_OK)
+        w->st = qc_html_table_end(w->out, w->err);
 }
 
 void qc_rw_section(qc_report_writer *w, const char *id, const char *title)
@@ -360,7 +365,7 @@ static void add_size_table(qc_report_writer *w)
         else
             QC_RW(w, "<td></td></tr>\n");
     }
-    QC_RW(w, "</table>\n");
+    qc_rw_table_end(w);
 }
 
 static void add_size(qc_report_writer *w)
@@ -451,7 +456,7 @@ static void add_memory(qc_report_writer *w)
               all ? 100.0 * (double)d->tensor_bytes / (double)all : 0.0);
         QC_RW(w, "<td>%s</td></tr>\n", qc_text_bytes(size, d->shard_bytes));
     }
-    QC_RW(w, "</table>\n");
+    qc_rw_table_end(w);
 }
 
 /* ---- what was left, and how it was made ------------------------------------------------------ */
@@ -476,7 +481,7 @@ static void add_left(qc_report_writer *w)
         qc_rw_text(w, l->example);
         QC_RW(w, "</td></tr>\n");
     }
-    QC_RW(w, "</table>\n");
+    qc_rw_table_end(w);
 }
 
 static void add_sources(qc_report_writer *w, const qc_manifest *m)
@@ -491,7 +496,8 @@ static void add_sources(qc_report_writer *w, const qc_manifest *m)
         QC_RW(w, "</td><td>%s</td><td class=\"text\"><code>%s</code></td></tr>\n",
               qc_text_bytes(size, m->sources[i].bytes), hex);
     }
-    QC_RW(w, "</table>\n<p>The manifest, qconv.json, has the hash of every source tensor and of "
+    qc_rw_table_end(w);
+    QC_RW(w, "<p>The manifest, qconv.json, has the hash of every source tensor and of "
              "every byte written.</p>\n");
 }
 

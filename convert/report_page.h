@@ -23,6 +23,7 @@ typedef struct {
     } while (0)
 
 void qc_rw_text(qc_report_writer *w, const char *text); /* escaped */
+void qc_rw_table_end(qc_report_writer *w);              /* see qc_html_table_end */
 /* <h2> that the list of contents leads to. */
 void qc_rw_section(qc_report_writer *w, const char *id, const char *title);
 /* "<svg ...>" for a drawing of 360 x height; label: what it shows, for those who do not see it. */

@@ -137,7 +137,8 @@ static void add_table(qc_report_writer *w, uint32_t form)
         add_share_row(w, f, &r->kinds[k].codes, NULL, most);
         shown++;
     }
-    QC_RW(w, "</table></details>\n");
+    qc_rw_table_end(w);
+    QC_RW(w, "</details>\n");
 }
 
 void qc_rw_codes(qc_report_writer *w)

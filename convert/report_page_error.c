@@ -7,7 +7,7 @@
 #include <stdio.h>
 
 #define HEIGHT     132.0
-#define LEFT       46.0
+#define LEFT       56.0
 #define RIGHT      8.0
 #define TOP        8.0
 #define BOTTOM     22.0
@@ -139,7 +139,8 @@ static void add_forms(qc_report_writer *w)
         QC_RW(w, "<td>%" PRIu64 "</td><td>%.3f</td></tr>\n", f->weights,
               f->elems ? qc_facts_bits(f->bytes, f->elems) : 0.0);
     }
-    QC_RW(w, "</table>\n<div class=\"grid\">\n");
+    qc_rw_table_end(w);
+    QC_RW(w, "<div class=\"grid\">\n");
     for (uint32_t i = 0; i < r->form_count && i < 12; i++)
         add_distribution(w, i);
     QC_RW(w, "</div>\n");
@@ -167,7 +168,7 @@ static void add_kinds(qc_report_writer *w)
               qc_report_mark_text(k->form), r->forms[k->form].name, k->weights,
               k->elems ? qc_facts_bits(k->bytes, k->elems) : 0.0);
     }
-    QC_RW(w, "</table>\n");
+    qc_rw_table_end(w);
     if (r->kind_count > MAX_KINDS)
         QC_RW(w, "<p>%u kinds more are in <code>--json</code>.</p>\n", r->kind_count - MAX_KINDS);
 }
@@ -308,7 +309,8 @@ static void add_layer_table(qc_report_writer *w, const qc_report_axis *a)
     QC_RW(w, "</tr>\n");
     for (uint32_t l = 0; l < r->layer_count; l++)
         add_layer_row(w, a, l);
-    QC_RW(w, "</table>\n<p class=\"soft\">Darker is a larger error. Where a layer has several "
+    qc_rw_table_end(w);
+    QC_RW(w, "<p class=\"soft\">Darker is a larger error. Where a layer has several "
              "weights of a kind, as with experts, it is their mean; * where their forms "
              "differ.</p>\n</details>\n");
 }
@@ -390,7 +392,7 @@ static void add_worst(qc_report_writer *w)
               qc_report_place(place, s->dims, s->ndim, t->max_index), qc_report_mark_text(t->form),
               r->forms[t->form].name, qc_text_shape(shape, s->dims, s->ndim));
     }
-    QC_RW(w, "</table>\n");
+    qc_rw_table_end(w);
 }
 
 void qc_rw_errors(qc_report_writer *w)

@@ -66,7 +66,7 @@ static void add_kinds(qc_report_writer *w)
         add_cells(w, &g);
         QC_RW(w, "<td>%" PRIu32 "</td></tr>\n", g.weights);
     }
-    QC_RW(w, "</table>\n");
+    qc_rw_table_end(w);
 }
 
 /* What is left of each kind's error, as a bar in a frame that is all of it. */
@@ -123,7 +123,8 @@ static void add_weights(qc_report_writer *w, uint32_t count)
         add_cells(w, &g);
         QC_RW(w, "</tr>\n");
     }
-    QC_RW(w, "</table>\n</details>\n");
+    qc_rw_table_end(w);
+    QC_RW(w, "</details>\n");
 }
 
 void qc_rw_outputs(qc_report_writer *w)

@@ -80,7 +80,7 @@ static void add_eval(qc_report_writer *w)
               "of the quantized model; lower is better");
     if (e->compared)
         add_compared(w, e);
-    QC_RW(w, "</table>\n");
+    qc_rw_table_end(w);
     if (!e->compared)
         QC_RW(w,
               "<p>There is nothing to compare with: with <code>--against MODEL</code> the source "
@@ -165,7 +165,7 @@ static void add_speed_table(qc_report_writer *w, const qc_report_bench *b)
                 lines++;
             }
         }
-    QC_RW(w, "</table>\n");
+    qc_rw_table_end(w);
     if (left_out)
         QC_RW(w, "<p>%u lines more are in <code>--json</code>.</p>\n", left_out);
 }

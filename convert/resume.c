@@ -39,7 +39,7 @@ static qc_status refuse_record(const qc_resume *r, const qc_journal_record *reco
 {
     QC_FAIL(err, QC_ERR_INPUT,
             "%s: the record that ends at byte %" PRIu64
-            " (type %u) does not fit this conversion; --restart begins anew",
+            " (type %u) does not fit this conversion" QC_RESTART_ADVICE,
             r->path, record->end, record->type);
 }
 
@@ -312,7 +312,7 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
         QC_FAIL(
             err, st,
             "%s: the journal of an interrupted conversion does not begin as one of this version "
-            "of qconv does: damaged, or of another version; --restart begins anew",
+            "of qconv does: damaged, or of another version" QC_RESTART_ADVICE,
             r->path);
     QC_TRY(st);
     if (!r->has_identity)

@@ -103,7 +103,7 @@ static qc_status check_source(const checker *c, qc_worker *w, uint32_t index, qc
     if (!qc_digest_equal(&now, &u.source))
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: has changed since the conversion that %s holds began: tensor '%s' is not what "
-                "it was; --restart begins anew",
+                "it was" QC_RESTART_ADVICE,
                 plan->model->files[t->file].path, plan->options->out, t->name);
     return QC_OK;
 }

@@ -55,7 +55,8 @@ static qc_status add_fit(qc_strbuf *out, const qc_fit_options *f, qc_error *err)
     QC_TRY(add_number(out, QC_OPT_BATCH, f->batch, err));
     QC_TRY(add_number(out, QC_OPT_IMAGES, f->images, err));
     QC_TRY(add_number(out, QC_OPT_KV_DTYPE, f->kv_bits, err));
-    QC_TRY(add_option(out, QC_OPT_MLA, f->mla_expanded ? "expanded" : "absorbed", err));
+    QC_TRY(add_option(out, QC_OPT_MLA, qc_fit_mla_name(f), err));
+    QC_TRY(add_number(out, QC_OPT_PREFILL, f->prefill, err));
     return add_number(out, QC_OPT_CUDA_CONTEXT, f->cuda_context_bytes, err);
 }
 
@@ -242,12 +243,12 @@ static qc_status refuse(const identity_line *then, const identity_line *now, con
     if (same_key)
         QC_FAIL(err, code,
                 "%s: holds an interrupted conversion that this one cannot continue: %.*s was "
-                "'%.*s' then and is '%.*s' now; --restart begins anew",
+                "'%.*s' then and is '%.*s' now" QC_RESTART_ADVICE,
                 out, shown(named->key_len), named->key, shown(then->value_len), then->value,
                 shown(now->value_len), now->value);
     QC_FAIL(err, code,
             "%s: holds an interrupted conversion that this one cannot continue: it had %.*s '%.*s' "
-            "where this one has %.*s '%.*s'; --restart begins anew",
+            "where this one has %.*s '%.*s'" QC_RESTART_ADVICE,
             out, shown(then->key_len), then->key, shown(then->value_len), then->value,
             shown(now->key_len), now->key, shown(now->value_len), now->value);
 }

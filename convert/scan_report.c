@@ -59,9 +59,8 @@ static qc_status write_text(qc_strbuf *out, const qc_options *o, const qc_scan_r
     qc_text_bytes(bytes, r->content_bytes);
     qc_text_rate(rate, r->content_bytes, seconds);
     if (r->problem_count)
-        return qc_strbuf_addf(out, err, "%s: DAMAGED: %" PRIu64 " problem%s; the first: %s: %s\n",
-                              o->model, r->problem_count, r->problem_count == 1 ? "" : "s",
-                              r->first.what, r->first.why);
+        return qc_strbuf_addf(out, err, "%s: DAMAGED: %" PRIu64 " problem%s\n", o->model,
+                              r->problem_count, r->problem_count == 1 ? "" : "s");
     return qc_strbuf_addf(out, err,
                           "%s: %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in "
                           "%.2f s, %s%s%s\n",

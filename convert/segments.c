@@ -244,12 +244,28 @@ static qc_status find_places(maker *m, qc_error *err)
     return QC_OK;
 }
 
-/* The stack with most bytes is the model; others run before it (encoders) or after it. */
+static int stack_says(const stack *s, const char *three_letters)
+{
+    for (size_t k = 0; k + 3 <= s->len; k++) {
+        if (memcmp(s->name + k, three_letters, 3) == 0)
+            return 1;
+    }
+    return 0;
+}
+
+/* The stack with most bytes is the model; of an encoder-decoder the decoder is, however small, as
+ * it keeps the cache. Others run before it (encoders) or after it. */
 static void rank_stacks(maker *m)
 {
-    for (uint32_t i = 1; i < m->stack_count; i++) {
-        if (m->stacks[i].bytes > m->stacks[m->main_stack].bytes)
-            m->main_stack = i;
+    int best_decodes = 0;
+    for (uint32_t i = 0; i < m->stack_count; i++) {
+        int decodes = m->geometry->encoder_decoder && stack_says(&m->stacks[i], "dec") &&
+                      !stack_says(&m->stacks[i], "enc");
+        if (decodes < best_decodes || (decodes == best_decodes && i > 0 &&
+                                       m->stacks[i].bytes <= m->stacks[m->main_stack].bytes))
+            continue;
+        m->main_stack = i;
+        best_decodes = decodes;
     }
     for (uint32_t i = 0; i < m->unit_count; i++) {
         unit *u = &m->units[i];
@@ -261,11 +277,7 @@ static void rank_stacks(maker *m)
             u->group = extra ? GROUP_EXTRA : GROUP_MAIN;
             continue;
         }
-        u->group = GROUP_AFTER;
-        for (size_t k = 0; k + 3 <= s->len; k++) {
-            if (memcmp(s->name + k, "enc", 3) == 0)
-                u->group = GROUP_BEFORE;
-        }
+        u->group = stack_says(s, "enc") ? GROUP_BEFORE : GROUP_AFTER;
     }
 }
 

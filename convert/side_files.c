@@ -329,6 +329,29 @@ static int compare_files(const void *pa, const void *pb)
     return strcmp(a->path, b->path);
 }
 
+qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
+                             const qc_plan *plan, const qc_fit *fit, qc_error *err)
+{
+    const qc_checkpoint *m = plan->model;
+    void *v = NULL;
+    size_t n = 0;
+    QC_TRY(qc_arena_alloc(arena, &v, m->side_count + 3, sizeof **names, err));
+    *names = v;
+    for (size_t i = 0; i < m->side_count; i++) {
+        if (!m->config || strcmp(m->side[i].path, QC_CONFIG_NAME) != 0)
+            (*names)[n++] = m->side[i].path;
+    }
+    if (m->config)
+        (*names)[n++] = QC_CONFIG_NAME;
+    if (plan->layout.count > 1)
+        QC_TRY(qc_layout_index_name(&(*names)[n++], arena, plan->layout.shards[0].name, err));
+    if (fit)
+        (*names)[n++] = QC_DEVICE_MAP_NAME;
+    qc_output_sort_names(*names, n);
+    *count = n;
+    return QC_OK;
+}
+
 qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
                               qc_manifest_file **files, size_t *count, qc_error *err)
 {

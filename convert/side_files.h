@@ -32,6 +32,9 @@ typedef qc_status (*qc_index_row_fn)(void *ctx, size_t i, qc_index_entry *e, qc_
 QC_NODISCARD qc_status qc_index_stage(qc_output_dir *d, qc_manifest_file *f, const char *shard,
                                       qc_index_row_fn row, void *ctx, size_t count,
                                       uint64_t total_bytes, qc_error *err);
+/* Their names, sorted, in the arena; before any of them is made. */
+QC_NODISCARD qc_status qc_side_file_names(const char ***names, size_t *count, qc_arena *arena,
+                                          const qc_plan *plan, const qc_fit *fit, qc_error *err);
 /* Stage all of them in d; files and count (in the arena of d) are what the manifest lists. fit: for
  * device_map.json; NULL: none is written, and the source's is never copied. */
 QC_NODISCARD qc_status qc_side_files_stage(qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,

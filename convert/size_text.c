@@ -26,8 +26,6 @@ static uint64_t suffix_bytes(const char *s)
     if (lower(*s) == 'i') {
         step = 1024;
         s++;
-        if (lower(*s) != 'b')
-            return 0;
     }
     if (lower(*s) == 'b')
         s++;
@@ -37,6 +35,18 @@ static uint64_t suffix_bytes(const char *s)
     for (const char *q = prefixes; q <= p; q++)
         unit *= step;
     return unit;
+}
+
+/* "1,5GB", as much of the world writes it, with a point; not "40,960MB", where it is no decimal. */
+static int with_point(char out[32], const char *text)
+{
+    uint64_t bytes = 0;
+    const char *comma = strchr(text, ',');
+    if (!comma || strlen(text) >= 32 || strspn(comma + 1, "0123456789") > 2)
+        return 0;
+    memcpy(out, text, strlen(text) + 1);
+    out[comma - text] = '.';
+    return qc_parse_size(out, "", &bytes, NULL) == QC_OK;
 }
 
 qc_status qc_parse_size(const char *text, const char *what, uint64_t *out, qc_error *err)
@@ -58,12 +68,18 @@ qc_status qc_parse_size(const char *text, const char *what, uint64_t *out, qc_er
             }
         }
     }
-    uint64_t unit = suffix_bytes(s);
     int has_point_only = digits == 0 || (s[-1] == '.');
+    if (*s == ' ' && s[1] != ' ' && s[1] != '\0')
+        s++;
+    uint64_t unit = suffix_bytes(s);
     if (has_point_only || unit == 0 || fraction_digits > MAX_FRACTION_DIGITS ||
-        (unit == 1 && fraction_digits > 0))
-        QC_FAIL(err, QC_ERR_USAGE, "%s: expected a size such as 5GB, 512MiB or 4096, got '%s'",
-                what, text);
+        (unit == 1 && fraction_digits > 0)) {
+        char meant[32];
+        int near = with_point(meant, text);
+        QC_FAIL(err, QC_ERR_USAGE,
+                "%s: expected a size such as 5GB, 512MiB or 4096, got '%s'%s%s%s", what, text,
+                near ? "; did you mean " : "", near ? meant : "", near ? "?" : "");
+    }
     if (too_large || qc_mul_u64(whole, unit, &bytes) ||
         qc_add_u64(bytes, fraction * unit / scale, &bytes))
         QC_FAIL(err, QC_ERR_USAGE, "%s: expected less than 2^64 bytes, got '%s'", what, text);

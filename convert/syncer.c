@@ -134,7 +134,7 @@ qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err)
         qc_free(s->named);
         qc_free(s);
         QC_TRY(st);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     }
     int conditions = qc_cond_init(&s->told) == 0;
     conditions += conditions && pthread_cond_init(&s->ran, NULL) == 0;
@@ -144,11 +144,12 @@ qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err)
         pthread_mutex_destroy(&s->lock);
         qc_free(s->named);
         qc_free(s);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a condition variable could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a condition variable could not be made");
     }
-    if (pthread_create(&s->thread, NULL, syncer_main, s) != 0) {
+    st = qc_thread_start(&s->thread, syncer_main, s, "the thread that syncs files", err);
+    if (st != QC_OK) {
         destroy(s);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a thread could not be started");
+        return st;
     }
     *out = s;
     return QC_OK;

@@ -154,7 +154,8 @@ static qc_status encode(qc_encoder *e, const char *text, size_t len, int special
         return QC_OK;
     }
     QC_TRY(check_utf8(text, len, err));
-    QC_TRY(qc_matcher_create(&e->matcher, err));
+    qc_token_budget_init(&e->budget, len);
+    QC_TRY(qc_matcher_create(&e->matcher, &e->budget, err));
     if (specials)
         QC_TRY(push_all(e, t->front, t->front_count, err));
     QC_TRY(qc_added_split(&t->raw, t->word, e, (qc_span){text, len}, raw_part, err));

@@ -13,15 +13,16 @@ int qc_is_white_space(uint32_t c)
            c == 0x205f || c == 0x3000;
 }
 
-/* By the first byte, then the longest, then as they were. */
+/* By bytes; of the same text special ones first, then as they were. */
 static int compare(const void *a, const void *b)
 {
     const qc_added_pattern *x = a, *y = b;
-    unsigned char p = (unsigned char)x->pattern.text[0], q = (unsigned char)y->pattern.text[0];
-    if (p != q)
-        return p < q ? -1 : 1;
+    size_t common = x->pattern.len < y->pattern.len ? x->pattern.len : y->pattern.len;
+    int order = memcmp(x->pattern.text, y->pattern.text, common);
+    if (order != 0)
+        return order;
     if (x->pattern.len != y->pattern.len)
-        return x->pattern.len > y->pattern.len ? -1 : 1;
+        return x->pattern.len < y->pattern.len ? -1 : 1;
     if (x->token->special != y->token->special)
         return x->token->special ? -1 : 1;
     return (x->token > y->token) - (x->token < y->token);
@@ -40,16 +41,41 @@ void qc_added_set_sort(qc_added_set *set)
     set->first[256] = i;
 }
 
-/* The token that begins at s.text[at], or NULL. */
-static const qc_added_pattern *find_at(const qc_added_set *set, qc_span s, size_t at)
+/* The first pattern of [low, high), all of which are longer than `place`, that has `byte` or a
+ * larger one there. */
+static size_t first_with(const qc_added_set *set, size_t low, size_t high, size_t place,
+                         unsigned byte)
+{
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if ((unsigned char)set->patterns[middle].pattern.text[place] < byte)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* The longest token that begins at s.text[at], or NULL: byte by byte among those that are left. */
+static qc_status find_at(const qc_added_set *set, qc_token_budget *budget, qc_span s, size_t at,
+                         const qc_added_pattern **found, qc_error *err)
 {
     unsigned char byte = (unsigned char)s.text[at];
-    for (size_t i = set->first[byte]; i < set->first[byte + 1]; i++) {
-        qc_span p = set->patterns[i].pattern;
-        if (p.len <= s.len - at && memcmp(p.text, s.text + at, p.len) == 0)
-            return &set->patterns[i];
+    size_t low = set->first[byte], high = set->first[byte + 1], place = 1;
+    *found = NULL;
+    for (; low < high; place++) {
+        /* What is as long as what was read comes first; of the same text the first counts. */
+        if (set->patterns[low].pattern.len == place)
+            *found = &set->patterns[low];
+        while (low < high && set->patterns[low].pattern.len == place)
+            low++;
+        if (at + place == s.len)
+            break;
+        byte = (unsigned char)s.text[at + place];
+        low = first_with(set, low, high, place, byte);
+        high = first_with(set, low, high, place, byte + 1u);
     }
-    return NULL;
+    return qc_token_budget_spend(budget, 8 * place) ? QC_OK : qc_token_budget_check(budget, err);
 }
 
 /* The place of the character that ends at `end` > 0. */
@@ -92,9 +118,10 @@ static qc_status stands_alone(const qc_pattern *word, qc_encoder *e, qc_span s, 
     return QC_OK;
 }
 
-static size_t spaces_before(qc_span s, size_t at)
+/* Not further than `end`. */
+static size_t spaces_before(qc_span s, size_t at, size_t end)
 {
-    while (at > 0) {
+    while (at > end) {
         size_t bytes = 0, before = character_before(s, at);
         if (!qc_is_white_space(character_at(s, before, &bytes)))
             break;
@@ -116,7 +143,8 @@ qc_status qc_added_split(const qc_added_set *set, const qc_pattern *word, qc_enc
 {
     size_t done = 0;
     for (size_t at = 0; at < s.len && set->count > 0;) {
-        const qc_added_pattern *p = find_at(set, s, at);
+        const qc_added_pattern *p = NULL;
+        QC_TRY(find_at(set, &e->budget, s, at, &p, err));
         if (!p) {
             at++;
             continue;
@@ -129,12 +157,13 @@ qc_status qc_added_split(const qc_added_set *set, const qc_pattern *word, qc_enc
             if (!alone)
                 continue;
         }
-        if (p->token->lstrip) {
-            begin = spaces_before(s, begin);
-            begin = begin > done ? begin : done;
-        }
+        if (p->token->lstrip)
+            begin = begin > done ? spaces_before(s, begin, done) : done;
         if (p->token->rstrip)
             end = spaces_after(s, end);
+        /* A token of spaces may lead through the same ones again. */
+        if (!qc_token_budget_spend(&e->budget, end - at))
+            QC_TRY(qc_token_budget_check(&e->budget, err));
         if (begin > done)
             QC_TRY(fn(e, (qc_span){s.text + done, begin - done}, NULL, err));
         QC_TRY(fn(e, (qc_span){s.text + begin, end > begin ? end - begin : 0}, p->token, err));

@@ -6,11 +6,13 @@
 #include "base/workers.h"
 #include "convert/tokenizer_parts.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <utf8proc.h>
 
 #define EMPTY UINT64_MAX
+#define REACH 512u   /* slots in which an entry may lie; chance needs less than a hundred */
 #define SOME  65536u /* characters or merges between two looks at Ctrl-C */
 
 /* ---- tables --------------------------------------------------------------------------------- */
@@ -48,25 +50,33 @@ qc_status qc_bpe_vocab_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *
     return QC_OK;
 }
 
-static qc_vocab_entry *vocab_slot(const qc_bpe *b, const char *text, size_t len)
+/* The entry, or the free slot for it, at most `reach` slots behind where it belongs; NULL: neither
+ * is there. */
+static qc_vocab_entry *vocab_slot(const qc_bpe *b, const char *text, size_t len, size_t reach)
 {
     size_t mask = b->vocab_slots - 1, i = (size_t)hash_text(text, len) & mask;
-    while (b->vocab[i].text && (b->vocab[i].len != len || memcmp(b->vocab[i].text, text, len) != 0))
-        i = (i + 1) & mask;
-    return &b->vocab[i];
+    for (size_t way = 0; way <= reach; way++, i = (i + 1) & mask) {
+        qc_vocab_entry *e = &b->vocab[i];
+        if (!e->text || (e->len == len && memcmp(e->text, text, len) == 0))
+            return e;
+    }
+    return NULL;
 }
 
-void qc_bpe_vocab_add(qc_bpe *b, const char *text, size_t len, uint32_t id)
+qc_status qc_bpe_vocab_add(qc_bpe *b, const char *text, size_t len, uint32_t id, qc_error *err)
 {
-    qc_vocab_entry *e = vocab_slot(b, text, len);
+    qc_vocab_entry *e = vocab_slot(b, text, len, REACH);
+    if (!e)
+        QC_FAIL(err, QC_ERR_INPUT, "vocab: too many tokens have the hash of '%.80s'", text);
     b->vocab_count += e->text == NULL;
     *e = (qc_vocab_entry){text, (uint32_t)len, id};
+    return QC_OK;
 }
 
 uint32_t qc_bpe_find(const qc_bpe *b, const char *text, size_t len)
 {
-    const qc_vocab_entry *e = vocab_slot(b, text, len);
-    return e->text ? e->id : QC_NO_TOKEN;
+    const qc_vocab_entry *e = vocab_slot(b, text, len, REACH);
+    return e && e->text ? e->id : QC_NO_TOKEN;
 }
 
 qc_status qc_bpe_merges_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err)
@@ -80,26 +90,34 @@ qc_status qc_bpe_merges_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error 
     return QC_OK;
 }
 
+/* As vocab_slot. */
 static qc_merge_entry *merge_slot(const qc_bpe *b, uint32_t left, uint32_t right)
 {
     uint64_t pair = (uint64_t)left << 32 | right;
     size_t mask = b->merge_slots - 1, i = (size_t)hash_pair(pair) & mask;
-    while (b->merges[i].pair != EMPTY && b->merges[i].pair != pair)
-        i = (i + 1) & mask;
-    return &b->merges[i];
+    for (size_t way = 0; way <= REACH; way++, i = (i + 1) & mask)
+        if (b->merges[i].pair == EMPTY || b->merges[i].pair == pair)
+            return &b->merges[i];
+    return NULL;
 }
 
-void qc_bpe_merge_add(qc_bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id)
+qc_status qc_bpe_merge_add(qc_bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id,
+                           qc_error *err)
 {
     qc_merge_entry *e = merge_slot(b, left, right);
+    if (!e)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "merges: too many pairs have the hash of the tokens %" PRIu32 " and %" PRIu32, left,
+                right);
     *e = (qc_merge_entry){(uint64_t)left << 32 | right, rank, id};
+    return QC_OK;
 }
 
 /* NULL: the pair is not merged. */
 static const qc_merge_entry *find_merge(const qc_bpe *b, uint32_t left, uint32_t right)
 {
     const qc_merge_entry *e = merge_slot(b, left, right);
-    return e->pair == EMPTY ? NULL : e;
+    return !e || e->pair == EMPTY ? NULL : e;
 }
 
 void qc_bpe_finish(qc_bpe *b)

@@ -14,15 +14,36 @@ static int is_ascii(qc_span s)
     return 1;
 }
 
-static qc_status unicode_form(int form, qc_span s, qc_strbuf *out, qc_error *err)
+/* utf8proc puts marks in order by exchanging neighbours: the square of how many follow one another.
+ * Those few without a class that become marks with one are marks (Mn) themselves. */
+static qc_status spend_on_marks(qc_token_budget *b, qc_span s, qc_error *err)
+{
+    uint64_t run = 0, steps = 0;
+    for (size_t at = 0; at < s.len;) {
+        utf8proc_int32_t c = 0;
+        utf8proc_ssize_t n = utf8proc_iterate((const utf8proc_uint8_t *)s.text + at,
+                                              (utf8proc_ssize_t)(s.len - at), &c);
+        const utf8proc_property_t *p = utf8proc_get_property(c);
+        run = p->combining_class || p->category == UTF8PROC_CATEGORY_MN ? run + 1 : 0;
+        steps += run; /* the sum over a run is half its square */
+        at += n > 0 ? (size_t)n : 1;
+    }
+    return qc_token_budget_spend(b, steps) ? QC_OK : qc_token_budget_check(b, err);
+}
+
+static qc_status unicode_form(qc_token_budget *b, unsigned stage, int form, qc_span s,
+                              qc_strbuf *out, qc_error *err)
 {
     const utf8proc_uint8_t *text = (const utf8proc_uint8_t *)s.text;
     utf8proc_ssize_t len = (utf8proc_ssize_t)s.len;
     utf8proc_option_t options = (utf8proc_option_t)form;
     void *v = NULL;
+    QC_TRY(spend_on_marks(b, s, err));
     utf8proc_ssize_t n = utf8proc_decompose(text, len, NULL, 0, options);
     if (n < 0)
         QC_FAIL(err, QC_ERR_INPUT, "the text cannot be normalized: %s", utf8proc_errmsg(n));
+    QC_TRY(qc_token_budget_make(b, stage, (size_t)n, err));
+    size_t counted = (size_t)n;
     /* One more, for the NUL that utf8proc_reencode adds. */
     QC_TRY(qc_realloc_array(&v, (size_t)n + 1, sizeof(utf8proc_int32_t), err));
     utf8proc_int32_t *codes = v;
@@ -31,14 +52,20 @@ static qc_status unicode_form(int form, qc_span s, qc_strbuf *out, qc_error *err
         n = utf8proc_reencode(codes, n, options);
     qc_status st = n < 0 ? qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
                                         "the text cannot be normalized: %s", utf8proc_errmsg(n))
-                         : qc_strbuf_add(out, v, (size_t)n, err);
+                         : QC_OK;
+    if (st == QC_OK && (size_t)n > counted) /* characters of more than one byte */
+        st = qc_token_budget_make(b, stage, (size_t)n - counted, err);
+    if (st == QC_OK)
+        st = qc_strbuf_add(out, v, (size_t)n, err);
     qc_free(v);
     return st;
 }
 
-static qc_status replace(const qc_norm *n, qc_matcher *m, qc_span s, qc_strbuf *out, qc_error *err)
+static qc_status replace(const qc_norm *n, unsigned stage, qc_matcher *m, qc_span s, qc_strbuf *out,
+                         qc_error *err)
 {
     size_t done = 0, content = strlen(n->content);
+    qc_token_budget *budget = qc_matcher_budget(m);
     for (size_t from = 0; from <= s.len;) {
         int found = 0;
         size_t begin = 0, end = 0;
@@ -50,17 +77,21 @@ static qc_status replace(const qc_norm *n, qc_matcher *m, qc_span s, qc_strbuf *
         if (end == begin)
             QC_FAIL(err, QC_ERR_UNSUPPORTED,
                     "the tokenizer's normalizer replaces matches of nothing");
+        QC_TRY(qc_token_budget_make(budget, stage, begin - done, err));
+        QC_TRY(qc_token_budget_make(budget, stage, content, err));
         QC_TRY(qc_strbuf_add(out, s.text + done, begin - done, err));
         QC_TRY(qc_strbuf_add(out, n->content, content, err));
         done = from = end;
     }
+    QC_TRY(qc_token_budget_make(budget, stage, s.len - done, err));
     return qc_strbuf_add(out, s.text + done, s.len - done, err);
 }
 
 qc_status qc_normalize(const qc_norm *norms, size_t count, qc_matcher *m, qc_norm_room *room,
                        qc_span s, qc_span *out, qc_error *err)
 {
-    for (size_t i = 0; i < count && s.len > 0; i++) {
+    qc_token_budget *budget = qc_matcher_budget(m);
+    for (unsigned i = 0; i < count && s.len > 0; i++) {
         const qc_norm *n = &norms[i];
         if (n->kind == QC_NORM_UNICODE && is_ascii(s))
             continue; /* the same in every form */
@@ -69,14 +100,16 @@ qc_status qc_normalize(const qc_norm *norms, size_t count, qc_matcher *m, qc_nor
         to->len = 0;
         switch (n->kind) {
         case QC_NORM_UNICODE:
-            QC_TRY(unicode_form(n->form, s, to, err));
+            QC_TRY(unicode_form(budget, i, n->form, s, to, err));
             break;
         case QC_NORM_PREPEND:
+            QC_TRY(qc_token_budget_make(budget, i, strlen(n->content), err));
+            QC_TRY(qc_token_budget_make(budget, i, s.len, err));
             QC_TRY(qc_strbuf_adds(to, n->content, err));
             QC_TRY(qc_strbuf_add(to, s.text, s.len, err));
             break;
         case QC_NORM_REPLACE:
-            QC_TRY(replace(n, m, s, to, err));
+            QC_TRY(replace(n, i, m, s, to, err));
             break;
         }
         s = (qc_span){to->data ? to->data : "", to->len};

@@ -20,6 +20,25 @@ typedef struct {
     size_t len;
 } qc_span;
 
+#define QC_MAX_STEPS 16u /* of a normalizer, and of a pre-tokenizer */
+
+/* ---- tokenizer_budget.c: how much one text may ask for ---- */
+
+typedef struct {
+    size_t text_bytes;
+    uint64_t bytes;                  /* that one stage may write */
+    uint64_t made[2 * QC_MAX_STEPS]; /* by the normalizer's parts, then the pre-tokenizer's */
+    uint64_t steps, taken;           /* of looking for patterns and tokens */
+} qc_token_budget;
+
+void qc_token_budget_init(qc_token_budget *b, size_t text_bytes);
+/* A stage is about to write so many bytes. QC_ERR_INPUT where they are too many. */
+QC_NODISCARD qc_status qc_token_budget_make(qc_token_budget *b, unsigned stage, size_t bytes,
+                                            qc_error *err);
+/* 0: the budget is spent, or there was a Ctrl-C; qc_token_budget_check says which. */
+int qc_token_budget_spend(qc_token_budget *b, uint64_t steps);
+QC_NODISCARD qc_status qc_token_budget_check(const qc_token_budget *b, qc_error *err);
+
 /* ---- tokenizer_regex.c: patterns of Oniguruma on PCRE2 ---- */
 
 typedef struct qc_pattern qc_pattern; /* immutable, for many threads */
@@ -32,10 +51,12 @@ QC_NODISCARD qc_status qc_pattern_compile(qc_pattern **out, const char *regex, q
 /* A string that stands for itself. */
 QC_NODISCARD qc_status qc_pattern_literal(qc_pattern **out, const char *text, qc_error *err);
 void qc_pattern_free(qc_pattern *p); /* NULL is fine */
-QC_NODISCARD qc_status qc_matcher_create(qc_matcher **out, qc_error *err);
+/* The budget is borrowed. */
+QC_NODISCARD qc_status qc_matcher_create(qc_matcher **out, qc_token_budget *budget, qc_error *err);
 void qc_matcher_free(qc_matcher *m); /* NULL is fine */
+qc_token_budget *qc_matcher_budget(qc_matcher *m);
 /* The leftmost match at or after `from`: *found 0 or 1, [*begin, *end). QC_ERR_INPUT when the
- * pattern asks for more work than any sane one does. */
+ * budget is spent. */
 QC_NODISCARD qc_status qc_pattern_find(const qc_pattern *p, qc_matcher *m, qc_span s, size_t from,
                                        int *found, size_t *begin, size_t *end, qc_error *err);
 
@@ -61,8 +82,6 @@ typedef struct {
     const char *space; /* METASPACE: what stands for ' ' */
     qc_prepend prepend;
 } qc_step;
-
-#define QC_MAX_STEPS 16u
 
 /* ---- tokenizer_normalize.c ---- */
 
@@ -114,13 +133,15 @@ typedef struct {
 
 /* Sizes the table for `count` tokens. */
 QC_NODISCARD qc_status qc_bpe_vocab_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err);
-/* text is borrowed. */
-void qc_bpe_vocab_add(qc_bpe *b, const char *text, size_t len, uint32_t id);
+/* text is borrowed. QC_ERR_INPUT where a file was made so that its tokens share a hash. */
+QC_NODISCARD qc_status qc_bpe_vocab_add(qc_bpe *b, const char *text, size_t len, uint32_t id,
+                                        qc_error *err);
 /* QC_NO_TOKEN: not there. */
 uint32_t qc_bpe_find(const qc_bpe *b, const char *text, size_t len);
 QC_NODISCARD qc_status qc_bpe_merges_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err);
-/* A pair that is there already is replaced. */
-void qc_bpe_merge_add(qc_bpe *b, uint32_t left, uint32_t right, uint32_t rank, uint32_t id);
+/* A pair that is there already is replaced. QC_ERR_INPUT as above. */
+QC_NODISCARD qc_status qc_bpe_merge_add(qc_bpe *b, uint32_t left, uint32_t right, uint32_t rank,
+                                        uint32_t id, qc_error *err);
 /* Fills the tables of single characters and bytes, once the vocabulary is whole. */
 void qc_bpe_finish(qc_bpe *b);
 
@@ -149,12 +170,12 @@ typedef struct {
     int special, normalized, single_word, lstrip, rstrip;
 } qc_added;
 
-/* Tokens that begin with the same byte lie together, the longest first. */
 typedef struct {
     qc_span pattern; /* arena */
     const qc_added *token;
 } qc_added_pattern;
 
+/* In the order of their bytes, so that those which begin alike lie together. */
 typedef struct {
     qc_added_pattern *patterns; /* arena */
     size_t count;
@@ -195,6 +216,7 @@ struct qc_tokenizer {
 /* What one call of encode works with. */
 struct qc_encoder {
     const qc_tokenizer *t;
+    qc_token_budget budget;
     qc_matcher *matcher;
     qc_norm_room room;
     qc_strbuf step_text[QC_MAX_STEPS]; /* of steps that rewrite what they get */

@@ -11,12 +11,14 @@
 #define WORD_CHARACTER "[\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}]"
 #define ADDED_MAX      1000000u
 #define MAX_NESTING    16u
+#define TEMPLATE_MAX   64u /* tokens that are put in front of a text, and behind it */
 
 typedef struct {
     qc_tokenizer *t;
     qc_error *err;
     int metaspace_first, removes; /* see check_metaspace */
     unsigned depth;
+    uint32_t next_added; /* id of an added token that is not in the vocabulary */
 } reader;
 
 #define REFUSE(r, ...) QC_FAIL((r)->err, QC_ERR_UNSUPPORTED, __VA_ARGS__)
@@ -279,7 +281,7 @@ static qc_status vocabulary(reader *r, const qc_json_node *n)
         if (id >= UINT32_MAX - 1)
             BAD(r, "vocab: the id %" PRIu64 " of '%s' is too large", id, qc_json_key(c));
         QC_TRY(copy(r, qc_json_key(c), &text));
-        qc_bpe_vocab_add(&t->bpe, text, strlen(text), (uint32_t)id);
+        QC_TRY(qc_bpe_vocab_add(&t->bpe, text, strlen(text), (uint32_t)id, r->err));
         reserve_id(r, (uint32_t)id);
     }
     return QC_OK;
@@ -319,8 +321,7 @@ static qc_status merge(reader *r, qc_span left, qc_span right, uint32_t rank, qc
         BAD(r, "merges: '%.*s' and '%.*s': one of them, or both together, is not in the vocabulary",
             (int)(left.len < 80 ? left.len : 80), left.text, (int)(right.len < 80 ? right.len : 80),
             right.text);
-    qc_bpe_merge_add(b, one, two, rank, id);
-    return QC_OK;
+    return qc_bpe_merge_add(b, one, two, rank, id, r->err);
 }
 
 static qc_status merges(reader *r, const qc_json_node *n)
@@ -386,15 +387,8 @@ static qc_status model(reader *r, const qc_json_node *n)
 /* The id that the package gives: the vocabulary's, or the next behind everything. */
 static uint32_t added_id(const reader *r, qc_span content)
 {
-    const qc_tokenizer *t = r->t;
-    uint32_t id = qc_bpe_find(&t->bpe, content.text, content.len), next = 0;
-    if (id != QC_NO_TOKEN)
-        return id;
-    next = (uint32_t)t->bpe.vocab_count;
-    for (size_t i = 0; i < t->added_count; i++)
-        if (t->added[i].id >= next)
-            next = t->added[i].id + 1;
-    return next;
+    uint32_t id = qc_bpe_find(&r->t->bpe, content.text, content.len);
+    return id != QC_NO_TOKEN ? id : r->next_added;
 }
 
 static qc_status added_token(reader *r, const qc_json_node *n)
@@ -421,6 +415,8 @@ static qc_status added_token(reader *r, const qc_json_node *n)
         REFUSE(r, "added_tokens: '%s' has the id %" PRIu64 ", but would be given %" PRIu32, text,
                id, a.id);
     t->added[t->added_count++] = a;
+    if (a.id >= r->next_added)
+        r->next_added = a.id + 1;
     reserve_id(r, a.id);
     return QC_OK;
 }
@@ -477,7 +473,8 @@ static qc_status added_tokens(reader *r, const qc_json_node *list)
     qc_tokenizer *t = r->t;
     qc_matcher *m = NULL;
     void *v = NULL;
-    size_t count = 0;
+    size_t count = 0, bytes = 0;
+    qc_token_budget budget;
     if (list && qc_json_kind_of(list) != QC_JSON_ARRAY)
         BAD(r, "added_tokens: expected an array");
     count = list ? children(list) : 0;
@@ -485,10 +482,14 @@ static qc_status added_tokens(reader *r, const qc_json_node *list)
         BAD(r, "added_tokens: %zu are too many", count);
     QC_TRY(qc_arena_alloc(&t->arena, &v, count + 1, sizeof *t->added, r->err));
     t->added = v;
+    r->next_added = (uint32_t)t->bpe.vocab_count;
     for (const qc_json_node *n = list ? qc_json_first(list) : NULL; n; n = qc_json_next(n))
         QC_TRY(added_token(r, n));
+    for (size_t i = 0; i < t->added_count; i++)
+        bytes += t->added[i].content.len;
+    qc_token_budget_init(&budget, bytes);
     QC_TRY(qc_pattern_compile(&t->word, WORD_CHARACTER, r->err));
-    QC_TRY(qc_matcher_create(&m, r->err));
+    QC_TRY(qc_matcher_create(&m, &budget, r->err));
     qc_status st = make_set(r, &t->raw, 0, m);
     if (st == QC_OK)
         st = make_set(r, &t->normalized, 1, m);
@@ -506,6 +507,8 @@ static qc_status surround(reader *r, const uint32_t *front, size_t front_count,
 {
     qc_tokenizer *t = r->t;
     void *v = NULL;
+    if (front_count + t->front_count > TEMPLATE_MAX || back_count + t->back_count > TEMPLATE_MAX)
+        REFUSE(r, "a post_processor that adds more than %u tokens is not supported", TEMPLATE_MAX);
     QC_TRY(
         qc_arena_alloc(&t->arena, &v, front_count + t->front_count + 1, sizeof *t->front, r->err));
     uint32_t *f = v;
@@ -527,8 +530,6 @@ static qc_status surround(reader *r, const uint32_t *front, size_t front_count,
         reserve_id(r, back[i]);
     return QC_OK;
 }
-
-#define TEMPLATE_MAX 64u
 
 typedef struct {
     uint32_t ids[2][TEMPLATE_MAX]; /* in front, behind */
@@ -566,12 +567,15 @@ static qc_status template_processing(reader *r, const qc_json_node *n)
     const qc_json_node *single = qc_json_get(n, "single");
     const qc_json_node *specials = qc_json_get(n, "special_tokens");
     template_ids x = {.count = {0, 0}};
+    unsigned parts = 0;
     int seen = 0;
     if (!single || qc_json_kind_of(single) != QC_JSON_ARRAY)
         BAD(r, "post_processor: single: expected an array");
     for (const qc_json_node *p = qc_json_first(single); p; p = qc_json_next(p)) {
         const qc_json_node *text = qc_json_get(p, "Sequence");
         if (!text) {
+            if (++parts > 2 * TEMPLATE_MAX)
+                REFUSE(r, "a template of more than %u parts is not supported", 2 * TEMPLATE_MAX);
             QC_TRY(template_part(r, &x, seen, p, specials));
             continue;
         }

@@ -9,15 +9,20 @@
 #include "convert/tokenizer_parts.h"
 
 #include <pcre2.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define PATTERN_MAX ((size_t)1 << 16)
+#define SET_MAX     ((size_t)4096) /* bytes from '[' to ']'; deepseek-coder has 1,300 */
+#define COUNT_MAX   1000           /* of {n,m}: what fails within it is one step */
 #define SPACES      "\\x{9}-\\x{d}\\x{20}\\x{85}\\p{Z}"
 #define MATCH_LIMIT 50000000u
+#define HEAP_KIB    8192u /* for a match that finds no room on the stack of machine code */
 
 struct qc_pattern {
     pcre2_general_context *memory;
     pcre2_code *code; /* NULL: a literal */
+    size_t weight;    /* steps that looking at one byte counts as */
     size_t literal_len;
     char literal[];
 };
@@ -26,6 +31,8 @@ struct qc_matcher {
     pcre2_general_context *memory;
     pcre2_match_context *context;
     pcre2_match_data *data;
+    qc_token_budget *budget;
+    size_t place, weight; /* of the match under way: where it was looking, what a byte costs */
 };
 
 static void *hook_malloc(size_t bytes, void *unused)
@@ -46,6 +53,7 @@ typedef struct {
     const char *text;
     size_t at;
     int in_class;
+    size_t longest_set; /* in bytes */
     qc_strbuf *out;
     qc_error *err;
 } reader;
@@ -139,6 +147,7 @@ static size_t character_bytes(const char *s)
 static qc_status set_of(reader *r)
 {
     int many = 0; /* the last member was a set itself: no range begins there */
+    size_t begin = r->at;
     QC_TRY(puts_(r, "["));
     r->at++;
     if (r->text[r->at] == '^') {
@@ -171,6 +180,11 @@ static qc_status set_of(reader *r)
     }
     r->in_class = 0;
     r->at++;
+    size_t length = r->at - begin;
+    if (length > SET_MAX)
+        REFUSE(r, "a set of %zu bytes in a regular expression is not supported, at most %zu",
+               length, SET_MAX);
+    r->longest_set = length > r->longest_set ? length : r->longest_set;
     return puts_(r, "]");
 }
 
@@ -215,6 +229,15 @@ static qc_status group(reader *r)
            r->text + r->at);
 }
 
+/* Of the numbers of {n,m}, behind which there is more text. */
+static unsigned long largest_count(const char *s)
+{
+    unsigned long n = strtoul(s + 1, NULL, 10);
+    const char *comma = s + 1 + strspn(s + 1, "0123456789");
+    unsigned long m = *comma == ',' ? strtoul(comma + 1, NULL, 10) : 0;
+    return n > m ? n : m;
+}
+
 /* {n}, {n,} or {n,m}, by itself: with ? or + behind it the two engines differ. */
 static qc_status counted(reader *r)
 {
@@ -223,7 +246,7 @@ static qc_status counted(reader *r)
     s += digits;
     if (*s == ',')
         s += 1 + strspn(s + 1, "0123456789");
-    if (digits == 0 || *s != '}' || s[1] == '?' || s[1] == '+')
+    if (digits == 0 || *s != '}' || s[1] == '?' || s[1] == '+' || largest_count(begin) > COUNT_MAX)
         REFUSE(r, "%.*s in a regular expression is not supported", (int)strnlen(begin, 8), begin);
     s++;
     r->at += (size_t)(s - begin);
@@ -273,8 +296,10 @@ static qc_status compile(qc_pattern *p, const qc_strbuf *text, const char *regex
     pcre2_compile_context *context = p->memory ? pcre2_compile_context_create(p->memory) : NULL;
     if (!context)
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory for a regular expression");
+    /* Callouts are how a match is made to tell what it does; see on_step. */
     p->code = pcre2_compile((PCRE2_SPTR)(text->data ? text->data : ""), text->len,
-                            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C, &code, &at, context);
+                            PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT,
+                            &code, &at, context);
     pcre2_compile_context_free(context);
     if (!p->code) {
         PCRE2_UCHAR why[120] = "";
@@ -296,8 +321,16 @@ qc_status qc_pattern_compile(qc_pattern **out, const char *regex, qc_error *err)
     *out = NULL;
     qc_strbuf_init(&text, PATTERN_MAX);
     qc_status st = translate(&r);
+    if (st == QC_ERR_NOMEM && text.len > PATTERN_MAX - PATTERN_MAX / 8)
+        st =
+            qc_error_set(err, QC_ERR_UNSUPPORTED, __FILE__, __LINE__,
+                         "a pattern of %zu bytes is too long: written for PCRE2 it would have more "
+                         "than %zu",
+                         strlen(regex), PATTERN_MAX);
     if (st == QC_OK)
         st = create(out, 0, err);
+    if (st == QC_OK)
+        (*out)->weight = 1 + r.longest_set / 64;
     if (st == QC_OK)
         st = compile(*out, &text, regex, err);
     qc_strbuf_deinit(&text);
@@ -313,6 +346,7 @@ qc_status qc_pattern_literal(qc_pattern **out, const char *text, qc_error *err)
     size_t len = strlen(text);
     QC_TRY(create(out, len, err));
     (*out)->literal_len = len;
+    (*out)->weight = 1 + len / 64;
     memcpy((*out)->literal, text, len);
     return QC_OK;
 }
@@ -328,7 +362,18 @@ void qc_pattern_free(qc_pattern *p)
 
 /* ---- matching ------------------------------------------------------------------------------- */
 
-qc_status qc_matcher_create(qc_matcher **out, qc_error *err)
+/* Called in front of each item of a pattern. What a repetition took lies between this place and
+ * the last one, and so does what is given back when it fails; so the sum of the ways is the work,
+ * to within a small factor. */
+static int on_step(pcre2_callout_block *block, void *v)
+{
+    qc_matcher *m = v;
+    size_t at = block->current_position, way = at > m->place ? at - m->place : m->place - at;
+    m->place = at;
+    return qc_token_budget_spend(m->budget, (1 + way) * m->weight) ? 0 : PCRE2_ERROR_CALLOUT;
+}
+
+qc_status qc_matcher_create(qc_matcher **out, qc_token_budget *budget, qc_error *err)
 {
     void *v = NULL;
     *out = NULL;
@@ -341,7 +386,10 @@ qc_status qc_matcher_create(qc_matcher **out, qc_error *err)
         qc_matcher_free(m);
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory for regular expressions");
     }
+    m->budget = budget;
     (void)pcre2_set_match_limit(m->context, MATCH_LIMIT);
+    (void)pcre2_set_heap_limit(m->context, HEAP_KIB);
+    (void)pcre2_set_callout(m->context, on_step, m);
     *out = m;
     return QC_OK;
 }
@@ -356,32 +404,40 @@ void qc_matcher_free(qc_matcher *m)
     qc_free(m);
 }
 
-static void find_literal(const qc_pattern *p, qc_span s, size_t from, int *found, size_t *begin,
-                         size_t *end)
+qc_token_budget *qc_matcher_budget(qc_matcher *m)
+{
+    return m->budget;
+}
+
+static qc_status find_literal(const qc_pattern *p, qc_token_budget *budget, qc_span s, size_t from,
+                              int *found, size_t *begin, size_t *end, qc_error *err)
 {
     *found = 0;
     while (p->literal_len > 0 && from < s.len && s.len - from >= p->literal_len) {
         const char *at = memchr(s.text + from, p->literal[0], s.len - from - p->literal_len + 1);
         if (!at)
-            return;
+            break;
+        if (!qc_token_budget_spend(budget, p->weight))
+            return qc_token_budget_check(budget, err);
         from = (size_t)(at - s.text);
         if (memcmp(at, p->literal, p->literal_len) == 0) {
             *found = 1;
             *begin = from;
             *end = from + p->literal_len;
-            return;
+            break;
         }
         from++;
     }
+    return QC_OK;
 }
 
 qc_status qc_pattern_find(const qc_pattern *p, qc_matcher *m, qc_span s, size_t from, int *found,
                           size_t *begin, size_t *end, qc_error *err)
 {
-    if (!p->code) {
-        find_literal(p, s, from, found, begin, end);
-        return QC_OK;
-    }
+    if (!p->code)
+        return find_literal(p, m->budget, s, from, found, begin, end, err);
+    m->place = from;
+    m->weight = p->weight;
     PCRE2_SPTR text = (PCRE2_SPTR)s.text;
     int rc = pcre2_match(p->code, text, s.len, from, PCRE2_NO_UTF_CHECK, m->data, m->context);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT)
@@ -398,6 +454,7 @@ qc_status qc_pattern_find(const qc_pattern *p, qc_matcher *m, qc_span s, size_t 
     }
     if (rc == PCRE2_ERROR_NOMATCH)
         return QC_OK;
+    QC_TRY(qc_token_budget_check(m->budget, err));
     if (rc == PCRE2_ERROR_NOMEMORY)
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory for a regular expression");
     QC_FAIL(err, QC_ERR_INPUT,

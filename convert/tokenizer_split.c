@@ -119,11 +119,18 @@ static int starts_with(qc_span s, const char *head)
     return s.len >= n && memcmp(s.text, head, n) == 0;
 }
 
+/* Text that a step rewrites. */
+static qc_status make(qc_encoder *e, size_t step, size_t bytes, qc_error *err)
+{
+    return qc_token_budget_make(&e->budget, QC_MAX_STEPS + (unsigned)step, bytes, err);
+}
+
 /* ByteLevel cuts the text first and then writes each part in GPT-2's characters; so it is two
  * steps here, of which the second is this. */
 static qc_status bytes_step(qc_encoder *e, size_t step, qc_span s, int first, qc_error *err)
 {
     qc_strbuf *out = &e->step_text[step];
+    QC_TRY(make(e, step, s.len * 2, err)); /* a byte becomes a character of at most two */
     QC_TRY(to_characters(out, s, err));
     return qc_step_run(e, step + 1, (qc_span){out->data, out->len}, first, err);
 }
@@ -132,17 +139,23 @@ static qc_status metaspace_step(qc_encoder *e, size_t step, qc_span *s, int firs
 {
     const qc_step *p = &e->t->steps[step];
     qc_strbuf *out = &e->step_text[step];
+    size_t space_bytes = strlen(p->space);
     int at_front = starts_with(*s, " ") || starts_with(*s, p->space);
     out->len = 0;
-    if (!at_front && (p->prepend == QC_PREPEND_ALWAYS || (p->prepend == QC_PREPEND_FIRST && first)))
-        QC_TRY(qc_strbuf_adds(out, p->space, err));
+    QC_TRY(make(e, step, s->len, err));
+    if (!at_front &&
+        (p->prepend == QC_PREPEND_ALWAYS || (p->prepend == QC_PREPEND_FIRST && first))) {
+        QC_TRY(make(e, step, space_bytes, err));
+        QC_TRY(qc_strbuf_add(out, p->space, space_bytes, err));
+    }
     for (size_t at = 0; at < s->len;) {
         const char *space = memchr(s->text + at, ' ', s->len - at);
         size_t n = space ? (size_t)(space - s->text) - at : s->len - at;
         QC_TRY(qc_strbuf_add(out, s->text + at, n, err));
         at += n;
         if (space) {
-            QC_TRY(qc_strbuf_adds(out, p->space, err));
+            QC_TRY(make(e, step, space_bytes, err));
+            QC_TRY(qc_strbuf_add(out, p->space, space_bytes, err));
             at++;
         }
     }
@@ -162,6 +175,7 @@ qc_status qc_step_run(qc_encoder *e, size_t step, qc_span s, int first, qc_error
     } else if (p->prefix_space && !starts_with(s, " ")) {
         qc_strbuf *out = &e->step_text[step];
         out->len = 0;
+        QC_TRY(make(e, step, s.len + 1, err));
         QC_TRY(qc_strbuf_adds(out, " ", err));
         QC_TRY(qc_strbuf_add(out, s.text, s.len, err));
         s = (qc_span){out->data, out->len};

@@ -1,12 +1,15 @@
-/* What `qconv plan --mode train` prints. */
+/* What `qconv plan --mode train` prints, and its page. */
 #include "convert/train_plan.h"
 
 #include "convert/console.h"
+#include "convert/html_text.h"
 #include "convert/json_members.h"
 #include "convert/size_text.h"
 #include "convert/table.h"
+#include "formats/file_io.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct {
@@ -16,7 +19,10 @@ typedef struct {
     qc_train_options wanted;
     qc_train_setting settings[QC_TRAIN_MAX_SETTINGS];
     unsigned count;
-    unsigned chosen; /* the first that fits; count if none does */
+    unsigned chosen;   /* the first that fits; count if none does */
+    uint64_t too_long; /* tokens with which nothing fits: what was asked for, or the default that
+                          was shortened to place.tokens. 0: something does */
+    uint64_t longest;  /* with too_long: the most tokens with which something fits; 0: none */
     qc_train_profile profile;
     int profiled;
 } train_plan;
@@ -93,25 +99,67 @@ static qc_status add_profile(qc_strbuf *out, const train_plan *p, qc_error *err)
         measured > 0 ? (estimate - measured) / measured * 100.0 : 0.0);
 }
 
-/* Nothing fits: the longest sequences, halved again and again, with which something does. */
-static qc_status add_way_out(qc_strbuf *out, const train_plan *p, qc_error *err)
+/* The first setting that fits sequences of so many tokens; count if none does. */
+static unsigned settings_for(train_plan *p, uint64_t tokens)
+{
+    unsigned chosen = 0;
+    p->place.tokens = tokens;
+    p->count = qc_train_settings(&p->model, &p->wanted, &p->place, p->settings);
+    while (chosen < p->count && p->settings[chosen].micro_batch == 0)
+        chosen++;
+    return chosen;
+}
+
+/* Settings for what was asked for. If nothing fits, the longest sequences with which something does
+ * are looked for (memory only grows with them), and without --context the default is halved until
+ * something fits. */
+static void find_settings(train_plan *p)
 {
     enum { MIN_TOKENS = 128 };
-    char label[QC_TRAIN_LABEL_BYTES];
-    qc_train_setting s[QC_TRAIN_MAX_SETTINGS];
-    qc_train_place place = p->place;
-    for (place.tokens /= 2; place.tokens >= MIN_TOKENS; place.tokens /= 2) {
-        unsigned count = qc_train_settings(&p->model, &p->wanted, &place, s);
-        for (unsigned i = 0; i < count; i++)
-            if (s[i].micro_batch > 0)
-                return qc_strbuf_addf(out, err,
-                                      "\nNothing fits; with --context %" PRIu64 " this would: %s\n",
-                                      place.tokens, qc_train_label(label, &s[i].options));
+    uint64_t asked = p->place.tokens, good = 0, bad = asked, halved = asked;
+    p->chosen = settings_for(p, asked);
+    if (p->chosen < p->count)
+        return;
+    p->too_long = asked;
+    while (bad - good > 1) {
+        uint64_t middle = good + (bad - good) / 2;
+        *(settings_for(p, middle) < p->count ? &good : &bad) = middle;
     }
-    return qc_strbuf_adds(out,
-                          "\nNothing fits, with shorter sequences neither; larger cards would do, "
-                          "or more of them where --zero divides what is short\n",
-                          err);
+    p->longest = good >= MIN_TOKENS ? good : 0;
+    while (!p->o->train.context_given && p->longest && halved > p->longest)
+        halved /= 2;
+    p->chosen = settings_for(p, halved);
+}
+
+/* One sentence about what does not fit, or nothing. */
+static qc_status add_too_long(qc_strbuf *out, const train_plan *p, qc_error *err)
+{
+    char asked[QC_SIZE_TEXT_BYTES], longest[QC_SIZE_TEXT_BYTES];
+    if (p->too_long == 0)
+        return QC_OK;
+    if (p->longest == 0)
+        return qc_strbuf_adds(
+            out,
+            "Nothing fits, with shorter sequences neither; larger cards would do, "
+            "or more of them where --zero divides what is short",
+            err);
+    return qc_strbuf_addf(out, err,
+                          "Nothing fits sequences of %s tokens%s; the longest that fit have %s "
+                          "(--context %" PRIu64 ")",
+                          qc_text_count(asked, p->too_long),
+                          p->o->train.context_given ? "" : ", the default, so these are shorter",
+                          qc_text_count(longest, p->longest), p->longest);
+}
+
+static qc_status add_question(qc_strbuf *out, const train_plan *p, qc_error *err)
+{
+    char count[QC_SIZE_TEXT_BYTES], tokens[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
+    QC_TRY(qc_strbuf_addf(out, err, "%s: %s parameters, sequences of %s tokens\n", p->o->model,
+                          qc_text_count(count, p->model.parameters),
+                          qc_text_count(tokens, p->place.tokens)));
+    return qc_strbuf_addf(out, err, "%" PRIu32 " GPU%s with %s to use%s\n\n", p->place.gpus,
+                          p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
+                          p->place.gpus == 1 ? "" : " each");
 }
 
 static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
@@ -119,21 +167,19 @@ static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
     static const char *const titles[] = {"setting",   "weights",     "gradients",
                                          "optimizer", "activations", "workspace",
                                          "total",     "batch",       "accumulated"};
-    char count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     qc_table t;
     qc_table_init(&t, p->o->arena);
     for (size_t i = 0; i < sizeof titles / sizeof *titles; i++)
         qc_table_column(&t, titles[i], i == 0 || i == 8 ? QC_ALIGN_LEFT : QC_ALIGN_RIGHT);
     for (unsigned i = 0; i < p->count; i++)
         QC_TRY(add_row(&t, p, i, err));
-    QC_TRY(qc_strbuf_addf(out, err, "%s: %s parameters, sequences of %" PRIu64 " tokens\n",
-                          p->o->model, qc_text_count(count, p->model.parameters), p->place.tokens));
-    QC_TRY(qc_strbuf_addf(out, err, "%" PRIu32 " GPU%s with %s to use each\n\n", p->place.gpus,
-                          p->place.gpus == 1 ? "" : "s",
-                          qc_text_bytes(size, p->place.budget_bytes)));
+    QC_TRY(add_question(out, p, err));
     QC_TRY(qc_table_render(&t, 2, out, err));
-    if (p->chosen == p->count)
-        QC_TRY(add_way_out(out, p, err));
+    if (p->too_long) {
+        QC_TRY(qc_strbuf_adds(out, "\n", err));
+        QC_TRY(add_too_long(out, p, err));
+        QC_TRY(qc_strbuf_adds(out, "\n", err));
+    }
     return p->profiled ? add_profile(out, p, err) : QC_OK;
 }
 
@@ -183,6 +229,7 @@ static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
     qc_jm_u64(&w, "gpus", p->place.gpus);
     qc_jm_u64(&w, "budget_bytes", p->place.budget_bytes);
     qc_jm_bool(&w, "fits", p->chosen < p->count);
+    qc_jm_u64_if(&w, "longest_context", p->too_long > 0, p->longest);
     qc_jw_key(&w, "settings");
     qc_jw_begin_array(&w);
     for (unsigned i = 0; i < p->count; i++)
@@ -203,6 +250,114 @@ static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
+}
+
+/* ---- the page ---- */
+
+enum { PARTS = 7 };
+static const char *const part_names[PARTS] = {
+    "weights", "gradients", "optimizer", "activations", "batch data", "workspace", "CUDA context"};
+static const unsigned part_colours[PARTS] = {0, 1, 5, 4, 7, 2, 3};
+
+static void list_parts(const qc_train_bytes *b, uint64_t parts[PARTS])
+{
+    const uint64_t list[PARTS] = {b->parameters, b->gradients, b->optimizer, b->activations,
+                                  b->batch_data, b->workspace, b->context};
+    memcpy(parts, list, sizeof list);
+}
+
+static qc_status add_setting_bar(qc_strbuf *out, const train_plan *p, const qc_train_setting *s,
+                                 double most, qc_error *err)
+{
+    char label[QC_TRAIN_LABEL_BYTES], text[PARTS][QC_SIZE_TEXT_BYTES + 32];
+    char size[QC_SIZE_TEXT_BYTES], total[QC_SIZE_TEXT_BYTES];
+    uint64_t bytes[PARTS];
+    qc_html_part shown[PARTS];
+    list_parts(&s->bytes, bytes);
+    for (int i = 0; i < PARTS; i++) {
+        (void)snprintf(text[i], sizeof text[i], "%s %s", part_names[i],
+                       qc_text_bytes(size, bytes[i]));
+        shown[i] = (qc_html_part){text[i], (double)bytes[i], part_colours[i]};
+    }
+    QC_TRY(qc_strbuf_addf(out, err, "<div class=\"bar\"><b>%s</b>: %s of %s%s\n",
+                          qc_train_label(label, &s->options), qc_text_bytes(total, s->bytes.total),
+                          qc_text_bytes(size, p->place.budget_bytes),
+                          s->micro_batch ? "" : " <span class=\"no\">(does not fit)</span>"));
+    QC_TRY(qc_html_bar(out, shown, PARTS, (double)p->place.budget_bytes, most, err));
+    return qc_strbuf_adds(out, "</div>\n", err);
+}
+
+static qc_status add_setting_row(qc_strbuf *out, const train_plan *p, const qc_train_setting *s,
+                                 qc_error *err)
+{
+    char label[QC_TRAIN_LABEL_BYTES], size[QC_SIZE_TEXT_BYTES];
+    uint64_t bytes[PARTS];
+    list_parts(&s->bytes, bytes);
+    QC_TRY(qc_strbuf_addf(out, err, "<tr><td>%s</td>", qc_train_label(label, &s->options)));
+    for (int i = 0; i < PARTS; i++)
+        QC_TRY(qc_strbuf_addf(out, err, "<td>%s</td>", qc_text_bytes(size, bytes[i])));
+    QC_TRY(qc_strbuf_addf(out, err, "<td>%s</td>", qc_text_bytes(size, s->bytes.total)));
+    if (s->micro_batch == 0)
+        return qc_strbuf_addf(out, err,
+                              "<td class=\"no\">%s</td><td></td><td></td><td></td></tr>\n",
+                              qc_text_bytes(size, s->bytes.total - p->place.budget_bytes));
+    return qc_strbuf_addf(
+        out, err, "<td></td><td>%" PRIu64 "</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td></tr>\n",
+        s->micro_batch, s->accumulation, s->micro_batch * s->accumulation * p->place.gpus);
+}
+
+static qc_status add_page(qc_strbuf *out, const train_plan *p, qc_error *err)
+{
+    char count[QC_SIZE_TEXT_BYTES], tokens[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
+    double most = (double)p->place.budget_bytes;
+    QC_TRY(qc_html_begin(out, "qconv plan --mode train", "th{white-space:normal}", err));
+    QC_TRY(qc_strbuf_adds(out, "<h1>Fine-tuning ", err));
+    QC_TRY(qc_html_escape(out, p->o->model, err));
+    QC_TRY(qc_strbuf_addf(out, err,
+                          "</h1>\n<p>%s parameters, sequences of %s tokens; %" PRIu32
+                          " GPU%s with %s to use%s.</p>\n",
+                          qc_text_count(count, p->model.parameters),
+                          qc_text_count(tokens, p->place.tokens), p->place.gpus,
+                          p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
+                          p->place.gpus == 1 ? "" : " each"));
+    if (p->too_long) {
+        QC_TRY(qc_strbuf_adds(out, "<p class=\"no\">", err));
+        QC_TRY(add_too_long(out, p, err));
+        QC_TRY(qc_strbuf_adds(out, ".</p>\n", err));
+    }
+    QC_TRY(qc_strbuf_adds(out, "<h2>Memory of a GPU</h2>\n", err));
+    for (unsigned i = 0; i < p->count; i++)
+        most =
+            (double)p->settings[i].bytes.total > most ? (double)p->settings[i].bytes.total : most;
+    for (unsigned i = 0; i < p->count; i++)
+        QC_TRY(add_setting_bar(out, p, &p->settings[i], most, err));
+    QC_TRY(qc_strbuf_adds(out, "<p>", err));
+    for (int i = 0; i < PARTS; i++)
+        QC_TRY(qc_html_key(out, part_names[i], part_colours[i], err));
+    QC_TRY(qc_strbuf_adds(out, "</p>\n<h2>Settings</h2>\n<table>\n<tr><th>setting</th>", err));
+    for (int i = 0; i < PARTS; i++)
+        QC_TRY(qc_strbuf_addf(out, err, "<th>%s</th>", part_names[i]));
+    QC_TRY(qc_strbuf_adds(out,
+                          "<th>total</th><th>short by</th><th>micro-batch</th><th>steps</th>"
+                          "<th>batch of all GPUs</th></tr>\n",
+                          err));
+    for (unsigned i = 0; i < p->count; i++)
+        QC_TRY(add_setting_row(out, p, &p->settings[i], err));
+    QC_TRY(qc_html_table_end(out, err));
+    return qc_html_end(out, err);
+}
+
+static qc_status put_page(const train_plan *p, qc_error *err)
+{
+    qc_strbuf out;
+    if (!p->o->html)
+        return QC_OK;
+    qc_strbuf_init(&out, (size_t)1 << 20);
+    qc_status st = add_page(&out, p, err);
+    if (st == QC_OK)
+        st = qc_file_put(p->o->html, out.data, out.len, err);
+    qc_strbuf_deinit(&out);
+    return st;
 }
 
 /* ---- all of it ---- */
@@ -236,9 +391,8 @@ qc_status qc_train_plan(const qc_options *o, const qc_plan *plan, const qc_geome
     if (geometry->layer_count == 0 || p.model.parameters == 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "%s: --mode train needs a config.json that gives the model's layers", o->model);
-    p.count = qc_train_settings(&p.model, &p.wanted, &p.place, p.settings);
-    while (p.chosen < p.count && p.settings[p.chosen].micro_batch == 0)
-        p.chosen++;
+    find_settings(&p);
+    QC_TRY(put_page(&p, err));
     QC_TRY(act_on_chosen(&p, plan, err));
     qc_strbuf_init(&out, (size_t)1 << 20);
     qc_status st = o->json ? add_json(&out, &p, err) : add_text(&out, &p, err);

@@ -16,27 +16,33 @@
 #include <stdio.h>
 #include <string.h>
 
-#define WIDTH  900.0
+/* A plot is two drawings side by side: the numbers of the axis, LEFT wide, and the layers, as wide
+ * as the page, in percentages. So nothing is scaled, and text is as large on a phone as elsewhere.
+ */
 #define HEIGHT 250.0
 #define LEFT   62.0
-#define RIGHT  12.0
 #define TOP    12.0
 #define BOTTOM 34.0
 #define KINDS  24u /* series of a plot; the rest shares the last */
+/* Percentages between two numbers below a plot: on a phone, on a screen. */
+#define APART_NARROW 14.0
+#define APART_WIDE   4.5
 
 static const char page_style[] =
     "body{max-width:70em}"
-    "table{font-size:13px}td,th{padding:.2em .6em;white-space:nowrap}h2{margin-bottom:0}"
-    ".scroll{overflow-x:auto;margin-top:.6em}.soft{color:var(--soft);margin:0}"
-    "svg.plot text{font-size:12px;fill:var(--soft)}svg.plot{display:block}"
+    "table{font-size:13px;margin-top:.6em}td,th{padding:.2em .6em}td{white-space:nowrap}"
+    "h2{margin-bottom:0}.soft{margin:0}"
+    ".plot{display:flex}.plot svg{display:block;flex:none;height:250px}"
+    ".plot svg.area{flex:1 1 0;min-width:0;overflow:visible}"
+    ".plot text{font-size:12px;fill:var(--soft)}"
+    "@media (max-width:40em){text.more{display:none}}"
     ".grid{stroke:var(--faint);stroke-width:1}.limit{stroke:var(--bad);stroke-dasharray:5 4;"
     "stroke-width:1.5}"
     ".s0{--s:var(--c0)}.s1{--s:var(--c1)}.s2{--s:var(--c2)}.s3{--s:var(--c3)}.s4{--s:var(--c4)}"
     ".s5{--s:var(--c5)}.s6{--s:var(--c6)}.s7{--s:var(--c7)}"
-    "polyline{fill:none;stroke:var(--s);stroke-width:1.3;opacity:.55}circle{fill:var(--s)}"
+    "line.join{stroke:var(--s);stroke-width:1.3;opacity:.55}circle{fill:var(--s)}"
     "circle.bad{stroke:var(--bad);stroke-width:2.5}"
-    ".key{display:inline-block;margin:0 1.1em .3em 0}.key i{display:inline-block;width:.75em;"
-    "height:.75em;border-radius:50%;background:var(--s);margin-right:.35em}";
+    ".key i{border-radius:50%;background:var(--s)}";
 
 typedef struct {
     const qc_validate_report *r;
@@ -110,6 +116,7 @@ typedef struct {
     int log;
     double limit; /* a dashed line; 0: none */
     double low, high;
+    int lines; /* ticks are drawn as lines across, not as numbers */
 } plot;
 
 static unsigned series_count(const page *p, const plot *g)
@@ -159,9 +166,10 @@ static int find_range(const page *p, plot *g)
     return 1;
 }
 
+/* In percent of the layers' drawing. */
 static double x_of(const page *p, size_t i)
 {
-    return LEFT + (WIDTH - LEFT - RIGHT) * ((double)i + 0.5) / (double)p->count;
+    return 100.0 * ((double)i + 0.5) / (double)p->count;
 }
 
 static double y_of(const plot *g, double v)
@@ -171,14 +179,18 @@ static double y_of(const plot *g, double v)
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
 }
 
+/* A number of the axis, or in the layers' drawing its line. */
 static qc_status add_tick(page *p, const plot *g, double v, qc_error *err)
 {
     double y = y_of(g, v);
+    if (g->lines)
+        return qc_strbuf_addf(p->out, err,
+                              "<line class=\"grid\" x1=\"0\" x2=\"100%%\" y1=\"%.1f\" "
+                              "y2=\"%.1f\"/>\n",
+                              y, y);
     return qc_strbuf_addf(p->out, err,
-                          "<line class=\"grid\" x1=\"%.0f\" x2=\"%.0f\" y1=\"%.1f\" y2=\"%.1f\"/>"
                           "<text x=\"%.0f\" y=\"%.1f\" text-anchor=\"end\">%.3g%s</text>\n",
-                          LEFT, WIDTH - RIGHT, y, y, LEFT - 6.0, y + 4.0,
-                          g->percent ? v * 100.0 : v, g->percent ? "%" : "");
+                          LEFT - 6.0, y + 4.0, g->percent ? v * 100.0 : v, g->percent ? "%" : "");
 }
 
 /* 1, 2 and 5 and their tens; in a large range only the tens. */
@@ -212,46 +224,54 @@ static qc_status add_linear_ticks(page *p, const plot *g, qc_error *err)
 /* The first number in a layer's name where it changes: blocks of the model. */
 static qc_status add_blocks(page *p, qc_error *err)
 {
-    double last_x = -1e9;
+    double last_x = -1e9, last_wide = -1e9;
     unsigned long last = ULONG_MAX;
     for (size_t i = 0; i < p->count; i++) {
         const char *s = p->layers[i]->pair->name;
         unsigned long block = 0;
+        double x = x_of(p, i);
         while (*s && !(isdigit((unsigned char)*s) && s != p->layers[i]->pair->name && s[-1] == '.'))
             s++;
         if (!*s)
             continue;
         for (unsigned n = 0; n < 9 && isdigit((unsigned char)*s); n++)
             block = block * 10 + (unsigned long)(*s++ - '0');
-        if (block == last || x_of(p, i) - last_x < 36.0)
+        if (block == last || x - last_wide < APART_WIDE)
             continue;
+        int narrow = x - last_x >= APART_NARROW;
         last = block;
-        last_x = x_of(p, i);
+        last_wide = x;
+        last_x = narrow ? x : last_x;
         QC_TRY(qc_strbuf_addf(p->out, err,
-                              "<text x=\"%.1f\" y=\"%.0f\" text-anchor=\"middle\">%lu</text>",
-                              last_x, HEIGHT - BOTTOM + 22.0, block));
+                              "<text%s x=\"%.2f%%\" y=\"%.0f\" text-anchor=\"middle\">%lu</text>",
+                              narrow ? "" : " class=\"more\"", x, HEIGHT - BOTTOM + 22.0, block));
     }
-    return qc_strbuf_addf(p->out, err,
-                          "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">block</text>\n",
-                          LEFT - 6.0, HEIGHT - BOTTOM + 22.0);
+    return qc_strbuf_adds(p->out, "\n", err);
 }
 
 static qc_status add_series(page *p, const plot *g, unsigned s, qc_error *err)
 {
     unsigned colour = s % QC_HTML_SERIES;
-    QC_TRY(qc_strbuf_addf(p->out, err, "<g class=\"s%u\"><polyline points=\"", colour));
+    double last_x = -1.0, last_y = 0.0;
+    QC_TRY(qc_strbuf_addf(p->out, err, "<g class=\"s%u\">", colour));
     for (size_t i = 0; i < p->count; i++) {
         double v = value_of(p, g, i, s);
-        if (isfinite(v) && (!g->log || v > 0.0))
-            QC_TRY(qc_strbuf_addf(p->out, err, "%.1f,%.1f ", x_of(p, i), y_of(g, v)));
+        if (!isfinite(v) || (g->log && v <= 0.0))
+            continue;
+        if (last_x >= 0.0)
+            QC_TRY(qc_strbuf_addf(p->out, err,
+                                  "<line class=\"join\" x1=\"%.2f%%\" x2=\"%.2f%%\" y1=\"%.1f\" "
+                                  "y2=\"%.1f\"/>",
+                                  last_x, x_of(p, i), last_y, y_of(g, v)));
+        last_x = x_of(p, i);
+        last_y = y_of(g, v);
     }
-    QC_TRY(qc_strbuf_adds(p->out, "\"/>", err));
     double radius = p->count > 300 ? 2.0 : 3.0;
     for (size_t i = 0; i < p->count; i++) {
         double v = value_of(p, g, i, s);
         if (!isfinite(v) || (g->log && v <= 0.0))
             continue;
-        QC_TRY(qc_strbuf_addf(p->out, err, "<circle cx=\"%.1f\" cy=\"%.1f\" r=\"%.1f\"%s><title>",
+        QC_TRY(qc_strbuf_addf(p->out, err, "<circle cx=\"%.2f%%\" cy=\"%.1f\" r=\"%.1f\"%s><title>",
                               x_of(p, i), y_of(g, v), radius,
                               p->layers[i]->failure ? " class=\"bad\"" : ""));
         QC_TRY(qc_html_escape(p->out, p->layers[i]->pair->name, err));
@@ -263,26 +283,38 @@ static qc_status add_series(page *p, const plot *g, unsigned s, qc_error *err)
     return qc_strbuf_adds(p->out, "</g>\n", err);
 }
 
+static qc_status add_ticks(page *p, const plot *g, qc_error *err)
+{
+    return g->log ? add_log_ticks(p, g, err) : add_linear_ticks(p, g, err);
+}
+
 static qc_status add_plot(page *p, plot g, qc_error *err)
 {
     if (p->count == 0 || !find_range(p, &g))
         return QC_OK;
-    QC_TRY(
-        qc_strbuf_addf(p->out, err,
-                       "<h2>%s</h2>\n<p class=\"soft\">%s</p>\n<svg class=\"plot\" viewBox=\"0 0 "
-                       "%.0f %.0f\" width=\"%.0f\" xmlns=\"http://www.w3.org/2000/svg\" "
-                       "role=\"img\">\n",
-                       g.title, g.note, WIDTH, HEIGHT, WIDTH));
-    QC_TRY(g.log ? add_log_ticks(p, &g, err) : add_linear_ticks(p, &g, err));
+    QC_TRY(qc_strbuf_addf(p->out, err,
+                          "<h2>%s</h2>\n<p class=\"soft\">%s</p>\n<div class=\"plot\"><svg "
+                          "width=\"%.0f\" height=\"%.0f\" xmlns=\"http://www.w3.org/2000/svg\" "
+                          "aria-hidden=\"true\">\n",
+                          g.title, g.note, LEFT, HEIGHT));
+    QC_TRY(add_ticks(p, &g, err));
+    QC_TRY(qc_strbuf_addf(p->out, err,
+                          "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">block</text></svg>\n"
+                          "<svg class=\"area\" height=\"%.0f\" "
+                          "xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"%s of "
+                          "every layer; the numbers are in the table\">\n",
+                          LEFT - 6.0, HEIGHT - BOTTOM + 22.0, HEIGHT, g.title));
+    g.lines = 1;
+    QC_TRY(add_ticks(p, &g, err));
     QC_TRY(add_blocks(p, err));
     if (g.limit > 0.0)
         QC_TRY(qc_strbuf_addf(p->out, err,
-                              "<line class=\"limit\" x1=\"%.0f\" x2=\"%.0f\" y1=\"%.1f\" "
+                              "<line class=\"limit\" x1=\"0\" x2=\"100%%\" y1=\"%.1f\" "
                               "y2=\"%.1f\"/>\n",
-                              LEFT, WIDTH - RIGHT, y_of(&g, g.limit), y_of(&g, g.limit)));
+                              y_of(&g, g.limit), y_of(&g, g.limit)));
     for (unsigned s = 0; s < series_count(p, &g); s++)
         QC_TRY(add_series(p, &g, s, err));
-    QC_TRY(qc_strbuf_adds(p->out, "</svg>\n<p>", err));
+    QC_TRY(qc_strbuf_adds(p->out, "</svg></div>\n<p>", err));
     for (unsigned s = 0; s < series_count(p, &g); s++) {
         QC_TRY(qc_strbuf_addf(p->out, err, "<span class=\"key s%u\"><i></i>", s % QC_HTML_SERIES));
         if (g.by_m)
@@ -433,7 +465,7 @@ static qc_status add_table(page *p, qc_error *err)
 {
     QC_TRY(qc_strbuf_adds(
         p->out,
-        "<h2>Layers</h2>\n<div class=\"scroll\"><table>\n<tr><th>layer</th>"
+        "<h2>Layers</h2>\n<table>\n<tr><th>layer</th>"
         "<th>scheme</th><th>shape</th><th>weight error</th><th>SQNR, dB</th>"
         "<th>largest</th><th>at row, column</th><th>output error</th><th>kernel error</th>",
         err));
@@ -442,7 +474,7 @@ static qc_status add_table(page *p, qc_error *err)
     QC_TRY(qc_strbuf_adds(p->out, "</tr>\n", err));
     for (size_t i = 0; i < p->count; i++)
         QC_TRY(add_row(p, p->layers[i], err));
-    return qc_strbuf_adds(p->out, "</table></div>\n", err);
+    return qc_html_table_end(p->out, err);
 }
 
 qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,

@@ -263,6 +263,7 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
     QC_TRY(merge_tensors(c, err));
     if (has_index)
         QC_TRY(qc_ckpt_check_index(c, &index, err));
+    QC_TRY(qc_ckpt_check_manifest(c, tree, tree_count, err));
     QC_TRY(qc_ckpt_find_side(c, tree, tree_count, err));
     QC_TRY(qc_ckpt_read_config(c, err));
     uint64_t tensor_bytes = c->tensor_bytes;

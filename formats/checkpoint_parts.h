@@ -72,6 +72,11 @@ QC_NODISCARD qc_status qc_ckpt_add_saved(qc_checkpoint *c, qc_tree_file **tree, 
 QC_NODISCARD qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index,
                                            qc_error *err);
 
+/* Of a folder with a manifest that is whole: does it list the tensors that the headers have?
+ * QC_ERR_INPUT names the first that it does not. c->tensors are sorted. (checkpoint_manifest.c) */
+QC_NODISCARD qc_status qc_ckpt_check_manifest(const qc_checkpoint *c, const qc_tree_file *tree,
+                                              size_t tree_count, qc_error *err);
+
 /* c->side: the files of the tree that are not weights; a warning for .safetensors files that are
  * neither read nor copied. */
 QC_NODISCARD qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree,

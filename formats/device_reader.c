@@ -6,8 +6,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "base/workers.h"
-#include "formats/manifest.h"
-#include "formats/shard_frames.h"
+#include "formats/manifest_header.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -104,7 +103,10 @@ static qc_status list_devices(qc_reader *r, qc_error *err)
 qc_status qc_reader_open(qc_reader **out, const char *dir, qc_error *err)
 {
     void *v = NULL;
-    *out = NULL;
+    if (out)
+        *out = NULL;
+    if (!out || !dir)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_open: %s is NULL", out ? "dir" : "out");
     QC_TRY(qc_calloc(&v, 1, sizeof(qc_reader), err));
     qc_reader *r = v;
     qc_arena_init(&r->arena);
@@ -133,16 +135,21 @@ void qc_reader_close(qc_reader *r)
 
 size_t qc_reader_device_count(const qc_reader *r)
 {
-    return r->device_count;
+    return r ? r->device_count : 0;
 }
 
 const qc_reader_device *qc_reader_device_at(const qc_reader *r, size_t device)
 {
-    return &r->devices[device].device;
+    return r && device < r->device_count ? &r->devices[device].device : NULL;
 }
 
 qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *device, qc_error *err)
 {
+    if (!r || !name || !device)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_find_device: %s is NULL",
+                !r     ? "the reader"
+                : name ? "device"
+                       : "name");
     for (size_t i = 0; i < r->device_count; i++) {
         if (strcmp(r->devices[i].device.name, name) == 0) {
             *device = i;
@@ -244,6 +251,12 @@ static qc_status add_frames(load *l, size_t shard, size_t first, size_t end, qc_
     qc_shard_frames f;
     QC_TRY(qc_shard_frames_read(&f, &l->files[shard], &l->r->m, e->first_shard + shard,
                                 e->first_tensor + first, e->first_tensor + end, err));
+    qc_status st = qc_shard_header_check(&l->files[shard], &l->r->m, e->first_shard + shard,
+                                         e->first_tensor + first, e->first_tensor + end, &f, err);
+    if (st != QC_OK) {
+        qc_shard_frames_deinit(&f);
+        return st;
+    }
     const qc_frame *next = f.table.frames + f.header_frames;
     for (size_t i = first; i < end; i++) {
         uint64_t at = 0;
@@ -287,8 +300,11 @@ static qc_status list_units(load *l, size_t shard, size_t first, size_t end, qc_
     const qc_manifest *m = &l->r->m;
     if (m->compressed)
         return add_frames(l, shard, first, end, err);
+    const device_entry *e = l->e;
+    QC_TRY(qc_shard_header_check(&l->files[shard], m, e->first_shard + shard,
+                                 e->first_tensor + first, e->first_tensor + end, NULL, err));
     for (size_t i = first; i < end; i++)
-        add_plain(l, i, m->shards[l->e->first_shard + shard].header_bytes);
+        add_plain(l, i, m->shards[e->first_shard + shard].header_bytes);
     return QC_OK;
 }
 
@@ -545,17 +561,21 @@ static qc_status load_all(load *l, qc_error *err)
 qc_status qc_reader_load(const qc_reader *r, size_t device, const qc_reader_options *options,
                          qc_error *err)
 {
+    if (!r || !options)
+        QC_FAIL(err, QC_ERR_USAGE, "qc_reader_load: %s NULL",
+                r ? "the options are" : "the reader is");
     if (device >= r->device_count)
         QC_FAIL(err, QC_ERR_DEVICE, "%s: there is no device number %zu; it has %zu", r->dir, device,
                 r->device_count);
-    if (!options->place == !options->pieces)
+    if (!options->place == !options->pieces ||
+        (options->pieces && (!options->pieces->room || !options->pieces->put)))
         QC_FAIL(err, QC_ERR_USAGE, "%s: the options of a load need either place or pieces", r->dir);
     load l = {.r = r, .e = &r->devices[device], .options = options, .max_stored = 1};
     if (pthread_mutex_init(&l.lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     if (pthread_cond_init(&l.placed, NULL) != 0) {
         pthread_mutex_destroy(&l.lock);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a condition could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a condition could not be made");
     }
     qc_status st = load_all(&l, err);
     if (st != QC_OK)

@@ -10,12 +10,15 @@
  * without --vram has one device, "all". Compressed and plain outputs are read alike.
  *
  * Memory: the manifest (0.4 KB a tensor, with names of 50 bytes), 44 bytes a frame and 32 a tensor
- * during a load, and one compressed frame (at most 16 MiB, 8 as qconv writes them) a thread. No
- * tensor is ever held twice. Stored frames, most of an output in NF4, are read straight to their
- * place. What is checked on the way: the manifest's own digest, the seek table's, and every
+ * during a load, the header of one shard before it, and one compressed frame (at most 16 MiB, 8 as
+ * qconv writes them) a thread. No tensor is ever held twice. Stored frames, most of an output in
+ * NF4, are read straight to their place. What is checked on the way: the manifest's own digest;
+ * that each shard's header says what the manifest says; the digest of the seek table, and every
  * tensor's: of its frames as they lie in the file, or in a plain output of its bytes. The checksum
- * that each frame carries is looked at where digests are not. The header of a shard is not read;
- * the manifest has it all.
+ * that each frame carries is looked at where digests are not.
+ *
+ * An argument that is NULL where it may not be is QC_ERR_USAGE, from functions without a status
+ * NULL or 0; err may always be NULL.
  *
  * Thread-safe: a reader does not change after qc_reader_open, so several loads may run at once.
  * Installed as <qconv/device_reader.h>, which includes nothing else of qconv's.
@@ -61,6 +64,7 @@ QC_API QC_NODISCARD qc_status qc_reader_open(qc_reader **out, const char *dir, q
 QC_API void qc_reader_close(qc_reader *r); /* NULL is fine */
 
 QC_API size_t qc_reader_device_count(const qc_reader *r); /* at least 1; in the order of the plan */
+/* NULL where there is no such device. */
 QC_API const qc_reader_device *qc_reader_device_at(const qc_reader *r, size_t device);
 /* QC_ERR_DEVICE that names those there are. */
 QC_API QC_NODISCARD qc_status qc_reader_find_device(const qc_reader *r, const char *name,

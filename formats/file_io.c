@@ -54,8 +54,7 @@ uint64_t qc_io_count(qc_io_kind kind)
     return atomic_load(&faults[kind].tried);
 }
 
-/* 0, or the errno this operation must fail with. */
-static int fault_now(qc_io_kind kind)
+int qc_io_fault(qc_io_kind kind)
 {
     fault *f = &faults[kind];
     uint64_t mine = atomic_fetch_add(&f->tried, 1) + 1;
@@ -216,7 +215,7 @@ static int range_fits(uint64_t offset, size_t len)
 qc_status qc_file_pread(const qc_file *f, void *dst, size_t len, uint64_t offset, qc_error *err)
 {
     size_t done = 0;
-    int e = fault_now(QC_IO_READ);
+    int e = qc_io_fault(QC_IO_READ);
     if (e)
         FAIL_ERRNO(err, e, f->path, "reading failed");
     if (!range_fits(offset, len))
@@ -247,7 +246,7 @@ qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t len, uint64_t
                          qc_error *err)
 {
     size_t done = 0;
-    int e = fault_now(QC_IO_WRITE);
+    int e = qc_io_fault(QC_IO_WRITE);
     size_t stop = e ? len / 2 : len;
     if (!range_fits(offset, len))
         QC_FAIL(err, QC_ERR_NOSPACE, "%s: offset %" PRIu64 " is beyond any file", f->path, offset);
@@ -267,7 +266,7 @@ qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t len, uint64_t
 
 static qc_status sync_fd_by(int (*sync)(int), int fd, const char *path, qc_error *err)
 {
-    int e = fault_now(QC_IO_SYNC);
+    int e = qc_io_fault(QC_IO_SYNC);
     if (!e) {
         int r;
         do {
@@ -531,7 +530,7 @@ done:
 
 qc_status qc_path_rename(const char *from, const char *to, qc_error *err)
 {
-    int e = fault_now(QC_IO_RENAME);
+    int e = qc_io_fault(QC_IO_RENAME);
     if (!e && rename(from, to) != 0)
         e = errno;
     if (e) {
@@ -764,7 +763,7 @@ qc_status qc_dir_free_bytes(const char *path, uint64_t *bytes, qc_error *err)
     struct statvfs v;
     if (statvfs(path, &v) != 0)
         QC_FAIL(err, QC_ERR_IO, "%s: free space cannot be read: %s", path, strerror(errno));
-    if (qc_mul_u64((uint64_t)v.f_bavail, (uint64_t)v.f_frsize, bytes))
+    if (v.f_blocks == 0 || qc_mul_u64((uint64_t)v.f_bavail, (uint64_t)v.f_frsize, bytes))
         *bytes = UINT64_MAX;
     return QC_OK;
 }

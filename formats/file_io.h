@@ -74,7 +74,8 @@ QC_NODISCARD qc_status qc_path_remove(const char *path, qc_error *err);
 /* mkdir -p; existing directories are fine. New ones are durable: what holds them is synced. */
 QC_NODISCARD qc_status qc_dir_make(const char *path, qc_error *err);
 QC_NODISCARD qc_status qc_dir_sync(const char *path, qc_error *err);
-/* Bytes an unprivileged writer may still write to the file system that holds path. */
+/* Bytes an unprivileged writer may still write to the file system that holds path; UINT64_MAX where
+ * that does not say how large it is. */
 QC_NODISCARD qc_status qc_dir_free_bytes(const char *path, uint64_t *bytes, qc_error *err);
 typedef enum { QC_PATH_MISSING, QC_PATH_FILE, QC_PATH_DIR, QC_PATH_OTHER } qc_path_kind;
 QC_NODISCARD qc_status qc_path_stat(const char *path, qc_path_kind *kind, uint64_t *bytes,
@@ -98,5 +99,7 @@ QC_NODISCARD qc_status qc_dir_tree(qc_arena *a, const char *dir, size_t max_file
 typedef enum { QC_IO_READ, QC_IO_WRITE, QC_IO_SYNC, QC_IO_RENAME, QC_IO_KIND_COUNT } qc_io_kind;
 void qc_io_fail_at(qc_io_kind kind, uint64_t n, int persistent, int e);
 uint64_t qc_io_count(qc_io_kind kind);
+/* For an operation that is not in this file: 0, or the errno it must fail with. */
+int qc_io_fault(qc_io_kind kind);
 
 #endif

@@ -146,7 +146,7 @@ qc_status qc_journal_open(qc_journal **out, const char *path, qc_journal_fn fn, 
     j->file = QC_FILE_CLOSED;
     if (pthread_mutex_init(&j->lock, NULL) != 0) {
         qc_free(j);
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     }
     qc_status st = qc_file_open_update(&j->file, path, err);
     if (st == QC_OK)

@@ -117,7 +117,7 @@ void qc_jw_compact_next(qc_json_writer *w)
 static void put_escape(qc_json_writer *w, uint32_t c)
 {
     static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* byte, letter */
-    char text[8] = {'\\', 0};
+    char text[16] = {'\\', 0};
     for (size_t i = 0; i + 1 < sizeof named; i += 2) {
         if ((uint32_t)named[i] == c) {
             text[1] = named[i + 1];
@@ -125,7 +125,12 @@ static void put_escape(qc_json_writer *w, uint32_t c)
             return;
         }
     }
-    (void)snprintf(text, sizeof text, "\\u%04x", (unsigned)c);
+    if (c > 0xffff) { /* a pair of surrogates */
+        (void)snprintf(text, sizeof text, "\\u%04x", 0xd7c0u + (unsigned)(c >> 10));
+        put(w, text, 6);
+        c = 0xdc00 + (c & 0x3ff);
+    }
+    (void)snprintf(text, sizeof text, "\\u%04x", (unsigned)c & 0xffff);
     put(w, text, 6);
 }
 

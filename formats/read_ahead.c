@@ -20,7 +20,7 @@ qc_status qc_read_ahead_init(qc_read_ahead *r, uint32_t count, qc_read_range_fn 
     QC_TRY(qc_calloc(&v, count, 1, err));
     r->fresh = v;
     if (pthread_mutex_init(&r->lock, NULL) != 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a mutex could not be made");
+        QC_FAIL(err, QC_ERR_NOMEM, "a mutex could not be made");
     r->have_lock = 1;
     return QC_OK;
 }

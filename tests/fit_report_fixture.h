@@ -106,6 +106,8 @@ static inline void fit_fixture_make(fit_fixture *f, qc_arena *arena)
                                 .generates = 1,
                                 .max_context = 131072,
                                 .max_batch = 0,
+                                .whole = {0, 131072},
+                                .steps = {2048, 150000},
                                 .suggestions = f->suggestions,
                                 .suggestion_count = 2};
 }

@@ -49,7 +49,8 @@ static qc_status choose(fixture *f, qc_auto_result *r, const char *vram)
     assert_int_equal(qc_geometry_read(&g, &f->arena, f->model.config, &f->err), QC_OK);
     assert_int_equal(qc_segments_make(&s, &f->arena, &f->model, &f->recipe, &g, &f->err), QC_OK);
     assert_int_equal(qc_budget_parse(&b, &f->arena, vram, &f->err), QC_OK);
-    return qc_auto_choose(r, &f->arena, &f->recipe, &f->model, 0, &s, &g, &b, &f->options, &f->err);
+    qc_plan_subject subject = {&f->model, &g, 0, NULL};
+    return qc_auto_choose(r, &f->arena, &f->recipe, &subject, &s, &b, &f->options, &f->err);
 }
 
 static void choose_ok(fixture *f, qc_auto_result *r, const char *vram)
@@ -323,9 +324,14 @@ static void test_text(void **state)
     llama(&f);
     choose_ok(&f, &r, "4MB");
     qc_strbuf_init(&text, 1u << 20);
-    assert_int_equal(qc_auto_explain(&r, &text, &f.err), QC_OK);
+    assert_int_equal(qc_auto_explain(&r, 1, &text, &f.err), QC_OK);
     assert_non_null(strstr(text.data, "layer 3 mlp.down_proj"));
     assert_non_null(strstr(text.data, "normally distributed"));
+    qc_strbuf_deinit(&text);
+    qc_strbuf_init(&text, 1u << 20);
+    assert_int_equal(qc_auto_explain(&r, 0, &text, &f.err), QC_OK);
+    assert_null(strstr(text.data, "layer 3 mlp.down_proj"));
+    assert_non_null(strstr(text.data, "  mlp.down_proj "));
     qc_strbuf_deinit(&text);
     qc_strbuf_init(&text, 1u << 20);
     qc_jw_init(&w, &text, &f.err);

@@ -66,8 +66,9 @@ static qc_status run_convert(const world *w, qc_error *err)
 
 static qc_status run_convert_plain_int8(const world *w, qc_error *err)
 {
-    return test_run_line(test_command, err, "qconv --to=int8 -q --threads=1 --compress=none %s %s",
-                         w->model, w->out);
+    return test_run_line(test_command, err,
+                         "qconv --to=int8 -q --force --threads=1 --compress=none %s %s", w->model,
+                         w->out);
 }
 
 static qc_status run_convert_placed(const world *w, qc_error *err)

@@ -248,9 +248,16 @@ static void damage_is_named(void **state)
             }
         }
         char path[FX_PATH_BYTES];
+        const qc_manifest_shard *s = &w.m.shards[0];
         shard_path(path, &w, 0);
+        /* Of a compressed header some bits do not matter: those of its frame. */
+        for (uint64_t at = compressed ? s->header_stored_bytes / 2 : 0;
+             at < (compressed ? s->header_stored_bytes / 2 + 1 : s->header_bytes); at++) {
+            flip_byte(path, at);
+            assert_load_fails(r, 0, 1, QC_ERR_CHECK, "header of model-00001-of-", "");
+            flip_byte(path, at);
+        }
         if (compressed) {
-            const qc_manifest_shard *s = &w.m.shards[0];
             for (uint64_t at = s->file_bytes - s->table_bytes; at < s->file_bytes; at++) {
                 flip_byte(path, at);
                 assert_load_fails(r, 0, 1, QC_ERR_CHECK, s->name, "table");
@@ -302,6 +309,62 @@ static void frames_of_another_output_are_refused(void **state)
                                   : "its frames are not those the manifest lists";
         const qc_manifest_shard *s = &w.m.shards[k == 0 ? long_one->shard : 0];
         assert_load_fails(r, s->device, 2, QC_ERR_CHECK, s->name, says);
+        qc_reader_close(r);
+        drop_output(&w);
+    }
+}
+
+static qc_manifest_tensor *row_of(world *w, const char *name)
+{
+    qc_manifest_tensor *t = w->m.tensors;
+    while (strcmp(t->name, name) != 0)
+        t++;
+    return t;
+}
+
+/* A manifest that is right in itself, but does not say what the shards' headers say. */
+static void headers_that_say_something_else_are_refused(void **state)
+{
+    (void)state;
+    static const char *const says[] = {
+        "tensor 'l0.w' is U8 [1000] from byte ",
+        "the manifest says U8 [10, 100] from byte ",
+        "tensor 'l0.v' is in the manifest, but not in the header",
+        "tensor 'l0.w' is in the header, but not in the manifest",
+        "tensor 'l0.empty' is U8 [0] from byte ",
+        "tensor 'l0.empty' is in the header, but not in the manifest",
+    };
+    for (unsigned k = 0; k < 2 * sizeof says / sizeof *says; k++) {
+        world w;
+        char header[80];
+        make_output(&w, k % 2, 1);
+        qc_manifest_tensor *weight = row_of(&w, "l0.w"), *empty = row_of(&w, "l0.empty");
+        if (k / 2 == 0)
+            weight->dtype = QC_DTYPE_I8;
+        if (k / 2 == 1) {
+            weight->ndim = 2;
+            weight->dims[0] = 10;
+            weight->dims[1] = 100;
+        }
+        if (k / 2 == 2)
+            weight->name = "l0.v";
+        if (k / 2 == 3) { /* as if both had changed places */
+            qc_manifest_tensor *other = row_of(&w, "l1.w");
+            weight->name = "l1.w";
+            other->name = "l0.w";
+        }
+        if (k / 2 == 4) {
+            empty->ndim = 2;
+            empty->dims[0] = 3;
+        }
+        if (k / 2 == 5)
+            memmove(empty, empty + 1,
+                    (size_t)(w.m.tensors + w.m.tensor_count-- - (empty + 1)) * sizeof *empty);
+        write_manifest(&w);
+        qc_reader *r = open_reader(&w);
+        (void)snprintf(header, sizeof header, "header of %s%s: ", w.m.shards[0].name,
+                       k % 2 ? ".zst" : "");
+        assert_load_fails(r, 0, 2, QC_ERR_CHECK, header, says[k / 2]);
         qc_reader_close(r);
         drop_output(&w);
     }
@@ -449,6 +512,49 @@ static void what_is_no_output_is_refused(void **state)
     fx_remove_dir(d.path);
 }
 
+static void null_is_refused(void **state)
+{
+    (void)state;
+    world w;
+    keeper k;
+    size_t index = 0;
+    uint64_t n = 0;
+    qc_dtype t = QC_DTYPE_U8;
+    qc_error err = {0};
+    const qc_reader_pieces none = {0};
+    make_output(&w, 0, 1);
+    qc_reader *r = open_reader(&w), *other = NULL;
+    qc_reader_options o = keep_options(&k, 1);
+    assert_null(qc_reader_device_at(r, 4));
+    assert_null(qc_reader_device_at(r, SIZE_MAX));
+    assert_null(qc_reader_device_at(NULL, 0));
+    assert_int_equal(qc_reader_device_count(NULL), 0);
+    assert_int_equal(qc_reader_open(NULL, w.dir.path, &err), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_open(&other, NULL, &err), QC_ERR_USAGE);
+    assert_string_equal(err.msg, "qc_reader_open: dir is NULL");
+    assert_int_equal(qc_reader_find_device(NULL, "cpu", &index, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_find_device(r, NULL, &index, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_find_device(r, "cpu", NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_load(NULL, 0, &o, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_reader_load(r, 0, NULL, NULL), QC_ERR_USAGE);
+    o.place = NULL;
+    o.pieces = &none;
+    assert_int_equal(qc_reader_load(r, 0, &o, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_dtype_from_name(NULL, 0, &t), 1);
+    assert_int_equal(qc_dtype_from_name("U8", 2, NULL), 1);
+    assert_null(qc_dtype_name((qc_dtype)99));
+    assert_int_equal(qc_dtype_bits((qc_dtype)99), 0);
+    assert_int_equal(qc_shape_elems(NULL, 1, &n, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_shape_elems(&n, 1, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_shape_bytes(NULL, 1, t, &n, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_shape_bytes(&n, 1, t, NULL, NULL), QC_ERR_USAGE);
+    assert_int_equal(qc_shape_bytes(&n, 1, (qc_dtype)99, &n, NULL), QC_ERR_USAGE);
+    qc_error_prefix(NULL, "x");
+    qc_reader_close(r);
+    keep_deinit(&k);
+    drop_output(&w);
+}
+
 static void out_of_memory_is_said(void **state)
 {
     (void)state;
@@ -486,11 +592,13 @@ int main(void)
         cmocka_unit_test(an_output_without_placement_is_one_device),
         cmocka_unit_test(damage_is_named),
         cmocka_unit_test(frames_of_another_output_are_refused),
+        cmocka_unit_test(headers_that_say_something_else_are_refused),
         cmocka_unit_test(sizes_that_no_file_has_are_not_believed),
         cmocka_unit_test(digests_are_skipped_on_request),
         cmocka_unit_test(room_for_one_tensor_is_enough),
         cmocka_unit_test(callers_errors_come_back),
         cmocka_unit_test(what_is_no_output_is_refused),
+        cmocka_unit_test(null_is_refused),
         cmocka_unit_test(out_of_memory_is_said),
     };
     return cmocka_run_group_tests(tests, make_contents, free_contents);

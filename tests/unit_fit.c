@@ -37,23 +37,28 @@ static void workspaces_are_as_documented(void **state)
     add_layer(&x, 0);
     const qc_geometry *g = &x.geometry;
     qc_fit_options o = x.options;
-    /* 2 B * 1000 tokens * (2 * 100 + 3 * 400) */
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2800000);
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 77), 2800154);
+    /* 2 B * 1000 tokens * (4 * 100 + 2 * 50 + 12 + 3 * 400) */
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3424000);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 77), 3424154);
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EMBEDDING, UINT32_MAX, 0), 200000);
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_NORM, UINT32_MAX, 0), 400000);
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, UINT32_MAX, 0), 204000);
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_EXTRA, 5, 1000), 0);
-    /* A long prompt goes in steps; every sequence of a batch takes one. */
+    /* A prompt is read whole, or in steps; every sequence of a batch takes one. */
     o.context = 100000;
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 2048 * 1400);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1712);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 100000 * 200 + 4000);
+    o.prefill = 100001;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 100000 * 1712);
+    o.prefill = 2048;
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 2 * 2048 * 1712);
     o.batch = 3;
-    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3 * 2 * 2048 * 1400);
+    assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), 3 * 2 * 2048 * 1712);
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * (2048 * 200 + 4000));
     /* An encoder sees its text whole and gives no logits. */
     x.geometry.decoder = 0;
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0),
-                     (uint64_t)3 * 2 * 100000 * 1400);
+                     (uint64_t)3 * 2 * 100000 * 1712);
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_HEAD, 0, 0), 3 * 100000 * 200);
     o.context = UINT64_MAX;
     assert_int_equal(qc_workspace_bytes(g, &o, QC_SEGMENT_LAYER, 0, 0), UINT64_MAX);
@@ -69,21 +74,30 @@ static void attention_counts_where_it_is_wider(void **state)
     const qc_geometry *g = &x.geometry;
     /* q and its output 2 * 100, k and v 2 * 50 */
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * 1000 * (200 + 300));
-    /* absorbed: q 2 * 100, latent 60, q and output against it 2 * 2 * 60 */
+                     2 * 1000 * (512 + 300));
+    /* latent: q 2 * 100, latent 60; keys and values of the whole context twice, 2 * 160, also where
+     * the prompt comes in steps of 10 */
     x.layers[0] = (qc_layer_geometry){QC_ATTENTION_MLA, 60, 160, 0};
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * 1000 * (200 + 500));
+                     2 * 1000 * (512 + 260 + 320));
+    x.options.prefill = 10;
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * (10 * (512 + 260) + 1000 * 320));
+    x.options.prefill = 0;
+    /* absorbed: q 2 * 100, latent 60, q and output against it 2 * 2 * 60 */
+    x.options.mla_absorbed = 1;
+    assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
+                     2 * 1000 * (512 + 500));
     x.options.mla_expanded = 1;
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * 1000 * (200 + 360));
+                     2 * 1000 * (512 + 360));
     /* Images: what the tower hands to the layers stays while the prompt is read. */
     x.layers[0] = (qc_layer_geometry){QC_ATTENTION_CROSS, 100, 0, 0};
     x.geometry.media_positions = 7;
     x.geometry.vision_hidden = 11;
     x.options.images = 2;
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
-                     2 * (1000 * (200 + 200) + 2 * 7 * 100));
+                     2 * (1000 * (512 + 200) + 2 * 7 * 100));
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_VISION, 0, 0),
                      2 * 2 * 7 * 10 * 11);
 }
@@ -119,9 +133,9 @@ static void two_gpus_share_by_hand(void **state)
         assert_int_equal(f.devices[d].budget_bytes, 80 * MB);
         assert_int_equal(f.devices[d].weight_bytes, 50 * MB + (d ? 200 : 0));
         assert_int_equal(f.devices[d].kv_bytes, 4 * MB);
-        assert_int_equal(f.devices[d].workspace_bytes, 2800000);
+        assert_int_equal(f.devices[d].workspace_bytes, 3424000);
         assert_int_equal(f.devices[d].context_bytes, 5 * MB);
-        assert_int_equal(f.devices[d].free_bytes, 80 * MB - 61800000 - (d ? 200 : 0));
+        assert_int_equal(f.devices[d].free_bytes, 80 * MB - 62424000 - (d ? 200 : 0));
         assert_int_equal(f.devices[d].short_by_bytes, 0);
         assert_int_equal(f.devices[d].layers, 2);
         assert_int_equal(f.devices[d].first_layer, d ? 2 : 0);
@@ -145,13 +159,13 @@ static void short_by_what_is_missing(void **state)
     add_device(&x, QC_TIER_GPU, 60 * MB);
     make(&x, &arena, &f);
     assert_false(f.fits);
-    assert_int_equal(f.short_by_bytes, 1800200);
+    assert_int_equal(f.short_by_bytes, 2424200);
     assert_int_equal(f.short_device, 1);
-    assert_int_equal(f.devices[0].short_by_bytes, 1800000);
+    assert_int_equal(f.devices[0].short_by_bytes, 2424000);
     assert_int_equal(f.devices[0].free_bytes, 0);
     /* To the byte. */
-    x.device[0].total_bytes += 1800000;
-    x.device[1].total_bytes += 1800200;
+    x.device[0].total_bytes += 2424000;
+    x.device[1].total_bytes += 2424200;
     make(&x, &arena, &f);
     assert_true(f.fits);
     assert_int_equal(f.devices[0].free_bytes, 0);
@@ -171,8 +185,8 @@ static void spilling_by_hand(void **state)
     qc_arena arena;
     qc_arena_init(&arena);
     four_layers(&x);
-    /* All of it needs 100.0002 + 8 + 2.8 + 5 = 115.8002 MB. */
-    add_device(&x, QC_TIER_GPU, 106 * MB);
+    /* All of it needs 100.0002 + 8 + 3.424 + 5 = 116.4242 MB. */
+    add_device(&x, QC_TIER_GPU, 107 * MB);
     add_device(&x, QC_TIER_CPU, 64 * MB);
     make(&x, &arena, &f);
     assert_true(f.fits);
@@ -191,7 +205,7 @@ static void spilling_by_hand(void **state)
     assert_true(f.transfer_seconds == 10000 / 1e6);
     x.device[0].card = NULL;
 
-    /* Head and two layers too: 32 + 12.8 MB of staging, workspace and context... */
+    /* Head and two layers too: 32 + 13.4 MB of staging, workspace and context... */
     x.device[0].total_bytes = 80 * MB;
     make(&x, &arena, &f);
     assert_true(f.fits);
@@ -202,7 +216,7 @@ static void spilling_by_hand(void **state)
     assert_int_equal(f.devices[1].weight_bytes, 60 * MB);
     assert_int_equal(f.devices[1].kv_bytes, 4 * MB);
     assert_int_equal(f.devices[0].staging_bytes, 22 * MB);
-    assert_int_equal(f.devices[0].workspace_bytes, 22 * MB + 2800000);
+    assert_int_equal(f.devices[0].workspace_bytes, 22 * MB + 3424000);
     assert_int_equal(f.transfer_bytes_per_token, 10000 + 10 * MB + 2 * 22 * MB);
 
     /* A byte less in the cpu tier and disk has to help, with what was spilled last. */
@@ -292,7 +306,7 @@ static void without_gpus_the_cpu_computes(void **state)
     make(&x, &arena, &f);
     assert_true(f.fits);
     assert_int_equal(f.devices[0].context_bytes, 0);
-    assert_int_equal(f.devices[0].workspace_bytes, 2800000);
+    assert_int_equal(f.devices[0].workspace_bytes, 3424000);
     assert_int_equal(f.devices[0].layers, 4);
     x.device[0].total_bytes = 110 * MB;
     add_device(&x, QC_TIER_DISK, UINT64_MAX);

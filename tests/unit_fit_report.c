@@ -105,11 +105,22 @@ static void text(void **state)
         "  cpu     no limit  1.00 GB       0 B        0 B           0 B  no limit                 "
         "-\n"
         "\n"
+        "  36.0 GB is 90% of 40.0 GB (--margin)\n"
+        "  40GB is taken as 40.0 GB; cards sold with 40GB have 42.3 GB (A100-40GB): name the card "
+        "in "
+        "--vram\n"
+        "  18.0 GB is 90% of 20.0 GB (--margin)\n"
+        "  20GB is taken as 20.0 GB; cards sold with 20GB have 20.8 GB (A4500) to 20.8 GB "
+        "(RTX4000-Ada): name the card in --vram\n"
+        "\n"
         "  cuda:0  [########################kkkkkkkkkkkkwwwwc.......] 30.5 GB of 36.0 GB\n"
         "  cuda:1  [########################]                         21.0 GB of 18.0 GB (!)\n"
         "          # weights k KV cache w workspace c CUDA context . free\n"
         "\n"
-        "  longest context at batch 1      131,072 tokens, the model's limit\n"
+        "  longest context at batch 1      131,072 tokens, the model's limit; prompts read whole, "
+        "as transformers does unless told\n"
+        "  with --prefill 2048             150,000 tokens; prompts read 2,048 tokens at a time "
+        "(vLLM's --max-num-batched-tokens)\n"
         "  largest batch at this context   none fits\n"
         "  spilled to the host: 1.00 GB over its link for every token, 0.04 s at least\n"
         "\n"
@@ -147,9 +158,10 @@ static void choice(void **state)
                         .bytes_chosen = {10, 0, 20, 0}};
     t->f.report.chosen = &a;
     assert_int_equal(qc_fit_report_text(&t->f.report, QC_BARS_ASCII, &t->out, NULL), QC_OK);
-    assert_non_null(strstr(t->out.data, "  error      0.5 predicted, nf4 4, int8 0.04 (does not "
-                                        "fit), 16 bit 0 (does not fit)\n"
-                                        "             (no weights to measure"));
+    assert_non_null(strstr(t->out.data, "  error      0.5 predicted, 12% of nf4's: nf4 4, int8 "
+                                        "0.04 (does not fit), 16 bit 0 (does not fit)\n"
+                                        "             It has no unit"));
+    assert_non_null(strstr(t->out.data, "             There are no weights to measure"));
     qc_strbuf_deinit(&t->out);
     qc_strbuf_init(&t->out, 1000000);
     assert_int_equal(qc_fit_report_json(&t->f.report, &t->out, NULL), QC_OK);
@@ -190,9 +202,15 @@ static void html(void **state)
     assert_non_null(strstr(t->out.data, "with 3 cards &lt;&quot;of&quot; 40 &amp; 20 GB&gt;</li>"));
     assert_non_null(strstr(t->out.data, "short by 3.00 GB on cuda:1"));
     assert_non_null(strstr(t->out.data, "</html>\n"));
-    /* Budgets are to one scale, and the longest thing is a whole bar: 640 of 640, 18 / 36. */
-    assert_non_null(strstr(t->out.data, "width=\"640.00\" height=\"26\" fill=\"none\""));
-    assert_non_null(strstr(t->out.data, "width=\"320.00\" height=\"26\" fill=\"none\""));
+    /* Budgets are to one scale, and the longest thing is a whole bar; of the second device, which
+     * is short of room, the outline is red. */
+    assert_non_null(strstr(t->out.data, "width=\"99.600%\" height=\"24\" fill=\"none\" "
+                                        "style=\"stroke:currentColor\""));
+    assert_non_null(strstr(t->out.data, "width=\"49.800%\" height=\"24\" fill=\"none\" "
+                                        "style=\"stroke:var(--bad)\""));
+    /* No device has a card. */
+    assert_null(strstr(t->out.data, "<th>card</th>"));
+    assert_non_null(strstr(t->out.data, "<td data-t=\"short by\" class=\"no\">3.00 GB</td>"));
 }
 
 static void locale(void **state)

@@ -48,20 +48,28 @@ static int teardown(void **state)
 
 static qc_status write_once(const world *w, qc_error *err)
 {
-    static const char manifest[] = "{}";
+    static const char *const names[FILES] = {"f0", "f1", "f2", "f3"};
+    qc_manifest_file files[FILES];
     qc_arena arena;
     qc_output_dir d = QC_OUTPUT_DIR_NONE;
+    qc_strbuf manifest;
+    sample s;
+    make_sample(&s, 1);
+    for (int i = 0; i < FILES; i++)
+        files[i] = (qc_manifest_file){names[i], 1, digest_of("x")};
+    s.m.files = files;
+    s.m.file_count = FILES;
+    qc_strbuf_init(&manifest, TEXT_MAX);
+    test_must(qc_manifest_write(&s.m, &manifest, err), err);
     qc_arena_init(&arena);
     qc_status st = qc_output_dir_begin(&d, &arena, w->out, w->source, 0, err);
-    for (int i = 0; st == QC_OK && i < FILES; i++) {
-        char name[16];
-        (void)snprintf(name, sizeof name, "f%d", i);
-        st = qc_output_dir_put(&d, name, "x", 1, err);
-    }
+    for (int i = 0; st == QC_OK && i < FILES; i++)
+        st = qc_output_dir_put(&d, names[i], "x", 1, err);
     if (st == QC_OK)
-        st = qc_output_dir_commit(&d, manifest, sizeof manifest - 1, err);
+        st = qc_output_dir_commit(&d, manifest.data, manifest.len, err);
     qc_output_dir_abort(&d);
     qc_arena_deinit(&arena);
+    qc_strbuf_deinit(&manifest);
     return st;
 }
 

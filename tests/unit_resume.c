@@ -169,8 +169,8 @@ static void test_identities_of_commands(void **state)
 
 static qc_status convert(const world *w, const char *to, qc_error *err)
 {
-    return test_run_line(test_command, err, "qconv --to %s -q --threads=2 %s %s", to, w->model,
-                         w->out);
+    return test_run_line(test_command, err, "qconv --to %s -q --force --threads=2 %s %s", to,
+                         w->model, w->out);
 }
 
 static void must_verify(const world *w)

@@ -1,5 +1,6 @@
-/* Tokenizers: small ones whose ids can be worked out by hand, what is refused, and memory that runs
- * out. That real ones give the ids of the tokenizers package: tests/interop. */
+/* Tokenizers: small ones whose ids can be worked out by hand, what is refused, how much a file may
+ * ask for, and memory that runs out. That real ones give the ids of the tokenizers package:
+ * tests/interop. */
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/tokenizer.h"
@@ -201,8 +202,165 @@ static void refused(void **state)
     refuses(SPLIT("\\\\p{Cn}"), no, "the property \\p{Cn}");
     refuses(SPLIT("[a"), bad, "does not end");
     refuses(SPLIT("(a"), bad, "is not one");
+    enum { LONG = 70000 };
+    char *text = malloc(LONG + 1000);
+    assert_non_null(text);
+    int at = snprintf(text, 1000, "%s",
+                      "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Split\",\"behavior\":"
+                      "\"Isolated\",\"pattern\":{\"Regex\":\"");
+    memset(text + at, 'a', LONG);
+    (void)snprintf(text + at + LONG, 10, "%s", "\"}}}");
+    refuses(text, no, "a pattern of 70000 bytes is too long");
+    free(text);
 #undef SPLIT
 #undef PRE
+}
+
+/* ---- budgets: what one text may ask for ---- */
+
+#define LINES 600u
+
+/* What encoding a text of `len` bytes ends with, and the words. */
+static qc_status encode_many(const char *json, char byte, size_t len, size_t *count, qc_error *err)
+{
+    qc_tokenizer *t = NULL;
+    uint32_t *ids = NULL;
+    void *v = NULL;
+    test_must(qc_tokenizer_open_text(&t, json, strlen(json), err), err);
+    test_must(qc_malloc(&v, len, err), err);
+    memset(v, byte, len);
+    qc_status st = qc_tokenizer_encode(t, v, len, 0, &ids, count, err);
+    qc_free(ids);
+    qc_free(v);
+    qc_tokenizer_close(t);
+    return st;
+}
+
+static void too_much(const char *json, char byte, size_t len, const char *words)
+{
+    qc_error err = {0};
+    size_t count = 0;
+    assert_int_equal(encode_many(json, byte, len, &count, &err), QC_ERR_INPUT);
+    if (!strstr(err.msg, words))
+        fail_msg("'%s' does not say '%s'", err.msg, words);
+}
+
+#define REPLACE(from, to) "{\"type\":\"Replace\",\"pattern\":{" from "},\"content\":\"" to "\"}"
+#define TEN_A(text)       text text text text text text text text text text
+#define NORMS(list)       "{" MODEL ",\"normalizer\":{\"type\":\"Sequence\",\"normalizers\":[" list "]}}"
+#define PRE_SEQUENCE(list)                                                                         \
+    "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Sequence\",\"pretokenizers\":[" list "]}}"
+#define SPLIT_AT(regex)                                                                            \
+    PRE_SEQUENCE("{\"type\":\"Split\",\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":\"" regex   \
+                 "\"}}")
+
+static void budget_of_bytes(void **state)
+{
+    (void)state;
+    const char *ten = REPLACE("\"String\":\"a\"", "aaaaaaaaaa");
+    const char *bytes = "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"use_regex\":false}";
+    char text[4096];
+    qc_error err = {0};
+    size_t count = 0;
+    /* Ten for one is within it, as is the rest of what is there for every text. */
+    (void)snprintf(text, sizeof text, NORMS("%s"), ten);
+    assert_int_equal(encode_many(text, 'a', 20000, &count, &err), QC_OK);
+    assert_int_equal(count, 200000);
+    (void)snprintf(text, sizeof text, NORMS("%s,%s"), ten, ten);
+    assert_int_equal(encode_many(text, 'a', 700, &count, &err), QC_OK);
+    /* Sixteen for one and 65,536 more are the end. */
+    too_much(text, 'a', 20000,
+             "the tokenizer's normalizer makes more than 385536 bytes of the text's 20000");
+    (void)snprintf(text, sizeof text, NORMS("%s,%s,%s,%s,%s,%s,%s,%s"), ten, ten, ten, ten, ten,
+                   ten, ten, ten);
+    too_much(text, 'a', 700, "normalizer makes more than 76736 bytes");
+    too_much(NORMS("{\"type\":\"Prepend\",\"prepend\":\"" TEN_A(TEN_A(
+                 "0123456789")) "\"},{\"type\":"
+                                "\"Replace\",\"pattern\":{\"Regex\":\"[^x]\"},\"content\":\"" TEN_A(
+                                    "0123456789") "\"}"),
+             '?', 20000, "normalizer makes more than");
+    too_much("{" MODEL
+             ",\"pre_tokenizer\":{\"type\":\"Metaspace\",\"replacement\":\"" TEN_A("01234") "\"}}",
+             ' ', 20000, "pre_tokenizer makes more than");
+    (void)snprintf(text, sizeof text, PRE_SEQUENCE("%s,%s,%s,%s,%s,%s,%s,%s"), bytes, bytes, bytes,
+                   bytes, bytes, bytes, bytes, bytes);
+    too_much(text, ' ', 20000, "pre_tokenizer makes more than");
+}
+
+static void budget_of_steps(void **state)
+{
+    (void)state;
+    const char *words = "patterns take more than 37257216 steps for the text's 20000 bytes";
+    char text[32768];
+    size_t len = 0, count = 0;
+    qc_error err = {0};
+    /* Each of these is far below the limit of one match. */
+    too_much(SPLIT_AT("a(?=[^b]*)"), 'a', 20000, words);
+    too_much(SPLIT_AT("[^b]+c|a"), 'a', 20000, words);
+    too_much(SPLIT_AT("\\\\p{L}++\\\\p{N}"), 'a', 20000, words);
+    /* utf8proc would put 40,000 marks in order, each against all before it. */
+    too_much(NORMS(REPLACE("\"Regex\":\"[^b]\"", "\xcc\x81\xcc\x96") ",{\"type\":\"NFC\"}"), 'a',
+             20000, words);
+    /* Tokens that begin alike are not compared one by one, and what is compared counts. */
+    len += (size_t)snprintf(text, sizeof text, "{" MODEL ",\"added_tokens\":[");
+    for (unsigned i = 0; i < LINES; i++)
+        len += (size_t)snprintf(text + len, sizeof text - len,
+                                "%s{\"id\":%u,\"content\":\"aaaaaaaa%u\"}", i ? "," : "", 7 + i, i);
+    (void)snprintf(text + len, sizeof text - len, "]}");
+    assert_int_equal(encode_many(text, 'a', 20000, &count, &err), QC_OK);
+    ids_are(text, 0, "aaaaaaaa1aaaaaaaa12aaaaaaaa", "8 19 1 1 1 1 1 1 1 1");
+    /* What models do takes less than twenty steps for a byte. */
+    assert_int_equal(
+        encode_many(SPLIT_AT("[^\\\\r\\\\n\\\\p{L}\\\\p{N}]?\\\\p{L}+|\\\\p{N}{1,3}|"
+                             " ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|\\\\s*[\\\\r\\\\n]+|"
+                             "\\\\s+(?!\\\\S)|\\\\s+"),
+                    ' ', (size_t)1 << 20, &count, &err),
+        QC_OK);
+}
+
+static uint64_t fnv(const char *s)
+{
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *s; s++)
+        h = (h ^ (unsigned char)*s) * 0x100000001b3u;
+    return h ^ h >> 32;
+}
+
+/* Files of which every line costs as much as all before it. */
+static void budget_of_reading(void **state)
+{
+    (void)state;
+    static char text[65536];
+    size_t len = 0;
+    /* 600 tokens of one slot in a table of 2,048. */
+    len += (size_t)snprintf(text, sizeof text, "{\"model\":{\"type\":\"BPE\",\"vocab\":{");
+    for (unsigned i = 0, found = 0; found < LINES; i++) {
+        char name[16];
+        (void)snprintf(name, sizeof name, "t%u", i);
+        if (fnv(name) % 2048 == 77)
+            len += (size_t)snprintf(text + len, sizeof text - len, "%s\"%s\":%u", found ? "," : "",
+                                    name, found),
+                found++;
+    }
+    (void)snprintf(text + len, sizeof text - len, "},\"merges\":[]}}");
+    refuses(text, QC_ERR_INPUT, "vocab: too many tokens have the hash of 't");
+    /* A post-processor for each of which all before are copied. */
+    len = (size_t)snprintf(text, sizeof text,
+                           "{" MODEL ",\"post_processor\":{\"type\":\"Sequence\",\"processors\":[");
+    for (unsigned i = 0; i < LINES; i++)
+        len += (size_t)snprintf(
+            text + len, sizeof text - len,
+            "%s{\"type\":\"BertProcessing\",\"cls\":[\"a\",1],\"sep\":[\"b\",2]}", i ? "," : "");
+    (void)snprintf(text + len, sizeof text - len, "]}}");
+    refuses(text, QC_ERR_UNSUPPORTED, "a post_processor that adds more than 64 tokens");
+    refuses(SPLIT_AT("a{1001}"), QC_ERR_UNSUPPORTED, "{1001} in a regular expression");
+    refuses(SPLIT_AT("a{2,70000}"), QC_ERR_UNSUPPORTED, "{2,7000");
+    len = (size_t)snprintf(text, sizeof text,
+                           "{" MODEL ",\"pre_tokenizer\":{\"type\":\"Split\","
+                           "\"behavior\":\"Isolated\",\"pattern\":{\"Regex\":\"[");
+    memset(text + len, 'x', 4096);
+    (void)snprintf(text + len + 4096, sizeof text - len - 4096, "]\"}}}");
+    refuses(text, QC_ERR_UNSUPPORTED, "a set of 4098 bytes in a regular expression");
 }
 
 static void not_utf8(void **state)
@@ -253,9 +411,11 @@ static void allocations(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(merging),     cmocka_unit_test(stages),  cmocka_unit_test(bytes),
-        cmocka_unit_test(interrupted), cmocka_unit_test(refused), cmocka_unit_test(not_utf8),
-        cmocka_unit_test(allocations),
+        cmocka_unit_test(merging),         cmocka_unit_test(stages),
+        cmocka_unit_test(bytes),           cmocka_unit_test(interrupted),
+        cmocka_unit_test(refused),         cmocka_unit_test(not_utf8),
+        cmocka_unit_test(allocations),     cmocka_unit_test(budget_of_bytes),
+        cmocka_unit_test(budget_of_steps), cmocka_unit_test(budget_of_reading),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

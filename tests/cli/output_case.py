@@ -1,5 +1,7 @@
 """For tests that look into qconv's outputs: whole folders, seek tables, frames."""
+import ctypes
 import hashlib
+import json
 import os
 import shutil
 import struct
@@ -79,6 +81,27 @@ def seek_table(path):
         at += stored
     assert at + table == len(data), (at, table, len(data))
     return frames, table
+
+
+class Xxh128(ctypes.Structure):
+    _fields_ = [("low", ctypes.c_uint64), ("high", ctypes.c_uint64)]
+
+
+def xxh3_128(data):
+    """Hex digits of the digest, by the library that qconv uses."""
+    library = ctypes.CDLL("libxxhash.so.0")
+    library.XXH3_128bits.restype = Xxh128
+    library.XXH3_128bits.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
+    h = library.XXH3_128bits(data, len(data))
+    return "%016x%016x" % (h.high, h.low)
+
+
+def write_sealed(path, manifest):
+    """A manifest (as json.load has it) with the digest that fits what it says now."""
+    manifest["manifest_xxh3_128"] = "0" * 32
+    text = (json.dumps(manifest, indent=2) + "\n").encode()
+    with open(path, "wb") as f:
+        f.write(text[:-36] + xxh3_128(text[:-36]).encode() + text[-4:])
 
 
 def isa_list():

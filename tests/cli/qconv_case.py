@@ -37,6 +37,15 @@ class QconvCase(unittest.TestCase):
     # Of a class whose numbers are those of one method: --scale where a conversion does not say.
     scale = None
 
+    # Of a class that converts into one OUT over and over: it says --force each time.
+    replaces = False
+
+    def with_force(self, args):
+        words = " ".join(args).replace("--to=", "--to ").split()
+        if not self.replaces or "--to" not in words or {"--force", "--", "plan"} & set(words):
+            return list(args)
+        return [*args, "--force"]
+
     def with_scale(self, args):
         words = " ".join(args).replace("--to=", "--to ").split()
         to = words[words.index("--to") + 1:][:1] if "--to" in words else []
@@ -49,14 +58,33 @@ class QconvCase(unittest.TestCase):
         full = dict(os.environ)
         full.pop("NO_COLOR", None)
         full.update(env or {})
-        return subprocess.run([QCONV] + self.with_scale(args), stdout=stdout, stderr=subprocess.PIPE,
-                              stdin=subprocess.DEVNULL, cwd=self.dir, env=full, timeout=timeout)
+        return subprocess.run([QCONV] + self.with_force(self.with_scale(args)), stdout=stdout,
+                              stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, cwd=self.dir,
+                              env=full, timeout=timeout)
 
     def ok(self, *args, **more):
         """Exit 0; returns standard output as text."""
         r = self.run_qconv(*args, **more)
         self.assertEqual(r.returncode, 0, (args, r.stderr))
         return r.stdout.decode()
+
+    def check_page(self, root):
+        """A page is read at any width: no drawing is scaled down on a phone, no column is empty, and
+        the cells of a table whose rows become lists name their columns."""
+        for svg in root.iter("{http://www.w3.org/2000/svg}svg"):
+            box = svg.get("viewBox")
+            self.assertTrue(box is None or float(box.split()[2]) <= 360, box)
+        for table in root.iter("table"):
+            head, *rows = table.iter("tr")
+            titles = ["".join(c.itertext()) for c in head]
+            self.assertTrue(rows, titles)
+            for i, title in enumerate(titles):
+                self.assertTrue(any("".join(r[i].itertext()) for r in rows), title)
+            self.assertEqual(table.get("class"), "list" if len(titles) <= 14 else None)
+            for row in rows:
+                self.assertEqual(len(row), len(titles))
+                if table.get("class"):
+                    self.assertEqual([c.get("data-t") for c in row], [None] + titles[1:])
 
     def fails(self, code, *args, has=(), **more):
         """Exit `code`, nothing on stdout, one line on stderr that holds every text in `has`."""

@@ -82,6 +82,22 @@ class Against(OutputCase):
         return sorted(r["name"] for r in answer["rows"] if r["fault"])
 
 
+class Floods(Against):
+    def test_of_another_model(self):
+        """Ten lines of what is missing, the first fault said once; all with -v."""
+        more = {"extra.%d.weight" % i: t for i, t in enumerate([self.source[L % 0 + NORM]] * 102)}
+        self.model({**self.source, **more}, config=CONFIG, name="other")
+        self.ok("-q", "--to", "nf4", "m", "o")
+        r = self.run_qconv("verify", "o", "--against", "other")
+        text, line = r.stdout.decode(), r.stderr.decode()
+        self.assertEqual((r.returncode, text.count("not in OUT: "), line.count("\n")), (4, 10, 1))
+        self.assertIn("and 92 more (all with -v)\n", text)
+        self.assertIn("o: NOT other: 102 faults\n", text)
+        self.assertIn("extra.0.weight", line)
+        text = self.run_qconv("verify", "-v", "o", "--against", "other").stdout.decode()
+        self.assertEqual((text.count("not in OUT: "), "all with -v" in text), (102, False))
+
+
 class Whole(Against):
     def test_every_form(self):
         searched = [f + ["--scale", "search"] for f in FORMS if f[1] in ("nf4", "int8")]
@@ -253,7 +269,8 @@ class FewValues(Against):
                 for scale in ("search", "refit"):
                     if form == ["--to", "int8"] and max(values) > 65504:
                         continue
-                    self.ok("-q", "--force", *PLAIN, *form, "--scale", scale, "m", "o")
+                    shutil.rmtree(self.path("o"), ignore_errors=True)
+                    self.ok("-q", *PLAIN, *form, "--scale", scale, "m", "o")
                     with self.subTest(form=form, scale=scale, values=values[:3]):
                         self.is_model()
                         os.remove(self.path("o", "qconv.json"))

@@ -1,9 +1,12 @@
 """qconv --to auto: fills the budget, is reproducible and never worse than a uniform scheme."""
 import json
+import os
 import random
+import re
 import unittest
 
 from output_case import OutputCase
+from qconv_case import ROOT
 import make_checkpoint as mk
 
 CONFIG = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 128,
@@ -36,6 +39,96 @@ def llama(seed=1):
     return tensors
 
 
+class Trade(OutputCase):
+    """What auto gives to precision is not there for context: the plan says so."""
+
+    def plan(self, *args):
+        return json.loads(self.ok("plan", "--json", "--to", "auto", *args))
+
+    def test_choices(self):
+        args = ["--vram", "2x40GB", "Llama-3.3-70B-Instruct"]
+        plan = self.plan(*args)
+        self.assertEqual(plan["choices"][0],
+                         {"change": None, "max_context": plan["max_context"],
+                          "predicted_error": plan["auto"]["predicted_error"],
+                          "own_form": "nf4+int8"})
+        changes = {c["change"]: c for c in plan["choices"][1:]}
+        self.assertEqual(list(changes), ["--to nf4", "--context 16384", "--context 32768",
+                                         "--schemes nf4,nf4-32,16bit"])
+        self.assertIsNone(changes["--to nf4"]["own_form"])
+        self.assertIsNone(changes["--schemes nf4,nf4-32,16bit"]["own_form"])
+        for change, said in changes.items():
+            tried = self.plan(*args, *change.split())
+            self.assertEqual(said["max_context"], tried["max_context"], change)
+            if change != "--to nf4":
+                self.assertEqual(said["predicted_error"], tried["auto"]["predicted_error"], change)
+        self.assertGreater(changes["--to nf4"]["max_context"], 4 * plan["max_context"])
+        self.assertEqual(changes["--to nf4"]["predicted_error"],
+                         plan["auto"]["uniform"]["nf4"]["predicted_error"])
+        text = self.ok("plan", "--to", "auto", *args)
+        for c in plan["choices"]:
+            self.assertRegex(text, r"(?m)^  %s +%s +%s  %s$"
+                             % (c["change"] or "this plan", "{:,}".format(c["max_context"]),
+                                "%.3g" % c["predicted_error"],
+                                "qconv only" if c["own_form"] else "transformers too"))
+
+    def test_explain_is_a_summary(self):
+        """By kind and range of layers: all weights, and few lines; a line each with -v."""
+        args = ["plan", "--to", "auto", "--explain", "--vram", "2x40GB", "Llama-3.3-70B-Instruct"]
+        brief = self.ok(*args).split("Choice of schemes\n")[1]
+        self.assertLess(brief.count("\n"), 45)
+        table = brief[brief.index("  kind "):]
+        rows = [re.split(r"  +", line.strip()) for line in table.split("\n")[1:-2]]
+        self.assertEqual(sum(int(r[2]) for r in rows), 560)
+        kinds = {r[0] for r in rows}
+        self.assertIn("mlp.down_proj", kinds)
+        self.assertEqual(len(kinds), 7)
+        for kind in kinds:
+            layers = []
+            for r in rows:
+                if r[0] == kind and "more range" not in r[5]:
+                    for part in r[5].split(", "):
+                        a, _, b = part.partition("-")
+                        layers += range(int(a), int(b or a) + 1)
+            if not any("more range" in r[5] for r in rows if r[0] == kind):
+                self.assertEqual(sorted(layers), list(range(80)), kind)
+        every = self.ok(*args, "-v").split("Choice of schemes\n")[1]
+        self.assertEqual(len(re.findall(r"(?m)^  layer \d+ ", every)), 560)
+
+    def test_nothing_to_trade(self):
+        """A model whose longest context is there in 16 bit."""
+        self.assertEqual(self.plan("--vram", "80GB", "Llama-3.1-8B")["choices"], [])
+        self.assertEqual(self.plan("--vram", "24GB", "all-MiniLM-L6-v2")["choices"], [])
+
+    def test_measured_once(self):
+        """The errors of a checkpoint are those of its weights in every row, and a fresh plan's."""
+        m = self.model(llama(), CONFIG)
+        args = ["--vram", "660KB", *ROOM, "--context", "32", m]
+        plan = self.plan(*args)
+        self.assertTrue(plan["auto"]["measured"])
+        self.assertGreater(len(plan["choices"]), 1)
+        for c in plan["choices"][1:]:
+            tried = self.plan(*args, *c["change"].split())
+            self.assertEqual(tried["max_context"], c["max_context"])
+            if c["change"] != "--to nf4":
+                self.assertAlmostEqual(tried["auto"]["predicted_error"], c["predicted_error"],
+                                       places=12)  # sums in another order
+
+    def test_what_an_error_is(self):
+        """The perplexities named are those of bench/results/accuracy.json."""
+        text = self.ok("plan", "--to", "auto", "--vram", "2x40GB", "Llama-3.3-70B-Instruct")
+        with open(os.path.join(ROOT, "bench", "results", "accuracy.json"), encoding="utf-8") as f:
+            models = json.load(f)["models"]
+        rises = []
+        for name in ("kjv-llama", "tinystories-656k"):
+            model = next(m for m in models if m["model"] == name)
+            row = next(r for r in model["rows"] if r["name"] == "NF4, double, search")
+            rises.append("%.2g%%" % (row["eval"]["difference"] / model["base_perplexity"] * 100))
+        self.assertIn("nf4 raises perplexity by " + " and ".join(rises), text)
+        self.assertIn("It has no unit", text)
+        self.assertRegex(text, r"error +0\.\d+ predicted, \d+% of nf4's: nf4 3\.27")
+
+
 class Auto(OutputCase):
     def setUp(self):
         super().setUp()
@@ -56,7 +149,7 @@ class Auto(OutputCase):
     def test_sweep(self):
         """Fits, never above a uniform scheme that fits, and more room is never worse."""
         before, seen = None, set()
-        for kb in range(450, 1400, 50):
+        for kb in range(455, 1400, 50):
             vram = "%dKB" % kb
             r = self.run_qconv("--dry-run", "--json", "--to", "auto", "--vram", vram, *ROOM, self.m)
             fitting = {k for k, o in UNIFORM.items()
@@ -164,9 +257,12 @@ class Auto(OutputCase):
         self.ok("-q", "--to", "auto", "--vram", "1MB", *ROOM, self.m, "nan-out")
 
     def test_explain(self):
-        text = self.ok("--dry-run", "--to", "auto", "--explain", "--vram", "1MB", *ROOM, self.m)
-        for part in ("predicted error", "layer 3 mlp.down_proj", "sampled rows"):
+        args = ["--dry-run", "--to", "auto", "--explain", "--vram", "1MB", *ROOM, self.m]
+        text = self.ok(*args)
+        for part in ("predicted error", "  mlp.down_proj ", "sampled rows"):
             self.assertIn(part, text)
+        self.assertNotIn("layer 3 mlp.down_proj", text)
+        self.assertIn("layer 3 mlp.down_proj", self.ok("-v", *args))
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import make_checkpoint as mk
 Q = "model.layers.%d.self_attn.q_proj.weight"
 SLOW = "--slow" in sys.argv
 FAULT_DISK = os.environ.get("FAULT_DISK")
-FORMS = [["--to", "nf4"], ["--to", "nf4", *PLAIN], ["--to", "int8", "--max-shard-size", "9000"],
-         ["--to", "bf16", *PLAIN, "--max-shard-size", "20000"]]
+FORMS = [["--to", "nf4"], ["--to", "nf4", *PLAIN], ["--to", "int8", "--max-shard-size", "9000B"],
+         ["--to", "bf16", *PLAIN, "--max-shard-size", "20000B"]]
 
 
 class ConsumeCase(OutputCase):
@@ -86,6 +86,7 @@ class Consume(ConsumeCase):
         for model in ("m", "m/model.safetensors"):
             shutil.rmtree(self.path("m"), ignore_errors=True)
             shutil.rmtree(self.path("o"), ignore_errors=True)
+            shutil.rmtree(self.path("want"), ignore_errors=True)
             rng = random.Random(7)
             self.model({Q % i: ("BF16", [64, 64], mk.random_bytes("BF16", [64, 64], rng))
                         for i in range(3)})
@@ -131,7 +132,7 @@ class Consume(ConsumeCase):
         self.ok("-q", "--to", "nf4", "kept", "o")
         self.ok("-q", "--to", "bf16", *PLAIN, "--max-shard-size", "1GB", "kept", "m")
         self.ok("-q", "--to", "nf4", "m", "want")
-        out = json.loads(self.ok("--json", "--to", "nf4", "--consume-source", "m", "o"))
+        out = json.loads(self.ok("--json", "--to", "nf4", "--consume-source", "--force", "m", "o"))
         self.assertEqual(out["files_consumed"], 1)
         self.assert_same("want", "o")
 
@@ -139,7 +140,7 @@ class Consume(ConsumeCase):
         """What is left of a conversion of which nothing remains to be done is not theirs."""
         self.fresh()
         self.ok("-q", "--to", "nf4", "--consume-source", "m", "o")
-        part = ["--to", "int8", "--max-shard-size", "9000", "--part"]
+        part = ["--force", "--to", "int8", "--max-shard-size", "9000B", "--part"]
         self.ok("-q", *part, "1/2", "kept", "o")
         staged = tree(self.path("o", STAGING))
         self.ok("--to", "nf4", "--consume-source", "m", "o")
@@ -324,11 +325,18 @@ class Killed(ConsumeCase):
         kept = tree(self.path("o"))
         self.usage(*form, "--restart", "m", "o", has=["2 files", "only copy"])
         self.usage(*form, "--restart", "--force", "kept", "o", has=["2 files", "only copy"])
+        # Nothing advises to remove, or to begin anew, what is the only copy.
+        for args in (["--to", "int8"], ["--to", "int8", "--force"], [*form, "--keep", Q % 0]):
+            line = self.fails(2, *args, "m", "o", has=["keep o/" + STAGING, "only copy"])
+            self.assertNotIn("--restart", line)
         self.usage("--to", "int8", "m", "o", has="--to was")
         self.ok("-q", "--to", "nf4", "kept", "whole")
-        self.usage("unpack", "whole", "o", command="unpack", has="interrupted conversion")
+        line = self.usage("unpack", "whole", "o", command="unpack", has="interrupted conversion")
+        self.assertNotIn("remove", line)
         self.fails(3, "--to", "nf4", "m", "other", has="missing")
         self.assertEqual(tree(self.path("o")), kept)
+        line = self.fails(2, *form, "--part", "1/2", "m", "o", has=["--part 1/1", "only copy"])
+        self.assertNotIn("--restart", line)
         self.ok("-q", *form, "--consume-source", "m", "o")
         self.expect_done(self.want(form))
 
@@ -501,7 +509,7 @@ class PowerLoss(ConsumeCase):
         """Files were moving to OUT when it died. Whatever cannot be opened by the next run, the one
         after it goes on: nothing that has moved is to be made again, and nothing could be."""
         os.mkdir(self.path("w"))
-        form = ["--to", "nf4", "--threads", "1", "--max-shard-size", "9000"]
+        form = ["--to", "nf4", "--threads", "1", "--max-shard-size", "9000B"]
         want = self.want(form)
         self.fresh()
         r = self.run_qconv("-q", *form, "--consume-source", self.M, self.O,

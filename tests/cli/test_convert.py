@@ -36,6 +36,7 @@ def mixed_model(seed, layers=2, hidden=96, inner=200):
 class SameBytes(OutputCase):
     """Threads and instruction sets are nobody's business but the clock's."""
 
+    replaces = True
     FORMS = [["--to", "nf4"], ["--to", "nf4", "--no-double-quant", "--block-size", "32"],
              ["--to", "nf4", "--rest", "bf16", "--block-size", "4096"], ["--to", "int8"],
              ["--to", "int8", "--rest", "fp16"], ["--to", "int8", "--block-size", "128"],
@@ -88,6 +89,8 @@ def big_model():
 
 
 class Compressed(OutputCase):
+    replaces = True
+
     def check_plain(self, form):
         """unpack, zstd -d and --compress none are the same."""
         self.ok("-q", *form, "m", "o")
@@ -191,6 +194,7 @@ class Compressed(OutputCase):
 
 
 class Shards(OutputCase):
+    replaces = True
     SIBLINGS = [".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", ".quant_state."]
 
     def group(self, name):
@@ -214,7 +218,7 @@ class Shards(OutputCase):
                 self.assertEqual(found, whole, (form, limit))
 
     def check(self, form, limit):
-        self.ok("-q", *form, *PLAIN, "--max-shard-size", str(limit), "m", "o")
+        self.ok("-q", *form, *PLAIN, "--max-shard-size", "%dB" % limit, "m", "o")
         files = sorted(n for n in os.listdir(self.path("o")) if n.endswith(".safetensors"))
         count = len(files)
         index = self.path("o", "model.safetensors.index.json")
@@ -257,7 +261,7 @@ class Shards(OutputCase):
         for i in [10, 2, 0, 1]:
             t[P % i + "self_attn.q_proj.weight"] = ("F32", [8, 8], None)
         self.model(t)
-        self.ok("-q", "--to", "int8", "--max-shard-size", "1", "m", "o")
+        self.ok("-q", "--to", "int8", "--max-shard-size", "1B", "m", "o")
         with open(self.path("o", "model.safetensors.index.json")) as f:
             at = json.load(f)["weight_map"]
         order = sorted((n for n in at if n in t), key=lambda n: at[n])

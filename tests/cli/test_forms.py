@@ -117,6 +117,7 @@ class Forms(OutputCase):
 
 
 class Fp8(Forms):
+    replaces = True
     SHAPE = [136, 272]  # partial blocks on both sides
 
     def model_of(self, tensors, config=DEEPSEEK):
@@ -301,6 +302,7 @@ class Mtp(Forms):
 
 
 class Mxfp4(Forms):
+    replaces = True
     CONFIG = {"model_type": "gpt_oss", "num_local_experts": 3,
               "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}}
     UP, DOWN = E + "gate_up_proj", E + "down_proj"
@@ -472,6 +474,8 @@ class Mxfp4(Forms):
 
 class Fused(Forms):
     """As transformers 5 may save them; the output equals that of the released form."""
+
+    replaces = True
 
     def layers(self, path, gate, up, down, experts=3, inner=64, hidden=96):
         released, fused = {}, {}

@@ -8,12 +8,13 @@ import unicodedata
 import unittest
 
 from output_case import OutputCase
-from qconv_case import QCONV, SANITIZED
+from qconv_case import QCONV, ROOT, SANITIZED
 import make_checkpoint as mk
 
 MIB = 1 << 20
+KJV = os.path.join(ROOT, "tests", "data", "kjv-llama", "model")
 # What an 80-column terminal, a pager or a log would act on, and a name that looks like another.
-EVIL = "a\x1b]0;x\x07\x1b[31m\x7f\x9b2J\u202egnp.\u2028\ufeff\"<b>"
+EVIL = "a\x1b]0;x\x07\x1b[31m\x7f\x9b2J\u202egnp.\u2028\ufeff\u200b\u200d\u2060\u00ad\U000e0041\"<b>"
 WEIGHT = "model.layers.0.mlp.up_proj.weight"
 
 
@@ -176,23 +177,30 @@ class Links(OutputCase):
         self.assert_nothing("u")
 
 
-class Sizes(OutputCase):
-    """The most memory a command takes of what a small or a lying file asks for."""
-
-    def peak(self, code, *args, seconds=20):
-        """Peak memory in MiB of qconv, which must end with this code."""
+class Measured(OutputCase):
+    def peak(self, code, *args, has=""):
+        """Peak memory in MiB of qconv, which must end with this code, and within 3 GiB of addresses
+        and a minute of a processor's time, both far more than any of these tests needs."""
         r = subprocess.run(["python3", "-c", """
-import os, sys
-pid = os.posix_spawn(sys.argv[1], sys.argv[1:], os.environ)
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (60, 60))
+if not int(sys.argv[1]):
+    resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
+pid = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ)
 _, status, use = os.wait4(pid, 0)
 print(use.ru_maxrss // 1024, file=sys.stderr)
-sys.exit(os.waitstatus_to_exitcode(status))""", QCONV, "-q", *args], cwd=self.dir,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=seconds)
+sys.exit(os.waitstatus_to_exitcode(status))""", str(int(SANITIZED)), QCONV, "-q", *args],
+                           cwd=self.dir, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         lines = r.stderr.decode().splitlines()
         self.assertEqual(r.returncode, code, (args, lines))
         self.assertEqual(len(lines), 2 if code else 1, lines)
+        self.assertIn(has, lines[0])
         # The address sanitizer keeps what was freed, and zones around what was not.
         return int(lines[-1]) // (3 if SANITIZED else 1)
+
+
+class Sizes(Measured):
+    """The most memory a command takes of what a small or a lying file asks for."""
 
     def folder(self, name="m"):
         os.mkdir(self.path(name))
@@ -273,6 +281,27 @@ sys.exit(os.waitstatus_to_exitcode(status))""", QCONV, "-q", *args], cwd=self.di
         with open(self.folder() + ".zst", "wb") as f:
             f.write(seekable([(frame, 0)] * count))
         self.assertLess(self.peak(3, "inspect", "m"), 64)
+
+
+class Work(Measured):
+    """What a small file may make qconv do."""
+
+    def test_tokenizers(self):
+        """Each stage of a tokenizer, and all of them in a row: tests/unit_tokenizer.c."""
+        def replace(pattern, content):
+            return {"type": "Replace", "pattern": pattern, "content": content}
+        self.write("t.txt", "a" * 73000)
+        ten = replace({"String": "a"}, "a" * 10)
+        split = {"type": "Split", "behavior": "Isolated", "pattern": {"Regex": "a(?=[^b]*)"}}
+        for member, has in (
+                ({"normalizer": {"type": "Sequence", "normalizers": [ten] * 10}}, "1233536 bytes"),
+                ({"normalizer": replace({"String": "a"}, "b" * 200000)}, "1233536 bytes"),
+                ({"normalizer": replace({"Regex": "a(?=[^b]*)"}, "b")}, "91529216 steps"),
+                ({"pre_tokenizer": split}, "91529216 steps")):
+            mk.write_json(self.path("tokenizer.json"), dict(
+                member, model={"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}))
+            self.assertLess(self.peak(3, "eval", KJV, "--text", "t.txt", "--tokenizer", ".",
+                                      has=has), 64)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
 """Streams, exit codes, progress and interruption of the commands that work."""
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import time
 import unittest
 
-from qconv_case import INTERRUPTED_ENV, QCONV, QconvCase
+from qconv_case import INTERRUPTED_ENV, QCONV, SANITIZED, QconvCase
 import make_checkpoint as mk
 
 
@@ -25,6 +27,47 @@ class Manners(QconvCase):
             self.assertRegex(text, r"(?m)^  %s +\S" % word)
         self.assertRegex(text, r"\d\.\d\d s, [\d.]+ .B/s in, [\d.]+ .B/s out")
 
+    def test_summary_ends_with_the_next_step(self):
+        """Copied to a shell as it is, from a folder with any name."""
+        for out in ["o", "my out", "it's $HOME", "a\nb", "-x", "o/"]:
+            text = self.ok("--to", "nf4", "--scale", "search", "--", "m", out)
+            self.assertIn("  loads in  transformers 4 and 5 with bitsandbytes\n", text)
+            self.assertIn("--compress none", text)
+            line = next(t for t in text.split("\n") if " unpack " in t)
+            r = subprocess.run(["bash", "-c", line], cwd=self.dir, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)
+            self.assertEqual((r.returncode, r.stderr), (0, b""), (out, line))
+            self.assertTrue(os.path.exists(self.path(out.rstrip("/") + "-plain", "model.safetensors")))
+            python = next(t for t in text.split("\n") if ".from_pretrained(" in t).strip()
+            seen = []
+            exec(python, {"AutoModelForCausalLM": type("M", (), {"from_pretrained": seen.append})})
+            self.assertEqual(os.path.normpath(seen[0]), os.path.normpath(out) + "-plain")
+            shutil.rmtree(self.path(out.rstrip("/") + "-plain"))
+        text = self.ok("--to", "nf4", "--compress", "none", "m", "p")
+        self.assertIn('from_pretrained("p")', text)
+        self.assertNotIn("unpack", text)
+
+    def test_forms_of_qconv_only(self):
+        """Said once, before the work, in every command that leads there."""
+        own = ["--to", "int8", "--block-size", "64"]
+        for args in [[*own, "m", "o"], [*own, "--dry-run", "m"], ["plan", *own, "m", "--vram", "8GB"]]:
+            r = self.run_qconv(*args)
+            self.assertEqual((r.returncode, r.stderr.count(b"only qconv reads this form (int8-block)")),
+                             (0, 1), r.stderr)
+            self.assertIn(b"--to int8 without --block-size makes what it loads", r.stderr)
+            loads = json.loads(self.ok("--json", *args) if args[0] != "plan" else
+                               self.ok(*args, "--json"))["loads"]
+            self.assertEqual((loads["form"], loads["transformers"], loads["instead"]),
+                             ("int8-block", [], "--to int8 without --block-size"))
+        text = self.ok(*own, "m", "o")
+        self.assertIn("  loads in  qconv only\n", text)
+        self.assertNotIn("from_pretrained", text)
+        self.assertRegex(text, r"--to bf16 --compress none o o-bf16\n")
+        for args in [["--to", "nf4", "--dry-run", "m"], ["--to", "bf16", "m", "o"]]:
+            r = self.run_qconv(*args)
+            self.assertEqual((r.returncode, r.stderr), (0, b""))
+            self.assertIn(b"  loads in  transformers 4 and 5", r.stdout)
+
     def test_quiet_is_silent(self):
         for args in [["-q", "--to", "nf4", "m", "o"], ["verify", "-q", "o"],
                      ["unpack", "-q", "o", "p"]]:
@@ -34,12 +77,12 @@ class Manners(QconvCase):
     def test_verbose(self):
         quantized = 14
         for flag, lines in [("-v", 1), ("-vv", 1 + quantized)]:
-            r = self.run_qconv(flag, "--to", "nf4", "m", "o")
+            r = self.run_qconv(flag, "--to", "nf4", "m", "o" + flag)
             self.assertEqual((r.returncode, r.stderr.count(b"\n")), (0, lines), r.stderr)
             self.assertRegex(r.stderr, rb"\Aqconv: \d+ tensors become \d+ in 1 shards; model type "
                                        rb"llama; threads \d+, code path \w+, quantizing on \w+[^\n]*\n")
         self.assertRegex(r.stderr, rb"\nqconv: model\.\S+: nf4, relative MSE \S+, largest error ")
-        for args in [["verify", "-v", "o"], ["unpack", "-v", "o", "p"]]:
+        for args in [["verify", "-v", "o-v"], ["unpack", "-v", "o-v", "p"]]:
             r = self.run_qconv(*args)
             self.assertEqual((r.returncode, r.stderr.count(b"\n")), (0, 1), r.stderr)
         r = self.run_qconv("inspect", "-v", "none")
@@ -61,7 +104,7 @@ class Manners(QconvCase):
         for to, more in [("nf4", []), ("nf4", ["--no-double-quant", "--block-size", "128"]),
                          ("int8", []), ("int8", ["--block-size", "64"]), ("bf16", []),
                          ("nf4", ["--compress", "none", "--rest", "fp16"])]:
-            report = json.loads(self.ok("--json", "--to", to, *more, "m", "o"))
+            report = json.loads(self.ok("--json", "--force", "--to", to, *more, "m", "o"))
             seen = json.loads(self.ok("inspect", "--json", "o"))
             total = seen["totals"]
             self.assertEqual(total["tensor_bytes"], report["bytes_out"])
@@ -149,6 +192,56 @@ class Manners(QconvCase):
             os.close(master)
             self.assertEqual(b"converting" in text, wanted, (args, text))
             self.assertEqual(text.endswith(b"\r\x1b[K"), wanted, (args, text))
+
+
+@unittest.skipIf(SANITIZED, "stacks and addresses are the sanitizer's as well")
+class Limits(QconvCase):
+    """Under limits that leave no room for a thread, memory or a stack: the work is done, or there is
+    one sentence that says what was missing and an exit code. Never a signal."""
+    scale = "absmax"
+
+    def setUp(self):
+        super().setUp()
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=1, scale=64, seed=1)
+        self.ok("-q", "--to", "nf4", "m", "o")
+
+    def limited(self, kind, kib, *args):
+        r = subprocess.run([QCONV, *args], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                           stdin=subprocess.DEVNULL, cwd=self.dir, env={}, timeout=60,
+                           preexec_fn=lambda: resource.setrlimit(kind, (kib << 10, kib << 10)))
+        note = (args, kib, r.returncode, r.stderr)
+        self.assertIn(r.returncode, (0, 1), note)
+        if r.returncode:
+            self.assertRegex(r.stderr, rb"\Aqconv: [^\n]+\n\Z", note)
+            self.assertNotIn(b"fault of qconv", r.stderr, note)
+        return r
+
+    COMMANDS = [["--help"], ["hardware"], ["inspect", "o"], ["verify", "o"],
+                ["verify", "o", "--against", "m"], ["plan", "m", "--vram", "1GB"],
+                ["report", "o", "--html", "r.html"], ["validate", "o", "--against", "m"],
+                ["unpack", "--force", "o", "u"], ["--force", "--to", "nf4", "m", "p"],
+                ["--force", "--to", "auto", "--vram", "1GB", "m", "p"]]
+
+    def test_stack(self):
+        for kib in (32, 48, 64, 96, 200, 1000):
+            for args in self.COMMANDS:
+                self.assertEqual(self.limited(resource.RLIMIT_STACK, kib, *args).returncode, 0)
+
+    def test_addresses(self):
+        """From where the program itself is loaded; what is below is ld.so's to say."""
+        def is_loaded(kib):
+            return subprocess.run(
+                [QCONV, "--version"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                env={}, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS,
+                                                              (kib << 10, kib << 10))).returncode == 0
+        least, threads = 10000, 0
+        while not is_loaded(least):
+            least += 2000
+        for kib in [least + more for more in (2000, 4000, 8000, 12000, 16000, 22000, 50000)]:
+            for args in self.COMMANDS:
+                r = self.limited(resource.RLIMIT_AS, kib, *args)
+                threads += b" could not be started: " in r.stderr
+        self.assertGreater(threads, 0)
 
 
 class Interrupted(QconvCase):

@@ -131,6 +131,8 @@ class DryRun(OutputCase):
 class Small(OutputCase):
     """Two layers, two experts, small dimensions, random values."""
 
+    replaces = True
+
     def test_conversions(self):
         for name in mk.model_names():
             model = mk.load_model(name)
@@ -150,7 +152,7 @@ class Small(OutputCase):
         answer = json.loads(self.ok("verify", "--json", "o"))
         self.assertTrue(answer["ok"], where)
         planned = json.loads(self.ok("--dry-run", "--json", *form, "--max-shard-size", "200KB", "m"))
-        self.ok("-q", "unpack", "o", "u")
+        self.ok("-q", "unpack", "--force", "o", "u")
         self.assertEqual({s["name"]: s["bytes"] for s in planned["shards"]},
                          {n: os.path.getsize(self.path("u", n)) for n in os.listdir(self.path("u"))
                           if n.endswith(".safetensors")}, where)

@@ -34,6 +34,7 @@ def weights(dtype, shape, seed):
 class Quantized(OutputCase):
     """One weight, one form: every byte of its tensors."""
 
+    replaces = True
     scale = "absmax"
 
     def one(self, tensor, *form):
@@ -148,6 +149,7 @@ class Quantized(OutputCase):
 
 
 class Inputs(OutputCase):
+    replaces = True
     scale = "absmax"
 
     def test_bitsandbytes_nf4(self):
@@ -366,6 +368,7 @@ class Inputs(OutputCase):
 
 
 class Refused(OutputCase):
+    replaces = True
     scale = "absmax"
 
     """A value that has no code: the tensor, the place, the way out; and nothing is left."""

@@ -9,7 +9,7 @@ import subprocess
 import time
 import unittest
 
-from output_case import OutputCase, PLAIN, STAGING, tree
+from output_case import AT_CALL, OutputCase, PLAIN, STAGING, at_call, tree
 from qconv_case import QCONV
 import make_checkpoint as mk
 
@@ -26,6 +26,7 @@ def tiny(seed=1, layers=2):
 class Config(OutputCase):
     """Only what must change does; the rest keeps its bytes, order, numbers and spaces."""
 
+    replaces = True
     TEXT = ('{\n\t"zeta" : 1.0e-05,"model_type":"llama",\n   "rope_theta": 1000000.00,\n'
             '  "nan": NaN, "big": 12345678901234567890, "text": "\\u00e9\u00e9 \\"quantization_'
             'config\\"",\n  "torch_dtype": "float32"%s,\n "inner": {"quantization_config": 3, "torch_dtype": 5}\n}\n\n')
@@ -114,6 +115,7 @@ class Config(OutputCase):
 
 
 class SideFiles(OutputCase):
+    replaces = True
     TAKEN = ["tokenizer.json", "LICENSE", "sub/deep/vocab.txt", "sub/code.py", "empty", "a b\u00e9.txt"]
     LEFT = ["pytorch_model.bin", "original/consolidated.00.pth", "original/params.json",
             "metal/model.bin", "model.gguf", "x.onnx", "tf_model.h5", "flax.msgpack",
@@ -234,12 +236,12 @@ class Out(OutputCase):
             self.write("n/" + name, name)
         self.write("m/both.txt", "of m")
         self.write("m/three.txt", "of m")
-        for first, second in [(["--to", "nf4", "--max-shard-size", "800"], ["--to", "int8"]),
+        for first, second in [(["--to", "nf4", "--max-shard-size", "800B"], ["--to", "int8"]),
                               (["--to", "int8", *PLAIN], ["--to", "nf4"]),
                               (["--to", "nf4"], ["--to", "nf4", *PLAIN])]:
             for a, b in [("n", "m"), ("m", "n")]:
                 self.ok("-q", *first, a, "o")
-                self.ok("-q", *second, b, "o")
+                self.ok("-q", "--force", *second, b, "o")
                 self.ok("-q", *second, b, "fresh")
                 self.assert_same("fresh", "o", (first, second, a))
                 shutil.rmtree(self.path("o"))
@@ -248,28 +250,85 @@ class Out(OutputCase):
     def test_replaced_keeps_what_is_not_ours(self):
         self.ok("-q", "--to", "nf4", "m", "o")
         self.write("o/notes.md", "mine")
-        self.ok("-q", "--to", "int8", "m", "o")
+        self.ok("-q", "--to", "int8", "--force", "m", "o")
         self.assertEqual(tree(self.path("o"))["notes.md"], b"mine")
 
-    def test_force_removes_stale_weights(self):
-        """Weights of no manifest that a loader would take for part of the model."""
-        os.mkdir(self.path("o"))
+    def test_weights_of_others_stay(self):
+        """Another checkpoint, whatever its format; with --force, too, and as an output is
+        replaced."""
         stale = ["model.safetensors", "model-00001-of-00002.safetensors",
-                 "model-00007-of-00009.safetensors.zst", "model.safetensors.index.json"]
-        for name in stale + ["tokenizer.json", "adapter.safetensors"]:
-            self.write("o/" + name, "old")
-        self.ok("-q", "--to", "nf4", "--force", "m", "o")
-        self.assertEqual(sorted(os.listdir(self.path("o"))),
-                         ["adapter.safetensors", "config.json", "model.safetensors.zst",
-                          "qconv.json", "tokenizer.json"])
-        self.ok("-q", "verify", "o")
+                 "model-00007-of-00009.safetensors.zst", "model.safetensors.index.json",
+                 "pytorch_model.bin", "adapter_model.safetensors", "x.gguf"]
+        for name in stale:
+            os.mkdir(self.path("o"))
+            for n in (name, "config.json", "tokenizer.json"):
+                self.write("o/" + n, "old")
+            before = tree(self.path("o"))
+            for more in [[], ["--force"], ["--dry-run"], ["--force", "--dry-run"],
+                         ["--force", "--restart"], ["--force", "--part", "1/2"]]:
+                self.usage("--to", "nf4", *more, "m", "o", has=[name, "neither deletes"])
+                self.assertEqual(tree(self.path("o")), before)
+            self.ok("-q", "--to", "nf4", *PLAIN, "m", "other")
+            self.usage("unpack", "--force", "other", "o", has=name, command="unpack")
+            self.assertEqual(tree(self.path("o")), before)
+            shutil.rmtree(self.path("o"))
+        self.ok("-q", "--to", "nf4", "--max-shard-size", "1B", "m", "o")
+        self.write("o/model-00001-of-00002.safetensors", "old")
+        before = tree(self.path("o"))
+        for more in [[], ["--dry-run"]]:
+            self.usage("--to", "int8", "--force", *more, "m", "o",
+                       has=["(model-00001-of-00002.safetensors)", "neither deletes"])
+            self.assertEqual(tree(self.path("o")), before)
 
-    def test_damaged_manifest_is_replaced(self):
-        self.ok("-q", "--to", "nf4", "--max-shard-size", "1", "m", "o")
-        self.write("o/qconv.json", "{}")
+    def test_a_checkpoint_over_an_output(self):
+        """Somebody copied another model into OUT: a shard of another size is not qconv's."""
+        self.ok("-q", "--to", "nf4", *PLAIN, "m", "o")
+        self.write("o/model.safetensors", "an original")
+        self.usage("--to", "int8", "--force", "m", "o", has=["model.safetensors", "neither"])
+        self.assertEqual(tree(self.path("o"))["model.safetensors"], b"an original")
+
+    def test_what_force_replaces_is_named(self):
+        os.mkdir(self.path("o"))
+        for name in ["config.json", "mine.txt"]:
+            self.write("o/" + name, "old")
+        before = tree(self.path("o"))
+        self.usage("--to", "nf4", "m", "o", has="not empty")
+        r = self.run_qconv("--to", "nf4", "--force", "--dry-run", "m", "o")
+        self.assertIn(b"--force would replace files that qconv did not write there: config.json\n",
+                      r.stderr)
+        self.assertEqual(tree(self.path("o")), before)
+        r = self.run_qconv("--to", "nf4", "--force", "m", "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"--force replaces files that qconv did not write there: config.json\n",
+                      r.stderr)
+        self.assertEqual(tree(self.path("o"))["mine.txt"], b"old")
+        self.ok("-q", "verify", "o")
+        # An own output: a file of somebody else's that is in the way, and what goes.
+        self.write("m/new.txt", "new")
+        self.write("o/new.txt", "mine")
+        r = self.run_qconv("--to", "nf4", *PLAIN, "--force", "--dry-run", "m", "o")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        for text in [b"would replace a finished output", b"would replace files that qconv did not "
+                     b"write there: new.txt\n", b"would be deleted: model.safetensors.zst\n"]:
+            self.assertIn(text, r.stderr)
+
+    def test_unpacked_in_place(self):
+        """zstd -d leaves plain shards beside the compressed ones: they are of this output."""
         self.ok("-q", "--to", "nf4", "m", "o")
-        self.ok("-q", "--to", "nf4", "m", "fresh")
+        self.ok("-q", "--to", "nf4", *PLAIN, "m", "plain")
+        shutil.copy(self.path("plain", "model.safetensors"), self.path("o"))
+        self.ok("-q", "--to", "int8", "--force", "m", "o")
+        self.ok("-q", "--to", "int8", "m", "fresh")
         self.assert_same("fresh", "o")
+
+    def test_damaged_manifest(self):
+        """Nobody knows what is whose."""
+        self.ok("-q", "--to", "nf4", "--max-shard-size", "1B", "m", "o")
+        self.write("o/qconv.json", "{}")
+        before = tree(self.path("o"))
+        self.usage("--to", "nf4", "m", "o", has=["qconv.json is damaged", "--force"])
+        self.usage("--to", "nf4", "--force", "m", "o", has=["no manifest of qconv lists"])
+        self.assertEqual(tree(self.path("o")), before)
 
     def test_manifest_cannot_reach_out(self):
         """A manifest that names files outside its folder does not get them removed."""
@@ -278,7 +337,7 @@ class Out(OutputCase):
         with open(self.path("o", "qconv.json")) as f:
             text = f.read()
         self.write("o/qconv.json", text.replace('"config.json"', '"../victim"'))
-        self.ok("-q", "--to", "nf4", "m", "o")
+        self.usage("--to", "nf4", "--force", "m", "o", has="model.safetensors.zst")
         self.assertEqual(tree(self.dir)["victim"], b"precious")
 
     def test_parents_are_made(self):
@@ -290,6 +349,204 @@ class Out(OutputCase):
             self.ok("-q", "--to", "nf4", "m", "--", out) if out[0] == "-" else self.ok(
                 "-q", "--to", "nf4", "m", out)
             self.ok("-q", "verify", "./" + out)
+
+
+class Finished(OutputCase):
+    """A finished output is replaced only by who says so; the same command has nothing to do."""
+
+    def setUp(self):
+        super().setUp()
+        self.model(tiny())
+        self.write("m/tokenizer.json", "{}")
+        self.ok("-q", "--to", "nf4", "m", "o")
+        self.before = tree(self.path("o"))
+
+    def stays(self, *has, args=(), model="m"):
+        for more in ([], ["--dry-run"], ["--restart"]):
+            self.usage("--to", "nf4", *args, *more, model, "o",
+                       has=["o: holds a finished output (--to nf4", "--force replaces it", *has])
+            self.assertEqual(tree(self.path("o")), self.before)
+
+    def test_other_options(self):
+        self.stays("--to was 'nf4' and is 'int8' now", args=["--to", "int8"])
+        self.stays("--block-size was 64 and is 32 now", args=["--block-size", "32"])
+        self.stays("--no-double-quant was not given", args=["--no-double-quant"])
+        self.stays("--scale was", args=["--scale", "absmax"])
+        self.stays("--rest was", args=["--rest", "fp16"])
+        self.stays("--compress was 'zstd' and is 'none' now", args=PLAIN)
+        self.stays("'zstd:1' and is 'zstd:3' now", args=["--compress", "zstd:3"])
+        self.stays("--max-shard-size was", args=["--max-shard-size", "500B"])
+        self.stays("rule 1 was 'nothing' and is 'keep *layers.0*' now", args=["--keep", "*layers.0*"])
+
+    def test_another_model(self):
+        self.model(tiny(layers=3), name="larger")
+        self.stays("another model", "model.safetensors", model="larger")
+        self.model(tiny(seed=2), name="tuned")
+        self.write("tuned/tokenizer.json", "{}")
+        for more in ([], ["--restart"]):
+            self.usage("--to", "nf4", *more, "tuned", "o", has=["whose weights are not these"])
+            self.assertEqual(tree(self.path("o")), self.before)
+        self.ok("-q", "--to", "nf4", "--force", "tuned", "o")
+        self.ok("-q", "--to", "nf4", "tuned", "fresh")
+        self.assert_same("fresh", "o")
+
+    def test_other_side_files(self):
+        self.write("m/tokenizer.json", "{ }")
+        self.stays("'tokenizer.json' is not that of this source")
+        self.write("m/tokenizer.json", "{}")
+        self.write("m/more.txt", "")
+        self.stays("2 files beside the weights and this one 3")
+
+    def test_complete_already(self):
+        when = os.stat(self.path("o", "model.safetensors.zst")).st_mtime_ns
+        for more in ([], ["--threads", "1"]):
+            self.assertEqual(self.ok("--to", "nf4", *more, "m", "o"),
+                             "o is complete already; --force makes it anew\n")
+        self.assertTrue(json.loads(self.ok("--json", "--to", "nf4", "m", "o"))["complete_before"])
+        r = self.run_qconv("--to", "nf4", "--dry-run", "m", "o")
+        self.assertEqual(r.returncode, 0)
+        self.assertIn(b"nothing to do", r.stderr)
+        self.assertEqual(tree(self.path("o")), self.before)
+        self.assertEqual(os.stat(self.path("o", "model.safetensors.zst")).st_mtime_ns, when)
+        for more in ("--restart", "--force"):
+            self.ok("-q", "--to", "nf4", more, "m", "o")
+            now = os.stat(self.path("o", "model.safetensors.zst")).st_mtime_ns
+            self.assertNotEqual(now, when)
+            when = now
+            self.assertEqual(tree(self.path("o")), self.before)
+
+    def test_calibrated(self):
+        model = os.path.join(os.path.dirname(mk.HERE), "tests", "data", "kjv-llama", "model")
+        form = ["--to", "nf4", "--calibrate", "default", "--calibration-context", "32",
+                "--calibration-tokens"]
+        self.ok("-q", *form, "64", model, "c")
+        self.assertIn("complete already", self.ok(*form, "64", model, "c"))
+        self.usage(*form, "96", model, "c", has="was calibrated with another text, or otherwise")
+        self.usage("--to", "nf4", model, "c", has="calibrated with a text and this one is not")
+
+    def test_incomplete(self):
+        os.remove(self.path("o", "model.safetensors.zst"))
+        self.before = tree(self.path("o"))
+        self.stays("'model.safetensors.zst' is missing")
+        self.ok("-q", "--to", "nf4", "--force", "m", "o")
+        self.ok("-q", "verify", "o")
+
+    def test_unpack(self):
+        self.ok("-q", "unpack", "o", "u")
+        before = tree(self.path("u"))
+        r = self.run_qconv("unpack", "o", "u")
+        self.assertEqual((r.returncode, r.stdout), (0, b""))
+        self.assertIn(b"u is complete already", r.stderr)
+        self.assertEqual(self.ok("--to", "nf4", *PLAIN, "m", "u"),
+                         "u is complete already; --force makes it anew\n")
+        self.ok("-q", "--to", "int8", "m", "p")
+        self.usage("unpack", "p", "u", has=["--to was 'nf4' and is 'int8' now", "--force"],
+                   command="unpack")
+        self.assertEqual(tree(self.path("u")), before)
+        self.ok("-q", "unpack", "--force", "p", "u")
+        self.ok("-q", "--to", "int8", *PLAIN, "m", "fresh")
+        self.assert_same("fresh", "u")
+
+
+class InTheWay(OutputCase):
+    """What has the name of a file that will be written is noticed before the work."""
+
+    def setUp(self):
+        super().setUp()
+        self.model(tiny())
+        os.makedirs(self.path("m/docs/deep"))
+        self.write("m/docs/deep/a.txt", "a")
+
+    def test_folders_and_pipes(self):
+        for name in ["model.safetensors.zst", "config.json", "docs/deep/a.txt"]:
+            self.ok("-q", "--to", "nf4", "m", "o")
+            if os.path.lexists(self.path("o", name)):
+                os.remove(self.path("o", name))
+            os.mkdir(self.path("o", name))
+            before = tree(self.path("o"))
+            for dry in ([], ["--dry-run"]):
+                self.usage("--to", "int8", "--force", *dry, "m", "o",
+                           has="o/" + name + ": is a folder where the output has a file")
+                self.assertEqual(tree(self.path("o")), before)
+            shutil.rmtree(self.path("o"))
+        os.makedirs(self.path("o", "qconv.json"))
+        self.usage("--to", "nf4", "--force", "m", "o", has="o/qconv.json: is a folder")
+        os.rmdir(self.path("o", "qconv.json"))
+        os.mkfifo(self.path("o", "config.json"))
+        self.usage("--to", "nf4", "--force", "m", "o", has="is a pipe or device")
+
+    def test_a_file_where_a_folder_is_needed(self):
+        os.mkdir(self.path("o"))
+        self.write("o/docs", "a file")
+        for dry in ([], ["--dry-run"]):
+            self.usage("--to", "nf4", "--force", *dry, "m", "o",
+                       has=["o/docs: is a file where the output has a folder"])
+        self.assertEqual(tree(self.path("o")), {"docs": b"a file"})
+
+    def test_unpack(self):
+        self.ok("-q", "--to", "nf4", "m", "o")
+        os.makedirs(self.path("u/model.safetensors"))
+        self.usage("unpack", "--force", "o", "u", has="is a folder where the output has a file",
+                   command="unpack")
+        self.assertEqual(tree(self.path("u")), {"model.safetensors": None})
+
+
+@unittest.skipUnless(os.geteuid() == 0, "a file system is mounted for it")
+class Room(OutputCase):
+    """A disk that is too small is told before anything is written."""
+
+    def small(self, size):
+        os.mkdir(self.path("o"))
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=%d" % size, "none", self.path("o")],
+                          stderr=subprocess.DEVNULL).returncode:
+            self.skipTest("file systems cannot be mounted here")
+        self.addCleanup(subprocess.run, ["umount", "-l", self.path("o")])
+
+    def setUp(self):
+        super().setUp()
+        rng = random.Random(5)
+        self.model({Q % i: ("BF16", [1024, 1024], mk.random_bytes("BF16", [1024, 1024], rng))
+                    for i in range(4)})
+
+    def test_too_small(self):
+        self.small(1 << 20)
+        for more in (["--to", "int8", *PLAIN], ["--to", "bf16"], ["--to", "bf16", *PLAIN]):
+            self.fails(1, *more, "m", "o", has=["needs", "free", "are missing"])
+            self.assertEqual(os.listdir(self.path("o")), [])
+            r = self.run_qconv(*more, "--dry-run", "m", "o")
+            self.assertEqual(r.returncode, 1)
+            self.assertIn(b"are missing", r.stderr)
+            self.assertIn(b"dry run: m -> o", r.stdout)
+        self.ok("-q", "--to", "int8", *PLAIN, "m", "p")
+        self.fails(1, "unpack", "p", "o", has=["needs", "free", "are missing"])
+        self.assertEqual(os.listdir(self.path("o")), [])
+
+    def test_perhaps(self):
+        """Compressed it may fit: a warning, and if not, what was done stays."""
+        self.small(3 << 20)
+        r = self.run_qconv("--to", "int8", "m", "o")
+        self.assertEqual(r.returncode, 1, r.stderr)
+        self.assertIn(b"should compression not be enough", r.stderr)
+        self.assertIn(b"the disk is full", r.stderr)
+        self.assertIn(b"the same command continues", r.stderr)
+
+    def test_weights_that_compress(self):
+        """A sample of the source says how much: these may well fit, and do."""
+        self.model({Q % i: ("BF16", [1024, 1024], bytes(2 << 20)) for i in range(4)}, name="zeros")
+        self.small(1 << 20)
+        self.ok("-q", "--to", "int8", "zeros", "o")
+        self.ok("-q", "verify", "o")
+
+    @unittest.skipUnless(AT_CALL, "needs the library of tests/tools/at_call.c")
+    def test_going_on(self):
+        """What an interrupted run has on the disk needs no room once more."""
+        self.small(5 << 20)
+        r = self.run_qconv("-q", "--threads", "1", "--to", "int8", *PLAIN, "m", "o",
+                           env=at_call("rename:1", run="kill -9 $PPID"))
+        self.assertNotEqual(r.returncode, 0)
+        self.assertGreater(os.path.getsize(self.path("o", STAGING, "model.safetensors")), 1 << 21)
+        self.ok("-q", "--to", "int8", *PLAIN, "m", "o")
+        self.ok("-q", "verify", "o")
 
 
 class TwoRuns(OutputCase):

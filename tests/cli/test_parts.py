@@ -168,10 +168,11 @@ class SameBytes(PartsCase):
         self.ok("-q", "--to", "bf16", "m", "o")
         before = tree_digest(self.path("o"))
         want = self.whole()
-        self.part(1, 2)
+        self.usage("--part", "1/2", *self.args(), "o", has=["--to was 'bf16'", "--force"])
+        self.part(1, 2, "--force")
         after = {n: d for n, d in tree_digest(self.path("o")).items() if not n.startswith(STAGING)}
         self.assertEqual(after, before)
-        self.part(2, 2)
+        self.part(2, 2, "--force")
         self.assert_is(want)
 
 
@@ -237,8 +238,9 @@ class Going(PartsCase):
         # By other parts, or none: the same.
         self.assertEqual(self.part(3, 3)["part"]["completed"], "before")
         # Not the same at all.
-        self.assertIsNone(self.part(1, 2, *level(3))["part"]["completed"])
-        self.part(2, 2, *level(3))
+        self.usage("--part", "1/2", *self.args(*level(3)), "o", has=["zstd:1", "--force"])
+        self.assertIsNone(self.part(1, 2, "--force", *level(3))["part"]["completed"])
+        self.part(2, 2, "--force", *level(3))
         self.assert_is(self.whole(*level(3), out="three"))
 
     def test_another_model_of_the_same_shapes(self):
@@ -256,7 +258,10 @@ class Going(PartsCase):
         os.utime(self.path("m", name), ns=(stat.st_atime_ns, stat.st_mtime_ns))
         want = self.whole()
         self.assertNotEqual(want, first)
-        said = [self.part(i, 2)["part"]["completed"] for i in (1, 2, 1)]
+        for more in ([], ["--restart"]):
+            self.usage("--part", "1/2", *more, *self.args(), "o", has=["other weights", "--force"])
+        self.assertEqual(tree_digest(self.path("o")), first)
+        said = [self.part(i, 2, "--force")["part"]["completed"] for i in (1, 2, 1)]
         self.assertIn("here", said)
         self.assert_is(want)
 
@@ -269,7 +274,7 @@ class Going(PartsCase):
         with open(self.path("m", "model.safetensors.index.json"), encoding="utf-8") as f:
             text = f.read()
         self.write("m/model.safetensors.index.json", text.replace("model-0", "other-0"))
-        said = [self.part(i, 2)["part"]["completed"] for i in (1, 2)]
+        said = [self.part(i, 2, "--force")["part"]["completed"] for i in (1, 2)]
         self.assertEqual(said, [None, "here"])
         self.assert_is(self.whole())
 
@@ -282,7 +287,7 @@ class Going(PartsCase):
                        stdout=subprocess.DEVNULL)
         for i in (1, 2):
             self.part(i, 2, "--requantize")
-        said = [self.part(i, 2)["part"]["completed"] for i in (1, 2)]
+        said = [self.part(i, 2, "--force")["part"]["completed"] for i in (1, 2)]
         self.assertEqual(said, [None, "here"])
         self.assert_is(self.whole())
 

@@ -11,10 +11,11 @@ from output_case import OutputCase
 import make_checkpoint as mk
 
 MEMBERS = ["command", "model", "model_type", "has_weights", "to", "vram", "margin", "parameters",
-           "weight_bytes", "file_bytes", "context", "batch", "kv_bytes_per_token", "kv_bytes",
-           "devices", "fits", "short_by_bytes", "short_device", "schemes", "auto", "max_context",
+           "weight_bytes", "file_bytes", "context", "batch", "mla", "mla_runtime",
+           "kv_bytes_per_token", "kv_bytes", "devices", "fits", "short_by_bytes", "short_device",
+           "schemes", "loads", "auto", "max_context", "prefill_tokens", "max_context_by_prefill",
            "max_batch", "transfer_bytes_per_token", "transfer_seconds_per_token", "device_map",
-           "suggestions"]
+           "choices", "budget_notes", "suggestions"]
 DEVICE_MEMBERS = ["name", "card", "total_bytes", "budget_bytes", "weight_bytes", "kv_bytes",
                   "workspace_bytes", "context_bytes", "free_bytes", "short_by_bytes", "layers",
                   "first_layer"]
@@ -94,6 +95,8 @@ class PlanCase(OutputCase):
         self.assertGreater(plan["file_bytes"], plan["weight_bytes"], where)
         if plan["fits"]:
             self.assertEqual(plan["suggestions"], [], where)
+        if plan["to"] != "auto":
+            self.assertEqual(plan["choices"], [], where)
 
     def check_map(self, device_map, names, devices, where=None):
         """Every name lies below exactly one key, and every key has a device of the budget."""
@@ -167,6 +170,39 @@ class Totals(PlanCase):
             shutil.rmtree(self.path("config"))
 
 
+class NoConfig(PlanCase):
+    def test_unknown_cache(self):
+        """Without a config.json the cache is unknown, not empty, and both commands warn of it."""
+        tensors = {"model.layers.0.mlp.up_proj.weight": ("F32", [64, 64], bytes(64 * 64 * 4))}
+        mk.write_checkpoint(self.path("bare"), tensors)
+        r = self.run_qconv("plan", "--json", "--vram", "24GB", "bare")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        plan = json.loads(r.stdout)
+        for member in ("kv_bytes", "kv_bytes_per_token", "max_context", "max_batch"):
+            self.assertIsNone(plan[member], member)
+        self.assertIsNone(plan["devices"][0]["kv_bytes"])
+        self.assertIn(b"no config.json", r.stderr)
+        text = self.ok("plan", "--vram", "24GB", "bare")
+        self.assertIn("fits without a KV cache, whose size is not known", text)
+        self.assertRegex(text, r"KV cache +\?")
+        r = self.run_qconv("--to", "nf4", "bare", "out")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertIn(b"no config.json", r.stderr)
+
+    def test_unknown_type(self):
+        """That general rules choose what is quantized is said once, without -v."""
+        tensors = {"model.layers.0.mlp.up_proj.weight": ("F32", [64, 64], bytes(64 * 64 * 4))}
+        mk.write_checkpoint(self.path("own"), tensors, config={"model_type": "somebodys_own"})
+        r = self.run_qconv("--to", "nf4", "own", "out")
+        self.assertEqual(r.returncode, 0, r.stderr)
+        self.assertEqual(r.stderr.count(b"'somebodys_own' is not known"), 1, r.stderr)
+
+    def test_config_of_another_name(self):
+        mk.write_json(self.path("mine.json"), mk.load_model("Llama-3.1-8B")["config"])
+        self.assertFalse(self.plan("--vram", "24GB", "--to", "nf4", "mine.json")["has_weights"])
+        self.fails(3, "plan", "--vram", "24GB", "nobody/has-this", has=["folder with its config"])
+
+
 class Search(PlanCase):
     def test_boundaries(self):
         """One more than what was found does not fit; what was found does."""
@@ -181,6 +217,91 @@ class Search(PlanCase):
         self.assertTrue(self.plan("--context", "4096", "--batch", str(most), *args)["fits"])
         self.assertFalse(self.plan("--context", "4096", "--batch", str(most + 1), *args)["fits"])
 
+    def test_prefill(self):
+        """A prompt is read whole unless a step is given, and the text says which holds."""
+        args = ["--vram", "2x40GB", "--to", "nf4"]
+        whole, steps = self.plan(*args, LLAMA70), self.plan(*args, "--prefill", "2048", LLAMA70)
+        # A token of one sequence takes 1/2 of the cache and 2 B * (4 * 8192 + 2 * 128 + 12 +
+        # 3 * 28672) of workspace on each device.
+        token = whole["kv_bytes_per_token"] / 2 + 2 * (4 * 8192 + 2 * 128 + 12 + 3 * 28672)
+        room = min(d["free_bytes"] for d in whole["devices"])
+        self.assertEqual(whole["max_context"], 8192 + int(room / token))
+        self.assertEqual((whole["prefill_tokens"], steps["prefill_tokens"]), (None, 2048))
+        for plan in (whole, steps):
+            self.check_sums(plan)
+            self.assertEqual(plan["max_context_by_prefill"],
+                             {"whole": whole["max_context"], "2048": steps["max_context"]})
+        self.assertGreater(steps["max_context"], 2 * whole["max_context"])
+        self.assertEqual(self.plan(*args, "--prefill", "whole", LLAMA70), whole)
+        text = self.ok("plan", *args, LLAMA70)
+        for way, p in (("prompts read whole, as transformers does unless told", whole),
+                       ("prompts read 2,048 tokens at a time", steps)):
+            self.assertIn("{:,} tokens; {}".format(p["max_context"], way), text)
+        self.assertIn("prompts read 512 tokens at a time", self.ok("plan", *args, "--prefill", "512",
+                                                                   LLAMA70))
+        for wrong in ("0", "-1", "all", ""):
+            self.usage("plan", *args, "--prefill", wrong, LLAMA70, has=["--prefill", "whole"],
+                       command="plan")
+
+    def test_latent_attention(self):
+        """What is said of DeepSeek names the form and who computes so."""
+        args = ["--vram", "4x80GB", "DeepSeek-V2.5"]
+        plans = {f: self.plan("--mla", f, *args) for f in ("latent", "absorbed", "expanded")}
+        self.assertEqual(self.plan(*args), plans["latent"])
+        self.assertEqual([p["mla"] for p in plans.values()], list(plans))
+        self.assertEqual(plans["latent"]["kv_bytes"], plans["absorbed"]["kv_bytes"])
+        self.assertEqual(plans["latent"]["kv_bytes_per_token"], 60 * (512 + 64) * 2)
+        self.assertEqual(plans["expanded"]["kv_bytes_per_token"], 60 * 128 * (192 + 128) * 2)
+        # Keys and values of every head, for the whole context, while a layer computes.
+        work = [max(d["workspace_bytes"] for d in plans[f]["devices"])
+                for f in ("latent", "absorbed")]
+        self.assertGreaterEqual(work[0], 8192 * 128 * (192 + 128) * 2)
+        self.assertNotEqual(*work)
+        for form, runtime in (("latent", "transformers 5"), ("absorbed", "vLLM"),
+                              ("expanded", "transformers 4")):
+            self.assertIn(runtime, plans[form]["mla_runtime"])
+            self.assertRegex(self.ok("plan", "--mla", form, *args), "MLA: .*, as " + runtime)
+        self.assertIsNone(self.plan("--vram", "2x40GB", LLAMA70)["mla"])
+        self.assertNotIn("MLA", self.ok("plan", "--vram", "2x40GB", LLAMA70))
+
+    def test_margin_and_auto_are_offered(self):
+        args = ["--vram", "2x43GB", LLAMA70, "--to"]
+        plan = self.plan(*args, "int8")
+        said = " ".join(plan["suggestions"])
+        margin = re.search(r"with --margin (0\.\d\d) \((\d+)% of each device", said)
+        self.assertTrue(margin, said)
+        self.assertEqual(float(margin.group(1)) * 100, 100 - int(margin.group(2)))
+        self.assertTrue(self.plan("--margin", margin.group(1), *args, "int8")["fits"])
+        less = "%.2f" % (float(margin.group(1)) - 0.01)
+        self.assertFalse(self.plan("--margin", less, *args, "int8")["fits"])
+        self.assertIn("with --to auto: ", said)
+        self.assertTrue(self.plan(*args, "auto")["fits"])
+        self.assertIn("or with --to auto", self.ok("plan", *args, "int8"))
+        # Two of 40 GB would need more than all.
+        self.assertNotIn("--margin", " ".join(self.plan("--vram", "2x40GB", LLAMA70, "--to",
+                                                        "int8")["suggestions"]))
+
+    def test_budgets_are_explained(self):
+        for vram, margin, notes in (
+                ("2x40GB", "0.9", ["36.0 GB is 90% of 40.0 GB (--margin)",
+                                   "40GB is taken as 40.0 GB; cards sold with 40GB have 42.3 GB "
+                                   "(A100-40GB): name the card in --vram"]),
+                ("2xA100-40GB", "0.9", ["38.1 GB is 90% of the 42.3 GB that the driver of A100-40GB "
+                                        "reports (--margin)"]),
+                ("23GB+cpu:64GB+disk", "0.875", ["20.1 GB is 87.5% of 23.0 GB (--margin)",
+                                                 "56.0 GB is 87.5% of 64.0 GB (--margin)"]),
+                ("480GB", "1", ["480 GB is 100% of 480 GB (--margin)"])):
+            args = ["--vram", vram, "--margin", margin, "Llama-3.1-8B"]
+            self.assertEqual(self.plan(*args)["budget_notes"], notes)
+            text = self.ok("plan", *args, "--html", "p.html")
+            with open(self.path("p.html"), encoding="utf-8") as f:
+                page = f.read()
+            for note in notes:
+                self.assertIn("  " + note + "\n", text)
+                self.assertIn(note, page)
+        self.assertRegex(self.plan("--vram", "24GB", "Llama-3.1-8B")["budget_notes"][1],
+                         r"cards sold with 24GB have .* \(.*\) to .* \(.*\): name")
+
     def test_suggestions(self):
         """Each is true when tried, and one card less than suggested does not do."""
         plan = self.plan("--vram", "2x40GB", "--to", "int8", LLAMA70)
@@ -190,11 +311,10 @@ class Search(PlanCase):
         for s in plan["suggestions"]:
             words = s.split(": ")[0].split()
             self.assertEqual(words[0], "with", s)
-            found[words[1]] = words[2]
-        self.assertIn("--to", found)
-        self.assertEqual(found["--to"], "nf4")
+            found.setdefault(words[1], []).append(words[2].rstrip(":"))
+        self.assertEqual(found["--to"], ["nf4", "auto"])
         self.assertTrue(self.plan("--vram", "2x40GB", "--to", "nf4", LLAMA70)["fits"])
-        self.assertEqual(found["3"], "cards")
+        self.assertEqual(found["3"], ["cards"])
         self.assertTrue(self.plan("--vram", "3x40GB", "--to", "int8", LLAMA70)["fits"])
         tier = [w for w in found if w.startswith("+cpu:")][0].rstrip(":")
         spilled = self.plan("--vram", "2x40GB" + tier, "--to", "int8", LLAMA70)
@@ -263,8 +383,10 @@ class Search(PlanCase):
         said = [s for s in plan["suggestions"] if s.startswith("with --context ")]
         self.assertEqual(len(said), 1, plan["suggestions"])
         tokens = said[0].split()[2].rstrip(":")
-        self.assertTrue(self.plan("--vram", "2x26GB", "--to", "nf4", "--context", tokens,
-                                  LLAMA70)["fits"])
+        self.assertEqual(int(tokens), plan["max_context"])
+        for more, fits in ((0, True), (1, False)):
+            self.assertEqual(self.plan("--vram", "2x26GB", "--to", "nf4", "--context",
+                                       str(int(tokens) + more), LLAMA70)["fits"], fits)
 
     def test_smaller_batch(self):
         args = ["--vram", "2x26GB", "--to", "nf4", "--context", "4096", LLAMA70]
@@ -309,7 +431,7 @@ class Small(PlanCase):
     def test_written_for_devices(self):
         """Shards cut at the devices: the same bytes, and device_map.json is the plan's."""
         mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=6, scale=64, seed=5)
-        args = ["--to", "nf4", "--vram", "3x1GB", "m"]
+        args = ["--to", "nf4", "--vram", "3x1GB", "--prefill", "2048", "m"]
         plan = self.plan(*args)
         self.check_sums(plan)
         self.assertEqual([d["layers"] > 0 for d in plan["devices"]], [True] * 3)
@@ -354,6 +476,13 @@ class Small(PlanCase):
         self.ok("plan", "--vram", "24GB", "--html", "p.html", "--device-map", "map.json", LLAMA70)
         root = ElementTree.parse(self.path("p.html")).getroot()
         self.assertEqual(root.tag, "html")
+        self.check_page(root)
+        self.assertNotIn("card", ["".join(c.itertext()) for c in root.iter("th")])
+        with open(self.path("p.html"), encoding="utf-8") as f:
+            page = f.read()
+        # Bars have the parts' colours; the strip of devices has shades only.
+        self.assertNotRegex(page[page.index('class="strip"'):page.index("<h2>Devices")],
+                            r"class=\"c\d|#[0-9a-f]{6}")
         tags = {e.tag.split("}")[-1] for e in root.iter()}
         self.assertIn("svg", tags)
         self.assertFalse(tags & {"script", "link", "img", "iframe"})
@@ -376,7 +505,8 @@ class Small(PlanCase):
         self.assertEqual(self.plan("--vram", "1GB", name)["model"], name)
 
     def test_spill(self):
-        plan = self.plan("--vram", "24GB+cpu:64GB+disk", "--to", "int8", LLAMA70)
+        plan = self.plan("--vram", "24GB+cpu:64GB+disk", "--to", "int8", "--prefill", "2048",
+                         LLAMA70)
         self.check_sums(plan)
         self.assertTrue(plan["fits"])
         self.assertEqual([d["name"] for d in plan["devices"]], ["cuda:0", "cpu", "disk"])

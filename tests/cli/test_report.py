@@ -26,6 +26,8 @@ OUTSIDE = re.compile(r"<script|<link|<img|@import|\bsrc=|url\((?!#)|https?://(?!
 
 
 class Report(OutputCase):
+    replaces = True
+
     def weight(self, dtype, shape, seed=1):
         return dtype, shape, mk.random_bytes(dtype, shape, random.Random(seed))
 
@@ -45,7 +47,9 @@ class Report(OutputCase):
         text = self.ok("report", *args, **more)
         self.assertIsNone(OUTSIDE.search(text))
         self.assertIn('name="viewport"', text)
-        return text, ElementTree.fromstring(text[text.index("\n"):])
+        root = ElementTree.fromstring(text[text.index("\n"):])
+        self.check_page(root)
+        return text, root
 
     @staticmethod
     def words(element):
@@ -178,7 +182,7 @@ class Report(OutputCase):
         self.assertEqual({w["rel_mse"] for w in got["weights"]}, {None})
         text, tree = self.page("u")
         self.assertIn("there is no manifest", text)
-        self.assertEqual(len(self.table(tree, ["form", "mean"])), 1)
+        self.assertEqual(len(self.table(tree, ["form", "weights"])), 1)
         got = self.json("u", "--against", "m")
         self.assertEqual((got["errors_from"], got["errors_missing"]), ("source", None))
         self.assertTrue(all(w["rel_mse"] > 0.005 for w in got["weights"]))

@@ -172,8 +172,8 @@ class OtherFileSystem(SourceCase):
         self.mount("-t", "tmpfs", "-o", "size=4m", "none", self.path("o"))
         self.ok("-q", "--to", "nf4", "m", "o")
         self.assertEqual(tree(self.path("o")), want)
-        self.ok("-q", "--to", "int8", "m", "o")
-        self.ok("-q", "--to", "nf4", "m", "o")
+        self.ok("-q", "--to", "int8", "--force", "m", "o")
+        self.ok("-q", "--to", "nf4", "--force", "m", "o")
         self.assertEqual(tree(self.path("o")), want)
 
     def test_a_shard_is_on_another(self):

@@ -130,7 +130,7 @@ class Interrupted(Slow):
         self.ok("-q", "--to", "nf4", "m", "o")
         before = tree_digest(self.path("o"))
         for moment in (0.1, 0.2):
-            p = self.started("--to", "int8", "--threads", "1", "m", "o")
+            p = self.started("--to", "int8", "--force", "--threads", "1", "m", "o")
             time.sleep(moment)
             p.send_signal(signal.SIGINT)
             p.communicate(timeout=60)
@@ -221,7 +221,7 @@ class Killed(Slow):
         for name in ["a.txt", "sub/b.txt", "z.txt"]:
             os.makedirs(os.path.dirname(self.path("n", name)), exist_ok=True)
             self.write("n/" + name, name)
-        args = ["--to", "int8", "--max-shard-size", "5000", "n", "o"]
+        args = ["--to", "int8", "--max-shard-size", "5000B", "n", "o"]
         self.ok("-q", *args)
         want = tree(self.path("o"))
         other = ["--to", "nf4", "m", "o"]
@@ -275,7 +275,7 @@ class Full(OutputCase):
         for form in [["--to", "int8"], ["--to", "nf4", *PLAIN], ["--to", "int8", *PLAIN],
                      ["--to", "nf4", "--max-shard-size", "100KB"]]:
             for threads in ("1", "3"):
-                self.fails(1, *form, "--threads", threads, "m", "disk/o", has="bytes")
+                self.fails(1, "-q", *form, "--threads", threads, "m", "disk/o", has="bytes")
                 self.assert_staging("disk/o")
                 shutil.rmtree(self.path("disk", "o"), ignore_errors=True)
         self.ok("-q", "--to", "int8", "m", "o")
@@ -323,7 +323,7 @@ class Full(OutputCase):
         self.full_disk(1 << 20)
         self.ok("-q", "--to", "nf4", "m", "disk/o")
         before = tree(self.path("disk", "o"))
-        self.fails(1, "--to", "int8", "m", "disk/o", has="bytes")
+        self.fails(1, "-q", "--to", "int8", "--force", "m", "disk/o", has="bytes")
         left = tree(self.path("disk", "o"))
         self.assertEqual({n: b for n, b in left.items() if not n.startswith(STAGING)}, before)
 

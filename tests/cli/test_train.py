@@ -4,6 +4,7 @@ import json
 import os
 import re
 import unittest
+from xml.etree import ElementTree
 
 from qconv_case import QCONV, QconvCase, ROOT
 
@@ -64,15 +65,51 @@ class Train(QconvCase):
         self.assertFalse(self.exists("a.json"))
 
     def test_way_out(self):
-        """What is said to fit does."""
-        args = ["plan", "Llama-3.1-8B", "--mode", "train", "--vram", "12GB"]
-        said = re.search(r"\nNothing fits; with --context (\d+) this would: (.*)\n",
-                         self.ok(*args))
-        text = self.ok(*args, "--context", said.group(1))
-        self.assertRegex(text, r"\n  %s .* = 32\n" % re.escape(said.group(2)))
-        self.assertNotIn("Nothing fits", text)
+        """The longest sequences that are said to fit do, and one token more does not."""
+        args = ["Llama-3.1-8B", "--vram", "24GB"]
+        p = self.plan(*args, "--context", "8192")
+        self.assertEqual((p["fits"], p["context"]), (False, 8192))
+        longest = p["longest_context"]
+        self.assertTrue(4096 < longest < 8192)
+        for tokens, fits in ((longest, True), (longest + 1, False)):
+            self.assertEqual(self.plan(*args, "--context", str(tokens))["fits"], fits)
+        self.assertIn("\nNothing fits sequences of 8,192 tokens; the longest that fit have {:,} "
+                      "(--context {})\n".format(longest, longest),
+                      self.ok("plan", *args, "--mode", "train", "--context", "8192"))
         self.assertIn("with shorter sequences neither",
                       self.ok("plan", "Llama-3.3-70B-Instruct", "--mode", "train", "--vram", "24GB"))
+
+    def test_default_is_shortened(self):
+        """Without --context the default is halved until something fits, and that is said."""
+        args = ["Llama-3.1-8B", "--vram", "24GB"]
+        p = self.plan(*args)
+        self.assertTrue(p["fits"])
+        self.assertEqual(p["context"], 4096)
+        text = self.ok("plan", *args, "--mode", "train")
+        self.assertIn("sequences of 4,096 tokens\n", text)
+        self.assertIn("Nothing fits sequences of 8,192 tokens, the default, so these are shorter; "
+                      "the longest that fit have {:,} ".format(p["longest_context"]), text)
+        self.assertIsNone(self.plan("Llama-3.1-8B", "--vram", "80GB")["longest_context"])
+
+    def test_page(self):
+        """--html has every setting as a bar and as a row; columns without values are left out."""
+        args = ["Llama-3.1-8B", "--vram", "24GB", "--html", "p.html"]
+        p = self.plan(*args)
+        root = ElementTree.parse(self.path("p.html")).getroot()
+        self.check_page(root)
+        text = "".join(root.itertext())
+        self.assertEqual(len(root.findall(".//{http://www.w3.org/2000/svg}svg")),
+                         len(p["settings"]))
+        rows = root.findall(".//tr")
+        self.assertEqual(len(rows), 1 + len(p["settings"]))
+        for row, s in zip(rows[1:], p["settings"]):
+            cells = ["".join(c.itertext()) for c in row]
+            self.assertEqual(cells[0], s["label"])
+            self.assertEqual(cells[-1], str(s["effective_batch"]) if s["fits"] else "")
+        self.assertIn("Nothing fits sequences of 8,192 tokens", text)
+        self.assertIn("short by", text)
+        self.plan("Llama-3.2-1B", "--vram", "80GB", "--html", "p.html")
+        self.assertNotIn("short by", self.read("p.html"))
 
     def test_fp8_weights_are_parameters(self):
         for model in ["deepseek-ai/DeepSeek-V3", "gpt-oss-20b", "gpt2"]:
@@ -122,7 +159,7 @@ class Train(QconvCase):
         os.mkdir(self.path("d"))
         self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "80GB", "--apply", "d",
                    has="found a folder", command="plan")
-        for option in [["--html", "p.html"], ["--device-map", "p.json"], ["--batch", "4"],
+        for option in [["--prefill", "whole"], ["--device-map", "p.json"], ["--batch", "4"],
                        ["--images", "2"], ["--kv-dtype", "fp8"], ["--mla", "expanded"]]:
             self.usage("plan", "Llama-3.1-8B", "--mode", "train", "--vram", "80GB", *option,
                        has="does not go with --mode train", command="plan")

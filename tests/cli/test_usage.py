@@ -5,6 +5,7 @@ import subprocess
 import unittest
 
 from qconv_case import QCONV, QconvCase
+import make_checkpoint as mk
 
 COMMANDS = ["convert", "plan", "hardware", "inspect", "verify", "unpack", "validate", "bench", "eval",
             "report"]
@@ -35,6 +36,16 @@ class Help(QconvCase):
                 self.assertLessEqual(len(line), 80, line)
                 self.assertEqual(line, line.rstrip())
 
+    def test_help_speaks_of_its_command_only(self):
+        """No default of another command, and no exit code that it does not have."""
+        for c in COMMANDS:
+            text = self.ok(c, "--help")
+            for other in COMMANDS:
+                self.assertNotRegex(text, r"[(;] ?%s: " % other, c)
+            self.assertEqual("no such device" in text, c not in ("unpack", "inspect"), c)
+        self.assertIn("(nf4, or keep for what is quantized already)", " ".join(self.ok("plan", "--help").split()))
+        self.assertIn("become (required)", " ".join(self.ok("convert", "--help").split()))
+
     def test_help_of_the_command_that_is_left_out(self):
         self.assertEqual(self.ok("--to", "nf4", "--help"), self.ok("convert", "--help"))
 
@@ -56,7 +67,13 @@ class Wrong(QconvCase):
         self.usage("m", "o", has=["--to is missing", "nf4, int8, auto, fp16, bf16 or keep"])
         self.usage("convert", "m", "o", has="--to is missing")
         self.usage("--to", "nf5", "m", "o", has="--to: expected nf4, int8, auto, fp16, bf16 or keep, got 'nf5'")
-        self.usage("--to", "NF4", "m", "o", has="got 'NF4'")
+        for word, meant in [("int4", "nf4"), ("4bit", "nf4"), ("8bit", "int8"), ("nf5", "nf4"),
+                            ("mixed", "auto"), ("copy", "keep")]:
+            self.usage("--to", word, "m", "o", has=["got '%s'" % word, "did you mean %s?" % meant])
+        self.assertNotIn("mean", self.usage("--to", "gguf", "m", "o"))
+        self.usage("--quantize", "nf4", "m", "o",
+                   has="--quantize takes a glob that names tensors; did you mean --to nf4?")
+        self.usage("m", "o", "nf4", has="--to is missing; did you mean --to nf4?")
         self.usage("--to=", "m", "o", has="got ''")
         self.usage("--to", has="--to needs a value: nf4, int8, auto, fp16, bf16 or keep")
         self.usage("--to", "--force", "m", "o", has="--to needs a value")
@@ -80,6 +97,21 @@ class Wrong(QconvCase):
         self.usage("-to", "nf4", has="did you mean --to?")
         self.usage("--zzz", has="unknown option '--zzz'")
         self.usage("-z", has="unknown option '-z'")
+        for typed, meant in [("--bits=4", "--to nf4 (4 bits)"), ("--load_in_4bit", "--to nf4"),
+                             ("--gpus", "--device cuda"), ("-j", "--threads"),
+                             ("--group-size=64", "--block-size"), ("--shard-size=5GB", "--max-shard"),
+                             ("--exclude=x", "--keep"), ("--overwrite", "--force"), ("-y", "--force"),
+                             ("--ctx-size=1", "--context"), ("--silent", "--quiet"),
+                             ("--dtype=bf16", "--to nf4"), ("-i", "MODEL without an option"),
+                             ("-o", "OUT without an option: qconv [convert] --to"),
+                             ("--out=o", "OUT without"), ("--output=o", "OUT without"),
+                             ("--output-dir=o", "OUT without"), ("--OUT=o", "OUT without")]:
+            self.usage("--to", "nf4", "m", typed, has="did you mean " + meant)
+        self.usage("plan", "m", "--gpu=24GB", has="did you mean --vram", command="plan")
+        self.usage("eval", "m", "--dataset=x", has="did you mean --text?", command="eval")
+        self.usage("verify", "m", "--reference=x", has="did you mean --against?", command="verify")
+        self.usage("unpack", "o", "--output=d", has="did you mean DIR without", command="unpack")
+        self.usage("\u2013to", "nf4", "m", "o", has=["a dash that is not '-'", "did you mean --to?"])
         self.usage("-qz", has="unknown option '-qz'")
         self.usage("verify", "--blok-size", "1", "o", has="unknown", command="verify")
         self.assertNotIn("mean", self.fails(2, "verify", "--blok-size", "1", "o"))
@@ -90,8 +122,24 @@ class Wrong(QconvCase):
             self.usage(short, "x", "m", "o", has="unknown option '%s'" % short)
 
     def test_unknown_command(self):
-        self.usage("verfy", "o", has=["unknown command 'verfy'", "did you mean verify?"])
-        self.usage("unpak", "o", "d", has="did you mean unpack?")
+        self.usage("verfy", "o", has=["unknown command 'verfy'", "did you mean verify?"],
+                   command="verify")
+        self.usage("unpak", "o", "d", has="did you mean unpack?", command="unpack")
+        # Options of that command, and --help, are not taken for convert's.
+        self.usage("verfy", "o", "--against", "m", has="did you mean verify?", command="verify")
+        self.usage("verfy", "--help", has="did you mean verify?", command="verify")
+        for word, meant in [("quantize", "convert"), ("decompress", "unpack"), ("check", "verify"),
+                            ("show", "inspect"), ("fit", "plan"), ("gpus", "hardware"),
+                            ("benchmark", "bench"), ("perplexity", "eval")]:
+            self.usage(word, "m", "o", has="unknown command '%s'; did you mean %s?" % (word, meant),
+                       command=meant)
+        self.usage("quantize", "--to", "nf4", "m", "o", has="did you mean convert?")
+
+    def test_a_model_may_have_the_name_of_a_mistake(self):
+        self.fails(3, "--to", "nf4", "quantize", "o", has="quantize does not exist")
+        os.mkdir(self.path("quantize"))
+        self.usage("quantize", "o", has="--to is missing")
+        self.fails(3, "--to", "nf4", "quantize", "o", has="quantize: neither a .safetensors")
 
     def test_options_of_other_commands(self):
         for c in ["inspect", "verify", "unpack"]:
@@ -115,6 +163,15 @@ class Wrong(QconvCase):
                   "18446744073709551616", "99999999999999999999999"]:
             self.usage("--to", "nf4", "--block-size=" + v, "m", "o",
                        has=["--block-size", "32 to 4096", "got '%s'" % v])
+        self.usage("--to", "nf4", "--block-size=48", "m", "o", has="did you mean 32 or 64?")
+        for v, n in [("4k", 4096), ("32K", 32768), ("8,192", 8192), ("1_000_000", 1000000), ("1m", 1 << 20)]:
+            self.usage("plan", "m", "--context", v, has="did you mean %d?" % n, command="plan")
+        for v in ["4kb", "k", "8,19", "1,2,3", "99999999999999k", "4k4", "1,0000"]:
+            self.assertNotIn("mean", self.usage("plan", "m", "--context", v, command="plan"))
+        for v in ["90%", "90", "0,9", ",9"]:
+            self.usage("plan", "m", "--margin", v, has="did you mean 0.9?", command="plan")
+        for v in ["0%", "101", "0,0", "9 %", "x"]:
+            self.assertNotIn("mean", self.usage("plan", "m", "--margin", v, command="plan"))
         for v in ["0", "1025", "-1", "two", ""]:
             self.usage("--to", "nf4", "--threads=" + v, "m", "o", has=["--threads", "1 to 1024"])
 
@@ -123,14 +180,28 @@ class Wrong(QconvCase):
             self.usage("--to", "nf4", "--%s=zz" % o, "m", "o", has=["--%s: expected" % o, "got 'zz'"])
 
     def test_compress(self):
-        for v in ["gzip", "zstd:", "zstd:0", "zstd:20", "zstd:x", "zstd=3", "none:1", "", "ZSTD"]:
+        for v in ["gzip", "zstd:", "zstd:0", "zstd:20", "zstd:x", "zstd=3", "none:1", ""]:
             self.usage("--to", "nf4", "--compress=" + v, "m", "o", has="--compress")
+        for v, meant in [("off", "none"), ("no", "none"), ("0", "none"), ("3", "zstd:3"),
+                         ("zstd=3", "zstd:3"), ("zstd-19", "zstd:19"), ("zstd3", "zstd:3")]:
+            self.usage("--to", "nf4", "--compress=" + v, "m", "o", has="did you mean %s?" % meant)
 
     def test_sizes(self):
-        for v in ["", "GB", "5XB", "5 GB", "-1", "1.GB", ".5GB", "5GBB", "5iB", "1.5", "5Gib/s",
+        for v in ["", "GB", "5XB", "5  GB", "-1", "1.GB", ".5GB", "5GBB", "5iB", "1.5", "5Gib/s", "5GB,",
                   "1.1234567GB", "99999999999TB", "99999999999999999999999"]:
             self.usage("--to", "nf4", "--max-shard-size=" + v, "m", "o", has="--max-shard-size")
         self.usage("--to", "nf4", "--max-shard-size", "0", "m", "o", has="at least 1 byte")
+        for v, meant in [("5", "5GB"), ("1", "1GB"), ("500", "500MB"), ("5000", "5000MB"), ("1,5GB", "1.5GB")]:
+            self.usage("--to", "nf4", "--max-shard-size", v, "m", "o", has="did you mean %s?" % meant)
+        self.usage("plan", "m", "--cuda-context", "300", has="did you mean 300MB?", command="plan")
+
+    def test_names_of_files_for_folders(self):
+        for name in ["o.safetensors", "o.gguf", "d/o.bin"]:
+            stem = name.rsplit(".", 1)[0]
+            self.usage("--to", "nf4", "m", name, has=[name, "OUT is a folder", "did you mean '%s'?" % stem])
+        self.usage("unpack", "o", "d.safetensors", has="DIR is a folder", command="unpack")
+        os.mkdir(self.path("x.bin"))
+        self.fails(3, "--to", "nf4", "m", "x.bin", has="m does not exist")
 
     def test_combinations(self):
         for to in ["fp16", "bf16"]:
@@ -168,10 +239,12 @@ class Wrong(QconvCase):
     def test_devices(self):
         for c, rest in [("convert", ["--to", "nf4", "m", "o"]), ("bench", []),
                         ("validate", ["--against", "m", "o"])]:
-            for v in ["", "gpu", "cuda:", "cuda:x", "0", "0,1", "cuda:0,", "cpu,cuda:0", "CPU"]:
+            for v in ["", "gpu", "cuda:", "cuda:x", "0", "0,1", "cuda:0,", "cpu,cuda:0"]:
                 self.usage(c, "--device=" + v, *rest,
                            has="--device: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found '%s'"
                            % v, command=c)
+            for v, meant in [("gpu", "cuda"), ("0", "cuda:0"), ("0,1", "cuda:0,1"), ("GPU:1", "cuda:1")]:
+                self.usage(c, "--device", v, *rest, has="did you mean %s?" % meant, command=c)
             self.usage(c, "--device", "cuda:1,1", *rest, has="cuda:1 is there twice", command=c)
             self.fails(5, c, "--device", "cuda:99", *rest, has="--device cuda:99")
 
@@ -235,17 +308,18 @@ class Accepted(QconvCase):
             self.parses("--to", "nf4", "--block-size", str(n), "no-such-model", "o")
             self.parses("--to", "int8", "--block-size=%d" % n, "--no-double-quant",
                         "no-such-model", "o")
-        for to in ["nf4", "int8", "fp16", "bf16"]:
+        for to in ["nf4", "int8", "fp16", "bf16", "NF4", "BF16", "bfloat16", "float16", "half"]:
             self.parses("--to", to, "no-such-model", "o")
             self.parses("convert", "--to=" + to, "no-such-model", "o")
             self.parses("no-such-model", "o", "--to", to)
             self.parses("--rest", "bf16", "--keep", "x", "--to", to, "no-such-model", "o")
         for o in [["--rest", r] for r in ["keep", "bf16", "fp16"]] + \
-                 [["--compute-dtype", d] for d in ["bfloat16", "float16", "float32"]] + \
-                 [["--compress", c] for c in ["none", "zstd", "zstd:1", "zstd:19"]] + \
-                 [["--max-shard-size", s] for s in ["1", "5GB", "512MiB", "1.5gb", "5G", "4096",
+                 [["--compute-dtype", d] for d in ["bfloat16", "float16", "float32", "bf16", "FP16"]] + \
+                 [["--compress", c] for c in ["none", "zstd", "zstd:1", "zstd:19", "ZSTD"]] + \
+                 [["--max-shard-size", s] for s in ["1B", "5GB", "512MiB", "1.5gb", "5G", "4096000", "5 GB", "5Gi",
                                                     "2TiB", "100kb", "7b"]] + \
                  [["--threads", t] for t in ["1", "1024"]] + \
+                 [["--device", d] for d in ["CPU", "Auto", " cpu"]] + \
                  [["--progress", p] for p in ["auto", "always", "never"]] + \
                  [["--keep", "*.x", "--quantize", "a*", "--keep=--odd"], ["--no-double-quant"],
                   ["--dry-run"], ["--force"], ["--json"], ["-q"], ["-v"],
@@ -268,6 +342,71 @@ class Accepted(QconvCase):
         self.parses("--to", "nf4", "--recipe", "r.json", "no-such-model", "o")
         self.write("r.json", '{"rules": []}')
         self.parses("--to", "bf16", "--recipe=r.json", "no-such-model", "o")
+
+
+class Paths(QconvCase):
+    """What people give for the folder of a model."""
+    CACHED = "hub/models--org--name"
+
+    def cached(self, *snapshots, main=None):
+        """A model in the hub's cache, where snapshots are links to blobs."""
+        os.makedirs(self.path(self.CACHED, "blobs"))
+        mk.write_model(self.path(self.CACHED, "blobs"), mk.load_model("Llama-3.1-8B"), layers=1,
+                       scale=64, seed=1)
+        for s in snapshots:
+            os.makedirs(self.path(self.CACHED, "snapshots", s))
+            for name in os.listdir(self.path(self.CACHED, "blobs")):
+                os.symlink("../../blobs/" + name, self.path(self.CACHED, "snapshots", s, name))
+        if main:
+            os.makedirs(self.path(self.CACHED, "refs"))
+            self.write(self.CACHED + "/refs/main", main + "\n")
+
+    def test_the_one_snapshot_is_taken(self):
+        self.cached("abc")
+        snapshot = self.CACHED + "/snapshots/abc"
+        self.assertIn("converted %s -> o as nf4" % snapshot, self.ok("--to", "nf4", self.CACHED, "o"))
+        self.assertIn("o: is %s: " % snapshot, self.ok("verify", "o", "--against", self.CACHED))
+        self.assertIn("weights in", self.ok("inspect", self.CACHED))
+        self.assertIn("fits", self.ok("plan", self.CACHED, "--vram", "8GB"))
+
+    def test_which_snapshot(self):
+        self.cached("abc", "def", "ghi", main="def")
+        for c in [["--to", "nf4", self.CACHED, "o"], ["inspect", self.CACHED],
+                  ["plan", self.CACHED, "--vram", "8GB"]]:
+            self.fails(3, *c, has=["with 3 snapshots", "did you mean %s/snapshots/def?" % self.CACHED])
+        self.write(self.CACHED + "/refs/main", "../../../etc")
+        self.fails(3, "inspect", self.CACHED, has="did you mean %s/snapshots/abc?" % self.CACHED)
+        for s in ["abc", "def", "ghi"]:
+            os.rename(self.path(self.CACHED, "snapshots", s), self.path(s))
+        self.fails(3, "inspect", self.CACHED, has="without a snapshot")
+        self.fails(3, "inspect", "hub", has=["the cache of the Hugging Face hub", self.CACHED])
+
+    def test_ids(self):
+        self.cached("abc")
+        home = {"HF_HUB_CACHE": self.path("hub")}
+        for typed in ["org/name", "https://huggingface.co/org/name"]:
+            self.fails(3, "--to", "nf4", typed, "o", env=home,
+                       has="did you mean %s/snapshots/abc?" % self.path(self.CACHED))
+        for variable, folder in [("HF_HUB_CACHE", "none"), ("HF_HOME", ".")]:
+            self.fails(3, "--to", "nf4", "org/other", "o", env={variable: self.path(folder)},
+                       has="hf download org/other --local-dir other")
+        self.fails(3, "--to", "nf4", "Llama-3.1-8B", "o",
+                   has="hf download meta-llama/Llama-3.1-8B --local-dir Llama-3.1-8B")
+        for typed in ["./org/name", "a/b/c", "org", "../x"]:
+            self.assertNotIn("hf download", self.fails(3, "--to", "nf4", typed, "o"))
+
+    def test_model_and_out_swapped(self):
+        mk.write_model(self.path("m"), mk.load_model("Llama-3.1-8B"), layers=1, scale=64, seed=1)
+        os.mkdir(self.path("empty"))
+        before = sorted(os.listdir(self.path("m")))
+        for out in ["none", "empty"]:
+            for more in [[], ["--force"], ["--dry-run"]]:
+                self.usage("--to", "nf4", *more, out, "m",
+                           has=["MODEL comes first", "did you mean 'm %s'?" % out])
+        self.assertEqual(sorted(os.listdir(self.path("m"))), before)
+        # An output that is there is what OUT may be: then MODEL is misspelt.
+        self.ok("-q", "--to", "nf4", "m", "o")
+        self.fails(3, "--to", "nf4", "none", "o", has="none does not exist")
 
 
 class Output(QconvCase):

@@ -514,7 +514,10 @@ class Verdict(ValidateCase):
         with open(self.path("p.html"), encoding="utf-8") as f:
             text = f.read()
         root = ElementTree.fromstring(text.split("\n", 1)[1])
-        self.assertEqual(len(root.findall(".//{http://www.w3.org/2000/svg}svg")), 3)
+        self.check_page(root)
+        # The numbers of the axis and the layers, of three plots.
+        self.assertEqual(len(root.findall(".//{http://www.w3.org/2000/svg}svg")), 6)
+        self.assertNotIn("fp16 / ours", text)  # no GPU has measured any
         self.assertEqual(len(root.findall(".//{http://www.w3.org/2000/svg}circle")), 9)
         self.assertNotRegex(text, r"<script|href=|src=|url\(|@import")
         self.assertIn("prefers-color-scheme:dark", text)
@@ -589,7 +592,7 @@ class Gpu(ValidateCase):
         cpu = self.layer(self.validate("o", "m", "--device", "cpu", "--save-baseline", "b.json"), Q)
         got = self.gpu("--m", "1,20", "--baseline", "b.json", "--html", "p.html")
         svgs = ElementTree.parse(self.path("p.html")).findall(".//{http://www.w3.org/2000/svg}svg")
-        self.assertEqual(len(svgs), 5)
+        self.assertEqual(len(svgs), 10)
         gpu = self.layer(got, Q)
         self.assertIsNone(got["left_out"])
         self.assertRegex(got["device"], r"cuda:0 \(CPU shim")

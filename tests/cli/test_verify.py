@@ -7,7 +7,7 @@ import shutil
 import struct
 import unittest
 
-from output_case import OutputCase, PLAIN, seek_table, tree
+from output_case import OutputCase, PLAIN, seek_table, tree, write_sealed, xxh3_128
 import make_checkpoint as mk
 
 L = "model.layers.%d."
@@ -281,6 +281,111 @@ class Verify(OutputCase):
         m = self.manifest()
         m.pop("manifest_xxh3_128")
         return json.dumps(m, indent=2) + "\n"
+
+
+class Headers(OutputCase):
+    """A manifest whose digest fits but that says something else than the headers of the shards."""
+    NORM = "model.layers.%d.input_layernorm.weight"
+
+    def setUp(self):
+        super().setUp()
+        tensors = model(3)
+        tensors["model.layers.1.nothing"] = ("F32", [0], b"")
+        self.model(tensors)
+
+    def cases(self, m):
+        """(what the manifest is changed to, what must be named)"""
+        rows = {t["name"]: t for t in m["tensors"]}
+        a, b = rows[self.NORM % 0], rows[self.NORM % 1]
+
+        def swap_norms():
+            a["name"], b["name"] = b["name"], a["name"]
+            a["source"]["name"], b["source"]["name"] = a["name"], b["name"]
+
+        def lose():
+            m["tensors"].remove(rows["model.layers.1.nothing"])
+
+        def gain():
+            at = m["tensors"].index(rows["model.layers.1.nothing"])
+            m["tensors"].insert(at, dict(m["tensors"][at], name="model.layers.1.added"))
+
+        def move():
+            """Two tensors of different sizes that lie side by side have changed places."""
+            i = next(i for i, t in enumerate(m["tensors"]) if t["shard"] == 0 and
+                     t["end"] - t["begin"] != m["tensors"][i + 1]["end"] - t["end"] > 0)
+            x, y = m["tensors"][i:i + 2]
+            size = x["end"] - x["begin"]
+            y["begin"], y["end"] = x["begin"], y["end"] - size
+            x["begin"], x["end"] = y["end"], y["end"] + size
+            if "stored_offset" in x:
+                y["stored_offset"] = x["stored_offset"]
+                x["stored_offset"] += y["stored_bytes"]
+            m["tensors"][i:i + 2] = y, x
+
+        yield swap_norms, "input_layernorm.weight' is"
+        yield lambda: a.update(dtype="F16"), "is BF16 [96] from byte"
+        yield lambda: a.update(shape=[48, 2]), "the manifest says BF16 [48, 2] from byte"
+        yield lambda: a.update(name="x"), "not in the"
+        yield lambda: a.update(name="zz" * 2000), "not in the"
+        yield lose, "'model.layers.1.nothing' is in the header, but not in the manifest"
+        yield gain, "'model.layers.1.added' is in the manifest, but not in the header"
+        yield move, "the manifest says"
+
+    def test_every_reader(self):
+        for form in (["--to", "nf4"], ["--to", "int8", *PLAIN],
+                     ["--to", "nf4", "--max-shard-size", "20KB"]):
+            self.ok("-q", *form, "m", "o")
+            path = self.path("o", "qconv.json")
+            with open(path) as f:
+                text = f.read()
+            m = json.loads(text)
+            write_sealed(path, m)
+            self.ok("-q", "verify", "o")
+            self.ok("-q", "inspect", "o")
+            plain, indexed = PLAIN[0] in form, len(m["shards"]) > 1
+            for i, (_, says) in enumerate(self.cases(m)):
+                m = json.loads(text)
+                list(self.cases(m))[i][0]()
+                write_sealed(path, m)
+                where = "header of model", ".safetensors: " if plain else ".safetensors.zst: "
+                scan = [says, *where]
+                if "nothing" in says or "added" in says:
+                    scan = ["it lists"] if indexed else scan
+                elif not plain and says == "the manifest says":
+                    scan = ["its frames are not those the manifest lists"]
+                for command in (["verify", "o"], ["verify", "o", "--against", "m"],
+                                ["unpack", "o", "u"]):
+                    self.fails(4, *command, "-q", has=scan)
+                self.assert_nothing("u")
+                for command in (["inspect", "o"], ["report", "o", "--html", "p.html"],
+                                ["validate", "o", "--against", "m"],
+                                ["eval", "o", "--text", "m/config.json"],
+                                ["plan", "o", "--vram", "1GB"], ["--to", "bf16", "o", "p"]):
+                    self.fails(3, *command, "-q", has=[says, *where])
+                self.assert_nothing("p")
+            shutil.rmtree(self.path("o"))
+
+    def test_another_spelling(self):
+        """A header with other metadata, white space and order of members says the same."""
+        self.ok("-q", "--to", "int8", *PLAIN, "m", "o")
+        with open(self.path("o", "qconv.json")) as f:
+            m = json.load(f)
+        with open(self.path("o", "model.safetensors"), "rb") as f:
+            data = f.read()
+        said = struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:8 + said])
+        rows = {n: dict(reversed(t.items())) for n, t in header.items() if n != "__metadata__"}
+        text = json.dumps(dict(sorted(rows.items()), __metadata__={"by": "hand"})).encode()
+        head = struct.pack("<Q", len(text)) + text
+        with open(self.path("o", "model.safetensors"), "wb") as f:
+            f.write(head + data[8 + said:])
+        m["shards"][0].update(content_bytes=len(head) + len(data) - 8 - said,
+                              header_bytes=len(head), header_xxh3_128=xxh3_128(head))
+        write_sealed(self.path("o", "qconv.json"), m)
+        self.ok("-q", "verify", "o")
+        self.ok("-q", "verify", "o", "--against", "m")
+        self.ok("-q", "unpack", "o", "u")
+        self.ok("-q", "inspect", "o")
 
 
 if __name__ == "__main__":

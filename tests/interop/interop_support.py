@@ -63,7 +63,10 @@ def run(*command, data=None):
 
 
 def qconv(*arguments):
-    return run(QCONV, *arguments)
+    """What an earlier run left in the scratch folder, perhaps of another version, is replaced."""
+    writes = {"--to", "unpack"} & {str(a) for a in arguments} and "plan" not in arguments
+    force = ["--force"] if writes and "--force" not in arguments else []
+    return run(QCONV, *arguments, *force)
 
 
 FORMS = {

@@ -34,12 +34,16 @@ ENVIRONMENTS = {
     "scale-transformers4": (["transformers4"], "test_interop_scale.py"),
     "llama-transformers5": (["transformers5"], "test_interop_llama.py"),
     "llama-transformers4": (["transformers4"], "test_interop_llama.py"),
+    "next-transformers5": (["transformers5"], "test_interop_next_steps.py"),
+    "next-transformers4": (["transformers4"], "test_interop_next_steps.py"),
     "against": (["transformers5"], "test_interop_against.py"),
     "tokenizers": (["transformers5"], "test_interop_tokenizers.py"),
     "eval-transformers5": (["transformers5"], "test_interop_eval.py"),
     "torch": (["transformers5"], "test_interop_torch.py"),
     "files": (["transformers5"], "test_interop_files.py"),
     "diffusers": (["diffusers", "transformers5"], "test_interop_diffusers.py"),
+    "caches-transformers5": (["transformers5"], "test_interop_caches.py"),
+    "caches-transformers4": (["transformers4"], "test_interop_caches.py"),
     "calibrated": (["transformers5"], "test_interop_calibrated.py"),
 }
 NOISE = re.compile(r"triton not found|gemm_4bit_forward|FutureWarning|torch\._check_is_size")

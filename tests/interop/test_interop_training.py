@@ -156,6 +156,37 @@ def saved_bytes(model, step):
     return sum(size for size, _ in kept.values())
 
 
+class Prefill(unittest.TestCase):
+    """What a prompt that generate reads whole takes a token, cache and workspace, is what the plan
+    says: logits of the last position only, scores never written out."""
+
+    def test_whole(self):
+        for hidden, wide, heads, kv_heads, layers, vocabulary in (
+                (256, 896, 4, 2, 4, 2000), (512, 1376, 8, 8, 2, 4000), (1024, 1792, 8, 1, 2, 64)):
+            config = LlamaConfig(hidden_size=hidden, intermediate_size=wide, vocab_size=vocabulary,
+                                 num_hidden_layers=layers, num_attention_heads=heads,
+                                 num_key_value_heads=kv_heads, max_position_embeddings=4096)
+            model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa",
+                                                  dtype=torch.bfloat16).eval()
+            folder = s.SCRATCH / "prefill"
+            shutil.rmtree(folder, ignore_errors=True)
+            config.architectures = ["LlamaForCausalLM"]
+            config.save_pretrained(folder)
+            peaks, stated = [], []
+            for tokens in (512, 1536):
+                ids = torch.randint(0, vocabulary, (1, tokens))
+                peaks.append(allocated_peak(lambda ids=ids: model.generate(
+                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False,
+                    pad_token_id=0)))
+                device = json.loads(s.qconv("plan", "--json", "-q", "--to", "bf16", "--vram", "80GB",
+                                            "--context", str(tokens), folder))["devices"][0]
+                stated.append(device["kv_bytes"] + device["workspace_bytes"])
+            peak, said = ((b[1] - b[0]) / 1024 for b in (peaks, stated))
+            s.note(f"prompt read whole, hidden {hidden}, intermediate {wide}, {layers} layers: "
+                   f"{peak:.0f} bytes a token, {said:.0f} stated")
+            self.assertLess(abs(said / peak - 1), 0.01)
+
+
 class Activations(unittest.TestCase):
     """Per token, as the difference of two lengths: what does not grow with tokens drops out."""
 

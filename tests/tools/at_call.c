@@ -11,6 +11,7 @@
 #undef _FORTIFY_SOURCE
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -54,6 +55,17 @@ static void at_fd(const char *kind, int fd)
     (void)snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
     ssize_t n = readlink(link, path, sizeof path - 1);
     path[n < 0 ? 0 : n] = '\0';
+    at(kind, path);
+}
+
+/* A name in a folder that is open. */
+static void at_name(const char *kind, int folder, const char *name)
+{
+    char link[64], path[2 * PATH_MAX];
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", folder);
+    ssize_t n = readlink(link, path, PATH_MAX - 1);
+    n = n < 0 ? 0 : n;
+    (void)snprintf(path + n, sizeof path - (size_t)n, "/%s", name);
     at(kind, path);
 }
 
@@ -157,4 +169,19 @@ SHOWN int unlink(const char *path)
     NEXT(unlink);
     at("unlink", path);
     return next(path);
+}
+
+SHOWN int renameat(int from_at, const char *from, int to_at, const char *to)
+{
+    NEXT(renameat);
+    at_name("rename", from_at, from);
+    return next(from_at, from, to_at, to);
+}
+
+SHOWN int unlinkat(int folder, const char *path, int flags)
+{
+    NEXT(unlinkat);
+    if (!(flags & AT_REMOVEDIR))
+        at_name("unlink", folder, path);
+    return next(folder, path, flags);
 }

@@ -245,6 +245,20 @@ static int real_name(const char *path, char *real)
     return 1;
 }
 
+/* The path of a name in a folder that is open; of the folder itself where the name is empty. */
+static const char *path_at(int at, const char *name, char *path)
+{
+    char link[64];
+    if (at == AT_FDCWD || *name == '/')
+        return name;
+    (void)snprintf(link, sizeof link, "/proc/self/fd/%d", at);
+    ssize_t n = readlink(link, path, PATH_MAX - 1);
+    if (n < 0 || (size_t)n + strlen(name) + 2 > PATH_MAX)
+        fault_die("an open folder has no path");
+    (void)snprintf(path + n, PATH_MAX - (size_t)n, "%s%s", *name ? "/" : "", name);
+    return path;
+}
+
 static int is_watched(int fd)
 {
     return fd >= 0 && fd < MAX_FDS && watched[fd] == 1;
@@ -592,11 +606,20 @@ static void synced(int fd)
     }
 }
 
+/* A folder that was opened by openat2, which is no function of the C library. */
+static int is_folder_below(int fd)
+{
+    char path[PATH_MAX];
+    struct stat st;
+    return dir_count > 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode) &&
+           is_below(path_at(fd, "", path));
+}
+
 /* On a memory file system syncing costs nothing, elsewhere the model is all that counts: nothing
  * is brought to the disk in truth where the power is modelled. */
 static int sync_any(int fd, long call)
 {
-    if (!is_watched(fd))
+    if (!is_watched(fd) && !is_folder_below(fd))
         return (int)syscall(call, fd);
     pthread_mutex_lock(&lock);
     int last = before_change();
@@ -714,6 +737,24 @@ int mkdir(const char *path, mode_t mode)
     return (int)done(r);
 }
 
+int renameat(int a, const char *from, int b, const char *to)
+{
+    char old[PATH_MAX], new[PATH_MAX];
+    return rename(path_at(a, from, old), path_at(b, to, new));
+}
+
+int unlinkat(int at, const char *path, int flags)
+{
+    char whole[PATH_MAX];
+    return remove_any(path_at(at, path, whole), (flags & AT_REMOVEDIR) != 0);
+}
+
+int mkdirat(int at, const char *path, mode_t mode)
+{
+    char whole[PATH_MAX];
+    return mkdir(path_at(at, path, whole), mode);
+}
+
 /* ---- Time ----------------------------------------------------------------------------------- */
 
 int clock_gettime(clockid_t id, struct timespec *t)
@@ -735,10 +776,7 @@ int clock_gettime(clockid_t id, struct timespec *t)
         fault_die(#name " is not modelled");                                                       \
     }
 
-NOT_MODELLED(renameat, (int a, const char *from, int b, const char *to))
 NOT_MODELLED(renameat2, (int a, const char *from, int b, const char *to, unsigned flags))
-NOT_MODELLED(unlinkat, (int at, const char *path, int flags))
-NOT_MODELLED(mkdirat, (int at, const char *path, mode_t mode))
 NOT_MODELLED(link, (const char *from, const char *to))
 NOT_MODELLED(symlink, (const char *from, const char *to))
 NOT_MODELLED(truncate, (const char *path, off_t size))

@@ -1,0 +1,519 @@
+/* What each layer keeps from one token to the next.
+ *
+ *   kinds    attention in full, with a window, a state of fixed size, both, or nothing: a list in
+ *            config.json where there is one, else the rule of the family
+ *   caches   keys and values per token, or the latent of MLA
+ *   states   what a recurrent layer keeps instead: it does not grow
+ *   cross    keys and values of the source, in the decoder of an encoder-decoder
+ *
+ * tests/interop/test_interop_caches.py compares all of it with what transformers keeps. */
+#include "convert/geometry_parts.h"
+
+#include "base/checked.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define GEMMA3_PATTERN   6u
+#define GEMMA4_HEAD      512u  /* of layers with full attention */
+#define DEFAULT_WINDOW   4096u /* of MistralConfig, Gemma2Config and Gemma3TextConfig */
+#define NAME_SHOWN_BYTES 80
+#define MAX_CONTEXT      QC_GEOMETRY_MAX_CONTEXT
+
+typedef enum {
+    KIND_FULL,
+    KIND_SLIDING,
+    KIND_CHUNKED,
+    KIND_STATE, /* a state instead of keys and values */
+    KIND_BOTH,  /* attention and a state in one layer */
+    KIND_NONE   /* an MLP or experts alone */
+} kind;
+
+static int is_type(const qc_geometry_reader *r, const char *list)
+{
+    return qc_geometry_is(r, list);
+}
+
+static const qc_json_node *text_field(const qc_geometry_reader *r, const char *names)
+{
+    return qc_config_field(r->config.text, names);
+}
+
+/* ---- kinds ---- */
+
+static int kind_of_word(const char *word, kind *out)
+{
+    static const struct {
+        const char *words;
+        kind kind;
+    } rows[] = {
+        {" full_attention attention * ", KIND_FULL},
+        {" sliding_attention ", KIND_SLIDING},
+        {" chunked_attention ", KIND_CHUNKED},
+        {" linear_attention mamba mamba2 conv recurrent M kda ", KIND_STATE},
+        {" hybrid ", KIND_BOTH},
+        {" moe mlp - E ", KIND_NONE},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        if (!qc_config_word_in(word, rows[i].words))
+            continue;
+        *out = rows[i].kind;
+        return 1;
+    }
+    return 0;
+}
+
+/* A list of words, one per layer. */
+static qc_status read_list(const qc_geometry_reader *r, kind *kinds, const qc_json_node *list,
+                           qc_error *err)
+{
+    const char *name = qc_json_key(list);
+    uint32_t i = 0, count = r->out->layer_count;
+    if (qc_json_kind_of(list) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "config.json: %s is %s, expected a list", name,
+                qc_json_kind_name(qc_json_kind_of(list)));
+    for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
+        char what[NAME_SHOWN_BYTES];
+        const char *word = NULL;
+        (void)snprintf(what, sizeof what, "config.json: an entry of %s", name);
+        QC_TRY(qc_json_as_string(n, what, &word, err));
+        if (i == count)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: %s has more entries than the %" PRIu32 " layers", name, count);
+        (void)kind_of_word(word, &kinds[i++]);
+    }
+    if (i != count)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: %s has %" PRIu32 " entries, there are %" PRIu32 " layers", name, i,
+                count);
+    return QC_OK;
+}
+
+/* RecurrentGemma's block_types: a pattern that is repeated. */
+static qc_status read_pattern(const qc_geometry_reader *r, kind *kinds, qc_error *err)
+{
+    const qc_json_node *list = text_field(r, "block_types"), *n = NULL;
+    for (uint32_t i = 0; i < r->out->layer_count; i++) {
+        const char *word = i % 3 == 2 ? "attention" : "recurrent";
+        if (list && qc_json_kind_of(list) == QC_JSON_ARRAY && qc_json_first(list)) {
+            n = n ? qc_json_next(n) : NULL;
+            n = n ? n : qc_json_first(list);
+            QC_TRY(qc_json_as_string(n, "config.json: an entry of block_types", &word, err));
+        }
+        kinds[i] = strcmp(word, "attention") == 0 ? KIND_SLIDING : KIND_STATE;
+    }
+    return QC_OK;
+}
+
+/* Nemotron-H's hybrid_override_pattern: a letter per layer. */
+static qc_status read_letters(const qc_geometry_reader *r, kind *kinds, const qc_json_node *letters,
+                              qc_error *err)
+{
+    const char *text = NULL;
+    QC_TRY(qc_json_as_string(letters, "config.json: hybrid_override_pattern", &text, err));
+    if (strlen(text) != r->out->layer_count)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: hybrid_override_pattern has %zu letters, there are %" PRIu32
+                " layers",
+                strlen(text), r->out->layer_count);
+    for (uint32_t i = 0; i < r->out->layer_count; i++)
+        (void)kind_of_word((char[]){text[i], '\0'}, &kinds[i]);
+    return QC_OK;
+}
+
+/* Layers in the list have one kind, the others another. first: the number of the first layer. */
+static qc_status mark(const qc_geometry_reader *r, kind *kinds, const qc_json_node *list,
+                      uint64_t first, kind in, kind out, qc_error *err)
+{
+    for (uint32_t i = 0; i < r->out->layer_count; i++)
+        kinds[i] = out;
+    if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
+        return QC_OK;
+    for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n)) {
+        uint64_t at = 0;
+        QC_TRY(qc_json_as_u64(n, qc_json_key(list), &at, err));
+        if (at < first || at - first >= r->out->layer_count)
+            QC_FAIL(err, QC_ERR_INPUT,
+                    "config.json: %s names layer %" PRIu64 ", there are %" PRIu32 " layers",
+                    qc_json_key(list), at, r->out->layer_count);
+        kinds[at - first] = in;
+    }
+    return QC_OK;
+}
+
+/* Every period-th layer, beginning with `offset`, has one kind, the others another. */
+static void every(const qc_geometry_reader *r, kind *kinds, uint64_t period, uint64_t offset,
+                  kind in, kind out)
+{
+    for (uint32_t i = 0; i < r->out->layer_count; i++)
+        kinds[i] = period != 0 && i % period == offset % period ? in : out;
+}
+
+static qc_status read_period(const qc_geometry_reader *r, kind *kinds, kind in, qc_error *err)
+{
+    uint64_t period = 0, offset = 0;
+    QC_TRY(qc_geometry_size(r, &period, "attn_layer_period", is_type(r, " zamba ") ? 6 : 8, err));
+    QC_TRY(qc_geometry_size(r, &offset, "attn_layer_offset", 4, err));
+    every(r, kinds, period, offset, in, KIND_STATE);
+    return QC_OK;
+}
+
+/* Which layers slide where there is a window and no list. The first `from` never do. */
+static qc_status read_sliding_rule(const qc_geometry_reader *r, kind *kinds, qc_error *err)
+{
+    uint64_t from = 0, pattern = 0;
+    int switched = is_type(r, " qwen2 qwen3 qwen2_moe qwen3_moe ") &&
+                   !qc_config_flag(&r->config, "use_sliding_window", 0);
+    if (switched || !qc_config_flag(&r->config, "use_sliding_window", 1) || r->out->guessed ||
+        is_type(r, " llama "))
+        return QC_OK;
+    if (is_type(r, " gemma3_text "))
+        pattern = GEMMA3_PATTERN;
+    if (is_type(r, " gemma3_text cohere2 exaone4 olmo3 ")) {
+        const qc_json_node *n = text_field(r, "sliding_window_pattern _sliding_window_pattern");
+        uint64_t missing = pattern ? pattern : 4;
+        if (n && qc_json_kind_of(n) == QC_JSON_STRING)
+            pattern = strlen(qc_json_string_or(n, "")); /* "LLLG" */
+        else
+            QC_TRY(qc_config_count(&pattern, n, QC_CONFIG_MAX_LAYERS, missing, err));
+    }
+    if (is_type(r, " qwen2 qwen3 qwen2_moe "))
+        QC_TRY(qc_geometry_size(r, &from, "max_window_layers", 0, err));
+    for (uint32_t i = 0; i < r->out->layer_count; i++) {
+        int full = i < from || (pattern != 0 && (i + 1) % pattern == 0) ||
+                   (is_type(r, " gemma2 vaultgemma ") && i % 2 == 1);
+        kinds[i] = full ? KIND_FULL : KIND_SLIDING;
+    }
+    return QC_OK;
+}
+
+/* Families whose layers are not all alike and whose config.json may have no list of them. */
+static qc_status read_family_rule(const qc_geometry_reader *r, kind *kinds, qc_error *err)
+{
+    uint64_t interval = 0;
+    const qc_json_node *n = NULL;
+    if (is_type(r, " mamba mamba2 falcon_mamba rwkv xlstm "))
+        return mark(r, kinds, NULL, 0, KIND_STATE, KIND_STATE, err);
+    if (is_type(r, " falcon_h1 "))
+        return mark(r, kinds, NULL, 0, KIND_BOTH, KIND_BOTH, err);
+    if (is_type(r, " recurrent_gemma "))
+        return read_pattern(r, kinds, err);
+    if (is_type(r, " bamba granitemoehybrid "))
+        return mark(r, kinds, text_field(r, "attn_layer_indices"), 0, KIND_FULL, KIND_STATE, err);
+    if (is_type(r, " jamba zamba "))
+        return read_period(r, kinds, is_type(r, " jamba ") ? KIND_FULL : KIND_BOTH, err);
+    if (is_type(r, " zamba2 ") && (n = text_field(r, "hybrid_layer_ids")) != NULL)
+        return mark(r, kinds, n, 0, KIND_BOTH, KIND_STATE, err);
+    if (is_type(r, " lfm2 lfm2_moe ") && (n = text_field(r, "full_attn_idxs")) != NULL)
+        return mark(r, kinds, n, 0, KIND_FULL, KIND_STATE, err);
+    if (is_type(r, " qwen3_next qwen3_5_text qwen3_5_moe_text ")) {
+        QC_TRY(qc_geometry_size(r, &interval, "full_attention_interval", 4, err));
+        every(r, kinds, interval, interval + interval - 1, KIND_FULL, KIND_STATE);
+        return QC_OK;
+    }
+    if (is_type(r, " kimi_linear ")) {
+        n = qc_config_field(text_field(r, "linear_attn_config"), "kda_layers");
+        return mark(r, kinds, n, 1, KIND_STATE, KIND_FULL, err);
+    }
+    if (is_type(r, " llama4_text ")) { /* every fourth layer sees all */
+        every(r, kinds, 4, 3, KIND_FULL, KIND_CHUNKED);
+        return QC_OK;
+    }
+    return read_sliding_rule(r, kinds, err);
+}
+
+static qc_status read_kinds(const qc_geometry_reader *r, kind *kinds, qc_error *err)
+{
+    const qc_json_node *list = text_field(r, "layer_types layers_block_type");
+    const qc_json_node *letters = text_field(r, "hybrid_override_pattern");
+    if (list)
+        return read_list(r, kinds, list, err);
+    if (letters)
+        return read_letters(r, kinds, letters, err);
+    return read_family_rule(r, kinds, err);
+}
+
+/* ---- states ---- */
+
+/* How the families of Mamba call their sizes. With heads: Mamba 2, whose convolution also passes
+ * the groups' B and C. */
+static const struct {
+    const char *types;
+    const char *inner, *expand; /* the width: given, or a multiple of the hidden size */
+    const char *heads, *head_dim;
+    const char *state, *groups, *conv;
+    uint64_t state_missing;
+} state_names[] = {
+    {" mamba falcon_mamba ", "intermediate_size", "expand", "", "", "state_size", "", "conv_kernel",
+     16},
+    {" jamba ", "", "mamba_expand", "", "", "mamba_d_state", "", "mamba_d_conv", 16},
+    {" zamba ", "", "mamba_expand", "", "", "mamba_d_state", "", "mamba_d_conv", 16},
+    {" mamba2 ", "", "expand", "", "", "state_size", "n_groups", "conv_kernel", 128},
+    {" bamba granitemoehybrid ", "", "mamba_expand", "", "", "mamba_d_state", "mamba_n_groups",
+     "mamba_d_conv", 256},
+    {" falcon_h1 ", "mamba_d_ssm", "mamba_expand", "", "", "mamba_d_state", "mamba_n_groups",
+     "mamba_d_conv", 256},
+    {" nemotron_h ", "", "", "mamba_num_heads", "mamba_head_dim", "ssm_state_size", "n_groups",
+     "conv_kernel", 128},
+    {" zamba2 ", "", "mamba_expand", "", "", "mamba_d_state", "mamba_ngroups", "mamba_d_conv", 64},
+};
+
+static qc_status read_mamba_state(const qc_geometry_reader *r, size_t row, qc_layer_geometry *out,
+                                  qc_error *err)
+{
+    uint64_t inner = 0, expand = 0, heads = 0, head_dim = 0, state = 0, groups = 0, conv = 0;
+    QC_TRY(qc_geometry_size(r, &inner, state_names[row].inner, 0, err));
+    QC_TRY(qc_geometry_size(r, &heads, state_names[row].heads, 0, err));
+    QC_TRY(qc_geometry_size(r, &head_dim, state_names[row].head_dim, 0, err));
+    QC_TRY(
+        qc_geometry_size(r, &state, state_names[row].state, state_names[row].state_missing, err));
+    QC_TRY(qc_geometry_size(r, &conv, state_names[row].conv, 4, err));
+    if (inner == 0 && heads != 0)
+        inner = qc_sat_mul(heads, head_dim);
+    if (inner == 0) {
+        QC_TRY(qc_geometry_size(r, &expand, state_names[row].expand, 2, err));
+        inner = qc_sat_mul(expand, r->out->hidden);
+    }
+    if (state_names[row].groups[0])
+        QC_TRY(qc_geometry_size(r, &groups, state_names[row].groups, 1, err));
+    out->state_elems =
+        qc_sat_mul(qc_sat_add(inner, qc_sat_mul(2, qc_sat_mul(groups, state))), conv);
+    out->state_f32_elems = qc_sat_mul(inner, state);
+    return QC_OK;
+}
+
+/* A convolution over queries, keys and values, and a matrix per head (gated delta rule). */
+static qc_status read_delta_state(const qc_geometry_reader *r, qc_layer_geometry *out,
+                                  qc_error *err)
+{
+    uint64_t heads = 0, key_heads = 0, key_dim = 0, value_dim = 0, conv = 0;
+    QC_TRY(qc_geometry_size(r, &heads, "linear_num_value_heads linear_num_heads", 32, err));
+    QC_TRY(qc_geometry_size(r, &key_heads, "linear_num_key_heads linear_num_heads", 16, err));
+    QC_TRY(qc_geometry_size(r, &key_dim, "linear_key_head_dim linear_head_dim", 128, err));
+    QC_TRY(qc_geometry_size(r, &value_dim, "linear_value_head_dim linear_head_dim", 128, err));
+    QC_TRY(qc_geometry_size(r, &conv, "linear_conv_kernel_dim", 4, err));
+    uint64_t keys = qc_sat_mul(key_heads, key_dim), values = qc_sat_mul(heads, value_dim);
+    out->state_elems = qc_sat_mul(qc_sat_add(qc_sat_mul(2, keys), values), conv);
+    out->state_f32_elems = qc_sat_mul(qc_sat_mul(heads, key_dim), value_dim);
+    return QC_OK;
+}
+
+static uint64_t next_multiple(uint64_t n, uint64_t of)
+{
+    return (n + of - 1) / of * of;
+}
+
+/* A matrix, a normalizer and a maximum per head. qk_dim_factor and v_dim_factor are fractions,
+ * which the reader of config.json refuses as sizes; all releases have their defaults, 1/2 and 1. */
+static void set_xlstm_state(const qc_geometry *g, qc_layer_geometry *out)
+{
+    uint64_t heads = g->heads ? g->heads : 1;
+    uint64_t qk = next_multiple(g->hidden / 2, 64) / heads,
+             v = next_multiple(g->hidden, 64) / heads;
+    out->state_elems = qc_sat_mul(heads, qc_sat_add(qc_sat_add(qc_sat_mul(qk, v), qk), 1));
+}
+
+/* What one recurrent layer keeps. All zero for a type whose state is not known. */
+static qc_status read_state(const qc_geometry_reader *r, qc_layer_geometry *out, qc_error *err)
+{
+    const qc_geometry *g = r->out;
+    uint64_t width = 0, conv = 0;
+    for (size_t i = 0; i < sizeof state_names / sizeof *state_names; i++) {
+        if (is_type(r, state_names[i].types))
+            return read_mamba_state(r, i, out, err);
+    }
+    if (text_field(r, "linear_num_value_heads linear_num_heads"))
+        return read_delta_state(r, out, err);
+    if (is_type(r, " xlstm ")) {
+        set_xlstm_state(g, out);
+    } else if (is_type(r, " lfm2 lfm2_moe lfm3 ")) {
+        QC_TRY(qc_geometry_size(r, &conv, "conv_L_cache", 3, err));
+        out->state_elems = qc_sat_mul(g->hidden, conv);
+    } else if (is_type(r, " minimax ")) {
+        out->state_elems = qc_sat_mul(g->heads, qc_sat_mul(g->head_dim, g->head_dim));
+    } else if (is_type(r, " recurrent_gemma ")) {
+        QC_TRY(qc_geometry_size(r, &width, "lru_width", g->hidden, err));
+        QC_TRY(qc_geometry_size(r, &conv, "conv1d_width", 4, err));
+        out->state_elems = qc_sat_mul(width, conv ? conv - 1 : 0);
+        out->state_f32_elems = width;
+    } else if (is_type(r, " rwkv ")) {
+        QC_TRY(qc_geometry_size(r, &width, "attention_hidden_size", g->hidden, err));
+        out->state_elems = qc_sat_mul(2, g->hidden);
+        out->state_f32_elems = qc_sat_mul(3, width);
+    }
+    return QC_OK;
+}
+
+/* ---- windows ---- */
+
+/* The window of sliding layers; 0: none. A family's default counts where the field is missing, not
+ * where it is null. */
+static qc_status read_window(const qc_geometry_reader *r, uint64_t *out, qc_error *err)
+{
+    const char *name = is_type(r, " recurrent_gemma ") ? "attention_window_size" : "sliding_window";
+    const qc_json_node *n = qc_json_get(r->config.text, name);
+    *out = 0;
+    if (!n) {
+        *out = is_type(r, " mistral gemma2 gemma3_text ") ? DEFAULT_WINDOW : 0;
+        if (is_type(r, " recurrent_gemma "))
+            *out = 2048;
+        return QC_OK;
+    }
+    if (qc_json_kind_of(n) == QC_JSON_NULL)
+        return QC_OK;
+    return qc_config_count(out, n, MAX_CONTEXT, 0, err);
+}
+
+/* ---- caches ---- */
+
+static void set_window(qc_layer_geometry *l, uint64_t window)
+{
+    if (window == 0)
+        return;
+    l->attention = QC_ATTENTION_SLIDING;
+    l->window = window;
+}
+
+/* Keys and values of a token in one layer of attention. */
+typedef struct {
+    uint64_t full, sliding; /* elements */
+} token_elems;
+
+static qc_status read_token_elems(const qc_geometry_reader *r, token_elems *out, qc_error *err)
+{
+    const qc_geometry *g = r->out;
+    uint64_t v = g->head_dim, heads = g->kv_heads, dim = g->head_dim;
+    if (is_type(r, " mimo_v2_flash "))
+        QC_TRY(qc_geometry_size(r, &v, "v_head_dim", g->head_dim, err));
+    out->full = out->sliding = g->kv_heads * (g->head_dim + v);
+    if (is_type(r, " mimo_v2_flash ")) /* twice the heads behind a window */
+        out->sliding *= 2;
+    if (is_type(r, " reformer xlnet ")) /* hidden states, of which keys and values are made anew */
+        out->full = out->sliding = g->hidden;
+    if (!is_type(r, " gemma4_text gemma4_unified_text "))
+        return QC_OK;
+    QC_TRY(qc_geometry_size(r, &dim, "global_head_dim", GEMMA4_HEAD, err));
+    if (qc_config_flag(&r->config, "attention_k_eq_v", 0))
+        QC_TRY(qc_geometry_size(r, &heads, "num_global_key_value_heads", g->kv_heads, err));
+    out->full = 2 * heads * dim;
+    return QC_OK;
+}
+
+/* The last num_kv_shared_layers use what an earlier layer keeps. */
+static qc_status drop_shared(const qc_geometry_reader *r, qc_error *err)
+{
+    qc_geometry *g = r->out;
+    uint64_t shared = 0;
+    QC_TRY(qc_config_count(&shared, text_field(r, "num_kv_shared_layers"), g->layer_count, 0, err));
+    for (uint64_t i = g->layer_count - shared; i < g->layer_count; i++)
+        g->layers[i] = (qc_layer_geometry){0};
+    return QC_OK;
+}
+
+static qc_status set_kinds(const qc_geometry_reader *r, const kind *kinds, qc_error *err)
+{
+    qc_geometry *g = r->out;
+    qc_layer_geometry state = {0};
+    token_elems elems = {0};
+    uint64_t window = 0, chunk = 0;
+    QC_TRY(read_window(r, &window, err));
+    QC_TRY(qc_config_read(&chunk, &r->config, "attention_chunk_size", MAX_CONTEXT, 0, err));
+    QC_TRY(read_state(r, &state, err));
+    QC_TRY(read_token_elems(r, &elems, err));
+    for (uint32_t i = 0; i < g->layer_count; i++) {
+        qc_layer_geometry *l = &g->layers[i];
+        *l = (qc_layer_geometry){0};
+        if (kinds[i] == KIND_STATE || kinds[i] == KIND_BOTH)
+            *l = state;
+        if (kinds[i] == KIND_STATE || kinds[i] == KIND_NONE || g->heads == 0)
+            continue;
+        l->attention = QC_ATTENTION_FULL;
+        l->kv_elems = kinds[i] == KIND_SLIDING ? elems.sliding : elems.full;
+        if (kinds[i] == KIND_SLIDING)
+            set_window(l, window);
+        else if (kinds[i] == KIND_CHUNKED)
+            set_window(l, chunk);
+    }
+    return drop_shared(r, err);
+}
+
+/* Multi-head latent attention: what is cached is the latent, in the layers that have attention. */
+static qc_status read_latent(const qc_geometry_reader *r, uint64_t rank, qc_error *err)
+{
+    qc_geometry *g = r->out;
+    uint64_t rope = 0, nope = 0, v = 0, index = 0;
+    QC_TRY(qc_geometry_size(r, &rope, "qk_rope_head_dim", 0, err));
+    QC_TRY(qc_geometry_size(r, &nope, "qk_nope_head_dim", 0, err));
+    QC_TRY(qc_geometry_size(r, &v, "v_head_dim", nope, err));
+    if (rope + nope == 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: kv_lora_rank is %" PRIu64
+                " but there are no qk_nope_head_dim and qk_rope_head_dim",
+                rank);
+    QC_TRY(qc_geometry_size(r, &index, "index_head_dim", 0, err));
+    const qc_json_node *indexers = text_field(r, "indexer_types");
+    const qc_json_node *indexer =
+        indexers && qc_json_kind_of(indexers) == QC_JSON_ARRAY ? qc_json_first(indexers) : NULL;
+    g->head_dim = nope + rope;
+    /* LongCat-Flash has two attentions in a layer. */
+    uint64_t times = is_type(r, " longcat_flash ") ? 2 : 1;
+    for (uint32_t i = 0; i < g->layer_count; i++) {
+        /* Sparse attention also keeps a key for the indexer, unless the layer uses another's. */
+        uint64_t own = indexer && strcmp(qc_json_string_or(indexer, ""), "full") != 0 ? 0 : index;
+        indexer = indexer ? qc_json_next(indexer) : NULL;
+        if (g->layers[i].attention == QC_ATTENTION_NONE)
+            continue;
+        g->layers[i].attention = QC_ATTENTION_MLA;
+        g->layers[i].kv_elems = times * (rank + rope) + own;
+        g->layers[i].kv_elems_expanded = times * g->heads * (nope + rope + v) + own;
+    }
+    return QC_OK;
+}
+
+/* Layers that look at an image instead of the text (mllama). */
+static qc_status read_image_layers(const qc_geometry_reader *r, qc_error *err)
+{
+    qc_geometry *g = r->out;
+    void *v = NULL;
+    const qc_json_node *list = qc_config_text_field(&r->config, "cross_attention_layers");
+    if (!list)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(r->arena, &v, g->layer_count, 1, err));
+    unsigned char *marks = v;
+    QC_TRY(qc_config_mark_layers(marks, g->layer_count, list, err));
+    for (uint32_t i = 0; i < g->layer_count; i++) {
+        if (marks[i])
+            g->layers[i].attention = QC_ATTENTION_CROSS;
+    }
+    return QC_OK;
+}
+
+/* The decoder of an encoder-decoder also keeps keys and values of the source. */
+static void add_source(qc_geometry *g)
+{
+    for (uint32_t i = 0; g->encoder_decoder && i < g->layer_count; i++)
+        g->layers[i].source_elems = 2 * g->kv_heads * g->head_dim;
+}
+
+qc_status qc_geometry_read_layers(qc_geometry_reader *r, qc_error *err)
+{
+    qc_geometry *g = r->out;
+    void *v = NULL;
+    uint64_t rank = 0;
+    if (g->layer_count == 0)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(r->arena, &v, g->layer_count, sizeof *g->layers, err));
+    g->layers = v;
+    if (!g->decoder)
+        return QC_OK;
+    QC_TRY(qc_arena_alloc(r->arena, &v, g->layer_count, sizeof(kind), err));
+    kind *kinds = v; /* KIND_FULL */
+    QC_TRY(read_kinds(r, kinds, err));
+    QC_TRY(set_kinds(r, kinds, err));
+    add_source(g);
+    QC_TRY(qc_geometry_size(r, &rank, "kv_lora_rank", 0, err));
+    if (rank != 0)
+        return read_latent(r, rank, err);
+    return read_image_layers(r, err);
+}

@@ -1,0 +1,33 @@
+/* What geometry.c and geometry_layers.c share. Nobody else includes this. */
+#ifndef QC_CONVERT_GEOMETRY_PARTS_H
+#define QC_CONVERT_GEOMETRY_PARTS_H
+
+#include "convert/config_fields.h"
+#include "convert/geometry.h"
+
+#define QC_GEOMETRY_MAX_CONTEXT (UINT64_C(1) << 40)
+
+typedef struct {
+    qc_geometry *out;
+    qc_arena *arena;
+    qc_config config;
+} qc_geometry_reader;
+
+/* Is the model type of the text configuration in the list? */
+int qc_geometry_is(const qc_geometry_reader *r, const char *types);
+/* A size under the first of the names that is there. Where a model has one per layer (a list), the
+ * largest counts. */
+QC_NODISCARD qc_status qc_geometry_size(const qc_geometry_reader *r, uint64_t *out,
+                                        const char *names, uint64_t missing, qc_error *err);
+
+/* A type whose cache was compared with the one that transformers fills. */
+int qc_geometry_type_is_known(const char *type);
+/* A type that keeps nothing from one token to the next, whatever its config.json says. */
+int qc_geometry_type_has_no_cache(const char *type);
+/* An encoder that may be built as a decoder (is_decoder). */
+int qc_geometry_type_is_encoder(const char *type);
+
+/* What every layer keeps: out->layers, from sizes that are read already. */
+QC_NODISCARD qc_status qc_geometry_read_layers(qc_geometry_reader *r, qc_error *err);
+
+#endif

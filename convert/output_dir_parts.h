@@ -1,0 +1,29 @@
+/* Private to output_*.c. */
+#ifndef QC_CONVERT_OUTPUT_DIR_PARTS_H
+#define QC_CONVERT_OUTPUT_DIR_PARTS_H
+
+#include "convert/output_dir.h"
+
+#define QC_LOCK_NAME       "lock"
+#define QC_STAGED_MANIFEST QC_STAGING_NAME "/" QC_MANIFEST_NAME
+/* The manifest of an output that is being replaced: it tells which files of OUT are qconv's while
+ * OUT itself has no manifest. */
+#define QC_REPLACED_NAME     ".replaced.json"
+#define QC_REPLACED_MANIFEST QC_STAGING_NAME "/" QC_REPLACED_NAME
+#define QC_MANIFEST_MAX      ((size_t)1 << 30)
+
+/* qc_output_dir_check; *exists: OUT is there. */
+QC_NODISCARD qc_status qc_output_check(qc_arena *arena, const char *out, const char *source,
+                                       int force, int *exists, qc_error *err);
+/* A manifest beneath root and the digest of its text; nothing (shard_count 0) where it is missing
+ * or damaged. One that is there and cannot be read now is an error: whoever took it for none would
+ * make again what has moved to OUT. digest may be NULL. */
+QC_NODISCARD qc_status qc_output_read_manifest(qc_arena *arena, const qc_file *root,
+                                               const char *name, qc_manifest *m, qc_digest *digest,
+                                               qc_error *err);
+/* Where the file `name` waits for the commit, relative to OUT. */
+QC_NODISCARD qc_status qc_output_staged_name(const qc_output_dir *d, const char *name,
+                                             const char **staged, qc_error *err);
+QC_NODISCARD qc_status qc_output_add_name(qc_output_dir *d, const char *name, qc_error *err);
+
+#endif

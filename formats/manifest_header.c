@@ -1,0 +1,248 @@
+#include "formats/manifest_header.h"
+
+#include "base/alloc.h"
+#include "base/bytes.h"
+#include "formats/shard_layout.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAME_SHOWN_BYTES 160
+#define PLACE_BYTES      256u
+
+/* ---- Tensor by tensor ----------------------------------------------------------------------- */
+
+static int by_name(const void *a, const void *b)
+{
+    const qc_manifest_tensor *const *x = a, *const *y = b;
+    return strcmp((*x)->name, (*y)->name);
+}
+
+/* "BF16 [32, 64] from byte 128" */
+static const char *place_text(char out[PLACE_BYTES], qc_dtype dtype, const uint64_t *dims,
+                              unsigned ndim, uint64_t begin)
+{
+    int at = snprintf(out, PLACE_BYTES, "%s [", qc_dtype_name(dtype));
+    for (unsigned d = 0; d < ndim; d++)
+        at += snprintf(out + at, PLACE_BYTES - (size_t)at, "%s%" PRIu64, d ? ", " : "", dims[d]);
+    (void)snprintf(out + at, PLACE_BYTES - (size_t)at, "] from byte %" PRIu64, begin);
+    return out;
+}
+
+static const char *ending(const qc_manifest *m)
+{
+    return m->compressed ? ".zst" : "";
+}
+
+static qc_status fail_on_one_side(const qc_manifest *m, const char *shard, const char *name,
+                                  int listed, qc_error *err)
+{
+    QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is %s", shard, ending(m),
+            NAME_SHOWN_BYTES, name,
+            listed ? "in the manifest, but not in the header"
+                   : "in the header, but not in the manifest");
+}
+
+static qc_status compare(const qc_manifest *m, const qc_manifest_tensor *t,
+                         const qc_header_tensor *found, qc_error *err)
+{
+    const qc_st_tensor *h = &found->tensor;
+    char listed[PLACE_BYTES], have[PLACE_BYTES];
+    if (strcmp(m->shards[t->shard].name, found->shard) != 0)
+        QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is in %s by the manifest",
+                found->shard, ending(m), NAME_SHOWN_BYTES, t->name, m->shards[t->shard].name);
+    if (t->dtype == h->dtype && t->ndim == h->ndim && t->begin == h->begin && t->end == h->end &&
+        memcmp(t->dims, h->dims, t->ndim * sizeof *t->dims) == 0)
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_CHECK, "header of %s%s: tensor '%.*s' is %s; the manifest says %s",
+            found->shard, ending(m), NAME_SHOWN_BYTES, t->name,
+            place_text(have, h->dtype, h->dims, h->ndim, h->begin),
+            place_text(listed, t->dtype, t->dims, t->ndim, t->begin));
+}
+
+qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size_t end, qc_header_tensor_fn at,
+                           const void *ctx, size_t count, qc_error *err)
+{
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, end - first, sizeof(qc_manifest_tensor *), err));
+    const qc_manifest_tensor **rows = v;
+    for (size_t i = first; i < end; i++)
+        rows[i - first] = &m->tensors[i];
+    qsort(rows, end - first, sizeof *rows, by_name);
+    qc_status st = QC_OK;
+    for (size_t i = 0, j = 0; st == QC_OK && (i < end - first || j < count);) {
+        qc_header_tensor found;
+        int order = i < end - first ? -1 : 1;
+        if (j < count)
+            at(ctx, j, &found);
+        if (j < count && i < end - first)
+            order = strcmp(rows[i]->name, found.tensor.name);
+        if (order < 0)
+            st = fail_on_one_side(m, m->shards[rows[i]->shard].name, rows[i]->name, 1, err);
+        else if (order > 0)
+            st = fail_on_one_side(m, found.shard, found.tensor.name, 0, err);
+        else
+            st = compare(m, rows[i], &found, err);
+        i++;
+        j++;
+    }
+    qc_free(v);
+    return st;
+}
+
+/* ---- The header of a shard ------------------------------------------------------------------ */
+
+static qc_status read_frames(const qc_file *f, const qc_shard_frames *frames, char *dst,
+                             qc_error *err)
+{
+    qc_frame_coder *coder = NULL;
+    void *stored = NULL;
+    qc_status st = qc_frame_coder_create(&coder, err);
+    for (size_t i = 0; st == QC_OK && i < frames->header_frames; i++) {
+        const qc_frame *fr = &frames->table.frames[i];
+        st = qc_malloc(&stored, fr->stored_bytes, err);
+        if (st == QC_OK)
+            st = qc_file_pread(f, stored, fr->stored_bytes, fr->stored_offset, err);
+        if (st == QC_OK)
+            st = qc_frame_decode(coder, stored, fr->stored_bytes, dst + fr->content_offset,
+                                 fr->content_bytes, err);
+        if (st == QC_ERR_INPUT)
+            st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
+                              "a frame cannot be decompressed");
+        qc_free(stored);
+        stored = NULL;
+    }
+    qc_frame_coder_destroy(coder);
+    return st;
+}
+
+/* The text must be the next bytes of the header. What was compared leaves it but for its last byte,
+ * by which qc_st_header_add knows that a comma comes next. */
+static int matches(qc_strbuf *text, size_t skip, const char **header, size_t *left)
+{
+    size_t n = text->len - skip;
+    if (n > *left || memcmp(*header, text->data + skip, n) != 0)
+        return 0;
+    *header += n;
+    *left -= n;
+    text->data[0] = text->data[text->len - 1];
+    text->len = 1;
+    return 1;
+}
+
+/* Is the header what a writer makes of the rows? */
+static qc_status is_as_written(int *yes, const char *header, size_t bytes, const qc_manifest *m,
+                               size_t first, size_t end, qc_error *err)
+{
+    static const qc_st_meta pt_format = {"format", "pt"};
+    const char *at = header + 8;
+    size_t left = bytes - 8;
+    qc_strbuf text;
+    qc_strbuf_init(&text, SIZE_MAX / 2);
+    qc_status st = qc_st_header_begin(&text, &pt_format, 1, err);
+    *yes = st == QC_OK && qc_load_le64(header) == left && matches(&text, 8, &at, &left);
+    for (size_t i = first; st == QC_OK && *yes && i < end; i++) {
+        const qc_manifest_tensor *t = &m->tensors[i];
+        qc_st_tensor row = {
+            .name = t->name, .dtype = t->dtype, .ndim = t->ndim, .begin = t->begin, .end = t->end};
+        memcpy(row.dims, t->dims, sizeof row.dims);
+        st = qc_st_header_add(&text, &row, err);
+        *yes = st == QC_OK && matches(&text, 1, &at, &left);
+    }
+    *yes = *yes && left > 0 && *at == '}';
+    while (*yes && --left > 0)
+        *yes = *++at == ' ';
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
+static qc_status check_digest(const char *header, const qc_manifest_shard *s, qc_error *err)
+{
+    uint64_t piece = qc_layout_piece_bytes(s->header_bytes, 8);
+    size_t count = 0;
+    void *v = NULL;
+    QC_TRY(qc_calloc(&v, (size_t)(s->header_bytes / piece) + 1, sizeof(qc_digest), err));
+    qc_digest *pieces = v;
+    for (uint64_t at = 0; at < s->header_bytes; at += piece) {
+        uint64_t n = s->header_bytes - at < piece ? s->header_bytes - at : piece;
+        pieces[count++] = qc_digest_bytes(header + at, (size_t)n);
+    }
+    qc_digest root = qc_digest_root(pieces, count);
+    qc_free(v);
+    if (!qc_digest_equal(&root, &s->header))
+        QC_FAIL(err, QC_ERR_CHECK, "its bytes are not those that were written");
+    return QC_OK;
+}
+
+typedef struct {
+    const qc_st_header *header;
+    const char *shard;
+} parsed_header;
+
+static void parsed_at(const void *ctx, size_t i, qc_header_tensor *out)
+{
+    const parsed_header *p = ctx;
+    *out = (qc_header_tensor){p->header->tensors[i], p->shard};
+}
+
+static int by_tensor_name(const void *a, const void *b)
+{
+    const qc_st_tensor *x = a, *y = b;
+    return strcmp(x->name, y->name);
+}
+
+/* A header that was spelled by somebody else, or that says something else. */
+static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t shard,
+                                size_t first, size_t end, qc_error *err)
+{
+    const qc_manifest_shard *s = &m->shards[shard];
+    qc_st_header h;
+    uint64_t n = 0;
+    qc_status st = qc_st_header_length((const unsigned char *)header, (size_t)s->header_bytes,
+                                       s->content_bytes, &n, err);
+    if (st == QC_OK && n != s->header_bytes - 8)
+        st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__,
+                          "has %" PRIu64 " bytes, the manifest says %" PRIu64, n + 8,
+                          s->header_bytes);
+    if (st == QC_OK)
+        st = qc_st_header_parse(&h, header + 8, (size_t)n, s->content_bytes - s->header_bytes, err);
+    if (st != QC_OK) {
+        qc_error_prefix(err, "header of %s%s", s->name, ending(m));
+        return st;
+    }
+    qsort(h.tensors, h.tensor_count, sizeof *h.tensors, by_tensor_name);
+    parsed_header p = {&h, s->name};
+    st = qc_manifest_hold(m, first, end, parsed_at, &p, h.tensor_count, err);
+    qc_st_header_deinit(&h);
+    return st;
+}
+
+qc_status qc_shard_header_check(const qc_file *f, const qc_manifest *m, size_t shard, size_t first,
+                                size_t end, const qc_shard_frames *frames, qc_error *err)
+{
+    const qc_manifest_shard *s = &m->shards[shard];
+    size_t bytes = (size_t)s->header_bytes;
+    int yes = 0;
+    void *v = NULL;
+    QC_TRY(qc_malloc(&v, bytes, err));
+    char *header = v;
+    qc_status st =
+        frames ? read_frames(f, frames, header, err) : qc_file_pread(f, header, bytes, 0, err);
+    if (st == QC_OK)
+        st = is_as_written(&yes, header, bytes, m, first, end, err);
+    if (st == QC_OK && !yes)
+        st = check_digest(header, s, err);
+    if (st == QC_ERR_CHECK)
+        qc_error_prefix(err, "header of %s%s", s->name, ending(m));
+    if (st == QC_OK && !yes)
+        st = parse_and_hold(header, m, shard, first, end, err);
+    qc_free(v);
+    if (qc_status_exit_code(st) == 3) { /* it was right once */
+        st = QC_ERR_CHECK;
+        if (err)
+            err->code = st;
+    }
+    return st;
+}
