@@ -368,6 +368,18 @@ static void apply_rest(qc_recipe_entry *e, const maker *m, uint32_t i)
         cast_or_keep(e, m, i, QC_DTYPE_F16, "--rest fp16");
 }
 
+/* T5's "wo" overflows in float16. transformers makes it F32 of a checkpoint that is not quantized,
+ * but leaves it in the dtype of one that is. */
+static void hold_in_float(qc_recipe_entry *e, const maker *m, uint32_t i)
+{
+    if (!(m->classes[i].traits & QC_TRAIT_FLOAT) || m->rule_of[i] != NO_RULE ||
+        e->out_dtype != QC_DTYPE_F16)
+        return;
+    e->scheme = m->model->tensors[i].dtype == QC_DTYPE_F32 ? QC_SCHEME_KEEP : QC_SCHEME_CAST;
+    e->out_dtype = QC_DTYPE_F32;
+    e->why = m->classes[i].why;
+}
+
 static int is_stack(const maker *m, uint32_t i)
 {
     return m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4;
@@ -415,6 +427,7 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     if (!wanted || t->bytes == 0 || (t->ndim != 2 && !stack) ||
         (!qc_dtype_is_quantizable(t->dtype) && !e->coded)) {
         apply_rest(e, m, i);
+        hold_in_float(e, m, i);
         return QC_OK;
     }
     /* auto: what could be quantized is marked so; auto_choice.c then settles each. */

@@ -236,18 +236,12 @@ static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
         "text_model",
         "language_projection",
     };
-    /* Lists of one module each layer, which a detector may share between its layers. */
-    static const char *const shared[] = {"bbox_embed", "class_embed"};
     for (size_t at = 0; at < len;) {
         size_t n = strcspn(module + at, ".");
         if (n > len - at)
             n = len - at;
         for (size_t i = 0; l->composite && i < sizeof parts / sizeof *parts; i++) {
             if (strlen(parts[i]) == n && memcmp(module + at, parts[i], n) == 0)
-                return at + n;
-        }
-        for (size_t i = 0; i < 2; i++) {
-            if (strlen(shared[i]) == n && memcmp(module + at, shared[i], n) == 0)
                 return at + n;
         }
         at += n + 1;
@@ -278,9 +272,32 @@ static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, con
     return QC_OK;
 }
 
-static int ends_in_shared(const char *name)
+/* A detector has a list of heads, one for each layer of its decoder, that may all be one: then the
+ * file has it once, and memory under every number, in the decoder as well. */
+static qc_status add_detector(qc_skip_list *l, const char *module, qc_error *err)
 {
-    return qc_ends_with(name, "bbox_embed") || qc_ends_with(name, "class_embed");
+    static const char *const lists[] = {"bbox_embed", "class_embed"};
+    const qc_json_node *config = l->model->config ? qc_json_root(l->model->config) : NULL;
+    const char *name = NULL;
+    uint64_t layers = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        size_t n = strlen(lists[i]);
+        const char *at = strstr(module, lists[i]);
+        if (!at || (at != module && at[-1] != '.') || at[n] != '.' || (l->detectors & 1u << i))
+            continue;
+        l->detectors |= 1u << i;
+        QC_TRY(qc_arena_printf(l->arena, &name, err, "model.decoder.%s", lists[i]));
+        QC_TRY(qc_skip_add_absent(l, name, err));
+        if (qc_json_as_u64(qc_json_get(config, "decoder_layers"), "decoder_layers", &layers,
+                           NULL) != QC_OK)
+            continue;
+        /* One more where the encoder proposes boxes. */
+        for (uint64_t k = 0; k <= layers && k <= 64; k++) {
+            QC_TRY(qc_arena_printf(l->arena, &name, err, "%s.%u", lists[i], (unsigned)k));
+            QC_TRY(qc_skip_add_absent(l, name, err));
+        }
+    }
+    return QC_OK;
 }
 
 qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error *err)
@@ -294,16 +311,10 @@ qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error 
     QC_TRY(whole_part(l, module, len, &name, err));
     if (name && name == before)
         return QC_OK; /* is there */
-    if (name && ends_in_shared(name)) {
-        const char *other = NULL;
-        QC_TRY(append(l, name, err));
-        QC_TRY(qc_arena_printf(l->arena, &other, err, "model.decoder.%s",
-                               strrchr(name, '.') ? strrchr(name, '.') + 1 : name));
-        QC_TRY(append(l, other, err));
-        return append(l, strrchr(other, '.') + 1, err);
-    }
-    if (!name)
+    if (!name) {
         QC_TRY(qc_arena_strndup(l->arena, &name, module, len, err));
+        QC_TRY(add_detector(l, name, err));
+    }
     return add_names(l, name, err);
 }
 

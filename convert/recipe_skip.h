@@ -26,6 +26,7 @@ typedef struct {
     const qc_recipe_entry *entries; /* of the model's tensors */
     int composite;            /* config.json has one configuration for each of several parts */
     int has_language_model;   /* some name has the component "language_model" */
+    unsigned detectors;       /* lists of heads that are there: a bit each */
     const char *last_whole;   /* the part that the last module belonged to, or NULL */
     const char *last_divided; /* the same, but with something quantized in it */
     const char **names;

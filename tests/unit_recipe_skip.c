@@ -35,12 +35,15 @@ static void heads_of_other_classes(void **state)
     assert_true(fixture_skips(&f, "text_projection"));
     fixture_deinit(&f);
     fixture_init(&f, QC_TO_NF4); /* one copy in the file, one for each layer in memory */
-    fixture_config(&f, "{\"model_type\":\"grounding-dino\"}");
+    fixture_config(&f, "{\"model_type\":\"grounding-dino\",\"decoder_layers\":2}");
     fixture_add(&f, "bbox_embed.0.layers.0.weight", 64, 64);
     fixture_add(&f, "bbox_embed.0.layers.2.weight", 4, 64);
-    fixture_add(&f, "model.decoder.layers.0.fc1.weight", 64, 64);
+    fixture_add(&f, "model.encoder_output_bbox_embed.layers.0.weight", 64, 64);
     fixture_make_ok(&f);
-    fixture_expect_skips(&f, "bbox_embed lm_head model.decoder.bbox_embed");
+    fixture_expect(&f, "model.encoder_output_bbox_embed.layers.0.weight", QC_SCHEME_NF4,
+                   QC_ROLE_LINEAR);
+    fixture_expect_skips(&f, "bbox_embed.0 bbox_embed.0.layers.0 bbox_embed.0.layers.2 "
+                             "bbox_embed.1 bbox_embed.2 lm_head model.decoder.bbox_embed");
     fixture_deinit(&f);
 }
 
