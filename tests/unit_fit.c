@@ -77,7 +77,8 @@ static void attention_counts_where_it_is_wider(void **state)
                      2 * 1000 * (512 + 300));
     /* latent: q 2 * 100, latent 60; keys and values of the whole context twice, 2 * 160, also where
      * the prompt comes in steps of 10 */
-    x.layers[0] = (qc_layer_geometry){QC_ATTENTION_MLA, 60, 160, 0};
+    x.layers[0] = (qc_layer_geometry){
+        .attention = QC_ATTENTION_MLA, .kv_elems = 60, .kv_elems_expanded = 160};
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * 1000 * (512 + 260 + 320));
     x.options.prefill = 10;
@@ -92,7 +93,7 @@ static void attention_counts_where_it_is_wider(void **state)
     assert_int_equal(qc_workspace_bytes(g, &x.options, QC_SEGMENT_LAYER, 0, 0),
                      2 * 1000 * (512 + 360));
     /* Images: what the tower hands to the layers stays while the prompt is read. */
-    x.layers[0] = (qc_layer_geometry){QC_ATTENTION_CROSS, 100, 0, 0};
+    x.layers[0] = (qc_layer_geometry){.attention = QC_ATTENTION_CROSS, .kv_elems = 100};
     x.geometry.media_positions = 7;
     x.geometry.vision_hidden = 11;
     x.options.images = 2;

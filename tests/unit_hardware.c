@@ -367,12 +367,15 @@ static void devices_are_chosen(void **state)
                                       ",cuda:0",  "cuda: 0", "cuda:0,cuda", "CPU",
                                       "cuda:-1",  "0",       "cpu,cuda:0",  "cuda:0 ",
                                       "auto,cpu", "0,1",     "cuda:0,,1",   "cuda:0000"};
+    static const char *const meant[COUNT(bad)] = {[0] = "; did you mean cuda?",
+                                                  [9] = "; did you mean cuda:0?",
+                                                  [13] = "; did you mean cuda:0,1?"};
     for (size_t i = 0; i < COUNT(bad); i++) {
         char message[200];
         set("QCONV_DEVICE", bad[i]);
         (void)snprintf(message, sizeof message,
-                       "QCONV_DEVICE: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found '%s'",
-                       bad[i]);
+                       "QCONV_DEVICE: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found '%s'%s",
+                       bad[i], meant[i] ? meant[i] : "");
         expect_error(QC_ERR_USAGE, message);
     }
     set("QCONV_DEVICE", "cuda:1,cuda:1");

@@ -40,14 +40,14 @@ CASES = {
     "int8 blocks absmax": INT8 + ["--block-size", "64", "--scale", "absmax"],
     "int8 blocks search": INT8 + ["--block-size", "64", "--scale", "search"],
 }
-AUTO = ["--to", "auto", "--margin", "1", "--cuda-context", "1KB", "--context", "16", "--scale",
-        "absmax", "--vram"]
+AUTO = ["--to", "auto", "--margin", "1", "--prefill", "2048", "--cuda-context", "1KB",
+        "--context", "16", "--scale", "absmax", "--vram"]
 CALIBRATED = NF4 + ["--calibration-tokens", "16384", "--calibration-context", "256", "--calibrate"]
 MODELS = {
-    "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1600KB",
+    "kjv-llama": {"text": os.path.join(KJV, "heldout.txt"), "auto": "1612KB",
                   "calibrate": "default",
                   "options": ["--context", "256", "--max-tokens", "2048"]},
-    "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1600KB",
+    "tinystories-656k": {"text": os.path.join(HERE, "tinystories.ids"), "auto": "1612KB",
                          "calibrate": os.path.join(HERE, "tinystories_calibration.ids"),
                          "options": ["--context", "128"]},
 }

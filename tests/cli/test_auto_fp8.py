@@ -66,7 +66,7 @@ class AutoFp8(OutputCase):
         out, said = self.auto("o", "650KB", "--schemes", "nf4,16bit")
         kept = [n for n in NAMES if out[n][0] == "F8_E4M3"]
         self.assertTrue(0 < len(kept) < len(NAMES), len(kept))
-        self.assertIn("FP8 as it is lies beside", said)
+        self.assertIn("only qconv reads this form (nf4+fp8)", said)
         rules = [a for n in kept for a in ("--keep", n)]
         self.assertEqual(out, self.plain("rules", "--to", "nf4", *rules))
         for name in NAMES:
@@ -212,7 +212,11 @@ class Devices(OutputCase):
     def plan(self, model, vram, *more):
         r = self.run_qconv("plan", "--json", "--to", "auto", "--vram", vram, *more, model)
         self.assertEqual(r.returncode, 0, r.stderr)
-        return json.loads(r.stdout), r.stderr.decode()
+        said = r.stderr.decode()
+        p = json.loads(r.stdout)
+        own = "qconv: warning: only qconv reads this form (%s)" % p["loads"]["form"]
+        self.assertEqual(said.count(own), not p["loads"]["transformers"], said)
+        return p, "".join(s for s in said.splitlines(True) if not s.startswith(own))
 
     def test_deepseek_v3(self):
         """671 billion weights in FP8 on 640 GB: some stay, the others fill what is left."""

@@ -30,7 +30,7 @@ class Manners(QconvCase):
     def test_summary_ends_with_the_next_step(self):
         """Copied to a shell as it is, from a folder with any name."""
         for out in ["o", "my out", "it's $HOME", "a\nb", "-x", "o/"]:
-            text = self.ok("--to", "nf4", "--scale", "search", "--", "m", out)
+            text = self.ok("--to", "nf4", "--scale", "search", "--force", "--", "m", out)
             self.assertIn("  loads in  transformers 4 and 5 with bitsandbytes\n", text)
             self.assertIn("--compress none", text)
             line = next(t for t in text.split("\n") if " unpack " in t)
@@ -59,11 +59,11 @@ class Manners(QconvCase):
                                self.ok(*args, "--json"))["loads"]
             self.assertEqual((loads["form"], loads["transformers"], loads["instead"]),
                              ("int8-block", [], "--to int8 without --block-size"))
-        text = self.ok(*own, "m", "o")
+        text = self.ok(*own, "--force", "m", "o")
         self.assertIn("  loads in  qconv only\n", text)
         self.assertNotIn("from_pretrained", text)
         self.assertRegex(text, r"--to bf16 --compress none o o-bf16\n")
-        for args in [["--to", "nf4", "--dry-run", "m"], ["--to", "bf16", "m", "o"]]:
+        for args in [["--to", "nf4", "--dry-run", "m"], ["--to", "bf16", "--force", "m", "o"]]:
             r = self.run_qconv(*args)
             self.assertEqual((r.returncode, r.stderr), (0, b""))
             self.assertIn(b"  loads in  transformers 4 and 5", r.stdout)
@@ -257,7 +257,7 @@ class Limits(QconvCase):
                 ["verify", "o", "--against", "m"], ["plan", "m", "--vram", "1GB"],
                 ["report", "o", "--html", "r.html"], ["validate", "o", "--against", "m"],
                 ["unpack", "--force", "o", "u"], ["--force", "--to", "nf4", "m", "p"],
-                ["--force", "--to", "auto", "--vram", "1GB", "m", "p"]]
+                ["--force", "--to", "auto", "--vram", "2GB", "m", "p"]]
 
     def test_stack(self):
         for kib in (32, 48, 64, 96, 200, 1000):

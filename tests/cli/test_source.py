@@ -525,7 +525,8 @@ class OneFile(SourceCase):
         os.mkdir(self.path("loose"))
         shutil.copy(self.path("m/model.safetensors"), self.path("loose"))
         words, names = self.convert("loose/model.safetensors")
-        self.assertNotIn("beside", words)
+        self.assertNotIn("is taken", words)
+        self.assertNotIn("is not taken", words)
 
     def test_index_is_the_folder(self):
         self.small("s")
