@@ -3,15 +3,26 @@
 #include "base/text.h"
 #include "convert/console.h"
 
+#include <inttypes.h>
 #include <string.h>
 
-typedef enum { FORM_PLAIN, FORM_NF4, FORM_INT8, FORM_STORED, FORM_OWN } form;
+typedef enum {
+    FORM_PLAIN,
+    FORM_NF4,
+    FORM_INT8,
+    FORM_NF4_ONLY4, /* of a model that only transformers 4 loads quantized */
+    FORM_INT8_ONLY4,
+    FORM_STORED,
+    FORM_OWN
+} form;
 
 /* tests/interop loads each of them in both versions, or sees it refused. */
 static const qc_loader_row rows[] = {
     [FORM_PLAIN] = {"plain", 1, 1, NULL},
     [FORM_NF4] = {"nf4", 1, 1, "bitsandbytes"},
     [FORM_INT8] = {"int8", 1, 1, "bitsandbytes"},
+    [FORM_NF4_ONLY4] = {"nf4", 1, 0, "bitsandbytes"},
+    [FORM_INT8_ONLY4] = {"int8", 1, 0, "bitsandbytes"},
     /* Weights that were quantized before and stay so: as MODEL. */
     [FORM_STORED] = {"stored", 1, 1, "what MODEL needs"},
     [FORM_OWN] = {"own", 0, 0, NULL},
@@ -28,6 +39,77 @@ static form form_of(const qc_plan *p)
             return FORM_INT8;
     }
     return p->recipe->keeps_coded ? FORM_STORED : FORM_PLAIN;
+}
+
+/* Is the tensor of one expert among numbered ones: "...experts.7.up_proj.weight"? */
+static int is_numbered_expert(const char *name)
+{
+    static const char word[] = "experts.";
+    for (const char *at = strstr(name, word); at; at = strstr(at + 1, word)) {
+        size_t digits = strspn(at + sizeof word - 1, "0123456789");
+        if ((at == name || at[-1] == '.') && digits > 0 && at[sizeof word - 1 + digits] == '.')
+            return 1;
+    }
+    return 0;
+}
+
+/* transformers 5 turns plain nn.Linear into quantized modules. It keeps the experts of a layer in
+ * one tensor instead, and Falcon's Linear is a class of its own. (4.57 takes both.) */
+static qc_status find_not5(qc_loaders *out, const qc_plan *p, const char *model_type, qc_error *err)
+{
+    uint64_t experts = 0, all = 0;
+    for (uint32_t i = 0; i < p->job_count; i++) {
+        const qc_job *j = &p->jobs[i];
+        if (j->scheme != QC_SCHEME_NF4 && j->scheme != QC_SCHEME_INT8_ROWS)
+            continue;
+        all += j->elems;
+        experts += is_numbered_expert(j->name) ? j->elems : 0;
+    }
+    if (strcmp(model_type, "falcon") == 0 && all > 0) {
+        out->not5 = "transformers 5 loads no quantized Falcon, whose linear layers are of a class "
+                    "of their own: load it with transformers 4 or with qconv's own reader";
+        return QC_OK;
+    }
+    if (experts == 0)
+        return QC_OK;
+    return qc_arena_printf(p->arena, &out->not5, err,
+                           "transformers 5 holds the experts of a layer in one tensor and loads "
+                           "none that are quantized, here %.0f%% of the weights to quantize: load "
+                           "the output with transformers 4 or with qconv's own reader, or leave "
+                           "the experts as they are with --keep '*.experts.*'",
+                           100.0 * (double)experts / (double)all);
+}
+
+/* transformers 5 casts the biases of a quantized checkpoint to config.json's dtype, the weights
+ * beside them not, and its norms and plain layers take no two dtypes. */
+static const char *find_rest(const qc_plan *p, const qc_json_node *config)
+{
+    static const char *const keys[] = {"dtype", "torch_dtype"};
+    const qc_json_node *text = qc_json_get(config, "text_config");
+    const char *dtype = "", *option = NULL;
+    char weight[512];
+    for (size_t i = 0; i < 2; i++) {
+        dtype = qc_json_string_or(qc_json_get(text, keys[i]), dtype);
+        dtype = qc_json_string_or(qc_json_get(config, keys[i]), dtype);
+    }
+    if (strcmp(dtype, "bfloat16") == 0)
+        option = "--rest bf16";
+    if (strcmp(dtype, "float16") == 0)
+        option = "--rest fp16";
+    for (uint32_t i = 0; option && i < p->job_count; i++) {
+        const qc_job *bias = &p->jobs[i];
+        size_t n = strlen(bias->name);
+        if (bias->entry->out_dtype != QC_DTYPE_F32 || !qc_ends_with(bias->name, ".bias") ||
+            n + 3 > sizeof weight)
+            continue;
+        memcpy(weight, bias->name, n - 4);
+        memcpy(weight + n - 4, "weight", sizeof "weight");
+        const qc_ckpt_tensor *t = qc_checkpoint_find(p->model, weight);
+        const qc_recipe_entry *e = t ? &p->recipe->entries[t - p->model->tensors] : NULL;
+        if (e && e->scheme == QC_SCHEME_KEEP && e->out_dtype == QC_DTYPE_F32)
+            return option;
+    }
+    return NULL;
 }
 
 /* What to say instead of the command line that led to a form of qconv's own. */
@@ -84,9 +166,15 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     out->remote_code = config && qc_json_get(config, "auto_map") != NULL;
     QC_TRY(qc_arena_printf(p->arena, &out->class_name, err, "%s",
                            config ? class_of(config) : "AutoModel"));
+    form f = form_of(p);
     if (p->own_form) {
         out->own_form = p->own_form;
         out->instead = instead_of(p);
+    } else if (f == FORM_NF4 || f == FORM_INT8) {
+        QC_TRY(find_not5(out, p, p->recipe->model_type, err));
+        if (out->not5)
+            out->row = &rows[f == FORM_NF4 ? FORM_NF4_ONLY4 : FORM_INT8_ONLY4];
+        out->rest = find_rest(p, config);
     }
     return QC_OK;
 }
@@ -112,4 +200,11 @@ void qc_loaders_warn(const qc_loaders *l, const qc_options *o)
                         "only qconv reads this form (%s), which transformers does not load, and "
                         "config.json says so; %s makes what it loads",
                         l->own_form, l->instead);
+    if (l->not5)
+        qc_console_warn(o, "%s", l->not5);
+    if (l->rest)
+        qc_console_warn(o,
+                        "norms or layers with biases are in F32 and stay so, while config.json "
+                        "names a dtype of 16 bit: transformers 5 cannot compute with that, add %s",
+                        l->rest);
 }

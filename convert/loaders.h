@@ -16,6 +16,8 @@ typedef struct qc_loaders {
     const qc_loader_row *row;
     const char *own_form;   /* of the form "own": "nf4+int8", ...; else NULL */
     const char *instead;    /* of the form "own": what makes a form that transformers loads */
+    const char *not5;       /* why transformers 5 does not load it, and what helps; else NULL */
+    const char *rest;       /* what --rest should be so that transformers 5 can compute; or NULL */
     int has_config;         /* without a config.json nothing but qconv knows the architecture */
     int compressed;         /* the shards are .zst files, which only qconv and zstd read */
     int placed;             /* there is a device_map.json, and all of it is on GPUs */
@@ -27,7 +29,7 @@ typedef struct qc_loaders {
 QC_NODISCARD qc_status qc_loaders_of(qc_loaders *out, const qc_plan *plan, qc_error *err);
 /* "transformers 4 and 5 with bitsandbytes"; "qconv only". */
 const char *qc_loaders_names(const qc_loaders *l);
-/* One warning where only qconv reads what comes out; to be said before the work. */
+/* Warnings where not every loader reads what comes out; to be said before the work. */
 void qc_loaders_warn(const qc_loaders *l, const qc_options *o);
 
 /* Lines of the summary: who loads OUT, and the commands that do it, with the user's paths, quoted

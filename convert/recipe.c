@@ -99,6 +99,11 @@ static const qc_json_node *config_get(const qc_checkpoint *model, const char *ke
     return n ? n : qc_json_get(qc_json_get(root, "text_config"), key);
 }
 
+static const qc_json_node *first_member(const qc_checkpoint *model)
+{
+    return model->config ? qc_json_first(qc_json_root(model->config)) : NULL;
+}
+
 static void read_facts(maker *m)
 {
     static const char *const expert_keys[] = {
@@ -115,6 +120,10 @@ static void read_facts(maker *m)
             m->facts.has_experts = 1;
     }
     m->table = qc_model_table_find(m->facts.model_type);
+    m->facts.has_conv1d = qc_rules_conv1d_type(m->facts.model_type);
+    for (const qc_json_node *part = first_member(m->model); part; part = qc_json_next(part))
+        m->facts.has_conv1d |=
+            qc_rules_conv1d_type(qc_json_string_or(qc_json_get(part, "model_type"), ""));
 }
 
 /* A head that is in the file shares its values with the embeddings when the configuration says so,
@@ -150,6 +159,36 @@ static int in_attention_module(const maker *m, const char *name)
     return qc_checkpoint_find(m->model, other) != NULL;
 }
 
+/* What the bias beside a matrix says: 1 its columns are what comes out (Conv1D, [in, out] in the
+ * file), -1 its rows are, 0 nothing. */
+static int bias_says_conv1d(const maker *m, const qc_ckpt_tensor *t)
+{
+    static const char tail[] = "weight";
+    char bias[512];
+    size_t stem = strlen(t->name) - (sizeof tail - 1);
+    if (t->ndim != 2 || t->dims[0] == t->dims[1] || !qc_ends_with(t->name, ".weight") ||
+        stem + sizeof "bias" > sizeof bias)
+        return 0;
+    memcpy(bias, t->name, stem);
+    memcpy(bias + stem, "bias", sizeof "bias");
+    const qc_ckpt_tensor *b = qc_checkpoint_find(m->model, bias);
+    if (!b || b->ndim != 1)
+        return 0;
+    return b->dims[0] == t->dims[1] ? 1 : b->dims[0] == t->dims[0] ? -1 : 0;
+}
+
+/* Conv1D within a model that has no table of its own (GPT-2 as the decoder of something else). A
+ * square matrix, and one that is quantized already and thus [out, in], goes by its name and the
+ * model types in config.json. */
+static int is_conv1d(const maker *m, uint32_t i)
+{
+    const qc_ckpt_tensor *t = &m->model->tensors[i];
+    int says = m->stored.weights[i] ? 0 : bias_says_conv1d(m, t);
+    if (says != 0)
+        return says > 0;
+    return m->facts.has_conv1d && qc_rules_conv1d_name(t->name);
+}
+
 static qc_status classify(maker *m, qc_error *err)
 {
     void *v = NULL;
@@ -160,6 +199,8 @@ static qc_status classify(maker *m, qc_error *err)
         const qc_ckpt_tensor *t = &m->model->tensors[i];
         if (!m->table || !qc_model_table_classify(m->table, t->name, c))
             qc_rules_classify(&m->facts, t, c);
+        if (c->role == QC_ROLE_LINEAR && !m->table && is_conv1d(m, i))
+            c->traits |= QC_TRAIT_CONV1D;
         if (c->role == QC_ROLE_LINEAR && in_attention_module(m, t->name))
             *c = (qc_tensor_class){QC_ROLE_OTHER, QC_TRAIT_MODULE, "used raw by its attention"};
         if (m->stored.weights[i])
@@ -327,6 +368,18 @@ static void apply_rest(qc_recipe_entry *e, const maker *m, uint32_t i)
         cast_or_keep(e, m, i, QC_DTYPE_F16, "--rest fp16");
 }
 
+/* T5's "wo" overflows in float16. transformers makes it F32 of a checkpoint that is not quantized,
+ * but leaves it in the dtype of one that is. */
+static void hold_in_float(qc_recipe_entry *e, const maker *m, uint32_t i)
+{
+    if (!(m->classes[i].traits & QC_TRAIT_FLOAT) || m->rule_of[i] != NO_RULE ||
+        e->out_dtype != QC_DTYPE_F16)
+        return;
+    e->scheme = m->model->tensors[i].dtype == QC_DTYPE_F32 ? QC_SCHEME_KEEP : QC_SCHEME_CAST;
+    e->out_dtype = QC_DTYPE_F32;
+    e->why = m->classes[i].why;
+}
+
 static int is_stack(const maker *m, uint32_t i)
 {
     return m->coded.weights[i] && m->coded.weights[i]->coding == QC_CODING_MXFP4;
@@ -374,6 +427,7 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
     if (!wanted || t->bytes == 0 || (t->ndim != 2 && !stack) ||
         (!qc_dtype_is_quantizable(t->dtype) && !e->coded)) {
         apply_rest(e, m, i);
+        hold_in_float(e, m, i);
         return QC_OK;
     }
     /* auto: what could be quantized is marked so; auto_choice.c then settles each. */
@@ -510,6 +564,13 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
     const char *head = qc_rules_hidden_head(m->facts.model_type);
     QC_TRY(qc_skip_add(list, "lm_head", strlen("lm_head"), err));
     QC_TRY(qc_skip_add(list, head, strlen(head), err));
+    /* The parts of a composite model have heads of their own types. */
+    const qc_json_node *part = first_member(m->model);
+    for (; part; part = qc_json_next(part)) {
+        head = qc_rules_hidden_head(qc_json_string_or(qc_json_get(part, "model_type"), ""));
+        if (strcmp(head, "lm_head") != 0)
+            QC_TRY(qc_skip_add_absent(list, head, err));
+    }
     size_t last_len = 0;
     const char *last = NULL;
     for (uint32_t i = 0; i < m->count; i++) {
@@ -522,6 +583,18 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
         QC_TRY(qc_skip_add(list, decoder, strlen(decoder), err));
         last = name;
         last_len = len;
+    }
+    return QC_OK;
+}
+
+/* A class with another head (AutoModelForSequenceClassification of a language model) makes modules
+ * that the file has not. Where they were taken for quantized ones it would not load. */
+static qc_status skip_label_heads(maker *m, qc_skip_list *list, qc_error *err)
+{
+    const char *head = NULL;
+    for (unsigned i = 0; (head = qc_rules_label_head(m->facts.model_type, i)) != NULL; i++) {
+        if (m->facts.model_type[0])
+            QC_TRY(qc_skip_add_absent(list, head, err));
     }
     return QC_OK;
 }
@@ -584,7 +657,7 @@ static qc_status list_decoded(maker *m, qc_error *err)
     qc_skip_list list;
     if (!m->out->keeps_coded || !q || qc_json_kind_of(q) != QC_JSON_OBJECT)
         return QC_OK;
-    QC_TRY(qc_skip_init(&list, m->arena, m->table, err));
+    QC_TRY(qc_skip_init(&list, m->arena, m->table, m->model, m->out->entries, err));
     for (uint32_t i = 0; i < m->count; i++) {
         if (is_decoded(&m->out->entries[i]) && module_of(m, i) > 0 && !module_stays_coded(m, i))
             QC_TRY(qc_skip_add(&list, m->model->tensors[i].name, module_of(m, i), err));
@@ -599,6 +672,7 @@ static qc_status list_decoded(maker *m, qc_error *err)
         }
     } else if (strcmp(key, "ignore") != 0) {
         QC_TRY(skip_hidden_heads(m, &list, err));
+        QC_TRY(skip_label_heads(m, &list, err));
     }
     qc_skip_finish(&list, &m->out->skip_modules, &m->out->skip_count);
     return QC_OK;
@@ -633,7 +707,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
     if (!m->quantizing)
         return list_decoded(m, err);
     qc_skip_list list;
-    QC_TRY(qc_skip_init(&list, m->arena, m->table, err));
+    QC_TRY(qc_skip_init(&list, m->arena, m->table, m->model, m->out->entries, err));
     int head_quantized = 0;
     for (uint32_t i = 0; i < m->count; i++) {
         const qc_recipe_entry *e = &m->out->entries[i];
@@ -648,6 +722,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
     QC_TRY(check_namesakes(m, err));
     if (!head_quantized)
         QC_TRY(skip_hidden_heads(m, &list, err));
+    QC_TRY(skip_label_heads(m, &list, err));
     qc_skip_finish(&list, &m->out->skip_modules, &m->out->skip_count);
     return QC_OK;
 }

@@ -20,7 +20,8 @@ enum {
     WORD_COMPRESSOR = 256,
     WORD_BUFFER = 512,
     WORD_PACKED = 1024,
-    WORD_STATE = 2048
+    WORD_STATE = 2048,
+    WORD_DETECTOR = 4096
 };
 
 static const struct {
@@ -42,6 +43,8 @@ static const struct {
     WORD("classifier", WORD_LABELS),
     WORD("score", WORD_LABELS),
     WORD("qa_outputs", WORD_LABELS),
+    WORD("bbox_embed", WORD_DETECTOR),
+    WORD("class_embed", WORD_DETECTOR),
     WORD("embed_tokens", WORD_EMBEDDING),
     WORD("wte", WORD_EMBEDDING),
     WORD("wpe", WORD_EMBEDDING),
@@ -253,6 +256,10 @@ static void classify_matrix(const qc_model_facts *facts, const qc_ckpt_tensor *t
         set(out, QC_ROLE_HEAD, QC_TRAIT_MODULE, "output head");
     } else if (equals(n->module, n->module_len, "decoder") && (n->path_flags & WORD_PREDICTIONS)) {
         set(out, QC_ROLE_HEAD, QC_TRAIT_MODULE, "output head");
+    } else if (n->path_flags & WORD_DETECTOR) {
+        set(out, QC_ROLE_HEAD, QC_TRAIT_MODULE, "head of a detector, shared between layers");
+    } else if (strcmp(n->name, "text_projection.weight") == 0) {
+        set(out, QC_ROLE_HEAD, QC_TRAIT_MODULE, "last projection, which transformers leaves alone");
     } else if (is_label_head(n)) {
         set(out, QC_ROLE_HEAD, QC_TRAIT_MODULE, "classification head");
     } else if (embedding_class(n, out)) {
@@ -315,6 +322,45 @@ const char *qc_rules_hidden_head(const char *model_type)
             return heads[i].module;
     }
     return "lm_head";
+}
+
+const char *qc_rules_label_head(const char *model_type, unsigned n)
+{
+    static const char *const all[] = {"classifier", "qa_outputs", "score"};
+    static const struct {
+        const char *types, *modules[2];
+    } more[] = {
+        {" distilbert ", {"pre_classifier", NULL}},
+        {" bart mbart plbart led t5 mt5 umt5 ", {"classification_head", NULL}},
+        {" xlnet xlm flaubert ", {"sequence_summary", "logits_proj"}},
+        {" bert albert big_bird deberta deberta-v2 ernie layoutlm megatron-bert mobilebert mra "
+         "nystromformer roformer squeezebert yoso ",
+         {"pooler", "pooler.dense"}},
+    };
+    if (n < 3)
+        return all[n];
+    for (size_t i = 0; n < 5 && i < sizeof more / sizeof *more; i++) {
+        if (listed(model_type, strlen(model_type), more[i].types))
+            return more[i].modules[n - 3];
+    }
+    return NULL;
+}
+
+int qc_rules_conv1d_type(const char *model_type)
+{
+    return listed(model_type, strlen(model_type),
+                  " gpt2 openai-gpt imagegpt decision_transformer clvp clvp_decoder ");
+}
+
+int qc_rules_conv1d_name(const char *name)
+{
+    static const char *const names[] = {".c_attn.weight", ".q_attn.weight", ".c_proj.weight",
+                                        ".c_fc.weight"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        if (qc_ends_with(name, names[i]))
+            return 1;
+    }
+    return 0;
 }
 
 size_t qc_rules_predictions_path(const char *name)

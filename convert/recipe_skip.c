@@ -1,15 +1,37 @@
 #include "convert/recipe_skip.h"
 
+#include "base/text.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define FIRST_CAPACITY 64u
 
-qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table, qc_error *err)
+/* Is this weight one that its loader sees as a quantized module? */
+static int is_quantized(const qc_recipe_entry *e)
 {
+    return e->scheme == QC_SCHEME_NF4 || e->scheme == QC_SCHEME_INT8_ROWS ||
+           e->scheme == QC_SCHEME_INT8_BLOCKS || (e->scheme == QC_SCHEME_KEEP && e->stored);
+}
+
+qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table,
+                       const qc_checkpoint *model, const qc_recipe_entry *entries, qc_error *err)
+{
+    static const char *const parts[] = {"text_config", "vision_config", "audio_config",
+                                        "llm_config", "decoder"};
+    const qc_json_node *root = model->config ? qc_json_root(model->config) : NULL;
     memset(l, 0, sizeof *l);
     l->arena = arena;
     l->table = table;
+    l->model = model;
+    l->entries = entries;
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        const qc_json_node *part = qc_json_get(root, parts[i]);
+        l->composite |= part && qc_json_kind_of(part) == QC_JSON_OBJECT;
+    }
+    for (size_t i = 0; i < model->tensor_count && !l->has_language_model; i++)
+        l->has_language_model = strstr(model->tensors[i].name, "language_model.") != NULL;
     void *v = NULL;
     QC_TRY(qc_arena_alloc(arena, &v, FIRST_CAPACITY, sizeof *l->names, err));
     l->names = v;
@@ -32,26 +54,273 @@ static qc_status append(qc_skip_list *l, const char *name, qc_error *err)
     return QC_OK;
 }
 
+/* ---- what a name would catch ---- */
+
+/* Would some loader match the module `path` of `len` bytes with this name? See recipe_skip.h. */
+static int catches(const char *name, const char *path, size_t len)
+{
+    size_t n = strlen(name);
+    for (size_t at = 0; at + n <= len; at++) {
+        if (memcmp(path + at, name, n) == 0 && (at == 0 || at + n == len || path[at + n] == '.'))
+            return 1;
+    }
+    return 0;
+}
+
+static int catches_quantized(const qc_skip_list *l, const char *name)
+{
+    for (size_t i = 0; i < l->model->tensor_count; i++) {
+        const char *path = l->model->tensors[i].name, *dot = strrchr(path, '.');
+        if (dot && is_quantized(&l->entries[i]) && catches(name, path, (size_t)(dot - path)))
+            return 1;
+    }
+    return 0;
+}
+
+/* Is the module of this very name quantized? */
+static qc_status names_quantized(const qc_skip_list *l, const char *name, int *is, qc_error *err)
+{
+    const char *weight = NULL;
+    QC_TRY(qc_arena_printf(l->arena, &weight, err, "%s.weight", name));
+    const qc_ckpt_tensor *t = qc_checkpoint_find(l->model, weight);
+    *is = t && is_quantized(&l->entries[t - l->model->tensors]);
+    return QC_OK;
+}
+
+/* ---- other names ---- */
+
+static int begins(const char *s, const char *with)
+{
+    return strncmp(s, with, strlen(with)) == 0;
+}
+
+static qc_status append_other(qc_skip_list *l, const char *name, qc_error *err)
+{
+    int taken = 0;
+    QC_TRY(names_quantized(l, name, &taken, err));
+    return taken ? QC_OK : append(l, name, err);
+}
+
+/* transformers 5 names the layers of ViT and its like in the manner of Llama, some of them without
+ * "encoder.layer" before the number. */
+static qc_status add_vit(qc_skip_list *l, const char *name, qc_error *err)
+{
+    static const char layer[] = "encoder.layer.";
+    static const struct {
+        const char *from, *to;
+    } inner[] = {
+        {"attention.attention.query", "attention.q_proj"},
+        {"attention.attention.key", "attention.k_proj"},
+        {"attention.attention.value", "attention.v_proj"},
+        {"attention.output.dense", "attention.o_proj"},
+        {"intermediate.dense", "mlp.fc1"},
+        {"output.dense", "mlp.fc2"},
+    };
+    const char *at = strstr(name, layer), *other = NULL;
+    if (!at)
+        return QC_OK;
+    const char *number = at + strlen(layer);
+    size_t digits = strspn(number, "0123456789");
+    char sibling[512]; /* names of a layer's weights: only ViT has these */
+    int n = snprintf(sibling, sizeof sibling, "%.*s.attention.attention.query.weight",
+                     (int)(number + digits - name), name);
+    if (n < 0 || (size_t)n >= sizeof sibling || !qc_checkpoint_find(l->model, sibling))
+        return QC_OK;
+    for (size_t i = 0; i < sizeof inner / sizeof *inner; i++) {
+        if (number[digits] != '.' || strcmp(number + digits + 1, inner[i].from) != 0)
+            continue;
+        QC_TRY(qc_arena_printf(l->arena, &other, err, "%.*s.%s", (int)(number + digits - name),
+                               name, inner[i].to));
+        QC_TRY(append_other(l, other, err));
+        QC_TRY(qc_arena_printf(l->arena, &other, err, "%.*slayers.%.*s.%s", (int)(at - name), name,
+                               (int)digits, number, inner[i].to));
+        QC_TRY(append_other(l, other, err));
+    }
+    return QC_OK;
+}
+
+/* transformers 5 has no "vision_model" within a vision tower, nor at the start of one that is the
+ * whole model. */
+static qc_status add_towers(qc_skip_list *l, const char *name, qc_error *err)
+{
+    static const char *const inner[] = {"vision_model.", "text_model."};
+    const char *other = NULL;
+    QC_TRY(append_other(l, name, err));
+    QC_TRY(add_vit(l, name, err));
+    for (size_t i = 0; i < 2; i++) {
+        size_t len = strlen(inner[i]);
+        if (!l->composite && begins(name, inner[i]))
+            QC_TRY(append_other(l, name + len, err));
+        const char *at = strstr(name, inner[i]);
+        if (at && begins(at + len, inner[i])) /* twice: the inner one */
+            at += len;
+        if (!l->composite || !at || at == name || at[-1] != '.' ||
+            (at - name == 6 && begins(name, "model.")))
+            continue;
+        QC_TRY(qc_arena_printf(l->arena, &other, err, "%.*s%s", (int)(at - name), name, at + len));
+        QC_TRY(append_other(l, other, err));
+    }
+    return QC_OK;
+}
+
+/* The parts of a model with several: their names begin with "model." since transformers 4.52, in
+ * files often as before. */
+static qc_status add_parts(qc_skip_list *l, const char *name, qc_error *err)
+{
+    static const struct {
+        const char *from, *to;
+    } swaps[] = {
+        {"language_model.model.", "model.language_model."},
+        {"model.language_model.", "language_model.model."},
+    };
+    const char *other = NULL;
+    if (strcmp(name, "language_model") == 0 || strcmp(name, "model.language_model") == 0)
+        return append(l, name[0] == 'l' ? "model.language_model" : "language_model", err);
+    for (size_t i = 0; i < 2; i++) {
+        if (!begins(name, swaps[i].from))
+            continue;
+        QC_TRY(qc_arena_printf(l->arena, &other, err, "%s%s", swaps[i].to,
+                               name + strlen(swaps[i].from)));
+        return add_towers(l, other, err);
+    }
+    if (!begins(name, "model.")) {
+        QC_TRY(qc_arena_printf(l->arena, &other, err, "model.%s", name));
+        return add_towers(l, other, err);
+    }
+    if (!begins(name, "model.layers."))
+        return add_towers(l, name + strlen("model."), err);
+    if (l->has_language_model)
+        return QC_OK;
+    QC_TRY(qc_arena_printf(l->arena, &other, err, "model.language_model.%s", name + 6));
+    return add_towers(l, other, err);
+}
+
+static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
+{
+    QC_TRY(append(l, name, err));
+    const char *from = NULL, *to = NULL, *other = NULL;
+    for (unsigned n = 0; l->table && qc_model_table_rename(l->table, n, &from, &to); n++) {
+        if (!begins(name, from))
+            continue;
+        QC_TRY(qc_arena_printf(l->arena, &other, err, "%s%s", to, name + strlen(from)));
+        QC_TRY(append_other(l, other, err));
+    }
+    if (l->composite)
+        QC_TRY(add_parts(l, name, err));
+    return add_towers(l, name, err);
+}
+
+/* ---- parts that stay as a whole ---- */
+
+/* Length of the path of the part that the module belongs to, 0 where there is none. */
+static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
+{
+    static const char *const parts[] = {
+        "vision_tower",
+        "vision_model",
+        "vision_encoder",
+        "visual",
+        "image_tower",
+        "video_tower",
+        "audio_tower",
+        "audio_encoder",
+        "audio_model",
+        "multi_modal_projector",
+        "connector",
+        "aligner",
+        "qformer",
+        "mm_projector",
+        "embed_vision",
+        "embed_audio",
+        "language_model",
+        "text_model",
+        "language_projection",
+    };
+    for (size_t at = 0; at < len;) {
+        size_t n = strcspn(module + at, ".");
+        if (n > len - at)
+            n = len - at;
+        for (size_t i = 0; l->composite && i < sizeof parts / sizeof *parts; i++) {
+            if (strlen(parts[i]) == n && memcmp(module + at, parts[i], n) == 0)
+                return at + n;
+        }
+        at += n + 1;
+    }
+    return 0;
+}
+
+/* *whole: the part of a module, if nothing in it is quantized. Names come in order, so the answer
+ * is mostly that of the module before. */
+static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, const char **whole,
+                            qc_error *err)
+{
+    size_t n = part_of(l, module, len);
+    *whole = NULL;
+    if (n == 0 || (l->last_divided && strlen(l->last_divided) == n &&
+                   memcmp(module, l->last_divided, n) == 0))
+        return QC_OK;
+    if (!l->last_whole || strlen(l->last_whole) != n || memcmp(module, l->last_whole, n) != 0) {
+        const char *part = NULL;
+        QC_TRY(qc_arena_strndup(l->arena, &part, module, n, err));
+        if (catches_quantized(l, part)) {
+            l->last_divided = part;
+            return QC_OK;
+        }
+        l->last_whole = part;
+    }
+    *whole = l->last_whole;
+    return QC_OK;
+}
+
+/* A detector has a list of heads, one for each layer of its decoder, that may all be one: then the
+ * file has it once, and memory under every number, in the decoder as well. */
+static qc_status add_detector(qc_skip_list *l, const char *module, qc_error *err)
+{
+    static const char *const lists[] = {"bbox_embed", "class_embed"};
+    const qc_json_node *config = l->model->config ? qc_json_root(l->model->config) : NULL;
+    const char *name = NULL;
+    uint64_t layers = 0;
+    for (unsigned i = 0; i < 2; i++) {
+        size_t n = strlen(lists[i]);
+        const char *at = strstr(module, lists[i]);
+        if (!at || (at != module && at[-1] != '.') || at[n] != '.' || (l->detectors & 1u << i))
+            continue;
+        l->detectors |= 1u << i;
+        QC_TRY(qc_arena_printf(l->arena, &name, err, "model.decoder.%s", lists[i]));
+        QC_TRY(qc_skip_add_absent(l, name, err));
+        if (qc_json_as_u64(qc_json_get(config, "decoder_layers"), "decoder_layers", &layers,
+                           NULL) != QC_OK)
+            continue;
+        /* One more where the encoder proposes boxes. */
+        for (uint64_t k = 0; k <= layers && k <= 64; k++) {
+            QC_TRY(qc_arena_printf(l->arena, &name, err, "%s.%u", lists[i], (unsigned)k));
+            QC_TRY(qc_skip_add_absent(l, name, err));
+        }
+    }
+    return QC_OK;
+}
+
 qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error *err)
 {
     static const char head[] = "lm_head";
     size_t head_len = sizeof head - 1;
-    if (len > head_len && module[len - head_len - 1] == '.' &&
-        memcmp(module + len - head_len, head, head_len) == 0)
+    const char *before = l->last_whole, *name = NULL;
+    if (len >= head_len && memcmp(module + len - head_len, head, head_len) == 0 &&
+        (len == head_len || module[len - head_len - 1] == '.'))
         return append(l, head, err);
-    const char *name = NULL;
-    QC_TRY(qc_arena_strndup(l->arena, &name, module, len, err));
-    QC_TRY(append(l, name, err));
-    const char *from = NULL, *to = NULL;
-    for (unsigned n = 0; l->table && qc_model_table_rename(l->table, n, &from, &to); n++) {
-        size_t from_len = strlen(from);
-        if (len < from_len || memcmp(name, from, from_len) != 0)
-            continue;
-        const char *other = NULL;
-        QC_TRY(qc_arena_printf(l->arena, &other, err, "%s%s", to, name + from_len));
-        QC_TRY(append(l, other, err));
+    QC_TRY(whole_part(l, module, len, &name, err));
+    if (name && name == before)
+        return QC_OK; /* is there */
+    if (!name) {
+        QC_TRY(qc_arena_strndup(l->arena, &name, module, len, err));
+        QC_TRY(add_detector(l, name, err));
     }
-    return QC_OK;
+    return add_names(l, name, err);
+}
+
+qc_status qc_skip_add_absent(qc_skip_list *l, const char *name, qc_error *err)
+{
+    return catches_quantized(l, name) ? QC_OK : append(l, name, err);
 }
 
 qc_status qc_skip_add_as_is(qc_skip_list *l, const char *name, qc_error *err)

@@ -7,8 +7,13 @@
  *
  * A whole plain path is matched by all of them and catches nothing else, so that is what is
  * written; an output head called lm_head goes by that alone, whatever is before it. Anchors ("^",
- * "$") would suit transformers 5 alone. Where transformers gives a module another name in memory
- * than the file, both are written. */
+ * "$") would suit transformers 5 alone.
+ *
+ * A module often has another name in memory than in the file, and versions differ in it: then every
+ * name that transformers 4 or 5 gives it is written. A part that stays as a whole (a vision tower,
+ * a projector) is written as one name instead of its modules, which also holds where a version
+ * renames what is inside. A name that is not a plain path of the file is left out if any of these
+ * rules would match a module that is quantized. */
 #ifndef QC_CONVERT_RECIPE_SKIP_H
 #define QC_CONVERT_RECIPE_SKIP_H
 
@@ -17,13 +22,24 @@
 typedef struct {
     qc_arena *arena;
     const qc_model_table *table; /* may be NULL */
+    const qc_checkpoint *model;
+    const qc_recipe_entry *entries; /* of the model's tensors */
+    int composite;            /* config.json has one configuration for each of several parts */
+    int has_language_model;   /* some name has the component "language_model" */
+    unsigned detectors;       /* lists of heads that are there: a bit each */
+    const char *last_whole;   /* the part that the last module belonged to, or NULL */
+    const char *last_divided; /* the same, but with something quantized in it */
     const char **names;
     uint32_t count, capacity;
 } qc_skip_list;
 
 QC_NODISCARD qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table,
+                                    const qc_checkpoint *model, const qc_recipe_entry *entries,
                                     qc_error *err);
+/* A module of the file, or the part that it belongs to, under all its names. */
 QC_NODISCARD qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error *err);
+/* A module that the file need not have, unless that would catch one that is quantized. */
+QC_NODISCARD qc_status qc_skip_add_absent(qc_skip_list *l, const char *name, qc_error *err);
 /* A name or pattern as somebody else wrote it. */
 QC_NODISCARD qc_status qc_skip_add_as_is(qc_skip_list *l, const char *name, qc_error *err);
 /* The member of a quantization_config that lists such modules: the one it has, else that of its

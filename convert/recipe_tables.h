@@ -37,6 +37,7 @@ typedef struct {
     const char *model_type;
     uint64_t vocab_size; /* 0: unknown */
     int has_experts;     /* config.json speaks of experts */
+    int has_conv1d;      /* the model, or a part of it, is of a type that has Conv1D */
 } qc_model_facts;
 
 /* Weights with a dimension below this are not worth their scales: 32 x 32 weights save 1.5 kB in
@@ -52,5 +53,12 @@ const char *qc_rules_hidden_head(const char *model_type);
 /* Length of the path of BERT's prediction module within a name ("cls.predictions"), whose
  * "decoder" is such a head; 0 when it is not in there. */
 size_t qc_rules_predictions_path(const char *name);
+
+/* Modules that a class with another head may look for in a model of this type, whether the file has
+ * them or not; NULL from some n on. */
+const char *qc_rules_label_head(const char *model_type, unsigned n);
+/* Does a model of this type have Conv1D modules, and is that the name of such a weight? */
+int qc_rules_conv1d_type(const char *model_type);
+int qc_rules_conv1d_name(const char *name);
 
 #endif

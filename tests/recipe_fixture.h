@@ -146,13 +146,16 @@ static inline int fixture_skips(const fixture *f, const char *module)
 }
 
 /* The whole skip list, joined by blanks. */
+/* The list but for "classifier", "qa_outputs" and "score", which are always in it where the model
+ * type is known to config.json: a test of its own looks at those. */
 static inline void fixture_expect_skips(const fixture *f, const char *want)
 {
     char got[4096] = "";
     for (uint32_t i = 0; i < f->recipe.skip_count; i++) {
         size_t used = strlen(got);
-        (void)snprintf(got + used, sizeof got - used, "%s%s", i ? " " : "",
-                       f->recipe.skip_modules[i]);
+        const char *name = f->recipe.skip_modules[i];
+        if (strcmp(name, "classifier") && strcmp(name, "qa_outputs") && strcmp(name, "score"))
+            (void)snprintf(got + used, sizeof got - used, "%s%s", used ? " " : "", name);
     }
     assert_string_equal(got, want);
 }

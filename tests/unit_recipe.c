@@ -71,7 +71,7 @@ static void schemes_follow_options(void **state)
         fixture_expect(&f, LAYER "self_attn.q_proj.weight", cases[i].scheme, QC_ROLE_LINEAR);
         assert_string_equal(qc_scheme_name(cases[i].scheme), cases[i].name);
         assert_int_equal(f.recipe.skip_count,
-                         cases[i].to == QC_TO_FP16 || cases[i].to == QC_TO_BF16 ? 0 : 1);
+                         cases[i].to == QC_TO_FP16 || cases[i].to == QC_TO_BF16 ? 0 : 4);
         fixture_deinit(&f);
     }
 }
@@ -364,13 +364,18 @@ static void last_rule_wins(void **state)
     /* Norms and biases under a --quantize glob stay what they are. */
     fixture_expect(&f, "model.layers.11.input_layernorm.weight", QC_SCHEME_KEEP, QC_ROLE_NORM);
     /* The skip list: natural order, layer 2 before 11. */
-    assert_string_equal(f.recipe.skip_modules[0], "lm_head");
-    assert_string_equal(f.recipe.skip_modules[1], "model.layers.0.mlp.gate_proj");
-    assert_string_equal(f.recipe.skip_modules[2], "model.layers.0.self_attn.q_proj");
-    assert_string_equal(f.recipe.skip_modules[3], "model.layers.2.mlp.gate_proj");
-    assert_string_equal(f.recipe.skip_modules[f.recipe.skip_count - 1],
+    static const char *const first[] = {
+        "classifier",
+        "lm_head",
+        "model.layers.0.mlp.gate_proj",
+        "model.layers.0.self_attn.q_proj",
+        "model.layers.2.mlp.gate_proj",
+    };
+    for (uint32_t i = 0; i < 5; i++)
+        assert_string_equal(f.recipe.skip_modules[i], first[i]);
+    assert_string_equal(f.recipe.skip_modules[f.recipe.skip_count - 3],
                         "model.layers.11.mlp.gate_proj");
-    assert_int_equal(f.recipe.skip_count, 1 + 2 * 9 + 1);
+    assert_int_equal(f.recipe.skip_count, 4 + 2 * 9 + 1);
     fixture_deinit(&f);
 }
 
@@ -568,8 +573,9 @@ static void hidden_heads(void **state)
         const char *type, *tensor, *skips;
     } cases[] = {
         {"whisper", "model.decoder.layers.0.fc1.weight", "lm_head proj_out"},
-        {"bert", "cls.predictions.transform.dense.weight", "cls.predictions.decoder lm_head"},
-        {"albert", "predictions.dense.weight", "lm_head predictions.decoder"},
+        {"bert", "cls.predictions.transform.dense.weight",
+         "cls.predictions.decoder lm_head pooler pooler.dense"},
+        {"albert", "predictions.dense.weight", "lm_head pooler pooler.dense predictions.decoder"},
         {"new", "text.cls.predictions.x.weight", "lm_head text.cls.predictions.decoder"},
         {"new", "mypredictions.x.weight", "lm_head"},
     };
@@ -602,6 +608,20 @@ static void held_in_32_bit(void **state)
     fixture_expect(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight", QC_SCHEME_KEEP,
                    QC_ROLE_LINEAR);
     assert_true(fixture_skips(&f, "encoder.block.0.layer.1.DenseReluDense.wo"));
+    /* In float16 it overflows: written as transformers holds it, unless --keep says otherwise. */
+    for (size_t i = 0; i < f.model.tensor_count; i++)
+        f.model.tensors[i].dtype = QC_DTYPE_F16;
+    fixture_make_ok(&f);
+    fixture_expect(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight", QC_SCHEME_CAST,
+                   QC_ROLE_LINEAR);
+    assert_int_equal(
+        fixture_entry(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight")->out_dtype,
+        QC_DTYPE_F32);
+    fixture_expect(&f, "shared.weight", QC_SCHEME_KEEP, QC_ROLE_EMBEDDING);
+    fixture_rule(&f, 0, "*.wo.weight");
+    fixture_make_ok(&f);
+    fixture_expect(&f, "encoder.block.0.layer.1.DenseReluDense.wo.weight", QC_SCHEME_KEEP,
+                   QC_ROLE_LINEAR);
     fixture_rule(&f, 1, "*.wo.weight");
     fixture_make_fails(&f, QC_ERR_USAGE, "wo.weight", "32 bit");
     fixture_deinit(&f);

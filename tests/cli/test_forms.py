@@ -235,7 +235,8 @@ class Fp8(Forms):
         with open(self.path("bf16", "config.json")) as f:
             self.assertEqual(json.load(f)["quantization_config"], {
                 **DEEPSEEK["quantization_config"],
-                "modules_to_not_convert": ["lm_head", other[:-len(".weight")]]})
+                "modules_to_not_convert": ["classifier", "lm_head", other[:-len(".weight")],
+                                           "qa_outputs", "score"]})
         for to in ("nf4", "int8"):
             with open(self.path(to, "config.json")) as f:
                 q = json.load(f)["quantization_config"]

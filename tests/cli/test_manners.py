@@ -68,6 +68,43 @@ class Manners(QconvCase):
             self.assertEqual((r.returncode, r.stderr), (0, b""))
             self.assertIn(b"  loads in  transformers 4 and 5", r.stdout)
 
+    def test_forms_of_transformers_4_only(self):
+        """Numbered experts and Falcon, said before the work with what helps; and F32 beside a
+        config.json of 16 bit."""
+        def model(folder, tensors, **config):
+            os.makedirs(self.path(folder), exist_ok=True)
+            mk.write_safetensors(self.path(folder, "model.safetensors"), {
+                name: (dtype, shape, mk.encode(dtype, [0.5] * (shape[0] * shape[-1] if len(shape) > 1
+                                                               else shape[0])))
+                for name, (dtype, shape) in tensors.items()})
+            with open(self.path(folder, "config.json"), "w") as f:
+                json.dump(config, f)
+
+        layer = "model.layers.0."
+        q, w = layer + "self_attn.q_proj.weight", "BF16"
+        expert = layer + "block_sparse_moe.experts.%d.w1.weight"
+        model("moe", {q: (w, [64, 64]), **{expert % i: (w, [64, 96]) for i in range(2)}},
+              model_type="mixtral")
+        model("falcon", {"transformer.h.0.mlp.dense_h_to_4h.weight": (w, [256, 64])},
+              model_type="falcon")
+        norm = layer + "input_layernorm."
+        model("phi", {q: (w, [64, 64]), norm + "weight": ("F32", [64]), norm + "bias": ("F32", [64])},
+              model_type="phi", dtype="bfloat16")
+        experts, falcon, rest = b"75% of the weights to quantize", b"no quantized Falcon", b"add --rest bf16"
+        for to in ("nf4", "int8"):
+            for name, want in (("moe", experts), ("falcon", falcon), ("phi", rest)):
+                for args in (["--dry-run", "--to", to, name], ["--force", "--to", to, name, "o"]):
+                    r = self.run_qconv(*args)
+                    self.assertEqual((r.returncode, r.stderr.count(want)), (0, 1), r.stderr)
+                    only = b"  loads in  transformers 4 with bitsandbytes\n" in r.stdout
+                    self.assertEqual(only, name != "phi", r.stdout)
+        # What it advises, and what has no such trouble, gets no such warning.
+        for args in (["--keep", "*.experts.*", "moe"], ["--rest", "bf16", "phi"]):
+            r = self.run_qconv("--dry-run", "--to", "nf4", *args)
+            self.assertEqual((r.returncode, r.stderr.count(b"transformers 5")), (0, 0), r.stderr)
+        r = self.run_qconv("--dry-run", "--to", "bf16", "moe")
+        self.assertEqual((r.returncode, r.stderr), (0, b""))
+
     def test_quiet_is_silent(self):
         for args in [["-q", "--to", "nf4", "m", "o"], ["verify", "-q", "o"],
                      ["unpack", "-q", "o", "p"]]:

@@ -58,7 +58,8 @@ class DryRun(OutputCase):
         self.assertTrue(plan["known_type"], where)
         quantized = {n for n, t in tensors.items() if t["scheme"] == to}
         self.assertEqual(quantized, linear, where)
-        self.assertEqual(plan["skip_modules"], ["lm_head"], where)
+        self.assertEqual(plan["skip_modules"], ["classifier", "lm_head", "qa_outputs", "score"],
+                         where)
         self.assertEqual(plan["weights_quantized"],
                          sum(mk.numel(s) for n, _, s, _ in rows if n in linear), where)
         left_out = 0

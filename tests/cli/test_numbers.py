@@ -189,12 +189,12 @@ class Inputs(OutputCase):
                           (["int8", "--block-size", "64"], "modules_to_not_convert")):
             self.convert("--to", *form, "m", "q")
             before, whole = self.config_of("q")
-            self.assertEqual(before[key], ["lm_head"])
+            self.assertEqual(before[key], ["classifier", "lm_head", "qa_outputs", "score"])
             out = self.convert("--to", "bf16", "--keep", "*q_proj*", "q", "o")
             self.assertEqual((out[Q][0], out[other][0]), ("U8" if form == ["nf4"] else "I8",
                                                           "BF16"))
             after, now = self.config_of("o")
-            self.assertEqual(after, {**before, key: ["lm_head", other[:-len(".weight")]]})
+            self.assertEqual(after, {**before, key: sorted(before[key] + [other[:-len(".weight")]])})
             self.assertEqual(now, whole)
             # All kept: nothing changes. None kept: nothing is left to say.
             self.convert("--to", "bf16", "--keep", "*_proj*", "q", "k")
@@ -210,7 +210,8 @@ class Inputs(OutputCase):
         t = {}
         for name in (Q, other):
             t.update(oracle.bnb_nf4(name, shape, values, 64, table)[0])
-        for listed, want in ((None, ["lm_head", other[:-7]]), (["a*b"], ["a*b", other[:-7]])):
+        for listed, want in ((None, ["classifier", "lm_head", other[:-7], "qa_outputs",
+                                    "score"]), (["a*b"], ["a*b", other[:-7]])):
             q = {"quant_method": "bitsandbytes", "load_in_4bit": True, "x": 1.0,
                  "llm_int8_skip_modules": listed}
             self.model(t, config={"model_type": "llama", "quantization_config": q, "z": 1e-05})

@@ -85,14 +85,16 @@ class Config(OutputCase):
 
     def test_skip_modules(self):
         value = self.without(self.converted(self.TEXT % "", "--to", "nf4"))[1]
-        self.assertEqual(value["llm_int8_skip_modules"], ["lm_head"])
+        self.assertEqual(value["llm_int8_skip_modules"], ["classifier", "lm_head", "qa_outputs", "score"])
         value = self.without(self.converted(self.TEXT % "", "--to", "int8", "--keep", Q % 1))[1]
         self.assertEqual(value["llm_int8_skip_modules"],
-                         ["lm_head", "model.layers.1.self_attn.q_proj"])
+                         ["classifier", "lm_head", "model.layers.1.self_attn.q_proj",
+                          "qa_outputs", "score"])
         value = self.without(self.converted(self.TEXT % "", "--to", "int8", "--block-size", "64",
                                             "--keep", Q % 1))[1]
         self.assertEqual(value["modules_to_not_convert"],
-                         ["lm_head", "model.layers.1.self_attn.q_proj"])
+                         ["classifier", "lm_head", "model.layers.1.self_attn.q_proj",
+                          "qa_outputs", "score"])
 
     def test_dtype_follows_a_cast(self):
         """torch_dtype names what the floating tensors are now; an inner one is somebody else's."""

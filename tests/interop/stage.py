@@ -21,6 +21,8 @@ HERE = Path(__file__).resolve().parent
 ENVIRONMENTS = {
     "transformers5": (["transformers5"], "test_interop_checkpoints.py"),
     "transformers4": (["transformers4"], "test_interop_checkpoints.py"),
+    "zoo-transformers5": (["transformers5"], "test_interop_zoo.py"),
+    "zoo-transformers4": (["transformers4"], "test_interop_zoo.py"),
     "forms-transformers4": (["transformers4"], "test_interop_forms.py"),
     "forms-transformers5": (["transformers5"], "test_interop_forms.py"),
     "training": (["training", "transformers5"], "test_interop_training.py"),
