@@ -397,7 +397,7 @@ static void refused_configurations(void **state)
         {"{\"model_type\":\"mixtral\"," TINY "}", QC_ERR_INPUT, "number of experts"},
         {"{\"model_type\":\"mixtral\",\"num_local_experts\":100000,\"num_hidden_layers\":10000,"
          "\"hidden_size\":8,\"num_attention_heads\":2,\"intermediate_size\":8,\"vocab_size\":9}",
-         QC_ERR_INPUT, "10000 layers of 100000 experts"},
+         QC_ERR_INPUT, "10000 layers with 100000 experts each"},
         {"{\"model_type\":\"qwen3_moe\",\"head_dim\":4,\"num_experts\":3,"
          "\"num_experts_per_tok\":1,\"moe_intermediate_size\":0," TINY "}",
          QC_ERR_INPUT, "dimension of 0"},
