@@ -60,7 +60,7 @@ class Auto(unittest.TestCase):
         return stored
 
     def test_blocks_side_by_side(self):
-        stored = self.check(auto("nf4,nf4-32", "1212KB"), Linear4bit, False)
+        stored = self.check(auto("nf4,nf4-32", "1226KB"), Linear4bit, False)
         sizes = {json.loads(t[2])["blocksize"] for n, t in stored.items() if "quant_state" in n}
         self.assertEqual(sizes, {32, 64})
 
