@@ -324,8 +324,8 @@ def print_table(rows):
 
 
 def lean(toolkit, newest):
-    """What the newest one lacks."""
-    return [a for a in toolkit.architectures() if a not in newest.architectures()]
+    """What the newest one lacks, and one of what both have."""
+    return [a for a in toolkit.architectures() if a == 80 or a not in newest.architectures()]
 
 
 def check_all(options):
@@ -491,7 +491,7 @@ def main(argv):
                    help="fail if this CUDA is not among those found")
     p.add_argument("--arch", metavar="80,90", help="instead of the toolkit's list")
     p.add_argument("--lean", action="store_true",
-                   help="of older toolkits only what the newest cannot")
+                   help="of older toolkits only sm_80 and what the newest cannot")
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     p.add_argument("--json", metavar="FILE")
     p.add_argument("--table", action="store_true", help="every kernel and architecture")
