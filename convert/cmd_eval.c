@@ -9,8 +9,6 @@
 static qc_status answer(const qc_options *o, const qc_eval_result *r, qc_error *err)
 {
     qc_strbuf out;
-    if (o->quiet && !o->json)
-        return QC_OK;
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = o->json ? qc_eval_json(r, &out, err) : qc_eval_text(r, &out, err);
     if (st == QC_OK)

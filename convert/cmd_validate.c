@@ -219,9 +219,7 @@ static qc_status answer(validation *v, qc_error *err)
         QC_TRY(put(v, AS_BASELINE, o->validate.save_baseline, err));
     if (o->html)
         QC_TRY(put(v, AS_HTML, o->html, err));
-    if (o->json || !o->quiet)
-        QC_TRY(put(v, o->json ? AS_JSON : AS_TEXT, NULL, err));
-    return QC_OK;
+    return put(v, o->json ? AS_JSON : AS_TEXT, NULL, err);
 }
 
 /* As many layers by name as a line holds. */

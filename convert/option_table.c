@@ -513,7 +513,9 @@ const qc_option_row qc_option_table[QC_OPT_COUNT] = {
      .group = QC_GROUP_OTHER, .kind = QC_ARG_NONE, .since = "0.1.0",
      SWITCH(quiet),
      .help = "no progress, no summary, no warnings; errors only",
-     .more = "What was asked for with --json, --dry-run or inspect is still printed."},
+     .more = "The answers of plan, inspect, hardware, bench, eval, validate and report, --dry-run "
+             "and --json are still printed. convert, unpack and verify print nothing when all is "
+             "well: their exit code says so."},
     {.id = QC_OPT_VERBOSE, .name = "verbose", .letter = 'v', .commands = ANYWHERE,
      .group = QC_GROUP_OTHER, .kind = QC_ARG_NONE, .since = "0.1.0",
      .set = qc_option_set_verbose,

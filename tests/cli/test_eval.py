@@ -41,6 +41,7 @@ class Texts(EvalCase):
         self.assertEqual((want["tokens"], want["windows"], want["context"], want["predicted"]),
                          (1500, 6, 256, 1494))
         self.assertTrue(2.5 < want["perplexity"] < 3.5, want)
+        self.assertIn("perplexity", self.ok("eval", "-q", MODEL, "--text", "t.ids"))
         # Without its tokenizer.json a vocabulary of 256 is bytes.
         shutil.copytree(MODEL, self.path("m"))
         os.remove(self.path("m", "tokenizer.json"))

@@ -110,6 +110,12 @@ class Manners(QconvCase):
                      ["unpack", "-q", "o", "p"]]:
             r = self.run_qconv(*args)
             self.assertEqual((r.returncode, r.stdout, r.stderr), (0, b"", b""), args)
+        # What was asked for is said all the same.
+        for args in [["plan", "-q", "m", "--vram", "8GB"], ["inspect", "-q", "o"], ["hardware", "-q"],
+                     ["validate", "-q", "o", "--against", "m"], ["report", "-q", "o"],
+                     ["--to", "nf4", "-q", "--dry-run", "m"]]:
+            r = self.run_qconv(*args)
+            self.assertEqual((r.returncode, r.stdout != b"", r.stderr), (0, True, b""), args)
 
     def test_verbose(self):
         quantized = 14
