@@ -4,6 +4,7 @@
 #include "base/workers.h"
 #include "convert/console.h"
 #include "convert/expert_split.h"
+#include "convert/loaders.h"
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
 #include "convert/parts.h"
@@ -482,6 +483,21 @@ static qc_status run_parts(const pipeline *p, qc_part_command one, qc_error *err
     return print(p->o, "]\n", err);
 }
 
+/* How to run the whole pipeline. Of a form of qconv's own the parts have said what to do. */
+static qc_status print_steps(const qc_options *o, qc_error *err)
+{
+    if (o->json || o->quiet || (o->to == QC_TO_INT8 && o->block_elems))
+        return QC_OK;
+    qc_loaders l = qc_loaders_of_pipeline(o);
+    qc_strbuf text;
+    qc_strbuf_init(&text, (size_t)1 << 20);
+    qc_status st = qc_next_steps_text(&l, o->program, o->out, &text, err);
+    if (st == QC_OK)
+        st = qc_console_result(&text, err);
+    qc_strbuf_deinit(&text);
+    return st;
+}
+
 static qc_status convert_parts(pipeline *p, qc_part_command one, qc_error *err)
 {
     const qc_options *o = p->o;
@@ -509,7 +525,8 @@ static qc_status convert_parts(pipeline *p, qc_part_command one, qc_error *err)
     QC_TRY(copy_rest(p, copies, count, err));
     QC_TRY(run_parts(p, one, err));
     QC_TRY(qc_path_join(p->arena, &index, o->out, QC_CKPT_PIPELINE_NAME, err));
-    return qc_file_put(index, p->index_text.data, p->index_text.len, err);
+    QC_TRY(qc_file_put(index, p->index_text.data, p->index_text.len, err));
+    return print_steps(o, err);
 }
 
 qc_status qc_diffusers_convert(const qc_options *o, qc_part_command one, qc_error *err)

@@ -2,6 +2,7 @@
 
 #include "base/text.h"
 #include "convert/console.h"
+#include "convert/recipe_diffusers.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -164,13 +165,19 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     out->compressed = p->options->compress;
     out->placed = all_on_gpus(p);
     out->remote_code = config && qc_json_get(config, "auto_map") != NULL;
-    QC_TRY(qc_arena_printf(p->arena, &out->class_name, err, "%s",
-                           config ? class_of(config) : "AutoModel"));
+    out->of_pipeline = p->options->of_pipeline;
+    const char *class_name = qc_diffusers_class(p->model);
+    out->library = class_name ? "diffusers" : "transformers";
+    if (!class_name)
+        class_name = config ? class_of(config) : "AutoModel";
+    else if (!is_identifier(class_name))
+        class_name = "AutoModel";
+    QC_TRY(qc_arena_printf(p->arena, &out->class_name, err, "%s", class_name));
     form f = form_of(p);
     if (p->own_form) {
         out->own_form = p->own_form;
         out->instead = instead_of(p);
-    } else if (f == FORM_NF4 || f == FORM_INT8) {
+    } else if (!qc_diffusers_class(p->model) && (f == FORM_NF4 || f == FORM_INT8)) {
         QC_TRY(find_not5(out, p, p->recipe->model_type, err));
         if (out->not5)
             out->row = &rows[f == FORM_NF4 ? FORM_NF4_ONLY4 : FORM_INT8_ONLY4];
@@ -179,11 +186,23 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     return QC_OK;
 }
 
+qc_loaders qc_loaders_of_pipeline(const qc_options *o)
+{
+    form f = o->to == QC_TO_NF4 ? FORM_NF4 : o->to == QC_TO_INT8 ? FORM_INT8 : FORM_PLAIN;
+    return (qc_loaders){.row = &rows[f],
+                        .library = "diffusers",
+                        .class_name = "DiffusionPipeline",
+                        .has_config = 1,
+                        .compressed = o->compress};
+}
+
 const char *qc_loaders_names(const qc_loaders *l)
 {
     const qc_loader_row *r = l->row;
     if (!r->transformers4 && !r->transformers5)
         return "qconv only";
+    if (strcmp(l->library, "diffusers") == 0 && strcmp(r->form, "stored") != 0)
+        return r->with ? "diffusers with bitsandbytes" : "diffusers";
     if (!r->transformers5)
         return r->with ? "transformers 4 with bitsandbytes" : "transformers 4";
     if (!r->transformers4)
@@ -197,9 +216,9 @@ void qc_loaders_warn(const qc_loaders *l, const qc_options *o)
 {
     if (l->own_form)
         qc_console_warn(o,
-                        "only qconv reads this form (%s), which transformers does not load, and "
-                        "config.json says so; %s makes what it loads",
-                        l->own_form, l->instead);
+                        "only qconv reads this form (%s), which %s does not load, and config.json "
+                        "says so; %s makes what it loads",
+                        l->own_form, l->library, l->instead);
     if (l->not5)
         qc_console_warn(o, "%s", l->not5);
     if (l->rest)

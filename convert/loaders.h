@@ -14,6 +14,7 @@ typedef struct {
 
 typedef struct qc_loaders {
     const qc_loader_row *row;
+    const char *library;    /* "transformers", or "diffusers" for a model of its */
     const char *own_form;   /* of the form "own": "nf4+int8", ...; else NULL */
     const char *instead;    /* of the form "own": what makes a form that transformers loads */
     const char *not5;       /* why transformers 5 does not load it, and what helps; else NULL */
@@ -21,13 +22,17 @@ typedef struct qc_loaders {
     int has_config;         /* without a config.json nothing but qconv knows the architecture */
     int compressed;         /* the shards are .zst files, which only qconv and zstd read */
     int placed;             /* there is a device_map.json, and all of it is on GPUs */
-    const char *class_name; /* of transformers: "AutoModelForCausalLM" */
+    const char *class_name; /* of the library: "AutoModelForCausalLM" */
+    int of_pipeline;        /* a part of a diffusers pipeline, which is run as a whole */
     int remote_code;        /* the class comes with the model: trust_remote_code */
 } qc_loaders;
 
 /* Strings live in the plan's arena, or for ever. */
 QC_NODISCARD qc_status qc_loaders_of(qc_loaders *out, const qc_plan *plan, qc_error *err);
-/* "transformers 4 and 5 with bitsandbytes"; "qconv only". */
+/* Of a whole diffusers pipeline whose parts are converted as o says; not for forms of qconv's own.
+ */
+qc_loaders qc_loaders_of_pipeline(const qc_options *o);
+/* "transformers 4 and 5 with bitsandbytes"; "diffusers"; "qconv only". */
 const char *qc_loaders_names(const qc_loaders *l);
 /* Warnings where not every loader reads what comes out; to be said before the work. */
 void qc_loaders_warn(const qc_loaders *l, const qc_options *o);

@@ -110,9 +110,9 @@ static qc_status add_command(qc_strbuf *to, const char *program, const char *wor
 
 static qc_status make_python(steps *s, const qc_loaders *l, qc_error *err)
 {
-    QC_TRY(qc_strbuf_addf(&s->python, err,
-                          "%sfrom transformers import %s\nmodel = %s.from_pretrained(",
-                          l->placed ? "import json\n" : "", l->class_name, l->class_name));
+    QC_TRY(qc_strbuf_addf(&s->python, err, "%sfrom %s import %s\nmodel = %s.from_pretrained(",
+                          l->placed ? "import json\n" : "", l->library, l->class_name,
+                          l->class_name));
     QC_TRY(python_string(&s->python, s->path.data, err));
     if (l->placed) {
         QC_TRY(qc_strbuf_adds(&s->python, ", device_map=json.load(open(", err));
@@ -172,17 +172,19 @@ static qc_status add_steps(const qc_loaders *l, const steps *s, const char *out,
     QC_TRY(qc_strbuf_addf(text, err, "  loads in  %s\n", qc_loaders_names(l)));
     if (l->own_form) {
         QC_TRY(qc_strbuf_addf(text, err,
-                              "transformers and bitsandbytes do not load this form (%s). libqconv "
+                              "%s and bitsandbytes do not load this form (%s). libqconv "
                               "reads it as it is;\nthis turns it back into 16 bits for others:\n",
-                              l->own_form));
+                              l->library, l->own_form));
         return add_indented(text, shell, err);
     }
+    if (l->of_pipeline)
+        return QC_OK;
     if (!l->has_config)
         QC_TRY(qc_strbuf_adds(text, "transformers needs a config.json, which the source has not.\n",
                               err));
     if (l->compressed) {
         QC_TRY(qc_strbuf_addf(text, err, "%s reads plain files, so first:\n",
-                              strcmp(l->row->form, "stored") == 0 ? "That" : "transformers"));
+                              strcmp(l->row->form, "stored") == 0 ? "That" : l->library));
         QC_TRY(add_indented(text, shell, err));
     }
     if (s->python.len) {
@@ -221,11 +223,13 @@ static void put_loads(const qc_loaders *l, const steps *s, qc_json_writer *w)
     qc_jw_key(w, "transformers");
     qc_jw_compact_next(w);
     qc_jw_begin_array(w);
-    if (loads(l) && l->row->transformers4)
+    int transformers = loads(l) && strcmp(l->library, "transformers") == 0;
+    if (transformers && l->row->transformers4)
         qc_jw_u64(w, 4);
-    if (loads(l) && l->row->transformers5)
+    if (transformers && l->row->transformers5)
         qc_jw_u64(w, 5);
     qc_jw_end_array(w);
+    qc_jm_bool(w, "diffusers", loads(l) && !transformers);
     qc_jm_string(w, "with", l->row->with);
     qc_jm_bool(w, "unpack_first", l->compressed);
     qc_jm_string(w, "instead", l->instead);

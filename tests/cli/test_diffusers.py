@@ -58,6 +58,15 @@ class DiffusersCase(OutputCase):
 class Names(DiffusersCase):
     LAYERS = ["blocks.%d.to_q.weight" % i for i in range(4)]
 
+    def test_next_step_is_diffusers(self):
+        self.save("m", self.tensors(self.LAYERS))
+        text = self.ok("--to", "nf4", "m", "o")
+        self.assertIn("  loads in  diffusers with bitsandbytes\n", text)
+        self.assertIn("from diffusers import FluxTransformer2DModel\n", text)
+        self.assertNotIn("transformers", text)
+        loads = json.loads(self.ok("--json", "--to", "nf4", "m", "p"))["loads"]
+        self.assertEqual((loads["diffusers"], loads["transformers"]), (True, []))
+
     def test_one_file(self):
         self.save("m", self.tensors(self.LAYERS))
         self.ok("-q", "--to", "nf4", *PLAIN, "m", "o")
@@ -220,6 +229,12 @@ class Pipeline(DiffusersCase):
         r = self.run_qconv("--to", "nf4", *PLAIN, "m", "o")
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertIn(b"'text_encoder', 'transformer' are converted", r.stderr)
+        # How to run it is said once, for the whole.
+        self.assertTrue(r.stdout.decode().endswith(
+            "  loads in  diffusers with bitsandbytes\nIn Python:\n"
+            "    from diffusers import DiffusionPipeline\n"
+            "    model = DiffusionPipeline.from_pretrained(\"o\")\n"), r.stdout)
+        self.assertEqual(r.stdout.count(b"from_pretrained"), 1)
         found = {n for n, data in tree(self.path("o")).items() if data is not None}
         self.assertEqual(found, set(self.COPIED) | {
             "qconv.json", "transformer/config.json", "transformer/qconv.json",
