@@ -104,6 +104,11 @@ const qc_card qc_card_table[] = {
     {"GH200-96GB", " gh200 gh200-480gb ", "GH200 480GB", 90, SEEN(9450), 4000e9, 450e9, 0},
     /* Blackwell */
     {"B200-180GB", " b200 b200-192gb ", "B200", 100, SEEN(17835), 8000e9, PCIE5_X16, 900e9},
+    {"B300-288GB", " b300 b300-275gb b300-sxm6 ", "B300 SXM6 AC|B300", 103, SEEN(26769), 8000e9,
+     PCIE5_X16, 900e9},
+    {"RTX5060Ti-16GB", " 5060ti 5060ti-16gb rtx5060ti ", "RTX 5060 Ti",
+     120, DERIVED(16311), 448e9, PCIE5_X16 / 2, 0},
+    {"RTX5070", " 5070 5070-12gb ", "RTX 5070", 120, DERIVED(12227), 672e9, PCIE5_X16, 0},
     {"RTX5070Ti", " 5070ti 5070ti-16gb ", "RTX 5070 Ti", 120, SEEN(1545), 896e9, PCIE5_X16, 0},
     {"RTX5080", " 5080 5080-16gb ", "RTX 5080", 120, SEEN(1545), 960e9, PCIE5_X16, 0},
     {"RTX5090", " 5090 5090-32gb ", "RTX 5090", 120, SEEN(3134), 1792e9, PCIE5_X16, 0},
@@ -113,6 +118,9 @@ const qc_card qc_card_table[] = {
      120, SEEN(9496), 1792e9, PCIE5_X16, 0},
     {"RTXPRO6000-Server", " pro6000-server rtx-pro-6000-blackwell-server ",
      "RTX PRO 6000 Blackwell Server Edition", 120, SEEN(9496), 1597e9, PCIE5_X16, 0},
+    /* GPU and host share this memory (128 GB LPDDR5X), so that a copy from the host is one within
+     * it; what is planned for the GPU the host no longer has. */
+    {"GB10", " gb10-128gb dgx-spark ", "GB10", 121, SEEN(11961), 273e9, 273e9, 0},
 };
 /* clang-format on */
 const unsigned qc_card_count = sizeof qc_card_table / sizeof *qc_card_table;

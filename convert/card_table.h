@@ -15,7 +15,7 @@ typedef struct {
     const char *aliases;   /* " a100-40 a100-sxm4-40gb ": lower case, between blanks */
     const char *product;   /* the driver's names without the maker's words, '|' between:
                               "V100-SXM2-16GB|V100-PCIE-16GB" */
-    unsigned sm;           /* compute capability times ten: 70, 75, 80, 86, 89, 90, 100, 120 */
+    unsigned sm;           /* compute capability times ten: 70 to 121 */
     uint64_t memory_bytes; /* total, as a CUDA program sees it */
     double bandwidth;      /* of its memory, bytes a second, data sheet */
     double host_link;      /* to the host, bytes a second one way, data sheet (PCIe) */

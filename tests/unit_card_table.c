@@ -128,6 +128,12 @@ static void products_are_recognised(void **state)
     expect_product("NVIDIA GeForce RTX 4060 Ti", 8188, NULL);
     expect_product("NVIDIA H100 80GB HBM3", 81559, "H100-80GB");
     expect_product("NVIDIA H200", 143771, "H200-141GB");
+    expect_product("NVIDIA B300 SXM6 AC", 275040, "B300-288GB");
+    expect_product("NVIDIA GeForce RTX 5060 Ti", 16311, "RTX5060Ti-16GB");
+    expect_product("NVIDIA GeForce RTX 5060 Ti", 8151, NULL);
+    expect_product("NVIDIA GeForce RTX 5070", 12227, "RTX5070");
+    expect_product("NVIDIA GeForce RTX 5070 Ti", 16303, "RTX5070Ti");
+    expect_product("NVIDIA GB10", 0, "GB10");
     expect_product("NVIDIA A10", 23028, "A10");
     expect_product("NVIDIA A10G", 23028, "A10");
     expect_product("Quadro RTX 6000", 24576, "RTX6000-Turing");
@@ -142,7 +148,7 @@ static void rows_are_plausible(void **state)
     (void)state;
     for (unsigned i = 0; i < qc_card_count; i++) {
         const qc_card *c = &qc_card_table[i];
-        assert_true(c->memory_bytes > 9000000000u && c->memory_bytes < 200000000000u);
+        assert_true(c->memory_bytes > 9000000000u && c->memory_bytes < 300000000000u);
         assert_true(c->bandwidth >= 200e9 && c->bandwidth <= 8e12);
         assert_true(c->host_link >= 7e9 && c->host_link <= 450e9);
         assert_true(c->peer_link == 0 || c->peer_link > c->host_link);
@@ -178,7 +184,10 @@ static void architectures_are_known(void **state)
         {89, "Ada", "bfloat16", 1, 1, 1, 1, 1},
         {90, "Hopper", "bfloat16", 1, 1, 1, 1, 1},
         {100, "Blackwell", "bfloat16", 1, 1, 1, 1, 1},
+        {103, "Blackwell", "bfloat16", 1, 1, 1, 1, 1},
+        {110, "Blackwell", "bfloat16", 1, 1, 1, 1, 1},
         {120, "Blackwell", "bfloat16", 1, 1, 1, 1, 1},
+        {121, "Blackwell", "bfloat16", 1, 1, 1, 1, 1},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         qc_arch_facts f = qc_arch_of(cases[i].sm);
