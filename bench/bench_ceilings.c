@@ -557,32 +557,36 @@ static void put_all(FILE *f, const bench *b, const unsigned first[GROUPS + 1])
     fprintf(f, ",\n \"seconds\": %.3f}\n", elapsed_seconds(b));
 }
 
+/* A file is replaced by renaming, so that whoever kills the program finds a whole one. */
 static qc_status put_file(const char *path, const bench *b, const unsigned *first, qc_error *err)
 {
-    FILE *f = path ? fopen(path, "w") : stdout;
+    char part[4096];
+    int length = snprintf(part, sizeof part, "%s.part", path ? path : "");
+    FILE *f = !path ? stdout : length < (int)sizeof part ? fopen(part, "w") : NULL;
     if (f) {
         put_all(f, b, first);
         int bad = fflush(f) != 0 || ferror(f);
         if (path && fclose(f) != 0)
             bad = 1;
-        if (!bad)
+        if (!bad && (!path || rename(part, path) == 0))
             return QC_OK;
     }
     return qc_error_set(err, QC_ERR_IO, __FILE__, __LINE__, "%s: cannot be written",
                         path ? path : "stdout");
 }
 
-/* To a file once before the last group, too: kernels that wait for a copy could wait for ever. */
+/* A file is written after each group: kernels of the last one, which wait for a copy, could wait
+ * for ever. */
 static qc_status run(bench *b, const char *path, qc_error *err)
 {
     unsigned first[GROUPS + 1] = {0};
     QC_TRY(prepare(b, err));
     for (unsigned g = 0; g < GROUPS; g++) {
-        if (g == GROUPS - 1 && path)
-            QC_TRY(put_file(path, b, first, err));
         QC_TRY(run_group(b, g, first, err));
+        if (path)
+            QC_TRY(put_file(path, b, first, err));
     }
-    return put_file(path, b, first, err);
+    return path ? QC_OK : put_file(path, b, first, err);
 }
 
 /* ---- program --------------------------------------------------------------------------------- */

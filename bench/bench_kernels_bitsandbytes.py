@@ -14,6 +14,7 @@ Exit codes: 0 done, 4 a result is wrong, 77 something it needs is not here.
 import argparse
 import json
 import math
+import os
 import sys
 import time
 
@@ -177,15 +178,24 @@ def sums(rows, shapes, ms):
     return out
 
 
+def write(path, result):
+    """Whenever the program is killed, what was written before is there whole."""
+    with open(path + ".part", "w") as f:
+        json.dump(result, f, indent=2)
+        f.write("\n")
+    os.replace(path + ".part", path)
+
+
 def measure(gpu, args):
-    """The whole result, or None if something is wrong."""
+    """The whole result, or None if something is wrong. The file of --output is written after each
+    point."""
     begun = time.monotonic()
     deadline = begun + args.seconds
     device, program = gpu.facts()
     result = {"command": "bench_kernels_bitsandbytes", "program": program, "dtype": args.dtype,
               "seed": args.seed, "forced_path": None, "tuning": None, "device": device,
               "roof": roofs(gpu, args),
-              "kernels": [], "rows": [], "layers": [], "left_out": 0}
+              "kernels": [], "rows": [], "layers": [], "left_out": 0, "seconds": 0}
     for i, shape in enumerate(args.shapes):
         weights = gpu.weights(shape[2], shape[3], max(args.m))
         for j, m in enumerate(args.m):
@@ -197,6 +207,9 @@ def measure(gpu, args):
             if rows is None:
                 return None
             result["rows"] += rows
+            result["seconds"] = time.monotonic() - begun
+            if args.output:
+                write(args.output, dict(result, complete=False))
         del weights
     result["layers"] = sums(result["rows"], args.shapes, args.m)
     result["seconds"] = time.monotonic() - begun
@@ -380,9 +393,7 @@ def main(argv):
     if result is None:
         return 4
     if args.output:
-        with open(args.output, "w") as f:
-            json.dump(result, f, indent=2)
-            f.write("\n")
+        write(args.output, dict(result, complete=True))
     for row in result["layers"]:
         print("%-14s %-13s M=%-5d %9.1f us  %.2fx %s"
               % (row["model"], row["scheme"], row["m"], row["us"],

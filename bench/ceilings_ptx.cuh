@@ -246,7 +246,8 @@ static inline qc_status qc_ceiling_room(unsigned *out, Kernel *kernel, unsigned 
         what, err));
     *out = (unsigned)blocks;
 #endif
-    return QC_OK;
+    /* Roofs are measured with all of them. */
+    return qc_cuda_carve_out(reinterpret_cast<const void *>(kernel), shared_bytes, *out, what, err);
 }
 
 #endif

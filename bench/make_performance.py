@@ -206,6 +206,14 @@ def unique(values):
     return list(dict.fromkeys(values))
 
 
+def schemes_of(rows):
+    """In the order in which they were asked for: that of the points that lack the fewest."""
+    points = {}
+    for row in rows:
+        points.setdefault((row["layer"], row["m"]), []).append(row["scheme"])
+    return unique(s for point in sorted(points.values(), key=len, reverse=True) for s in point)
+
+
 def kernel_tables(r):
     """One table per model and scheme: M down, layers across."""
     out = []
@@ -216,7 +224,7 @@ def kernel_tables(r):
         mine = [row for row in r["rows"] if row["model"] == model]
         names = unique((row["layer"], row["n"], row["k"]) for row in mine)
         whole = all(row["count"] for row in mine)
-        for scheme in unique(row["scheme"] for row in mine):
+        for scheme in schemes_of(mine):
             head = ["M"] + ["%s, %d x %d" % name for name in names]
             rows = []
             for m in ms:
@@ -243,12 +251,25 @@ def kernel_notes(r):
         notes += ["", "Kernels were chosen by a table of `qconv bench --tune`."]
     if r.get("left_out"):
         notes += ["", "%d left out: no time or no memory." % r["left_out"]]
+    if not r.get("complete", True):
+        notes += ["", "**The run ended before all was measured**: points are missing, and minima over points"
+                  " are of those that are here."]
     short = sum((row.get("rotation") or {}).get("bytes", l2 + 1) <= l2
                 for l2 in [4 * r["device"].get("l2_bytes", 0)] for row in r["rows"])
     if short:
         notes += ["", "In %d the weights together are not more than four times the L2 cache: memory was "
                   "too small, or the weights are; the cache may have helped." % short]
+    if r.get("failed"):
+        notes += ["", "Wrong, or could not run:", ""] + ["- " + failure_text(f) for f in r["failed"]]
     return notes
+
+
+def failure_text(f):
+    if f["layer"] is None:
+        return f["what"]
+    scheme = " " + f["scheme"] if f["scheme"] else ""
+    path = " (%s)" % f["path"] if f["path"] else ""
+    return "%s %s M=%d%s%s: %s" % (f["model"], f["layer"], f["m"], scheme, path, f["what"])
 
 
 def kernel_section(r):

@@ -49,15 +49,23 @@ if(qconv_nvcc_version VERSION_LESS qconv_cuda_oldest)
   qconv_no_cuda("${qconv_nvcc} is CUDA ${qconv_nvcc_version}, older than ${qconv_cuda_oldest}")
 endif()
 
-# CMake would build for sm_52 or sm_75 alone. Machine code for what is named in docs/building.md,
-# PTX of the newest for what comes later. sm_70's code is also for sm_75; CUDA 13 has no sm_70.
+# CMake would build for sm_52 or sm_75 alone. Machine code for what is named in docs/building.md;
+# sm_70's also runs on an sm_75, and CUDA 13 has no sm_70. Blackwell is known from CUDA 12.8 on:
+# sm_100's code runs on all of 10.x (B200, B300) and sm_120's on all of 12.x (RTX 50, GB10).
+# The PTX is that of compute_90 and not of the newest, because no kernel asks for more than 9.0 and
+# PTX runs on nothing older than itself: compute_120's would leave out 11.0 (Jetson Thor), which lies
+# between the two machine codes of Blackwell.
 if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND "$ENV{CUDAARCHS}" STREQUAL "")
-  set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90-real 90-virtual)
+  set(CMAKE_CUDA_ARCHITECTURES 80-real 86-real 89-real 90-real)
   if(qconv_nvcc_version VERSION_LESS 13)
     list(PREPEND CMAKE_CUDA_ARCHITECTURES 70-real)
   else()
     list(PREPEND CMAKE_CUDA_ARCHITECTURES 75-real)
   endif()
+  if(NOT qconv_nvcc_version VERSION_LESS 12.8)
+    list(APPEND CMAKE_CUDA_ARCHITECTURES 100-real 120-real)
+  endif()
+  list(APPEND CMAKE_CUDA_ARCHITECTURES 90-virtual)
 elseif(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
   set(CMAKE_CUDA_ARCHITECTURES $ENV{CUDAARCHS})
 endif()

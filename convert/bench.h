@@ -137,6 +137,16 @@ typedef struct {
 
 #define QC_BENCH_MAX_KERNELS 16u
 
+/* A contender that gave a wrong result at a point, or could not run. */
+typedef struct {
+    uint32_t shape;         /* index; QC_BENCH_NO_SHAPE: of a roof or a quantizer, without m */
+    qc_bench_scheme scheme; /* QC_BENCH_SCHEME_COUNT: cuBLAS, or of no scheme */
+    uint64_t m;
+    const char *path; /* kernel that was chosen; "cublas"; NULL: not known */
+    const char *what; /* one sentence */
+} qc_bench_failure;
+#define QC_BENCH_NO_SHAPE UINT32_MAX
+
 typedef struct {
     qc_bench_device device;
     qc_bench_roof roof;
@@ -147,6 +157,9 @@ typedef struct {
     qc_bench_tuned *tuned; /* with --tune, in place of all else; by shape, m, scheme */
     uint32_t tuned_count;
     uint32_t left_out; /* rows that there was no time or memory for */
+    qc_bench_failure *failed;
+    uint32_t failed_count;
+    int complete; /* 0: more is to come, or would have come if the run had not ended */
     double seconds;
 } qc_bench_result;
 
@@ -165,6 +178,8 @@ QC_NODISCARD qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena,
 /* A copy of m, in order. */
 QC_NODISCARD qc_status qc_bench_set_m(const uint64_t *m, uint32_t count, qc_arena *arena,
                                       qc_bench_request *out, qc_error *err);
+/* QC_ERR_USAGE where a part of a shape begins within a block of scales of one of the schemes. */
+QC_NODISCARD qc_status qc_bench_check_parts(const qc_bench_request *q, qc_error *err);
 
 /* Normwise error up to which a result counts as right: rounding to the dtype of y, and the float16
  * that the tensor-core kernels round weights to. */
@@ -194,10 +209,13 @@ uint32_t qc_bench_launches(uint32_t copies, uint32_t least, double us, double mi
 /* Whose turn it is: step 0 .. 2 * contenders - 1 of a round; A B C C B A, the next round C B A A B
  * C. */
 uint32_t qc_bench_turn(uint32_t round, uint32_t step, uint32_t contenders);
-/* Rounds for one point: at most `wanted`, at least 2, as many as fit into a fair share (twice the
- * mean, as most points take less) of the time that is left for `points` of them. */
-uint32_t qc_bench_rounds(uint32_t wanted, double round_seconds, double seconds_left,
-                         uint32_t points);
+/* Rounds for one point: as many as fit into its share of the time, at most `wanted`, at least 2. */
+uint32_t qc_bench_rounds(uint32_t wanted, double round_seconds, double share_seconds);
+/* The share of the point (shape, m) in `seconds` that are left for it and all points that follow:
+ * in proportion to the least time that a round of each takes, so that every point gets about as
+ * many rounds, however much longer a product of 4096 rows takes than one of a single row. */
+double qc_bench_share(const qc_bench_request *q, const qc_bench_result *r, uint32_t shape,
+                      uint32_t m, double seconds);
 /* Median, tenth and ninetieth percentile (linear between ranks); sorts samples. */
 qc_bench_spread qc_bench_spread_of(double *samples, uint32_t count);
 /* value -> scale / value, which swaps the ends. */
@@ -250,6 +268,9 @@ QC_NODISCARD qc_status qc_bench_row_line(const qc_bench_request *q, const qc_ben
                                          const qc_bench_row *row, qc_strbuf *out, qc_error *err);
 QC_NODISCARD qc_status qc_bench_tuned_line(const qc_bench_request *q, const qc_bench_tuned *t,
                                            qc_strbuf *out, qc_error *err);
+/* "given 8192x8192 M=16 nf4 (mma-16816): what"; without the place where there is none. */
+QC_NODISCARD qc_status qc_bench_failure_line(const qc_bench_request *q, const qc_bench_failure *f,
+                                             qc_strbuf *out, qc_error *err);
 /* These two also of --tune. */
 QC_NODISCARD qc_status qc_bench_text(const qc_bench_request *q, const qc_bench_result *r,
                                      qc_arena *arena, qc_strbuf *out, qc_error *err);
@@ -267,6 +288,8 @@ typedef struct {
     void (*row)(void *ctx, const qc_bench_result *so_far, const qc_bench_row *row);
     void (*say)(void *ctx, const char *text);
     void (*tuned)(void *ctx, const qc_bench_tuned *t);
+    /* Called whenever something was added to the result: the time to write it away. */
+    void (*save)(void *ctx, const qc_bench_result *so_far);
 } qc_bench_sink;
 
 #endif

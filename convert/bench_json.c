@@ -139,6 +139,38 @@ static void put_layers(qc_json_writer *w, const qc_bench_request *q, const qc_be
             }
 }
 
+/* How the run ended, or how far it is. */
+static void put_end(qc_json_writer *w, const qc_bench_request *q, const qc_bench_result *r)
+{
+    qc_jm_u64(w, "left_out", r->left_out);
+    qc_jw_key(w, "failed");
+    qc_jw_begin_array(w);
+    for (uint32_t i = 0; i < r->failed_count; i++) {
+        const qc_bench_failure *f = &r->failed[i];
+        const qc_bench_shape *s = f->shape == QC_BENCH_NO_SHAPE ? NULL : &q->shapes[f->shape];
+        const uint64_t sides[] = {s ? s->n : 0, s ? s->k : 0, f->m};
+        const char *const names[] = {"n", "k", "m"};
+        qc_jw_begin_object(w);
+        qc_jm_string(w, "model", s ? s->model : NULL);
+        qc_jm_string(w, "layer", s ? s->layer : NULL);
+        for (unsigned j = 0; j < 3; j++) {
+            qc_jw_key(w, names[j]);
+            if (s)
+                qc_jw_u64(w, sides[j]);
+            else
+                qc_jw_null(w);
+        }
+        qc_jm_string(w, "scheme",
+                     f->scheme == QC_BENCH_SCHEME_COUNT ? NULL : qc_bench_scheme_name(f->scheme));
+        qc_jm_string(w, "path", f->path);
+        qc_jm_string(w, "what", f->what);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_array(w);
+    qc_jm_bool(w, "complete", r->complete);
+    qc_jm_double(w, "seconds", r->seconds);
+}
+
 /* ---- tuning ---- */
 
 static void put_plan(qc_json_writer *w, const char *key, const qc_bench_plan *p)
@@ -200,8 +232,7 @@ static qc_status tune_json(const qc_bench_request *q, const qc_bench_result *r, 
     for (uint32_t i = 0; i < r->tuned_count; i++)
         put_tuned(&w, q, &r->tuned[i]);
     qc_jw_end_array(&w);
-    qc_jm_u64(&w, "left_out", r->left_out);
-    qc_jm_double(&w, "seconds", r->seconds);
+    put_end(&w, q, r);
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
@@ -239,8 +270,7 @@ qc_status qc_bench_json(const qc_bench_request *q, const qc_bench_result *r, qc_
     qc_jw_begin_array(&w);
     put_layers(&w, q, r);
     qc_jw_end_array(&w);
-    qc_jm_u64(&w, "left_out", r->left_out);
-    qc_jm_double(&w, "seconds", r->seconds);
+    put_end(&w, q, r);
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);

@@ -7,6 +7,9 @@
 #define MAX_COPIES   256u
 #define MAX_LAUNCHES 2048u
 #define MIN_ROUNDS   2u
+/* Of a graph, as convert/gpu_bench_matmul.c and gpu_bench_time.c make it. */
+#define LEAST_LAUNCHES 20
+#define LEAST_GRAPH_US 2000.0
 
 uint32_t qc_bench_copies(uint64_t read_each, uint64_t held_each, uint64_t l2_bytes,
                          uint64_t limit_bytes)
@@ -39,16 +42,49 @@ uint32_t qc_bench_turn(uint32_t round, uint32_t step, uint32_t contenders)
     return round % 2 ? contenders - 1 - i : i;
 }
 
-uint32_t qc_bench_rounds(uint32_t wanted, double round_seconds, double seconds_left,
-                         uint32_t points)
+uint32_t qc_bench_rounds(uint32_t wanted, double round_seconds, double share_seconds)
 {
-    double share = points && seconds_left > 0 ? 2 * seconds_left / points : 0;
+    double share = share_seconds > 0 ? share_seconds : 0;
     uint32_t rounds = wanted;
     if (share < round_seconds * wanted)
         rounds = (uint32_t)(share / round_seconds);
     if (rounds < MIN_ROUNDS)
         rounds = MIN_ROUNDS;
     return rounds < wanted ? rounds : wanted;
+}
+
+static double graph_us(double launch_us)
+{
+    double us = LEAST_LAUNCHES * launch_us;
+    return us > LEAST_GRAPH_US ? us : LEAST_GRAPH_US;
+}
+
+/* Microseconds of half a round at the least. Without measured roofs (--tune has none) those of some
+ * GPU do, as only proportions count. */
+static double round_cost(const qc_bench_request *q, const qc_bench_result *r, uint32_t shape,
+                         uint64_t m)
+{
+    const qc_bench_roof some = {.copy_gbps.median = 1000, .gemm_tflops.median = 100};
+    const qc_bench_roof *roof = r->roof.copy_gbps.median > 0 ? &r->roof : &some;
+    uint64_t n = q->shapes[shape].n, k = q->shapes[shape].k;
+    double flops = qc_bench_flops(m, n, k), us = 0;
+    if (!r->device.no_gemm && !q->tune)
+        us += graph_us(qc_bench_floor_us(roof, qc_bench_bytes(2 * n * k, m, n, k), flops));
+    for (uint32_t i = 0; i < q->scheme_count; i++) {
+        uint64_t weight = qc_bench_weight_bytes(q->schemes[i], n, k);
+        us += graph_us(qc_bench_floor_us(roof, qc_bench_bytes(weight, m, n, k), flops));
+    }
+    return us;
+}
+
+double qc_bench_share(const qc_bench_request *q, const qc_bench_result *r, uint32_t shape,
+                      uint32_t m, double seconds)
+{
+    double mine = round_cost(q, r, shape, q->m[m]), all = 0;
+    for (uint32_t s = shape; s < q->shape_count; s++)
+        for (uint32_t i = s == shape ? m : 0; i < q->m_count; i++)
+            all += round_cost(q, r, s, q->m[i]);
+    return seconds > 0 ? seconds * mine / all : 0;
 }
 
 static int by_value(const void *a, const void *b)

@@ -74,6 +74,34 @@ qc_status qc_bench_row_line(const qc_bench_request *q, const qc_bench_result *r,
     return QC_OK;
 }
 
+qc_status qc_bench_failure_line(const qc_bench_request *q, const qc_bench_failure *f,
+                                qc_strbuf *out, qc_error *err)
+{
+    if (f->shape != QC_BENCH_NO_SHAPE) {
+        const qc_bench_shape *s = &q->shapes[f->shape];
+        QC_TRY(
+            qc_strbuf_addf(out, err, "%s %s M=%llu", s->model, s->layer, (unsigned long long)f->m));
+        if (f->scheme != QC_BENCH_SCHEME_COUNT)
+            QC_TRY(qc_strbuf_addf(out, err, " %s", qc_bench_scheme_name(f->scheme)));
+        QC_TRY(f->path ? qc_strbuf_addf(out, err, " (%s): ", f->path)
+                       : qc_strbuf_adds(out, ": ", err));
+    }
+    return qc_strbuf_adds(out, f->what, err);
+}
+
+static qc_status list_failed(const qc_bench_request *q, const qc_bench_result *r, qc_strbuf *out,
+                             qc_error *err)
+{
+    if (r->failed_count)
+        QC_TRY(qc_strbuf_adds(out, "\nWrong, or could not run:\n\n", err));
+    for (uint32_t i = 0; i < r->failed_count; i++) {
+        QC_TRY(qc_strbuf_adds(out, "- ", err));
+        QC_TRY(qc_bench_failure_line(q, &r->failed[i], out, err));
+        QC_TRY(qc_strbuf_adds(out, "\n", err));
+    }
+    return QC_OK;
+}
+
 static qc_status text_top(const qc_bench_result *r, qc_arena *arena, qc_strbuf *out, qc_error *err)
 {
     const qc_bench_device *d = &r->device;
@@ -291,8 +319,9 @@ qc_status qc_bench_text(const qc_bench_request *q, const qc_bench_result *r, qc_
     QC_TRY(qc_strbuf_adds(out, "\n", err));
     if (q->tuned_by)
         QC_TRY(qc_strbuf_addf(out, err, "Kernels as %s says.\n", q->tuned_by));
-    return short_rotations(r) ? qc_strbuf_addf(out, err, SHORT_ROTATIONS, short_rotations(r))
-                              : QC_OK;
+    if (short_rotations(r))
+        QC_TRY(qc_strbuf_addf(out, err, SHORT_ROTATIONS, short_rotations(r)));
+    return list_failed(q, r, out, err);
 }
 
 /* ---- Markdown ---- */
@@ -382,7 +411,7 @@ static qc_status markdown_notes(const qc_bench_request *q, const qc_bench_result
         QC_TRY(qc_strbuf_addf(out, err, "\n%u left out: no time or no memory.\n", r->left_out));
     if (short_rotations(r))
         QC_TRY(qc_strbuf_addf(out, err, "\n" SHORT_ROTATIONS, short_rotations(r)));
-    return QC_OK;
+    return list_failed(q, r, out, err);
 }
 
 qc_status qc_bench_markdown(const qc_bench_request *q, const qc_bench_result *r, qc_strbuf *out,

@@ -1,7 +1,9 @@
 #include "convert/bench.h"
 
 #include "base/checked.h"
+#include "quant/quant_ops.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -171,6 +173,41 @@ qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_req
     }
     out->schemes = schemes;
     out->scheme_count = count;
+    return QC_OK;
+}
+
+/* Elements of a weight that share a scale, or a scale of scales. */
+static uint64_t whole_elems(qc_bench_scheme scheme)
+{
+    switch (scheme) {
+    case QC_BENCH_NF4:
+    case QC_BENCH_INT8_BLOCK:
+        return (uint64_t)QC_BENCH_BLOCK * QC_NESTED_BLOCK;
+    case QC_BENCH_NF4_PLAIN:
+        return QC_BENCH_BLOCK;
+    case QC_BENCH_INT8: /* a row has a scale of its own */
+    case QC_BENCH_SCHEME_COUNT:
+        break;
+    }
+    return 1;
+}
+
+qc_status qc_bench_check_parts(const qc_bench_request *q, qc_error *err)
+{
+    for (uint32_t s = 0; s < q->shape_count; s++) {
+        uint64_t first = 0;
+        for (uint32_t i = 0; i < q->shapes[s].part_count; i++) {
+            uint64_t elems = first * q->shapes[s].k;
+            for (uint32_t j = 0; j < q->scheme_count; j++)
+                if (elems % whole_elems(q->schemes[j]))
+                    QC_FAIL(err, QC_ERR_USAGE,
+                            "--shapes: in %s a part begins at element %" PRIu64
+                            ", for %s a multiple of %" PRIu64 " was expected",
+                            q->shapes[s].layer, elems, qc_bench_scheme_name(q->schemes[j]),
+                            whole_elems(q->schemes[j]));
+            first += q->shapes[s].parts[i];
+        }
+    }
     return QC_OK;
 }
 

@@ -33,12 +33,49 @@ static qc_status choose_device(int *out, qc_devices *devices, const qc_options *
     return QC_OK;
 }
 
+/* ---- files ---- */
+
+/* Where they were asked for: the JSON and the table. */
+static qc_status put_files(const qc_options *o, const qc_bench_request *q, const qc_bench_result *r,
+                           qc_error *err)
+{
+    const char *const paths[] = {o->bench.output, o->bench.save};
+    qc_status st = QC_OK;
+    for (unsigned i = 0; st == QC_OK && i < 2; i++) {
+        qc_strbuf out;
+        qc_arena arena;
+        /* An old table is not given up before there is a row to take its place. */
+        if (!paths[i] || (i == 1 && !r->tuned_count && !r->complete))
+            continue;
+        qc_strbuf_init(&out, MAX_TEXT_BYTES);
+        qc_arena_init(&arena);
+        st =
+            i == 0 ? qc_bench_json(q, r, &out, err) : qc_bench_tuning_file(q, r, &arena, &out, err);
+        if (st == QC_OK)
+            st = qc_file_put(paths[i], out.data, out.len, err);
+        qc_arena_deinit(&arena);
+        qc_strbuf_deinit(&out);
+    }
+    return st;
+}
+
 /* ---- progress ---- */
 
 typedef struct {
+    const qc_options *o;
     const qc_bench_request *q;
     int lines, bar;
 } teller;
+
+/* A disk that is full now may have room at the end, when failing to write is an error; what is
+ * being measured goes on meanwhile. */
+static void save(void *ctx, const qc_bench_result *so_far)
+{
+    const teller *t = ctx;
+    qc_error why = {0};
+    if (put_files(t->o, t->q, so_far, &why) != QC_OK)
+        qc_console_warn(t->o, "what was measured so far could not be written: %s", why.msg);
+}
 
 static void tell_row(void *ctx, const qc_bench_result *so_far, const qc_bench_row *row)
 {
@@ -76,25 +113,6 @@ static void tell_text(void *ctx, const char *text)
 
 /* ---- answer ---- */
 
-/* Where they were asked for: the JSON and the table. */
-static qc_status put_files(const qc_options *o, const qc_bench_request *q, const qc_bench_result *r,
-                           qc_arena *arena, qc_error *err)
-{
-    const char *const paths[] = {o->bench.output, o->bench.save};
-    qc_status st = QC_OK;
-    for (unsigned i = 0; st == QC_OK && i < 2; i++) {
-        qc_strbuf out;
-        if (!paths[i])
-            continue;
-        qc_strbuf_init(&out, MAX_TEXT_BYTES);
-        st = i == 0 ? qc_bench_json(q, r, &out, err) : qc_bench_tuning_file(q, r, arena, &out, err);
-        if (st == QC_OK)
-            st = qc_file_put(paths[i], out.data, out.len, err);
-        qc_strbuf_deinit(&out);
-    }
-    return st;
-}
-
 static qc_status print(const qc_options *o, const qc_bench_request *q, const qc_bench_result *r,
                        qc_arena *arena, qc_error *err)
 {
@@ -107,6 +125,24 @@ static qc_status print(const qc_options *o, const qc_bench_request *q, const qc_
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);
     return st;
+}
+
+/* Each failure in a sentence on standard error. */
+static qc_status name_failures(const qc_bench_request *q, const qc_bench_result *r, qc_error *err)
+{
+    for (uint32_t i = 0; i < r->failed_count; i++) {
+        qc_error one;
+        qc_strbuf line;
+        qc_strbuf_init(&line, 4096);
+        qc_status st = qc_bench_failure_line(q, &r->failed[i], &line, err);
+        if (st == QC_OK) {
+            (void)qc_error_set(&one, QC_ERR_CHECK, __FILE__, __LINE__, "%s", line.data);
+            qc_console_error(&one, NULL, 0);
+        }
+        qc_strbuf_deinit(&line);
+        QC_TRY(st);
+    }
+    return QC_OK;
 }
 
 static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
@@ -127,6 +163,7 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
                     "holds for weights that share x",
                     q.shapes[i].layer);
     QC_TRY(qc_bench_parse_schemes(o->bench.schemes, arena, &q, err));
+    QC_TRY(qc_bench_check_parts(&q, err));
     QC_TRY(qc_bench_set_m(o->m, o->m_count, arena, &q, err));
     QC_TRY(qc_target_file_check("--output", o->bench.output, err));
     QC_TRY(qc_target_file_check("--save", o->bench.save, err));
@@ -141,15 +178,25 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
     QC_TRY(qc_arena_alloc(arena, &memory, 1, sizeof(qc_bench_result), err));
     qc_bench_result *result = memory;
     int shown = !o->quiet && o->progress != QC_PROGRESS_NEVER;
-    teller t = {&q, shown,
+    teller t = {o, &q, shown,
                 shown && (o->progress == QC_PROGRESS_ALWAYS || qc_console_terminal(STDERR_FILENO))};
-    qc_bench_sink sink = {&t, tell_row, tell_text, tell_tuned};
+    qc_bench_sink sink = {&t, tell_row, tell_text, tell_tuned, save};
     qc_status st = devices.work->bench(&q, &sink, arena, result, err);
     if (t.bar)
         qc_console_bar("");
+    if (st != QC_OK) {
+        qc_status named = name_failures(&q, result, NULL);
+        return named == QC_OK ? st : named;
+    }
+    /* A file that cannot be written is no reason to keep the result from standard output. */
+    st = put_files(o, &q, result, err);
+    QC_TRY(print(o, &q, result, arena, st == QC_OK ? err : NULL));
+    QC_TRY(name_failures(&q, result, st == QC_OK ? err : NULL));
     QC_TRY(st);
-    QC_TRY(put_files(o, &q, result, arena, err));
-    return print(o, &q, result, arena, err);
+    if (result->failed_count)
+        QC_FAIL(err, QC_ERR_CHECK, "%u of the results asked for %s or could not be had, see above",
+                result->failed_count, result->failed_count == 1 ? "is wrong" : "are wrong");
+    return QC_OK;
 }
 
 qc_status qc_cmd_bench(const qc_options *o, qc_error *err)

@@ -131,7 +131,8 @@ const qc_command_row qc_command_table[] = {
      .summary = "speed of the GPU kernels against cuBLAS fp16",
      .text = "Time the multiplication with quantized weights on this machine's GPU, for the layer "
              "shapes of well-known models and many sizes of batch, against cuBLAS in fp16 and "
-             "against the rate at which the GPU copies memory. docs/bench.md says how.",
+             "against the rate at which the GPU copies memory. What is wrong or does not run is "
+             "named, the rest is measured, and the exit code is 4. docs/bench.md says how.",
      .place_count = 0,
      .examples = "qconv bench\n"
                  "all shapes, a table\n"

@@ -67,8 +67,8 @@ const char *qc_fit_mla_runtime(const qc_fit_options *o);
 /* floor(total * margin); UINT64_MAX (no limit) stays. */
 uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin);
 /* Bytes of scratch while a segment of `kind` computes what o->prefill has it take of the prompt at
- * once. largest_weight:
- * elements of its largest quantized weight, which the slowest way to compute dequantizes whole.
+ * once. largest_weight: elements of its largest quantized weight, which bitsandbytes dequantizes
+ * whole for many tokens; our own kernels dequantize no more of it (kernels/matmul_chunks.h).
  * layer: of g->layers, for LAYER. has_cross: qc_fit_has_cross. Saturates at UINT64_MAX. */
 uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_segment_kind kind,
                             uint32_t layer, uint64_t largest_weight, int has_cross);

@@ -75,6 +75,78 @@ void qc_bench_gpu_close(qc_bench_gpu *b)
     qc_matmul_destroy(b->handle);
 }
 
+/* ---- what could not be measured ---- */
+
+void qc_bench_save(qc_bench_gpu *b)
+{
+    b->r->seconds = (double)(qc_clock_ns() - b->started_ns) / 1e9;
+    if (b->sink->save)
+        b->sink->save(b->sink->ctx, b->r);
+}
+
+/* A number to the device and back. */
+static qc_status try_device(qc_bench_gpu *b, qc_error *err)
+{
+    uint64_t *sent = b->pinned, *got = sent + 1;
+    QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
+    *sent = qc_clock_ns();
+    *got = ~*sent;
+    QC_TRY(qc_cuda_to_device(b->bad, sent, sizeof *sent, b->stream, err));
+    QC_TRY(qc_cuda_to_host(got, b->bad, sizeof *got, b->stream, err));
+    QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
+    if (*got != *sent)
+        QC_FAIL(err, QC_ERR_INTERNAL, "a number came back from the device as another one");
+    return QC_OK;
+}
+
+static qc_status keep_failure(qc_bench_gpu *b, qc_bench_failure f, const qc_error *why,
+                              qc_error *err)
+{
+    qc_bench_result *r = b->r;
+    if ((r->failed_count & (r->failed_count - 1)) == 0) { /* a power of two: full */
+        void *more;
+        QC_TRY(qc_arena_alloc(b->arena, &more, r->failed_count ? 2 * (size_t)r->failed_count : 1,
+                              sizeof f, err));
+        if (r->failed_count)
+            memcpy(more, r->failed, r->failed_count * sizeof f);
+        r->failed = more;
+    }
+    QC_TRY(qc_arena_printf(b->arena, &f.what, err, "%s", why->msg));
+    r->failed[r->failed_count++] = f;
+    return QC_OK;
+}
+
+static void say_failure(const qc_bench_gpu *b, const qc_bench_failure *f)
+{
+    qc_strbuf line;
+    qc_strbuf_init(&line, 4096);
+    if (qc_bench_failure_line(b->q, f, &line, NULL) == QC_OK)
+        b->sink->say(b->sink->ctx, line.data);
+    qc_strbuf_deinit(&line);
+}
+
+qc_status qc_bench_failed(qc_bench_gpu *b, qc_bench_failure f, const qc_error *why, qc_error *err)
+{
+    qc_error dead = {0};
+    if (why->code == QC_ERR_INTERRUPTED || !b->arena) {
+        if (err)
+            *err = *why;
+        return why->code;
+    }
+    QC_TRY(keep_failure(b, f, why, err));
+    qc_bench_save(b);
+    say_failure(b, &b->r->failed[b->r->failed_count - 1]);
+    if (try_device(b, &dead) != QC_OK)
+        QC_FAIL(
+            err, QC_ERR_INTERNAL,
+            "%s answers nothing any more after '%.200s' (%.120s), so the run ends here; what was "
+            "measured before is in the file of --output",
+            b->device.name, why->msg, dead.msg);
+    return QC_OK;
+}
+
+/* ---- paths ---- */
+
 static unsigned alignment_of(uint64_t bytes)
 {
     unsigned a = 16;
@@ -125,7 +197,7 @@ qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_
         out->tuned = rows;
     else
         out->rows = rows;
-    qc_bench_gpu b = {.q = q, .sink = sink, .r = out, .started_ns = qc_clock_ns()};
+    qc_bench_gpu b = {.q = q, .sink = sink, .r = out, .arena = arena, .started_ns = qc_clock_ns()};
     qc_status st = qc_bench_gpu_open(&b, err);
     if (st == QC_OK && !q->tune) {
         sink->say(sink->ctx, "copies, cuBLAS, launches");
@@ -148,6 +220,7 @@ qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_
         }
     }
     out->seconds = (double)(qc_clock_ns() - b.started_ns) / 1e9;
+    out->complete = st == QC_OK;
     if (out->device.no_gemm) {
         /* The sentence is the handle's. */
         const char *kept;

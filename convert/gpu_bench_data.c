@@ -242,7 +242,10 @@ qc_status qc_bench_weights_multiply(qc_bench_gpu *b, qc_bench_weights *w, uint32
         QC_TRY(qc_matmul_prepare(b->handle, &q, w->repacked, (unsigned char *)next + l.prepared,
                                  copy, b->stream, err));
     }
-    return qc_cuda_stream_synchronize(b->stream, err);
+    QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
+    for (uint32_t i = 0; i < w->copies; i++)
+        w->w[i].complete = QC_MATMUL_WEIGHTS_COMPLETE; /* nobody writes them any more */
+    return QC_OK;
 }
 
 void qc_bench_weights_free(qc_bench_weights *w)

@@ -1,6 +1,7 @@
 /* The matmuls: for every shape and M, cuBLAS with dense weights and each scheme, turn by turn. */
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "base/clock.h"
 #include "base/workers.h"
 #include "convert/gpu_bench_work.h"
 #include "quant/quant_half.h"
@@ -18,26 +19,22 @@ typedef qc_bench_work shape_work;
 
 static qc_status launch_dense(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
-    const shape_work *w = ctx;
+    const shape_work *w = ((const qc_bench_player *)ctx)->w;
     if (w->shape->part_count)
         return qc_bench_dense_parts(w, w->dense[copy], s, err);
     return qc_matmul_dense(w->b->handle, w->dense[copy], w->shape->n, w->shape->k, &w->io,
                            w->b->gemm_workspace, QC_MATMUL_DENSE_WORKSPACE, s, err);
 }
 
-typedef struct {
-    const shape_work *w;
-    const qc_bench_weights *weights;
-} quantized;
-
 static qc_status launch_quantized(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
-    const quantized *q = ctx;
-    const shape_work *w = q->w;
+    const qc_bench_player *p = ctx;
+    const shape_work *w = p->w;
+    const qc_matmul_weights *weights = &w->weights[p->contender - 1].w[copy];
     if (w->shape->part_count)
-        return qc_bench_run_parts(w, &q->weights->w[copy], s, err);
-    return qc_matmul_run(w->b->handle, &q->weights->w[copy], &w->io, w->path, w->workspace,
-                         w->workspace_bytes, s, err);
+        return qc_bench_run_parts(w, weights, s, err);
+    return qc_matmul_run(w->b->handle, weights, &w->io, w->path, w->workspace, w->workspace_bytes,
+                         s, err);
 }
 
 /* ---- checks ---- */
@@ -76,50 +73,143 @@ static double row_distance(const uint16_t *y, const double *truth, uint64_t n, q
     return sum;
 }
 
-/* The whole of y. Each row by itself must be right, so that one wrong value in 4096 rows counts;
- * *error is that of all. */
-static qc_status check(shape_work *w, uint32_t contender, const char *what, double *error,
-                       qc_error *err)
+/* How far y is from the truth: squares of distances, of all rows and of the worst one. */
+typedef struct {
+    double sum, worst;
+} distances;
+
+/* Looks at the whole of y: its bits and, unless d is NULL, its distance from the truth. */
+static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_error *err)
 {
+    shape_work *w = p->w;
     uint64_t n = w->shape->n, rows = QC_BENCH_PINNED / (2 * n);
-    double tolerance = qc_bench_tolerance(w->b->q), norm = w->truth_norm[contender], sum = 0,
-           worst = 0;
+    qc_digest_state *hash;
+    qc_status st = QC_OK;
     if (rows == 0)
         QC_FAIL(err, QC_ERR_USAGE, "--shapes: %s has too many outputs to be checked",
                 w->shape->layer);
-    for (uint64_t first = 0; first < w->io.m; first += rows) {
+    QC_TRY(qc_digest_create(&hash, err));
+    for (uint64_t first = 0; st == QC_OK && first < w->io.m; first += rows) {
+        const uint16_t *y = w->b->pinned;
         uint64_t here = w->io.m - first < rows ? w->io.m - first : rows;
-        if (qc_interrupted()) /* 4096 rows of 28672 take the host a good part of a second */
-            QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-        QC_TRY(qc_cuda_to_host(w->b->pinned, (const uint16_t *)w->y + first * n,
-                               (size_t)(2 * here * n), w->b->stream, err));
-        QC_TRY(qc_cuda_stream_synchronize(w->b->stream, err));
-        for (uint64_t r = 0; r < here; r++) {
-            const double *truth = w->truth[contender] + (first + r) % QC_BENCH_TRUTH * n;
-            double d = row_distance((const uint16_t *)w->b->pinned + r * n, truth, n, w->dtype);
-            sum += d;
-            if (!(d <= worst))
-                worst = d;
+        if (qc_interrupted()) { /* 4096 rows of 28672 take the host a good part of a second */
+            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
+            break;
+        }
+        st = qc_cuda_to_host(w->b->pinned, (const uint16_t *)w->y + first * n,
+                             (size_t)(2 * here * n), w->b->stream, err);
+        if (st == QC_OK)
+            st = qc_cuda_stream_synchronize(w->b->stream, err);
+        if (st == QC_OK)
+            qc_digest_update(hash, y, (size_t)(2 * here * n));
+        for (uint64_t r = 0; st == QC_OK && d && r < here; r++) {
+            const double *truth = w->truth[p->contender] + (first + r) % QC_BENCH_TRUTH * n;
+            double row = row_distance(y + r * n, truth, n, w->dtype);
+            d->sum += row;
+            if (!(row <= d->worst))
+                d->worst = row;
         }
     }
-    *error = norm > 0 ? sqrt(sum / (double)w->io.m) / norm : sqrt(sum);
-    if (!(*error <= tolerance) || !(sqrt(worst) <= 2 * tolerance * norm))
+    *bits = qc_digest_finish(hash);
+    qc_digest_destroy(hash);
+    /* A kernel that could not do its work says so, and the next contender is not blamed for it. */
+    return st == QC_OK ? qc_matmul_check(w->b->handle, err) : st;
+}
+
+/* Each row by itself must be right, so that one wrong value in 4096 rows counts; *error is that of
+ * all. how: "in a plain launch" */
+static qc_status judge(const qc_bench_player *p, const distances *d, const char *how, double *error,
+                       qc_error *err)
+{
+    const shape_work *w = p->w;
+    double tolerance = qc_bench_tolerance(w->b->q), norm = w->truth_norm[p->contender];
+    *error = norm > 0 ? sqrt(d->sum / (double)w->io.m) / norm : sqrt(d->sum);
+    if (!(*error <= tolerance) || !(sqrt(d->worst) <= 2 * tolerance * norm))
         QC_FAIL(err, QC_ERR_CHECK,
-                "%s on %s is wrong for %s, %llu x %llu, M = %llu: normwise error %.3g (of a row up "
-                "to %.3g), allowed %.3g; it was not timed",
-                what, w->b->device.name, w->shape->layer, (unsigned long long)n,
-                (unsigned long long)w->shape->k, (unsigned long long)w->io.m, *error,
-                sqrt(worst) / norm, tolerance);
+                "%s on %s is wrong %s: normwise error %.3g (of a row up to %.3g), allowed %.3g; it "
+                "has no times",
+                p->what, w->b->device.name, how, fabs(*error), /* "nan", not "-nan" */
+                fabs(norm > 0 ? sqrt(d->worst) / norm : sqrt(d->worst)), tolerance);
     return QC_OK;
 }
 
-qc_status qc_bench_run_and_check(qc_bench_work *w, const qc_bench_contender *c, uint32_t contender,
-                                 const char *what, double *error, qc_error *err)
+qc_status qc_bench_spoil_y(void *ctx, qc_error *err)
 {
-    uint64_t bytes = 2 * w->io.m * w->shape->n;
-    QC_TRY(qc_cuda_fill(w->y, 0xff, (size_t)bytes, w->b->stream, err)); /* NaN */
-    QC_TRY(c->launch(c->ctx, 0, w->b->stream, err));
-    return check(w, contender, what, error, err);
+    const shape_work *w = ((const qc_bench_player *)ctx)->w;
+    return qc_cuda_fill(w->y, 0xff, (size_t)(2 * w->io.m * w->shape->n), w->b->stream, err);
+}
+
+qc_status qc_bench_run_and_check(qc_bench_player *p, const qc_bench_contender *c, qc_error *err)
+{
+    distances d = {0};
+    QC_TRY(qc_bench_spoil_y(p, err));
+    QC_TRY(c->launch(c->ctx, 0, p->w->b->stream, err));
+    QC_TRY(read_y(p, &d, &p->bits, err));
+    return judge(p, &d, "in a plain launch", &p->error, err);
+}
+
+static qc_status kernel_name(const shape_work *w, uint32_t contender, const char **name,
+                             qc_error *err)
+{
+    *name = "cublas";
+    if (contender == 0)
+        return QC_OK;
+    const qc_bench_weights *weights = &w->weights[contender - 1];
+    *name = NULL;
+    if (w->shape->part_count)
+        return qc_bench_parts_path(w, weights, name, err);
+    return qc_bench_path_of(w->b, &weights->w[0], weights->repacked, &w->io, w->path,
+                            w->workspace_bytes, name, err);
+}
+
+/* cuBLAS promises the same bits only under conditions of its own, so where it is in the product a
+ * right y is enough. */
+static int through_cublas(const qc_bench_player *p)
+{
+    const char *name = NULL;
+    return kernel_name(p->w, p->contender, &name, NULL) == QC_OK &&
+           (p->contender == 0 || !strcmp(name, qc_matmul_path_name(QC_MATMUL_DEQUANT_GEMM)));
+}
+
+/* Is y what the plain launch gave? */
+static qc_status expect_same(qc_bench_player *p, const char *how, qc_error *err)
+{
+    distances d = {0};
+    qc_digest bits;
+    double error;
+    QC_TRY(read_y(p, NULL, &bits, err));
+    if (qc_digest_equal(&bits, &p->bits))
+        return QC_OK;
+    QC_TRY(read_y(p, &d, &bits, err));
+    QC_TRY(judge(p, &d, how, &error, err));
+    if (through_cublas(p))
+        return QC_OK;
+    QC_FAIL(err, QC_ERR_CHECK,
+            "%s on %s has other bits %s than in a plain launch before: normwise error %.3g instead "
+            "of %.3g; it has no times",
+            p->what, p->w->b->device.name, how, error, p->error);
+}
+
+qc_status qc_bench_look_at_y(void *ctx, qc_error *err)
+{
+    return expect_same(ctx, "when it is replayed as a graph", err);
+}
+
+/* Every copy of the weights has to give what the first does: once for a shape, at the smallest m,
+ * where it costs next to nothing. */
+static qc_status check_copies(qc_bench_player *p, const qc_bench_contender *c, qc_error *err)
+{
+    char how[64];
+    if (p->w->copies_checked[p->contender])
+        return QC_OK;
+    for (uint32_t i = 1; i < c->copies; i++) {
+        (void)snprintf(how, sizeof how, "with copy %u of %u of its weights", i + 1, c->copies);
+        QC_TRY(qc_bench_spoil_y(p, err));
+        QC_TRY(c->launch(c->ctx, i, p->w->b->stream, err));
+        QC_TRY(expect_same(p, how, err));
+    }
+    p->w->copies_checked[p->contender] = 1;
+    return QC_OK;
 }
 
 /* ---- one point: a shape and an M ---- */
@@ -135,79 +225,151 @@ static qc_bench_rotation rotation_of(const qc_bench_contender *c, uint64_t bytes
     return (qc_bench_rotation){c->copies, c->launches, c->copies * bytes_each};
 }
 
-static qc_status put_row(shape_work *w, uint32_t scheme, qc_bench_contender *c, uint32_t rounds,
-                         qc_bench_row *row, qc_error *err)
+qc_status qc_bench_drop(qc_bench_work *w, uint32_t contender, const char *path, const qc_error *why,
+                        qc_error *err)
 {
-    const qc_bench_weights *weights = &w->weights[scheme];
+    const qc_bench_failure f = {.shape = w->index,
+                                .scheme = contender ? w->b->q->schemes[contender - 1]
+                                                    : QC_BENCH_SCHEME_COUNT,
+                                .m = w->b->q->m[w->m_index],
+                                .path = path};
+    QC_TRY(qc_bench_failed(w->b, f, why, err));
+    return qc_matmul_workspace_init(w->workspace, w->workspace_bytes, w->b->stream, err);
+}
+
+static qc_status drop(const qc_bench_player *p, const qc_error *why, qc_error *err)
+{
+    const char *path = NULL;
+    shape_work *w = p->w;
+    if (w->why[p->contender].code == QC_OK && kernel_name(w, p->contender, &path, NULL) != QC_OK)
+        path = NULL;
+    return qc_bench_drop(w, p->contender, path, why, err);
+}
+
+double qc_bench_point_seconds(const qc_bench_work *w)
+{
+    const qc_bench_gpu *b = w->b;
+    double done = 0, ahead = 0;
+    for (uint32_t i = 0; i < b->q->shape_count; i++)
+        *(i <= w->index ? &done : &ahead) += (double)b->q->shapes[i].n * (double)b->q->shapes[i].k;
+    /* What was not rounds will be needed for the shapes that follow, too. */
+    double other = (double)(qc_clock_ns() - b->matmuls_ns) / 1e9 - b->timed_seconds;
+    return qc_bench_share(b->q, b->r, w->index, w->m_index,
+                          qc_bench_seconds_left(b) - other * ahead / done);
+}
+
+static qc_status make_row(const qc_bench_player *p, qc_bench_contender *c, uint32_t rounds,
+                          qc_bench_row *row, qc_error *err)
+{
+    shape_work *w = p->w;
+    const qc_bench_weights *weights = &w->weights[p->contender - 1];
     row->shape = w->index;
     row->scheme = weights->scheme;
     row->m = w->io.m;
     row->repacked = weights->repacked;
-    row->turn = rotation_of(c, read_of(w, scheme));
+    row->error = p->error;
+    row->turn = rotation_of(c, read_of(w, p->contender - 1));
     row->us = qc_bench_us_of(c, rounds);
-    if (w->shape->part_count)
-        return qc_bench_parts_path(w, weights, &row->path, err);
-    return qc_bench_path_of(w->b, &weights->w[0], weights->repacked, &w->io, w->path,
-                            w->workspace_bytes, &row->path, err);
+    return kernel_name(w, p->contender, &row->path, err);
 }
 
-static qc_status time_point(shape_work *w, qc_bench_contender *c, uint32_t first, uint32_t count,
-                            const double *errors, uint32_t points, qc_error *err)
+static int is_right(const qc_bench_contender *c)
 {
-    qc_bench_result *r = w->b->r;
-    qc_bench_spread dense = {0};
+    return c->us && c->out.code == QC_OK;
+}
+
+/* Those that were right to the end, to the result. */
+static qc_status put_rows(const qc_bench_player *p, qc_bench_contender *c, uint32_t count,
+                          uint32_t rounds, qc_error *err)
+{
+    qc_bench_gpu *b = p[0].w->b;
+    const qc_bench_shape *shape = p[0].w->shape;
+    qc_bench_row common = {0};
     qc_bench_spread ratios[MAX_CONTENDERS] = {{0}};
-    for (uint32_t i = first; i < count; i++)
-        QC_TRY(qc_bench_ready(w->b, &c[i], err));
-    uint32_t rounds =
-        qc_bench_rounds(w->b->q->rounds, qc_bench_round_seconds(c + first, count - first),
-                        qc_bench_seconds_left(w->b), points);
-    QC_TRY(qc_bench_time(w->b, c + first, count - first, rounds, err));
-    if (first == 0) {
+    if (is_right(&c[0])) {
+        /* Ratios first: medians put the samples in another order. */
         for (uint32_t i = 1; i < count; i++)
-            QC_TRY(qc_bench_ratio_of(&ratios[i], &c[i], &c[0], rounds, err));
-        dense = qc_bench_us_of(&c[0], rounds);
+            if (is_right(&c[i]))
+                QC_TRY(qc_bench_ratio_of(&ratios[i], &c[i], &c[0], rounds, err));
+        common.dense = qc_bench_us_of(&c[0], rounds);
+        common.dense_turn = rotation_of(&c[0], 2 * shape->n * shape->k);
     }
     for (uint32_t i = 1; i < count; i++) {
-        qc_bench_row *row = &r->rows[r->row_count];
-        *row = (qc_bench_row){.dense = dense, .ratio = ratios[i], .error = errors[i]};
-        if (first == 0)
-            row->dense_turn = rotation_of(&c[0], 2 * w->shape->n * w->shape->k);
-        QC_TRY(put_row(w, i - 1, &c[i], rounds, row, err));
-        r->row_count++;
-        w->b->sink->row(w->b->sink->ctx, r, row);
+        qc_error why = {0};
+        qc_bench_row *row = &b->r->rows[b->r->row_count];
+        if (!is_right(&c[i]))
+            continue;
+        *row = common;
+        row->ratio = ratios[i];
+        if (make_row(&p[i], &c[i], rounds, row, &why) != QC_OK) {
+            QC_TRY(drop(&p[i], &why, err));
+            continue;
+        }
+        b->r->row_count++;
+        b->sink->row(b->sink->ctx, b->r, row);
     }
     return QC_OK;
 }
 
-/* points: that are still to come, this one included. */
-static qc_status measure_point(shape_work *w, uint64_t m, uint32_t points, qc_error *err)
+static qc_status time_point(const qc_bench_player *p, qc_bench_contender *c, uint32_t count,
+                            qc_error *err)
+{
+    qc_bench_gpu *b = p[0].w->b;
+    qc_bench_contender *in[MAX_CONTENDERS];
+    uint32_t in_count = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (c[i].graph && c[i].out.code == QC_OK)
+            in[in_count++] = &c[i];
+    if (in_count == 0 || (in_count == 1 && in[0] == &c[0]))
+        return QC_OK; /* nothing of ours is left */
+    uint32_t rounds = qc_bench_rounds(b->q->rounds, qc_bench_round_seconds(in, in_count),
+                                      qc_bench_point_seconds(p[0].w));
+    QC_TRY(qc_bench_time(b, in, in_count, rounds, err));
+    for (uint32_t i = 0; i < in_count; i++)
+        if (in[i]->out.code != QC_OK)
+            QC_TRY(drop(&p[in[i] - c], &in[i]->out, err));
+    QC_TRY(put_rows(p, c, count, rounds, err));
+    qc_bench_save(b);
+    return QC_OK;
+}
+
+static qc_status try_contender(qc_bench_player *p, qc_bench_contender *c, qc_error *err)
+{
+    if (p->w->why[p->contender].code != QC_OK) {
+        *err = p->w->why[p->contender];
+        return err->code;
+    }
+    QC_TRY(qc_bench_run_and_check(p, c, err));
+    QC_TRY(check_copies(p, c, err));
+    return qc_bench_ready(p->w->b, c, err);
+}
+
+static qc_status measure_point(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
-    uint32_t count = 1 + q->scheme_count, first = w->b->r->device.no_gemm ? 1 : 0;
+    uint32_t count = 1 + q->scheme_count;
     qc_bench_contender c[MAX_CONTENDERS] = {{0}};
-    quantized ctx[MAX_CONTENDERS] = {{0}};
-    double errors[MAX_CONTENDERS] = {0};
-    char what[64];
+    qc_bench_player p[MAX_CONTENDERS] = {{0}};
     qc_status st = QC_OK;
-    w->io = (qc_matmul_io){.m = m, .x = w->x, .x_dtype = w->dtype, .y = w->y, .y_dtype = w->dtype};
-    c[0] = (qc_bench_contender){
-        .launch = launch_dense, .ctx = w, .copies = w->dense_copies, .least = 20};
-    for (uint32_t i = 1; i < count; i++) {
-        ctx[i] = (quantized){w, &w->weights[i - 1]};
-        c[i] = (qc_bench_contender){.launch = launch_quantized,
-                                    .ctx = &ctx[i],
-                                    .copies = w->weights[i - 1].copies,
-                                    .least = 20};
+    w->io = (qc_matmul_io){
+        .m = q->m[w->m_index], .x = w->x, .x_dtype = w->dtype, .y = w->y, .y_dtype = w->dtype};
+    for (uint32_t i = 0; i < count; i++) {
+        p[i] = (qc_bench_player){.w = w, .contender = i, .what = "cuBLAS"};
+        if (i)
+            (void)snprintf(p[i].what, sizeof p[i].what, "the %s matmul",
+                           qc_bench_scheme_name(q->schemes[i - 1]));
+        c[i] = (qc_bench_contender){.launch = i ? launch_quantized : launch_dense,
+                                    .ctx = &p[i],
+                                    .copies = i ? w->weights[i - 1].copies : w->dense_copies,
+                                    .least = 20,
+                                    .spoil = qc_bench_spoil_y,
+                                    .look = qc_bench_look_at_y};
     }
-    if (first == 0)
-        st = qc_bench_run_and_check(w, &c[0], 0, "cuBLAS", &errors[0], err);
-    for (uint32_t i = 1; st == QC_OK && i < count; i++) {
-        (void)snprintf(what, sizeof what, "the %s matmul", qc_bench_scheme_name(q->schemes[i - 1]));
-        st = qc_bench_run_and_check(w, &c[i], i, what, &errors[i], err);
-    }
+    for (uint32_t i = w->b->r->device.no_gemm ? 1 : 0; st == QC_OK && i < count; i++)
+        if (try_contender(&p[i], &c[i], &c[i].out) != QC_OK)
+            st = drop(&p[i], &c[i].out, err);
     if (st == QC_OK)
-        st = time_point(w, c, first, count, errors, points, err);
+        st = time_point(p, c, count, err);
     for (uint32_t i = 0; i < count; i++)
         qc_bench_done(&c[i]);
     return st;
@@ -231,11 +393,31 @@ static qc_status dense_copies(shape_work *w, uint32_t want, qc_error *err)
                 *err = full;
             return full.code;
         }
-        w->dense[w->dense_copies] = next;
-        QC_TRY(qc_bench_pool_fill(w->b, w->pool, next, elems, 7919 * w->dense_copies, err));
-        w->dense_copies++;
+        w->dense[w->dense_copies++] = next;
+        QC_TRY(w->dense_copies == 1
+                   ? qc_bench_pool_fill(w->b, w->pool, next, elems, 0, err)
+                   : qc_cuda_copy(next, w->dense[0], (size_t)(2 * elems), w->b->stream, err));
     }
     return QC_OK;
+}
+
+/* Workspace of a scheme for up to w->max_m rows. Where there is no way to multiply so many, for the
+ * most that there is one for; a launch with more says why there is none. */
+static uint64_t workspace_of(const shape_work *w, uint32_t scheme, uint64_t limit, qc_error *err)
+{
+    const qc_bench_request *q = w->b->q;
+    const qc_matmul_weights *first = &w->weights[scheme].w[0];
+    for (uint32_t i = q->m_count; i-- > 0;) {
+        if (q->m[i] > w->max_m)
+            continue;
+        uint64_t bytes =
+            w->shape->part_count
+                ? qc_bench_parts_workspace(w, first, q->m[i], limit, err)
+                : qc_matmul_workspace_bytes(w->b->handle, first, q->m[i], w->path, limit);
+        if (bytes != UINT64_MAX || err->code != QC_OK)
+            return bytes;
+    }
+    return 0;
 }
 
 /* x, y and workspace for up to w->max_m rows. */
@@ -244,11 +426,10 @@ static qc_status activations(shape_work *w, qc_error *err)
     uint64_t m = w->max_m, n = w->shape->n, k = w->shape->k, limit = w->b->device.memory_bytes / 8;
     w->workspace_bytes = 0;
     for (uint32_t i = 0; i < w->b->q->scheme_count; i++) {
-        const qc_matmul_weights *first = &w->weights[i].w[0];
         qc_error why = {0};
-        uint64_t bytes = w->shape->part_count
-                             ? qc_bench_parts_workspace(w, first, m, limit, &why)
-                             : qc_matmul_workspace_bytes(w->b->handle, first, m, w->path, limit);
+        if (w->why[1 + i].code != QC_OK)
+            continue;
+        uint64_t bytes = workspace_of(w, i, limit, &why);
         if (why.code) {
             if (err)
                 *err = why;
@@ -281,6 +462,7 @@ static void free_activations(shape_work *w)
     qc_cuda_free(w->y);
     qc_cuda_free(w->workspace);
     w->x = w->y = w->workspace = NULL;
+    w->workspace_bytes = 0;
 }
 
 /* For the largest M that there is memory for; w->max_m is 0 if there is none. */
@@ -314,22 +496,37 @@ static qc_status rotate(shape_work *w, qc_error *err)
     for (uint32_t i = 0; i < w->b->q->scheme_count; i++) {
         qc_bench_weights *q = &w->weights[i];
         uint64_t held = q->bytes_each;
+        if (w->why[1 + i].code != QC_OK)
+            continue;
         QC_TRY(qc_bench_weights_multiply(
             w->b, q, qc_bench_copies(read_of(w, i), held, l2, share + held), err));
     }
     return QC_OK;
 }
 
+/* The weights of a contender, and what is right for it. */
+static qc_status prepare_contender(shape_work *w, uint32_t contender, qc_error *err)
+{
+    if (contender == 0)
+        return make_truth(w, 0, NULL, w->dense[0], err);
+    qc_bench_weights *weights = &w->weights[contender - 1];
+    QC_TRY(qc_bench_weights_make(w->b, weights, w->b->q->schemes[contender - 1], w->dense[0],
+                                 w->dtype, w->shape->n, w->shape->k, err));
+    return make_truth(w, contender, &weights->plain, NULL, err);
+}
+
 static qc_status prepare_shape(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
     QC_TRY(dense_copies(w, 1, err));
-    if (!w->b->r->device.no_gemm && !q->tune)
-        QC_TRY(make_truth(w, 0, NULL, w->dense[0], err));
-    for (uint32_t i = 0; i < q->scheme_count; i++) {
-        QC_TRY(qc_bench_weights_make(w->b, &w->weights[i], q->schemes[i], w->dense[0], w->dtype,
-                                     w->shape->n, w->shape->k, err));
-        QC_TRY(make_truth(w, 1 + i, &w->weights[i].plain, NULL, err));
+    for (uint32_t i = w->b->r->device.no_gemm || q->tune ? 1 : 0; i <= q->scheme_count; i++) {
+        qc_error *why = &w->why[i];
+        qc_status st = prepare_contender(w, i, why);
+        if (st == QC_ERR_NOMEM || st == QC_ERR_INTERRUPTED) {
+            *err = *why;
+            *why = (qc_error){0};
+            return st;
+        }
     }
     QC_TRY(activations_that_fit(w, err));
     return rotate(w, err);
@@ -344,7 +541,7 @@ static qc_status measure_shape(shape_work *w, qc_error *err)
                    (unsigned long long)w->shape->n, (unsigned long long)w->shape->k);
     w->b->sink->say(w->b->sink->ctx, text);
     qc_error full = {0};
-    qc_status st = prepare_shape(w, &full);
+    qc_status st = qc_bench_seconds_left(w->b) > 0 ? prepare_shape(w, &full) : QC_OK;
     if (st == QC_ERR_NOMEM) {
         (void)snprintf(text, sizeof text, "%s %s: no room on this GPU, left out", w->shape->model,
                        w->shape->layer);
@@ -352,18 +549,23 @@ static qc_status measure_shape(shape_work *w, qc_error *err)
         r->left_out += q->m_count * q->scheme_count;
         return QC_OK;
     }
-    if (st != QC_OK) {
+    if (st == QC_ERR_INTERRUPTED || st == QC_ERR_USAGE) {
         if (err)
             *err = full;
         return st;
     }
+    if (st != QC_OK) { /* nobody can take part, and each point says so */
+        for (uint32_t i = 0; i < MAX_CONTENDERS; i++)
+            if (w->why[i].code == QC_OK)
+                w->why[i] = full;
+        w->max_m = UINT64_MAX;
+    }
     for (uint32_t i = 0; i < q->m_count; i++) {
-        uint32_t points = (q->shape_count - w->index) * q->m_count - i;
+        w->m_index = i;
         if (q->m[i] > w->max_m || qc_bench_seconds_left(w->b) <= 0)
             r->left_out += q->scheme_count;
         else
-            QC_TRY(q->tune ? qc_bench_tune_point(w, q->m[i], points, err)
-                           : measure_point(w, q->m[i], points, err));
+            QC_TRY(q->tune ? qc_bench_tune_point(w, err) : measure_point(w, err));
     }
     return QC_OK;
 }
@@ -397,6 +599,8 @@ qc_status qc_bench_matmuls(qc_bench_gpu *b, qc_error *err)
     uint64_t unique = 0, max_k = 0;
     qc_bench_pool pool = {0}, x_pool = {0};
     uint64_t free_bytes, total;
+    b->matmuls_ns = qc_clock_ns();
+    b->timed_seconds = 0;
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
     for (uint32_t i = 0; i < q->shape_count; i++) {
         uint64_t elems = q->shapes[i].n * q->shapes[i].k;

@@ -11,14 +11,17 @@ typedef struct {
     const qc_bench_request *q;
     const qc_bench_sink *sink;
     qc_bench_result *r;
+    qc_arena *arena; /* of the result's failures; validate has none */
     qc_cuda_device device;
     qc_matmul *handle;
     const qc_quant_ops *ops; /* the CPU's, to check against */
     qc_cuda_stream stream;
     qc_cuda_event begin, end;
     uint64_t started_ns;
-    void *pinned; /* host, QC_BENCH_PINNED bytes: what is downloaded to be checked */
-    float *map;   /* device: the dynamic map */
+    uint64_t matmuls_ns;  /* when the first shape began */
+    double timed_seconds; /* of the rounds since then */
+    void *pinned;         /* host, QC_BENCH_PINNED bytes: what is downloaded to be checked */
+    float *map;           /* device: the dynamic map */
     uint64_t *bad;
     void *gemm_workspace; /* for qc_matmul_dense; NULL where memory is too short for one */
 } qc_bench_gpu;
@@ -28,6 +31,14 @@ typedef struct {
 /* With q, r and started_ns set; close also after a failure. */
 QC_NODISCARD qc_status qc_bench_gpu_open(qc_bench_gpu *b, qc_error *err);
 void qc_bench_gpu_close(qc_bench_gpu *b);
+/* Something could not be measured, `why` says why: f, but for f->what, goes to the result with it,
+ * and QC_OK is returned: the run goes on with what is next. It ends, with the error that is
+ * returned, where it was interrupted and where the device answers nothing any more: what the kernel
+ * left behind is not listed by codes but tried, with a copy to the device and back. */
+QC_NODISCARD qc_status qc_bench_failed(qc_bench_gpu *b, qc_bench_failure f, const qc_error *why,
+                                       qc_error *err);
+/* Tells the sink that something was added to the result. */
+void qc_bench_save(qc_bench_gpu *b);
 
 /* The function of the table in convert/gpu_work.h. */
 QC_NODISCARD qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink,
@@ -53,6 +64,11 @@ typedef struct {
     void *ctx;
     uint32_t copies; /* that ctx has */
     uint32_t least;  /* launches in a graph */
+    /* Both or none: overwrite the result with what is wrong, and QC_OK if the result that is there
+     * now is right. The graph that will be timed is checked so before the first round, and what its
+     * replay in the last one left is looked at. */
+    qc_status (*spoil)(void *ctx, qc_error *err);
+    qc_status (*look)(void *ctx, qc_error *err);
 
     /* set by qc_bench_ready */
     uint32_t launches;
@@ -60,15 +76,18 @@ typedef struct {
     double once_us; /* first measurement of a launch */
 
     /* set by qc_bench_time */
-    double *us; /* samples, in pairs: 2 * r and 2 * r + 1 are of round r */
+    double *us;   /* samples, in pairs: 2 * r and 2 * r + 1 are of round r */
+    qc_error out; /* code not QC_OK: it failed or was wrong, the others went on */
 } qc_bench_contender;
 
 double qc_bench_seconds_left(const qc_bench_gpu *b);
-/* One launch by itself, then a graph that is long enough to time, run once. */
+/* One launch by itself, then a graph that is long enough to time, run once, and checked. */
 QC_NODISCARD qc_status qc_bench_ready(qc_bench_gpu *b, qc_bench_contender *c, qc_error *err);
 /* Seconds of one round of these. */
-double qc_bench_round_seconds(const qc_bench_contender *c, uint32_t count);
-QC_NODISCARD qc_status qc_bench_time(qc_bench_gpu *b, qc_bench_contender *c, uint32_t count,
+double qc_bench_round_seconds(qc_bench_contender *const *c, uint32_t count);
+/* Fails only if it was interrupted or there is no memory; what happens to one contender is in its
+ * `out`. */
+QC_NODISCARD qc_status qc_bench_time(qc_bench_gpu *b, qc_bench_contender *const *c, uint32_t count,
                                      uint32_t rounds, qc_error *err);
 /* Median and ends of c's samples (sorts them: ratios first). */
 qc_bench_spread qc_bench_us_of(qc_bench_contender *c, uint32_t rounds);
@@ -76,9 +95,9 @@ qc_bench_spread qc_bench_us_of(qc_bench_contender *c, uint32_t rounds);
 QC_NODISCARD qc_status qc_bench_ratio_of(qc_bench_spread *out, const qc_bench_contender *c,
                                          const qc_bench_contender *of, uint32_t rounds,
                                          qc_error *err);
-/* Ready, time, spread, done: for one alone. */
-QC_NODISCARD qc_status qc_bench_alone(qc_bench_gpu *b, qc_bench_launch launch, void *ctx,
-                                      uint32_t least, qc_bench_spread *us, qc_error *err);
+/* Ready, time, spread, done: for one alone, which needs no copies of anything. */
+QC_NODISCARD qc_status qc_bench_alone(qc_bench_gpu *b, qc_bench_contender c, qc_bench_spread *us,
+                                      qc_error *err);
 void qc_bench_done(qc_bench_contender *c);
 
 /* ---- data: gpu_bench_data.c ---- */

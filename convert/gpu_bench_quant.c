@@ -11,6 +11,8 @@
 #define POOL    ((uint64_t)16777259) /* a prime */
 #define CHECKED ((uint64_t)1 << 20)  /* elements that are compared */
 
+typedef struct step step;
+
 /* One weight in every form, on the device. */
 typedef struct {
     qc_bench_gpu *b;
@@ -23,10 +25,11 @@ typedef struct {
     uint8_t *scale_codes;
     float *nested;
     float offset;
-    qc_dtype out; /* of dequantizing */
+    qc_dtype out;     /* of dequantizing */
+    const step *step; /* that is being measured */
 } work;
 
-typedef struct {
+struct step {
     const char *name;
     uint64_t (*bytes)(const work *w);
     qc_bench_launch launch;
@@ -34,7 +37,7 @@ typedef struct {
     qc_status (*check)(work *w, int *same, qc_error *err);
     qc_dtype out;
     int back; /* reads codes, writes the source */
-} step;
+};
 
 /* ---- launches ---- */
 
@@ -313,34 +316,60 @@ static const step rows_to[] = {
 };
 
 /* So that what an earlier kernel left is not taken for this one's. */
-static qc_status spoil(work *w, const step *s, qc_error *err)
+static qc_status spoil(void *ctx, qc_error *err)
 {
-    if (s->back)
+    const work *w = ctx;
+    if (w->step->back)
         return qc_cuda_fill(w->source, 0xa5, (size_t)(2 * w->n), w->b->stream, err);
     QC_TRY(qc_cuda_fill(w->codes, 0xa5, (size_t)w->n, w->b->stream, err));
     return qc_cuda_fill(w->absmax, 0xa5, (size_t)(4 * w->blocks), w->b->stream, err);
 }
 
+static qc_status look(void *ctx, qc_error *err)
+{
+    work *w = ctx;
+    int same = 1;
+    QC_TRY(w->step->check(w, &same, err));
+    if (!same)
+        QC_FAIL(err, QC_ERR_CHECK, "it does not give the CPU's bytes on %s, so it has no times",
+                w->b->device.name);
+    return QC_OK;
+}
+
+static qc_status run_one(work *w, const step *s, qc_error *err)
+{
+    qc_bench_spread us;
+    w->step = s;
+    w->out = s->out;
+    QC_TRY(spoil(w, err));
+    QC_TRY(s->launch(w, 0, w->b->stream, err));
+    QC_TRY(look(w, err));
+    QC_TRY(
+        qc_bench_alone(w->b,
+                       (qc_bench_contender){
+                           .launch = s->launch, .ctx = w, .least = 4, .spoil = spoil, .look = look},
+                       &us, err));
+    qc_bench_kernel *k = &w->b->r->kernels[w->b->r->kernel_count++];
+    (void)snprintf(k->name, sizeof k->name, "%s", s->name);
+    k->rows = w->rows;
+    k->cols = COLS;
+    k->bytes = s->bytes(w);
+    k->gbps = qc_bench_spread_rate(us, (double)k->bytes / 1e3);
+    return QC_OK;
+}
+
 static qc_status run(work *w, const step *s, uint32_t count, qc_error *err)
 {
     for (uint32_t i = 0; i < count; i++) {
-        int same = 1;
-        qc_bench_spread us;
-        w->out = s[i].out;
-        QC_TRY(spoil(w, &s[i], err));
-        QC_TRY(s[i].launch(w, 0, w->b->stream, err));
-        QC_TRY(s[i].check(w, &same, err));
-        if (!same)
-            QC_FAIL(err, QC_ERR_CHECK,
-                    "the kernel '%s' on %s does not give the CPU's bytes; it was not timed",
-                    s[i].name, w->b->device.name);
-        QC_TRY(qc_bench_alone(w->b, s[i].launch, w, 4, &us, err));
-        qc_bench_kernel *k = &w->b->r->kernels[w->b->r->kernel_count++];
-        (void)snprintf(k->name, sizeof k->name, "%s", s[i].name);
-        k->rows = w->rows;
-        k->cols = COLS;
-        k->bytes = s[i].bytes(w);
-        k->gbps = qc_bench_spread_rate(us, (double)k->bytes / 1e3);
+        qc_error why = {0};
+        if (run_one(w, &s[i], &why) == QC_OK) {
+            qc_bench_save(w->b);
+            continue;
+        }
+        qc_error_prefix(&why, "the kernel '%s'", s[i].name);
+        QC_TRY(qc_bench_failed(
+            w->b, (qc_bench_failure){.shape = QC_BENCH_NO_SHAPE, .scheme = QC_BENCH_SCHEME_COUNT},
+            &why, err));
     }
     return QC_OK;
 }

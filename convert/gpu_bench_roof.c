@@ -25,7 +25,8 @@ static qc_status time_copy(qc_bench_gpu *b, copying *c, uint64_t moved, qc_bench
                            qc_error *err)
 {
     qc_bench_spread us;
-    QC_TRY(qc_bench_alone(b, launch_copy, c, 4, &us, err));
+    QC_TRY(qc_bench_alone(b, (qc_bench_contender){.launch = launch_copy, .ctx = c, .least = 4}, &us,
+                          err));
     *gbps = qc_bench_spread_rate(us, (double)moved / 1e3);
     return QC_OK;
 }
@@ -95,12 +96,17 @@ static qc_status launch_product(void *ctx, uint32_t copy, qc_cuda_stream s, qc_e
                            QC_MATMUL_DENSE_WORKSPACE, s, err);
 }
 
-static qc_status large_product(qc_bench_gpu *b, const qc_bench_pool *pool, uint64_t size,
-                               qc_error *err)
+static qc_status large_product(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
 {
     void *memory[3] = {NULL, NULL, NULL};
     qc_bench_roof *roof = &b->r->roof;
     qc_bench_spread us;
+    uint64_t free_bytes, total, size = GEMM_SIZE;
+    if (b->r->device.no_gemm)
+        return QC_OK;
+    QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
+    while (size > 64 && 6 * size * size > free_bytes / 32)
+        size /= 2;
     qc_status st = QC_OK;
     for (unsigned i = 0; st == QC_OK && i < 3; i++) {
         st = qc_cuda_malloc(&memory[i], (size_t)(2 * size * size), err);
@@ -114,7 +120,8 @@ static qc_status large_product(qc_bench_gpu *b, const qc_bench_pool *pool, uint6
         {.m = size, .x = memory[1], .x_dtype = pool->dtype, .y = memory[2], .y_dtype = pool->dtype},
         b->gemm_workspace};
     if (st == QC_OK)
-        st = qc_bench_alone(b, launch_product, &p, 20, &us, err);
+        st = qc_bench_alone(
+            b, (qc_bench_contender){.launch = launch_product, .ctx = &p, .least = 20}, &us, err);
     if (st == QC_OK) {
         roof->gemm_size = size;
         roof->gemm_tflops = qc_bench_spread_rate(us, qc_bench_flops(size, size, size) / 1e6);
@@ -140,39 +147,58 @@ static qc_status launch_nothing(void *ctx, uint32_t copy, qc_cuda_stream s, qc_e
                                      err);
 }
 
-static qc_status launch_gap(qc_bench_gpu *b, qc_error *err)
+static qc_status launch_gap(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
 {
     void *memory;
+    (void)pool;
     QC_TRY(qc_cuda_malloc(&memory, 1024, err));
     unsigned char *p = memory;
     nothing n = {p, (float *)(void *)(p + 256), b->map, (float *)(void *)(p + 512)};
     qc_status st = qc_cuda_fill(memory, 1, 1024, b->stream, err);
     if (st == QC_OK)
-        st = qc_bench_alone(b, launch_nothing, &n, 200, &b->r->roof.launch_us, err);
+        st = qc_bench_alone(b,
+                            (qc_bench_contender){.launch = launch_nothing, .ctx = &n, .least = 200},
+                            &b->r->roof.launch_us, err);
     qc_cuda_free(memory);
     return st;
 }
 
+/* One by one, so that what was measured is written away and what fails leaves the others. */
+static qc_status measure_all(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
+{
+    static const struct {
+        const char *name;
+        qc_status (*measure)(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err);
+    } roofs[] = {{"the rate of a copy on the device", device_copy},
+                 {"the rate of copies from and to the host", host_copies},
+                 {"the least time of a launch", launch_gap},
+                 {"the rate of cuBLAS on a large product", large_product}};
+    for (size_t i = 0; i < sizeof roofs / sizeof *roofs; i++) {
+        qc_error why = {0};
+        if (roofs[i].measure(b, pool, &why) == QC_OK) {
+            qc_bench_save(b);
+            continue;
+        }
+        qc_error_prefix(&why, "%s could not be measured", roofs[i].name);
+        QC_TRY(qc_bench_failed(
+            b, (qc_bench_failure){.shape = QC_BENCH_NO_SHAPE, .scheme = QC_BENCH_SCHEME_COUNT},
+            &why, err));
+    }
+    return QC_OK;
+}
+
 qc_status qc_bench_roofs(qc_bench_gpu *b, qc_error *err)
 {
-    uint64_t free_bytes, total, size = GEMM_SIZE;
+    uint64_t free_bytes, total;
     qc_bench_pool pool = {0};
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
     b->r->roof.copy_bytes = copy_bytes(free_bytes);
     b->r->roof.host_bytes = b->r->roof.copy_bytes / 4;
-    while (size > 64 && 6 * size * size > free_bytes / 32)
-        size /= 2;
     uint64_t unique = b->r->roof.copy_bytes / 16;
     qc_status st = qc_bench_pool_make(b, &pool, unique < POOL ? unique : POOL, 1,
                                       b->q->bf16 ? QC_DTYPE_BF16 : QC_DTYPE_F16, err);
     if (st == QC_OK)
-        st = device_copy(b, &pool, err);
-    if (st == QC_OK)
-        st = host_copies(b, &pool, err);
-    if (st == QC_OK)
-        st = launch_gap(b, err);
-    if (st == QC_OK && !b->r->device.no_gemm)
-        st = large_product(b, &pool, size, err);
+        st = measure_all(b, &pool, err);
     qc_bench_pool_free(&pool);
     return st;
 }

@@ -4,12 +4,13 @@
 #define QC_CONVERT_GPU_BENCH_WORK_H
 
 #include "convert/gpu_bench_parts.h"
+#include "formats/digest.h"
 
 #define QC_BENCH_MAX_CONTENDERS (1u + QC_BENCH_SCHEME_COUNT)
 
 typedef struct {
     qc_bench_gpu *b;
-    uint32_t index;
+    uint32_t index, m_index; /* of the request's shapes and of its m: the point */
     const qc_bench_shape *shape;
     qc_dtype dtype; /* of x, y and dense weights */
     qc_matmul_path path;
@@ -20,17 +21,37 @@ typedef struct {
     qc_bench_weights weights[QC_BENCH_SCHEME_COUNT];
     double *truth[QC_BENCH_MAX_CONTENDERS];     /* [QC_BENCH_TRUTH][n], dense first; host */
     double truth_norm[QC_BENCH_MAX_CONTENDERS]; /* of an average row */
-    uint64_t max_m;                             /* that there is memory for */
+    /* Why a contender cannot take part at any m of this shape; code QC_OK: it can. */
+    qc_error why[QC_BENCH_MAX_CONTENDERS];
+    int copies_checked[QC_BENCH_MAX_CONTENDERS]; /* at an m before */
+    uint64_t max_m;                              /* that there is memory for */
     void *x, *y, *workspace;
     uint64_t workspace_bytes;
     qc_matmul_io io;
 } qc_bench_work;
 
-/* One launch of c, whose y has to be the truth of a contender (0: dense, 1 + scheme's index), else
- * QC_ERR_CHECK. */
-QC_NODISCARD qc_status qc_bench_run_and_check(qc_bench_work *w, const qc_bench_contender *c,
-                                              uint32_t contender, const char *what, double *error,
+/* What a contender's launch, spoil and look are called with. */
+typedef struct {
+    qc_bench_work *w;
+    uint32_t contender; /* 0: dense, 1 + scheme's index */
+    char what[160];     /* "the nf4 matmul" */
+    double error;       /* normwise, of the plain launch */
+    qc_digest bits;     /* of its y */
+} qc_bench_player;
+
+/* One plain launch of c, whose y has to be the truth, else QC_ERR_CHECK; its bits are kept. */
+QC_NODISCARD qc_status qc_bench_run_and_check(qc_bench_player *p, const qc_bench_contender *c,
                                               qc_error *err);
+/* The contender's functions, ctx a player: y is NaN; y has the bits of the plain launch. Of cuBLAS,
+ * which does not promise the same bits, it is enough that y is right. */
+QC_NODISCARD qc_status qc_bench_spoil_y(void *ctx, qc_error *err);
+QC_NODISCARD qc_status qc_bench_look_at_y(void *ctx, qc_error *err);
+/* qc_bench_failed for a contender at the point, whose kernel is `path` (NULL: not known); those
+ * that follow find the workspace as if it had not run. */
+QC_NODISCARD qc_status qc_bench_drop(qc_bench_work *w, uint32_t contender, const char *path,
+                                     const qc_error *why, qc_error *err);
+/* Seconds that the rounds of this point may take. */
+double qc_bench_point_seconds(const qc_bench_work *w);
 
 /* ---- gpu_bench_group.c: shapes with parts ---- */
 
@@ -59,9 +80,7 @@ uint64_t qc_bench_parts_workspace(const qc_bench_work *w, const qc_matmul_weight
 
 /* Workspace of the candidates for every m up to w->max_m; each needs at most limit_bytes. */
 uint64_t qc_bench_tune_workspace(const qc_bench_work *w, uint32_t scheme, uint64_t limit_bytes);
-/* The candidates for all schemes at this m, to the result. points: that are still to come, this one
- * included. */
-QC_NODISCARD qc_status qc_bench_tune_point(qc_bench_work *w, uint64_t m, uint32_t points,
-                                           qc_error *err);
+/* The candidates for all schemes at the point, to the result. */
+QC_NODISCARD qc_status qc_bench_tune_point(qc_bench_work *w, qc_error *err);
 
 #endif

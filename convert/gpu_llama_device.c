@@ -234,19 +234,26 @@ static qc_status fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix *m, qc_gpu_d
                              d->stream, err);
 }
 
-qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix *m, qc_gpu_device_matrix *out,
-                             void *stage, uint64_t tokens, uint64_t *workspace, qc_error *err)
+/* What products of `tokens` rows with *out take, within limit_bytes. */
+static qc_status product_bytes(const qc_gpu_forward *d, qc_gpu_device_matrix *out, uint64_t tokens,
+                               uint64_t limit_bytes, uint64_t *workspace, qc_error *err)
 {
-    QC_TRY(fill_matrix(d, m, out, stage, err));
     uint64_t bytes = qc_matmul_no_gemm(d->handle) ? 0 : QC_MATMUL_DENSE_WORKSPACE;
     if (!out->is_dense)
-        bytes = qc_matmul_workspace_bytes(d->handle, &out->ready, tokens, QC_MATMUL_AUTO,
-                                          QC_GPU_WORKSPACE_MOST);
+        bytes =
+            qc_matmul_workspace_bytes(d->handle, &out->ready, tokens, QC_MATMUL_AUTO, limit_bytes);
     if (bytes == UINT64_MAX)
         QC_FAIL(err, QC_ERR_NOMEM, "a product's workspace does not fit the GPU");
     out->workspace_bytes = bytes;
     *workspace = bytes + (out->is_dense ? QC_MATMUL_HEADER_BYTES : 0);
     return QC_OK;
+}
+
+qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix *m, qc_gpu_device_matrix *out,
+                             void *stage, uint64_t tokens, uint64_t *workspace, qc_error *err)
+{
+    QC_TRY(fill_matrix(d, m, out, stage, err));
+    return product_bytes(d, out, tokens, QC_GPU_WORKSPACE_MOST, workspace, err);
 }
 
 qc_status qc_gpu_make_workspace(qc_gpu_forward *d, uint64_t bytes, qc_error *err)
@@ -260,7 +267,7 @@ qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_matrix *const *in,
                               uint64_t tokens, qc_gpu_memory *memory, unsigned char **extra_at,
                               qc_error *err)
 {
-    uint64_t stage_bytes = 0, workspace = 0;
+    uint64_t stage_bytes = 0;
     qc_gpu_cutter counted = {0};
     for (unsigned i = 0; i < count; i++) {
         qc_gpu_lay_matrix(in[i], &counted);
@@ -275,12 +282,20 @@ qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_matrix *const *in,
         *out[i] = qc_gpu_lay_matrix(in[i], &c);
     void *stage = qc_gpu_cut(&c, stage_bytes);
     *extra_at = qc_gpu_cut(&c, extra);
-    for (unsigned i = 0; i < count; i++) {
-        uint64_t bytes = 0;
-        QC_TRY(qc_gpu_fill_matrix(d, in[i], out[i], stage, tokens, &bytes, err));
-        workspace = qc_gpu_larger(workspace, bytes);
+    for (unsigned i = 0; i < count; i++)
+        QC_TRY(fill_matrix(d, in[i], out[i], stage, err));
+    /* A product's workspace may be as large as its weight in float16. Where that has no room, less
+     * will do. */
+    for (uint64_t limit = QC_GPU_WORKSPACE_MOST;; limit /= 2) {
+        uint64_t workspace = 0, bytes = 0;
+        for (unsigned i = 0; i < count; i++) {
+            QC_TRY(product_bytes(d, out[i], tokens, limit, &bytes, err));
+            workspace = qc_gpu_larger(workspace, bytes);
+        }
+        qc_status st = qc_gpu_make_workspace(d, workspace, err);
+        if (st != QC_ERR_NOMEM || limit / 2 < QC_GPU_WORKSPACE_LEAST)
+            return st;
     }
-    return qc_gpu_make_workspace(d, workspace, err);
 }
 
 qc_status qc_gpu_multiply(qc_gpu_forward *d, const qc_gpu_device_matrix *w, const uint16_t *x,

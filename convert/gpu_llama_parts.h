@@ -8,8 +8,9 @@
 #include "kernels/cuda_llama.h"
 #include "kernels/matmul_tuning.h"
 
-#define QC_GPU_TOKENS         4096u /* at once, or the longest window */
-#define QC_GPU_WORKSPACE_MOST ((uint64_t)256 << 20)
+#define QC_GPU_TOKENS          4096u /* at once, or the longest window */
+#define QC_GPU_WORKSPACE_MOST  ((uint64_t)256 << 20)
+#define QC_GPU_WORKSPACE_LEAST ((uint64_t)16 << 20) /* below this nothing is tried */
 
 typedef struct {
     uint64_t rows, cols;
@@ -98,7 +99,8 @@ QC_NODISCARD qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix
                                           qc_gpu_device_matrix *out, void *stage, uint64_t tokens,
                                           uint64_t *workspace, qc_error *err);
 QC_NODISCARD qc_status qc_gpu_make_workspace(qc_gpu_forward *d, uint64_t bytes, qc_error *err);
-/* Weights, all of them at once in `memory`, and the workspace for products with `tokens` rows. */
+/* Weights, all of them at once in `memory`, and the workspace for products with `tokens` rows, a
+ * smaller one where memory is short. */
 QC_NODISCARD qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_matrix *const *in,
                                            qc_gpu_device_matrix *const *out, unsigned count,
                                            uint64_t extra, uint64_t tokens, qc_gpu_memory *memory,

@@ -258,7 +258,10 @@ static qc_status upload_quantized(comparison *w, qc_error *err)
                                  &w->weights[i], s, err));
     }
     /* The original arrays are the host's to free soon. */
-    return qc_cuda_stream_synchronize(s, err);
+    QC_TRY(qc_cuda_stream_synchronize(s, err));
+    for (uint32_t i = 0; i < w->copies; i++)
+        w->weights[i].complete = QC_MATMUL_WEIGHTS_COMPLETE; /* nobody writes them any more */
+    return QC_OK;
 }
 
 static qc_status make_workspace(comparison *w, qc_error *err)
@@ -407,14 +410,21 @@ static qc_status find_times(comparison *w, qc_gpu_compared *out, qc_error *err)
     qc_bench_contender c[2] = {
         {.launch = launch_quantized, .ctx = &l, .copies = w->copies, .least = LEAST},
         {.launch = launch_dense, .ctx = &l, .copies = w->dense_copies, .least = LEAST}};
+    qc_bench_contender *const both[] = {&c[0], &c[1]};
     qc_status st = QC_OK;
     for (uint32_t i = 0; st == QC_OK && i < contenders; i++)
         st = qc_bench_ready(g, &c[i], err);
     uint32_t rounds = ROUNDS;
     if (st == QC_OK) {
-        rounds = qc_bench_rounds(ROUNDS, qc_bench_round_seconds(c, contenders), POINT_SECONDS, 2);
-        st = qc_bench_time(g, c, contenders, rounds, err);
+        rounds = qc_bench_rounds(ROUNDS, qc_bench_round_seconds(both, contenders), POINT_SECONDS);
+        st = qc_bench_time(g, both, contenders, rounds, err);
     }
+    for (uint32_t i = 0; st == QC_OK && i < contenders; i++)
+        if (c[i].out.code != QC_OK) {
+            st = c[i].out.code;
+            if (err)
+                *err = c[i].out;
+        }
     if (st == QC_OK) {
         out->seconds = qc_bench_us_of(&c[0], rounds).median * 1e-6;
         if (contenders == 2)

@@ -104,6 +104,21 @@ static qc_status read_rows(qc_report *r, qc_report_bench *b, const qc_json_node 
     return QC_OK;
 }
 
+/* Files of older programs have neither member: those wrote them at the end of a run only. */
+static qc_status read_end(qc_report_bench *b, const qc_json_node *root, qc_error *err)
+{
+    const qc_json_node *complete = qc_json_get(root, "complete");
+    const qc_json_node *failed = qc_json_get(root, "failed");
+    b->complete = 1;
+    if (complete)
+        QC_TRY(qc_json_as_bool(complete, "complete", &b->complete, err));
+    if (failed && qc_json_kind_of(failed) != QC_JSON_ARRAY)
+        QC_FAIL(err, QC_ERR_INPUT, "failed: expected an array");
+    for (const qc_json_node *n = failed ? qc_json_first(failed) : NULL; n; n = qc_json_next(n))
+        b->failed++;
+    return QC_OK;
+}
+
 static qc_status read_document(qc_report *r, const qc_json_node *root, qc_error *err)
 {
     void *v = NULL;
@@ -121,6 +136,7 @@ static qc_status read_document(qc_report *r, const qc_json_node *root, qc_error 
     QC_TRY(median_of(roof, "copy_gbps", &b->copy_gbps, err));
     QC_TRY(median_of(roof, "gemm_tflops", &b->gemm_tflops, err));
     QC_TRY(read_rows(r, b, qc_json_get(root, "rows"), err));
+    QC_TRY(read_end(b, root, err));
     r->bench = b;
     return QC_OK;
 }

@@ -100,7 +100,9 @@ typedef struct {
     double copy_gbps, gemm_tflops;
     qc_report_speed *rows;
     uint32_t row_count;
-    uint32_t here; /* rows of this output's shapes */
+    uint32_t here;   /* rows of this output's shapes */
+    int complete;    /* 0: the run ended before all was measured */
+    uint64_t failed; /* results that were wrong or could not be had */
 } qc_report_bench;
 
 typedef struct {

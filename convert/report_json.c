@@ -236,6 +236,8 @@ static void put_bench(qc_json_writer *w, const qc_report_bench *b)
     qc_jm_string(w, "dtype", b->dtype);
     put_number(w, "copy_gbps", b->copy_gbps, b->copy_gbps > 0);
     put_number(w, "gemm_tflops", b->gemm_tflops, b->gemm_tflops > 0);
+    qc_jm_bool(w, "complete", b->complete);
+    qc_jm_u64(w, "failed", b->failed);
     qc_jw_key(w, "rows");
     qc_jw_begin_array(w);
     for (uint32_t i = 0; i < b->row_count; i++) {

@@ -179,6 +179,13 @@ static void add_speed(qc_report_writer *w)
                  "machine with a GPU, then <code>--bench bench.json</code>.</p>\n");
         return;
     }
+    if (!b->complete)
+        QC_RW(w, "<p><b>The run ended before all was measured</b>, so points are missing.</p>\n");
+    if (b->failed)
+        QC_RW(w,
+              "<p><b>%" PRIu64 " of its results were wrong or could not be had</b>; they have no "
+              "times here.</p>\n",
+              b->failed);
     QC_RW(w, "<p>On <b>");
     qc_rw_text(w, b->device);
     QC_RW(w, "</b>, measured by ");

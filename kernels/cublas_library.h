@@ -14,7 +14,7 @@ extern "C" {
 typedef struct qc_cublas qc_cublas;
 
 /* For the current device. QCONV_LIBCUBLAS names the library; else libcublas.so of the runtime's own
- * major version is tried, then .13, .12 and .11, where the loader looks and in /usr/local/cuda.
+ * major version is tried, then .13, .12 and .11, in the places of cuda_library.h.
  * QC_ERR_DEVICE with one sentence where there is none, or it does not start. */
 QC_NODISCARD qc_status qc_cublas_open(qc_cublas **out, int runtime_version, qc_error *err);
 void qc_cublas_close(qc_cublas *c); /* accepts NULL */

@@ -16,6 +16,8 @@ extern "C" {
 QC_NODISCARD qc_status qc_cuda_check(cudaError_t code, const char *what, qc_error *err);
 /* QC_OK, or what the last launch in this thread failed with. */
 QC_NODISCARD qc_status qc_cuda_launched(const char *what, qc_error *err);
+/* qc_cuda_device.code of the current device (matmul_reduce.cu). */
+QC_NODISCARD qc_status qc_cuda_compiled_for(uint32_t *code, qc_error *err);
 
 #ifdef __cplusplus
 }

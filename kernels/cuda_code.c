@@ -15,8 +15,9 @@ static int word_runs(const char *word, size_t bytes, unsigned sm)
         return 0;
     unsigned long number = strtoul(word, &end, 10);
     size_t left = bytes - (size_t)(end - word);
-    int exactly = left > 0 && (*end == 'a' || *end == 'f');
-    if (exactly) {
+    /* Code with the suffix a is for this capability alone, with f for its generation from it on. */
+    int exactly = left > 0 && *end == 'a', family = left > 0 && *end == 'f';
+    if (exactly || family) {
         end++;
         left--;
     }
@@ -24,7 +25,8 @@ static int word_runs(const char *word, size_t bytes, unsigned sm)
     int ptx = left == 0 || ends_as(end, left, "-virtual");
     if (exactly)
         return (real || ptx) && sm == number;
-    return (real && sm >= number && sm / 10 == number / 10) || (ptx && sm >= number);
+    int same = sm >= number && sm / 10 == number / 10;
+    return (real && same) || (ptx && (family ? same : sm >= number));
 }
 
 int qc_cuda_code_runs(const char *code, unsigned sm)

@@ -154,6 +154,19 @@ static qc_status read_facts(qc_cuda_device *d, qc_error *err)
     return QC_OK;
 }
 
+/* What the device's kernels were compiled for; the runtime answers for the current device only. */
+static qc_status read_code(qc_cuda_device *d, qc_error *err)
+{
+    int before = d->index;
+    QC_TRY(qc_cuda_check(cudaGetDevice(&before), "asking for the current device", err));
+    if (before != d->index)
+        QC_TRY(qc_cuda_use(d, err));
+    qc_status st = qc_cuda_compiled_for(&d->code, err);
+    if (before != d->index)
+        given_back(cudaSetDevice(before));
+    return st;
+}
+
 qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err)
 {
     int count = 0;
@@ -171,12 +184,17 @@ qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err)
         QC_FAIL(err, QC_ERR_DEVICE,
                 "cuda:%d (%s) is an sm_%u, and this build has no code for it (%s)", index,
                 out->name, out->sm, built_words);
-    return QC_OK;
+    return read_code(out, err);
 }
 
 qc_status qc_cuda_use(const qc_cuda_device *device, qc_error *err)
 {
     return qc_cuda_check(cudaSetDevice(device->index), "choosing a device", err);
+}
+
+qc_status qc_cuda_current(int *index, qc_error *err)
+{
+    return qc_cuda_check(cudaGetDevice(index), "asking for the current device", err);
 }
 
 qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *err)
@@ -333,6 +351,21 @@ qc_status qc_cuda_capture_end(qc_cuda_graph *out, qc_cuda_stream s, qc_error *er
     if (st != QC_OK)
         *out = NULL;
     return st;
+}
+
+qc_status qc_cuda_capture_of(unsigned long long *id, qc_cuda_stream s, qc_error *err)
+{
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    *id = 0;
+#if CUDART_VERSION >= 13000
+    cudaError_t code = cudaStreamGetCaptureInfo(s, &status, id, NULL, NULL, NULL, NULL);
+#else
+    cudaError_t code = cudaStreamGetCaptureInfo_v2(s, &status, id, NULL, NULL, NULL);
+#endif
+    QC_TRY(qc_cuda_check(code, "asking whether a stream is captured", err));
+    if (status == cudaStreamCaptureStatusNone)
+        *id = 0;
+    return QC_OK;
 }
 
 qc_status qc_cuda_graph_launch(qc_cuda_graph g, qc_cuda_stream s, qc_error *err)

@@ -32,6 +32,9 @@ typedef struct {
     char name[128]; /* "NVIDIA H200" */
     char pci[16];   /* "0000:0a:00.0" */
     unsigned sm;    /* compute capability times ten: 70, 80, 86, 90 */
+    uint32_t code;  /* the same of the virtual architecture that the kernels which this device runs
+                       were compiled for: what they do behind #if QC_ARCH. 80 where the driver made
+                       them from compute_80's PTX, whatever the device */
     unsigned multiprocessors;
     uint64_t memory_bytes;
     uint64_t l2_bytes;
@@ -47,10 +50,12 @@ const char *qc_cuda_build(void);
  * NVIDIA driver". Never fails. */
 void qc_cuda_device_count(int *count, char *why, size_t why_bytes);
 /* Facts of device `index`; asked once, cheap to keep. QC_ERR_DEVICE if there is none, or if this
- * build has no code for its compute capability. */
+ * build has no code for its compute capability. The calling thread's device stays what it was. */
 QC_NODISCARD qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err);
 /* Make it the calling thread's device. */
 QC_NODISCARD qc_status qc_cuda_use(const qc_cuda_device *device, qc_error *err);
+/* The calling thread's device, as CUDA counts: the first one where it never chose any. */
+QC_NODISCARD qc_status qc_cuda_current(int *index, qc_error *err);
 /* Of the current device. */
 QC_NODISCARD qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *err);
 
@@ -87,6 +92,8 @@ QC_NODISCARD qc_status qc_cuda_fill(void *device, int byte, size_t bytes, qc_cud
 /* Everything given to s between begin and end becomes a graph instead of running. */
 QC_NODISCARD qc_status qc_cuda_capture_begin(qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_capture_end(qc_cuda_graph *out, qc_cuda_stream s, qc_error *err);
+/* A number of the capture that s is in, or 0 where it is in none. */
+QC_NODISCARD qc_status qc_cuda_capture_of(unsigned long long *id, qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_graph_launch(qc_cuda_graph g, qc_cuda_stream s, qc_error *err);
 void qc_cuda_graph_destroy(qc_cuda_graph g);
 

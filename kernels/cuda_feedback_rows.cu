@@ -26,6 +26,7 @@ namespace
 constexpr unsigned threads_per_block = 256;
 constexpr unsigned warps_per_block = threads_per_block / 32;
 constexpr unsigned panel_threads = 128;
+constexpr unsigned panel_blocks = 4; /* on a multiprocessor */
 constexpr unsigned tile_rows = 32;
 constexpr unsigned panel = QC_CUDA_PANEL;
 constexpr unsigned row_stride = tile_rows + 1;
@@ -216,7 +217,7 @@ QC_DEVICE void store_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, u
 
 /* 4: without it ptxas keeps to 64 registers, and spills one. */
 template <int kind, bool sweeping>
-__global__ void __launch_bounds__(panel_threads, 4)
+__global__ void __launch_bounds__(panel_threads, panel_blocks)
     decide_panel(const qc_cuda_rows p, const qc_cuda_rows_panel a)
 {
     QC_SHARED(panel_shared, shared);
@@ -393,7 +394,6 @@ __global__ void __launch_bounds__(threads_per_block)
     refit(const qc_cuda_rows p, const qc_cuda_rows_refit_args a)
 {
     const unsigned lane = threadIdx.x % 32;
-    const qc_nf4_tables tables = qc_nf4_tables_of_lane(lane);
     uint64_t row = (uint64_t)blockIdx.x * warps_per_block + threadIdx.x / 32;
     for (; row < p.rows; row += (uint64_t)gridDim.x * warps_per_block) {
         const float *units = a.units + row * a.ldu, *v = a.v + row * a.ldv;
@@ -441,6 +441,8 @@ __global__ void __launch_bounds__(threads_per_block)
                 p.absmax_codes[index] = (uint8_t)code;
             atomicAdd(p.changed, 1ull);
         }
+        /* Made here, for over the divisions above there are no registers to keep them. */
+        const qc_nf4_tables tables = qc_nf4_tables_of_lane(lane);
         for (uint64_t at = 0; at < a.cols; at += 32) {
             uint64_t k = at + lane, i = row * p.n + a.col + k;
             bool inside = k < a.cols;
@@ -473,7 +475,7 @@ qc_status decide(const qc_cuda_rows *p, const qc_cuda_rows_panel *a, qc_cuda_str
         p->kind == QC_WEIGHTS_NF4         ? decide_panel<QC_WEIGHTS_NF4, sweeping>
         : p->kind == QC_WEIGHTS_INT8_ROWS ? decide_panel<QC_WEIGHTS_INT8_ROWS, sweeping>
                                           : decide_panel<QC_WEIGHTS_INT8_BLOCKS, sweeping>;
-    QC_TRY(qc_cuda_allow_shared(kernel, sizeof(panel_shared), what, err));
+    QC_TRY(qc_cuda_keep_resident(kernel, sizeof(panel_shared), panel_blocks, what, err));
     QC_LAUNCH(kernel, grid, block, sizeof(panel_shared), s, *p, *a);
     return qc_cuda_launched(what, err);
 }

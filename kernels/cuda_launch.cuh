@@ -16,6 +16,7 @@
 #define QC_KERNELS_CUDA_LAUNCH_CUH
 
 #include "base/status.h"
+#include "kernels/cuda_carve.h"
 #include "kernels/cuda_check.h"
 #include "kernels/cuda_device.h"
 
@@ -75,7 +76,9 @@ static inline qc_status qc_cuda_launch_overlapping(void (*kernel)(Args), dim3 gr
                                                    bool overlap, const char *what, qc_error *err,
                                                    const Args &args)
 {
-#ifndef QC_CUDA_SHIM
+#ifdef QC_CUDA_SHIM
+    qc_shim::launch(what, kernel, grid, block, shared_bytes, s, overlap, args);
+#else
     if (overlap) {
         cudaLaunchAttribute attribute = {};
         attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -89,10 +92,8 @@ static inline qc_status qc_cuda_launch_overlapping(void (*kernel)(Args), dim3 gr
         config.numAttrs = 1;
         return qc_cuda_check(cudaLaunchKernelEx(&config, kernel, args), what, err);
     }
-#else
-    (void)overlap;
-#endif
     QC_LAUNCH(kernel, grid, block, shared_bytes, s, args);
+#endif
     return qc_cuda_launched(what, err);
 }
 
@@ -106,6 +107,16 @@ static inline qc_status qc_cuda_shared_most(size_t *out, const char *what, qc_er
         err));
     *out = (size_t)bytes;
     return QC_OK;
+}
+
+/* Before a launch of a kernel of which `blocks` blocks are to be resident on a multiprocessor:
+ * qc_cuda_allow_shared, and shared memory for as many as there is room for (cuda_carve.h). */
+template <typename Kernel>
+static inline qc_status qc_cuda_keep_resident(Kernel *kernel, size_t bytes, unsigned blocks,
+                                              const char *what, qc_error *err)
+{
+    QC_TRY(qc_cuda_allow_shared(kernel, bytes, what, err));
+    return qc_cuda_carve_out(reinterpret_cast<const void *>(kernel), bytes, blocks, what, err);
 }
 
 #endif

@@ -1,6 +1,7 @@
 #include "kernels/cuda_library.h"
 
 #include <dlfcn.h>
+#include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -12,15 +13,44 @@
 #define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL)
 #endif
 
+/* The first file that matches and can be opened. */
+static void *open_pattern(const char *pattern)
+{
+    glob_t found;
+    void *library = NULL;
+    if (glob(pattern, 0, NULL, &found) != 0)
+        return NULL;
+    for (size_t i = 0; i < found.gl_pathc && !library; i++)
+        library = dlopen(found.gl_pathv[i], OPEN_FLAGS);
+    globfree(&found);
+    return library;
+}
+
 static void *open_version(const char *file, int version)
 {
-    char name[96];
+    /* Of a toolkit, and of the wheels in a Python environment, whose libraries find each other. */
+    static const struct {
+        const char *variable, *folder;
+    } places[] = {
+        {"CUDA_HOME", "/lib64"},
+        {"CUDA_PATH", "/lib64"},
+        {NULL, "/usr/local/cuda/lib64"},
+        {"VIRTUAL_ENV", "/lib/python3*/site-packages/nvidia/*/lib"},
+        {"CONDA_PREFIX", "/lib/python3*/site-packages/nvidia/*/lib"},
+    };
+    char name[4096];
     (void)snprintf(name, sizeof name, "%s.so.%d", file, version);
     void *library = dlopen(name, OPEN_FLAGS);
-    if (library)
-        return library;
-    (void)snprintf(name, sizeof name, "/usr/local/cuda/lib64/%s.so.%d", file, version);
-    return dlopen(name, OPEN_FLAGS);
+    for (size_t i = 0; i < sizeof places / sizeof *places && !library; i++) {
+        const char *root = places[i].variable ? getenv(places[i].variable) : "";
+        if (!root || (places[i].variable && !*root))
+            continue;
+        int length =
+            snprintf(name, sizeof name, "%s%s/%s.so.%d", root, places[i].folder, file, version);
+        if (length > 0 && (size_t)length < sizeof name)
+            library = open_pattern(name);
+    }
+    return library;
 }
 
 qc_status qc_cuda_library_open(void **library, void **functions, const qc_cuda_library *l,

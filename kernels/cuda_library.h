@@ -8,7 +8,8 @@
 typedef struct {
     const char *title;    /* "cuBLAS", for messages */
     const char *variable; /* of the environment, that names the file */
-    const char *file;     /* "libcublas", else; where the loader looks, and in /usr/local/cuda */
+    const char *file;     /* "libcublas", else: where the loader looks, in a toolkit (CUDA_HOME,
+                             CUDA_PATH, /usr/local/cuda), in wheels (VIRTUAL_ENV, CONDA_PREFIX) */
     const char *none;     /* what is said where there is no such file */
     const int *versions;  /* of the file, the first that is there is taken */
     size_t version_count;

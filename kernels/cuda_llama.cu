@@ -247,6 +247,7 @@ __global__ void __launch_bounds__(threads_per_block)
  */
 
 constexpr unsigned attention_warps = 4;
+constexpr unsigned attention_blocks = 4; /* on a multiprocessor */
 constexpr unsigned queries_per_warp = QC_CUDA_QUERY_TILE / attention_warps;
 constexpr unsigned key_tile = 32;
 
@@ -273,7 +274,8 @@ QC_DEVICE void load_keys(attention_shared<per_lane> &shared, const qc_cuda_atten
 }
 
 template <unsigned per_lane>
-__global__ void __launch_bounds__(32 * attention_warps, 4) attend(qc_cuda_attention a)
+__global__ void __launch_bounds__(32 * attention_warps, attention_blocks)
+    attend(qc_cuda_attention a)
 {
     typedef attention_shared<per_lane> shared_type;
     QC_SHARED(shared_type, shared);
@@ -483,7 +485,8 @@ qc_status launch_attention(const qc_cuda_attention *a, qc_cuda_stream s, qc_erro
 {
     size_t shared = sizeof(attention_shared<per_lane>);
     unsigned heads = a->heads < QC_GRID_ROWS_MOST ? a->heads : QC_GRID_ROWS_MOST;
-    QC_TRY(qc_cuda_allow_shared(attend<per_lane>, shared, "llama_attention", err));
+    QC_TRY(
+        qc_cuda_keep_resident(attend<per_lane>, shared, attention_blocks, "llama_attention", err));
     QC_LAUNCH((attend<per_lane>), dim3(grid_for(a->tile_count), heads), dim3(32 * attention_warps),
               shared, s, *a);
     return qc_cuda_launched("llama_attention", err);

@@ -284,11 +284,13 @@ template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_err
     uint64_t tiles = (job.rows + job.rows_together - 1) / job.rows_together;
     unsigned grid = tiles < QC_GRID_MOST ? (unsigned)tiles : QC_GRID_MOST;
     size_t shared = shared_bytes_for<dtype>(job.runs);
+    /* Two of the largest by registers, and of smaller ones as many threads. */
+    unsigned resident = 2 * most_runs / job.runs;
     if (job.errors) {
-        QC_TRY(qc_cuda_allow_shared(quantize_rows<dtype, true>, shared, what, err));
+        QC_TRY(qc_cuda_keep_resident(quantize_rows<dtype, true>, shared, resident, what, err));
         QC_LAUNCH((quantize_rows<dtype, true>), dim3(grid), dim3(16 * job.runs), shared, s, job);
     } else {
-        QC_TRY(qc_cuda_allow_shared(quantize_rows<dtype, false>, shared, what, err));
+        QC_TRY(qc_cuda_keep_resident(quantize_rows<dtype, false>, shared, resident, what, err));
         QC_LAUNCH((quantize_rows<dtype, false>), dim3(grid), dim3(16 * job.runs), shared, s, job);
     }
     return qc_cuda_launched(what, err);

@@ -36,6 +36,7 @@ constexpr unsigned threads_per_block = 256;
 constexpr unsigned teams =
     threads_per_block / 16; /* of a thread block; each has a block at a time */
 constexpr unsigned group_blocks = 256;
+constexpr unsigned resident = 2; /* thread blocks on a multiprocessor */
 constexpr unsigned refits_most = QC_CUDA_SEARCH_REFITS;
 constexpr unsigned grid_most = 4096;
 constexpr int together = 2; /* candidates summed side by side */
@@ -504,7 +505,7 @@ QC_DEVICE float best_refit(const search_job &job, group_shared &shared, unsigned
 }
 
 template <bool nf4, int chunk>
-__global__ void __launch_bounds__(threads_per_block, 2) search_groups(search_job job)
+__global__ void __launch_bounds__(threads_per_block, resident) search_groups(search_job job)
 {
     static constexpr float map[256] = {QC_DYNAMIC_MAP_VALUES};
     static constexpr float thresholds[256] = {QC_DYNAMIC_THRESHOLD_VALUES};
@@ -568,6 +569,8 @@ template <bool nf4, int chunk> qc_status launch(search_job job, qc_cuda_stream s
     uint64_t groups = (job.blocks + group_blocks - 1) / group_blocks;
     unsigned most = QC_GRID_MOST < grid_most ? QC_GRID_MOST : grid_most;
     job.chunks = job.a.block_elems / (16 * chunk);
+    QC_TRY(qc_cuda_keep_resident(search_groups<nf4, chunk>, sizeof(group_shared), resident,
+                                 "search_blocks", err));
     QC_LAUNCH((search_groups<nf4, chunk>), dim3(groups < most ? (unsigned)groups : most),
               dim3(threads_per_block), sizeof(group_shared), s, job);
     return qc_cuda_launched("search_blocks", err);

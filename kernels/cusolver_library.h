@@ -14,9 +14,9 @@ extern "C" {
 typedef struct qc_cusolver qc_cusolver;
 
 /* For the current device. QCONV_LIBCUSOLVER names the library; else libcusolver.so of the runtime's
- * own generation is tried (.12 with CUDA 13, .11 with CUDA 11 and 12), then the other, where the
- * loader looks and in /usr/local/cuda. QC_ERR_DEVICE with one sentence where there is none, it is
- * too old, or it does not start. */
+ * own generation is tried (.12 with CUDA 13, .11 with CUDA 11 and 12), then the other, in the
+ * places of cuda_library.h. QC_ERR_DEVICE with one sentence where there is none, it is too old, or
+ * it does not start. */
 QC_NODISCARD qc_status qc_cusolver_open(qc_cusolver **out, int runtime_version, qc_error *err);
 void qc_cusolver_close(qc_cusolver *c); /* accepts NULL */
 /* "cuSOLVER 11.6.1" */

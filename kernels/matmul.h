@@ -20,9 +20,12 @@
  * for |x| >= 2^-31 of the row's largest); so sm_70, which has no bfloat16, has it here.
  *
  * Nothing is allocated, synchronized, or put on the default stream by qc_matmul_run; handle,
- * workspace and weights are the caller's to keep until the stream is done.
+ * workspace and weights are the caller's to keep until the stream is done. DEQUANT_GEMM also uses a
+ * stream of the handle, which the caller's waits for.
  * Threads: a handle may be used by several threads at once as long as each call has a workspace and
- * a stream of its own; calls through DEQUANT_GEMM are serialized by a lock (cuBLAS's handle). */
+ * a stream of its own; calls through DEQUANT_GEMM are serialized by a lock (cuBLAS's handle and the
+ * side stream). The calling thread's current device (qc_cuda_use) is the handle's; where it is
+ * another, everything that would launch says so with QC_ERR_USAGE and does nothing. */
 #ifndef QC_KERNELS_MATMUL_H
 #define QC_KERNELS_MATMUL_H
 
@@ -48,12 +51,23 @@ typedef enum {
 const char *qc_matmul_path_name(qc_matmul_path path); /* "gemv", "mma-884", ... */
 
 /* A handle for one device. cuBLAS is opened at run time: QCONV_LIBCUBLAS names the library, else
- * libcublas.so.13, .12, .11 are tried; without it DEQUANT_GEMM is not chosen and why says so. */
+ * libcublas.so.13, .12, .11 are tried; without it DEQUANT_GEMM is not chosen and qc_matmul_no_gemm
+ * says why. Both leave the calling thread's current device as it was. (Where another one than the
+ * handle's was current, CUDA 12 and newer start it on the way back, if nothing had used it.)
+ * destroy: after the streams that had its products are done, and the graphs that have them are
+ * destroyed; accepts NULL. */
 QC_NODISCARD qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err);
-void qc_matmul_destroy(qc_matmul *h); /* accepts NULL */
+void qc_matmul_destroy(qc_matmul *h);
 const qc_cuda_device *qc_matmul_device(const qc_matmul *h);
 /* NULL if cuBLAS was found, else a sentence. */
 const char *qc_matmul_no_gemm(const qc_matmul *h);
+
+/* QC_ERR_USAGE, once, after a kernel of this handle found a workspace that was not made ready, and
+ * QC_ERR_INTERNAL after one that could not work for another reason: it did not write its y. The
+ * functions that run products ask this before they launch, so a fault is reported by the next
+ * product, of whichever thread; after a wait for a stream this says it at once. It is a look at a
+ * word of host memory, and may be called at any time and by any thread. */
+QC_NODISCARD qc_status qc_matmul_check(const qc_matmul *h, qc_error *err);
 
 /* A weight made ready once. `repack` 1: rows of codes are laid out anew with 16-byte aligned rows,
  * which lets shapes with odd K use the fast loads (pointless, and refused with QC_ERR_USAGE, where
@@ -70,7 +84,12 @@ typedef struct {
                             [2^-8, 2^15): such weights are float16 as dequantizing has them */
     uint64_t row_bytes;  /* of codes, where repacked; 0: as in the file */
     unsigned alignment;  /* of the codes' address, at most 16 */
+    int complete;        /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as qc_matmul_prepare leaves it */
 } qc_matmul_weights;
+/* Set by the caller after synchronizing with what wrote w's arrays and the prepared memory: no work
+ * that is still to run in the stream writes them, now or later. Kernels that overlap the launch
+ * before theirs then load weights before that launch has ended. */
+#define QC_MATMUL_WEIGHTS_COMPLETE 1
 int qc_matmul_repack_helps(const qc_weights *w);
 /* UINT64_MAX where it overflows. */
 uint64_t qc_matmul_prepared_bytes(const qc_weights *w, int repack);
@@ -93,16 +112,17 @@ typedef struct {
  * that any smaller m needs as well.
  * path: QC_MATMUL_AUTO, or the one that will be forced. limit_bytes: 0, or the most it may be:
  * DEQUANT_GEMM then works in smaller chunks of rows (AUTO takes the tensor cores where not even 64
- * rows fit), K is split less. UINT64_MAX: no way to do it within the limit, or not on this device;
- * qc_matmul_run says which. */
+ * rows fit), K is split less. Without a limit DEQUANT_GEMM may take a float16 copy of the whole
+ * weight: 470 MB for 28672 x 8192 (kernels/matmul_chunks.h). UINT64_MAX: no way to do it within the
+ * limit, or not on this device; qc_matmul_run says which. */
 uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *w, uint64_t max_m,
                                    qc_matmul_path path, uint64_t limit_bytes);
 
 /* Makes a workspace ready, once, before the first qc_matmul_run with it: writes its first
  * QC_MATMUL_HEADER_BYTES (all of it, if it is smaller). Every call leaves them as it found them, so
  * that the workspace is ready for any later one; only whoever uses these bytes for something else
- * in between must call this again. A kernel that needs them and does not find them traps: the
- * stream ends with an error. */
+ * in between must call this again. A kernel that needs them and does not find them leaves y as it
+ * was, and the fault is reported: qc_matmul_check. */
 #define QC_MATMUL_HEADER_BYTES 4096u
 QC_NODISCARD qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes,
                                                 qc_cuda_stream s, qc_error *err);
@@ -132,6 +152,33 @@ QC_NODISCARD qc_status qc_matmul_run_group(const qc_matmul *h, const qc_matmul_w
                                            qc_matmul_path path, void *workspace,
                                            uint64_t workspace_bytes, qc_cuda_stream s,
                                            qc_error *err);
+
+/* ---- planned once, run many times ---- */
+
+/* A product, or a group, with everything decided that depends on shapes. The caller's storage (some
+ * 2 KB; kernels/matmul_plan.h has its members); nothing in it points anywhere, so it may be copied,
+ * kept, and used by several threads at once. */
+typedef struct qc_matmul_planned qc_matmul_planned;
+
+/* Plans what qc_matmul_run (count 1) or qc_matmul_run_group would do with a workspace of
+ * limit_bytes (0: any; out->workspace_bytes then says what it takes). Of io: m, dtypes, strides,
+ * which of them have a bias (any pointer that is not NULL), and the alignment of x; its pointers
+ * are not followed, and x may be NULL for one on a 16-byte address. */
+QC_NODISCARD qc_status qc_matmul_plan_product(const qc_matmul *h, const qc_matmul_weights *const *w,
+                                              const qc_matmul_io *io, uint32_t count,
+                                              qc_matmul_path path, uint64_t limit_bytes,
+                                              qc_matmul_planned *out, qc_error *err);
+
+/* Runs it, with those weights or with others of the same shape (the next layer's), as
+ * qc_matmul_run does, but without planning. QC_ERR_USAGE names what the plan does not hold for:
+ * another m, dtype, kind, size or block, an x or codes less aligned, a bias that was not planned, a
+ * workspace that is too small. A plan belongs to its handle's device; the handle's table of tuned
+ * choices is the one that the handle had when the plan was made. */
+QC_NODISCARD qc_status qc_matmul_run_planned(const qc_matmul *h, const qc_matmul_planned *planned,
+                                             const qc_matmul_weights *const *w,
+                                             const qc_matmul_io *io, void *workspace,
+                                             uint64_t workspace_bytes, qc_cuda_stream s,
+                                             qc_error *err);
 
 /* y = x W^T in cuBLAS with W [N, K] F16 or BF16 in device memory, dtypes of x, W and y equal: what
  * the quantized matmul is compared with. QC_ERR_UNSUPPORTED without cuBLAS; BF16 needs sm_80.

@@ -40,7 +40,8 @@
 #define SPLIT_MOST   32u
 #define M_CHUNK_MOST 65535u
 /* Blocks of a multiprocessor: three where registers and shared memory (96 KB before sm_80) allow
- * it, for more loads under way. */
+ * it, for more loads under way. (On sm_86, 89 and 120, with 100 KB, the tables of NF4 leave room
+ * for two all the same.) */
 #define BLOCKS_RESIDENT(aligned, m) (QC_ARCH >= 80 && (aligned) && (m) == 1 ? 3 : 2)
 /* Rows of W of a warp: what the registers hold beside m sums for each. */
 #define ROWS_OF_WARP(nf4, m) ((nf4) && (m) <= 4 ? 4u : 2u)
@@ -267,8 +268,9 @@ template <bool nf4, bool aligned, int M, bool bf16>
 qc_status start(const gemv_args &a, dim3 grid, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t shared_bytes = sizeof(gemv_shared<nf4, M>);
-    QC_TRY(
-        qc_cuda_allow_shared(matmul_gemv<nf4, aligned, M, bf16>, shared_bytes, "matmul_gemv", err));
+    /* As BLOCKS_RESIDENT has it; before sm_80 shared memory has no room for three. */
+    QC_TRY(qc_cuda_keep_resident(matmul_gemv<nf4, aligned, M, bf16>, shared_bytes,
+                                 aligned && M == 1 ? 3 : 2, "matmul_gemv", err));
     QC_LAUNCH((matmul_gemv<nf4, aligned, M, bf16>), grid, dim3(THREADS), shared_bytes, s, a);
     return qc_cuda_launched("matmul_gemv", err);
 }

@@ -9,6 +9,8 @@
  * The products' sums are multiplied by 2^-exponent at the end. NaN and infinity pass.
  *   grid    a row a block; two passes over it (the second from L2); 2 bytes read and written per
  *           element: bound by memory, and small beside the weights
+ *   launch  may begin while the kernel in front runs, which reads the x before this one or makes
+ *           this one
  *
  * Weights. float16 holds values of [2^-14, 65504] with 11 bits. Where the largest scale is within
  * [2^-8, 2^15), a weight of 2^-6 of the largest is still a normal float16, and nothing is done, so
@@ -65,23 +67,29 @@ QC_DEVICE int exponent_for(float v)
     return 14 - ((int)(bits >> 23) - 127);
 }
 
-template <bool bf16>
-__global__ void __launch_bounds__(THREADS)
-    matmul_input(const uint16_t *x, uint64_t ldx, uint64_t m, uint64_t k, uint64_t k_padded,
-                 uint16_t *out, int *exponents)
+struct input_args {
+    const uint16_t *x;
+    uint64_t ldx, m, k, k_padded;
+    uint16_t *out;
+    int *exponents;
+};
+
+template <bool bf16> __global__ void __launch_bounds__(THREADS) matmul_input(const input_args a)
 {
     QC_SHARED(input_shared, shared);
-    for (uint64_t row = blockIdx.x; row < m; row += gridDim.x) {
-        const uint16_t *from = x + row * ldx;
-        uint32_t *to = reinterpret_cast<uint32_t *>(out + row * k_padded);
+    qc_grid_release();
+    qc_grid_wait();
+    for (uint64_t row = blockIdx.x; row < a.m; row += gridDim.x) {
+        const uint16_t *from = a.x + row * a.ldx;
+        uint32_t *to = reinterpret_cast<uint32_t *>(a.out + row * a.k_padded);
         int exponent = 0;
         if (bf16) {
-            exponent = exponent_for(qc_float_of_bf16((uint16_t)row_peak(from, k, shared)));
+            exponent = exponent_for(qc_float_of_bf16((uint16_t)row_peak(from, a.k, shared)));
             if (threadIdx.x == 0)
-                exponents[row] = exponent;
+                a.exponents[row] = exponent;
         }
-        for (uint64_t i = 2 * threadIdx.x; i < k_padded; i += 2 * THREADS) {
-            uint32_t lo = i < k ? from[i] : 0, hi = i + 1 < k ? from[i + 1] : 0;
+        for (uint64_t i = 2 * threadIdx.x; i < a.k_padded; i += 2 * THREADS) {
+            uint32_t lo = i < a.k ? from[i] : 0, hi = i + 1 < a.k ? from[i + 1] : 0;
             if (bf16)
                 to[i / 2] =
                     qc_half2_of_floats(qc_scale_pow2(qc_float_of_bf16((uint16_t)lo), exponent),
@@ -159,14 +167,11 @@ qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out, int *ex
                                  qc_cuda_stream s, qc_error *err)
 {
     dim3 grid((unsigned)(c->m < QC_GRID_MOST ? c->m : QC_GRID_MOST));
-    const uint16_t *x = static_cast<const uint16_t *>(c->x);
-    if (c->x_dtype == QC_DTYPE_BF16)
-        QC_LAUNCH(matmul_input<true>, grid, dim3(THREADS), sizeof(input_shared), s, x, c->ldx, c->m,
-                  c->k, c->plan.k_padded, out, exponents);
-    else
-        QC_LAUNCH(matmul_input<false>, grid, dim3(THREADS), sizeof(input_shared), s, x, c->ldx,
-                  c->m, c->k, c->plan.k_padded, out, exponents);
-    return qc_cuda_launched("matmul_input", err);
+    const input_args a = {
+        static_cast<const uint16_t *>(c->x), c->ldx, c->m, c->k, c->plan.k_padded, out, exponents};
+    return qc_cuda_launch_overlapping(
+        c->x_dtype == QC_DTYPE_BF16 ? matmul_input<true> : matmul_input<false>, grid, dim3(THREADS),
+        sizeof(input_shared), s, c->plan.overlaps, "matmul_input", err, a);
 }
 
 qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared, qc_cuda_stream s,

@@ -9,6 +9,11 @@
 extern "C" {
 #endif
 
+/* What a kernel that cannot do its work writes to a call's fault word; y, or its partial sums, it
+ * leaves as they were. */
+#define QC_MATMUL_FAULT_WORKSPACE 1u /* the workspace was not made ready */
+#define QC_MATMUL_FAULT_SHARED    2u /* shared memory begins so late that the table has no room */
+
 typedef struct {
     qc_matmul_plan plan;
     qc_matmul_weights weights;
@@ -27,7 +32,18 @@ typedef struct {
     float *partials;    /* [splits][m][n] where plan.splits > 1: raw sums, without exponents and
                            bias; qc_matmul_run reduces them after the launch. STREAM: as it likes */
     uint32_t *counters; /* the workspace's header, where plan.meets */
+    uint32_t *fault;    /* NULL, or a word of pinned host memory that the handle owns: a kernel that
+                           cannot do its work writes a QC_MATMUL_FAULT_ there, leaves y and the
+                           workspace alone, and ends. NULL: the same without the word */
 } qc_matmul_call;
+
+/* Whether launches on this device may overlap: the kernels that run there have the wait, which only
+ * code compiled for compute_90 or newer has, and CUDA is 12.3 at least, from which on such launches
+ * can be captured into graphs. */
+static inline int qc_matmul_overlaps(const qc_cuda_device *d)
+{
+    return d->code >= 90 && d->driver_version >= 12030 && d->runtime_version >= 12030;
+}
 
 /* c[0 .. count): products that share x, m, k, the dtypes, the kind of weights and the plan, which
  * was made for all of them; each has its own weights, n, y, ldy, bias and partials. count: 1 to

@@ -50,13 +50,15 @@ static inline qc_mma_args qc_mma_args_of(const qc_matmul_call *c)
     return a;
 }
 
-/* Launches cover all tiles; more than one only where there are more than a grid can number. */
+/* Launches cover all tiles; more than one only where there are more than a grid can number.
+ * resident: blocks that are meant to be on a multiprocessor. */
 template <typename Kernel>
 static inline qc_status qc_mma_launch_tiles(Kernel *kernel, const qc_matmul_call *c,
-                                            const char *what, qc_cuda_stream s, qc_error *err)
+                                            unsigned resident, const char *what, qc_cuda_stream s,
+                                            qc_error *err)
 {
     const qc_matmul_plan *p = &c->plan;
-    QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, what, err));
+    QC_TRY(qc_cuda_keep_resident(kernel, p->shared_bytes, resident, what, err));
     qc_mma_args a = qc_mma_args_of(c);
     uint64_t n_tiles = (c->n + p->n_tile - 1) / p->n_tile;
     uint64_t m_tiles = (c->m + p->m_tile - 1) / p->m_tile;
@@ -119,6 +121,12 @@ struct qc_mma_x {
     unsigned there;  /* units whose row is < M */
 };
 
+QC_DEVICE const uint16_t *qc_mma_x_from(const qc_mma_args &a, const qc_mma_part &p,
+                                        unsigned row_units, unsigned thread)
+{
+    return a.x + (p.m0 + thread / row_units) * a.ldx + 8 * (thread % row_units);
+}
+
 QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsigned row_units,
                                unsigned thread)
 {
@@ -126,7 +134,7 @@ QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsig
     uint64_t row = p.m0 + thread / row_units;
     qc_mma_x v;
     v.column = 8 * (thread % row_units);
-    v.from = a.x + row * a.ldx + v.column;
+    v.from = qc_mma_x_from(a, p, row_units, thread);
     v.apart = step * a.ldx;
     uint64_t there = row < a.m ? (a.m - row + step - 1) / step : 0;
     v.there = there < 64 ? (unsigned)there : 64; /* more than any tile has */

@@ -87,6 +87,13 @@ constexpr int blocks_of(int m_tile, bool aligned)
     return aligned && m_tile <= 32 ? 2 : 1;
 }
 
+/* sm_100 lacks a register in the kernel for 32 rows of x with aligned NF4: there the place of the
+ * thread's x is calculated again in every step. */
+template <typename S> QC_DEVICE constexpr bool short_of_registers(bool aligned)
+{
+    return QC_ARCH >= 100 && QC_ARCH < 120 && S::m_tile == 32 && S::a_tiles == 2 && aligned;
+}
+
 template <int m_tile, bool nf4, bool aligned>
 static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, aligned))
     matmul_mma16816(const qc_mma_args a)
@@ -147,6 +154,8 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, blocks_of(m_tile, align
         for (int i = 0; i < S::runs; i++)
             run[i] = next[i];
         load_next(k + S::k_step);
+        if (short_of_registers<S>(aligned))
+            from.from = qc_mma_x_from(a, p, S::row_units, qc_anew(thread));
         qc_cp_async_wait<S::stages - 2>();
         __syncthreads(); /* this stage is whole, and all are done with the one before it */
         fill_stage<S>(from, a, p, k + (S::stages - 1) * S::k_step,
@@ -235,7 +244,8 @@ template <int m_tile> qc_status launch(const qc_matmul_call *c, qc_cuda_stream s
         nf4 ? aligned ? matmul_mma16816<m_tile, true, true> : matmul_mma16816<m_tile, true, false>
         : aligned ? matmul_mma16816<m_tile, false, true>
                   : matmul_mma16816<m_tile, false, false>;
-    return qc_mma_launch_tiles(kernel, c, "matmul_mma16816", s, err);
+    return qc_mma_launch_tiles(kernel, c, (unsigned)blocks_of(m_tile, aligned), "matmul_mma16816",
+                               s, err);
 }
 
 } // namespace

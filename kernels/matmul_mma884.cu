@@ -691,7 +691,8 @@ qc_status launch_group(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s
 {
     const qc_matmul_plan *p = &c->plan;
     auto kernel = matmul_mma884<S>;
-    QC_TRY(qc_cuda_allow_shared(kernel, p->shared_bytes, "matmul_mma884", err));
+    QC_TRY(
+        qc_cuda_keep_resident(kernel, p->shared_bytes, (unsigned)S::blocks, "matmul_mma884", err));
     group g;
     static_assert(sizeof g <= 4096, "kernels take no more");
     uint64_t n_tiles = 0;
@@ -743,7 +744,7 @@ qc_status launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s, qc_e
     auto kernel =
         kind == QC_WEIGHTS_NF4 ? matmul_mma884_any<m_tile, true> : matmul_mma884_any<m_tile, false>;
     for (uint32_t i = 0; i < count; i++)
-        QC_TRY(qc_mma_launch_tiles(kernel, c + i, "matmul_mma884_any", s, err));
+        QC_TRY(qc_mma_launch_tiles(kernel, c + i, 1, "matmul_mma884_any", s, err));
     return QC_OK;
 }
 

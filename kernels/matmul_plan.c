@@ -2,11 +2,12 @@
  *
  * The workspace, in this order, each part on a multiple of 256 bytes:
  *     header | x as float16 [m][k_padded] | exponents of its rows [m] | float partial sums |
- *     dense rows of W [chunk_rows][k_padded] | cuBLAS
+ *     dense rows of W, one chunk or two | cuBLAS
  */
 #include "kernels/matmul_plan.h"
 
 #include "base/checked.h"
+#include "kernels/matmul_chunks.h"
 #include "kernels/matmul_kernels.h"
 #include "kernels/matmul_tuning.h"
 
@@ -15,17 +16,13 @@
 
 #define RUN_ELEMS       32u
 #define GEMV_ROWS       8u
-#define CHUNK_ROWS      64u /* dense rows are made in multiples of this, where there are as many */
 #define K_MULTIPLE      128u
 #define WORKSPACE_ALIGN 256u
+#define LARGE_SHARED    (128u << 10) /* more than GPUs for graphics have, of a block */
 
 /* What cuBLAS's documentation of cublasSetWorkspace recommends: 32 MiB for Hopper, 4 MiB else. */
 #define GEMM_BYTES_HOPPER (32u << 20)
 #define GEMM_BYTES        (4u << 20)
-/* Dense rows at a time: half of an L2 that is large (A100, H200), so that cuBLAS finds them there;
- * where it is small, enough rows for cuBLAS to fill the device. */
-#define LARGE_L2    (32u << 20)
-#define DENSE_BYTES (64u << 20)
 
 static qc_run_mode run_mode(const qc_matmul_shape *s)
 {
@@ -34,39 +31,52 @@ static qc_run_mode run_mode(const qc_matmul_shape *s)
     return s->k % RUN_ELEMS == 0 && s->codes_alignment >= 16 ? QC_RUN_ALIGNED : QC_RUN_FLAT;
 }
 
-/* "Half a wave" and so on: how many of the device's multiprocessors get a tile of 64 columns. The
- * rows are those up to which a fused kernel was published to be no slower than dequantizing and
- * cuBLAS, for sm_75 and newer those of bitsandbytes 0.50 (backends/cuda/ops.py, gemm_4bit), for
- * sm_70 those of 1Cat-vLLM on a V100. Theirs, not measured with these kernels.
+/* Most rows of x with which a fused kernel is thought to be no slower than dequantizing and cuBLAS.
  *
- * On A100 and Hopper matmul_tiles.cu splits K, so that narrow weights fill the device as well, and
- * by its counts (docs/kernels.md) makes 64 rows at 1.5 to 3.1 times the rate at which float16
- * weights could come from memory, where dequantizing takes longer than the product itself. What it
- * has to reach to be no slower rises to 53 % of cuBLAS at 256 rows and 70 % at 512 (dequantizing:
- * 0.516 + 2 + 2 bytes per weight); Marlin, of its kind, was published at 45 % of an A100's peak,
- * and mma.sync reaches some 60 % of Hopper's. So: calculated, not measured. */
+ * Where matmul_tiles.cu has the shape, that is calculated, not measured. It splits K, so narrow
+ * weights fill the device as well, and by its counts (docs/kernels.md) it makes 64 rows at 1.5 to
+ * 3.1 times the rate at which float16 weights could come from memory. Dequantizing takes 2.516
+ * bytes a weight; with cuBLAS at full speed, which the chunk rule is for, a fused kernel is slower
+ * where it has less than 53 % of cuBLAS at 256 rows and 70 % at 512 on an A100, 44 % at 128 and
+ * 55 % at 256 on an H200.
+ *   80 .. 89    Marlin, of its kind, was published at 45 % of an A100's peak, which is more than
+ *               53 % of what cuBLAS reaches there: 256 rows. That needs the tiles of 64 rows, for
+ *               which sm_80 and sm_87 have shared memory; sm_86, sm_88 and sm_89, with 99 KB, have
+ *               tiles of 16 rows, and the table below.
+ *   90 .. 99    wgmma, which cuBLAS has, is up to twice as fast as mma.sync: 128 rows.
+ *   100 .. 119  (sm_100, sm_103, sm_110) cuBLAS has tensor cores with a memory of their own, again
+ *               twice as fast, but to 128 rows float16 weights are bound by memory there too, and a
+ *               fused kernel reads a quarter: 128 rows, as above.
+ *   120 ..      (sm_120, sm_121) cuBLAS has mma.sync, and multiprocessors have 99 KB: as sm_89.
+ *
+ * For other shapes the general kernel runs. Its rows are those up to which a fused kernel was
+ * published to be no slower, theirs, not measured with these kernels: for sm_75 and newer
+ * bitsandbytes 0.50 (backends/cuda/ops.py, gemm_4bit; its 32 for B200 stand for 100 .. 119), for
+ * sm_70 1Cat-vLLM on a V100. "Half" and so on: how many of the device's multiprocessors get a tile
+ * of 64 columns. */
 static uint64_t fused_rows(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
     uint64_t tiles = qc_ceil_div_u64(s->n, 64);
     uint64_t sms = d->multiprocessors ? d->multiprocessors : 1;
     int half = tiles >= qc_ceil_div_u64(sms, 2);
     int one = tiles >= sms, two = tiles >= 2 * sms, three = tiles >= 3 * sms;
+    int large_shared = d->shared_block_bytes >= LARGE_SHARED;
     if (d->sm < 75)
         return 256;
     if (d->sm < 80)
         return three ? 128 : 64;
     qc_matmul_plan p = {.run = run_mode(s)};
-    if ((d->sm == 80 || d->sm == 90) && qc_tiles_takes(d, s, &p))
-        return d->sm == 80 ? 256 : 128;
-    if (d->sm < 86)
+    if (large_shared && d->sm < 120 && qc_tiles_takes(d, s, &p))
+        return d->sm < 90 ? 256 : 128;
+    if (d->sm < 90 && large_shared)
         return three ? 128 : one ? (s->k < s->n ? 64 : 32) : half && s->k < s->n ? 128 : 16;
     if (d->sm < 89)
         return one ? 128 : half ? 64 : 16;
-    if (d->sm < 90)
-        return three ? 256 : one ? 128 : half ? 64 : 16;
-    if (d->sm < 100)
+    if (d->sm >= 90 && d->sm < 100)
         return three ? 64 : two ? 48 : one ? 32 : 16;
-    return 32;
+    if (d->sm >= 100 && d->sm < 120)
+        return 32;
+    return three ? 256 : one ? 128 : half ? 64 : 16;
 }
 
 uint64_t qc_matmul_gemm_rows(const qc_cuda_device *device, const qc_matmul_shape *shape)
@@ -128,6 +138,15 @@ static uint64_t aligned(uint64_t bytes)
     return up == UINT64_MAX ? up : up / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
+/* Rows of the weight: of the largest, where several share x, as cuBLAS takes them one by one. */
+static uint64_t gemm_n(const qc_matmul_shape *s)
+{
+    uint64_t most = s->parts ? 0 : s->n;
+    for (uint32_t i = 0; i < s->parts; i++)
+        most = s->part_n[i] > most ? s->part_n[i] : most;
+    return most;
+}
+
 /* Offsets and total; UINT64_MAX where a size overflows. */
 static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_plan *p)
 {
@@ -143,6 +162,13 @@ static void lay_out(const qc_matmul_shape *s, uint64_t gemm_bytes, qc_matmul_pla
         if (p->gemm_to_float)
             partials = qc_sat_mul(qc_sat_mul(s->m, p->chunk_rows), 4);
         dense = qc_sat_mul(qc_sat_mul(p->chunk_rows, p->k_padded), 2);
+        if (p->dense_apart) { /* the last chunk may be a short one */
+            uint64_t second = gemm_n(s) - p->chunk_rows;
+            p->dense_apart = aligned(dense);
+            dense = qc_sat_mul(
+                qc_sat_mul(second < p->chunk_rows ? second : p->chunk_rows, p->k_padded), 2);
+            dense = qc_sat_add(p->dense_apart, dense);
+        }
     } else if (p->meets) {
         partials = qc_sat_mul(p->partial_floats, 4);
     } else if (p->splits > 1) {
@@ -177,6 +203,7 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
 {
     p->copies_x = p->path != QC_MATMUL_GEMV &&
                   (s->x_dtype == QC_DTYPE_BF16 || s->k % RUN_ELEMS != 0 || s->x_alignment < 16);
+    p->overlaps = qc_matmul_overlaps(d);
     uint32_t variant = p->variant, wanted = p->blocks;
     if (p->path == QC_MATMUL_MMA_16816 &&
         (variant == QC_MATMUL_ANY || variant == QC_MATMUL_STREAM) && qc_stream_takes(d, s, p)) {
@@ -213,7 +240,16 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
     }
 }
 
-/* Dense rows at a time as they suit the device, or fewer within the limit. */
+/* A chunk of `rows` rows, laid out. */
+static void lay_out_chunks(const qc_matmul_shape *s, qc_chunks chunks, uint64_t gemm_bytes,
+                           qc_matmul_plan *p)
+{
+    p->chunk_rows = chunks.rows;
+    p->dense_apart = chunks.paired ? 1 : 0; /* lay_out knows how far */
+    lay_out(s, gemm_bytes, p);
+}
+
+/* Dense rows at a time as they suit cuBLAS, or fewer within the limit. */
 static void plan_gemm(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
                       qc_matmul_plan *p)
 {
@@ -224,21 +260,24 @@ static void plan_gemm(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_
     p->gemm_to_float = p->copies_x || s->y_dtype != p->dense_dtype || s->has_bias;
     p->splits = 1;
     p->split_k = p->k_padded;
-    uint64_t row_bytes = qc_sat_mul(p->k_padded, 2);
-    uint64_t dense_bytes = d->l2_bytes >= LARGE_L2 ? d->l2_bytes / 2 : DENSE_BYTES;
-    uint64_t rows = dense_bytes / row_bytes / CHUNK_ROWS * CHUNK_ROWS;
-    p->chunk_rows = rows < CHUNK_ROWS ? CHUNK_ROWS : rows;
-    if (p->chunk_rows > s->n)
-        p->chunk_rows = s->n;
+    const uint64_t n = gemm_n(s);
+    qc_chunk_room room = {.bytes = UINT64_MAX,
+                          .dense_row = qc_sat_mul(p->k_padded, 2),
+                          .sums_row = p->gemm_to_float ? qc_sat_mul(s->m, 4) : 0};
     uint64_t gemm_bytes = d->sm >= 90 ? GEMM_BYTES_HOPPER : GEMM_BYTES;
-    lay_out(s, gemm_bytes, p);
-    if (!fits(p, limit_bytes) && gemm_bytes > GEMM_BYTES)
-        lay_out(s, gemm_bytes = GEMM_BYTES, p);
-    while (!fits(p, limit_bytes) && p->chunk_rows > CHUNK_ROWS) {
-        /* Halved, and a multiple of CHUNK_ROWS again. */
-        p->chunk_rows = qc_ceil_div_u64(p->chunk_rows / 2, CHUNK_ROWS) * CHUNK_ROWS;
-        lay_out(s, gemm_bytes, p);
-    }
+    lay_out_chunks(s, qc_chunks_choose(d->multiprocessors, n, s->m, room), gemm_bytes, p);
+    if (fits(p, limit_bytes) || !limit_bytes)
+        return;
+    gemm_bytes = GEMM_BYTES;
+    lay_out_chunks(s, qc_chunks_choose(d->multiprocessors, n, s->m, room), gemm_bytes, p);
+    if (fits(p, limit_bytes))
+        return;
+    /* What is left of the limit without chunks; each of up to three parts may end before a multiple
+     * of WORKSPACE_ALIGN. */
+    lay_out_chunks(s, (qc_chunks){.rows = 0}, gemm_bytes, p);
+    uint64_t taken = qc_sat_add(p->workspace_bytes, 3 * (WORKSPACE_ALIGN - 1));
+    room.bytes = limit_bytes > taken ? limit_bytes - taken : 0;
+    lay_out_chunks(s, qc_chunks_choose(d->multiprocessors, n, s->m, room), gemm_bytes, p);
 }
 
 static void plan_choice(const qc_cuda_device *d, const qc_matmul_shape *s,
@@ -313,9 +352,15 @@ static uint64_t tuned_end(const qc_matmul_shape *s, size_t i, uint64_t max_m)
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
                                   uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes)
 {
-    /* Every m on which the number of splits may depend is tried; above, workspaces only grow. What
-     * the call will bring is taken as it needs most. */
+    /* Every m on which the number of splits may depend is tried. Above, what changes with m is
+     * what grows with it, and the chunks of DEQUANT_GEMM: they depend on how many tiles of 128 rows
+     * m has, so the last m of each such number is tried, up to where the weight is one chunk again
+     * and stays one. What the call will bring is taken as it needs most. */
+    const uint64_t step = 128, sms = device->multiprocessors ? device->multiprocessors : 1;
     uint64_t most = 0, tried = max_m < QC_MATMUL_SPLIT_ROWS ? max_m : QC_MATMUL_SPLIT_ROWS;
+    uint64_t last = (2 * QC_CHUNK_WAVES * sms + 2) * step;
+    last = max_m < last ? max_m : last;
+    uint64_t steps = last > tried ? (last - tried) / step : 0;
     qc_matmul_shape s = *shape;
     s.x_dtype = QC_DTYPE_BF16; /* to be copied, with exponents */
     s.y_dtype = QC_DTYPE_F16;
@@ -323,11 +368,12 @@ uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_
     s.ldx = s.k;
     s.has_bias = 1;
     uint64_t ends = s.tuned ? 2 * s.tuned_count : 0;
-    for (uint64_t m = 1; m <= tried + 1 + ends; m++) {
+    for (uint64_t i = 1; i <= tried + steps + 1 + ends; i++) {
         qc_matmul_plan p;
-        s.m = m <= tried       ? m
-              : m == tried + 1 ? max_m
-                               : tuned_end(&s, (size_t)(m - tried - 2), max_m);
+        s.m = i <= tried               ? i
+              : i <= tried + steps     ? tried + (i - tried) * step
+              : i == tried + steps + 1 ? max_m
+                                       : tuned_end(&s, (size_t)(i - tried - steps - 2), max_m);
         if (qc_matmul_plan_make(device, &s, path, limit_bytes, &p, NULL) != QC_OK)
             return UINT64_MAX;
         if (p.workspace_bytes > most)

@@ -69,16 +69,18 @@ typedef struct {
                               block has one tile */
     uint32_t shared_bytes; /* dynamic */
     /* STREAM: the grid; whether tiles are shared by blocks of threads, which then meet in the
-     * workspace; floats of partial sums there; whether launches may overlap (sm_90). */
+     * workspace; floats of partial sums there. */
     uint32_t blocks;
     int meets;
     uint64_t partial_floats;
-    int overlaps;
-    int copies_x;      /* x is rewritten as float16 [m][k_padded] with row exponents */
+    int overlaps; /* kernels that wait (STREAM, x to float16, the sum of splits) may begin before
+                     the launch in front of them has ended */
+    int copies_x; /* x is rewritten as float16 [m][k_padded] with row exponents */
     uint64_t k_padded; /* K rounded up to a multiple of 32 */
     /* DEQUANT_GEMM: rows of W dequantized at a time, to which dtype, and whether the product goes
      * to the workspace in float first, for the reduction to finish it. */
     uint64_t chunk_rows;
+    uint64_t dense_apart; /* bytes from one buffer of dense rows to the other; 0: there is one */
     qc_dtype dense_dtype;
     int gemm_to_float;
     /* Workspace, offsets in bytes, each a multiple of 256; in this order, behind the header of
@@ -86,6 +88,32 @@ typedef struct {
     uint64_t x_offset, x_exponent_offset, partial_offset, dense_offset, gemm_offset;
     uint64_t workspace_bytes;
 } qc_matmul_plan;
+
+/* What qc_matmul_plan_product was asked for, of each weight. */
+typedef struct {
+    qc_weights_kind kind;
+    uint64_t rows, cols;
+    uint32_t block_elems;
+    int repacked;
+    unsigned alignment; /* of the codes, at least */
+    int has_bias;
+} qc_matmul_planned_weight;
+
+/* Weights that go in one launch. */
+typedef struct {
+    uint32_t end; /* behind its last weight */
+    qc_matmul_plan plan;
+} qc_matmul_planned_set;
+
+struct qc_matmul_planned {
+    uint32_t count, sets;
+    uint64_t m;
+    qc_dtype x_dtype, y_dtype;
+    unsigned x_alignment;     /* at least */
+    uint64_t workspace_bytes; /* at least */
+    qc_matmul_planned_weight weights[QC_MATMUL_GROUP_MOST];
+    qc_matmul_planned_set set[QC_MATMUL_GROUP_MOST];
+};
 
 /* Above this many rows K is never split: there are blocks enough without. */
 #define QC_MATMUL_SPLIT_ROWS 1024u

@@ -30,7 +30,7 @@
  *      16       4       256    20 / 36     6 / 4        80 / 72      160,896 / 196,608 / 152,704
  *      32       4       256    24 / 40     5 / 3        72 / 40      160,896 / 196,608 / 128,128
  *      64       3       192    28 / 40     4 / 3        56 / 40      151,680 / 196,608 / 127,104
- *      16       4       256    20 / -      3 / -        20 / -        99,456 (sm_86, sm_89)
+ *      16       4       256    20 / -      3 / -        20 / -        99,456 (sm_86, 89, 120)
  *
  * With 64 rows of x, row-wise int8 has 4 A tiles and 256 rows of W, stages of 48 KB and 152,704
  * bytes.
@@ -38,9 +38,9 @@
  * A ring of n has n - 2 stages under way: while a step is computed, the next one is whole already,
  * so that its x and the codes of its first tile are in registers before the barrier.
  *
- * Tables of NF4: narrow, or where 192 KB of shared memory are there (sm_90) wide, which lies at a
- * multiple of 64 KB so that one PRMT makes a whole address: the compiler would add where shared
- * memory begins otherwise, which is no constant on sm_90, to every one.
+ * Tables of NF4: narrow, or where 192 KB of shared memory are there (sm_90, sm_100) wide, which
+ * lies at a multiple of 64 KB so that one PRMT makes a whole address: the compiler would add where
+ * shared memory begins otherwise, which is no constant on sm_90, to every one.
  *
  * In shared memory a row of x is 16 units of 16 bytes, unit u of row m at u ^ (m & 1); a row of
  * codes 4 units (NF4), unit u of row n at u ^ (n >> 1 & 1) << 1, or 8 (int8) at u ^ (n & 1) << 2:
@@ -142,15 +142,26 @@ QC_DEVICE void finish(const tiles_args &a, const tiles_part &p, const float *sum
     }
 }
 
+/* With 64 rows of x, sm_120 lacks five registers for what is the same for all of a block's tiles;
+ * there it is calculated again for each. Elsewhere v as it is. */
+template <int m_tile> QC_DEVICE unsigned again(unsigned v)
+{
+    return m_tile == 64 && QC_ARCH >= 120 ? qc_anew(v) : v;
+}
+
 template <int m_tile, kind what, int stages, bool wide>
 static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_args a)
 {
     using S = shape<m_tile, what, stages, wide>;
     QC_SHARED(typename S::shared, sh);
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    /* Were there more in front of the block's shared memory, the table would lie beyond its end. */
-    if (wide && (qc_shared_address(&sh) & (WIDE_AT - 1)) > DRIVER_BYTES)
-        __trap();
+    /* Were there more in front of the block's shared memory, the table would lie beyond its end.
+     * Only a kernel can see where that begins; the host learns of it from the fault word. */
+    if (wide && (qc_shared_address(&sh) & (WIDE_AT - 1)) > DRIVER_BYTES) {
+        if (thread == 0 && a.fault)
+            *a.fault = QC_MATMUL_FAULT_SHARED;
+        return;
+    }
     uint32_t table = wide ? (qc_shared_address(&sh) & ~(WIDE_AT - 1)) + WIDE_AT : 0;
     unsigned look = wide ? table + lane * 4 : lane;
     unsigned g = lane / 4, t = lane % 4, warp_n = warp % S::warps_n, warp_k = warp / S::warps_n;
@@ -163,7 +174,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
 
     uint32_t unit = blockIdx.x * a.worker_steps;
     for (;;) {
-        uint32_t end = (blockIdx.x + 1) * a.worker_steps;
+        uint32_t end = (again<m_tile>(blockIdx.x) + 1) * a.worker_steps;
         end = end < a.units ? end : a.units;
         if (unit >= end)
             return;
@@ -191,7 +202,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
         }
 
         copier<S> copy;
-        copier_begin(copy, a, p, m0, n0, k, thread);
+        copier_begin(copy, a, p, m0, n0, k, again<m_tile>(thread));
 #pragma unroll
         for (int i = 0; i < stages - 1; i++) {
             copier_step(copy, sh.ring[i], a, k_end - (int)k - i * K_STEP);
@@ -350,6 +361,13 @@ variant choose(const qc_cuda_device *d, const qc_matmul_shape *s)
     return {0, 0, 0};
 }
 
+/* Bytes from memory a clock and multiprocessor, by data sheets: V100 and A100 10, H200 21, B200 29;
+ * with GDDR or LPDDR (8.6 to 8.9, 11 and 12) 3 to 9. */
+double memory_rate(unsigned sm)
+{
+    return sm < 86 ? 10.0 : sm >= 90 && sm < 110 ? 20.0 : 5.0;
+}
+
 /* Clocks, roughly and all calculated (docs/kernels.md): what one step, a block and the reduction
  * cost. Only their proportions matter. */
 double step_clocks(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p)
@@ -358,7 +376,7 @@ double step_clocks(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_m
     double shared = per_1024 * (p->n_tile * K_STEP / 1024);
     double tensor = (double)p->n_tile * K_STEP * p->m_tile / 1024;
     double bytes = p->n_tile * K_STEP * (s->kind == QC_WEIGHTS_NF4 ? 0.516 : 1.0);
-    double memory = bytes / (d->sm >= 90 ? 20.0 : 10.0);
+    double memory = bytes / memory_rate(d->sm);
     double most = shared > tensor ? shared : tensor;
     return most > memory ? most : memory;
 }
@@ -440,6 +458,7 @@ tiles_args args_of(const qc_matmul_call *c, uint32_t count)
     a.k = (uint32_t)c->k;
     a.x = (const uint16_t *)c->x;
     a.x_exponent = c->x_exponent;
+    a.fault = c->fault;
     a.y_dtype = c->y_dtype;
     a.splits = p->splits;
     a.m_tiles = (uint32_t)ceil_of(c->m, p->m_tile);

@@ -41,6 +41,7 @@ typedef struct {
     uint32_t k;
     const uint16_t *x;
     const int *x_exponent;
+    uint32_t *fault; /* of the call */
     qc_dtype y_dtype;
 } tiles_args;
 

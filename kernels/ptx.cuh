@@ -139,10 +139,17 @@ QC_DEVICE void qc_ldmatrix_x4(uint32_t r[4], const void *row)
 
 /* ---- kernels behind one another ------------------------------------------------------------- */
 
-/* Programmatic dependent launch (sm_90): a kernel launched with qc_cuda_launch_overlapping may
- * start before the one before it in the stream has ended. Before qc_grid_wait it must touch nothing
- * that the other reads or writes; behind it all of the other's writes are there. Elsewhere nothing:
- * the kernel started behind the other. */
+/* Programmatic dependent launch (code for sm_90): a kernel launched with qc_cuda_launch_overlapping
+ * may start before the one in front of it in the stream has ended, and even before the one in front
+ * of that, where that one's successor has released early. qc_grid_wait returns when the kernel in
+ * front has ended and all of its writes are there. In other code it does nothing, and the kernel
+ * must be launched so that it starts behind the other. The rules:
+ *  - Before the wait a thread reads nothing that a kernel before it in the stream may write, and
+ *    writes to no global memory. Parameters, constants and shared memory are free; so are weights
+ *    where the caller says that they are complete (qc_matmul_weights).
+ *  - Every thread waits before it ends, also one that has nothing to do. The wait is for the kernel
+ *    in front only; that the ones before that have ended too follows only if that kernel's threads
+ *    have waited for them in turn. */
 QC_DEVICE void qc_grid_wait(void)
 {
 #if QC_ARCH >= 90
@@ -156,6 +163,35 @@ QC_DEVICE void qc_grid_release(void)
 #if QC_ARCH >= 90
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
+}
+
+/* ---- between blocks of threads ----------------------------------------------------------------
+ */
+
+/* Adds v to *p, in memory of the device, and returns what was there. To other threads of the device
+ * the addition is a release and an acquire: whoever sees its result by another such addition sees
+ * everything that happened before this one, which includes what other threads of the block did
+ * before a barrier that this thread has passed. */
+QC_DEVICE uint32_t qc_add_acq_rel(uint32_t *p, uint32_t v)
+{
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.add.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(p), "r"(v)
+                 : "memory");
+    return before;
+}
+
+/* Stores v where the host sees it: *p is pinned memory. */
+QC_DEVICE void qc_st_system(uint32_t *p, uint32_t v)
+{
+    asm volatile("st.relaxed.sys.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
+/* Asks for the 128 bytes around p from memory to L2; nothing waits for them. */
+QC_DEVICE void qc_prefetch_l2(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* ---- bits ------------------------------------------------------------------------------------ */

@@ -2,9 +2,11 @@
  * build has code for. */
 #include "quant_device_fixture.h"
 
+#include "kernels/cuda_carve.h"
 #include "kernels/cuda_code.h"
 
 #ifdef QC_CUDA_SHIM
+#include <cuda_runtime_api.h>
 #include <shim_control.h>
 #endif
 
@@ -43,6 +45,15 @@ static void test_code_of_a_build(void **state)
         {"90a-real", 91, 0},
         {"90a-virtual", 100, 0},
         {"120f", 120, 1},
+        {"120f", 121, 1},
+        {"100f-real", 103, 1},
+        {"103f", 100, 0},
+        {"100f-virtual", 110, 0},
+        {"100-real 120-real 90-virtual", 100, 1},
+        {"100-real 120-real 90-virtual", 103, 1}, /* B300 */
+        {"100-real 120-real 90-virtual", 110, 1}, /* Jetson Thor: by PTX */
+        {"100-real 120-real 90-virtual", 121, 1}, /* GB10 */
+        {"100-real 120-real 120-virtual", 110, 0},
         {"", 80, 0},
         {"  ", 80, 0},
         {"all", 80, 0},
@@ -56,6 +67,33 @@ static void test_code_of_a_build(void **state)
                  cases[i].code, cases[i].sm);
 }
 
+/* Shared memory of a multiprocessor for the blocks that a kernel wants, on the cards there are. */
+static void test_carve_out(void **state)
+{
+    (void)state;
+    enum { V100 = 96, T4 = 64, A100 = 164, A10 = 100, H100 = 228 };
+    static const struct {
+        uint64_t block, reserved;
+        unsigned blocks, all_kb, percent;
+    } cases[] = {
+        {37 << 10, 1024, 3, A100, 70}, /* GEMV, one row of x, NF4: 3 x 38 KB */
+        {37 << 10, 1024, 3, H100, 50}, {37 << 10, 1024, 3, A10, 76}, /* two fit */
+        {37 << 10, 0, 3, V100, 78},                                  /* likewise */
+        {37 << 10, 0, 3, T4, 0},                                     /* one */
+        {65 << 10, 1024, 2, H100, 58}, {83046, 1024, 2, H100, 73},   /* the general kernel, 16 rows,
+                                                                        NF4 */
+        {83046, 1024, 2, A100, 0},     {54272, 1024, 4, H100, 95},   /* a panel of error feedback */
+        {54272, 1024, 4, A10, 0},      {32 << 10, 0, 2, T4, 100},    {32769, 0, 2, T4, 0},
+        {1 << 20, 1024, 2, H100, 0},   {0, 1024, 2, H100, 1},        {0, 0, 2, H100, 0},
+        {1024, 1024, 1, H100, 0},      {1024, 1024, 0, H100, 0},     {1024, 1024, 2, 0, 0},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        QT_CHECK(qc_cuda_carve_percent(cases[i].block, cases[i].reserved, cases[i].blocks,
+                                       (uint64_t)cases[i].all_kb << 10) == cases[i].percent,
+                 "%" PRIu64 " bytes, %u blocks, %u KB: not %u %%", cases[i].block, cases[i].blocks,
+                 cases[i].all_kb, cases[i].percent);
+}
+
 static void test_facts(void **state)
 {
     (void)state;
@@ -64,6 +102,7 @@ static void test_facts(void **state)
     assert_int_equal(d->index, 0);
     assert_true(strlen(d->name) > 2 && strlen(d->pci) >= 7);
     assert_true(d->sm >= 70 && d->sm < 1000);
+    assert_true(d->code >= 60 && d->code <= d->sm);
     assert_true(d->multiprocessors > 0 && d->warps_multiprocessor >= 32);
     assert_true(d->shared_block_bytes >= 48u << 10);
     assert_true(d->shared_multiprocessor_bytes >= d->shared_block_bytes);
@@ -261,6 +300,14 @@ static void test_no_devices(void **state)
     assert_int_equal(d.sm, 86);
     assert_int_equal(d.multiprocessors, 84);
     assert_int_equal(d.memory_bytes, (uint64_t)2 << 30);
+    assert_int_equal(d.code, 86);
+    qc_shim_set_code(80);
+    QD_OK(qc_cuda_device_open(&d, 1, &qd.err));
+    assert_int_equal(d.code, 80);
+    qc_shim_set_code(0);
+    int now = -1;
+    assert_int_equal(cudaGetDevice(&now), cudaSuccess);
+    assert_int_equal(now, 0); /* opening another device does not make it the current one */
     qd_start();
 }
 #endif
@@ -269,10 +316,11 @@ int main(void)
 {
     qd_start();
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_code_of_a_build), cmocka_unit_test(test_facts),
-        cmocka_unit_test(test_no_such_device),  cmocka_unit_test(test_copies),
-        cmocka_unit_test(test_nothing),         cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_events),          cmocka_unit_test(test_graphs),
+        cmocka_unit_test(test_code_of_a_build), cmocka_unit_test(test_carve_out),
+        cmocka_unit_test(test_facts),           cmocka_unit_test(test_no_such_device),
+        cmocka_unit_test(test_copies),          cmocka_unit_test(test_nothing),
+        cmocka_unit_test(test_out_of_memory),   cmocka_unit_test(test_events),
+        cmocka_unit_test(test_graphs),
 #ifdef QC_CUDA_SHIM
         cmocka_unit_test(test_no_devices),
 #endif

@@ -2,6 +2,10 @@
  * single weights. `--slow` adds shapes and rows of x. */
 #include "tests/kernel_matmul.h"
 
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
 static qc_matmul *handle;
 static int slow;
 
@@ -273,6 +277,33 @@ static void test_chunks(void **state)
     km_weight_free(&w);
 }
 
+#ifdef QC_CUDA_SHIM
+/* Kernels that want several blocks on a multiprocessor say so: of an sm_90, three GEMVs for one row
+ * (3 x 38.3 of 228 KB) and two of the general kernel for 8 rows (2 x 58.3 KB). */
+static void test_resident(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("resident");
+    static const qc_matmul_path paths[] = {QC_MATMUL_GEMV, QC_MATMUL_MMA_16816};
+    const km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 64, .k = 512, .block = 32, .nested = 1};
+    km_weight w;
+    if (qc_matmul_device(handle)->sm != 90)
+        skip(); /* the numbers below are an sm_90's */
+    assert_int_equal(qc_matmul_device(handle)->shared_multiprocessor_bytes, 228 << 10);
+    km_weight_make(&w, handle, &spec, &rng);
+    for (size_t i = 0; i < 2; i++) {
+        km_job job = {.m = i ? 8 : 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
+        km_data d;
+        job.path = paths[i];
+        km_data_make(&d, &w, &job, &rng);
+        km_run(handle, &w, &d); /* so small that K is not split: no reduction behind it */
+        assert_int_equal(qc_shim_last_carveout(), i ? 52 : 51);
+        km_data_free(&d);
+    }
+    km_weight_free(&w);
+}
+#endif
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -280,6 +311,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_blocks),    cmocka_unit_test(test_layouts),
         cmocka_unit_test(test_identity),  cmocka_unit_test(test_repeats),
         cmocka_unit_test(test_nonfinite), cmocka_unit_test(test_chunks),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(test_resident),
+#endif
     };
     qc_error err = {0};
     slow = argc > 1 && strcmp(argv[1], "--slow") == 0;

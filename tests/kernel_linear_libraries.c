@@ -3,11 +3,14 @@
 #include "quant_device_fixture.h"
 
 #include "kernels/cublas_library.h"
+#include "kernels/cuda_library.h"
 #include "kernels/cusolver_library.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 static qt_rng rng = {11};
 
@@ -164,6 +167,56 @@ static void test_no_library(void **state)
     free(kept);
 }
 
+#ifdef QC_CUDA_SHIM
+/* A library that only a toolkit or the wheels of a Python environment have. */
+static void test_places(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *variable, *folders[6];
+    } cases[] = {
+        {"CUDA_HOME", {"/lib64"}},
+        {"CUDA_PATH", {"/lib64"}},
+        {"VIRTUAL_ENV", {"/lib", "/python3.12", "/site-packages", "/nvidia", "/cusolver", "/lib"}},
+        {"CONDA_PREFIX", {"/lib", "/python3.9", "/site-packages", "/nvidia", "/cu13", "/lib"}},
+    };
+    const char *const names[] = {"cusolverDnCreate"};
+    const int versions[] = {12, 11};
+    const qc_cuda_library wanted = {.title = "a library",
+                                    .variable = "QCONV_LIBNOTHING",
+                                    .file = "libqconv_places",
+                                    .none = "no libqconv_places.so",
+                                    .versions = versions,
+                                    .version_count = 2,
+                                    .names = names,
+                                    .name_count = 1};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char root[] = "/tmp/qconv-places-XXXXXX", path[512], command[64];
+        void *library = NULL, *function = NULL;
+        const char *was = getenv(cases[i].variable);
+        char *kept = was ? strdup(was) : NULL;
+        QT_CHECK(mkdtemp(root) != NULL, "mkdtemp");
+        (void)snprintf(path, sizeof path, "%s", root);
+        for (size_t k = 0; k < 6 && cases[i].folders[k]; k++) {
+            (void)strncat(path, cases[i].folders[k], sizeof path - strlen(path) - 1);
+            QT_CHECK(mkdir(path, 0700) == 0, "%s", path);
+        }
+        QT_CHECK(setenv(cases[i].variable, root, 1) == 0, "setenv");
+        QT_CHECK(qc_cuda_library_open(&library, &function, &wanted, &qd.err) == QC_ERR_DEVICE,
+                 "%s: opened nothing", cases[i].variable);
+        (void)strncat(path, "/libqconv_places.so.11", sizeof path - strlen(path) - 1);
+        QT_CHECK(symlink(getenv("QCONV_LIBCUSOLVER"), path) == 0, "%s", path);
+        QD_OK(qc_cuda_library_open(&library, &function, &wanted, &qd.err));
+        QT_CHECK(function, "%s: no function", cases[i].variable);
+        QT_CHECK(kept ? setenv(cases[i].variable, kept, 1) == 0 : unsetenv(cases[i].variable) == 0,
+                 "the environment");
+        free(kept);
+        (void)snprintf(command, sizeof command, "rm -r '%s'", root);
+        QT_CHECK(system(command) == 0, "%s", command);
+    }
+}
+#endif
+
 int main(void)
 {
     qd_start();
@@ -171,6 +224,9 @@ int main(void)
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_factor_and_solve),
         cmocka_unit_test(test_no_library),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(test_places),
+#endif
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     qd_end();

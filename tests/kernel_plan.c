@@ -7,14 +7,14 @@ static qc_cuda_device device(unsigned sm, unsigned multiprocessors, uint64_t l2_
 {
     qc_cuda_device d;
     memset(&d, 0, sizeof d);
-    d.sm = sm;
+    d.sm = d.code = sm;
     d.multiprocessors = multiprocessors;
     d.l2_bytes = l2_mib * MIB;
-    d.shared_block_bytes = sm >= 90   ? 227u << 10
-                           : sm == 80 ? 163u << 10
-                           : sm == 75 ? 64u << 10
-                           : sm == 70 ? 96u << 10
-                                      : 99u << 10;
+    d.shared_block_bytes = sm >= 90 && sm < 120   ? 227u << 10
+                           : sm == 80 || sm == 87 ? 163u << 10
+                           : sm == 75             ? 64u << 10
+                           : sm == 70             ? 96u << 10
+                                                  : 99u << 10;
     d.shared_multiprocessor_bytes = d.shared_block_bytes + 1024;
     d.warps_multiprocessor = sm == 75 ? 32 : sm == 86 || sm == 89 ? 48 : 64;
     return d;
@@ -47,10 +47,6 @@ static qc_cuda_device rtx4090(void)
 static qc_cuda_device h200(void)
 {
     return device(90, 132, 50);
-}
-static qc_cuda_device b200(void)
-{
-    return device(100, 148, 126);
 }
 
 static qc_matmul_shape shape(uint64_t m, uint64_t n, uint64_t k)
@@ -155,7 +151,38 @@ static void test_auto(void **state)
     expect_gemm_from(h200(), 17920, 8160, 49, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 8960, 8160, 33, QC_MATMUL_MMA_16816);
     expect_gemm_from(h200(), 8192, 8160, 17, QC_MATMUL_MMA_16816);
-    expect_gemm_from(b200(), 8192, 8192, 33, QC_MATMUL_MMA_16816);
+}
+
+/* Rules go by ranges of compute capabilities, so that those which come between and after have
+ * sensible ones; what splits a range is the shared memory that a kernel needs. */
+static void test_capabilities(void **state)
+{
+    (void)state;
+    /* From which rows on: 8192 x 8192 where the tiles have the shape (K % 64 == 0), where not, and
+     * 1024 x 8160. */
+    static const struct {
+        unsigned sm, multiprocessors;
+        uint64_t tiles, general, narrow;
+        qc_matmul_path below;
+    } rows[] = {
+        {60, 56, 257, 257, 257, QC_MATMUL_GEMV},      {62, 56, 257, 257, 257, QC_MATMUL_GEMV},
+        {70, 80, 257, 257, 257, QC_MATMUL_MMA_884},   {72, 8, 257, 257, 257, QC_MATMUL_MMA_884},
+        {74, 80, 257, 257, 257, QC_MATMUL_MMA_884},   {75, 40, 129, 129, 65, QC_MATMUL_MMA_884},
+        {79, 40, 129, 129, 65, QC_MATMUL_MMA_884},    {80, 108, 257, 65, 17, QC_MATMUL_MMA_16816},
+        {86, 82, 129, 129, 17, QC_MATMUL_MMA_16816},  {87, 16, 257, 129, 33, QC_MATMUL_MMA_16816},
+        {88, 64, 129, 129, 17, QC_MATMUL_MMA_16816},  {89, 128, 129, 129, 17, QC_MATMUL_MMA_16816},
+        {90, 132, 129, 17, 17, QC_MATMUL_MMA_16816},  {99, 132, 129, 17, 17, QC_MATMUL_MMA_16816},
+        {100, 148, 129, 33, 33, QC_MATMUL_MMA_16816}, {103, 160, 129, 33, 33, QC_MATMUL_MMA_16816},
+        {110, 20, 129, 33, 33, QC_MATMUL_MMA_16816},  {119, 148, 129, 33, 33, QC_MATMUL_MMA_16816},
+        {120, 170, 65, 65, 17, QC_MATMUL_MMA_16816},  {121, 48, 129, 129, 17, QC_MATMUL_MMA_16816},
+        {130, 170, 65, 65, 17, QC_MATMUL_MMA_16816},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        qc_cuda_device d = device(rows[i].sm, rows[i].multiprocessors, 50);
+        expect_gemm_from(d, 8192, 8192, rows[i].tiles, rows[i].below);
+        expect_gemm_from(d, 8192, 8160, rows[i].general, rows[i].below);
+        expect_gemm_from(d, 1024, 8160, rows[i].narrow, rows[i].below);
+    }
 }
 
 static void expect_usage(const qc_cuda_device *d, const qc_matmul_shape *s, int path,
@@ -326,6 +353,11 @@ static void test_stream(void **state)
     assert_int_equal(p.overlaps, 0);
     h.driver_version = h.runtime_version = 12030;
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 1);
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_GEMV, 0).overlaps, 1); /* the sum of its splits */
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_DEQUANT_GEMM, 0).overlaps, 0);
+    h.code = 80; /* compute_80's PTX, compiled by the driver: it has no wait */
+    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 0);
+    h.code = 90;
     h.driver_version = 12020;
     assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).overlaps, 0);
     h.driver_version = a.driver_version = a.runtime_version = 13000;
@@ -375,6 +407,12 @@ static void expect_layout(const qc_cuda_device *d, const qc_matmul_shape *s,
         partials = p->gemm_to_float ? s->m * p->chunk_rows * 4 : 0;
         dense = p->chunk_rows * p->k_padded * 2;
         assert_true(p->chunk_rows >= 1 && p->chunk_rows <= s->n);
+        if (p->dense_apart) {
+            uint64_t rest = s->n - p->chunk_rows;
+            assert_true(p->dense_apart >= dense && p->dense_apart % 256 == 0);
+            dense =
+                p->dense_apart + (rest < p->chunk_rows ? rest : p->chunk_rows) * p->k_padded * 2;
+        }
         assert_true(p->workspace_bytes - p->gemm_offset >= 4 * MIB);
     } else {
         assert_int_equal(p->gemm_offset,
@@ -447,29 +485,42 @@ static void test_workspace(void **state)
 static void test_limits(void **state)
 {
     (void)state;
-    qc_cuda_device h = h200(), a = a100(), r = rtx3090();
-    /* As it suits the device: half of a large L2, 64 MiB beside a small one. */
+    qc_cuda_device h = h200(), a = a100();
+    /* With room for it as the chunk rule has it, which tests/kernel_chunks.c looks at. */
     qc_matmul_shape s = shape(4096, 28672, 8192);
     qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
-    assert_int_equal(p.chunk_rows, 25 * MIB / 16384 / 64 * 64);
+    assert_int_equal(p.chunk_rows, 4096);
+    assert_int_equal(p.dense_apart, 4096 * 16384);
+    assert_int_equal(p.gemm_offset - p.dense_offset, 2 * 4096 * 16384);
     assert_int_equal(p.workspace_bytes - p.gemm_offset, 32 * MIB);
     p = plan_of(&a, &s, QC_MATMUL_AUTO, 0);
-    assert_int_equal(p.chunk_rows, 20 * MIB / 16384 / 64 * 64);
     assert_int_equal(p.workspace_bytes - p.gemm_offset, 4 * MIB);
-    p = plan_of(&r, &s, QC_MATMUL_AUTO, 0);
-    assert_int_equal(p.chunk_rows, 64 * MIB / 16384);
-    /* A narrow weight whole; a row longer than that still 64 at a time. */
+    /* The second buffer has room for the last chunk only, if there are two. */
+    s = shape(1024, 28672, 8192);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.chunk_rows, 16000);
+    assert_int_equal(p.gemm_offset - p.dense_offset, 28672 * 16384);
+    /* A weight with less than three waves whole, in one buffer. */
     s = shape(4096, 100, 8192);
-    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).chunk_rows, 100);
-    s = shape(4096, 8192, 1u << 22);
-    assert_int_equal(plan_of(&h, &s, QC_MATMUL_AUTO, 0).chunk_rows, 64);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.chunk_rows, 100);
+    assert_int_equal(p.dense_apart, 0);
+    /* Weights that share x go one by one, so the largest counts. */
+    s = shape(256, 8192 + 1024 + 1024, 8192);
+    s.parts = 3;
+    s.part_n[0] = s.part_n[2] = 1024;
+    s.part_n[1] = 8192;
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
+    assert_int_equal(p.chunk_rows, 8192);
     /* Fewer rows within a limit, then the tensor cores. */
     s = shape(4096, 28672, 8192);
     p = plan_of(&h, &s, QC_MATMUL_AUTO, 30 * MIB);
     assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
-    assert_true(p.workspace_bytes <= 30 * MIB && p.chunk_rows % 64 == 0 && p.chunk_rows >= 64);
+    assert_true(p.workspace_bytes <= 30 * MIB);
+    assert_int_equal(p.chunk_rows, 1024); /* 1,536 have room, and would be two waves of 132 */
+    assert_int_equal(p.dense_apart, 0);
     assert_int_equal(p.workspace_bytes - p.gemm_offset, 4 * MIB);
-    p = plan_of(&h, &s, QC_MATMUL_AUTO, 5 * MIB + QC_MATMUL_HEADER_BYTES);
+    p = plan_of(&h, &s, QC_MATMUL_AUTO, 5 * MIB + 1024 + QC_MATMUL_HEADER_BYTES);
     assert_int_equal(p.path, QC_MATMUL_DEQUANT_GEMM);
     assert_int_equal(p.chunk_rows, 64);
     p = plan_of(&h, &s, QC_MATMUL_AUTO, 4 * MIB);
@@ -501,7 +552,7 @@ int main(void)
         cmocka_unit_test(test_forced),      cmocka_unit_test(test_run_modes),
         cmocka_unit_test(test_copies_of_x), cmocka_unit_test(test_gemv),
         cmocka_unit_test(test_stream),      cmocka_unit_test(test_workspace),
-        cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_limits),      cmocka_unit_test(test_capabilities),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

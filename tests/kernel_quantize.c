@@ -308,6 +308,26 @@ static void test_rows_bad(void **state)
 }
 
 #ifdef QC_CUDA_SHIM
+/* Rows of 9000 columns are 16 runs in shared memory, 33 KB: four blocks are wanted where two of the
+ * largest kind would be. */
+static void test_rows_resident(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start(__func__);
+    if (qd.device.sm != 90)
+        skip(); /* the numbers below are an sm_90's */
+    assert_int_equal(qd.device.shared_multiprocessor_bytes, 228 << 10);
+    void *src = qz_row_source(&rng, QD_NORMAL, QC_DTYPE_F16, 9000);
+    /* The same kernel with 8 runs, and again with 16: each time what it is launched with. */
+    static const uint64_t cols[] = {9000, 1000, 9000};
+    static const int least[] = {58, 61, 58};
+    for (size_t i = 0; i < sizeof cols / sizeof *cols; i++) {
+        check_rows(QC_DTYPE_F16, 1, cols[i], src, 0, 0, 1);
+        assert_in_range(qc_shim_last_carveout(), least[i], least[i] + 2);
+    }
+    free(src);
+}
+
 /* More than a grid can have, where a grid has one block or three: thread blocks go round. A device
  * comes to that with 2^31 thread blocks only. */
 static void test_grid_steps(void **state)
@@ -375,6 +395,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_rows_without_errors),
 #ifdef QC_CUDA_SHIM
         cmocka_unit_test(test_grid_steps),
+        cmocka_unit_test(test_rows_resident),
 #endif
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,7 @@
  * twins without the fault pass in all. */
 #include "tests/planted/planted_barriers.cuh"
 #include "tests/planted/planted_fragments.cuh"
+#include "tests/planted/planted_overlap.cuh"
 #include "tests/planted/planted_tiles.cuh"
 #include "tests/shim/shim_testing.h"
 
@@ -234,6 +235,48 @@ template <int fault> static bool run_streams()
     return right;
 }
 
+/* ---- kernels that overlap -------------------------------------------------------------------- */
+
+template <int fault> static void step(cudaStream_t s, const float *x, float *y)
+{
+    qc_error err = {};
+    const po_args a = {x, y};
+    if (qc_cuda_launch_overlapping(po_step<fault>, PO_BLOCKS, PO_THREADS, sizeof(po_shared), s,
+                                   true, "po_step", &err, a) != QC_OK)
+        fail_msg("%s", err.msg);
+}
+
+/* A chain of four kernels. The third has the fault; 5: it reads what the first has written, and
+ * the second waits as it should; 6: the kernels' code is of compute_80. */
+template <int fault, bool graph = false> static bool run_overlap()
+{
+    constexpr int kernel = fault == 5 ? 1 : fault == 6 ? 0 : fault;
+    numbers<PO_COUNT> in;
+    float found[PO_COUNT], want[PO_COUNT];
+    for (unsigned i = 0; i < PO_COUNT; i++)
+        want[i] = in.v[i] + (fault == 5 ? 3.0f : 4.0f);
+    device_array<float> x(PO_COUNT, in.v), a(PO_COUNT), b(PO_COUNT), c(PO_COUNT), y(PO_COUNT);
+    cudaGraph_t made = nullptr;
+    cudaGraphExec_t g = nullptr;
+    qc_shim_set_code(fault == 6 ? 80 : 0);
+    if (graph)
+        CUDA_OK(cudaStreamBeginCapture(y.s, cudaStreamCaptureModeThreadLocal));
+    step<0>(y.s, x.p, a.p);
+    step<0>(y.s, a.p, b.p);
+    step<kernel>(y.s, fault == 5 ? a.p : b.p, c.p);
+    step<0>(y.s, c.p, y.p);
+    if (graph) {
+        CUDA_OK(cudaStreamEndCapture(y.s, &made));
+        CUDA_OK(cudaGraphInstantiateWithFlags(&g, made, 0));
+        CUDA_OK(cudaGraphDestroy(made));
+        CUDA_OK(cudaGraphLaunch(g, y.s));
+    }
+    y.get(found);
+    if (graph)
+        CUDA_OK(cudaGraphExecDestroy(g));
+    return equal(found, want, PO_COUNT);
+}
+
 /* ---- all of them ----------------------------------------------------------------------------- */
 
 static const struct planted {
@@ -276,6 +319,14 @@ static const struct planted {
      "was written while a cp.async to it was under way"},
     {"cp.async: reused, not committed", run_reuse<0, true>, run_reuse<2, true>,
      "was written while a cp.async to it was under way"},
+    {"overlap: reads before the wait", run_overlap<0>, run_overlap<1>, NULL},
+    {"overlap: writes before the wait", run_overlap<0>, run_overlap<2>, "before qc_grid_wait"},
+    {"overlap: a warp does not wait", run_overlap<0>, run_overlap<3>,
+     "a thread ends without qc_grid_wait"},
+    {"overlap: reads early into shared memory", run_overlap<0>, run_overlap<4>, NULL},
+    {"overlap: in a graph", run_overlap<0, true>, run_overlap<1, true>, NULL},
+    {"overlap: the last but one kernel's output", run_overlap<0>, run_overlap<5>, NULL},
+    {"overlap: code without the wait", run_overlap<0>, run_overlap<6>, "before qc_grid_wait"},
     {"the host does not wait", run_streams<0>, run_streams<1>, NULL},
     {"a stream does not wait", run_streams<0>, run_streams<2>, NULL},
     {"a buffer filled too early", run_streams<0>, run_streams<3>, NULL},

@@ -449,6 +449,62 @@ static void test_graphs(void **)
     CUDA_OK(cudaStreamDestroy(other));
 }
 
+/* Of streams in one capture only what waits for another comes after it: without the event one of
+ * two graphs has the other order. A stream that the first one does not wait for ends the capture.
+ */
+static void test_graph_order(void **)
+{
+    device_array<int> p(1);
+    cudaStream_t other = stream();
+    cudaEvent_t fork, join;
+    CUDA_OK(cudaEventCreate(&fork));
+    CUDA_OK(cudaEventCreate(&join));
+    for (int waits = 0; waits < 2; waits++) {
+        int found[2];
+        for (int i = 0; i < 2; i++) {
+            cudaGraph_t g;
+            cudaGraphExec_t x;
+            CUDA_OK(cudaStreamBeginCapture(p.s, cudaStreamCaptureModeThreadLocal));
+            CUDA_OK(cudaEventRecord(fork, p.s));
+            CUDA_OK(cudaStreamWaitEvent(other, fork, 0));
+            CUDA_OK(cudaMemsetAsync(p.p, 1, 4, p.s));
+            if (waits) {
+                CUDA_OK(cudaEventRecord(fork, p.s));
+                CUDA_OK(cudaStreamWaitEvent(other, fork, 0));
+            }
+            CUDA_OK(cudaMemsetAsync(p.p, 2, 4, other));
+            CUDA_OK(cudaEventRecord(join, other));
+            CUDA_OK(cudaStreamWaitEvent(p.s, join, 0));
+            CUDA_OK(cudaStreamEndCapture(p.s, &g));
+            CUDA_OK(cudaGraphInstantiateWithFlags(&x, g, 0));
+            CUDA_OK(cudaGraphDestroy(g));
+            CUDA_OK(cudaGraphLaunch(x, p.s));
+            p.get(&found[i]);
+            CUDA_OK(cudaGraphExecDestroy(x));
+        }
+        assert_int_equal(found[0] == found[1], waits);
+        assert_true(!waits || found[0] == 0x02020202);
+    }
+    cudaGraph_t g;
+    unsigned long long id = 0, same = 0;
+    enum cudaStreamCaptureStatus status;
+    CUDA_OK(cudaStreamBeginCapture(p.s, cudaStreamCaptureModeThreadLocal));
+    CUDA_OK(cudaEventRecord(fork, p.s));
+    CUDA_OK(cudaStreamWaitEvent(other, fork, 0));
+    CUDA_OK(cudaStreamGetCaptureInfo(p.s, &status, &id, nullptr, nullptr, nullptr, nullptr));
+    CUDA_OK(cudaStreamGetCaptureInfo(other, &status, &same, nullptr, nullptr, nullptr, nullptr));
+    assert_true(id && id == same);
+    CUDA_OK(cudaMemsetAsync(p.p, 2, 4, other));
+    assert_int_equal(cudaStreamEndCapture(p.s, &g), cudaErrorStreamCaptureUnjoined);
+    assert_null(g);
+    CUDA_OK(cudaStreamGetCaptureInfo(other, &status, &id, nullptr, nullptr, nullptr, nullptr));
+    assert_true(status == cudaStreamCaptureStatusNone && id == 0);
+    (void)cudaGetLastError();
+    CUDA_OK(cudaEventDestroy(fork));
+    CUDA_OK(cudaEventDestroy(join));
+    CUDA_OK(cudaStreamDestroy(other));
+}
+
 /* ---- devices --------------------------------------------------------------------------------- */
 
 static void test_devices(void **)
@@ -540,7 +596,8 @@ int main()
         cmocka_unit_test(test_lazy),           cmocka_unit_test(test_pageable),
         cmocka_unit_test(test_eager),          cmocka_unit_test(test_copies_checked),
         cmocka_unit_test(test_events),         cmocka_unit_test(test_graphs),
-        cmocka_unit_test(test_devices),        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_graph_order),    cmocka_unit_test(test_devices),
+        cmocka_unit_test(test_threads),
     };
     /* First, for the numbers of allocations in its words. */
     const struct CMUnitTest first[] = {cmocka_unit_test(test_bounds)};

@@ -1,13 +1,17 @@
 /* The streaming matmul for up to 8 rows of x (kernels/matmul_stream.cu): accuracy against double
  * sums, what is exact, tiles shared by blocks of threads, several weights with one x.
  *
- *   kernel_stream               quick enough for the CPU shim
- *   kernel_stream --slow        more of everything
- *   kernel_stream --not-ready   with a workspace that was not made ready: must end with a trap
+ *   kernel_stream         quick enough for the CPU shim
+ *   kernel_stream --slow  more of everything
  *
  * What is shared by how many blocks depends on the device's multiprocessors: run with 132 and 3. */
+#include "kernels/matmul_kernels.h"
 #include "kernels/matmul_tuning.h"
 #include "tests/kernel_matmul.h"
+
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
@@ -456,6 +460,12 @@ static void test_groups(void **state)
                       .y_dtype = QC_DTYPE_F16,
                       .path = paths[t % 4]};
         group g;
+        if (job.path == QC_MATMUL_AUTO) { /* a block of threads goes on to the next weight */
+            uint64_t n = 0;
+            for (uint32_t i = 0; i < count; i++)
+                n += specs[i].n;
+            use_blocks(h, n, k, 2);
+        }
         group_make(&g, h, specs, count, job, &rng);
         group_run(&g, h, job.path);
         for (uint32_t i = 0; i < count; i++)
@@ -507,25 +517,102 @@ static void test_group_arguments(void **state)
     qc_matmul_destroy(h);
 }
 
-/* Ends the process on the shim: a trap in the kernel. */
-static int not_ready(void)
+/* ---- what a kernel cannot do ------------------------------------------------------------------
+ */
+
+/* A launch that cannot work: *fault becomes `fault`, if there is one, y and the workspace stay as
+ * they are, and nothing is broken afterwards. */
+static void expect_fault(qc_matmul_call *c, uint32_t *fault, uint32_t want, uint64_t y_bytes,
+                         uint64_t workspace_bytes)
 {
-    qt_rng rng = qt_rng_start("not ready");
-    qc_matmul *h = km_handle();
-    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 64, .k = 8192, .block = 64};
-    km_job job = {.m = 1, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
-    group g;
+    unsigned char *y = km_host(y_bytes), *workspace = km_host(workspace_bytes);
     qc_cuda_stream s = NULL;
-    qc_error err = {0};
-    group_make(&g, h, &spec, 1, job, &rng);
     KM_OK(qc_cuda_stream_create(&s, &km_error));
-    KM_OK(qc_cuda_fill(g.workspace, 0, g.bytes, s, &km_error));
-    qc_status st = qc_matmul_run_group(h, g.ready, g.io, 1, QC_MATMUL_MMA_16816, g.workspace,
-                                       g.bytes, s, &err);
-    if (st == QC_OK)
-        st = qc_cuda_stream_synchronize(s, &err);
-    print_message("%s\n", st == QC_OK ? "nothing happened" : err.msg);
-    return 1;
+    for (int with = 0; with < 2; with++) {
+        *fault = 0;
+        c->fault = with ? fault : NULL;
+        KM_OK(qc_cuda_fill(c->y, 0xcd, y_bytes, s, &km_error));
+        KM_OK(qc_stream_launch(c, 1, s, &km_error));
+        km_download(y, c->y, y_bytes, s);
+        km_download(workspace, c->counters, workspace_bytes, s);
+        assert_int_equal(*fault, with ? want : 0);
+        for (uint64_t i = 0; i < y_bytes; i++)
+            QT_CHECK(y[i] == 0xcd, "byte %" PRIu64 " of y was written", i);
+        for (uint64_t i = 4; i < workspace_bytes; i++)
+            QT_CHECK(workspace[i] == 0, "byte %" PRIu64 " of the workspace was written", i);
+    }
+    qc_cuda_stream_destroy(s);
+    free(y);
+    free(workspace);
+}
+
+/* A tile that 16 blocks of threads share, with a workspace that was not made ready, then (on the
+ * shim, where that can be had) with shared memory that begins too late, then with all as it has to
+ * be: as if nothing had happened. */
+static void test_faults(void **state)
+{
+    (void)state;
+    qt_rng rng = qt_rng_start("faults");
+    qc_matmul *h = km_handle();
+    km_spec spec = {.kind = QC_WEIGHTS_NF4, .n = 64, .k = 1216, .block = 64, .nested = 1};
+    km_job job = {.m = 2, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
+    km_weight w;
+    km_data d;
+    void *bx = NULL, *by = NULL, *workspace = NULL, *word = NULL;
+    qc_cuda_stream s = NULL;
+    use_blocks(h, spec.n, spec.k, 16);
+    km_weight_make(&w, h, &spec, &rng);
+    km_data_make(&d, &w, &job, &rng);
+    km_run(h, &w, &d);
+    uint64_t x_bytes = job.m * spec.k * 2, y_bytes = job.m * spec.n * 2;
+    qc_matmul_plan p = plan_of(h, &spec, &job);
+    assert_true(p.variant == QC_MATMUL_STREAM && p.meets && p.blocks == 16);
+    KM_OK(qc_cuda_stream_create(&s, &km_error));
+    KM_OK(qc_cuda_malloc(&workspace, p.workspace_bytes, &km_error));
+    KM_OK(qc_cuda_host_malloc(&word, sizeof(uint32_t), &km_error));
+    KM_OK(qc_cuda_fill(workspace, 0, p.workspace_bytes, s, &km_error));
+    KM_OK(qc_cuda_stream_synchronize(s, &km_error));
+    qc_matmul_call c = {.plan = p,
+                        .weights = w.ready,
+                        .m = job.m,
+                        .n = spec.n,
+                        .k = spec.k,
+                        .x = km_upload(d.x, x_bytes, 0, &bx),
+                        .x_dtype = job.x_dtype,
+                        .ldx = spec.k,
+                        .y = km_upload(d.y, y_bytes, 0, &by),
+                        .y_dtype = job.y_dtype,
+                        .ldy = spec.n,
+                        .partials = (float *)(void *)((char *)workspace + p.partial_offset),
+                        .counters = workspace};
+    for (int complete = 0; complete < 2; complete++) {
+        c.weights.complete = complete;
+        expect_fault(&c, word, QC_MATMUL_FAULT_WORKSPACE, y_bytes, p.workspace_bytes);
+    }
+#ifdef QC_CUDA_SHIM
+    if (p.shared_bytes > 100u << 10) { /* the table lies apart */
+        qc_shim_set_shared_begin(40u << 10);
+        expect_fault(&c, word, QC_MATMUL_FAULT_SHARED, y_bytes, p.workspace_bytes);
+        qc_shim_set_shared_begin(1024);
+    }
+#endif
+    uint16_t *y = km_host(y_bytes);
+    c.fault = word;
+    *c.fault = 0;
+    KM_OK(qc_matmul_workspace_init(workspace, p.workspace_bytes, s, &km_error));
+    KM_OK(qc_stream_launch(&c, 1, s, &km_error));
+    km_download(y, c.y, y_bytes, s);
+    assert_int_equal(*c.fault, 0);
+    assert_memory_equal(y, d.y, y_bytes);
+    free(y);
+    qc_cuda_stream_destroy(s);
+    qc_cuda_host_free(word);
+    qc_cuda_free(workspace);
+    qc_cuda_free(bx);
+    qc_cuda_free(by);
+    km_data_free(&d);
+    km_weight_free(&w);
+    qc_matmul_destroy(h);
 }
 
 int main(int argc, char **argv)
@@ -541,14 +628,13 @@ int main(int argc, char **argv)
         print_message("skipped: this device is sm_%u\n", sm);
         return 77;
     }
-    if (argc > 1 && strcmp(argv[1], "--not-ready") == 0)
-        return not_ready();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_shapes),     cmocka_unit_test(test_kinds),
         cmocka_unit_test(test_scales),     cmocka_unit_test(test_shared_tiles),
         cmocka_unit_test(test_few_blocks), cmocka_unit_test(test_bf16_range),
         cmocka_unit_test(test_identity),   cmocka_unit_test(test_not_finite),
         cmocka_unit_test(test_groups),     cmocka_unit_test(test_group_arguments),
+        cmocka_unit_test(test_faults),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -9,6 +9,10 @@
 
 #include "kernels/matmul_kernels.h"
 
+#ifdef QC_CUDA_SHIM
+#include <shim_control.h>
+#endif
+
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 static int slow;
@@ -231,6 +235,8 @@ static int plan_of(qc_matmul_plan *p, const qc_cuda_device *d, const qc_matmul_s
 
 #define PARTS_MOST 3
 
+static uint32_t *fault; /* of calls launched directly */
+
 /* y of `count` weights that share x in one launch, to d[i].y. x of d[0] for all. */
 static void run_directly(const qc_matmul_plan *p, const km_weight *w, km_data *d, uint32_t count)
 {
@@ -256,7 +262,8 @@ static void run_directly(const qc_matmul_plan *p, const km_weight *w, km_data *d
                                 .y = y[i],
                                 .y_dtype = d->job.y_dtype,
                                 .ldy = d[i].n,
-                                .partials = partials[i]};
+                                .partials = partials[i],
+                                .fault = fault};
     }
     KM_OK(qc_tiles_launch(c, count, s, &km_error));
     for (uint32_t i = 0; i < count; i++) {
@@ -282,6 +289,45 @@ static void check_directly(const qc_matmul_plan *p, const km_spec *spec, uint64_
     km_data_free(&d);
     km_weight_free(&w);
 }
+
+#ifdef QC_CUDA_SHIM
+/* A block whose shared memory begins where the wide table has no room: the call's word says so, no
+ * element of y is written, and the device goes on. */
+static void test_no_room_for_the_table(void **state)
+{
+    (void)state;
+    const qc_cuda_device d = device(90, 4, 227);
+    const km_spec spec = next_spec(0, 260, 448);
+    const km_job job = {.m = 12, .x_dtype = QC_DTYPE_F16, .y_dtype = QC_DTYPE_F16};
+    qc_matmul_shape s = shape(&spec, job.m);
+    qc_matmul_plan p;
+    km_weight w;
+    km_data data;
+    void *word = NULL;
+    assert_true(plan_of(&p, &d, &s));
+    p.splits = 1;
+    p.split_k = s.k;
+    p.worker_k = 0;
+    km_weight_make(&w, handle, &spec, &rng);
+    km_data_make(&data, &w, &job, &rng);
+    KM_OK(qc_cuda_host_malloc(&word, sizeof *fault, &km_error));
+    fault = word;
+    for (unsigned i = 0; i < 2; i++) {
+        *fault = 0;
+        qc_shim_set_shared_begin(i == 0 ? 2048 : 1024);
+        run_directly(&p, &w, &data, 1);
+        assert_int_equal(*fault, i == 0 ? QC_MATMUL_FAULT_SHARED : 0);
+        if (i == 0)
+            for (uint64_t e = 0; e < job.m * data.n; e++)
+                assert_int_equal(data.y[e], 0xffff);
+    }
+    km_check(&w, &data, rounding_of(&spec));
+    fault = NULL;
+    qc_cuda_host_free(word);
+    km_data_free(&data);
+    km_weight_free(&w);
+}
+#endif
 
 /* Tables and rings for every amount of shared memory. */
 static void test_every_memory(void **state)
@@ -471,11 +517,19 @@ int main(int argc, char **argv)
         return 77;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_takes),        cmocka_unit_test(test_plans),
-        cmocka_unit_test(test_every_m),      cmocka_unit_test(test_every_n_and_k),
-        cmocka_unit_test(test_every_scale),  cmocka_unit_test(test_every_workspace),
-        cmocka_unit_test(test_not_finite),   cmocka_unit_test(test_every_memory),
-        cmocka_unit_test(test_every_worker), cmocka_unit_test(test_groups),
+        cmocka_unit_test(test_takes),
+        cmocka_unit_test(test_plans),
+        cmocka_unit_test(test_every_m),
+        cmocka_unit_test(test_every_n_and_k),
+        cmocka_unit_test(test_every_scale),
+        cmocka_unit_test(test_every_workspace),
+        cmocka_unit_test(test_not_finite),
+        cmocka_unit_test(test_every_memory),
+        cmocka_unit_test(test_every_worker),
+        cmocka_unit_test(test_groups),
+#ifdef QC_CUDA_SHIM
+        cmocka_unit_test(test_no_room_for_the_table),
+#endif
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     qc_matmul_destroy(handle);

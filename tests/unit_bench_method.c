@@ -69,13 +69,93 @@ static void turns(void **state)
 static void rounds(void **state)
 {
     (void)state;
-    assert_int_equal(qc_bench_rounds(30, 0.01, 100, 10), 30);
-    assert_int_equal(qc_bench_rounds(30, 1, 100, 10), 20); /* twice the mean share of 10 s */
-    assert_int_equal(qc_bench_rounds(30, 100, 100, 10), 2);
-    assert_int_equal(qc_bench_rounds(30, 1, -5, 10), 2);
-    assert_int_equal(qc_bench_rounds(1, 100, 1, 10), 1);
-    assert_int_equal(qc_bench_rounds(30, 0, 100, 10), 30);
-    assert_int_equal(qc_bench_rounds(30, 0, 0, 0), 30);
+    assert_int_equal(qc_bench_rounds(30, 0.01, 10), 30);
+    assert_int_equal(qc_bench_rounds(30, 1, 20), 20);
+    assert_int_equal(qc_bench_rounds(30, 100, 10), 2);
+    assert_int_equal(qc_bench_rounds(30, 1, -5), 2);
+    assert_int_equal(qc_bench_rounds(1, 100, 1), 1);
+    assert_int_equal(qc_bench_rounds(30, 0, 10), 30);
+    assert_int_equal(qc_bench_rounds(30, 0, 0), 30);
+}
+
+/* A round at the roof, as docs/bench.md calculates it. */
+static double round_seconds(const qc_bench_request *q, const qc_bench_roof *roof, uint32_t shape,
+                            uint64_t m)
+{
+    const qc_bench_shape *s = &q->shapes[shape];
+    uint64_t weights[3] = {2 * s->n * s->k};
+    double us = 0;
+    for (uint32_t i = 0; i < q->scheme_count; i++)
+        weights[1 + i] = qc_bench_weight_bytes(q->schemes[i], s->n, s->k);
+    for (uint32_t i = 0; i <= q->scheme_count; i++) {
+        double graph = 20 * qc_bench_floor_us(roof, qc_bench_bytes(weights[i], m, s->n, s->k),
+                                              qc_bench_flops(m, s->n, s->k));
+        us += 2 * (graph > 2000 ? graph : 2000);
+    }
+    return us / 1e6;
+}
+
+/* The shapes that the first minutes on a GPU are for: every point gets as many rounds as the
+ * others, whatever it costs, and with very little time its two. A share in equal parts gave the
+ * first points 30 rounds and left the last ones out. */
+static void shares(void **state)
+{
+    (void)state;
+    static const qc_bench_shape shapes[] = {{"given", "a", 28672, 8192, 0, 0, {0}},
+                                            {"given", "b", 8192, 28672, 0, 0, {0}},
+                                            {"given", "c", 8192, 8192, 0, 0, {0}},
+                                            {"given", "d", 1024, 8192, 0, 0, {0}}};
+    static const uint64_t m[] = {1, 8, 16, 32, 64, 256, 1024, 4096};
+    static const qc_bench_scheme schemes[] = {QC_BENCH_NF4, QC_BENCH_INT8};
+    const qc_bench_request q = {.shapes = shapes,
+                                .shape_count = 4,
+                                .m = m,
+                                .m_count = 8,
+                                .schemes = schemes,
+                                .scheme_count = 2};
+    const qc_bench_result r = {.roof = {.copy_gbps.median = 2800, .gemm_tflops.median = 600}};
+    double all = 0;
+    for (uint32_t s = 0; s < 4; s++)
+        for (uint32_t i = 0; i < 8; i++)
+            all += round_seconds(&q, &r.roof, s, m[i]);
+    assert_true(all > 1.3 && all < 1.7); /* docs/bench.md: about 1.5 s for a round of everything */
+    const double budgets[] = {1, 5 * all, 15 * all, 1000 * all};
+    for (size_t b = 0; b < sizeof budgets / sizeof *budgets; b++) {
+        double left = budgets[b];
+        uint32_t want = budgets[b] < 2 * all ? 2 : (uint32_t)(budgets[b] / all + 1e-6);
+        for (uint32_t s = 0; s < 4; s++)
+            for (uint32_t i = 0; i < 8; i++) {
+                double round = round_seconds(&q, &r.roof, s, m[i]);
+                uint32_t rounds =
+                    qc_bench_rounds(30, round, qc_bench_share(&q, &r, s, i, left) + 1e-9);
+                assert_int_equal(rounds, want < 30 ? want : 30);
+                left -= rounds * round;
+            }
+        assert_true(left >= -2 * all);
+    }
+    /* The last one has all that is left. */
+    assert_float_equal(qc_bench_share(&q, &r, 3, 7, 7.5), 7.5, 1e-9);
+    assert_true(qc_bench_share(&q, &r, 0, 0, -1) == 0);
+}
+
+static void parts(void **state)
+{
+    (void)state;
+    qc_bench_shape shape = {"given", "64+40x256", 104, 256, 0, 2, {64, 40}};
+    qc_bench_scheme scheme = QC_BENCH_NF4;
+    qc_bench_request q = {
+        .shapes = &shape, .shape_count = 1, .schemes = &scheme, .scheme_count = 1};
+    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_OK); /* at element 16384 */
+    shape.parts[0] = 40;
+    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_ERR_USAGE);
+    scheme = QC_BENCH_NF4_PLAIN;
+    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_OK);
+    shape.k = 200; /* 8000 */
+    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_OK);
+    shape.parts[0] = 41;
+    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_ERR_USAGE);
+    scheme = QC_BENCH_INT8;
+    assert_int_equal(qc_bench_check_parts(&q, NULL), QC_OK);
 }
 
 static void spreads(void **state)
@@ -109,8 +189,9 @@ static void spreads(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies), cmocka_unit_test(launches), cmocka_unit_test(turns),
-        cmocka_unit_test(rounds), cmocka_unit_test(spreads),
+        cmocka_unit_test(copies),  cmocka_unit_test(launches), cmocka_unit_test(turns),
+        cmocka_unit_test(rounds),  cmocka_unit_test(shares),   cmocka_unit_test(parts),
+        cmocka_unit_test(spreads),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

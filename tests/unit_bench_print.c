@@ -148,6 +148,38 @@ static void json(void **state)
     has(f, "\"rotation\": {\"copies\": 5, \"bytes\": 30000, \"launches\": 20}");
     has(f, "\"left_out\": 1");
     has(f, "{\"model\": \"Tiny\", \"scheme\": \"nf4\", \"m\": 1, \"us\": ");
+    has(f, "\"failed\": [],\n  \"complete\": false");
+}
+
+/* What was wrong or did not run is named in each form, with its point or without one. */
+static void failed(void **state)
+{
+    fixture *f = *state;
+    qc_bench_failure failures[] = {
+        {.shape = 1, .scheme = QC_BENCH_NF4, .m = 16, .path = "gemv", .what = "it is wrong"},
+        {.shape = 0, .scheme = QC_BENCH_SCHEME_COUNT, .m = 1, .path = "cublas", .what = "refused"},
+        {.shape = QC_BENCH_NO_SHAPE, .scheme = QC_BENCH_SCHEME_COUNT, .what = "no roof"}};
+    const char *list = "\nWrong, or could not run:\n\n"
+                       "- Tiny down M=16 nf4 (gemv): it is wrong\n"
+                       "- Tiny q, o M=1 (cublas): refused\n"
+                       "- no roof\n";
+    f->r.failed = failures;
+    f->r.failed_count = 3;
+    f->r.complete = 1;
+    assert_int_equal(qc_bench_text(&request, &f->r, &f->arena, &f->out, NULL), QC_OK);
+    has(f, list);
+    f->out.len = 0;
+    assert_int_equal(qc_bench_markdown(&request, &f->r, &f->out, NULL), QC_OK);
+    has(f, list);
+    f->out.len = 0;
+    assert_int_equal(qc_bench_json(&request, &f->r, &f->out, NULL), QC_OK);
+    has(f, "\"layer\": \"down\",\n      \"n\": 128,\n      \"k\": 64,\n      \"m\": 16,\n"
+           "      \"scheme\": \"nf4\",\n      \"path\": \"gemv\",\n"
+           "      \"what\": \"it is wrong\"");
+    has(f, "\"scheme\": null,\n      \"path\": \"cublas\"");
+    has(f, "\"m\": null,\n      \"scheme\": null,\n      \"path\": null,\n"
+           "      \"what\": \"no roof\"");
+    has(f, "\"complete\": true");
 }
 
 int main(void)
@@ -157,6 +189,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(text, setup, teardown),
         cmocka_unit_test_setup_teardown(markdown, setup, teardown),
         cmocka_unit_test_setup_teardown(json, setup, teardown),
+        cmocka_unit_test_setup_teardown(failed, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

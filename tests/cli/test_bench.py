@@ -5,9 +5,12 @@ import copy
 import io
 import json
 import os
+import random
 import re
+import shutil
 import subprocess
 import sys
+import time
 import unittest
 from contextlib import redirect_stderr
 from unittest import mock
@@ -210,13 +213,159 @@ class Shim(QconvCase):
         self.assertEqual(r["device"]["sm"], 90)
 
     def test_out_of_memory(self):
-        """Where nothing can be left out, it is an error in one line."""
-        for n in [1, 5, 9]:
-            self.fails(1, "bench", "--shapes", TINY, "--m", "1", "--rounds", "1", "-q",
-                       env={"QC_SHIM_FAIL_MALLOC": str(n)}, has="out of memory")
+        """Without its least there is no run; what one thing lacks fails that thing."""
+        for code, n in [(1, 1), (4, 6), (4, 10)]:
+            r = self.run_qconv("bench", "--shapes", TINY, "--m", "1", "--rounds", "1", "--path", "gemv", "-q",
+                               env={"QC_SHIM_FAIL_MALLOC": str(n)})
+            self.assertEqual((r.returncode, r.stderr.count(b"\n")), (code, code // 4 + 1), r.stderr)
+            self.assertIn(b"out of memory", r.stderr)
 
     def test_output_is_checked_first(self):
         self.fails(1, "bench", "--output", self.path("no", "folder", "o.json"), has="--output")
+
+    # ---- what goes wrong on the way ----
+
+    def partly(self, code, *args, env):
+        """Standard output, the sentences on standard error, and the result of --output."""
+        r = self.run_qconv("bench", "--rounds", "1", "-q", "--output", "o.json", *args, env=env,
+                           timeout=200)
+        self.assertEqual(r.returncode, code, r.stderr)
+        with open(self.path("o.json")) as f:
+            return r.stdout.decode(), r.stderr.decode().splitlines(), json.load(f)
+
+    def test_goes_on_after_a_failure(self):
+        """One launch of ours is refused, and cuBLAS is right in plain launches and wrong in a graph:
+        that much is named and has no times; all else has."""
+        text, told, r = self.partly(4, "--shapes", TINY, "--m", "1,3", "--path", "gemv", "--markdown", env={
+            "QC_SHIM_FAIL_LAUNCH": "matmul_gemv:1", "FAKE_CUBLAS_WRONG": "3:2"})
+        self.assertEqual([(x["m"], x["scheme"], bool(x["ratio"]), bool(x["dense_us"]), bool(x["dense_rotation"]))
+                          for x in r["rows"]],
+                         [(1, "int8", True, True, True), (3, "nf4", False, False, False),
+                          (3, "int8", False, False, False)])
+        self.assertEqual([(f["model"], f["layer"], f["n"], f["k"], f["m"], f["scheme"], f["path"])
+                          for f in r["failed"]],
+                         [("given", TINY, 64, 192, 1, "nf4", "gemv"), ("given", TINY, 64, 192, 3, None, "cublas")])
+        self.assertIn("cudaErrorLaunchOutOfResources", r["failed"][0]["what"])
+        self.assertRegex(r["failed"][1]["what"], "cuBLAS on CPU shim sm_80 is wrong when it is replayed as a graph")
+        self.assertEqual((r["complete"], r["left_out"], len(r["kernels"])), (True, 0, 8))
+        self.assertEqual(performance.kernel_section(r), text)
+        self.assertEqual(len(told), 3)
+        for line, f in zip(told, r["failed"]):
+            self.assertEqual(line, "qconv: " + performance.failure_text(f))
+        self.assertIn("2 of the results asked for are wrong", told[2])
+        self.assertEqual(sorted(members(r, set()) - set(re.findall(r"`([^`]+)`", page("bench.md")))), [])
+
+    def test_results_that_are_looked_at(self):
+        """The plain launch is right in each of these. Launches of ours do nothing from the one with the
+        second copy of the weights on, or from those on that a graph is made of; cuBLAS is wrong in the
+        last replay of the rounds only."""
+        copies = 0
+        for variable, value, path, words in [
+                ("QC_SHIM_SKIP", lambda: "matmul_gemv:2", "gemv", r"is wrong with copy 2 of (\d+) of its weights: "),
+                # Plain launches are one for each copy and one before the graph is made.
+                ("QC_SHIM_SKIP", lambda: "matmul_gemv:%d" % (copies + 2), "gemv",
+                 "is wrong when it is replayed as a graph: "),
+                ("FAKE_CUBLAS_WRONG", lambda: "1:3", "cublas", "is wrong when it is replayed as a graph: ")]:
+            _, _, r = self.partly(4, "--shapes", TINY, "--m", "1", "--path", "gemv", "--scheme", "nf4",
+                                  env={variable: value()})
+            self.assertEqual([f["path"] for f in r["failed"]], [path])
+            self.assertRegex(r["failed"][0]["what"], words + "normwise error (nan|0[.])")
+            self.assertEqual([x["ratio"] for x in r["rows"]], [None] * (path == "cublas"))
+            copies = copies or int(re.search(words, r["failed"][0]["what"]).group(1))
+
+    def test_roofs_and_quantizers_that_fail(self):
+        _, told, r = self.partly(4, "--shapes", TINY, "--m", "1", "--path", "gemv", "--scheme", "int8", env={
+            "QC_SHIM_FAIL_LAUNCH": "quantize_rows:1", "FAKE_CUBLAS_FAIL": "64"})
+        self.assertEqual((r["roof"]["gemm_tflops"], len(r["kernels"]), len(r["rows"])), (None, 7, 1))
+        self.assertEqual([(f["layer"], f["m"], f["path"]) for f in r["failed"]], [(None, None, None)] * 2)
+        self.assertIn("cuBLAS on a large product could not be measured", told[0])
+        self.assertIn("the kernel 'int8 rows from bf16'", told[1])
+
+    def test_every_point_says_so(self):
+        """Without a truth nothing of a scheme can be checked; a GPU does not have the kernel asked for."""
+        _, told, r = self.partly(4, "--shapes", TINY, "--m", "1,2", "--path", "gemv", env={
+            "QC_SHIM_FAIL_LAUNCH": "matmul_reference:2"})
+        self.assertEqual([(f["m"], f["scheme"], f["path"]) for f in r["failed"]], [(1, "nf4", None), (2, "nf4", None)])
+        self.assertEqual([(x["m"], x["scheme"], bool(x["ratio"])) for x in r["rows"]],
+                         [(1, "int8", True), (2, "int8", True)])
+        self.device = self.device.replace("sm_80", "sm_70")
+        _, told, r = self.partly(4, "--shapes", TINY, "--m", "1,2", "--path", "mma-16816", "--scheme", "nf4",
+                                 env={})
+        self.assertEqual(([f["m"] for f in r["failed"]], r["rows"], r["left_out"]), ([1, 2], [], 0))
+
+    def test_dead_device(self):
+        """An error that sticks ends the run; what was measured before is in the file."""
+        text, told, r = self.partly(1, "--shapes", TINY + ",33x65", "--m", "1", "--path", "gemv", "--scheme",
+                                    "nf4", env={"QC_SHIM_DIE_AT": "matmul_reference:3"})
+        self.assertEqual((text, r["complete"], len(r["kernels"])), ("", False, 8))
+        self.assertEqual([x["layer"] for x in r["rows"]], [TINY])
+        self.assertEqual([f["layer"] for f in r["failed"]], ["33x65"])
+        self.assertIn("answers nothing any more", told[-1])
+        self.assertIn("cudaErrorIllegalAddress", told[-1])
+
+    def start(self, *args):
+        env = dict(os.environ, QC_SHIM_DEVICES=self.device, QCONV_LIBCUBLAS=self.cublas)
+        p = subprocess.Popen([SHIM, "bench", "--rounds", "1", "-q", *args], cwd=self.dir, env=env,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        self.addCleanup(lambda: [p.poll() is None and p.kill(), p.communicate()])
+        return p
+
+    def wait_for(self, p, name, rows):
+        """The file's JSON, valid whenever it is looked at, once it has so many rows."""
+        while p.poll() is None:
+            if os.path.exists(self.path(name)):
+                with open(self.path(name)) as f:
+                    r = json.load(f)
+                if len(r["rows"]) >= rows:
+                    return r
+            time.sleep(0.002)
+        self.fail("ended before %d rows: %s" % (rows, p.communicate()))
+
+    def test_killed(self):
+        """At any moment: the file is whole, with whole rows in their order."""
+        order = [(layer, m, s) for layer in (TINY, "33x65") for m in (1, 2, 3, 4) for s in ("nf4", "int8")]
+        rng = random.Random(16)
+        for rows in (0, 2, 6):
+            p = self.start("--shapes", TINY + ",33x65", "--m", "1,2,3,4", "--path", "gemv", "--output", "o.json")
+            self.wait_for(p, "o.json", rows)
+            time.sleep(rng.random() / 4)
+            p.kill()
+            p.communicate()
+            with open(self.path("o.json")) as f:
+                r = json.load(f)
+            got = [(x["layer"], x["m"], x["scheme"]) for x in r["rows"]]
+            self.assertEqual(got, order[:len(got)])
+            self.assertEqual((r["complete"], r["failed"], r["left_out"]), (False, [], 0))
+            self.assertIsNotNone(r["roof"]["copy_gbps"])
+            for x in r["rows"]:
+                self.check_row(x, r, 1)
+            self.assertIn("ended before all was measured", performance.kernel_section(r))
+            os.remove(self.path("o.json"))
+
+    def test_killed_while_tuning(self):
+        p = self.start("--tune", "--shapes", "64x256", "--m", "1,2", "--scheme", "nf4", "--save", "t.json",
+                       "--output", "o.json")
+        self.wait_for(p, "o.json", 1)
+        self.wait_for(p, "t.json", 0)
+        p.kill()
+        p.communicate()
+        with open(self.path("o.json")) as f:
+            self.assertEqual([json.load(f)["complete"]], [False])
+        self.device = "none" # a table that did not load would be exit code 3
+        self.fails(5, "bench", "--tuning", "t.json", has="no GPU to measure")
+
+    def test_output_that_goes_away(self):
+        """Measuring goes on, and standard output has the result."""
+        os.mkdir(self.path("d"))
+        p = self.start("--shapes", TINY, "--m", "1", "--path", "gemv", "--scheme", "nf4", "--json", "--output",
+                       "d/o.json")
+        self.wait_for(p, "d/o.json", 0)
+        shutil.rmtree(self.path("d"))
+        text, told = p.communicate()
+        self.assertEqual(p.returncode, 1, told)
+        self.assertIn(b"d/o.json", told)
+        r = json.loads(text)
+        self.assertEqual((r["complete"], len(r["rows"])), (True, 1))
 
 
 class Peer(unittest.TestCase):
@@ -233,9 +382,10 @@ class Peer(unittest.TestCase):
         self.assertEqual(peer.launches_of(6, 20, 7.2, 2000), 282)
         self.assertEqual(peer.copies_of(35 << 20, 50 << 20, 100 << 20), 2)
         self.assertEqual([peer.turn(i // 4, i % 4, 2) for i in range(8)], [0, 1, 1, 0, 1, 0, 0, 1])
-        self.assertEqual(peer.rounds_of(30, 1, 100, 10), 20)
         self.assertEqual(peer.spread([3, 1]), {"median": 2, "p10": 1.2, "p90": 2.8, "samples": 2})
         self.assertEqual(peer.weight_bytes(8192, 8192), 33554432 + 1048576 + 16384 + 1024)
+        # Its own: shares of the time in equal parts.
+        self.assertEqual(peer.rounds_of(30, 1, 100, 10), 20)
 
     def test_missing(self):
         program = os.path.join(ROOT, "bench", "bench_kernels_bitsandbytes.py")
@@ -347,6 +497,15 @@ class Page(QconvCase):
     def test_other_devices_are_not_compared(self):
         self.theirs["device"]["name"] = "Made Up 2"
         self.assertNotIn("Beside", self.lines(kernels_a=self.ours, kernels_b=self.theirs))
+
+    def test_a_run_that_ended_early_says_so(self):
+        self.assertNotIn("ended before", self.lines(kernels_a=self.ours))
+        self.ours["complete"] = False
+        self.ours["failed"] = [{"model": "given", "layer": "8x8", "n": 8, "k": 8, "m": 4, "scheme": "nf4",
+                                "path": None, "what": "it is wrong"}]
+        text = self.lines(kernels_a=self.ours)
+        self.assertIn("**The run ended before all was measured**", text)
+        self.assertIn("- given 8x8 M=4 nf4: it is wrong\n", text)
 
     def test_the_shim_is_no_gpu(self):
         self.ours["device"]["name"] = "CPU shim sm_90"

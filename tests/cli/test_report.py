@@ -381,6 +381,13 @@ class Report(OutputCase):
         self.assertEqual((got["device"], got["copy_gbps"], got["gemm_tflops"]),
                          ("A <GPU>", 4000.0, None))
         self.assertEqual([r["here"] for r in got["rows"]], [False, False, True, True])
+        self.assertEqual((got["complete"], got["failed"]), (True, 0))
+        self.write("b.json", json.dumps(dict(self.bench(), complete=False, failed=[{"what": "x"}])))
+        got = self.json("o", "--bench", "b.json")["bench"]
+        self.assertEqual((got["complete"], got["failed"]), (False, 1))
+        page = "".join(self.page("o", "--bench", "b.json")[1].itertext())
+        self.assertIn("The run ended before all was measured", page)
+        self.assertIn("1 of its results were wrong or could not be had", page)
         bad = self.bench()
         bad["rows"][1]["us"] = {"median": -1.0}
         for text in ("{}", "[]", "nonsense", json.dumps(bad),

@@ -111,6 +111,24 @@ class Shim(OutputCase):
         self.assertIn("\nKernels as t.json says.\n", self.ok("bench", "--tuning", "t.json", "--shapes", TINY, "--m", "2",
                                      "--rounds", "1", "--scheme", "nf4"))
 
+    def test_candidates_that_fail(self):
+        """One that is refused is named and the others are compared; without a truth there is no row."""
+        counts = []
+        for env in [{"QC_SHIM_FAIL_LAUNCH": "matmul_gemv:1"}, {"QC_SHIM_FAIL_LAUNCH": "matmul_reference:1"}]:
+            r = self.run_qconv("bench", "--tune", "--shapes", TINY, "--m", "2", "--rounds", "3", "--scheme", "nf4",
+                               "-q", "--output", "o.json", env=env, timeout=300)
+            self.assertEqual(r.returncode, 4, r.stderr)
+            with open(self.path("o.json")) as f:
+                result = json.load(f)
+            self.assertEqual(([x["m"] for x in result["failed"]], result["complete"]), ([2], True))
+            self.assertIn(b"cudaErrorLaunchOutOfResources", r.stderr)
+            counts.append([x["candidates"] for x in result["rows"]])
+            if counts[-1]:
+                self.assertEqual(result["failed"][0]["path"], "gemv")
+                self.assertNotEqual(result["rows"][0]["plan"]["path"], "gemv")
+        self.assertEqual(len(counts[0]), 1)
+        self.assertEqual(counts[1], [])
+
     def check_result(self, result):
         self.assertEqual((result["command"], result["left_out"]), ("bench --tune", 0))
         self.assertEqual([(x["n"], x["k"], x["m"], x["m_least"], x["m_most"]) for x in result["rows"]],

@@ -26,8 +26,13 @@ import time
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# As cmake/qconv_cuda.cmake has them.
-ARCHITECTURES = {"old": (70, 80, 86, 89, 90), "new": (75, 80, 86, 89, 90)}
+# As cmake/qconv_cuda.cmake has them: from this version of CUDA on, these.
+ARCHITECTURES = (((11, 8), (70, 80, 86, 89, 90)), ((12, 8), (70, 80, 86, 89, 90, 100, 120)),
+                 ((13, 0), (75, 80, 86, 89, 90, 100, 120)))
+# Which another one stands for where --lean is asked for: they have the same instructions, and the
+# compilers make nearly the same of them. (Of 271 kernels, CUDA 13.0 gives sm_86 and sm_89 the same
+# number of registers and of instructions in all, and sm_80 and sm_86 in 129.)
+STOOD_FOR = {86: 80, 89: 80}
 SOURCES = (("kernels", "*.cu"), ("bench", "ceilings_*.cu"))
 FLAGS = ["-std=c++17", "-O3", "-DNDEBUG", "-fmad=false", "-Werror=all-warnings",
          "-Xptxas=-v,-warn-spills,-warn-lmem-usage",
@@ -113,7 +118,7 @@ class Toolkit:
             self.cuobjdump = beside
 
     def architectures(self):
-        return ARCHITECTURES["old" if self.version < (13, 0) else "new"]
+        return [known for since, known in ARCHITECTURES if since <= self.version][-1]
 
     def compile(self, source, out, architectures):
         """What nvcc said; Problem if it failed."""
@@ -208,6 +213,7 @@ def read_ptxas(text):
 def read_sass(text):
     """{(mangled name, architecture): {counted: n, "instructions": n}}"""
     patterns = {k: re.compile(v) for k, v in COUNTED.items()}
+    counted_as = {}  # by opcode: there are some hundred of them, in millions of lines
     found = {}
     architecture = at = None
     for line in text.splitlines():
@@ -224,8 +230,11 @@ def read_sass(text):
         m = re.match(r"\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", line)
         if m and at is not None:
             at["instructions"] += 1
-            for name, pattern in patterns.items():
-                at[name] += pattern.match(m.group(1)) is not None
+            opcode = m.group(1)
+            if opcode not in counted_as:
+                counted_as[opcode] = [n for n, p in patterns.items() if p.match(opcode)]
+            for name in counted_as[opcode]:
+                at[name] += 1
     return found
 
 
@@ -323,9 +332,14 @@ def print_table(rows):
                                                       zip(wide[1:], s[1:]))).rstrip())
 
 
-def lean(toolkit, newest):
-    """What the newest one lacks, and one of what both have."""
-    return [a for a in toolkit.architectures() if a == 80 or a not in newest.architectures()]
+def lean(toolkit, toolkits):
+    """Every architecture that no other one stands for, once: an older toolkit has what the newest
+    lacks, and sm_80; the newest has the rest."""
+    newest = max(toolkits, key=lambda t: t.version)
+    kept = [a for a in toolkit.architectures() if a not in STOOD_FOR]
+    if toolkit is newest:
+        return [a for a in kept if a != 80 or len(toolkits) == 1]
+    return [a for a in kept if a == 80 or a not in newest.architectures()]
 
 
 def check_all(options):
@@ -345,9 +359,8 @@ def check_all(options):
         if not sources:
             raise Problem("no kernels to check")
         asked = [int(a) for a in options.arch.split(",")] if options.arch else None
-        newest = max(toolkits, key=lambda t: t.version)
-        work = [(t, s, asked or (t.architectures() if t is newest or not options.lean else
-                                 lean(t, newest))) for s in sources for t in toolkits]
+        work = [(t, s, asked or (lean(t, toolkits) if options.lean else t.architectures()))
+                for s in sources for t in toolkits]
         rows, complaints = [], []
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             for (t, s, a), (found, wrong, seconds) in zip(
@@ -479,6 +492,20 @@ class SelfTest(unittest.TestCase):
         self.assertEqual(complaints, ["planted.cu: planted_kernel for sm_80 has no HMMA.884"])
         self.assertEqual(self.check(MMA884, (80,), ["HMMA.884"], least=100)[1], [])
 
+    def test_lean(self):
+        def known(*version):
+            t = object.__new__(Toolkit)
+            t.version = version
+            return t
+        old, new = known(11, 8), known(13, 0)
+        self.assertEqual(known(12, 6).architectures(), old.architectures())
+        self.assertEqual(known(12, 9).architectures(), old.architectures() + (100, 120))
+        self.assertEqual(lean(old, [old, new]), [70, 80])
+        self.assertEqual(lean(new, [old, new]), [75, 90, 100, 120])
+        # Alone, a toolkit has all that no other architecture stands for.
+        self.assertEqual(lean(new, [new]), [75, 80, 90, 100, 120])
+        self.assertEqual(lean(old, [old]), [70, 80, 90])
+
     def test_name_that_changed(self):
         _, complaints = self.check(WIDE, (90,), ["LDG.128"], part="other")
         self.assertEqual(complaints, ["planted.cu: no kernel is called other"])
@@ -491,7 +518,7 @@ def main(argv):
                    help="fail if this CUDA is not among those found")
     p.add_argument("--arch", metavar="80,90", help="instead of the toolkit's list")
     p.add_argument("--lean", action="store_true",
-                   help="of older toolkits only sm_80 and what the newest cannot")
+                   help="every architecture but sm_86 and sm_89, and by one toolkit each")
     p.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     p.add_argument("--json", metavar="FILE")
     p.add_argument("--table", action="store_true", help="every kernel and architecture")

@@ -2,12 +2,17 @@
 """What a turn of a kernel's main loop costs: instructions, from the machine code.
 
   cuobjdump -sass OBJECT | hot_path.py WEIGHTS [--pattern NAME] [--copies N]
+  cuobjdump -sass OBJECT | hot_path.py 1 --from-wait [--pattern NAME]
 
 WEIGHTS: that one lane multiplies in a turn, to divide by. --copies: turns that the loop's body
 holds, where it was written out more than once (2). A turn is followed from its first HMMA over its
 last one and its last load of weights (LDG) to the first HMMA of the next; where the way branches,
 the side with fewer instructions is taken, so what is done seldom (another tile, other scales) is
-left out. Prints per kernel the instructions, those per weight, and the mix. Standard library only.
+left out. Prints per kernel the instructions, those per weight, and the mix.
+
+--from-wait: instead, how many instructions stand between the grid's wait (ACQBULK) and the first
+load of weights (the first with L2::128B) behind it, and how many are on the shortest way. Standard
+library only.
 """
 import argparse
 import collections
@@ -90,15 +95,32 @@ def mix_of(code, way):
     return ", ".join("%s %d" % item for item in count.most_common(14))
 
 
+def from_wait(code):
+    """Instructions from the wait in front of the first load of weights to that load, and those of
+    the shortest way; None where there is no wait."""
+    loads = [i for i, (_, text) in enumerate(code) if re.search(r"LDG\S*\.LTC128B", text)]
+    waits = [i for i, (_, text) in enumerate(code) if "ACQBULK" in text and i < (loads + [0])[0]]
+    if not waits:
+        return None
+    way = shortest(successors(code), waits[-1], loads[0])
+    return loads[0] - waits[-1], len(way) if way else 0
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("weights", type=float)
     p.add_argument("--pattern", default="")
     p.add_argument("--copies", type=int, default=2)
+    p.add_argument("--from-wait", action="store_true")
     a = p.parse_args()
     for name, code in functions(sys.stdin).items():
         if not re.search(a.pattern, name):
+            continue
+        if a.from_wait:
+            counts = from_wait(code)
+            print("%s: %s" % (name, "%d instructions from the wait to the first load, %d on the "
+                              "shortest way" % counts if counts else "no wait"))
             continue
         way = turn(code, a.copies)
         if way is None:

@@ -2,7 +2,14 @@
  * library that QCONV_LIBCUBLAS names. Products run on the shim's streams, as late as kernels do;
  * the first 64 KB of the workspace are overwritten by each, as all of it may be.
  *
- * Sums are float in k order; cuBLAS's order is another. */
+ * Sums are float in k order; cuBLAS's order is another.
+ *
+ * The environment; columns are those of the result, the rows of x of a caller that has its matrices
+ * row by row:
+ *   FAKE_CUBLAS_FAIL   N: products of N columns are refused
+ *   FAKE_CUBLAS_WRONG  N or N:RUN: the first element of a product of N columns is one too large;
+ * with RUN from that run of one call on, which a graph has more than one of
+ */
 #include "fake_library.h"
 
 #include <math.h>
@@ -37,6 +44,7 @@ typedef struct {
     size_t workspace_bytes;
     double alpha, beta;
     const float *alpha_pointer, *beta_pointer; /* device; NULL: the numbers */
+    unsigned long runs;                        /* that are over */
 } product;
 
 static float load(const void *p, int type, int64_t i)
@@ -119,10 +127,9 @@ enum { ROWS = 256 }; /* of a that are laid out by k and gone through at a time *
 PRODUCT(float_product, float)
 PRODUCT(double_product, double)
 
-static void run_product(void *arg)
+static void multiply(const product *p)
 {
-    product g;
-    memcpy(&g, arg, sizeof g);
+    product g = *p;
     float alpha = g.alpha_pointer ? *g.alpha_pointer : (float)g.alpha;
     float beta = g.beta_pointer ? *g.beta_pointer : (float)g.beta;
     if (g.workspace)
@@ -146,6 +153,19 @@ static void run_product(void *arg)
                 sum += beta * load(g.c, g.c_type, j * g.ldc + i);
             store(g.c, g.c_type, j * g.ldc + i, sum);
         }
+}
+
+static void run_product(void *arg)
+{
+    product *g = arg;
+    char *end;
+    const char *text = getenv("FAKE_CUBLAS_WRONG");
+    multiply(g);
+    g->runs++;
+    if (!text || strtol(text, &end, 10) != g->n || g->m == 0 || g->c_type == DOUBLE)
+        return;
+    if (*end != ':' || g->runs >= strtoul(end + 1, NULL, 10))
+        store(g->c, g->c_type, 0, load(g->c, g->c_type, 0) + 1);
 }
 
 EXPORT int cublasCreate_v2(handle *out)
@@ -208,7 +228,10 @@ EXPORT int cublasGemmEx(handle h, int trans_a, int trans_b, int m, int n, int k,
                         const void *a, int a_type, int lda, const void *b, int b_type, int ldb,
                         const void *beta, void *c, int c_type, int ldc, int compute_type, int algo)
 {
+    const char *failing = getenv("FAKE_CUBLAS_FAIL");
     (void)algo;
+    if (failing && strtol(failing, NULL, 10) == n)
+        return FAILED;
     if (m < 0 || n < 0 || k < 0 || trans_a < OP_N || trans_a > OP_T || trans_b < OP_N ||
         trans_b > OP_T || lda < 1 || ldb < 1 || ldc < 1 || lda < (trans_a ? k : m) ||
         ldb < (trans_b ? n : k) || ldc < m)

@@ -4,7 +4,8 @@ time, builds the file against the CPU shim, and runs the tests that are about it
 of threads, until one fails. A mutant that passes them all has survived: either a test is missing,
 or the change is harmless, which harmless_mutants.txt says with the reason.
 
-  barrier   one __syncthreads, __syncwarp, qc_cp_async_wait or qc_cp_async_commit is left out
+  barrier   one __syncthreads, __syncwarp, qc_grid_wait, qc_cp_async_wait or qc_cp_async_commit is
+            left out
   bound     one `a < b` of a for, if, while or ?: becomes `a <= b`, or `a + 1 < b`
   fragment  one index of a fragment in the shim's matrix wrappers is another
 
@@ -42,20 +43,20 @@ TESTS = {
     "kernels/cuda_scale_search.cu": ["scale_search"],
     "kernels/cuda_scale_search_rows.cu": ["scale_search"],
     "kernels/matmul_gemv.cu": ["gemv"],
-    "kernels/matmul_input.cu": ["gemv", "mma", "api"],
-    "kernels/matmul_reduce.cu": ["gemv", "mma", "api"],
+    "kernels/matmul_input.cu": ["gemv", "graph", "mma", "api"],
+    "kernels/matmul_reduce.cu": ["gemv", "graph", "mma", "api"],
     "kernels/matmul_reference.cu": ["gemv", "mma", "api"],
     "kernels/matmul_dense_rows.cu": ["api"],
     "kernels/matmul_mma884.cu": ["mma"],
     "kernels/matmul_mma16816.cu": ["mma"],
-    "kernels/matmul_stream.cu": ["stream"],
+    "kernels/matmul_stream.cu": ["graph", "stream"],
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
     "tests/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
-            "feedback_search", "scale_search", "gemv", "api", "stream", "tiles",
+            "feedback_search", "scale_search", "gemv", "graph", "api", "stream", "tiles",
             "mma"]
-BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
+BARRIER = re.compile(r"\b(?:__syncthreads|__syncwarp|qc_grid_wait|qc_cp_async_wait<[^;<>]*>|qc_cp_async_commit)"
                      r"\([^;()]*\);")
 BOUND = re.compile(r"([\w\])]) < (?=[\w(])")
 FRAGMENT = [("lane / 4", "lane % 8"), ("lane % 4", "lane / 8"), ("2 * t + h", "2 * t + 1 - h"),

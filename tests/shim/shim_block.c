@@ -22,8 +22,12 @@ enum { MAX_THREADS = 1024, WARP = 32, MAX_WARPS = MAX_THREADS / WARP };
 /* More than any device has; before and after it memory that cannot be touched. */
 enum { SHARED_ROOM = 256 << 10, SHARED_GUARD = 64 << 10, SHARED_ALIGN = 128, MARGIN = 128 };
 enum { CANARY = 0xfd };
+/* Blocks that have begun before the kernel in front of theirs, and wait for it; of one kernel. */
+enum { EARLY_MOST = 4, EARLY_OF_ONE = 2 };
+/* Blocks of the running kernel that have begun and not ended. */
+enum { RUNNING_MOST = 3, BLOCKS_MOST = EARLY_MOST + RUNNING_MOST };
 
-typedef enum { READY, AT_BARRIER, AT_COLLECTIVE, ENDED } thread_state;
+typedef enum { READY, AT_BARRIER, AT_COLLECTIVE, AT_GRID_WAIT, AT_PAUSE, ENDED } thread_state;
 
 typedef struct {
     void *shared;
@@ -36,6 +40,7 @@ typedef struct {
     qc_shim_thread seen; /* first: what the kernel sees */
     qc_shim_fibre *fibre;
     thread_state state;
+    int waited;       /* has called qc_grid_wait */
     const char *file; /* AT_BARRIER */
     int line, kind, predicate, result;
     const char *collective; /* AT_COLLECTIVE */
@@ -48,19 +53,28 @@ typedef struct {
 
 typedef struct qc_shim_block {
     const qc_shim_grid *grid;
+    int early; /* the kernel in front of this one has not run yet */
+    int may_pause, paused;
+    int released;        /* a thread has called qc_grid_release */
+    uint64_t at;         /* which block of the grid */
+    unsigned slot;       /* in blocks_of */
+    unsigned char *room; /* SHARED_ROOM bytes between guards */
     unsigned threads, warps, ended;
     unsigned index[3];
     unsigned char *shared; /* SHARED_ALIGN-aligned; NULL: none */
     qc_shim_order order;
     uint64_t random;
     unsigned warp_order[MAX_WARPS];
+    unsigned warp_waiting[MAX_WARPS];                  /* lanes at a collective */
     char begin, end, barrier, warp_barrier[MAX_WARPS]; /* names for the thread sanitizer */
     thread all[MAX_THREADS];
 } block;
 
+_Static_assert(QC_SHIM_FIBRES == BLOCKS_MOST * MAX_THREADS, "a fibre for every thread");
+
 __thread qc_shim_thread *qc_shim_self;
-static __thread block *running, *mine;
-static __thread unsigned char *shared_room;
+static __thread block *running;
+static __thread block *blocks_of[BLOCKS_MOST]; /* the last EARLY_MOST: for blocks that are early */
 static uint64_t kernels_run;
 
 /* ---- who and where --------------------------------------------------------------------------- */
@@ -98,11 +112,11 @@ int qc_shim_explain_block(const void *p, char *text, size_t bytes)
     if (!running)
         return 0;
     size_t size = running->grid->shared_bytes;
-    if (shared_room && at >= shared_room - SHARED_GUARD &&
-        at < shared_room + SHARED_ROOM + SHARED_GUARD) {
-        if (at >= shared_room + SHARED_ROOM)
+    const unsigned char *room = running->room;
+    if (room && at >= room - SHARED_GUARD && at < room + SHARED_ROOM + SHARED_GUARD) {
+        if (at >= room + SHARED_ROOM)
             snprintf(text, bytes, "%zu bytes into the block's shared memory of %zu",
-                     (size_t)(at - (shared_room + SHARED_ROOM -
+                     (size_t)(at - (room + SHARED_ROOM -
                                     SHARED_ALIGN * ((size + SHARED_ALIGN - 1) / SHARED_ALIGN))),
                      size);
         else
@@ -166,6 +180,12 @@ static void name_thread(const thread *t, char *text, size_t bytes)
         snprintf(text, bytes, "thread (%u,%u,%u) waits at %s with mask 0x%08x", i->x, i->y, i->z,
                  t->collective, t->mask);
         break;
+    case AT_GRID_WAIT:
+        snprintf(text, bytes, "thread (%u,%u,%u) waits at qc_grid_wait", i->x, i->y, i->z);
+        break;
+    case AT_PAUSE:
+        snprintf(text, bytes, "thread (%u,%u,%u) lets another block run", i->x, i->y, i->z);
+        break;
     case ENDED:
         snprintf(text, bytes, "thread (%u,%u,%u) has ended", i->x, i->y, i->z);
         break;
@@ -179,6 +199,33 @@ static void divergence(const char *what, const thread *a, const thread *b)
     name_thread(b, y, sizeof(y));
     qc_shim_self = NULL;
     qc_shim_fault("%s: %s, %s", what, x, y);
+}
+
+/* Looks at the lanes of t's mask, and computes for them where all have come; how many that are. */
+static unsigned complete_collective(thread *t, thread *warp,
+                                    void (*compute)(void *const *args, unsigned mask))
+{
+    void *args[WARP] = {NULL};
+    int complete = 1;
+    for (unsigned lane = 0; lane < WARP; lane++) {
+        if (!(t->mask >> lane & 1))
+            continue;
+        thread *other = &warp[lane];
+        int here = other->state == AT_COLLECTIVE && other->mask == t->mask;
+        if (other->state == ENDED)
+            divergence("a lane of the mask is missing", t, other);
+        if (here && other->collective != t->collective && strcmp(other->collective, t->collective))
+            divergence("lanes of one mask at different places", t, other);
+        complete &= here;
+        args[lane] = other->arg;
+    }
+    if (!complete)
+        return 0;
+    compute(args, t->mask);
+    for (unsigned lane = 0; lane < WARP; lane++)
+        if (t->mask >> lane & 1)
+            warp[lane].state = READY;
+    return (unsigned)__builtin_popcount(t->mask);
 }
 
 void qc_shim_collect(const char *kind, unsigned mask, void *arg,
@@ -199,28 +246,46 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
     t->arg = arg;
     if (orders)
         RELEASE(name);
-    void *args[WARP] = {NULL};
-    int complete = 1;
-    for (unsigned lane = 0; lane < WARP; lane++) {
-        if (!(mask >> lane & 1))
-            continue;
-        thread *other = &warp[lane];
-        if (other->state == ENDED)
-            divergence("a lane of the mask is missing", t, other);
-        if (other->state == AT_COLLECTIVE && other->mask == mask && strcmp(other->collective, kind))
-            divergence("lanes of one mask at different places", t, other);
-        complete &= other->state == AT_COLLECTIVE && other->mask == mask;
-        args[lane] = other->arg;
-    }
-    if (complete) {
-        compute(args, mask);
-        for (unsigned lane = 0; lane < WARP; lane++)
-            if (mask >> lane & 1)
-                warp[lane].state = READY;
-    }
+    unsigned *waiting = &running->warp_waiting[(warp - running->all) / WARP];
+    ++*waiting;
+    /* The last lane to come looks at all of them; each does where one can be missing. */
+    if (*waiting >= (unsigned)__builtin_popcount(mask) || running->ended)
+        *waiting -= complete_collective(t, warp, compute);
     wait_here(t);
     if (orders)
         ACQUIRE(name);
+}
+
+/* ---- the kernel in front ----------------------------------------------------------------------
+ */
+
+void qc_shim_grid_wait(void)
+{
+    thread *t = self();
+    if (running->grid->code < 90) /* it was compiled out */
+        return;
+    t->waited = 1;
+    if (!running->early)
+        return;
+    t->state = AT_GRID_WAIT;
+    wait_here(t);
+    ACQUIRE(&running->begin);
+}
+
+void qc_shim_grid_release(void)
+{
+    self();
+    running->released = 1;
+}
+
+void qc_shim_pause(void)
+{
+    thread *t = self();
+    if (!running->may_pause)
+        return;
+    t->state = AT_PAUSE;
+    running->paused = 1;
+    wait_here(t);
 }
 
 /* ---- shared memory --------------------------------------------------------------------------- */
@@ -233,16 +298,16 @@ static size_t shared_rounded(size_t bytes)
 static void make_shared(block *b)
 {
     size_t bytes = b->grid->shared_bytes;
-    if (!shared_room) {
+    if (!b->room) {
         unsigned char *p = mmap(NULL, SHARED_ROOM + 2 * SHARED_GUARD, PROT_NONE,
                                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || mprotect(p + SHARED_GUARD, SHARED_ROOM, PROT_READ | PROT_WRITE))
             qc_shim_fault("no memory for shared memory");
-        shared_room = p + SHARED_GUARD;
+        b->room = p + SHARED_GUARD;
     }
     if (bytes > SHARED_ROOM - MARGIN)
         qc_shim_fault("%zu bytes of shared memory", bytes);
-    b->shared = shared_room + SHARED_ROOM - shared_rounded(bytes);
+    b->shared = b->room + SHARED_ROOM - shared_rounded(bytes);
     memset(b->shared - MARGIN, CANARY, MARGIN);
     memset(b->shared, 0xff, bytes);
     memset(b->shared + bytes, CANARY, shared_rounded(bytes) - bytes);
@@ -356,6 +421,11 @@ static void thread_main(void)
     ACQUIRE(&running->begin);
     running->grid->call(running->grid->closure);
     RELEASE(&running->end);
+    if (running->grid->overlaps && !t->waited)
+        qc_shim_fault(running->grid->code < 90
+                          ? "a kernel whose code has no qc_grid_wait was launched to overlap"
+                          : "a thread ends without qc_grid_wait in a kernel that may overlap the "
+                            "one before it");
     t->state = ENDED;
     running->ended++;
     thread *warp = t - t->seen.lane;
@@ -402,6 +472,8 @@ static void run_warp(block *b, unsigned warp)
             qc_shim_fibre_enter(b->all[first + lane].fibre);
             qc_shim_self = NULL;
             ran = 1;
+            if (b->paused)
+                return;
         }
     }
 }
@@ -449,11 +521,21 @@ static void end_copies(block *b)
     qc_shim_self = NULL;
 }
 
-static void run_block(block *b)
+/* Block `at` of the grid, of which no thread has run yet. */
+static void start_block(block *b, const qc_shim_grid *g, uint64_t at, int early)
 {
-    const qc_shim_grid *g = b->grid;
+    b->grid = g;
+    b->early = early;
+    b->may_pause = b->paused = b->released = 0;
+    b->at = at;
+    b->index[0] = (unsigned)(at % g->grid[0]);
+    b->index[1] = (unsigned)(at / g->grid[0] % g->grid[1]);
+    b->index[2] = (unsigned)(at / g->grid[0] / g->grid[1]);
+    b->threads = g->block[0] * g->block[1] * g->block[2];
+    b->warps = (b->threads + WARP - 1) / WARP;
     make_shared(b);
     b->ended = 0;
+    memset(b->warp_waiting, 0, sizeof(b->warp_waiting));
     for (unsigned i = 0; i < b->threads; i++) {
         thread *t = &b->all[i];
         t->seen.thread = (qc_shim_index){i % g->block[0], i / g->block[0] % g->block[1],
@@ -464,34 +546,72 @@ static void run_block(block *b)
         t->seen.lane = i % WARP;
         t->seen.in = b;
         t->state = READY;
+        t->waited = 0;
         t->copies_first = t->copies_count = 0;
         t->groups = 0;
-        t->fibre = qc_shim_fibre_get(i);
+        t->fibre = qc_shim_fibre_get(b->slot * MAX_THREADS + i);
         qc_shim_fibre_start(t->fibre, thread_main);
     }
     RELEASE(&b->begin);
-    for (;;) {
+}
+
+static int any_in(const block *b, thread_state state)
+{
+    for (unsigned i = 0; i < b->threads; i++)
+        if (b->all[i].state == state)
+            return 1;
+    return 0;
+}
+
+/* Until all its threads have ended, or until it cannot go on without the kernel in front (early),
+ * or lets another block run (paused). */
+static void run_block(block *b)
+{
+    running = b;
+    while (b->ended < b->threads) {
         order_warps(b);
-        for (unsigned i = 0; i < b->warps; i++)
+        for (unsigned i = 0; i < b->warps && !b->paused; i++)
             run_warp(b, b->warp_order[i]);
-        if (b->ended == b->threads)
-            break;
-        release_barrier(b);
+        if (b->paused || (b->early && any_in(b, AT_GRID_WAIT))) {
+            running = NULL;
+            return;
+        }
+        if (b->ended < b->threads)
+            release_barrier(b);
     }
     ACQUIRE(&b->end);
     end_copies(b);
     check_shared(b);
+    running = NULL;
+    b->grid = NULL;
+}
+
+/* Goes on with a block that waited for the kernel in front or was paused. */
+static void go_on(block *b)
+{
+    thread_state state = b->early ? AT_GRID_WAIT : AT_PAUSE;
+    b->early = b->paused = 0;
+    if (state == AT_GRID_WAIT)
+        RELEASE(&b->begin);
+    for (unsigned i = 0; i < b->threads; i++)
+        if (b->all[i].state == state)
+            b->all[i].state = READY;
+    run_block(b);
 }
 
 void qc_shim_thread_ends(void)
 {
-    if (shared_room)
-        munmap(shared_room - SHARED_GUARD, SHARED_ROOM + 2 * SHARED_GUARD);
-    for (unsigned i = 0; mine && i < MAX_THREADS; i++)
-        free(mine->all[i].copies);
-    free(mine);
-    shared_room = NULL;
-    mine = NULL;
+    for (unsigned i = 0; i < sizeof(blocks_of) / sizeof(*blocks_of); i++) {
+        block *b = blocks_of[i];
+        if (!b)
+            continue;
+        if (b->room)
+            munmap(b->room - SHARED_GUARD, SHARED_ROOM + 2 * SHARED_GUARD);
+        for (unsigned t = 0; t < MAX_THREADS; t++)
+            free(b->all[t].copies);
+        free(b);
+        blocks_of[i] = NULL;
+    }
 }
 
 static uint64_t greatest_common_divisor(uint64_t a, uint64_t b)
@@ -504,34 +624,128 @@ static uint64_t greatest_common_divisor(uint64_t a, uint64_t b)
     return a;
 }
 
-void qc_shim_run_grid(const qc_shim_grid *g)
+/* The order in which the blocks of a grid run, and those that have begun. */
+typedef struct {
+    const qc_shim_grid *grid;
+    qc_shim_order order;
+    uint64_t random, blocks, start, step;
+    block *early[EARLY_OF_ONE];
+} walk;
+
+static void walk_begin(walk *w, const qc_shim_grid *g)
 {
-    if (!mine && !(mine = calloc(1, sizeof(*mine))))
-        qc_shim_fault("no memory for a block");
-    block *b = mine;
-    b->grid = g;
-    b->threads = g->block[0] * g->block[1] * g->block[2];
-    b->warps = (b->threads + WARP - 1) / WARP;
-    b->order = qc_shim_get_order();
-    b->random = b->order.seed;
-    uint64_t blocks = (uint64_t)g->grid[0] * g->grid[1] * g->grid[2];
-    uint64_t start = 0, step = 1;
-    if (b->order.kind == QC_SHIM_REVERSE)
-        start = step = blocks - 1;
-    else if (b->order.kind == QC_SHIM_SHUFFLE) {
-        start = qc_shim_random(&b->random) % blocks;
+    w->grid = g;
+    w->order = qc_shim_get_order();
+    w->random = w->order.seed;
+    w->blocks = (uint64_t)g->grid[0] * g->grid[1] * g->grid[2];
+    w->start = 0;
+    w->step = 1;
+    if (w->order.kind == QC_SHIM_REVERSE)
+        w->start = w->step = w->blocks - 1;
+    else if (w->order.kind == QC_SHIM_SHUFFLE) {
+        w->start = qc_shim_random(&w->random) % w->blocks;
         do
-            step = qc_shim_random(&b->random) % blocks;
-        while (blocks > 1 && greatest_common_divisor(step, blocks) != 1);
+            w->step = qc_shim_random(&w->random) % w->blocks;
+        while (w->blocks > 1 && greatest_common_divisor(w->step, w->blocks) != 1);
     }
-    running = b;
-    for (uint64_t i = 0, at = start; i < blocks; i++) {
-        b->index[0] = (unsigned)(at % g->grid[0]);
-        b->index[1] = (unsigned)(at / g->grid[0] % g->grid[1]);
-        b->index[2] = (unsigned)(at / g->grid[0] / g->grid[1]);
+}
+
+static block *block_in(unsigned slot, const walk *w)
+{
+    block *b = blocks_of[slot];
+    if (!b && !(b = blocks_of[slot] = calloc(1, sizeof(*b))))
+        qc_shim_fault("no memory for a block");
+    b->slot = slot;
+    b->order = w->order;
+    return b;
+}
+
+/* Starts the first blocks of a grid, as far as qc_grid_wait. 0: no room for any. *released: all of
+ * these have let the next kernel start. */
+static int start_early(walk *w, const qc_shim_grid *g, int *released)
+{
+    unsigned begun = 0;
+    walk_begin(w, g);
+    *released = 1;
+    qc_shim_memory_hold(g->device, 1);
+    for (unsigned slot = RUNNING_MOST;
+         slot < BLOCKS_MOST && begun < EARLY_OF_ONE && begun < w->blocks; slot++) {
+        block *b = block_in(slot, w);
+        if (b->grid)
+            continue;
+        b->random = w->random + slot;
+        start_block(b, g, (w->start + begun * w->step) % w->blocks, 1);
         run_block(b);
-        at = (at + step) % blocks;
+        *released &= b->released;
+        w->early[begun++] = b;
     }
-    running = NULL;
+    qc_shim_memory_hold(g->device, 0);
+    return begun > 0;
+}
+
+/* A slot for the next block of the running kernel; one that was paused makes room. */
+static block *free_block(const walk *w)
+{
+    for (unsigned slot = 0; slot < RUNNING_MOST; slot++) {
+        block *b = block_in(slot, w);
+        if (!b->grid)
+            return b;
+    }
+    block *b = blocks_of[0];
+    b->may_pause = 0;
+    go_on(b);
+    return b;
+}
+
+/* Blocks run one after the other; one that pauses goes on when there is no room for another, or
+ * when all others have ended. */
+static void run_grid(walk *w)
+{
+    for (uint64_t i = 0, at = w->start; i < w->blocks; i++) {
+        block *b = NULL;
+        for (unsigned j = 0; j < EARLY_OF_ONE; j++)
+            if (w->early[j] && w->early[j]->at == at)
+                b = w->early[j];
+        if (b) {
+            go_on(b);
+        } else {
+            b = free_block(w);
+            b->order = w->order;
+            b->random = w->random;
+            start_block(b, w->grid, at, 0);
+            b->may_pause = w->blocks > 1;
+            run_block(b);
+            w->random = b->random;
+        }
+        at = (at + w->step) % w->blocks;
+    }
+    for (unsigned slot = 0; slot < RUNNING_MOST; slot++)
+        while (blocks_of[slot] && blocks_of[slot]->grid) {
+            blocks_of[slot]->may_pause = 0;
+            go_on(blocks_of[slot]);
+        }
     __atomic_fetch_add(&kernels_run, 1, __ATOMIC_RELAXED);
+}
+
+/* Before a kernel runs, what follows it begins: the next one always, the one behind that if the
+ * next one's blocks let it start before they wait. On a GPU a kernel that releases late may have
+ * done something before the next begins; but only qc_grid_wait promises that this can be seen. */
+void qc_shim_run_grids(const qc_shim_grid *const *g, size_t count)
+{
+    walk *w = calloc(count, sizeof(*w));
+    int released = 0;
+    size_t begun = 1; /* grids that have, or need not any more */
+    if (!w)
+        qc_shim_fault("no memory for a launch");
+    for (size_t i = 0; i < count; i++) {
+        if (begun <= i)
+            begun = i + 1;
+        if (!w[i].grid)
+            walk_begin(&w[i], g[i]);
+        while (begun < count && (begun == i + 1 || released) &&
+               start_early(&w[begun], g[begun], &released))
+            begun++;
+        run_grid(&w[i]);
+    }
+    free(w);
 }

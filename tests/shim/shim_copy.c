@@ -161,41 +161,52 @@ cudaError_t cudaMemsetAsync(void *to, int byte, size_t bytes, cudaStream_t s)
 
 /* ---- launches -------------------------------------------------------------------------------- */
 
-static cudaError_t launch_error(const void *function, const unsigned grid[3],
+static cudaError_t launch_error(const char *name, const void *function, const unsigned grid[3],
                                 const unsigned block[3], size_t shared_bytes, int device)
 {
+    qc_shim_note_launch(function, device);
     if (!grid[0] || !grid[1] || !grid[2] || !block[0] || !block[1] || !block[2] ||
         grid[0] > 2147483647u || grid[1] > 65535 || grid[2] > 65535 || block[0] > 1024 ||
         block[1] > 1024 || block[2] > 64 || (uint64_t)block[0] * block[1] * block[2] > 1024)
         return cudaErrorInvalidConfiguration;
     if (shared_bytes > qc_shim_shared_limit(function, device))
         return cudaErrorInvalidValue;
-    return qc_shim_launch_fails() ? cudaErrorLaunchOutOfResources : cudaSuccess;
+    return qc_shim_launch_error(name);
+}
+
+static void do_nothing(const void *closure)
+{
+    (void)closure;
 }
 
 void qc_shim_launch(const char *name, const void *function, const unsigned grid[3],
-                    const unsigned block[3], size_t shared_bytes, void *stream,
+                    const unsigned block[3], size_t shared_bytes, void *stream, int overlaps,
                     void (*call)(const void *closure), const void *closure, size_t closure_bytes)
 {
     int device;
     if (qc_shim_current(&device))
         return;
-    cudaError_t e = launch_error(function, grid, block, shared_bytes, device);
+    cudaError_t e = launch_error(name, function, grid, block, shared_bytes, device);
     pthread_mutex_lock(&qc_shim_lock);
     struct CUstream_st *s = stream;
     if (!e && (qc_shim_usable(s) || s->device != device))
         e = cudaErrorInvalidResourceHandle;
+    if (!e && overlaps && qc_shim_device_of(device)->sm < 90)
+        e = cudaErrorNotSupported;
     if (!e) {
         op *o = qc_shim_new_op(KERNEL, device);
         o->data = qc_shim_allocate(closure_bytes);
         memcpy(o->data, closure, closure_bytes);
+        o->stream_id = s->id;
         o->grid = (qc_shim_grid){.name = name,
                                  .device = device,
                                  .sm = qc_shim_device_of(device)->sm,
+                                 .code = qc_shim_code_of(device),
+                                 .overlaps = overlaps,
                                  .grid = {grid[0], grid[1], grid[2]},
                                  .block = {block[0], block[1], block[2]},
                                  .shared_bytes = shared_bytes,
-                                 .call = call,
+                                 .call = qc_shim_launch_skipped(name) ? do_nothing : call,
                                  .closure = o->data};
         qc_shim_give(s, o);
     }

@@ -4,11 +4,13 @@
 
 #include <ctype.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { DRIVER = 13000, MOST_FUNCTIONS = 4096, GRID_MOST = 0x7fffffff };
+enum { DEFAULT_SHARED = 48 << 10 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -18,13 +20,23 @@ static qc_shim_order order = {QC_SHIM_SHUFFLE, 1};
 static qc_shim_stream_kind streams_kind;
 static uint64_t streams_random;
 static unsigned grid_most = GRID_MOST;
+static unsigned compiled_for;                   /* 0: of the device */
 static unsigned failing_malloc, failing_launch; /* calls left, the last of which fails */
+static struct named_launch {
+    const char *name; /* a part of it; NULL: none */
+    size_t length;
+    unsigned left;
+} refused, skipped, deadly;
+static atomic_int dead;
+/* What kernels were given on a device. */
 static struct {
     const void *function;
     int device;
-    size_t bytes;
-} allowed[MOST_FUNCTIONS];
-static unsigned allowed_count;
+    size_t shared_bytes; /* that a block may have at most */
+    int carveout;        /* percent; -1: the driver's choice */
+} attributes[MOST_FUNCTIONS];
+static unsigned attributes_count;
+static int last_carveout = -1;
 
 static __thread cudaError_t last_error;
 static __thread int current;
@@ -36,8 +48,9 @@ static void shared_sizes(qc_shim_device *d)
     /* CUDA C++ Programming Guide, "Technical Specifications per Compute Capability", KB */
     static const struct {
         unsigned sm, multiprocessor, block;
-    } table[] = {{70, 96, 96},   {72, 96, 96},  {75, 64, 64},   {80, 164, 163},  {86, 100, 99},
-                 {87, 164, 163}, {89, 100, 99}, {90, 228, 227}, {100, 228, 227}, {120, 100, 99}};
+    } table[] = {{70, 96, 96},    {72, 96, 96},   {75, 64, 64},   {80, 164, 163},  {86, 100, 99},
+                 {87, 164, 163},  {89, 100, 99},  {90, 228, 227}, {100, 228, 227}, {103, 228, 227},
+                 {110, 228, 227}, {120, 100, 99}, {121, 100, 99}};
     for (size_t i = 0; i < sizeof(table) / sizeof(*table); i++)
         if (table[i].sm == d->sm) {
             d->shared_sm_bytes = (size_t)table[i].multiprocessor << 10;
@@ -139,6 +152,18 @@ static void parse_grid(const char *text)
     grid_most = (unsigned)n;
 }
 
+static void parse_launch(struct named_launch *l, const char *variable)
+{
+    uint64_t n = 0;
+    const char *text = getenv(variable), *at = text ? strchr(text, ':') : NULL;
+    if (!text)
+        return;
+    *l = (struct named_launch){text, at ? (size_t)(at++ - text) : 0, 0};
+    if (!at || !read_number(&at, 0, &n) || *at || n < 1 || n > GRID_MOST)
+        qc_shim_fault("%s: NAME:N, not %s", variable, text);
+    l->left = (unsigned)n;
+}
+
 static void configure(void)
 {
     const char *text = getenv("QC_SHIM_DEVICES");
@@ -149,8 +174,13 @@ static void configure(void)
         parse_streams(text);
     if ((text = getenv("QC_SHIM_GRID")))
         parse_grid(text);
+    parse_launch(&refused, "QC_SHIM_FAIL_LAUNCH");
+    parse_launch(&skipped, "QC_SHIM_SKIP");
+    parse_launch(&deadly, "QC_SHIM_DIE_AT");
     if ((text = getenv("QC_SHIM_FAIL_MALLOC")))
         failing_malloc = (unsigned)strtoul(text, NULL, 10);
+    if ((text = getenv("QC_SHIM_CODE")))
+        compiled_for = (unsigned)strtoul(text, NULL, 10);
 }
 
 static void begin(void)
@@ -165,7 +195,9 @@ void qc_shim_set_devices(const char *text)
         qc_shim_fault("qc_shim_set_devices while memory or streams of the old ones exist");
     pthread_mutex_lock(&lock);
     parse_devices(text);
-    allowed_count = 0;
+    /* Carve-outs stay: the kernels do not ask again for what they asked for. */
+    for (unsigned i = 0; i < attributes_count; i++)
+        attributes[i].shared_bytes = DEFAULT_SHARED;
     pthread_mutex_unlock(&lock);
     current = 0;
     last_error = cudaSuccess;
@@ -200,6 +232,20 @@ void qc_shim_set_grid(unsigned most)
     set_count(&grid_most, most && most < GRID_MOST ? most : GRID_MOST);
 }
 
+void qc_shim_set_code(unsigned sm)
+{
+    set_count(&compiled_for, sm);
+}
+
+unsigned qc_shim_code_of(int device)
+{
+    begin();
+    pthread_mutex_lock(&lock);
+    unsigned sm = compiled_for ? compiled_for : devices[device].sm;
+    pthread_mutex_unlock(&lock);
+    return sm;
+}
+
 unsigned qc_shim_grid_most(void)
 {
     begin();
@@ -219,6 +265,13 @@ void qc_shim_fail_launch(unsigned n)
     set_count(&failing_launch, n);
 }
 
+unsigned qc_shim_shared_begin = 1024;
+
+void qc_shim_set_shared_begin(unsigned bytes)
+{
+    qc_shim_shared_begin = bytes;
+}
+
 static int fails_now(unsigned *counter)
 {
     begin();
@@ -233,9 +286,39 @@ int qc_shim_malloc_fails(void)
     return fails_now(&failing_malloc);
 }
 
-int qc_shim_launch_fails(void)
+static int is_named(const struct named_launch *l, const char *name)
 {
-    return fails_now(&failing_launch);
+    for (; l->name && strlen(name) >= l->length; name++)
+        if (!strncmp(name, l->name, l->length))
+            return 1;
+    return 0;
+}
+
+cudaError_t qc_shim_launch_error(const char *name)
+{
+    if (is_named(&deadly, name) && fails_now(&deadly.left))
+        dead = 1;
+    if (dead)
+        return cudaErrorIllegalAddress;
+    return fails_now(&failing_launch) || (is_named(&refused, name) && fails_now(&refused.left))
+               ? cudaErrorLaunchOutOfResources
+               : cudaSuccess;
+}
+
+int qc_shim_launch_skipped(const char *name)
+{
+    if (!is_named(&skipped, name))
+        return 0;
+    pthread_mutex_lock(&lock);
+    int now = skipped.left <= 1;
+    skipped.left -= !now;
+    pthread_mutex_unlock(&lock);
+    return now;
+}
+
+int qc_shim_is_dead(void)
+{
+    return dead;
 }
 
 qc_shim_order qc_shim_get_order(void)
@@ -290,6 +373,7 @@ cudaError_t cudaPeekAtLastError(void)
     X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                   \
     X(cudaErrorNotReady, "device not ready")                                                       \
     X(cudaErrorLaunchOutOfResources, "too many resources requested for launch")                    \
+    X(cudaErrorIllegalAddress, "an illegal memory access was encountered")                         \
     X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")       \
     X(cudaErrorIllegalState, "the operation cannot be performed in the present state")
 
@@ -397,10 +481,12 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
         .major = (int)(d->sm / 10),
         .minor = (int)(d->sm % 10),
         .multiProcessorCount = (int)d->multiprocessors,
-        .maxThreadsPerMultiProcessor = d->sm == 75                  ? 1024
-                                       : d->sm == 86 || d->sm == 89 ? 1536
-                                                                    : 2048,
-        .maxBlocksPerMultiProcessor = d->sm == 75 || d->sm == 86 ? 16 : 32,
+        .maxThreadsPerMultiProcessor = d->sm == 75                                  ? 1024
+                                       : (d->sm > 80 && d->sm < 90) || d->sm >= 110 ? 1536
+                                                                                    : 2048,
+        .maxBlocksPerMultiProcessor = d->sm == 75 || (d->sm > 80 && d->sm < 89) ? 16
+                                      : d->sm == 89 || d->sm >= 110             ? 24
+                                                                                : 32,
         .pciBusID = device + 1,
         .memoryBusWidth = 5120,
         .l2CacheSize = d->sm >= 80 ? 40 << 20 : 6 << 20,
@@ -469,6 +555,9 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, in
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
         *value = (int)p.sharedMemPerBlockOptin;
         break;
+    case cudaDevAttrReservedSharedMemoryPerBlock:
+        *value = devices[device].sm >= 80 ? 1024 : 0;
+        break;
     default:
         return qc_shim_error(cudaErrorInvalidValue);
     }
@@ -499,15 +588,39 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes)
 
 /* ---- functions ------------------------------------------------------------------------------- */
 
+/* The place of a kernel's attributes, or the first free one. With the lock. */
+static unsigned find_attributes(const void *function, int device)
+{
+    unsigned i = 0;
+    while (i < attributes_count &&
+           (attributes[i].function != function || attributes[i].device != device))
+        i++;
+    return i;
+}
+
 size_t qc_shim_shared_limit(const void *function, int device)
 {
-    size_t bytes = 48u << 10;
     pthread_mutex_lock(&lock);
-    for (unsigned i = 0; i < allowed_count; i++)
-        if (allowed[i].function == function && allowed[i].device == device)
-            bytes = allowed[i].bytes;
+    unsigned i = find_attributes(function, device);
+    size_t bytes = i < attributes_count ? attributes[i].shared_bytes : DEFAULT_SHARED;
     pthread_mutex_unlock(&lock);
     return bytes;
+}
+
+void qc_shim_note_launch(const void *function, int device)
+{
+    pthread_mutex_lock(&lock);
+    unsigned i = find_attributes(function, device);
+    last_carveout = i < attributes_count ? attributes[i].carveout : -1;
+    pthread_mutex_unlock(&lock);
+}
+
+int qc_shim_last_carveout(void)
+{
+    pthread_mutex_lock(&lock);
+    int percent = last_carveout;
+    pthread_mutex_unlock(&lock);
+    return percent;
 }
 
 cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute attribute, int value)
@@ -516,24 +629,28 @@ cudaError_t cudaFuncSetAttribute(const void *function, enum cudaFuncAttribute at
     cudaError_t e = qc_shim_current(&device);
     if (e)
         return e;
-    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout)
-        return cudaSuccess;
     if (!function)
         return qc_shim_error(cudaErrorInvalidDeviceFunction);
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
-        (size_t)value > devices[device].shared_optin_bytes)
+    int carves = attribute == cudaFuncAttributePreferredSharedMemoryCarveout;
+    if (carves ? value < -1 || value > 100
+               : attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 ||
+                     (size_t)value > devices[device].shared_optin_bytes)
         return qc_shim_error(cudaErrorInvalidValue);
     pthread_mutex_lock(&lock);
-    unsigned i = 0;
-    while (i < allowed_count && (allowed[i].function != function || allowed[i].device != device))
-        i++;
+    unsigned i = find_attributes(function, device);
     if (i == MOST_FUNCTIONS)
         qc_shim_fault("more than %d kernels with an attribute", MOST_FUNCTIONS);
-    if (i == allowed_count)
-        allowed_count++;
-    allowed[i].function = function;
-    allowed[i].device = device;
-    allowed[i].bytes = (size_t)value;
+    if (i == attributes_count) {
+        attributes_count++;
+        attributes[i].function = function;
+        attributes[i].device = device;
+        attributes[i].shared_bytes = DEFAULT_SHARED;
+        attributes[i].carveout = -1;
+    }
+    if (carves)
+        attributes[i].carveout = value;
+    else
+        attributes[i].shared_bytes = (size_t)value;
     pthread_mutex_unlock(&lock);
     return cudaSuccess;
 }
@@ -549,7 +666,7 @@ cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *out, const void *fu
     *out = (struct cudaFuncAttributes){
         .maxThreadsPerBlock = 1024,
         .numRegs = 32,
-        .ptxVersion = (int)devices[device].sm,
+        .ptxVersion = (int)qc_shim_code_of(device),
         .binaryVersion = (int)devices[device].sm,
         .maxDynamicSharedSizeBytes = (int)qc_shim_shared_limit(function, device),
     };

@@ -29,7 +29,7 @@
 #include <sanitizer/tsan_interface.h>
 #endif
 
-enum { SLOTS = 1024 };
+enum { SLOTS = QC_SHIM_FIBRES };
 /* Sanitized frames are larger. Only what is used is ever in memory. */
 #define STACK_BYTES ((size_t)256 << 10)
 #define GUARD_BYTES ((size_t)64 << 10)

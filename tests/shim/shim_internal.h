@@ -25,7 +25,13 @@
  *  - Device memory is all ones when allocated, ends at a guard page, and can be touched only by
  *    kernels and copies of its own device: host code that reaches into it gets a signal, as it
  * would.
+ *  - A block that publishes something (qc_add_acq_rel) stops right there and lets others of its
+ *    grid run, so what it has not written by then is missing there.
  *  - Streams do nothing until somebody waits.
+ *  - A kernel that is launched to overlap (programmatic dependent launch) begins before the kernel
+ *    in front of it in the stream or graph does: some of its blocks run up to qc_grid_wait, see
+ *    memory as it was, and must not write to it; they go on when the other has ended. A thread that
+ *    ends without having waited is an error.
  *
  * An error of a kernel (divergent barriers, a lane that is missing from a collective, memory out of
  * bounds, misaligned addresses) ends the process by abort() after one line on stderr that names
@@ -35,7 +41,7 @@
  * What it cannot show: how hardware adds up inside a matrix product (shim_ptx.h); memory order
  * within a warp behind a collective that is not a barrier (a shuffle here also orders memory,
  * unless the thread sanitizer is in, see shim_block.c); blocks at the same time (they run one after
- * another, so a kernel may not wait for another block); registers, speed.
+ * another but for the stops above, so a kernel may not wait for another block); registers, speed.
  *
  * Threads: every function may be called from any thread; a kernel runs in the thread that waits for
  * it, several at once in different threads. State of a running kernel is thread-local. */
@@ -60,7 +66,8 @@
 /* ---- fibres ---------------------------------------------------------------------------------- */
 
 typedef struct qc_shim_fibre qc_shim_fibre;
-/* A fibre with a stack, pooled per host thread; never NULL. slot: 0 to QC_SHIM_BLOCK_THREADS - 1 */
+/* A fibre with a stack, pooled per host thread; never NULL. slot: below QC_SHIM_FIBRES */
+enum { QC_SHIM_FIBRES = 7 * 1024 };
 qc_shim_fibre *qc_shim_fibre_get(unsigned slot);
 /* The next switch to f calls entry() on f's stack from its top; entry must not return. */
 void qc_shim_fibre_start(qc_shim_fibre *f, void (*entry)(void));
@@ -78,13 +85,15 @@ int qc_shim_fibre_overflows(const qc_shim_fibre *f, const void *p);
 typedef struct {
     const char *name;
     int device;
-    unsigned sm;
+    unsigned sm, code;
+    int overlaps; /* launched to overlap the kernel before it in the stream */
     unsigned grid[3], block[3];
     size_t shared_bytes;
     void (*call)(const void *closure); /* the kernel with its arguments, for one thread */
     const void *closure;
 } qc_shim_grid;
-void qc_shim_run_grid(const qc_shim_grid *g);
+/* Kernels that follow one another in a stream; all but the first overlap the one before them. */
+void qc_shim_run_grids(const qc_shim_grid *const *g, size_t count);
 /* Gives back what the calling thread kept for its next block. */
 void qc_shim_thread_ends(void);
 
@@ -107,6 +116,8 @@ int qc_shim_memory_owner(const void *p, const void **base, size_t *bytes);
 /* While kernels or copies of a device run, its memory can be touched. Calls nest. */
 void qc_shim_memory_open(int device); /* also sees to it that faults are explained */
 void qc_shim_memory_close(int device);
+/* While 1, memory of a device that is open can be read only, unless other threads use it too. */
+void qc_shim_memory_hold(int device, int on);
 uint64_t qc_shim_memory_used(int device);
 
 /* ---- devices --------------------------------------------------------------------------------- */
@@ -119,14 +130,23 @@ typedef struct {
 enum { QC_SHIM_MAX_DEVICES = 16 };
 
 const qc_shim_device *qc_shim_device_of(int device);
+/* The capability that its kernels are as if compiled for: QC_SHIM_CODE. */
+unsigned qc_shim_code_of(int device);
 /* Remembers an error as CUDA does, and returns it. */
 cudaError_t qc_shim_error(cudaError_t code);
 /* cudaSuccess, or why this process has no current device. */
 cudaError_t qc_shim_current(int *device);
 int qc_shim_malloc_fails(void);
-int qc_shim_launch_fails(void);
+/* What a launch is refused with for a test's sake. */
+cudaError_t qc_shim_launch_error(const char *name);
+/* Does a launch that was not refused do nothing (QC_SHIM_SKIP)? */
+int qc_shim_launch_skipped(const char *name);
+/* Has the device died (QC_SHIM_DIE_AT)? */
+int qc_shim_is_dead(void);
 /* Most dynamic shared memory of a kernel on a device. */
 size_t qc_shim_shared_limit(const void *function, int device);
+/* A launch of it, for qc_shim_last_carveout. */
+void qc_shim_note_launch(const void *function, int device);
 
 typedef enum { QC_SHIM_FORWARD, QC_SHIM_REVERSE, QC_SHIM_SHUFFLE } qc_shim_order_kind;
 typedef struct {

@@ -4,8 +4,10 @@
  *
  *   | guard | margin | p ... p + bytes | slack < 256 | guard |
  *
- * Device memory cannot be touched at all but while kernels or copies of its device run. Freed
- * memory stays reserved for a while, so that a late access is known for what it is. */
+ * Device memory cannot be touched at all but while kernels or copies of its device run. Then an
+ * allocation is opened by the first access to it (on_signal), because a program may have hundreds
+ * of them and a kernel uses a few. Freed memory stays reserved for a while, so that a late access
+ * is known for what it is. */
 #include "shim_internal.h"
 
 #include <pthread.h>
@@ -16,6 +18,13 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+/* The thread sanitizer takes each fibre for a thread, and would report that they share the stack on
+ * which signals are handled: there all allocations are opened at once. */
+#ifdef __SANITIZE_THREAD__
+enum { OPENED_AT_ONCE = 1 };
+#else
+enum { OPENED_AT_ONCE = 0 };
+#endif
 enum { ALIGNMENT = 256, GUARD = 64 << 10, MOST = 1 << 14, QUARANTINE = 256 };
 
 typedef struct {
@@ -23,6 +32,7 @@ typedef struct {
     size_t bytes, pages_bytes;
     int device;
     int freed;
+    int allows;      /* PROT_NONE, PROT_READ, or PROT_READ | PROT_WRITE */
     unsigned number; /* the n-th allocation of the process */
 } allocation;
 
@@ -31,12 +41,32 @@ static allocation table[MOST]; /* entries up to `used` may be in use */
 static unsigned used, made, freed_ring[QUARANTINE], freed_next;
 static uint64_t device_bytes[QC_SHIM_MAX_DEVICES];
 static int open_count[QC_SHIM_MAX_DEVICES];
+static int held[QC_SHIM_MAX_DEVICES];              /* can be read only */
+static __thread int held_here = QC_SHIM_UNKNOWN;   /* the device that this thread holds so */
 static __thread int opened_here = QC_SHIM_UNKNOWN; /* the device whose work this thread runs */
+static __thread unsigned reached;                  /* a bit for each device; a copy may have two */
 
 /* No byte of it is one of poison or zero, and no two in it read as a finite 16-bit float. */
 static unsigned char canary(size_t i)
 {
     return i % 4 == 0 ? 0xfd : i % 4 == 2 ? 0xfe : 0xff;
+}
+
+/* What may be done now with the memory of a device, or with pinned memory. */
+static int allowed(int device)
+{
+    if (device < 0)
+        return PROT_READ | PROT_WRITE;
+    return !open_count[device] ? PROT_NONE : held[device] ? PROT_READ : PROT_READ | PROT_WRITE;
+}
+
+static void protect(allocation *a, int how)
+{
+    if (a->allows == how)
+        return;
+    if (mprotect(a->pages, a->pages_bytes, how))
+        qc_shim_fault("mprotect of an allocation");
+    a->allows = how;
 }
 
 /* ---- faults ---------------------------------------------------------------------------------- */
@@ -67,6 +97,8 @@ static int explain_memory(const void *address, char *text, size_t bytes)
         else if (at >= a->p + a->bytes)
             snprintf(text, bytes, "%zu bytes past the end of %s", (size_t)(at - (a->p + a->bytes)),
                      place);
+        else if (opened_here >= 0 && a->device == held_here)
+            snprintf(text, bytes, "writes to %s before qc_grid_wait", place);
         else if (opened_here >= 0)
             snprintf(text, bytes, "touches %s from device %d", place, opened_here);
         else
@@ -76,6 +108,30 @@ static int explain_memory(const void *address, char *text, size_t bytes)
     return 0;
 }
 
+/* The first access to an allocation that may be touched: it is opened, and the access made again.
+ * 0: it may not. */
+static int open_at(const void *address)
+{
+    const unsigned char *at = address;
+    int opened = 0;
+    if (!reached)
+        return 0;
+    pthread_mutex_lock(&lock);
+    for (unsigned i = 0; i < used; i++) {
+        allocation *a = &table[i];
+        if (!a->pages || a->freed || a->device < 0 || !(reached >> a->device & 1u) ||
+            at < a->pages || at >= a->pages + a->pages_bytes)
+            continue;
+        /* Another thread may have opened it meanwhile. What can be read only stays so: it was a
+         * write. */
+        opened = a->allows != allowed(a->device) || a->allows & PROT_WRITE;
+        protect(a, allowed(a->device));
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    return opened;
+}
+
 static void on_signal(int number, siginfo_t *info, void *context)
 {
     (void)context;
@@ -83,6 +139,8 @@ static void on_signal(int number, siginfo_t *info, void *context)
     qc_shim_where(where, sizeof(where));
     int in_kernel = *where != 0;
     const void *at = info->si_addr;
+    if (number == SIGSEGV && open_at(at))
+        return;
     if (number == SIGSEGV || number == SIGBUS) {
         if (!explain_memory(at, text, sizeof(text)) &&
             !qc_shim_explain_block(at, text, sizeof(text)) && in_kernel) {
@@ -136,17 +194,6 @@ static void watch_signals(void)
 
 /* ---- allocations ----------------------------------------------------------------------------- */
 
-static void protect(const allocation *a, int how)
-{
-    if (mprotect(a->pages, a->pages_bytes, how))
-        qc_shim_fault("mprotect of an allocation");
-}
-
-static int closed(const allocation *a)
-{
-    return a->device >= 0 && open_count[a->device] == 0;
-}
-
 void *qc_shim_memory_new(size_t bytes, int device)
 {
     size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -178,6 +225,7 @@ void *qc_shim_memory_new(size_t bytes, int device)
                       .device = device,
                       .number = ++made};
     a->p = a->pages + pages_bytes - room;
+    a->allows = PROT_READ | PROT_WRITE;
     if (i == used)
         used++;
     if (mprotect(a->pages, pages_bytes, PROT_READ | PROT_WRITE)) {
@@ -192,8 +240,8 @@ void *qc_shim_memory_new(size_t bytes, int device)
         a->p[x] = canary(x - bytes);
     if (device >= 0)
         device_bytes[device] += room;
-    if (closed(a))
-        protect(a, PROT_NONE);
+    if (device >= 0)
+        protect(a, OPENED_AT_ONCE ? allowed(device) : PROT_NONE);
     p = a->p;
 done:
     pthread_mutex_unlock(&lock);
@@ -264,15 +312,35 @@ int qc_shim_memory_owner(const void *p, const void **base, size_t *bytes)
     return owner;
 }
 
+/* What the device allows has changed: what allows more now has to be closed, and the rest is opened
+ * by its first access. With the lock. */
+static void allow_device(int device)
+{
+    int now = allowed(device);
+    for (unsigned i = 0; i < used; i++) {
+        allocation *a = &table[i];
+        if (a->pages && !a->freed && a->device == device && (OPENED_AT_ONCE || a->allows & ~now))
+            protect(a, now);
+    }
+}
+
 static void change(int device, int by)
 {
     pthread_mutex_lock(&lock);
-    int was = open_count[device];
     open_count[device] += by;
-    if (!was || !open_count[device])
-        for (unsigned i = 0; i < used; i++)
-            if (table[i].pages && !table[i].freed && table[i].device == device)
-                protect(&table[i], was ? PROT_NONE : PROT_READ | PROT_WRITE);
+    held[device] = 0;
+    allow_device(device);
+    pthread_mutex_unlock(&lock);
+}
+
+void qc_shim_memory_hold(int device, int on)
+{
+    pthread_mutex_lock(&lock);
+    held_here = on ? device : QC_SHIM_UNKNOWN;
+    if (on ? open_count[device] == 1 : held[device]) {
+        held[device] = on;
+        allow_device(device);
+    }
     pthread_mutex_unlock(&lock);
 }
 
@@ -281,11 +349,13 @@ void qc_shim_memory_open(int device)
     watch_signals();
     change(device, 1);
     opened_here = device;
+    reached |= 1u << device;
 }
 
 void qc_shim_memory_close(int device)
 {
     opened_here = QC_SHIM_UNKNOWN;
+    reached &= ~(1u << device);
     change(device, -1);
 }
 

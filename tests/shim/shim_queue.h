@@ -8,6 +8,13 @@
 
 typedef enum { KERNEL, CALL, HOST_CALL, COPY, FILL, RECORD, WAIT, GRAPH } op_kind;
 
+/* Streams of one capture, each with a lane of its own. A clock says how many operations of each
+ * lane come before. */
+enum { QC_SHIM_LANES = 8 };
+typedef struct {
+    uint32_t done[QC_SHIM_LANES];
+} lane_clock;
+
 typedef struct op {
     struct op *next;
     op_kind kind;
@@ -20,9 +27,12 @@ typedef struct op {
     const void *from;
     size_t bytes;
     int byte;
-    cudaEvent_t event;                /* RECORD */
-    uint64_t stream_id, stream_place; /* WAIT: until that stream has done so much */
+    cudaEvent_t event;     /* RECORD */
+    uint64_t stream_id;    /* KERNEL: its own. WAIT: the other's */
+    uint64_t stream_place; /* WAIT: until that stream has done so much */
     struct CUgraphExec_st *graph;
+    unsigned lane;     /* of a capture: the stream that it was given to */
+    lane_clock behind; /* of a capture: what it waits for */
 } op;
 
 typedef struct {
@@ -36,6 +46,8 @@ typedef struct capture {
     pthread_t thread;
     int broken;
     op_list ops;
+    unsigned lanes;
+    lane_clock given;
 } capture;
 
 struct CUstream_st {
@@ -48,6 +60,8 @@ struct CUstream_st {
     unsigned waiting;      /* threads that look at it */
     int destroyed;
     capture *capture;
+    unsigned lane;     /* in it */
+    lane_clock behind; /* what the next operation waits for */
 };
 
 struct CUevent_st {
@@ -56,6 +70,7 @@ struct CUevent_st {
     uint64_t stream_id, stream_place;
     double seconds;
     uint64_t captured; /* id of the capture it was last recorded in; 0: none */
+    lane_clock behind; /* there */
 };
 
 struct CUgraph_st {
@@ -86,6 +101,8 @@ void qc_shim_give(struct CUstream_st *s, op *o);
 void qc_shim_run_until(struct CUstream_st *s, uint64_t place);
 /* NULL: it has ended. */
 capture *qc_shim_capture_of_id(uint64_t id);
+/* s is in c from now on, and what comes next on it waits for all that is in `behind`. */
+void qc_shim_join(capture *c, struct CUstream_st *s, const lane_clock *behind);
 void qc_shim_drop_ops(op **ops, size_t count);
 void qc_shim_drop_graph(struct CUgraphExec_st *g);
 

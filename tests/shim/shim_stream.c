@@ -114,14 +114,44 @@ static void run_copy(const op *o)
         qc_shim_memory_close(to);
 }
 
-/* Without the lock. */
+/* Whether b was launched to overlap a, which is before it. */
+static int overlap(const op *a, const op *b)
+{
+    return a->kind == KERNEL && b->kind == KERNEL && b->grid.overlaps &&
+           a->stream_id == b->stream_id;
+}
+
+/* Kernels of which each overlaps the one before. Without the lock, as run_op. */
+static void run_kernels(op *const *ops, size_t count)
+{
+    const qc_shim_grid **grids = qc_shim_allocate(count * sizeof(*grids));
+    for (size_t i = 0; i < count; i++)
+        grids[i] = &ops[i]->grid;
+    qc_shim_memory_open(ops[0]->device);
+    qc_shim_run_grids(grids, count);
+    qc_shim_memory_close(ops[0]->device);
+    free(grids);
+}
+
+static void run_op(op *o);
+
+static void run_ops(op *const *ops, size_t count)
+{
+    for (size_t i = 0, n; i < count; i += n) {
+        for (n = 1; i + n < count && overlap(ops[i + n - 1], ops[i + n]);)
+            n++;
+        if (ops[i]->kind == KERNEL)
+            run_kernels(ops + i, n);
+        else
+            run_op(ops[i]);
+    }
+}
+
 static void run_op(op *o)
 {
     switch (o->kind) {
     case KERNEL:
-        qc_shim_memory_open(o->device);
-        qc_shim_run_grid(&o->grid);
-        qc_shim_memory_close(o->device);
+        run_kernels(&o, 1);
         break;
     case CALL:
         qc_shim_memory_open(o->device);
@@ -156,23 +186,29 @@ static void run_op(op *o)
         break;
     }
     case GRAPH:
-        for (size_t i = 0; i < o->graph->count; i++)
-            run_op(o->graph->ops[i]);
+        run_ops(o->graph->ops, o->graph->count);
         break;
     }
 }
 
-/* The first operation of s, which nobody runs. With the lock, which is given up meanwhile. */
+/* The first operation of s, which nobody runs, and the kernels behind it that overlap it. With the
+ * lock, which is given up meanwhile. */
 static void run_one(struct CUstream_st *s)
 {
-    op *o = s->ops.first;
+    size_t count = 1;
+    for (op *o = s->ops.first; o->next && overlap(o, o->next); o = o->next)
+        count++;
+    op **ops = qc_shim_allocate(count * sizeof(*ops));
+    ops[0] = s->ops.first;
+    for (size_t i = 1; i < count; i++)
+        ops[i] = ops[i - 1]->next;
     s->busy = 1;
     pthread_mutex_unlock(&qc_shim_lock);
-    run_op(o);
+    run_ops(ops, count);
     pthread_mutex_lock(&qc_shim_lock);
-    s->ops.first = o->next;
-    drop_op(o);
-    s->done++;
+    s->ops.first = ops[count - 1]->next;
+    s->done += count;
+    qc_shim_drop_ops(ops, count);
     s->busy = 0;
     pthread_cond_broadcast(&changed);
 }
@@ -220,6 +256,9 @@ static void stir(void)
 void qc_shim_give(struct CUstream_st *s, op *o)
 {
     if (s->capture) {
+        o->lane = s->lane;
+        o->behind = s->behind;
+        s->behind.done[s->lane] = ++s->capture->given.done[s->lane];
         append(&s->capture->ops, o);
         return;
     }
@@ -237,7 +276,7 @@ cudaError_t qc_shim_usable(const struct CUstream_st *s)
 {
     for (const struct CUstream_st *x = qc_shim_streams; x; x = x->next)
         if (x == s && !x->destroyed)
-            return cudaSuccess;
+            return qc_shim_is_dead() ? cudaErrorIllegalAddress : cudaSuccess;
     return cudaErrorInvalidResourceHandle;
 }
 
@@ -425,6 +464,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s)
         code = cudaErrorInvalidResourceHandle;
     if (!code && s->capture) {
         e->captured = s->capture->id;
+        e->behind = s->behind;
     } else if (!code) {
         op *o = qc_shim_new_op(RECORD, s->device);
         o->event = e;
@@ -504,12 +544,11 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned flags)
     if (!code && flags)
         code = cudaErrorInvalidValue;
     if (!code && e->captured) {
-        /* A stream joins the capture; the order in which work was given stays. */
         capture *c = qc_shim_capture_of_id(e->captured);
         if (!c || (s->capture && s->capture != c))
             code = cudaErrorStreamCaptureUnsupported;
         else
-            s->capture = c;
+            qc_shim_join(c, s, &e->behind);
     } else if (!code && s->capture) {
         if (e->recorded) {
             s->capture->broken = 1;

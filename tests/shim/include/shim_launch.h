@@ -110,7 +110,7 @@ static inline void __trap(void)
 /* ---- launches -------------------------------------------------------------------------------- */
 
 #define QC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
-    qc_shim::launch(#kernel, (kernel), dim3(grid), dim3(block), (shared_bytes), (stream),          \
+    qc_shim::launch(#kernel, (kernel), dim3(grid), dim3(block), (shared_bytes), (stream), 0,       \
                     __VA_ARGS__)
 
 #define QC_GRID_MOST      (qc_shim_grid_most())
@@ -132,7 +132,8 @@ template <typename T> static inline void check_argument(const char *name, unsign
 
 template <typename Stream, typename... P>
 static inline void launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
-                          size_t shared_bytes, Stream stream, typename as_is<P>::type... arguments)
+                          size_t shared_bytes, Stream stream, int overlaps,
+                          typename as_is<P>::type... arguments)
 {
     auto body = [=]() { kernel(arguments...); };
     static_assert(std::is_trivially_copyable_v<decltype(body)>,
@@ -141,7 +142,7 @@ static inline void launch(const char *name, void (*kernel)(P...), dim3 grid, dim
     (check_argument(name, index++, arguments), ...);
     const unsigned g[3] = {grid.x, grid.y, grid.z}, b[3] = {block.x, block.y, block.z};
     qc_shim_launch(
-        name, reinterpret_cast<const void *>(kernel), g, b, shared_bytes, stream,
+        name, reinterpret_cast<const void *>(kernel), g, b, shared_bytes, stream, overlaps,
         [](const void *closure) { (*static_cast<const decltype(body) *>(closure))(); }, &body,
         sizeof(body));
 }

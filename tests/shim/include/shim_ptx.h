@@ -64,24 +64,45 @@ static inline uint2 qc_ld_stream_8(const void *p)
 static inline uint32_t qc_shared_address(const void *p)
 {
     const char *first = static_cast<const char *>(qc_shim_shared(0, 1));
-    return 1024u + (uint32_t)(static_cast<const char *>(p) - first);
+    return qc_shim_shared_begin + (uint32_t)(static_cast<const char *>(p) - first);
 }
 
 static inline uint32_t qc_ld_shared_4(uint32_t address)
 {
-    const char *p = static_cast<const char *>(qc_shim_shared(0, 1)) + ((int32_t)address - 1024);
+    const char *p = static_cast<const char *>(qc_shim_shared(0, 1)) +
+                    ((int32_t)address - (int32_t)qc_shim_shared_begin);
     qc_shim_check_shared("ld.shared", p, 4);
     uint32_t v;
     memcpy(&v, p, sizeof(v));
     return v;
 }
 
-/* Kernels of a stream run one after the other here. */
 static inline void qc_grid_wait(void)
 {
+    qc_shim_grid_wait();
 }
 static inline void qc_grid_release(void)
 {
+    qc_shim_grid_release();
+}
+
+/* Another block of the grid may run before this thread goes on. */
+static inline uint32_t qc_add_acq_rel(uint32_t *p, uint32_t v)
+{
+    uint32_t before = __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL);
+    qc_shim_pause();
+    return before;
+}
+
+static inline void qc_st_system(uint32_t *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
+
+/* On hardware an address without memory would be ignored; here it is an error. */
+static inline void qc_prefetch_l2(const void *p)
+{
+    (void)*static_cast<const volatile unsigned char *>(p);
 }
 
 static inline void qc_cp_async_16(void *shared, const void *global, unsigned bytes)

@@ -42,10 +42,18 @@ void qc_shim_collect(const char *kind, unsigned mask, void *arg,
 
 /* The block's dynamic shared memory, as launched; at least bytes of it. */
 void *qc_shim_shared(size_t bytes, size_t alignment);
+/* Where that lies in the addresses of shared memory (qc_shim_set_shared_begin). */
+extern unsigned qc_shim_shared_begin;
 /* Ends the process unless p is aligned and [p, p + bytes) lies in the block's shared memory. */
 void qc_shim_check_shared(const char *what, const void *p, size_t bytes);
 /* Ends the process unless the running device is at least this. */
 void qc_shim_need_sm(const char *what, unsigned sm);
+
+/* As qc_grid_wait and qc_grid_release of kernels/ptx.cuh. */
+void qc_shim_grid_wait(void);
+/* Stops the thread's block, so that others of the grid run first. */
+void qc_shim_pause(void);
+void qc_shim_grid_release(void);
 
 void qc_shim_cp_async(void *shared, const void *global, unsigned bytes);
 void qc_shim_cp_commit(void);
@@ -53,9 +61,10 @@ void qc_shim_cp_wait(unsigned pending);
 
 /* Most blocks in x, and in y, that kernels which go on in steps of the grid are started with. */
 unsigned qc_shim_grid_most(void);
-/* Gives a launch to a stream. closure is copied. Errors: cudaGetLastError. */
+/* Gives a launch to a stream. closure is copied. overlaps: it may begin before the kernel in front
+ * of it has ended. Errors: cudaGetLastError. */
 void qc_shim_launch(const char *name, const void *function, const unsigned grid[3],
-                    const unsigned block[3], size_t shared_bytes, void *stream,
+                    const unsigned block[3], size_t shared_bytes, void *stream, int overlaps,
                     void (*call)(const void *closure), const void *closure, size_t closure_bytes);
 /* Ends the process if p can be no kernel's argument: neither of the current device nor pinned. */
 void qc_shim_check_argument(const char *kernel, unsigned index, const void *p);

@@ -1,0 +1,225 @@
+/* What goes through cuBLAS: a weight dequantized in chunks and multiplied, and the plain product to
+ * compare with; and the slow exact one.
+ *
+ * Two streams, two buffers. While cuBLAS multiplies chunk i on the caller's stream, chunk i + 1 is
+ * made dense on the side stream, in the buffer that chunk i - 1 had:
+ *
+ *     caller's   dense 0 | F product 0 | wait | F product 1 | wait | product 2
+ *     side                 \ dense 1 R /       \ dense 2 R /
+ *
+ * F, the event `forked`, stands before product i, so chunk i - 1 is multiplied by then and its
+ * buffer free; R, `ready`, is what the caller's stream waits for. The side stream has nothing left
+ * to do that the caller's stream does not wait for, whether or not an error came, so waiting for
+ * the caller's stream is enough, and a capture of it may end. */
+#include "base/checked.h"
+#include "kernels/cuda_quantize.h"
+#include "kernels/matmul_handle.h"
+
+#include <inttypes.h>
+#include <limits.h>
+#include <string.h>
+
+static qc_status make_dense(const qc_matmul_call *c, uint64_t first, uint64_t rows, void *dense,
+                            qc_cuda_stream s, qc_error *err)
+{
+    const qc_matmul_plan *p = &c->plan;
+    const int *exponent = c->weights.exponent;
+    if (c->weights.row_bytes)
+        return qc_matmul_dense_rows_launch(&c->weights, first, rows, dense, p->dense_dtype,
+                                           p->k_padded, exponent, s, err);
+    return qc_cuda_dequantize(&c->weights.w, first, rows, dense, p->dense_dtype, p->k_padded,
+                              exponent, NULL, s, err);
+}
+
+/* Rows `first` and following of W, which are dense: their columns of y. */
+static qc_status multiply(qc_cublas *gemm, const qc_matmul_call *c, uint64_t first, uint64_t rows,
+                          const void *dense, qc_cuda_stream s, qc_error *err)
+{
+    const qc_matmul_plan *p = &c->plan;
+    const int *exponent = c->weights.exponent;
+    qc_matmul_call part = *c;
+    part.n = rows;
+    part.y = (uint16_t *)c->y + first;
+    part.bias = c->bias ? (const uint16_t *)c->bias + first : NULL;
+    qc_cublas_gemm_args g = {
+        .w = dense,
+        .x = c->x,
+        .y = p->gemm_to_float ? (void *)c->partials : part.y,
+        .in_dtype = p->dense_dtype,
+        .out_dtype = p->gemm_to_float ? QC_DTYPE_F32 : p->dense_dtype,
+        .m = c->m,
+        .n = rows,
+        .k = c->k,
+        .ldw = p->k_padded,
+        .ldx = c->ldx,
+        .ldy = p->gemm_to_float ? rows : c->ldy,
+        .alpha_zero = !p->gemm_to_float && exponent ? (const float *)(exponent + 1) : NULL,
+    };
+    QC_TRY(qc_cublas_gemm(gemm, &g, err));
+    return p->gemm_to_float ? qc_matmul_reduce_launch(&part, s, err) : QC_OK;
+}
+
+/* The side stream for s, or NULL where the next chunk has to be made on s itself: there is one
+ * chunk, one buffer, or another capture has the side stream. (Of a handle, one capture at a time
+ * can have it. Results are the same.) */
+static qc_status side_for(const qc_matmul *h, const qc_matmul_call *c, qc_cuda_stream s,
+                          const qc_matmul_side **out, qc_error *err)
+{
+    unsigned long long own = 0, taken = 0;
+    *out = NULL;
+    if (c->n <= c->plan.chunk_rows || !c->plan.dense_apart)
+        return QC_OK;
+    QC_TRY(qc_cuda_capture_of(&own, s, err));
+    const qc_matmul_side *side = &h->side[own != 0];
+    if (own)
+        QC_TRY(qc_cuda_capture_of(&taken, side->stream, err));
+    if (!taken || taken == own)
+        *out = side;
+    return QC_OK;
+}
+
+/* After an error: s waits for what the side stream was given. If not even that can be said, the
+ * calling thread waits. */
+static void rejoin(const qc_matmul_side *side, qc_cuda_stream s)
+{
+    qc_error ignored = {0};
+    qc_status st = qc_cuda_event_record(side->ready, side->stream, &ignored);
+    if (st == QC_OK)
+        st = qc_cuda_stream_wait(s, side->ready, &ignored);
+    if (st != QC_OK)
+        st = qc_cuda_stream_synchronize(side->stream, &ignored);
+    (void)st; /* the caller has the first error */
+}
+
+/* Multiplies the chunk from row `first` on, and makes the next one dense, where there is one. */
+static qc_status chunk(const qc_matmul *h, const qc_matmul_call *c, uint64_t first,
+                       unsigned char *const dense[2], const qc_matmul_side *side, qc_cuda_stream s,
+                       qc_error *err)
+{
+    const uint64_t most = c->plan.chunk_rows, next = first + most;
+    const uint64_t rows = c->n - first < most ? c->n - first : most;
+    const int here = (int)(first / most % 2), more = next < c->n;
+    const uint64_t next_rows = !more ? 0 : c->n - next < most ? c->n - next : most;
+    if (!more || !side) {
+        QC_TRY(multiply(h->gemm, c, first, rows, dense[here], s, err));
+        return more ? make_dense(c, next, next_rows, dense[!here], s, err) : QC_OK;
+    }
+    QC_TRY(qc_cuda_event_record(side->forked, s, err));
+    QC_TRY(qc_cuda_stream_wait(side->stream, side->forked, err));
+    /* cuBLAS first: its tiles get the multiprocessors, and the other kernel what they leave. */
+    qc_status st = multiply(h->gemm, c, first, rows, dense[here], s, err);
+    if (st == QC_OK)
+        st = make_dense(c, next, next_rows, dense[!here], side->stream, err);
+    if (st == QC_OK)
+        st = qc_cuda_event_record(side->ready, side->stream, err);
+    if (st == QC_OK)
+        st = qc_cuda_stream_wait(s, side->ready, err);
+    if (st != QC_OK)
+        rejoin(side, s);
+    return st;
+}
+
+qc_status qc_matmul_dequant_gemm(const qc_matmul *h, const qc_matmul_call *c,
+                                 unsigned char *workspace, uint64_t workspace_bytes,
+                                 qc_cuda_stream s, qc_error *err)
+{
+    const qc_matmul_plan *p = &c->plan;
+    unsigned char *const first_dense = workspace + p->dense_offset;
+    unsigned char *const dense[2] = {first_dense, first_dense + p->dense_apart};
+    const qc_matmul_side *side = NULL;
+    qc_status st = QC_OK;
+    QC_TRY(qc_cublas_begin(h->gemm, workspace + p->gemm_offset, workspace_bytes - p->gemm_offset, s,
+                           err));
+    QC_TRY_GOTO(st, done, side_for(h, c, s, &side, err));
+    QC_TRY_GOTO(st, done,
+                make_dense(c, 0, c->n < p->chunk_rows ? c->n : p->chunk_rows, dense[0], s, err));
+    for (uint64_t first = 0; first < c->n; first += p->chunk_rows)
+        QC_TRY_GOTO(st, done, chunk(h, c, first, dense, side, s, err));
+done:
+    qc_cublas_end(h->gemm);
+    return st;
+}
+
+/* ---- to compare with ------------------------------------------------------------------------- */
+
+qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n, uint64_t k,
+                          const qc_matmul_io *io, void *workspace, uint64_t workspace_bytes,
+                          qc_cuda_stream s, qc_error *err)
+{
+    if (!h->gemm)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s", h->no_gemm.msg);
+    QC_TRY(qc_matmul_here(h, err));
+    QC_TRY(qc_matmul_check_io(io, n, k, 1, err));
+    if (io->x_dtype != io->y_dtype)
+        QC_FAIL(err, QC_ERR_USAGE, "x is %s and y %s, one dtype was expected",
+                qc_dtype_name(io->x_dtype), qc_dtype_name(io->y_dtype));
+    if (io->x_dtype == QC_DTYPE_BF16 && h->device.sm < 80)
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "BF16 needs sm_80, this device is sm_%u", h->device.sm);
+    if (io->bias)
+        QC_FAIL(err, QC_ERR_USAGE, "a dense product with a bias was asked for");
+    if ((uintptr_t)workspace % 256)
+        QC_FAIL(err, QC_ERR_USAGE, "the workspace is not 256-byte aligned");
+    if (io->m == 0 || n == 0)
+        return QC_OK;
+    qc_cublas_gemm_args g = {
+        .w = weights,
+        .x = io->x,
+        .y = io->y,
+        .in_dtype = io->x_dtype,
+        .out_dtype = io->y_dtype,
+        .m = io->m,
+        .n = n,
+        .k = k,
+        .ldw = k,
+        .ldx = io->ldx ? io->ldx : k,
+        .ldy = io->ldy ? io->ldy : n,
+    };
+    if (k == 0) {
+        qc_matmul_call c;
+        memset(&c, 0, sizeof c);
+        c.m = io->m;
+        c.n = n;
+        c.y = io->y;
+        c.y_dtype = io->y_dtype;
+        c.ldy = g.ldy;
+        return qc_matmul_reduce_launch(&c, s, err);
+    }
+    if (!weights)
+        QC_FAIL(err, QC_ERR_USAGE, "weights are NULL");
+    if (g.m > INT_MAX || n > INT_MAX || k > INT_MAX || g.ldx > INT_MAX || g.ldy > INT_MAX)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "a dense product of %" PRIu64 " x %" PRIu64 " x %" PRIu64
+                " is too large for cuBLAS",
+                g.m, n, k);
+    QC_TRY(qc_cublas_begin(h->gemm, workspace, workspace ? workspace_bytes : 0, s, err));
+    qc_status st = qc_cublas_gemm(h->gemm, &g, err);
+    qc_cublas_end(h->gemm);
+    return st;
+}
+
+qc_status qc_matmul_reference(const qc_matmul *h, const qc_weights *w, const void *dense,
+                              qc_dtype dense_dtype, uint64_t n, uint64_t k, const void *x,
+                              qc_dtype x_dtype, uint64_t m, double *y, qc_cuda_stream s,
+                              qc_error *err)
+{
+    const qc_matmul_io io = {.m = m, .x = x, .x_dtype = x_dtype, .y = y, .y_dtype = QC_DTYPE_F16};
+    QC_TRY(qc_matmul_here(h, err));
+    if (w) {
+        QC_TRY(qc_matmul_check_weights(w, err));
+        if (w->rows != n || w->cols != k)
+            QC_FAIL(err, QC_ERR_USAGE,
+                    "weights are %" PRIu64 " x %" PRIu64 ", %" PRIu64 " x %" PRIu64
+                    " was asked for",
+                    w->rows, w->cols, n, k);
+    } else if (dense_dtype != QC_DTYPE_F32 && dense_dtype != QC_DTYPE_F16 &&
+               dense_dtype != QC_DTYPE_BF16) {
+        QC_FAIL(err, QC_ERR_USAGE, "dense weights are %s, F32, F16 or BF16 was expected",
+                qc_dtype_name(dense_dtype));
+    } else if (!dense && n && k) {
+        QC_FAIL(err, QC_ERR_USAGE, "weights are NULL");
+    }
+    QC_TRY(qc_matmul_check_io(&io, n, k, 1, err));
+    if (m == 0 || n == 0)
+        return QC_OK;
+    return qc_matmul_reference_launch(w, dense, dense_dtype, n, k, x, x_dtype, m, y, s, err);
+}

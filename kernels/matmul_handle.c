@@ -1,0 +1,238 @@
+/* The matmul's handle: what is made once for a device, its checks, and the faults that kernels
+ * report. */
+#include "kernels/matmul_handle.h"
+
+#include "base/alloc.h"
+#include "base/checked.h"
+
+#include <inttypes.h>
+#include <stdatomic.h>
+#include <string.h>
+
+const char *qc_matmul_path_name(qc_matmul_path path)
+{
+    static const char *const names[QC_MATMUL_PATH_COUNT] = {"auto",      "gemv",         "mma-884",
+                                                            "mma-16816", "dequant-gemm", "fill"};
+    return path < QC_MATMUL_PATH_COUNT ? names[path] : "unknown";
+}
+
+/* ---- making and ending ----------------------------------------------------------------------- */
+
+static qc_status make_side(qc_matmul_side *side, qc_error *err)
+{
+    QC_TRY(qc_cuda_stream_create(&side->stream, err));
+    QC_TRY(qc_cuda_event_create(&side->forked, 0, err));
+    return qc_cuda_event_create(&side->ready, 0, err);
+}
+
+static void end_side(qc_matmul_side *side)
+{
+    qc_cuda_event_destroy(side->ready);
+    qc_cuda_event_destroy(side->forked);
+    qc_cuda_stream_destroy(side->stream);
+}
+
+/* With h's device current. */
+static qc_status make_parts(qc_matmul *h, qc_error *err)
+{
+    void *word = NULL;
+    QC_TRY(qc_cuda_host_malloc(&word, sizeof *h->fault, err));
+    h->fault = word;
+    *h->fault = 0;
+    /* Without cuBLAS every shape still has a path. */
+    if (qc_cublas_open(&h->gemm, h->device.runtime_version, &h->no_gemm) != QC_OK) {
+        h->gemm = NULL;
+        return QC_OK;
+    }
+    QC_TRY(make_side(&h->side[0], err));
+    return make_side(&h->side[1], err);
+}
+
+static void end_parts(qc_matmul *h)
+{
+    qc_cublas_close(h->gemm);
+    end_side(&h->side[0]);
+    end_side(&h->side[1]);
+    qc_cuda_host_free(h->fault);
+}
+
+/* Makes h's device current and says in *before which one was; back() is the way back, which does
+ * nothing where it was h's own. */
+static qc_status go_to(const qc_matmul *h, qc_cuda_device *before, qc_error *err)
+{
+    QC_TRY(qc_cuda_current(&before->index, err));
+    return before->index == h->device.index ? QC_OK : qc_cuda_use(&h->device, err);
+}
+
+static qc_status go_back(const qc_matmul *h, const qc_cuda_device *before, qc_error *err)
+{
+    return before->index == h->device.index ? QC_OK : qc_cuda_use(before, err);
+}
+
+qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err)
+{
+    qc_matmul *h = NULL;
+    qc_cuda_device before = {0};
+    qc_status st;
+    *out = NULL;
+    QC_TRY(qc_calloc((void **)&h, 1, sizeof *h, err));
+    QC_TRY_GOTO(st, failed, qc_cuda_device_open(&h->device, device_index, err));
+    QC_TRY_GOTO(st, failed, go_to(h, &before, err));
+    st = make_parts(h, err);
+    if (st != QC_OK) {
+        (void)go_back(h, &before, NULL);
+        goto failed;
+    }
+    QC_TRY_GOTO(st, failed, go_back(h, &before, err));
+    *out = h;
+    return QC_OK;
+failed:
+    qc_matmul_destroy(h);
+    return st;
+}
+
+void qc_matmul_destroy(qc_matmul *h)
+{
+    qc_cuda_device before = {0};
+    if (!h)
+        return;
+    /* cuBLAS ends with the device current for which it was made. Without any device there is
+     * nothing of it. */
+    int went = h->fault && go_to(h, &before, NULL) == QC_OK;
+    end_parts(h);
+    if (went)
+        (void)go_back(h, &before, NULL);
+    qc_free(h->tuned);
+    qc_free(h);
+}
+
+const qc_cuda_device *qc_matmul_device(const qc_matmul *h)
+{
+    return &h->device;
+}
+
+const char *qc_matmul_no_gemm(const qc_matmul *h)
+{
+    return h->gemm ? NULL : h->no_gemm.msg;
+}
+
+qc_status qc_matmul_set_tuning(qc_matmul *h, const qc_matmul_tuned *rows, size_t count,
+                               qc_error *err)
+{
+    void *copy = NULL;
+    QC_TRY(qc_matmul_tuned_check(rows, count, err));
+    if (count) {
+        QC_TRY(qc_calloc(&copy, count, sizeof *rows, err));
+        memcpy(copy, rows, count * sizeof *rows);
+    }
+    qc_free(h->tuned);
+    h->tuned = copy;
+    h->tuned_count = count;
+    return QC_OK;
+}
+
+const qc_matmul_tuned *qc_matmul_tuning(const qc_matmul *h, size_t *count)
+{
+    *count = h->tuned_count;
+    return h->tuned;
+}
+
+/* ---- checks ---------------------------------------------------------------------------------- */
+
+qc_status qc_matmul_check(const qc_matmul *h, qc_error *err)
+{
+    /* The word is looked at before it is exchanged: that is a read of a line which nobody writes,
+     * and all but one call in a handle's life end there. */
+    _Atomic uint32_t *word = (_Atomic uint32_t *)h->fault;
+    uint32_t fault = atomic_load_explicit(word, memory_order_relaxed);
+    if (fault)
+        fault = atomic_exchange_explicit(word, 0, memory_order_acq_rel);
+    if (!fault)
+        return QC_OK;
+    if (fault != QC_MATMUL_FAULT_WORKSPACE)
+        QC_FAIL(err, QC_ERR_INTERNAL,
+                "an earlier product on cuda:%d could not do its work (fault %u of its kernel); its "
+                "y was not written",
+                h->device.index, (unsigned)fault);
+    QC_FAIL(err, QC_ERR_USAGE,
+            "an earlier product on cuda:%d found a workspace that was not made ready with "
+            "qc_matmul_workspace_init; its y was not written",
+            h->device.index);
+}
+
+qc_status qc_matmul_here(const qc_matmul *h, qc_error *err)
+{
+    int current = -1;
+    QC_TRY(qc_cuda_current(&current, err));
+    if (current != h->device.index)
+        QC_FAIL(err, QC_ERR_USAGE,
+                "the matmul's handle is for cuda:%d, but the calling thread's device is cuda:%d "
+                "(qc_cuda_use chooses it)",
+                h->device.index, current);
+    return QC_OK;
+}
+
+static int is_power_of_two(uint32_t v)
+{
+    return v && !(v & (v - 1));
+}
+
+qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err)
+{
+    uint64_t elems = 0;
+    if (w->kind != QC_WEIGHTS_NF4 && w->kind != QC_WEIGHTS_INT8_ROWS &&
+        w->kind != QC_WEIGHTS_INT8_BLOCKS)
+        QC_FAIL(err, QC_ERR_USAGE, "weights are of kind %d, which is not known", (int)w->kind);
+    if (qc_mul_u64(w->rows, w->cols, &elems) || elems > UINT64_MAX / 4)
+        QC_FAIL(err, QC_ERR_USAGE, "a weight of %" PRIu64 " x %" PRIu64 " overflows 64 bits",
+                w->rows, w->cols);
+    if (w->kind != QC_WEIGHTS_INT8_ROWS &&
+        (!is_power_of_two(w->block_elems) || w->block_elems < 32 || w->block_elems > 4096))
+        QC_FAIL(err, QC_ERR_USAGE,
+                "block of %u elements, a power of two from 32 to 4096 was expected",
+                w->block_elems);
+    if (elems == 0)
+        return QC_OK;
+    if (!w->codes)
+        QC_FAIL(err, QC_ERR_USAGE, "weights have no codes");
+    if (w->absmax)
+        return QC_OK;
+    if (w->kind == QC_WEIGHTS_INT8_ROWS)
+        QC_FAIL(err, QC_ERR_USAGE, "row-wise int8 weights have no scales");
+    if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
+        QC_FAIL(err, QC_ERR_USAGE, "weights have neither scales nor all of double-quantized ones");
+    if (!is_power_of_two(w->nested_block))
+        QC_FAIL(err, QC_ERR_USAGE, "blocks of %u scales, a power of two was expected",
+                w->nested_block);
+    return QC_OK;
+}
+
+qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k, int pointers,
+                             qc_error *err)
+{
+    if (io->x_dtype != QC_DTYPE_F16 && io->x_dtype != QC_DTYPE_BF16)
+        QC_FAIL(err, QC_ERR_USAGE, "x is %s, F16 or BF16 was expected", qc_dtype_name(io->x_dtype));
+    if (io->y_dtype != QC_DTYPE_F16 && io->y_dtype != QC_DTYPE_BF16)
+        QC_FAIL(err, QC_ERR_USAGE, "y is %s, F16 or BF16 was expected", qc_dtype_name(io->y_dtype));
+    if (io->ldx && io->ldx < k)
+        QC_FAIL(err, QC_ERR_USAGE, "rows of x are %" PRIu64 " apart, but have %" PRIu64 " elements",
+                io->ldx, k);
+    if (io->ldy && io->ldy < n)
+        QC_FAIL(err, QC_ERR_USAGE, "rows of y are %" PRIu64 " apart, but have %" PRIu64 " elements",
+                io->ldy, n);
+    if (io->m == 0 || n == 0)
+        return QC_OK;
+    uint64_t bytes = 0;
+    if (qc_mul_u64(io->m, io->ldx ? io->ldx : k, &bytes) || bytes > UINT64_MAX / 8 ||
+        qc_mul_u64(io->m, io->ldy ? io->ldy : n, &bytes) || bytes > UINT64_MAX / 8)
+        QC_FAIL(err, QC_ERR_USAGE, "%" PRIu64 " rows overflow 64 bits", io->m);
+    if (!pointers)
+        return QC_OK;
+    if (!io->y)
+        QC_FAIL(err, QC_ERR_USAGE, "y is NULL");
+    if (k && !io->x)
+        QC_FAIL(err, QC_ERR_USAGE, "x is NULL");
+    if ((uintptr_t)io->x % 2 || (uintptr_t)io->y % 2 || (uintptr_t)io->bias % 2)
+        QC_FAIL(err, QC_ERR_USAGE, "x, y or bias is at an odd address");
+    return QC_OK;
+}

@@ -1,0 +1,46 @@
+/* Inside kernels/ only: what a matmul's handle holds, for the files that share it: matmul_handle.c
+ * (making it, faults, checks), matmul.c (weights, plans, launches) and matmul_dense.c (what goes
+ * through cuBLAS). */
+#ifndef QC_KERNELS_MATMUL_HANDLE_H
+#define QC_KERNELS_MATMUL_HANDLE_H
+
+#include "kernels/cublas_library.h"
+#include "kernels/matmul_kernels.h"
+#include "kernels/matmul_tuning.h"
+
+/* A stream beside the caller's, on which the next chunk of a weight is dequantized. cuBLAS's lock
+ * (qc_cublas_begin) guards it. */
+typedef struct {
+    qc_cuda_stream stream;
+    qc_cuda_event forked; /* what the caller's stream had done when work for this one was given */
+    qc_cuda_event ready;  /* the chunk is dense */
+} qc_matmul_side;
+
+struct qc_matmul {
+    qc_cuda_device device;
+    qc_cublas *gemm; /* NULL: no_gemm says why */
+    qc_error no_gemm;
+    /* With cuBLAS: one for streams that run, one for streams that are captured, because a stream
+     * belongs to a capture until that ends. */
+    qc_matmul_side side[2];
+    uint32_t *fault; /* pinned: kernels write it, any thread reads and clears it, atomically */
+    qc_matmul_tuned *tuned; /* [tuned_count] */
+    size_t tuned_count;
+};
+
+/* QC_ERR_USAGE unless the handle's device is the calling thread's. Each function that puts work on
+ * a stream asks this first. cudaGetDevice reads state of the thread and does not reach the device.
+ */
+QC_NODISCARD qc_status qc_matmul_here(const qc_matmul *h, qc_error *err);
+
+QC_NODISCARD qc_status qc_matmul_check_weights(const qc_weights *w, qc_error *err);
+/* Dtypes, strides and overflow; with pointers also x, y and bias. */
+QC_NODISCARD qc_status qc_matmul_check_io(const qc_matmul_io *io, uint64_t n, uint64_t k,
+                                          int pointers, qc_error *err);
+
+/* The product of plan DEQUANT_GEMM; c as launchers get it. */
+QC_NODISCARD qc_status qc_matmul_dequant_gemm(const qc_matmul *h, const qc_matmul_call *c,
+                                              unsigned char *workspace, uint64_t workspace_bytes,
+                                              qc_cuda_stream s, qc_error *err);
+
+#endif

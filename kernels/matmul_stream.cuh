@@ -1,0 +1,389 @@
+/* What the streaming matmul (matmul_stream.cu, which has the picture) is made of: ranges and
+ * segments of the list of tiles, entries and their loads, and the products of an entry. */
+#ifndef QC_KERNELS_MATMUL_STREAM_CUH
+#define QC_KERNELS_MATMUL_STREAM_CUH
+
+#include "kernels/matmul_codes.cuh"
+#include "kernels/matmul_finish.cuh"
+
+#define WARPS   16u
+#define THREADS (32u * WARPS)
+#define M_TILE  8u
+#define ENTRY_K 64u
+
+namespace
+{
+
+enum kind { NF4, INT8_ROWS, INT8_BLOCKS };
+
+template <kind of> struct shape {
+    static constexpr bool nf4 = of == NF4;
+    static constexpr int a_tiles = nf4 ? 4 : 2;
+    static constexpr int words = nf4 ? 2 : 4; /* of a row's codes in a lane */
+    static constexpr unsigned lane_bytes = words * 4u;
+    static constexpr unsigned n_tile = 16u * a_tiles;
+    static constexpr unsigned sums = n_tile * M_TILE; /* of a tile */
+};
+
+/* What the scales of a part are decoded with, beside its map. */
+struct alignas(16) decoding {
+    float offset;
+    qc_run_power power;
+    int exponent;
+};
+
+/* Where a warp is, and what it loads next; in shared memory, since it is seldom asked for. Written
+ * by lane 0. */
+struct place {
+    uint32_t at, tile;    /* segment, of the block of threads */
+    uint32_t which;       /* part whose scales `how` and the map belong to */
+    uint32_t next, ahead; /* segment behind the one that is being loaded, and its tile */
+};
+
+/* Behind it, for NF4, qc_codes_wide: at once, or (apart) from the next multiple of 64 KB on. */
+template <kind of> struct shared_of {
+    qc_run_small small;
+    decoding how; /* the present part's */
+    uint32_t last;
+    uint32_t ready; /* the workspace was made ready */
+    place places[WARPS];
+    alignas(128) float sum[WARPS][shape<of>::sums];
+};
+
+/* Where a lane looks codes up. */
+struct lookup {
+    const qc_codes_wide *table;
+    uint32_t lane_address; /* table's, plus 4 * lane */
+    unsigned lane;
+};
+
+struct part {
+    qc_run_source w;
+    uint32_t first_tile; /* of all parts' tiles */
+    void *y;
+    uint64_t ldy;
+    const void *bias;
+};
+
+struct args {
+    part parts[QC_MATMUL_GROUP_MOST];
+    uint32_t count;
+    uint32_t m;
+    uint32_t k_blocks;   /* of 64 k in a row */
+    uint32_t row_bytes8; /* of codes, 8 rows */
+    uint32_t tiles;      /* tiles * k_blocks * n_tile < 2^32 */
+    uint32_t grain;      /* ranges start at multiples of this many blocks of 64 k */
+    int scales_by_four;
+    int complete; /* weights may be loaded before the launch in front of this one has ended */
+    const uint16_t *x;
+    uint64_t ldx;
+    const int *x_exponent;
+    qc_dtype y_dtype;
+    /* Where tiles are shared by ranges: */
+    uint32_t *counters; /* [0] QC_MATMUL_READY, then one per block of threads */
+    float *partials;    /* [blocks][2][sums]: the tile in which a range begins, and a further one */
+    uint32_t *fault;    /* of qc_matmul_call */
+};
+
+/* Ranges: block b of `blocks` has grains [b * grains / blocks, (b + 1) * grains / blocks). */
+QC_DEVICE uint32_t range_begin(const args &a, uint32_t b)
+{
+    return (uint32_t)((uint64_t)b * (a.tiles * a.k_blocks / a.grain) / gridDim.x) * a.grain;
+}
+
+/* The block that has this block of 64 k. */
+QC_DEVICE uint32_t range_of(const args &a, uint32_t at)
+{
+    uint32_t grains = a.tiles * a.k_blocks / a.grain;
+    return (uint32_t)(((uint64_t)(at / a.grain + 1) * gridDim.x - 1) / grains);
+}
+
+/* ---- where a warp is ------------------------------------------------------------------------- */
+
+/* A tile's part that this block of threads has, and of that what this warp has. */
+struct segment {
+    uint32_t end;          /* of the block of threads, in blocks of 64 k of all tiles */
+    uint32_t first, count; /* of the warp: block of 64 k in the row, and how many */
+    uint32_t which;        /* part */
+    uint32_t row;          /* first row of the tile within the part: also rows of the tile before */
+    uint32_t own;          /* rows from here on are this tile's */
+};
+
+/* begin: in this tile. */
+template <kind of>
+QC_DEVICE segment segment_at(const args &a, uint32_t tile, uint32_t begin, uint32_t range_end,
+                             unsigned warp)
+{
+    segment s;
+    uint32_t tile_begin = tile * a.k_blocks, tile_end = tile_begin + a.k_blocks;
+    s.end = range_end < tile_end ? range_end : tile_end;
+    uint32_t blocks = s.end - begin;
+    uint32_t low = blocks / WARPS * warp + blocks % WARPS * warp / WARPS;
+    s.first = begin - tile_begin + low;
+    s.count = blocks / WARPS * (warp + 1) + blocks % WARPS * (warp + 1) / WARPS - low;
+    s.which = 0;
+    for (uint32_t i = 1; i < a.count; i++)
+        if (tile >= a.parts[i].first_tile)
+            s.which = i;
+    uint32_t rows = (uint32_t)a.parts[s.which].w.rows;
+    s.own = (tile - a.parts[s.which].first_tile) * shape<of>::n_tile;
+    s.row = rows - s.own < shape<of>::n_tile ? rows - shape<of>::n_tile : s.own;
+    return s;
+}
+
+/* ---- an entry -------------------------------------------------------------------------------- */
+
+template <kind of> struct entry {
+    uint32_t q[2 * shape<of>::a_tiles][shape<of>::words];
+    uint32_t x[8];
+    float scale[2];   /* absmax, or the nested one, of rows 16 r' + g' and 8 more */
+    uint32_t code[2]; /* then: the 8-bit code at bit `at`, 0 to 24 */
+    uint32_t at;
+};
+
+template <kind of> QC_DEVICE void load_codes(entry<of> &e, const unsigned char *row, const args &a)
+{
+#pragma unroll
+    for (int i = 0; i < 2 * shape<of>::a_tiles; i++, row += a.row_bytes8) {
+        if constexpr (shape<of>::nf4) {
+            uint2 v = qc_ld_stream_8(row);
+            e.q[i][0] = v.x;
+            e.q[i][1] = v.y;
+        } else {
+            uint4 v = qc_ld_stream_16_ahead(row);
+            e.q[i][0] = v.x;
+            e.q[i][1] = v.y;
+            e.q[i][2] = v.z;
+            e.q[i][3] = v.w;
+        }
+    }
+}
+
+/* 16 columns of a row. The registers of a lane whose row is not there stay zero. */
+template <kind of> QC_DEVICE void load_x(entry<of> &e, const uint16_t *p, bool there)
+{
+    if (!there)
+        return;
+    uint4 low = *reinterpret_cast<const uint4 *>(p);
+    uint4 high = *reinterpret_cast<const uint4 *>(p + 8);
+    e.x[0] = low.x;
+    e.x[1] = low.y;
+    e.x[2] = low.z;
+    e.x[3] = low.w;
+    e.x[4] = high.x;
+    e.x[5] = high.y;
+    e.x[6] = high.z;
+    e.x[7] = high.w;
+}
+
+/* What a warp loads next: it is two entries ahead of what it computes. Pointers are the lane's. */
+struct cursor {
+    const unsigned char *codes; /* of row g of the tile, at the entry */
+    const uint16_t *x;          /* row g of x, likewise */
+    uint32_t block;             /* of row 16 r' + g': blocks of 64 k from the weight's first */
+    uint32_t at, end;           /* blocks of 64 k in the row; at end: there are no more */
+    uint32_t which;
+    bool fresh; /* no scales of this segment yet */
+    float scale[2];
+    uint32_t code[2]; /* of the last group of four */
+};
+
+/* The scales of an entry. Bytes of four blocks are one load, at the first of the four. */
+template <kind of> QC_DEVICE void load_scales(entry<of> &e, cursor &c, const args &a)
+{
+    if (of == INT8_ROWS)
+        return;
+    e.at = a.scales_by_four ? (c.at & 3u) * 8 : 0;
+    if (c.fresh || e.at == 0) {
+#pragma unroll
+        for (unsigned i = 0; i < 2; i++) {
+            uint32_t at = (c.block + i * 8 * a.k_blocks) >> (a.parts[c.which].w.block_shift - 6);
+            if (a.parts[c.which].w.absmax) {
+                c.scale[i] = a.parts[c.which].w.absmax[at];
+            } else {
+                const uint8_t *p = a.parts[c.which].w.absmax_codes + at;
+                c.scale[i] =
+                    a.parts[c.which].w.nested_absmax[at >> a.parts[c.which].w.nested_shift];
+                if (a.scales_by_four)
+                    c.code[i] = *reinterpret_cast<const uint32_t *>(p - (at & 3u));
+                else
+                    c.code[i] = *p;
+            }
+        }
+        c.fresh = false;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        e.scale[i] = c.scale[i];
+        e.code[i] = c.code[i];
+    }
+}
+
+/* To the first entry of the warp at or behind p.next. */
+template <kind of>
+QC_DEVICE void seek(cursor &c, place &p, const args &a, uint32_t range_end, unsigned warp,
+                    unsigned lane)
+{
+    segment s;
+    uint32_t next = p.next, tile = p.ahead;
+    c.at = c.end = 0;
+    do {
+        if (next == range_end)
+            return;
+        s = segment_at<of>(a, tile++, next, range_end, warp);
+        next = s.end;
+    } while (s.count == 0);
+    __syncwarp();
+    if (lane == 0) {
+        p.next = next;
+        p.ahead = tile;
+    }
+    __syncwarp();
+    unsigned g = lane / 4, t = lane % 4;
+    c.codes = a.parts[s.which].w.codes + (uint64_t)(s.row + g) * (a.row_bytes8 / 8) +
+              (s.first * 4 + t) * shape<of>::lane_bytes;
+    c.x = a.x + g * a.ldx + s.first * ENTRY_K + t * 16;
+    c.block = (s.row + lane / 8 % shape<of>::a_tiles * 16 + lane % 8) * a.k_blocks + s.first;
+    c.at = s.first;
+    c.end = s.first + s.count;
+    c.which = s.which;
+    c.fresh = true;
+}
+
+/* Loads the entry at c, if there is one, all but x unless with_x, and goes on to the next. */
+template <kind of, bool with_x = true>
+QC_DEVICE void load(entry<of> &e, cursor &c, place &p, const args &a, uint32_t range_end,
+                    unsigned warp, unsigned lane)
+{
+    if (c.at == c.end)
+        return;
+    load_codes<of>(e, c.codes, a);
+    if (with_x)
+        load_x<of>(e, c.x, lane / 4 < a.m);
+    load_scales<of>(e, c, a);
+    c.codes += 4 * shape<of>::lane_bytes;
+    c.x += ENTRY_K;
+    c.block++;
+    if (++c.at == c.end)
+        seek<of>(c, p, a, range_end, warp, lane);
+}
+
+/* Asks L2 for the codes that the loads of the first two entries do not bring with them (they bring
+ * 128 bytes of each row where those are aligned): the next 128 bytes of each row. */
+template <kind of> QC_DEVICE void prefetch(const cursor &c, const args &a, unsigned lane)
+{
+    constexpr unsigned skipped = shape<of>::nf4 ? 2 : 0;
+    if (c.end - c.at <= skipped)
+        return;
+    unsigned t = lane % 4; /* rows g + 8 t, and g + 8 (t + 4) */
+    const unsigned char *row =
+        c.codes + skipped * 4 * shape<of>::lane_bytes - t * shape<of>::lane_bytes;
+#pragma unroll
+    for (unsigned i = 0; i < 2 * shape<of>::a_tiles; i += 4)
+        qc_prefetch_l2(row + (i + t) * (uint64_t)a.row_bytes8);
+}
+
+/* ---- products -------------------------------------------------------------------------------- */
+
+template <kind of> QC_DEVICE void zero_sums(float (&sum)[shape<of>::a_tiles][4])
+{
+#pragma unroll
+    for (int r = 0; r < shape<of>::a_tiles; r++)
+        sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = 0.0f;
+}
+
+/* Product j of rows 16 r .. 16 r + 15 as the weights' operand. */
+template <kind of, bool apart>
+QC_DEVICE void fragment(uint32_t f[4], const entry<of> &e, const lookup &l, int r, int j)
+{
+    if constexpr (shape<of>::nf4) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* row 8 * (i % 2), pair i / 2 */
+            uint32_t q = e.q[2 * r + i % 2][j / 2];
+            f[i] = apart ? qc_codes_look_apart(l.lane_address, q, j % 2 * 2 + i / 2)
+                         : qc_codes_look(*l.table, l.lane, q, j % 2 * 2 + i / 2);
+        }
+    } else {
+        (void)l;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            uint32_t two[2];
+            qc_codes_int8(two, e.q[2 * r + i][j]);
+            f[i] = two[0];
+            f[i + 2] = two[1];
+        }
+    }
+}
+
+/* 16 columns of a row of x from bfloat16 to float16, in place: times the power of two that brings
+ * the largest of the row's 64 columns to [2^14, 2^15). Returns its inverse. Where one of them is
+ * not finite the others may become 0: what they are worth does not show beside it. */
+QC_DEVICE float x_to_halves(uint32_t (&x)[8])
+{
+    uint32_t most = 0;
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        most = qc_bf16x2_largest(most, x[i]);
+    uint32_t top = max(most & 0xffffu, most >> 16);
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    uint32_t exponent = max(top >> 7, 15u); /* so that both powers are normal */
+    float by = __uint_as_float((268u - exponent) << 23);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        x[i] = qc_half2_of_floats(__fmul_rn(__uint_as_float(x[i] << 16), by),
+                                  __fmul_rn(__uint_as_float(x[i] & 0xffff0000u), by));
+    return __uint_as_float((exponent - 14u) << 23);
+}
+
+template <kind of, bool apart, bool bf16>
+QC_DEVICE void multiply(float (&sum)[shape<of>::a_tiles][4], entry<of> &e, const shared_of<of> &sh,
+                        const lookup &l, bool nested)
+{
+    constexpr bool by_row = of == INT8_ROWS;
+    float by[2] = {1.0f, 1.0f}, back[2] = {1.0f, 1.0f};
+    if (!by_row) {
+        decoding how = sh.how;
+#pragma unroll
+        for (int i = 0; i < 2; i++) { /* as qc_run_scale */
+            float a = e.scale[i];
+            if (nested)
+                a = __fadd_rn(__fmul_rn(sh.small.map[e.code[i] >> e.at & 0xffu], a), how.offset);
+            by[i] = __fmul_rn(__fmul_rn(a, how.power.a), how.power.b);
+        }
+    }
+    if (bf16) { /* rows 2 t and 2 t + 1 of x are those of the lane's sums */
+        float inverse = x_to_halves(e.x);
+        back[0] = __shfl_sync(0xffffffffu, inverse, (int)(l.lane % 4 * 8));
+        back[1] = __shfl_sync(0xffffffffu, inverse, (int)(l.lane % 4 * 8 + 4));
+    }
+#pragma unroll
+    for (int r = 0; r < shape<of>::a_tiles; r++) {
+        float block[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+        float(&to)[4] = by_row && !bf16 ? sum[r] : block;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            uint32_t f[4];
+            fragment<of, apart>(f, e, l, r, j);
+            qc_mma_m16n8k16(to, f, e.x + 2 * j);
+        }
+        if (by_row && !bf16)
+            continue;
+        float scale[2] = {1.0f, 1.0f};
+        if (!by_row) {
+            scale[0] = __shfl_sync(0xffffffffu, by[0], r * 8 + (int)l.lane / 4);
+            scale[1] = __shfl_sync(0xffffffffu, by[1], r * 8 + (int)l.lane / 4);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) /* row 8 * (i / 2) of the 16, column i % 2 of the two */
+            sum[r][i] = __fmaf_rn(block[i],
+                                  by_row ? back[i % 2]
+                                  : bf16 ? __fmul_rn(scale[i / 2], back[i % 2])
+                                         : scale[i / 2],
+                                  sum[r][i]);
+    }
+}
+
+} // namespace
+
+#endif
