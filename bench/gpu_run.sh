@@ -1,17 +1,21 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, in one command and 8 minutes: build, hardware, the gpu tests, ceilings,
-# bench, a conversion of a synthetic 8B-shaped model on the GPU against the CPU, eval and calibrating on both,
-# validate, plan, compute-sanitizer's four tools. For a bare machine with nvcc, CMake, a C compiler
-# and Python 3; no internet.
+# Everything that needs a GPU, in three calls of at most 9 minutes, each useful by itself:
 #
-#   bench/gpu_run.sh [--debs DIR] [RESULTS]    run; RESULTS, else $OUT, else gpu-results
-#   bench/gpu_run.sh --fetch DIR               on a machine with internet: the packages for --debs
+#   first     build, each kernel alone, the kernels against cuBLAS and the roof, the gpu tests, races
+#   second    what the GPU gives at best, groups, tuning, bitsandbytes beside qconv, profiles
+#   third     conversions on the GPU against the CPU, loading, eval, calibrating, validate, sanitizers
 #
-# --debs DIR (or QC_RUN_DEBS): Debian packages of the libraries, unpacked beside the build where the
-# machine has none. What else may be set, and what comes out: bench/gpu_steps.py.
+# For a bare machine with nvcc, CMake, a C compiler and Python 3; it needs no internet.
 #
-# Exit code: 0 everything ran and passed, 1 something failed, 77 there is no GPU: every step is named
-# and left out.
+#   bench/gpu_run.sh [--debs DIR] first|second|third [RESULTS]
+#   bench/gpu_run.sh --fetch DIR       on a machine with internet: fill DIR for --debs
+#
+# RESULTS is $OUT where that is set, else gpu-results/ and the word. --debs DIR (or QC_RUN_DEBS):
+# Debian packages of the libraries, unpacked beside the build where the machine has none, and perhaps
+# a wheel of bitsandbytes. What a call leaves, and what else may be set: bench/gpu_steps.py.
+#
+# Exit code: 0 everything ran and passed, 1 something failed, 2 wrong words, 77 there is no GPU: every
+# step is named and left out, 130 interrupted.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -20,7 +24,8 @@ packages=(libzstd-dev libzstd1 libxxhash-dev libxxhash0 libcjson-dev libcjson1 l
     libopenblas0-pthread libgfortran5 libquadmath0 libcmocka0 pkg-config pkgconf pkgconf-bin libpkgconf3 ninja-build)
 
 usage() {
-    echo "usage: $0 [--debs DIR] [RESULTS] | --fetch DIR" >&2
+    echo "usage: $0 [--debs DIR] first|second|third [RESULTS]" >&2
+    echo "       $0 --fetch DIR" >&2
     exit 2
 }
 
@@ -32,24 +37,29 @@ fetch() {
     echo "gpu_run: ${#packages[@]} packages, $(du -ch -- *.deb | tail -n1 | cut -f1), in $1"
 }
 
-# The packages of a folder into a folder of their own, and everybody told where that is.
+# Unpack the packages of a folder into another one, and tell the build and our own programs, and
+# nobody else, where that is.
 unpack() {
-    local deb pc root=$2
+    local deb pc lib root=$2
+    rm -rf "$root"
     mkdir -p "$root"
     for deb in "$1"/*.deb; do
-        [ -f "$deb" ] || { echo "gpu_run: no .deb files in $1" >&2 && exit 2; }
+        [ -f "$deb" ] || { echo "gpu_run: there are no .deb files in $1" >&2 && exit 2; }
         dpkg -x "$deb" "$root"
     done
-    local lib
     lib=$(echo "$root"/usr/lib/*-linux-gnu)
     for pc in "$lib"/pkgconfig/*.pc; do
         sed -i -E "s|^prefix=.*|prefix=$root/usr|; s|^libdir=.*|libdir=$lib|
             s|^includedir=.*|includedir=$root/usr/include|; s|-I/usr|-I$root/usr|g; s|-L/usr[^ ]*|-L$lib|g" "$pc"
     done
-    export PKG_CONFIG_PATH=$lib/pkgconfig:${PKG_CONFIG_PATH-}
-    export LD_LIBRARY_PATH=$lib:${LD_LIBRARY_PATH-}
-    export CMAKE_PREFIX_PATH=$root/usr:${CMAKE_PREFIX_PATH-}
+    # pkg-config needs one of these libraries itself.
+    rm -f "$root/usr/bin/pkg-config"
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s/usr/bin/pkgconf "$@"\n' "$lib" "$root" >"$root/usr/bin/pkg-config"
+    chmod +x "$root/usr/bin/pkg-config"
+    export PKG_CONFIG_PATH=$lib/pkgconfig${PKG_CONFIG_PATH:+:$PKG_CONFIG_PATH}
+    export CMAKE_PREFIX_PATH=$root/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}
     export PATH=$PATH:$root/usr/bin
+    export QC_RUN_LIBRARIES=$lib
     [ ! -e "$lib/openblas-pthread/libopenblas.so.0" ] ||
         export QCONV_OPENBLAS=$lib/openblas-pthread/libopenblas.so.0
 }
@@ -60,24 +70,26 @@ have() {
             'libpcre2-8 >= 10.36' 'libutf8proc >= 2.5' cmocka
 }
 
-debs=${QC_RUN_DEBS-}
+QC_RUN_DEBS=${QC_RUN_DEBS-}
+word=
 results=
 while [ $# -gt 0 ]; do
     case "$1" in
     --fetch) [ $# -eq 2 ] || usage && fetch "$2" && exit ;;
-    --debs) [ $# -ge 2 ] || usage && debs=$2 && shift ;;
+    --debs) [ $# -ge 2 ] || usage && QC_RUN_DEBS=$2 && shift ;;
+    first | second | third) [ -z "$word" ] || usage && word=$1 ;;
     -*) usage ;;
-    *) [ -z "$results" ] || usage && results=$1 ;;
+    *) [ -n "$word" ] && [ -z "$results" ] || usage && results=$1 ;;
     esac
     shift
 done
-results=${results:-${OUT:-gpu-results}}
-if [ -z "${QC_RUN_WORK-}" ]; then
-    QC_RUN_WORK=$(mktemp -d "${TMPDIR:-/tmp}/qconv-gpu-run.XXXXXX")
-    trap 'rm -rf "$QC_RUN_WORK"' EXIT
+[ -n "$word" ] || usage
+QC_RUN_WORK=${QC_RUN_WORK:-$here/../build-gpu}
+mkdir -p "$QC_RUN_WORK"
+QC_RUN_WORK=$(cd "$QC_RUN_WORK" && pwd)
+export QC_RUN_WORK QC_RUN_DEBS
+if [ -n "$QC_RUN_DEBS" ] && ! have; then
+    unpack "$QC_RUN_DEBS" "$QC_RUN_WORK/debs"
 fi
-export QC_RUN_WORK
-if [ -n "$debs" ] && ! have; then
-    unpack "$debs" "$QC_RUN_WORK/debs"
-fi
-python3 -B "$here/gpu_steps.py" "$results"
+export QC_RUN_SPENT=$SECONDS
+exec python3 -B "$here/gpu_steps.py" "$word" "${results:-${OUT:-gpu-results/$word}}"

@@ -1,331 +1,417 @@
 #!/usr/bin/env python3
-"""The steps of gpu_run.sh: each with a time limit, a log and an exit code; one that fails does not
-stop the others. Standard library only.
+"""The three calls of gpu_run.sh: which steps each has, how long a step may take, and what it leaves.
+A step that fails does not stop the others. Standard library only.
 
-    gpu_steps.py RESULTS        with QC_RUN_WORK set
+    gpu_steps.py first|second|third RESULTS        with QC_RUN_WORK set
 
-RESULTS gets at most 12 files, under 16 MiB:
-    summary.json     GPU, driver, CUDA, commit; per step its exit code and seconds
-    convert.json     seconds and bytes of every conversion; GPU and CPU compared byte for byte
-    eval.json        perplexity and KL divergence of the bundled model on the GPU and on the CPU
-    calibrate.json   seconds of --calibrate on the GPU, and what it gains there and on the CPU
-    load.json        outputs to the GPU's memory, to the host's, and copies alone
-    bench.json       qconv bench          hardware.json    qconv hardware --json
-    ceilings.json    what the GPU gives at best (bench_ceilings)
-    validate.json    qconv validate       validate.html    the same as a page
-    gpu_tests.xml    ctest -L gpu         logs.tar.gz      everything that was printed, and what
-                                                           qconv bench --tune found: tune.json and
-                                                           the table that it makes, tuning.json
+RESULTS gets at most 8 files of at most 16 MiB (FILES, below), each written anew, by renaming, whenever
+there is more to say: whatever is killed and when, they are whole. summary.json has the GPU, the
+driver, the commit and a row for each step that has ended: its exit code, its seconds, the parts that
+it ran, and its figures. "running" names the step that had not ended. logs.tar.gz has all that was
+printed, and in the second call what `qconv bench --tune` measured (tune.json).
 
-Exit codes of steps: 0 passed, 77 left out (the log says why), 124 ran into its limit, 99 found by
-compute-sanitizer, others the program's.
+Exit codes of steps: 0 passed, 4 a result is wrong, 77 left out (why is said), 99 found by
+compute-sanitizer, 124 ran into its limit, others the program's.
 
 Set by environment variables:
-    QC_RUN_WORK      folder for the build and the models, kept; gpu_run.sh takes a new one and
-                     removes it
+    QC_RUN_WORK      folder for the build, the models and the logs; gpu_run.sh takes build-gpu/ of
+                     the tree. What was built there is used again
     QC_RUN_BUILD     a finished build to use instead of building
-    QC_RUN_PROGRAM   the program in it: qconv
-    QC_RUN_LOADER    and this one: bench_gpu_load
-    QC_RUN_CEILINGS  and this one: bench_ceilings
-    QC_RUN_LABEL     the tests: gpu
-    QC_RUN_ANYWAY    1: go on without a GPU (with qconv_shim and label kernels, say)
-    QC_RUN_SECONDS   for all of it: 470
-    QC_RUN_LAYERS    of the synthetic model, 0.44 GB each; as many as there is room for, at most 32
-    QC_RUN_TOKENS    of eval and calibrate: 16384; 128 take the CPU shim a minute
+    QC_RUN_SECONDS   for the whole call: 540
+    QC_RUN_LAYERS    of the synthetic model; else as many as there is time and room for
     QC_RUN_STEPS     only these, by name: build,tests,bench
+    QC_RUN_SHIM      1: a rehearsal without a GPU, with the programs of QC_RUN_BUILD that run kernels
+                     on the CPU, and shapes small enough for them
+    QC_RUN_TESTS     a regular expression for the tests to run; a rehearsal takes a few quick ones
+    QC_RUN_DEBS      the folder given by --debs, in which a wheel of bitsandbytes may be
     QCONV_COMMIT     what is measured, where there is no git
 """
-import filecmp
+import concurrent.futures
 import glob
 import json
 import os
-import platform
+import re
 import shutil
 import signal
-import subprocess
 import sys
-import tarfile
-import threading
 import time
+import xml.etree.ElementTree as ET
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-SKIPPED, OUT_OF_TIME, FOUND = 77, 124, 99
-CEILINGS_SECONDS = 40
-LOG_BYTES = 1 << 20
-RESULT_BYTES = 16 << 20
+from gpu_runner import (FOUND, INTERRUPTED, LOG_BYTES, OUT_OF_TIME, ROOT, SKIPPED, Run, Skip, ask,
+                        copy_sources, cuda_tool, end_of, generator, json_bytes, kill_below, last_line,
+                        replace, same_file)
+
+CALL_SECONDS = 540
+RESERVE = 20         # of a call: unpacking before the first step, writing after the last
+BUILD_PLANNED = 120  # seconds on 16 cores; where it takes longer, the last steps have less time
+TEST_SECONDS = 40    # for one test
+LARGE = ("28672x8192", "8192x28672", "8192x8192", "1024x8192")  # of a 70B model
 LAYER_BYTES = 436 << 20
-BENCH_SECONDS = 120
-TUNE_SECONDS = 45
-BEHIND_TUNE = 290  # conversions 75, load 10, eval 15, calibrating 50, validate 40, the sanitizers 100
-GROUPS_SECONDS = 20
-BEHIND_BENCH = BEHIND_TUNE + TUNE_SECONDS + GROUPS_SECONDS
+# Each conversion is made on the GPU twice and on the CPU once. Of each scheme the first is kept: load
+# and validate use it.
+CONVERSIONS = (("nf4", "search", "none"), ("int8", "search", "none"), ("nf4", "search", "zstd:1"),
+               ("nf4", "absmax", "none"))
+SHIM_CONVERSIONS = (("nf4", "absmax", "none"), ("int8", "absmax", "none"))
+# What compute-sanitizer says where it cannot look at anything: then no kernel has failed.
+CANNOT_CHECK = (b"Device not supported", b"Unable to find injection library")
+SHIM_TESTS = "^shim_(arguments|device|plan)$"  # each takes seconds on a CPU
+SLACK = 1.5          # how much longer than measured a conversion may take
 # How far a GPU's figures may be from the CPU's, relative and absolute: it multiplies float16 rows.
 EVAL_APART = {"base_perplexity": (1e-3, 0), "perplexity": (1e-3, 0), "kl_mean": (2e-2, 5e-6),
               "top1": (0, 1e-2)}
-TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
+DATA = os.path.join(ROOT, "tests", "data", "kjv-llama")
 
 
-class Skip(Exception):
-    """Why a step is left out."""
+# ---- building and looking --------------------------------------------------------------------------
 
-
-def ask(command):
-    """What a command says, or None."""
-    try:
-        r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-                           timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return r.stdout.strip() if r.returncode == 0 else None
-
-
-class Log:
-    """What a step prints, kept to its last LOG_BYTES."""
-
-    def __init__(self, path):
-        self.path = path
-        self.file = open(path, "wb")
-
-    def say(self, text):
-        self.file.write(text.encode() + b"\n")
-        self.file.flush()
-
-    def has(self, words):
-        with open(self.path, "rb") as f:
-            return words in f.read()
-
-    def close(self):
-        self.file.close()
-        size = os.path.getsize(self.path)
-        if size > LOG_BYTES:
-            with open(self.path, "rb") as f:
-                f.seek(size - LOG_BYTES)
-                tail = f.read()
-            with open(self.path, "wb") as f:
-                f.write(b"[%d bytes before this left out]\n" % (size - LOG_BYTES) + tail)
-
-
-class Run:
-    def __init__(self, results):
-        self.results = os.path.abspath(results)
-        self.begin = time.monotonic()
-        self.seconds = float(os.environ.get("QC_RUN_SECONDS", "470"))
-        self.work = os.path.abspath(os.environ["QC_RUN_WORK"])
-        self.build = os.path.abspath(os.environ.get("QC_RUN_BUILD", os.path.join(self.work, "build")))
-        self.program = os.path.join(self.build, os.environ.get("QC_RUN_PROGRAM", "qconv"))
-        self.label = os.environ.get("QC_RUN_LABEL", "gpu")
-        self.only = [s for s in os.environ.get("QC_RUN_STEPS", "").split(",") if s]
-        self.logs = os.path.join(self.work, "logs")
-        self.model = os.path.join(self.work, "model")
-        self.steps = []
-        self.gpu = find_gpus()
-        self.converted = {}
-        self.lock = threading.Lock()
-        os.makedirs(self.results, exist_ok=True)
-        os.makedirs(self.logs, exist_ok=True)
-
-    def left(self):
-        return self.seconds - (time.monotonic() - self.begin)
-
-    def into(self, name):
-        return os.path.join(self.results, name)
-
-    def step(self, name, limit, do):
-        """Run do(log, limit) -> exit code, and write down what became of it."""
-        if self.only and name not in self.only:
-            return None
-        log = Log(os.path.join(self.logs, name + ".log"))
-        begin = time.monotonic()
-        why = None
-        limit = min(limit, self.left())
-        try:
-            if not self.gpu and not os.environ.get("QC_RUN_ANYWAY"):
-                raise Skip("no NVIDIA GPU")
-            if limit < 3:
-                raise Skip("no time left")
-            code = do(log, limit)
-        except Skip as e:
-            code, why = SKIPPED, str(e)
-        except Exception as e:  # the other steps go on
-            code, why = 1, "%s: %s" % (type(e).__name__, e)
-        if why:
-            log.say(why)
-        log.close()
-        took = time.monotonic() - begin
-        row = {"step": name, "rc": code, "seconds": round(took, 1)}
-        if why:
-            row["why"] = why
-        with self.lock:
-            self.steps.append(row)
-            print("%-14s rc %3d  %6.1f s%s" % (name, code, took, "  " + why if why else ""),
-                  flush=True)
-        return code
-
-    def call(self, log, command, limit, environment=None, stdout=None):
-        """Exit code; 124 if it had to be ended. What it prints goes to the log, stdout to a file
-        if one is named."""
-        log.say("$ " + " ".join(command))
-        out = open(stdout, "wb") if stdout else log.file
-        try:
-            p = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out,
-                                 stderr=log.file, start_new_session=True,
-                                 env=dict(os.environ, **(environment or {})))
-            try:
-                code = p.wait(timeout=max(limit, 0.1))
-            except subprocess.TimeoutExpired:
-                os.killpg(p.pid, signal.SIGKILL)
-                p.wait()
-                code = OUT_OF_TIME
-        finally:
-            if stdout:
-                out.close()
-        log.say("[exit code %d]" % code)
-        return code
-
-    def qconv(self, log, arguments, limit, stdout=None):
-        if not os.path.exists(self.program):
-            raise Skip("it was not built")
-        return self.call(log, [self.program] + arguments, limit, stdout=stdout)
-
-
-def find_gpus():
-    said = ask(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,compute_cap,pci.bus_id",
-                "--format=csv,noheader"])
-    found = []
-    for line in (said or "").splitlines():
-        facts = [f.strip() for f in line.split(",")]
-        if len(facts) == 5:
-            found.append(dict(zip(("name", "driver", "memory", "compute_capability", "pci"), facts)))
-    return found
-
-
-# ---- steps ---------------------------------------------------------------------------------------
-
-def machine(run, log, limit):
-    for command in (["nvidia-smi"], ["nvidia-smi", "-q"], [cuda_tool("nvcc") or "nvcc", "--version"],
-                    ["cmake", "--version"], ["lscpu"], ["free", "-h"], ["df", "-h", run.work]):
+def machine(step):
+    for command in (["nvidia-smi"], [cuda_tool("nvcc") or "nvcc", "--version"], ["cmake", "--version"],
+                    ["lscpu"], ["free", "-h"], ["df", "-h", step.run.work]):
         if shutil.which(command[0]):
-            run.call(log, command, limit)
+            step.call(command, 5)
+    for name, value in sorted(step.run.own.items()):
+        step.say("for our own programs: %s=%s" % (name, value))
     return 0
 
 
-def build(run, log, limit):
-    if "QC_RUN_BUILD" in os.environ:
+def build(step):
+    """The targets of this call, for this machine's GPUs alone. What an earlier call has built is used
+    again where it was configured in the same way; what has changed since is built anew."""
+    run = step.run
+    if os.environ.get("QC_RUN_BUILD"):
         raise Skip("QC_RUN_BUILD has one")
-    # For this machine's GPUs alone: a fifth of the time.
+    source, stamp = run.at("source"), os.path.join(run.build, "gpu_run.json")
     code = sorted({g["compute_capability"].replace(".", "") + "-real" for g in run.gpu})
-    configure = ["cmake", "-S", ROOT, "-B", run.build, "-DCMAKE_BUILD_TYPE=Release",
-                 "-DQCONV_CUDA=ON"]
-    if shutil.which("ninja"):
-        configure += ["-G", "Ninja"]
-    if code:
-        configure += ["-DCMAKE_CUDA_ARCHITECTURES=" + ";".join(code)]
+    make = generator()
+    options = make + ["-S", source, "-B", run.build, "-DCMAKE_BUILD_TYPE=Release", "-DQCONV_CUDA=ON",
+                      "-DCMAKE_CUDA_ARCHITECTURES=" + ";".join(code)]
+    made_by = json_bytes([options, run.facts["nvcc"]])
+    copy_sources(ROOT, source)
+    if not os.path.exists(stamp) or open(stamp, "rb").read() != made_by:
+        shutil.rmtree(run.build, ignore_errors=True)
+        rc = step.call(["cmake"] + options)
+        if rc != 0:
+            return rc
+        replace(stamp, made_by)
     begin = time.monotonic()
-    rc = run.call(log, configure, limit)
-    if rc == 0:
-        rc = run.call(log, ["cmake", "--build", run.build, "-j", str(os.cpu_count() or 2),
-                            "--target", "qconv", "bench_checkpoint", "bench_gpu_load", "bench_ceilings", "gpu_tests"],
-                      limit - (time.monotonic() - begin))
+    rc = step.call(["cmake", "--build", run.build, "-j", str(os.cpu_count() or 2), "--target"]
+                   + TARGETS[run.word] + ["--"] + (["-k", "0"] if "Ninja" in make else ["-k"]))
+    step.part("targets", rc, time.monotonic() - begin)
     return rc
 
 
-def tests(run, log, limit):
-    if not os.path.exists(os.path.join(run.build, "CTestTestfile.cmake")):
-        raise Skip("it was not built")
-    return run.call(log, ["ctest", "--test-dir", run.build, "-L", "^%s$" % run.label,
-                          "-j", str(min(8, os.cpu_count() or 2)), "--output-on-failure",
-                          "--no-tests=error", "--output-junit",
-                          run.into("gpu_tests.xml")], limit)
+def hardware(step):
+    rc = step.program("qconv", "--version") or step.program("qconv", "hardware")
+    if rc == 0:
+        rc, said = said_json(step, "qconv", "hardware", "--json")
+        step.find(hardware=said)
+    return rc
 
 
-def cuda_tool(name):
-    """Where a program of the toolkit is, or None: by PATH, beside nvcc, in the usual folder."""
-    folders = [os.environ.get("PATH", "")]
-    nvcc = os.environ.get("CUDACXX") or shutil.which("nvcc")
-    if nvcc:
-        folders.append(os.path.dirname(os.path.realpath(nvcc)))
-    folders.append("/usr/local/cuda/bin")
-    return shutil.which(name, path=os.pathsep.join(folders))
+def said_json(step, name, *arguments, log=None):
+    """Exit code of a program of ours, and the JSON that it prints."""
+    path = step.run.at("said.json")
+    rc = step.program(name, *arguments, stdout=path, log=log)
+    if rc != 0:
+        return rc, None
+    with open(path) as f:
+        return rc, json.load(f)
+
+
+def worst(codes):
+    """Of a step's parts: the first that is a failure, a limit only if nothing else is."""
+    bad = [c for c in codes if c not in (0, SKIPPED)]
+    if codes and all(c == SKIPPED for c in codes):
+        raise Skip("each part was left out, its log says why")
+    return next((c for c in bad if c != OUT_OF_TIME), bad[0] if bad else 0)
+
+
+def at_once(step, many, jobs):
+    """Do the jobs, `many` at a time; the results in their order."""
+    with concurrent.futures.ThreadPoolExecutor(max(1, min(many, len(jobs)))) as pool:
+        return list(pool.map(lambda job: job(), jobs))
+
+
+# ---- the first call --------------------------------------------------------------------------------
+
+def smoke(step):
+    """Each kernel in a process of its own: one that ends its GPU context, or hangs, leaves the rest."""
+    program = step.run.built("gpu_graph")
+    listed = step.run.at("kernels.txt")
+    rc = step.call([program, "--list"], own=True, stdout=listed)
+    if rc != 0:
+        return rc
+    codes = []
+    with open(listed) as f:
+        names = f.read().split()
+    if not names:
+        step.say("gpu_graph names no kernels")
+        return 1
+    for name in names:
+        begin = time.monotonic()
+        if step.left() < 1:
+            codes.append(OUT_OF_TIME)
+            step.part(name, OUT_OF_TIME, 0, why="there was no time left")
+            continue
+        codes.append(step.call([program, "--smoke", name], 10, own=True))
+        step.part(name, codes[-1], time.monotonic() - begin)
+    return worst(codes)
+
+
+def run_bench(step, seconds, shapes, rows, schemes, *more, output="bench.json"):
+    """`qconv bench` rewrites its file after each row, and ends with 4 where a result was wrong."""
+    environment = {}
+    if step.run.shim:
+        shapes, rows, schemes = ("64+40x256",) if "+" in shapes[0] else ("8x64",), "1", "nf4"
+        more, environment = more + ("--rounds", "1"), {"QC_SHIM_DEVICES": "sm_80:2:2MiB"}
+        seconds = 60
+    seconds = max(5, min(seconds, step.left() - 15))
+    return step.program("qconv", "bench", "--seconds", str(int(seconds)), "--shapes", ",".join(shapes),
+                        "--m", rows, "--scheme", schemes, "--output", step.run.into(output), *more,
+                        environment=environment)
+
+
+def headline(step):
+    rc = run_bench(step, 120, LARGE, "1,8,16,32,64,256,1024,4096", "nf4,int8")
+    if os.path.exists(step.run.into("bench.json")):
+        print(headline_text(step.run.into("bench.json")), flush=True)
+    return rc
+
+
+def headline_text(path):
+    """The speed over cuBLAS by shape and rows of x, as far as it was measured."""
+    with open(path) as f:
+        rows = [r for r in json.load(f)["rows"] if r["us"]]
+    lines = {}
+    for r in rows:
+        ratio = "%.2fx" % r["ratio"]["median"] if r["ratio"] else "%.0f us" % r["us"]["median"]
+        lines.setdefault("  %-5s %5d x %-5d" % (r["scheme"], r["n"], r["k"]), []).append(
+            "%d: %s" % (r["m"], ratio))
+    return "\n".join(["  speed over 16-bit cuBLAS, by rows of x:"] +
+                     ["%s  %s" % (name, "  ".join(cells)) for name, cells in lines.items()])
 
 
 def programs(run):
-    """Commands of the tests."""
-    said = ask(["ctest", "--test-dir", run.build, "-L", "^%s$" % run.label, "--show-only=json-v1"])
+    """(name, command, environment) of each test."""
+    label = "kernels" if run.shim else "gpu"
+    wanted = os.environ.get("QC_RUN_TESTS") or (SHIM_TESTS if run.shim else "")
+    said = ask(["ctest", "--test-dir", run.build, "-L", "^%s$" % label, "--show-only=json-v1"])
     found = []
     for t in json.loads(said or "{}").get("tests", []):
-        if t.get("command"):
-            found.append((t["name"], t["command"]))
+        facts = {p["name"]: p["value"] for p in t.get("properties", [])}
+        if t.get("command") and os.path.exists(t["command"][0]) and \
+                re.search(wanted, t["name"]):
+            found.append((t["name"], t["command"],
+                          dict(v.split("=", 1) for v in facts.get("ENVIRONMENT", []))))
     if not found:
         raise Skip("no tests were built")
     return found
 
 
-def sanitize(run, log, limit, tool):
-    """All programs under one tool, with the shapes of QC_TEST_QUICK."""
+def tests(step):
+    """Every test with a limit of its own. CTest would write its XML at the end only, and killed
+    before that it would leave none; here it is written after each test."""
+    done = []
+
+    def one(name, command, environment):
+        begin = time.monotonic()
+        rc = OUT_OF_TIME
+        if step.left() > 1:
+            rc = step.call(command, TEST_SECONDS, own=True, environment=environment, log=name)
+        with step.run.lock:
+            done.append((name, rc, time.monotonic() - begin,
+                         os.path.join(step.run.logs, "tests-%s.log" % name)))
+            replace(step.run.into("gpu_tests.xml"), junit(done))
+            step.part(name, rc, done[-1][2])
+        return rc
+
+    jobs = [lambda t=t: one(*t) for t in programs(step.run)]
+    return worst(at_once(step, min(8, os.cpu_count() or 2), jobs))
+
+
+def junit(done):
+    """The XML that CTest writes, of (name, exit code, seconds, log)."""
+    suite = ET.Element("testsuite", name="gpu", tests=str(len(done)),
+                       failures=str(sum(d[1] not in (0, SKIPPED) for d in done)),
+                       skipped=str(sum(d[1] == SKIPPED for d in done)))
+    for name, rc, seconds, log in done:
+        case = ET.SubElement(suite, "testcase", name=name, classname=name, time="%.3f" % seconds)
+        if rc == SKIPPED:
+            ET.SubElement(case, "skipped", message="exit code 77")
+        elif rc != 0:
+            ET.SubElement(case, "failure", message="ran into its limit" if rc == OUT_OF_TIME else
+                          "exit code %d" % rc)
+        text = end_of(log, LOG_BYTES // 16).decode(errors="replace") if os.path.exists(log) else ""
+        ET.SubElement(case, "system-out").text = re.sub(r"[^\t\n\x20-\ud7ff]", "?", text)
+    return ET.tostring(suite, encoding="utf-8", xml_declaration=True)
+
+
+def sanitize(step, pairs):
+    """compute-sanitizer's tools over programs: (tool, test) pairs, four at a time, with the shapes of
+    QC_TEST_QUICK. They mostly wait for one thread each."""
     checker = cuda_tool("compute-sanitizer")
     if not checker:
         raise Skip("there is no compute-sanitizer")
-    end = time.monotonic() + limit
-    worst, ran = 0, 0
-    # gpu_plan starts nothing on a GPU, which the checker takes for an error; gpu_api has cuBLAS in
-    # it, the slowest to look at, and comes last.
-    chosen = [p for p in programs(run) if not p[0].endswith("_plan")]
-    for name, command in sorted(chosen, key=lambda p: (p[0].endswith("_api"), p[0])):
-        if end - time.monotonic() < 3:
-            log.say("RESULT %s %s left out: no time left" % (tool, name))
-            worst = worst or OUT_OF_TIME
-            continue
-        prefix = [checker, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
-        if tool == "memcheck":
-            # Tests ask for what CUDA must refuse, too.
+
+    def one(tool, name, command, environment):
+        begin = time.monotonic()
+        prefix = [checker, "--tool", tool, "--error-exitcode", str(FOUND), "--print-limit", "20",
+                  "--target-processes", "all"]
+        if tool == "memcheck":  # tests ask for what CUDA must refuse, too
             prefix += ["--report-api-errors", "no"]
-        rc = run.call(log, prefix + command, end - time.monotonic(),
-                      {"QC_TEST_QUICK": "1"})
-        log.say("RESULT %s %s rc %d" % (tool, name, rc))
-        if not ran and log.has(b"Device not supported"):
-            raise Skip("compute-sanitizer does not support this device here")
-        if rc == SKIPPED:
-            continue
-        ran += 1
-        if rc != 0 and worst in (0, OUT_OF_TIME):
-            worst = rc
-    if not ran:
-        raise Skip("every program was skipped")
-    return worst
+        label = "%s-%s" % (tool, name)
+        rc = OUT_OF_TIME
+        if step.left() > 3:
+            rc = step.call(step.under(prefix, command), log=label,
+                           environment=dict(environment, QC_TEST_QUICK="1"))
+            path = os.path.join(step.run.logs, "sanitizers-%s.log" % label)
+            if any(words in end_of(path, LOG_BYTES) for words in CANNOT_CHECK):
+                rc = SKIPPED
+        step.part(label, rc, time.monotonic() - begin)
+        return rc
+
+    if not pairs:
+        raise Skip("the tests that it is for were not built")
+    return worst(at_once(step, 4, [lambda p=p: one(*p) for p in pairs]))
 
 
-def sanitizers(run):
-    """The four at once: they mostly wait for one thread each."""
-    threads = []
-    for tool in TOOLS:
-        threads.append(threading.Thread(target=run.step, args=(
-            tool, 170, lambda log, limit, tool=tool: sanitize(run, log, limit, tool))))
-        threads[-1].start()
-    for t in threads:
-        t.join()
+def sanitizers(step):
+    """First call: races and memory of the two kernels that the headline rests on. Third call: the
+    rest. A plan starts nothing on a GPU, which the checker takes for an error; the test of the API has
+    cuBLAS in it, the slowest to look at, and comes last."""
+    found = sorted((p for p in programs(step.run) if not p[0].endswith("_plan")),
+                   key=lambda p: (p[0].endswith("_api"), p[0]))
+    main = [p for p in found if re.fullmatch("(gpu|shim)_(stream|tiles)", p[0])]
+    if step.run.word == "first":
+        return sanitize(step, [(t, *p) for t in ("racecheck", "memcheck") for p in main])
+    return sanitize(step, [(t, *p) for p in found
+                           for t in ("memcheck", "racecheck", "initcheck", "synccheck")
+                           if p not in main or t in ("initcheck", "synccheck")])
 
 
-def hardware(run, log, limit):
-    rc = run.qconv(log, ["--version"], limit) or run.qconv(log, ["hardware"], limit)
-    rc = rc or run.qconv(log, ["hardware", "--json"], limit, stdout=run.into("hardware.json"))
-    return rc or run.qconv(log, ["hardware", "--watch", "--samples", "3"], limit)
+# ---- the second call -------------------------------------------------------------------------------
+
+def ceilings(step):
+    # Its own limit ends it between rounds, a few seconds late at most.
+    seconds = max(5, min(45, step.left() - 12))
+    more = ["--small", "--rounds", "3"] if step.run.shim else []
+    return step.program("bench_ceilings", "--seconds", str(int(seconds)), *more, "--output",
+                        step.run.into("ceilings.json"))
 
 
-def layers_that_fit(run):
-    """By the disk (model and four outputs) and by the page cache."""
-    if "QC_RUN_LAYERS" in os.environ:
-        return int(os.environ["QC_RUN_LAYERS"])
-    disk = shutil.disk_usage(run.work).free
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return max(1, min(32, disk // (3 * LAYER_BYTES), memory // (3 * LAYER_BYTES)))
+def groups(step):
+    # q, k and v of a 70B model in one launch, gate and up in one.
+    return run_bench(step, 18, ("8192+1024+1024x8192", "28672+28672x8192"), "1,2,4,8", "nf4",
+                     output="groups.json")
 
 
-def model(run, log, limit):
-    tool = os.path.join(run.build, "bench_checkpoint")
-    if not os.path.exists(tool):
-        raise Skip("it was not built")
-    shutil.rmtree(run.model, ignore_errors=True)
-    return run.call(log, [tool, "--layers", str(layers_that_fit(run)), run.model], limit)
+def beside(step):
+    """Ours at the points at which bitsandbytes is measured."""
+    return run_bench(step, 35, LARGE, "1,16,256", "nf4")
+
+
+def tune(step):
+    # The large layers of a 70B model; what there is no time for is left out.
+    saved = step.run.at("logs", "tuning.json")
+    rc = run_bench(step, 60, LARGE, "1,4,16,64", "nf4,int8", "--tune", "--save", saved,
+                   output=os.path.join(step.run.logs, "tune.json"))
+    if os.path.exists(saved):
+        with open(saved, "rb") as f:
+            replace(step.run.into("tuning.json"), f.read())
+    return rc
+
+
+def profiles(step):
+    """Four points under ncu: the first kernels of each, with all of its sections, in the log."""
+    ncu, program = cuda_tool("ncu"), step.run.built("qconv")
+    if not ncu:
+        raise Skip("there is no ncu")
+    codes, share = [], (step.left() - 4) / 4
+    for scheme, m in (("nf4", "1"), ("int8", "1"), ("nf4", "16"), ("nf4", "64")):
+        name, begin = "%s-%s" % (scheme, m), time.monotonic()
+        command = step.under(
+            [ncu, "--clock-control", "none", "--target-processes", "all", "--set", "full", "--kernel-name",
+             "regex:matmul_(gemv|stream|tiles|mma)", "--launch-count", "2", "--kill", "yes"],
+            [program, "bench", "--shapes", "64x128" if step.run.shim else LARGE[0], "--m", m,
+             "--scheme", scheme, "--rounds", "2", "--seconds", "5"])
+        rc = step.call(command, share, log=name)
+        said = end_of(os.path.join(step.run.logs, "profiles-%s.log" % name), LOG_BYTES)
+        if b"Section: " in said:  # after --kill the exit code is that of a killed program
+            rc = 0
+        codes.append(rc)
+        step.part(name, rc, time.monotonic() - begin)
+    return worst(codes)
+
+
+def bitsandbytes(step):
+    """matmul_4bit at the points of `beside`, if it is here or its wheel was carried."""
+    debs = os.environ.get("QC_RUN_DEBS")
+    wheels = glob.glob(os.path.join(os.path.abspath(debs), "bitsandbytes-*.whl")) if debs else []
+    environment = {}
+    if wheels:
+        folder = step.run.at("site")
+        shutil.rmtree(folder, ignore_errors=True)
+        rc = step.call([sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps",
+                        "--no-compile", "--target", folder, wheels[-1]], 30)
+        if rc != 0:
+            return rc
+        before = os.environ.get("PYTHONPATH")
+        environment["PYTHONPATH"] = folder + (os.pathsep + before if before else "")
+    seconds = max(10, min(60, step.left() - 15))
+    rc = step.call([sys.executable, "-B", os.path.join(ROOT, "bench", "bench_kernels_bitsandbytes.py"),
+                    "--shapes", ",".join(LARGE), "--m", "1,16,256", "--seconds", str(int(seconds)),
+                    "--output", step.run.into("bitsandbytes.json")], environment=environment)
+    if rc == SKIPPED:
+        raise Skip(last_line(step.log_path))
+    return rc
+
+
+# ---- the third call --------------------------------------------------------------------------------
+
+def layers_for(make_seconds, convert_seconds, make_budget, convert_budget, disk, memory):
+    """How many layers the synthetic model can have: a layer takes make_seconds to write and
+    convert_seconds to convert once, both measured; the model and its outputs take three times its
+    bytes, on the disk and in the page cache. At least 1."""
+    by_time = min(make_budget / max(make_seconds, 1e-3),
+                  convert_budget / max(3 * len(CONVERSIONS) * SLACK * convert_seconds, 1e-3))
+    return int(max(1, min(16, by_time, disk // (3 * LAYER_BYTES), memory // (3 * LAYER_BYTES))))
+
+
+def model(step):
+    """A checkpoint with the shapes of an 8B model. One layer is made and converted first, on the CPU,
+    and from what that took it follows how many layers there is time for."""
+    run = step.run
+    folder = run.at("model")
+    shutil.rmtree(folder, ignore_errors=True)
+    if run.shim:
+        shutil.copytree(os.path.join(DATA, "model"), folder)
+        return 0
+    tool, layers = run.built("bench_checkpoint"), int(os.environ.get("QC_RUN_LAYERS") or 0)
+    if not layers:
+        begin = time.monotonic()
+        rc = step.call([tool, "--layers", "1", folder], own=True)
+        made = time.monotonic() - begin
+        rc = rc or convert_once(step, "nf4", "search", "none", "cpu", run.at("out-one"))
+        converted = time.monotonic() - begin - made
+        shutil.rmtree(run.at("out-one"), ignore_errors=True)
+        if rc != 0:
+            return rc
+        layers = layers_for(made, converted, step.left() - 2, run.limit_of("convert"),
+                            shutil.disk_usage(run.work).free,
+                            os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        step.find(make_one_layer_seconds=made, convert_one_layer_seconds=converted)
+    step.find(layers=layers)
+    if layers == 1 and os.path.exists(os.path.join(folder, "config.json")):
+        return 0
+    shutil.rmtree(folder, ignore_errors=True)
+    return step.call([tool, "--layers", str(layers), folder], own=True)
+
+
+def the_model(run):
+    folder = run.at("model")
+    if not os.path.exists(os.path.join(folder, "config.json")):
+        raise Skip("there is no model")
+    return folder
 
 
 def size_of(folder):
@@ -334,277 +420,225 @@ def size_of(folder):
 
 def different(a, b):
     """Names of files that two folders do not have alike."""
-    names = sorted(set(os.listdir(a)) | set(os.listdir(b)))
-    return [n for n in names if not (os.path.isfile(os.path.join(a, n))
-                                     and os.path.isfile(os.path.join(b, n))
-                                     and filecmp.cmp(os.path.join(a, n), os.path.join(b, n),
-                                                     shallow=False))]
+    return [n for n in sorted(set(os.listdir(a)) | set(os.listdir(b)))
+            if not same_file(os.path.join(a, n), os.path.join(b, n))]
 
 
-def convert(run, log, limit, scheme, scale, compress):
-    """GPU, CPU, GPU, CPU; the outputs compared. Files stay in the page cache, both ways."""
-    if not os.path.exists(os.path.join(run.model, "config.json")):
-        raise Skip("there is no model")
-    end = time.monotonic() + limit
-    rounds = []
-    outs = {d: os.path.join(run.work, "out-%s-%s" % (scheme, d)) for d in ("cuda", "cpu")}
-    for i in range(2):
-        for device, out in outs.items():
-            shutil.rmtree(out, ignore_errors=True)
-            os.sync()
-            begin = time.monotonic()
-            rc = run.qconv(log, ["-v", "--to", scheme, "--scale", scale, "--compress", compress,
-                                 "--device", device, run.model, out], end - begin)
-            seconds = time.monotonic() - begin
-            if rc != 0:
-                return rc
-            rounds.append({"device": device, "round": i, "seconds": round(seconds, 3),
-                           "read_bytes_per_second": round(size_of(run.model) / seconds)})
-    unlike = different(outs["cuda"], outs["cpu"])
-    run.converted["%s, %s, %s" % (scheme, scale, compress)] = {
-        "model_bytes": size_of(run.model), "out_bytes": size_of(outs["cuda"]), "runs": rounds,
-        "files": len(os.listdir(outs["cpu"])), "different": unlike}
-    with open(run.into("convert.json"), "w") as f:
-        json.dump(run.converted, f, indent=1)
-        f.write("\n")
-    log.say("GPU and CPU: %s" % ("differ in " + ", ".join(unlike) if unlike else
-                                 "the same bytes in every file"))
-    shutil.rmtree(outs["cpu"])
-    return 4 if unlike else 0
+def convert_once(step, scheme, scale, compress, device, out):
+    shutil.rmtree(out, ignore_errors=True)
+    if not step.run.shim:
+        os.sync()  # what was written before is not in the way of what is measured
+    return step.program("qconv", "-v", "--to", scheme, "--scale", scale, "--compress", compress,
+                        "--device", device, the_model(step.run), out)
 
 
-def load(run, log, limit):
+def convert(step):
+    """GPU, CPU, GPU; the outputs of the two compared byte for byte. Files stay in the page cache."""
+    run, codes, found = step.run, [], {}
+    source = size_of(the_model(run))
+    for scheme, scale, compress in SHIM_CONVERSIONS if run.shim else CONVERSIONS:
+        name = "%s %s %s" % (scheme, scale, compress)
+        keep = not any(n.startswith(scheme) for n in found)
+        outs = {d: run.at("out-%s-%s" % (scheme if keep else "other", d)) for d in ("cuda", "cpu")}
+        begin, rc, rounds = time.monotonic(), 0, []
+        for device in ("cuda", "cpu", "cuda"):
+            started = time.monotonic()
+            rc = rc or convert_once(step, scheme, scale, compress, device, outs[device])
+            seconds = time.monotonic() - started
+            rounds.append({"device": device, "seconds": round(seconds, 3),
+                           "read_bytes_per_second": round(source / seconds)})
+        if rc == 0:
+            unlike = different(outs["cuda"], outs["cpu"])
+            found[name] = {"model_bytes": source, "out_bytes": size_of(outs["cuda"]), "runs": rounds,
+                           "files": len(os.listdir(outs["cpu"])), "different": unlike}
+            step.find(**found)
+            step.say("%s: GPU and CPU %s" % (name, "differ in " + ", ".join(unlike) if unlike else
+                                             "make the same bytes in every file"))
+            rc = 4 if unlike else 0
+        elif keep:
+            shutil.rmtree(outs["cuda"], ignore_errors=True)
+        for device in ("cpu",) if keep else ("cuda", "cpu"):
+            shutil.rmtree(outs[device], ignore_errors=True)
+        codes.append(rc)
+        step.part(name, rc, time.monotonic() - begin)
+    return worst(codes)
+
+
+def load(step):
     """What was converted, to the GPU; what arrives is compared with what the host reads."""
-    tool = os.path.join(run.build, os.environ.get("QC_RUN_LOADER", "bench_gpu_load"))
-    outs = [o for o in ("out-nf4-cuda", "out-int8-cuda") if os.path.isdir(os.path.join(run.work, o))]
-    if not os.path.exists(tool):
-        raise Skip("it was not built")
+    outs = [o for o in ("out-nf4-cuda", "out-int8-cuda") if os.path.isdir(step.run.at(o))]
     if not outs:
         raise Skip("nothing was converted")
-    end, found = time.monotonic() + limit, {}
     for out in outs:
-        path = os.path.join(run.work, out + "-load.json")
-        rc = run.call(log, [tool, "--rounds", "5", os.path.join(run.work, out)],
-                      end - time.monotonic(), stdout=path)
+        rc, said = said_json(step, "bench_gpu_load", "--rounds", "2" if step.run.shim else "5",
+                             step.run.at(out))
         if rc != 0:
             return rc
-        with open(path) as f:
-            found[out] = json.load(f)
-    with open(run.into("load.json"), "w") as f:
-        json.dump(found, f, indent=1)
-        f.write("\n")
+        step.find(**{out: said})
     return 0
 
 
-def evaluate(run, log, limit):
+def tokens(run):
+    return "16" if run.shim else "16384"
+
+
+def evaluate(step, out, device):
+    return said_json(step, "qconv", "eval", out, "--against", os.path.join(DATA, "model"), "--text",
+                     os.path.join(DATA, "heldout.txt"), "--max-tokens", tokens(step.run), "--device",
+                     device, "--json")
+
+
+def evals(step):
     """The bundled model in NF4 and in int8 against its source: the GPU's figures beside the CPU's."""
-    end = time.monotonic() + limit
-    data = os.path.join(ROOT, "tests", "data", "kjv-llama")
-    figures, apart = {}, []
+    apart = []
     for scheme in ("nf4", "int8"):
-        out = os.path.join(run.work, "eval-" + scheme)
+        out, figures = step.run.at("eval-" + scheme), {}
         shutil.rmtree(out, ignore_errors=True)
-        rc = run.qconv(log, ["-q", "--to", scheme, "--device", "cpu", os.path.join(data, "model"), out],
-                       end - time.monotonic())
+        rc = step.program("qconv", "-q", "--to", scheme, "--device", "cpu",
+                          os.path.join(DATA, "model"), out)
         for device in ("cuda", "cpu"):
-            path = os.path.join(run.work, "eval-%s-%s.json" % (scheme, device))
-            rc = rc or run.qconv(log, ["eval", out, "--against", os.path.join(data, "model"),
-                                       "--text", os.path.join(data, "heldout.txt"), "--max-tokens",
-                                       os.environ.get("QC_RUN_TOKENS", "16384"), "--device", device, "--json"],
-                                 end - time.monotonic(), stdout=path)
-            if rc != 0:
-                return rc
-            with open(path) as f:
-                figures["%s, %s" % (scheme, device)] = json.load(f)
-        gpu, cpu = figures[scheme + ", cuda"], figures[scheme + ", cpu"]
+            if rc == 0:
+                rc, figures[device] = evaluate(step, out, device)
+        if rc != 0:
+            return rc
+        step.find(**{scheme: figures})
+        gpu, cpu = figures["cuda"], figures["cpu"]
         if gpu["device"] == cpu["device"]:
             apart.append("%s: the GPU was not used" % scheme)
         for what, (relative, absolute) in EVAL_APART.items():
             if not abs(gpu[what] - cpu[what]) <= relative * abs(cpu[what]) + absolute:
                 apart.append("%s: %s is %.9g on the GPU, %.9g on the CPU"
                              % (scheme, what, gpu[what], cpu[what]))
-    with open(run.into("eval.json"), "w") as f:
-        json.dump({"figures": figures, "apart": apart}, f, indent=1)
-        f.write("\n")
-    log.say("GPU and CPU: " + ("; ".join(apart) if apart else "the same figures"))
+    step.find(apart=apart)
+    step.say("; ".join(apart) or "the same figures on the GPU and on the CPU")
     return 4 if apart else 0
 
 
-def calibrate(run, log, limit):
-    """The bundled model calibrated on the GPU and on the CPU: as good; then two layers of the large
+def calibrate(step):
+    """The bundled model calibrated on the GPU and on the CPU: as good. Then two layers of the large
     one on the GPU, for the time."""
-    end = time.monotonic() + limit
-    data = os.path.join(ROOT, "tests", "data", "kjv-llama")
-    source = os.path.join(data, "model")
-    tokens = os.environ.get("QC_RUN_TOKENS", "16384")
-    found, wrong = {}, []
+    source, found, wrong = os.path.join(DATA, "model"), {}, []
 
     def convert_timed(name, *arguments):
-        out = os.path.join(run.work, "calibrated-" + name)
+        out = step.run.at("calibrated-" + name)
         shutil.rmtree(out, ignore_errors=True)
         begin = time.monotonic()
-        rc = run.qconv(log, ["-v", "--compress", "none", *arguments, out], end - time.monotonic())
+        rc = step.program("qconv", "-v", "--compress", "none", *arguments, out)
         found[name] = {"seconds": time.monotonic() - begin}
         return rc, out
 
-    for name, more in (("plain", ["--scale", "absmax"]),
-                       ("cuda", ["--calibrate", "default", "--calibration-tokens", tokens]),
-                       ("cpu", ["--calibrate", "default", "--calibration-tokens", tokens])):
+    on = ["--calibrate", "default", "--calibration-tokens", tokens(step.run)]
+    for name, more in (("plain", ["--scale", "absmax"]), ("cuda", on), ("cpu", on)):
         device = "cpu" if name == "plain" else name
         rc, out = convert_timed(name, "--to", "nf4", *more, "--device", device, source)
-        path = os.path.join(run.work, "calibrated-%s.json" % name)
-        rc = rc or run.qconv(log, ["eval", out, "--against", source, "--text",
-                                   os.path.join(data, "heldout.txt"), "--max-tokens", tokens,
-                                   "--device", "cpu", "--json"], end - time.monotonic(), stdout=path)
+        if rc == 0:
+            rc, said = evaluate(step, out, "cpu")
         if rc != 0:
             return rc
-        with open(path) as f:
-            found[name]["kl_mean"] = json.load(f)["kl_mean"]
+        found[name]["kl_mean"] = said["kl_mean"]
+        step.find(**found)
     plain, cuda, cpu = (found[n]["kl_mean"] for n in ("plain", "cuda", "cpu"))
     if not cuda <= 1.15 * cpu:
         wrong.append("KL divergence is %.4g on the GPU, %.4g on the CPU" % (cuda, cpu))
-    if not cuda < 0.6 * plain:
+    if not cuda < 0.6 * plain and not step.run.shim:  # so few tokens say nothing about that
         wrong.append("KL divergence is %.4g, %.4g without calibration" % (cuda, plain))
-    if os.path.exists(os.path.join(run.model, "config.json")):
-        ids = os.path.join(run.work, "calibrate.ids")
+    step.find(wrong=wrong)
+    step.say("; ".join(wrong) or "calibrated on the GPU as well as on the CPU")
+    if os.path.exists(step.run.at("model", "config.json")) and not step.run.shim:
+        ids = step.run.at("calibrate.ids")
         with open(ids, "w") as f:
             for i in range(16):
                 f.write(" ".join(str((i * 2048 + k) * 7919 % 32000) for k in range(2048)) + "\n")
-        rc, _ = convert_timed("large", "--to", "nf4", "--calibrate", ids, "--keep",
-                              "*.layers.[2-9].*", "--keep", "*.layers.[1-9][0-9].*", "--device",
-                              "cuda", run.model)
+        rc, out = convert_timed("large", "--to", "nf4", "--calibrate", ids, "--keep",
+                                "*.layers.[2-9].*", "--keep", "*.layers.[1-9][0-9].*", "--device",
+                                "cuda", step.run.at("model"))
+        shutil.rmtree(out, ignore_errors=True)
+        step.find(**found)
         if rc != 0:
             return rc
-    with open(run.into("calibrate.json"), "w") as f:
-        json.dump({"figures": found, "wrong": wrong}, f, indent=1)
-        f.write("\n")
-    log.say("calibrated: " + ("; ".join(wrong) if wrong else "as good on the GPU as on the CPU"))
     return 4 if wrong else 0
 
 
-def validate(run, log, limit):
-    out = os.path.join(run.work, "out-nf4-cuda")
+def validate(step):
+    out, page = step.run.at("out-nf4-cuda"), step.run.at("validate.html")
     if not os.path.isdir(out):
         raise Skip("nothing was converted")
-    rc = run.qconv(log, ["validate", out, "--against", run.model, "--sample", "14", "--json",
-                         "--html", run.into("validate.html")], limit,
-                   stdout=run.into("validate.json"))
+    rc, said = said_json(step, "qconv", "validate", out, "--against", the_model(step.run), "--sample",
+                         *(("1", "--m", "1") if step.run.shim else ("14",)), "--json", "--html", page)
+    if said is not None:
+        replace(step.run.into("validate.json"), json_bytes(said))
+    if os.path.exists(page):
+        with open(page, "rb") as f:
+            replace(step.run.into("validate.html"), f.read())
     return rc
 
 
-def plan(run, log, limit):
-    if not os.path.exists(os.path.join(run.model, "config.json")):
-        raise Skip("there is no model")
-    rc = run.qconv(log, ["plan", run.model, "--vram", "auto"], limit)
-    return rc or run.qconv(log, ["plan", run.model, "--mode", "train", "--vram", "auto", "--profile"],
-                           limit)
+def plan(step):
+    folder = the_model(step.run)
+    return step.program("qconv", "plan", folder, "--vram", "auto") or \
+        step.program("qconv", "plan", folder, "--mode", "train", "--vram", "auto", "--profile")
 
 
-def ceilings(run, log, limit):
-    tool = os.path.join(run.build, os.environ.get("QC_RUN_CEILINGS", "bench_ceilings"))
-    if not os.path.exists(tool):
-        raise Skip("it was not built")
-    # Its own limit ends it between rounds, a few seconds late at most.
-    seconds = max(5, min(limit - 15, CEILINGS_SECONDS))
-    return run.call(log, [tool, "--seconds", str(int(seconds)), "--output",
-                          run.into("ceilings.json")], limit)
+# ---- the calls -------------------------------------------------------------------------------------
 
-
-def bench(run, log, limit):
-    # What it is given, less what starting and ending take, and what the steps behind it should have.
-    seconds = max(20, min(limit - 10, BENCH_SECONDS, run.left() - BEHIND_BENCH))
-    return run.qconv(log, ["bench", "--seconds", str(int(min(seconds, max(5, limit - 10)))),
-                           "--output", run.into("bench.json")], limit)
-
-
-def tune(run, log, limit):
-    # The large layers of a 70B model; what there is no time for is left out.
-    seconds = max(15, min(limit - 15, TUNE_SECONDS, run.left() - BEHIND_TUNE))
-    return run.qconv(log, ["bench", "--tune", "--seconds", str(int(seconds)), "--m", "1,4,16,64",
-                           "--shapes", "8192x8192,1024x8192,28672x8192,8192x28672",
-                           "--output", os.path.join(run.logs, "tune.json"),
-                           "--save", os.path.join(run.logs, "tuning.json")], limit)
-
-
-def groups(run, log, limit):
-    # q, k and v of a 70B model in one launch, gate and up in one.
-    seconds = max(10, min(limit - 10, GROUPS_SECONDS))
-    return run.qconv(log, ["bench", "--seconds", str(int(seconds)), "--m", "1,2,4,8",
-                           "--scheme", "nf4",
-                           "--shapes", "8192+1024+1024x8192,28672+28672x8192",
-                           "--output", os.path.join(run.logs, "groups.json")], limit)
-
-
-# ---- together ------------------------------------------------------------------------------------
-
-def finish(run):
-    commit = os.environ.get("QCONV_COMMIT") or ask(["git", "-C", ROOT, "rev-parse", "HEAD"])
-    nvcc = ask([cuda_tool("nvcc") or "nvcc", "--version"]) or ""
-    failed = [s for s in run.steps if s["rc"] not in (0, SKIPPED)]
-    skipped = [s for s in run.steps if s["rc"] == SKIPPED]
-    summary = {
-        "gpus": run.gpu, "cpu": cpu_name(), "cpus": os.cpu_count(), "machine": platform.machine(),
-        "nvcc": next((s.strip() for s in nvcc.splitlines() if "release" in s), None),
-        "commit": commit or "unknown", "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "seconds": round(time.monotonic() - run.begin, 1), "steps": run.steps,
-        "passed": len(run.steps) - len(failed) - len(skipped), "failed": len(failed),
-        "left_out": len(skipped)}
-    with open(run.into("summary.json"), "w") as f:
-        json.dump(summary, f, indent=1)
-        f.write("\n")
-    with tarfile.open(run.into("logs.tar.gz"), "w:gz") as tar:
-        tar.add(run.logs, arcname="logs")
-    for path in sorted(glob.glob(run.into("*")), key=os.path.getsize, reverse=True):
-        if sum(os.path.getsize(p) for p in glob.glob(run.into("*"))) > RESULT_BYTES:
-            print("gpu_run: %s is too large to keep" % os.path.basename(path))
-            os.remove(path)
-    if not run.gpu and not os.environ.get("QC_RUN_ANYWAY"):
-        print("gpu_run: there is no NVIDIA GPU here (nvidia-smi shows none): all %d steps were left "
-              "out (77), nothing was measured" % len(run.steps))
-        return SKIPPED
-    print("gpu_run: %d steps passed, %d failed, %d left out; results in %s"
-          % (summary["passed"], summary["failed"], summary["left_out"], run.results))
-    return 1 if failed else 0
-
-
-def cpu_name():
-    try:
-        with open("/proc/cpuinfo") as f:
-            return next(s.split(":", 1)[1].strip() for s in f if s.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
+BEGIN = (("machine", 10, machine), ("build", 240, build), ("hardware", 10, hardware))
+# Name, the most seconds it may take, what it does. The build's seconds are for a slow machine; planned
+# are BUILD_PLANNED, with which the limits of a call add up to CALL_SECONDS less RESERVE. What a call
+# is for comes before the rest, so that nothing takes its time away.
+CALLS = {
+    "first": BEGIN + (("smoke", 30, smoke), ("bench", 150, headline), ("tests", 100, tests),
+                      ("sanitizers", 100, sanitizers)),
+    "second": BEGIN + (("ceilings", 60, ceilings), ("groups", 35, groups), ("bench", 50, beside),
+                       ("tune", 80, tune), ("bitsandbytes", 85, bitsandbytes),
+                       ("profiles", 60, profiles)),
+    "third": BEGIN + (("model", 25, model), ("convert", 120, convert), ("load", 15, load),
+                      ("eval", 40, evals), ("calibrate", 60, calibrate), ("validate", 30, validate),
+                      ("plan", 10, plan), ("sanitizers", 80, sanitizers)),
+}
+TARGETS = {"first": ["qconv", "gpu_tests"], "second": ["qconv", "bench_ceilings"],
+           "third": ["qconv", "bench_checkpoint", "bench_gpu_load", "gpu_tests"]}
+FILES = {"first": ("summary.json", "logs.tar.gz", "bench.json", "gpu_tests.xml"),
+         "second": ("summary.json", "logs.tar.gz", "bench.json", "groups.json", "ceilings.json",
+                    "tuning.json", "bitsandbytes.json"),
+         "third": ("summary.json", "logs.tar.gz", "validate.json", "validate.html")}
 
 
 def main(argv):
-    if len(argv) != 2:
-        sys.exit("usage: gpu_steps.py RESULTS")
+    if len(argv) != 3 or argv[1] not in CALLS:
+        sys.exit("usage: gpu_steps.py first|second|third RESULTS")
     if "QC_RUN_WORK" not in os.environ:
         sys.exit("gpu_steps: QC_RUN_WORK names no folder")
-    run = Run(argv[1])
+    word, results = argv[1:]
+    if os.path.isdir(results) and set(os.listdir(results)) & set(FILES[word]):
+        print("gpu_run: %s has results of an earlier call; name another folder" % results,
+              file=sys.stderr)
+        return 2
+    run = Run(word, results)
+    limits = {name: limit for name, limit, _ in CALLS[word]}
+    run.limit_of = limits.get
 
-    def step(name, limit, do, *more):
-        return run.step(name, limit, lambda log, seconds: do(run, log, seconds, *more))
+    def interrupted(*_):
+        run.stopped = True
+        kill_below(os.getpid(), False)
+        raise KeyboardInterrupt
 
-    step("machine", 20, machine)
-    step("build", 200, build)
-    step("hardware", 20, hardware)
-    step("tests", 120, tests)
-    step("ceilings", 60, ceilings)
-    step("bench", 160, bench)
-    step("groups", 35, groups)
-    step("tune", 60, tune)
-    step("model", 60, model)
-    step("convert_absmax", 60, convert, "nf4", "absmax", "none")
-    step("convert_nf4", 90, convert, "nf4", "search", "none")
-    step("convert_zstd", 90, convert, "nf4", "search", "zstd:1")
-    step("convert_int8", 60, convert, "int8", "search", "none")
-    step("load", 40, load)
-    step("eval", 60, evaluate)
-    step("calibrate", 70, calibrate)
-    step("validate", 60, validate)
-    step("plan", 30, plan)
-    sanitizers(run)
-    return finish(run)
+    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGTERM, interrupted)
+    only = [s for s in os.environ.get("QC_RUN_STEPS", "").split(",") if s]
+    for name, limit, do in CALLS[word]:
+        if (not only or name in only) and not run.stopped:
+            run.step(name, limit, do)
+    for path in glob.glob(run.at("out-*")) + glob.glob(run.at("calibrated-*")) + [run.at("model")]:
+        shutil.rmtree(path, ignore_errors=True)
+    run.complete = not run.stopped
+    run.save_summary()
+    if not run.gpu and not run.shim:
+        print("gpu_run: there is no NVIDIA GPU here (nvidia-smi shows none): all %d steps of the %s "
+              "call were left out, nothing was measured" % (len(run.steps), word))
+        return SKIPPED
+    print("gpu_run: %s call: %d steps passed, %d failed, %d left out, %.0f s; results in %s"
+          % (word, *run.counts().values(), time.monotonic() - run.begin, run.results))
+    return INTERRUPTED if run.stopped else 1 if run.counts()["failed"] else 0
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import kernel_targets as targets  # noqa: E402
 
 SHAPES = [("q, o", 8192, 8192), ("k, v", 1024, 8192), ("gate, up", 28672, 8192),
           ("down", 8192, 28672)]
-MS = [1, 8, 16, 64, 1024]
+MS = [1, 2, 4, 8, 16, 64, 1024]
 
 
 def result(sm, ratio_of, gbps=3000.0):
@@ -42,6 +42,13 @@ class Targets(unittest.TestCase):
                          ("3.30x", "2.50x", "0.76 of it"))
         self.assertEqual(rows["nf4", "8192 x 8192", "1 to 8"], ("3.00x", "3.50x", "yes"))
         self.assertEqual(rows["int8", "each of the four", "1 to 16"], ("1.70x", "3.50x", "yes"))
+
+    def test_points_that_are_missing_are_counted(self):
+        def ratio(scheme, n, k, m):
+            return None if (n, k, m) == (8192, 28672, 8) else 3.5
+        rows = self.rows(90, ratio)
+        self.assertEqual(rows["nf4", "28672 x 8192, 8192 x 28672", "1 to 8"][2], "yes (7 of 8 points)")
+        self.assertEqual(rows["nf4", "8192 x 8192", "1 to 8"][2], "yes")
 
     def test_whole_layers(self):
         rows = self.rows(90, lambda *_: 1.0)
