@@ -1,6 +1,7 @@
 /* What was summed, in words: which tensors of OUT are not what MODEL gives, and why. */
 #include "convert/against_parts.h"
 
+#include "convert/glob.h"
 #include "convert/size_text.h"
 
 #include <inttypes.h>

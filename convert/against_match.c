@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/glob.h"
 #include "convert/recipe_tables.h"
 #include "convert/size_text.h"
 

@@ -56,15 +56,15 @@ static void put_row(qc_json_writer *w, const qc_against_row *r)
     qc_jw_end_object(w);
 }
 
-static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_against_result *r,
+static qc_status write_json(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
                             double seconds, qc_error *err)
 {
     qc_json_writer w;
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "verified");
-    qc_jm_path(&w, "path", o->model);
-    qc_jm_path(&w, "against", o->against);
+    qc_jm_path(&w, "path", call->model);
+    qc_jm_path(&w, "against", call->against);
     qc_jw_key(&w, "ok");
     qc_jw_bool(&w, r->faults == 0);
     qc_jm_u64(&w, "problems", r->faults);
@@ -224,12 +224,12 @@ static qc_status write_kinds(qc_strbuf *out, qc_arena *arena, const qc_against_r
     return qc_table_render(&t, 2, out, err);
 }
 
-static qc_status write_rows(qc_strbuf *out, qc_arena *arena, const qc_options *o,
+static qc_status write_rows(qc_strbuf *out, qc_arena *arena, const qc_call *call,
                             const qc_against_result *r, qc_error *err)
 {
     qc_table t;
     add_columns(&t, arena);
-    if (o->verbose > 0) {
+    if (call->verbose > 0) {
         for (size_t i = 0; i < r->count; i++)
             QC_TRY(add_row(&t, &r->rows[i], err));
         return qc_table_render(&t, 2, out, err);
@@ -256,7 +256,7 @@ static qc_status write_rows(qc_strbuf *out, qc_arena *arena, const qc_options *o
     return qc_table_render(&t, 2, out, err);
 }
 
-static qc_status write_missing(qc_strbuf *out, const qc_options *o, const qc_against_result *r,
+static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
                                qc_error *err)
 {
     size_t explained = 0, unexplained = 0;
@@ -264,48 +264,48 @@ static qc_status write_missing(qc_strbuf *out, const qc_options *o, const qc_aga
         const qc_against_missing *m = &r->missing[i];
         explained += m->why != NULL;
         unexplained += m->why == NULL;
-        if (o->verbose > 0 || (!m->why && unexplained <= QC_CONSOLE_LINES))
+        if (call->verbose > 0 || (!m->why && unexplained <= QC_CONSOLE_LINES))
             QC_TRY(qc_strbuf_addf(out, err, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
                                   m->why ? m->why : ""));
     }
-    if (o->verbose == 0)
+    if (call->verbose == 0)
         QC_TRY(qc_console_add_more(out, unexplained, err));
-    if (explained > 0 && o->verbose == 0)
+    if (explained > 0 && call->verbose == 0)
         return qc_strbuf_addf(out, err, "not in OUT, as it should be: %zu tensor%s of MODEL\n",
                               explained, explained == 1 ? "" : "s");
     return QC_OK;
 }
 
-static qc_status write_text(qc_strbuf *out, const qc_options *o, const qc_against_result *r,
+static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_against_result *r,
                             double seconds, qc_error *err)
 {
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     uint64_t read = r->output_bytes + r->model_bytes;
-    QC_TRY(write_kinds(out, o->arena, r, err));
-    QC_TRY(write_rows(out, o->arena, o, r, err));
-    QC_TRY(write_missing(out, o, r, err));
+    QC_TRY(write_kinds(out, call->arena, r, err));
+    QC_TRY(write_rows(out, call->arena, call, r, err));
+    QC_TRY(write_missing(out, call, r, err));
     if (r->faults)
-        return qc_strbuf_addf(out, err, "%s: NOT %s: %" PRIu64 " fault%s\n", o->model, o->against,
-                              r->faults, r->faults == 1 ? "" : "s");
+        return qc_strbuf_addf(out, err, "%s: NOT %s: %" PRIu64 " fault%s\n", call->model,
+                              call->against, r->faults, r->faults == 1 ? "" : "s");
     return qc_strbuf_addf(out, err,
                           "%s: is %s: %zu tensor%s, %" PRIu64 " quantized, %" PRIu64
                           " cast, %" PRIu64 " equal; %s of both in %.2f s, %s\n",
-                          o->model, o->against, r->count, qc_plural(r->count), r->quantized,
+                          call->model, call->against, r->count, qc_plural(r->count), r->quantized,
                           r->cast, r->equal, qc_text_bytes(bytes, read), seconds,
                           qc_text_rate(rate, read, seconds));
 }
 
-qc_status qc_against_report(const qc_options *o, const qc_against_result *r, double seconds,
+qc_status qc_against_report(const qc_call *call, const qc_against_result *r, double seconds,
                             qc_error *err)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, TEXT_MAX);
     qc_status st = QC_OK;
-    if (o->json)
-        st = write_json(&out, o, r, seconds, err);
-    else if (!o->quiet)
-        st = write_text(&out, o, r, seconds, err);
-    if (st == QC_OK && !o->json && out.len > 0) {
+    if (call->json)
+        st = write_json(&out, call, r, seconds, err);
+    else if (!call->quiet)
+        st = write_text(&out, call, r, seconds, err);
+    if (st == QC_OK && !call->json && out.len > 0) {
         /* Names come from files: each on its line, whatever is in them. */
         for (char *line = out.data, *end; *line; line = end + 1) {
             end = strchr(line, '\n');

@@ -3,10 +3,10 @@
 #define QC_CONVERT_AGAINST_REPORT_H
 
 #include "convert/against.h"
-#include "convert/options.h"
+#include "convert/call.h"
 
-/* To standard output, as o->json, quiet and verbose ask for it. */
-QC_NODISCARD qc_status qc_against_report(const qc_options *o, const qc_against_result *r,
+/* To standard output, as call->json, quiet and verbose ask for it. */
+QC_NODISCARD qc_status qc_against_report(const qc_call *call, const qc_against_result *r,
                                          double seconds, qc_error *err);
 
 #endif

@@ -1,6 +1,7 @@
 #include "convert/auto_choice.h"
 
 #include "base/checked.h"
+#include "convert/glob.h"
 #include "convert/hardware_choice.h"
 #include "convert/pipeline.h"
 #include "formats/seekable.h"
@@ -28,10 +29,11 @@ typedef struct {
     qc_arena *arena;   /* of the result */
     qc_arena *scratch; /* of this call */
     qc_recipe *recipe;
+    const qc_call *call;
     const qc_checkpoint *model;
     const qc_segments *segments;
     const qc_geometry *geometry;
-    const qc_options *options;
+    const qc_plan_options *options;
     qc_budget budget; /* the devices to fill */
     uint32_t all_devices;
     unsigned candidates;
@@ -240,9 +242,9 @@ static qc_dtype kept_dtype(const chooser *c, uint32_t tensor)
 {
     if (coded_of(c, tensor))
         return c->model->tensors[tensor].dtype;
-    if (c->options->rest == QC_REST_BF16)
+    if (c->options->recipe.rest == QC_REST_BF16)
         return QC_DTYPE_BF16;
-    if (c->options->rest == QC_REST_FP16)
+    if (c->options->recipe.rest == QC_REST_FP16)
         return QC_DTYPE_F16;
     return c->model->tensors[tensor].dtype;
 }
@@ -272,10 +274,10 @@ static uint64_t quantized_bytes(const chooser *c, uint32_t tensor, qc_scheme sch
     uint64_t rows, cols;
     if (coded_of(c, tensor))
         return qc_plan_coded_bytes(coded_of(c, tensor), scheme, block_elems,
-                                   c->options->double_quant);
+                                   c->options->recipe.double_quant);
     shape_of(c, tensor, &rows, &cols);
     return qc_plan_weight_bytes(rows, cols, c->model->tensors[tensor].dtype, scheme, block_elems,
-                                c->options->double_quant);
+                                c->options->recipe.double_quant);
 }
 
 static uint64_t kept_bytes(const chooser *c, uint32_t tensor)
@@ -321,7 +323,7 @@ static void expect_group(chooser *c, uint32_t g)
     uint64_t rows, cols;
     shape_of(c, c->members[c->first_member[g]].tensor, &rows, &cols);
     for (unsigned k = 0; k < QC_AUTO_CHOICES; k++)
-        c->out->groups[g].rel_mse[k] = qc_auto_normal_mse(k, cols, c->options->scale);
+        c->out->groups[g].rel_mse[k] = qc_auto_normal_mse(k, cols, c->options->recipe.scale);
 }
 
 static uint32_t sampled_of(const chooser *c, uint32_t g)
@@ -366,9 +368,9 @@ static qc_status measure_groups(chooser *c, qc_error *err)
             s->coded = coded_of(c, s->tensor);
         }
     }
-    unsigned threads = c->options->threads ? c->options->threads : qc_pipeline_default_threads(0);
-    QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, c->options->double_quant,
-                           c->options->scale, threads, err));
+    unsigned threads = c->call->threads ? c->call->threads : qc_pipeline_default_threads(0);
+    QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, c->options->recipe.double_quant,
+                           c->options->recipe.scale, threads, err));
     at = 0;
     for (uint32_t g = 0; g < c->out->group_count; g++) {
         uint32_t n = sampled_of(c, g);
@@ -442,7 +444,7 @@ static qc_status sum_fixed(chooser *c, qc_error *err)
     qc_plan plan;
     uint64_t *bytes = NULL, *largest = NULL;
     void *v = NULL;
-    QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, c->recipe, c->options, err));
+    QC_TRY(qc_plan_begin(&plan, c->scratch, c->model, c->recipe, c->call, c->options, err));
     QC_TRY(qc_fit_sum_segments(c->scratch, &plan, c->segments, &bytes, &largest, err));
     QC_TRY(qc_arena_alloc(c->scratch, &v, c->segments->count, sizeof *c->fixed_largest, err));
     c->fixed = bytes;
@@ -638,7 +640,7 @@ static qc_status leave_out_int8(chooser *c, qc_error *err)
         if (k && !qc_sm_runs_int8(k->sm))
             card = k;
     }
-    if (!card || c->options->schemes)
+    if (!card || c->options->recipe.schemes)
         return QC_OK;
     c->candidates &= ~(unsigned)QC_AUTO_INT8;
     return qc_arena_printf(c->arena, &c->out->notes[c->out->note_count++], err,
@@ -704,18 +706,19 @@ static qc_status choose(chooser *c, const qc_plan_subject *subject, qc_error *er
     QC_TRY(solve(c, err));
     apply(c);
     QC_TRY(note_spilling(c, err));
-    return qc_recipe_list_skipped(c->recipe, c->arena, c->model, c->options, err);
+    return qc_recipe_list_skipped(c->recipe, c->arena, c->model, &c->options->recipe, err);
 }
 
 qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
                          const qc_plan_subject *subject, const qc_segments *segments,
-                         const qc_budget *budget, const qc_options *options, qc_error *err)
+                         const qc_budget *budget, const qc_plan_options *options, qc_error *err)
 {
     qc_arena scratch;
     chooser c = {.out = out,
                  .arena = arena,
                  .scratch = &scratch,
                  .recipe = recipe,
+                 .call = subject->call,
                  .model = subject->model,
                  .segments = segments,
                  .geometry = subject->geometry,
@@ -725,7 +728,7 @@ qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe
     out->measured = subject->has_weights;
     if (!budget || budget->count == 0)
         QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
-    QC_TRY(qc_auto_parse_schemes(options->schemes, &c.candidates, err));
+    QC_TRY(qc_auto_parse_schemes(options->recipe.schemes, &c.candidates, err));
     c.budget = *budget;
     c.budget.count = budget->gpu_count ? budget->gpu_count : 1;
     QC_TRY(leave_out_int8(&c, err));

@@ -67,6 +67,7 @@ typedef struct qc_auto_result {
 
 /* What stays the same however often a model is planned. */
 typedef struct {
+    const qc_call *call;
     const qc_checkpoint *model;
     const qc_geometry *geometry;
     int has_weights;
@@ -81,15 +82,15 @@ QC_NODISCARD qc_status qc_auto_parse_schemes(const char *text, unsigned *candida
 /* How much the error of the weight of this name matters; see docs/decisions/0006. */
 double qc_auto_importance(const char *name);
 
-/* Sets scheme and block_elems of recipe's entries (made with options->to == QC_TO_AUTO: every
- * weight that would be quantized is marked QC_SCHEME_NF4) and lists its skip_modules anew. Without
- * a budget: QC_ERR_USAGE. Weights of dtypes that the quantizers do not read stay as they are.
- * Without --schemes int8 is no candidate if a card of the budget does not run it.
- * When not even the smallest choice fits, that is chosen, and the caller's fit says so.
- * Reads the model's weights if it has some and nothing was measured. All memory in the arena. */
+/* Sets scheme and block_elems of recipe's entries (made with options->recipe.to == QC_TO_AUTO:
+ * every weight that would be quantized is marked QC_SCHEME_NF4) and lists its skip_modules anew.
+ * Without a budget: QC_ERR_USAGE. Weights of dtypes that the quantizers do not read stay as they
+ * are. Without --schemes int8 is no candidate if a card of the budget does not run it. When not
+ * even the smallest choice fits, that is chosen, and the caller's fit says so. Reads the model's
+ * weights if it has some and nothing was measured. All memory in the arena. */
 QC_NODISCARD qc_status qc_auto_choose(qc_auto_result *out, qc_arena *arena, qc_recipe *recipe,
                                       const qc_plan_subject *subject, const qc_segments *segments,
-                                      const qc_budget *budget, const qc_options *options,
+                                      const qc_budget *budget, const qc_plan_options *options,
                                       qc_error *err);
 /* "int8 lies beside NF4" and the like, for what no loader but qconv reads; NULL if nothing does. */
 const char *qc_auto_mixture(const qc_auto_result *r);

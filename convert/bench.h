@@ -25,6 +25,13 @@ const char *qc_bench_scheme_name(qc_bench_scheme s); /* "nf4", "nf4-plain", ... 
 #define QC_BENCH_TOLERANCE 1e-3 /* normwise, of results rounded to float16 */
 #define QC_BENCH_TRUTH     61u  /* rows of x that differ; a prime, so that no tile sees a period */
 
+/* What validate and bench multiply. */
+typedef struct {
+    const uint64_t *m; /* --m, in the order given; filled with the command's default */
+    unsigned m_count;
+    uint64_t seed; /* default 1 */
+} qc_product_options;
+
 /* A weight [n, k] of a linear layer. */
 #define QC_BENCH_MAX_PARTS 8u /* QC_MATMUL_GROUP_MOST */
 

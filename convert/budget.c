@@ -3,6 +3,7 @@
 #include "base/strbuf.h"
 #include "convert/hardware.h"
 #include "convert/hardware_choice.h"
+#include "convert/size_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

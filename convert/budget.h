@@ -14,8 +14,9 @@
 #ifndef QC_CONVERT_BUDGET_H
 #define QC_CONVERT_BUDGET_H
 
+#include "base/arena.h"
 #include "convert/card_table.h"
-#include "convert/options.h"
+#include "convert/plan_options.h"
 
 typedef enum { QC_TIER_GPU, QC_TIER_CPU, QC_TIER_DISK } qc_tier;
 

@@ -23,13 +23,13 @@
 
 /* ---- the text, and what results depend on ---- */
 
-qc_status qc_calibrate_text(const qc_options *o, qc_strbuf *out, qc_error *err)
+qc_status qc_calibrate_text(const qc_plan_options *o, qc_strbuf *out, qc_error *err)
 {
     return strcmp(o->calibrate.text, "default") == 0 ? qc_calibration_text(out, err)
                                                      : qc_file_slurp(o->calibrate.text, out, err);
 }
 
-static qc_status text_digest(const qc_options *o, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
+static qc_status text_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
 {
     qc_strbuf text;
     qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
@@ -43,7 +43,8 @@ static qc_status text_digest(const qc_options *o, char out[QC_DIGEST_HEX_BYTES],
 }
 
 /* A file of moments, or a folder of them, by names, sizes and times. */
-static qc_status moments_digest(const qc_options *o, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
+static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES],
+                                qc_error *err)
 {
     qc_checkpoint *c = NULL;
     qc_strbuf all;
@@ -67,7 +68,7 @@ static qc_status moments_digest(const qc_options *o, char out[QC_DIGEST_HEX_BYTE
 /* The tokenizer counts as the file that is named: a model's own is part of the conversion. */
 qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err)
 {
-    const qc_options *o = plan->options;
+    const qc_plan_options *o = plan->options;
     const qc_calibrate_options *c = &o->calibrate;
     char digest[QC_DIGEST_HEX_BYTES];
     const qc_blas *blas = NULL;
@@ -79,12 +80,13 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
         QC_TRY(qc_blas_open(&blas, err));
         device = qc_blas_name(blas);
     }
-    return qc_arena_printf(o->arena, out, err,
+    const qc_call *call = plan->call;
+    return qc_arena_printf(call->arena, out, err,
                            "method=%d %s=%s ids=%d tokens=%" PRIu64 " context=%" PRIu64
                            " damping=%a tokenizer=%s computed by=%s",
                            METHOD, c->text ? "text" : "moments", digest,
                            c->text && qc_ends_with(c->text, ".ids"), c->max_tokens, c->context,
-                           c->damping, o->eval.tokenizer ? o->eval.tokenizer : "", device);
+                           c->damping, call->tokenizer ? call->tokenizer : "", device);
 }
 
 /* ---- words ---- */
@@ -100,7 +102,7 @@ void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, co
     char time[QC_SIZE_TEXT_BYTES], memory[QC_SIZE_TEXT_BYTES], disk[QC_SIZE_TEXT_BYTES];
     char bytes[QC_SIZE_TEXT_BYTES], device[256] = "";
     uint64_t kept = k->store ? qc_calibrated_count(k->store) : 0;
-    if (k->o->quiet)
+    if (k->plan->call->quiet)
         return;
     if (a->weights == 0)
         return;
@@ -108,7 +110,7 @@ void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, co
         (void)snprintf(device, sizeof device, ", %s of %s's",
                        qc_text_bytes(bytes, a->device_memory), k->devices->gpus[0].name);
     qc_console_detail(
-        k->o, 0,
+        k->plan->call, 0,
         "calibrating %" PRIu32 " weights%s with %s: about %s here (%.2g operations), up to %s of "
         "memory%s, %s of disk",
         a->weights, kept ? " that are left" : "", inputs, qc_text_seconds(time, a->seconds),
@@ -127,32 +129,34 @@ void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32
                          k->plan->jobs[jobs[i]].name);
         used += n > 0 ? (size_t)n : 0;
     }
-    qc_console_warn(k->o, "%" PRIu32 " weight%s quantized without calibration, %s: %s%s", count,
-                    count == 1 ? " is" : "s are", why, names, count > NAMES_MOST ? ", ..." : "");
+    qc_console_warn(k->plan->call, "%" PRIu32 " weight%s quantized without calibration, %s: %s%s",
+                    count, count == 1 ? " is" : "s are", why, names,
+                    count > NAMES_MOST ? ", ..." : "");
 }
 
 /* ---- on what ---- */
 
 qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
 {
-    const qc_options *o = plan->options;
+    const qc_call *call = plan->call;
     void *v = NULL;
     qc_error why = {0};
     plan->calibrates_on = NULL;
-    if (!qc_calibrates(&o->calibrate))
+    if (!qc_calibrates(&plan->options->calibrate))
         return QC_OK;
-    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(struct qc_calibrate_device), err));
+    QC_TRY(qc_arena_alloc(call->arena, &v, 1, sizeof(struct qc_calibrate_device), err));
     struct qc_calibrate_device *d = v;
-    QC_TRY(qc_devices_choose(&d->devices, o->run_device, qc_plan_gpu_bytes(plan), o->arena, err));
+    QC_TRY(qc_devices_choose(&d->devices, call->run_device, qc_plan_gpu_bytes(plan), call->arena,
+                             err));
     if (d->devices.gpu_count == 0)
         return QC_OK;
-    qc_status st = qc_calibrate_gpu_name(&d->name, o->arena, &d->devices, &why);
+    qc_status st = qc_calibrate_gpu_name(&d->name, call->arena, &d->devices, &why);
     if (st == QC_OK) {
         plan->calibrates_on = d;
     } else if (st != QC_ERR_DEVICE || d->devices.wished) {
         QC_FAIL(err, st, "calibrating on a GPU: %s (--device cpu does without)", why.msg);
     } else {
-        qc_console_detail(o, 0, "calibrating runs on the CPU: %s", why.msg);
+        qc_console_detail(call, 0, "calibrating runs on the CPU: %s", why.msg);
     }
     return QC_OK;
 }
@@ -191,11 +195,11 @@ static qc_status run(qc_calibrator *k, qc_error *err)
     k->ops = qc_quant_ops_for(k->isa);
     if (k->devices) {
         QC_TRY(qc_calibrate_gpu_create(&k->engine, k, err));
-        qc_console_detail(k->o, 1, "calibrating on %s", k->plan->calibrates_on->name);
+        qc_console_detail(k->plan->call, 1, "calibrating on %s", k->plan->calibrates_on->name);
     } else {
         QC_TRY(qc_blas_open(&k->blas, err));
         QC_TRY(qc_calibrate_cpu_create(&k->engine, k, err));
-        qc_console_detail(k->o, 1, "matrix products by %s", qc_blas_name(k->blas));
+        qc_console_detail(k->plan->call, 1, "matrix products by %s", qc_blas_name(k->blas));
     }
     QC_TRY(qc_st_cursor_create(&k->source.cursor, err));
     k->source.checkpoint = k->plan->model;
@@ -208,14 +212,14 @@ static qc_status run(qc_calibrator *k, qc_error *err)
 qc_status qc_calibrate_run(qc_calibrate_report *out, const qc_plan *plan, qc_calibrated *store,
                            qc_error *err)
 {
-    const qc_options *o = plan->options;
+    const qc_plan_options *o = plan->options;
     uint64_t started = qc_clock_ns();
     qc_calibrator k = {.plan = plan,
                        .o = o,
                        .store = store,
                        .r = out,
                        .devices = plan->calibrates_on ? &plan->calibrates_on->devices : NULL,
-                       .threads = o->threads ? o->threads : qc_cpu_count(),
+                       .threads = plan->call->threads ? plan->call->threads : qc_cpu_count(),
                        .feedback = {o->calibrate.damping, QC_FEEDBACK_SWEEPS}};
     *out = (qc_calibrate_report){.text = o->calibrate.text,
                                  .hessians = o->calibrate.hessians,

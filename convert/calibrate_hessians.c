@@ -178,7 +178,7 @@ static qc_status run(work *w, qc_error *err)
     QC_TRY(qc_calibrate_check_room(k, &ahead, err));
     if (!k->store || w->count == 0)
         return QC_OK;
-    QC_TRY(qc_progress_create(&k->progress, k->o, "calibrating",
+    QC_TRY(qc_progress_create(&k->progress, k->plan->call, "calibrating",
                               (uint64_t)(ahead.seconds * 1e6) + 1, err));
     qc_progress_hide_amounts(k->progress);
     for (uint32_t first = 0, end = 0; first < w->count; first = end) {

@@ -133,24 +133,25 @@ static qc_status tell_left(const model *m, qc_error *err)
 
 static qc_status make_windows(model *m, qc_error *err)
 {
-    const qc_options *o = m->k->o;
+    const qc_plan_options *o = m->k->o;
     const qc_llama_config *c = &m->tensors.shape.config;
     uint64_t most = o->calibrate.max_tokens ? o->calibrate.max_tokens : QC_CALIBRATE_TOKENS;
     uint64_t context = o->calibrate.context ? o->calibrate.context : QC_TOKEN_TEXT_CONTEXT;
+    const qc_call *call = m->k->plan->call;
     qc_strbuf text;
     if (c->context > 0 && context > c->context && !o->calibrate.context)
         context = c->context;
     else if (c->context > 0 && context > c->context)
-        qc_console_warn(o,
+        qc_console_warn(call,
                         "%s: --calibration-context %" PRIu64 " is more than the %" PRIu64
                         " positions that the model was made for",
-                        o->model, context, c->context);
+                        call->model, context, c->context);
     const qc_token_text t = {.arena = &m->k->arena,
                              .name = o->calibrate.text,
-                             .tokenizer = o->eval.tokenizer,
+                             .tokenizer = call->tokenizer,
                              .models = {m->k->plan->model},
                              .model_count = 1,
-                             .model = o->model,
+                             .model = call->model,
                              .vocabulary = c->vocabulary,
                              .context = context < most ? context : most};
     uint64_t all = 0;
@@ -167,9 +168,10 @@ static qc_status make_windows(model *m, qc_error *err)
     m->k->r->windows = m->windows.count;
     m->k->r->context = t.context;
     if (m->windows.tokens < all)
-        qc_console_detail(
-            o, 1, "%" PRIu64 " windows are taken, evenly spread over the text's %" PRIu64 " tokens",
-            m->windows.count, all);
+        qc_console_detail(call, 1,
+                          "%" PRIu64 " windows are taken, evenly spread over the text's %" PRIu64
+                          " tokens",
+                          m->windows.count, all);
     return QC_OK;
 }
 
@@ -414,7 +416,7 @@ static qc_status run_layer(model *m, uint64_t number, qc_error *err)
     if (st == QC_OK)
         st = layer_needs(m, number) ? calibrate_layer(m, &l, err) : pass_layer(m, &l, err);
     if (st == QC_ERR_NONFINITE)
-        qc_error_prefix(err, "%s: layer %" PRIu64, m->k->o->model, number);
+        qc_error_prefix(err, "%s: layer %" PRIu64, m->k->plan->call->model, number);
     close_layer(&l);
     return st;
 }
@@ -454,8 +456,8 @@ static qc_status run_text(model *m, const qc_calibrate_outlook *a, qc_error *err
     qc_calibrator *k = m->k;
     const qc_llama_config *c = &m->tensors.shape.config;
     uint64_t hidden = c->hidden;
-    QC_TRY(qc_progress_create(&k->progress, k->o, "calibrating", (uint64_t)(a->seconds * 1e6) + 1,
-                              err));
+    QC_TRY(qc_progress_create(&k->progress, k->plan->call, "calibrating",
+                              (uint64_t)(a->seconds * 1e6) + 1, err));
     qc_progress_hide_amounts(k->progress);
     QC_TRY(qc_calibrate_states_open(&m->states, k, m->batch.tokens, hidden, m->q, err));
     QC_TRY(k->engine->ops->text(k->engine, &m->tensors.shape, &m->batch, &m->states, err));

@@ -18,8 +18,8 @@ typedef struct qc_calibrate_engine qc_calibrate_engine; /* calibrate_engine.h */
 
 typedef struct {
     const qc_plan *plan;
-    const qc_options *o;
-    qc_calibrated *store; /* NULL: --dry-run */
+    const qc_plan_options *o; /* the plan's */
+    qc_calibrated *store;     /* NULL: --dry-run */
     qc_calibrate_report *r;
     const qc_blas *blas;       /* NULL: on a GPU */
     const qc_devices *devices; /* of which the first is used, or none */
@@ -44,7 +44,7 @@ typedef struct {
 /* ---- calibrate.c ---- */
 
 /* Text of --calibrate, appended. */
-QC_NODISCARD qc_status qc_calibrate_text(const qc_options *o, qc_strbuf *out, qc_error *err);
+QC_NODISCARD qc_status qc_calibrate_text(const qc_plan_options *o, qc_strbuf *out, qc_error *err);
 /* Is job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
 /* Asks the engine for the times of an operation. shape: of the model whose text is to come, or

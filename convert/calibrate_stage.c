@@ -53,12 +53,13 @@ static int read_double(const char *text, const char *key, double *out)
 }
 
 /* *known = 0 where it is not what write_report wrote. */
-static qc_status read_report(qc_calibrate_report *r, const qc_options *o, const char *text,
+static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const char *text,
                              int *known, qc_error *err)
 {
     uint64_t weights = 0, left = 0;
     const char *digest = value_of(text, "digest"), *tokenizer = value_of(text, "tokenizer");
-    *r = (qc_calibrate_report){.text = o->calibrate.text, .hessians = o->calibrate.hessians};
+    *r = (qc_calibrate_report){.text = plan->options->calibrate.text,
+                               .hessians = plan->options->calibrate.hessians};
     *known = read_u64(text, "tokens", &r->tokens) && read_u64(text, "windows", &r->windows) &&
              read_u64(text, "context", &r->context) && read_double(text, "damping", &r->damping) &&
              read_u64(text, "weights", &weights) && read_u64(text, "left", &left) &&
@@ -69,7 +70,8 @@ static qc_status read_report(qc_calibrate_report *r, const qc_options *o, const 
     r->weights = (uint32_t)weights;
     r->left = (uint32_t)left;
     memcpy(r->text_digest, digest, strcspn(digest, "\n"));
-    return qc_arena_strndup(o->arena, &r->tokenizer, tokenizer, strcspn(tokenizer, "\n"), err);
+    return qc_arena_strndup(plan->call->arena, &r->tokenizer, tokenizer, strcspn(tokenizer, "\n"),
+                            err);
 }
 
 /* ---- the stage ---- */
@@ -77,23 +79,23 @@ static qc_status read_report(qc_calibrate_report *r, const qc_options *o, const 
 qc_status qc_calibrate_stage_open(qc_calibrate_stage *s, qc_pipeline *p, qc_output_dir *d,
                                   qc_error *err)
 {
-    const qc_options *o = p->plan->options;
     const char *identity = NULL;
     uint32_t lost = 0;
     *s = QC_CALIBRATE_STAGE_NONE;
     s->plan = p->plan;
-    if (!qc_calibrates(&o->calibrate))
+    if (!qc_calibrates(&p->plan->options->calibrate))
         return QC_OK;
     QC_TRY(qc_calibrate_identity(&identity, p->plan, err));
     QC_TRY(qc_calibrated_open(&s->store, p->plan, d, identity, &s->kept, err));
     p->calibrated = s->store;
     const char *text = qc_calibrated_done(s->store, &lost);
     if (text)
-        QC_TRY(read_report(&s->report, o, text, &s->known, err));
+        QC_TRY(read_report(&s->report, p->plan, text, &s->known, err));
     if (s->kept > 0 || lost > 0)
-        qc_console_detail(
-            o, 1, "%" PRIu32 " weights were calibrated before%s, %" PRIu32 " were damaged since",
-            s->kept, text ? ", which was all" : "", lost);
+        qc_console_detail(p->plan->call, 1,
+                          "%" PRIu32 " weights were calibrated before%s, %" PRIu32
+                          " were damaged since",
+                          s->kept, text ? ", which was all" : "", lost);
     return QC_OK;
 }
 

@@ -67,7 +67,7 @@ qc_status qc_calibrate_states_open(qc_calibrate_states *s, const qc_calibrator *
         QC_TRY(map_file(s, qc_calibrated_folder(k->store), err));
     else
         QC_TRY(qc_malloc_aligned(&s->base, ALIGNMENT, s->bytes, err));
-    qc_console_detail(k->o, 1, "hidden states: %s in %s", qc_text_bytes(text, bytes),
+    qc_console_detail(k->plan->call, 1, "hidden states: %s in %s", qc_text_bytes(text, bytes),
                       s->is_file ? "an unnamed file of the staging folder" : "memory");
     unsigned char *at = s->base;
     s->x = (float *)(void *)at;

@@ -59,12 +59,12 @@ qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross, uin
         return st;
     }
     if (info.times_raised > 0)
-        qc_console_warn(k->o,
+        qc_console_warn(k->plan->call,
                         "inputs of '%s': their second moments have no factor with damping %g; "
                         "raised to %g",
                         name, options.damping, info.damping);
     if (info.dead > 0)
-        qc_console_detail(k->o, 1,
+        qc_console_detail(k->plan->call, 1,
                           "inputs of '%s': %" PRIu64 " of %" PRIu64
                           " are zero in every token; their weights are rounded to nearest",
                           name, info.dead, n);
@@ -128,7 +128,8 @@ qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job, const qc_lla
         return st;
     }
     k->r->weights++;
-    qc_console_detail(k->o, 2, "%s: relative error of its outputs %.3g rounded, %.3g calibrated",
-                      j->name, result.rounded, result.calibrated);
+    qc_console_detail(k->plan->call, 2,
+                      "%s: relative error of its outputs %.3g rounded, %.3g calibrated", j->name,
+                      result.rounded, result.calibrated);
     return QC_OK;
 }

@@ -19,14 +19,14 @@ static qc_status choose_device(int *out, qc_devices *devices, const qc_options *
                                qc_error *err)
 {
     qc_device_wish wish;
-    QC_TRY(qc_device_wish_read(&wish, o->run_device, err));
+    QC_TRY(qc_device_wish_read(&wish, o->call.run_device, err));
     if (wish.kind == QC_WISH_CPU)
         QC_FAIL(err, QC_ERR_DEVICE, "%s%s: bench measures the kernels of GPUs", wish.from,
                 wish.text);
     if (wish.gpus & (wish.gpus - 1))
         QC_FAIL(err, QC_ERR_USAGE, "%s%s: bench runs on one GPU; expected cuda:N", wish.from,
                 wish.text);
-    QC_TRY(qc_devices_choose(devices, o->run_device, UINT64_MAX, arena, err));
+    QC_TRY(qc_devices_choose(devices, o->call.run_device, UINT64_MAX, arena, err));
     if (devices->gpu_count == 0)
         QC_FAIL(err, QC_ERR_DEVICE, "no GPU to measure: %s", devices->why);
     *out = devices->gpus[0].index;
@@ -74,7 +74,7 @@ static void save(void *ctx, const qc_bench_result *so_far)
     const teller *t = ctx;
     qc_error why = {0};
     if (put_files(t->o, t->q, so_far, &why) != QC_OK)
-        qc_console_warn(t->o, "what was measured so far could not be written: %s", why.msg);
+        qc_console_warn(&t->o->call, "what was measured so far could not be written: %s", why.msg);
 }
 
 static void tell_row(void *ctx, const qc_bench_result *so_far, const qc_bench_row *row)
@@ -118,7 +118,7 @@ static qc_status print(const qc_options *o, const qc_bench_request *q, const qc_
 {
     qc_strbuf out;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    qc_status st = o->json             ? qc_bench_json(q, r, &out, err)
+    qc_status st = o->call.json        ? qc_bench_json(q, r, &out, err)
                    : o->bench.markdown ? qc_bench_markdown(q, r, &out, err)
                                        : qc_bench_text(q, r, arena, &out, err);
     if (st == QC_OK)
@@ -151,7 +151,7 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
     qc_tuning tuning = {0};
     qc_bench_request q = {.bf16 = o->bench.bf16,
                           .path = o->bench.path,
-                          .seed = o->seed,
+                          .seed = o->products.seed,
                           .rounds = (uint32_t)o->bench.rounds,
                           .seconds = (double)o->bench.seconds,
                           .tune = o->bench.tune};
@@ -164,22 +164,23 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
                     q.shapes[i].layer);
     QC_TRY(qc_bench_parse_schemes(o->bench.schemes, arena, &q, err));
     QC_TRY(qc_bench_check_parts(&q, err));
-    QC_TRY(qc_bench_set_m(o->m, o->m_count, arena, &q, err));
+    QC_TRY(qc_bench_set_m(o->products.m, o->products.m_count, arena, &q, err));
     QC_TRY(qc_target_file_check("--output", o->bench.output, err));
     QC_TRY(qc_target_file_check("--save", o->bench.save, err));
     QC_TRY(qc_target_file_differs("--save", o->bench.save, "--output", o->bench.output, err));
     if (!q.tune) /* which compares with what there is without */
-        QC_TRY(qc_tuning_open(&tuning, o, arena, err));
+        QC_TRY(qc_tuning_open(&tuning, &o->call, arena, err));
     QC_TRY(choose_device(&q.device, &devices, o, arena, err));
-    q.tuning = qc_tuning_for(&tuning, o, &devices.gpus[0]);
+    q.tuning = qc_tuning_for(&tuning, &o->call, &devices.gpus[0]);
     if (tuning.path && qc_tuning_suits(&tuning, &devices.gpus[0]))
         q.tuned_by = tuning.path;
     void *memory;
     QC_TRY(qc_arena_alloc(arena, &memory, 1, sizeof(qc_bench_result), err));
     qc_bench_result *result = memory;
-    int shown = !o->quiet && o->progress != QC_PROGRESS_NEVER;
+    int shown = !o->call.quiet && o->call.progress != QC_PROGRESS_NEVER;
     teller t = {o, &q, shown,
-                shown && (o->progress == QC_PROGRESS_ALWAYS || qc_console_terminal(STDERR_FILENO))};
+                shown &&
+                    (o->call.progress == QC_PROGRESS_ALWAYS || qc_console_terminal(STDERR_FILENO))};
     qc_bench_sink sink = {&t, tell_row, tell_text, tell_tuned, save};
     qc_status st = devices.work->bench(&q, &sink, arena, result, err);
     if (t.bar)

@@ -28,15 +28,14 @@
 #include <inttypes.h>
 #include <string.h>
 
-static void fill_report(qc_convert_report *r, const qc_plan *plan)
+static void fill_report(qc_convert_report *r, const qc_plan *plan, const qc_options *o)
 {
-    const qc_options *o = plan->options;
-    r->model = o->model;
-    r->out = o->out;
-    r->to = qc_to_name(o->to);
-    r->scale = qc_scale_name(o);
-    r->dry_run = o->dry_run;
-    r->compressed = o->compress;
+    r->model = o->call.model;
+    r->out = o->call.out;
+    r->to = qc_to_name(o->convert.plan.recipe.to);
+    r->scale = qc_scale_name(&o->convert.plan.recipe);
+    r->dry_run = o->convert.dry_run;
+    r->compressed = o->convert.plan.compress;
     qc_parts_fill_report(r, plan, NULL, 0);
 }
 
@@ -45,7 +44,7 @@ static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
     char bytes[QC_SIZE_TEXT_BYTES], left[QC_SIZE_TEXT_BYTES];
     for (uint32_t i = 0; i < placed->fit.budget->count; i++) {
         const qc_fit_device *d = &placed->fit.devices[i];
-        qc_console_detail(plan->options, 1, "%s: %" PRIu32 " layers, %s of weights, %s left",
+        qc_console_detail(plan->call, 1, "%s: %" PRIu32 " layers, %s of weights, %s left",
                           d->device->name, d->layers, qc_text_bytes(bytes, d->weight_bytes),
                           d->free_bytes == UINT64_MAX ? "no limit"
                                                       : qc_text_bytes(left, d->free_bytes));
@@ -55,10 +54,10 @@ static void tell_devices(const qc_plan *plan, const qc_planned_model *placed)
 static qc_status explain_choice(const qc_planned_model *placed, const qc_options *o, qc_error *err)
 {
     qc_strbuf out;
-    if (o->to != QC_TO_AUTO || !o->explain || o->json)
+    if (o->convert.plan.recipe.to != QC_TO_AUTO || !o->convert.explain || o->call.json)
         return QC_OK;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st = qc_auto_explain(&placed->chosen, o->verbose, &out, err);
+    qc_status st = qc_auto_explain(&placed->chosen, o->call.verbose, &out, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);
@@ -70,22 +69,22 @@ static qc_status report_choice(qc_convert_report *r, const qc_planned_model *pla
                                const qc_options *o, qc_error *err)
 {
     void *v = NULL;
-    if (o->to != QC_TO_AUTO)
+    if (o->convert.plan.recipe.to != QC_TO_AUTO)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof placed->chosen, err));
+    QC_TRY(qc_arena_alloc(o->call.arena, &v, 1, sizeof placed->chosen, err));
     memcpy(v, &placed->chosen, sizeof placed->chosen);
     r->choice = v;
-    r->explain = o->explain;
+    r->explain = o->convert.explain;
     return QC_OK;
 }
 
 static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
 {
     const qc_auto_result *chosen = &placed->chosen;
-    if (o->to != QC_TO_AUTO)
+    if (o->convert.plan.recipe.to != QC_TO_AUTO)
         return;
     for (unsigned i = 0; i < chosen->note_count; i++)
-        qc_console_warn(o, "%s", chosen->notes[i]);
+        qc_console_warn(&o->call, "%s", chosen->notes[i]);
 }
 
 /* Who reads what comes out; said before the work where that is qconv alone. The report outlives the
@@ -94,11 +93,13 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
                                 qc_error *err)
 {
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_loaders), err));
-    QC_TRY(qc_loaders_of(v, plan, err));
-    r->program = o->program;
-    r->loaders = v;
-    qc_loaders_warn(v, o);
+    QC_TRY(qc_arena_alloc(o->call.arena, &v, 1, sizeof(qc_loaders), err));
+    qc_loaders *loaders = v;
+    QC_TRY(qc_loaders_of(loaders, plan, err));
+    loaders->of_pipeline = o->convert.of_pipeline;
+    r->program = o->call.program;
+    r->loaders = loaders;
+    qc_loaders_warn(loaders, &o->call);
     return QC_OK;
 }
 
@@ -107,10 +108,11 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
 static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, const qc_options *o)
 {
     if (!model->config)
-        qc_console_warn(o, "there is no config.json beside the weights: only weights are written, "
-                           "and transformers cannot load the result without one");
+        qc_console_warn(&o->call,
+                        "there is no config.json beside the weights: only weights are written, "
+                        "and transformers cannot load the result without one");
     else if (!plan->recipe->known_type && !qc_diffusers_class(model))
-        qc_console_warn(o,
+        qc_console_warn(&o->call,
                         "model type '%s' is not known: which tensors are quantized follows general "
                         "rules; see them with --dry-run",
                         plan->recipe->model_type);
@@ -132,7 +134,7 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
         count++;
     }
     if (first && !plan->own_form)
-        qc_console_warn(o,
+        qc_console_warn(&o->call,
                         "'%s'%s: rows of %llu are no whole blocks of %u; bitsandbytes up to 0.50.2 "
                         "reads such wrongly on a CPU, least so with --scale absmax",
                         first->name, count > 1 ? " and others" : "",
@@ -144,13 +146,13 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
 {
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_budget) + sizeof(qc_geometry), err));
+    QC_TRY(qc_arena_alloc(o->call.arena, &v, 1, sizeof(qc_budget) + sizeof(qc_geometry), err));
     qc_budget *budget = v;
     qc_geometry *geometry = (qc_geometry *)(budget + 1);
-    QC_TRY(qc_budget_parse(budget, o->arena, o->fit.vram, err));
-    QC_TRY(qc_geometry_read(geometry, o->arena, model->config, err));
-    qc_plan_subject subject = {model, geometry, 1, NULL};
-    QC_TRY(qc_planned_model_make(placed, o->arena, &subject, budget, o, err));
+    QC_TRY(qc_budget_parse(budget, o->call.arena, o->convert.plan.fit.vram, err));
+    QC_TRY(qc_geometry_read(geometry, o->call.arena, model->config, err));
+    qc_plan_subject subject = {&o->call, model, geometry, 1, NULL};
+    QC_TRY(qc_planned_model_make(placed, o->call.arena, &subject, budget, &o->convert.plan, err));
     QC_TRY(qc_planned_model_check(placed, err));
     QC_TRY(qc_planned_model_lay_out(placed, err));
     tell_devices(&placed->plan, placed);
@@ -179,11 +181,11 @@ static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report
 /* A Slurm step is parts without a word of the command line. */
 static qc_status check_parts(const qc_options *o, const qc_rank *rank, qc_error *err)
 {
-    if (qc_calibrates(&o->calibrate) && rank->count > 1)
+    if (qc_calibrates(&o->convert.plan.calibrate) && rank->count > 1)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--%s and parts of a conversion exclude each other: a part has no inputs of later "
                 "layers without those of the earlier; run one task, or with --part 1/1",
-                o->calibrate.text ? "calibrate" : "hessians");
+                o->convert.plan.calibrate.text ? "calibrate" : "hessians");
     return QC_OK;
 }
 
@@ -197,34 +199,37 @@ static qc_status convert_model(const qc_options *o, qc_checkpoint *model, qc_ran
     qc_plan *plan = &unplaced;
     const qc_fit *fit = NULL;
     for (size_t i = 0; i < model->warning_count; i++)
-        qc_console_warn(o, "%s", model->warnings[i]);
-    if (o->fit.vram) {
+        qc_console_warn(&o->call, "%s", model->warnings[i]);
+    if (o->convert.plan.fit.vram) {
         QC_TRY(plan_placed(&placed, o, model, report, err));
         plan = &placed.plan;
         fit = &placed.fit;
     } else {
-        QC_TRY(qc_recipe_make(&recipe, o->arena, model, o, err));
-        QC_TRY(qc_plan_make(&unplaced, o->arena, model, &recipe, o, err));
+        QC_TRY(qc_recipe_make(&recipe, o->call.arena, model, &o->convert.plan.recipe, err));
+        QC_TRY(qc_plan_make(&unplaced, o->call.arena, model, &recipe, &o->call, &o->convert.plan,
+                            err));
     }
     warn_of_config(model, plan, o);
-    fill_report(report, plan);
+    fill_report(report, plan, o);
     QC_TRY(settle_loaders(report, plan, o, err));
     QC_TRY(qc_calibrate_choose(plan, err));
-    QC_TRY(qc_part_begin(&part, rank, plan, err));
-    if (o->dry_run) {
-        if (o->out)
-            QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
-        if (o->out)
-            QC_TRY(qc_output_preview(plan, fit, err));
+    QC_TRY(qc_part_begin(&part, rank, plan, &o->convert, err));
+    if (o->convert.dry_run) {
+        if (o->call.out)
+            QC_TRY(qc_output_dir_check(o->call.arena, o->call.out, o->call.model, o->convert.force,
+                                       err));
+        if (o->call.out)
+            QC_TRY(qc_output_preview(plan, fit, &part, err));
         warn_of_straddling(plan, o);
         QC_TRY(plan_calibration(plan, report, err));
         QC_TRY(qc_plan_print(plan, report, err));
-        return o->out ? qc_output_preview_room(plan, &part, err) : QC_OK;
+        return o->call.out ? qc_output_preview_room(plan, &part, err) : QC_OK;
     }
-    if (plan->weights_quantized == 0 && qc_to_quantizes(o->to) && o->to != QC_TO_AUTO)
+    if (plan->weights_quantized == 0 && qc_to_quantizes(o->convert.plan.recipe.to) &&
+        o->convert.plan.recipe.to != QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: no tensor in it is a weight to quantize; see 'qconv --dry-run' and --quantize",
-                o->model);
+                o->call.model);
     QC_TRY(qc_convert_run(plan, model, fit, &part, report, err));
     warn_of_straddling(plan, o);
     return QC_OK;
@@ -235,9 +240,9 @@ static qc_status print_report(const qc_options *o, const qc_convert_report *r, q
     qc_strbuf out;
     qc_strbuf_init(&out, (size_t)1 << 20);
     qc_status st = QC_OK;
-    if (o->json)
+    if (o->call.json)
         st = qc_report_json(r, &out, err);
-    else if (!o->quiet)
+    else if (!o->call.quiet)
         st = qc_report_text(r, &out, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
@@ -263,13 +268,15 @@ static qc_status check_model(const char *model, qc_error *err)
 static qc_status say_over(const qc_options *o, qc_error *err)
 {
     qc_output_dir d;
-    QC_TRY(qc_output_dir_open(&d, o->arena, o->out, o->model, o->force, 0, 1, err));
+    QC_TRY(qc_output_dir_open(&d, o->call.arena, o->call.out, o->call.model, o->convert.force, 0, 1,
+                              err));
     if (qc_parts_check_others(&d, (qc_rank){.count = 1}, 0, "", 0, NULL) == QC_OK)
         qc_output_dir_abort(&d);
     else
         qc_output_dir_leave(&d); /* parts of another conversion are to replace OUT */
-    qc_console_warn(o, "%s is whole already, and the weight files of %s were deleted when it was",
-                    o->out, o->model);
+    qc_console_warn(&o->call,
+                    "%s is whole already, and the weight files of %s were deleted when it was",
+                    o->call.out, o->call.model);
     return QC_OK;
 }
 
@@ -279,12 +286,12 @@ static qc_status open_model(qc_checkpoint **model, const qc_options *o, const ch
 {
     qc_saved_header *saved = NULL;
     size_t count = 0;
-    if (o->out)
-        QC_TRY(qc_consume_saved(&saved, &count, o->arena, o->out, err));
+    if (o->call.out)
+        QC_TRY(qc_consume_saved(&saved, &count, o->call.arena, o->call.out, err));
     return qc_checkpoint_open_saved(model, path, saved, count, err);
 }
 
-/* path: as given. Where that is an index, o->model is its folder. */
+/* path: as given. Where that is an index, o->call.model is its folder. */
 static qc_status convert_path(const qc_options *o, const char *path, qc_error *err)
 {
     qc_checkpoint *model = NULL;
@@ -292,18 +299,19 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
     memset(&report, 0, sizeof report);
     uint64_t started = qc_clock_ns();
     qc_rank rank;
-    QC_TRY(qc_rank_choose(&rank, o, err));
+    QC_TRY(qc_rank_choose(&rank, &o->convert, err));
     QC_TRY(check_parts(o, &rank, err));
-    if (qc_model_path_swapped(o->model, o->out))
+    if (qc_model_path_swapped(o->call.model, o->call.out))
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s holds no model and %s does: MODEL comes first and OUT second; did you mean "
                 "'%s %s'?",
-                o->model, o->out, o->out, o->model);
-    if (!o->dry_run)
-        QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
-    QC_TRY(check_model(o->model, err));
+                o->call.model, o->call.out, o->call.out, o->call.model);
+    if (!o->convert.dry_run)
+        QC_TRY(
+            qc_output_dir_check(o->call.arena, o->call.out, o->call.model, o->convert.force, err));
+    QC_TRY(check_model(o->call.model, err));
     int over = 0;
-    QC_TRY(qc_consume_is_over(&over, o, err));
+    QC_TRY(qc_consume_is_over(&over, &o->call, &o->convert, err));
     if (over)
         return say_over(o, err);
     qc_status st = open_model(&model, o, path, err);
@@ -311,28 +319,28 @@ static qc_status convert_path(const qc_options *o, const char *path, qc_error *e
         st = qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
                           "%s: '%s' is a link that leads out of the folder, and what it leads to "
                           "would be copied; put the file itself there",
-                          o->model, model->side_link);
+                          o->call.model, model->side_link);
     if (st == QC_OK)
         st = qc_checkpoint_check_model(model, err);
-    if (st == QC_OK && o->to != QC_TO_KEEP)
-        st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
+    if (st == QC_OK && o->convert.plan.recipe.to != QC_TO_KEEP)
+        st = qc_experts_split(model, !qc_to_quantizes(o->convert.plan.recipe.to), err);
     if (st == QC_OK)
         st = convert_model(o, model, rank, &report, err);
-    if (st == QC_OK && !o->dry_run) {
+    if (st == QC_OK && !o->convert.dry_run) {
         report.seconds = (double)(qc_clock_ns() - started) * 1e-9;
         st = print_report(o, &report, err);
     }
     qc_checkpoint_close(model);
     if (st != QC_OK)
-        qc_consume_mend_advice(o->arena, o->out, err);
+        qc_consume_mend_advice(o->call.arena, o->call.out, err);
     return st;
 }
 
 qc_status qc_cmd_convert(const qc_options *o, qc_error *err)
 {
     qc_options own = *o;
-    if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
+    if (!o->convert.of_pipeline && qc_is_diffusers_folder(o, o->call.model))
         return qc_diffusers_convert(o, qc_cmd_convert, err);
-    QC_TRY(qc_ckpt_folder_of_index(&own.model, o->arena, o->model, err));
-    return convert_path(&own, o->model, err);
+    QC_TRY(qc_ckpt_folder_of_index(&own.call.model, o->call.arena, o->call.model, err));
+    return convert_path(&own, o->call.model, err);
 }

@@ -12,8 +12,8 @@ static qc_status print(const qc_hardware *h, const qc_options *o, qc_arena *aren
 {
     qc_strbuf out;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    qc_status st =
-        o->json ? qc_hardware_json(h, arena, &out, err) : qc_hardware_text(h, arena, &out, err);
+    qc_status st = o->call.json ? qc_hardware_json(h, arena, &out, err)
+                                : qc_hardware_text(h, arena, &out, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);
@@ -47,13 +47,13 @@ qc_status qc_cmd_hardware(const qc_options *o, qc_error *err)
 {
     qc_hardware h;
     if (o->hardware.as)
-        QC_TRY(qc_hardware_assume(&h, o->arena, o->hardware.as, err));
+        QC_TRY(qc_hardware_assume(&h, o->call.arena, o->hardware.as, err));
     else
-        QC_TRY(qc_hardware_read(&h, o->arena, err));
+        QC_TRY(qc_hardware_read(&h, o->call.arena, err));
     if (h.warning)
-        qc_console_warn(o, "%s", h.warning);
+        qc_console_warn(&o->call, "%s", h.warning);
     if (o->hardware.watch)
-        return qc_memory_watch(&h, o, err);
-    QC_TRY(ask_cuda(&h, o->arena, err));
-    return print(&h, o, o->arena, err);
+        return qc_memory_watch(&h, &o->call, &o->hardware, err);
+    QC_TRY(ask_cuda(&h, o->call.arena, err));
+    return print(&h, o, o->call.arena, err);
 }

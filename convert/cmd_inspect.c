@@ -208,7 +208,7 @@ static qc_status inspect_text(const qc_facts *f, const qc_options *o, qc_strbuf 
     if (f->manifest)
         QC_TRY(add_manifest(f->manifest, out, err));
     QC_TRY(add_files(f, out, err));
-    QC_TRY(add_tensors(f, o->verbose > 0, out, err));
+    QC_TRY(add_tensors(f, o->call.verbose > 0, out, err));
     return add_totals(f, out, err);
 }
 
@@ -216,16 +216,16 @@ qc_status qc_cmd_inspect(const qc_options *o, qc_error *err)
 {
     qc_facts facts;
     qc_strbuf out;
-    QC_TRY(qc_facts_gather(&facts, o, err));
+    QC_TRY(qc_facts_gather(&facts, &o->call, err));
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
     for (size_t i = 0; i < facts.model->warning_count; i++)
-        qc_console_warn(o, "%s", facts.model->warnings[i]);
+        qc_console_warn(&o->call, "%s", facts.model->warnings[i]);
     if (facts.recipe_trouble)
-        qc_console_warn(o, "no roles: %s", facts.recipe_trouble);
+        qc_console_warn(&o->call, "no roles: %s", facts.recipe_trouble);
     if (facts.manifest_trouble)
-        qc_console_warn(o, "%s", facts.manifest_trouble);
+        qc_console_warn(&o->call, "%s", facts.manifest_trouble);
     qc_status st =
-        o->json ? qc_inspect_json(&facts, &out, err) : inspect_text(&facts, o, &out, err);
+        o->call.json ? qc_inspect_json(&facts, &out, err) : inspect_text(&facts, o, &out, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);

@@ -20,13 +20,13 @@
 /* Without --vram: this machine's GPUs, or its memory where it has none. */
 static qc_status read_budget(qc_budget *out, qc_arena *arena, const qc_options *o, qc_error *err)
 {
-    if (o->fit.vram)
-        return qc_budget_parse(out, arena, o->fit.vram, err);
+    if (o->convert.plan.fit.vram)
+        return qc_budget_parse(out, arena, o->convert.plan.fit.vram, err);
     qc_hardware machine;
     QC_TRY(qc_hardware_read(&machine, arena, err));
     if (machine.gpu_count)
         return qc_budget_parse(out, arena, "auto", err);
-    qc_console_warn(o, "%s; planning for the CPU, see --vram",
+    qc_console_warn(&o->call, "%s; planning for the CPU, see --vram",
                     machine.no_gpu ? machine.no_gpu : "this machine has no GPU");
     return qc_budget_parse(out, arena, "cpu", err);
 }
@@ -56,12 +56,12 @@ static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *er
 {
     qc_strbuf out;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
-    qc_status st = o->json ? qc_fit_report_json(r, &out, err)
-                           : qc_fit_report_text(r, qc_bar_style_of_console(), &out, err);
-    if (st == QC_OK && !o->json && o->explain) {
+    qc_status st = o->call.json ? qc_fit_report_json(r, &out, err)
+                                : qc_fit_report_text(r, qc_bar_style_of_console(), &out, err);
+    if (st == QC_OK && !o->call.json && o->convert.explain) {
         st = qc_strbuf_adds(&out, "\n", err);
         if (st == QC_OK)
-            st = qc_auto_explain(r->chosen, o->verbose, &out, err);
+            st = qc_auto_explain(r->chosen, o->call.verbose, &out, err);
     }
     if (st == QC_OK)
         st = qc_console_result(&out, err);
@@ -88,37 +88,38 @@ static qc_status answer(const qc_options *o, qc_arena *arena, const qc_plan_subj
                         const qc_budget *budget, qc_error *err)
 {
     qc_planned_model planned;
-    QC_TRY(qc_planned_model_make(&planned, arena, subject, budget, o, err));
-    if (o->to == QC_TO_AUTO)
+    QC_TRY(qc_planned_model_make(&planned, arena, subject, budget, &o->convert.plan, err));
+    if (o->convert.plan.recipe.to == QC_TO_AUTO)
         for (unsigned i = 0; i < planned.chosen.note_count; i++)
-            qc_console_warn(o, "%s", planned.chosen.notes[i]);
+            qc_console_warn(&o->call, "%s", planned.chosen.notes[i]);
     if (o->train.on)
-        return qc_train_plan(o, &planned.plan, subject->geometry, budget, err);
+        return qc_train_plan(&o->train, o->html, &planned.plan, subject->geometry, budget, err);
     QC_TRY(qc_planned_model_lay_out(&planned, err));
     qc_loaders loaders;
     QC_TRY(qc_loaders_of(&loaders, &planned.plan, err));
-    qc_loaders_warn(&loaders, o);
+    qc_loaders_warn(&loaders, &o->call);
     qc_fit_report r = {.fit = &planned.fit,
-                       .use = &o->fit,
+                       .use = &o->convert.plan.fit,
                        .arena = arena,
-                       .model = o->model,
+                       .model = o->call.model,
                        .model_type = planned.recipe.model_type,
-                       .to = qc_to_name(o->to),
+                       .to = qc_to_name(o->convert.plan.recipe.to),
                        .has_weights = subject->has_weights,
                        .file_bytes = planned.plan.content_bytes,
                        .generates = subject->geometry->decoder,
-                       .chosen = o->to == QC_TO_AUTO ? &planned.chosen : NULL,
+                       .chosen = o->convert.plan.recipe.to == QC_TO_AUTO ? &planned.chosen : NULL,
                        .loaders = &loaders,
-                       .explain = o->explain};
+                       .explain = o->convert.explain};
     QC_TRY(qc_fit_sum_schemes(&r, &planned.plan, err));
     if (r.generates) {
         QC_TRY(find_contexts(&r, &planned, err));
-        QC_TRY(qc_fit_max_batch(&r.max_batch, &planned.fit, &o->fit, planned.largest_weight, err));
+        QC_TRY(qc_fit_max_batch(&r.max_batch, &planned.fit, &o->convert.plan.fit,
+                                planned.largest_weight, err));
     }
-    if (o->to == QC_TO_AUTO && planned.fit.fits && r.generates)
-        QC_TRY(qc_fit_compare(&r, arena, subject, &planned, o, err));
+    if (o->convert.plan.recipe.to == QC_TO_AUTO && planned.fit.fits && r.generates)
+        QC_TRY(qc_fit_compare(&r, arena, subject, &planned, &o->convert.plan, err));
     if (!planned.fit.fits)
-        QC_TRY(qc_fit_suggest(&r, arena, subject, &planned, budget, o, err));
+        QC_TRY(qc_fit_suggest(&r, arena, subject, &planned, budget, &o->convert.plan, err));
     QC_TRY(put_file(o->html, qc_fit_report_html, &r, err));
     QC_TRY(put_file(o->device_map, map_text, &r, err));
     return print(&r, o, err);
@@ -130,34 +131,37 @@ static qc_status plan_model(const qc_options *given, qc_arena *arena, qc_checkpo
     qc_geometry geometry;
     qc_options o = *given;
     QC_TRY(qc_checkpoint_check_model(model, err));
-    if (!o.to_given || o.to != QC_TO_KEEP)
-        QC_TRY(qc_experts_split(model, o.to_given && !qc_to_quantizes(o.to), err));
+    if (!o.convert.plan.recipe.to_given || o.convert.plan.recipe.to != QC_TO_KEEP)
+        QC_TRY(qc_experts_split(
+            model, o.convert.plan.recipe.to_given && !qc_to_quantizes(o.convert.plan.recipe.to),
+            err));
     for (size_t i = 0; i < model->warning_count; i++)
-        qc_console_warn(&o, "%s", model->warnings[i]);
+        qc_console_warn(&o.call, "%s", model->warnings[i]);
     QC_TRY(qc_geometry_read(&geometry, arena, model->config, err));
-    qc_plan_subject subject = {model, &geometry, has_weights, NULL};
+    qc_plan_subject subject = {&o.call, model, &geometry, has_weights, NULL};
     if (!model->config)
-        qc_console_warn(&o, "there is no config.json beside the weights: the KV cache cannot be "
-                            "worked out, and transformers cannot load the result");
+        qc_console_warn(&o.call,
+                        "there is no config.json beside the weights: the KV cache cannot be "
+                        "worked out, and transformers cannot load the result");
     else if (geometry.cache_unknown)
-        qc_console_warn(&o, "config.json does not say how many layers there are: the KV cache "
-                            "cannot be worked out");
+        qc_console_warn(&o.call, "config.json does not say how many layers there are: the KV cache "
+                                 "cannot be worked out");
     else if (geometry.guessed)
-        qc_console_warn(&o,
+        qc_console_warn(&o.call,
                         "model type '%s' is not known: its KV cache is worked out from the usual "
                         "names of config.json",
                         geometry.model_type);
-    o.train.context_given = o.fit.context > 0;
-    QC_TRY(qc_plan_defaults(&o, arena, &subject, err));
+    o.train.context_given = o.convert.plan.fit.context > 0;
+    QC_TRY(qc_plan_defaults(&o.convert.plan, arena, &subject, err));
     const char *old_card = qc_budget_card_without_int8(budget);
-    if (o.to == QC_TO_INT8 && old_card)
-        qc_console_warn(&o,
+    if (o.convert.plan.recipe.to == QC_TO_INT8 && old_card)
+        qc_console_warn(&o.call,
                         "bitsandbytes computes in int8 from compute capability 7.5 on, which %s "
                         "has not; --to nf4 runs there",
                         old_card);
-    if (geometry.max_context && o.fit.context > geometry.max_context)
-        qc_console_warn(&o, "--context %llu is beyond the model's limit of %llu tokens",
-                        (unsigned long long)o.fit.context,
+    if (geometry.max_context && o.convert.plan.fit.context > geometry.max_context)
+        qc_console_warn(&o.call, "--context %llu is beyond the model's limit of %llu tokens",
+                        (unsigned long long)o.convert.plan.fit.context,
                         (unsigned long long)geometry.max_context);
     return answer(&o, arena, &subject, budget, err);
 }
@@ -175,7 +179,7 @@ qc_status qc_cmd_plan(const qc_options *o, qc_error *err)
     qc_arena_init(&arena);
     qc_status st = read_budget(&budget, &arena, o, err);
     if (st == QC_OK)
-        st = qc_model_open(&model, o->model, &has_weights, err);
+        st = qc_model_open(&model, o->call.model, &has_weights, err);
     if (st == QC_OK)
         st = qc_target_file_spares("--html", o->html, model, err);
     if (st == QC_OK)

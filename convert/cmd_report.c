@@ -17,35 +17,33 @@ static qc_status check_targets(const qc_options *o, qc_error *err)
     QC_TRY(qc_target_file_differs("--html", o->html, "--eval", o->report.eval, err));
     QC_TRY(qc_target_file_differs("--html", o->html, "--bench", o->report.bench, err));
     QC_TRY(qc_target_file_differs("--html", o->html, "--text", o->eval.text, err));
-    QC_TRY(qc_target_file_differs("--html", o->html, "--tokenizer", o->eval.tokenizer, err));
-    if (!o->json && !o->html && isatty(STDOUT_FILENO))
+    QC_TRY(qc_target_file_differs("--html", o->html, "--tokenizer", o->call.tokenizer, err));
+    if (!o->call.json && !o->html && isatty(STDOUT_FILENO))
         QC_FAIL(err, QC_ERR_USAGE,
                 "standard output is a terminal; expected --html FILE, or a page written to a file "
                 "('> report.html')");
     return QC_OK;
 }
 
-static qc_status compare(qc_report *r, qc_error *err)
+static qc_status compare(qc_report *r, const qc_options *o, qc_error *err)
 {
-    const qc_options *o = r->o;
     qc_checkpoint *source = NULL;
-    QC_TRY(qc_checkpoint_open(&source, o->against, err));
+    QC_TRY(qc_checkpoint_open(&source, o->call.against, err));
     qc_status st = qc_target_file_spares("--html", o->html, source, err);
     for (size_t i = 0; st == QC_OK && i < source->warning_count; i++)
-        qc_console_warn(o, "%s", source->warnings[i]);
+        qc_console_warn(&o->call, "%s", source->warnings[i]);
     if (st == QC_OK)
         st = qc_report_measure(r, source, err);
     qc_checkpoint_close(source);
     return st;
 }
 
-static qc_status evaluate(qc_report *r, qc_error *err)
+static qc_status evaluate(qc_report *r, const qc_options *o, qc_error *err)
 {
-    const qc_options *o = r->o;
     if (o->report.eval)
-        QC_TRY(qc_eval_read(&r->eval, o->arena, o->report.eval, err));
+        QC_TRY(qc_eval_read(&r->eval, o->call.arena, o->report.eval, err));
     else if (o->eval.text)
-        QC_TRY(qc_eval_run(&r->eval, o, err));
+        QC_TRY(qc_eval_run(&r->eval, &o->call, &o->eval, err));
     else
         return QC_OK;
     r->has_eval = 1;
@@ -71,35 +69,35 @@ static qc_status verdict(const qc_report *r, qc_error *err)
     const qc_against_result *a = r->against;
     if (!a || a->faults == 0)
         return QC_OK;
-    QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", r->o->model, a->first_what, a->first_why,
+    QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", r->call->model, a->first_what, a->first_why,
             a->faults > 1 ? " (and more)" : "");
 }
 
 static qc_status run(qc_report *r, const qc_options *o, uint64_t started, qc_error *err)
 {
     for (size_t i = 0; i < r->facts.model->warning_count; i++)
-        qc_console_warn(o, "%s", r->facts.model->warnings[i]);
+        qc_console_warn(&o->call, "%s", r->facts.model->warnings[i]);
     if (r->facts.manifest_trouble)
-        qc_console_warn(o, "%s", r->facts.manifest_trouble);
+        qc_console_warn(&o->call, "%s", r->facts.manifest_trouble);
     QC_TRY(qc_target_file_spares("--html", o->html, r->facts.model, err));
     /* What costs nothing comes first: a wrong file is told before the work. */
     if (o->report.bench)
         QC_TRY(qc_report_bench_read(r, o->report.bench, err));
     if (o->report.eval)
-        QC_TRY(evaluate(r, err));
-    if (o->against)
-        QC_TRY(compare(r, err));
+        QC_TRY(evaluate(r, o, err));
+    if (o->call.against)
+        QC_TRY(compare(r, o, err));
     QC_TRY(qc_report_sum_up(r, err));
     QC_TRY(qc_report_count_codes(r, err));
     if (!o->report.eval)
-        QC_TRY(evaluate(r, err));
+        QC_TRY(evaluate(r, o, err));
     r->seconds = (double)(qc_clock_ns() - started) * 1e-9;
     if (o->html) {
         QC_TRY(put(r, 0, o->html, err));
-        qc_console_detail(o, 0, "the page is in %s", o->html);
+        qc_console_detail(&o->call, 0, "the page is in %s", o->html);
     }
-    if (o->json || !o->html)
-        QC_TRY(put(r, o->json, NULL, err));
+    if (o->call.json || !o->html)
+        QC_TRY(put(r, o->call.json, NULL, err));
     return verdict(r, err);
 }
 
@@ -108,7 +106,7 @@ qc_status qc_cmd_report(const qc_options *o, qc_error *err)
     qc_report r;
     uint64_t started = qc_clock_ns();
     QC_TRY(check_targets(o, err));
-    QC_TRY(qc_report_gather(&r, o, err));
+    QC_TRY(qc_report_gather(&r, &o->call, err));
     qc_status st = run(&r, o, started, err);
     qc_checkpoint_close(r.facts.model);
     return st;

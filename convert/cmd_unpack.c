@@ -120,14 +120,14 @@ static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_er
     if (m->placement.device_count == 0)
         QC_FAIL(err, QC_ERR_DEVICE,
                 "%s: was made without --vram, so there is no device '%s' in it; leave --device out",
-                o->model, o->device);
+                o->call.model, o->device);
     qc_strbuf_init(&names, SIZE_MAX / 2);
     qc_status st = QC_OK;
     for (size_t i = 0; st == QC_OK && i < m->placement.device_count; i++)
         st = qc_strbuf_addf(&names, err, "%s%s", i ? ", " : "", m->placement.devices[i].name);
     if (st == QC_OK)
         st = qc_error_set(err, QC_ERR_DEVICE, __FILE__, __LINE__,
-                          "%s: there is no device '%s' in it, only %s", o->model, o->device,
+                          "%s: there is no device '%s' in it, only %s", o->call.model, o->device,
                           names.data);
     qc_strbuf_deinit(&names);
     return st;
@@ -214,7 +214,7 @@ static qc_status is_unpacked(int *same, qc_difference *why, const qc_output_dir 
     qc_arena_init(&arena);
     qc_status st = qc_output_read_finished(&then, why, &arena, d->path, err);
     if (st == QC_OK && then.shard_count > 0) {
-        st = qc_manifest_load(&now, &arena, o->model, err);
+        st = qc_manifest_load(&now, &arena, o->call.model, err);
         if (st == QC_OK && o->device)
             st = keep_device(&now, o, err);
         if (st == QC_OK) {
@@ -249,11 +249,11 @@ static qc_status check_before(const qc_output_dir *d, const qc_manifest *m, cons
     size_t n = 0;
     *complete = 0;
     QC_TRY(qc_beneath_look(&d->root, QC_MANIFEST_NAME, &e, err));
-    if (e.kind == QC_ENTRY_FILE && !o->force) {
+    if (e.kind == QC_ENTRY_FILE && !o->convert.force) {
         QC_TRY(is_unpacked(complete, &why, d, o, err));
         if (!*complete)
             return qc_output_refuse(&why, d->path, err);
-        qc_console_warn(o, "%s is complete already; --force makes it anew", d->path);
+        qc_console_warn(&o->call, "%s is complete already; --force makes it anew", d->path);
         return QC_OK;
     }
     QC_TRY(qc_arena_alloc(d->arena, &v, m->shard_count + m->file_count + 1, sizeof(char *), err));
@@ -269,7 +269,7 @@ static qc_status check_before(const qc_output_dir *d, const qc_manifest *m, cons
     if (o->device)
         QC_TRY(qc_layout_index_name(&names[n++], d->arena,
                                     m->shard_count ? m->shards[0].name : "model.safetensors", err));
-    QC_TRY(qc_output_ready(o, &d->root, &d->owned, names, n, 0, err));
+    QC_TRY(qc_output_ready(&o->call, o->convert.force, &d->root, &d->owned, names, n, 0, err));
     return qc_room_check_bytes(d->path, "the unpacked output needs", need, err);
 }
 
@@ -278,7 +278,7 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
 {
     qc_manifest m;
     unpacker u;
-    QC_TRY(qc_manifest_load(&m, d->arena, o->model, err));
+    QC_TRY(qc_manifest_load(&m, d->arena, o->call.model, err));
     if (o->device)
         QC_TRY(keep_device(&m, o, err));
     QC_TRY(check_before(d, &m, o, complete, err));
@@ -289,23 +289,25 @@ static qc_status unpack_into(qc_output_dir *d, const qc_options *o, qc_scan_resu
     for (size_t i = 0; i < m.shard_count; i++)
         total += m.shards[i].content_bytes;
     qc_progress *progress = NULL;
-    qc_console_detail(o, 1, "unpacking %zu tensor%s in %zu shard%s, made by qconv %s with --to %s",
+    qc_console_detail(&o->call, 1,
+                      "unpacking %zu tensor%s in %zu shard%s, made by qconv %s with --to %s",
                       m.tensor_count, qc_plural(m.tensor_count), m.shard_count,
                       qc_plural(m.shard_count), m.qconv_version, m.to);
-    QC_TRY(qc_progress_create(&progress, o, "unpacking", total, err));
-    qc_scan_options so = {.threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
+    QC_TRY(qc_progress_create(&progress, &o->call, "unpacking", total, err));
+    qc_scan_options so = {.threads =
+                              o->call.threads ? o->call.threads : qc_pipeline_default_threads(0),
                           .shards_only = o->device != NULL,
                           .sink = write_piece,
                           .sink_ctx = &u,
                           .progress = add_progress,
                           .progress_ctx = progress};
-    qc_status st = qc_scan_output(result, d->arena, o->model, &m, &so, err);
+    qc_status st = qc_scan_output(result, d->arena, o->call.model, &m, &so, err);
     qc_progress_destroy(progress);
     if (st == QC_OK && result->problem_count > 0)
         st = qc_error_set(err, QC_ERR_CHECK, __FILE__, __LINE__, "%s: %s", result->first.what,
                           result->first.why);
     if (st == QC_OK)
-        st = o->device ? put_index(d, &m, err) : copy_side_files(d, o->model, &m, err);
+        st = o->device ? put_index(d, &m, err) : copy_side_files(d, o->call.model, &m, err);
     for (size_t i = 0; i < m.shard_count; i++)
         qc_file_discard(&u.files[i]);
     pthread_mutex_destroy(&u.lock);
@@ -323,14 +325,16 @@ qc_status qc_cmd_unpack(const qc_options *o, qc_error *err)
     qc_scan_result result;
     int complete = 0;
     uint64_t started = qc_clock_ns();
-    if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
+    if (!o->convert.of_pipeline && qc_is_diffusers_folder(o, o->call.model))
         return qc_diffusers_each(o, qc_cmd_unpack, err);
-    qc_status st = qc_output_dir_begin(&d, o->arena, o->out, o->model, o->force, err);
+    qc_status st =
+        qc_output_dir_begin(&d, o->call.arena, o->call.out, o->call.model, o->convert.force, err);
     if (st == QC_OK)
         st = unpack_into(&d, o, &result, &complete, err);
     qc_output_dir_abort(&d);
     QC_TRY(st);
     if (complete)
         return QC_OK;
-    return qc_scan_report(o, &result, "unpacked", (double)(qc_clock_ns() - started) * 1e-9, err);
+    return qc_scan_report(&o->call, &result, "unpacked", (double)(qc_clock_ns() - started) * 1e-9,
+                          err);
 }

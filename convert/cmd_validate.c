@@ -38,8 +38,8 @@ static qc_status check_targets(const qc_options *o, qc_error *err)
     QC_TRY(qc_target_file_differs("--html", o->html, "--save-baseline", save, err));
     QC_TRY(qc_target_file_differs("--html", o->html, "--baseline", o->validate.baseline, err));
     /* Its weights have the names and widths of activations. */
-    QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against", o->against,
-                                  err));
+    QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against",
+                                  o->call.against, err));
     /* Errors that fail against the baseline would become what the next run has to keep to. */
     return qc_target_file_differs("--save-baseline", save, "--baseline", o->validate.baseline, err);
 }
@@ -62,12 +62,12 @@ static qc_status load_manifest(validation *v, qc_error *err)
     qc_path_kind kind = QC_PATH_MISSING;
     if (!v->output->is_dir)
         return QC_OK;
-    QC_TRY(qc_path_join(&v->arena, &path, v->o->model, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_join(&v->arena, &path, v->o->call.model, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind == QC_PATH_MISSING)
         return QC_OK;
     v->has_manifest = 1;
-    return qc_manifest_load(&v->manifest, &v->arena, v->o->model, err);
+    return qc_manifest_load(&v->manifest, &v->arena, v->o->call.model, err);
 }
 
 static qc_status open_all(validation *v, qc_error *err)
@@ -75,24 +75,25 @@ static qc_status open_all(validation *v, qc_error *err)
     const qc_options *o = v->o;
     qc_isa isa = QC_ISA_SCALAR;
     QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_validate_gpu_open(&v->gpu, o, &v->arena, err));
+    QC_TRY(qc_validate_gpu_open(&v->gpu, &o->call, &o->products, &v->arena, err));
     if (o->validate.baseline)
         QC_TRY(qc_validate_baseline_read(&v->baseline, &v->arena, o->validate.baseline, err));
-    QC_TRY(qc_checkpoint_open(&v->output, o->model, err));
+    QC_TRY(qc_checkpoint_open(&v->output, o->call.model, err));
     QC_TRY(load_manifest(v, err));
-    QC_TRY(qc_checkpoint_open(&v->model, o->against, err));
+    QC_TRY(qc_checkpoint_open(&v->model, o->call.against, err));
     QC_TRY(qc_experts_split(v->model, 0, err));
     for (size_t i = 0; i < v->model->warning_count; i++)
-        qc_console_warn(o, "%s", v->model->warnings[i]);
+        qc_console_warn(&o->call, "%s", v->model->warnings[i]);
     QC_TRY(qc_validate_pair_up(&v->pairs, &v->arena, v->output,
                                v->has_manifest ? &v->manifest : NULL, v->model, err));
     v->tools = (qc_validate_tools){.output = v->output,
                                    .model = v->model,
                                    .ops = qc_quant_ops_for(isa),
                                    .matmul = qc_matmul_ops_for(isa),
-                                   .threads = o->threads ? o->threads : qc_cpu_count(),
+                                   .threads = o->call.threads ? o->call.threads : qc_cpu_count(),
                                    .weights_only = v->gpu.on};
-    QC_TRY(qc_validate_input_open(&v->input, o->validate.activations, o->seed, v->tools.ops, err));
+    QC_TRY(qc_validate_input_open(&v->input, o->validate.activations, o->products.seed,
+                                  v->tools.ops, err));
     QC_TRY(check_sources(v, err));
     return qc_st_cursor_create(&v->cursor, err);
 }
@@ -141,7 +142,7 @@ static qc_status choose(validation *v, qc_error *err)
     if (r->comparable > 0)
         return QC_OK;
     QC_FAIL(err, QC_ERR_INPUT, "%s: none of its %zu quantized weights can be compared: '%s': %s",
-            v->o->model, v->pairs.count, r->layers[0].pair->name, r->layers[0].why_not);
+            v->o->call.model, v->pairs.count, r->layers[0].pair->name, r->layers[0].why_not);
 }
 
 static qc_status measure_layer(validation *v, qc_validate_layer *l, qc_error *err)
@@ -168,8 +169,9 @@ static qc_status measure_all(validation *v, qc_error *err)
     for (size_t i = 0; i < r->layer_count; i++)
         if (!r->layers[i].why_not)
             total += v->model->tensors[r->layers[i].pair->model_tensor].bytes;
-    qc_console_detail(v->o, 1, "comparing %zu of %zu quantized weights", r->measured, r->quantized);
-    QC_TRY(qc_progress_create(&v->tools.progress, v->o, "validating", total, err));
+    qc_console_detail(&v->o->call, 1, "comparing %zu of %zu quantized weights", r->measured,
+                      r->quantized);
+    QC_TRY(qc_progress_create(&v->tools.progress, &v->o->call, "validating", total, err));
     qc_status st = QC_OK;
     for (size_t i = 0; st == QC_OK && i < r->layer_count; i++)
         if (!r->layers[i].why_not)
@@ -219,7 +221,7 @@ static qc_status answer(validation *v, qc_error *err)
         QC_TRY(put(v, AS_BASELINE, o->validate.save_baseline, err));
     if (o->html)
         QC_TRY(put(v, AS_HTML, o->html, err));
-    return put(v, o->json ? AS_JSON : AS_TEXT, NULL, err);
+    return put(v, o->call.json ? AS_JSON : AS_TEXT, NULL, err);
 }
 
 /* As many layers by name as a line holds. */
@@ -253,16 +255,16 @@ static qc_status run(validation *v, qc_error *err)
     uint64_t started = qc_clock_ns();
     QC_TRY(check_targets(o, err));
     QC_TRY(open_all(v, err));
-    v->report = (qc_validate_report){.out = o->model,
-                                     .model = o->against,
+    v->report = (qc_validate_report){.out = o->call.model,
+                                     .model = o->call.against,
                                      .activations = o->validate.activations,
-                                     .seed = o->seed,
+                                     .seed = o->products.seed,
                                      .rows = QC_VALIDATE_ROWS,
                                      .sample = o->validate.sample,
                                      .device = v->gpu.name,
                                      .left_out = v->gpu.left_out,
-                                     .m = v->gpu.on ? o->m : NULL,
-                                     .m_count = v->gpu.on ? o->m_count : 0,
+                                     .m = v->gpu.on ? o->products.m : NULL,
+                                     .m_count = v->gpu.on ? o->products.m_count : 0,
                                      .threads = v->tools.threads,
                                      .isa = qc_isa_name(v->tools.ops->isa),
                                      .max_error = o->validate.max_error,

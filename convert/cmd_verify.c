@@ -31,7 +31,7 @@ static int is_of_part(const qc_options *o, const qc_tree_file *found, size_t cou
 {
     const char *slash = strchr(path, '/');
     size_t len = slash ? (size_t)(slash - path) + 1 : 0;
-    if (!o->of_pipeline || !slash)
+    if (!o->convert.of_pipeline || !slash)
         return 0;
     for (size_t i = 0; i < count; i++) {
         if (strncmp(found[i].path, path, len) == 0 &&
@@ -48,16 +48,17 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
     qc_tree_file *found = NULL;
     size_t count = 0, n = 0, strangers = 0;
     const char *first = NULL;
-    QC_TRY(qc_arena_alloc(o->arena, &v, m->shard_count + m->file_count + 1, sizeof(char *), err));
+    QC_TRY(
+        qc_arena_alloc(o->call.arena, &v, m->shard_count + m->file_count + 1, sizeof(char *), err));
     const char **known = v;
     for (size_t i = 0; i < m->shard_count; i++, n++)
-        QC_TRY(qc_arena_printf(o->arena, &known[n], err, "%s%s", m->shards[i].name,
+        QC_TRY(qc_arena_printf(o->call.arena, &known[n], err, "%s%s", m->shards[i].name,
                                m->compressed ? ".zst" : ""));
     for (size_t i = 0; i < m->file_count; i++)
         known[n++] = m->files[i].path;
     known[n++] = QC_MANIFEST_NAME;
     qsort(known, n, sizeof *known, compare_paths);
-    QC_TRY(qc_dir_tree(o->arena, o->model, TREE_MAX, &found, &count, err));
+    QC_TRY(qc_dir_tree(o->call.arena, o->call.model, TREE_MAX, &found, &count, err));
     for (size_t i = 0; i < count; i++) {
         if (bsearch(&found[i].path, known, n, sizeof *known, compare_paths) ||
             is_of_part(o, found, count, found[i].path))
@@ -66,8 +67,8 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
             first = found[i].path;
     }
     if (strangers > 0)
-        qc_console_warn(o, "%s: '%s'%s not in the manifest, so nothing is known of %s", o->model,
-                        first, strangers > 1 ? " and others are" : " is",
+        qc_console_warn(&o->call, "%s: '%s'%s not in the manifest, so nothing is known of %s",
+                        o->call.model, first, strangers > 1 ? " and others are" : " is",
                         strangers > 1 ? "them" : "it");
     return QC_OK;
 }
@@ -84,11 +85,11 @@ static qc_status count_bytes(const qc_options *o, const qc_manifest *m, int foun
         *total += m->shards[i].content_bytes;
     if (found)
         return QC_OK;
-    QC_TRY(qc_path_stat(o->model, &kind, total, err));
+    QC_TRY(qc_path_stat(o->call.model, &kind, total, err));
     if (kind != QC_PATH_DIR)
         return QC_OK;
     *total = 0;
-    QC_TRY(qc_dir_tree(o->arena, o->model, TREE_MAX, &files, &count, err));
+    QC_TRY(qc_dir_tree(o->call.arena, o->call.model, TREE_MAX, &files, &count, err));
     for (size_t i = 0; i < count; i++)
         *total += files[i].bytes;
     return QC_OK;
@@ -103,56 +104,60 @@ static qc_status verify_against(const qc_options *o, qc_error *err)
     uint64_t total = 0;
     int found = 0;
     QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_against_manifest(&m, &found, o->arena, o->model, err));
+    QC_TRY(qc_against_manifest(&m, &found, o->call.arena, o->call.model, err));
     QC_TRY(count_bytes(o, &m, found, &total, err));
-    qc_console_detail(o, 1, "comparing %s with %s, %s", o->model, o->against,
+    qc_console_detail(&o->call, 1, "comparing %s with %s, %s", o->call.model, o->call.against,
                       found ? "as its manifest says" : "by names, as it has no manifest");
-    QC_TRY(qc_progress_create(&progress, o, "verifying", total, err));
+    QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
     qc_against_options ao = {.ops = qc_quant_ops_for(isa),
-                             .threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
+                             .threads =
+                                 o->call.threads ? o->call.threads : qc_pipeline_default_threads(0),
                              .progress = add_progress,
                              .progress_ctx = progress};
-    qc_status st = qc_against_run(&r, o->arena, o->model, found ? &m : NULL, o->against, &ao, err);
+    qc_status st = qc_against_run(&r, o->call.arena, o->call.model, found ? &m : NULL,
+                                  o->call.against, &ao, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);
     if (found)
         QC_TRY(warn_of_strangers(o, &m, err));
-    QC_TRY(qc_against_report(o, &r, seconds, err));
+    QC_TRY(qc_against_report(&o->call, &r, seconds, err));
     if (r.faults > 0)
-        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->model, r.first_what, r.first_why,
+        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->call.model, r.first_what, r.first_why,
                 r.faults > 1 ? " (and more)" : "");
     return QC_OK;
 }
 
 qc_status qc_cmd_verify(const qc_options *o, qc_error *err)
 {
-    if (!o->of_pipeline && qc_is_diffusers_folder(o, o->model))
+    if (!o->convert.of_pipeline && qc_is_diffusers_folder(o, o->call.model))
         return qc_diffusers_each(o, qc_cmd_verify, err);
-    if (o->against)
+    if (o->call.against)
         return verify_against(o, err);
     qc_manifest m;
     qc_scan_result result;
     qc_progress *progress = NULL;
     uint64_t total = 0;
-    QC_TRY(qc_manifest_load(&m, o->arena, o->model, err));
+    QC_TRY(qc_manifest_load(&m, o->call.arena, o->call.model, err));
     for (size_t i = 0; i < m.shard_count; i++)
         total += m.shards[i].content_bytes;
-    qc_console_detail(o, 1, "checking %zu tensor%s in %zu shard%s, made by qconv %s with --to %s",
+    qc_console_detail(&o->call, 1,
+                      "checking %zu tensor%s in %zu shard%s, made by qconv %s with --to %s",
                       m.tensor_count, qc_plural(m.tensor_count), m.shard_count,
                       qc_plural(m.shard_count), m.qconv_version, m.to);
-    QC_TRY(qc_progress_create(&progress, o, "verifying", total, err));
-    qc_scan_options so = {.threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
+    QC_TRY(qc_progress_create(&progress, &o->call, "verifying", total, err));
+    qc_scan_options so = {.threads =
+                              o->call.threads ? o->call.threads : qc_pipeline_default_threads(0),
                           .progress = add_progress,
                           .progress_ctx = progress};
-    qc_status st = qc_scan_output(&result, o->arena, o->model, &m, &so, err);
+    qc_status st = qc_scan_output(&result, o->call.arena, o->call.model, &m, &so, err);
     double seconds = qc_progress_seconds(progress);
     qc_progress_destroy(progress);
     QC_TRY(st);
     QC_TRY(warn_of_strangers(o, &m, err));
-    QC_TRY(qc_scan_report(o, &result, "verified", seconds, err));
+    QC_TRY(qc_scan_report(&o->call, &result, "verified", seconds, err));
     if (result.problem_count > 0)
-        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->model, result.first.what, result.first.why,
-                result.problem_count > 1 ? " (and more)" : "");
+        QC_FAIL(err, QC_ERR_CHECK, "%s: %s: %s%s", o->call.model, result.first.what,
+                result.first.why, result.problem_count > 1 ? " (and more)" : "");
     return QC_OK;
 }

@@ -109,10 +109,10 @@ void qc_console_bar(const char *text)
     pthread_mutex_unlock(&stderr_lock);
 }
 
-void qc_console_warn(const qc_options *o, const char *fmt, ...)
+void qc_console_warn(const qc_call *call, const char *fmt, ...)
 {
     char text[LINE_BYTES] = "warning: ";
-    if (o->quiet)
+    if (call->quiet)
         return;
     size_t used = strlen(text);
     va_list ap;
@@ -122,10 +122,10 @@ void qc_console_warn(const qc_options *o, const char *fmt, ...)
     say_line("\033[1;33m", text);
 }
 
-void qc_console_detail(const qc_options *o, int level, const char *fmt, ...)
+void qc_console_detail(const qc_call *call, int level, const char *fmt, ...)
 {
     char text[LINE_BYTES];
-    if (o->quiet || o->verbose < level)
+    if (call->quiet || call->verbose < level)
         return;
     va_list ap;
     va_start(ap, fmt);

@@ -6,16 +6,16 @@
 #define QC_CONVERT_CONSOLE_H
 
 #include "base/strbuf.h"
-#include "convert/options.h"
+#include "convert/call.h"
 
 /* All of text to standard output, now. A reader that went away (a closed pipe) has had enough and
  * is no error; anything else is QC_ERR_IO. */
 QC_NODISCARD qc_status qc_console_result(const qc_strbuf *text, qc_error *err);
 /* "qconv: warning: ..." on standard error, one line, control characters made harmless; nothing
  * with -q. */
-void qc_console_warn(const qc_options *o, const char *fmt, ...) QC_PRINTF(2, 3);
+void qc_console_warn(const qc_call *call, const char *fmt, ...) QC_PRINTF(2, 3);
 /* "qconv: ..." on standard error if -v was given at least `level` times. */
-void qc_console_detail(const qc_options *o, int level, const char *fmt, ...) QC_PRINTF(3, 4);
+void qc_console_detail(const qc_call *call, int level, const char *fmt, ...) QC_PRINTF(3, 4);
 /* Of lines that say the same of one thing after another, so many are shown; with -v all. */
 #define QC_CONSOLE_LINES 10u
 /* "and 92 more (all with -v)", where `count` is more than that. */

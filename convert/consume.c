@@ -123,16 +123,16 @@ static qc_status take_commit(void *ctx, const qc_journal_record *r, qc_error *er
 
 /* Does the staging folder hold a conversion that is not all in place? Its journal, which goes first
  * when it is, may have outlived a power loss: then its last word is the manifest that OUT has. */
-static qc_status is_underway(int *yes, const qc_options *o, qc_error *err)
+static qc_status is_underway(int *yes, const qc_call *call, qc_error *err)
 {
-    qc_output_dir d = {.arena = o->arena, .path = o->out};
+    qc_output_dir d = {.arena = call->arena, .path = call->out};
     const char *name = NULL, *path = NULL;
     qc_entry e;
     qc_digest told = {{0}}, manifest;
     int there = 0;
-    QC_TRY(qc_arena_printf(o->arena, &name, err, QC_STAGING_NAME "/" QC_JOURNAL_NAME, 1, 1));
-    QC_TRY(qc_path_join(o->arena, &path, o->out, name, err));
-    QC_TRY(qc_beneath_look_once(o->out, name, &e, err));
+    QC_TRY(qc_arena_printf(call->arena, &name, err, QC_STAGING_NAME "/" QC_JOURNAL_NAME, 1, 1));
+    QC_TRY(qc_path_join(call->arena, &path, call->out, name, err));
+    QC_TRY(qc_beneath_look_once(call->out, name, &e, err));
     *yes = e.kind != QC_ENTRY_MISSING;
     if (e.kind != QC_ENTRY_FILE || e.blocked ||
         qc_journal_read(path, take_commit, &told, NULL, NULL) != QC_OK)
@@ -153,27 +153,28 @@ static qc_status is_missing(int *yes, const char *folder, const char *name, cons
     return QC_OK;
 }
 
-qc_status qc_consume_is_over(int *yes, const qc_options *o, qc_error *err)
+qc_status qc_consume_is_over(int *yes, const qc_call *call, const qc_convert_options *o,
+                             qc_error *err)
 {
     qc_manifest m;
     const char *path = NULL;
     qc_path_kind model = QC_PATH_MISSING, kind = QC_PATH_MISSING;
     int underway = 0;
     *yes = 0;
-    if (!o->consume_source || !o->out)
+    if (!o->consume_source || !call->out)
         return QC_OK;
-    QC_TRY(qc_path_join(o->arena, &path, o->out, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_join(call->arena, &path, call->out, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
-    QC_TRY(qc_path_stat(o->model, &model, NULL, err));
-    QC_TRY(is_underway(&underway, o, err));
+    QC_TRY(qc_path_stat(call->model, &model, NULL, err));
+    QC_TRY(is_underway(&underway, call, err));
     if (kind != QC_PATH_FILE || model == QC_PATH_FILE || underway)
         return QC_OK;
-    if (qc_manifest_load(&m, o->arena, o->out, NULL) != QC_OK || m.source_count == 0 ||
-        strcmp(m.to, qc_to_name(o->to)) != 0)
+    if (qc_manifest_load(&m, call->arena, call->out, NULL) != QC_OK || m.source_count == 0 ||
+        strcmp(m.to, qc_to_name(o->plan.recipe.to)) != 0)
         return QC_OK;
     if (model == QC_PATH_MISSING) {
-        const char *slash = strrchr(o->model, '/');
-        const char *name = slash ? slash + 1 : o->model;
+        const char *slash = strrchr(call->model, '/');
+        const char *name = slash ? slash + 1 : call->model;
         size_t len = strlen(m.sources->name);
         *yes = m.source_count == 1 && strncmp(name, m.sources->name, len) == 0 &&
                (name[len] == '\0' || strcmp(name + len, ".zst") == 0);
@@ -181,15 +182,15 @@ qc_status qc_consume_is_over(int *yes, const qc_options *o, qc_error *err)
     }
     for (size_t i = 0; i < m.source_count; i++) {
         int plain = 0, packed = 0;
-        QC_TRY(is_missing(&plain, o->model, m.sources[i].name, "", o->arena, err));
-        QC_TRY(is_missing(&packed, o->model, m.sources[i].name, ".zst", o->arena, err));
+        QC_TRY(is_missing(&plain, call->model, m.sources[i].name, "", call->arena, err));
+        QC_TRY(is_missing(&packed, call->model, m.sources[i].name, ".zst", call->arena, err));
         if (!plain || !packed)
             return QC_OK;
     }
     /* Or is it another model, whose files have other names? What is of PyTorch's lay beside those
      * that are gone. */
     qc_checkpoint *other = NULL;
-    *yes = qc_checkpoint_open(&other, o->model, NULL) != QC_OK ||
+    *yes = qc_checkpoint_open(&other, call->model, NULL) != QC_OK ||
            (other->file_count > 0 && other->files->kind == QC_CKPT_TORCH);
     qc_checkpoint_close(other);
     return QC_OK;
@@ -280,10 +281,9 @@ static qc_status check_file(const qc_checkpoint *m, size_t file, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_consume_check(const qc_plan *plan, qc_error *err)
+qc_status qc_consume_check(const qc_plan *plan, const qc_convert_options *o, qc_error *err)
 {
-    const qc_options *o = plan->options;
-    if (o->to == QC_TO_AUTO)
+    if (o->plan.recipe.to == QC_TO_AUTO)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--consume-source does not go with --to auto, whose choice depends on weights that "
                 "could not be read again; name the scheme");

@@ -22,6 +22,7 @@
 #ifndef QC_CONVERT_CONSUME_H
 #define QC_CONVERT_CONSUME_H
 
+#include "convert/convert_options.h"
 #include "convert/pipeline.h"
 #include "convert/source_files.h"
 
@@ -43,7 +44,8 @@ void qc_consume_mend_advice(qc_arena *arena, const char *out_dir, qc_error *err)
  * and the plan must follow from headers alone, or it could not be made again: no --to auto, no
  * weights that bitsandbytes quantized. Its files are locked (flock) while they are open, against
  * another conversion that would consume them: that one is QC_ERR_USAGE. */
-QC_NODISCARD qc_status qc_consume_check(const qc_plan *plan, qc_error *err);
+QC_NODISCARD qc_status qc_consume_check(const qc_plan *plan, const qc_convert_options *o,
+                                        qc_error *err);
 /* Bytes that the disk of OUT must have free for what is to come of p (uncompressed), when weight
  * files that lie on it are deleted as jobs are done in order: the most by which what is written is
  * ahead of what is freed. */
@@ -53,7 +55,8 @@ int qc_consume_any(const qc_checkpoint *model);
 
 /* Is OUT whole, and made of MODEL, whose weight files were deleted when it was? Then the command
  * that made it has nothing left to do. */
-QC_NODISCARD qc_status qc_consume_is_over(int *yes, const qc_options *o, qc_error *err);
+QC_NODISCARD qc_status qc_consume_is_over(int *yes, const qc_call *call,
+                                          const qc_convert_options *o, qc_error *err);
 
 /* model is p's, which changes: its files are let go of. p has a journal, has been looked at
  * (qc_resume_check) and has not run. */

@@ -23,7 +23,8 @@
 /* One conversion in the making. */
 typedef struct {
     const qc_plan *plan;
-    const qc_options *o;
+    const qc_call *call;
+    const qc_convert_options *o;
     const qc_fit *fit;
     qc_output_dir d;
     qc_pipeline p;
@@ -47,7 +48,7 @@ static qc_status check_room(const conversion *c, qc_error *err)
                     .root = &c->d.root,
                     .calibrated = qc_calibrate_stage_room(&c->calibrate, &c->p),
                     .consumes = c->o->consume_source};
-    if (c->consume && !c->o->compress)
+    if (c->consume && !c->plan->options->compress)
         QC_TRY(qc_consume_room(&c->p, &room.consumption, err));
     return qc_room_check(&room, err);
 }
@@ -75,7 +76,7 @@ static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_pa
         const qc_tensor_error *e = &p->jobs[o->job].error;
         if (o->part != QC_PART_MAIN || j->outputs[QC_PART_STATE] == j->outputs[QC_PART_SCB])
             continue; /* not quantized: it has neither */
-        qc_console_detail(plan->options, 2,
+        qc_console_detail(plan->call, 2,
                           "%s: %s, relative MSE %.3e, largest error %.3e at %" PRIu64, j->name,
                           qc_scheme_name(j->scheme), e->rel_mse, e->max_err, e->max_index);
         if (!r->worst_name || e->rel_mse > r->worst_rel_mse) {
@@ -94,7 +95,7 @@ static void add_progress(void *progress, uint64_t bytes)
 static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const qc_devices *devices)
 {
     const char *type = plan->recipe->model_type;
-    qc_console_detail(plan->options, 1,
+    qc_console_detail(plan->call, 1,
                       "%zu tensor%s become %" PRIu32 " in %" PRIu32 " shard%s; model type %s%s; "
                       "threads %u, code path %s, quantizing on %s%s%s",
                       plan->model->tensor_count, qc_plural(plan->model->tensor_count),
@@ -136,17 +137,17 @@ static qc_status check_kept(conversion *c, qc_error *err)
     const qc_resume_found *found = qc_resume_found_of(c->resume);
     qc_progress *progress = NULL;
     if (found->continued) {
-        qc_console_detail(c->o, 1,
+        qc_console_detail(c->call, 1,
                           "continuing: %" PRIu32 " of %" PRIu32 " tensors were finished; reading "
                           "them back",
                           found->jobs_kept, c->plan->job_count);
-        QC_TRY(
-            qc_progress_create(&progress, c->o, "checking what is there", found->stored_kept, err));
+        QC_TRY(qc_progress_create(&progress, c->call, "checking what is there", found->stored_kept,
+                                  err));
     }
     qc_status st = qc_resume_check(c->resume, add_progress, progress, err);
     qc_progress_destroy(progress);
     if (st == QC_OK && found->continued)
-        qc_console_detail(c->o, 1, "%" PRIu32 " tensors are kept, %" PRIu32 " are made again",
+        qc_console_detail(c->call, 1, "%" PRIu32 " tensors are kept, %" PRIu32 " are made again",
                           found->jobs_kept, found->jobs_redone);
     return st;
 }
@@ -172,8 +173,8 @@ static qc_status run_pipeline(conversion *c, qc_error *err)
     qc_progress *progress = NULL;
     const char *verb = NULL;
     uint64_t bytes = c->bytes_in - qc_resume_found_of(c->resume)->bytes_kept;
-    QC_TRY(progress_verb(c->devices, c->o->arena, &verb, err));
-    QC_TRY(qc_progress_create(&progress, c->o, verb, bytes, err));
+    QC_TRY(progress_verb(c->devices, c->call->arena, &verb, err));
+    QC_TRY(qc_progress_create(&progress, c->call, verb, bytes, err));
     c->p.devices = c->devices;
     c->p.progress = add_progress;
     c->p.progress_ctx = progress;
@@ -215,8 +216,8 @@ static qc_status check_source_of(const conversion *c, const qc_manifest *m, qc_e
         QC_TRY(qc_manifest_is_of_weights(&same, m, c->plan, NULL, 0, err));
     if (!same)
         QC_FAIL(err, QC_ERR_INPUT,
-                "%s: has changed since the conversion that %s holds" QC_RESTART_ADVICE, c->o->model,
-                c->o->out);
+                "%s: has changed since the conversion that %s holds" QC_RESTART_ADVICE,
+                c->call->model, c->call->out);
     return QC_OK;
 }
 
@@ -237,7 +238,7 @@ static qc_status finish_commit(conversion *c, const qc_digest *manifest, qc_mani
     if (!there || !qc_digest_equal(&digest, manifest))
         return QC_OK;
     *done = 1;
-    QC_TRY(qc_manifest_load(m, c->o->arena, c->d.path, err));
+    QC_TRY(qc_manifest_load(m, c->call->arena, c->d.path, err));
     return check_source_of(c, m, err);
 }
 
@@ -410,17 +411,19 @@ static qc_status go_on(conversion *c, qc_manifest *m, int *done, qc_convert_repo
 
 static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err)
 {
-    const qc_options *o = c->o;
+    const qc_call *call = c->call;
+    const qc_plan_options *o = c->plan->options;
     qc_isa isa;
     qc_manifest m;
     void *v = NULL;
     watch w;
     int done = 0;
-    unsigned threads = o->threads;
+    unsigned threads = call->threads;
     QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_arena_alloc(o->arena, &v, 1, sizeof(qc_devices), err));
+    QC_TRY(qc_arena_alloc(call->arena, &v, 1, sizeof(qc_devices), err));
     c->devices = v;
-    QC_TRY(qc_devices_choose(c->devices, o->run_device, qc_plan_gpu_bytes(c->plan), o->arena, err));
+    QC_TRY(qc_devices_choose(c->devices, call->run_device, qc_plan_gpu_bytes(c->plan), call->arena,
+                             err));
     if (threads == 0)
         threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
     tell_plan(c->plan, threads, isa, c->devices);
@@ -468,18 +471,19 @@ static int is_worth_keeping(const conversion *c, qc_status st)
 qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit *fit,
                          qc_part_run *part, qc_convert_report *report, qc_error *err)
 {
-    const qc_options *o = plan->options;
-    conversion c = {.plan = plan, .o = o, .fit = fit, .model = model, .part = part};
+    const qc_convert_options *o = part->options;
+    conversion c = {
+        .plan = plan, .call = plan->call, .o = o, .fit = fit, .model = model, .part = part};
     int there = 0;
     if (o->consume_source)
-        QC_TRY(qc_consume_check(plan, err));
+        QC_TRY(qc_consume_check(plan, o, err));
     QC_TRY(qc_part_open(part, &c.d, plan, fit, &there, err));
     if (there) {
         report->complete_before = 1;
         fill_part(&c, report);
         return QC_OK;
     }
-    qc_status st = qc_output_ready_for(&c.d, plan, fit, err);
+    qc_status st = qc_output_ready_for(&c.d, plan, fit, o->force, err);
     if (st == QC_OK)
         st = convert(&c, report, err);
     qc_consume_destroy(c.consume);

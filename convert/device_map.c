@@ -1,4 +1,5 @@
 #include "convert/device_map.h"
+#include "convert/glob.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,6 +4,7 @@
 #include "base/workers.h"
 #include "convert/console.h"
 #include "convert/expert_split.h"
+#include "convert/glob.h"
 #include "convert/loaders.h"
 #include "convert/make_manifest.h"
 #include "convert/output_dir.h"
@@ -39,8 +40,8 @@ int qc_is_diffusers_folder(const qc_options *o, const char *path)
 {
     const char *index = NULL, *config = NULL;
     qc_path_kind kind = QC_PATH_MISSING, own = QC_PATH_MISSING;
-    if (!path || qc_path_join(o->arena, &index, path, QC_CKPT_PIPELINE_NAME, NULL) != QC_OK ||
-        qc_path_join(o->arena, &config, path, "config.json", NULL) != QC_OK ||
+    if (!path || qc_path_join(o->call.arena, &index, path, QC_CKPT_PIPELINE_NAME, NULL) != QC_OK ||
+        qc_path_join(o->call.arena, &config, path, "config.json", NULL) != QC_OK ||
         qc_path_stat(index, &kind, NULL, NULL) != QC_OK ||
         qc_path_stat(config, &own, NULL, NULL) != QC_OK)
         return 0;
@@ -122,7 +123,7 @@ static qc_status read_parts(pipeline *p, qc_error *err)
 
 static qc_status open_pipeline(pipeline *p, const qc_options *o, const char *folder, qc_error *err)
 {
-    *p = (pipeline){.o = o, .arena = o->arena, .folder = folder};
+    *p = (pipeline){.o = o, .arena = o->call.arena, .folder = folder};
     qc_strbuf_init(&p->index_text, INDEX_MAX);
     QC_TRY(qc_dir_tree(p->arena, folder, TREE_MAX, &p->tree, &p->tree_count, err));
     return read_parts(p, err);
@@ -137,19 +138,21 @@ static void close_pipeline(pipeline *p)
 static qc_status choose_parts(pipeline *p, qc_error *err)
 {
     const qc_options *o = p->o;
-    for (uint32_t r = 0; r < o->rule_count; r++) {
+    for (uint32_t r = 0; r < o->convert.plan.recipe.rule_count; r++) {
         size_t matches = 0;
         for (size_t i = 0; i < p->part_count; i++) {
-            if (p->parts[i].weights == 0 || !qc_glob_match(o->rules[r].glob, p->parts[i].name))
+            if (p->parts[i].weights == 0 ||
+                !qc_glob_match(o->convert.plan.recipe.rules[r].glob, p->parts[i].name))
                 continue;
-            p->parts[i].convert = o->rules[r].quantize;
+            p->parts[i].convert = o->convert.plan.recipe.rules[r].quantize;
             matches++;
         }
         if (matches == 0)
             QC_FAIL(err, QC_ERR_USAGE,
                     "%s '%s' names no part of the pipeline %s; rules for tensors are for one part, "
                     "converted by itself",
-                    o->rules[r].quantize ? "--quantize" : "--keep", o->rules[r].glob, o->model);
+                    o->convert.plan.recipe.rules[r].quantize ? "--quantize" : "--keep",
+                    o->convert.plan.recipe.rules[r].glob, o->call.model);
     }
     for (size_t i = 0; i < p->part_count; i++) {
         if (p->parts[i].convert)
@@ -159,24 +162,24 @@ static qc_status choose_parts(pipeline *p, qc_error *err)
         err, QC_ERR_INPUT,
         "%s: no part of this pipeline is a transformer, UNet or text encoder with weights; name "
         "one with --quantize PART",
-        o->model);
+        o->call.model);
 }
 
 static qc_status check_options(const qc_options *o, qc_error *err)
 {
     qc_rank rank;
-    QC_TRY(qc_rank_choose(&rank, o, err));
+    QC_TRY(qc_rank_choose(&rank, &o->convert, err));
     const struct {
         int given;
         const char *name;
     } of_one_model[] = {
-        {o->fit.vram != NULL, "--vram"},
-        {o->calibrate.text != NULL, "--calibrate"},
-        {o->calibrate.hessians != NULL, "--hessians"},
-        {o->part_count > 0 || rank.count > 1, "--part (or a Slurm step of several tasks)"},
-        {o->requantize, "--requantize"},
-        {o->drop_mtp, "--drop-mtp"},
-        {o->consume_source, "--consume-source"},
+        {o->convert.plan.fit.vram != NULL, "--vram"},
+        {o->convert.plan.calibrate.text != NULL, "--calibrate"},
+        {o->convert.plan.calibrate.hessians != NULL, "--hessians"},
+        {o->convert.part_count > 0 || rank.count > 1, "--part (or a Slurm step of several tasks)"},
+        {o->convert.plan.recipe.requantize, "--requantize"},
+        {o->convert.plan.recipe.drop_mtp, "--drop-mtp"},
+        {o->convert.consume_source, "--consume-source"},
     };
     for (size_t i = 0; i < sizeof of_one_model / sizeof *of_one_model; i++) {
         if (of_one_model[i].given)
@@ -184,7 +187,7 @@ static qc_status check_options(const qc_options *o, qc_error *err)
                 err, QC_ERR_USAGE,
                 "%s is for one model, and %s is a pipeline of several: convert its parts one by "
                 "one, each folder by itself",
-                of_one_model[i].name, o->model);
+                of_one_model[i].name, o->call.model);
     }
     return QC_OK;
 }
@@ -193,13 +196,13 @@ static qc_status check_options(const qc_options *o, qc_error *err)
 static qc_status part_options(qc_options *out, const pipeline *p, const char *name, qc_error *err)
 {
     *out = *p->o;
-    out->of_pipeline = 1;
-    out->rule_count = 0;
-    QC_TRY(qc_path_join(p->arena, &out->model, p->o->model, name, err));
-    if (p->o->out)
-        QC_TRY(qc_path_join(p->arena, &out->out, p->o->out, name, err));
-    if (p->o->against)
-        QC_TRY(qc_path_join(p->arena, &out->against, p->o->against, name, err));
+    out->convert.of_pipeline = 1;
+    out->convert.plan.recipe.rule_count = 0;
+    QC_TRY(qc_path_join(p->arena, &out->call.model, p->o->call.model, name, err));
+    if (p->o->call.out)
+        QC_TRY(qc_path_join(p->arena, &out->call.out, p->o->call.out, name, err));
+    if (p->o->call.against)
+        QC_TRY(qc_path_join(p->arena, &out->call.against, p->o->call.against, name, err));
     return QC_OK;
 }
 
@@ -208,12 +211,12 @@ static qc_status check_part(const qc_options *o, qc_error *err)
 {
     qc_checkpoint *model = NULL;
     qc_recipe recipe;
-    QC_TRY(qc_checkpoint_open(&model, o->model, err));
+    QC_TRY(qc_checkpoint_open(&model, o->call.model, err));
     qc_status st = qc_checkpoint_check_model(model, err);
-    if (st == QC_OK && o->to != QC_TO_KEEP)
-        st = qc_experts_split(model, !qc_to_quantizes(o->to), err);
+    if (st == QC_OK && o->convert.plan.recipe.to != QC_TO_KEEP)
+        st = qc_experts_split(model, !qc_to_quantizes(o->convert.plan.recipe.to), err);
     if (st == QC_OK)
-        st = qc_recipe_make(&recipe, o->arena, model, o, err);
+        st = qc_recipe_make(&recipe, o->call.arena, model, &o->convert.plan.recipe, err);
     qc_checkpoint_close(model);
     return st;
 }
@@ -223,7 +226,7 @@ static qc_status check_part(const qc_options *o, qc_error *err)
 static qc_status print(const qc_options *o, const char *text, qc_error *err)
 {
     qc_strbuf out;
-    if (!o->json)
+    if (!o->call.json)
         return QC_OK;
     qc_strbuf_init(&out, 64);
     qc_status st = qc_strbuf_adds(&out, text, err);
@@ -359,14 +362,16 @@ static qc_status fill_manifest(qc_manifest *m, const pipeline *p, const copy *co
     void *v = NULL;
     memset(m, 0, sizeof *m);
     m->qconv_version = QCONV_VERSION;
-    m->to = qc_to_name(o->to);
-    m->rest = qc_rest_name(o->rest);
-    m->max_shard_bytes = o->max_shard_bytes;
-    QC_TRY(qc_arena_alloc(p->arena, &v, o->rule_count + 1, sizeof *m->rules, err));
+    m->to = qc_to_name(o->convert.plan.recipe.to);
+    m->rest = qc_rest_name(o->convert.plan.recipe.rest);
+    m->max_shard_bytes = o->convert.plan.max_shard_bytes;
+    QC_TRY(
+        qc_arena_alloc(p->arena, &v, o->convert.plan.recipe.rule_count + 1, sizeof *m->rules, err));
     m->rules = v;
-    for (uint32_t i = 0; i < o->rule_count; i++)
+    for (uint32_t i = 0; i < o->convert.plan.recipe.rule_count; i++)
         QC_TRY(qc_arena_printf(p->arena, &m->rules[m->rule_count++], err, "%s %s",
-                               o->rules[i].quantize ? "quantize" : "keep", o->rules[i].glob));
+                               o->convert.plan.recipe.rules[i].quantize ? "quantize" : "keep",
+                               o->convert.plan.recipe.rules[i].glob));
     QC_TRY(qc_arena_alloc(p->arena, &v, count + 1, sizeof *m->files, err));
     m->files = v;
     size_t i = 0;
@@ -399,7 +404,7 @@ static qc_status is_copied_already(int *same, const pipeline *p, const copy *cop
     const char *path = NULL;
     *same = 0;
     QC_TRY(fill_manifest(&want, p, copies, count, err));
-    if (qc_manifest_load(&have, p->arena, p->o->out, NULL) != QC_OK || have.shard_count > 0 ||
+    if (qc_manifest_load(&have, p->arena, p->o->call.out, NULL) != QC_OK || have.shard_count > 0 ||
         have.file_count != want.file_count || strcmp(have.to, want.to) != 0 ||
         strcmp(have.rest, want.rest) != 0)
         return QC_OK;
@@ -449,14 +454,15 @@ static qc_status copy_rest(pipeline *p, copy *copies, size_t count, qc_error *er
     QC_TRY(is_copied_already(&same, p, copies, count, err));
     if (same)
         return QC_OK;
-    QC_TRY(qc_path_join(p->arena, &manifest, o->out, QC_MANIFEST_NAME, err));
+    QC_TRY(qc_path_join(p->arena, &manifest, o->call.out, QC_MANIFEST_NAME, err));
     QC_TRY(qc_path_stat(manifest, &kind, NULL, err));
-    if (kind == QC_PATH_FILE && !o->force)
+    if (kind == QC_PATH_FILE && !o->convert.force)
         QC_FAIL(err, QC_ERR_USAGE,
                 "%s: holds the output of another conversion; choose another OUT, or say --force to "
                 "replace it",
-                o->out);
-    qc_status st = qc_output_dir_begin(&d, p->arena, o->out, o->model, o->force, err);
+                o->call.out);
+    qc_status st =
+        qc_output_dir_begin(&d, p->arena, o->call.out, o->call.model, o->convert.force, err);
     if (st == QC_OK)
         st = copy_into(&d, p, copies, count, err);
     qc_output_dir_abort(&d);
@@ -475,7 +481,7 @@ static qc_status run_parts(const pipeline *p, qc_part_command one, qc_error *err
         QC_TRY(part_options(&own, p, p->parts[i].name, err));
         QC_TRY(print(p->o, first ? "[\n" : ",\n", err));
         first = 0;
-        qc_console_detail(p->o, 1, "part '%s' of the pipeline", p->parts[i].name);
+        qc_console_detail(&p->o->call, 1, "part '%s' of the pipeline", p->parts[i].name);
         QC_TRY(one(&own, err));
         if (qc_interrupted())
             QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted; the same command continues");
@@ -486,12 +492,13 @@ static qc_status run_parts(const pipeline *p, qc_part_command one, qc_error *err
 /* How to run the whole pipeline. Of a form of qconv's own the parts have said what to do. */
 static qc_status print_steps(const qc_options *o, qc_error *err)
 {
-    if (o->json || o->quiet || (o->to == QC_TO_INT8 && o->block_elems))
+    if (o->call.json || o->call.quiet ||
+        (o->convert.plan.recipe.to == QC_TO_INT8 && o->convert.plan.recipe.block_elems))
         return QC_OK;
-    qc_loaders l = qc_loaders_of_pipeline(o);
+    qc_loaders l = qc_loaders_of_pipeline(&o->convert.plan);
     qc_strbuf text;
     qc_strbuf_init(&text, (size_t)1 << 20);
-    qc_status st = qc_next_steps_text(&l, o->program, o->out, &text, err);
+    qc_status st = qc_next_steps_text(&l, o->call.program, o->call.out, &text, err);
     if (st == QC_OK)
         st = qc_console_result(&text, err);
     qc_strbuf_deinit(&text);
@@ -515,16 +522,16 @@ static qc_status convert_parts(pipeline *p, qc_part_command one, qc_error *err)
         QC_TRY(check_part(&own, err));
     }
     QC_TRY(list_copies(p, &copies, &count, err));
-    qc_console_detail(o, o->quiet ? 9 : 0,
+    qc_console_detail(&o->call, o->call.quiet ? 9 : 0,
                       "%s is a diffusers pipeline: %s %s converted, everything else (%zu "
                       "files) is copied",
-                      o->model, qc_ckpt_names_text(&converted), converted.count == 1 ? "is" : "are",
-                      count + 1);
-    if (o->dry_run)
+                      o->call.model, qc_ckpt_names_text(&converted),
+                      converted.count == 1 ? "is" : "are", count + 1);
+    if (o->convert.dry_run)
         return run_parts(p, one, err);
     QC_TRY(copy_rest(p, copies, count, err));
     QC_TRY(run_parts(p, one, err));
-    QC_TRY(qc_path_join(p->arena, &index, o->out, QC_CKPT_PIPELINE_NAME, err));
+    QC_TRY(qc_path_join(p->arena, &index, o->call.out, QC_CKPT_PIPELINE_NAME, err));
     QC_TRY(qc_file_put(index, p->index_text.data, p->index_text.len, err));
     return print_steps(o, err);
 }
@@ -533,9 +540,10 @@ qc_status qc_diffusers_convert(const qc_options *o, qc_part_command one, qc_erro
 {
     pipeline p;
     QC_TRY(check_options(o, err));
-    if (o->out)
-        QC_TRY(qc_output_dir_check(o->arena, o->out, o->model, o->force, err));
-    qc_status st = open_pipeline(&p, o, o->model, err);
+    if (o->call.out)
+        QC_TRY(
+            qc_output_dir_check(o->call.arena, o->call.out, o->call.model, o->convert.force, err));
+    qc_status st = open_pipeline(&p, o, o->call.model, err);
     if (st == QC_OK)
         st = convert_parts(&p, one, err);
     close_pipeline(&p);
@@ -571,10 +579,10 @@ qc_status qc_diffusers_each(const qc_options *o, qc_part_command one, qc_error *
     pipeline p;
     qc_manifest m;
     qc_options rest = *o;
-    rest.against = NULL;
-    rest.of_pipeline = 1;
-    QC_TRY(qc_manifest_load(&m, o->arena, o->model, err));
-    qc_status st = open_pipeline(&p, o, o->model, err);
+    rest.call.against = NULL;
+    rest.convert.of_pipeline = 1;
+    QC_TRY(qc_manifest_load(&m, o->call.arena, o->call.model, err));
+    qc_status st = open_pipeline(&p, o, o->call.model, err);
     if (st == QC_OK)
         st = find_outputs(&p, &m, err);
     if (st == QC_OK)

@@ -8,8 +8,16 @@
 #define QC_CONVERT_EVAL_H
 
 #include "base/strbuf.h"
+#include "convert/call.h"
 #include "convert/llama.h"
-#include "convert/options.h"
+
+/* What eval is asked for, and what report runs of it. */
+typedef struct {
+    const char *text;    /* FILE; NULL: not given (report) */
+    uint64_t context;    /* tokens of a window; 0: chosen */
+    uint64_t max_tokens; /* 0: all of the text */
+    double max_kl;       /* 0: not given */
+} qc_eval_options;
 
 /* Each predicted token counts once: the tokens of a window but its first. Negative log likelihoods
  * in nats. KL is D(P || Q) with P the original's distribution, Q the output's, over the whole
@@ -32,11 +40,13 @@ typedef struct {
     double seconds;
 } qc_eval_result;
 
-/* Runs what o->eval and o->against ask, on o->model. Prints nothing but progress and warnings.
- * Strings of *out live in o->arena. QC_ERR_INPUT for texts that predict nothing, ids out of the
- * vocabulary, vocabularies that differ; QC_ERR_NONFINITE for logits that are no numbers; else as
- * convert/llama.h has it. The numbers do not depend on threads, instruction set or batches. */
-QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_options *o, qc_error *err);
+/* Runs what o->eval and o->call.against ask, on o->call.model. Prints nothing but progress and
+ * warnings. Strings of *out live in o->call.arena. QC_ERR_INPUT for texts that predict nothing, ids
+ * out of the vocabulary, vocabularies that differ; QC_ERR_NONFINITE for logits that are no numbers;
+ * else as convert/llama.h has it. The numbers do not depend on threads, instruction set or batches.
+ */
+QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_call *call,
+                                   const qc_eval_options *o, qc_error *err);
 /* The JSON of `eval --json`, and reading it again (QC_ERR_INPUT). docs/eval.md has its members. */
 QC_NODISCARD qc_status qc_eval_json(const qc_eval_result *r, qc_strbuf *out, qc_error *err);
 QC_NODISCARD qc_status qc_eval_read(qc_eval_result *out, qc_arena *arena, const char *path,

@@ -33,7 +33,8 @@ typedef struct {
 } side;
 
 typedef struct {
-    const qc_options *o;
+    const qc_call *call;
+    const qc_eval_options *o;
     qc_eval_result *r;
     qc_devices devices;
     qc_llama_tools tools;
@@ -55,7 +56,7 @@ static qc_status open_side(evaluation *e, const char *path, qc_error *err)
     side *s = &e->sides[e->side_count++];
     QC_TRY(qc_checkpoint_open(&s->checkpoint, path, err));
     for (size_t i = 0; i < s->checkpoint->warning_count; i++)
-        qc_console_warn(e->o, "%s", s->checkpoint->warnings[i]);
+        qc_console_warn(e->call, "%s", s->checkpoint->warnings[i]);
     return QC_OK;
 }
 
@@ -65,14 +66,14 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
 {
     uint64_t bytes = 0;
     qc_tuning tuning;
-    QC_TRY(qc_tuning_open(&tuning, e->o, e->o->arena, err));
+    QC_TRY(qc_tuning_open(&tuning, e->call, e->call->arena, err));
     for (unsigned i = 0; i < e->side_count; i++)
         bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
-    QC_TRY(qc_devices_choose(&e->devices, e->o->run_device,
-                             qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->o->arena,
+    QC_TRY(qc_devices_choose(&e->devices, e->call->run_device,
+                             qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->call->arena,
                              err));
     if (e->devices.gpu_count > 0)
-        e->devices.tuning = qc_tuning_for(&tuning, e->o, &e->devices.gpus[0]);
+        e->devices.tuning = qc_tuning_for(&tuning, e->call, &e->devices.gpus[0]);
     e->tools.devices = e->devices.gpu_count > 0 ? &e->devices : NULL;
     e->r->device = e->devices.gpu_count > 0 ? e->devices.text : "cpu";
     return QC_OK;
@@ -80,7 +81,7 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
 
 static qc_status open_models(evaluation *e, qc_error *err)
 {
-    const char *paths[] = {e->o->model, e->o->against};
+    const char *paths[] = {e->call->model, e->call->against};
     for (unsigned i = 0; i < e->side_count; i++) {
         side *s = &e->sides[i];
         QC_TRY(qc_llama_open(&s->llama, paths[i], s->checkpoint, &e->tools, err));
@@ -101,16 +102,16 @@ static qc_status open_models(evaluation *e, qc_error *err)
 /* --context, or what both models can have, up to QC_TOKEN_TEXT_CONTEXT. */
 static uint64_t context_of(const evaluation *e)
 {
-    uint64_t context = e->o->eval.context ? e->o->eval.context : QC_TOKEN_TEXT_CONTEXT;
+    uint64_t context = e->o->context ? e->o->context : QC_TOKEN_TEXT_CONTEXT;
     for (unsigned i = 0; i < e->side_count; i++) {
         uint64_t limit = qc_llama_config_of(e->sides[i].llama)->context;
         if (limit == 0 || context <= limit)
             continue;
-        if (e->o->eval.context)
-            qc_console_warn(e->o,
+        if (e->o->context)
+            qc_console_warn(e->call,
                             "%s: --context %" PRIu64 " is more than the %" PRIu64
                             " positions that the model was made for",
-                            i ? e->o->against : e->o->model, context, limit);
+                            i ? e->call->against : e->call->model, context, limit);
         else
             context = limit;
     }
@@ -121,16 +122,17 @@ static uint64_t context_of(const evaluation *e)
 
 static qc_status make_windows(evaluation *e, const qc_strbuf *text, qc_error *err)
 {
-    const qc_options *o = e->o;
+    const qc_call *call = e->call;
+    const qc_eval_options *o = e->o;
     e->r->context = context_of(e);
-    qc_token_text t = {.arena = o->arena,
-                       .name = o->eval.text,
-                       .tokenizer = o->eval.tokenizer,
+    qc_token_text t = {.arena = call->arena,
+                       .name = o->text,
+                       .tokenizer = call->tokenizer,
                        .model_count = e->side_count,
-                       .model = o->model,
+                       .model = call->model,
                        .vocabulary = e->vocabulary,
                        .context = e->r->context,
-                       .max_tokens = o->eval.max_tokens};
+                       .max_tokens = o->max_tokens};
     for (unsigned i = 0; i < e->side_count; i++)
         t.models[i] = e->sides[i].checkpoint;
     qc_status st =
@@ -290,11 +292,11 @@ static qc_status run(evaluation *e, qc_error *err)
     qc_strbuf text;
     uint64_t batch_tokens = 0, bytes = 0;
     qc_strbuf_init(&text, QC_TOKEN_TEXT_MAX);
-    qc_status st = qc_file_slurp(e->o->eval.text, &text, err);
+    qc_status st = qc_file_slurp(e->o->text, &text, err);
     if (st == QC_OK)
-        st = open_side(e, e->o->model, err);
-    if (st == QC_OK && e->o->against)
-        st = open_side(e, e->o->against, err);
+        st = open_side(e, e->call->model, err);
+    if (st == QC_OK && e->call->against)
+        st = open_side(e, e->call->against, err);
     if (st == QC_OK)
         st = choose_device(e, text.len, err);
     if (st == QC_OK)
@@ -308,7 +310,7 @@ static qc_status run(evaluation *e, qc_error *err)
         bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
     e->token_bytes = bytes;
     qc_progress_expect(e->tools.progress, qc_sat_mul(bytes, e->windows.tokens));
-    qc_console_detail(e->o, 1,
+    qc_console_detail(e->call, 1,
                       "%" PRIu64 " window%s in %" PRIu64 " batch%s of up to %" PRIu64
                       " tokens; weights are read once a batch",
                       e->windows.count, qc_plural(e->windows.count), batches,
@@ -319,20 +321,22 @@ static qc_status run(evaluation *e, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_eval_run(qc_eval_result *out, const qc_options *o, qc_error *err)
+qc_status qc_eval_run(qc_eval_result *out, const qc_call *call, const qc_eval_options *o,
+                      qc_error *err)
 {
     evaluation e;
     uint64_t started = qc_clock_ns();
     memset(out, 0, sizeof *out);
     memset(&e, 0, sizeof e);
+    e.call = call;
     e.o = o;
     e.r = out;
-    out->path = o->model;
-    out->against = o->against;
-    out->text = o->eval.text;
-    e.tools.threads = o->threads ? o->threads : qc_cpu_count();
+    out->path = call->model;
+    out->against = call->against;
+    out->text = o->text;
+    e.tools.threads = call->threads ? call->threads : qc_cpu_count();
     QC_TRY(qc_isa_select(&e.tools.isa, err));
-    QC_TRY(qc_progress_create(&e.tools.progress, o, "evaluating", 0, err));
+    QC_TRY(qc_progress_create(&e.tools.progress, call, "evaluating", 0, err));
     qc_status st = run(&e, err);
     if (st == QC_OK && qc_interrupted())
         st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");

@@ -346,7 +346,7 @@ static qc_status compare_weights(comparison *c, const uint32_t *part_of, unsigne
                                  qc_error *err)
 {
     const qc_plan *plan = c->plan;
-    const qc_options *o = plan->options;
+    const qc_call *call = plan->call;
     uint64_t bytes = 0;
     void *v = NULL;
     QC_TRY(qc_calloc(&v, plan->tensor_count, sizeof(uint32_t), err));
@@ -363,10 +363,10 @@ static qc_status compare_weights(comparison *c, const uint32_t *part_of, unsigne
         rows[c->count++] = i;
         bytes += plan->model->tensors[j->source].bytes;
     }
-    qc_status st =
-        qc_progress_create(&c->progress, o, "comparing the source with what is there", bytes, err);
+    qc_status st = qc_progress_create(&c->progress, call, "comparing the source with what is there",
+                                      bytes, err);
     if (st == QC_OK)
-        st = qc_team_run(o->threads ? o->threads : qc_cpu_count(), compare_some, c, err);
+        st = qc_team_run(call->threads ? call->threads : qc_cpu_count(), compare_some, c, err);
     qc_progress_destroy(c->progress);
     qc_free(rows);
     return st;
@@ -507,10 +507,10 @@ static qc_status same_calibration(int *same, qc_difference *why, const qc_manife
         *same = differ(why, "whether its second moments were those of --hessians is not recorded");
         return QC_OK;
     }
-    qc_options quiet = *plan->options;
+    qc_call quiet = *plan->call;
     qc_plan copy = *plan;
     quiet.quiet = 1;
-    copy.options = &quiet;
+    copy.call = &quiet;
     QC_TRY(qc_calibrate_run(&r, &copy, NULL, err));
     QC_TRY(qc_manifest_add_calibration(&made, plan, &r, err));
     now = made.calibration;

@@ -18,7 +18,7 @@ typedef struct {
     const qc_plan_subject *subject;
     const qc_planned_model *planned;
     const qc_budget *budget;
-    const qc_options *options;
+    const qc_plan_options *options;
     qc_suggestion *list;
     uint32_t count;
 } seeker;
@@ -53,7 +53,7 @@ static qc_status add(seeker *s, const qc_fit *fit, const char *change, const cha
     g->change = change;
     /* What does not fit has the smallest choice everywhere; with more room there will be another.
      */
-    if (s->options->to == QC_TO_AUTO)
+    if (s->options->recipe.to == QC_TO_AUTO)
         return qc_arena_printf(s->arena, &g->sentence, err,
                                "with %s%s: %s of weights at least, the fullest device keeps %s for "
                                "better schemes",
@@ -73,24 +73,25 @@ static qc_status other_precision(seeker *s, qc_error *err)
     /* Whether a choice fits does not depend on what errors are measured: NF4 everywhere is one. */
     qc_plan_subject unread = *s->subject;
     unread.has_weights = 0;
-    const qc_options *o = s->options;
-    if (o->to == QC_TO_NF4 || o->to == QC_TO_AUTO || s->planned->recipe.input_is_quantized)
+    const qc_plan_options *o = s->options;
+    if (o->recipe.to == QC_TO_NF4 || o->recipe.to == QC_TO_AUTO ||
+        s->planned->recipe.input_is_quantized)
         return QC_OK;
-    for (size_t i = o->to == QC_TO_INT8 ? 1 : 0; i < sizeof ladder / sizeof *ladder; i++) {
+    for (size_t i = o->recipe.to == QC_TO_INT8 ? 1 : 0; i < sizeof ladder / sizeof *ladder; i++) {
         if (ladder[i] == QC_TO_NF4 && s->count > 0)
             continue; /* int8 fits, and is more precise */
-        qc_options trial = *o;
+        qc_plan_options trial = *o;
         qc_planned_model planned;
         qc_error trouble = {0};
         const char *change = NULL;
-        trial.to = ladder[i];
+        trial.recipe.to = ladder[i];
         if (ladder[i] == QC_TO_INT8) {
             if (qc_budget_card_without_int8(s->budget))
                 continue;
-            trial.block_elems = 0;
+            trial.recipe.block_elems = 0;
         }
         if (ladder[i] == QC_TO_AUTO)
-            trial.block_elems = 0;
+            trial.recipe.block_elems = 0;
         qc_status st =
             qc_planned_model_make(&planned, &s->scratch, &unread, s->budget, &trial, &trouble);
         /* A checkpoint that cannot become this is no failure of the plan that was asked for. */
@@ -314,12 +315,12 @@ static const kind changes[] = {other_precision, shorter_context, smaller_batch, 
 /* Where no change alone is enough: NF4, and one more. */
 static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
 {
-    const qc_options *o = s->options;
-    qc_options trial = *o;
+    const qc_plan_options *o = s->options;
+    qc_plan_options trial = *o;
     qc_planned_model planned;
     seeker inner = *s;
-    trial.to = QC_TO_NF4;
-    if (s->count || o->to == QC_TO_NF4 || o->to == QC_TO_AUTO ||
+    trial.recipe.to = QC_TO_NF4;
+    if (s->count || o->recipe.to == QC_TO_NF4 || o->recipe.to == QC_TO_AUTO ||
         s->planned->recipe.input_is_quantized)
         return QC_OK;
     /* A checkpoint that cannot become NF4 has no such suggestion. */
@@ -346,7 +347,7 @@ static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
 
 qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena, const qc_plan_subject *subject,
                          const qc_planned_model *planned, const qc_budget *budget,
-                         const qc_options *options, qc_error *err)
+                         const qc_plan_options *options, qc_error *err)
 {
     qc_arena kept;
     seeker s = {.arena = arena,
@@ -378,7 +379,7 @@ typedef struct {
 } comparer;
 
 /* What the options lead to, unless they do not fit or do not go with this model. */
-static qc_status compare(comparer *c, const qc_options *o, const char *change, qc_error *err)
+static qc_status compare(comparer *c, const qc_plan_options *o, const char *change, qc_error *err)
 {
     qc_arena scratch;
     qc_planned_model planned;
@@ -389,7 +390,7 @@ static qc_status compare(comparer *c, const qc_options *o, const char *change, q
     int other_model = st != QC_OK && (qc_status_exit_code(st) == 2 || qc_status_exit_code(st) == 3);
     if (st == QC_OK && planned.fit.fits) {
         *row = (qc_fit_choice){.change = change,
-                               .predicted = o->to == QC_TO_AUTO
+                               .predicted = o->recipe.to == QC_TO_AUTO
                                                 ? planned.chosen.predicted
                                                 : c->report->chosen->uniform[QC_AUTO_AT_NF4]};
         st = qc_fit_max_context(&row->max_context, &planned.fit, &o->fit, planned.largest_weight,
@@ -419,7 +420,8 @@ static qc_status without_int8(qc_arena *arena, unsigned candidates, const char *
 }
 
 qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_subject *subject,
-                         const qc_planned_model *planned, const qc_options *options, qc_error *err)
+                         const qc_planned_model *planned, const qc_plan_options *options,
+                         qc_error *err)
 {
     void *v = NULL;
     const char *change = NULL, *schemes = NULL;
@@ -434,11 +436,11 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
                                 .predicted = planned->chosen.predicted,
                                 .max_context = report->max_context,
                                 .own_form = planned->plan.own_form};
-    qc_options trial = *options;
-    trial.to = QC_TO_NF4;
+    qc_plan_options trial = *options;
+    trial.recipe.to = QC_TO_NF4;
     QC_TRY(compare(&c, &trial, "--to nf4", err));
     uint64_t most = c.count > 1 ? c.list[1].max_context : 0;
-    trial.to = QC_TO_AUTO;
+    trial.recipe.to = QC_TO_AUTO;
     /* Up to two contexts between what there is and what NF4 has. */
     for (int i = 1; i <= 2 && options->fit.context <= most >> i; i++) {
         trial.fit.context = options->fit.context << i;
@@ -450,7 +452,7 @@ qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena, const qc_plan_s
     trial.fit.context = options->fit.context;
     if (planned->chosen.mixed && !planned->chosen.mixed_fp8) {
         QC_TRY(without_int8(arena, planned->chosen.candidates, &schemes, err));
-        trial.schemes = schemes;
+        trial.recipe.schemes = schemes;
         QC_TRY(qc_arena_printf(arena, &change, err, "--schemes %s", schemes));
         QC_TRY(compare(&c, &trial, change, err));
     }

@@ -16,14 +16,14 @@
 QC_NODISCARD qc_status qc_fit_suggest(qc_fit_report *report, qc_arena *arena,
                                       const qc_plan_subject *subject,
                                       const qc_planned_model *planned, const qc_budget *budget,
-                                      const qc_options *options, qc_error *err);
+                                      const qc_plan_options *options, qc_error *err);
 /* For --to auto of a model that fits and has a cache: what else the same devices could hold (NF4,
  * auto for longer contexts, auto in a form that bitsandbytes has), with the longest context of
  * each. Sets report->choices, the plan itself first; none where nothing was traded for precision.
  * Takes the errors that planned measured. */
 QC_NODISCARD qc_status qc_fit_compare(qc_fit_report *report, qc_arena *arena,
                                       const qc_plan_subject *subject,
-                                      const qc_planned_model *planned, const qc_options *options,
-                                      qc_error *err);
+                                      const qc_planned_model *planned,
+                                      const qc_plan_options *options, qc_error *err);
 
 #endif

@@ -1,6 +1,6 @@
 /* Globs over tensor names and the order of names. Neither allocates nor recurses: names and globs
  * may come from anywhere. */
-#include "convert/recipe.h"
+#include "convert/glob.h"
 
 #include <string.h>
 

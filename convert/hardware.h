@@ -18,7 +18,6 @@
 #include "base/cpu.h"
 #include "convert/card_table.h"
 #include "convert/device_wish.h"
-#include "convert/options.h"
 
 typedef struct {
     unsigned index;        /* as a CUDA program sees it: cuda:INDEX */

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/text.h"
+#include "convert/glob.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,14 +17,12 @@
  */
 static qc_status ask_recipe(qc_facts *f, const qc_recipe_entry **entries, qc_error *err)
 {
-    qc_options cast;
+    qc_recipe_options cast;
     qc_recipe recipe;
     qc_rule keep_all = {0, "*"};
     qc_error trouble = {0};
     memset(&cast, 0, sizeof cast);
     memset(&recipe, 0, sizeof recipe);
-    cast.arena = f->arena;
-    cast.command = QC_CMD_INSPECT;
     cast.to = QC_TO_BF16;
     cast.double_quant = 1;
     cast.rules = &keep_all;
@@ -267,14 +266,14 @@ double qc_facts_bits(uint64_t bytes, uint64_t weights)
     return (double)bytes * 8.0 / (double)weights;
 }
 
-qc_status qc_facts_gather(qc_facts *f, const qc_options *o, qc_error *err)
+qc_status qc_facts_gather(qc_facts *f, const qc_call *call, qc_error *err)
 {
     const qc_recipe_entry *entries = NULL;
     void *p = NULL;
     memset(f, 0, sizeof *f);
-    f->arena = o->arena;
+    f->arena = call->arena;
     qc_status st = QC_OK;
-    QC_TRY(qc_checkpoint_open(&f->model, o->model, err));
+    QC_TRY(qc_checkpoint_open(&f->model, call->model, err));
     QC_TRY_GOTO(st, failed, ask_recipe(f, &entries, err));
     QC_TRY_GOTO(st, failed,
                 qc_arena_alloc(f->arena, &p, f->model->tensor_count, sizeof *f->tensors, err));
@@ -287,7 +286,7 @@ qc_status qc_facts_gather(qc_facts *f, const qc_options *o, qc_error *err)
         if (f->tensors[i].is_state)
             QC_TRY_GOTO(st, failed, find_owner(f, i, err));
     if (f->model->is_dir)
-        QC_TRY_GOTO(st, failed, read_manifest(f, o->model, err));
+        QC_TRY_GOTO(st, failed, read_manifest(f, call->model, err));
     QC_TRY_GOTO(st, failed, sort_naturally(f, err));
     add_up(f);
     return QC_OK;

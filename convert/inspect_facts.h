@@ -2,7 +2,7 @@
 #ifndef QC_CONVERT_INSPECT_FACTS_H
 #define QC_CONVERT_INSPECT_FACTS_H
 
-#include "convert/options.h"
+#include "convert/call.h"
 #include "convert/recipe.h"
 #include "formats/checkpoint.h"
 #include "formats/manifest.h"
@@ -50,8 +50,9 @@ typedef struct {
     uint64_t file_bytes; /* of all weight files, on disk */
 } qc_facts;
 
-/* Opens what o->model names and gathers. The caller closes facts->model (NULL after an error). */
-QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_options *o, qc_error *err);
+/* Opens what call->model names and gathers. The caller closes facts->model (NULL after an error).
+ */
+QC_NODISCARD qc_status qc_facts_gather(qc_facts *facts, const qc_call *call, qc_error *err);
 /* Bits per weight; weights > 0. */
 double qc_facts_bits(uint64_t bytes, uint64_t weights);
 

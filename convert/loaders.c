@@ -122,7 +122,7 @@ static const char *instead_of(const qc_plan *p)
         stack |= p->jobs[i].stack;
     if (stack)
         return "--to bf16";
-    if (p->options->to == QC_TO_AUTO)
+    if (p->options->recipe.to == QC_TO_AUTO)
         return fp8 ? "--schemes nf4,nf4-32 or int8" : "--schemes nf4,nf4-32,16bit or int8,16bit";
     return fp8 ? "quantizing the weights in FP8 too, or --to bf16,"
                : "--to int8 without --block-size";
@@ -165,7 +165,6 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     out->compressed = p->options->compress;
     out->placed = all_on_gpus(p);
     out->remote_code = config && qc_json_get(config, "auto_map") != NULL;
-    out->of_pipeline = p->options->of_pipeline;
     const char *class_name = qc_diffusers_class(p->model);
     out->library = class_name ? "diffusers" : "transformers";
     if (!class_name)
@@ -186,9 +185,11 @@ qc_status qc_loaders_of(qc_loaders *out, const qc_plan *p, qc_error *err)
     return QC_OK;
 }
 
-qc_loaders qc_loaders_of_pipeline(const qc_options *o)
+qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o)
 {
-    form f = o->to == QC_TO_NF4 ? FORM_NF4 : o->to == QC_TO_INT8 ? FORM_INT8 : FORM_PLAIN;
+    form f = o->recipe.to == QC_TO_NF4    ? FORM_NF4
+             : o->recipe.to == QC_TO_INT8 ? FORM_INT8
+                                          : FORM_PLAIN;
     return (qc_loaders){.row = &rows[f],
                         .library = "diffusers",
                         .class_name = "DiffusionPipeline",
@@ -212,17 +213,17 @@ const char *qc_loaders_names(const qc_loaders *l)
     return r->with ? "transformers 4 and 5 with bitsandbytes" : "transformers 4 and 5";
 }
 
-void qc_loaders_warn(const qc_loaders *l, const qc_options *o)
+void qc_loaders_warn(const qc_loaders *l, const qc_call *call)
 {
     if (l->own_form)
-        qc_console_warn(o,
+        qc_console_warn(call,
                         "only qconv reads this form (%s), which %s does not load, and config.json "
                         "says so; %s makes what it loads",
                         l->own_form, l->library, l->instead);
     if (l->not5)
-        qc_console_warn(o, "%s", l->not5);
+        qc_console_warn(call, "%s", l->not5);
     if (l->rest)
-        qc_console_warn(o,
+        qc_console_warn(call,
                         "norms or layers with biases are in F32 and stay so, while config.json "
                         "names a dtype of 16 bit: transformers 5 cannot compute with that, add %s",
                         l->rest);

@@ -23,19 +23,20 @@ typedef struct qc_loaders {
     int compressed;         /* the shards are .zst files, which only qconv and zstd read */
     int placed;             /* there is a device_map.json, and all of it is on GPUs */
     const char *class_name; /* of the library: "AutoModelForCausalLM" */
-    int of_pipeline;        /* a part of a diffusers pipeline, which is run as a whole */
-    int remote_code;        /* the class comes with the model: trust_remote_code */
+    int of_pipeline; /* set by the caller: a part of a diffusers pipeline, which is run as a whole
+                      */
+    int remote_code; /* the class comes with the model: trust_remote_code */
 } qc_loaders;
 
 /* Strings live in the plan's arena, or for ever. */
 QC_NODISCARD qc_status qc_loaders_of(qc_loaders *out, const qc_plan *plan, qc_error *err);
 /* Of a whole diffusers pipeline whose parts are converted as o says; not for forms of qconv's own.
  */
-qc_loaders qc_loaders_of_pipeline(const qc_options *o);
+qc_loaders qc_loaders_of_pipeline(const qc_plan_options *o);
 /* "transformers 4 and 5 with bitsandbytes"; "diffusers"; "qconv only". */
 const char *qc_loaders_names(const qc_loaders *l);
 /* Warnings where not every loader reads what comes out; to be said before the work. */
-void qc_loaders_warn(const qc_loaders *l, const qc_options *o);
+void qc_loaders_warn(const qc_loaders *l, const qc_call *call);
 
 /* Lines of the summary: who loads OUT, and the commands that do it, with the user's paths, quoted
  * for the shell and for Python. program: how qconv was called. (next_steps.c) */

@@ -109,10 +109,11 @@ static qc_status settle_paths(qc_options *o, qc_error *err)
     int reads_model =
         o->command == QC_CMD_CONVERT || o->command == QC_CMD_INSPECT || o->command == QC_CMD_EVAL;
     if (o->command == QC_CMD_PLAN)
-        reads_model = qc_path_stat(o->model, &kind, NULL, NULL) == QC_OK && kind == QC_PATH_DIR;
+        reads_model =
+            qc_path_stat(o->call.model, &kind, NULL, NULL) == QC_OK && kind == QC_PATH_DIR;
     if (reads_model)
-        QC_TRY(qc_model_path_settle(&o->model, o->arena, err));
-    return o->against ? qc_model_path_settle(&o->against, o->arena, err) : QC_OK;
+        QC_TRY(qc_model_path_settle(&o->call.model, o->call.arena, err));
+    return o->call.against ? qc_model_path_settle(&o->call.against, o->call.arena, err) : QC_OK;
 }
 
 /* What to do next, where the kind of error says it. */
@@ -122,7 +123,7 @@ static const char *hint_for(qc_status st, const qc_options *o)
     if (st == QC_ERR_USAGE) {
         const qc_command_row *row = qc_command_row_of(o->command);
         int overview = !row || o->command == QC_CMD_HELP;
-        if (qc_arena_printf(o->arena, &hint, NULL, "try 'qconv %s%s--help'",
+        if (qc_arena_printf(o->call.arena, &hint, NULL, "try 'qconv %s%s--help'",
                             overview ? "" : row->name, overview ? "" : " ") != QC_OK)
             hint = "try 'qconv --help'";
     } else if (st == QC_ERR_INTERNAL) {
@@ -146,7 +147,8 @@ static int run_program(int argc, char **argv)
         st = run(&options, &err);
     if (st != QC_OK) {
         err.code = st;
-        qc_console_error(&err, hint_for(st, &options), options.verbose > 0 && st != QC_ERR_USAGE);
+        qc_console_error(&err, hint_for(st, &options),
+                         options.call.verbose > 0 && st != QC_ERR_USAGE);
     }
     qc_arena_deinit(&arena);
     return qc_status_exit_code(st);

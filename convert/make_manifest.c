@@ -7,22 +7,6 @@
 
 #include <string.h>
 
-const char *qc_to_name(qc_to to)
-{
-    return qc_option_table[QC_OPT_TO].choices[to];
-}
-
-const char *qc_scale_name(const qc_options *o)
-{
-    return qc_to_quantizes(o->to) ? qc_option_table[QC_OPT_SCALE].choices[o->scale] : NULL;
-}
-
-const char *qc_rest_name(qc_rest rest)
-{
-    static const char *const names[] = {"keep", "bf16", "fp16"};
-    return names[rest];
-}
-
 typedef enum { OF_CONTENT, OF_STORED, OF_SOURCE } digest_of;
 
 /* Digest over the pieces of `count` consecutive units. */
@@ -159,7 +143,7 @@ void qc_manifest_rows_deinit(qc_manifest_rows *rows)
 
 qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit, qc_error *err)
 {
-    const qc_options *o = plan->options;
+    const qc_plan_options *o = plan->options;
     const qc_checkpoint *model = plan->model;
     void *v = NULL;
     memset(m, 0, sizeof *m);
@@ -169,19 +153,22 @@ qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fi
         m->level = o->compress_level;
         m->zstd_version = qc_frame_library_version();
     }
-    m->to = qc_to_name(o->to);
-    m->block_elems = o->to == QC_TO_NF4 && !o->block_elems ? QC_BLOCK_DEFAULT : o->block_elems;
-    m->double_quant = m->block_elems || o->to == QC_TO_AUTO ? o->double_quant : 0;
-    m->rest = qc_rest_name(o->rest);
-    m->compute_dtype = o->to == QC_TO_NF4 || o->to == QC_TO_AUTO ? qc_compute_dtype(plan) : NULL;
+    m->to = qc_to_name(o->recipe.to);
+    m->block_elems = o->recipe.to == QC_TO_NF4 && !o->recipe.block_elems ? QC_BLOCK_DEFAULT
+                                                                         : o->recipe.block_elems;
+    m->double_quant = m->block_elems || o->recipe.to == QC_TO_AUTO ? o->recipe.double_quant : 0;
+    m->rest = qc_rest_name(o->recipe.rest);
+    m->compute_dtype =
+        o->recipe.to == QC_TO_NF4 || o->recipe.to == QC_TO_AUTO ? qc_compute_dtype(plan) : NULL;
     m->max_shard_bytes = o->max_shard_bytes;
-    m->scale = o->scale == QC_SCALE_ABSMAX ? NULL : qc_scale_name(o);
-    m->rule_count = o->rule_count;
-    QC_TRY(qc_arena_alloc(plan->arena, &v, o->rule_count, sizeof *m->rules, err));
+    m->scale = o->recipe.scale == QC_SCALE_ABSMAX ? NULL : qc_scale_name(&o->recipe);
+    m->rule_count = o->recipe.rule_count;
+    QC_TRY(qc_arena_alloc(plan->arena, &v, o->recipe.rule_count, sizeof *m->rules, err));
     m->rules = v;
-    for (uint32_t i = 0; i < o->rule_count; i++)
+    for (uint32_t i = 0; i < o->recipe.rule_count; i++)
         QC_TRY(qc_arena_printf(plan->arena, &m->rules[i], err, "%s %s",
-                               o->rules[i].quantize ? "quantize" : "keep", o->rules[i].glob));
+                               o->recipe.rules[i].quantize ? "quantize" : "keep",
+                               o->recipe.rules[i].glob));
     if (fit)
         QC_TRY(fill_placement(&m->placement, plan, fit, err));
     m->source_count = model->file_count;

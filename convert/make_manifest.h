@@ -33,9 +33,5 @@ void qc_manifest_rows_deinit(qc_manifest_rows *rows);
  * text. */
 QC_NODISCARD qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_digest *digest,
                                          qc_error *err);
-const char *qc_to_name(qc_to to);       /* "nf4", "int8", "fp16", "bf16" */
-const char *qc_rest_name(qc_rest rest); /* "keep", "bf16", "fp16" */
-/* "absmax", "search", "refit"; NULL where nothing is quantized. */
-const char *qc_scale_name(const qc_options *o);
 
 #endif

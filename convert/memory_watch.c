@@ -43,7 +43,8 @@ typedef struct {
 } watched_process;
 
 typedef struct {
-    const qc_options *options;
+    const qc_call *call;
+    const qc_hardware_options *options;
     qc_nvml *nvml;
     watched_gpu *gpus;
     uint32_t gpu_count, lost_count;
@@ -110,7 +111,7 @@ static qc_status sample_processes(watch *w, uint32_t gpu, qc_error *err)
     qc_status st = qc_nvml_processes(w->nvml, w->gpus[gpu].gpu->driver_index, list,
                                      MAX_GPU_PROCESSES, &count, &why);
     if (st == QC_ERR_UNSUPPORTED && !w->processes_unlisted)
-        qc_console_warn(w->options, "processes are not followed: %s", why.msg);
+        qc_console_warn(w->call, "processes are not followed: %s", why.msg);
     w->processes_unlisted |= st == QC_ERR_UNSUPPORTED;
     if (st == QC_ERR_NOMEM) {
         if (err)
@@ -160,8 +161,8 @@ static qc_status take_sample(watch *w, qc_error *err)
             w->lost_count++;
             (void)snprintf(w->lost_why, sizeof w->lost_why, "%.*s", (int)sizeof w->lost_why - 1,
                            why.msg);
-            qc_console_warn(w->options, "cuda:%u is lost after %.1f s: %s", g->gpu->index,
-                            w->seconds, why.msg);
+            qc_console_warn(w->call, "cuda:%u is lost after %.1f s: %s", g->gpu->index, w->seconds,
+                            why.msg);
             continue;
         }
         if (w->samples == 0)
@@ -222,7 +223,7 @@ static qc_status add_csv_sample(const watch *w, qc_strbuf *out, qc_error *err)
 static qc_status write_csv(watch *w, qc_error *err)
 {
     qc_strbuf text;
-    if (!w->options->hardware.csv)
+    if (!w->options->csv)
         return QC_OK;
     qc_strbuf_init(&text, MAX_TEXT_BYTES);
     qc_status st = QC_OK;
@@ -393,7 +394,7 @@ static qc_status show_sample(watch *w, qc_error *err)
 {
     qc_strbuf out;
     qc_arena arena;
-    if (w->options->quiet || w->options->json || w->reader_gone)
+    if (w->call->quiet || w->call->json || w->reader_gone)
         return QC_OK;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
     qc_arena_init(&arena);
@@ -448,7 +449,7 @@ static void put_json(const watch *w, qc_json_writer *j)
 
 static qc_status add_peaks(const watch *w, qc_arena *arena, qc_strbuf *out, qc_error *err)
 {
-    if (w->options->json) {
+    if (w->call->json) {
         qc_json_writer j;
         qc_jw_init(&j, out, err);
         put_json(w, &j);
@@ -466,7 +467,7 @@ static qc_status show_peaks(watch *w, qc_error *err)
 {
     qc_strbuf out;
     qc_arena arena;
-    if (w->reader_gone || (w->options->quiet && !w->options->json))
+    if (w->reader_gone || (w->call->quiet && !w->call->json))
         return QC_OK;
     qc_strbuf_init(&out, MAX_TEXT_BYTES);
     qc_arena_init(&arena);
@@ -494,14 +495,13 @@ static void sleep_until(uint64_t then_ns)
 
 static qc_status follow(watch *w, qc_error *err)
 {
-    uint64_t interval_ns = (uint64_t)(w->options->hardware.interval * 1e9);
+    uint64_t interval_ns = (uint64_t)(w->options->interval * 1e9);
     uint64_t next_ns = w->start_ns = qc_clock_ns();
     for (;;) {
         QC_TRY(take_sample(w, err));
         QC_TRY(write_csv(w, err));
         QC_TRY(show_sample(w, err));
-        if (w->samples == w->options->hardware.samples || w->lost_count == w->gpu_count ||
-            w->reader_gone)
+        if (w->samples == w->options->samples || w->lost_count == w->gpu_count || w->reader_gone)
             return QC_OK;
         next_ns += interval_ns;
         if (next_ns < qc_clock_ns())
@@ -512,19 +512,20 @@ static qc_status follow(watch *w, qc_error *err)
     }
 }
 
-qc_status qc_memory_watch(const qc_hardware *h, const qc_options *o, qc_error *err)
+qc_status qc_memory_watch(const qc_hardware *h, const qc_call *call, const qc_hardware_options *o,
+                          qc_error *err)
 {
     void *p = NULL;
-    watch w = {.options = o, .gpu_count = h->gpu_count, .csv = QC_FILE_CLOSED};
+    watch w = {.call = call, .options = o, .gpu_count = h->gpu_count, .csv = QC_FILE_CLOSED};
     if (h->gpu_count == 0)
         QC_FAIL(err, QC_ERR_DEVICE, "--watch: there is no GPU to watch: %s", h->no_gpu);
-    QC_TRY(qc_arena_alloc(o->arena, &p, h->gpu_count, sizeof *w.gpus, err));
+    QC_TRY(qc_arena_alloc(call->arena, &p, h->gpu_count, sizeof *w.gpus, err));
     w.gpus = p;
     for (uint32_t i = 0; i < h->gpu_count; i++)
         w.gpus[i].gpu = &h->gpus[i];
     w.terminal = qc_console_terminal(STDOUT_FILENO);
-    if (o->hardware.csv)
-        QC_TRY(qc_file_create(&w.csv, o->hardware.csv, err));
+    if (o->csv)
+        QC_TRY(qc_file_create(&w.csv, o->csv, err));
     qc_status st = qc_nvml_open(&w.nvml, err);
     if (st == QC_OK)
         st = follow(&w, err);
@@ -536,7 +537,7 @@ qc_status qc_memory_watch(const qc_hardware *h, const qc_options *o, qc_error *e
         qc_file_discard(&w.csv);
         return st;
     }
-    if (o->hardware.csv)
+    if (o->csv)
         QC_TRY(qc_file_close(&w.csv, err));
     if (w.lost_count == w.gpu_count)
         QC_FAIL(err, QC_ERR_DEVICE, "--watch: there is no GPU left to watch: %s", w.lost_why);

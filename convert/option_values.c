@@ -2,7 +2,9 @@
 
 #include "base/text.h"
 #include "convert/device_wish.h"
+#include "convert/glob.h"
 #include "convert/option_mistakes.h"
+#include "convert/size_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -182,7 +184,7 @@ qc_status qc_option_set_size(qc_options *o, const qc_option_row *row, const char
 {
     uint64_t bytes = 0;
     const char *name = NULL;
-    QC_TRY(qc_arena_printf(o->arena, &name, err, "--%s", row->name));
+    QC_TRY(qc_arena_printf(o->call.arena, &name, err, "--%s", row->name));
     QC_TRY(qc_parse_size(value, name, &bytes, err));
     if (bytes > 0 && bytes < PLAIN_BYTES_LEAST && value[strspn(value, "0123456789")] == '\0')
         QC_FAIL(err, QC_ERR_USAGE,
@@ -239,7 +241,7 @@ qc_status qc_option_set_list(qc_options *o, const qc_option_row *row, const char
                              qc_error *err)
 {
     const char *list = NULL;
-    QC_TRY(read_list(&list, o->arena, value, err));
+    QC_TRY(read_list(&list, o->call.arena, value, err));
     store(o, row, &list, sizeof list);
     return QC_OK;
 }
@@ -276,8 +278,8 @@ qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const 
             row->name, QUOTED_MOST, value, *meant ? "; did you mean " : "", meant,
             digits ? digits : "", *meant ? "?" : "");
     }
-    o->compress = !none;
-    o->compress_level = (int)level;
+    o->convert.plan.compress = !none;
+    o->convert.plan.compress_level = (int)level;
     return QC_OK;
 }
 
@@ -285,7 +287,7 @@ qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const 
 qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char *value,
                              qc_error *err)
 {
-    uint32_t n = o->rule_count;
+    uint32_t n = o->convert.plan.recipe.rule_count;
     /* The manifest names it, after hours perhaps. */
     if (!qc_text_is_utf8(value))
         QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob '%s' is not UTF-8, as names of tensors are",
@@ -298,12 +300,14 @@ qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char
                 row->name, QC_GLOB_MAX_BYTES, strlen(value));
     if ((n & (n - 1)) == 0) {
         void *grown = NULL;
-        QC_TRY(qc_arena_alloc(o->arena, &grown, n ? (size_t)n * 2 : 1, sizeof *o->rules, err));
+        QC_TRY(qc_arena_alloc(o->call.arena, &grown, n ? (size_t)n * 2 : 1,
+                              sizeof *o->convert.plan.recipe.rules, err));
         if (n > 0)
-            memcpy(grown, o->rules, n * sizeof *o->rules);
-        o->rules = grown;
+            memcpy(grown, o->convert.plan.recipe.rules, n * sizeof *o->convert.plan.recipe.rules);
+        o->convert.plan.recipe.rules = grown;
     }
-    o->rules[o->rule_count++] = (qc_rule){row->id == QC_OPT_QUANTIZE, value};
+    o->convert.plan.recipe.rules[o->convert.plan.recipe.rule_count++] =
+        (qc_rule){row->id == QC_OPT_QUANTIZE, value};
     return QC_OK;
 }
 
@@ -312,7 +316,7 @@ qc_status qc_option_set_kv_dtype(qc_options *o, const qc_option_row *row, const 
 {
     unsigned choice = 0;
     QC_TRY(read_choice(row, value, &choice, err));
-    o->fit.kv_bits = (const unsigned[]){16, 16, 8, 32}[choice];
+    o->convert.plan.fit.kv_bits = (const unsigned[]){16, 16, 8, 32}[choice];
     return QC_OK;
 }
 
@@ -321,18 +325,19 @@ qc_status qc_option_set_mla(qc_options *o, const qc_option_row *row, const char 
 {
     unsigned choice = 0;
     QC_TRY(read_choice(row, value, &choice, err));
-    o->fit.mla_absorbed = choice == 1;
-    o->fit.mla_expanded = choice == 2;
+    o->convert.plan.fit.mla_absorbed = choice == 1;
+    o->convert.plan.fit.mla_expanded = choice == 2;
     return QC_OK;
 }
 
 qc_status qc_option_set_prefill(qc_options *o, const qc_option_row *row, const char *value,
                                 qc_error *err)
 {
-    o->fit.prefill = 0;
+    o->convert.plan.fit.prefill = 0;
     if (strcmp(value, "whole") == 0)
         return QC_OK;
-    if (read_number(row, value, value, row->min, row->max, &o->fit.prefill, NULL) != QC_OK)
+    if (read_number(row, value, value, row->min, row->max, &o->convert.plan.fit.prefill, NULL) !=
+        QC_OK)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--%s: expected a number of tokens from %" PRIu64 " to %" PRIu64
                 ", or whole, got '%s'",
@@ -347,8 +352,8 @@ qc_status qc_option_set_run_device(qc_options *o, const qc_option_row *row, cons
     if (*value == '\0')
         QC_FAIL(err, QC_ERR_USAGE, "--%s: expected auto, cpu, cuda, cuda:0 or cuda:0,2, found ''",
                 row->name);
-    QC_TRY(read_list(&o->run_device, o->arena, value, err));
-    return qc_device_wish_read(&wish, o->run_device, err);
+    QC_TRY(read_list(&o->call.run_device, o->call.arena, value, err));
+    return qc_device_wish_read(&wish, o->call.run_device, err);
 }
 
 qc_status qc_option_set_checkpointing(qc_options *o, const qc_option_row *row, const char *value,
@@ -369,8 +374,8 @@ qc_status qc_option_set_m(qc_options *o, const qc_option_row *row, const char *v
         room += *s == ',';
     const char *text = NULL;
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(o->arena, &v, room, sizeof(uint64_t), err));
-    QC_TRY(read_list(&text, o->arena, value, err));
+    QC_TRY(qc_arena_alloc(o->call.arena, &v, room, sizeof(uint64_t), err));
+    QC_TRY(read_list(&text, o->call.arena, value, err));
     uint64_t *list = v;
     for (const char *entry = text;; entry++) {
         char digits[24];
@@ -388,8 +393,8 @@ qc_status qc_option_set_m(qc_options *o, const qc_option_row *row, const char *v
         if (*entry == '\0')
             break;
     }
-    o->m = list;
-    o->m_count = n;
+    o->products.m = list;
+    o->products.m_count = n;
     return QC_OK;
 }
 
@@ -409,8 +414,8 @@ qc_status qc_option_set_part(qc_options *o, const qc_option_row *row, const char
         QC_FAIL(err, QC_ERR_USAGE,
                 "--%s: expected I/N, like 1/4, with I from 1 to N and N up to %u, got '%s'",
                 row->name, QC_PARTS_MAX, value);
-    o->part_index = (unsigned)(i - 1);
-    o->part_count = (unsigned)n;
+    o->convert.part_index = (unsigned)(i - 1);
+    o->convert.part_count = (unsigned)n;
     return QC_OK;
 }
 
@@ -420,7 +425,7 @@ qc_status qc_option_set_verbose(qc_options *o, const qc_option_row *row, const c
     (void)row;
     (void)value;
     (void)err;
-    o->verbose++;
+    o->call.verbose++;
     return QC_OK;
 }
 

@@ -250,7 +250,7 @@ static qc_status apply(qc_options *o, const qc_option_row *row, const char *valu
 
 static qc_status apply_defaults(qc_options *o, qc_error *err)
 {
-    o->double_quant = 1;
+    o->convert.plan.recipe.double_quant = 1;
     for (unsigned i = 0; i < QC_OPT_COUNT; i++)
         if (qc_option_table[i].dflt)
             QC_TRY(apply(o, &qc_option_table[i], qc_option_table[i].dflt, err));
@@ -258,11 +258,6 @@ static qc_status apply_defaults(qc_options *o, qc_error *err)
 }
 
 /* ---- what goes with what ---- */
-
-int qc_to_quantizes(qc_to to)
-{
-    return to == QC_TO_NF4 || to == QC_TO_INT8 || to == QC_TO_AUTO;
-}
 
 /* plan and convert. */
 static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *err)
@@ -277,11 +272,12 @@ static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *er
         QC_OPT_PROFILE};
     static const qc_option_id not_train[] = {QC_OPT_PREFILL,  QC_OPT_DEVICE_MAP, QC_OPT_BATCH,
                                              QC_OPT_KV_DTYPE, QC_OPT_MLA,        QC_OPT_IMAGES};
-    for (size_t i = 0; o->to != QC_TO_AUTO && i < sizeof of_auto / sizeof *of_auto; i++)
+    for (size_t i = 0;
+         o->convert.plan.recipe.to != QC_TO_AUTO && i < sizeof of_auto / sizeof *of_auto; i++)
         if (was_given(p, of_auto[i]))
             QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --to auto only",
                     qc_option_table[of_auto[i]].name);
-    if (o->to == QC_TO_AUTO && was_given(p, QC_OPT_BLOCK_SIZE))
+    if (o->convert.plan.recipe.to == QC_TO_AUTO && was_given(p, QC_OPT_BLOCK_SIZE))
         QC_FAIL(err, QC_ERR_USAGE,
                 "--block-size does not go with --to auto, which chooses it; see --schemes");
     if (o->command == QC_CMD_PLAN) {
@@ -298,9 +294,9 @@ static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *er
                             : "");
         return QC_OK;
     }
-    if (o->to == QC_TO_AUTO && !o->fit.vram)
+    if (o->convert.plan.recipe.to == QC_TO_AUTO && !o->convert.plan.fit.vram)
         QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
-    for (size_t i = 0; !o->fit.vram && i < sizeof of_vram / sizeof *of_vram; i++)
+    for (size_t i = 0; !o->convert.plan.fit.vram && i < sizeof of_vram / sizeof *of_vram; i++)
         if (was_given(p, of_vram[i]))
             QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --vram only",
                     qc_option_table[of_vram[i]].name);
@@ -326,24 +322,24 @@ static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
     static const uint64_t validate_m[] = {1, 4, 16, 64, 256, 1024};
     static const uint64_t bench_m[] = {1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
     int validates = o->command == QC_CMD_VALIDATE;
-    if (validates && !o->against)
+    if (validates && !o->call.against)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--against is missing; expected --against with the checkpoint that OUT was made "
                 "from");
     if (was_given(p, QC_OPT_TOLERANCE) && !o->validate.baseline)
         QC_FAIL(err, QC_ERR_USAGE, "--tolerance goes with --baseline only");
-    if (o->json && o->bench.markdown)
+    if (o->call.json && o->bench.markdown)
         QC_FAIL(err, QC_ERR_USAGE, "--json and --markdown exclude each other");
     if (o->bench.save && !o->bench.tune)
         QC_FAIL(err, QC_ERR_USAGE, "--save goes with --tune only");
-    if (o->bench.tune && (o->bench.path || o->bench.markdown || o->tuning))
+    if (o->bench.tune && (o->bench.path || o->bench.markdown || o->call.tuning))
         QC_FAIL(err, QC_ERR_USAGE, "--tune and --%s exclude each other",
                 o->bench.path       ? "path"
                 : o->bench.markdown ? "markdown"
                                     : "tuning");
-    if (o->m_count == 0) {
-        o->m = validates ? validate_m : bench_m;
-        o->m_count =
+    if (o->products.m_count == 0) {
+        o->products.m = validates ? validate_m : bench_m;
+        o->products.m_count =
             validates ? sizeof validate_m / sizeof *validate_m : sizeof bench_m / sizeof *bench_m;
     }
     return QC_OK;
@@ -362,11 +358,12 @@ static int is_target(const char *word)
 static qc_status refuse_without_to(const parse *p, const qc_options *o, qc_error *err)
 {
     char choices[QC_SPELLED_BYTES];
-    for (uint32_t i = 0; i < o->rule_count; i++)
-        if (is_target(o->rules[i].glob))
+    for (uint32_t i = 0; i < o->convert.plan.recipe.rule_count; i++)
+        if (is_target(o->convert.plan.recipe.rules[i].glob))
             QC_FAIL(err, QC_ERR_USAGE,
                     "--%s takes a glob that names tensors; did you mean --to %s?",
-                    o->rules[i].quantize ? "quantize" : "keep", o->rules[i].glob);
+                    o->convert.plan.recipe.rules[i].quantize ? "quantize" : "keep",
+                    o->convert.plan.recipe.rules[i].glob);
     for (size_t i = 0; i < p->word_count; i++)
         if (is_target(p->words[i]) && !exists(p->words[i]))
             QC_FAIL(err, QC_ERR_USAGE, "--to is missing; did you mean --to %s?", p->words[i]);
@@ -376,22 +373,24 @@ static qc_status refuse_without_to(const parse *p, const qc_options *o, qc_error
 
 static qc_status check_convert(const parse *p, const qc_options *o, qc_error *err)
 {
-    if (o->consume_source && o->part_count > 1)
+    if (o->convert.consume_source && o->convert.part_count > 1)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--consume-source and --part exclude each other: no part knows what the others "
                 "have read");
     static const qc_option_id quantizing[] = {QC_OPT_BLOCK_SIZE, QC_OPT_NO_DOUBLE_QUANT,
                                               QC_OPT_SCALE, QC_OPT_COMPUTE_DTYPE, QC_OPT_QUANTIZE};
     const qc_option_row *to = &qc_option_table[QC_OPT_TO];
-    if (!o->to_given && o->command == QC_CMD_CONVERT)
+    if (!o->convert.plan.recipe.to_given && o->command == QC_CMD_CONVERT)
         return refuse_without_to(p, o, err);
-    if (!qc_to_quantizes(o->to)) {
+    if (!qc_to_quantizes(o->convert.plan.recipe.to)) {
         for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++)
             if (was_given(p, quantizing[i]))
                 QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
-                        qc_option_table[quantizing[i]].name, to->choices[o->to]);
+                        qc_option_table[quantizing[i]].name,
+                        to->choices[o->convert.plan.recipe.to]);
     }
-    if (o->to == QC_TO_INT8 && !o->double_quant && !o->block_elems)
+    if (o->convert.plan.recipe.to == QC_TO_INT8 && !o->convert.plan.recipe.double_quant &&
+        !o->convert.plan.recipe.block_elems)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--no-double-quant with --to int8 needs --block-size; scales of rows are never "
                 "quantized");
@@ -419,7 +418,7 @@ static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
     for (unsigned i = 0; i < c->place_count; i++) {
         if (i < p->word_count && p->words[i][0] == '\0')
             QC_FAIL(err, QC_ERR_USAGE, "%s is empty; expected a path", c->places[i].name);
-        int optional = c->places[i].optional || (o->dry_run && i > 0);
+        int optional = c->places[i].optional || (o->convert.dry_run && i > 0);
         if (i >= p->word_count && !optional)
             QC_FAIL(err, QC_ERR_USAGE, "%s is missing; usage: qconv %s", c->places[i].name,
                     c->synopsis);
@@ -427,24 +426,24 @@ static qc_status place_words(const parse *p, qc_options *o, qc_error *err)
     if (p->word_count > c->place_count)
         QC_FAIL(err, QC_ERR_USAGE, "one argument too many: '%s'; usage: qconv %s",
                 p->words[c->place_count], c->synopsis);
-    o->model = p->word_count > 0 ? p->words[0] : NULL;
-    o->out = p->word_count > 1 ? p->words[1] : NULL;
-    return o->out ? check_folder_name(o->out, c->places[1].name, err) : QC_OK;
+    o->call.model = p->word_count > 0 ? p->words[0] : NULL;
+    o->call.out = p->word_count > 1 ? p->words[1] : NULL;
+    return o->call.out ? check_folder_name(o->call.out, c->places[1].name, err) : QC_OK;
 }
 
 static qc_status place_topic(qc_options *o, qc_error *err)
 {
     o->help_topic = QC_CMD_HELP;
-    if (!o->model)
+    if (!o->call.model)
         return QC_OK;
-    const qc_command_row *topic = qc_command_row_named(o->model);
+    const qc_command_row *topic = qc_command_row_named(o->call.model);
     if (!topic) {
-        topic = qc_mistaken_command(o->model);
-        QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'%s%s%s", o->model,
+        topic = qc_mistaken_command(o->call.model);
+        QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'%s%s%s", o->call.model,
                 topic ? "; did you mean " : "", topic ? topic->name : "", topic ? "?" : "");
     }
     o->help_topic = topic->command;
-    o->model = NULL;
+    o->call.model = NULL;
     return QC_OK;
 }
 
@@ -453,22 +452,25 @@ static qc_status merge_rules(qc_options *o, qc_error *err)
 {
     qc_rule *merged = NULL;
     uint32_t from_file = 0;
-    if (!o->recipe)
+    if (!o->recipe_file)
         return QC_OK;
-    QC_TRY(qc_rules_file_read(o->arena, o->recipe, &merged, &from_file, err));
-    for (uint32_t i = 0; i < from_file && !qc_to_quantizes(o->to); i++)
+    QC_TRY(qc_rules_file_read(o->call.arena, o->recipe_file, &merged, &from_file, err));
+    for (uint32_t i = 0; i < from_file && !qc_to_quantizes(o->convert.plan.recipe.to); i++)
         if (merged[i].quantize)
             QC_FAIL(err, QC_ERR_USAGE, "recipe '%s': rules[%u] quantizes, which --to %s does not",
-                    o->recipe, i, qc_option_table[QC_OPT_TO].choices[o->to]);
+                    o->recipe_file, i,
+                    qc_option_table[QC_OPT_TO].choices[o->convert.plan.recipe.to]);
     void *mem = NULL;
-    QC_TRY(
-        qc_arena_alloc(o->arena, &mem, (size_t)from_file + o->rule_count, sizeof *o->rules, err));
+    QC_TRY(qc_arena_alloc(o->call.arena, &mem,
+                          (size_t)from_file + o->convert.plan.recipe.rule_count,
+                          sizeof *o->convert.plan.recipe.rules, err));
     if (from_file)
         memcpy(mem, merged, from_file * sizeof *merged);
-    if (o->rule_count)
-        memcpy((qc_rule *)mem + from_file, o->rules, o->rule_count * sizeof *o->rules);
-    o->rules = mem;
-    o->rule_count += from_file;
+    if (o->convert.plan.recipe.rule_count)
+        memcpy((qc_rule *)mem + from_file, o->convert.plan.recipe.rules,
+               o->convert.plan.recipe.rule_count * sizeof *o->convert.plan.recipe.rules);
+    o->convert.plan.recipe.rules = mem;
+    o->convert.plan.recipe.rule_count += from_file;
     return QC_OK;
 }
 
@@ -476,8 +478,8 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
 {
     parse p = {.arena = arena};
     memset(out, 0, sizeof *out);
-    out->arena = arena;
-    out->program = argc > 0 ? argv[0] : "qconv";
+    out->call.arena = arena;
+    out->call.program = argc > 0 ? argv[0] : "qconv";
     out->command = QC_CMD_HELP;
     out->help_topic = QC_CMD_HELP;
     QC_TRY(apply_defaults(out, err));
@@ -497,7 +499,7 @@ qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **ar
         QC_TRY(check_item(&p.items[i], p.arena, out->command, err));
     for (size_t i = 0; i < p.item_count; i++)
         QC_TRY(apply(out, p.items[i].row, p.items[i].value, err));
-    if (out->quiet && out->verbose)
+    if (out->call.quiet && out->call.verbose)
         QC_FAIL(err, QC_ERR_USAGE, "-q and -v exclude each other");
     if (out->command == QC_CMD_CONVERT || out->command == QC_CMD_PLAN) {
         QC_TRY(check_convert(&p, out, err));

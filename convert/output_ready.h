@@ -7,15 +7,16 @@
 
 /* Refuses what cannot be written, or must not be replaced (qc_output_check_names), and says which
  * files --force replaces. names are sorted here. */
-QC_NODISCARD qc_status qc_output_ready(const qc_options *o, const qc_file *root,
+QC_NODISCARD qc_status qc_output_ready(const qc_call *call, int force, const qc_file *root,
                                        const qc_owned *owned, const char **names, size_t count,
                                        int dry_run, qc_error *err);
 /* The same for the names of a plan, in d, which is open. */
 QC_NODISCARD qc_status qc_output_ready_for(const qc_output_dir *d, const qc_plan *plan,
-                                           const qc_fit *fit, qc_error *err);
+                                           const qc_fit *fit, int force, qc_error *err);
 /* --dry-run with an OUT: what the conversion would refuse is refused, and what it would replace and
  * delete is said. Touches nothing. */
-QC_NODISCARD qc_status qc_output_preview(const qc_plan *plan, const qc_fit *fit, qc_error *err);
+QC_NODISCARD qc_status qc_output_preview(const qc_plan *plan, const qc_fit *fit,
+                                         const qc_part_run *part, qc_error *err);
 /* --dry-run: would it fit? */
 QC_NODISCARD qc_status qc_output_preview_room(const qc_plan *plan, const qc_part_run *part,
                                               qc_error *err);

@@ -33,7 +33,7 @@ static void tell_share(const qc_part_run *r, const qc_plan *plan, const uint64_t
     }
     for (uint32_t i = 0; i < plan->layout.count; i++)
         shards += r->part_of[i] == r->rank.index;
-    qc_console_detail(plan->options, 1,
+    qc_console_detail(plan->call, 1,
                       "part %u of %u: %" PRIu32 " of %" PRIu32
                       " shard%s, %s of %s to read and write; the largest part has %.2f of the mean",
                       r->rank.index + 1, r->rank.count, shards, plan->layout.count,
@@ -42,12 +42,14 @@ static void tell_share(const qc_part_run *r, const qc_plan *plan, const uint64_t
                       sum ? (double)most * r->rank.count / (double)sum : 1.0);
 }
 
-qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan, qc_error *err)
+qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan,
+                        const qc_convert_options *options, qc_error *err)
 {
     void *v = NULL;
     *r = QC_PART_RUN_NONE;
     r->rank = rank;
-    r->options = plan->options;
+    r->call = plan->call;
+    r->options = options;
     r->committer = rank.index;
     if (!is_shared(r))
         return QC_OK;
@@ -119,7 +121,7 @@ typedef enum { WEIGHTS_UNKNOWN, WEIGHTS_SAME, WEIGHTS_OTHER } weights_of;
 /* A finished output in OUT: *same where it is what this conversion makes, as far as weights are
  * known. Another one is not replaced without --force. */
 static qc_status check_finished(const qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
-                                weights_of weights, int *same, qc_error *err)
+                                weights_of weights, int force, int *same, qc_error *err)
 {
     qc_difference why = {"a finished output", "it was made of another model, of other weights"};
     qc_entry e;
@@ -129,7 +131,7 @@ static qc_status check_finished(const qc_output_dir *d, const qc_plan *plan, con
         return QC_OK;
     if (weights != WEIGHTS_OTHER)
         QC_TRY(qc_output_is_of_plan(same, &why, d->path, plan, fit, err));
-    return *same || plan->options->force ? QC_OK : qc_output_refuse(&why, d->path, err);
+    return *same || force ? QC_OK : qc_output_refuse(&why, d->path, err);
 }
 
 /* The turn is held. *complete: OUT looks complete; with --restart, where its weights are not known
@@ -137,11 +139,11 @@ static qc_status check_finished(const qc_output_dir *d, const qc_plan *plan, con
 static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                                const qc_fit *fit, weights_of weights, int *complete, qc_error *err)
 {
-    int any = 0, moved = 0, same = 0, restart = plan->options->restart;
+    int any = 0, moved = 0, same = 0, restart = r->options->restart;
     qc_strbuf identity;
     qc_strbuf_init(&identity, SIZE_MAX / 2);
-    if (restart && !plan->options->force) {
-        QC_TRY(check_finished(d, plan, fit, weights, &same, err));
+    if (restart && !r->options->force) {
+        QC_TRY(check_finished(d, plan, fit, weights, r->options->force, &same, err));
         *complete = same && weights == WEIGHTS_UNKNOWN;
         if (*complete)
             return QC_OK;
@@ -165,7 +167,7 @@ static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *
     QC_TRY(qc_parts_have_journal(&any, d, err));
     QC_TRY(look_for_commit(r, d, &moved, err));
     /* Other parts may be at work to replace what is there. */
-    QC_TRY(check_finished(d, plan, fit, weights, &same, err));
+    QC_TRY(check_finished(d, plan, fit, weights, r->options->force, &same, err));
     *complete = same && (!any || moved);
     return QC_OK;
 }
@@ -201,7 +203,7 @@ static qc_status forget_other(const qc_output_dir *d, weights_of *weights, const
 static qc_status check_alone(const qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                              const qc_fit *fit, int *complete, qc_error *err)
 {
-    const qc_options *o = plan->options;
+    const qc_convert_options *o = r->options;
     qc_part_run seen = *r;
     qc_difference why = {"", ""};
     qc_entry e;
@@ -222,11 +224,12 @@ static qc_status check_alone(const qc_part_run *r, qc_output_dir *d, const qc_pl
 static qc_status open_alone(const qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                             const qc_fit *fit, int *complete, qc_error *err)
 {
-    const qc_options *o = plan->options;
-    QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, 0, 1, err));
+    const qc_convert_options *o = r->options;
+    QC_TRY(qc_output_dir_open(d, plan->call->arena, plan->call->out, plan->call->model, o->force, 0,
+                              1, err));
     qc_status st = check_alone(r, d, plan, fit, complete, err);
     if (st == QC_OK && o->restart)
-        st = qc_consume_check_restart(o->arena, o->out, err);
+        st = qc_consume_check_restart(plan->call->arena, plan->call->out, err);
     if (st == QC_OK)
         st = qc_parts_check_others(d, r->rank, o->restart, "", 0, err);
     if (st == QC_OK && *complete)
@@ -243,7 +246,7 @@ static qc_status open_alone(const qc_part_run *r, qc_output_dir *d, const qc_pla
 qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
                        int *complete, qc_error *err)
 {
-    const qc_options *o = plan->options;
+    const qc_convert_options *o = r->options;
     *complete = 0;
     if (!is_shared(r))
         return open_alone(r, d, plan, fit, complete, err);
@@ -251,9 +254,9 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
     qc_digest manifest = {{0}};
     for (int i = 0; i < OPEN_TRIES; i++) {
         int gone = 0, looks_complete = 0;
-        QC_TRY(qc_output_dir_open(d, o->arena, o->out, o->model, o->force, r->rank.index,
-                                  r->rank.count, err));
-        qc_status st = qc_part_turn_take(&r->turn, d, NULL, r->options, &gone, err);
+        QC_TRY(qc_output_dir_open(d, plan->call->arena, plan->call->out, plan->call->model,
+                                  o->force, r->rank.index, r->rank.count, err));
+        qc_status st = qc_part_turn_take(&r->turn, d, NULL, plan->call, &gone, err);
         if (st == QC_OK && !gone) /* what was read at opening may be older than the turn */
             st = qc_output_dir_look_again(d, err);
         if (st == QC_OK && !gone)
@@ -279,7 +282,8 @@ qc_status qc_part_open(qc_part_run *r, qc_output_dir *d, const qc_plan *plan, co
         if (st != QC_OK || *complete || (!gone && !looks_complete))
             return st;
     }
-    QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast", o->out);
+    QC_FAIL(err, QC_ERR_IO, "%s: other parts of a conversion come and go too fast",
+            plan->call->out);
 }
 
 void qc_part_opened(qc_part_run *r, qc_pipeline *p, const qc_resume *resume)
@@ -350,7 +354,7 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
     if (r->committing) /* since qc_part_opened: the turn is held */
         return take_others(r, p, resume, err);
     (void)snprintf(name, sizeof name, QC_JOURNAL_NAME, r->rank.index + 1, r->rank.count);
-    QC_TRY(qc_part_turn_take(&r->turn, d, name, r->options, &gone, err));
+    QC_TRY(qc_part_turn_take(&r->turn, d, name, r->call, &gone, err));
     if (!gone) { /* whoever had the turn may have died while he completed OUT */
         QC_TRY(qc_output_dir_look_again(d, err));
         QC_TRY(look_for_commit(r, d, &moved, err));
@@ -392,7 +396,7 @@ void qc_part_close(qc_part_run *r, qc_output_dir *d)
         remove_other_journals(r, d);
         qc_output_dir_clear(d);
     } else if (is_shared(r) &&
-               (qc_part_turn_take(&r->turn, d, NULL, r->options, &gone, NULL) != QC_OK || gone ||
+               (qc_part_turn_take(&r->turn, d, NULL, r->call, &gone, NULL) != QC_OK || gone ||
                 qc_parts_have_journal(&others, d, NULL) != QC_OK))
         others = 1;
     if (others)
@@ -411,7 +415,7 @@ void qc_part_abort(qc_part_run *r, qc_output_dir *d, const qc_pipeline *p)
         return;
     }
     if (r->turn.fd < 0 &&
-        (qc_part_turn_take(&r->turn, d, NULL, r->options, &gone, NULL) != QC_OK || gone)) {
+        (qc_part_turn_take(&r->turn, d, NULL, r->call, &gone, NULL) != QC_OK || gone)) {
         qc_output_dir_leave(d);
         return;
     }

@@ -10,7 +10,8 @@
 
 typedef struct {
     qc_rank rank;
-    const qc_options *options; /* the plan's */
+    const qc_call *call;
+    const qc_convert_options *options;
     qc_file turn;
     uint32_t *part_of; /* per shard, or NULL: all are this process's; in the plan's arena */
     unsigned *left;    /* parts that are not done, rising; in the plan's arena */
@@ -25,7 +26,7 @@ typedef struct {
 /* Deals out the plan's shards and says with -v how. To be called first; of a rank 0 of 1 nothing
  * happens in any of these but opening the folder. */
 QC_NODISCARD qc_status qc_part_begin(qc_part_run *r, qc_rank rank, const qc_plan *plan,
-                                     qc_error *err);
+                                     const qc_convert_options *options, qc_error *err);
 /* Opens OUT; of several parts, the turn is held on return. *complete: OUT is there already and of
  * this conversion; nothing is held or left behind. A finished output of another conversion is
  * QC_ERR_USAGE without --force. With --restart what this process did before is

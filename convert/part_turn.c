@@ -20,20 +20,21 @@
 /* ---- Locks ---------------------------------------------------------------------------------- */
 
 /* Who has the turn may be stopped: then this one waits until somebody does something about it. */
-static void tell_holder(const qc_options *o, const qc_file *turn)
+static void tell_holder(const qc_call *call, const qc_file *turn)
 {
     long pid = qc_dir_lock_holder(turn);
     if (pid > 0)
-        qc_console_warn(o, "waiting for process %ld, which holds the lock of %s", pid, turn->path);
+        qc_console_warn(call, "waiting for process %ld, which holds the lock of %s", pid,
+                        turn->path);
     else
-        qc_console_warn(o,
+        qc_console_warn(call,
                         "waiting for another process, perhaps of another machine, which holds "
                         "the lock of %s",
                         turn->path);
 }
 
 qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be,
-                            const qc_options *o, int *gone, qc_error *err)
+                            const qc_call *call, int *gone, qc_error *err)
 {
     uint64_t begin_ns = qc_clock_ns();
     int is_told = 0;
@@ -51,7 +52,7 @@ qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *m
             st = qc_dir_lock_try(turn, 0, &busy, err);
         if (st == QC_OK && busy && !is_told && qc_clock_ns() - begin_ns >= PATIENCE_NS) {
             is_told = 1;
-            tell_holder(o, turn);
+            tell_holder(call, turn);
         }
         if (st == QC_OK && busy)
             qc_dir_lock_pause();

@@ -21,7 +21,7 @@
 #ifndef QC_CONVERT_PART_TURN_H
 #define QC_CONVERT_PART_TURN_H
 
-#include "convert/options.h"
+#include "convert/call.h"
 #include "convert/output_dir.h"
 #include "convert/parts.h"
 
@@ -30,7 +30,7 @@
  * a file of the staging folder without which everything is gone, or NULL. *gone != 0: the turn is
  * not held; d's lock may have lost its name. QC_ERR_INTERRUPTED while waiting. */
 QC_NODISCARD qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be,
-                                         const qc_options *o, int *gone, qc_error *err);
+                                         const qc_call *call, int *gone, qc_error *err);
 /* A closed file is fine. */
 void qc_part_turn_give(qc_file *turn);
 

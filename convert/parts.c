@@ -23,7 +23,8 @@ static qc_status read_number(const char *name, const char *text, uint64_t *out, 
     return QC_OK;
 }
 
-static qc_status read_step(qc_rank *out, const char *tasks_text, const qc_options *o, qc_error *err)
+static qc_status read_step(qc_rank *out, const char *tasks_text, const qc_convert_options *o,
+                           qc_error *err)
 {
     uint64_t tasks = 0, task = 0, all = 0;
     const char *task_text = getenv("SLURM_PROCID"), *all_text = getenv("SLURM_NTASKS");
@@ -51,7 +52,7 @@ static qc_status read_step(qc_rank *out, const char *tasks_text, const qc_option
     return QC_OK;
 }
 
-qc_status qc_rank_choose(qc_rank *out, const qc_options *o, qc_error *err)
+qc_status qc_rank_choose(qc_rank *out, const qc_convert_options *o, qc_error *err)
 {
     *out = (qc_rank){0, 1, QC_RANK_ALONE};
     if (o->part_count) {

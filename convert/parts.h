@@ -7,6 +7,7 @@
 #ifndef QC_CONVERT_PARTS_H
 #define QC_CONVERT_PARTS_H
 
+#include "convert/convert_options.h"
 #include "convert/plan.h"
 
 /* Where a rank came from. */
@@ -32,7 +33,7 @@ typedef struct {
  *
  * QC_ERR_USAGE, naming the variable and --part, when these contradict themselves; when a step has
  * more than QC_PARTS_MAX tasks; when it has several and the source is to be consumed. */
-QC_NODISCARD qc_status qc_rank_choose(qc_rank *out, const qc_options *o, qc_error *err);
+QC_NODISCARD qc_status qc_rank_choose(qc_rank *out, const qc_convert_options *o, qc_error *err);
 
 /* Deal out: part_of[i] is the part, 0 .. parts - 1, of the item of bytes[i]. The largest first,
  * each to the part that has least so far; among equals the first item and the first part. So no

@@ -246,7 +246,7 @@ static qc_status make_on_gpu(qc_worker *w, const quantized_piece *q, const qc_gp
 static void tell_no_room(qc_worker *w, const qc_error *why)
 {
     if (!atomic_flag_test_and_set(&w->p->gpu_told))
-        qc_console_warn(w->p->plan->options,
+        qc_console_warn(w->p->plan->call,
                         "cuda:%d (%s): %s; what does not go there is quantized on the CPU",
                         w->gpu->index, w->gpu->name, why->msg);
 }
@@ -264,7 +264,7 @@ qc_status qc_worker_take_gpu(qc_worker *w, unsigned index, qc_error *err)
     if (st == QC_OK) {
         size_t got = quantizer(w)->ring_slot_bytes(w->ring);
         if (got < SLOT_BYTES)
-            qc_console_detail(w->p->plan->options, 1, "cuda:%d: short of memory, slots of %s",
+            qc_console_detail(w->p->plan->call, 1, "cuda:%d: short of memory, slots of %s",
                               w->gpu->index, qc_text_bytes(bytes, got));
         return QC_OK;
     }

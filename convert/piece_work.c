@@ -166,7 +166,7 @@ uint64_t qc_job_step_elems(const qc_job *j)
 static qc_status refuse_cast(const qc_pipeline *p, const qc_ckpt_tensor *t, uint64_t index,
                              qc_dtype to, qc_error *err)
 {
-    qc_to scheme = p->plan->options->to;
+    qc_to scheme = p->plan->options->recipe.to;
     if (qc_to_quantizes(scheme))
         QC_FAIL(err, QC_ERR_RANGE, "tensor '%s': element %" PRIu64 " is too large for %s; use %s",
                 t->name, index, qc_dtype_name(to),

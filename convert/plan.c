@@ -9,6 +9,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/glob.h"
 #include "formats/seekable.h"
 #include "quant/quant_decode.h"
 #include "quant/quant_ops.h"
@@ -301,7 +302,7 @@ int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
  * group, and which weights are calibrated nobody knows yet. */
 static qc_scale_method scale_of(const qc_plan *p, const qc_job *j)
 {
-    qc_scale_method scale = p->options->scale;
+    qc_scale_method scale = p->options->recipe.scale;
     return scale == QC_SCALE_ABSMAX && qc_job_may_be_calibrated(p, j) ? QC_SCALE_SEARCH : scale;
 }
 
@@ -347,7 +348,7 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
         j->scale = scale_of(p, j);
         j->block_elems = e->block_elems;
         j->blocks = qc_ceil_div_u64(j->elems, j->block_elems);
-        j->nested = p->options->double_quant != 0;
+        j->nested = p->options->recipe.double_quant != 0;
         p->weights_quantized += j->elems;
         source_ratio(j, bits, j->scheme == QC_SCHEME_NF4 ? 4 : 8);
         QC_TRY(add_output(p, job, QC_PART_MAIN, err));
@@ -512,13 +513,15 @@ static qc_status make_jobs(qc_plan *p, order_entry *order, uint32_t *job_of, qc_
 }
 
 qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
-                        const qc_recipe *recipe, const qc_options *options, qc_error *err)
+                        const qc_recipe *recipe, const qc_call *call,
+                        const qc_plan_options *options, qc_error *err)
 {
     qc_plan *p = out;
     memset(p, 0, sizeof *p);
     p->arena = arena;
     p->model = model;
     p->recipe = recipe;
+    p->call = call;
     p->options = options;
     if (model->tensor_count > UINT32_MAX / QC_PART_COUNT)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: %zu tensors are more than %u", model->path,
@@ -600,8 +603,9 @@ qc_status qc_plan_lay_out(qc_plan *p, qc_error *err)
 }
 
 qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
-                       const qc_recipe *recipe, const qc_options *options, qc_error *err)
+                       const qc_recipe *recipe, const qc_call *call, const qc_plan_options *options,
+                       qc_error *err)
 {
-    QC_TRY(qc_plan_begin(out, arena, model, recipe, options, err));
+    QC_TRY(qc_plan_begin(out, arena, model, recipe, call, options, err));
     return qc_plan_lay_out(out, err);
 }

@@ -9,6 +9,8 @@
 #ifndef QC_CONVERT_PLAN_H
 #define QC_CONVERT_PLAN_H
 
+#include "convert/call.h"
+#include "convert/plan_options.h"
 #include "convert/recipe.h"
 #include "convert/report.h"
 #include "formats/bnb_state.h"
@@ -63,7 +65,8 @@ typedef struct {
     qc_arena *arena; /* borrowed; owns all below */
     const qc_checkpoint *model;
     const qc_recipe *recipe;
-    const qc_options *options;
+    const qc_call *call;
+    const qc_plan_options *options;
     qc_job *jobs; /* in output order */
     uint32_t job_count;
     qc_output *outputs; /* output tensors, in output order; what they are qc_plan_tensor tells */
@@ -86,8 +89,8 @@ typedef struct {
 /* In two steps, so that what depends on sizes (placement) can come between: jobs and tensors with
  * their sizes (qc_plan_tensor_bytes), then shards. */
 QC_NODISCARD qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
-                                     const qc_recipe *recipe, const qc_options *options,
-                                     qc_error *err);
+                                     const qc_recipe *recipe, const qc_call *call,
+                                     const qc_plan_options *options, qc_error *err);
 /* Between the two: job i lies on device device_of[jobs[i].source] of `count` (borrowed names). Jobs
  * and their tensors are put in the order of devices; within one their order stays. */
 QC_NODISCARD qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of,
@@ -123,8 +126,8 @@ uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_
                              int nested);
 /* Both steps. */
 QC_NODISCARD qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
-                                    const qc_recipe *recipe, const qc_options *options,
-                                    qc_error *err);
+                                    const qc_recipe *recipe, const qc_call *call,
+                                    const qc_plan_options *options, qc_error *err);
 /* Print what --dry-run shows to standard output: one row per tensor and the totals of `totals`, or
  * one JSON object. (plan_print.c) */
 QC_NODISCARD qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals,

@@ -155,8 +155,8 @@ qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals, qc
 {
     qc_strbuf out;
     qc_strbuf_init(&out, SIZE_MAX / 2);
-    qc_status st = plan->options->json ? print_json(&out, plan, totals, err)
-                                       : print_table(&out, plan, totals, err);
+    qc_status st = plan->call->json ? print_json(&out, plan, totals, err)
+                                    : print_table(&out, plan, totals, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);

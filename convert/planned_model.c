@@ -1,39 +1,39 @@
 #include "convert/planned_model.h"
 
-#include "convert/make_manifest.h"
 #include "convert/size_text.h"
 
 #include <string.h>
 
-qc_status qc_plan_defaults(qc_options *options, qc_arena *arena, const qc_plan_subject *subject,
-                           qc_error *err)
+qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
+                           const qc_plan_subject *subject, qc_error *err)
 {
     options->fit.context = qc_fit_context(subject->geometry, &options->fit);
-    if (options->to_given)
+    if (options->recipe.to_given)
         return QC_OK;
     /* Keeping everything refuses no checkpoint, so this finds out what it is. */
-    qc_options probe = *options;
+    qc_recipe_options probe = options->recipe;
     qc_recipe recipe;
     probe.to = QC_TO_KEEP;
     probe.rules = NULL;
     probe.rule_count = 0;
     QC_TRY(qc_recipe_make(&recipe, arena, subject->model, &probe, err));
-    options->to = recipe.input_is_quantized ? QC_TO_KEEP : QC_TO_NF4;
+    options->recipe.to = recipe.input_is_quantized ? QC_TO_KEEP : QC_TO_NF4;
     return QC_OK;
 }
 
 qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                 const qc_plan_subject *subject, const qc_budget *budget,
-                                const qc_options *options, qc_error *err)
+                                const qc_plan_options *options, qc_error *err)
 {
     memset(out, 0, sizeof *out);
-    QC_TRY(qc_recipe_make(&out->recipe, arena, subject->model, options, err));
+    QC_TRY(qc_recipe_make(&out->recipe, arena, subject->model, &options->recipe, err));
     QC_TRY(qc_segments_make(&out->segments, arena, subject->model, &out->recipe, subject->geometry,
                             err));
-    if (options->to == QC_TO_AUTO)
+    if (options->recipe.to == QC_TO_AUTO)
         QC_TRY(qc_auto_choose(&out->chosen, arena, &out->recipe, subject, &out->segments, budget,
                               options, err));
-    QC_TRY(qc_plan_begin(&out->plan, arena, subject->model, &out->recipe, options, err));
+    QC_TRY(qc_plan_begin(&out->plan, arena, subject->model, &out->recipe, subject->call, options,
+                         err));
     QC_TRY(qc_fit_sum_segments(arena, &out->plan, &out->segments, &out->segment_bytes,
                                &out->largest_weight, err));
     QC_TRY(qc_fit_make(&out->fit, arena, &out->segments, subject->geometry, out->segment_bytes,
@@ -62,12 +62,13 @@ qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err)
 
 qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err)
 {
-    const qc_options *o = m->plan.options;
+    const qc_plan_options *o = m->plan.options;
     char bytes[QC_SIZE_TEXT_BYTES];
     if (m->fit.fits)
         return QC_OK;
     QC_FAIL(err, QC_ERR_CHECK,
             "%s: does not fit --vram %s with --to %s: short by %s on %s; see 'qconv plan'",
-            o->model, o->fit.vram, qc_to_name(o->to), qc_text_bytes(bytes, m->fit.short_by_bytes),
+            m->plan.call->model, o->fit.vram, qc_to_name(o->recipe.to),
+            qc_text_bytes(bytes, m->fit.short_by_bytes),
             m->fit.devices[m->fit.short_device].device->name);
 }

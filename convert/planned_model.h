@@ -19,15 +19,15 @@ typedef struct {
  * *out points into itself: do not copy it. A model that does not fit is no error. */
 QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *arena,
                                              const qc_plan_subject *subject,
-                                             const qc_budget *budget, const qc_options *options,
-                                             qc_error *err);
+                                             const qc_budget *budget,
+                                             const qc_plan_options *options, qc_error *err);
 /* Shards, ended where the device changes; of the fit's placement. */
 QC_NODISCARD qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err);
 /* QC_ERR_CHECK that says by how much it does not fit, and where. */
 QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err);
 /* What was not given: `to` is nf4, or keep for a checkpoint that is quantized already; the context
  * 8192, or the model's limit if that is less. */
-QC_NODISCARD qc_status qc_plan_defaults(qc_options *options, qc_arena *arena,
+QC_NODISCARD qc_status qc_plan_defaults(qc_plan_options *options, qc_arena *arena,
                                         const qc_plan_subject *subject, qc_error *err);
 
 #endif

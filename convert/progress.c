@@ -251,11 +251,11 @@ static void *draw_until_stopped(void *arg)
 
 /* ---- life ---- */
 
-static show_kind choose_show(const qc_options *o)
+static show_kind choose_show(const qc_call *call)
 {
-    if (o->quiet || o->progress == QC_PROGRESS_NEVER)
+    if (call->quiet || call->progress == QC_PROGRESS_NEVER)
         return SHOW_NOTHING;
-    if (o->progress == QC_PROGRESS_ALWAYS)
+    if (call->progress == QC_PROGRESS_ALWAYS)
         return SHOW_BAR;
     return qc_console_terminal(STDERR_FILENO) ? SHOW_BAR : SHOW_LINES;
 }
@@ -277,7 +277,7 @@ static qc_status start_thread(qc_progress *p, qc_error *err)
     return st;
 }
 
-qc_status qc_progress_create(qc_progress **out, const qc_options *o, const char *verb,
+qc_status qc_progress_create(qc_progress **out, const qc_call *call, const char *verb,
                              uint64_t total_bytes, qc_error *err)
 {
     void *mem = NULL;
@@ -288,7 +288,7 @@ qc_status qc_progress_create(qc_progress **out, const qc_options *o, const char 
     p->times = 1;
     p->start_s = now_s();
     p->last_line_s = p->start_s;
-    p->show = choose_show(o);
+    p->show = choose_show(call);
     /* At once, and before there is a thread: something is seen even if the work is short. */
     if (p->show == SHOW_BAR)
         draw(p);

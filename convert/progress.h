@@ -10,12 +10,12 @@
 #ifndef QC_CONVERT_PROGRESS_H
 #define QC_CONVERT_PROGRESS_H
 
-#include "convert/options.h"
+#include "convert/call.h"
 
 typedef struct qc_progress qc_progress;
 
 /* verb: "converting"; a literal. total_bytes 0: not known. */
-QC_NODISCARD qc_status qc_progress_create(qc_progress **out, const qc_options *o, const char *verb,
+QC_NODISCARD qc_status qc_progress_create(qc_progress **out, const qc_call *call, const char *verb,
                                           uint64_t total_bytes, qc_error *err);
 /* The total, where it was not known when p was created. Any thread; NULL is fine. */
 void qc_progress_expect(qc_progress *p, uint64_t total_bytes);

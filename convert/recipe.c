@@ -10,6 +10,7 @@
 #include "convert/recipe.h"
 
 #include "base/text.h"
+#include "convert/glob.h"
 #include "convert/recipe_coded.h"
 #include "convert/recipe_diffusers.h"
 #include "convert/recipe_skip.h"
@@ -26,7 +27,7 @@ typedef struct {
     qc_recipe *out;
     qc_arena *arena;
     const qc_checkpoint *model;
-    const qc_options *options;
+    const qc_recipe_options *options;
     const qc_model_table *table;
     qc_model_facts facts;
     uint32_t count;
@@ -273,7 +274,7 @@ static const char *quantize_obstacle(const maker *m, uint32_t i)
 
 static qc_status apply_rules(maker *m, qc_error *err)
 {
-    const qc_options *o = m->options;
+    const qc_recipe_options *o = m->options;
     void *v = NULL;
     QC_TRY(qc_arena_alloc(m->arena, &v, m->count, sizeof *m->rule_of, err));
     m->rule_of = v;
@@ -729,7 +730,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
 
 /* What the tensors are, before anything is decided. */
 static qc_status look(maker *m, qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
-                      const qc_options *options, qc_error *err)
+                      const qc_recipe_options *options, qc_error *err)
 {
     *m = (maker){.out = out, .arena = arena, .model = model, .options = options};
     m->quantizing = qc_to_quantizes(options->to);
@@ -750,7 +751,7 @@ static qc_status finish(maker *m, qc_error *err)
 }
 
 qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
-                         const qc_options *options, qc_error *err)
+                         const qc_recipe_options *options, qc_error *err)
 {
     memset(out, 0, sizeof *out);
     maker m;
@@ -777,7 +778,7 @@ qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *m
 }
 
 qc_status qc_recipe_list_skipped(qc_recipe *recipe, qc_arena *arena, const qc_checkpoint *model,
-                                 const qc_options *options, qc_error *err)
+                                 const qc_recipe_options *options, qc_error *err)
 {
     maker m;
     QC_TRY(look(&m, recipe, arena, model, options, err));

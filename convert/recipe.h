@@ -10,7 +10,7 @@
 #ifndef QC_CONVERT_RECIPE_H
 #define QC_CONVERT_RECIPE_H
 
-#include "convert/options.h"
+#include "convert/recipe_options.h"
 #include "formats/checkpoint.h"
 
 typedef enum {
@@ -103,20 +103,14 @@ typedef struct {
  * matches only what cannot be quantized; QC_ERR_UNSUPPORTED for asking NF4 of a checkpoint that is
  * quantized already, with a sentence that says what to do instead. */
 QC_NODISCARD qc_status qc_recipe_make(qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
-                                      const qc_options *options, qc_error *err);
+                                      const qc_recipe_options *options, qc_error *err);
 
 /* Scales of weights in FP8 and MXFP4 go with their weight: written where it is kept, else not. To
  * be called after schemes of such weights have changed (--to auto). */
 void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model);
 /* Makes skip_modules anew after schemes of entries have changed (--to auto). */
 QC_NODISCARD qc_status qc_recipe_list_skipped(qc_recipe *recipe, qc_arena *arena,
-                                              const qc_checkpoint *model, const qc_options *options,
-                                              qc_error *err);
-
-/* Glob over a whole tensor name: '*' any run (dots too), '?' one byte, '[a-z]' a class, '\x' x.
- * Linear time in pattern x name. */
-int qc_glob_match(const char *glob, const char *name);
-/* Order by names in which digit runs compare as numbers: layers.2 before layers.10. */
-int qc_natural_compare(const char *a, const char *b);
+                                              const qc_checkpoint *model,
+                                              const qc_recipe_options *options, qc_error *err);
 
 #endif

@@ -64,7 +64,7 @@ static int is_here(const qc_report *r, const qc_report_speed *row)
 static qc_status read_row(const qc_report *r, const qc_json_node *n, qc_report_speed *row,
                           qc_error *err)
 {
-    qc_arena *arena = r->o->arena;
+    qc_arena *arena = r->call->arena;
     QC_TRY(text_of(n, "model", arena, &row->model, err));
     QC_TRY(text_of(n, "layer", arena, &row->layer, err));
     QC_TRY(text_of(n, "scheme", arena, &row->scheme, err));
@@ -91,7 +91,7 @@ static qc_status read_rows(qc_report *r, qc_report_bench *b, const qc_json_node 
     for (const qc_json_node *n = qc_json_first(rows); n; n = qc_json_next(n))
         if (++count > MAX_ROWS)
             QC_FAIL(err, QC_ERR_INPUT, "rows: more than %u", MAX_ROWS);
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)count + 1, sizeof *b->rows, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)count + 1, sizeof *b->rows, err));
     b->rows = v;
     for (const qc_json_node *n = qc_json_first(rows); n; n = qc_json_next(n)) {
         qc_status st = read_row(r, n, &b->rows[b->row_count], err);
@@ -127,12 +127,12 @@ static qc_status read_document(qc_report *r, const qc_json_node *root, qc_error 
         QC_FAIL(err, QC_ERR_INPUT,
                 "expected what 'qconv bench --json' writes, found no "
                 "\"command\": \"bench\"");
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, 1, sizeof(qc_report_bench), err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, 1, sizeof(qc_report_bench), err));
     qc_report_bench *b = v;
     const qc_json_node *roof = qc_json_get(root, "roof");
-    QC_TRY(text_of(qc_json_get(root, "device"), "name", r->o->arena, &b->device, err));
-    QC_TRY(text_of(root, "program", r->o->arena, &b->program, err));
-    QC_TRY(text_of(root, "dtype", r->o->arena, &b->dtype, err));
+    QC_TRY(text_of(qc_json_get(root, "device"), "name", r->call->arena, &b->device, err));
+    QC_TRY(text_of(root, "program", r->call->arena, &b->program, err));
+    QC_TRY(text_of(root, "dtype", r->call->arena, &b->dtype, err));
     QC_TRY(median_of(roof, "copy_gbps", &b->copy_gbps, err));
     QC_TRY(median_of(roof, "gemm_tflops", &b->gemm_tflops, err));
     QC_TRY(read_rows(r, b, qc_json_get(root, "rows"), err));

@@ -284,11 +284,12 @@ qc_status qc_report_count_codes(qc_report *r, qc_error *err)
     counting c = {.model = r->facts.model, .r = r};
     void *v = NULL;
     uint64_t total = 0;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, sizeof *c.first, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, sizeof *c.first, err));
     c.first = v;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->kind_count * 256 + 1, sizeof *c.counts, err));
+    QC_TRY(
+        qc_arena_alloc(r->call->arena, &v, (size_t)r->kind_count * 256 + 1, sizeof *c.counts, err));
     c.counts = v;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, 1, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, 1, err));
     c.last = v;
     for (uint32_t i = 0; i < r->weight_count; i++) {
         uint64_t bytes = c.model->tensors[r->weights[i].tensor].bytes;
@@ -299,9 +300,9 @@ qc_status qc_report_count_codes(qc_report *r, qc_error *err)
     if (pthread_mutex_init(&c.lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "no lock could be made");
     uint64_t pieces = c.first[r->weight_count];
-    unsigned threads = r->o->threads ? r->o->threads : qc_cpu_count();
+    unsigned threads = r->call->threads ? r->call->threads : qc_cpu_count();
     threads = pieces < threads ? (unsigned)pieces : threads;
-    qc_status st = qc_progress_create(&c.progress, r->o, "counting codes", total, err);
+    qc_status st = qc_progress_create(&c.progress, r->call, "counting codes", total, err);
     if (st == QC_OK)
         st = qc_team_run(threads ? threads : 1, work, &c, err);
     qc_progress_destroy(c.progress);

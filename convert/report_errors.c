@@ -47,24 +47,25 @@ static void add_progress(void *ctx, uint64_t bytes)
 
 static qc_status compare(qc_report *r, qc_against_result *result, qc_error *err)
 {
-    const qc_options *o = r->o;
+    const qc_call *call = r->call;
     qc_isa isa = QC_ISA_SCALAR;
     qc_progress *progress = NULL;
     QC_TRY(qc_isa_select(&isa, err));
-    QC_TRY(qc_progress_create(&progress, o, "comparing", r->facts.file_bytes, err));
+    QC_TRY(qc_progress_create(&progress, call, "comparing", r->facts.file_bytes, err));
     qc_against_options ao = {.ops = qc_quant_ops_for(isa),
-                             .threads = o->threads ? o->threads : qc_pipeline_default_threads(0),
+                             .threads =
+                                 call->threads ? call->threads : qc_pipeline_default_threads(0),
                              .progress = add_progress,
                              .progress_ctx = progress};
-    qc_status st =
-        qc_against_run(result, o->arena, o->model, r->facts.manifest, o->against, &ao, err);
+    qc_status st = qc_against_run(result, call->arena, call->model, r->facts.manifest,
+                                  call->against, &ao, err);
     qc_progress_destroy(progress);
     return st;
 }
 
 qc_status qc_report_measure(qc_report *r, const qc_checkpoint *source, qc_error *err)
 {
-    qc_arena *arena = r->o->arena;
+    qc_arena *arena = r->call->arena;
     void *v = NULL;
     QC_TRY(qc_arena_alloc(arena, &v, 1, sizeof(qc_against_result), err));
     qc_against_result *result = v;

@@ -1,6 +1,7 @@
 #include "convert/report_facts.h"
 
 #include "base/text.h"
+#include "convert/glob.h"
 #include "convert/recipe_tables.h"
 
 #include <ctype.h>
@@ -137,8 +138,8 @@ static qc_status form_of(qc_report *r, uint32_t *form, const char *scheme,
         if (strcmp(r->forms[*form].name, name) == 0)
             return QC_OK;
     if (r->form_count == QC_REPORT_MAX_FORMS)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: more than %u forms of quantized weights", r->o->model,
-                QC_REPORT_MAX_FORMS);
+        QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: more than %u forms of quantized weights",
+                r->call->model, QC_REPORT_MAX_FORMS);
     qc_report_form *f = &r->forms[r->form_count++];
     memcpy(f->name, name, sizeof f->name);
     f->scheme = scheme;
@@ -190,7 +191,7 @@ static qc_status find_layers(qc_report *r, qc_error *err)
 {
     void *v = NULL;
     uint32_t unique = 0;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, sizeof *r->layers, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, sizeof *r->layers, err));
     r->layers = v;
     for (uint32_t i = 0; i < r->weight_count; i++)
         r->layer_count += qc_report_layer_of(r->weights[i].name, &r->layers[r->layer_count]) == 0;
@@ -227,15 +228,15 @@ static qc_status find_kinds(qc_report *r, qc_error *err)
 {
     void *v = NULL;
     uint32_t n = r->weight_count;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)n + 1, sizeof(const char *), err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)n + 1, sizeof(const char *), err));
     const char **names = v;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)n + 1, sizeof(const char *), err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)n + 1, sizeof(const char *), err));
     const char **kinds = v;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)n + 1, sizeof(named_kind), err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)n + 1, sizeof(named_kind), err));
     named_kind *sorted = v;
     for (uint32_t i = 0; i < n; i++)
         names[i] = r->weights[i].name;
-    QC_TRY(qc_report_kind_names(kinds, names, n, r->o->arena, err));
+    QC_TRY(qc_report_kind_names(kinds, names, n, r->call->arena, err));
     for (uint32_t i = 0; i < n; i++)
         sorted[i] = (named_kind){kinds[i], r->weights[i].form, i};
     qsort(sorted, n, sizeof *sorted, compare_kinds);
@@ -245,9 +246,9 @@ static qc_status find_kinds(qc_report *r, qc_error *err)
         series_count += other ? 1 : 0;
         kind_count += other || sorted[i].form != sorted[i - 1].form ? 1 : 0;
     }
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, kind_count + 1, sizeof *r->kinds, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, kind_count + 1, sizeof *r->kinds, err));
     r->kinds = v;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, series_count + 1, sizeof *r->series, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, series_count + 1, sizeof *r->series, err));
     r->series = v;
     for (uint32_t i = 0; i < n; i++) {
         int other = i == 0 || strcmp(sorted[i].name, sorted[i - 1].name) != 0;
@@ -294,7 +295,7 @@ static qc_status reason(const qc_report *r, uint32_t tensor, const char **why, q
     const char *glob = rule_for(m, name);
     int linear = tf->role && strcmp(tf->role, "linear") == 0;
     if (glob && linear)
-        return qc_arena_printf(r->o->arena, why, err, "--keep %s", glob);
+        return qc_arena_printf(r->call->arena, why, err, "--keep %s", glob);
     *why = linear && m && strcmp(m->to, "auto") == 0 ? "--to auto chose 16 bit for it"
            : linear ? "a linear layer that was left as it is (docs/recipes.md)"
                     : "not the weight of a linear layer";
@@ -315,7 +316,7 @@ static int compare_left(const void *a, const void *b)
 static qc_status find_left(qc_report *r, qc_error *err)
 {
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, MAX_LEFT, sizeof *r->left, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, MAX_LEFT, sizeof *r->left, err));
     r->left = v;
     for (size_t i = 0; i < r->facts.model->tensor_count; i++) {
         uint32_t t = r->facts.order[i];
@@ -425,18 +426,18 @@ static qc_status make_command(qc_report *r, qc_error *err)
     qc_strbuf_init(&text, 1u << 20);
     qc_status st = command_text(r, &text, err);
     if (st == QC_OK)
-        st = qc_arena_strndup(r->o->arena, &r->command, text.data, text.len, err);
+        st = qc_arena_strndup(r->call->arena, &r->command, text.data, text.len, err);
     qc_strbuf_deinit(&text);
     return st;
 }
 
-qc_status qc_report_gather(qc_report *r, const qc_options *o, qc_error *err)
+qc_status qc_report_gather(qc_report *r, const qc_call *call, qc_error *err)
 {
     void *v = NULL;
     uint32_t count = 0;
     memset(r, 0, sizeof *r);
-    r->o = o;
-    QC_TRY(qc_facts_gather(&r->facts, o, err));
+    r->call = call;
+    QC_TRY(qc_facts_gather(&r->facts, call, err));
     qc_status st = QC_OK;
     const qc_facts *f = &r->facts;
     for (size_t i = 0; i < f->model->tensor_count; i++)
@@ -444,11 +445,11 @@ qc_status qc_report_gather(qc_report *r, const qc_options *o, qc_error *err)
     if (count == 0)
         QC_TRY_GOTO(st, failed,
                     qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
-                                 "%s: no weight in it is quantized in NF4 or int8", o->model));
+                                 "%s: no weight in it is quantized in NF4 or int8", call->model));
     QC_TRY_GOTO(st, failed,
-                qc_arena_alloc(o->arena, &v, QC_REPORT_MAX_FORMS, sizeof *r->forms, err));
+                qc_arena_alloc(call->arena, &v, QC_REPORT_MAX_FORMS, sizeof *r->forms, err));
     r->forms = v;
-    QC_TRY_GOTO(st, failed, qc_arena_alloc(o->arena, &v, count, sizeof *r->weights, err));
+    QC_TRY_GOTO(st, failed, qc_arena_alloc(call->arena, &v, count, sizeof *r->weights, err));
     r->weights = v;
     for (size_t i = 0; i < f->model->tensor_count; i++)
         if (f->tensors[f->order[i]].stored)

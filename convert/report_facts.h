@@ -106,7 +106,7 @@ typedef struct {
 } qc_report_bench;
 
 typedef struct {
-    const qc_options *o;
+    const qc_call *call;
     qc_facts facts;
     qc_report_weight *weights; /* in natural order of names */
     uint32_t weight_count;
@@ -138,10 +138,10 @@ typedef struct {
     double seconds;
 } qc_report;
 
-/* Opens o->model and gathers everything but errors from the source, codes, eval and bench. The
+/* Opens call->model and gathers everything but errors from the source, codes, eval and bench. The
  * caller closes r->facts.model (NULL after an error). QC_ERR_INPUT when nothing is quantized. */
-QC_NODISCARD qc_status qc_report_gather(qc_report *r, const qc_options *o, qc_error *err);
-/* Errors against o->against instead of those of the manifest, and what else comparing finds.
+QC_NODISCARD qc_status qc_report_gather(qc_report *r, const qc_call *call, qc_error *err);
+/* Errors against call->against instead of those of the manifest, and what else comparing finds.
  * source: that checkpoint, for its size. Faults are results, not failures. (report_errors.c) */
 QC_NODISCARD qc_status qc_report_measure(qc_report *r, const qc_checkpoint *source, qc_error *err);
 /* Sums over forms, kinds and cells, the order of worst; after errors are known.

@@ -302,7 +302,7 @@ qc_status qc_report_facts_json(const qc_report *r, qc_strbuf *out, qc_error *err
     qc_jm_string(&w, "command", "report");
     qc_jm_string(&w, "program", "qconv " QCONV_VERSION);
     qc_jm_path(&w, "path", r->facts.model->path);
-    qc_jm_path(&w, "against", r->o->against);
+    qc_jm_path(&w, "against", r->call->against);
     qc_jm_string(&w, "model_type", r->facts.model_type);
     put_sizes(&w, r);
     put_devices(&w, r->facts.manifest);

@@ -249,7 +249,7 @@ static void add_compared(qc_report_writer *w)
         return;
     if (a->faults == 0) {
         QC_RW(w, "<p class=\"yes\"><b>Compared with ");
-        qc_rw_text(w, r->o->against);
+        qc_rw_text(w, r->call->against);
         QC_RW(w,
               "</b>: nothing is missing, %" PRIu64 " tensors are equal bit for bit, %" PRIu64
               " as cast, %" PRIu64 " quantized with no more error than their form leaves%s.</p>\n",
@@ -257,7 +257,7 @@ static void add_compared(qc_report_writer *w)
         return;
     }
     QC_RW(w, "<p class=\"no\"><b>This is not ");
-    qc_rw_text(w, r->o->against);
+    qc_rw_text(w, r->call->against);
     QC_RW(w, ", converted: %" PRIu64 " fault%s.</b> ", a->faults, a->faults == 1 ? "" : "s");
     qc_rw_text(w, a->first_what);
     QC_RW(w, ": ");
@@ -535,7 +535,7 @@ qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err)
 {
     qc_report_writer w = {.r = r, .out = out, .err = err};
     const char *title = NULL;
-    QC_TRY(qc_arena_printf(r->o->arena, &title, err, "qconv report: %s", r->facts.model->path));
+    QC_TRY(qc_arena_printf(r->call->arena, &title, err, "qconv report: %s", r->facts.model->path));
     QC_TRY(qc_html_begin(out, title, page_style, err));
     add_head(&w);
     add_size(&w);

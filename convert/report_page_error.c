@@ -409,7 +409,7 @@ void qc_rw_errors(qc_report_writer *w)
                    "them.");
     if (r->errors == QC_ERRORS_SOURCE) {
         QC_RW(w, "<b>");
-        qc_rw_text(w, r->o->against);
+        qc_rw_text(w, r->call->against);
         QC_RW(w, "</b>.");
     }
     QC_RW(w, "</p>\n");

@@ -98,11 +98,11 @@ static qc_status sum_cells(qc_report *r, qc_error *err)
     /* Names without any order in them: there would be nothing to see. */
     if ((uint64_t)r->series_count * r->layer_count > QC_REPORT_MAX_CELLS)
         return QC_OK;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->kind_count + 1, sizeof(uint32_t), err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->kind_count + 1, sizeof(uint32_t), err));
     uint32_t *series = v;
     for (uint32_t k = 0; k < r->kind_count; k++)
         series[k] = series_of(r, k);
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->series_count * r->layer_count + 1,
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->series_count * r->layer_count + 1,
                           sizeof *r->cells, err));
     r->cells = v;
     for (uint32_t i = 0; i < r->weight_count; i++) {
@@ -129,9 +129,9 @@ static int compare_ranked(const void *a, const void *b)
 static qc_status rank(qc_report *r, qc_error *err)
 {
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, sizeof *r->worst, err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, sizeof *r->worst, err));
     r->worst = v;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, sizeof(ranked), err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, sizeof(ranked), err));
     ranked *order = v;
     for (uint32_t i = 0; i < r->weight_count; i++)
         if (r->weights[i].has_error)
@@ -145,10 +145,10 @@ static qc_status rank(qc_report *r, qc_error *err)
 qc_status qc_report_sum_up(qc_report *r, qc_error *err)
 {
     void *v = NULL;
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->weight_count + 1, sizeof(double), err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->weight_count + 1, sizeof(double), err));
     for (uint32_t f = 0; f < r->form_count; f++)
         sum_form(r, f, v);
-    QC_TRY(qc_arena_alloc(r->o->arena, &v, (size_t)r->kind_count + 1, sizeof(double), err));
+    QC_TRY(qc_arena_alloc(r->call->arena, &v, (size_t)r->kind_count + 1, sizeof(double), err));
     sum_kinds(r, v);
     QC_TRY(sum_cells(r, err));
     QC_TRY(rank(r, err));

@@ -63,7 +63,7 @@ static qc_status add_fit(qc_strbuf *out, const qc_fit_options *f, qc_error *err)
 /* The line says which text, or moments, and on what they are computed. */
 static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *err)
 {
-    const qc_options *o = plan->options;
+    const qc_plan_options *o = plan->options;
     const char *line = NULL;
     QC_TRY(add_option(out, QC_OPT_CALIBRATE, o->calibrate.text ? "given" : NULL, err));
     QC_TRY(add_option(out, QC_OPT_HESSIANS, o->calibrate.hessians ? "given" : NULL, err));
@@ -77,26 +77,28 @@ static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *
     return add_text(out, "calibration", line, err);
 }
 
-static qc_status add_options(qc_strbuf *out, const qc_options *o, qc_error *err)
+static qc_status add_options(qc_strbuf *out, const qc_plan_options *o, qc_error *err)
 {
-    QC_TRY(add_option(out, QC_OPT_TO, qc_to_name(o->to), err));
-    QC_TRY(add_number(out, QC_OPT_BLOCK_SIZE, o->block_elems, err));
-    QC_TRY(add_option(out, QC_OPT_NO_DOUBLE_QUANT, o->double_quant ? "not given" : "given", err));
-    QC_TRY(add_option(out, QC_OPT_SCALE, qc_option_table[QC_OPT_SCALE].choices[o->scale], err));
-    QC_TRY(add_option(out, QC_OPT_REST, qc_rest_name(o->rest), err));
-    QC_TRY(add_option(out, QC_OPT_COMPUTE_DTYPE, o->compute_dtype, err));
+    QC_TRY(add_option(out, QC_OPT_TO, qc_to_name(o->recipe.to), err));
+    QC_TRY(add_number(out, QC_OPT_BLOCK_SIZE, o->recipe.block_elems, err));
+    QC_TRY(add_option(out, QC_OPT_NO_DOUBLE_QUANT, o->recipe.double_quant ? "not given" : "given",
+                      err));
+    QC_TRY(
+        add_option(out, QC_OPT_SCALE, qc_option_table[QC_OPT_SCALE].choices[o->recipe.scale], err));
+    QC_TRY(add_option(out, QC_OPT_REST, qc_rest_name(o->recipe.rest), err));
+    QC_TRY(add_option(out, QC_OPT_COMPUTE_DTYPE, o->recipe.compute_dtype, err));
     if (o->compress)
         QC_TRY(qc_strbuf_addf(out, err, "--%s=zstd:%d\n", qc_option_table[QC_OPT_COMPRESS].name,
                               o->compress_level));
     else
         QC_TRY(add_option(out, QC_OPT_COMPRESS, "none", err));
     QC_TRY(add_number(out, QC_OPT_MAX_SHARD_SIZE, o->max_shard_bytes, err));
-    QC_TRY(add_option(out, QC_OPT_REQUANTIZE, o->requantize ? "given" : "not given", err));
-    QC_TRY(add_option(out, QC_OPT_DROP_MTP, o->drop_mtp ? "given" : "not given", err));
-    QC_TRY(add_option(out, QC_OPT_SCHEMES, o->schemes, err));
-    for (uint32_t i = 0; i < o->rule_count; i++)
-        QC_TRY(add_option(out, o->rules[i].quantize ? QC_OPT_QUANTIZE : QC_OPT_KEEP,
-                          o->rules[i].glob, err));
+    QC_TRY(add_option(out, QC_OPT_REQUANTIZE, o->recipe.requantize ? "given" : "not given", err));
+    QC_TRY(add_option(out, QC_OPT_DROP_MTP, o->recipe.drop_mtp ? "given" : "not given", err));
+    QC_TRY(add_option(out, QC_OPT_SCHEMES, o->recipe.schemes, err));
+    for (uint32_t i = 0; i < o->recipe.rule_count; i++)
+        QC_TRY(add_option(out, o->recipe.rules[i].quantize ? QC_OPT_QUANTIZE : QC_OPT_KEEP,
+                          o->recipe.rules[i].glob, err));
     return add_fit(out, &o->fit, err);
 }
 

@@ -149,7 +149,7 @@ qc_status qc_room_check_bytes(const char *where, const char *what, uint64_t need
 /* plain: the bytes before compression. */
 static qc_status check_compressed(const qc_room *r, uint64_t plain, qc_error *err)
 {
-    const char *out = r->plan->options->out;
+    const char *out = r->plan->call->out;
     char needed[QC_SIZE_TEXT_BYTES], found[QC_SIZE_TEXT_BYTES];
     uint64_t room = 0;
     double ratio = 0;
@@ -161,7 +161,7 @@ static qc_status check_compressed(const qc_room *r, uint64_t plain, qc_error *er
     if (room < least)
         return refuse(out, "by a sample of the source, the compressed output needs at least", least,
                       room, err);
-    qc_console_warn(r->plan->options,
+    qc_console_warn(r->plan->call,
                     "%s: the output is %s before compression and the disk has %s free; should "
                     "compression not be enough, the conversion stops when the disk is full, and "
                     "the same command continues it",
@@ -171,7 +171,7 @@ static qc_status check_compressed(const qc_room *r, uint64_t plain, qc_error *er
 
 qc_status qc_room_check(const qc_room *r, qc_error *err)
 {
-    const qc_options *o = r->plan->options;
+    const qc_plan_options *o = r->plan->options;
     uint64_t need = r->consumption;
     if (!r->consumes) {
         QC_TRY(add_all(&need, r, err));
@@ -182,7 +182,7 @@ qc_status qc_room_check(const qc_room *r, qc_error *err)
     if (r->calibrated > 0 && (o->compress || r->consumes))
         need = 0;
     need = qc_sat_add(need, r->calibrated);
-    return qc_room_check_bytes(o->out,
+    return qc_room_check_bytes(r->plan->call->out,
                                r->calibrated == need ? "calibrated weights need"
                                : r->calibrated > 0   ? "the output and calibrated weights need"
                                                      : "the output needs",

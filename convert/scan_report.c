@@ -6,7 +6,7 @@
 
 #include <inttypes.h>
 
-static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_scan_result *r,
+static qc_status write_json(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
                             const char *verb, double seconds, qc_error *err)
 {
     qc_json_writer w;
@@ -15,10 +15,10 @@ static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_scan_r
     qc_jw_key(&w, "command");
     qc_jw_string(&w, verb);
     qc_jw_key(&w, "path");
-    qc_jw_path(&w, o->model);
-    if (o->out) {
+    qc_jw_path(&w, call->model);
+    if (call->out) {
         qc_jw_key(&w, "out");
-        qc_jw_path(&w, o->out);
+        qc_jw_path(&w, call->out);
     }
     qc_jw_key(&w, "ok");
     qc_jw_bool(&w, r->problem_count == 0);
@@ -52,35 +52,35 @@ static qc_status write_json(qc_strbuf *out, const qc_options *o, const qc_scan_r
     return qc_strbuf_adds(out, "\n", err);
 }
 
-static qc_status write_text(qc_strbuf *out, const qc_options *o, const qc_scan_result *r,
+static qc_status write_text(qc_strbuf *out, const qc_call *call, const qc_scan_result *r,
                             const char *verb, double seconds, qc_error *err)
 {
     char bytes[QC_SIZE_TEXT_BYTES], rate[QC_SIZE_TEXT_BYTES];
     qc_text_bytes(bytes, r->content_bytes);
     qc_text_rate(rate, r->content_bytes, seconds);
     if (r->problem_count)
-        return qc_strbuf_addf(out, err, "%s: DAMAGED: %" PRIu64 " problem%s\n", o->model,
+        return qc_strbuf_addf(out, err, "%s: DAMAGED: %" PRIu64 " problem%s\n", call->model,
                               r->problem_count, r->problem_count == 1 ? "" : "s");
     return qc_strbuf_addf(out, err,
                           "%s: %s: %" PRIu64 " tensors in %zu shard%s, %zu other file%s; %s in "
                           "%.2f s, %s%s%s\n",
-                          o->model, verb, r->tensors_checked, r->manifest.shard_count,
+                          call->model, verb, r->tensors_checked, r->manifest.shard_count,
                           r->manifest.shard_count == 1 ? "" : "s", r->manifest.file_count,
                           r->manifest.file_count == 1 ? "" : "s", bytes, seconds, rate,
-                          o->out ? "; now in " : "", o->out ? o->out : "");
+                          call->out ? "; now in " : "", call->out ? call->out : "");
 }
 
-qc_status qc_scan_report(const qc_options *o, const qc_scan_result *r, const char *verb,
+qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, const char *verb,
                          double seconds, qc_error *err)
 {
     qc_strbuf out;
     qc_strbuf_init(&out, (size_t)1 << 20);
     qc_status st = QC_OK;
-    if (o->json)
-        st = write_json(&out, o, r, verb, seconds, err);
-    else if (!o->quiet)
-        st = write_text(&out, o, r, verb, seconds, err);
-    if (st == QC_OK && !o->json && out.len > 0) {
+    if (call->json)
+        st = write_json(&out, call, r, verb, seconds, err);
+    else if (!call->quiet)
+        st = write_text(&out, call, r, verb, seconds, err);
+    if (st == QC_OK && !call->json && out.len > 0) {
         /* Names come from the manifest: one line, whatever is in them. */
         out.data[out.len - 1] = '\0';
         qc_console_printable(out.data);

@@ -2,12 +2,12 @@
 #ifndef QC_CONVERT_SCAN_REPORT_H
 #define QC_CONVERT_SCAN_REPORT_H
 
-#include "convert/options.h"
+#include "convert/call.h"
 #include "convert/output_scan.h"
 
 /* To standard output: text, or one JSON object with --json; nothing with -q (but JSON is always
  * written when asked for). verb: "verified" or "unpacked". */
-QC_NODISCARD qc_status qc_scan_report(const qc_options *o, const qc_scan_result *r,
+QC_NODISCARD qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r,
                                       const char *verb, double seconds, qc_error *err);
 
 #endif

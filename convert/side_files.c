@@ -13,8 +13,8 @@
 
 const char *qc_compute_dtype(const qc_plan *plan)
 {
-    if (plan->options->compute_dtype)
-        return plan->options->compute_dtype;
+    if (plan->options->recipe.compute_dtype)
+        return plan->options->recipe.compute_dtype;
     uint64_t f16 = 0, bf16 = 0;
     for (uint32_t i = 0; i < plan->job_count; i++) {
         const qc_job *j = &plan->jobs[i];
@@ -41,7 +41,7 @@ static void write_bnb_config(qc_json_writer *w, const qc_plan *plan, int four_bi
     qc_jw_key(w, "bnb_4bit_quant_type");
     qc_jw_string(w, four_bit ? "nf4" : "fp4");
     qc_jw_key(w, "bnb_4bit_use_double_quant");
-    qc_jw_bool(w, four_bit && plan->options->double_quant);
+    qc_jw_bool(w, four_bit && plan->options->recipe.double_quant);
     qc_jw_key(w, "llm_int8_enable_fp32_cpu_offload");
     qc_jw_bool(w, 0);
     qc_jw_key(w, "llm_int8_has_fp16_weight");
@@ -148,15 +148,15 @@ static qc_status make_quantization_config(qc_strbuf *out, const qc_plan *plan, q
 }
 
 /* The dtype that every floating tensor was asked to have, or NULL. */
-static const char *common_dtype(const qc_options *o)
+static const char *common_dtype(const qc_plan_options *o)
 {
-    if (o->to == QC_TO_BF16)
+    if (o->recipe.to == QC_TO_BF16)
         return "\"bfloat16\"";
-    if (o->to == QC_TO_FP16)
+    if (o->recipe.to == QC_TO_FP16)
         return "\"float16\"";
-    return o->rest == QC_REST_BF16   ? "\"bfloat16\""
-           : o->rest == QC_REST_FP16 ? "\"float16\""
-                                     : NULL;
+    return o->recipe.rest == QC_REST_BF16   ? "\"bfloat16\""
+           : o->recipe.rest == QC_REST_FP16 ? "\"float16\""
+                                            : NULL;
 }
 
 /* One splice: text -> out, text replaced by the result. */
@@ -222,7 +222,7 @@ qc_status qc_config_make(qc_strbuf *out, const qc_plan *plan, qc_error *err)
     } else if ((plan->recipe->input_is_quantized || plan->recipe->input_is_coded) &&
                !plan->recipe->keeps_coded) {
         st = splice(out, "quantization_config", NULL, err);
-    } else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->to)) {
+    } else if (plan->recipe->skip_count > 0 && !qc_to_quantizes(plan->options->recipe.to)) {
         st = splice_skip_list(out, plan, err);
     }
     qc_strbuf_deinit(&value);

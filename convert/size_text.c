@@ -1,7 +1,6 @@
 #include "convert/size_text.h"
 
 #include "base/checked.h"
-#include "convert/options.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -10,6 +10,32 @@
 #include "convert/geometry.h"
 #include "convert/plan.h"
 
+typedef enum { QC_TRAIN_FULL, QC_TRAIN_LORA, QC_TRAIN_QLORA } qc_train_method;
+typedef enum {
+    QC_OPTIMIZER_ADAMW,
+    QC_OPTIMIZER_ADAM,
+    QC_OPTIMIZER_ADAM8BIT,
+    QC_OPTIMIZER_SGD
+} qc_optimizer;
+typedef enum { QC_PRECISION_BF16, QC_PRECISION_FP16, QC_PRECISION_FP32 } qc_precision;
+
+/* plan --mode train. What was not given is chosen: each has a _given flag where a value of its own
+ * cannot say so. */
+typedef struct {
+    int on;            /* --mode train */
+    int context_given; /* --context; without it a shorter one may be taken */
+    int method_given, optimizer_given, precision_given, zero_given, checkpointing_given;
+    qc_train_method method;
+    qc_optimizer optimizer;
+    qc_precision precision;
+    unsigned zero; /* ZeRO stage 0..3 */
+    int checkpointing;
+    uint64_t lora_rank;       /* default 16 */
+    uint64_t effective_batch; /* sequences per optimizer step over all GPUs; default 32 */
+    const char *apply;        /* configuration file to write, or NULL */
+    int profile;              /* measure on a GPU instead of estimating */
+} qc_train_options;
+
 /* What the formulas need to know of a model. */
 typedef struct {
     uint64_t parameters;

@@ -13,7 +13,9 @@
 #include <string.h>
 
 typedef struct {
-    const qc_options *o;
+    const qc_plan *plan;
+    const qc_train_options *o;
+    const char *html; /* --html FILE, or NULL */
     qc_train_model model;
     qc_train_place place;
     qc_train_options wanted;
@@ -30,7 +32,7 @@ typedef struct {
 static qc_status find_place(train_plan *p, const qc_geometry *g, const qc_budget *budget,
                             qc_error *err)
 {
-    const qc_fit_options *f = &p->o->fit;
+    const qc_fit_options *f = &p->plan->options->fit;
     uint64_t smallest = UINT64_MAX;
     int old = 0;
     for (uint32_t i = 0; i < budget->gpu_count; i++) {
@@ -47,7 +49,7 @@ static qc_status find_place(train_plan *p, const qc_geometry *g, const qc_budget
     p->place.tokens = f->context;
     if (f->context == 0)
         p->place.tokens = g->max_context && g->max_context < 8192 ? g->max_context : 8192;
-    p->wanted = p->o->train;
+    p->wanted = *p->o;
     if (!p->wanted.precision_given)
         p->wanted.precision = old ? QC_PRECISION_FP16 : QC_PRECISION_BF16;
     if (p->wanted.zero_given && p->wanted.zero > 0 && budget->gpu_count == 1)
@@ -126,7 +128,7 @@ static void find_settings(train_plan *p)
         *(settings_for(p, middle) < p->count ? &good : &bad) = middle;
     }
     p->longest = good >= MIN_TOKENS ? good : 0;
-    while (!p->o->train.context_given && p->longest && halved > p->longest)
+    while (!p->o->context_given && p->longest && halved > p->longest)
         halved /= 2;
     p->chosen = settings_for(p, halved);
 }
@@ -147,15 +149,15 @@ static qc_status add_too_long(qc_strbuf *out, const train_plan *p, qc_error *err
                           "Nothing fits sequences of %s tokens%s; the longest that fit have %s "
                           "(--context %" PRIu64 ")",
                           qc_text_count(asked, p->too_long),
-                          p->o->train.context_given ? "" : ", the default, so these are shorter",
+                          p->o->context_given ? "" : ", the default, so these are shorter",
                           qc_text_count(longest, p->longest), p->longest);
 }
 
 static qc_status add_question(qc_strbuf *out, const train_plan *p, qc_error *err)
 {
     char count[QC_SIZE_TEXT_BYTES], tokens[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
-    QC_TRY(qc_strbuf_addf(out, err, "%s: %s parameters, sequences of %s tokens\n", p->o->model,
-                          qc_text_count(count, p->model.parameters),
+    QC_TRY(qc_strbuf_addf(out, err, "%s: %s parameters, sequences of %s tokens\n",
+                          p->plan->call->model, qc_text_count(count, p->model.parameters),
                           qc_text_count(tokens, p->place.tokens)));
     return qc_strbuf_addf(out, err, "%" PRIu32 " GPU%s with %s to use%s\n\n", p->place.gpus,
                           p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
@@ -168,7 +170,7 @@ static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
                                          "optimizer", "activations", "workspace",
                                          "total",     "batch",       "accumulated"};
     qc_table t;
-    qc_table_init(&t, p->o->arena);
+    qc_table_init(&t, p->plan->call->arena);
     for (size_t i = 0; i < sizeof titles / sizeof *titles; i++)
         qc_table_column(&t, titles[i], i == 0 || i == 8 ? QC_ALIGN_LEFT : QC_ALIGN_RIGHT);
     for (unsigned i = 0; i < p->count; i++)
@@ -223,7 +225,7 @@ static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
     qc_jw_begin_object(&w);
     qc_jm_string(&w, "command", "plan");
     qc_jm_string(&w, "mode", "train");
-    qc_jm_path(&w, "model", p->o->model);
+    qc_jm_path(&w, "model", p->plan->call->model);
     qc_jm_u64(&w, "parameters", p->model.parameters);
     qc_jm_u64(&w, "context", p->place.tokens);
     qc_jm_u64(&w, "gpus", p->place.gpus);
@@ -235,7 +237,7 @@ static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
     for (unsigned i = 0; i < p->count; i++)
         put_setting(&w, p, &p->settings[i]);
     qc_jw_end_array(&w);
-    qc_jm_string(&w, "applied", p->o->train.apply);
+    qc_jm_string(&w, "applied", p->o->apply);
     qc_jw_key(&w, "profile");
     if (p->profiled) {
         qc_jw_begin_object(&w);
@@ -312,7 +314,7 @@ static qc_status add_page(qc_strbuf *out, const train_plan *p, qc_error *err)
     double most = (double)p->place.budget_bytes;
     QC_TRY(qc_html_begin(out, "qconv plan --mode train", "th{white-space:normal}", err));
     QC_TRY(qc_strbuf_adds(out, "<h1>Fine-tuning ", err));
-    QC_TRY(qc_html_escape(out, p->o->model, err));
+    QC_TRY(qc_html_escape(out, p->plan->call->model, err));
     QC_TRY(qc_strbuf_addf(out, err,
                           "</h1>\n<p>%s parameters, sequences of %s tokens; %" PRIu32
                           " GPU%s with %s to use%s.</p>\n",
@@ -350,12 +352,12 @@ static qc_status add_page(qc_strbuf *out, const train_plan *p, qc_error *err)
 static qc_status put_page(const train_plan *p, qc_error *err)
 {
     qc_strbuf out;
-    if (!p->o->html)
+    if (!p->html)
         return QC_OK;
     qc_strbuf_init(&out, (size_t)1 << 20);
     qc_status st = add_page(&out, p, err);
     if (st == QC_OK)
-        st = qc_file_put(p->o->html, out.data, out.len, err);
+        st = qc_file_put(p->html, out.data, out.len, err);
     qc_strbuf_deinit(&out);
     return st;
 }
@@ -364,16 +366,18 @@ static qc_status put_page(const train_plan *p, qc_error *err)
 
 static qc_status act_on_chosen(train_plan *p, const qc_plan *plan, qc_error *err)
 {
-    const qc_train_options *t = &p->o->train;
+    const qc_train_options *t = p->o;
     if (p->chosen == p->count) {
         if (t->apply || t->profile)
             QC_FAIL(err, QC_ERR_CHECK,
-                    "%s: no setting fits %" PRIu32 " GPU%s, so there is none to %s", p->o->model,
-                    p->place.gpus, p->place.gpus == 1 ? "" : "s", t->apply ? "apply" : "measure");
+                    "%s: no setting fits %" PRIu32 " GPU%s, so there is none to %s",
+                    p->plan->call->model, p->place.gpus, p->place.gpus == 1 ? "" : "s",
+                    t->apply ? "apply" : "measure");
         return QC_OK;
     }
     if (t->profile) {
-        QC_TRY(qc_train_measure(&p->profile, p->o->arena, plan, &p->settings[p->chosen], err));
+        QC_TRY(qc_train_measure(&p->profile, p->plan->call->arena, plan, &p->settings[p->chosen],
+                                err));
         p->profiled = 1;
     }
     if (t->apply)
@@ -381,21 +385,22 @@ static qc_status act_on_chosen(train_plan *p, const qc_plan *plan, qc_error *err
     return QC_OK;
 }
 
-qc_status qc_train_plan(const qc_options *o, const qc_plan *plan, const qc_geometry *geometry,
-                        const qc_budget *budget, qc_error *err)
+qc_status qc_train_plan(const qc_train_options *o, const char *html, const qc_plan *plan,
+                        const qc_geometry *geometry, const qc_budget *budget, qc_error *err)
 {
-    train_plan p = {.o = o};
+    train_plan p = {.plan = plan, .o = o, .html = html};
     qc_strbuf out;
     QC_TRY(find_place(&p, geometry, budget, err));
     qc_train_model_of(&p.model, plan, geometry);
     if (geometry->layer_count == 0 || p.model.parameters == 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%s: --mode train needs a config.json that gives the model's layers", o->model);
+                "%s: --mode train needs a config.json that gives the model's layers",
+                plan->call->model);
     find_settings(&p);
     QC_TRY(put_page(&p, err));
     QC_TRY(act_on_chosen(&p, plan, err));
     qc_strbuf_init(&out, (size_t)1 << 20);
-    qc_status st = o->json ? add_json(&out, &p, err) : add_text(&out, &p, err);
+    qc_status st = plan->call->json ? add_json(&out, &p, err) : add_text(&out, &p, err);
     if (st == QC_OK)
         st = qc_console_result(&out, err);
     qc_strbuf_deinit(&out);

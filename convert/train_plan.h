@@ -5,12 +5,12 @@
 
 #include "convert/train_memory.h"
 
-/* plan: after qc_plan_begin. Prints to standard output (text, or JSON with options->json), writes
- * options->train.apply, measures with options->train.profile. QC_ERR_USAGE for a budget without a
+/* plan: after qc_plan_begin. Prints to standard output (text, or JSON with --json), writes
+ * o->apply, measures with o->profile. QC_ERR_USAGE for a budget without a
  * GPU, QC_ERR_CHECK when something is to be applied and nothing fits. */
-QC_NODISCARD qc_status qc_train_plan(const qc_options *o, const qc_plan *plan,
-                                     const qc_geometry *geometry, const qc_budget *budget,
-                                     qc_error *err);
+QC_NODISCARD qc_status qc_train_plan(const qc_train_options *o, const char *html,
+                                     const qc_plan *plan, const qc_geometry *geometry,
+                                     const qc_budget *budget, qc_error *err);
 
 /* The setting as a configuration: DeepSpeed's if the file is called so ("deepspeed" or "ds_" in its
  * name), else accelerate's, both JSON. (train_apply.c) */

@@ -234,9 +234,9 @@ qc_status qc_tuning_read(qc_tuning *out, qc_arena *arena, const char *path, qc_e
 
 /* ---- for a run ---- */
 
-qc_status qc_tuning_open(qc_tuning *out, const qc_options *o, qc_arena *arena, qc_error *err)
+qc_status qc_tuning_open(qc_tuning *out, const qc_call *call, qc_arena *arena, qc_error *err)
 {
-    const char *path = o->tuning, *from = "--tuning";
+    const char *path = call->tuning, *from = "--tuning";
     *out = (qc_tuning){0};
     if (!path) {
         path = getenv("QCONV_TUNING");
@@ -256,11 +256,11 @@ int qc_tuning_suits(const qc_tuning *t, const qc_cuda_device *d)
            strcmp(t->gpu, d->name) == 0;
 }
 
-qc_matmul_table qc_tuning_for(const qc_tuning *t, const qc_options *o, const qc_cuda_device *d)
+qc_matmul_table qc_tuning_for(const qc_tuning *t, const qc_call *call, const qc_cuda_device *d)
 {
     if (!t->path || qc_tuning_suits(t, d))
         return (qc_matmul_table){t->rows, t->count};
-    qc_console_warn(o,
+    qc_console_warn(call,
                     "%s is not used: it was made on %s, sm_%u with %u multiprocessors, and cuda:%d "
                     "is %s, sm_%u with %u; 'qconv bench --tune' makes one here",
                     t->path, t->gpu, t->sm, t->multiprocessors, d->index, d->name, d->sm,

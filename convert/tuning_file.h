@@ -6,7 +6,7 @@
 
 #include "base/arena.h"
 #include "base/strbuf.h"
-#include "convert/options.h"
+#include "convert/call.h"
 #include "kernels/matmul_tuning.h"
 
 /* Microseconds of a launch, for readers of the file: as the plan has it, and as the row has it. */
@@ -37,11 +37,11 @@ QC_NODISCARD qc_status qc_tuning_read(qc_tuning *out, qc_arena *arena, const cha
 
 /* The file that --tuning names, or without it QCONV_TUNING; where neither does, *out has no path
  * and no rows. Errors begin with the one that named it. */
-QC_NODISCARD qc_status qc_tuning_open(qc_tuning *out, const qc_options *o, qc_arena *arena,
+QC_NODISCARD qc_status qc_tuning_open(qc_tuning *out, const qc_call *call, qc_arena *arena,
                                       qc_error *err);
 /* Was it made on such a GPU: of this name, capability and number of multiprocessors? */
 int qc_tuning_suits(const qc_tuning *t, const qc_cuda_device *d);
 /* What to tell d's work: t's rows; none, with a warning, where t is of another GPU. */
-qc_matmul_table qc_tuning_for(const qc_tuning *t, const qc_options *o, const qc_cuda_device *d);
+qc_matmul_table qc_tuning_for(const qc_tuning *t, const qc_call *call, const qc_cuda_device *d);
 
 #endif

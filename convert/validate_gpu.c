@@ -8,8 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_options *o, qc_arena *arena,
-                               qc_error *err)
+qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc_product_options *o,
+                               qc_arena *arena, qc_error *err)
 {
     qc_devices devices;
     qc_tuning file;
@@ -17,15 +17,15 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_options *o, qc_arena
     g->name = "cpu";
     g->m = o->m;
     g->m_count = o->m_count;
-    QC_TRY(qc_tuning_open(&file, o, arena, err));
-    QC_TRY(qc_devices_choose(&devices, o->run_device, UINT64_MAX, arena, err));
+    QC_TRY(qc_tuning_open(&file, call, arena, err));
+    QC_TRY(qc_devices_choose(&devices, call->run_device, UINT64_MAX, arena, err));
     if (devices.gpu_count == 0)
         return qc_arena_printf(arena, &g->left_out, err,
                                "left out: the GPU's kernels and their times against fp16 (%s)",
                                devices.why);
     g->device = devices.gpus[0];
     g->work = devices.work;
-    const qc_matmul_table tuning = qc_tuning_for(&file, o, &g->device);
+    const qc_matmul_table tuning = qc_tuning_for(&file, call, &g->device);
     qc_status st = g->work->validator.create(&g->comparer, &g->device, &tuning, err);
     if (st != QC_OK && st != QC_ERR_INTERRUPTED && !devices.wished) {
         qc_error why = {0};

@@ -20,8 +20,9 @@ typedef struct {
 
 /* By --device and QCONV_DEVICE: QC_ERR_DEVICE if a GPU is asked for that is not there. Of several
  * the first is used. */
-QC_NODISCARD qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_options *o,
-                                            qc_arena *arena, qc_error *err);
+QC_NODISCARD qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call,
+                                            const qc_product_options *o, qc_arena *arena,
+                                            qc_error *err);
 void qc_validate_gpu_close(qc_validate_gpu *g); /* of zeros is fine */
 
 /* BF16 becomes F16 where the GPU's cuBLAS has no bfloat16 to compare with. */

@@ -1,6 +1,7 @@
 #include "convert/validate_pair.h"
 
 #include "base/checked.h"
+#include "convert/glob.h"
 #include "convert/recipe_coded.h"
 #include "convert/recipe_stored.h"
 #include "convert/recipe_tables.h"

@@ -35,12 +35,16 @@ static inline void test_conversion_begin(test_conversion *c, const char *fmt, ..
     qc_arena_init(&c->arena);
     n = test_words(c->line, argv);
     test_must(qc_options_parse(&c->options, &c->arena, n, argv, &err), &err);
-    test_must(qc_checkpoint_open(&c->model, o->model, &err), &err);
-    test_must(qc_recipe_make(&c->recipe, &c->arena, c->model, o, &err), &err);
-    test_must(qc_plan_make(&c->plan, &c->arena, c->model, &c->recipe, o, &err), &err);
+    test_must(qc_checkpoint_open(&c->model, o->call.model, &err), &err);
+    test_must(qc_recipe_make(&c->recipe, &c->arena, c->model, &o->convert.plan.recipe, &err), &err);
+    test_must(
+        qc_plan_make(&c->plan, &c->arena, c->model, &c->recipe, &o->call, &o->convert.plan, &err),
+        &err);
     test_must(qc_isa_select(&isa, &err), &err);
-    test_must(qc_output_dir_begin(&c->dir, &c->arena, o->out, o->model, o->force, &err), &err);
-    test_must(qc_pipeline_init(&c->pipeline, &c->plan, &c->dir, isa, o->threads, &err), &err);
+    test_must(
+        qc_output_dir_begin(&c->dir, &c->arena, o->call.out, o->call.model, o->convert.force, &err),
+        &err);
+    test_must(qc_pipeline_init(&c->pipeline, &c->plan, &c->dir, isa, o->call.threads, &err), &err);
 }
 
 /* What it wrote goes as well. */

@@ -17,7 +17,7 @@
 typedef struct {
     qc_checkpoint model;
     qc_arena arena; /* of the recipe */
-    qc_options options;
+    qc_recipe_options options;
     qc_rule rules[16];
     qc_recipe recipe;
     qc_error err;

@@ -11,6 +11,9 @@ static const char config[] =
 
 enum { LAYERS = 4 };
 
+static const qc_call call = {.threads = 1};
+static qc_plan_options plan_options; /* but for its recipe's, which are the fixture's */
+
 static void llama(fixture *f)
 {
     char name[128];
@@ -32,12 +35,12 @@ static void llama(fixture *f)
             fixture_add(f, name, w[k].rows, w[k].cols);
         }
     }
-    f->options.fit = (qc_fit_options){.margin = 1,
-                                      .context = 16,
-                                      .batch = 1,
-                                      .images = 1,
-                                      .kv_bits = 16,
-                                      .cuda_context_bytes = 0};
+    plan_options.fit = (qc_fit_options){.margin = 1,
+                                        .context = 16,
+                                        .batch = 1,
+                                        .images = 1,
+                                        .kv_bits = 16,
+                                        .cuda_context_bytes = 0};
 }
 
 static qc_status choose(fixture *f, qc_auto_result *r, const char *vram)
@@ -49,8 +52,9 @@ static qc_status choose(fixture *f, qc_auto_result *r, const char *vram)
     assert_int_equal(qc_geometry_read(&g, &f->arena, f->model.config, &f->err), QC_OK);
     assert_int_equal(qc_segments_make(&s, &f->arena, &f->model, &f->recipe, &g, &f->err), QC_OK);
     assert_int_equal(qc_budget_parse(&b, &f->arena, vram, &f->err), QC_OK);
-    qc_plan_subject subject = {&f->model, &g, 0, NULL};
-    return qc_auto_choose(r, &f->arena, &f->recipe, &subject, &s, &b, &f->options, &f->err);
+    plan_options.recipe = f->options;
+    qc_plan_subject subject = {&call, &f->model, &g, 0, NULL};
+    return qc_auto_choose(r, &f->arena, &f->recipe, &subject, &s, &b, &plan_options, &f->err);
 }
 
 static void choose_ok(fixture *f, qc_auto_result *r, const char *vram)
@@ -201,7 +205,7 @@ static void test_experts(void **state)
             fixture_add(&f, name, 64, 128);
         }
     }
-    f.options.fit = (qc_fit_options){.margin = 1, .context = 16, .batch = 1, .kv_bits = 16};
+    plan_options.fit = (qc_fit_options){.margin = 1, .context = 16, .batch = 1, .kv_bits = 16};
     choose_ok(&f, &r, "100MB");
     assert_int_equal(r.group_count, 2);
     assert_int_equal(r.groups[1].weights, 20);
@@ -221,7 +225,7 @@ static void test_transposed(void **state)
                        "\"vocab_size\": 100, \"n_positions\": 64}");
     fixture_add(&f, "wte.weight", 100, 64);
     fixture_add(&f, "h.0.mlp.c_fc.weight", 64, 256);
-    f.options.fit = (qc_fit_options){.margin = 1, .context = 16, .batch = 1, .kv_bits = 16};
+    plan_options.fit = (qc_fit_options){.margin = 1, .context = 16, .batch = 1, .kv_bits = 16};
     choose_ok(&f, &r, "100MB");
     const qc_recipe_entry *e = fixture_entry(&f, "h.0.mlp.c_fc.weight");
     assert_true(e->scheme == QC_SCHEME_KEEP && !e->transpose);
@@ -251,7 +255,7 @@ static void test_fp8(void **state)
     fixture_add_dims(&f, scale, QC_DTYPE_F32, 2, (uint64_t[]){3, 2});
     fixture_add_dims(&f, input, QC_DTYPE_F32, 1, (uint64_t[]){1});
     fixture_add(&f, up, 512, 256);
-    f.options.fit = (qc_fit_options){.margin = 1, .context = 16, .batch = 1, .kv_bits = 16};
+    plan_options.fit = (qc_fit_options){.margin = 1, .context = 16, .batch = 1, .kv_bits = 16};
     f.options.rest = QC_REST_FP16; /* for floats only */
     choose_ok(&f, &r, "100MB");
     assert_int_equal(r.group_count, 2);

@@ -14,7 +14,8 @@ static qc_status run_words(int argc, char **argv, qc_error *err)
     qc_arena_init(&a);
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
     if (st == QC_OK)
-        st = o.command == QC_CMD_EVAL ? qc_eval_run(&last, &o, err) : qc_cmd_convert(&o, err);
+        st = o.command == QC_CMD_EVAL ? qc_eval_run(&last, &o.call, &o.eval, err)
+                                      : qc_cmd_convert(&o, err);
     qc_arena_deinit(&a);
     return st;
 }

@@ -1,3 +1,4 @@
+#include "convert/glob.h"
 #include "convert/recipe.h"
 
 #include <setjmp.h>

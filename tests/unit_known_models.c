@@ -574,17 +574,17 @@ static void every_one_can_be_planned(void **state)
         last = k->config;
         qc_checkpoint *c = open_ok(k->id, 0);
         qc_arena arena;
-        qc_options o = {.to = QC_TO_NF4, .double_quant = 1};
+        qc_plan_options o = {.recipe = {.to = QC_TO_NF4, .double_quant = 1}};
         qc_recipe recipe;
         qc_plan plan;
         qc_geometry g;
         qc_segments segments;
         qc_error err = {0};
         qc_arena_init(&arena);
-        test_must(qc_recipe_make(&recipe, &arena, c, &o, &err), &err);
+        test_must(qc_recipe_make(&recipe, &arena, c, &o.recipe, &err), &err);
         test_must(qc_geometry_read(&g, &arena, c->config, &err), &err);
         test_must(qc_segments_make(&segments, &arena, c, &recipe, &g, &err), &err);
-        test_must(qc_plan_begin(&plan, &arena, c, &recipe, &o, &err), &err);
+        test_must(qc_plan_begin(&plan, &arena, c, &recipe, NULL, &o, &err), &err);
         /* What has a tower beside it goes by the general rules. */
         assert_int_equal(recipe.known_type,
                          !strstr(k->config, "\"gemma3\"") && !strstr(k->config, "\"mistral3\"") &&
@@ -662,14 +662,14 @@ static void out_of_memory(void **state)
             qc_status st = qc_model_open(&c, models[i], &has_weights, &err);
             qc_arena arena;
             qc_arena_init(&arena);
-            qc_options o = {.to = QC_TO_NF4, .double_quant = 1};
+            qc_plan_options o = {.recipe = {.to = QC_TO_NF4, .double_quant = 1}};
             qc_recipe recipe;
             qc_geometry g;
             qc_segments segments;
             if (st == QC_OK)
                 st = qc_geometry_read(&g, &arena, c->config, &err);
             if (st == QC_OK)
-                st = qc_recipe_make(&recipe, &arena, c, &o, &err);
+                st = qc_recipe_make(&recipe, &arena, c, &o.recipe, &err);
             if (st == QC_OK)
                 st = qc_segments_make(&segments, &arena, c, &recipe, &g, &err);
             qc_alloc_fail_at(0, 0);

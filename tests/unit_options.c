@@ -72,10 +72,10 @@ static void same_name_other_command(void **state)
     parsed p;
     parse_ok(&p, "qconv unpack --device cuda:1 out dir");
     assert_string_equal(p.o.device, "cuda:1");
-    assert_null(p.o.run_device);
+    assert_null(p.o.call.run_device);
     qc_arena_deinit(&p.arena);
     parse_ok(&p, "qconv --device cuda:0,2 --to nf4 model out");
-    assert_string_equal(p.o.run_device, "cuda:0,2");
+    assert_string_equal(p.o.call.run_device, "cuda:0,2");
     assert_null(p.o.device);
     qc_arena_deinit(&p.arena);
 }
@@ -85,34 +85,34 @@ static void measuring(void **state)
     (void)state;
     parsed p;
     parse_ok(&p, "qconv validate out --against model");
-    assert_string_equal(p.o.model, "out");
-    assert_string_equal(p.o.against, "model");
-    assert_int_equal(p.o.m_count, 6);
-    assert_int_equal(p.o.m[5], 1024);
-    assert_int_equal(p.o.seed, 1);
+    assert_string_equal(p.o.call.model, "out");
+    assert_string_equal(p.o.call.against, "model");
+    assert_int_equal(p.o.products.m_count, 6);
+    assert_int_equal(p.o.products.m[5], 1024);
+    assert_int_equal(p.o.products.seed, 1);
     assert_true(p.o.validate.max_error <= 0);
     assert_true(p.o.validate.tolerance > 0.00099 && p.o.validate.tolerance < 0.00101);
     qc_arena_deinit(&p.arena);
     parse_ok(&p, "qconv validate out --against model --m 7,1 --sample 3 --seed 0 --html page.html "
                  "--baseline a --save-baseline b --tolerance 0.5 --activations x");
-    assert_int_equal(p.o.m_count, 2);
-    assert_int_equal(p.o.m[0], 7);
-    assert_int_equal(p.o.m[1], 1);
+    assert_int_equal(p.o.products.m_count, 2);
+    assert_int_equal(p.o.products.m[0], 7);
+    assert_int_equal(p.o.products.m[1], 1);
     assert_int_equal(p.o.validate.sample, 3);
-    assert_int_equal(p.o.seed, 0);
+    assert_int_equal(p.o.products.seed, 0);
     assert_string_equal(p.o.html, "page.html");
     assert_string_equal(p.o.validate.baseline, "a");
     assert_string_equal(p.o.validate.save_baseline, "b");
     assert_string_equal(p.o.validate.activations, "x");
     qc_arena_deinit(&p.arena);
-    parse_ok(&p, "qconv bench --path mma-884 --dtype bf16 --markdown --output o.json");
-    assert_int_equal(p.o.m_count, 13);
-    assert_int_equal(p.o.m[12], 4096);
+    parse_ok(&p, "qconv bench --path mma-884 --dtype bf16 --markdown --output o.call.json");
+    assert_int_equal(p.o.products.m_count, 13);
+    assert_int_equal(p.o.products.m[12], 4096);
     assert_string_equal(p.o.bench.path, "mma-884");
     assert_int_equal(p.o.bench.bf16, 1);
     assert_int_equal(p.o.bench.markdown, 1);
     assert_int_equal(p.o.bench.rounds, 30);
-    assert_string_equal(p.o.bench.output, "o.json");
+    assert_string_equal(p.o.bench.output, "o.call.json");
     assert_null(p.o.bench.shapes);
     qc_arena_deinit(&p.arena);
 }
@@ -123,20 +123,22 @@ static void defaults(void **state)
     parsed p;
     parse_ok(&p, "qconv --to nf4 model out");
     assert_int_equal(p.o.command, QC_CMD_CONVERT);
-    assert_string_equal(p.o.model, "model");
-    assert_string_equal(p.o.out, "out");
-    assert_int_equal(p.o.to, QC_TO_NF4);
-    assert_int_equal(p.o.block_elems, 0);
-    assert_int_equal(p.o.double_quant, 1);
-    assert_int_equal(p.o.rest, QC_REST_KEEP);
-    assert_int_equal(p.o.rule_count, 0);
-    assert_null(p.o.compute_dtype);
-    assert_int_equal(p.o.compress, 1);
-    assert_int_equal(p.o.compress_level, 1);
-    assert_int_equal(p.o.max_shard_bytes, 5000000000u);
-    assert_int_equal(p.o.dry_run | p.o.force | p.o.json | p.o.quiet | p.o.verbose, 0);
-    assert_int_equal(p.o.threads, 0);
-    assert_int_equal(p.o.progress, QC_PROGRESS_AUTO);
+    assert_string_equal(p.o.call.model, "model");
+    assert_string_equal(p.o.call.out, "out");
+    assert_int_equal(p.o.convert.plan.recipe.to, QC_TO_NF4);
+    assert_int_equal(p.o.convert.plan.recipe.block_elems, 0);
+    assert_int_equal(p.o.convert.plan.recipe.double_quant, 1);
+    assert_int_equal(p.o.convert.plan.recipe.rest, QC_REST_KEEP);
+    assert_int_equal(p.o.convert.plan.recipe.rule_count, 0);
+    assert_null(p.o.convert.plan.recipe.compute_dtype);
+    assert_int_equal(p.o.convert.plan.compress, 1);
+    assert_int_equal(p.o.convert.plan.compress_level, 1);
+    assert_int_equal(p.o.convert.plan.max_shard_bytes, 5000000000u);
+    assert_int_equal(p.o.convert.dry_run | p.o.convert.force | p.o.call.json | p.o.call.quiet |
+                         p.o.call.verbose,
+                     0);
+    assert_int_equal(p.o.call.threads, 0);
+    assert_int_equal(p.o.call.progress, QC_PROGRESS_AUTO);
     qc_arena_deinit(&p.arena);
 }
 
@@ -148,33 +150,33 @@ static void every_option(void **state)
                  "--compute-dtype float32 --compress zstd:19 "
                  "--max-shard-size 512MiB --dry-run --force --threads 7 --json -vv "
                  "--progress never model out");
-    assert_int_equal(p.o.to, QC_TO_INT8);
-    assert_int_equal(p.o.block_elems, 128);
-    assert_int_equal(p.o.double_quant, 0);
-    assert_int_equal(p.o.rest, QC_REST_FP16);
-    assert_string_equal(p.o.compute_dtype, "float32");
-    assert_int_equal(p.o.compress, 1);
-    assert_int_equal(p.o.compress_level, 19);
-    assert_int_equal(p.o.max_shard_bytes, 512u << 20);
-    assert_int_equal(p.o.dry_run, 1);
-    assert_int_equal(p.o.force, 1);
-    assert_int_equal(p.o.threads, 7);
-    assert_int_equal(p.o.json, 1);
-    assert_int_equal(p.o.verbose, 2);
-    assert_int_equal(p.o.progress, QC_PROGRESS_NEVER);
+    assert_int_equal(p.o.convert.plan.recipe.to, QC_TO_INT8);
+    assert_int_equal(p.o.convert.plan.recipe.block_elems, 128);
+    assert_int_equal(p.o.convert.plan.recipe.double_quant, 0);
+    assert_int_equal(p.o.convert.plan.recipe.rest, QC_REST_FP16);
+    assert_string_equal(p.o.convert.plan.recipe.compute_dtype, "float32");
+    assert_int_equal(p.o.convert.plan.compress, 1);
+    assert_int_equal(p.o.convert.plan.compress_level, 19);
+    assert_int_equal(p.o.convert.plan.max_shard_bytes, 512u << 20);
+    assert_int_equal(p.o.convert.dry_run, 1);
+    assert_int_equal(p.o.convert.force, 1);
+    assert_int_equal(p.o.call.threads, 7);
+    assert_int_equal(p.o.call.json, 1);
+    assert_int_equal(p.o.call.verbose, 2);
+    assert_int_equal(p.o.call.progress, QC_PROGRESS_NEVER);
     qc_arena_deinit(&p.arena);
 
     parse_ok(&p, "qconv m --to fp16 o --compress none -q --progress always");
-    assert_int_equal(p.o.to, QC_TO_FP16);
-    assert_int_equal(p.o.compress, 0);
-    assert_int_equal(p.o.quiet, 1);
-    assert_int_equal(p.o.progress, QC_PROGRESS_ALWAYS);
+    assert_int_equal(p.o.convert.plan.recipe.to, QC_TO_FP16);
+    assert_int_equal(p.o.convert.plan.compress, 0);
+    assert_int_equal(p.o.call.quiet, 1);
+    assert_int_equal(p.o.call.progress, QC_PROGRESS_ALWAYS);
     qc_arena_deinit(&p.arena);
 
     parse_ok(&p, "qconv --to bf16 m o --compress none --compress zstd --rest=keep --to nf4");
-    assert_int_equal(p.o.to, QC_TO_NF4);
-    assert_int_equal(p.o.compress, 1);
-    assert_int_equal(p.o.compress_level, 1);
+    assert_int_equal(p.o.convert.plan.recipe.to, QC_TO_NF4);
+    assert_int_equal(p.o.convert.plan.compress, 1);
+    assert_int_equal(p.o.convert.plan.compress_level, 1);
     qc_arena_deinit(&p.arena);
 }
 
@@ -184,10 +186,10 @@ static void rules_keep_their_order(void **state)
     parsed p;
     parse_ok(&p, "qconv --keep a --quantize b --to nf4 --keep=--c m o --quantize d");
     static const char *const globs[] = {"a", "b", "--c", "d"};
-    assert_int_equal(p.o.rule_count, 4);
+    assert_int_equal(p.o.convert.plan.recipe.rule_count, 4);
     for (unsigned i = 0; i < 4; i++) {
-        assert_int_equal(p.o.rules[i].quantize, i % 2);
-        assert_string_equal(p.o.rules[i].glob, globs[i]);
+        assert_int_equal(p.o.convert.plan.recipe.rules[i].quantize, i % 2);
+        assert_string_equal(p.o.convert.plan.recipe.rules[i].glob, globs[i]);
     }
     qc_arena_deinit(&p.arena);
 }
@@ -221,13 +223,13 @@ static void commands_and_words(void **state)
         assert_int_equal(p.o.command, cases[i].command);
         assert_int_equal(p.o.help_topic, cases[i].topic);
         if (cases[i].model)
-            assert_string_equal(p.o.model, cases[i].model);
+            assert_string_equal(p.o.call.model, cases[i].model);
         else
-            assert_null(p.o.model);
+            assert_null(p.o.call.model);
         if (cases[i].out)
-            assert_string_equal(p.o.out, cases[i].out);
+            assert_string_equal(p.o.call.out, cases[i].out);
         else
-            assert_null(p.o.out);
+            assert_null(p.o.call.out);
         qc_arena_deinit(&p.arena);
     }
 }

@@ -21,7 +21,7 @@
 
 #define NOW "format=1\nparts=3\n--to=nf4\n"
 
-static const qc_options quiet = {.quiet = 1};
+static const qc_call quiet = {.quiet = 1};
 
 typedef struct {
     char root[64], source[96], out[96];

@@ -58,7 +58,7 @@ static void a_step_has_a_rank(void **state)
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const rank_case *c = &cases[i];
-        qc_options o;
+        qc_convert_options o;
         qc_rank rank;
         qc_error err = {0};
         memset(&o, 0, sizeof o);
@@ -79,7 +79,7 @@ static void a_step_has_a_rank(void **state)
 static void the_option_wins(void **state)
 {
     (void)state;
-    qc_options o;
+    qc_convert_options o;
     qc_rank rank;
     memset(&o, 0, sizeof o);
     set_environment((const char *const[]){"4", "0", "4", "x"});
@@ -98,7 +98,7 @@ static void the_option_wins(void **state)
 static void tasks_do_not_consume(void **state)
 {
     (void)state;
-    qc_options o;
+    qc_convert_options o;
     qc_rank rank;
     qc_error err = {0};
     memset(&o, 0, sizeof o);

@@ -105,7 +105,7 @@ static void wait_ms(long ms)
     (void)nanosleep(&t, NULL);
 }
 
-static void run_progress(const qc_options *o, const char *warning, char *out, size_t room)
+static void run_progress(const qc_call *o, const char *warning, char *out, size_t room)
 {
     qc_progress *p = NULL;
     capture();
@@ -124,7 +124,7 @@ static void bar_comes_and_goes(void **state)
 {
     (void)state;
     char out[16384];
-    qc_options o = {.progress = QC_PROGRESS_ALWAYS};
+    qc_call o = {.progress = QC_PROGRESS_ALWAYS};
     run_progress(&o, "careful\n\033[2J", out, sizeof out);
     assert_non_null(strstr(out, "qconv: testing  50% [##########"));
     /* The warning has a line of its own. */
@@ -136,13 +136,13 @@ static void nothing_when_quiet_never_or_short(void **state)
 {
     (void)state;
     char out[4096];
-    qc_options quiet = {.quiet = 1, .progress = QC_PROGRESS_ALWAYS};
+    qc_call quiet = {.quiet = 1, .progress = QC_PROGRESS_ALWAYS};
     run_progress(&quiet, "unheard", out, sizeof out);
     assert_string_equal(out, "");
-    qc_options never = {.progress = QC_PROGRESS_NEVER};
+    qc_call never = {.progress = QC_PROGRESS_NEVER};
     run_progress(&never, NULL, out, sizeof out);
     assert_string_equal(out, "");
-    qc_options off_terminal = {.progress = QC_PROGRESS_AUTO};
+    qc_call off_terminal = {.progress = QC_PROGRESS_AUTO};
     run_progress(&off_terminal, NULL, out, sizeof out);
     assert_string_equal(out, "");
 }
@@ -151,7 +151,7 @@ static void plain_lines(void **state)
 {
     (void)state;
     char out[4096];
-    qc_options o = {.progress = QC_PROGRESS_AUTO};
+    qc_call o = {.progress = QC_PROGRESS_AUTO};
     qc_progress *p = NULL;
     capture();
     assert_int_equal(qc_progress_create(&p, &o, "testing", 1000, NULL), QC_OK);
@@ -183,7 +183,7 @@ static void threads_add(void **state)
     (void)state;
     char out[65536];
     pthread_t threads[ADDERS];
-    qc_options o = {.progress = QC_PROGRESS_ALWAYS};
+    qc_call o = {.progress = QC_PROGRESS_ALWAYS};
     qc_progress *p = NULL;
     capture();
     assert_int_equal(qc_progress_create(&p, &o, "testing", ADDERS * ADDS, NULL), QC_OK);

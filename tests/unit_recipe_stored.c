@@ -18,7 +18,7 @@ typedef struct {
     fx_dir dir;
     qc_checkpoint *model;
     qc_arena arena;
-    qc_options options;
+    qc_recipe_options options;
     qc_rule rule;
     qc_recipe recipe;
     qc_error err;

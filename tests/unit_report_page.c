@@ -286,8 +286,9 @@ static void bench_file(void **state)
     fx_join(path, dir.path, "b.json");
     qc_arena_init(&arena);
     qc_strbuf_init(&text, 1 << 20);
-    const qc_options o = {.arena = &arena};
-    qc_report r = {.o = &o, .forms = &form, .form_count = 1, .weights = &weight, .weight_count = 1};
+    const qc_call call = {.arena = &arena};
+    qc_report r = {
+        .call = &call, .forms = &form, .form_count = 1, .weights = &weight, .weight_count = 1};
     assert_int_equal(qc_bench_json(&q, &b, &text, NULL), QC_OK);
     assert_int_equal(qc_file_put(path, text.data, text.len, NULL), QC_OK);
     assert_int_equal(qc_report_bench_read(&r, path, &err), QC_OK);

@@ -47,12 +47,13 @@ static uint32_t holder(const qc_segments *s, const char *name)
 static void check_cover(const qc_segments *s, fixture *f)
 {
     qc_plan plan;
+    const qc_plan_options options = {.recipe = f->options};
     assert_int_equal(s->tensor_count, f->model.tensor_count);
     for (uint32_t i = 0; i < s->tensor_count; i++) {
         assert_true(s->of_tensor[i] < s->count);
         assert_int_equal(holder(s, f->model.tensors[i].name), s->of_tensor[i]);
     }
-    if (qc_plan_begin(&plan, &f->arena, &f->model, &f->recipe, &f->options, &f->err) != QC_OK)
+    if (qc_plan_begin(&plan, &f->arena, &f->model, &f->recipe, NULL, &options, &f->err) != QC_OK)
         fail_msg("plan: %s", f->err.msg);
     for (uint32_t i = 0; i < plan.tensor_count; i++) {
         uint32_t source = plan.jobs[plan.outputs[i].job].source;

@@ -75,7 +75,7 @@ static void look_through(qc_checkpoint *c, qc_st_cursor *cursor)
     qc_error err = {0};
     qc_recipe recipe;
     qc_stored_set set;
-    qc_options o = {.to = QC_TO_NF4, .double_quant = 1};
+    qc_recipe_options o = {.to = QC_TO_NF4, .double_quant = 1};
     qc_arena_init(&arena);
     qc_status st = qc_stored_find(&set, &arena, c, &err);
     FUZZ_CHECK(st == QC_OK || is_refusal(st, &err));

@@ -47,7 +47,7 @@ static void cut(const qc_model_tensors *t, const qc_geometry *g, const char *tex
     qc_arena arena;
     qc_recipe recipe;
     qc_segments s;
-    qc_options o = {.to = QC_TO_NF4, .double_quant = 1};
+    qc_recipe_options o = {.to = QC_TO_NF4, .double_quant = 1};
     if (qc_checkpoint_create_shapes(&c, "fuzz", text, len, t->rows, t->count, NULL) != QC_OK)
         return;
     qc_arena_init(&arena);

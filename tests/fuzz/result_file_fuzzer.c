@@ -38,11 +38,10 @@ static void of_eval(qc_arena *arena, const char *path)
 static void of_bench(qc_arena *arena, const char *path)
 {
     qc_error err = {0};
-    qc_options o = {0};
+    qc_call call = {.arena = arena};
     qc_report r;
     memset(&r, 0, sizeof r);
-    r.o = &o;
-    o.arena = arena;
+    r.call = &call;
     qc_status st = qc_report_bench_read(&r, path, &err);
     FUZZ_CHECK(st == QC_OK ? r.bench != NULL : st == QC_ERR_INPUT && err.msg[0] && !r.bench);
     for (uint32_t i = 0; r.bench && i < r.bench->row_count; i++)

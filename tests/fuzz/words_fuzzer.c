@@ -5,6 +5,7 @@
 #include "convert/budget.h"
 #include "convert/device_wish.h"
 #include "convert/options.h"
+#include "convert/size_text.h"
 #include "fuzz_check.h"
 
 #include <stdlib.h>
@@ -33,7 +34,8 @@ static void of_options(char *text)
     FUZZ_CHECK(st == QC_OK || (err.msg[0] && !strchr(err.msg, '\n')));
     FUZZ_CHECK(st == QC_OK || qc_status_exit_code(st) <= 3);
     if (st == QC_OK && o.command == QC_CMD_CONVERT)
-        FUZZ_CHECK(o.model && o.fit.margin > 0.0 && o.fit.margin <= 1.0);
+        FUZZ_CHECK(o.call.model && o.convert.plan.fit.margin > 0.0 &&
+                   o.convert.plan.fit.margin <= 1.0);
     qc_arena_deinit(&arena);
 }
 

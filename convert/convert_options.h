@@ -1,0 +1,22 @@
+/* What a conversion is asked for, apart from how the program was called (convert/call.h). */
+#ifndef QC_CONVERT_CONVERT_OPTIONS_H
+#define QC_CONVERT_CONVERT_OPTIONS_H
+
+#include "convert/plan_options.h"
+
+#define QC_PARTS_MAX 4096
+
+typedef struct {
+    qc_plan_options plan;
+    int dry_run;
+    int force;
+    int restart;         /* begin anew although an interrupted conversion could be continued */
+    int consume_source;  /* delete weight files of MODEL once they are written and synced */
+    unsigned part_index; /* 0..part_count-1, of --part */
+    unsigned part_count; /* 0: not given; at most QC_PARTS_MAX */
+    int explain;         /* --to auto: say why */
+    int of_pipeline; /* MODEL is a part of a diffusers pipeline: a finished OUT is left as it is,
+                        or refused if another conversion made it */
+} qc_convert_options;
+
+#endif
