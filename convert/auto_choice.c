@@ -3,7 +3,6 @@
 #include "base/checked.h"
 #include "convert/glob.h"
 #include "convert/hardware_choice.h"
-#include "convert/pipeline.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
 
@@ -368,7 +367,7 @@ static qc_status measure_groups(chooser *c, qc_error *err)
             s->coded = coded_of(c, s->tensor);
         }
     }
-    unsigned threads = c->call->threads ? c->call->threads : qc_pipeline_default_threads(0);
+    unsigned threads = c->call->threads ? c->call->threads : qc_cpu_count();
     QC_TRY(qc_auto_measure(samples, count, c->model, c->candidates, c->options->recipe.double_quant,
                            c->options->recipe.scale, threads, err));
     at = 0;

@@ -7,7 +7,6 @@
 #include "convert/calibrate_engine.h"
 #include "convert/calibration_text.h"
 #include "convert/console.h"
-#include "convert/pipeline.h"
 #include "convert/size_text.h"
 #include "convert/token_text.h"
 #include "formats/digest.h"

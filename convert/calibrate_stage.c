@@ -1,6 +1,7 @@
 #include "convert/calibrate_stage.h"
 
 #include "convert/console.h"
+#include "convert/resume.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -76,6 +77,23 @@ static qc_status read_report(qc_calibrate_report *r, const qc_plan *plan, const 
 
 /* ---- the stage ---- */
 
+/* What the store's weights were made for: this conversion, calibrated with this. */
+static qc_status store_identity(const char **out, const qc_plan *plan, qc_error *err)
+{
+    const char *calibration = NULL;
+    char hex[QC_DIGEST_HEX_BYTES];
+    qc_strbuf all;
+    QC_TRY(qc_calibrate_identity(&calibration, plan, err));
+    qc_strbuf_init(&all, SIZE_MAX / 2);
+    qc_status st = qc_identity_make(&all, plan, 1, err);
+    qc_digest digest = qc_digest_bytes(all.data, all.len);
+    qc_strbuf_deinit(&all);
+    QC_TRY(st);
+    qc_digest_hex(&digest, hex);
+    return qc_arena_printf(plan->arena, out, err, "conversion=%s\ncalibration=%s", hex,
+                           calibration);
+}
+
 qc_status qc_calibrate_stage_open(qc_calibrate_stage *s, qc_pipeline *p, qc_output_dir *d,
                                   qc_error *err)
 {
@@ -85,7 +103,7 @@ qc_status qc_calibrate_stage_open(qc_calibrate_stage *s, qc_pipeline *p, qc_outp
     s->plan = p->plan;
     if (!qc_calibrates(&p->plan->options->calibrate))
         return QC_OK;
-    QC_TRY(qc_calibrate_identity(&identity, p->plan, err));
+    QC_TRY(store_identity(&identity, p->plan, err));
     QC_TRY(qc_calibrated_open(&s->store, p->plan, d, identity, &s->kept, err));
     p->calibrated = s->store;
     const char *text = qc_calibrated_done(s->store, &lost);

@@ -5,7 +5,6 @@
 #include "base/checked.h"
 #include "base/float_bits.h"
 #include "base/workers.h"
-#include "convert/resume.h"
 #include "formats/journal.h"
 #include "quant/quant_ops.h"
 
@@ -435,16 +434,7 @@ qc_status qc_calibrated_set_done(qc_calibrated *c, const char *text, qc_error *e
 static qc_status make_identity(qc_calibrated *c, const char *identity, qc_error *err)
 {
     const qc_checkpoint *m = c->plan->model;
-    char hex[QC_DIGEST_HEX_BYTES];
-    qc_strbuf all;
-    qc_strbuf_init(&all, SIZE_MAX / 2);
-    qc_status st = qc_identity_make(&all, c->plan, 1, err);
-    qc_digest digest = qc_digest_bytes(all.data, all.len);
-    qc_strbuf_deinit(&all);
-    QC_TRY(st);
-    qc_digest_hex(&digest, hex);
-    QC_TRY(qc_strbuf_addf(&c->identity, err, "store=%u\nconversion=%s\ncalibration=%s\n",
-                          STORE_FORMAT, hex, identity));
+    QC_TRY(qc_strbuf_addf(&c->identity, err, "store=%u\n%s\n", STORE_FORMAT, identity));
     for (size_t i = 0; i < m->file_count; i++)
         QC_TRY(qc_strbuf_addf(&c->identity, err, "modified=%" PRId64 "\n",
                               (int64_t)m->files[i].stamp.modified_ns));

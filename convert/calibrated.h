@@ -23,9 +23,9 @@
 
 typedef struct qc_calibrated qc_calibrated;
 
-/* Opens or makes the store in the staging folder of d. identity: what the results depend on beside
- * the conversion's own options and source (calibration text, device ...), one line; where it is not
- * what the store was made for, the store begins anew. *kept: weights taken over. */
+/* Opens or makes the store in the staging folder of d. identity: everything that the results
+ * depend on, as text: the conversion, the calibration text, the device. A store that was made for
+ * another identity begins anew. *kept: weights taken over. */
 QC_NODISCARD qc_status qc_calibrated_open(qc_calibrated **out, const qc_plan *plan,
                                           qc_output_dir *d, const char *identity, uint32_t *kept,
                                           qc_error *err);

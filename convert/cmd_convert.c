@@ -16,6 +16,7 @@
 #include "convert/part_turn.h"
 #include "convert/pipeline.h"
 #include "convert/plan.h"
+#include "convert/plan_print.h"
 #include "convert/planned_model.h"
 #include "convert/progress.h"
 #include "convert/recipe_diffusers.h"

@@ -4,6 +4,7 @@
 #include "base/alloc.h"
 #include "base/text.h"
 #include "convert/make_manifest.h"
+#include "convert/resume.h"
 #include "formats/manifest.h"
 #include "formats/saved_header.h"
 
@@ -544,7 +545,7 @@ static qc_status sync_kept(const qc_pipeline *p, qc_error *err)
 
 qc_status qc_consume_begin(qc_consume *c, qc_error *err)
 {
-    qc_journal *journal = qc_resume_journal(c->p->resume);
+    qc_journal *journal = c->p->recorder->journal;
     uint64_t end = qc_journal_bytes(journal);
     QC_TRY(save_headers(c, err));
     QC_TRY(sync_kept(c->p, err));
@@ -562,7 +563,7 @@ static void set_header_only(qc_consume *c)
 
 qc_status qc_consume_finish(qc_consume *c, qc_error *err)
 {
-    qc_journal *journal = qc_resume_journal(c->p->resume);
+    qc_journal *journal = c->p->recorder->journal;
     uint64_t end = qc_journal_bytes(journal);
     QC_TRY(qc_journal_sync(journal, err));
     QC_TRY(qc_consume_durable(c, end, err));

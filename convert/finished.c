@@ -8,7 +8,6 @@
 #include "base/workers.h"
 #include "convert/calibrate.h"
 #include "convert/make_manifest.h"
-#include "convert/option_table.h"
 #include "convert/progress.h"
 #include "convert/side_files.h"
 #include "convert/size_text.h"
@@ -43,18 +42,16 @@ static int same_text(const char *a, const char *b)
 }
 
 /* none: what is said where an option was not given. */
-static int same_option(qc_difference *why, qc_option_id id, const char *then, const char *now,
+static int same_option(qc_difference *why, const char *name, const char *then, const char *now,
                        const char *none)
 {
-    return same_text(then, now) ||
-           differ(why, "--%s was '%.60s' and is '%.60s' now", qc_option_table[id].name,
-                  then ? then : none, now ? now : none);
+    return same_text(then, now) || differ(why, "%s was '%.60s' and is '%.60s' now", name,
+                                          then ? then : none, now ? now : none);
 }
 
-static int same_number(qc_difference *why, qc_option_id id, uint64_t then, uint64_t now)
+static int same_number(qc_difference *why, const char *name, uint64_t then, uint64_t now)
 {
-    return then == now || differ(why, "--%s was %" PRIu64 " and is %" PRIu64 " now",
-                                 qc_option_table[id].name, then, now);
+    return then == now || differ(why, "%s was %" PRIu64 " and is %" PRIu64 " now", name, then, now);
 }
 
 static int same_devices(const qc_manifest_placement *a, const qc_manifest_placement *b)
@@ -71,25 +68,23 @@ static int same_devices(const qc_manifest_placement *a, const qc_manifest_placem
 static int same_placement(qc_difference *why, const qc_manifest_placement *a,
                           const qc_manifest_placement *b)
 {
-    if (!same_option(why, QC_OPT_VRAM, a->vram, b->vram, "not given"))
+    if (!same_option(why, "--vram", a->vram, b->vram, "not given"))
         return 0;
     if (a->device_count == 0 && b->device_count == 0)
         return 1;
     return (!(a->margin < b->margin) && !(a->margin > b->margin) && a->context == b->context &&
             a->batch == b->batch && a->images == b->images && a->kv_bits == b->kv_bits &&
             a->mla_expanded == b->mla_expanded && same_devices(a, b)) ||
-           differ(why, "what --%s was fitted to (margin, context and so on) is not the same",
-                  qc_option_table[QC_OPT_VRAM].name);
+           differ(why, "what --vram was fitted to (margin, context and so on) is not the same");
 }
 
 static int same_compression(qc_difference *why, const qc_manifest *a, const qc_manifest *b)
 {
-    const char *name = qc_option_table[QC_OPT_COMPRESS].name;
     if (a->compressed != b->compressed)
-        return differ(why, "--%s was '%s' and is '%s' now", name, a->compressed ? "zstd" : "none",
+        return differ(why, "--compress was '%s' and is '%s' now", a->compressed ? "zstd" : "none",
                       b->compressed ? "zstd" : "none");
     if (a->level != b->level)
-        return differ(why, "--%s was 'zstd:%d' and is 'zstd:%d' now", name, a->level, b->level);
+        return differ(why, "--compress was 'zstd:%d' and is 'zstd:%d' now", a->level, b->level);
     return same_text(a->zstd_version, b->zstd_version) ||
            differ(why, "it was compressed by zstd %.20s and this is zstd %.20s", a->zstd_version,
                   b->zstd_version);
@@ -109,16 +104,16 @@ static int same_rules(qc_difference *why, const qc_manifest *a, const qc_manifes
 
 static int same_options(qc_difference *why, const qc_manifest *a, const qc_manifest *b)
 {
-    return same_option(why, QC_OPT_TO, a->to, b->to, "") &&
-           same_number(why, QC_OPT_BLOCK_SIZE, a->block_elems, b->block_elems) &&
+    return same_option(why, "--to", a->to, b->to, "") &&
+           same_number(why, "--block-size", a->block_elems, b->block_elems) &&
            (a->double_quant == b->double_quant ||
-            differ(why, "--%s was %s and %s now", qc_option_table[QC_OPT_NO_DOUBLE_QUANT].name,
+            differ(why, "--no-double-quant was %s and %s now",
                    a->double_quant ? "not given" : "given", b->double_quant ? "is not" : "is")) &&
-           same_option(why, QC_OPT_SCALE, a->scale, b->scale, "absmax") &&
-           same_option(why, QC_OPT_REST, a->rest, b->rest, "") &&
-           same_option(why, QC_OPT_COMPUTE_DTYPE, a->compute_dtype, b->compute_dtype, "none") &&
+           same_option(why, "--scale", a->scale, b->scale, "absmax") &&
+           same_option(why, "--rest", a->rest, b->rest, "") &&
+           same_option(why, "--compute-dtype", a->compute_dtype, b->compute_dtype, "none") &&
            same_compression(why, a, b) &&
-           same_number(why, QC_OPT_MAX_SHARD_SIZE, a->max_shard_bytes, b->max_shard_bytes) &&
+           same_number(why, "--max-shard-size", a->max_shard_bytes, b->max_shard_bytes) &&
            same_rules(why, a, b) && same_placement(why, &a->placement, &b->placement) &&
            (same_text(a->qconv_version, b->qconv_version) ||
             differ(why, "it was made by qconv %.30s and this is qconv %.30s", a->qconv_version,

@@ -1,7 +1,6 @@
 #include "convert/fit_suggest.h"
 
 #include "base/checked.h"
-#include "convert/make_manifest.h"
 #include "convert/size_text.h"
 
 #include <inttypes.h>

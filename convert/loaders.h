@@ -3,7 +3,9 @@
 #ifndef QC_CONVERT_LOADERS_H
 #define QC_CONVERT_LOADERS_H
 
+#include "base/strbuf.h"
 #include "convert/plan.h"
+#include "formats/json_writer.h"
 
 /* A form of weights, and what loads it once its files are plain. */
 typedef struct {

@@ -2,7 +2,6 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/option_table.h"
 #include "convert/side_files.h"
 
 #include <string.h>

@@ -9,6 +9,7 @@
 
 #include "convert/convert_options.h"
 #include "convert/plan.h"
+#include "convert/report.h"
 
 /* Where a rank came from. */
 typedef enum {

@@ -126,22 +126,6 @@ static const qc_gpu_quantizer *quantizer(const qc_worker *w)
     return &w->p->devices->work->quantizer;
 }
 
-static int gpu_takes(const qc_job *j)
-{
-    return (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
-            j->scheme == QC_SCHEME_INT8_BLOCKS) &&
-           (j->dtype == QC_DTYPE_F32 || j->dtype == QC_DTYPE_F16 || j->dtype == QC_DTYPE_BF16);
-}
-
-uint64_t qc_plan_gpu_bytes(const qc_plan *plan)
-{
-    uint64_t bytes = 0;
-    for (uint32_t i = 0; i < plan->job_count; i++)
-        if (gpu_takes(&plan->jobs[i]))
-            bytes += plan->model->tensors[plan->jobs[i].source].bytes;
-    return bytes;
-}
-
 /* What the GPU would not take, the CPU must refuse as well, and says why. */
 static qc_status refuse_slot(qc_worker *w, const quantized_piece *q, const unsigned char *source,
                              uint64_t first, uint64_t bad, uint64_t slot_elems, qc_error *err)
@@ -299,7 +283,7 @@ static qc_status try_gpu(qc_worker *w, const quantized_piece *q, int *done, qc_e
     qc_error why = {0};
     int no_room = 0;
     *done = 0;
-    if (!w->ring || !gpu_takes(j) || qc_job_is_calibrated(w->p, q->job))
+    if (!w->ring || !qc_job_suits_gpu(j) || qc_job_is_calibrated(w->p, q->job))
         return QC_OK;
     uint64_t per_slot = quantizer(w)->ring_elems(w->ring, &form, q->step);
     if (per_slot == 0)

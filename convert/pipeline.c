@@ -76,8 +76,8 @@ static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
     if (qc_pipeline_is_compressed(p))
         QC_TRY(write_table(p, shard, err));
     QC_TRY(qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have gone beyond */
-    if (p->resume)
-        QC_TRY(qc_resume_add_shard(p->resume, shard, err));
+    if (p->recorder)
+        QC_TRY(p->recorder->shard(p->recorder->ctx, shard, err));
     if (atomic_fetch_add(&p->waiting, 1) >= OPEN_COMPLETE)
         QC_TRY(qc_shard_close(p, shard, err));
     else
@@ -134,8 +134,8 @@ static qc_status count_units(qc_pipeline *p, uint32_t shard, uint32_t count, qc_
 /* A unit that is not finished with its job. */
 static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
 {
-    if (p->resume)
-        QC_TRY(qc_resume_add_unit(p->resume, index, err));
+    if (p->recorder)
+        QC_TRY(p->recorder->unit(p->recorder->ctx, index, err));
     return count_units(p, qc_unit_shard(p, index), 1, err);
 }
 
@@ -232,8 +232,8 @@ static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
         }
     }
     QC_TRY(qc_source_files_look(&p->sources, job, err));
-    if (p->resume)
-        QC_TRY(qc_resume_add_job(p->resume, job, &end, err));
+    if (p->recorder)
+        QC_TRY(p->recorder->job(p->recorder->ctx, job, &end, err));
     atomic_store(&s->recorded_end, end);
     qc_source_files_done(&p->sources, job);
     QC_TRY(count_units(p, qc_plan_tensor(p->plan, main_tensor).shard, count, err));
@@ -281,13 +281,13 @@ static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
 static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
 {
     qc_job_state *s = &p->jobs[job];
-    if (!p->resume)
+    if (!p->recorder)
         return QC_OK;
     pthread_mutex_lock(&p->finish_lock);
     int begun = s->begun;
     s->begun = 1;
     pthread_mutex_unlock(&p->finish_lock);
-    return begun ? QC_OK : qc_resume_add_begin(p->resume, job, err);
+    return begun ? QC_OK : p->recorder->begin(p->recorder->ctx, job, err);
 }
 
 /* A frame that was recorded and lost: the frames beside it are of the same source. */

@@ -50,9 +50,9 @@
 #include "convert/device_choice.h"
 #include "convert/output_dir.h"
 #include "convert/plan.h"
-#include "convert/resume.h"
 #include "convert/source_files.h"
 #include "formats/digest.h"
+#include "formats/journal.h"
 #include "formats/read_ahead.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
@@ -163,6 +163,18 @@ typedef void (*qc_progress_fn)(void *ctx, uint64_t source_bytes);
  * that it speaks of, are on the disk. */
 typedef qc_status (*qc_durable_fn)(void *ctx, uint64_t journal_bytes, qc_error *err);
 
+/* Where a pipeline records what it has finished, so that the same command can go on after it died
+ * (convert/resume.h fills one). The functions may be called by several threads at once. */
+typedef struct {
+    void *ctx;
+    qc_journal *journal; /* the syncer brings it to the disk */
+    qc_status (*begin)(void *ctx, uint32_t job, qc_error *err); /* work on a weight begins */
+    /* A weight is finished. *end: the position in the journal behind its record. */
+    qc_status (*job)(void *ctx, uint32_t job, uint64_t *end, qc_error *err);
+    qc_status (*unit)(void *ctx, uint32_t unit, qc_error *err);
+    qc_status (*shard)(void *ctx, uint32_t shard, qc_error *err);
+} qc_recorder;
+
 typedef struct qc_syncer qc_syncer; /* convert/syncer.h */
 
 typedef struct qc_pipeline {
@@ -170,7 +182,7 @@ typedef struct qc_pipeline {
     const qc_quant_ops *ops;
     const qc_search_ops *search;
     qc_output_dir *out;
-    qc_resume *resume; /* NULL: nothing is recorded */
+    const qc_recorder *recorder; /* NULL: nothing is recorded */
     qc_source_files sources;
     qc_unit_state *units;
     uint32_t unit_count;
@@ -319,8 +331,6 @@ int qc_job_is_calibrated(const qc_pipeline *p, uint32_t job);
 QC_NODISCARD qc_status qc_calibrated_step(qc_worker *w, uint32_t job, const void *source,
                                           uint64_t first, uint64_t n, void *codes,
                                           qc_piece_sums *sums, qc_error *err);
-/* Bytes of the source that GPUs could quantize. (piece_quantize.c) */
-uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 /* As qc_piece_make, for a stack of experts written transposed. (stack_work.c) */
 QC_NODISCARD qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err);
 /* All main pieces are done: double quantization, errors, state. (job_finish.c) */

@@ -609,3 +609,19 @@ qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model
     QC_TRY(qc_plan_begin(out, arena, model, recipe, call, options, err));
     return qc_plan_lay_out(out, err);
 }
+
+int qc_job_suits_gpu(const qc_job *j)
+{
+    return (j->scheme == QC_SCHEME_NF4 || j->scheme == QC_SCHEME_INT8_ROWS ||
+            j->scheme == QC_SCHEME_INT8_BLOCKS) &&
+           (j->dtype == QC_DTYPE_F32 || j->dtype == QC_DTYPE_F16 || j->dtype == QC_DTYPE_BF16);
+}
+
+uint64_t qc_plan_gpu_bytes(const qc_plan *plan)
+{
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < plan->job_count; i++)
+        if (qc_job_suits_gpu(&plan->jobs[i]))
+            bytes += plan->model->tensors[plan->jobs[i].source].bytes;
+    return bytes;
+}

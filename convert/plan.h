@@ -12,7 +12,6 @@
 #include "convert/call.h"
 #include "convert/plan_options.h"
 #include "convert/recipe.h"
-#include "convert/report.h"
 #include "formats/bnb_state.h"
 #include "formats/shard_layout.h"
 
@@ -124,13 +123,13 @@ uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_s
 /* The same of a weight in FP8 or MXFP4 that is quantized (not KEEP). */
 uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
                              int nested);
+/* Can a GPU quantize job j's weight? */
+int qc_job_suits_gpu(const qc_job *j);
+/* Bytes of the source that GPUs could quantize. */
+uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
 /* Both steps. */
 QC_NODISCARD qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                                     const qc_recipe *recipe, const qc_call *call,
                                     const qc_plan_options *options, qc_error *err);
-/* Print what --dry-run shows to standard output: one row per tensor and the totals of `totals`, or
- * one JSON object. (plan_print.c) */
-QC_NODISCARD qc_status qc_plan_print(const qc_plan *plan, const qc_convert_report *totals,
-                                     qc_error *err);
 
 #endif

@@ -1,8 +1,8 @@
-/* qconv --dry-run: the plan as a table or as JSON. */
+#include "convert/plan_print.h"
+
 #include "convert/auto_choice.h"
 #include "convert/console.h"
 #include "convert/loaders.h"
-#include "convert/plan.h"
 #include "convert/size_text.h"
 #include "convert/table.h"
 #include "formats/json_writer.h"

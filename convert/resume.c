@@ -266,6 +266,93 @@ qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_e
     }
 }
 
+/* ---- Recording ---- */
+
+qc_status qc_resume_add_begin(void *resume, uint32_t job, qc_error *err)
+{
+    qc_resume *r = resume;
+    unsigned char b[4];
+    qc_store_le32(b, job);
+    return qc_journal_append(r->journal, QC_RECORD_BEGIN, b, sizeof b, NULL, err);
+}
+
+static qc_status add_unit(void *resume, uint32_t unit, qc_error *err)
+{
+    qc_resume *r = resume;
+    unsigned char b[QC_UNIT_RECORD_BYTES];
+    QC_TRY(put_unit(b, r->p, unit, err));
+    return qc_journal_append(r->journal, QC_RECORD_UNIT, b, sizeof b, NULL, err);
+}
+
+static qc_status add_shard(void *resume, uint32_t shard, qc_error *err)
+{
+    qc_resume *r = resume;
+    const qc_shard_state *s = &r->p->shards[shard];
+    unsigned char b[SHARD_BYTES];
+    qc_store_le32(b, shard);
+    qc_store_le64(b + 4, s->file_bytes);
+    qc_store_le64(b + 12, s->table_bytes);
+    memcpy(b + 20, &s->table, QC_DIGEST_BYTES);
+    return qc_journal_append(r->journal, QC_RECORD_SHARD, b, sizeof b, NULL, err);
+}
+
+static int part_goes_along(const qc_pipeline *p, uint32_t job, int part)
+{
+    return qc_job_part_is_own((qc_part)part) && qc_job_awaits(p, job, (qc_part)part);
+}
+
+static qc_status add_job(void *resume, uint32_t job, uint64_t *end, qc_error *err)
+{
+    qc_resume *r = resume;
+    const qc_pipeline *p = r->p;
+    const qc_job *j = &p->plan->jobs[job];
+    const qc_job_state *s = &p->jobs[job];
+    uint32_t missing = 0, units = whole_units(p, job, &missing), parts = 0;
+    size_t bytes = JOB_HEAD_BYTES + (size_t)units * QC_UNIT_RECORD_BYTES;
+    void *v = NULL;
+    qc_status st = QC_OK;
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        if (!part_goes_along(p, job, part))
+            continue;
+        parts++;
+        bytes += PART_HEAD_BYTES + (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
+    }
+    QC_TRY(qc_malloc(&v, bytes, err));
+    unsigned char *b = v;
+    qc_store_le32(b, job);
+    qc_store_le32(b + 4, units);
+    qc_store_le32(b + 8, parts);
+    qc_store_le64(b + 12, qc_f64_bits(s->error.rel_mse));
+    qc_store_le64(b + 20, qc_f64_bits(s->error.max_err));
+    qc_store_le64(b + 28, s->error.max_index);
+    qc_store_le64(b + 36, qc_f64_bits(s->outputs.rounded));
+    qc_store_le64(b + 44, qc_f64_bits(s->outputs.calibrated));
+    b += JOB_HEAD_BYTES;
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        uint32_t t = j->outputs[part];
+        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
+            if (p->units[p->first_unit[t] + i].kind == QC_UNIT_DERIVED)
+                continue;
+            QC_TRY_GOTO(st, done, put_unit(b, p, p->first_unit[t] + i, err));
+            b += QC_UNIT_RECORD_BYTES;
+        }
+    }
+    for (int part = 0; part < QC_PART_COUNT; part++) {
+        if (!part_goes_along(p, job, part))
+            continue;
+        size_t n = (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
+        qc_store_le32(b, (uint32_t)part);
+        qc_store_le32(b + 4, (uint32_t)n);
+        memcpy(b + PART_HEAD_BYTES, qc_job_part(p, job, (qc_part)part), n);
+        b += PART_HEAD_BYTES + n;
+    }
+    QC_TRY_GOTO(st, done, qc_journal_append(r->journal, QC_RECORD_JOB, v, bytes, end, err));
+    atomic_store(&r->recorded, 1);
+done:
+    qc_free(v);
+    return st;
+}
+
 /* ---- Opening ---- */
 
 qc_status qc_resume_add_times(qc_resume *r, qc_error *err)
@@ -340,7 +427,13 @@ qc_status qc_resume_open(qc_resume **out, qc_pipeline *p, qc_output_dir *d, unsi
         qc_resume_close(r);
         return st;
     }
-    p->resume = r;
+    r->recorder = (qc_recorder){.ctx = r,
+                                .journal = r->journal,
+                                .begin = qc_resume_add_begin,
+                                .job = add_job,
+                                .unit = add_unit,
+                                .shard = add_shard};
+    p->recorder = &r->recorder;
     *out = r;
     return QC_OK;
 }
@@ -349,8 +442,8 @@ void qc_resume_close(qc_resume *r)
 {
     if (!r)
         return;
-    if (r->p->resume == r)
-        r->p->resume = NULL;
+    if (r->p->recorder == &r->recorder)
+        r->p->recorder = NULL;
     qc_journal_close(r->journal);
     qc_strbuf_deinit(&r->identity);
     qc_free(r->others);
@@ -380,89 +473,6 @@ const qc_journal_record *qc_resume_record(const qc_resume *r, uint32_t type, siz
 int qc_resume_has_work(const qc_resume *r)
 {
     return r->has_work || atomic_load(&r->recorded);
-}
-
-/* ---- Recording ---- */
-
-qc_status qc_resume_add_begin(qc_resume *r, uint32_t job, qc_error *err)
-{
-    unsigned char b[4];
-    qc_store_le32(b, job);
-    return qc_journal_append(r->journal, QC_RECORD_BEGIN, b, sizeof b, NULL, err);
-}
-
-qc_status qc_resume_add_unit(qc_resume *r, uint32_t unit, qc_error *err)
-{
-    unsigned char b[QC_UNIT_RECORD_BYTES];
-    QC_TRY(put_unit(b, r->p, unit, err));
-    return qc_journal_append(r->journal, QC_RECORD_UNIT, b, sizeof b, NULL, err);
-}
-
-qc_status qc_resume_add_shard(qc_resume *r, uint32_t shard, qc_error *err)
-{
-    const qc_shard_state *s = &r->p->shards[shard];
-    unsigned char b[SHARD_BYTES];
-    qc_store_le32(b, shard);
-    qc_store_le64(b + 4, s->file_bytes);
-    qc_store_le64(b + 12, s->table_bytes);
-    memcpy(b + 20, &s->table, QC_DIGEST_BYTES);
-    return qc_journal_append(r->journal, QC_RECORD_SHARD, b, sizeof b, NULL, err);
-}
-
-static int part_goes_along(const qc_pipeline *p, uint32_t job, int part)
-{
-    return qc_job_part_is_own((qc_part)part) && qc_job_awaits(p, job, (qc_part)part);
-}
-
-qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error *err)
-{
-    const qc_pipeline *p = r->p;
-    const qc_job *j = &p->plan->jobs[job];
-    const qc_job_state *s = &p->jobs[job];
-    uint32_t missing = 0, units = whole_units(p, job, &missing), parts = 0;
-    size_t bytes = JOB_HEAD_BYTES + (size_t)units * QC_UNIT_RECORD_BYTES;
-    void *v = NULL;
-    qc_status st = QC_OK;
-    for (int part = 0; part < QC_PART_COUNT; part++) {
-        if (!part_goes_along(p, job, part))
-            continue;
-        parts++;
-        bytes += PART_HEAD_BYTES + (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
-    }
-    QC_TRY(qc_malloc(&v, bytes, err));
-    unsigned char *b = v;
-    qc_store_le32(b, job);
-    qc_store_le32(b + 4, units);
-    qc_store_le32(b + 8, parts);
-    qc_store_le64(b + 12, qc_f64_bits(s->error.rel_mse));
-    qc_store_le64(b + 20, qc_f64_bits(s->error.max_err));
-    qc_store_le64(b + 28, s->error.max_index);
-    qc_store_le64(b + 36, qc_f64_bits(s->outputs.rounded));
-    qc_store_le64(b + 44, qc_f64_bits(s->outputs.calibrated));
-    b += JOB_HEAD_BYTES;
-    for (int part = 0; part < QC_PART_COUNT; part++) {
-        uint32_t t = j->outputs[part];
-        for (uint32_t i = 0; t != QC_NO_OUTPUT && i < qc_unit_count(p, t); i++) {
-            if (p->units[p->first_unit[t] + i].kind == QC_UNIT_DERIVED)
-                continue;
-            QC_TRY_GOTO(st, done, put_unit(b, p, p->first_unit[t] + i, err));
-            b += QC_UNIT_RECORD_BYTES;
-        }
-    }
-    for (int part = 0; part < QC_PART_COUNT; part++) {
-        if (!part_goes_along(p, job, part))
-            continue;
-        size_t n = (size_t)qc_plan_tensor_bytes(p->plan, j->outputs[part]);
-        qc_store_le32(b, (uint32_t)part);
-        qc_store_le32(b + 4, (uint32_t)n);
-        memcpy(b + PART_HEAD_BYTES, qc_job_part(p, job, (qc_part)part), n);
-        b += PART_HEAD_BYTES + n;
-    }
-    QC_TRY_GOTO(st, done, qc_journal_append(r->journal, QC_RECORD_JOB, v, bytes, end, err));
-    atomic_store(&r->recorded, 1);
-done:
-    qc_free(v);
-    return st;
 }
 
 qc_status qc_resume_done(qc_resume *r, qc_error *err)

@@ -125,11 +125,4 @@ int qc_resume_has_work(const qc_resume *r);
 /* Closes the journal; NULL is fine. */
 void qc_resume_close(qc_resume *r);
 
-/* For the pipeline: record finished things. Thread-safe. end: position in the journal; what lies
- * before the last qc_journal_sync is durable. */
-QC_NODISCARD qc_status qc_resume_add_begin(qc_resume *r, uint32_t job, qc_error *err);
-QC_NODISCARD qc_status qc_resume_add_job(qc_resume *r, uint32_t job, uint64_t *end, qc_error *err);
-QC_NODISCARD qc_status qc_resume_add_unit(qc_resume *r, uint32_t unit, qc_error *err);
-QC_NODISCARD qc_status qc_resume_add_shard(qc_resume *r, uint32_t shard, qc_error *err);
-
 #endif

@@ -3,7 +3,6 @@
 
 #include "convert/calibrate.h"
 #include "convert/make_manifest.h"
-#include "convert/option_table.h"
 #include "formats/seekable.h"
 
 #include <inttypes.h>
@@ -33,31 +32,24 @@ static qc_status add_text(qc_strbuf *out, const char *key, const char *value, qc
     return qc_strbuf_adds(out, "\n", err);
 }
 
-static qc_status add_option(qc_strbuf *out, qc_option_id id, const char *value, qc_error *err)
+static qc_status add_number(qc_strbuf *out, const char *key, uint64_t value, qc_error *err)
 {
-    QC_TRY(qc_strbuf_adds(out, "--", err));
-    return add_text(out, qc_option_table[id].name, value, err);
-}
-
-static qc_status add_number(qc_strbuf *out, qc_option_id id, uint64_t value, qc_error *err)
-{
-    return qc_strbuf_addf(out, err, "--%s=%" PRIu64 "\n", qc_option_table[id].name, value);
+    return qc_strbuf_addf(out, err, "%s=%" PRIu64 "\n", key, value);
 }
 
 static qc_status add_fit(qc_strbuf *out, const qc_fit_options *f, qc_error *err)
 {
-    QC_TRY(add_option(out, QC_OPT_VRAM, f->vram, err));
+    QC_TRY(add_text(out, "--vram", f->vram, err));
     if (!f->vram)
         return QC_OK;
-    QC_TRY(
-        qc_strbuf_addf(out, err, "--%s=%.17g\n", qc_option_table[QC_OPT_MARGIN].name, f->margin));
-    QC_TRY(add_number(out, QC_OPT_CONTEXT, f->context, err));
-    QC_TRY(add_number(out, QC_OPT_BATCH, f->batch, err));
-    QC_TRY(add_number(out, QC_OPT_IMAGES, f->images, err));
-    QC_TRY(add_number(out, QC_OPT_KV_DTYPE, f->kv_bits, err));
-    QC_TRY(add_option(out, QC_OPT_MLA, qc_fit_mla_name(f), err));
-    QC_TRY(add_number(out, QC_OPT_PREFILL, f->prefill, err));
-    return add_number(out, QC_OPT_CUDA_CONTEXT, f->cuda_context_bytes, err);
+    QC_TRY(qc_strbuf_addf(out, err, "--margin=%.17g\n", f->margin));
+    QC_TRY(add_number(out, "--context", f->context, err));
+    QC_TRY(add_number(out, "--batch", f->batch, err));
+    QC_TRY(add_number(out, "--images", f->images, err));
+    QC_TRY(add_number(out, "--kv-dtype", f->kv_bits, err));
+    QC_TRY(add_text(out, "--mla", qc_fit_mla_name(f), err));
+    QC_TRY(add_number(out, "--prefill", f->prefill, err));
+    return add_number(out, "--cuda-context", f->cuda_context_bytes, err);
 }
 
 /* The line says which text, or moments, and on what they are computed. */
@@ -65,40 +57,37 @@ static qc_status add_calibration(qc_strbuf *out, const qc_plan *plan, qc_error *
 {
     const qc_plan_options *o = plan->options;
     const char *line = NULL;
-    QC_TRY(add_option(out, QC_OPT_CALIBRATE, o->calibrate.text ? "given" : NULL, err));
-    QC_TRY(add_option(out, QC_OPT_HESSIANS, o->calibrate.hessians ? "given" : NULL, err));
+    QC_TRY(add_text(out, "--calibrate", o->calibrate.text ? "given" : NULL, err));
+    QC_TRY(add_text(out, "--hessians", o->calibrate.hessians ? "given" : NULL, err));
     if (!qc_calibrates(&o->calibrate))
         return QC_OK;
-    QC_TRY(add_number(out, QC_OPT_CALIBRATION_TOKENS, o->calibrate.max_tokens, err));
-    QC_TRY(add_number(out, QC_OPT_CALIBRATION_CONTEXT, o->calibrate.context, err));
-    QC_TRY(qc_strbuf_addf(out, err, "--%s=%.17g\n", qc_option_table[QC_OPT_DAMPING].name,
-                          o->calibrate.damping));
+    QC_TRY(add_number(out, "--calibration-tokens", o->calibrate.max_tokens, err));
+    QC_TRY(add_number(out, "--calibration-context", o->calibrate.context, err));
+    QC_TRY(qc_strbuf_addf(out, err, "--damping=%.17g\n", o->calibrate.damping));
     QC_TRY(qc_calibrate_identity(&line, plan, err));
     return add_text(out, "calibration", line, err);
 }
 
 static qc_status add_options(qc_strbuf *out, const qc_plan_options *o, qc_error *err)
 {
-    QC_TRY(add_option(out, QC_OPT_TO, qc_to_name(o->recipe.to), err));
-    QC_TRY(add_number(out, QC_OPT_BLOCK_SIZE, o->recipe.block_elems, err));
-    QC_TRY(add_option(out, QC_OPT_NO_DOUBLE_QUANT, o->recipe.double_quant ? "not given" : "given",
-                      err));
-    QC_TRY(
-        add_option(out, QC_OPT_SCALE, qc_option_table[QC_OPT_SCALE].choices[o->recipe.scale], err));
-    QC_TRY(add_option(out, QC_OPT_REST, qc_rest_name(o->recipe.rest), err));
-    QC_TRY(add_option(out, QC_OPT_COMPUTE_DTYPE, o->recipe.compute_dtype, err));
+    static const char *const scales[] = {QC_SCALE_NAMES};
+    QC_TRY(add_text(out, "--to", qc_to_name(o->recipe.to), err));
+    QC_TRY(add_number(out, "--block-size", o->recipe.block_elems, err));
+    QC_TRY(add_text(out, "--no-double-quant", o->recipe.double_quant ? "not given" : "given", err));
+    QC_TRY(add_text(out, "--scale", scales[o->recipe.scale], err));
+    QC_TRY(add_text(out, "--rest", qc_rest_name(o->recipe.rest), err));
+    QC_TRY(add_text(out, "--compute-dtype", o->recipe.compute_dtype, err));
     if (o->compress)
-        QC_TRY(qc_strbuf_addf(out, err, "--%s=zstd:%d\n", qc_option_table[QC_OPT_COMPRESS].name,
-                              o->compress_level));
+        QC_TRY(qc_strbuf_addf(out, err, "--compress=zstd:%d\n", o->compress_level));
     else
-        QC_TRY(add_option(out, QC_OPT_COMPRESS, "none", err));
-    QC_TRY(add_number(out, QC_OPT_MAX_SHARD_SIZE, o->max_shard_bytes, err));
-    QC_TRY(add_option(out, QC_OPT_REQUANTIZE, o->recipe.requantize ? "given" : "not given", err));
-    QC_TRY(add_option(out, QC_OPT_DROP_MTP, o->recipe.drop_mtp ? "given" : "not given", err));
-    QC_TRY(add_option(out, QC_OPT_SCHEMES, o->recipe.schemes, err));
+        QC_TRY(add_text(out, "--compress", "none", err));
+    QC_TRY(add_number(out, "--max-shard-size", o->max_shard_bytes, err));
+    QC_TRY(add_text(out, "--requantize", o->recipe.requantize ? "given" : "not given", err));
+    QC_TRY(add_text(out, "--drop-mtp", o->recipe.drop_mtp ? "given" : "not given", err));
+    QC_TRY(add_text(out, "--schemes", o->recipe.schemes, err));
     for (uint32_t i = 0; i < o->recipe.rule_count; i++)
-        QC_TRY(add_option(out, o->recipe.rules[i].quantize ? QC_OPT_QUANTIZE : QC_OPT_KEEP,
-                          o->recipe.rules[i].glob, err));
+        QC_TRY(add_text(out, o->recipe.rules[i].quantize ? "--quantize" : "--keep",
+                        o->recipe.rules[i].glob, err));
     return add_fit(out, &o->fit, err);
 }
 

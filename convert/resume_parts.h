@@ -3,6 +3,7 @@
 #define QC_CONVERT_RESUME_PARTS_H
 
 #include "convert/pipeline.h"
+#include "convert/resume.h"
 
 struct qc_resume {
     qc_pipeline *p;
@@ -10,9 +11,10 @@ struct qc_resume {
     qc_arena arena;
     const char *path; /* of the journal */
     qc_journal *journal;
-    qc_strbuf identity;  /* of this run */
-    uint64_t *times;     /* of the source's files, as recorded; nanoseconds */
-    uint64_t *times_now; /* as they are */
+    qc_recorder recorder; /* the pipeline's, over this */
+    qc_strbuf identity;   /* of this run */
+    uint64_t *times;      /* of the source's files, as recorded; nanoseconds */
+    uint64_t *times_now;  /* as they are */
     int has_identity, has_times;
     int times_due;         /* to be recorded when all is made */
     int has_work;          /* a job was recorded before this run */
@@ -28,6 +30,8 @@ void qc_resume_count(qc_resume *r);
 /* One record into ctx, a qc_resume, and its pipeline: a qc_journal_fn. */
 QC_NODISCARD qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record,
                                              qc_error *err);
+/* Record that work on a weight begins. */
+QC_NODISCARD qc_status qc_resume_add_begin(void *resume, uint32_t job, qc_error *err);
 /* Append the times of the source's files as they are now. */
 QC_NODISCARD qc_status qc_resume_add_times(qc_resume *r, qc_error *err);
 

@@ -49,7 +49,7 @@ static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
 static qc_status sync_round(qc_syncer *s, qc_error *err)
 {
     qc_pipeline *p = s->p;
-    qc_journal *journal = p->resume ? qc_resume_journal(p->resume) : NULL;
+    qc_journal *journal = p->recorder ? p->recorder->journal : NULL;
     uint64_t end = journal ? qc_journal_bytes(journal) : 0;
     for (uint32_t i = 0; i < p->plan->layout.count; i++) {
         if (!p->shards[i].foreign)

@@ -1,6 +1,7 @@
 /* The store of calibrated weights. */
 #include "base/checked.h"
 #include "calibrated_fixture.h"
+#include "convert/calibrate_stage.h"
 #include "pipeline_fixture.h"
 
 #include <errno.h>
@@ -273,16 +274,34 @@ static void test_other_identity(void **state)
     test_must(qc_calibrated_open(&store, &c.plan, &c.dir, "another", &kept, &err), &err);
     assert_int_equal(kept, 2);
     qc_calibrated_close(store);
-    calibrator.digest = "two"; /* part of the conversion's own */
-    test_must(qc_calibrated_open(&store, &c.plan, &c.dir, "another", &kept, &err), &err);
-    assert_int_equal(kept, 0);
-    (void)put_all(store, &c.plan);
-    qc_calibrated_close(store);
     staged(path, sizeof path, w, QC_CALIBRATED_JOURNAL);
     flip(path, 2);
     test_must(qc_calibrated_open(&store, &c.plan, &c.dir, "another", &kept, &err), &err);
     assert_int_equal(kept, 0);
     qc_calibrated_close(store);
+    test_conversion_end(&c);
+}
+
+/* A conversion's store is its own: the stage begins anew where the conversion is another. */
+static void test_other_conversion(void **state)
+{
+    static const struct {
+        const char *digest;
+        uint32_t kept;
+    } runs[] = {{"one", 0}, {"one", 2}, {"two", 0}, {"two", 2}};
+    test_conversion c;
+    begin(&c, *state, "--to nf4");
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        qc_calibrate_stage stage;
+        qc_error err = {0};
+        calibrator.digest = runs[i].digest;
+        test_must(qc_calibrate_stage_open(&stage, &c.pipeline, &c.dir, &err), &err);
+        assert_int_equal(stage.kept, runs[i].kept);
+        if (stage.kept == 0)
+            (void)put_all(stage.store, &c.plan);
+        qc_calibrate_stage_close(&stage);
+    }
+    c.pipeline.calibrated = NULL;
     test_conversion_end(&c);
 }
 
@@ -388,6 +407,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_torn_record, setup, teardown),
         cmocka_unit_test_setup_teardown(test_damaged_bytes, setup, teardown),
         cmocka_unit_test_setup_teardown(test_other_identity, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_other_conversion, setup, teardown),
         cmocka_unit_test_setup_teardown(test_failing_disk, setup, teardown),
         cmocka_unit_test_setup_teardown(test_no_memory, setup, teardown),
         cmocka_unit_test_setup_teardown(test_scales_must_fit, setup, teardown),

@@ -2,7 +2,6 @@
 #define _GNU_SOURCE /* syscall */
 #include "convert/syncer.h"
 
-#include "convert/resume_parts.h"
 #include "test_model.h"
 
 #include <stdlib.h>
@@ -23,7 +22,7 @@ typedef struct {
     qc_plan plan;
     qc_output_dir out;
     qc_shard_state shards[SHARDS];
-    qc_resume resume;
+    qc_recorder recorder;
     qc_pipeline p;
     uint64_t length; /* of the journal when the first shard was synced */
     char events[64]; /* '0', '1': a shard was synced; j: the journal; d: durable, L: of too much */
@@ -51,7 +50,7 @@ static int names(int fd, const char *path)
 static void record(void)
 {
     qc_error err = {0};
-    test_must(qc_journal_append(w.resume.journal, TYPE, "x", 1, NULL, &err), &err);
+    test_must(qc_journal_append(w.recorder.journal, TYPE, "x", 1, NULL, &err), &err);
 }
 
 /* In place of the C library's. While a shard is being synced a worker finishes a weight: its frames
@@ -62,11 +61,11 @@ int fdatasync(int fd)
         if (!names(fd, w.shard[i]))
             continue;
         if (i == 0)
-            w.length = qc_journal_bytes(w.resume.journal);
+            w.length = qc_journal_bytes(w.recorder.journal);
         event((char)('0' + i));
         record();
     }
-    if (w.resume.journal && names(fd, w.journal_path))
+    if (w.recorder.journal && names(fd, w.journal_path))
         event('j');
     return (int)syscall(SYS_fdatasync, fd);
 }
@@ -87,7 +86,7 @@ static int setup(void **state)
     memset(&w, 0, sizeof w);
     test_folder(w.root, sizeof w.root);
     (void)snprintf(w.journal_path, sizeof w.journal_path, "%s/journal", w.root);
-    test_must(qc_journal_open(&w.resume.journal, w.journal_path, NULL, NULL, NULL, &err), &err);
+    test_must(qc_journal_open(&w.recorder.journal, w.journal_path, NULL, NULL, NULL, &err), &err);
     record();
     for (int i = 0; i < SHARDS; i++) {
         (void)snprintf(w.shard[i], sizeof w.shard[i], "%s/shard-%d", w.root, i);
@@ -101,7 +100,7 @@ static int setup(void **state)
     w.p.plan = &w.plan;
     w.p.out = &w.out;
     w.p.shards = w.shards;
-    w.p.resume = &w.resume;
+    w.p.recorder = &w.recorder;
     w.p.durable = durable;
     w.events[0] = '\0';
     return 0;
@@ -110,8 +109,8 @@ static int setup(void **state)
 static int teardown(void **state)
 {
     (void)state;
-    qc_journal_close(w.resume.journal);
-    w.resume.journal = NULL;
+    qc_journal_close(w.recorder.journal);
+    w.recorder.journal = NULL;
     test_remove(w.root);
     return 0;
 }
