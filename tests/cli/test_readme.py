@@ -1,45 +1,62 @@
-"""The plan on the README's first screen is what qconv prints.
+"""Every command that README.md and docs/features.md show with its output prints just that.
 
-  test_readme.py --update   put what it prints into README.md
+  test_readme.py --update   put what they print into the pages
+
+Such a command is a block that begins with ```console and "$ ". The commands of a page run one after the
+other in one folder, through a shell. Times, rates, processor and the size that zstd comes to differ from
+machine to machine and are not compared.
 """
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 from qconv_case import QCONV, QconvCase, ROOT
 
-PAGE = os.path.join(ROOT, "README.md")
-COMMAND = re.compile(r"^    qconv (plan .*?) +#", re.M)
-SHOWN = re.compile(r"^```\n(.*?)^```\n", re.M | re.S)
+PAGES = ["README.md", "docs/features.md"]
+SHOWN = re.compile(r"^```console\n\$ (.*)\n((?:.*\n)*?)```\n", re.M)
+VARYING = re.compile(r"[\d.]+(?= s\b| [kMG]?B/s| [kMG]?B on disk)|\d+ threads?, \w+")
 
 
-def read_page():
-    with open(PAGE, encoding="utf-8") as f:
+def read_page(name):
+    with open(os.path.join(ROOT, name), encoding="utf-8") as f:
         return f.read()
 
 
-def plans(run):
-    """What the page's two blocks have to hold: the plan of its command, and the last line of the
-    same in int8. run: arguments to standard output."""
-    command = COMMAND.search(read_page()).group(1).split()
-    return [run(command), run(command[:-1] + ["int8"]).strip().split("\n")[-1] + "\n"]
+def with_outputs(page, folder):
+    """The page with what its commands print now, where that is not what it shows. The commands see
+    build/qconv and tests/, as in the tree."""
+    os.mkdir(os.path.join(folder, "build"))
+    os.symlink(os.path.abspath(QCONV), os.path.join(folder, "build", "qconv"))
+    os.symlink(os.path.join(ROOT, "tests"), os.path.join(folder, "tests"))
+
+    def run(shown):
+        printed = subprocess.run(shown.group(1), shell=True, cwd=folder, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
+        block = "```console\n$ %s\n%s```\n" % (shown.group(1), printed.stdout.decode())
+        same = VARYING.sub("#", block) == VARYING.sub("#", shown.group())
+        return shown.group() if same else block
+
+    return SHOWN.sub(run, page)
 
 
 class Readme(QconvCase):
-    def test_plan(self):
-        shown = SHOWN.findall(read_page())[:2]
-        self.assertEqual(shown, plans(lambda command: self.ok(*command)))
+    def test_shown_outputs(self):
+        for name in PAGES:
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                page = read_page(name)
+                self.assertTrue(SHOWN.search(page), "the page shows no command")
+                self.assertEqual(page, with_outputs(page, folder))
 
 
 def update():
-    texts = plans(lambda command: subprocess.run([QCONV] + command, stdout=subprocess.PIPE,
-                                                 check=True).stdout.decode())
-    page = read_page()
-    with open(PAGE, "w", encoding="utf-8") as f:
-        f.write(SHOWN.sub(lambda m: "```\n" + (texts.pop(0) if texts else m.group(1)) + "```\n",
-                          page))
+    for name in PAGES:
+        with tempfile.TemporaryDirectory() as folder:
+            page = with_outputs(read_page(name), folder)
+        with open(os.path.join(ROOT, name), "w", encoding="utf-8") as f:
+            f.write(page)
 
 
 if __name__ == "__main__":
