@@ -1,4 +1,5 @@
-"""Every command that README.md and docs/features.md show with its output prints just that.
+"""Every command that README.md and docs/features.md show with its output prints just that, and links
+between pages lead somewhere.
 
   test_readme.py --update   put what they print into the pages
 
@@ -6,6 +7,7 @@ Such a command is a block that begins with ```console and "$ ". The commands of 
 other in one folder, through a shell. Times, rates, processor and the size that zstd comes to differ from
 machine to machine and are not compared.
 """
+import glob
 import os
 import re
 import subprocess
@@ -19,10 +21,19 @@ PAGES = ["README.md", "docs/features.md"]
 SHOWN = re.compile(r"^```console\n\$ (.*)\n((?:.*\n)*?)```\n", re.M)
 VARYING = re.compile(r"[\d.]+(?= s\b| [kMG]?B/s| [kMG]?B on disk)|\d+ threads?, \w+")
 
+BLOCK = re.compile(r"^```.*?^```\n", re.M | re.S)
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
+
 
 def read_page(name):
     with open(os.path.join(ROOT, name), encoding="utf-8") as f:
         return f.read()
+
+
+def anchors(text):
+    """What a link may name behind '#': the headings, as GitHub writes them there."""
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+            for heading in re.findall(r"^#+ (.*?) *$", BLOCK.sub("", text), re.M)}
 
 
 def with_outputs(page, folder):
@@ -49,6 +60,19 @@ class Readme(QconvCase):
                 page = read_page(name)
                 self.assertTrue(SHOWN.search(page), "the page shows no command")
                 self.assertEqual(page, with_outputs(page, folder))
+
+    def test_links(self):
+        paths = glob.glob(os.path.join(ROOT, "*.md")) + \
+            glob.glob(os.path.join(ROOT, "docs", "**", "*.md"), recursive=True)
+        pages = {os.path.relpath(path, ROOT): read_page(path) for path in paths}
+        for name, text in pages.items():
+            for path, anchor in LINK.findall(BLOCK.sub("", text)):
+                if "://" in path:
+                    continue
+                to = os.path.normpath(os.path.join(os.path.dirname(name), path)) if path else name
+                self.assertTrue(os.path.exists(os.path.join(ROOT, to)), (name, path))
+                if anchor and to in pages:
+                    self.assertIn(anchor, anchors(pages[to]), (name, to))
 
 
 def update():
