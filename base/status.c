@@ -36,6 +36,12 @@ int qc_status_exit_code(qc_status code)
     return status_table[status_index(code)].exit_code;
 }
 
+int qc_status_is_refusal(qc_status code)
+{
+    int exit_code = qc_status_exit_code(code);
+    return exit_code == 2 || exit_code == 3;
+}
+
 /* Shorten s (capacity cap, NUL-terminated) to end in "...", not inside a UTF-8 sequence. */
 static void end_with_dots(char *s, size_t cap)
 {

@@ -67,6 +67,9 @@ QC_API const char *qc_status_name(qc_status code);
 QC_API const char *qc_status_meaning(qc_status code);
 /* Exit code of the program for a status: 0, 1, 2, 3, 4, 5 or 130. */
 QC_API int qc_status_exit_code(qc_status code);
+/* Is it the caller's command or the input that is bad (exit codes 2 and 3), so that the same call
+ * fails again? */
+int qc_status_is_refusal(qc_status code);
 
 /* Fill *err (if not NULL) and return code. Use through QC_FAIL. */
 QC_API qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line,

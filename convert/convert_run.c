@@ -6,6 +6,7 @@
 #include "convert/calibrate_stage.h"
 #include "convert/console.h"
 #include "convert/consume.h"
+#include "convert/ending.h"
 #include "convert/finished.h"
 #include "convert/make_manifest.h"
 #include "convert/output_ready.h"
@@ -451,21 +452,18 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     return QC_OK;
 }
 
-/* Can the same command go on, and is there anything to go on with? */
-static int is_worth_keeping(const conversion *c, qc_status st)
+static unsigned ending_facts(const conversion *c)
 {
-    int exit_code = qc_status_exit_code(st);
-    if (!c->resume)
-        return c->d.had_journal;
-    if (qc_consume_any(c->model))
-        return 1;
-    if (!has_work(c))
-        return 0;
-    /* What one part did is not undone for what is wrong with another's. */
-    if (c->made && c->part->rank.count > 1)
-        return 1;
-    return !c->running || st == QC_ERR_CHANGED || atomic_load(&c->p.differs) ||
-           (exit_code != 2 && exit_code != 3);
+    const qc_part_run *part = c->part;
+    unsigned facts = 0;
+    facts |= c->d.had_journal ? QC_ENDING_JOURNAL : 0;
+    facts |= c->resume ? QC_ENDING_OPENED : 0;
+    facts |= c->resume && has_work(c) ? QC_ENDING_WORK : 0;
+    facts |= qc_consume_any(c->model) ? QC_ENDING_CONSUMED : 0;
+    facts |= c->running ? QC_ENDING_WORKED : 0;
+    facts |= c->made && part->rank.count > 1 ? QC_ENDING_SHARE_MADE : 0;
+    facts |= part->left_count > 0 ? QC_ENDING_OTHERS_LEFT : 0;
+    return facts;
 }
 
 qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit *fit,
@@ -488,23 +486,20 @@ qc_status qc_convert_run(const qc_plan *plan, qc_checkpoint *model, const qc_fit
         st = convert(&c, report, err);
     qc_consume_destroy(c.consume);
     st = qc_source_files_explain(plan, st, err);
-    int keep = st == QC_OK ? part->left_count > 0 : is_worth_keeping(&c, st);
-    /* Another exit code: it refused, and what is there is not its own. */
-    int exit_code = qc_status_exit_code(st);
-    if (st != QC_OK && keep && c.resume && err && !strstr(err->msg, "--restart") &&
-        (st == QC_ERR_CHANGED || (exit_code != 2 && exit_code != 3)))
+    const qc_ending ending =
+        qc_ending_of(qc_end_of(st, atomic_load(&c.p.misfit) || c.d.lost), ending_facts(&c));
+    if (ending.tell && err)
         tell_kept(&c, err);
     qc_manifest_rows_deinit(&c.rows);
     qc_calibrate_stage_close(&c.calibrate);
     qc_resume_close(c.resume);
     qc_pipeline_forget_digests(&c.p);
-    if (keep) {
+    if (ending.fate == QC_STAGING_LEAVE)
         qc_part_leave(part, &c.d);
-    } else if (st == QC_OK) {
+    else if (ending.fate == QC_STAGING_CLOSE)
         qc_part_close(part, &c.d);
-    } else {
+    else
         qc_part_abort(part, &c.d, &c.p);
-    }
     qc_pipeline_deinit(&c.p);
     return st;
 }

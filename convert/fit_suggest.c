@@ -94,7 +94,7 @@ static qc_status other_precision(seeker *s, qc_error *err)
         qc_status st =
             qc_planned_model_make(&planned, &s->scratch, &unread, s->budget, &trial, &trouble);
         /* A checkpoint that cannot become this is no failure of the plan that was asked for. */
-        if (st != QC_OK && qc_status_exit_code(st) != 2 && qc_status_exit_code(st) != 3) {
+        if (st != QC_OK && !qc_status_is_refusal(st)) {
             if (err)
                 *err = trouble;
             return st;
@@ -325,7 +325,7 @@ static qc_status nf4_and_more(seeker *s, qc_arena *kept, qc_error *err)
     /* A checkpoint that cannot become NF4 has no such suggestion. */
     qc_error trouble = {0};
     qc_status st = qc_planned_model_make(&planned, kept, s->subject, s->budget, &trial, &trouble);
-    if (st != QC_OK && (qc_status_exit_code(st) == 2 || qc_status_exit_code(st) == 3))
+    if (qc_status_is_refusal(st))
         return QC_OK;
     if (st != QC_OK) {
         if (err)
@@ -386,7 +386,7 @@ static qc_status compare(comparer *c, const qc_plan_options *o, const char *chan
     qc_fit_choice *row = &c->list[c->count];
     qc_arena_init(&scratch);
     qc_status st = qc_planned_model_make(&planned, &scratch, &c->subject, c->budget, o, &trouble);
-    int other_model = st != QC_OK && (qc_status_exit_code(st) == 2 || qc_status_exit_code(st) == 3);
+    int other_model = qc_status_is_refusal(st);
     if (st == QC_OK && planned.fit.fits) {
         *row = (qc_fit_choice){.change = change,
                                .predicted = o->recipe.to == QC_TO_AUTO

@@ -53,11 +53,13 @@ static qc_status move_files(qc_output_dir *d, int going_on, qc_error *err)
         if (going_on) {
             QC_TRY(qc_beneath_look(&d->root, from, &staged, err));
             QC_TRY(qc_beneath_look(&d->root, to, &moved, err));
-            if (staged.kind == QC_ENTRY_MISSING && moved.kind == QC_ENTRY_MISSING)
+            if (staged.kind == QC_ENTRY_MISSING && moved.kind == QC_ENTRY_MISSING) {
+                d->lost = 1;
                 QC_FAIL(err, QC_ERR_IO,
                         "%s/%s: is missing, and so is %s/%s, from where it was to be "
                         "moved" QC_RESTART_ADVICE,
                         d->path, to, d->path, from);
+            }
         }
         if (staged.kind != QC_ENTRY_MISSING) {
             QC_TRY(qc_beneath_make_folder(&d->root, folder, err));

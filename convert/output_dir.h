@@ -43,6 +43,7 @@ typedef struct {
     qc_file part_lock;   /* of a part's own; else closed */
     unsigned parts;      /* that share `lock`; 1: it is exclusive */
     int had_journal;     /* of a conversion that may go on */
+    int lost;            /* a file that was to be moved is gone: only beginning anew helps */
     int made_dir;        /* OUT did not exist before */
     int moving;          /* a commit has begun and is not through */
     qc_manifest dead;    /* of a run that died while it moved its files to OUT; or empty */

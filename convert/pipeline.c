@@ -150,11 +150,13 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
         qc_shard_state *s = &p->shards[qc_unit_shard(p, *next)];
         if (s->foreign)
             continue;
-        if (u->kept && qc_unit_place(u) != s->next_offset)
+        if (u->kept && qc_unit_place(u) != s->next_offset) {
+            atomic_store(&p->misfit, 1);
             QC_FAIL(err, QC_ERR_CHECK,
                     "%s: a frame of the interrupted conversion lies at %" PRIu64
                     ", where this one comes to %" PRIu64 QC_RESTART_ADVICE,
                     s->path, qc_unit_place(u), s->next_offset);
+        }
         if (!u->kept && u->kind != QC_UNIT_DEFERRED)
             break;
         qc_unit_set_place(u, s->next_offset);
@@ -297,7 +299,7 @@ static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit 
         qc_digest_equal(&then->content, &now->content))
         return QC_OK;
     const qc_job *j = &p->plan->jobs[p->plan->outputs[now->tensor].job];
-    atomic_store(&p->differs, 1);
+    atomic_store(&p->misfit, 1);
     QC_FAIL(
         err, QC_ERR_INPUT,
         "%s: tensor '%s', made again, is not what it was in the conversion that %s holds: the file "
@@ -531,7 +533,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     p->out = out;
     p->threads = threads;
     atomic_init(&p->gpu_elems, 0);
-    atomic_init(&p->differs, 0);
+    atomic_init(&p->misfit, 0);
     atomic_init(&p->waiting, 0);
     atomic_flag_clear(&p->gpu_told);
     atomic_init(&p->halted, 0);

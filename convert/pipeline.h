@@ -208,7 +208,7 @@ typedef struct qc_pipeline {
     qc_read_ahead reads;             /* by dispatch */
     int keep_cache;                  /* nothing is given back to the page cache */
     atomic_int halted;               /* the syncer failed: workers return */
-    atomic_int differs;              /* what was made again is not what it was */
+    atomic_int misfit;               /* what is kept is not what this run makes of the source */
     qc_progress_fn progress;
     void *progress_ctx;
     qc_durable_fn durable; /* NULL: nobody wants to know */

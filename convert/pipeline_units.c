@@ -147,10 +147,12 @@ qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
     if (is_same(p, s)) {
         qc_part part = p->plan->outputs[s->tensor].part;
         if (!qc_digest_equal(&u->content, &p->same_content[part]) ||
-            (qc_pipeline_is_compressed(p) && !qc_digest_equal(&u->stored, &p->same_stored[part])))
+            (qc_pipeline_is_compressed(p) && !qc_digest_equal(&u->stored, &p->same_stored[part]))) {
+            atomic_store(&p->misfit, 1);
             QC_FAIL(err, QC_ERR_CHECK,
                     "tensor '%s': its table is not that of other weights" QC_RESTART_ADVICE,
                     p->plan->jobs[p->plan->outputs[s->tensor].job].name);
+        }
         return QC_OK;
     }
     *d++ = u->content;
