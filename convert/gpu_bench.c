@@ -1,7 +1,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
 #include "convert/gpu_work.h"
 
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* Quantizing and dequantizing kernels: bytes read and written against the copy. Each result is
  * first compared with the CPU's, bit for bit. */
 #include "base/alloc.h"
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 
 #include <stdio.h>

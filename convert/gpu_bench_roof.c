@@ -1,6 +1,6 @@
 /* What no kernel can beat here: copies, the largest rate of cuBLAS, the time between kernels, the
  * way to the host. */
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 
 #define COPY_BYTES  ((uint64_t)1 << 30)

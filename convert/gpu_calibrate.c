@@ -1,6 +1,6 @@
 /* Calibrating on a GPU; the seam is convert/gpu_work.h.
  *
- * The two streams go through the steps of gpu_llama_parts.h in turn, chunk by chunk of whole
+ * The two streams go through the steps of gpu_llama_internal.h in turn, chunk by chunk of whole
  * windows; what the linear layers of a stage get is kept as floats for each stream, and then added
  * to the moments. A chunk's size does not depend on free memory: the order of sums would.
  *
@@ -12,7 +12,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/gpu_llama_parts.h"
+#include "convert/gpu_llama_internal.h"
 #include "kernels/cuda_feedback.h"
 
 #include <stdio.h>

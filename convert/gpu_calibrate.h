@@ -1,5 +1,5 @@
 /* The functions of qc_gpu_calibrating (convert/gpu_work.h), over kernels/cuda_feedback.h and
- * convert/gpu_llama_parts.h. */
+ * convert/gpu_llama_internal.h. */
 #ifndef QC_CONVERT_GPU_CALIBRATE_H
 #define QC_CONVERT_GPU_CALIBRATE_H
 

@@ -18,7 +18,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/gpu_llama_parts.h"
+#include "convert/gpu_llama_internal.h"
 
 #define LOGITS_BYTES   ((uint64_t)128 << 20)
 #define LAYER_MATRICES 7u

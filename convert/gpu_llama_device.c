@@ -1,5 +1,5 @@
-/* Device memory, set-up and weights of the decoder; see gpu_llama_parts.h. */
-#include "convert/gpu_llama_parts.h"
+/* Device memory, set-up and weights of the decoder; see gpu_llama_internal.h. */
+#include "convert/gpu_llama_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

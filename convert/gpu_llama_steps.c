@@ -1,5 +1,5 @@
-/* The steps of a layer; see gpu_llama_parts.h. */
-#include "convert/gpu_llama_parts.h"
+/* The steps of a layer; see gpu_llama_internal.h. */
+#include "convert/gpu_llama_internal.h"
 
 #include <math.h>
 

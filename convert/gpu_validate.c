@@ -10,7 +10,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
 #include "quant/quant_half.h"
 
 #include <inttypes.h>

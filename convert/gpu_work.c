@@ -1,6 +1,6 @@
 #include "convert/gpu_work.h"
 
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
 #include "convert/gpu_calibrate.h"
 #include "convert/gpu_llama.h"
 #include "convert/gpu_quantize.h"

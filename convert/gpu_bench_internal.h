@@ -1,7 +1,7 @@
 /* Inside convert/gpu_bench*.c and gpu_validate.c only: the state of one run of qconv bench (or of
  * validate's timing) on a GPU. One thread. */
-#ifndef QC_CONVERT_GPU_BENCH_PARTS_H
-#define QC_CONVERT_GPU_BENCH_PARTS_H
+#ifndef QC_CONVERT_GPU_BENCH_INTERNAL_H
+#define QC_CONVERT_GPU_BENCH_INTERNAL_H
 
 #include "convert/bench.h"
 #include "kernels/matmul_tuning.h"

@@ -1,8 +1,8 @@
 /* What gpu_llama.c and gpu_calibrate.c share: layers of a Llama-like decoder on a GPU, in steps.
  * Device memory and weights are gpu_llama_device.c's, the steps gpu_llama_steps.c's. All work is
  * put on the one stream; the device must be current (qc_cuda_use). */
-#ifndef QC_CONVERT_GPU_LLAMA_PARTS_H
-#define QC_CONVERT_GPU_LLAMA_PARTS_H
+#ifndef QC_CONVERT_GPU_LLAMA_INTERNAL_H
+#define QC_CONVERT_GPU_LLAMA_INTERNAL_H
 
 #include "convert/gpu_work.h"
 #include "kernels/cuda_llama.h"
