@@ -1,9 +1,10 @@
-/* Calibrating on a GPU, behind the table of gpu_work.h: what is on the device is its matter; hidden
- * states are the host's, and pass through it window by window. */
+/* Calibrating on a GPU, through the functions of calibrate_device.h: what is on the device is its
+ * matter; hidden states are the host's, and pass through it window by window. */
 #include "convert/calibrate_engine.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/calibrate_device.h"
 #include "convert/llama_device.h"
 
 #include <inttypes.h>
@@ -91,22 +92,23 @@ static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_llama_
                                       .longest = longest};
     const qc_gpu_calibrating *table = ((const gpu *)e)->table;
     (void)tokens;
-    return (qc_calibrate_room){.device = table->bytes(&form, 0, 0, 0, 0, NULL)};
+    return (qc_calibrate_room){.device = table->bytes(&(qc_gpu_calibrating_size){.form = &form})};
 }
 
 /* On the host as it is, and as it becomes; on the device both. */
 static qc_calibrate_room room_layer(const qc_calibrate_engine *e, uint64_t bytes)
 {
     const qc_gpu_calibrating *table = ((const gpu *)e)->table;
-    return (qc_calibrate_room){qc_sat_mul(2, bytes), table->bytes(NULL, bytes, 0, 0, 0, NULL)};
+    const qc_gpu_calibrating_size size = {.layer_bytes = bytes};
+    return (qc_calibrate_room){qc_sat_mul(2, bytes), table->bytes(&size)};
 }
 
 static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
                                      int cross, const qc_feedback_form *form)
 {
     const qc_gpu_calibrating *table = ((const gpu *)e)->table;
-    return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), 2),
-                               table->bytes(NULL, 0, n, cross, rows, form)};
+    const qc_gpu_calibrating_size size = {.n = n, .cross = cross, .rows = rows, .weight = form};
+    return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), 2), table->bytes(&size)};
 }
 
 /* ---- the text ---- */
@@ -274,7 +276,7 @@ qc_status qc_calibrate_gpu_create(qc_calibrate_engine **out, const qc_calibrator
     QC_TRY(qc_calloc(&v, 1, sizeof(gpu), err));
     gpu *g = v;
     g->base = (qc_calibrate_engine){&ops, k};
-    g->table = &k->devices->work->calibrating;
+    g->table = k->devices->work->calibrating;
     *out = &g->base;
     return QC_OK;
 }
@@ -282,7 +284,7 @@ qc_status qc_calibrate_gpu_create(qc_calibrate_engine **out, const qc_calibrator
 qc_status qc_calibrate_gpu_name(const char **out, qc_arena *arena, const qc_devices *devices,
                                 qc_error *err)
 {
-    const qc_gpu_calibrating *table = &devices->work->calibrating;
+    const qc_gpu_calibrating *table = devices->work->calibrating;
     qc_gpu_calibrator *c = NULL;
     *out = NULL;
     QC_TRY(table->create(&c, &devices->gpus[0], NULL, NULL, err));

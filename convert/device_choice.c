@@ -64,8 +64,8 @@ static qc_status open_gpus(qc_devices *out, const qc_device_wish *w, unsigned co
     return QC_OK;
 }
 
-qc_status qc_devices_choose(qc_devices *out, const char *option, uint64_t source_bytes,
-                            qc_arena *arena, qc_error *err)
+qc_status qc_devices_choose(qc_devices *out, const qc_gpu_work *work, const char *option,
+                            uint64_t source_bytes, qc_arena *arena, qc_error *err)
 {
     qc_device_wish w;
     char why[256] = "";
@@ -78,8 +78,8 @@ qc_status qc_devices_choose(qc_devices *out, const char *option, uint64_t source
         return use_cpu(out, said);
     }
     out->wished = w.kind == QC_WISH_CUDA;
-    out->work = qc_gpu_work_get();
-    if (!out->work) {
+    out->work = work;
+    if (!work) {
         if (out->wished)
             QC_FAIL(err, QC_ERR_DEVICE,
                     "%s%s: this build of qconv has no GPU kernels (docs/building.md)", w.from,
@@ -91,7 +91,7 @@ qc_status qc_devices_choose(qc_devices *out, const char *option, uint64_t source
     /* GPUs are counted as the driver and 'qconv hardware' count them, unless the user says how. */
     if (setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory");
-    out->work->device_count(&count, why, sizeof why);
+    work->device_count(&count, why, sizeof why);
     if (count <= 0) {
         if (out->wished)
             QC_FAIL(err, QC_ERR_DEVICE, "%s%s: there is no GPU: %s", w.from, w.text, why);

@@ -2,7 +2,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "convert/gpu_bench_internal.h"
-#include "convert/gpu_work.h"
+#include "convert/gpu_table.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -18,7 +18,7 @@ static void put_device(qc_bench_gpu *b)
     d->l2_bytes = b->device.l2_bytes;
     d->driver_version = b->device.driver_version;
     d->runtime_version = b->device.runtime_version;
-    d->build = qc_gpu_build();
+    d->build = qc_cuda_build();
     d->no_gemm = qc_matmul_no_gemm(b->handle);
     if (!d->no_gemm && b->q->bf16 && b->device.sm < 80)
         d->no_gemm = "cuBLAS multiplies bfloat16 from compute capability 8.0 on";
@@ -185,8 +185,8 @@ qc_status qc_bench_path_of(const qc_bench_gpu *b, const qc_matmul_weights *w, in
     return QC_OK;
 }
 
-qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,
-                       qc_bench_result *out, qc_error *err)
+static qc_status run(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,
+                     qc_bench_result *out, qc_error *err)
 {
     void *rows;
     *out = (qc_bench_result){0};
@@ -231,3 +231,5 @@ qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink, qc_
     qc_bench_gpu_close(&b);
     return st;
 }
+
+const qc_gpu_bench qc_gpu_bench_table = {.run = run};

@@ -40,10 +40,6 @@ QC_NODISCARD qc_status qc_bench_failed(qc_bench_gpu *b, qc_bench_failure f, cons
 /* Tells the sink that something was added to the result. */
 void qc_bench_save(qc_bench_gpu *b);
 
-/* The function of the table in convert/gpu_work.h. */
-QC_NODISCARD qc_status qc_gpu_bench(const qc_bench_request *q, const qc_bench_sink *sink,
-                                    qc_arena *arena, qc_bench_result *out, qc_error *err);
-
 /* The shape of weights w and this io, whose rows of x lie one behind the other, as qc_matmul_run
  * makes it, the handle's table included. (gpu_bench.c) */
 qc_matmul_shape qc_bench_shape_of(const qc_bench_gpu *b, const qc_matmul_weights *w, int repacked,

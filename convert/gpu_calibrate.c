@@ -1,4 +1,4 @@
-/* Calibrating on a GPU; the seam is convert/gpu_work.h.
+/* Calibrating on a GPU; the interface is convert/calibrate_device.h.
  *
  * The two streams go through the steps of gpu_llama_internal.h in turn, chunk by chunk of whole
  * windows; what the linear layers of a stage get is kept as floats for each stream, and then added
@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/workers.h"
 #include "convert/gpu_llama_internal.h"
+#include "convert/gpu_table.h"
 #include "kernels/cuda_feedback.h"
 
 #include <stdio.h>
@@ -111,26 +112,7 @@ static qc_status set_up(qc_gpu_calibrator *c, const qc_cuda_device *device,
     return QC_OK;
 }
 
-qc_status qc_gpu_calibrator_create(qc_gpu_calibrator **out, const qc_cuda_device *device,
-                                   const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
-                                   qc_error *err)
-{
-    void *v = NULL;
-    *out = NULL;
-    if (form)
-        QC_TRY(qc_gpu_check_form(form, err));
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_gpu_calibrator *c = v;
-    qc_status st = set_up(c, device, form, tuning, err);
-    if (st != QC_OK) {
-        qc_gpu_calibrator_destroy(c);
-        return st;
-    }
-    *out = c;
-    return QC_OK;
-}
-
-void qc_gpu_calibrator_destroy(qc_gpu_calibrator *c)
+static void calibrator_destroy(qc_gpu_calibrator *c)
 {
     if (!c)
         return;
@@ -147,7 +129,26 @@ void qc_gpu_calibrator_destroy(qc_gpu_calibrator *c)
     qc_free(c);
 }
 
-const char *qc_gpu_calibrator_name(const qc_gpu_calibrator *c)
+static qc_status calibrator_create(qc_gpu_calibrator **out, const qc_cuda_device *device,
+                                   const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
+                                   qc_error *err)
+{
+    void *v = NULL;
+    *out = NULL;
+    if (form)
+        QC_TRY(qc_gpu_check_form(form, err));
+    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
+    qc_gpu_calibrator *c = v;
+    qc_status st = set_up(c, device, form, tuning, err);
+    if (st != QC_OK) {
+        calibrator_destroy(c);
+        return st;
+    }
+    *out = c;
+    return QC_OK;
+}
+
+static const char *calibrator_name(const qc_gpu_calibrator *c)
 {
     return c->name;
 }
@@ -249,7 +250,7 @@ static qc_status need_text(const qc_gpu_calibrator *c, int layer, qc_error *err)
     return qc_cuda_use(&c->f.device, err);
 }
 
-qc_status qc_gpu_calibrator_layer(qc_gpu_calibrator *c, const qc_gpu_decoder_layer *z,
+static qc_status calibrator_layer(qc_gpu_calibrator *c, const qc_gpu_decoder_layer *z,
                                   const qc_gpu_decoder_layer *x, qc_error *err)
 {
     qc_gpu_memory stage = {0};
@@ -275,7 +276,7 @@ static qc_status take_part(qc_gpu_calibrator *c, unsigned part, const qc_gpu_mat
     return qc_cuda_stream_synchronize(c->f.stream, err);
 }
 
-qc_status qc_gpu_calibrator_replace(qc_gpu_calibrator *c, qc_llama_part part,
+static qc_status calibrator_replace(qc_gpu_calibrator *c, qc_llama_part part,
                                     const qc_gpu_matrix *m, qc_error *err)
 {
     qc_gpu_memory stage = {0};
@@ -313,7 +314,7 @@ static qc_status new_moments(qc_gpu_calibrator *c, uint64_t n, int cross, qc_err
     return QC_OK;
 }
 
-qc_status qc_gpu_calibrator_moments(qc_gpu_calibrator *c, uint64_t n, int cross, qc_error *err)
+static qc_status calibrator_moments(qc_gpu_calibrator *c, uint64_t n, int cross, qc_error *err)
 {
     QC_TRY(new_moments(c, n, cross, err));
     size_t size = (size_t)(n * n * sizeof(double));
@@ -325,7 +326,7 @@ qc_status qc_gpu_calibrator_moments(qc_gpu_calibrator *c, uint64_t n, int cross,
     return QC_OK;
 }
 
-qc_status qc_gpu_calibrator_take(qc_gpu_calibrator *c, uint64_t n, const double *h, qc_error *err)
+static qc_status calibrator_take(qc_gpu_calibrator *c, uint64_t n, const double *h, qc_error *err)
 {
     QC_TRY(new_moments(c, n, 0, err));
     qc_status st = qc_cuda_to_device(c->h, h, (size_t)(n * n * sizeof *h), c->f.stream, err);
@@ -495,7 +496,7 @@ static qc_status walk_windows(qc_gpu_calibrator *c, const walk *w, const qc_gpu_
     return QC_OK;
 }
 
-qc_status qc_gpu_calibrator_stage(qc_gpu_calibrator *c, qc_llama_stage stage,
+static qc_status calibrator_stage(qc_gpu_calibrator *c, qc_llama_stage stage,
                                   const qc_gpu_states *s, int add, qc_error *err)
 {
     const walk w = {.kind = A_STAGE, .stage = stage, .add = add && stage != QC_LLAMA_AT_END};
@@ -505,14 +506,14 @@ qc_status qc_gpu_calibrator_stage(qc_gpu_calibrator *c, qc_llama_stage stage,
     return settled(c, walk_windows(c, &w, s, err));
 }
 
-qc_status qc_gpu_calibrator_pass(qc_gpu_calibrator *c, const qc_gpu_states *s, qc_error *err)
+static qc_status calibrator_pass(qc_gpu_calibrator *c, const qc_gpu_states *s, qc_error *err)
 {
     const walk w = {.kind = A_PASS};
     QC_TRY(need_text(c, 1, err));
     return settled(c, walk_windows(c, &w, s, err));
 }
 
-qc_status qc_gpu_calibrator_head(qc_gpu_calibrator *c, const float *gain, const qc_gpu_states *s,
+static qc_status calibrator_head(qc_gpu_calibrator *c, const float *gain, const qc_gpu_states *s,
                                  qc_error *err)
 {
     qc_gpu_memory m = {0};
@@ -531,7 +532,7 @@ qc_status qc_gpu_calibrator_head(qc_gpu_calibrator *c, const float *gain, const 
 
 /* ---- factor and weights ---- */
 
-qc_status qc_gpu_calibrator_factor(qc_gpu_calibrator *c, const qc_feedback_options *options,
+static qc_status calibrator_factor(qc_gpu_calibrator *c, const qc_feedback_options *options,
                                    qc_feedback_info *info, qc_error *err)
 {
     QC_TRY(qc_cuda_use(&c->f.device, err));
@@ -549,7 +550,7 @@ qc_status qc_gpu_calibrator_factor(qc_gpu_calibrator *c, const qc_feedback_optio
     return st;
 }
 
-qc_status qc_gpu_calibrator_weight(qc_gpu_calibrator *c, const qc_feedback_form *form,
+static qc_status calibrator_weight(qc_gpu_calibrator *c, const qc_feedback_form *form,
                                    const qc_gpu_matrix *w, qc_feedback_out *out,
                                    qc_feedback_result *result, qc_error *err)
 {
@@ -677,7 +678,7 @@ static qc_status measure(qc_gpu_calibrator *c, qc_gpu_memory *room, double *sing
     return c->text ? measure_forward(c, room, forward, err) : QC_OK;
 }
 
-qc_status qc_gpu_calibrator_measure(qc_gpu_calibrator *c, double *single, double *dual,
+static qc_status calibrator_measure(qc_gpu_calibrator *c, double *single, double *dual,
                                     double *forward, qc_error *err)
 {
     qc_gpu_memory room = {0};
@@ -701,24 +702,42 @@ static uint64_t text_bytes(const qc_gpu_decoder_form *f)
     return qc_sat_add(qc_sat_add(fixed, inputs), QC_GPU_WORKSPACE_MOST);
 }
 
-/* The most of: while moments are added, while they are factored, while a weight is worked on. */
-static uint64_t moments_bytes(uint64_t n, int cross, uint64_t rows, const qc_feedback_form *weight)
+/* The largest of three needs: while moments are added, while they are factored, and while a weight
+ * is worked on. */
+static uint64_t moments_bytes(const qc_gpu_calibrating_size *s)
 {
-    uint64_t square = qc_gpu_bytes_of(n, n, sizeof(double));
-    uint64_t held = cross ? qc_sat_mul(2, square) : square;
-    uint64_t most = qc_gpu_larger(qc_sat_add(held, qc_cuda_moments_scratch_bytes(n)),
-                                  qc_sat_add(held, qc_cuda_feedback_open_bytes(n, cross)));
-    if (!weight)
+    uint64_t square = qc_gpu_bytes_of(s->n, s->n, sizeof(double));
+    uint64_t held = s->cross ? qc_sat_mul(2, square) : square;
+    uint64_t added = qc_sat_add(held, qc_cuda_moments_scratch_bytes(s->n));
+    uint64_t factored = qc_sat_add(held, qc_cuda_feedback_open_bytes(s->n, s->cross));
+    uint64_t most = qc_gpu_larger(added, factored);
+    if (!s->weight)
         return most;
-    return qc_gpu_larger(most,
-                         qc_sat_add(qc_cuda_feedback_kept_bytes(n, cross),
-                                    qc_cuda_feedback_weight_least_bytes(rows, n, weight, cross)));
+    uint64_t kept = qc_cuda_feedback_kept_bytes(s->n, s->cross);
+    uint64_t weight = qc_cuda_feedback_weight_least_bytes(s->rows, s->n, s->weight, s->cross);
+    return qc_gpu_larger(most, qc_sat_add(kept, weight));
 }
 
-uint64_t qc_gpu_calibrator_bytes(const qc_gpu_decoder_form *form, uint64_t layer_bytes, uint64_t n,
-                                 int cross, uint64_t rows, const qc_feedback_form *weight)
+static uint64_t calibrator_bytes(const qc_gpu_calibrating_size *size)
 {
-    uint64_t bytes = form ? text_bytes(form) : 0;
-    bytes = qc_sat_add(bytes, qc_sat_mul(2, layer_bytes));
-    return n ? qc_sat_add(bytes, moments_bytes(n, cross, rows, weight)) : bytes;
+    uint64_t bytes = size->form ? text_bytes(size->form) : 0;
+    bytes = qc_sat_add(bytes, qc_sat_mul(2, size->layer_bytes));
+    return size->n ? qc_sat_add(bytes, moments_bytes(size)) : bytes;
 }
+
+const qc_gpu_calibrating qc_gpu_calibrating_table = {
+    .create = calibrator_create,
+    .destroy = calibrator_destroy,
+    .name = calibrator_name,
+    .layer = calibrator_layer,
+    .replace = calibrator_replace,
+    .moments = calibrator_moments,
+    .stage = calibrator_stage,
+    .pass = calibrator_pass,
+    .head = calibrator_head,
+    .take = calibrator_take,
+    .factor = calibrator_factor,
+    .weight = calibrator_weight,
+    .measure = calibrator_measure,
+    .bytes = calibrator_bytes,
+};

@@ -1,5 +1,5 @@
-/* Layers of a Llama-like decoder on a GPU; the seam is convert/gpu_work.h, the arithmetic between
- * two products kernels/cuda_llama.h.
+/* Layers of a Llama-like decoder on a GPU; the interface is convert/llama_decoder.h, the arithmetic
+ * between two products kernels/cuda_llama.h.
  *
  *   hidden --norm--> halves --q, k, v--> heads (norm, rotation) --attention--> halves --o--+
  *      |                                                                                  |
@@ -13,12 +13,11 @@
  *
  * Dense weights go to the device as they are and are rounded there to float16 with one exponent;
  * their products are cuBLAS's, or where there is none qc_cuda_llama_dense's. */
-#include "convert/gpu_llama.h"
-
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
 #include "convert/gpu_llama_internal.h"
+#include "convert/gpu_table.h"
 
 #define LOGITS_BYTES   ((uint64_t)128 << 20)
 #define LAYER_MATRICES 7u
@@ -30,25 +29,7 @@ struct qc_gpu_decoder {
     uint64_t head_tokens;
 };
 
-qc_status qc_gpu_decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
-                                const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
-                                qc_error *err)
-{
-    void *v = NULL;
-    *out = NULL;
-    QC_TRY(qc_gpu_check_form(form, err));
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_gpu_decoder *d = v;
-    qc_status st = qc_gpu_forward_init(&d->f, device, form, tuning, err);
-    if (st != QC_OK) {
-        qc_gpu_decoder_destroy(d);
-        return st;
-    }
-    *out = d;
-    return QC_OK;
-}
-
-void qc_gpu_decoder_destroy(qc_gpu_decoder *d)
+static void decoder_destroy(qc_gpu_decoder *d)
 {
     if (!d)
         return;
@@ -60,6 +41,24 @@ void qc_gpu_decoder_destroy(qc_gpu_decoder *d)
         qc_cuda_free(all[i]->base);
     qc_gpu_forward_deinit(&d->f);
     qc_free(d);
+}
+
+static qc_status decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
+                                const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
+                                qc_error *err)
+{
+    void *v = NULL;
+    *out = NULL;
+    QC_TRY(qc_gpu_check_form(form, err));
+    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
+    qc_gpu_decoder *d = v;
+    qc_status st = qc_gpu_forward_init(&d->f, device, form, tuning, err);
+    if (st != QC_OK) {
+        decoder_destroy(d);
+        return st;
+    }
+    *out = d;
+    return QC_OK;
 }
 
 /* ---- a layer --------------------------------------------------------------------------------- */
@@ -127,7 +126,7 @@ static qc_status settled(qc_gpu_decoder *d, qc_status st)
     return st;
 }
 
-qc_status qc_gpu_decoder_run(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer, float *hidden,
+static qc_status decoder_run(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer, float *hidden,
                              const uint64_t *lengths, uint64_t windows, qc_error *err)
 {
     return settled(d, run_layer(d, layer, hidden, lengths, windows, err));
@@ -188,7 +187,7 @@ static qc_status run_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, 
     return QC_OK;
 }
 
-qc_status qc_gpu_decoder_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err)
+static qc_status decoder_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err)
 {
     qc_status st = settled(d, take_head(d, head, err));
     if (st != QC_OK)
@@ -196,8 +195,16 @@ qc_status qc_gpu_decoder_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_e
     return st;
 }
 
-qc_status qc_gpu_decoder_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, float *out,
+static qc_status decoder_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, float *out,
                                 qc_error *err)
 {
     return settled(d, run_logits(d, hidden, n, out, err));
 }
+
+const qc_gpu_llama qc_gpu_llama_table = {
+    .create = decoder_create,
+    .destroy = decoder_destroy,
+    .layer = decoder_run,
+    .head = decoder_head,
+    .logits = decoder_logits,
+};

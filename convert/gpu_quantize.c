@@ -8,7 +8,7 @@
  * (errors, scales, bad, codes), so that one copy brings them back. All slots are parts of two
  * allocations, one pinned and one of the device, made once. The tables of the search are a third,
  * made when the first search is started. */
-#include "convert/gpu_quantize.h"
+#include "convert/gpu_table.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -50,7 +50,7 @@ static uint64_t align_up(uint64_t v, uint64_t to)
 
 static int is_found(const qc_gpu_form *form)
 {
-    return form->searched && form->scheme != QC_SCHEME_INT8_ROWS;
+    return form->searched && form->kind != QC_WEIGHTS_INT8_ROWS;
 }
 
 /* n is at most a slot's bytes, so that nothing overflows. */
@@ -58,7 +58,7 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 {
     result_layout l;
     uint64_t scales, sums, each = ERROR_FLOATS * sizeof(float);
-    if (form->scheme == QC_SCHEME_INT8_ROWS) {
+    if (form->kind == QC_WEIGHTS_INT8_ROWS) {
         scales = n / form->cols;
         sums = scales * qc_ceil_div_u64(form->cols, QC_CUDA_ROW_RUN);
     } else {
@@ -73,7 +73,7 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
     l.bad = align_up(l.nested_absmax + groups * sizeof(float), sizeof(uint64_t));
     l.absmax_codes = l.bad + sizeof(uint64_t);
     l.codes = align_up(l.absmax_codes + (nested ? scales : 0), CODES_ALIGN);
-    l.end = l.codes + (form->scheme == QC_SCHEME_NF4 ? (n + 1) / 2 : n);
+    l.end = l.codes + (form->kind == QC_WEIGHTS_NF4 ? (n + 1) / 2 : n);
     return l;
 }
 
@@ -132,7 +132,15 @@ static qc_status set_up(qc_gpu_ring *r, size_t slot_bytes, size_t min_bytes, qc_
     }
 }
 
-qc_status qc_gpu_ring_create(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
+static void ring_destroy(qc_gpu_ring *r)
+{
+    if (!r)
+        return;
+    release(r);
+    qc_free(r);
+}
+
+static qc_status ring_create(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
                              size_t min_bytes, qc_error *err)
 {
     void *v = NULL;
@@ -142,27 +150,19 @@ qc_status qc_gpu_ring_create(qc_gpu_ring **out, const qc_cuda_device *device, si
     r->device = *device;
     qc_status st = set_up(r, slot_bytes, min_bytes, err);
     if (st != QC_OK) {
-        qc_gpu_ring_destroy(r);
+        ring_destroy(r);
         return st;
     }
     *out = r;
     return QC_OK;
 }
 
-void qc_gpu_ring_destroy(qc_gpu_ring *r)
-{
-    if (!r)
-        return;
-    release(r);
-    qc_free(r);
-}
-
-size_t qc_gpu_ring_slot_bytes(const qc_gpu_ring *r)
+static size_t ring_slot_bytes(const qc_gpu_ring *r)
 {
     return r->slot_bytes;
 }
 
-uint64_t qc_gpu_ring_elems(const qc_gpu_ring *r, const qc_gpu_form *form, uint64_t step)
+static uint64_t ring_elems(const qc_gpu_ring *r, const qc_gpu_form *form, uint64_t step)
 {
     uint64_t each = qc_dtype_bits(form->dtype) / 8;
     if (step == 0 || step > r->slot_bytes / each)
@@ -173,7 +173,7 @@ uint64_t qc_gpu_ring_elems(const qc_gpu_ring *r, const qc_gpu_form *form, uint64
     return steps * step;
 }
 
-void *qc_gpu_ring_source(qc_gpu_ring *r, unsigned slot)
+static void *ring_source(qc_gpu_ring *r, unsigned slot)
 {
     return r->slots[slot].source;
 }
@@ -196,7 +196,7 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
 {
     unsigned char *results = s->device_results;
     const qc_gpu_form *form = &s->form;
-    if (form->scheme == QC_SCHEME_INT8_ROWS) {
+    if (form->kind == QC_WEIGHTS_INT8_ROWS) {
         qc_cuda_search_rows_job a = {.src = s->device_source,
                                      .dtype = form->dtype,
                                      .rows = s->n / form->cols,
@@ -211,7 +211,7 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
     qc_cuda_search_blocks_job a = {.src = s->device_source,
                                    .dtype = form->dtype,
                                    .n = s->n,
-                                   .is_nf4 = form->scheme == QC_SCHEME_NF4,
+                                   .is_nf4 = form->kind == QC_WEIGHTS_NF4,
                                    .block_elems = form->block_elems,
                                    .nested = form->nested,
                                    .refit = form->refit,
@@ -229,7 +229,7 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
 static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *err)
 {
     unsigned char *results = s->device_results;
-    if (s->form.scheme == QC_SCHEME_INT8_ROWS) {
+    if (s->form.kind == QC_WEIGHTS_INT8_ROWS) {
         qc_cuda_rows a = {.src = s->device_source,
                           .dtype = s->form.dtype,
                           .rows = s->n / s->form.cols,
@@ -248,11 +248,11 @@ static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *er
                         .absmax = (float *)(void *)(results + l->absmax),
                         .errors = (float *)(void *)results,
                         .bad = (uint64_t *)(void *)(results + l->bad)};
-    return s->form.scheme == QC_SCHEME_NF4 ? qc_cuda_nf4_quantize(&a, s->stream, err)
-                                           : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
+    return s->form.kind == QC_WEIGHTS_NF4 ? qc_cuda_nf4_quantize(&a, s->stream, err)
+                                          : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
 }
 
-qc_status qc_gpu_ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
+static qc_status ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
                             qc_error *err)
 {
     ring_slot *s = &r->slots[slot];
@@ -269,7 +269,7 @@ qc_status qc_gpu_ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *fo
     return qc_cuda_event_record(s->done, s->stream, err);
 }
 
-qc_status qc_gpu_ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, qc_error *err)
+static qc_status ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, qc_error *err)
 {
     const ring_slot *s = &r->slots[slot];
     result_layout l = lay_out(&s->form, s->n);
@@ -285,3 +285,13 @@ qc_status qc_gpu_ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, 
     memcpy(&out->bad, s->results + l.bad, sizeof out->bad);
     return QC_OK;
 }
+
+const qc_gpu_quantizer qc_gpu_quantizer_table = {
+    .ring_create = ring_create,
+    .ring_destroy = ring_destroy,
+    .ring_slot_bytes = ring_slot_bytes,
+    .ring_elems = ring_elems,
+    .ring_source = ring_source,
+    .ring_start = ring_start,
+    .ring_finish = ring_finish,
+};

@@ -4,13 +4,12 @@
  * Device memory of a layer: the original in 16 bit, the quantized weight as it is made ready, x, Y
  * and Z, sums in double of a few rows, the workspace. For times both weights are there several
  * times, so that the L2 cache never helps, as far as memory goes. */
-#include "convert/gpu_validate.h"
-
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
 #include "convert/gpu_bench_internal.h"
+#include "convert/gpu_table.h"
 #include "quant/quant_half.h"
 
 #include <inttypes.h>
@@ -69,7 +68,7 @@ static void say_nothing(void *ctx, const char *text)
     (void)text;
 }
 
-qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device,
+static qc_status comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device,
                                  const qc_matmul_table *tuning, qc_error *err)
 {
     static const qc_bench_sink sink = {.say = say_nothing};
@@ -87,7 +86,7 @@ qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *de
     return qc_bench_roofs(&c->gpu, err);
 }
 
-void qc_gpu_comparer_destroy(qc_gpu_comparer *c)
+static void comparer_destroy(qc_gpu_comparer *c)
 {
     if (!c)
         return;
@@ -98,7 +97,7 @@ void qc_gpu_comparer_destroy(qc_gpu_comparer *c)
     qc_free(c);
 }
 
-const char *qc_gpu_comparer_no_gemm(const qc_gpu_comparer *c)
+static const char *comparer_no_gemm(const qc_gpu_comparer *c)
 {
     return qc_matmul_no_gemm(c->gpu.handle);
 }
@@ -465,7 +464,7 @@ static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, qc_err
     return QC_OK;
 }
 
-qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
+static qc_status compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
                          unsigned count, qc_error *err)
 {
     comparison w = {.c = c, .in = in, .n = in->w->rows, .k = in->w->cols};
@@ -482,3 +481,10 @@ qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu
     release(&w);
     return st;
 }
+
+const qc_gpu_validator qc_gpu_validator_table = {
+    .create = comparer_create,
+    .destroy = comparer_destroy,
+    .no_gemm = comparer_no_gemm,
+    .compare = compare,
+};

@@ -7,7 +7,7 @@
 
 static const qc_gpu_llama *table(const qc_llama_device *d)
 {
-    return &d->devices->work->llama;
+    return d->devices->work->llama;
 }
 
 /* That a GPU is too small is no reason to go on without it unasked: a CPU takes many times as long.

@@ -1,7 +1,8 @@
-/* Layers and head on the first GPU of the tools, behind the table of gpu_work.h. */
+/* Layers and head on the first GPU of the tools, through the functions of llama_decoder.h. */
 #ifndef QC_CONVERT_LLAMA_DEVICE_H
 #define QC_CONVERT_LLAMA_DEVICE_H
 
+#include "convert/llama_decoder.h"
 #include "convert/llama_layer.h"
 
 typedef struct {

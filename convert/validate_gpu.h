@@ -3,14 +3,15 @@
 #ifndef QC_CONVERT_VALIDATE_GPU_H
 #define QC_CONVERT_VALIDATE_GPU_H
 
-#include "convert/gpu_work.h"
+#include "convert/bench.h"
+#include "convert/validate_compare.h"
 #include "convert/validate_layer.h"
 
 typedef struct {
     int on;
-    const char *name;        /* "cpu", or "cuda:0 (NVIDIA H200)" */
-    const char *left_out;    /* a sentence; NULL: nothing */
-    const qc_gpu_work *work; /* with comparer */
+    const char *name;                  /* "cpu", or "cuda:0 (NVIDIA H200)" */
+    const char *left_out;              /* a sentence; NULL: nothing */
+    const qc_gpu_validator *validator; /* of comparer */
     qc_cuda_device device;
     const char *device_name; /* "cuda:0" */
     qc_gpu_comparer *comparer;
