@@ -108,21 +108,21 @@ static layout lay_out(qc_bench_scheme scheme, uint64_t n, uint64_t k)
 
 /* Codes and float scales; the latter to absmax. */
 static qc_status quantize(qc_bench_gpu *b, const layout *l, unsigned char *memory, float *absmax,
-                          const void *dense, qc_dtype dtype, uint64_t n, uint64_t k, qc_error *err)
+                          const qc_bench_dense *d, qc_error *err)
 {
     if (l->is_rows) {
-        qc_cuda_rows rows = {.src = dense,
-                             .dtype = dtype,
-                             .rows = n,
-                             .cols = k,
+        qc_cuda_rows rows = {.src = d->values,
+                             .dtype = d->dtype,
+                             .rows = d->n,
+                             .cols = d->k,
                              .codes = (int8_t *)memory,
                              .scb = absmax,
                              .bad = b->bad};
         return qc_cuda_int8_rows_quantize(&rows, b->stream, err);
     }
-    qc_cuda_blocks blocks = {.src = dense,
-                             .dtype = dtype,
-                             .n = n * k,
+    qc_cuda_blocks blocks = {.src = d->values,
+                             .dtype = d->dtype,
+                             .n = d->n * d->k,
                              .block_elems = QC_BENCH_BLOCK,
                              .codes = memory,
                              .absmax = absmax,
@@ -160,8 +160,7 @@ static void point(qc_weights *w, const layout *l, unsigned char *memory)
 }
 
 static qc_status make_first(qc_bench_gpu *b, qc_bench_weights *w, const layout *l,
-                            const void *dense, qc_dtype dtype, uint64_t n, uint64_t k,
-                            qc_error *err)
+                            const qc_bench_dense *dense, qc_error *err)
 {
     unsigned char *memory = w->memory[0];
     void *temporary = NULL;
@@ -171,7 +170,7 @@ static qc_status make_first(qc_bench_gpu *b, qc_bench_weights *w, const layout *
         QC_TRY(qc_cuda_malloc(&temporary, (size_t)(4 * l->blocks), err));
         absmax = temporary;
     }
-    qc_status st = quantize(b, l, memory, absmax, dense, dtype, n, k, err);
+    qc_status st = quantize(b, l, memory, absmax, dense, err);
     if (st == QC_OK && l->is_nested)
         st = nest(b, l, memory, absmax, &offset, err);
     if (st == QC_OK)
@@ -182,10 +181,9 @@ static qc_status make_first(qc_bench_gpu *b, qc_bench_weights *w, const layout *
 }
 
 qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_scheme scheme,
-                                const void *dense, qc_dtype dtype, uint64_t n, uint64_t k,
-                                qc_error *err)
+                                const qc_bench_dense *dense, qc_error *err)
 {
-    layout l = lay_out(scheme, n, k);
+    layout l = lay_out(scheme, dense->n, dense->k);
     void *memory;
     *w = (qc_bench_weights){.scheme = scheme, .copies = 1};
     QC_TRY(qc_calloc(&memory, 1, sizeof *w->memory, err));
@@ -195,8 +193,8 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
     qc_weights q = {.kind = l.is_nf4    ? QC_WEIGHTS_NF4
                             : l.is_rows ? QC_WEIGHTS_INT8_ROWS
                                         : QC_WEIGHTS_INT8_BLOCKS,
-                    .rows = n,
-                    .cols = k,
+                    .rows = dense->n,
+                    .cols = dense->k,
                     .block_elems = l.is_rows ? 0 : QC_BENCH_BLOCK,
                     .nested_map = l.is_nested ? b->map : NULL,
                     .nested_block = l.is_nested ? QC_NESTED_BLOCK : 0};
@@ -208,7 +206,7 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
     QC_TRY(qc_cuda_malloc(&w->memory[0], (size_t)l.total, err));
     point(&q, &l, w->memory[0]);
     w->w[0].w = q;
-    QC_TRY(make_first(b, w, &l, dense, dtype, n, k, err));
+    QC_TRY(make_first(b, w, &l, dense, err));
     q.nested_offset = w->w[0].w.nested_offset;
     w->plain = q;
     return qc_matmul_prepare(b->handle, &q, w->repacked, (unsigned char *)w->memory[0] + l.prepared,

@@ -14,6 +14,16 @@ double qc_bench_seconds_left(const qc_bench_gpu *b)
     return b->q->seconds - (double)(qc_clock_ns() - b->started_ns) / 1e9;
 }
 
+double qc_bench_point_seconds(const qc_bench_gpu *b, uint32_t shape, uint32_t m)
+{
+    double done = 0, ahead = 0;
+    for (uint32_t i = 0; i < b->q->shape_count; i++)
+        *(i <= shape ? &done : &ahead) += (double)b->q->shapes[i].n * (double)b->q->shapes[i].k;
+    /* The shapes that follow will need time for other things than rounds, too. */
+    double other = (double)(qc_clock_ns() - b->matmuls_ns) / 1e9 - b->timed_seconds;
+    return qc_bench_share(b->q, b->r, shape, m, qc_bench_seconds_left(b) - other * ahead / done);
+}
+
 static qc_status make_graph(qc_bench_gpu *b, qc_bench_contender *c, uint32_t launches,
                             qc_error *err)
 {

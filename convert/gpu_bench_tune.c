@@ -111,7 +111,8 @@ static qc_status decide(const qc_bench_contender *own, const qc_bench_contender 
     qc_bench_contender *const both[2] = {&two[0], &two[1]};
     two[0].us = two[1].us = NULL; /* the graphs stay own's and other's */
     uint32_t rounds = qc_bench_rounds(w->b->q->rounds, qc_bench_round_seconds(both, 2),
-                                      qc_bench_point_seconds(w) / 2 / w->b->q->scheme_count);
+                                      qc_bench_point_seconds(w->b, w->index, w->m_index) / 2 /
+                                          w->b->q->scheme_count);
     rounds = rounds < QC_BENCH_TUNE_ROUNDS ? QC_BENCH_TUNE_ROUNDS : rounds;
     qc_status st = qc_bench_time(w->b, both, 2, rounds, err);
     for (uint32_t i = 0; st == QC_OK && i < 2; i++)
@@ -138,8 +139,9 @@ static qc_status compare(qc_bench_contender *const *c, uint32_t count, qc_bench_
     qc_bench_work *w = own->p.w;
     const qc_bench_request *q = w->b->q;
     uint32_t best = 0, wanted = q->rounds / SIEVE_SHARE;
-    uint32_t rounds = qc_bench_rounds(wanted < 1 ? 1 : wanted, qc_bench_round_seconds(c, count),
-                                      qc_bench_point_seconds(w) / 2 / q->scheme_count);
+    uint32_t rounds =
+        qc_bench_rounds(wanted < 1 ? 1 : wanted, qc_bench_round_seconds(c, count),
+                        qc_bench_point_seconds(w->b, w->index, w->m_index) / 2 / q->scheme_count);
     QC_TRY(qc_bench_time(w->b, c, count, rounds, err));
     for (uint32_t i = 0; i < count; i++)
         if (c[i]->out.code != QC_OK)
