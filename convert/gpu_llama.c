@@ -88,8 +88,8 @@ static qc_status take_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer
     uint64_t hidden = qc_gpu_aligned(qc_gpu_bytes_of(d->f.form.hidden, 1, sizeof(float)));
     uint64_t head = qc_gpu_aligned(qc_gpu_bytes_of(d->f.form.head_dim, 1, sizeof(float)));
     unsigned char *vectors = NULL;
-    QC_TRY(qc_gpu_take_weights(&d->f, in, out, LAYER_MATRICES, 2 * hidden + 2 * head,
-                               d->f.act.tokens, &d->weights, &vectors, err));
+    const qc_gpu_weights w = {in, out, LAYER_MATRICES, d->f.act.tokens, 2 * hidden + 2 * head};
+    QC_TRY(qc_gpu_take_weights(&d->f, &w, &d->weights, &vectors, err));
     qc_gpu_cutter c = {.base = vectors};
     QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->input_norm, d->f.form.hidden, &r->input_norm, err));
     QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->attention_norm, d->f.form.hidden,
@@ -136,14 +136,13 @@ static qc_status decoder_run(qc_gpu_decoder *d, const qc_gpu_decoder_layer *laye
 
 static qc_status take_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err)
 {
-    unsigned char *nothing = NULL;
     qc_gpu_device_matrix *out = &d->head;
     uint64_t row = qc_sat_mul(head->rows, sizeof(float));
     QC_TRY(qc_cuda_use(&d->f.device, err));
     d->head_tokens = row > 0 && row < LOGITS_BYTES ? LOGITS_BYTES / row : 1;
     d->head_tokens = d->head_tokens < QC_GPU_TOKENS ? d->head_tokens : QC_GPU_TOKENS;
-    QC_TRY(qc_gpu_take_weights(&d->f, &head, &out, 1, 0, d->head_tokens, &d->head_weights, &nothing,
-                               err));
+    const qc_gpu_weights w = {.in = &head, .out = &out, .count = 1, .tokens = d->head_tokens};
+    QC_TRY(qc_gpu_take_weights(&d->f, &w, &d->head_weights, NULL, err));
     return qc_cuda_stream_synchronize(d->f.stream, err);
 }
 

@@ -262,34 +262,33 @@ qc_status qc_gpu_make_workspace(qc_gpu_forward *d, uint64_t bytes, qc_error *err
     return qc_matmul_workspace_init(d->workspace.base, bytes, d->stream, err);
 }
 
-qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_matrix *const *in,
-                              qc_gpu_device_matrix *const *out, unsigned count, uint64_t extra,
-                              uint64_t tokens, qc_gpu_memory *memory, unsigned char **extra_at,
-                              qc_error *err)
+qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_weights *w, qc_gpu_memory *memory,
+                              unsigned char **extra, qc_error *err)
 {
     uint64_t stage_bytes = 0;
     qc_gpu_cutter counted = {0};
-    for (unsigned i = 0; i < count; i++) {
-        qc_gpu_lay_matrix(in[i], &counted);
-        if (!in[i]->quantized)
-            stage_bytes = qc_gpu_larger(stage_bytes, qc_gpu_dense_bytes(in[i]));
+    for (unsigned i = 0; i < w->count; i++) {
+        qc_gpu_lay_matrix(w->in[i], &counted);
+        if (!w->in[i]->quantized)
+            stage_bytes = qc_gpu_larger(stage_bytes, qc_gpu_dense_bytes(w->in[i]));
     }
     qc_gpu_cut(&counted, stage_bytes);
-    qc_gpu_cut(&counted, extra);
+    qc_gpu_cut(&counted, w->extra_bytes);
     QC_TRY(qc_gpu_grow(d, memory, counted.used, err));
     qc_gpu_cutter c = {.base = memory->base};
-    for (unsigned i = 0; i < count; i++)
-        *out[i] = qc_gpu_lay_matrix(in[i], &c);
+    for (unsigned i = 0; i < w->count; i++)
+        *w->out[i] = qc_gpu_lay_matrix(w->in[i], &c);
     void *stage = qc_gpu_cut(&c, stage_bytes);
-    *extra_at = qc_gpu_cut(&c, extra);
-    for (unsigned i = 0; i < count; i++)
-        QC_TRY(fill_matrix(d, in[i], out[i], stage, err));
-    /* A product's workspace may be as large as its weight in float16. Where that has no room, less
-     * will do. */
+    if (extra)
+        *extra = qc_gpu_cut(&c, w->extra_bytes);
+    for (unsigned i = 0; i < w->count; i++)
+        QC_TRY(fill_matrix(d, w->in[i], w->out[i], stage, err));
+    /* The workspace of a product may be as large as its weight in float16. Where there is no room
+     * for that, less is enough. */
     for (uint64_t limit = QC_GPU_WORKSPACE_MOST;; limit /= 2) {
         uint64_t workspace = 0, bytes = 0;
-        for (unsigned i = 0; i < count; i++) {
-            QC_TRY(product_bytes(d, out[i], tokens, limit, &bytes, err));
+        for (unsigned i = 0; i < w->count; i++) {
+            QC_TRY(product_bytes(d, w->out[i], w->tokens, limit, &bytes, err));
             workspace = qc_gpu_larger(workspace, bytes);
         }
         qc_status st = qc_gpu_make_workspace(d, workspace, err);

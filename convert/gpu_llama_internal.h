@@ -99,12 +99,19 @@ QC_NODISCARD qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix
                                           qc_gpu_device_matrix *out, void *stage, uint64_t tokens,
                                           uint64_t *workspace, qc_error *err);
 QC_NODISCARD qc_status qc_gpu_make_workspace(qc_gpu_forward *d, uint64_t bytes, qc_error *err);
-/* Weights, all of them at once in `memory`, and the workspace for products with `tokens` rows, a
- * smaller one where memory is short. */
-QC_NODISCARD qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_matrix *const *in,
-                                           qc_gpu_device_matrix *const *out, unsigned count,
-                                           uint64_t extra, uint64_t tokens, qc_gpu_memory *memory,
-                                           unsigned char **extra_at, qc_error *err);
+/* Weights that are taken to the device together. */
+typedef struct {
+    const qc_gpu_matrix *const *in;   /* [count] */
+    qc_gpu_device_matrix *const *out; /* [count] */
+    unsigned count;
+    uint64_t tokens;      /* rows of the products that they are for */
+    uint64_t extra_bytes; /* for the caller, behind the weights */
+} qc_gpu_weights;
+/* Takes all of them into `memory` and makes the workspace for their products, a smaller one where
+ * memory is short. *extra: where the caller's bytes are; NULL is fine. */
+QC_NODISCARD qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_weights *w,
+                                           qc_gpu_memory *memory, unsigned char **extra,
+                                           qc_error *err);
 /* A vector of a layer, or NULL. */
 QC_NODISCARD qc_status qc_gpu_take_vector(qc_gpu_forward *d, qc_gpu_cutter *c, const float *host,
                                           uint64_t n, float **out, qc_error *err);
