@@ -43,8 +43,7 @@ typedef struct qc_gpu_calibrating {
     /* What the bytes depend on: "NVIDIA H200, cuBLAS 13.0.0, cuSOLVER 12.0.4". */
     const char *(*name)(const qc_gpu_calibrator *c);
     /* Takes a layer to the device, where it replaces the one before. Matrices and vectors that both
-     * streams name by the same pointers are held once. After QC_ERR_NOMEM nothing of it is there.
-     */
+     * streams name by the same pointers are held once. QC_ERR_NOMEM: nothing of it is there. */
     qc_status (*layer)(qc_gpu_calibrator *c, const qc_gpu_decoder_layer *z,
                        const qc_gpu_decoder_layer *x, qc_error *err);
     /* From now on m is matrix `part` of stream x. */

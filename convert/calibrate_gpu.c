@@ -1,5 +1,5 @@
-/* Calibrating on a GPU, through the functions of calibrate_device.h: what is on the device is its
- * matter; hidden states are the host's, and pass through it window by window. */
+/* The engine of calibrating on a GPU. The functions of calibrate_device.h manage what is on the
+ * device. Hidden states stay on the host and pass through the device window by window. */
 #include "convert/calibrate_engine.h"
 
 #include "base/alloc.h"
@@ -9,12 +9,13 @@
 
 #include <inttypes.h>
 
-/* How many times the time of their products factors and weights take: calculated
- * (kernels/cuda_feedback_weight.c), not timed. */
+/* Factors and weights take this many times as long as their products alone. These ratios were
+ * calculated (kernels/cuda_feedback_weight.c), not timed. */
 #define FACTOR_SLOWER 2.0
 #define WEIGHT_SLOWER 1.5
 
-#define CHUNK_TOKENS 4096u /* between two looks at the progress, or a window that is longer */
+/* The tokens between two updates of the progress, or one window that is longer. */
+#define CHUNK_TOKENS 4096u
 
 typedef struct {
     qc_calibrate_engine base;
@@ -53,7 +54,7 @@ static void destroy(qc_calibrate_engine *e)
     qc_free(g);
 }
 
-/* For windows of this length, or none. */
+/* Makes a calibrator for windows of this length; shape NULL: for no text. */
 static qc_status make(gpu *g, const qc_llama_shape *shape, uint64_t longest, qc_error *err)
 {
     qc_gpu_decoder_form form;
@@ -95,7 +96,7 @@ static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_llama_
     return (qc_calibrate_room){.device = table->bytes(&(qc_gpu_calibrating_size){.form = &form})};
 }
 
-/* On the host as it is, and as it becomes; on the device both. */
+/* The host holds the layer as it was and as it becomes, and the device holds both as well. */
 static qc_calibrate_room room_layer(const qc_calibrate_engine *e, uint64_t bytes)
 {
     const qc_gpu_calibrating *table = ((const gpu *)e)->table;
@@ -150,7 +151,7 @@ static qc_status moments(qc_calibrate_engine *e, uint64_t n, int cross, qc_error
     return said(g->table->moments(g->gpu, n, cross, err), err);
 }
 
-/* Of windows [first, first + count), which begin at a token. */
+/* The states of windows [first, first + count), which begin at this token. */
 static qc_gpu_states states_of(const gpu *g, uint64_t first, uint64_t count, uint64_t token)
 {
     const qc_llama_config *c = &g->shape->config;
@@ -225,7 +226,7 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
     return said(g->table->factor(g->gpu, options, info, err), err);
 }
 
-/* A source that is quantized goes there as floats. */
+/* A source that is quantized goes to the device as floats. */
 static qc_status weight(qc_calibrate_engine *e, const qc_feedback_form *form,
                         const qc_llama_matrix *w, qc_feedback_out *out, qc_feedback_result *result,
                         qc_error *err)
@@ -245,7 +246,7 @@ static qc_status weight(qc_calibrate_engine *e, const qc_feedback_form *form,
     return said(st, err);
 }
 
-/* The next moments or factor take its place; until then it may stay. */
+/* The next moments or the next factor take its place. Until then it may stay. */
 static void drop(qc_calibrate_engine *e)
 {
     (void)e;

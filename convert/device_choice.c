@@ -11,7 +11,7 @@ static qc_status use_cpu(qc_devices *out, const char *why)
     return QC_OK;
 }
 
-/* "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)" of devices [0, count). */
+/* Lists devices [0, count): "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)". */
 static qc_status list_gpus(const qc_cuda_device *gpus, unsigned count, qc_arena *arena,
                            const char **out, qc_error *err)
 {
@@ -22,7 +22,7 @@ static qc_status list_gpus(const qc_cuda_device *gpus, unsigned count, qc_arena 
     return QC_OK;
 }
 
-/* A GPU was named that CUDA does not show. */
+/* Refuses the index of a GPU that CUDA does not show. */
 static qc_status refuse_index(const qc_gpu_work *work, const qc_device_wish *w, unsigned index,
                               unsigned count, qc_arena *arena, qc_error *err)
 {
@@ -38,7 +38,7 @@ static qc_status refuse_index(const qc_gpu_work *work, const qc_device_wish *w, 
             count == 1 ? "is" : "are", there);
 }
 
-/* Opens the GPUs wished for; those that cannot work are left out where they were not named. */
+/* Opens the GPUs that are wished for. It leaves out those that cannot work and were not named. */
 static qc_status open_gpus(qc_devices *out, const qc_device_wish *w, unsigned count,
                            qc_arena *arena, qc_error *err)
 {

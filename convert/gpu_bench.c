@@ -29,7 +29,7 @@ static qc_status run(const qc_bench_request *q, const qc_bench_sink *sink, qc_ar
         st = qc_bench_matmuls(&b, err);
     if (b.stream) {
         qc_error late = {0};
-        /* What still runs uses memory that is about to be freed. */
+        /* Work that still runs uses memory that is about to be freed. */
         qc_status ended = qc_cuda_stream_synchronize(b.stream, &late);
         if (st == QC_OK && ended != QC_OK) {
             st = ended;
@@ -40,7 +40,7 @@ static qc_status run(const qc_bench_request *q, const qc_bench_sink *sink, qc_ar
     out->seconds = (double)(qc_clock_ns() - b.started_ns) / 1e9;
     out->complete = st == QC_OK;
     if (out->device.no_gemm) {
-        /* The sentence is the handle's. */
+        /* The sentence belongs to the handle, which is about to be destroyed. */
         const char *kept;
         if (st == QC_OK)
             st = qc_arena_printf(arena, &kept, err, "%s", out->device.no_gemm);

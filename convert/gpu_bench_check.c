@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Distance of one row of y from the truth, squared. */
+/* The squared distance of one row of y from the truth. */
 static double row_distance(const uint16_t *y, const double *truth, uint64_t n, qc_dtype dtype)
 {
     double sum = 0;
@@ -19,12 +19,12 @@ static double row_distance(const uint16_t *y, const double *truth, uint64_t n, q
     return sum;
 }
 
-/* How far y is from the truth: squares of distances, of all rows and of the worst one. */
+/* How far y is from the truth: the squared distance of all rows and of the worst row. */
 typedef struct {
     double sum, worst;
 } distances;
 
-/* Looks at the whole of y: its bits and, unless d is NULL, its distance from the truth. */
+/* Reads the whole of y and finds its bits and, unless d is NULL, its distance from the truth. */
 static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_error *err)
 {
     qc_bench_work *w = p->w;
@@ -38,7 +38,7 @@ static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_er
     for (uint64_t first = 0; st == QC_OK && first < w->io.m; first += rows) {
         const uint16_t *y = w->b->pinned;
         uint64_t here = w->io.m - first < rows ? w->io.m - first : rows;
-        if (qc_interrupted()) { /* 4096 rows of 28672 take the host a good part of a second */
+        if (qc_interrupted()) { /* the host needs a good part of a second for 4096 x 28672 */
             st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
             break;
         }
@@ -58,12 +58,12 @@ static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_er
     }
     *bits = qc_digest_finish(hash);
     qc_digest_destroy(hash);
-    /* A kernel that could not do its work says so, and the next contender is not blamed for it. */
+    /* A kernel that could not do its work says so here, so the next contender is not blamed. */
     return st == QC_OK ? qc_matmul_check(w->b->handle, err) : st;
 }
 
-/* Each row by itself must be right, so that one wrong value in 4096 rows counts; *error is that of
- * all. how: "in a plain launch" */
+/* Each row must be right by itself, so that one wrong value in 4096 rows counts. *error is that of
+ * all rows. how: "in a plain launch". */
 static qc_status judge(const qc_bench_player *p, const distances *d, const char *how, double *error,
                        qc_error *err)
 {
@@ -108,8 +108,8 @@ qc_status qc_bench_kernel_name(const qc_bench_work *w, uint32_t contender, const
                             w->workspace_bytes, name, err);
 }
 
-/* cuBLAS promises the same bits only under conditions of its own, so where it is in the product a
- * right y is enough. */
+/* Does cuBLAS take part in the product? It promises the same bits only under conditions of its own,
+ * so then it is enough that y is right. */
 static int through_cublas(const qc_bench_player *p)
 {
     const char *name = NULL;
@@ -117,7 +117,7 @@ static int through_cublas(const qc_bench_player *p)
            (p->contender == 0 || !strcmp(name, qc_matmul_path_name(QC_MATMUL_DEQUANT_GEMM)));
 }
 
-/* Is y what the plain launch gave? */
+/* Expects in y what the plain launch gave. */
 static qc_status expect_same(qc_bench_player *p, const char *how, qc_error *err)
 {
     distances d = {0};
@@ -141,8 +141,6 @@ qc_status qc_bench_look_at_y(void *ctx, qc_error *err)
     return expect_same(ctx, "when it is replayed as a graph", err);
 }
 
-/* Every copy of the weights has to give what the first does: once for a shape, at the smallest m,
- * where it costs next to nothing. */
 qc_status qc_bench_check_copies(qc_bench_player *p, const qc_bench_contender *c, qc_error *err)
 {
     char how[64];

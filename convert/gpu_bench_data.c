@@ -1,4 +1,4 @@
-/* What is multiplied: random numbers on the device, and weights quantized from them. */
+/* The data of the matmuls: random numbers on the device, and weights quantized from them. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/random.h"
@@ -11,8 +11,8 @@
 
 /* ---- random numbers ---- */
 
-/* The sum of four uniform numbers: a bell of standard deviation 1, without the tails of a normal
- * one, fast enough to make millions. */
+/* The sum of four uniform numbers. It has a bell shape with standard deviation 1, without the tails
+ * of a normal distribution, and it is fast enough to make millions. */
 static float next_bell(uint64_t *state)
 {
     uint64_t v = qc_random_next(state);
@@ -81,7 +81,8 @@ qc_status qc_bench_download(qc_bench_gpu *b, void *host, const void *device, uin
 
 /* ---- weights ---- */
 
-/* One copy lies in one piece: codes, scales, scales of the scales, what qc_matmul_prepare needs. */
+/* One copy is one allocation: codes, scales, scales of the scales, and what qc_matmul_prepare
+ * needs. */
 typedef struct {
     uint64_t blocks; /* or rows */
     uint64_t scales, nested, prepared, total;
@@ -106,7 +107,7 @@ static layout lay_out(qc_bench_scheme scheme, uint64_t n, uint64_t k)
     return l;
 }
 
-/* Codes and float scales; the latter to absmax. */
+/* Writes codes to memory and float scales to absmax. */
 static qc_status quantize(qc_bench_gpu *b, const layout *l, unsigned char *memory, float *absmax,
                           const qc_bench_dense *d, qc_error *err)
 {
@@ -131,7 +132,7 @@ static qc_status quantize(qc_bench_gpu *b, const layout *l, unsigned char *memor
                      : qc_cuda_int8_blocks_quantize(&blocks, b->stream, err);
 }
 
-/* absmax -> codes of scales in memory; their offset to *offset. */
+/* Writes the codes of the scales in absmax to memory, and their offset to *offset. */
 static qc_status nest(qc_bench_gpu *b, const layout *l, unsigned char *memory, const float *absmax,
                       float *offset, qc_error *err)
 {
@@ -198,7 +199,7 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
                     .block_elems = l.is_rows ? 0 : QC_BENCH_BLOCK,
                     .nested_map = l.is_nested ? b->map : NULL,
                     .nested_block = l.is_nested ? QC_NESTED_BLOCK : 0};
-    /* Addresses decide whether laying out anew helps; those of any copy are alike. */
+    /* Whether repacking helps depends on the alignment of addresses, which all copies share. */
     point(&q, &l, (unsigned char *)256);
     w->repacked = qc_matmul_repack_helps(&q);
     l.total = l.prepared + aligned(qc_matmul_prepared_bytes(&q, w->repacked));
@@ -242,7 +243,7 @@ qc_status qc_bench_weights_multiply(qc_bench_gpu *b, qc_bench_weights *w, uint32
     }
     QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
     for (uint32_t i = 0; i < w->copies; i++)
-        w->w[i].complete = QC_MATMUL_WEIGHTS_COMPLETE; /* nobody writes them any more */
+        w->w[i].complete = QC_MATMUL_WEIGHTS_COMPLETE; /* nothing writes to them any more */
     return QC_OK;
 }
 

@@ -25,8 +25,8 @@ static void put_device(qc_bench_gpu *b)
         d->no_gemm = "cuBLAS multiplies bfloat16 from compute capability 8.0 on";
 }
 
-/* cuBLAS is to find in a graph what it has outside of one: without a workspace it would allocate
- * and release there, around every product that is timed. */
+/* Gives cuBLAS a workspace, so that it finds the same in a graph as outside of one. Without it,
+ * cuBLAS would allocate and release memory around every product that is timed. */
 static qc_status make_gemm_workspace(qc_bench_gpu *b, qc_error *err)
 {
     uint64_t free_bytes = 0, total = 0;
@@ -85,7 +85,7 @@ void qc_bench_save(qc_bench_gpu *b)
         b->sink->save(b->sink->ctx, b->r);
 }
 
-/* A number to the device and back. */
+/* Sends a number to the device and back. */
 static qc_status try_device(qc_bench_gpu *b, qc_error *err)
 {
     uint64_t *sent = b->pinned, *got = sent + 1;
@@ -96,7 +96,8 @@ static qc_status try_device(qc_bench_gpu *b, qc_error *err)
     QC_TRY(qc_cuda_to_host(got, b->bad, sizeof *got, b->stream, err));
     QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
     if (*got != *sent)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a number came back from the device as another one");
+        QC_FAIL(err, QC_ERR_INTERNAL,
+                "a number that was sent to the device came back as another one");
     return QC_OK;
 }
 
@@ -140,7 +141,7 @@ qc_status qc_bench_failed(qc_bench_gpu *b, qc_bench_failure f, const qc_error *w
     if (try_device(b, &dead) != QC_OK)
         QC_FAIL(
             err, QC_ERR_INTERNAL,
-            "%s answers nothing any more after '%.200s' (%.120s), so the run ends here; what was "
+            "%s does not answer any more after '%.200s' (%.120s), so the run ends here; what was "
             "measured before is in the file of --output",
             b->device.name, why->msg, dead.msg);
     return QC_OK;

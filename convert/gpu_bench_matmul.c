@@ -1,4 +1,4 @@
-/* The matmuls: for every shape and M, cuBLAS with dense weights and each scheme, turn by turn. */
+/* The matmuls. For every shape and M, cuBLAS with dense weights and each scheme take turns. */
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "convert/gpu_bench_work.h"
@@ -36,7 +36,8 @@ static qc_status launch_quantized(void *ctx, uint32_t copy, qc_cuda_stream s, qc
 
 /* ---- what is right ---- */
 
-/* Row r of x is row r % QC_BENCH_TRUTH, so QC_BENCH_TRUTH rows of truth are enough for any m. */
+/* Row r of x is the same as row r % QC_BENCH_TRUTH, so QC_BENCH_TRUTH rows of truth are enough for
+ * any m. */
 static qc_status make_truth(shape_work *w, uint32_t contender, const qc_weights *q,
                             const void *dense, qc_error *err)
 {
@@ -61,7 +62,7 @@ static qc_status make_truth(shape_work *w, uint32_t contender, const qc_weights 
 
 /* ---- one point: a shape and an M ---- */
 
-/* Bytes of a quantized weight that a launch reads, laid out anew or not. */
+/* The bytes of a quantized weight that a launch reads. They are the same if it was repacked. */
 static uint64_t read_of(const shape_work *w, uint32_t scheme)
 {
     return qc_bench_weight_bytes(w->weights[scheme].scheme, w->shape->n, w->shape->k);
@@ -102,7 +103,7 @@ static int is_right(const qc_bench_contender *c)
     return c->us && c->out.code == QC_OK;
 }
 
-/* Those that were right to the end, to the result. */
+/* Adds the contenders that were right to the end to the result. */
 static qc_status put_rows(const qc_bench_player *p, qc_bench_contender *c, uint32_t count,
                           uint32_t rounds, qc_error *err)
 {
@@ -111,7 +112,7 @@ static qc_status put_rows(const qc_bench_player *p, qc_bench_contender *c, uint3
     qc_bench_row common = {0};
     qc_bench_spread ratios[MAX_CONTENDERS] = {{0}};
     if (is_right(&c[0])) {
-        /* Ratios first: medians put the samples in another order. */
+        /* Ratios come first, because medians put the samples in another order. */
         for (uint32_t i = 1; i < count; i++)
             if (is_right(&c[i]))
                 QC_TRY(qc_bench_ratio_of(&ratios[i], &c[i], &c[0], rounds, err));
@@ -145,7 +146,7 @@ static qc_status time_point(const qc_bench_player *p, qc_bench_contender *c, uin
         if (c[i].graph && c[i].out.code == QC_OK)
             in[in_count++] = &c[i];
     if (in_count == 0 || (in_count == 1 && in[0] == &c[0]))
-        return QC_OK; /* nothing of ours is left */
+        return QC_OK; /* none of our kernels is left */
     uint32_t rounds = qc_bench_rounds(b->q->rounds, qc_bench_round_seconds(in, in_count),
                                       qc_bench_point_seconds(b, p[0].w->index, p[0].w->m_index));
     QC_TRY(qc_bench_time(b, in, in_count, rounds, err));
@@ -225,8 +226,8 @@ static qc_status dense_copies(shape_work *w, uint32_t want, qc_error *err)
     return QC_OK;
 }
 
-/* Workspace of a scheme for up to w->max_m rows. Where there is no way to multiply so many, for the
- * most that there is one for; a launch with more says why there is none. */
+/* The workspace of a scheme for up to w->max_m rows. Where so many rows cannot be multiplied, it is
+ * the workspace for the largest number that can be; a launch with more rows says why it cannot. */
 static uint64_t workspace_of(const shape_work *w, uint32_t scheme, uint64_t limit, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
@@ -244,7 +245,7 @@ static uint64_t workspace_of(const shape_work *w, uint32_t scheme, uint64_t limi
     return 0;
 }
 
-/* x, y and workspace for up to w->max_m rows. */
+/* Makes x, y and the workspace for up to w->max_m rows. */
 static qc_status activations(shape_work *w, qc_error *err)
 {
     uint64_t m = w->max_m, n = w->shape->n, k = w->shape->k, limit = w->b->device.memory_bytes / 8;
@@ -289,7 +290,7 @@ static void free_activations(shape_work *w)
     w->workspace_bytes = 0;
 }
 
-/* For the largest M that there is memory for; w->max_m is 0 if there is none. */
+/* Makes them for the largest M that there is memory for. w->max_m is 0 if there is none. */
 static qc_status activations_that_fit(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
@@ -328,7 +329,7 @@ static qc_status rotate(shape_work *w, qc_error *err)
     return QC_OK;
 }
 
-/* The weights of a contender, and what is right for it. */
+/* Makes the weights of a contender and the right result for it. */
 static qc_status prepare_contender(shape_work *w, uint32_t contender, qc_error *err)
 {
     if (contender == 0)
@@ -378,7 +379,7 @@ static qc_status measure_shape(shape_work *w, qc_error *err)
             *err = full;
         return st;
     }
-    if (st != QC_OK) { /* nobody can take part, and each point says so */
+    if (st != QC_OK) { /* no contender can take part, and each point says so */
         for (uint32_t i = 0; i < MAX_CONTENDERS; i++)
             if (w->why[i].code == QC_OK)
                 w->why[i] = full;

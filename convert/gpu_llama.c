@@ -1,18 +1,18 @@
-/* Layers of a Llama-like decoder on a GPU; the interface is convert/llama_decoder.h, the arithmetic
- * between two products kernels/cuda_llama.h.
+/* The layers of a Llama-like decoder on a GPU. The interface is llama_decoder.h; the arithmetic
+ * between two products is in kernels/cuda_llama.h.
  *
  *   hidden --norm--> halves --q, k, v--> heads (norm, rotation) --attention--> halves --o--+
  *      |                                                                                  |
  *      +<------------------------------------ add -----------------------------------------+
  *      +--norm--> halves --gate, up--> SwiGLU --> halves --down--> add
  *
- * Of a layer all weights are on the device, made ready once; tokens go through it in chunks of
- * whole windows, as many as QC_GPU_TOKENS, so that memory does not grow with the text. The
- * activations of a chunk, the weights of a layer, the workspace and the head are one allocation
- * each, which is made anew only where a larger one is needed.
+ * All weights of a layer are on the device and are made ready once. Tokens go through the layer in
+ * chunks of whole windows with up to QC_GPU_TOKENS tokens, so that memory does not grow with the
+ * text. The activations of a chunk, the weights of a layer, the workspace and the head are one
+ * allocation each, which is made anew only where a larger one is needed.
  *
- * Dense weights go to the device as they are and are rounded there to float16 with one exponent;
- * their products are cuBLAS's, or where there is none qc_cuda_llama_dense's. */
+ * Dense weights go to the device as they are and are rounded there to float16 with one exponent.
+ * cuBLAS computes their products, or qc_cuda_llama_dense where there is no cuBLAS. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
@@ -34,7 +34,7 @@ static void decoder_destroy(qc_gpu_decoder *d)
     if (!d)
         return;
     qc_gpu_memory *all[] = {&d->weights, &d->head_weights, &d->head_room};
-    /* Nothing may still run on what is given back. A stream that fails has stopped. */
+    /* Nothing may still use the memory that is given back. A stream that fails has stopped. */
     if (d->f.stream && qc_cuda_stream_synchronize(d->f.stream, NULL) != QC_OK)
         d->head.rows = 0;
     for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
@@ -63,7 +63,7 @@ static qc_status decoder_create(qc_gpu_decoder **out, const qc_cuda_device *devi
 
 /* ---- a layer --------------------------------------------------------------------------------- */
 
-/* Whole windows, lengths [count], there and back. */
+/* Takes whole windows, lengths [count], through the layer: to the device and back. */
 static qc_status run_chunk(qc_gpu_forward *f, qc_gpu_layer_run *r, float *hidden,
                            const uint64_t *lengths, uint64_t count, qc_error *err)
 {
@@ -97,7 +97,7 @@ static qc_status take_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer
     QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->q_norm, d->f.form.head_dim, &r->q_norm, err));
     QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->k_norm, d->f.form.head_dim, &r->k_norm, err));
     r->window = layer->window > UINT32_MAX ? 0 : (uint32_t)layer->window;
-    /* The host's arrays are its own again. */
+    /* After this the caller may change or free its arrays. */
     return qc_cuda_stream_synchronize(d->f.stream, err);
 }
 
@@ -118,7 +118,8 @@ static qc_status run_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer,
     return QC_OK;
 }
 
-/* What was started may still read the host's arrays; st is what there is to say. */
+/* After an error, what was started may still read the host's arrays, so this waits for it. Returns
+ * st. */
 static qc_status settled(qc_gpu_decoder *d, qc_status st)
 {
     if (st != QC_OK && qc_cuda_stream_synchronize(d->f.stream, NULL) != QC_OK)
@@ -151,7 +152,7 @@ static qc_status run_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, 
 {
     const qc_gpu_device_matrix *w = &d->head;
     if (w->rows == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "logits: there is no head yet");
+        QC_FAIL(err, QC_ERR_USAGE, "logits were asked for before there was an output head");
     uint64_t most = d->head_tokens, k = w->cols;
     QC_TRY(qc_cuda_use(&d->f.device, err));
     for (int pass = 0; pass < 2; pass++) {

@@ -1,13 +1,12 @@
-/* A ring of slots on one GPU.
+/* A ring of slots on one GPU; the interface is device_quantizer.h.
  *
- *   slot   pinned source --copy--> device source --kernel--> device results --copy--> pinned
- * results
+ *   pinned source --copy--> device source --kernel--> device results --copy--> pinned results
  *
  * Each slot has a stream, so that the copies of one, the kernel of another and the copies back of a
- * third run at the same time; between slots nothing is ordered. The results of a slot lie together
- * (errors, scales, bad, codes), so that one copy brings them back. All slots are parts of two
- * allocations, one pinned and one of the device, made once. The tables of the search are a third,
- * made when the first search is started. */
+ * third run at the same time. Nothing is ordered between slots. The results of a slot lie together
+ * (errors, scales, bad, codes), so that one copy brings them back. There are two allocations for
+ * all slots, one pinned and one on the device, and both are made once. The tables of the search are
+ * a third, which is made when the first search is started. */
 #include "convert/gpu_table.h"
 
 #include "base/alloc.h"
@@ -26,7 +25,7 @@ typedef struct {
     unsigned char *device_source, *device_results; /* as large */
     qc_cuda_stream stream;
     qc_cuda_event done;
-    qc_gpu_form form; /* of what was started */
+    qc_gpu_form form; /* of the elements that were started */
     uint64_t n;
 } ring_slot;
 
@@ -34,11 +33,11 @@ struct qc_gpu_ring {
     qc_cuda_device device;
     size_t slot_bytes; /* of sources, and of results */
     unsigned char *pinned, *memory;
-    qc_cuda_search_tables tables, *device_tables; /* NULL: nothing was searched yet */
+    qc_cuda_search_tables tables, *device_tables; /* NULL: nothing has been searched yet */
     ring_slot slots[QC_GPU_SLOTS];
 };
 
-/* Where the parts of n elements' results lie. */
+/* Where the arrays of the results of n elements begin. */
 typedef struct {
     uint64_t absmax, nested_absmax, bad, absmax_codes, codes, end;
 } result_layout;
@@ -53,7 +52,7 @@ static int is_found(const qc_gpu_form *form)
     return form->searched && form->kind != QC_WEIGHTS_INT8_ROWS;
 }
 
-/* n is at most a slot's bytes, so that nothing overflows. */
+/* n is at most the bytes of a slot, so nothing overflows. */
 static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 {
     result_layout l;
@@ -80,7 +79,8 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 static void release(qc_gpu_ring *r)
 {
     for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
-        /* Nothing may still write to memory that is given back. A stream that fails has stopped. */
+        /* Nothing may still write to the memory that is given back. A stream that fails has
+         * stopped. */
         if (r->slots[i].stream && qc_cuda_stream_synchronize(r->slots[i].stream, NULL) != QC_OK)
             continue;
     }
@@ -93,7 +93,7 @@ static void release(qc_gpu_ring *r)
     qc_cuda_free(r->device_tables);
 }
 
-/* With its memory: all or nothing. */
+/* Takes the memory of all slots, or none. */
 static qc_status take_memory(qc_gpu_ring *r, size_t slot_bytes, qc_error *err)
 {
     void *memory = NULL, *pinned = NULL;
@@ -169,7 +169,7 @@ static uint64_t ring_elems(const qc_gpu_ring *r, const qc_gpu_form *form, uint64
         return 0;
     uint64_t steps = r->slot_bytes / each / step;
     while (steps > 0 && lay_out(form, steps * step).end > r->slot_bytes)
-        steps--; /* rows of a few columns have more results than codes */
+        steps--; /* rows of a few columns have more bytes of results than of source */
     return steps * step;
 }
 
@@ -178,7 +178,7 @@ static void *ring_source(qc_gpu_ring *r, unsigned slot)
     return r->slots[slot].source;
 }
 
-/* Once: waits for the copy, as other slots use the tables too. */
+/* Makes the tables once, and waits for the copy because other slots use the tables too. */
 static qc_status take_tables(qc_gpu_ring *r, const ring_slot *s, qc_error *err)
 {
     void *v = NULL;

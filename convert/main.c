@@ -117,7 +117,7 @@ static qc_status settle_paths(qc_options *o, qc_error *err)
     return o->call.against ? qc_model_path_settle(&o->call.against, o->call.arena, err) : QC_OK;
 }
 
-/* What to do next, where the kind of error says it. */
+/* What the user can do next, where the kind of error tells. */
 static const char *hint_for(qc_status st, const qc_options *o)
 {
     const char *hint = NULL;
