@@ -1,6 +1,6 @@
 /* qconv bench: what is asked, what was measured, and everything about it that needs no GPU (shapes,
- * bytes, floors, statistics, order of turns). The measuring itself is convert/gpu_bench.c, behind
- * convert/gpu_work.h; the texts are bench_print.c and bench_json.c.
+ * bytes, floors, statistics, order of turns). gpu_bench.c measures; bench_print.c and bench_json.c
+ * write the texts.
  *
  * Times are microseconds per launch, rates are decimal. Method and JSON: docs/bench.md. */
 #ifndef QC_CONVERT_BENCH_H
@@ -298,5 +298,13 @@ typedef struct {
     /* Called whenever something was added to the result: the time to write it away. */
     void (*save)(void *ctx, const qc_bench_result *so_far);
 } qc_bench_sink;
+
+/* What measures on a GPU: gpu_bench.c. */
+typedef struct qc_gpu_bench {
+    /* Measures what q asks. Rows go to the arena, and to the sink as they come. QC_ERR_CHECK: the
+     * result of a kernel is wrong. */
+    qc_status (*run)(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,
+                     qc_bench_result *out, qc_error *err);
+} qc_gpu_bench;
 
 #endif

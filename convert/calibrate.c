@@ -145,8 +145,8 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
         return QC_OK;
     QC_TRY(qc_arena_alloc(call->arena, &v, 1, sizeof(struct qc_calibrate_device), err));
     struct qc_calibrate_device *d = v;
-    QC_TRY(qc_devices_choose(&d->devices, call->run_device, qc_plan_gpu_bytes(plan), call->arena,
-                             err));
+    QC_TRY(qc_devices_choose(&d->devices, call->gpu, call->run_device, qc_plan_gpu_bytes(plan),
+                             call->arena, err));
     if (d->devices.gpu_count == 0)
         return QC_OK;
     qc_status st = qc_calibrate_gpu_name(&d->name, call->arena, &d->devices, &why);

@@ -1,72 +1,77 @@
-/* What calibrating computes with: the CPU (calibrate_cpu.c), or a GPU (calibrate_gpu.c). Both go
- * through a text layer by layer in two streams, x and z (convert/calibrate_model.c), add up second
- * moments, factor them and make weights of them; what is read, kept and told is the caller's.
+/* An engine computes for calibrating: on the CPU (calibrate_cpu.c) or on a GPU (calibrate_gpu.c).
+ * Both take a text through a model layer by layer in two streams, x and z (calibrate_model.c), add
+ * up second moments, factor them and make weights with the factors. The caller reads weights, keeps
+ * results and tells the user.
  *
- * Of an engine's operations the order is: text, once; layer, then of this layer moments, stage,
- * factor, weight, quantized, drop for each group, or pass; head as a stage. Without a text: take,
- * factor, weight, drop. For one thread; answers Ctrl-C. */
+ * The operations are called in this order. With a text: text once; then for each layer first layer,
+ * and after it either pass, or for each group of linear layers moments, stage, factor, weight,
+ * quantized and drop; for the head, head takes the place of stage. Without a text: take, factor,
+ * weight and drop. An engine is for one thread, and it answers Ctrl-C. */
 #ifndef QC_CONVERT_CALIBRATE_ENGINE_H
 #define QC_CONVERT_CALIBRATE_ENGINE_H
 
 #include "convert/calibrate_parts.h"
 #include "convert/calibrate_states.h"
 
-/* Of this machine, in seconds an operation. Factors and weights take some times the time of their
- * products: the rest of their work. */
+/* The speed of this machine in seconds for one operation. Factors and weights take longer than
+ * their products alone, by these two ratios. */
 typedef struct {
-    double single, dual; /* products of floats; of doubles (of the factor) */
+    double single, dual; /* products of floats; products of doubles, as in the factor */
     double forward;
     double factor_slower, weight_slower;
 } qc_calibrate_speed;
 
-/* Bytes that work on one layer takes, of the host and of a GPU. */
+/* The bytes of the host and of a GPU that the work on one layer takes. */
 typedef struct {
     uint64_t host, device;
 } qc_calibrate_room;
 
 typedef struct {
     void (*destroy)(qc_calibrate_engine *e); /* accepts NULL */
-    /* Measures it, in a few tenths of a second. shape: of the model whose text is to come, or
+    /* Measures the speed in a few tenths of a second. shape: of the model whose text is to come, or
      * NULL. */
     qc_status (*measure)(qc_calibrate_engine *e, const qc_llama_shape *shape,
                          qc_calibrate_speed *out, qc_error *err);
-    /* Saturate. activations: of text. group: moments, factor and the weights of one group, of which
-     * this is one. layer: of which the source's weights take so many bytes. */
+    /* The memory that is needed for the activations of a text, for a layer whose weights take so
+     * many bytes in the source, and for the moments, the factor and a weight [rows, n] of a group.
+     * All three saturate. */
     qc_calibrate_room (*room_text)(const qc_calibrate_engine *e, const qc_llama_shape *shape,
                                    uint64_t tokens, uint64_t longest);
     qc_calibrate_room (*room_layer)(const qc_calibrate_engine *e, uint64_t bytes);
     qc_calibrate_room (*room_weight)(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
                                      int cross, const qc_feedback_form *form);
 
-    /* All borrowed until destroy. */
+    /* The engine borrows all of these until destroy. */
     qc_status (*text)(qc_calibrate_engine *e, const qc_llama_shape *shape,
                       const qc_llama_batch *batch, const qc_calibrate_states *states,
                       qc_error *err);
-    /* Borrowed until the next layer. */
+    /* The engine borrows z and x until the next layer. */
     qc_status (*layer)(qc_calibrate_engine *e, uint64_t number, const qc_llama_weights *z,
                        const qc_llama_weights *x, qc_error *err);
-    /* x's matrix `part` has become another, quantized one. */
+    /* Matrix `part` of x has become another one, which is quantized. */
     qc_status (*quantized)(qc_calibrate_engine *e, qc_llama_part part, qc_error *err);
-    /* Moments of n inputs, zero; cross: C as well. */
+    /* Makes room for the moments of n inputs and sets them to zero; cross: C as well. */
     qc_status (*moments)(qc_calibrate_engine *e, uint64_t n, int cross, qc_error *err);
-    /* All windows through a stage; add: its inputs to the moments. seconds: for the progress. */
+    /* Takes all windows through a stage. add: its inputs are added to the moments. seconds: for the
+     * progress. */
     qc_status (*stage)(qc_calibrate_engine *e, qc_llama_stage stage, int add, double seconds,
                        qc_error *err);
     qc_status (*pass)(qc_calibrate_engine *e, double seconds, qc_error *err);
-    /* Inputs of the head, behind the norm with this gain [hidden], to the moments. */
+    /* Adds the inputs of the head, behind the norm with this gain [hidden], to the moments. */
     qc_status (*head)(qc_calibrate_engine *e, const float *gain, qc_error *err);
-    /* Moments from elsewhere: h [n, n], lower triangle, of qc_malloc; taken over in any case. */
+    /* Takes moments from elsewhere: h [n, n], of which the lower triangle counts. h is from
+     * qc_malloc, and the engine frees it, also after an error. */
     qc_status (*take)(qc_calibrate_engine *e, uint64_t n, double *h, qc_error *err);
-    /* As qc_feedback_open of the moments, as qc_feedback_weight. */
+    /* These are qc_feedback_open of the moments and qc_feedback_weight. */
     qc_status (*factor)(qc_calibrate_engine *e, const qc_feedback_options *options,
                         qc_feedback_info *info, qc_error *err);
     qc_status (*weight)(qc_calibrate_engine *e, const qc_feedback_form *form,
                         const qc_llama_matrix *w, qc_feedback_out *out, qc_feedback_result *result,
                         qc_error *err);
-    void (*drop)(qc_calibrate_engine *e); /* moments and factor; without them nothing */
+    void (*drop)(qc_calibrate_engine *e); /* frees the moments and the factor, if there are any */
 } qc_calibrate_engine_ops;
 
-/* The beginning of an engine. */
+/* Every engine begins with this. */
 struct qc_calibrate_engine {
     const qc_calibrate_engine_ops *ops;
     const qc_calibrator *k;
@@ -74,17 +79,18 @@ struct qc_calibrate_engine {
 
 QC_NODISCARD qc_status qc_calibrate_cpu_create(qc_calibrate_engine **out, const qc_calibrator *k,
                                                qc_error *err);
-/* On the first of k->devices. QC_ERR_DEVICE where it has no cuBLAS or cuSOLVER. */
+/* Uses the first of k->devices. QC_ERR_DEVICE where cuBLAS or cuSOLVER is missing. */
 QC_NODISCARD qc_status qc_calibrate_gpu_create(qc_calibrate_engine **out, const qc_calibrator *k,
                                                qc_error *err);
-/* What the bytes depend on: "NVIDIA H200, cuBLAS ...", to the arena. Opens and closes it. */
+/* What the bytes depend on, in the arena: "NVIDIA H200, cuBLAS ...". It opens and closes the
+ * device. */
 QC_NODISCARD qc_status qc_calibrate_gpu_name(const char **out, qc_arena *arena,
                                              const qc_devices *devices, qc_error *err);
 
-/* A weight as floats; *owned is to be freed, and NULL where w is floats already. */
+/* A weight as floats. Free *owned, which is NULL where w is floats already. */
 QC_NODISCARD qc_status qc_calibrate_floats(const qc_quant_ops *ops, const qc_llama_matrix *w,
                                            const float **out, void **owned, qc_error *err);
-/* Bytes of [n, n] doubles; zeros, to be freed. */
+/* The bytes of [n, n] doubles, and such a matrix of zeros, which is to be freed. */
 uint64_t qc_calibrate_square_bytes(uint64_t n);
 QC_NODISCARD qc_status qc_calibrate_square(double **out, uint64_t n, qc_error *err);
 

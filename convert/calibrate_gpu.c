@@ -1,19 +1,21 @@
-/* Calibrating on a GPU, behind the table of gpu_work.h: what is on the device is its matter; hidden
- * states are the host's, and pass through it window by window. */
+/* The engine of calibrating on a GPU. The functions of calibrate_device.h manage what is on the
+ * device. Hidden states stay on the host and pass through the device window by window. */
 #include "convert/calibrate_engine.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
+#include "convert/calibrate_device.h"
 #include "convert/llama_device.h"
 
 #include <inttypes.h>
 
-/* How many times the time of their products factors and weights take: calculated
- * (kernels/cuda_feedback_weight.c), not timed. */
+/* Factors and weights take this many times as long as their products alone. These ratios were
+ * calculated (kernels/cuda_feedback_weight.c), not timed. */
 #define FACTOR_SLOWER 2.0
 #define WEIGHT_SLOWER 1.5
 
-#define CHUNK_TOKENS 4096u /* between two looks at the progress, or a window that is longer */
+/* The tokens between two updates of the progress, or one window that is longer. */
+#define CHUNK_TOKENS 4096u
 
 typedef struct {
     qc_calibrate_engine base;
@@ -52,7 +54,7 @@ static void destroy(qc_calibrate_engine *e)
     qc_free(g);
 }
 
-/* For windows of this length, or none. */
+/* Makes a calibrator for windows of this length; shape NULL: for no text. */
 static qc_status make(gpu *g, const qc_llama_shape *shape, uint64_t longest, qc_error *err)
 {
     qc_gpu_decoder_form form;
@@ -91,22 +93,23 @@ static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_llama_
                                       .longest = longest};
     const qc_gpu_calibrating *table = ((const gpu *)e)->table;
     (void)tokens;
-    return (qc_calibrate_room){.device = table->bytes(&form, 0, 0, 0, 0, NULL)};
+    return (qc_calibrate_room){.device = table->bytes(&(qc_gpu_calibrating_size){.form = &form})};
 }
 
-/* On the host as it is, and as it becomes; on the device both. */
+/* The host holds the layer as it was and as it becomes, and the device holds both as well. */
 static qc_calibrate_room room_layer(const qc_calibrate_engine *e, uint64_t bytes)
 {
     const qc_gpu_calibrating *table = ((const gpu *)e)->table;
-    return (qc_calibrate_room){qc_sat_mul(2, bytes), table->bytes(NULL, bytes, 0, 0, 0, NULL)};
+    const qc_gpu_calibrating_size size = {.layer_bytes = bytes};
+    return (qc_calibrate_room){qc_sat_mul(2, bytes), table->bytes(&size)};
 }
 
 static qc_calibrate_room room_weight(const qc_calibrate_engine *e, uint64_t rows, uint64_t n,
                                      int cross, const qc_feedback_form *form)
 {
     const qc_gpu_calibrating *table = ((const gpu *)e)->table;
-    return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), 2),
-                               table->bytes(NULL, 0, n, cross, rows, form)};
+    const qc_gpu_calibrating_size size = {.n = n, .cross = cross, .rows = rows, .weight = form};
+    return (qc_calibrate_room){qc_sat_mul(qc_sat_mul(rows, n), 2), table->bytes(&size)};
 }
 
 /* ---- the text ---- */
@@ -148,7 +151,7 @@ static qc_status moments(qc_calibrate_engine *e, uint64_t n, int cross, qc_error
     return said(g->table->moments(g->gpu, n, cross, err), err);
 }
 
-/* Of windows [first, first + count), which begin at a token. */
+/* The states of windows [first, first + count), which begin at this token. */
 static qc_gpu_states states_of(const gpu *g, uint64_t first, uint64_t count, uint64_t token)
 {
     const qc_llama_config *c = &g->shape->config;
@@ -223,7 +226,7 @@ static qc_status factor(qc_calibrate_engine *e, const qc_feedback_options *optio
     return said(g->table->factor(g->gpu, options, info, err), err);
 }
 
-/* A source that is quantized goes there as floats. */
+/* A source that is quantized goes to the device as floats. */
 static qc_status weight(qc_calibrate_engine *e, const qc_feedback_form *form,
                         const qc_llama_matrix *w, qc_feedback_out *out, qc_feedback_result *result,
                         qc_error *err)
@@ -243,7 +246,7 @@ static qc_status weight(qc_calibrate_engine *e, const qc_feedback_form *form,
     return said(st, err);
 }
 
-/* The next moments or factor take its place; until then it may stay. */
+/* The next moments or the next factor take its place. Until then it may stay. */
 static void drop(qc_calibrate_engine *e)
 {
     (void)e;
@@ -274,7 +277,7 @@ qc_status qc_calibrate_gpu_create(qc_calibrate_engine **out, const qc_calibrator
     QC_TRY(qc_calloc(&v, 1, sizeof(gpu), err));
     gpu *g = v;
     g->base = (qc_calibrate_engine){&ops, k};
-    g->table = &k->devices->work->calibrating;
+    g->table = k->devices->work->calibrating;
     *out = &g->base;
     return QC_OK;
 }
@@ -282,7 +285,7 @@ qc_status qc_calibrate_gpu_create(qc_calibrate_engine **out, const qc_calibrator
 qc_status qc_calibrate_gpu_name(const char **out, qc_arena *arena, const qc_devices *devices,
                                 qc_error *err)
 {
-    const qc_gpu_calibrating *table = &devices->work->calibrating;
+    const qc_gpu_calibrating *table = devices->work->calibrating;
     qc_gpu_calibrator *c = NULL;
     *out = NULL;
     QC_TRY(table->create(&c, &devices->gpus[0], NULL, NULL, err));

@@ -26,7 +26,7 @@ static qc_status choose_device(int *out, qc_devices *devices, const qc_options *
     if (wish.gpus & (wish.gpus - 1))
         QC_FAIL(err, QC_ERR_USAGE, "%s%s: bench runs on one GPU; expected cuda:N", wish.from,
                 wish.text);
-    QC_TRY(qc_devices_choose(devices, o->call.run_device, UINT64_MAX, arena, err));
+    QC_TRY(qc_devices_choose(devices, o->call.gpu, o->call.run_device, UINT64_MAX, arena, err));
     if (devices->gpu_count == 0)
         QC_FAIL(err, QC_ERR_DEVICE, "no GPU to measure: %s", devices->why);
     *out = devices->gpus[0].index;
@@ -182,7 +182,7 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
                 shown &&
                     (o->call.progress == QC_PROGRESS_ALWAYS || qc_console_terminal(STDERR_FILENO))};
     qc_bench_sink sink = {&t, tell_row, tell_text, tell_tuned, save};
-    qc_status st = devices.work->bench(&q, &sink, arena, result, err);
+    qc_status st = devices.work->bench->run(&q, &sink, arena, result, err);
     if (t.bar)
         qc_console_bar("");
     if (st != QC_OK) {

@@ -21,16 +21,16 @@ static qc_status print(const qc_hardware *h, const qc_options *o, qc_arena *aren
 }
 
 /* What a large conversion would run on. That CUDA cannot start is a fact here, not an error. */
-static qc_status ask_cuda(qc_hardware *h, qc_arena *arena, qc_error *err)
+static qc_status ask_cuda(qc_hardware *h, const qc_options *o, qc_arena *arena, qc_error *err)
 {
     void *v = NULL;
     qc_error why = {0};
     QC_TRY(qc_arena_alloc(arena, &v, 1, sizeof(qc_devices), err));
     qc_devices *d = v;
-    h->cuda_build = qc_gpu_work_get() ? qc_gpu_build() : NULL;
+    h->cuda_build = o->call.gpu ? o->call.gpu->build() : NULL;
     if (h->assumed)
         return QC_OK;
-    qc_status st = qc_devices_choose(d, NULL, UINT64_MAX, arena, &why);
+    qc_status st = qc_devices_choose(d, o->call.gpu, NULL, UINT64_MAX, arena, &why);
     if (st == QC_ERR_NOMEM) {
         if (err)
             *err = why;
@@ -54,6 +54,6 @@ qc_status qc_cmd_hardware(const qc_options *o, qc_error *err)
         qc_console_warn(&o->call, "%s", h.warning);
     if (o->hardware.watch)
         return qc_memory_watch(&h, &o->call, &o->hardware, err);
-    QC_TRY(ask_cuda(&h, o->call.arena, err));
+    QC_TRY(ask_cuda(&h, o, o->call.arena, err));
     return print(&h, o, o->call.arena, err);
 }

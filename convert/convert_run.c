@@ -423,8 +423,8 @@ static qc_status convert(conversion *c, qc_convert_report *report, qc_error *err
     QC_TRY(qc_isa_select(&isa, err));
     QC_TRY(qc_arena_alloc(call->arena, &v, 1, sizeof(qc_devices), err));
     c->devices = v;
-    QC_TRY(qc_devices_choose(c->devices, call->run_device, qc_plan_gpu_bytes(c->plan), call->arena,
-                             err));
+    QC_TRY(qc_devices_choose(c->devices, call->gpu, call->run_device, qc_plan_gpu_bytes(c->plan),
+                             call->arena, err));
     if (threads == 0)
         threads = qc_pipeline_default_threads(o->compress ? o->compress_level : 0);
     tell_plan(c->plan, threads, isa, c->devices);

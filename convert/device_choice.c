@@ -11,7 +11,7 @@ static qc_status use_cpu(qc_devices *out, const char *why)
     return QC_OK;
 }
 
-/* "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)" of devices [0, count). */
+/* Lists devices [0, count): "cuda:0 (NVIDIA H200), cuda:1 (NVIDIA H200)". */
 static qc_status list_gpus(const qc_cuda_device *gpus, unsigned count, qc_arena *arena,
                            const char **out, qc_error *err)
 {
@@ -22,7 +22,7 @@ static qc_status list_gpus(const qc_cuda_device *gpus, unsigned count, qc_arena 
     return QC_OK;
 }
 
-/* A GPU was named that CUDA does not show. */
+/* Refuses the index of a GPU that CUDA does not show. */
 static qc_status refuse_index(const qc_gpu_work *work, const qc_device_wish *w, unsigned index,
                               unsigned count, qc_arena *arena, qc_error *err)
 {
@@ -38,7 +38,7 @@ static qc_status refuse_index(const qc_gpu_work *work, const qc_device_wish *w, 
             count == 1 ? "is" : "are", there);
 }
 
-/* Opens the GPUs wished for; those that cannot work are left out where they were not named. */
+/* Opens the GPUs that are wished for. It leaves out those that cannot work and were not named. */
 static qc_status open_gpus(qc_devices *out, const qc_device_wish *w, unsigned count,
                            qc_arena *arena, qc_error *err)
 {
@@ -64,8 +64,8 @@ static qc_status open_gpus(qc_devices *out, const qc_device_wish *w, unsigned co
     return QC_OK;
 }
 
-qc_status qc_devices_choose(qc_devices *out, const char *option, uint64_t source_bytes,
-                            qc_arena *arena, qc_error *err)
+qc_status qc_devices_choose(qc_devices *out, const qc_gpu_work *work, const char *option,
+                            uint64_t source_bytes, qc_arena *arena, qc_error *err)
 {
     qc_device_wish w;
     char why[256] = "";
@@ -78,8 +78,8 @@ qc_status qc_devices_choose(qc_devices *out, const char *option, uint64_t source
         return use_cpu(out, said);
     }
     out->wished = w.kind == QC_WISH_CUDA;
-    out->work = qc_gpu_work_get();
-    if (!out->work) {
+    out->work = work;
+    if (!work) {
         if (out->wished)
             QC_FAIL(err, QC_ERR_DEVICE,
                     "%s%s: this build of qconv has no GPU kernels (docs/building.md)", w.from,
@@ -91,7 +91,7 @@ qc_status qc_devices_choose(qc_devices *out, const char *option, uint64_t source
     /* GPUs are counted as the driver and 'qconv hardware' count them, unless the user says how. */
     if (setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID", 0) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory");
-    out->work->device_count(&count, why, sizeof why);
+    work->device_count(&count, why, sizeof why);
     if (count <= 0) {
         if (out->wished)
             QC_FAIL(err, QC_ERR_DEVICE, "%s%s: there is no GPU: %s", w.from, w.text, why);

@@ -5,7 +5,7 @@
 
 #define EXPECTED "expected auto, cpu, cuda, cuda:0 or cuda:0,2"
 
-/* The index at entry, "2" or "cuda:2"; at most three digits, so that it cannot overflow. */
+/* Reads the index at entry, "2" or "cuda:2". It has at most three digits, so it cannot overflow. */
 static int read_index(const char *entry, size_t len, unsigned *out)
 {
     unsigned v = 0;
@@ -24,7 +24,7 @@ static int read_index(const char *entry, size_t len, unsigned *out)
     return 1;
 }
 
-/* "0", "0,1", "gpu" and "gpu:1" are how others say it. */
+/* Other programs say "0", "0,1", "gpu" and "gpu:1", so for these it has a suggestion. */
 static qc_status refuse(const char *name, const char *text, qc_error *err)
 {
     const char *indices = strncmp(text, "gpu:", 4) == 0 ? text + 4 : text;

@@ -1,9 +1,10 @@
-/* Which devices are wished for: the value of --device, or of QCONV_DEVICE where that is not given.
+/* Which devices the user wishes for: the value of --device or, where that is not given, of
+ * QCONV_DEVICE.
  *
  *   auto           GPUs if there are any that can do the work, else the CPU
  *   cpu            the CPU; the driver is not even asked
  *   cuda           every GPU
- *   cuda:0,2       GPUs 0 and 2, as CUDA programs count; "cuda:0,cuda:2" is the same
+ *   cuda:0,2       GPUs 0 and 2, as CUDA programs count them; "cuda:0,cuda:2" is the same
  *
  * Thread-safe: yes. */
 #ifndef QC_CONVERT_DEVICE_WISH_H
@@ -17,13 +18,13 @@ typedef enum { QC_WISH_AUTO, QC_WISH_CPU, QC_WISH_CUDA } qc_wish_kind;
 
 typedef struct {
     qc_wish_kind kind;
-    uint64_t gpus;    /* CUDA: bit i: cuda:i is named; 0: all */
-    const char *from; /* "--device " or "QCONV_DEVICE=", for messages; "" where nothing was said */
-    const char *text; /* as given, borrowed; "" where nothing was said */
+    uint64_t gpus;    /* for CUDA: bit i is set if cuda:i is named; 0: all GPUs */
+    const char *from; /* "--device " or "QCONV_DEVICE=", for messages; "" where neither is given */
+    const char *text; /* the value, borrowed; "" where neither is given */
 } qc_device_wish;
 
-/* option: value of --device, or NULL or "": then QCONV_DEVICE, then auto. QC_ERR_USAGE for one that
- * cannot be read; QC_ERR_DEVICE for an index no machine has. */
+/* option: the value of --device. If it is NULL or "", QCONV_DEVICE counts, and without that auto.
+ * QC_ERR_USAGE for a value that cannot be read; QC_ERR_DEVICE for an index that no machine has. */
 QC_NODISCARD qc_status qc_device_wish_read(qc_device_wish *out, const char *option, qc_error *err);
 
 #endif

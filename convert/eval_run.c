@@ -69,7 +69,7 @@ static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err
     QC_TRY(qc_tuning_open(&tuning, e->call, e->call->arena, err));
     for (unsigned i = 0; i < e->side_count; i++)
         bytes = qc_sat_add(bytes, e->sides[i].checkpoint->tensor_bytes);
-    QC_TRY(qc_devices_choose(&e->devices, e->call->run_device,
+    QC_TRY(qc_devices_choose(&e->devices, e->call->gpu, e->call->run_device,
                              qc_sat_mul(bytes, qc_ceil_div_u64(text_bytes, 1024)), e->call->arena,
                              err));
     if (e->devices.gpu_count > 0)

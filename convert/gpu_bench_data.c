@@ -1,8 +1,8 @@
-/* What is multiplied: random numbers on the device, and weights quantized from them. */
+/* The data of the matmuls: random numbers on the device, and weights quantized from them. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/random.h"
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 #include "quant/quant_half.h"
 
@@ -11,8 +11,8 @@
 
 /* ---- random numbers ---- */
 
-/* The sum of four uniform numbers: a bell of standard deviation 1, without the tails of a normal
- * one, fast enough to make millions. */
+/* The sum of four uniform numbers. It has a bell shape with standard deviation 1, without the tails
+ * of a normal distribution, and it is fast enough to make millions. */
 static float next_bell(uint64_t *state)
 {
     uint64_t v = qc_random_next(state);
@@ -81,7 +81,8 @@ qc_status qc_bench_download(qc_bench_gpu *b, void *host, const void *device, uin
 
 /* ---- weights ---- */
 
-/* One copy lies in one piece: codes, scales, scales of the scales, what qc_matmul_prepare needs. */
+/* One copy is one allocation: codes, scales, scales of the scales, and what qc_matmul_prepare
+ * needs. */
 typedef struct {
     uint64_t blocks; /* or rows */
     uint64_t scales, nested, prepared, total;
@@ -106,23 +107,23 @@ static layout lay_out(qc_bench_scheme scheme, uint64_t n, uint64_t k)
     return l;
 }
 
-/* Codes and float scales; the latter to absmax. */
+/* Writes codes to memory and float scales to absmax. */
 static qc_status quantize(qc_bench_gpu *b, const layout *l, unsigned char *memory, float *absmax,
-                          const void *dense, qc_dtype dtype, uint64_t n, uint64_t k, qc_error *err)
+                          const qc_bench_dense *d, qc_error *err)
 {
     if (l->is_rows) {
-        qc_cuda_rows rows = {.src = dense,
-                             .dtype = dtype,
-                             .rows = n,
-                             .cols = k,
+        qc_cuda_rows rows = {.src = d->values,
+                             .dtype = d->dtype,
+                             .rows = d->n,
+                             .cols = d->k,
                              .codes = (int8_t *)memory,
                              .scb = absmax,
                              .bad = b->bad};
         return qc_cuda_int8_rows_quantize(&rows, b->stream, err);
     }
-    qc_cuda_blocks blocks = {.src = dense,
-                             .dtype = dtype,
-                             .n = n * k,
+    qc_cuda_blocks blocks = {.src = d->values,
+                             .dtype = d->dtype,
+                             .n = d->n * d->k,
                              .block_elems = QC_BENCH_BLOCK,
                              .codes = memory,
                              .absmax = absmax,
@@ -131,7 +132,7 @@ static qc_status quantize(qc_bench_gpu *b, const layout *l, unsigned char *memor
                      : qc_cuda_int8_blocks_quantize(&blocks, b->stream, err);
 }
 
-/* absmax -> codes of scales in memory; their offset to *offset. */
+/* Writes the codes of the scales in absmax to memory, and their offset to *offset. */
 static qc_status nest(qc_bench_gpu *b, const layout *l, unsigned char *memory, const float *absmax,
                       float *offset, qc_error *err)
 {
@@ -160,8 +161,7 @@ static void point(qc_weights *w, const layout *l, unsigned char *memory)
 }
 
 static qc_status make_first(qc_bench_gpu *b, qc_bench_weights *w, const layout *l,
-                            const void *dense, qc_dtype dtype, uint64_t n, uint64_t k,
-                            qc_error *err)
+                            const qc_bench_dense *dense, qc_error *err)
 {
     unsigned char *memory = w->memory[0];
     void *temporary = NULL;
@@ -171,7 +171,7 @@ static qc_status make_first(qc_bench_gpu *b, qc_bench_weights *w, const layout *
         QC_TRY(qc_cuda_malloc(&temporary, (size_t)(4 * l->blocks), err));
         absmax = temporary;
     }
-    qc_status st = quantize(b, l, memory, absmax, dense, dtype, n, k, err);
+    qc_status st = quantize(b, l, memory, absmax, dense, err);
     if (st == QC_OK && l->is_nested)
         st = nest(b, l, memory, absmax, &offset, err);
     if (st == QC_OK)
@@ -182,10 +182,9 @@ static qc_status make_first(qc_bench_gpu *b, qc_bench_weights *w, const layout *
 }
 
 qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_scheme scheme,
-                                const void *dense, qc_dtype dtype, uint64_t n, uint64_t k,
-                                qc_error *err)
+                                const qc_bench_dense *dense, qc_error *err)
 {
-    layout l = lay_out(scheme, n, k);
+    layout l = lay_out(scheme, dense->n, dense->k);
     void *memory;
     *w = (qc_bench_weights){.scheme = scheme, .copies = 1};
     QC_TRY(qc_calloc(&memory, 1, sizeof *w->memory, err));
@@ -195,12 +194,12 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
     qc_weights q = {.kind = l.is_nf4    ? QC_WEIGHTS_NF4
                             : l.is_rows ? QC_WEIGHTS_INT8_ROWS
                                         : QC_WEIGHTS_INT8_BLOCKS,
-                    .rows = n,
-                    .cols = k,
+                    .rows = dense->n,
+                    .cols = dense->k,
                     .block_elems = l.is_rows ? 0 : QC_BENCH_BLOCK,
                     .nested_map = l.is_nested ? b->map : NULL,
                     .nested_block = l.is_nested ? QC_NESTED_BLOCK : 0};
-    /* Addresses decide whether laying out anew helps; those of any copy are alike. */
+    /* Whether repacking helps depends on the alignment of addresses, which all copies share. */
     point(&q, &l, (unsigned char *)256);
     w->repacked = qc_matmul_repack_helps(&q);
     l.total = l.prepared + aligned(qc_matmul_prepared_bytes(&q, w->repacked));
@@ -208,7 +207,7 @@ qc_status qc_bench_weights_make(qc_bench_gpu *b, qc_bench_weights *w, qc_bench_s
     QC_TRY(qc_cuda_malloc(&w->memory[0], (size_t)l.total, err));
     point(&q, &l, w->memory[0]);
     w->w[0].w = q;
-    QC_TRY(make_first(b, w, &l, dense, dtype, n, k, err));
+    QC_TRY(make_first(b, w, &l, dense, err));
     q.nested_offset = w->w[0].w.nested_offset;
     w->plain = q;
     return qc_matmul_prepare(b->handle, &q, w->repacked, (unsigned char *)w->memory[0] + l.prepared,
@@ -244,7 +243,7 @@ qc_status qc_bench_weights_multiply(qc_bench_gpu *b, qc_bench_weights *w, uint32
     }
     QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
     for (uint32_t i = 0; i < w->copies; i++)
-        w->w[i].complete = QC_MATMUL_WEIGHTS_COMPLETE; /* nobody writes them any more */
+        w->w[i].complete = QC_MATMUL_WEIGHTS_COMPLETE; /* nothing writes to them any more */
     return QC_OK;
 }
 

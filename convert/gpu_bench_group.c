@@ -1,5 +1,5 @@
-/* Weights that share x, as parts of one: rows of what was quantized once, each part a weight with a
- * y of its own columns. */
+/* Weights that share x. They are parts of one weight that was quantized once: each part has some of
+ * its rows and writes columns of its own in y. */
 #include "convert/gpu_bench_work.h"
 
 #include <inttypes.h>

@@ -1,10 +1,7 @@
-/* The matmuls: for every shape and M, cuBLAS with dense weights and each scheme, turn by turn. */
+/* The matmuls. For every shape and M, cuBLAS with dense weights and each scheme take turns. */
 #include "base/alloc.h"
-#include "base/checked.h"
 #include "base/clock.h"
-#include "base/workers.h"
 #include "convert/gpu_bench_work.h"
-#include "quant/quant_half.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -37,9 +34,10 @@ static qc_status launch_quantized(void *ctx, uint32_t copy, qc_cuda_stream s, qc
                          s, err);
 }
 
-/* ---- checks ---- */
+/* ---- what is right ---- */
 
-/* Row r of x is row r % QC_BENCH_TRUTH, so QC_BENCH_TRUTH rows of truth are enough for any m. */
+/* Row r of x is the same as row r % QC_BENCH_TRUTH, so QC_BENCH_TRUTH rows of truth are enough for
+ * any m. */
 static qc_status make_truth(shape_work *w, uint32_t contender, const qc_weights *q,
                             const void *dense, qc_error *err)
 {
@@ -62,159 +60,9 @@ static qc_status make_truth(shape_work *w, uint32_t contender, const qc_weights 
     return st;
 }
 
-/* Distance of one row of y from the truth, squared. */
-static double row_distance(const uint16_t *y, const double *truth, uint64_t n, qc_dtype dtype)
-{
-    double sum = 0;
-    for (uint64_t i = 0; i < n; i++) {
-        double v = qc_f64_of_half(dtype, y[i]);
-        sum += (v - truth[i]) * (v - truth[i]);
-    }
-    return sum;
-}
-
-/* How far y is from the truth: squares of distances, of all rows and of the worst one. */
-typedef struct {
-    double sum, worst;
-} distances;
-
-/* Looks at the whole of y: its bits and, unless d is NULL, its distance from the truth. */
-static qc_status read_y(qc_bench_player *p, distances *d, qc_digest *bits, qc_error *err)
-{
-    shape_work *w = p->w;
-    uint64_t n = w->shape->n, rows = QC_BENCH_PINNED / (2 * n);
-    qc_digest_state *hash;
-    qc_status st = QC_OK;
-    if (rows == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "--shapes: %s has too many outputs to be checked",
-                w->shape->layer);
-    QC_TRY(qc_digest_create(&hash, err));
-    for (uint64_t first = 0; st == QC_OK && first < w->io.m; first += rows) {
-        const uint16_t *y = w->b->pinned;
-        uint64_t here = w->io.m - first < rows ? w->io.m - first : rows;
-        if (qc_interrupted()) { /* 4096 rows of 28672 take the host a good part of a second */
-            st = qc_error_set(err, QC_ERR_INTERRUPTED, __FILE__, __LINE__, "interrupted");
-            break;
-        }
-        st = qc_cuda_to_host(w->b->pinned, (const uint16_t *)w->y + first * n,
-                             (size_t)(2 * here * n), w->b->stream, err);
-        if (st == QC_OK)
-            st = qc_cuda_stream_synchronize(w->b->stream, err);
-        if (st == QC_OK)
-            qc_digest_update(hash, y, (size_t)(2 * here * n));
-        for (uint64_t r = 0; st == QC_OK && d && r < here; r++) {
-            const double *truth = w->truth[p->contender] + (first + r) % QC_BENCH_TRUTH * n;
-            double row = row_distance(y + r * n, truth, n, w->dtype);
-            d->sum += row;
-            if (!(row <= d->worst))
-                d->worst = row;
-        }
-    }
-    *bits = qc_digest_finish(hash);
-    qc_digest_destroy(hash);
-    /* A kernel that could not do its work says so, and the next contender is not blamed for it. */
-    return st == QC_OK ? qc_matmul_check(w->b->handle, err) : st;
-}
-
-/* Each row by itself must be right, so that one wrong value in 4096 rows counts; *error is that of
- * all. how: "in a plain launch" */
-static qc_status judge(const qc_bench_player *p, const distances *d, const char *how, double *error,
-                       qc_error *err)
-{
-    const shape_work *w = p->w;
-    double tolerance = qc_bench_tolerance(w->b->q), norm = w->truth_norm[p->contender];
-    *error = norm > 0 ? sqrt(d->sum / (double)w->io.m) / norm : sqrt(d->sum);
-    if (!(*error <= tolerance) || !(sqrt(d->worst) <= 2 * tolerance * norm))
-        QC_FAIL(err, QC_ERR_CHECK,
-                "%s on %s is wrong %s: normwise error %.3g (of a row up to %.3g), allowed %.3g; it "
-                "has no times",
-                p->what, w->b->device.name, how, fabs(*error), /* "nan", not "-nan" */
-                fabs(norm > 0 ? sqrt(d->worst) / norm : sqrt(d->worst)), tolerance);
-    return QC_OK;
-}
-
-qc_status qc_bench_spoil_y(void *ctx, qc_error *err)
-{
-    const shape_work *w = ((const qc_bench_player *)ctx)->w;
-    return qc_cuda_fill(w->y, 0xff, (size_t)(2 * w->io.m * w->shape->n), w->b->stream, err);
-}
-
-qc_status qc_bench_run_and_check(qc_bench_player *p, const qc_bench_contender *c, qc_error *err)
-{
-    distances d = {0};
-    QC_TRY(qc_bench_spoil_y(p, err));
-    QC_TRY(c->launch(c->ctx, 0, p->w->b->stream, err));
-    QC_TRY(read_y(p, &d, &p->bits, err));
-    return judge(p, &d, "in a plain launch", &p->error, err);
-}
-
-static qc_status kernel_name(const shape_work *w, uint32_t contender, const char **name,
-                             qc_error *err)
-{
-    *name = "cublas";
-    if (contender == 0)
-        return QC_OK;
-    const qc_bench_weights *weights = &w->weights[contender - 1];
-    *name = NULL;
-    if (w->shape->part_count)
-        return qc_bench_parts_path(w, weights, name, err);
-    return qc_bench_path_of(w->b, &weights->w[0], weights->repacked, &w->io, w->path,
-                            w->workspace_bytes, name, err);
-}
-
-/* cuBLAS promises the same bits only under conditions of its own, so where it is in the product a
- * right y is enough. */
-static int through_cublas(const qc_bench_player *p)
-{
-    const char *name = NULL;
-    return kernel_name(p->w, p->contender, &name, NULL) == QC_OK &&
-           (p->contender == 0 || !strcmp(name, qc_matmul_path_name(QC_MATMUL_DEQUANT_GEMM)));
-}
-
-/* Is y what the plain launch gave? */
-static qc_status expect_same(qc_bench_player *p, const char *how, qc_error *err)
-{
-    distances d = {0};
-    qc_digest bits;
-    double error;
-    QC_TRY(read_y(p, NULL, &bits, err));
-    if (qc_digest_equal(&bits, &p->bits))
-        return QC_OK;
-    QC_TRY(read_y(p, &d, &bits, err));
-    QC_TRY(judge(p, &d, how, &error, err));
-    if (through_cublas(p))
-        return QC_OK;
-    QC_FAIL(err, QC_ERR_CHECK,
-            "%s on %s has other bits %s than in a plain launch before: normwise error %.3g instead "
-            "of %.3g; it has no times",
-            p->what, p->w->b->device.name, how, error, p->error);
-}
-
-qc_status qc_bench_look_at_y(void *ctx, qc_error *err)
-{
-    return expect_same(ctx, "when it is replayed as a graph", err);
-}
-
-/* Every copy of the weights has to give what the first does: once for a shape, at the smallest m,
- * where it costs next to nothing. */
-static qc_status check_copies(qc_bench_player *p, const qc_bench_contender *c, qc_error *err)
-{
-    char how[64];
-    if (p->w->copies_checked[p->contender])
-        return QC_OK;
-    for (uint32_t i = 1; i < c->copies; i++) {
-        (void)snprintf(how, sizeof how, "with copy %u of %u of its weights", i + 1, c->copies);
-        QC_TRY(qc_bench_spoil_y(p, err));
-        QC_TRY(c->launch(c->ctx, i, p->w->b->stream, err));
-        QC_TRY(expect_same(p, how, err));
-    }
-    p->w->copies_checked[p->contender] = 1;
-    return QC_OK;
-}
-
 /* ---- one point: a shape and an M ---- */
 
-/* Bytes of a quantized weight that a launch reads, laid out anew or not. */
+/* The bytes of a quantized weight that a launch reads. They are the same if it was repacked. */
 static uint64_t read_of(const shape_work *w, uint32_t scheme)
 {
     return qc_bench_weight_bytes(w->weights[scheme].scheme, w->shape->n, w->shape->k);
@@ -225,37 +73,14 @@ static qc_bench_rotation rotation_of(const qc_bench_contender *c, uint64_t bytes
     return (qc_bench_rotation){c->copies, c->launches, c->copies * bytes_each};
 }
 
-qc_status qc_bench_drop(qc_bench_work *w, uint32_t contender, const char *path, const qc_error *why,
-                        qc_error *err)
-{
-    const qc_bench_failure f = {.shape = w->index,
-                                .scheme = contender ? w->b->q->schemes[contender - 1]
-                                                    : QC_BENCH_SCHEME_COUNT,
-                                .m = w->b->q->m[w->m_index],
-                                .path = path};
-    QC_TRY(qc_bench_failed(w->b, f, why, err));
-    return qc_matmul_workspace_init(w->workspace, w->workspace_bytes, w->b->stream, err);
-}
-
 static qc_status drop(const qc_bench_player *p, const qc_error *why, qc_error *err)
 {
     const char *path = NULL;
     shape_work *w = p->w;
-    if (w->why[p->contender].code == QC_OK && kernel_name(w, p->contender, &path, NULL) != QC_OK)
+    if (w->why[p->contender].code == QC_OK &&
+        qc_bench_kernel_name(w, p->contender, &path, NULL) != QC_OK)
         path = NULL;
     return qc_bench_drop(w, p->contender, path, why, err);
-}
-
-double qc_bench_point_seconds(const qc_bench_work *w)
-{
-    const qc_bench_gpu *b = w->b;
-    double done = 0, ahead = 0;
-    for (uint32_t i = 0; i < b->q->shape_count; i++)
-        *(i <= w->index ? &done : &ahead) += (double)b->q->shapes[i].n * (double)b->q->shapes[i].k;
-    /* What was not rounds will be needed for the shapes that follow, too. */
-    double other = (double)(qc_clock_ns() - b->matmuls_ns) / 1e9 - b->timed_seconds;
-    return qc_bench_share(b->q, b->r, w->index, w->m_index,
-                          qc_bench_seconds_left(b) - other * ahead / done);
 }
 
 static qc_status make_row(const qc_bench_player *p, qc_bench_contender *c, uint32_t rounds,
@@ -270,7 +95,7 @@ static qc_status make_row(const qc_bench_player *p, qc_bench_contender *c, uint3
     row->error = p->error;
     row->turn = rotation_of(c, read_of(w, p->contender - 1));
     row->us = qc_bench_us_of(c, rounds);
-    return kernel_name(w, p->contender, &row->path, err);
+    return qc_bench_kernel_name(w, p->contender, &row->path, err);
 }
 
 static int is_right(const qc_bench_contender *c)
@@ -278,7 +103,7 @@ static int is_right(const qc_bench_contender *c)
     return c->us && c->out.code == QC_OK;
 }
 
-/* Those that were right to the end, to the result. */
+/* Adds the contenders that were right to the end to the result. */
 static qc_status put_rows(const qc_bench_player *p, qc_bench_contender *c, uint32_t count,
                           uint32_t rounds, qc_error *err)
 {
@@ -287,7 +112,7 @@ static qc_status put_rows(const qc_bench_player *p, qc_bench_contender *c, uint3
     qc_bench_row common = {0};
     qc_bench_spread ratios[MAX_CONTENDERS] = {{0}};
     if (is_right(&c[0])) {
-        /* Ratios first: medians put the samples in another order. */
+        /* Ratios come first, because medians put the samples in another order. */
         for (uint32_t i = 1; i < count; i++)
             if (is_right(&c[i]))
                 QC_TRY(qc_bench_ratio_of(&ratios[i], &c[i], &c[0], rounds, err));
@@ -321,9 +146,9 @@ static qc_status time_point(const qc_bench_player *p, qc_bench_contender *c, uin
         if (c[i].graph && c[i].out.code == QC_OK)
             in[in_count++] = &c[i];
     if (in_count == 0 || (in_count == 1 && in[0] == &c[0]))
-        return QC_OK; /* nothing of ours is left */
+        return QC_OK; /* none of our kernels is left */
     uint32_t rounds = qc_bench_rounds(b->q->rounds, qc_bench_round_seconds(in, in_count),
-                                      qc_bench_point_seconds(p[0].w));
+                                      qc_bench_point_seconds(b, p[0].w->index, p[0].w->m_index));
     QC_TRY(qc_bench_time(b, in, in_count, rounds, err));
     for (uint32_t i = 0; i < in_count; i++)
         if (in[i]->out.code != QC_OK)
@@ -340,7 +165,7 @@ static qc_status try_contender(qc_bench_player *p, qc_bench_contender *c, qc_err
         return err->code;
     }
     QC_TRY(qc_bench_run_and_check(p, c, err));
-    QC_TRY(check_copies(p, c, err));
+    QC_TRY(qc_bench_check_copies(p, c, err));
     return qc_bench_ready(p->w->b, c, err);
 }
 
@@ -401,8 +226,8 @@ static qc_status dense_copies(shape_work *w, uint32_t want, qc_error *err)
     return QC_OK;
 }
 
-/* Workspace of a scheme for up to w->max_m rows. Where there is no way to multiply so many, for the
- * most that there is one for; a launch with more says why there is none. */
+/* The workspace of a scheme for up to w->max_m rows. Where so many rows cannot be multiplied, it is
+ * the workspace for the largest number that can be; a launch with more rows says why it cannot. */
 static uint64_t workspace_of(const shape_work *w, uint32_t scheme, uint64_t limit, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
@@ -420,7 +245,7 @@ static uint64_t workspace_of(const shape_work *w, uint32_t scheme, uint64_t limi
     return 0;
 }
 
-/* x, y and workspace for up to w->max_m rows. */
+/* Makes x, y and the workspace for up to w->max_m rows. */
 static qc_status activations(shape_work *w, qc_error *err)
 {
     uint64_t m = w->max_m, n = w->shape->n, k = w->shape->k, limit = w->b->device.memory_bytes / 8;
@@ -465,7 +290,7 @@ static void free_activations(shape_work *w)
     w->workspace_bytes = 0;
 }
 
-/* For the largest M that there is memory for; w->max_m is 0 if there is none. */
+/* Makes them for the largest M that there is memory for. w->max_m is 0 if there is none. */
 static qc_status activations_that_fit(shape_work *w, qc_error *err)
 {
     const qc_bench_request *q = w->b->q;
@@ -504,14 +329,14 @@ static qc_status rotate(shape_work *w, qc_error *err)
     return QC_OK;
 }
 
-/* The weights of a contender, and what is right for it. */
+/* Makes the weights of a contender and the right result for it. */
 static qc_status prepare_contender(shape_work *w, uint32_t contender, qc_error *err)
 {
     if (contender == 0)
         return make_truth(w, 0, NULL, w->dense[0], err);
     qc_bench_weights *weights = &w->weights[contender - 1];
-    QC_TRY(qc_bench_weights_make(w->b, weights, w->b->q->schemes[contender - 1], w->dense[0],
-                                 w->dtype, w->shape->n, w->shape->k, err));
+    const qc_bench_dense dense = {w->dense[0], w->dtype, w->shape->n, w->shape->k};
+    QC_TRY(qc_bench_weights_make(w->b, weights, w->b->q->schemes[contender - 1], &dense, err));
     return make_truth(w, contender, &weights->plain, NULL, err);
 }
 
@@ -554,7 +379,7 @@ static qc_status measure_shape(shape_work *w, qc_error *err)
             *err = full;
         return st;
     }
-    if (st != QC_OK) { /* nobody can take part, and each point says so */
+    if (st != QC_OK) { /* no contender can take part, and each point says so */
         for (uint32_t i = 0; i < MAX_CONTENDERS; i++)
             if (w->why[i].code == QC_OK)
                 w->why[i] = full;

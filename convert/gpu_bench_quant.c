@@ -1,7 +1,7 @@
-/* Quantizing and dequantizing kernels: bytes read and written against the copy. Each result is
- * first compared with the CPU's, bit for bit. */
+/* The quantizing and dequantizing kernels: how many bytes a second they read and write, compared
+ * with a copy. Each result is first compared with the CPU's, bit for bit. */
 #include "base/alloc.h"
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 
 #include <stdio.h>
@@ -13,30 +13,30 @@
 
 typedef struct step step;
 
-/* One weight in every form, on the device. */
+/* One weight in every form on the device. */
 typedef struct {
     qc_bench_gpu *b;
     qc_bench_pool pool;
     uint64_t rows, n, blocks, runs;
-    uint64_t checked; /* elements: whole rows */
+    uint64_t checked; /* elements that are compared: whole rows */
     void *source;     /* [n] BF16; also what is dequantized to */
     unsigned char *codes;
     float *absmax, *errors;
     uint8_t *scale_codes;
     float *nested;
     float offset;
-    qc_dtype out;     /* of dequantizing */
-    const step *step; /* that is being measured */
+    qc_dtype out;     /* the dtype of dequantizing */
+    const step *step; /* the one that is being measured */
 } work;
 
 struct step {
     const char *name;
     uint64_t (*bytes)(const work *w);
     qc_bench_launch launch;
-    /* after one launch */
+    /* Called after one launch. */
     qc_status (*check)(work *w, int *same, qc_error *err);
     qc_dtype out;
-    int back; /* reads codes, writes the source */
+    int back; /* 1: it reads codes and writes the source */
 };
 
 /* ---- launches ---- */
@@ -128,7 +128,7 @@ static qc_status int8_rows_back(void *ctx, uint32_t copy, qc_cuda_stream s, qc_e
     return dequantize(ctx, QC_WEIGHTS_INT8_ROWS, s, err);
 }
 
-/* ---- what moves ---- */
+/* ---- bytes that move ---- */
 
 static uint64_t nf4_bytes(const work *w)
 {
@@ -162,7 +162,7 @@ static uint64_t nf4_back_bytes(const work *w)
 
 /* ---- checks ---- */
 
-/* Are the first `bytes` at device those at host? */
+/* Sets *same to 0 if the first `bytes` on the device are not those on the host. */
 static qc_status compare(work *w, const void *device, const void *host, uint64_t bytes, int *same,
                          qc_error *err)
 {
@@ -175,7 +175,7 @@ static qc_status compare(work *w, const void *device, const void *host, uint64_t
     return st;
 }
 
-/* Codes and scales as the CPU makes them. */
+/* Codes and scales that the CPU makes. */
 typedef struct {
     void *codes;
     float *absmax;
@@ -240,7 +240,7 @@ static qc_status check_int8_rows(work *w, int *same, qc_error *err)
     return st;
 }
 
-/* Codes and scales from the device, dequantized by the CPU. */
+/* Compares with what the CPU dequantizes from the codes and scales on the device. */
 static qc_status check_back(work *w, qc_weights_kind kind, int *same, qc_error *err)
 {
     truth t;
@@ -294,8 +294,8 @@ static qc_status check_int8_rows_back(work *w, int *same, qc_error *err)
 
 /* ---- all of them ---- */
 
-/* Each leaves what the next needs: the quantizers read the source, what goes back reads the codes
- * of the last of its kind and overwrites the source. */
+/* Each step leaves what the next one needs. The quantizers read the source; the dequantizers read
+ * the codes that the last quantizer of their kind left, and overwrite the source. */
 static const step quantizing[] = {
     {"int8 blocks from bf16, with error terms", int8_blocks_errors_bytes, int8_blocks_errors,
      check_int8_blocks, QC_DTYPE_BF16, 0},
@@ -315,7 +315,7 @@ static const step rows_to[] = {
     {"int8 rows to fp16", int8_rows_bytes, int8_rows_back, check_int8_rows_back, QC_DTYPE_F16, 1},
 };
 
-/* So that what an earlier kernel left is not taken for this one's. */
+/* Overwrites the result, so that what an earlier kernel left is not taken for this one's. */
 static qc_status spoil(void *ctx, qc_error *err)
 {
     const work *w = ctx;
@@ -379,7 +379,7 @@ static qc_status fill_source(work *w, qc_error *err)
     return qc_bench_pool_fill(w->b, &w->pool, w->source, w->n, 0, err);
 }
 
-/* Double quantization of what nf4_quantize left. */
+/* Double quantizes the scales that nf4_quantize left. */
 static qc_status nest(work *w, qc_error *err)
 {
     void *host;

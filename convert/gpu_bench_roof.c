@@ -1,6 +1,6 @@
-/* What no kernel can beat here: copies, the largest rate of cuBLAS, the time between kernels, the
- * way to the host. */
-#include "convert/gpu_bench_parts.h"
+/* What no kernel on this device can beat: the rate of a copy, the largest rate of cuBLAS, the time
+ * of a launch, and the rate of copies from and to the host. */
+#include "convert/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 
 #define COPY_BYTES  ((uint64_t)1 << 30)
@@ -31,7 +31,7 @@ static qc_status time_copy(qc_bench_gpu *b, copying *c, uint64_t moved, qc_bench
     return QC_OK;
 }
 
-/* A power of two: at most 1 GiB, at most an eighth of what is free. */
+/* A power of two that is at most 1 GiB and at most an eighth of the free memory. */
 static uint64_t copy_bytes(uint64_t free_bytes)
 {
     uint64_t bytes = COPY_BYTES;
@@ -138,7 +138,7 @@ typedef struct {
     float *scale, *map, *out;
 } nothing;
 
-/* One element: a kernel that has as good as nothing to do. */
+/* Launches a kernel that has one element, so as good as nothing to do. */
 static qc_status launch_nothing(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
     const nothing *n = ctx;
@@ -163,7 +163,8 @@ static qc_status launch_gap(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error
     return st;
 }
 
-/* One by one, so that what was measured is written away and what fails leaves the others. */
+/* Measures one after the other, so that each result is saved at once and a failure does not touch
+ * the others. */
 static qc_status measure_all(qc_bench_gpu *b, const qc_bench_pool *pool, qc_error *err)
 {
     static const struct {

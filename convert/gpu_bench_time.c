@@ -1,17 +1,27 @@
-/* Timing of launches: graphs of many, between two events. */
+/* The timing of launches. Many of them are one graph, which is timed between two events. */
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
 
 #include <string.h>
 
-/* Long enough that starting a graph (some 10 us) does not count. */
+/* This is long enough that the start of a graph (some 10 us) does not count. */
 #define MIN_REPLAY_US 2000.0
 
 double qc_bench_seconds_left(const qc_bench_gpu *b)
 {
     return b->q->seconds - (double)(qc_clock_ns() - b->started_ns) / 1e9;
+}
+
+double qc_bench_point_seconds(const qc_bench_gpu *b, uint32_t shape, uint32_t m)
+{
+    double done = 0, ahead = 0;
+    for (uint32_t i = 0; i < b->q->shape_count; i++)
+        *(i <= shape ? &done : &ahead) += (double)b->q->shapes[i].n * (double)b->q->shapes[i].k;
+    /* The shapes that follow will need time for other things than rounds, too. */
+    double other = (double)(qc_clock_ns() - b->matmuls_ns) / 1e9 - b->timed_seconds;
+    return qc_bench_share(b->q, b->r, shape, m, qc_bench_seconds_left(b) - other * ahead / done);
 }
 
 static qc_status make_graph(qc_bench_gpu *b, qc_bench_contender *c, uint32_t launches,
@@ -30,7 +40,7 @@ static qc_status make_graph(qc_bench_gpu *b, qc_bench_contender *c, uint32_t lau
     return st == QC_OK ? ended : st;
 }
 
-/* One replay: microseconds of a launch. */
+/* Replays the graph once. *us: microseconds of one launch. */
 static qc_status replay(qc_bench_gpu *b, const qc_bench_contender *c, double *us, qc_error *err)
 {
     double ms = 0;
@@ -45,7 +55,7 @@ static qc_status replay(qc_bench_gpu *b, const qc_bench_contender *c, double *us
     return QC_OK;
 }
 
-/* One more, which has to overwrite a wrong result with the right one. */
+/* Replays it once more. This replay must overwrite a wrong result with the right one. */
 static qc_status replay_checked(qc_bench_gpu *b, qc_bench_contender *c, qc_error *err)
 {
     if (c->spoil)
@@ -56,7 +66,7 @@ static qc_status replay_checked(qc_bench_gpu *b, qc_bench_contender *c, qc_error
 
 qc_status qc_bench_ready(qc_bench_gpu *b, qc_bench_contender *c, qc_error *err)
 {
-    /* Libraries load their code on first use, which a capture does not allow. */
+    /* Libraries load their code on first use, which is not allowed during a capture. */
     QC_TRY(c->launch(c->ctx, 0, b->stream, err));
     QC_TRY(qc_cuda_stream_synchronize(b->stream, err));
     QC_TRY(make_graph(b, c, qc_bench_launches(c->copies, c->least, 1, 0), err));
@@ -92,7 +102,7 @@ qc_status qc_bench_time(qc_bench_gpu *b, qc_bench_contender *const *c, uint32_t 
             if (next->out.code != QC_OK)
                 continue;
             qc_status st = replay(b, next, &next->us[2 * round + step / count], &next->out);
-            /* Nobody writes to y between this replay and the look at it. */
+            /* Nothing writes to y between this replay and the look at it. */
             if (st == QC_OK && next->look && round + 1 == rounds && step >= count)
                 st = next->look(next->ctx, &next->out);
             if (st == QC_ERR_INTERRUPTED) {
@@ -141,7 +151,7 @@ qc_status qc_bench_alone(qc_bench_gpu *b, qc_bench_contender c, qc_bench_spread 
     c.copies = 1;
     qc_status st = qc_bench_ready(b, &c, err);
     if (st == QC_OK) {
-        /* A fiftieth of the time for each of the dozen things that are measured alone. */
+        /* Each of the dozen things that are measured alone gets a fiftieth of the time. */
         qc_bench_contender *only = &c;
         uint32_t rounds =
             qc_bench_rounds(b->q->rounds, qc_bench_round_seconds(&only, 1), b->q->seconds / 50);

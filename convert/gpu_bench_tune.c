@@ -1,21 +1,22 @@
-/* --tune: for a shape and an M every candidate, turn by turn; then the fastest and the plan's own
- * alone, in rounds that only decide, so that a lucky candidate of many is not taken for a good one.
- */
+/* --tune: for a shape and an M all candidates take turns. Then the fastest one and the plan's own
+ * are measured again in rounds of their own, which decide, so that a candidate that was only lucky
+ * once among many is not taken for a good one. */
 #include "base/alloc.h"
 #include "convert/gpu_bench_work.h"
 #include "convert/tuning_file.h"
 
 #include <stdio.h>
 
-/* Of the rounds that were asked for: enough to see which one is fastest. */
+/* This share of the rounds that were asked for is enough to see which candidate is fastest. */
 #define SIEVE_SHARE 3u
-/* Launches in a graph, which is 2 ms long in any case: there are many candidates. */
+/* The least launches in a graph. They are few, because there are many candidates and every graph
+ * takes 2 ms in any case. */
 #define LEAST 4u
 
 typedef struct {
     qc_bench_player p; /* first, as qc_bench_spoil_y and qc_bench_look_at_y take its address */
     const qc_bench_weights *weights;
-    qc_matmul_tuned row; /* path AUTO: as the plan has it */
+    qc_matmul_tuned row; /* path AUTO: the plan's own choice */
     qc_bench_plan plan;
 } candidate;
 
@@ -24,7 +25,7 @@ static uint64_t limit_of(const qc_bench_work *w)
     return w->b->device.memory_bytes / 8;
 }
 
-/* The table has one row while this launch is put on the stream. */
+/* While this launch is put on the stream, the table has one row. */
 static qc_status launch(void *ctx, uint32_t copy, qc_cuda_stream s, qc_error *err)
 {
     const candidate *c = ctx;
@@ -78,7 +79,8 @@ static qc_status plan_of(const qc_bench_work *w, const candidate *c, qc_bench_pl
     return QC_OK;
 }
 
-/* The fastest of c[1 .. count) against c[0], round by round; 0 where none is faster. */
+/* Finds the fastest of c[1 .. count), compared with c[0] round by round. *out is 0 where none is
+ * faster. */
 static qc_status fastest(qc_bench_contender *const *c, uint32_t count, uint32_t rounds,
                          uint32_t *out, qc_error *err)
 {
@@ -102,16 +104,17 @@ static qc_status drop(const candidate *c, const qc_error *why, qc_error *err)
     return qc_bench_drop(c->p.w, c->p.contender, c->plan.path, why, err);
 }
 
-/* Plan's own against one other. */
+/* Measures the plan's own choice against one other. */
 static qc_status decide(const qc_bench_contender *own, const qc_bench_contender *other,
                         qc_bench_tuned *t, qc_error *err)
 {
     qc_bench_work *w = ((candidate *)own->ctx)->p.w;
     qc_bench_contender two[2] = {*own, *other};
     qc_bench_contender *const both[2] = {&two[0], &two[1]};
-    two[0].us = two[1].us = NULL; /* the graphs stay own's and other's */
+    two[0].us = two[1].us = NULL; /* the graphs still belong to own and other */
     uint32_t rounds = qc_bench_rounds(w->b->q->rounds, qc_bench_round_seconds(both, 2),
-                                      qc_bench_point_seconds(w) / 2 / w->b->q->scheme_count);
+                                      qc_bench_point_seconds(w->b, w->index, w->m_index) / 2 /
+                                          w->b->q->scheme_count);
     rounds = rounds < QC_BENCH_TUNE_ROUNDS ? QC_BENCH_TUNE_ROUNDS : rounds;
     qc_status st = qc_bench_time(w->b, both, 2, rounds, err);
     for (uint32_t i = 0; st == QC_OK && i < 2; i++)
@@ -129,8 +132,8 @@ static qc_status decide(const qc_bench_contender *own, const qc_bench_contender 
     return st;
 }
 
-/* c[0] is the plan's own. t->plan_us has no samples afterwards if that one was not right to the
- * end. */
+/* c[0] is the plan's own choice. If it was not right to the end, t->plan_us has no samples
+ * afterwards. */
 static qc_status compare(qc_bench_contender *const *c, uint32_t count, qc_bench_tuned *t,
                          qc_error *err)
 {
@@ -138,8 +141,9 @@ static qc_status compare(qc_bench_contender *const *c, uint32_t count, qc_bench_
     qc_bench_work *w = own->p.w;
     const qc_bench_request *q = w->b->q;
     uint32_t best = 0, wanted = q->rounds / SIEVE_SHARE;
-    uint32_t rounds = qc_bench_rounds(wanted < 1 ? 1 : wanted, qc_bench_round_seconds(c, count),
-                                      qc_bench_point_seconds(w) / 2 / q->scheme_count);
+    uint32_t rounds =
+        qc_bench_rounds(wanted < 1 ? 1 : wanted, qc_bench_round_seconds(c, count),
+                        qc_bench_point_seconds(w->b, w->index, w->m_index) / 2 / q->scheme_count);
     QC_TRY(qc_bench_time(w->b, c, count, rounds, err));
     for (uint32_t i = 0; i < count; i++)
         if (c[i]->out.code != QC_OK)
@@ -213,7 +217,7 @@ static qc_status tune_scheme(qc_bench_work *w, uint32_t scheme, qc_error *err)
             in[in_count++] = &c[i];
     }
     t.candidates = in_count;
-    /* Without the plan's own there is nothing to be better than. */
+    /* Without the plan's own choice there is nothing that another one could be better than. */
     int have_own = in_count && in[0] == &c[0];
     if (st == QC_OK && have_own)
         st = compare(in, in_count, &t, err);

@@ -1,18 +1,20 @@
-/* Calibrating on a GPU; the seam is convert/gpu_work.h.
+/* Calibrating on a GPU. The interface is calibrate_device.h.
  *
- * The two streams go through the steps of gpu_llama_parts.h in turn, chunk by chunk of whole
- * windows; what the linear layers of a stage get is kept as floats for each stream, and then added
- * to the moments. A chunk's size does not depend on free memory: the order of sums would.
+ * The two streams go through the steps of gpu_llama_internal.h in turn, in chunks of whole windows.
+ * The inputs of a stage's linear layers are kept as floats for each stream and then added to the
+ * moments. The size of a chunk does not depend on the free memory, because the order of the sums
+ * would depend on it as well.
  *
  * Each matrix of a layer is an allocation of its own, so that one can be replaced while the others
- * stay where they are; what both streams name by the same pointers is z's, held once. */
+ * stay where they are. A matrix that both streams name by the same pointers is held once, by z. */
 #include "convert/gpu_calibrate.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/gpu_llama_parts.h"
+#include "convert/gpu_llama_internal.h"
+#include "convert/gpu_table.h"
 #include "kernels/cuda_feedback.h"
 
 #include <stdio.h>
@@ -25,7 +27,7 @@ typedef struct {
 } side;
 
 struct qc_gpu_calibrator {
-    qc_gpu_forward f; /* without a text: device and stream only */
+    qc_gpu_forward f; /* without a text it has the device and the stream only */
     int text, has_layer;
     char name[320];
     qc_cuda_feedback_tools tools;
@@ -45,7 +47,7 @@ static void drop_memory(qc_gpu_memory *m)
     *m = (qc_gpu_memory){0};
 }
 
-/* What the device has no room for, in words. */
+/* Says what the device has no room for. */
 static qc_status named(qc_status st, const char *what, qc_error *err)
 {
     if (st == QC_ERR_NOMEM)
@@ -53,7 +55,7 @@ static qc_status named(qc_status st, const char *what, qc_error *err)
     return st;
 }
 
-/* As qc_gpu_grow, with what it is for. */
+/* As qc_gpu_grow; what: what the memory is for. */
 static qc_status grow(qc_gpu_calibrator *c, qc_gpu_memory *m, uint64_t bytes, const char *what,
                       qc_error *err)
 {
@@ -111,30 +113,11 @@ static qc_status set_up(qc_gpu_calibrator *c, const qc_cuda_device *device,
     return QC_OK;
 }
 
-qc_status qc_gpu_calibrator_create(qc_gpu_calibrator **out, const qc_cuda_device *device,
-                                   const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
-                                   qc_error *err)
-{
-    void *v = NULL;
-    *out = NULL;
-    if (form)
-        QC_TRY(qc_gpu_check_form(form, err));
-    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
-    qc_gpu_calibrator *c = v;
-    qc_status st = set_up(c, device, form, tuning, err);
-    if (st != QC_OK) {
-        qc_gpu_calibrator_destroy(c);
-        return st;
-    }
-    *out = c;
-    return QC_OK;
-}
-
-void qc_gpu_calibrator_destroy(qc_gpu_calibrator *c)
+static void calibrator_destroy(qc_gpu_calibrator *c)
 {
     if (!c)
         return;
-    /* Nothing may still run on what is given back. A stream that fails has stopped. */
+    /* Nothing may still use the memory that is given back. A stream that fails has stopped. */
     if (c->f.stream && qc_cuda_stream_synchronize(c->f.stream, NULL) != QC_OK)
         c->has_layer = 0;
     drop_factor(c);
@@ -147,12 +130,32 @@ void qc_gpu_calibrator_destroy(qc_gpu_calibrator *c)
     qc_free(c);
 }
 
-const char *qc_gpu_calibrator_name(const qc_gpu_calibrator *c)
+static qc_status calibrator_create(qc_gpu_calibrator **out, const qc_cuda_device *device,
+                                   const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
+                                   qc_error *err)
+{
+    void *v = NULL;
+    *out = NULL;
+    if (form)
+        QC_TRY(qc_gpu_check_form(form, err));
+    QC_TRY(qc_calloc(&v, 1, sizeof **out, err));
+    qc_gpu_calibrator *c = v;
+    qc_status st = set_up(c, device, form, tuning, err);
+    if (st != QC_OK) {
+        calibrator_destroy(c);
+        return st;
+    }
+    *out = c;
+    return QC_OK;
+}
+
+static const char *calibrator_name(const qc_gpu_calibrator *c)
 {
     return c->name;
 }
 
-/* What was started may still read the host's arrays; st is what there is to say. */
+/* After an error, what was started may still read the host's arrays, so this waits for it. Returns
+ * st. */
 static qc_status settled(qc_gpu_calibrator *c, qc_status st)
 {
     if (st != QC_OK && qc_cuda_stream_synchronize(c->f.stream, NULL) != QC_OK)
@@ -176,7 +179,8 @@ static const qc_gpu_matrix *matrix_of(const qc_gpu_decoder_layer *l, unsigned pa
     return all[part];
 }
 
-/* Quantized ones, unlike dense, are named by a description: what it points at counts. */
+/* Are both the same matrix? For quantized ones it counts where their codes are, because each has a
+ * description of its own. */
 static int same_matrix(const qc_gpu_matrix *a, const qc_gpu_matrix *b)
 {
     if (a->bias != b->bias || !a->quantized != !b->quantized)
@@ -234,22 +238,23 @@ static qc_status take_layer(qc_gpu_calibrator *c, const qc_gpu_decoder_layer *z,
             QC_TRY(take_matrix(c, &c->x, i, mx, stage, &workspace, err));
         }
     }
-    /* Norms are small: each side has its own. */
+    /* Norms are small, so each side has its own. */
     QC_TRY(take_vectors(c, &c->z, z, err));
     QC_TRY(take_vectors(c, &c->x, x, err));
     QC_TRY(named(qc_gpu_make_workspace(&c->f, workspace, err), "a layer's products", err));
-    /* The host's arrays are its own again. */
+    /* After this the caller may change or free its arrays. */
     return qc_cuda_stream_synchronize(c->f.stream, err);
 }
 
 static qc_status need_text(const qc_gpu_calibrator *c, int layer, qc_error *err)
 {
     if (!c->text || (layer && !c->has_layer))
-        QC_FAIL(err, QC_ERR_USAGE, "calibrating: there is no %s", c->text ? "layer" : "text");
+        QC_FAIL(err, QC_ERR_USAGE, "calibrating: this needs a %s first",
+                c->text ? "layer" : "text");
     return qc_cuda_use(&c->f.device, err);
 }
 
-qc_status qc_gpu_calibrator_layer(qc_gpu_calibrator *c, const qc_gpu_decoder_layer *z,
+static qc_status calibrator_layer(qc_gpu_calibrator *c, const qc_gpu_decoder_layer *z,
                                   const qc_gpu_decoder_layer *x, qc_error *err)
 {
     qc_gpu_memory stage = {0};
@@ -275,12 +280,12 @@ static qc_status take_part(qc_gpu_calibrator *c, unsigned part, const qc_gpu_mat
     return qc_cuda_stream_synchronize(c->f.stream, err);
 }
 
-qc_status qc_gpu_calibrator_replace(qc_gpu_calibrator *c, qc_llama_part part,
+static qc_status calibrator_replace(qc_gpu_calibrator *c, qc_llama_part part,
                                     const qc_gpu_matrix *m, qc_error *err)
 {
     qc_gpu_memory stage = {0};
     QC_TRY(need_text(c, 1, err));
-    drop_memory(&c->x.matrices[part]); /* of the one before; its work has been waited for */
+    drop_memory(&c->x.matrices[part]); /* nothing uses the one before any more */
     qc_status st = settled(c, take_part(c, (unsigned)part, m, &stage, err));
     drop_memory(&stage);
     return st;
@@ -299,7 +304,7 @@ static qc_status new_moments(qc_gpu_calibrator *c, uint64_t n, int cross, qc_err
     drop_factor(c);
     drop_moments(c);
     if (n == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "second moments of no inputs");
+        QC_FAIL(err, QC_ERR_USAGE, "second moments need at least one input");
     if (bytes == UINT64_MAX || qc_u64_to_size(bytes, &size))
         return named(QC_ERR_NOMEM, what, err);
     QC_TRY(named(qc_cuda_malloc(&v, size, err), what, err));
@@ -313,7 +318,7 @@ static qc_status new_moments(qc_gpu_calibrator *c, uint64_t n, int cross, qc_err
     return QC_OK;
 }
 
-qc_status qc_gpu_calibrator_moments(qc_gpu_calibrator *c, uint64_t n, int cross, qc_error *err)
+static qc_status calibrator_moments(qc_gpu_calibrator *c, uint64_t n, int cross, qc_error *err)
 {
     QC_TRY(new_moments(c, n, cross, err));
     size_t size = (size_t)(n * n * sizeof(double));
@@ -325,7 +330,7 @@ qc_status qc_gpu_calibrator_moments(qc_gpu_calibrator *c, uint64_t n, int cross,
     return QC_OK;
 }
 
-qc_status qc_gpu_calibrator_take(qc_gpu_calibrator *c, uint64_t n, const double *h, qc_error *err)
+static qc_status calibrator_take(qc_gpu_calibrator *c, uint64_t n, const double *h, qc_error *err)
 {
     QC_TRY(new_moments(c, n, 0, err));
     qc_status st = qc_cuda_to_device(c->h, h, (size_t)(n * n * sizeof *h), c->f.stream, err);
@@ -352,7 +357,7 @@ qc_status qc_gpu_calibrator_read(const qc_gpu_calibrator *c, double *h, double *
 
 /* ---- stages ---- */
 
-/* Floats of a chunk's inputs, of x and of z. */
+/* The floats of a chunk's inputs, of stream z or of stream x. */
 static float *inputs_of(const qc_gpu_calibrator *c, int z)
 {
     return (float *)(void *)(c->inputs.base + (z ? c->inputs.bytes / 2 : 0));
@@ -361,13 +366,13 @@ static float *inputs_of(const qc_gpu_calibrator *c, int z)
 static qc_status make_inputs(qc_gpu_calibrator *c, uint64_t n, qc_error *err)
 {
     if (c->n != n || !c->scratch.base)
-        QC_FAIL(err, QC_ERR_USAGE, "moments of %llu inputs, where there are %llu",
+        QC_FAIL(err, QC_ERR_USAGE, "the moments have %llu inputs and the linear layers have %llu",
                 (unsigned long long)c->n, (unsigned long long)n);
     uint64_t each = qc_gpu_aligned(qc_gpu_bytes_of(c->f.act.tokens, n, sizeof(float)));
     return grow(c, &c->inputs, qc_sat_mul(2, each), "the inputs of a linear layer", err);
 }
 
-/* What is in x, of these exponents, as floats. */
+/* Keeps the halves in act.x, which have these exponents, as floats. */
 static qc_status keep_halves(qc_gpu_calibrator *c, const int *exponent, uint64_t rows, int z,
                              qc_error *err)
 {
@@ -382,7 +387,7 @@ static uint64_t inputs_at(const qc_gpu_decoder_form *f, qc_llama_stage stage)
                                        : f->hidden;
 }
 
-/* A chunk of one stream; keep: inputs of the stage's linear layers. */
+/* Takes a chunk of one stream through a stage. keep: the inputs of its linear layers are kept. */
 static qc_status stage_of(qc_gpu_calibrator *c, qc_gpu_layer_run *r, qc_llama_stage stage,
                           float *hidden, float *attended, int z, int keep, qc_error *err)
 {
@@ -416,7 +421,7 @@ static qc_status stage_of(qc_gpu_calibrator *c, qc_gpu_layer_run *r, qc_llama_st
         QC_TRY(qc_gpu_step_down(f, r, err));
         return qc_cuda_to_host(hidden, f->act.hidden, bytes, f->stream, err);
     }
-    QC_FAIL(err, QC_ERR_USAGE, "there is no such stage");
+    QC_FAIL(err, QC_ERR_USAGE, "calibrating: stage %d does not exist", (int)stage);
 }
 
 static qc_status whole_of(qc_gpu_calibrator *c, qc_gpu_layer_run *r, float *hidden, qc_error *err)
@@ -447,10 +452,10 @@ typedef struct {
     walk_kind kind;
     qc_llama_stage stage;
     int add;
-    const float *gain; /* device; THE_HEAD */
+    const float *gain; /* on the device, for THE_HEAD */
 } walk;
 
-/* One chunk, z first, then x, then their moments. */
+/* Takes one chunk of z and then of x, and adds their moments. */
 static qc_status walk_chunk(qc_gpu_calibrator *c, const walk *w, const qc_gpu_states *s,
                             const uint64_t *lengths, uint64_t count, uint64_t token, qc_error *err)
 {
@@ -469,7 +474,7 @@ static qc_status walk_chunk(qc_gpu_calibrator *c, const walk *w, const qc_gpu_st
         else
             QC_TRY(stage_of(c, r, w->stage, hidden, attended ? attended + heads : NULL, z,
                             w->add && w->stage != QC_LLAMA_AT_END && (!z || c->c), err));
-        /* Positions and tiles in host memory are written again. */
+        /* The host writes its positions and tiles again for the next chunk. */
         QC_TRY(qc_cuda_stream_synchronize(c->f.stream, err));
     }
     if (!w->add)
@@ -495,7 +500,7 @@ static qc_status walk_windows(qc_gpu_calibrator *c, const walk *w, const qc_gpu_
     return QC_OK;
 }
 
-qc_status qc_gpu_calibrator_stage(qc_gpu_calibrator *c, qc_llama_stage stage,
+static qc_status calibrator_stage(qc_gpu_calibrator *c, qc_llama_stage stage,
                                   const qc_gpu_states *s, int add, qc_error *err)
 {
     const walk w = {.kind = A_STAGE, .stage = stage, .add = add && stage != QC_LLAMA_AT_END};
@@ -505,14 +510,14 @@ qc_status qc_gpu_calibrator_stage(qc_gpu_calibrator *c, qc_llama_stage stage,
     return settled(c, walk_windows(c, &w, s, err));
 }
 
-qc_status qc_gpu_calibrator_pass(qc_gpu_calibrator *c, const qc_gpu_states *s, qc_error *err)
+static qc_status calibrator_pass(qc_gpu_calibrator *c, const qc_gpu_states *s, qc_error *err)
 {
     const walk w = {.kind = A_PASS};
     QC_TRY(need_text(c, 1, err));
     return settled(c, walk_windows(c, &w, s, err));
 }
 
-qc_status qc_gpu_calibrator_head(qc_gpu_calibrator *c, const float *gain, const qc_gpu_states *s,
+static qc_status calibrator_head(qc_gpu_calibrator *c, const float *gain, const qc_gpu_states *s,
                                  qc_error *err)
 {
     qc_gpu_memory m = {0};
@@ -531,15 +536,15 @@ qc_status qc_gpu_calibrator_head(qc_gpu_calibrator *c, const float *gain, const 
 
 /* ---- factor and weights ---- */
 
-qc_status qc_gpu_calibrator_factor(qc_gpu_calibrator *c, const qc_feedback_options *options,
+static qc_status calibrator_factor(qc_gpu_calibrator *c, const qc_feedback_options *options,
                                    qc_feedback_info *info, qc_error *err)
 {
     QC_TRY(qc_cuda_use(&c->f.device, err));
     if (c->n == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "a factor of no moments");
+        QC_FAIL(err, QC_ERR_USAGE, "there are no moments to be factored");
     QC_TRY(qc_cuda_stream_synchronize(c->f.stream, err));
     drop_factor(c);
-    drop_memory(&c->scratch); /* the factor may need the room */
+    drop_memory(&c->scratch); /* the factor may need their room */
     drop_memory(&c->inputs);
     qc_status st =
         named(qc_cuda_feedback_open(&c->factor, &c->tools, c->n, c->h, c->c, options, info, err),
@@ -549,14 +554,15 @@ qc_status qc_gpu_calibrator_factor(qc_gpu_calibrator *c, const qc_feedback_optio
     return st;
 }
 
-qc_status qc_gpu_calibrator_weight(qc_gpu_calibrator *c, const qc_feedback_form *form,
+static qc_status calibrator_weight(qc_gpu_calibrator *c, const qc_feedback_form *form,
                                    const qc_gpu_matrix *w, qc_feedback_out *out,
                                    qc_feedback_result *result, qc_error *err)
 {
     QC_TRY(qc_cuda_use(&c->f.device, err));
-    if (!c->factor || w->quantized)
-        QC_FAIL(err, QC_ERR_USAGE, "a weight that is %s",
-                c->factor ? "quantized" : "not behind a factor");
+    if (!c->factor)
+        QC_FAIL(err, QC_ERR_USAGE, "a weight can only follow a factor");
+    if (w->quantized)
+        QC_FAIL(err, QC_ERR_USAGE, "the weight is quantized, a dense one was expected");
     qc_status st =
         qc_cuda_feedback_weight(c->factor, form, w->dense, w->dtype, w->rows, out, result, err);
     return named(settled(c, st), "a weight in work", err);
@@ -566,13 +572,13 @@ qc_status qc_gpu_calibrator_weight(qc_gpu_calibrator *c, const qc_feedback_form 
 
 #define MEASURED_LEAST  256u
 #define MEASURED_MOST   2048u
-#define MEASURED_ENOUGH 0.02 /* seconds that are told from noise */
+#define MEASURED_ENOUGH 0.02 /* seconds that stand out from noise */
 
 typedef struct {
     qc_gpu_calibrator *c;
     uint64_t n;
     qc_cublas_product_args product; /* of n x n matrices */
-    qc_gpu_device_matrix dense;     /* of the forward pass, n rows of tokens */
+    qc_gpu_device_matrix dense;     /* for the forward pass of n tokens */
 } measured;
 
 typedef qc_status (*measured_fn)(const measured *m, qc_error *err);
@@ -593,7 +599,8 @@ static qc_status one_dense(const measured *m, qc_error *err)
     return qc_gpu_multiply(f, &m->dense, f->act.x, f->act.exponent, m->n, f->act.a, &p, err);
 }
 
-/* Seconds of the second run: the first is where libraries are loaded. */
+/* The seconds of the second run, because libraries are loaded in the first one; but a first run
+ * that is long enough is taken as it is. */
 static qc_status time_of(const measured *m, measured_fn run, double *seconds, qc_error *err)
 {
     for (int i = 0; i < 2; i++) {
@@ -638,7 +645,7 @@ static qc_status measure_product(qc_gpu_calibrator *c, qc_dtype dtype, void *roo
     return QC_OK;
 }
 
-/* Of gate, zeros: `room` holds its halves. */
+/* Times the product with a gate matrix of zeros, whose halves are in `room`. */
 static qc_status measure_forward(qc_gpu_calibrator *c, qc_gpu_memory *room, double *out,
                                  qc_error *err)
 {
@@ -677,7 +684,7 @@ static qc_status measure(qc_gpu_calibrator *c, qc_gpu_memory *room, double *sing
     return c->text ? measure_forward(c, room, forward, err) : QC_OK;
 }
 
-qc_status qc_gpu_calibrator_measure(qc_gpu_calibrator *c, double *single, double *dual,
+static qc_status calibrator_measure(qc_gpu_calibrator *c, double *single, double *dual,
                                     double *forward, qc_error *err)
 {
     qc_gpu_memory room = {0};
@@ -701,24 +708,42 @@ static uint64_t text_bytes(const qc_gpu_decoder_form *f)
     return qc_sat_add(qc_sat_add(fixed, inputs), QC_GPU_WORKSPACE_MOST);
 }
 
-/* The most of: while moments are added, while they are factored, while a weight is worked on. */
-static uint64_t moments_bytes(uint64_t n, int cross, uint64_t rows, const qc_feedback_form *weight)
+/* The largest of three needs: while moments are added, while they are factored, and while a weight
+ * is worked on. */
+static uint64_t moments_bytes(const qc_gpu_calibrating_size *s)
 {
-    uint64_t square = qc_gpu_bytes_of(n, n, sizeof(double));
-    uint64_t held = cross ? qc_sat_mul(2, square) : square;
-    uint64_t most = qc_gpu_larger(qc_sat_add(held, qc_cuda_moments_scratch_bytes(n)),
-                                  qc_sat_add(held, qc_cuda_feedback_open_bytes(n, cross)));
-    if (!weight)
+    uint64_t square = qc_gpu_bytes_of(s->n, s->n, sizeof(double));
+    uint64_t held = s->cross ? qc_sat_mul(2, square) : square;
+    uint64_t added = qc_sat_add(held, qc_cuda_moments_scratch_bytes(s->n));
+    uint64_t factored = qc_sat_add(held, qc_cuda_feedback_open_bytes(s->n, s->cross));
+    uint64_t most = qc_gpu_larger(added, factored);
+    if (!s->weight)
         return most;
-    return qc_gpu_larger(most,
-                         qc_sat_add(qc_cuda_feedback_kept_bytes(n, cross),
-                                    qc_cuda_feedback_weight_least_bytes(rows, n, weight, cross)));
+    uint64_t kept = qc_cuda_feedback_kept_bytes(s->n, s->cross);
+    uint64_t weight = qc_cuda_feedback_weight_least_bytes(s->rows, s->n, s->weight, s->cross);
+    return qc_gpu_larger(most, qc_sat_add(kept, weight));
 }
 
-uint64_t qc_gpu_calibrator_bytes(const qc_gpu_decoder_form *form, uint64_t layer_bytes, uint64_t n,
-                                 int cross, uint64_t rows, const qc_feedback_form *weight)
+static uint64_t calibrator_bytes(const qc_gpu_calibrating_size *size)
 {
-    uint64_t bytes = form ? text_bytes(form) : 0;
-    bytes = qc_sat_add(bytes, qc_sat_mul(2, layer_bytes));
-    return n ? qc_sat_add(bytes, moments_bytes(n, cross, rows, weight)) : bytes;
+    uint64_t bytes = size->form ? text_bytes(size->form) : 0;
+    bytes = qc_sat_add(bytes, qc_sat_mul(2, size->layer_bytes));
+    return size->n ? qc_sat_add(bytes, moments_bytes(size)) : bytes;
 }
+
+const qc_gpu_calibrating qc_gpu_calibrating_table = {
+    .create = calibrator_create,
+    .destroy = calibrator_destroy,
+    .name = calibrator_name,
+    .layer = calibrator_layer,
+    .replace = calibrator_replace,
+    .moments = calibrator_moments,
+    .stage = calibrator_stage,
+    .pass = calibrator_pass,
+    .head = calibrator_head,
+    .take = calibrator_take,
+    .factor = calibrator_factor,
+    .weight = calibrator_weight,
+    .measure = calibrator_measure,
+    .bytes = calibrator_bytes,
+};

@@ -1,24 +1,23 @@
-/* Layers of a Llama-like decoder on a GPU; the seam is convert/gpu_work.h, the arithmetic between
- * two products kernels/cuda_llama.h.
+/* The layers of a Llama-like decoder on a GPU. The interface is llama_decoder.h; the arithmetic
+ * between two products is in kernels/cuda_llama.h.
  *
  *   hidden --norm--> halves --q, k, v--> heads (norm, rotation) --attention--> halves --o--+
  *      |                                                                                  |
  *      +<------------------------------------ add -----------------------------------------+
  *      +--norm--> halves --gate, up--> SwiGLU --> halves --down--> add
  *
- * Of a layer all weights are on the device, made ready once; tokens go through it in chunks of
- * whole windows, as many as QC_GPU_TOKENS, so that memory does not grow with the text. The
- * activations of a chunk, the weights of a layer, the workspace and the head are one allocation
- * each, which is made anew only where a larger one is needed.
+ * All weights of a layer are on the device and are made ready once. Tokens go through the layer in
+ * chunks of whole windows with up to QC_GPU_TOKENS tokens, so that memory does not grow with the
+ * text. The activations of a chunk, the weights of a layer, the workspace and the head are one
+ * allocation each, which is made anew only where a larger one is needed.
  *
- * Dense weights go to the device as they are and are rounded there to float16 with one exponent;
- * their products are cuBLAS's, or where there is none qc_cuda_llama_dense's. */
-#include "convert/gpu_llama.h"
-
+ * Dense weights go to the device as they are and are rounded there to float16 with one exponent.
+ * cuBLAS computes their products, or qc_cuda_llama_dense where there is no cuBLAS. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/gpu_llama_parts.h"
+#include "convert/gpu_llama_internal.h"
+#include "convert/gpu_table.h"
 
 #define LOGITS_BYTES   ((uint64_t)128 << 20)
 #define LAYER_MATRICES 7u
@@ -30,7 +29,21 @@ struct qc_gpu_decoder {
     uint64_t head_tokens;
 };
 
-qc_status qc_gpu_decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
+static void decoder_destroy(qc_gpu_decoder *d)
+{
+    if (!d)
+        return;
+    qc_gpu_memory *all[] = {&d->weights, &d->head_weights, &d->head_room};
+    /* Nothing may still use the memory that is given back. A stream that fails has stopped. */
+    if (d->f.stream && qc_cuda_stream_synchronize(d->f.stream, NULL) != QC_OK)
+        d->head.rows = 0;
+    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
+        qc_cuda_free(all[i]->base);
+    qc_gpu_forward_deinit(&d->f);
+    qc_free(d);
+}
+
+static qc_status decoder_create(qc_gpu_decoder **out, const qc_cuda_device *device,
                                 const qc_gpu_decoder_form *form, const qc_matmul_table *tuning,
                                 qc_error *err)
 {
@@ -41,30 +54,16 @@ qc_status qc_gpu_decoder_create(qc_gpu_decoder **out, const qc_cuda_device *devi
     qc_gpu_decoder *d = v;
     qc_status st = qc_gpu_forward_init(&d->f, device, form, tuning, err);
     if (st != QC_OK) {
-        qc_gpu_decoder_destroy(d);
+        decoder_destroy(d);
         return st;
     }
     *out = d;
     return QC_OK;
 }
 
-void qc_gpu_decoder_destroy(qc_gpu_decoder *d)
-{
-    if (!d)
-        return;
-    qc_gpu_memory *all[] = {&d->weights, &d->head_weights, &d->head_room};
-    /* Nothing may still run on what is given back. A stream that fails has stopped. */
-    if (d->f.stream && qc_cuda_stream_synchronize(d->f.stream, NULL) != QC_OK)
-        d->head.rows = 0;
-    for (unsigned i = 0; i < sizeof all / sizeof *all; i++)
-        qc_cuda_free(all[i]->base);
-    qc_gpu_forward_deinit(&d->f);
-    qc_free(d);
-}
-
 /* ---- a layer --------------------------------------------------------------------------------- */
 
-/* Whole windows, lengths [count], there and back. */
+/* Takes whole windows, lengths [count], through the layer: to the device and back. */
 static qc_status run_chunk(qc_gpu_forward *f, qc_gpu_layer_run *r, float *hidden,
                            const uint64_t *lengths, uint64_t count, qc_error *err)
 {
@@ -89,8 +88,8 @@ static qc_status take_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer
     uint64_t hidden = qc_gpu_aligned(qc_gpu_bytes_of(d->f.form.hidden, 1, sizeof(float)));
     uint64_t head = qc_gpu_aligned(qc_gpu_bytes_of(d->f.form.head_dim, 1, sizeof(float)));
     unsigned char *vectors = NULL;
-    QC_TRY(qc_gpu_take_weights(&d->f, in, out, LAYER_MATRICES, 2 * hidden + 2 * head,
-                               d->f.act.tokens, &d->weights, &vectors, err));
+    const qc_gpu_weights w = {in, out, LAYER_MATRICES, d->f.act.tokens, 2 * hidden + 2 * head};
+    QC_TRY(qc_gpu_take_weights(&d->f, &w, &d->weights, &vectors, err));
     qc_gpu_cutter c = {.base = vectors};
     QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->input_norm, d->f.form.hidden, &r->input_norm, err));
     QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->attention_norm, d->f.form.hidden,
@@ -98,7 +97,7 @@ static qc_status take_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer
     QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->q_norm, d->f.form.head_dim, &r->q_norm, err));
     QC_TRY(qc_gpu_take_vector(&d->f, &c, layer->k_norm, d->f.form.head_dim, &r->k_norm, err));
     r->window = layer->window > UINT32_MAX ? 0 : (uint32_t)layer->window;
-    /* The host's arrays are its own again. */
+    /* After this the caller may change or free its arrays. */
     return qc_cuda_stream_synchronize(d->f.stream, err);
 }
 
@@ -119,7 +118,8 @@ static qc_status run_layer(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer,
     return QC_OK;
 }
 
-/* What was started may still read the host's arrays; st is what there is to say. */
+/* After an error, what was started may still read the host's arrays, so this waits for it. Returns
+ * st. */
 static qc_status settled(qc_gpu_decoder *d, qc_status st)
 {
     if (st != QC_OK && qc_cuda_stream_synchronize(d->f.stream, NULL) != QC_OK)
@@ -127,7 +127,7 @@ static qc_status settled(qc_gpu_decoder *d, qc_status st)
     return st;
 }
 
-qc_status qc_gpu_decoder_run(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer, float *hidden,
+static qc_status decoder_run(qc_gpu_decoder *d, const qc_gpu_decoder_layer *layer, float *hidden,
                              const uint64_t *lengths, uint64_t windows, qc_error *err)
 {
     return settled(d, run_layer(d, layer, hidden, lengths, windows, err));
@@ -137,14 +137,13 @@ qc_status qc_gpu_decoder_run(qc_gpu_decoder *d, const qc_gpu_decoder_layer *laye
 
 static qc_status take_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err)
 {
-    unsigned char *nothing = NULL;
     qc_gpu_device_matrix *out = &d->head;
     uint64_t row = qc_sat_mul(head->rows, sizeof(float));
     QC_TRY(qc_cuda_use(&d->f.device, err));
     d->head_tokens = row > 0 && row < LOGITS_BYTES ? LOGITS_BYTES / row : 1;
     d->head_tokens = d->head_tokens < QC_GPU_TOKENS ? d->head_tokens : QC_GPU_TOKENS;
-    QC_TRY(qc_gpu_take_weights(&d->f, &head, &out, 1, 0, d->head_tokens, &d->head_weights, &nothing,
-                               err));
+    const qc_gpu_weights w = {.in = &head, .out = &out, .count = 1, .tokens = d->head_tokens};
+    QC_TRY(qc_gpu_take_weights(&d->f, &w, &d->head_weights, NULL, err));
     return qc_cuda_stream_synchronize(d->f.stream, err);
 }
 
@@ -153,7 +152,7 @@ static qc_status run_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, 
 {
     const qc_gpu_device_matrix *w = &d->head;
     if (w->rows == 0)
-        QC_FAIL(err, QC_ERR_USAGE, "logits: there is no head yet");
+        QC_FAIL(err, QC_ERR_USAGE, "logits were asked for before there was an output head");
     uint64_t most = d->head_tokens, k = w->cols;
     QC_TRY(qc_cuda_use(&d->f.device, err));
     for (int pass = 0; pass < 2; pass++) {
@@ -188,7 +187,7 @@ static qc_status run_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, 
     return QC_OK;
 }
 
-qc_status qc_gpu_decoder_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err)
+static qc_status decoder_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err)
 {
     qc_status st = settled(d, take_head(d, head, err));
     if (st != QC_OK)
@@ -196,8 +195,16 @@ qc_status qc_gpu_decoder_head(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_e
     return st;
 }
 
-qc_status qc_gpu_decoder_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, float *out,
+static qc_status decoder_logits(qc_gpu_decoder *d, const float *hidden, uint64_t n, float *out,
                                 qc_error *err)
 {
     return settled(d, run_logits(d, hidden, n, out, err));
 }
+
+const qc_gpu_llama qc_gpu_llama_table = {
+    .create = decoder_create,
+    .destroy = decoder_destroy,
+    .layer = decoder_run,
+    .head = decoder_head,
+    .logits = decoder_logits,
+};

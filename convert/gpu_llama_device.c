@@ -1,5 +1,5 @@
-/* Device memory, set-up and weights of the decoder; see gpu_llama_parts.h. */
-#include "convert/gpu_llama_parts.h"
+/* Device memory, setting up and the weights of the decoder; see gpu_llama_internal.h. */
+#include "convert/gpu_llama_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -21,7 +21,7 @@ qc_status qc_gpu_grow(qc_gpu_forward *d, qc_gpu_memory *m, uint64_t bytes, qc_er
         return QC_OK;
     if (qc_u64_to_size(bytes, &size))
         QC_FAIL(err, QC_ERR_NOMEM, "a layer is too large for a GPU's memory");
-    QC_TRY(qc_cuda_stream_synchronize(d->stream, err)); /* nothing uses the old one */
+    QC_TRY(qc_cuda_stream_synchronize(d->stream, err)); /* then nothing uses the old memory */
     qc_cuda_free(m->base);
     *m = (qc_gpu_memory){0};
     QC_TRY(qc_cuda_malloc(&v, size, err));
@@ -131,12 +131,13 @@ qc_status qc_gpu_check_form(const qc_gpu_decoder_form *f, qc_error *err)
 {
     if (f->head_dim == 0 || f->head_dim % 2 != 0 || f->head_dim > QC_CUDA_HEAD_MOST)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "attention heads of %llu elements: the GPU kernels take even ones up to %u",
+                "attention heads have %llu elements; the GPU kernels take an even number up to %u",
                 (unsigned long long)f->head_dim, QC_CUDA_HEAD_MOST);
     if (f->longest == 0 || f->longest > UINT32_MAX / 2 || f->heads > UINT32_MAX ||
         f->kv_heads == 0 || f->heads % f->kv_heads != 0)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "%llu heads over %llu of keys, windows of %llu tokens: not for the GPU kernels",
+                "the GPU kernels cannot compute %llu attention heads over %llu heads of keys in "
+                "windows of %llu tokens",
                 (unsigned long long)f->heads, (unsigned long long)f->kv_heads,
                 (unsigned long long)f->longest);
     return QC_OK;
@@ -144,7 +145,7 @@ qc_status qc_gpu_check_form(const qc_gpu_decoder_form *f, qc_error *err)
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
-/* Bytes of the arrays of a quantized weight. */
+/* The bytes of a quantized weight's arrays. */
 typedef struct {
     uint64_t codes, scales, nested;
 } array_bytes;
@@ -195,7 +196,8 @@ qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_gpu_matrix *m, qc_gpu_cutter *c)
     return out;
 }
 
-/* device is an array that lay_matrix gave, hence not the const that qc_weights says. */
+/* device is an array that qc_gpu_lay_matrix gave, so it may be written to, although qc_weights
+ * calls it const. */
 static qc_status copy_array(qc_gpu_forward *d, const void *device, const void *host, uint64_t bytes,
                             qc_error *err)
 {
@@ -206,7 +208,7 @@ static qc_status copy_array(qc_gpu_forward *d, const void *device, const void *h
     return qc_cuda_to_device(p.to, host, (size_t)bytes, d->stream, err);
 }
 
-/* stage: room for a dense weight as it comes. */
+/* stage: room for a dense weight in the dtype in which it comes. */
 static qc_status fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix *m, qc_gpu_device_matrix *out,
                              void *stage, qc_error *err)
 {
@@ -234,7 +236,7 @@ static qc_status fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix *m, qc_gpu_d
                              d->stream, err);
 }
 
-/* What products of `tokens` rows with *out take, within limit_bytes. */
+/* The workspace that products of `tokens` rows with *out take, within limit_bytes. */
 static qc_status product_bytes(const qc_gpu_forward *d, qc_gpu_device_matrix *out, uint64_t tokens,
                                uint64_t limit_bytes, uint64_t *workspace, qc_error *err)
 {
@@ -243,7 +245,7 @@ static qc_status product_bytes(const qc_gpu_forward *d, qc_gpu_device_matrix *ou
         bytes =
             qc_matmul_workspace_bytes(d->handle, &out->ready, tokens, QC_MATMUL_AUTO, limit_bytes);
     if (bytes == UINT64_MAX)
-        QC_FAIL(err, QC_ERR_NOMEM, "a product's workspace does not fit the GPU");
+        QC_FAIL(err, QC_ERR_NOMEM, "the workspace of a product does not fit the GPU");
     out->workspace_bytes = bytes;
     *workspace = bytes + (out->is_dense ? QC_MATMUL_HEADER_BYTES : 0);
     return QC_OK;
@@ -262,34 +264,33 @@ qc_status qc_gpu_make_workspace(qc_gpu_forward *d, uint64_t bytes, qc_error *err
     return qc_matmul_workspace_init(d->workspace.base, bytes, d->stream, err);
 }
 
-qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_matrix *const *in,
-                              qc_gpu_device_matrix *const *out, unsigned count, uint64_t extra,
-                              uint64_t tokens, qc_gpu_memory *memory, unsigned char **extra_at,
-                              qc_error *err)
+qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_weights *w, qc_gpu_memory *memory,
+                              unsigned char **extra, qc_error *err)
 {
     uint64_t stage_bytes = 0;
     qc_gpu_cutter counted = {0};
-    for (unsigned i = 0; i < count; i++) {
-        qc_gpu_lay_matrix(in[i], &counted);
-        if (!in[i]->quantized)
-            stage_bytes = qc_gpu_larger(stage_bytes, qc_gpu_dense_bytes(in[i]));
+    for (unsigned i = 0; i < w->count; i++) {
+        qc_gpu_lay_matrix(w->in[i], &counted);
+        if (!w->in[i]->quantized)
+            stage_bytes = qc_gpu_larger(stage_bytes, qc_gpu_dense_bytes(w->in[i]));
     }
     qc_gpu_cut(&counted, stage_bytes);
-    qc_gpu_cut(&counted, extra);
+    qc_gpu_cut(&counted, w->extra_bytes);
     QC_TRY(qc_gpu_grow(d, memory, counted.used, err));
     qc_gpu_cutter c = {.base = memory->base};
-    for (unsigned i = 0; i < count; i++)
-        *out[i] = qc_gpu_lay_matrix(in[i], &c);
+    for (unsigned i = 0; i < w->count; i++)
+        *w->out[i] = qc_gpu_lay_matrix(w->in[i], &c);
     void *stage = qc_gpu_cut(&c, stage_bytes);
-    *extra_at = qc_gpu_cut(&c, extra);
-    for (unsigned i = 0; i < count; i++)
-        QC_TRY(fill_matrix(d, in[i], out[i], stage, err));
-    /* A product's workspace may be as large as its weight in float16. Where that has no room, less
-     * will do. */
+    if (extra)
+        *extra = qc_gpu_cut(&c, w->extra_bytes);
+    for (unsigned i = 0; i < w->count; i++)
+        QC_TRY(fill_matrix(d, w->in[i], w->out[i], stage, err));
+    /* The workspace of a product may be as large as its weight in float16. Where there is no room
+     * for that, less is enough. */
     for (uint64_t limit = QC_GPU_WORKSPACE_MOST;; limit /= 2) {
         uint64_t workspace = 0, bytes = 0;
-        for (unsigned i = 0; i < count; i++) {
-            QC_TRY(product_bytes(d, out[i], tokens, limit, &bytes, err));
+        for (unsigned i = 0; i < w->count; i++) {
+            QC_TRY(product_bytes(d, w->out[i], w->tokens, limit, &bytes, err));
             workspace = qc_gpu_larger(workspace, bytes);
         }
         qc_status st = qc_gpu_make_workspace(d, workspace, err);

@@ -1,8 +1,9 @@
-/* The steps of a layer; see gpu_llama_parts.h. */
-#include "convert/gpu_llama_parts.h"
+/* The steps in which a layer is computed; see gpu_llama_internal.h. */
+#include "convert/gpu_llama_internal.h"
 
 #include <math.h>
 
+/* The heads of q, k or v: the product with w, then the norm and the turning, if there are any. */
 static qc_status one_heads(qc_gpu_forward *d, const qc_gpu_layer_run *r,
                            const qc_gpu_device_matrix *w, const float *norm, int turns,
                            uint64_t heads, float *out, qc_error *err)
@@ -91,7 +92,7 @@ qc_status qc_gpu_check_windows(const qc_gpu_forward *d, const uint64_t *lengths,
 {
     for (uint64_t i = 0; i < windows; i++)
         if (lengths[i] > d->form.longest)
-            QC_FAIL(err, QC_ERR_USAGE, "a window of %llu tokens, where %llu are the most",
+            QC_FAIL(err, QC_ERR_USAGE, "a window has %llu tokens, and at most %llu were expected",
                     (unsigned long long)lengths[i], (unsigned long long)d->form.longest);
     return QC_OK;
 }

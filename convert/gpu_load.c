@@ -24,7 +24,7 @@ static qc_status load_put(void *ctx, unsigned worker, const qc_reader_tensor *t,
                           void *piece, size_t bytes, qc_error *err)
 {
     gpu_load *l = ctx;
-    (void)piece; /* is what load_room gave this worker */
+    (void)piece; /* it is what load_room gave this worker */
     return qc_cuda_upload_send(l->upload, worker, (unsigned char *)l->places[t->index] + offset,
                                bytes, err);
 }

@@ -1,12 +1,12 @@
-/* Load one device of an output (formats/device_reader.h) into a GPU's memory.
+/* Loads one device of an output (formats/device_reader.h) into a GPU's memory.
  *
  *   shard --read, hash, decompress--> pinned slot --copy--> where the caller wants the tensor
  *            each thread, frame by frame       two slots a thread: copies overlap with the rest
  *
- * Memory on the host: two frames (16 MiB as qconv writes them), pinned, a thread, and what the
- * reader takes. On the device: what the caller gives; nothing of it is touched but by the copies,
- * which run in streams of their own. Installed with libqconv where that was built with the kernels.
- * C and C++. */
+ * The host needs two pinned frames for each thread (16 MiB as qconv writes them) and what the
+ * reader takes. On the device only the memory that the caller gives is written to, by copies that
+ * run in streams of their own. This header is installed with libqconv where that was built with the
+ * kernels. It is for C and C++. */
 #ifndef QC_CONVERT_GPU_LOAD_H
 #define QC_CONVERT_GPU_LOAD_H
 
@@ -17,19 +17,20 @@ extern "C" {
 #endif
 
 typedef struct {
-    unsigned threads; /* 0: one per processor, at most 16: more do not fill a bus faster */
+    unsigned threads; /* 0: one per processor, but at most 16, as more do not fill a bus faster */
     int skip_digests; /* as of qc_reader_options */
-    /* t->bytes of memory on the GPU; any alignment. Called once per tensor, in the order of the
-     * list, by the calling thread with the GPU current, before anything is read. NULL ends the load
-     * with QC_ERR_NOMEM, but for a tensor of no bytes. */
+    /* Returns t->bytes of memory on the GPU, with any alignment. It is called once per tensor, in
+     * the order of the list, by the calling thread with the GPU current, before anything is read.
+     * NULL ends the load with QC_ERR_NOMEM, except for a tensor without bytes. */
     void *(*place)(void *ctx, const qc_reader_tensor *t);
     void *ctx;
 } qc_gpu_load_options;
 
-/* r or options NULL: QC_ERR_USAGE. All tensors of a device of r to GPU number `gpu` of this
- * process. On QC_OK every byte is there and its digest was right. Otherwise what was placed is the
- * caller's, written to in part: QC_ERR_DEVICE for no such GPU, QC_ERR_NOMEM also where the host
- * cannot pin enough, else as qc_reader_load. Waits until all copies are done. Thread-safe: several
+/* Loads all tensors of a device of r to GPU number `gpu` of this process. On QC_OK every byte is
+ * there and its digest was right. Otherwise the memory that was placed still belongs to the caller,
+ * and some of it has been written to. Errors: QC_ERR_USAGE where r or options is NULL,
+ * QC_ERR_DEVICE where there is no such GPU, QC_ERR_NOMEM also where the host cannot pin enough
+ * memory, and those of qc_reader_load. It waits until all copies are done. Thread-safe: several
  * loads may run at once. */
 QC_API QC_NODISCARD qc_status qc_gpu_load(const qc_reader *r, size_t device, int gpu,
                                           const qc_gpu_load_options *options, qc_error *err);

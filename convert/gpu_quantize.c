@@ -1,14 +1,13 @@
-/* A ring of slots on one GPU.
+/* A ring of slots on one GPU; the interface is device_quantizer.h.
  *
- *   slot   pinned source --copy--> device source --kernel--> device results --copy--> pinned
- * results
+ *   pinned source --copy--> device source --kernel--> device results --copy--> pinned results
  *
  * Each slot has a stream, so that the copies of one, the kernel of another and the copies back of a
- * third run at the same time; between slots nothing is ordered. The results of a slot lie together
- * (errors, scales, bad, codes), so that one copy brings them back. All slots are parts of two
- * allocations, one pinned and one of the device, made once. The tables of the search are a third,
- * made when the first search is started. */
-#include "convert/gpu_quantize.h"
+ * third run at the same time. Nothing is ordered between slots. The results of a slot lie together
+ * (errors, scales, bad, codes), so that one copy brings them back. There are two allocations for
+ * all slots, one pinned and one on the device, and both are made once. The tables of the search are
+ * a third, which is made when the first search is started. */
+#include "convert/gpu_table.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -26,7 +25,7 @@ typedef struct {
     unsigned char *device_source, *device_results; /* as large */
     qc_cuda_stream stream;
     qc_cuda_event done;
-    qc_gpu_form form; /* of what was started */
+    qc_gpu_form form; /* of the elements that were started */
     uint64_t n;
 } ring_slot;
 
@@ -34,11 +33,11 @@ struct qc_gpu_ring {
     qc_cuda_device device;
     size_t slot_bytes; /* of sources, and of results */
     unsigned char *pinned, *memory;
-    qc_cuda_search_tables tables, *device_tables; /* NULL: nothing was searched yet */
+    qc_cuda_search_tables tables, *device_tables; /* NULL: nothing has been searched yet */
     ring_slot slots[QC_GPU_SLOTS];
 };
 
-/* Where the parts of n elements' results lie. */
+/* Where the arrays of the results of n elements begin. */
 typedef struct {
     uint64_t absmax, nested_absmax, bad, absmax_codes, codes, end;
 } result_layout;
@@ -50,15 +49,15 @@ static uint64_t align_up(uint64_t v, uint64_t to)
 
 static int is_found(const qc_gpu_form *form)
 {
-    return form->searched && form->scheme != QC_SCHEME_INT8_ROWS;
+    return form->searched && form->kind != QC_WEIGHTS_INT8_ROWS;
 }
 
-/* n is at most a slot's bytes, so that nothing overflows. */
+/* n is at most the bytes of a slot, so nothing overflows. */
 static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
 {
     result_layout l;
     uint64_t scales, sums, each = ERROR_FLOATS * sizeof(float);
-    if (form->scheme == QC_SCHEME_INT8_ROWS) {
+    if (form->kind == QC_WEIGHTS_INT8_ROWS) {
         scales = n / form->cols;
         sums = scales * qc_ceil_div_u64(form->cols, QC_CUDA_ROW_RUN);
     } else {
@@ -73,14 +72,15 @@ static result_layout lay_out(const qc_gpu_form *form, uint64_t n)
     l.bad = align_up(l.nested_absmax + groups * sizeof(float), sizeof(uint64_t));
     l.absmax_codes = l.bad + sizeof(uint64_t);
     l.codes = align_up(l.absmax_codes + (nested ? scales : 0), CODES_ALIGN);
-    l.end = l.codes + (form->scheme == QC_SCHEME_NF4 ? (n + 1) / 2 : n);
+    l.end = l.codes + (form->kind == QC_WEIGHTS_NF4 ? (n + 1) / 2 : n);
     return l;
 }
 
 static void release(qc_gpu_ring *r)
 {
     for (unsigned i = 0; i < QC_GPU_SLOTS; i++) {
-        /* Nothing may still write to memory that is given back. A stream that fails has stopped. */
+        /* Nothing may still write to the memory that is given back. A stream that fails has
+         * stopped. */
         if (r->slots[i].stream && qc_cuda_stream_synchronize(r->slots[i].stream, NULL) != QC_OK)
             continue;
     }
@@ -93,7 +93,7 @@ static void release(qc_gpu_ring *r)
     qc_cuda_free(r->device_tables);
 }
 
-/* With its memory: all or nothing. */
+/* Takes the memory of all slots, or none. */
 static qc_status take_memory(qc_gpu_ring *r, size_t slot_bytes, qc_error *err)
 {
     void *memory = NULL, *pinned = NULL;
@@ -132,7 +132,15 @@ static qc_status set_up(qc_gpu_ring *r, size_t slot_bytes, size_t min_bytes, qc_
     }
 }
 
-qc_status qc_gpu_ring_create(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
+static void ring_destroy(qc_gpu_ring *r)
+{
+    if (!r)
+        return;
+    release(r);
+    qc_free(r);
+}
+
+static qc_status ring_create(qc_gpu_ring **out, const qc_cuda_device *device, size_t slot_bytes,
                              size_t min_bytes, qc_error *err)
 {
     void *v = NULL;
@@ -142,43 +150,35 @@ qc_status qc_gpu_ring_create(qc_gpu_ring **out, const qc_cuda_device *device, si
     r->device = *device;
     qc_status st = set_up(r, slot_bytes, min_bytes, err);
     if (st != QC_OK) {
-        qc_gpu_ring_destroy(r);
+        ring_destroy(r);
         return st;
     }
     *out = r;
     return QC_OK;
 }
 
-void qc_gpu_ring_destroy(qc_gpu_ring *r)
-{
-    if (!r)
-        return;
-    release(r);
-    qc_free(r);
-}
-
-size_t qc_gpu_ring_slot_bytes(const qc_gpu_ring *r)
+static size_t ring_slot_bytes(const qc_gpu_ring *r)
 {
     return r->slot_bytes;
 }
 
-uint64_t qc_gpu_ring_elems(const qc_gpu_ring *r, const qc_gpu_form *form, uint64_t step)
+static uint64_t ring_elems(const qc_gpu_ring *r, const qc_gpu_form *form, uint64_t step)
 {
     uint64_t each = qc_dtype_bits(form->dtype) / 8;
     if (step == 0 || step > r->slot_bytes / each)
         return 0;
     uint64_t steps = r->slot_bytes / each / step;
     while (steps > 0 && lay_out(form, steps * step).end > r->slot_bytes)
-        steps--; /* rows of a few columns have more results than codes */
+        steps--; /* rows of a few columns have more bytes of results than of source */
     return steps * step;
 }
 
-void *qc_gpu_ring_source(qc_gpu_ring *r, unsigned slot)
+static void *ring_source(qc_gpu_ring *r, unsigned slot)
 {
     return r->slots[slot].source;
 }
 
-/* Once: waits for the copy, as other slots use the tables too. */
+/* Makes the tables once, and waits for the copy because other slots use the tables too. */
 static qc_status take_tables(qc_gpu_ring *r, const ring_slot *s, qc_error *err)
 {
     void *v = NULL;
@@ -196,7 +196,7 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
 {
     unsigned char *results = s->device_results;
     const qc_gpu_form *form = &s->form;
-    if (form->scheme == QC_SCHEME_INT8_ROWS) {
+    if (form->kind == QC_WEIGHTS_INT8_ROWS) {
         qc_cuda_search_rows_job a = {.src = s->device_source,
                                      .dtype = form->dtype,
                                      .rows = s->n / form->cols,
@@ -211,7 +211,7 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
     qc_cuda_search_blocks_job a = {.src = s->device_source,
                                    .dtype = form->dtype,
                                    .n = s->n,
-                                   .is_nf4 = form->scheme == QC_SCHEME_NF4,
+                                   .is_nf4 = form->kind == QC_WEIGHTS_NF4,
                                    .block_elems = form->block_elems,
                                    .nested = form->nested,
                                    .refit = form->refit,
@@ -229,7 +229,7 @@ static qc_status launch_search(const qc_gpu_ring *r, const ring_slot *s, const r
 static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *err)
 {
     unsigned char *results = s->device_results;
-    if (s->form.scheme == QC_SCHEME_INT8_ROWS) {
+    if (s->form.kind == QC_WEIGHTS_INT8_ROWS) {
         qc_cuda_rows a = {.src = s->device_source,
                           .dtype = s->form.dtype,
                           .rows = s->n / s->form.cols,
@@ -248,11 +248,11 @@ static qc_status launch(const ring_slot *s, const result_layout *l, qc_error *er
                         .absmax = (float *)(void *)(results + l->absmax),
                         .errors = (float *)(void *)results,
                         .bad = (uint64_t *)(void *)(results + l->bad)};
-    return s->form.scheme == QC_SCHEME_NF4 ? qc_cuda_nf4_quantize(&a, s->stream, err)
-                                           : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
+    return s->form.kind == QC_WEIGHTS_NF4 ? qc_cuda_nf4_quantize(&a, s->stream, err)
+                                          : qc_cuda_int8_blocks_quantize(&a, s->stream, err);
 }
 
-qc_status qc_gpu_ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
+static qc_status ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *form, uint64_t n,
                             qc_error *err)
 {
     ring_slot *s = &r->slots[slot];
@@ -269,7 +269,7 @@ qc_status qc_gpu_ring_start(qc_gpu_ring *r, unsigned slot, const qc_gpu_form *fo
     return qc_cuda_event_record(s->done, s->stream, err);
 }
 
-qc_status qc_gpu_ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, qc_error *err)
+static qc_status ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, qc_error *err)
 {
     const ring_slot *s = &r->slots[slot];
     result_layout l = lay_out(&s->form, s->n);
@@ -285,3 +285,13 @@ qc_status qc_gpu_ring_finish(qc_gpu_ring *r, unsigned slot, qc_gpu_result *out, 
     memcpy(&out->bad, s->results + l.bad, sizeof out->bad);
     return QC_OK;
 }
+
+const qc_gpu_quantizer qc_gpu_quantizer_table = {
+    .ring_create = ring_create,
+    .ring_destroy = ring_destroy,
+    .ring_slot_bytes = ring_slot_bytes,
+    .ring_elems = ring_elems,
+    .ring_source = ring_source,
+    .ring_start = ring_start,
+    .ring_finish = ring_finish,
+};

@@ -1,26 +1,26 @@
-/* One layer on a GPU, for validate: what the quantized matmul gives, what cuBLAS gives with the
- * original weights, what sums in double give; and how long the first two take.
+/* Compares one layer with its original on a GPU; the interface is validate_compare.h. It finds what
+ * the quantized matmul gives, what cuBLAS gives with the original weights and what sums in double
+ * give, and how long the first two take.
  *
- * Device memory of a layer: the original in 16 bit, the quantized weight as it is made ready, x, Y
- * and Z, sums in double of a few rows, the workspace. For times both weights are there several
- * times, so that the L2 cache never helps, as far as memory goes. */
-#include "convert/gpu_validate.h"
-
+ * A layer needs device memory for the original in 16 bit, for the quantized weight and what is made
+ * ready of it, for x, Y and Z, for sums in double of a few rows, and for the workspace. When times
+ * are taken, both weights are there as often as memory allows, so that the L2 cache never helps. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/gpu_bench_parts.h"
+#include "convert/gpu_bench_internal.h"
+#include "convert/gpu_table.h"
 #include "quant/quant_half.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-#define EDGE_ROWS     32u  /* results looked at: so many first rows and so many last ones */
-#define ROUNDS        5u   /* of the two contenders, there and back, at most */
-#define POINT_SECONDS 1.0  /* for the rounds of one size of batch */
-#define ROOF_SECONDS  10.0 /* at most, for what the device can do at all */
+#define EDGE_ROWS     32u /* as many first rows and as many last rows of the results are looked at */
+#define ROUNDS        5u  /* of the two contenders, at most */
+#define POINT_SECONDS 1.0  /* for the rounds of one batch size */
+#define ROOF_SECONDS  10.0 /* at most, for measuring what the device can do */
 #define LEAST         10u  /* launches in a graph */
 #define USABLE        0.9  /* share of the free memory */
 #define ALIGNMENT     256u
@@ -28,14 +28,14 @@
 
 struct qc_gpu_comparer {
     qc_bench_request request;
-    qc_bench_result result; /* roof */
+    qc_bench_result result; /* only its roof is used */
     qc_bench_gpu gpu;
 };
 
 typedef struct {
     qc_gpu_comparer *c;
     const qc_gpu_comparison *in;
-    uint64_t n, k, most; /* most: largest m */
+    uint64_t n, k, most; /* most: the largest m */
     void *buffers[MAX_BUFFERS];
     unsigned buffer_count;
 
@@ -50,7 +50,7 @@ typedef struct {
     void *x, *y, *z, *workspace;
     double *sums; /* [EDGE_ROWS, N] */
     uint64_t workspace_bytes;
-    void *stage; /* pinned: rows on their way */
+    void *stage; /* pinned: rows on their way to the device */
     uint64_t stage_rows;
     uint16_t *host_y, *host_z; /* [EDGE_ROWS, N] */
     double *host_sums;
@@ -69,7 +69,7 @@ static void say_nothing(void *ctx, const char *text)
     (void)text;
 }
 
-qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device,
+static qc_status comparer_create(qc_gpu_comparer **out, const qc_cuda_device *device,
                                  const qc_matmul_table *tuning, qc_error *err)
 {
     static const qc_bench_sink sink = {.say = say_nothing};
@@ -87,18 +87,18 @@ qc_status qc_gpu_comparer_create(qc_gpu_comparer **out, const qc_cuda_device *de
     return qc_bench_roofs(&c->gpu, err);
 }
 
-void qc_gpu_comparer_destroy(qc_gpu_comparer *c)
+static void comparer_destroy(qc_gpu_comparer *c)
 {
     if (!c)
         return;
-    /* What still runs uses memory that is about to be freed; its errors were told. */
+    /* Work that still runs uses memory that is about to be freed. Its errors were told before. */
     if (c->gpu.stream && qc_cuda_stream_synchronize(c->gpu.stream, NULL) != QC_OK)
         c->result.rows = NULL;
     qc_bench_gpu_close(&c->gpu);
     qc_free(c);
 }
 
-const char *qc_gpu_comparer_no_gemm(const qc_gpu_comparer *c)
+static const char *comparer_no_gemm(const qc_gpu_comparer *c)
 {
     return qc_matmul_no_gemm(c->gpu.handle);
 }
@@ -128,7 +128,8 @@ static void release(comparison *w)
     qc_free(w->host_sums);
 }
 
-/* How often both weights are there, from what is free; QC_ERR_NOMEM if not even once. */
+/* Decides from the free memory how many copies of both weights there are. QC_ERR_NOMEM if there is
+ * no room for even one. */
 static qc_status plan_memory(comparison *w, int timed, qc_error *err)
 {
     const qc_gpu_comparison *in = w->in;
@@ -144,7 +145,7 @@ static qc_status plan_memory(comparison *w, int timed, qc_error *err)
     uint64_t rest = qc_sat_mul(qc_sat_mul(in->rows, w->k), sizeof(uint16_t));
     rest = qc_sat_add(rest, qc_sat_mul(rows, w->n));
     rest = qc_sat_add(rest, qc_sat_mul(w->n, EDGE_ROWS * sizeof(double)));
-    /* For the largest m the workspace holds dequantized rows; a part of them is enough. */
+    /* For the largest m the workspace holds dequantized rows. A part of them is enough. */
     rest = qc_sat_add(rest, w->dense_bytes);
     QC_TRY(qc_cuda_memory(&free_bytes, &total, err));
     uint64_t room = (uint64_t)((double)free_bytes * USABLE);
@@ -216,7 +217,7 @@ static qc_status upload(comparison *w, unsigned char **at, const void *host, uin
     return QC_OK;
 }
 
-/* The arrays once; then each copy is those bytes again, made ready. */
+/* Uploads the arrays once. Each copy is these bytes once more, and is then made ready. */
 static qc_status upload_quantized(comparison *w, qc_error *err)
 {
     const qc_weights *q = w->in->w;
@@ -257,10 +258,10 @@ static qc_status upload_quantized(comparison *w, qc_error *err)
         QC_TRY(qc_matmul_prepare(w->c->gpu.handle, &d, w->repack, base + w->raw_bytes,
                                  &w->weights[i], s, err));
     }
-    /* The original arrays are the host's to free soon. */
+    /* After this the caller may free its arrays. */
     QC_TRY(qc_cuda_stream_synchronize(s, err));
     for (uint32_t i = 0; i < w->copies; i++)
-        w->weights[i].complete = QC_MATMUL_WEIGHTS_COMPLETE; /* nobody writes them any more */
+        w->weights[i].complete = QC_MATMUL_WEIGHTS_COMPLETE; /* nothing writes to them any more */
     return QC_OK;
 }
 
@@ -281,7 +282,7 @@ typedef struct {
     const qc_gpu_compared *q;
 } launching;
 
-/* Row `row` of those asked for. */
+/* Row `row` of x, of those that the question names. */
 static const uint16_t *x_at(const comparison *w, const qc_gpu_compared *q, uint64_t row)
 {
     return (const uint16_t *)w->x + (q->first + row) * w->k;
@@ -337,7 +338,7 @@ static void add_errors(const comparison *w, uint64_t rows, qc_gpu_compared *out)
     out->outputs += rows * w->n;
 }
 
-/* Without cuBLAS: sums in double of the original weights, rounded. */
+/* Finds Z without cuBLAS: sums in double of the original weights, which are then rounded. */
 static qc_status dense_by_hand(comparison *w, const uint16_t *x, uint64_t rows, qc_error *err)
 {
     const qc_bench_gpu *g = &w->c->gpu;
@@ -465,7 +466,7 @@ static qc_status run(comparison *w, qc_gpu_compared *out, unsigned count, qc_err
     return QC_OK;
 }
 
-qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
+static qc_status compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu_compared *out,
                          unsigned count, qc_error *err)
 {
     comparison w = {.c = c, .in = in, .n = in->w->rows, .k = in->w->cols};
@@ -482,3 +483,10 @@ qc_status qc_gpu_compare(qc_gpu_comparer *c, const qc_gpu_comparison *in, qc_gpu
     release(&w);
     return st;
 }
+
+const qc_gpu_validator qc_gpu_validator_table = {
+    .create = comparer_create,
+    .destroy = comparer_destroy,
+    .no_gemm = comparer_no_gemm,
+    .compare = compare,
+};

@@ -1,5 +1,5 @@
 /* The weights of one layer of a Llama-family model: which tensors they are, and as they lie in
- * memory while the layer is computed, on the CPU (llama_forward.c) or on a GPU (gpu_work.h). */
+ * memory while the layer is computed, on the CPU (llama_forward.c) or on a GPU (llama_device.c). */
 #ifndef QC_CONVERT_LLAMA_LAYER_H
 #define QC_CONVERT_LLAMA_LAYER_H
 

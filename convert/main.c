@@ -2,7 +2,7 @@
 #include "base/workers.h"
 #include "convert/commands.h"
 #include "convert/console.h"
-#include "convert/gpu_work.h"
+#include "convert/gpu_table.h"
 #include "convert/help.h"
 #include "convert/model_path.h"
 #include "formats/file_io.h"
@@ -55,7 +55,8 @@ static qc_status print_text(const qc_options *o, qc_error *err)
     else if (o->command == QC_CMD_COMPLETION)
         st = qc_help_completion(&text, o->shell, err);
     else if (o->command == QC_CMD_VERSION)
-        st = qc_strbuf_addf(&text, err, "qconv " QCONV_VERSION "\nkernels %s\n", qc_gpu_build());
+        st = qc_strbuf_addf(&text, err, "qconv " QCONV_VERSION "\nkernels %s\n",
+                            o->call.gpu ? o->call.gpu->build() : "none");
     else
         st = qc_help_command(&text, o->help_topic, err);
     if (st == QC_OK)
@@ -116,7 +117,7 @@ static qc_status settle_paths(qc_options *o, qc_error *err)
     return o->call.against ? qc_model_path_settle(&o->call.against, o->call.arena, err) : QC_OK;
 }
 
-/* What to do next, where the kind of error says it. */
+/* What the user can do next, where the kind of error tells. */
 static const char *hint_for(qc_status st, const qc_options *o)
 {
     const char *hint = NULL;
@@ -141,6 +142,7 @@ static int run_program(int argc, char **argv)
     qc_error err = {0};
     qc_arena_init(&arena);
     qc_status st = qc_options_parse(&options, &arena, argc, argv, &err);
+    options.call.gpu = qc_gpu_table();
     if (st == QC_OK)
         st = settle_paths(&options, &err);
     if (st == QC_OK)

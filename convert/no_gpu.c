@@ -1,12 +1,7 @@
-/* A build without CUDA kernels. */
-#include "convert/gpu_work.h"
+/* Stands for gpu_*.c in a build without CUDA kernels. */
+#include "convert/gpu_table.h"
 
-const qc_gpu_work *qc_gpu_work_get(void)
+const qc_gpu_work *qc_gpu_table(void)
 {
     return NULL;
-}
-
-const char *qc_gpu_build(void)
-{
-    return "none";
 }

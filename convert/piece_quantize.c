@@ -123,7 +123,7 @@ static qc_status make_on_cpu(qc_worker *w, const quantized_piece *q, qc_error *e
 
 static const qc_gpu_quantizer *quantizer(const qc_worker *w)
 {
-    return &w->p->devices->work->quantizer;
+    return w->p->devices->work->quantizer;
 }
 
 /* What the GPU would not take, the CPU must refuse as well, and says why. */
@@ -267,12 +267,19 @@ void qc_worker_leave_gpu(qc_worker *w)
     w->ring = NULL;
 }
 
+static qc_weights_kind kind_of(qc_scheme scheme)
+{
+    return scheme == QC_SCHEME_NF4         ? QC_WEIGHTS_NF4
+           : scheme == QC_SCHEME_INT8_ROWS ? QC_WEIGHTS_INT8_ROWS
+                                           : QC_WEIGHTS_INT8_BLOCKS;
+}
+
 /* Starts the unit anew on the CPU where the GPU turns out to have no room to run a kernel; any
  * other failure ends the conversion: a GPU that fails once has an error in everything after. */
 static qc_status try_gpu(qc_worker *w, const quantized_piece *q, int *done, qc_error *err)
 {
     const qc_job *j = &w->p->plan->jobs[q->job];
-    qc_gpu_form form = {.scheme = j->scheme,
+    qc_gpu_form form = {.kind = kind_of(j->scheme),
                         .dtype = j->dtype,
                         .block_elems = j->block_elems,
                         .cols = j->cols,

@@ -48,6 +48,7 @@
 #include "convert/calibrated.h"
 #include "convert/coded_read.h"
 #include "convert/device_choice.h"
+#include "convert/device_quantizer.h"
 #include "convert/output_dir.h"
 #include "convert/plan.h"
 #include "convert/source_files.h"

@@ -24,7 +24,7 @@ static const word kinds[] = {{"nf4", QC_WEIGHTS_NF4},
                              {"int8", QC_WEIGHTS_INT8_ROWS},
                              {"int8-blocks", QC_WEIGHTS_INT8_BLOCKS},
                              {NULL, 0}};
-/* As qc_matmul_path_name has them, which is not there in a build without kernels. */
+/* The same names as of qc_matmul_path_name, which a build without kernels does not have. */
 static const word paths[] = {{"gemv", QC_MATMUL_GEMV},
                              {"mma-884", QC_MATMUL_MMA_884},
                              {"mma-16816", QC_MATMUL_MMA_16816},
@@ -146,7 +146,7 @@ static qc_status read_row(const qc_json_node *n, qc_matmul_tuned *r, qc_error *e
     if (qc_json_get(n, "variant")) {
         QC_TRY(read_word(n, "variant", variants, &found, err));
         if (r->choice.path != QC_MATMUL_MMA_16816)
-            QC_FAIL(err, QC_ERR_INPUT, "variant is there, which only mma-16816 has; path is %s",
+            QC_FAIL(err, QC_ERR_INPUT, "only the path mma-16816 has a variant, and this path is %s",
                     name_of(paths, (int)r->choice.path));
         r->choice.variant = (uint32_t)found;
     }

@@ -18,15 +18,15 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc
     g->m = o->m;
     g->m_count = o->m_count;
     QC_TRY(qc_tuning_open(&file, call, arena, err));
-    QC_TRY(qc_devices_choose(&devices, call->run_device, UINT64_MAX, arena, err));
+    QC_TRY(qc_devices_choose(&devices, call->gpu, call->run_device, UINT64_MAX, arena, err));
     if (devices.gpu_count == 0)
         return qc_arena_printf(arena, &g->left_out, err,
                                "left out: the GPU's kernels and their times against fp16 (%s)",
                                devices.why);
     g->device = devices.gpus[0];
-    g->work = devices.work;
+    g->validator = devices.work->validator;
     const qc_matmul_table tuning = qc_tuning_for(&file, call, &g->device);
-    qc_status st = g->work->validator.create(&g->comparer, &g->device, &tuning, err);
+    qc_status st = g->validator->create(&g->comparer, &g->device, &tuning, err);
     if (st != QC_OK && st != QC_ERR_INTERRUPTED && !devices.wished) {
         qc_error why = {0};
         if (err)
@@ -39,7 +39,7 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc
     g->on = 1;
     QC_TRY(qc_arena_printf(arena, &g->device_name, err, "cuda:%d", g->device.index));
     QC_TRY(qc_arena_printf(arena, &g->name, err, "%s (%s)", g->device_name, g->device.name));
-    const char *no_gemm = g->work->validator.no_gemm(g->comparer);
+    const char *no_gemm = g->validator->no_gemm(g->comparer);
     if (no_gemm)
         return qc_arena_printf(arena, &g->left_out, err, "left out: times of fp16 (%s)", no_gemm);
     return QC_OK;
@@ -47,8 +47,8 @@ qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call, const qc
 
 void qc_validate_gpu_close(qc_validate_gpu *g)
 {
-    if (g->work)
-        g->work->validator.destroy(g->comparer);
+    if (g->validator)
+        g->validator->destroy(g->comparer);
     memset(g, 0, sizeof *g);
 }
 
@@ -132,8 +132,8 @@ static void take(qc_validate_layer *l, const qc_gpu_compared *errors, const qc_g
     l->time_count = count;
 }
 
-/* Rows for the errors, then rows for the times; captured ones are spread over what there is, so the
- * latter do not begin with the former. */
+/* Makes the rows for the errors and behind them the rows for the times. Captured rows are spread
+ * over all there are, so the rows for the times do not begin with those for the errors. */
 static qc_status make_rows(void **out, qc_validate_input *in, const qc_validate_pair *p,
                            qc_dtype dtype, uint64_t most, qc_error *err)
 {
@@ -177,7 +177,7 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
                                  .read = read_rows,
                                  .ctx = &reader};
     if (st == QC_OK)
-        st = g->work->validator.compare(g->comparer, &c, asked, g->m_count + 1, err);
+        st = g->validator->compare(g->comparer, &c, asked, g->m_count + 1, err);
     qc_free(x);
     reader_close(&reader);
     QC_TRY(st);
@@ -187,7 +187,7 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
     return QC_OK;
 }
 
-/* The CPU can do without the GPU what does not fit there, or is beyond float16. */
+/* The CPU can measure a layer that does not fit the GPU or float16. */
 static int is_for_the_cpu(qc_status st)
 {
     return st == QC_ERR_NOMEM || st == QC_ERR_RANGE;

@@ -1,16 +1,17 @@
-/* The part of validate that needs a GPU: times against fp16, and the errors of the GPU's kernels
- * for each size of batch. Without one it is left out, in one sentence. */
+/* What of validate needs a GPU: times beside fp16, and the errors of the GPU's kernels for each
+ * batch size. Without a GPU this is left out, and one sentence says so. */
 #ifndef QC_CONVERT_VALIDATE_GPU_H
 #define QC_CONVERT_VALIDATE_GPU_H
 
-#include "convert/gpu_work.h"
+#include "convert/bench.h"
+#include "convert/validate_compare.h"
 #include "convert/validate_layer.h"
 
 typedef struct {
     int on;
-    const char *name;        /* "cpu", or "cuda:0 (NVIDIA H200)" */
-    const char *left_out;    /* a sentence; NULL: nothing */
-    const qc_gpu_work *work; /* with comparer */
+    const char *name;                  /* "cpu", or "cuda:0 (NVIDIA H200)" */
+    const char *left_out;              /* a sentence; NULL: nothing is left out */
+    const qc_gpu_validator *validator; /* the functions of comparer */
     qc_cuda_device device;
     const char *device_name; /* "cuda:0" */
     qc_gpu_comparer *comparer;
@@ -18,8 +19,8 @@ typedef struct {
     unsigned m_count;
 } qc_validate_gpu;
 
-/* By --device and QCONV_DEVICE: QC_ERR_DEVICE if a GPU is asked for that is not there. Of several
- * the first is used. */
+/* --device and QCONV_DEVICE decide. QC_ERR_DEVICE if a GPU is asked for that is not there. Of
+ * several GPUs the first is used. */
 QC_NODISCARD qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call,
                                             const qc_product_options *o, qc_arena *arena,
                                             qc_error *err);
@@ -28,9 +29,9 @@ void qc_validate_gpu_close(qc_validate_gpu *g); /* of zeros is fine */
 /* BF16 becomes F16 where the GPU's cuBLAS has no bfloat16 to compare with. */
 qc_dtype qc_validate_gpu_x_dtype(const qc_validate_gpu *g, qc_dtype dtype);
 
-/* Output and kernel errors, times, device and note of a layer whose weight errors the CPU has
- * measured. A no-op without a GPU. A layer that does not fit the GPU, or float16, is measured by
- * the CPU after all, and its note says so. in is made anew as needed. */
+/* Fills in the output and kernel errors, times, device and note of a layer whose weight errors the
+ * CPU has measured. It does nothing without a GPU. A layer that does not fit the GPU or float16 is
+ * measured by the CPU after all, and its note says so. in is made anew as needed. */
 QC_NODISCARD qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
                                                const qc_validate_tools *tools,
                                                const qc_stored_arrays *w, qc_validate_input *in,

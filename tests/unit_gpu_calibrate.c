@@ -21,6 +21,7 @@ static const uint64_t lengths[] = {1, 17, LONGEST, 9};
 #define WINDOWS 4u
 #define TOKENS  (1u + 17u + LONGEST + 9u)
 
+static const qc_gpu_calibrating *const on_device = &qc_gpu_calibrating_table;
 static qt_rng rng = {5};
 static uint64_t no_window[1];
 static qc_llama_shape shape = {.config = {.hidden = HIDDEN,
@@ -136,7 +137,7 @@ static qc_gpu_calibrator *new_calibrator(qc_llama_cpu *cpu)
                                       .cosine = cpu->cosines,
                                       .sine = cpu->sines};
     assert_int_equal(qc_cuda_device_open(&device, 0, &err), QC_OK);
-    qc_status st = qc_gpu_calibrator_create(&c, &device, &form, NULL, &err);
+    qc_status st = on_device->create(&c, &device, &form, NULL, &err);
     QT_CHECK(st == QC_OK, "%s", err.msg);
     return c;
 }
@@ -237,19 +238,19 @@ static void check_stages(int extras)
     float *px = copy_of(x.hidden, (size_t)TOKENS * HIDDEN);
     float *pz = copy_of(z.hidden, (size_t)TOKENS * HIDDEN);
     qc_gpu_decoder_layer gz = on_gpu(&wz), gx = on_gpu(&wx);
-    assert_int_equal(qc_gpu_calibrator_layer(c, &gz, &gx, &err), QC_OK);
+    assert_int_equal(on_device->layer(c, &gz, &gx, &err), QC_OK);
     for (int at = QC_LLAMA_AT_QKV; at <= QC_LLAMA_AT_END; at++) {
         qc_llama_stage stage = (qc_llama_stage)at;
         if (stage == QC_LLAMA_AT_GATE) {
             wx.matrices[QC_LLAMA_O].quantized = &nf4;
             qc_gpu_matrix m = matrix_of(&wx.matrices[QC_LLAMA_O]);
-            assert_int_equal(qc_gpu_calibrator_replace(c, QC_LLAMA_O, &m, &err), QC_OK);
+            assert_int_equal(on_device->replace(c, QC_LLAMA_O, &m, &err), QC_OK);
         }
         cpu_stage(&cpu, &wz, stage, &z);
         uint64_t n = cpu_stage(&cpu, &wx, stage, &x);
         double *h = qt_alloc(n * n, sizeof *h), *cross = qt_alloc(n * n, sizeof *cross);
-        assert_int_equal(qc_gpu_calibrator_moments(c, n, 1, &err), QC_OK);
-        QT_CHECK(qc_gpu_calibrator_stage(c, stage, &s, 1, &err) == QC_OK, "%s", err.msg);
+        assert_int_equal(on_device->moments(c, n, 1, &err), QC_OK);
+        QT_CHECK(on_device->stage(c, stage, &s, 1, &err) == QC_OK, "%s", err.msg);
         check_near(s.x, x.hidden, (size_t)TOKENS * HIDDEN, "x");
         check_near(s.z, z.hidden, (size_t)TOKENS * HIDDEN, "z");
         if (stage == QC_LLAMA_AT_O) {
@@ -268,10 +269,10 @@ static void check_stages(int extras)
     float *at_x = s.x_attended, *at_z = s.z_attended, *sx = s.x, *sz = s.z;
     /* All at once comes to the same. */
     s = (qc_gpu_states){.x = px, .z = pz, .lengths = lengths, .windows = WINDOWS};
-    assert_int_equal(qc_gpu_calibrator_pass(c, &s, &err), QC_OK);
+    assert_int_equal(on_device->pass(c, &s, &err), QC_OK);
     check_near(px, x.hidden, (size_t)TOKENS * HIDDEN, "pass x");
     check_near(pz, z.hidden, (size_t)TOKENS * HIDDEN, "pass z");
-    qc_gpu_calibrator_destroy(c);
+    on_device->destroy(c);
     qc_llama_cpu_deinit(&cpu);
     float *all[] = {x.hidden, x.attended, x.inputs, z.hidden, z.attended, z.inputs,
                     px,       pz,         at_x,     at_z,     sx,         sz};
@@ -305,15 +306,15 @@ static void test_head_of_chunks(void **state)
     float *x = random_floats((size_t)tokens * HIDDEN, 0.0, 1.0);
     float *z = random_floats((size_t)tokens * HIDDEN, 0.0, 1.0);
     const qc_gpu_states s = {.x = x, .z = z, .lengths = all, .windows = many};
-    assert_int_equal(qc_gpu_calibrator_head(c, gain, &s, &err), QC_ERR_USAGE);
-    assert_int_equal(qc_gpu_calibrator_moments(c, HIDDEN, 0, &err), QC_OK);
-    QT_CHECK(qc_gpu_calibrator_head(c, gain, &s, &err) == QC_OK, "%s", err.msg);
+    assert_int_equal(on_device->head(c, gain, &s, &err), QC_ERR_USAGE);
+    assert_int_equal(on_device->moments(c, HIDDEN, 0, &err), QC_OK);
+    QT_CHECK(on_device->head(c, gain, &s, &err) == QC_OK, "%s", err.msg);
     static double h[HIDDEN * HIDDEN];
     assert_int_equal(qc_gpu_calibrator_read(c, h, NULL, &err), QC_OK);
     for (uint64_t t = 0; t < tokens; t++)
         cpu.decoder->norm(x + t * HIDDEN, gain, HIDDEN, 1e-5f, x + t * HIDDEN);
     check_moments(h, x, x, tokens, HIDDEN, 1, "head");
-    qc_gpu_calibrator_destroy(c);
+    on_device->destroy(c);
     qc_llama_cpu_deinit(&cpu);
     free(gain);
     free(x);
@@ -330,19 +331,19 @@ static void test_errors(void **state)
     (void)state;
     assert_int_equal(qc_cuda_device_open(&device, 0, &err), QC_OK);
     assert_int_equal(setenv("QCONV_LIBCUBLAS", "/nowhere/libcublas.so", 1), 0);
-    assert_int_equal(qc_gpu_calibrator_create(&c, &device, NULL, NULL, &err), QC_ERR_DEVICE);
+    assert_int_equal(on_device->create(&c, &device, NULL, NULL, &err), QC_ERR_DEVICE);
     assert_null(c);
     assert_int_equal(setenv("QCONV_LIBCUBLAS", QC_FAKE_CUBLAS, 1), 0);
-    assert_int_equal(qc_gpu_calibrator_create(&c, &device, NULL, NULL, &err), QC_OK);
-    assert_non_null(strstr(qc_gpu_calibrator_name(c), "cuSOLVER"));
-    assert_int_equal(qc_gpu_calibrator_pass(c, &s, &err), QC_ERR_USAGE);
-    assert_int_equal(qc_gpu_calibrator_take(c, 2, h, &err), QC_OK);
+    assert_int_equal(on_device->create(&c, &device, NULL, NULL, &err), QC_OK);
+    assert_non_null(strstr(on_device->name(c), "cuSOLVER"));
+    assert_int_equal(on_device->pass(c, &s, &err), QC_ERR_USAGE);
+    assert_int_equal(on_device->take(c, 2, h, &err), QC_OK);
     assert_int_equal(qc_gpu_calibrator_inputs(c), 2);
     assert_int_equal(qc_gpu_calibrator_read(c, got, NULL, &err), QC_OK);
     assert_memory_equal(got, h, sizeof h);
-    assert_int_equal(qc_gpu_calibrator_measure(c, &single, &dual, &forward, &err), QC_OK);
+    assert_int_equal(on_device->measure(c, &single, &dual, &forward, &err), QC_OK);
     assert_true(single > 0 && dual > 0);
-    qc_gpu_calibrator_destroy(c);
+    on_device->destroy(c);
 }
 
 int main(void)

@@ -2,7 +2,7 @@
  * same in double: dense weights of every type and quantized ones, with cuBLAS and without, biases,
  * head norms, sliding windows, windows that do not fit one chunk; and what happens where memory is
  * short. */
-#include "convert/gpu_work.h"
+#include "convert/gpu_table.h"
 #include "convert/llama.h"
 #include "quant/matmul_ops.h"
 #include "quant_testing.h"
@@ -248,7 +248,7 @@ static const float eps = 1e-5f;
 
 static qc_gpu_decoder *new_decoder(qc_error *err, qc_status expected)
 {
-    const qc_gpu_work *work = qc_gpu_work_get();
+    const qc_gpu_work *work = qc_gpu_table();
     qc_cuda_device device;
     qc_gpu_decoder *d = NULL;
     qc_gpu_decoder_form form = {.hidden = HIDDEN,
@@ -261,7 +261,7 @@ static qc_gpu_decoder *new_decoder(qc_error *err, qc_status expected)
                                 .cosine = cosine,
                                 .sine = sine};
     assert_int_equal(work->device_open(&device, 0, err), QC_OK);
-    assert_int_equal(work->llama.create(&d, &device, &form, NULL, err), expected);
+    assert_int_equal(work->llama->create(&d, &device, &form, NULL, err), expected);
     return d;
 }
 
@@ -279,7 +279,7 @@ static double difference(const float *got, const double *want, size_t n)
 
 static void check_layers(weight_kind kind, int extras, const uint64_t *lengths, size_t windows)
 {
-    const qc_gpu_work *work = qc_gpu_work_get();
+    const qc_gpu_work *work = qc_gpu_table();
     qc_error err = {0};
     layer l[2];
     uint64_t rows = 0;
@@ -296,14 +296,14 @@ static void check_layers(weight_kind kind, int extras, const uint64_t *lengths, 
     qc_gpu_decoder *d = new_decoder(&err, QC_OK);
     for (int i = 0; i < 2; i++) {
         qc_gpu_decoder_layer g = on_gpu(&l[i]);
-        QT_CHECK(work->llama.layer(d, &g, hidden, lengths, windows, &err) == QC_OK, "%s", err.msg);
+        QT_CHECK(work->llama->layer(d, &g, hidden, lengths, windows, &err) == QC_OK, "%s", err.msg);
         double *at = want;
         for (size_t w = 0; w < windows; at += lengths[w++] * HIDDEN)
             layer_in_double(&l[i], at, lengths[w], (double)eps);
     }
     double e = difference(hidden, want, rows * HIDDEN);
     QT_CHECK(e < 4e-3, "kind %d extras %d: off by %g", (int)kind, extras, e);
-    work->llama.destroy(d);
+    work->llama->destroy(d);
     free(hidden);
     free(want);
     free_layer(&l[0]);
@@ -348,7 +348,7 @@ static void test_chunks(void **state)
 
 static void check_head(weight_kind kind, uint64_t vocabulary, uint64_t n)
 {
-    const qc_gpu_work *work = qc_gpu_work_get();
+    const qc_gpu_work *work = qc_gpu_table();
     qc_error err = {0};
     weight head;
     make_weight(&head, kind, vocabulary, HIDDEN, 0);
@@ -356,9 +356,9 @@ static void check_head(weight_kind kind, uint64_t vocabulary, uint64_t n)
     float *logits = qt_alloc(n * vocabulary, sizeof *logits);
     double *want = qt_alloc(n * vocabulary, sizeof *want);
     qc_gpu_decoder *d = new_decoder(&err, QC_OK);
-    assert_int_equal(work->llama.logits(d, hidden, n, logits, &err), QC_ERR_USAGE);
-    QT_CHECK(work->llama.head(d, &head.m, &err) == QC_OK, "%s", err.msg);
-    QT_CHECK(work->llama.logits(d, hidden, n, logits, &err) == QC_OK, "%s", err.msg);
+    assert_int_equal(work->llama->logits(d, hidden, n, logits, &err), QC_ERR_USAGE);
+    QT_CHECK(work->llama->head(d, &head.m, &err) == QC_OK, "%s", err.msg);
+    QT_CHECK(work->llama->logits(d, hidden, n, logits, &err) == QC_OK, "%s", err.msg);
     for (uint64_t r = 0; r < n; r++) {
         double x[HIDDEN];
         for (size_t i = 0; i < HIDDEN; i++)
@@ -367,7 +367,7 @@ static void check_head(weight_kind kind, uint64_t vocabulary, uint64_t n)
     }
     double e = difference(logits, want, n * vocabulary);
     QT_CHECK(e < 4e-3, "head of kind %d: off by %g", (int)kind, e);
-    work->llama.destroy(d);
+    work->llama->destroy(d);
     free_weight(&head);
     free(hidden);
     free(logits);
@@ -386,7 +386,7 @@ static void test_head(void **state)
  * result; and nothing is left. */
 static void test_no_memory(void **state)
 {
-    const qc_gpu_work *work = qc_gpu_work_get();
+    const qc_gpu_work *work = qc_gpu_table();
     static const uint64_t length = 5;
     qc_error err = {0};
     layer l;
@@ -410,11 +410,11 @@ static void test_no_memory(void **state)
         qc_gpu_decoder *d = NULL;
         assert_int_equal(work->device_open(&device, 0, &err), QC_OK);
         qc_shim_fail_malloc(n);
-        qc_status st = work->llama.create(&d, &device, &form, NULL, &err);
+        qc_status st = work->llama->create(&d, &device, &form, NULL, &err);
         if (st == QC_OK)
-            st = work->llama.layer(d, &g, hidden, &length, 1, &err);
+            st = work->llama->layer(d, &g, hidden, &length, 1, &err);
         qc_shim_fail_malloc(0);
-        work->llama.destroy(d);
+        work->llama->destroy(d);
         assert_int_equal(qc_shim_allocations(NULL), before);
         if (st != QC_OK) {
             assert_int_equal(st, QC_ERR_NOMEM);
@@ -451,7 +451,7 @@ static float *model_logits(const qc_devices *devices, const qc_llama_batch *batc
 
 static void test_model(void **state)
 {
-    const qc_gpu_work *work = qc_gpu_work_get();
+    const qc_gpu_work *work = qc_gpu_table();
     static const uint64_t lengths[2] = {19, 8};
     uint32_t ids[27];
     qc_devices devices = {.work = work, .gpu_count = 1, .wished = 1, .text = "cuda:0"};
@@ -482,7 +482,7 @@ static void test_model(void **state)
 
 static void test_forms(void **state)
 {
-    const qc_gpu_work *work = qc_gpu_work_get();
+    const qc_gpu_work *work = qc_gpu_table();
     qc_cuda_device device;
     qc_error err = {0};
     (void)state;
@@ -494,7 +494,7 @@ static void test_forms(void **state)
         {.hidden = 8, .intermediate = 8, .heads = 3, .kv_heads = 3, .head_dim = 8}};
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
         qc_gpu_decoder *d = NULL;
-        assert_int_equal(work->llama.create(&d, &device, &wrong[i], NULL, &err),
+        assert_int_equal(work->llama->create(&d, &device, &wrong[i], NULL, &err),
                          QC_ERR_UNSUPPORTED);
         assert_null(d);
     }
@@ -505,8 +505,8 @@ static void test_forms(void **state)
     qc_gpu_decoder_layer g = on_gpu(&l);
     float *hidden = qt_alloc(length * HIDDEN, sizeof *hidden);
     qc_gpu_decoder *d = new_decoder(&err, QC_OK);
-    assert_int_equal(work->llama.layer(d, &g, hidden, &length, 1, &err), QC_ERR_USAGE);
-    work->llama.destroy(d);
+    assert_int_equal(work->llama->layer(d, &g, hidden, &length, 1, &err), QC_ERR_USAGE);
+    work->llama->destroy(d);
     free(hidden);
     free_layer(&l);
 }

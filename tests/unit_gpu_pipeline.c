@@ -5,7 +5,7 @@
 #include "base/alloc.h"
 #include "convert/commands.h"
 #include "convert/device_choice.h"
-#include "convert/gpu_work.h"
+#include "convert/device_quantizer.h"
 #include "quant/quant_internal.h"
 #include "test_model.h"
 
@@ -68,7 +68,7 @@ static void block_errors(const fake_slot *s, uint64_t first, uint64_t n, float a
     for (uint64_t i = 0; i < n; i++) {
         uint64_t at = first + i;
         float y = value_at(s->source, s->form.dtype, at) * inv, c;
-        if (s->form.scheme == QC_SCHEME_NF4)
+        if (s->form.kind == QC_WEIGHTS_NF4)
             c = qc_nf4_code[at % 2 ? s->codes[at / 2] & 15 : s->codes[at / 2] >> 4];
         else
             c = (float)((const int8_t *)s->codes)[at] * QC_INT8_STEP;
@@ -112,7 +112,7 @@ static void *work_on(void *slot)
     const qc_quant_ops *ops = qc_quant_ops_for(QC_ISA_SCALAR);
     qc_piece_sums sums = {0};
     s->bad = UINT64_MAX;
-    if (s->form.scheme == QC_SCHEME_INT8_ROWS) {
+    if (s->form.kind == QC_WEIGHTS_INT8_ROWS) {
         uint64_t rows = s->n / s->form.cols;
         ops->int8_rows_quantize(s->source, s->form.dtype, rows, s->form.cols, (int8_t *)s->codes,
                                 s->absmax, &sums);
@@ -123,7 +123,7 @@ static void *work_on(void *slot)
                            s->form.cols - col < RUN_COLS ? s->form.cols - col : RUN_COLS, out);
     } else {
         uint32_t block = s->form.block_elems;
-        if (s->form.scheme == QC_SCHEME_NF4)
+        if (s->form.kind == QC_WEIGHTS_NF4)
             ops->nf4_quantize(s->source, s->form.dtype, s->n, block, s->codes, s->absmax, NULL,
                               &sums);
         else
@@ -254,26 +254,15 @@ static qc_status device_open(qc_cuda_device *out, int index, qc_error *err)
     return QC_OK;
 }
 
-const qc_gpu_work *qc_gpu_work_get(void)
-{
-    static const qc_gpu_work work = {
-        .device_count = device_count,
-        .device_open = device_open,
-        .quantizer = {.ring_create = ring_create,
-                      .ring_destroy = ring_destroy,
-                      .ring_slot_bytes = ring_slot_bytes,
-                      .ring_elems = ring_elems,
-                      .ring_source = ring_source,
-                      .ring_start = ring_start,
-                      .ring_finish = ring_finish},
-    };
-    return &work;
-}
-
-const char *qc_gpu_build(void)
-{
-    return "threads";
-}
+static const qc_gpu_quantizer quantizer = {.ring_create = ring_create,
+                                           .ring_destroy = ring_destroy,
+                                           .ring_slot_bytes = ring_slot_bytes,
+                                           .ring_elems = ring_elems,
+                                           .ring_source = ring_source,
+                                           .ring_start = ring_start,
+                                           .ring_finish = ring_finish};
+static const qc_gpu_work fake_gpus = {
+    .device_count = device_count, .device_open = device_open, .quantizer = &quantizer};
 
 static void fake_reset(void)
 {
@@ -353,6 +342,7 @@ static qc_status convert(qc_error *err, const char *fmt, ...)
     memset(err, 0, sizeof *err);
     qc_arena_init(&a);
     qc_status st = qc_options_parse(&o, &a, argc, argv, err);
+    o.call.gpu = &fake_gpus;
     if (st == QC_OK)
         st = qc_cmd_convert(&o, err);
     qc_arena_deinit(&a);
@@ -546,25 +536,25 @@ static void auto_asks_when_it_pays(void **state)
     qc_devices d;
     qc_arena_init(&a);
     fake_reset();
-    test_must(qc_devices_choose(&d, NULL, QC_GPU_WORTH_BYTES - 1, &a, &err), &err);
+    test_must(qc_devices_choose(&d, &fake_gpus, NULL, QC_GPU_WORTH_BYTES - 1, &a, &err), &err);
     assert_int_equal(d.gpu_count, 0);
     assert_int_equal(fake.asked, 0);
     assert_string_equal(d.text, "cpu");
-    test_must(qc_devices_choose(&d, "auto", QC_GPU_WORTH_BYTES, &a, &err), &err);
+    test_must(qc_devices_choose(&d, &fake_gpus, "auto", QC_GPU_WORTH_BYTES, &a, &err), &err);
     assert_int_equal(d.gpu_count, 2);
     assert_int_equal(d.wished, 0);
     assert_string_equal(d.text, "cuda:0 (Fake 0), cuda:1 (Fake 1)");
     fake.dead = 3;
-    test_must(qc_devices_choose(&d, "auto", UINT64_MAX, &a, &err), &err);
+    test_must(qc_devices_choose(&d, &fake_gpus, "auto", UINT64_MAX, &a, &err), &err);
     assert_int_equal(d.gpu_count, 0);
     assert_non_null(strstr(d.why, "cuda:0 (Fake 0) is an sm_30"));
     fake.count = 0;
-    test_must(qc_devices_choose(&d, NULL, UINT64_MAX, &a, &err), &err);
+    test_must(qc_devices_choose(&d, &fake_gpus, NULL, UINT64_MAX, &a, &err), &err);
     assert_string_equal(d.why, "no NVIDIA driver");
     assert_int_equal(setenv("QCONV_DEVICE", "cuda:1", 1), 0);
-    assert_int_equal(qc_devices_choose(&d, NULL, UINT64_MAX, &a, &err), QC_ERR_DEVICE);
+    assert_int_equal(qc_devices_choose(&d, &fake_gpus, NULL, UINT64_MAX, &a, &err), QC_ERR_DEVICE);
     assert_string_equal(err.msg, "QCONV_DEVICE=cuda:1: there is no GPU: no NVIDIA driver");
-    test_must(qc_devices_choose(&d, "cpu", UINT64_MAX, &a, &err), &err);
+    test_must(qc_devices_choose(&d, &fake_gpus, "cpu", UINT64_MAX, &a, &err), &err);
     assert_string_equal(d.why, "--device cpu");
     assert_int_equal(unsetenv("QCONV_DEVICE"), 0);
     qc_arena_deinit(&a);

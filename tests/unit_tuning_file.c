@@ -152,7 +152,7 @@ static void refused(void **state)
         {ROWS(SHAPE "\"m_least\": 1, \"m_most\": 4, \"path\": \"auto\""),
          "path is 'auto', one of gemv, mma-884, mma-16816, dequant-gemm was expected"},
         {ROWS(SHAPE "\"m_least\": 1, \"m_most\": 4, \"path\": \"gemv\", \"variant\": \"tiles\""),
-         "only mma-16816 has"},
+         "only the path mma-16816 has a variant"},
         {ROWS(GOOD ", \"variant\": \"fast\""),
          "variant is 'fast', one of general, stream, tiles was expected"},
         {ROWS(GOOD ", \"variant\": null"), "variant is of kind null"},

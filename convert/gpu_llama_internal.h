@@ -1,16 +1,16 @@
-/* What gpu_llama.c and gpu_calibrate.c share: layers of a Llama-like decoder on a GPU, in steps.
- * Device memory and weights are gpu_llama_device.c's, the steps gpu_llama_steps.c's. All work is
- * put on the one stream; the device must be current (qc_cuda_use). */
-#ifndef QC_CONVERT_GPU_LLAMA_PARTS_H
-#define QC_CONVERT_GPU_LLAMA_PARTS_H
+/* What gpu_llama.c and gpu_calibrate.c share: the layers of a Llama-like decoder on a GPU, step by
+ * step. gpu_llama_device.c has device memory and weights, gpu_llama_steps.c has the steps. All work
+ * is put on one stream. The device must be current (qc_cuda_use). */
+#ifndef QC_CONVERT_GPU_LLAMA_INTERNAL_H
+#define QC_CONVERT_GPU_LLAMA_INTERNAL_H
 
-#include "convert/gpu_work.h"
+#include "convert/llama_decoder.h"
 #include "kernels/cuda_llama.h"
 #include "kernels/matmul_tuning.h"
 
-#define QC_GPU_TOKENS          4096u /* at once, or the longest window */
+#define QC_GPU_TOKENS          4096u /* in a chunk, or the longest window if that is longer */
 #define QC_GPU_WORKSPACE_MOST  ((uint64_t)256 << 20)
-#define QC_GPU_WORKSPACE_LEAST ((uint64_t)16 << 20) /* below this nothing is tried */
+#define QC_GPU_WORKSPACE_LEAST ((uint64_t)16 << 20) /* no smaller workspace is tried */
 
 typedef struct {
     uint64_t rows, cols;
@@ -18,39 +18,39 @@ typedef struct {
     uint16_t *half; /* dense */
     int *exponent;  /* dense */
     uint32_t *largest;
-    qc_weights stored; /* quantized; arrays on the device */
+    qc_weights stored; /* quantized; its arrays are on the device */
     void *prepared;
     qc_matmul_weights ready;
     float *bias;              /* or NULL */
-    uint64_t workspace_bytes; /* of products with it: how K is split depends on it */
+    uint64_t workspace_bytes; /* of products with it, on which the splitting of K depends */
 } qc_gpu_device_matrix;
 
-/* An allocation of the device that grows. */
+/* An allocation on the device that can grow. */
 typedef struct {
     unsigned char *base;
     uint64_t bytes;
 } qc_gpu_memory;
 
-/* Parts of one, in turn; base NULL: only counts. */
+/* Cuts an allocation into arrays, one after the other. base NULL: it only counts their bytes. */
 typedef struct {
     unsigned char *base;
     uint64_t used;
 } qc_gpu_cutter;
 
-/* Of a chunk of tokens. */
+/* The activations of a chunk of tokens. */
 typedef struct {
-    uint64_t tokens; /* there is room for */
+    uint64_t tokens; /* that there is room for */
     float *hidden, *q, *k, *v, *attended;
-    uint16_t *x, *a, *b;       /* halves on their way in, and out of products */
-    int *exponent, *exponent2; /* of x before and behind SwiGLU */
+    uint16_t *x, *a, *b;       /* halves: x goes into products, a and b come out of them */
+    int *exponent, *exponent2; /* of x, before and behind SwiGLU */
     uint32_t *position;
     qc_cuda_query_tile *tiles;
 } qc_gpu_activations;
 
-/* What computes layers. Zeros: nothing is there. */
+/* What computes layers. All zeros mean that nothing has been allocated. */
 typedef struct {
     qc_cuda_device device;
-    qc_gpu_decoder_form form; /* its tables are the device's */
+    qc_gpu_decoder_form form; /* its tables are on the device */
     qc_matmul *handle;
     qc_cuda_stream stream;
     qc_gpu_memory tables, room, workspace;
@@ -72,9 +72,9 @@ typedef struct {
 
 uint64_t qc_gpu_aligned(uint64_t bytes);
 uint64_t qc_gpu_larger(uint64_t a, uint64_t b);
-/* Saturates. */
+/* The product of the three. Saturates. */
 uint64_t qc_gpu_bytes_of(uint64_t tokens, uint64_t each, uint64_t size);
-/* bytes of it at least, not initialised. */
+/* Makes m at least this large. Its bytes are then not initialised. */
 QC_NODISCARD qc_status qc_gpu_grow(qc_gpu_forward *d, qc_gpu_memory *m, uint64_t bytes,
                                    qc_error *err);
 void *qc_gpu_cut(qc_gpu_cutter *c, uint64_t bytes);
@@ -82,7 +82,7 @@ qc_gpu_activations qc_gpu_lay_activations(const qc_gpu_decoder_form *f, uint64_t
                                           qc_gpu_cutter *c);
 
 QC_NODISCARD qc_status qc_gpu_check_form(const qc_gpu_decoder_form *f, qc_error *err);
-/* Also after an error to be freed by deinit, which does not wait for what was started. */
+/* Free it with deinit, also after an error. deinit does not wait for what was started. */
 QC_NODISCARD qc_status qc_gpu_forward_init(qc_gpu_forward *d, const qc_cuda_device *device,
                                            const qc_gpu_decoder_form *form,
                                            const qc_matmul_table *tuning, qc_error *err);
@@ -90,25 +90,33 @@ void qc_gpu_forward_deinit(qc_gpu_forward *d);
 
 /* ---- weights ---- */
 
-/* Of a dense one, as it comes. */
+/* Bytes of a dense matrix in the dtype in which it comes. */
 uint64_t qc_gpu_dense_bytes(const qc_gpu_matrix *m);
-/* Where the parts of a weight lie; nothing is copied yet. */
+/* Decides where the arrays of a weight lie. Nothing is copied yet. */
 qc_gpu_device_matrix qc_gpu_lay_matrix(const qc_gpu_matrix *m, qc_gpu_cutter *c);
-/* stage: room for a dense weight as it comes. *workspace: what products of `tokens` rows need. */
+/* Copies a weight to its place and makes it ready. stage: room for a dense weight as it comes.
+ * *workspace: what products of `tokens` rows need. */
 QC_NODISCARD qc_status qc_gpu_fill_matrix(qc_gpu_forward *d, const qc_gpu_matrix *m,
                                           qc_gpu_device_matrix *out, void *stage, uint64_t tokens,
                                           uint64_t *workspace, qc_error *err);
 QC_NODISCARD qc_status qc_gpu_make_workspace(qc_gpu_forward *d, uint64_t bytes, qc_error *err);
-/* Weights, all of them at once in `memory`, and the workspace for products with `tokens` rows, a
- * smaller one where memory is short. */
-QC_NODISCARD qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_matrix *const *in,
-                                           qc_gpu_device_matrix *const *out, unsigned count,
-                                           uint64_t extra, uint64_t tokens, qc_gpu_memory *memory,
-                                           unsigned char **extra_at, qc_error *err);
-/* A vector of a layer, or NULL. */
+/* Weights that are taken to the device together. */
+typedef struct {
+    const qc_gpu_matrix *const *in;   /* [count] */
+    qc_gpu_device_matrix *const *out; /* [count] */
+    unsigned count;
+    uint64_t tokens;      /* rows of the products that they are for */
+    uint64_t extra_bytes; /* for the caller, behind the weights */
+} qc_gpu_weights;
+/* Takes all of them into `memory` and makes the workspace for their products, a smaller one where
+ * memory is short. *extra: where the caller's bytes are; NULL is fine. */
+QC_NODISCARD qc_status qc_gpu_take_weights(qc_gpu_forward *d, const qc_gpu_weights *w,
+                                           qc_gpu_memory *memory, unsigned char **extra,
+                                           qc_error *err);
+/* Takes a vector of a layer to the device. host NULL: then *out is NULL as well. */
 QC_NODISCARD qc_status qc_gpu_take_vector(qc_gpu_forward *d, qc_gpu_cutter *c, const float *host,
                                           uint64_t n, float **out, qc_error *err);
-/* y = x W^T; what y is worth is *out. */
+/* y = x W^T. *out says how to read y: with which exponents and which bias. */
 QC_NODISCARD qc_status qc_gpu_multiply(qc_gpu_forward *d, const qc_gpu_device_matrix *w,
                                        const uint16_t *x, const int *exponent, uint64_t rows,
                                        uint16_t *y, qc_cuda_product *out, qc_error *err);
@@ -117,25 +125,26 @@ QC_NODISCARD qc_status qc_gpu_multiply(qc_gpu_forward *d, const qc_gpu_device_ma
 
 QC_NODISCARD qc_status qc_gpu_check_windows(const qc_gpu_forward *d, const uint64_t *lengths,
                                             uint64_t windows, qc_error *err);
-/* Windows from *next on that go together: their tokens; *next is then the one behind them. */
+/* Finds the windows from *next on that go together and returns the number of their tokens. *next is
+ * then the window behind them. */
 uint64_t qc_gpu_next_windows(const qc_gpu_forward *d, const uint64_t *lengths, uint64_t windows,
                              uint64_t *next);
-/* Positions and tiles of `count` windows; r->rows and r->tiles. The stream must have done with the
- * windows before. */
+/* Sends the positions and tiles of `count` windows to the device and sets r->rows and r->tiles. The
+ * stream must have finished the windows before. */
 QC_NODISCARD qc_status qc_gpu_step_windows(qc_gpu_forward *d, qc_gpu_layer_run *r,
                                            const uint64_t *lengths, uint64_t count, qc_error *err);
-/* hidden -> x, exponent: behind the norm with this gain */
+/* hidden -> x, exponent: behind the norm with this gain. */
 QC_NODISCARD qc_status qc_gpu_step_norm(qc_gpu_forward *d, const qc_gpu_layer_run *r,
                                         const float *gain, qc_error *err);
-/* hidden -> attended */
+/* hidden -> attended. */
 QC_NODISCARD qc_status qc_gpu_step_attend(qc_gpu_forward *d, const qc_gpu_layer_run *r,
                                           qc_error *err);
-/* hidden += o of attended */
+/* Adds o of attended to hidden. */
 QC_NODISCARD qc_status qc_gpu_step_o(qc_gpu_forward *d, const qc_gpu_layer_run *r, qc_error *err);
-/* hidden -> x, exponent2: inputs of down */
+/* hidden -> x, exponent2: the inputs of down. */
 QC_NODISCARD qc_status qc_gpu_step_gate(qc_gpu_forward *d, const qc_gpu_layer_run *r,
                                         qc_error *err);
-/* hidden += down of x, exponent2 */
+/* Adds down of x, exponent2 to hidden. */
 QC_NODISCARD qc_status qc_gpu_step_down(qc_gpu_forward *d, const qc_gpu_layer_run *r,
                                         qc_error *err);
 

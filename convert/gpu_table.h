@@ -1,0 +1,21 @@
+/* The tables of functions that gpu_*.c fill, and all of them together for main.c. */
+#ifndef QC_CONVERT_GPU_TABLE_H
+#define QC_CONVERT_GPU_TABLE_H
+
+#include "convert/bench.h"
+#include "convert/calibrate_device.h"
+#include "convert/device_gpu.h"
+#include "convert/device_quantizer.h"
+#include "convert/llama_decoder.h"
+#include "convert/validate_compare.h"
+
+extern const qc_gpu_quantizer qc_gpu_quantizer_table;
+extern const qc_gpu_bench qc_gpu_bench_table;
+extern const qc_gpu_validator qc_gpu_validator_table;
+extern const qc_gpu_llama qc_gpu_llama_table;
+extern const qc_gpu_calibrating qc_gpu_calibrating_table;
+
+/* NULL in a build without CUDA kernels (no_gpu.c). */
+const qc_gpu_work *qc_gpu_table(void);
+
+#endif
