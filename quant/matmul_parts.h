@@ -1,6 +1,6 @@
 /* Shared by the tables of qc_matmul_ops; not for callers.
  *
- * matmul_dispatch.c has what all tables do alike: it decodes a panel of rows of W to floats, once,
+ * matmul_panels.c has what all tables do alike: it decodes a panel of rows of W to floats, once,
  * walks over x in groups of at most QC_MATMUL_GROUP rows, and over k in steps, and finishes the
  * sums. What is left to a table is the tile: the sums of a few rows of W with a group of rows of x,
  * held in registers.

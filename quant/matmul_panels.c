@@ -1,0 +1,338 @@
+/* What all tables of qc_matmul_ops share: see matmul_parts.h. */
+#include "quant/matmul_parts.h"
+
+#include "base/checked.h"
+#include "quant/quant_half.h"
+#include "quant/quant_internal.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#define PANEL_BYTES (1024u << 10)
+#define LINE_BYTES  64u
+
+/* ---- rows of W as floats -------------------------------------------------------------------- */
+
+#define SCALES_AT_ONCE 64u
+
+/* Scales of blocks [first, first + n), n <= SCALES_AT_ONCE; two roundings where double quantized,
+ * as nested_dequantize has them. */
+static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, float *room)
+{
+    if (w->absmax)
+        return w->absmax + first;
+    for (uint64_t i = 0; i < n; i++)
+        room[i] = w->nested_map[w->absmax_codes[first + i]] *
+                      w->nested_absmax[(first + i) / w->nested_block] +
+                  w->nested_offset;
+    return room;
+}
+
+/* Elements [begin, begin + n) of the flattened W; begin is a multiple of the block. */
+static void decode_blocks(const qc_quant_ops *ops, const qc_weights *w, uint64_t begin, uint64_t n,
+                          float *out)
+{
+    const float *map = w->code_map ? w->code_map : qc_nf4_code;
+    const uint8_t *codes = w->codes;
+    uint64_t step = (uint64_t)SCALES_AT_ONCE * w->block_elems, overflow = 0;
+    float room[SCALES_AT_ONCE];
+    for (uint64_t at = 0; at < n; at += step) {
+        uint64_t count = n - at < step ? n - at : step, first = begin + at;
+        const float *scales =
+            scales_of(w, first / w->block_elems, qc_ceil_div_u64(count, w->block_elems), room);
+        if (w->kind == QC_WEIGHTS_NF4)
+            ops->nf4_dequantize(codes + first / 2, scales, map, count, w->block_elems, out + at,
+                                QC_DTYPE_F32, &overflow);
+        else
+            ops->int8_blocks_dequantize((const int8_t *)codes + first, scales, count,
+                                        w->block_elems, out + at, QC_DTYPE_F32, &overflow);
+    }
+}
+
+void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out)
+{
+    uint64_t first = row * w->cols, n = w->cols, overflow = 0;
+    float head[QC_BLOCK_MAX];
+    if (n == 0)
+        return;
+    if (w->kind == QC_WEIGHTS_INT8_ROWS) {
+        ops->int8_rows_dequantize((const int8_t *)w->codes + first, w->absmax + row, 1, n, out,
+                                  QC_DTYPE_F32, &overflow);
+        return;
+    }
+    /* A block that began in an earlier row is decoded from its beginning. */
+    uint64_t before = first % w->block_elems;
+    if (before > 0) {
+        uint64_t part = w->block_elems - before < n ? w->block_elems - before : n;
+        decode_blocks(ops, w, first - before, before + part, head);
+        memcpy(out, head + before, (size_t)part * sizeof *out);
+        out += part;
+        first += part;
+        n -= part;
+    }
+    if (n > 0)
+        decode_blocks(ops, w, first, n, out);
+}
+
+/* ---- float tables --------------------------------------------------------------------------- */
+
+static uint64_t padded(uint64_t k)
+{
+    return (k + 15) / 16 * 16;
+}
+
+/* Rows that are decoded together: what fills half of a second cache of 2 MiB, or goes by from a
+ * third. */
+static uint64_t panel_rows(uint64_t k)
+{
+    uint64_t rows = PANEL_BYTES / sizeof(float) / (padded(k) ? padded(k) : 1);
+    rows = rows / QC_MATMUL_ROWS * QC_MATMUL_ROWS;
+    return rows < QC_MATMUL_ROWS ? QC_MATMUL_ROWS : rows > QC_MATMUL_PANEL ? QC_MATMUL_PANEL : rows;
+}
+
+#define PACKED_FLOATS ((uint64_t)QC_MATMUL_GROUP * QC_MATMUL_STEP)
+#define LANES_FLOATS  ((uint64_t)QC_MATMUL_PANEL * QC_MATMUL_GROUP * QC_LANES)
+
+uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k)
+{
+    (void)m;
+    /* Not padded(k) * panel_rows(k), which falls where the whole rows of fewer fill it less. */
+    const uint64_t most = qc_sat_mul(padded(k), QC_MATMUL_PANEL);
+    const uint64_t least = qc_sat_mul(padded(k), QC_MATMUL_ROWS);
+    const uint64_t full = least > PANEL_BYTES / sizeof(float) ? least : PANEL_BYTES / sizeof(float);
+    const uint64_t floats = qc_sat_add(most < full ? most : full, PACKED_FLOATS + LANES_FLOATS);
+    return qc_sat_mul(floats, sizeof(float));
+}
+
+static const unsigned char *element(const void *base, qc_dtype dtype, uint64_t i)
+{
+    return (const unsigned char *)base + i * (qc_dtype_bits(dtype) / 8);
+}
+
+/* F16 or BF16. */
+static void store(void *y, qc_dtype dtype, uint64_t i, float sum)
+{
+    uint16_t h = dtype == QC_DTYPE_F16 ? qc_f16_from_f32(sum) : qc_bf16_from_f32(sum);
+    memcpy((unsigned char *)y + i * sizeof h, &h, sizeof h);
+}
+
+/* A panel in scratch: its weights, a step of a group of x as floats, lanes between steps. */
+typedef struct {
+    qc_matmul_tile_fn tile;
+    const qc_quant_ops *ops;
+    uint64_t k, stride;
+    float *values, *x, *lanes;
+    float sums[QC_MATMUL_PANEL * QC_MATMUL_GROUP];
+} panel;
+
+static void open_panel(panel *p, qc_matmul_tile_fn tile, const qc_quant_ops *ops, uint64_t k,
+                       void *scratch)
+{
+    p->tile = tile;
+    p->ops = ops;
+    p->k = k;
+    p->stride = padded(k);
+    p->x = scratch;
+    p->lanes = p->x + PACKED_FLOATS;
+    p->values = p->lanes + LANES_FLOATS;
+}
+
+/* Rows [at, at + m) of x, columns [from, from + n). */
+static void pack(const panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsigned m, uint64_t from,
+                 uint64_t n)
+{
+    uint64_t overflow = 0;
+    for (unsigned i = 0; i < m; i++)
+        p->ops->cast(element(io->x, io->x_dtype, (at + i) * io->ldx + from), io->x_dtype, n,
+                     p->x + i * QC_MATMUL_STEP, QC_DTYPE_F32, &overflow);
+}
+
+/* What pack will take next, while tiles are at work: row i, of the step at `from`. */
+static void fetch_ahead(const panel *p, const qc_matmul_cpu_io *io, uint64_t row, uint64_t from)
+{
+    uint64_t left = p->k - from, each = qc_dtype_bits(io->x_dtype) / 8;
+    uint64_t bytes = (left < QC_MATMUL_STEP ? left : QC_MATMUL_STEP) * each;
+    const unsigned char *at = element(io->x, io->x_dtype, row * io->ldx + from);
+    for (uint64_t b = 0; b < bytes; b += LINE_BYTES)
+        __builtin_prefetch(at + b, 0, 2);
+}
+
+static void store_sums(panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsigned m,
+                       uint64_t first, uint64_t rows)
+{
+    const float quiet = qc_f32_of_bits(0x7fc00000u);
+    for (unsigned i = 0; i < m; i++) {
+        float *sums = p->sums + i * QC_MATMUL_PANEL;
+        uint64_t to = (at + i) * io->ldy + first;
+        for (uint64_t r = 0; io->bias && r < rows; r++)
+            sums[r] += io->bias[first + r];
+        for (uint64_t r = 0; r < rows; r++)
+            sums[r] = isnan(sums[r]) ? quiet : sums[r];
+        if (io->y_dtype == QC_DTYPE_F32)
+            memcpy((unsigned char *)io->y + to * sizeof *sums, sums, (size_t)rows * sizeof *sums);
+        else
+            for (uint64_t r = 0; r < rows; r++)
+                store(io->y, io->y_dtype, to + r, sums[r]);
+    }
+}
+
+/* Outputs [first, first + rows), whose weights are in the panel. */
+static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cpu_io *io)
+{
+    for (uint64_t at = 0; at < io->m; at += QC_MATMUL_GROUP) {
+        unsigned m = io->m - at < QC_MATMUL_GROUP ? (unsigned)(io->m - at) : QC_MATMUL_GROUP;
+        uint64_t from = 0;
+        do {
+            uint64_t n = p->k - from < QC_MATMUL_STEP ? p->k - from : QC_MATMUL_STEP;
+            uint64_t ahead = from + n < p->k ? at : at + QC_MATMUL_GROUP;
+            uint64_t end = io->m - ahead < QC_MATMUL_GROUP ? io->m : ahead + QC_MATMUL_GROUP;
+            uint64_t each = qc_ceil_div_u64(QC_MATMUL_GROUP * QC_MATMUL_ROWS, rows);
+            end = ahead < io->m ? end : ahead;
+            pack(p, io, at, m, from, n);
+            for (uint64_t r = 0; r < rows; r += QC_MATMUL_ROWS) {
+                uint64_t left = rows - r;
+                const qc_matmul_tile t = {.w = p->values + r * p->stride + from,
+                                          .stride = p->stride,
+                                          .rows = left < QC_MATMUL_ROWS ? (unsigned)left
+                                                                        : QC_MATMUL_ROWS,
+                                          .x = p->x,
+                                          .m = m,
+                                          .k = (unsigned)n,
+                                          .lanes = p->lanes + r * QC_MATMUL_GROUP * QC_LANES,
+                                          .first = from == 0,
+                                          .last = from + n == p->k,
+                                          .sums = p->sums + r};
+                for (uint64_t a = 0; a < each && ahead < end; a++, ahead++)
+                    fetch_ahead(p, io, ahead, from + n < p->k ? from + n : 0);
+                p->tile(&t);
+            }
+            from += n;
+        } while (from < p->k);
+        store_sums(p, io, at, m, first, rows);
+    }
+}
+
+void qc_matmul_quantized(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const qc_weights *w,
+                         uint64_t first, uint64_t count, const qc_matmul_cpu_io *io, void *scratch)
+{
+    panel p;
+    uint64_t step = panel_rows(w->cols);
+    open_panel(&p, tile, ops, w->cols, scratch);
+    for (uint64_t at = 0; at < count; at += step) {
+        uint64_t rows = count - at < step ? count - at : step;
+        for (uint64_t r = 0; r < rows; r++)
+            qc_weights_row(ops, w, first + at + r, p.values + r * p.stride);
+        multiply(&p, first + at, rows, io);
+    }
+}
+
+void qc_matmul_dense_rows(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const void *w,
+                          qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
+                          const qc_matmul_cpu_io *io, void *scratch)
+{
+    panel p;
+    uint64_t step = panel_rows(k), overflow = 0;
+    open_panel(&p, tile, ops, k, scratch);
+    for (uint64_t at = 0; at < count; at += step) {
+        uint64_t rows = count - at < step ? count - at : step;
+        for (uint64_t r = 0; r < rows; r++)
+            ops->cast(element(w, w_dtype, (first + at + r) * k), w_dtype, k,
+                      p.values + r * p.stride, QC_DTYPE_F32, &overflow);
+        multiply(&p, first + at, rows, io);
+    }
+}
+
+/* ---- in double ------------------------------------------------------------------------------ */
+
+static float widened(const void *base, qc_dtype dtype, uint64_t i)
+{
+    const unsigned char *at = element(base, dtype, i);
+    float f = 0.0f;
+    uint16_t h = 0;
+    if (dtype == QC_DTYPE_F32) {
+        memcpy(&f, at, sizeof f);
+        return f;
+    }
+    memcpy(&h, at, sizeof h);
+    return dtype == QC_DTYPE_F16 ? qc_f32_from_f16(h) : qc_f32_from_bf16(h);
+}
+
+void qc_matmul_double_pack(const void *x, qc_dtype x_dtype, uint64_t m, uint64_t ldx, uint64_t k,
+                           double *packed)
+{
+    for (uint64_t first = 0; first < m; first += QC_MATMUL_PACK_ROWS)
+        for (uint64_t i = 0; i < k; i++)
+            for (uint64_t l = 0; l < QC_MATMUL_PACK_ROWS; l++)
+                *packed++ =
+                    first + l < m ? (double)widened(x, x_dtype, (first + l) * ldx + i) : 0.0;
+}
+
+void qc_matmul_double(const qc_weights *w, const void *dense, qc_dtype dense_dtype, uint64_t k,
+                      uint64_t first, uint64_t count, const void *x, qc_dtype x_dtype, uint64_t m,
+                      uint64_t ldx, double *y, float *scratch)
+{
+    for (uint64_t n = 0; n < count; n++) {
+        if (w)
+            qc_weights_row(&qc_quant_ops_scalar, w, first + n, scratch);
+        for (uint64_t i = 0; i < m; i++) {
+            double sum = 0.0;
+            for (uint64_t c = 0; c < k; c++) {
+                float value = w ? scratch[c] : widened(dense, dense_dtype, (first + n) * k + c);
+                sum += (double)value * (double)widened(x, x_dtype, i * ldx + c);
+            }
+            y[i * count + n] = sum;
+        }
+    }
+}
+
+/* ---- untrusted descriptors ------------------------------------------------------------------ */
+
+static qc_status check_scales(const qc_weights *w, uint64_t blocks, uint64_t scales,
+                              uint64_t nested_scales, qc_error *err)
+{
+    if (scales != blocks)
+        QC_FAIL(err, QC_ERR_SHAPE, "expected %" PRIu64 " scales, found %" PRIu64, blocks, scales);
+    if (w->absmax || blocks == 0)
+        return QC_OK;
+    if (!w->absmax_codes || !w->nested_absmax || !w->nested_map)
+        QC_FAIL(err, QC_ERR_SHAPE, "scales are neither plain nor double quantized");
+    if (w->nested_block == 0 || (w->nested_block & (w->nested_block - 1)) != 0)
+        QC_FAIL(err, QC_ERR_SHAPE, "%u scales share one of their own; expected a power of two",
+                w->nested_block);
+    uint64_t want = qc_ceil_div_u64(blocks, w->nested_block);
+    if (nested_scales != want)
+        QC_FAIL(err, QC_ERR_SHAPE, "expected %" PRIu64 " scales of scales, found %" PRIu64, want,
+                nested_scales);
+    return QC_OK;
+}
+
+qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t scales,
+                           uint64_t nested_scales, qc_error *err)
+{
+    uint64_t elems = 0, bytes = 0;
+    /* Bytes as floats fit as well, so that what is derived from them needs no check. */
+    if (qc_mul_u64(w->rows, w->cols, &elems) || qc_mul_u64(elems, sizeof(double), &bytes))
+        QC_FAIL(err, QC_ERR_SHAPE, "[%" PRIu64 ", %" PRIu64 "] weights are too many", w->rows,
+                w->cols);
+    if (w->kind != QC_WEIGHTS_NF4 && w->kind != QC_WEIGHTS_INT8_ROWS &&
+        w->kind != QC_WEIGHTS_INT8_BLOCKS)
+        QC_FAIL(err, QC_ERR_SHAPE, "weights of an unknown kind");
+    uint64_t want = w->kind == QC_WEIGHTS_NF4 ? elems / 2 + elems % 2 : elems;
+    if (codes_bytes != want)
+        QC_FAIL(err, QC_ERR_SHAPE,
+                "[%" PRIu64 ", %" PRIu64 "] weights have %" PRIu64
+                " bytes of codes, found %" PRIu64,
+                w->rows, w->cols, want, codes_bytes);
+    if (elems > 0 && !w->codes)
+        QC_FAIL(err, QC_ERR_SHAPE, "weights without codes");
+    if (w->kind == QC_WEIGHTS_INT8_ROWS) {
+        if (w->rows > 0 && !w->absmax)
+            QC_FAIL(err, QC_ERR_SHAPE, "weights in rows without scales");
+        return check_scales(w, w->rows, scales, nested_scales, err);
+    }
+    if (!qc_block_size_valid(w->block_elems))
+        QC_FAIL(err, QC_ERR_SHAPE, "blocks of %u weights; expected a power of two from 32 to 4096",
+                w->block_elems);
+    return check_scales(w, qc_ceil_div_u64(elems, w->block_elems), scales, nested_scales, err);
+}
