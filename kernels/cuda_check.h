@@ -1,5 +1,5 @@
-/* Inside kernels/ only: CUDA's answers as statuses. Plain C, so that cuda_device.c and the .cu
- * files share one set. */
+/* Inside kernels/ only: CUDA's answers as statuses. This is plain C, so that .c and .cu files share
+ * one set. */
 #ifndef QC_KERNELS_CUDA_CHECK_H
 #define QC_KERNELS_CUDA_CHECK_H
 
