@@ -9,13 +9,6 @@
 #include <stdatomic.h>
 #include <string.h>
 
-const char *qc_matmul_path_name(qc_matmul_path path)
-{
-    static const char *const names[QC_MATMUL_PATH_COUNT] = {"auto",      "gemv",         "mma-884",
-                                                            "mma-16816", "dequant-gemm", "fill"};
-    return path < QC_MATMUL_PATH_COUNT ? names[path] : "unknown";
-}
-
 /* ---- making and ending ----------------------------------------------------------------------- */
 
 static qc_status make_side(qc_matmul_side *side, qc_error *err)

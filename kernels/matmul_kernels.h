@@ -93,6 +93,17 @@ QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_weights *w, const voi
                                                   const void *x, qc_dtype x_dtype, uint64_t m,
                                                   double *y, qc_cuda_stream s, qc_error *err);
 
+/* Tiles of n_tile rows of W: those of a part do not reach into the next. */
+static inline uint64_t qc_matmul_tiles(const qc_matmul_shape *s, uint32_t n_tile)
+{
+    uint64_t tiles = 0;
+    if (s->parts == 0)
+        return s->n / n_tile + (s->n % n_tile != 0);
+    for (uint32_t i = 0; i < s->parts; i++)
+        tiles += s->part_n[i] / n_tile + (s->part_n[i] % n_tile != 0);
+    return tiles;
+}
+
 /* Tiles and shared memory of the tensor-core kernels for a plan; pure host functions beside their
  * kernels, called by qc_matmul_plan_make after path, run and the shape are decided. They set
  * m_tile, n_tile, threads, splits, split_k and shared_bytes. */

@@ -24,6 +24,13 @@
 #define GEMM_BYTES_HOPPER (32u << 20)
 #define GEMM_BYTES        (4u << 20)
 
+const char *qc_matmul_path_name(qc_matmul_path path)
+{
+    static const char *const names[QC_MATMUL_PATH_COUNT] = {"auto",      "gemv",         "mma-884",
+                                                            "mma-16816", "dequant-gemm", "fill"};
+    return path < QC_MATMUL_PATH_COUNT ? names[path] : "unknown";
+}
+
 static qc_run_mode run_mode(const qc_matmul_shape *s)
 {
     if (s->repacked)

@@ -141,17 +141,6 @@ QC_NODISCARD qc_status qc_matmul_plan_make(const qc_cuda_device *device,
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
                                   uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes);
 
-/* Tiles of n_tile rows of W: those of a part do not reach into the next. */
-static inline uint64_t qc_matmul_tiles(const qc_matmul_shape *s, uint32_t n_tile)
-{
-    uint64_t tiles = 0;
-    if (s->parts == 0)
-        return s->n / n_tile + (s->n % n_tile != 0);
-    for (uint32_t i = 0; i < s->parts; i++)
-        tiles += s->part_n[i] / n_tile + (s->part_n[i] % n_tile != 0);
-    return tiles;
-}
-
 #ifdef __cplusplus
 }
 #endif

@@ -50,7 +50,7 @@ QC_NODISCARD qc_status qc_matmul_set_tuning(qc_matmul *h, const qc_matmul_tuned 
 /* What h has; *count of them, NULL where it is 0. */
 const qc_matmul_tuned *qc_matmul_tuning(const qc_matmul *h, size_t *count);
 
-/* ---- what there is to choose from ---- */
+/* ---- what there is to choose from (matmul_candidates.c) ---- */
 
 #define QC_MATMUL_CANDIDATES_MOST 32u
 
