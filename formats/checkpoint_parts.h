@@ -101,7 +101,9 @@ QC_NODISCARD qc_status qc_ckpt_open_torch(qc_checkpoint *c, qc_ckpt_file *f, qc_
  * *shared_bytes: what counts more than once in c->tensor_bytes as it was before. */
 QC_NODISCARD qc_status qc_ckpt_drop_tied(qc_checkpoint *c, uint64_t *shared_bytes, qc_error *err);
 
-/* Add a sentence to c->warnings. */
+/* ---- warnings (checkpoint_warn.c) ---- */
+
+/* Adds a sentence to c->warnings. */
 QC_NODISCARD qc_status qc_ckpt_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
     QC_PRINTF(3, 4);
 
