@@ -313,13 +313,3 @@ qc_status qc_manifest_write_file(const qc_manifest *m, qc_text_file *out, qc_err
     qc_digest d = qc_text_file_digest(out);
     return put_seal(&out->text, &d, err);
 }
-
-qc_status qc_manifest_row(const qc_manifest *m, size_t i, qc_manifest_tensor *room,
-                          const qc_manifest_tensor **row, qc_error *err)
-{
-    *row = m->tensors ? &m->tensors[i] : room;
-    if (m->tensors)
-        return QC_OK;
-    memset(room, 0, sizeof *room);
-    return m->tensor_row(m->tensor_ctx, i, room, err);
-}
