@@ -1,4 +1,4 @@
-/* What torch_file.c and torch_legacy.c share. Nobody else includes this. */
+/* What torch_file.c, torch_legacy.c and torch_storage.c share. Nobody else includes this. */
 #ifndef QC_FORMATS_TORCH_FILE_PARTS_H
 #define QC_FORMATS_TORCH_FILE_PARTS_H
 
