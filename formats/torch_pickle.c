@@ -15,12 +15,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-#define PROTOCOL_MIN     2
-#define PROTOCOL_MAX     5
-#define NAME_MAX_BYTES   256u /* of a module or a class */
-#define NONE_LEFT        SIZE_MAX
-#define LIMIT_FLOOR      65536u
-#define NAME_SHOWN_BYTES 160
+#define PROTOCOL_MIN   2
+#define PROTOCOL_MAX   5
+#define NAME_MAX_BYTES 256u /* of a module or a class */
 
 typedef struct {
     qc_pickle *p;
@@ -36,65 +33,6 @@ typedef struct {
     size_t memo_used; /* entries that are set */
 } machine;
 
-/* ---- room ---- */
-
-qc_status qc_pickle_grow(void **array, size_t *cap, size_t count, size_t limit, size_t bytes_each,
-                         qc_error *err)
-{
-    if (count < *cap)
-        return QC_OK;
-    if (count >= limit)
-        QC_FAIL(err, QC_ERR_UNSUPPORTED,
-                "more values than tensors need in a pickle of this length (%zu)", limit);
-    size_t more = *cap ? *cap * 2 : 64;
-    if (more > limit)
-        more = limit;
-    QC_TRY(qc_realloc_array(array, more, bytes_each, err));
-    *cap = more;
-    return QC_OK;
-}
-
-/* Most of what a text can hold: the smallest tensor torch writes takes 80 bytes, and makes 16 items
- * of tuples, one dict and one pair. */
-static size_t limit_of(const qc_pickle *p)
-{
-    return LIMIT_FLOOR + p->len / 2;
-}
-
-qc_status qc_pickle_container_new(qc_pickle *p, qc_pickle_kind kind, qc_pickle_value *out,
-                                  qc_error *err)
-{
-    void *v = p->containers;
-    qc_status st = qc_pickle_grow(&v, &p->container_cap, p->container_count, limit_of(p),
-                                  sizeof *p->containers, err);
-    p->containers = v;
-    QC_TRY(st);
-    p->containers[p->container_count] = (qc_pickle_container){NONE_LEFT, NONE_LEFT, 0};
-    *out = (qc_pickle_value){.kind = kind, .at = p->container_count++};
-    return QC_OK;
-}
-
-static qc_status add_pair(qc_pickle *p, const qc_pickle_value *to, const qc_pickle_value *key,
-                          const qc_pickle_value *value, qc_error *err)
-{
-    qc_pickle_container *c = &p->containers[to->at];
-    void *v = p->pairs;
-    qc_status st =
-        qc_pickle_grow(&v, &p->pair_cap, p->pair_count, limit_of(p), sizeof *p->pairs, err);
-    p->pairs = v;
-    QC_TRY(st);
-    size_t at = p->pair_count++;
-    p->pairs[at] = (qc_pickle_pair){.value = *value, .next = NONE_LEFT};
-    if (key)
-        p->pairs[at].key = *key;
-    if (c->count++ == 0)
-        c->first = at;
-    else
-        p->pairs[c->last].next = at;
-    c->last = at;
-    return QC_OK;
-}
-
 /* ---- stack and memo ---- */
 
 static size_t floor_of(const machine *m)
@@ -105,8 +43,8 @@ static size_t floor_of(const machine *m)
 static qc_status push(machine *m, qc_pickle_value value, qc_error *err)
 {
     void *v = m->stack;
-    qc_status st =
-        qc_pickle_grow(&v, &m->stack_cap, m->stack_count, limit_of(m->p), sizeof *m->stack, err);
+    qc_status st = qc_pickle_grow(&v, &m->stack_cap, m->stack_count, qc_pickle_limit(m->p),
+                                  sizeof *m->stack, err);
     m->stack = v;
     QC_TRY(st);
     m->stack[m->stack_count++] = value;
@@ -133,8 +71,8 @@ static qc_status pop(machine *m, qc_pickle_value *out, qc_error *err)
 static qc_status push_mark(machine *m, qc_error *err)
 {
     void *v = m->marks;
-    qc_status st =
-        qc_pickle_grow(&v, &m->mark_cap, m->mark_count, limit_of(m->p), sizeof *m->marks, err);
+    qc_status st = qc_pickle_grow(&v, &m->mark_cap, m->mark_count, qc_pickle_limit(m->p),
+                                  sizeof *m->marks, err);
     m->marks = v;
     QC_TRY(st);
     m->marks[m->mark_count++] = m->stack_count;
@@ -327,8 +265,8 @@ static qc_status make_tuple(machine *m, size_t first, qc_error *err)
     qc_pickle_value v = {.kind = QC_PICKLE_TUPLE, .count = (uint32_t)n, .at = p->item_count};
     for (size_t i = 0; i < n && m->stack; i++) {
         void *items = p->items;
-        qc_status st =
-            qc_pickle_grow(&items, &p->item_cap, p->item_count, limit_of(p), sizeof *p->items, err);
+        qc_status st = qc_pickle_grow(&items, &p->item_cap, p->item_count, qc_pickle_limit(p),
+                                      sizeof *p->items, err);
         p->items = items;
         QC_TRY(st);
         p->items[p->item_count++] = m->stack[first + i];
@@ -355,7 +293,8 @@ static qc_status add_values(machine *m, size_t first, qc_pickle_kind kind, qc_er
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "opcode 0x%02x on something that is not a %s",
                 m->p->text[m->op_pos], kind == QC_PICKLE_DICT ? "dict" : "list");
     for (size_t i = first; i < m->stack_count; i += step)
-        QC_TRY(add_pair(m->p, &to, step == 2 ? &m->stack[i] : NULL, &m->stack[i + step - 1], err));
+        QC_TRY(qc_pickle_add_pair(m->p, &to, step == 2 ? &m->stack[i] : NULL,
+                                  &m->stack[i + step - 1], err));
     m->stack_count = first;
     return QC_OK;
 }
@@ -569,37 +508,4 @@ qc_status qc_pickle_run(qc_pickle *out, const void *text, size_t len, qc_error *
     if (st != QC_OK)
         qc_pickle_deinit(out);
     return st;
-}
-
-void qc_pickle_deinit(qc_pickle *p)
-{
-    if (!p)
-        return;
-    qc_free(p->items);
-    qc_free(p->containers);
-    qc_free(p->pairs);
-    qc_free(p->storages);
-    qc_free(p->tensors);
-    memset(p, 0, sizeof *p);
-}
-
-/* ---- use ---- */
-
-int qc_pickle_is_string(const qc_pickle *p, const qc_pickle_value *v, const char *s)
-{
-    return v->kind == QC_PICKLE_STRING && v->count == strlen(s) &&
-           memcmp(p->text + v->at, s, v->count) == 0;
-}
-
-const qc_pickle_value *qc_pickle_get(const qc_pickle *p, const qc_pickle_value *dict,
-                                     const char *key)
-{
-    const qc_pickle_value *found = NULL;
-    if (dict->kind != QC_PICKLE_DICT)
-        return NULL;
-    for (size_t i = p->containers[dict->at].first; i != NONE_LEFT; i = p->pairs[i].next) {
-        if (qc_pickle_is_string(p, &p->pairs[i].key, key))
-            found = &p->pairs[i].value;
-    }
-    return found;
 }

@@ -1,16 +1,31 @@
-/* What torch_pickle.c and torch_rebuild.c share: the machine's opcodes here, what names, calls and
- * persistent ids mean there. Nobody else includes this. */
+/* What the files that read pickles share. Nobody else includes this.
+ *
+ *   torch_pickle.c    the stack machine and its opcodes
+ *   torch_rebuild.c   what names, calls and persistent ids mean
+ *   torch_value.c     the values that both make */
 #ifndef QC_FORMATS_TORCH_PICKLE_PARTS_H
 #define QC_FORMATS_TORCH_PICKLE_PARTS_H
 
 #include "formats/torch_pickle.h"
 
+/* ---- values (torch_value.c) ---- */
+
 /* Room for one more of `count` elements of bytes_each at *array, at most `limit` of them. */
 QC_NODISCARD qc_status qc_pickle_grow(void **array, size_t *cap, size_t count, size_t limit,
                                       size_t bytes_each, qc_error *err);
+/* The most values of one kind that the text of p can hold: the smallest tensor that torch writes
+ * takes 80 bytes, and makes 16 items of tuples, one dict and one pair. */
+size_t qc_pickle_limit(const qc_pickle *p);
 /* A new empty list or dict. */
 QC_NODISCARD qc_status qc_pickle_container_new(qc_pickle *p, qc_pickle_kind kind,
                                                qc_pickle_value *out, qc_error *err);
+
+/* Appends to a list (key NULL) or a dict. */
+QC_NODISCARD qc_status qc_pickle_add_pair(qc_pickle *p, const qc_pickle_value *to,
+                                          const qc_pickle_value *key, const qc_pickle_value *value,
+                                          qc_error *err);
+
+/* ---- names and calls (torch_rebuild.c) ---- */
 
 /* The value of module.name; QC_ERR_UNSUPPORTED, naming it, when it is not on the list. */
 QC_NODISCARD qc_status qc_pickle_global(const char *module, size_t module_bytes, const char *name,
