@@ -4,8 +4,8 @@
   circles.py [--root ROOT] [--build BUILD] [--layers NAME,...] [--as FILE]
   circles.py --self-test
 
-A module is a .c or .cu file with the headers of its name: a.c, a.h and a_internal.h are the module a.
-A header that has no such file is a module by itself. Two graphs are searched for circles, in each layer:
+A module is a .c or .cu file with the header of its name: a.c and a.h are the module a. A header that has
+no such file is a module by itself. Two graphs are searched for circles, in each layer:
 
   includes   One file includes the other. Only headers can be in such a circle.
   calls      One module uses a function or a table that the other defines. For .c and .cu files this
@@ -47,17 +47,11 @@ class Tree:
         self.root = root
         self.paths = [p for p in files_of(root)
                       if p.endswith(C_ENDINGS) and p.split("/")[0] in layers]
-        self.stems = {os.path.splitext(p)[0] for p in self.paths}
         self.rooms = rooms
         known = set(self.paths)
         matches = {p: map(INCLUDE.match, self.text(p).split("\n")) for p in self.paths}
         self.included = {p: [m.group(2) for m in found if m and m.group(2) in known]
                          for p, found in matches.items()}
-
-    def module(self, path):
-        stem = os.path.splitext(path)[0]
-        public = stem[:-len("_internal")] if stem.endswith("_internal") else stem
-        return public if public in self.stems else stem
 
     def room(self, path):
         for room, pattern in self.rooms:
@@ -231,7 +225,7 @@ def search(root, layers, build=None, rooms=()):
         def inside(edges, prefix=layer + "/"):
             return [e for e in edges if e[0].startswith(prefix) and e[1].startswith(prefix)]
         found += described("includes", graph_of(inside(by_include), str))
-        found += described("calls", graph_of(inside(by_call), tree.module))
+        found += described("calls", graph_of(inside(by_call), lambda path: os.path.splitext(path)[0]))
     found += described("rooms", graph_of(by_include + by_call, tree.room))
     return found
 
@@ -308,11 +302,11 @@ class SelfTest(unittest.TestCase):
             self.plant("quant/a.c", user)
             self.found(*(["calls", "quant/a quant/d"] if there else []))
 
-    def test_headers_of_a_module(self):
-        """a_internal.h belongs to a.c, so a.c does not call another module through it."""
-        self.plant("quant/a_internal.h", "int qc_a(void);\n"
+    def test_header_of_a_module(self):
+        """a.h belongs to a.c, so a.c does not call another module through it."""
+        self.plant("quant/a.h", "int qc_a(void);\n"
                    "static inline int helper(void) { return qc_a(); }\n")
-        self.plant("quant/a.c", '#include "quant/a_internal.h"\nint qc_a(void) { return helper(); }\n')
+        self.plant("quant/a.c", '#include "quant/a.h"\nint qc_a(void) { return helper(); }\n')
         self.found()
 
     def test_rooms(self):
