@@ -23,7 +23,7 @@
 #include "convert/report.h"
 #include "convert/side_files.h"
 #include "convert/size_text.h"
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 #include "formats/json_writer.h"
 
 #include <inttypes.h>

@@ -10,7 +10,7 @@
 #include "convert/output_dir.h"
 #include "convert/parts.h"
 #include "convert/recipe.h"
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 #include "formats/path_link.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
 #include "base/checked.h"
 #include "base/text.h"
 #include "convert/recipe_coded.h"
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -12,7 +12,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -11,7 +11,7 @@
  *
  * An index names files as they are uncompressed: where "x.safetensors" is missing, the file
  * "x.safetensors.zst" stands for it (qconv's own output). */
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include "base/text.h"
 

@@ -1,5 +1,5 @@
 /* A folder with a manifest, read as a checkpoint. */
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 #include "formats/manifest_header.h"
 
 #include <string.h>

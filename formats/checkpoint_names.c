@@ -1,5 +1,5 @@
 /* What the names of weight files say: whose they are, and which variant of them. */
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 /* Files of a checkpoint that are deleted, but known by their saved headers. */
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

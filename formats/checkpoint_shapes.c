@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* What of a checkpoint's directory is not weights: config, tokenizer, code, licence. All of it
  * belongs to a converted model as well, so the rule is what to leave out, not what to take. */
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include "base/text.h"
 #include "formats/path_link.h"

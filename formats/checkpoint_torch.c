@@ -2,7 +2,7 @@
  * are some, and that two of their tensors may be the same bytes. */
 #include "base/alloc.h"
 #include "base/text.h"
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Warnings about a checkpoint, and the lists of names that stand in them. */
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <stdarg.h>
 #include <stdio.h>

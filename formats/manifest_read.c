@@ -3,7 +3,7 @@
  *
  * Members come in the order in which they are written, and none that is not known: so one walk
  * over the tree reads everything, and a manifest has one spelling. */
-#include "formats/manifest_parts.h"
+#include "formats/manifest_internal.h"
 
 #include "base/alloc.h"
 #include "formats/file_io.h"

@@ -1,4 +1,4 @@
-#include "formats/manifest_parts.h"
+#include "formats/manifest_internal.h"
 
 #include "formats/json_writer.h"
 

@@ -1,7 +1,7 @@
 #include "formats/torch_file.h"
 
 #include "base/alloc.h"
-#include "formats/torch_file_parts.h"
+#include "formats/torch_file_internal.h"
 #include "formats/torch_zip.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
  * start of the file, which grows as long as they do not end within it. */
 #include "base/alloc.h"
 #include "base/bytes.h"
-#include "formats/torch_file_parts.h"
+#include "formats/torch_file_internal.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

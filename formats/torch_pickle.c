@@ -10,7 +10,7 @@
 
 #include "base/alloc.h"
 #include "base/bytes.h"
-#include "formats/torch_pickle_parts.h"
+#include "formats/torch_pickle_internal.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * parameters (tests/golden/make_torch_bins.py); _rebuild_tensor is what torch wrote before
  * _rebuild_tensor_v2. Being on it means that a record is made here, from arguments of the form
  * torch gives; nothing is ever looked up or executed. */
-#include "formats/torch_pickle_parts.h"
+#include "formats/torch_pickle_internal.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* Where the tensors of a PyTorch file lie, given the places of its storages. */
 #include "base/checked.h"
-#include "formats/torch_file_parts.h"
+#include "formats/torch_file_internal.h"
 #include "formats/torch_state.h"
 
 #include <inttypes.h>

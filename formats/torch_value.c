@@ -1,6 +1,6 @@
 /* The values of a pickle: the arrays that hold them, and what readers ask of them. */
 #include "base/alloc.h"
-#include "formats/torch_pickle_parts.h"
+#include "formats/torch_pickle_internal.h"
 
 #include <string.h>
 

@@ -14,7 +14,7 @@
  *
  * grid.x covers a row, grid.y rows; where rows follow each other without a gap and the scale is not
  * the row's, the whole is taken as one row. The code values live in the lanes of a warp, a look-up
- * is a shuffle (as in cuda_quantize_parts.cuh).
+ * is a shuffle (as in cuda_quantize_internal.cuh).
  *
  * dequantize_elements does the same element by element, for rows that do not start at a multiple of
  * 8 elements (so that a chunk would lie in two blocks) and destinations that are not 16-byte
@@ -25,7 +25,7 @@
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_quantize_parts.cuh"
+#include "kernels/cuda_quantize_internal.cuh"
 
 #include <inttypes.h>
 #include <string.h>

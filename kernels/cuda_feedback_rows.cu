@@ -18,7 +18,7 @@
  * (shuffles) are made by whole warps. */
 #include "kernels/cuda_feedback_rows.h"
 
-#include "kernels/cuda_scale_search_parts.cuh"
+#include "kernels/cuda_scale_search_internal.cuh"
 
 namespace
 {

@@ -14,7 +14,7 @@
  * (calculated, at 1.7 GHz; not timed). */
 #include "kernels/cuda_feedback_internal.h"
 
-#include "kernels/cuda_scale_search_parts.cuh"
+#include "kernels/cuda_scale_search_internal.cuh"
 #include "quant/error_feedback_factors.h"
 #include "quant/quant_ops.h"
 

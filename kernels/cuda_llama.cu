@@ -19,7 +19,7 @@
 #include "kernels/cuda_llama.h"
 
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_quantize_parts.cuh"
+#include "kernels/cuda_quantize_internal.cuh"
 
 namespace
 {

@@ -25,7 +25,7 @@
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_quantize_parts.cuh"
+#include "kernels/cuda_quantize_internal.cuh"
 
 #include <string.h>
 

@@ -23,8 +23,8 @@
 #include "kernels/cuda_scale_search.h"
 
 #include "kernels/cuda_check.h"
+#include "kernels/cuda_scale_search_internal.cuh"
 #include "kernels/cuda_scale_search_limits.h"
-#include "kernels/cuda_scale_search_parts.cuh"
 
 #include <float.h>
 #include <stddef.h>

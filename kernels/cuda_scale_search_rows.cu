@@ -9,7 +9,7 @@
 #include "kernels/cuda_scale_search.h"
 
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_scale_search_parts.cuh"
+#include "kernels/cuda_scale_search_internal.cuh"
 
 namespace
 {

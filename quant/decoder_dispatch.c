@@ -1,4 +1,4 @@
-#include "quant/decoder_parts.h"
+#include "quant/decoder_internal.h"
 
 const qc_decoder_ops *qc_decoder_ops_for(qc_isa isa)
 {

@@ -6,7 +6,7 @@
  *   q [ROWS][head_dim] scaled   keys [head_dim][64] turned      values [64][padded]
  *        scores = q keys [ROWS][64] -> e^(score - maximum) -> sums [ROWS][padded] += scores values
  */
-#include "quant/decoder_parts.h"
+#include "quant/decoder_internal.h"
 #include "quant/quant_internal.h"
 
 #include <math.h>

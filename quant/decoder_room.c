@@ -1,5 +1,5 @@
 /* How much scratch attention takes, and how its arrays lie in it. */
-#include "quant/decoder_parts.h"
+#include "quant/decoder_internal.h"
 
 #include "base/checked.h"
 

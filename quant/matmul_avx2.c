@@ -3,9 +3,9 @@
  * 2 rows of W by 2 of x are 4 sums in 8 registers; 16 k take 4 loads of W, 4 of x and 8 fused
  * products. Tails are copied behind zeros, and a lane without a
  * product is put back as it was. */
-#include "quant/matmul_parts.h"
+#include "quant/matmul_internal.h"
 
-#include "quant/quant_avx2_common.h"
+#include "quant/quant_avx2_internal.h"
 
 #include <string.h>
 

@@ -2,9 +2,9 @@
  *
  * 4 rows of W by 4 of x are 16 sums; 16 k take 4 loads of W, 4 of x and 16 fused products. Tails go
  * through masks: a lane without a product keeps its bits. */
-#include "quant/matmul_parts.h"
+#include "quant/matmul_internal.h"
 
-#include "quant/quant_avx512_common.h"
+#include "quant/quant_avx512_internal.h"
 
 #define BLOCK 4u
 

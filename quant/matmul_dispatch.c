@@ -1,4 +1,4 @@
-#include "quant/matmul_parts.h"
+#include "quant/matmul_internal.h"
 
 const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa)
 {

@@ -1,5 +1,5 @@
-/* What all tables of qc_matmul_ops share: see matmul_parts.h. */
-#include "quant/matmul_parts.h"
+/* What all tables of qc_matmul_ops share: see matmul_internal.h. */
+#include "quant/matmul_internal.h"
 
 #include "base/checked.h"
 #include "quant/quant_half.h"

@@ -1,5 +1,5 @@
 /* The scalar truth of the matmul on the CPU. */
-#include "quant/matmul_parts.h"
+#include "quant/matmul_internal.h"
 
 #include "quant/quant_internal.h"
 

@@ -11,7 +11,7 @@
  * What is left of a run shorter than a vector goes to the scalar code.
  */
 #include "quant/quant_avx2.h"
-#include "quant/quant_avx2_common.h"
+#include "quant/quant_avx2_internal.h"
 #include "quant/quant_half.h"
 #include "quant/quant_simd_tables.h"
 

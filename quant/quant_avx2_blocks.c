@@ -16,7 +16,7 @@
  *
  * Blocks go in groups of eight, so that everything that is one number per block (absmax, division,
  * test for what is not finite, sums, bfloat16 errors) is one vector per group; see
- * quant_avx2_common.h for the fold.
+ * quant_avx2_internal.h for the fold.
  *
  *     group g + 1   pass 1: maximum of the magnitudes
  *     group g - 1   its error sums are folded and added up
@@ -41,7 +41,7 @@
  * 128 bytes from DRAM at 16.5 GB/s and 3.3 GHz.
  */
 #include "quant/quant_avx2.h"
-#include "quant/quant_avx2_common.h"
+#include "quant/quant_avx2_internal.h"
 #include "quant/quant_avx2_tables.h"
 #include "quant/quant_simd_tables.h"
 

@@ -10,7 +10,7 @@
  * is only kept as a number; its column is looked for when a run of 1024 beats what came before.
  */
 #include "quant/quant_avx2.h"
-#include "quant/quant_avx2_common.h"
+#include "quant/quant_avx2_internal.h"
 #include "quant/quant_half.h"
 
 #include <string.h>

@@ -9,7 +9,7 @@
  * bound by the gather's 16 loads; two gathers (codes, thresholds) took half as much again.
  */
 #include "quant/quant_avx512.h"
-#include "quant/quant_avx512_common.h"
+#include "quant/quant_avx512_internal.h"
 #include "quant/quant_half.h"
 #include "quant/quant_simd_tables.h"
 

@@ -4,7 +4,7 @@
  * by a shift, the odd ones by clearing the lower half, so that the codes of a pair meet in one lane
  * and lane l holds elements 2l and 2l + 1: the 16 lanes of the error sums. Blocks go in groups of
  * sixteen, so that everything that is one number per block (absmax, division, test for what is not
- * finite, sums, bfloat16 errors) is one vector per group; see quant_avx512_common.h for the fold.
+ * finite, sums, bfloat16 errors) is one vector per group; see quant_avx512_internal.h for the fold.
  *
  *     pass 1   the largest magnitude
  *     pass 2   fields of codes in 16-bit integers, see quant_simd_tables.h
@@ -46,7 +46,7 @@
  * pass 3, group descriptions recomputed from a counter: nothing or a little worse
  */
 #include "quant/quant_avx512.h"
-#include "quant/quant_avx512_common.h"
+#include "quant/quant_avx512_internal.h"
 #include "quant/quant_simd_tables.h"
 
 #include <string.h>

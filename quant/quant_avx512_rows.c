@@ -10,7 +10,7 @@
  * kept as a number; its column is looked for when a run of 1024 beats what came before.
  */
 #include "quant/quant_avx512.h"
-#include "quant/quant_avx512_common.h"
+#include "quant/quant_avx512_internal.h"
 #include "quant/quant_half.h"
 
 #include <string.h>

@@ -1,7 +1,7 @@
 /* The search with AVX2: what is done per element. Orders and meaning: scale_search_internal.h; the
  * shape is that of scale_search_avx512.c. Sixteen lanes are two vectors. Tables of 32 entries are
  * gathered: they lie in L1, and a choice among four permutes took as long. */
-#include "quant/quant_avx2_common.h"
+#include "quant/quant_avx2_internal.h"
 #include "quant/quant_simd_tables.h"
 #include "quant/scale_search_internal.h"
 

@@ -1,4 +1,4 @@
-#include "quant/quant_avx512_common.h"
+#include "quant/quant_avx512_internal.h"
 #include "quant/quant_half.h"
 #include "quant/weight_lanes.h"
 

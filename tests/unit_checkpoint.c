@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "fixture_files.h"
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <errno.h>
 #include <sys/resource.h>
@@ -656,8 +656,8 @@ static void survives_every_failed_read(void **state)
     print_message("%llu reads\n", (unsigned long long)last);
 }
 
-/* Every step out of checkpoint_parts.h again with arenas that are nearly full, so that each of its
- * allocations in turn is the one that needs a new block. */
+/* Every step out of checkpoint_internal.h again with arenas that are nearly full, so that each of
+ * its allocations in turn is the one that needs a new block. */
 static qc_status run_parts(size_t room, uint64_t fail_at)
 {
     static const char text[] = GOOD_INDEX;

@@ -3,7 +3,7 @@
 
 #include "base/alloc.h"
 #include "fixture_files.h"
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 
 #include <errno.h>
 

@@ -1,6 +1,6 @@
 /* Any text as model.safetensors.index.json: refused, or names that are sorted, belong together and
  * stay below the directory. */
-#include "formats/checkpoint_parts.h"
+#include "formats/checkpoint_internal.h"
 #include "fuzz_check.h"
 
 #include <string.h>

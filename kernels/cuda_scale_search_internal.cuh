@@ -1,8 +1,8 @@
 /* What the two searches share: elements, residues, sums over the sixteen threads of a team. */
-#ifndef QC_KERNELS_CUDA_SCALE_SEARCH_PARTS_CUH
-#define QC_KERNELS_CUDA_SCALE_SEARCH_PARTS_CUH
+#ifndef QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
+#define QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 
-#include "kernels/cuda_quantize_parts.cuh"
+#include "kernels/cuda_quantize_internal.cuh"
 
 /* dtype F32, F16 or BF16; the same in all threads. */
 QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)

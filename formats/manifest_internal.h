@@ -1,6 +1,6 @@
 /* Shared by the manifest's reader and writer. */
-#ifndef QC_FORMATS_MANIFEST_PARTS_H
-#define QC_FORMATS_MANIFEST_PARTS_H
+#ifndef QC_FORMATS_MANIFEST_INTERNAL_H
+#define QC_FORMATS_MANIFEST_INTERNAL_H
 
 #include "formats/manifest.h"
 

@@ -1,7 +1,7 @@
 /* What the quantizing kernels share: elements of the three source types, the largest magnitude, the
  * first bad element, and the search of an NF4 code. */
-#ifndef QC_KERNELS_CUDA_QUANTIZE_PARTS_CUH
-#define QC_KERNELS_CUDA_QUANTIZE_PARTS_CUH
+#ifndef QC_KERNELS_CUDA_QUANTIZE_INTERNAL_CUH
+#define QC_KERNELS_CUDA_QUANTIZE_INTERNAL_CUH
 
 #include "kernels/ptx.cuh"
 

@@ -1,6 +1,6 @@
 /* Shared by the tables of qc_decoder_ops; not for callers. */
-#ifndef QC_QUANT_DECODER_PARTS_H
-#define QC_QUANT_DECODER_PARTS_H
+#ifndef QC_QUANT_DECODER_INTERNAL_H
+#define QC_QUANT_DECODER_INTERNAL_H
 
 #include "quant/decoder_ops.h"
 

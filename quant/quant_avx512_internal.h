@@ -10,8 +10,8 @@
  * block b: 30 operations for 16 blocks instead of 45 in registers. Quarters would make the second
  * step free as well (21), but cost twice the stores. Rows must not be read right after they were
  * written: a wide load cannot be forwarded from narrow stores. */
-#ifndef QC_QUANT_QUANT_AVX512_COMMON_H
-#define QC_QUANT_QUANT_AVX512_COMMON_H
+#ifndef QC_QUANT_QUANT_AVX512_INTERNAL_H
+#define QC_QUANT_QUANT_AVX512_INTERNAL_H
 
 #include "quant/quant_internal.h"
 

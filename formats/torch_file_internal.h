@@ -1,6 +1,6 @@
 /* What torch_file.c, torch_legacy.c and torch_storage.c share. Nobody else includes this. */
-#ifndef QC_FORMATS_TORCH_FILE_PARTS_H
-#define QC_FORMATS_TORCH_FILE_PARTS_H
+#ifndef QC_FORMATS_TORCH_FILE_INTERNAL_H
+#define QC_FORMATS_TORCH_FILE_INTERNAL_H
 
 #include "formats/torch_file.h"
 #include "formats/torch_pickle.h"

@@ -3,8 +3,8 @@
  *   torch_pickle.c    the stack machine and its opcodes
  *   torch_rebuild.c   what names, calls and persistent ids mean
  *   torch_value.c     the values that both make */
-#ifndef QC_FORMATS_TORCH_PICKLE_PARTS_H
-#define QC_FORMATS_TORCH_PICKLE_PARTS_H
+#ifndef QC_FORMATS_TORCH_PICKLE_INTERNAL_H
+#define QC_FORMATS_TORCH_PICKLE_INTERNAL_H
 
 #include "formats/torch_pickle.h"
 

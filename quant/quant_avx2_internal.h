@@ -12,8 +12,8 @@
  * block b: 13 operations for 8 blocks. Rows must not be read right after they were written (a wide
  * load cannot be forwarded from narrow stores), so callers fold a group of blocks while the next is
  * under way. */
-#ifndef QC_QUANT_QUANT_AVX2_COMMON_H
-#define QC_QUANT_QUANT_AVX2_COMMON_H
+#ifndef QC_QUANT_QUANT_AVX2_INTERNAL_H
+#define QC_QUANT_QUANT_AVX2_INTERNAL_H
 
 #include "quant/quant_internal.h"
 

@@ -1,6 +1,6 @@
 /* The parts checkpoint.c is put together from. Nobody else includes this, but for tests. */
-#ifndef QC_FORMATS_CHECKPOINT_PARTS_H
-#define QC_FORMATS_CHECKPOINT_PARTS_H
+#ifndef QC_FORMATS_CHECKPOINT_INTERNAL_H
+#define QC_FORMATS_CHECKPOINT_INTERNAL_H
 
 #include "base/text.h"
 #include "formats/checkpoint.h"

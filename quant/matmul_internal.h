@@ -14,8 +14,8 @@
  *
  * A NaN's sign and payload depend on the order of operands, which compilers choose: a sum that is
  * NaN becomes the one quiet NaN 0x7fc00000 before it is rounded. */
-#ifndef QC_QUANT_MATMUL_PARTS_H
-#define QC_QUANT_MATMUL_PARTS_H
+#ifndef QC_QUANT_MATMUL_INTERNAL_H
+#define QC_QUANT_MATMUL_INTERNAL_H
 
 #include "quant/matmul_ops.h"
 
