@@ -1,11 +1,14 @@
 /* Decoders in the manner of Llama: embed_tokens, layers of attention and MLP, norm, lm_head. What a
  * family does differently is a trait.
  * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
-#include "convert/model_tensors_parts.h"
+#include "convert/model_tensors_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
+
+#define MXFP4_BLOCK       32u
+#define MXFP4_BLOCK_BYTES 16u
 
 enum {
     QKV_BIAS = 1,          /* always */
@@ -271,10 +274,45 @@ static int has_experts(const decoder *d, uint64_t layer)
     return (d->every == 0 || layer % d->every == 0) && (d->step == 0 || (layer + 1) % d->step == 0);
 }
 
+/* Experts are stacked: [experts, out, in], in MXFP4 as blocks of 32 along the input with a scale
+ * each; without it [experts, in, out], as transformers holds them. */
+static qc_status add_stacked(qc_tensor_maker *m, const char *name, uint64_t out, uint64_t in,
+                             qc_error *err)
+{
+    char text[64];
+    uint64_t e = m->g->experts;
+    (void)snprintf(text, sizeof text, "mlp.experts.%s_bias", name);
+    QC_TRY(qc_tm_matrix(m, text, e, out, err));
+    if (!m->mxfp4) {
+        (void)snprintf(text, sizeof text, "mlp.experts.%s", name);
+        return qc_tm_add(m, text, m->dtype, 3, (uint64_t[]){e, in, out}, err);
+    }
+    if (in % MXFP4_BLOCK != 0)
+        QC_FAIL(err, QC_ERR_INPUT,
+                "config.json: an input of %" PRIu64 " is no multiple of MXFP4's block of %u", in,
+                MXFP4_BLOCK);
+    uint64_t blocks = in / MXFP4_BLOCK;
+    (void)snprintf(text, sizeof text, "mlp.experts.%s_blocks", name);
+    QC_TRY(
+        qc_tm_add(m, text, QC_DTYPE_U8, 4, (uint64_t[]){e, out, blocks, MXFP4_BLOCK_BYTES}, err));
+    (void)snprintf(text, sizeof text, "mlp.experts.%s_scales", name);
+    return qc_tm_add(m, text, QC_DTYPE_U8, 3, (uint64_t[]){e, out, blocks}, err);
+}
+
+/* The router, experts and sinks of one layer of gpt-oss. */
+static qc_status add_gpt_oss(qc_tensor_maker *m, uint64_t intermediate, qc_error *err)
+{
+    const qc_geometry *g = m->g;
+    QC_TRY(qc_tm_vector(m, "self_attn.sinks", g->heads, err));
+    QC_TRY(qc_tm_linear(m, "mlp.router", g->experts, g->hidden, 1, err));
+    QC_TRY(add_stacked(m, "gate_up_proj", 2 * intermediate, g->hidden, err));
+    return add_stacked(m, "down_proj", g->hidden, intermediate, err);
+}
+
 static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
 {
     if (qc_tm_is(d->m, " gpt_oss "))
-        return qc_tm_gpt_oss_layer(d->m, d->intermediate, err);
+        return add_gpt_oss(d->m, d->intermediate, err);
     if (d->traits & MIXTRAL_EXPERTS)
         return add_mixtral_experts(d, err);
     if (d->traits & LLAMA4)

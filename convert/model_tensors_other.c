@@ -1,52 +1,13 @@
-/* Families that are not built like Llama, and gpt-oss' experts.
+/* Families that are not built like Llama.
  * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
-#include "convert/model_tensors_parts.h"
+#include "convert/model_tensors_internal.h"
 
 #include "base/checked.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
-#define MXFP4_BLOCK       32u
-#define MXFP4_BLOCK_BYTES 16u
 #define MLLAMA_EXTRA_ROWS 8u /* special tokens that vocab_size does not count */
-
-/* ---- gpt-oss ---- */
-
-/* Experts are stacked: [experts, out, in], in MXFP4 as blocks of 32 along the input with a scale
- * each; without it [experts, in, out], as transformers holds them. */
-static qc_status add_stacked(qc_tensor_maker *m, const char *name, uint64_t out, uint64_t in,
-                             qc_error *err)
-{
-    char text[64];
-    uint64_t e = m->g->experts;
-    (void)snprintf(text, sizeof text, "mlp.experts.%s_bias", name);
-    QC_TRY(qc_tm_matrix(m, text, e, out, err));
-    if (!m->mxfp4) {
-        (void)snprintf(text, sizeof text, "mlp.experts.%s", name);
-        return qc_tm_add(m, text, m->dtype, 3, (uint64_t[]){e, in, out}, err);
-    }
-    if (in % MXFP4_BLOCK != 0)
-        QC_FAIL(err, QC_ERR_INPUT,
-                "config.json: an input of %" PRIu64 " is no multiple of MXFP4's block of %u", in,
-                MXFP4_BLOCK);
-    uint64_t blocks = in / MXFP4_BLOCK;
-    (void)snprintf(text, sizeof text, "mlp.experts.%s_blocks", name);
-    QC_TRY(
-        qc_tm_add(m, text, QC_DTYPE_U8, 4, (uint64_t[]){e, out, blocks, MXFP4_BLOCK_BYTES}, err));
-    (void)snprintf(text, sizeof text, "mlp.experts.%s_scales", name);
-    return qc_tm_add(m, text, QC_DTYPE_U8, 3, (uint64_t[]){e, out, blocks}, err);
-}
-
-qc_status qc_tm_gpt_oss_layer(qc_tensor_maker *m, uint64_t intermediate, qc_error *err)
-{
-    const qc_geometry *g = m->g;
-    QC_TRY(qc_tm_vector(m, "self_attn.sinks", g->heads, err));
-    QC_TRY(qc_tm_linear(m, "mlp.router", g->experts, g->hidden, 1, err));
-    QC_TRY(add_stacked(m, "gate_up_proj", 2 * intermediate, g->hidden, err));
-    return add_stacked(m, "down_proj", g->hidden, intermediate, err);
-}
 
 /* ---- mllama ---- */
 

@@ -1,6 +1,6 @@
-/* What the families are put together from. Nobody but model_tensors*.c includes this. */
-#ifndef QC_CONVERT_MODEL_TENSORS_PARTS_H
-#define QC_CONVERT_MODEL_TENSORS_PARTS_H
+/* Makes the tensors of a model one after the other, in the few shapes that all families have. */
+#ifndef QC_CONVERT_TENSOR_MAKER_H
+#define QC_CONVERT_TENSOR_MAKER_H
 
 #include "convert/config_fields.h"
 #include "convert/geometry.h"
@@ -37,17 +37,5 @@ QC_NODISCARD qc_status qc_tm_layer_norm(qc_tensor_maker *m, const char *module, 
 QC_NODISCARD qc_status qc_tm_need(const qc_tensor_maker *m, const qc_json_node *object,
                                   const char *name, uint64_t max, uint64_t *out, qc_error *err);
 int qc_tm_is(const qc_tensor_maker *m, const char *types);
-
-/* Families: each adds everything. */
-QC_NODISCARD qc_status qc_tm_decoder(qc_tensor_maker *m, const char *base, qc_error *err);
-QC_NODISCARD qc_status qc_tm_qwen35(qc_tensor_maker *m, qc_error *err);
-/* A decoder below "language_model." and a tower of images: gemma3, mistral3, llama4. */
-QC_NODISCARD qc_status qc_tm_with_tower(qc_tensor_maker *m, qc_error *err);
-QC_NODISCARD qc_status qc_tm_mllama(qc_tensor_maker *m, qc_error *err);
-QC_NODISCARD qc_status qc_tm_bert(qc_tensor_maker *m, qc_error *err);
-QC_NODISCARD qc_status qc_tm_gpt2(qc_tensor_maker *m, qc_error *err);
-/* gpt-oss' router, experts and sinks of one layer. */
-QC_NODISCARD qc_status qc_tm_gpt_oss_layer(qc_tensor_maker *m, uint64_t intermediate,
-                                           qc_error *err);
 
 #endif
