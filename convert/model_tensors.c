@@ -19,13 +19,13 @@ static qc_status read_quantization(qc_tensor_maker *m, qc_error *err)
     if (!q)
         return QC_OK;
     const char *method = qc_json_string_or(qc_json_get(q, "quant_method"), "");
-    if (strcmp(method, "mxfp4") == 0 && qc_tm_is(m, " gpt_oss ")) {
+    if (strcmp(method, "mxfp4") == 0 && qc_maker_is(m, " gpt_oss ")) {
         m->mxfp4 = 1;
         return QC_OK;
     }
     const qc_json_node *block = qc_json_get(q, "weight_block_size");
     int square = block && qc_json_kind_of(block) == QC_JSON_ARRAY && qc_json_first(block);
-    if (strcmp(method, "fp8") == 0 && qc_tm_is(m, " deepseek_v3 ") && square) {
+    if (strcmp(method, "fp8") == 0 && qc_maker_is(m, " deepseek_v3 ") && square) {
         QC_TRY(qc_config_count(&m->fp8_block, qc_json_first(block), QC_CONFIG_MAX_SIZE, 0, err));
         if (m->fp8_block != 0)
             return QC_OK;
@@ -80,14 +80,14 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
     if (m.dtype == QC_DTYPE_COUNT)
         m.dtype = m.mxfp4 ? QC_DTYPE_BF16 : QC_DTYPE_F32;
     if (strcmp(m.config.model_type, "mllama") == 0)
-        return qc_tm_mllama(&m, err);
+        return qc_maker_mllama(&m, err);
     if (strcmp(m.config.model_type, "qwen3_5") == 0)
-        return qc_tm_qwen35(&m, err);
+        return qc_maker_qwen35(&m, err);
     if (qc_config_word_in(m.config.model_type, with_towers))
-        return qc_tm_with_tower(&m, err);
-    if (qc_tm_is(&m, " bert "))
-        return qc_tm_bert(&m, err);
-    if (qc_tm_is(&m, " gpt2 "))
-        return qc_tm_gpt2(&m, err);
-    return qc_tm_decoder(&m, "", err);
+        return qc_maker_with_tower(&m, err);
+    if (qc_maker_is(&m, " bert "))
+        return qc_maker_bert(&m, err);
+    if (qc_maker_is(&m, " gpt2 "))
+        return qc_maker_gpt2(&m, err);
+    return qc_maker_decoder(&m, "", err);
 }

@@ -108,10 +108,10 @@ static qc_status read_latent(decoder *d, qc_error *err)
 {
     const qc_config *c = &d->m->config;
     QC_TRY(qc_config_read(&d->q_rank, c, "q_lora_rank", QC_CONFIG_MAX_SIZE, 0, err));
-    QC_TRY(qc_tm_need(d->m, c->text, "kv_lora_rank", QC_CONFIG_MAX_SIZE, &d->kv_rank, err));
-    QC_TRY(qc_tm_need(d->m, c->text, "qk_rope_head_dim", QC_CONFIG_MAX_SIZE, &d->rope, err));
-    QC_TRY(qc_tm_need(d->m, c->text, "qk_nope_head_dim", QC_CONFIG_MAX_SIZE, &d->nope, err));
-    return qc_tm_need(d->m, c->text, "v_head_dim", QC_CONFIG_MAX_SIZE, &d->v_dim, err);
+    QC_TRY(qc_maker_need(d->m, c->text, "kv_lora_rank", QC_CONFIG_MAX_SIZE, &d->kv_rank, err));
+    QC_TRY(qc_maker_need(d->m, c->text, "qk_rope_head_dim", QC_CONFIG_MAX_SIZE, &d->rope, err));
+    QC_TRY(qc_maker_need(d->m, c->text, "qk_nope_head_dim", QC_CONFIG_MAX_SIZE, &d->nope, err));
+    return qc_maker_need(d->m, c->text, "v_head_dim", QC_CONFIG_MAX_SIZE, &d->v_dim, err);
 }
 
 /* Traits that the configuration switches off. */
@@ -126,7 +126,7 @@ static qc_status read_fields(decoder *d, qc_error *err)
     const qc_tensor_maker *m = d->m;
     const qc_geometry *g = m->g;
     for (size_t i = 0; i < sizeof families / sizeof *families; i++) {
-        if (qc_tm_is(m, families[i].types))
+        if (qc_maker_is(m, families[i].types))
             d->traits = families[i].traits;
     }
     unless(d, ATTENTION_BIAS | QKV_BIAS_IF, "attention_bias");
@@ -137,9 +137,9 @@ static qc_status read_fields(decoder *d, qc_error *err)
     d->kv_heads = g->kv_heads;
     d->head_dim = g->head_dim;
     d->every = d->step = 1;
-    QC_TRY(qc_tm_need(m, m->config.text, "vocab_size", QC_CONFIG_MAX_SIZE, &d->vocab, err));
-    QC_TRY(qc_tm_need(m, m->config.text, "intermediate_size", QC_CONFIG_MAX_SIZE, &d->intermediate,
-                      err));
+    QC_TRY(qc_maker_need(m, m->config.text, "vocab_size", QC_CONFIG_MAX_SIZE, &d->vocab, err));
+    QC_TRY(qc_maker_need(m, m->config.text, "intermediate_size", QC_CONFIG_MAX_SIZE,
+                         &d->intermediate, err));
     if (d->traits & (EXPERTS | MIXTRAL_EXPERTS))
         QC_TRY(read_experts(d, err));
     if (d->traits & LLAMA4) {
@@ -164,18 +164,18 @@ static qc_status add_latent_attention(const decoder *d, qc_error *err)
     int bias = (d->traits & ATTENTION_BIAS) != 0;
     uint64_t qk = d->nope + d->rope;
     if (d->q_rank == 0) {
-        QC_TRY(qc_tm_linear(m, "self_attn.q_proj", d->heads * qk, d->hidden, 0, err));
+        QC_TRY(qc_maker_linear(m, "self_attn.q_proj", d->heads * qk, d->hidden, 0, err));
     } else {
-        QC_TRY(qc_tm_linear(m, "self_attn.q_a_proj", d->q_rank, d->hidden, bias, err));
-        QC_TRY(qc_tm_vector(m, "self_attn.q_a_layernorm.weight", d->q_rank, err));
-        QC_TRY(qc_tm_linear(m, "self_attn.q_b_proj", d->heads * qk, d->q_rank, 0, err));
+        QC_TRY(qc_maker_linear(m, "self_attn.q_a_proj", d->q_rank, d->hidden, bias, err));
+        QC_TRY(qc_maker_vector(m, "self_attn.q_a_layernorm.weight", d->q_rank, err));
+        QC_TRY(qc_maker_linear(m, "self_attn.q_b_proj", d->heads * qk, d->q_rank, 0, err));
     }
-    QC_TRY(qc_tm_linear(m, "self_attn.kv_a_proj_with_mqa", d->kv_rank + d->rope, d->hidden, bias,
-                        err));
-    QC_TRY(qc_tm_vector(m, "self_attn.kv_a_layernorm.weight", d->kv_rank, err));
-    QC_TRY(qc_tm_linear(m, "self_attn.kv_b_proj", d->heads * (d->nope + d->v_dim), d->kv_rank, 0,
-                        err));
-    return qc_tm_linear(m, "self_attn.o_proj", d->hidden, d->heads * d->v_dim, bias, err);
+    QC_TRY(qc_maker_linear(m, "self_attn.kv_a_proj_with_mqa", d->kv_rank + d->rope, d->hidden, bias,
+                           err));
+    QC_TRY(qc_maker_vector(m, "self_attn.kv_a_layernorm.weight", d->kv_rank, err));
+    QC_TRY(qc_maker_linear(m, "self_attn.kv_b_proj", d->heads * (d->nope + d->v_dim), d->kv_rank, 0,
+                           err));
+    return qc_maker_linear(m, "self_attn.o_proj", d->hidden, d->heads * d->v_dim, bias, err);
 }
 
 static qc_status add_attention(const decoder *d, qc_error *err)
@@ -188,17 +188,17 @@ static qc_status add_attention(const decoder *d, qc_error *err)
     if (d->traits & LATENT)
         return add_latent_attention(d, err);
     if (d->traits & FUSED_QKV) {
-        QC_TRY(qc_tm_linear(m, "self_attn.qkv_proj", q + 2 * kv, d->hidden, 0, err));
+        QC_TRY(qc_maker_linear(m, "self_attn.qkv_proj", q + 2 * kv, d->hidden, 0, err));
     } else {
-        QC_TRY(qc_tm_linear(m, "self_attn.q_proj", q, d->hidden, qkv, err));
-        QC_TRY(qc_tm_linear(m, "self_attn.k_proj", kv, d->hidden, qkv, err));
-        QC_TRY(qc_tm_linear(m, "self_attn.v_proj", kv, d->hidden, qkv, err));
+        QC_TRY(qc_maker_linear(m, "self_attn.q_proj", q, d->hidden, qkv, err));
+        QC_TRY(qc_maker_linear(m, "self_attn.k_proj", kv, d->hidden, qkv, err));
+        QC_TRY(qc_maker_linear(m, "self_attn.v_proj", kv, d->hidden, qkv, err));
     }
-    QC_TRY(qc_tm_linear(m, "self_attn.o_proj", d->hidden, q, all, err));
+    QC_TRY(qc_maker_linear(m, "self_attn.o_proj", d->hidden, q, all, err));
     if (!(d->traits & (HEAD_NORMS | QK_NORM_IF | WIDE_NORMS)))
         return QC_OK;
-    QC_TRY(qc_tm_vector(m, "self_attn.q_norm.weight", wide ? q : d->head_dim, err));
-    return qc_tm_vector(m, "self_attn.k_norm.weight", wide ? kv : d->head_dim, err);
+    QC_TRY(qc_maker_vector(m, "self_attn.q_norm.weight", wide ? q : d->head_dim, err));
+    return qc_maker_vector(m, "self_attn.k_norm.weight", wide ? kv : d->head_dim, err);
 }
 
 /* ---- the MLP ---- */
@@ -208,24 +208,24 @@ static qc_status add_gated(const decoder *d, const char *module, uint64_t width,
     char name[64];
     int bias = (d->traits & MLP_BIAS) != 0;
     (void)snprintf(name, sizeof name, "%s.gate_proj", module);
-    QC_TRY(qc_tm_linear(d->m, name, width, d->hidden, bias, err));
+    QC_TRY(qc_maker_linear(d->m, name, width, d->hidden, bias, err));
     (void)snprintf(name, sizeof name, "%s.up_proj", module);
-    QC_TRY(qc_tm_linear(d->m, name, width, d->hidden, bias, err));
+    QC_TRY(qc_maker_linear(d->m, name, width, d->hidden, bias, err));
     (void)snprintf(name, sizeof name, "%s.down_proj", module);
-    return qc_tm_linear(d->m, name, d->hidden, width, bias, err);
+    return qc_maker_linear(d->m, name, d->hidden, width, bias, err);
 }
 
 static qc_status add_mixtral_experts(const decoder *d, qc_error *err)
 {
     qc_tensor_maker *m = d->m;
     uint64_t experts = m->g->experts;
-    QC_TRY(qc_tm_matrix(m, "block_sparse_moe.gate.weight", experts, d->hidden, err));
+    QC_TRY(qc_maker_matrix(m, "block_sparse_moe.gate.weight", experts, d->hidden, err));
     for (uint64_t e = 0; e < experts; e++) {
         char name[64];
         for (int w = 1; w <= 3; w++) {
             (void)snprintf(name, sizeof name, "block_sparse_moe.experts.%" PRIu64 ".w%d", e, w);
-            QC_TRY(qc_tm_linear(m, name, w == 2 ? d->hidden : d->intermediate,
-                                w == 2 ? d->intermediate : d->hidden, 0, err));
+            QC_TRY(qc_maker_linear(m, name, w == 2 ? d->hidden : d->intermediate,
+                                   w == 2 ? d->intermediate : d->hidden, 0, err));
         }
     }
     return QC_OK;
@@ -235,9 +235,9 @@ static qc_status add_experts(const decoder *d, qc_error *err)
 {
     qc_tensor_maker *m = d->m;
     uint64_t experts = m->g->experts;
-    QC_TRY(qc_tm_matrix(m, "mlp.gate.weight", experts, d->hidden, err));
+    QC_TRY(qc_maker_matrix(m, "mlp.gate.weight", experts, d->hidden, err));
     if (d->traits & ROUTER_BIAS)
-        QC_TRY(qc_tm_add(m, "mlp.gate.e_score_correction_bias", QC_DTYPE_F32, 1, &experts, err));
+        QC_TRY(qc_maker_add(m, "mlp.gate.e_score_correction_bias", QC_DTYPE_F32, 1, &experts, err));
     for (uint64_t e = 0; e < experts; e++) {
         char name[40];
         (void)snprintf(name, sizeof name, "mlp.experts.%" PRIu64, e);
@@ -245,7 +245,7 @@ static qc_status add_experts(const decoder *d, qc_error *err)
     }
     if (d->traits & SHARED_EXPERT) {
         QC_TRY(add_gated(d, "mlp.shared_expert", d->shared, err));
-        return qc_tm_matrix(m, "mlp.shared_expert_gate.weight", 1, d->hidden, err);
+        return qc_maker_matrix(m, "mlp.shared_expert_gate.weight", 1, d->hidden, err);
     }
     return d->shared ? add_gated(d, "mlp.shared_experts", d->shared, err) : QC_OK;
 }
@@ -255,11 +255,11 @@ static qc_status add_llama4(const decoder *d, qc_error *err)
 {
     qc_tensor_maker *m = d->m;
     uint64_t e = m->g->experts;
-    QC_TRY(qc_tm_matrix(m, "feed_forward.router.weight", e, d->hidden, err));
-    QC_TRY(qc_tm_add(m, "feed_forward.experts.gate_up_proj", m->dtype, 3,
-                     (uint64_t[]){e, d->hidden, 2 * d->intermediate}, err));
-    QC_TRY(qc_tm_add(m, "feed_forward.experts.down_proj", m->dtype, 3,
-                     (uint64_t[]){e, d->intermediate, d->hidden}, err));
+    QC_TRY(qc_maker_matrix(m, "feed_forward.router.weight", e, d->hidden, err));
+    QC_TRY(qc_maker_add(m, "feed_forward.experts.gate_up_proj", m->dtype, 3,
+                        (uint64_t[]){e, d->hidden, 2 * d->intermediate}, err));
+    QC_TRY(qc_maker_add(m, "feed_forward.experts.down_proj", m->dtype, 3,
+                        (uint64_t[]){e, d->intermediate, d->hidden}, err));
     return add_gated(d, "feed_forward.shared_expert", d->intermediate, err);
 }
 
@@ -282,10 +282,10 @@ static qc_status add_stacked(qc_tensor_maker *m, const char *name, uint64_t out,
     char text[64];
     uint64_t e = m->g->experts;
     (void)snprintf(text, sizeof text, "mlp.experts.%s_bias", name);
-    QC_TRY(qc_tm_matrix(m, text, e, out, err));
+    QC_TRY(qc_maker_matrix(m, text, e, out, err));
     if (!m->mxfp4) {
         (void)snprintf(text, sizeof text, "mlp.experts.%s", name);
-        return qc_tm_add(m, text, m->dtype, 3, (uint64_t[]){e, in, out}, err);
+        return qc_maker_add(m, text, m->dtype, 3, (uint64_t[]){e, in, out}, err);
     }
     if (in % MXFP4_BLOCK != 0)
         QC_FAIL(err, QC_ERR_INPUT,
@@ -293,25 +293,25 @@ static qc_status add_stacked(qc_tensor_maker *m, const char *name, uint64_t out,
                 MXFP4_BLOCK);
     uint64_t blocks = in / MXFP4_BLOCK;
     (void)snprintf(text, sizeof text, "mlp.experts.%s_blocks", name);
-    QC_TRY(
-        qc_tm_add(m, text, QC_DTYPE_U8, 4, (uint64_t[]){e, out, blocks, MXFP4_BLOCK_BYTES}, err));
+    QC_TRY(qc_maker_add(m, text, QC_DTYPE_U8, 4, (uint64_t[]){e, out, blocks, MXFP4_BLOCK_BYTES},
+                        err));
     (void)snprintf(text, sizeof text, "mlp.experts.%s_scales", name);
-    return qc_tm_add(m, text, QC_DTYPE_U8, 3, (uint64_t[]){e, out, blocks}, err);
+    return qc_maker_add(m, text, QC_DTYPE_U8, 3, (uint64_t[]){e, out, blocks}, err);
 }
 
 /* The router, experts and sinks of one layer of gpt-oss. */
 static qc_status add_gpt_oss(qc_tensor_maker *m, uint64_t intermediate, qc_error *err)
 {
     const qc_geometry *g = m->g;
-    QC_TRY(qc_tm_vector(m, "self_attn.sinks", g->heads, err));
-    QC_TRY(qc_tm_linear(m, "mlp.router", g->experts, g->hidden, 1, err));
+    QC_TRY(qc_maker_vector(m, "self_attn.sinks", g->heads, err));
+    QC_TRY(qc_maker_linear(m, "mlp.router", g->experts, g->hidden, 1, err));
     QC_TRY(add_stacked(m, "gate_up_proj", 2 * intermediate, g->hidden, err));
     return add_stacked(m, "down_proj", g->hidden, intermediate, err);
 }
 
 static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
 {
-    if (qc_tm_is(d->m, " gpt_oss "))
+    if (qc_maker_is(d->m, " gpt_oss "))
         return add_gpt_oss(d->m, d->intermediate, err);
     if (d->traits & MIXTRAL_EXPERTS)
         return add_mixtral_experts(d, err);
@@ -321,8 +321,8 @@ static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
         return add_experts(d, err);
     if (!(d->traits & FUSED_MLP))
         return add_gated(d, "mlp", d->intermediate, err);
-    QC_TRY(qc_tm_linear(d->m, "mlp.gate_up_proj", 2 * d->intermediate, d->hidden, 0, err));
-    return qc_tm_linear(d->m, "mlp.down_proj", d->hidden, d->intermediate, 0, err);
+    QC_TRY(qc_maker_linear(d->m, "mlp.gate_up_proj", 2 * d->intermediate, d->hidden, 0, err));
+    return qc_maker_linear(d->m, "mlp.down_proj", d->hidden, d->intermediate, 0, err);
 }
 
 /* ---- layers ---- */
@@ -344,11 +344,11 @@ static qc_status add_layer(const decoder *d, uint64_t layer, qc_error *err)
     qc_tensor_maker *m = d->m;
     char base[48];
     (void)snprintf(base, sizeof base, "%smodel.layers.", d->base);
-    qc_tm_prefix(m, base, layer);
+    qc_maker_prefix(m, base, layer);
     for (size_t i = 0; i < sizeof layer_norms / sizeof *layer_norms; i++) {
         unsigned only = layer_norms[i].only;
         if ((only == 0 || (d->traits & only)) && !(d->traits & layer_norms[i].not ))
-            QC_TRY(qc_tm_vector(m, layer_norms[i].name, d->hidden, err));
+            QC_TRY(qc_maker_vector(m, layer_norms[i].name, d->hidden, err));
     }
     QC_TRY(add_attention(d, err));
     return add_mlp(d, layer, err);
@@ -363,27 +363,27 @@ static qc_status add_prediction_layers(const decoder *d, qc_error *err)
     QC_TRY(qc_config_read(&count, &m->config, "num_nextn_predict_layers", 16, 0, err));
     for (uint64_t i = 0; (d->traits & ROUTER_BIAS) && i < count; i++) {
         QC_TRY(add_layer(d, m->g->layer_count + i, err));
-        QC_TRY(qc_tm_matrix(m, "embed_tokens.weight", d->vocab, d->hidden, err));
-        QC_TRY(qc_tm_matrix(m, "eh_proj.weight", d->hidden, 2 * d->hidden, err));
-        QC_TRY(qc_tm_vector(m, "enorm.weight", d->hidden, err));
-        QC_TRY(qc_tm_vector(m, "hnorm.weight", d->hidden, err));
-        QC_TRY(qc_tm_vector(m, "shared_head.norm.weight", d->hidden, err));
-        QC_TRY(qc_tm_matrix(m, "shared_head.head.weight", d->vocab, d->hidden, err));
+        QC_TRY(qc_maker_matrix(m, "embed_tokens.weight", d->vocab, d->hidden, err));
+        QC_TRY(qc_maker_matrix(m, "eh_proj.weight", d->hidden, 2 * d->hidden, err));
+        QC_TRY(qc_maker_vector(m, "enorm.weight", d->hidden, err));
+        QC_TRY(qc_maker_vector(m, "hnorm.weight", d->hidden, err));
+        QC_TRY(qc_maker_vector(m, "shared_head.norm.weight", d->hidden, err));
+        QC_TRY(qc_maker_matrix(m, "shared_head.head.weight", d->vocab, d->hidden, err));
     }
     return QC_OK;
 }
 
-qc_status qc_tm_decoder(qc_tensor_maker *m, const char *base, qc_error *err)
+qc_status qc_maker_decoder(qc_tensor_maker *m, const char *base, qc_error *err)
 {
     decoder d = {.m = m, .base = base};
     QC_TRY(read_fields(&d, err));
     for (uint64_t i = 0; i < m->g->layer_count; i++)
         QC_TRY(add_layer(&d, i, err));
     QC_TRY(add_prediction_layers(&d, err));
-    qc_tm_prefix(m, base, UINT64_MAX);
-    QC_TRY(qc_tm_matrix(m, "model.embed_tokens.weight", d.vocab, d.hidden, err));
-    QC_TRY(qc_tm_vector(m, "model.norm.weight", d.hidden, err));
+    qc_maker_prefix(m, base, UINT64_MAX);
+    QC_TRY(qc_maker_matrix(m, "model.embed_tokens.weight", d.vocab, d.hidden, err));
+    QC_TRY(qc_maker_vector(m, "model.norm.weight", d.hidden, err));
     if (qc_config_flag(&m->config, "tie_word_embeddings", (d.traits & TIED) != 0))
         return QC_OK;
-    return qc_tm_matrix(m, "lm_head.weight", d.vocab, d.hidden, err);
+    return qc_maker_matrix(m, "lm_head.weight", d.vocab, d.hidden, err);
 }

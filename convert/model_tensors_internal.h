@@ -5,12 +5,12 @@
 #include "convert/tensor_maker.h"
 
 /* Each adds all tensors of its models. */
-QC_NODISCARD qc_status qc_tm_decoder(qc_tensor_maker *m, const char *base, qc_error *err);
-QC_NODISCARD qc_status qc_tm_qwen35(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_maker_decoder(qc_tensor_maker *m, const char *base, qc_error *err);
+QC_NODISCARD qc_status qc_maker_qwen35(qc_tensor_maker *m, qc_error *err);
 /* A decoder below "language_model." and a tower of images: gemma3, mistral3, llama4. */
-QC_NODISCARD qc_status qc_tm_with_tower(qc_tensor_maker *m, qc_error *err);
-QC_NODISCARD qc_status qc_tm_mllama(qc_tensor_maker *m, qc_error *err);
-QC_NODISCARD qc_status qc_tm_bert(qc_tensor_maker *m, qc_error *err);
-QC_NODISCARD qc_status qc_tm_gpt2(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_maker_with_tower(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_maker_mllama(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_maker_bert(qc_tensor_maker *m, qc_error *err);
+QC_NODISCARD qc_status qc_maker_gpt2(qc_tensor_maker *m, qc_error *err);
 
 #endif

@@ -21,17 +21,17 @@ static qc_status mllama_vision_layers(qc_tensor_maker *m, const mllama_vision *v
     static const char *const attention[] = {"self_attn.q_proj", "self_attn.k_proj",
                                             "self_attn.v_proj", "self_attn.o_proj"};
     for (uint64_t i = 0; i < count; i++) {
-        qc_tm_prefix(m, base, i);
+        qc_maker_prefix(m, base, i);
         for (size_t k = 0; k < sizeof attention / sizeof *attention; k++)
-            QC_TRY(qc_tm_linear(m, attention[k], v->hidden, v->hidden, 0, err));
-        QC_TRY(qc_tm_linear(m, "mlp.fc1", v->intermediate, v->hidden, 1, err));
-        QC_TRY(qc_tm_linear(m, "mlp.fc2", v->hidden, v->intermediate, 1, err));
-        QC_TRY(qc_tm_layer_norm(m, "input_layernorm", v->hidden, err));
-        QC_TRY(qc_tm_layer_norm(m, "post_attention_layernorm", v->hidden, err));
+            QC_TRY(qc_maker_linear(m, attention[k], v->hidden, v->hidden, 0, err));
+        QC_TRY(qc_maker_linear(m, "mlp.fc1", v->intermediate, v->hidden, 1, err));
+        QC_TRY(qc_maker_linear(m, "mlp.fc2", v->hidden, v->intermediate, 1, err));
+        QC_TRY(qc_maker_layer_norm(m, "input_layernorm", v->hidden, err));
+        QC_TRY(qc_maker_layer_norm(m, "post_attention_layernorm", v->hidden, err));
         if (!gated)
             continue;
-        QC_TRY(qc_tm_vector(m, "gate_attn", 1, err));
-        QC_TRY(qc_tm_vector(m, "gate_ffn", 1, err));
+        QC_TRY(qc_maker_vector(m, "gate_attn", 1, err));
+        QC_TRY(qc_maker_vector(m, "gate_ffn", 1, err));
     }
     return QC_OK;
 }
@@ -48,7 +48,7 @@ static qc_status read_mllama_vision(const qc_tensor_maker *m, mllama_vision *v, 
         {"num_channels", &v->channels}, {"vision_output_dim", &v->out},
     };
     for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
-        QC_TRY(qc_tm_need(m, c, fields[i].name, QC_CONFIG_MAX_SIZE, fields[i].to, err));
+        QC_TRY(qc_maker_need(m, c, fields[i].name, QC_CONFIG_MAX_SIZE, fields[i].to, err));
     const qc_json_node *list = qc_config_field(c, "supported_aspect_ratios");
     if (!list || qc_json_kind_of(list) != QC_JSON_ARRAY)
         QC_FAIL(err, QC_ERR_INPUT,
@@ -65,31 +65,32 @@ static qc_status mllama_tower(qc_tensor_maker *m, const mllama_vision *v, qc_err
 {
     const qc_json_node *c = m->config.vision;
     uint64_t local = 0, global = 0, tile_row = 0, tiles_row = 0;
-    QC_TRY(qc_tm_need(m, c, "num_hidden_layers", QC_CONFIG_MAX_LAYERS, &local, err));
-    QC_TRY(qc_tm_need(m, c, "num_global_layers", QC_CONFIG_MAX_LAYERS, &global, err));
+    QC_TRY(qc_maker_need(m, c, "num_hidden_layers", QC_CONFIG_MAX_LAYERS, &local, err));
+    QC_TRY(qc_maker_need(m, c, "num_global_layers", QC_CONFIG_MAX_LAYERS, &global, err));
     QC_TRY(mllama_vision_layers(m, v, "vision_model.transformer.layers.", local, 0, err));
     QC_TRY(mllama_vision_layers(m, v, "vision_model.global_transformer.layers.", global, 1, err));
     if (qc_mul_u64(v->tiles, v->hidden, &tile_row) ||
         qc_mul_u64(tile_row, v->positions, &tiles_row))
         QC_FAIL(err, QC_ERR_INPUT, "config.json: the vision tower's sizes overflow 64 bits");
-    qc_tm_prefix(m, "vision_model.", UINT64_MAX);
-    QC_TRY(qc_tm_vector(m, "class_embedding", v->hidden, err));
-    QC_TRY(qc_tm_matrix(m, "gated_positional_embedding.embedding", v->positions, v->hidden, err));
-    QC_TRY(qc_tm_vector(m, "gated_positional_embedding.gate", 1, err));
-    QC_TRY(qc_tm_matrix(m, "gated_positional_embedding.tile_embedding.weight", v->ratios, tiles_row,
-                        err));
-    QC_TRY(qc_tm_layer_norm(m, "layernorm_post", v->hidden, err));
-    QC_TRY(qc_tm_layer_norm(m, "layernorm_pre", v->hidden, err));
-    QC_TRY(qc_tm_add(m, "patch_embedding.weight", m->dtype, 4,
-                     (uint64_t[]){v->hidden, v->channels, v->patch, v->patch}, err));
-    QC_TRY(qc_tm_matrix(m, "post_tile_positional_embedding.embedding.weight", v->ratios, tile_row,
-                        err));
-    QC_TRY(qc_tm_vector(m, "post_tile_positional_embedding.gate", 1, err));
-    QC_TRY(qc_tm_matrix(m, "pre_tile_positional_embedding.embedding.weight", v->ratios, tile_row,
-                        err));
-    QC_TRY(qc_tm_vector(m, "pre_tile_positional_embedding.gate", 1, err));
-    qc_tm_prefix(m, "", UINT64_MAX);
-    return qc_tm_linear(m, "multi_modal_projector", m->g->hidden, v->out, 1, err);
+    qc_maker_prefix(m, "vision_model.", UINT64_MAX);
+    QC_TRY(qc_maker_vector(m, "class_embedding", v->hidden, err));
+    QC_TRY(
+        qc_maker_matrix(m, "gated_positional_embedding.embedding", v->positions, v->hidden, err));
+    QC_TRY(qc_maker_vector(m, "gated_positional_embedding.gate", 1, err));
+    QC_TRY(qc_maker_matrix(m, "gated_positional_embedding.tile_embedding.weight", v->ratios,
+                           tiles_row, err));
+    QC_TRY(qc_maker_layer_norm(m, "layernorm_post", v->hidden, err));
+    QC_TRY(qc_maker_layer_norm(m, "layernorm_pre", v->hidden, err));
+    QC_TRY(qc_maker_add(m, "patch_embedding.weight", m->dtype, 4,
+                        (uint64_t[]){v->hidden, v->channels, v->patch, v->patch}, err));
+    QC_TRY(qc_maker_matrix(m, "post_tile_positional_embedding.embedding.weight", v->ratios,
+                           tile_row, err));
+    QC_TRY(qc_maker_vector(m, "post_tile_positional_embedding.gate", 1, err));
+    QC_TRY(qc_maker_matrix(m, "pre_tile_positional_embedding.embedding.weight", v->ratios, tile_row,
+                           err));
+    QC_TRY(qc_maker_vector(m, "pre_tile_positional_embedding.gate", 1, err));
+    qc_maker_prefix(m, "", UINT64_MAX);
+    return qc_maker_linear(m, "multi_modal_projector", m->g->hidden, v->out, 1, err);
 }
 
 static qc_status mllama_layer(qc_tensor_maker *m, int cross, uint64_t width, qc_error *err)
@@ -109,37 +110,38 @@ static qc_status mllama_layer(qc_tensor_maker *m, int cross, uint64_t width, qc_
     char name[64];
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         (void)snprintf(name, sizeof name, "%s.%s", attention, parts[i].name);
-        QC_TRY(qc_tm_linear(m, name, parts[i].out, parts[i].in, 0, err));
+        QC_TRY(qc_maker_linear(m, name, parts[i].out, parts[i].in, 0, err));
     }
-    QC_TRY(qc_tm_linear(m, "mlp.gate_proj", width, g->hidden, 0, err));
-    QC_TRY(qc_tm_linear(m, "mlp.up_proj", width, g->hidden, 0, err));
-    QC_TRY(qc_tm_linear(m, "mlp.down_proj", g->hidden, width, 0, err));
-    QC_TRY(qc_tm_vector(m, "input_layernorm.weight", g->hidden, err));
-    QC_TRY(qc_tm_vector(m, "post_attention_layernorm.weight", g->hidden, err));
+    QC_TRY(qc_maker_linear(m, "mlp.gate_proj", width, g->hidden, 0, err));
+    QC_TRY(qc_maker_linear(m, "mlp.up_proj", width, g->hidden, 0, err));
+    QC_TRY(qc_maker_linear(m, "mlp.down_proj", g->hidden, width, 0, err));
+    QC_TRY(qc_maker_vector(m, "input_layernorm.weight", g->hidden, err));
+    QC_TRY(qc_maker_vector(m, "post_attention_layernorm.weight", g->hidden, err));
     if (!cross)
         return QC_OK;
-    QC_TRY(qc_tm_vector(m, "cross_attn.q_norm.weight", g->head_dim, err));
-    QC_TRY(qc_tm_vector(m, "cross_attn.k_norm.weight", g->head_dim, err));
-    QC_TRY(qc_tm_vector(m, "cross_attn_attn_gate", 1, err));
-    return qc_tm_vector(m, "cross_attn_mlp_gate", 1, err);
+    QC_TRY(qc_maker_vector(m, "cross_attn.q_norm.weight", g->head_dim, err));
+    QC_TRY(qc_maker_vector(m, "cross_attn.k_norm.weight", g->head_dim, err));
+    QC_TRY(qc_maker_vector(m, "cross_attn_attn_gate", 1, err));
+    return qc_maker_vector(m, "cross_attn_mlp_gate", 1, err);
 }
 
-qc_status qc_tm_mllama(qc_tensor_maker *m, qc_error *err)
+qc_status qc_maker_mllama(qc_tensor_maker *m, qc_error *err)
 {
     const qc_geometry *g = m->g;
     mllama_vision v = {0};
     uint64_t width = 0, vocab = 0;
     QC_TRY(read_mllama_vision(m, &v, err));
-    QC_TRY(qc_tm_need(m, m->config.text, "intermediate_size", QC_CONFIG_MAX_SIZE, &width, err));
-    QC_TRY(qc_tm_need(m, m->config.text, "vocab_size", QC_CONFIG_MAX_SIZE, &vocab, err));
+    QC_TRY(qc_maker_need(m, m->config.text, "intermediate_size", QC_CONFIG_MAX_SIZE, &width, err));
+    QC_TRY(qc_maker_need(m, m->config.text, "vocab_size", QC_CONFIG_MAX_SIZE, &vocab, err));
     for (uint32_t i = 0; i < g->layer_count; i++) {
-        qc_tm_prefix(m, "language_model.model.layers.", i);
+        qc_maker_prefix(m, "language_model.model.layers.", i);
         QC_TRY(mllama_layer(m, g->layers[i].attention == QC_ATTENTION_CROSS, width, err));
     }
-    qc_tm_prefix(m, "language_model.", UINT64_MAX);
-    QC_TRY(qc_tm_matrix(m, "model.embed_tokens.weight", vocab + MLLAMA_EXTRA_ROWS, g->hidden, err));
-    QC_TRY(qc_tm_vector(m, "model.norm.weight", g->hidden, err));
-    QC_TRY(qc_tm_matrix(m, "lm_head.weight", vocab, g->hidden, err));
+    qc_maker_prefix(m, "language_model.", UINT64_MAX);
+    QC_TRY(
+        qc_maker_matrix(m, "model.embed_tokens.weight", vocab + MLLAMA_EXTRA_ROWS, g->hidden, err));
+    QC_TRY(qc_maker_vector(m, "model.norm.weight", g->hidden, err));
+    QC_TRY(qc_maker_matrix(m, "lm_head.weight", vocab, g->hidden, err));
     return mllama_tower(m, &v, err);
 }
 
@@ -156,18 +158,18 @@ static const char *architecture(const qc_tensor_maker *m)
 static qc_status bert_layer(qc_tensor_maker *m, uint64_t width, qc_error *err)
 {
     uint64_t h = m->g->hidden;
-    QC_TRY(qc_tm_linear(m, "attention.self.query", h, h, 1, err));
-    QC_TRY(qc_tm_linear(m, "attention.self.key", h, h, 1, err));
-    QC_TRY(qc_tm_linear(m, "attention.self.value", h, h, 1, err));
-    QC_TRY(qc_tm_linear(m, "attention.output.dense", h, h, 1, err));
-    QC_TRY(qc_tm_layer_norm(m, "attention.output.LayerNorm", h, err));
-    QC_TRY(qc_tm_linear(m, "intermediate.dense", width, h, 1, err));
-    QC_TRY(qc_tm_linear(m, "output.dense", h, width, 1, err));
-    return qc_tm_layer_norm(m, "output.LayerNorm", h, err);
+    QC_TRY(qc_maker_linear(m, "attention.self.query", h, h, 1, err));
+    QC_TRY(qc_maker_linear(m, "attention.self.key", h, h, 1, err));
+    QC_TRY(qc_maker_linear(m, "attention.self.value", h, h, 1, err));
+    QC_TRY(qc_maker_linear(m, "attention.output.dense", h, h, 1, err));
+    QC_TRY(qc_maker_layer_norm(m, "attention.output.LayerNorm", h, err));
+    QC_TRY(qc_maker_linear(m, "intermediate.dense", width, h, 1, err));
+    QC_TRY(qc_maker_linear(m, "output.dense", h, width, 1, err));
+    return qc_maker_layer_norm(m, "output.LayerNorm", h, err);
 }
 
 /* BertModel, or below "bert." with the heads it was trained with. */
-qc_status qc_tm_bert(qc_tensor_maker *m, qc_error *err)
+qc_status qc_maker_bert(qc_tensor_maker *m, qc_error *err)
 {
     const char *kind = architecture(m);
     int masked = strcmp(kind, "BertForMaskedLM") == 0;
@@ -179,31 +181,31 @@ qc_status qc_tm_bert(qc_tensor_maker *m, qc_error *err)
                 "config.json: the tensors of '%.*s' cannot be worked out, only those of BertModel, "
                 "BertForMaskedLM and BertForPreTraining; give the checkpoint itself",
                 80, kind);
-    QC_TRY(qc_tm_need(m, c, "vocab_size", QC_CONFIG_MAX_SIZE, &vocab, err));
-    QC_TRY(qc_tm_need(m, c, "intermediate_size", QC_CONFIG_MAX_SIZE, &width, err));
-    QC_TRY(qc_tm_need(m, c, "max_position_embeddings", QC_CONFIG_MAX_SIZE, &positions, err));
+    QC_TRY(qc_maker_need(m, c, "vocab_size", QC_CONFIG_MAX_SIZE, &vocab, err));
+    QC_TRY(qc_maker_need(m, c, "intermediate_size", QC_CONFIG_MAX_SIZE, &width, err));
+    QC_TRY(qc_maker_need(m, c, "max_position_embeddings", QC_CONFIG_MAX_SIZE, &positions, err));
     QC_TRY(qc_config_read(&types, &m->config, "type_vocab_size", QC_CONFIG_MAX_SIZE, 2, err));
     const char *base = heads ? "bert." : "";
     char layers[32];
     (void)snprintf(layers, sizeof layers, "%sencoder.layer.", base);
     for (uint32_t i = 0; i < m->g->layer_count; i++) {
-        qc_tm_prefix(m, layers, i);
+        qc_maker_prefix(m, layers, i);
         QC_TRY(bert_layer(m, width, err));
     }
-    qc_tm_prefix(m, base, UINT64_MAX);
-    QC_TRY(qc_tm_matrix(m, "embeddings.word_embeddings.weight", vocab, h, err));
-    QC_TRY(qc_tm_matrix(m, "embeddings.position_embeddings.weight", positions, h, err));
-    QC_TRY(qc_tm_matrix(m, "embeddings.token_type_embeddings.weight", types, h, err));
-    QC_TRY(qc_tm_layer_norm(m, "embeddings.LayerNorm", h, err));
+    qc_maker_prefix(m, base, UINT64_MAX);
+    QC_TRY(qc_maker_matrix(m, "embeddings.word_embeddings.weight", vocab, h, err));
+    QC_TRY(qc_maker_matrix(m, "embeddings.position_embeddings.weight", positions, h, err));
+    QC_TRY(qc_maker_matrix(m, "embeddings.token_type_embeddings.weight", types, h, err));
+    QC_TRY(qc_maker_layer_norm(m, "embeddings.LayerNorm", h, err));
     if (!masked)
-        QC_TRY(qc_tm_linear(m, "pooler.dense", h, h, 1, err));
+        QC_TRY(qc_maker_linear(m, "pooler.dense", h, h, 1, err));
     if (!heads)
         return QC_OK;
-    qc_tm_prefix(m, "cls.", UINT64_MAX);
-    QC_TRY(qc_tm_vector(m, "predictions.bias", vocab, err));
-    QC_TRY(qc_tm_linear(m, "predictions.transform.dense", h, h, 1, err));
-    QC_TRY(qc_tm_layer_norm(m, "predictions.transform.LayerNorm", h, err));
-    return masked ? QC_OK : qc_tm_linear(m, "seq_relationship", 2, h, 1, err);
+    qc_maker_prefix(m, "cls.", UINT64_MAX);
+    QC_TRY(qc_maker_vector(m, "predictions.bias", vocab, err));
+    QC_TRY(qc_maker_linear(m, "predictions.transform.dense", h, h, 1, err));
+    QC_TRY(qc_maker_layer_norm(m, "predictions.transform.LayerNorm", h, err));
+    return masked ? QC_OK : qc_maker_linear(m, "seq_relationship", 2, h, 1, err);
 }
 
 /* ---- GPT-2: Conv1D, [in, out] ---- */
@@ -213,12 +215,12 @@ static qc_status add_conv1d(qc_tensor_maker *m, const char *module, uint64_t in,
 {
     char name[64];
     (void)snprintf(name, sizeof name, "%s.weight", module);
-    QC_TRY(qc_tm_matrix(m, name, in, out, err));
+    QC_TRY(qc_maker_matrix(m, name, in, out, err));
     (void)snprintf(name, sizeof name, "%s.bias", module);
-    return qc_tm_vector(m, name, out, err);
+    return qc_maker_vector(m, name, out, err);
 }
 
-qc_status qc_tm_gpt2(qc_tensor_maker *m, qc_error *err)
+qc_status qc_maker_gpt2(qc_tensor_maker *m, qc_error *err)
 {
     uint64_t h = m->g->hidden, width = m->g->intermediate;
     const char *base = strcmp(architecture(m), "GPT2Model") == 0 ? "" : "transformer.";
@@ -229,16 +231,16 @@ qc_status qc_tm_gpt2(qc_tensor_maker *m, qc_error *err)
                 "tensors cannot be worked out");
     (void)snprintf(layers, sizeof layers, "%sh.", base);
     for (uint32_t i = 0; i < m->g->layer_count; i++) {
-        qc_tm_prefix(m, layers, i);
-        QC_TRY(qc_tm_layer_norm(m, "ln_1", h, err));
+        qc_maker_prefix(m, layers, i);
+        QC_TRY(qc_maker_layer_norm(m, "ln_1", h, err));
         QC_TRY(add_conv1d(m, "attn.c_attn", h, 3 * h, err));
         QC_TRY(add_conv1d(m, "attn.c_proj", h, h, err));
-        QC_TRY(qc_tm_layer_norm(m, "ln_2", h, err));
+        QC_TRY(qc_maker_layer_norm(m, "ln_2", h, err));
         QC_TRY(add_conv1d(m, "mlp.c_fc", h, width, err));
         QC_TRY(add_conv1d(m, "mlp.c_proj", width, h, err));
     }
-    qc_tm_prefix(m, base, UINT64_MAX);
-    QC_TRY(qc_tm_matrix(m, "wte.weight", m->g->vocab, h, err));
-    QC_TRY(qc_tm_matrix(m, "wpe.weight", m->g->max_context, h, err));
-    return qc_tm_layer_norm(m, "ln_f", h, err);
+    qc_maker_prefix(m, base, UINT64_MAX);
+    QC_TRY(qc_maker_matrix(m, "wte.weight", m->g->vocab, h, err));
+    QC_TRY(qc_maker_matrix(m, "wpe.weight", m->g->max_context, h, err));
+    return qc_maker_layer_norm(m, "ln_f", h, err);
 }

@@ -13,19 +13,19 @@ typedef struct {
 static qc_status read_tower(const qc_tensor_maker *m, tower *t, qc_error *err)
 {
     const qc_json_node *c = m->config.vision;
-    QC_TRY(qc_tm_need(m, c, "hidden_size", QC_CONFIG_MAX_SIZE, &t->hidden, err));
-    QC_TRY(qc_tm_need(m, c, "intermediate_size", QC_CONFIG_MAX_SIZE, &t->intermediate, err));
-    QC_TRY(qc_tm_need(m, c, "num_hidden_layers", QC_CONFIG_MAX_LAYERS, &t->layers, err));
-    QC_TRY(qc_tm_need(m, c, "patch_size", QC_CONFIG_MAX_LAYERS, &t->patch, err));
-    QC_TRY(qc_tm_need(m, c, "image_size", QC_CONFIG_MAX_SIZE, &t->image, err));
+    QC_TRY(qc_maker_need(m, c, "hidden_size", QC_CONFIG_MAX_SIZE, &t->hidden, err));
+    QC_TRY(qc_maker_need(m, c, "intermediate_size", QC_CONFIG_MAX_SIZE, &t->intermediate, err));
+    QC_TRY(qc_maker_need(m, c, "num_hidden_layers", QC_CONFIG_MAX_LAYERS, &t->layers, err));
+    QC_TRY(qc_maker_need(m, c, "patch_size", QC_CONFIG_MAX_LAYERS, &t->patch, err));
+    QC_TRY(qc_maker_need(m, c, "image_size", QC_CONFIG_MAX_SIZE, &t->image, err));
     return qc_config_count(&t->channels, qc_config_field(c, "num_channels"), QC_CONFIG_MAX_SIZE, 3,
                            err);
 }
 
 static qc_status add_patches(qc_tensor_maker *m, const char *name, const tower *t, qc_error *err)
 {
-    return qc_tm_add(m, name, m->dtype, 4, (uint64_t[]){t->hidden, t->channels, t->patch, t->patch},
-                     err);
+    return qc_maker_add(m, name, m->dtype, 4,
+                        (uint64_t[]){t->hidden, t->channels, t->patch, t->patch}, err);
 }
 
 /* Linears from hidden to hidden below "attention.". */
@@ -33,7 +33,7 @@ static qc_status add_square(qc_tensor_maker *m, const char *const names[4], uint
                             qc_error *err)
 {
     for (int i = 0; i < 4; i++)
-        QC_TRY(qc_tm_linear(m, names[i], n, n, bias, err));
+        QC_TRY(qc_maker_linear(m, names[i], n, n, bias, err));
     return QC_OK;
 }
 
@@ -45,21 +45,21 @@ static qc_status add_siglip(qc_tensor_maker *m, const tower *t, qc_error *err)
                                              "self_attn.v_proj", "self_attn.out_proj"};
     uint64_t side = t->image / t->patch;
     for (uint64_t i = 0; i < t->layers; i++) {
-        qc_tm_prefix(m, "vision_tower.vision_model.encoder.layers.", i);
+        qc_maker_prefix(m, "vision_tower.vision_model.encoder.layers.", i);
         QC_TRY(add_square(m, attention, t->hidden, 1, err));
-        QC_TRY(qc_tm_linear(m, "mlp.fc1", t->intermediate, t->hidden, 1, err));
-        QC_TRY(qc_tm_linear(m, "mlp.fc2", t->hidden, t->intermediate, 1, err));
-        QC_TRY(qc_tm_layer_norm(m, "layer_norm1", t->hidden, err));
-        QC_TRY(qc_tm_layer_norm(m, "layer_norm2", t->hidden, err));
+        QC_TRY(qc_maker_linear(m, "mlp.fc1", t->intermediate, t->hidden, 1, err));
+        QC_TRY(qc_maker_linear(m, "mlp.fc2", t->hidden, t->intermediate, 1, err));
+        QC_TRY(qc_maker_layer_norm(m, "layer_norm1", t->hidden, err));
+        QC_TRY(qc_maker_layer_norm(m, "layer_norm2", t->hidden, err));
     }
-    qc_tm_prefix(m, "vision_tower.vision_model.", UINT64_MAX);
+    qc_maker_prefix(m, "vision_tower.vision_model.", UINT64_MAX);
     QC_TRY(add_patches(m, "embeddings.patch_embedding.weight", t, err));
-    QC_TRY(qc_tm_vector(m, "embeddings.patch_embedding.bias", t->hidden, err));
-    QC_TRY(qc_tm_matrix(m, "embeddings.position_embedding.weight", side * side, t->hidden, err));
-    QC_TRY(qc_tm_layer_norm(m, "post_layernorm", t->hidden, err));
-    qc_tm_prefix(m, "multi_modal_projector.", UINT64_MAX);
-    QC_TRY(qc_tm_matrix(m, "mm_input_projection_weight", t->hidden, m->g->hidden, err));
-    return qc_tm_vector(m, "mm_soft_emb_norm.weight", t->hidden, err);
+    QC_TRY(qc_maker_vector(m, "embeddings.patch_embedding.bias", t->hidden, err));
+    QC_TRY(qc_maker_matrix(m, "embeddings.position_embedding.weight", side * side, t->hidden, err));
+    QC_TRY(qc_maker_layer_norm(m, "post_layernorm", t->hidden, err));
+    qc_maker_prefix(m, "multi_modal_projector.", UINT64_MAX);
+    QC_TRY(qc_maker_matrix(m, "mm_input_projection_weight", t->hidden, m->g->hidden, err));
+    return qc_maker_vector(m, "mm_soft_emb_norm.weight", t->hidden, err);
 }
 
 /* ---- Pixtral ---- */
@@ -73,23 +73,23 @@ static qc_status add_pixtral(qc_tensor_maker *m, const tower *t, qc_error *err)
     QC_TRY(qc_config_count(&merge, qc_config_field(m->config.root, "spatial_merge_size"),
                            QC_CONFIG_MAX_LAYERS, MERGE, err));
     for (uint64_t i = 0; i < t->layers; i++) {
-        qc_tm_prefix(m, "vision_tower.transformer.layers.", i);
+        qc_maker_prefix(m, "vision_tower.transformer.layers.", i);
         QC_TRY(add_square(m, attention, t->hidden, 0, err));
-        QC_TRY(qc_tm_linear(m, "feed_forward.gate_proj", t->intermediate, t->hidden, 0, err));
-        QC_TRY(qc_tm_linear(m, "feed_forward.up_proj", t->intermediate, t->hidden, 0, err));
-        QC_TRY(qc_tm_linear(m, "feed_forward.down_proj", t->hidden, t->intermediate, 0, err));
-        QC_TRY(qc_tm_vector(m, "attention_norm.weight", t->hidden, err));
-        QC_TRY(qc_tm_vector(m, "ffn_norm.weight", t->hidden, err));
+        QC_TRY(qc_maker_linear(m, "feed_forward.gate_proj", t->intermediate, t->hidden, 0, err));
+        QC_TRY(qc_maker_linear(m, "feed_forward.up_proj", t->intermediate, t->hidden, 0, err));
+        QC_TRY(qc_maker_linear(m, "feed_forward.down_proj", t->hidden, t->intermediate, 0, err));
+        QC_TRY(qc_maker_vector(m, "attention_norm.weight", t->hidden, err));
+        QC_TRY(qc_maker_vector(m, "ffn_norm.weight", t->hidden, err));
     }
-    qc_tm_prefix(m, "vision_tower.", UINT64_MAX);
+    qc_maker_prefix(m, "vision_tower.", UINT64_MAX);
     QC_TRY(add_patches(m, "patch_conv.weight", t, err));
-    QC_TRY(qc_tm_vector(m, "ln_pre.weight", t->hidden, err));
-    qc_tm_prefix(m, "multi_modal_projector.", UINT64_MAX);
-    QC_TRY(qc_tm_vector(m, "norm.weight", t->hidden, err));
-    QC_TRY(qc_tm_linear(m, "patch_merger.merging_layer", t->hidden, t->hidden * merge * merge, 0,
-                        err));
-    QC_TRY(qc_tm_linear(m, "linear_1", hidden, t->hidden, bias, err));
-    return qc_tm_linear(m, "linear_2", hidden, hidden, bias, err);
+    QC_TRY(qc_maker_vector(m, "ln_pre.weight", t->hidden, err));
+    qc_maker_prefix(m, "multi_modal_projector.", UINT64_MAX);
+    QC_TRY(qc_maker_vector(m, "norm.weight", t->hidden, err));
+    QC_TRY(qc_maker_linear(m, "patch_merger.merging_layer", t->hidden, t->hidden * merge * merge, 0,
+                           err));
+    QC_TRY(qc_maker_linear(m, "linear_1", hidden, t->hidden, bias, err));
+    return qc_maker_linear(m, "linear_2", hidden, hidden, bias, err);
 }
 
 /* ---- Llama 4 ---- */
@@ -100,34 +100,34 @@ static qc_status add_llama4(qc_tensor_maker *m, const tower *t, qc_error *err)
                                              "self_attn.v_proj", "self_attn.o_proj"};
     const qc_json_node *c = m->config.vision;
     uint64_t in = 0, out = 0, side = t->image / t->patch;
-    QC_TRY(qc_tm_need(m, c, "projector_input_dim", QC_CONFIG_MAX_SIZE, &in, err));
-    QC_TRY(qc_tm_need(m, c, "projector_output_dim", QC_CONFIG_MAX_SIZE, &out, err));
+    QC_TRY(qc_maker_need(m, c, "projector_input_dim", QC_CONFIG_MAX_SIZE, &in, err));
+    QC_TRY(qc_maker_need(m, c, "projector_output_dim", QC_CONFIG_MAX_SIZE, &out, err));
     for (uint64_t i = 0; i < t->layers; i++) {
-        qc_tm_prefix(m, "vision_model.model.layers.", i);
+        qc_maker_prefix(m, "vision_model.model.layers.", i);
         QC_TRY(add_square(m, attention, t->hidden, 1, err));
-        QC_TRY(qc_tm_linear(m, "mlp.fc1", t->intermediate, t->hidden, 1, err));
-        QC_TRY(qc_tm_linear(m, "mlp.fc2", t->hidden, t->intermediate, 1, err));
-        QC_TRY(qc_tm_layer_norm(m, "input_layernorm", t->hidden, err));
-        QC_TRY(qc_tm_layer_norm(m, "post_attention_layernorm", t->hidden, err));
+        QC_TRY(qc_maker_linear(m, "mlp.fc1", t->intermediate, t->hidden, 1, err));
+        QC_TRY(qc_maker_linear(m, "mlp.fc2", t->hidden, t->intermediate, 1, err));
+        QC_TRY(qc_maker_layer_norm(m, "input_layernorm", t->hidden, err));
+        QC_TRY(qc_maker_layer_norm(m, "post_attention_layernorm", t->hidden, err));
     }
-    qc_tm_prefix(m, "vision_model.", UINT64_MAX);
-    QC_TRY(qc_tm_vector(m, "class_embedding", t->hidden, err));
-    QC_TRY(qc_tm_matrix(m, "positional_embedding_vlm", side * side + 1, t->hidden, err));
-    QC_TRY(qc_tm_matrix(m, "patch_embedding.linear.weight", t->hidden,
-                        t->channels * t->patch * t->patch, err));
-    QC_TRY(qc_tm_layer_norm(m, "layernorm_pre", t->hidden, err));
-    QC_TRY(qc_tm_layer_norm(m, "layernorm_post", t->hidden, err));
-    QC_TRY(qc_tm_linear(m, "vision_adapter.mlp.fc1", in, t->intermediate, 0, err));
-    QC_TRY(qc_tm_linear(m, "vision_adapter.mlp.fc2", out, out, 0, err));
-    qc_tm_prefix(m, "multi_modal_projector.", UINT64_MAX);
-    return qc_tm_linear(m, "linear_1", m->g->hidden, out, 0, err);
+    qc_maker_prefix(m, "vision_model.", UINT64_MAX);
+    QC_TRY(qc_maker_vector(m, "class_embedding", t->hidden, err));
+    QC_TRY(qc_maker_matrix(m, "positional_embedding_vlm", side * side + 1, t->hidden, err));
+    QC_TRY(qc_maker_matrix(m, "patch_embedding.linear.weight", t->hidden,
+                           t->channels * t->patch * t->patch, err));
+    QC_TRY(qc_maker_layer_norm(m, "layernorm_pre", t->hidden, err));
+    QC_TRY(qc_maker_layer_norm(m, "layernorm_post", t->hidden, err));
+    QC_TRY(qc_maker_linear(m, "vision_adapter.mlp.fc1", in, t->intermediate, 0, err));
+    QC_TRY(qc_maker_linear(m, "vision_adapter.mlp.fc2", out, out, 0, err));
+    qc_maker_prefix(m, "multi_modal_projector.", UINT64_MAX);
+    return qc_maker_linear(m, "linear_1", m->g->hidden, out, 0, err);
 }
 
-qc_status qc_tm_with_tower(qc_tensor_maker *m, qc_error *err)
+qc_status qc_maker_with_tower(qc_tensor_maker *m, qc_error *err)
 {
     tower t = {0};
     QC_TRY(read_tower(m, &t, err));
-    QC_TRY(qc_tm_decoder(m, "language_model.", err));
+    QC_TRY(qc_maker_decoder(m, "language_model.", err));
     if (strcmp(m->config.model_type, "llama4") == 0)
         return add_llama4(m, &t, err);
     return strcmp(m->config.model_type, "gemma3") == 0 ? add_siglip(m, &t, err)

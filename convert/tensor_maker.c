@@ -7,7 +7,7 @@
 #define FIRST_CAPACITY   512u
 #define NAME_SHOWN_BYTES 80
 
-void qc_tm_prefix(qc_tensor_maker *m, const char *base, uint64_t number)
+void qc_maker_prefix(qc_tensor_maker *m, const char *base, uint64_t number)
 {
     if (number == UINT64_MAX)
         (void)snprintf(m->prefix, sizeof m->prefix, "%s", base);
@@ -48,25 +48,25 @@ static qc_status add(qc_tensor_maker *m, const char *module, const char *leaf, q
     return QC_OK;
 }
 
-qc_status qc_tm_add(qc_tensor_maker *m, const char *name, qc_dtype dtype, unsigned ndim,
-                    const uint64_t *dims, qc_error *err)
+qc_status qc_maker_add(qc_tensor_maker *m, const char *name, qc_dtype dtype, unsigned ndim,
+                       const uint64_t *dims, qc_error *err)
 {
     return add(m, name, "", dtype, ndim, dims, err);
 }
 
-qc_status qc_tm_vector(qc_tensor_maker *m, const char *name, uint64_t n, qc_error *err)
+qc_status qc_maker_vector(qc_tensor_maker *m, const char *name, uint64_t n, qc_error *err)
 {
     return add(m, name, "", m->dtype, 1, &n, err);
 }
 
-qc_status qc_tm_matrix(qc_tensor_maker *m, const char *name, uint64_t rows, uint64_t cols,
-                       qc_error *err)
+qc_status qc_maker_matrix(qc_tensor_maker *m, const char *name, uint64_t rows, uint64_t cols,
+                          qc_error *err)
 {
     return add(m, name, "", m->dtype, 2, (uint64_t[]){rows, cols}, err);
 }
 
-qc_status qc_tm_linear(qc_tensor_maker *m, const char *module, uint64_t out, uint64_t in, int bias,
-                       qc_error *err)
+qc_status qc_maker_linear(qc_tensor_maker *m, const char *module, uint64_t out, uint64_t in,
+                          int bias, qc_error *err)
 {
     qc_dtype dtype = m->fp8_block ? QC_DTYPE_F8_E4M3 : m->dtype;
     QC_TRY(add(m, module, ".weight", dtype, 2, (uint64_t[]){out, in}, err));
@@ -78,14 +78,14 @@ qc_status qc_tm_linear(qc_tensor_maker *m, const char *module, uint64_t out, uin
     return bias ? add(m, module, ".bias", m->dtype, 1, &out, err) : QC_OK;
 }
 
-qc_status qc_tm_layer_norm(qc_tensor_maker *m, const char *module, uint64_t n, qc_error *err)
+qc_status qc_maker_layer_norm(qc_tensor_maker *m, const char *module, uint64_t n, qc_error *err)
 {
     QC_TRY(add(m, module, ".weight", m->dtype, 1, &n, err));
     return add(m, module, ".bias", m->dtype, 1, &n, err);
 }
 
-qc_status qc_tm_need(const qc_tensor_maker *m, const qc_json_node *object, const char *name,
-                     uint64_t max, uint64_t *out, qc_error *err)
+qc_status qc_maker_need(const qc_tensor_maker *m, const qc_json_node *object, const char *name,
+                        uint64_t max, uint64_t *out, qc_error *err)
 {
     (void)m;
     const qc_json_node *n = qc_config_field(object, name);
@@ -96,7 +96,7 @@ qc_status qc_tm_need(const qc_tensor_maker *m, const qc_json_node *object, const
     return QC_OK;
 }
 
-int qc_tm_is(const qc_tensor_maker *m, const char *types)
+int qc_maker_is(const qc_tensor_maker *m, const char *types)
 {
     return qc_config_word_in(m->config.text_type, types);
 }

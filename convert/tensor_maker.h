@@ -19,23 +19,23 @@ typedef struct {
 } qc_tensor_maker;
 
 /* prefix = base, number (unless UINT64_MAX) and '.'; "" clears it. */
-void qc_tm_prefix(qc_tensor_maker *m, const char *base, uint64_t number);
+void qc_maker_prefix(qc_tensor_maker *m, const char *base, uint64_t number);
 /* prefix + name. Unused dims are 0. A dimension of 0 in use is QC_ERR_INPUT. */
-QC_NODISCARD qc_status qc_tm_add(qc_tensor_maker *m, const char *name, qc_dtype dtype,
-                                 unsigned ndim, const uint64_t *dims, qc_error *err);
-QC_NODISCARD qc_status qc_tm_vector(qc_tensor_maker *m, const char *name, uint64_t n,
-                                    qc_error *err);
-QC_NODISCARD qc_status qc_tm_matrix(qc_tensor_maker *m, const char *name, uint64_t rows,
-                                    uint64_t cols, qc_error *err);
+QC_NODISCARD qc_status qc_maker_add(qc_tensor_maker *m, const char *name, qc_dtype dtype,
+                                    unsigned ndim, const uint64_t *dims, qc_error *err);
+QC_NODISCARD qc_status qc_maker_vector(qc_tensor_maker *m, const char *name, uint64_t n,
+                                       qc_error *err);
+QC_NODISCARD qc_status qc_maker_matrix(qc_tensor_maker *m, const char *name, uint64_t rows,
+                                       uint64_t cols, qc_error *err);
 /* module.weight [out, in], with its FP8 scales where the model is FP8, and module.bias. */
-QC_NODISCARD qc_status qc_tm_linear(qc_tensor_maker *m, const char *module, uint64_t out,
-                                    uint64_t in, int bias, qc_error *err);
+QC_NODISCARD qc_status qc_maker_linear(qc_tensor_maker *m, const char *module, uint64_t out,
+                                       uint64_t in, int bias, qc_error *err);
 /* module.weight and module.bias [n]. */
-QC_NODISCARD qc_status qc_tm_layer_norm(qc_tensor_maker *m, const char *module, uint64_t n,
-                                        qc_error *err);
+QC_NODISCARD qc_status qc_maker_layer_norm(qc_tensor_maker *m, const char *module, uint64_t n,
+                                           qc_error *err);
 /* A field of config.json that must be there and not 0. */
-QC_NODISCARD qc_status qc_tm_need(const qc_tensor_maker *m, const qc_json_node *object,
-                                  const char *name, uint64_t max, uint64_t *out, qc_error *err);
-int qc_tm_is(const qc_tensor_maker *m, const char *types);
+QC_NODISCARD qc_status qc_maker_need(const qc_tensor_maker *m, const qc_json_node *object,
+                                     const char *name, uint64_t max, uint64_t *out, qc_error *err);
+int qc_maker_is(const qc_tensor_maker *m, const char *types);
 
 #endif
