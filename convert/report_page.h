@@ -1,52 +1,13 @@
-/* The parts of the page of `qconv report`. One writer goes through them; the first failure stays.
+/* The sections of the page of `qconv report`, in the order in which report_page.c calls them.
  *
- * A page has no script and nothing from outside. Colour never says anything alone: schemes have
- * shapes, heat has numbers, bars have labels; every number drawn is also text in a table. Drawings
- * are 360 units wide, so that their text is read on a phone at its own size. */
+ * A page has no script and takes nothing from outside. Colour never says anything alone: schemes
+ * have shapes, heat has numbers, and bars have labels. Every number that is drawn is also text in a
+ * table. */
 #ifndef QC_CONVERT_REPORT_PAGE_H
 #define QC_CONVERT_REPORT_PAGE_H
 
-#include "convert/report_facts.h"
+#include "convert/report_draw.h"
 
-typedef struct {
-    const qc_report *r;
-    qc_strbuf *out;
-    qc_error *err;
-    qc_status st; /* first failure; later calls do nothing */
-} qc_report_writer;
-
-/* printf into the page, as it is. */
-#define QC_RW(w, ...)                                                                              \
-    do {                                                                                           \
-        if ((w)->st == QC_OK)                                                                      \
-            (w)->st = qc_strbuf_addf((w)->out, (w)->err, __VA_ARGS__);                             \
-    } while (0)
-
-void qc_rw_text(qc_report_writer *w, const char *text); /* escaped */
-void qc_rw_table_end(qc_report_writer *w);              /* see qc_html_table_end */
-/* <h2> that the list of contents leads to. */
-void qc_rw_section(qc_report_writer *w, const char *id, const char *title);
-/* "<svg ...>" for a drawing of 360 x height; label: what it shows, for those who do not see it. */
-void qc_rw_svg(qc_report_writer *w, double height, const char *label);
-
-#define QC_DRAW_WIDTH 360.0
-
-/* A value axis: from low to high, logarithmic where values lie far apart. */
-typedef struct {
-    double low, high;
-    int log;
-} qc_report_axis;
-/* Around values from least to most, both > 0 (else the axis is straight and begins at 0). */
-qc_report_axis qc_report_axis_of(double least, double most);
-double qc_report_axis_share(const qc_report_axis *a, double v); /* 0 at low, 1 at high */
-/* Up to `room` round values on the axis; returns how many. */
-unsigned qc_report_axis_ticks(const qc_report_axis *a, double *ticks, unsigned room);
-
-/* "circle", "square", ...: a form's mark, drawn at x, y and as a character. */
-void qc_rw_mark(qc_report_writer *w, uint32_t form, double x, double y, const char *title);
-const char *qc_report_mark_text(uint32_t form);
-
-/* Sections. */
 void qc_rw_errors(qc_report_writer *w);  /* forms, kinds, layers, worst (report_page_error.c) */
 void qc_rw_outputs(qc_report_writer *w); /* gain of calibrating, if any (report_page_outputs.c) */
 void qc_rw_codes(qc_report_writer *w);   /* report_page_codes.c */
