@@ -4,29 +4,29 @@
 
 #include <math.h>
 
-void qc_rw_text(qc_report_writer *w, const char *text)
+void qc_page_text(qc_report_writer *w, const char *text)
 {
     if (w->st == QC_OK)
         w->st = qc_html_escape(w->out, text, w->err);
 }
 
-void qc_rw_table_end(qc_report_writer *w)
+void qc_page_table_end(qc_report_writer *w)
 {
     if (w->st == QC_OK)
         w->st = qc_html_table_end(w->out, w->err);
 }
 
-void qc_rw_section(qc_report_writer *w, const char *id, const char *title)
+void qc_page_section(qc_report_writer *w, const char *id, const char *title)
 {
-    QC_RW(w, "<h2 id=\"%s\">%s</h2>\n", id, title);
+    QC_PAGE(w, "<h2 id=\"%s\">%s</h2>\n", id, title);
 }
 
-void qc_rw_svg(qc_report_writer *w, double height, const char *label)
+void qc_page_svg(qc_report_writer *w, double height, const char *label)
 {
-    QC_RW(w,
-          "<svg class=\"draw\" viewBox=\"0 0 %.0f %.0f\" xmlns=\"http://www.w3.org/2000/svg\" "
-          "role=\"img\" aria-label=\"%s\">\n",
-          QC_DRAW_WIDTH, height, label);
+    QC_PAGE(w,
+            "<svg class=\"draw\" viewBox=\"0 0 %.0f %.0f\" xmlns=\"http://www.w3.org/2000/svg\" "
+            "role=\"img\" aria-label=\"%s\">\n",
+            QC_DRAW_WIDTH, height, label);
 }
 
 /* ---- axes and marks -------------------------------------------------------------------------- */
@@ -92,31 +92,31 @@ const char *qc_report_mark_text(uint32_t form)
     return mark_texts[form % MARKS];
 }
 
-void qc_rw_mark(qc_report_writer *w, uint32_t form, double x, double y, const char *title)
+void qc_page_mark(qc_report_writer *w, uint32_t form, double x, double y, const char *title)
 {
     const char *open = form % MARKS < 4 ? "" : " style=\"fill:var(--paper)\"";
     switch (form % MARKS) {
     case 1:
     case 5:
-        QC_RW(w, "<rect class=\"edge m%u\"%s x=\"%.1f\" y=\"%.1f\" width=\"5.4\" height=\"5.4\">",
-              form % QC_HTML_SERIES, open, x - 2.7, y - 2.7);
+        QC_PAGE(w, "<rect class=\"edge m%u\"%s x=\"%.1f\" y=\"%.1f\" width=\"5.4\" height=\"5.4\">",
+                form % QC_HTML_SERIES, open, x - 2.7, y - 2.7);
         break;
     case 2:
-        QC_RW(w, "<path class=\"edge m%u\" d=\"M%.1f %.1fl3.4 6h-6.8z\">", form % QC_HTML_SERIES, x,
-              y - 3.6);
+        QC_PAGE(w, "<path class=\"edge m%u\" d=\"M%.1f %.1fl3.4 6h-6.8z\">", form % QC_HTML_SERIES,
+                x, y - 3.6);
         break;
     case 3:
-        QC_RW(w, "<path class=\"edge m%u\" d=\"M%.1f %.1fl3.6 3.6l-3.6 3.6l-3.6 -3.6z\">",
-              form % QC_HTML_SERIES, x, y - 3.6);
+        QC_PAGE(w, "<path class=\"edge m%u\" d=\"M%.1f %.1fl3.6 3.6l-3.6 3.6l-3.6 -3.6z\">",
+                form % QC_HTML_SERIES, x, y - 3.6);
         break;
     default:
-        QC_RW(w, "<circle class=\"edge m%u\"%s cx=\"%.1f\" cy=\"%.1f\" r=\"2.8\">",
-              form % QC_HTML_SERIES, open, x, y);
+        QC_PAGE(w, "<circle class=\"edge m%u\"%s cx=\"%.1f\" cy=\"%.1f\" r=\"2.8\">",
+                form % QC_HTML_SERIES, open, x, y);
     }
     if (title)
-        QC_RW(w, "<title>%s</title>", title);
-    QC_RW(w, "</%s>",
-          form % MARKS == 0 || form % MARKS == 4   ? "circle"
-          : form % MARKS == 2 || form % MARKS == 3 ? "path"
-                                                   : "rect");
+        QC_PAGE(w, "<title>%s</title>", title);
+    QC_PAGE(w, "</%s>",
+            form % MARKS == 0 || form % MARKS == 4   ? "circle"
+            : form % MARKS == 2 || form % MARKS == 3 ? "path"
+                                                     : "rect");
 }

@@ -14,18 +14,18 @@ typedef struct {
 } qc_report_writer;
 
 /* printf into the page, as it is. */
-#define QC_RW(w, ...)                                                                              \
+#define QC_PAGE(w, ...)                                                                            \
     do {                                                                                           \
         if ((w)->st == QC_OK)                                                                      \
             (w)->st = qc_strbuf_addf((w)->out, (w)->err, __VA_ARGS__);                             \
     } while (0)
 
-void qc_rw_text(qc_report_writer *w, const char *text); /* escaped */
-void qc_rw_table_end(qc_report_writer *w);              /* see qc_html_table_end */
+void qc_page_text(qc_report_writer *w, const char *text); /* escaped */
+void qc_page_table_end(qc_report_writer *w);              /* see qc_html_table_end */
 /* <h2> that the list of contents leads to. */
-void qc_rw_section(qc_report_writer *w, const char *id, const char *title);
+void qc_page_section(qc_report_writer *w, const char *id, const char *title);
 /* "<svg ...>" for a drawing of 360 x height; label: what it shows, for those who do not see it. */
-void qc_rw_svg(qc_report_writer *w, double height, const char *label);
+void qc_page_svg(qc_report_writer *w, double height, const char *label);
 
 #define QC_DRAW_WIDTH 360.0
 
@@ -41,7 +41,7 @@ double qc_report_axis_share(const qc_report_axis *a, double v); /* 0 at low, 1 a
 unsigned qc_report_axis_ticks(const qc_report_axis *a, double *ticks, unsigned room);
 
 /* "circle", "square", ...: a form's mark, drawn at x, y and as a character. */
-void qc_rw_mark(qc_report_writer *w, uint32_t form, double x, double y, const char *title);
+void qc_page_mark(qc_report_writer *w, uint32_t form, double x, double y, const char *title);
 const char *qc_report_mark_text(uint32_t form);
 
 #endif

@@ -69,31 +69,32 @@ static void add_cards(qc_report_writer *w)
     const qc_facts *f = &r->facts;
     char size[QC_SIZE_TEXT_BYTES];
     double before = (double)before_bytes(r);
-    QC_RW(w, "<div class=\"cards\">\n");
-    QC_RW(w, "<div><b>%s</b>on disk", qc_text_bytes(size, f->file_bytes));
+    QC_PAGE(w, "<div class=\"cards\">\n");
+    QC_PAGE(w, "<div><b>%s</b>on disk", qc_text_bytes(size, f->file_bytes));
     if (before > 0)
-        QC_RW(w, ", %.1f%% of %s%s", 100.0 * (double)f->file_bytes / before,
-              qc_text_bytes(size, before_bytes(r)), r->source_bytes ? "" : " unquantized");
-    QC_RW(w, "</div>\n<div><b>%s</b>of tensors in memory</div>\n",
-          qc_text_bytes(size, f->model->tensor_bytes));
+        QC_PAGE(w, ", %.1f%% of %s%s", 100.0 * (double)f->file_bytes / before,
+                qc_text_bytes(size, before_bytes(r)), r->source_bytes ? "" : " unquantized");
+    QC_PAGE(w, "</div>\n<div><b>%s</b>of tensors in memory</div>\n",
+            qc_text_bytes(size, f->model->tensor_bytes));
     if (f->weights)
-        QC_RW(w, "<div><b>%.3f</b>bits per weight, all weights</div>\n",
-              qc_facts_bits(f->model->tensor_bytes, f->weights));
+        QC_PAGE(w, "<div><b>%.3f</b>bits per weight, all weights</div>\n",
+                qc_facts_bits(f->model->tensor_bytes, f->weights));
     if (r->worst_count)
-        QC_RW(w,
-              "<div><b>%.3g</b>relative error of weights (MSE), mean</div>\n<div><b>%.2f "
-              "dB</b>signal to quantization noise</div>\n",
-              all_mean(r), qc_report_sqnr(all_mean(r)));
+        QC_PAGE(w,
+                "<div><b>%.3g</b>relative error of weights (MSE), mean</div>\n<div><b>%.2f "
+                "dB</b>signal to quantization noise</div>\n",
+                all_mean(r), qc_report_sqnr(all_mean(r)));
     if (r->has_eval) {
-        QC_RW(w, "<div><b>%.4g</b>perplexity", r->eval.perplexity);
+        QC_PAGE(w, "<div><b>%.4g</b>perplexity", r->eval.perplexity);
         if (r->eval.compared)
-            QC_RW(w, ", source %.4g</div>\n<div><b>%.3g nats</b>KL divergence to the source, mean",
-                  r->eval.base_perplexity, r->eval.kl_mean);
-        QC_RW(w, "</div>\n");
+            QC_PAGE(w,
+                    ", source %.4g</div>\n<div><b>%.3g nats</b>KL divergence to the source, mean",
+                    r->eval.base_perplexity, r->eval.kl_mean);
+        QC_PAGE(w, "</div>\n");
     } else {
-        QC_RW(w, "<div><b>not measured</b>perplexity and KL divergence</div>\n");
+        QC_PAGE(w, "<div><b>not measured</b>perplexity and KL divergence</div>\n");
     }
-    QC_RW(w, "</div>\n");
+    QC_PAGE(w, "</div>\n");
 }
 
 static void add_notes(qc_report_writer *w)
@@ -104,19 +105,19 @@ static void add_notes(qc_report_writer *w)
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         if (!notes[i])
             continue;
-        QC_RW(w, "<p class=\"no\"><b>Note:</b> ");
-        qc_rw_text(w, notes[i]);
-        QC_RW(w, "</p>\n");
+        QC_PAGE(w, "<p class=\"no\"><b>Note:</b> ");
+        qc_page_text(w, notes[i]);
+        QC_PAGE(w, "</p>\n");
     }
     for (size_t i = 0; i < f->model->warning_count; i++) {
-        QC_RW(w, "<p><b>Note:</b> ");
-        qc_rw_text(w, f->model->warnings[i]);
-        QC_RW(w, "</p>\n");
+        QC_PAGE(w, "<p><b>Note:</b> ");
+        qc_page_text(w, f->model->warnings[i]);
+        QC_PAGE(w, "</p>\n");
     }
     if (!f->manifest && !f->manifest_trouble)
-        QC_RW(w, "<p><b>Note:</b> there is no manifest (qconv.json), so this page knows neither "
-                 "the source nor the options. Sizes and codes are read from the files; errors "
-                 "come from <code>--against</code> only.</p>\n");
+        QC_PAGE(w, "<p><b>Note:</b> there is no manifest (qconv.json), so this page knows neither "
+                   "the source nor the options. Sizes and codes are read from the files; errors "
+                   "come from <code>--against</code> only.</p>\n");
 }
 
 #define MAX_FAULTS 12u
@@ -130,76 +131,78 @@ static void add_compared(qc_report_writer *w)
     if (!a)
         return;
     if (a->faults == 0) {
-        QC_RW(w, "<p class=\"yes\"><b>Compared with ");
-        qc_rw_text(w, r->call->against);
-        QC_RW(w,
-              "</b>: nothing is missing, %" PRIu64 " tensors are equal bit for bit, %" PRIu64
-              " as cast, %" PRIu64 " quantized with no more error than their form leaves%s.</p>\n",
-              a->equal, a->cast, a->quantized, a->has_manifest ? "; all hashes are right" : "");
+        QC_PAGE(w, "<p class=\"yes\"><b>Compared with ");
+        qc_page_text(w, r->call->against);
+        QC_PAGE(w,
+                "</b>: nothing is missing, %" PRIu64 " tensors are equal bit for bit, %" PRIu64
+                " as cast, %" PRIu64
+                " quantized with no more error than their form leaves%s.</p>\n",
+                a->equal, a->cast, a->quantized, a->has_manifest ? "; all hashes are right" : "");
         return;
     }
-    QC_RW(w, "<p class=\"no\"><b>This is not ");
-    qc_rw_text(w, r->call->against);
-    QC_RW(w, ", converted: %" PRIu64 " fault%s.</b> ", a->faults, a->faults == 1 ? "" : "s");
-    qc_rw_text(w, a->first_what);
-    QC_RW(w, ": ");
-    qc_rw_text(w, a->first_why);
-    QC_RW(w, ".</p>\n<ul>\n");
+    QC_PAGE(w, "<p class=\"no\"><b>This is not ");
+    qc_page_text(w, r->call->against);
+    QC_PAGE(w, ", converted: %" PRIu64 " fault%s.</b> ", a->faults, a->faults == 1 ? "" : "s");
+    qc_page_text(w, a->first_what);
+    QC_PAGE(w, ": ");
+    qc_page_text(w, a->first_why);
+    QC_PAGE(w, ".</p>\n<ul>\n");
     for (size_t i = 0; i < a->count && shown < MAX_FAULTS; i++) {
         if (!a->rows[i].fault)
             continue;
-        QC_RW(w, "<li>");
-        qc_rw_text(w, a->rows[i].name);
-        QC_RW(w, ": ");
-        qc_rw_text(w, a->rows[i].fault);
-        QC_RW(w, "</li>\n");
+        QC_PAGE(w, "<li>");
+        qc_page_text(w, a->rows[i].name);
+        QC_PAGE(w, ": ");
+        qc_page_text(w, a->rows[i].fault);
+        QC_PAGE(w, "</li>\n");
         shown++;
     }
-    QC_RW(w, "</ul>\n<p>All of them: <code>qconv verify OUT --against MODEL</code>.</p>\n");
+    QC_PAGE(w, "</ul>\n<p>All of them: <code>qconv verify OUT --against MODEL</code>.</p>\n");
 }
 
 static void add_head(qc_report_writer *w)
 {
     const qc_report *r = w->r;
     const qc_facts *f = &r->facts;
-    QC_RW(w, "<h1>");
-    qc_rw_text(w, f->model->path);
-    QC_RW(w, "</h1>\n<p>");
+    QC_PAGE(w, "<h1>");
+    qc_page_text(w, f->model->path);
+    QC_PAGE(w, "</h1>\n<p>");
     if (f->model_type) {
-        QC_RW(w, "A model of type <b>");
-        qc_rw_text(w, f->model_type);
-        QC_RW(w, "</b>, ");
+        QC_PAGE(w, "A model of type <b>");
+        qc_page_text(w, f->model_type);
+        QC_PAGE(w, "</b>, ");
     }
     char count[QC_SIZE_TEXT_BYTES];
-    QC_RW(w, "%s weights; ", qc_text_count(count, f->weights));
-    QC_RW(w, "%u weight matrices are quantized: ", r->weight_count);
+    QC_PAGE(w, "%s weights; ", qc_text_count(count, f->weights));
+    QC_PAGE(w, "%u weight matrices are quantized: ", r->weight_count);
     for (uint32_t i = 0; i < r->form_count; i++)
-        QC_RW(w, "%s<b>%s</b> (%" PRIu64 ")", i ? "; " : "", r->forms[i].name, r->forms[i].weights);
-    QC_RW(w, ".");
+        QC_PAGE(w, "%s<b>%s</b> (%" PRIu64 ")", i ? "; " : "", r->forms[i].name,
+                r->forms[i].weights);
+    QC_PAGE(w, ".");
     if (r->scale) {
-        QC_RW(w, " Scales: <b>");
-        qc_rw_text(w, r->scale);
-        QC_RW(w, "</b>%s.",
-              strcmp(r->scale, "absmax") == 0 ? ", the largest value of a block"
-                                              : ", those of least squared error");
+        QC_PAGE(w, " Scales: <b>");
+        qc_page_text(w, r->scale);
+        QC_PAGE(w, "</b>%s.",
+                strcmp(r->scale, "absmax") == 0 ? ", the largest value of a block"
+                                                : ", those of least squared error");
     }
     if (f->manifest) {
-        QC_RW(w, " Made by qconv ");
-        qc_rw_text(w, f->manifest->qconv_version);
-        QC_RW(w, ", <code>--to ");
-        qc_rw_text(w, f->manifest->to);
-        QC_RW(w, "</code>.");
+        QC_PAGE(w, " Made by qconv ");
+        qc_page_text(w, f->manifest->qconv_version);
+        QC_PAGE(w, ", <code>--to ");
+        qc_page_text(w, f->manifest->to);
+        QC_PAGE(w, "</code>.");
     }
-    QC_RW(w, "</p>\n");
+    QC_PAGE(w, "</p>\n");
     add_notes(w);
     add_compared(w);
-    QC_RW(w,
-          "<nav><a href=\"#size\">Size</a><a href=\"#memory\">Memory</a><a "
-          "href=\"#error\">Error</a><a href=\"#layers\">Layers</a><a href=\"#worst\">Worst</a>"
-          "%s<a href=\"#codes\">Codes</a><a href=\"#left\">Not quantized</a><a "
-          "href=\"#perplexity\">Perplexity</a><a href=\"#speed\">Speed</a><a "
-          "href=\"#made\">How made</a></nav>\n",
-          f->manifest && f->manifest->calibration ? "<a href=\"#outputs\">Outputs</a>" : "");
+    QC_PAGE(w,
+            "<nav><a href=\"#size\">Size</a><a href=\"#memory\">Memory</a><a "
+            "href=\"#error\">Error</a><a href=\"#layers\">Layers</a><a href=\"#worst\">Worst</a>"
+            "%s<a href=\"#codes\">Codes</a><a href=\"#left\">Not quantized</a><a "
+            "href=\"#perplexity\">Perplexity</a><a href=\"#speed\">Speed</a><a "
+            "href=\"#made\">How made</a></nav>\n",
+            f->manifest && f->manifest->calibration ? "<a href=\"#outputs\">Outputs</a>" : "");
     add_cards(w);
 }
 
@@ -216,38 +219,38 @@ static void add_size_bar(qc_report_writer *w, const size_bar *b, double most, do
     const uint64_t bytes[] = {b->codes, b->scales, b->rest};
     char size[QC_SIZE_TEXT_BYTES];
     double x = 1.0, scale = most > 0 ? (QC_DRAW_WIDTH - 2.0) / most : 0.0;
-    QC_RW(w, "<text class=\"ink\" x=\"0\" y=\"%.0f\">%s: %s</text>", y, b->label,
-          qc_text_bytes(size, b->codes + b->scales + b->rest));
+    QC_PAGE(w, "<text class=\"ink\" x=\"0\" y=\"%.0f\">%s: %s</text>", y, b->label,
+            qc_text_bytes(size, b->codes + b->scales + b->rest));
     for (size_t i = 0; i < 3; i++) {
         double width = (double)bytes[i] * scale;
         if (bytes[i] == 0)
             continue;
-        QC_RW(w,
-              "<rect class=\"edge b%zu\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"16\">"
-              "<title>%s: %s</title></rect>",
-              i, x, y + 5.0, width, parts[i], qc_text_bytes(size, bytes[i]));
+        QC_PAGE(w,
+                "<rect class=\"edge b%zu\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"16\">"
+                "<title>%s: %s</title></rect>",
+                i, x, y + 5.0, width, parts[i], qc_text_bytes(size, bytes[i]));
         x += width;
     }
-    QC_RW(w, "\n");
+    QC_PAGE(w, "\n");
 }
 
 static void add_size_table(qc_report_writer *w)
 {
     const qc_facts *f = &w->r->facts;
     char size[QC_SIZE_TEXT_BYTES], count[QC_SIZE_TEXT_BYTES];
-    QC_RW(w, "<table>\n<tr><th>stored as</th><th>tensors</th><th>weights</th><th>bytes</th>"
-             "<th>bits per weight</th></tr>\n");
+    QC_PAGE(w, "<table>\n<tr><th>stored as</th><th>tensors</th><th>weights</th><th>bytes</th>"
+               "<th>bits per weight</th></tr>\n");
     for (unsigned i = 0; i < f->scheme_count; i++) {
         const qc_facts_sum *s = &f->by_scheme[i];
-        QC_RW(w, "<tr><td>%s</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td>",
-              strcmp(s->name, "plain") == 0 ? "not quantized" : s->name, s->tensors,
-              qc_text_count(count, s->weights), qc_text_bytes(size, s->bytes));
+        QC_PAGE(w, "<tr><td>%s</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td>",
+                strcmp(s->name, "plain") == 0 ? "not quantized" : s->name, s->tensors,
+                qc_text_count(count, s->weights), qc_text_bytes(size, s->bytes));
         if (s->weights)
-            QC_RW(w, "<td>%.3f</td></tr>\n", qc_facts_bits(s->bytes, s->weights));
+            QC_PAGE(w, "<td>%.3f</td></tr>\n", qc_facts_bits(s->bytes, s->weights));
         else
-            QC_RW(w, "<td></td></tr>\n");
+            QC_PAGE(w, "<td></td></tr>\n");
     }
-    qc_rw_table_end(w);
+    qc_page_table_end(w);
 }
 
 static void add_size(qc_report_writer *w)
@@ -261,31 +264,32 @@ static void add_size(qc_report_writer *w)
     char size[QC_SIZE_TEXT_BYTES];
     double most =
         (double)(r->plain_bytes > f->model->tensor_bytes ? r->plain_bytes : f->model->tensor_bytes);
-    qc_rw_section(w, "size", "Size");
-    qc_rw_svg(w, 106.0, "sizes before and now; the numbers are in the text");
-    QC_RW(w, "<defs><pattern id=\"hatch\" width=\"5\" height=\"5\" "
-             "patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"><rect width=\"5\" "
-             "height=\"5\" style=\"fill:var(--paper)\"/><rect width=\"2\" height=\"5\" "
-             "style=\"fill:var(--ink)\"/></pattern></defs>\n");
+    qc_page_section(w, "size", "Size");
+    qc_page_svg(w, 106.0, "sizes before and now; the numbers are in the text");
+    QC_PAGE(w, "<defs><pattern id=\"hatch\" width=\"5\" height=\"5\" "
+               "patternUnits=\"userSpaceOnUse\" patternTransform=\"rotate(45)\"><rect width=\"5\" "
+               "height=\"5\" style=\"fill:var(--paper)\"/><rect width=\"2\" height=\"5\" "
+               "style=\"fill:var(--ink)\"/></pattern></defs>\n");
     for (size_t i = 0; i < 2; i++)
         add_size_bar(w, &bars[i], most, 12.0 + 40.0 * (double)i);
-    QC_RW(w, "<rect class=\"edge b0\" x=\"1\" y=\"90\" width=\"12\" height=\"12\"/><text x=\"18\" "
-             "y=\"100\">codes</text><rect class=\"edge b1\" x=\"72\" y=\"90\" width=\"12\" "
-             "height=\"12\"/><text x=\"89\" y=\"100\">scales and tables</text><rect class=\"edge "
-             "b2\" x=\"200\" y=\"90\" width=\"12\" height=\"12\"/><text x=\"217\" y=\"100\">not "
-             "quantized</text></svg>\n");
+    QC_PAGE(w,
+            "<rect class=\"edge b0\" x=\"1\" y=\"90\" width=\"12\" height=\"12\"/><text x=\"18\" "
+            "y=\"100\">codes</text><rect class=\"edge b1\" x=\"72\" y=\"90\" width=\"12\" "
+            "height=\"12\"/><text x=\"89\" y=\"100\">scales and tables</text><rect class=\"edge "
+            "b2\" x=\"200\" y=\"90\" width=\"12\" height=\"12\"/><text x=\"217\" y=\"100\">not "
+            "quantized</text></svg>\n");
     if (r->source_bytes)
-        QC_RW(w, "<p>The files of the source have %s; ", qc_text_bytes(size, r->source_bytes));
+        QC_PAGE(w, "<p>The files of the source have %s; ", qc_text_bytes(size, r->source_bytes));
     else
-        QC_RW(w, "<p>The size of the source's files is not known. ");
-    QC_RW(w, "%shese have %s on disk%s.", r->source_bytes ? "t" : "T",
-          qc_text_bytes(size, f->file_bytes),
-          f->manifest && f->manifest->compressed ? ", compressed with Zstandard" : "");
+        QC_PAGE(w, "<p>The size of the source's files is not known. ");
+    QC_PAGE(w, "%shese have %s on disk%s.", r->source_bytes ? "t" : "T",
+            qc_text_bytes(size, f->file_bytes),
+            f->manifest && f->manifest->compressed ? ", compressed with Zstandard" : "");
     if (r->source_bytes && f->file_bytes <= r->source_bytes)
-        QC_RW(w, " Saved: <b>%s (%.1f%%)</b>.",
-              qc_text_bytes(size, r->source_bytes - f->file_bytes),
-              100.0 - 100.0 * (double)f->file_bytes / (double)r->source_bytes);
-    QC_RW(w, "</p>\n");
+        QC_PAGE(w, " Saved: <b>%s (%.1f%%)</b>.",
+                qc_text_bytes(size, r->source_bytes - f->file_bytes),
+                100.0 - 100.0 * (double)f->file_bytes / (double)r->source_bytes);
+    QC_PAGE(w, "</p>\n");
     add_size_table(w);
 }
 
@@ -293,9 +297,9 @@ static void add_memory(qc_report_writer *w)
 {
     const qc_manifest *m = w->r->facts.manifest;
     char size[QC_SIZE_TEXT_BYTES];
-    qc_rw_section(w, "memory", "Memory per device");
+    qc_page_section(w, "memory", "Memory per device");
     if (!m || !m->placement.device_count) {
-        QC_RW(
+        QC_PAGE(
             w,
             "<p>All tensors together: <b>%s</b>. They were not placed on devices; <code>qconv "
             "--vram</code> does that, and <code>qconv plan</code> adds the KV cache and what else "
@@ -307,38 +311,38 @@ static void add_memory(qc_report_writer *w)
     uint64_t most = 1;
     for (size_t i = 0; i < p->device_count; i++)
         most = p->devices[i].tensor_bytes > most ? p->devices[i].tensor_bytes : most;
-    QC_RW(w, "<p>Placed for <code>--vram ");
-    qc_rw_text(w, p->vram);
-    QC_RW(w,
-          "</code>, of which %.3g%% may be used, for a context of %" PRIu64
-          " tokens and a batch of %" PRIu64 ". What is shown are the weights; <code>qconv plan"
-          "</code> adds the KV cache and what else a device holds.</p>\n",
-          p->margin * 100.0, p->context, p->batch);
+    QC_PAGE(w, "<p>Placed for <code>--vram ");
+    qc_page_text(w, p->vram);
+    QC_PAGE(w,
+            "</code>, of which %.3g%% may be used, for a context of %" PRIu64
+            " tokens and a batch of %" PRIu64 ". What is shown are the weights; <code>qconv plan"
+            "</code> adds the KV cache and what else a device holds.</p>\n",
+            p->margin * 100.0, p->context, p->batch);
     double height = 36.0 * (double)p->device_count;
-    qc_rw_svg(w, height, "weights per device; the numbers are in the table");
+    qc_page_svg(w, height, "weights per device; the numbers are in the table");
     for (size_t i = 0; i < p->device_count; i++) {
         const qc_manifest_device *d = &p->devices[i];
         double y = 36.0 * (double)i;
-        QC_RW(w, "<text class=\"ink\" x=\"0\" y=\"%.0f\">", y + 12.0);
-        qc_rw_text(w, d->name);
-        QC_RW(w,
-              ": %s</text><rect class=\"edge b0\" x=\"1\" y=\"%.0f\" width=\"%.2f\" "
-              "height=\"14\"/>\n",
-              qc_text_bytes(size, d->tensor_bytes), y + 16.0,
-              (QC_DRAW_WIDTH - 2.0) * (double)d->tensor_bytes / (double)most);
+        QC_PAGE(w, "<text class=\"ink\" x=\"0\" y=\"%.0f\">", y + 12.0);
+        qc_page_text(w, d->name);
+        QC_PAGE(w,
+                ": %s</text><rect class=\"edge b0\" x=\"1\" y=\"%.0f\" width=\"%.2f\" "
+                "height=\"14\"/>\n",
+                qc_text_bytes(size, d->tensor_bytes), y + 16.0,
+                (QC_DRAW_WIDTH - 2.0) * (double)d->tensor_bytes / (double)most);
     }
-    QC_RW(w, "</svg>\n<table>\n<tr><th>device</th><th>weights</th><th>share</th><th>files, "
-             "decompressed</th></tr>\n");
+    QC_PAGE(w, "</svg>\n<table>\n<tr><th>device</th><th>weights</th><th>share</th><th>files, "
+               "decompressed</th></tr>\n");
     for (size_t i = 0; i < p->device_count; i++) {
         const qc_manifest_device *d = &p->devices[i];
         uint64_t all = w->r->facts.model->tensor_bytes;
-        QC_RW(w, "<tr><td>");
-        qc_rw_text(w, d->name);
-        QC_RW(w, "</td><td>%s</td><td>%.1f%%</td>", qc_text_bytes(size, d->tensor_bytes),
-              all ? 100.0 * (double)d->tensor_bytes / (double)all : 0.0);
-        QC_RW(w, "<td>%s</td></tr>\n", qc_text_bytes(size, d->shard_bytes));
+        QC_PAGE(w, "<tr><td>");
+        qc_page_text(w, d->name);
+        QC_PAGE(w, "</td><td>%s</td><td>%.1f%%</td>", qc_text_bytes(size, d->tensor_bytes),
+                all ? 100.0 * (double)d->tensor_bytes / (double)all : 0.0);
+        QC_PAGE(w, "<td>%s</td></tr>\n", qc_text_bytes(size, d->shard_bytes));
     }
-    qc_rw_table_end(w);
+    qc_page_table_end(w);
 }
 
 /* ---- what was left, and how it was made ------------------------------------------------------ */
@@ -347,70 +351,72 @@ static void add_left(qc_report_writer *w)
 {
     const qc_report *r = w->r;
     char size[QC_SIZE_TEXT_BYTES], count[QC_SIZE_TEXT_BYTES];
-    qc_rw_section(w, "left", "Not quantized, and why");
+    qc_page_section(w, "left", "Not quantized, and why");
     if (r->left_count == 0) {
-        QC_RW(w, "<p>Nothing: every tensor is a quantized weight or belongs to one.</p>\n");
+        QC_PAGE(w, "<p>Nothing: every tensor is a quantized weight or belongs to one.</p>\n");
         return;
     }
-    QC_RW(w, "<table>\n<tr><th>what</th><th class=\"text\">why</th><th>tensors</th><th>weights</th>"
-             "<th>bytes</th><th class=\"name\">such as</th></tr>\n");
+    QC_PAGE(w,
+            "<table>\n<tr><th>what</th><th class=\"text\">why</th><th>tensors</th><th>weights</th>"
+            "<th>bytes</th><th class=\"name\">such as</th></tr>\n");
     for (uint32_t i = 0; i < r->left_count; i++) {
         const qc_report_left *l = &r->left[i];
-        QC_RW(w, "<tr><td>%s</td><td class=\"text\">", l->role);
-        qc_rw_text(w, l->why);
-        QC_RW(w, "</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td><td class=\"name\">", l->tensors,
-              qc_text_count(count, l->elems), qc_text_bytes(size, l->bytes));
-        qc_rw_text(w, l->example);
-        QC_RW(w, "</td></tr>\n");
+        QC_PAGE(w, "<tr><td>%s</td><td class=\"text\">", l->role);
+        qc_page_text(w, l->why);
+        QC_PAGE(w, "</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td><td class=\"name\">", l->tensors,
+                qc_text_count(count, l->elems), qc_text_bytes(size, l->bytes));
+        qc_page_text(w, l->example);
+        QC_PAGE(w, "</td></tr>\n");
     }
-    qc_rw_table_end(w);
+    qc_page_table_end(w);
 }
 
 static void add_sources(qc_report_writer *w, const qc_manifest *m)
 {
     char size[QC_SIZE_TEXT_BYTES], hex[QC_DIGEST_HEX_BYTES];
-    QC_RW(w, "<h3>Source files</h3>\n<table>\n<tr><th class=\"name\">file</th><th>bytes</th><th "
-             "class=\"text\">XXH3-128 of its header</th></tr>\n");
+    QC_PAGE(w, "<h3>Source files</h3>\n<table>\n<tr><th class=\"name\">file</th><th>bytes</th><th "
+               "class=\"text\">XXH3-128 of its header</th></tr>\n");
     for (size_t i = 0; i < m->source_count; i++) {
         qc_digest_hex(&m->sources[i].header, hex);
-        QC_RW(w, "<tr><td class=\"name\">");
-        qc_rw_text(w, m->sources[i].name);
-        QC_RW(w, "</td><td>%s</td><td class=\"text\"><code>%s</code></td></tr>\n",
-              qc_text_bytes(size, m->sources[i].bytes), hex);
+        QC_PAGE(w, "<tr><td class=\"name\">");
+        qc_page_text(w, m->sources[i].name);
+        QC_PAGE(w, "</td><td>%s</td><td class=\"text\"><code>%s</code></td></tr>\n",
+                qc_text_bytes(size, m->sources[i].bytes), hex);
     }
-    qc_rw_table_end(w);
-    QC_RW(w, "<p>The manifest, qconv.json, has the hash of every source tensor and of "
-             "every byte written.</p>\n");
+    qc_page_table_end(w);
+    QC_PAGE(w, "<p>The manifest, qconv.json, has the hash of every source tensor and of "
+               "every byte written.</p>\n");
 }
 
 static void add_made(qc_report_writer *w)
 {
     const qc_report *r = w->r;
     const qc_manifest *m = r->facts.manifest;
-    qc_rw_section(w, "made", "How it was made, and how to check it");
+    qc_page_section(w, "made", "How it was made, and how to check it");
     if (m) {
-        QC_RW(w, "<p>By qconv ");
-        qc_rw_text(w, m->qconv_version);
+        QC_PAGE(w, "<p>By qconv ");
+        qc_page_text(w, m->qconv_version);
         if (m->zstd_version) {
-            QC_RW(w, ", zstd ");
-            qc_rw_text(w, m->zstd_version);
+            QC_PAGE(w, ", zstd ");
+            qc_page_text(w, m->zstd_version);
         }
-        QC_RW(w, ". As far as the manifest has the options:</p>\n<pre>");
-        qc_rw_text(w, r->command);
-        QC_RW(w, "</pre>\n");
+        QC_PAGE(w, ". As far as the manifest has the options:</p>\n<pre>");
+        qc_page_text(w, r->command);
+        QC_PAGE(w, "</pre>\n");
         add_sources(w, m);
     } else {
-        QC_RW(w, "<p>Not known: there is no manifest.</p>\n");
+        QC_PAGE(w, "<p>Not known: there is no manifest.</p>\n");
     }
-    QC_RW(w, "<h3>Commands</h3>\n<pre>");
+    QC_PAGE(w, "<h3>Commands</h3>\n<pre>");
     if (m)
-        QC_RW(w, "qconv verify OUT\n");
-    QC_RW(w, "qconv verify OUT --against MODEL\nqconv eval OUT --against MODEL --text FILE --json "
-             "&gt; eval.json\nqconv bench --json &gt; bench.json\nqconv report OUT --against MODEL "
-             "--eval eval.json --bench bench.json --html report.html</pre>\n");
+        QC_PAGE(w, "qconv verify OUT\n");
+    QC_PAGE(w,
+            "qconv verify OUT --against MODEL\nqconv eval OUT --against MODEL --text FILE --json "
+            "&gt; eval.json\nqconv bench --json &gt; bench.json\nqconv report OUT --against MODEL "
+            "--eval eval.json --bench bench.json --html report.html</pre>\n");
     if (!r->against)
-        QC_RW(w, "<p class=\"soft\">Without <code>--against</code> this page does not check the "
-                 "hashes of OUT; <code>qconv verify OUT</code> does.</p>\n");
+        QC_PAGE(w, "<p class=\"soft\">Without <code>--against</code> this page does not check the "
+                   "hashes of OUT; <code>qconv verify OUT</code> does.</p>\n");
 }
 
 qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err)
@@ -422,11 +428,11 @@ qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err)
     add_head(&w);
     add_size(&w);
     add_memory(&w);
-    qc_rw_errors(&w);
-    qc_rw_outputs(&w);
-    qc_rw_codes(&w);
+    qc_page_errors(&w);
+    qc_page_outputs(&w);
+    qc_page_codes(&w);
     add_left(&w);
-    qc_rw_results(&w);
+    qc_page_results(&w);
     add_made(&w);
     QC_TRY(w.st);
     return qc_html_end(out, err);

@@ -8,9 +8,9 @@
 
 #include "convert/report_draw.h"
 
-void qc_rw_errors(qc_report_writer *w);  /* forms, kinds, layers, worst (report_page_error.c) */
-void qc_rw_outputs(qc_report_writer *w); /* gain of calibrating, if any (report_page_outputs.c) */
-void qc_rw_codes(qc_report_writer *w);   /* report_page_codes.c */
-void qc_rw_results(qc_report_writer *w); /* eval and bench (report_page_results.c) */
+void qc_page_errors(qc_report_writer *w);  /* forms, kinds, layers, worst (report_page_error.c) */
+void qc_page_outputs(qc_report_writer *w); /* gain of calibrating, if any (report_page_outputs.c) */
+void qc_page_codes(qc_report_writer *w);   /* report_page_codes.c */
+void qc_page_results(qc_report_writer *w); /* eval and bench (report_page_results.c) */
 
 #endif

@@ -47,26 +47,26 @@ static gain of_series(const qc_report *r, const char *name)
 
 static void add_cells(qc_report_writer *w, const gain *g)
 {
-    QC_RW(w, "<td>%.3g</td><td>%.3g</td><td>%.2f</td>", mean(g->rounded, g), mean(g->calibrated, g),
-          left_over(g));
+    QC_PAGE(w, "<td>%.3g</td><td>%.3g</td><td>%.2f</td>", mean(g->rounded, g),
+            mean(g->calibrated, g), left_over(g));
 }
 
 static void add_kinds(qc_report_writer *w)
 {
     const qc_report *r = w->r;
-    QC_RW(w, "<table>\n<tr><th>kind</th><th>rounded</th><th>calibrated</th><th>left over</th><th>"
-             "weights</th></tr>\n");
+    QC_PAGE(w, "<table>\n<tr><th>kind</th><th>rounded</th><th>calibrated</th><th>left over</th><th>"
+               "weights</th></tr>\n");
     for (uint32_t s = 0; s < r->series_count; s++) {
         gain g = of_series(r, r->series[s]);
         if (g.weights == 0)
             continue;
-        QC_RW(w, "<tr><td>");
-        qc_rw_text(w, r->series[s]);
-        QC_RW(w, "</td>");
+        QC_PAGE(w, "<tr><td>");
+        qc_page_text(w, r->series[s]);
+        QC_PAGE(w, "</td>");
         add_cells(w, &g);
-        QC_RW(w, "<td>%" PRIu32 "</td></tr>\n", g.weights);
+        QC_PAGE(w, "<td>%" PRIu32 "</td></tr>\n", g.weights);
     }
-    qc_rw_table_end(w);
+    qc_page_table_end(w);
 }
 
 /* What is left of each kind's error, as a bar in a frame that is all of it. */
@@ -77,57 +77,57 @@ static void add_bars(qc_report_writer *w)
     for (uint32_t s = 0; s < r->series_count; s++)
         bars += of_series(r, r->series[s]).weights > 0;
     bars = bars < MAX_BARS ? bars : MAX_BARS;
-    QC_RW(w, "<figure><figcaption>What is left of the error in outputs, by kind; the frame is "
-             "all of it</figcaption>\n");
-    qc_rw_svg(w, 2.0 * BAR_HEIGHT * (double)bars + 4.0,
-              "share of the error in outputs that is left; the numbers are in the table");
+    QC_PAGE(w, "<figure><figcaption>What is left of the error in outputs, by kind; the frame is "
+               "all of it</figcaption>\n");
+    qc_page_svg(w, 2.0 * BAR_HEIGHT * (double)bars + 4.0,
+                "share of the error in outputs that is left; the numbers are in the table");
     double y = 0.0, width = QC_DRAW_WIDTH - 2.0 * BAR_LEFT;
     for (uint32_t s = 0, shown = 0; s < r->series_count && shown < bars; s++) {
         gain g = of_series(r, r->series[s]);
         if (g.weights == 0)
             continue;
         double share = left_over(&g);
-        QC_RW(w, "<text x=\"%.0f\" y=\"%.1f\">", BAR_LEFT, y + 13.0);
-        qc_rw_text(w, r->series[s]);
-        QC_RW(w,
-              ": %.0f%%</text><rect class=\"edge m0\" x=\"%.0f\" y=\"%.1f\" width=\"%.1f\" "
-              "height=\"%.0f\"/><line class=\"span\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" "
-              "y2=\"%.1f\"/>\n",
-              share * 100.0, BAR_LEFT, y + BAR_HEIGHT, width * (share < 1.0 ? share : 1.0),
-              BAR_HEIGHT - 4.0, BAR_LEFT + width, BAR_LEFT + width, y + BAR_HEIGHT,
-              y + 2.0 * BAR_HEIGHT - 4.0);
+        QC_PAGE(w, "<text x=\"%.0f\" y=\"%.1f\">", BAR_LEFT, y + 13.0);
+        qc_page_text(w, r->series[s]);
+        QC_PAGE(w,
+                ": %.0f%%</text><rect class=\"edge m0\" x=\"%.0f\" y=\"%.1f\" width=\"%.1f\" "
+                "height=\"%.0f\"/><line class=\"span\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%.1f\" "
+                "y2=\"%.1f\"/>\n",
+                share * 100.0, BAR_LEFT, y + BAR_HEIGHT, width * (share < 1.0 ? share : 1.0),
+                BAR_HEIGHT - 4.0, BAR_LEFT + width, BAR_LEFT + width, y + BAR_HEIGHT,
+                y + 2.0 * BAR_HEIGHT - 4.0);
         y += 2.0 * BAR_HEIGHT;
         shown++;
     }
-    QC_RW(w, "</svg></figure>\n");
+    QC_PAGE(w, "</svg></figure>\n");
 }
 
 static void add_weights(qc_report_writer *w, uint32_t count)
 {
     const qc_report *r = w->r;
     if (count > MAX_ROWS) {
-        QC_RW(w, "<p>The %" PRIu32 " weights are in <code>--json</code>.</p>\n", count);
+        QC_PAGE(w, "<p>The %" PRIu32 " weights are in <code>--json</code>.</p>\n", count);
         return;
     }
-    QC_RW(w, "<details><summary>The numbers, weight by weight</summary>\n<table>\n<tr><th "
-             "class=\"name\">weight</th><th>rounded</th><th>calibrated</th><th>left over</th>"
-             "</tr>\n");
+    QC_PAGE(w, "<details><summary>The numbers, weight by weight</summary>\n<table>\n<tr><th "
+               "class=\"name\">weight</th><th>rounded</th><th>calibrated</th><th>left over</th>"
+               "</tr>\n");
     for (uint32_t i = 0; i < r->weight_count; i++) {
         gain g = {0};
         add_up(&g, &r->weights[i]);
         if (g.weights == 0)
             continue;
-        QC_RW(w, "<tr><td class=\"name\">");
-        qc_rw_text(w, r->weights[i].name);
-        QC_RW(w, "</td>");
+        QC_PAGE(w, "<tr><td class=\"name\">");
+        qc_page_text(w, r->weights[i].name);
+        QC_PAGE(w, "</td>");
         add_cells(w, &g);
-        QC_RW(w, "</tr>\n");
+        QC_PAGE(w, "</tr>\n");
     }
-    qc_rw_table_end(w);
-    QC_RW(w, "</details>\n");
+    qc_page_table_end(w);
+    QC_PAGE(w, "</details>\n");
 }
 
-void qc_rw_outputs(qc_report_writer *w)
+void qc_page_outputs(qc_report_writer *w)
 {
     const qc_report *r = w->r;
     const qc_manifest *m = r->facts.manifest;
@@ -137,22 +137,23 @@ void qc_rw_outputs(qc_report_writer *w)
     const qc_manifest_calibration *c = m->calibration;
     for (uint32_t i = 0; i < r->weight_count; i++)
         add_up(&all, &r->weights[i]);
-    qc_rw_section(w, "outputs", "Gain of calibrating");
-    QC_RW(w, "<p>Calibrated with <b>");
-    qc_rw_text(w, c->hessians ? c->hessians : c->text);
-    QC_RW(w, "</b>");
+    qc_page_section(w, "outputs", "Gain of calibrating");
+    QC_PAGE(w, "<p>Calibrated with <b>");
+    qc_page_text(w, c->hessians ? c->hessians : c->text);
+    QC_PAGE(w, "</b>");
     if (!c->hessians)
-        QC_RW(w, ", %" PRIu64 " tokens in windows of %" PRIu64, c->tokens, c->context);
-    QC_RW(w,
-          ": %" PRIu32 " of %" PRIu32 " quantized weights. The error is that in a layer's outputs "
-          "on these inputs, squared, over the outputs' squares: <i>rounded</i> is what searched "
-          "scales and codes rounded to nearest leave, <i>calibrated</i> what is in the files, "
-          "<i>left over</i> their quotient. Means count each matrix by its size.</p>\n",
-          all.weights, r->weight_count);
+        QC_PAGE(w, ", %" PRIu64 " tokens in windows of %" PRIu64, c->tokens, c->context);
+    QC_PAGE(w,
+            ": %" PRIu32 " of %" PRIu32
+            " quantized weights. The error is that in a layer's outputs "
+            "on these inputs, squared, over the outputs' squares: <i>rounded</i> is what searched "
+            "scales and codes rounded to nearest leave, <i>calibrated</i> what is in the files, "
+            "<i>left over</i> their quotient. Means count each matrix by its size.</p>\n",
+            all.weights, r->weight_count);
     if (all.weights == 0)
         return;
-    QC_RW(w, "<p>All together: %.3g rounded, %.3g calibrated, %.2f left over.</p>\n",
-          mean(all.rounded, &all), mean(all.calibrated, &all), left_over(&all));
+    QC_PAGE(w, "<p>All together: %.3g rounded, %.3g calibrated, %.2f left over.</p>\n",
+            mean(all.rounded, &all), mean(all.calibrated, &all), left_over(&all));
     add_bars(w);
     add_kinds(w);
     add_weights(w, all.weights);

@@ -12,14 +12,14 @@
 static void add_value(qc_report_writer *w, const char *label, double v, double error,
                       const char *unit, const char *meaning)
 {
-    QC_RW(w, "<tr><td>%s</td><td>", label);
+    QC_PAGE(w, "<tr><td>%s</td><td>", label);
     if (isfinite(v))
-        QC_RW(w, "%.5g", v);
+        QC_PAGE(w, "%.5g", v);
     else
-        QC_RW(w, "not known");
+        QC_PAGE(w, "not known");
     if (isfinite(v) && error > 0 && isfinite(error))
-        QC_RW(w, " &#177; %.2g", error);
-    QC_RW(w, "%s</td><td class=\"text\">%s</td></tr>\n", unit, meaning);
+        QC_PAGE(w, " &#177; %.2g", error);
+    QC_PAGE(w, "%s</td><td class=\"text\">%s</td></tr>\n", unit, meaning);
 }
 
 static void add_compared(qc_report_writer *w, const qc_eval_result *e)
@@ -47,44 +47,45 @@ static void add_eval(qc_report_writer *w)
     const qc_report *r = w->r;
     const qc_eval_result *e = &r->eval;
     char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], c[QC_SIZE_TEXT_BYTES];
-    qc_rw_section(w, "perplexity", "Perplexity and KL divergence");
+    qc_page_section(w, "perplexity", "Perplexity and KL divergence");
     if (!r->has_eval) {
-        QC_RW(w, "<p><b>Not measured.</b> For a language model of the Llama family <code>qconv "
-                 "report OUT --against MODEL --text FILE</code> measures it, or <code>--eval "
-                 "eval.json</code> takes up what <code>qconv eval OUT --against MODEL --text FILE "
-                 "--json &gt; eval.json</code> found before.</p>\n");
+        QC_PAGE(w,
+                "<p><b>Not measured.</b> For a language model of the Llama family <code>qconv "
+                "report OUT --against MODEL --text FILE</code> measures it, or <code>--eval "
+                "eval.json</code> takes up what <code>qconv eval OUT --against MODEL --text FILE "
+                "--json &gt; eval.json</code> found before.</p>\n");
         return;
     }
-    QC_RW(w, "<p>Over ");
-    qc_rw_text(w, e->text ? e->text : "a text");
-    QC_RW(w, ": %s tokens read with the tokenizer <b>", qc_text_count(a, e->tokens));
-    qc_rw_text(w, e->tokenizer ? e->tokenizer : "?");
-    QC_RW(w, "</b>, in %s windows of at most %s; %s predicted, on ", qc_text_count(a, e->windows),
-          qc_text_count(b, e->context), qc_text_count(c, e->predicted));
-    qc_rw_text(w, e->device ? e->device : "?");
-    QC_RW(w, ".");
+    QC_PAGE(w, "<p>Over ");
+    qc_page_text(w, e->text ? e->text : "a text");
+    QC_PAGE(w, ": %s tokens read with the tokenizer <b>", qc_text_count(a, e->tokens));
+    qc_page_text(w, e->tokenizer ? e->tokenizer : "?");
+    QC_PAGE(w, "</b>, in %s windows of at most %s; %s predicted, on ", qc_text_count(a, e->windows),
+            qc_text_count(b, e->context), qc_text_count(c, e->predicted));
+    qc_page_text(w, e->device ? e->device : "?");
+    QC_PAGE(w, ".");
     if (r->eval_from) {
-        QC_RW(w, " Measured before, from the file ");
-        qc_rw_text(w, r->eval_from);
-        QC_RW(w, " about ");
-        qc_rw_text(w, e->path ? e->path : "?");
+        QC_PAGE(w, " Measured before, from the file ");
+        qc_page_text(w, r->eval_from);
+        QC_PAGE(w, " about ");
+        qc_page_text(w, e->path ? e->path : "?");
         if (e->compared) {
-            QC_RW(w, " against ");
-            qc_rw_text(w, e->against ? e->against : "?");
+            QC_PAGE(w, " against ");
+            qc_page_text(w, e->against ? e->against : "?");
         }
-        QC_RW(w, "; that it was this very output is not checked.");
+        QC_PAGE(w, "; that it was this very output is not checked.");
     }
-    QC_RW(w, " After &#177; stands one standard error.</p>\n<table>\n<tr><th>measure</th><th>"
-             "value</th><th class=\"text\">what it is</th></tr>\n");
+    QC_PAGE(w, " After &#177; stands one standard error.</p>\n<table>\n<tr><th>measure</th><th>"
+               "value</th><th class=\"text\">what it is</th></tr>\n");
     add_value(w, "perplexity", e->perplexity, e->perplexity_error, "",
               "of the quantized model; lower is better");
     if (e->compared)
         add_compared(w, e);
-    qc_rw_table_end(w);
+    qc_page_table_end(w);
     if (!e->compared)
-        QC_RW(w,
-              "<p>There is nothing to compare with: with <code>--against MODEL</code> the source "
-              "is read too.</p>\n");
+        QC_PAGE(w,
+                "<p>There is nothing to compare with: with <code>--against MODEL</code> the source "
+                "is read too.</p>\n");
 }
 
 /* ---- speed of kernels ------------------------------------------------------------------------ */
@@ -121,38 +122,38 @@ static void add_speed_line(qc_report_writer *w, const qc_report_bench *b, uint32
                            const uint64_t *m, unsigned m_count)
 {
     const qc_report_speed *line = &b->rows[first];
-    QC_RW(w, "<tr><td class=\"name\">");
-    qc_rw_text(w, line->model);
-    QC_RW(w, ", ");
-    qc_rw_text(w, line->layer);
-    QC_RW(w, "%s</td><td>", line->here ? " <b>(in OUT)</b>" : "");
-    qc_rw_text(w, line->scheme);
-    QC_RW(w, "</td><td>%" PRIu64 " &#215; %" PRIu64 "</td>", line->n, line->k);
+    QC_PAGE(w, "<tr><td class=\"name\">");
+    qc_page_text(w, line->model);
+    QC_PAGE(w, ", ");
+    qc_page_text(w, line->layer);
+    QC_PAGE(w, "%s</td><td>", line->here ? " <b>(in OUT)</b>" : "");
+    qc_page_text(w, line->scheme);
+    QC_PAGE(w, "</td><td>%" PRIu64 " &#215; %" PRIu64 "</td>", line->n, line->k);
     for (unsigned i = 0; i < m_count; i++) {
         const qc_report_speed *found = NULL;
         for (uint32_t k = first; k < b->row_count && !found; k++)
             if (b->rows[k].m == m[i] && same_line(&b->rows[k], line))
                 found = &b->rows[k];
         if (!found || !(found->us > 0))
-            QC_RW(w, "<td></td>");
+            QC_PAGE(w, "<td></td>");
         else if (found->ratio > 0)
-            QC_RW(w, "<td>%.2f&#215;<br/><span class=\"soft\">%.3g &#181;s</span></td>",
-                  found->ratio, found->us);
+            QC_PAGE(w, "<td>%.2f&#215;<br/><span class=\"soft\">%.3g &#181;s</span></td>",
+                    found->ratio, found->us);
         else
-            QC_RW(w, "<td>%.3g &#181;s</td>", found->us);
+            QC_PAGE(w, "<td>%.3g &#181;s</td>", found->us);
     }
-    QC_RW(w, "</tr>\n");
+    QC_PAGE(w, "</tr>\n");
 }
 
 static void add_speed_table(qc_report_writer *w, const qc_report_bench *b)
 {
     uint64_t m[MAX_M];
     unsigned m_count = list_m(b, m), lines = 0, left_out = 0;
-    QC_RW(w, "<table>\n<tr><th class=\"name\">layer</th><th>scheme</th><th>N "
-             "&#215; K</th>");
+    QC_PAGE(w, "<table>\n<tr><th class=\"name\">layer</th><th>scheme</th><th>N "
+               "&#215; K</th>");
     for (unsigned i = 0; i < m_count; i++)
-        QC_RW(w, "<th>M = %" PRIu64 "</th>", m[i]);
-    QC_RW(w, "</tr>\n");
+        QC_PAGE(w, "<th>M = %" PRIu64 "</th>", m[i]);
+    QC_PAGE(w, "</tr>\n");
     for (int here = 1; here >= 0; here--)
         for (uint32_t i = 0; i < b->row_count; i++) {
             int first = b->rows[i].here == here;
@@ -165,49 +166,49 @@ static void add_speed_table(qc_report_writer *w, const qc_report_bench *b)
                 lines++;
             }
         }
-    qc_rw_table_end(w);
+    qc_page_table_end(w);
     if (left_out)
-        QC_RW(w, "<p>%u lines more are in <code>--json</code>.</p>\n", left_out);
+        QC_PAGE(w, "<p>%u lines more are in <code>--json</code>.</p>\n", left_out);
 }
 
 static void add_speed(qc_report_writer *w)
 {
     const qc_report_bench *b = w->r->bench;
-    qc_rw_section(w, "speed", "Speed of the kernels");
+    qc_page_section(w, "speed", "Speed of the kernels");
     if (!b) {
-        QC_RW(w, "<p><b>Not measured.</b> <code>qconv bench --json &gt; bench.json</code> on a "
-                 "machine with a GPU, then <code>--bench bench.json</code>.</p>\n");
+        QC_PAGE(w, "<p><b>Not measured.</b> <code>qconv bench --json &gt; bench.json</code> on a "
+                   "machine with a GPU, then <code>--bench bench.json</code>.</p>\n");
         return;
     }
     if (!b->complete)
-        QC_RW(w, "<p><b>The run ended before all was measured</b>, so points are missing.</p>\n");
+        QC_PAGE(w, "<p><b>The run ended before all was measured</b>, so points are missing.</p>\n");
     if (b->failed)
-        QC_RW(w,
-              "<p><b>%" PRIu64 " of its results were wrong or could not be had</b>; they have no "
-              "times here.</p>\n",
-              b->failed);
-    QC_RW(w, "<p>On <b>");
-    qc_rw_text(w, b->device);
-    QC_RW(w, "</b>, measured by ");
-    qc_rw_text(w, b->program);
-    QC_RW(w, " with ");
-    qc_rw_text(w, b->dtype);
-    QC_RW(w, " activations");
+        QC_PAGE(w,
+                "<p><b>%" PRIu64 " of its results were wrong or could not be had</b>; they have no "
+                "times here.</p>\n",
+                b->failed);
+    QC_PAGE(w, "<p>On <b>");
+    qc_page_text(w, b->device);
+    QC_PAGE(w, "</b>, measured by ");
+    qc_page_text(w, b->program);
+    QC_PAGE(w, " with ");
+    qc_page_text(w, b->dtype);
+    QC_PAGE(w, " activations");
     if (b->copy_gbps > 0)
-        QC_RW(w, "; memory copies run at %.4g GB/s", b->copy_gbps);
+        QC_PAGE(w, "; memory copies run at %.4g GB/s", b->copy_gbps);
     if (b->gemm_tflops > 0)
-        QC_RW(w, ", dense products at %.4g TFLOP/s", b->gemm_tflops);
-    QC_RW(w,
-          ". A cell has the speed-up over cuBLAS with 16-bit weights and the time of one "
-          "multiplication with M rows of activations. %s</p>\n",
-          b->here
-              ? "Shapes of this output come first."
-              : "None of the shapes measured is one of this output's weights: <code>qconv bench "
-                "--shapes</code> takes others.");
+        QC_PAGE(w, ", dense products at %.4g TFLOP/s", b->gemm_tflops);
+    QC_PAGE(w,
+            ". A cell has the speed-up over cuBLAS with 16-bit weights and the time of one "
+            "multiplication with M rows of activations. %s</p>\n",
+            b->here
+                ? "Shapes of this output come first."
+                : "None of the shapes measured is one of this output's weights: <code>qconv bench "
+                  "--shapes</code> takes others.");
     add_speed_table(w, b);
 }
 
-void qc_rw_results(qc_report_writer *w)
+void qc_page_results(qc_report_writer *w)
 {
     add_eval(w);
     add_speed(w);

@@ -219,11 +219,11 @@ static void writing(void **state)
     qc_strbuf out;
     qc_strbuf_init(&out, 4096);
     qc_report_writer w = {.out = &out};
-    qc_rw_text(&w, "a<b>&\"c\"\x01");
+    qc_page_text(&w, "a<b>&\"c\"\x01");
     assert_string_equal(out.data, "a&lt;b&gt;&amp;&quot;c&quot;?");
     size_t before = out.len;
     for (uint32_t form = 0; form < 7; form++)
-        qc_rw_mark(&w, form, 1.0, 2.0, "t");
+        qc_page_mark(&w, form, 1.0, 2.0, "t");
     assert_int_equal(w.st, QC_OK);
     /* As many shapes as characters, each closed. */
     const char *at = out.data + before;
@@ -238,10 +238,10 @@ static void writing(void **state)
     qc_strbuf_deinit(&out);
     qc_strbuf_init(&out, 8); /* too small: the first failure stays */
     w = (qc_report_writer){.out = &out};
-    QC_RW(&w, "%s", "much longer than that");
+    QC_PAGE(&w, "%s", "much longer than that");
     qc_status first = w.st;
     assert_int_not_equal(first, QC_OK);
-    qc_rw_text(&w, "x");
+    qc_page_text(&w, "x");
     assert_int_equal(w.st, first);
     qc_strbuf_deinit(&out);
 }
