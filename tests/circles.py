@@ -119,9 +119,10 @@ def objects_of(tree, build):
         if path not in known:
             continue
         words = shlex.split(command["command"])
-        output = words[words.index("-o") + 1]
-        if path not in found or output.startswith(path.split("/")[0] + "/"):
-            found[path] = os.path.join(command["directory"], output)
+        output = os.path.join(command["directory"], words[words.index("-o") + 1])
+        own = os.path.relpath(output, build).startswith(path.split("/")[0] + "/")
+        if path not in found or own:
+            found[path] = output
     return found
 
 
@@ -218,7 +219,7 @@ def search(root, layers, build=None, rooms=()):
     if build:
         lost = sorted(o for o in objects_of(tree, build).values() if not os.path.exists(o))
         if lost:
-            return ["%s is not built: %d objects are missing, %s is the first"
+            return ["%s is not built: objects missing: %d, the first is %s"
                     % (build, len(lost), lost[0])]
         by_call = list(calls(tree, build))
     for layer in layers:
