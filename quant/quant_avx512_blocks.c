@@ -57,8 +57,6 @@ typedef enum { NF4, INT8 } scheme;
 #define GROUP_ELEMS 4096u
 #define SLOTS       3u /* groups under way */
 
-#define PREFETCH_BYTES 8192u /* into L2: 4 to 16 KiB alike; into L1 a tenth slower */
-
 /* Streams that a group of 16 blocks of 64 bf16 writes: 2 KiB each, and as far apart from the source
  * modulo 4 KiB as can be. A load whose address is that of an older store in flight modulo 4 KiB
  * waits for it, so every stream runs in step with the source, some way behind it. */
@@ -153,7 +151,7 @@ QC_INLINE void pass1_float(const group *g, group_scratch *s, qc_dtype dtype, uin
         __m512i most = _mm512_setzero_si512();
         for (uint32_t v = 0; v < 2 * vectors; v++, i += 16) {
             __m512 x = qc_load16(g->src, dtype, i);
-            _mm_prefetch(g->src + i * qc_element_bytes(dtype) + PREFETCH_BYTES, _MM_HINT_T1);
+            qc_prefetch(g->src + i * qc_element_bytes(dtype));
             if (dtype != QC_DTYPE_F32)
                 _mm512_store_ps(out + i, x);
             most = _mm512_max_epu32(most, qc_magnitude_f32(x));
@@ -513,8 +511,8 @@ QC_INLINE void hot_pass1(const context *c, const group *g, unsigned b)
 {
     const __m512i no_sign = _mm512_set1_epi16(0x7fff);
     const unsigned char *in = g->src + b * HOT_BYTES;
-    _mm_prefetch(in + PREFETCH_BYTES, _MM_HINT_T1);
-    _mm_prefetch(in + PREFETCH_BYTES + 64, _MM_HINT_T1);
+    qc_prefetch(in);
+    qc_prefetch(in + 64);
     if (b % 2 == 0)
         __builtin_prefetch(c->codes + (g->block + b) * (HOT_BLOCK / 2), 1, 3);
     __m512i first = _mm512_and_si512(_mm512_loadu_si512(in), no_sign);

@@ -43,6 +43,12 @@ extern const qc_quant_ops qc_quant_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
 /* The pivot search itself, as in bitsandbytes' dQuantize<0>; x must not be NaN. */
 uint8_t qc_dynamic_search(float x);
 
+/* Of the four types that the quantizers read. Inline, so that it folds to a constant. */
+static inline uint64_t qc_element_bytes(qc_dtype dtype)
+{
+    return dtype == QC_DTYPE_F64 ? 8 : dtype == QC_DTYPE_F32 ? 4 : 2;
+}
+
 /* Sum of 16 lanes: l and l + 8, then l + 4, l + 2, l + 1. */
 static inline float qc_fold16(const float *lanes)
 {
