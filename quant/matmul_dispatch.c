@@ -51,7 +51,7 @@ static void decode_blocks(const qc_quant_ops *ops, const qc_weights *w, uint64_t
     uint64_t step = (uint64_t)SCALES_AT_ONCE * w->block_elems, overflow = 0;
     float room[SCALES_AT_ONCE];
     for (uint64_t at = 0; at < n; at += step) {
-        uint64_t count = n - at < step ? n - at : step, first = begin + at;
+        uint64_t count = qc_min_u64(n - at, step), first = begin + at;
         const float *scales =
             scales_of(w, first / w->block_elems, qc_ceil_div_u64(count, w->block_elems), room);
         if (w->kind == QC_WEIGHTS_NF4)
@@ -77,7 +77,7 @@ void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, 
     /* A block that began in an earlier row is decoded from its beginning. */
     uint64_t before = first % w->block_elems;
     if (before > 0) {
-        uint64_t part = w->block_elems - before < n ? w->block_elems - before : n;
+        uint64_t part = qc_min_u64(w->block_elems - before, n);
         decode_blocks(ops, w, first - before, before + part, head);
         memcpy(out, head + before, (size_t)part * sizeof *out);
         out += part;
@@ -114,7 +114,7 @@ uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k)
     const uint64_t most = qc_sat_mul(padded(k), QC_MATMUL_PANEL);
     const uint64_t least = qc_sat_mul(padded(k), QC_MATMUL_ROWS);
     const uint64_t full = least > PANEL_BYTES / sizeof(float) ? least : PANEL_BYTES / sizeof(float);
-    const uint64_t floats = qc_sat_add(most < full ? most : full, PACKED_FLOATS + LANES_FLOATS);
+    const uint64_t floats = qc_sat_add(qc_min_u64(most, full), PACKED_FLOATS + LANES_FLOATS);
     return qc_sat_mul(floats, sizeof(float));
 }
 
@@ -165,7 +165,7 @@ static void pack(const panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsign
 static void fetch_ahead(const panel *p, const qc_matmul_cpu_io *io, uint64_t row, uint64_t from)
 {
     uint64_t left = p->k - from, each = qc_dtype_bits(io->x_dtype) / 8;
-    uint64_t bytes = (left < QC_MATMUL_STEP ? left : QC_MATMUL_STEP) * each;
+    uint64_t bytes = qc_min_u64(left, QC_MATMUL_STEP) * each;
     const unsigned char *at = element(io->x, io->x_dtype, row * io->ldx + from);
     for (uint64_t b = 0; b < bytes; b += LINE_BYTES)
         __builtin_prefetch(at + b, 0, 2);
@@ -194,10 +194,10 @@ static void store_sums(panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsign
 static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cpu_io *io)
 {
     for (uint64_t at = 0; at < io->m; at += QC_MATMUL_GROUP) {
-        unsigned m = io->m - at < QC_MATMUL_GROUP ? (unsigned)(io->m - at) : QC_MATMUL_GROUP;
+        unsigned m = qc_min_u32(io->m - at, QC_MATMUL_GROUP);
         uint64_t from = 0;
         do {
-            uint64_t n = p->k - from < QC_MATMUL_STEP ? p->k - from : QC_MATMUL_STEP;
+            uint64_t n = qc_min_u64(p->k - from, QC_MATMUL_STEP);
             uint64_t ahead = from + n < p->k ? at : at + QC_MATMUL_GROUP;
             uint64_t end = io->m - ahead < QC_MATMUL_GROUP ? io->m : ahead + QC_MATMUL_GROUP;
             uint64_t each = qc_ceil_div_u64(QC_MATMUL_GROUP * QC_MATMUL_ROWS, rows);
@@ -207,8 +207,7 @@ static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cp
                 uint64_t left = rows - r;
                 const qc_matmul_tile t = {.w = p->values + r * p->stride + from,
                                           .stride = p->stride,
-                                          .rows = left < QC_MATMUL_ROWS ? (unsigned)left
-                                                                        : QC_MATMUL_ROWS,
+                                          .rows = qc_min_u32(left, QC_MATMUL_ROWS),
                                           .x = p->x,
                                           .m = m,
                                           .k = (unsigned)n,
@@ -233,7 +232,7 @@ void qc_matmul_quantized(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const 
     uint64_t step = panel_rows(w->cols);
     open_panel(&p, tile, ops, w->cols, scratch);
     for (uint64_t at = 0; at < count; at += step) {
-        uint64_t rows = count - at < step ? count - at : step;
+        uint64_t rows = qc_min_u64(count - at, step);
         for (uint64_t r = 0; r < rows; r++)
             qc_weights_row(ops, w, first + at + r, p.values + r * p.stride);
         multiply(&p, first + at, rows, io);
@@ -248,7 +247,7 @@ void qc_matmul_dense_rows(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const
     uint64_t step = panel_rows(k), overflow = 0;
     open_panel(&p, tile, ops, k, scratch);
     for (uint64_t at = 0; at < count; at += step) {
-        uint64_t rows = count - at < step ? count - at : step;
+        uint64_t rows = qc_min_u64(count - at, step);
         for (uint64_t r = 0; r < rows; r++)
             ops->cast(element(w, w_dtype, (first + at + r) * k), w_dtype, k,
                       p.values + r * p.stride, QC_DTYPE_F32, &overflow);

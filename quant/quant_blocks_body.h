@@ -39,7 +39,7 @@ QC_INLINE group make_group(const void *src, qc_dtype dtype, uint32_t block_elems
     return (group){
         .src = (const unsigned char *)src + block * block_elems * qc_element_bytes(dtype),
         .block = block,
-        .count = blocks - block < most ? (unsigned)(blocks - block) : most,
+        .count = qc_min_u32(blocks - block, most),
         .turn = turn,
     };
 }
@@ -52,7 +52,7 @@ static int scalar_blocks(const context *c, scheme to, const void *src, qc_dtype 
     const uint64_t element = qc_element_bytes(dtype);
     for (uint64_t done = 0; done < elems; done += c->block_elems, block++) {
         uint64_t first = block * c->block_elems;
-        uint64_t n = elems - done < c->block_elems ? elems - done : c->block_elems;
+        uint64_t n = qc_min_u64(elems - done, c->block_elems);
         const unsigned char *at = (const unsigned char *)src + first * element;
         qc_block_error *errors = c->block_errors ? c->block_errors + block : NULL;
         qc_piece_sums one;

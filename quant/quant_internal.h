@@ -20,6 +20,7 @@
 #ifndef QC_QUANT_QUANT_INTERNAL_H
 #define QC_QUANT_QUANT_INTERNAL_H
 
+#include "base/checked.h"
 #include "quant/quant_ops.h"
 
 #define QC_TINY_ABSMAX  0x1p-100f

@@ -24,7 +24,7 @@ QC_INLINE qc_wide load_part(const void *src, qc_dtype dtype, uint64_t i, unsigne
 
 QC_INLINE unsigned lanes_at(uint64_t col, uint64_t cols)
 {
-    return cols - col < 16 ? (unsigned)(cols - col) : 16;
+    return qc_min_u32(cols - col, 16);
 }
 
 QC_INLINE uint32_t largest_magnitude(const void *src, qc_dtype dtype, uint64_t first, uint64_t cols)
@@ -105,7 +105,7 @@ QC_INLINE void runs(const row_context *r, qc_dtype dtype, int convert, uint64_t 
                     uint64_t cols)
 {
     for (uint64_t col = 0; col < cols; col += QC_ROW_FLUSH) {
-        uint64_t width = cols - col < QC_ROW_FLUSH ? cols - col : QC_ROW_FLUSH;
+        uint64_t width = qc_min_u64(cols - col, QC_ROW_FLUSH);
         run(r, dtype, convert, first + col, first + col + width);
     }
 }

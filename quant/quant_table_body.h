@@ -36,7 +36,7 @@ QC_INLINE void nf4_dequantize_to(const uint8_t *codes, const float *absmax, cons
     const uint64_t element = qc_element_bytes(dtype);
     *first_overflow = UINT64_MAX;
     for (uint64_t first = 0, k = 0; first < n; first += block_elems, k++) {
-        const uint64_t count = n - first < block_elems ? n - first : block_elems;
+        const uint64_t count = qc_min_u64(n - first, block_elems);
         unsigned char *out = (unsigned char *)dst + first * element;
         const qc_wide values = qc_wide_mul(map, qc_wide_all(absmax[k]));
         if (count < block_elems || overflows(values, dtype)) {
@@ -99,7 +99,7 @@ QC_INLINE void int8_dequantize_to(const int8_t *codes, const float *scales, uint
 {
     *first_overflow = UINT64_MAX;
     for (uint64_t first = 0, k = 0; first < n; first += each, k++) {
-        const uint64_t count = n - first < each ? n - first : each;
+        const uint64_t count = qc_min_u64(n - first, each);
         int8_dequantize_run(codes, first, count, scales + k, rows, dst, dtype, first_overflow);
     }
 }
@@ -188,7 +188,7 @@ static void nested_quantize(const float *absmax, uint64_t n, float offset, uint8
     const qc_wide shift = qc_wide_all(offset);
     for (uint64_t first = 0, k = 0; first < n; first += QC_NESTED_BLOCK, k++) {
         const float *in = absmax + first;
-        const uint64_t count = n - first < QC_NESTED_BLOCK ? n - first : QC_NESTED_BLOCK;
+        const uint64_t count = qc_min_u64(n - first, QC_NESTED_BLOCK);
         qc_wide_int most = qc_wide_int_all(0);
         for (unsigned i = 0; count == QC_NESTED_BLOCK && i < QC_NESTED_BLOCK; i += 16)
             most = qc_wide_larger_bits(most, qc_wide_sub(qc_wide_load(in + i), shift));

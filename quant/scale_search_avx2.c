@@ -61,7 +61,7 @@ QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16
         t.of[h] = _mm256_setzero_si256();
     for (uint32_t i = 0; i < n; i += QC_SEARCH_RUN)
         add_rows(&t, (const unsigned char *)screen[127], offsets + i,
-                 n - i < QC_SEARCH_RUN ? n - i : QC_SEARCH_RUN);
+                 qc_min_u32(n - i, QC_SEARCH_RUN));
     for (unsigned h = 0; h < 4; h++)
         qc_store(total + 8 * h, t.of[h]);
     return lowest_of(&t);

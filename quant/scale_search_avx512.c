@@ -48,7 +48,7 @@ QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16
     const unsigned char *middle = (const unsigned char *)screen[127];
     __m512i low = _mm512_setzero_si512(), high = low;
     for (uint32_t i = 0; i < n; i += QC_SEARCH_RUN) {
-        uint32_t count = n - i < QC_SEARCH_RUN ? n - i : QC_SEARCH_RUN;
+        uint32_t count = qc_min_u32(n - i, QC_SEARCH_RUN);
         __m512i run = add_rows(middle, offsets + i, count);
         low = _mm512_add_epi32(low, _mm512_cvtepu16_epi32(_mm512_castsi512_si256(run)));
         high = _mm512_add_epi32(high, _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(run, 1)));
@@ -227,7 +227,7 @@ static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, u
     _Alignas(64) uint32_t rows[QC_FOLD_LANES] = {0};
     const neighbours near = load_neighbours(t);
     for (unsigned first = 0; first < blocks; first += QC_GROUP / 2) {
-        const unsigned count = blocks - first < QC_GROUP / 2 ? blocks - first : QC_GROUP / 2;
+        const unsigned count = qc_min_u32(blocks - first, QC_GROUP / 2);
         for (unsigned b = 0; b < count; b++, x += n, inv += 2) {
             const __m512 by[2] = {_mm512_set1_ps(inv[0]), _mm512_set1_ps(inv[1])};
             __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};

@@ -22,7 +22,7 @@ const qc_search_ops *qc_search_ops_for(qc_isa isa)
 
 uint64_t qc_search_sample_count(uint64_t groups)
 {
-    return groups < SAMPLE_GROUPS ? groups : SAMPLE_GROUPS;
+    return qc_min_u64(groups, SAMPLE_GROUPS);
 }
 
 uint64_t qc_search_sample_group(uint64_t groups, uint64_t i)
