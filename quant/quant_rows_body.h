@@ -31,10 +31,13 @@ QC_INLINE uint32_t largest_magnitude(const void *src, qc_dtype dtype, uint64_t f
 {
     const uint64_t element = qc_element_bytes(dtype);
     qc_wide_int most = qc_wide_int_all(0);
-    for (uint64_t col = 0; col < cols; col += 16) {
+    uint64_t col = 0;
+    for (; col + 16 <= cols; col += 16) {
         qc_prefetch((const unsigned char *)src + (first + col) * element);
-        most = qc_wide_larger_bits(most, load_part(src, dtype, first + col, lanes_at(col, cols)));
+        most = qc_wide_larger_bits(most, qc_wide_read(src, dtype, first + col));
     }
+    if (col < cols)
+        most = qc_wide_larger_bits(most, load_part(src, dtype, first + col, lanes_at(col, cols)));
     return qc_wide_largest_bits(most);
 }
 
