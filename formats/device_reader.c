@@ -158,11 +158,11 @@ qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *de
     }
     qc_strbuf names;
     qc_strbuf_init(&names, (size_t)1 << 20);
-    qc_status st = QC_OK;
-    for (size_t i = 0; st == QC_OK && i < r->device_count && i < NAMES_IN_ERROR; i++)
-        st = qc_strbuf_addf(&names, err, "%s%s", i ? ", " : "", r->devices[i].device.name);
-    if (st == QC_OK && r->device_count > NAMES_IN_ERROR)
-        st = qc_strbuf_addf(&names, err, " and %zu more", r->device_count - NAMES_IN_ERROR);
+    for (size_t i = 0; i < r->device_count && i < NAMES_IN_ERROR; i++)
+        qc_strbuf_putf(&names, "%s%s", i ? ", " : "", r->devices[i].device.name);
+    if (r->device_count > NAMES_IN_ERROR)
+        qc_strbuf_putf(&names, " and %zu more", r->device_count - NAMES_IN_ERROR);
+    qc_status st = qc_strbuf_status(&names, err);
     if (st == QC_OK)
         st =
             qc_error_set(err, QC_ERR_DEVICE, __FILE__, __LINE__,
