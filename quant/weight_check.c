@@ -78,16 +78,7 @@ void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t fir
 
 static const qc_lanes *lanes_of(const qc_quant_ops *ops)
 {
-#ifdef QC_HAVE_QUANT_AVX512
-    if (ops->isa == QC_ISA_AVX512)
-        return &qc_lanes_avx512;
-#endif
-#ifdef QC_HAVE_QUANT_AVX2
-    if (ops->isa == QC_ISA_AVX2)
-        return &qc_lanes_avx2;
-#endif
-    (void)ops;
-    return &qc_lanes_scalar;
+    return QC_TABLE_FOR(ops->isa, qc_lanes);
 }
 
 /* The largest error is rounded when it is found; what that may hide is looked at again. */
