@@ -45,10 +45,32 @@ static inline uint64_t qc_sat_mul(uint64_t a, uint64_t b)
     return qc_mul_u64(a, b, &product) ? UINT64_MAX : product;
 }
 
+static inline uint64_t qc_min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline size_t qc_min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
+/* What is left of many, but no more than fits a step. */
+static inline uint32_t qc_min_u32(uint64_t left, uint32_t most)
+{
+    return left < most ? (uint32_t)left : most;
+}
+
 /* ceil(a / b) without overflow; b > 0. */
 static inline uint64_t qc_ceil_div_u64(uint64_t a, uint64_t b)
 {
     return a / b + (a % b != 0);
+}
+
+/* The next multiple of align (> 0) from n on, UINT64_MAX where there is none. */
+static inline uint64_t qc_align_u64(uint64_t n, uint64_t align)
+{
+    return qc_sat_mul(qc_ceil_div_u64(n, align), align);
 }
 
 #endif

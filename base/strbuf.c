@@ -21,33 +21,92 @@ void qc_strbuf_deinit(qc_strbuf *b)
     qc_strbuf_init(b, b->max);
 }
 
-static qc_status reserve(qc_strbuf *b, size_t more, qc_error *err)
+/* Room for `more` bytes and the NUL; 0 where there is none, or after a failure. */
+static int reserve(qc_strbuf *b, size_t more)
 {
-    size_t want = 0;
-    if (qc_add_size(b->len, more, &want) || want > b->max || qc_add_size(want, 1, &want))
-        QC_FAIL(err, QC_ERR_NOMEM, "text of more than %zu bytes", b->max);
-    if (want <= b->cap)
-        return QC_OK;
-    size_t cap = b->cap ? b->cap : 256;
+    size_t want = 0, cap = b->cap ? b->cap : 256;
+    void *p = b->data;
+    if (b->failed != QC_OK)
+        return 0;
+    b->wanted = SIZE_MAX;
+    b->failed = QC_ERR_NOMEM;
+    if (qc_add_size(b->len, more, &b->wanted) || b->wanted > b->max ||
+        qc_add_size(b->wanted, 1, &want))
+        return 0;
     while (cap < want && cap <= SIZE_MAX / 2)
         cap *= 2;
     if (cap < want)
         cap = want;
-    void *p = b->data;
-    QC_TRY(qc_realloc_array(&p, cap, 1, err));
+    if (cap > b->cap && qc_realloc_array(&p, cap, 1, NULL) != QC_OK)
+        return 0;
     b->data = p;
     b->cap = cap;
-    return QC_OK;
+    b->failed = QC_OK;
+    return 1;
 }
 
-qc_status qc_strbuf_add(qc_strbuf *b, const void *bytes, size_t len, qc_error *err)
+void qc_strbuf_put(qc_strbuf *b, const void *bytes, size_t len)
 {
-    QC_TRY(reserve(b, len, err));
+    if (!reserve(b, len))
+        return;
     if (len)
         memcpy(b->data + b->len, bytes, len);
     b->len += len;
     b->data[b->len] = '\0';
-    return QC_OK;
+}
+
+void qc_strbuf_puts(qc_strbuf *b, const char *s)
+{
+    qc_strbuf_put(b, s, strlen(s));
+}
+
+static void put_format(qc_strbuf *b, const char *fmt, va_list args)
+{
+    va_list again;
+    va_copy(again, args);
+    int n = vsnprintf(NULL, 0, fmt, args);
+    if (n < 0 && b->failed == QC_OK)
+        b->failed = QC_ERR_INTERNAL;
+    if (n >= 0 && reserve(b, (size_t)n)) {
+        (void)vsnprintf(b->data + b->len, (size_t)n + 1, fmt, again);
+        b->len += (size_t)n;
+    }
+    va_end(again);
+}
+
+void qc_strbuf_putf(qc_strbuf *b, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    put_format(b, fmt, args);
+    va_end(args);
+}
+
+qc_status qc_strbuf_status(const qc_strbuf *b, qc_error *err)
+{
+    if (b->failed == QC_OK)
+        return QC_OK;
+    if (b->failed == QC_ERR_INTERNAL)
+        QC_FAIL(err, QC_ERR_INTERNAL, "text could not be formatted");
+    if (b->wanted > b->max)
+        QC_FAIL(err, QC_ERR_NOMEM, "text of more than %zu bytes", b->max);
+    QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes of text wanted", b->wanted);
+}
+
+/* What an add returns: its own failure is told here and forgotten, that of a put before it stays.
+ */
+static qc_status report(qc_strbuf *b, qc_status before, qc_error *err)
+{
+    qc_status st = qc_strbuf_status(b, err);
+    b->failed = before;
+    return st;
+}
+
+qc_status qc_strbuf_add(qc_strbuf *b, const void *bytes, size_t len, qc_error *err)
+{
+    qc_status before = b->failed;
+    qc_strbuf_put(b, bytes, len);
+    return report(b, before, err);
 }
 
 qc_status qc_strbuf_adds(qc_strbuf *b, const char *s, qc_error *err)
@@ -57,16 +116,10 @@ qc_status qc_strbuf_adds(qc_strbuf *b, const char *s, qc_error *err)
 
 qc_status qc_strbuf_addf(qc_strbuf *b, qc_error *err, const char *fmt, ...)
 {
-    va_list ap;
-    va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
-    va_end(ap);
-    if (n < 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "text could not be formatted");
-    QC_TRY(reserve(b, (size_t)n, err));
-    va_start(ap, fmt);
-    (void)vsnprintf(b->data + b->len, (size_t)n + 1, fmt, ap);
-    va_end(ap);
-    b->len += (size_t)n;
-    return QC_OK;
+    qc_status before = b->failed;
+    va_list args;
+    va_start(args, fmt);
+    put_format(b, fmt, args);
+    va_end(args);
+    return report(b, before, err);
 }

@@ -1,4 +1,4 @@
-"""A Llama forward pass in numpy and a reader of qconv's outputs, for bench_auto.py."""
+"""A Llama forward pass in numpy and a reader of qconv's outputs, for bench_accuracy.py."""
 import json
 import os
 import struct

@@ -64,7 +64,7 @@ static qc_status list_tensors(qc_reader *r, qc_error *err)
 static void add_tensor(qc_reader *r, device_entry *e, size_t tensor)
 {
     const qc_manifest_tensor *t = &r->m.tensors[tensor];
-    uint64_t bytes = t->end - t->begin, piece = bytes < t->piece_bytes ? bytes : t->piece_bytes;
+    uint64_t bytes = t->end - t->begin, piece = qc_min_u64(bytes, t->piece_bytes);
     r->tensors[tensor].index = tensor - e->first_tensor;
     if (piece > e->device.max_piece_bytes)
         e->device.max_piece_bytes = (size_t)piece;
@@ -158,11 +158,11 @@ qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *de
     }
     qc_strbuf names;
     qc_strbuf_init(&names, (size_t)1 << 20);
-    qc_status st = QC_OK;
-    for (size_t i = 0; st == QC_OK && i < r->device_count && i < NAMES_IN_ERROR; i++)
-        st = qc_strbuf_addf(&names, err, "%s%s", i ? ", " : "", r->devices[i].device.name);
-    if (st == QC_OK && r->device_count > NAMES_IN_ERROR)
-        st = qc_strbuf_addf(&names, err, " and %zu more", r->device_count - NAMES_IN_ERROR);
+    for (size_t i = 0; i < r->device_count && i < NAMES_IN_ERROR; i++)
+        qc_strbuf_putf(&names, "%s%s", i ? ", " : "", r->devices[i].device.name);
+    if (r->device_count > NAMES_IN_ERROR)
+        qc_strbuf_putf(&names, " and %zu more", r->device_count - NAMES_IN_ERROR);
+    qc_status st = qc_strbuf_status(&names, err);
     if (st == QC_OK)
         st =
             qc_error_set(err, QC_ERR_DEVICE, __FILE__, __LINE__,
@@ -240,7 +240,7 @@ static void add_plain(load *l, size_t tensor, uint64_t header_bytes)
     uint64_t bytes = t->end - t->begin;
     for (uint64_t at = 0; at < bytes; at += t->piece_bytes) {
         uint64_t left = bytes - at;
-        uint32_t n = (uint32_t)(left < t->piece_bytes ? left : t->piece_bytes);
+        uint32_t n = (uint32_t)qc_min_u64(left, t->piece_bytes);
         add_unit(l, tensor, header_bytes + t->begin + at, at, n, n);
     }
 }
@@ -428,7 +428,7 @@ static qc_status read_and_hash(const reader_worker *w, const qc_file *f, void *d
 {
     unsigned char *p = dst;
     for (size_t at = 0; at < bytes; at += STEP_BYTES) {
-        size_t n = bytes - at < STEP_BYTES ? bytes - at : STEP_BYTES;
+        size_t n = qc_min_size(bytes - at, STEP_BYTES);
         QC_TRY(qc_file_pread(f, p + at, n, offset + at, err));
         if (w->hash)
             qc_digest_update(w->hash, p + at, n);
@@ -552,7 +552,7 @@ static qc_status load_all(load *l, qc_error *err)
     unsigned threads = l->options->threads ? l->options->threads : qc_cpu_count();
     if (threads > l->unit_count)
         threads = (unsigned)l->unit_count;
-    l->threads = threads < THREADS_MAX ? threads : THREADS_MAX;
+    l->threads = qc_min_u32(threads, THREADS_MAX);
     for (unsigned i = 0; i < l->threads; i++)
         hint_ahead(l, i);
     return qc_team_run(l->threads, load_worker, l, err);

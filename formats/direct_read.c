@@ -2,6 +2,7 @@
 #include "formats/direct_read.h"
 
 #include "base/alloc.h"
+#include "base/checked.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -186,7 +187,7 @@ int qc_direct_read(qc_direct_reader *d, const qc_file *f, void *dst, size_t len,
             if (!wait_for_some(d))
                 return 0;
         }
-        size_t piece = QC_DIRECT_CHUNK_BYTES - within < len ? QC_DIRECT_CHUNK_BYTES - within : len;
+        size_t piece = qc_min_size(QC_DIRECT_CHUNK_BYTES - within, len);
         if (c->got < (int64_t)(within + piece))
             return 0;
         memcpy(to, d->bytes + (size_t)(n % QC_DIRECT_DEPTH) * QC_DIRECT_CHUNK_BYTES + within,

@@ -352,7 +352,7 @@ void qc_file_hint_read_soon(const qc_file *f, uint64_t offset, uint64_t len)
         return;
     /* The kernel reads no more for one hint than the device takes in one request. */
     for (uint64_t done = 0; done < len; done += HINT_STEP_BYTES) {
-        uint64_t n = len - done < HINT_STEP_BYTES ? len - done : HINT_STEP_BYTES;
+        uint64_t n = qc_min_u64(len - done, HINT_STEP_BYTES);
         if (posix_fadvise(f->fd, (off_t)(offset + done), (off_t)n, POSIX_FADV_WILLNEED) != 0)
             return;
     }

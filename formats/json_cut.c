@@ -1,4 +1,5 @@
 #include "formats/json_cut.h"
+#include "base/checked.h"
 
 #include <string.h>
 
@@ -76,7 +77,7 @@ static qc_status add_run(qc_json_cut *c, const char *from, const char *to, qc_er
     if (c->depth == 1 && c->in_string && c->phase == BEFORE) {
         /* A byte more than the key it is compared with tells that it is another. */
         size_t room = strlen(c->parts.list) + 1 - c->word.len;
-        QC_TRY(qc_strbuf_add(&c->word, from, n < room ? n : room, err));
+        QC_TRY(qc_strbuf_add(&c->word, from, qc_min_size(n, room), err));
     }
     return qc_strbuf_add(&c->text, from, n, err);
 }

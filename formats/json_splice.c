@@ -93,28 +93,34 @@ static void map_object(object_map *m, const char *t, size_t wanted)
     m->close = i;
 }
 
-qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err)
+void qc_json_put(qc_strbuf *out, const char *s, size_t len)
 {
     static const char from[] = "\"\\\b\f\n\r\t";
     static const char to[] = "\"\\bfnrt";
     size_t run = 0; /* bytes before i not written yet */
-    QC_TRY(qc_strbuf_add(out, "\"", 1, err));
+    qc_strbuf_puts(out, "\"");
     for (size_t i = 0; i < len; i++) {
         unsigned char c = (unsigned char)s[i];
         if (c >= 0x20 && c != '"' && c != '\\') {
             run++;
             continue;
         }
-        QC_TRY(qc_strbuf_add(out, s + i - run, run, err));
+        qc_strbuf_put(out, s + i - run, run);
         run = 0;
         const char *hit = c ? strchr(from, c) : NULL;
         if (hit)
-            QC_TRY(qc_strbuf_addf(out, err, "\\%c", to[hit - from]));
+            qc_strbuf_putf(out, "\\%c", to[hit - from]);
         else
-            QC_TRY(qc_strbuf_addf(out, err, "\\u%04x", c));
+            qc_strbuf_putf(out, "\\u%04x", c);
     }
-    QC_TRY(qc_strbuf_add(out, s + len - run, run, err));
-    return qc_strbuf_add(out, "\"", 1, err);
+    qc_strbuf_put(out, s + len - run, run);
+    qc_strbuf_puts(out, "\"");
+}
+
+qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err)
+{
+    qc_json_put(out, s, len);
+    return qc_strbuf_status(out, err);
 }
 
 size_t qc_json_quoted_bytes(const char *s, size_t len)
@@ -130,33 +136,32 @@ size_t qc_json_quoted_bytes(const char *s, size_t len)
 }
 
 /* The new member at the end, laid out as its brothers are. */
-static qc_status append_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
-                               const char *key, const char *value_json, qc_error *err)
+static void append_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
+                          const char *key, const char *value_json)
 {
+    size_t end = m->count > 0 ? m->before.value_end : m->close;
+    size_t indent = m->open + 1, indent_len = m->first.key - indent;
     if (m->count == 0) {
-        QC_TRY(qc_strbuf_add(out, t, m->open + 1, err));
-        QC_TRY(qc_strbuf_adds(out, "\n  ", err));
-        QC_TRY(qc_json_quote(out, key, strlen(key), err));
-        QC_TRY(qc_strbuf_addf(out, err, ": %s\n", value_json));
-        return qc_strbuf_add(out, t + m->close, len - m->close, err);
+        qc_strbuf_put(out, t, m->open + 1);
+        qc_strbuf_puts(out, "\n  ");
+        qc_json_put(out, key, strlen(key));
+        qc_strbuf_putf(out, ": %s\n", value_json);
+    } else {
+        qc_strbuf_put(out, t, end);
+        qc_strbuf_puts(out, ",");
+        if (indent_len != 0)
+            qc_strbuf_put(out, t + indent, indent_len);
+        else if (m->count > 1 ? t[m->second.key - 1] == ' ' : t[m->first.value - 1] == ' ')
+            qc_strbuf_puts(out, " ");
+        qc_json_put(out, key, strlen(key));
+        qc_strbuf_put(out, t + m->first.key_end, m->first.value - m->first.key_end);
+        qc_strbuf_puts(out, value_json);
     }
-    size_t end = m->before.value_end;
-    size_t indent = m->open + 1;
-    size_t indent_len = m->first.key - indent;
-    QC_TRY(qc_strbuf_add(out, t, end, err));
-    QC_TRY(qc_strbuf_adds(out, ",", err));
-    if (indent_len != 0)
-        QC_TRY(qc_strbuf_add(out, t + indent, indent_len, err));
-    else if (m->count > 1 ? t[m->second.key - 1] == ' ' : t[m->first.value - 1] == ' ')
-        QC_TRY(qc_strbuf_adds(out, " ", err));
-    QC_TRY(qc_json_quote(out, key, strlen(key), err));
-    QC_TRY(qc_strbuf_add(out, t + m->first.key_end, m->first.value - m->first.key_end, err));
-    QC_TRY(qc_strbuf_adds(out, value_json, err));
-    return qc_strbuf_add(out, t + end, len - end, err);
+    qc_strbuf_put(out, t + end, len - end);
 }
 
-static qc_status remove_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
-                               size_t wanted, qc_error *err)
+static void remove_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
+                          size_t wanted)
 {
     size_t from = m->before.value_end; /* takes the comma before it along */
     size_t to = m->wanted.value_end;
@@ -167,8 +172,8 @@ static qc_status remove_member(qc_strbuf *out, const char *t, size_t len, const 
         from = m->wanted.key;
         to = m->after.key;
     }
-    QC_TRY(qc_strbuf_add(out, t, from, err));
-    return qc_strbuf_add(out, t + to, len - to, err);
+    qc_strbuf_put(out, t, from);
+    qc_strbuf_put(out, t + to, len - to);
 }
 
 /* Map the object that `text` is; *wanted: the position of the member called key, or NO_MEMBER. */
@@ -216,13 +221,16 @@ qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const cha
     object_map m;
     size_t wanted = NO_MEMBER;
     QC_TRY(locate(&m, &wanted, text, len, key, err));
-    if (wanted == NO_MEMBER && !value_json)
-        return qc_strbuf_add(out, text, len, err);
-    if (wanted == NO_MEMBER)
-        return append_member(out, text, len, &m, key, value_json, err);
-    if (!value_json)
-        return remove_member(out, text, len, &m, wanted, err);
-    QC_TRY(qc_strbuf_add(out, text, m.wanted.value, err));
-    QC_TRY(qc_strbuf_adds(out, value_json, err));
-    return qc_strbuf_add(out, text + m.wanted.value_end, len - m.wanted.value_end, err);
+    if (wanted == NO_MEMBER && value_json) {
+        append_member(out, text, len, &m, key, value_json);
+    } else if (wanted == NO_MEMBER) {
+        qc_strbuf_put(out, text, len);
+    } else if (!value_json) {
+        remove_member(out, text, len, &m, wanted);
+    } else {
+        qc_strbuf_put(out, text, m.wanted.value);
+        qc_strbuf_puts(out, value_json);
+        qc_strbuf_put(out, text + m.wanted.value_end, len - m.wanted.value_end);
+    }
+    return qc_strbuf_status(out, err);
 }

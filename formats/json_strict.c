@@ -300,7 +300,7 @@ static qc_status push_key(scanner *s, const scan_string *str)
 
 static int compare_text(const scan_key *a, const scan_key *b)
 {
-    size_t n = a->len < b->len ? a->len : b->len;
+    size_t n = qc_min_size(a->len, b->len);
     int c = memcmp(a->p, b->p, n);
     if (c != 0)
         return c;

@@ -80,8 +80,10 @@ QC_NODISCARD qc_status qc_json_member_text(const char *text, size_t len, const c
 
 /* Append the len bytes at s as a JSON string, escaped as serde_json does: \" \\ \b \f \n \r \t,
  * other control characters as \u00xx in lower case, everything else as it is. */
+void qc_json_put(qc_strbuf *out, const char *s, size_t len);
+/* The same, and what qc_strbuf_status says then. */
 QC_NODISCARD qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err);
-/* Bytes that qc_json_quote appends. */
+/* Bytes that they append. */
 size_t qc_json_quoted_bytes(const char *s, size_t len);
 
 #endif

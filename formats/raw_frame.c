@@ -16,6 +16,7 @@
 #include "formats/seekable.h"
 
 #include "base/bytes.h"
+#include "base/checked.h"
 
 #include <string.h>
 
@@ -56,7 +57,7 @@ void qc_raw_frame_write(void *dst, const void *src, size_t len)
     p += HEAD_BYTES;
     size_t done = 0;
     do {
-        size_t n = len - done < BLOCK_MAX_BYTES ? len - done : BLOCK_MAX_BYTES;
+        size_t n = qc_min_size(len - done, BLOCK_MAX_BYTES);
         store_block_head(p, n, done + n == len);
         p += BLOCK_HEAD;
         if (n) {
@@ -71,8 +72,7 @@ void qc_raw_frame_write(void *dst, const void *src, size_t len)
 
 static void make_block_head(unsigned char head[BLOCK_HEAD], size_t left)
 {
-    store_block_head(head, left < BLOCK_MAX_BYTES ? left : BLOCK_MAX_BYTES,
-                     left <= BLOCK_MAX_BYTES);
+    store_block_head(head, qc_min_size(left, BLOCK_MAX_BYTES), left <= BLOCK_MAX_BYTES);
 }
 
 qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint64_t offset, void *dst,
@@ -95,7 +95,7 @@ qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint64_t offset, 
         (void)XXH64_reset(&sum, 0);
     offset += sizeof head;
     for (size_t left = content_bytes; left > 0;) {
-        size_t n = left < BLOCK_MAX_BYTES ? left : BLOCK_MAX_BYTES;
+        size_t n = qc_min_size(left, BLOCK_MAX_BYTES);
         /* Of the last block, or with so little behind it that a head does not fit: alone. */
         size_t more = left - n >= BLOCK_HEAD ? BLOCK_HEAD : 0;
         unsigned char *next = p + n;

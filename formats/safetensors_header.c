@@ -376,27 +376,25 @@ int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b)
     return strcmp(a->name, b->name);
 }
 
-static qc_status build_metadata(qc_strbuf *out, const qc_st_meta *meta, size_t count, qc_error *err)
+static void build_metadata(qc_strbuf *out, const qc_st_meta *meta, size_t count)
 {
-    QC_TRY(qc_strbuf_adds(out, "\"" METADATA_KEY "\":{", err));
+    qc_strbuf_puts(out, "\"" METADATA_KEY "\":{");
     for (size_t i = 0; i < count; i++) {
-        if (i)
-            QC_TRY(qc_strbuf_adds(out, ",", err));
-        QC_TRY(qc_json_quote(out, meta[i].key, strlen(meta[i].key), err));
-        QC_TRY(qc_strbuf_adds(out, ":", err));
-        QC_TRY(qc_json_quote(out, meta[i].value, strlen(meta[i].value), err));
+        qc_strbuf_puts(out, i ? "," : "");
+        qc_json_put(out, meta[i].key, strlen(meta[i].key));
+        qc_strbuf_puts(out, ":");
+        qc_json_put(out, meta[i].value, strlen(meta[i].value));
     }
-    return qc_strbuf_adds(out, "}", err);
+    qc_strbuf_puts(out, "}");
 }
 
-static qc_status build_tensor(qc_strbuf *out, const qc_st_tensor *t, qc_error *err)
+static void build_tensor(qc_strbuf *out, const qc_st_tensor *t)
 {
-    QC_TRY(qc_json_quote(out, t->name, strlen(t->name), err));
-    QC_TRY(qc_strbuf_addf(out, err, ":{\"dtype\":\"%s\",\"shape\":[", qc_dtype_name(t->dtype)));
+    qc_json_put(out, t->name, strlen(t->name));
+    qc_strbuf_putf(out, ":{\"dtype\":\"%s\",\"shape\":[", qc_dtype_name(t->dtype));
     for (unsigned d = 0; d < t->ndim; d++)
-        QC_TRY(qc_strbuf_addf(out, err, "%s%" PRIu64, d ? "," : "", t->dims[d]));
-    return qc_strbuf_addf(out, err, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin,
-                          t->end);
+        qc_strbuf_putf(out, "%s%" PRIu64, d ? "," : "", t->dims[d]);
+    qc_strbuf_putf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", t->begin, t->end);
 }
 
 static uint64_t digits(uint64_t v)
@@ -430,7 +428,9 @@ qc_status qc_st_header_bytes(uint64_t *out, uint64_t entry_bytes, size_t count,
 {
     qc_strbuf text;
     qc_strbuf_init(&text, QC_ST_MAX_HEADER_BYTES);
-    qc_status st = meta_count ? build_metadata(&text, meta, meta_count, err) : QC_OK;
+    if (meta_count)
+        build_metadata(&text, meta, meta_count);
+    qc_status st = qc_strbuf_status(&text, err);
     uint64_t commas = count > 0 ? count - 1 + (meta_count ? 1 : 0) : 0;
     uint64_t n = strlen("{}") + text.len + commas + entry_bytes;
     qc_strbuf_deinit(&text);
@@ -445,16 +445,19 @@ qc_status qc_st_header_begin(qc_strbuf *out, const qc_st_meta *meta, size_t meta
                              qc_error *err)
 {
     static const unsigned char no_length[8] = {0};
-    QC_TRY(qc_strbuf_add(out, no_length, sizeof no_length, err));
-    QC_TRY(qc_strbuf_adds(out, "{", err));
-    return meta_count ? build_metadata(out, meta, meta_count, err) : QC_OK;
+    qc_strbuf_put(out, no_length, sizeof no_length);
+    qc_strbuf_puts(out, "{");
+    if (meta_count)
+        build_metadata(out, meta, meta_count);
+    return qc_strbuf_status(out, err);
 }
 
 qc_status qc_st_header_add(qc_strbuf *out, const qc_st_tensor *t, qc_error *err)
 {
     if (out->data[out->len - 1] != '{')
-        QC_TRY(qc_strbuf_adds(out, ",", err));
-    return build_tensor(out, t, err);
+        qc_strbuf_puts(out, ",");
+    build_tensor(out, t);
+    return qc_strbuf_status(out, err);
 }
 
 qc_status qc_st_header_end(qc_strbuf *out, size_t start, qc_error *err)

@@ -17,18 +17,18 @@
 
 /* ---- writing ---- */
 
-static qc_status add_u64(qc_strbuf *b, uint64_t v, qc_error *err)
+static void put_u64(qc_strbuf *b, uint64_t v)
 {
     unsigned char bytes[8];
     qc_store_le64(bytes, v);
-    return qc_strbuf_add(b, bytes, sizeof bytes, err);
+    qc_strbuf_put(b, bytes, sizeof bytes);
 }
 
-static qc_status add_u32(qc_strbuf *b, uint32_t v, qc_error *err)
+static void put_u32(qc_strbuf *b, uint32_t v)
 {
     unsigned char bytes[4];
     qc_store_le32(bytes, v);
-    return qc_strbuf_add(b, bytes, sizeof bytes, err);
+    qc_strbuf_put(b, bytes, sizeof bytes);
 }
 
 static qc_status build(qc_strbuf *b, const qc_saved_header *s, const void *header, qc_error *err)
@@ -37,17 +37,18 @@ static qc_status build(qc_strbuf *b, const qc_saved_header *s, const void *heade
     if (name > QC_SAVED_TEXT_MAX || origin > QC_SAVED_TEXT_MAX)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "%s: the path has more than %u bytes", s->origin,
                 QC_SAVED_TEXT_MAX);
-    QC_TRY(qc_strbuf_add(b, MAGIC, MAGIC_BYTES, err));
-    QC_TRY(add_u64(b, s->stamp.bytes, err));
-    QC_TRY(add_u64(b, (uint64_t)s->stamp.modified_ns, err));
-    QC_TRY(add_u64(b, s->content_bytes, err));
-    QC_TRY(add_u64(b, s->header_bytes, err));
-    QC_TRY(add_u32(b, s->compressed != 0, err));
-    QC_TRY(add_u32(b, (uint32_t)name, err));
-    QC_TRY(add_u32(b, (uint32_t)origin, err));
-    QC_TRY(qc_strbuf_add(b, s->name, name, err));
-    QC_TRY(qc_strbuf_add(b, s->origin, origin, err));
-    QC_TRY(qc_strbuf_add(b, header, (size_t)s->header_bytes, err));
+    qc_strbuf_put(b, MAGIC, MAGIC_BYTES);
+    put_u64(b, s->stamp.bytes);
+    put_u64(b, (uint64_t)s->stamp.modified_ns);
+    put_u64(b, s->content_bytes);
+    put_u64(b, s->header_bytes);
+    put_u32(b, s->compressed != 0);
+    put_u32(b, (uint32_t)name);
+    put_u32(b, (uint32_t)origin);
+    qc_strbuf_put(b, s->name, name);
+    qc_strbuf_put(b, s->origin, origin);
+    qc_strbuf_put(b, header, (size_t)s->header_bytes);
+    QC_TRY(qc_strbuf_status(b, err));
     qc_digest d = qc_digest_bytes(b->data, b->len);
     return qc_strbuf_add(b, d.b, sizeof d.b, err);
 }

@@ -90,7 +90,7 @@ static qc_status read_entries(qc_seek_table *t, const qc_file *f, uint32_t entry
     unsigned char *buf = v;
     qc_status st = QC_OK;
     for (size_t i = 0; i < t->count && st == QC_OK;) {
-        size_t n = t->count - i < STEP_ENTRIES ? t->count - i : STEP_ENTRIES;
+        size_t n = qc_min_size(t->count - i, STEP_ENTRIES);
         st = qc_file_pread(f, buf, n * entry_bytes,
                            t->table_offset + HEAD_BYTES + (uint64_t)i * entry_bytes, err);
         for (size_t k = 0; k < n && st == QC_OK; k++)

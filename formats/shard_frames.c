@@ -33,7 +33,7 @@ static int take_frames(const qc_seek_table *table, size_t *frame, uint64_t bytes
         if (*frame == table->count)
             return 0;
         const qc_frame *f = &table->frames[(*frame)++];
-        uint64_t left = bytes - content_sum, want = left < piece ? left : piece;
+        uint64_t left = bytes - content_sum, want = qc_min_u64(left, piece);
         if (f->content_bytes == 0 || f->content_bytes > left || (piece && f->content_bytes != want))
             return 0;
         content_sum += f->content_bytes;

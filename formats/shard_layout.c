@@ -27,11 +27,6 @@
 
 static const qc_st_meta pt_format = {"format", "pt"};
 
-static uint64_t round_up(uint64_t n, uint64_t align)
-{
-    return qc_ceil_div_u64(n, align) * align;
-}
-
 uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
 {
     if (tensor_bytes == 0)
@@ -43,7 +38,7 @@ uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
     if (align_bytes > PIECE_TARGET_BYTES)
         return align_bytes;
     uint64_t count = qc_ceil_div_u64(tensor_bytes, PIECE_TARGET_BYTES);
-    uint64_t piece = round_up(qc_ceil_div_u64(tensor_bytes, count), align_bytes);
+    uint64_t piece = qc_align_u64(qc_ceil_div_u64(tensor_bytes, count), align_bytes);
     return piece <= PIECE_TARGET_BYTES ? piece : PIECE_TARGET_BYTES / align_bytes * align_bytes;
 }
 
@@ -77,7 +72,7 @@ typedef struct {
 
 static int compare_items(const sort_item *a, const sort_item *b)
 {
-    size_t at_a = a->stem_bytes, at_b = b->stem_bytes, at = at_a < at_b ? at_a : at_b;
+    size_t at_a = a->stem_bytes, at_b = b->stem_bytes, at = qc_min_size(at_a, at_b);
     int c = memcmp(a->stem, b->stem, at);
     if (c)
         return c;

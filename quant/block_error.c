@@ -79,7 +79,7 @@ static qc_status visit_block(const finish_job *job, uint64_t k, qc_tensor_error 
     uint64_t overflow;
     uint64_t first = k * job->block_elems;
     uint64_t left = job->n - first;
-    uint64_t n = left < job->block_elems ? left : job->block_elems;
+    uint64_t n = qc_min_u64(left, job->block_elems);
 
     QC_TRY(job->read(job->read_ctx, first, n, x, err));
     if (job->scheme_is_nf4) {

@@ -96,7 +96,7 @@ static qc_status arrange(void *ctx, unsigned thread, uint64_t piece, qc_error *e
 {
     const opening *o = ctx;
     const uint64_t n = o->f->n, first = piece * STRIP, left = n - first;
-    const uint64_t cols = left < STRIP ? left : STRIP;
+    const uint64_t cols = qc_min_u64(left, STRIP);
     double *strip = o->strips + thread * n * STRIP;
     (void)err;
     for (uint64_t i = 0; i < n; i++)

@@ -11,7 +11,7 @@
 static uint64_t width(const qc_factor *f, uint64_t tile)
 {
     const uint64_t left = f->n - tile * TILE;
-    return left < TILE ? left : TILE;
+    return qc_min_u64(left, TILE);
 }
 
 static double *diagonal(const qc_factor *f, uint64_t tile)

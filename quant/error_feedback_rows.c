@@ -42,22 +42,17 @@ typedef struct {
     float *inside; /* [QC_TILE_COLS, QC_TILE_COLS] of U or H */
 } chunk;
 
-static uint64_t aligned64(uint64_t bytes)
-{
-    return qc_sat_mul(qc_ceil_div_u64(bytes, 64), 64);
-}
-
 static uint64_t wide_bytes(uint64_t wide)
 {
-    return aligned64(qc_sat_mul(wide, QC_FEEDBACK_ROWS * sizeof(float)));
+    return qc_align_u64(qc_sat_mul(wide, QC_FEEDBACK_ROWS * sizeof(float)), 64);
 }
 
 static uint64_t chunk_bytes(uint64_t n, uint64_t wide)
 {
     uint64_t bytes = qc_sat_add(wide_bytes(n), qc_sat_mul(3, wide_bytes(wide)));
-    bytes = qc_sat_add(bytes, aligned64(qc_sat_mul(n, sizeof(float))));
-    bytes = qc_sat_add(bytes, aligned64(qc_sat_mul(n, QC_FEEDBACK_ROWS)));
-    return qc_sat_add(bytes, aligned64(sizeof(qc_tile)) + QC_TILE_COLS * QC_TILE_COLS * 4);
+    bytes = qc_sat_add(bytes, qc_align_u64(qc_sat_mul(n, sizeof(float)), 64));
+    bytes = qc_sat_add(bytes, qc_align_u64(qc_sat_mul(n, QC_FEEDBACK_ROWS), 64));
+    return qc_sat_add(bytes, qc_align_u64(sizeof(qc_tile), 64) + QC_TILE_COLS * QC_TILE_COLS * 4);
 }
 
 static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
@@ -65,13 +60,13 @@ static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
     unsigned char *at = j->scratch + thread * j->scratch_each;
     chunk c = {.j = j, .first = piece * QC_FEEDBACK_ROWS};
     const uint64_t left = j->rows - c.first, each = wide_bytes(j->wide);
-    c.rows = left < QC_FEEDBACK_ROWS ? left : QC_FEEDBACK_ROWS;
+    c.rows = qc_min_u64(left, QC_FEEDBACK_ROWS);
     c.tile = (qc_tile *)(void *)at;
-    at += aligned64(sizeof(qc_tile));
+    at += qc_align_u64(sizeof(qc_tile), 64);
     c.inside = (float *)(void *)at;
     at += QC_TILE_COLS * QC_TILE_COLS * 4;
     c.row = (float *)(void *)at;
-    at += aligned64(j->f->n * sizeof(float));
+    at += qc_align_u64(j->f->n * sizeof(float), 64);
     c.e = (float *)(void *)at;
     at += wide_bytes(j->f->n);
     c.g = (float *)(void *)at;
@@ -105,10 +100,10 @@ static void errors_times_h(const chunk *c, uint64_t col, uint64_t cols, float le
 static double trace(const chunk *c)
 {
     const uint64_t n = c->j->f->n;
-    const uint64_t most = c->j->wide < TRACE_COLS ? c->j->wide : TRACE_COLS;
+    const uint64_t most = qc_min_u64(c->j->wide, TRACE_COLS);
     double sum = 0.0;
     for (uint64_t col = 0; col < n; col += most) {
-        const uint64_t cols = n - col < most ? n - col : most;
+        const uint64_t cols = qc_min_u64(n - col, most);
         errors_times_h(c, col, cols, 2.0f, 0);
         for (uint64_t r = 0; r < c->rows; r++)
             for (uint64_t k = 0; k < cols; k++)
@@ -200,7 +195,7 @@ static void store_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols
 
 static uint64_t panel_width(const job *j)
 {
-    return j->wide < QC_TILE_COLS ? j->wide : QC_TILE_COLS;
+    return qc_min_u64(j->wide, QC_TILE_COLS);
 }
 
 /* Codes nearest to W; E = T - Q. */
@@ -210,7 +205,7 @@ static void round_chunk(const chunk *c)
     const uint64_t n = j->f->n, panel = panel_width(j);
     memset(c->inside, 0, QC_TILE_COLS * QC_TILE_COLS * sizeof *c->inside);
     for (uint64_t col = 0; col < n; col += panel) {
-        const uint64_t cols = n - col < panel ? n - col : panel;
+        const uint64_t cols = qc_min_u64(n - col, panel);
         for (uint64_t r = 0; r < c->rows; r++)
             memcpy(c->g + r * cols, j->w + (c->first + r) * n + col, cols * sizeof *c->g);
         for (uint64_t row = 0; row < c->rows; row += QC_LANES) {
@@ -228,7 +223,7 @@ static void feed_chunk(const chunk *c)
     const qc_feedback *f = j->f;
     const uint64_t n = f->n, panel = panel_width(j);
     for (uint64_t col = 0; col < n; col += panel) {
-        const uint64_t cols = n - col < panel ? n - col : panel;
+        const uint64_t cols = qc_min_u64(n - col, panel);
         for (uint64_t r = 0; r < c->rows; r++)
             for (uint64_t k = 0; k < cols; k++)
                 c->g[r * cols + k] = j->target[(c->first + r) * n + f->order[col + k]];
@@ -350,7 +345,7 @@ static uint64_t sweep_chunk(const chunk *c)
     const uint64_t n = j->f->n, panel = panel_width(j);
     uint64_t changed = 0;
     for (uint64_t col = 0; col < n; col += j->wide) {
-        const uint64_t cols = n - col < j->wide ? n - col : j->wide;
+        const uint64_t cols = qc_min_u64(n - col, j->wide);
         errors_times_h(c, col, cols, 1.0f, 1);
         if (j->aligned)
             changed += refit_block(c, col, cols);

@@ -132,7 +132,7 @@ static uint32_t gather(const search *s, uint64_t first, uint32_t n, float *x, fl
 static uint32_t gather_block(const search *s, uint64_t b, float *x, float *d)
 {
     const uint64_t first = b * s->block, left = s->elems - first;
-    return gather(s, first, (uint32_t)(left < s->block ? left : s->block), x, d);
+    return gather(s, first, (uint32_t)qc_min_u64(left, s->block), x, d);
 }
 
 /* Scales of a group of blocks, before double quantization. */
@@ -156,7 +156,7 @@ static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error
     const qc_feedback_out *out = s->out;
     float *x = s->scratch + thread * s->scratch_each, *d = x + s->scratch_each / 2;
     const uint64_t from = group * QC_NESTED_BLOCK, left = s->blocks - from;
-    const uint64_t n = left < QC_NESTED_BLOCK ? left : QC_NESTED_BLOCK;
+    const uint64_t n = qc_min_u64(left, QC_NESTED_BLOCK);
     (void)err;
     s->quant->nested_quantize(out->absmax + from, n, out->nested_offset, out->absmax_codes + from,
                               out->nested_absmax + group);

@@ -1,5 +1,6 @@
 #include "quant/piecework.h"
 
+#include "base/checked.h"
 #include "base/workers.h"
 
 typedef struct {
@@ -30,5 +31,5 @@ qc_status qc_piecework(unsigned threads, uint64_t count, qc_piece_fn fn, void *c
         QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
     if (count == 0)
         return QC_OK;
-    return qc_team_run(count < threads ? (unsigned)count : threads, take, &j, err);
+    return qc_team_run(qc_min_u32(count, threads), take, &j, err);
 }

@@ -47,8 +47,6 @@
 
 #include <string.h>
 
-typedef enum { NF4, INT8 } scheme;
-
 /* Elements of a group: 8 blocks, but no more than the largest block holds. */
 #define GROUP_ELEMS 4096u
 
@@ -65,22 +63,17 @@ typedef struct {
     _Alignas(32) double sums[2 * QC_GROUP];   /* ee and xx of each block */
 } group_scratch;
 
-typedef struct {
-    const unsigned char *src; /* of the group */
-    uint64_t block;           /* number of its first block */
-    unsigned count;           /* of blocks */
-    unsigned slot;            /* which half of scratch->widened */
-    __m256i absmax;           /* bits, one lane per block */
-} group;
+typedef __m256i group_lanes;
+typedef qc_avx2_tables search_tables;
+#define QC_BLOCKS_TABLES     qc_avx2_tables_get
+#define QC_BLOCKS_NAME(call) qc_avx2_##call
+#include "quant/quant_blocks_body.h"
 
-typedef struct {
-    const qc_avx2_tables *tables;
-    group_scratch *scratch;
-    uint32_t block_elems;
-    unsigned char *codes;
-    qc_block_error *block_errors;
-    qc_piece_sums *sums;
-} context;
+QC_INLINE void open_scratch(group_scratch *s, const void *src)
+{
+    (void)src;
+    memset(s->rows, 0, sizeof s->rows); /* for blocks that a group lacks */
+}
 
 /* 32 elements, split into even and odd: lane l of low holds 2l or 2l + 1, lane l of high 16 more.
  */
@@ -112,14 +105,14 @@ QC_INLINE void pass1_half(const group *g, group_scratch *s, uint32_t units)
 
 QC_INLINE void pass1_float(const group *g, group_scratch *s, qc_dtype dtype, uint32_t units)
 {
-    float *out = s->widened[g->slot];
+    float *out = s->widened[g->turn % 2];
     uint64_t i = 0;
     for (unsigned b = 0; b < g->count; b++) {
         __m256i most = _mm256_setzero_si256();
         for (uint32_t v = 0; v < 4 * units; v++, i += 8) {
             __m256 x = qc_load8(g->src, dtype, i);
             if (dtype == QC_DTYPE_F64 || v % 2 == 0)
-                qc_prefetch(g->src + i * (qc_dtype_bits(dtype) / 8));
+                qc_prefetch(g->src + i * qc_element_bytes(dtype));
             if (dtype != QC_DTYPE_F32)
                 _mm256_store_ps(out + i, x);
             most = _mm256_max_epu32(most, qc_magnitude_f32(x));
@@ -387,7 +380,7 @@ QC_INLINE const unsigned char *block_source(const context *c, const group *g, un
                                             qc_dtype dtype, uint32_t units)
 {
     const unsigned char *in =
-        dtype == QC_DTYPE_F64 ? (const unsigned char *)c->scratch->widened[g->slot] : g->src;
+        dtype == QC_DTYPE_F64 ? (const unsigned char *)c->scratch->widened[g->turn % 2] : g->src;
     return in + (uint64_t)b * units * 32 * (is_half(dtype) ? 2 : 4);
 }
 
@@ -555,48 +548,6 @@ QC_INLINE void add_group(const context *c, const group *g)
 
 /* ---- driver ---------------------------------------------------------------------------------- */
 
-/* Blocks one by one in scalar code; 1, or 0 after an element that has no code. */
-static int scalar_blocks(const context *c, scheme to, const void *src, qc_dtype dtype,
-                         uint64_t block, uint64_t elems, float *absmax)
-{
-    const qc_quant_ops *ops = &qc_quant_ops_scalar;
-    const uint64_t element = qc_dtype_bits(dtype) / 8;
-    for (uint64_t done = 0; done < elems; done += c->block_elems, block++) {
-        uint64_t first = block * c->block_elems;
-        uint64_t n = elems - done < c->block_elems ? elems - done : c->block_elems;
-        const unsigned char *at = (const unsigned char *)src + first * element;
-        qc_block_error *errors = c->block_errors ? c->block_errors + block : NULL;
-        qc_piece_sums one;
-        if (to == NF4)
-            ops->nf4_quantize(at, dtype, n, c->block_elems, c->codes + first / 2, absmax + block,
-                              errors, &one);
-        else
-            ops->int8_blocks_quantize(at, dtype, n, c->block_elems, (int8_t *)(c->codes + first),
-                                      absmax + block, errors, &one);
-        if (one.bad != QC_BAD_NONE) {
-            c->sums->bad = one.bad;
-            c->sums->bad_index = first + one.bad_index;
-            return 0;
-        }
-        c->sums->sum_ee += one.sum_ee;
-        c->sums->sum_xx += one.sum_xx;
-    }
-    return 1;
-}
-
-QC_INLINE group make_group(const void *src, qc_dtype dtype, uint32_t block_elems, uint64_t block,
-                           uint64_t blocks, unsigned slot)
-{
-    const unsigned most =
-        block_elems <= GROUP_ELEMS / QC_GROUP ? QC_GROUP : GROUP_ELEMS / block_elems;
-    return (group){
-        .src = (const unsigned char *)src + block * block_elems * (qc_dtype_bits(dtype) / 8),
-        .block = block,
-        .count = blocks - block < most ? (unsigned)(blocks - block) : most,
-        .slot = slot,
-    };
-}
-
 QC_INLINE void store_absmax(float *out, const group *g)
 {
     if (g->count == QC_GROUP) {
@@ -620,7 +571,7 @@ QC_INLINE void quantize(const context *c, scheme to, const void *src, qc_dtype d
     while (now.count > 0) {
         now.absmax = fold_absmax(s, dtype);
         group next =
-            make_group(src, dtype, block_elems, now.block + now.count, blocks, now.slot ^ 1u);
+            make_group(src, dtype, block_elems, now.block + now.count, blocks, now.turn + 1);
         pass1(&next, s, dtype, units);
         if (errors && before.count > 0)
             add_group(c, &before);
@@ -649,45 +600,4 @@ QC_INLINE void by_block_size(const context *c, scheme to, const void *src, qc_dt
         quantize(c, to, src, dtype, n, QC_BLOCK_DEFAULT / 32, absmax, errors);
     else
         quantize(c, to, src, dtype, n, c->block_elems / 32, absmax, errors);
-}
-
-QC_INLINE void by_errors(const context *c, scheme to, const void *src, qc_dtype dtype, uint64_t n,
-                         float *absmax)
-{
-    if (c->block_errors)
-        by_block_size(c, to, src, dtype, n, absmax, 1);
-    else
-        by_block_size(c, to, src, dtype, n, absmax, 0);
-}
-
-QC_INLINE void by_dtype(scheme to, const void *src, qc_dtype dtype, uint64_t n,
-                        uint32_t block_elems, unsigned char *codes, float *absmax,
-                        qc_block_error *block_errors, qc_piece_sums *sums)
-{
-    group_scratch scratch;
-    memset(scratch.rows, 0, sizeof scratch.rows); /* for blocks that a group lacks */
-    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
-    const context c = {qc_avx2_tables_get(), &scratch, block_elems, codes, block_errors, sums};
-    if (dtype == QC_DTYPE_BF16)
-        by_errors(&c, to, src, QC_DTYPE_BF16, n, absmax);
-    else if (dtype == QC_DTYPE_F32)
-        by_errors(&c, to, src, QC_DTYPE_F32, n, absmax);
-    else if (dtype == QC_DTYPE_F16)
-        by_errors(&c, to, src, QC_DTYPE_F16, n, absmax);
-    else
-        by_errors(&c, to, src, QC_DTYPE_F64, n, absmax);
-}
-
-void qc_avx2_nf4_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
-                          uint8_t *codes, float *absmax, qc_block_error *block_errors,
-                          qc_piece_sums *sums)
-{
-    by_dtype(NF4, src, dtype, n, block_elems, codes, absmax, block_errors, sums);
-}
-
-void qc_avx2_int8_blocks_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
-                                  int8_t *codes, float *absmax, qc_block_error *block_errors,
-                                  qc_piece_sums *sums)
-{
-    by_dtype(INT8, src, dtype, n, block_elems, (unsigned char *)codes, absmax, block_errors, sums);
 }

@@ -162,4 +162,171 @@ QC_INLINE __m128i qc_narrow_words(__m256i v)
     return _mm256_castsi256_si128(v);
 }
 
+/* ---- sixteen lanes in two registers: contracts in quant_wide.h ------------------------------- */
+
+typedef struct {
+    __m256 low, high;
+} qc_wide;
+
+typedef struct {
+    __m256i low, high;
+} qc_wide_int;
+
+QC_INLINE qc_wide qc_wide_all(float value)
+{
+    return (qc_wide){_mm256_set1_ps(value), _mm256_set1_ps(value)};
+}
+
+QC_INLINE qc_wide_int qc_wide_int_all(int32_t value)
+{
+    return (qc_wide_int){_mm256_set1_epi32(value), _mm256_set1_epi32(value)};
+}
+
+QC_INLINE qc_wide qc_wide_load(const float *at)
+{
+    return (qc_wide){_mm256_loadu_ps(at), _mm256_loadu_ps(at + 8)};
+}
+
+QC_INLINE void qc_wide_store(float *at, qc_wide v)
+{
+    _mm256_storeu_ps(at, v.low);
+    _mm256_storeu_ps(at + 8, v.high);
+}
+
+/* All ones in the lanes below n. */
+QC_INLINE __m256i qc_lanes_below(int n)
+{
+    return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+
+QC_INLINE qc_wide qc_wide_load_below(const float *at, unsigned n)
+{
+    return (qc_wide){_mm256_maskload_ps(at, qc_lanes_below((int)n)),
+                     _mm256_maskload_ps(at + 8, qc_lanes_below((int)n - 8))};
+}
+
+QC_INLINE qc_wide qc_wide_read(const void *src, qc_dtype dtype, uint64_t i)
+{
+    return (qc_wide){qc_load8(src, dtype, i), qc_load8(src, dtype, i + 8)};
+}
+
+QC_INLINE qc_wide qc_wide_add(qc_wide a, qc_wide b)
+{
+    return (qc_wide){_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)};
+}
+
+QC_INLINE qc_wide qc_wide_sub(qc_wide a, qc_wide b)
+{
+    return (qc_wide){_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)};
+}
+
+QC_INLINE qc_wide qc_wide_mul(qc_wide a, qc_wide b)
+{
+    return (qc_wide){_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
+}
+
+QC_INLINE qc_wide qc_wide_fma(qc_wide a, qc_wide b, qc_wide c)
+{
+    return (qc_wide){_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+
+QC_INLINE qc_wide qc_wide_fma_below(qc_wide a, qc_wide b, qc_wide c, unsigned n)
+{
+    const qc_wide sum = qc_wide_fma(a, b, c);
+    const __m256 low = _mm256_castsi256_ps(qc_lanes_below((int)n));
+    const __m256 high = _mm256_castsi256_ps(qc_lanes_below((int)n - 8));
+    return (qc_wide){_mm256_blendv_ps(c.low, sum.low, low),
+                     _mm256_blendv_ps(c.high, sum.high, high)};
+}
+
+QC_INLINE qc_wide qc_wide_magnitude(qc_wide x)
+{
+    return (qc_wide){_mm256_castsi256_ps(qc_magnitude_f32(x.low)),
+                     _mm256_castsi256_ps(qc_magnitude_f32(x.high))};
+}
+
+QC_INLINE qc_wide qc_wide_larger(qc_wide most, qc_wide x)
+{
+    x = qc_wide_magnitude(x);
+    return (qc_wide){_mm256_max_ps(most.low, x.low), _mm256_max_ps(most.high, x.high)};
+}
+
+QC_INLINE float qc_wide_largest(qc_wide x)
+{
+    __m256 v = _mm256_max_ps(x.low, x.high);
+    __m128 a = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_max_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_max_ss(a, _mm_movehdup_ps(a)));
+}
+
+QC_INLINE float qc_wide_fold(qc_wide x)
+{
+    __m256 v = _mm256_add_ps(x.low, x.high);
+    __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+    a = _mm_add_ps(a, _mm_movehl_ps(a, a));
+    return _mm_cvtss_f32(_mm_add_ss(a, _mm_movehdup_ps(a)));
+}
+
+QC_INLINE qc_wide_int qc_wide_larger_bits(qc_wide_int most, qc_wide x)
+{
+    return (qc_wide_int){_mm256_max_epu32(most.low, qc_magnitude_f32(x.low)),
+                         _mm256_max_epu32(most.high, qc_magnitude_f32(x.high))};
+}
+
+QC_INLINE uint32_t qc_wide_largest_bits(qc_wide_int bits)
+{
+    __m256i v = _mm256_max_epu32(bits.low, bits.high);
+    __m128i a = _mm_max_epu32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0x4e));
+    a = _mm_max_epu32(a, _mm_shuffle_epi32(a, 0xb1));
+    return (uint32_t)_mm_cvtsi128_si32(a);
+}
+
+QC_INLINE uint32_t qc_wide_equal(qc_wide x, qc_wide y)
+{
+    int low = _mm256_movemask_ps(_mm256_cmp_ps(x.low, y.low, _CMP_EQ_OQ));
+    int high = _mm256_movemask_ps(_mm256_cmp_ps(x.high, y.high, _CMP_EQ_OQ));
+    return (uint32_t)(low | high << 8);
+}
+
+QC_INLINE __m256 qc_through_f16(__m256 x)
+{
+    return _mm256_cvtph_ps(_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+
+QC_INLINE qc_wide qc_wide_through_f16(qc_wide x)
+{
+    return (qc_wide){qc_through_f16(x.low), qc_through_f16(x.high)};
+}
+
+QC_INLINE qc_wide_int qc_wide_round(qc_wide x)
+{
+    return (qc_wide_int){_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)};
+}
+
+QC_INLINE qc_wide qc_wide_of_int(qc_wide_int v)
+{
+    return (qc_wide){_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)};
+}
+
+QC_INLINE qc_wide qc_wide_of_int8(const int8_t *at)
+{
+    __m128i bytes = qc_load_half(at);
+    return qc_wide_of_int(
+        (qc_wide_int){_mm256_cvtepi8_epi32(bytes), _mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))});
+}
+
+QC_INLINE void qc_wide_store_words(void *at, qc_wide_int v)
+{
+    qc_store(at, _mm256_permute4x64_epi64(_mm256_packs_epi32(v.low, v.high), 0xd8));
+}
+
+QC_INLINE void qc_wide_store_int8(void *at, qc_wide_int v)
+{
+    __m256i words = _mm256_packs_epi32(v.low, v.high); /* 0-3, 8-11; 4-7, 12-15 */
+    __m256i bytes = _mm256_packs_epi16(words, words);
+    qc_store_half(
+        at, _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+}
+
 #endif

@@ -51,13 +51,9 @@
 
 #include <string.h>
 
-typedef enum { NF4, INT8 } scheme;
-
 /* Elements of a group: 16 blocks, but no more than the largest block holds. */
 #define GROUP_ELEMS 4096u
 #define SLOTS       3u /* groups under way */
-
-#define PREFETCH_BYTES 8192u /* into L2: 4 to 16 KiB alike; into L1 a tenth slower */
 
 /* Streams that a group of 16 blocks of 64 bf16 writes: 2 KiB each, and as far apart from the source
  * modulo 4 KiB as can be. A load whose address is that of an older store in flight modulo 4 KiB
@@ -81,13 +77,17 @@ typedef struct {
     _Alignas(64) double pairs[2][2 * QC_GROUP];      /* ee and xx of each block */
 } group_scratch;
 
-typedef struct {
-    const unsigned char *src; /* of the group */
-    uint64_t block;           /* number of its first block */
-    unsigned count;           /* of blocks */
-    unsigned turn;            /* 0, 1, 2, ...: which of the scratch it uses */
-    __m512i absmax;           /* bits, one lane per block */
-} group;
+typedef __m512i group_lanes;
+typedef qc_simd_tables search_tables;
+#define QC_BLOCKS_TABLES     qc_simd_tables_get
+#define QC_BLOCKS_NAME(call) qc_avx512_##call
+#include "quant/quant_blocks_body.h"
+
+/* Streams run in step with the source. */
+QC_INLINE void open_scratch(group_scratch *s, const void *src)
+{
+    s->streams = s->room + ((uintptr_t)src - WORDS_BEHIND - (uintptr_t)s->room) % STREAM / 64 * 64;
+}
 
 QC_INLINE unsigned slot_of(const group *g)
 {
@@ -107,28 +107,6 @@ QC_INLINE uint32_t *sum_rows(const group_scratch *s, const group *g)
 QC_INLINE uint32_t *max_rows(const group_scratch *s, const group *g)
 {
     return (uint32_t *)(void *)(s->streams + ROWS_AT + (4 + g->turn % 2) * STREAM);
-}
-
-typedef struct {
-    const qc_simd_tables *tables;
-    group_scratch *scratch;
-    uint32_t block_elems;
-    unsigned char *codes;
-    qc_block_error *block_errors;
-    qc_piece_sums *sums;
-} context;
-
-QC_INLINE group make_group(const void *src, qc_dtype dtype, uint32_t block_elems, uint64_t block,
-                           uint64_t blocks, unsigned turn)
-{
-    const unsigned most =
-        block_elems <= GROUP_ELEMS / QC_GROUP ? QC_GROUP : GROUP_ELEMS / block_elems;
-    return (group){
-        .src = (const unsigned char *)src + block * block_elems * qc_element_bytes(dtype),
-        .block = block,
-        .count = blocks - block < most ? (unsigned)(blocks - block) : most,
-        .turn = turn,
-    };
 }
 
 /* ---- pass 1 ---------------------------------------------------------------------------------- */
@@ -153,7 +131,7 @@ QC_INLINE void pass1_float(const group *g, group_scratch *s, qc_dtype dtype, uin
         __m512i most = _mm512_setzero_si512();
         for (uint32_t v = 0; v < 2 * vectors; v++, i += 16) {
             __m512 x = qc_load16(g->src, dtype, i);
-            _mm_prefetch(g->src + i * qc_element_bytes(dtype) + PREFETCH_BYTES, _MM_HINT_T1);
+            qc_prefetch(g->src + i * qc_element_bytes(dtype));
             if (dtype != QC_DTYPE_F32)
                 _mm512_store_ps(out + i, x);
             most = _mm512_max_epu32(most, qc_magnitude_f32(x));
@@ -513,8 +491,8 @@ QC_INLINE void hot_pass1(const context *c, const group *g, unsigned b)
 {
     const __m512i no_sign = _mm512_set1_epi16(0x7fff);
     const unsigned char *in = g->src + b * HOT_BYTES;
-    _mm_prefetch(in + PREFETCH_BYTES, _MM_HINT_T1);
-    _mm_prefetch(in + PREFETCH_BYTES + 64, _MM_HINT_T1);
+    qc_prefetch(in);
+    qc_prefetch(in + 64);
     if (b % 2 == 0)
         __builtin_prefetch(c->codes + (g->block + b) * (HOT_BLOCK / 2), 1, 3);
     __m512i first = _mm512_and_si512(_mm512_loadu_si512(in), no_sign);
@@ -617,35 +595,6 @@ QC_INLINE uint64_t hot_groups(const context *c, const unsigned char *src, uint64
 
 /* ---- driver ---------------------------------------------------------------------------------- */
 
-/* Blocks one by one in scalar code; 1, or 0 after an element that has no code. */
-static int scalar_blocks(const context *c, scheme to, const void *src, qc_dtype dtype,
-                         uint64_t block, uint64_t elems, float *absmax)
-{
-    const qc_quant_ops *ops = &qc_quant_ops_scalar;
-    const uint64_t element = qc_element_bytes(dtype);
-    for (uint64_t done = 0; done < elems; done += c->block_elems, block++) {
-        uint64_t first = block * c->block_elems;
-        uint64_t n = elems - done < c->block_elems ? elems - done : c->block_elems;
-        const unsigned char *at = (const unsigned char *)src + first * element;
-        qc_block_error *errors = c->block_errors ? c->block_errors + block : NULL;
-        qc_piece_sums one;
-        if (to == NF4)
-            ops->nf4_quantize(at, dtype, n, c->block_elems, c->codes + first / 2, absmax + block,
-                              errors, &one);
-        else
-            ops->int8_blocks_quantize(at, dtype, n, c->block_elems, (int8_t *)(c->codes + first),
-                                      absmax + block, errors, &one);
-        if (one.bad != QC_BAD_NONE) {
-            c->sums->bad = one.bad;
-            c->sums->bad_index = first + one.bad_index;
-            return 0;
-        }
-        c->sums->sum_ee += one.sum_ee;
-        c->sums->sum_xx += one.sum_xx;
-    }
-    return 1;
-}
-
 /* From block `first` on. vectors: of 32 elements in a block. */
 QC_INLINE void quantize(const context *c, scheme to, const void *src, qc_dtype dtype, uint64_t n,
                         uint32_t vectors, uint64_t first, float *absmax, int errors)
@@ -704,46 +653,4 @@ QC_INLINE void by_block_size(const context *c, scheme to, const void *src, qc_dt
         }
     }
     quantize(c, to, src, dtype, n, c->block_elems / 32, first, absmax, errors);
-}
-
-QC_INLINE void by_errors(const context *c, scheme to, const void *src, qc_dtype dtype, uint64_t n,
-                         float *absmax)
-{
-    if (c->block_errors)
-        by_block_size(c, to, src, dtype, n, absmax, 1);
-    else
-        by_block_size(c, to, src, dtype, n, absmax, 0);
-}
-
-QC_INLINE void by_dtype(scheme to, const void *src, qc_dtype dtype, uint64_t n,
-                        uint32_t block_elems, unsigned char *codes, float *absmax,
-                        qc_block_error *block_errors, qc_piece_sums *sums)
-{
-    group_scratch scratch;
-    scratch.streams =
-        scratch.room + ((uintptr_t)src - WORDS_BEHIND - (uintptr_t)scratch.room) % STREAM / 64 * 64;
-    *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
-    const context c = {qc_simd_tables_get(), &scratch, block_elems, codes, block_errors, sums};
-    if (dtype == QC_DTYPE_BF16)
-        by_errors(&c, to, src, QC_DTYPE_BF16, n, absmax);
-    else if (dtype == QC_DTYPE_F32)
-        by_errors(&c, to, src, QC_DTYPE_F32, n, absmax);
-    else if (dtype == QC_DTYPE_F16)
-        by_errors(&c, to, src, QC_DTYPE_F16, n, absmax);
-    else
-        by_errors(&c, to, src, QC_DTYPE_F64, n, absmax);
-}
-
-void qc_avx512_nf4_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
-                            uint8_t *codes, float *absmax, qc_block_error *block_errors,
-                            qc_piece_sums *sums)
-{
-    by_dtype(NF4, src, dtype, n, block_elems, codes, absmax, block_errors, sums);
-}
-
-void qc_avx512_int8_blocks_quantize(const void *src, qc_dtype dtype, uint64_t n,
-                                    uint32_t block_elems, int8_t *codes, float *absmax,
-                                    qc_block_error *block_errors, qc_piece_sums *sums)
-{
-    by_dtype(INT8, src, dtype, n, block_elems, (unsigned char *)codes, absmax, block_errors, sums);
 }

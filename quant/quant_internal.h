@@ -20,6 +20,7 @@
 #ifndef QC_QUANT_QUANT_INTERNAL_H
 #define QC_QUANT_QUANT_INTERNAL_H
 
+#include "base/checked.h"
 #include "quant/quant_ops.h"
 
 #define QC_TINY_ABSMAX  0x1p-100f
@@ -40,8 +41,26 @@ extern const qc_quant_ops qc_quant_ops_scalar;
 extern const qc_quant_ops qc_quant_ops_avx2;   /* where QC_HAVE_QUANT_AVX2 */
 extern const qc_quant_ops qc_quant_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
 
+/* The table `name` for an instruction set. One that was not built falls back to the next lesser
+ * one; a table's member `isa` says which it is. */
+#if defined(QC_HAVE_QUANT_AVX512)
+#define QC_TABLE_FOR(isa, name)                                                                    \
+    ((isa) == QC_ISA_AVX512 ? &name##_avx512 : (isa) == QC_ISA_AVX2 ? &name##_avx2 : &name##_scalar)
+#elif defined(QC_HAVE_QUANT_AVX2)
+#define QC_TABLE_FOR(isa, name)                                                                    \
+    ((isa) == QC_ISA_AVX512 || (isa) == QC_ISA_AVX2 ? &name##_avx2 : &name##_scalar)
+#else
+#define QC_TABLE_FOR(isa, name) ((void)(isa), &name##_scalar)
+#endif
+
 /* The pivot search itself, as in bitsandbytes' dQuantize<0>; x must not be NaN. */
 uint8_t qc_dynamic_search(float x);
+
+/* Of the four types that the quantizers read. Inline, so that it folds to a constant. */
+static inline uint64_t qc_element_bytes(qc_dtype dtype)
+{
+    return dtype == QC_DTYPE_F64 ? 8 : dtype == QC_DTYPE_F32 ? 4 : 2;
+}
 
 /* Sum of 16 lanes: l and l + 8, then l + 4, l + 2, l + 1. */
 static inline float qc_fold16(const float *lanes)

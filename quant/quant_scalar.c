@@ -14,11 +14,6 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "sources are read in place");
 
-static uint32_t min_count(uint64_t left, uint32_t most)
-{
-    return left < most ? (uint32_t)left : most;
-}
-
 static uint16_t load_u16(const void *base, uint64_t i)
 {
     uint16_t v;
@@ -176,7 +171,7 @@ static void nf4_quantize(const void *src, qc_dtype dtype, uint64_t n, uint32_t b
     float c[QC_BLOCK_MAX];
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     for (uint64_t first = 0, k = 0; first < n; first += block_elems, k++) {
-        if (!block_load(&b, src, dtype, first, min_count(n - first, block_elems), sums))
+        if (!block_load(&b, src, dtype, first, qc_min_u32(n - first, block_elems), sums))
             return;
         absmax[k] = b.absmax;
         for (uint32_t i = 0; i < b.n; i++)
@@ -199,7 +194,7 @@ static void nf4_dequantize(const uint8_t *codes, const float *absmax, const floa
     float x[QC_BLOCK_MAX];
     *first_overflow = UINT64_MAX;
     for (uint64_t first = 0, k = 0; first < n; first += block_elems, k++) {
-        uint32_t count = min_count(n - first, block_elems);
+        uint32_t count = qc_min_u32(n - first, block_elems);
         for (uint32_t i = 0; i < count; i++) {
             unsigned byte = codes[(first + i) / 2];
             x[i] = code_map[i % 2 ? byte & 15u : byte >> 4] * absmax[k];
@@ -235,7 +230,7 @@ static void nested_quantize(const float *absmax, uint64_t n, float offset, uint8
 {
     float d[QC_NESTED_BLOCK];
     for (uint64_t first = 0; first < n; first += QC_NESTED_BLOCK) {
-        uint32_t count = min_count(n - first, QC_NESTED_BLOCK);
+        uint32_t count = qc_min_u32(n - first, QC_NESTED_BLOCK);
         float largest = 0.0f;
         for (uint32_t i = 0; i < count; i++) {
             d[i] = absmax[first + i] - offset;
@@ -252,7 +247,7 @@ static void nested_dequantize(const uint8_t *codes, const float *nested_absmax, 
                               uint64_t n, uint32_t nested_block, float offset, float *absmax)
 {
     for (uint64_t first = 0, k = 0; first < n; first += nested_block, k++) {
-        uint32_t count = min_count(n - first, nested_block);
+        uint32_t count = qc_min_u32(n - first, nested_block);
         for (uint32_t i = 0; i < count; i++)
             absmax[first + i] = map[codes[first + i]] * nested_absmax[k] + offset;
     }
@@ -281,7 +276,7 @@ static int row_absmax(row_run *run, const void *src, qc_dtype dtype, uint64_t fi
 {
     uint32_t largest = 0;
     for (uint64_t col = 0; col < cols; col += QC_ROW_FLUSH) {
-        run_load(run, src, dtype, first + col, min_count(cols - col, QC_ROW_FLUSH));
+        run_load(run, src, dtype, first + col, qc_min_u32(cols - col, QC_ROW_FLUSH));
         for (uint32_t i = 0; i < run->n; i++) {
             uint32_t magnitude = qc_f32_bits(run->h[i]) & 0x7fffffffu;
             largest = magnitude > largest ? magnitude : largest;
@@ -329,7 +324,7 @@ static void int8_rows_quantize(const void *src, qc_dtype dtype, uint64_t rows, u
         float scale = scb[row] == 0.0f ? 0.0f : (1.0f / scb[row]) * 127.0f;
         for (uint64_t col = 0; col < cols; col += QC_ROW_FLUSH) {
             uint64_t first = row * cols + col;
-            run_load(&run, src, dtype, first, min_count(cols - col, QC_ROW_FLUSH));
+            run_load(&run, src, dtype, first, qc_min_u32(cols - col, QC_ROW_FLUSH));
             for (uint32_t i = 0; i < run.n; i++)
                 codes[first + i] = (int8_t)round_even(run.h[i] * scale);
             run_add_error(&run, codes + first, scb[row], first, sums);
@@ -346,7 +341,7 @@ static void int8_rows_dequantize(const int8_t *codes, const float *scb, uint64_t
     for (uint64_t row = 0; row < rows; row++) {
         for (uint64_t col = 0; col < cols; col += QC_ROW_FLUSH) {
             uint64_t first = row * cols + col;
-            uint32_t count = min_count(cols - col, QC_ROW_FLUSH);
+            uint32_t count = qc_min_u32(cols - col, QC_ROW_FLUSH);
             for (uint32_t i = 0; i < count; i++)
                 x[i] = ((float)codes[first + i] * scb[row]) * QC_INT8_STEP;
             narrow(x, count, dst, dst_dtype, first, first_overflow);
@@ -364,7 +359,7 @@ static void int8_blocks_quantize(const void *src, qc_dtype dtype, uint64_t n, ui
     float c[QC_BLOCK_MAX];
     *sums = (qc_piece_sums){.bad = QC_BAD_NONE};
     for (uint64_t first = 0, k = 0; first < n; first += block_elems, k++) {
-        if (!block_load(&b, src, dtype, first, min_count(n - first, block_elems), sums))
+        if (!block_load(&b, src, dtype, first, qc_min_u32(n - first, block_elems), sums))
             return;
         absmax[k] = b.absmax;
         float scale = b.inv * 127.0f;
@@ -387,7 +382,7 @@ static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uin
     float x[QC_BLOCK_MAX];
     *first_overflow = UINT64_MAX;
     for (uint64_t first = 0, k = 0; first < n; first += block_elems, k++) {
-        uint32_t count = min_count(n - first, block_elems);
+        uint32_t count = qc_min_u32(n - first, block_elems);
         for (uint32_t i = 0; i < count; i++)
             x[i] = ((float)codes[first + i] * QC_INT8_STEP) * absmax[k];
         narrow(x, count, dst, dst_dtype, first, first_overflow);
@@ -433,7 +428,7 @@ static void cast(const void *src, qc_dtype src_dtype, uint64_t n, void *dst, qc_
         return;
     }
     for (uint64_t first = 0; first < n; first += QC_BLOCK_MAX) {
-        uint32_t count = min_count(n - first, QC_BLOCK_MAX);
+        uint32_t count = qc_min_u32(n - first, QC_BLOCK_MAX);
         widen(src, src_dtype, first, count, x);
         if (dst_dtype != QC_DTYPE_F64) {
             narrow(x, count, dst, dst_dtype, first, first_overflow);

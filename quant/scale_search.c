@@ -54,7 +54,7 @@ static void look(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEA
     if (!screen)
         return;
     for (uint32_t i = 0; i < n; i += QC_SEARCH_RUN)
-        add_run(x + i, n - i < QC_SEARCH_RUN ? n - i : QC_SEARCH_RUN, k, screen, out->total);
+        add_run(x + i, qc_min_u32(n - i, QC_SEARCH_RUN), k, screen, out->total);
     for (uint32_t m = 1; m < 2 * QC_SEARCH_FACTORS; m++)
         if (out->total[m] < out->total[out->best])
             out->best = m;

@@ -1,12 +1,14 @@
-/* The search with AVX-512: what is done per element. Orders and meaning: scale_search_internal.h.
+/* The search with AVX-512: what is done with vectors, and sixteen blocks side by side; the steps
+ * over elements are scale_search_body.h. Orders and meaning: scale_search_internal.h.
  *
  * The screen is the largest part, and bound by loads: per element the offset of its row and the
  * row itself, 32 totals of 16 bits in one vector, one saturating addition. That makes a little more
  * than a cycle per element for 32 candidates, where one exact error takes 9 operations for 16
  * elements: what is nearest to y is one of two values looked up by a bucket of 1/15, and the lesser
  * of both distances is taken without asking which. */
-#include "quant/quant_avx512_internal.h"
+#include "quant/quant_half.h"
 #include "quant/quant_simd_tables.h"
+#include "quant/quant_wide.h"
 #include "quant/scale_search_internal.h"
 
 #include <float.h>
@@ -15,20 +17,6 @@
 #define CANDIDATES (2 * QC_SEARCH_FACTORS)
 
 static const float magic = 0x1.8p23f; /* its lowest bits are an integer */
-
-/* l and l + 8, then 4, 2, 1 */
-QC_INLINE float fold(__m512 v)
-{
-    __m256 a = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1));
-    __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
-    b = _mm_add_ps(b, _mm_movehl_ps(b, b));
-    return _mm_cvtss_f32(_mm_add_ss(b, _mm_movehdup_ps(b)));
-}
-
-QC_INLINE __m512 larger_magnitude(__m512 a, __m512 b)
-{
-    return _mm512_range_ps(a, b, 0x0b);
-}
 
 /* ---- screen ---------------------------------------------------------------------------------- */
 
@@ -57,11 +45,10 @@ QC_INLINE uint32_t lowest_of(__m512i low, __m512i high)
 QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16_t *offsets,
                                uint32_t n, uint32_t *total)
 {
-    _Static_assert(CANDIDATES * sizeof(uint16_t) == 64, "offsets are levels times 64");
     const unsigned char *middle = (const unsigned char *)screen[127];
     __m512i low = _mm512_setzero_si512(), high = low;
     for (uint32_t i = 0; i < n; i += QC_SEARCH_RUN) {
-        uint32_t count = n - i < QC_SEARCH_RUN ? n - i : QC_SEARCH_RUN;
+        uint32_t count = qc_min_u32(n - i, QC_SEARCH_RUN);
         __m512i run = add_rows(middle, offsets + i, count);
         low = _mm512_add_epi32(low, _mm512_cvtepu16_epi32(_mm512_castsi512_si256(run)));
         high = _mm512_add_epi32(high, _mm512_cvtepu16_epi32(_mm512_extracti64x4_epi64(run, 1)));
@@ -71,30 +58,106 @@ QC_INLINE uint32_t screen_rows(const uint16_t (*screen)[CANDIDATES], const int16
     return lowest_of(low, high);
 }
 
-static void look(const float *x, uint32_t n, const uint16_t (*screen)[CANDIDATES],
-                 qc_search_look *out)
+/* Levels times 64, the offsets of rows. */
+QC_INLINE void store_offsets(int16_t *offsets, __m512 z)
 {
-    _Alignas(64) int16_t offsets[QC_BLOCK_MAX];
-    __m512i most = _mm512_setzero_si512();
-    for (uint32_t i = 0; i < n; i += 16)
-        most = _mm512_max_epu32(most, qc_magnitude_f32(_mm512_load_ps(x + i)));
-    out->absmax = _mm512_cvtss_f32(
-        _mm512_castsi512_ps(_mm512_set1_epi32((int)_mm512_reduce_max_epu32(most))));
-    if (!(out->absmax >= QC_TINY_ABSMAX) || !isfinite(out->absmax))
-        return;
-    const __m512 k = _mm512_set1_ps((1.0f / out->absmax) * 127.0f);
-    __m512 xx = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 16) {
-        __m512 z = _mm512_mul_ps(_mm512_load_ps(x + i), k);
-        xx = _mm512_fmadd_ps(z, z, xx);
-        __m512i level = _mm512_slli_epi32(_mm512_cvtps_epi32(z), 6);
-        _mm256_store_si256((__m256i *)(void *)(offsets + i), _mm512_cvtepi32_epi16(level));
-    }
-    out->xx = fold(xx);
-    if (!screen)
-        return;
-    out->best = screen_rows(screen, offsets, n, out->total);
+    _Static_assert(CANDIDATES * sizeof(uint16_t) == 64, "offsets are levels times 64");
+    qc_wide_store_words(offsets, _mm512_slli_epi32(_mm512_cvtps_epi32(z), 6));
 }
+
+/* ---- errors ---------------------------------------------------------------------------------- */
+
+QC_INLINE __m512i bucket_of(__m512 y)
+{
+    __m512 inside =
+        _mm512_range_ps(y, _mm512_set1_ps(1.0f), 0x02); /* lesser magnitude, sign of y */
+    return _mm512_castps_si512(
+        _mm512_fmadd_ps(inside, _mm512_set1_ps(QC_NF4_BUCKETS), _mm512_set1_ps(magic)));
+}
+
+QC_INLINE __m512 table32(const __m512 *table, __m512i index)
+{
+    return _mm512_permutex2var_ps(table[0], index, table[1]);
+}
+
+QC_INLINE __m512 int8_code(__m512 y)
+{
+    const __m512 m = _mm512_set1_ps(magic);
+    __m512 q = _mm512_sub_ps(_mm512_add_ps(y, m), m);
+    return _mm512_range_ps(q, _mm512_set1_ps(127.0f), 0x02);
+}
+
+/* The two NF4 values of which one is nearest to y, by bucket. */
+typedef struct {
+    __m512 low[2], high[2];
+} neighbours;
+
+QC_INLINE neighbours load_neighbours(const qc_search_tables *t)
+{
+    return (neighbours){{_mm512_load_ps(t->nf4_low), _mm512_load_ps(t->nf4_low + 16)},
+                        {_mm512_load_ps(t->nf4_high), _mm512_load_ps(t->nf4_high + 16)}};
+}
+
+QC_INLINE __m512 nf4_residue(const neighbours *t, __m512 y)
+{
+    const __m512i k = bucket_of(y);
+    return _mm512_range_ps(_mm512_sub_ps(y, table32(t->low, k)),
+                           _mm512_sub_ps(y, table32(t->high, k)), 0x0a); /* of lesser magnitude */
+}
+
+/* Sixteen sums at once, or one after another. */
+QC_INLINE void fold_all(const __m512 *sum, unsigned count, float *rr)
+{
+    if (count == QC_GROUP) {
+        _Alignas(64) uint32_t rows[QC_FOLD_LANES];
+        for (unsigned j = 0; j < QC_GROUP; j++)
+            qc_fold_store(rows, j, _mm512_castps_si512(sum[j]));
+        _mm512_storeu_ps(rr, _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
+        return;
+    }
+    for (unsigned j = 0; j < count; j++)
+        rr[j] = qc_wide_fold(sum[j]);
+}
+
+/* ---- codes ----------------------------------------------------------------------------------- */
+
+typedef struct {
+    __m512 threshold[2], value;
+    __m512i base[2];
+} code_tables;
+
+QC_INLINE code_tables load_codes(const qc_simd_tables *t)
+{
+    return (code_tables){{_mm512_load_ps(t->nf4_threshold), _mm512_load_ps(t->nf4_threshold + 16)},
+                         _mm512_loadu_ps(qc_nf4_code),
+                         {_mm512_load_si512(t->nf4_base), _mm512_load_si512(t->nf4_base + 16)}};
+}
+
+QC_INLINE __m512i nf4_code(const code_tables *t, __m512 y)
+{
+    __m512i k = bucket_of(y);
+    __m512i code = _mm512_permutex2var_epi32(t->base[0], k, t->base[1]);
+    __mmask16 above = _mm512_cmp_ps_mask(y, table32(t->threshold, k), _CMP_GT_OQ);
+    return _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(1));
+}
+
+QC_INLINE __m512 nf4_value(const code_tables *t, __m512i code)
+{
+    return _mm512_permutexvar_ps(code, t->value);
+}
+
+/* 32 codes, a dword each, as nibbles in order. */
+QC_INLINE void store_nf4(uint8_t *codes, __m512i a, __m512i b)
+{
+    __m256i bytes = _mm256_set_m128i(_mm512_cvtepi32_epi8(b), _mm512_cvtepi32_epi8(a));
+    __m256i pairs = _mm256_maddubs_epi16(bytes, _mm256_set1_epi16(1 << 8 | 16));
+    _mm_storeu_si128((__m128i *)(void *)codes, _mm256_cvtepi16_epi8(pairs));
+}
+
+#define QC_SEARCH_QUANT_OPS qc_quant_ops_avx512
+#include "quant/scale_search_body.h"
+
+/* ---- sixteen blocks side by side ------------------------------------------------------------- */
 
 /* Sixteen blocks at once: absmax, its inverse and the folds are vectors of one lane per block, and
  * no block waits for the latency of another's. */
@@ -123,8 +186,7 @@ static void look_run(const float *x, uint32_t n, unsigned blocks,
             __m512 z = _mm512_maskz_mul_ps((__mmask16) - (int)(usual >> b & 1u),
                                            _mm512_load_ps(x + i), by);
             sum = _mm512_fmadd_ps(z, z, sum);
-            __m512i level = _mm512_slli_epi32(_mm512_cvtps_epi32(z), 6);
-            _mm256_store_si256((__m256i *)(void *)(offsets + i), _mm512_cvtepi32_epi16(level));
+            store_offsets(offsets + i, z);
         }
         qc_fold_store(rows, b, _mm512_castps_si512(sum));
     }
@@ -135,65 +197,6 @@ static void look_run(const float *x, uint32_t n, unsigned blocks,
         if (screen)
             out[b].best = screen_rows(screen, offsets + b * n, n, out[b].total);
     }
-}
-
-/* ---- errors ---------------------------------------------------------------------------------- */
-
-QC_INLINE __m512i bucket_of(__m512 y)
-{
-    __m512 inside =
-        _mm512_range_ps(y, _mm512_set1_ps(1.0f), 0x02); /* lesser magnitude, sign of y */
-    return _mm512_castps_si512(
-        _mm512_fmadd_ps(inside, _mm512_set1_ps(QC_NF4_BUCKETS), _mm512_set1_ps(magic)));
-}
-
-QC_INLINE __m512 table32(const __m512 *table, __m512i index)
-{
-    return _mm512_permutex2var_ps(table[0], index, table[1]);
-}
-
-QC_INLINE __m512 int8_code(__m512 y)
-{
-    const __m512 m = _mm512_set1_ps(magic);
-    __m512 q = _mm512_sub_ps(_mm512_add_ps(y, m), m);
-    return _mm512_range_ps(q, _mm512_set1_ps(127.0f), 0x02);
-}
-
-QC_INLINE __m512 nf4_residue(const __m512 *low, const __m512 *high, __m512 y)
-{
-    const __m512i k = bucket_of(y);
-    return _mm512_range_ps(_mm512_sub_ps(y, table32(low, k)), _mm512_sub_ps(y, table32(high, k)),
-                           0x0a); /* of lesser magnitude */
-}
-
-QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n, int is_nf4,
-                         const float *inv, unsigned count, float *rr)
-{
-    __m512 sum[QC_SEARCH_CANDIDATES], low[2], high[2];
-    if (is_nf4)
-        for (unsigned h = 0; h < 2; h++) {
-            low[h] = _mm512_load_ps(t->nf4_low + 16 * h);
-            high[h] = _mm512_load_ps(t->nf4_high + 16 * h);
-        }
-    for (unsigned j = 0; j < count; j++)
-        sum[j] = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 16) {
-        __m512 v = _mm512_load_ps(x + i);
-        for (unsigned j = 0; j < count; j++) {
-            __m512 y = _mm512_mul_ps(v, _mm512_set1_ps(inv[j])), r;
-            r = is_nf4 ? nf4_residue(low, high, y) : _mm512_sub_ps(y, int8_code(y));
-            sum[j] = _mm512_fmadd_ps(r, r, sum[j]);
-        }
-    }
-    if (count == QC_GROUP) {
-        _Alignas(64) uint32_t rows[QC_FOLD_LANES];
-        for (unsigned j = 0; j < QC_GROUP; j++)
-            qc_fold_store(rows, j, _mm512_castps_si512(sum[j]));
-        _mm512_storeu_ps(rr, _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
-        return;
-    }
-    for (unsigned j = 0; j < count; j++)
-        rr[j] = fold(sum[j]);
 }
 
 /* Counts that occur, as constants, so that sums stay in registers. */
@@ -222,17 +225,16 @@ static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, u
                         const float *inv, float *rr)
 {
     _Alignas(64) uint32_t rows[QC_FOLD_LANES] = {0};
-    const __m512 low[2] = {_mm512_load_ps(t->nf4_low), _mm512_load_ps(t->nf4_low + 16)};
-    const __m512 high[2] = {_mm512_load_ps(t->nf4_high), _mm512_load_ps(t->nf4_high + 16)};
+    const neighbours near = load_neighbours(t);
     for (unsigned first = 0; first < blocks; first += QC_GROUP / 2) {
-        const unsigned count = blocks - first < QC_GROUP / 2 ? blocks - first : QC_GROUP / 2;
+        const unsigned count = qc_min_u32(blocks - first, QC_GROUP / 2);
         for (unsigned b = 0; b < count; b++, x += n, inv += 2) {
             const __m512 by[2] = {_mm512_set1_ps(inv[0]), _mm512_set1_ps(inv[1])};
             __m512 sum[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
             for (uint32_t i = 0; i < n; i += 16) {
                 __m512 v = _mm512_load_ps(x + i);
                 for (unsigned j = 0; j < 2; j++) {
-                    __m512 r = nf4_residue(low, high, _mm512_mul_ps(v, by[j]));
+                    __m512 r = nf4_residue(&near, _mm512_mul_ps(v, by[j]));
                     sum[j] = _mm512_fmadd_ps(r, r, sum[j]);
                 }
             }
@@ -242,100 +244,6 @@ static void pair_errors(const qc_search_tables *t, const float *x, uint32_t n, u
         const __mmask16 present = (__mmask16)((1u << 2 * count) - 1);
         _mm512_mask_storeu_ps(rr + 2 * first, present,
                               _mm512_castsi512_ps(qc_fold16x16(QC_FOLD_ADD, rows)));
-    }
-}
-
-/* ---- codes ----------------------------------------------------------------------------------- */
-
-static float encode_run(const float *x, uint32_t n, unsigned blocks, const float *inv,
-                        const float *s, uint8_t *codes)
-{
-    const qc_simd_tables *t = qc_simd_tables_get();
-    const __m512 threshold[2] = {_mm512_load_ps(t->nf4_threshold),
-                                 _mm512_load_ps(t->nf4_threshold + 16)};
-    const __m512i base_low = _mm512_load_si512(t->nf4_base);
-    const __m512i base_high = _mm512_load_si512(t->nf4_base + 16);
-    const __m512 value = _mm512_loadu_ps(qc_nf4_code);
-    __m512 largest = _mm512_setzero_ps();
-    for (unsigned b = 0; b < blocks; b++) {
-        const __m512 by = _mm512_set1_ps(inv[b]), scale = _mm512_set1_ps(s[b]);
-        for (uint32_t i = 0; i < n; i += 32, x += 32, codes += 16) {
-            __m128i half[2];
-            for (unsigned h = 0; h < 2; h++) {
-                __m512 v = _mm512_load_ps(x + 16 * h);
-                __m512 y = _mm512_mul_ps(v, by);
-                __m512i k = bucket_of(y);
-                __m512i code = _mm512_permutex2var_epi32(base_low, k, base_high);
-                __mmask16 above = _mm512_cmp_ps_mask(y, table32(threshold, k), _CMP_GT_OQ);
-                code = _mm512_mask_add_epi32(code, above, code, _mm512_set1_epi32(1));
-                __m512 seen = _mm512_mul_ps(_mm512_permutexvar_ps(code, value), scale);
-                largest = larger_magnitude(largest, _mm512_sub_ps(v, seen));
-                half[h] = _mm512_cvtepi32_epi8(code);
-            }
-            __m256i pairs = _mm256_maddubs_epi16(_mm256_set_m128i(half[1], half[0]),
-                                                 _mm256_set1_epi16(1 << 8 | 16));
-            _mm_storeu_si128((__m128i *)(void *)codes, _mm256_cvtepi16_epi8(pairs));
-        }
-    }
-    return _mm512_reduce_max_ps(largest);
-}
-
-static float encode_int8(const float *x, uint32_t n, float inv, float s, uint8_t *codes)
-{
-    const __m512 by = _mm512_set1_ps(inv), scale = _mm512_set1_ps(s);
-    const __m512 step = _mm512_set1_ps(QC_INT8_STEP);
-    __m512 largest = _mm512_setzero_ps();
-    for (uint32_t i = 0; i < n; i += 16) {
-        __m512 v = _mm512_load_ps(x + i);
-        __m512 q = int8_code(_mm512_mul_ps(v, by));
-        __m512 seen = _mm512_mul_ps(_mm512_mul_ps(q, step), scale);
-        largest = larger_magnitude(largest, _mm512_sub_ps(v, seen));
-        _mm_storeu_si128((__m128i *)(void *)(codes + i),
-                         _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q)));
-    }
-    return _mm512_reduce_max_ps(largest);
-}
-
-static float encode(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes)
-{
-    return is_nf4 ? encode_run(x, n, 1, &inv, &s, codes) : encode_int8(x, n, inv, s, codes);
-}
-
-static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
-                        int8_t *codes, float *ee, float *xx)
-{
-    const __m512 by = _mm512_set1_ps(inv), scale = _mm512_set1_ps(scb);
-    const __m512 step = _mm512_set1_ps(QC_INT8_STEP);
-    __m512 largest = _mm512_setzero_ps(), ee_sum = largest, xx_sum = largest;
-    for (uint32_t i = 0; i < n; i += 16) {
-        __m512 v = _mm512_load_ps(x + i);
-        __m512 q = int8_code(_mm512_mul_ps(_mm512_load_ps(h + i), by));
-        __m512 e = _mm512_sub_ps(v, _mm512_mul_ps(_mm512_mul_ps(q, scale), step));
-        ee_sum = _mm512_fmadd_ps(e, e, ee_sum);
-        xx_sum = _mm512_fmadd_ps(v, v, xx_sum);
-        largest = larger_magnitude(largest, e);
-        _mm_storeu_si128((__m128i *)(void *)(codes + i),
-                         _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(q)));
-    }
-    *ee = fold(ee_sum);
-    *xx = fold(xx_sum);
-    return _mm512_reduce_max_ps(largest);
-}
-
-/* A NaN may keep its payload where a cast makes it quiet: nobody looks at it. */
-static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
-{
-    const uint32_t whole = n / 16 * 16;
-    if (dtype == QC_DTYPE_BF16)
-        for (uint32_t i = 0; i < whole; i += 16)
-            _mm512_store_ps(x + i, qc_load16(src, QC_DTYPE_BF16, i));
-    else
-        for (uint32_t i = 0; i < whole; i += 16)
-            _mm512_store_ps(x + i, qc_load16(src, dtype, i));
-    if (n > whole) {
-        uint64_t overflow;
-        qc_quant_ops_avx512.cast((const unsigned char *)src + whole * qc_element_bytes(dtype),
-                                 dtype, n - whole, x + whole, QC_DTYPE_F32, &overflow);
     }
 }
 

@@ -50,7 +50,7 @@ typedef struct {
 static uint32_t block_count(const search *c, uint64_t block)
 {
     uint64_t left = c->n - block * c->form->block_elems;
-    return left < c->form->block_elems ? (uint32_t)left : c->form->block_elems;
+    return qc_min_u32(left, c->form->block_elems);
 }
 
 static uint32_t padded(uint32_t n)
@@ -154,8 +154,8 @@ static unsigned run_length(const search *c, uint64_t block, unsigned count)
     const uint64_t whole = c->n / c->form->block_elems - block;
     if (!steps.look_run || c->form->block_elems > QC_BLOCK_MAX / QC_SEARCH_RUN_BLOCKS)
         return 0;
-    count = count < QC_SEARCH_RUN_BLOCKS ? count : QC_SEARCH_RUN_BLOCKS;
-    return whole < count ? (unsigned)whole : count;
+    count = qc_min_u32(count, QC_SEARCH_RUN_BLOCKS);
+    return qc_min_u32(whole, count);
 }
 
 static void read_run(const search *c, uint64_t block, unsigned blocks)
@@ -287,8 +287,7 @@ static void try_window(const search *c, const lattice *l, const qc_search_target
 {
     const unsigned window = window_of(c), first = window_start(l, t, nearest, window);
     for (unsigned done = 0; done < window; done += QC_SEARCH_CANDIDATES) {
-        const unsigned count =
-            window - done < QC_SEARCH_CANDIDATES ? window - done : QC_SEARCH_CANDIDATES;
+        const unsigned count = qc_min_u32(window - done, QC_SEARCH_CANDIDATES);
         float s[QC_SEARCH_CANDIDATES];
         for (unsigned j = 0; j < count; j++)
             s[j] = scale_of(l, first + done + j);
@@ -379,8 +378,7 @@ static void encode_zeros(const search *c, uint64_t block)
 static void search_plain(const search *c, uint64_t blocks)
 {
     for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
-        const unsigned count =
-            blocks - first < QC_NESTED_BLOCK ? (unsigned)(blocks - first) : QC_NESTED_BLOCK;
+        const unsigned count = qc_min_u32(blocks - first, QC_NESTED_BLOCK);
         if (!find_targets(c, first, count))
             return;
         for (unsigned i = 0; i < count; i++) {
@@ -556,8 +554,7 @@ static void search_nested(const search *c, uint64_t blocks)
 {
     const int pairs = c->form->is_nf4 && c->form->effort == QC_SEARCH_ONCE;
     for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
-        const unsigned count =
-            blocks - first < QC_NESTED_BLOCK ? (unsigned)(blocks - first) : QC_NESTED_BLOCK;
+        const unsigned count = qc_min_u32(blocks - first, QC_NESTED_BLOCK);
         if (!find_targets(c, first, count))
             return;
         float nested_absmax = largest_difference(c, count);

@@ -32,7 +32,7 @@ static uint32_t padded(uint32_t n)
 static uint32_t read_run(const row_search *c, uint64_t first, uint64_t col)
 {
     const uint64_t left = c->cols - col;
-    const uint32_t n = left < QC_ROW_FLUSH ? (uint32_t)left : QC_ROW_FLUSH;
+    const uint32_t n = qc_min_u32(left, QC_ROW_FLUSH);
     const qc_quant_ops *ops = c->steps->ops;
     row_run *run = c->run;
     uint64_t overflow;

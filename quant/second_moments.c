@@ -50,15 +50,15 @@ static qc_status one_tile(void *ctx, unsigned thread, uint64_t piece, qc_error *
         col = piece;
     }
     const uint64_t i = row * m->tile, j = col * m->tile;
-    const uint64_t rows = m->n - i < m->tile ? m->n - i : m->tile;
-    const uint64_t cols = m->n - j < m->tile ? m->n - j : m->tile;
+    const uint64_t rows = qc_min_u64(m->n - i, m->tile);
+    const uint64_t cols = qc_min_u64(m->n - j, m->tile);
     const float *right = cross ? m->z : m->x;
     const uint64_t ld = cross ? m->ldz : m->ldx;
     float *part = m->scratch + thread * m->tile * m->tile;
     double *sums = (cross ? m->c : m->h) + i * m->n + j;
     for (uint64_t t = 0; t < m->tokens; t += QC_MOMENT_TOKENS) {
         const uint64_t left = m->tokens - t;
-        const uint64_t count = left < QC_MOMENT_TOKENS ? left : QC_MOMENT_TOKENS;
+        const uint64_t count = qc_min_u64(left, QC_MOMENT_TOKENS);
         m->b->f.sgemm(QC_BLAS_ROWS, QC_BLAS_TRANS, QC_BLAS_PLAIN, (int)rows, (int)cols, (int)count,
                       1.0f, m->x + t * m->ldx + i, (int)m->ldx, right + t * ld + j, (int)ld, 0.0f,
                       part, (int)cols);

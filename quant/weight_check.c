@@ -11,11 +11,6 @@
 /* Codes at the ends stand for everything beyond; times any scale it stays a number or infinite. */
 #define BEYOND 0x1p100f
 
-static uint64_t at_most(uint64_t n, uint64_t limit)
-{
-    return n < limit ? n : limit;
-}
-
 void qc_check_form_init(qc_check_form *f, qc_check_kind kind, uint32_t block_elems, uint64_t cols,
                         const float *map)
 {
@@ -83,16 +78,7 @@ void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t fir
 
 static const qc_lanes *lanes_of(const qc_quant_ops *ops)
 {
-#ifdef QC_HAVE_QUANT_AVX512
-    if (ops->isa == QC_ISA_AVX512)
-        return &qc_lanes_avx512;
-#endif
-#ifdef QC_HAVE_QUANT_AVX2
-    if (ops->isa == QC_ISA_AVX2)
-        return &qc_lanes_avx2;
-#endif
-    (void)ops;
-    return &qc_lanes_scalar;
+    return QC_TABLE_FOR(ops->isa, qc_lanes);
 }
 
 /* The largest error is rounded when it is found; what that may hide is looked at again. */
@@ -137,7 +123,7 @@ static void add_errors(const qc_quant_ops *ops, const float *x, const float *val
 {
     const qc_lanes *lanes = lanes_of(ops);
     for (uint32_t at = 0; at < n; at += QC_LANES_MOST) {
-        uint32_t count = (uint32_t)at_most(n - at, QC_LANES_MOST);
+        uint32_t count = qc_min_u32(n - at, QC_LANES_MOST);
         qc_lane_sums l = lanes->errors(x + at, value + at, count);
         add_squares(&l, x + at, value + at, count, s);
         if (l.peak >= QC_F32_INF || s->max_index == UINT64_MAX ||
@@ -235,7 +221,7 @@ static void decode_borders(const chunk *c, uint32_t at, uint32_t n, const float 
 static uint64_t misplaced_with(const chunk *c, uint32_t k, float scale, uint32_t *where)
 {
     uint32_t b = c->f->block_elems, at = k * b;
-    uint32_t n = (uint32_t)at_most(c->n - at, b);
+    uint32_t n = qc_min_u32(c->n - at, b);
     int turned = c->f->kind == QC_CHECK_CODES4 && scale < 0.0f;
     const float *low = (turned ? c->t->high : c->t->low) + at;
     const float *high = (turned ? c->t->low : c->t->high) + at;
@@ -265,7 +251,7 @@ static void add_searched(uint64_t first, uint64_t n, float absmax, qc_check_sums
 static void add_searched_block(const chunk *c, uint32_t k, qc_check_sums *s)
 {
     uint32_t b = c->f->block_elems, at = k * b;
-    add_searched(c->first + at, at_most(c->n - at, b), c->t->absmax[k], s);
+    add_searched(c->first + at, qc_min_u64(c->n - at, b), c->t->absmax[k], s);
 }
 
 /* c->t->x and the borders of 4-bit codes are filled. same: the codes are those of absmax. */
@@ -283,7 +269,7 @@ static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
         uint32_t at = k * c->f->block_elems;
         float scale = c->t->absmax[k] / c->f->largest;
         if (c->f->kind == QC_CHECK_CODES4)
-            decode_borders(c, at, (uint32_t)at_most(c->n - at, c->f->block_elems), &scale);
+            decode_borders(c, at, qc_min_u32(c->n - at, c->f->block_elems), &scale);
         uint64_t n = misplaced_with(c, k, scale, &other);
         if (n < outside) {
             outside = n;
@@ -335,7 +321,7 @@ static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_
             s->scales += a > 0.0;
             continue;
         }
-        uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
+        uint32_t at = k * b, n = qc_min_u32(c->n - at, b);
         uint64_t overflow;
         qc_check_sums here;
         qc_check_sums_init(&here);
@@ -365,8 +351,8 @@ static int compare_codes4(const chunk *c, uint32_t *outside, qc_check_sums *s)
     if (c->f->kind != QC_CHECK_CODES4 || c->n % 32 != 0)
         return 0;
     for (uint32_t at = 0; at < c->n; at += QC_LANES_MOST) {
-        uint32_t n = (uint32_t)at_most(c->n - at, QC_LANES_MOST), k = at / b;
-        uint32_t block = b < QC_LANES_MOST ? b : QC_LANES_MOST;
+        uint32_t n = qc_min_u32(c->n - at, QC_LANES_MOST), k = at / b;
+        uint32_t block = qc_min_u32(b, QC_LANES_MOST);
         const float *x = c->t->x + at;
         qc_lane_sums l = lanes_of(c->ops)->codes4(x, codes_at(c->f, c->codes, at), c->scales + k,
                                                   &tables, n, block, (float)QC_CHECK_SLACK, counts);
@@ -412,10 +398,10 @@ static void add_unequal(const chunk *c, const void *src, qc_dtype dtype, const q
         for (uint32_t k = 0, at = 0; at < c->n; k++, at += b)
             outside[k] = lanes_of(c->ops)->outside8(
                 c->t->x + at, c->t->value + at, (const int8_t *)codes_at(c->f, c->codes, at),
-                (uint32_t)at_most(c->n - at, b), reach_of(c->scales[k]));
+                qc_min_u32(c->n - at, b), reach_of(c->scales[k]));
     }
     for (uint32_t k = 0; k * b < c->n; k++) {
-        uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
+        uint32_t at = k * b, n = qc_min_u32(c->n - at, b);
         size_t bytes = c->f->kind == QC_CHECK_CODES4 ? (n + 1) / 2 : n;
         s->clipped +=
             count_clipped(c->ops, c->t->x + at, n, c->t->absmax[k], c->scales[k], c->f->largest);
@@ -459,7 +445,7 @@ static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_
         decode_borders(c, 0, c->n, c->scales);
     add_errors(c->ops, c->t->x, c->t->value, c->n, c->first, s);
     for (uint32_t k = 0; k * b < c->n; k++) {
-        uint32_t at = k * b, n = (uint32_t)at_most(c->n - at, b);
+        uint32_t at = k * b, n = qc_min_u32(c->n - at, b);
         float a = 0.0f;
         double expected = 0.0;
         for (uint32_t i = at; i < at + n; i++)
@@ -493,7 +479,7 @@ void qc_check_blocks(const qc_quant_ops *ops, const qc_check_form *f, const void
                    codes_at(f, codes, first),
                    scales + block,
                    slack + block,
-                   (uint32_t)at_most(n - first, QC_CHECK_CHUNK),
+                   qc_min_u32(n - first, QC_CHECK_CHUNK),
                    first,
                    t};
         const void *at = from + first * each;
@@ -531,7 +517,7 @@ static void add_row(const qc_quant_ops *ops, const void *src, qc_dtype dtype, ui
     const unsigned char *from = src;
     uint64_t overflow;
     for (uint64_t at = 0; at < cols; at += QC_CHECK_CHUNK) {
-        uint32_t n = (uint32_t)at_most(cols - at, QC_CHECK_CHUNK);
+        uint32_t n = qc_min_u32(cols - at, QC_CHECK_CHUNK);
         ops->cast(from + at * (qc_dtype_bits(dtype) / 8), dtype, n, t->x, QC_DTYPE_F32, &overflow);
         ops->int8_rows_dequantize(codes + at, &scale, 1, n, t->value, QC_DTYPE_F32, &overflow);
         add_errors(ops, t->x, t->value, n, first + at, s);

@@ -141,6 +141,12 @@ static void test_arena_and_strbuf(void **state)
     assert_int_equal(qc_strbuf_addf(&b, &err, "%05d", 67), QC_OK);
     assert_string_equal(b.data, "1234500067");
     assert_int_equal(qc_strbuf_adds(&b, "x", &err), QC_ERR_NOMEM);
+    assert_int_equal(qc_strbuf_status(&b, &err), QC_OK); /* an add tells its failure itself */
+    qc_strbuf_puts(&b, "y");
+    qc_strbuf_putf(&b, "%s", "");
+    assert_int_equal(qc_strbuf_status(&b, &err), QC_ERR_NOMEM);
+    assert_int_equal(qc_strbuf_adds(&b, "", &err), QC_ERR_NOMEM);
+    assert_string_equal(b.data, "1234500067");
     assert_string_equal(b.data, "1234500067");
     qc_strbuf_deinit(&b);
     qc_strbuf_deinit(&b);

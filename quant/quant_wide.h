@@ -1,0 +1,29 @@
+/* Sixteen lanes of a vector, in one register of AVX-512 or two of AVX2. What is written with these
+ * functions is written once and gives the same bits on both; a file that includes this header is
+ * compiled for one of the two.
+ *
+ *   qc_wide_all, qc_wide_int_all      the same number in all lanes
+ *   qc_wide_load, qc_wide_store       floats, at any address
+ *   qc_wide_load_below                the first n floats, and zeros
+ *   qc_wide_read                      elements i .. i + 15 of a source, as floats
+ *   qc_wide_add, _sub, _mul, _fma     fma: a * b + c with one rounding
+ *   qc_wide_fma_below                 in the first n lanes; the other lanes keep c
+ *   qc_wide_magnitude                 |x|
+ *   qc_wide_larger, qc_wide_largest   maximum with |x| where no lane is NaN; the largest lane
+ *   qc_wide_larger_bits, ..._bits     the same for the bits of |x|, where NaN is the largest
+ *   qc_wide_fold                      the sum of the lanes, in the order of qc_fold16
+ *   qc_wide_equal                     one bit for each lane that is equal
+ *   qc_wide_through_f16               rounded to float16 and widened again
+ *   qc_wide_round, qc_wide_of_int     to the nearest integer, half to even; and back
+ *   qc_wide_of_int8                   sixteen bytes as floats
+ *   qc_wide_store_words, _store_int8  integers that fit, as 16 or 8 bits */
+#ifndef QC_QUANT_QUANT_WIDE_H
+#define QC_QUANT_QUANT_WIDE_H
+
+#if defined(__AVX512F__)
+#include "quant/quant_avx512_internal.h"
+#else
+#include "quant/quant_avx2_internal.h"
+#endif
+
+#endif

@@ -1,0 +1,119 @@
+/* The steps of the search over elements: what scale_search_avx2.c and scale_search_avx512.c have in
+ * common. They define what works on vectors before they include this, and the table of steps after
+ * it. No include guard: once in each of them. */
+
+/* NaN may keep its payload where a cast makes it quiet: nobody looks at it. */
+static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
+{
+    const uint32_t whole = n / 16 * 16;
+    if (dtype == QC_DTYPE_BF16)
+        for (uint32_t i = 0; i < whole; i += 16)
+            qc_wide_store(x + i, qc_wide_read(src, QC_DTYPE_BF16, i));
+    else
+        for (uint32_t i = 0; i < whole; i += 16)
+            qc_wide_store(x + i, qc_wide_read(src, dtype, i));
+    if (n > whole) {
+        uint64_t overflow;
+        QC_SEARCH_QUANT_OPS.cast((const unsigned char *)src + whole * qc_element_bytes(dtype),
+                                 dtype, n - whole, x + whole, QC_DTYPE_F32, &overflow);
+    }
+}
+
+static void look(const float *x, uint32_t n, const uint16_t (*screen)[CANDIDATES],
+                 qc_search_look *out)
+{
+    _Alignas(64) int16_t offsets[QC_BLOCK_MAX];
+    qc_wide_int most = qc_wide_int_all(0);
+    for (uint32_t i = 0; i < n; i += 16)
+        most = qc_wide_larger_bits(most, qc_wide_load(x + i));
+    out->absmax = qc_f32_of_bits(qc_wide_largest_bits(most));
+    if (!(out->absmax >= QC_TINY_ABSMAX) || !isfinite(out->absmax))
+        return;
+    const qc_wide k = qc_wide_all((1.0f / out->absmax) * 127.0f);
+    qc_wide xx = qc_wide_all(0.0f);
+    for (uint32_t i = 0; i < n; i += 16) {
+        qc_wide z = qc_wide_mul(qc_wide_load(x + i), k);
+        xx = qc_wide_fma(z, z, xx);
+        store_offsets(offsets + i, z);
+    }
+    out->xx = qc_wide_fold(xx);
+    if (screen)
+        out->best = screen_rows(screen, offsets, n, out->total);
+}
+
+QC_INLINE void errors_of(const qc_search_tables *t, const float *x, uint32_t n, int is_nf4,
+                         const float *inv, unsigned count, float *rr)
+{
+    qc_wide sum[QC_SEARCH_CANDIDATES];
+    const neighbours near = is_nf4 ? load_neighbours(t) : (neighbours){0};
+    for (unsigned j = 0; j < count; j++)
+        sum[j] = qc_wide_all(0.0f);
+    for (uint32_t i = 0; i < n; i += 16) {
+        qc_wide v = qc_wide_load(x + i);
+        for (unsigned j = 0; j < count; j++) {
+            qc_wide y = qc_wide_mul(v, qc_wide_all(inv[j]));
+            qc_wide r = is_nf4 ? nf4_residue(&near, y) : qc_wide_sub(y, int8_code(y));
+            sum[j] = qc_wide_fma(r, r, sum[j]);
+        }
+    }
+    fold_all(sum, count, rr);
+}
+
+static float encode_run(const float *x, uint32_t n, unsigned blocks, const float *inv,
+                        const float *s, uint8_t *codes)
+{
+    const code_tables t = load_codes(qc_simd_tables_get());
+    qc_wide largest = qc_wide_all(0.0f);
+    for (unsigned b = 0; b < blocks; b++) {
+        const qc_wide by = qc_wide_all(inv[b]), scale = qc_wide_all(s[b]);
+        for (uint32_t i = 0; i < n; i += 32, x += 32, codes += 16) {
+            qc_wide_int code[2];
+            for (unsigned h = 0; h < 2; h++) {
+                qc_wide v = qc_wide_load(x + 16 * h);
+                code[h] = nf4_code(&t, qc_wide_mul(v, by));
+                qc_wide seen = qc_wide_mul(nf4_value(&t, code[h]), scale);
+                largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
+            }
+            store_nf4(codes, code[0], code[1]);
+        }
+    }
+    return qc_wide_largest(largest);
+}
+
+static float encode_int8(const float *x, uint32_t n, float inv, float s, uint8_t *codes)
+{
+    const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(s), step = qc_wide_all(QC_INT8_STEP);
+    qc_wide largest = qc_wide_all(0.0f);
+    for (uint32_t i = 0; i < n; i += 16) {
+        qc_wide v = qc_wide_load(x + i);
+        qc_wide q = int8_code(qc_wide_mul(v, by));
+        qc_wide seen = qc_wide_mul(qc_wide_mul(q, step), scale);
+        largest = qc_wide_larger(largest, qc_wide_sub(v, seen));
+        qc_wide_store_int8(codes + i, qc_wide_round(q));
+    }
+    return qc_wide_largest(largest);
+}
+
+static float encode(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes)
+{
+    return is_nf4 ? encode_run(x, n, 1, &inv, &s, codes) : encode_int8(x, n, inv, s, codes);
+}
+
+static float encode_row(const float *x, const float *h, uint32_t n, float inv, float scb,
+                        int8_t *codes, float *ee, float *xx)
+{
+    const qc_wide by = qc_wide_all(inv), scale = qc_wide_all(scb), step = qc_wide_all(QC_INT8_STEP);
+    qc_wide largest = qc_wide_all(0.0f), ee_sum = largest, xx_sum = largest;
+    for (uint32_t i = 0; i < n; i += 16) {
+        qc_wide v = qc_wide_load(x + i);
+        qc_wide q = int8_code(qc_wide_mul(qc_wide_load(h + i), by));
+        qc_wide e = qc_wide_sub(v, qc_wide_mul(qc_wide_mul(q, scale), step));
+        ee_sum = qc_wide_fma(e, e, ee_sum);
+        xx_sum = qc_wide_fma(v, v, xx_sum);
+        largest = qc_wide_larger(largest, e);
+        qc_wide_store_int8(codes + i, qc_wide_round(q));
+    }
+    *ee = qc_wide_fold(ee_sum);
+    *xx = qc_wide_fold(xx_sum);
+    return qc_wide_largest(largest);
+}
