@@ -80,7 +80,7 @@ static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, u
 
 /* What lies beside attention's or the MLP's own in a layer, in elements of 2 bytes a token: the
  * embeddings, the layer's input, the residual and what was normed of it; the rotary sines and
- * cosines; ids, positions and mask of 8 bytes each. Measured: docs/planning.md. */
+ * cosines; ids, positions and mask of 8 bytes each. Measured: docs/theory/sizes.md. */
 static uint64_t layer_elems(const qc_geometry *g)
 {
     return qc_sat_add(qc_sat_mul(4, g->hidden), qc_sat_add(qc_sat_mul(2, g->head_dim), 12));

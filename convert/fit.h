@@ -4,7 +4,7 @@
  *   needed     = weights + KV cache + workspace + CUDA context (GPUs only)
  *   free       = budget - needed, short_by = needed - budget where that is positive
  *
- * Every formula is in docs/planning.md. GPUs are filled first: a cpu tier takes over only what they
+ * Formulas: docs/theory/sizes.md. GPUs are filled first: a cpu tier takes over only what they
  * cannot hold, in this order: layers of multi-token prediction, embedding table, vision tower,
  * whole layers from the last; the head (tied: with the embeddings) before the layers of a dense
  * model if it is not larger than one, else after them. Disk takes what the cpu cannot. Without GPUs
@@ -51,11 +51,11 @@ typedef struct {
     /* What a decoding step (one token of every sequence) must bring from those tiers: weights and
      * the cache beside them. Experts all count until qc_fit_count_experts. */
     uint64_t transfer_bytes_per_token;
-    double transfer_seconds; /* at least, at the link rates of docs/planning.md; 0: nothing */
+    double transfer_seconds; /* at least, at the link rates of docs/theory/sizes.md; 0: nothing */
 } qc_fit;
 
 #define QC_LINK_RATE 31.5e9 /* to a GPU that is not in the card table: PCIe 4.0 x16, bytes/s */
-#define QC_DISK_RATE 3e9    /* bytes/s, a plain NVMe disk: docs/planning.md */
+#define QC_DISK_RATE 3e9    /* bytes/s, a plain NVMe disk: docs/theory/sizes.md */
 
 /* Tokens of one sequence that o asks for on this model: its context, or 8192 (the model's limit if
  * that is less) where o has 0. */

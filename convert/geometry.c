@@ -1,4 +1,4 @@
-/* config.json read field by field. Facts: docs/models.md.
+/* config.json read field by field. Facts: docs/theory/config.md.
  *
  *   shape      counts and sizes, under the names of the known families or the usual ones
  *   attention  a kind per layer: layer_types where it is given, else the family's own rule

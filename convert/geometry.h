@@ -3,7 +3,7 @@
  * Sizes of weights never come from here (the tensors have them); what the tensors cannot tell does:
  * the KV cache and the workspace. Known model types are read field by field; for others the usual
  * names are tried (num_hidden_layers, n_layer, ...) and `guessed` is set.
- * Facts, field by field and family by family: docs/models.md. */
+ * Facts, field by field and family by family: docs/theory/config.md. */
 #ifndef QC_CONVERT_GEOMETRY_H
 #define QC_CONVERT_GEOMETRY_H
 

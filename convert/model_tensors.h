@@ -1,5 +1,5 @@
 /* The tensors of a model, worked out from its configuration: names, dtypes and shapes as the
- * released checkpoints of its family have them. Families and their sources: docs/models.md. */
+ * released checkpoints of its family have them. Families: docs/theory/config.md. */
 #ifndef QC_CONVERT_MODEL_TENSORS_H
 #define QC_CONVERT_MODEL_TENSORS_H
 

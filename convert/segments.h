@@ -5,7 +5,7 @@
  * A layer is never cut (its experts, both norms and all scales go with it). A segment that shares
  * tensors with an earlier one (a tied head) follows it to its device. Poolers and classifiers go
  * with the head. Tensors of no known place belong to the segment whose module they name, else to
- * the first. docs/models.md has the words that names are known by. */
+ * the first. docs/theory/config.md has the words that names are known by. */
 #ifndef QC_CONVERT_SEGMENTS_H
 #define QC_CONVERT_SEGMENTS_H
 

@@ -19,7 +19,8 @@
  *
  * quant_scalar's rule holds: scale_search.c is the truth, and the AVX2 and AVX-512 tables and the
  * CUDA kernels equal it bit for bit, in codes, scales and sums. Every step in words:
- * scale_search_internal.h; the floor and what else was tried: docs/quantizers.md, docs/decisions/.
+ * scale_search_internal.h; the floor and what else was tried: docs/theory/scale_search.md,
+ * docs/decisions/.
  *
  * Common rules as in quant_ops.h: src of any alignment, F64, F32, F16 or BF16; non-finite elements
  * are reported in sums; thread-safe; allocates nothing but what `scratch` is; n == 0 is a no-op. */

@@ -34,7 +34,7 @@ static uint64_t workspace_bytes(const qc_geometry *g, const qc_fit_options *o, q
     return qc_workspace_bytes(g, o, kind, layer, largest_weight, qc_fit_has_cross(g));
 }
 
-/* docs/planning.md, "Workspace", with hidden 100, heads 2 x 50, MLP 400, vocabulary 1000. */
+/* docs/theory/sizes.md, "Workspace", with hidden 100, heads 2 x 50, MLP 400, vocabulary 1000. */
 static void workspaces_are_as_documented(void **state)
 {
     (void)state;

@@ -197,7 +197,7 @@ static void decodes_to_what_sums_say(void **state)
 }
 
 /* Shares of the squared error that bitsandbytes leaves, on normal weights; the least that a search
- * has to do. Measured: docs/quantizers.md. */
+ * has to do. Measured: docs/theory/scale_search.md. */
 static void better_than_absmax(void **state)
 {
     (void)state;
