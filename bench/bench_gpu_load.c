@@ -1,5 +1,5 @@
-/* Loading a device of an output to a GPU (convert/gpu_load.h), beside loading it to host memory and
- * beside the bus: copies of as many bytes from pinned memory that nobody fills.
+/* Loading a device of an output to a GPU (convert/gpu/gpu_load.h), beside loading it to host memory
+ * and beside the bus: copies of as many bytes from pinned memory that nobody fills.
  *
  *   bench_gpu_load [--gpu N] [--threads N] [--rounds N] [--device NAME] OUT
  *
@@ -7,7 +7,7 @@
  * exit code 4 where it differs. The page cache is warm but for the first round. */
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "convert/gpu_load.h"
+#include "convert/gpu/gpu_load.h"
 #include "kernels/cuda_upload.h"
 
 #include <inttypes.h>

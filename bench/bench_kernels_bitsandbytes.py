@@ -18,7 +18,7 @@ import os
 import sys
 import time
 
-# As convert/bench_shapes.c has them: model, layer, n, k, count in a decoder layer.
+# As convert/device/bench_shapes.c has them: model, layer, n, k, count in a decoder layer.
 SHAPES = [("Llama-3.3-70B", "q, o", 8192, 8192, 2), ("Llama-3.3-70B", "k, v", 1024, 8192, 2),
           ("Llama-3.3-70B", "gate, up", 28672, 8192, 2), ("Llama-3.3-70B", "down", 8192, 28672, 1),
           ("Llama-3.1-8B", "q, o", 4096, 4096, 2), ("Llama-3.1-8B", "k, v", 1024, 4096, 2),
@@ -29,7 +29,7 @@ MIN_REPLAY_US = 2000
 TRUTH = 61  # rows of x that differ
 
 
-# ---- method: see convert/bench_method.c ----
+# ---- method: see convert/device/bench_method.c ----
 
 def copies_of(bytes_each, l2, limit):
     return max(1, min(max(2, 4 * l2 // bytes_each + 1), 256, limit // bytes_each))

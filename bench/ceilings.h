@@ -1,6 +1,6 @@
 /* Ceilings: kernels that do one thing as fast as a GPU can, so that others have something to be
- * judged by. bench_ceilings.c times them, tests/kernel_ceilings.c shows that they do what they say,
- * docs/bench.md explains the figures.
+ * judged by. bench_ceilings.c times them, tests/kernels/kernel_ceilings.c shows that they do what
+ * they say, docs/bench.md explains the figures.
  *
  *   ceilings_memory.cu   read and copy with so many bytes under way per multiprocessor
  *   ceilings_rates.cu    one instruction over and over

@@ -2,7 +2,7 @@
 
 #include "base/alloc.h"
 #include "base/random.h"
-#include "convert/known_models.h"
+#include "convert/known/known_models.h"
 #include "formats/json_writer.h"
 
 #include <ctype.h>

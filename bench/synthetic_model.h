@@ -1,8 +1,8 @@
 /* Checkpoints that do not exist: names, dtypes and shapes of a model, values made up.
  *
- * A model is a well-known id or a configuration (convert/known_models.h), so its tensors are those
- * of the released checkpoint. They are cut into shards in the order of layers as Hugging Face does,
- * each with a true safetensors header, with an index and a config.json beside them.
+ * A model is a well-known id or a configuration (convert/known/known_models.h), so its tensors are
+ * those of the released checkpoint. They are cut into shards in the order of layers as Hugging Face
+ * does, each with a true safetensors header, with an index and a config.json beside them.
  *
  * Any byte of any file is a function of its place alone: value i of a tensor comes from splitmix64
  * at a position that the tensor's name and i give. So a checkpoint of any size can be read in any

@@ -18,8 +18,8 @@ file(GENERATE OUTPUT ${qconv_header} CONTENT "${qconv_header_text}")
 # And where there are kernels, what loads to a GPU.
 set(qconv_headers ${qconv_header})
 if(TARGET qconv_kernels)
-  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS convert/gpu_load.h)
-  file(READ ${CMAKE_SOURCE_DIR}/convert/gpu_load.h text)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS convert/gpu/gpu_load.h)
+  file(READ ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.h text)
   string(REPLACE "#include \"formats/device_reader.h\"" "#include <qconv/device_reader.h>" text
     "${text}")
   file(GENERATE OUTPUT ${CMAKE_BINARY_DIR}/include/qconv/gpu_load.h CONTENT "${text}")
@@ -41,7 +41,7 @@ set_target_properties(qconv_library PROPERTIES OUTPUT_NAME qconv EXPORT_NAME qco
   LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR})
 target_include_directories(qconv_library INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 if(TARGET qconv_kernels)
-  target_sources(qconv_library PRIVATE ${CMAKE_SOURCE_DIR}/convert/gpu_load.c)
+  target_sources(qconv_library PRIVATE ${CMAKE_SOURCE_DIR}/convert/gpu/gpu_load.c)
   target_link_libraries(qconv_library PRIVATE qconv_kernels)
 endif()
 target_link_options(qconv_library PRIVATE LINKER:--exclude-libs,ALL) # CUDA's runtime is in an archive

@@ -1,10 +1,10 @@
 /* qconv: options, signals, dispatch, last words, exit code. */
 #include "base/workers.h"
-#include "convert/commands.h"
-#include "convert/console.h"
-#include "convert/gpu_table.h"
-#include "convert/help.h"
-#include "convert/model_path.h"
+#include "convert/cli/commands.h"
+#include "convert/cli/help.h"
+#include "convert/gpu/gpu_table.h"
+#include "convert/known/model_path.h"
+#include "convert/term/console.h"
 #include "formats/file_io.h"
 
 #include <signal.h>

@@ -17,7 +17,7 @@
  * and the scale is divided by it: of all floats in [1, 2) the one with which the 16 rounded values
  * are nearest, in least squares. Their errors are then 6.2e-5 of the codes' root mean square, and
  * 2^-11.7 of any value at most; weights rounded to float16 one by one have 2.1e-4 and 2^-11
- * (tests/unit_code_scale.c). Other maps are taken as they are. */
+ * (tests/unit/quant/unit_code_scale.c). Other maps are taken as they are. */
 #ifndef QC_KERNELS_MATMUL_CODES_CUH
 #define QC_KERNELS_MATMUL_CODES_CUH
 

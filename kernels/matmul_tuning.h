@@ -1,7 +1,7 @@
 /* Choices per shape, measured: which kernel, and how its work is cut, for rows of x from m_least to
  * m_most with weights [n, k] on a GPU. What has no row is as the plan's rules have it
  * (matmul_plan.c). No rows are built in: none have been measured yet. `qconv bench --tune` measures
- * some and saves them; convert/tuning_file.h reads them again.
+ * some and saves them; convert/device/tuning_file.h reads them again.
  *
  * Pure host code but for qc_matmul_set_tuning. */
 #ifndef QC_KERNELS_MATMUL_TUNING_H

@@ -20,6 +20,21 @@ LAYERS = {
     "kernels": {"base", "quant", "kernels"},
     "convert": {"base", "quant", "formats", "kernels", "convert"},
 }
+# The rooms of convert/, from the lowest floor up (docs/architecture.md). An include stays in its room
+# or goes to a lower floor. convert/ itself holds main.c, which may use all of them.
+FLOORS = [
+    {"output", "term"},
+    {"device", "model", "tokenizer"},
+    {"bench", "hardware", "known", "llama", "plan", "validate"},
+    {"calibrate", "eval", "fit"},
+    {"gpu", "pipeline"},
+    {"run"},
+    {"verify"},
+    {"report"},
+    {"cli"},
+]
+FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+MAX_ROOM_FILES = 40
 MAX_LINES = 800
 C_ENDINGS = (".c", ".h", ".cu", ".cuh")
 SOURCE_ENDINGS = C_ENDINGS + (".py", ".sh", ".bats", ".cmake")
@@ -66,6 +81,38 @@ def without_comments_and_strings(text):
     return pattern.sub(lambda m: re.sub(r"[^\n]", " ", m.group()), text)
 
 
+def room_of(path):
+    """Of a file below convert/: its room, or "" for one that is in none."""
+    parts = path.split("/")
+    return parts[1] if len(parts) > 2 else ""
+
+
+def check_rooms(paths):
+    files = {}
+    for path in paths:
+        if not path.startswith("convert/"):
+            continue
+        room = room_of(path)
+        if room and room not in FLOOR_OF:
+            yield "%s: the room %s/ has no floor in FLOORS" % (path, room)
+        if not room and path not in ("convert/main.c", "convert/CMakeLists.txt"):
+            yield "%s: convert/ holds main.c and rooms only" % path
+        if path.endswith(C_ENDINGS):
+            files[room] = files.get(room, 0) + 1
+    for room, count in sorted(files.items()):
+        if count > MAX_ROOM_FILES:
+            yield "convert/%s: %d source files, more than %d" % (room, count, MAX_ROOM_FILES)
+
+
+def check_floors(path, number, target):
+    here, there = room_of(path), room_of(target)
+    if path == "convert/main.c" or here == there:
+        return
+    if FLOOR_OF.get(there, len(FLOORS)) >= FLOOR_OF.get(here, -1):
+        yield "%s:%d: the room %s/ must not include %s/, which is not on a lower floor" % (
+            path, number, here, there)
+
+
 def check_includes(path, lines):
     layer = path.split("/")[0]
     for number, line in enumerate(lines, 1):
@@ -80,6 +127,8 @@ def check_includes(path, lines):
         target = name.split("/")[0]
         if target in LAYERS and target not in LAYERS[layer]:
             yield "%s:%d: %s/ must not include %s/" % (path, number, layer, target)
+        if layer == target == "convert":
+            yield from check_floors(path, number, name)
         if os.path.basename(name).startswith("cu") and layer in ("base", "quant", "formats"):
             yield "%s:%d: %s/ must not include CUDA" % (path, number, layer)
         if m.group(1) == '"' and "/" not in name:
@@ -176,6 +225,7 @@ def lint(root):
             found += check_includes(path, lines)
             found += check_banned(path, text)
     found += check_names(paths)
+    found += check_rooms(paths)
     found += check_format(root, paths)
     return found
 
@@ -207,7 +257,7 @@ class SelfTest(unittest.TestCase):
         self.clean("base/a.c", '#include "base/a.h"\n\n#include <stdlib.h>\n')
         self.clean("quant/b.c", '#include "base/a.h"\n#include "quant/b.h"\n')
         self.clean("formats/json_strict.c", "#include <cjson/cJSON.h>\n")
-        self.clean("convert/c.c", '#include "formats/x.h"\n#include "kernels/k.h"\n')
+        self.clean("convert/run/c.c", '#include "formats/x.h"\n#include "kernels/k.h"\n')
         self.clean("docs/text.md", "No path here: a/home/x, ./data/x, http://host/data/x.\n")
 
     def test_upward_includes(self):
@@ -219,13 +269,29 @@ class SelfTest(unittest.TestCase):
             self.found(layer + "/bad.c", '\n#include "%s/x.h"\n' % target, ":2:", target)
         self.found("quant/bad.h", "#  include <formats/x.h>\n", ":1:", "formats")
 
+    def test_floors(self):
+        self.clean("convert/main.c", '#include "convert/cli/x.h"\n')
+        self.clean("convert/run/a.c", '#include "convert/run/x.h"\n#include "convert/term/x.h"\n')
+        self.found("convert/term/a.c", '\n#include "convert/run/x.h"\n', ":2:", "run/")
+        self.found("convert/fit/a.c", '#include "convert/gpu/x.h"\n', ":1:", "gpu/")
+        self.found("convert/fit/a.c", '#include "convert/x.h"\n', ":1:", "lower floor")
+
+    def test_rooms(self):
+        self.found("convert/a.c", "int x;\n", "main.c and rooms")
+        self.found("convert/attic/a.c", "int x;\n", "no floor")
+        for i in range(MAX_ROOM_FILES):
+            self.plant("convert/fit/a%d.c" % i, "int x;\n")
+        self.assertEqual(lint(self.root), [])
+        self.plant("convert/fit/b.c", "int x;\n")
+        self.assertEqual(lint(self.root), ["convert/fit: 41 source files, more than 40"])
+
     def test_cuda(self):
         for layer in ["base", "quant", "formats"]:
             self.found(layer + "/bad.c", "#include <cuda_runtime_api.h>\n", "CUDA")
         self.clean("kernels/good.cu", "#include <cuda_runtime_api.h>\n")
 
     def test_cjson(self):
-        for path in ["formats/other.c", "convert/x.c", "tests/unit_x.c"]:
+        for path in ["formats/other.c", "convert/run/x.c", "tests/unit/run/unit_x.c"]:
             self.found(path, "#include <cjson/cJSON.h>\n", "cJSON")
 
     def test_include_without_folder(self):
@@ -233,11 +299,11 @@ class SelfTest(unittest.TestCase):
 
     def test_banned(self):
         for name in BANNED + BANNED_HEAP + BANNED_ENDS:
-            self.found("convert/bad.c", "x = 1;\ny = %s (z);\n" % name, ":2:", name)
+            self.found("convert/run/bad.c", "x = 1;\ny = %s (z);\n" % name, ":2:", name)
         self.found("base/bad.c", "exit(1);\n", "exit")
         self.clean("base/heap.c", "p = malloc(1);\n")
-        self.clean("tests/unit_x.c", "p = malloc(1);\nabort();\n")
-        self.clean("convert/fine.c",
+        self.clean("tests/unit/run/unit_x.c", "p = malloc(1);\nabort();\n")
+        self.clean("convert/run/fine.c",
                    "/* malloc(1) */\nqc_malloc(1); // exit(1)\nputs(\"abort()\");\no->exit(1);\n"
                    "snprintf(a);\nfgets(b);\n")
 

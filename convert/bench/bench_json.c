@@ -1,5 +1,5 @@
-#include "convert/bench.h"
-#include "convert/json_members.h"
+#include "convert/device/bench.h"
+#include "convert/term/json_members.h"
 
 /* null: not measured. */
 static void put_spread(qc_json_writer *w, const char *key, qc_bench_spread s)

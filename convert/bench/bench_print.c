@@ -1,6 +1,6 @@
-#include "convert/bench.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/device/bench.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 
 #include <stdio.h>
 #include <string.h>

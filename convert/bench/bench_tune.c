@@ -1,7 +1,7 @@
 /* qconv bench --tune, what needs no GPU: when a choice is better, which rows of x it is for, and
  * the table that is saved. */
-#include "convert/bench.h"
-#include "convert/tuning_file.h"
+#include "convert/device/bench.h"
+#include "convert/device/tuning_file.h"
 
 #include <inttypes.h>
 #include <stdio.h>

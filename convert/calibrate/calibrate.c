@@ -1,14 +1,14 @@
-#include "convert/calibrate.h"
+#include "convert/calibrate/calibrate.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/text.h"
-#include "convert/calibrate_engine.h"
-#include "convert/calibration_text.h"
-#include "convert/console.h"
-#include "convert/size_text.h"
-#include "convert/token_text.h"
+#include "convert/calibrate/calibrate_engine.h"
+#include "convert/calibrate/calibration_text.h"
+#include "convert/llama/token_text.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 #include "formats/digest.h"
 
 #include <inttypes.h>

@@ -1,10 +1,10 @@
 /* Calibrating: codes and scales of a model's linear layers from a text that passes through it
- * (quant/error_feedback.h), before the pipeline writes them (convert/calibrated.h). */
+ * (quant/error_feedback.h), before the pipeline writes them (convert/calibrate/calibrated.h). */
 #ifndef QC_CONVERT_CALIBRATE_H
 #define QC_CONVERT_CALIBRATE_H
 
-#include "convert/calibrated.h"
-#include "convert/device_choice.h"
+#include "convert/calibrate/calibrated.h"
+#include "convert/device/device_choice.h"
 
 /* What comes of it, for the manifest and the summary. Strings in the options' arena. */
 typedef struct {

@@ -1,11 +1,11 @@
 /* Calibrating on the CPU: windows pass through a stage in chunks, both streams side by side, and
  * what linear layers get goes to the moments while it is in the cache. */
-#include "convert/calibrate_engine.h"
+#include "convert/calibrate/calibrate_engine.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "convert/llama_forward.h"
+#include "convert/llama/llama_forward.h"
 #include "quant/second_moments.h"
 
 #include <inttypes.h>

@@ -5,8 +5,8 @@
 #ifndef QC_CONVERT_CALIBRATE_DEVICE_H
 #define QC_CONVERT_CALIBRATE_DEVICE_H
 
-#include "convert/llama_decoder.h"
-#include "convert/llama_stage.h"
+#include "convert/llama/llama_decoder.h"
+#include "convert/llama/llama_stage.h"
 #include "quant/error_feedback.h"
 
 /* Stream z goes through the layers as they were, stream x through those that were quantized

@@ -10,8 +10,8 @@
 #ifndef QC_CONVERT_CALIBRATE_ENGINE_H
 #define QC_CONVERT_CALIBRATE_ENGINE_H
 
-#include "convert/calibrate_parts.h"
-#include "convert/calibrate_states.h"
+#include "convert/calibrate/calibrate_internal.h"
+#include "convert/calibrate/calibrate_states.h"
 
 /* The speed of this machine in seconds for one operation. Factors and weights take longer than
  * their products alone, by these two ratios. */

@@ -1,11 +1,11 @@
 /* The engine of calibrating on a GPU. The functions of calibrate_device.h manage what is on the
  * device. Hidden states stay on the host and pass through the device window by window. */
-#include "convert/calibrate_engine.h"
+#include "convert/calibrate/calibrate_engine.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/calibrate_device.h"
-#include "convert/llama_device.h"
+#include "convert/calibrate/calibrate_device.h"
+#include "convert/llama/llama_device.h"
 
 #include <inttypes.h>
 

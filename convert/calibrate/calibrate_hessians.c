@@ -2,10 +2,10 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/calibrate_engine.h"
-#include "convert/console.h"
-#include "convert/hessians.h"
-#include "convert/size_text.h"
+#include "convert/calibrate/calibrate_engine.h"
+#include "convert/calibrate/hessians.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,10 +3,10 @@
 #define QC_CONVERT_CALIBRATE_PARTS_H
 
 #include "base/cpu.h"
-#include "convert/calibrate.h"
-#include "convert/eval_windows.h"
-#include "convert/llama_layer.h"
-#include "convert/progress.h"
+#include "convert/calibrate/calibrate.h"
+#include "convert/llama/eval_windows.h"
+#include "convert/llama/llama_layer.h"
+#include "convert/term/progress.h"
 
 #define QC_NO_JOB UINT32_MAX
 

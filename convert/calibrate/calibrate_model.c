@@ -4,10 +4,10 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/calibrate_engine.h"
-#include "convert/console.h"
-#include "convert/size_text.h"
-#include "convert/token_text.h"
+#include "convert/calibrate/calibrate_engine.h"
+#include "convert/llama/token_text.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 #include "quant/second_moments.h"
 
 #include <inttypes.h>

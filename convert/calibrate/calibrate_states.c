@@ -1,9 +1,9 @@
-#include "convert/calibrate_states.h"
+#include "convert/calibrate/calibrate_states.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/console.h"
-#include "convert/size_text.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -4,7 +4,7 @@
 #ifndef QC_CONVERT_CALIBRATE_STATES_H
 #define QC_CONVERT_CALIBRATE_STATES_H
 
-#include "convert/calibrate_parts.h"
+#include "convert/calibrate/calibrate_internal.h"
 #include "formats/file_io.h"
 
 #define QC_CALIBRATE_STATES_MEMORY ((uint64_t)1 << 30)

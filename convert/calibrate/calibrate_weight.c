@@ -1,8 +1,8 @@
 /* One weight, or those with the same inputs: from second moments to the store. */
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/calibrate_engine.h"
-#include "convert/console.h"
+#include "convert/calibrate/calibrate_engine.h"
+#include "convert/term/console.h"
 #include "quant/matmul_ops.h"
 
 #include <inttypes.h>

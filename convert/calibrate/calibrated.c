@@ -1,4 +1,4 @@
-#include "convert/calibrated.h"
+#include "convert/calibrate/calibrated.h"
 
 #include "base/alloc.h"
 #include "base/bytes.h"

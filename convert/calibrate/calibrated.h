@@ -14,8 +14,8 @@
 #ifndef QC_CONVERT_CALIBRATED_H
 #define QC_CONVERT_CALIBRATED_H
 
-#include "convert/output_dir.h"
-#include "convert/plan.h"
+#include "convert/output/output_dir.h"
+#include "convert/plan/plan.h"
 #include "quant/error_feedback.h"
 
 #define QC_CALIBRATED_JOURNAL "journal-calibrated"

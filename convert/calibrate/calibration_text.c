@@ -1,4 +1,4 @@
-#include "convert/calibration_text.h"
+#include "convert/calibrate/calibration_text.h"
 
 #include "base/alloc.h"
 

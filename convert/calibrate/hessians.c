@@ -1,4 +1,4 @@
-#include "convert/hessians.h"
+#include "convert/calibrate/hessians.h"
 
 #include "base/alloc.h"
 #include "base/bytes.h"

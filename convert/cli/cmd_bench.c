@@ -1,10 +1,10 @@
 /* qconv bench: how fast the kernels are on this machine's GPU. */
-#include "convert/bench.h"
-#include "convert/commands.h"
-#include "convert/console.h"
-#include "convert/device_choice.h"
-#include "convert/target_file.h"
-#include "convert/tuning_file.h"
+#include "convert/cli/commands.h"
+#include "convert/device/bench.h"
+#include "convert/device/device_choice.h"
+#include "convert/device/tuning_file.h"
+#include "convert/term/console.h"
+#include "convert/term/target_file.h"
 #include "formats/file_io.h"
 
 #include <stdio.h>

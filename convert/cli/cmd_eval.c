@@ -1,8 +1,8 @@
 /* qconv eval OUT [--against MODEL] --text FILE: perplexity, and how far from the original's its
  * predictions are. */
-#include "convert/commands.h"
-#include "convert/console.h"
-#include "convert/eval.h"
+#include "convert/cli/commands.h"
+#include "convert/eval/eval.h"
+#include "convert/term/console.h"
 
 #define TEXT_MAX ((size_t)1 << 20)
 

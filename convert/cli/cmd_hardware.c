@@ -1,8 +1,8 @@
-#include "convert/commands.h"
-#include "convert/console.h"
-#include "convert/device_choice.h"
-#include "convert/hardware_print.h"
-#include "convert/memory_watch.h"
+#include "convert/cli/commands.h"
+#include "convert/device/device_choice.h"
+#include "convert/hardware/hardware_print.h"
+#include "convert/hardware/memory_watch.h"
+#include "convert/term/console.h"
 
 #include <string.h>
 

@@ -1,11 +1,11 @@
-#include "convert/commands.h"
+#include "convert/cli/commands.h"
 
 #include "base/text.h"
-#include "convert/console.h"
-#include "convert/inspect_facts.h"
-#include "convert/inspect_json.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/report/inspect_facts.h"
+#include "convert/report/inspect_json.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
 /* qconv report OUT: one page on an output, or the same as JSON. */
 #include "base/clock.h"
-#include "convert/commands.h"
-#include "convert/console.h"
-#include "convert/report_codes.h"
-#include "convert/target_file.h"
+#include "convert/cli/commands.h"
+#include "convert/report/report_codes.h"
+#include "convert/term/console.h"
+#include "convert/term/target_file.h"
 #include "formats/file_io.h"
 
 #include <string.h>

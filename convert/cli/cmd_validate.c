@@ -2,12 +2,12 @@
  * in its weights and in what they multiply to, and whether that is good enough. */
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/commands.h"
-#include "convert/console.h"
-#include "convert/expert_split.h"
-#include "convert/target_file.h"
-#include "convert/validate_gpu.h"
-#include "convert/validate_report.h"
+#include "convert/cli/commands.h"
+#include "convert/model/expert_split.h"
+#include "convert/term/console.h"
+#include "convert/term/target_file.h"
+#include "convert/validate/validate_gpu.h"
+#include "convert/validate/validate_report.h"
 #include "formats/file_io.h"
 
 #include <stdio.h>

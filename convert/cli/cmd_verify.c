@@ -1,14 +1,14 @@
 /* qconv verify OUT: is every byte of the output what was written? With --against: is it MODEL? */
-#include "convert/against_report.h"
+#include "convert/verify/against_report.h"
 
 #include "base/text.h"
-#include "convert/commands.h"
-#include "convert/console.h"
-#include "convert/diffusers_folder.h"
-#include "convert/output_scan.h"
-#include "convert/pipeline.h"
-#include "convert/progress.h"
-#include "convert/scan_report.h"
+#include "convert/cli/commands.h"
+#include "convert/cli/diffusers_folder.h"
+#include "convert/pipeline/pipeline.h"
+#include "convert/term/console.h"
+#include "convert/term/progress.h"
+#include "convert/verify/output_scan.h"
+#include "convert/verify/scan_report.h"
 
 #include <stdlib.h>
 #include <string.h>

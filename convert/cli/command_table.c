@@ -1,5 +1,5 @@
 /* The commands, and what help says beside them. */
-#include "convert/option_table.h"
+#include "convert/cli/option_table.h"
 
 #include <string.h>
 

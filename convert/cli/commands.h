@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_COMMANDS_H
 #define QC_CONVERT_COMMANDS_H
 
-#include "convert/options.h"
+#include "convert/cli/options.h"
 
 QC_NODISCARD qc_status qc_cmd_convert(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_cmd_inspect(const qc_options *o, qc_error *err);

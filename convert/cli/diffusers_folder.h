@@ -8,7 +8,7 @@
 #ifndef QC_CONVERT_DIFFUSERS_FOLDER_H
 #define QC_CONVERT_DIFFUSERS_FOLDER_H
 
-#include "convert/options.h"
+#include "convert/cli/options.h"
 
 typedef qc_status (*qc_part_command)(const qc_options *o, qc_error *err);
 

@@ -1,4 +1,4 @@
-#include "convert/help.h"
+#include "convert/cli/help.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #define QC_CONVERT_HELP_H
 
 #include "base/strbuf.h"
-#include "convert/option_table.h"
+#include "convert/cli/option_table.h"
 
 /* What `qconv` and `qconv --help` print: commands, and where to read on. */
 QC_NODISCARD qc_status qc_help_overview(qc_strbuf *out, qc_error *err);

@@ -1,5 +1,5 @@
 /* The manual page, in man(7) macros. Its date is left out: the text depends on the table only. */
-#include "convert/help.h"
+#include "convert/cli/help.h"
 
 #include <string.h>
 

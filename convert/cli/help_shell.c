@@ -1,6 +1,6 @@
 /* Completion scripts. All three offer what the table says: commands, the options of the command on
  * the line, choices of their values, files and directories elsewhere. */
-#include "convert/help.h"
+#include "convert/cli/help.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "convert/option_mistakes.h"
+#include "convert/cli/option_mistakes.h"
 
 #include "base/edit_distance.h"
 

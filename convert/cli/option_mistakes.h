@@ -5,7 +5,7 @@
 #ifndef QC_CONVERT_OPTION_MISTAKES_H
 #define QC_CONVERT_OPTION_MISTAKES_H
 
-#include "convert/option_table.h"
+#include "convert/cli/option_table.h"
 
 /* The command for a word that is none: "quantize", "verfy". */
 const qc_command_row *qc_mistaken_command(const char *word);

@@ -1,6 +1,6 @@
-#include "convert/option_table.h"
+#include "convert/cli/option_table.h"
 
-#include "convert/option_values.h"
+#include "convert/cli/option_values.h"
 
 #include <stdio.h>
 #include <string.h>

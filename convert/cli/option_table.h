@@ -8,7 +8,7 @@
 #ifndef QC_CONVERT_OPTION_TABLE_H
 #define QC_CONVERT_OPTION_TABLE_H
 
-#include "convert/options.h"
+#include "convert/cli/options.h"
 
 typedef enum {
     QC_OPT_TO,

@@ -1,10 +1,10 @@
-#include "convert/option_values.h"
+#include "convert/cli/option_values.h"
 
 #include "base/text.h"
-#include "convert/device_wish.h"
-#include "convert/glob.h"
-#include "convert/option_mistakes.h"
-#include "convert/size_text.h"
+#include "convert/cli/option_mistakes.h"
+#include "convert/device/device_wish.h"
+#include "convert/term/glob.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_OPTION_VALUES_H
 #define QC_CONVERT_OPTION_VALUES_H
 
-#include "convert/option_table.h"
+#include "convert/cli/option_table.h"
 
 /* "nf4, int8, fp16 or bf16"; cut where out is too small. */
 void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_bytes);

@@ -6,13 +6,13 @@
  *   apply    each option in order to qc_options, then check what goes with what
  *
  * Defaults come from the table and pass through the same apply step. */
-#include "convert/options.h"
+#include "convert/cli/options.h"
 
 #include "base/text.h"
-#include "convert/option_mistakes.h"
-#include "convert/option_table.h"
-#include "convert/option_values.h"
-#include "convert/rules_file.h"
+#include "convert/cli/option_mistakes.h"
+#include "convert/cli/option_table.h"
+#include "convert/cli/option_values.h"
+#include "convert/cli/rules_file.h"
 #include "formats/file_io.h"
 
 #include <inttypes.h>

@@ -2,12 +2,12 @@
 #ifndef QC_CONVERT_OPTIONS_H
 #define QC_CONVERT_OPTIONS_H
 
-#include "convert/bench.h"
-#include "convert/call.h"
-#include "convert/convert_options.h"
-#include "convert/eval.h"
-#include "convert/memory_watch.h"
-#include "convert/train_memory.h"
+#include "convert/device/bench.h"
+#include "convert/eval/eval.h"
+#include "convert/fit/train_memory.h"
+#include "convert/hardware/memory_watch.h"
+#include "convert/run/convert_options.h"
+#include "convert/term/call.h"
 
 typedef enum {
     QC_CMD_CONVERT,

@@ -1,5 +1,5 @@
 /* Options of calibrating. */
-#include "convert/option_values.h"
+#include "convert/cli/option_values.h"
 
 /* The first option that says something about the text, or NULL. */
 static const char *of_text(const qc_options *o)

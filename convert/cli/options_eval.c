@@ -1,5 +1,5 @@
 /* Options of eval and report. */
-#include "convert/option_values.h"
+#include "convert/cli/option_values.h"
 
 qc_status qc_options_check_eval(const qc_options *o, qc_error *err)
 {

@@ -1,7 +1,7 @@
-#include "convert/rules_file.h"
+#include "convert/cli/rules_file.h"
 
-#include "convert/glob.h"
-#include "convert/size_text.h"
+#include "convert/term/glob.h"
+#include "convert/term/size_text.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
 

@@ -2,7 +2,7 @@
 #ifndef QC_CONVERT_RULES_FILE_H
 #define QC_CONVERT_RULES_FILE_H
 
-#include "convert/options.h"
+#include "convert/cli/options.h"
 
 /* The rules in the file's order, in the arena. QC_ERR_INPUT for anything but the form above (a
  * member of another name, an empty glob, more than 10000 rules), the status of reading the file

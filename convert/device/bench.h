@@ -242,7 +242,7 @@ void qc_bench_tuned_range(const qc_bench_request *q, uint64_t m, uint64_t *least
 /* "mma-16816 tiles, K in 4" */
 #define QC_BENCH_PLAN_BYTES 80
 const char *qc_bench_plan_text(char out[QC_BENCH_PLAN_BYTES], const qc_bench_plan *p);
-/* The table of what was better, as a file (convert/tuning_file.h), in the arena. */
+/* The table of what was better, as a file (convert/device/tuning_file.h), in the arena. */
 QC_NODISCARD qc_status qc_bench_tuning_file(const qc_bench_request *q, const qc_bench_result *r,
                                             qc_arena *arena, qc_strbuf *out, qc_error *err);
 

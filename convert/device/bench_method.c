@@ -1,4 +1,4 @@
-#include "convert/bench.h"
+#include "convert/device/bench.h"
 
 #include "base/checked.h"
 
@@ -7,7 +7,7 @@
 #define MAX_COPIES   256u
 #define MAX_LAUNCHES 2048u
 #define MIN_ROUNDS   2u
-/* Of a graph, as convert/gpu_bench_matmul.c and gpu_bench_time.c make it. */
+/* Of a graph, as convert/gpu/gpu_bench_matmul.c and gpu_bench_time.c make it. */
 #define LEAST_LAUNCHES 20
 #define LEAST_GRAPH_US 2000.0
 

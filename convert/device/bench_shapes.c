@@ -1,4 +1,4 @@
-#include "convert/bench.h"
+#include "convert/device/bench.h"
 
 #include "base/checked.h"
 #include "quant/quant_ops.h"

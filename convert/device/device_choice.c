@@ -1,4 +1,4 @@
-#include "convert/device_choice.h"
+#include "convert/device/device_choice.h"
 
 #include <stdlib.h>
 #include <string.h>

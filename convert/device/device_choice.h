@@ -9,13 +9,13 @@
  *          has started.
  *
  * The bytes that are written do not depend on the device, except those of calibrated weights
- * (convert/calibrate.h). */
+ * (convert/calibrate/calibrate.h). */
 #ifndef QC_CONVERT_DEVICE_CHOICE_H
 #define QC_CONVERT_DEVICE_CHOICE_H
 
 #include "base/arena.h"
-#include "convert/device_gpu.h"
-#include "convert/device_wish.h"
+#include "convert/device/device_gpu.h"
+#include "convert/device/device_wish.h"
 #include "kernels/matmul_tuning.h"
 
 #define QC_GPU_WORTH_BYTES ((uint64_t)1 << 30)

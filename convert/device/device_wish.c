@@ -1,4 +1,4 @@
-#include "convert/device_wish.h"
+#include "convert/device/device_wish.h"
 
 #include <stdlib.h>
 #include <string.h>

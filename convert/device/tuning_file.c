@@ -1,7 +1,7 @@
-#include "convert/tuning_file.h"
+#include "convert/device/tuning_file.h"
 
-#include "convert/console.h"
-#include "convert/json_members.h"
+#include "convert/term/console.h"
+#include "convert/term/json_members.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
 

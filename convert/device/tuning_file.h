@@ -6,7 +6,7 @@
 
 #include "base/arena.h"
 #include "base/strbuf.h"
-#include "convert/call.h"
+#include "convert/term/call.h"
 #include "kernels/matmul_tuning.h"
 
 /* Microseconds of a launch, with the plan's own choice and with the row's, for human readers. */

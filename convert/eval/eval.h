@@ -8,8 +8,8 @@
 #define QC_CONVERT_EVAL_H
 
 #include "base/strbuf.h"
-#include "convert/call.h"
-#include "convert/llama.h"
+#include "convert/llama/llama.h"
+#include "convert/term/call.h"
 
 /* What eval is asked for, and what report runs of it. */
 typedef struct {
@@ -43,7 +43,8 @@ typedef struct {
 /* Runs what o->eval and o->call.against ask, on o->call.model. Prints nothing but progress and
  * warnings. Strings of *out live in o->call.arena. QC_ERR_INPUT for texts that predict nothing, ids
  * out of the vocabulary, vocabularies that differ; QC_ERR_NONFINITE for logits that are no numbers;
- * else as convert/llama.h has it. The numbers do not depend on threads, instruction set or batches.
+ * else as convert/llama/llama.h has it. The numbers do not depend on threads, instruction set or
+ * batches.
  */
 QC_NODISCARD qc_status qc_eval_run(qc_eval_result *out, const qc_call *call,
                                    const qc_eval_options *o, qc_error *err);

@@ -1,6 +1,6 @@
 /* What eval says as JSON, and reading that again. */
-#include "convert/eval.h"
-#include "convert/json_members.h"
+#include "convert/eval/eval.h"
+#include "convert/term/json_members.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
 

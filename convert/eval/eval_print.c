@@ -1,6 +1,6 @@
 /* What eval says, for people. */
-#include "convert/eval.h"
-#include "convert/table.h"
+#include "convert/eval/eval.h"
+#include "convert/term/table.h"
 
 #include <inttypes.h>
 #include <math.h>

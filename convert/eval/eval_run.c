@@ -4,11 +4,11 @@
 #include "base/clock.h"
 #include "base/text.h"
 #include "base/workers.h"
-#include "convert/console.h"
-#include "convert/device_choice.h"
-#include "convert/eval_stats.h"
-#include "convert/token_text.h"
-#include "convert/tuning_file.h"
+#include "convert/device/device_choice.h"
+#include "convert/device/tuning_file.h"
+#include "convert/eval/eval_stats.h"
+#include "convert/llama/token_text.h"
+#include "convert/term/console.h"
 #include "formats/file_io.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-#include "convert/eval_stats.h"
+#include "convert/eval/eval_stats.h"
 
 #include "base/alloc.h"
 

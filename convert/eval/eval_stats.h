@@ -6,7 +6,7 @@
 #ifndef QC_CONVERT_EVAL_STATS_H
 #define QC_CONVERT_EVAL_STATS_H
 
-#include "convert/eval.h"
+#include "convert/eval/eval.h"
 
 /* What one predicted token says. Without an original only nll is set. */
 typedef struct {

@@ -1,8 +1,8 @@
-#include "convert/auto_choice.h"
+#include "convert/fit/auto_choice.h"
 
 #include "base/checked.h"
-#include "convert/glob.h"
-#include "convert/hardware_choice.h"
+#include "convert/hardware/hardware_choice.h"
+#include "convert/term/glob.h"
 #include "formats/seekable.h"
 #include "quant/quant_ops.h"
 

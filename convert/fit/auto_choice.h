@@ -16,12 +16,12 @@
 #ifndef QC_CONVERT_AUTO_CHOICE_H
 #define QC_CONVERT_AUTO_CHOICE_H
 
-#include "convert/auto_measure.h"
-#include "convert/budget.h"
-#include "convert/fit.h"
-#include "convert/geometry.h"
-#include "convert/plan.h"
-#include "convert/segments.h"
+#include "convert/fit/auto_measure.h"
+#include "convert/fit/budget.h"
+#include "convert/fit/fit.h"
+#include "convert/model/geometry.h"
+#include "convert/model/segments.h"
+#include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
 /* Candidates of --schemes, in order of size; bit c is candidate c of auto_measure.h. */

@@ -1,8 +1,8 @@
 /* What --to auto chose and why, for people and for machines. */
-#include "convert/auto_choice.h"
-#include "convert/json_members.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/fit/auto_choice.h"
+#include "convert/term/json_members.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 
 #include <inttypes.h>
 #include <math.h>

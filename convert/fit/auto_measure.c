@@ -1,9 +1,9 @@
-#include "convert/auto_measure.h"
+#include "convert/fit/auto_measure.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/coded_read.h"
+#include "convert/model/coded_read.h"
 #include "quant/scale_search.h"
 
 #include <inttypes.h>
@@ -371,7 +371,7 @@ qc_status qc_auto_measure(qc_auto_sample *samples, uint32_t count, const qc_chec
 double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method scale)
 {
     /* E[max x^2] over 2^k standard normal numbers, k = 0 .. 20: the integral of
-     * 2 x (1 - erf(x / sqrt 2)^n). tests/unit_auto_measure.c computes both again. */
+     * 2 x (1 - erf(x / sqrt 2)^n). tests/unit/fit/unit_auto_measure.c computes both again. */
     static const double max_square[] = {
         1.0000,  1.6366,  2.4702,  3.4574,  4.5495,  5.7095,  6.9139,
         8.1483,  9.4038,  10.6750, 11.9583, 13.2512, 14.5520, 15.8595,

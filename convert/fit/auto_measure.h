@@ -7,8 +7,8 @@
 #ifndef QC_CONVERT_AUTO_MEASURE_H
 #define QC_CONVERT_AUTO_MEASURE_H
 
-#include "convert/auto_solve.h"
-#include "convert/recipe.h"
+#include "convert/fit/auto_solve.h"
+#include "convert/model/recipe.h"
 
 #define QC_AUTO_SAMPLE_ROWS  32u
 #define QC_AUTO_SAMPLE_ELEMS (64u << 10)

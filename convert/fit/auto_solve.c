@@ -1,4 +1,4 @@
-#include "convert/auto_solve.h"
+#include "convert/fit/auto_solve.h"
 
 #include "base/alloc.h"
 

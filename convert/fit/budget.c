@@ -1,9 +1,9 @@
-#include "convert/budget.h"
+#include "convert/fit/budget.h"
 
 #include "base/strbuf.h"
-#include "convert/hardware.h"
-#include "convert/hardware_choice.h"
-#include "convert/size_text.h"
+#include "convert/hardware/hardware.h"
+#include "convert/hardware/hardware_choice.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -15,8 +15,8 @@
 #define QC_CONVERT_BUDGET_H
 
 #include "base/arena.h"
-#include "convert/card_table.h"
-#include "convert/plan_options.h"
+#include "convert/hardware/card_table.h"
+#include "convert/plan/plan_options.h"
 
 typedef enum { QC_TIER_GPU, QC_TIER_CPU, QC_TIER_DISK } qc_tier;
 

@@ -1,5 +1,5 @@
-#include "convert/device_map.h"
-#include "convert/glob.h"
+#include "convert/fit/device_map.h"
+#include "convert/term/glob.h"
 
 #include <stdlib.h>
 #include <string.h>

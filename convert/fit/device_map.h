@@ -10,7 +10,7 @@
 #ifndef QC_CONVERT_DEVICE_MAP_H
 #define QC_CONVERT_DEVICE_MAP_H
 
-#include "convert/fit.h"
+#include "convert/fit/fit.h"
 #include "formats/json_writer.h"
 
 /* The map as the next value of a JSON document. */

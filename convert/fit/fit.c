@@ -1,14 +1,14 @@
 /* Where everything goes.
  *
  * What computes is the GPUs, or the cpu where there are none. Segments lie there in order
- * (convert/placement.h). When they do not all fit and there is a tier behind, segments are spilled
- * one after another, those that cost a token least first, until the rest fits: the shortest such
- * list is taken. Both the list and the tiers only get fuller with more context or batch, so what
- * fits for some fits for less, which the searches in fit_search.c rely on. */
-#include "convert/fit.h"
+ * (convert/fit/placement.h). When they do not all fit and there is a tier behind, segments are
+ * spilled one after another, those that cost a token least first, until the rest fits: the shortest
+ * such list is taken. Both the list and the tiers only get fuller with more context or batch, so
+ * what fits for some fits for less, which the searches in fit_search.c rely on. */
+#include "convert/fit/fit.h"
 
 #include "base/checked.h"
-#include "convert/placement.h"
+#include "convert/fit/placement.h"
 
 #include <inttypes.h>
 #include <math.h>

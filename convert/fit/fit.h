@@ -15,10 +15,10 @@
 #ifndef QC_CONVERT_FIT_H
 #define QC_CONVERT_FIT_H
 
-#include "convert/budget.h"
-#include "convert/geometry.h"
-#include "convert/plan.h"
-#include "convert/segments.h"
+#include "convert/fit/budget.h"
+#include "convert/model/geometry.h"
+#include "convert/model/segments.h"
+#include "convert/plan/plan.h"
 
 typedef struct {
     const qc_device *device;

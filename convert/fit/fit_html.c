@@ -1,7 +1,7 @@
 /* qconv plan --html: one page, drawn with inline SVG whose widths are percentages. */
-#include "convert/fit_report.h"
-#include "convert/html_text.h"
-#include "convert/size_text.h"
+#include "convert/fit/fit_report.h"
+#include "convert/term/html_text.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <math.h>

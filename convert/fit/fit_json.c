@@ -1,9 +1,9 @@
 /* qconv plan --json. */
-#include "convert/device_map.h"
-#include "convert/fit_report.h"
-#include "convert/json_members.h"
-#include "convert/loaders.h"
-#include "convert/size_text.h"
+#include "convert/fit/device_map.h"
+#include "convert/fit/fit_report.h"
+#include "convert/plan/loaders.h"
+#include "convert/term/json_members.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,9 +1,9 @@
-#include "convert/fit_report.h"
+#include "convert/fit/fit_report.h"
 
 #include "base/text.h"
-#include "convert/console.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -4,8 +4,8 @@
 #ifndef QC_CONVERT_FIT_REPORT_H
 #define QC_CONVERT_FIT_REPORT_H
 
-#include "convert/auto_choice.h"
-#include "convert/fit.h"
+#include "convert/fit/auto_choice.h"
+#include "convert/fit/fit.h"
 
 /* What a predicted error is, and what it came to where perplexity was measured: NF4 with searched
  * scales on kjv-llama and TinyStories-656K (docs/accuracy.md; tests/cli/test_auto.py compares the

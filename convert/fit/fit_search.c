@@ -1,7 +1,7 @@
 /* Whatever fits for some context and batch fits for less of either: cache and scratch never shrink
- * with them, and neither does the list of what is spilled (convert/fit.c). So the largest that fits
- * is found by bisection. */
-#include "convert/fit.h"
+ * with them, and neither does the list of what is spilled (convert/fit/fit.c). So the largest that
+ * fits is found by bisection. */
+#include "convert/fit/fit.h"
 
 /* Beyond any real use; what still fits here grows with nothing. */
 #define CONTEXT_MOST ((uint64_t)1 << 40)

@@ -1,7 +1,7 @@
-#include "convert/fit_suggest.h"
+#include "convert/fit/fit_suggest.h"
 
 #include "base/checked.h"
-#include "convert/size_text.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -5,8 +5,8 @@
 #ifndef QC_CONVERT_FIT_SUGGEST_H
 #define QC_CONVERT_FIT_SUGGEST_H
 
-#include "convert/fit_report.h"
-#include "convert/planned_model.h"
+#include "convert/fit/fit_report.h"
+#include "convert/fit/planned_model.h"
 
 #define QC_MAX_SUGGESTED_CARDS 64u
 

@@ -8,7 +8,7 @@
  * segments comes from a table of maxima over runs whose length is a power of two.
  *
  * A second pass goes over all cuts whose shares keep the largest one and takes the flattest. */
-#include "convert/placement.h"
+#include "convert/fit/placement.h"
 
 #include <string.h>
 

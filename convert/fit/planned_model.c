@@ -1,6 +1,6 @@
-#include "convert/planned_model.h"
+#include "convert/fit/planned_model.h"
 
-#include "convert/size_text.h"
+#include "convert/term/size_text.h"
 
 #include <string.h>
 

@@ -3,8 +3,8 @@
 #ifndef QC_CONVERT_PLANNED_MODEL_H
 #define QC_CONVERT_PLANNED_MODEL_H
 
-#include "convert/auto_choice.h"
-#include "convert/fit.h"
+#include "convert/fit/auto_choice.h"
+#include "convert/fit/fit.h"
 
 typedef struct {
     qc_recipe recipe;

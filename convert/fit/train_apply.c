@@ -2,8 +2,8 @@
  * Sources: accelerate, "The command line" (config_args, JSON form); DeepSpeed, "Configuration
  * JSON". */
 #include "base/alloc.h"
-#include "convert/json_members.h"
-#include "convert/train_plan.h"
+#include "convert/fit/train_plan.h"
+#include "convert/term/json_members.h"
 #include "formats/file_io.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /* The formulas of docs/training.md, one function per term. */
-#include "convert/train_memory.h"
+#include "convert/fit/train_memory.h"
 
 #include "base/checked.h"
-#include "convert/fit_report.h"
+#include "convert/fit/fit_report.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -6,9 +6,9 @@
 #ifndef QC_CONVERT_TRAIN_MEMORY_H
 #define QC_CONVERT_TRAIN_MEMORY_H
 
-#include "convert/budget.h"
-#include "convert/geometry.h"
-#include "convert/plan.h"
+#include "convert/fit/budget.h"
+#include "convert/model/geometry.h"
+#include "convert/plan/plan.h"
 
 typedef enum { QC_TRAIN_FULL, QC_TRAIN_LORA, QC_TRAIN_QLORA } qc_train_method;
 typedef enum {

@@ -1,11 +1,11 @@
 /* What `qconv plan --mode train` prints, and its page. */
-#include "convert/train_plan.h"
+#include "convert/fit/train_plan.h"
 
-#include "convert/console.h"
-#include "convert/html_text.h"
-#include "convert/json_members.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/term/console.h"
+#include "convert/term/html_text.h"
+#include "convert/term/json_members.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 #include "formats/file_io.h"
 
 #include <inttypes.h>

@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_TRAIN_PLAN_H
 #define QC_CONVERT_TRAIN_PLAN_H
 
-#include "convert/train_memory.h"
+#include "convert/fit/train_memory.h"
 
 /* plan: after qc_plan_begin. Prints to standard output (text, or JSON with --json), writes
  * o->apply, measures with o->profile. QC_ERR_USAGE for a budget without a

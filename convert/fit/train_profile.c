@@ -4,9 +4,9 @@
  * the GPU without one), and every buffer of the setting, taken for real: parameters tensor by
  * tensor, the rest in the pieces a caching allocator takes. What is not: how a framework fragments
  * its memory. */
-#include "convert/cuda_driver.h"
-#include "convert/hardware.h"
-#include "convert/train_plan.h"
+#include "convert/fit/train_plan.h"
+#include "convert/hardware/cuda_driver.h"
+#include "convert/hardware/hardware.h"
 
 #include <inttypes.h>
 

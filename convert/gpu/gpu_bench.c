@@ -1,7 +1,7 @@
 /* qconv bench on a GPU: the roofs, the quantizing kernels and the matmuls, one after the other. */
 #include "base/clock.h"
-#include "convert/gpu_bench_internal.h"
-#include "convert/gpu_table.h"
+#include "convert/gpu/gpu_bench_internal.h"
+#include "convert/gpu/gpu_table.h"
 
 static qc_status run(const qc_bench_request *q, const qc_bench_sink *sink, qc_arena *arena,
                      qc_bench_result *out, qc_error *err)

@@ -2,7 +2,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/random.h"
-#include "convert/gpu_bench_internal.h"
+#include "convert/gpu/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 #include "quant/quant_half.h"
 

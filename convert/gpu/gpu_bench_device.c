@@ -1,6 +1,6 @@
 /* The device during one run of qconv bench: opening and closing it, saving what was measured, and
  * going on after something could not be measured. */
-#include "convert/gpu_bench_internal.h"
+#include "convert/gpu/gpu_bench_internal.h"
 
 #include "base/checked.h"
 #include "base/clock.h"

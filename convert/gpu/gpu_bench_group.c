@@ -1,6 +1,6 @@
 /* Weights that share x. They are parts of one weight that was quantized once: each part has some of
  * its rows and writes columns of its own in y. */
-#include "convert/gpu_bench_work.h"
+#include "convert/gpu/gpu_bench_work.h"
 
 #include <inttypes.h>
 

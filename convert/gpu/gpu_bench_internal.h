@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_GPU_BENCH_INTERNAL_H
 #define QC_CONVERT_GPU_BENCH_INTERNAL_H
 
-#include "convert/bench.h"
+#include "convert/device/bench.h"
 #include "kernels/matmul_tuning.h"
 #include "quant/quant_ops.h"
 

@@ -1,7 +1,7 @@
 /* The matmuls. For every shape and M, cuBLAS with dense weights and each scheme take turns. */
 #include "base/alloc.h"
 #include "base/clock.h"
-#include "convert/gpu_bench_work.h"
+#include "convert/gpu/gpu_bench_work.h"
 
 #include <math.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* The quantizing and dequantizing kernels: how many bytes a second they read and write, compared
  * with a copy. Each result is first compared with the CPU's, bit for bit. */
 #include "base/alloc.h"
-#include "convert/gpu_bench_internal.h"
+#include "convert/gpu/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 
 #include <stdio.h>

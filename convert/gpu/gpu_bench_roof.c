@@ -1,6 +1,6 @@
 /* What no kernel on this device can beat: the rate of a copy, the largest rate of cuBLAS, the time
  * of a launch, and the rate of copies from and to the host. */
-#include "convert/gpu_bench_internal.h"
+#include "convert/gpu/gpu_bench_internal.h"
 #include "kernels/cuda_quantize.h"
 
 #define COPY_BYTES  ((uint64_t)1 << 30)

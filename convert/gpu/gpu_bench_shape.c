@@ -1,5 +1,5 @@
 /* What qc_matmul_run makes of weights and a product: its shape and the kernel that it takes. */
-#include "convert/gpu_bench_internal.h"
+#include "convert/gpu/gpu_bench_internal.h"
 
 /* The largest power of two up to 16 that divides a number of bytes. */
 static unsigned alignment_of(uint64_t bytes)

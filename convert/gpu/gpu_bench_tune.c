@@ -2,8 +2,8 @@
  * are measured again in rounds of their own, which decide, so that a candidate that was only lucky
  * once among many is not taken for a good one. */
 #include "base/alloc.h"
-#include "convert/gpu_bench_work.h"
-#include "convert/tuning_file.h"
+#include "convert/device/tuning_file.h"
+#include "convert/gpu/gpu_bench_work.h"
 
 #include <stdio.h>
 

@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_GPU_BENCH_WORK_H
 #define QC_CONVERT_GPU_BENCH_WORK_H
 
-#include "convert/gpu_bench_internal.h"
+#include "convert/gpu/gpu_bench_internal.h"
 #include "formats/digest.h"
 
 #define QC_BENCH_MAX_CONTENDERS (1u + QC_BENCH_SCHEME_COUNT)

@@ -7,14 +7,14 @@
  *
  * Each matrix of a layer is an allocation of its own, so that one can be replaced while the others
  * stay where they are. A matrix that both streams name by the same pointers is held once, by z. */
-#include "convert/gpu_calibrate.h"
+#include "convert/gpu/gpu_calibrate.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/gpu_llama_internal.h"
-#include "convert/gpu_table.h"
+#include "convert/gpu/gpu_llama_internal.h"
+#include "convert/gpu/gpu_table.h"
 #include "kernels/cuda_feedback.h"
 
 #include <stdio.h>

@@ -1,8 +1,8 @@
-/* For tests: what a calibrator (convert/calibrate_device.h) holds on the device. */
+/* For tests: what a calibrator (convert/calibrate/calibrate_device.h) holds on the device. */
 #ifndef QC_CONVERT_GPU_CALIBRATE_H
 #define QC_CONVERT_GPU_CALIBRATE_H
 
-#include "convert/gpu_table.h"
+#include "convert/gpu/gpu_table.h"
 
 /* The number of inputs that the moments are of; 0: there are no moments. */
 uint64_t qc_gpu_calibrator_inputs(const qc_gpu_calibrator *c);

@@ -16,8 +16,8 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/gpu_llama_internal.h"
-#include "convert/gpu_table.h"
+#include "convert/gpu/gpu_llama_internal.h"
+#include "convert/gpu/gpu_table.h"
 
 #define LOGITS_BYTES   ((uint64_t)128 << 20)
 #define LAYER_MATRICES 7u

@@ -1,5 +1,5 @@
 /* Device memory, setting up and the weights of the decoder; see gpu_llama_internal.h. */
-#include "convert/gpu_llama_internal.h"
+#include "convert/gpu/gpu_llama_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -4,7 +4,7 @@
 #ifndef QC_CONVERT_GPU_LLAMA_INTERNAL_H
 #define QC_CONVERT_GPU_LLAMA_INTERNAL_H
 
-#include "convert/llama_decoder.h"
+#include "convert/llama/llama_decoder.h"
 #include "kernels/cuda_llama.h"
 #include "kernels/matmul_tuning.h"
 

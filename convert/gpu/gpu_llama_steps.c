@@ -1,5 +1,5 @@
 /* The steps in which a layer is computed; see gpu_llama_internal.h. */
-#include "convert/gpu_llama_internal.h"
+#include "convert/gpu/gpu_llama_internal.h"
 
 #include <math.h>
 

@@ -1,4 +1,4 @@
-#include "convert/gpu_load.h"
+#include "convert/gpu/gpu_load.h"
 
 #include "base/alloc.h"
 #include "base/cpu.h"

@@ -7,7 +7,7 @@
  * (errors, scales, bad, codes), so that one copy brings them back. There are two allocations for
  * all slots, one pinned and one on the device, and both are made once. The tables of the search are
  * a third, which is made when the first search is started. */
-#include "convert/gpu_table.h"
+#include "convert/gpu/gpu_table.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -1,4 +1,4 @@
-#include "convert/gpu_table.h"
+#include "convert/gpu/gpu_table.h"
 
 const qc_gpu_work *qc_gpu_table(void)
 {

@@ -2,12 +2,12 @@
 #ifndef QC_CONVERT_GPU_TABLE_H
 #define QC_CONVERT_GPU_TABLE_H
 
-#include "convert/bench.h"
-#include "convert/calibrate_device.h"
-#include "convert/device_gpu.h"
-#include "convert/device_quantizer.h"
-#include "convert/llama_decoder.h"
-#include "convert/validate_compare.h"
+#include "convert/calibrate/calibrate_device.h"
+#include "convert/device/bench.h"
+#include "convert/device/device_gpu.h"
+#include "convert/device/device_quantizer.h"
+#include "convert/llama/llama_decoder.h"
+#include "convert/validate/validate_compare.h"
 
 extern const qc_gpu_quantizer qc_gpu_quantizer_table;
 extern const qc_gpu_bench qc_gpu_bench_table;

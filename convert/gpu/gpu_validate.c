@@ -9,8 +9,8 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/gpu_bench_internal.h"
-#include "convert/gpu_table.h"
+#include "convert/gpu/gpu_bench_internal.h"
+#include "convert/gpu/gpu_table.h"
 #include "quant/quant_half.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-#include "convert/card_table.h"
+#include "convert/hardware/card_table.h"
 
 #include "base/edit_distance.h"
 

@@ -1,4 +1,4 @@
-#include "convert/cuda_driver.h"
+#include "convert/hardware/cuda_driver.h"
 
 #include "base/alloc.h"
 

@@ -1,7 +1,7 @@
-#include "convert/hardware.h"
+#include "convert/hardware/hardware.h"
 
-#include "convert/host_facts.h"
-#include "convert/nvml_gpu.h"
+#include "convert/hardware/host_facts.h"
+#include "convert/hardware/nvml_gpu.h"
 #include "formats/file_io.h"
 
 #include <stdlib.h>

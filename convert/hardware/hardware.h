@@ -6,8 +6,8 @@
  * CUDA_VISIBLE_DEVICES as CUDA reads it: indices, or UUIDs or unique beginnings of them
  * ("GPU-8932f"), commas between. The first entry that names nothing hides itself and all that
  * follow; an entry twice hides all; empty or -1: none. It never is an error.
- * Then QCONV_DEVICE (convert/device_wish.h): indices after CUDA_VISIBLE_DEVICES, as CUDA programs
- * count.
+ * Then QCONV_DEVICE (convert/device/device_wish.h): indices after CUDA_VISIBLE_DEVICES, as CUDA
+ * programs count.
  *
  * Indices are in PCI bus order, CUDA's with CUDA_DEVICE_ORDER=PCI_BUS_ID.
  * Thread-safe: yes; everything lives in the arena given. */
@@ -16,8 +16,8 @@
 
 #include "base/arena.h"
 #include "base/cpu.h"
-#include "convert/card_table.h"
-#include "convert/device_wish.h"
+#include "convert/device/device_wish.h"
+#include "convert/hardware/card_table.h"
 
 typedef struct {
     unsigned index;        /* as a CUDA program sees it: cuda:INDEX */

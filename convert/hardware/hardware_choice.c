@@ -1,7 +1,7 @@
-#include "convert/hardware_choice.h"
+#include "convert/hardware/hardware_choice.h"
 
 #include "base/strbuf.h"
-#include "convert/size_text.h"
+#include "convert/term/size_text.h"
 
 #include <string.h>
 

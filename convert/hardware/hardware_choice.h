@@ -3,9 +3,9 @@
 #ifndef QC_CONVERT_HARDWARE_CHOICE_H
 #define QC_CONVERT_HARDWARE_CHOICE_H
 
-#include "convert/hardware.h"
+#include "convert/hardware/hardware.h"
 
-/* As --margin and --cuda-context have them by default (convert/options.h). */
+/* As --margin and --cuda-context have them by default (convert/cli/options.h). */
 #define QC_DEFAULT_MARGIN             0.9
 #define QC_DEFAULT_CUDA_CONTEXT_BYTES 500000000u
 

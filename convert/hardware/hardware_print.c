@@ -1,10 +1,10 @@
-#include "convert/hardware_print.h"
+#include "convert/hardware/hardware_print.h"
 
-#include "convert/console.h"
-#include "convert/hardware_choice.h"
-#include "convert/json_members.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/hardware/hardware_choice.h"
+#include "convert/term/console.h"
+#include "convert/term/json_members.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 
 #include <stdio.h>
 #include <string.h>

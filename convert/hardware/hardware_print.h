@@ -3,7 +3,7 @@
 #define QC_CONVERT_HARDWARE_PRINT_H
 
 #include "base/strbuf.h"
-#include "convert/hardware.h"
+#include "convert/hardware/hardware.h"
 
 /* Both append to out. Names the driver gave are made printable. */
 QC_NODISCARD qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out,

@@ -1,4 +1,4 @@
-#include "convert/host_facts.h"
+#include "convert/hardware/host_facts.h"
 
 #include "base/checked.h"
 

@@ -1,14 +1,14 @@
 #define _DEFAULT_SOURCE /* struct winsize, TIOCGWINSZ */
-#include "convert/memory_watch.h"
+#include "convert/hardware/memory_watch.h"
 
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/console.h"
-#include "convert/json_members.h"
-#include "convert/nvml_gpu.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/hardware/nvml_gpu.h"
+#include "convert/term/console.h"
+#include "convert/term/json_members.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 #include "formats/file_io.h"
 
 #include <errno.h>

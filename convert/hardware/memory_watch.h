@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_MEMORY_WATCH_H
 #define QC_CONVERT_MEMORY_WATCH_H
 
-#include "convert/call.h"
-#include "convert/hardware.h"
+#include "convert/hardware/hardware.h"
+#include "convert/term/call.h"
 
 typedef struct {
     const char *as; /* --as, or NULL */

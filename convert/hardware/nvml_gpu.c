@@ -1,4 +1,4 @@
-#include "convert/nvml_gpu.h"
+#include "convert/hardware/nvml_gpu.h"
 
 #include "base/alloc.h"
 

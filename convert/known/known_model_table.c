@@ -1,7 +1,7 @@
 /* Configurations of well-known models: the fields of their released config.json that say what the
- * tensors are and what a token costs. Parameter counts are checked in tests/unit_known_models.c;
- * how a model gets in is in docs/models.md. */
-#include "convert/known_models.h"
+ * tensors are and what a token costs. Parameter counts are checked in
+ * tests/unit/known/unit_known_models.c; how a model gets in is in docs/models.md. */
+#include "convert/known/known_models.h"
 
 #define TEXT(...) #__VA_ARGS__
 /* Sizes in this order: hidden, intermediate, layers, heads, KV heads, vocabulary, context. */

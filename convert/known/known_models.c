@@ -1,10 +1,10 @@
 /* MODEL is a path where there is one, else an id. A directory is a configuration alone if it has a
  * config.json and nothing that looks like weights; what does look like weights is opened, so that
  * what is wrong with it is said. */
-#include "convert/known_models.h"
+#include "convert/known/known_models.h"
 
 #include "base/edit_distance.h"
-#include "convert/model_tensors.h"
+#include "convert/known/model_tensors.h"
 #include "formats/file_io.h"
 
 #include <ctype.h>

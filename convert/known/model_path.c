@@ -1,7 +1,7 @@
-#include "convert/model_path.h"
+#include "convert/known/model_path.h"
 
 #include "base/text.h"
-#include "convert/known_models.h"
+#include "convert/known/known_models.h"
 #include "formats/file_io.h"
 #include "formats/manifest.h"
 

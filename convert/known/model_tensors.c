@@ -1,7 +1,7 @@
 /* Chooses the family that adds the tensors. */
-#include "convert/model_tensors.h"
+#include "convert/known/model_tensors.h"
 
-#include "convert/model_tensors_internal.h"
+#include "convert/known/model_tensors_internal.h"
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Decoders in the manner of Llama: embed_tokens, layers of attention and MLP, norm, lm_head. What a
  * family does differently is a trait.
  * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
-#include "convert/model_tensors_internal.h"
+#include "convert/known/model_tensors_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,7 +2,7 @@
 #ifndef QC_CONVERT_MODEL_TENSORS_INTERNAL_H
 #define QC_CONVERT_MODEL_TENSORS_INTERNAL_H
 
-#include "convert/tensor_maker.h"
+#include "convert/known/tensor_maker.h"
 
 /* Each adds all tensors of its models. */
 QC_NODISCARD qc_status qc_maker_decoder(qc_tensor_maker *m, const char *base, qc_error *err);

@@ -1,6 +1,6 @@
 /* Families that are not built like Llama.
  * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
-#include "convert/model_tensors_internal.h"
+#include "convert/known/model_tensors_internal.h"
 
 #include "base/checked.h"
 

@@ -1,7 +1,7 @@
 /* Qwen3.5: attention with an output gate in every fourth layer, gated delta nets in the others, a
  * tower of images and layers for multi-token prediction.
  * Source: modeling_qwen3_5.py of transformers 5.23; the names in released checkpoints. */
-#include "convert/model_tensors_internal.h"
+#include "convert/known/model_tensors_internal.h"
 
 #define POSITIONS 2304u /* vision_config.num_position_embeddings where it is missing */
 

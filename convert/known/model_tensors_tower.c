@@ -1,6 +1,6 @@
 /* A decoder beside a tower of images: gemma3 (SigLIP), mistral3 (Pixtral) and llama4.
  * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
-#include "convert/model_tensors_internal.h"
+#include "convert/known/model_tensors_internal.h"
 
 #include <string.h>
 

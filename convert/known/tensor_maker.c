@@ -1,4 +1,4 @@
-#include "convert/tensor_maker.h"
+#include "convert/known/tensor_maker.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,9 +2,9 @@
 #ifndef QC_CONVERT_TENSOR_MAKER_H
 #define QC_CONVERT_TENSOR_MAKER_H
 
-#include "convert/config_fields.h"
-#include "convert/geometry.h"
-#include "convert/model_tensors.h"
+#include "convert/known/model_tensors.h"
+#include "convert/model/config_fields.h"
+#include "convert/model/geometry.h"
 
 typedef struct {
     qc_model_tensors *out;

@@ -1,4 +1,4 @@
-#include "convert/eval_windows.h"
+#include "convert/llama/eval_windows.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

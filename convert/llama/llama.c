@@ -1,9 +1,9 @@
-#include "convert/llama.h"
+#include "convert/llama/llama.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/llama_device.h"
-#include "convert/llama_forward.h"
+#include "convert/llama/llama_device.h"
+#include "convert/llama/llama_forward.h"
 
 #include <inttypes.h>
 #include <string.h>

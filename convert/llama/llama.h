@@ -17,8 +17,8 @@
 #define QC_CONVERT_LLAMA_H
 
 #include "base/cpu.h"
-#include "convert/device_choice.h"
-#include "convert/progress.h"
+#include "convert/device/device_choice.h"
+#include "convert/term/progress.h"
 #include "formats/checkpoint.h"
 
 /* Of config.json. */

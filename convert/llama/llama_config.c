@@ -1,6 +1,6 @@
-#include "convert/llama_config.h"
+#include "convert/llama/llama_config.h"
 
-#include "convert/config_fields.h"
+#include "convert/model/config_fields.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -4,7 +4,7 @@
 #ifndef QC_CONVERT_LLAMA_CONFIG_H
 #define QC_CONVERT_LLAMA_CONFIG_H
 
-#include "convert/llama.h"
+#include "convert/llama/llama.h"
 
 /* Rotary positions: dimension pair i of a head turns by position * frequency i.
  * Sources: Su et al. 2021 (RoPE); linear: Chen et al. 2023; dynamic: base changed beyond the

@@ -1,4 +1,4 @@
-#include "convert/llama_device.h"
+#include "convert/llama/llama_device.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

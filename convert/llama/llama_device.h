@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_LLAMA_DEVICE_H
 #define QC_CONVERT_LLAMA_DEVICE_H
 
-#include "convert/llama_decoder.h"
-#include "convert/llama_layer.h"
+#include "convert/llama/llama_decoder.h"
+#include "convert/llama/llama_layer.h"
 
 typedef struct {
     const qc_devices *devices;

@@ -1,4 +1,4 @@
-#include "convert/llama_forward.h"
+#include "convert/llama/llama_forward.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

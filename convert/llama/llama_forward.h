@@ -9,7 +9,7 @@
 #ifndef QC_CONVERT_LLAMA_FORWARD_H
 #define QC_CONVERT_LLAMA_FORWARD_H
 
-#include "convert/llama_layer.h"
+#include "convert/llama/llama_layer.h"
 #include "quant/decoder_ops.h"
 #include "quant/matmul_ops.h"
 

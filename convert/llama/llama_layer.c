@@ -1,11 +1,11 @@
-#include "convert/llama_layer.h"
+#include "convert/llama/llama_layer.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/coded_read.h"
-#include "convert/recipe_stored.h"
-#include "convert/size_text.h"
+#include "convert/model/coded_read.h"
+#include "convert/model/recipe_stored.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

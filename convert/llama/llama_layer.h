@@ -3,10 +3,10 @@
 #ifndef QC_CONVERT_LLAMA_LAYER_H
 #define QC_CONVERT_LLAMA_LAYER_H
 
-#include "convert/llama_config.h"
-#include "convert/llama_stage.h"
-#include "convert/recipe_coded.h"
-#include "convert/stored_read.h"
+#include "convert/llama/llama_config.h"
+#include "convert/llama/llama_stage.h"
+#include "convert/model/recipe_coded.h"
+#include "convert/model/stored_read.h"
 #include "quant/quant_ops.h"
 
 typedef enum {

@@ -1,8 +1,8 @@
-#include "convert/token_text.h"
+#include "convert/llama/token_text.h"
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "convert/tokenizer.h"
+#include "convert/tokenizer/tokenizer.h"
 #include "formats/file_io.h"
 
 #include <inttypes.h>

@@ -5,7 +5,7 @@
 
 #include "base/arena.h"
 #include "base/strbuf.h"
-#include "convert/eval_windows.h"
+#include "convert/llama/eval_windows.h"
 #include "formats/checkpoint.h"
 
 #define QC_TOKEN_TEXT_MAX     ((size_t)4 << 30)

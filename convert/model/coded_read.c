@@ -1,4 +1,4 @@
-#include "convert/coded_read.h"
+#include "convert/model/coded_read.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_CODED_READ_H
 #define QC_CONVERT_CODED_READ_H
 
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
 #include "quant/quant_ops.h"
 
 /* Grows to what one read needs: the stored bytes of its elements and their scales. */

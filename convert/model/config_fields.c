@@ -1,4 +1,4 @@
-#include "convert/config_fields.h"
+#include "convert/model/config_fields.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,10 +1,10 @@
 /* Source of the layouts: transformers 5, conversion_mapping.py (MergeModulelist(dim=0) and
  * Concatenate(dim=1) of gate and up). */
-#include "convert/expert_split.h"
+#include "convert/model/expert_split.h"
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/recipe_coded.h"
+#include "convert/model/recipe_coded.h"
 #include "formats/checkpoint_internal.h"
 
 #include <inttypes.h>

@@ -5,7 +5,7 @@
  *   mlp        dense and experts; the wider one counts
  *
  * A configuration without a number of layers is no error: there is nothing to say then. */
-#include "convert/geometry_parts.h"
+#include "convert/model/geometry_internal.h"
 
 #include "base/checked.h"
 

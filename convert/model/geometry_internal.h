@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_GEOMETRY_PARTS_H
 #define QC_CONVERT_GEOMETRY_PARTS_H
 
-#include "convert/config_fields.h"
-#include "convert/geometry.h"
+#include "convert/model/config_fields.h"
+#include "convert/model/geometry.h"
 
 #define QC_GEOMETRY_MAX_CONTEXT (UINT64_C(1) << 40)
 

@@ -7,7 +7,7 @@
  *   cross    keys and values of the source, in the decoder of an encoder-decoder
  *
  * tests/interop/test_interop_caches.py compares all of it with what transformers keeps. */
-#include "convert/geometry_parts.h"
+#include "convert/model/geometry_internal.h"
 
 #include "base/checked.h"
 

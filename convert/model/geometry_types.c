@@ -3,7 +3,7 @@
  * plan counts (tests/interop/test_interop_caches.py does it for some of them). "Worked out" means:
  * read from the code of transformers, because the type could not be built small, is only a part of
  * a model, or was not run. */
-#include "convert/geometry_parts.h"
+#include "convert/model/geometry_internal.h"
 
 /* Types that keep something. Compared. */
 static const char compared_types[] =

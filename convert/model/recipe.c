@@ -7,15 +7,15 @@
  *   4. skip list  the modules that a loader must not turn into quantized ones
  *
  * Everything is one pass over the tensors, or one per glob. */
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
 
 #include "base/text.h"
-#include "convert/glob.h"
-#include "convert/recipe_coded.h"
-#include "convert/recipe_diffusers.h"
-#include "convert/recipe_skip.h"
-#include "convert/recipe_stored.h"
-#include "convert/recipe_tables.h"
+#include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_diffusers.h"
+#include "convert/model/recipe_skip.h"
+#include "convert/model/recipe_stored.h"
+#include "convert/model/recipe_tables.h"
+#include "convert/term/glob.h"
 #include "quant/quant_ops.h"
 
 #include <inttypes.h>

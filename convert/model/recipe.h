@@ -10,7 +10,7 @@
 #ifndef QC_CONVERT_RECIPE_H
 #define QC_CONVERT_RECIPE_H
 
-#include "convert/recipe_options.h"
+#include "convert/model/recipe_options.h"
 #include "formats/checkpoint.h"
 
 typedef enum {

@@ -1,4 +1,4 @@
-#include "convert/recipe_coded.h"
+#include "convert/model/recipe_coded.h"
 
 #include "base/checked.h"
 #include "base/text.h"

@@ -11,7 +11,7 @@
 #ifndef QC_CONVERT_RECIPE_CODED_H
 #define QC_CONVERT_RECIPE_CODED_H
 
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
 
 typedef struct {
     const qc_coded_weight **weights; /* per tensor: how it is coded, NULL if it is not */

@@ -1,6 +1,6 @@
 /* Source of the table: _keep_in_fp32_modules of the classes of diffusers 0.42. Its loader puts
  * these names on every skip list, so a quantized weight below one of them would not load. */
-#include "convert/recipe_diffusers.h"
+#include "convert/model/recipe_diffusers.h"
 
 #include "base/text.h"
 

@@ -4,7 +4,7 @@
 #ifndef QC_CONVERT_RECIPE_DIFFUSERS_H
 #define QC_CONVERT_RECIPE_DIFFUSERS_H
 
-#include "convert/recipe_tables.h"
+#include "convert/model/recipe_tables.h"
 
 /* The class of a model of diffusers, _class_name of its config.json; NULL for any other model. */
 const char *qc_diffusers_class(const qc_checkpoint *model);

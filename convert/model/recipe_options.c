@@ -1,4 +1,4 @@
-#include "convert/recipe_options.h"
+#include "convert/model/recipe_options.h"
 
 #include <stddef.h>
 

@@ -2,7 +2,7 @@
  * table and for names a table does not know. docs/recipes.md states them in the same order; keep
  * both in step. Where transformers cannot be foreseen the tensor is kept, and its module goes on
  * the skip list, so that a wrong guess costs size and never a checkpoint that does not load. */
-#include "convert/recipe_tables.h"
+#include "convert/model/recipe_tables.h"
 
 #include "base/text.h"
 #include <string.h>

@@ -1,7 +1,7 @@
-#include "convert/recipe_skip.h"
+#include "convert/model/recipe_skip.h"
 
 #include "base/text.h"
-#include "convert/glob.h"
+#include "convert/term/glob.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -17,7 +17,7 @@
 #ifndef QC_CONVERT_RECIPE_SKIP_H
 #define QC_CONVERT_RECIPE_SKIP_H
 
-#include "convert/recipe_tables.h"
+#include "convert/model/recipe_tables.h"
 
 typedef struct {
     qc_arena *arena;

@@ -1,4 +1,4 @@
-#include "convert/recipe_stored.h"
+#include "convert/model/recipe_stored.h"
 
 #include "base/checked.h"
 #include "formats/bnb_state.h"

@@ -9,7 +9,7 @@
 #ifndef QC_CONVERT_RECIPE_STORED_H
 #define QC_CONVERT_RECIPE_STORED_H
 
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
 
 #define QC_NO_TENSOR UINT32_MAX
 

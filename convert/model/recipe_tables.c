@@ -6,7 +6,7 @@
  *
  * Source: the modeling_*.py of transformers 4.57 and 5.23; names as in the released checkpoints,
  * and as transformers since 4.52 writes them where those differ (mllama). */
-#include "convert/recipe_tables.h"
+#include "convert/model/recipe_tables.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
 #ifndef QC_CONVERT_RECIPE_TABLES_H
 #define QC_CONVERT_RECIPE_TABLES_H
 
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
 
 enum {
     QC_TRAIT_CONV1D = 1, /* stored [in, out]: quantizing transposes */

@@ -7,11 +7,11 @@
  *   modules  the shortest prefixes that hold nothing of another segment
  *
  * Linear in the names; sorting is needed only for names with a byte below '.', such as '-'. */
-#include "convert/segments.h"
+#include "convert/model/segments.h"
 
 #include "base/alloc.h"
-#include "convert/config_fields.h"
-#include "convert/recipe_tables.h"
+#include "convert/model/config_fields.h"
+#include "convert/model/recipe_tables.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -9,8 +9,8 @@
 #ifndef QC_CONVERT_SEGMENTS_H
 #define QC_CONVERT_SEGMENTS_H
 
-#include "convert/geometry.h"
-#include "convert/recipe.h"
+#include "convert/model/geometry.h"
+#include "convert/model/recipe.h"
 
 typedef enum {
     QC_SEGMENT_EMBEDDING,

@@ -1,9 +1,9 @@
-#include "convert/stored_read.h"
+#include "convert/model/stored_read.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/recipe_stored.h"
+#include "convert/model/recipe_stored.h"
 #include "quant/matmul_ops.h"
 
 #include <string.h>

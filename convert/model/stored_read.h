@@ -2,7 +2,7 @@
 #ifndef QC_CONVERT_STORED_READ_H
 #define QC_CONVERT_STORED_READ_H
 
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
 #include "quant/quant_weights.h"
 
 /* All of a tensor, to be freed with qc_free also after a failure; in pieces, between which Ctrl-C

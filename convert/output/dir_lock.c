@@ -1,5 +1,5 @@
 #define _DEFAULT_SOURCE /* flock, major, minor */
-#include "convert/dir_lock.h"
+#include "convert/output/dir_lock.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* Locks of the staging folder (convert/output_dir.h, convert/part_turn.h): flock's, which end with
- * the process that holds them, however it ends. */
+/* Locks of the staging folder (convert/output/output_dir.h, convert/run/part_turn.h): flock's,
+ * which end with the process that holds them, however it ends. */
 #ifndef QC_CONVERT_DIR_LOCK_H
 #define QC_CONVERT_DIR_LOCK_H
 

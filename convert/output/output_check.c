@@ -1,7 +1,7 @@
 /* May an output be written to OUT? */
 #define _DEFAULT_SOURCE /* realpath, flock */
-#include "convert/output_dir_parts.h"
-#include "convert/output_replace.h"
+#include "convert/output/output_dir_internal.h"
+#include "convert/output/output_replace.h"
 
 #include <errno.h>
 #include <limits.h>

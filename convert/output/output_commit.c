@@ -1,6 +1,6 @@
 /* Files move from the staging folder to OUT, the manifest last. */
 #include "base/alloc.h"
-#include "convert/output_dir_parts.h"
+#include "convert/output/output_dir_internal.h"
 
 #include <string.h>
 

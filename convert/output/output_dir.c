@@ -1,9 +1,9 @@
-#include "convert/output_dir.h"
+#include "convert/output/output_dir.h"
 
 #include "base/alloc.h"
 #include "base/workers.h"
-#include "convert/dir_lock.h"
-#include "convert/output_dir_parts.h"
+#include "convert/output/dir_lock.h"
+#include "convert/output/output_dir_internal.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -6,15 +6,15 @@
  * runs into one OUT do not mix.
  *
  * What a dead run left in the staging folder is removed by the next, unless that goes on with it
- * (qc_output_dir_open; convert/resume.h). Names of files that are qconv's own in there ("lock",
+ * (qc_output_dir_open; convert/run/resume.h). Names of files that are qconv's own in there ("lock",
  * "lock-*", "journal-*") may be those of files of the source, too: such lie in a folder of their
  * own until they move.
  *
  * When OUT already holds a qconv output, its manifest moves to the staging folder first, then the
  * files that it lists and the new output does not have are removed, and nothing else is: see
- * convert/output_replace.h. OUT is opened once, and what lies beneath it is reached from there
- * (formats/beneath.h), never through a link. A run that dies while its files move leaves an OUT
- * without a manifest, and its own below staging: the next run moves the rest, if it is the same
+ * convert/output/output_replace.h. OUT is opened once, and what lies beneath it is reached from
+ * there (formats/beneath.h), never through a link. A run that dies while its files move leaves an
+ * OUT without a manifest, and its own below staging: the next run moves the rest, if it is the same
  * conversion, or takes that OUT for a qconv output and replaces it. Not thread-safe, but files
  * below `staging` may be written by anybody.
  */
@@ -22,7 +22,7 @@
 #define QC_CONVERT_OUTPUT_DIR_H
 
 #include "base/arena.h"
-#include "convert/output_replace.h"
+#include "convert/output/output_replace.h"
 #include "formats/beneath.h"
 #include "formats/digest.h"
 #include "formats/file_io.h"

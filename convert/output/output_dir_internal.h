@@ -2,7 +2,7 @@
 #ifndef QC_CONVERT_OUTPUT_DIR_PARTS_H
 #define QC_CONVERT_OUTPUT_DIR_PARTS_H
 
-#include "convert/output_dir.h"
+#include "convert/output/output_dir.h"
 
 #define QC_LOCK_NAME       "lock"
 #define QC_STAGED_MANIFEST QC_STAGING_NAME "/" QC_MANIFEST_NAME

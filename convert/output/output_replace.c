@@ -1,6 +1,6 @@
-#include "convert/output_replace.h"
+#include "convert/output/output_replace.h"
 
-#include "convert/output_dir_parts.h"
+#include "convert/output/output_dir_internal.h"
 
 #include <stdio.h>
 #include <stdlib.h>

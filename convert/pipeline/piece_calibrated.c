@@ -1,8 +1,8 @@
-/* Weights whose codes and scales calibrating has made (convert/calibrated.h).
+/* Weights whose codes and scales calibrating has made (convert/calibrate/calibrated.h).
  *
  * The source is here all the same: its digest goes to the manifest, a weight that is not finite is
  * refused, and the error is measured of what a reader will make of codes and scales. */
-#include "convert/pipeline.h"
+#include "convert/pipeline/pipeline.h"
 
 #include "base/checked.h"
 

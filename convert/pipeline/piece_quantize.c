@@ -9,9 +9,9 @@
  * and rows or groups too long for a slot. */
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/console.h"
-#include "convert/pipeline.h"
-#include "convert/size_text.h"
+#include "convert/pipeline/pipeline.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 #include "kernels/cuda_quantize.h"
 #include "quant/quant_collect.h"
 

@@ -2,7 +2,7 @@
  *
  * A step is QC_SOURCE_STEP_BYTES of source: read into a buffer that stays in the L2 cache, hashed
  * there, quantized from there. Only the codes travel on to memory. */
-#include "convert/pipeline.h"
+#include "convert/pipeline/pipeline.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -1,9 +1,9 @@
-#include "convert/pipeline.h"
+#include "convert/pipeline/pipeline.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/host_facts.h"
-#include "convert/syncer.h"
+#include "convert/hardware/host_facts.h"
+#include "convert/pipeline/syncer.h"
 
 #include <inttypes.h>
 #include <string.h>

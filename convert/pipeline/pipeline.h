@@ -19,9 +19,9 @@
  * which the workers that open the weight share before its first frame; everything else is read
  * once.
  *
- * Calibrated weights (--calibrate): codes and scales come from the store (convert/calibrated.h);
- * the source is read and hashed as always, and the error of what is written measured against it.
- * What the store does not hold is searched.
+ * Calibrated weights (--calibrate): codes and scales come from the store
+ * (convert/calibrate/calibrated.h); the source is read and hashed as always, and the error of what
+ * is written measured against it. What the store does not hold is searched.
  *
  * Memory: per worker one source piece, one frame and one compressed frame, with a GPU 24 MiB of
  * pinned memory and as much of the device's; per weight in flight 10 bytes a block, of searched and
@@ -38,20 +38,20 @@
  *   locks       shard_lock (opening, closing), finish_lock (waiting for a finished job or an
  *               offset): leaf locks
  *
- * Going on (convert/resume.h): units that a journal says are written are `kept`: nobody is sent for
- * them, and the turnstile steps over them, checking that it comes to their recorded places.
+ * Going on (convert/run/resume.h): units that a journal says are written are `kept`: nobody is sent
+ * for them, and the turnstile steps over them, checking that it comes to their recorded places.
  */
 #ifndef QC_CONVERT_PIPELINE_H
 #define QC_CONVERT_PIPELINE_H
 
 #include "base/workers.h"
-#include "convert/calibrated.h"
-#include "convert/coded_read.h"
-#include "convert/device_choice.h"
-#include "convert/device_quantizer.h"
-#include "convert/output_dir.h"
-#include "convert/plan.h"
-#include "convert/source_files.h"
+#include "convert/calibrate/calibrated.h"
+#include "convert/device/device_choice.h"
+#include "convert/device/device_quantizer.h"
+#include "convert/model/coded_read.h"
+#include "convert/output/output_dir.h"
+#include "convert/pipeline/source_files.h"
+#include "convert/plan/plan.h"
 #include "formats/digest.h"
 #include "formats/journal.h"
 #include "formats/read_ahead.h"
@@ -165,7 +165,7 @@ typedef void (*qc_progress_fn)(void *ctx, uint64_t source_bytes);
 typedef qc_status (*qc_durable_fn)(void *ctx, uint64_t journal_bytes, qc_error *err);
 
 /* Where a pipeline records what it has finished, so that the same command can go on after it died
- * (convert/resume.h fills one). The functions may be called by several threads at once. */
+ * (convert/run/resume.h fills one). The functions may be called by several threads at once. */
 typedef struct {
     void *ctx;
     qc_journal *journal; /* the syncer brings it to the disk */
@@ -176,7 +176,7 @@ typedef struct {
     qc_status (*shard)(void *ctx, uint32_t shard, qc_error *err);
 } qc_recorder;
 
-typedef struct qc_syncer qc_syncer; /* convert/syncer.h */
+typedef struct qc_syncer qc_syncer; /* convert/pipeline/syncer.h */
 
 typedef struct qc_pipeline {
     const qc_plan *plan;

@@ -1,4 +1,4 @@
-#include "convert/source_files.h"
+#include "convert/pipeline/source_files.h"
 
 #include "base/alloc.h"
 

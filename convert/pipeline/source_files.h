@@ -12,7 +12,7 @@
 #ifndef QC_CONVERT_SOURCE_FILES_H
 #define QC_CONVERT_SOURCE_FILES_H
 
-#include "convert/plan.h"
+#include "convert/plan/plan.h"
 
 #include <stdatomic.h>
 

@@ -1,4 +1,4 @@
-#include "convert/syncer.h"
+#include "convert/pipeline/syncer.h"
 
 #include "base/alloc.h"
 

@@ -12,7 +12,7 @@
 #ifndef QC_CONVERT_SYNCER_H
 #define QC_CONVERT_SYNCER_H
 
-#include "convert/pipeline.h"
+#include "convert/pipeline/pipeline.h"
 
 /* Starts the thread. A failure of it sets p->halted, and is returned by qc_syncer_finish. */
 QC_NODISCARD qc_status qc_syncer_start(qc_syncer **out, qc_pipeline *p, qc_error *err);

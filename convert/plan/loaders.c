@@ -1,8 +1,8 @@
-#include "convert/loaders.h"
+#include "convert/plan/loaders.h"
 
 #include "base/text.h"
-#include "convert/console.h"
-#include "convert/recipe_diffusers.h"
+#include "convert/model/recipe_diffusers.h"
+#include "convert/term/console.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #define QC_CONVERT_LOADERS_H
 
 #include "base/strbuf.h"
-#include "convert/plan.h"
+#include "convert/plan/plan.h"
 #include "formats/json_writer.h"
 
 /* A form of weights, and what loads it once its files are plain. */

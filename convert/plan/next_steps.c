@@ -1,8 +1,8 @@
 /* What to type to run an output. */
-#include "convert/loaders.h"
+#include "convert/plan/loaders.h"
 
 #include "base/text.h"
-#include "convert/json_members.h"
+#include "convert/term/json_members.h"
 
 #include <string.h>
 

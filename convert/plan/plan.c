@@ -5,11 +5,11 @@
  * device that holds a run of layers needs a run of shards. A weight and its derived tensors are one
  * group and never part. With devices they come first, and this order holds within each. Within a
  * shard the order is the reference writer's. */
-#include "convert/plan.h"
+#include "convert/plan/plan.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/glob.h"
+#include "convert/term/glob.h"
 #include "formats/seekable.h"
 #include "quant/quant_decode.h"
 #include "quant/quant_ops.h"

@@ -9,9 +9,9 @@
 #ifndef QC_CONVERT_PLAN_H
 #define QC_CONVERT_PLAN_H
 
-#include "convert/call.h"
-#include "convert/plan_options.h"
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
+#include "convert/plan/plan_options.h"
+#include "convert/term/call.h"
 #include "formats/bnb_state.h"
 #include "formats/shard_layout.h"
 
@@ -76,7 +76,8 @@ typedef struct {
     /* What only qconv reads (docs/format.md 3.6): "nf4+int8", "int8-block", ...; NULL: what is
      * quantized, if anything, is bitsandbytes' form. */
     const char *own_form;
-    /* Of convert/calibrate.h: the GPU that calibrates; NULL: the CPU, or nothing to calibrate. */
+    /* Of convert/calibrate/calibrate.h: the GPU that calibrates; NULL: the CPU, or nothing to
+     * calibrate. */
     const struct qc_calibrate_device *calibrates_on;
     uint64_t source_bytes;      /* of all jobs, and of what they absorb */
     uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
@@ -107,8 +108,9 @@ qc_bnb_state qc_job_state_of(const qc_job *j);
  * scales are searched and quantized too, the blocks of one nested absmax, which are settled at
  * once. A power of two. */
 uint64_t qc_job_group_elems(const qc_job *j);
-/* Is job's weight one that calibrating may make (convert/calibrated.h), when that is asked for? It
- * is laid out as one whose scales are searched, which it is where nothing calibrates it. */
+/* Is job's weight one that calibrating may make (convert/calibrate/calibrated.h), when that is
+ * asked for? It is laid out as one whose scales are searched, which it is where nothing calibrates
+ * it. */
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j);
 /* Do its scales, searched and quantized, have an offset that a sample of groups gives? */
 int qc_job_has_sample(const qc_job *j);

@@ -1,14 +1,14 @@
 /* What the bytes of a conversion's output depend on, beside the model. The identity of a conversion
- * (convert/resume_identity.c) is made of exactly this. */
+ * (convert/run/identity.c) is made of exactly this. */
 #ifndef QC_CONVERT_PLAN_OPTIONS_H
 #define QC_CONVERT_PLAN_OPTIONS_H
 
-#include "convert/recipe_options.h"
+#include "convert/model/recipe_options.h"
 
 /* Where the model is to lie and what is to run there: plan, and convert --vram. Shards end where
  * the device changes. */
 typedef struct {
-    const char *vram; /* --vram as given, or NULL; see convert/budget.h */
+    const char *vram; /* --vram as given, or NULL; see convert/fit/budget.h */
     double margin;    /* usable share of each device, 0 < margin <= 1; default 0.9 */
     uint64_t context; /* tokens of one sequence; 0: 8192, or the model's limit if that is less */
     uint64_t batch;   /* sequences at once; default 1 */

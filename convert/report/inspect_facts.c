@@ -1,10 +1,10 @@
 /* Three sources, each optional but the first: the headers, the recipe (roles, and which tensors
  * are the parts of one quantized weight), the manifest of a qconv output (errors, origin). */
-#include "convert/inspect_facts.h"
+#include "convert/report/inspect_facts.h"
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/glob.h"
+#include "convert/term/glob.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_INSPECT_FACTS_H
 #define QC_CONVERT_INSPECT_FACTS_H
 
-#include "convert/call.h"
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
+#include "convert/term/call.h"
 #include "formats/checkpoint.h"
 #include "formats/manifest.h"
 

@@ -1,6 +1,6 @@
-#include "convert/inspect_json.h"
+#include "convert/report/inspect_json.h"
 
-#include "convert/json_members.h"
+#include "convert/term/json_members.h"
 
 void qc_calibration_json(qc_json_writer *w, const qc_manifest_calibration *c)
 {

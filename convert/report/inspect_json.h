@@ -3,7 +3,7 @@
 #define QC_CONVERT_INSPECT_JSON_H
 
 #include "base/strbuf.h"
-#include "convert/inspect_facts.h"
+#include "convert/report/inspect_facts.h"
 #include "formats/json_writer.h"
 
 /* One JSON object and a new line. */

@@ -1,5 +1,5 @@
 /* The file of --bench: what `qconv bench --json` writes, as docs/bench.md has it. */
-#include "convert/report_facts.h"
+#include "convert/report/report_facts.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
 

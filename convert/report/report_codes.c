@@ -2,13 +2,13 @@
  * bytes are counted, by one thread; counts are added at the end,
  * so nothing depends on the order. NF4 is counted by bytes as well, and taken apart when counted:
  * one look per two codes. */
-#include "convert/report_codes.h"
+#include "convert/report/report_codes.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/console.h"
-#include "convert/progress.h"
+#include "convert/term/console.h"
+#include "convert/term/progress.h"
 #include "quant/quant_ops.h"
 
 #include <math.h>

@@ -8,7 +8,7 @@
 #ifndef QC_CONVERT_REPORT_CODES_H
 #define QC_CONVERT_REPORT_CODES_H
 
-#include "convert/report_facts.h"
+#include "convert/report/report_facts.h"
 
 /* Counts the codes of all weights into forms and kinds, and sets what was expected of forms. */
 QC_NODISCARD qc_status qc_report_count_codes(qc_report *r, qc_error *err);

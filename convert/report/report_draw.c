@@ -1,6 +1,6 @@
-#include "convert/report_draw.h"
+#include "convert/report/report_draw.h"
 
-#include "convert/html_text.h"
+#include "convert/term/html_text.h"
 
 #include <math.h>
 

@@ -4,7 +4,7 @@
 #ifndef QC_CONVERT_REPORT_DRAW_H
 #define QC_CONVERT_REPORT_DRAW_H
 
-#include "convert/report_facts.h"
+#include "convert/report/report_facts.h"
 
 typedef struct {
     const qc_report *r;

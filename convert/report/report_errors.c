@@ -1,8 +1,8 @@
 /* Errors of weights against the source: what `qconv verify --against` finds (against.h). */
-#include "convert/against.h"
-#include "convert/pipeline.h"
-#include "convert/progress.h"
-#include "convert/report_facts.h"
+#include "convert/pipeline/pipeline.h"
+#include "convert/report/report_facts.h"
+#include "convert/term/progress.h"
+#include "convert/verify/against.h"
 
 #include <math.h>
 #include <stdlib.h>

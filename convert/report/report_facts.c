@@ -1,8 +1,8 @@
-#include "convert/report_facts.h"
+#include "convert/report/report_facts.h"
 
 #include "base/text.h"
-#include "convert/glob.h"
-#include "convert/recipe_tables.h"
+#include "convert/model/recipe_tables.h"
+#include "convert/term/glob.h"
 
 #include <ctype.h>
 #include <inttypes.h>

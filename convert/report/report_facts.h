@@ -9,9 +9,9 @@
 #ifndef QC_CONVERT_REPORT_FACTS_H
 #define QC_CONVERT_REPORT_FACTS_H
 
-#include "convert/against.h"
-#include "convert/eval.h"
-#include "convert/inspect_facts.h"
+#include "convert/eval/eval.h"
+#include "convert/report/inspect_facts.h"
+#include "convert/verify/against.h"
 
 #define QC_REPORT_FORM_BYTES 48u
 #define QC_REPORT_MAX_FORMS  64u

@@ -1,7 +1,7 @@
 /* report --json; docs/report.md has its members. */
-#include "convert/inspect_json.h"
-#include "convert/json_members.h"
-#include "convert/report_codes.h"
+#include "convert/report/inspect_json.h"
+#include "convert/report/report_codes.h"
+#include "convert/term/json_members.h"
 
 #include <math.h>
 #include <string.h>

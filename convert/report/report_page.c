@@ -1,7 +1,7 @@
-#include "convert/report_page.h"
+#include "convert/report/report_page.h"
 
-#include "convert/html_text.h"
-#include "convert/size_text.h"
+#include "convert/term/html_text.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <string.h>

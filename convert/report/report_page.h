@@ -6,7 +6,7 @@
 #ifndef QC_CONVERT_REPORT_PAGE_H
 #define QC_CONVERT_REPORT_PAGE_H
 
-#include "convert/report_draw.h"
+#include "convert/report/report_draw.h"
 
 void qc_page_errors(qc_report_writer *w);  /* forms, kinds, layers, worst (report_page_error.c) */
 void qc_page_outputs(qc_report_writer *w); /* gain of calibrating, if any (report_page_outputs.c) */

@@ -1,6 +1,6 @@
 /* Histograms of codes, beside what normal weights would give. */
-#include "convert/report_codes.h"
-#include "convert/report_page.h"
+#include "convert/report/report_codes.h"
+#include "convert/report/report_page.h"
 
 #include "quant/quant_ops.h"
 

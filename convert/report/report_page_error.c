@@ -1,6 +1,6 @@
 /* Errors: by form with the distribution of SQNR, by kind, over the layers, the worst. */
-#include "convert/report_page.h"
-#include "convert/size_text.h"
+#include "convert/report/report_page.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <math.h>

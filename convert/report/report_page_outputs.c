@@ -1,5 +1,5 @@
 /* What calibrating gained: by kind with a drawing of each, and layer by layer. */
-#include "convert/report_page.h"
+#include "convert/report/report_page.h"
 
 #include <inttypes.h>
 #include <string.h>

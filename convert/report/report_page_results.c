@@ -1,6 +1,6 @@
 /* What eval and bench found. */
-#include "convert/report_page.h"
-#include "convert/size_text.h"
+#include "convert/report/report_page.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* Errors of single weights to those of forms, kinds and layers. A mean of relative errors counts
  * each weight by its elements; sums of squares are not in the manifest. */
-#include "convert/report_facts.h"
+#include "convert/report/report_facts.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-#include "convert/calibrate_stage.h"
+#include "convert/run/calibrate_stage.h"
 
-#include "convert/console.h"
-#include "convert/resume.h"
+#include "convert/run/resume.h"
+#include "convert/term/console.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -2,9 +2,9 @@
 #ifndef QC_CONVERT_CALIBRATE_STAGE_H
 #define QC_CONVERT_CALIBRATE_STAGE_H
 
-#include "convert/calibrate.h"
-#include "convert/pipeline.h"
-#include "convert/report.h"
+#include "convert/calibrate/calibrate.h"
+#include "convert/pipeline/pipeline.h"
+#include "convert/run/summary.h"
 
 typedef struct {
     const qc_plan *plan;

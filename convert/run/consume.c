@@ -1,10 +1,10 @@
 #define _DEFAULT_SOURCE /* realpath, lstat, flock */
-#include "convert/consume.h"
+#include "convert/run/consume.h"
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "convert/make_manifest.h"
-#include "convert/resume.h"
+#include "convert/run/make_manifest.h"
+#include "convert/run/resume.h"
 #include "formats/manifest.h"
 #include "formats/saved_header.h"
 

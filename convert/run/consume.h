@@ -3,8 +3,8 @@
  *
  * Before the conversion begins, the header of every weight file is written to journal-headers/ of
  * the staging folder, synced (formats/saved_header.h). A file goes when every job that reads it is
- * recorded (convert/resume.h), and what the records speak of and they themselves are on the disk.
- * Then, in this order:
+ * recorded (convert/run/resume.h), and what the records speak of and they themselves are on the
+ * disk. Then, in this order:
  *
  *   1. the file is looked at: it must be what was opened
  *   2. its saved header is renamed to "-gone", synced; the file is looked at again
@@ -22,9 +22,9 @@
 #ifndef QC_CONVERT_CONSUME_H
 #define QC_CONVERT_CONSUME_H
 
-#include "convert/convert_options.h"
-#include "convert/pipeline.h"
-#include "convert/source_files.h"
+#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/source_files.h"
+#include "convert/run/convert_options.h"
 
 typedef struct qc_consume qc_consume;
 

@@ -1,8 +1,8 @@
-/* What a conversion is asked for, apart from how the program was called (convert/call.h). */
+/* What a conversion is asked for, apart from how the program was called (convert/term/call.h). */
 #ifndef QC_CONVERT_CONVERT_OPTIONS_H
 #define QC_CONVERT_CONVERT_OPTIONS_H
 
-#include "convert/plan_options.h"
+#include "convert/plan/plan_options.h"
 
 #define QC_PARTS_MAX 4096
 

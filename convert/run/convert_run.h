@@ -3,10 +3,10 @@
 #ifndef QC_CONVERT_CONVERT_RUN_H
 #define QC_CONVERT_CONVERT_RUN_H
 
-#include "convert/fit.h"
-#include "convert/part_run.h"
-#include "convert/plan.h"
-#include "convert/report.h"
+#include "convert/fit/fit.h"
+#include "convert/plan/plan.h"
+#include "convert/run/part_run.h"
+#include "convert/run/summary.h"
 
 /* model: the plan's, which changes where its files are deleted (--consume-source).
  * Goes on with what an interrupted run of the same command left, or begins. fit: what the plan was

@@ -1,4 +1,4 @@
-#include "convert/ending.h"
+#include "convert/run/ending.h"
 
 #include <stddef.h>
 

@@ -1,5 +1,6 @@
 /* What becomes of a conversion's staging folder when it ends, whichever way that is: one table of
- * why it ended and what there was (convert/ending.c; docs/architecture.md has its picture). Pure.
+ * why it ended and what there was (convert/run/ending.c; docs/architecture.md has its picture).
+ * Pure.
  */
 #ifndef QC_CONVERT_ENDING_H
 #define QC_CONVERT_ENDING_H

@@ -1,4 +1,4 @@
-#include "convert/finished.h"
+#include "convert/run/finished.h"
 
 #include "base/alloc.h"
 #include "base/arena.h"
@@ -6,11 +6,11 @@
 #include "base/cpu.h"
 #include "base/text.h"
 #include "base/workers.h"
-#include "convert/calibrate.h"
-#include "convert/make_manifest.h"
-#include "convert/progress.h"
-#include "convert/side_files.h"
-#include "convert/size_text.h"
+#include "convert/calibrate/calibrate.h"
+#include "convert/run/make_manifest.h"
+#include "convert/run/side_files.h"
+#include "convert/term/progress.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <limits.h>

@@ -3,8 +3,8 @@
 #ifndef QC_CONVERT_FINISHED_H
 #define QC_CONVERT_FINISHED_H
 
-#include "convert/fit.h"
-#include "convert/plan.h"
+#include "convert/fit/fit.h"
+#include "convert/plan/plan.h"
 #include "formats/manifest.h"
 
 /* Why an output is not what a conversion would make. */

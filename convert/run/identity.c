@@ -1,8 +1,8 @@
 /* What the bytes of an output depend on, as lines of text that two runs compare. */
-#include "convert/resume.h"
+#include "convert/run/resume.h"
 
-#include "convert/calibrate.h"
-#include "convert/make_manifest.h"
+#include "convert/calibrate/calibrate.h"
+#include "convert/run/make_manifest.h"
 #include "formats/seekable.h"
 
 #include <inttypes.h>

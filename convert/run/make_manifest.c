@@ -1,8 +1,8 @@
-#include "convert/make_manifest.h"
+#include "convert/run/make_manifest.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/side_files.h"
+#include "convert/run/side_files.h"
 
 #include <string.h>
 

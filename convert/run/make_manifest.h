@@ -2,9 +2,9 @@
 #ifndef QC_CONVERT_MAKE_MANIFEST_H
 #define QC_CONVERT_MAKE_MANIFEST_H
 
-#include "convert/calibrate.h"
-#include "convert/fit.h"
-#include "convert/pipeline.h"
+#include "convert/calibrate/calibrate.h"
+#include "convert/fit/fit.h"
+#include "convert/pipeline/pipeline.h"
 #include "formats/manifest.h"
 
 /* What the manifest's rows of tensors are made from, when they are asked for. */

@@ -1,9 +1,9 @@
-#include "convert/output_ready.h"
+#include "convert/run/output_ready.h"
 
-#include "convert/console.h"
-#include "convert/finished.h"
-#include "convert/room.h"
-#include "convert/side_files.h"
+#include "convert/run/finished.h"
+#include "convert/run/room.h"
+#include "convert/run/side_files.h"
+#include "convert/term/console.h"
 
 #include <string.h>
 

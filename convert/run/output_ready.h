@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_OUTPUT_READY_H
 #define QC_CONVERT_OUTPUT_READY_H
 
-#include "convert/output_dir.h"
-#include "convert/part_run.h"
+#include "convert/output/output_dir.h"
+#include "convert/run/part_run.h"
 
 /* Refuses what cannot be written, or must not be replaced (qc_output_check_names), and says which
  * files --force replaces. names are sorted here. */

@@ -1,11 +1,11 @@
-#include "convert/part_run.h"
+#include "convert/run/part_run.h"
 
 #include "base/text.h"
 
-#include "convert/console.h"
-#include "convert/consume.h"
-#include "convert/finished.h"
-#include "convert/size_text.h"
+#include "convert/run/consume.h"
+#include "convert/run/finished.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <stdio.h>

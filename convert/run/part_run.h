@@ -1,12 +1,12 @@
 /* A part of a conversion: how it comes in, what of the pipeline is its own, and who completes OUT.
- * Locks and turns: convert/part_turn.h. */
+ * Locks and turns: convert/run/part_turn.h. */
 #ifndef QC_CONVERT_PART_RUN_H
 #define QC_CONVERT_PART_RUN_H
 
-#include "convert/fit.h"
-#include "convert/part_turn.h"
-#include "convert/pipeline.h"
-#include "convert/resume.h"
+#include "convert/fit/fit.h"
+#include "convert/pipeline/pipeline.h"
+#include "convert/run/part_turn.h"
+#include "convert/run/resume.h"
 
 typedef struct {
     qc_rank rank;

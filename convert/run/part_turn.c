@@ -1,10 +1,10 @@
-#include "convert/part_turn.h"
+#include "convert/run/part_turn.h"
 
 #include "base/clock.h"
 #include "base/workers.h"
-#include "convert/console.h"
-#include "convert/dir_lock.h"
-#include "convert/resume.h"
+#include "convert/output/dir_lock.h"
+#include "convert/run/resume.h"
+#include "convert/term/console.h"
 
 #include <dirent.h>
 #include <errno.h>

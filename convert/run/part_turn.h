@@ -1,9 +1,9 @@
 /* Parts of one conversion beside each other in its staging folder, on one machine or many.
  *
  *   OUT/.qconv-partial/lock                 shared by all parts; a whole run holds it alone
- *                     /lock-00002-of-00004  while part 2 runs (both: convert/output_dir.h)
+ *                     /lock-00002-of-00004  while part 2 runs (both: convert/output/output_dir.h)
  *                     /lock-turn            who enters, and who looks whether all are through
- *                     /journal-00002-of-00004   what part 2 has done (convert/resume.h)
+ *                     /journal-00002-of-00004   what part 2 has done (convert/run/resume.h)
  *
  * Locks are flock's: they end with the process that holds them, however it ends, and on file
  * systems that machines share they count on all of them (docs/cluster.md says which do). They are
@@ -21,9 +21,9 @@
 #ifndef QC_CONVERT_PART_TURN_H
 #define QC_CONVERT_PART_TURN_H
 
-#include "convert/call.h"
-#include "convert/output_dir.h"
-#include "convert/parts.h"
+#include "convert/output/output_dir.h"
+#include "convert/run/parts.h"
+#include "convert/term/call.h"
 
 /* Wait for the turn; after five seconds a warning says once for what: the file, and the process
  * that holds its lock, where the system knows it. d has been opened by qc_output_dir_open. must_be:

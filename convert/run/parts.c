@@ -1,4 +1,4 @@
-#include "convert/parts.h"
+#include "convert/run/parts.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

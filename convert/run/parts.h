@@ -2,14 +2,14 @@
  *
  * A part takes whole output shards, so that two parts never write to the same file. Which ones is
  * a pure function of the plan and the number of parts: every part works it out for itself and asks
- * nobody. What the parts are to each other on disk: convert/output_dir.h. For users:
+ * nobody. What the parts are to each other on disk: convert/output/output_dir.h. For users:
  * docs/cluster.md. */
 #ifndef QC_CONVERT_PARTS_H
 #define QC_CONVERT_PARTS_H
 
-#include "convert/convert_options.h"
-#include "convert/plan.h"
-#include "convert/report.h"
+#include "convert/plan/plan.h"
+#include "convert/run/convert_options.h"
+#include "convert/run/summary.h"
 
 /* Where a rank came from. */
 typedef enum {

@@ -1,10 +1,10 @@
-#include "convert/plan_print.h"
+#include "convert/run/plan_print.h"
 
-#include "convert/auto_choice.h"
-#include "convert/console.h"
-#include "convert/loaders.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/fit/auto_choice.h"
+#include "convert/plan/loaders.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 #include "formats/json_writer.h"
 
 #include <inttypes.h>

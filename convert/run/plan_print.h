@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_PLAN_PRINT_H
 #define QC_CONVERT_PLAN_PRINT_H
 
-#include "convert/plan.h"
-#include "convert/report.h"
+#include "convert/plan/plan.h"
+#include "convert/run/summary.h"
 
 /* Print the plan to standard output: one row per tensor and the totals of `totals`, or with --json
  * one JSON object. */

@@ -1,10 +1,10 @@
-#include "convert/resume.h"
+#include "convert/run/resume.h"
 
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "base/float_bits.h"
-#include "convert/pipeline.h"
-#include "convert/resume_parts.h"
+#include "convert/pipeline/pipeline.h"
+#include "convert/run/resume_internal.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -26,10 +26,10 @@
  * qc_part, u32 bytes, the bytes.
  *
  * What is recorded is in the page cache at least, and so outlives the process. A thread of the
- * pipeline brings shards and journal to the disk all the time (convert/syncer.h), so that a dead
- * machine loses little. Nothing that a journal says is believed: every recorded frame is read back
- * and its digest compared before anything else happens; a weight of which a byte is missing is
- * made again, but for derived frames alone: those are written again from its JOB.
+ * pipeline brings shards and journal to the disk all the time (convert/pipeline/syncer.h), so that
+ * a dead machine loses little. Nothing that a journal says is believed: every recorded frame is
+ * read back and its digest compared before anything else happens; a weight of which a byte is
+ * missing is made again, but for derived frames alone: those are written again from its JOB.
  *
  * Identity: keys "format", "qconv", "zstd" (compressed), "parts", options ("--to", ...),
  * "calibration", "plan" (digest of shards, tensors, frames and jobs), "source.N" (name, bytes, head
@@ -42,8 +42,8 @@
 #define QC_CONVERT_RESUME_H
 
 #include "base/strbuf.h"
-#include "convert/output_dir.h"
-#include "convert/plan.h"
+#include "convert/output/output_dir.h"
+#include "convert/plan/plan.h"
 #include "formats/journal.h"
 
 struct qc_pipeline;

@@ -2,7 +2,7 @@
  * have another time, the source against the digests that were taken of it. */
 #include "base/alloc.h"
 #include "base/bytes.h"
-#include "convert/resume_parts.h"
+#include "convert/run/resume_internal.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -173,8 +173,8 @@ static qc_status take_again(void *ctx, const qc_journal_record *record, qc_error
 }
 
 /* A derived frame that is recorded by itself may be lost where its job is on the disk, and the
- * source may be deleted since (convert/consume.h): the journal is ahead of the shards after a power
- * loss. The job's record has all that such frames are made of. */
+ * source may be deleted since (convert/run/consume.h): the journal is ahead of the shards after a
+ * power loss. The job's record has all that such frames are made of. */
 static qc_status take_derived_out(checker *c, qc_error *err)
 {
     qc_pipeline *p = c->r->p;

@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_RESUME_PARTS_H
 #define QC_CONVERT_RESUME_PARTS_H
 
-#include "convert/pipeline.h"
-#include "convert/resume.h"
+#include "convert/pipeline/pipeline.h"
+#include "convert/run/resume.h"
 
 struct qc_resume {
     qc_pipeline *p;

@@ -1,5 +1,5 @@
 /* Journals of other parts of the same conversion. */
-#include "convert/resume_parts.h"
+#include "convert/run/resume_internal.h"
 
 #include "base/alloc.h"
 

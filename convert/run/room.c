@@ -1,10 +1,10 @@
-#include "convert/room.h"
+#include "convert/run/room.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/console.h"
-#include "convert/output_dir.h"
-#include "convert/size_text.h"
+#include "convert/output/output_dir.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 #include "formats/seekable.h"
 
 #include <inttypes.h>

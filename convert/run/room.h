@@ -8,8 +8,8 @@
 #ifndef QC_CONVERT_ROOM_H
 #define QC_CONVERT_ROOM_H
 
-#include "convert/fit.h"
-#include "convert/plan.h"
+#include "convert/fit/fit.h"
+#include "convert/plan/plan.h"
 #include "formats/file_io.h"
 
 typedef struct {

@@ -1,8 +1,8 @@
-#include "convert/side_files.h"
+#include "convert/run/side_files.h"
 
 #include "base/alloc.h"
-#include "convert/device_map.h"
-#include "convert/recipe_skip.h"
+#include "convert/fit/device_map.h"
+#include "convert/model/recipe_skip.h"
 #include "formats/json_writer.h"
 
 #include <stdlib.h>

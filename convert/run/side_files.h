@@ -3,9 +3,9 @@
 #ifndef QC_CONVERT_SIDE_FILES_H
 #define QC_CONVERT_SIDE_FILES_H
 
-#include "convert/fit.h"
-#include "convert/output_dir.h"
-#include "convert/plan.h"
+#include "convert/fit/fit.h"
+#include "convert/output/output_dir.h"
+#include "convert/plan/plan.h"
 #include "formats/manifest.h"
 
 #define QC_CONFIG_NAME     "config.json"

@@ -1,10 +1,10 @@
-#include "convert/report.h"
+#include "convert/run/summary.h"
 
-#include "convert/auto_choice.h"
-#include "convert/console.h"
-#include "convert/json_members.h"
-#include "convert/loaders.h"
-#include "convert/size_text.h"
+#include "convert/fit/auto_choice.h"
+#include "convert/plan/loaders.h"
+#include "convert/term/console.h"
+#include "convert/term/json_members.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -3,7 +3,7 @@
 #define QC_CONVERT_REPORT_H
 
 #include "base/strbuf.h"
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
 #include "formats/json_writer.h"
 
 #define QC_REPORT_SCHEMES (QC_SCHEME_ABSORBED + 1)
@@ -58,7 +58,7 @@ typedef struct {
     const unsigned *parts_left; /* indices, rising; none: OUT is complete */
     unsigned parts_left_count;
     const char *program;              /* how qconv was called, for commands */
-    const struct qc_loaders *loaders; /* convert/loaders.h; NULL: nothing is said of them */
+    const struct qc_loaders *loaders; /* convert/plan/loaders.h; NULL: nothing is said of them */
     int complete_before;              /* OUT was complete when this part came: nothing was done */
     int complete_meanwhile;           /* another part completed it when this one was through */
 } qc_convert_report;

@@ -17,7 +17,8 @@ typedef struct {
     /* --device as given, well-formed; NULL: not given. qc_device_wish_read reads it. */
     const char *run_device;
     const char *tuning; /* --tuning FILE, or NULL */
-    /* What this build can do on GPUs (convert/device_gpu.h), set by main.c; NULL: nothing. */
+    /* What this build can do on GPUs (convert/device/device_gpu.h), set by main.c; NULL: nothing.
+     */
     const struct qc_gpu_work *gpu;
     unsigned threads; /* 0: chosen */
     int json;

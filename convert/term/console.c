@@ -1,4 +1,4 @@
-#include "convert/console.h"
+#include "convert/term/console.h"
 
 #include "base/text.h"
 

@@ -6,7 +6,7 @@
 #define QC_CONVERT_CONSOLE_H
 
 #include "base/strbuf.h"
-#include "convert/call.h"
+#include "convert/term/call.h"
 
 /* All of text to standard output, now. A reader that went away (a closed pipe) has had enough and
  * is no error; anything else is QC_ERR_IO. */

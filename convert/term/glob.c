@@ -1,6 +1,6 @@
 /* Globs over tensor names and the order of names. Neither allocates nor recurses: names and globs
  * may come from anywhere. */
-#include "convert/glob.h"
+#include "convert/term/glob.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-#include "convert/html_text.h"
+#include "convert/term/html_text.h"
 
 #include "base/text.h"
 

@@ -1,11 +1,11 @@
-#include "convert/progress.h"
+#include "convert/term/progress.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
 #include "base/workers.h"
-#include "convert/console.h"
-#include "convert/size_text.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 
 #include <errno.h>
 #include <inttypes.h>

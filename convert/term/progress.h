@@ -10,7 +10,7 @@
 #ifndef QC_CONVERT_PROGRESS_H
 #define QC_CONVERT_PROGRESS_H
 
-#include "convert/call.h"
+#include "convert/term/call.h"
 
 typedef struct qc_progress qc_progress;
 

@@ -1,4 +1,4 @@
-#include "convert/size_text.h"
+#include "convert/term/size_text.h"
 
 #include "base/checked.h"
 

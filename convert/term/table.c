@@ -1,6 +1,6 @@
-#include "convert/table.h"
+#include "convert/term/table.h"
 
-#include "convert/console.h"
+#include "convert/term/console.h"
 
 #include <assert.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-#include "convert/target_file.h"
+#include "convert/term/target_file.h"
 
 #include "formats/file_io.h"
 #include "formats/manifest.h"

@@ -1,8 +1,8 @@
 /* Opening a tokenizer and running a text through it. What each stage is: tokenizer_parts.h. */
-#include "convert/tokenizer.h"
+#include "convert/tokenizer/tokenizer.h"
 
 #include "base/alloc.h"
-#include "convert/tokenizer_parts.h"
+#include "convert/tokenizer/tokenizer_internal.h"
 #include "formats/file_io.h"
 
 #include <inttypes.h>

@@ -1,6 +1,6 @@
 /* Tokens that are found in the text before anything else is done to it: of all that begin at the
  * leftmost place the longest. */
-#include "convert/tokenizer_parts.h"
+#include "convert/tokenizer/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

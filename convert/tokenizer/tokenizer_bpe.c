@@ -4,7 +4,7 @@
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
-#include "convert/tokenizer_parts.h"
+#include "convert/tokenizer/tokenizer_internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>

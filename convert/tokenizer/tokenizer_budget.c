@@ -4,7 +4,7 @@
  * most three bytes of one (a space becomes U+2581), and their patterns take up to seventeen steps
  * for a byte. */
 #include "base/workers.h"
-#include "convert/tokenizer_parts.h"
+#include "convert/tokenizer/tokenizer_internal.h"
 
 #include <inttypes.h>
 

@@ -1,4 +1,4 @@
-/* Inside of convert/tokenizer.h.
+/* Inside of convert/tokenizer/tokenizer.h.
  *
  * A text goes through the stages of a tokenizer.json in the order in which the `tokenizers` package
  * has them: added tokens that take text as it is; what lies between them, each piece by itself,
@@ -9,7 +9,7 @@
 #define QC_CONVERT_TOKENIZER_PARTS_H
 
 #include "base/strbuf.h"
-#include "convert/tokenizer.h"
+#include "convert/tokenizer/tokenizer.h"
 #include "formats/json_strict.h"
 
 #define QC_TOKENIZER_TEXT_MAX ((size_t)1 << 36) /* of a normalized piece */

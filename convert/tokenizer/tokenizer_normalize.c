@@ -1,7 +1,7 @@
 /* Normalizers: Unicode's forms by utf8proc, a prefix, and replacements. */
 #include "base/alloc.h"
 #include "base/workers.h"
-#include "convert/tokenizer_parts.h"
+#include "convert/tokenizer/tokenizer_internal.h"
 
 #include <string.h>
 #include <utf8proc.h>

@@ -1,6 +1,6 @@
 /* tokenizer.json. Every member that changes what ids come out is read or refused by name; those
  * that do not (decoder, truncation and padding, offsets) are left alone. */
-#include "convert/tokenizer_parts.h"
+#include "convert/tokenizer/tokenizer_internal.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -6,7 +6,7 @@
 #define PCRE2_CODE_UNIT_WIDTH 8
 
 #include "base/alloc.h"
-#include "convert/tokenizer_parts.h"
+#include "convert/tokenizer/tokenizer_internal.h"
 
 #include <pcre2.h>
 #include <stdlib.h>

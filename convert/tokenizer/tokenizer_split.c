@@ -1,5 +1,5 @@
 /* Pre-tokenizers: steps that cut a piece, and perhaps rewrite it first. */
-#include "convert/tokenizer_parts.h"
+#include "convert/tokenizer/tokenizer_internal.h"
 
 #include <string.h>
 #include <utf8proc.h>

@@ -1,7 +1,7 @@
 /* Is it good enough? The errors of an earlier run as a file, and the verdict on this one. */
-#include "convert/validate_report.h"
+#include "convert/validate/validate_report.h"
 
-#include "convert/json_members.h"
+#include "convert/term/json_members.h"
 #include "formats/file_io.h"
 #include "formats/json_strict.h"
 

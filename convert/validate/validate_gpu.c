@@ -1,8 +1,8 @@
-#include "convert/validate_gpu.h"
+#include "convert/validate/validate_gpu.h"
 
 #include "base/alloc.h"
-#include "convert/device_choice.h"
-#include "convert/tuning_file.h"
+#include "convert/device/device_choice.h"
+#include "convert/device/tuning_file.h"
 
 #include <inttypes.h>
 #include <math.h>

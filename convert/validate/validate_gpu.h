@@ -3,9 +3,9 @@
 #ifndef QC_CONVERT_VALIDATE_GPU_H
 #define QC_CONVERT_VALIDATE_GPU_H
 
-#include "convert/bench.h"
-#include "convert/validate_compare.h"
-#include "convert/validate_layer.h"
+#include "convert/device/bench.h"
+#include "convert/validate/validate_compare.h"
+#include "convert/validate/validate_layer.h"
 
 typedef struct {
     int on;

@@ -4,9 +4,9 @@
  * same projection in every block, or the same size of batch) is a series with a colour of its own,
  * joined by a line. Where errors of several schemes meet, which lie a factor of ten apart, their
  * axis is logarithmic. */
-#include "convert/html_text.h"
-#include "convert/size_text.h"
-#include "convert/validate_report.h"
+#include "convert/term/html_text.h"
+#include "convert/term/size_text.h"
+#include "convert/validate/validate_report.h"
 
 #include <ctype.h>
 #include <float.h>

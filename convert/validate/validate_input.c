@@ -1,4 +1,4 @@
-#include "convert/validate_input.h"
+#include "convert/validate/validate_input.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -1,4 +1,4 @@
-#include "convert/validate_layer.h"
+#include "convert/validate/validate_layer.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

@@ -17,9 +17,9 @@
 #ifndef QC_CONVERT_VALIDATE_LAYER_H
 #define QC_CONVERT_VALIDATE_LAYER_H
 
-#include "convert/progress.h"
-#include "convert/validate_input.h"
-#include "convert/validate_pair.h"
+#include "convert/term/progress.h"
+#include "convert/validate/validate_input.h"
+#include "convert/validate/validate_pair.h"
 #include "quant/matmul_ops.h"
 
 /* Rows of x for the errors; more rows average more, and these have settled to three digits. */

@@ -1,11 +1,11 @@
-#include "convert/validate_pair.h"
+#include "convert/validate/validate_pair.h"
 
 #include "base/checked.h"
-#include "convert/glob.h"
-#include "convert/recipe_coded.h"
-#include "convert/recipe_stored.h"
-#include "convert/recipe_tables.h"
-#include "convert/size_text.h"
+#include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_stored.h"
+#include "convert/model/recipe_tables.h"
+#include "convert/term/glob.h"
+#include "convert/term/size_text.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,8 +8,8 @@
 #ifndef QC_CONVERT_VALIDATE_PAIR_H
 #define QC_CONVERT_VALIDATE_PAIR_H
 
-#include "convert/recipe.h"
-#include "convert/stored_read.h"
+#include "convert/model/recipe.h"
+#include "convert/model/stored_read.h"
 #include "formats/manifest.h"
 
 typedef struct {

@@ -1,9 +1,9 @@
-#include "convert/validate_report.h"
+#include "convert/validate/validate_report.h"
 
-#include "convert/console.h"
-#include "convert/json_members.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/term/console.h"
+#include "convert/term/json_members.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -3,7 +3,7 @@
 #ifndef QC_CONVERT_VALIDATE_REPORT_H
 #define QC_CONVERT_VALIDATE_REPORT_H
 
-#include "convert/validate_layer.h"
+#include "convert/validate/validate_layer.h"
 
 typedef struct {
     const char *name; /* of a layer */

@@ -1,8 +1,8 @@
 /* Rows of the original weight, whatever it is stored as; one source per thread. */
-#include "convert/validate_layer.h"
+#include "convert/validate/validate_layer.h"
 
 #include "base/alloc.h"
-#include "convert/coded_read.h"
+#include "convert/model/coded_read.h"
 
 #include <string.h>
 

@@ -11,8 +11,8 @@
 #ifndef QC_CONVERT_AGAINST_H
 #define QC_CONVERT_AGAINST_H
 
-#include "convert/output_scan.h"
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
+#include "convert/verify/output_scan.h"
 #include "quant/quant_ops.h"
 
 typedef enum {

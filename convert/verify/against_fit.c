@@ -1,6 +1,6 @@
 /* Whose values a tensor of OUT has, if not those of its source: the first elements of it are
  * decoded and compared with as many of every tensor of MODEL that has as many in all. */
-#include "convert/against_parts.h"
+#include "convert/verify/against_parts.h"
 
 #include "base/alloc.h"
 #include "base/workers.h"

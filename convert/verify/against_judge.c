@@ -1,8 +1,8 @@
 /* What was summed, in words: which tensors of OUT are not what MODEL gives, and why. */
-#include "convert/against_parts.h"
+#include "convert/verify/against_parts.h"
 
-#include "convert/glob.h"
-#include "convert/size_text.h"
+#include "convert/term/glob.h"
+#include "convert/term/size_text.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,11 +1,11 @@
 /* Which tensor of OUT is to be what of MODEL, and which of the two have no other. */
-#include "convert/against_parts.h"
+#include "convert/verify/against_parts.h"
 
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/glob.h"
-#include "convert/recipe_tables.h"
-#include "convert/size_text.h"
+#include "convert/model/recipe_tables.h"
+#include "convert/term/glob.h"
+#include "convert/term/size_text.h"
 
 #include <stdarg.h>
 #include <stdio.h>

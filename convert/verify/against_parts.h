@@ -2,10 +2,10 @@
 #ifndef QC_CONVERT_AGAINST_PARTS_H
 #define QC_CONVERT_AGAINST_PARTS_H
 
-#include "convert/against.h"
-#include "convert/coded_read.h"
-#include "convert/recipe_coded.h"
-#include "convert/recipe_stored.h"
+#include "convert/model/coded_read.h"
+#include "convert/model/recipe_coded.h"
+#include "convert/model/recipe_stored.h"
+#include "convert/verify/against.h"
 #include "quant/weight_check.h"
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
 /* Weights of MODEL, whatever they are stored as, in the order in which OUT has them. */
-#include "convert/against_parts.h"
+#include "convert/verify/against_parts.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

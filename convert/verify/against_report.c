@@ -1,11 +1,11 @@
-#include "convert/against_report.h"
+#include "convert/verify/against_report.h"
 
 #include "base/text.h"
-#include "convert/json_members.h"
+#include "convert/term/json_members.h"
 
-#include "convert/console.h"
-#include "convert/size_text.h"
-#include "convert/table.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
+#include "convert/term/table.h"
 #include "formats/json_writer.h"
 
 #include <inttypes.h>

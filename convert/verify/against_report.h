@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_AGAINST_REPORT_H
 #define QC_CONVERT_AGAINST_REPORT_H
 
-#include "convert/against.h"
-#include "convert/call.h"
+#include "convert/term/call.h"
+#include "convert/verify/against.h"
 
 /* To standard output, as call->json, quiet and verbose ask for it. */
 QC_NODISCARD qc_status qc_against_report(const qc_call *call, const qc_against_result *r,

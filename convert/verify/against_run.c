@@ -1,10 +1,10 @@
 /* Drives the comparison: over the frames that a scan of OUT hands on, or, without a manifest, over
  * pieces of its tensors. */
-#include "convert/against_parts.h"
+#include "convert/verify/against_parts.h"
 
 #include "base/alloc.h"
 #include "base/workers.h"
-#include "convert/expert_split.h"
+#include "convert/model/expert_split.h"
 
 #include <string.h>
 

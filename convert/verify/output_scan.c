@@ -1,9 +1,9 @@
-#include "convert/output_scan.h"
+#include "convert/verify/output_scan.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/side_files.h"
+#include "convert/run/side_files.h"
 #include "formats/json_cut.h"
 #include "formats/json_strict.h"
 #include "formats/manifest_header.h"

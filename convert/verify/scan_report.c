@@ -1,7 +1,7 @@
-#include "convert/scan_report.h"
+#include "convert/verify/scan_report.h"
 
-#include "convert/console.h"
-#include "convert/size_text.h"
+#include "convert/term/console.h"
+#include "convert/term/size_text.h"
 #include "formats/json_writer.h"
 
 #include <inttypes.h>

@@ -2,8 +2,8 @@
 #ifndef QC_CONVERT_SCAN_REPORT_H
 #define QC_CONVERT_SCAN_REPORT_H
 
-#include "convert/call.h"
-#include "convert/output_scan.h"
+#include "convert/term/call.h"
+#include "convert/verify/output_scan.h"
 
 /* To standard output: text, or one JSON object with --json; nothing with -q (but JSON is always
  * written when asked for). verb: "verified" or "unpacked". */

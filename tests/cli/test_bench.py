@@ -378,7 +378,7 @@ class Peer(unittest.TestCase):
         with open(os.path.join(ROOT, "convert", "options.c")) as f:
             ms = re.search(r"bench_m\[\] = \{([^}]+)\}", f.read()).group(1)
         self.assertEqual([int(m) for m in ms.split(",")], peer.M)
-        # As tests/unit_bench_method.c.
+        # As tests/unit/device/unit_bench_method.c.
         self.assertEqual(peer.launches_of(6, 20, 7.2, 2000), 282)
         self.assertEqual(peer.copies_of(35 << 20, 50 << 20, 100 << 20), 2)
         self.assertEqual([peer.turn(i // 4, i % 4, 2) for i in range(8)], [0, 1, 1, 0, 1, 0, 0, 1])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """`qconv eval`: texts and ids, limits, refusals, and that nothing depends on threads or ISA. That its
-numbers are right: tests/unit_eval_stats.c, and tests/interop against transformers."""
+numbers are right: tests/unit/eval/unit_eval_stats.c, and tests/interop against transformers."""
 import json
 import math
 import os

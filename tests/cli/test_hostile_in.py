@@ -287,7 +287,7 @@ class Work(Measured):
     """What a small file may make qconv do."""
 
     def test_tokenizers(self):
-        """Each stage of a tokenizer, and all of them in a row: tests/unit_tokenizer.c."""
+        """Each stage of a tokenizer, and all of them in a row: tests/unit/tokenizer/unit_tokenizer.c."""
         def replace(pattern, content):
             return {"type": "Replace", "pattern": pattern, "content": content}
         self.write("t.txt", "a" * 73000)

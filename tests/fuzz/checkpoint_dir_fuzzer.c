@@ -2,9 +2,9 @@
  * lie in their files, are read whole and in pieces alike, and which inspect and convert can look
  * through: recipe, stored weights, fused experts, names and shapes. */
 #include "base/alloc.h"
-#include "convert/expert_split.h"
-#include "convert/recipe_stored.h"
-#include "convert/stored_read.h"
+#include "convert/model/expert_split.h"
+#include "convert/model/recipe_stored.h"
+#include "convert/model/stored_read.h"
 #include "fuzz_check.h"
 #include "fuzz_files.h"
 

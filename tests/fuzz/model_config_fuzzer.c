@@ -2,10 +2,10 @@
  * tensors can be worked out they can be cut into segments and looked through for what a forward
  * pass needs. */
 #include "base/alloc.h"
-#include "convert/geometry.h"
-#include "convert/llama_config.h"
-#include "convert/model_tensors.h"
-#include "convert/segments.h"
+#include "convert/known/model_tensors.h"
+#include "convert/llama/llama_config.h"
+#include "convert/model/geometry.h"
+#include "convert/model/segments.h"
 #include "fuzz_check.h"
 
 #include <string.h>

@@ -3,7 +3,7 @@
  * then is what the scan found whole. */
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/output_scan.h"
+#include "convert/verify/output_scan.h"
 #include "formats/device_reader.h"
 #include "fuzz_check.h"
 #include "fuzz_files.h"

@@ -1,8 +1,8 @@
 /* Any text as a recipe file: refused in words, or rules whose globs end on any name and match what
  * they say: a glob without special characters itself and nothing else. */
-#include "convert/glob.h"
-#include "convert/recipe.h"
-#include "convert/rules_file.h"
+#include "convert/cli/rules_file.h"
+#include "convert/model/recipe.h"
+#include "convert/term/glob.h"
 #include "fuzz_check.h"
 #include "fuzz_files.h"
 

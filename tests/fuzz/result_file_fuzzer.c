@@ -1,9 +1,9 @@
 /* Any text as what earlier runs wrote: results of eval and bench, a baseline of validate, a table
  * of bench --tune. Refused in words, or values that are written and read back the same. */
-#include "convert/eval.h"
-#include "convert/report_facts.h"
-#include "convert/tuning_file.h"
-#include "convert/validate_report.h"
+#include "convert/device/tuning_file.h"
+#include "convert/eval/eval.h"
+#include "convert/report/report_facts.h"
+#include "convert/validate/validate_report.h"
 #include "fuzz_check.h"
 #include "fuzz_files.h"
 

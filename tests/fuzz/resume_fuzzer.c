@@ -4,7 +4,7 @@
  * was stopped before its first rename. */
 #define _GNU_SOURCE /* nftw */
 #include "base/alloc.h"
-#include "convert/commands.h"
+#include "convert/cli/commands.h"
 #include "formats/file_io.h"
 #include "formats/journal.h"
 #include "formats/safetensors_header.h"

@@ -1,8 +1,8 @@
 /* Any text as a name out of somebody's file: no way to show it lets a control character through,
  * nor markup into a page, nor a quote out of a string. */
-#include "convert/console.h"
-#include "convert/html_text.h"
-#include "convert/table.h"
+#include "convert/term/console.h"
+#include "convert/term/html_text.h"
+#include "convert/term/table.h"
 #include "formats/json_writer.h"
 #include "fuzz_check.h"
 

@@ -1,7 +1,7 @@
 /* Any text as tokenizer.json (up to the first NUL byte, all of it without one), any bytes behind it
  * as what it is to read: refused in words, or ids below the vocabulary, twice the same. */
 #include "base/alloc.h"
-#include "convert/tokenizer.h"
+#include "convert/tokenizer/tokenizer.h"
 #include "fuzz_check.h"
 
 #include <string.h>

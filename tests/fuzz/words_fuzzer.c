@@ -2,10 +2,10 @@
  * size: refused in one line that ends in no full stop, or options within their limits; a budget
  * says itself in words that mean the same. */
 #include "base/text.h"
-#include "convert/budget.h"
-#include "convert/device_wish.h"
-#include "convert/options.h"
-#include "convert/size_text.h"
+#include "convert/cli/options.h"
+#include "convert/device/device_wish.h"
+#include "convert/fit/budget.h"
+#include "convert/term/size_text.h"
 #include "fuzz_check.h"
 
 #include <stdlib.h>

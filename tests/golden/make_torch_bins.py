@@ -4,7 +4,7 @@
 usage: make_torch_bins.py OUT          (needs torch, safetensors, numpy)
 
 NAME.bin is what torch.save wrote, NAME.safetensors the same tensors by the safetensors library;
-refused/NAME.bin must not be read, and tests/unit_torch_file.c says with which words. README.md
+refused/NAME.bin must not be read, and tests/unit/formats/unit_torch_file.c says with which words. README.md
 records the versions. Not reproducible byte for byte: torch writes random ids and addresses into
 its files. Pickles that run something when loaded are among them; they would only print.
 """

@@ -25,7 +25,7 @@ CAPTURE = s.ROOT / "docs/examples/capture_hessians.py"
 def bundled():
     path = s.SCRATCH / "calibration.txt"
     if not path.exists():
-        path.write_bytes(s.run("zstd", "-dcq", s.ROOT / "convert/calibration_text.zst"))
+        path.write_bytes(s.run("zstd", "-dcq", s.ROOT / "convert/calibrate/calibration_text.zst"))
     return path
 
 

@@ -1,6 +1,6 @@
 /* The matmul's C API: empty shapes, what preparing leaves, every path from
  * end to end, cuBLAS and its absence, graphs, threads. On the CPU shim cuBLAS is a stand-in. */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/matmul_kernels.h"
 

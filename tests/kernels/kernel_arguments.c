@@ -1,5 +1,5 @@
 /* What the matmul's C API refuses, and in which words. */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 static void test_run_refuses(void **state)
 {

@@ -1,6 +1,6 @@
 /* The kernels of bench/ceilings.h: that they read what they say they read and decode what they say
  * they decode, without which their speed would mean nothing. */
-#include "quant_device_fixture.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "bench/ceilings.h"
 #include "quant/quant_half.h"

@@ -5,7 +5,7 @@
  *   kernel_chunks --print          the page's tables
  *   kernel_chunks --check PAGE     exit 1 if the page has others
  *   kernel_chunks --update PAGE    writes them into the page */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/matmul_chunks.h"
 

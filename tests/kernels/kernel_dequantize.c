@@ -1,5 +1,5 @@
 /* Double quantization and dequantizing on the device leave the bytes of the scalar truth. */
-#include "quant_device_fixture.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_quantize.h"
 

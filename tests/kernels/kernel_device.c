@@ -1,6 +1,6 @@
 /* Devices, memory, copies, streams, events and graphs of kernels/cuda_device.h, and which GPUs a
  * build has code for. */
-#include "quant_device_fixture.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_carve.h"
 #include "kernels/cuda_code.h"

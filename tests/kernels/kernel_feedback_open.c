@@ -1,7 +1,7 @@
 /* Second moments and their factor on a GPU: sums against sums in double, the factor against that of
  * qc_feedback_open. */
-#include "feedback_testing.h"
-#include "quant_device_fixture.h"
+#include "tests/fixtures/feedback_testing.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "base/workers.h"
 #include "kernels/cuda_feedback_internal.h"

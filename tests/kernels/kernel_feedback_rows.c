@@ -1,6 +1,6 @@
 /* The kernels of kernels/cuda_feedback_rows.h: a panel's feedback and sweep against
  * quant/error_feedback_lanes.h, bit for bit; the rest against plain loops. */
-#include "quant_device_fixture.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_feedback_rows.h"
 #include "quant/error_feedback_internal.h"

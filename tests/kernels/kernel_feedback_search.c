@@ -1,6 +1,6 @@
 /* The search of calibrated scales on a GPU: bit for bit what qc_feedback_scales finds. */
-#include "feedback_testing.h"
-#include "quant_device_fixture.h"
+#include "tests/fixtures/feedback_testing.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "base/alloc.h"
 #include "kernels/cuda_feedback_internal.h"

@@ -1,7 +1,7 @@
 /* qc_cuda_feedback_weight against qc_feedback_weight with the same factor: errors within 1e-3, few
  * codes that differ. The factor is the CPU's, uploaded. */
-#include "feedback_testing.h"
-#include "quant_device_fixture.h"
+#include "tests/fixtures/feedback_testing.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_feedback_internal.h"
 #include "kernels/cuda_feedback_weight.h"

@@ -1,6 +1,6 @@
 /* The streaming GEMV against double sums: kinds, shapes, strides, alignments, and the bits of
  * single weights. `--slow` adds shapes and rows of x. */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #ifdef QC_CUDA_SHIM
 #include <shim_control.h>

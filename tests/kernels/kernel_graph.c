@@ -10,7 +10,7 @@
  *   kernel_graph --smoke NAME  one of them: 0 right, 1 wrong, 77 not on this device */
 #include "kernels/cuda_quantize.h"
 #include "kernels/matmul_tuning.h"
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 

@@ -1,6 +1,6 @@
 /* The matmul's handle: the device it keeps, the faults it reports, products planned once; and
  * dequantize-and-cuBLAS in chunks, with its side stream. */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/matmul_handle.h"
 

@@ -1,6 +1,6 @@
 /* cuBLAS and cuSOLVER as they are called for second moments and the feedback's factor, against
  * plain loops in double. On the CPU shim: stand-ins for the libraries. */
-#include "quant_device_fixture.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cublas_library.h"
 #include "kernels/cuda_library.h"

@@ -1,6 +1,6 @@
 /* What a decoder's layer needs beside its products, on the GPU: each kernel against sums in double,
  * over sizes that are no multiple of anything, and twice for the same bits. */
-#include "quant_device_fixture.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "kernels/cuda_llama.h"
 

@@ -6,7 +6,7 @@
  *
  * Numbers are the same in every run: one output alone may cancel so far that its relative error
  * says nothing. */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #define COUNT(array) (sizeof(array) / sizeof(array)[0])
 

@@ -1,7 +1,7 @@
 /* Products that share x in one launch of the mma-884 kernels: each has the bits of a launch of its
  * own with the same plan, is right, and is written to nowhere else. At the launcher, with plans
  * made for the group and with K split further. */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/matmul_kernels.h"
 

@@ -1,5 +1,5 @@
 /* Which kernel, tiles and workspace for which shape: a pure function, so devices are made up. */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #define MIB (1u << 20)
 
@@ -486,7 +486,7 @@ static void test_limits(void **state)
 {
     (void)state;
     qc_cuda_device h = h200(), a = a100();
-    /* With room for it as the chunk rule has it, which tests/kernel_chunks.c looks at. */
+    /* With room for it as the chunk rule has it, which tests/kernels/kernel_chunks.c looks at. */
     qc_matmul_shape s = shape(4096, 28672, 8192);
     qc_matmul_plan p = plan_of(&h, &s, QC_MATMUL_AUTO, 0);
     assert_int_equal(p.chunk_rows, 4096);

@@ -1,6 +1,6 @@
 /* The quantizing kernels leave what the scalar truth leaves, bit for bit: codes, scales, error
  * sums, bad elements. --slow: more sizes. */
-#include "quantizer_fixture.h"
+#include "tests/fixtures/quantizer_fixture.h"
 
 #ifdef QC_CUDA_SHIM
 #include <shim_control.h>

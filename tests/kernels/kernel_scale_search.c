@@ -1,6 +1,6 @@
 /* The scale search on the GPU leaves what the scalar truth leaves, bit for bit: codes, scales,
  * nested scales, sums, bad elements. --slow: more of everything. */
-#include "quantizer_fixture.h"
+#include "tests/fixtures/quantizer_fixture.h"
 
 #include "kernels/cuda_scale_search.h"
 #include "quant/scale_search.h"

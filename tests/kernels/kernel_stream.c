@@ -7,7 +7,7 @@
  * What is shared by how many blocks depends on the device's multiprocessors: run with 132 and 3. */
 #include "kernels/matmul_kernels.h"
 #include "kernels/matmul_tuning.h"
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #ifdef QC_CUDA_SHIM
 #include <shim_control.h>

@@ -5,7 +5,7 @@
  *
  *   kernel_tiles            quick enough for the CPU shim
  *   kernel_tiles --slow     more of the same */
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #include "kernels/matmul_kernels.h"
 

@@ -1,7 +1,7 @@
 /* Tables of choices: lookup, what the plan makes of a choice, what there is to choose from, and
  * that a handle multiplies as its table says. */
 #include "kernels/matmul_tuning.h"
-#include "tests/kernel_matmul.h"
+#include "tests/fixtures/kernel_matmul.h"
 
 #define MIB (1u << 20)
 

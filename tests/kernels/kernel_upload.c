@@ -1,5 +1,5 @@
 /* kernels/cuda_upload.h */
-#include "quant_device_fixture.h"
+#include "tests/fixtures/quant_device_fixture.h"
 
 #include "base/workers.h"
 #include "kernels/cuda_upload.h"

@@ -1,6 +1,6 @@
 /* The solver of --to auto against brute force over all choices and all cuts. */
 #include "base/clock.h"
-#include "convert/auto_solve.h"
+#include "convert/fit/auto_solve.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 /* Fit over random models and budgets. QC_SEED=n replays one run. */
-#include "fit_fixture.h"
+#include "tests/fixtures/fit_fixture.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

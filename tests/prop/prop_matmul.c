@@ -1,6 +1,6 @@
 /* Properties of the matmul on the CPU over random shapes: every table gives the scalar one's bits,
  * the cut into ranges does not matter, and the error against sums in double keeps its bound. */
-#include "tests/matmul_testing.h"
+#include "tests/fixtures/matmul_testing.h"
 
 static const qc_dtype types[] = {QC_DTYPE_F32, QC_DTYPE_F16, QC_DTYPE_BF16};
 

@@ -1,6 +1,6 @@
 /* Placement against trying every cut. QC_SEED=n replays one run. */
 #include "base/alloc.h"
-#include "convert/placement.h"
+#include "convert/fit/placement.h"
 
 #include <inttypes.h>
 #include <setjmp.h>

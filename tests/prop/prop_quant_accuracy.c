@@ -1,5 +1,5 @@
 /* What the quantizers achieve: bitsandbytes' own acceptance limits, and idempotence. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 static const qc_quant_ops *ops;
 

@@ -1,7 +1,7 @@
 /* Every table of this machine against the scalar one, bit for bit: codes, scales, error sums, what
  * is reported about bad elements, and that nothing is written past the end of an output.
  * Exit code 77 where there is only the scalar table. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #define GUARD_BYTES 64
 #define SIDES       2 /* 0 scalar, 1 the table under test */

@@ -1,7 +1,7 @@
 /* What the vector tables rest on, tried where it could break: every bfloat16 under every mantissa
  * of absmax, the neighbours of every threshold of the dynamic map, and long runs of blocks in which
  * some blocks are not for vectors. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #define GROUP 16u /* blocks that the AVX-512 code treats together */
 

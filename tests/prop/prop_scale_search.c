@@ -1,7 +1,7 @@
 /* Every table of the scale search against the scalar one, bit for bit: codes, scales, sums, what is
  * reported about bad elements, and that nothing is written past the end of an output; and that
  * groups can be searched alone, in any order. Exit code 77 where there is only the scalar table. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include "quant/scale_search.h"
 

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "layout_array.h"
+#include "tests/fixtures/layout_array.h"
 
 #define ROUNDS       400
 #define TENSORS_MOST 60u

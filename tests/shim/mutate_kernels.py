@@ -51,7 +51,7 @@ TESTS = {
     "kernels/matmul_mma16816.cu": ["mma"],
     "kernels/matmul_stream.cu": ["graph", "stream"],
     "kernels/matmul_tiles.cu": ["tiles", "mma"],
-    "tests/kernel_shim_matrix.cpp": ["matrix"],
+    "tests/kernels/kernel_shim_matrix.cpp": ["matrix"],
 }
 QUICKEST = ["matrix", "feedback_rows", "feedback_open", "llama", "dequantize", "quantize",
             "feedback_search", "scale_search", "gemv", "graph", "api", "stream", "tiles",
@@ -217,7 +217,7 @@ def judge(build, mutant):
         os.makedirs(os.path.join(overlay, "tests/shim/include"))
         with open(os.path.join(overlay, mutant.path), "w") as f:
             f.write(mutant.text)
-        units = ["tests/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
+        units = ["tests/kernels/kernel_shim_matrix.cpp"] if mutant.path == WRAPPERS \
             else includers(mutant.path)
         objects = {}
         topics = []

@@ -78,7 +78,7 @@ class SlurmCase(unittest.TestCase):
 
 
 class Environment(SlurmCase):
-    """What of Slurm's variables is where: convert/parts.c rests on it."""
+    """What of Slurm's variables is where: convert/run/parts.c rests on it."""
 
     def test_step(self):
         r = self.cluster.run(["srun", "-N2", "-n4", "sh", "-c", SHOW])

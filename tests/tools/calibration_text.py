@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes convert/calibration_text.zst, the text that qconv calibrates with by default.
+"""Makes convert/calibrate/calibration_text.zst, the text that qconv calibrates with by default.
 
 usage: calibration_text.py FOLDER OUT.zst [SENTENCES]
 

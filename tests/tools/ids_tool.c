@@ -1,8 +1,8 @@
-/* What convert/tokenizer.h makes of a text, for comparisons from Python.
+/* What convert/tokenizer/tokenizer.h makes of a text, for comparisons from Python.
  * Usage: ids_tool TOKENIZER plain|specials <TEXT: one line of ids. Several texts: with a NUL byte
  * between them, a line each. */
 #include "base/alloc.h"
-#include "convert/tokenizer.h"
+#include "convert/tokenizer/tokenizer.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* What qconv bench prints of a made-up result. */
-#include "convert/bench.h"
+#include "convert/device/bench.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* Layers in stages: each gives the inputs of its linear layers, and all together are the layer. */
 #include "base/alloc.h"
-#include "convert/eval_windows.h"
-#include "convert/llama_forward.h"
-#include "convert/token_text.h"
+#include "convert/llama/eval_windows.h"
+#include "convert/llama/llama_forward.h"
+#include "convert/llama/token_text.h"
 #include "quant/matmul_ops.h"
 
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* The store of calibrated weights. */
 #include "base/checked.h"
-#include "calibrated_fixture.h"
-#include "convert/calibrate_stage.h"
-#include "pipeline_fixture.h"
+#include "convert/run/calibrate_stage.h"
+#include "tests/fixtures/calibrated_fixture.h"
+#include "tests/fixtures/pipeline_fixture.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,7 +1,7 @@
 /* Conversions that take weights from the store: what is written, and what remains of a failure. */
 #include "base/bytes.h"
-#include "calibrated_fixture.h"
-#include "pipeline_fixture.h"
+#include "tests/fixtures/calibrated_fixture.h"
+#include "tests/fixtures/pipeline_fixture.h"
 
 #include <errno.h>
 #include <math.h>

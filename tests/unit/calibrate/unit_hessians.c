@@ -1,11 +1,11 @@
-/* convert/hessians.h: second moments from a file, and what is wrong with files; and
- * convert/calibration_text.h. */
-#include "convert/hessians.h"
+/* convert/calibrate/hessians.h: second moments from a file, and what is wrong with files; and
+ * convert/calibrate/calibration_text.h. */
+#include "convert/calibrate/hessians.h"
 
 #include "base/alloc.h"
 #include "base/text.h"
-#include "convert/calibration_text.h"
-#include "fixture_files.h"
+#include "convert/calibrate/calibration_text.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <math.h>
 

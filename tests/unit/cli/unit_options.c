@@ -1,7 +1,7 @@
 /* What a command line sets. How wrong ones are refused is tested from outside (cli/test_usage.py).
  */
 #include "base/alloc.h"
-#include "convert/option_table.h"
+#include "convert/cli/option_table.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

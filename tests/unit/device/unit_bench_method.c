@@ -1,5 +1,5 @@
 /* How qconv bench measures: rotation, launches, order of turns, rounds, percentiles. */
-#include "convert/bench.h"
+#include "convert/device/bench.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

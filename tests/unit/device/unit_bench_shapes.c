@@ -1,5 +1,5 @@
 /* What qconv bench asks and how it counts: shapes, bytes, floors, sums over a layer. */
-#include "convert/bench.h"
+#include "convert/device/bench.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

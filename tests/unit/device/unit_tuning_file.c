@@ -1,10 +1,10 @@
 /* Tables of tuned choices as files: what is written is read again, what is wrong is refused in
  * words; when a choice is better, and for which rows of x. */
-#include "convert/bench.h"
-#include "convert/tuning_file.h"
-#include "fixture_files.h"
+#include "convert/device/bench.h"
+#include "convert/device/tuning_file.h"
 #include "formats/file_io.h"
-#include "quant_testing.h"
+#include "tests/fixtures/fixture_files.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include <math.h>
 

@@ -1,7 +1,7 @@
 /* Every allocation of eval is made to fail in turn: an error that says so, no leak (the sanitizer
  * stage looks), and the same numbers when none fails. */
-#include "convert/eval.h"
-#include "fault_fixture.h"
+#include "convert/eval/eval.h"
+#include "tests/fixtures/fault_fixture.h"
 
 #define LINE "qconv eval -q --threads=1 --device=cpu --context=4 %s --against=%s --text=%s"
 

@@ -1,7 +1,7 @@
 /* What eval writes it reads, and people can read it too. */
-#include "convert/eval.h"
+#include "convert/eval/eval.h"
 #include "formats/file_io.h"
-#include "test_model.h"
+#include "tests/fixtures/test_model.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* What eval computes of logits, against the same written down naively in long double. */
 #include "base/random.h"
-#include "convert/eval_stats.h"
+#include "convert/eval/eval_stats.h"
 
 #include <math.h>
 #include <setjmp.h>

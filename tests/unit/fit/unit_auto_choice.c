@@ -1,6 +1,6 @@
 /* --to auto from names and shapes to schemes: groups, importance, devices, the recipe. */
-#include "convert/auto_choice.h"
-#include "tests/recipe_fixture.h"
+#include "convert/fit/auto_choice.h"
+#include "tests/fixtures/recipe_fixture.h"
 
 #include <math.h>
 

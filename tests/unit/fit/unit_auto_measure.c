@@ -1,11 +1,11 @@
 /* The first pass of --to auto: sampled errors against errors computed here, and the figures for
  * normally distributed weights against the quantizers. */
 #include "base/alloc.h"
-#include "convert/auto_measure.h"
+#include "convert/fit/auto_measure.h"
 #include "quant/quant_decode.h"
 #include "quant/quant_ops.h"
 #include "quant/scale_search.h"
-#include "tests/test_model.h"
+#include "tests/fixtures/test_model.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,5 +1,5 @@
 /* The solver of --to auto on cases whose answer is plain. */
-#include "convert/auto_solve.h"
+#include "convert/fit/auto_solve.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
 /* What --vram takes and refuses. QC_SEED=n replays one run of the random part. */
 #include "base/alloc.h"
-#include "convert/budget.h"
+#include "convert/fit/budget.h"
 
 #include <inttypes.h>
 #include <setjmp.h>

@@ -1,6 +1,6 @@
-#include "convert/device_map.h"
-#include "fit_report_fixture.h"
+#include "convert/fit/device_map.h"
 #include "formats/json_strict.h"
+#include "tests/fixtures/fit_report_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

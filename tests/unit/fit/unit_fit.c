@@ -1,6 +1,6 @@
 /* Fit: numbers worked out by hand. */
 #include "base/alloc.h"
-#include "fit_fixture.h"
+#include "tests/fixtures/fit_fixture.h"
 
 static void budgets_are_rounded_down(void **state)
 {

@@ -1,6 +1,6 @@
-#include "convert/fit_report.h"
-#include "fit_report_fixture.h"
+#include "convert/fit/fit_report.h"
 #include "formats/json_strict.h"
+#include "tests/fixtures/fit_report_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

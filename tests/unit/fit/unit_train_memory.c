@@ -1,7 +1,7 @@
 /* Training memory: against the figures of the ZeRO paper, against sums done by hand, and the search
  * against trying every batch. */
-#include "convert/train_memory.h"
-#include "convert/train_plan.h"
+#include "convert/fit/train_memory.h"
+#include "convert/fit/train_plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* Names beneath a folder: through no link, by openat2 and without it. */
 #define _GNU_SOURCE /* symlink, mkfifo */
 #include "formats/beneath.h"
-#include "test_model.h"
+#include "tests/fixtures/test_model.h"
 
 #include <errno.h>
 #include <limits.h>

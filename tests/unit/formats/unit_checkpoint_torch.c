@@ -2,8 +2,8 @@
 #include "formats/checkpoint.h"
 
 #include "base/alloc.h"
-#include "fixture_files.h"
 #include "formats/checkpoint_internal.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <errno.h>
 

@@ -1,5 +1,5 @@
 /* formats/device_reader.h: loads in pieces */
-#include "device_output_fixture.h"
+#include "tests/fixtures/device_output_fixture.h"
 
 #include <stdatomic.h>
 

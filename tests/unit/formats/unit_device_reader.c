@@ -1,7 +1,7 @@
 /* formats/device_reader.h */
 #include "base/alloc.h"
 #include "base/workers.h"
-#include "device_output_fixture.h"
+#include "tests/fixtures/device_output_fixture.h"
 
 #include <pthread.h>
 #include <time.h>

@@ -6,7 +6,7 @@
 #include "base/alloc.h"
 #include "base/random.h"
 #include "base/workers.h"
-#include "fixture_files.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <errno.h>
 #include <linux/filter.h>

@@ -1,7 +1,7 @@
 /* formats/file_stamp.h: what changes in a file is told, what does not matter is not. */
 #include "formats/file_stamp.h"
 
-#include "fixture_files.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <fcntl.h>
 

@@ -3,7 +3,7 @@
 #include "base/bytes.h"
 #include "formats/file_io.h"
 #include "formats/journal.h"
-#include "test_model.h"
+#include "tests/fixtures/test_model.h"
 
 #include <errno.h>
 #include <pthread.h>

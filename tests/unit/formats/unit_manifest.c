@@ -14,7 +14,7 @@
 
 #include <cmocka.h>
 
-#include "manifest_sample.h"
+#include "tests/fixtures/manifest_sample.h"
 
 static void assert_rewrites_to_itself(const qc_strbuf *text)
 {

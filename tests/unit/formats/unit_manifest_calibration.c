@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "manifest_sample.h"
+#include "tests/fixtures/manifest_sample.h"
 
 static const qc_manifest_outputs outputs = {0.0123, 0.00456};
 

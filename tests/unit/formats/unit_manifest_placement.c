@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "manifest_sample.h"
+#include "tests/fixtures/manifest_sample.h"
 
 static void a_placement_is_read_back(void **state)
 {

@@ -5,7 +5,7 @@
 
 #include "base/alloc.h"
 #include "base/workers.h"
-#include "fixture_files.h"
+#include "tests/fixtures/fixture_files.h"
 
 #define ITEM_BYTES   (128u << 10)
 #define ITEMS        64u

@@ -1,8 +1,8 @@
 /* formats/saved_header.h: what is kept of a deleted file, and checkpoints that are opened with it.
  */
 #include "base/alloc.h"
-#include "fixture_files.h"
 #include "formats/checkpoint.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <errno.h>
 

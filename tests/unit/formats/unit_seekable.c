@@ -2,7 +2,7 @@
 #include "formats/seekable.h"
 
 #include "base/alloc.h"
-#include "fixture_files.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <errno.h>
 #include <zstd.h>

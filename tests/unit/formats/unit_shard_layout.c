@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "layout_array.h"
+#include "tests/fixtures/layout_array.h"
 
 #define MIB (1u << 20)
 

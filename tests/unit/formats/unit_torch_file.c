@@ -3,9 +3,9 @@
 #include "formats/torch_file.h"
 
 #include "base/alloc.h"
-#include "fixture_files.h"
 #include "formats/checkpoint.h"
 #include "formats/torch_pickle.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <errno.h>
 

@@ -3,8 +3,8 @@
 #include "formats/torch_pickle.h"
 
 #include "base/alloc.h"
-#include "fixture_files.h"
 #include "formats/torch_state.h"
+#include "tests/fixtures/fixture_files.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 

@@ -2,7 +2,7 @@
 #include "formats/torch_zip.h"
 
 #include "base/alloc.h"
-#include "fixture_files.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,10 +1,10 @@
-/* A small layer in two streams through convert/gpu_calibrate.c, on kernels on the CPU shim, against
- * convert/llama_forward.c: every stage's hidden states and second moments, with head norms and
- * biases and without, one matrix replaced by NF4; a whole layer; the head; more windows than go at
- * once; moments from elsewhere; and what is an error. */
-#include "convert/gpu_calibrate.h"
-#include "convert/llama_forward.h"
-#include "quant_testing.h"
+/* A small layer in two streams through convert/gpu/gpu_calibrate.c, on kernels on the CPU shim,
+ * against convert/llama/llama_forward.c: every stage's hidden states and second moments, with head
+ * norms and biases and without, one matrix replaced by NF4; a whole layer; the head; more windows
+ * than go at once; moments from elsewhere; and what is an error. */
+#include "convert/gpu/gpu_calibrate.h"
+#include "convert/llama/llama_forward.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include <string.h>
 

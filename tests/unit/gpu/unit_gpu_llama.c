@@ -1,11 +1,11 @@
-/* A decoder's layers and head through convert/gpu_llama.c, on kernels on the CPU shim, against the
- * same in double: dense weights of every type and quantized ones, with cuBLAS and without, biases,
- * head norms, sliding windows, windows that do not fit one chunk; and what happens where memory is
- * short. */
-#include "convert/gpu_table.h"
-#include "convert/llama.h"
+/* A decoder's layers and head through convert/gpu/gpu_llama.c, on kernels on the CPU shim, against
+ * the same in double: dense weights of every type and quantized ones, with cuBLAS and without,
+ * biases, head norms, sliding windows, windows that do not fit one chunk; and what happens where
+ * memory is short. */
+#include "convert/gpu/gpu_table.h"
+#include "convert/llama/llama.h"
 #include "quant/matmul_ops.h"
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include <string.h>
 

@@ -1,9 +1,9 @@
-/* convert/gpu_load.h, on the CPU shim */
-#include "convert/gpu_load.h"
+/* convert/gpu/gpu_load.h, on the CPU shim */
+#include "convert/gpu/gpu_load.h"
 
 #include "base/alloc.h"
-#include "device_output_fixture.h"
 #include "kernels/cuda_device.h"
+#include "tests/fixtures/device_output_fixture.h"
 
 #include <shim_control.h>
 

@@ -1,5 +1,5 @@
-/* convert/card_table.h: names, products and what architectures can do. */
-#include "convert/card_table.h"
+/* convert/hardware/card_table.h: names, products and what architectures can do. */
+#include "convert/hardware/card_table.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

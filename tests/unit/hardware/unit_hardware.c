@@ -1,12 +1,12 @@
-/* convert/hardware.h, nvml_gpu.h, host_facts.h: what is read of a machine, with a stand-in for the
- * driver's library and folders that look like /proc and /sys. */
-#include "convert/hardware.h"
+/* convert/hardware/hardware.h, nvml_gpu.h, host_facts.h: what is read of a machine, with a stand-in
+ * for the driver's library and folders that look like /proc and /sys. */
+#include "convert/hardware/hardware.h"
 
 #include "base/alloc.h"
-#include "convert/hardware_choice.h"
-#include "convert/host_facts.h"
-#include "convert/nvml_gpu.h"
-#include "fixture_files.h"
+#include "convert/hardware/hardware_choice.h"
+#include "convert/hardware/host_facts.h"
+#include "convert/hardware/nvml_gpu.h"
+#include "tests/fixtures/fixture_files.h"
 
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 #define GIB      (1ull << 30)

@@ -1,14 +1,14 @@
 /* Tensors worked out from configurations: against the ten pattern files name by name, and against
  * published parameter counts. */
 #include "base/text.h"
-#include "convert/known_models.h"
+#include "convert/known/known_models.h"
 
-#include "convert/geometry.h"
-#include "convert/model_tensors.h"
-#include "convert/plan.h"
-#include "convert/segments.h"
-#include "model_files.h"
-#include "test_model.h"
+#include "convert/known/model_tensors.h"
+#include "convert/model/geometry.h"
+#include "convert/model/segments.h"
+#include "convert/plan/plan.h"
+#include "tests/fixtures/model_files.h"
+#include "tests/fixtures/test_model.h"
 
 #include <dirent.h>
 #include <time.h>

@@ -3,8 +3,8 @@
  * comes in between leaks or is taken for success. */
 #include "base/alloc.h"
 #include "base/workers.h"
-#include "convert/llama.h"
-#include "test_model.h"
+#include "convert/llama/llama.h"
+#include "tests/fixtures/test_model.h"
 
 #include <math.h>
 #include <setjmp.h>

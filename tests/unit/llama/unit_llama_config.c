@@ -1,6 +1,6 @@
 /* config.json of the Llama family: defaults of each, both spellings of rotary parameters, windows,
  * every refusal; rotary frequencies against closed forms. */
-#include "convert/llama_config.h"
+#include "convert/llama/llama_config.h"
 
 #include <math.h>
 #include <setjmp.h>

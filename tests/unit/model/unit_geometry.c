@@ -1,8 +1,8 @@
 /* config.json -> layers and their caches: the facts of tests/data/models, families by hand, and
  * fields that cannot be. */
-#include "convert/geometry.h"
+#include "convert/model/geometry.h"
 
-#include "model_files.h"
+#include "tests/fixtures/model_files.h"
 
 #include <dirent.h>
 

@@ -1,5 +1,5 @@
 /* The recipe on small made-up checkpoints: traps of names, rules, options. */
-#include "recipe_fixture.h"
+#include "tests/fixtures/recipe_fixture.h"
 
 #define LAYER "model.layers.0."
 

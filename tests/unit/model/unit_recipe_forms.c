@@ -1,9 +1,9 @@
 /* Weights in FP8 and MXFP4, multi-token prediction layers and fused experts: what the recipe makes
  * of them, from names, dtypes and shapes. Values are for tests/cli/test_forms.py. */
-#include "convert/expert_split.h"
-#include "convert/recipe.h"
+#include "convert/model/expert_split.h"
+#include "convert/model/recipe.h"
 
-#include "recipe_fixture.h"
+#include "tests/fixtures/recipe_fixture.h"
 
 #define Q  "model.layers.0.self_attn.q_proj.weight"
 #define UP "model.layers.0.mlp.experts.gate_up_proj"

@@ -1,6 +1,6 @@
 /* The recipe on the layouts of real checkpoints (tests/data/models): the role of every tensor, the
  * parameters that are quantized, and the bytes that come out of it. */
-#include "model_files.h"
+#include "tests/fixtures/model_files.h"
 
 #include <dirent.h>
 #include <time.h>

@@ -1,6 +1,6 @@
 /* What transformers must leave alone, in the names that its versions give it in memory; and weights
  * that it stores the other way round. */
-#include "recipe_fixture.h"
+#include "tests/fixtures/recipe_fixture.h"
 
 /* Heads that a class for labels adds to a model whose file has none of them, unless the name would
  * catch what is quantized. */

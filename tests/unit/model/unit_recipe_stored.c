@@ -1,10 +1,10 @@
 /* Weights that are quantized already: recognised, described, and refused when their parts do not
  * fit. Files on disk, because the state of a weight is read. */
 #include "base/alloc.h"
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
 #include "formats/bnb_state.h"
 
-#include "fixture_files.h"
+#include "tests/fixtures/fixture_files.h"
 
 typedef struct {
     const char *name;

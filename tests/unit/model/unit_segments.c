@@ -1,8 +1,8 @@
 /* Models cut into segments: the ten pattern files, families by hand, names made at random. */
-#include "convert/segments.h"
+#include "convert/model/segments.h"
 
-#include "convert/plan.h"
-#include "model_files.h"
+#include "convert/plan/plan.h"
+#include "tests/fixtures/model_files.h"
 
 #include <dirent.h>
 #include <time.h>

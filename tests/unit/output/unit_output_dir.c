@@ -2,8 +2,8 @@
 #define _GNU_SOURCE /* syscall, flock */
 #include "base/alloc.h"
 #include "base/workers.h"
-#include "convert/output_dir.h"
-#include "test_model.h"
+#include "convert/output/output_dir.h"
+#include "tests/fixtures/test_model.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -17,7 +17,7 @@
 
 #include <cmocka.h>
 
-#include "manifest_sample.h"
+#include "tests/fixtures/manifest_sample.h"
 
 #define COMMITS 400
 #define FILES   4

@@ -3,11 +3,11 @@
  * CPU that work behind the caller's back, as streams do: this program is also for the thread
  * sanitizer. The kernels themselves are tested elsewhere (kernel_*.c, cli/test_device.py). */
 #include "base/alloc.h"
-#include "convert/commands.h"
-#include "convert/device_choice.h"
-#include "convert/device_quantizer.h"
+#include "convert/cli/commands.h"
+#include "convert/device/device_choice.h"
+#include "convert/device/device_quantizer.h"
 #include "quant/quant_internal.h"
-#include "test_model.h"
+#include "tests/fixtures/test_model.h"
 
 #include <limits.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* What a conversion tells of its progress adds up to the bytes of the source, scales and state
  * included, for every form, number of threads and kind of output. */
-#include "pipeline_fixture.h"
+#include "tests/fixtures/pipeline_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* A conversion whose source is read past the page cache makes the same bytes as one through it, of
  * every form and kind of source, and leaves the cache as it was. */
 #include "base/random.h"
-#include "pipeline_fixture.h"
+#include "tests/fixtures/pipeline_fixture.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,8 +1,8 @@
 /* What the syncer calls durable: the order of syncs, and what comes between them. */
 #define _GNU_SOURCE /* syscall */
-#include "convert/syncer.h"
+#include "convert/pipeline/syncer.h"
 
-#include "test_model.h"
+#include "tests/fixtures/test_model.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* The factor with which NF4's code values go to float16 (quant_values.h): it is the best of all
  * floats in [1, 2), its inverse is the nearest float, and the errors are what
  * kernels/matmul_codes.cuh says. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include "quant/quant_half.h"
 #include "quant/quant_values.h"

@@ -1,7 +1,7 @@
 /* Norm, rotary positions, SwiGLU, attention and e^x against sums in double and closed forms; every
  * table gives the scalar one's bits. */
 #include "quant/decoder_ops.h"
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include <math.h>
 

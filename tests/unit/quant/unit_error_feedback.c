@@ -1,6 +1,6 @@
 /* Calibrated quantization against its definition in double: moments, factor and target, scales,
  * every code of the feedback, sweeps that only lower the error and end where no step helps. */
-#include "feedback_testing.h"
+#include "tests/fixtures/feedback_testing.h"
 
 static void moments_are_sums(void **state)
 {

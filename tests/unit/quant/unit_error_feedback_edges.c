@@ -1,6 +1,6 @@
 /* Calibrated quantization where inputs are odd, memory or OpenBLAS is missing, and that neither
  * threads nor instruction sets change a bit. */
-#include "feedback_testing.h"
+#include "tests/fixtures/feedback_testing.h"
 
 #include "base/alloc.h"
 #include "base/workers.h"

@@ -1,6 +1,6 @@
 /* The matmul on the CPU, case by case: where rows begin, special values, empty shapes, strides, and
  * descriptors that lie. prop_matmul.c compares tables and bounds. */
-#include "tests/matmul_testing.h"
+#include "tests/fixtures/matmul_testing.h"
 
 static const uint64_t shapes[][2] = {{1, 1},    {3, 1},    {5, 63},   {4, 64},  {7, 65},
                                      {3, 4096}, {2, 4095}, {3, 4097}, {9, 200}, {2, 9001}};

@@ -1,5 +1,5 @@
 /* The stated error of block-quantized tensors against double arithmetic over every element. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #define OPS (&qc_quant_ops_scalar)
 

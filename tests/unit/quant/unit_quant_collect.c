@@ -1,6 +1,6 @@
 /* The host's part of quantizing on a GPU: from lane sums, here made in plain C in the order of
  * quant_internal.h, to what the scalar functions leave. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include "quant/quant_collect.h"
 

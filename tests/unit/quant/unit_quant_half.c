@@ -1,7 +1,7 @@
 /* Conversions of float16 and bfloat16, exhaustively over the 16-bit side, and the casts on top.
  * The oracle is arithmetic: neighbouring values, the midpoint between them, and what lies a hair to
  * either side of it. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 typedef struct {
     const char *name;

@@ -1,5 +1,5 @@
 /* int8 by rows and by blocks against a plain reading of the definition. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #define OPS (&qc_quant_ops_scalar)
 

@@ -1,5 +1,5 @@
 /* Double quantization: the offset, the groups, what comes back. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #define OPS (&qc_quant_ops_scalar)
 

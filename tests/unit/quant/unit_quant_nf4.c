@@ -1,6 +1,6 @@
 /* NF4 against a plain reading of the definition: one element at a time, the decision tree of the
  * CUDA kernel, sums in double. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #define OPS (&qc_quant_ops_scalar)
 

@@ -1,5 +1,5 @@
 /* The constant tables: values, order, where they come from, and the two forms of the search. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 static uint32_t rotate_right(uint32_t x, unsigned by)
 {

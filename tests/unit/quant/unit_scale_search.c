@@ -2,7 +2,7 @@
  * state, scales are those that double quantization holds, the error is near that of trying every
  * scale, small cases are exact, and what has no code is reported. On the best table there is and on
  * the scalar one. */
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include "quant/scale_search_internal.h"
 

@@ -1,8 +1,8 @@
-#include "convert/bench.h"
-#include "convert/report_codes.h"
-#include "convert/report_page.h"
-#include "fixture_files.h"
+#include "convert/device/bench.h"
+#include "convert/report/report_codes.h"
+#include "convert/report/report_page.h"
 #include "quant/quant_ops.h"
+#include "tests/fixtures/fixture_files.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

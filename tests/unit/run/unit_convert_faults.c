@@ -4,9 +4,9 @@
  * same command ends with the bytes of an undisturbed run. Then the same of a conversion that goes
  * on with what a failed one left. */
 #include "base/alloc.h"
-#include "convert/commands.h"
-#include "fault_fixture.h"
+#include "convert/cli/commands.h"
 #include "formats/manifest.h"
+#include "tests/fixtures/fault_fixture.h"
 
 #include <errno.h>
 #include <setjmp.h>

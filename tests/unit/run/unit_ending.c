@@ -1,5 +1,5 @@
 /* What becomes of the staging folder: what has to hold of every end with every set of facts. */
-#include "convert/ending.h"
+#include "convert/run/ending.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

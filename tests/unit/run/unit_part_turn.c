@@ -1,11 +1,11 @@
 /* Parts of a conversion in one staging folder: turns, and what others left. */
-#include "convert/part_turn.h"
+#include "convert/run/part_turn.h"
 
 #include "base/strbuf.h"
 #include "base/workers.h"
-#include "convert/dir_lock.h"
-#include "convert/resume.h"
-#include "test_model.h"
+#include "convert/output/dir_lock.h"
+#include "convert/run/resume.h"
+#include "tests/fixtures/test_model.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,5 @@
 /* Which part of the work is whose. */
-#include "convert/parts.h"
+#include "convert/run/parts.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,4 +1,4 @@
-#include "convert/report.h"
+#include "convert/run/summary.h"
 #include "formats/json_strict.h"
 
 #include <setjmp.h>

@@ -1,8 +1,8 @@
 /* Identities of conversions; and a commit that stops at every rename, and goes on. */
-#include "convert/commands.h"
-#include "convert/resume.h"
+#include "convert/cli/commands.h"
+#include "convert/run/resume.h"
 #include "formats/file_io.h"
-#include "test_model.h"
+#include "tests/fixtures/test_model.h"
 
 #include <errno.h>
 #include <string.h>

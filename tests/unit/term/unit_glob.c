@@ -1,5 +1,5 @@
-#include "convert/glob.h"
-#include "convert/recipe.h"
+#include "convert/model/recipe.h"
+#include "convert/term/glob.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,6 +1,6 @@
 /* Text of the bar, and what reaches standard error in each mode (a pipe in its place). */
-#include "convert/console.h"
-#include "convert/progress.h"
+#include "convert/term/console.h"
+#include "convert/term/progress.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,5 +1,5 @@
-#include "convert/options.h"
-#include "convert/size_text.h"
+#include "convert/cli/options.h"
+#include "convert/term/size_text.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

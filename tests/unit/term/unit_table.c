@@ -1,4 +1,4 @@
-#include "convert/table.h"
+#include "convert/term/table.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,8 +3,8 @@
  * tests/interop. */
 #include "base/alloc.h"
 #include "base/workers.h"
-#include "convert/tokenizer.h"
-#include "test_model.h"
+#include "convert/tokenizer/tokenizer.h"
+#include "tests/fixtures/test_model.h"
 
 #include <setjmp.h>
 #include <signal.h>

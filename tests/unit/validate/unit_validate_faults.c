@@ -2,8 +2,8 @@
  * written, no leak (the sanitizer stage looks), and afterwards the command works as if nothing had
  * been. */
 #include "base/workers.h"
-#include "convert/validate_pair.h"
-#include "fault_fixture.h"
+#include "convert/validate/validate_pair.h"
+#include "tests/fixtures/fault_fixture.h"
 
 typedef struct {
     char root[64];

@@ -1,7 +1,7 @@
 /* qc_check_blocks and qc_check_rows: sums against a plain reading in double, every code changed,
  * scales of both signs, and the same from every instruction set. */
 #include "quant/weight_check.h"
-#include "quant_testing.h"
+#include "tests/fixtures/quant_testing.h"
 
 #include <string.h>
 

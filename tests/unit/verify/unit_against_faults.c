@@ -2,8 +2,8 @@
  * manifest: an error that says so, no leak (the sanitizer stage looks), and no verdict about OUT.
  */
 #include "base/workers.h"
-#include "convert/against.h"
-#include "fault_fixture.h"
+#include "convert/verify/against.h"
+#include "tests/fixtures/fault_fixture.h"
 
 #include <errno.h>
 

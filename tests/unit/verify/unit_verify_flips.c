@@ -3,9 +3,9 @@
  * tensor that is damaged is named.
  *
  * With --slow all eight bits of every byte, and unpack as well. */
-#include "convert/commands.h"
-#include "convert/output_scan.h"
-#include "test_model.h"
+#include "convert/cli/commands.h"
+#include "convert/verify/output_scan.h"
+#include "tests/fixtures/test_model.h"
 
 #include <fcntl.h>
 #include <setjmp.h>
