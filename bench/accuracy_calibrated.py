@@ -14,7 +14,7 @@ import numpy as np
 import accuracy_models as am
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-TEXT = os.path.join(am.ROOT, "convert", "calibration_text.zst")
+TEXT = os.path.join(am.ROOT, "convert", "calibrate", "calibration_text.zst")
 SENTENCES = os.path.join(HERE, "sentences.txt")
 CURVE = (1024, 4096, 16384, 65536)  # and 131072, the default
 DEFAULT_TOKENS = 131072

@@ -271,7 +271,7 @@ class SelfTest(unittest.TestCase):
 
     def test_floors(self):
         self.clean("convert/main.c", '#include "convert/cli/x.h"\n')
-        self.clean("convert/run/a.c", '#include "convert/run/x.h"\n#include "convert/term/x.h"\n')
+        self.clean("convert/run/good.c", '#include "convert/run/x.h"\n#include "convert/term/x.h"\n')
         self.found("convert/term/a.c", '\n#include "convert/run/x.h"\n', ":2:", "run/")
         self.found("convert/fit/a.c", '#include "convert/gpu/x.h"\n', ":1:", "gpu/")
         self.found("convert/fit/a.c", '#include "convert/x.h"\n', ":1:", "lower floor")

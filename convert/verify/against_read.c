@@ -9,7 +9,8 @@
 #include <string.h>
 
 #define STEP_BYTES                                                                                 \
-    (512u << 10) /* of source: stays in the L2 cache between reading and comparing                 \
+    (512u                                                                                          \
+     << 10) /* of source: stays in the L2 cache between reading and comparing                 \
                   */
 /* Of a weight that lies the other way in MODEL: the more at a time, the longer the reads. */
 #define TURNED_ELEMS ((uint64_t)4 << 20)

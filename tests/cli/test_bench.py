@@ -372,10 +372,10 @@ class Peer(unittest.TestCase):
     """bench_kernels_bitsandbytes.py, on a GPU made up."""
 
     def test_shapes_and_method(self):
-        with open(os.path.join(ROOT, "convert", "bench_shapes.c")) as f:
+        with open(os.path.join(ROOT, "convert", "device", "bench_shapes.c")) as f:
             rows = re.findall(r'\{"(Llama[^"]+)", "([^"]+)", (\d+), (\d+), (\d), 0, \{0\}\}', f.read())
         self.assertEqual([(a, b, int(n), int(k), int(c)) for a, b, n, k, c in rows], peer.SHAPES)
-        with open(os.path.join(ROOT, "convert", "options.c")) as f:
+        with open(os.path.join(ROOT, "convert", "cli", "options.c")) as f:
             ms = re.search(r"bench_m\[\] = \{([^}]+)\}", f.read()).group(1)
         self.assertEqual([int(m) for m in ms.split(",")], peer.M)
         # As tests/unit/device/unit_bench_method.c.

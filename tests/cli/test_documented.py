@@ -82,7 +82,7 @@ class Documented(QconvCase):
 
     def test_cards(self):
         """docs/hardware.md lists every card of the table, and every one it lists is known."""
-        with open(os.path.join(ROOT, "convert", "card_table.c"), encoding="utf-8") as f:
+        with open(os.path.join(ROOT, "convert", "hardware", "card_table.c"), encoding="utf-8") as f:
             known = re.findall(r'^    \{"([^"]+)", "', f.read(), re.M)
         text = page("hardware.md")
         text = text[text.index("These cards are known"):]

@@ -42,7 +42,12 @@ static void test_best(void **state)
 static void test_inverse(void **state)
 {
     (void)state;
-    assert_true(QC_NF4_HALF_SCALE_INVERSE == (float)(1.0 / (double)QC_NF4_HALF_SCALE));
+    /* No other float takes the factor out again as well. */
+    const float inverse = QC_NF4_HALF_SCALE_INVERSE;
+    const float beside[] = {nextafterf(inverse, 0.0f), nextafterf(inverse, 2.0f)};
+    double error = fabs((double)QC_NF4_HALF_SCALE * (double)inverse - 1.0);
+    for (int i = 0; i < 2; i++)
+        assert_true(error < fabs((double)QC_NF4_HALF_SCALE * (double)beside[i] - 1.0));
 }
 
 /* Beside weights that are rounded to float16 one by one, whatever their scale. */
