@@ -19,7 +19,7 @@ from qconv_case import QCONV, QconvCase, ROOT
 
 PAGES = ["README.md", "docs/features.md"]
 SHOWN = re.compile(r"^```console\n\$ (.*)\n((?:.*\n)*?)```\n", re.M)
-VARYING = re.compile(r"[\d.]+(?= s\b| [kMG]?B/s| [kMG]?B on disk)|\d+ threads?, \w+")
+VARYING = re.compile(r"[\d.:]+ (?:s\b|min\b|[KMG]?B/s|[KMG]?B on disk)|\d+ threads?, \w+")
 
 BLOCK = re.compile(r"^```.*?^```\n", re.M | re.S)
 LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
