@@ -22,64 +22,32 @@
 
 typedef qc_geometry_reader reader;
 
-int qc_geometry_is(const qc_geometry_reader *r, const char *types)
-{
-    return qc_config_word_in(r->config.text_type, types);
-}
-
-static int is_type(const reader *r, const char *list)
-{
-    return qc_geometry_is(r, list);
-}
-
-/* ---- sizes ---- */
-
-qc_status qc_geometry_size(const qc_geometry_reader *r, uint64_t *out, const char *names,
-                           uint64_t missing, qc_error *err)
-{
-    const qc_json_node *n = qc_config_text_field(&r->config, names);
-    if (!n || qc_json_kind_of(n) != QC_JSON_ARRAY || !qc_json_first(n))
-        return qc_config_count(out, n, QC_CONFIG_MAX_SIZE, missing, err);
-    *out = 0;
-    for (const qc_json_node *each = qc_json_first(n); each; each = qc_json_next(each)) {
-        uint64_t size = 0;
-        if (qc_json_kind_of(each) == QC_JSON_ARRAY)
-            continue; /* the stages of a vision tower: not what a text passes */
-        QC_TRY(qc_config_count(&size, each, QC_CONFIG_MAX_SIZE, 0, err));
-        *out = size > *out ? size : *out;
-    }
-    return QC_OK;
-}
-
-static qc_status read_size(const reader *r, uint64_t *out, const char *names, uint64_t missing,
-                           qc_error *err)
-{
-    return qc_geometry_size(r, out, names, missing, err);
-}
+/* ---- the shape ---- */
 
 static qc_status read_kv_heads(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
-    uint64_t missing = is_type(r, " gemma3_text ") ? GEMMA3_KV : g->heads;
-    if (is_type(r, " falcon RefinedWeb RefinedWebModel ") &&
+    uint64_t missing = qc_geometry_is(r, " gemma3_text ") ? GEMMA3_KV : g->heads;
+    if (qc_geometry_is(r, " falcon RefinedWeb RefinedWebModel ") &&
         !qc_config_flag(&r->config, "new_decoder_architecture", 0)) {
         g->kv_heads = qc_config_flag(&r->config, "multi_query", 1) ? 1 : g->heads;
         return QC_OK;
     }
-    if (is_type(r, " gpt_bigcode ") && qc_config_flag(&r->config, "multi_query", 1))
+    if (qc_geometry_is(r, " gpt_bigcode ") && qc_config_flag(&r->config, "multi_query", 1))
         missing = 1;
-    return read_size(r, &g->kv_heads,
-                     "decoder_num_key_value_heads num_key_value_heads num_kv_heads n_head_kv "
-                     "multi_query_group_num",
-                     missing, err);
+    return qc_geometry_size(
+        r, &g->kv_heads,
+        "decoder_num_key_value_heads num_key_value_heads num_kv_heads n_head_kv "
+        "multi_query_group_num",
+        missing, err);
 }
 
 static qc_status read_head_dim(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
-    uint64_t missing = is_type(r, " gemma gemma2 gemma3_text ") ? GEMMA_HEAD : 0;
-    const char *names =
-        is_type(r, " zamba zamba2 ") ? "attention_head_dim head_dim" : "head_dim kv_channels d_kv";
+    uint64_t missing = qc_geometry_is(r, " gemma gemma2 gemma3_text ") ? GEMMA_HEAD : 0;
+    const char *names = qc_geometry_is(r, " zamba zamba2 ") ? "attention_head_dim head_dim"
+                                                            : "head_dim kv_channels d_kv";
     /* Of the text only: a projector or another tower may have a head_dim beside it. */
     QC_TRY(qc_config_count(&g->head_dim, qc_config_field(r->config.text, names), QC_CONFIG_MAX_SIZE,
                            missing, err));
@@ -134,14 +102,15 @@ static qc_status read_shape(reader *r, qc_error *err)
                           QC_CONFIG_MAX_LAYERS, 0, err));
     g->layer_count = (uint32_t)layers;
     QC_TRY(count_listed_layers(r, err));
-    QC_TRY(read_size(r, &g->hidden, "hidden_size n_embd d_model n_embed embed_dim", 0, err));
-    QC_TRY(read_size(r, &g->heads,
-                     "decoder_attention_heads num_decoder_attention_heads num_attention_heads "
-                     "n_head n_heads num_heads attention_heads",
-                     is_type(r, " gemma3_text ") ? GEMMA3_HEADS : 0, err));
+    QC_TRY(qc_geometry_size(r, &g->hidden, "hidden_size n_embd d_model n_embed embed_dim", 0, err));
+    QC_TRY(
+        qc_geometry_size(r, &g->heads,
+                         "decoder_attention_heads num_decoder_attention_heads num_attention_heads "
+                         "n_head n_heads num_heads attention_heads",
+                         qc_geometry_is(r, " gemma3_text ") ? GEMMA3_HEADS : 0, err));
     QC_TRY(read_kv_heads(r, err));
     QC_TRY(read_head_dim(r, err));
-    QC_TRY(read_size(r, &g->vocab, "vocab_size padded_vocab_size", 0, err));
+    QC_TRY(qc_geometry_size(r, &g->vocab, "vocab_size padded_vocab_size", 0, err));
     QC_TRY(qc_config_read(&g->max_context, &r->config,
                           "max_position_embeddings n_positions max_target_positions max_seq_len "
                           "seq_length max_sequence_length n_ctx",
@@ -149,7 +118,7 @@ static qc_status read_shape(reader *r, qc_error *err)
     g->dtype = read_dtype(r);
     if (g->layer_count == 0 || g->guessed || !g->decoder)
         return QC_OK;
-    if (g->heads == 0 && !is_type(r, attention_free))
+    if (g->heads == 0 && !qc_geometry_is(r, attention_free))
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: there are %" PRIu32 " layers but no num_attention_heads",
                 g->layer_count);
@@ -170,9 +139,9 @@ static qc_status read_mlp(reader *r, qc_error *err)
 {
     qc_geometry *g = r->out;
     uint64_t dense = 0, moe = 0, shared_width = 0, shared = 0, dense_first = 0;
-    QC_TRY(read_size(r, &dense,
-                     "decoder_ffn_dim intermediate_size n_inner ffn_hidden_size ffn_dim d_ff",
-                     g->hidden * 4, err));
+    QC_TRY(qc_geometry_size(
+        r, &dense, "decoder_ffn_dim intermediate_size n_inner ffn_hidden_size ffn_dim d_ff",
+        g->hidden * 4, err));
     QC_TRY(qc_config_read(&g->experts, &r->config,
                           "num_local_experts num_experts n_routed_experts moe_num_experts",
                           QC_CONFIG_MAX_EXPERTS, 0, err));
@@ -182,15 +151,15 @@ static qc_status read_mlp(reader *r, qc_error *err)
     QC_TRY(qc_config_read(&g->experts_per_token, &r->config,
                           "num_experts_per_tok experts_per_token moe_top_k moe_k", g->experts, 1,
                           err));
-    QC_TRY(read_size(r, &moe, "moe_intermediate_size", dense, err));
+    QC_TRY(qc_geometry_size(r, &moe, "moe_intermediate_size", dense, err));
     QC_TRY(qc_config_read(&shared, &r->config, "n_shared_experts", QC_CONFIG_MAX_EXPERTS, 0, err));
-    QC_TRY(read_size(r, &shared_width, "shared_expert_intermediate_size", 0, err));
+    QC_TRY(qc_geometry_size(r, &shared_width, "shared_expert_intermediate_size", 0, err));
     QC_TRY(qc_config_read(&dense_first, &r->config, "first_k_dense_replace", QC_CONFIG_MAX_SIZE, 0,
                           err));
     uint64_t routed = moe * (g->experts_per_token + shared) + shared_width;
     const qc_json_node *only = qc_config_text_field(&r->config, "mlp_only_layers");
     uint64_t step = 1;
-    QC_TRY(read_size(r, &step, "decoder_sparse_step", 1, err));
+    QC_TRY(qc_geometry_size(r, &step, "decoder_sparse_step", 1, err));
     int some_dense = dense_first > 0 || step > 1 ||
                      (only && qc_json_kind_of(only) == QC_JSON_ARRAY && qc_json_first(only));
     g->intermediate = some_dense && dense > routed ? dense : routed;
@@ -285,7 +254,7 @@ static qc_status read_source(reader *r, qc_error *err)
     uint64_t image = 0, patch = 0;
     if (!g->encoder_decoder)
         return QC_OK;
-    if (is_type(r, " whisper "))
+    if (qc_geometry_is(r, " whisper "))
         return qc_config_read(&g->source_positions, &r->config, "max_source_positions", MAX_CONTEXT,
                               1500, err);
     const qc_json_node *encoder = qc_json_get(r->config.root, "encoder");

@@ -1,4 +1,4 @@
-/* What geometry.c and geometry_layers.c share. Nobody else includes this. */
+/* What the files geometry*.c share. Nobody else includes this. */
 #ifndef QC_CONVERT_GEOMETRY_PARTS_H
 #define QC_CONVERT_GEOMETRY_PARTS_H
 

@@ -30,11 +30,6 @@ typedef enum {
     KIND_NONE   /* an MLP or experts alone */
 } kind;
 
-static int is_type(const qc_geometry_reader *r, const char *list)
-{
-    return qc_geometry_is(r, list);
-}
-
 static const qc_json_node *text_field(const qc_geometry_reader *r, const char *names)
 {
     return qc_config_field(r->config.text, names);
@@ -153,7 +148,8 @@ static void every(const qc_geometry_reader *r, kind *kinds, uint64_t period, uin
 static qc_status read_period(const qc_geometry_reader *r, kind *kinds, kind in, qc_error *err)
 {
     uint64_t period = 0, offset = 0;
-    QC_TRY(qc_geometry_size(r, &period, "attn_layer_period", is_type(r, " zamba ") ? 6 : 8, err));
+    QC_TRY(qc_geometry_size(r, &period, "attn_layer_period", qc_geometry_is(r, " zamba ") ? 6 : 8,
+                            err));
     QC_TRY(qc_geometry_size(r, &offset, "attn_layer_offset", 4, err));
     every(r, kinds, period, offset, in, KIND_STATE);
     return QC_OK;
@@ -163,14 +159,14 @@ static qc_status read_period(const qc_geometry_reader *r, kind *kinds, kind in, 
 static qc_status read_sliding_rule(const qc_geometry_reader *r, kind *kinds, qc_error *err)
 {
     uint64_t from = 0, pattern = 0;
-    int switched = is_type(r, " qwen2 qwen3 qwen2_moe qwen3_moe ") &&
+    int switched = qc_geometry_is(r, " qwen2 qwen3 qwen2_moe qwen3_moe ") &&
                    !qc_config_flag(&r->config, "use_sliding_window", 0);
     if (switched || !qc_config_flag(&r->config, "use_sliding_window", 1) || r->out->guessed ||
-        is_type(r, " llama "))
+        qc_geometry_is(r, " llama "))
         return QC_OK;
-    if (is_type(r, " gemma3_text "))
+    if (qc_geometry_is(r, " gemma3_text "))
         pattern = GEMMA3_PATTERN;
-    if (is_type(r, " gemma3_text cohere2 exaone4 olmo3 ")) {
+    if (qc_geometry_is(r, " gemma3_text cohere2 exaone4 olmo3 ")) {
         const qc_json_node *n = text_field(r, "sliding_window_pattern _sliding_window_pattern");
         uint64_t missing = pattern ? pattern : 4;
         if (n && qc_json_kind_of(n) == QC_JSON_STRING)
@@ -178,11 +174,11 @@ static qc_status read_sliding_rule(const qc_geometry_reader *r, kind *kinds, qc_
         else
             QC_TRY(qc_config_count(&pattern, n, QC_CONFIG_MAX_LAYERS, missing, err));
     }
-    if (is_type(r, " qwen2 qwen3 qwen2_moe "))
+    if (qc_geometry_is(r, " qwen2 qwen3 qwen2_moe "))
         QC_TRY(qc_geometry_size(r, &from, "max_window_layers", 0, err));
     for (uint32_t i = 0; i < r->out->layer_count; i++) {
         int full = i < from || (pattern != 0 && (i + 1) % pattern == 0) ||
-                   (is_type(r, " gemma2 vaultgemma ") && i % 2 == 1);
+                   (qc_geometry_is(r, " gemma2 vaultgemma ") && i % 2 == 1);
         kinds[i] = full ? KIND_FULL : KIND_SLIDING;
     }
     return QC_OK;
@@ -193,30 +189,30 @@ static qc_status read_family_rule(const qc_geometry_reader *r, kind *kinds, qc_e
 {
     uint64_t interval = 0;
     const qc_json_node *n = NULL;
-    if (is_type(r, " mamba mamba2 falcon_mamba rwkv xlstm "))
+    if (qc_geometry_is(r, " mamba mamba2 falcon_mamba rwkv xlstm "))
         return mark(r, kinds, NULL, 0, KIND_STATE, KIND_STATE, err);
-    if (is_type(r, " falcon_h1 "))
+    if (qc_geometry_is(r, " falcon_h1 "))
         return mark(r, kinds, NULL, 0, KIND_BOTH, KIND_BOTH, err);
-    if (is_type(r, " recurrent_gemma "))
+    if (qc_geometry_is(r, " recurrent_gemma "))
         return read_pattern(r, kinds, err);
-    if (is_type(r, " bamba granitemoehybrid "))
+    if (qc_geometry_is(r, " bamba granitemoehybrid "))
         return mark(r, kinds, text_field(r, "attn_layer_indices"), 0, KIND_FULL, KIND_STATE, err);
-    if (is_type(r, " jamba zamba "))
-        return read_period(r, kinds, is_type(r, " jamba ") ? KIND_FULL : KIND_BOTH, err);
-    if (is_type(r, " zamba2 ") && (n = text_field(r, "hybrid_layer_ids")) != NULL)
+    if (qc_geometry_is(r, " jamba zamba "))
+        return read_period(r, kinds, qc_geometry_is(r, " jamba ") ? KIND_FULL : KIND_BOTH, err);
+    if (qc_geometry_is(r, " zamba2 ") && (n = text_field(r, "hybrid_layer_ids")) != NULL)
         return mark(r, kinds, n, 0, KIND_BOTH, KIND_STATE, err);
-    if (is_type(r, " lfm2 lfm2_moe ") && (n = text_field(r, "full_attn_idxs")) != NULL)
+    if (qc_geometry_is(r, " lfm2 lfm2_moe ") && (n = text_field(r, "full_attn_idxs")) != NULL)
         return mark(r, kinds, n, 0, KIND_FULL, KIND_STATE, err);
-    if (is_type(r, " qwen3_next qwen3_5_text qwen3_5_moe_text ")) {
+    if (qc_geometry_is(r, " qwen3_next qwen3_5_text qwen3_5_moe_text ")) {
         QC_TRY(qc_geometry_size(r, &interval, "full_attention_interval", 4, err));
         every(r, kinds, interval, interval + interval - 1, KIND_FULL, KIND_STATE);
         return QC_OK;
     }
-    if (is_type(r, " kimi_linear ")) {
+    if (qc_geometry_is(r, " kimi_linear ")) {
         n = qc_config_field(text_field(r, "linear_attn_config"), "kda_layers");
         return mark(r, kinds, n, 1, KIND_STATE, KIND_FULL, err);
     }
-    if (is_type(r, " llama4_text ")) { /* every fourth layer sees all */
+    if (qc_geometry_is(r, " llama4_text ")) { /* every fourth layer sees all */
         every(r, kinds, 4, 3, KIND_FULL, KIND_CHUNKED);
         return QC_OK;
     }
@@ -320,24 +316,24 @@ static qc_status read_state(const qc_geometry_reader *r, qc_layer_geometry *out,
     const qc_geometry *g = r->out;
     uint64_t width = 0, conv = 0;
     for (size_t i = 0; i < sizeof state_names / sizeof *state_names; i++) {
-        if (is_type(r, state_names[i].types))
+        if (qc_geometry_is(r, state_names[i].types))
             return read_mamba_state(r, i, out, err);
     }
     if (text_field(r, "linear_num_value_heads linear_num_heads"))
         return read_delta_state(r, out, err);
-    if (is_type(r, " xlstm ")) {
+    if (qc_geometry_is(r, " xlstm ")) {
         set_xlstm_state(g, out);
-    } else if (is_type(r, " lfm2 lfm2_moe lfm3 ")) {
+    } else if (qc_geometry_is(r, " lfm2 lfm2_moe lfm3 ")) {
         QC_TRY(qc_geometry_size(r, &conv, "conv_L_cache", 3, err));
         out->state_elems = qc_sat_mul(g->hidden, conv);
-    } else if (is_type(r, " minimax ")) {
+    } else if (qc_geometry_is(r, " minimax ")) {
         out->state_elems = qc_sat_mul(g->heads, qc_sat_mul(g->head_dim, g->head_dim));
-    } else if (is_type(r, " recurrent_gemma ")) {
+    } else if (qc_geometry_is(r, " recurrent_gemma ")) {
         QC_TRY(qc_geometry_size(r, &width, "lru_width", g->hidden, err));
         QC_TRY(qc_geometry_size(r, &conv, "conv1d_width", 4, err));
         out->state_elems = qc_sat_mul(width, conv ? conv - 1 : 0);
         out->state_f32_elems = width;
-    } else if (is_type(r, " rwkv ")) {
+    } else if (qc_geometry_is(r, " rwkv ")) {
         QC_TRY(qc_geometry_size(r, &width, "attention_hidden_size", g->hidden, err));
         out->state_elems = qc_sat_mul(2, g->hidden);
         out->state_f32_elems = qc_sat_mul(3, width);
@@ -351,12 +347,13 @@ static qc_status read_state(const qc_geometry_reader *r, qc_layer_geometry *out,
  * where it is null. */
 static qc_status read_window(const qc_geometry_reader *r, uint64_t *out, qc_error *err)
 {
-    const char *name = is_type(r, " recurrent_gemma ") ? "attention_window_size" : "sliding_window";
+    const char *name =
+        qc_geometry_is(r, " recurrent_gemma ") ? "attention_window_size" : "sliding_window";
     const qc_json_node *n = qc_json_get(r->config.text, name);
     *out = 0;
     if (!n) {
-        *out = is_type(r, " mistral gemma2 gemma3_text ") ? DEFAULT_WINDOW : 0;
-        if (is_type(r, " recurrent_gemma "))
+        *out = qc_geometry_is(r, " mistral gemma2 gemma3_text ") ? DEFAULT_WINDOW : 0;
+        if (qc_geometry_is(r, " recurrent_gemma "))
             *out = 2048;
         return QC_OK;
     }
@@ -384,14 +381,15 @@ static qc_status read_token_elems(const qc_geometry_reader *r, token_elems *out,
 {
     const qc_geometry *g = r->out;
     uint64_t v = g->head_dim, heads = g->kv_heads, dim = g->head_dim;
-    if (is_type(r, " mimo_v2_flash "))
+    if (qc_geometry_is(r, " mimo_v2_flash "))
         QC_TRY(qc_geometry_size(r, &v, "v_head_dim", g->head_dim, err));
     out->full = out->sliding = g->kv_heads * (g->head_dim + v);
-    if (is_type(r, " mimo_v2_flash ")) /* twice the heads behind a window */
+    if (qc_geometry_is(r, " mimo_v2_flash ")) /* twice the heads behind a window */
         out->sliding *= 2;
-    if (is_type(r, " reformer xlnet ")) /* hidden states, of which keys and values are made anew */
+    if (qc_geometry_is(
+            r, " reformer xlnet ")) /* hidden states, of which keys and values are made anew */
         out->full = out->sliding = g->hidden;
-    if (!is_type(r, " gemma4_text gemma4_unified_text "))
+    if (!qc_geometry_is(r, " gemma4_text gemma4_unified_text "))
         return QC_OK;
     QC_TRY(qc_geometry_size(r, &dim, "global_head_dim", GEMMA4_HEAD, err));
     if (qc_config_flag(&r->config, "attention_k_eq_v", 0))
@@ -457,7 +455,7 @@ static qc_status read_latent(const qc_geometry_reader *r, uint64_t rank, qc_erro
         indexers && qc_json_kind_of(indexers) == QC_JSON_ARRAY ? qc_json_first(indexers) : NULL;
     g->head_dim = nope + rope;
     /* LongCat-Flash has two attentions in a layer. */
-    uint64_t times = is_type(r, " longcat_flash ") ? 2 : 1;
+    uint64_t times = qc_geometry_is(r, " longcat_flash ") ? 2 : 1;
     for (uint32_t i = 0; i < g->layer_count; i++) {
         /* Sparse attention also keeps a key for the indexer, unless the layer uses another's. */
         uint64_t own = indexer && strcmp(qc_json_string_or(indexer, ""), "full") != 0 ? 0 : index;
