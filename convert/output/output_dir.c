@@ -142,36 +142,6 @@ static qc_status lock_part(qc_output_dir *d, unsigned part_index, qc_error *err)
     return QC_OK;
 }
 
-qc_status qc_output_read_manifest(qc_arena *arena, const qc_file *root, const char *name,
-                                  qc_manifest *m, qc_digest *digest, qc_error *err)
-{
-    const char *path = NULL;
-    qc_entry e;
-    qc_strbuf text;
-    qc_error trouble = {0};
-    memset(m, 0, sizeof *m);
-    QC_TRY(qc_path_join(arena, &path, root->path, name, err));
-    QC_TRY(qc_beneath_look(root, name, &e, err));
-    if (e.kind != QC_ENTRY_FILE || e.blocked)
-        return QC_OK;
-    qc_strbuf_init(&text, QC_MANIFEST_MAX);
-    qc_status st = qc_file_slurp(path, &text, &trouble);
-    if (st == QC_OK)
-        st = qc_manifest_parse(m, arena, text.data, text.len, &trouble);
-    if (st == QC_OK && digest)
-        *digest = qc_digest_bytes(text.data, text.len);
-    if (st != QC_OK)
-        memset(m, 0, sizeof *m);
-    qc_strbuf_deinit(&text);
-    if (st == QC_ERR_IO) /* or has another part moved it meanwhile? */
-        QC_TRY(qc_beneath_look(root, name, &e, err));
-    if ((st != QC_ERR_IO && st != QC_ERR_NOMEM) || e.kind == QC_ENTRY_MISSING)
-        return QC_OK;
-    if (err)
-        *err = trouble;
-    return st;
-}
-
 static qc_status see_journal(void *ctx, const char *name, qc_error *err)
 {
     qc_output_dir *d = ctx;
