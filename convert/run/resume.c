@@ -266,6 +266,39 @@ qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record, qc_e
     }
 }
 
+/* ---- Counting what was taken in ---- */
+
+int qc_resume_is_ours(const qc_pipeline *p, uint32_t unit)
+{
+    return p->units[unit].kept && !p->shards[qc_unit_shard(p, unit)].foreign;
+}
+
+static void count_found(qc_resume *r)
+{
+    const qc_pipeline *p = r->p;
+    qc_resume_found *f = &r->found;
+    f->jobs_kept = 0;
+    f->bytes_kept = f->stored_kept = 0;
+    for (uint32_t i = 0; i < p->plan->job_count; i++) {
+        const qc_job *j = &p->plan->jobs[i];
+        if (!p->jobs[i].kept)
+            continue;
+        f->jobs_kept++;
+        f->bytes_kept += p->plan->model->tensors[j->source].bytes + j->absorbed_bytes;
+    }
+    for (uint32_t i = 0; i < p->unit_count; i++)
+        f->stored_kept += qc_resume_is_ours(p, i) ? p->units[i].stored_bytes : 0;
+}
+
+void qc_resume_count(qc_resume *r)
+{
+    uint32_t kept_of_begun = 0;
+    count_found(r);
+    for (uint32_t i = 0; i < r->p->plan->job_count; i++)
+        kept_of_begun += r->p->jobs[i].kept && r->p->jobs[i].begun;
+    r->found.jobs_redone = r->begun_before - kept_of_begun;
+}
+
 /* ---- Recording ---- */
 
 qc_status qc_resume_add_begin(void *resume, uint32_t job, qc_error *err)

@@ -19,11 +19,6 @@ typedef struct {
     void *progress_ctx;
 } checker;
 
-static int is_ours(const qc_pipeline *p, uint32_t unit)
-{
-    return p->units[unit].kept && !p->shards[qc_unit_shard(p, unit)].foreign;
-}
-
 /* One staged shard at a time, for one worker: there may be more of them than handles. */
 typedef struct {
     qc_file file; /* closed: the shard is missing */
@@ -120,7 +115,7 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
         uint32_t i = (uint32_t)atomic_fetch_add(&c->next, 1);
         if (i >= p->unit_count)
             break;
-        if (!is_ours(p, i))
+        if (!qc_resume_is_ours(p, i))
             continue;
         st = qc_worker_look_up(&w, err);
         if (st == QC_OK)
@@ -269,32 +264,6 @@ static qc_status take_out(checker *c, qc_error *err)
         qc_job_reset(p, job);
     }
     return take_derived_out(c, err);
-}
-
-static void count_found(qc_resume *r)
-{
-    const qc_pipeline *p = r->p;
-    qc_resume_found *f = &r->found;
-    f->jobs_kept = 0;
-    f->bytes_kept = f->stored_kept = 0;
-    for (uint32_t i = 0; i < p->plan->job_count; i++) {
-        const qc_job *j = &p->plan->jobs[i];
-        if (!p->jobs[i].kept)
-            continue;
-        f->jobs_kept++;
-        f->bytes_kept += p->plan->model->tensors[j->source].bytes + j->absorbed_bytes;
-    }
-    for (uint32_t i = 0; i < p->unit_count; i++)
-        f->stored_kept += is_ours(p, i) ? p->units[i].stored_bytes : 0;
-}
-
-void qc_resume_count(qc_resume *r)
-{
-    uint32_t kept_of_begun = 0;
-    count_found(r);
-    for (uint32_t i = 0; i < r->p->plan->job_count; i++)
-        kept_of_begun += r->p->jobs[i].kept && r->p->jobs[i].begun;
-    r->found.jobs_redone = r->begun_before - kept_of_begun;
 }
 
 static qc_status check_all(checker *c, qc_error *err)

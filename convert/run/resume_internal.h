@@ -25,7 +25,9 @@ struct qc_resume {
     size_t other_count, other_cap;
 };
 
-/* Fill in what of found is counted. */
+/* Is this unit kept from an earlier run of this part, and so in a staged shard of its own? */
+int qc_resume_is_ours(const qc_pipeline *p, uint32_t unit);
+/* Counts what the journal kept and what has to be made again, into r->found. */
 void qc_resume_count(qc_resume *r);
 /* One record into ctx, a qc_resume, and its pipeline: a qc_journal_fn. */
 QC_NODISCARD qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record,
