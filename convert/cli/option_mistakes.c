@@ -155,17 +155,18 @@ static const char place_names[2][160] = {
     "dst destination target save save-to save-path to-dir",
 };
 
-static int has_option(qc_command command, qc_option_id option)
+static int has_option(const qc_option_row *rows, qc_command command, qc_option_id option)
 {
-    return option == QC_OPT_COUNT || (qc_option_table[option].commands & QC_CMD_BIT(command));
+    return option == QC_OPT_COUNT || (rows[option].commands & QC_CMD_BIT(command));
 }
 
-static const qc_option_row *near_row(const char *typed, size_t len, qc_command command)
+static const qc_option_row *near_row(const char *typed, size_t len, const qc_option_row *rows,
+                                     qc_command command)
 {
     const qc_option_row *best = NULL;
     unsigned best_miss = UINT32_MAX;
     for (unsigned i = 0; i < QC_OPT_COUNT; i++) {
-        const qc_option_row *r = &qc_option_table[i];
+        const qc_option_row *r = &rows[i];
         unsigned m = miss(typed, len, r->name);
         if (!r->hidden && (r->commands & QC_CMD_BIT(command)) && m < best_miss) {
             best = r;
@@ -176,13 +177,13 @@ static const qc_option_row *near_row(const char *typed, size_t len, qc_command c
 }
 
 qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typed, size_t len,
-                             qc_command command, qc_error *err)
+                             const qc_option_row *rows, qc_command command, qc_error *err)
 {
     const qc_command_row *c = qc_command_row_of(command);
     *text = NULL;
     for (size_t i = 0; i < sizeof option_names / sizeof *option_names; i++)
         if (is_listed(typed, len, option_names[i].names) &&
-            has_option(command, option_names[i].option)) {
+            has_option(rows, command, option_names[i].option)) {
             *text = option_names[i].meant;
             return QC_OK;
         }
@@ -190,7 +191,7 @@ qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typ
         if (is_listed(typed, len, place_names[i]))
             return qc_arena_printf(arena, text, err, "%s without an option: qconv %s",
                                    c->places[i].name, c->synopsis);
-    const qc_option_row *near = near_row(typed, len, command);
+    const qc_option_row *near = near_row(typed, len, rows, command);
     return near ? qc_arena_printf(arena, text, err, "--%s", near->name) : QC_OK;
 }
 

@@ -9,10 +9,12 @@
 
 /* The command for a word that is none: "quantize", "verfy". */
 const qc_command_row *qc_mistaken_command(const char *word);
-/* What stands for an option that `command` does not have, typed without its dashes: "--threads" for
- * "jobs", "--block-size" for "blok-size". *text is the arena's where it had to be made. */
+/* Finds what stands for an option that `command` does not have, typed without its dashes:
+ * "--threads" for "jobs", "--block-size" for "blok-size". rows is qc_option_table. *text lies in the
+ * arena where it had to be made. */
 QC_NODISCARD qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typed,
-                                          size_t len, qc_command command, qc_error *err);
+                                          size_t len, const qc_option_row *rows, qc_command command,
+                                          qc_error *err);
 /* The choice of a row for a word that is none of them: "nf4" for "int4", "none" for "off". */
 const char *qc_mistaken_choice(const qc_option_row *row, const char *typed);
 /* The number that "4k", "8,192" or "1_000" stands for; 0: none. */

@@ -203,7 +203,7 @@ static qc_status find_meant(const char **tail, qc_arena *arena, const item *it, 
     size_t dashes = it->name[1] == '-' ? 2 : 1;
     const char *meant = NULL;
     QC_TRY(qc_mistaken_option(&meant, arena, it->name + dashes, (size_t)it->name_len - dashes,
-                              command, err));
+                              qc_option_table, command, err));
     *tail = "";
     return meant ? qc_arena_printf(arena, tail, err, "; did you mean %s?", meant) : QC_OK;
 }
