@@ -149,15 +149,14 @@ static qc_status add_bash(qc_strbuf *out, qc_error *err)
 
 static qc_status add_zsh_option(qc_strbuf *out, const qc_option_row *row, qc_error *err)
 {
-    int many = row->id == QC_OPT_KEEP || row->id == QC_OPT_QUANTIZE || row->id == QC_OPT_VERBOSE;
     QC_TRY(qc_strbuf_adds(out, "                ", err));
-    if (row->letter && many)
+    if (row->letter && row->repeats)
         QC_TRY(qc_strbuf_addf(out, err, "'*'{-%c,--%s}'[", row->letter, row->name));
     else if (row->letter)
         QC_TRY(qc_strbuf_addf(out, err, "'(-%c --%s)'{-%c,--%s}'[", row->letter, row->name,
                               row->letter, row->name));
     else
-        QC_TRY(qc_strbuf_addf(out, err, "'%s--%s%s[", many ? "*" : "", row->name,
+        QC_TRY(qc_strbuf_addf(out, err, "'%s--%s%s[", row->repeats ? "*" : "", row->name,
                               row->kind == QC_ARG_NONE ? "" : "="));
     QC_TRY(add_quoted(out, row->help, 1, err));
     QC_TRY(qc_strbuf_adds(out, "]", err));

@@ -156,12 +156,16 @@ struct qc_option_row {
     struct {
         unsigned commands;
         const char *note;
-    } dflt_of;         /* what those commands show instead of dflt_note */
-    const char *since; /* version of qconv */
-    int hidden;        /* left out of --help and completion; the man page has it */
-    int alone;         /* needs no command and takes no other arguments: --version */
-    const char *help;  /* one clause for --help and completion */
-    const char *more;  /* sentences that follow in the man page; or NULL */
+    } dflt_of;             /* what those commands show instead of dflt_note */
+    const char *only_with; /* "--vram": the option is refused without that */
+    const char *not_with;  /* "--mode train, ...": the option is refused beside that, and why */
+    int quantizes;         /* says how to quantize: refused where --to quantizes nothing */
+    int repeats;           /* may be given more than once, and each time counts */
+    const char *since;     /* version of qconv */
+    int hidden;            /* left out of --help and completion; the man page has it */
+    int alone;             /* needs no command and takes no other arguments: --version */
+    const char *help;      /* one clause for --help and completion */
+    const char *more;      /* sentences that follow in the man page; or NULL */
 };
 
 #define QC_CMD_BIT(command) (1u << (command))

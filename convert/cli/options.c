@@ -259,57 +259,35 @@ static qc_status apply_defaults(qc_options *o, qc_error *err)
 
 /* ---- what goes with what ---- */
 
+/* Refuses options whose rows say that they go with `what` only, or not with it. present: `what` is
+ * there. */
+static qc_status check_company(const parse *p, const char *what, int present, qc_error *err)
+{
+    for (const qc_option_row *r = qc_option_table; r < qc_option_table + QC_OPT_COUNT; r++) {
+        if (!was_given(p, r->id))
+            continue;
+        if (!present && r->only_with && strcmp(r->only_with, what) == 0)
+            QC_FAIL(err, QC_ERR_USAGE, "--%s goes with %s only", r->name, what);
+        if (present && r->not_with && strncmp(r->not_with, what, strlen(what)) == 0)
+            QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with %s", r->name, r->not_with);
+    }
+    return QC_OK;
+}
+
 /* plan and convert. */
 static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *err)
 {
-    static const qc_option_id of_auto[] = {QC_OPT_SCHEMES, QC_OPT_EXPLAIN};
-    static const qc_option_id of_vram[] = {QC_OPT_MARGIN,       QC_OPT_CONTEXT,  QC_OPT_BATCH,
-                                           QC_OPT_IMAGES,       QC_OPT_KV_DTYPE, QC_OPT_MLA,
-                                           QC_OPT_CUDA_CONTEXT, QC_OPT_PREFILL};
-    static const qc_option_id of_train[] = {
-        QC_OPT_METHOD,        QC_OPT_OPTIMIZER, QC_OPT_PRECISION,       QC_OPT_ZERO,
-        QC_OPT_CHECKPOINTING, QC_OPT_LORA_RANK, QC_OPT_EFFECTIVE_BATCH, QC_OPT_APPLY,
-        QC_OPT_PROFILE};
-    static const qc_option_id not_train[] = {QC_OPT_PREFILL,  QC_OPT_DEVICE_MAP, QC_OPT_BATCH,
-                                             QC_OPT_KV_DTYPE, QC_OPT_MLA,        QC_OPT_IMAGES};
-    for (size_t i = 0;
-         o->convert.plan.recipe.to != QC_TO_AUTO && i < sizeof of_auto / sizeof *of_auto; i++)
-        if (was_given(p, of_auto[i]))
-            QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --to auto only",
-                    qc_option_table[of_auto[i]].name);
-    if (o->convert.plan.recipe.to == QC_TO_AUTO && was_given(p, QC_OPT_BLOCK_SIZE))
-        QC_FAIL(err, QC_ERR_USAGE,
-                "--block-size does not go with --to auto, which chooses it; see --schemes");
-    if (o->command == QC_CMD_PLAN) {
-        for (size_t i = 0; !o->train.on && i < sizeof of_train / sizeof *of_train; i++)
-            if (was_given(p, of_train[i]))
-                QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --mode train only",
-                        qc_option_table[of_train[i]].name);
-        for (size_t i = 0; o->train.on && i < sizeof not_train / sizeof *not_train; i++)
-            if (was_given(p, not_train[i]))
-                QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --mode train%s",
-                        qc_option_table[not_train[i]].name,
-                        not_train[i] == QC_OPT_BATCH
-                            ? ", which finds the batch; see --effective-batch"
-                            : "");
-        return QC_OK;
-    }
+    QC_TRY(check_company(p, "--to auto", o->convert.plan.recipe.to == QC_TO_AUTO, err));
+    if (o->command == QC_CMD_PLAN)
+        return check_company(p, "--mode train", o->train.on, err);
     if (o->convert.plan.recipe.to == QC_TO_AUTO && !o->convert.plan.fit.vram)
         QC_FAIL(err, QC_ERR_USAGE, "--to auto needs --vram, which says what it has to fit");
-    for (size_t i = 0; !o->convert.plan.fit.vram && i < sizeof of_vram / sizeof *of_vram; i++)
-        if (was_given(p, of_vram[i]))
-            QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --vram only",
-                    qc_option_table[of_vram[i]].name);
-    return QC_OK;
+    return check_company(p, "--vram", o->convert.plan.fit.vram != NULL, err);
 }
 
 static qc_status check_hardware(const parse *p, const qc_options *o, qc_error *err)
 {
-    static const qc_option_id of_watch[] = {QC_OPT_CSV, QC_OPT_INTERVAL, QC_OPT_SAMPLES};
-    for (size_t i = 0; !o->hardware.watch && i < sizeof of_watch / sizeof *of_watch; i++)
-        if (was_given(p, of_watch[i]))
-            QC_FAIL(err, QC_ERR_USAGE, "--%s goes with --watch only",
-                    qc_option_table[of_watch[i]].name);
+    QC_TRY(check_company(p, "--watch", o->hardware.watch, err));
     if (o->hardware.watch && o->hardware.as)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--watch and --as exclude each other: what is not here cannot be "
@@ -326,12 +304,10 @@ static qc_status check_measure(const parse *p, qc_options *o, qc_error *err)
         QC_FAIL(err, QC_ERR_USAGE,
                 "--against is missing; expected --against with the checkpoint that OUT was made "
                 "from");
-    if (was_given(p, QC_OPT_TOLERANCE) && !o->validate.baseline)
-        QC_FAIL(err, QC_ERR_USAGE, "--tolerance goes with --baseline only");
+    QC_TRY(check_company(p, "--baseline", o->validate.baseline != NULL, err));
     if (o->call.json && o->bench.markdown)
         QC_FAIL(err, QC_ERR_USAGE, "--json and --markdown exclude each other");
-    if (o->bench.save && !o->bench.tune)
-        QC_FAIL(err, QC_ERR_USAGE, "--save goes with --tune only");
+    QC_TRY(check_company(p, "--tune", o->bench.tune, err));
     if (o->bench.tune && (o->bench.path || o->bench.markdown || o->call.tuning))
         QC_FAIL(err, QC_ERR_USAGE, "--tune and --%s exclude each other",
                 o->bench.path       ? "path"
@@ -377,18 +353,12 @@ static qc_status check_convert(const parse *p, const qc_options *o, qc_error *er
         QC_FAIL(err, QC_ERR_USAGE,
                 "--consume-source and --part exclude each other: no part knows what the others "
                 "have read");
-    static const qc_option_id quantizing[] = {QC_OPT_BLOCK_SIZE, QC_OPT_NO_DOUBLE_QUANT,
-                                              QC_OPT_SCALE, QC_OPT_COMPUTE_DTYPE, QC_OPT_QUANTIZE};
-    const qc_option_row *to = &qc_option_table[QC_OPT_TO];
     if (!o->convert.plan.recipe.to_given && o->command == QC_CMD_CONVERT)
         return refuse_without_to(p, o, err);
-    if (!qc_to_quantizes(o->convert.plan.recipe.to)) {
-        for (size_t i = 0; i < sizeof quantizing / sizeof *quantizing; i++)
-            if (was_given(p, quantizing[i]))
-                QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
-                        qc_option_table[quantizing[i]].name,
-                        to->choices[o->convert.plan.recipe.to]);
-    }
+    for (const qc_option_row *r = qc_option_table; r < qc_option_table + QC_OPT_COUNT; r++)
+        if (r->quantizes && was_given(p, r->id) && !qc_to_quantizes(o->convert.plan.recipe.to))
+            QC_FAIL(err, QC_ERR_USAGE, "--%s does not go with --to %s, which quantizes nothing",
+                    r->name, qc_option_table[QC_OPT_TO].choices[o->convert.plan.recipe.to]);
     if (o->convert.plan.recipe.to == QC_TO_INT8 && !o->convert.plan.recipe.double_quant &&
         !o->convert.plan.recipe.block_elems)
         QC_FAIL(err, QC_ERR_USAGE,
