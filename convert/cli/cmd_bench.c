@@ -35,7 +35,7 @@ static qc_status choose_device(int *out, qc_devices *devices, const qc_options *
 
 /* ---- files ---- */
 
-/* Where they were asked for: the JSON and the table. */
+/* Writes the JSON and the table to the files that were asked for. */
 static qc_status put_files(const qc_options *o, const qc_bench_request *q, const qc_bench_result *r,
                            qc_error *err)
 {
@@ -67,8 +67,8 @@ typedef struct {
     int lines, bar;
 } teller;
 
-/* A disk that is full now may have room at the end, when failing to write is an error; what is
- * being measured goes on meanwhile. */
+/* Failing to write here is no error, and measuring goes on: a disk that is full now may have room
+ * at the end, when failing is one. */
 static void save(void *ctx, const qc_bench_result *so_far)
 {
     const teller *t = ctx;
@@ -84,7 +84,7 @@ static void tell_row(void *ctx, const qc_bench_result *so_far, const qc_bench_ro
     if (!t->lines)
         return;
     qc_strbuf_init(&line, 1024);
-    /* A line less of progress is no reason to stop. */
+    /* A missing line of progress is no reason to stop. */
     if (qc_bench_row_line(t->q, so_far, row, &line, NULL) == QC_OK)
         qc_console_line(line.data);
     qc_strbuf_deinit(&line);
@@ -127,7 +127,7 @@ static qc_status print(const qc_options *o, const qc_bench_request *q, const qc_
     return st;
 }
 
-/* Each failure in a sentence on standard error. */
+/* Says each failure in a sentence on standard error. */
 static qc_status name_failures(const qc_bench_request *q, const qc_bench_result *r, qc_error *err)
 {
     for (uint32_t i = 0; i < r->failed_count; i++) {
@@ -168,7 +168,7 @@ static qc_status run(const qc_options *o, qc_arena *arena, qc_error *err)
     QC_TRY(qc_target_file_check("--output", o->bench.output, err));
     QC_TRY(qc_target_file_check("--save", o->bench.save, err));
     QC_TRY(qc_target_file_differs("--save", o->bench.save, "--output", o->bench.output, err));
-    if (!q.tune) /* which compares with what there is without */
+    if (!q.tune) /* tuning compares with what qconv does without a table */
         QC_TRY(qc_tuning_open(&tuning, &o->call, arena, err));
     QC_TRY(choose_device(&q.device, &devices, o, arena, err));
     q.tuning = qc_tuning_for(&tuning, &o->call, &devices.gpus[0]);

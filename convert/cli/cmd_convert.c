@@ -88,8 +88,8 @@ static void warn_of_choice(const qc_planned_model *placed, const qc_options *o)
         qc_console_warn(&o->call, "%s", chosen->notes[i]);
 }
 
-/* Who reads what comes out; said before the work where that is qconv alone. The report outlives the
- * plan. */
+/* Finds out which tools load the output, and warns before the work where only qconv does. The
+ * report outlives the plan. */
 static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const qc_options *o,
                                 qc_error *err)
 {
@@ -104,8 +104,8 @@ static qc_status settle_loaders(qc_convert_report *r, const qc_plan *plan, const
     return QC_OK;
 }
 
-/* What only -v would tell otherwise: nothing, or nothing that is known, says how the model is
- * built. */
+/* Warns where there is no config.json, or none that qconv knows, to say how the model is built. Only
+ * -v would tell otherwise. */
 static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, const qc_options *o)
 {
     if (!model->config)
@@ -119,9 +119,9 @@ static void warn_of_config(const qc_checkpoint *model, const qc_plan *plan, cons
                         plan->recipe->model_type);
 }
 
-/* Rows of 16s that are not whole blocks: bitsandbytes' CPU kernel takes the scale of another block
- * for some of their weights. Scales by absmax are alike, so that went unnoticed; searched ones
- * differ in sign. */
+/* Some rows are a multiple of 16 long, but no whole number of blocks. For some of their weights
+ * bitsandbytes' CPU kernel takes the scale of another block. Scales by absmax are alike, so nobody
+ * noticed; searched ones differ in sign. */
 static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
 {
     uint32_t count = 0;
@@ -142,7 +142,7 @@ static void warn_of_straddling(const qc_plan *plan, const qc_options *o)
                         (unsigned long long)first->cols, first->block_elems);
 }
 
-/* --vram: what lies where decides the shards. */
+/* With --vram the placement on devices decides how the shards are cut. */
 static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
                              const qc_checkpoint *model, qc_convert_report *report, qc_error *err)
 {
@@ -163,7 +163,7 @@ static qc_status plan_placed(qc_planned_model *placed, const qc_options *o,
     return QC_OK;
 }
 
-/* --dry-run: is what calibrating needs there, and what will it take? */
+/* For --dry-run: is everything there that calibrating needs, and what will it take? */
 static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report, qc_error *err)
 {
     qc_calibrate_report r = {0};
@@ -179,7 +179,7 @@ static qc_status plan_calibration(const qc_plan *plan, qc_convert_report *report
     return QC_OK;
 }
 
-/* A Slurm step is parts without a word of the command line. */
+/* The tasks of a Slurm step share the work without an option saying so. */
 static qc_status check_parts(const qc_options *o, const qc_rank *rank, qc_error *err)
 {
     if (qc_calibrates(&o->convert.plan.calibrate) && rank->count > 1)
@@ -251,7 +251,7 @@ static qc_status print_report(const qc_options *o, const qc_convert_report *r, q
     return st;
 }
 
-/* What has been planned by its id is tried with convert next. */
+/* Somebody who planned a model by its id tries that id with convert next. */
 static qc_status check_model(const char *model, qc_error *err)
 {
     qc_path_kind kind = QC_PATH_MISSING;
@@ -264,8 +264,8 @@ static qc_status check_model(const char *model, qc_error *err)
     return QC_OK;
 }
 
-/* OUT is whole, and of MODEL nothing is left to convert. What remains of the staging folder was
- * being removed. */
+/* OUT is whole, and nothing of MODEL is left to convert. The process that was removing the staging
+ * folder died on the way. */
 static qc_status say_over(const qc_options *o, qc_error *err)
 {
     qc_output_dir d;
@@ -274,14 +274,15 @@ static qc_status say_over(const qc_options *o, qc_error *err)
     if (qc_parts_check_others(&d, (qc_rank){.count = 1}, 0, "", 0, NULL) == QC_OK)
         qc_output_dir_abort(&d);
     else
-        qc_output_dir_leave(&d); /* parts of another conversion are to replace OUT */
+        qc_output_dir_leave(&d); /* parts of another conversion will replace OUT */
     qc_console_warn(&o->call,
                     "%s is whole already, and the weight files of %s were deleted when it was",
                     o->call.out, o->call.model);
     return QC_OK;
 }
 
-/* With what OUT keeps of weight files that an interrupted conversion has deleted. */
+/* Opens MODEL together with what OUT keeps of the weight files that an interrupted conversion has
+ * deleted. */
 static qc_status open_model(qc_checkpoint **model, const qc_options *o, const char *path,
                             qc_error *err)
 {
@@ -292,7 +293,7 @@ static qc_status open_model(qc_checkpoint **model, const qc_options *o, const ch
     return qc_checkpoint_open_saved(model, path, saved, count, err);
 }
 
-/* path: as given. Where that is an index, o->call.model is its folder. */
+/* path is as the user gave it. Where it is an index, o->call.model is the folder of that. */
 static qc_status convert_path(const qc_options *o, const char *path, qc_error *err)
 {
     qc_checkpoint *model = NULL;

@@ -1,5 +1,5 @@
-/* qconv eval OUT [--against MODEL] --text FILE: perplexity, and how far from the original's its
- * predictions are. */
+/* qconv eval OUT [--against MODEL] --text FILE: the perplexity, and how far the predictions are from
+ * those of the original. */
 #include "convert/cli/commands.h"
 #include "convert/eval/eval.h"
 #include "convert/term/console.h"

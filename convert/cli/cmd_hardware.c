@@ -20,7 +20,8 @@ static qc_status print(const qc_hardware *h, const qc_options *o, qc_arena *aren
     return st;
 }
 
-/* What a large conversion would run on. That CUDA cannot start is a fact here, not an error. */
+/* Asks CUDA what a large conversion would run on. If CUDA cannot start, that is a fact to show and
+ * no error. */
 static qc_status ask_cuda(qc_hardware *h, const qc_options *o, qc_arena *arena, qc_error *err)
 {
     void *v = NULL;

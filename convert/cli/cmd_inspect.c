@@ -153,7 +153,8 @@ static qc_status add_tensors(const qc_facts *f, int verbose, qc_strbuf *out, qc_
     return QC_OK;
 }
 
-/* with_bits: not by dtype, where a weight's parts fall into several rows. */
+/* with_bits is 0 for the table by dtype, because the parts of a weight fall into several rows of
+ * that. */
 static qc_status add_sums(const qc_facts *f, const char *title, const qc_facts_sum *sums,
                           unsigned count, int with_bits, qc_strbuf *out, qc_error *err)
 {

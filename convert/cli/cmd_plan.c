@@ -1,5 +1,5 @@
-/* qconv plan MODEL: what fits where; headers only are read and nothing but --html and --device-map
- * is written. */
+/* qconv plan MODEL: what fits where. It reads headers only, and writes nothing but the files of
+ * --html and --device-map. */
 #include "convert/cli/commands.h"
 #include "convert/fit/device_map.h"
 #include "convert/fit/fit_report.h"
@@ -17,7 +17,7 @@
 
 #define MAX_TEXT_BYTES (1u << 30)
 
-/* Without --vram: this machine's GPUs, or its memory where it has none. */
+/* Without --vram the devices are this machine's GPUs, or its memory where it has none. */
 static qc_status read_budget(qc_budget *out, qc_arena *arena, const qc_options *o, qc_error *err)
 {
     if (o->convert.plan.fit.vram)
@@ -38,7 +38,7 @@ static qc_status map_text(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
     return qc_device_map_text(out, r->arena, r->fit, err);
 }
 
-/* path NULL: not asked for. */
+/* path is NULL where nobody asked for this file. */
 static qc_status put_file(const char *path, text_maker make, const qc_fit_report *r, qc_error *err)
 {
     qc_strbuf out;
@@ -69,7 +69,7 @@ static qc_status print(const qc_fit_report *r, const qc_options *o, qc_error *er
     return st;
 }
 
-/* The longest context for prompts that are read whole, and in steps. */
+/* Prints the longest context for prompts that are read whole, and for those read in steps. */
 static qc_status find_contexts(qc_fit_report *r, const qc_planned_model *planned, qc_error *err)
 {
     qc_fit_prefill *ways[] = {&r->whole, &r->steps};

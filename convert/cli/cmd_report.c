@@ -51,7 +51,7 @@ static qc_status evaluate(qc_report *r, const qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-/* path NULL: standard output. */
+/* With a path of NULL the page goes to standard output. */
 static qc_status put(const qc_report *r, int json, const char *path, qc_error *err)
 {
     qc_strbuf out;
@@ -63,7 +63,7 @@ static qc_status put(const qc_report *r, int json, const char *path, qc_error *e
     return st;
 }
 
-/* The page is there and says so, too. */
+/* The page is written, and it says so too. */
 static qc_status verdict(const qc_report *r, qc_error *err)
 {
     const qc_against_result *a = r->against;
@@ -80,7 +80,7 @@ static qc_status run(qc_report *r, const qc_options *o, uint64_t started, qc_err
     if (r->facts.manifest_trouble)
         qc_console_warn(&o->call, "%s", r->facts.manifest_trouble);
     QC_TRY(qc_target_file_spares("--html", o->html, r->facts.model, err));
-    /* What costs nothing comes first: a wrong file is told before the work. */
+    /* What costs nothing comes first, so that a wrong file is found before the work. */
     if (o->report.bench)
         QC_TRY(qc_report_bench_read(r, o->report.bench, err));
     if (o->report.eval)

@@ -1,8 +1,8 @@
-/* qconv unpack OUT DIR: the same output with plain .safetensors files, every byte checked on the
- * way. DIR equals what "convert --compress none" would have written, byte for byte.
+/* qconv unpack OUT DIR: writes the same output with plain .safetensors files and checks every byte
+ * on the way. DIR equals what "convert --compress none" would have written, byte for byte.
  *
- * With --device only the shards of that device, an index of them and a manifest of just that: a
- * part that can be verified and loaded by itself. The other shards need not be there. */
+ * With --device it writes only the shards of that device, an index of them and a manifest of just
+ * those: a part that can be verified and loaded by itself. The other shards need not be there. */
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/text.h"
@@ -52,7 +52,7 @@ static qc_status write_piece(void *ctx, uint32_t shard, uint64_t offset, const v
     return QC_OK;
 }
 
-/* What the manifest would be had nothing been compressed. */
+/* Makes m the manifest that OUT would have, had nothing been compressed. */
 static void make_plain(qc_manifest *m)
 {
     m->compressed = 0;
@@ -133,7 +133,7 @@ static qc_status no_such_device(const qc_manifest *m, const qc_options *o, qc_er
     return st;
 }
 
-/* Leave of m what lies on one device. Shards and tensors are in the order of devices. */
+/* Leaves in m only what lies on one device. Shards and tensors are in the order of devices. */
 static qc_status keep_device(qc_manifest *m, const qc_options *o, qc_error *err)
 {
     uint32_t device = 0, first = 0;
@@ -175,7 +175,8 @@ static qc_status index_row(void *ctx, size_t i, qc_index_entry *e, qc_error *err
     return QC_OK;
 }
 
-/* The part's own index: its shards have numbers of the whole, so their names need one. */
+/* Writes the part's own index. The shards keep their numbers in the whole output, so a loader needs
+ * an index to find them. */
 static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
 {
     void *v = NULL;
@@ -186,7 +187,7 @@ static qc_status put_index(qc_output_dir *d, qc_manifest *m, qc_error *err)
     qsort(entries, m->tensor_count, sizeof *entries, compare_index);
     QC_TRY(qc_arena_alloc(d->arena, &v, 1, sizeof *m->files, err));
     m->files = v;
-    /* A device may have no shard; its index then is a name and nothing more. */
+    /* A device may have no shard. Its index is then a name and nothing more. */
     const char *shard = m->shard_count ? m->shards[0].name : "model.safetensors";
     QC_TRY(qc_index_stage(d, m->files, shard, index_row, entries, m->tensor_count,
                           m->placement.devices[0].tensor_bytes, err));
@@ -202,8 +203,8 @@ static qc_status write_text(qc_strbuf *text, qc_manifest *m, int with_files, qc_
     return qc_manifest_write(m, text, err);
 }
 
-/* Does DIR hold what would be unpacked, and all of it? Its manifest is what would be written then,
- * but for the index of a single device, which is not made yet. */
+/* Does DIR hold all that would be unpacked? Its manifest is then the one that would be written,
+ * except for the index of a single device, which is not made yet. */
 static qc_status is_unpacked(int *same, qc_difference *why, const qc_output_dir *d,
                              const qc_options *o, qc_error *err)
 {
@@ -238,7 +239,7 @@ static qc_status is_unpacked(int *same, qc_difference *why, const qc_output_dir 
     return st;
 }
 
-/* Before the work: is it done, is anything in the way, is there room? */
+/* Asks before the work: is it done already, is anything in the way, and is there room? */
 static qc_status check_before(const qc_output_dir *d, const qc_manifest *m, const qc_options *o,
                               int *complete, qc_error *err)
 {

@@ -37,14 +37,14 @@ static qc_status check_targets(const qc_options *o, qc_error *err)
     QC_TRY(qc_target_file_check("--save-baseline", save, err));
     QC_TRY(qc_target_file_differs("--html", o->html, "--save-baseline", save, err));
     QC_TRY(qc_target_file_differs("--html", o->html, "--baseline", o->validate.baseline, err));
-    /* Its weights have the names and widths of activations. */
+    /* The weights of a model have the names and widths of activations. */
     QC_TRY(qc_target_file_differs("--activations", o->validate.activations, "--against",
                                   o->call.against, err));
-    /* Errors that fail against the baseline would become what the next run has to keep to. */
+    /* Otherwise errors that fail against the baseline would become the next run's baseline. */
     return qc_target_file_differs("--save-baseline", save, "--baseline", o->validate.baseline, err);
 }
 
-/* After opening: only then it is known which files there are. */
+/* This comes after opening, because only then it is known which files there are. */
 static qc_status check_sources(const validation *v, qc_error *err)
 {
     const qc_checkpoint *read[] = {v->output, v->model, v->input.file};
@@ -110,7 +110,8 @@ static const char *why_not(const validation *v, const qc_validate_pair *p)
                : "there are no activations for it in the file";
 }
 
-/* Which are measured: all, or --sample of them, the middles of as many equal shares. */
+/* Chooses the pairs that are measured: all, or as many as --sample says, which are the middles of as
+ * many equal shares. */
 static qc_status choose(validation *v, qc_error *err)
 {
     qc_validate_report *r = &v->report;
@@ -202,7 +203,7 @@ static qc_status make_text(validation *v, form as, qc_strbuf *out, qc_error *err
     return QC_OK;
 }
 
-/* path NULL: standard output. */
+/* With a path of NULL the text goes to standard output. */
 static qc_status put(validation *v, form as, const char *path, qc_error *err)
 {
     qc_strbuf out;
@@ -224,7 +225,7 @@ static qc_status answer(validation *v, qc_error *err)
     return put(v, o->call.json ? AS_JSON : AS_TEXT, NULL, err);
 }
 
-/* As many layers by name as a line holds. */
+/* Names as many layers as a line holds. */
 static qc_status verdict(const validation *v, qc_error *err)
 {
     const qc_validate_report *r = &v->report;

@@ -41,7 +41,7 @@ static int is_of_part(const qc_options *o, const qc_tree_file *found, size_t cou
     return 0;
 }
 
-/* Files that the manifest knows nothing of are no damage, but nobody vouches for them. */
+/* A file that the manifest does not list is no damage, but nobody vouches for it. */
 static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc_error *err)
 {
     void *v = NULL;
@@ -73,7 +73,7 @@ static qc_status warn_of_strangers(const qc_options *o, const qc_manifest *m, qc
     return QC_OK;
 }
 
-/* Bytes of OUT that the comparison goes through; without a manifest those of its files. */
+/* The bytes of OUT that the comparison reads; without a manifest, the bytes of its files. */
 static qc_status count_bytes(const qc_options *o, const qc_manifest *m, int found, uint64_t *total,
                              qc_error *err)
 {

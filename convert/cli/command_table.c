@@ -1,4 +1,4 @@
-/* The commands, and what help says beside them. */
+/* The commands, and the tables that help prints beside them. */
 #include "convert/cli/option_table.h"
 
 #include <string.h>

@@ -1,5 +1,5 @@
-/* The commands. Each does all of its job: results to standard output, everything else to standard
- * error, what went wrong to *err. */
+/* The commands. Each does all of its job: it writes results to standard output and everything else
+ * to standard error, and puts what went wrong into *err. */
 #ifndef QC_CONVERT_COMMANDS_H
 #define QC_CONVERT_COMMANDS_H
 

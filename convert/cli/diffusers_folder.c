@@ -50,7 +50,7 @@ int qc_is_diffusers_folder(const qc_options *o, const char *path)
 
 /* ---- the parts ---- */
 
-/* What follows "NAME/" in path, or NULL. */
+/* Returns what follows "NAME/" in path, or NULL. */
 static const char *below(const char *path, const char *name)
 {
     size_t n = strlen(name);
@@ -65,7 +65,8 @@ static int is_weights(const char *file)
             qc_ends_with(file, ".safetensors.zst"));
 }
 
-/* The models that take the room. A VAE is small and sensitive, other parts are small. */
+/* Is this one of the large models of a pipeline? A VAE is small and sensitive, and other parts are
+ * small. */
 static int is_large(const char *name)
 {
     static const char *const begin[] = {"transformer", "unet", "text_encoder", "prior",
@@ -192,7 +193,7 @@ static qc_status check_options(const qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-/* The options of one part; what was said of parts says nothing about its tensors. */
+/* Makes the options of one part. Globs that name parts say nothing about its tensors. */
 static qc_status part_options(qc_options *out, const pipeline *p, const char *name, qc_error *err)
 {
     *out = *p->o;
@@ -206,7 +207,7 @@ static qc_status part_options(qc_options *out, const pipeline *p, const char *na
     return QC_OK;
 }
 
-/* What the last part would be refused for is said before the first is converted. */
+/* A mistake in the last part is found before the first is converted. */
 static qc_status check_part(const qc_options *o, qc_error *err)
 {
     qc_checkpoint *model = NULL;
@@ -264,7 +265,7 @@ static int has_safetensors(const pipeline *p, const char *path, const char *name
     return 0;
 }
 
-/* Weights in other formats or variants, of which the copied folder has the full ones. */
+/* Is this a weight in another format or variant, where the folder has the full weights too? */
 static int is_twin(const pipeline *p, const char *path)
 {
     static const char *const formats[] = {".bin", ".msgpack", ".onnx", ".onnx_data",      ".ckpt",
@@ -272,7 +273,7 @@ static int is_twin(const pipeline *p, const char *path)
     const char *slash = strrchr(path, '/');
     const char *name = slash ? slash + 1 : path;
     qc_ckpt_name n;
-    if (!slash) /* the whole pipeline in one file: of it there is no output */
+    if (!slash) /* the whole pipeline in one file, of which no output is made */
         return is_weights(path) || qc_ends_with(path, ".ckpt") || qc_ends_with(path, ".gguf") ||
                qc_ends_with(path, ".bin");
     if (qc_ckpt_name_read(&n, name) && n.variant && !n.torch)
@@ -295,8 +296,8 @@ static int is_copied(const pipeline *p, const char *path)
            !is_twin(p, path);
 }
 
-/* The name that a file is copied to. A variant that is all there is gets the full one's, so that
- * the parts of the output load alike: "vae/diffusion_pytorch_model.fp16.safetensors" without
+/* The name that a file is copied to. Where there is only a variant, it gets the name of the full
+ * weights, so that all parts of the output load alike: "vae/diffusion_pytorch_model.fp16.safetensors" without
  * ".fp16". Shards keep their names, which only their index needs to know. */
 static qc_status copied_name(const pipeline *p, const char **out, const char *path, qc_error *err)
 {
@@ -354,7 +355,7 @@ static qc_status list_copies(pipeline *p, copy **out, size_t *count, qc_error *e
     return QC_OK;
 }
 
-/* The manifest of what is copied, model_index.json among it. */
+/* Makes the manifest of the copied files; model_index.json is one of them. */
 static qc_status fill_manifest(qc_manifest *m, const pipeline *p, const copy *copies, size_t count,
                                qc_error *err)
 {
@@ -396,7 +397,8 @@ static qc_status digest_of(qc_digest *out, const char *path, qc_error *err)
     return st;
 }
 
-/* *same: OUT has these files already, byte for byte, of a conversion to the same scheme. */
+/* *same says that OUT has these files already, byte for byte, from a conversion to the same
+ * scheme. */
 static qc_status is_copied_already(int *same, const pipeline *p, const copy *copies, size_t count,
                                    qc_error *err)
 {
@@ -489,7 +491,8 @@ static qc_status run_parts(const pipeline *p, qc_part_command one, qc_error *err
     return print(p->o, "]\n", err);
 }
 
-/* How to run the whole pipeline. Of a form of qconv's own the parts have said what to do. */
+/* Says how to run the whole pipeline. For a form that only qconv reads, the parts have said what to
+ * do. */
 static qc_status print_steps(const qc_options *o, qc_error *err)
 {
     if (o->call.json || o->call.quiet ||
@@ -552,7 +555,7 @@ qc_status qc_diffusers_convert(const qc_options *o, qc_part_command one, qc_erro
 
 /* ---- verify and unpack ---- */
 
-/* The parts that OUT holds as outputs of their own: those of which nothing was copied. */
+/* Finds the parts that OUT holds as outputs of their own, which are those without copied files. */
 static qc_status find_outputs(pipeline *p, const qc_manifest *m, qc_error *err)
 {
     for (size_t i = 0; i < p->part_count; i++) {

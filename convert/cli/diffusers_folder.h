@@ -12,12 +12,12 @@
 
 typedef qc_status (*qc_part_command)(const qc_options *o, qc_error *err);
 
-/* Is path the folder of a pipeline, and none of a model itself? */
+/* Is path the folder of a pipeline, and not that of a model? */
 int qc_is_diffusers_folder(const qc_options *o, const char *path);
-/* one: the command for one part, which gets the options with the part's paths. */
+/* `one` is the command for a single part. It gets the options with the part's paths. */
 QC_NODISCARD qc_status qc_diffusers_convert(const qc_options *o, qc_part_command one,
                                             qc_error *err);
-/* verify and unpack: what was copied, then every part. */
+/* For verify and unpack: goes through the copied files, then through every part. */
 QC_NODISCARD qc_status qc_diffusers_each(const qc_options *o, qc_part_command one, qc_error *err);
 
 #endif

@@ -8,7 +8,7 @@
 #define NAME_COLUMN  12
 #define FIRST_COLUMN 2
 
-/* Words of text, wrapped, continuation lines starting at `indent`; the cursor is at `at`. */
+/* Wraps the words of text. Continuation lines start at `indent`, and the cursor is at `at`. */
 static qc_status add_wrapped(qc_strbuf *out, const char *text, size_t indent, size_t at,
                              qc_error *err)
 {
@@ -34,7 +34,7 @@ static qc_status add_wrapped(qc_strbuf *out, const char *text, size_t indent, si
     return qc_strbuf_adds(out, "\n", err);
 }
 
-/* A name, then its text in a column; the text goes to the next line if the name is too long. */
+/* Writes a name, then its text in a column, or on the next line if the name is too long. */
 static qc_status add_row(qc_strbuf *out, const char *name, size_t column, const char *text,
                          qc_error *err)
 {

@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* Text in which '-', '\' and a leading '.' or '\'' mean themselves. bold_dashes: write "-" as a
- * minus that can be copied. Text may hold the blank line that separates paragraphs. */
+/* Adds text in which '-', '\' and a leading '.' or '\'' mean themselves. With bold_dashes a "-"
+ * becomes a minus that can be copied. Text may hold the blank line that separates paragraphs. */
 static qc_status add_text(qc_strbuf *out, const char *text, qc_error *err)
 {
     int line_start = 1;
@@ -54,7 +54,7 @@ static qc_status add_sentence(qc_strbuf *out, const char *clause, qc_error *err)
     return qc_strbuf_adds(out, ".\n", err);
 }
 
-/* "Commands: convert, unpack." unless it is all that do something. */
+/* Adds "Commands: convert, unpack." unless the option is one of all commands. */
 static qc_status add_scope(qc_strbuf *out, const qc_option_row *row, qc_error *err)
 {
     unsigned all = 0, n = 0;

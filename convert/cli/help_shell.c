@@ -23,8 +23,8 @@ static int offered(const qc_option_row *row, qc_command command)
     return !row->hidden && (row->commands & QC_CMD_BIT(command));
 }
 
-/* Text between single quotes of a shell; quote_bracket: zsh's specs give ':', '[' and ']' a
- * meaning. */
+/* Adds text for between single quotes of a shell. quote_bracket also quotes ':', '[' and ']', which
+ * mean something in the specs of zsh. */
 static qc_status add_quoted(qc_strbuf *out, const char *text, int zsh_spec, qc_error *err)
 {
     for (const char *c = text; *c; c++) {

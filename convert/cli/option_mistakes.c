@@ -5,7 +5,8 @@
 #include <string.h>
 #include <strings.h>
 
-/* How far off a name is: 0 when typed is its beginning, UINT32_MAX when it is another word. */
+/* How far `typed` is from a name: 0 when it is the beginning of it, UINT32_MAX when it is another
+ * word. */
 static unsigned miss(const char *typed, size_t len, const char *name)
 {
     if (len >= 2 && strncmp(typed, name, len) == 0)
@@ -27,7 +28,7 @@ static int is_name(const char *typed, size_t len, const char *name)
     return i == len && name[i] == '\0';
 }
 
-/* Is `typed` one of the names in a list with blanks between? */
+/* Is `typed` one of the names in a list that has blanks between them? */
 static int is_listed(const char *typed, size_t len, const char *names)
 {
     char name[48];
@@ -82,8 +83,8 @@ const qc_command_row *qc_mistaken_command(const char *word)
 
 /* ---- options ---- */
 
-/* Names of other tools' options, what does that here, and the option that `meant` uses: it is said
- * only where the command has that option. QC_OPT_COUNT: of every command. */
+/* Names of other tools' options, what does the same here, and the option that `meant` uses. A row
+ * counts only where the command has that option; with QC_OPT_COUNT it counts for every command. */
 static const struct {
     const char *names;
     const char *meant;
@@ -147,7 +148,7 @@ static const struct {
     {"v V", "--version", QC_OPT_COUNT},
 };
 
-/* Names for the arguments that have no option: the first, and the second. */
+/* What other tools call the arguments that are no options here: the first, and the second. */
 static const char place_names[2][160] = {
     "model in input i m src source from model-path model-dir model-id path checkpoint "
     "pretrained-model-name-or-path",
@@ -275,7 +276,7 @@ uint64_t qc_mistaken_number(const char *typed)
         return grouped ? v : 0;
     if (s[1] != '\0' || grouped)
         return 0;
-    /* Contexts come in such: "32k" is 32,768 tokens. */
+    /* The length of a context is often written so: "32k" is 32,768 tokens. */
     if ((*s == 'k' || *s == 'K') && v <= UINT64_MAX >> 20)
         return v << 10;
     return (*s == 'm' || *s == 'M') && v <= UINT64_MAX >> 30 ? v << 20 : 0;

@@ -1,5 +1,5 @@
-/* What somebody probably meant who types as another tool wants it. Only messages come of this: what
- * is unambiguous the setters accept by themselves (option_values.h).
+/* Guesses what somebody meant who typed what another tool wants. The guesses are for messages only;
+ * the setters accept by themselves what is unambiguous (option_values.h).
  *
  * A result is what follows "did you mean ", or NULL. Thread-safe: yes. */
 #ifndef QC_CONVERT_OPTION_MISTAKES_H
@@ -7,7 +7,7 @@
 
 #include "convert/cli/option_table.h"
 
-/* The command for a word that is none: "quantize", "verfy". */
+/* The command that a word like "quantize" or "verfy" stands for. */
 const qc_command_row *qc_mistaken_command(const char *word);
 /* Finds what stands for an option that `command` does not have, typed without its dashes:
  * "--threads" for "jobs", "--block-size" for "blok-size". rows is qc_option_table. *text lies in the
@@ -15,11 +15,11 @@ const qc_command_row *qc_mistaken_command(const char *word);
 QC_NODISCARD qc_status qc_mistaken_option(const char **text, qc_arena *arena, const char *typed,
                                           size_t len, const qc_option_row *rows, qc_command command,
                                           qc_error *err);
-/* The choice of a row for a word that is none of them: "nf4" for "int4", "none" for "off". */
+/* The choice of a row that another word stands for: "nf4" for "int4", "none" for "off". */
 const char *qc_mistaken_choice(const qc_option_row *row, const char *typed);
-/* The number that "4k", "8,192" or "1_000" stands for; 0: none. */
+/* The number that "4k", "8,192" or "1_000" stands for, or 0. */
 uint64_t qc_mistaken_number(const char *typed);
-/* The share that "90%", "0,9" or, where 1 is the most, "90" stands for; 0: none. */
+/* The share that "90%", "0,9" or, where 1 is the most, "90" stands for, or 0. */
 double qc_mistaken_decimal(const char *typed, double most);
 
 /* Do two words mean the same type: "bf16" and "BFloat16"? Case does not matter. */

@@ -22,13 +22,14 @@
 #define ANSWERS   (CONVERT | VERIFY | INSPECT | UNPACK | PLAN | HARDWARE | MEASURING | READING)
 #define ANYWHERE  (ANSWERS | QC_CMD_BIT(QC_CMD_HELP))
 
-/* What a row sets, and how its value is read. The type of the member has to be the setter's. */
+/* A row says with one of these which member it sets, and how its value is read. The member must have
+ * the type that the setter stores. */
 #define SETS(member, ...)                                                                          \
     .at = offsetof(qc_options, member),                                                            \
     .set = _Generic(((const qc_options *)0)->member, __VA_ARGS__)
 #define SWITCH(member)     SETS(member, int : qc_option_set_on)
 #define SWITCH_OFF(member) SETS(member, int : qc_option_set_off)
-/* An enum, or an int that is the index of the choice. */
+/* The member is an enum, or an int that becomes the index of the choice. */
 #define CHOICE(member) SETS(member, int : qc_option_set_choice, unsigned : qc_option_set_choice)
 #define NUMBER(member) SETS(member, uint64_t : qc_option_set_u64, unsigned : qc_option_set_unsigned)
 #define SIZE(member)   SETS(member, uint64_t : qc_option_set_size)

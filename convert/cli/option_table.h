@@ -1,10 +1,10 @@
 /* The one table of commands and options. The parser, --help, the man page and the shell completions
  * read nothing else, so they cannot disagree.
  *
- * To add an option: a value in qc_option_id and a row in option_table.c, which says what it sets.
- * To add a command: a value in qc_command, a row in command_table.c, a row in main.c (what runs
- * it), and its bit in the options that apply to it. Then regenerate the committed copies: see
- * docs/cli.md. */
+ * To add an option, add a value to qc_option_id and a row to option_table.c, which says what it
+ * sets. To add a command, add a value to qc_command, a row to command_table.c, a row to main.c (what
+ * runs it), and its bit to the options that apply to it. Then regenerate the committed copies:
+ * docs/cli.md says how. */
 #ifndef QC_CONVERT_OPTION_TABLE_H
 #define QC_CONVERT_OPTION_TABLE_H
 
@@ -42,8 +42,8 @@ typedef enum {
     QC_OPT_CUDA_CONTEXT,
     QC_OPT_HTML,
     QC_OPT_DEVICE_MAP,
-    QC_OPT_DEVICE,     /* unpack: of the plan */
-    QC_OPT_RUN_DEVICE, /* --device, too: of this machine */
+    QC_OPT_DEVICE,     /* of unpack: a device of the plan */
+    QC_OPT_RUN_DEVICE, /* also --device: a device of this machine */
     QC_OPT_MODE,
     QC_OPT_METHOD,
     QC_OPT_OPTIMIZER,
@@ -62,7 +62,7 @@ typedef enum {
     QC_OPT_AGAINST,
     QC_OPT_TEXT,
     QC_OPT_TOKENIZER,
-    QC_OPT_EVAL_CONTEXT, /* --context, too: of a window of the text */
+    QC_OPT_EVAL_CONTEXT, /* also --context: tokens of a window of the text */
     QC_OPT_MAX_TOKENS,
     QC_OPT_MAX_KL,
     QC_OPT_EVAL_FILE,
@@ -136,7 +136,7 @@ typedef qc_status (*qc_option_setter)(qc_options *o, const qc_option_row *row, c
                                       qc_error *err);
 
 struct qc_option_row {
-    qc_option_id id;   /* equals the row's index */
+    qc_option_id id;   /* the index of the row */
     const char *name;  /* without the dashes; rows may share one if their commands differ, their
                           kind is the same, and they have no choices */
     char letter;       /* short form or 0 */
@@ -145,12 +145,12 @@ struct qc_option_row {
     qc_arg_kind kind;
     const char *arg; /* placeholder: "N", "GLOB"; NULL for a switch and for a choice */
     const char *choices[QC_MAX_CHOICES];
-    uint64_t min, max;  /* of a number; min of a size, too */
+    uint64_t min, max;  /* of a number; min is also that of a size */
     double least, most; /* of a decimal number; least is allowed only if it is above 0 */
     int power_of_two;
-    qc_option_setter set;  /* NULL: --help, which choose_command sees to */
+    qc_option_setter set;  /* NULL for --help, which choose_command handles */
     size_t at;             /* the member of qc_options that is set */
-    size_t given;          /* an int of it that becomes 1 when the option is given; 0: none */
+    size_t given;          /* an int of it that becomes 1 when the option is given, or 0 */
     const char *dflt;      /* applied through the parser before the command line; or NULL */
     const char *dflt_note; /* shown where dflt is NULL */
     struct {
@@ -200,7 +200,7 @@ extern const unsigned qc_command_count;
 typedef struct {
     const char *name;
     const char *meaning;
-    unsigned commands; /* whose help has it; 0: of all */
+    unsigned commands; /* those whose help has it; 0 for all */
 } qc_text_row;
 
 /* Exit codes and environment variables, for --help and the man page. */
@@ -209,10 +209,10 @@ extern const unsigned qc_exit_code_count;
 extern const qc_text_row qc_environment_table[];
 extern const unsigned qc_environment_count;
 
-/* NULL if there is none. */
+/* Both return NULL if there is none. */
 const qc_command_row *qc_command_row_of(qc_command command);
 const qc_command_row *qc_command_row_named(const char *name);
-/* "--to {nf4,int8}", "--block-size N", "--force": name and placeholder. */
+/* Writes the name and what follows it: "--to {nf4,int8}", "--block-size N", "--force". */
 #define QC_SPELLED_BYTES 96
 void qc_option_spell(const qc_option_row *row, char out[QC_SPELLED_BYTES]);
 

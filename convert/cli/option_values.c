@@ -12,10 +12,9 @@
 #include <strings.h>
 
 #define QUOTED_MOST 200 /* bytes of a value in a message, so that what follows it is still seen */
-/* A size below this without a unit: gigabytes were meant, or megabytes. */
+/* A smaller size without a unit is a mistake: gigabytes or megabytes were meant. */
 #define PLAIN_BYTES_LEAST 1000000u
 
-/* "nf4, int8, fp16 or bf16" */
 void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_bytes)
 {
     out[0] = '\0';
@@ -34,8 +33,8 @@ void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_byte
 
 /* ---- reading ---- */
 
-/* A whole number in decimal digits; max at most 10^18. digits: where in text it stands ("3" of
- * "zstd:3"). */
+/* Reads a whole number in decimal digits; max is at most 10^18. digits is where in text it stands:
+ * at the "3" of "zstd:3". */
 static qc_status read_number(const qc_option_row *row, const char *text, const char *digits,
                              uint64_t min, uint64_t max, uint64_t *out, qc_error *err)
 {
@@ -215,7 +214,8 @@ qc_status qc_option_set_path(qc_options *o, const qc_option_row *row, const char
     return qc_option_set_text(o, row, value, err);
 }
 
-/* Names with commas between: lower case, without the blanks at commas and ends. */
+/* Reads names with commas between, and stores them in lower case, without the blanks at commas and
+ * ends. */
 static qc_status read_list(const char **out, qc_arena *arena, const char *text, qc_error *err)
 {
     void *v = NULL;
@@ -248,7 +248,7 @@ qc_status qc_option_set_list(qc_options *o, const qc_option_row *row, const char
 
 /* ---- setters that know their members ---- */
 
-/* A level, alone or after "zstd" and one of these. */
+/* A level stands alone, or after "zstd" and one of these. */
 static const char *level_of(const char *text)
 {
     const char *s = strncasecmp(text, "zstd", 4) == 0 ? text + 4 : text;
@@ -283,12 +283,12 @@ qc_status qc_option_set_compress(qc_options *o, const qc_option_row *row, const 
     return QC_OK;
 }
 
-/* --keep and --quantize. The array grows to twice its size when its count is a power of two. */
+/* Sets --keep and --quantize. The array grows to twice its size when its count is a power of two. */
 qc_status qc_option_set_rule(qc_options *o, const qc_option_row *row, const char *value,
                              qc_error *err)
 {
     uint32_t n = o->convert.plan.recipe.rule_count;
-    /* The manifest names it, after hours perhaps. */
+    /* The manifest names it, perhaps hours later. */
     if (!qc_text_is_utf8(value))
         QC_FAIL(err, QC_ERR_USAGE, "--%s: the glob '%s' is not UTF-8, as names of tensors are",
                 row->name, value);
@@ -380,7 +380,7 @@ qc_status qc_option_set_m(qc_options *o, const qc_option_row *row, const char *v
     for (const char *entry = text;; entry++) {
         char digits[24];
         size_t len = strcspn(entry, ",");
-        size_t kept = len < sizeof digits ? len : 0; /* too long is no number here either */
+        size_t kept = len < sizeof digits ? len : 0; /* what is too long is no number either */
         memcpy(digits, entry, kept);
         digits[kept] = '\0';
         QC_TRY(read_number(row, digits, digits, row->min, row->max, &list[n], err));
@@ -408,7 +408,7 @@ qc_status qc_option_set_part(qc_options *o, const qc_option_row *row, const char
     size_t len = slash ? (size_t)(slash - value) : 0;
     if (len > 0 && len < sizeof part)
         memcpy(part, value, len);
-    /* The whole of it is shown: of 3/2 either number may be the one that is wrong. */
+    /* The message shows all of it, because either number of 3/2 may be the wrong one. */
     if (!*part || read_number(row, slash + 1, slash + 1, 1, QC_PARTS_MAX, &n, NULL) != QC_OK ||
         read_number(row, part, part, 1, n, &i, NULL) != QC_OK)
         QC_FAIL(err, QC_ERR_USAGE,

@@ -1,14 +1,15 @@
-/* Reading the values of options. All refuse with QC_ERR_USAGE, naming the option, what was expected
- * and what was found. Thread-safe: yes. */
+/* Reads the values of options. All functions refuse with QC_ERR_USAGE and name the option, what was
+ * expected and what was found. Thread-safe: yes. */
 #ifndef QC_CONVERT_OPTION_VALUES_H
 #define QC_CONVERT_OPTION_VALUES_H
 
 #include "convert/cli/option_table.h"
 
-/* "nf4, int8, fp16 or bf16"; cut where out is too small. */
+/* Writes "nf4, int8, fp16 or bf16", cut where out is too small. */
 void qc_option_list_choices(const qc_option_row *row, char *out, size_t out_bytes);
 
-/* Setters of the table's rows (qc_option_setter). What they store in the row's member: */
+/* The setters of the table's rows (qc_option_setter). Each line says what is stored in the row's
+ * member. */
 #define QC_SETTER(name)                                                                            \
     QC_NODISCARD qc_status name(qc_options *o, const qc_option_row *row, const char *value,        \
                                 qc_error *err)
@@ -17,13 +18,13 @@ QC_SETTER(qc_option_set_off);      /* 0 */
 QC_SETTER(qc_option_set_choice);   /* the index of the choice, as an int or an enum */
 QC_SETTER(qc_option_set_word);     /* the choice's name */
 QC_SETTER(qc_option_set_u64);      /* a whole number */
-QC_SETTER(qc_option_set_unsigned); /* the same; max has to fit */
+QC_SETTER(qc_option_set_unsigned); /* the same, where the row's max fits in an unsigned */
 QC_SETTER(qc_option_set_decimal);  /* "0.85": digits with at most one point, no sign, no exponent */
 QC_SETTER(qc_option_set_size);     /* bytes */
 QC_SETTER(qc_option_set_text);     /* as it is */
 QC_SETTER(qc_option_set_list);     /* names with commas between, lower case, without blanks */
 QC_SETTER(qc_option_set_path);     /* as it is, but not empty */
-/* These know their members. */
+/* These setters know their members. */
 QC_SETTER(qc_option_set_compress);
 QC_SETTER(qc_option_set_rule);
 QC_SETTER(qc_option_set_kv_dtype);
@@ -38,7 +39,7 @@ QC_SETTER(qc_option_set_version);
 QC_SETTER(qc_option_set_man);
 QC_SETTER(qc_option_set_completion);
 
-/* What goes with what. (options_eval.c, options_calibrate.c) */
+/* These check what goes with what. (options_eval.c, options_calibrate.c) */
 QC_NODISCARD qc_status qc_options_check_eval(const qc_options *o, qc_error *err);
 QC_NODISCARD qc_status qc_options_check_calibrate(const qc_options *o, qc_error *err);
 

@@ -1,9 +1,9 @@
-/* Parsing in three steps, so that messages can name the right command wherever it stands:
+/* Parsing has three steps, so that messages can name the right command wherever it stands:
  *
- *   split    argv into options with their values, and words; nothing is judged yet
- *   choose   the command: --help and --version first, else the first word if it is a command's
- *            name, else convert
- *   apply    each option in order to qc_options, then check what goes with what
+ *   split    cuts argv into options with their values, and words; nothing is judged yet
+ *   choose   finds the command: --help and --version first, else the first word if it is the name
+ *            of one, else convert
+ *   apply    brings each option in order to qc_options, then checks what goes with what
  *
  * Defaults come from the table and pass through the same apply step. */
 #include "convert/cli/options.h"
@@ -48,7 +48,7 @@ static const qc_option_row *row_named(const char *name, size_t len)
     return NULL;
 }
 
-/* Of the rows that share a name, the one for the command. */
+/* Finds the row for the command among those that share a name. */
 static const qc_option_row *row_for(const qc_option_row *row, qc_command command)
 {
     for (unsigned i = 0; row && i < QC_OPT_COUNT; i++)
@@ -66,7 +66,7 @@ static const qc_option_row *row_lettered(char letter)
     return NULL;
 }
 
-/* One long option at argv[i]; returns how many further arguments it took. */
+/* Takes one long option at argv[i], and returns how many further arguments it took. */
 static int split_long(parse *p, int argc, char **argv, int i)
 {
     const char *name = argv[i] + 2;
@@ -91,7 +91,7 @@ static int split_long(parse *p, int argc, char **argv, int i)
     return 0;
 }
 
-/* Letters that may stand together: -qv. None of them takes a value. */
+/* Takes letters, which may stand together: -qv. None of them has a value. */
 static void split_letters(parse *p, const char *arg)
 {
     for (const char *c = arg + 1; *c; c++) {
@@ -142,7 +142,7 @@ static int was_given(const parse *p, qc_option_id id)
 
 /* ---- choose ---- */
 
-/* A dash that a web page or a word processor made of "--". */
+/* Refuses a dash that a web page or a word processor made of "--". */
 static qc_status check_dashes(const parse *p, qc_error *err)
 {
     static const char *const dashes[] = {"\xe2\x80\x93", "\xe2\x80\x94", "\xe2\x88\x92"};
@@ -161,15 +161,15 @@ static int exists(const char *path)
     return qc_path_stat(path, &kind, NULL, NULL) == QC_OK && kind != QC_PATH_MISSING;
 }
 
-/* Is the first word a command misspelt, or called as others call it? Not where --to says that this
- * is convert and its two words are there, and not where it is the name of something. */
+/* Is the first word a misspelt command, or what another tool calls it? It is not where --to says
+ * that this is convert and its two words are there, and not where something has this name. */
 static qc_status check_first_word(const parse *p, qc_options *o, qc_error *err)
 {
     const char *word = p->words_before_dashes > 0 ? p->words[0] : NULL;
     const qc_command_row *meant = word ? qc_mistaken_command(word) : NULL;
     if (!meant || exists(word) || (was_given(p, QC_OPT_TO) && p->word_count <= 2))
         return QC_OK;
-    o->command = meant->command; /* whose --help is named */
+    o->command = meant->command; /* the message names the --help of this one */
     QC_FAIL(err, QC_ERR_USAGE, "unknown command '%s'; did you mean %s?", word, meant->name);
 }
 
@@ -196,7 +196,7 @@ static qc_status choose_command(parse *p, qc_options *o, qc_error *err)
     return QC_OK;
 }
 
-/* *tail: "; did you mean --to?", or "" */
+/* *tail becomes "; did you mean --to?", or "". */
 static qc_status find_meant(const char **tail, qc_arena *arena, const item *it, qc_command command,
                             qc_error *err)
 {
@@ -259,8 +259,8 @@ static qc_status apply_defaults(qc_options *o, qc_error *err)
 
 /* ---- what goes with what ---- */
 
-/* Refuses options whose rows say that they go with `what` only, or not with it. present: `what` is
- * there. */
+/* Refuses options whose rows say that they go with `what` only, or not with it. present says whether
+ * `what` is there. */
 static qc_status check_company(const parse *p, const char *what, int present, qc_error *err)
 {
     for (const qc_option_row *r = qc_option_table; r < qc_option_table + QC_OPT_COUNT; r++) {
@@ -274,7 +274,7 @@ static qc_status check_company(const parse *p, const char *what, int present, qc
     return QC_OK;
 }
 
-/* plan and convert. */
+/* For plan and convert. */
 static qc_status check_fitting(const parse *p, const qc_options *o, qc_error *err)
 {
     QC_TRY(check_company(p, "--to auto", o->convert.plan.recipe.to == QC_TO_AUTO, err));
@@ -330,7 +330,7 @@ static int is_target(const char *word)
     return 0;
 }
 
-/* It may stand where it is none: as a word, or behind --quantize. */
+/* The target may stand where it is none: as a word, or behind --quantize. */
 static qc_status refuse_without_to(const parse *p, const qc_options *o, qc_error *err)
 {
     char choices[QC_SPELLED_BYTES];
@@ -369,7 +369,7 @@ static qc_status check_convert(const parse *p, const qc_options *o, qc_error *er
     return QC_OK;
 }
 
-/* A folder is written: "out.safetensors" was meant as a file. */
+/* Refuses "out.safetensors", which was meant as a file: what is written is a folder. */
 static qc_status check_folder_name(const char *path, const char *name, qc_error *err)
 {
     static const char *const endings[] = {".safetensors", ".zst", ".bin", ".gguf",

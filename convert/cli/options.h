@@ -1,4 +1,5 @@
-/* The program's options: one table generates parsing, --help, the man page and shell completion. */
+/* The program's options. Parsing, --help, the man page and shell completion come from one table
+ * (option_table.h). */
 #ifndef QC_CONVERT_OPTIONS_H
 #define QC_CONVERT_OPTIONS_H
 
@@ -27,25 +28,25 @@ typedef enum {
 } qc_command;
 
 typedef struct {
-    uint64_t sample;         /* layers; 0: all */
-    const char *activations; /* FILE; NULL: random */
-    double max_error;        /* 0: not given */
+    uint64_t sample;         /* layers; 0 for all */
+    const char *activations; /* FILE; NULL for random ones */
+    double max_error;        /* 0 where not given */
     const char *baseline;
     const char *save_baseline;
     double tolerance; /* share of the baseline's error; default 0.001 */
 } qc_validate_options;
 
-/* Earlier results that report takes up: files of --json. */
+/* Earlier results that report takes up; they are files of --json. */
 typedef struct {
     const char *eval;  /* of eval, or NULL */
     const char *bench; /* of bench, or NULL */
 } qc_report_options;
 
 typedef struct {
-    const char *shapes;  /* --shapes as given; NULL: the default */
-    const char *schemes; /* --scheme as given; NULL: the default */
+    const char *shapes;  /* --shapes as given; NULL for the default */
+    const char *schemes; /* --scheme as given; NULL for the default */
     int bf16;            /* --dtype */
-    const char *path;    /* as qc_matmul_path_name has it; NULL: chosen */
+    const char *path;    /* a name of qc_matmul_path_name; NULL where qconv chooses */
     uint64_t rounds;     /* default 30 */
     uint64_t seconds;    /* default 150 */
     int markdown;
@@ -56,12 +57,12 @@ typedef struct {
 
 typedef struct {
     qc_command command;
-    qc_command help_topic;   /* for QC_CMD_HELP; QC_CMD_HELP itself: the overview */
+    qc_command help_topic;   /* of QC_CMD_HELP; QC_CMD_HELP itself means the overview */
     const char *shell;       /* for QC_CMD_COMPLETION */
     const char *recipe_file; /* --recipe FILE, whose rules come first among the rules; or NULL */
     const char *html;        /* plan, validate, report: --html FILE, or NULL */
     const char *device_map;  /* plan --device-map FILE, or NULL */
-    const char *device;      /* unpack: only the shards of this device; NULL: all */
+    const char *device;      /* unpack: only the shards of this device; NULL for all */
     qc_call call;
     qc_convert_options convert;
     qc_train_options train;
@@ -73,7 +74,8 @@ typedef struct {
     qc_report_options report;
 } qc_options;
 
-/* Parse argv into *out. QC_ERR_USAGE with one line that names the culprit and what was expected.
+/* Parses argv into *out. A mistake is QC_ERR_USAGE, with one line that names it and what was
+ * expected.
  * The recipe file of --recipe (JSON: {"rules":[{"keep":"GLOB"},{"quantize":"GLOB"}]}) is read here;
  * a bad one is QC_ERR_INPUT. */
 QC_NODISCARD qc_status qc_options_parse(qc_options *out, qc_arena *arena, int argc, char **argv,

@@ -1,7 +1,7 @@
-/* Options of calibrating. */
+/* Checks of the options for calibrating. */
 #include "convert/cli/option_values.h"
 
-/* The first option that says something about the text, or NULL. */
+/* Returns the first option that says something about the text, or NULL. */
 static const char *of_text(const qc_options *o)
 {
     return o->call.tokenizer                      ? "tokenizer"

@@ -1,4 +1,4 @@
-/* Options of eval and report. */
+/* Checks of the options of eval and report. */
 #include "convert/cli/option_values.h"
 
 qc_status qc_options_check_eval(const qc_options *o, qc_error *err)

@@ -75,7 +75,7 @@ qc_status qc_rules_file_read(qc_arena *arena, const char *path, qc_rule **rules,
     qc_json *doc = NULL;
     qc_status st = QC_OK;
     qc_strbuf_init(&text, MAX_FILE_BYTES);
-    /* Reading names the file in its own messages. */
+    /* The messages of reading the file name it already. */
     QC_TRY_GOTO(st, done, qc_file_slurp(path, &text, err));
     st = qc_json_parse(&doc, text.data ? text.data : "", text.len, 0, err);
     if (st == QC_OK)

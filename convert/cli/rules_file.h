@@ -4,9 +4,9 @@
 
 #include "convert/cli/options.h"
 
-/* The rules in the file's order, in the arena. QC_ERR_INPUT for anything but the form above (a
- * member of another name, an empty glob, more than 10000 rules), the status of reading the file
- * otherwise. The message names the file and the rule. */
+/* Reads the rules, in the file's order, into the arena. Anything but the form above is QC_ERR_INPUT:
+ * a member of another name, an empty glob, more than 10000 rules. Otherwise the status is that of
+ * reading the file. The message names the file and the rule. */
 QC_NODISCARD qc_status qc_rules_file_read(qc_arena *arena, const char *path, qc_rule **rules,
                                           uint32_t *count, qc_error *err);
 
