@@ -36,7 +36,7 @@ int qc_dir_lock_has_its_name(const qc_file *f)
            held.st_ino == named.st_ino;
 }
 
-/* The number before `place`, which begins with a space. */
+/* Reads the number that stands right before `place` and after a space. */
 static long number_before(const char *line, const char *place)
 {
     const char *p = place;
@@ -45,7 +45,8 @@ static long number_before(const char *line, const char *place)
     return p < place && p > line && p[-1] == ' ' ? strtol(p, NULL, 10) : 0;
 }
 
-/* "1: FLOCK  ADVISORY  WRITE 30415 fe:00:10953850 0 EOF"; who waits for that one has a "->". */
+/* A line is "1: FLOCK  ADVISORY  WRITE 30415 fe:00:10953850 0 EOF"; that of a process that waits for
+ * the lock has a "->". */
 long qc_dir_lock_holder(const qc_file *f)
 {
     struct stat st;

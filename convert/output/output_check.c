@@ -12,8 +12,8 @@
 
 #define COMMIT_LOOKS 8
 
-/* Where a path that may not exist yet will be: its deepest existing folder resolved, the rest as
- * written. */
+/* Says where a path that may not exist yet will be: with its deepest existing folder resolved, and
+ * the rest as written. */
 static qc_status resolve(qc_arena *arena, const char **out, const char *path, qc_error *err)
 {
     char real[PATH_MAX];
@@ -39,7 +39,8 @@ static qc_status resolve(qc_arena *arena, const char **out, const char *path, qc
     return qc_path_join(arena, out, parent_real, name, err);
 }
 
-/* Is path a file of the folder out_real? By its name or, for a link, by where it leads. */
+/* Refuses a source that is a file in the folder out_real, by its name or, if it is a link, by where
+ * it leads. */
 static qc_status check_source_file(qc_arena *arena, const char *out, const char *out_real,
                                    const char *source, const char *source_real, qc_error *err)
 {
@@ -76,10 +77,10 @@ static qc_status is_file(int *yes, const qc_file *root, const char *name, qc_err
     return QC_OK;
 }
 
-/* A folder without a manifest, but with files: is somebody moving them there now, or did a run die
- * while it did? Its staged manifest was there before anything moved. Or has somebody just finished:
- * a manifest goes from the staging folder to OUT in one step, so it is looked for in that order;
- * more than once, for whoever came next may have taken it away again. */
+/* Looks at a folder without a manifest, but with files. Is somebody moving them there now, or did a
+ * run die while it did? Its staged manifest was there before anything moved. Or has somebody just
+ * finished? A manifest goes from the staging folder to OUT in one step, so this looks for it in that
+ * order, and more than once, because whoever came next may have taken it away again. */
 static qc_status look_at_commit(const qc_file *root, out_kind *kind, qc_error *err)
 {
     static const char *const manifests[] = {QC_STAGED_MANIFEST, QC_REPLACED_MANIFEST,
@@ -121,8 +122,8 @@ static qc_status look_at_out(const qc_file *root, out_kind *kind, qc_error *err)
     return *kind == OUT_FOREIGN ? look_at_commit(root, kind, err) : QC_OK;
 }
 
-/* Somebody else's files: which of them would be in the way is known once the names of the output
- * are; its weights are in any case. */
+/* OUT may hold somebody else's files. Which of them would be in the way is known once the names of
+ * the output are; weights are in the way in any case. */
 static qc_status check_out(qc_arena *arena, const char *out, int force, int *exists, qc_error *err)
 {
     static const qc_owned nothing = {.files = NULL};

@@ -4,15 +4,15 @@
 
 #include <string.h>
 
-/* The folder part of a name; "" where it has none. */
+/* Gives the folder part of a name, or "" where it has none. */
 static qc_status folder_of(qc_arena *arena, const char **out, const char *name, qc_error *err)
 {
     const char *slash = strrchr(name, '/');
     return qc_arena_strndup(arena, out, name, slash ? (size_t)(slash - name) : 0, err);
 }
 
-/* What was not there when the run began may be there now. Whatever it is, what was made stays, and
- * the same command goes on once it is gone. */
+/* Something may be in the way now that was not there when the run began. Whatever it is, what was
+ * made stays, and the same command goes on once it is gone. */
 static qc_status look_at_names(qc_output_dir *d, qc_replace_plan *plan, qc_error *err)
 {
     qc_output_sort_names(d->names, d->name_count);
@@ -23,9 +23,9 @@ static qc_status look_at_names(qc_output_dir *d, qc_replace_plan *plan, qc_error
     return st == QC_ERR_USAGE ? QC_ERR_IO : st;
 }
 
-/* The manifest of the old output goes to the staging folder, where it tells which files of OUT are
- * qconv's, should this process die; then the files that it lists and the new output does not have
- * are removed, and folders that are empty then. */
+/* Moves the manifest of the old output to the staging folder, where it tells which files of OUT are
+ * qconv's, should this process die. Then it removes the files that the manifest lists and the new
+ * output does not have, and the folders that are empty after that. */
 static qc_status remove_old(qc_output_dir *d, const qc_replace_plan *plan, qc_error *err)
 {
     qc_entry e;
@@ -42,7 +42,7 @@ static qc_status remove_old(qc_output_dir *d, const qc_replace_plan *plan, qc_er
     return QC_OK;
 }
 
-/* Everything but the manifest to its place. going_on: some of it may be there. */
+/* Moves everything but the manifest to its place. With going_on some of it may be there already. */
 static qc_status move_files(qc_output_dir *d, int going_on, qc_error *err)
 {
     for (size_t i = 0; i < d->name_count; i++) {
@@ -83,7 +83,7 @@ static qc_status move_all(qc_output_dir *d, int going_on, qc_error *err)
     QC_TRY(move_files(d, going_on, err));
     QC_TRY(qc_beneath_rename(&d->root, QC_STAGED_MANIFEST, QC_MANIFEST_NAME, err));
     st = qc_beneath_sync(&d->root, "", err);
-    /* An output that was called a failure must not look whole; the next run goes on. */
+    /* The run reports a failure, so the output must not look whole. The next run goes on. */
     if (st != QC_OK &&
         qc_beneath_rename(&d->root, QC_MANIFEST_NAME, QC_STAGED_MANIFEST, NULL) != QC_OK)
         (void)!qc_beneath_remove(&d->root, QC_MANIFEST_NAME, NULL);

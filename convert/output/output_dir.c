@@ -12,8 +12,8 @@
 
 #define COPY_BYTES (1u << 20)
 #define LOCK_TRIES 100
-/* In the staging folder: files of the output whose names are taken there. No side file comes from a
- * folder whose name begins with a dot. */
+/* The folder in the staging folder for files of the output whose names are taken there. No side file
+ * comes from a folder whose name begins with a dot. */
 #define ASIDE_NAME     ".aside"
 #define JOURNAL_PREFIX "journal-"
 
@@ -33,15 +33,15 @@ static int is_own_name(const char *name)
            begins_with(name, ASIDE_NAME) || strcmp(name, QC_REPLACED_NAME) == 0;
 }
 
-/* Manifests tell of files that have moved. */
+/* Manifests tell which files have moved. */
 static int is_lock_or_manifest(const char *name)
 {
     return is_lock_name(name) || strcmp(name, QC_MANIFEST_NAME) == 0 ||
            strcmp(name, QC_REPLACED_NAME) == 0;
 }
 
-/* The staging folder is emptied, and files in it are written to: all of it must be qconv's own, and
- * not a link to what belongs to somebody else. */
+/* The staging folder is emptied later, and files in it are written to. So all of it must be qconv's
+ * own, and not a link to what belongs to somebody else. */
 static qc_status check_staging(const qc_file *root, qc_error *err)
 {
     char odd[PATH_MAX];
@@ -71,9 +71,9 @@ static qc_status make_staging(const char *out, qc_error *err)
     return st;
 }
 
-/* Make the staging folder and hold its lock; d->staging tells that both are ours. The lock's file
- * is removed by who holds it alone, as the last thing in the folder; who locked a file that was
- * removed meanwhile, or came between the two, tries again. */
+/* Makes the staging folder and holds its lock; d->staging says that both are ours. Whoever holds the
+ * lock alone removes its file as the last one in the folder. Whoever locked a file that was removed
+ * meanwhile, or came between the folder and the file, tries again. */
 static qc_status lock_staging(qc_output_dir *d, const char *staging, const char *lock,
                               qc_error *err)
 {
@@ -124,7 +124,7 @@ static qc_status lock_staging(qc_output_dir *d, const char *staging, const char 
     QC_FAIL(err, QC_ERR_USAGE, "%s: another qconv is writing there now", d->path);
 }
 
-/* The lock of one part, beside the shared one. */
+/* Takes the lock of one part, beside the shared one. */
 static qc_status lock_part(qc_output_dir *d, unsigned part_index, qc_error *err)
 {
     const char *name = NULL, *path = NULL;
@@ -169,8 +169,8 @@ qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
         st = lock_part(d, part_index, err);
     if (st == QC_OK)
         st = qc_beneath_list(&d->root, QC_STAGING_NAME, see_journal, d, err);
-    /* Names of side files that a run moved to OUT, or was about to, when it died: as good as those
-     * of an old output's manifest. */
+    /* A run may have died while it moved side files to OUT, or was about to. Its list of their names
+     * is as good as the manifest of an old output. */
     if (st == QC_OK)
         st = qc_output_dir_look_again(d, err);
     if (st != QC_OK)
@@ -185,7 +185,8 @@ qc_status qc_output_dir_look_again(qc_output_dir *d, qc_error *err)
     return qc_output_owned(&d->owned, d->arena, &d->root, err);
 }
 
-/* A manifest of a run that died while its files moved makes room for the next one. */
+/* Moves the manifest of a run that died while its files moved, so that there is room for the next
+ * one. */
 static void keep_as_replaced(const qc_output_dir *d)
 {
     qc_entry e;
@@ -244,7 +245,7 @@ qc_status qc_output_staged_name(const qc_output_dir *d, const char *name, const 
                            is_own_name(name) ? ASIDE_NAME "/" : "", name);
 }
 
-/* The folder part of a staged name, which has one. */
+/* Gives the folder part of a staged name, which always has one. */
 static qc_status folder_of(qc_arena *arena, const char **out, const char *staged, qc_error *err)
 {
     return qc_arena_strndup(arena, out, staged, (size_t)(strrchr(staged, '/') - staged), err);
@@ -268,7 +269,8 @@ qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *byte
     return qc_file_put(path, bytes, len, err);
 }
 
-/* Names in the staging folder itself are durable with the manifest's; those below it are not. */
+/* Syncing the manifest makes the names in the staging folder itself durable, but not those in its
+ * folders. */
 static qc_status sync_own_folder(const qc_output_dir *d, const char *name, qc_error *err)
 {
     const char *staged = NULL, *folder = NULL;
@@ -361,7 +363,7 @@ void qc_output_dir_leave(qc_output_dir *d)
     d->made_dir = 0;
 }
 
-/* Alone, or the last that is here of several parts. */
+/* Is this process alone, or the last one of several parts? */
 static int is_alone(const qc_output_dir *d)
 {
     int busy = 0;
@@ -389,7 +391,7 @@ static qc_status remove_journal(void *ctx, const char *name, qc_error *err)
     return QC_OK;
 }
 
-/* OUT has files of a run that died while it moved them, and no manifest. */
+/* Has OUT files of a run that died while it moved them, and no manifest? */
 static int is_half_moved(const qc_output_dir *d)
 {
     qc_entry e;
@@ -399,8 +401,8 @@ static int is_half_moved(const qc_output_dir *d)
            e.kind == QC_ENTRY_MISSING;
 }
 
-/* Journals go first, so that a process that dies while it removes the rest leaves nothing that
- * looks as if it could be continued; the lock goes last. */
+/* Removes the journals first, so that a process that dies while it removes the rest leaves nothing
+ * that looks as if it could be continued. The lock goes last. */
 static void remove_staging(qc_output_dir *d)
 {
     (void)!qc_beneath_list(&d->root, QC_STAGING_NAME, remove_journal, &d->root, NULL);
@@ -417,7 +419,7 @@ static void remove_staging(qc_output_dir *d)
 void qc_output_dir_abort(qc_output_dir *d)
 {
     int made_dir = d->made_dir;
-    /* Without its name the lock is that of a folder which others have removed. */
+    /* A lock that has lost its name is that of a folder which others have removed. */
     if (d->staging && !d->moving && is_alone(d) && qc_dir_lock_has_its_name(&d->lock))
         remove_staging(d);
     qc_output_dir_leave(d);

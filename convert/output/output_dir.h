@@ -1,14 +1,14 @@
 /* The output directory as a transaction.
  *
- * Everything is written below OUT/.qconv-partial/ and synced there; only when all is done do the
- * files move to their final names, the manifest last. So an OUT with a manifest is whole, and an
+ * Everything is written below OUT/.qconv-partial/ and synced there. Only when all is done, the files
+ * move to their final names, the manifest last. So an OUT with a manifest is whole, and an
  * interrupted run leaves no file under a final name. A run holds a lock on the staging folder: two
  * runs into one OUT do not mix.
  *
  * What a dead run left in the staging folder is removed by the next, unless that goes on with it
- * (qc_output_dir_open; convert/run/resume.h). Names of files that are qconv's own in there ("lock",
- * "lock-*", "journal-*") may be those of files of the source, too: such lie in a folder of their
- * own until they move.
+ * (qc_output_dir_open; convert/run/resume.h). A file of the source may have the name of one of
+ * qconv's own files in there ("lock", "lock-*", "journal-*"). It lies in a folder of its own until
+ * it moves.
  *
  * When OUT already holds a qconv output, its manifest moves to the staging folder first, then the
  * files that it lists and the new output does not have are removed, and nothing else is: see
@@ -16,8 +16,7 @@
  * there (formats/beneath.h), never through a link. A run that dies while its files move leaves an
  * OUT without a manifest, and its own below staging: the next run moves the rest, if it is the same
  * conversion, or takes that OUT for a qconv output and replaces it. Not thread-safe, but files
- * below `staging` may be written by anybody.
- */
+ * below `staging` may be written by anybody. */
 #ifndef QC_CONVERT_OUTPUT_DIR_H
 #define QC_CONVERT_OUTPUT_DIR_H
 
@@ -29,8 +28,8 @@
 #include "formats/manifest.h"
 
 #define QC_STAGING_NAME ".qconv-partial"
-/* The end of messages about a conversion that cannot go on. Where its source is half deleted it is
- * taken out again (qc_consume_mend_advice): what OUT keeps is the only copy then. */
+/* The end of messages about a conversion that cannot go on. qc_consume_mend_advice takes it out again
+ * where the source is half deleted, because what OUT keeps is then the only copy. */
 #define QC_RESTART_ADVICE "; --restart begins anew"
 
 typedef struct {
@@ -56,65 +55,66 @@ typedef struct {
 #define QC_OUTPUT_DIR_NONE                                                                         \
     ((qc_output_dir){.root = {-1, NULL}, .lock = {-1, NULL}, .part_lock = {-1, NULL}})
 
-/* Checks and prepares. source: the input path, which must not be OUT, nor hold it, nor be a file in
- * it.
- * QC_ERR_USAGE when OUT is not empty, no qconv output, and !force; or is the source; or holds a
- * conversion that could go on. */
+/* Checks and prepares. source is the input path, which must not be OUT, nor hold it, nor be a file
+ * in it. QC_ERR_USAGE when OUT is the source, or holds a conversion that could go on, or without
+ * force is not empty and no qconv output. */
 QC_NODISCARD qc_status qc_output_dir_begin(qc_output_dir *d, qc_arena *arena, const char *out,
                                            const char *source, int force, qc_error *err);
-/* As begin, but what the staging folder holds stays: for a conversion that may go on. part_count 1:
- * the lock of begin, against everybody. More: a shared one, and an exclusive one of its own for
- * part_index (0..part_count-1), so that parts of one conversion share the folder; a second process
- * of the same part, and a whole run beside parts, are refused by name (QC_ERR_USAGE). Locks are
- * flock's: a crash releases them. */
+/* Does the same as begin for a conversion that may go on: what the staging folder holds stays. With
+ * a part_count of 1 the lock is that of begin, against everybody. With more there is a shared lock,
+ * and an exclusive one of its own for part_index (0..part_count-1), so that parts of one conversion
+ * share the folder. A second process of the same part, and a whole run beside parts, are refused by
+ * name (QC_ERR_USAGE). The locks are flock's, so a crash releases them. */
 QC_NODISCARD qc_status qc_output_dir_open(qc_output_dir *d, qc_arena *arena, const char *out,
                                           const char *source, int force, unsigned part_index,
                                           unsigned part_count, qc_error *err);
-/* Read d->dead anew: another part may have died since. A manifest that is there and cannot be read
- * is QC_ERR_IO or QC_ERR_NOMEM; one that is damaged counts as none. */
+/* Reads d->dead again, because another part may have died since. A manifest that is there and cannot
+ * be read is QC_ERR_IO or QC_ERR_NOMEM; one that is damaged counts as none. */
 QC_NODISCARD qc_status qc_output_dir_look_again(qc_output_dir *d, qc_error *err);
-/* Nobody goes on with a run that died while its files moved: which of them are in OUT stays known.
- */
+/* Says that nobody goes on with a run that died while its files moved. Which of them are in OUT
+ * stays known. */
 QC_NODISCARD qc_status qc_output_dir_forget_dead(qc_output_dir *d, qc_error *err);
-/* Remove everything staged, the journal too. The lock stays, and the manifest of a run that died
- * while its files moved: it is how others know that they are qconv's. */
+/* Removes everything staged, the journal too. The lock stays, and so does the manifest of a run that
+ * died while its files moved, because it tells others that they are qconv's. */
 void qc_output_dir_clear(qc_output_dir *d);
 /* Checks only, touching nothing (for --dry-run and before long work). */
 QC_NODISCARD qc_status qc_output_dir_check(qc_arena *arena, const char *out, const char *source,
                                            int force, qc_error *err);
-/* Path to write the file `name` (relative, folders made) to before commit; it is moved by commit.
- */
+/* Gives the path to write the file `name` (relative) to, and makes its folders. commit moves it. */
 QC_NODISCARD qc_status qc_output_dir_stage(qc_output_dir *d, const char *name, const char **path,
                                            qc_error *err);
-/* Stage a small file at once, synced. */
+/* Stages a small file at once and syncs it. */
 QC_NODISCARD qc_status qc_output_dir_put(qc_output_dir *d, const char *name, const void *bytes,
                                          size_t len, qc_error *err);
-/* Copy a file to `name`, synced; its size and digest. */
+/* Copies a file to `name`, syncs it, and gives its size and digest. */
 QC_NODISCARD qc_status qc_output_dir_copy(qc_output_dir *d, const char *name, const char *from,
                                           uint64_t *bytes, qc_digest *digest, qc_error *err);
-/* Move everything staged to its place, the manifest (given here) last: the two below. */
+/* Moves everything staged to its place, the manifest, which is given here, last. It is put_manifest
+ * and move together. */
 QC_NODISCARD qc_status qc_output_dir_commit(qc_output_dir *d, const char *manifest, size_t len,
                                             qc_error *err);
-/* Where the manifest is staged, for callers that write it themselves (whole and synced). */
+/* Says where the manifest is staged, for callers that write it themselves (whole and synced). */
 QC_NODISCARD qc_status qc_output_dir_manifest_path(qc_output_dir *d, const char **path,
                                                    qc_error *err);
-/* What can run out of space or memory: the manifest to its place in the staging folder, synced, and
- * the folder with it. */
+/* Does the part of a commit that can run out of space or memory: puts the manifest into the staging
+ * folder and syncs both. */
 QC_NODISCARD qc_status qc_output_dir_put_manifest(qc_output_dir *d, const char *manifest,
                                                   size_t len, qc_error *err);
-/* The rest. Nothing of the old output is touched before. */
+/* Does the rest of a commit. Nothing of the old output is touched before. */
 QC_NODISCARD qc_status qc_output_dir_move(qc_output_dir *d, qc_error *err);
-/* Move what a run that died during that (d->dead) had not moved yet; after it, qc_output_dir_abort
- * removes the staging folder as after a commit. QC_ERR_IO where a file is in neither place. */
+/* Moves what a run that died during such a move (d->dead) had not moved yet. After it,
+ * qc_output_dir_abort removes the staging folder as after a commit. QC_ERR_IO where a file is in
+ * neither place. */
 QC_NODISCARD qc_status qc_output_dir_move_on(qc_output_dir *d, qc_error *err);
-/* Digest of OUT's manifest; *there = 0 where it has none. */
+/* Gives the digest of OUT's manifest; *there is 0 where OUT has none. */
 QC_NODISCARD qc_status qc_output_dir_manifest(const qc_output_dir *d, int *there, qc_digest *digest,
                                               qc_error *err);
-/* Let go of the lock and leave what is staged for the next run of the same command. */
+/* Lets go of the lock and leaves what is staged for the next run of the same command. */
 void qc_output_dir_leave(qc_output_dir *d);
-/* Remove what was staged, and OUT if it was made here. Fine after commit and when never begun. A
- * part leaves all of it where other parts are at work; and so does who failed while files moved:
- * what is staged then is how the next run knows that the files in OUT are qconv's. */
+/* Removes what was staged, and OUT if it was made here. It may be called after commit and when
+ * nothing was begun. A part leaves all of it where other parts are at work. So does a run that
+ * failed while files moved, because what is staged then tells the next run that the files in OUT are
+ * qconv's. */
 void qc_output_dir_abort(qc_output_dir *d);
 
 #endif

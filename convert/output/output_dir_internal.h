@@ -1,4 +1,4 @@
-/* Private to output_*.c. */
+/* What the files output_*.c share. Nobody else includes this. */
 #ifndef QC_CONVERT_OUTPUT_DIR_PARTS_H
 #define QC_CONVERT_OUTPUT_DIR_PARTS_H
 
@@ -12,16 +12,16 @@
 #define QC_REPLACED_MANIFEST QC_STAGING_NAME "/" QC_REPLACED_NAME
 #define QC_MANIFEST_MAX      ((size_t)1 << 30)
 
-/* qc_output_dir_check; *exists: OUT is there. */
+/* Does what qc_output_dir_check does; *exists says whether OUT is there. */
 QC_NODISCARD qc_status qc_output_check(qc_arena *arena, const char *out, const char *source,
                                        int force, int *exists, qc_error *err);
-/* A manifest beneath root and the digest of its text; nothing (shard_count 0) where it is missing
- * or damaged. One that is there and cannot be read now is an error: whoever took it for none would
- * make again what has moved to OUT. digest may be NULL. */
+/* Reads a manifest beneath root and the digest of its text; the result is empty (shard_count 0)
+ * where it is missing or damaged. One that is there and cannot be read now is an error, because
+ * whoever took it for none would make again what has moved to OUT. digest may be NULL. */
 QC_NODISCARD qc_status qc_output_read_manifest(qc_arena *arena, const qc_file *root,
                                                const char *name, qc_manifest *m, qc_digest *digest,
                                                qc_error *err);
-/* Where the file `name` waits for the commit, relative to OUT. */
+/* Says where the file `name` waits for the commit, relative to OUT. */
 QC_NODISCARD qc_status qc_output_staged_name(const qc_output_dir *d, const char *name,
                                              const char **staged, qc_error *err);
 QC_NODISCARD qc_status qc_output_add_name(qc_output_dir *d, const char *name, qc_error *err);

@@ -142,7 +142,8 @@ qc_status qc_output_read_manifest(qc_arena *arena, const qc_file *root, const ch
     return st;
 }
 
-/* Of a compressed shard also its plain form, which "zstd -d" leaves beside it. */
+/* Adds the files that a manifest lists, and for a compressed shard also its plain form, which
+ * "zstd -d" leaves beside it. */
 static qc_status add_listed(qc_owned *o, qc_arena *arena, const qc_manifest *m, qc_error *err)
 {
     for (size_t i = 0; i < m->shard_count; i++) {

@@ -1,8 +1,8 @@
 /* What lies in OUT, and what becomes of it when an output is written there.
  *
- * qconv deletes and replaces what a manifest of its own lists: the one in OUT, or while files move,
- * when OUT has none, those in the staging folder. A listed shard of another size than the manifest
- * says is not what qconv wrote, and not its own. Files of others stay as they are, with two
+ * qconv deletes and replaces what a manifest of its own lists. That is the one in OUT or, while
+ * files move and OUT has none, those in the staging folder. A listed shard that has another size
+ * than the manifest says is not what qconv wrote, and not its own. Files of others stay as they are, with two
  * exceptions: with --force a file that is in the way is replaced and named, and other people's
  * weights are a reason to refuse, --force or not, because they would either be lost or be loaded
  * together with the output. */
@@ -26,7 +26,7 @@ typedef struct {
     size_t count;
 } qc_owned;
 
-/* What a run will do to files that are there; names relative to OUT, in the arena. */
+/* What a run will do to files that are there. The names are relative to OUT and lie in the arena. */
 typedef struct {
     const char **replaced; /* other people's, only with --force */
     size_t replaced_count;
@@ -44,9 +44,9 @@ QC_NODISCARD qc_status qc_output_check_weights(qc_arena *arena, const qc_file *r
 /* What qconv's manifests in OUT list. */
 QC_NODISCARD qc_status qc_output_owned(qc_owned *out, qc_arena *arena, const qc_file *root,
                                        qc_error *err);
-/* Can files of these names (sorted, without the manifest) be written to OUT? QC_ERR_USAGE names
- * what is in the way: a folder, a pipe, a link where a folder is needed, weights of somebody else,
- * or without force any file of somebody else. */
+/* Can files of these names (sorted, without the manifest) be written to OUT? If not, QC_ERR_USAGE
+ * names what is in the way: a folder, a pipe, a link where a folder is needed, weights of somebody
+ * else, or without force any file of somebody else. */
 QC_NODISCARD qc_status qc_output_check_names(qc_replace_plan *plan, qc_arena *arena,
                                              const qc_file *root, const qc_owned *owned,
                                              const char *const *names, size_t count, int force,
