@@ -19,13 +19,13 @@ typedef struct {
 /* Opens the store in d's staging folder, if the plan's options calibrate, and gives it to p. */
 QC_NODISCARD qc_status qc_calibrate_stage_open(qc_calibrate_stage *s, qc_pipeline *p,
                                                qc_output_dir *d, qc_error *err);
-/* Is there something to calibrate: it is not through, or lost a weight that p has to write? What p
- * keeps has been read back (qc_resume_check). */
+/* Is there something to calibrate, because calibrating is not through, or lost a weight that p has to
+ * write? What p keeps has been read back (qc_resume_check). */
 int qc_calibrate_stage_is_due(const qc_calibrate_stage *s, const qc_pipeline *p);
-/* Calibrates what is due, and says so in the store. Without a store nothing. */
+/* Calibrates what is due, and says so in the store. Without a store it does nothing. */
 QC_NODISCARD qc_status qc_calibrate_stage_run(qc_calibrate_stage *s, const qc_pipeline *p,
                                               qc_error *err);
-/* Bytes that the store will take yet. */
+/* Returns how many more bytes the store will take. */
 uint64_t qc_calibrate_stage_room(const qc_calibrate_stage *s, const qc_pipeline *p);
 /* Weights in the store, of this and earlier runs; from any thread. */
 uint32_t qc_calibrate_stage_count(const qc_calibrate_stage *s);

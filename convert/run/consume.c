@@ -50,7 +50,7 @@ qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena
     size_t all = 0, kept = 0;
     *out = NULL;
     *count = 0;
-    /* What a link leads to is not qconv's; who opens OUT refuses it. */
+    /* What a link leads to is not qconv's. Opening OUT refuses it. */
     QC_TRY(qc_beneath_look_once(out_dir, QC_STAGING_NAME "/" HEADERS_NAME, &e, err));
     if (e.kind != QC_ENTRY_FOLDER)
         return QC_OK;
@@ -65,7 +65,7 @@ qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena
     return QC_OK;
 }
 
-/* Files that were deleted and are not back. */
+/* Counts the files that were deleted and are not back, and names the first. */
 static qc_status count_lost(size_t *lost, const char **first, qc_arena *arena, const char *out_dir,
                             qc_error *err)
 {
@@ -199,7 +199,7 @@ qc_status qc_consume_is_over(int *yes, const qc_call *call, const qc_convert_opt
 
 /* ---- may this source be consumed? ---- */
 
-/* Folders between MODEL and the file, and the file itself: none may be a link. */
+/* Refuses links among the folders between MODEL and the file, and a file that is one. */
 static qc_status check_no_link(const qc_checkpoint *m, size_t file, struct stat *s, qc_error *err)
 {
     const char *path = m->files[file].path;
@@ -428,7 +428,8 @@ static int is_ready(qc_consume *c, size_t f, uint64_t journal_bytes)
     return 1;
 }
 
-/* The path of the saved header of file f in a buffer: it is called on threads that own no arena. */
+/* Writes the path of the saved header of file f to a buffer, because the threads that call this own
+ * no arena. */
 static qc_status header_path(const qc_consume *c, size_t f, const char *suffix, char path[PATH_MAX],
                              qc_error *err)
 {
@@ -522,7 +523,7 @@ qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err)
     return QC_OK;
 }
 
-/* Frames that an earlier run wrote may be in the page cache only. */
+/* Syncs the frames that an earlier run wrote, which may be in the page cache only. */
 static qc_status sync_kept(const qc_pipeline *p, qc_error *err)
 {
     int any = 0;

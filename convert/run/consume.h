@@ -4,7 +4,7 @@
  * Before the conversion begins, the header of every weight file is written to journal-headers/ of
  * the staging folder, synced (formats/saved_header.h). A file goes when every job that reads it is
  * recorded (convert/run/resume.h), and what the records speak of and they themselves are on the
- * disk. Then, in this order:
+ * disk. Then this happens, in this order:
  *
  *   1. the file is looked at: it must be what was opened
  *   2. its saved header is renamed to "-gone", synced; the file is looked at again
@@ -18,7 +18,7 @@
  * Going on: a file that is missing, and whose saved header says that it is gone, is opened by that.
  * What was written of it can be looked at, but not made again.
  *
- * Threads: the hook runs on the syncer's; the rest before and after the team. */
+ * Threads: the hook runs on the syncer's thread; the rest runs before and after the team. */
 #ifndef QC_CONVERT_CONSUME_H
 #define QC_CONVERT_CONSUME_H
 
@@ -28,8 +28,8 @@
 
 typedef struct qc_consume qc_consume;
 
-/* What OUT's staging folder keeps of files that are gone; for qc_checkpoint_open_saved. None where
- * there is no such folder. Everything lives in the arena. */
+/* Reads what OUT's staging folder keeps of files that are gone, for qc_checkpoint_open_saved. There
+ * are none where there is no such folder. Everything lives in the arena. */
 QC_NODISCARD qc_status qc_consume_saved(qc_saved_header **out, size_t *count, qc_arena *arena,
                                         const char *out_dir, qc_error *err);
 /* May the staging folder of out_dir be thrown away? QC_ERR_USAGE, with what would be lost, when
@@ -65,12 +65,12 @@ QC_NODISCARD qc_status qc_consume_create(qc_consume **out, qc_pipeline *p, qc_ch
 /* Before the team starts: what was kept is brought to the disk, and what is done by that goes, so
  * that there is room for the rest. */
 QC_NODISCARD qc_status qc_consume_begin(qc_consume *c, qc_error *err);
-/* The hook: a qc_durable_fn. ctx: the qc_consume. */
+/* The hook, which is a qc_durable_fn. ctx is the qc_consume. */
 QC_NODISCARD qc_status qc_consume_durable(void *ctx, uint64_t journal_bytes, qc_error *err);
 /* After a run that succeeded: everything is recorded and on the disk; deletes what is left. The
  * checkpoint may be used again, as far as its files are there. */
 QC_NODISCARD qc_status qc_consume_finish(qc_consume *c, qc_error *err);
-/* Files deleted by this run, and their bytes. */
+/* Counts the files that this run deleted, and their bytes. */
 uint32_t qc_consume_count(const qc_consume *c, uint64_t *bytes);
 /* NULL is fine. The checkpoint may be used again as after finish. */
 void qc_consume_destroy(qc_consume *c);

@@ -54,7 +54,7 @@ static qc_status check_room(const conversion *c, qc_error *err)
     return qc_room_check(&room, err);
 }
 
-/* m: the manifest; NULL while parts are to come. */
+/* m is the manifest, or NULL while parts are to come. */
 static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_part_run *part,
                          const qc_manifest *m)
 {
@@ -70,7 +70,7 @@ static void fill_results(qc_convert_report *r, const qc_pipeline *p, const qc_pa
     r->side_files = m->file_count;
     for (uint32_t i = 0; i < p->plan->layout.count; i++)
         r->bytes_out_stored += p->shards[i].file_bytes;
-    /* Of two that are equally bad the first in the order of the files. */
+    /* Of two that are equally bad this takes the first in the order of the files. */
     for (uint32_t i = 0; i < plan->tensor_count; i++) {
         const qc_output *o = &plan->outputs[plan->layout.shards[0].order[i]];
         const qc_job *j = &plan->jobs[o->job];
@@ -106,7 +106,7 @@ static void tell_plan(const qc_plan *plan, unsigned threads, qc_isa isa, const q
                       devices->text, devices->why ? ": " : "", devices->why ? devices->why : "");
 }
 
-/* Of the progress line: "converting on cuda:0". */
+/* Makes the label of the progress line: "converting on cuda:0". */
 static qc_status progress_verb(const qc_devices *d, qc_arena *arena, const char **out,
                                qc_error *err)
 {
@@ -118,8 +118,8 @@ static qc_status progress_verb(const qc_devices *d, qc_arena *arena, const char 
     return QC_OK;
 }
 
-/* A disk filled up: the failed write is only the first that did not fit. What is still to come is
- * known before compression. */
+/* A disk filled up. The failed write is only the first that did not fit; how much is still to come
+ * is known before compression. */
 static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
 {
     uint64_t room = 0, left = 0;
@@ -132,7 +132,7 @@ static void tell_what_is_missing(const qc_pipeline *p, qc_error *err)
                         left - room);
 }
 
-/* The frames that an earlier run left, read back. */
+/* Reads back the frames that an earlier run left. */
 static qc_status check_kept(conversion *c, qc_error *err)
 {
     const qc_resume_found *found = qc_resume_found_of(c->resume);
@@ -153,7 +153,7 @@ static qc_status check_kept(conversion *c, qc_error *err)
     return st;
 }
 
-/* Files of the source: what was done of them, and who deletes them. */
+/* Prepares for deleting files of the source: what was done of them, and who deletes them. */
 static qc_status take_sources(conversion *c, qc_error *err)
 {
     for (uint32_t i = 0; i < c->plan->job_count; i++) {
@@ -168,7 +168,7 @@ static qc_status take_sources(conversion *c, qc_error *err)
     return qc_consume_begin(c->consume, err);
 }
 
-/* All of the output but its manifest. */
+/* Makes all of the output but its manifest. */
 static qc_status run_pipeline(conversion *c, qc_error *err)
 {
     qc_progress *progress = NULL;
@@ -222,7 +222,8 @@ static qc_status check_source_of(const conversion *c, const qc_manifest *m, qc_e
     return QC_OK;
 }
 
-/* A run that died while its files moved, or just after: *done. digest: of its manifest. */
+/* Finishes a commit during which an earlier run died, or just after it; *done says that there was
+ * one. manifest is the digest of its manifest. */
 static qc_status finish_commit(conversion *c, const qc_digest *manifest, qc_manifest *m, int *done,
                                qc_error *err)
 {
@@ -299,7 +300,7 @@ static void *watch_main(void *arg)
         if (!w->over && since > 0 && qc_clock_ns() - since > PATIENCE_NS) {
             qc_error err = {QC_ERR_INTERRUPTED, "interrupted", __FILE__, __LINE__};
             qc_output_dir d = w->c->d;
-            /* Who deletes its source may be at it on another thread. */
+            /* Another thread may be deleting a file of the source. */
             if (has_work(w->c) || w->c->o->consume_source)
                 tell_kept(w->c, &err);
             else if (w->c->part->rank.count == 1) /* others' work lies in the same folder */
@@ -341,8 +342,8 @@ static void watch_end(watch *w)
     pthread_mutex_destroy(&w->lock);
 }
 
-/* All that this process has to make is made; of several parts it may be the last. *whole: OUT is
- * complete, by this process; m is then its manifest. */
+/* All that this process has to make is made, and it may be the last of several parts. *whole says
+ * that this process completed OUT; m is then its manifest. */
 static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_report *report,
                           qc_error *err)
 {
@@ -362,12 +363,12 @@ static qc_status complete(conversion *c, qc_manifest *m, int *whole, qc_convert_
     return qc_output_dir_move(&c->d, err);
 }
 
-/* What an earlier run left, and the rest. */
+/* Takes what an earlier run left, and makes the rest. */
 static qc_status make(conversion *c, qc_error *err)
 {
     QC_TRY(check_kept(c, err));
     if (qc_calibrate_stage_is_due(&c->calibrate, &c->p)) {
-        /* It goes through the whole model before any file of that may be deleted. */
+        /* Calibrating reads the whole model before any file of it may be deleted. */
         QC_TRY(check_room(c, err));
         QC_TRY(qc_calibrate_stage_run(&c->calibrate, &c->p, err));
     }
@@ -394,7 +395,8 @@ static uint64_t own_bytes(const conversion *c)
     return r.bytes_in;
 }
 
-/* What an earlier run left, the rest, and OUT. *done: m is its manifest. */
+/* Takes what an earlier run left, makes the rest, and completes OUT. *done says that m is its
+ * manifest. */
 static qc_status go_on(conversion *c, qc_manifest *m, int *done, qc_convert_report *report,
                        qc_error *err)
 {

@@ -1,7 +1,6 @@
 /* What becomes of a conversion's staging folder when it ends, whichever way that is: one table of
  * why it ended and what there was (convert/run/ending.c; docs/architecture.md has its picture).
- * Pure.
- */
+ * Pure. */
 #ifndef QC_CONVERT_ENDING_H
 #define QC_CONVERT_ENDING_H
 
@@ -39,7 +38,7 @@ typedef struct {
     int tell; /* the message says how much is done, and that the same command continues */
 } qc_ending;
 
-/* misfit: see QC_END_MISFIT, which the status alone does not tell. */
+/* misfit says that it is QC_END_MISFIT, which the status alone does not tell. */
 qc_end qc_end_of(qc_status status, int misfit);
 qc_ending qc_ending_of(qc_end end, unsigned facts);
 

@@ -34,7 +34,8 @@ QC_NODISCARD qc_status qc_manifest_is_there(int *same, qc_difference *why, const
 QC_NODISCARD qc_status qc_output_is_finished(int *same, qc_difference *why, const qc_file *root,
                                              const qc_plan *plan, const qc_fit *fit, int weights,
                                              qc_error *err);
-/* QC_ERR_USAGE: out holds another finished output, and only --force replaces it. */
+/* Makes the QC_ERR_USAGE that says: out holds another finished output, and only --force replaces
+ * it. */
 QC_NODISCARD qc_status qc_output_refuse(const qc_difference *why, const char *out, qc_error *err);
 
 /* The same of weights, after *same of the two above: models of one architecture have the same
@@ -44,7 +45,7 @@ QC_NODISCARD qc_status qc_output_refuse(const qc_difference *why, const char *ou
 QC_NODISCARD qc_status qc_manifest_is_of_weights(int *same, const qc_manifest *m,
                                                  const qc_plan *plan, const uint32_t *part_of,
                                                  unsigned index, qc_error *err);
-/* Of out's manifest. One that went away meanwhile is not the same. */
+/* Does this for out's manifest. One that went away meanwhile is not the same. */
 QC_NODISCARD qc_status qc_output_is_of_weights(int *same, const char *out, const qc_plan *plan,
                                                const uint32_t *part_of, unsigned index,
                                                qc_error *err);

@@ -22,15 +22,15 @@ typedef struct {
 QC_NODISCARD qc_status qc_manifest_make(qc_manifest *m, qc_manifest_rows *rows,
                                         const qc_pipeline *p, const qc_fit *fit,
                                         qc_manifest_file *files, size_t file_count, qc_error *err);
-/* What of it is known before the work: version, options, placement, sources. The rest is empty. */
+/* Fills in what is known before the work: version, options, placement, sources. The rest is empty. */
 QC_NODISCARD qc_status qc_manifest_head(qc_manifest *m, const qc_plan *plan, const qc_fit *fit,
                                         qc_error *err);
-/* What weights were calibrated with. */
+/* Fills in what weights were calibrated with. */
 QC_NODISCARD qc_status qc_manifest_add_calibration(qc_manifest *m, const qc_plan *plan,
                                                    const qc_calibrate_report *r, qc_error *err);
 void qc_manifest_rows_deinit(qc_manifest_rows *rows);
-/* The manifest into the staging folder, whole and synced, for qc_output_dir_move; digest: of its
- * text. */
+/* Writes the manifest into the staging folder, whole and synced, for qc_output_dir_move. digest is
+ * that of its text. */
 QC_NODISCARD qc_status qc_manifest_stage(qc_output_dir *d, const qc_manifest *m, qc_digest *digest,
                                          qc_error *err);
 

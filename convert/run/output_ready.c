@@ -53,8 +53,8 @@ qc_status qc_output_ready_for(const qc_output_dir *d, const qc_plan *plan, const
     return qc_output_ready(plan->call, force, &d->root, &d->owned, names, count, 0, err);
 }
 
-/* An output that is there: *same, or why it is another. Weights are not compared: that takes as
- * long as reading them. */
+/* Looks at an output that is there: *same says that it is the same, and else why says what differs.
+ * Weights are not compared, because that takes as long as reading them. */
 static qc_status preview_finished(int *same, qc_difference *why, const qc_file *root,
                                   const qc_plan *plan, const qc_fit *fit, int force, qc_error *err)
 {

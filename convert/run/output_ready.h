@@ -1,4 +1,5 @@
-/* Before the work: what is in the way of an output in OUT, and what happens to files there. */
+/* Finds out before the work what is in the way of an output in OUT, and what happens to files
+ * there. */
 #ifndef QC_CONVERT_OUTPUT_READY_H
 #define QC_CONVERT_OUTPUT_READY_H
 
@@ -13,11 +14,11 @@ QC_NODISCARD qc_status qc_output_ready(const qc_call *call, int force, const qc_
 /* The same for the names of a plan, in d, which is open. */
 QC_NODISCARD qc_status qc_output_ready_for(const qc_output_dir *d, const qc_plan *plan,
                                            const qc_fit *fit, int force, qc_error *err);
-/* --dry-run with an OUT: what the conversion would refuse is refused, and what it would replace and
- * delete is said. Touches nothing. */
+/* For --dry-run with an OUT: refuses what the conversion would refuse, and says what it would replace
+ * and delete. Touches nothing. */
 QC_NODISCARD qc_status qc_output_preview(const qc_plan *plan, const qc_fit *fit,
                                          const qc_part_run *part, qc_error *err);
-/* --dry-run: would it fit? */
+/* For --dry-run: would it fit on the disk? */
 QC_NODISCARD qc_status qc_output_preview_room(const qc_plan *plan, const qc_part_run *part,
                                               qc_error *err);
 

@@ -87,8 +87,9 @@ static qc_status see_commit(void *ctx, const qc_journal_record *record, qc_error
     return QC_OK;
 }
 
-/* Does a journal speak of a commit whose manifest waits in the staging folder: r->committing; or is
- * in OUT, so that only the staging folder is left to be removed: *moved? The turn is held. */
+/* Does a journal speak of a commit? If its manifest waits in the staging folder, this sets
+ * r->committing. If it is in OUT, so that only the staging folder is left to be removed, this sets
+ * *moved. The turn is held. */
 static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *moved, qc_error *err)
 {
     qc_digest in_out;
@@ -118,8 +119,8 @@ static qc_status look_for_commit(qc_part_run *r, const qc_output_dir *d, int *mo
 /* Is OUT, which looks complete, made of these weights? */
 typedef enum { WEIGHTS_UNKNOWN, WEIGHTS_SAME, WEIGHTS_OTHER } weights_of;
 
-/* A finished output in OUT: *same where it is what this conversion makes, as far as weights are
- * known. Another one is not replaced without --force. */
+/* Looks at a finished output in OUT. *same says that it is what this conversion makes, as far as
+ * weights are known. Another one is not replaced without --force. */
 static qc_status check_finished(const qc_output_dir *d, const qc_plan *plan, const qc_fit *fit,
                                 weights_of weights, int force, int *same, qc_error *err)
 {
@@ -134,8 +135,8 @@ static qc_status check_finished(const qc_output_dir *d, const qc_plan *plan, con
     return *same || force ? QC_OK : qc_output_refuse(&why, d->path, err);
 }
 
-/* The turn is held. *complete: OUT looks complete; with --restart, where its weights are not known
- * to be those of this conversion, so that they are looked at first. */
+/* The turn is held. *complete says that OUT looks complete; with --restart, only where its weights
+ * are not known to be those of this conversion, so that they are looked at first. */
 static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                                const qc_fit *fit, weights_of weights, int *complete, qc_error *err)
 {
@@ -158,7 +159,7 @@ static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *
     qc_strbuf_deinit(&identity);
     QC_TRY(st);
     if (restart && d->dead.shard_count > 0) {
-        /* Somebody died while he moved files: what the others did is half there, half in OUT. */
+        /* Somebody died while he moved files, so half of what the others did is in OUT. */
         QC_TRY(qc_parts_remove_journals(d, r->rank, err));
         QC_TRY(qc_output_dir_forget_dead(d, err));
     }
@@ -172,8 +173,8 @@ static qc_status check_staging(qc_part_run *r, qc_output_dir *d, const qc_plan *
     return QC_OK;
 }
 
-/* Takes as long as reading them: the turn is given back meanwhile, so the caller looks at all of it
- * again. manifest: OUT's, that this is said of. */
+/* This takes as long as reading the weights. The turn is given back meanwhile, so the caller looks
+ * at everything again. manifest is the one of OUT for which the answer holds. */
 static qc_status check_weights(qc_part_run *r, const qc_output_dir *d, const qc_plan *plan,
                                weights_of *weights, qc_digest *manifest, qc_error *err)
 {
@@ -185,7 +186,7 @@ static qc_status check_weights(qc_part_run *r, const qc_output_dir *d, const qc_
     return QC_OK;
 }
 
-/* What was said of another manifest is not known of this one. */
+/* Forgets an answer about the weights of another manifest than the one that OUT has now. */
 static qc_status forget_other(const qc_output_dir *d, weights_of *weights, const qc_digest *of,
                               qc_error *err)
 {
@@ -199,7 +200,8 @@ static qc_status forget_other(const qc_output_dir *d, weights_of *weights, const
     return QC_OK;
 }
 
-/* One process alone. *complete: OUT is what it would make, and there is nothing to go on with. */
+/* Opens OUT for one process alone. *complete says that OUT is what it would make, and that there is
+ * nothing to go on with. */
 static qc_status check_alone(const qc_part_run *r, qc_output_dir *d, const qc_plan *plan,
                              const qc_fit *fit, int *complete, qc_error *err)
 {
@@ -332,7 +334,7 @@ static qc_status take_others(qc_part_run *r, qc_pipeline *p, qc_resume *resume, 
         if (!found.done)
             r->left[r->left_count++] = i;
     }
-    /* After a crash that lost more than a journal can know: somebody has to look. */
+    /* Where shards are missing, a crash lost more than a journal can know, so somebody has to look. */
     for (unsigned i = 0; !r->committing && r->left_count == 0 && i < r->rank.count; i++) {
         if (!are_shards_there(r, p, i))
             QC_FAIL(err, QC_ERR_IO,
@@ -370,15 +372,15 @@ qc_status qc_part_look_around(qc_part_run *r, qc_output_dir *d, qc_pipeline *p, 
     return take_others(r, p, resume, err);
 }
 
-/* The folder first: who has the turn next and completes OUT wants to be alone then. */
+/* Lets go of the folder first, because whoever has the turn next and completes OUT has to be alone. */
 void qc_part_leave(qc_part_run *r, qc_output_dir *d)
 {
     qc_output_dir_leave(d);
     qc_part_turn_give(&r->turn);
 }
 
-/* The journal that speaks of the commit goes last: should this process die here, the next one knows
- * by it that all is in place. */
+/* Removes all journals but the one that speaks of the commit, which goes last. Should this process
+ * die here, that journal tells the next one that all is in place. */
 static void remove_other_journals(const qc_part_run *r, const qc_output_dir *d)
 {
     const char *path = NULL;
@@ -388,7 +390,8 @@ static void remove_other_journals(const qc_part_run *r, const qc_output_dir *d)
     }
 }
 
-/* The turn is held until all is done: who waits for it keeps d's lock from being held alone. */
+/* Holds the turn until all is done, because whoever waits for it keeps d's lock from being held
+ * alone. */
 void qc_part_close(qc_part_run *r, qc_output_dir *d)
 {
     int gone = 0, others = 0;

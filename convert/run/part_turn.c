@@ -19,7 +19,8 @@
 
 /* ---- Locks ---------------------------------------------------------------------------------- */
 
-/* Who has the turn may be stopped: then this one waits until somebody does something about it. */
+/* The process that has the turn may be stopped. Then this one waits until somebody does something
+ * about it. */
 static void tell_holder(const qc_call *call, const qc_file *turn)
 {
     long pid = qc_dir_lock_holder(turn);
@@ -76,7 +77,7 @@ void qc_part_turn_give(qc_file *turn)
 
 /* ---- What others left ----------------------------------------------------------------------- */
 
-/* "journal-00002-of-00004", and nothing else. */
+/* Reads the rank from a name like "journal-00002-of-00004"; any other name is refused. */
 static int parse_name(const char *name, qc_rank *rank)
 {
     char again[NAME_BYTES];
@@ -137,7 +138,8 @@ static qc_status is_running(const check *c, qc_rank other, int *yes, qc_error *e
     return st;
 }
 
-/* What belongs to another conversion: away with it, if that was asked for and nobody is at it. */
+/* Removes the journal of another conversion, unless somebody works on that now. --restart asked for
+ * it. */
 static qc_status clear_away(const check *c, qc_rank other, const char *name, qc_error *err)
 {
     int busy = 0;

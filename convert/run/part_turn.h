@@ -25,17 +25,18 @@
 #include "convert/run/parts.h"
 #include "convert/term/call.h"
 
-/* Wait for the turn; after five seconds a warning says once for what: the file, and the process
- * that holds its lock, where the system knows it. d has been opened by qc_output_dir_open. must_be:
- * a file of the staging folder without which everything is gone, or NULL. *gone != 0: the turn is
- * not held; d's lock may have lost its name. QC_ERR_INTERRUPTED while waiting. */
+/* Waits for the turn. After five seconds a warning says once what it waits for: the file, and the
+ * process that holds its lock, where the system knows it. d has been opened by qc_output_dir_open.
+ * must_be is a file of the staging folder without which everything is gone, or NULL. Where *gone is
+ * not 0, the turn is not held, and d's lock may have lost its name. QC_ERR_INTERRUPTED may come while
+ * waiting. */
 QC_NODISCARD qc_status qc_part_turn_take(qc_file *turn, const qc_output_dir *d, const char *must_be,
                                          const qc_call *call, int *gone, qc_error *err);
-/* A closed file is fine. */
+/* Gives the turn back. The file may be closed. */
 void qc_part_turn_give(qc_file *turn);
 
-/* Does what others left in the staging folder go with this? A whole run asks as 0 of 1, a part
- * holds the turn. identity: of this conversion (qc_identity_make).
+/* Does what others left in the staging folder fit this conversion? A whole run asks as 0 of 1, and a
+ * part holds the turn. identity is that of this conversion (qc_identity_make).
  *
  * Journals of another number of parts, or of other parts of another identity, are QC_ERR_USAGE or
  * QC_ERR_INPUT, naming the difference and --restart. With restart they are removed instead, and so
@@ -44,10 +45,10 @@ void qc_part_turn_give(qc_file *turn);
 QC_NODISCARD qc_status qc_parts_check_others(const qc_output_dir *d, qc_rank rank, int restart,
                                              const char *identity, size_t identity_bytes,
                                              qc_error *err);
-/* Remove the journals of all parts; QC_ERR_USAGE when another one than rank's runs now. */
+/* Removes the journals of all parts. QC_ERR_USAGE when a part other than rank's runs now. */
 QC_NODISCARD qc_status qc_parts_remove_journals(const qc_output_dir *d, qc_rank rank,
                                                 qc_error *err);
-/* Is there a journal in the folder? Of any part of any number. */
+/* Is there a journal of any part, of any number of parts, in the folder? */
 QC_NODISCARD qc_status qc_parts_have_journal(int *yes, const qc_output_dir *d, qc_error *err);
 
 #endif

@@ -36,20 +36,20 @@ typedef struct {
  * more than QC_PARTS_MAX tasks; when it has several and the source is to be consumed. */
 QC_NODISCARD qc_status qc_rank_choose(qc_rank *out, const qc_convert_options *o, qc_error *err);
 
-/* Deal out: part_of[i] is the part, 0 .. parts - 1, of the item of bytes[i]. The largest first,
- * each to the part that has least so far; among equals the first item and the first part. So no
- * part has more than the mean and the largest item together; with more parts than items some have
- * none. (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969: LPT.) */
+/* Deals out: part_of[i] becomes the part, 0 .. parts - 1, of the item of bytes[i]. The largest item
+ * comes first, and each goes to the part that has least so far; among equals the first item and the
+ * first part count. So no part has more than the mean and the largest item together. With more parts
+ * than items some have none. (R. L. Graham, Bounds on multiprocessing timing anomalies, 1969: LPT.) */
 QC_NODISCARD qc_status qc_parts_deal(uint32_t *part_of, const uint64_t *bytes, uint32_t count,
                                      unsigned parts, qc_error *err);
 
-/* The same of a plan's shards, by the bytes that are read and written for them; part_of has
- * plan->layout.count elements. load: bytes per part (parts elements), or NULL. */
+/* Does the same for a plan's shards, by the bytes that are read and written for them. part_of has
+ * plan->layout.count elements. load gets the bytes per part (parts elements), or is NULL. */
 QC_NODISCARD qc_status qc_parts_of_plan(uint32_t *part_of, uint64_t *load, const qc_plan *plan,
                                         unsigned parts, qc_error *err);
 
-/* What a report says of the plan: sizes and schemes, of one part's shards, or of all where part_of
- * is NULL. */
+/* Fills in what a report says of the plan, which is sizes and schemes: of one part's shards, or of
+ * all where part_of is NULL. */
 void qc_parts_fill_report(qc_convert_report *r, const qc_plan *plan, const uint32_t *part_of,
                           unsigned index);
 

@@ -43,7 +43,7 @@ static qc_status refuse_record(const qc_resume *r, const qc_journal_record *reco
             r->path, record->end, record->type);
 }
 
-/* One unit that the record says is written; of `job`, or of any where that is QC_NO_OUTPUT. */
+/* Takes one unit that the record says is written: of `job`, or of any where that is QC_NO_OUTPUT. */
 static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const unsigned char *b,
                            uint32_t job, qc_error *err)
 {
@@ -74,8 +74,8 @@ static qc_status take_unit(qc_resume *r, const qc_journal_record *record, const 
     return QC_OK;
 }
 
-/* Units that a job's record has: its main ones and those with a place kept free; *missing of them
- * are not kept. */
+/* Counts the units that a job's record has: its main ones and those with a place kept free.
+ * *missing of them are not kept. */
 static uint32_t whole_units(const qc_pipeline *p, uint32_t job, uint32_t *missing)
 {
     uint32_t count = 0;
@@ -424,8 +424,8 @@ static qc_status open_journal(qc_resume *r, unsigned part_index, unsigned part_c
     r->times = v;
     QC_TRY(qc_arena_alloc(&r->arena, &v, m->file_count, sizeof *r->times_now, err));
     r->times_now = v;
-    for (size_t i = 0; i < m->file_count;
-         i++) /* of what was opened, or was before it was consumed */
+    /* These are the times of what was opened, or of what was there before it was consumed. */
+    for (size_t i = 0; i < m->file_count; i++)
         r->times_now[i] = (uint64_t)m->files[i].stamp.modified_ns;
     qc_status st = qc_journal_open(&r->journal, r->path, qc_resume_take_record, r, NULL, err);
     if (st == QC_ERR_UNSUPPORTED)

@@ -22,8 +22,8 @@
  *        source): QC_UNIT_RECORD_BYTES. index: into the pipeline's units, which the plan gives.
  * JOB:   u32 job, u32 units, u32 parts, f64 relative MSE, f64 largest error, u64 its index, f64
  *        and f64 its errors in outputs (calibrated weights, else 0), the units (main ones, and
- * derived ones with a place kept free), and per part that is still to be written in its turn: u32
- * qc_part, u32 bytes, the bytes.
+ *        derived ones with a place kept free), and per part that is still to be written in its
+ *        turn: u32 qc_part, u32 bytes, the bytes.
  *
  * What is recorded is in the page cache at least, and so outlives the process. A thread of the
  * pipeline brings shards and journal to the disk all the time (convert/pipeline/syncer.h), so that
@@ -111,14 +111,14 @@ int qc_resume_is_done(const qc_resume *r);
 QC_NODISCARD qc_status qc_resume_take_part(qc_resume *r, unsigned part_index, unsigned part_count,
                                            int same_times, qc_resume_found *found, qc_error *err);
 const qc_resume_found *qc_resume_found_of(const qc_resume *r);
-/* For who wants to know that it is on the disk: sync. */
+/* The journal, for callers that sync it to know that it is on the disk. */
 qc_journal *qc_resume_journal(qc_resume *r);
 /* Records of this type as read at opening, in order; types that the pipeline takes for itself (JOB,
  * UNIT, SHARD, TIMES, IDENTITY) are not kept. NULL where there is no i-th. Lives as long as r. */
 const qc_journal_record *qc_resume_record(const qc_resume *r, uint32_t type, size_t i);
-/* DONE, once; everything is synced before and after. */
+/* Records DONE, once; everything is synced before and after. */
 QC_NODISCARD qc_status qc_resume_done(qc_resume *r, qc_error *err);
-/* COMMIT with the digest of the manifest that is staged, synced. */
+/* Records COMMIT with the digest of the manifest that is staged, and syncs it. */
 QC_NODISCARD qc_status qc_resume_commit(qc_resume *r, const qc_digest *manifest, qc_error *err);
 /* Is there anything in the journal that the same command could go on with? */
 int qc_resume_has_work(const qc_resume *r);

@@ -1,5 +1,5 @@
-/* What a journal says, looked at: frames against the staged shards, and where the source's files
- * have another time, the source against the digests that were taken of it. */
+/* Checks what a journal says: frames against the staged shards and, where the source's files have
+ * another time, the source against the digests that were taken of it. */
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "convert/run/resume_internal.h"
@@ -37,7 +37,7 @@ static qc_status turn_to(open_file *o, const qc_pipeline *p, uint32_t shard, qc_
                                    : qc_file_open_read(&o->file, p->shards[shard].path, err);
 }
 
-/* The frame on the disk. */
+/* Compares the frame on the disk with its digest. */
 static qc_status check_frame(checker *c, qc_worker *w, open_file *o, uint32_t index, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -128,7 +128,7 @@ static qc_status check_units(qc_team *team, unsigned index, void *ctx, qc_error 
     return st;
 }
 
-/* The seek table, and that nothing is behind it. A shard that is not so is finished again. */
+/* Checks the seek table, and that nothing is behind it. A shard that fails is finished again. */
 static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
 {
     qc_shard_state *s = &p->shards[shard];
@@ -155,7 +155,8 @@ static qc_status check_table(qc_pipeline *p, uint32_t shard, qc_error *err)
     return st;
 }
 
-/* The record of a job of which only derived frames are damaged: they come from it. */
+/* Takes the record of a job again of which only derived frames are damaged, because they are made
+ * from it. */
 static qc_status take_again(void *ctx, const qc_journal_record *record, qc_error *err)
 {
     const checker *c = ctx;

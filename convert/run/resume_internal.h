@@ -1,4 +1,4 @@
-/* Private to resume*.c. */
+/* What the files resume*.c share. Nobody else includes this. */
 #ifndef QC_CONVERT_RESUME_PARTS_H
 #define QC_CONVERT_RESUME_PARTS_H
 
@@ -29,12 +29,12 @@ struct qc_resume {
 int qc_resume_is_ours(const qc_pipeline *p, uint32_t unit);
 /* Counts what the journal kept and what has to be made again, into r->found. */
 void qc_resume_count(qc_resume *r);
-/* One record into ctx, a qc_resume, and its pipeline: a qc_journal_fn. */
+/* Takes one record into ctx, which is a qc_resume, and its pipeline. It is a qc_journal_fn. */
 QC_NODISCARD qc_status qc_resume_take_record(void *ctx, const qc_journal_record *record,
                                              qc_error *err);
-/* Record that work on a weight begins. */
+/* Records that work on a weight begins. */
 QC_NODISCARD qc_status qc_resume_add_begin(void *resume, uint32_t job, qc_error *err);
-/* Append the times of the source's files as they are now. */
+/* Records the times of the source's files as they are now. */
 QC_NODISCARD qc_status qc_resume_add_times(qc_resume *r, qc_error *err);
 
 #endif

@@ -15,7 +15,7 @@
 
 /* ---- what is needed ------------------------------------------------------------------------- */
 
-/* Less what of the file lies in the staging folder already: an earlier run wrote it. */
+/* Adds the bytes of a file, less what an earlier run wrote of it to the staging folder. */
 static qc_status add_file(uint64_t *need, const qc_room *r, const char *name, const char *suffix,
                           uint64_t bytes, qc_error *err)
 {
@@ -30,7 +30,7 @@ static qc_status add_file(uint64_t *need, const qc_room *r, const char *name, co
     return QC_OK;
 }
 
-/* Shards and copied files. */
+/* Adds up shards and copied files. */
 static qc_status add_all(uint64_t *need, const qc_room *r, qc_error *err)
 {
     const qc_plan *plan = r->plan;
@@ -178,7 +178,7 @@ qc_status qc_room_check(const qc_room *r, qc_error *err)
         if (o->compress && r->calibrated == 0)
             return check_compressed(r, need, err);
     }
-    /* Calibrated weights are plain in any case, and there before files of the source go. */
+    /* Calibrated weights are never compressed, and they are there before files of the source go. */
     if (r->calibrated > 0 && (o->compress || r->consumes))
         need = 0;
     need = qc_sat_add(need, r->calibrated);

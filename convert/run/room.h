@@ -24,7 +24,7 @@ typedef struct {
 
 /* QC_ERR_NOSPACE says what is needed, what is free and what is missing. */
 QC_NODISCARD qc_status qc_room_check(const qc_room *r, qc_error *err);
-/* The same for a number of bytes that is known. where: the folder, which may not exist yet. */
+/* Asks the same for a number of bytes that is known. where is the folder, which may not exist yet. */
 QC_NODISCARD qc_status qc_room_check_bytes(const char *where, const char *what, uint64_t need,
                                            qc_error *err);
 

@@ -70,7 +70,7 @@ static const qc_job *first_quantized(const qc_plan *plan)
     return &plan->jobs[i];
 }
 
-/* Of the weights that stay in FP8: their reader needs it. */
+/* Writes the block size of the weights that stay in FP8, because their reader needs it. */
 static void write_block_size(qc_json_writer *w, const qc_plan *plan)
 {
     const qc_json_node *q = qc_json_get(qc_json_root(plan->model->config), "quantization_config");
@@ -159,7 +159,7 @@ static const char *common_dtype(const qc_plan_options *o)
                                             : NULL;
 }
 
-/* One splice: text -> out, text replaced by the result. */
+/* Does one splice from text to out, and replaces text by the result. */
 static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_error *err)
 {
     qc_strbuf next;
@@ -174,7 +174,7 @@ static qc_status splice(qc_strbuf *text, const char *key, const char *value, qc_
     return QC_OK;
 }
 
-/* quantization_config of the source with the recipe's list of plain modules. */
+/* Makes the quantization_config of the source with the recipe's list of plain modules. */
 static qc_status splice_skip_list(qc_strbuf *text, const qc_plan *plan, qc_error *err)
 {
     static const char key[] = "quantization_config";

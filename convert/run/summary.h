@@ -34,7 +34,7 @@ typedef struct {
     const char *device;      /* "cpu", "cuda:0 (NVIDIA H200)" */
     uint64_t gpu_weights;    /* that GPUs quantized */
     int continued;           /* went on with an interrupted conversion: */
-    uint64_t tensors_kept;   /* of the source; that it had finished, and that are as it left them */
+    uint64_t tensors_kept;   /* tensors of the source that it had finished and that are unchanged */
     uint64_t tensors_redone; /* that it had begun, and that were made again */
     uint64_t bytes_in_kept, bytes_out_kept; /* of bytes_in and bytes_out_stored, done before */
     uint64_t files_consumed; /* weight files of the source that were deleted; their bytes: */
@@ -68,10 +68,10 @@ double qc_report_quantized_bits(const qc_convert_report *r);
 /* Bits per weight over all tensors, 0 if there are none. */
 double qc_report_overall_bits(const qc_convert_report *r);
 
-/* A few lines for people. */
+/* Writes a few lines for people. */
 QC_NODISCARD qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err);
-/* One JSON object and a new line; docs/cli.md has its members. Not for a dry run, whose plan has a
- * JSON of its own. */
+/* Writes one JSON object and a new line; docs/cli.md has its members. It is not for a dry run, whose
+ * plan has a JSON of its own. */
 QC_NODISCARD qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *err);
 
 /* Member "calibration", of either; nothing where nothing is calibrated. */
