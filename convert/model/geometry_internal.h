@@ -1,6 +1,6 @@
 /* What the files geometry*.c share. Nobody else includes this. */
-#ifndef QC_CONVERT_GEOMETRY_PARTS_H
-#define QC_CONVERT_GEOMETRY_PARTS_H
+#ifndef QC_CONVERT_GEOMETRY_INTERNAL_H
+#define QC_CONVERT_GEOMETRY_INTERNAL_H
 
 #include "convert/model/config_fields.h"
 #include "convert/model/geometry.h"

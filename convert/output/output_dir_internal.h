@@ -1,6 +1,6 @@
 /* What the files output_*.c share. Nobody else includes this. */
-#ifndef QC_CONVERT_OUTPUT_DIR_PARTS_H
-#define QC_CONVERT_OUTPUT_DIR_PARTS_H
+#ifndef QC_CONVERT_OUTPUT_DIR_INTERNAL_H
+#define QC_CONVERT_OUTPUT_DIR_INTERNAL_H
 
 #include "convert/output/output_dir.h"
 

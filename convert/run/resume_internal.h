@@ -1,6 +1,6 @@
 /* What the files resume*.c share. Nobody else includes this. */
-#ifndef QC_CONVERT_RESUME_PARTS_H
-#define QC_CONVERT_RESUME_PARTS_H
+#ifndef QC_CONVERT_RESUME_INTERNAL_H
+#define QC_CONVERT_RESUME_INTERNAL_H
 
 #include "convert/pipeline/pipeline.h"
 #include "convert/run/resume.h"

@@ -5,8 +5,8 @@
  * through the normalizer; added tokens that take normalized text; the pre-tokenizer's steps, each
  * cutting what the one before left; and byte-pair merges on each piece. Pieces are handed on one at
  * a time as they are found, so no list of all pieces is ever kept. */
-#ifndef QC_CONVERT_TOKENIZER_PARTS_H
-#define QC_CONVERT_TOKENIZER_PARTS_H
+#ifndef QC_CONVERT_TOKENIZER_INTERNAL_H
+#define QC_CONVERT_TOKENIZER_INTERNAL_H
 
 #include "base/strbuf.h"
 #include "convert/tokenizer/tokenizer.h"
