@@ -1,10 +1,9 @@
-/* The one door to the heap, so that tests can fail the N-th allocation.
+/* The only way to the heap, so that tests can let the N-th allocation fail.
  *
- * Ownership: what qc_malloc and friends return is freed with qc_free (NULL is fine). Memory from
- * qc_malloc_aligned is freed with qc_free as well.
- * Thread-safe: yes. All return QC_ERR_NOMEM with a message on failure; a size of 0 yields a valid
- * pointer that may be freed.
- */
+ * Ownership: what qc_malloc and the other functions return is freed with qc_free, which accepts
+ * NULL. Memory from qc_malloc_aligned is freed with qc_free as well.
+ * Thread-safe: yes. All of them return QC_ERR_NOMEM with a message on failure; a size of 0 yields a
+ * valid pointer that may be freed. */
 #ifndef QC_BASE_ALLOC_H
 #define QC_BASE_ALLOC_H
 
@@ -12,25 +11,26 @@
 
 QC_NODISCARD qc_status qc_malloc(void **out, size_t bytes, qc_error *err);
 QC_NODISCARD qc_status qc_calloc(void **out, size_t count, size_t bytes_each, qc_error *err);
-/* *inout keeps its old block on failure. count * bytes_each is checked for overflow. */
+/* *inout keeps its old block on failure. The product count * bytes_each is checked for overflow. */
 QC_NODISCARD qc_status qc_realloc_array(void **inout, size_t count, size_t bytes_each,
                                         qc_error *err);
-/* alignment: a power of two, at least sizeof(void *). Contents are not initialised. */
+/* alignment is a power of two and at least sizeof(void *). The contents are not initialised. */
 QC_NODISCARD qc_status qc_malloc_aligned(void **out, size_t alignment, size_t bytes, qc_error *err);
 QC_NODISCARD qc_status qc_strdup(char **out, const char *s, qc_error *err);
 void qc_free(void *p);
-/* What was freed goes back to the system, as far as the C library does that: after a phase that
- * made and freed much, before one that lasts. */
+/* Gives freed memory back to the system, as far as the C library does that. Call it between a phase
+ * that allocated and freed much and one that lasts long. */
 void qc_alloc_trim(void);
 
-/* Plain hooks for libraries that want malloc-like functions (cJSON, zstd): NULL on failure. */
+/* Plain functions for libraries that want hooks like malloc (cJSON, zstd); they return NULL on
+ * failure. */
 void *qc_hook_malloc(size_t bytes);
 void qc_hook_free(void *p);
 
-/* Tests only: the n-th allocation from now (1 = the next) fails; every later one too if
- * persistent. n = 0 switches faults off. Counts over all threads. */
+/* For tests only. The n-th allocation from now (1 is the next) fails, and every later one too if
+ * `persistent` is set. n = 0 switches faults off. Allocations of all threads are counted. */
 void qc_alloc_fail_at(uint64_t n, int persistent);
-/* Number of allocations tried since the last qc_alloc_fail_at. */
+/* The number of allocations that were tried since the last qc_alloc_fail_at. */
 uint64_t qc_alloc_count(void);
 
 #endif

@@ -34,7 +34,8 @@ void qc_arena_deinit(qc_arena *a)
     qc_arena_init(a);
 }
 
-/* A block of its own for what is large: behind the head, whose rest stays in use. */
+/* What is large gets a block of its own behind the head, so that the rest of the head stays in
+ * use. */
 static qc_status add_block(qc_arena *a, size_t payload, qc_arena_block **out, qc_error *err)
 {
     size_t total = 0;

@@ -1,5 +1,5 @@
-/* Arena for the metadata of one run: names, shapes, plans. Freed as a whole, never piecewise.
- * Not thread-safe: one owner. */
+/* An arena for the metadata of one run: names, shapes and plans. It is freed as a whole, never in
+ * parts. Not thread-safe: it has one owner. */
 #ifndef QC_BASE_ARENA_H
 #define QC_BASE_ARENA_H
 
@@ -14,15 +14,16 @@ typedef struct {
 } qc_arena;
 
 void qc_arena_init(qc_arena *a);
-/* Frees every block; the arena is empty and usable again. NULL is fine. */
+/* Frees every block; the arena is then empty and can be used again. a may be NULL. */
 void qc_arena_deinit(qc_arena *a);
-/* Zeroed memory for count elements, aligned to 16 (texts are not). Lives until qc_arena_deinit. */
+/* Allocates zeroed memory for count elements, aligned to 16 bytes. It lives until
+ * qc_arena_deinit. */
 QC_NODISCARD qc_status qc_arena_alloc(qc_arena *a, void **out, size_t count, size_t bytes_each,
                                       qc_error *err);
-/* Copy of the len bytes at s plus a terminating NUL. */
+/* Copies the len bytes at s and adds a terminating NUL. The copy is not aligned. */
 QC_NODISCARD qc_status qc_arena_strndup(qc_arena *a, const char **out, const char *s, size_t len,
                                         qc_error *err);
-/* printf into the arena. */
+/* Formats as printf does, into the arena. The text is not aligned. */
 QC_NODISCARD qc_status qc_arena_printf(qc_arena *a, const char **out, qc_error *err,
                                        const char *fmt, ...) QC_PRINTF(4, 5);
 

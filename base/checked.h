@@ -1,5 +1,5 @@
-/* Arithmetic on sizes that come from files: every sum and product is checked.
- * Functions with an *out return 1 and leave it unspecified on overflow, 0 otherwise. */
+/* Arithmetic on sizes that come from files: every sum and product is checked. Functions with an
+ * *out return 0 on success; on overflow they return 1 and leave *out unspecified. */
 #ifndef QC_BASE_CHECKED_H
 #define QC_BASE_CHECKED_H
 
@@ -32,7 +32,7 @@ static inline int qc_u64_to_size(uint64_t a, size_t *out)
     return (uint64_t)*out != a;
 }
 
-/* For sizes that are only compared or shown: UINT64_MAX stands for that and all above. */
+/* For sizes that are only compared or shown. A result of UINT64_MAX means "this or more". */
 static inline uint64_t qc_sat_add(uint64_t a, uint64_t b)
 {
     uint64_t sum = 0;
@@ -55,7 +55,7 @@ static inline size_t qc_min_size(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* What is left of many, but no more than fits a step. */
+/* Returns `left`, but at most `most`. */
 static inline uint32_t qc_min_u32(uint64_t left, uint32_t most)
 {
     return left < most ? (uint32_t)left : most;
@@ -67,7 +67,8 @@ static inline uint64_t qc_ceil_div_u64(uint64_t a, uint64_t b)
     return a / b + (a % b != 0);
 }
 
-/* The next multiple of align (> 0) from n on, UINT64_MAX where there is none. */
+/* Returns the smallest multiple of align (> 0) that is not less than n, or UINT64_MAX where none
+ * fits. */
 static inline uint64_t qc_align_u64(uint64_t n, uint64_t align)
 {
     return qc_sat_mul(qc_ceil_div_u64(n, align), align);

@@ -1,20 +1,20 @@
-/* What the processor can do, and which code path to take. */
+/* What the processor can do, and which code path to take on it. */
 #ifndef QC_BASE_CPU_H
 #define QC_BASE_CPU_H
 
 #include "base/status.h"
 
-/* In increasing order of preference. AVX2 stands for AVX2 + F16C + FMA + BMI2 present;
- * AVX512 for F + BW + DQ + VL + VBMI present. */
+/* In increasing order of preference. AVX2 means that AVX2, F16C, FMA and BMI2 are all present;
+ * AVX512 means that F, BW, DQ, VL and VBMI are. */
 typedef enum { QC_ISA_SCALAR, QC_ISA_AVX2, QC_ISA_AVX512, QC_ISA_COUNT } qc_isa;
 
 const char *qc_isa_name(qc_isa isa); /* "scalar", "avx2", "avx512" */
-/* Does this machine run it? */
+/* Returns whether this machine can run that path. */
 int qc_isa_available(qc_isa isa);
 /* The path to use: the best available, or the one that the environment variable QCONV_ISA names.
  * QC_ERR_USAGE when that name is unknown, QC_ERR_DEVICE when this machine lacks it. */
 QC_NODISCARD qc_status qc_isa_select(qc_isa *out, qc_error *err);
-/* Processors this process may run on; at least 1. */
+/* The number of processors that this process may run on; at least 1. */
 unsigned qc_cpu_count(void);
 
 #endif

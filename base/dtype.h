@@ -1,6 +1,7 @@
 /* Element types of safetensors files.
- * Source: safetensors, enum Dtype. The order is that of the reference ("increasing alignment") and
- * is the order in which its writer sorts tensors, largest first. Append only where it appends. */
+ * Source: safetensors, enum Dtype. The order is the reference's ("increasing alignment"), and its
+ * writer sorts tensors by it, largest first. Append a type here only where the reference appends
+ * it. */
 #ifndef QC_BASE_DTYPE_H
 #define QC_BASE_DTYPE_H
 
@@ -45,18 +46,20 @@ typedef enum {
 #define QC_MAX_DIMS 8
 
 QC_API const char *
-qc_dtype_name(qc_dtype t); /* "BF16"; exact safetensors spelling; NULL: no such */
+qc_dtype_name(qc_dtype t); /* exact safetensors spelling, like "BF16"; NULL for an unknown type */
 QC_API unsigned qc_dtype_bits(qc_dtype t);
-/* Case-sensitive; len bytes at name, not NUL-terminated. Returns 0 and *out, or 1 if unknown. */
+/* Case-sensitive; reads len bytes at name, which need no NUL. Returns 0 and sets *out, or returns 1
+ * if the name is unknown. */
 QC_API int qc_dtype_from_name(const char *name, size_t len, qc_dtype *out);
-/* F64, F32, F16 or BF16: what the quantizers read. */
+/* True for F64, F32, F16 and BF16, which the quantizers can read. */
 QC_API int qc_dtype_is_quantizable(qc_dtype t);
-/* "float32", "bfloat16", ... as PyTorch prints it without "torch."; NULL where it has none. */
+/* "float32", "bfloat16", ... as PyTorch prints it without "torch."; NULL where PyTorch has no such
+ * type. */
 QC_API const char *qc_dtype_torch_name(qc_dtype t);
 
-/* Elements and bytes of a tensor, all products checked. ndim 0 is a scalar (1 element).
- * QC_ERR_USAGE where a pointer is NULL (dims may be one for a scalar); QC_ERR_INPUT on overflow or
- * when the bits are not whole bytes. */
+/* Elements and bytes of a tensor, with all products checked. ndim 0 is a scalar (1 element).
+ * QC_ERR_USAGE where a pointer is NULL (dims may be NULL for a scalar); QC_ERR_INPUT on overflow or
+ * when the bits do not make whole bytes. */
 QC_API QC_NODISCARD qc_status qc_shape_elems(const uint64_t *dims, unsigned ndim, uint64_t *elems,
                                              qc_error *err);
 QC_API QC_NODISCARD qc_status qc_shape_bytes(const uint64_t *dims, unsigned ndim, qc_dtype t,

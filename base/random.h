@@ -1,10 +1,10 @@
-/* Reproducible random numbers: splitmix64. Not for anything secret. */
+/* Reproducible random numbers: splitmix64. Do not use them for anything secret. */
 #ifndef QC_BASE_RANDOM_H
 #define QC_BASE_RANDOM_H
 
 #include <stdint.h>
 
-/* The next 64 bits; any start of *state is as good as another. */
+/* Returns the next 64 bits. Any value may be the start of *state. */
 static inline uint64_t qc_random_next(uint64_t *state)
 {
     uint64_t z = (*state += 0x9e3779b97f4a7c15u);

@@ -42,7 +42,7 @@ int qc_status_is_refusal(qc_status code)
     return exit_code == 2 || exit_code == 3;
 }
 
-/* Shorten s (capacity cap, NUL-terminated) to end in "...", not inside a UTF-8 sequence. */
+/* Shortens s (capacity cap, NUL-terminated) to end in "...", never inside a UTF-8 sequence. */
 static void end_with_dots(char *s, size_t cap)
 {
     size_t end = cap - 4;
@@ -67,7 +67,8 @@ qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line
         err->msg[0] = '\0';
     else if ((size_t)n >= sizeof err->msg)
         end_with_dots(err->msg, sizeof err->msg);
-    /* Names come from untrusted files: one line, and free of terminal escapes. */
+    /* Messages contain names from untrusted files, so they are kept to one line without terminal
+     * escapes. */
     qc_text_printable(err->msg);
     return code;
 }

@@ -5,8 +5,7 @@
  * There is no thread-local or global last error, so a message can never be stale.
  *
  * Messages name the subject, what was expected and what was found, in one line without a full
- * stop. Library code never prints, never exits, never aborts on input.
- */
+ * stop. Library code never prints, never exits, never aborts on input. */
 #ifndef QC_BASE_STATUS_H
 #define QC_BASE_STATUS_H
 
@@ -16,7 +15,7 @@
 #if defined(__GNUC__)
 #define QC_NODISCARD        __attribute__((warn_unused_result))
 #define QC_PRINTF(fmt, arg) __attribute__((format(printf, fmt, arg)))
-/* What programs outside may call; everything else is hidden in the installed library. */
+/* Marks what programs outside may call; everything else is hidden in the installed library. */
 #define QC_API __attribute__((visibility("default")))
 #else
 #define QC_NODISCARD
@@ -56,7 +55,8 @@ typedef enum {
 
 typedef struct {
     qc_status code;
-    char msg[512];    /* one line, UTF-8; what is none and control characters: '?' (base/text.h) */
+    char msg[512];    /* one line of UTF-8; other bytes and control characters become '?'
+                         (base/text.h) */
     const char *file; /* where in qconv's source the error was made */
     int line;
 } qc_error;
@@ -67,26 +67,28 @@ QC_API const char *qc_status_name(qc_status code);
 QC_API const char *qc_status_meaning(qc_status code);
 /* Exit code of the program for a status: 0, 1, 2, 3, 4, 5 or 130. */
 QC_API int qc_status_exit_code(qc_status code);
-/* Is it the caller's command or the input that is bad (exit codes 2 and 3), so that the same call
- * fails again? */
+/* True if the caller's command or the input is bad (exit codes 2 and 3), so that the same call
+ * would fail again. */
 int qc_status_is_refusal(qc_status code);
 
-/* Fill *err (if not NULL) and return code. Use through QC_FAIL. */
+/* Fills *err (if not NULL) and returns code. Use it through QC_FAIL. */
 QC_API qc_status qc_error_set(qc_error *err, qc_status code, const char *file, int line,
                               const char *fmt, ...) QC_PRINTF(5, 6);
 
-/* Put "prefix: " before the message of an error already set; for callers that know the file. */
+/* Puts "prefix: " before the message of an error that is already set; for callers that know the
+ * file. */
 QC_API void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3);
 
-/* Set an error and return it from the enclosing function. The code itself is returned, so that a
- * static analyzer, which does not see into qc_error_set, knows it for a failure. */
+/* Sets an error and returns it from the enclosing function. The macro returns the code itself,
+ * because a static analyzer does not see into qc_error_set and would not know that it is a
+ * failure. */
 #define QC_FAIL(err, code, ...)                                                                    \
     do {                                                                                           \
         (void)qc_error_set((err), (code), __FILE__, __LINE__, __VA_ARGS__);                        \
         return (code);                                                                             \
     } while (0)
 
-/* Return from the enclosing function if expr is not QC_OK. */
+/* Returns from the enclosing function if expr is not QC_OK. */
 #define QC_TRY(expr)                                                                               \
     do {                                                                                           \
         qc_status qc_try_status_ = (expr);                                                         \
@@ -94,7 +96,7 @@ QC_API void qc_error_prefix(qc_error *err, const char *fmt, ...) QC_PRINTF(2, 3)
             return qc_try_status_;                                                                 \
     } while (0)
 
-/* As QC_TRY, but jumps to a label with the status stored in the variable st. */
+/* Like QC_TRY, but jumps to a label with the status stored in the variable st. */
 #define QC_TRY_GOTO(st, label, expr)                                                               \
     do {                                                                                           \
         (st) = (expr);                                                                             \

@@ -21,7 +21,7 @@ void qc_strbuf_deinit(qc_strbuf *b)
     qc_strbuf_init(b, b->max);
 }
 
-/* Room for `more` bytes and the NUL; 0 where there is none, or after a failure. */
+/* Makes room for `more` bytes and the NUL; returns 0 where that fails or a put failed before. */
 static int reserve(qc_strbuf *b, size_t more)
 {
     size_t want = 0, cap = b->cap ? b->cap : 256;
@@ -93,8 +93,8 @@ qc_status qc_strbuf_status(const qc_strbuf *b, qc_error *err)
     QC_FAIL(err, QC_ERR_NOMEM, "out of memory: %zu bytes of text wanted", b->wanted);
 }
 
-/* What an add returns: its own failure is told here and forgotten, that of a put before it stays.
- */
+/* What an add returns: its own failure is returned and forgotten, but that of an earlier put
+ * stays. */
 static qc_status report(qc_strbuf *b, qc_status before, qc_error *err)
 {
     qc_status st = qc_strbuf_status(b, err);

@@ -1,5 +1,5 @@
-/* Growing text buffer with a hard limit; always NUL-terminated once anything was added.
- * Not thread-safe: one owner. */
+/* A growing text buffer with a hard limit; it is always NUL-terminated once anything was added.
+ * Not thread-safe: it has one owner. */
 #ifndef QC_BASE_STRBUF_H
 #define QC_BASE_STRBUF_H
 
@@ -10,22 +10,22 @@ typedef struct {
     size_t len; /* without the NUL */
     size_t cap;
     size_t max;       /* adding fails beyond this many bytes */
-    qc_status failed; /* the first failure of a put; later ones do nothing */
-    size_t wanted;    /* bytes that were too many when it failed */
+    qc_status failed; /* the first failure of a put; later puts do nothing */
+    size_t wanted;    /* how many bytes were asked for when it failed */
 } qc_strbuf;
 
 void qc_strbuf_init(qc_strbuf *b, size_t max_bytes);
 /* NULL is fine. */
 void qc_strbuf_deinit(qc_strbuf *b);
 
-/* Append without a check after each call: ask qc_strbuf_status once, before the text is used. */
+/* Append without a check after each call: ask qc_strbuf_status once before you use the text. */
 void qc_strbuf_put(qc_strbuf *b, const void *bytes, size_t len);
 void qc_strbuf_puts(qc_strbuf *b, const char *s);
 void qc_strbuf_putf(qc_strbuf *b, const char *fmt, ...) QC_PRINTF(2, 3);
-/* QC_OK, or how the first put failed. */
+/* QC_OK, or the error of the first put that failed. */
 QC_NODISCARD qc_status qc_strbuf_status(const qc_strbuf *b, qc_error *err);
 
-/* Append and say at once whether it went well; the buffer is as before where it did not. */
+/* Append and return the status at once; where it fails, the buffer is as it was before. */
 QC_NODISCARD qc_status qc_strbuf_add(qc_strbuf *b, const void *bytes, size_t len, qc_error *err);
 QC_NODISCARD qc_status qc_strbuf_adds(qc_strbuf *b, const char *s, qc_error *err);
 QC_NODISCARD qc_status qc_strbuf_addf(qc_strbuf *b, qc_error *err, const char *fmt, ...)

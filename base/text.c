@@ -33,15 +33,15 @@ int qc_text_is_control(uint32_t c)
         {0xad, 0xad},                           /* soft hyphen */
         {0x034f, 0x034f},                       /* combining grapheme joiner */
         {0x061c, 0x061c},                       /* a mark of direction */
-        {0x115f, 0x1160},   {0x17b4, 0x17b5},   /* fillers and vowels that are not seen */
-        {0x180b, 0x180f},                       /* selectors of Mongolian forms */
-        {0x200b, 0x200f},                       /* no width, marks of direction */
-        {0x2028, 0x202e},                       /* separators of lines, overrides of direction */
-        {0x2060, 0x206f},                       /* no width, isolates of direction */
-        {0x3164, 0x3164},   {0xfe00, 0xfe0f},   /* a filler, selectors of forms */
+        {0x115f, 0x1160},   {0x17b4, 0x17b5},   /* fillers and vowels that are invisible */
+        {0x180b, 0x180f},                       /* Mongolian variation selectors */
+        {0x200b, 0x200f},                       /* zero width, direction marks */
+        {0x2028, 0x202e},                       /* line separators, direction overrides */
+        {0x2060, 0x206f},                       /* zero width, direction isolates */
+        {0x3164, 0x3164},   {0xfe00, 0xfe0f},   /* a filler, variation selectors */
         {0xfeff, 0xfeff},   {0xffa0, 0xffa0},   /* byte order mark, a filler */
         {0xfff0, 0xfffb},                       /* annotations */
-        {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, /* formats of shorthand and of music */
+        {0x1bca0, 0x1bca3}, {0x1d173, 0x1d17a}, /* format characters of shorthand and music */
         {0xe0000, 0xe0fff},                     /* tags, more selectors */
     };
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {

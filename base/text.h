@@ -1,4 +1,4 @@
-/* Small questions about strings, and what of a text from elsewhere may be shown.
+/* Small questions about strings, and which characters of a foreign text may be shown.
  * Thread-safe: yes (no shared state). */
 #ifndef QC_BASE_TEXT_H
 #define QC_BASE_TEXT_H
@@ -7,14 +7,14 @@
 #include <stdint.h>
 #include <string.h>
 
-/* Does s end in tail? Every string ends in "". */
+/* Returns whether s ends in tail. Every string ends in "". */
 static inline int qc_ends_with(const char *s, const char *tail)
 {
     size_t n = strlen(s), m = strlen(tail);
     return n >= m && memcmp(s + n - m, tail, m) == 0;
 }
 
-/* What comes behind a noun that is counted: "1 file", "2 files". */
+/* The ending of a noun that is counted: "1 file", "2 files". */
 static inline const char *qc_plural(uint64_t count)
 {
     return count == 1 ? "" : "s";
@@ -25,20 +25,21 @@ static inline const char *qc_are(uint64_t count)
     return count == 1 ? "is" : "are";
 }
 
-/* Bytes of the UTF-8 character at s and its code point, 0 where there is none (RFC 3629: shortest
- * form, no surrogates). The end of the string is the character 0, one byte. */
+/* Stores the code point of the UTF-8 character at s in *c and returns its number of bytes, or 0 if
+ * the bytes are not UTF-8 (RFC 3629: shortest form, no surrogates). The end of the string counts as
+ * the character 0 of one byte. */
 size_t qc_text_char(const char *s, uint32_t *c);
 int qc_text_is_utf8(const char *s);
-/* Characters that do something to whoever shows them instead of being seen: C0, DEL and C1 (a
- * terminal's escapes), separators of lines, marks and overrides of the direction of writing; and
- * all that Unicode wants nothing to be drawn for (Default_Ignorable_Code_Point): each of them makes
- * a name look like another. */
+/* True for characters that act on the display instead of being seen: C0, DEL and C1 (a terminal's
+ * escapes), line separators, and marks and overrides of the writing direction. It is true as well
+ * for all characters that Unicode wants to be drawn as nothing (Default_Ignorable_Code_Point),
+ * because each of them makes one name look like another. */
 int qc_text_is_control(uint32_t c);
-/* Such characters, and bytes that are no UTF-8, to '?', a byte each, in place. */
+/* Replaces each byte of such characters, and each byte that is not UTF-8, by '?', in place. */
 void qc_text_printable(char *s);
 
-/* name where it consists of letters, digits, '.', '_', '-' and '/', else other: for commands in a
- * message, which somebody may paste into a shell. */
+/* Returns name if it consists of letters, digits, '.', '_', '-' and '/' only, else `other`. For
+ * commands in a message, which somebody may paste into a shell. */
 const char *qc_text_word_or(const char *name, const char *other);
 
 #endif

@@ -1,12 +1,12 @@
-/* What a GPU gives at best, before and beside any kernel of qconv: bench/ceilings.h has the
- * kernels, docs/bench.md what the figures mean.
+/* Measures the best that a GPU can do, without any kernel of qconv: bench/ceilings.h has the
+ * kernels, docs/bench.md explains the figures.
  *
  *   bench_ceilings [--gpu N] [--rounds N] [--seconds S] [--small] [--output FILE]
  *
- * One JSON object, on stdout or in FILE. --small: little memory and few steps, for the CPU shim,
- * whose times mean nothing. Rounds go over all points of a group, every other one backwards, so
- * that a clock that drifts favours none; at most --rounds (15), fewer where --seconds (50) do not
- * allow it, at least 3. */
+ * It writes one JSON object, to stdout or to FILE. --small takes little memory and few steps, for
+ * the CPU shim, whose times mean nothing. Rounds go over all points of a group, every other one
+ * backwards, so that a clock that drifts favours none; at most --rounds (15), fewer where --seconds
+ * (50) do not allow it, at least 3. */
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "bench/ceilings.h"
@@ -95,7 +95,7 @@ static qc_status sample_memory(bench *b, point *p, double *gbps, qc_error *err)
     return QC_OK;
 }
 
-/* As many passes as make a launch last so long. */
+/* Chooses as many passes as make a launch last that long. */
 static qc_status choose_passes(bench *b, point *p, qc_error *err)
 {
     double gbps = 0, want_ms = b->small ? 0 : 1;
@@ -270,8 +270,8 @@ static qc_status sample_graph(bench *b, point *p, double *us, qc_error *err)
     return QC_OK;
 }
 
-/* From the end of a node to the beginning of the next one, as the GPU's clock says; the mean of a
- * graph, since that clock moves in steps. */
+/* The time from the end of a node to the beginning of the next one, by the GPU's clock. It is the
+ * mean over a graph, because that clock moves in steps. */
 static qc_status sample_gap(bench *b, point *p, double *us, qc_error *err)
 {
     double sum = 0;
@@ -323,8 +323,8 @@ static void add_launches(bench *b)
 
 /* ---- rounds ---------------------------------------------------------------------------------- */
 
-/* All points of a group, until `until` seconds of all are over. may_fail: a point that cannot be
- * measured says why, and the others go on. */
+/* Measures all points of a group, until `until` seconds of all are over. may_fail: a point that
+ * cannot be measured says why, and the others go on. */
 static qc_status measure(bench *b, unsigned first, double until, int may_fail, qc_error *err)
 {
     unsigned count = b->count - first;
@@ -417,7 +417,7 @@ enum { MEMORY, L2, RATES, DECODE, LAUNCH, BULK, GROUPS };
 /* first: index of each group's first point; and the end, of what has not begun too. */
 static qc_status run_group(bench *b, unsigned g, unsigned first[GROUPS + 1], qc_error *err)
 {
-    /* Shares of the time, all of which is seldom needed. */
+    /* Shares of the time; all of it is seldom needed. */
     static const double until[GROUPS] = {0.5, 0.6, 0.7, 0.8, 0.9, 1.0};
     unsigned count = 0;
     if (g == MEMORY)
@@ -557,7 +557,7 @@ static void put_all(FILE *f, const bench *b, const unsigned first[GROUPS + 1])
     fprintf(f, ",\n \"seconds\": %.3f}\n", elapsed_seconds(b));
 }
 
-/* A file is replaced by renaming, so that whoever kills the program finds a whole one. */
+/* A file is replaced by renaming, so that it is whole even if the program is killed. */
 static qc_status put_file(const char *path, const bench *b, const unsigned *first, qc_error *err)
 {
     char part[4096];
@@ -575,8 +575,8 @@ static qc_status put_file(const char *path, const bench *b, const unsigned *firs
                         path ? path : "stdout");
 }
 
-/* A file is written after each group: kernels of the last one, which wait for a copy, could wait
- * for ever. */
+/* A file is written after each group, because kernels of the last one, which wait for a copy, could
+ * wait for ever. */
 static qc_status run(bench *b, const char *path, qc_error *err)
 {
     unsigned first[GROUPS + 1] = {0};

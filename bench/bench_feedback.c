@@ -1,12 +1,13 @@
-/* What calibrating a layer costs, step by step, beside the floor of its matrix products.
+/* Measures what calibrating a layer costs, step by step, beside the floor of its matrix products.
  *
  *   bench_feedback [--json FILE] [--n N] [--rows N] [--tokens N] [--runs N] [--no-cross]
  *
- * Moments of N tokens (default 1024) of n inputs (4096), their factor and the target's matrix, and
- * one weight of [rows (1024), n] in NF4, block 64, double quantized. The floor is what
+ * It makes moments of N tokens (default 1024) of n inputs (4096), their factor and the target's
+ * matrix, and one weight of [rows (1024), n] in NF4, block 64, double quantized. The floor is what
  * qc_moments_flops and its like count, at the speed of one large product of the same kind (float,
- * 2048^3; double for the factor, 1536^3) in the same round. Processor time of one thread, so that
- * waiting for a core is not counted; medians over runs, ratios taken within a run. */
+ * 2048^3; double for the factor, 1536^3) in the same round. Times are processor time of one thread,
+ * so that waiting for a core is not counted; they are medians over runs, with ratios taken within a
+ * run. */
 #include "base/alloc.h"
 #include "bench/samples.h"
 #include "quant/blas_internal.h"

@@ -1,10 +1,10 @@
-/* Loading a device of an output to a GPU (convert/gpu/gpu_load.h), beside loading it to host memory
- * and beside the bus: copies of as many bytes from pinned memory that nobody fills.
+/* Times loading a device of an output to a GPU (convert/gpu/gpu_load.h), beside loading it to host
+ * memory and beside the bus: copies of as many bytes from pinned memory that nobody fills.
  *
  *   bench_gpu_load [--gpu N] [--threads N] [--rounds N] [--device NAME] OUT
  *
- * One JSON object on stdout. What is on the GPU at the end is compared with what the host loaded;
- * exit code 4 where it differs. The page cache is warm but for the first round. */
+ * It prints one JSON object. What is on the GPU at the end is compared with what the host loaded;
+ * the exit code is 4 where it differs. The page cache is warm except in the first round. */
 #include "base/alloc.h"
 #include "base/clock.h"
 #include "convert/gpu/gpu_load.h"

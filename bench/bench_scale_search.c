@@ -165,7 +165,7 @@ static double block_error(int is_nf4, const float *x, uint64_t n, float s)
     return (double)sum * (double)s * (double)s;
 }
 
-/* All 256 codes of each block under t->nested and offset. */
+/* Tries all 256 codes of each block under t->nested and offset. */
 static double exhaustive_error(const tensor *t, float offset, int positive)
 {
     double sum = 0;
@@ -185,7 +185,7 @@ static double exhaustive_error(const tensor *t, float offset, int positive)
     return sum;
 }
 
-/* Positive scales only: targets on a grid, their mean, the groups' nested absmax. */
+/* Positive scales only: targets on a grid, their mean, and the groups' nested absmax. */
 static double exhaustive_positive(const tensor *t)
 {
     for (uint64_t b = 0; b < t->blocks; b++) {

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-/* When and where a thread block ran; clocks are the multiprocessor's own. */
+/* When and where a thread block ran; the clocks are the multiprocessor's own. */
 typedef struct {
     uint64_t clock_begin, clock_end;
     uint64_t ns_begin, ns_end;
@@ -41,7 +41,8 @@ typedef enum {
 #define QC_CEILING_ROW_BYTES      4096u /* of a weight's row, for FRAGMENT_*: K = 8192 of NF4 */
 
 const char *qc_ceiling_access_name(qc_ceiling_access a);
-/* Least compute capability times ten; more than any has where the build has no such kernel. */
+/* The least compute capability, times ten; where the build has no such kernel, more than any GPU
+ * has. */
 unsigned qc_ceiling_access_sm(qc_ceiling_access a);
 unsigned qc_ceiling_access_bytes(qc_ceiling_access a); /* of a lane in one load */
 
@@ -53,12 +54,12 @@ typedef struct {
     uint64_t bytes; /* of in */
     unsigned passes;
     void *copy;     /* QC_CEILING_COPY: as many bytes */
-    uint32_t *sums; /* per thread: exclusive or of the words it read, passes counted */
+    uint32_t *sums; /* per thread: exclusive or of the words it read, once per pass */
 } qc_ceiling_memory;
 
-/* Bytes of `in` that one pass reads: the most that all threads share out evenly. 0: too few. */
+/* How many bytes of `in` one pass reads: the most that all threads share evenly. 0: too few. */
 uint64_t qc_ceiling_memory_bytes(const qc_ceiling_memory *m);
-/* Thread blocks of a multiprocessor that run at once. */
+/* How many thread blocks run at once on a multiprocessor. */
 QC_NODISCARD qc_status qc_ceiling_memory_fits(unsigned *blocks, qc_ceiling_access a,
                                               unsigned unroll, qc_error *err);
 QC_NODISCARD qc_status qc_ceiling_memory_run(const qc_ceiling_memory *m, qc_cuda_stream s,

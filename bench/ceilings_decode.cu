@@ -54,8 +54,8 @@ __host__ __device__ constexpr int row_shift(int scheme)
     return scheme == PAIRS_1 ? 2 : scheme == PAIRS_16 ? 6 : 7;
 }
 
-/* The 16 values as floats lie behind the table; rows of 256 bytes have room in their second half.
- */
+/* The 16 values as floats lie behind the table; rows of 256 bytes have room in their second
+ * half. */
 __host__ __device__ constexpr unsigned values_at(int scheme)
 {
     return scheme == PAIRS_32_WIDE ? 128 : 256 * row_bytes(scheme);

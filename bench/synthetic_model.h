@@ -12,8 +12,7 @@
  * Values: BF16, F16, F32 normal, deviation 0.02, in 65,536 quantile midpoints (sign and 15 bits of
  * a table); F8_E4M3 the same times 5,000 (below its largest, 448); F32 scales of FP8
  * ("*_scale_inv") in (2e-4, 6e-4); U8 exponents of MXFP4 ("*_scales") 118 to 121, other bytes
- * uniform; everything else zero.
- */
+ * uniform; everything else zero. */
 #ifndef QC_BENCH_SYNTHETIC_MODEL_H
 #define QC_BENCH_SYNTHETIC_MODEL_H
 

@@ -83,8 +83,8 @@ static int open_stepwise(int root, const char *folder, int flags)
     return at;
 }
 
-/* A folder beneath root ("" is root itself), or -1 and errno: ELOOP or ENOTDIR where something on
- * the way is a link or a file. */
+/* Opens a folder beneath root ("" is root itself). Returns -1 and sets errno: ELOOP or ENOTDIR
+ * where something on the way is a link or a file. */
 static int open_folder(const qc_file *root, const char *folder, int flags)
 {
     if (*folder == '\0')
@@ -98,13 +98,13 @@ static int open_folder(const qc_file *root, const char *folder, int flags)
         long fd = syscall(SYS_openat2, root->fd, folder, &how, sizeof how);
         if (fd >= 0 || (errno != ENOSYS && errno != EPERM && errno != EAGAIN && errno != EINTR))
             return (int)fd;
-        if (errno == ENOSYS || errno == EPERM) /* the latter from sandboxes that do not know it */
+        if (errno == ENOSYS || errno == EPERM) /* sandboxes that do not know it say EPERM */
             atomic_store(&openat2_missing, 1);
     }
     return open_stepwise(root->fd, folder, flags);
 }
 
-/* The folder that holds name, and what name is called in it. */
+/* Opens the folder that holds name; *last is what name is called in it. */
 static int open_holder(const qc_file *root, const char *name, const char **leaf)
 {
     char folder[PATH_MAX];
@@ -151,7 +151,7 @@ static qc_entry_kind kind_of(mode_t mode)
                            : QC_ENTRY_OTHER;
 }
 
-/* What keeps name from being reached: the first of its folders that is none. */
+/* Finds what keeps name from being reached: the first component on its way that is not a folder. */
 static qc_status find_block(const qc_file *root, const char *name, qc_entry *out, qc_error *err)
 {
     char part[PATH_MAX];
@@ -219,7 +219,7 @@ int qc_beneath_open_fd(const qc_file *root, const char *name)
 
 /* ---- changing ------------------------------------------------------------------------------- */
 
-/* Who may enter a folder and not read it cannot sync it. */
+/* A user who may enter a folder but not read it cannot sync it. */
 static qc_status sync_at(const qc_file *root, const char *folder, int may_lack_rights,
                          qc_error *err)
 {
@@ -240,7 +240,7 @@ qc_status qc_beneath_sync(const qc_file *root, const char *folder, qc_error *err
     return sync_at(root, folder, 0, err);
 }
 
-/* One folder, whose own folder is there. */
+/* Makes one folder; the one that holds it is there. */
 static qc_status make_one(const qc_file *root, const char *folder, qc_error *err)
 {
     char holder[PATH_MAX];
@@ -342,7 +342,7 @@ void qc_beneath_remove_empty(const qc_file *root, const char *name)
 
 /* ---- whole folders -------------------------------------------------------------------------- */
 
-/* NULL and errno. Closing it closes at. */
+/* Returns NULL and sets errno on failure. Closing the list closes `at`. */
 static DIR *list_folder(int at)
 {
     DIR *dir = at < 0 ? NULL : fdopendir(at);
@@ -353,7 +353,7 @@ static DIR *list_folder(int at)
     return dir;
 }
 
-/* The next entry but "." and ".."; NULL at the end, or with errno. */
+/* Returns the next entry except "." and ".."; NULL at the end, or on failure with errno. */
 static const struct dirent *next_entry(DIR *dir)
 {
     const struct dirent *e;
@@ -423,7 +423,7 @@ qc_status qc_beneath_find_odd(const qc_file *root, const char *folder, char *odd
     return qc_beneath_list(root, folder, look_for_odd, &s, err);
 }
 
-/* at: the folder, which is closed. */
+/* at is the folder; it is closed. */
 static void clear_at(int at, int (*stay)(const char *name), int depth)
 {
     DIR *dir = list_folder(at);

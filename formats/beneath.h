@@ -1,11 +1,11 @@
-/* Files beneath a folder in which others may have put links: none of those is ever followed.
+/* Files beneath a folder in which others may have put links. None of those links is ever followed.
  *
  * The folder itself ("root") is opened by its path, whose links are the user's own choice. What
  * lies beneath it is named relative to it, with '/' between folders and without "." and "..". The
- * folders on the way are opened by openat2 with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, and where
- * the kernel (before 5.6) or a sandbox does not have that call, one after the other with
- * O_NOFOLLOW. The last component is then looked at, made, renamed or removed relative to the folder
- * that is open, by calls that act on a link itself.
+ * folders on the way are opened with openat2, RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS. Where the
+ * kernel (before 5.6) or a sandbox does not have that call, they are opened one after the other
+ * with O_NOFOLLOW. The last component is then looked at, made, renamed or removed relative to the
+ * open folder, by calls that act on a link itself.
  *
  * Errors are QC_ERR_IO (or QC_ERR_NOSPACE) and name the path. Thread-safe. */
 #ifndef QC_FORMATS_BENEATH_H
@@ -23,52 +23,54 @@ typedef enum {
 
 typedef struct {
     qc_entry_kind kind;
-    /* Not 0: the name cannot be reached, because so many of its first bytes name something that is
-     * no folder; kind says what. */
+    /* If not 0, the name cannot be reached: its first `blocked` bytes name something that is not a
+     * folder, and kind says what it is. */
     size_t blocked;
     uint64_t bytes;      /* of a file */
-    uint64_t disk_bytes; /* that it takes on the disk: less where it has holes */
+    uint64_t disk_bytes; /* space on the disk; less than its size where it has holes */
 } qc_entry;
 
-/* Open the folder at path, for the calls below; the caller discards it. */
+/* Opens the folder at path for the calls below; the caller discards it. */
 QC_NODISCARD qc_status qc_beneath_open(qc_file *root, const char *path, qc_error *err);
 /* What has this name? */
 QC_NODISCARD qc_status qc_beneath_look(const qc_file *root, const char *name, qc_entry *out,
                                        qc_error *err);
-/* The same of a folder that is opened for this one look; a missing folder holds nothing. */
+/* Like qc_beneath_look, but opens the folder just for this call; a missing folder holds nothing. */
 QC_NODISCARD qc_status qc_beneath_look_once(const char *path, const char *name, qc_entry *out,
                                             qc_error *err);
-/* A handle for reading, which the caller closes; -1 where there is no such file. It does not wait
- * for a pipe. */
+/* Returns a descriptor for reading, which the caller closes, or -1 where there is no such file. It
+ * does not wait for a pipe. */
 int qc_beneath_open_fd(const qc_file *root, const char *name);
 /* "a file", "a folder", "a link", "a pipe or device". */
 const char *qc_entry_text(qc_entry_kind kind);
-/* mkdir -p; new folders are durable. "" is the root, which exists. */
+/* Makes the folder and those that lead to it; new folders are durable. "" is the root, which
+ * exists. */
 QC_NODISCARD qc_status qc_beneath_make_folder(const qc_file *root, const char *folder,
                                               qc_error *err);
-/* Replaces what has the name `to`; a link by that name is replaced and not followed. */
+/* Renames a file and replaces what has the name `to`; a link of that name is replaced, not
+ * followed. */
 QC_NODISCARD qc_status qc_beneath_rename(const qc_file *root, const char *from, const char *to,
                                          qc_error *err);
-/* Removes a file, or a link itself. What is missing or cannot be reached is fine: there is nothing
- * of that name beneath the root. */
+/* Removes a file, or a link itself. It is no error if the name is missing or cannot be reached,
+ * because then nothing of that name is beneath the root. */
 QC_NODISCARD qc_status qc_beneath_remove(const qc_file *root, const char *name, qc_error *err);
 /* Removes the folders that lead to name, the innermost first, until one is not empty. */
 void qc_beneath_remove_empty(const qc_file *root, const char *name);
 QC_NODISCARD qc_status qc_beneath_sync(const qc_file *root, const char *folder, qc_error *err);
-/* Calls see for each entry of a folder, in no order, until that is not QC_OK. A folder that is
- * missing or cannot be reached has none. */
+/* Calls `see` for each entry of a folder, in any order, until it returns something other than
+ * QC_OK. A folder that is missing or cannot be reached has no entries. */
 typedef qc_status (*qc_beneath_fn)(void *ctx, const char *name, qc_error *err);
 QC_NODISCARD qc_status qc_beneath_list(const qc_file *root, const char *folder, qc_beneath_fn see,
                                        void *ctx, qc_error *err);
-/* Is everything below this folder a file or a folder? odd: the first that is neither, relative to
- * the root, in a buffer of PATH_MAX bytes; "" where there is none. */
+/* Finds anything below this folder that is neither a file nor a folder. odd, a buffer of PATH_MAX
+ * bytes, gets the first such path relative to the root, or "" if there is none. */
 QC_NODISCARD qc_status qc_beneath_find_odd(const qc_file *root, const char *folder, char *odd,
                                            qc_entry_kind *kind, qc_error *err);
-/* Removes what this folder holds, but for entries of its own whose names stay() keeps (NULL: keeps
- * none); and the folder itself where stay is NULL. Best effort. */
+/* Removes what this folder holds, except for those of its own entries whose names stay() keeps. If
+ * stay is NULL, everything and the folder itself is removed. Best effort. */
 void qc_beneath_clear(const qc_file *root, const char *folder, int (*stay)(const char *name));
 
-/* Tests only: 0 does as if the kernel had no openat2. */
+/* For tests only: 0 makes the calls behave as on a kernel without openat2. */
 void qc_beneath_use_openat2(int yes);
 
 #endif

@@ -17,7 +17,7 @@
 #define NESTED_DTYPE        "float32"
 #define NESTED_OFFSET_FIELD "nested_offset"
 
-/* The JSON up to the offset (nested) or up to its closing brace. Returns its length. */
+/* Writes the JSON up to the offset (nested) or up to its closing brace. Returns its length. */
 static size_t write_prefix(const qc_bnb_state *s, char out[PREFIX_BYTES])
 {
     const char *dtype = qc_dtype_torch_name(s->dtype);
@@ -47,7 +47,7 @@ static int is_block_size(uint64_t n)
     return n >= BLOCK_LEAST_ELEMS && n <= BLOCK_MOST_ELEMS && (n & (n - 1)) == 0;
 }
 
-/* What reader and writer agree on. */
+/* What the reader and the writer agree on. */
 static qc_status check_state(const qc_bnb_state *s, qc_error *err)
 {
     uint64_t elems = 0;
@@ -156,7 +156,7 @@ static qc_status read_member(qc_bnb_state *s, unsigned member, const qc_json_nod
     case SEEN_QUANT_TYPE:
         QC_TRY(qc_json_as_string(n, "quant_type", &text, err));
         (void)snprintf(s->quant_type, sizeof s->quant_type, "%s", text);
-        return QC_OK; /* one that was cut is none of those known */
+        return QC_OK; /* a text that was cut is not a known one */
     case SEEN_BLOCKSIZE:
         return qc_json_as_u64(n, "blocksize", &s->block_elems, err);
     case SEEN_DTYPE:
@@ -171,7 +171,7 @@ static qc_status read_member(qc_bnb_state *s, unsigned member, const qc_json_nod
             QC_FAIL(err, QC_ERR_UNSUPPORTED, "nested_dtype: expected %s, found '%s'", NESTED_DTYPE,
                     text);
         return QC_OK;
-    default: /* SEEN_NESTED_OFFSET: loaders make a float of it */
+    default: /* SEEN_NESTED_OFFSET: loaders convert it to a float */
         QC_TRY(qc_json_as_double(n, NESTED_OFFSET_FIELD, &s->nested_offset, err));
         s->nested_offset = (double)(float)s->nested_offset;
         return QC_OK;

@@ -1,4 +1,4 @@
-/* Opening, in this order; the first thing wrong ends it:
+/* Opening takes these steps, and ends at the first one that finds something wrong:
  *
  *   locate (checkpoint_index.c)  index or single file -> names, all present
  *   open                         every header, every size
@@ -6,8 +6,8 @@
  *   compare                      index and files name the same tensors
  *   side files, config.json      (checkpoint_side.c)
  *
- * Names of tensors of PyTorch files belong to those, the rest to the checkpoint's arena: headers
- * and index are let go of once they are merged and compared. */
+ * The names of tensors in PyTorch files belong to those files, all others to the checkpoint's
+ * arena: headers and index are freed once they are merged and compared. */
 #include "formats/checkpoint.h"
 
 #include "base/alloc.h"
@@ -174,7 +174,7 @@ static qc_status merge_meta(qc_checkpoint *c, qc_error *err)
 static qc_status check_total_size(qc_checkpoint *c, const qc_ckpt_index *index,
                                   uint64_t tensor_bytes, uint64_t shared_bytes, qc_error *err)
 {
-    /* A double holds every size below 8 PiB exactly; the warning is no more than a warning. */
+    /* A double holds every size below 8 PiB exactly; beyond that only a warning could be wrong. */
     if (!index->has_total_size || index->total_size == (double)tensor_bytes ||
         index->total_size == (double)(tensor_bytes - shared_bytes))
         return QC_OK;
@@ -192,7 +192,7 @@ static const char *last_name(const char *path)
     return slash ? slash + 1 : path;
 }
 
-/* index_arena: for the index, which nobody asks for after this. chosen: its name, or NULL. */
+/* index_arena is for the index, which nobody needs after this. chosen: its name, or NULL. */
 static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_arena,
                           qc_error *err)
 {
@@ -219,7 +219,7 @@ static qc_status open_dir(qc_checkpoint *c, const char *chosen, qc_arena *index_
     return QC_OK;
 }
 
-/* exists: the file is there; else it has a saved header. */
+/* exists: the file is there; otherwise it has a saved header. */
 static qc_status open_single(qc_checkpoint *c, int exists, qc_error *err)
 {
     void *p = NULL;
@@ -416,7 +416,7 @@ const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file)
     const char *path = c->files[file].path;
     if (!c->is_dir)
         return last_name(path);
-    while (n > 0 && c->path[n - 1] == '/') /* as qc_path_join has it */
+    while (n > 0 && c->path[n - 1] == '/') /* as in qc_path_join */
         n--;
     return path + n + (path[n] == '/');
 }

@@ -1,14 +1,19 @@
-/* A checkpoint as Hugging Face lays it out: a directory with model.safetensors.index.json and
- * shards, or model.safetensors, or one .safetensors file by itself; each may be a qconv output
- * with ".safetensors.zst" shards. Where there are no safetensors, pytorch_model.bin or
- * pytorch_model.bin.index.json and its shards; also one file of torch.save by itself. diffusers
- * calls all of these diffusion_pytorch_model.*. An index given by its path stands for its directory
+/* A checkpoint as Hugging Face lays it out. It is one of
+ *
+ *   - a directory with model.safetensors.index.json and its shards, or with model.safetensors
+ *   - one .safetensors file by itself
+ *   - a directory without safetensors that has pytorch_model.bin.index.json and its shards, or
+ *     pytorch_model.bin
+ *   - one file of torch.save by itself
+ *
+ * Safetensors may be ".safetensors.zst", as in an output of qconv. diffusers calls the files
+ * diffusion_pytorch_model.*. Where the user gives the path of an index, it stands for its directory
  * and says which of several variants ("fp16") is meant.
  *
- * The index decides, never the names of the shards. original/, metal/, consolidated.* and
- * pytorch_model*.bin beside safetensors are not read. Everything wrong is found here, before any
- * work: missing or short shards, index and files that disagree, names that leave the directory, the
- * same tensor twice.
+ * The index alone decides, never the names of the shards. original/, metal/, consolidated.* and
+ * pytorch_model*.bin beside safetensors are not read. Opening finds everything that is wrong before
+ * any work begins: missing or short shards, an index and files that disagree, names that leave the
+ * directory, and two tensors with one name.
  *
  * Ownership: everything below belongs to the qc_checkpoint. Thread-safe for reading. */
 #ifndef QC_FORMATS_CHECKPOINT_H
@@ -25,7 +30,8 @@ typedef struct {
     unsigned ndim;
     uint64_t dims[QC_MAX_DIMS];
     uint64_t bytes;
-    uint64_t begin; /* in its file's data buffer; TORCH: in the file, where two may share bytes */
+    uint64_t begin; /* in its file's data buffer; for TORCH in the file, where two tensors may
+                       share bytes */
     uint32_t file;  /* index into files */
 } qc_ckpt_tensor;
 
@@ -43,75 +49,77 @@ typedef struct {
     uint64_t file_bytes; /* on disk */
     qc_file_stamp stamp; /* of the opening */
     int compressed;
-    const qc_saved_header *saved; /* opened from it: the file itself is deleted; else NULL */
+    const qc_saved_header *saved; /* the saved header that stands for a deleted file; else NULL */
 } qc_ckpt_file;
 
 typedef struct {
     qc_arena arena;
-    const char *path; /* as given; the directory of an index that was given */
+    const char *path; /* as given; for an index that was given, its directory */
     int is_dir;
-    const char *stem; /* of the names its loader looks for: "model", "diffusion_pytorch_model" */
-    int is_adapter;   /* what would be added to a model, by the names of files or tensors */
+    const char *stem; /* how the files' names begin that its loader looks for: "model",
+                         "diffusion_pytorch_model" */
+    int is_adapter;   /* by the names of files or tensors, this is an adapter, to be added to a
+                         model */
     qc_ckpt_file *files;
     size_t file_count;
     qc_ckpt_tensor *tensors; /* sorted bytewise by name */
     size_t tensor_count;
     uint64_t tensor_bytes; /* all tensors */
-    qc_tree_file *side;    /* every file of the directory that is not weights, not the index, not
-                              qconv.json; sorted; config.json is among them */
+    qc_tree_file *side;    /* sorted; every file of the directory but the weights, the index and
+                              qconv.json; config.json is among them */
     size_t side_count;
-    const char *side_link; /* the first of them that is a link out of the folder (path_link.h): what
-                              it leads to is not to be handed on; NULL: none */
+    const char *side_link; /* the first side file that is a link out of the folder (path_link.h),
+                              whose target must not be handed on; NULL if there is none */
     char *config_text;     /* config.json or NULL; NUL-terminated */
     size_t config_len;
-    qc_json *config;  /* parsed, an object; NULL when there is none */
+    qc_json *config;  /* parsed config.json, an object; NULL when there is none */
     qc_st_meta *meta; /* __metadata__ of all files, duplicates with equal values merged */
     size_t meta_count;
     const qc_saved_header *saved; /* as given to open */
     size_t saved_count;
-    const char **warnings; /* sentences; e.g. total_size wrong, unknown fields */
+    const char **warnings; /* sentences, e.g. that total_size is wrong or that fields are unknown */
     size_t warning_count;
 } qc_checkpoint;
 
 QC_NODISCARD qc_status qc_checkpoint_open(qc_checkpoint **out, const char *path, qc_error *err);
-/* The same, with what is kept of weight files that are deleted (copied): where one of them is
- * missing, its saved header stands for it, and its tensors can be known but not read. */
+/* Like qc_checkpoint_open, with the saved headers of weight files that are deleted; the headers are
+ * copied. Where such a file is missing, its saved header stands for it: its tensors are known, but
+ * cannot be read. */
 QC_NODISCARD qc_status qc_checkpoint_open_saved(qc_checkpoint **out, const char *path,
                                                 const qc_saved_header *saved, size_t count,
                                                 qc_error *err);
-/* Shapes without weights: no files, and reading is QC_ERR_UNSUPPORTED. Text and tensors (name,
- * dtype, ndim, dims; any order) are copied. (checkpoint_shapes.c) */
+/* A checkpoint of shapes only: it has no files, and reading it is QC_ERR_UNSUPPORTED. Text and
+ * tensors (name, dtype, ndim, dims; in any order) are copied. (checkpoint_shapes.c) */
 QC_NODISCARD qc_status qc_checkpoint_create_shapes(qc_checkpoint **out, const char *path,
                                                    const char *config_text, size_t config_len,
                                                    const qc_ckpt_tensor *tensors, size_t count,
                                                    qc_error *err);
 void qc_checkpoint_close(qc_checkpoint *c); /* NULL is fine */
-/* QC_ERR_INPUT, and what to do instead, where the weights are an adapter's. */
+/* If the weights are an adapter's: QC_ERR_INPUT with a message that says what to do instead. */
 QC_NODISCARD qc_status qc_checkpoint_check_model(const qc_checkpoint *c, qc_error *err);
-/* By exact name; NULL if there is none. */
+/* Finds a tensor by its exact name; NULL if there is none. */
 const qc_ckpt_tensor *qc_checkpoint_find(const qc_checkpoint *c, const char *name);
-/* len bytes of tensor t at offset within it. */
+/* Reads len bytes of tensor t at offset within it. */
 QC_NODISCARD qc_status qc_checkpoint_read(const qc_checkpoint *c, qc_st_cursor *cur,
                                           const qc_ckpt_tensor *t, uint64_t offset, void *dst,
                                           size_t len, qc_error *err);
-/* Digest of what pins the names, shapes and places of a file's tensors: a safetensors header (8 + N
- * bytes, uncompressed), or torch's pickles. */
+/* Digest of the bytes that fix the names, shapes and places of a file's tensors: the safetensors
+ * header (8 + N bytes, uncompressed), or torch's pickles. */
 QC_NODISCARD qc_status qc_checkpoint_head_digest(const qc_checkpoint *c, size_t file,
                                                  qc_digest *out, qc_error *err);
-/* The name of file `file` on the disk, relative to the folder of the checkpoint: its path less that
- * folder. */
+/* The name of file `file` on the disk, relative to the folder of the checkpoint. */
 const char *qc_checkpoint_file_name(const qc_checkpoint *c, size_t file);
-/* Is file `file` still what was opened? QC_ERR_CHANGED with what changed, if not. A file that is
- * deleted and known by its saved header is QC_OK. */
+/* Checks that file `file` is still the one that was opened. If not, QC_ERR_CHANGED says what
+ * changed. For a deleted file that is known by its saved header the result is QC_OK. */
 QC_NODISCARD qc_status qc_checkpoint_check_unchanged(const qc_checkpoint *c, size_t file,
                                                      qc_error *err);
-/* Where the bytes [offset, offset + len) of t are stored: the frames that hold them, in a
- * compressed file. *file is NULL where there is nothing to read: no such bytes, or a deleted file.
- */
+/* Finds where the bytes [offset, offset + len) of t are stored; in a compressed file, the frames
+ * that hold them. *file is NULL where there is nothing to read, because there are no such bytes or
+ * the file is deleted. */
 void qc_checkpoint_stored_range(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
                                 uint64_t len, const qc_file **file, uint64_t *begin,
                                 uint64_t *bytes);
-/* These bytes of t will be read soon. */
+/* Tells the system that these bytes of t will be read soon. */
 void qc_checkpoint_hint_read_soon(const qc_checkpoint *c, const qc_ckpt_tensor *t, uint64_t offset,
                                   uint64_t len);
 

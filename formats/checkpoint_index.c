@@ -1,5 +1,5 @@
-/* Which files hold the weights, and what the index says about them. STEM is transformers' "model",
- * then diffusers' "diffusion_pytorch_model":
+/* Which files hold the weights, and what the index says about them. STEM is first "model", as in
+ * transformers, then "diffusion_pytorch_model", as in diffusers:
  *
  *   STEM.safetensors.index.json        the index decides; shard names are never interpreted
  *   else STEM.safetensors[.zst]
@@ -29,7 +29,7 @@
 
 /* ---- the index's text ---- */
 
-/* NULL, or what is wrong with a file name of the index. */
+/* Says what is wrong with a file name of the index; NULL if nothing is. */
 static const char *bad_file_name(const char *name, const char *suffix)
 {
     if (name[0] == '\0')
@@ -67,7 +67,7 @@ static int compare_entries(const void *va, const void *vb)
     return strcmp(a->name, b->name);
 }
 
-/* out->files: the distinct values of weight_map. */
+/* Sets out->files to the distinct values of weight_map. */
 static qc_status collect_files(qc_ckpt_index *out, qc_arena *arena, const qc_json_node *map,
                                const char *suffix, qc_error *err)
 {
@@ -88,7 +88,7 @@ static qc_status collect_files(qc_ckpt_index *out, qc_arena *arena, const qc_jso
         out->file_count++;
     }
     out->files = values;
-    /* The strings still belong to the JSON document: keep one copy of each in the arena. */
+    /* The strings still belong to the JSON document: copy each of them to the arena once. */
     size_t kept = 0;
     const char *last = NULL;
     for (size_t i = 0; i < n; i++) {
@@ -186,7 +186,7 @@ static qc_status path_exists(const char *path, int *yes, qc_error *err)
     return QC_OK;
 }
 
-/* files[i] := name, at "dir/name" or "dir/name.zst"; path NULL when there is neither. */
+/* Sets files[i] to name, at "dir/name" or "dir/name.zst"; path is NULL when there is neither. */
 static qc_status find_file(qc_checkpoint *c, qc_ckpt_file *f, const char *name, qc_error *err)
 {
     const char *plain = NULL;
@@ -260,7 +260,7 @@ done:
             NAME_SHOWN_BYTES, lost ? lost->name : "");
 }
 
-/* No .safetensors file: say what is there instead. */
+/* There is no .safetensors file: the message says what is there instead. */
 static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file *tree,
                                       size_t count, qc_error *err)
 {
@@ -289,7 +289,7 @@ static qc_status fail_without_weights(const qc_checkpoint *c, const qc_tree_file
             "%s: neither a .safetensors nor a PyTorch .bin file in this directory", c->path);
 }
 
-/* "x" or its "x.zst", which are one file: the length of the name without ".zst". */
+/* The length of the name without ".zst": "x" and "x.zst" are one file. */
 static size_t plain_length(const char *name)
 {
     return strlen(name) - (qc_ends_with(name, ".zst") ? strlen(".zst") : 0);
@@ -301,7 +301,7 @@ static int is_safetensors(const char *path)
            (qc_ends_with(path, ST_SUFFIX) || qc_ends_with(path, ST_ZST_SUFFIX));
 }
 
-/* Is there an index of this variant's shards in the tree? */
+/* Returns whether the tree has an index of this variant's shards. */
 static int has_index_of(const qc_tree_file *tree, size_t count, const qc_ckpt_name *shard)
 {
     qc_ckpt_name n;
@@ -320,7 +320,7 @@ typedef struct {
     size_t variants;     /* of them */
 } candidates;
 
-/* Files or indexes that could be the model, where none has the name that says so. */
+/* Finds files or indexes that could be the model, where none has the name that says so. */
 static qc_status find_candidates(candidates *out, qc_checkpoint *c, const qc_tree_file *tree,
                                  size_t count, int torch, qc_error *err)
 {
@@ -367,7 +367,7 @@ static qc_status use_file(qc_checkpoint *c, const char *name, qc_error *err)
     return QC_OK;
 }
 
-/* The first of names that is in the tree, .safetensors also as .zst; or NULL. */
+/* Returns the first of names that is in the tree (a .safetensors may be .zst there), or NULL. */
 static const char *first_of(const char *const *names, size_t n, const qc_tree_file *tree,
                             size_t count)
 {
@@ -381,7 +381,7 @@ static const char *first_of(const char *const *names, size_t n, const qc_tree_fi
     return NULL;
 }
 
-/* A folder of several models, of which none is the whole. */
+/* Refuses a folder of several models, none of which is the whole. */
 static qc_status refuse_pipeline(const qc_checkpoint *c, const qc_tree_file *tree, size_t count,
                                  qc_error *err)
 {
@@ -448,8 +448,7 @@ qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t coun
         return found.is_index
                    ? locate_by_index(c, index_arena, index, found.name, TORCH_SUFFIX, err)
                    : use_file(c, found.name, err);
-    for (size_t i = 0; i < count;
-         i++) { /* that it is one is known by its name, and refused later */
+    for (size_t i = 0; i < count; i++) { /* refused later, by its name */
         if (!strchr(tree[i].path, '/') && qc_ckpt_name_is_adapter(tree[i].path))
             return use_file(c, tree[i].path, err);
     }

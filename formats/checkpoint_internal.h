@@ -1,4 +1,4 @@
-/* The parts checkpoint.c is put together from. Nobody else includes this, but for tests. */
+/* What the files of checkpoint*.c share. Nobody else includes this, except for tests. */
 #ifndef QC_FORMATS_CHECKPOINT_INTERNAL_H
 #define QC_FORMATS_CHECKPOINT_INTERNAL_H
 
@@ -8,28 +8,28 @@
 #define QC_CKPT_INDEX_NAME       "model.safetensors.index.json"
 #define QC_CKPT_TORCH_INDEX_NAME "pytorch_model.bin.index.json"
 #define QC_CKPT_TORCH_NAME       "pytorch_model.bin"
-#define QC_CKPT_STEM             "model"                   /* of transformers' file names */
+#define QC_CKPT_STEM             "model"                   /* how transformers' file names begin */
 #define QC_CKPT_DIFFUSERS_STEM   "diffusion_pytorch_model" /* of diffusers' */
-#define QC_CKPT_PIPELINE_NAME    "model_index.json"        /* of a folder of diffusers' models */
+#define QC_CKPT_PIPELINE_NAME    "model_index.json"        /* names diffusers' folders of models */
 
 /* ---- names of weight files (checkpoint_names.c) ---- */
 
 /* "model.fp16.safetensors", "diffusion_pytorch_model-00001-of-00003.safetensors.zst",
  * "model.safetensors.index.fp16.json", "pytorch_model.bin", ... */
 typedef struct {
-    const char *variant; /* "fp16", within the name; NULL: none */
+    const char *variant; /* "fp16" where the name has it; else NULL */
     size_t variant_len;
     int shard; /* one of several files */
     int index;
-    int torch; /* .bin, or the index of such */
+    int torch; /* a .bin file, or an index of such files */
 } qc_ckpt_name;
-/* Is this a name under which transformers or diffusers look for weights or their index? */
+/* Returns whether transformers or diffusers look for weights or their index under this name. */
 int qc_ckpt_name_read(qc_ckpt_name *out, const char *name);
-/* *folder: where path leads to a file with the name of an index, the folder that it lies in; else
- * path. */
+/* If path leads to a file with the name of an index, *folder is the folder of that file; otherwise
+ * it is path. */
 QC_NODISCARD qc_status qc_ckpt_folder_of_index(const char **folder, qc_arena *arena,
                                                const char *path, qc_error *err);
-/* Is it one under which peft and diffusers save adapters? In any folder. */
+/* Returns whether peft and diffusers save adapters under this name, in any folder. */
 int qc_ckpt_name_is_adapter(const char *path);
 
 typedef struct {
@@ -49,56 +49,58 @@ typedef struct {
 } qc_ckpt_index;
 
 /* Everything lives in the arena. Checks that each file name is a relative path that stays below the
- * directory and ends in suffix, ".safetensors" or ".bin". */
+ * directory and ends in suffix, which is ".safetensors" or ".bin". */
 QC_NODISCARD qc_status qc_ckpt_index_parse(qc_ckpt_index *out, qc_arena *arena, const char *text,
                                            size_t len, const char *suffix, qc_error *err);
 
-/* Which files of a directory hold the weights. Sets c->files (name, path; not opened yet) and
- * c->file_count; reads the index where there is one (has_index), to index_arena. tree: all files of
- * the directory. chosen: the index that the user has named, or NULL. */
+/* Finds the files of a directory that hold the weights. Sets c->files (name and path; they are not
+ * opened yet) and c->file_count. Where there is an index it is read into index_arena and has_index
+ * is set. tree: all files of the directory. chosen: the index that the user has named, or NULL. */
 QC_NODISCARD qc_status qc_ckpt_locate(qc_checkpoint *c, const qc_tree_file *tree, size_t tree_count,
                                       const char *chosen, qc_arena *index_arena,
                                       qc_ckpt_index *index, int *has_index, qc_error *err);
 
 /* ---- saved headers of deleted files (checkpoint_saved.c) ---- */
 
-/* The saved header of a file by its name on the disk, relative to the directory; or NULL. */
+/* The saved header of a file, by the file's name on the disk relative to the directory; or NULL. */
 const qc_saved_header *qc_ckpt_saved(const qc_checkpoint *c, const char *name);
-/* Puts the files that c->saved stands for and the tree lacks in their places of the tree. */
+/* Inserts those files of c->saved that are missing on the disk into the tree, in their places. */
 QC_NODISCARD qc_status qc_ckpt_add_saved(qc_checkpoint *c, qc_tree_file **tree, size_t *tree_count,
                                          qc_error *err);
 
-/* Index and files must name the same tensors in the same files. c->tensors are sorted. */
+/* Checks that the index and the files name the same tensors in the same files. c->tensors must be
+ * sorted. */
 QC_NODISCARD qc_status qc_ckpt_check_index(const qc_checkpoint *c, const qc_ckpt_index *index,
                                            qc_error *err);
 
-/* Of a folder with a manifest that is whole: does it list the tensors that the headers have?
- * QC_ERR_INPUT names the first that it does not. c->tensors are sorted. (checkpoint_manifest.c) */
+/* For a folder with an undamaged manifest: checks that it lists the tensors that the headers have.
+ * QC_ERR_INPUT names the first that differs. c->tensors must be sorted. (checkpoint_manifest.c) */
 QC_NODISCARD qc_status qc_ckpt_check_manifest(const qc_checkpoint *c, const qc_tree_file *tree,
                                               size_t tree_count, qc_error *err);
 
-/* c->side: the files of the tree that are not weights; a warning for .safetensors files that are
+/* Sets c->side to the files of the tree that are not weights. Warns of .safetensors files that are
  * neither read nor copied. */
 QC_NODISCARD qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree,
                                          size_t tree_count, qc_error *err);
-/* c->config_text and c->config, where config.json is among c->side. */
+/* Sets c->config_text and c->config if config.json is among c->side. */
 QC_NODISCARD qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err);
-/* The same of a file by itself: the config.json beside it is the file's own where a loader would
- * look for the two together, and where the file is the only one of its folder. A warning says what
- * was taken and what was not. */
+/* The same for a checkpoint that is a single file. The config.json beside it is taken as the file's
+ * own where a loader would look for the two together, and where the file is the only one of its
+ * folder. A warning says what was taken and what was not. */
 QC_NODISCARD qc_status qc_ckpt_config_beside(qc_checkpoint *c, qc_error *err);
-/* c->stem and c->is_adapter, from config, files and tensors. */
+/* Sets c->stem and c->is_adapter, from config, files and tensors. */
 void qc_ckpt_judge_kind(qc_checkpoint *c);
 
 /* ---- PyTorch files (checkpoint_torch.c) ---- */
 
-/* SAFETENSORS or TORCH for a file given by its path: by its name, else by its first bytes. */
+/* Tells whether the file at path is SAFETENSORS or TORCH: by its name, else by its first bytes. */
 QC_NODISCARD qc_status qc_ckpt_kind_of(const char *path, qc_ckpt_kind *kind, qc_error *err);
-/* Open f->torch and warn of what in it is no tensor. */
+/* Opens f->torch and warns of the entries in it that are not tensors. */
 QC_NODISCARD qc_status qc_ckpt_open_torch(qc_checkpoint *c, qc_ckpt_file *f, qc_error *err);
-/* Tensors that are one and the same bytes: a tied lm_head.weight goes, as it does when transformers
- * writes safetensors, if config.json says tie_word_embeddings; others stay, each by itself.
- * *shared_bytes: what counts more than once in c->tensor_bytes as it was before. */
+/* Handles tensors that share the same bytes. A tied lm_head.weight is dropped if config.json says
+ * tie_word_embeddings, as transformers does when it writes safetensors; all others stay, each as a
+ * tensor of its own. *shared_bytes: the bytes that were counted more than once in c->tensor_bytes
+ * before the call. */
 QC_NODISCARD qc_status qc_ckpt_drop_tied(qc_checkpoint *c, uint64_t *shared_bytes, qc_error *err);
 
 /* ---- warnings (checkpoint_warn.c) ---- */
@@ -115,7 +117,7 @@ typedef struct {
     size_t count;
 } qc_ckpt_names;
 void qc_ckpt_names_add(qc_ckpt_names *list, const char *name);
-/* "'a', 'b' and 3 more"; closes the list. */
+/* Closes the list and returns its text: "'a', 'b' and 3 more". */
 const char *qc_ckpt_names_text(qc_ckpt_names *list);
 
 #endif

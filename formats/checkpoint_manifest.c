@@ -39,7 +39,7 @@ qc_status qc_ckpt_check_manifest(const qc_checkpoint *c, const qc_tree_file *tre
                 err->code = st;
         }
     } else if (st == QC_ERR_CHECK || st == QC_ERR_INPUT) {
-        st = QC_OK; /* it is for verify to judge a manifest that is damaged */
+        st = QC_OK; /* judging a damaged manifest is left to verify */
     } else if (err) {
         *err = trouble;
     }

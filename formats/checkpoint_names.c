@@ -1,4 +1,4 @@
-/* What the names of weight files say: whose they are, and which variant of them. */
+/* What the names of weight files say: which library writes them, and which variant they are. */
 #include "formats/checkpoint_internal.h"
 
 #include <string.h>
@@ -14,7 +14,7 @@ static const struct {
     {QC_CKPT_DIFFUSERS_STEM, ".bin", 1},
 };
 
-/* *p is moved behind text, if it begins with it. */
+/* If *p begins with text, moves *p behind it. */
 static int take(const char **p, const char *text)
 {
     size_t n = strlen(text);
@@ -24,7 +24,7 @@ static int take(const char **p, const char *text)
     return 1;
 }
 
-/* ".V" where V has no dot: a variant. Nothing is taken where there is none. */
+/* Takes ".V" as a variant, where V has no dot. Where there is none, nothing is taken. */
 static void take_variant(const char **p, qc_ckpt_name *out, const char *ends)
 {
     size_t n = **p == '.' ? strcspn(*p + 1, ends) : 0;

@@ -1,4 +1,4 @@
-/* A checkpoint in memory that has everything but files. */
+/* A checkpoint in memory that has everything except files. */
 #include "formats/checkpoint.h"
 
 #include "base/alloc.h"

@@ -1,5 +1,5 @@
-/* What of a checkpoint's directory is not weights: config, tokenizer, code, licence. All of it
- * belongs to a converted model as well, so the rule is what to leave out, not what to take. */
+/* The files of a checkpoint's directory that are not weights: config, tokenizer, code, licence. A
+ * converted model needs all of them, so the rules here say what to leave out, not what to take. */
 #include "formats/checkpoint_internal.h"
 
 #include "base/text.h"
@@ -17,7 +17,7 @@ typedef struct {
     const char *suffix;
 } name_pattern;
 
-/* Weights in any format, their indexes, and what is no part of a checkpoint. In any folder. */
+/* Weights in any format, their indexes, and what does not belong to a checkpoint, in any folder. */
 static const name_pattern left_out[] = {
     {"", ".safetensors"},
     {"", ".safetensors.zst"},
@@ -37,8 +37,8 @@ static const name_pattern left_out[] = {
     {".", ""},
 };
 
-/* What trainers leave beside the weights as pickles: loading one runs whatever it says, so none is
- * handed on. In any folder. */
+/* Pickles that trainers leave beside the weights, in any folder. Loading one runs whatever it says,
+ * so none is handed on. */
 static const name_pattern pickles[] = {
     {"training_args", ".bin"}, {"optimizer", ".bin"}, {"scheduler", ".bin"}, {"", ".pkl"},
     {"", ".pickle"},
@@ -90,7 +90,7 @@ static int is_side_file(const char *path)
     if (in_twin_folder(path))
         return 0;
     if (qc_ckpt_name_is_adapter(path))
-        return 1; /* beside a model; by itself it is read */
+        return 1; /* left out beside a model; alone in the folder it is read */
     if (qc_ckpt_name_read(&n, last_name(path)) && n.index)
         return 0;
     for (size_t i = 0; i < sizeof own_files / sizeof *own_files; i++) {
@@ -100,7 +100,7 @@ static int is_side_file(const char *path)
     return !matches(left_out, sizeof left_out / sizeof *left_out, path) && !is_pickle(path);
 }
 
-/* Is this path one of the files opened? */
+/* Returns whether this path is one of the opened files. */
 static int is_read(const qc_checkpoint *c, const char *path)
 {
     for (size_t i = 0; i < c->file_count; i++) {
@@ -112,7 +112,8 @@ static int is_read(const qc_checkpoint *c, const char *path)
     return 0;
 }
 
-/* Is it the same weights again, in another variant than the one that is read? */
+/* Returns whether these are the same weights again, in another variant than the one that is
+ * read. */
 static int is_variant(const char *path)
 {
     qc_ckpt_name n;
@@ -133,7 +134,7 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
     for (size_t i = 0; i < tree_count; i++) {
         const char *path = tree[i].path;
         if (is_side_file(path) && !is_read(c, path) && !qc_text_is_utf8(path))
-            qc_ckpt_names_add(&odd, path); /* JSON has no way to name it */
+            qc_ckpt_names_add(&odd, path); /* JSON cannot express such a name */
         else if (is_side_file(path) && !is_read(c, path)) {
             c->side[c->side_count++] = tree[i];
             if (qc_ckpt_name_is_adapter(path))
@@ -173,7 +174,7 @@ qc_status qc_ckpt_find_side(qc_checkpoint *c, const qc_tree_file *tree, size_t t
     return QC_OK;
 }
 
-/* config.json of `folder`, which is there. */
+/* Reads the config.json of `folder`, which is there. */
 static qc_status read_config(qc_checkpoint *c, const char *folder, qc_error *err)
 {
     const char *path = NULL;
@@ -211,7 +212,7 @@ qc_status qc_ckpt_read_config(qc_checkpoint *c, qc_error *err)
 typedef struct {
     int config;     /* config.json is there */
     size_t weights; /* other .safetensors files */
-    size_t other;   /* what is copied where the folder is converted */
+    size_t other;   /* files that a conversion of the folder copies */
 } beside;
 
 static void look_beside(beside *out, const char *folder, const char *own)
@@ -219,7 +220,7 @@ static void look_beside(beside *out, const char *folder, const char *own)
     DIR *dir = opendir(folder);
     const struct dirent *e;
     memset(out, 0, sizeof *out);
-    if (!dir) /* the file could be opened; its folder need not be one that may be listed */
+    if (!dir) /* the file could be opened, but its folder may not be listed */
         return;
     while ((e = readdir(dir))) {
         const char *name = e->d_name;
@@ -271,7 +272,7 @@ static int is_diffusers(const qc_checkpoint *c)
     return c->file_count > 0 && strncmp(last_name(c->files[0].name), tail, sizeof tail - 1) == 0;
 }
 
-/* Names as peft and diffusers give them: "...lora_A.weight", "...lora.up.weight", "...alpha". */
+/* Names that peft and diffusers give: "...lora_A.weight", "...lora.up.weight", "...alpha". */
 static int is_of_adapter(const char *name)
 {
     return strstr(name, ".lora") || strncmp(name, "lora", 4) == 0 || strstr(name, ".hada_") ||

@@ -1,5 +1,5 @@
-/* What a checkpoint has to know of PyTorch files that it need not know of safetensors: which files
- * are some, and that two of their tensors may be the same bytes. */
+/* What a checkpoint has to know of PyTorch files and not of safetensors: which files they are, and
+ * that two of their tensors may be the same bytes. */
 #include "base/alloc.h"
 #include "base/text.h"
 #include "formats/checkpoint_internal.h"
@@ -86,8 +86,8 @@ static int compare_views(const void *va, const void *vb)
     return strcmp(a->name, b->name);
 }
 
-/* Said outright: without the key each kind of model has a default of its own, and a head too many
- * does no harm, one too few does. */
+/* Only an explicit statement counts: without the key each kind of model has a default of its own,
+ * and an extra head does no harm, while a missing one does. */
 static int says_tied(const qc_checkpoint *c)
 {
     if (!c->config)
@@ -99,7 +99,7 @@ static int says_tied(const qc_checkpoint *c)
     return qc_json_bool_or(tie, 0);
 }
 
-/* count views that are the same bytes, sorted by name. */
+/* Judges `count` views of the same bytes, sorted by name. */
 static qc_status judge_group(qc_checkpoint *c, view *v, size_t count, int tied, qc_ckpt_names *kept,
                              qc_error *err)
 {
@@ -143,7 +143,7 @@ static qc_status judge_views(qc_checkpoint *c, view *views, size_t count, uint64
     return QC_OK;
 }
 
-/* Takes what is marked out of c->tensors. */
+/* Removes the marked tensors from c->tensors. */
 static void drop_marked(qc_checkpoint *c, const view *views, size_t count)
 {
     size_t kept = 0;

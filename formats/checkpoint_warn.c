@@ -38,7 +38,7 @@ const char *qc_ckpt_names_text(qc_ckpt_names *list)
 
 qc_status qc_ckpt_warn(qc_checkpoint *c, qc_error *err, const char *fmt, ...)
 {
-    qc_error text; /* for its length and its cleaning of control characters */
+    qc_error text; /* used for its length and because it cleans control characters */
     va_list ap;
     if (c->warning_count == WARNINGS_MAX)
         return QC_OK;

@@ -1,5 +1,6 @@
-/* A load in three steps: the device's shards are opened and their frames found, then a team takes
- * one frame after the other, and who brings a tensor's last frame checks and hands it on. */
+/* A load has three steps: it opens the device's shards and finds their frames, then a team reads
+ * one frame after the other, and whoever reads a tensor's last frame checks the tensor and hands it
+ * on. */
 #include "formats/device_reader.h"
 
 #include "base/alloc.h"
@@ -14,8 +15,8 @@
 #define ONLY_DEVICE    "all"
 #define STORED_SUFFIX  ".zst"
 #define FRAME_ALIGN    4096u
-#define STEP_BYTES     (512u << 10) /* read, then hashed while they lie in the L2 cache */
-#define RAW_FROM_BYTES (256u << 10) /* smaller frames: one read, and a copy that costs little */
+#define STEP_BYTES     (512u << 10) /* read at once, then hashed in the L2 cache */
+#define RAW_FROM_BYTES (256u << 10) /* smaller frames: one read and a cheap copy */
 #define THREADS_MAX    1024u
 #define NAMES_IN_ERROR 16u
 
@@ -70,8 +71,8 @@ static void add_tensor(qc_reader *r, device_entry *e, size_t tensor)
         e->device.max_piece_bytes = (size_t)piece;
 }
 
-/* Shards lie in the order of their devices, tensors in that of their shards (the manifest was
- * checked): so each device has a run of both. */
+/* Shards lie in the order of their devices, and tensors in that of their shards (the manifest was
+ * checked). So each device has a run of both. */
 static qc_status list_devices(qc_reader *r, qc_error *err)
 {
     const qc_manifest *m = &r->m;
@@ -174,12 +175,12 @@ qc_status qc_reader_find_device(const qc_reader *r, const char *name, size_t *de
 
 /* ---- Frames --------------------------------------------------------------------------------- */
 
-/* One frame (compressed) or one piece (plain). */
+/* One frame (compressed) or one piece (plain) of a tensor. */
 typedef struct {
     uint64_t stored_offset; /* in the file */
     uint64_t content_at;    /* in its tensor */
     uint32_t stored_bytes, content_bytes;
-    qc_digest digest; /* of its stored bytes, once it was read */
+    qc_digest digest; /* of its stored bytes, once they were read */
 } unit;
 
 /* A tensor on its way. */
@@ -205,9 +206,9 @@ typedef struct {
     atomic_size_t next;
     atomic_int failed;
     pthread_mutex_t lock;  /* protects the next two; a leaf lock */
-    pthread_cond_t placed; /* a place() returned, or the load failed */
-    int placing;           /* somebody is inside place() */
-    int refused;           /* a place() gave no memory: it is not asked again */
+    pthread_cond_t placed; /* signalled when a place() returned or the load failed */
+    int placing;           /* a thread is inside place() */
+    int refused;           /* a place() gave no memory, so it is not asked again */
 } load;
 
 static const qc_manifest_tensor *manifest_tensor(const load *l, size_t tensor)
@@ -294,7 +295,7 @@ static qc_status open_shard(load *l, size_t shard, qc_error *err)
     return st;
 }
 
-/* Tensors first <= .. < end of the device lie in this shard of it. */
+/* Tensors first <= .. < end of the device lie in this shard of the device. */
 static qc_status list_units(load *l, size_t shard, size_t first, size_t end, qc_error *err)
 {
     const qc_manifest *m = &l->r->m;
@@ -317,7 +318,8 @@ static qc_status prepare(load *l, qc_error *err)
     l->files = v;
     for (size_t i = 0; i < d->shard_count; i++)
         l->files[i] = QC_FILE_CLOSED;
-    /* First: how many units there are follows from sizes that files may not have. */
+    /* This comes first, because the number of units follows from sizes that the files may not
+     * have. */
     qc_file_allow_many(d->shard_count);
     for (size_t i = 0; i < d->shard_count; i++)
         QC_TRY(open_shard(l, i, err));
@@ -348,7 +350,7 @@ static qc_status prepare(load *l, qc_error *err)
 
 /* ---- Reading -------------------------------------------------------------------------------- */
 
-/* Who fails first tells the caller. */
+/* The first thread that fails tells the caller. */
 static void fail_load(load *l)
 {
     if (atomic_exchange(&l->failed, 1))
@@ -360,7 +362,8 @@ static void fail_load(load *l)
         l->options->stopped(l->options->ctx);
 }
 
-/* No lock is held inside place(): it may wait for a tensor whose other frames must go on. */
+/* No lock is held inside place(), because it may wait for a tensor whose other frames must go
+ * on. */
 static qc_status place_tensor(load *l, size_t tensor, qc_error *err)
 {
     slot *s = &l->slots[tensor];
@@ -418,9 +421,9 @@ static qc_status finish_tensor(load *l, size_t tensor, qc_error *err)
 /* What each thread has of its own. */
 typedef struct {
     unsigned index;
-    qc_frame_coder *coder; /* NULL: the output is not compressed */
+    qc_frame_coder *coder; /* NULL if the output is not compressed */
     void *stored;          /* one frame */
-    qc_digest_state *hash; /* NULL: digests are not wanted */
+    qc_digest_state *hash; /* NULL if digests are not wanted */
 } reader_worker;
 
 static qc_status read_and_hash(const reader_worker *w, const qc_file *f, void *dst, size_t bytes,
@@ -436,7 +439,7 @@ static qc_status read_and_hash(const reader_worker *w, const qc_file *f, void *d
     return QC_OK;
 }
 
-/* The content of a unit to dst, and the digest of what is stored to the unit. */
+/* Reads the content of a unit to dst, and sets the unit's digest of what is stored. */
 static qc_status fetch_unit(const reader_worker *w, const qc_file *f, unit *u, void *dst,
                             qc_error *err)
 {
@@ -502,7 +505,7 @@ static qc_status worker_init(reader_worker *w, const load *l, qc_error *err)
     return qc_malloc_aligned(&w->stored, FRAME_ALIGN, l->max_stored, err);
 }
 
-/* The team will want these next: threads are dealt out over units in order. */
+/* Hints at the units that the team will want next: threads take units in order. */
 static void hint_ahead(const load *l, size_t index)
 {
     if (index >= l->unit_count)

@@ -32,7 +32,8 @@ const qc_digest_ops *qc_digest_ops_for(qc_isa isa)
     return &qc_digest_scalar;
 }
 
-/* A wrong QCONV_ISA is the program's to report; the digest is the same on every path. */
+/* The program reports a wrong QCONV_ISA; here it does not matter, because every path gives the same
+ * digest. */
 static void choose_ops(void)
 {
     qc_isa isa = QC_ISA_SCALAR;
@@ -75,7 +76,7 @@ void qc_digest_hex(const qc_digest *d, char out[QC_DIGEST_HEX_BYTES])
     out[QC_DIGEST_HEX_BYTES - 1] = '\0';
 }
 
-/* 16 for anything that is no lower-case hex digit. */
+/* Returns 16 for anything that is not a lower-case hex digit. */
 static unsigned hex_value(char c)
 {
     if (c >= '0' && c <= '9')

@@ -1,4 +1,4 @@
-/* XXH3-128 with AVX512; built with that flag, entered only where the processor has it. */
+/* XXH3-128 with AVX512: compiled with that flag, and called only where the processor has it. */
 #if defined(__x86_64__)
 #define XXH_INLINE_ALL
 #define XXH_VECTOR 3 /* XXH_AVX512 */

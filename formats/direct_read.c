@@ -16,10 +16,10 @@
 #include <linux/aio_abi.h>
 #include <sys/syscall.h>
 
-/* What devices and file systems want offsets, lengths and memory to be multiples of, at most. */
+/* The largest alignment that devices and file systems want for offsets, lengths and memory. */
 #define ALIGNMENT 4096u
-/* What the buffers lie in: a request into scattered small pages is cut where the device takes no
- * more pieces (254 of 4 KiB in a virtual machine), and each page is looked up and pinned. */
+/* Buffers lie in huge pages. A request into scattered small pages is cut where the device takes no
+ * more of them (254 of 4 KiB in a virtual machine), and each page is looked up and pinned. */
 #define HUGE_PAGE (2u << 20)
 
 typedef struct {
@@ -34,9 +34,9 @@ struct qc_direct_reader {
     const qc_file *file; /* of fd */
     int fd;              /* -1: none */
     unsigned char *bytes;
-    chunk chunks[QC_DIRECT_DEPTH]; /* number n of the range is in chunks[n % DEPTH] */
+    chunk chunks[QC_DIRECT_DEPTH]; /* chunk n of the range is in chunks[n % DEPTH] */
     unsigned busy;
-    uint64_t base, end;   /* of the range; base is aligned */
+    uint64_t base, end;   /* of the range; base is aligned down */
     uint64_t first, next; /* chunks [first, next) are here or on their way */
 };
 
@@ -52,7 +52,7 @@ qc_status qc_direct_create(qc_direct_reader **out, qc_error *err)
         return st;
     }
     qc_direct_reader *d = v;
-    (void)madvise(bytes, n, MADV_HUGEPAGE); /* where there are none, small ones do */
+    (void)madvise(bytes, n, MADV_HUGEPAGE); /* small pages do where there are no huge ones */
     d->bytes = bytes;
     d->fd = -1;
     d->have_context = syscall(SYS_io_setup, QC_DIRECT_DEPTH, &d->context) == 0;
@@ -60,7 +60,7 @@ qc_status qc_direct_create(qc_direct_reader **out, qc_error *err)
     return QC_OK;
 }
 
-/* Wait for at least one request. 0: that is impossible, and the reader useless from here on. */
+/* Waits for at least one request. Returns 0 if that is impossible; the reader is then useless. */
 static int wait_for_some(qc_direct_reader *d)
 {
     struct io_event events[QC_DIRECT_DEPTH];
@@ -79,8 +79,8 @@ static int wait_for_some(qc_direct_reader *d)
 
 void qc_direct_end(qc_direct_reader *d)
 {
-    /* The device must not write into buffers that serve another range, or none. Where it cannot be
-     * waited for (which has no reason to be), destroying the context waits. */
+    /* The device must not write into buffers that serve another range, or none. If waiting fails
+     * (it has no reason to), destroying the context waits. */
     while (d->busy > 0 && wait_for_some(d)) {
     }
     if (d->busy > 0) {
@@ -106,8 +106,8 @@ void qc_direct_destroy(qc_direct_reader *d)
     qc_free(d);
 }
 
-/* A descriptor of its own: O_DIRECT belongs to the opening. By way of the open one, so that it is
- * the same file whatever its path leads to by now. */
+/* Opens the file again, because O_DIRECT belongs to an opening. This goes by way of the open
+ * descriptor, so that it is the same file whatever its path leads to by now. */
 static int reopen(qc_direct_reader *d, const qc_file *f)
 {
     char path[64];
@@ -117,7 +117,7 @@ static int reopen(qc_direct_reader *d, const qc_file *f)
     return d->fd >= 0;
 }
 
-/* Ask for the next chunk of the range, if there is one. */
+/* Asks for the next chunk of the range, if there is one. */
 static int ask(qc_direct_reader *d)
 {
     uint64_t offset = d->base + d->next * QC_DIRECT_CHUNK_BYTES;
@@ -170,7 +170,7 @@ int qc_direct_read(qc_direct_reader *d, const qc_file *f, void *dst, size_t len,
     while (len > 0) {
         uint64_t n = (offset - d->base) / QC_DIRECT_CHUNK_BYTES;
         size_t within = (size_t)((offset - d->base) % QC_DIRECT_CHUNK_BYTES);
-        /* What lies before is done with: its buffers are for what comes next. */
+        /* Earlier chunks are done with: their buffers are free for what comes next. */
         while (d->first < n && d->first < d->next) {
             while (d->chunks[d->first % QC_DIRECT_DEPTH].busy) {
                 if (!wait_for_some(d))

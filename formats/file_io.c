@@ -27,7 +27,7 @@
 #define HINT_STEP_BYTES  (512u << 10)
 #define WRITE_OUT_BYTES  ((off_t)4 << 20)
 #define WRITE_OUT_PASSES 16
-#define WRITE_OUT_QUICK  250000000u /* ns of a pass over pages that are clean but for a few */
+#define WRITE_OUT_QUICK  250000000u /* ns for a pass over pages of which nearly all are clean */
 
 /* ---- Faults on request ---------------------------------------------------------------------- */
 
@@ -138,7 +138,7 @@ void qc_file_allow_many(size_t files)
     if (files <= HANDLES_USUAL || getrlimit(RLIMIT_NOFILE, &lim) != 0)
         return;
     lim.rlim_cur = lim.rlim_max;
-    (void)setrlimit(RLIMIT_NOFILE, &lim); /* without it, opening says what is wrong */
+    (void)setrlimit(RLIMIT_NOFILE, &lim); /* if this fails, opening says what is wrong */
 }
 
 qc_status qc_file_create(qc_file *f, const char *path, qc_error *err)
@@ -257,7 +257,7 @@ qc_status qc_file_pwrite(const qc_file *f, const void *src, size_t len, uint64_t
             continue;
         if (n < 0)
             return fail_write(f, errno, done, len, err);
-        if (n == 0) /* cannot happen for regular files; must not loop */
+        if (n == 0) /* cannot happen for regular files, but must not loop forever */
             return fail_write(f, EIO, done, len, err);
         done += (size_t)n;
     }
@@ -275,8 +275,8 @@ static qc_status sync_fd_by(int (*sync)(int), int fd, const char *path, qc_error
         e = r != 0 ? errno : 0;
     }
     if (e && e != EINVAL) { /* EINVAL: a file system that cannot sync this kind of file */
-        /* Linux calls pages that it failed to write clean: who reads them back is to see the disk,
-         * not what should be on it. */
+        /* Linux marks pages clean that it failed to write. Whoever reads them back must see the
+         * disk, not what should be on it. */
         (void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
         FAIL_ERRNO(err, e, path, "could not be brought to the disk");
     }
@@ -298,7 +298,8 @@ qc_status qc_file_sync_data(const qc_file *f, qc_error *err)
     return sync_fd_by(fdatasync, f->fd, f->path, err);
 }
 
-/* A failed write is reported to each open file once, by whichever call waits first: here too. */
+/* A failed write is reported to each open file once, by whichever call waits first, which may be
+ * this one. */
 static qc_status write_out_once(const qc_file *f, qc_error *err)
 {
     uint64_t bytes = 0;
@@ -322,8 +323,8 @@ static qc_status write_out_once(const qc_file *f, qc_error *err)
 
 qc_status qc_file_write_out(const qc_file *f, qc_error *err)
 {
-    /* Others go on writing. What the last call finds dirty cannot be interrupted, so it is to be
-     * little: where a pass took long, another goes before. */
+    /* Others go on writing. The last call cannot be interrupted, so it should find little that is
+     * dirty: where a pass took long, another one goes before it. */
     for (unsigned pass = 0; pass < WRITE_OUT_PASSES; pass++) {
         uint64_t begin = qc_clock_ns();
         QC_TRY(write_out_once(f, err));
@@ -350,7 +351,7 @@ void qc_file_hint_read_soon(const qc_file *f, uint64_t offset, uint64_t len)
 {
     if (offset > INT64_MAX || len > INT64_MAX - offset)
         return;
-    /* The kernel reads no more for one hint than the device takes in one request. */
+    /* For one hint the kernel reads no more than the device takes in one request. */
     for (uint64_t done = 0; done < len; done += HINT_STEP_BYTES) {
         uint64_t n = qc_min_u64(len - done, HINT_STEP_BYTES);
         if (posix_fadvise(f->fd, (off_t)(offset + done), (off_t)n, POSIX_FADV_WILLNEED) != 0)
@@ -390,8 +391,8 @@ typedef struct {
     uint64_t cached, dirty, writeback, evicted, recently_evicted;
 } cachestat_result;
 
-/* Pages of a range that are cached; -1 if the kernel does not say (older than 6.5; a file that is
- * neither ours nor writable). */
+/* The number of cached pages of a range; -1 if the kernel does not say (it is older than 6.5, or
+ * the file is neither ours nor writable). */
 static int64_t cached_pages(const qc_file *f, uint64_t offset, uint64_t len)
 {
     cachestat_range range = {offset, len};
@@ -401,7 +402,7 @@ static int64_t cached_pages(const qc_file *f, uint64_t offset, uint64_t len)
     return (int64_t)result.cached;
 }
 
-/* 1, 0, or -1 where a read cannot be asked not to wait. */
+/* Returns 1 or 0, or -1 where the system has no reads that do not wait. */
 static int byte_is_cached(const qc_file *f, uint64_t offset)
 {
     char byte;
@@ -482,7 +483,7 @@ qc_status qc_file_slurp(const char *path, qc_strbuf *out, qc_error *err)
     return st;
 }
 
-/* The folder that holds path, in a buffer of at least strlen(path) + 2 bytes. */
+/* Writes the folder that holds path to a buffer of at least strlen(path) + 2 bytes. */
 static void folder_of(const char *path, char *folder)
 {
     const char *slash = strrchr(path, '/');
@@ -548,8 +549,8 @@ qc_status qc_path_remove(const char *path, qc_error *err)
     return QC_OK;
 }
 
-/* The folder that holds a new one, so that its name survives a crash too. One that may be entered
- * but not read cannot be synced. */
+/* Syncs the folder that holds a new one, so that its name survives a crash too. A folder that may
+ * be entered but not read cannot be synced. */
 static qc_status sync_holder(const char *path, qc_error *err)
 {
     void *v = NULL;
@@ -639,7 +640,8 @@ qc_status qc_path_join(qc_arena *a, const char **out, const char *dir, const cha
 
 /* ---- Trees ---------------------------------------------------------------------------------- */
 
-/* One folder is open at a time: folders found wait in a list, so depth costs no descriptors. */
+/* Only one folder is open at a time: folders that were found wait in a list, so depth costs no
+ * descriptors. */
 typedef struct {
     qc_arena *arena;
     const char *root;

@@ -15,7 +15,7 @@ static qc_status examine(struct stat *s, const qc_file *f, qc_error *err)
     return QC_OK;
 }
 
-/* Saturates: times beyond 2262 are somebody's joke, but no undefined behaviour. */
+/* Saturates: times beyond 2262 make no sense, but must not be undefined behaviour. */
 static int64_t modified_ns(const struct stat *s)
 {
     int64_t ns = 0;

@@ -1,21 +1,22 @@
-/* Frames through libzstd, with a decision made beforehand.
+/* Frames through libzstd; how to compress each is decided beforehand.
  *
- * Quantized weights have no repetitions: what can be saved is the skew of single bytes (2.5% of NF4
- * codes, 4 to 12% of int8, 22% of bf16). At level 1 such frames therefore skip the search for
+ * Quantized weights have no repetitions. All that can be saved is the skew of single bytes (2.5% of
+ * NF4 codes, 4 to 12% of int8, 22% of bf16). At level 1 such frames therefore skip the search for
  * matches ("entropy": one probe per block, Huffman coding forced on). Huffman decoding runs at 0.8
- * GB/s a core, stored frames load at the speed of the page cache: below 4% a frame is not worth it,
- * whatever the level (docs/decisions/0013-stored-below-four-percent.md). Whether and how a frame is
- * compressed at level 1 is tried on a sample:
+ * GB/s a core, while stored frames load at the speed of the page cache, so compressing a frame is
+ * not worth it below 4%, whatever the level (docs/decisions/0013-stored-below-four-percent.md).
+ * Whether and how a frame is compressed at level 1 is tried on a sample:
  *
  *   four pieces of 16 KiB --plain level 1--> a bytes
  *                         --entropy only---> b bytes
  *   both save less than 3%: store        a is 2% smaller than b: plain        else: entropy only
  *
- * Measured (bench_frames): 0.83 GB/s against 0.79 plain and 0.72 at level 3, same sizes within
- * 0.01%; 6 GB/s against 3 where there is too little to save. What is left is Huffman coding itself.
+ * Measured (bench_frames): 0.83 GB/s against 0.79 plain and 0.72 at level 3, with sizes equal
+ * within 0.01%; 6 GB/s against 3 where there is too little to save. The rest of the time is Huffman
+ * coding.
  *
- * Frames below 256 KiB are compressed plainly. Whatever the way, a frame that does not save 4% is
- * stored. All of it depends on the content only. */
+ * Frames below 256 KiB are compressed plainly. Whichever way was taken, a frame that does not save
+ * 4% is stored. All of this depends on the content only. */
 #define ZSTD_STATIC_LINKING_ONLY /* memory hooks, literal compression mode */
 #include <zstd.h>
 #include <zstd_errors.h>
@@ -32,8 +33,8 @@
 #define SAMPLE_PIECES      4u
 #define SAMPLE_PIECE_BYTES (16u << 10)
 #define SAMPLE_BYTES       ((size_t)SAMPLE_PIECES * SAMPLE_PIECE_BYTES)
-#define WORTH_PERCENT      96u /* of the content that a compressed frame has at most */
-#define SAMPLE_PERCENT     97u /* a sample that promises no more is not tried: samples vary */
+#define WORTH_PERCENT      96u /* a compressed frame has at most this much of its content's size */
+#define SAMPLE_PERCENT     97u /* a sample that saves less is stored: samples vary */
 
 struct qc_frame_coder {
     ZSTD_CCtx *compress;
@@ -92,7 +93,7 @@ void qc_frame_coder_destroy(qc_frame_coder *c)
 
 void qc_frame_coder_skip_checksums(qc_frame_coder *c)
 {
-    /* Cannot fail between frames; if it did, checksums would be checked. */
+    /* This cannot fail between frames; if it did, checksums would be checked. */
     (void)ZSTD_DCtx_setParameter(c->expand, ZSTD_d_forceIgnoreChecksum, ZSTD_d_ignoreChecksum);
 }
 

@@ -22,7 +22,7 @@ struct qc_journal {
     uint64_t end;
 };
 
-/* Of a record that is laid out whole, its sum left out. */
+/* The sum of a record that is laid out whole, except for its sum. */
 static uint64_t sum_of(const unsigned char *record, size_t len, uint64_t position)
 {
     return XXH3_64bits_withSeed(record, len, (XXH64_hash_t)position);
@@ -30,8 +30,8 @@ static uint64_t sum_of(const unsigned char *record, size_t len, uint64_t positio
 
 /* ---- Reading -------------------------------------------------------------------------------- */
 
-/* The magic, whole; or *torn: nothing but the beginning of one, and zeros where a file grew before
- * its bytes were written. */
+/* Reads the magic. *torn is set if the file holds only the beginning of one, perhaps followed by
+ * zeros where the file grew before its bytes were written. */
 static qc_status check_magic(const qc_file *f, uint64_t size, int *torn, qc_error *err)
 {
     static const char magic[] = QC_JOURNAL_MAGIC;
@@ -51,7 +51,7 @@ static qc_status check_magic(const qc_file *f, uint64_t size, int *torn, qc_erro
     return QC_OK;
 }
 
-/* The record at `at`; *whole = 0 where there is none. buf grows to hold it. */
+/* Reads the record at `at`; *whole is 0 where there is none. buf grows to hold it. */
 static qc_status read_record(const qc_file *f, uint64_t size, uint64_t at, void **buf, size_t *cap,
                              qc_journal_record *r, int *whole, qc_error *err)
 {
@@ -112,7 +112,7 @@ static qc_status replay(const qc_file *f, qc_journal_fn fn, void *ctx, qc_journa
 
 /* ---- Opening -------------------------------------------------------------------------------- */
 
-/* The folder that holds path. */
+/* Syncs the folder that holds path. */
 static qc_status sync_folder(const char *path, qc_error *err)
 {
     char *copy = NULL;
@@ -198,8 +198,8 @@ qc_status qc_journal_append(qc_journal *j, uint32_t type, const void *payload, s
     qc_status st = qc_file_pwrite(&j->file, record, need, j->end, err);
     if (st == QC_OK)
         j->end += need;
-    /* What a failed write left behind the end is no record, whatever it is; nor is it, with luck,
-     * any bytes. */
+    /* Whatever a failed write left behind the end is not a record. With luck cutting the file
+     * removes these bytes too. */
     qc_status cut = st == QC_OK ? QC_OK : qc_file_resize(&j->file, j->end, NULL);
     (void)cut;
     if (end)

@@ -27,7 +27,7 @@ static qc_status give(qc_json_cut *c, qc_json_part_fn fn, qc_error *err)
     return st;
 }
 
-/* The list begins: its bracket is in the text. */
+/* Begins the list; its bracket is in the text. */
 static qc_status begin_list(qc_json_cut *c, char bracket, qc_error *err)
 {
     c->is_object = bracket == '{';
@@ -51,11 +51,11 @@ static int is_blank(const qc_json_cut *c)
     return skip_space(&c->text, c->is_object ? 1 : 0) == c->text.len;
 }
 
-/* A comma of the list or its end, which is not in the text. */
+/* Handles a comma of the list or its end; the character is not in the text. */
 static qc_status end_element(qc_json_cut *c, int last, qc_error *err)
 {
     if (!(last && c->elements == 0 && is_blank(c))) {
-        if (c->is_object && is_blank(c)) /* which would be taken for an object without members */
+        if (c->is_object && is_blank(c)) /* else it would be taken for an object without members */
             QC_FAIL(err, QC_ERR_INPUT, "JSON: a key in quotes was expected in list '%s'",
                     c->parts.list);
         if (c->is_object)
@@ -75,14 +75,14 @@ static qc_status add_run(qc_json_cut *c, const char *from, const char *to, qc_er
         return QC_OK;
     size_t n = (size_t)(to - from);
     if (c->depth == 1 && c->in_string && c->phase == BEFORE) {
-        /* A byte more than the key it is compared with tells that it is another. */
+        /* One byte more than the key to compare with is enough to tell that the word differs. */
         size_t room = strlen(c->parts.list) + 1 - c->word.len;
         QC_TRY(qc_strbuf_add(&c->word, from, qc_min_size(n, room), err));
     }
     return qc_strbuf_add(&c->text, from, n, err);
 }
 
-/* A byte outside strings that may end something; *eaten: it belongs to no part. */
+/* Handles a byte outside strings that may end something. *eaten: the byte belongs to no part. */
 static qc_status take_mark(qc_json_cut *c, char b, int *eaten, qc_error *err)
 {
     *eaten = 0;

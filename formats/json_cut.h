@@ -1,5 +1,5 @@
-/* A long JSON text, taken apart while it is read: one of its lists comes element by element, so
- * that a text of a hundred megabytes needs memory for one element and for what is not in the list.
+/* Takes a long JSON text apart while it is read. One of its lists comes element by element, so that
+ * a text of a hundred megabytes needs memory only for one element and for what is not in the list.
  *
  *   {"a": 1, "rows": [{...}, {...}], "b": 2}     list "rows"
  *   head  {"a": 1, "rows": []}
@@ -7,38 +7,37 @@
  *   tail  {"b": 2}
  *
  * The list is an array or an object that is a member of the top-level object; an element of an
- * object comes as an object of one member. Texts are cut by brackets, commas and strings alone, and
- * nothing is checked but by the parser they go to (formats/json_strict.h): what is wrong with the
- * whole is wrong with one of its parts, but for a key that appears in two of them.
- * Not thread-safe: one owner. Allocates: the head, one element, the tail, one at a time; never more
- * than twice what was fed.
- */
+ * object comes as an object of one member. The text is cut by looking at brackets, commas and
+ * strings alone. The parser that gets the parts (formats/json_strict.h) does all the checking: an
+ * error in the whole is an error in one of its parts, except for a key that appears in two of them.
+ * Not thread-safe: it has one owner. Allocates the head, one element or the tail, one at a time,
+ * and never more than twice what was fed. */
 #ifndef QC_FORMATS_JSON_CUT_H
 #define QC_FORMATS_JSON_CUT_H
 
 #include "base/status.h"
 #include "base/strbuf.h"
 
-/* Gets a text, borrowed for the call. What it returns beside QC_OK ends the cutting. */
+/* Gets a text, which is borrowed for the call. A return other than QC_OK ends the cutting. */
 typedef qc_status (*qc_json_part_fn)(void *ctx, const char *text, size_t len, qc_error *err);
 
 typedef struct {
     const char *list;        /* key of the list */
-    qc_json_part_fn head;    /* before the first element; of a text without the list all of it, at
-                                the end */
+    qc_json_part_fn head;    /* comes before the first element; a text without the list is all
+                                head and comes at the end */
     qc_json_part_fn element; /* any number of times */
     qc_json_part_fn tail;    /* at the end */
     void *ctx;
-} qc_json_parts; /* NULL for what is not wanted */
+} qc_json_parts; /* functions that are not wanted are NULL */
 
 typedef struct {
     qc_json_parts parts;
     qc_strbuf text; /* of the part that is being read */
-    qc_strbuf word; /* the beginning of the last string of the top level */
+    qc_strbuf word; /* the beginning of the last string at the top level */
     uint64_t depth;
-    int in_object; /* the top level; in an array there is no list */
+    int in_object; /* the top level is an object; in an array there is no list */
     int in_string, escaped;
-    int phase;         /* before, in, behind the list */
+    int phase;         /* before, in or behind the list */
     int is_object;     /* the list */
     int is_mismatched; /* its brackets */
     uint64_t elements;

@@ -1,8 +1,8 @@
-/* Editing one top-level member of a JSON text without touching another byte.
+/* Edits one top-level member of a JSON text without touching another byte.
  *
  * The text is parsed again, so that everything below may trust it: strings end, brackets match.
- * Which member is meant is decided by qc_json (escaped keys included); where it lies, by counting
- * members in the text. */
+ * qc_json decides which member is meant (escaped keys included); where the member lies in the text
+ * is found by counting members. */
 #include "formats/json_strict.h"
 
 #include <string.h>
@@ -17,14 +17,14 @@ typedef struct {
     size_t value_end;
 } member;
 
-/* What has to be known of the top-level object. */
+/* What has to be known about the top-level object. */
 typedef struct {
     size_t open;  /* of '{' */
     size_t close; /* of '}' */
     size_t count;
     member first;
     member second;
-    member before; /* the one before the wanted, or the last */
+    member before; /* the member before the wanted one, or the last */
     member wanted;
     member after;
 } object_map;
@@ -36,7 +36,7 @@ static size_t skip_space(const char *t, size_t i)
     return i;
 }
 
-/* i at the opening quote; returns the offset behind the closing one. */
+/* i is at the opening quote; returns the offset behind the closing one. */
 static size_t skip_string(const char *t, size_t i)
 {
     for (i++; t[i] != '"'; i++) {
@@ -58,13 +58,13 @@ static size_t skip_value(const char *t, size_t i)
             depth -= c == '}' || c == ']';
             i++;
         }
-        /* A number or word ends where one of these follows it. */
+        /* A number or word ends where one of these characters follows it. */
         if (depth == 0 && (c == '"' || c == '}' || c == ']' || strchr(",}] \n\r\t", t[i])))
             return i;
     }
 }
 
-/* wanted: position among the members, or NO_MEMBER. */
+/* wanted: its position among the members, or NO_MEMBER. */
 static void map_object(object_map *m, const char *t, size_t wanted)
 {
     memset(m, 0, sizeof *m);
@@ -97,7 +97,7 @@ void qc_json_put(qc_strbuf *out, const char *s, size_t len)
 {
     static const char from[] = "\"\\\b\f\n\r\t";
     static const char to[] = "\"\\bfnrt";
-    size_t run = 0; /* bytes before i not written yet */
+    size_t run = 0; /* bytes before i that are not written yet */
     qc_strbuf_puts(out, "\"");
     for (size_t i = 0; i < len; i++) {
         unsigned char c = (unsigned char)s[i];
@@ -135,7 +135,7 @@ size_t qc_json_quoted_bytes(const char *s, size_t len)
     return n;
 }
 
-/* The new member at the end, laid out as its brothers are. */
+/* Appends the new member at the end, laid out like the other members. */
 static void append_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
                           const char *key, const char *value_json)
 {
@@ -163,7 +163,7 @@ static void append_member(qc_strbuf *out, const char *t, size_t len, const objec
 static void remove_member(qc_strbuf *out, const char *t, size_t len, const object_map *m,
                           size_t wanted)
 {
-    size_t from = m->before.value_end; /* takes the comma before it along */
+    size_t from = m->before.value_end; /* removes the comma before it as well */
     size_t to = m->wanted.value_end;
     if (m->count == 1) {
         from = m->open + 1;
@@ -176,7 +176,7 @@ static void remove_member(qc_strbuf *out, const char *t, size_t len, const objec
     qc_strbuf_put(out, t + to, len - to);
 }
 
-/* Map the object that `text` is; *wanted: the position of the member called key, or NO_MEMBER. */
+/* Maps the object in `text`. *wanted: the position of the member called key, or NO_MEMBER. */
 static qc_status locate(object_map *m, size_t *wanted, const char *text, size_t len,
                         const char *key, qc_error *err)
 {

@@ -1,19 +1,21 @@
-/* One pass over the text by a scanner of our own, then cJSON for the tree.
+/* A scanner of our own makes one pass over the text, then cJSON builds the tree.
  *
  *   text --scan--> grammar, UTF-8, escapes, numbers, depth, duplicate keys   (errors with offset)
  *        --cJSON-> nodes            (can only fail for want of memory now)
  *        --mark--> valueint of a number := "written as plain digits"
  *
  * Duplicate keys: keys of open objects lie on a stack; when an object closes, its keys are sorted
- * and neighbours compared: O(n log n), and O(n) where they are in order already. Keys with escapes
- * are unescaped first, so "a" and "\u0061" are the same key.
+ * and neighbours compared. That takes O(n log n), and O(n) where they are in order already. Keys
+ * with escapes are unescaped first, so "a" and "\u0061" are the same key.
  *
  * What is refused beyond RFC 8259, and why:
+ *
  *   numbers of more than 63 characters    cJSON cuts them there
  *   numbers beyond the range of a double  cJSON makes them infinite
  *   "\u0000"                              cJSON cuts strings there
  *   more values than 2^20 + bytes / 4     a node takes some 80 bytes: a hostile text of 100 MB
  *                                         ("0,0,0,...") must not take 4 GB
+ *
  * cJSON never sees a text that the scanner refused. */
 #include "formats/json_strict.h"
 
@@ -42,7 +44,7 @@ struct qc_json {
 typedef enum { NUMBER_OTHER, NUMBER_DIGITS, NUMBER_NAN, NUMBER_INF, NUMBER_MINUS_INF } number_form;
 
 typedef struct {
-    const char *p; /* unescaped; in the text or in the scanner's arena */
+    const char *p; /* unescaped; points into the text or the scanner's arena */
     size_t len;
     size_t offset; /* of the opening quote in the text */
 } scan_key;
@@ -103,8 +105,8 @@ static void skip_space(scanner *s)
         s->p++;
 }
 
-/* One UTF-8 sequence of two to four bytes at s->p: no overlong form, no surrogate, not beyond
- * U+10FFFF (RFC 3629). */
+/* Scans one UTF-8 sequence of two to four bytes at s->p: no overlong form, no surrogate, nothing
+ * beyond U+10FFFF (RFC 3629). */
 static qc_status scan_utf8(scanner *s)
 {
     const unsigned char *u = (const unsigned char *)s->p;
@@ -193,14 +195,14 @@ static qc_status scan_escape(scanner *s)
     return fail_at(s, at, "half of a surrogate pair without the other");
 }
 
-/* s->p is at the opening quote; afterwards behind the closing one. */
+/* s->p is at the opening quote; afterwards it is behind the closing one. */
 static qc_status scan_string_token(scanner *s, scan_string *out)
 {
     const char *open = s->p++;
     out->p = s->p;
     out->escaped = 0;
     for (;;) {
-        /* The run of plain ASCII: nearly everything there is. */
+        /* A run of plain ASCII, which is nearly all of most texts. */
         while (s->p < s->end && (unsigned char)*s->p >= 0x20 && (unsigned char)*s->p < 0x80 &&
                *s->p != '"' && *s->p != '\\')
             s->p++;
@@ -246,7 +248,7 @@ static size_t put_utf8(char *dst, uint32_t v)
     return 4;
 }
 
-/* Unescape a string that the scanner has passed. dst: len bytes are enough. */
+/* Unescapes a string that the scanner has passed. dst needs at most len bytes. */
 static size_t unescape(char *dst, const char *p, size_t len)
 {
     static const char from[] = "bfnrt";
@@ -315,7 +317,8 @@ static int compare_keys(const void *va, const void *vb)
     return c != 0 ? c : (a->offset > b->offset) - (a->offset < b->offset);
 }
 
-/* The object whose keys begin at `base` on the stack ends: look for equal keys and drop them. */
+/* Ends the object whose keys begin at `base` on the stack: looks for equal keys and drops them
+ * all. */
 static qc_status close_object(scanner *s, size_t base)
 {
     size_t count = s->key_count - base;
@@ -434,8 +437,8 @@ static qc_status scan_word(scanner *s, const char *word)
     return QC_OK;
 }
 
-/* NaN and the like, if one is here: *found. cJSON does not know them: it gets a copy of the text in
- * which 0 and spaces stand there. */
+/* Scans NaN and the like; *found says whether one is here. cJSON does not know them, so it gets a
+ * copy of the text with 0 and spaces in their place. */
 static qc_status scan_constant(scanner *s, int *found)
 {
     static const struct {
@@ -529,7 +532,7 @@ static qc_status scan_array(scanner *s)
     return QC_OK;
 }
 
-/* One value with the white space around it. Recursion ends at DEPTH_MAX. */
+/* Scans one value with the white space around it. Recursion ends at DEPTH_MAX. */
 static qc_status scan_value(scanner *s)
 {
     scan_string ignored = {0};
@@ -582,8 +585,9 @@ static qc_status scan_document(scanner *s)
     return QC_OK;
 }
 
-/* cJSON keeps only the double of a number; put into its deprecated valueint whether it was written
- * as digits alone. Children come in document order, so the n-th number is the scanner's n-th. */
+/* cJSON keeps only the double of a number. This puts into its deprecated valueint whether the
+ * number was written as digits alone. Children come in document order, so the n-th number is the
+ * scanner's n-th. */
 static void mark_numbers(cJSON *n, const unsigned char *numbers, size_t *next)
 {
     for (; n; n = n->next) {

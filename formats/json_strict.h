@@ -1,15 +1,14 @@
-/* JSON, read strictly. The only file that may touch cJSON.
+/* JSON, read strictly. formats/json_strict.c is the only file that uses cJSON.
  *
- * A scanner of our own checks the whole text first (RFC 8259 grammar, UTF-8, one value and nothing
+ * A scanner of our own checks the whole text first: RFC 8259 grammar, UTF-8, one value and nothing
  * after it but white space, no byte order mark, no control characters, no lone surrogates, no
- * "\u0000", nesting at most 64, no duplicate keys in any object after unescaping, numbers finite);
- * only then cJSON builds the tree. So none of cJSON's leniences (trailing text, case-insensitive
- * keys, truncation at NUL, duplicates kept, integers silently rounded) is reachable.
- * Error messages carry the byte offset.
+ * "\u0000", nesting at most 64, no duplicate keys in any object after unescaping, finite numbers.
+ * Only then does cJSON build the tree. So none of cJSON's leniences (trailing text,
+ * case-insensitive keys, truncation at NUL, duplicates kept, integers silently rounded) is
+ * reachable. Error messages carry the byte offset.
  *
- * Ownership: a qc_json owns its tree; nodes and strings are borrowed from it. Thread-safe: reading
- * one document from many threads, yes.
- */
+ * Ownership: a qc_json owns its tree; nodes and strings are borrowed from it. Thread-safe: many
+ * threads may read one document. */
 #ifndef QC_FORMATS_JSON_STRICT_H
 #define QC_FORMATS_JSON_STRICT_H
 
@@ -33,7 +32,7 @@ typedef enum {
 #define QC_JSON_INTEGERS 1u
 /* QC_JSON_PYTHON: NaN, Infinity and -Infinity are numbers, as Python's json module writes and reads
  * them (config.json of Mamba-2 models has "time_step_limit": [0.0, Infinity]). They have the kind
- * QC_JSON_NUMBER, but none of the qc_json_as_ functions gives them out. */
+ * QC_JSON_NUMBER, but no qc_json_as_ function returns them. */
 #define QC_JSON_PYTHON 2u
 
 /* text need not be NUL-terminated. */
@@ -44,46 +43,49 @@ const qc_json_node *qc_json_root(const qc_json *doc);
 
 qc_json_kind qc_json_kind_of(const qc_json_node *n);
 const char *qc_json_kind_name(qc_json_kind k);
-/* Children of an object or array in document order; NULL at the end. */
+/* The children of an object or array in document order; NULL at the end. */
 const qc_json_node *qc_json_first(const qc_json_node *n);
 const qc_json_node *qc_json_next(const qc_json_node *n);
-/* Key of a member of an object (never NULL for one). */
+/* The key of a member of an object (never NULL for one). */
 const char *qc_json_key(const qc_json_node *n);
-/* Member by exact name, linear; NULL if missing or n is NULL or no object. */
+/* Finds a member by its exact name, in linear time; NULL if it is missing or n is NULL or not an
+ * object. */
 const qc_json_node *qc_json_get(const qc_json_node *n, const char *key);
 
-/* Typed access; `what` names the value in the message. Missing (n == NULL) is QC_ERR_INPUT. */
+/* Typed access; `what` names the value in the message. A missing value (n == NULL) is
+ * QC_ERR_INPUT. */
 QC_NODISCARD qc_status qc_json_as_string(const qc_json_node *n, const char *what, const char **out,
                                          qc_error *err);
-/* A non-negative integer of at most 2^53 - 1, written without fraction. */
+/* A non-negative integer of at most 2^53 - 1, written without a fraction. */
 QC_NODISCARD qc_status qc_json_as_u64(const qc_json_node *n, const char *what, uint64_t *out,
                                       qc_error *err);
 QC_NODISCARD qc_status qc_json_as_double(const qc_json_node *n, const char *what, double *out,
                                          qc_error *err);
 QC_NODISCARD qc_status qc_json_as_bool(const qc_json_node *n, const char *what, int *out,
                                        qc_error *err);
-/* Defaults for optional members: returns dflt when missing or of another kind. */
+/* For optional members: returns dflt when the member is missing or of another kind. */
 const char *qc_json_string_or(const qc_json_node *n, const char *dflt);
 int qc_json_bool_or(const qc_json_node *n, int dflt);
 
-/* Copy the text of a JSON object to out with the top-level member `key` set to value_json (its
- * text, verbatim), replaced in place if present, else added last. value_json NULL removes the
- * member. Everything else stays byte for byte, so numbers keep their spelling. Indentation of the
- * added member follows the first member's. text must have passed qc_json_parse (QC_JSON_PYTHON or
- * not). */
+/* Copies the text of a JSON object to out with the top-level member `key` set to value_json, which
+ * is copied verbatim. The member is replaced in place if present and otherwise added last; with
+ * value_json NULL it is removed. Everything else stays byte for byte, so numbers keep their
+ * spelling. An added member is indented like the first one. text must have passed qc_json_parse
+ * (with or without QC_JSON_PYTHON). */
 QC_NODISCARD qc_status qc_json_splice(qc_strbuf *out, const char *text, size_t len, const char *key,
                                       const char *value_json, qc_error *err);
 
-/* The text of a top-level member of a JSON object, in `text` itself; NULL where there is none. */
+/* Finds the text of a top-level member of a JSON object, within `text`; NULL where there is
+ * none. */
 QC_NODISCARD qc_status qc_json_member_text(const char *text, size_t len, const char *key,
                                            const char **value, size_t *value_len, qc_error *err);
 
-/* Append the len bytes at s as a JSON string, escaped as serde_json does: \" \\ \b \f \n \r \t,
- * other control characters as \u00xx in lower case, everything else as it is. */
+/* Appends the len bytes at s as a JSON string, escaped as serde_json does it: \" \\ \b \f \n \r \t,
+ * other control characters as \u00xx in lower case, everything else unchanged. */
 void qc_json_put(qc_strbuf *out, const char *s, size_t len);
-/* The same, and what qc_strbuf_status says then. */
+/* The same, but returns what qc_strbuf_status says afterwards. */
 QC_NODISCARD qc_status qc_json_quote(qc_strbuf *out, const char *s, size_t len, qc_error *err);
-/* Bytes that they append. */
+/* How many bytes these two append. */
 size_t qc_json_quoted_bytes(const char *s, size_t len);
 
 #endif

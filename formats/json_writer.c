@@ -46,7 +46,7 @@ static void new_line(qc_json_writer *w)
     }
 }
 
-/* What stands between the element before and the one that comes. */
+/* Writes what separates the next element from the one before. */
 static void before_element(qc_json_writer *w)
 {
     if (w->depth == 0)
@@ -113,7 +113,7 @@ void qc_jw_compact_next(qc_json_writer *w)
         w->compact_from = (uint64_t)w->depth + 1;
 }
 
-/* As Python escapes with ensure_ascii=False; also what a terminal would act on. */
+/* Escapes as Python does with ensure_ascii=False, and also what a terminal would act on. */
 static void put_escape(qc_json_writer *w, uint32_t c)
 {
     static const char named[] = "\"\"\\\\\bb\ff\nn\rr\tt"; /* byte, letter */

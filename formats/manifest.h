@@ -1,8 +1,9 @@
-/* qconv.json: what a qconv output directory is, hashed to the last bit. See docs/format.md.
+/* qconv.json: what an output directory of qconv contains, with digests of every byte. See
+ * docs/format.md.
  *
- * The same structure is written by convert and unpack and read by verify, unpack, inspect; reading
- * and writing again gives the same bytes. Nothing in it depends on time, machine or threads.
- * The text ends with the digest of everything before it ("manifest_xxh3_128"). */
+ * convert and unpack write this structure, and verify, unpack and inspect read it; reading and
+ * writing again gives the same bytes. Nothing in it depends on time, machine or threads. The text
+ * ends with the digest of everything before it ("manifest_xxh3_128"). */
 #ifndef QC_FORMATS_MANIFEST_H
 #define QC_FORMATS_MANIFEST_H
 
@@ -14,14 +15,16 @@
 
 #define QC_MANIFEST_NAME    "qconv.json"
 #define QC_MANIFEST_VERSION 1u
-/* With a placement; written for nothing else, so that readers of version 1 read what they can. */
+/* The version of a manifest with a placement. Others keep version 1, so that its readers can read
+ * as much as possible. */
 #define QC_MANIFEST_VERSION_PLACED 2u
-/* With calibrated weights, and perhaps a placement; for the same reason. */
+/* The version of a manifest with calibrated weights, and perhaps a placement; for the same
+ * reason. */
 #define QC_MANIFEST_VERSION_CALIBRATED 3u
 
-/* Error in a layer's outputs over calibration inputs, squared, relative. */
+/* The relative squared error in a layer's outputs over calibration inputs. */
 typedef struct {
-    double rounded;    /* of searched scales and codes rounded to nearest */
+    double rounded;    /* with searched scales and codes rounded to nearest */
     double calibrated; /* of what is written */
 } qc_manifest_outputs;
 
@@ -34,30 +37,31 @@ typedef struct {
     uint64_t dims[QC_MAX_DIMS];
     uint64_t begin, end;                  /* in the data buffer of its decompressed shard */
     uint64_t piece_bytes;                 /* content per frame */
-    qc_digest content;                    /* root over pieces of piece_bytes */
-    uint64_t stored_offset, stored_bytes; /* compressed: its frames in the shard's file */
-    qc_digest stored;                     /* compressed: root over its stored frames */
+    qc_digest content;                    /* digest over pieces of piece_bytes (digest.h) */
+    uint64_t stored_offset, stored_bytes; /* where its frames lie in the shard's file, if
+                                             compressed */
+    qc_digest stored;                     /* digest over its stored frames, if compressed */
     uint32_t shard;
     int has_error; /* a quantized weight: */
     double rel_mse;
     double max_err;
     uint64_t max_err_index;
-    const qc_manifest_outputs *outputs; /* of a calibrated weight; else NULL */
+    const qc_manifest_outputs *outputs; /* for a calibrated weight; else NULL */
     const char *source_name;            /* NULL for siblings */
     qc_dtype source_dtype;
     uint64_t source_piece_bytes;
-    qc_digest source; /* root over pieces of source_piece_bytes of the source tensor */
+    qc_digest source; /* digest over pieces of source_piece_bytes of the source tensor */
 } qc_manifest_tensor;
 
 typedef struct {
-    const char *name;       /* as after decompression */
+    const char *name;       /* as the file is called after decompression */
     uint64_t content_bytes; /* decompressed file */
     uint64_t header_bytes;  /* 8 + N */
-    qc_digest header;       /* of those bytes, root over pieces as for a tensor of that size */
+    qc_digest header;       /* digest of those bytes, in pieces as for a tensor of that size */
     uint32_t device;        /* index into the placement's devices; 0 where there is none */
     /* compressed only */
     uint64_t file_bytes;
-    uint64_t header_stored_bytes; /* first frame(s): from offset 0 */
+    uint64_t header_stored_bytes; /* stored size of the first frames, from offset 0 */
     qc_digest header_stored;
     uint64_t table_bytes; /* seek table at the end */
     qc_digest table;
@@ -78,28 +82,29 @@ typedef struct {
 /* A device that the output was made for, and how much of it lies there. */
 typedef struct {
     const char *name;      /* "cuda:0", "cpu", "disk" */
-    uint64_t tensor_bytes; /* of all its tensors: what a reader needs there */
-    uint64_t shard_bytes;  /* of its shards, decompressed, headers included */
+    uint64_t tensor_bytes; /* sum over its tensors: what a reader needs there */
+    uint64_t shard_bytes;  /* size of its shards, decompressed, headers included */
 } qc_manifest_device;
 
-/* What the shards were cut for (convert --vram), as it was asked for. */
+/* What the shards were cut for, as convert --vram asked for it. */
 typedef struct {
     const char *vram;
     double margin;
     uint64_t context, batch, images;
     uint64_t kv_bits;
     int mla_expanded;
-    qc_manifest_device *devices; /* in the order of their shards; some may have none */
-    size_t device_count;         /* 0: there is no placement, and nothing above is set */
+    qc_manifest_device *devices; /* in the order of their shards; some may have no shards */
+    size_t device_count;         /* 0: there is no placement, and the members above are not set */
 } qc_manifest_placement;
 
-/* What weights were calibrated with: a text, or second moments from elsewhere. */
+/* What weights were calibrated with: a text, or second moments made elsewhere. */
 typedef struct {
-    const char *text;      /* name of its file, without folders; "default": the bundled one */
+    const char *text;      /* the name of its file, without folders; "default" is the bundled
+                              text */
     qc_digest digest;      /* of the text */
     const char *tokenizer; /* kind, or "ids" */
     uint64_t tokens, windows, context;
-    const char *hessians; /* name of the file or folder; NULL: a text, which is above */
+    const char *hessians; /* the name of the file or folder; NULL: a text was used, named above */
     double damping;
 } qc_manifest_calibration;
 
@@ -119,9 +124,10 @@ typedef struct {
     uint64_t max_shard_bytes;
     const char **rules; /* --keep/--quantize in order: "keep GLOB", "quantize GLOB" */
     size_t rule_count;
-    const char *scale; /* option --scale: "search", "refit"; NULL: absmax. In the text it is the
-                          last of the rules, "scale search", which earlier readers take as it is */
-    const qc_manifest_calibration *calibration; /* NULL: no --calibrate, no --hessians */
+    const char *scale; /* option --scale: "search" or "refit"; NULL: absmax. The text has it as
+                          the last of the rules, "scale search", which earlier readers accept
+                          unchanged */
+    const qc_manifest_calibration *calibration; /* NULL: neither --calibrate nor --hessians */
     qc_manifest_placement placement;
     qc_manifest_source *sources;
     size_t source_count;
@@ -129,8 +135,8 @@ typedef struct {
     size_t shard_count;
     qc_manifest_tensor *tensors; /* in shard order, file order */
     size_t tensor_count;
-    /* For writing, where tensors is NULL: makes them one after the other, in as little memory. Then
-     * nobody looks whether two have one name: who cut the shards has. */
+    /* For writing, where tensors is NULL: makes the rows one after the other, so that they need no
+     * memory. Nobody then checks that names differ; the code that cut the shards has done that. */
     qc_manifest_row_fn tensor_row;
     void *tensor_ctx;
     qc_manifest_file *files; /* sorted by path */
@@ -138,18 +144,18 @@ typedef struct {
 } qc_manifest;
 
 QC_NODISCARD qc_status qc_manifest_write(const qc_manifest *m, qc_strbuf *out, qc_error *err);
-/* The same text to an opened file, piece by piece; the caller finishes it. */
+/* Writes the same text to an opened file, bit by bit; the caller finishes it. */
 QC_NODISCARD qc_status qc_manifest_write_file(const qc_manifest *m, qc_text_file *out,
                                               qc_error *err);
-/* Row i of m: in m->tensors, or made in *room. */
+/* Gives row i of m, from m->tensors or made in *room. */
 QC_NODISCARD qc_status qc_manifest_row(const qc_manifest *m, size_t i, qc_manifest_tensor *room,
                                        const qc_manifest_tensor **row, qc_error *err);
-/* Checks the closing digest first, then every field (ranges, order, sums). Strings live in arena.
- */
+/* Checks the closing digest first, then every field (ranges, order, sums). The strings live in
+ * arena. */
 QC_NODISCARD qc_status qc_manifest_parse(qc_manifest *out, qc_arena *arena, const char *text,
                                          size_t len, qc_error *err);
-/* Read and check the manifest of a directory. QC_ERR_INPUT when there is none, QC_ERR_CHECK when it
- * is damaged, in whatever way: it was right once. */
+/* Reads and checks the manifest of a directory. QC_ERR_INPUT when there is none. QC_ERR_CHECK when
+ * it is damaged in any way, because it was right when it was written. */
 QC_NODISCARD qc_status qc_manifest_load(qc_manifest *out, qc_arena *arena, const char *dir,
                                         qc_error *err);
 

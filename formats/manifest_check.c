@@ -13,8 +13,8 @@
 
 #define HEADER_LEAST_BYTES 10u /* the length and "{}" */
 #define PATH_MAX_BYTES     4096u
-#define PIECE_LEAST_BYTES  (1u << 20) /* the writer's are 4 MiB or more */
-#define TABLE_ENTRY_BYTES  8u         /* of a seek table, at least */
+#define PIECE_LEAST_BYTES  (1u << 20) /* the writer's pieces are 4 MiB or more */
+#define TABLE_ENTRY_BYTES  8u         /* least size of an entry in a seek table */
 #define SHARD_SUFFIX       ".safetensors"
 #define STORED_SUFFIX      ".zst"
 
@@ -32,7 +32,7 @@ const char *qc_manifest_scheme(const char *name)
 
 /* ---- Names ---------------------------------------------------------------------------------- */
 
-/* A path that stays inside the folder it is joined to. */
+/* Returns whether the path stays inside the folder it is joined to. */
 static int is_safe_path(const char *path)
 {
     if (strlen(path) > PATH_MAX_BYTES)
@@ -71,7 +71,7 @@ static qc_status check_unique(const char **names, size_t count, const char *what
     return QC_OK;
 }
 
-/* Is path one of the sorted names with .zst added? */
+/* Returns whether path is one of the sorted names with .zst added. */
 static int is_stored_name(const char *path, const char **names, size_t count)
 {
     size_t low = 0, high = count, len = strlen(path);
@@ -91,7 +91,7 @@ static int is_stored_name(const char *path, const char **names, size_t count)
     return 0;
 }
 
-/* Everything that becomes a file of the directory, under one name each. */
+/* Everything that becomes a file of the directory must have a name of its own. */
 static qc_status check_file_names(const qc_manifest *m, const char **names, qc_error *err)
 {
     size_t n = 0;
@@ -165,7 +165,7 @@ static qc_status check_asked(const qc_manifest_placement *p, qc_error *err)
     return QC_OK;
 }
 
-/* *shard: the first that lies on it; moved behind the last. */
+/* *shard is the first one that lies on the device; it is moved behind the last. */
 static qc_status check_device(const qc_manifest *m, size_t device, size_t *shard, qc_error *err)
 {
     const qc_manifest_device *d = &m->placement.devices[device];
@@ -233,7 +233,8 @@ static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
                 t->begin, t->end);
     if (bytes > 0) {
         QC_TRY(check_pieces(t->piece_bytes, QC_FRAME_MAX_BYTES, "piece_bytes", err));
-        /* Memory for a reader's list of pieces: never much beside the file itself. */
+        /* This bounds the memory for a reader's list of pieces by a small share of the file's
+         * size. */
         if (t->piece_bytes < bytes && t->piece_bytes < PIECE_LEAST_BYTES)
             QC_FAIL(err, QC_ERR_INPUT,
                     "piece_bytes: expected all %" PRIu64 " bytes or at least %u, found %" PRIu64,
@@ -255,7 +256,7 @@ static qc_status check_tensor(const qc_manifest_tensor *t, qc_error *err)
     return QC_OK;
 }
 
-/* The running ends of a shard's contents, decompressed and stored. */
+/* How far a shard's contents reach so far, decompressed and stored. */
 typedef struct {
     uint64_t content, stored;
 } place;
@@ -285,7 +286,7 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
 {
     const qc_manifest_shard *s = &m->shards[shard];
     place at = {0, s->header_stored_bytes};
-    uint64_t sum = 0, pieces = 0; /* of at most 2^32 tensors with at most 2^32: no overflow */
+    uint64_t sum = 0, pieces = 0; /* at most 2^32 tensors with at most 2^32 each: no overflow */
     if (s->header_bytes < HEADER_LEAST_BYTES || s->header_bytes > 8 + QC_ST_MAX_HEADER_BYTES)
         QC_FAIL(err, QC_ERR_INPUT, "%s: header_bytes cannot be %" PRIu64, s->name, s->header_bytes);
     for (; *next < m->tensor_count; (*next)++) {
@@ -320,7 +321,8 @@ static qc_status check_shard(const qc_manifest *m, uint32_t shard, size_t *next,
     return QC_OK;
 }
 
-/* One spelling: how scales were found is said once, at the end, and absmax not at all. */
+/* There is only one spelling: how scales were found is said once, at the end, and absmax is not
+ * said. */
 static qc_status check_rules(const qc_manifest *m, qc_error *err)
 {
     const size_t prefix = sizeof QC_MANIFEST_SCALE_RULE - 1;

@@ -118,8 +118,8 @@ static qc_status read_frames(const qc_file *f, const qc_shard_frames *frames, ch
     return st;
 }
 
-/* The text must be the next bytes of the header. What was compared leaves it but for its last byte,
- * by which qc_st_header_add knows that a comma comes next. */
+/* The text must be the next bytes of the header. Compared bytes are removed from the text except
+ * for the last, by which qc_st_header_add knows that a comma comes next. */
 static int matches(qc_strbuf *text, size_t skip, const char **header, size_t *left)
 {
     size_t n = text->len - skip;
@@ -132,7 +132,7 @@ static int matches(qc_strbuf *text, size_t skip, const char **header, size_t *le
     return 1;
 }
 
-/* Is the header what a writer makes of the rows? */
+/* Finds out whether the header is exactly what a writer makes of the rows. */
 static qc_status is_as_written(int *yes, const char *header, size_t bytes, const qc_manifest *m,
                                size_t first, size_t end, qc_error *err)
 {
@@ -193,7 +193,7 @@ static int by_tensor_name(const void *a, const void *b)
     return strcmp(x->name, y->name);
 }
 
-/* A header that was spelled by somebody else, or that says something else. */
+/* For a header that another program spelled, or that says something else. */
 static qc_status parse_and_hold(const char *header, const qc_manifest *m, size_t shard,
                                 size_t first, size_t end, qc_error *err)
 {

@@ -1,11 +1,11 @@
-/* The manifest of an output held against the headers of its shards. Both say which tensors there
- * are, of which dtype and shape, and where they lie; a manifest whose digest fits may still say
- * something else than the shards do, and then nothing that is read by it is what it is called.
+/* Compares the manifest of an output with the headers of its shards. Both say which tensors there
+ * are, with dtype, shape and place. A manifest whose digest is right may still say something else
+ * than the shards do, and then whatever is read by it has the wrong name.
  *
- * Every reader of an output comes through here: verify, unpack and libqconv with the bytes of each
- * header (qc_shard_header_check), and what reads an output as a checkpoint with the headers that it
+ * Every reader of an output comes through here. verify, unpack and libqconv pass the bytes of each
+ * header (qc_shard_header_check); what reads an output as a checkpoint passes the headers that it
  * has parsed (formats/checkpoint_manifest.c).
- * Thread-safe: yes (no shared state). Allocates: scratch of one shard at a time. */
+ * Thread-safe: yes (no shared state). Allocates scratch for one shard at a time. */
 #ifndef QC_FORMATS_MANIFEST_HEADER_H
 #define QC_FORMATS_MANIFEST_HEADER_H
 
@@ -13,24 +13,24 @@
 #include "formats/safetensors_header.h"
 #include "formats/shard_frames.h"
 
-/* What the headers say of their i-th tensor, in bytewise order of names. */
+/* What the headers say of their i-th tensor; i counts in bytewise order of names. */
 typedef struct {
     qc_st_tensor tensor;
     const char *shard; /* as the manifest names it */
 } qc_header_tensor;
 typedef void (*qc_header_tensor_fn)(const void *ctx, size_t i, qc_header_tensor *out);
 
-/* Rows first <= i < end of m must be the `count` tensors that `at` gives. QC_ERR_CHECK names the
- * first one, by name, that only one side has or that the sides describe differently; the message
- * begins with "header of FILE: ". Allocates a pointer a row. */
+/* Checks that rows first <= i < end of m are the `count` tensors that `at` gives. QC_ERR_CHECK
+ * names the first tensor by name that only one side has or that the sides describe differently; the
+ * message begins with "header of FILE: ". Allocates a pointer a row. */
 QC_NODISCARD qc_status qc_manifest_hold(const qc_manifest *m, size_t first, size_t end,
                                         qc_header_tensor_fn at, const void *ctx, size_t count,
                                         qc_error *err);
 
 /* The same for shard m->shards[shard], open as f, whose rows are first <= i < end. frames: those of
- * a compressed shard; NULL where nothing is compressed. QC_ERR_CHECK also where the header is
- * damaged. Nothing is parsed where the header is what a writer makes of these rows
- * (docs/format.md, section 2.1). Allocates the text of the header. */
+ * a compressed shard; NULL where nothing is compressed. A damaged header is QC_ERR_CHECK too. If
+ * the header is exactly what a writer makes of these rows (docs/format.md, section 2.1), nothing is
+ * parsed. Allocates the text of the header. */
 QC_NODISCARD qc_status qc_shard_header_check(const qc_file *f, const qc_manifest *m, size_t shard,
                                              size_t first, size_t end,
                                              const qc_shard_frames *frames, qc_error *err);

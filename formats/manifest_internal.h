@@ -1,4 +1,4 @@
-/* Shared by the manifest's reader and writer. */
+/* What the manifest's reader and writer share. */
 #ifndef QC_FORMATS_MANIFEST_INTERNAL_H
 #define QC_FORMATS_MANIFEST_INTERNAL_H
 
@@ -10,14 +10,14 @@
 
 #define QC_MANIFEST_DEVICES_MAX 1024u
 
-/* What the last of the rules begins with where scales were searched. */
+/* How the last of the rules begins where scales were searched. */
 #define QC_MANIFEST_SCALE_RULE "scale "
 
-/* What must hold in every manifest, whoever made it: QC_ERR_INPUT names the first thing that does
- * not. Allocates scratch. */
+/* Checks what must hold in every manifest, whoever made it: QC_ERR_INPUT names the first thing that
+ * is wrong. Allocates scratch. */
 QC_NODISCARD qc_status qc_manifest_check(const qc_manifest *m, qc_error *err);
 
-/* The scheme of that name, in memory of its own; NULL: there is none. */
+/* Returns the scheme of that name as a constant text; NULL if there is none. */
 const char *qc_manifest_scheme(const char *name);
 
 #endif

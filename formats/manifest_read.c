@@ -1,8 +1,8 @@
-/* Reading a manifest: first its digest, then its members one after the other, in pieces: the rows
- * of tensors come one by one, so that neither the text nor its tree is ever in memory.
+/* Reads a manifest: first its digest, then its members one after the other. The rows of tensors
+ * come one by one, so that neither the whole text nor its tree is ever in memory.
  *
- * Members come in the order in which they are written, and none that is not known: so one walk
- * over the tree reads everything, and a manifest has one spelling. */
+ * Members come in the order in which they are written, and unknown ones are refused. So one walk
+ * over the tree reads everything, and a manifest has only one spelling. */
 #include "formats/manifest_internal.h"
 
 #include "base/alloc.h"
@@ -18,7 +18,7 @@
 #define HEX_BYTES   (QC_DIGEST_HEX_BYTES - 1)
 #define CHUNK_BYTES ((size_t)256 << 10)
 
-/* Position in the members of an object or the elements of an array. */
+/* A position among the members of an object or the elements of an array. */
 typedef struct {
     const qc_json_node *next;
     qc_arena *arena;
@@ -54,7 +54,7 @@ static qc_status find_seal(const source *s, uint64_t *covered, qc_digest *want, 
     return QC_OK;
 }
 
-/* Piece by piece to `cut`; *digest: of the first `covered` bytes. */
+/* Feeds the text to `cut` bit by bit. *digest is that of the first `covered` bytes. */
 static qc_status read_through(const source *s, qc_json_cut *cut, uint64_t covered,
                               qc_digest *digest, qc_error *err)
 {
@@ -82,7 +82,7 @@ done:
     return st;
 }
 
-/* The digest first; *rows: elements of the list of tensors. */
+/* Checks the digest first; *rows: elements of the list of tensors. */
 static qc_status check_seal(const source *s, uint64_t *covered, qc_digest *want, size_t *rows,
                             qc_error *err)
 {
@@ -348,7 +348,7 @@ static qc_status read_outputs(qc_manifest_tensor *t, walk *w, qc_error *err)
     return leave(&o, err);
 }
 
-/* One of the few that there are: without memory of its own. */
+/* Takes one of the few schemes that there are; the name needs no memory. */
 static qc_status take_scheme(walk *w, const char **out, qc_error *err)
 {
     const qc_json_node *n = NULL;
@@ -413,7 +413,7 @@ static qc_status read_one(const qc_manifest *m, qc_arena *arena, const qc_json_n
     return leave(&w, err);
 }
 
-/* The list `key`: rows of row_bytes in the arena. */
+/* Reads the list `key`: rows of row_bytes in the arena. */
 static qc_status read_list(const qc_manifest *m, walk *top, const char *key, size_t row_bytes,
                            read_row read, void **rows, size_t *count, qc_error *err)
 {
@@ -513,7 +513,7 @@ static qc_status read_tail(qc_manifest *m, qc_arena *arena, const qc_json_node *
     return leave(&top, err);
 }
 
-/* What the parts of the text go to. */
+/* Where the parts of the text go. */
 typedef struct {
     qc_manifest *m;
     qc_arena *arena;

@@ -1,4 +1,4 @@
-/* A manifest's rows, which are in memory or are made one at a time: see manifest.h. */
+/* The rows of a manifest, which are in memory or made one at a time: see manifest.h. */
 #include "formats/manifest.h"
 
 #include <string.h>

@@ -5,12 +5,12 @@
 #include <stdio.h>
 #include <string.h>
 
-#define EXACT_MAX 9007199254740991u /* 2^53 - 1: what every JSON reader keeps exact */
+#define EXACT_MAX 9007199254740991u /* 2^53 - 1: JSON readers keep this exactly */
 
-/* A writer that also refuses integers a reader might round. */
+/* A writer that also refuses integers that a reader might round. */
 typedef struct {
     qc_json_writer jw;
-    qc_text_file *file; /* what jw writes to is its text; or NULL */
+    qc_text_file *file; /* jw writes to its text; may be NULL */
     uint64_t too_large;
 } writer;
 
@@ -263,10 +263,11 @@ static void put_lists(writer *w, const qc_manifest *m)
     qc_jw_end_array(&w->jw);
 }
 
-/* All but the last digest, which covers what stands before its first digit. */
+/* Writes all but the last digest, which covers what stands before its first digit. */
 static qc_status put_all(writer *w, const qc_manifest *m, qc_strbuf *out, qc_error *err)
 {
-    static const char closing[] = "\n}"; /* of the object, taken back to add the digest */
+    static const char closing[] = "\n}"; /* the end of the object, which is taken back to add the
+                                            digest */
     QC_TRY(qc_manifest_check(m, err));
     qc_jw_init(&w->jw, out, err);
     qc_jw_begin_object(&w->jw);

@@ -16,7 +16,7 @@ static int lies_below(const char *path, const char *dir, size_t dir_len)
     return strncmp(path, dir, dir_len) == 0 && path[dir_len] == '/';
 }
 
-/* dir: .../snapshots/REVISION; is path in .../blobs? */
+/* dir is .../snapshots/REVISION; returns whether path lies in .../blobs. */
 static int lies_in_blobs(const char *path, const char *dir)
 {
     const char *revision = strrchr(dir, '/');

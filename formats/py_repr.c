@@ -8,23 +8,23 @@
 
 #define DIGITS_MAX 17
 
-/* Significant digits of |v| (finite, not 0) rounded to n digits, and the exponent of the first. */
+/* Rounds |v| (finite, not 0) to n significant digits; returns the exponent of the first digit. */
 static int round_digits(double v, int n, char digits[DIGITS_MAX + 1], int *exponent)
 {
     char text[QC_PY_REPR_BYTES];
     (void)snprintf(text, sizeof text, "%.*e", n - 1, v);
     int len = 0;
     for (const char *p = text; *p && *p != 'e'; p++) {
-        if (*p >= '0' && *p <= '9') /* skips the point, whatever the locale calls it */
+        if (*p >= '0' && *p <= '9') /* this skips the point, whatever the locale calls it */
             digits[len++] = *p;
     }
     digits[len] = '\0';
     *exponent = (int)strtol(strchr(text, 'e') + 1, NULL, 10);
-    return strtod(text, NULL) == v; /* exact on purpose: does it read back? */
+    return strtod(text, NULL) == v; /* compared exactly on purpose: does it read back? */
 }
 
-/* Above a power of two doubles lie twice as far apart as below it. So the decimal next above the
- * nearest may read back where the nearest, which is below, does not. */
+/* Above a power of two, doubles lie twice as far apart as below it. So the next decimal above the
+ * nearest one may read back where the nearest, which is below, does not. */
 static int next_digits_up(double v, int n, char digits[DIGITS_MAX + 1], int exponent)
 {
     char text[QC_PY_REPR_BYTES];
@@ -34,13 +34,13 @@ static int next_digits_up(double v, int n, char digits[DIGITS_MAX + 1], int expo
         return 0;
     for (; i > 0 && digits[i] == '9'; i--)
         digits[i] = '0';
-    digits[i]++; /* a first digit of 9 cannot be left: then the digits are those of 10^k */
+    digits[i]++; /* all digits 9 cannot occur: then the digits are those of 10^k */
     (void)snprintf(text, sizeof text, "%se%d", digits, exponent - n + 1);
     return strtod(text, NULL) == v;
 }
 
-/* The shortest digits that read back. Up to 15 digits survive a double, so where 15 read back the
- * shortest are those without their trailing zeros; subnormal numbers hold fewer. */
+/* Finds the shortest digits that read back. Up to 15 digits survive a double, so where 15 read
+ * back, the shortest are those 15 without their trailing zeros; subnormal numbers hold fewer. */
 static void shortest_digits(double v, char digits[DIGITS_MAX + 1], int *exponent)
 {
     int n = v < DBL_MIN ? 1 : DBL_DIG;
@@ -58,7 +58,7 @@ size_t qc_py_repr_double(double v, char buf[QC_PY_REPR_BYTES])
     int exponent = 0;
     const char *sign = signbit(v) ? "-" : "";
     double magnitude = fabs(v);
-    if (!isfinite(v)) /* outside the contract; as Python has it */
+    if (!isfinite(v)) /* outside the contract; Python spells it so */
         return (size_t)snprintf(buf, QC_PY_REPR_BYTES, "%s",
                                 isnan(v) ? "nan"
                                 : v > 0  ? "inf"

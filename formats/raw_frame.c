@@ -1,15 +1,16 @@
-/* Zstandard frames of raw blocks: made without compressing.
+/* Zstandard frames of raw blocks, which are made without compressing.
  *
  *   28 B5 2F FD | A4 | u32 content bytes | blocks of up to 128 KiB | u32 checksum
  *   block: 3 bytes LE: last | 0 << 1 | bytes << 3, then the bytes
  *
  * A4: content size in 4 bytes (10......), single segment (..1.....), checksum (.....1..). The
- * checksum is the low half of XXH64 of the content. So the size depends on the content's size only.
+ * checksum is the low half of XXH64 of the content. So a frame's size depends on the size of its
+ * content only.
  *
- * Reading one into a buffer and decoding it there costs a copy and XXH64 more than reading its
- * content to where it goes: qc_raw_frame_read does that, block by block, and hashes each while it
- * is in the cache. The 3 bytes before the next block come with a block and are overwritten by it.
- */
+ * Reading a frame into a buffer and decoding it there costs a copy and XXH64 more than reading the
+ * content to where it goes. qc_raw_frame_read does the latter, block by block, and hashes each
+ * block while it is in the cache. A block is read together with the 3 bytes before the next block,
+ * which then overwrites them. */
 #define XXH_INLINE_ALL /* a state on the stack */
 #include <xxhash.h>
 
@@ -96,7 +97,7 @@ qc_status qc_raw_frame_read(int *as_written, const qc_file *f, uint64_t offset, 
     offset += sizeof head;
     for (size_t left = content_bytes; left > 0;) {
         size_t n = qc_min_size(left, BLOCK_MAX_BYTES);
-        /* Of the last block, or with so little behind it that a head does not fit: alone. */
+        /* The last block, or one with too little behind it for another head, is read alone. */
         size_t more = left - n >= BLOCK_HEAD ? BLOCK_HEAD : 0;
         unsigned char *next = p + n;
         QC_TRY(qc_file_pread(f, p, n + more, offset, err));

@@ -33,7 +33,7 @@ void qc_read_ahead_deinit(qc_read_ahead *r)
     memset(r, 0, sizeof *r);
 }
 
-/* Item `first` and what follows of its group: is it cached? */
+/* Finds out whether item `first` and the rest of its group are cached. */
 static void look_at_group(qc_read_ahead *r, uint32_t first, uint32_t group)
 {
     for (r->looked = first; r->looked < r->count; r->looked++) {
@@ -79,8 +79,9 @@ void qc_read_ahead_take(qc_read_ahead *r, uint32_t item)
     uint_fast32_t seen = atomic_load(&r->furthest);
     while (seen <= item && !atomic_compare_exchange_weak(&r->furthest, &seen, item + 1)) {
     }
-    /* Asking may wait for a device that has much to do. One does so at a time; the others go on,
-     * but not before their item was looked at: what they read would seem somebody else's. */
+    /* Asking may wait for a busy device. One thread asks at a time; the others go on, but not
+     * before their item was looked at, because what they read would look like somebody else's
+     * pages. */
     if (atomic_load(&r->asked) <= item)
         pthread_mutex_lock(&r->lock);
     else if (pthread_mutex_trylock(&r->lock) != 0)

@@ -4,9 +4,10 @@
  *   compressed  content byte -> frame by the seek table -> decode
  *
  * A read that covers whole frames decodes them into the caller's memory. Only what is left at the
- * two ends goes through the cursor's own frame, which stays there for the next read: reading a
- * tensor in pieces decodes each frame once. A zstd magic number at the start can never be a valid
- * header length (it would be above QC_ST_MAX_HEADER_BYTES), so the first four bytes decide. */
+ * two ends goes through the cursor's own frame, which stays there for the next read: so reading a
+ * tensor from start to end in several calls decodes each frame once. A zstd magic number can never
+ * be a valid header length (it would be above QC_ST_MAX_HEADER_BYTES), so the first four bytes
+ * decide. */
 #include "formats/safetensors_file.h"
 
 #include "base/alloc.h"
@@ -19,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define HEAD_BYTES          64u /* enough to recognise what is no safetensors file */
+#define HEAD_BYTES          64u /* enough to recognise files that are not safetensors */
 #define ZSTD_MAGIC          0xfd2fb528u
 #define ZSTD_SKIPPABLE      0x184d2a50u
 #define ZSTD_SKIPPABLE_MASK 0xfffffff0u
@@ -77,7 +78,7 @@ qc_status qc_st_cursor_pread(const qc_st_cursor *c, const qc_file *f, void *dst,
     return qc_file_pread(f, dst, len, offset, err);
 }
 
-/* At least want bytes at *buf; what was there is lost. */
+/* Makes room for at least `want` bytes at *buf; the old contents are lost. */
 static qc_status reserve(void **buf, size_t *cap, size_t want, qc_error *err)
 {
     if (*cap >= want)
@@ -104,7 +105,7 @@ static qc_status decode_frame(const qc_st_file *f, qc_st_cursor *c, size_t index
     return st;
 }
 
-/* Frame `index` in the cursor. */
+/* Loads frame `index` into the cursor. */
 static qc_status load_frame(const qc_st_file *f, qc_st_cursor *c, size_t index, qc_error *err)
 {
     if (c->frame == index && c->serial == f->serial)
@@ -117,7 +118,7 @@ static qc_status load_frame(const qc_st_file *f, qc_st_cursor *c, size_t index, 
     return QC_OK;
 }
 
-/* len content bytes at offset; the caller has checked that they exist. */
+/* Reads len content bytes at offset; the caller has checked that they exist. */
 static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t offset, void *dst,
                               size_t len, qc_error *err)
 {
@@ -148,7 +149,7 @@ static qc_status read_content(const qc_st_file *f, qc_st_cursor *c, uint64_t off
     return QC_OK;
 }
 
-/* The header of a file whose content has content_bytes. */
+/* Reads the header of a file whose content has content_bytes. */
 static qc_status read_header(qc_st_file *f, qc_st_cursor *c, uint64_t content_bytes, qc_error *err)
 {
     unsigned char head[HEAD_BYTES];
@@ -195,7 +196,7 @@ qc_status qc_st_file_open(qc_st_file *out, const char *path, qc_error *err)
     QC_TRY_GOTO(st, done, qc_file_open_read(&out->file, path, err));
     QC_TRY_GOTO(st, done, qc_file_stamp_take(&out->stamp, &out->file, err));
     out->file_bytes = out->stamp.bytes;
-    /* Of what comes after the header nothing is read yet; it may be left alone for good. */
+    /* Nothing behind the header is read yet, and perhaps nothing ever will be. */
     qc_file_hint_guess(&out->file, 0);
     QC_TRY_GOTO(st, done, is_zstd(out, &out->compressed, err));
     if (out->compressed) {
@@ -213,7 +214,7 @@ done:
     return st;
 }
 
-/* Parse the header that saved->path holds. */
+/* Parses the header that saved->path holds. */
 static qc_status parse_saved(qc_st_file *f, const qc_saved_header *saved, qc_error *err)
 {
     unsigned char head[8];
@@ -232,7 +233,7 @@ static qc_status parse_saved(qc_st_file *f, const qc_saved_header *saved, qc_err
     return st;
 }
 
-/* The same file under the path of the deleted one, which messages name. */
+/* Gives the file the path of the deleted one, which messages then name. */
 static qc_status rename_in_messages(qc_file *f, const char *path, qc_error *err)
 {
     char *copy = NULL;

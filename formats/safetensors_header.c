@@ -49,8 +49,8 @@ static int begins_with_letters(const unsigned char *head, size_t len, const char
     return 1;
 }
 
-/* What a file is that is clearly not safetensors: status and words, or QC_OK. Only asked once its
- * length field has turned out wrong, because any eight bytes may be a right one. */
+/* Recognises a file that is clearly not safetensors: returns status and words, or QC_OK. It is only
+ * asked once the length field has turned out wrong, because any eight bytes may be a right one. */
 static qc_status recognise(const unsigned char *head, size_t len, const char **what)
 {
     size_t skip = 0;
@@ -174,7 +174,7 @@ static qc_status parse_dtype(qc_st_tensor *t, const qc_json_node *n, qc_error *e
     return QC_OK;
 }
 
-/* What does not depend on other tensors. Messages lack the name. */
+/* Parses what does not depend on other tensors. Messages do not name the tensor yet. */
 static qc_status parse_fields(qc_st_header *h, qc_st_tensor *t, const qc_json_node *n,
                               qc_error *err)
 {
@@ -276,10 +276,10 @@ static int compare_position(const void *va, const void *vb)
     return strcmp(a->name, b->name);
 }
 
-/* The tensors, sorted, must cover the data without hole, overlap or rest. */
+/* Checks that the sorted tensors cover the data without hole, overlap or rest. */
 static qc_status check_cover(qc_st_header *h, uint64_t data_bytes, qc_error *err)
 {
-    const qc_st_tensor *cut = NULL; /* first that is not whole */
+    const qc_st_tensor *cut = NULL; /* the first one that is not whole */
     uint64_t end = 0;
     for (size_t i = 0; i < h->tensor_count; i++) {
         const qc_st_tensor *t = &h->tensors[i];

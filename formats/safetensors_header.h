@@ -1,10 +1,11 @@
-/* The safetensors header: parse with every rule checked, build as the reference writer does.
+/* The safetensors header: it is parsed with every rule checked and built as the reference writer
+ * does.
  * Source: huggingface/safetensors README.md "Format" and safetensors/src/tensor.rs.
  *
  *   u64 LE N | N bytes JSON | data up to the end of the file
  *
- * Parsing bytes that come from anywhere: never reads outside them, accepts nothing that breaks a
- * rule (docs/format.md lists rule, case and message). */
+ * The bytes may come from anywhere: parsing never reads outside them and accepts nothing that
+ * breaks a rule (docs/format.md lists rule, case and message). */
 #ifndef QC_FORMATS_SAFETENSORS_HEADER_H
 #define QC_FORMATS_SAFETENSORS_HEADER_H
 
@@ -35,41 +36,41 @@ typedef struct {
     qc_st_meta *meta; /* __metadata__, in file order */
     size_t meta_count;
     size_t
-        unknown_fields; /* members besides dtype, shape, data_offsets (accepted, worth a warning) */
+        unknown_fields;  /* members besides dtype, shape, data_offsets; accepted, worth a warning */
     uint64_t data_bytes; /* end of the last tensor */
 } qc_st_header;
 
-/* N from the first 8 bytes, checked against the limit and the file's size.
- * QC_ERR_INPUT when too large, QC_ERR_TRUNCATED when 8 + N > file_bytes or file_bytes < 8. A
- * file that is a git-lfs pointer, an HTML page, a zip or a pickle is called by its name (first
- * bytes given in `head`, head_len >= 8 where the file has them). */
+/* Reads N from the first 8 bytes and checks it against the limit and the file's size. QC_ERR_INPUT
+ * when N is too large, QC_ERR_TRUNCATED when 8 + N > file_bytes or file_bytes < 8. The message says
+ * so if the file is a git-lfs pointer, an HTML page, a zip or a pickle, which its first bytes tell
+ * (head; head_len >= 8 where the file has them). */
 QC_NODISCARD qc_status qc_st_header_length(const unsigned char *head, size_t head_len,
                                            uint64_t file_bytes, uint64_t *n, qc_error *err);
-/* Parse the N bytes of JSON. data_bytes: bytes after the header, which the tensors must cover
- * without hole, overlap or rest (QC_ERR_TRUNCATED with the number of missing bytes and the first
- * tensor that is not there when data is short). On error *out is empty. */
+/* Parses the N bytes of JSON. data_bytes: how many bytes follow the header. The tensors must cover
+ * them without hole, overlap or rest. Where data is short, QC_ERR_TRUNCATED gives the number of
+ * missing bytes and the first tensor that is not there. On error *out is empty. */
 QC_NODISCARD qc_status qc_st_header_parse(qc_st_header *out, const char *json, size_t len,
                                           uint64_t data_bytes, qc_error *err);
 void qc_st_header_deinit(qc_st_header *h);
-/* Lets go of tensors and metadata; data_bytes and unknown_fields stay. */
+/* Frees tensors and metadata; data_bytes and unknown_fields stay. */
 void qc_st_header_forget(qc_st_header *h);
-/* Metadata value by key or NULL. */
+/* Returns a metadata value by its key, or NULL. */
 const char *qc_st_header_meta(const qc_st_header *h, const char *key);
 
-/* Order of tensors in a file as the reference writer has it: dtype descending, then name. */
+/* The order of tensors in a file as the reference writer has it: dtype descending, then name. */
 int qc_st_tensor_order(const qc_st_tensor *a, const qc_st_tensor *b);
-/* Append 8 + N bytes to out: the length, the JSON ({"__metadata__":{"format":"pt"},...} compact,
- * as the reference writer), spaces up to a multiple of 8. tensors in file order with begin and
- * end set. QC_ERR_INPUT when the header would exceed the limit. */
-/* The same bytes counted instead of written: of one tensor, and of a header whose tensors sum up to
- * entry_bytes. qc_st_header_bytes fails as qc_st_header_build does. */
+/* Appends 8 + N bytes to out: the length, the JSON ({"__metadata__":{"format":"pt"},...} compact,
+ * like the reference writer's), and spaces up to a multiple of 8. tensors are in file order with
+ * begin and end set. QC_ERR_INPUT when the header would exceed the limit. */
+/* These count the bytes instead of writing them: of one tensor, and of a header whose tensors sum
+ * up to entry_bytes. qc_st_header_bytes fails as qc_st_header_build does. */
 uint64_t qc_st_header_entry_bytes(const qc_st_tensor *t);
 QC_NODISCARD qc_status qc_st_header_bytes(uint64_t *out, uint64_t entry_bytes, size_t count,
                                           const qc_st_meta *meta, size_t meta_count, qc_error *err);
 QC_NODISCARD qc_status qc_st_header_build(qc_strbuf *out, const qc_st_tensor *tensors, size_t count,
                                           const qc_st_meta *meta, size_t meta_count, qc_error *err);
 /* The same in steps, for tensors that are not all in memory: the beginning, each tensor in order,
- * the end. start: out->len before the first step. After a failure what is in out is no header. */
+ * the end. start: out->len before the first step. After a failure out holds no valid header. */
 QC_NODISCARD qc_status qc_st_header_begin(qc_strbuf *out, const qc_st_meta *meta, size_t meta_count,
                                           qc_error *err);
 QC_NODISCARD qc_status qc_st_header_add(qc_strbuf *out, const qc_st_tensor *t, qc_error *err);

@@ -3,9 +3,9 @@
  *   5E 2A 4D 18 | u32 bytes that follow | entries | u32 count | u8 descriptor | B1 EA 92 8F
  *   entry: u32 stored bytes | u32 content bytes [ | u32 checksum, if descriptor bit 7 ]
  *
- * Nothing protects the table itself (zstd -t does not look into skippable frames), so everything
- * in it that can be checked is: the stored sizes must add up to the table's place. A wrong content
- * size shows when its frame is decoded; the manifest has a digest of the whole table. */
+ * Nothing protects the table itself (zstd -t does not look into skippable frames), so everything in
+ * it that can be checked is checked: the stored sizes must add up to the table's place. A wrong
+ * content size shows when its frame is decoded; the manifest has a digest of the whole table. */
 #include "formats/seekable.h"
 
 #include "base/alloc.h"
@@ -25,7 +25,7 @@
 #define RESERVED_BITS     0x7cu
 #define STEP_ENTRIES      4096u
 
-/* Size of the whole skippable frame and of one entry, from the last 9 bytes of the file. */
+/* Reads the size of the skippable frame and of one entry from the last 9 bytes of the file. */
 static qc_status read_foot(const qc_file *f, uint64_t file_bytes, uint32_t *count,
                            uint32_t *entry_bytes, qc_error *err)
 {
@@ -66,7 +66,7 @@ static qc_status add_entry(qc_seek_table *t, const qc_file *f, size_t index, uin
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: seek table: frame %zu holds %" PRIu32 " bytes, at most %u are supported",
                 f->path, index, frame->content_bytes, QC_FRAME_READ_MAX_BYTES);
-    /* It is read into memory; frames of no content never are. */
+    /* Such a frame is read into memory; frames without content never are. */
     if (frame->content_bytes && frame->stored_bytes / 2 > qc_frame_bound(frame->content_bytes))
         QC_FAIL(err, QC_ERR_INPUT,
                 "%s: seek table: frame %zu has %" PRIu32 " bytes for %" PRIu32 " of content",
@@ -116,7 +116,7 @@ qc_status qc_seek_table_read(qc_seek_table *out, const qc_file *f, qc_error *err
     QC_TRY(qc_file_size(f, &file_bytes, err));
     QC_TRY(read_foot(f, file_bytes, &count, &entry_bytes, err));
     uint64_t table_bytes = HEAD_BYTES + FOOT_BYTES + (uint64_t)count * entry_bytes;
-    /* Every frame takes FRAME_LEAST_BYTES: so memory is bounded by the size of the file. */
+    /* Every frame takes FRAME_LEAST_BYTES, so the size of the file bounds the memory. */
     if (table_bytes + (uint64_t)count * FRAME_LEAST_BYTES > file_bytes)
         QC_FAIL(err, QC_ERR_TRUNCATED,
                 "%s: seek table: %" PRIu32 " frames do not fit a file of %" PRIu64 " bytes",
@@ -180,8 +180,8 @@ fail:
 
 size_t qc_seek_table_find(const qc_seek_table *t, uint64_t offset)
 {
-    /* The last frame that begins at or before offset; frames of no content share the beginning of
-     * the next one and come before it. */
+    /* Finds the last frame that begins at or before offset; frames of no content share the
+     * beginning of the next one and come before it. */
     size_t low = 0, high = t->count;
     while (high - low > 1) {
         size_t mid = low + (high - low) / 2;

@@ -23,8 +23,8 @@ static qc_status check_digest(const qc_seek_table *table, const qc_file *f,
     return QC_OK;
 }
 
-/* Frames from *frame on must hold `bytes` of content, each but the last a piece (0: whatever they
- * hold), in `stored` bytes of the file. */
+/* Checks that the frames from *frame on hold `bytes` of content in `stored` bytes of the file; each
+ * but the last must hold one piece (0: any size). */
 static int take_frames(const qc_seek_table *table, size_t *frame, uint64_t bytes, uint64_t piece,
                        uint64_t stored)
 {
@@ -42,8 +42,8 @@ static int take_frames(const qc_seek_table *table, size_t *frame, uint64_t bytes
     return stored_sum == stored;
 }
 
-/* That the tensors' frames begin where the manifest says follows: it was checked to lay them one
- * after another behind the header's. */
+/* It follows that the tensors' frames begin where the manifest says, because the manifest was
+ * checked to lay them one after another behind the header's. */
 static int are_listed(qc_shard_frames *s, const qc_manifest *m, size_t shard, size_t first,
                       size_t end)
 {
@@ -86,7 +86,7 @@ void qc_shard_frames_deinit(qc_shard_frames *s)
     *s = (qc_shard_frames){0};
 }
 
-/* It fits: qc_manifest_check saw to it. */
+/* The number fits: qc_manifest_check has made sure of it. */
 uint32_t qc_shard_pieces(const qc_manifest_tensor *t)
 {
     uint64_t bytes = t->end - t->begin;

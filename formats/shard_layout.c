@@ -1,5 +1,5 @@
-/* Three passes over the tensors, which are described anew each time: kept they would take ten times
- * the memory of what comes out.
+/* Makes three passes over the tensors. Each pass asks for their descriptions again, because keeping
+ * them would take ten times the memory of the result.
  *
  *   fill    groups go to the shard being filled while they fit (in the order given) and lie on
  *           its device
@@ -30,7 +30,7 @@ static const qc_st_meta pt_format = {"format", "pt"};
 uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
 {
     if (tensor_bytes == 0)
-        return align_bytes; /* no pieces, but nobody divides by zero */
+        return align_bytes; /* there is nothing to cut, but 0 would be divided by */
     if (tensor_bytes <= PIECE_TARGET_BYTES)
         return tensor_bytes;
     if (align_bytes > PIECE_MAX_BYTES)
@@ -42,10 +42,10 @@ uint64_t qc_layout_piece_bytes(uint64_t tensor_bytes, uint64_t align_bytes)
     return piece <= PIECE_TARGET_BYTES ? piece : PIECE_TARGET_BYTES / align_bytes * align_bytes;
 }
 
-/* ---- Names ------------------------------------------------------------------------------------
- */
+/* ---- Names
+ * ------------------------------------------------------------------------------------ */
 
-/* Where a tensor's name is in two parts. */
+/* The length of the first half of a tensor's name where it comes in two. */
 static size_t stem_bytes(const qc_out_tensor *t)
 {
     return t->suffix ? t->stem_bytes : strlen(t->st.name);
@@ -155,7 +155,7 @@ static qc_status measure(span *out, qc_out_tensors tensors, uint32_t i, qc_error
     return QC_OK;
 }
 
-/* The number of each tensor's shard, for a while where its beginning will be. */
+/* Stores the number of each tensor's shard, for now, where its beginning will be. */
 static qc_status fill(qc_out_tensors tensors, uint64_t limit, uint64_t *shard_of, uint32_t *shards,
                       qc_error *err)
 {
@@ -197,8 +197,8 @@ static int by_file_order(const void *pa, const void *pb)
     return compare_items(a, b);
 }
 
-/* Names are told apart by their digests: sorting hundreds of thousands of them takes longer than
- * all the rest. */
+/* Compares digests of the names, because sorting hundreds of thousands of names takes longer than
+ * everything else. */
 static qc_status check_names(qc_out_tensors tensors, qc_strbuf *name, qc_error *err)
 {
     void *v = NULL;
@@ -235,8 +235,8 @@ static int by_name(const void *pa, const void *pb, void *tensors)
     return compare_items(&one, &two);
 }
 
-/* Tensors are described anew for each comparison: what to compare of all of them, kept, would be
- * more than what a conversion knows of them otherwise. */
+/* Each comparison asks for the descriptions again: keeping all names would take more memory than
+ * everything else that a conversion knows of the tensors. */
 void qc_out_tensors_by_name(qc_out_tensors tensors, uint32_t *order)
 {
     for (uint32_t i = 0; i < tensors.count; i++)
@@ -269,7 +269,7 @@ static qc_status place(qc_shard *s, qc_out_tensors tensors, sort_item *items, ui
 
 /* ---- Header --------------------------------------------------------------------------------- */
 
-/* Tensor `index`, named in `name`. */
+/* Gives tensor `index`, with its name written to `name`. */
 static qc_status named(qc_out_tensor *t, qc_strbuf *name, const qc_layout *l,
                        qc_out_tensors tensors, uint32_t index, qc_error *err)
 {
@@ -329,7 +329,7 @@ qc_status qc_layout_index_name(const char **out, qc_arena *arena, const char *sh
                            (int)strcspn(shard, ".-"), shard);
 }
 
-/* Shards with their tensors, from the numbers that fill left in `begins`. */
+/* Makes the shards with their tensors from the numbers that fill left in `begins`. */
 static void cut(qc_layout *l, qc_out_tensors tensors, uint32_t *order)
 {
     uint32_t first = 0;
@@ -388,7 +388,7 @@ qc_out_tensor qc_layout_place(const qc_layout *layout, qc_out_tensors tensors, u
 {
     qc_out_tensor t = get(tensors, i);
     uint32_t low = 0, high = layout->count;
-    while (high - low > 1) { /* the last shard whose first tensor is not behind i */
+    while (high - low > 1) { /* finds the last shard whose first tensor is not behind i */
         uint32_t mid = low + (high - low) / 2;
         if (layout->shards[mid].first <= i)
             low = mid;
@@ -397,7 +397,7 @@ qc_out_tensor qc_layout_place(const qc_layout *layout, qc_out_tensors tensors, u
     }
     uint64_t elems = 1;
     for (unsigned d = 0; d < t.st.ndim; d++)
-        elems *= t.st.dims[d]; /* checked when it was laid out */
+        elems *= t.st.dims[d]; /* no overflow: checked when it was laid out */
     uint64_t bytes = elems * qc_dtype_bits(t.st.dtype) / 8;
     t.shard = low;
     t.st.begin = layout->begins[i];

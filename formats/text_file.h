@@ -1,7 +1,7 @@
-/* A text that is written to a file as it grows: memory for a piece of it, whatever its length.
- * As qc_file_put, the file has its name only when all of it is there and synced. The digest and the
- * size of what was written come with it.
- * Not thread-safe: one owner. */
+/* A text that is written to a file as it grows, so that memory holds only a small part of it. As
+ * with qc_file_put, the file gets its name only when all of it is there and synced. The text's
+ * digest and size are counted on the way.
+ * Not thread-safe: it has one owner. */
 #ifndef QC_FORMATS_TEXT_FILE_H
 #define QC_FORMATS_TEXT_FILE_H
 
@@ -10,26 +10,26 @@
 #include "formats/file_io.h"
 
 typedef struct {
-    qc_strbuf text; /* what comes next: append to it, then call qc_text_file_step */
-    uint64_t bytes; /* of what was written away */
+    qc_strbuf text; /* append the next text here, then call qc_text_file_step */
+    uint64_t bytes; /* how many bytes were written so far */
     qc_file file;
-    char *path, *folder, *temporary; /* owned; temporary while there is such a file */
+    char *path, *folder, *temporary; /* owned; temporary is set while there is such a file */
     qc_digest_state *hash;
 } qc_text_file;
 
 #define QC_TEXT_FILE_NONE ((qc_text_file){.file = {-1, NULL}})
 
-/* On failure, too, qc_text_file_deinit is due. */
+/* Call qc_text_file_deinit also after a failure. */
 QC_NODISCARD qc_status qc_text_file_open(qc_text_file *t, const char *path, qc_error *err);
-/* Writes `text` away if it has grown long. To be called often. */
+/* Writes `text` to the file if it has grown long. To be called often. */
 QC_NODISCARD qc_status qc_text_file_step(qc_text_file *t, qc_error *err);
-/* The same however short it is. */
+/* Writes `text` to the file however short it is. */
 QC_NODISCARD qc_status qc_text_file_flush(qc_text_file *t, qc_error *err);
-/* Digest of all that was written away: without `text`. */
+/* The digest of all that was written so far, without `text`. */
 qc_digest qc_text_file_digest(const qc_text_file *t);
-/* All of it to the file, synced; then its name, and the folder is synced. */
+/* Writes the rest and syncs the file, gives it its name, and syncs the folder. */
 QC_NODISCARD qc_status qc_text_file_finish(qc_text_file *t, qc_error *err);
-/* Without qc_text_file_finish nothing stays. Fine at any time. */
+/* Removes the file unless qc_text_file_finish has named it. May be called at any time. */
 void qc_text_file_deinit(qc_text_file *t);
 
 #endif

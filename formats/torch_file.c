@@ -16,14 +16,15 @@ int qc_torch_file_is(const unsigned char *head, size_t len)
 {
     if (len < 4)
         return 0;
-    if (memcmp(head, "PK\3\4", 4) == 0) /* safetensors: a header of 67,324,752 bytes */
+    if (memcmp(head, "PK\3\4", 4) == 0) /* as safetensors this would be a header of 67,324,752
+                                           bytes */
         return len < 9 || head[8] != '{';
     return head[0] == 0x80 && head[1] >= 2 && head[1] <= 5;
 }
 
 /* ---- the zip form ---- */
 
-/* The one "P/data.pkl"; *prefix gets "P" and its slash. */
+/* Finds the one "P/data.pkl"; *prefix gets "P" and its slash. */
 static qc_status find_pickle(const qc_torch_zip *z, const qc_zip_entry **out, size_t *prefix,
                              qc_error *err)
 {
@@ -45,7 +46,7 @@ static qc_status find_pickle(const qc_torch_zip *z, const qc_zip_entry **out, si
     return QC_OK;
 }
 
-/* The entry of this name beside the pickle, NULL if there is none. */
+/* Finds the entry of this name beside the pickle; NULL if there is none. */
 static qc_status find_beside(qc_torch_file *f, const qc_torch_zip *z, const qc_zip_entry *pickle,
                              size_t prefix, const char *name, const qc_zip_entry **out,
                              qc_error *err)
@@ -67,7 +68,7 @@ static qc_status check_archive(qc_torch_file *f, const qc_torch_zip *z, const qc
                 "file is a TorchScript program; save the model's state_dict() instead");
     QC_TRY(find_beside(f, z, pickle, prefix, "byteorder", &e, err));
     if (!e)
-        return QC_OK; /* written since torch 2.1 only; before, all were little-endian */
+        return QC_OK; /* only torch 2.1 and later write it; before, all was little-endian */
     if (e->bytes == sizeof order)
         QC_TRY(qc_torch_zip_load(&f->file, e, order, err));
     if (e->bytes != sizeof order || memcmp(order, "little", sizeof order) != 0)
@@ -88,7 +89,7 @@ static qc_status place_storages(const qc_torch_zip *z, const qc_zip_entry *pickl
         name.len = 0;
         QC_TRY_GOTO(st, done, qc_torch_storage_bytes(s, &bytes, err));
         if (bytes == 0)
-            continue; /* its place is never looked at */
+            continue; /* nobody asks where it lies */
         QC_TRY_GOTO(st, done, qc_strbuf_add(&name, pickle->name, prefix, err));
         QC_TRY_GOTO(st, done, qc_strbuf_adds(&name, "data/", err));
         QC_TRY_GOTO(st, done, qc_strbuf_add(&name, key, s->key_bytes, err));
@@ -188,7 +189,7 @@ static qc_status open_any(qc_torch_file *f, qc_error *err)
     f->file_bytes = f->stamp.bytes;
     size_t n = f->file_bytes < sizeof head ? (size_t)f->file_bytes : sizeof head;
     QC_TRY(qc_file_pread(&f->file, head, n, 0, err));
-    /* "PK" is enough here: a damaged archive is told better by what is wrong with it. */
+    /* "PK" is enough here: for a damaged archive the zip reader's message is the better one. */
     if (n >= 2 && memcmp(head, "PK", 2) == 0)
         return read_zip(f, err);
     if (n >= 2 && head[0] == 0x80) {

@@ -11,12 +11,12 @@ typedef struct {
     uint64_t bytes;
 } qc_torch_place;
 
-/* f->tensors from the state dict of p; places: one for each of p's storages. */
+/* Fills f->tensors from the state dict of p. places: one for each of p's storages. */
 QC_NODISCARD qc_status qc_torch_file_fill(qc_torch_file *f, const qc_pickle *p,
                                           const qc_torch_place *places, qc_error *err);
-/* Everything but opening, for the stream form. */
+/* Reads a file of the stream form, which is open. */
 QC_NODISCARD qc_status qc_torch_legacy_read(qc_torch_file *f, qc_error *err);
-/* Bytes of a storage by its pickle; QC_ERR_INPUT on overflow. */
+/* The bytes of a storage as its pickle describes it; QC_ERR_INPUT on overflow. */
 QC_NODISCARD qc_status qc_torch_storage_bytes(const qc_pickle_storage *s, uint64_t *bytes,
                                               qc_error *err);
 

@@ -1,6 +1,6 @@
 /* torch.save's form before 1.6: five pickles one behind the other, then the storages in the order
- * of the list of keys. Nothing says how long the pickles are, so they are run over a window at the
- * start of the file, which grows as long as they do not end within it. */
+ * of the list of keys. Nothing says how long the pickles are. So they are run over a window at the
+ * start of the file, and the window grows until they end within it. */
 #include "base/alloc.h"
 #include "base/bytes.h"
 #include "formats/torch_file_internal.h"
@@ -18,7 +18,7 @@
 /* 0x1950a86a20f9469cfc6c as LONG1 holds it. */
 static const unsigned char magic[] = {0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
 
-/* One key of the pickle's storages; keys that occur more often stand for one storage. */
+/* One key of the pickle's storages; keys that occur several times stand for one storage. */
 typedef struct {
     const char *key;
     size_t bytes;
@@ -99,7 +99,7 @@ static int compare_storages(const void *va, const void *vb)
     return order != 0 ? order : (a->storage > b->storage) - (a->storage < b->storage);
 }
 
-/* Sorted, each key once; *count gets how many. */
+/* Makes the sorted list of keys, each once; *count gets how many there are. */
 static qc_status name_storages(named_storage *list, const qc_pickle *p, size_t *count,
                                qc_error *err)
 {
@@ -125,7 +125,7 @@ static qc_status name_storages(named_storage *list, const qc_pickle *p, size_t *
     return QC_OK;
 }
 
-/* The storage of one key at *at, which moves behind it. */
+/* Places the storage of one key at *at, and moves *at behind it. */
 static qc_status place_one(const qc_torch_file *f, const qc_pickle *p, named_storage *s,
                            uint64_t *at, qc_error *err)
 {
@@ -201,7 +201,7 @@ static qc_status fill(qc_torch_file *f, const stream *s, named_storage *list,
     return qc_torch_file_fill(f, p, places, err);
 }
 
-/* The pickles within the first len bytes. */
+/* Reads the pickles within the first len bytes. */
 static qc_status read_window(qc_torch_file *f, void *text, size_t len, qc_error *err)
 {
     stream s = {.text = text, .len = len};

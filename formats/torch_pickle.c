@@ -1,5 +1,5 @@
-/* The stack machine. Opcodes move values; the only ones that mean something are GLOBAL, BINPERSID
- * and REDUCE, and what they mean is in torch_rebuild.c.
+/* The stack machine. Opcodes move values; only GLOBAL, BINPERSID and REDUCE have a meaning beyond
+ * that, which is in torch_rebuild.c.
  *
  * A value is 16 bytes and owns nothing: tuples are runs in `items`, lists and dicts are chains in
  * `pairs`. A memo bomb (a list that holds the list before it twice, and so on) is therefore as
@@ -79,7 +79,7 @@ static qc_status push_mark(machine *m, qc_error *err)
     return QC_OK;
 }
 
-/* The values above the last mark, which goes away; they stay on the stack. */
+/* Pops the last mark; the values above it stay on the stack. */
 static qc_status pop_mark(machine *m, size_t *first, qc_error *err)
 {
     if (m->mark_count == 0)
@@ -92,7 +92,7 @@ static qc_status pop_mark(machine *m, size_t *first, qc_error *err)
 static qc_status memo_put(machine *m, uint64_t index, qc_error *err)
 {
     QC_TRY(need(m, 1, err));
-    /* Picklers number from 0; each number costs at least one byte of text. */
+    /* Picklers number from 0, and each number costs at least one byte of text. */
     if (index >= m->p->len)
         QC_FAIL(err, QC_ERR_INPUT, "memo number %" PRIu64 " in a pickle of %zu bytes", index,
                 m->p->len);
@@ -147,20 +147,20 @@ static qc_status push_int(machine *m, uint64_t twos_complement, qc_error *err)
     return push(m, (qc_pickle_value){.kind = QC_PICKLE_INT, .at = twos_complement}, err);
 }
 
-/* Text or bytes with a length of length_bytes before it. */
+/* Pushes text or bytes; their length stands before them in length_bytes bytes. */
 static qc_status push_run(machine *m, unsigned length_bytes, qc_pickle_kind kind, qc_error *err)
 {
     const unsigned char *b = NULL;
     uint64_t n = 0;
     QC_TRY(take_uint(m, length_bytes, &n, err));
     QC_TRY(take(m, n, &b, err));
-    /* No more than the text has, which is below 2^32. */
+    /* It is at most as long as the text, which is below 2^32. */
     return push(
         m, (qc_pickle_value){.kind = kind, .count = (uint32_t)n, .at = (uint64_t)(b - m->p->text)},
         err);
 }
 
-/* An integer of n bytes, two's complement; what does not fit 64 bits is read over. */
+/* Pushes an integer of n bytes, two's complement; one that does not fit 64 bits becomes OPAQUE. */
 static qc_status push_long(machine *m, unsigned length_bytes, qc_error *err)
 {
     const unsigned char *b = NULL;
@@ -281,7 +281,7 @@ static qc_status do_tuple_of(machine *m, size_t n, qc_error *err)
     return make_tuple(m, m->stack_count - n, err);
 }
 
-/* Values from first on go into the list or dict below them: one each, or key and value. */
+/* Moves the values from first on into the list or dict below them: one each, or key and value. */
 static qc_status add_values(machine *m, size_t first, qc_pickle_kind kind, qc_error *err)
 {
     size_t step = kind == QC_PICKLE_DICT ? 2 : 1;

@@ -1,14 +1,15 @@
-/* A pickle as torch.save writes it, taken apart without running anything.
+/* Takes a pickle of torch.save apart without running anything.
  * Source: CPython Lib/pickletools.py (opcodes), torch/_utils.py (_rebuild_*),
  * torch/serialization.py (persistent ids).
  *
- * A pickle is a program for a stack machine that can call anything Python can import. This machine
- * knows the opcodes that tensors, dicts, lists, tuples, numbers and strings need, and a fixed list
- * of names (torch_rebuild.c); a call makes a record, never more. Everything else ends the reading
- * with the byte and the name of what was asked for.
+ * A pickle is a program for a stack machine that can call anything Python can import. The machine
+ * here knows only the opcodes that tensors, dicts, lists, tuples, numbers and strings need, and a
+ * fixed list of names (torch_rebuild.c); a call makes a record and does nothing else. Anything else
+ * ends the reading with an error that gives the byte and the name of what was asked for.
  *
  * Memory and time are bounded by the length of the pickle: every opcode makes at most one value,
- * nothing recurses, and what is shared is shared (a value is a number and an index, not a copy). */
+ * nothing recurses, and shared values stay shared (a value is a number and an index, not a
+ * copy). */
 #ifndef QC_FORMATS_TORCH_PICKLE_H
 #define QC_FORMATS_TORCH_PICKLE_H
 
@@ -29,19 +30,25 @@ typedef enum {
     QC_PICKLE_GLOBAL,
     QC_PICKLE_STORAGE,
     QC_PICKLE_TENSOR,
-    QC_PICKLE_OPAQUE /* a float, bytes, a large integer, a torch.device: read over */
+    QC_PICKLE_OPAQUE /* a float, bytes, a large integer, a torch.device: skipped */
 } qc_pickle_kind;
 
-/* at: INT, BOOL: the value (two's complement). STRING: offset of its bytes in the text. TUPLE:
- * first item. LIST, DICT, STORAGE, TENSOR: which one. GLOBAL: which name of torch_rebuild.c. count:
- * STRING: bytes; TUPLE: items. */
+/* What the members mean for each kind.
+ *
+ *   at     INT, BOOL                     the value (two's complement)
+ *          STRING                        offset of its bytes in the text
+ *          TUPLE                         index of its first item
+ *          LIST, DICT, STORAGE, TENSOR   which one
+ *          GLOBAL                        which name of torch_rebuild.c
+ *   count  STRING                        bytes
+ *          TUPLE                         items */
 typedef struct {
     uint32_t kind; /* qc_pickle_kind */
     uint32_t count;
     uint64_t at;
 } qc_pickle_value;
 
-/* One entry of a list (key unset) or a dict. A key written twice is there twice. */
+/* One entry of a list (key unset) or a dict. A key that was written twice has two entries. */
 typedef struct {
     qc_pickle_value key;
     qc_pickle_value value;
@@ -60,7 +67,7 @@ typedef struct {
     uint64_t elems;
 } qc_pickle_storage;
 
-/* As _rebuild_tensor_v2 gets it; not yet checked against the storage. */
+/* The arguments of _rebuild_tensor_v2, not yet checked against the storage. */
 typedef struct {
     qc_dtype dtype;
     unsigned ndim;

@@ -10,13 +10,13 @@
 
 /* ---- values (torch_value.c) ---- */
 
-/* Room for one more of `count` elements of bytes_each at *array, at most `limit` of them. */
+/* Makes room in *array for one more element of bytes_each; it has `count` of at most `limit`. */
 QC_NODISCARD qc_status qc_pickle_grow(void **array, size_t *cap, size_t count, size_t limit,
                                       size_t bytes_each, qc_error *err);
-/* The most values of one kind that the text of p can hold: the smallest tensor that torch writes
- * takes 80 bytes, and makes 16 items of tuples, one dict and one pair. */
+/* The most values of one kind that the text of p can hold. The smallest tensor that torch writes
+ * takes 80 bytes of text and makes 16 items of tuples, one dict and one pair. */
 size_t qc_pickle_limit(const qc_pickle *p);
-/* A new empty list or dict. */
+/* Makes a new empty list or dict. */
 QC_NODISCARD qc_status qc_pickle_container_new(qc_pickle *p, qc_pickle_kind kind,
                                                qc_pickle_value *out, qc_error *err);
 
@@ -27,14 +27,14 @@ QC_NODISCARD qc_status qc_pickle_add_pair(qc_pickle *p, const qc_pickle_value *t
 
 /* ---- names and calls (torch_rebuild.c) ---- */
 
-/* The value of module.name; QC_ERR_UNSUPPORTED, naming it, when it is not on the list. */
+/* The value of module.name; a name that is not on the list is QC_ERR_UNSUPPORTED. */
 QC_NODISCARD qc_status qc_pickle_global(const char *module, size_t module_bytes, const char *name,
                                         size_t name_bytes, qc_pickle_value *out, qc_error *err);
-/* What torch would return for callee(*args). args is a TUPLE. */
+/* Makes what torch would return for callee(*args). args is a TUPLE. */
 QC_NODISCARD qc_status qc_pickle_call(qc_pickle *p, const qc_pickle_value *callee,
                                       const qc_pickle_value *args, qc_pickle_value *out,
                                       qc_error *err);
-/* ('storage', type, key, location, elements[, None]) */
+/* Makes a storage of its persistent id, ('storage', type, key, location, elements[, None]). */
 QC_NODISCARD qc_status qc_pickle_persistent(qc_pickle *p, const qc_pickle_value *id,
                                             qc_pickle_value *out, qc_error *err);
 

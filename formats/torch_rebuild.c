@@ -1,8 +1,8 @@
-/* The names a checkpoint of tensors refers to, and what calling them would give.
+/* The names that a checkpoint of tensors refers to, and what calling them would give.
  *
  * The list is closed: torch 2.15 writes no other name for a state dict of plain tensors and
- * parameters (tests/golden/make_torch_bins.py); _rebuild_tensor is what torch wrote before
- * _rebuild_tensor_v2. Being on it means that a record is made here, from arguments of the form
+ * parameters (tests/golden/make_torch_bins.py); torch wrote _rebuild_tensor before
+ * _rebuild_tensor_v2. For a name on the list a record is made here, from arguments of the form that
  * torch gives; nothing is ever looked up or executed. */
 #include "formats/torch_pickle_internal.h"
 
@@ -44,7 +44,7 @@ static const struct {
     [CALL_PARAMETER_WITH_STATE] = {"torch._utils", "_rebuild_parameter_with_state"},
 };
 
-/* Storage classes exist for the older types only; the others have their storage untyped. */
+/* Only the older types have storage classes; the storage of the others is untyped. */
 static const struct {
     const char *storage; /* NULL where there is none */
     const char *name;
@@ -118,7 +118,7 @@ qc_status qc_pickle_global(const char *module, size_t module_bytes, const char *
     return QC_OK;
 }
 
-/* Of anything else, and of an empty one: one item of no kind. */
+/* The items of a tuple. Anything else, and an empty tuple, gives one item of no kind. */
 static const qc_pickle_value *items_of(const qc_pickle *p, const qc_pickle_value *tuple)
 {
     static const qc_pickle_value none;
@@ -194,7 +194,7 @@ static qc_status make_tensor(qc_pickle *p, const qc_pickle_value *v, uint32_t co
                 v[2].count, v[3].count);
     if (dtype && (dtype->kind != QC_PICKLE_GLOBAL || dtype->at < DTYPE_BASE))
         QC_FAIL(err, QC_ERR_INPUT, "a tensor whose dtype is no dtype");
-    /* Conjugate and negative views keep a bit here that changes every value. */
+    /* Conjugate and negative views keep a bit here that would change every value. */
     if (meta && meta->kind != QC_PICKLE_NONE &&
         (meta->kind != QC_PICKLE_DICT || p->containers[meta->at].count != 0))
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "a tensor with metadata (a conjugate or negative view?)");

@@ -7,7 +7,7 @@
 
 #define NAME_SHOWN_BYTES 160
 
-/* What trainers call the model's own dict. */
+/* The keys under which trainers keep the model's own dict. */
 static const char *const wrappers[] = {"state_dict", "model", "module", "model_state_dict"};
 
 static size_t count_tensors(const qc_pickle *p, const qc_pickle_value *dict)
@@ -46,7 +46,8 @@ static qc_status choose_dict(const qc_pickle *p, qc_pickle_value *dict, qc_error
     return QC_OK;
 }
 
-/* Bytes of the UTF-8 sequence at s, 0 if it is none (RFC 3629: shortest form, no surrogates). */
+/* Bytes of the UTF-8 sequence at s, or 0 if it is not one (RFC 3629: shortest form, no
+ * surrogates). */
 static size_t utf8_bytes(const unsigned char *s, size_t left)
 {
     size_t n = s[0] < 0x80 ? 1 : s[0] < 0xc2 ? 0 : s[0] < 0xe0 ? 2 : s[0] < 0xf0 ? 3 : 4;
@@ -97,7 +98,7 @@ static qc_status skip(qc_torch_state *out, qc_arena *arena, const qc_pickle *p,
                             err);
 }
 
-/* Entries of the dict; the tensors seen are marked in `seen`. */
+/* Collects the entries of the dict and marks their tensors in `seen`. */
 static qc_status collect(qc_torch_state *out, qc_arena *arena, const qc_pickle *p,
                          const qc_pickle_value *dict, unsigned char *seen, qc_error *err)
 {

@@ -1,5 +1,5 @@
 /* The state dict within a pickle: names and tensors, nothing else.
- * Source: torch.nn.Module.state_dict; what trainers wrap it into. */
+ * Source: torch.nn.Module.state_dict, and what trainers wrap around it. */
 #ifndef QC_FORMATS_TORCH_STATE_H
 #define QC_FORMATS_TORCH_STATE_H
 
@@ -14,13 +14,14 @@ typedef struct {
 typedef struct {
     qc_state_entry *entries; /* sorted bytewise by name, each once */
     size_t count;
-    size_t skipped;            /* entries that are no tensors */
-    const char *first_skipped; /* its name; NULL where it has none */
+    size_t skipped;            /* entries that are not tensors */
+    const char *first_skipped; /* the name of the first of them; NULL where it has none */
 } qc_torch_state;
 
-/* The root must be a dict of tensors, or hold one under 'state_dict', 'model', 'module' or
- * 'model_state_dict'; every tensor of the pickle must be in it (QC_ERR_UNSUPPORTED otherwise: a
- * training checkpoint with an optimizer). Memory is the arena's. */
+/* Finds the state dict. The root must be a dict of tensors, or hold one under 'state_dict',
+ * 'model', 'module' or 'model_state_dict'. Every tensor of the pickle must be in it; otherwise this
+ * is a training checkpoint with an optimizer, which is QC_ERR_UNSUPPORTED. Memory is the
+ * arena's. */
 QC_NODISCARD qc_status qc_torch_state_read(qc_torch_state *out, qc_arena *arena, const qc_pickle *p,
                                            qc_error *err);
 

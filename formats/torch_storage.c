@@ -10,7 +10,7 @@
 #define NAME_SHOWN_BYTES 160
 #define EXTENTS_BYTES    256
 /* Shared weights have a few names (a tied head 2, t5's table 4, heads that all layers share one per
- * layer); a file that is far less than its tensors is made to fill a disk. */
+ * layer). A file that is far smaller than its tensors was made to fill a disk. */
 #define MOST_TIMES_FILE 64u
 
 qc_status qc_torch_storage_bytes(const qc_pickle_storage *s, uint64_t *bytes, qc_error *err)

@@ -1,9 +1,9 @@
-/* From the end of the file to the front: end record, zip64 records where they are, directory, then
- * one local header per entry. The places must lie in this order and touch nobody else:
+/* Reads from the end of the file to the front: the end record, the zip64 records where they are,
+ * the directory, then one local header per entry. They must lie in this order and must not overlap:
  *
  *   entries ... | directory | [zip64 record | zip64 locator] | end record | comment
  *
- * so an offset can point nowhere but to where the reader of another program looks too. */
+ * So an offset can only point to where the reader of another program looks too. */
 #include "formats/torch_zip.h"
 
 #include "base/alloc.h"
@@ -42,7 +42,8 @@ typedef struct {
 
 uint32_t qc_zip_crc32(const void *bytes, size_t len)
 {
-    /* Four bits at a time: data.pkl is small, a larger table would be read more than the data. */
+    /* Works on four bits at a time: data.pkl is so small that reading a larger table would cost
+     * more than it saves. */
     static const uint32_t table[16] = {0x00000000u, 0x1db71064u, 0x3b6e20c8u, 0x26d930acu,
                                        0x76dc4190u, 0x6b6b51f4u, 0x4db26158u, 0x5005713cu,
                                        0xedb88320u, 0xf00f9344u, 0xd6d6a3e8u, 0xcb61b38cu,
@@ -58,7 +59,7 @@ uint32_t qc_zip_crc32(const void *bytes, size_t len)
 
 /* ---- the end of the file ---- */
 
-/* The end record is the last one whose comment ends where the file ends. */
+/* Finds the end record: the last one whose comment ends where the file ends. */
 static qc_status find_end(const qc_file *f, uint64_t file_bytes, unsigned char end[END_BYTES],
                           uint64_t *at, qc_error *err)
 {
@@ -88,7 +89,7 @@ static qc_status find_end(const qc_file *f, uint64_t file_bytes, unsigned char e
     return st;
 }
 
-/* A field of the end record, or all ones where the zip64 record has it. */
+/* Compares a field of the end record; it is all ones where the zip64 record has the value. */
 static int agrees(uint64_t narrow, uint64_t saturated, uint64_t wide)
 {
     return narrow == saturated || narrow == wide;
@@ -166,7 +167,7 @@ static qc_status find_directory(const qc_file *f, uint64_t file_bytes, directory
 
 /* ---- entries ---- */
 
-/* Values of the zip64 extra field take the place of the fields that are all ones, in this order. */
+/* Values of the zip64 extra field replace the fields that are all ones, in this order. */
 static int widen(uint64_t *const fields[], size_t count, const unsigned char *extra, size_t len)
 {
     const unsigned char *wide = NULL;
@@ -194,7 +195,7 @@ static int widen(uint64_t *const fields[], size_t count, const unsigned char *ex
     return 0;
 }
 
-/* One record of the directory at p, of which left bytes are there. */
+/* Reads one record of the directory at p, where `left` bytes are left. */
 static qc_status read_central(qc_torch_zip *z, qc_zip_entry *e, const unsigned char *p, size_t left,
                               size_t *used, qc_error *err)
 {
@@ -235,8 +236,8 @@ static qc_status read_central(qc_torch_zip *z, qc_zip_entry *e, const unsigned c
     return QC_OK;
 }
 
-/* The local header: the same name, method and sizes once more, and where the data begins. Sizes
- * may be left open (0) where a descriptor stands behind the data. */
+/* Reads the local header, which repeats name, method and sizes and tells where the data begins. The
+ * sizes may be 0 where a descriptor stands behind the data. */
 static qc_status read_local(const qc_file *f, qc_zip_entry *e, uint64_t limit, void *scratch,
                             qc_error *err)
 {
@@ -338,7 +339,8 @@ static qc_status read_all(qc_torch_zip *z, const qc_file *f, uint64_t file_bytes
     void *text = NULL;
     size_t cap = 0;
     QC_TRY(find_directory(f, file_bytes, &d, err));
-    /* For the directory first, then for local headers, whose name and extra have 16-bit sizes. */
+    /* The buffer holds the directory first, then local headers, whose name and extra have 16-bit
+     * sizes. */
     cap = (size_t)d.bytes > (size_t)2 * 65536 ? (size_t)d.bytes : (size_t)2 * 65536;
     QC_TRY(qc_malloc(&text, cap, err));
     qc_status st = read_directory(z, f, &d, text, err);

@@ -5,9 +5,8 @@
  *   central directory | zip64 end record and locator | end record
  *
  * Only what can be read in place is accepted: entries that are stored, not compressed and not
- * encrypted, on one disk. Nothing in the file is believed before it was checked against the file's
- * size and against the other places that say the same. Names are data: nothing is ever written
- * under them.
+ * encrypted, on one disk. Everything in the file is checked against the file's size and against the
+ * other places that say the same. Names are data: nothing is ever written under them.
  * Thread-safe: yes, once read (no shared state). */
 #ifndef QC_FORMATS_TORCH_ZIP_H
 #define QC_FORMATS_TORCH_ZIP_H
@@ -35,12 +34,12 @@ typedef struct {
 QC_NODISCARD qc_status qc_torch_zip_read(qc_torch_zip *out, const qc_file *f, uint64_t file_bytes,
                                          qc_error *err);
 void qc_torch_zip_deinit(qc_torch_zip *z);
-/* By exact name; NULL if there is none. */
+/* Finds an entry by its exact name; NULL if there is none. */
 const qc_zip_entry *qc_torch_zip_find(const qc_torch_zip *z, const char *name);
-/* All of the entry's bytes at dst, checked against its CRC-32 unless that is 0. */
+/* Reads all of the entry's bytes to dst and checks them against its CRC-32 unless that is 0. */
 QC_NODISCARD qc_status qc_torch_zip_load(const qc_file *f, const qc_zip_entry *e, void *dst,
                                          qc_error *err);
-/* CRC-32 as zip has it (polynomial 0xedb88320, reflected). */
+/* CRC-32 as zip uses it (polynomial 0xedb88320, reflected). */
 uint32_t qc_zip_crc32(const void *bytes, size_t len);
 
 #endif

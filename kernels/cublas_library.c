@@ -1,5 +1,5 @@
-/* cuBLAS by dlopen. Row-major y = x W^T is, read column-major, Y^T [n, m] = W X^T: W transposed
- * (its rows are the columns of a k x n matrix), x as it is. */
+/* cuBLAS by dlopen. Row-major y = x W^T, read column-major, is Y^T [n, m] = W X^T: W transposed
+ * (its rows are the columns of a k x n matrix), and x as it is. */
 #include "kernels/cublas_library.h"
 
 #include "base/alloc.h"
@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The little of cublas_api.h and library_types.h that is needed; values are those of CUDA 11, 12
- * and 13 alike. */
+/* The few values of cublas_api.h and library_types.h that are needed; CUDA 11, 12 and 13 have the
+ * same. */
 enum {
     OP_N = 0,
     OP_T = 1,
@@ -130,7 +130,7 @@ qc_status qc_cublas_begin(qc_cublas *c, void *workspace, size_t workspace_bytes,
 {
     qc_status st;
     (void)pthread_mutex_lock(&c->lock);
-    /* The stream first: setting it puts cuBLAS's own workspace back. */
+    /* The stream comes first, because setting it puts cuBLAS's own workspace back. */
     QC_TRY_GOTO(st, failed, check(c->f.set_stream(c->handle, s), "cublasSetStream", err));
     if (workspace)
         QC_TRY_GOTO(st, failed,
@@ -166,7 +166,7 @@ qc_status qc_cublas_gemm(qc_cublas *c, const qc_cublas_gemm_args *a, qc_error *e
                  "cublasGemmEx", err);
 }
 
-/* y^T = op(b)^T op(a)^T: what is row-major to the caller is its transpose to cuBLAS. */
+/* y^T = op(b)^T op(a)^T: a matrix that is row-major to the caller is its transpose to cuBLAS. */
 qc_status qc_cublas_product(qc_cublas *c, const qc_cublas_product_args *a, qc_error *err)
 {
     const int dual = a->dtype == QC_DTYPE_F64, type = dual ? TYPE_64F : TYPE_32F;

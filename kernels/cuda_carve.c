@@ -5,7 +5,7 @@
 
 #include <stdatomic.h>
 
-/* Shared memory is given to blocks in units of this. */
+/* Blocks get shared memory in units of this. */
 #define UNIT 256u
 
 #define REMEMBERED_BITS 7
@@ -29,8 +29,8 @@ static uint64_t mixed(uint64_t v, uint64_t with)
 qc_status qc_cuda_carve_out(const void *kernel, size_t block_bytes, unsigned blocks,
                             const char *what, qc_error *err)
 {
-    /* A kernel has one place on a device, where what it was last asked for with is kept. Two
-     * kernels that share a place are only asked for more often. */
+    /* Each kernel has one place per device, which remembers what it was last asked for with. If two
+     * kernels share a place, they are only asked for more often. */
     static _Atomic uint64_t remembered[1u << REMEMBERED_BITS];
     int device = 0, all = 0, reserved = 0;
     QC_TRY(qc_cuda_check(cudaGetDevice(&device), what, err));

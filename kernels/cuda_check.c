@@ -1,4 +1,4 @@
-/* CUDA's answers as statuses: see cuda_check.h. */
+/* CUDA's results as statuses: see cuda_check.h. */
 #include "kernels/cuda_check.h"
 
 static qc_status status_of(cudaError_t code)

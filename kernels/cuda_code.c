@@ -15,7 +15,8 @@ static int word_runs(const char *word, size_t bytes, unsigned sm)
         return 0;
     unsigned long number = strtoul(word, &end, 10);
     size_t left = bytes - (size_t)(end - word);
-    /* Code with the suffix a is for this capability alone, with f for its generation from it on. */
+    /* Code with the suffix a is for this capability alone; with f it is for its generation from it
+     * on. */
     int exactly = left > 0 && *end == 'a', family = left > 0 && *end == 'f';
     if (exactly || family) {
         end++;

@@ -140,8 +140,8 @@ QC_DEVICE float nf4_value_of_lane(const dequantize_job &job, unsigned lane)
     return job.w.code_map ? job.w.code_map[lane % 16] : standard;
 }
 
-/* ---- 8 elements at a time ---------------------------------------------------------------------
- */
+/* ---- 8 elements at a time
+ * --------------------------------------------------------------------- */
 
 /* The largest magnitude that a code's value can have. */
 template <qc_weights_kind kind> QC_DEVICE float largest_code(float value_of_lane)
@@ -275,8 +275,8 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
     }
 }
 
-/* ---- one element at a time --------------------------------------------------------------------
- */
+/* ---- one element at a time
+ * -------------------------------------------------------------------- */
 
 template <qc_weights_kind kind, qc_dtype dtype>
 __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequantize_job job)
@@ -305,8 +305,8 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
         }
 }
 
-/* ---- launches ---------------------------------------------------------------------------------
- */
+/* ---- launches
+ * --------------------------------------------------------------------------------- */
 
 bool aligned(const void *p, uintptr_t to)
 {

@@ -1,8 +1,8 @@
 /* Thin calls over the CUDA runtime, in C: see cuda_device.h.
  *
- * One source for CUDA 11.8 to 13: facts of a device come from cudaDeviceGetAttribute (CUDA 13 took
- * members away from cudaDeviceProp), graphs from cudaGraphInstantiateWithFlags (the same in all).
- */
+ * One source serves CUDA 11.8 to 13: facts of a device come from cudaDeviceGetAttribute (CUDA 13
+ * took members away from cudaDeviceProp), graphs from cudaGraphInstantiateWithFlags (the same in
+ * all). */
 #include "kernels/cuda_device.h"
 
 #include "kernels/cuda_check.h"
@@ -25,7 +25,7 @@ const char *qc_cuda_build(void)
     return built_words;
 }
 
-/* For what is given back: there is nobody to tell, and the next call must not be blamed. */
+/* For calls that give something back: nobody can be told, and the next call must not be blamed. */
 static void given_back(cudaError_t code)
 {
     if (code != cudaSuccess)
@@ -120,7 +120,7 @@ static qc_status read_facts(qc_cuda_device *d, qc_error *err)
     return QC_OK;
 }
 
-/* What the device's kernels were compiled for; the runtime answers for the current device only. */
+/* What the device's kernels were compiled for; the runtime answers only for the current device. */
 static qc_status read_code(qc_cuda_device *d, qc_error *err)
 {
     int before = d->index;
@@ -261,7 +261,7 @@ qc_status qc_cuda_stream_synchronize(qc_cuda_stream s, qc_error *err)
 
 qc_status qc_cuda_event_create(qc_cuda_event *out, int timing, qc_error *err)
 {
-    /* Who waits for an event without a time sleeps, and leaves the CPU to others. */
+    /* A thread that waits for an event without timing sleeps, and leaves the CPU to others. */
     unsigned flags = timing ? cudaEventDefault : cudaEventDisableTiming | cudaEventBlockingSync;
     *out = NULL;
     return qc_cuda_check(cudaEventCreateWithFlags(out, flags), "making an event", err);
@@ -301,7 +301,7 @@ qc_status qc_cuda_event_elapsed(double *milliseconds, qc_cuda_event begin, qc_cu
 
 qc_status qc_cuda_capture_begin(qc_cuda_stream s, qc_error *err)
 {
-    /* Thread-local: what other threads do meanwhile is neither caught nor forbidden. */
+    /* Thread-local: what other threads do meanwhile is neither captured nor forbidden. */
     return qc_cuda_check(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal),
                          "beginning to capture", err);
 }

@@ -1,14 +1,14 @@
-/* GPUs of this process: devices, memory, streams, events, copies and graphs, as thin C calls over
- * the CUDA runtime that return a qc_status. Nothing here includes CUDA, so that any layer may use
+/* The GPUs of this process: devices, memory, streams, events, copies and graphs, as thin C calls
+ * over the CUDA runtime that return a qc_status. Nothing here includes CUDA, so any layer may use
  * it.
  *
  * A program linked with these starts on a machine without driver or GPU: qc_cuda_device_count()
- * then says 0 and why.
+ * then gives 0 and the reason.
  *
  * Errors: QC_ERR_NOMEM when the device (or, for pinned memory, the host) has no room; QC_ERR_DEVICE
  * when there is no such device or driver; QC_ERR_INTERNAL for everything else, with what was tried
- * and CUDA's name and words for it. After an illegal access CUDA answers every call so: the error
- * "sticks" until the process ends.
+ * and CUDA's name and words for it. After an illegal access CUDA answers every call with that
+ * error: it "sticks" until the process ends.
  *
  * Threads: every function may be called from any thread. Memory, streams and events belong to the
  * device that was current (qc_cuda_use) in the thread that made them, and work is started with that
@@ -32,13 +32,13 @@ typedef struct {
     char name[128]; /* "NVIDIA H200" */
     char pci[16];   /* "0000:0a:00.0" */
     unsigned sm;    /* compute capability times ten: 70, 80, 86, 90 */
-    uint32_t code;  /* the same of the virtual architecture that the kernels which this device runs
-                       were compiled for: what they do behind #if QC_ARCH. 80 where the driver made
-                       them from compute_80's PTX, whatever the device */
+    uint32_t code;  /* the virtual architecture, in the same form, that this device's kernels
+                       were compiled for; it decides what they do behind #if QC_ARCH. 80 if the
+                       driver made them from compute_80's PTX, whatever the device */
     unsigned multiprocessors;
     uint64_t memory_bytes;
     uint64_t l2_bytes;
-    uint32_t shared_block_bytes;          /* most shared memory of one block, opted in */
+    uint32_t shared_block_bytes;          /* most shared memory that a thread block can opt in to */
     uint32_t shared_multiprocessor_bytes; /* of all blocks on a multiprocessor */
     uint32_t warps_multiprocessor;        /* that can be resident */
     int driver_version, runtime_version;  /* 13000 for 13.0 */
@@ -46,15 +46,16 @@ typedef struct {
 
 /* What the kernels were built with and for: "CUDA 13.0: sm_75 sm_80 ...". */
 const char *qc_cuda_build(void);
-/* Number of devices to *count. 0 is no error: why (unless NULL) then holds a sentence, e.g. "no
- * NVIDIA driver". Never fails. */
+/* Sets *count to the number of devices. 0 is not an error: why (unless NULL) then holds a sentence,
+ * e.g. "no NVIDIA driver". Never fails. */
 void qc_cuda_device_count(int *count, char *why, size_t why_bytes);
-/* Facts of device `index`; asked once, cheap to keep. QC_ERR_DEVICE if there is none, or if this
- * build has no code for its compute capability. The calling thread's device stays what it was. */
+/* The facts of device `index`; asked once, cheap to keep. QC_ERR_DEVICE if there is no such device,
+ * or if this build has no code for its compute capability. The calling thread's device stays
+ * current. */
 QC_NODISCARD qc_status qc_cuda_device_open(qc_cuda_device *out, int index, qc_error *err);
-/* Make it the calling thread's device. */
+/* Makes it the calling thread's device. */
 QC_NODISCARD qc_status qc_cuda_use(const qc_cuda_device *device, qc_error *err);
-/* The calling thread's device, as CUDA counts: the first one where it never chose any. */
+/* The calling thread's device, as CUDA counts; the first one if the thread never chose any. */
 QC_NODISCARD qc_status qc_cuda_current(int *index, qc_error *err);
 /* Of the current device. */
 QC_NODISCARD qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_bytes, qc_error *err);
@@ -62,7 +63,7 @@ QC_NODISCARD qc_status qc_cuda_memory(uint64_t *free_bytes, uint64_t *total_byte
 /* Device memory, aligned to 256 bytes; bytes == 0 gives NULL. free accepts NULL. */
 QC_NODISCARD qc_status qc_cuda_malloc(void **out, size_t bytes, qc_error *err);
 void qc_cuda_free(void *p);
-/* Pinned host memory, which copies go to and from without a stop in between. */
+/* Pinned host memory: copies to and from it need no intermediate copy. */
 QC_NODISCARD qc_status qc_cuda_host_malloc(void **out, size_t bytes, qc_error *err);
 void qc_cuda_host_free(void *p);
 
@@ -74,12 +75,13 @@ QC_NODISCARD qc_status qc_cuda_event_create(qc_cuda_event *out, int timing, qc_e
 void qc_cuda_event_destroy(qc_cuda_event e);
 QC_NODISCARD qc_status qc_cuda_event_record(qc_cuda_event e, qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_event_synchronize(qc_cuda_event e, qc_error *err);
-/* What comes next on s waits for e. */
+/* Everything that is put on s from now on waits for e. */
 QC_NODISCARD qc_status qc_cuda_stream_wait(qc_cuda_stream s, qc_cuda_event e, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_event_elapsed(double *milliseconds, qc_cuda_event begin,
                                              qc_cuda_event end, qc_error *err);
 
-/* Asynchronous on s; host memory should be pinned, or the call may wait. bytes == 0 is a no-op. */
+/* Asynchronous on s; host memory should be pinned, otherwise the call may wait. bytes == 0 is a
+ * no-op. */
 QC_NODISCARD qc_status qc_cuda_to_device(void *device, const void *host, size_t bytes,
                                          qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_to_host(void *host, const void *device, size_t bytes,
@@ -92,7 +94,7 @@ QC_NODISCARD qc_status qc_cuda_fill(void *device, int byte, size_t bytes, qc_cud
 /* Everything given to s between begin and end becomes a graph instead of running. */
 QC_NODISCARD qc_status qc_cuda_capture_begin(qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_capture_end(qc_cuda_graph *out, qc_cuda_stream s, qc_error *err);
-/* A number of the capture that s is in, or 0 where it is in none. */
+/* The number of the capture that s is in, or 0 if it is in none. */
 QC_NODISCARD qc_status qc_cuda_capture_of(unsigned long long *id, qc_cuda_stream s, qc_error *err);
 QC_NODISCARD qc_status qc_cuda_graph_launch(qc_cuda_graph g, qc_cuda_stream s, qc_error *err);
 void qc_cuda_graph_destroy(qc_cuda_graph g);

@@ -1,17 +1,17 @@
-/* Calibrated quantization on a GPU: quant/second_moments.h and quant/error_feedback.h, whose method
- * and names are meant here, by cuBLAS, cuSOLVER and kernels of our own.
+/* Calibrated quantization on a GPU, with cuBLAS, cuSOLVER and kernels of our own. The method and
+ * the names are those of quant/second_moments.h and quant/error_feedback.h.
  *
- * Products are cuBLAS's: of floats as floats (no TF32), the factor's and the target's of doubles.
- * So results are as good as the CPU's but not the same; they are the same from run to run with the
- * same GPU, cuBLAS and cuSOLVER. What needs no product (search of scales, codes of a panel) is
- * computed as quant/ does, operation by operation.
+ * cuBLAS does the products: those of floats in float (no TF32), those of the factor and the target
+ * in double. So results are as good as the CPU's but not the same; they are the same from run to
+ * run with the same GPU, cuBLAS and cuSOLVER. What needs no product (the search of scales, the
+ * codes of a panel) is computed as quant/ does, operation by operation.
  *
- * Pointers are device memory where it says so. Calls wait for what they started where a result is
- * host memory; the rest is put on tools->stream. One thread at a time for tools and whatever was
- * opened with them; the device must be current (qc_cuda_use).
+ * Pointers are device memory where it says so. A call that returns a result in host memory waits
+ * for it; all other work is put on tools->stream. Only one thread at a time may use tools and
+ * whatever was opened with them; the device must be current (qc_cuda_use).
  *
  * Errors: QC_ERR_NOMEM when the device has no room, QC_ERR_INTERRUPTED, QC_ERR_INTERNAL from CUDA,
- * and what error_feedback.h names. */
+ * and those that error_feedback.h names. */
 #ifndef QC_KERNELS_CUDA_FEEDBACK_H
 #define QC_KERNELS_CUDA_FEEDBACK_H
 
@@ -31,10 +31,10 @@ typedef struct {
 
 /* ---- second moments (cuda_moments.c, .cu) ---- */
 
-/* h [n, n] doubles (what lies above the diagonal tiles is not touched, or not meant) += x^T x; c
- * [n, n] doubles += x^T z where c is not NULL; all on the device. x, z: floats [tokens, n], rows
- * ldx and ldz apart, on the device. scratch: device, qc_cuda_moments_scratch_bytes(n). Sums are in
- * float over at most QC_CUDA_MOMENT_TOKENS tokens, then in double. */
+/* h [n, n] doubles += x^T x, and c [n, n] doubles += x^T z where c is not NULL, all on the device.
+ * What lies above h's diagonal tiles is not touched, or has no meaning. x, z: floats [tokens, n],
+ * rows ldx and ldz apart, on the device. scratch: device, qc_cuda_moments_scratch_bytes(n). Sums
+ * are in float over at most QC_CUDA_MOMENT_TOKENS tokens, then in double. */
 #define QC_CUDA_MOMENT_TOKENS 1024u
 uint64_t qc_cuda_moments_scratch_bytes(uint64_t n);
 QC_NODISCARD qc_status qc_cuda_moments_add(const qc_cuda_feedback_tools *t, double *h, double *c,
@@ -46,28 +46,28 @@ QC_NODISCARD qc_status qc_cuda_moments_add(const qc_cuda_feedback_tools *t, doub
 
 typedef struct qc_cuda_feedback qc_cuda_feedback;
 
-/* As qc_feedback_open: h (lower triangle) and c [n, n], on the device, are used and changed by this
- * call only; c may be NULL. Synchronizes. */
+/* Like qc_feedback_open. h (lower triangle) and c [n, n] are on the device; only this call uses and
+ * changes them, and c may be NULL. Synchronizes. */
 QC_NODISCARD qc_status qc_cuda_feedback_open(qc_cuda_feedback **out,
                                              const qc_cuda_feedback_tools *t, uint64_t n, double *h,
                                              double *c, const qc_feedback_options *options,
                                              qc_feedback_info *info, qc_error *err);
 void qc_cuda_feedback_close(qc_cuda_feedback *f); /* NULL is fine */
-/* Of device memory, at most, h and c left out; while it works, and what it keeps. Saturate. */
+/* The most device memory, without h and c: while it works, and what it keeps. They saturate. */
 uint64_t qc_cuda_feedback_open_bytes(uint64_t n, int cross);
 uint64_t qc_cuda_feedback_kept_bytes(uint64_t n, int cross);
 
 /* ---- a weight (cuda_feedback_weight.c, .cu) ---- */
 
-/* As qc_feedback_weight, w: [rows, n] of dtype F32, F16 or BF16 and out's arrays in host memory.
- * Rows are worked on in pieces, as many at once as a quarter of the device's memory takes (or what
- * is free, if that is less) and the form's groups permit: the order of sums in products depends on
- * it, so that results are the same wherever a quarter is free. Synchronizes. */
+/* Like qc_feedback_weight, with w [rows, n] of dtype F32, F16 or BF16 and out's arrays in host
+ * memory. Rows are worked on in pieces: as many at once as fit a quarter of the device's memory (or
+ * what is free, if that is less) and as the form's groups permit. The order of sums in products
+ * depends on that, so results are the same wherever a quarter is free. Synchronizes. */
 QC_NODISCARD qc_status qc_cuda_feedback_weight(const qc_cuda_feedback *f,
                                                const qc_feedback_form *form, const void *w,
                                                qc_dtype dtype, uint64_t rows, qc_feedback_out *out,
                                                qc_feedback_result *result, qc_error *err);
-/* Device memory of the smallest piece, and of all rows at once. Saturate. */
+/* The device memory of the smallest piece, and of all rows at once. They saturate. */
 uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n,
                                              const qc_feedback_form *form, int cross);
 uint64_t qc_cuda_feedback_weight_bytes(uint64_t rows, uint64_t n, const qc_feedback_form *form,

@@ -1,5 +1,5 @@
 /* The factor of second moments on a GPU. What follows from the diagonal alone (the order of the
- * columns, damping) is the host's, by the CPU's own functions; the rest stays on the device:
+ * columns, damping) is done on the host, by the CPU's own functions; the rest stays on the device:
  *
  *   H --gather, in reverse order--> a --cuSOLVER--> factor --> hu, d
  *   C --gather, transposed--> (in H's room) --cuSOLVER--> --transposed--> m
@@ -14,7 +14,7 @@
 
 #include <string.h>
 
-#define ODD_ROWS 64u /* that are named together, as the CPU names them */
+#define ODD_ROWS 64u /* rows that are named together, as on the CPU */
 
 typedef struct {
     qc_cuda_feedback *f;
@@ -36,7 +36,7 @@ static uint64_t lists_bytes(uint64_t n)
     return qc_sat_mul(n, 2 * sizeof(double) + 2 * sizeof(uint32_t) + 1);
 }
 
-/* Lists of n, one behind the other: damped, added, order, odd, dead. */
+/* Lays lists of n one behind the other: damped, added, order, odd, dead. */
 static void lay_lists(opening *o)
 {
     const uint64_t n = o->f->n;
@@ -50,7 +50,7 @@ static void lay_lists(opening *o)
                                    .dead = (const uint8_t *)(o->odd + n)};
 }
 
-/* As damping says, to the device. */
+/* Sends the lists, which depend on the damping, to the device. */
 static qc_status send_lists(opening *o, qc_error *err)
 {
     const uint64_t n = o->f->n;
@@ -66,7 +66,7 @@ static qc_status send_lists(opening *o, qc_error *err)
         order[n + k] = 0;
     }
     QC_TRY(qc_cuda_to_device(o->device, o->host, (size_t)lists_bytes(n), o->f->tools.stream, err));
-    /* The host's lists may be filled anew. */
+    /* From here on the host's lists may be filled anew. */
     return qc_cuda_stream_synchronize(o->f->tools.stream, err);
 }
 
@@ -120,7 +120,7 @@ static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
     return QC_OK;
 }
 
-/* Changes H's room: hu is filled already. */
+/* Overwrites H's room: hu is filled already. */
 static qc_status open_target(opening *o, qc_error *err)
 {
     const qc_cuda_feedback_tools *t = &o->f->tools;
@@ -185,7 +185,7 @@ qc_status qc_cuda_feedback_open(qc_cuda_feedback **out, const qc_cuda_feedback_t
     *f = (qc_cuda_feedback){.tools = *t, .n = n, .options = *options};
     opening o = {.f = f, .h = h, .c = c};
     qc_status st = open_with(&o, &local, err);
-    /* Nothing may still use what is given back. */
+    /* Nothing may still use what is freed. */
     if (st != QC_OK && qc_cuda_stream_synchronize(t->stream, NULL) != QC_OK)
         local.damping = 0.0; /* the device is lost */
     qc_cuda_free(o.a);

@@ -86,8 +86,7 @@ QC_DEVICE int code_of(qc_weights_kind kind, const qc_nf4_tables &tables, float y
     return (int)__fadd_rn(__fadd_rn(q, QC_CUDA_ROUND), -QC_CUDA_ROUND);
 }
 
-/* ---- a panel ---------------------------------------------------------------------------------
- */
+/* ---- a panel --------------------------------------------------------------------------------- */
 
 template <bool sweeping>
 QC_DEVICE void load_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, uint64_t first,
@@ -240,14 +239,13 @@ __global__ void __launch_bounds__(panel_threads, panel_blocks)
             }
         }
         __syncthreads();
-        /* A thread then loads what it has stored here itself, and u, which nobody reads any more.
-         */
+        /* A thread then loads what it has stored here itself, and u, which nobody reads any
+         * more. */
         store_panel<sweeping>(p, a, tile * tile_rows, shared);
     }
 }
 
-/* ---- one element a thread --------------------------------------------------------------------
- */
+/* ---- one element a thread -------------------------------------------------------------------- */
 
 QC_DEVICE uint64_t thread_index()
 {
@@ -270,8 +268,8 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* Apart from the panels: a division's slow path amid their loads costs ptxas registers, and spills.
- */
+/* Apart from the panels: a division's slow path amid their loads costs ptxas registers, and
+ * spills. */
 __global__ void __launch_bounds__(threads_per_block) invert(const qc_cuda_rows p, uint64_t scales)
 {
     for (uint64_t i = thread_index(); i < scales; i += threads_of_grid())
@@ -335,8 +333,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* ---- one row a warp --------------------------------------------------------------------------
- */
+/* ---- one row a warp -------------------------------------------------------------------------- */
 
 QC_DEVICE double sum_of_warp(double v)
 {

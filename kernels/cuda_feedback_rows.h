@@ -1,5 +1,5 @@
-/* What qc_cuda_feedback_weight does beside products and the search of scales: its kernels, behind
- * plain C. Steps 1, 3 and 4 of quant/error_feedback_rows.c; names are those. Not for callers.
+/* The kernels of qc_cuda_feedback_weight besides products and the search of scales, behind plain C:
+ * steps 1, 3 and 4 of quant/error_feedback_rows.c, with its names. Not for callers.
  *
  * Everything is device memory and put on the stream; nothing is waited for or allocated. Matrices
  * are row-major; indices of scales count from the piece's first element, which begins a block (and,
@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define QC_CUDA_PANEL 64u /* columns that the kernels below decide at a time, at most */
+#define QC_CUDA_PANEL 64u /* most columns that the kernels below decide at a time */
 
 /* A piece: rows of a weight and what is known of them. */
 typedef struct {
@@ -29,42 +29,43 @@ typedef struct {
     float *e;                    /* [rows, n] E = T - Q */
     int8_t *codes;               /* [rows, n], one a byte whatever the kind */
     float *absmax;               /* [blocks] or [rows] */
-    float *from_absmax;          /* as absmax: what to multiply with to get to a code's place */
+    float *from_absmax;          /* per scale: the factor that takes a value to its code's place */
     uint8_t *absmax_codes;       /* [blocks], nested; or NULL */
     const float *nested_absmax;  /* [groups], nested */
     const float *map;            /* [256] qc_dynamic_map, nested */
     float offset;                /* nested */
-    unsigned long long *changed; /* one number: codes and scales that were changed are added */
+    unsigned long long *changed; /* one number, to which the count of changed codes and scales is
+                                    added */
 } qc_cuda_rows;
 
-/* out [elems] = src as floats, dtype F32, F16 or BF16; *bad becomes the least index of what is not
- * finite, if that is less. out may be src where that is F32. */
+/* out [elems] = src as floats; dtype is F32, F16 or BF16. *bad becomes the lowest index of an
+ * element that is not finite, if that is lower. out may be src where that is F32. */
 QC_NODISCARD qc_status qc_cuda_rows_cast(const void *src, qc_dtype dtype, uint64_t elems,
                                          float *out, uint64_t *bad, qc_cuda_stream s,
                                          qc_error *err);
-/* from_absmax of `scales` scales, which refit then keeps true. */
+/* Sets from_absmax of `scales` scales; refit keeps it up to date afterwards. */
 QC_NODISCARD qc_status qc_cuda_rows_invert(const qc_cuda_rows *p, uint64_t scales, qc_cuda_stream s,
                                            qc_error *err);
-/* p->e = T - what the codes nearest to w make; p->codes is not touched. */
+/* p->e = T minus what the codes nearest to w make; p->codes is not touched. */
 QC_NODISCARD qc_status qc_cuda_rows_round(const qc_cuda_rows *p, const float *w, qc_cuda_stream s,
                                           qc_error *err);
-/* out [cols, cols] = H's square on the diagonal from col on, both its triangles. */
+/* out [cols, cols] = the square of H on its diagonal from col on, both triangles. */
 QC_NODISCARD qc_status qc_cuda_rows_square(const float *hu, uint64_t n, uint64_t col, uint64_t cols,
                                            float *out, qc_cuda_stream s, qc_error *err);
-/* sums [rows] += sum over the columns of a b, in double; a and b: rows lda and ldb apart. */
+/* sums [rows] += sum over the columns of a b, in double; rows of a and b are lda and ldb apart. */
 QC_NODISCARD qc_status qc_cuda_rows_dot(const float *a, uint64_t lda, const float *b, uint64_t ldb,
                                         uint64_t rows, uint64_t cols, double *sums,
                                         qc_cuda_stream s, qc_error *err);
 
-/* Codes of up to QC_CUDA_PANEL columns from col on. */
+/* The codes of up to QC_CUDA_PANEL columns from col on. */
 typedef struct {
     uint64_t col, cols;
-    /* feed: what places outside feed in, to which T is added; NULL: nothing. sweep: E H. */
+    /* feed: what outside places feed in; T is added to it. NULL: nothing. sweep: E H. */
     const float *g;
     uint64_t ldg;
     float *by_place; /* feed: [rows, n] E by places */
-    /* sweep: [rows, QC_CUDA_PANEL] or NULL: E less what it was; before: this has what it was,
-     * as refit left it */
+    /* sweep: [rows, QC_CUDA_PANEL] or NULL. Gets E minus its former value; on entry it has the
+     * former value, as refit left it. */
     float *less;
     int before;
 } qc_cuda_rows_panel;
@@ -76,27 +77,30 @@ QC_NODISCARD qc_status qc_cuda_rows_feed(const qc_cuda_rows *p, const qc_cuda_ro
 QC_NODISCARD qc_status qc_cuda_rows_sweep(const qc_cuda_rows *p, const qc_cuda_rows_panel *a,
                                           qc_cuda_stream s, qc_error *err);
 
-/* units [rows, cols], rows ldu apart: the codes' values for a scale of 1. */
+/* units [rows, cols], rows ldu apart: the values of the codes at a scale of 1. */
 QC_NODISCARD qc_status qc_cuda_rows_units(const qc_cuda_rows *p, uint64_t col, uint64_t cols,
                                           float *units, uint64_t ldu, qc_cuda_stream s,
                                           qc_error *err);
 
-/* The scale of a block of columns [col, col + cols) within a row, in closed form, of which the
- * columns [at, at + width) are here: their sums are added to those of the parts before (first: none
- * were), and with the last part the scale and E are changed. */
+/* The scale, in closed form, of a block of columns [col, col + cols) within a row. The columns [at,
+ * at + width) are here: their sums are added to those of the earlier stretches (first: there were
+ * none), and with the last stretch the scale and E are changed. */
 typedef struct {
     uint64_t col, cols, at, width;
     int first, last;
-    const float *units, *v; /* [rows, width] of the part: units, and units H_block */
-    float *g;               /* [rows, width] E H; kept true where the part is the whole block */
+    const float *units, *v; /* [rows, width] of this stretch: units, and units H_block */
+    float *g;               /* [rows, width] E H; kept up to date if the stretch is the whole
+                               block */
     uint64_t ldu, ldv, ldg;
     double *sums;  /* [rows][2] */
-    float *before; /* [rows, QC_CUDA_PANEL] or NULL: E as it was; the block is no wider then */
+    float *before; /* [rows, QC_CUDA_PANEL] or NULL: the former E; the block is then no wider
+                      than that */
 } qc_cuda_rows_refit_args;
 QC_NODISCARD qc_status qc_cuda_rows_refit(const qc_cuda_rows *p, const qc_cuda_rows_refit_args *a,
                                           qc_cuda_stream s, qc_error *err);
 
-/* NF4: two codes a byte, the even index in the high nibble; what has no code is that of 0. */
+/* NF4: two codes a byte, the even index in the high nibble; a nibble without a code gets that of
+ * 0. */
 QC_NODISCARD qc_status qc_cuda_rows_pack(const int8_t *codes, uint64_t elems, uint8_t *out,
                                          qc_cuda_stream s, qc_error *err);
 

@@ -1,13 +1,13 @@
 /* A weight on the device: what quant/error_feedback_rows.c does, all rows of a piece at a time.
  *
- * Three [rows, n] matrices of floats are there: T, E, and a spare one that is W (with C, where T is
- * not W), then E by places, then units of codes. Beside them codes, a byte each, and [rows, 1024]
- * floats: 13 n + 4,400 bytes a row, 0.9 GB for 8,192 x 8,192.
+ * There are three [rows, n] matrices of floats: T, E, and a spare one that holds W (with C, where T
+ * is not W), then E by places, then units of codes. Beside them are the codes, a byte each, and
+ * [rows, 1024] floats: 13 n + 4,400 bytes a row, 0.9 GB for 8,192 x 8,192.
  *
  * Products go by supers of 512 columns: E H (or E U) of a super is one product with what lies
- * outside, and panels of 64 within it hand what they changed on to the rest of it. For rows = n =
- * 8192 a sweep so reads E 16 times instead of 128 (4.3 GB instead of 34) and reads and writes the
- * super's remainder on the way (3.8 GB); feedback reads E 8 times instead of 64 (2.1 GB, 17) and
+ * outside, and within it panels of 64 pass on their changes to the rest. So for rows = n = 8192 a
+ * sweep reads E 16 times instead of 128 (4.3 GB instead of 34) and reads and writes the super's
+ * remainder on the way (3.8 GB); feedback reads E 8 times instead of 64 (2.1 GB instead of 17) and
  * the same remainder. Arithmetic grows by 256 / n (3 %).
  *
  * Calculated, not measured: rows = n = 8192 on an H100 (SXM: 67 TFLOP/s of floats, of which cuBLAS
@@ -35,7 +35,7 @@
 #define SUPER 512u
 #define PANEL QC_CUDA_PANEL
 
-/* One allocation, cut up; every part at a multiple of 256 bytes. */
+/* One allocation that is cut up, each array at a multiple of 256 bytes. */
 typedef struct {
     float *target, *e, *spare; /* [rows, n] */
     int8_t *codes;             /* [rows, n] */
@@ -80,7 +80,7 @@ static uint64_t block_elems(const qc_feedback_form *form, uint64_t n)
     return form->kind == QC_WEIGHTS_INT8_ROWS ? n : form->block_elems;
 }
 
-/* Rows of which a multiple begins a block, and a group. */
+/* A number of rows whose multiples begin a block, and a group. */
 static uint64_t unit_rows(const qc_feedback_form *form, uint64_t n)
 {
     if (form->kind == QC_WEIGHTS_INT8_ROWS)
@@ -90,7 +90,7 @@ static uint64_t unit_rows(const qc_feedback_form *form, uint64_t n)
     return shared >= elems ? 1 : elems / shared;
 }
 
-/* The next part of `bytes`; *at grows by them. */
+/* Cuts off the next `bytes`; *at grows by them. */
 static void *cut(unsigned char *base, uint64_t *at, uint64_t bytes)
 {
     void *p = base ? base + *at : NULL;
@@ -98,7 +98,8 @@ static void *cut(unsigned char *base, uint64_t *at, uint64_t bytes)
     return p;
 }
 
-/* Parts of a piece of so many rows at base, or none of them where it is NULL; their bytes. */
+/* Lays out the arrays of a piece of so many rows at base, or only counts their bytes where base is
+ * NULL. */
 static uint64_t lay_out(parts *d, unsigned char *base, uint64_t rows, uint64_t n,
                         const qc_feedback_form *form)
 {
@@ -140,7 +141,7 @@ uint64_t qc_cuda_feedback_weight_least_bytes(uint64_t rows, uint64_t n,
     return qc_cuda_feedback_weight_bytes(unit < rows ? unit : rows, n, form, cross);
 }
 
-/* Rows of a piece of at most `limit` bytes, or the fewest there can be. */
+/* The rows of a piece of at most `limit` bytes, or the fewest there can be. */
 static uint64_t piece_rows(const job *j, uint64_t limit)
 {
     const uint64_t unit = unit_rows(j->form, j->n), units = qc_ceil_div_u64(j->rows, unit);
@@ -182,8 +183,8 @@ static qc_status product(const job *j, const float *x, uint64_t ldx, const float
 }
 
 /* y [rows, cols], rows SUPER apart, = x H[low .. high, col .. col + cols], cols <= SUPER, where x
- * [rows, n] has columns low .. high; what lies left of col counts `left` times. Leaves H's square
- * of the columns in d.square, rows cols apart. */
+ * [rows, n] has columns low .. high; what lies left of col counts `left` times. d.square then holds
+ * the square of H at these columns, rows cols apart. */
 static qc_status times_h(const job *j, const float *x, uint64_t low, uint64_t high, uint64_t col,
                          uint64_t cols, double left, float *y, qc_error *err)
 {
@@ -249,8 +250,8 @@ static qc_status feed(const job *j, qc_error *err)
 
 /* ---- sweeps ---- */
 
-/* Codes of columns [col, col + cols) by panels. d.g + (col - super) has E H of them, d.square H's
- * square from super on, rows `ld` apart. */
+/* Sets the codes of columns [col, col + cols) by panels. d.g + (col - super) has E H of them,
+ * d.square the square of H from super on, rows `ld` apart. */
 static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_t col,
                               uint64_t cols, qc_error *err)
 {
@@ -267,8 +268,8 @@ static qc_status sweep_panels(const job *j, uint64_t super, uint64_t ld, uint64_
     return QC_OK;
 }
 
-/* Columns of blocks no wider than a panel: E H once for all of them, scale and codes of one after
- * the other, and what these changed is handed on. */
+/* For columns of blocks no wider than a panel: E H is made once for all of them, then scale and
+ * codes of one block after the other, and their changes are passed on. */
 static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_error *err)
 {
     const parts *d = &j->d;
@@ -310,8 +311,8 @@ static qc_status sweep_narrow(const job *j, uint64_t super, uint64_t cols, qc_er
     return QC_OK;
 }
 
-/* A block wider than a panel, or what there is of one in a row: its scale over its whole width,
- * then its codes. */
+/* For a block wider than a panel, or the stretch of one that lies in a row: sets its scale over its
+ * whole width, then its codes. */
 static qc_status sweep_wide(const job *j, uint64_t col, uint64_t cols, qc_error *err)
 {
     const parts *d = &j->d;
@@ -348,7 +349,7 @@ static qc_status sweep_wide(const job *j, uint64_t col, uint64_t cols, qc_error 
     return QC_OK;
 }
 
-/* *changed: 0 where nothing was. */
+/* *changed is 0 where nothing was changed. */
 static qc_status sweep(const job *j, unsigned long long *changed, qc_error *err)
 {
     const uint64_t n = j->n, each = j->wide > PANEL ? j->wide : SUPER;
@@ -420,7 +421,7 @@ static qc_status load(const job *j, qc_error *err)
     return QC_OK;
 }
 
-/* Scales before double quantization, to the host as well. */
+/* Finds the scales before double quantization, and copies them to the host as well. */
 static qc_status find(const job *j, const float *x, const float *weights, qc_error *err)
 {
     qc_cuda_stream s = j->f->tools.stream;
@@ -429,7 +430,7 @@ static qc_status find(const job *j, const float *x, const float *weights, qc_err
     return qc_cuda_stream_synchronize(s, err);
 }
 
-/* The found scales, on the host, to those that a reader has, on the device. */
+/* Turns the scales that were found, on the host, into those that a reader has, on the device. */
 static qc_status settle(job *j, const float *x, const float *weights, qc_error *err)
 {
     qc_feedback_out *o = j->out;
@@ -450,7 +451,7 @@ static qc_status settle(job *j, const float *x, const float *weights, qc_error *
     return qc_cuda_rows_invert(&j->r, j->blocks, s, err);
 }
 
-/* Codes nearest to W, what they and T come to, and the scales of T. */
+/* Sets the codes nearest to W, their error with T, and the scales of T. */
 static qc_status rounded(job *j, qc_error *err)
 {
     const float *w = plain_weight(j);
@@ -499,8 +500,8 @@ static qc_status add_traces(job *j, unsigned from, unsigned to, qc_error *err)
     return QC_OK;
 }
 
-/* Scales of int8 that are double quantized have the offset of the whole weight's: all pieces' are
- * found first, and a piece is brought to the device three times. */
+/* Double quantized scales of int8 have one offset for the whole weight: the scales of all pieces
+ * are found first, so a piece is brought to the device three times. */
 static qc_status run_in_turns(job *j, qc_error *err)
 {
     const uint64_t blocks = qc_ceil_div_u64(j->rows * j->n, j->form->block_elems);
@@ -545,7 +546,7 @@ static qc_status run(job *j, qc_error *err)
     return QC_OK;
 }
 
-/* All that is done under the lock of cuBLAS. */
+/* Everything that is done under the lock of cuBLAS. */
 static qc_status locked(job *j, qc_error *err)
 {
     qc_cuda_stream s = j->f->tools.stream;
@@ -553,7 +554,7 @@ static qc_status locked(job *j, qc_error *err)
     qc_status st = qc_cuda_to_device(j->d.map, qc_dynamic_map, 256 * 4, s, err);
     if (st == QC_OK)
         st = run(j, err);
-    /* what is under way uses memory that is freed next, and the caller's */
+    /* work under way uses the caller's memory, and memory that is freed next */
     const qc_status waited = qc_cuda_stream_synchronize(s, st == QC_OK ? err : NULL);
     if (st == QC_OK)
         st = waited;

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* limit: bytes of device memory; pieces are as small as the form permits where it is too little. */
+/* limit: bytes of device memory. If it is too little, pieces are as small as the form permits. */
 QC_NODISCARD qc_status qc_cuda_feedback_weight_within(const qc_cuda_feedback *f,
                                                       const qc_feedback_form *form, const void *w,
                                                       qc_dtype dtype, uint64_t rows, uint64_t limit,

@@ -1,17 +1,18 @@
 /* What every .cu file includes first: the CUDA runtime, launches, shared memory, and the few words
  * that the CPU shim of the tests gives another meaning (QC_CUDA_SHIM; tests/shim).
  *
- * Rules that let one source run on both:
- *  - kernels are launched with QC_LAUNCH, never with <<<>>>;
- *  - shared memory is dynamic only: QC_SHARED(type, name) at the top of a kernel gives a reference
- *    to the block's shared memory as one struct; the launch passes sizeof(type);
- *  - PTX only through kernels/ptx.cuh; 16-bit floats travel as uint16_t (or two in a uint32_t) and
- *    are converted and multiplied by the wrappers there, never by cuda_fp16.h;
- *  - arithmetic that must equal the CPU's bit for bit is written with __fmul_rn, __fadd_rn,
- *    __fmaf_rn, __frcp_rn: files are built with -fmad=false as well;
- *  - no __constant__ or __device__ variables: small tables are constexpr arrays in functions with
- *    compile-time indices, or go to shared memory from macros (quant/quant_values.h);
- *  - helpers are QC_DEVICE, kernels static __global__ in an anonymous namespace. */
+ * These rules let one source run on both:
+ *
+ *   - kernels are launched with QC_LAUNCH, never with <<<>>>;
+ *   - shared memory is dynamic only: QC_SHARED(type, name) at the top of a kernel gives a reference
+ *     to the block's shared memory as one struct; the launch passes sizeof(type);
+ *   - PTX only through kernels/ptx.cuh; 16-bit floats travel as uint16_t (or two in a uint32_t) and
+ *     are converted and multiplied by the wrappers there, never by cuda_fp16.h;
+ *   - arithmetic that must equal the CPU's bit for bit is written with __fmul_rn, __fadd_rn,
+ *     __fmaf_rn, __frcp_rn: files are built with -fmad=false as well;
+ *   - no __constant__ or __device__ variables: small tables are constexpr arrays in functions with
+ *     compile-time indices, or go to shared memory from macros (quant/quant_values.h);
+ *   - helpers are QC_DEVICE, kernels static __global__ in an anonymous namespace. */
 #ifndef QC_KERNELS_CUDA_LAUNCH_CUH
 #define QC_KERNELS_CUDA_LAUNCH_CUH
 
@@ -27,7 +28,7 @@
 
 #ifndef QC_CUDA_SHIM
 
-/* Compute capability times ten of the code being compiled; 0 in host passes. */
+/* The compute capability, times ten, that the code is compiled for; 0 in host passes. */
 #ifdef __CUDA_ARCH__
 #define QC_ARCH (__CUDA_ARCH__ / 10)
 #else
@@ -43,7 +44,7 @@
 #define QC_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
     kernel<<<(grid), (block), (shared_bytes), (stream)>>>(__VA_ARGS__)
 
-/* Most blocks of a launch in x, and in y. Kernels that may have more to do go on in steps of the
+/* The most blocks of a launch in x and in y. Kernels that may have more to do go on in steps of the
  * grid. */
 #define QC_GRID_MOST      0x7fffffffu
 #define QC_GRID_ROWS_MOST 65535u
@@ -54,8 +55,8 @@
 #include <shim_launch.h>
 #endif
 
-/* More than 48 KB of shared memory has to be asked for; cheap, but once per kernel and device is
- * enough. */
+/* A kernel must ask for more than 48 KB of shared memory. That is cheap, and once per kernel and
+ * device is enough. */
 template <typename Kernel>
 static inline qc_status qc_cuda_allow_shared(Kernel *kernel, size_t bytes, const char *what,
                                              qc_error *err)
@@ -69,7 +70,7 @@ static inline qc_status qc_cuda_allow_shared(Kernel *kernel, size_t bytes, const
 }
 
 /* A launch that on sm_90 and newer may overlap the end of the kernel before it (ptx.cuh,
- * qc_grid_wait, which the kernel must have); elsewhere a launch like any other. Checked. */
+ * qc_grid_wait, which the kernel must call); elsewhere it is a launch like any other. Checked. */
 template <typename Args>
 static inline qc_status qc_cuda_launch_overlapping(void (*kernel)(Args), dim3 grid, dim3 block,
                                                    size_t shared_bytes, qc_cuda_stream s,
@@ -109,8 +110,9 @@ static inline qc_status qc_cuda_shared_most(size_t *out, const char *what, qc_er
     return QC_OK;
 }
 
-/* Before a launch of a kernel of which `blocks` blocks are to be resident on a multiprocessor:
- * qc_cuda_allow_shared, and shared memory for as many as there is room for (cuda_carve.h). */
+/* Call it before launching a kernel of which `blocks` blocks are to be resident on a
+ * multiprocessor: it does what qc_cuda_allow_shared does and asks for shared memory for as many as
+ * there is room for (cuda_carve.h). */
 template <typename Kernel>
 static inline qc_status qc_cuda_keep_resident(Kernel *kernel, size_t bytes, unsigned blocks,
                                               const char *what, qc_error *err)

@@ -5,15 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* Not unloaded with the last handle: some hundreds of MB would be read again for the next, and what
- * the library has registered with CUDA and with threads would be left hanging. */
+/* The library is not unloaded with the last handle: some hundreds of MB would be read again for the
+ * next, and what it has registered with CUDA and with threads would be left hanging. */
 #ifdef RTLD_NODELETE
 #define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE)
 #else
 #define OPEN_FLAGS (RTLD_NOW | RTLD_LOCAL)
 #endif
 
-/* The first file that matches and can be opened. */
+/* Opens the first file that matches and can be opened. */
 static void *open_pattern(const char *pattern)
 {
     glob_t found;
@@ -28,7 +28,8 @@ static void *open_pattern(const char *pattern)
 
 static void *open_version(const char *file, int version)
 {
-    /* Of a toolkit, and of the wheels in a Python environment, whose libraries find each other. */
+    /* The places in a toolkit, and in the wheels of a Python environment, whose libraries find each
+     * other. */
     static const struct {
         const char *variable, *folder;
     } places[] = {

@@ -83,8 +83,8 @@ QC_DEVICE uint32_t largest_of_block(uint32_t v, row_shared &shared)
     return v;
 }
 
-/* ---- rows to halves ---------------------------------------------------------------------------
- */
+/* ---- rows to halves
+ * --------------------------------------------------------------------------- */
 
 QC_DEVICE float normed(float x, const float *gain, uint64_t i, float inverse)
 {
@@ -121,8 +121,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* ---- products --------------------------------------------------------------------------------
- */
+/* ---- products -------------------------------------------------------------------------------- */
 
 QC_DEVICE int exponent_of_row(const qc_cuda_product &p, uint64_t row)
 {
@@ -181,8 +180,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* ---- heads -----------------------------------------------------------------------------------
- */
+/* ---- heads ----------------------------------------------------------------------------------- */
 
 struct heads_shared {
     float v[warps_per_block][QC_CUDA_HEAD_MOST];
@@ -243,8 +241,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* ---- attention -------------------------------------------------------------------------------
- */
+/* ---- attention ------------------------------------------------------------------------------- */
 
 constexpr unsigned attention_warps = 4;
 constexpr unsigned attention_blocks = 4; /* on a multiprocessor */
@@ -381,8 +378,7 @@ __global__ void __launch_bounds__(32 * attention_warps, attention_blocks)
         }
 }
 
-/* ---- dense weights ---------------------------------------------------------------------------
- */
+/* ---- dense weights --------------------------------------------------------------------------- */
 
 template <qc_dtype dtype>
 __global__ void __launch_bounds__(threads_per_block)
@@ -458,8 +454,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* ---- launches --------------------------------------------------------------------------------
- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 unsigned grid_for(uint64_t blocks)
 {

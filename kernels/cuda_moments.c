@@ -1,5 +1,5 @@
-/* Second moments: products of a strip of columns, in float, of some tokens at a time, which a
- * kernel adds to the sums in double. A strip's width is what scratch has room for. */
+/* Second moments: products of a strip of columns, in float, for some tokens at a time; a kernel
+ * adds them to the sums in double. A strip is as wide as scratch has room for. */
 #include "kernels/cuda_moments.h"
 
 #include "base/checked.h"

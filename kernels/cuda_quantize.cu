@@ -126,8 +126,8 @@ QC_DEVICE sums plus_lane(sums a, int mask)
     return plus(a, b);
 }
 
-/* ---- two threads a block ----------------------------------------------------------------------
- */
+/* ---- two threads a block
+ * ---------------------------------------------------------------------- */
 
 /* In: in[i] is word 2 i + p of the pair's words, p the lane's parity. Out: out[i] is word
  * p * count + i, so that each thread has a run. */
@@ -337,8 +337,8 @@ __global__ void __launch_bounds__(threads_per_block, least_resident(dtype, strip
     }
 }
 
-/* ---- sixteen threads a block ------------------------------------------------------------------
- */
+/* ---- sixteen threads a block
+ * ------------------------------------------------------------------ */
 
 /* Elements at and at + 1 of the source; what lies at or beyond `end` is 0, which adds nothing. */
 template <qc_dtype dtype>
@@ -453,8 +453,8 @@ __global__ void __launch_bounds__(threads_per_block) quantize_halves(block_job j
     }
 }
 
-/* ---- launches ---------------------------------------------------------------------------------
- */
+/* ---- launches
+ * --------------------------------------------------------------------------------- */
 
 unsigned grid_for(uint64_t blocks, unsigned blocks_each)
 {

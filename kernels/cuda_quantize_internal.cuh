@@ -124,8 +124,8 @@ QC_DEVICE float qc_inverse_absmax(float absmax, bool *up)
     return __frcp_rn(*up ? __fmul_rn(absmax, QC_CUDA_TINY_SCALE) : absmax);
 }
 
-/* ---- NF4 --------------------------------------------------------------------------------------
- */
+/* ---- NF4
+ * -------------------------------------------------------------------------------------- */
 /* Lane l of a warp keeps threshold l and code value l: a shuffle is then a table look-up without
  * bank conflicts. */
 

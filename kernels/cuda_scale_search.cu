@@ -110,8 +110,7 @@ QC_DEVICE void load(const search_job &job, const place &p, unsigned l, uint32_t 
         out->x[e] = __fmul_rn(element(job, p, (at * chunk + (uint32_t)e) * 16 + l), lift);
 }
 
-/* ---- look ------------------------------------------------------------------------------------
- */
+/* ---- look ------------------------------------------------------------------------------------ */
 
 /* Rows of 16 elements, whose levels the team's lanes have. */
 QC_DEVICE void add_rows(const group_shared &shared, uint32_t level, unsigned l, uint32_t *low,
@@ -238,8 +237,7 @@ QC_DEVICE void find_target(const search_job &job, group_shared &shared, const pl
     }
 }
 
-/* ---- scales ----------------------------------------------------------------------------------
- */
+/* ---- scales ---------------------------------------------------------------------------------- */
 
 QC_DEVICE lattice make_lattice(float nested_absmax, float offset)
 {
@@ -387,8 +385,7 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
     return best;
 }
 
-/* ---- codes -----------------------------------------------------------------------------------
- */
+/* ---- codes ----------------------------------------------------------------------------------- */
 
 /* Codes, scale and sums of the team's block. */
 template <bool nf4, int chunk>
@@ -449,8 +446,7 @@ QC_DEVICE void encode(const search_job &job, const group_shared &shared, const p
     job.a.sums[block] = sum;
 }
 
-/* ---- a group ---------------------------------------------------------------------------------
- */
+/* ---- a group --------------------------------------------------------------------------------- */
 
 QC_DEVICE place place_of(const search_job &job, uint64_t block)
 {

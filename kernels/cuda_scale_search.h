@@ -1,9 +1,10 @@
 /* The scale search of quant/scale_search.h on a GPU, bit for bit: codes, scales, and per block or
  * run what the sums are made of (qc_search_collect, qc_rows_collect).
  *
- * Common rules as in kernels/cuda_quantize.h: device pointers, dtype F32, F16 or BF16, src and
- * codes of any alignment their types have, 64-bit sizes, nothing waited for, nothing allocated,
- * *bad the lowest index that has no code, or UINT64_MAX; with it, everything else is unspecified.
+ * The common rules are those of kernels/cuda_quantize.h: device pointers, dtype F32, F16 or BF16,
+ * src and codes of any alignment of their types, 64-bit sizes; nothing is waited for or allocated.
+ * *bad is the lowest index that has no code, or UINT64_MAX; if there is one, everything else is
+ * unspecified.
  * Errors: QC_ERR_USAGE for an argument, QC_ERR_INTERNAL from CUDA. */
 #ifndef QC_KERNELS_CUDA_SCALE_SEARCH_H
 #define QC_KERNELS_CUDA_SCALE_SEARCH_H
@@ -16,8 +17,8 @@
 extern "C" {
 #endif
 
-/* The constants of the search, which kernels read from device memory, 16-byte aligned: to be filled
- * on the host, once, and copied there. */
+/* The constants of the search, which kernels read from device memory, 16-byte aligned. Fill them on
+ * the host once and copy them there. */
 typedef struct {
     uint16_t screen[2][256][32]; /* as in qc_search_tables: list, level, candidate */
     float factor[2][16];
@@ -56,7 +57,7 @@ typedef struct {
     int8_t *codes;                       /* [rows, cols] */
     float *scb;                          /* [rows]; 0 where cols is 0 */
     float *errors; /* as in qc_cuda_rows, 16-byte aligned; not NULL unless cols is 0 */
-    uint64_t *bad; /* finite, but infinite in float16, counts */
+    uint64_t *bad; /* a value that is finite, but infinite in float16, counts */
 } qc_cuda_search_rows_job;
 QC_NODISCARD qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cuda_stream s,
                                            qc_error *err);

@@ -23,7 +23,7 @@ QC_DEVICE float qc_fold_team(float v)
     return v;
 }
 
-/* y rounded half to even, within +-127 */
+/* y rounded half to even, clamped to +-127. */
 QC_DEVICE float qc_int8_nearest(float y)
 {
     float q = __fadd_rn(__fadd_rn(y, QC_CUDA_ROUND), -QC_CUDA_ROUND);
@@ -60,8 +60,8 @@ QC_DEVICE uint32_t qc_nf4_code_of(const qc_nf4_values &v, float y)
     return qc_nf4_search(v.tables, qc_nf4_clamped(y)) & 15u;
 }
 
-/* +-(y less the nearest code value). The guess is that of qc_nf4_search: the code or one below it;
- * where y is so near a threshold that another value than the code's is the nearest, it is the
+/* +-(y less the nearest code value). The guess is that of qc_nf4_search: the code or one below it.
+ * If y is so near a threshold that another value than the code's is the nearest, it is the
  * threshold of the guess. */
 QC_DEVICE float qc_nf4_residue(const qc_nf4_values &v, float y)
 {

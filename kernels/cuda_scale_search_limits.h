@@ -1,5 +1,5 @@
-/* Inside kernels/ only: the numbers of the search that decide what is launched, from
- * quant/scale_search_internal.h, which is C. */
+/* Inside kernels/ only: those numbers of quant/scale_search_internal.h (which is C) that decide
+ * what is launched. */
 #ifndef QC_KERNELS_CUDA_SCALE_SEARCH_LIMITS_H
 #define QC_KERNELS_CUDA_SCALE_SEARCH_LIMITS_H
 

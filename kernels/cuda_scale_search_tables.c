@@ -1,4 +1,4 @@
-/* The constants of the search for a GPU, from where the CPU's tables have them. */
+/* The constants of the search for a GPU, copied from the CPU's tables. */
 #include "kernels/cuda_scale_search.h"
 #include "kernels/cuda_scale_search_limits.h"
 #include "quant/scale_search_internal.h"

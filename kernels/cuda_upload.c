@@ -71,7 +71,7 @@ void qc_cuda_upload_destroy(qc_cuda_upload *u)
     if (!u)
         return;
     for (unsigned i = 0; u->workers && i < u->count; i++) {
-        /* Pinned memory is not given back while it is read. A stream that fails has stopped. */
+        /* Pinned memory must not be freed while it is read. A stream that fails has stopped. */
         if (u->workers[i].stream && qc_cuda_stream_synchronize(u->workers[i].stream, NULL) != QC_OK)
             continue;
     }
@@ -89,7 +89,7 @@ qc_status qc_cuda_upload_room(qc_cuda_upload *u, unsigned worker, void **pinned,
 {
     upload_worker *w = &u->workers[worker];
     *pinned = NULL;
-    QC_TRY(qc_cuda_use(&u->device, err)); /* may be the first call in this thread */
+    QC_TRY(qc_cuda_use(&u->device, err)); /* this may be the first call in this thread */
     if (w->sent[w->next])
         QC_TRY(qc_cuda_event_synchronize(w->copied[w->next], err));
     w->sent[w->next] = 0;

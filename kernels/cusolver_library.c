@@ -1,5 +1,5 @@
 /* cuSOLVER by dlopen. A row-major upper triangle is a column-major lower one, so cuSOLVER is asked
- * for L; rows of right sides are its columns. */
+ * for L; the rows of right-hand sides are its columns. */
 #include "kernels/cusolver_library.h"
 
 #include "base/alloc.h"
@@ -11,8 +11,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* The little of cusolverDn.h and library_types.h that is needed; values are those of CUDA 11, 12
- * and 13 alike. */
+/* The few values of cusolverDn.h and library_types.h that are needed; CUDA 11, 12 and 13 have the
+ * same. */
 enum { FILL_LOWER = 0, TYPE_64F = 1, DETERMINISTIC = 1, NO_MEMORY = 2 };
 typedef struct cusolverDnContext *handle_t;
 typedef struct cusolverDnParams *params_t;
@@ -80,7 +80,7 @@ static qc_status load(qc_cusolver *c, int runtime_version, qc_error *err)
     return QC_OK;
 }
 
-/* The same bits from run to run: said where the library can be told, since CUDA 12.2. */
+/* Asks for the same bits from run to run, which the library has accepted since CUDA 12.2. */
 static qc_status be_deterministic(qc_cusolver *c, qc_error *err)
 {
     int (*set)(handle_t h, int mode);
@@ -175,7 +175,8 @@ qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a, int *exists,
                           "cuSOLVER: cusolverDnXpotrf: argument %d", -info);
     *exists = info == 0;
 done:
-    /* What failed may have left work behind that uses them; the first error is the one to tell. */
+    /* A call that failed may have left work behind that uses them; the first error is the one to
+     * report. */
     if (started && qc_cuda_stream_synchronize(s, NULL) != QC_OK)
         *exists = 0;
     qc_free(host);

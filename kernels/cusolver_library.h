@@ -1,7 +1,7 @@
-/* cuSOLVER, opened at run time as cuBLAS is (kernels/cublas_library.h): the Cholesky factor of a
- * symmetric matrix of doubles, and systems with it.
+/* cuSOLVER, opened at run time like cuBLAS (kernels/cublas_library.h): the Cholesky factor of a
+ * symmetric matrix of doubles, and systems of equations with it.
  *
- * One thread at a time for a library. */
+ * Only one thread at a time may use a library. */
 #ifndef QC_KERNELS_CUSOLVER_LIBRARY_H
 #define QC_KERNELS_CUSOLVER_LIBRARY_H
 
@@ -13,23 +13,23 @@ extern "C" {
 
 typedef struct qc_cusolver qc_cusolver;
 
-/* For the current device. QCONV_LIBCUSOLVER names the library; else libcusolver.so of the runtime's
- * own generation is tried (.12 with CUDA 13, .11 with CUDA 11 and 12), then the other, in the
- * places of cuda_library.h. QC_ERR_DEVICE with one sentence where there is none, it is too old, or
- * it does not start. */
+/* Opens cuSOLVER for the current device. QCONV_LIBCUSOLVER names the library; otherwise
+ * libcusolver.so of the runtime's own generation is tried (.12 with CUDA 13, .11 with CUDA 11 and
+ * 12), then the other, in the places of cuda_library.h. QC_ERR_DEVICE with one sentence where there
+ * is none, it is too old, or it does not start. */
 QC_NODISCARD qc_status qc_cusolver_open(qc_cusolver **out, int runtime_version, qc_error *err);
 void qc_cusolver_close(qc_cusolver *c); /* accepts NULL */
 /* "cuSOLVER 11.6.1" */
 const char *qc_cusolver_name(const qc_cusolver *c);
 
-/* a [n, n] doubles on the device, row-major, the upper triangle of a symmetric matrix (what lies
- * below is neither read nor meant): becomes L^T where a = L L^T, so that L lies in columns.
- * *exists: 0 where a is not positive definite as far as doubles can tell; a is then undefined.
+/* a [n, n] doubles on the device, row-major, is the upper triangle of a symmetric matrix (what lies
+ * below is not read and has no meaning). It becomes L^T where a = L L^T, so L lies in columns.
+ * *exists is 0 where a is not positive definite as far as doubles can tell; a is then undefined.
  * Allocates its workspace. Synchronizes. */
 QC_NODISCARD qc_status qc_cusolver_factor(qc_cusolver *c, uint64_t n, double *a, int *exists,
                                           qc_cuda_stream s, qc_error *err);
-/* Each row of x [count, n], on the device, becomes the solution of a y = x with a's factor of
- * qc_cusolver_factor. */
+/* Each row of x [count, n], on the device, becomes the solution y of a y = x, with the factor that
+ * qc_cusolver_factor made of a. */
 QC_NODISCARD qc_status qc_cusolver_solve(qc_cusolver *c, uint64_t n, const double *factor,
                                          uint64_t count, double *x, qc_cuda_stream s,
                                          qc_error *err);

@@ -1,5 +1,5 @@
-/* The matmul's host side: weights, arguments, the workspace cut as the plan says, launches in
- * order. What is chosen when is matmul_plan.c's to say. */
+/* The host side of the matmul: weights, arguments, the workspace cut as the plan says, launches in
+ * order. matmul_plan.c decides what is chosen when. */
 #include "base/checked.h"
 #include "kernels/matmul_handle.h"
 
@@ -7,7 +7,7 @@
 #include <limits.h>
 #include <string.h>
 
-#define PREPARED_BYTES 256u /* exponent and constants; repacked codes behind */
+#define PREPARED_BYTES 256u /* exponent and constants; repacked codes follow */
 
 /* ---- weights --------------------------------------------------------------------------------- */
 
@@ -19,7 +19,7 @@ static unsigned alignment_of(uint64_t value)
     return alignment;
 }
 
-/* Of an address and of every row behind it. */
+/* The alignment of an address and of every row behind it. */
 static unsigned row_alignment(const void *p, uint64_t row_bytes)
 {
     return alignment_of((uintptr_t)p | row_bytes);
@@ -97,7 +97,7 @@ uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *
     return qc_matmul_plan_workspace(&h->device, &s, max_m, path, limit_bytes);
 }
 
-/* c[0 .. count): of one plan. */
+/* c[0 .. count) share one plan. */
 static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
                         unsigned char *workspace, uint64_t workspace_bytes, qc_cuda_stream s,
                         qc_error *err)
@@ -121,7 +121,7 @@ static qc_status launch(const qc_matmul *h, qc_matmul_call *c, uint32_t count,
         c[i].partials = partials;
         if (p->splits > 1)
             partials += c[i].m * c[i].n * p->splits;
-        /* Float, or bfloat16, which has float's range. */
+        /* Float, or bfloat16, whose range is float's. */
         if (p->path == QC_MATMUL_GEMV ||
             (p->path == QC_MATMUL_DEQUANT_GEMM && p->dense_dtype == QC_DTYPE_BF16))
             c[i].weights.exponent = NULL;
@@ -184,14 +184,14 @@ qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes, qc
                                    qc_error *err)
 {
     QC_TRY(check_workspace(workspace, workspace_bytes, err));
-    if (workspace_bytes < QC_MATMUL_HEADER_BYTES) /* no plan has anything in it */
+    if (workspace_bytes < QC_MATMUL_HEADER_BYTES) /* no plan puts anything in it */
         return qc_cuda_fill(workspace, 0, workspace_bytes, s, err);
     QC_TRY(qc_cuda_fill(workspace, (int)(QC_MATMUL_READY & 0xffu), 4, s, err));
     return qc_cuda_fill((unsigned char *)workspace + 4, 0, QC_MATMUL_HEADER_BYTES - 4, s, err);
 }
 
-/* ---- planning: weights that share x, in as few launches as they allow -------------------------
- */
+/* ---- planning: weights that share x, in as few launches as they allow
+ * ------------------------- */
 
 static int alike(const qc_matmul_weights *a, const qc_matmul_weights *b)
 {
@@ -201,7 +201,8 @@ static int alike(const qc_matmul_weights *a, const qc_matmul_weights *b)
            (v->absmax || v->nested_block == w->nested_block) && !a->row_bytes == !b->row_bytes;
 }
 
-/* Of the weights from *from on, those that are alike, as one shape; *from: behind them. */
+/* Describes those of the weights from *from on that are alike as one shape; *from moves behind
+ * them. */
 static qc_matmul_shape shape_of_alike(const qc_matmul *h, const qc_matmul_weights *const *w,
                                       uint32_t count, uint32_t *from)
 {
@@ -268,7 +269,7 @@ static qc_status check_group(const qc_matmul_weights *const *w, const qc_matmul_
     return QC_OK;
 }
 
-/* What cuBLAS has no room for in its arguments. */
+/* Sizes that the arguments of cuBLAS cannot hold do not fit. */
 static int strides_fit_gemm(const qc_matmul_io *io, uint64_t n, uint64_t k)
 {
     return io->m <= INT_MAX && ldx_of(io, k) <= INT_MAX && (io->ldy ? io->ldy : n) <= INT_MAX;
@@ -325,7 +326,7 @@ qc_status qc_matmul_plan_product(const qc_matmul *h, const qc_matmul_weights *co
 
 /* ---- run ------------------------------------------------------------------------------------- */
 
-/* The checks are done, and the plan is for this. */
+/* Arguments were checked, and the plan is made for them. */
 static qc_status launch_planned(const qc_matmul *h, const qc_matmul_planned *planned,
                                 const qc_matmul_weights *const *w, const qc_matmul_io *io,
                                 void *workspace, uint64_t workspace_bytes, qc_cuda_stream s,
@@ -368,7 +369,7 @@ qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w, const qc
     return qc_matmul_run_group(h, &w, io, 1, path, workspace, workspace_bytes, s, err);
 }
 
-/* What may have changed since the plan was made, and would make it wrong. */
+/* Checks what may have changed since the plan was made, and would make it wrong. */
 static qc_status check_planned(const qc_matmul_planned *p, const qc_matmul_weights *const *w,
                                const qc_matmul_io *io, qc_error *err)
 {

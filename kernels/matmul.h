@@ -5,27 +5,29 @@
  *   bias  [N]     dtype of y, or NULL
  *   y     [M, N]  F16 or BF16 (any of the two, whatever x), row stride ldy elements
  *
- * Any M >= 0, N >= 0, K >= 0 (K == 0 gives the bias, or zeros); K need not be a multiple of the
- * block or of 8; any pointer alignment its type has. Accumulation in float; sums in an order that
- * depends on the shape, the device, the path, the size of the workspace and the handle's table of
- * tuned choices (kernels/matmul_tuning.h) only: results are bitwise the same from run to run. NaN
- * and infinity in x come out as IEEE has it; weights must be finite.
+ * M, N and K may be any number >= 0 (K == 0 gives the bias, or zeros); K need not be a multiple of
+ * the block or of 8; pointers may have any alignment of their type. Accumulation is in float. The
+ * order of sums depends only on the shape, the device, the path, the size of the workspace and the
+ * handle's table of tuned choices (kernels/matmul_tuning.h): results are bitwise the same from run
+ * to run. NaN and infinity in x come out as IEEE has it; weights must be finite.
  *
- * How (docs/kernels.md): qc_matmul_plan_make chooses by shape and device, a pure host function:
+ * qc_matmul_plan_make, a pure host function, chooses a path by shape and device (docs/kernels.md):
+ *
  *   GEMV         small M: weights streamed, values and products in float
  *   MMA_884      tensor cores of sm_70 and sm_75
  *   MMA_16816    tensor cores of sm_80 and newer
  *   DEQUANT_GEMM large M: rows dequantized to a reused workspace, then cuBLAS
- * BF16 x goes through the float16 kernels after an exact shift of each row by a power of two (exact
- * for |x| >= 2^-31 of the row's largest); so sm_70, which has no bfloat16, has it here.
  *
- * Nothing is allocated, synchronized, or put on the default stream by qc_matmul_run; handle,
- * workspace and weights are the caller's to keep until the stream is done. DEQUANT_GEMM also uses a
- * stream of the handle, which the caller's waits for.
- * Threads: a handle may be used by several threads at once as long as each call has a workspace and
- * a stream of its own; calls through DEQUANT_GEMM are serialized by a lock (cuBLAS's handle and the
- * side stream). The calling thread's current device (qc_cuda_use) is the handle's; where it is
- * another, everything that would launch says so with QC_ERR_USAGE and does nothing. */
+ * BF16 x goes through the float16 kernels after an exact shift of each row by a power of two (exact
+ * for |x| >= 2^-31 of the row's largest). So sm_70, which has no bfloat16, can take it too.
+ *
+ * qc_matmul_run allocates nothing, does not synchronize, and puts nothing on the default stream.
+ * The caller must keep handle, workspace and weights until the stream is done. DEQUANT_GEMM also
+ * uses a stream of the handle, for which the caller's stream waits.
+ * Threads: several threads may use a handle at once as long as each call has a workspace and a
+ * stream of its own; a lock serializes calls through DEQUANT_GEMM (cuBLAS's handle and the side
+ * stream). The calling thread's current device (qc_cuda_use) must be the handle's; if it is
+ * another, every function that would launch returns QC_ERR_USAGE and does nothing. */
 #ifndef QC_KERNELS_MATMUL_H
 #define QC_KERNELS_MATMUL_H
 
@@ -50,31 +52,33 @@ typedef enum {
 } qc_matmul_path;
 const char *qc_matmul_path_name(qc_matmul_path path); /* "gemv", "mma-884", ... */
 
-/* A handle for one device. cuBLAS is opened at run time: QCONV_LIBCUBLAS names the library, else
- * libcublas.so.13, .12, .11 are tried; without it DEQUANT_GEMM is not chosen and qc_matmul_no_gemm
- * says why. Both leave the calling thread's current device as it was. (Where another one than the
- * handle's was current, CUDA 12 and newer start it on the way back, if nothing had used it.)
- * destroy: after the streams that had its products are done, and the graphs that have them are
- * destroyed; accepts NULL. */
+/* A handle for one device. cuBLAS is opened at run time: QCONV_LIBCUBLAS names the library,
+ * otherwise libcublas.so.13, .12, .11 are tried; without it DEQUANT_GEMM is not chosen, and
+ * qc_matmul_no_gemm says why. create and destroy leave the calling thread's current device as it
+ * was. (If another device than the handle's was current and nothing had used it, CUDA 12 and newer
+ * start it on the way back.) Call destroy after the streams that had its products are done and the
+ * graphs that have them are destroyed; it accepts NULL. */
 QC_NODISCARD qc_status qc_matmul_create(qc_matmul **out, int device_index, qc_error *err);
 void qc_matmul_destroy(qc_matmul *h);
 const qc_cuda_device *qc_matmul_device(const qc_matmul *h);
-/* NULL if cuBLAS was found, else a sentence. */
+/* NULL if cuBLAS was found, otherwise a sentence that says why not. */
 const char *qc_matmul_no_gemm(const qc_matmul *h);
 
-/* QC_ERR_USAGE, once, after a kernel of this handle found a workspace that was not made ready, and
- * QC_ERR_INTERNAL after one that could not work for another reason: it did not write its y. The
- * functions that run products ask this before they launch, so a fault is reported by the next
- * product, of whichever thread; after a wait for a stream this says it at once. It is a look at a
- * word of host memory, and may be called at any time and by any thread. */
+/* Reports faults. The result is QC_ERR_USAGE, once, after a kernel of this handle found a workspace
+ * that was not made ready, and QC_ERR_INTERNAL after one that could not work for another reason;
+ * such a kernel did not write its y. The functions that run products ask this before they launch,
+ * so the next product of any thread reports a fault; after a wait for a stream this function
+ * reports it at once. It looks at a word of host memory, and any thread may call it at any time. */
 QC_NODISCARD qc_status qc_matmul_check(const qc_matmul *h, qc_error *err);
 
-/* A weight made ready once. `repack` 1: rows of codes are laid out anew with 16-byte aligned rows,
- * which lets shapes with odd K use the fast loads (pointless, and refused with QC_ERR_USAGE, where
- * they are aligned already: see qc_matmul_repack_helps). Either way the largest scale is found, and
- * with it the power of two that keeps tiny and huge weights within float16 in the tensor-core
- * paths.
+/* A weight that is made ready once. With `repack` 1, codes are laid out anew in 16-byte aligned
+ * rows, which lets shapes with odd K use the fast loads. Where rows are aligned already this is
+ * pointless and refused with QC_ERR_USAGE (see qc_matmul_repack_helps). In any case the largest
+ * scale is found, and with it the power of two that keeps tiny and huge weights within float16 in
+ * the tensor-core paths.
+ *
  *   memory  device, qc_matmul_prepared_bytes, 256-byte aligned; written on s, then only read
+ *
  * *out borrows memory and w's arrays (the codes no longer once s is done, if repacked).
  * QC_ERR_USAGE names what is wrong with w (block size, a missing array). */
 typedef struct {
@@ -86,9 +90,9 @@ typedef struct {
     unsigned alignment;  /* of the codes' address, at most 16 */
     int complete;        /* QC_MATMUL_WEIGHTS_COMPLETE, or 0 as qc_matmul_prepare leaves it */
 } qc_matmul_weights;
-/* Set by the caller after synchronizing with what wrote w's arrays and the prepared memory: no work
- * that is still to run in the stream writes them, now or later. Kernels that overlap the launch
- * before theirs then load weights before that launch has ended. */
+/* The caller sets this after synchronizing with whatever wrote w's arrays and the prepared memory:
+ * no work that is still to run in the stream writes them, now or later. Kernels that overlap the
+ * launch before theirs then load weights before that launch has ended. */
 #define QC_MATMUL_WEIGHTS_COMPLETE 1
 int qc_matmul_repack_helps(const qc_weights *w);
 /* UINT64_MAX where it overflows. */
@@ -108,41 +112,41 @@ typedef struct {
     const void *bias; /* [N] of y_dtype, or NULL */
 } qc_matmul_io;
 
-/* Workspace for up to max_m rows of x with this weight, whatever dtypes, strides and bias: the most
- * that any smaller m needs as well.
- * path: QC_MATMUL_AUTO, or the one that will be forced. limit_bytes: 0, or the most it may be:
- * DEQUANT_GEMM then works in smaller chunks of rows (AUTO takes the tensor cores where not even 64
- * rows fit), K is split less. Without a limit DEQUANT_GEMM may take a float16 copy of the whole
- * weight: 470 MB for 28672 x 8192 (kernels/matmul_chunks.h). UINT64_MAX: no way to do it within the
- * limit, or not on this device; qc_matmul_run says which. */
+/* The workspace for up to max_m rows of x with this weight, whatever dtypes, strides and bias: the
+ * most that any smaller m needs as well.
+ * path: QC_MATMUL_AUTO, or the one that will be forced. limit_bytes: 0, or the most it may be. With
+ * a limit, DEQUANT_GEMM works in smaller chunks of rows (AUTO takes the tensor cores where not even
+ * 64 rows fit), and K is split less. Without a limit, DEQUANT_GEMM may take a float16 copy of the
+ * whole weight: 470 MB for 28672 x 8192 (kernels/matmul_chunks.h). UINT64_MAX means that there is
+ * no way to do it within the limit, or not on this device; qc_matmul_run says which. */
 uint64_t qc_matmul_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *w, uint64_t max_m,
                                    qc_matmul_path path, uint64_t limit_bytes);
 
-/* Makes a workspace ready, once, before the first qc_matmul_run with it: writes its first
- * QC_MATMUL_HEADER_BYTES (all of it, if it is smaller). Every call leaves them as it found them, so
- * that the workspace is ready for any later one; only whoever uses these bytes for something else
- * in between must call this again. A kernel that needs them and does not find them leaves y as it
- * was, and the fault is reported: qc_matmul_check. */
+/* Makes a workspace ready; call it once, before the first qc_matmul_run with the workspace. It
+ * writes the first QC_MATMUL_HEADER_BYTES (all of it, if it is smaller). Every product leaves these
+ * bytes as it found them, so the workspace is ready for later ones; only if something else writes
+ * them in between, this must be called again. A kernel that needs them and does not find them
+ * leaves y as it was, and qc_matmul_check reports the fault. */
 #define QC_MATMUL_HEADER_BYTES 4096u
 QC_NODISCARD qc_status qc_matmul_workspace_init(void *workspace, uint64_t workspace_bytes,
                                                 qc_cuda_stream s, qc_error *err);
 
-/* workspace: device, made ready with qc_matmul_workspace_init, 256-byte aligned, NULL where
- * workspace_bytes is 0; workspace_bytes: as answered above for at least this m, or any number,
- * which then is the limit to plan for. Alike results need alike path and workspace_bytes: how K is
- * split depends on them. QC_ERR_USAGE names the argument that is wrong (dtype, stride, workspace
- * too small, a path this device does not have). */
+/* workspace: device memory, made ready with qc_matmul_workspace_init, 256-byte aligned; NULL if
+ * workspace_bytes is 0. workspace_bytes: as answered above for at least this m, or any number,
+ * which is then the limit to plan for. Equal results need equal path and workspace_bytes, because
+ * these decide how K is split. QC_ERR_USAGE names the argument that is wrong (dtype, stride,
+ * workspace too small, a path this device does not have). */
 QC_NODISCARD qc_status qc_matmul_run(const qc_matmul *h, const qc_matmul_weights *w,
                                      const qc_matmul_io *io, qc_matmul_path path, void *workspace,
                                      uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);
 
-/* Products of several weights with the same x (q, k and v; gate and up) in one launch, where they
- * are alike: of one kind, with blocks of one size, the same code_map, all with plain or all with
- * double-quantized scales, all or none repacked. Else, and on paths that launch more than one
- * kernel anyway, one after the other. io[i] goes with w[i]: the same m, x, dtypes and ldx in all
- * (QC_ERR_USAGE names what differs), y, ldy and bias of its own. count: 1 to
- * QC_MATMUL_GROUP_MOST. K is the same in all. Sums may have another order than those of single
- * calls, as the plan is one for all. */
+/* The products of several weights with the same x (q, k and v; gate and up). They take one launch
+ * if the weights are alike: of one kind, with blocks of one size, the same code_map, all with plain
+ * or all with double-quantized scales, all or none repacked. Otherwise, and on paths that launch
+ * more than one kernel anyway, they run one after the other. io[i] goes with w[i]: m, x, dtypes and
+ * ldx are the same in all (QC_ERR_USAGE names what differs), while y, ldy and bias are its own.
+ * count: 1 to QC_MATMUL_GROUP_MOST. K is the same in all. Sums may have another order than those of
+ * single calls, because there is one plan for all. */
 #define QC_MATMUL_GROUP_MOST 8u
 uint64_t qc_matmul_group_workspace_bytes(const qc_matmul *h, const qc_matmul_weights *const *w,
                                          uint32_t count, uint64_t max_m, qc_matmul_path path,
@@ -155,43 +159,43 @@ QC_NODISCARD qc_status qc_matmul_run_group(const qc_matmul *h, const qc_matmul_w
 
 /* ---- planned once, run many times ---- */
 
-/* A product, or a group, with everything decided that depends on shapes. The caller's storage (some
- * 2 KB; kernels/matmul_plan.h has its members); nothing in it points anywhere, so it may be copied,
- * kept, and used by several threads at once. */
+/* A product, or several with one x, with everything decided that depends on shapes. The storage is
+ * the caller's (some 2 KB; kernels/matmul_plan.h has its members). It holds no pointers, so it may
+ * be copied, kept, and used by several threads at once. */
 typedef struct qc_matmul_planned qc_matmul_planned;
 
 /* Plans what qc_matmul_run (count 1) or qc_matmul_run_group would do with a workspace of
- * limit_bytes (0: any; out->workspace_bytes then says what it takes). Of io: m, dtypes, strides,
- * which of them have a bias (any pointer that is not NULL), and the alignment of x; its pointers
- * are not followed, and x may be NULL for one on a 16-byte address. */
+ * limit_bytes (0: any; out->workspace_bytes then says what it takes). Of io it reads m, dtypes,
+ * strides, which of them have a bias (any pointer that is not NULL), and the alignment of x.
+ * Pointers are not followed, and x may be NULL for one on a 16-byte address. */
 QC_NODISCARD qc_status qc_matmul_plan_product(const qc_matmul *h, const qc_matmul_weights *const *w,
                                               const qc_matmul_io *io, uint32_t count,
                                               qc_matmul_path path, uint64_t limit_bytes,
                                               qc_matmul_planned *out, qc_error *err);
 
-/* Runs it, with those weights or with others of the same shape (the next layer's), as
- * qc_matmul_run does, but without planning. QC_ERR_USAGE names what the plan does not hold for:
- * another m, dtype, kind, size or block, an x or codes less aligned, a bias that was not planned, a
- * workspace that is too small. A plan belongs to its handle's device; the handle's table of tuned
- * choices is the one that the handle had when the plan was made. */
+/* Runs a plan as qc_matmul_run does, but without planning, with the planned weights or others of
+ * the same shape (the next layer's). QC_ERR_USAGE names what the plan does not hold for: another m,
+ * dtype, kind, size or block, an x or codes less aligned, a bias that was not planned, a workspace
+ * that is too small. A plan belongs to its handle's device and keeps using the table of tuned
+ * choices that the handle had when it was made. */
 QC_NODISCARD qc_status qc_matmul_run_planned(const qc_matmul *h, const qc_matmul_planned *planned,
                                              const qc_matmul_weights *const *w,
                                              const qc_matmul_io *io, void *workspace,
                                              uint64_t workspace_bytes, qc_cuda_stream s,
                                              qc_error *err);
 
-/* y = x W^T in cuBLAS with W [N, K] F16 or BF16 in device memory, dtypes of x, W and y equal: what
- * the quantized matmul is compared with. QC_ERR_UNSUPPORTED without cuBLAS; BF16 needs sm_80.
- * workspace: cuBLAS's, device, 256-byte aligned, best of QC_MATMUL_DENSE_WORKSPACE bytes; NULL: one
- * of cuBLAS's own, which in a stream that is captured becomes an allocation and a release around
- * each product. */
+/* y = x W^T in cuBLAS with W [N, K] F16 or BF16 in device memory and equal dtypes of x, W and y;
+ * the quantized matmul is compared with it. QC_ERR_UNSUPPORTED without cuBLAS; BF16 needs sm_80.
+ * workspace: cuBLAS's, in device memory, 256-byte aligned, best of QC_MATMUL_DENSE_WORKSPACE bytes.
+ * NULL is one of cuBLAS's own, which in a captured stream becomes an allocation and a release
+ * around each product. */
 #define QC_MATMUL_DENSE_WORKSPACE ((uint64_t)32 << 20)
 QC_NODISCARD qc_status qc_matmul_dense(const qc_matmul *h, const void *weights, uint64_t n,
                                        uint64_t k, const qc_matmul_io *io, void *workspace,
                                        uint64_t workspace_bytes, qc_cuda_stream s, qc_error *err);
 
-/* The truth on the GPU, slow: y [M, N] in double, sums in k order, of exact weights. W either
- * quantized (w) or dense (F32, F16, BF16). x F16 or BF16. */
+/* A slow reference on the GPU: y [M, N] in double, sums in k order, of exact weights. W is either
+ * quantized (w) or dense (F32, F16, BF16). x is F16 or BF16. */
 QC_NODISCARD qc_status qc_matmul_reference(const qc_matmul *h, const qc_weights *w,
                                            const void *dense, qc_dtype dense_dtype, uint64_t n,
                                            uint64_t k, const void *x, qc_dtype x_dtype, uint64_t m,

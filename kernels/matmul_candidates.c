@@ -1,8 +1,8 @@
 /* The choices that are worth measuring for a shape: see matmul_tuning.h. */
 #include "kernels/matmul_tuning.h"
 
-/* Every kernel that may be worth trying, and for how many rows of x. A new one gets a row here, and
- * nothing else in the tuning. */
+/* Every kernel that may be worth trying, and for how many rows of x. A new kernel needs a row here
+ * and nothing else in the tuning. */
 static const struct {
     qc_matmul_path path;
     uint32_t variant;
@@ -10,14 +10,14 @@ static const struct {
     uint32_t sm_least, sm_below;
     int any_grid; /* blocks are thread blocks, not splits of K */
 } kernels_to_try[] = {
-    /* 8 rows at a time: the weights are read again for every 8. */
+    /* It takes 8 rows at a time, and reads the weights again for every 8. */
     {QC_MATMUL_GEMV, 0, 1, 32, 0, UINT32_MAX, 0},
     /* sm_80 and newer have no such instruction and emulate it, slowly. */
     {QC_MATMUL_MMA_884, 0, 1, QC_MATMUL_SPLIT_ROWS, 70, 80, 0},
     {QC_MATMUL_MMA_16816, QC_MATMUL_STREAM, 1, 8, 80, UINT32_MAX, 1},
     {QC_MATMUL_MMA_16816, QC_MATMUL_TILES, 9, QC_MATMUL_SPLIT_ROWS, 80, UINT32_MAX, 0},
     {QC_MATMUL_MMA_16816, QC_MATMUL_GENERAL, 1, QC_MATMUL_SPLIT_ROWS, 80, UINT32_MAX, 0},
-    /* Up to 8 rows it moves some eight times the bytes of the others. */
+    /* For up to 8 rows it moves some eight times the bytes of the others. */
     {QC_MATMUL_DEQUANT_GEMM, 0, 9, UINT64_MAX, 0, UINT32_MAX, 0},
 };
 
@@ -30,8 +30,8 @@ typedef struct {
     uint32_t count;
 } candidates;
 
-/* The same kernel, started in the same way? Variant 0 is one of the others, so it is alike where
- * all else is. */
+/* Whether it is the same kernel, started in the same way. Variant 0 is one of the others, so it is
+ * alike where all else is. */
 static int is_alike(const qc_matmul_plan *a, const qc_matmul_plan *b)
 {
     return a->path == b->path && a->m_tile == b->m_tile && a->n_tile == b->n_tile &&
@@ -41,7 +41,7 @@ static int is_alike(const qc_matmul_plan *a, const qc_matmul_plan *b)
            (a->variant != QC_MATMUL_STREAM || a->blocks == b->blocks);
 }
 
-/* *made: the plan of it, also where it is no new one. Returns 0 where there is no such plan. */
+/* *made is its plan, also where it is not new. Returns 0 where there is no such plan. */
 static int try_choice(candidates *c, qc_matmul_choice choice, qc_matmul_plan *made)
 {
     c->shape.choice = choice;
@@ -60,7 +60,7 @@ static int try_choice(candidates *c, qc_matmul_choice choice, qc_matmul_plan *ma
     return 1;
 }
 
-/* A grid of any size: whole numbers of blocks per multiprocessor. */
+/* Tries a grid of any size: whole numbers of blocks per multiprocessor. */
 static void try_grids(candidates *c, qc_matmul_choice choice)
 {
     qc_matmul_plan made;
@@ -70,7 +70,7 @@ static void try_grids(candidates *c, qc_matmul_choice choice)
     }
 }
 
-/* Splits of K around those that the kernel itself would take. */
+/* Tries splits of K around those that the kernel itself would take. */
 static void try_splits(candidates *c, qc_matmul_choice choice, uint32_t own)
 {
     const uint32_t around[] = {own / 2, 2 * own, 1, own + own / 2, 4 * own};

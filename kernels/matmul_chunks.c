@@ -10,20 +10,21 @@
  * in the names of the kernels that profiles of large float16 products show: 128x256 and 256x128 of
  * "s16816gemm" on an A100, "tilesize128x256x64" on an H100, 256x128 of "s884gemm" on a V100.
  *
- * What is weighed: a wave costs as much time as dequantizing about 128 x 128 rows. (By the rates of
- * docs/kernels.md, with K in both: 134 x 128 on a V100, 124 on an A100, 111 on an H100, 161 on an
- * H200.) The first chunk is dequantized before cuBLAS can begin. The others are dequantized while
- * it works, which hides a part of their time; half is assumed. Dequantizing is bound by memory and
- * the product by tensor cores, but a tile of this size takes all registers of a multiprocessor, so
- * what overlaps runs where a wave is not full. Whether the whole weight is better as two chunks at
- * up to 512 rows was calculated as well: half of the weight then has fewer than three waves, and
- * all that could be gained is half of the second half's time, so it stays whole.
+ * The rule weighs waves against dequantizing: a wave costs as much time as dequantizing about 128 x
+ * 128 rows. (By the rates of docs/kernels.md, with K in both: 134 x 128 on a V100, 124 on an A100,
+ * 111 on an H100, 161 on an H200.) The first chunk is dequantized before cuBLAS can begin. The
+ * others are dequantized while it works, which hides a part of their time; half is assumed.
+ * Dequantizing is bound by memory and the product by tensor cores, but a tile of this size takes
+ * all registers of a multiprocessor, so work that overlaps runs where a wave is not full. Whether
+ * the whole weight is better as two chunks at up to 512 rows was calculated as well: half of the
+ * weight then has fewer than three waves, and all that could be gained is half of the second half's
+ * time, so it stays whole.
  *
  * Chunks now come from memory instead of from the L2, where chunks of half its size would still be.
- * That is what the compared float16 product does with its weights too, and with more than 256 rows
- * of x the tensor cores are its bound; but the dense rows are really written to memory, so
- * dequantizing costs 2.5 bytes a weight and not 0.5. What chunks in the L2 would gain is less than
- * what their waves lose: the table in docs/kernels.md has both. */
+ * The float16 product that this is compared with reads its weights from memory too, and with more
+ * than 256 rows of x the tensor cores are its bound. But the dense rows are really written to
+ * memory, so dequantizing costs 2.5 bytes a weight and not 0.5. What chunks in the L2 would gain is
+ * less than what their waves lose: the table in docs/kernels.md has both. */
 #include "kernels/matmul_chunks.h"
 
 #include "base/checked.h"
@@ -31,7 +32,7 @@
 #define TILE_SHORT 128u /* sides of a tile */
 #define TILE_LONG  256u
 #define WAVE_COST  128u /* in units of dequantizing a column: TILE_SHORT rows of W */
-/* With little room for chunks, so many sizes are compared at most. */
+/* With little room for chunks, at most this many sizes are compared. */
 #define SIZES_MOST 1024u
 
 static uint64_t columns_of(uint64_t rows)
@@ -82,16 +83,16 @@ static uint64_t waves_of_all(uint64_t sms, uint64_t columns, uint64_t chunk, uin
     return qc_sat_add(qc_sat_mul(columns / chunk, each), qc_ceil_div_u64(last, sms));
 }
 
-/* What a chunk of so many columns costs, in units of dequantizing one: its waves, and dequantizing,
- * of which half is hidden behind products where chunks are paired. */
+/* What a chunk of so many columns costs, in units of dequantizing one: its waves, and its
+ * dequantizing, half of which is hidden behind products where chunks are paired. */
 static uint64_t cost_of(uint64_t waves, uint64_t columns, uint64_t chunk, int paired)
 {
     uint64_t seen = paired ? chunk + (columns - chunk) / 2 : columns;
     return qc_sat_add(qc_sat_mul(waves, WAVE_COST), seen);
 }
 
-/* One buffer, and less room than the whole weight takes: the largest chunk that fits, or one of at
- * least half its size that makes fewer waves in all. */
+/* For one buffer, and less room than the whole weight takes: the largest chunk that fits, or one of
+ * at least half its size that makes fewer waves in all. */
 static qc_chunks largest(uint64_t sms, uint64_t n, uint64_t m, const qc_chunk_room *room,
                          uint64_t *cost)
 {
@@ -115,13 +116,13 @@ qc_chunks qc_chunks_choose(unsigned multiprocessors, uint64_t n, uint64_t m, qc_
     const uint64_t columns = columns_of(n);
     qc_chunks best = {.rows = n};
     uint64_t cost;
-    /* Columns that `least` tiles take, of either shape. */
+    /* How many columns `least` tiles take, of either shape. */
     uint64_t from = qc_ceil_div_u64(least, qc_ceil_div_u64(m, TILE_LONG));
     uint64_t other = 2 * qc_ceil_div_u64(least, qc_ceil_div_u64(m, TILE_SHORT)) - 1;
     from = from < other ? other : from;
     if (has_room(&room, n, best)) {
-        /* With a hundred thousand rows of x, a single column is waves enough, and dequantizing
-         * next to nothing. */
+        /* With a hundred thousand rows of x, a single column has enough waves, and dequantizing
+         * costs next to nothing. */
         if (m <= QC_CHUNK_WHOLE_ROWS || from == 1)
             return best;
         cost = cost_of(waves_of_all(sms, columns, columns, m, 0), columns, columns, 0);

@@ -1,4 +1,4 @@
-/* How many rows of W DEQUANT_GEMM makes dense at a time: a pure host function. */
+/* How many rows of W the path DEQUANT_GEMM dequantizes at a time: a pure host function. */
 #ifndef QC_KERNELS_MATMUL_CHUNKS_H
 #define QC_KERNELS_MATMUL_CHUNKS_H
 
@@ -8,11 +8,12 @@
 extern "C" {
 #endif
 
-/* Up to this many rows of x the whole weight is one chunk, if there is room for it. */
+/* Up to this many rows of x, the whole weight is one chunk if there is room for it. */
 #define QC_CHUNK_WHOLE_ROWS 512u
-/* A chunk is at least so many full waves of cuBLAS's tiles, if there is room for them. */
+/* If there is room for it, a chunk fills the device with cuBLAS's tiles at least this many
+ * times. */
 #define QC_CHUNK_WAVES 3u
-/* With less room chunks are multiples of this, and at least this. */
+/* With less room, chunks are multiples of this, and at least this. */
 #define QC_CHUNK_LEAST 64u
 
 /* The memory that chunks may take. */
@@ -25,19 +26,20 @@ typedef struct {
 
 typedef struct {
     uint64_t rows; /* of all chunks but the last, which may have less */
-    /* There are two dense buffers: the next chunk is made dense while cuBLAS multiplies this one.
-     */
+    /* There are two dense buffers: the next chunk is dequantized while cuBLAS multiplies this
+     * one. */
     int paired;
 } qc_chunks;
 
-/* Tiles of cuBLAS for `rows` rows of W and m rows of x, and how often they fill the device. */
+/* How many tiles cuBLAS has for `rows` rows of W and m rows of x, and how often they fill the
+ * device. */
 uint64_t qc_chunk_tiles(uint64_t rows, uint64_t m);
 uint64_t qc_chunk_waves(unsigned multiprocessors, uint64_t rows, uint64_t m);
-/* Dense rows that chunks of `rows` take, of n: one buffer or two. */
+/* How many dense rows, of n, chunks of `rows` take in memory: one buffer or two. */
 uint64_t qc_chunk_dense_rows(uint64_t n, qc_chunks chunks);
 
-/* For W of n rows, n and m at least 1. Where not even QC_CHUNK_LEAST rows have room, it says those.
- */
+/* Chooses chunks for W of n rows; n and m are at least 1. If not even QC_CHUNK_LEAST rows have
+ * room, the answer is still that many. */
 qc_chunks qc_chunks_choose(unsigned multiprocessors, uint64_t n, uint64_t m, qc_chunk_room room);
 
 #ifdef __cplusplus

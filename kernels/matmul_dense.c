@@ -1,15 +1,15 @@
-/* What goes through cuBLAS: a weight dequantized in chunks and multiplied, and the plain product to
- * compare with; and the slow exact one.
+/* Everything that goes through cuBLAS: a weight that is dequantized in chunks and multiplied, and
+ * the plain product to compare with. The slow exact product is here too.
  *
- * Two streams, two buffers. While cuBLAS multiplies chunk i on the caller's stream, chunk i + 1 is
- * made dense on the side stream, in the buffer that chunk i - 1 had:
+ * There are two streams and two buffers. While cuBLAS multiplies chunk i on the caller's stream,
+ * chunk i + 1 is dequantized on the side stream, in the buffer that chunk i - 1 had:
  *
  *     caller's   dense 0 | F product 0 | wait | F product 1 | wait | product 2
  *     side                 \ dense 1 R /       \ dense 2 R /
  *
- * F, the event `forked`, stands before product i, so chunk i - 1 is multiplied by then and its
- * buffer free; R, `ready`, is what the caller's stream waits for. The side stream has nothing left
- * to do that the caller's stream does not wait for, whether or not an error came, so waiting for
+ * F, the event `forked`, comes before product i, so chunk i - 1 is multiplied by then and its
+ * buffer free; R, `ready`, is what the caller's stream waits for. Whether or not there was an
+ * error, the caller's stream waits for everything that the side stream has to do. So waiting for
  * the caller's stream is enough, and a capture of it may end. */
 #include "base/checked.h"
 #include "kernels/cuda_quantize.h"
@@ -31,7 +31,7 @@ static qc_status make_dense(const qc_matmul_call *c, uint64_t first, uint64_t ro
                               exponent, NULL, s, err);
 }
 
-/* Rows `first` and following of W, which are dense: their columns of y. */
+/* Multiplies with the dense rows of W from `first` on, which give their columns of y. */
 static qc_status multiply(qc_cublas *gemm, const qc_matmul_call *c, uint64_t first, uint64_t rows,
                           const void *dense, qc_cuda_stream s, qc_error *err)
 {
@@ -59,9 +59,9 @@ static qc_status multiply(qc_cublas *gemm, const qc_matmul_call *c, uint64_t fir
     return p->gemm_to_float ? qc_matmul_reduce_launch(&part, s, err) : QC_OK;
 }
 
-/* The side stream for s, or NULL where the next chunk has to be made on s itself: there is one
- * chunk, one buffer, or another capture has the side stream. (Of a handle, one capture at a time
- * can have it. Results are the same.) */
+/* The side stream for s, or NULL where the next chunk has to be dequantized on s itself, because
+ * there is one chunk or one buffer, or because another capture has the side stream. (Only one
+ * capture at a time can have that of a handle. Results are the same.) */
 static qc_status side_for(const qc_matmul *h, const qc_matmul_call *c, qc_cuda_stream s,
                           const qc_matmul_side **out, qc_error *err)
 {
@@ -78,8 +78,8 @@ static qc_status side_for(const qc_matmul *h, const qc_matmul_call *c, qc_cuda_s
     return QC_OK;
 }
 
-/* After an error: s waits for what the side stream was given. If not even that can be said, the
- * calling thread waits. */
+/* After an error, s waits for the work that the side stream was given. If not even that can be
+ * asked for, the calling thread waits. */
 static void rejoin(const qc_matmul_side *side, qc_cuda_stream s)
 {
     qc_error ignored = {0};
@@ -91,7 +91,7 @@ static void rejoin(const qc_matmul_side *side, qc_cuda_stream s)
     (void)st; /* the caller has the first error */
 }
 
-/* Multiplies the chunk from row `first` on, and makes the next one dense, where there is one. */
+/* Multiplies the chunk from row `first` on, and dequantizes the next one, where there is one. */
 static qc_status chunk(const qc_matmul *h, const qc_matmul_call *c, uint64_t first,
                        unsigned char *const dense[2], const qc_matmul_side *side, qc_cuda_stream s,
                        qc_error *err)
@@ -106,7 +106,8 @@ static qc_status chunk(const qc_matmul *h, const qc_matmul_call *c, uint64_t fir
     }
     QC_TRY(qc_cuda_event_record(side->forked, s, err));
     QC_TRY(qc_cuda_stream_wait(side->stream, side->forked, err));
-    /* cuBLAS first: its tiles get the multiprocessors, and the other kernel what they leave. */
+    /* cuBLAS goes first: its tiles get the multiprocessors, and the other kernel what they
+     * leave. */
     qc_status st = multiply(h->gemm, c, first, rows, dense[here], s, err);
     if (st == QC_OK)
         st = make_dense(c, next, next_rows, dense[!here], side->stream, err);

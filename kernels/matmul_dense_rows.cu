@@ -1,9 +1,8 @@
 /* Dense rows of a repacked weight, for cuBLAS: what cuda_dequantize.cu makes of the file's layout.
  *
- *   grid    x: 128 runs of 32 codes of a row a block, one a thread; y: rows
- *   bytes   a thread reads 16 (NF4) or 32 (int8) in one or two loads and writes 64; 2.5 (3) bytes
- * per weight: bound by memory
- */
+ *   grid    x: a block has 128 runs of 32 codes of a row, one a thread; y: rows
+ *   bytes   a thread reads 16 (NF4) or 32 (int8) in one or two loads and writes 64; that is 2.5 (3)
+ *           bytes per weight, so the kernel is bound by memory */
 #include "kernels/matmul_run.cuh"
 
 #define THREADS   128u

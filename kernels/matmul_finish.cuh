@@ -1,12 +1,12 @@
-/* The last steps of every matmul kernel, so that they are alike: from a float sum to y. */
+/* The last steps from a float sum to y, which all matmul kernels share. */
 #ifndef QC_KERNELS_MATMUL_FINISH_CUH
 #define QC_KERNELS_MATMUL_FINISH_CUH
 
 #include "base/dtype.h"
 #include "kernels/ptx.cuh"
 
-/* v * 2^exponent, |exponent| <= 378: exact, or the right infinity; where it is less than a normal
- * float it may be rounded more than once. */
+/* v * 2^exponent, |exponent| <= 378: exact, or the right infinity. A result below the normal floats
+ * may be rounded more than once. */
 QC_DEVICE float qc_scale_pow2(float v, int exponent)
 {
     if (exponent == 0)

@@ -27,8 +27,7 @@
  *
  * Limits: per weight one shared-memory load of 4 bytes for NF4 (32 weights per clock and
  * multiprocessor), 2 * M / rows bytes of x, and the float pipe (64 / M weights per clock, 128 / M
- * from sm_86 on).
- */
+ * from sm_86 on). */
 #include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_run.cuh"
 

@@ -25,7 +25,7 @@ static void end_side(qc_matmul_side *side)
     qc_cuda_stream_destroy(side->stream);
 }
 
-/* With h's device current. */
+/* Call it with h's device current. */
 static qc_status make_parts(qc_matmul *h, qc_error *err)
 {
     void *word = NULL;
@@ -49,8 +49,8 @@ static void end_parts(qc_matmul *h)
     qc_cuda_host_free(h->fault);
 }
 
-/* Makes h's device current and says in *before which one was; back() is the way back, which does
- * nothing where it was h's own. */
+/* Makes h's device current and stores in *before which one was; back() returns to it, and does
+ * nothing if it was h's own. */
 static qc_status go_to(const qc_matmul *h, qc_cuda_device *before, qc_error *err)
 {
     QC_TRY(qc_cuda_current(&before->index, err));
@@ -89,8 +89,8 @@ void qc_matmul_destroy(qc_matmul *h)
     qc_cuda_device before = {0};
     if (!h)
         return;
-    /* cuBLAS ends with the device current for which it was made. Without any device there is
-     * nothing of it. */
+    /* cuBLAS must end with the device current for which it was made. Without any device there is no
+     * cuBLAS. */
     int went = h->fault && go_to(h, &before, NULL) == QC_OK;
     end_parts(h);
     if (went)
@@ -134,8 +134,8 @@ const qc_matmul_tuned *qc_matmul_tuning(const qc_matmul *h, size_t *count)
 
 qc_status qc_matmul_check(const qc_matmul *h, qc_error *err)
 {
-    /* The word is looked at before it is exchanged: that is a read of a line which nobody writes,
-     * and all but one call in a handle's life end there. */
+    /* The word is read before it is exchanged: nobody writes its line then, and all but one call in
+     * a handle's life end there. */
     _Atomic uint32_t *word = (_Atomic uint32_t *)h->fault;
     uint32_t fault = atomic_load_explicit(word, memory_order_relaxed);
     if (fault)

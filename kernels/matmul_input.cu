@@ -17,8 +17,7 @@
  * that weights are the very float16 that dequantizing gives. Else they are multiplied by the power
  * of two that brings the largest scale to [2^14, 2^15).
  *   grid    as many blocks as there are scales for, at most 1024; integer atomicMax on the bits of
- *           non-negative floats, which does not depend on the order
- */
+ *           non-negative floats, which does not depend on the order */
 #include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_kernels.h"
 
@@ -34,7 +33,7 @@ struct input_shared {
     uint32_t warp_peak[WARPS];
 };
 
-/* The largest finite magnitude's bits, in every thread. */
+/* Finds the bits of the largest finite magnitude, for every thread. */
 QC_DEVICE uint32_t row_peak(const uint16_t *x, uint64_t k, input_shared &shared)
 {
     uint32_t peak = 0;
@@ -135,7 +134,8 @@ __global__ void matmul_exponent(const float *code_map, int *prepared)
     prepared[3] = (int)__float_as_uint(1.0f);
 }
 
-/* Four bytes of a repacked row a thread; one time per weight, so bytes and nibbles are fine. */
+/* Each thread writes four bytes of a repacked row. This happens once per weight, so working on
+ * bytes and nibbles is fast enough. */
 __global__ void __launch_bounds__(THREADS)
     matmul_repack(const qc_weights w, uint64_t row_words, uint32_t *out)
 {

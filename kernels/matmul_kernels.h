@@ -1,5 +1,5 @@
-/* Inside kernels/ only: what qc_matmul_run hands to the launchers, one per path. Launchers check
- * nothing but their launch: the plan is right. */
+/* Inside kernels/ only: what qc_matmul_run passes to the launchers, one per path. Launchers check
+ * only whether their launch worked: the plan is right. */
 #ifndef QC_KERNELS_MATMUL_KERNELS_H
 #define QC_KERNELS_MATMUL_KERNELS_H
 
@@ -9,8 +9,8 @@
 extern "C" {
 #endif
 
-/* What a kernel that cannot do its work writes to a call's fault word; y, or its partial sums, it
- * leaves as they were. */
+/* What a kernel that cannot do its work writes to a call's fault word; it leaves y, or its partial
+ * sums, as they were. */
 #define QC_MATMUL_FAULT_WORKSPACE 1u /* the workspace was not made ready */
 #define QC_MATMUL_FAULT_SHARED    2u /* shared memory begins so late that the table has no room */
 
@@ -19,8 +19,7 @@ typedef struct {
     qc_matmul_weights weights;
     uint64_t m, n, k;
     /* GEMV: x as the caller has it. MMA paths: float16 with 16-byte aligned rows, readable (zero)
-     * up to plan.k_padded, and x_exponent[m]: row m was multiplied by 2^x_exponent[m]; NULL: by 1.
-     */
+     * up to plan.k_padded. x_exponent[m]: row m was multiplied by 2^x_exponent[m]; NULL: by 1. */
     const void *x;
     qc_dtype x_dtype;
     uint64_t ldx;
@@ -37,63 +36,64 @@ typedef struct {
                            workspace alone, and ends. NULL: the same without the word */
 } qc_matmul_call;
 
-/* Whether launches on this device may overlap: the kernels that run there have the wait, which only
- * code compiled for compute_90 or newer has, and CUDA is 12.3 at least, from which on such launches
- * can be captured into graphs. */
+/* Returns whether launches on this device may overlap. The kernels that run there must have the
+ * wait, which only code compiled for compute_90 or newer has, and CUDA must be 12.3 at least, from
+ * which on such launches can be captured into graphs. */
 static inline int qc_matmul_overlaps(const qc_cuda_device *d)
 {
     return d->code >= 90 && d->driver_version >= 12030 && d->runtime_version >= 12030;
 }
 
-/* c[0 .. count): products that share x, m, k, the dtypes, the kind of weights and the plan, which
- * was made for all of them; each has its own weights, n, y, ldy, bias and partials. count: 1 to
- * QC_MATMUL_GROUP_MOST. */
+/* c[0 .. count) are products that share x, m, k, the dtypes, the kind of weights and the plan,
+ * which was made for all of them; each has its own weights, n, y, ldy, bias and partials. count: 1
+ * to QC_MATMUL_GROUP_MOST. */
 QC_NODISCARD qc_status qc_gemv_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                       qc_error *err);
 QC_NODISCARD qc_status qc_mma884_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                         qc_error *err);
 QC_NODISCARD qc_status qc_mma16816_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                           qc_error *err);
-/* Of path MMA_16816, where qc_stream_takes says so. */
+/* For path MMA_16816, where qc_stream_takes says so. */
 QC_NODISCARD qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                         qc_error *err);
-/* Likewise where qc_tiles_takes says so. */
+/* The same where qc_tiles_takes says so. */
 QC_NODISCARD qc_status qc_tiles_launch(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s,
                                        qc_error *err);
-/* partials -> y: summed over plan.splits in order, scaled by 2^-(weights.exponent + x_exponent)
- * (NULL: 0), bias added, rounded once. splits 0: no partials, y is the bias or zero. */
+/* Turns partials into y: they are summed over plan.splits in order, scaled by 2^-(weights.exponent
+ * + x_exponent) (NULL: 0), the bias is added, and the sum is rounded once. With splits 0 there are
+ * no partials, and y is the bias or zero. */
 QC_NODISCARD qc_status qc_matmul_reduce_launch(const qc_matmul_call *c, qc_cuda_stream s,
                                                qc_error *err);
 
-/* x of call c as float16 rows of c->plan.k_padded elements to out, zero beyond K. BF16: each row
- * times the power of two that brings its largest finite element to [2^14, 2^15), which goes to
- * exponents[m]; F16: as it is, exponents not touched. */
+/* Writes x of call c to out as float16 rows of c->plan.k_padded elements, zero beyond K. BF16: each
+ * row is multiplied by the power of two that brings its largest finite element to [2^14, 2^15),
+ * whose exponent goes to exponents[m]. F16: as it is, exponents not touched. */
 QC_NODISCARD qc_status qc_matmul_input_launch(const qc_matmul_call *c, uint16_t *out,
                                               int *exponents, qc_cuda_stream s, qc_error *err);
 
-/* prepared[0] the exponent, then 2^-exponent, 0 and 1 as floats (qc_matmul_weights); prepared: 256
- * bytes. */
+/* prepared (256 bytes) gets the exponent, then 2^-exponent, 0 and 1 as floats
+ * (qc_matmul_weights). */
 QC_NODISCARD qc_status qc_matmul_exponent_launch(const qc_weights *w, int *prepared,
                                                  qc_cuda_stream s, qc_error *err);
-/* Rows of codes to rows of row_bytes, a multiple of 16; zero behind the last code. */
+/* Copies rows of codes to rows of row_bytes, a multiple of 16, with zeros behind the last code. */
 QC_NODISCARD qc_status qc_matmul_repack_launch(const qc_weights *w, uint64_t row_bytes, void *out,
                                                qc_cuda_stream s, qc_error *err);
 
-/* Rows of a repacked weight as qc_cuda_dequantize has them from the file's layout: dst [rows][ld]
- * F16 or BF16, ld a multiple of 32, at least K rounded up to that; zero beyond K. exponent: NULL or
- * as there. */
+/* Rows of a repacked weight, equal to those that qc_cuda_dequantize makes from the file's layout:
+ * dst [rows][ld] F16 or BF16, ld a multiple of 32, at least K rounded up to that; zero beyond K.
+ * exponent: NULL or as there. */
 QC_NODISCARD qc_status qc_matmul_dense_rows_launch(const qc_matmul_weights *w, uint64_t first_row,
                                                    uint64_t rows, void *dst, qc_dtype dst_dtype,
                                                    uint64_t ld, const int *exponent,
                                                    qc_cuda_stream s, qc_error *err);
 
-/* As qc_matmul_reference, checked. */
+/* Like qc_matmul_reference; arguments are checked already. */
 QC_NODISCARD qc_status qc_matmul_reference_launch(const qc_weights *w, const void *dense,
                                                   qc_dtype dense_dtype, uint64_t n, uint64_t k,
                                                   const void *x, qc_dtype x_dtype, uint64_t m,
                                                   double *y, qc_cuda_stream s, qc_error *err);
 
-/* Tiles of n_tile rows of W: those of a part do not reach into the next. */
+/* Tiles of n_tile rows of W: those of one weight do not reach into the next. */
 static inline uint64_t qc_matmul_tiles(const qc_matmul_shape *s, uint32_t n_tile)
 {
     uint64_t tiles = 0;
@@ -104,18 +104,19 @@ static inline uint64_t qc_matmul_tiles(const qc_matmul_shape *s, uint32_t n_tile
     return tiles;
 }
 
-/* Tiles and shared memory of the tensor-core kernels for a plan; pure host functions beside their
- * kernels, called by qc_matmul_plan_make after path, run and the shape are decided. They set
- * m_tile, n_tile, threads, splits, split_k and shared_bytes. */
+/* Tiles and shared memory of the tensor-core kernels for a plan. These are pure host functions
+ * beside their kernels; qc_matmul_plan_make calls them after path, run and the shape are decided.
+ * They set m_tile, n_tile, threads, splits, split_k and shared_bytes. */
 void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 void qc_mma884_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 void qc_mma16816_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
-/* Whether matmul_tiles.cu has a kernel for it; of the plan, run is looked at. */
+/* Returns whether matmul_tiles.cu has a kernel for it; of the plan, only run is looked at. */
 int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
 void qc_tiles_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p);
 
-/* Whether the kernel can have this shape, and its plan: of p, run and k_padded are set; blocks: 0,
- * or how many to use at most. may_share: tiles may be shared by blocks, which takes workspace. */
+/* Returns whether the kernel can have this shape, and completes its plan; run and k_padded are set
+ * in p. blocks: 0, or how many to use at most. may_share: blocks of threads may share tiles, which
+ * takes workspace. */
 int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p);
 void qc_stream_configure(const qc_cuda_device *d, const qc_matmul_shape *s, int may_share,
                          qc_matmul_plan *p);

@@ -1,9 +1,9 @@
 /* Which kernel, tiles and workspace for a shape on a device; see matmul_plan.h.
  *
- * The workspace, in this order, each part on a multiple of 256 bytes:
+ * The workspace in this order, each array on a multiple of 256 bytes:
+ *
  *     header | x as float16 [m][k_padded] | exponents of its rows [m] | float partial sums |
- *     dense rows of W, one chunk or two | cuBLAS
- */
+ *     dense rows of W, one chunk or two | cuBLAS */
 #include "kernels/matmul_plan.h"
 
 #include "base/checked.h"
@@ -101,7 +101,8 @@ static qc_matmul_path choose(const qc_cuda_device *d, const qc_matmul_shape *s)
     qc_matmul_plan p = {.run = run_mode(s)};
     if (qc_stream_takes(d, s, &p))
         return QC_MATMUL_MMA_16816;
-    /* Where a V100's tensor cores should overtake the GEMV, by the counts of docs/kernels.md. */
+    /* From here on a V100's tensor cores should overtake the GEMV, by the counts of
+     * docs/kernels.md. */
     if (d->sm >= 70 && d->sm < 75 && s->m <= GEMV_ROWS && p.run == QC_RUN_ALIGNED &&
         s->x_dtype == QC_DTYPE_F16 && s->x_alignment >= 16 &&
         s->m >= (s->kind == QC_WEIGHTS_NF4 ? 3u : 4u))
@@ -145,7 +146,8 @@ static uint64_t aligned(uint64_t bytes)
     return up == UINT64_MAX ? up : up / WORKSPACE_ALIGN * WORKSPACE_ALIGN;
 }
 
-/* Rows of the weight: of the largest, where several share x, as cuBLAS takes them one by one. */
+/* The rows of the weight. Where several share x, those of the largest, as cuBLAS takes one at a
+ * time. */
 static uint64_t gemm_n(const qc_matmul_shape *s)
 {
     uint64_t most = s->parts ? 0 : s->n;
@@ -204,7 +206,7 @@ static qc_status too_large(const qc_matmul_plan *p, uint64_t limit_bytes, qc_err
             limit_bytes == QC_MATMUL_NO_WORKSPACE ? 0 : limit_bytes);
 }
 
-/* The tensor-core kernels and the GEMV: K is split less until the partial sums fit. */
+/* For the tensor-core kernels and the GEMV: K is split less until the partial sums fit. */
 static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
                        qc_matmul_plan *p)
 {
@@ -229,7 +231,7 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
         qc_mma884_configure(d, s, p);
     else
         qc_mma16816_configure(d, s, p);
-    /* Blocks of a kernel that cannot have this shape say nothing about splits. */
+    /* The blocks of a kernel that cannot have this shape say nothing about splits. */
     uint32_t splits = wanted && variant != QC_MATMUL_STREAM ? wanted : p->splits;
     if (s->m > QC_MATMUL_SPLIT_ROWS)
         splits = 1;
@@ -247,7 +249,7 @@ static void plan_fused(const qc_cuda_device *d, const qc_matmul_shape *s, uint64
     }
 }
 
-/* A chunk of `rows` rows, laid out. */
+/* Lays out a chunk of `rows` rows. */
 static void lay_out_chunks(const qc_matmul_shape *s, qc_chunks chunks, uint64_t gemm_bytes,
                            qc_matmul_plan *p)
 {
@@ -256,7 +258,7 @@ static void lay_out_chunks(const qc_matmul_shape *s, qc_chunks chunks, uint64_t 
     lay_out(s, gemm_bytes, p);
 }
 
-/* Dense rows at a time as they suit cuBLAS, or fewer within the limit. */
+/* Chooses as many dense rows at a time as suit cuBLAS, or fewer within the limit. */
 static void plan_gemm(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
                       qc_matmul_plan *p)
 {
@@ -279,8 +281,8 @@ static void plan_gemm(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_
     lay_out_chunks(s, qc_chunks_choose(d->multiprocessors, n, s->m, room), gemm_bytes, p);
     if (fits(p, limit_bytes))
         return;
-    /* What is left of the limit without chunks; each of up to three parts may end before a multiple
-     * of WORKSPACE_ALIGN. */
+    /* The room that the limit leaves for chunks; each of up to three arrays may end before a
+     * multiple of WORKSPACE_ALIGN. */
     lay_out_chunks(s, (qc_chunks){.rows = 0}, gemm_bytes, p);
     uint64_t taken = qc_sat_add(p->workspace_bytes, 3 * (WORKSPACE_ALIGN - 1));
     room.bytes = limit_bytes > taken ? limit_bytes - taken : 0;
@@ -308,7 +310,8 @@ static void plan_path(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matm
     plan_choice(d, s, &(qc_matmul_choice){path, 0, 0}, limit_bytes, p);
 }
 
-/* As chosen for this shape alone or by its table; 0 where nothing is or it cannot be. */
+/* The plan as chosen for this shape alone or by its table; 0 where nothing is chosen or
+ * possible. */
 static int plan_tuned(const qc_cuda_device *d, const qc_matmul_shape *s, uint64_t limit_bytes,
                       qc_matmul_plan *p)
 {
@@ -346,7 +349,7 @@ qc_status qc_matmul_plan_make(const qc_cuda_device *device, const qc_matmul_shap
 }
 
 /* Where a table's choice may change beyond the rows that are all tried: the ends of its ranges, and
- * what lies before them. In between workspaces only grow. */
+ * the numbers before them. In between, workspaces only grow. */
 static uint64_t tuned_end(const qc_matmul_shape *s, size_t i, uint64_t max_m)
 {
     const qc_matmul_tuned *row = &s->tuned[i / 2];

@@ -1,5 +1,5 @@
-/* Which kernel with which tiles: a pure host function of shape and device, so that tests force
- * every branch without that device. */
+/* Which kernel runs with which tiles: a pure host function of shape and device, so that tests can
+ * force every branch without that device. */
 #ifndef QC_KERNELS_MATMUL_PLAN_H
 #define QC_KERNELS_MATMUL_PLAN_H
 
@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-/* Kernels of one path: of MMA_16816. The other paths have one each, 0. */
+/* The kernels of one path, MMA_16816. The other paths have one each, which is 0. */
 enum {
     QC_MATMUL_ANY,     /* as the plan chooses */
     QC_MATMUL_GENERAL, /* any shape, any number of rows */
@@ -41,8 +41,8 @@ typedef struct {
     int repacked;
     int has_bias;
     int have_gemm; /* cuBLAS is there */
-    /* With QC_MATMUL_AUTO, where device, shape and workspace allow it: this choice, or if it has
-     * none the one that a table has. */
+    /* With QC_MATMUL_AUTO, where device, shape and workspace allow it, this choice is taken; if it
+     * is none, the one that a table has. */
     qc_matmul_choice choice;
     const qc_matmul_tuned *tuned;
     size_t tuned_count;
@@ -74,22 +74,22 @@ typedef struct {
     int meets;
     uint64_t partial_floats;
     int overlaps; /* kernels that wait (STREAM, x to float16, the sum of splits) may begin before
-                     the launch in front of them has ended */
+                     the launch before them has ended */
     int copies_x; /* x is rewritten as float16 [m][k_padded] with row exponents */
     uint64_t k_padded; /* K rounded up to a multiple of 32 */
-    /* DEQUANT_GEMM: rows of W dequantized at a time, to which dtype, and whether the product goes
-     * to the workspace in float first, for the reduction to finish it. */
+    /* DEQUANT_GEMM: how many rows of W are dequantized at a time, to which dtype, and whether the
+     * product goes to the workspace in float first, where the reduction finishes it. */
     uint64_t chunk_rows;
     uint64_t dense_apart; /* bytes from one buffer of dense rows to the other; 0: there is one */
     qc_dtype dense_dtype;
     int gemm_to_float;
-    /* Workspace, offsets in bytes, each a multiple of 256; in this order, behind the header of
-     * QC_MATMUL_HEADER_BYTES. cuBLAS has the rest. */
+    /* The layout of the workspace: offsets in bytes, each a multiple of 256, in this order, behind
+     * the header of QC_MATMUL_HEADER_BYTES. The rest is cuBLAS's. */
     uint64_t x_offset, x_exponent_offset, partial_offset, dense_offset, gemm_offset;
     uint64_t workspace_bytes;
 } qc_matmul_plan;
 
-/* What qc_matmul_plan_product was asked for, of each weight. */
+/* What qc_matmul_plan_product was asked for, for each weight. */
 typedef struct {
     qc_weights_kind kind;
     uint64_t rows, cols;
@@ -99,7 +99,7 @@ typedef struct {
     int has_bias;
 } qc_matmul_planned_weight;
 
-/* Weights that go in one launch. */
+/* The weights that go in one launch. */
 typedef struct {
     uint32_t end; /* behind its last weight */
     qc_matmul_plan plan;
@@ -115,20 +115,20 @@ struct qc_matmul_planned {
     qc_matmul_planned_set set[QC_MATMUL_GROUP_MOST];
 };
 
-/* Above this many rows K is never split: there are blocks enough without. */
+/* Above this many rows K is never split: there are enough blocks without. */
 #define QC_MATMUL_SPLIT_ROWS 1024u
 
 /* The workspace's header: QC_MATMUL_READY, then counters that are 0 between launches. */
 #define QC_MATMUL_COUNTERS (QC_MATMUL_HEADER_BYTES / 4u - 1u)
 #define QC_MATMUL_READY    0x71717171u
 
-/* As limit_bytes: there is no workspace at all. */
+/* Stands for limit_bytes where there is no workspace at all. */
 #define QC_MATMUL_NO_WORKSPACE 1u
 
-/* Rows of x from which on DEQUANT_GEMM is chosen, where cuBLAS is there. */
+/* From how many rows of x on DEQUANT_GEMM is chosen, where cuBLAS is there. */
 uint64_t qc_matmul_gemm_rows(const qc_cuda_device *device, const qc_matmul_shape *shape);
 
-/* path: QC_MATMUL_AUTO, or one to be forced: QC_ERR_USAGE where the device cannot run it (MMA_16816
+/* path: QC_MATMUL_AUTO, or one to force. QC_ERR_USAGE where the device cannot run it (MMA_16816
  * below sm_80, MMA_884 below sm_70, DEQUANT_GEMM without cuBLAS). limit_bytes: 0, or the most
  * workspace to use; QC_ERR_USAGE if no plan fits. */
 QC_NODISCARD qc_status qc_matmul_plan_make(const qc_cuda_device *device,
@@ -136,7 +136,7 @@ QC_NODISCARD qc_status qc_matmul_plan_make(const qc_cuda_device *device,
                                            uint64_t limit_bytes, qc_matmul_plan *out,
                                            qc_error *err);
 
-/* qc_matmul_workspace_bytes without a handle: of shape, its m, dtypes, strides and bias do not
+/* qc_matmul_workspace_bytes without a handle; of shape, its m, dtypes, strides and bias do not
  * count. */
 uint64_t qc_matmul_plan_workspace(const qc_cuda_device *device, const qc_matmul_shape *shape,
                                   uint64_t max_m, qc_matmul_path path, uint64_t limit_bytes);

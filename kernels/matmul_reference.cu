@@ -1,10 +1,10 @@
-/* The truth on the GPU: y in double, one thread per element of y, sums in k order. Products of the
- * exact float weight and the exact x are exact in double (24 + 11 bits); each addition rounds once.
+/* The reference on the GPU: y in double, one thread per element of y, sums in k order. Products of
+ * the exact float weight and the exact x are exact in double (24 + 11 bits); each addition rounds
+ * once.
  *
- *   grid    x: 128 columns of y (rows of W) a block; y: rows of x
- *   bytes   weights are read once per row of x, through the caches; slow, and meant to be plain: it
- *           shares no decoding with the kernels that are compared with it
- */
+ *   grid    x: a block has 128 columns of y (rows of W); y: rows of x
+ *   bytes   weights are read once per row of x, through the caches; it is slow and plain on
+ *           purpose, and shares no decoding with the kernels that are compared with it */
 #include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_kernels.h"
 #include "quant/quant_values.h"

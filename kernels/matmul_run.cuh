@@ -30,8 +30,8 @@
  *   qc_run_singles  [16][32] 2 KB. Lane l reads copy l: one 32-bit load, one weight
  * Both cost one shared-memory wavefront per 32 weights: 32 weights per clock and multiprocessor.
  * Pairs take half the address arithmetic (a shift and a LOP3 per load) and half the loads.
- * Int8 needs no table: a byte goes into the mantissa of 2^23 and 2^23 + 128 is subtracted, exactly.
- */
+ * Int8 needs no table: a byte goes into the mantissa of 2^23 and 2^23 + 128 is subtracted,
+ * exactly. */
 #ifndef QC_KERNELS_MATMUL_RUN_CUH
 #define QC_KERNELS_MATMUL_RUN_CUH
 

@@ -310,8 +310,8 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
     }
 }
 
-/* ---- which tiles, and how they are shared out -------------------------------------------------
- */
+/* ---- which tiles, and how they are shared out
+ * ------------------------------------------------- */
 
 typedef struct {
     uint32_t m_tile, n_tile, shared_bytes;

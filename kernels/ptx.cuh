@@ -17,7 +17,7 @@
 
 /* ---- loads ----------------------------------------------------------------------------------- */
 
-/* 16 bytes of global memory that are read once: not kept in L1. p: 16-byte aligned. */
+/* Loads 16 bytes of global memory that are read once and not kept in L1. p: 16-byte aligned. */
 QC_DEVICE uint4 qc_ld_stream_16(const void *p)
 {
     uint4 v;
@@ -27,8 +27,8 @@ QC_DEVICE uint4 qc_ld_stream_16(const void *p)
     return v;
 }
 
-/* The same, and the 128 bytes around it are asked for from memory to L2 (sm_80): for loads of part
- * of a row whose other parts are loaded soon. */
+/* The same, but the 128 bytes around it are asked for from memory to L2 (sm_80); for loads of a
+ * stretch of a row whose other stretches are loaded soon. */
 QC_DEVICE uint4 qc_ld_stream_16_ahead(const void *p)
 {
 #if QC_ARCH >= 80
@@ -42,7 +42,7 @@ QC_DEVICE uint4 qc_ld_stream_16_ahead(const void *p)
 #endif
 }
 
-/* Likewise 8 bytes. p: 8-byte aligned. */
+/* The same for 8 bytes. p: 8-byte aligned. */
 QC_DEVICE uint2 qc_ld_stream_8(const void *p)
 {
     uint2 v;
@@ -140,16 +140,17 @@ QC_DEVICE void qc_ldmatrix_x4(uint32_t r[4], const void *row)
 /* ---- kernels behind one another ------------------------------------------------------------- */
 
 /* Programmatic dependent launch (code for sm_90): a kernel launched with qc_cuda_launch_overlapping
- * may start before the one in front of it in the stream has ended, and even before the one in front
- * of that, where that one's successor has released early. qc_grid_wait returns when the kernel in
- * front has ended and all of its writes are there. In other code it does nothing, and the kernel
- * must be launched so that it starts behind the other. The rules:
- *  - Before the wait a thread reads nothing that a kernel before it in the stream may write, and
- *    writes to no global memory. Parameters, constants and shared memory are free; so are weights
- *    where the caller says that they are complete (qc_matmul_weights).
- *  - Every thread waits before it ends, also one that has nothing to do. The wait is for the kernel
- *    in front only; that the ones before that have ended too follows only if that kernel's threads
- *    have waited for them in turn. */
+ * may start before the kernel in front of it in the stream has ended, and even before the one in
+ * front of that, if the kernel between them has released early. qc_grid_wait returns when the
+ * kernel in front has ended and all of its writes are there. In other code it does nothing, and the
+ * kernel must be launched so that it starts behind the other. The rules:
+ *
+ *   - Before the wait a thread reads nothing that a kernel before it in the stream may write, and
+ *     writes to no global memory. Parameters, constants and shared memory are free; so are weights
+ *     where the caller says that they are complete (qc_matmul_weights).
+ *   - Every thread waits before it ends, also one that has nothing to do. The wait is for the
+ *     kernel in front only; that the ones before that have ended too follows only if that
+ *     kernel's threads have waited for them in turn. */
 QC_DEVICE void qc_grid_wait(void)
 {
 #if QC_ARCH >= 90
@@ -157,7 +158,7 @@ QC_DEVICE void qc_grid_wait(void)
 #endif
 }
 
-/* Once all blocks have said so or ended, the next kernel may start. */
+/* Once all blocks have called this or ended, the next kernel may start. */
 QC_DEVICE void qc_grid_release(void)
 {
 #if QC_ARCH >= 90
@@ -165,12 +166,12 @@ QC_DEVICE void qc_grid_release(void)
 #endif
 }
 
-/* ---- between blocks of threads ----------------------------------------------------------------
- */
+/* ---- between blocks of threads
+ * ---------------------------------------------------------------- */
 
 /* Adds v to *p, in memory of the device, and returns what was there. To other threads of the device
- * the addition is a release and an acquire: whoever sees its result by another such addition sees
- * everything that happened before this one, which includes what other threads of the block did
+ * the addition is a release and an acquire: a thread that sees its result by another such addition
+ * sees everything that happened before this one. That includes what other threads of the block did
  * before a barrier that this thread has passed. */
 QC_DEVICE uint32_t qc_add_acq_rel(uint32_t *p, uint32_t v)
 {
@@ -196,8 +197,8 @@ QC_DEVICE void qc_prefetch_l2(const void *p)
 
 /* ---- bits ------------------------------------------------------------------------------------ */
 
-/* (a & mask) | b in one instruction. The compiler makes two of it where it sees that no bit meets
- * another, for then it adds. */
+/* (a & mask) | b in one instruction. The compiler makes two of it where it sees that no bits meet,
+ * because it then adds. */
 QC_DEVICE uint32_t qc_and_or(uint32_t a, uint32_t mask, uint32_t b)
 {
     uint32_t v;
@@ -205,7 +206,7 @@ QC_DEVICE uint32_t qc_and_or(uint32_t a, uint32_t mask, uint32_t b)
     return v;
 }
 
-/* v, of which the compiler does not know that it is: what follows from it is calculated again
+/* Returns v, but the compiler does not know that it is v: what follows from it is calculated again
  * instead of kept, where registers are short. */
 QC_DEVICE unsigned qc_anew(unsigned v)
 {
@@ -262,8 +263,9 @@ QC_DEVICE void qc_mma_m16n8k16_first(float d[4], const uint32_t a[4], const uint
 }
 
 /* ---- 16-bit floats --------------------------------------------------------------------------- */
-/* Narrowing rounds once, to nearest even, and overflows to infinity. A NaN stays one; which, is not
- * said: files that must equal the CPU in NaNs use quant/quant_half.h's rules on the bits. */
+/* Narrowing rounds once, to nearest even, and overflows to infinity. A NaN stays a NaN, but its
+ * bits are not specified: files that must equal the CPU in NaNs use quant/quant_half.h's rules on
+ * the bits. */
 
 QC_DEVICE float qc_float_of_half(uint16_t h)
 {
@@ -322,7 +324,7 @@ QC_DEVICE uint16_t qc_bf16_of_float(float f)
 
 /* ---- largest magnitudes ---------------------------------------------------------------------- */
 /* The larger of a, whose sign bits are clear, and |b|; a NaN in either counts as larger than any
- * number. Below sm_80, where max drops NaNs, on the bit patterns, whose order is the same. */
+ * number. Below sm_80, where max drops NaNs, bit patterns are compared, whose order is the same. */
 
 QC_DEVICE uint32_t qc_u16x2_largest_(uint32_t a, uint32_t b)
 {

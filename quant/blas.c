@@ -36,12 +36,14 @@ static qc_status load(qc_error *err)
     const int named = path && *path;
     if (!named)
         path = "libopenblas.so.0";
-    /* Read while the library loads; with more, it would start threads that never get work. */
+    /* It is read while the library loads; with a higher number it would start threads that never
+     * get work. */
     (void)setenv("OPENBLAS_NUM_THREADS", "1", 1);
     void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     const char *why = library ? NULL : dlerror();
     if (why &&
-        !strstr(why, "No such file")) /* it is there: no memory to map it, or it is damaged */
+        !strstr(why, "No such file")) /* it is there, but damaged, or there is no memory to map
+                                         it */
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "no OpenBLAS: %s could not be opened: %s", path, why);
     if (!library && named)
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "no OpenBLAS: %s could not be opened", path);

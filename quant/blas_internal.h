@@ -1,4 +1,5 @@
-/* What is used of OpenBLAS; row-major where CBLAS is asked. For the files of this folder. */
+/* The functions that are used of OpenBLAS; CBLAS is asked for row-major order. For this folder
+ * only. */
 #ifndef QC_QUANT_BLAS_INTERNAL_H
 #define QC_QUANT_BLAS_INTERNAL_H
 
@@ -25,7 +26,7 @@ typedef struct {
                   int ldc);
     void (*dtrsm)(int order, int side, int uplo, int trans, int diag, int m, int n, double alpha,
                   const double *a, int lda, double *b, int ldb);
-    /* LAPACK, column-major; gfortran hands the length of strings over behind the arguments. */
+    /* LAPACK is column-major; gfortran passes the lengths of strings behind the arguments. */
     void (*dpotrf)(const char *uplo, const int *n, double *a, const int *lda, int *info,
                    size_t uplo_length);
 } qc_blas_functions;
@@ -35,7 +36,7 @@ struct qc_blas {
     char name[160];
 };
 
-/* The largest n that fits the int of the library as a row length, with room for sums of it. */
+/* The largest n that the library's int can hold as a row length, with room for sums of it. */
 #define QC_BLAS_MOST 0x3fffffffu
 
 #endif

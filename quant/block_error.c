@@ -9,8 +9,7 @@
  * a^2 rr is in the piece sums already, in full precision; only the two corrections rest on the
  * rounded rc and cc. The largest error is bounded per block by a * peak + |delta|, since |c| <= 1.
  * The source is read again only for blocks whose bound reaches the best error found so far,
- * beginning with the block of the largest bound; in practice a handful.
- */
+ * beginning with the block of the largest bound; in practice a handful. */
 #include "quant/quant_half.h"
 #include "quant/quant_internal.h"
 
@@ -55,8 +54,8 @@ typedef struct {
 } finish_job;
 
 /* No |x - x'| of block k is above this. A block of zeros is restored exactly. The share of 2^-20
- * covers what was rounded on the way: the inverse (2^-22 where it is subnormal), y, r, the product
- * a' c; 2^-149 covers a subnormal x'. */
+ * covers earlier roundings: of the inverse (2^-22 where it is subnormal), y, r and the product a'
+ * c; 2^-149 covers a subnormal x'. */
 static double error_bound(const finish_job *job, uint64_t k)
 {
     double a = (double)job->absmax[k], a_final = (double)job->absmax_final[k];
@@ -67,7 +66,7 @@ static double error_bound(const finish_job *job, uint64_t k)
     return a * peak + fabs(a - a_final) + rounding;
 }
 
-/* Read block k again and let its errors compete with out->max_err. */
+/* Reads block k again and lets its errors compete with out->max_err. */
 static qc_status visit_block(const finish_job *job, uint64_t k, qc_tensor_error *out, qc_error *err)
 {
     float x[QC_BLOCK_MAX], restored[QC_BLOCK_MAX], absmax;
@@ -133,7 +132,7 @@ qc_status qc_block_error_finish(const qc_quant_ops *ops, int scheme_is_nf4, uint
             best_block = k;
         }
     }
-    /* Rounded corrections may outweigh an error that is next to nothing. */
+    /* Where the error is next to nothing, rounded corrections may outweigh it. */
     out->rel_mse = total->sum_xx > 0.0 && sum_ee > 0.0 ? sum_ee / total->sum_xx : 0.0;
 
     out->max_index = UINT64_MAX;

@@ -1,11 +1,11 @@
 /* The bodies of qc_decoder_ops, built once per instruction set with vectors of DEC_WIDTH floats;
  * only decoder_*.c include it. All operations are element by element, so the width changes no bit.
  *
- * attend, per call: ROWS = count * group rows of q against the keys of one head, 64 at a time:
+ * A call of attend takes ROWS = count * group rows of q against the keys of one head, 64 at a time:
  *
  *   q [ROWS][head_dim] scaled   keys [head_dim][64] turned      values [64][padded]
  *        scores = q keys [ROWS][64] -> e^(score - maximum) -> sums [ROWS][padded] += scores values
- */
+ * */
 #include "quant/decoder_internal.h"
 #include "quant/quant_internal.h"
 
@@ -35,14 +35,14 @@ DEC_INLINE void spread(vec *v, float x)
     *v = x - (vec){0.0f}; /* not +: -0 stays */
 }
 
-/* e^x = 2^n e^r, |r| <= ln 2 / 2: the series of e^r up to r^7, whose rest is below 2^-27. n is
- * rounded by adding 1.5 * 2^23; ln 2 in two parts, the first of 9 bits, so that n times it is
- * exact. */
+/* e^x = 2^n e^r, |r| <= ln 2 / 2, with the series of e^r up to r^7, whose rest is below 2^-27.
+ * Adding 1.5 * 2^23 rounds n. ln 2 is split in two parts, the first of 9 bits, so that n times it
+ * is exact. */
 DEC_INLINE void exponential_of(vec *x)
 {
     const float big = 0x1.8p23f, ln2_high = 0x1.62p-1f, ln2_low = 0x1.c85fe0p-10f;
     vec v = *x;
-    ivec low = v<-0x1.5d589ep6f, high = v> 88.0f; /* -87.33; the scale stays finite */
+    ivec low = v<-0x1.5d589ep6f, high = v> 88.0f; /* -87.33: the scale stays finite */
     vec shifted = v * 0x1.715476p0f + big;
     vec n = shifted - big;
     vec r = (v - n * ln2_high) - n * ln2_low;
@@ -141,7 +141,7 @@ static void swiglu(float *gate, const float *up, uint64_t n)
 
 /* ---- attention ---- */
 
-/* out [rows][64] = q [rows][dim] keys [dim][64]; rows 1 or DEC_ROWS, a constant. */
+/* out [rows][64] = q [rows][dim] keys [dim][64]; rows is the constant 1 or DEC_ROWS. */
 DEC_INLINE void score_rows(const float *q, uint64_t dim, const float *keys, unsigned rows,
                            float *out)
 {
@@ -193,8 +193,8 @@ DEC_INLINE void take_larger(vec *most, const vec *v)
     memcpy(most, &a, sizeof a);
 }
 
-/* Row by row: scores of keys [low, high) of the block become e^(score - maximum), the rest 0; what
- * was summed up so far is brought to the new maximum. */
+/* For each row: the scores of keys [low, high) of the block become e^(score - maximum), all others
+ * 0, and the sums so far are rescaled to the new maximum. */
 static void weigh(float *scores, uint64_t low, uint64_t high, uint64_t padded, float *maximum,
                   float *total, float *sums)
 {

@@ -1,8 +1,8 @@
 /* What a decoder layer of the Llama family computes besides its matmuls, in float.
  *
- * Every table gives the same bits: sums run in the order stated, products and sums are rounded one
- * by one (no fused operations), e^x is a polynomial of its own. Element k of a sum over a vector
- * goes to lane k % 16; lanes are folded as qc_fold16 does.
+ * Every table gives the same bits: sums run in the stated order, each product and each sum is
+ * rounded (no fused operations), and e^x is a polynomial of our own. Element k of a sum over a
+ * vector goes to lane k % 16; lanes are folded as qc_fold16 does.
  * Thread-safe: yes. Allocates: no. NaN and infinity come out as such, or as NaN. */
 #ifndef QC_QUANT_DECODER_OPS_H
 #define QC_QUANT_DECODER_OPS_H
@@ -11,8 +11,8 @@
 
 #include <stdint.h>
 
-/* Attention of one window: token t sees the tokens max(0, t - span + 1) .. t; span 0: all up to t.
- * Query head h uses key and value head h / group. Strides are in floats. */
+/* Attention of one window: token t sees the tokens max(0, t - span + 1) .. t; with span 0 it sees
+ * all up to t. Query head h uses key and value head h / group. Strides are in floats. */
 typedef struct {
     const float *q; /* [tokens][heads][head_dim], row stride q_stride */
     const float *k; /* [tokens][heads / group][head_dim], row stride kv_stride */
@@ -24,27 +24,27 @@ typedef struct {
 
 typedef struct {
     qc_isa isa;
-    /* RMS norm (Zhang and Sennrich 2019): out = weight * (x / sqrt(mean(x^2) + eps)). May be in
-     * place. */
+    /* RMS norm (Zhang and Sennrich 2019): out = weight * (x / sqrt(mean(x^2) + eps)). out may be
+     * x. */
     void (*norm)(const float *x, const float *weight, uint64_t n, float eps, float *out);
-    /* Rotary positions of one head, x [2 * half]: x[i], x[i + half] turn by an angle given by its
-     * cosine and sine. */
+    /* Rotary positions of one head, x [2 * half]: the pair x[i], x[i + half] is rotated by an
+     * angle, which is given by its cosine and sine. */
     void (*rotate)(float *x, const float *cosines, const float *sines, uint64_t half);
     /* SwiGLU (Shazeer 2020): gate = gate / (1 + e^-gate) * up. */
     void (*swiglu)(float *gate, const float *up, uint64_t n);
-    /* Softmax(q k^T / sqrt(head_dim)) v of the query heads of key head kv for tokens [first, first
-     * + count), count at most qc_attend_tokens. Keys go by in blocks of 64 from the window's start;
-     * maximum and sum are brought along from block to block (Milakov and Gimelshein 2018, Dao et
-     * al. 2022). scratch: qc_attend_scratch_bytes, 64-byte aligned. */
+    /* Softmax(q k^T / sqrt(head_dim)) v for the query heads of key head kv and for tokens [first,
+     * first + count), where count is at most qc_attend_tokens. Keys go by in blocks of 64 from the
+     * window's start; maximum and sum are carried from block to block (Milakov and Gimelshein 2018,
+     * Dao et al. 2022). scratch: qc_attend_scratch_bytes, 64-byte aligned. */
     void (*attend)(const qc_attend_io *io, uint64_t kv, uint64_t first, uint64_t count,
                    void *scratch);
-    /* out[i] = e^x[i], within 2 units in the last place; 0 where it is below 2^-126. */
+    /* out[i] = e^x[i], within 2 units in the last place; 0 where the result is below 2^-126. */
     void (*exponential)(const float *x, uint64_t n, float *out);
 } qc_decoder_ops;
 
 /* As qc_quant_ops_for. */
 const qc_decoder_ops *qc_decoder_ops_for(qc_isa isa);
-/* Tokens that one call of attend takes; any cut gives the same bits. */
+/* How many tokens one call of attend takes at most; the bits do not depend on how they are cut. */
 uint64_t qc_attend_tokens(uint64_t group);
 /* Saturates. */
 uint64_t qc_attend_scratch_bytes(uint64_t group, uint64_t head_dim);

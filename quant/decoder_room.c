@@ -12,7 +12,7 @@ uint64_t qc_attend_scratch_bytes(uint64_t group, uint64_t head_dim)
 {
     uint64_t rows = qc_sat_mul(qc_attend_tokens(group), group);
     uint64_t padded = qc_attend_padded(head_dim);
-    /* Rows of q, scores and sums, and their maxima and totals up to 64 bytes each. */
+    /* Rows of q, scores and sums, and their maxima and totals, each rounded up to 64 bytes. */
     uint64_t floats = qc_sat_mul(rows, qc_sat_add(qc_sat_mul(2, padded), QC_ATTEND_KEYS + 2 * 16));
     return qc_sat_mul(qc_sat_add(floats, qc_sat_mul(padded, 2 * QC_ATTEND_KEYS)), sizeof(float));
 }

@@ -10,14 +10,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWS  64u /* that a thread looks at, or copies, at a time */
-#define STRIP 16u /* columns of which it moves rows */
+#define ROWS  64u /* how many a thread looks at, or copies, at a time */
+#define STRIP 16u /* columns of which it moves rows at a time */
 
 typedef struct {
     qc_feedback *f;
     qc_factor *factor;
     double *h, *c;
-    double *row_is; /* [pieces] 0: something is not finite */
+    double *row_is; /* [pieces] 0 where something is not finite */
     double *own;    /* [n] H's diagonal, before it is damped */
     double scale;   /* of H in hu: a power of two */
     double damping;
@@ -35,7 +35,8 @@ static uint64_t end_of(const qc_feedback *f, uint64_t piece)
     return piece * ROWS + ROWS < f->n ? piece * ROWS + ROWS : f->n;
 }
 
-/* Finite? Rows and columns of dead inputs become zero, which they are but for odd input. */
+/* Checks that moments are finite. Rows and columns of dead inputs become zero; only odd inputs have
+ * anything else there. */
 static qc_status look(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
 {
     const opening *o = ctx;
@@ -91,7 +92,7 @@ static qc_status fill(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
     return QC_OK;
 }
 
-/* STRIP columns of c: rows into the order of the factor. */
+/* Puts the rows of STRIP columns of c into the order of the factor. */
 static qc_status arrange(void *ctx, unsigned thread, uint64_t piece, qc_error *err)
 {
     const opening *o = ctx;
@@ -146,7 +147,7 @@ static int falling(const void *pa, const void *pb)
     return (a->column > b->column) - (a->column < b->column);
 }
 
-/* Large inputs first: what rounding them costs is then made up for by all the others. */
+/* Large inputs come first, so that all others can make up for the cost of rounding them. */
 static qc_status put_in_order(const double *own, uint64_t n, uint64_t *order, qc_error *err)
 {
     place *places = NULL;
@@ -221,7 +222,7 @@ static double anchor(const opening *o, uint64_t k)
     return qc_feedback_anchor(o->own[k], o->mean);
 }
 
-/* With the damping asked for, else tenfold, and at last with as much as there is. */
+/* Tries the damping asked for, then ten times as much each time, and at last the most there is. */
 static qc_status factor(opening *o, qc_feedback_info *info, qc_error *err)
 {
     const uint64_t n = o->f->n;

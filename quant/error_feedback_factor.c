@@ -34,17 +34,17 @@ double qc_factor_at(const qc_factor *f, uint64_t j, uint64_t k)
 typedef struct {
     qc_factor *f;
     uint64_t step; /* tile on the diagonal */
-    double dead;   /* in place of a zero on the diagonal */
+    double dead;   /* stands for a zero on the diagonal */
 } stage;
 
-/* H of the columns at two places. */
+/* The element of H for the columns at two places. */
 static double moment(const qc_factor *f, uint64_t i, uint64_t j)
 {
     const uint64_t a = f->order[i], b = f->order[j];
     return a > b ? f->h[a * f->n + b] : f->h[b * f->n + a];
 }
 
-/* A row of tiles: above the diagonal, in order, what lies below it. */
+/* Copies a row of tiles to above the diagonal, in order, from below it. */
 static qc_status mirror(void *ctx, unsigned thread, uint64_t row, qc_error *err)
 {
     const stage *s = ctx;
@@ -65,8 +65,8 @@ static qc_status mirror(void *ctx, unsigned thread, uint64_t row, qc_error *err)
     return QC_OK;
 }
 
-/* The tile on the diagonal: LAPACK factors from the first column on, so rows and columns are handed
- * over in reverse. */
+/* Factors a tile on the diagonal. LAPACK begins with the first column, so it gets rows and columns
+ * in reverse. */
 static int factor_tile(const qc_factor *f, uint64_t tile, double *reversed)
 {
     const uint64_t size = width(f, tile);

@@ -1,5 +1,5 @@
-/* What the search of scales in error_feedback_search.c tries, as factors of a block's largest
- * magnitude; on GPUs the same (kernels/cuda_feedback_search.cu). NF4 scales are tried with both
+/* The scales that the search in error_feedback_search.c tries, as factors of a block's largest
+ * magnitude; GPUs try the same (kernels/cuda_feedback_search.cu). NF4 scales are tried with both
  * signs. Not for callers. */
 #ifndef QC_QUANT_ERROR_FEEDBACK_FACTORS_H
 #define QC_QUANT_ERROR_FEEDBACK_FACTORS_H
@@ -8,7 +8,7 @@
     0.600f, 0.625f, 0.650f, 0.675f, 0.700f, 0.725f, 0.750f, 0.775f, 0.800f, 0.825f, 0.850f,        \
         0.875f, 0.900f, 0.925f, 0.950f, 0.975f, 1.000f, 1.025f, 1.050f, 1.075f, 1.100f, 1.125f,    \
         1.150f, 1.220f, 1.280f, 1.340f, 1.400f
-/* Of blocks of QC_FEEDBACK_WIDE elements and more: the largest of so many is far out. */
+/* For blocks of QC_FEEDBACK_WIDE elements and more, where the largest of so many is far out. */
 #define QC_FEEDBACK_WIDE 512u
 #define QC_FEEDBACK_NF4_WIDE_FACTORS                                                               \
     0.250f, 0.300f, 0.350f, 0.400f, 0.440f, 0.480f, 0.520f, 0.550f, 0.580f, 0.610f, 0.640f,        \
@@ -20,9 +20,9 @@
         1.030f, 1.038f, 1.046f
 #define QC_FEEDBACK_MOST 32u /* of a list */
 
-#define QC_FEEDBACK_TINY   0x1p-110f /* below it squares and inverses leave floats */
+#define QC_FEEDBACK_TINY   0x1p-110f /* below this, squares and inverses leave float's range */
 #define QC_FEEDBACK_REFITS 2u
-/* Double quantized scales: those from least to most of the one found are tried. */
+/* Double quantized scales are tried from least to most times the scale that was found. */
 #define QC_FEEDBACK_NEST_LEAST 0.6f
 #define QC_FEEDBACK_NEST_MOST  1.5f
 

@@ -6,8 +6,8 @@
 #include "quant/error_feedback.h"
 #include "quant/error_feedback_lanes.h"
 
-/* Rows that a thread takes at a time: fixed, so that products do not depend on threads. Even, so
- * that no two chunks share a byte of NF4 codes. */
+/* How many rows a thread takes at a time. It is fixed, so that products do not depend on threads,
+ * and even, so that no two chunks share a byte of NF4 codes. */
 #define QC_FEEDBACK_ROWS 128u
 
 struct qc_feedback {
@@ -18,39 +18,41 @@ struct qc_feedback {
     uint64_t n;
     qc_feedback_options options;
     uint64_t *order; /* [n] the column at each place of the feedback: by falling H_kk */
-    /* [n, n]: H_kj times a power of two where j >= k, U_jk where j < k, the latter by places. A
-     * row's left part is so the column of U that feedback wants, its right part a column of H. */
+    /* [n, n]: H_kj times a power of two where j >= k; U_jk where j < k, in the order of places. So
+     * the left part of a row is the column of U that feedback needs, and its right part a column of
+     * H. */
     float *hu;
     float *d;       /* [n] D, times the same power of two */
-    float *inverse; /* [n] 1 / H_kk as in hu; 0: dead */
+    float *inverse; /* [n] 1 / H_kk as in hu; 0 for a dead column */
     float *m;       /* [n, n], T = W m^T; NULL without C */
 };
 
-/* ---- error_feedback.c, of the diagonal alone; for GPUs as well ---- */
+/* ---- error_feedback.c: works on the diagonal alone; for GPUs as well ---- */
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* own [n]: H's diagonal. The order of the columns, the mean over those that are not dead (1 if all
- * are) and the number of the dead. QC_ERR_INPUT for a moment below zero, QC_ERR_RANGE. */
+/* own [n] is H's diagonal. Gives the order of the columns, the mean over those that are not dead (1
+ * if all are) and the number of dead ones. QC_ERR_INPUT for a moment below zero, QC_ERR_RANGE. */
 QC_NODISCARD qc_status qc_feedback_look_at_diagonal(const double *own, uint64_t n, uint64_t *order,
                                                     double *mean, uint64_t *dead, qc_error *err);
-/* What damping adds to a living input's moment, times the damping. An input that is hardly ever
- * there has next to no moment: without the share of the mean its weights would go anywhere to make
- * up for others' errors. */
+/* What damping adds to a living input's moment, divided by the damping. An input that is hardly
+ * ever there has next to no moment: without the share of the mean, its weights would take any value
+ * to make up for other errors. */
 static inline double qc_feedback_anchor(double own, double mean)
 {
     return own + QC_FEEDBACK_FLOOR * mean;
 }
-/* There is no factor with this damping: tenfold, and at last 1. QC_ERR_INPUT where it was that. */
+/* Call it when there is no factor with this damping: raises it tenfold, at last to 1. QC_ERR_INPUT
+ * if it was 1 already. */
 QC_NODISCARD qc_status qc_feedback_raise(double *damping, qc_feedback_info *info, qc_error *err);
-/* QC_ERR_NONFINITE for moments of inputs [first, end). */
+/* Returns QC_ERR_NONFINITE for the moments of inputs [first, end). */
 QC_NODISCARD qc_status qc_feedback_odd(uint64_t first, uint64_t end, qc_error *err);
 /* QC_ERR_USAGE, QC_ERR_SHAPE. */
 QC_NODISCARD qc_status qc_feedback_check(uint64_t n, const qc_feedback_options *options,
                                          qc_error *err);
-/* The power of two by which moments of this mean are multiplied as floats. */
+/* The power of two that moments with this mean are multiplied by to be stored as floats. */
 double qc_feedback_scale(double mean);
 
 #ifdef __cplusplus
@@ -59,8 +61,8 @@ double qc_feedback_scale(double mean);
 
 /* ---- error_feedback_factor.c ---- */
 
-/* The factor of H with rows and columns in `order`, in place of what lies above the diagonal tiles
- * of h. */
+/* The factor of H with rows and columns in `order`. It overwrites what lies above the diagonal
+ * tiles of h. */
 #define QC_FACTOR_TILE 256u
 typedef struct {
     const qc_blas *b;
@@ -71,8 +73,8 @@ typedef struct {
     double *diagonal; /* [tiles][QC_FACTOR_TILE^2] R on the diagonal, rows QC_FACTOR_TILE apart */
 } qc_factor;
 
-/* dead: what a column whose diagonal is zero has there instead.
- * *exists: 0 where H is not positive definite as far as doubles can tell. */
+/* dead: the diagonal value for a column whose own is zero. *exists is 0 where H is not positive
+ * definite as far as doubles can tell. */
 QC_NODISCARD qc_status qc_factor_make(qc_factor *f, double dead, int *exists, qc_error *err);
 /* x [n, n] = (R R^T)^-1 x, rows by places. */
 QC_NODISCARD qc_status qc_factor_solve(const qc_factor *f, double *x, qc_error *err);
@@ -81,13 +83,13 @@ double qc_factor_at(const qc_factor *f, uint64_t j, uint64_t k);
 
 /* ---- error_feedback_search.c ---- */
 
-/* Step 2: scales of least sum over elements of weights[column] * error^2 into out; weights NULL: 1
- * everywhere. For INT8_ROWS out->absmax has one per row. */
+/* Step 2: writes the scales with the least sum of weights[column] * error^2 over the elements to
+ * out. weights NULL means 1 everywhere. For INT8_ROWS, out->absmax has one scale per row. */
 QC_NODISCARD qc_status qc_feedback_scales(const qc_feedback *f, const qc_feedback_form *form,
                                           const float *x, const float *weights, uint64_t rows,
                                           qc_feedback_out *out, qc_error *err);
-/* What to multiply with to get from a value to its code's place; 0 for a scale that cannot be
- * divided by: all codes are that of 0. */
+/* The factor that takes a value to its code's place; 0 for a scale that cannot be divided by, where
+ * all codes are that of 0. */
 float qc_feedback_inverse(qc_weights_kind kind, float scale);
 uint64_t qc_feedback_search_bytes(uint64_t n, unsigned threads);
 

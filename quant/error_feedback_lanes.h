@@ -1,8 +1,8 @@
-/* The loops of error_feedback*.c over elements, for 16 of them side by side; built once for each
+/* The loops of error_feedback*.c over elements, 16 side by side. They are built once for each
  * instruction set (error_feedback_lanes*.c), with the same results: no operation is fused. Not for
  * callers.
  *
- * A unit is a code's value for a scale of 1: of qc_nf4_code, or q * QC_INT8_STEP. */
+ * A unit is the value of a code at a scale of 1: qc_nf4_code[code], or q * QC_INT8_STEP. */
 #ifndef QC_QUANT_ERROR_FEEDBACK_LANES_H
 #define QC_QUANT_ERROR_FEEDBACK_LANES_H
 
@@ -23,17 +23,18 @@ typedef struct {
 } qc_tile;
 
 typedef struct {
-    /* rr[j] = sum of d * r^2, r = x * inv[j] less the unit of its code. n: a multiple of 16. */
+    /* rr[j] = sum of d * r^2, where r is x * inv[j] less the unit of its code. n: a multiple of
+     * 16. */
     void (*errors)(const float *x, const float *d, uint32_t n, qc_weights_kind kind,
                    const float *inv, unsigned count, float *rr);
-    /* sums of d * unit * x and d * unit^2, the units those for inv */
+    /* The sums of d * unit * x and of d * unit^2, with the units for inv. */
     void (*refit)(const float *x, const float *d, uint32_t n, qc_weights_kind kind, float inv,
                   float *ux, float *uu);
-    /* Step 3 within a tile. in: T and what columns outside feed in; u [cols][QC_TILE_COLS]: U_jk.
+    /* Step 3 within a tile. in: T plus what columns outside feed in; u [cols][QC_TILE_COLS]: U_jk.
      * Sets code, value and error. */
     void (*feed)(qc_tile *t, uint32_t cols, const float *u, qc_weights_kind kind);
-    /* Codes of step 4. in: E H of these columns; h [cols][QC_TILE_COLS]: H_jk; inverse
-     * [cols], 0: dead. Changes code, value and error; the number of changed codes. */
+    /* The codes of step 4. in: E H of these columns; h [cols][QC_TILE_COLS]: H_jk; inverse [cols],
+     * 0 for a dead column. Changes code, value and error; returns the number of changed codes. */
     uint32_t (*sweep)(qc_tile *t, uint32_t cols, const float *h, const float *inverse,
                       qc_weights_kind kind);
 } qc_feedback_lanes;

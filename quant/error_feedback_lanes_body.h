@@ -1,5 +1,5 @@
-/* What error_feedback_lanes*.c are made of; defines the table QC_FEEDBACK_TABLE. No include guard:
- * once in each of them. */
+/* The body of error_feedback_lanes*.c; defines the table QC_FEEDBACK_TABLE. It has no include
+ * guard, because each of them includes it once. */
 #include "quant/error_feedback_lanes.h"
 #include "quant/quant_half.h"
 
@@ -10,7 +10,7 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
-/* Sixteen lanes in however many registers they take; results do not depend on that. */
+/* Sixteen lanes, in as many registers as they take; results do not depend on that. */
 typedef float float_lanes __attribute__((vector_size(QC_LANES * sizeof(float))));
 typedef int32_t int_lanes __attribute__((vector_size(QC_LANES * sizeof(int32_t))));
 
@@ -26,7 +26,7 @@ static inline float_lanes load(const float *p)
     return v;
 }
 
-/* Macros: vectors as arguments make old compilers warn of their ABI. */
+/* These are macros, because old compilers warn of the ABI of vector arguments. */
 #define STORE(to, v) memcpy((to), &(v), sizeof(v))
 #define ADD(to, v)                                                                                 \
     do {                                                                                           \
@@ -107,7 +107,7 @@ static void refit(const float *x, const float *d, uint32_t n, qc_weights_kind ki
     *uu = qc_fold16(lanes);
 }
 
-/* Code and what a reader makes of it, where y is a value times its inverse. */
+/* The code, and the value that a reader makes of it; y is a value times its inverse. */
 static inline void decide(const float_lanes *y, const float_lanes *scale, qc_weights_kind kind,
                           encoded *e, float_lanes *value)
 {
@@ -142,7 +142,7 @@ static uint32_t sweep(qc_tile *t, uint32_t cols, const float *h, const float *in
     int_lanes changed = {0};
     for (uint32_t k = 0; k < cols; k++) {
         float_lanes old = load(t->value[k]), scale = load(t->scale[k]), value;
-        /* a dead column: nearest to its weight */
+        /* a dead column takes the code nearest to its weight */
         float_lanes place =
             inverse[k] == 0.0f ? load(t->target[k]) : old + load(t->in[k]) * inverse[k];
         float_lanes y = place * load(t->inverse[k]);

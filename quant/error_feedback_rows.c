@@ -1,7 +1,7 @@
-/* Steps 1, 3 and 4 for the rows of a weight. A thread takes QC_FEEDBACK_ROWS of them (a chunk)
- * from the first column to the last, and then again for every sweep; what lies outside of a panel
- * of columns is a product with the chunk's errors E = T - Q, what lies inside is done for 16 rows
- * side by side. Rows do not depend on one another. */
+/* Steps 1, 3 and 4 for the rows of a weight. A thread takes QC_FEEDBACK_ROWS of them (a chunk) from
+ * the first column to the last, and then again for every sweep. What lies outside a panel of
+ * columns is a product with the chunk's errors E = T - Q; what lies inside is done for 16 rows side
+ * by side. Rows do not depend on one another. */
 #include "quant/error_feedback_internal.h"
 
 #include "base/alloc.h"
@@ -78,8 +78,8 @@ static chunk chunk_of(const job *j, unsigned thread, uint64_t piece)
 
 /* ---- products ---- */
 
-/* g [rows, cols] = factor * E H of what lies left of the columns + E H of the rest, or nothing of
- * what lies right. */
+/* g [rows, cols] = factor * E H of the columns on the left + E H of the rest, or without those on
+ * the right. */
 static void errors_times_h(const chunk *c, uint64_t col, uint64_t cols, float left, int right)
 {
     const qc_feedback *f = c->j->f;
@@ -96,7 +96,7 @@ static void errors_times_h(const chunk *c, uint64_t col, uint64_t cols, float le
                  c->e + behind, ld, f->hu + col * n + behind, ld, 1.0f, c->g, width);
 }
 
-/* sum of E H E^T's diagonal; c->g has room for QC_TILE_COLS columns at least */
+/* The trace of E H E^T; c->g has room for QC_TILE_COLS columns at least. */
 static double trace(const chunk *c)
 {
     const uint64_t n = c->j->f->n;
@@ -133,8 +133,8 @@ static float unit_value(qc_weights_kind kind, int code)
     return kind == QC_WEIGHTS_NF4 ? qc_nf4_code[code] : (float)code * QC_INT8_STEP;
 }
 
-/* Sixteen rows from `row` of the chunk, `cols` columns from col, or those that order names; in from
- * c->g. */
+/* Loads sixteen rows from `row` of the chunk: `cols` columns from col on, or those that order
+ * names. in comes from c->g. */
 static void load_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
                       const uint64_t *order)
 {
@@ -178,7 +178,7 @@ static void load_codes(const chunk *c, uint64_t row, uint64_t col, uint64_t cols
         }
 }
 
-/* Errors to columns from col on, codes to where they belong. */
+/* Stores errors to columns from col on, and codes to where they belong. */
 static void store_tile(const chunk *c, uint64_t row, uint64_t col, uint64_t cols,
                        const uint64_t *order)
 {
@@ -198,7 +198,7 @@ static uint64_t panel_width(const job *j)
     return qc_min_u64(j->wide, QC_TILE_COLS);
 }
 
-/* Codes nearest to W; E = T - Q. */
+/* Sets the codes nearest to W; E = T - Q. */
 static void round_chunk(const chunk *c)
 {
     const job *j = c->j;
@@ -216,7 +216,7 @@ static void round_chunk(const chunk *c)
     }
 }
 
-/* Columns in order of falling moments: E by places until all have codes. */
+/* Takes columns in order of falling moments; E is by places until all have codes. */
 static void feed_chunk(const chunk *c)
 {
     const job *j = c->j;
@@ -247,7 +247,7 @@ static void feed_chunk(const chunk *c)
     }
 }
 
-/* The scale that its form can hold nearest to `wish`; 0 where there is none. */
+/* The scale nearest to `wish` that its form can hold; 0 where there is none. */
 static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *code)
 {
     const int is_nf4 = j->form->kind == QC_WEIGHTS_NF4;
@@ -276,7 +276,7 @@ static float possible_scale(const job *j, uint64_t index, float wish, uint8_t *c
     return qc_feedback_inverse(j->form->kind, scale) == 0.0f ? 0.0f : scale;
 }
 
-/* The scale of a block in closed form; c->g has E H of its columns and is kept true. */
+/* Sets the scale of a block in closed form; c->g has E H of its columns and is kept up to date. */
 static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
 {
     const job *j = c->j;
@@ -319,7 +319,7 @@ static uint64_t refit_block(const chunk *c, uint64_t col, uint64_t cols)
     return changed;
 }
 
-/* Codes of a panel; c->g has E H of its columns. */
+/* Sets the codes of a panel; c->g has E H of its columns. */
 static uint64_t sweep_panel(const chunk *c, uint64_t col, uint64_t cols)
 {
     const job *j = c->j;

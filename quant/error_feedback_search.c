@@ -1,7 +1,8 @@
-/* Step 2: scales. A block (a row of INT8_ROWS) tries a list of factors of its largest value, for
- * NF4 with both signs, and takes the one of least weighed error; then, twice, the scale that is
- * best for the codes found, as long as the error falls. Double quantized scales are the best of the
- * few around those that the group can hold: its nested absmax is that of the scales found.
+/* Step 2: scales. For a block (a row of INT8_ROWS), a list of factors of its largest value is
+ * tried, for NF4 with both signs, and the one of least weighed error is taken. Then, at most twice,
+ * the scale that is best for the codes found replaces it, as long as the error falls. For double
+ * quantized scales the group's nested absmax is that of the scales found, and the best of the few
+ * nearest ones that the group can hold is taken.
  *
  * Blocks below QC_FEEDBACK_TINY have a scale of their largest value and may lose it. */
 #include "quant/error_feedback_factors.h"
@@ -42,7 +43,7 @@ float qc_feedback_inverse(qc_weights_kind kind, float scale)
     return kind == QC_WEIGHTS_NF4 ? 1.0f / scale : (1.0f / scale) * 127.0f;
 }
 
-/* Squares of units are those of y, the place among codes, times this. */
+/* Squares of units are those of y, the place among codes, multiplied by this. */
 static double unit_of(qc_weights_kind kind)
 {
     return kind == QC_WEIGHTS_NF4 ? 1.0 : 1.0 / 127.0;
@@ -108,7 +109,7 @@ static float block_scale(const search *s, const float *x, const float *d, uint32
     return best;
 }
 
-/* Elements [first, first + n) and their weights, padded to whole lanes. */
+/* Copies elements [first, first + n) and their weights, padded to whole lanes. */
 static uint32_t gather(const search *s, uint64_t first, uint32_t n, float *x, float *d)
 {
     const uint64_t cols = s->f->n;
@@ -135,7 +136,7 @@ static uint32_t gather_block(const search *s, uint64_t b, float *x, float *d)
     return gather(s, first, (uint32_t)qc_min_u64(left, s->block), x, d);
 }
 
-/* Scales of a group of blocks, before double quantization. */
+/* Finds the scales of a group of blocks, before double quantization. */
 static qc_status find_group(void *ctx, unsigned thread, uint64_t group, qc_error *err)
 {
     const search *s = ctx;
@@ -149,7 +150,8 @@ static qc_status find_group(void *ctx, unsigned thread, uint64_t group, qc_error
     return QC_OK;
 }
 
-/* The scales as a reader has them: of the entries around the nearest one that of least error. */
+/* Sets the scales as a reader has them: of the entries around the nearest one, that of least
+ * error. */
 static qc_status nest_group(void *ctx, unsigned thread, uint64_t group, qc_error *err)
 {
     const search *s = ctx;

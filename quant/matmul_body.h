@@ -1,15 +1,16 @@
-/* What matmul_avx2.c and matmul_avx512.c are made of; defines the table QC_MATMUL_TABLE of the
- * instruction set QC_MATMUL_ISA, whose other operations are QC_MATMUL_QUANT_OPS. No include guard:
- * once in each of them.
+/* The body of matmul_avx2.c and matmul_avx512.c. It defines the table QC_MATMUL_TABLE of the
+ * instruction set QC_MATMUL_ISA, whose other operations are QC_MATMUL_QUANT_OPS. It has no include
+ * guard, because each of them includes it once.
  *
- * QC_MATMUL_BLOCK rows of W by as many of x are summed in registers. A lane of the last step that
- * has no product keeps its bits. */
+ * QC_MATMUL_BLOCK rows of W by as many of x are summed in registers. A lane without a product in
+ * the last step keeps its bits. */
 #include "quant/matmul_internal.h"
 #include "quant/quant_wide.h"
 
 #define BLOCK QC_MATMUL_BLOCK
 
-/* Rows r of W and i of x to r + rows and i + m: constants, so that the sums stay in registers. */
+/* Rows r to r + rows of W and i to i + m of x. The counts are constants, so that the sums stay in
+ * registers. */
 QC_INLINE void block(const qc_matmul_tile *t, unsigned r, unsigned rows, unsigned i, unsigned m)
 {
     const float *w = t->w + r * t->stride, *x = t->x + i * QC_MATMUL_STEP;

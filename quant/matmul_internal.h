@@ -1,19 +1,19 @@
 /* Shared by the tables of qc_matmul_ops; not for callers.
  *
- * matmul_panels.c has what all tables do alike: it decodes a panel of rows of W to floats, once,
- * walks over x in groups of at most QC_MATMUL_GROUP rows, and over k in steps, and finishes the
- * sums. What is left to a table is the tile: the sums of a few rows of W with a group of rows of x,
+ * matmul_panels.c does what all tables have in common: it decodes a panel of rows of W to floats
+ * once, walks over x in groups of at most QC_MATMUL_GROUP rows and over k in steps, and finishes
+ * the sums. A table only computes the tile: the sums of a few rows of W with a group of rows of x,
  * held in registers.
  *
  *            w: [rows][stride] floats              lanes [rows][QC_MATMUL_GROUP][16]
  *     x: [m][QC_MATMUL_STEP] floats                sums [m][QC_MATMUL_PANEL]
  *
- * A step of a group of x (32 KiB) stays in the first cache while all rows of the panel go by, and
- * the panel in the second while all of x does; the lanes wait in memory from step to step, so the
- * order of sums is that of k.
+ * A step of a group of x (32 KiB) stays in the first-level cache while all rows of the panel go by,
+ * and the panel stays in the second-level cache while all of x does. The lanes wait in memory from
+ * step to step, so sums run in the order of k.
  *
- * A NaN's sign and payload depend on the order of operands, which compilers choose: a sum that is
- * NaN becomes the one quiet NaN 0x7fc00000 before it is rounded. */
+ * A NaN's sign and payload depend on the order of operands, which compilers choose. So a sum that
+ * is NaN becomes the one quiet NaN 0x7fc00000 before it is rounded. */
 #ifndef QC_QUANT_MATMUL_INTERNAL_H
 #define QC_QUANT_MATMUL_INTERNAL_H
 
@@ -32,12 +32,13 @@ typedef struct {
     unsigned m;     /* <= QC_MATMUL_GROUP */
     unsigned k;     /* <= QC_MATMUL_STEP */
     float *lanes;
-    int first, last; /* steps: lanes begin at 0; lanes are folded into sums */
+    int first, last; /* of the steps: lanes begin at 0 in the first and are folded into sums in
+                        the last */
     float *sums;
 } qc_matmul_tile;
 
-/* All but sums 64-byte aligned, stride a multiple of 16; k is a multiple of 16 but in the last
- * step, where lanes without a product stay as they are. */
+/* All but sums are 64-byte aligned, and stride is a multiple of 16. k is a multiple of 16 except in
+ * the last step, where lanes without a product stay as they are. */
 typedef void (*qc_matmul_tile_fn)(const qc_matmul_tile *t);
 
 extern const qc_matmul_ops qc_matmul_ops_scalar;
@@ -50,8 +51,8 @@ void qc_matmul_dense_rows(qc_matmul_tile_fn tile, const qc_quant_ops *ops, const
                           qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
                           const qc_matmul_cpu_io *io, void *scratch);
 
-/* qc_matmul_ops.double_row, built once per instruction set: the compiler's vectors add in the same
- * order, and products of floats are exact in double, so all give the same bits. */
+/* The body of qc_matmul_ops.double_row, built once per instruction set. The compiler's vectors add
+ * in the same order, and products of floats are exact in double, so all give the same bits. */
 static inline void qc_matmul_double_lanes(const float *w, uint64_t k, const double *packed,
                                           uint64_t m, double *y)
 {

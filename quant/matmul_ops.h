@@ -1,16 +1,17 @@
-/* y = x W^T + bias on the CPU with W quantized (or dense): what validate uses on a machine without
- * a GPU, and the truth that the GPU's kernels are held against in tests.
+/* y = x W^T + bias on the CPU with W quantized (or dense). validate uses it on a machine without a
+ * GPU, and tests hold the GPU's kernels against it.
  *
- * Every table gives the same bits: the value of a weight is the float of quant_weights.h; product
- * k of an output goes to lane k % 16 by one fmaf in increasing k; lanes are folded as qc_fold16
- * does; the bias is added in float; the sum is rounded once to y's type.
+ * Every table gives the same bits: the value of a weight is the float of quant_weights.h; product k
+ * of an output goes to lane k % 16 by one fmaf in increasing k; lanes are folded as qc_fold16 does;
+ * the bias is added in float; the sum is rounded once to y's type.
  *
  *   x [m, k] F32, F16 or BF16, row stride ldx elements    y [m, n] F32, F16 or BF16, stride ldy
  *   bias [n] float or NULL
- * One call makes rows (outputs) [first, first + count) of W: columns of y. Callers share the work
- * among threads by such ranges; results do not depend on the cut.
- * NaN and infinity follow IEEE; a NaN comes out as the positive quiet one. Thread-safe: yes.
- * Allocates: no (scratch is the caller's). The oracle for both is qc_matmul_double. Sizes: rows *
+ *
+ * One call makes rows (outputs) [first, first + count) of W, which are columns of y. Callers share
+ * the work among threads by such ranges; results do not depend on the cut. NaN and infinity follow
+ * IEEE; a NaN comes out as the positive quiet one. Thread-safe: yes.
+ * Allocates: no (scratch is the caller's). Both are tested against qc_matmul_double. Sizes: rows *
  * cols, m * ldx and so on fit 64 bits (qc_weights_check for w). */
 #ifndef QC_QUANT_MATMUL_OPS_H
 #define QC_QUANT_MATMUL_OPS_H
@@ -33,37 +34,38 @@ typedef struct {
     /* scratch: qc_matmul_cpu_scratch_bytes, 64-byte aligned, one per thread */
     void (*quantized)(const qc_weights *w, uint64_t first, uint64_t count,
                       const qc_matmul_cpu_io *io, void *scratch);
-    /* W [n, k] F32, F16 or BF16; the same lanes and folds */
+    /* The same with W [n, k] in F32, F16 or BF16; lanes and folds are the same. */
     void (*dense)(const void *w, qc_dtype w_dtype, uint64_t k, uint64_t first, uint64_t count,
                   const qc_matmul_cpu_io *io, void *scratch);
     /* One output in double for all rows of x: y [m] = sum over k, in order, of w [k] * x. packed:
-     * see qc_matmul_double_pack. The same numbers as qc_matmul_double, many times as fast. */
+     * see qc_matmul_double_pack. The numbers are those of qc_matmul_double, computed many times as
+     * fast. */
     void (*double_row)(const float *w, uint64_t k, const double *packed, uint64_t m, double *y);
 } qc_matmul_ops;
 
 /* As qc_quant_ops_for. */
 const qc_matmul_ops *qc_matmul_ops_for(qc_isa isa);
-/* Enough for any fewer columns as well. Saturates. */
+/* Also enough for any smaller k. Saturates. */
 uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k);
 
-/* x for double_row: [ceil(m / 16)][k][16] doubles, rows beyond m zero. Equal to the floats that x
- * is; 64-byte aligned if it is to be fast. */
+/* x as double_row wants it: [ceil(m / 16)][k][16] doubles equal to x, with zeros in rows beyond m.
+ * Align it to 64 bytes for speed. */
 #define QC_MATMUL_PACK_ROWS 16u
 void qc_matmul_double_pack(const void *x, qc_dtype x_dtype, uint64_t m, uint64_t ldx, uint64_t k,
                            double *packed);
 
-/* Row `row` of W as floats: exactly what dequantizing to F32 gives. out: [cols]. */
+/* Row `row` of W as floats, exactly as dequantizing to F32 gives them. out: [cols]. */
 void qc_weights_row(const qc_quant_ops *ops, const qc_weights *w, uint64_t row, float *out);
 
 /* y [m, count] of outputs [first, first + count) in double: products of the exact float weights and
- * exact x, summed in k order in double. w quantized, or NULL and dense [n, k] of dense_dtype.
- * y: row stride `count`. scratch: k floats (NULL where w is NULL). */
+ * exact x, summed in k order in double. w is quantized, or NULL; then dense [n, k] of dense_dtype
+ * is used. y: row stride `count`. scratch: k floats (NULL where w is NULL). */
 void qc_matmul_double(const qc_weights *w, const void *dense, qc_dtype dense_dtype, uint64_t k,
                       uint64_t first, uint64_t count, const void *x, qc_dtype x_dtype, uint64_t m,
                       uint64_t ldx, double *y, float *scratch);
 
-/* Is every size and pointer of w consistent? QC_ERR_SHAPE with words; for callers with untrusted
- * descriptors. codes_bytes, scale counts: what the arrays hold. */
+/* Checks that every size and pointer of w is consistent, for callers with untrusted descriptors;
+ * QC_ERR_SHAPE says what is not. codes_bytes, scale counts: what the arrays hold. */
 QC_NODISCARD qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t scales,
                                         uint64_t nested_scales, qc_error *err);
 

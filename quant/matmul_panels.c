@@ -16,8 +16,8 @@
 
 #define SCALES_AT_ONCE 64u
 
-/* Scales of blocks [first, first + n), n <= SCALES_AT_ONCE; two roundings where double quantized,
- * as nested_dequantize has them. */
+/* The scales of blocks [first, first + n), n <= SCALES_AT_ONCE. Double quantized ones are rounded
+ * twice, as in nested_dequantize. */
 static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, float *room)
 {
     if (w->absmax)
@@ -29,7 +29,7 @@ static const float *scales_of(const qc_weights *w, uint64_t first, uint64_t n, f
     return room;
 }
 
-/* Elements [begin, begin + n) of the flattened W; begin is a multiple of the block. */
+/* Decodes elements [begin, begin + n) of the flattened W; begin is a multiple of the block. */
 static void decode_blocks(const qc_quant_ops *ops, const qc_weights *w, uint64_t begin, uint64_t n,
                           float *out)
 {
@@ -82,8 +82,8 @@ static uint64_t padded(uint64_t k)
     return (k + 15) / 16 * 16;
 }
 
-/* Rows that are decoded together: what fills half of a second cache of 2 MiB, or goes by from a
- * third. */
+/* How many rows are decoded together: as many as fill half of a second-level cache of 2 MiB, or go
+ * by from a third-level one. */
 static uint64_t panel_rows(uint64_t k)
 {
     uint64_t rows = PANEL_BYTES / sizeof(float) / (padded(k) ? padded(k) : 1);
@@ -97,7 +97,8 @@ static uint64_t panel_rows(uint64_t k)
 uint64_t qc_matmul_cpu_scratch_bytes(uint64_t m, uint64_t k)
 {
     (void)m;
-    /* Not padded(k) * panel_rows(k), which falls where the whole rows of fewer fill it less. */
+    /* This is not padded(k) * panel_rows(k), which falls where whole rows of fewer fill the cache
+     * less. */
     const uint64_t most = qc_sat_mul(padded(k), QC_MATMUL_PANEL);
     const uint64_t least = qc_sat_mul(padded(k), QC_MATMUL_ROWS);
     const uint64_t full = least > PANEL_BYTES / sizeof(float) ? least : PANEL_BYTES / sizeof(float);
@@ -117,7 +118,7 @@ static void store(void *y, qc_dtype dtype, uint64_t i, float sum)
     memcpy((unsigned char *)y + i * sizeof h, &h, sizeof h);
 }
 
-/* A panel in scratch: its weights, a step of a group of x as floats, lanes between steps. */
+/* A panel in scratch: its weights, a step of a group of x as floats, and lanes between steps. */
 typedef struct {
     qc_matmul_tile_fn tile;
     const qc_quant_ops *ops;
@@ -138,7 +139,7 @@ static void open_panel(panel *p, qc_matmul_tile_fn tile, const qc_quant_ops *ops
     p->values = p->lanes + LANES_FLOATS;
 }
 
-/* Rows [at, at + m) of x, columns [from, from + n). */
+/* Packs rows [at, at + m) of x, columns [from, from + n). */
 static void pack(const panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsigned m, uint64_t from,
                  uint64_t n)
 {
@@ -148,7 +149,7 @@ static void pack(const panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsign
                      p->x + i * QC_MATMUL_STEP, QC_DTYPE_F32, &overflow);
 }
 
-/* What pack will take next, while tiles are at work: row i, of the step at `from`. */
+/* Prefetches what pack will take next while tiles are at work: row i, of the step at `from`. */
 static void fetch_ahead(const panel *p, const qc_matmul_cpu_io *io, uint64_t row, uint64_t from)
 {
     uint64_t left = p->k - from, each = qc_dtype_bits(io->x_dtype) / 8;
@@ -177,7 +178,7 @@ static void store_sums(panel *p, const qc_matmul_cpu_io *io, uint64_t at, unsign
     }
 }
 
-/* Outputs [first, first + rows), whose weights are in the panel. */
+/* Computes outputs [first, first + rows), whose weights are in the panel. */
 static void multiply(panel *p, uint64_t first, uint64_t rows, const qc_matmul_cpu_io *io)
 {
     for (uint64_t at = 0; at < io->m; at += QC_MATMUL_GROUP) {
@@ -311,7 +312,7 @@ qc_status qc_weights_check(const qc_weights *w, uint64_t codes_bytes, uint64_t s
                            uint64_t nested_scales, qc_error *err)
 {
     uint64_t elems = 0, bytes = 0;
-    /* Bytes as floats fit as well, so that what is derived from them needs no check. */
+    /* The size in bytes as floats must fit too, so that what is derived from it needs no check. */
     if (qc_mul_u64(w->rows, w->cols, &elems) || qc_mul_u64(elems, sizeof(double), &bytes))
         QC_FAIL(err, QC_ERR_SHAPE, "[%" PRIu64 ", %" PRIu64 "] weights are too many", w->rows,
                 w->cols);

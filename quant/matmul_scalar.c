@@ -1,4 +1,4 @@
-/* The scalar truth of the matmul on the CPU. */
+/* The scalar reference of the matmul on the CPU. */
 #include "quant/matmul_internal.h"
 
 #include "quant/quant_internal.h"

@@ -1,11 +1,10 @@
-/* The AVX2 table: quantizers in quant_avx2_blocks.c and quant_avx2_rows.c; the loops of what is
- * bound by memory in quant_table_body.h; here what they do with vectors.
+/* The AVX2 table. The quantizers are in quant_avx2_blocks.c and quant_avx2_rows.c, the loops that
+ * are bound by memory in quant_table_body.h; their operations on vectors are here.
  *
  * NF4 to 16-bit types: the 16 values are cut into their lower and upper bytes; 32 weights are then
  * four vpshufb of 128 bits and four unpacks. To floats: two vpermps and a blend for 8.
  *
- * nested_quantize: one gather from qc_simd_tables.nested per 8 values; see there.
- */
+ * nested_quantize: one gather from qc_simd_tables.nested per 8 values; see there. */
 #include "quant/quant_avx2.h"
 #include "quant/quant_half.h"
 #include "quant/quant_simd_tables.h"
@@ -15,8 +14,8 @@
 
 /* ---- narrowing ------------------------------------------------------------------------------- */
 
-/* All ones in lanes that are finite but become infinite in dtype. One signed comparison does for an
- * unsigned one of |x| - from, as both sides have their top bit flipped. */
+/* All ones in lanes that are finite but become infinite in dtype. A signed comparison replaces an
+ * unsigned one of |x| - from, because both sides have their top bit flipped. */
 QC_INLINE __m256i overflows8(__m256 x, qc_dtype dtype)
 {
     const uint32_t from = dtype == QC_DTYPE_F16 ? 0x477ff000u : 0x7f7f8000u, top = 1u << 31;
@@ -24,7 +23,7 @@ QC_INLINE __m256i overflows8(__m256 x, qc_dtype dtype)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32((int)(top + QC_F32_INF - from)), above);
 }
 
-/* One bit for each such lane; nearly always there is none. */
+/* One bit for each such lane; there is hardly ever one. */
 QC_INLINE uint32_t overflows(qc_wide x, qc_dtype dtype)
 {
     if (dtype != QC_DTYPE_F16 && dtype != QC_DTYPE_BF16)
@@ -133,7 +132,7 @@ QC_INLINE qc_wide widen_quiet(const void *src, qc_dtype dtype, uint64_t i)
     return (qc_wide){widen_quiet8(src, dtype, i), widen_quiet8(src, dtype, i + 8)};
 }
 
-/* Of 4 doubles, those that are finite and too large for a float. */
+/* Which of 4 doubles are finite and too large for a float. */
 QC_INLINE unsigned doubles_overflow4(const unsigned char *at)
 {
     const __m256d no_sign = _mm256_castsi256_pd(_mm256_set1_epi64x(INT64_MAX));

@@ -38,8 +38,7 @@
  *     packing  2 unpacks, shift, or, permute                                       5
  *     errors   8 x (widen, y, 3 lookup, r, 3 fma, and, max), 14 fold, 12 per group 114
  * 58 without errors (20 cycles), 172 with (57 cycles), against 26 cycles in which one core reads
- * 128 bytes from DRAM at 16.5 GB/s and 3.3 GHz.
- */
+ * 128 bytes from DRAM at 16.5 GB/s and 3.3 GHz. */
 #include "quant/quant_avx2.h"
 #include "quant/quant_avx2_internal.h"
 #include "quant/quant_avx2_tables.h"
@@ -75,8 +74,8 @@ QC_INLINE void open_scratch(group_scratch *s, const void *src)
     memset(s->rows, 0, sizeof s->rows); /* for blocks that a group lacks */
 }
 
-/* 32 elements, split into even and odd: lane l of low holds 2l or 2l + 1, lane l of high 16 more.
- */
+/* 32 elements, split into even and odd: lane l of low holds 2l or 2l + 1, lane l of high 16
+ * more. */
 typedef struct {
     __m256 even_low, even_high, odd_low, odd_high;
 } unit;
@@ -141,7 +140,7 @@ QC_INLINE __m256i fold_absmax(const group_scratch *s, qc_dtype dtype)
     return _mm256_castps_si256(_mm256_cvtph_ps(qc_narrow_words(_mm256_srli_epi32(most, 16))));
 }
 
-/* Whether one of the first `count` blocks is one that the vector code must not touch. */
+/* Whether the vector code must not touch one of the first `count` blocks. */
 QC_INLINE int any_odd_block(__m256i absmax, unsigned count)
 {
     const int lowest = (127 - 100) << 23, beyond = (127 + 125) << 23;
@@ -154,7 +153,8 @@ QC_INLINE int any_odd_block(__m256i absmax, unsigned count)
     return !_mm256_testz_si256(odd, here);
 }
 
-/* Per block: inverse of absmax (0 for a block of zeros), and for bf16 where to look codes up. */
+/* Per block: the inverse of absmax (0 for a block of zeros), and for bf16 where to look codes
+ * up. */
 QC_INLINE void prepare(const group *g, group_scratch *s)
 {
     __m256 a = _mm256_castsi256_ps(g->absmax);
@@ -168,7 +168,7 @@ QC_INLINE void prepare(const group *g, group_scratch *s)
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* The order of the bytes of a unit, within each lane of 16: four of even_low, four of even_high,
+/* The order of the bytes of a unit within each lane of 16: four of even_low, four of even_high,
  * four of odd_low, four of odd_high. */
 QC_INLINE __m256i pack_unit(__m256i even_low, __m256i even_high, __m256i odd_low, __m256i odd_high)
 {
@@ -384,8 +384,8 @@ QC_INLINE const unsigned char *block_source(const context *c, const group *g, un
     return in + (uint64_t)b * units * 32 * (is_half(dtype) ? 2 : 4);
 }
 
-/* NF4: codes of one block to scratch; of other types than bf16 they may be one less, and y goes to
- * scratch as well. */
+/* NF4: writes the codes of one block to scratch. For other types than bf16 a code may be one less
+ * than it should be, and y goes to scratch as well. */
 QC_INLINE void nf4_codes(const context *c, const group *g, unsigned b, qc_dtype dtype,
                          uint32_t units)
 {
@@ -408,7 +408,7 @@ QC_INLINE void nf4_codes(const context *c, const group *g, unsigned b, qc_dtype 
     }
 }
 
-/* NF4 of other types than bf16: the codes of a group made exact. */
+/* NF4 of other types than bf16: makes the codes of a group exact. */
 QC_INLINE void nf4_compare(const context *c, uint32_t units)
 {
     const float_table thresholds = load_float_table(c->tables->nf4_threshold);
@@ -453,7 +453,7 @@ QC_INLINE void nf4_errors(const context *c, const group *g, unsigned b, qc_dtype
     store_sums(s, b, &low, &high);
 }
 
-/* int8: codes of one block, and where wanted its sums. */
+/* int8: the codes of one block, and its sums where wanted. */
 QC_INLINE void int8_block(const context *c, const group *g, unsigned b, qc_dtype dtype,
                           uint32_t units, int errors)
 {
@@ -559,7 +559,7 @@ QC_INLINE void store_absmax(float *out, const group *g)
     memcpy(out, lanes, g->count * sizeof *out);
 }
 
-/* units: of 32 elements in a block; a constant where it matters. */
+/* units: how many units of 32 elements a block has; a constant where it matters. */
 QC_INLINE void quantize(const context *c, scheme to, const void *src, qc_dtype dtype, uint64_t n,
                         uint32_t units, float *absmax, int errors)
 {

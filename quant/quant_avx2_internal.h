@@ -1,17 +1,17 @@
 /* Shared by the AVX2 files: reading sources, and folding 8 blocks at once.
  *
  * Folding. A block leaves a vector of 8 lanes to be folded (l with l + 4, 2, 1; of 16 lanes, l and
- * l + 8 are two vectors that the block itself adds). Eight blocks are folded together, without
- * shuffles for the first step: each vector is stored as two halves (vextract to memory needs no
+ * l + 8 are two vectors that the block itself adds). Eight blocks are folded together, and the
+ * first step needs no shuffles: each vector is stored as two halves (vextract to memory needs no
  * vector port) into rows where the same half of two blocks makes up one vector:
  *
  *     block b = 4 * p + g:   half h -> row[g][h], position p
  *     row[g][0] + row[g][1]: 4 lanes left of each of 2 blocks
  *
- * Two steps of two shuffles and an operation on the four g remain, after which lane b belongs to
- * block b: 13 operations for 8 blocks. Rows must not be read right after they were written (a wide
- * load cannot be forwarded from narrow stores), so callers fold a group of blocks while the next is
- * under way. */
+ * What remains are two steps of two shuffles and an operation on the four g, after which lane b
+ * belongs to block b: 13 operations for 8 blocks. Rows must not be read right after they were
+ * written (a wide load cannot be forwarded from narrow stores), so callers fold a group of blocks
+ * while they work on the next. */
 #ifndef QC_QUANT_QUANT_AVX2_INTERNAL_H
 #define QC_QUANT_QUANT_AVX2_INTERNAL_H
 
@@ -48,13 +48,14 @@ QC_INLINE void qc_store_half(void *at, __m128i v)
     _mm_storeu_si128((__m128i *)at, v);
 }
 
-/* 16 bytes in both lanes. */
+/* The same 16 bytes in both 128-bit lanes. */
 QC_INLINE __m256i qc_load_twice(const void *at)
 {
     return _mm256_broadcastsi128_si256(qc_load_half(at));
 }
 
-/* Asks for the line QC_AHEAD bytes further on, which need not exist: a prefetch does not fault. */
+/* Prefetches the line QC_AHEAD bytes further on, which need not exist: a prefetch does not
+ * fault. */
 #define QC_AHEAD 4096u
 QC_INLINE void qc_prefetch(const void *at)
 {
@@ -78,7 +79,7 @@ QC_INLINE __m256i qc_fold_apply(qc_fold_op op, __m256i a, __m256i b)
     return op == QC_FOLD_MAX_U16 ? _mm256_max_epu16(a, b) : _mm256_max_epu32(a, b);
 }
 
-/* Lane b of the result: the 8 lanes of block b folded. MAX_U16: two words are left of each. */
+/* Lane b of the result is block b's 8 lanes, folded. With MAX_U16 two words of each are left. */
 QC_INLINE __m256i qc_fold8x8(qc_fold_op op, const qc_fold_rows *rows)
 {
     __m256i v[4], w[2];
@@ -147,7 +148,7 @@ QC_INLINE qc_pair qc_split_f32(const void *at)
     return (qc_pair){_mm256_shuffle_ps(x, y, 0x88), _mm256_shuffle_ps(x, y, 0xdd)};
 }
 
-QC_INLINE __m256i qc_round_bf16(__m256 x) /* x not NaN; the result in the low words */
+QC_INLINE __m256i qc_round_bf16(__m256 x) /* x must not be NaN; the result is in the low words */
 {
     __m256i u = _mm256_castps_si256(x);
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
@@ -193,7 +194,7 @@ QC_INLINE void qc_wide_store(float *at, qc_wide v)
     _mm256_storeu_ps(at + 8, v.high);
 }
 
-/* All ones in the lanes below n. */
+/* All ones in the lanes below n, zeros in the others. */
 QC_INLINE __m256i qc_lanes_below(int n)
 {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));

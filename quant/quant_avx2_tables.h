@@ -1,19 +1,20 @@
 /* Byte tables of the AVX2 files. vpshufb is the only lookup that AVX2 has for 32 indices at once,
- * so a table is at most 16 bytes, and everything is cut into such pieces:
+ * so a table has at most 16 bytes, and everything is cut to fit:
  *
- * Buckets are signed, -16 .. 15. Two tables serve them: one for k >= 0, whose index has its top bit
- * clear, one for k < 0, indexed with that bit flipped. vpshufb gives 0 where the top bit is set, so
- * an "or" of both lookups is the entry. Entry k & 15 of either.
+ * Buckets are signed, -16 .. 15, and two tables serve them: one for k >= 0, whose index has its top
+ * bit clear, and one for k < 0, indexed with that bit flipped. vpshufb gives 0 where the top bit is
+ * set, so an "or" of both lookups is the entry, which is number k & 15 of its table.
  *
- * bf16 -> NF4 in integers, as in quant_simd_tables.h (code is a function of m, the mantissa of
- * absmax, and of the distance of bit patterns), with a bucket that is a byte of its own:
+ * bf16 -> NF4 in integers, as in quant_simd_tables.h (the code is a function of m, the mantissa of
+ * absmax, and of the distance of bit patterns), with a bucket that fills a byte:
  *
  *     s = +-(max(|x|, base) - base)    base = pattern of absmax - QC_AVX2_DOWN
  *     p = s * 5                        high byte: bucket k, -15 .. 14; low byte: place within it
  *     code = base_code[m][k] + (place > last[m][k]), unsigned
  *
- * 51.2 patterns a bucket. Tried for every m: this width does with a distance from 714 to 728 (and
- * around 670 and 770), 64 with none. last is stored with its top bit flipped, for signed compares.
+ * A bucket has 51.2 patterns. All m were tried: this width works with a distance from 714 to 728
+ * (and around 670 and 770), a width of 64 with none. last is stored with its top bit flipped, for
+ * signed compares.
  *
  * Float -> NF4: k = y * QC_NF4_BUCKETS rounded to an integer; a = nf4_base[k] is the code or one
  * less; code = a + (y > threshold[a]), threshold[15] infinite. An edge of a bucket is at least
@@ -37,7 +38,8 @@ typedef struct {
 
 typedef struct {
     _Alignas(64) qc_avx2_bf16_tables bf16[128];
-    _Alignas(32) int16_t scale[16];       /* a constant here is made a shift and an addition */
+    _Alignas(32) int16_t scale[16];       /* a variable: compilers turn a constant into a shift
+                                             and an addition */
     _Alignas(32) uint8_t nf4_base[2][32]; /* [k < 0] */
     _Alignas(32) uint8_t nf4_threshold[4][32];
     _Alignas(32) uint8_t nf4_code[4][32];

@@ -1,11 +1,11 @@
-/* The AVX-512 table: quantizers in quant_avx512_blocks.c and quant_avx512_rows.c; the loops of what
- * is bound by memory in quant_table_body.h; here what they do with vectors.
+/* The AVX-512 table. The quantizers are in quant_avx512_blocks.c and quant_avx512_rows.c, the loops
+ * that are bound by memory in quant_table_body.h; their operations on vectors are here.
  *
  * NF4 to 16-bit types: 32 weights are one 16-bit permute of the 16 values.
  *
- * nested_quantize: one gather from qc_simd_tables.nested per 16 values; see there. About 30 cycles,
- * bound by the gather's 16 loads; two gathers (codes, thresholds) took half as much again.
- */
+ * nested_quantize: one gather from qc_simd_tables.nested per 16 values; see there. It takes about
+ * 30 cycles, bound by the gather's 16 loads; two gathers (codes, thresholds) took half as much
+ * again. */
 #include "quant/quant_avx512.h"
 #include "quant/quant_half.h"
 #include "quant/quant_simd_tables.h"

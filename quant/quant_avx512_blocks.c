@@ -10,41 +10,43 @@
  *     pass 2   fields of codes in 16-bit integers, see quant_simd_tables.h
  *     pass 3   pack the codes; y, c, r and the sums
  *
- * bf16 to NF4 in blocks of 64, the common case, has several groups under way (hot_step); the others
- * go group after group. A group with an absmax that is not finite, subnormal or near the ends of
- * the range goes to the scalar code, block by block; sums come out the same, as they are added
- * block after block. F16 and F64 are widened to floats in pass 1 and then treated as F32, whose
- * codes are found with a bucket of 1/15 and one exact comparison.
+ * For bf16 to NF4 in blocks of 64, the common case, several groups are under way at once
+ * (hot_step); otherwise groups go one after another. A group with an absmax that is not finite,
+ * subnormal or near the ends of the range goes to the scalar code, block by block; the sums come
+ * out the same, because they are added block after block. F16 and F64 are widened to floats in pass
+ * 1 and then treated as F32, whose codes are found with a bucket of 1/15 and one exact comparison.
  *
  * Vector operations for 64 bf16 weights. Ports 0 and 5 take one of 512 bits each per cycle; loads
  * and stores go elsewhere, but only one line can be stored per cycle.
+ *
  *     pass 1   2 and, max, 2 fold                                              5
  *     pass 2   2 x (max, subs, mulhi, permute, add)                           10
  *     pass 3   blend, byte permute, multiply-add, byte permute                 4
  *     sums     4 x (widen, y, permute, r, 3 fma, range), 7.5 fold, 5 once     44
- * That is 9.5 cycles without and 31 with sums; measured from L2 15 and 37 to 40, where reading 128
- * bytes from DRAM takes 23 (16.7 GB/s at 3 GHz). Without sums DRAM is the bound; with sums ports 0
- * and 5: leaving out the fold and the adding up of sums takes 7 cycles away, pass 2 takes 9, pass 1
- * 4, packing 3.
+ *
+ * That is 9.5 cycles without sums and 31 with them. Measured from L2 it is 15 and 37 to 40, where
+ * reading 128 bytes from DRAM takes 23 (16.7 GB/s at 3 GHz). Without sums DRAM is the bound; with
+ * sums ports 0 and 5 are. Leaving out the fold and the adding up of sums saves 7 cycles; pass 2
+ * takes 9, pass 1 takes 4, packing takes 3.
  *
  * Reloading at odd addresses replaces shifts: fields lie in the upper byte of each word, so lanes
  * read one byte further have the even field in their lowest bits, three bytes further the odd one.
  *
- * Tried and lost or found out (cycles per 64 weights, from L2):
- *  - four 32-bit table permutes per 32 weights as in a float search: about 20 operations more
- *  - sign to mask register, then negate: 9.3 cycles for pass 2 where 7 do, as port 0 was full
- *  - the three passes one group after another, sums folded at once: 51; stores of quarters instead
- * of halves: no better, twice the stores
- *  - sums of a group in one piece between the loops: 46 instead of 39, its chains of latency fill
- * the reorder buffer
- *  - no prefetch of the codes' lines for writing: 21 without sums instead of 15; a store that
- * misses L1 holds up all behind it
- *  - a call in the group loop (qc_dtype_bits): every vector constant is loaded again, a tenth
- * slower
- *  - prefetch of the source into L1 instead of L2: a tenth slower from DRAM; none: a third
- *  - unrolling by four, other orders of the passes, loading the source once instead of twice in
- * pass 3, group descriptions recomputed from a counter: nothing or a little worse
- */
+ * What was tried and was slower, or was found out (cycles per 64 weights, from L2):
+ *
+ *   - four 32-bit table permutes per 32 weights as in a float search: about 20 operations more
+ *   - sign to mask register, then negate: 9.3 cycles for pass 2 instead of 7, as port 0 was full
+ *   - the three passes one group after another, sums folded at once: 51; stores of quarters
+ *     instead of halves: no better, twice the stores
+ *   - sums of a group in one piece between the loops: 46 instead of 39, because its chains of
+ *     latency fill the reorder buffer
+ *   - no prefetch of the codes' lines for writing: 21 without sums instead of 15; a store that
+ *     misses L1 holds up all behind it
+ *   - a call in the group loop (qc_dtype_bits): every vector constant is loaded again, a tenth
+ *     slower
+ *   - prefetch of the source into L1 instead of L2: a tenth slower from DRAM; none: a third
+ *   - unrolling by four, other orders of the passes, loading the source once instead of twice in
+ *     pass 3, group descriptions recomputed from a counter: nothing or a little worse */
 #include "quant/quant_avx512.h"
 #include "quant/quant_avx512_internal.h"
 #include "quant/quant_simd_tables.h"
@@ -55,9 +57,9 @@
 #define GROUP_ELEMS 4096u
 #define SLOTS       3u /* groups under way */
 
-/* Streams that a group of 16 blocks of 64 bf16 writes: 2 KiB each, and as far apart from the source
- * modulo 4 KiB as can be. A load whose address is that of an older store in flight modulo 4 KiB
- * waits for it, so every stream runs in step with the source, some way behind it. */
+/* A group of 16 blocks of 64 bf16 writes streams of 2 KiB each, as far apart from the source modulo
+ * 4 KiB as can be. A load whose address equals that of an older store in flight modulo 4 KiB waits
+ * for it, so every stream runs in step with the source, some way behind it. */
 #define STREAM       2048u
 #define WORDS_BEHIND 512u /* magnitudes and codes; one per slot */
 #define ROWS_BEHIND  768u /* rows: sums A and B, maxima; of even and odd groups */
@@ -167,7 +169,8 @@ QC_INLINE __mmask16 odd_blocks(__m512i absmax)
                                         _mm512_set1_epi32((int)(beyond - lowest)));
 }
 
-/* Per block: inverse of absmax (0 for a block of zeros), and for bf16 where to look codes up. */
+/* Per block: the inverse of absmax (0 for a block of zeros), and for bf16 where to look codes
+ * up. */
 QC_INLINE void prepare(const group *g, group_scratch *s)
 {
     __m512 a = _mm512_castsi512_ps(g->absmax);
@@ -396,7 +399,8 @@ QC_INLINE void write_block_errors(qc_block_error *out, unsigned count, __m512i r
         memcpy(out, bytes, count * sizeof *out);
 }
 
-/* The sums of a group in three steps, as the rows of every quantity are a chain of their own. */
+/* The sums of a group are made in three steps, because the rows of every quantity are a chain of
+ * their own. */
 enum { FOLD_FIRST, FOLD_SECOND, MULTIPLY, STEPS };
 
 QC_INLINE void sum_step(const context *c, const group *g, int step)
@@ -500,7 +504,8 @@ QC_INLINE void hot_pass1(const context *c, const group *g, unsigned b)
     qc_fold_store(max_rows(c->scratch, g), b, _mm512_max_epu16(first, second));
 }
 
-/* Absmax of a group after pass 1, and what the other passes need of it; 0 for an odd group. */
+/* Finds the absmax of a group after pass 1, and what the other passes need of it; returns 0 for an
+ * odd group. */
 QC_INLINE int hot_settle(const context *c, group *g, float *absmax)
 {
     group_scratch *s = c->scratch;
@@ -512,7 +517,8 @@ QC_INLINE int hot_settle(const context *c, group *g, float *absmax)
     return 1;
 }
 
-/* Neighbouring groups, each a step further than the one after it. Count 0: not there (yet). */
+/* Neighbouring groups, each a step further than the one after it. One with count 0 is not there
+ * (yet). */
 typedef struct {
     group added;  /* its sums are multiplied: add them up */
     group summed; /* after pass 3: fold its sums */
@@ -522,9 +528,9 @@ typedef struct {
     group after;  /* pass 1 */
 } window;
 
-/* One step of all; returns whether `next` is there and not odd. Work for different ports goes side
- * by side, and what is done once per group is spread over its blocks: in one place, its chains of
- * latency would fill the reorder buffer (12 cycles per block). full: all are there. */
+/* Makes one step of all; returns whether `next` is there and not odd. Work for different ports goes
+ * side by side, and work that is done once per group is spread over its blocks: in one place, its
+ * chains of latency would fill the reorder buffer (12 cycles per block). full: all are there. */
 QC_INLINE int hot_step(const context *c, window *w, float *absmax, int errors, int full)
 {
     const field_tables f = load_fields(c->tables);
@@ -557,7 +563,8 @@ QC_INLINE int hot_step(const context *c, window *w, float *absmax, int errors, i
     return usable;
 }
 
-/* Whole groups from block `first` on, up to one with an odd block; where it stopped. */
+/* Takes whole groups from block `first` on, up to one with an odd block; returns where it
+ * stopped. */
 QC_INLINE uint64_t hot_groups(const context *c, const unsigned char *src, uint64_t first,
                               uint64_t blocks, float *absmax, int errors)
 {
@@ -595,7 +602,7 @@ QC_INLINE uint64_t hot_groups(const context *c, const unsigned char *src, uint64
 
 /* ---- driver ---------------------------------------------------------------------------------- */
 
-/* From block `first` on. vectors: of 32 elements in a block. */
+/* Works from block `first` on. vectors: how many vectors of 32 elements a block has. */
 QC_INLINE void quantize(const context *c, scheme to, const void *src, qc_dtype dtype, uint64_t n,
                         uint32_t vectors, uint64_t first, float *absmax, int errors)
 {

@@ -1,15 +1,15 @@
 /* Shared by the AVX-512 files: reading sources, and folding 16 blocks at once.
  *
- * Folding. A block leaves a vector of 16 lanes to be folded (l with l + 8, 4, 2, 1). Sixteen
- * blocks are folded together. The first step needs no shuffle: vectors are stored in halves
- * (vextract to memory needs no vector port), the same half of blocks 2j and 2j + 1 side by side:
+ * Folding. A block leaves a vector of 16 lanes to be folded (l with l + 8, 4, 2, 1). Sixteen blocks
+ * are folded together. The first step needs no shuffle: vectors are stored in halves (vextract to
+ * memory needs no vector port), the same half of blocks 2j and 2j + 1 side by side:
  *
  *     row j, half 0 = lanes 0..7 of 2j, 0..7 of 2j + 1      half 1 = lanes 8..15 of both
  *
- * Three steps of blend, shuffle and operation and one permute remain, after which lane b belongs to
- * block b: 30 operations for 16 blocks instead of 45 in registers. Quarters would make the second
- * step free as well (21), but cost twice the stores. Rows must not be read right after they were
- * written: a wide load cannot be forwarded from narrow stores. */
+ * What remains are three steps of blend, shuffle and operation, and one permute, after which lane b
+ * belongs to block b: 30 operations for 16 blocks instead of 45 in registers. Quarters would save
+ * the shuffles of the second step as well (21), but cost twice the stores. Rows must not be read
+ * right after they were written: a wide load cannot be forwarded from narrow stores. */
 #ifndef QC_QUANT_QUANT_AVX512_INTERNAL_H
 #define QC_QUANT_QUANT_AVX512_INTERNAL_H
 
@@ -17,8 +17,8 @@
 
 #include <immintrin.h>
 
-/* Without optimization gcc's intrinsics that take a constant are macros, and theirs is the 0xFFFF
- * that becomes a signed short. */
+/* Without optimization gcc's intrinsics that take a constant are macros, and the 0xFFFF that
+ * becomes a signed short is in them. */
 #ifndef __OPTIMIZE__
 #pragma GCC diagnostic ignored "-Wsign-conversion"
 #endif
@@ -26,8 +26,8 @@
 #define QC_INLINE static inline __attribute__((always_inline))
 #define QC_GROUP  16u /* blocks folded together */
 
-/* Rows are this far apart, so that rows of one quantity are written as fast as bf16 blocks of 64
- * are read; two quantities fit between each other. */
+/* The distance of rows. With it, rows of one quantity are written as fast as bf16 blocks of 64 are
+ * read; the rows of two quantities fit between each other. */
 #define QC_FOLD_STRIDE 64u /* of 32-bit lanes */
 #define QC_FOLD_LANES  (QC_GROUP / 2 * QC_FOLD_STRIDE)
 #define QC_FOLD_SECOND 32u
@@ -50,7 +50,7 @@ QC_INLINE __m512i qc_fold_apply(qc_fold_op op, __m512i a, __m512i b)
     return op == QC_FOLD_MAX_U16 ? _mm512_max_epu16(a, b) : _mm512_max_epu32(a, b);
 }
 
-/* Lane b of the result: the 16 lanes of block b folded. MAX_U16: two words are left of each. */
+/* Lane b of the result is block b's 16 lanes, folded. With MAX_U16 two words of each are left. */
 QC_INLINE __m512i qc_fold16x16(qc_fold_op op, const uint32_t *rows)
 {
     const __m512i cross4 = _mm512_setr_epi64(2, 3, 8, 9, 6, 7, 12, 13);
@@ -78,8 +78,8 @@ QC_INLINE __m512i qc_magnitude_f32(__m512 x)
     return _mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(0x7fffffff));
 }
 
-/* Asks for the line QC_AHEAD bytes further on, which need not exist: a prefetch does not fault.
- * Into L2: 4 to 16 KiB are alike, and into L1 it is a tenth slower. */
+/* Prefetches the line QC_AHEAD bytes further on, which need not exist: a prefetch does not fault.
+ * It goes to L2, where 4 to 16 KiB are alike; into L1 it is a tenth slower. */
 #define QC_AHEAD 8192u
 QC_INLINE void qc_prefetch(const void *at)
 {
@@ -126,7 +126,7 @@ QC_INLINE qc_pair qc_split_f32(const void *at)
     return (qc_pair){_mm512_permutex2var_ps(a, even, b), _mm512_permutex2var_ps(a, odd, b)};
 }
 
-QC_INLINE __m512i qc_round_bf16(__m512 x) /* x not NaN; the result in the upper words */
+QC_INLINE __m512i qc_round_bf16(__m512 x) /* x must not be NaN; the result is in the upper words */
 {
     __m512i u = _mm512_castps_si512(x);
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));

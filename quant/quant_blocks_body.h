@@ -1,6 +1,6 @@
-/* Block-wise NF4 and int8: what quant_avx2_blocks.c and quant_avx512_blocks.c have in common,
- * around their passes over groups of blocks. No include guard: once in each of them, after these
- * types:
+/* Block-wise NF4 and int8: what quant_avx2_blocks.c and quant_avx512_blocks.c have in common around
+ * their passes over groups of blocks. It has no include guard, because each of them includes it
+ * once, after these types:
  *
  *   group_scratch   what a group's passes hand on
  *   group_lanes     a vector with a lane for each block of a group
@@ -12,7 +12,7 @@ typedef struct {
     const unsigned char *src; /* of the group */
     uint64_t block;           /* number of its first block */
     unsigned count;           /* of blocks */
-    unsigned turn;            /* 0, 1, 2, ...: which of the scratch it uses */
+    unsigned turn;            /* 0, 1, 2, ...: tells which of the scratch it uses */
     group_lanes absmax;       /* bits */
 } group;
 
@@ -25,8 +25,8 @@ typedef struct {
     qc_piece_sums *sums;
 } context;
 
-/* The file's own: makes scratch ready for a source, and quantizes by groups and then, what is left,
- * by scalar_blocks. errors: whether c->block_errors is there; a constant. */
+/* Each file defines these. One makes scratch ready for a source; the other quantizes in groups, and
+ * the rest with scalar_blocks. errors is a constant: whether c->block_errors is there. */
 QC_INLINE void open_scratch(group_scratch *s, const void *src);
 QC_INLINE void by_block_size(const context *c, scheme to, const void *src, qc_dtype dtype,
                              uint64_t n, float *absmax, int errors);
@@ -44,7 +44,7 @@ QC_INLINE group make_group(const void *src, qc_dtype dtype, uint32_t block_elems
     };
 }
 
-/* Blocks one by one in scalar code; 1, or 0 after an element that has no code. */
+/* Quantizes blocks one by one in scalar code; returns 1, or 0 after an element that has no code. */
 static int scalar_blocks(const context *c, scheme to, const void *src, qc_dtype dtype,
                          uint64_t block, uint64_t elems, float *absmax)
 {

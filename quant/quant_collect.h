@@ -1,22 +1,22 @@
-/* The host's part of quantizing on a GPU: from the folded lane sums of each block or run to what
- * the functions of quant_ops.h leave, bit for bit. Same order, same roundings; see
- * quant_internal.h. Thread-safe: yes. Allocates: no. */
+/* The host's share of quantizing on a GPU: it turns the folded lane sums of each block or run into
+ * what the functions of quant_ops.h leave, bit for bit, in the same order and with the same
+ * roundings; see quant_internal.h. Thread-safe: yes. Allocates: no. */
 #ifndef QC_QUANT_QUANT_COLLECT_H
 #define QC_QUANT_QUANT_COLLECT_H
 
 #include "quant/quant_ops.h"
 #include "quant/search_sums.h"
 
-/* errors: [blocks][4] rr, rc, cc, peak (kernels/cuda_quantize.h). out: [blocks]. sums: as after
- * nf4_quantize or int8_blocks_quantize of these blocks, without bad. */
+/* errors: [blocks][4] rr, rc, cc, peak (kernels/cuda_quantize.h). out: [blocks]. sums are those of
+ * nf4_quantize or int8_blocks_quantize for these blocks, except for `bad`. */
 void qc_blocks_collect(const float *absmax, const float *errors, uint64_t blocks,
                        qc_block_error *out, qc_piece_sums *sums);
 
-/* errors: [rows][runs][4] ee, xx, max, column bits. sums: as after int8_rows_quantize. */
+/* errors: [rows][runs][4] ee, xx, max, column bits. sums are those of int8_rows_quantize. */
 void qc_rows_collect(const float *errors, uint64_t rows, uint64_t cols, qc_piece_sums *sums);
 
-/* blocks: what was found in each of them, of block_elems elements. sums: as after `blocks` of
- * qc_search_ops, without bad. */
+/* found: what was found in each of `blocks` blocks of block_elems elements. sums are those of
+ * `blocks` of qc_search_ops, except for `bad`. */
 void qc_search_collect(const qc_search_sum *found, uint64_t blocks, uint32_t block_elems,
                        qc_piece_sums *sums);
 

@@ -22,7 +22,7 @@ static float e8m0_value(unsigned code)
     return from_bits(code == 0 ? 0x00400000u : code << 23);
 }
 
-/* A small float of exp_bits and man_bits, whose largest exponent means what the others mean. */
+/* A small float of exp_bits and man_bits; its largest exponent has no special meaning. */
 static float small_float(unsigned code, unsigned exp_bits, unsigned man_bits)
 {
     unsigned sign = code >> 7, exponent = code >> man_bits & ((1u << exp_bits) - 1);

@@ -4,9 +4,9 @@
  * Specification (E8M0 scales, E2M1 elements, blocks of 32); the layout of a byte's two elements as
  * gpt-oss stores them (low nibble first).
  *
- * Every value is exact in float but for a product with a scale, which is rounded once, to nearest
+ * Every value is exact in float, except that a product with a scale is rounded once, to nearest
  * even. Codes and scales that stand for NaN or infinity, and products that overflow, come out as
- * non-finite floats; *first_bad tells where the first one is (UINT64_MAX: nowhere).
+ * non-finite floats; *first_bad is the index of the first one (UINT64_MAX if there is none).
  * Thread-safe: yes. Allocates: never. n == 0 is a no-op. */
 #ifndef QC_QUANT_QUANT_DECODE_H
 #define QC_QUANT_QUANT_DECODE_H
@@ -22,7 +22,7 @@
 /* The 16 values of E2M1 in code order. */
 extern const float qc_fp4_code[16];
 
-/* Is it an 8-bit float that qc_f8_table knows: F8_E4M3, F8_E5M2, F8_E8M0? */
+/* Returns whether qc_f8_table knows this 8-bit float: F8_E4M3, F8_E5M2 or F8_E8M0. */
 int qc_f8_is_known(qc_dtype dtype);
 
 /* The 256 values of an 8-bit float in code order. E4M3: bias 7, no infinity, NaN 0x7f and 0xff.

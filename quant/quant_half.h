@@ -1,16 +1,17 @@
 /* float16 and bfloat16 as plain integers: exact conversions without compiler or CPU support.
  *
- * Every narrowing rounds once, to nearest even, subnormals included; what is too large becomes
- * infinity. A NaN stays a NaN: its sign and the upper bits of its payload are kept and it becomes
- * quiet, which is what the x86 conversion instructions do.
+ * Every narrowing rounds once, to nearest even, subnormals included; a result that is too large
+ * becomes infinity. A NaN stays a NaN: its sign and the upper bits of its payload are kept, and it
+ * becomes quiet, as with the x86 conversion instructions.
  *
  * How narrowing works on magnitudes, for the three ranges of the result:
+ *
  *   normal     add half an ulp (less one bit if the last kept bit is even) to the bit pattern, move
  *              the exponent's bias, shift; a carry runs into the exponent, as it should
  *   subnormal  add a power of two whose ulp is the spacing of subnormals; the addition rounds, and
  *              the mantissa bits of the sum are the result
  *   too large  infinity, from the midpoint between the largest number and the next power of two on
- */
+ * */
 #ifndef QC_QUANT_QUANT_HALF_H
 #define QC_QUANT_QUANT_HALF_H
 
@@ -50,7 +51,7 @@ static inline uint16_t qc_bf16_from_f32(float f)
     uint32_t u = qc_f32_bits(f);
     if ((u & 0x7fffffffu) > QC_F32_INF)
         return (uint16_t)(u >> 16 | 0x0040u);
-    /* Same exponent range as float: subnormals and overflow need no case of their own. */
+    /* The exponent range is float's, so subnormals and overflow need no case of their own. */
     return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);
 }
 
@@ -103,7 +104,7 @@ static inline uint16_t qc_bf16_from_f64(double d)
     return (uint16_t)(sign | (magnitude - ((uint64_t)(1023 - 127) << 52)) >> 45);
 }
 
-/* Smallest bfloat16 that is not below f; f >= 0 and finite. */
+/* The smallest bfloat16 that is not below f; f >= 0 and finite. */
 static inline uint16_t qc_bf16_above(float f)
 {
     return (uint16_t)((qc_f32_bits(f) + 0xffffu) >> 16);

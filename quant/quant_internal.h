@@ -15,8 +15,7 @@
  *
  * Tiny blocks: where absmax < QC_TINY_ABSMAX, the elements and absmax are first multiplied by
  * QC_TINY_SCALE, which is exact; 1.0f / absmax (times 127) is then finite. Where it was finite
- * before, nothing changes, so any threshold between 127 * 2^-128 and 1 gives the same bits.
- */
+ * before, nothing changes, so any threshold between 127 * 2^-128 and 1 gives the same bits. */
 #ifndef QC_QUANT_QUANT_INTERNAL_H
 #define QC_QUANT_QUANT_INTERNAL_H
 
@@ -32,9 +31,9 @@
 #define QC_NF4_ZERO     7u                    /* the code whose value is 0 */
 #define QC_DYNAMIC_ZERO 127u                  /* the entry of qc_dynamic_map that is 0 */
 
-/* The search of the dynamic map as one sorted table: code > j exactly when x > threshold[j], hence
- * code = number of thresholds strictly below x. Equal to the pivot search of bitsandbytes' CUDA
- * kernel for every float, ties included. */
+/* The search of the dynamic map as one sorted table: code > j exactly when x > threshold[j], so the
+ * code is the number of thresholds strictly below x. It equals the pivot search of bitsandbytes'
+ * CUDA kernel for every float, ties included. */
 extern const float qc_dynamic_threshold[255];
 
 extern const qc_quant_ops qc_quant_ops_scalar;
@@ -56,13 +55,13 @@ extern const qc_quant_ops qc_quant_ops_avx512; /* where QC_HAVE_QUANT_AVX512 */
 /* The pivot search itself, as in bitsandbytes' dQuantize<0>; x must not be NaN. */
 uint8_t qc_dynamic_search(float x);
 
-/* Of the four types that the quantizers read. Inline, so that it folds to a constant. */
+/* For the four types that the quantizers read. Inline, so that it folds to a constant. */
 static inline uint64_t qc_element_bytes(qc_dtype dtype)
 {
     return dtype == QC_DTYPE_F64 ? 8 : dtype == QC_DTYPE_F32 ? 4 : 2;
 }
 
-/* Sum of 16 lanes: l and l + 8, then l + 4, l + 2, l + 1. */
+/* The sum of 16 lanes: l and l + 8 are added first, then l + 4, l + 2 and l + 1. */
 static inline float qc_fold16(const float *lanes)
 {
     float s[8];

@@ -1,24 +1,24 @@
-/* The number work of qconv: NF4, double quantization, int8, casts. One table of functions per
- * instruction set; all tables give the same bytes.
+/* The number work of qconv: NF4, double quantization, int8 and casts. There is one table of
+ * functions per instruction set; all tables give the same bytes.
  *
- * quant_scalar.c is the truth. The AVX2 and AVX-512 tables equal it bit for bit, in codes, scales
- * and error sums, because every operation (and every order of summation) is fixed here in words,
- * in IEEE single precision without contraction unless stated.
+ * quant_scalar.c is the reference. The AVX2 and AVX-512 tables equal it bit for bit, in codes,
+ * scales and error sums, because every operation (and every order of summation) is fixed here in
+ * words. Operations are in IEEE single precision without contraction unless stated.
  *
  * Sources: NF4 and double quantization: Dettmers et al. 2023, "QLoRA"; LLM.int8: Dettmers et al.
  * 2022; thresholds, ties and packing as in bitsandbytes' CUDA kernels (see docs/quantizers.md).
  *
  * Common rules
- *  - `src` holds n elements of type `dtype` (F64, F32, F16 or BF16), little-endian, of any
- *    alignment, row-major and flattened.
- *  - Quantizers widen elements to float first (F64: rounded to nearest even; a finite F64 that
- *    becomes infinite counts as QC_BAD_RANGE). Subnormals count; the caller leaves the floating
- *    point environment as C starts it (round to nearest, no flush to zero).
- *  - A non-finite element never gets a code: the function reports the lowest such index and its
- *    outputs (but for bad and bad_index) are unspecified.
- *  - Pointers to float are aligned as C wants it; src and dst of type void need no alignment.
- *  - Thread-safe: yes, no shared state. Allocates: never. n == 0 is a no-op.
- */
+ *
+ *   - `src` holds n elements of type `dtype` (F64, F32, F16 or BF16), little-endian, of any
+ *     alignment, row-major and flattened.
+ *   - Quantizers widen elements to float first (F64: rounded to nearest even; a finite F64 that
+ *     becomes infinite counts as QC_BAD_RANGE). Subnormals count; the caller leaves the floating
+ *     point environment as C starts it (round to nearest, no flush to zero).
+ *   - A non-finite element never gets a code: the function reports the lowest such index, and its
+ *     outputs except for bad and bad_index are unspecified.
+ *   - Pointers to float are aligned as C wants it; src and dst of type void need no alignment.
+ *   - Thread-safe: yes, no shared state. Allocates: never. n == 0 is a no-op. */
 #ifndef QC_QUANT_QUANT_OPS_H
 #define QC_QUANT_QUANT_OPS_H
 
@@ -45,27 +45,27 @@ typedef enum {
     QC_BAD_RANGE      /* finite in the source, infinite in the type it must pass through */
 } qc_bad_kind;
 
-/* What quantizing a piece of a tensor leaves besides codes and scales; always written whole.
- * Pieces are combined in index order by qc_piece_add, so that sums do not depend on threads. */
+/* What quantizing a stretch of a tensor (a "piece") leaves besides codes and scales; always written
+ * whole. qc_piece_add combines pieces in index order, so that sums do not depend on threads. */
 typedef struct {
     double sum_xx;  /* sum of x^2 */
     double sum_ee;  /* sum of (x - dequantized x)^2 with the scales before double quantization */
-    double max_err; /* largest |x - dequantized x|; int8 rows only, else 0 */
-    uint64_t max_index; /* where, within the piece; lowest index on ties */
+    double max_err; /* largest |x - dequantized x| for int8 rows, else 0 */
+    uint64_t max_index; /* its index within the piece; the lowest on ties */
     qc_bad_kind bad;
     uint64_t bad_index; /* lowest offending index within the piece */
 } qc_piece_sums;
 
-/* Per block, what is needed to finish the error once double quantization has replaced the scale.
- * With y = x * (1/absmax), c = the code's value, r = y - c: sums over the block of r*c and c*c and
- * the largest |r|, each rounded to bfloat16 (peak upwards). 6 bytes a block. */
+/* What is needed per block to finish the error once double quantization has replaced the scale.
+ * With y = x * (1/absmax), c the code's value and r = y - c: the sums over the block of r*c and
+ * c*c, and the largest |r|, each rounded to bfloat16 (peak upwards). 6 bytes a block. */
 typedef struct {
     uint16_t rc;
     uint16_t cc;
     uint16_t peak;
 } qc_block_error;
 
-/* Final error of a tensor, after double quantization if there was one. */
+/* The final error of a tensor, after double quantization if there was one. */
 typedef struct {
     double rel_mse;     /* sum (x - x')^2 / sum x^2; 0 for an all-zero tensor */
     double max_err;     /* largest |x - x'|, exact */
@@ -75,15 +75,18 @@ typedef struct {
 typedef struct {
     qc_isa isa;
 
-    /* NF4. block_elems: see above. The piece starts at a block boundary; only the last block of a
-     * tensor may be short (its absmax is over what is there).
+    /* NF4. block_elems is a block size as above. The piece starts at a block boundary; only the
+     * last block of a tensor may be short (its absmax is over the elements that it has).
+     *
      *   codes   (n + 1) / 2 bytes, element 2j in the high nibble, 2j+1 in the low; the last low
      *           nibble of an odd n is 7 (the code of 0)
      *   absmax  ceil(n / block_elems) floats
      *   block_errors  as many, or NULL to skip all error sums (sum_xx, sum_ee then are 0)
-     * code = thresholds strictly below x * (1.0f / absmax); an all-zero block gives 7 (byte 0x77)
-     * and absmax 0. A block whose absmax is so small that 1.0f / absmax overflows is scaled by a
-     * power of two first; its codes are those of exact arithmetic on the scaled values. */
+     *
+     * The code is the number of thresholds strictly below x * (1.0f / absmax); an all-zero block
+     * gives 7 (byte 0x77) and absmax 0. A block whose absmax is so small that 1.0f / absmax
+     * overflows is scaled by a power of two first; its codes are those of exact arithmetic on the
+     * scaled values. */
     void (*nf4_quantize)(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
                          uint8_t *codes, float *absmax, qc_block_error *block_errors,
                          qc_piece_sums *sums);
@@ -96,10 +99,10 @@ typedef struct {
                            uint64_t n, uint32_t block_elems, void *dst, qc_dtype dst_dtype,
                            uint64_t *first_overflow);
 
-    /* Second quantization: d = absmax - offset; per 256 the absmax of d; code = nearest entry of
-     * the dynamic map to d * (1.0f / nested_absmax), ties as in bitsandbytes' CUDA search; a
-     * group of nothing but zeros gives code 127 (0.0); tiny groups are scaled as in NF4.
-     * nested_absmax: ceil(n / 256) floats. absmax and offset are finite. */
+    /* Second quantization: d = absmax - offset; the nested absmax is that of d over 256 blocks; the
+     * code is the nearest entry of the dynamic map to d * (1.0f / nested_absmax), with ties as in
+     * bitsandbytes' CUDA search. A group of zeros only gives code 127 (0.0); tiny groups are scaled
+     * as in NF4. nested_absmax: ceil(n / 256) floats. absmax and offset are finite. */
     void (*nested_quantize)(const float *absmax, uint64_t n, float offset, uint8_t *codes,
                             float *nested_absmax);
     /* absmax[i] = map[codes[i]] * nested_absmax[i / nested_block] + offset, two roundings. */
@@ -108,10 +111,12 @@ typedef struct {
 
     /* LLM.int8, row-wise. Rows pass through float16 first (as bitsandbytes does): a finite value
      * that becomes infinite there is QC_BAD_RANGE.
-     *   codes [rows, cols] int8 = round half even of h * ((1.0f / absmax) * 127.0f); a zero row 0
-     *   scb   [rows] float, the row's absmax over the float16 values, not divided by 127
-     * Sums compare the source x (as float, before float16) with
-     * (code * scb) * 7.874015718698502e-3f. Squares below the range of float count as zero. */
+     *
+     *   codes  [rows, cols] int8 = round half even of h * ((1.0f / absmax) * 127.0f); a zero row 0
+     *   scb    [rows] float, the row's absmax over the float16 values, not divided by 127
+     *
+     * The sums compare the source x (as float, before float16) with (code * scb) *
+     * 7.874015718698502e-3f. Squares below the range of float count as zero. */
     void (*int8_rows_quantize)(const void *src, qc_dtype dtype, uint64_t rows, uint64_t cols,
                                int8_t *codes, float *scb, qc_piece_sums *sums);
     /* dst = (dst_dtype)((code * scb[row]) * 7.874015718698502e-3f), floats, left to right.
@@ -121,14 +126,14 @@ typedef struct {
                                  uint64_t *first_overflow);
 
     /* int8, block-wise over the flattened tensor; scales as in NF4 (absmax, may be double
-     * quantized). code = round half even of x * ((1.0f / absmax) * 127.0f), clamped to +-127; tiny
-     * blocks are scaled as in NF4, also where only the product with 127 would overflow.
-     * block_errors with c = code * 7.874015718698502e-3f. */
+     * quantized). code = x * ((1.0f / absmax) * 127.0f), rounded half to even and clamped to +-127.
+     * Tiny blocks are scaled as in NF4, also where only the product with 127 would overflow.
+     * block_errors are as in NF4 with c = code * 7.874015718698502e-3f. */
     void (*int8_blocks_quantize)(const void *src, qc_dtype dtype, uint64_t n, uint32_t block_elems,
                                  int8_t *codes, float *absmax, qc_block_error *block_errors,
                                  qc_piece_sums *sums);
-    /* dst = (dst_dtype)((code * 7.874015718698502e-3f) * absmax[block]), floats, left to right: the
-     * value of the code first, as in NF4, so that no product overflows. */
+    /* dst = (dst_dtype)((code * 7.874015718698502e-3f) * absmax[block]), floats, left to right. The
+     * code's value comes first, as in NF4, so that no product overflows. */
     void (*int8_blocks_dequantize)(const int8_t *codes, const float *absmax, uint64_t n,
                                    uint32_t block_elems, void *dst, qc_dtype dst_dtype,
                                    uint64_t *first_overflow);
@@ -141,12 +146,12 @@ typedef struct {
                  uint64_t *first_overflow);
 } qc_quant_ops;
 
-/* The table for an instruction set this machine has (see qc_isa_available); never NULL. Where that
- * table is not part of the build it is the next lesser one, as its member isa says. */
+/* The table for an instruction set that this machine has (see qc_isa_available); never NULL. Where
+ * that table is not part of the build, it is the next lesser one, as its member isa says. */
 const qc_quant_ops *qc_quant_ops_for(qc_isa isa);
 
-/* Combine the sums of the next piece (whose first element has flat index `first`) into total.
- * Call in index order. */
+/* Adds the sums of the next piece, whose first element has flat index `first`, to total. Call it in
+ * index order. */
 void qc_piece_add(qc_piece_sums *total, const qc_piece_sums *piece, uint64_t first);
 
 /* Mean of absmax for double quantization: summed in double in index order, divided, rounded to
@@ -154,7 +159,8 @@ void qc_piece_add(qc_piece_sums *total, const qc_piece_sums *piece, uint64_t fir
  * n == 0 gives 0. */
 float qc_nested_offset(const float *absmax, uint64_t n);
 
-/* Finish the error of a block-quantized tensor (NF4 or block-wise int8).
+/* Finishes the error of a block-quantized tensor (NF4 or block-wise int8).
+ *
  *   scheme_is_nf4 1 NF4, 0 int8 blocks
  *   absmax        scales the codes were made with
  *   absmax_final  scales a reader will use (the same array when there was no double quantization)
@@ -162,14 +168,14 @@ float qc_nested_offset(const float *absmax, uint64_t n);
  *   read          gives elements [first, first + n) of the source as floats; called for the few
  *                 blocks that can hold the largest error (branch and bound over `peak`), n is at
  *                 most block_elems
- * x' is the float that dequantizing to F32 gives, x the element as float; |x - x'| in double.
- * max_err and max_index are exact (lowest index on ties). rel_mse is sum_ee / sum_xx plus the
- * correction for absmax_final, which rests on bfloat16 rc and cc: below 1e-4 of rel_mse off on
- * weights, at most 2^-7 where a few blocks dominate. y being a float, the square root of rel_mse is
- * off by up to 2^-22; where x' is subnormal, by its rounding as well.
- * Deterministic. Allocates nothing, needs 80 KiB of stack.
- * Returns QC_OK; what read returns; QC_ERR_CHECK when read gives other values than were quantized.
- */
+ *
+ * x' is the float that dequantizing to F32 gives, x the element as float, and |x - x'| is in
+ * double. max_err and max_index are exact (lowest index on ties). rel_mse is sum_ee / sum_xx plus
+ * the correction for absmax_final, which uses bfloat16 rc and cc: on weights it is off by less than
+ * 1e-4 of rel_mse, and by at most 2^-7 where a few blocks dominate. Because y is a float, the
+ * square root of rel_mse is off by up to 2^-22; where x' is subnormal, by its rounding as well.
+ * Deterministic. Allocates nothing, needs 80 KiB of stack. Returns QC_OK, or what read returns, or
+ * QC_ERR_CHECK when read gives other values than were quantized. */
 typedef qc_status (*qc_read_floats_fn)(void *ctx, uint64_t first, uint64_t n, float *out,
                                        qc_error *err);
 QC_NODISCARD qc_status qc_block_error_finish(const qc_quant_ops *ops, int scheme_is_nf4, uint64_t n,

@@ -1,17 +1,18 @@
-/* Row-wise int8: what quant_avx2_rows.c and quant_avx512_rows.c are made of; defines the function
- * QC_ROWS_QUANTIZE. No include guard: once in each of them.
+/* Row-wise int8: the body of quant_avx2_rows.c and quant_avx512_rows.c; defines the function
+ * QC_ROWS_QUANTIZE. It has no include guard, because each of them includes it once.
  *
- * Two passes over a row: the largest magnitude (rounding to float16 is monotone, so only the
- * maximum is rounded), then codes and error sums, sixteen columns at a time. A bfloat16 is its own
- * float16 from 2^-17 on, and in a row whose absmax is 2^-8 or more a smaller one has code 0 either
- * way, so such rows skip the conversion, as float16 sources do. The largest error is only kept as a
- * number; its column is looked for when a run of 1024 beats what came before. */
+ * There are two passes over a row: one for the largest magnitude (rounding to float16 is monotone,
+ * so only the maximum is rounded), then one for codes and error sums, sixteen columns at a time. A
+ * bfloat16 is its own float16 from 2^-17 on, and in a row whose absmax is 2^-8 or more a smaller
+ * one has code 0 either way. So such rows skip the conversion, as float16 sources do. The largest
+ * error is only kept as a number; its column is looked for when a run of 1024 exceeds all runs
+ * before. */
 #include "quant/quant_half.h"
 #include "quant/quant_wide.h"
 
 #include <string.h>
 
-/* 16 elements from i on, of which `count` exist; zeros for the others */
+/* Up to 16 elements from i on; zeros behind the first `count`, which are all that exist. */
 QC_INLINE qc_wide load_part(const void *src, qc_dtype dtype, uint64_t i, unsigned count)
 {
     if (count == 16)

@@ -1,11 +1,10 @@
-/* The scalar truth: what every other table must equal bit for bit.
+/* The scalar reference, which every other table must equal bit for bit.
  *
  * A block is widened to floats on the stack, looked over once for its largest magnitude (which also
  * finds NaN and infinity, whose bit patterns are the largest), and coded. Loops are kept plain so
  * that the compiler may vectorize them; nothing here depends on whether it does.
  *
- * Orders of summation and the rule for tiny blocks: quant_internal.h.
- */
+ * Orders of summation and the rule for tiny blocks are in quant_internal.h. */
 #include "quant/quant_half.h"
 #include "quant/quant_internal.h"
 
@@ -45,7 +44,8 @@ static void widen(const void *src, qc_dtype dtype, uint64_t first, uint32_t n, f
     }
 }
 
-/* x as dst[first ...]; *first_overflow is set, unless it is already, where finite turns infinite */
+/* Writes x as dst[first ...]; *first_overflow is set, unless it is already, where a finite value
+ * turns infinite. */
 static void narrow(const float *x, uint32_t n, void *dst, qc_dtype dtype, uint64_t first,
                    uint64_t *first_overflow)
 {
@@ -93,7 +93,7 @@ typedef struct {
     float inv;    /* 1 / (absmax of x); 0 in a block of zeros */
 } block;
 
-/* inv for n floats, scaling them where the rule for tiny blocks asks for it */
+/* inv for n floats, which are scaled first where the rule for tiny blocks asks for it. */
 static float inverse_absmax(float *x, uint32_t n, float absmax)
 {
     if (absmax == 0.0f)
@@ -105,7 +105,7 @@ static float inverse_absmax(float *x, uint32_t n, float absmax)
     return 1.0f / (absmax * QC_TINY_SCALE);
 }
 
-/* Read a block; 1, or 0 after reporting an element that has no code. */
+/* Reads a block; returns 1, or 0 after reporting an element that has no code. */
 static int block_load(block *b, const void *src, qc_dtype dtype, uint64_t first, uint32_t n,
                       qc_piece_sums *sums)
 {
@@ -128,7 +128,7 @@ static int block_load(block *b, const void *src, qc_dtype dtype, uint64_t first,
     return 1;
 }
 
-/* Add the block's sums; c[i] is the value of the code of element i. */
+/* Adds the block's sums; c[i] is the value of the code of element i. */
 static void block_add_error(const block *b, const float *c, qc_block_error *out,
                             qc_piece_sums *sums)
 {
@@ -255,7 +255,8 @@ static void nested_dequantize(const uint8_t *codes, const float *nested_absmax, 
 
 /* ---- int8, row-wise -------------------------------------------------------------------------- */
 
-/* A row is walked in runs of at most this many columns, the distance between flushes of the sums */
+/* A row is walked in runs of at most this many columns, the distance between flushes of the
+ * sums. */
 typedef struct {
     float x[QC_ROW_FLUSH]; /* widened source */
     float h[QC_ROW_FLUSH]; /* after float16 */
@@ -270,7 +271,8 @@ static void run_load(row_run *run, const void *src, qc_dtype dtype, uint64_t fir
         run->h[i] = qc_f32_from_f16(qc_f16_from_f32(run->x[i]));
 }
 
-/* Absmax of the row that starts at `first`, after float16; 1, or 0 after reporting. */
+/* Finds the absmax, after float16, of the row that starts at `first`; returns 1, or 0 after
+ * reporting. */
 static int row_absmax(row_run *run, const void *src, qc_dtype dtype, uint64_t first, uint64_t cols,
                       float *out, qc_piece_sums *sums)
 {
@@ -391,7 +393,7 @@ static void int8_blocks_dequantize(const int8_t *codes, const float *absmax, uin
 
 /* ---- casts ----------------------------------------------------------------------------------- */
 
-/* F64 to a lesser type: one rounding, not by way of float */
+/* F64 to a smaller type: it is rounded once and does not pass through float. */
 static void cast_from_f64(const void *src, uint64_t n, void *dst, qc_dtype dst_dtype,
                           uint64_t *first_overflow)
 {

@@ -1,12 +1,13 @@
-/* The table QC_QUANT_TABLE: what quant_avx2.c and quant_avx512.c have in common. They define what
- * works on vectors, these loops are around it. No include guard: once in each of them.
+/* The table QC_QUANT_TABLE: what quant_avx2.c and quant_avx512.c have in common. They define the
+ * operations on vectors, and the loops around those are here. It has no include guard, because each
+ * of them includes it once.
  *
- * Here is what is bound by memory: dequantization, casts, and double quantization. What is left of
- * a run shorter than sixteen elements goes to the scalar code. NF4 computes the 16 possible values
- * of a block once. What a product overflows to is looked at in that table too; a block where one of
- * them does is redone by the scalar code, which knows the first index. */
+ * This file has the work that is bound by memory: dequantization, casts and double quantization.
+ * The scalar code does the rest of a run that is shorter than sixteen elements. NF4 computes the 16
+ * possible values of a block once, and overflow is looked for in that table too; a block with one
+ * is redone by the scalar code, which knows the first index. */
 
-/* Later overflows do not count. */
+/* Only the first overflow counts. */
 QC_INLINE void note_overflow(uint64_t *first_overflow, uint64_t index)
 {
     if (*first_overflow == UINT64_MAX)
@@ -19,7 +20,7 @@ QC_INLINE void note_lanes(uint64_t *first_overflow, uint32_t lanes, uint64_t i)
         note_overflow(first_overflow, i + (unsigned)__builtin_ctz(lanes));
 }
 
-/* What the scalar code says of elements from `first` on. */
+/* Notes what the scalar code reports for elements from `first` on. */
 QC_INLINE void note_scalar(uint64_t *first_overflow, uint64_t overflow, uint64_t first)
 {
     if (overflow != UINT64_MAX)
@@ -66,7 +67,7 @@ static void nf4_dequantize(const uint8_t *codes, const float *absmax, const floa
 
 /* ---- int8 ------------------------------------------------------------------------------------ */
 
-/* dst[i] = (code * a) * b for n elements from `first` on, one of a and b being the scale */
+/* dst[i] = (code * a) * b for n elements from `first` on; one of a and b is the scale. */
 QC_INLINE void int8_dequantize_run(const int8_t *codes, uint64_t first, uint64_t n,
                                    const float *scale, int rows, void *dst, qc_dtype dtype,
                                    uint64_t *first_overflow)
@@ -163,7 +164,7 @@ QC_INLINE void cast_from(const void *src, qc_dtype from, uint64_t n, void *dst, 
         cast_to(src, from, n, dst, QC_DTYPE_BF16, first_overflow);
 }
 
-/* Copies, and F64 to a 16-bit type (one rounding, rare), stay with the scalar code. */
+/* The scalar code does copies, and F64 to a 16-bit type (one rounding, rare). */
 static void cast(const void *src, qc_dtype from, uint64_t n, void *dst, qc_dtype to,
                  uint64_t *first_overflow)
 {

@@ -5,7 +5,7 @@
  * CPU backend uses. Dynamic map: create_dynamic_map(signed=True, max_exponent_bits=7, total_bits=8)
  * with the FMA in linspace that x86 builds of PyTorch have; unit_quant_tables.c rebuilds it.
  *
- * As macros, so that quant_tables.c and the CUDA kernels share one set. */
+ * They are macros, so that quant_tables.c and the CUDA kernels share one set. */
 #ifndef QC_QUANT_QUANT_VALUES_H
 #define QC_QUANT_QUANT_VALUES_H
 
@@ -14,9 +14,9 @@
         -0x1.74f0e2p-4f, 0.0f, 0x1.45f5fep-4f, 0x1.4995c6p-3f, 0x1.f809bap-3f, 0x1.5a0674p-2f,     \
         0x1.c3497p-2f, 0x1.200f56p-1f, 0x1.722766p-1f, 0x1p+0f
 
-/* Code values times the first are rounded to float16 with the least error in all (least squares
- * over floats in [1, 2)), and their products multiplied by the second, its inverse: kernels'
- * tensor-core paths. unit_code_scale.c searches for it. */
+/* For the tensor-core paths of the kernels. Code values times the first number are rounded to
+ * float16 with the least total error (least squares over floats in [1, 2)); their products are
+ * multiplied by the second number, its inverse. unit_code_scale.c searches for it. */
 #define QC_NF4_HALF_SCALE         0x1.ad7d1p+0f
 #define QC_NF4_HALF_SCALE_INVERSE 0x1.312e7ep-1f
 

@@ -1,4 +1,4 @@
-/* Sixteen lanes of a vector, in one register of AVX-512 or two of AVX2. What is written with these
+/* Sixteen lanes of a vector, in one register of AVX-512 or two of AVX2. Code that uses these
  * functions is written once and gives the same bits on both; a file that includes this header is
  * compiled for one of the two.
  *

@@ -1,5 +1,5 @@
-/* The scalar truth of the search: what every other table must equal bit for bit. The order of
- * every operation: scale_search_internal.h. */
+/* The scalar reference of the search, which every other table must equal bit for bit. The order of
+ * every operation is in scale_search_internal.h. */
 #include "quant/scale_search_internal.h"
 
 #include "quant/quant_half.h"
@@ -19,7 +19,7 @@ static float clamp127(float q)
     return q < -127.0f ? -127.0f : q;
 }
 
-/* Rows of one run added, saturating at 65535. */
+/* Adds the rows of one run, saturating at 65535. */
 static void add_run(const float *x, uint32_t n, float k, const uint16_t (*screen)[32],
                     uint32_t *total)
 {
@@ -68,8 +68,8 @@ static unsigned nf4_code(float y)
     return code;
 }
 
-/* y less the NF4 value nearest to it: a threshold lies within an ulp of the middle, so the nearest
- * is the one that it gives or a neighbour. */
+/* y less the NF4 value nearest to it. A threshold lies within an ulp of the middle, so the nearest
+ * value is that of the code or a neighbour. */
 static float nf4_residue(float y)
 {
     unsigned code = nf4_code(y);

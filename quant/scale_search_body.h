@@ -1,8 +1,8 @@
 /* The steps of the search over elements: what scale_search_avx2.c and scale_search_avx512.c have in
- * common. They define what works on vectors before they include this, and the table of steps after
- * it. No include guard: once in each of them. */
+ * common. Before they include this they define the operations on vectors, and after it the table of
+ * steps. It has no include guard, because each of them includes it once. */
 
-/* NaN may keep its payload where a cast makes it quiet: nobody looks at it. */
+/* A NaN may keep its payload where a cast makes it quiet, because nobody looks at it. */
 static void widen(const void *src, qc_dtype dtype, uint32_t n, float *x)
 {
     const uint32_t whole = n / 16 * 16;

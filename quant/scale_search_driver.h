@@ -1,11 +1,11 @@
-/* The search over blocks, from elements to codes: what is done per block or group. Included by each
- * instruction set's file after it has defined `steps`, the work per element, so that calls of it
- * are direct and may be inlined, and so that loops over a group are vectors of that width. The
- * method in words: scale_search_internal.h.
+/* The search over blocks, from elements to codes: what is done per block or group. Each instruction
+ * set's file includes it after it has defined `steps`, the work per element. So calls of `steps`
+ * are direct and may be inlined, and loops over a group are vectors of that width. The method in
+ * words is in scale_search_internal.h.
  *
- * A group is walked twice: for targets, and, once they have given the nested absmax, for codes. Its
- * elements are widened again the second time: a group of 16-bit weights in blocks of 64 is 32 KiB
- * and still in the cache, its floats would not be. */
+ * A group is walked twice: once for targets and, when these have given the nested absmax, once for
+ * codes. The second walk widens the elements again: a group of 16-bit weights in blocks of 64 is 32
+ * KiB and still in the cache, while its floats would not be. */
 #ifndef QC_QUANT_SCALE_SEARCH_DRIVER_H
 #define QC_QUANT_SCALE_SEARCH_DRIVER_H
 
@@ -31,7 +31,7 @@ typedef struct {
     unsigned element_bytes;
 } search;
 
-/* A scale among those that a block may take. */
+/* A scale that a block may take. */
 typedef struct {
     float s;
     double error;  /* sum (x - x')^2 */
@@ -42,7 +42,7 @@ typedef struct {
 /* How scales are represented in a group. */
 typedef struct {
     float nested_absmax;
-    float lift; /* power of two that nested_absmax and differences are multiplied by */
+    float lift; /* power of two that scales nested_absmax and differences */
     float inv;
     float offset;
 } lattice;
@@ -90,7 +90,7 @@ static float target_of(const search *c, uint32_t candidate, float absmax)
     return isfinite(t) ? t : copysignf(absmax, factor);
 }
 
-/* The least total away from the best one. */
+/* The candidate of least total that is not next to the best one. */
 static uint32_t second_best(const qc_search_look *look)
 {
     uint32_t second = UINT32_MAX;
@@ -104,7 +104,7 @@ static uint32_t second_best(const qc_search_look *look)
     return second;
 }
 
-/* look: of floats that were scaled if the block is tiny; absmax: the true one */
+/* look is of floats that were scaled if the block is tiny; absmax is the true one. */
 static void finish_target(const search *c, const qc_search_look *look, float absmax,
                           qc_search_target *out)
 {
@@ -122,7 +122,7 @@ static const uint16_t (*screen_of(const search *c))[2 * QC_SEARCH_FACTORS]
     return c->form->is_nf4 ? c->tables->screen[list] : NULL;
 }
 
-/* 1, or 0 after reporting an element that has no code. */
+/* Returns 1, or 0 after reporting an element that has no code. */
 static int find_target(const search *c, uint64_t block, qc_search_target *out)
 {
     const uint32_t n = read_block(c, block);
@@ -148,7 +148,7 @@ static int find_target(const search *c, uint64_t block, qc_search_target *out)
     return 1;
 }
 
-/* Whole blocks from `block` on, of `count`, that are worked on side by side, or 0. */
+/* How many whole blocks from `block` on, of `count`, are worked on side by side; or 0. */
 static unsigned run_length(const search *c, uint64_t block, unsigned count)
 {
     const uint64_t whole = c->n / c->form->block_elems - block;
@@ -164,7 +164,7 @@ static void read_run(const search *c, uint64_t block, unsigned blocks)
                 blocks * c->form->block_elems, c->scratch->x);
 }
 
-/* Targets of a group's blocks; 1, or 0 after reporting. */
+/* Finds the targets of a group's blocks; returns 1, or 0 after reporting. */
 static int find_targets(const search *c, uint64_t first, unsigned count)
 {
     qc_search_target *of = c->scratch->of;
@@ -217,7 +217,7 @@ static unsigned window_of(const search *c)
     return c->form->is_nf4 ? QC_SEARCH_NF4_WINDOW : QC_SEARCH_INT8_WINDOW;
 }
 
-/* First code of the window around t, to which code `nearest` is. */
+/* The first code of the window around t; code `nearest` is the nearest to t. */
 static unsigned window_start(const lattice *l, float t, unsigned nearest, unsigned window)
 {
     unsigned first = nearest + (t > scale_of(l, nearest));
@@ -240,7 +240,7 @@ static float inverse_of(const search *c, float s)
 }
 
 /* The best of up to QC_SEARCH_CANDIDATES for the block in scratch (n padded elements, scaled if
- * tiny); its code is the index in s. Loops without branches: a vector or a move each. */
+ * tiny); its code is the index in s. The loops have no branches: each is a vector or a move. */
 static choice best_of(const search *c, const qc_search_target *b, uint32_t n, const float *s,
                       unsigned count)
 {
@@ -272,7 +272,7 @@ static choice best_of(const search *c, const qc_search_target *b, uint32_t n, co
     return (choice){s[best], lowest, best, 1};
 }
 
-/* The block's elements to scratch, as best_of wants them; how many, unpadded. */
+/* Reads the block's elements to scratch, as best_of needs them; returns how many, unpadded. */
 static uint32_t read_scaled(const search *c, uint64_t block, const qc_search_target *b)
 {
     uint32_t n = read_block(c, block);
@@ -281,7 +281,7 @@ static uint32_t read_scaled(const search *c, uint64_t block, const qc_search_tar
     return n;
 }
 
-/* Adds the codes of the window around t to what best was chosen from. */
+/* Adds the codes of the window around t to the candidates, and chooses the best again. */
 static void try_window(const search *c, const lattice *l, const qc_search_target *b, uint32_t n,
                        float t, unsigned nearest, choice *best)
 {
@@ -298,7 +298,7 @@ static void try_window(const search *c, const lattice *l, const qc_search_target
     }
 }
 
-/* nearest: code of b's target */
+/* nearest is the code of b's target. */
 static choice choose_nested(const search *c, const lattice *l, const qc_search_target *b,
                             unsigned nearest, uint32_t n)
 {
@@ -318,7 +318,7 @@ static float value_of(const search *c, const uint8_t *codes, uint32_t i)
     return qc_nf4_code[i % 2 ? codes[i / 2] & 15 : codes[i / 2] >> 4];
 }
 
-/* Largest |x - x'| of the block, n elements as they are in the source. */
+/* Notes the largest |x - x'| of the block; x are the n elements as they are in the source. */
 static void note_largest(const search *c, const float *x, uint64_t block, uint32_t n, float s,
                          const uint8_t *codes)
 {
@@ -356,7 +356,7 @@ static void encode_block(const search *c, uint64_t block, const qc_search_target
     }
     c->sums->sum_xx += b->xx;
     c->sums->sum_ee += best->error;
-    if (lift != 1.0f) { /* the error is that of the elements as they are */
+    if (lift != 1.0f) { /* the error is that of the unscaled elements */
         (void)read_block(c, block);
         largest = INFINITY;
     }
@@ -374,7 +374,8 @@ static void encode_zeros(const search *c, uint64_t block)
 
 /* ---- without double quantization ------------------------------------------------------------- */
 
-/* In groups as well, which mean nothing here, so that targets are found side by side. */
+/* Works in groups as well, although they mean nothing here, so that targets are found side by
+ * side. */
 static void search_plain(const search *c, uint64_t blocks)
 {
     for (uint64_t first = 0; first < blocks; first += QC_NESTED_BLOCK) {
@@ -410,8 +411,8 @@ static float largest_difference(const search *c, unsigned count)
     return isfinite(largest) ? largest : FLT_MAX;
 }
 
-/* Codes nearest to the targets of a group, to scratch. The vector code of double quantization finds
- * them wherever its nested absmax is the one asked for. */
+/* Writes the codes nearest to the targets of a group to scratch. The vector code of double
+ * quantization finds them wherever its nested absmax is the one asked for. */
 static void nearest_codes(const search *c, const lattice *l, unsigned count)
 {
     float same;
@@ -452,8 +453,8 @@ static float refit(const search *c, uint64_t first, unsigned count, float nested
     return best;
 }
 
-/* The candidates of NF4 without refit, for a whole group: a pair each. What try_window and best_of
- * do, but a third of the time of a group is saved. */
+/* The candidates of NF4 without refit for a whole group, a pair for each block. This does what
+ * try_window and best_of do, but saves a third of the time of a group. */
 static void find_pairs(const search *c, const lattice *l, unsigned count)
 {
     qc_search_scratch *s = c->scratch;
@@ -473,7 +474,7 @@ static void find_pairs(const search *c, const lattice *l, unsigned count)
     }
 }
 
-/* rr: of the pair of block i of the group */
+/* rr is that of the pair of block i of the group. */
 static choice choose_of_pair(const search *c, unsigned i, const float *rr)
 {
     const qc_search_scratch *s = c->scratch;
@@ -498,7 +499,7 @@ static void put_choice(const search *c, uint64_t block, const choice *best)
     c->out->absmax_codes[block] = (uint8_t)best->code;
 }
 
-/* Block i of a group that begins with block `first`. */
+/* Settles block i of a group that begins with block `first`. */
 static void settle_block(const search *c, const lattice *l, uint64_t first, unsigned i, int pairs)
 {
     const qc_search_target *b = &c->scratch->of[i];
@@ -520,7 +521,8 @@ static void settle_block(const search *c, const lattice *l, uint64_t first, unsi
     put_choice(c, first + i, &best);
 }
 
-/* Blocks i .. i + run side by side, if none is tiny, zero or without a usable scale; else 0. */
+/* Settles blocks i .. i + run side by side if none is tiny, zero or without a usable scale; else
+ * returns 0. */
 static int settle_run(const search *c, uint64_t first, unsigned i, unsigned run)
 {
     qc_search_scratch *s = c->scratch;

@@ -69,9 +69,9 @@
 #define QC_SEARCH_INT8_TARGET 1.02f
 #define QC_SEARCH_WIDE_BLOCK  512u /* from this size on the second list of factors is used */
 
-/* Two lists, for blocks below QC_SEARCH_WIDE_BLOCK and from there on: the larger a block, the
- * further its largest element is from the bulk. Above 1.2 the largest element takes the code below
- * the last. */
+/* There are two lists, one for blocks below QC_SEARCH_WIDE_BLOCK and one for the others: the larger
+ * a block, the further its largest element is from the bulk. Above 1.2 the largest element takes
+ * the code below the last. */
 #define QC_SEARCH_FACTOR_VALUES                                                                    \
     {0.70f, 0.78f, 0.82f, 0.86f, 0.89f, 0.92f, 0.95f, 0.98f,                                       \
      1.01f, 1.04f, 1.07f, 1.10f, 1.25f, 1.31f, 1.37f, 1.43f},                                      \
@@ -103,9 +103,9 @@
 
 extern const float qc_search_factor[2][QC_SEARCH_FACTORS];
 
-/* screen: [list][level + 127][candidate], round half even of 32768 * the squared distance, in
- * double; the last row is 0. nf4_low, nf4_high: for y in [-1, 1], k = y * QC_NF4_BUCKETS rounded,
- * modulo 32 (see quant_simd_tables.h): the NF4 value nearest to y is one of the two. */
+/* screen: [list][level + 127][candidate] is 32768 * the squared distance, rounded half to even in
+ * double; the last row is 0. nf4_low, nf4_high: for y in [-1, 1] and k = y * QC_NF4_BUCKETS
+ * rounded, modulo 32 (see quant_simd_tables.h), one of the two is the NF4 value nearest to y. */
 typedef struct {
     _Alignas(64) uint16_t screen[2][QC_SEARCH_LEVELS + 1][2 * QC_SEARCH_FACTORS];
     float factor[2][2 * QC_SEARCH_FACTORS]; /* [list][candidate], with its sign */
@@ -113,10 +113,10 @@ typedef struct {
     _Alignas(64) float nf4_high[32];
 } qc_search_tables;
 
-/* Computed once per process; thread-safe. */
+/* The tables are computed once per process; thread-safe. */
 const qc_search_tables *qc_search_tables_get(void);
 
-/* What steps 1 and 2 find in a block. Where absmax is 0, below QC_TINY_ABSMAX or not finite, only
+/* What steps 1 and 2 find in a block. If absmax is 0, below QC_TINY_ABSMAX or not finite, only
  * absmax is set. */
 typedef struct {
     _Alignas(64) uint32_t total[2 * QC_SEARCH_FACTORS]; /* of the screen */
@@ -125,8 +125,8 @@ typedef struct {
     float xx;                                           /* folded */
 } qc_search_look;
 
-/* The work on elements, per instruction set. Floats are 64-byte aligned, n is a multiple of
- * QC_SEARCH_PAD: the driver pads with zeros, which change nothing (their level, error and code are
+/* The work on elements, per instruction set. Floats are 64-byte aligned and n is a multiple of
+ * QC_SEARCH_PAD. The driver pads with zeros, which change nothing (their level, error and code are
  * those of 0), and scales tiny blocks. */
 #define QC_SEARCH_PAD 32u
 
@@ -137,18 +137,19 @@ typedef struct {
     /* screen: NULL for int8 */
     void (*look)(const float *x, uint32_t n, const uint16_t (*screen)[2 * QC_SEARCH_FACTORS],
                  qc_search_look *out);
-    /* rr[j], folded, of the candidate of inverse inv[j]; count is at most QC_SEARCH_CANDIDATES;
-     * tables may be NULL for int8 */
+    /* rr[j] is folded, for the candidate whose inverse is inv[j]; count is at most
+     * QC_SEARCH_CANDIDATES; tables may be NULL for int8. */
     void (*errors)(const qc_search_tables *tables, const float *x, uint32_t n, int is_nf4,
                    const float *inv, unsigned count, float *rr);
-    /* Codes as a reader has them; returns the largest |x - x'|. */
+    /* Writes codes as a reader has them; returns the largest |x - x'|. */
     float (*encode)(const float *x, uint32_t n, int is_nf4, float inv, float s, uint8_t *codes);
-    /* At most QC_ROW_FLUSH columns of a row; x before float16, h after. ee and xx folded. */
+    /* At most QC_ROW_FLUSH columns of a row; x is before float16, h after. ee and xx are folded. */
     float (*encode_row)(const float *x, const float *h, uint32_t n, float inv, float scb,
                         int8_t *codes, float *ee, float *xx);
-    /* The same for up to QC_SEARCH_RUN_BLOCKS whole blocks of n elements one after another, so that
-     * what is one number per block is a vector; n times their number is at most QC_BLOCK_MAX. Or
-     * NULL, all three. Of looks only those with an absmax of the usual kind are complete. */
+    /* These do the same for up to QC_SEARCH_RUN_BLOCKS whole blocks of n elements, one after
+     * another, so that numbers per block form a vector; n times their number is at most
+     * QC_BLOCK_MAX. All three may be NULL. Only looks with an absmax of the usual kind are
+     * complete. */
     void (*look_run)(const float *x, uint32_t n, unsigned blocks,
                      const uint16_t (*screen)[2 * QC_SEARCH_FACTORS], qc_search_look *out);
     /* NF4; inv and rr: [blocks][2] */
@@ -178,12 +179,12 @@ typedef struct {
     float inverse[QC_NESTED_BLOCK][QC_SEARCH_NF4_WINDOW]; /* 0: not usable */
 } qc_search_scratch;
 
-/* `rows` over steps; contract in scale_search.h. */
+/* `rows` done with these steps; its contract is in scale_search.h. */
 void qc_search_rows_with(const qc_search_steps *steps, const void *src, qc_dtype dtype,
                          uint64_t rows, uint64_t cols, int8_t *codes, float *scb, void *scratch,
                          qc_piece_sums *sums);
 
-/* Of the element at `index`, which widening makes infinite or NaN. */
+/* Reports the element at `index`, which widening makes infinite or NaN. */
 void qc_search_report_bad(const void *src, qc_dtype dtype, uint64_t index, qc_piece_sums *sums);
 
 extern const qc_search_ops qc_search_ops_scalar;

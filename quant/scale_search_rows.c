@@ -28,7 +28,8 @@ static uint32_t padded(uint32_t n)
     return (n + QC_SEARCH_PAD - 1) / QC_SEARCH_PAD * QC_SEARCH_PAD;
 }
 
-/* Columns from col on of the row that starts at element `first`; how many, unpadded. */
+/* Reads columns from col on of the row that starts at element `first`; returns how many,
+ * unpadded. */
 static uint32_t read_run(const row_search *c, uint64_t first, uint64_t col)
 {
     const uint64_t left = c->cols - col;
@@ -50,7 +51,7 @@ static float inverse_of(float s)
     return (1.0f / s) * 127.0f;
 }
 
-/* Largest magnitude after float16; 1, or 0 after reporting. */
+/* Finds the largest magnitude after float16; returns 1, or 0 after reporting. */
 static int row_absmax(const row_search *c, uint64_t first, float *out, qc_piece_sums *sums)
 {
     float largest = 0.0f;

@@ -9,7 +9,7 @@ const float qc_search_factor[2][QC_SEARCH_FACTORS] = {QC_SEARCH_FACTOR_VALUES};
 static qc_search_tables tables;
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
-/* Squared distance of u from the nearest NF4 value times f. */
+/* The squared distance of u from the nearest NF4 value times f. */
 static double squared_distance(double u, double f)
 {
     double least = INFINITY;

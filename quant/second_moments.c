@@ -9,7 +9,7 @@
 
 #include <inttypes.h>
 
-/* By n alone: enough tiles for some threads, each large enough for a fast product. */
+/* Depends on n alone: enough tiles for some threads, each large enough for a fast product. */
 static uint64_t tile_of(uint64_t n)
 {
     return n <= 256 ? 64 : n <= 1024 ? 128 : n <= 2048 ? 256 : 512;
@@ -24,7 +24,7 @@ typedef struct {
     float *scratch;                  /* a tile per thread */
 } moments;
 
-/* sums[i][j] += part[i][j]; of a tile on the diagonal what lies on or below it. */
+/* sums[i][j] += part[i][j]; of a tile on the diagonal, only what lies on or below the diagonal. */
 static void add_tile(double *sums, uint64_t ld, const float *part, uint64_t rows, uint64_t cols,
                      int diagonal)
 {

@@ -4,9 +4,9 @@
  *   C = sum over tokens of x z^T     [n, n], all of it; x the inputs behind the quantized layers,
  *                                    z those of the same tokens in the original model
  *
- * Sums are doubles, row-major. Products of at most QC_MOMENT_TOKENS tokens are added in float by
- * OpenBLAS, then in double: the sum of a million tokens is as good as that of a thousand.
- * Results do not depend on threads, but on how tokens are handed over call by call. */
+ * Sums are doubles, row-major. OpenBLAS adds products of at most QC_MOMENT_TOKENS tokens in float;
+ * beyond that they are added in double, so the sum of a million tokens is as good as that of a
+ * thousand. Results do not depend on threads, but on how many tokens each call gets. */
 #ifndef QC_QUANT_SECOND_MOMENTS_H
 #define QC_QUANT_SECOND_MOMENTS_H
 

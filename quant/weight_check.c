@@ -8,7 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-/* Codes at the ends stand for everything beyond; times any scale it stays a number or infinite. */
+/* A code at the end stands for everything beyond it; times any scale this stays a number or
+ * infinite. */
 #define BEYOND 0x1p100f
 
 void qc_check_form_init(qc_check_form *f, qc_check_kind kind, uint32_t block_elems, uint64_t cols,
@@ -81,7 +82,8 @@ static const qc_lanes *lanes_of(const qc_quant_ops *ops)
     return QC_TABLE_FOR(ops->isa, qc_lanes);
 }
 
-/* The largest error is rounded when it is found; what that may hide is looked at again. */
+/* The largest error is rounded when it is found, so elements that rounding may hide are looked at
+ * again. */
 static void find_largest(const float *x, const float *value, uint32_t n, uint64_t first,
                          qc_check_sums *s)
 {
@@ -96,8 +98,8 @@ static void find_largest(const float *x, const float *value, uint32_t n, uint64_
     }
 }
 
-/* Are sums of squares in float what they would be in double, but for rounding? Weights of any size
- * come by; squares above 1e19 or below 1e-19 have no place in a float. */
+/* Whether sums of squares in float are what they would be in double, except for rounding. Weights
+ * may have any size, and squares above 1e19 or below 1e-19 have no place in a float. */
 static int floats_hold(const qc_lane_sums *l)
 {
     return l->ee < 0x1p100f && l->xx < 0x1p100f && l->xx > 0x1p-80f;
@@ -142,7 +144,7 @@ static uint64_t count_clipped(const qc_quant_ops *ops, const float *x, uint32_t 
     return lanes_of(ops)->above(x, n, limit > (double)FLT_MAX ? FLT_MAX : (float)limit);
 }
 
-/* Give or take a share of the scale. */
+/* The slack as a share of the scale. */
 static float slack_of(float scale)
 {
     return fabsf(scale) * (float)QC_CHECK_SLACK;
@@ -176,7 +178,7 @@ static const unsigned char *codes_at(const qc_check_form *f, const void *codes, 
     return (const unsigned char *)codes + (f->kind == QC_CHECK_CODES4 ? i / 2 : i);
 }
 
-/* Elements [at, at + n) of the chunk, from a block's start, with these scales. */
+/* Decodes elements [at, at + n) of the chunk, from a block's start, with these scales. */
 static void decode(const chunk *c, const float *map, uint32_t at, uint32_t n, const float *scales,
                    float *out)
 {
@@ -196,7 +198,8 @@ static float reach_of(float scale)
     return fabsf(scale) * (0.5f * QC_INT8_STEP) + slack_of(scale);
 }
 
-/* Borders of int8's codes: half a step to either side; the ends stand for all beyond. */
+/* The borders of int8's codes: half a step to either side; codes at the ends stand for all
+ * beyond. */
 static void int8_borders(const int8_t *codes, const float *value, uint32_t n, float scale,
                          float *low, float *high)
 {
@@ -209,15 +212,17 @@ static void int8_borders(const int8_t *codes, const float *value, uint32_t n, fl
     }
 }
 
-/* Where codes of 4 bits are good, for elements [at, at + n) and these scales. */
+/* Decodes the range in which each 4-bit code is good, for elements [at, at + n) and these
+ * scales. */
 static void decode_borders(const chunk *c, uint32_t at, uint32_t n, const float *scales)
 {
     decode(c, c->f->low, at, n, scales, c->t->low + at);
     decode(c, c->f->high, at, n, scales, c->t->high + at);
 }
 
-/* How many elements of block k lie outside of what their codes stand for with this scale; *where is
- * the first. Borders of 4-bit codes are decoded; a negative scale has turned the map around. */
+/* Counts the elements of block k that lie outside of what their codes stand for with this scale;
+ * *where is the first. Borders of 4-bit codes are decoded; a negative scale has turned the map
+ * around. */
 static uint64_t misplaced_with(const chunk *c, uint32_t k, float scale, uint32_t *where)
 {
     uint32_t b = c->f->block_elems, at = k * b;
@@ -254,7 +259,7 @@ static void add_searched_block(const chunk *c, uint32_t k, qc_check_sums *s)
     add_searched(c->first + at, qc_min_u64(c->n - at, b), c->t->absmax[k], s);
 }
 
-/* c->t->x and the borders of 4-bit codes are filled. same: the codes are those of absmax. */
+/* Needs c->t->x and the borders of 4-bit codes. same: the codes are those of absmax. */
 static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
 {
     int by_absmax = scale_is_absmax(c, k);
@@ -281,7 +286,7 @@ static void judge_block(const chunk *c, uint32_t k, int same, qc_check_sums *s)
         s->first_misplaced = c->first + where;
 }
 
-/* sum over the block of (a y - s c)^2 minus that of (a y - a c)^2; see block_error.c. */
+/* The sum over the block of (a y - s c)^2 minus that of (a y - a c)^2; see block_error.c. */
 static double moved(const chunk *c, uint32_t k)
 {
     double a = (double)c->t->absmax[k], d = a - (double)c->scales[k];
@@ -290,16 +295,16 @@ static double moved(const chunk *c, uint32_t k)
     return 2.0 * a * d * rc + d * d * cc;
 }
 
-/* What a scale that is not the block's largest value is expected to add: had it been that, its form
- * would have rounded it, by anything up to the slack. */
+/* What a scale that is not the block's largest value is expected to add: if it were that value, its
+ * form would have rounded it, by anything up to the slack. */
 static double rounded(const chunk *c, uint32_t k)
 {
     double slack = (double)c->slack[k];
     return slack * slack / 3.0 * (double)qc_f32_from_bf16(c->t->errors[k].cc);
 }
 
-/* The codes are those of absmax: only blocks that may hold the largest error, or whose scale is
- * another, are decoded. sums: of quantizing. */
+/* For codes that are those of absmax: only blocks that may hold the largest error, or whose scale
+ * is another, are decoded. sums: those of quantizing. */
 static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_piece_sums *sums,
                       qc_check_sums *s)
 {
@@ -337,13 +342,14 @@ static void add_equal(const chunk *c, const void *src, qc_dtype dtype, const qc_
             decode_borders(c, at, n, c->scales + k);
         judge_block(c, k, 1, s);
     }
-    /* Rounded corrections may outweigh an error that is next to nothing. */
+    /* Where the error is next to nothing, rounded corrections may outweigh it. */
     s->sum_ee = s->sum_ee < 0.0 ? 0.0 : s->sum_ee;
     s->sum_expected = s->sum_expected < 0.0 ? 0.0 : s->sum_expected;
 }
 
-/* Decodes and compares codes of 4 bits in one go; outside [blocks]: elements that are outside of
- * their borders with the scales as they are. 0 where the chunk's end does not allow it. */
+/* Decodes and compares codes of 4 bits in one go. outside [blocks]: how many elements are outside
+ * of their borders with the scales as they are. Returns 0 where the chunk's end does not allow
+ * it. */
 static int compare_codes4(const chunk *c, uint32_t *outside, qc_check_sums *s)
 {
     const qc_lane_tables tables = {c->f->map, c->f->low, c->f->high};
@@ -371,7 +377,7 @@ static int compare_codes4(const chunk *c, uint32_t *outside, qc_check_sums *s)
     return 1;
 }
 
-/* Every element is inside of its borders with the scale of block k as it is. */
+/* Call it when every element of block k is inside its borders with the scale as it is. */
 static void pass_block(const chunk *c, uint32_t k, qc_check_sums *s)
 {
     if (!(c->t->absmax[k] > 0.0f))
@@ -428,7 +434,8 @@ static float nearest(const float *map, float y)
     return best;
 }
 
-/* Codes of a map that has no quantizer here: element by element. 1, or 0 for a bad source. */
+/* Handles the codes of a map that has no quantizer here, element by element. Returns 1, or 0 for a
+ * bad source. */
 static int add_mapped(const chunk *c, const void *src, qc_dtype dtype, qc_check_sums *s)
 {
     uint32_t b = c->f->block_elems;
@@ -509,7 +516,7 @@ void qc_check_blocks(const qc_quant_ops *ops, const qc_check_form *f, const void
 
 /* ---- rows ------------------------------------------------------------------------------------ */
 
-/* A row whose codes or scale are not those of absmax, in stretches of a chunk. */
+/* Checks a row whose codes or scale are not those of absmax, in stretches of a chunk. */
 static void add_row(const qc_quant_ops *ops, const void *src, qc_dtype dtype, uint64_t cols,
                     const int8_t *codes, float scale, uint64_t first, qc_check_scratch *t,
                     qc_check_sums *s)

@@ -1,16 +1,17 @@
-/* Are these codes and scales what quantizing those weights gives?
+/* Checks whether codes and scales are what quantizing the given weights produces.
  *
- * A piece of a quantized weight is looked at beside the weights it was made from, quantized anew by
- * quant_ops.h (scales by absmax). Where codes are equal, the error follows from the sums that
- * quantizing leaves and nothing is decoded. Where they are not, every element is decoded and
+ * A piece of a quantized weight is compared with the weights it was made from, which quant_ops.h
+ * quantizes anew (scales by absmax). Where the codes are equal, the error follows from the sums
+ * that quantizing leaves, and nothing is decoded. Where they differ, every element is decoded and
  * compared, and its code is good if
  *
  *   by search   x lies where the code is the nearest one for the scale as a reader sees it, or
  *   by absmax   x lies where it is the nearest one for the block's largest value, and the scale is
  *               that value as far as its form can hold it
  *
- * either for all elements of a block. Anything else is no rounding of x: the code is misplaced.
- * Borders are half way between neighbouring values, give or take QC_CHECK_SLACK of the scale.
+ * The same one of the two must hold for all elements of a block. Any other code is not a rounding
+ * of x: it is misplaced. Borders are half way between neighbouring values, give or take
+ * QC_CHECK_SLACK of the scale.
  *
  * Thread-safe: yes, with a scratch per thread. Allocates: no. */
 #ifndef QC_QUANT_WEIGHT_CHECK_H
@@ -19,10 +20,10 @@
 #include "quant/quant_ops.h"
 
 #define QC_CHECK_SLACK 0x1p-18
-/* An element is clipped if it is larger than the largest value that its scale can express by more
- * than this share; double quantization alone rounds scales by up to a tenth of that. */
+/* An element is clipped if it exceeds the largest value that its scale can express by more than
+ * this share; double quantization alone rounds scales by up to a tenth of that. */
 #define QC_CHECK_CLIP 0x1p-6
-/* Elements looked at together; a multiple of every block size. */
+/* How many elements are looked at together; a multiple of every block size. */
 #define QC_CHECK_CHUNK 4096u
 
 typedef enum { QC_CHECK_CODES4, QC_CHECK_INT8_ROWS, QC_CHECK_INT8_BLOCKS } qc_check_kind;
@@ -33,7 +34,7 @@ typedef struct {
     uint64_t cols;        /* INT8_ROWS */
     float map[16];        /* CODES4: value of each code */
     int is_nf4;           /* CODES4: map is qc_nf4_code */
-    /* Where the code is the nearest one, made of map by qc_check_form_init. */
+    /* The range in which each code is the nearest one; qc_check_form_init makes it of map. */
     float low[16], high[16];
     float largest; /* magnitude in map; 1 for int8 */
 } qc_check_form;
@@ -42,8 +43,8 @@ typedef struct {
 void qc_check_form_init(qc_check_form *f, qc_check_kind kind, uint32_t block_elems, uint64_t cols,
                         const float *map);
 
-/* Always written whole; qc_check_add combines pieces. Indices are elements of the piece, UINT64_MAX
- * where there is none. */
+/* Always written whole; qc_check_add combines pieces. Indices count elements of the piece, and are
+ * UINT64_MAX where there is none. */
 typedef struct {
     double sum_xx;       /* of x^2 */
     double sum_ee;       /* of (x - x')^2 */
@@ -53,14 +54,15 @@ typedef struct {
     double max_err;
     uint64_t max_index;
     uint64_t clipped;
-    uint64_t misplaced; /* the lesser count of the two ways, block by block */
+    uint64_t misplaced; /* the smaller count of the two ways, block by block */
     uint64_t first_misplaced;
     uint64_t scales;         /* of blocks, or rows, that are not all zero */
-    uint64_t searched;       /* of them: good by search, and not by absmax */
-    uint64_t first_searched; /* first element of the first of those */
-    double sum_largest;  /* over the elements of those: the square of the block's (row's) largest */
-    uint64_t bad_source; /* first x that has no code: not finite, or too large */
-    uint64_t bad_value;  /* first x' that is not finite */
+    uint64_t searched;       /* how many of them are good by search and not by absmax */
+    uint64_t first_searched; /* the first element of the first of those */
+    double sum_largest;      /* over the elements of those: the square of the largest of the block
+                                (row) */
+    uint64_t bad_source;     /* the first x without a code: not finite, or too large */
+    uint64_t bad_value;      /* the first x' that is not finite */
 } qc_check_sums;
 
 void qc_check_add(qc_check_sums *total, const qc_check_sums *piece, uint64_t first);
@@ -76,13 +78,13 @@ typedef struct {
     qc_block_error errors[QC_CHECK_CHUNK / 32];
 } qc_check_scratch;
 
-/* n elements from the start of a block at src; codes and scales (as a reader has them) begin there
- * too. slack [blocks]: how far a scale may be from the block's largest value. */
+/* Checks n elements from the start of a block at src; codes and scales (as a reader has them) begin
+ * there too. slack [blocks]: how far a scale may be from the block's largest value. */
 void qc_check_blocks(const qc_quant_ops *ops, const qc_check_form *f, const void *src,
                      qc_dtype dtype, uint64_t n, const void *codes, const float *scales,
                      const float *slack, qc_check_scratch *scratch, qc_check_sums *sums);
 
-/* Whole rows; codes_ref: room for `cols` codes. */
+/* Checks whole rows; codes_ref has room for `cols` codes. */
 void qc_check_rows(const qc_quant_ops *ops, const qc_check_form *f, const void *src, qc_dtype dtype,
                    uint64_t rows, const int8_t *codes, const float *scb, int8_t *codes_ref,
                    qc_check_scratch *scratch, qc_check_sums *sums);

@@ -1,14 +1,15 @@
-/* The loops of weight_check.c over elements, written so that a compiler makes vectors of them:
- * built once for each instruction set (weight_lanes*.c), with the same results. Not for callers.
+/* The loops of weight_check.c over elements, written so that a compiler makes vectors of them. They
+ * are built once for each instruction set (weight_lanes*.c), with the same results. Not for
+ * callers.
  *
  * Sums have 16 lanes: element i goes to lane i % 16; lanes are folded as qc_fold16 does. Largest
- * magnitudes are found as integers, whose order is that of the floats, NaN above all. */
+ * magnitudes are found as integers, whose order is that of the floats, with NaN above all. */
 #ifndef QC_QUANT_WEIGHT_LANES_H
 #define QC_QUANT_WEIGHT_LANES_H
 
 #include "quant/quant_internal.h"
 
-#define QC_LANES_MOST 1024u /* elements of a call: what a float can sum up */
+#define QC_LANES_MOST 1024u /* elements of a call: as many as a float can sum up */
 
 typedef struct {
     float ee, xx;  /* sums of (x - value)^2 and of x^2 */
@@ -22,21 +23,21 @@ typedef struct {
 
 typedef struct {
     qc_lane_sums (*errors)(const float *x, const float *value, uint32_t n);
-    /* Elements outside of [low - slack, high + slack]; NaN is outside. */
+    /* Counts elements outside of [low - slack, high + slack]; NaN is outside. */
     uint32_t (*outside)(const float *x, const float *low, const float *high, uint32_t n,
                         float slack);
-    /* n elements, a multiple of 32, with a scale for each `block` of them (a multiple of 32):
-     * decoded and compared. Element i goes to lane i / 2 % 16. outside [ceil(n / block)]: how many
-     * are outside of their code's borders, give or take slack times the scale; a negative scale
-     * turns the borders around. */
+    /* Decodes and compares n elements, a multiple of 32, with a scale for each `block` of them (a
+     * multiple of 32). Element i goes to lane i / 2 % 16. outside [ceil(n / block)]: how many are
+     * outside of their code's borders, give or take slack times the scale; a negative scale swaps
+     * the borders. */
     qc_lane_sums (*codes4)(const float *x, const uint8_t *codes, const float *scales,
                            const qc_lane_tables *t, uint32_t n, uint32_t block, float slack,
                            uint32_t *outside);
-    /* int8: elements farther than reach from their value, but for those beyond a code at the end.
-     */
+    /* int8: counts elements farther than reach from their value, except for those beyond the first
+     * or last code. */
     uint32_t (*outside8)(const float *x, const float *value, const int8_t *codes, uint32_t n,
                          float reach);
-    /* Elements of a magnitude above top. */
+    /* Counts elements of a magnitude above top. */
     uint32_t (*above)(const float *x, uint32_t n, float top);
 } qc_lanes;
 

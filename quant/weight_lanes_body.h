@@ -1,12 +1,12 @@
-/* What weight_lanes*.c are made of; defines the table QC_LANES_TABLE. No include guard: once in
- * each of them. */
+/* The body of weight_lanes*.c; defines the table QC_LANES_TABLE. It has no include guard, because
+ * each of them includes it once. */
 #include "quant/quant_half.h"
 #include "quant/weight_lanes.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Sixteen lanes in however many registers they take; results do not depend on that. */
+/* Sixteen lanes, in as many registers as they take; results do not depend on that. */
 typedef float float_lanes __attribute__((vector_size(QC_LANES * sizeof(float))));
 typedef int32_t int_lanes __attribute__((vector_size(QC_LANES * sizeof(int32_t))));
 
