@@ -131,9 +131,7 @@ static void add_table(qc_report_writer *w, uint32_t form)
     for (uint32_t k = 0; k < r->kind_count && shown < MAX_KINDS; k++) {
         if (r->kinds[k].form != form)
             continue;
-        QC_PAGE(w, "<tr><td>");
-        qc_page_text(w, r->kinds[k].name);
-        QC_PAGE(w, "</td>");
+        qc_page_put(w, "<tr><td>", r->kinds[k].name, "</td>");
         add_share_row(w, f, &r->kinds[k].codes, NULL, most);
         shown++;
     }
