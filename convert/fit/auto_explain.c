@@ -1,4 +1,4 @@
-/* What --to auto chose and why, for people and for machines. */
+/* Writes what --to auto chose and why, for people and for machines. */
 #include "convert/fit/auto_choice.h"
 #include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
@@ -93,7 +93,8 @@ static qc_status group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf
 
 /* ---- the same by kind and range of layers ---- */
 
-/* What is alike but for the layer: kind, scheme, reason, and how much it matters. */
+/* Groups that differ in nothing but their layer: the kind, the scheme, the reason and how much they
+ * matter are the same. */
 typedef struct {
     const char *kind; /* the name without its first number */
     size_t head;      /* bytes of kind before that number */

@@ -45,7 +45,8 @@ uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin)
     return bytes >= (double)total_bytes ? total_bytes : (uint64_t)bytes;
 }
 
-/* Elements of attention's inputs and outputs for `tokens`, the scores never written out. */
+/* Counts the elements of attention's inputs and outputs for `tokens`; the scores are never written
+ * to memory. */
 static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, uint32_t layer,
                                 uint64_t tokens)
 {
@@ -135,7 +136,7 @@ typedef struct {
     uint32_t spill_count;
     unsigned char *is_spilled; /* per segment */
     unsigned char *tiers_hold; /* per length of the list: the tiers have room for so much of it */
-    /* The task without what is spilled. */
+    /* The placement task, without what is spilled. */
     uint32_t *kept; /* segment of each entry */
     uint32_t *kept_at, *kept_follows, *kept_device;
     uint64_t *kept_bytes, *kept_peak;
@@ -170,7 +171,8 @@ static int head_goes_first(const work *w)
     return f->geometry->experts == 0 && head <= layer;
 }
 
-/* What costs a token least goes first; a table that is also the head costs as the head does. */
+/* What costs a token least is spilled first; a table that is also the head costs as much as the
+ * head. */
 static void order_spilling(work *w)
 {
     int head_first = head_goes_first(w);
@@ -202,7 +204,7 @@ static uint64_t staging_of(const work *w, uint32_t spilled)
     return most;
 }
 
-/* The task with the first `spilled` of the list left out. */
+/* Makes the placement task without the first `spilled` entries of the list. */
 static void make_task(work *w, uint32_t spilled)
 {
     const qc_segments *s = w->fit->segments;
@@ -253,7 +255,7 @@ static void fill_tiers(work *w, uint32_t spilled)
     }
 }
 
-/* Whether what computes holds the rest when the first `spilled` of the list are not there. */
+/* Whether the devices that compute hold the rest once the first `spilled` entries are gone. */
 static qc_status try_spilling(work *w, uint32_t spilled, int *computes, qc_error *err)
 {
     *computes = 0;
@@ -286,7 +288,7 @@ static qc_status least_spilling(work *w, uint32_t begin, uint32_t end, uint32_t 
     return QC_OK;
 }
 
-/* How much of the list to spill; *fits: all of it lies well then. */
+/* Returns how much of the list to spill; *fits says whether everything has room then. */
 static qc_status choose_spilling(work *w, uint32_t *spilled, int *fits, qc_error *err)
 {
     const qc_fit *f = w->fit;
@@ -392,7 +394,7 @@ static void fill_devices(work *w)
     }
 }
 
-/* The table of devices, from device_of. */
+/* Fills the table of devices from device_of. */
 static void add_up(work *w, uint64_t staging)
 {
     qc_fit *f = w->fit;

@@ -27,7 +27,7 @@ static const char *found_text(char out[QC_SIZE_TEXT_BYTES], uint64_t found)
     return found == 0 ? "none fits" : found == QC_NO_LIMIT ? "no limit" : qc_text_count(out, found);
 }
 
-/* The longest context, with what is assumed of prompts, and with the other way to read them. */
+/* The longest context with the way of reading prompts that was asked for, and with the other. */
 static void add_longest(const qc_fit_report *r, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
@@ -136,7 +136,7 @@ static double segment_size(const qc_fit *fit, uint32_t i)
     return (double)fit->segment_bytes[i] + (double)fit->segment_kv[i];
 }
 
-/* Segments from first to before end, which lie on one device: their boxes, and its name below. */
+/* Draws the boxes of the segments [first, end), which lie on one device, and its name below. */
 static void add_run(const qc_fit *fit, uint32_t first, uint32_t end, double x, double total,
                     qc_strbuf *out)
 {
@@ -160,8 +160,8 @@ static void add_run(const qc_fit *fit, uint32_t first, uint32_t end, double x, d
                        (from + x) / 2.0, device);
 }
 
-/* Every segment as a box whose width is its share of the bytes; a run of them on one device, and
- * the next run, differ in shade. Below, the runs in words. */
+/* Draws every segment as a box whose width is its share of the bytes. Segments in a row on one
+ * device have the same shade, and those on the next device another. The runs follow in words. */
 static void add_placement(const qc_fit_report *r, qc_strbuf *out)
 {
     const qc_fit *fit = r->fit;

@@ -1,4 +1,4 @@
-/* qconv plan --json. */
+/* Writes what `qconv plan --json` answers. */
 #include "convert/fit/device_map.h"
 #include "convert/fit/fit_report.h"
 #include "convert/plan/loaders.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* No limit is null: 2^64 - 1 would be taken for a size. */
+/* "No limit" is written as null, because 2^64 - 1 would be taken for a size. */
 static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
 {
     qc_jm_u64_if(w, key, bytes != QC_NO_LIMIT, bytes);
@@ -47,13 +47,13 @@ static void put_schemes(qc_json_writer *w, const qc_fit_report *r)
     qc_jw_end_object(w);
 }
 
-/* null where there is no such thing: a model without a cache has no longest context. */
+/* Writes null where there is no answer: a model without a cache has no longest context. */
 static void put_found(qc_json_writer *w, const char *key, uint64_t found, int sought)
 {
     qc_jm_u64_if(w, key, sought && found != QC_NO_LIMIT, found);
 }
 
-/* What was assumed of prompts, and the longest context for it and for the other way. */
+/* How prompts are assumed to be read, and the longest context for that way and for the other. */
 static void put_prefill(qc_json_writer *w, const qc_fit_report *r)
 {
     const qc_fit_prefill *ways[] = {&r->whole, &r->steps};

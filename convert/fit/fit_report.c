@@ -43,7 +43,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     return elems;
 }
 
-/* Blocks of 64 are what "nf4" means; others are told apart. */
+/* "nf4" means blocks of 64; other sizes are part of the name. */
 static qc_status scheme_name(const char **out, qc_arena *arena, const qc_job *j, qc_error *err)
 {
     *out = qc_scheme_name(j->scheme);
@@ -85,7 +85,7 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
             if (j->outputs[part] != QC_NO_OUTPUT)
                 sums[k].bytes += qc_plan_tensor_bytes(plan, j->outputs[part]);
     }
-    /* Largest first; of equal ones the name decides. */
+    /* The largest comes first; where two are equal, the name decides. */
     for (uint32_t i = 1; i < count; i++) {
         qc_fit_scheme s = sums[i];
         uint32_t at = i;
@@ -314,7 +314,7 @@ static int is_first_like(const qc_fit *fit, uint32_t i)
     return 1;
 }
 
-/* A size alone is taken to the byte, which is not what a card sold with that size has. */
+/* A size without a card is taken to the byte, but a card sold with that size has less or more. */
 static void add_cards_of_size(const qc_device *d, const char *begin, const char *end,
                               qc_strbuf *out)
 {
@@ -362,7 +362,7 @@ void qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *
     }
 }
 
-/* Bars to one scale, the largest budget of a limit being the longest. */
+/* Draws the bars to one scale; the device with the largest limit has the longest. */
 static void add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out)
 {
     enum { MIN_CELLS = 8 };

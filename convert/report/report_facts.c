@@ -42,7 +42,7 @@ const char *qc_report_place(char out[QC_REPORT_PLACE_BYTES], const uint64_t *dim
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Length of the number that is the component at s, or 0. */
+/* The length of the component at s if that is a number, else 0. */
 static size_t number_at(const char *s)
 {
     size_t n = 0;
@@ -65,7 +65,7 @@ int qc_report_layer_of(const char *name, uint32_t *layer)
     return 1;
 }
 
-/* Numbers to '*', without ".weight". */
+/* Replaces every number by '*' and drops ".weight". */
 static qc_status pattern_of(const char **out, const char *name, qc_arena *arena, qc_error *err)
 {
     size_t len = strlen(name), used = 0;
@@ -358,7 +358,7 @@ static void find_sizes(qc_report *r)
     }
 }
 
-/* A name as a shell takes it back. */
+/* Quotes a name so that a shell reads it back as it is. */
 static qc_status quoted(qc_strbuf *out, const char *text, qc_error *err)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -371,7 +371,7 @@ static qc_status quoted(qc_strbuf *out, const char *text, qc_error *err)
     return qc_strbuf_adds(out, "'", err);
 }
 
-/* Files by their names alone: more the manifest does not have. */
+/* Files are named without a folder, because the manifest does not have one. */
 static qc_status calibration_text(const qc_manifest_calibration *c, qc_strbuf *out, qc_error *err)
 {
     QC_TRY(qc_strbuf_addf(out, err, " --%s ", c->hessians ? "hessians" : "calibrate"));
@@ -391,7 +391,7 @@ static qc_status command_text(const qc_report *r, qc_strbuf *out, qc_error *err)
         QC_TRY(qc_strbuf_addf(out, err, " --block-size %" PRIu64, m->block_elems));
     if (m->block_elems && !m->double_quant)
         QC_TRY(qc_strbuf_adds(out, " --no-double-quant", err));
-    /* Said in any case, whatever the default is. */
+    /* This is written even where it is the default. */
     if (r->scale)
         QC_TRY(qc_strbuf_addf(out, err, " --scale %s", r->scale));
     if (m->calibration)

@@ -1,4 +1,4 @@
-/* report --json; docs/report.md has its members. */
+/* Writes what `qconv report --json` answers; docs/report.md has its members. */
 #include "convert/report/inspect_json.h"
 #include "convert/report/report_codes.h"
 #include "convert/term/json_members.h"
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* null for what is no number. */
+/* Writes null where the number is not known. */
 static void put_number(qc_json_writer *w, const char *key, double v, int is_known)
 {
     qc_jm_number(w, key, is_known ? v : (double)NAN);
@@ -46,7 +46,7 @@ static void put_devices(qc_json_writer *w, const qc_manifest *m)
     qc_jw_end_array(w);
 }
 
-/* Shares of the codes: 16, or of int8 all from -128 to 127. */
+/* The shares of the 16 codes, or of the codes of int8 from -128 to 127. */
 static void put_shares(qc_json_writer *w, const char *key, const qc_report_codes *c,
                        const double *expected, int four_bit)
 {
@@ -181,7 +181,7 @@ static void put_left(qc_json_writer *w, const qc_report *r)
     qc_jw_end_array(w);
 }
 
-/* As `qconv eval --json` has it. */
+/* Writes the same object as `qconv eval --json`. */
 static qc_status put_eval(qc_json_writer *w, const qc_report *r, qc_error *err)
 {
     qc_strbuf text;

@@ -57,7 +57,7 @@ static double all_mean(const qc_report *r)
     return elems > 0 ? sum / elems : 0.0;
 }
 
-/* The bytes that the output is compared with, and where they are from. */
+/* The bytes that the size of the output is compared with. */
 static uint64_t before_bytes(const qc_report *r)
 {
     return r->source_bytes ? r->source_bytes : r->plain_bytes;

@@ -95,7 +95,7 @@ static void add_share_row(qc_report_writer *w, const qc_report_form *f, const qc
     QC_PAGE(w, "</tr>\n");
 }
 
-/* One table per form: in percent, codes across. */
+/* Writes a table of a form's codes: shares in percent, with a column for each code. */
 static void add_table(qc_report_writer *w, uint32_t form)
 {
     const qc_report *r = w->r;

@@ -243,7 +243,7 @@ static void add_plot(qc_report_writer *w, const qc_report_axis *a, uint32_t seri
     QC_PAGE(w, "</svg></figure>\n");
 }
 
-/* Range of all cells; 0 if there are none. */
+/* Finds the range of all cells and returns their number. */
 static size_t count_cells(const qc_report *r, double *least, double *most)
 {
     size_t cells = 0;

@@ -9,7 +9,7 @@
 #define MAX_BARS   40u
 #define MAX_ROWS   2000u
 
-/* Errors of some weights, by elements. */
+/* The errors of some weights, each times its elements. */
 typedef struct {
     double rounded, calibrated, elems;
     uint32_t weights;

@@ -1,4 +1,4 @@
-/* What eval and bench found. */
+/* The sections of the page about what eval and bench found. */
 #include "convert/report/report_page.h"
 #include "convert/term/size_text.h"
 

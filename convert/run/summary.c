@@ -43,7 +43,7 @@ double qc_report_overall_bits(const qc_convert_report *r)
 
 /* ---- text ---- */
 
-/* Names come from files and command lines. */
+/* Names come from files and command lines, so they may hold anything. */
 static void add_printable(qc_strbuf *out, const char *s)
 {
     size_t before = out->len;
@@ -80,7 +80,7 @@ static void add_schemes(const qc_convert_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, shown ? "\n" : " none\n");
 }
 
-/* Of the quantized weights, by GPUs; 0 if there are none. */
+/* The share of the quantized weights that GPUs quantized; 0 if there are none. */
 static double gpu_share(const qc_convert_report *r)
 {
     uint64_t elems = 0;
@@ -90,7 +90,7 @@ static double gpu_share(const qc_convert_report *r)
     return elems ? (double)r->gpu_weights / (double)elems : 0.0;
 }
 
-/* Where weights were quantized, unless all were on the CPU. */
+/* Says where weights were quantized, unless the CPU did all of them. */
 static void add_device(const qc_convert_report *r, qc_strbuf *out)
 {
     if (r->gpu_weights == 0)
@@ -103,14 +103,14 @@ static void add_device(const qc_convert_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, "\n");
 }
 
-/* Of several parts the one that completed OUT. */
+/* Whether this is the one of several parts that completed OUT. */
 static int was_last(const qc_convert_report *r)
 {
     return r->part_count > 1 && r->parts_left_count == 0 && !r->complete_before &&
            !r->complete_meanwhile;
 }
 
-/* Of several parts one without a shard; who completed OUT did that at least. */
+/* Whether this is a part without a shard that did not complete OUT either. */
 static int got_nothing(const qc_convert_report *r)
 {
     return r->part_count > 1 && r->shards == 0 && !was_last(r);
@@ -200,7 +200,7 @@ static void add_heading(const qc_convert_report *r, qc_strbuf *out)
     qc_strbuf_puts(out, "\n");
 }
 
-/* What a conversion did that a dry run does not. */
+/* Says what a conversion did and a dry run does not do. */
 static void add_work(const qc_convert_report *r, qc_strbuf *out)
 {
     char deleted[QC_SIZE_TEXT_BYTES];

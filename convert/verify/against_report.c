@@ -15,7 +15,7 @@
 
 #define WORST_ROWS 10u
 #define TEXT_MAX   ((size_t)1 << 30)
-/* Kinds of tensors in the table per kind: schemes and casts there are. */
+/* The table per kind has at most this many rows, one for each scheme and each cast. */
 #define KINDS_MOST 32u
 
 static double decibels(double error)
@@ -232,7 +232,7 @@ static qc_status write_rows(qc_strbuf *out, qc_arena *arena, const qc_call *call
     QC_TRY(qc_against_worst(&rows, &n, arena, r, err));
     for (size_t i = 0; i < n; i++)
         QC_TRY(add_row(&t, rows[i], err));
-    /* Tensors with faults come first, quantized or not. */
+    /* Tensors with faults come first, whether they are quantized or not. */
     if (faulty > 0 && n <= faulty)
         qc_strbuf_putf(out, "%zu of %zu tensor%s with faults:\n", n, faulty,
                        faulty == 1 ? "" : "s");
@@ -295,7 +295,7 @@ qc_status qc_against_report(const qc_call *call, const qc_against_result *r, dou
     else if (!call->quiet)
         st = write_text(&out, call, r, seconds, err);
     if (st == QC_OK && !call->json && out.len > 0) {
-        /* Names come from files: each on its line, whatever is in them. */
+        /* Names come from files; whatever is in them, each stays on its line. */
         for (char *line = out.data, *end; *line; line = end + 1) {
             end = strchr(line, '\n');
             if (!end)
