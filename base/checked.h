@@ -45,6 +45,17 @@ static inline uint64_t qc_sat_mul(uint64_t a, uint64_t b)
     return qc_mul_u64(a, b, &product) ? UINT64_MAX : product;
 }
 
+/* a - b, or 0 where b is larger. */
+static inline uint64_t qc_sat_sub(uint64_t a, uint64_t b)
+{
+    return a > b ? a - b : 0;
+}
+
+static inline uint64_t qc_max_u64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static inline uint64_t qc_min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;

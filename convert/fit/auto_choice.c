@@ -12,9 +12,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Experts of a group that are measured. */
+/* This many experts of a group are measured. */
 #define SAMPLED_EXPERTS 8u
-/* Times the room is narrowed when the fit, which knows the workspace exactly, says it is short. */
+/* The fit knows the workspace exactly; where it says that room is short, the room is narrowed this
+ * many times. */
 #define MAX_ROUNDS 12
 
 typedef struct {
@@ -131,7 +132,7 @@ static uint32_t resolve(const qc_segments *s, uint32_t segment)
     return segment;
 }
 
-/* NULL: not coded. */
+/* Returns NULL where the weight is not coded. */
 static const qc_coded_weight *coded_of(const chooser *c, uint32_t tensor)
 {
     return c->recipe->entries[tensor].coded;
@@ -331,7 +332,7 @@ static uint32_t sampled_of(const chooser *c, uint32_t g)
     return n < SAMPLED_EXPERTS ? n : SAMPLED_EXPERTS;
 }
 
-/* Samples of one group to its errors: all its sampled weights taken as one. */
+/* Works out the errors of a group from its samples, as if all of them were one weight. */
 static void combine_group(qc_auto_group *group, const qc_auto_sample *s, uint32_t n)
 {
     double xx = 0;
@@ -395,7 +396,7 @@ static int rows_too_long(const chooser *c, uint32_t g)
     return 0;
 }
 
-/* Candidates that remain, and the items of the solver. */
+/* Sets the candidates that remain, and makes the items of the solver. */
 static qc_status make_items(chooser *c, qc_error *err)
 {
     void *v[4] = {0};
@@ -464,7 +465,7 @@ static qc_status sum_fixed(chooser *c, qc_error *err)
     return QC_OK;
 }
 
-/* The fit of a choice for every group, on the devices that are filled. */
+/* Fits a choice for every group on the devices that are filled. */
 static qc_status fit_groups(const chooser *c, qc_fit *fit, qc_error *err)
 {
     void *v[2] = {0};

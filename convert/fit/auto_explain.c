@@ -1,4 +1,4 @@
-/* What --to auto chose and why, for people and for machines. */
+/* Writes what --to auto chose and why, for people and for machines. */
 #include "convert/fit/auto_choice.h"
 #include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
@@ -93,7 +93,8 @@ static qc_status group_table(const qc_auto_result *r, qc_arena *arena, qc_strbuf
 
 /* ---- the same by kind and range of layers ---- */
 
-/* What is alike but for the layer: kind, scheme, reason, and how much it matters. */
+/* Groups that differ in nothing but their layer: the kind, the scheme, the reason and how much they
+ * matter are the same. */
 typedef struct {
     const char *kind; /* the name without its first number */
     size_t head;      /* bytes of kind before that number */
@@ -243,31 +244,26 @@ static qc_status explain(const qc_auto_result *r, int all, qc_arena *arena, qc_s
                          qc_error *err)
 {
     char size[QC_SIZE_TEXT_BYTES];
-    QC_TRY(qc_strbuf_adds(out, "Choice of schemes\n", err));
+    qc_strbuf_puts(out, "Choice of schemes\n");
     QC_TRY(uniform_table(r, arena, out, err));
     if (r->measured)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "  Errors were measured on %" PRIu64 " sampled rows (%s).\n",
-                              r->sampled_rows, qc_text_bytes(size, r->sampled_bytes)));
+        qc_strbuf_putf(out, "  Errors were measured on %" PRIu64 " sampled rows (%s).\n",
+                       r->sampled_rows, qc_text_bytes(size, r->sampled_bytes));
     else
-        QC_TRY(qc_strbuf_adds(out,
-                              "  There are no weights to measure: errors are those of normally "
-                              "distributed weights.\n",
-                              err));
+        qc_strbuf_puts(out, "  There are no weights to measure: errors are those of normally "
+                            "distributed weights.\n");
     if (r->mixed || r->mixed_fp8)
-        QC_TRY(qc_strbuf_addf(out, err, "  %s, which transformers does not load; see --schemes.\n",
-                              qc_auto_mixture(r)));
+        qc_strbuf_putf(out, "  %s, which transformers does not load; see --schemes.\n",
+                       qc_auto_mixture(r));
     for (unsigned i = 0; i < r->note_count; i++)
-        QC_TRY(qc_strbuf_addf(out, err, "  Note: %s.\n", r->notes[i]));
+        qc_strbuf_putf(out, "  Note: %s.\n", r->notes[i]);
     if (!r->fits && !r->spills)
-        QC_TRY(qc_strbuf_adds(out, "  Nothing fits: the smallest was taken everywhere.\n", err));
+        qc_strbuf_puts(out, "  Nothing fits: the smallest was taken everywhere.\n");
     else if (r->fits && r->bound > 0)
-        QC_TRY(qc_strbuf_addf(
-            out, err, "  No choice that fits is predicted to have less than %.3g.\n", r->bound));
-    QC_TRY(qc_strbuf_adds(out,
-                          "  A predicted error is the sum over all weights of how much each "
-                          "matters times its relative squared error.\n\n",
-                          err));
+        qc_strbuf_putf(out, "  No choice that fits is predicted to have less than %.3g.\n",
+                       r->bound);
+    qc_strbuf_puts(out, "  A predicted error is the sum over all weights of how much each "
+                        "matters times its relative squared error.\n\n");
     return all ? group_table(r, arena, out, err) : summary_table(r, arena, out, err);
 }
 
@@ -280,30 +276,18 @@ qc_status qc_auto_explain(const qc_auto_result *r, int all, qc_strbuf *out, qc_e
     return st;
 }
 
-/* NaN, which JSON has not, is null. */
-static void number_member(qc_json_writer *w, const char *key, double v)
-{
-    qc_jw_key(w, key);
-    if (isnan(v))
-        qc_jw_null(w);
-    else
-        qc_jw_double(w, v);
-}
-
 static void write_group(const qc_auto_group *g, qc_json_writer *w)
 {
-    qc_jw_compact_next(w);
-    qc_jw_begin_object(w);
+    qc_jm_begin_row(w);
     qc_jm_string(w, "name", g->name);
     qc_jm_u64(w, "weights", g->weights);
     qc_jm_u64(w, "elements", g->elems);
     qc_jm_double(w, "importance", g->importance);
     qc_jm_string(w, "scheme", qc_auto_choice_name(g->chosen));
     qc_jm_u64(w, "bytes", g->bytes[g->chosen]);
-    qc_jw_key(w, "relative_errors");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "relative_errors");
     for (unsigned c = 0; c < QC_AUTO_CHOICES; c++)
-        number_member(w, qc_auto_choice_name(c), g->rel_mse[c]);
+        qc_jm_number(w, qc_auto_choice_name(c), g->rel_mse[c]);
     qc_jw_end_object(w);
     qc_jm_string(w, "reason", g->reason);
     qc_jw_end_object(w);
@@ -318,41 +302,35 @@ void qc_auto_json(const qc_auto_result *r, int explain_groups, qc_json_writer *w
     qc_jm_bool(w, "fits", r->fits);
     qc_jm_bool(w, "spills", r->spills);
     qc_jm_double(w, "predicted_error", r->predicted);
-    number_member(w, "lower_bound", r->bound);
-    qc_jw_key(w, "uniform");
-    qc_jw_begin_object(w);
+    qc_jm_number(w, "lower_bound", r->bound);
+    qc_jm_begin_object(w, "uniform");
     for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
         if (isnan(r->uniform[c]))
             continue;
         qc_jw_key(w, qc_auto_choice_name(c));
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_double(w, "predicted_error", r->uniform[c]);
         qc_jm_bool(w, "fits", r->uniform_fits[c]);
         qc_jw_end_object(w);
     }
     qc_jw_end_object(w);
-    qc_jw_key(w, "chosen");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "chosen");
     for (unsigned c = 0; c < QC_AUTO_CHOICES; c++) {
         if (r->count_chosen[c] == 0)
             continue;
         qc_jw_key(w, qc_auto_choice_name(c));
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_u64(w, "tensors", r->count_chosen[c]);
         qc_jm_u64(w, "bytes", r->bytes_chosen[c]);
         qc_jw_end_object(w);
     }
     qc_jw_end_object(w);
-    qc_jw_key(w, "notes");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "notes");
     for (unsigned i = 0; i < r->note_count; i++)
         qc_jw_string(w, r->notes[i]);
     qc_jw_end_array(w);
     if (explain_groups) {
-        qc_jw_key(w, "groups");
-        qc_jw_begin_array(w);
+        qc_jm_begin_array(w, "groups");
         for (uint32_t g = 0; g < r->group_count; g++)
             write_group(&r->groups[g], w);
         qc_jw_end_array(w);

@@ -32,7 +32,7 @@ typedef struct {
     atomic_uint_fast32_t next;
 } measuring;
 
-/* Scratch of one thread. */
+/* The scratch memory of one thread. */
 typedef struct {
     qc_st_cursor *cursor;
     qc_coded_scratch coded;
@@ -270,7 +270,7 @@ static void scratch_deinit(scratch *w)
     qc_free(w->search);
 }
 
-/* Of the largest of what is searched. */
+/* The scratch that the largest of the searched weights needs. */
 static qc_status search_scratch(scratch *w, const measuring *m, qc_error *err)
 {
     uint64_t most = qc_search_scratch_bytes(NULL, m->max_cols);
@@ -397,7 +397,7 @@ double qc_auto_normal_mse(unsigned candidate, uint64_t cols, qc_scale_method sca
     double part = (double)cols / (double)(UINT64_C(1) << k) - 1;
     part = part < 0 ? 0 : part > 1 ? 1 : part;
     double square = max_square[k] + part * (max_square[k + 1] - max_square[k]);
-    /* The largest of a row has no error. */
+    /* The largest value of a row is stored without error. */
     double mse = square / (12.0 * 127 * 127) * (1 - 1 / (double)(cols > 1 ? cols : 2));
     if (searched)
         mse *= searched_share[k] + part * (searched_share[k + 1] - searched_share[k]);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Swaps tried per device before the search is called off; each is one look at a pair of items. */
+/* The search gives up after this many swaps per device; each is one look at a pair of items. */
 #define SEARCH_STEPS (20u << 20)
 /* Every run of segments is looked at: the square of this, times the items. */
 #define MAX_SEGMENTS 1024u
@@ -48,7 +48,7 @@ static int is_candidate(const qc_auto_item *it, unsigned c)
 
 /* ---- hulls ---- */
 
-/* Smallest candidate; among equals the one that costs less. */
+/* The smallest candidate; where two are equally small, the one that costs less. */
 static unsigned least_of(const qc_auto_item *it)
 {
     unsigned best = QC_AUTO_CHOICES;
@@ -351,7 +351,7 @@ static void refine(solver *s)
 
 /* ---- uniform choices ---- */
 
-/* Filling every device as far as it goes is enough to know whether cuts exist. */
+/* To know whether cuts exist it is enough to fill every device as far as it goes. */
 static int uniform_fits(const solver *s, unsigned c, uint32_t *cut)
 {
     const qc_auto_task *t = s->t;

@@ -14,12 +14,12 @@
     "before a size or a card (2x40GB)"
 #define KNOWN_CARDS "; the cards that are known: docs/hardware.md"
 #define QUOTED_MOST 80 /* bytes of a term in a message */
-/* Of what a size is made; anything else in it is a list or a card misread. */
+/* A size is made of these characters; with any other it is a list, or a card that was misread. */
 #define SIZE_LETTERS "0123456789.KMGTBkmgtbIi"
 /* "2xNAME+" for every device and both tiers. */
 #define TEXT_BYTES_MOST ((QC_MAX_DEVICES + 2) * 128)
 
-/* One term, blanks around it left out. */
+/* One term without the blanks around it. */
 typedef struct {
     const char *s;
     size_t len;
@@ -184,7 +184,7 @@ static size_t times_sign(const char *s, const char *end)
     return end - s >= 2 && (unsigned char)s[0] == 0xc3 && (unsigned char)s[1] == 0x97 ? 2 : 0;
 }
 
-/* The number in the digits from s to end. One that is too large stays so. */
+/* The number in the digits from s to end; one that is too large stays too large. */
 static uint64_t count_of(const char *s, const char *end)
 {
     uint64_t n = 0;
@@ -239,7 +239,7 @@ static qc_status add_cards(parser *p, span term, qc_error *err)
     span what = term;
     uint64_t count = 1, bytes = 0;
     int counted = take_count(&what, &count) || take_count_behind(&what, &count);
-    /* Of "7900xtx" the name is what is not known, not the count. */
+    /* In "7900xtx" it is the name that is unknown, not the count. */
     int may_be_count = what.len == 0 || is_digit(what.s[0]) || qc_card_find(what.s, what.len);
     if (may_be_count && (count == 0 || count > QC_MAX_DEVICES))
         QC_FAIL(err, QC_ERR_USAGE, "--vram: '%.*s': expected a count from 1 to %u", quoted(term),

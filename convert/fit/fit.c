@@ -18,16 +18,6 @@
 #define LOGIT_BYTES      4u
 #define DEFAULT_CONTEXT  8192u
 
-static uint64_t larger(uint64_t a, uint64_t b)
-{
-    return a > b ? a : b;
-}
-
-static uint64_t less(uint64_t a, uint64_t b)
-{
-    return a > b ? a - b : 0;
-}
-
 uint64_t qc_fit_context(const qc_geometry *g, const qc_fit_options *o)
 {
     if (o->context > 0)
@@ -55,7 +45,8 @@ uint64_t qc_fit_budget_bytes(uint64_t total_bytes, double margin)
     return bytes >= (double)total_bytes ? total_bytes : (uint64_t)bytes;
 }
 
-/* Elements of attention's inputs and outputs for `tokens`, the scores never written out. */
+/* Counts the elements of attention's inputs and outputs for `tokens`; the scores are never written
+ * to memory. */
 static uint64_t attention_elems(const qc_geometry *g, const qc_fit_options *o, uint32_t layer,
                                 uint64_t tokens)
 {
@@ -112,8 +103,8 @@ uint64_t qc_workspace_bytes(const qc_geometry *g, const qc_fit_options *o, qc_se
         inner = qc_sat_mul(qc_sat_mul(10, g->vision_hidden), positions);
         return qc_sat_add(qc_sat_mul(ACTIVATION_BYTES, inner), weight);
     case QC_SEGMENT_LAYER:
-        inner = larger(attention_elems(g, o, layer, tokens),
-                       qc_sat_mul(qc_sat_mul(3, g->intermediate), tokens));
+        inner = qc_max_u64(attention_elems(g, o, layer, tokens),
+                           qc_sat_mul(qc_sat_mul(3, g->intermediate), tokens));
         if (has_cross)
             inner = qc_sat_add(inner, qc_sat_mul(g->hidden, positions));
         inner = qc_sat_add(inner, qc_sat_mul(layer_elems(g), tokens));
@@ -145,7 +136,7 @@ typedef struct {
     uint32_t spill_count;
     unsigned char *is_spilled; /* per segment */
     unsigned char *tiers_hold; /* per length of the list: the tiers have room for so much of it */
-    /* The task without what is spilled. */
+    /* The placement task, without what is spilled. */
     uint32_t *kept; /* segment of each entry */
     uint32_t *kept_at, *kept_follows, *kept_device;
     uint64_t *kept_bytes, *kept_peak;
@@ -175,12 +166,13 @@ static int head_goes_first(const work *w)
         if (w->heads[w->leader[i]])
             head = qc_sat_add(head, f->segment_bytes[i]);
         else if (f->segments->segments[i].kind == QC_SEGMENT_LAYER)
-            layer = larger(layer, f->segment_bytes[i]);
+            layer = qc_max_u64(layer, f->segment_bytes[i]);
     }
     return f->geometry->experts == 0 && head <= layer;
 }
 
-/* What costs a token least goes first; a table that is also the head costs as the head does. */
+/* What costs a token least is spilled first; a table that is also the head costs as much as the
+ * head. */
 static void order_spilling(work *w)
 {
     int head_first = head_goes_first(w);
@@ -208,11 +200,11 @@ static uint64_t staging_of(const work *w, uint32_t spilled)
     uint64_t most = 0;
     for (uint32_t i = 0; i < spilled; i++)
         if (is_staged(w, w->spill[i]))
-            most = larger(most, w->group_need[w->spill[i]]);
+            most = qc_max_u64(most, w->group_need[w->spill[i]]);
     return most;
 }
 
-/* The task with the first `spilled` of the list left out. */
+/* Makes the placement task without the first `spilled` entries of the list. */
 static void make_task(work *w, uint32_t spilled)
 {
     const qc_segments *s = w->fit->segments;
@@ -234,7 +226,7 @@ static void make_task(work *w, uint32_t spilled)
     }
     uint64_t staging = staging_of(w, spilled);
     memcpy(w->room_now, w->room, w->compute_count * sizeof *w->room);
-    w->room_now[0] = less(w->room[0], staging);
+    w->room_now[0] = qc_sat_sub(w->room[0], staging);
     w->task = (qc_placement_task){.bytes = w->kept_bytes,
                                   .follows = w->kept_follows,
                                   .segment_count = n,
@@ -263,7 +255,7 @@ static void fill_tiers(work *w, uint32_t spilled)
     }
 }
 
-/* Whether what computes holds the rest when the first `spilled` of the list are not there. */
+/* Whether the devices that compute hold the rest once the first `spilled` entries are gone. */
 static qc_status try_spilling(work *w, uint32_t spilled, int *computes, qc_error *err)
 {
     *computes = 0;
@@ -296,7 +288,7 @@ static qc_status least_spilling(work *w, uint32_t begin, uint32_t end, uint32_t 
     return QC_OK;
 }
 
-/* How much of the list to spill; *fits: all of it lies well then. */
+/* Returns how much of the list to spill; *fits says whether everything has room then. */
 static qc_status choose_spilling(work *w, uint32_t *spilled, int *fits, qc_error *err)
 {
     const qc_fit *f = w->fit;
@@ -398,11 +390,11 @@ static void fill_devices(work *w)
         f->devices[d].budget_bytes = qc_fit_budget_bytes(device->total_bytes, w->o->margin);
         w->room[d] = f->devices[d].budget_bytes;
         if (device->tier == QC_TIER_GPU)
-            w->room[d] = less(w->room[d], w->o->cuda_context_bytes);
+            w->room[d] = qc_sat_sub(w->room[d], w->o->cuda_context_bytes);
     }
 }
 
-/* The table of devices, from device_of. */
+/* Fills the table of devices from device_of. */
 static void add_up(work *w, uint64_t staging)
 {
     qc_fit *f = w->fit;
@@ -413,7 +405,7 @@ static void add_up(work *w, uint64_t staging)
         d->weight_bytes = qc_sat_add(d->weight_bytes, f->segment_bytes[i]);
         d->kv_bytes = qc_sat_add(d->kv_bytes, f->segment_kv[i]);
         if (f->device_of[i] < w->compute_count)
-            d->workspace_bytes = larger(d->workspace_bytes, f->segment_workspace[i]);
+            d->workspace_bytes = qc_max_u64(d->workspace_bytes, f->segment_workspace[i]);
         else
             f->spilled++;
         if (s->kind == QC_SEGMENT_LAYER) {
@@ -431,8 +423,9 @@ static void add_up(work *w, uint64_t staging)
             d->context_bytes = w->o->cuda_context_bytes;
         uint64_t needed = qc_sat_add(qc_sat_add(d->weight_bytes, d->kv_bytes),
                                      qc_sat_add(d->workspace_bytes, d->context_bytes));
-        d->short_by_bytes = less(needed, d->budget_bytes);
-        d->free_bytes = d->budget_bytes == UINT64_MAX ? UINT64_MAX : less(d->budget_bytes, needed);
+        d->short_by_bytes = qc_sat_sub(needed, d->budget_bytes);
+        d->free_bytes =
+            d->budget_bytes == UINT64_MAX ? UINT64_MAX : qc_sat_sub(d->budget_bytes, needed);
         if (d->short_by_bytes > 0)
             f->fits = 0;
         if (d->short_by_bytes > f->short_by_bytes) {
@@ -588,7 +581,7 @@ qc_status qc_fit_sum_segments(qc_arena *arena, const qc_plan *plan, const qc_seg
         uint32_t segment = 0;
         QC_TRY(segment_of_job(plan, segments, &plan->jobs[i], &segment, err));
         uint64_t elems = dequantized_elems(plan, &plan->jobs[i]);
-        (*largest_weight)[segment] = larger((*largest_weight)[segment], elems);
+        (*largest_weight)[segment] = qc_max_u64((*largest_weight)[segment], elems);
     }
     return QC_OK;
 }

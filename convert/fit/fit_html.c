@@ -5,7 +5,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 
 /* Colours mean parts of a device's memory and nothing else. */
 static const struct {
@@ -28,8 +27,8 @@ static const char *found_text(char out[QC_SIZE_TEXT_BYTES], uint64_t found)
     return found == 0 ? "none fits" : found == QC_NO_LIMIT ? "no limit" : qc_text_count(out, found);
 }
 
-/* The longest context, with what is assumed of prompts, and with the other way to read them. */
-static qc_status add_longest(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+/* The longest context with the way of reading prompts that was asked for, and with the other. */
+static void add_longest(const qc_fit_report *r, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
     const qc_fit_prefill *ways[] = {r->use->prefill ? &r->steps : &r->whole,
@@ -37,56 +36,55 @@ static qc_status add_longest(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     for (int i = 0; i < 2; i++) {
         if (i == 1 && ways[1]->max_context == ways[0]->max_context)
             break;
-        QC_TRY(qc_strbuf_addf(out, err, "%s%s%s, ",
-                              i == 0 ? " Longest context at batch 1: <b>" : "; ",
-                              found_text(count, ways[i]->max_context), i == 0 ? "</b>" : ""));
-        QC_TRY(qc_fit_prefill_text(ways[i], out, err));
+        qc_strbuf_putf(out, "%s%s%s, ", i == 0 ? " Longest context at batch 1: <b>" : "; ",
+                       found_text(count, ways[i]->max_context), i == 0 ? "</b>" : "");
+        qc_fit_prefill_text(ways[i], out);
     }
-    return qc_strbuf_adds(out, ".", err);
+    qc_strbuf_puts(out, ".");
 }
 
-static qc_status add_summary(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_title(const qc_fit_report *r, qc_strbuf *out)
+{
+    const qc_fit *fit = r->fit;
+    qc_html_put(out, "<h1>", r->model, " as ");
+    qc_strbuf_putf(out, "%s on ", r->to);
+    qc_html_escape(out, fit->budget->text);
+    qc_strbuf_putf(out, ": <span class=\"%s\">%s</span></h1>\n", fit->fits ? "yes" : "no",
+                   fit->fits ? "fits" : "does not fit");
+    if (fit->geometry->cache_unknown)
+        qc_strbuf_puts(out, "<p class=\"no\">The size of its KV cache is not known.</p>\n");
+}
+
+/* What `text` holds, escaped, as a paragraph; nothing if it is empty. The buffer is freed. */
+static qc_status add_paragraph(const char *begin, qc_strbuf *text, qc_strbuf *out, qc_error *err)
+{
+    qc_status st = qc_strbuf_status(text, err);
+    if (text->len > 0)
+        qc_html_put(out, begin, text->data, "</p>\n");
+    qc_strbuf_deinit(text);
+    return st;
+}
+
+static void add_summary(const qc_fit_report *r, qc_strbuf *out)
 {
     char size[QC_SIZE_TEXT_BYTES], count[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
-    QC_TRY(qc_strbuf_adds(out, "<h1>", err));
-    QC_TRY(qc_html_escape(out, r->model, err));
-    QC_TRY(qc_strbuf_addf(out, err, " as %s on ", r->to));
-    QC_TRY(qc_html_escape(out, fit->budget->text, err));
-    QC_TRY(qc_strbuf_addf(out, err, ": <span class=\"%s\">%s</span></h1>\n",
-                          fit->fits ? "yes" : "no", fit->fits ? "fits" : "does not fit"));
-    if (fit->geometry->cache_unknown)
-        QC_TRY(qc_strbuf_adds(out, "<p class=\"no\">The size of its KV cache is not known.</p>\n",
-                              err));
-    if (!fit->fits) {
-        QC_TRY(qc_strbuf_adds(out, "<p class=\"no\">", err));
-        qc_strbuf verdict;
-        qc_strbuf_init(&verdict, 1u << 16);
-        qc_status st = qc_fit_verdict(r, &verdict, err);
-        if (st == QC_OK)
-            st = qc_html_escape(out, verdict.data, err);
-        qc_strbuf_deinit(&verdict);
-        QC_TRY(st);
-        QC_TRY(qc_strbuf_adds(out, "</p>\n", err));
-    }
-    QC_TRY(qc_strbuf_addf(out, err, "<p>%s parameters, ", qc_text_count(count, r->parameters)));
-    QC_TRY(qc_strbuf_addf(out, err, "%s of weights, ", qc_text_bytes(size, fit->weight_bytes)));
-    QC_TRY(qc_strbuf_addf(out, err, "%s of files before compression.",
-                          qc_text_bytes(size, r->file_bytes)));
+    qc_strbuf_putf(out, "<p>%s parameters, ", qc_text_count(count, r->parameters));
+    qc_strbuf_putf(out, "%s of weights, ", qc_text_bytes(size, fit->weight_bytes));
+    qc_strbuf_putf(out, "%s of files before compression.", qc_text_bytes(size, r->file_bytes));
     if (r->generates && !fit->geometry->cache_unknown) {
-        QC_TRY(qc_strbuf_addf(out, err, " KV cache of %s", qc_text_bytes(size, fit->kv_bytes)));
-        QC_TRY(qc_strbuf_addf(out, err, " for a context of %s tokens and batch %" PRIu64 ".",
-                              qc_text_count(count, r->use->context), r->use->batch));
+        qc_strbuf_putf(out, " KV cache of %s", qc_text_bytes(size, fit->kv_bytes));
+        qc_strbuf_putf(out, " for a context of %s tokens and batch %" PRIu64 ".",
+                       qc_text_count(count, r->use->context), r->use->batch);
         if (qc_fit_has_mla(fit->geometry)) {
-            QC_TRY(qc_strbuf_adds(out, " ", err));
-            QC_TRY(qc_fit_mla_text(r->use, out, err));
-            QC_TRY(qc_strbuf_adds(out, ".", err));
+            qc_strbuf_puts(out, " ");
+            qc_fit_mla_text(r->use, out);
+            qc_strbuf_puts(out, ".");
         }
-        QC_TRY(add_longest(r, out, err));
-        QC_TRY(qc_strbuf_addf(out, err, " Largest batch at this context: %s.",
-                              found_text(count, r->max_batch)));
+        add_longest(r, out);
+        qc_strbuf_putf(out, " Largest batch at this context: %s.", found_text(count, r->max_batch));
     }
-    return qc_strbuf_adds(out, "</p>\n", err);
+    qc_strbuf_puts(out, "</p>\n");
 }
 
 static double needed_of(const qc_fit_device *d)
@@ -95,45 +93,26 @@ static double needed_of(const qc_fit_device *d)
            (double)d->context_bytes;
 }
 
-static qc_status add_bar(const qc_fit_report *r, uint32_t device, double most, qc_strbuf *out,
-                         qc_error *err)
+static void add_bar(const qc_fit_report *r, uint32_t device, double most, qc_strbuf *out)
 {
-    char text[PARTS][QC_SIZE_TEXT_BYTES + 32], used[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
+    char used[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     const qc_fit_device *d = &r->fit->devices[device];
     const uint64_t bytes[PARTS] = {d->weight_bytes, d->kv_bytes, d->workspace_bytes,
                                    d->context_bytes};
     qc_html_part shown[PARTS];
-    for (int i = 0; i < PARTS; i++) {
-        (void)snprintf(text[i], sizeof text[i], "%s %s", parts[i].name,
-                       qc_text_bytes(size, bytes[i]));
-        shown[i] = (qc_html_part){text[i], (double)bytes[i], parts[i].colour};
-    }
-    QC_TRY(qc_strbuf_addf(out, err, "<div class=\"bar\"><b>%s</b>: %s%s%s%s\n", d->device->name,
-                          qc_text_bytes(used, (uint64_t)needed_of(d)),
-                          d->budget_bytes == QC_NO_LIMIT ? ", " : " of ",
-                          size_or_none(size, d->budget_bytes),
-                          d->short_by_bytes ? " <span class=\"no\">(too much)</span>" : ""));
-    QC_TRY(qc_html_bar(out, shown, PARTS,
-                       d->budget_bytes == QC_NO_LIMIT ? 0.0 : (double)d->budget_bytes, most, err));
-    return qc_strbuf_adds(out, "</div>\n", err);
+    for (int i = 0; i < PARTS; i++)
+        shown[i] = (qc_html_part){parts[i].name, bytes[i], parts[i].colour};
+    qc_strbuf_putf(out, "<div class=\"bar\"><b>%s</b>: %s%s%s%s\n", d->device->name,
+                   qc_text_bytes(used, (uint64_t)needed_of(d)),
+                   d->budget_bytes == QC_NO_LIMIT ? ", " : " of ",
+                   size_or_none(size, d->budget_bytes),
+                   d->short_by_bytes ? " <span class=\"no\">(too much)</span>" : "");
+    qc_html_bar(out, shown, PARTS, d->budget_bytes == QC_NO_LIMIT ? 0.0 : (double)d->budget_bytes,
+                most);
+    qc_strbuf_puts(out, "</div>\n");
 }
 
-static qc_status add_notes(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
-{
-    qc_strbuf notes;
-    qc_strbuf_init(&notes, 1u << 20);
-    qc_status st = qc_fit_budget_notes(r, "", ". ", &notes, err);
-    if (st == QC_OK && notes.len > 0)
-        st = qc_strbuf_adds(out, "<p class=\"soft\">Budgets: ", err);
-    if (st == QC_OK && notes.len > 0)
-        st = qc_html_escape(out, notes.data, err);
-    if (st == QC_OK && notes.len > 0)
-        st = qc_strbuf_adds(out, "</p>\n", err);
-    qc_strbuf_deinit(&notes);
-    return st;
-}
-
-static qc_status add_picture(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_picture(const qc_fit_report *r, qc_strbuf *out)
 {
     const qc_fit *fit = r->fit;
     double most = 1.0;
@@ -143,14 +122,13 @@ static qc_status add_picture(const qc_fit_report *r, qc_strbuf *out, qc_error *e
         double end = d->budget_bytes == QC_NO_LIMIT || sum > budget ? sum : budget;
         most = end > most ? end : most;
     }
-    QC_TRY(qc_strbuf_adds(out, "<h2>Memory</h2>\n", err));
+    qc_strbuf_puts(out, "<h2>Memory</h2>\n");
     for (uint32_t i = 0; i < fit->budget->count; i++)
-        QC_TRY(add_bar(r, i, most, out, err));
-    QC_TRY(qc_strbuf_adds(out, "<p>", err));
+        add_bar(r, i, most, out);
+    qc_strbuf_puts(out, "<p>");
     for (int i = 0; i < PARTS; i++)
-        QC_TRY(qc_html_key(out, parts[i].name, parts[i].colour, err));
-    QC_TRY(qc_strbuf_adds(out, "</p>\n", err));
-    return add_notes(r, out, err);
+        qc_html_key(out, parts[i].name, parts[i].colour);
+    qc_strbuf_puts(out, "</p>\n");
 }
 
 static double segment_size(const qc_fit *fit, uint32_t i)
@@ -158,35 +136,33 @@ static double segment_size(const qc_fit *fit, uint32_t i)
     return (double)fit->segment_bytes[i] + (double)fit->segment_kv[i];
 }
 
-/* Segments from first to before end, which lie on one device: their boxes, and its name below. */
-static qc_status add_run(const qc_fit *fit, uint32_t first, uint32_t end, double x, double total,
-                         qc_strbuf *out, qc_error *err)
+/* Draws the boxes of the segments [first, end), which lie on one device, and its name below. */
+static void add_run(const qc_fit *fit, uint32_t first, uint32_t end, double x, double total,
+                    qc_strbuf *out)
 {
     char size[QC_SIZE_TEXT_BYTES], cache[QC_SIZE_TEXT_BYTES];
     const char *device = fit->budget->devices[fit->device_of[first]].name;
     double from = x;
     for (uint32_t i = first; i < end; i++) {
         double width = segment_size(fit, i) / total * 100.0;
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "<rect x=\"%.3f%%\" y=\"2\" width=\"%.3f%%\" height=\"28\">"
-                              "<title>",
-                              x, width));
-        QC_TRY(qc_html_escape(out, fit->segments->segments[i].name, err));
-        QC_TRY(qc_strbuf_addf(out, err, ": %s of weights, %s of cache on %s</title></rect>\n",
-                              qc_text_bytes(size, fit->segment_bytes[i]),
-                              qc_text_bytes(cache, fit->segment_kv[i]), device));
+        qc_strbuf_putf(out,
+                       "<rect x=\"%.3f%%\" y=\"2\" width=\"%.3f%%\" height=\"28\">"
+                       "<title>",
+                       x, width);
+        qc_html_escape(out, fit->segments->segments[i].name);
+        qc_strbuf_putf(out, ": %s of weights, %s of cache on %s</title></rect>\n",
+                       qc_text_bytes(size, fit->segment_bytes[i]),
+                       qc_text_bytes(cache, fit->segment_kv[i]), device);
         x += width;
     }
     if (x - from > 12.0) /* room for a name on a phone */
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "<text x=\"%.3f%%\" y=\"46\" text-anchor=\"middle\">%s</text>\n",
-                              (from + x) / 2.0, device));
-    return QC_OK;
+        qc_strbuf_putf(out, "<text x=\"%.3f%%\" y=\"46\" text-anchor=\"middle\">%s</text>\n",
+                       (from + x) / 2.0, device);
 }
 
-/* Every segment as a box whose width is its share of the bytes; a run of them on one device, and
- * the next run, differ in shade. Below, the runs in words. */
-static qc_status add_placement(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+/* Draws every segment as a box whose width is its share of the bytes. Segments in a row on one
+ * device have the same shade, and those on the next device another. The runs follow in words. */
+static void add_placement(const qc_fit_report *r, qc_strbuf *out)
 {
     const qc_fit *fit = r->fit;
     const qc_segments *s = fit->segments;
@@ -195,136 +171,132 @@ static qc_status add_placement(const qc_fit_report *r, qc_strbuf *out, qc_error 
     for (uint32_t i = 0; i < s->count; i++)
         total += segment_size(fit, i);
     if (total <= 0.0)
-        return QC_OK;
-    QC_TRY(qc_strbuf_adds(out,
-                          "<h2>Placement, in the order a token passes</h2>\n<div class=\"strip\">"
-                          "<svg height=\"52\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" "
-                          "aria-label=\"which parts of the model lie where; also in words below\">"
-                          "\n",
-                          err));
+        return;
+    qc_strbuf_puts(out, "<h2>Placement, in the order a token passes</h2>\n<div class=\"strip\">"
+                        "<svg height=\"52\" xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" "
+                        "aria-label=\"which parts of the model lie where; also in words below\">"
+                        "\n");
     for (uint32_t i = 0, runs = 0; i < s->count; i = end, runs++) {
         for (end = i + 1; end < s->count && fit->device_of[end] == fit->device_of[i];)
             end++;
-        QC_TRY(qc_strbuf_adds(out, runs % 2 ? "<g class=\"other\">\n" : "<g>\n", err));
-        QC_TRY(add_run(fit, i, end, x, total, out, err));
-        QC_TRY(qc_strbuf_adds(out, "</g>\n", err));
+        qc_strbuf_puts(out, runs % 2 ? "<g class=\"other\">\n" : "<g>\n");
+        add_run(fit, i, end, x, total, out);
+        qc_strbuf_puts(out, "</g>\n");
         for (uint32_t n = i; n < end; n++)
             x += segment_size(fit, n) / total * 100.0;
     }
-    QC_TRY(qc_strbuf_adds(out, "</svg></div>\n<p>", err));
+    qc_strbuf_puts(out, "</svg></div>\n<p>");
     for (uint32_t i = 0; i < s->count; i = end) {
         for (end = i + 1; end < s->count && fit->device_of[end] == fit->device_of[i];)
             end++;
-        QC_TRY(qc_strbuf_addf(out, err, "%s<b>%s</b>: ", i ? "; " : "",
-                              fit->budget->devices[fit->device_of[i]].name));
-        QC_TRY(qc_html_escape(out, s->segments[i].name, err));
+        qc_strbuf_putf(out, "%s<b>%s</b>: ", i ? "; " : "",
+                       fit->budget->devices[fit->device_of[i]].name);
+        qc_html_escape(out, s->segments[i].name);
         if (end > i + 1) {
-            QC_TRY(qc_strbuf_adds(out, end > i + 2 ? " to " : " and ", err));
-            QC_TRY(qc_html_escape(out, s->segments[end - 1].name, err));
+            qc_strbuf_puts(out, end > i + 2 ? " to " : " and ");
+            qc_html_escape(out, s->segments[end - 1].name);
         }
     }
-    return qc_strbuf_adds(out, ".</p>\n", err);
+    qc_strbuf_puts(out, ".</p>\n");
 }
 
-static qc_status add_table(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_table(const qc_fit_report *r, qc_strbuf *out)
 {
     const qc_fit *fit = r->fit;
-    QC_TRY(qc_strbuf_adds(out,
-                          "<h2>Devices</h2>\n<table>\n<tr><th>device</th><th>card</th>"
-                          "<th>budget</th><th>weights</th><th>KV cache</th><th>workspace</th>"
-                          "<th>CUDA context</th><th>free</th><th>short by</th><th>layers</th>"
-                          "</tr>\n",
-                          err));
+    qc_strbuf_puts(out, "<h2>Devices</h2>\n<table>\n<tr><th>device</th><th>card</th>"
+                        "<th>budget</th><th>weights</th><th>KV cache</th><th>workspace</th>"
+                        "<th>CUDA context</th><th>free</th><th>short by</th><th>layers</th>"
+                        "</tr>\n");
     for (uint32_t i = 0; i < fit->budget->count; i++) {
         const qc_fit_device *d = &fit->devices[i];
         const uint64_t cells[] = {
             d->budget_bytes,  d->weight_bytes,
             d->kv_bytes,      d->workspace_bytes,
             d->context_bytes, d->budget_bytes == QC_NO_LIMIT ? QC_NO_LIMIT : d->free_bytes};
-        QC_TRY(qc_strbuf_addf(out, err, "<tr><td>%s</td><td>%s</td>", d->device->name,
-                              d->device->card ? d->device->card->name : ""));
+        qc_strbuf_putf(out, "<tr><td>%s</td><td>%s</td>", d->device->name,
+                       d->device->card ? d->device->card->name : "");
         for (size_t c = 0; c < sizeof cells / sizeof *cells; c++) {
             char size[QC_SIZE_TEXT_BYTES];
-            QC_TRY(qc_strbuf_addf(
-                out, err, "<td>%s</td>",
-                c == 2 && fit->geometry->cache_unknown ? "?" : size_or_none(size, cells[c])));
+            qc_strbuf_putf(out, "<td>%s</td>",
+                           c == 2 && fit->geometry->cache_unknown ? "?"
+                                                                  : size_or_none(size, cells[c]));
         }
         if (d->short_by_bytes) {
             char size[QC_SIZE_TEXT_BYTES];
-            QC_TRY(qc_strbuf_addf(out, err, "<td class=\"no\">%s</td>",
-                                  qc_text_bytes(size, d->short_by_bytes)));
+            qc_strbuf_putf(out, "<td class=\"no\">%s</td>", qc_text_bytes(size, d->short_by_bytes));
         } else {
-            QC_TRY(qc_strbuf_adds(out, "<td></td>", err));
+            qc_strbuf_puts(out, "<td></td>");
         }
         if (d->layers == 1)
-            QC_TRY(qc_strbuf_addf(out, err, "<td>%" PRIu32 "</td></tr>\n", d->first_layer));
+            qc_strbuf_putf(out, "<td>%" PRIu32 "</td></tr>\n", d->first_layer);
         else if (d->layers)
-            QC_TRY(qc_strbuf_addf(out, err, "<td>%" PRIu32 "-%" PRIu32 "</td></tr>\n",
-                                  d->first_layer, d->first_layer + d->layers - 1));
+            qc_strbuf_putf(out, "<td>%" PRIu32 "-%" PRIu32 "</td></tr>\n", d->first_layer,
+                           d->first_layer + d->layers - 1);
         else
-            QC_TRY(qc_strbuf_adds(out, "<td></td></tr>\n", err));
+            qc_strbuf_puts(out, "<td></td></tr>\n");
     }
-    QC_TRY(qc_html_table_end(out, err));
-    QC_TRY(qc_strbuf_adds(out,
-                          "<h2>Schemes</h2>\n<table>\n<tr><th>scheme</th>"
-                          "<th>tensors</th><th>parameters</th><th>bytes</th></tr>\n",
-                          err));
+    qc_html_table_end(out);
+    qc_strbuf_puts(out, "<h2>Schemes</h2>\n<table>\n<tr><th>scheme</th>"
+                        "<th>tensors</th><th>parameters</th><th>bytes</th></tr>\n");
     for (uint32_t i = 0; i < r->scheme_count; i++) {
         const qc_fit_scheme *s = &r->schemes[i];
         char count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
-        QC_TRY(qc_strbuf_addf(
-            out, err, "<tr><td>%s</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td></tr>\n", s->name,
-            s->tensors, qc_text_count(count, s->weights), qc_text_bytes(size, s->bytes)));
+        qc_strbuf_putf(out, "<tr><td>%s</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td></tr>\n",
+                       s->name, s->tensors, qc_text_count(count, s->weights),
+                       qc_text_bytes(size, s->bytes));
     }
-    return qc_html_table_end(out, err);
+    qc_html_table_end(out);
 }
 
-static qc_status add_choices(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_choices(const qc_fit_report *r, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
     if (r->chosen)
-        QC_TRY(qc_strbuf_addf(out, err, "<h2>Error</h2>\n<p>Predicted: %.3g. %s %s</p>\n",
-                              r->chosen->predicted, QC_ERROR_UNIT, QC_ERROR_SEEN));
+        qc_strbuf_putf(out, "<h2>Error</h2>\n<p>Predicted: %.3g. %s %s</p>\n", r->chosen->predicted,
+                       QC_ERROR_UNIT, QC_ERROR_SEEN);
     if (r->choice_count == 0)
-        return QC_OK;
-    QC_TRY(qc_strbuf_adds(out,
-                          "<h2>What else these devices could hold</h2>\n<p>" QC_AUTO_TRADES
-                          ":</p>\n"
-                          "<table>\n<tr><th>instead</th><th>longest context</th><th>error</th>"
-                          "<th>read by</th></tr>\n",
-                          err));
+        return;
+    qc_strbuf_puts(out, "<h2>What else these devices could hold</h2>\n<p>" QC_AUTO_TRADES ":</p>\n"
+                        "<table>\n<tr><th>instead</th><th>longest context</th><th>error</th>"
+                        "<th>read by</th></tr>\n");
     for (uint32_t i = 0; i < r->choice_count; i++) {
         const qc_fit_choice *c = &r->choices[i];
-        QC_TRY(qc_strbuf_addf(out, err, "<tr><td>%s</td><td>%s</td><td>", c->change,
-                              found_text(count, c->max_context)));
+        qc_strbuf_putf(out, "<tr><td>%s</td><td>%s</td><td>", c->change,
+                       found_text(count, c->max_context));
         if (!isnan(c->predicted))
-            QC_TRY(qc_strbuf_addf(out, err, "%.3g", c->predicted));
-        QC_TRY(qc_strbuf_addf(out, err, "</td><td>%s</td></tr>\n", qc_fit_read_by(c)));
+            qc_strbuf_putf(out, "%.3g", c->predicted);
+        qc_strbuf_putf(out, "</td><td>%s</td></tr>\n", qc_fit_read_by(c));
     }
-    return qc_html_table_end(out, err);
+    qc_html_table_end(out);
 }
 
-static qc_status add_suggestions(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_suggestions(const qc_fit_report *r, qc_strbuf *out)
 {
     if (r->suggestion_count == 0)
-        return QC_OK;
-    QC_TRY(qc_strbuf_adds(out, "<h2>What would fit</h2>\n<ul>\n", err));
-    for (uint32_t i = 0; i < r->suggestion_count; i++) {
-        QC_TRY(qc_strbuf_adds(out, "<li>", err));
-        QC_TRY(qc_html_escape(out, r->suggestions[i].sentence, err));
-        QC_TRY(qc_strbuf_adds(out, "</li>\n", err));
-    }
-    return qc_strbuf_adds(out, "</ul>\n", err);
+        return;
+    qc_strbuf_puts(out, "<h2>What would fit</h2>\n<ul>\n");
+    for (uint32_t i = 0; i < r->suggestion_count; i++)
+        qc_html_put(out, "<li>", r->suggestions[i].sentence, "</li>\n");
+    qc_strbuf_puts(out, "</ul>\n");
 }
 
 qc_status qc_fit_report_html(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
 {
-    QC_TRY(qc_html_begin(out, "qconv plan", page_style, err));
-    QC_TRY(add_summary(r, out, err));
-    QC_TRY(add_picture(r, out, err));
-    QC_TRY(add_placement(r, out, err));
-    QC_TRY(add_table(r, out, err));
-    QC_TRY(add_choices(r, out, err));
-    QC_TRY(add_suggestions(r, out, err));
-    return qc_html_end(out, err);
+    qc_strbuf text;
+    qc_html_begin(out, "qconv plan", page_style);
+    add_title(r, out);
+    qc_strbuf_init(&text, 1u << 16);
+    qc_fit_verdict(r, &text);
+    QC_TRY(add_paragraph("<p class=\"no\">", &text, out, err));
+    add_summary(r, out);
+    add_picture(r, out);
+    qc_strbuf_init(&text, 1u << 20);
+    qc_fit_budget_notes(r, "", ". ", &text);
+    QC_TRY(add_paragraph("<p class=\"soft\">Budgets: ", &text, out, err));
+    add_placement(r, out);
+    add_table(r, out);
+    add_choices(r, out);
+    add_suggestions(r, out);
+    qc_html_end(out);
+    return qc_strbuf_status(out, err);
 }

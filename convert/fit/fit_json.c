@@ -1,4 +1,4 @@
-/* qconv plan --json. */
+/* Writes what `qconv plan --json` answers. */
 #include "convert/fit/device_map.h"
 #include "convert/fit/fit_report.h"
 #include "convert/plan/loaders.h"
@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* No limit is null: 2^64 - 1 would be taken for a size. */
+/* "No limit" is written as null, because 2^64 - 1 would be taken for a size. */
 static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
 {
     qc_jm_u64_if(w, key, bytes != QC_NO_LIMIT, bytes);
@@ -17,8 +17,7 @@ static void put_limit(qc_json_writer *w, const char *key, uint64_t bytes)
 
 static void put_device(qc_json_writer *w, const qc_fit_device *d, int cache_known)
 {
-    qc_jw_compact_next(w);
-    qc_jw_begin_object(w);
+    qc_jm_begin_row(w);
     qc_jm_string(w, "name", d->device->name);
     qc_jm_string(w, "card", d->device->card ? d->device->card->name : NULL);
     put_limit(w, "total_bytes", d->device->total_bytes);
@@ -36,12 +35,10 @@ static void put_device(qc_json_writer *w, const qc_fit_device *d, int cache_know
 
 static void put_schemes(qc_json_writer *w, const qc_fit_report *r)
 {
-    qc_jw_key(w, "schemes");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "schemes");
     for (uint32_t i = 0; i < r->scheme_count; i++) {
         qc_jw_key(w, r->schemes[i].name);
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_u64(w, "tensors", r->schemes[i].tensors);
         qc_jm_u64(w, "weights", r->schemes[i].weights);
         qc_jm_u64(w, "bytes", r->schemes[i].bytes);
@@ -50,20 +47,19 @@ static void put_schemes(qc_json_writer *w, const qc_fit_report *r)
     qc_jw_end_object(w);
 }
 
-/* null where there is no such thing: a model without a cache has no longest context. */
+/* Writes null where there is no answer: a model without a cache has no longest context. */
 static void put_found(qc_json_writer *w, const char *key, uint64_t found, int sought)
 {
     qc_jm_u64_if(w, key, sought && found != QC_NO_LIMIT, found);
 }
 
-/* What was assumed of prompts, and the longest context for it and for the other way. */
+/* How prompts are assumed to be read, and the longest context for that way and for the other. */
 static void put_prefill(qc_json_writer *w, const qc_fit_report *r)
 {
     const qc_fit_prefill *ways[] = {&r->whole, &r->steps};
     qc_jm_u64_if(w, "prefill_tokens", r->use->prefill > 0, r->use->prefill);
     qc_jw_key(w, "max_context_by_prefill");
-    qc_jw_compact_next(w);
-    qc_jw_begin_object(w);
+    qc_jm_begin_row(w);
     for (size_t i = 0; i < sizeof ways / sizeof *ways && r->generates; i++) {
         char key[QC_SIZE_TEXT_BYTES] = "whole";
         if (ways[i]->tokens)
@@ -75,12 +71,10 @@ static void put_prefill(qc_json_writer *w, const qc_fit_report *r)
 
 static void put_choices(qc_json_writer *w, const qc_fit_report *r)
 {
-    qc_jw_key(w, "choices");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "choices");
     for (uint32_t i = 0; i < r->choice_count; i++) {
         const qc_fit_choice *c = &r->choices[i];
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_string(w, "change", i == 0 ? NULL : c->change);
         put_found(w, "max_context", c->max_context, 1);
         qc_jm_number(w, "predicted_error", c->predicted);
@@ -95,9 +89,9 @@ static qc_status put_notes(qc_json_writer *w, const qc_fit_report *r, qc_error *
 {
     qc_strbuf notes;
     qc_strbuf_init(&notes, 1u << 20);
-    qc_status st = qc_fit_budget_notes(r, "", "\n", &notes, err);
-    qc_jw_key(w, "budget_notes");
-    qc_jw_begin_array(w);
+    qc_fit_budget_notes(r, "", "\n", &notes);
+    qc_status st = qc_strbuf_status(&notes, err);
+    qc_jm_begin_array(w, "budget_notes");
     for (char *line = notes.data; st == QC_OK && line && *line;) {
         char *end = strchr(line, '\n');
         *end = '\0';
@@ -138,8 +132,7 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     put_mla(&w, r);
     qc_jm_u64_if(&w, "kv_bytes_per_token", cache_known, fit->kv_bytes_per_token);
     qc_jm_u64_if(&w, "kv_bytes", cache_known, fit->kv_bytes);
-    qc_jw_key(&w, "devices");
-    qc_jw_begin_array(&w);
+    qc_jm_begin_array(&w, "devices");
     for (uint32_t i = 0; i < fit->budget->count; i++)
         put_device(&w, &fit->devices[i], cache_known);
     qc_jw_end_array(&w);
@@ -164,8 +157,7 @@ qc_status qc_fit_report_json(const qc_fit_report *r, qc_strbuf *out, qc_error *e
     QC_TRY(qc_device_map_put(&w, r->arena, fit, err));
     put_choices(&w, r);
     QC_TRY(put_notes(&w, r, err));
-    qc_jw_key(&w, "suggestions");
-    qc_jw_begin_array(&w);
+    qc_jm_begin_array(&w, "suggestions");
     for (uint32_t i = 0; i < r->suggestion_count; i++)
         qc_jw_string(&w, r->suggestions[i].sentence);
     qc_jw_end_array(&w);

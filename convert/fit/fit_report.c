@@ -43,7 +43,7 @@ uint64_t qc_fit_parameters_of(const qc_plan *plan, const qc_job *job)
     return elems;
 }
 
-/* Blocks of 64 are what "nf4" means; others are told apart. */
+/* "nf4" means blocks of 64; other sizes are part of the name. */
 static qc_status scheme_name(const char **out, qc_arena *arena, const qc_job *j, qc_error *err)
 {
     *out = qc_scheme_name(j->scheme);
@@ -85,7 +85,7 @@ qc_status qc_fit_sum_schemes(qc_fit_report *r, const qc_plan *plan, qc_error *er
             if (j->outputs[part] != QC_NO_OUTPUT)
                 sums[k].bytes += qc_plan_tensor_bytes(plan, j->outputs[part]);
     }
-    /* Largest first; of equal ones the name decides. */
+    /* The largest comes first; where two are equal, the name decides. */
     for (uint32_t i = 1; i < count; i++) {
         qc_fit_scheme s = sums[i];
         uint32_t at = i;
@@ -130,8 +130,7 @@ static const char *const glyphs[2][PART_COUNT] = {
 static const char *const part_names[PART_COUNT] = {"weights", "KV cache", "workspace",
                                                    "CUDA context", "free"};
 
-qc_status qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_strbuf *out,
-                     qc_error *err)
+void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_strbuf *out)
 {
     const uint64_t parts[PART_FREE] = {d->weight_bytes, d->kv_bytes, d->workspace_bytes,
                                        d->context_bytes};
@@ -139,7 +138,7 @@ qc_status qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style,
     unsigned drawn = 0;
     if (cells > QC_BAR_CELLS)
         cells = QC_BAR_CELLS;
-    QC_TRY(qc_strbuf_adds(out, "[", err));
+    qc_strbuf_puts(out, "[");
     for (int part = 0; part < PART_COUNT; part++) {
         unsigned end = cells;
         if (part < PART_FREE) {
@@ -148,9 +147,9 @@ qc_status qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style,
             end = share >= 1.0 ? cells : (unsigned)(share * cells + 0.5);
         }
         for (; drawn < end; drawn++)
-            QC_TRY(qc_strbuf_adds(out, glyphs[style][part], err));
+            qc_strbuf_puts(out, glyphs[style][part]);
     }
-    return qc_strbuf_adds(out, "]", err);
+    qc_strbuf_puts(out, "]");
 }
 
 /* ---- text ---- */
@@ -165,40 +164,37 @@ const char *qc_fit_read_by(const qc_fit_choice *c)
     return c->own_form ? "qconv only" : "transformers too";
 }
 
-qc_status qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out)
 {
     char size[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
     if (fit->fits)
-        return QC_OK;
-    QC_TRY(qc_strbuf_addf(out, err, "short by %s on %s", qc_text_bytes(size, fit->short_by_bytes),
-                          fit->budget->devices[fit->short_device].name));
+        return;
+    qc_strbuf_putf(out, "short by %s on %s", qc_text_bytes(size, fit->short_by_bytes),
+                   fit->budget->devices[fit->short_device].name);
     for (uint32_t i = 0; i < r->suggestion_count; i++)
-        QC_TRY(qc_strbuf_addf(out, err, "%s%s", i == 0 ? "; would fit with " : ", or with ",
-                              r->suggestions[i].change));
-    return QC_OK;
+        qc_strbuf_putf(out, "%s%s", i == 0 ? "; would fit with " : ", or with ",
+                       r->suggestions[i].change);
 }
 
 /* What the choice gains over one scheme for all, and what kind of number that is. */
-static qc_status add_choice(const qc_auto_result *a, qc_strbuf *out, qc_error *err)
+static void add_choice(const qc_auto_result *a, qc_strbuf *out)
 {
     static const char *const names[] = {"nf4", "nf4-32", "int8", "16 bit"};
     double nf4 = a->uniform[QC_AUTO_AT_NF4];
-    QC_TRY(qc_strbuf_addf(out, err, "  error      %.3g predicted", a->predicted));
+    qc_strbuf_putf(out, "  error      %.3g predicted", a->predicted);
     if (nf4 > 0)
-        QC_TRY(qc_strbuf_addf(out, err, ", %.0f%% of nf4's", a->predicted / nf4 * 100.0));
+        qc_strbuf_putf(out, ", %.0f%% of nf4's", a->predicted / nf4 * 100.0);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!isnan(a->uniform[i]))
-            QC_TRY(qc_strbuf_addf(out, err, "%s %s %.3g%s", i == 0 ? ":" : ",", names[i],
-                                  a->uniform[i],
-                                  a->uniform_fits[i] ? ""
-                                  : a->spills        ? " (not without spilling)"
-                                                     : " (does not fit)"));
-    return qc_strbuf_addf(out, err, "\n             %s\n             %s\n%s", QC_ERROR_UNIT,
-                          QC_ERROR_SEEN,
-                          a->measured ? ""
-                                      : "             There are no weights to measure: these are "
-                                        "the errors of normal random ones.\n");
+            qc_strbuf_putf(out, "%s %s %.3g%s", i == 0 ? ":" : ",", names[i], a->uniform[i],
+                           a->uniform_fits[i] ? ""
+                           : a->spills        ? " (not without spilling)"
+                                              : " (does not fit)");
+    qc_strbuf_putf(out, "\n             %s\n             %s\n%s", QC_ERROR_UNIT, QC_ERROR_SEEN,
+                   a->measured ? ""
+                               : "             There are no weights to measure: these are "
+                                 "the errors of normal random ones.\n");
 }
 
 int qc_fit_has_mla(const qc_geometry *g)
@@ -209,57 +205,51 @@ int qc_fit_has_mla(const qc_geometry *g)
     return 0;
 }
 
-qc_status qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out, qc_error *err)
+void qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out)
 {
-    return qc_strbuf_addf(out, err, "MLA: %s, as %s does",
-                          use->mla_expanded   ? "keys and values of every head are cached"
-                          : use->mla_absorbed ? "the latent is cached and attended to as it is"
-                                              : "the latent is cached, each layer expands it to "
-                                                "keys and values",
-                          qc_fit_mla_runtime(use));
+    qc_strbuf_putf(out, "MLA: %s, as %s does",
+                   use->mla_expanded   ? "keys and values of every head are cached"
+                   : use->mla_absorbed ? "the latent is cached and attended to as it is"
+                                       : "the latent is cached, each layer expands it to "
+                                         "keys and values",
+                   qc_fit_mla_runtime(use));
 }
 
-static qc_status add_head(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_head(const qc_fit_report *r, qc_strbuf *out)
 {
     char model[512], count[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     (void)snprintf(model, sizeof model, "%s", r->model);
     qc_console_printable(model);
     int unknown = r->fit->geometry->cache_unknown;
-    QC_TRY(qc_strbuf_addf(out, err, "%s as %s on %s: %s%s\n\n", model, r->to, r->fit->budget->text,
-                          r->fit->fits ? "fits" : "does not fit",
-                          unknown && r->fit->fits ? " without a KV cache, whose size is not known"
-                                                  : ""));
-    QC_TRY(qc_strbuf_addf(out, err, "  weights    %s in %s parameters",
-                          qc_text_bytes(size, r->fit->weight_bytes),
-                          qc_text_count(count, r->parameters)));
+    qc_strbuf_putf(out, "%s as %s on %s: %s%s\n\n", model, r->to, r->fit->budget->text,
+                   r->fit->fits ? "fits" : "does not fit",
+                   unknown && r->fit->fits ? " without a KV cache, whose size is not known" : "");
+    qc_strbuf_putf(out, "  weights    %s in %s parameters",
+                   qc_text_bytes(size, r->fit->weight_bytes), qc_text_count(count, r->parameters));
     if (r->parameters)
-        QC_TRY(qc_strbuf_addf(out, err, ", %.3f bits each",
-                              8.0 * (double)r->fit->weight_bytes / (double)r->parameters));
-    QC_TRY(qc_strbuf_addf(out, err, "\n  files      %s, uncompressed\n",
-                          qc_text_bytes(size, r->file_bytes)));
+        qc_strbuf_putf(out, ", %.3f bits each",
+                       8.0 * (double)r->fit->weight_bytes / (double)r->parameters);
+    qc_strbuf_putf(out, "\n  files      %s, uncompressed\n", qc_text_bytes(size, r->file_bytes));
     for (uint32_t i = 0; i < r->scheme_count; i++) {
         const qc_fit_scheme *s = &r->schemes[i];
-        QC_TRY(qc_strbuf_addf(out, err, "  %-10s %s in %" PRIu64 " tensor%s\n", s->name,
-                              qc_text_bytes(size, s->bytes), s->tensors,
-                              s->tensors == 1 ? "" : "s"));
+        qc_strbuf_putf(out, "  %-10s %s in %" PRIu64 " tensor%s\n", s->name,
+                       qc_text_bytes(size, s->bytes), s->tensors, s->tensors == 1 ? "" : "s");
     }
     if (r->chosen)
-        QC_TRY(add_choice(r->chosen, out, err));
-    if (unknown)
-        return qc_strbuf_adds(out, "  KV cache   ?\n", err);
-    if (r->generates) {
-        QC_TRY(qc_strbuf_addf(out, err, "  KV cache   %s: context %s, batch %" PRIu64,
-                              qc_text_bytes(size, r->fit->kv_bytes),
-                              qc_text_count(count, r->use->context), r->use->batch));
-        QC_TRY(qc_strbuf_addf(out, err, ", %s a token\n",
-                              qc_text_bytes(size, r->fit->kv_bytes_per_token)));
+        add_choice(r->chosen, out);
+    if (unknown) {
+        qc_strbuf_puts(out, "  KV cache   ?\n");
+    } else if (r->generates) {
+        qc_strbuf_putf(out, "  KV cache   %s: context %s, batch %" PRIu64,
+                       qc_text_bytes(size, r->fit->kv_bytes), qc_text_count(count, r->use->context),
+                       r->use->batch);
+        qc_strbuf_putf(out, ", %s a token\n", qc_text_bytes(size, r->fit->kv_bytes_per_token));
         if (qc_fit_has_mla(r->fit->geometry)) {
-            QC_TRY(qc_strbuf_adds(out, "             ", err));
-            QC_TRY(qc_fit_mla_text(r->use, out, err));
-            QC_TRY(qc_strbuf_adds(out, " (--mla)\n", err));
+            qc_strbuf_puts(out, "             ");
+            qc_fit_mla_text(r->use, out);
+            qc_strbuf_puts(out, " (--mla)\n");
         }
     }
-    return QC_OK;
 }
 
 static qc_status add_size(qc_table *t, uint64_t bytes, qc_error *err)
@@ -307,10 +297,11 @@ static qc_status add_devices(const qc_fit_report *r, qc_strbuf *out, qc_error *e
             QC_TRY(qc_table_cellf(&t, err, "%" PRIu32 "-%" PRIu32, d->first_layer,
                                   d->first_layer + d->layers - 1));
     }
-    QC_TRY(qc_strbuf_adds(out, "\n", err));
+    qc_strbuf_puts(out, "\n");
     QC_TRY(qc_table_render(&t, 2, out, err));
-    QC_TRY(qc_strbuf_adds(out, "\n", err));
-    return qc_fit_budget_notes(r, "  ", "\n", out, err);
+    qc_strbuf_puts(out, "\n");
+    qc_fit_budget_notes(r, "  ", "\n", out);
+    return QC_OK;
 }
 
 /* Whether device i is the first with its size and card. */
@@ -323,15 +314,15 @@ static int is_first_like(const qc_fit *fit, uint32_t i)
     return 1;
 }
 
-/* A size alone is taken to the byte, which is not what a card sold with that size has. */
-static qc_status add_cards_of_size(const qc_device *d, const char *begin, const char *end,
-                                   qc_strbuf *out, qc_error *err)
+/* A size without a card is taken to the byte, but a card sold with that size has less or more. */
+static void add_cards_of_size(const qc_device *d, const char *begin, const char *end,
+                              qc_strbuf *out)
 {
     const uint64_t GB = 1000000000u;
     char word[32], size[QC_SIZE_TEXT_BYTES], least[QC_SIZE_TEXT_BYTES], most[QC_SIZE_TEXT_BYTES];
     const qc_card *small = NULL, *large = NULL;
     if (d->tier != QC_TIER_GPU || d->card || d->total_bytes % GB != 0)
-        return QC_OK;
+        return;
     (void)snprintf(word, sizeof word, "%" PRIu64 "GB", d->total_bytes / GB);
     for (unsigned i = 0; i < qc_card_count; i++) {
         const qc_card *card = &qc_card_table[i];
@@ -341,21 +332,18 @@ static qc_status add_cards_of_size(const qc_device *d, const char *begin, const 
         large = !large || card->memory_bytes > large->memory_bytes ? card : large;
     }
     if (!small)
-        return QC_OK;
-    QC_TRY(qc_strbuf_addf(out, err, "%s%s is taken as %s; cards sold with %s have ", begin, word,
-                          qc_text_bytes(size, d->total_bytes), word));
+        return;
+    qc_strbuf_putf(out, "%s%s is taken as %s; cards sold with %s have ", begin, word,
+                   qc_text_bytes(size, d->total_bytes), word);
     if (small->memory_bytes == large->memory_bytes)
-        QC_TRY(qc_strbuf_addf(out, err, "%s (%s)", qc_text_bytes(least, small->memory_bytes),
-                              small->name));
+        qc_strbuf_putf(out, "%s (%s)", qc_text_bytes(least, small->memory_bytes), small->name);
     else
-        QC_TRY(qc_strbuf_addf(out, err, "%s (%s) to %s (%s)",
-                              qc_text_bytes(least, small->memory_bytes), small->name,
-                              qc_text_bytes(most, large->memory_bytes), large->name));
-    return qc_strbuf_addf(out, err, ": name the card in --vram%s", end);
+        qc_strbuf_putf(out, "%s (%s) to %s (%s)", qc_text_bytes(least, small->memory_bytes),
+                       small->name, qc_text_bytes(most, large->memory_bytes), large->name);
+    qc_strbuf_putf(out, ": name the card in --vram%s", end);
 }
 
-qc_status qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *end,
-                              qc_strbuf *out, qc_error *err)
+void qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *end, qc_strbuf *out)
 {
     char budget[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
@@ -363,22 +351,19 @@ qc_status qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const c
         const qc_device *d = &fit->budget->devices[i];
         if (d->total_bytes == QC_NO_LIMIT || !is_first_like(fit, i))
             continue;
-        QC_TRY(qc_strbuf_addf(out, err, "%s%s is %.3g%% of ", begin,
-                              qc_text_bytes(budget, fit->devices[i].budget_bytes),
-                              r->use->margin * 100.0));
+        qc_strbuf_putf(out, "%s%s is %.3g%% of ", begin,
+                       qc_text_bytes(budget, fit->devices[i].budget_bytes), r->use->margin * 100.0);
         if (d->card)
-            QC_TRY(qc_strbuf_addf(out, err, "the %s that the driver of %s reports (--margin)%s",
-                                  qc_text_bytes(size, d->total_bytes), d->card->name, end));
+            qc_strbuf_putf(out, "the %s that the driver of %s reports (--margin)%s",
+                           qc_text_bytes(size, d->total_bytes), d->card->name, end);
         else
-            QC_TRY(qc_strbuf_addf(out, err, "%s (--margin)%s", qc_text_bytes(size, d->total_bytes),
-                                  end));
-        QC_TRY(add_cards_of_size(d, begin, end, out, err));
+            qc_strbuf_putf(out, "%s (--margin)%s", qc_text_bytes(size, d->total_bytes), end);
+        add_cards_of_size(d, begin, end, out);
     }
-    return QC_OK;
 }
 
-/* Bars to one scale, the largest budget of a limit being the longest. */
-static qc_status add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out, qc_error *err)
+/* Draws the bars to one scale; the device with the largest limit has the longest. */
+static void add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf *out)
 {
     enum { MIN_CELLS = 8 };
     char used[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
@@ -392,7 +377,7 @@ static qc_status add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf 
         if (b != QC_NO_LIMIT && b > largest)
             largest = b;
     }
-    QC_TRY(qc_strbuf_adds(out, "\n", err));
+    qc_strbuf_puts(out, "\n");
     for (uint32_t i = 0; i < fit->budget->count; i++) {
         const qc_fit_device *d = &fit->devices[i];
         if (d->budget_bytes == QC_NO_LIMIT || largest == 0)
@@ -400,67 +385,66 @@ static qc_status add_bars(const qc_fit_report *r, qc_bar_style style, qc_strbuf 
         unsigned cells =
             (unsigned)((double)d->budget_bytes / (double)largest * (double)QC_BAR_CELLS + 0.5);
         cells = cells < MIN_CELLS ? MIN_CELLS : cells;
-        QC_TRY(qc_strbuf_addf(out, err, "  %-*s  ", (int)name_width, d->device->name));
-        QC_TRY(qc_fit_bar(d, cells, style, out, err));
-        QC_TRY(qc_strbuf_addf(out, err, "%*s %s of %s%s\n", (int)(QC_BAR_CELLS - cells), "",
-                              qc_text_bytes(used, needed_bytes(d)),
-                              qc_text_bytes(size, d->budget_bytes),
-                              d->short_by_bytes ? " (!)" : ""));
+        qc_strbuf_putf(out, "  %-*s  ", (int)name_width, d->device->name);
+        qc_fit_bar(d, cells, style, out);
+        qc_strbuf_putf(out, "%*s %s of %s%s\n", (int)(QC_BAR_CELLS - cells), "",
+                       qc_text_bytes(used, needed_bytes(d)), qc_text_bytes(size, d->budget_bytes),
+                       d->short_by_bytes ? " (!)" : "");
     }
-    QC_TRY(qc_strbuf_addf(out, err, "  %*s ", (int)name_width, ""));
+    qc_strbuf_putf(out, "  %*s ", (int)name_width, "");
     for (int part = 0; part < PART_COUNT; part++)
-        QC_TRY(qc_strbuf_addf(out, err, " %s %s", glyphs[style][part], part_names[part]));
-    return qc_strbuf_adds(out, "\n", err);
+        qc_strbuf_putf(out, " %s %s", glyphs[style][part], part_names[part]);
+    qc_strbuf_puts(out, "\n");
 }
 
-static qc_status add_found(uint64_t found, const char *unit, qc_strbuf *out, qc_error *err)
+static void add_found(uint64_t found, const char *unit, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
     if (found == 0)
-        return qc_strbuf_adds(out, "none fits", err);
-    if (found == QC_NO_LIMIT)
-        return qc_strbuf_adds(out, "no limit", err);
-    return qc_strbuf_addf(out, err, "%s%s", qc_text_count(count, found), unit);
+        qc_strbuf_puts(out, "none fits");
+    else if (found == QC_NO_LIMIT)
+        qc_strbuf_puts(out, "no limit");
+    else
+        qc_strbuf_putf(out, "%s%s", qc_text_count(count, found), unit);
 }
 
-qc_status qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out, qc_error *err)
+void qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out)
 {
     char count[QC_SIZE_TEXT_BYTES];
     if (p->tokens == 0)
-        return qc_strbuf_adds(out, "prompts read whole, as transformers does unless told", err);
-    return qc_strbuf_addf(out, err,
-                          "prompts read %s tokens at a time (vLLM's --max-num-batched-tokens)",
-                          qc_text_count(count, p->tokens));
+        qc_strbuf_puts(out, "prompts read whole, as transformers does unless told");
+    else
+        qc_strbuf_putf(out, "prompts read %s tokens at a time (vLLM's --max-num-batched-tokens)",
+                       qc_text_count(count, p->tokens));
 }
 
-static qc_status add_longest(const qc_fit_report *r, const qc_fit_prefill *p, qc_strbuf *out,
-                             qc_error *err)
+static void add_longest(const qc_fit_report *r, const qc_fit_prefill *p, qc_strbuf *out)
 {
-    QC_TRY(add_found(p->max_context, " tokens", out, err));
+    add_found(p->max_context, " tokens", out);
     if (r->fit->geometry->max_context && p->max_context == r->fit->geometry->max_context)
-        QC_TRY(qc_strbuf_adds(out, ", the model's limit", err));
-    QC_TRY(qc_strbuf_adds(out, "; ", err));
-    return qc_fit_prefill_text(p, out, err);
+        qc_strbuf_puts(out, ", the model's limit");
+    qc_strbuf_puts(out, "; ");
+    qc_fit_prefill_text(p, out);
 }
 
-static qc_status add_search(const qc_fit_report *r, qc_strbuf *out, qc_error *err)
+static void add_search(const qc_fit_report *r, qc_strbuf *out)
 {
     const qc_fit_prefill *asked = r->use->prefill ? &r->steps : &r->whole,
                          *other = r->use->prefill ? &r->whole : &r->steps;
     char option[QC_SIZE_TEXT_BYTES + 16] = "with --prefill whole";
     if (!r->generates || r->fit->geometry->cache_unknown)
-        return QC_OK;
-    QC_TRY(qc_strbuf_adds(out, "\n  longest context at batch 1      ", err));
-    QC_TRY(add_longest(r, asked, out, err));
+        return;
+    qc_strbuf_puts(out, "\n  longest context at batch 1      ");
+    add_longest(r, asked, out);
     if (other->max_context != asked->max_context) {
         if (other->tokens)
             (void)snprintf(option, sizeof option, "with --prefill %" PRIu64, other->tokens);
-        QC_TRY(qc_strbuf_addf(out, err, "\n  %-30s  ", option));
-        QC_TRY(add_longest(r, other, out, err));
+        qc_strbuf_putf(out, "\n  %-30s  ", option);
+        add_longest(r, other, out);
     }
-    QC_TRY(qc_strbuf_adds(out, "\n  largest batch at this context   ", err));
-    QC_TRY(add_found(r->max_batch, "", out, err));
-    return qc_strbuf_adds(out, "\n", err);
+    qc_strbuf_puts(out, "\n  largest batch at this context   ");
+    add_found(r->max_batch, "", out);
+    qc_strbuf_puts(out, "\n");
 }
 
 /* What else the devices could hold instead of what --to auto made of them. */
@@ -487,7 +471,7 @@ static qc_status add_choices(const qc_fit_report *r, qc_strbuf *out, qc_error *e
             QC_TRY(qc_table_cellf(&t, err, "%.3g", c->predicted));
         QC_TRY(qc_table_cell(&t, qc_fit_read_by(c), err));
     }
-    QC_TRY(qc_strbuf_adds(out, "\n  " QC_AUTO_TRADES "\n\n", err));
+    qc_strbuf_puts(out, "\n  " QC_AUTO_TRADES "\n\n");
     return qc_table_render(&t, 2, out, err);
 }
 
@@ -504,21 +488,21 @@ qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style, qc_strb
 {
     char size[QC_SIZE_TEXT_BYTES], time[QC_SIZE_TEXT_BYTES];
     const qc_fit *fit = r->fit;
-    QC_TRY(add_head(r, out, err));
+    add_head(r, out);
     QC_TRY(add_devices(r, out, err));
-    QC_TRY(add_bars(r, style, out, err));
-    QC_TRY(add_search(r, out, err));
+    add_bars(r, style, out);
+    add_search(r, out);
     QC_TRY(add_choices(r, out, err));
     if (fit->transfer_bytes_per_token)
-        QC_TRY(qc_strbuf_addf(
-            out, err, "  spilled to the host%s: %s over its link for every token, %s at least\n",
-            uses_disk(fit) ? " and to disk" : "",
-            qc_text_bytes(size, fit->transfer_bytes_per_token),
-            qc_text_seconds(time, fit->transfer_seconds)));
+        qc_strbuf_putf(out,
+                       "  spilled to the host%s: %s over its link for every token, %s at least\n",
+                       uses_disk(fit) ? " and to disk" : "",
+                       qc_text_bytes(size, fit->transfer_bytes_per_token),
+                       qc_text_seconds(time, fit->transfer_seconds));
     if (!fit->fits) {
-        QC_TRY(qc_strbuf_adds(out, "\n", err));
-        QC_TRY(qc_fit_verdict(r, out, err));
-        QC_TRY(qc_strbuf_adds(out, "\n", err));
+        qc_strbuf_puts(out, "\n");
+        qc_fit_verdict(r, out);
+        qc_strbuf_puts(out, "\n");
     }
-    return QC_OK;
+    return qc_strbuf_status(out, err);
 }

@@ -89,24 +89,23 @@ qc_bar_style qc_bar_style_of_console(void);
 #define QC_BAR_CELLS 48u
 /* One device as a bar of at most QC_BAR_CELLS cells, `cells` of which are its budget; parts are
  * rounded so that their sum is. Appended to out. */
-QC_NODISCARD qc_status qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style,
-                                  qc_strbuf *out, qc_error *err);
+void qc_fit_bar(const qc_fit_device *d, unsigned cells, qc_bar_style style, qc_strbuf *out);
 
 /* Sentences that explain the budgets: "36.0 GB is 90% of 40.0 GB (--margin)", and how the cards
  * that are sold with that size differ. Each on a line that begins with `begin` and ends with `end`.
  */
-QC_NODISCARD qc_status qc_fit_budget_notes(const qc_fit_report *r, const char *begin,
-                                           const char *end, qc_strbuf *out, qc_error *err);
+void qc_fit_budget_notes(const qc_fit_report *r, const char *begin, const char *end,
+                         qc_strbuf *out);
 
 /* Where a prompt is read whole, or in steps of some tokens; and whether the form of latent
  * attention means anything to this model. */
-QC_NODISCARD qc_status qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out, qc_error *err);
+void qc_fit_prefill_text(const qc_fit_prefill *p, qc_strbuf *out);
 int qc_fit_has_mla(const qc_geometry *g);
 /* "the latent is cached, ...: transformers 5.23"; a sentence without a full stop. */
-QC_NODISCARD qc_status qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out, qc_error *err);
+void qc_fit_mla_text(const qc_fit_options *use, qc_strbuf *out);
 
 /* "short by 3.21 GB on cuda:1; would fit with --to nf4, or with 3 cards"; "" when it fits. */
-QC_NODISCARD qc_status qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out, qc_error *err);
+void qc_fit_verdict(const qc_fit_report *r, qc_strbuf *out);
 QC_NODISCARD qc_status qc_fit_report_text(const qc_fit_report *r, qc_bar_style style,
                                           qc_strbuf *out, qc_error *err);
 /* One JSON object and a new line; docs/cli.md has its members. */

@@ -21,7 +21,7 @@ QC_NODISCARD qc_status qc_planned_model_make(qc_planned_model *out, qc_arena *ar
                                              const qc_plan_subject *subject,
                                              const qc_budget *budget,
                                              const qc_plan_options *options, qc_error *err);
-/* Shards, ended where the device changes; of the fit's placement. */
+/* Lays out the shards for the fit's placement: a shard ends where the device changes. */
 QC_NODISCARD qc_status qc_planned_model_lay_out(qc_planned_model *m, qc_error *err);
 /* QC_ERR_CHECK that says by how much it does not fit, and where. */
 QC_NODISCARD qc_status qc_planned_model_check(const qc_planned_model *m, qc_error *err);

@@ -18,11 +18,6 @@ const char *const qc_train_precision_names[3] = {"bf16", "fp16", "fp32"};
 #define LAYER_ADAPTERS    7u   /* q, k, v, o, gate, up, down */
 #define STATE_BLOCK       256u /* 8-bit states: bytes that share a float32 absmax */
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* ---- the model ---- */
 
 /* "...layers.12....": the number, or UINT64_MAX. */
@@ -175,7 +170,7 @@ static uint64_t workspace_bytes(const qc_train_model *m, const qc_train_options 
         bytes = qc_sat_add(bytes,
                            qc_sat_mul(trained, t->method == QC_TRAIN_FULL ? width : ADAPTER_BYTES));
     if (gpus > 1 && t->zero >= 1)
-        bytes = qc_sat_add(bytes, qc_sat_mul(least(trained, ZERO_BUCKET_ELEMS), width));
+        bytes = qc_sat_add(bytes, qc_sat_mul(qc_min_u64(trained, ZERO_BUCKET_ELEMS), width));
     if (gpus > 1 && t->zero == 3) /* the layer at work and the one being fetched */
         bytes = qc_sat_add(bytes, qc_sat_mul(m->largest_layer, 2 * width));
     return bytes;

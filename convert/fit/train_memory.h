@@ -36,7 +36,7 @@ typedef struct {
     int profile;              /* measure on a GPU instead of estimating */
 } qc_train_options;
 
-/* What the formulas need to know of a model. */
+/* What the formulas need to know about a model. */
 typedef struct {
     uint64_t parameters;
     uint64_t quantized_bytes; /* all tensors as the plan writes them: the base of QLoRA */
@@ -46,13 +46,13 @@ typedef struct {
     const qc_geometry *geometry;
 } qc_train_model;
 
-/* Per GPU. */
+/* The memory of each GPU. */
 typedef struct {
     uint64_t parameters, gradients, optimizer, activations, batch_data, workspace, context;
     uint64_t total;
 } qc_train_bytes;
 
-/* Where it runs. */
+/* The machine that it runs on. */
 typedef struct {
     uint32_t gpus;
     uint64_t budget_bytes;  /* of the smallest */
@@ -72,7 +72,7 @@ typedef struct {
 
 /* Sums over a plan (after qc_plan_begin). */
 void qc_train_model_of(qc_train_model *out, const qc_plan *plan, const qc_geometry *geometry);
-/* Parameters that are trained: all, or those of the adapters. */
+/* The number of parameters that are trained: all of them, or those of the adapters. */
 uint64_t qc_train_trained(const qc_train_model *m, const qc_train_options *t);
 qc_train_bytes qc_train_estimate(const qc_train_model *m, const qc_train_options *t,
                                  const qc_train_place *place, uint64_t micro_batch);

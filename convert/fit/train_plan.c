@@ -9,7 +9,6 @@
 #include "formats/file_io.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
 typedef struct {
@@ -87,14 +86,14 @@ static qc_status add_row(qc_table *t, const train_plan *p, unsigned index, qc_er
                           p->place.gpus, effective);
 }
 
-static qc_status add_profile(qc_strbuf *out, const train_plan *p, qc_error *err)
+static void add_profile(qc_strbuf *out, const train_plan *p)
 {
     char a[QC_SIZE_TEXT_BYTES], b[QC_SIZE_TEXT_BYTES], c[QC_SIZE_TEXT_BYTES];
     const qc_train_profile *m = &p->profile;
     double measured = (double)(m->allocated_bytes + m->context_bytes);
     double estimate = (double)(m->asked_bytes + p->place.context_bytes);
-    return qc_strbuf_addf(
-        out, err,
+    qc_strbuf_putf(
+        out,
         "\nMeasured on %s: context %s, buffers %s for %s asked; the estimate is %+.2f%% off.\n",
         m->gpu, qc_text_bytes(a, m->context_bytes), qc_text_bytes(b, m->allocated_bytes),
         qc_text_bytes(c, m->asked_bytes),
@@ -134,34 +133,33 @@ static void find_settings(train_plan *p)
 }
 
 /* One sentence about what does not fit, or nothing. */
-static qc_status add_too_long(qc_strbuf *out, const train_plan *p, qc_error *err)
+static void add_too_long(qc_strbuf *out, const train_plan *p)
 {
     char asked[QC_SIZE_TEXT_BYTES], longest[QC_SIZE_TEXT_BYTES];
     if (p->too_long == 0)
-        return QC_OK;
-    if (p->longest == 0)
-        return qc_strbuf_adds(
-            out,
-            "Nothing fits, with shorter sequences neither; larger cards would do, "
-            "or more of them where --zero divides what is short",
-            err);
-    return qc_strbuf_addf(out, err,
-                          "Nothing fits sequences of %s tokens%s; the longest that fit have %s "
-                          "(--context %" PRIu64 ")",
-                          qc_text_count(asked, p->too_long),
-                          p->o->context_given ? "" : ", the default, so these are shorter",
-                          qc_text_count(longest, p->longest), p->longest);
+        return;
+    if (p->longest == 0) {
+        qc_strbuf_puts(out, "Nothing fits, with shorter sequences neither; larger cards would do, "
+                            "or more of them where --zero divides what is short");
+        return;
+    }
+    qc_strbuf_putf(out,
+                   "Nothing fits sequences of %s tokens%s; the longest that fit have %s "
+                   "(--context %" PRIu64 ")",
+                   qc_text_count(asked, p->too_long),
+                   p->o->context_given ? "" : ", the default, so these are shorter",
+                   qc_text_count(longest, p->longest), p->longest);
 }
 
-static qc_status add_question(qc_strbuf *out, const train_plan *p, qc_error *err)
+static void add_question(qc_strbuf *out, const train_plan *p)
 {
     char count[QC_SIZE_TEXT_BYTES], tokens[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
-    QC_TRY(qc_strbuf_addf(out, err, "%s: %s parameters, sequences of %s tokens\n",
-                          p->plan->call->model, qc_text_count(count, p->model.parameters),
-                          qc_text_count(tokens, p->place.tokens)));
-    return qc_strbuf_addf(out, err, "%" PRIu32 " GPU%s with %s to use%s\n\n", p->place.gpus,
-                          p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
-                          p->place.gpus == 1 ? "" : " each");
+    qc_strbuf_putf(out, "%s: %s parameters, sequences of %s tokens\n", p->plan->call->model,
+                   qc_text_count(count, p->model.parameters),
+                   qc_text_count(tokens, p->place.tokens));
+    qc_strbuf_putf(out, "%" PRIu32 " GPU%s with %s to use%s\n\n", p->place.gpus,
+                   p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
+                   p->place.gpus == 1 ? "" : " each");
 }
 
 static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
@@ -175,14 +173,16 @@ static qc_status add_text(qc_strbuf *out, const train_plan *p, qc_error *err)
         qc_table_column(&t, titles[i], i == 0 || i == 8 ? QC_ALIGN_LEFT : QC_ALIGN_RIGHT);
     for (unsigned i = 0; i < p->count; i++)
         QC_TRY(add_row(&t, p, i, err));
-    QC_TRY(add_question(out, p, err));
+    add_question(out, p);
     QC_TRY(qc_table_render(&t, 2, out, err));
     if (p->too_long) {
-        QC_TRY(qc_strbuf_adds(out, "\n", err));
-        QC_TRY(add_too_long(out, p, err));
-        QC_TRY(qc_strbuf_adds(out, "\n", err));
+        qc_strbuf_puts(out, "\n");
+        add_too_long(out, p);
+        qc_strbuf_puts(out, "\n");
     }
-    return p->profiled ? add_profile(out, p, err) : QC_OK;
+    if (p->profiled)
+        add_profile(out, p);
+    return qc_strbuf_status(out, err);
 }
 
 /* ---- JSON ---- */
@@ -204,8 +204,7 @@ static void put_setting(qc_json_writer *w, const train_plan *p, const qc_train_s
     qc_jm_u64(w, "micro_batch", s->micro_batch);
     qc_jm_u64(w, "accumulation", s->accumulation);
     qc_jm_u64(w, "effective_batch", s->micro_batch * s->accumulation * p->place.gpus);
-    qc_jw_key(w, "bytes_per_gpu");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "bytes_per_gpu");
     qc_jm_u64(w, "parameters", s->bytes.parameters);
     qc_jm_u64(w, "gradients", s->bytes.gradients);
     qc_jm_u64(w, "optimizer", s->bytes.optimizer);
@@ -232,22 +231,17 @@ static qc_status add_json(qc_strbuf *out, const train_plan *p, qc_error *err)
     qc_jm_u64(&w, "budget_bytes", p->place.budget_bytes);
     qc_jm_bool(&w, "fits", p->chosen < p->count);
     qc_jm_u64_if(&w, "longest_context", p->too_long > 0, p->longest);
-    qc_jw_key(&w, "settings");
-    qc_jw_begin_array(&w);
+    qc_jm_begin_array(&w, "settings");
     for (unsigned i = 0; i < p->count; i++)
         put_setting(&w, p, &p->settings[i]);
     qc_jw_end_array(&w);
     qc_jm_string(&w, "applied", p->o->apply);
-    qc_jw_key(&w, "profile");
-    if (p->profiled) {
-        qc_jw_begin_object(&w);
+    if (qc_jm_begin_object_if(&w, "profile", p->profiled)) {
         qc_jm_string(&w, "gpu", p->profile.gpu);
         qc_jm_u64(&w, "context_bytes", p->profile.context_bytes);
         qc_jm_u64(&w, "allocated_bytes", p->profile.allocated_bytes);
         qc_jm_u64(&w, "asked_bytes", p->profile.asked_bytes);
         qc_jw_end_object(&w);
-    } else {
-        qc_jw_null(&w);
     }
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
@@ -268,85 +262,78 @@ static void list_parts(const qc_train_bytes *b, uint64_t parts[PARTS])
     memcpy(parts, list, sizeof list);
 }
 
-static qc_status add_setting_bar(qc_strbuf *out, const train_plan *p, const qc_train_setting *s,
-                                 double most, qc_error *err)
+static void add_setting_bar(qc_strbuf *out, const train_plan *p, const qc_train_setting *s,
+                            double most)
 {
-    char label[QC_TRAIN_LABEL_BYTES], text[PARTS][QC_SIZE_TEXT_BYTES + 32];
-    char size[QC_SIZE_TEXT_BYTES], total[QC_SIZE_TEXT_BYTES];
+    char label[QC_TRAIN_LABEL_BYTES], size[QC_SIZE_TEXT_BYTES], total[QC_SIZE_TEXT_BYTES];
     uint64_t bytes[PARTS];
     qc_html_part shown[PARTS];
     list_parts(&s->bytes, bytes);
-    for (int i = 0; i < PARTS; i++) {
-        (void)snprintf(text[i], sizeof text[i], "%s %s", part_names[i],
-                       qc_text_bytes(size, bytes[i]));
-        shown[i] = (qc_html_part){text[i], (double)bytes[i], part_colours[i]};
-    }
-    QC_TRY(qc_strbuf_addf(out, err, "<div class=\"bar\"><b>%s</b>: %s of %s%s\n",
-                          qc_train_label(label, &s->options), qc_text_bytes(total, s->bytes.total),
-                          qc_text_bytes(size, p->place.budget_bytes),
-                          s->micro_batch ? "" : " <span class=\"no\">(does not fit)</span>"));
-    QC_TRY(qc_html_bar(out, shown, PARTS, (double)p->place.budget_bytes, most, err));
-    return qc_strbuf_adds(out, "</div>\n", err);
+    for (int i = 0; i < PARTS; i++)
+        shown[i] = (qc_html_part){part_names[i], bytes[i], part_colours[i]};
+    qc_strbuf_putf(out, "<div class=\"bar\"><b>%s</b>: %s of %s%s\n",
+                   qc_train_label(label, &s->options), qc_text_bytes(total, s->bytes.total),
+                   qc_text_bytes(size, p->place.budget_bytes),
+                   s->micro_batch ? "" : " <span class=\"no\">(does not fit)</span>");
+    qc_html_bar(out, shown, PARTS, (double)p->place.budget_bytes, most);
+    qc_strbuf_puts(out, "</div>\n");
 }
 
-static qc_status add_setting_row(qc_strbuf *out, const train_plan *p, const qc_train_setting *s,
-                                 qc_error *err)
+static void add_setting_row(qc_strbuf *out, const train_plan *p, const qc_train_setting *s)
 {
     char label[QC_TRAIN_LABEL_BYTES], size[QC_SIZE_TEXT_BYTES];
     uint64_t bytes[PARTS];
     list_parts(&s->bytes, bytes);
-    QC_TRY(qc_strbuf_addf(out, err, "<tr><td>%s</td>", qc_train_label(label, &s->options)));
+    qc_strbuf_putf(out, "<tr><td>%s</td>", qc_train_label(label, &s->options));
     for (int i = 0; i < PARTS; i++)
-        QC_TRY(qc_strbuf_addf(out, err, "<td>%s</td>", qc_text_bytes(size, bytes[i])));
-    QC_TRY(qc_strbuf_addf(out, err, "<td>%s</td>", qc_text_bytes(size, s->bytes.total)));
+        qc_strbuf_putf(out, "<td>%s</td>", qc_text_bytes(size, bytes[i]));
+    qc_strbuf_putf(out, "<td>%s</td>", qc_text_bytes(size, s->bytes.total));
     if (s->micro_batch == 0)
-        return qc_strbuf_addf(out, err,
-                              "<td class=\"no\">%s</td><td></td><td></td><td></td></tr>\n",
-                              qc_text_bytes(size, s->bytes.total - p->place.budget_bytes));
-    return qc_strbuf_addf(
-        out, err, "<td></td><td>%" PRIu64 "</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td></tr>\n",
-        s->micro_batch, s->accumulation, s->micro_batch * s->accumulation * p->place.gpus);
+        qc_strbuf_putf(out, "<td class=\"no\">%s</td><td></td><td></td><td></td></tr>\n",
+                       qc_text_bytes(size, s->bytes.total - p->place.budget_bytes));
+    else
+        qc_strbuf_putf(
+            out, "<td></td><td>%" PRIu64 "</td><td>%" PRIu64 "</td><td>%" PRIu64 "</td></tr>\n",
+            s->micro_batch, s->accumulation, s->micro_batch * s->accumulation * p->place.gpus);
 }
 
-static qc_status add_page(qc_strbuf *out, const train_plan *p, qc_error *err)
+static void add_page(qc_strbuf *out, const train_plan *p)
 {
     char count[QC_SIZE_TEXT_BYTES], tokens[QC_SIZE_TEXT_BYTES], size[QC_SIZE_TEXT_BYTES];
     double most = (double)p->place.budget_bytes;
-    QC_TRY(qc_html_begin(out, "qconv plan --mode train", "th{white-space:normal}", err));
-    QC_TRY(qc_strbuf_adds(out, "<h1>Fine-tuning ", err));
-    QC_TRY(qc_html_escape(out, p->plan->call->model, err));
-    QC_TRY(qc_strbuf_addf(out, err,
-                          "</h1>\n<p>%s parameters, sequences of %s tokens; %" PRIu32
-                          " GPU%s with %s to use%s.</p>\n",
-                          qc_text_count(count, p->model.parameters),
-                          qc_text_count(tokens, p->place.tokens), p->place.gpus,
-                          p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
-                          p->place.gpus == 1 ? "" : " each"));
+    qc_html_begin(out, "qconv plan --mode train", "th{white-space:normal}");
+    qc_strbuf_puts(out, "<h1>Fine-tuning ");
+    qc_html_escape(out, p->plan->call->model);
+    qc_strbuf_putf(out,
+                   "</h1>\n<p>%s parameters, sequences of %s tokens; %" PRIu32
+                   " GPU%s with %s to use%s.</p>\n",
+                   qc_text_count(count, p->model.parameters),
+                   qc_text_count(tokens, p->place.tokens), p->place.gpus,
+                   p->place.gpus == 1 ? "" : "s", qc_text_bytes(size, p->place.budget_bytes),
+                   p->place.gpus == 1 ? "" : " each");
     if (p->too_long) {
-        QC_TRY(qc_strbuf_adds(out, "<p class=\"no\">", err));
-        QC_TRY(add_too_long(out, p, err));
-        QC_TRY(qc_strbuf_adds(out, ".</p>\n", err));
+        qc_strbuf_puts(out, "<p class=\"no\">");
+        add_too_long(out, p);
+        qc_strbuf_puts(out, ".</p>\n");
     }
-    QC_TRY(qc_strbuf_adds(out, "<h2>Memory of a GPU</h2>\n", err));
+    qc_strbuf_puts(out, "<h2>Memory of a GPU</h2>\n");
     for (unsigned i = 0; i < p->count; i++)
         most =
             (double)p->settings[i].bytes.total > most ? (double)p->settings[i].bytes.total : most;
     for (unsigned i = 0; i < p->count; i++)
-        QC_TRY(add_setting_bar(out, p, &p->settings[i], most, err));
-    QC_TRY(qc_strbuf_adds(out, "<p>", err));
+        add_setting_bar(out, p, &p->settings[i], most);
+    qc_strbuf_puts(out, "<p>");
     for (int i = 0; i < PARTS; i++)
-        QC_TRY(qc_html_key(out, part_names[i], part_colours[i], err));
-    QC_TRY(qc_strbuf_adds(out, "</p>\n<h2>Settings</h2>\n<table>\n<tr><th>setting</th>", err));
+        qc_html_key(out, part_names[i], part_colours[i]);
+    qc_strbuf_puts(out, "</p>\n<h2>Settings</h2>\n<table>\n<tr><th>setting</th>");
     for (int i = 0; i < PARTS; i++)
-        QC_TRY(qc_strbuf_addf(out, err, "<th>%s</th>", part_names[i]));
-    QC_TRY(qc_strbuf_adds(out,
-                          "<th>total</th><th>short by</th><th>micro-batch</th><th>steps</th>"
-                          "<th>batch of all GPUs</th></tr>\n",
-                          err));
+        qc_strbuf_putf(out, "<th>%s</th>", part_names[i]);
+    qc_strbuf_puts(out, "<th>total</th><th>short by</th><th>micro-batch</th><th>steps</th>"
+                        "<th>batch of all GPUs</th></tr>\n");
     for (unsigned i = 0; i < p->count; i++)
-        QC_TRY(add_setting_row(out, p, &p->settings[i], err));
-    QC_TRY(qc_html_table_end(out, err));
-    return qc_html_end(out, err);
+        add_setting_row(out, p, &p->settings[i]);
+    qc_html_table_end(out);
+    qc_html_end(out);
 }
 
 static qc_status put_page(const train_plan *p, qc_error *err)
@@ -355,7 +342,8 @@ static qc_status put_page(const train_plan *p, qc_error *err)
     if (!p->html)
         return QC_OK;
     qc_strbuf_init(&out, (size_t)1 << 20);
-    qc_status st = add_page(&out, p, err);
+    add_page(&out, p);
+    qc_status st = qc_strbuf_status(&out, err);
     if (st == QC_OK)
         st = qc_file_put(p->html, out.data, out.len, err);
     qc_strbuf_deinit(&out);

@@ -7,8 +7,7 @@ void qc_calibration_json(qc_json_writer *w, const qc_manifest_calibration *c)
     char hex[QC_DIGEST_HEX_BYTES];
     if (!c)
         return;
-    qc_jw_key(w, "calibrate");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "calibrate");
     if (c->hessians) {
         qc_jm_string(w, "hessians", c->hessians);
     } else {
@@ -21,6 +20,31 @@ void qc_calibration_json(qc_json_writer *w, const qc_manifest_calibration *c)
         qc_jm_u64(w, "context", c->context);
     }
     qc_jm_double(w, "damping", c->damping);
+    qc_jw_end_object(w);
+}
+
+void qc_sources_json(qc_json_writer *w, const char *key, const qc_manifest *m)
+{
+    qc_jm_begin_array(w, key);
+    for (size_t i = 0; i < m->source_count; i++) {
+        char hex[QC_DIGEST_HEX_BYTES];
+        qc_digest_hex(&m->sources[i].header, hex);
+        qc_jm_begin_row(w);
+        qc_jm_string(w, "name", m->sources[i].name);
+        qc_jm_u64(w, "bytes", m->sources[i].bytes);
+        qc_jm_string(w, "header_xxh3_128", hex);
+        qc_jw_end_object(w);
+    }
+    qc_jw_end_array(w);
+}
+
+void qc_outputs_json(qc_json_writer *w, const char *key, const qc_manifest_outputs *o)
+{
+    if (!o)
+        return;
+    qc_jm_begin_object(w, key);
+    qc_jm_double(w, "rounded", o->rounded);
+    qc_jm_double(w, "calibrated", o->calibrated);
     qc_jw_end_object(w);
 }
 
@@ -38,12 +62,8 @@ static const char *scale_of(const qc_manifest *m)
 
 static void put_manifest(qc_json_writer *w, const qc_manifest *m)
 {
-    qc_jw_key(w, "manifest");
-    if (!m) {
-        qc_jw_null(w);
+    if (!qc_jm_begin_object_if(w, "manifest", m != NULL))
         return;
-    }
-    qc_jw_begin_object(w);
     qc_jm_string(w, "qconv_version", m->qconv_version);
     qc_jm_string(w, "to", m->to);
     qc_jm_u64(w, "block_size", m->block_elems);
@@ -56,35 +76,20 @@ static void put_manifest(qc_json_writer *w, const qc_manifest *m)
     if (m->compressed)
         qc_jm_u64(w, "level", (uint64_t)m->level);
     qc_jm_u64(w, "max_shard_bytes", m->max_shard_bytes);
-    qc_jw_key(w, "rules");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "rules");
     for (size_t i = 0; i < m->rule_count; i++)
         qc_jw_string(w, m->rules[i]);
     qc_jw_end_array(w);
-    qc_jw_key(w, "source");
-    qc_jw_begin_array(w);
-    for (size_t i = 0; i < m->source_count; i++) {
-        char hex[QC_DIGEST_HEX_BYTES];
-        qc_digest_hex(&m->sources[i].header, hex);
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
-        qc_jm_string(w, "name", m->sources[i].name);
-        qc_jm_u64(w, "bytes", m->sources[i].bytes);
-        qc_jm_string(w, "header_xxh3_128", hex);
-        qc_jw_end_object(w);
-    }
-    qc_jw_end_array(w);
+    qc_sources_json(w, "source", m);
     qc_jw_end_object(w);
 }
 
 static void put_files(qc_json_writer *w, const qc_facts *f)
 {
-    qc_jw_key(w, "files");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "files");
     for (size_t i = 0; i < f->model->file_count; i++) {
         const qc_ckpt_file *file = &f->model->files[i];
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_string(w, "name", file->name);
         qc_jm_u64(w, "tensors", file->tensor_count);
         qc_jm_u64(w, "tensor_bytes", file->tensor_bytes);
@@ -93,11 +98,9 @@ static void put_files(qc_json_writer *w, const qc_facts *f)
         qc_jw_end_object(w);
     }
     qc_jw_end_array(w);
-    qc_jw_key(w, "side_files");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "side_files");
     for (size_t i = 0; i < f->model->side_count; i++) {
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_string(w, "name", f->model->side[i].path);
         qc_jm_u64(w, "bytes", f->model->side[i].bytes);
         qc_jw_end_object(w);
@@ -120,13 +123,11 @@ static void put_quantized(qc_json_writer *w, const qc_tensor_facts *tf)
 
 static void put_tensors(qc_json_writer *w, const qc_facts *f)
 {
-    qc_jw_key(w, "tensors");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "tensors");
     for (size_t i = 0; i < f->model->tensor_count; i++) {
         const qc_ckpt_tensor *t = &f->model->tensors[f->order[i]];
         const qc_tensor_facts *tf = &f->tensors[f->order[i]];
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_string(w, "name", t->name);
         qc_jm_string(w, "dtype", qc_dtype_name(t->dtype));
         qc_jm_u64s(w, "shape", t->dims, t->ndim);
@@ -142,13 +143,8 @@ static void put_tensors(qc_json_writer *w, const qc_facts *f)
             qc_jm_double(w, "rel_mse", tf->written->rel_mse);
             qc_jm_double(w, "max_err", tf->written->max_err);
         }
-        if (tf->written && tf->written->outputs) {
-            qc_jw_key(w, "calibrated");
-            qc_jw_begin_object(w);
-            qc_jm_double(w, "rounded", tf->written->outputs->rounded);
-            qc_jm_double(w, "calibrated", tf->written->outputs->calibrated);
-            qc_jw_end_object(w);
-        }
+        if (tf->written)
+            qc_outputs_json(w, "calibrated", tf->written->outputs);
         qc_jw_end_object(w);
     }
     qc_jw_end_array(w);
@@ -157,8 +153,7 @@ static void put_tensors(qc_json_writer *w, const qc_facts *f)
 static void put_sum(qc_json_writer *w, const qc_facts_sum *s)
 {
     qc_jw_key(w, s->name);
-    qc_jw_compact_next(w);
-    qc_jw_begin_object(w);
+    qc_jm_begin_row(w);
     qc_jm_u64(w, "tensors", s->tensors);
     qc_jm_u64(w, "weights", s->weights);
     qc_jm_u64(w, "bytes", s->bytes);
@@ -167,27 +162,21 @@ static void put_sum(qc_json_writer *w, const qc_facts_sum *s)
 
 static void put_totals(qc_json_writer *w, const qc_facts *f)
 {
-    qc_jw_key(w, "totals");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "totals");
     qc_jm_u64(w, "tensors", f->model->tensor_count);
     qc_jm_u64(w, "state_tensors", f->state_count);
     qc_jm_u64(w, "integer_tensors", f->uncounted);
     qc_jm_u64(w, "weights", f->weights);
     qc_jm_u64(w, "tensor_bytes", f->model->tensor_bytes);
     qc_jm_u64(w, "file_bytes", f->file_bytes);
-    qc_jw_key(w, "bits_per_weight");
-    if (f->weights)
-        qc_jw_double(w, qc_facts_bits(f->model->tensor_bytes, f->weights));
-    else
-        qc_jw_null(w);
-    qc_jw_key(w, "by_dtype");
-    qc_jw_begin_object(w);
+    qc_jm_number(w, "bits_per_weight",
+                 f->weights ? qc_facts_bits(f->model->tensor_bytes, f->weights) : (double)NAN);
+    qc_jm_begin_object(w, "by_dtype");
     for (unsigned i = 0; i < QC_DTYPE_COUNT; i++)
         if (f->by_dtype[i].tensors)
             put_sum(w, &f->by_dtype[i]);
     qc_jw_end_object(w);
-    qc_jw_key(w, "by_scheme");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "by_scheme");
     for (unsigned i = 0; i < f->scheme_count; i++)
         put_sum(w, &f->by_scheme[i]);
     qc_jw_end_object(w);
@@ -208,8 +197,7 @@ qc_status qc_inspect_json(const qc_facts *f, qc_strbuf *out, qc_error *err)
     put_files(&w, f);
     put_tensors(&w, f);
     put_totals(&w, f);
-    qc_jw_key(&w, "warnings");
-    qc_jw_begin_array(&w);
+    qc_jm_begin_array(&w, "warnings");
     for (size_t i = 0; i < f->model->warning_count; i++)
         qc_jw_string(&w, f->model->warnings[i]);
     if (f->recipe_trouble)

@@ -8,7 +8,7 @@
 #define FILE_MAX_BYTES ((size_t)64 << 20)
 #define MAX_ROWS       10000u
 
-/* A member of text, copied: the document goes away. */
+/* Copies a member that is a text, because the document is freed. */
 static qc_status text_of(const qc_json_node *object, const char *key, qc_arena *arena,
                          const char **out, qc_error *err)
 {
@@ -25,7 +25,7 @@ static qc_status number_of(const qc_json_node *object, const char *key, double *
     return QC_OK;
 }
 
-/* The median of a spread; null is 0, not measured. */
+/* The median of a spread; null, which means "not measured", gives 0. */
 static qc_status median_of(const qc_json_node *object, const char *key, double *out, qc_error *err)
 {
     const qc_json_node *spread = qc_json_get(object, key);
@@ -40,7 +40,7 @@ static qc_status median_of(const qc_json_node *object, const char *key, double *
     return st;
 }
 
-/* The bench's names of schemes to those of weights. */
+/* Turns a name that bench has for a scheme into the one that weights have. */
 static const char *stored_scheme(const char *scheme)
 {
     return strncmp(scheme, "nf4", 3) == 0       ? "nf4"

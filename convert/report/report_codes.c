@@ -210,7 +210,7 @@ static qc_status work(qc_team *team, unsigned index, void *ctx, qc_error *err)
     return st;
 }
 
-/* Bytes of kinds to codes of kinds and forms. */
+/* Turns the counts of bytes into counts of codes, for kinds and for forms. */
 static void fold(const counting *c)
 {
     qc_report *r = c->r;
@@ -225,7 +225,7 @@ static void fold(const counting *c)
         for (unsigned i = 0; i < 256; i++)
             codes->total += bytes[i];
     }
-    /* The last low nibble of an odd number of weights is nobody's. */
+    /* With an odd number of weights the last low nibble belongs to none. */
     for (uint32_t i = 0; i < r->weight_count; i++) {
         const qc_report_weight *w = &r->weights[i];
         if (!qc_report_is_4_bit(&r->forms[w->form]) || w->elems % 2 == 0)
@@ -241,7 +241,7 @@ static void fold(const counting *c)
     }
 }
 
-/* Values that share a scale in w. */
+/* The number of values in w that share a scale. */
 static uint64_t scale_elems(const qc_report_weight *w)
 {
     const qc_stored_weight *s = w->stored;

@@ -6,14 +6,17 @@
 
 void qc_page_text(qc_report_writer *w, const char *text)
 {
-    if (w->st == QC_OK)
-        w->st = qc_html_escape(w->out, text, w->err);
+    qc_html_escape(w->out, text);
+}
+
+void qc_page_put(qc_report_writer *w, const char *before, const char *text, const char *after)
+{
+    qc_html_put(w->out, before, text, after);
 }
 
 void qc_page_table_end(qc_report_writer *w)
 {
-    if (w->st == QC_OK)
-        w->st = qc_html_table_end(w->out, w->err);
+    qc_html_table_end(w->out);
 }
 
 void qc_page_section(qc_report_writer *w, const char *id, const char *title)

@@ -8,20 +8,16 @@
 
 typedef struct {
     const qc_report *r;
-    qc_strbuf *out;
-    qc_error *err;
-    qc_status st; /* first failure; later calls do nothing */
+    qc_strbuf *out; /* keeps the first failure; later calls do nothing */
 } qc_report_writer;
 
 /* printf into the page, as it is. */
-#define QC_PAGE(w, ...)                                                                            \
-    do {                                                                                           \
-        if ((w)->st == QC_OK)                                                                      \
-            (w)->st = qc_strbuf_addf((w)->out, (w)->err, __VA_ARGS__);                             \
-    } while (0)
+#define QC_PAGE(w, ...) qc_strbuf_putf((w)->out, __VA_ARGS__)
 
-void qc_page_text(qc_report_writer *w, const char *text); /* escaped */
-void qc_page_table_end(qc_report_writer *w);              /* see qc_html_table_end */
+/* `text` escaped, alone or between two pieces of HTML; how a table ends: see html_text.h. */
+void qc_page_text(qc_report_writer *w, const char *text);
+void qc_page_put(qc_report_writer *w, const char *before, const char *text, const char *after);
+void qc_page_table_end(qc_report_writer *w);
 /* <h2> that the list of contents leads to. */
 void qc_page_section(qc_report_writer *w, const char *id, const char *title);
 /* "<svg ...>" for a drawing of 360 x height; label: what it shows, for those who do not see it. */

@@ -22,7 +22,7 @@ static const qc_against_row *find_row(const qc_against_row **sorted, size_t coun
     return found ? *found : NULL;
 }
 
-/* Their places are those of MODEL, ours those of OUT: a Conv1D weight lies the other way. */
+/* Places are found in MODEL but reported in OUT, where a Conv1D weight lies the other way. */
 static void take(qc_report_weight *w, const qc_against_row *row)
 {
     const qc_stored_weight *s = w->stored;

@@ -42,7 +42,7 @@ const char *qc_report_place(char out[QC_REPORT_PLACE_BYTES], const uint64_t *dim
 
 /* ---- names ----------------------------------------------------------------------------------- */
 
-/* Length of the number that is the component at s, or 0. */
+/* The length of the component at s if that is a number, else 0. */
 static size_t number_at(const char *s)
 {
     size_t n = 0;
@@ -65,7 +65,7 @@ int qc_report_layer_of(const char *name, uint32_t *layer)
     return 1;
 }
 
-/* Numbers to '*', without ".weight". */
+/* Replaces every number by '*' and drops ".weight". */
 static qc_status pattern_of(const char **out, const char *name, qc_arena *arena, qc_error *err)
 {
     size_t len = strlen(name), used = 0;
@@ -358,64 +358,69 @@ static void find_sizes(qc_report *r)
     }
 }
 
-/* A name as a shell takes it back. */
-static qc_status quoted(qc_strbuf *out, const char *text, qc_error *err)
+/* Quotes a name so that a shell reads it back as it is. */
+static void quoted(qc_strbuf *out, const char *text)
 {
     static const char plain[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
                                 "_-+=:,./";
-    if (*text && strspn(text, plain) == strlen(text))
-        return qc_strbuf_adds(out, text, err);
-    QC_TRY(qc_strbuf_adds(out, "'", err));
+    if (*text && strspn(text, plain) == strlen(text)) {
+        qc_strbuf_puts(out, text);
+        return;
+    }
+    qc_strbuf_puts(out, "'");
     for (const char *s = text; *s; s++)
-        QC_TRY(*s == '\'' ? qc_strbuf_adds(out, "'\\''", err) : qc_strbuf_add(out, s, 1, err));
-    return qc_strbuf_adds(out, "'", err);
+        if (*s == '\'')
+            qc_strbuf_puts(out, "'\\''");
+        else
+            qc_strbuf_put(out, s, 1);
+    qc_strbuf_puts(out, "'");
 }
 
-/* Files by their names alone: more the manifest does not have. */
-static qc_status calibration_text(const qc_manifest_calibration *c, qc_strbuf *out, qc_error *err)
+/* Files are named without a folder, because the manifest does not have one. */
+static void calibration_text(const qc_manifest_calibration *c, qc_strbuf *out)
 {
-    QC_TRY(qc_strbuf_addf(out, err, " --%s ", c->hessians ? "hessians" : "calibrate"));
-    QC_TRY(quoted(out, c->hessians ? c->hessians : c->text, err));
+    qc_strbuf_putf(out, " --%s ", c->hessians ? "hessians" : "calibrate");
+    quoted(out, c->hessians ? c->hessians : c->text);
     if (!c->hessians)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              " --calibration-tokens %" PRIu64 " --calibration-context %" PRIu64,
-                              c->tokens, c->context));
-    return c->damping > 0 ? qc_strbuf_addf(out, err, " --damping %.6g", c->damping) : QC_OK;
+        qc_strbuf_putf(out, " --calibration-tokens %" PRIu64 " --calibration-context %" PRIu64,
+                       c->tokens, c->context);
+    if (c->damping > 0)
+        qc_strbuf_putf(out, " --damping %.6g", c->damping);
 }
 
-static qc_status command_text(const qc_report *r, qc_strbuf *out, qc_error *err)
+static void command_text(const qc_report *r, qc_strbuf *out)
 {
     const qc_manifest *m = r->facts.manifest;
-    QC_TRY(qc_strbuf_addf(out, err, "qconv --to %s", m->to));
+    qc_strbuf_putf(out, "qconv --to %s", m->to);
     if (m->block_elems)
-        QC_TRY(qc_strbuf_addf(out, err, " --block-size %" PRIu64, m->block_elems));
+        qc_strbuf_putf(out, " --block-size %" PRIu64, m->block_elems);
     if (m->block_elems && !m->double_quant)
-        QC_TRY(qc_strbuf_adds(out, " --no-double-quant", err));
-    /* Said in any case, whatever the default is. */
+        qc_strbuf_puts(out, " --no-double-quant");
+    /* This is written even where it is the default. */
     if (r->scale)
-        QC_TRY(qc_strbuf_addf(out, err, " --scale %s", r->scale));
+        qc_strbuf_putf(out, " --scale %s", r->scale);
     if (m->calibration)
-        QC_TRY(calibration_text(m->calibration, out, err));
+        calibration_text(m->calibration, out);
     if (strcmp(m->rest, "keep") != 0)
-        QC_TRY(qc_strbuf_addf(out, err, " --rest %s", m->rest));
+        qc_strbuf_putf(out, " --rest %s", m->rest);
     for (size_t i = 0; i < m->rule_count; i++) {
         const char *glob = strchr(m->rules[i], ' ');
         if (!glob)
             continue;
-        QC_TRY(qc_strbuf_addf(out, err, " --%.*s ", (int)(glob - m->rules[i]), m->rules[i]));
-        QC_TRY(quoted(out, glob + 1, err));
+        qc_strbuf_putf(out, " --%.*s ", (int)(glob - m->rules[i]), m->rules[i]);
+        quoted(out, glob + 1);
     }
     if (m->placement.device_count) {
-        QC_TRY(qc_strbuf_adds(out, " --vram ", err));
-        QC_TRY(quoted(out, m->placement.vram, err));
-        QC_TRY(qc_strbuf_addf(out, err, " --margin %.6g --context %" PRIu64 " --batch %" PRIu64,
-                              m->placement.margin, m->placement.context, m->placement.batch));
+        qc_strbuf_puts(out, " --vram ");
+        quoted(out, m->placement.vram);
+        qc_strbuf_putf(out, " --margin %.6g --context %" PRIu64 " --batch %" PRIu64,
+                       m->placement.margin, m->placement.context, m->placement.batch);
     }
     if (m->compressed && m->level != 1)
-        QC_TRY(qc_strbuf_addf(out, err, " --compress zstd:%d", m->level));
+        qc_strbuf_putf(out, " --compress zstd:%d", m->level);
     else if (!m->compressed)
-        QC_TRY(qc_strbuf_adds(out, " --compress none", err));
-    return qc_strbuf_addf(out, err, " --max-shard-size %" PRIu64 " MODEL OUT", m->max_shard_bytes);
+        qc_strbuf_puts(out, " --compress none");
+    qc_strbuf_putf(out, " --max-shard-size %" PRIu64 " MODEL OUT", m->max_shard_bytes);
 }
 
 static qc_status make_command(qc_report *r, qc_error *err)
@@ -424,7 +429,8 @@ static qc_status make_command(qc_report *r, qc_error *err)
     if (!r->facts.manifest)
         return QC_OK;
     qc_strbuf_init(&text, 1u << 20);
-    qc_status st = command_text(r, &text, err);
+    command_text(r, &text);
+    qc_status st = qc_strbuf_status(&text, err);
     if (st == QC_OK)
         st = qc_arena_strndup(r->call->arena, &r->command, text.data, text.len, err);
     qc_strbuf_deinit(&text);

@@ -1,4 +1,4 @@
-/* report --json; docs/report.md has its members. */
+/* Writes what `qconv report --json` answers; docs/report.md has its members. */
 #include "convert/report/inspect_json.h"
 #include "convert/report/report_codes.h"
 #include "convert/term/json_members.h"
@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-/* null for what is no number. */
+/* Writes null where the number is not known. */
 static void put_number(qc_json_writer *w, const char *key, double v, int is_known)
 {
     qc_jm_number(w, key, is_known ? v : (double)NAN);
@@ -15,8 +15,7 @@ static void put_number(qc_json_writer *w, const char *key, double v, int is_know
 static void put_sizes(qc_json_writer *w, const qc_report *r)
 {
     const qc_facts *f = &r->facts;
-    qc_jw_key(w, "sizes");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "sizes");
     qc_jm_u64_if(w, "source_file_bytes", r->source_bytes > 0, r->source_bytes);
     qc_jm_u64(w, "unquantized_bytes", r->plain_bytes);
     qc_jm_u64(w, "tensor_bytes", f->model->tensor_bytes);
@@ -35,12 +34,10 @@ static void put_sizes(qc_json_writer *w, const qc_report *r)
 
 static void put_devices(qc_json_writer *w, const qc_manifest *m)
 {
-    qc_jw_key(w, "devices");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "devices");
     for (size_t i = 0; m && i < m->placement.device_count; i++) {
         const qc_manifest_device *d = &m->placement.devices[i];
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_string(w, "name", d->name);
         qc_jm_u64(w, "tensor_bytes", d->tensor_bytes);
         qc_jm_u64(w, "shard_bytes", d->shard_bytes);
@@ -49,7 +46,7 @@ static void put_devices(qc_json_writer *w, const qc_manifest *m)
     qc_jw_end_array(w);
 }
 
-/* Shares of the codes: 16, or of int8 all from -128 to 127. */
+/* The shares of the 16 codes, or of the codes of int8 from -128 to 127. */
 static void put_shares(qc_json_writer *w, const char *key, const qc_report_codes *c,
                        const double *expected, int four_bit)
 {
@@ -71,12 +68,8 @@ static void put_shares(qc_json_writer *w, const char *key, const qc_report_codes
 /* What comparing with the source found. */
 static void put_compared(qc_json_writer *w, const qc_against_result *a)
 {
-    qc_jw_key(w, "compared");
-    if (!a) {
-        qc_jw_null(w);
+    if (!qc_jm_begin_object_if(w, "compared", a != NULL))
         return;
-    }
-    qc_jw_begin_object(w);
     qc_jm_u64(w, "equal", a->equal);
     qc_jm_u64(w, "cast", a->cast);
     qc_jm_u64(w, "quantized", a->quantized);
@@ -89,8 +82,7 @@ static void put_compared(qc_json_writer *w, const qc_against_result *a)
 
 static void put_forms(qc_json_writer *w, const qc_report *r)
 {
-    qc_jw_key(w, "forms");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "forms");
     for (uint32_t i = 0; i < r->form_count; i++) {
         const qc_report_form *f = &r->forms[i];
         int known = f->with_error > 0, four_bit = qc_report_is_4_bit(f);
@@ -115,8 +107,7 @@ static void put_forms(qc_json_writer *w, const qc_report *r)
 
 static void put_kinds(qc_json_writer *w, const qc_report *r)
 {
-    qc_jw_key(w, "kinds");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "kinds");
     for (uint32_t i = 0; i < r->kind_count; i++) {
         const qc_report_kind *k = &r->kinds[i];
         const qc_report_form *f = &r->forms[k->form];
@@ -139,8 +130,7 @@ static void put_kinds(qc_json_writer *w, const qc_report *r)
 
 static void put_weights(qc_json_writer *w, const qc_report *r)
 {
-    qc_jw_key(w, "weights");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "weights");
     for (uint32_t i = 0; i < r->weight_count; i++) {
         const qc_report_weight *t = &r->weights[i];
         uint64_t at[QC_MAX_DIMS], rest = t->max_index;
@@ -149,16 +139,12 @@ static void put_weights(qc_json_writer *w, const qc_report *r)
             at[d] = rest % n;
             rest /= n;
         }
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_string(w, "name", t->name);
         qc_jm_string(w, "kind", r->kinds[t->kind].name);
         qc_jm_string(w, "form", r->forms[t->form].name);
-        qc_jw_key(w, "layer");
-        if (t->layer == QC_REPORT_NO_LAYER)
-            qc_jw_null(w);
-        else
-            qc_jw_u64(w, r->layers[t->layer]);
+        int has_layer = t->layer != QC_REPORT_NO_LAYER;
+        qc_jm_u64_if(w, "layer", has_layer, has_layer ? r->layers[t->layer] : 0);
         qc_jm_u64s(w, "shape", t->stored->dims, t->stored->ndim);
         qc_jm_u64(w, "bytes", t->bytes);
         put_number(w, "rel_mse", t->rel_mse, t->has_error);
@@ -168,13 +154,7 @@ static void put_weights(qc_json_writer *w, const qc_report *r)
             qc_jm_u64s(w, "max_at", at, t->stored->ndim);
         else
             qc_jm_string(w, "max_at", NULL);
-        if (t->outputs) {
-            qc_jw_key(w, "outputs");
-            qc_jw_begin_object(w);
-            qc_jm_double(w, "rounded", t->outputs->rounded);
-            qc_jm_double(w, "calibrated", t->outputs->calibrated);
-            qc_jw_end_object(w);
-        }
+        qc_outputs_json(w, "outputs", t->outputs);
         put_number(w, "over_median", t->over_median, t->has_error);
         put_number(w, "expected_mse", t->expected, t->has_expected);
         qc_jm_u64_if(w, "clipped", t->has_expected, t->clipped);
@@ -186,12 +166,10 @@ static void put_weights(qc_json_writer *w, const qc_report *r)
 
 static void put_left(qc_json_writer *w, const qc_report *r)
 {
-    qc_jw_key(w, "not_quantized");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "not_quantized");
     for (uint32_t i = 0; i < r->left_count; i++) {
         const qc_report_left *l = &r->left[i];
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_string(w, "role", l->role);
         qc_jm_string(w, "why", l->why);
         qc_jm_string(w, "example", l->example);
@@ -203,7 +181,7 @@ static void put_left(qc_json_writer *w, const qc_report *r)
     qc_jw_end_array(w);
 }
 
-/* As `qconv eval --json` has it. */
+/* Writes the same object as `qconv eval --json`. */
 static qc_status put_eval(qc_json_writer *w, const qc_report *r, qc_error *err)
 {
     qc_strbuf text;
@@ -225,12 +203,8 @@ static qc_status put_eval(qc_json_writer *w, const qc_report *r, qc_error *err)
 
 static void put_bench(qc_json_writer *w, const qc_report_bench *b)
 {
-    qc_jw_key(w, "bench");
-    if (!b) {
-        qc_jw_null(w);
+    if (!qc_jm_begin_object_if(w, "bench", b != NULL))
         return;
-    }
-    qc_jw_begin_object(w);
     qc_jm_string(w, "device", b->device);
     qc_jm_string(w, "program", b->program);
     qc_jm_string(w, "dtype", b->dtype);
@@ -238,12 +212,10 @@ static void put_bench(qc_json_writer *w, const qc_report_bench *b)
     put_number(w, "gemm_tflops", b->gemm_tflops, b->gemm_tflops > 0);
     qc_jm_bool(w, "complete", b->complete);
     qc_jm_u64(w, "failed", b->failed);
-    qc_jw_key(w, "rows");
-    qc_jw_begin_array(w);
+    qc_jm_begin_array(w, "rows");
     for (uint32_t i = 0; i < b->row_count; i++) {
         const qc_report_speed *s = &b->rows[i];
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_string(w, "model", s->model);
         qc_jm_string(w, "layer", s->layer);
         qc_jm_string(w, "scheme", s->scheme);
@@ -266,30 +238,14 @@ static void put_bench(qc_json_writer *w, const qc_report_bench *b)
 static void put_made(qc_json_writer *w, const qc_report *r)
 {
     const qc_manifest *m = r->facts.manifest;
-    qc_jw_key(w, "made");
-    if (!m) {
-        qc_jw_null(w);
+    if (!qc_jm_begin_object_if(w, "made", m != NULL))
         return;
-    }
-    qc_jw_begin_object(w);
     qc_jm_string(w, "qconv_version", m->qconv_version);
     qc_jm_string(w, "to", m->to);
     qc_jm_string(w, "scale", r->scale);
     qc_calibration_json(w, m->calibration);
     qc_jm_string(w, "command_line", r->command);
-    qc_jw_key(w, "sources");
-    qc_jw_begin_array(w);
-    for (size_t i = 0; i < m->source_count; i++) {
-        char hex[QC_DIGEST_HEX_BYTES];
-        qc_digest_hex(&m->sources[i].header, hex);
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
-        qc_jm_string(w, "name", m->sources[i].name);
-        qc_jm_u64(w, "bytes", m->sources[i].bytes);
-        qc_jm_string(w, "header_xxh3_128", hex);
-        qc_jw_end_object(w);
-    }
-    qc_jw_end_array(w);
+    qc_sources_json(w, "sources", m);
     qc_jw_end_object(w);
 }
 

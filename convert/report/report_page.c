@@ -57,7 +57,7 @@ static double all_mean(const qc_report *r)
     return elems > 0 ? sum / elems : 0.0;
 }
 
-/* The bytes that the output is compared with, and where they are from. */
+/* The bytes that the size of the output is compared with. */
 static uint64_t before_bytes(const qc_report *r)
 {
     return r->source_bytes ? r->source_bytes : r->plain_bytes;
@@ -105,15 +105,10 @@ static void add_notes(qc_report_writer *w)
     for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
         if (!notes[i])
             continue;
-        QC_PAGE(w, "<p class=\"no\"><b>Note:</b> ");
-        qc_page_text(w, notes[i]);
-        QC_PAGE(w, "</p>\n");
+        qc_page_put(w, "<p class=\"no\"><b>Note:</b> ", notes[i], "</p>\n");
     }
-    for (size_t i = 0; i < f->model->warning_count; i++) {
-        QC_PAGE(w, "<p><b>Note:</b> ");
-        qc_page_text(w, f->model->warnings[i]);
-        QC_PAGE(w, "</p>\n");
-    }
+    for (size_t i = 0; i < f->model->warning_count; i++)
+        qc_page_put(w, "<p><b>Note:</b> ", f->model->warnings[i], "</p>\n");
     if (!f->manifest && !f->manifest_trouble)
         QC_PAGE(w, "<p><b>Note:</b> there is no manifest (qconv.json), so this page knows neither "
                    "the source nor the options. Sizes and codes are read from the files; errors "
@@ -131,8 +126,7 @@ static void add_compared(qc_report_writer *w)
     if (!a)
         return;
     if (a->faults == 0) {
-        QC_PAGE(w, "<p class=\"yes\"><b>Compared with ");
-        qc_page_text(w, r->call->against);
+        qc_page_put(w, "<p class=\"yes\"><b>Compared with ", r->call->against, "");
         QC_PAGE(w,
                 "</b>: nothing is missing, %" PRIu64 " tensors are equal bit for bit, %" PRIu64
                 " as cast, %" PRIu64
@@ -140,21 +134,15 @@ static void add_compared(qc_report_writer *w)
                 a->equal, a->cast, a->quantized, a->has_manifest ? "; all hashes are right" : "");
         return;
     }
-    QC_PAGE(w, "<p class=\"no\"><b>This is not ");
-    qc_page_text(w, r->call->against);
+    qc_page_put(w, "<p class=\"no\"><b>This is not ", r->call->against, "");
     QC_PAGE(w, ", converted: %" PRIu64 " fault%s.</b> ", a->faults, a->faults == 1 ? "" : "s");
-    qc_page_text(w, a->first_what);
-    QC_PAGE(w, ": ");
-    qc_page_text(w, a->first_why);
-    QC_PAGE(w, ".</p>\n<ul>\n");
+    qc_page_put(w, "", a->first_what, ": ");
+    qc_page_put(w, "", a->first_why, ".</p>\n<ul>\n");
     for (size_t i = 0; i < a->count && shown < MAX_FAULTS; i++) {
         if (!a->rows[i].fault)
             continue;
-        QC_PAGE(w, "<li>");
-        qc_page_text(w, a->rows[i].name);
-        QC_PAGE(w, ": ");
-        qc_page_text(w, a->rows[i].fault);
-        QC_PAGE(w, "</li>\n");
+        qc_page_put(w, "<li>", a->rows[i].name, ": ");
+        qc_page_put(w, "", a->rows[i].fault, "</li>\n");
         shown++;
     }
     QC_PAGE(w, "</ul>\n<p>All of them: <code>qconv verify OUT --against MODEL</code>.</p>\n");
@@ -164,14 +152,9 @@ static void add_head(qc_report_writer *w)
 {
     const qc_report *r = w->r;
     const qc_facts *f = &r->facts;
-    QC_PAGE(w, "<h1>");
-    qc_page_text(w, f->model->path);
-    QC_PAGE(w, "</h1>\n<p>");
-    if (f->model_type) {
-        QC_PAGE(w, "A model of type <b>");
-        qc_page_text(w, f->model_type);
-        QC_PAGE(w, "</b>, ");
-    }
+    qc_page_put(w, "<h1>", f->model->path, "</h1>\n<p>");
+    if (f->model_type)
+        qc_page_put(w, "A model of type <b>", f->model_type, "</b>, ");
     char count[QC_SIZE_TEXT_BYTES];
     QC_PAGE(w, "%s weights; ", qc_text_count(count, f->weights));
     QC_PAGE(w, "%u weight matrices are quantized: ", r->weight_count);
@@ -180,18 +163,14 @@ static void add_head(qc_report_writer *w)
                 r->forms[i].weights);
     QC_PAGE(w, ".");
     if (r->scale) {
-        QC_PAGE(w, " Scales: <b>");
-        qc_page_text(w, r->scale);
+        qc_page_put(w, " Scales: <b>", r->scale, "");
         QC_PAGE(w, "</b>%s.",
                 strcmp(r->scale, "absmax") == 0 ? ", the largest value of a block"
                                                 : ", those of least squared error");
     }
     if (f->manifest) {
-        QC_PAGE(w, " Made by qconv ");
-        qc_page_text(w, f->manifest->qconv_version);
-        QC_PAGE(w, ", <code>--to ");
-        qc_page_text(w, f->manifest->to);
-        QC_PAGE(w, "</code>.");
+        qc_page_put(w, " Made by qconv ", f->manifest->qconv_version, ", <code>--to ");
+        qc_page_put(w, "", f->manifest->to, "</code>.");
     }
     QC_PAGE(w, "</p>\n");
     add_notes(w);
@@ -311,8 +290,7 @@ static void add_memory(qc_report_writer *w)
     uint64_t most = 1;
     for (size_t i = 0; i < p->device_count; i++)
         most = p->devices[i].tensor_bytes > most ? p->devices[i].tensor_bytes : most;
-    QC_PAGE(w, "<p>Placed for <code>--vram ");
-    qc_page_text(w, p->vram);
+    qc_page_put(w, "<p>Placed for <code>--vram ", p->vram, "");
     QC_PAGE(w,
             "</code>, of which %.3g%% may be used, for a context of %" PRIu64
             " tokens and a batch of %" PRIu64 ". What is shown are the weights; <code>qconv plan"
@@ -336,8 +314,7 @@ static void add_memory(qc_report_writer *w)
     for (size_t i = 0; i < p->device_count; i++) {
         const qc_manifest_device *d = &p->devices[i];
         uint64_t all = w->r->facts.model->tensor_bytes;
-        QC_PAGE(w, "<tr><td>");
-        qc_page_text(w, d->name);
+        qc_page_put(w, "<tr><td>", d->name, "");
         QC_PAGE(w, "</td><td>%s</td><td>%.1f%%</td>", qc_text_bytes(size, d->tensor_bytes),
                 all ? 100.0 * (double)d->tensor_bytes / (double)all : 0.0);
         QC_PAGE(w, "<td>%s</td></tr>\n", qc_text_bytes(size, d->shard_bytes));
@@ -365,8 +342,7 @@ static void add_left(qc_report_writer *w)
         qc_page_text(w, l->why);
         QC_PAGE(w, "</td><td>%" PRIu64 "</td><td>%s</td><td>%s</td><td class=\"name\">", l->tensors,
                 qc_text_count(count, l->elems), qc_text_bytes(size, l->bytes));
-        qc_page_text(w, l->example);
-        QC_PAGE(w, "</td></tr>\n");
+        qc_page_put(w, "", l->example, "</td></tr>\n");
     }
     qc_page_table_end(w);
 }
@@ -378,8 +354,7 @@ static void add_sources(qc_report_writer *w, const qc_manifest *m)
                "class=\"text\">XXH3-128 of its header</th></tr>\n");
     for (size_t i = 0; i < m->source_count; i++) {
         qc_digest_hex(&m->sources[i].header, hex);
-        QC_PAGE(w, "<tr><td class=\"name\">");
-        qc_page_text(w, m->sources[i].name);
+        qc_page_put(w, "<tr><td class=\"name\">", m->sources[i].name, "");
         QC_PAGE(w, "</td><td>%s</td><td class=\"text\"><code>%s</code></td></tr>\n",
                 qc_text_bytes(size, m->sources[i].bytes), hex);
     }
@@ -394,15 +369,11 @@ static void add_made(qc_report_writer *w)
     const qc_manifest *m = r->facts.manifest;
     qc_page_section(w, "made", "How it was made, and how to check it");
     if (m) {
-        QC_PAGE(w, "<p>By qconv ");
-        qc_page_text(w, m->qconv_version);
-        if (m->zstd_version) {
-            QC_PAGE(w, ", zstd ");
-            qc_page_text(w, m->zstd_version);
-        }
-        QC_PAGE(w, ". As far as the manifest has the options:</p>\n<pre>");
-        qc_page_text(w, r->command);
-        QC_PAGE(w, "</pre>\n");
+        qc_page_put(w, "<p>By qconv ", m->qconv_version, "");
+        if (m->zstd_version)
+            qc_page_put(w, ", zstd ", m->zstd_version, "");
+        qc_page_put(w, ". As far as the manifest has the options:</p>\n<pre>", r->command,
+                    "</pre>\n");
         add_sources(w, m);
     } else {
         QC_PAGE(w, "<p>Not known: there is no manifest.</p>\n");
@@ -421,10 +392,10 @@ static void add_made(qc_report_writer *w)
 
 qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err)
 {
-    qc_report_writer w = {.r = r, .out = out, .err = err};
+    qc_report_writer w = {.r = r, .out = out};
     const char *title = NULL;
     QC_TRY(qc_arena_printf(r->call->arena, &title, err, "qconv report: %s", r->facts.model->path));
-    QC_TRY(qc_html_begin(out, title, page_style, err));
+    qc_html_begin(out, title, page_style);
     add_head(&w);
     add_size(&w);
     add_memory(&w);
@@ -434,6 +405,6 @@ qc_status qc_report_page_html(const qc_report *r, qc_strbuf *out, qc_error *err)
     add_left(&w);
     qc_page_results(&w);
     add_made(&w);
-    QC_TRY(w.st);
-    return qc_html_end(out, err);
+    qc_html_end(out);
+    return qc_strbuf_status(out, err);
 }

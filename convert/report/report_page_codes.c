@@ -95,7 +95,7 @@ static void add_share_row(qc_report_writer *w, const qc_report_form *f, const qc
     QC_PAGE(w, "</tr>\n");
 }
 
-/* One table per form: in percent, codes across. */
+/* Writes a table of a form's codes: shares in percent, with a column for each code. */
 static void add_table(qc_report_writer *w, uint32_t form)
 {
     const qc_report *r = w->r;
@@ -131,9 +131,7 @@ static void add_table(qc_report_writer *w, uint32_t form)
     for (uint32_t k = 0; k < r->kind_count && shown < MAX_KINDS; k++) {
         if (r->kinds[k].form != form)
             continue;
-        QC_PAGE(w, "<tr><td>");
-        qc_page_text(w, r->kinds[k].name);
-        QC_PAGE(w, "</td>");
+        qc_page_put(w, "<tr><td>", r->kinds[k].name, "</td>");
         add_share_row(w, f, &r->kinds[k].codes, NULL, most);
         shown++;
     }

@@ -156,9 +156,7 @@ static void add_kinds(qc_report_writer *w)
     for (uint32_t i = 0; i < r->kind_count && i < MAX_KINDS; i++) {
         const qc_report_kind *k = &r->kinds[i];
         int known = k->with_error > 0;
-        QC_PAGE(w, "<tr><td>");
-        qc_page_text(w, k->name);
-        QC_PAGE(w, "</td>");
+        qc_page_put(w, "<tr><td>", k->name, "</td>");
         add_number(w, k->mean, known);
         add_sqnr(w, k->mean, known);
         add_number(w, k->most, known);
@@ -236,9 +234,7 @@ static void add_axes(qc_report_writer *w, const qc_report_axis *a)
 static void add_plot(qc_report_writer *w, const qc_report_axis *a, uint32_t series, int titled)
 {
     const qc_report *r = w->r;
-    QC_PAGE(w, "<figure><figcaption>");
-    qc_page_text(w, r->series[series]);
-    QC_PAGE(w, "</figcaption>\n");
+    qc_page_put(w, "<figure><figcaption>", r->series[series], "</figcaption>\n");
     qc_page_svg(w, HEIGHT, "relative error over the layers; the numbers are in the table");
     add_axes(w, a);
     for (uint32_t l = 0; l < r->layer_count; l++)
@@ -247,7 +243,7 @@ static void add_plot(qc_report_writer *w, const qc_report_axis *a, uint32_t seri
     QC_PAGE(w, "</svg></figure>\n");
 }
 
-/* Range of all cells; 0 if there are none. */
+/* Finds the range of all cells and returns their number. */
 static size_t count_cells(const qc_report *r, double *least, double *most)
 {
     size_t cells = 0;
@@ -303,9 +299,7 @@ static void add_layer_table(qc_report_writer *w, const qc_report_axis *a)
     for (uint32_t s = 0; s < r->series_count; s++) {
         if (!has_cells(r, s))
             continue;
-        QC_PAGE(w, "<th>");
-        qc_page_text(w, r->series[s]);
-        QC_PAGE(w, "</th>");
+        qc_page_put(w, "<th>", r->series[s], "</th>");
     }
     QC_PAGE(w, "</tr>\n");
     for (uint32_t l = 0; l < r->layer_count; l++)
@@ -377,9 +371,7 @@ static void add_worst(qc_report_writer *w)
     for (uint32_t i = 0; i < shown; i++) {
         const qc_report_weight *t = &r->weights[r->worst[i]];
         const qc_stored_weight *s = t->stored;
-        QC_PAGE(w, "<tr><td class=\"name\">");
-        qc_page_text(w, t->name);
-        QC_PAGE(w, "</td>");
+        qc_page_put(w, "<tr><td class=\"name\">", t->name, "</td>");
         add_number(w, t->rel_mse, 1);
         add_sqnr(w, t->rel_mse, 1);
         if (t->over_median > 0)
@@ -410,17 +402,13 @@ void qc_page_errors(qc_report_writer *w)
                    ? "These are from the manifest, as convert measured them."
                    : "There are none: OUT has no manifest. <code>--against MODEL</code> measures "
                      "them.");
-    if (r->errors == QC_ERRORS_SOURCE) {
-        QC_PAGE(w, "<b>");
-        qc_page_text(w, r->call->against);
-        QC_PAGE(w, "</b>.");
-    }
+    if (r->errors == QC_ERRORS_SOURCE)
+        qc_page_put(w, "<b>", r->call->against, "</b>.");
     QC_PAGE(w, "</p>\n");
     if (r->errors != QC_ERRORS_NONE && r->worst_count < r->weight_count) {
         QC_PAGE(w, "<p><b>Note:</b> the error of %u of %u weights is not known: ",
                 r->weight_count - r->worst_count, r->weight_count);
-        qc_page_text(w, r->no_errors);
-        QC_PAGE(w, ".</p>\n");
+        qc_page_put(w, "", r->no_errors, ".</p>\n");
     }
     add_forms(w);
     add_kinds(w);

@@ -9,7 +9,7 @@
 #define MAX_BARS   40u
 #define MAX_ROWS   2000u
 
-/* Errors of some weights, by elements. */
+/* The errors of some weights, each times its elements. */
 typedef struct {
     double rounded, calibrated, elems;
     uint32_t weights;
@@ -60,9 +60,7 @@ static void add_kinds(qc_report_writer *w)
         gain g = of_series(r, r->series[s]);
         if (g.weights == 0)
             continue;
-        QC_PAGE(w, "<tr><td>");
-        qc_page_text(w, r->series[s]);
-        QC_PAGE(w, "</td>");
+        qc_page_put(w, "<tr><td>", r->series[s], "</td>");
         add_cells(w, &g);
         QC_PAGE(w, "<td>%" PRIu32 "</td></tr>\n", g.weights);
     }
@@ -117,9 +115,7 @@ static void add_weights(qc_report_writer *w, uint32_t count)
         add_up(&g, &r->weights[i]);
         if (g.weights == 0)
             continue;
-        QC_PAGE(w, "<tr><td class=\"name\">");
-        qc_page_text(w, r->weights[i].name);
-        QC_PAGE(w, "</td>");
+        qc_page_put(w, "<tr><td class=\"name\">", r->weights[i].name, "</td>");
         add_cells(w, &g);
         QC_PAGE(w, "</tr>\n");
     }
@@ -138,9 +134,7 @@ void qc_page_outputs(qc_report_writer *w)
     for (uint32_t i = 0; i < r->weight_count; i++)
         add_up(&all, &r->weights[i]);
     qc_page_section(w, "outputs", "Gain of calibrating");
-    QC_PAGE(w, "<p>Calibrated with <b>");
-    qc_page_text(w, c->hessians ? c->hessians : c->text);
-    QC_PAGE(w, "</b>");
+    qc_page_put(w, "<p>Calibrated with <b>", c->hessians ? c->hessians : c->text, "</b>");
     if (!c->hessians)
         QC_PAGE(w, ", %" PRIu64 " tokens in windows of %" PRIu64, c->tokens, c->context);
     QC_PAGE(w,

@@ -1,4 +1,4 @@
-/* What eval and bench found. */
+/* The sections of the page about what eval and bench found. */
 #include "convert/report/report_page.h"
 #include "convert/term/size_text.h"
 
@@ -56,23 +56,17 @@ static void add_eval(qc_report_writer *w)
                 "--json &gt; eval.json</code> found before.</p>\n");
         return;
     }
-    QC_PAGE(w, "<p>Over ");
-    qc_page_text(w, e->text ? e->text : "a text");
+    qc_page_put(w, "<p>Over ", e->text ? e->text : "a text", "");
     QC_PAGE(w, ": %s tokens read with the tokenizer <b>", qc_text_count(a, e->tokens));
     qc_page_text(w, e->tokenizer ? e->tokenizer : "?");
     QC_PAGE(w, "</b>, in %s windows of at most %s; %s predicted, on ", qc_text_count(a, e->windows),
             qc_text_count(b, e->context), qc_text_count(c, e->predicted));
-    qc_page_text(w, e->device ? e->device : "?");
-    QC_PAGE(w, ".");
+    qc_page_put(w, "", e->device ? e->device : "?", ".");
     if (r->eval_from) {
-        QC_PAGE(w, " Measured before, from the file ");
-        qc_page_text(w, r->eval_from);
-        QC_PAGE(w, " about ");
+        qc_page_put(w, " Measured before, from the file ", r->eval_from, " about ");
         qc_page_text(w, e->path ? e->path : "?");
-        if (e->compared) {
-            QC_PAGE(w, " against ");
-            qc_page_text(w, e->against ? e->against : "?");
-        }
+        if (e->compared)
+            qc_page_put(w, " against ", e->against ? e->against : "?", "");
         QC_PAGE(w, "; that it was this very output is not checked.");
     }
     QC_PAGE(w, " After &#177; stands one standard error.</p>\n<table>\n<tr><th>measure</th><th>"
@@ -122,9 +116,7 @@ static void add_speed_line(qc_report_writer *w, const qc_report_bench *b, uint32
                            const uint64_t *m, unsigned m_count)
 {
     const qc_report_speed *line = &b->rows[first];
-    QC_PAGE(w, "<tr><td class=\"name\">");
-    qc_page_text(w, line->model);
-    QC_PAGE(w, ", ");
+    qc_page_put(w, "<tr><td class=\"name\">", line->model, ", ");
     qc_page_text(w, line->layer);
     QC_PAGE(w, "%s</td><td>", line->here ? " <b>(in OUT)</b>" : "");
     qc_page_text(w, line->scheme);
@@ -187,13 +179,9 @@ static void add_speed(qc_report_writer *w)
                 "<p><b>%" PRIu64 " of its results were wrong or could not be had</b>; they have no "
                 "times here.</p>\n",
                 b->failed);
-    QC_PAGE(w, "<p>On <b>");
-    qc_page_text(w, b->device);
-    QC_PAGE(w, "</b>, measured by ");
-    qc_page_text(w, b->program);
-    QC_PAGE(w, " with ");
-    qc_page_text(w, b->dtype);
-    QC_PAGE(w, " activations");
+    qc_page_put(w, "<p>On <b>", b->device, "</b>, measured by ");
+    qc_page_put(w, "", b->program, " with ");
+    qc_page_put(w, "", b->dtype, " activations");
     if (b->copy_gbps > 0)
         QC_PAGE(w, "; memory copies run at %.4g GB/s", b->copy_gbps);
     if (b->gemm_tflops > 0)

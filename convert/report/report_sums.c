@@ -12,7 +12,7 @@ static int compare_doubles(const void *a, const void *b)
     return *x < *y ? -1 : *x > *y;
 }
 
-/* values: room for all weights. */
+/* `values` has room for all weights. */
 static void sum_form(qc_report *r, uint32_t f, double *values)
 {
     qc_report_form *form = &r->forms[f];

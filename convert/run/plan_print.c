@@ -3,9 +3,9 @@
 #include "convert/fit/auto_choice.h"
 #include "convert/plan/loaders.h"
 #include "convert/term/console.h"
+#include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
 #include "convert/term/table.h"
-#include "formats/json_writer.h"
 
 #include <inttypes.h>
 
@@ -64,77 +64,47 @@ static qc_status print_json(qc_strbuf *out, const qc_plan *p, const qc_convert_r
     qc_json_writer w;
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
-    qc_jw_key(&w, "command");
-    qc_jw_string(&w, "dry-run");
-    qc_jw_key(&w, "model_type");
-    qc_jw_string(&w, p->recipe->model_type);
-    qc_jw_key(&w, "known_type");
-    qc_jw_bool(&w, p->recipe->known_type);
-    qc_jw_key(&w, "source_bytes");
-    qc_jw_u64(&w, p->source_bytes);
-    qc_jw_key(&w, "tensor_bytes");
-    qc_jw_u64(&w, p->tensor_bytes);
-    qc_jw_key(&w, "file_bytes");
-    qc_jw_u64(&w, p->content_bytes);
-    qc_jw_key(&w, "weights_quantized");
-    qc_jw_u64(&w, p->weights_quantized);
-    qc_jw_key(&w, "quantized_bytes");
-    qc_jw_u64(&w, p->quantized_bytes);
-    qc_jw_key(&w, "shards");
-    qc_jw_begin_array(&w);
+    qc_jm_string(&w, "command", "dry-run");
+    qc_jm_string(&w, "model_type", p->recipe->model_type);
+    qc_jm_bool(&w, "known_type", p->recipe->known_type);
+    qc_jm_u64(&w, "source_bytes", p->source_bytes);
+    qc_jm_u64(&w, "tensor_bytes", p->tensor_bytes);
+    qc_jm_u64(&w, "file_bytes", p->content_bytes);
+    qc_jm_u64(&w, "weights_quantized", p->weights_quantized);
+    qc_jm_u64(&w, "quantized_bytes", p->quantized_bytes);
+    qc_jm_begin_array(&w, "shards");
     for (uint32_t i = 0; i < p->layout.count; i++) {
         const qc_shard *s = &p->layout.shards[i];
-        qc_jw_compact_next(&w);
-        qc_jw_begin_object(&w);
-        qc_jw_key(&w, "name");
-        qc_jw_string(&w, s->name);
-        qc_jw_key(&w, "bytes");
-        qc_jw_u64(&w, s->header_bytes + s->data_bytes);
+        qc_jm_begin_row(&w);
+        qc_jm_string(&w, "name", s->name);
+        qc_jm_u64(&w, "bytes", s->header_bytes + s->data_bytes);
         if (p->device_names) {
-            qc_jw_key(&w, "device");
-            qc_jw_string(&w, p->device_names[s->device]);
+            qc_jm_string(&w, "device", p->device_names[s->device]);
         }
         qc_jw_end_object(&w);
     }
     qc_jw_end_array(&w);
-    qc_jw_key(&w, "skip_modules");
-    qc_jw_begin_array(&w);
+    qc_jm_begin_array(&w, "skip_modules");
     for (uint32_t i = 0; i < p->recipe->skip_count; i++)
         qc_jw_string(&w, p->recipe->skip_modules[i]);
     qc_jw_end_array(&w);
-    qc_jw_key(&w, "tensors");
-    qc_jw_begin_array(&w);
+    qc_jm_begin_array(&w, "tensors");
     for (uint32_t i = 0; i < p->job_count; i++) {
         const qc_job *j = &p->jobs[i];
         const qc_ckpt_tensor *src = &p->model->tensors[j->source];
-        qc_jw_compact_next(&w);
-        qc_jw_begin_object(&w);
-        qc_jw_key(&w, "name");
-        qc_jw_string(&w, src->name);
-        qc_jw_key(&w, "dtype");
-        qc_jw_string(&w, qc_dtype_name(src->dtype));
-        qc_jw_key(&w, "shape");
-        qc_jw_begin_array(&w);
-        for (unsigned d = 0; d < src->ndim; d++)
-            qc_jw_u64(&w, src->dims[d]);
-        qc_jw_end_array(&w);
-        qc_jw_key(&w, "scheme");
-        qc_jw_string(&w, qc_scheme_name(j->scheme));
-        qc_jw_key(&w, "role");
-        qc_jw_string(&w, qc_role_name(j->entry->role));
-        qc_jw_key(&w, "transposed");
-        qc_jw_bool(&w, j->entry->transpose);
-        qc_jw_key(&w, "why");
-        qc_jw_string(&w, j->entry->why);
-        qc_jw_key(&w, "bytes_before");
-        qc_jw_u64(&w, src->bytes);
-        qc_jw_key(&w, "bytes_after");
-        qc_jw_u64(&w, job_bytes(p, j));
-        qc_jw_key(&w, "shard");
-        qc_jw_u64(&w, qc_plan_tensor(p, j->outputs[QC_PART_MAIN]).shard);
+        qc_jm_begin_row(&w);
+        qc_jm_string(&w, "name", src->name);
+        qc_jm_string(&w, "dtype", qc_dtype_name(src->dtype));
+        qc_jm_u64s(&w, "shape", src->dims, src->ndim);
+        qc_jm_string(&w, "scheme", qc_scheme_name(j->scheme));
+        qc_jm_string(&w, "role", qc_role_name(j->entry->role));
+        qc_jm_bool(&w, "transposed", j->entry->transpose);
+        qc_jm_string(&w, "why", j->entry->why);
+        qc_jm_u64(&w, "bytes_before", src->bytes);
+        qc_jm_u64(&w, "bytes_after", job_bytes(p, j));
+        qc_jm_u64(&w, "shard", qc_plan_tensor(p, j->outputs[QC_PART_MAIN]).shard);
         if (p->device_names) {
-            qc_jw_key(&w, "device");
-            qc_jw_string(&w, device_name(p, j));
+            qc_jm_string(&w, "device", device_name(p, j));
         }
         qc_jw_end_object(&w);
     }

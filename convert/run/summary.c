@@ -1,5 +1,6 @@
 #include "convert/run/summary.h"
 
+#include "base/checked.h"
 #include "convert/fit/auto_choice.h"
 #include "convert/plan/loaders.h"
 #include "convert/term/console.h"
@@ -42,47 +43,44 @@ double qc_report_overall_bits(const qc_convert_report *r)
 
 /* ---- text ---- */
 
-/* Names come from files and command lines. */
-static qc_status add_printable(qc_strbuf *out, const char *s, qc_error *err)
+/* Names come from files and command lines, so they may hold anything. */
+static void add_printable(qc_strbuf *out, const char *s)
 {
     size_t before = out->len;
-    QC_TRY(qc_strbuf_adds(out, s, err));
-    qc_console_printable(out->data + before);
-    return QC_OK;
+    qc_strbuf_puts(out, s);
+    if (out->failed == QC_OK)
+        qc_console_printable(out->data + before);
 }
 
-static qc_status add_sizes(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+static void add_sizes(const qc_convert_report *r, qc_strbuf *out)
 {
     char in[QC_SIZE_TEXT_BYTES], content[QC_SIZE_TEXT_BYTES], stored[QC_SIZE_TEXT_BYTES];
     double part = r->bytes_in ? (double)r->bytes_out_content / (double)r->bytes_in * 100.0 : 0.0;
-    QC_TRY(qc_strbuf_addf(out, err, "  size      %s -> %s (%.1f%%)", qc_text_bytes(in, r->bytes_in),
-                          qc_text_bytes(content, r->bytes_out_content), part));
+    qc_strbuf_putf(out, "  size      %s -> %s (%.1f%%)", qc_text_bytes(in, r->bytes_in),
+                   qc_text_bytes(content, r->bytes_out_content), part);
     if (r->compressed && !r->dry_run)
-        QC_TRY(
-            qc_strbuf_addf(out, err, ", %s on disk", qc_text_bytes(stored, r->bytes_out_stored)));
-    QC_TRY(qc_strbuf_addf(out, err, " in %" PRIu32 " shard%s\n", r->shards,
-                          r->shards == 1 ? "" : "s"));
+        qc_strbuf_putf(out, ", %s on disk", qc_text_bytes(stored, r->bytes_out_stored));
+    qc_strbuf_putf(out, " in %" PRIu32 " shard%s\n", r->shards, r->shards == 1 ? "" : "s");
     if (qc_report_quantized_bits(r) > 0.0)
-        QC_TRY(qc_strbuf_addf(out, err, "  bits      %.3f per quantized weight, %.3f over all\n",
-                              qc_report_quantized_bits(r), qc_report_overall_bits(r)));
-    return QC_OK;
+        qc_strbuf_putf(out, "  bits      %.3f per quantized weight, %.3f over all\n",
+                       qc_report_quantized_bits(r), qc_report_overall_bits(r));
 }
 
-static qc_status add_schemes(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+static void add_schemes(const qc_convert_report *r, qc_strbuf *out)
 {
     unsigned shown = 0;
-    QC_TRY(qc_strbuf_adds(out, "  tensors  ", err));
+    qc_strbuf_puts(out, "  tensors  ");
     for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
         const qc_report_scheme *scheme = &r->schemes[s];
         if (scheme->tensors == 0 || s == QC_SCHEME_ABSORBED)
             continue;
-        QC_TRY(qc_strbuf_addf(out, err, "%s %" PRIu64 " %s", shown++ ? "," : "", scheme->tensors,
-                              qc_scheme_name((qc_scheme)s)));
+        qc_strbuf_putf(out, "%s %" PRIu64 " %s", shown++ ? "," : "", scheme->tensors,
+                       qc_scheme_name((qc_scheme)s));
     }
-    return qc_strbuf_adds(out, shown ? "\n" : " none\n", err);
+    qc_strbuf_puts(out, shown ? "\n" : " none\n");
 }
 
-/* Of the quantized weights, by GPUs; 0 if there are none. */
+/* The share of the quantized weights that GPUs quantized; 0 if there are none. */
 static double gpu_share(const qc_convert_report *r)
 {
     uint64_t elems = 0;
@@ -92,28 +90,27 @@ static double gpu_share(const qc_convert_report *r)
     return elems ? (double)r->gpu_weights / (double)elems : 0.0;
 }
 
-/* Where weights were quantized, unless all were on the CPU. */
-static qc_status add_device(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+/* Says where weights were quantized, unless the CPU did all of them. */
+static void add_device(const qc_convert_report *r, qc_strbuf *out)
 {
     if (r->gpu_weights == 0)
-        return QC_OK;
-    QC_TRY(qc_strbuf_adds(out, "  device    ", err));
-    QC_TRY(add_printable(out, r->device, err));
+        return;
+    qc_strbuf_puts(out, "  device    ");
+    add_printable(out, r->device);
     if (gpu_share(r) < 1.0)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              " for %.1f%% of the quantized weights, the CPU for the rest",
-                              gpu_share(r) * 100.0));
-    return qc_strbuf_adds(out, "\n", err);
+        qc_strbuf_putf(out, " for %.1f%% of the quantized weights, the CPU for the rest",
+                       gpu_share(r) * 100.0);
+    qc_strbuf_puts(out, "\n");
 }
 
-/* Of several parts the one that completed OUT. */
+/* Whether this is the one of several parts that completed OUT. */
 static int was_last(const qc_convert_report *r)
 {
     return r->part_count > 1 && r->parts_left_count == 0 && !r->complete_before &&
            !r->complete_meanwhile;
 }
 
-/* Of several parts one without a shard; who completed OUT did that at least. */
+/* Whether this is a part without a shard that did not complete OUT either. */
 static int got_nothing(const qc_convert_report *r)
 {
     return r->part_count > 1 && r->shards == 0 && !was_last(r);
@@ -124,143 +121,143 @@ static int is_complete(const qc_convert_report *r)
     return r->out && r->parts_left_count == 0;
 }
 
-static uint64_t without(uint64_t all, uint64_t kept)
-{
-    return all > kept ? all - kept : 0;
-}
-
 /* A part that completed OUT knows the sizes of all and the time of its own. The rates are those of
  * this run, which did not do again what it found done. */
-static qc_status add_time(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+static void add_time(const qc_convert_report *r, qc_strbuf *out)
 {
     char time[QC_SIZE_TEXT_BYTES], rate_in[QC_SIZE_TEXT_BYTES], rate_out[QC_SIZE_TEXT_BYTES];
-    QC_TRY(qc_strbuf_addf(out, err, "  time      %s", qc_text_seconds(time, r->seconds)));
+    qc_strbuf_putf(out, "  time      %s", qc_text_seconds(time, r->seconds));
     if (was_last(r))
-        QC_TRY(qc_strbuf_addf(out, err, " for part %u", r->part_index + 1));
+        qc_strbuf_putf(out, " for part %u", r->part_index + 1);
     else
-        QC_TRY(qc_strbuf_addf(
-            out, err, ", %s in, %s out",
-            qc_text_rate(rate_in, without(r->bytes_in, r->bytes_in_kept), r->seconds),
-            qc_text_rate(rate_out, without(r->bytes_out_stored, r->bytes_out_kept), r->seconds)));
-    return qc_strbuf_addf(out, err, ", %u thread%s%s%s\n", r->threads, r->threads == 1 ? "" : "s",
-                          r->isa ? ", " : "", r->isa ? r->isa : "");
+        qc_strbuf_putf(
+            out, ", %s in, %s out",
+            qc_text_rate(rate_in, qc_sat_sub(r->bytes_in, r->bytes_in_kept), r->seconds),
+            qc_text_rate(rate_out, qc_sat_sub(r->bytes_out_stored, r->bytes_out_kept), r->seconds));
+    qc_strbuf_putf(out, ", %u thread%s%s%s\n", r->threads, r->threads == 1 ? "" : "s",
+                   r->isa ? ", " : "", r->isa ? r->isa : "");
 }
 
-static qc_status add_parts_left(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+static void add_parts_left(const qc_convert_report *r, qc_strbuf *out)
 {
     if (r->complete_meanwhile)
-        return qc_strbuf_adds(out, "  complete  by another part meanwhile\n", err);
-    if (r->parts_left_count == 0)
-        return QC_OK;
-    QC_TRY(qc_strbuf_adds(out, r->parts_left_count == 1 ? "  to come   part" : "  to come   parts",
-                          err));
+        qc_strbuf_puts(out, "  complete  by another part meanwhile\n");
+    if (r->complete_meanwhile || r->parts_left_count == 0)
+        return;
+    qc_strbuf_puts(out, r->parts_left_count == 1 ? "  to come   part" : "  to come   parts");
     for (unsigned i = 0; i < r->parts_left_count; i++) {
         unsigned first = i;
         while (i + 1 < r->parts_left_count && r->parts_left[i + 1] == r->parts_left[i] + 1)
             i++;
-        QC_TRY(qc_strbuf_addf(out, err, "%s %u", first ? "," : "", r->parts_left[first] + 1));
+        qc_strbuf_putf(out, "%s %u", first ? "," : "", r->parts_left[first] + 1);
         if (i > first)
-            QC_TRY(qc_strbuf_addf(out, err, "%s %u", i > first + 1 ? " to" : ",",
-                                  r->parts_left[i] + 1));
+            qc_strbuf_putf(out, "%s %u", i > first + 1 ? " to" : ",", r->parts_left[i] + 1);
     }
-    return qc_strbuf_adds(out, "; the last to finish completes OUT\n", err);
+    qc_strbuf_puts(out, "; the last to finish completes OUT\n");
 }
 
-static qc_status add_complete_before(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+static void add_complete_before(const qc_convert_report *r, qc_strbuf *out)
 {
     if (r->part_count > 1)
-        QC_TRY(qc_strbuf_addf(out, err, "part %u of %u: ", r->part_index + 1, r->part_count));
-    QC_TRY(add_printable(out, r->out, err));
-    return qc_strbuf_addf(out, err, " is complete already; --%s makes it anew\n",
-                          r->part_count > 1 ? "restart" : "force");
+        qc_strbuf_putf(out, "part %u of %u: ", r->part_index + 1, r->part_count);
+    add_printable(out, r->out);
+    qc_strbuf_putf(out, " is complete already; --%s makes it anew\n",
+                   r->part_count > 1 ? "restart" : "force");
 }
 
-static qc_status add_calibration(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
+static void add_calibration(const qc_convert_report *r, qc_strbuf *out)
 {
     const char *with = r->calibration_text ? r->calibration_text : r->calibration_hessians;
     if (!with)
-        return QC_OK;
-    QC_TRY(qc_strbuf_addf(out, err, "  calibrated %" PRIu64 " weight%s with ", r->calibrated,
-                          r->calibrated == 1 ? "" : "s"));
-    QC_TRY(add_printable(out, with, err));
+        return;
+    qc_strbuf_putf(out, "  calibrated %" PRIu64 " weight%s with ", r->calibrated,
+                   r->calibrated == 1 ? "" : "s");
+    add_printable(out, with);
     if (r->calibration_text)
-        QC_TRY(qc_strbuf_addf(out, err, " (%" PRIu64 " tokens)", r->calibration_tokens));
+        qc_strbuf_putf(out, " (%" PRIu64 " tokens)", r->calibration_tokens);
     if (r->calibrated)
-        QC_TRY(qc_strbuf_addf(out, err, ": mean error in outputs %.3e -> %.3e", r->outputs_rounded,
-                              r->outputs_calibrated));
+        qc_strbuf_putf(out, ": mean error in outputs %.3e -> %.3e", r->outputs_rounded,
+                       r->outputs_calibrated);
     if (r->not_calibrated)
-        QC_TRY(qc_strbuf_addf(out, err, "; %" PRIu64 " by search", r->not_calibrated));
-    return qc_strbuf_adds(out, "\n", err);
+        qc_strbuf_putf(out, "; %" PRIu64 " by search", r->not_calibrated);
+    qc_strbuf_puts(out, "\n");
+}
+
+static void add_heading(const qc_convert_report *r, qc_strbuf *out)
+{
+    if (r->part_count > 1)
+        qc_strbuf_putf(out, "part %u of %u %s: ", r->part_index + 1, r->part_count,
+                       was_last(r) ? "was the last" : "is done");
+    qc_strbuf_puts(out, r->dry_run ? "dry run: " : "converted ");
+    add_printable(out, r->model);
+    if (r->out) {
+        qc_strbuf_puts(out, " -> ");
+        add_printable(out, r->out);
+    }
+    qc_strbuf_putf(out, " as %s", r->to);
+    if (r->scale && strcmp(r->scale, "absmax") != 0)
+        qc_strbuf_putf(out, ", scale %s", r->scale);
+    qc_strbuf_puts(out, "\n");
+}
+
+/* Says what a conversion did and a dry run does not do. */
+static void add_work(const qc_convert_report *r, qc_strbuf *out)
+{
+    char deleted[QC_SIZE_TEXT_BYTES];
+    if (r->worst_name) {
+        qc_strbuf_puts(out, "  worst     ");
+        add_printable(out, r->worst_name);
+        qc_strbuf_putf(out, ": relative MSE %.3e, largest error %.3e\n", r->worst_rel_mse,
+                       r->worst_max_err);
+    }
+    add_calibration(r, out);
+    add_device(r, out);
+    if (r->continued)
+        qc_strbuf_putf(out, "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
+                       r->tensors_kept, r->tensors_kept == 1 ? "" : "s", r->tensors_redone);
+    if (r->files_consumed)
+        qc_strbuf_putf(out, "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
+                       r->files_consumed, r->files_consumed == 1 ? "" : "s",
+                       qc_text_bytes(deleted, r->bytes_consumed));
+    add_time(r, out);
+    add_parts_left(r, out);
 }
 
 qc_status qc_report_text(const qc_convert_report *r, qc_strbuf *out, qc_error *err)
 {
-    char deleted[QC_SIZE_TEXT_BYTES];
-    if (r->complete_before)
-        return add_complete_before(r, out, err);
-    if (got_nothing(r)) {
-        QC_TRY(
-            qc_strbuf_addf(out, err,
-                           "part %u of %u had nothing to do: OUT has fewer shards than there are "
-                           "parts (--max-shard-size makes more)\n",
-                           r->part_index + 1, r->part_count));
-        return add_parts_left(r, out, err);
+    if (r->complete_before) {
+        add_complete_before(r, out);
+    } else if (got_nothing(r)) {
+        qc_strbuf_putf(out,
+                       "part %u of %u had nothing to do: OUT has fewer shards than there are "
+                       "parts (--max-shard-size makes more)\n",
+                       r->part_index + 1, r->part_count);
+        add_parts_left(r, out);
+    } else {
+        add_heading(r, out);
+        add_sizes(r, out);
+        add_schemes(r, out);
+        if (!r->dry_run)
+            add_work(r, out);
+        else if (r->loaders)
+            qc_strbuf_putf(out, "  loads in  %s\n", qc_loaders_names(r->loaders));
+        if (!r->dry_run && is_complete(r) && r->loaders)
+            QC_TRY(qc_next_steps_text(r->loaders, r->program, r->out, out, err));
     }
-    if (r->part_count > 1)
-        QC_TRY(qc_strbuf_addf(out, err, "part %u of %u %s: ", r->part_index + 1, r->part_count,
-                              was_last(r) ? "was the last" : "is done"));
-    QC_TRY(qc_strbuf_adds(out, r->dry_run ? "dry run: " : "converted ", err));
-    QC_TRY(add_printable(out, r->model, err));
-    if (r->out) {
-        QC_TRY(qc_strbuf_adds(out, " -> ", err));
-        QC_TRY(add_printable(out, r->out, err));
-    }
-    QC_TRY(qc_strbuf_addf(out, err, " as %s", r->to));
-    if (r->scale && strcmp(r->scale, "absmax") != 0)
-        QC_TRY(qc_strbuf_addf(out, err, ", scale %s", r->scale));
-    QC_TRY(qc_strbuf_adds(out, "\n", err));
-    QC_TRY(add_sizes(r, out, err));
-    QC_TRY(add_schemes(r, out, err));
-    if (r->dry_run)
-        return r->loaders
-                   ? qc_strbuf_addf(out, err, "  loads in  %s\n", qc_loaders_names(r->loaders))
-                   : QC_OK;
-    if (r->worst_name) {
-        QC_TRY(qc_strbuf_adds(out, "  worst     ", err));
-        QC_TRY(add_printable(out, r->worst_name, err));
-        QC_TRY(qc_strbuf_addf(out, err, ": relative MSE %.3e, largest error %.3e\n",
-                              r->worst_rel_mse, r->worst_max_err));
-    }
-    QC_TRY(add_calibration(r, out, err));
-    QC_TRY(add_device(r, out, err));
-    if (r->continued)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "  continued %" PRIu64 " tensor%s kept, %" PRIu64 " made again\n",
-                              r->tensors_kept, r->tensors_kept == 1 ? "" : "s", r->tensors_redone));
-    if (r->files_consumed)
-        QC_TRY(qc_strbuf_addf(out, err, "  deleted   %" PRIu64 " weight file%s of the source, %s\n",
-                              r->files_consumed, r->files_consumed == 1 ? "" : "s",
-                              qc_text_bytes(deleted, r->bytes_consumed)));
-    QC_TRY(add_time(r, out, err));
-    QC_TRY(add_parts_left(r, out, err));
-    return is_complete(r) && r->loaders
-               ? qc_next_steps_text(r->loaders, r->program, r->out, out, err)
-               : QC_OK;
+    return qc_strbuf_status(out, err);
 }
 
 /* ---- JSON ---- */
 
 static void put_schemes(qc_json_writer *w, const qc_convert_report *r)
 {
-    qc_jw_key(w, "schemes");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "schemes");
     for (unsigned s = 0; s < QC_REPORT_SCHEMES; s++) {
         const qc_report_scheme *scheme = &r->schemes[s];
         if (scheme->tensors == 0 || s == QC_SCHEME_ABSORBED)
             continue;
         qc_jw_key(w, qc_scheme_name((qc_scheme)s));
-        qc_jw_compact_next(w);
-        qc_jw_begin_object(w);
+        qc_jm_begin_row(w);
         qc_jm_u64(w, "tensors", scheme->tensors);
         qc_jm_u64(w, "weights", scheme->elems);
         qc_jm_u64(w, "bytes_in", scheme->bytes_in);
@@ -274,8 +271,7 @@ static void put_part(qc_json_writer *w, const qc_convert_report *r)
 {
     if (r->part_count <= 1)
         return;
-    qc_jw_key(w, "part");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "part");
     qc_jm_u64(w, "index", r->part_index + 1);
     qc_jm_u64(w, "of", r->part_count);
     qc_jw_key(w, "to_come");
@@ -296,8 +292,7 @@ void qc_report_calibration_json(const qc_convert_report *r, qc_json_writer *w)
 {
     if (!r->calibration_text && !r->calibration_hessians)
         return;
-    qc_jw_key(w, "calibration");
-    qc_jw_begin_object(w);
+    qc_jm_begin_object(w, "calibration");
     qc_jm_path(w, "text", r->calibration_text);
     qc_jm_path(w, "hessians", r->calibration_hessians);
     qc_jm_u64(w, "tokens", r->calibration_tokens);
@@ -322,8 +317,7 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_path(&w, "out", r->out);
     qc_jm_string(&w, "to", r->to);
     qc_jm_string(&w, "scale", r->scale);
-    qc_jw_key(&w, "complete_before");
-    qc_jw_bool(&w, r->complete_before);
+    qc_jm_bool(&w, "complete_before", r->complete_before);
     put_part(&w, r);
     qc_jm_u64(&w, "bytes_in", r->bytes_in);
     qc_jm_u64(&w, "bytes_out", r->bytes_out_content);
@@ -334,24 +328,16 @@ qc_status qc_report_json(const qc_convert_report *r, qc_strbuf *out, qc_error *e
     qc_jm_double(&w, "bits_per_weight", qc_report_overall_bits(r));
     put_schemes(&w, r);
     qc_report_calibration_json(r, &w);
-    qc_jw_key(&w, "worst");
-    if (r->worst_name) {
-        qc_jw_begin_object(&w);
+    if (qc_jm_begin_object_if(&w, "worst", r->worst_name != NULL)) {
         qc_jm_string(&w, "name", r->worst_name);
         qc_jm_double(&w, "rel_mse", r->worst_rel_mse);
         qc_jm_double(&w, "max_err", r->worst_max_err);
         qc_jw_end_object(&w);
-    } else {
-        qc_jw_null(&w);
     }
-    qc_jw_key(&w, "continued");
-    if (r->continued) {
-        qc_jw_begin_object(&w);
+    if (qc_jm_begin_object_if(&w, "continued", r->continued)) {
         qc_jm_u64(&w, "tensors_kept", r->tensors_kept);
         qc_jm_u64(&w, "tensors_redone", r->tensors_redone);
         qc_jw_end_object(&w);
-    } else {
-        qc_jw_null(&w);
     }
     qc_jm_u64(&w, "files_consumed", r->files_consumed);
     qc_jm_u64(&w, "bytes_consumed", r->bytes_consumed);

@@ -1,6 +1,7 @@
 #include "convert/term/html_text.h"
 
 #include "base/text.h"
+#include "convert/term/size_text.h"
 
 #include <string.h>
 
@@ -49,24 +50,22 @@ static const char common_style[] =
     "table.list td:first-child{font-weight:600;justify-content:flex-start;text-align:left}"
     "table.list td:first-child::before{content:none}table.list td:empty{display:none}}";
 
-qc_status qc_html_begin(qc_strbuf *out, const char *title, const char *style, qc_error *err)
+void qc_html_begin(qc_strbuf *out, const char *title, const char *style)
 {
-    QC_TRY(qc_strbuf_adds(out,
-                          "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"/>"
-                          "<meta name=\"viewport\" content=\"width=device-width, "
-                          "initial-scale=1\"/>"
-                          "<meta name=\"color-scheme\" content=\"light dark\"/><title>",
-                          err));
-    QC_TRY(qc_html_escape(out, title, err));
-    QC_TRY(qc_strbuf_adds(out, "</title><style>", err));
-    QC_TRY(qc_strbuf_adds(out, common_style, err));
-    QC_TRY(qc_strbuf_adds(out, style, err));
-    return qc_strbuf_adds(out, "</style></head>\n<body>\n", err);
+    qc_strbuf_puts(out, "<!DOCTYPE html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\"/>"
+                        "<meta name=\"viewport\" content=\"width=device-width, "
+                        "initial-scale=1\"/>"
+                        "<meta name=\"color-scheme\" content=\"light dark\"/><title>");
+    qc_html_escape(out, title);
+    qc_strbuf_puts(out, "</title><style>");
+    qc_strbuf_puts(out, common_style);
+    qc_strbuf_puts(out, style);
+    qc_strbuf_puts(out, "</style></head>\n<body>\n");
 }
 
-qc_status qc_html_end(qc_strbuf *out, qc_error *err)
+void qc_html_end(qc_strbuf *out)
 {
-    return qc_strbuf_addf(out, err, "<p>Made by qconv %s.</p>\n</body>\n</html>\n", QCONV_VERSION);
+    qc_strbuf_putf(out, "<p>Made by qconv %s.</p>\n</body>\n</html>\n", QCONV_VERSION);
 }
 
 /* Bytes of the UTF-8 character at s that XML allows and a page may show, 0 if there is none. */
@@ -78,26 +77,32 @@ static size_t character_bytes(const char *s)
     return shown && c != 0xfffe && c != 0xffff ? n : 0;
 }
 
-qc_status qc_html_escape(qc_strbuf *out, const char *text, qc_error *err)
+void qc_html_escape(qc_strbuf *out, const char *text)
 {
     const char *s = text;
     while (*s) {
         size_t n = character_bytes(s);
         if (n == 0)
-            QC_TRY(qc_strbuf_adds(out, "?", err));
+            qc_strbuf_puts(out, "?");
         else if (*s == '&')
-            QC_TRY(qc_strbuf_adds(out, "&amp;", err));
+            qc_strbuf_puts(out, "&amp;");
         else if (*s == '<')
-            QC_TRY(qc_strbuf_adds(out, "&lt;", err));
+            qc_strbuf_puts(out, "&lt;");
         else if (*s == '>')
-            QC_TRY(qc_strbuf_adds(out, "&gt;", err));
+            qc_strbuf_puts(out, "&gt;");
         else if (*s == '"')
-            QC_TRY(qc_strbuf_adds(out, "&quot;", err));
+            qc_strbuf_puts(out, "&quot;");
         else
-            QC_TRY(qc_strbuf_add(out, s, n, err));
+            qc_strbuf_put(out, s, n);
         s += n ? n : 1;
     }
-    return QC_OK;
+}
+
+void qc_html_put(qc_strbuf *out, const char *before, const char *text, const char *after)
+{
+    qc_strbuf_puts(out, before);
+    qc_html_escape(out, text);
+    qc_strbuf_puts(out, after);
 }
 
 /* ---- tables ---------------------------------------------------------------------------------- */
@@ -161,86 +166,92 @@ static int find_columns(const char *table, columns *t)
     return t->shown > 0;
 }
 
-static qc_status write_table(qc_strbuf *out, const char *table, const columns *t, qc_error *err)
+static void write_table(qc_strbuf *out, const char *table, const columns *t)
 {
     cell c = {.end = table};
     unsigned at = 0;
     int rows = 0;
-    QC_TRY(
-        qc_strbuf_adds(out, t->shown <= LIST_MOST ? "<table class=\"list\">\n" : "<table>\n", err));
+    qc_strbuf_puts(out, t->shown <= LIST_MOST ? "<table class=\"list\">\n" : "<table>\n");
     while (next_cell(c.end, &c)) {
         at = c.row_begins ? 0 : at + 1;
         if (c.row_begins)
-            QC_TRY(qc_strbuf_adds(out, rows++ ? "</tr>\n<tr>" : "<tr>", err));
+            qc_strbuf_puts(out, rows++ ? "</tr>\n<tr>" : "<tr>");
         if (at >= t->count || !t->used[at])
             continue;
-        QC_TRY(qc_strbuf_add(out, c.open, 3, err));
+        qc_strbuf_put(out, c.open, 3);
         if (!c.head && t->shown <= LIST_MOST && at > 0) {
-            QC_TRY(qc_strbuf_adds(out, " data-t=\"", err));
-            QC_TRY(qc_strbuf_add(out, t->title[at], t->title_len[at], err));
-            QC_TRY(qc_strbuf_adds(out, "\"", err));
+            qc_strbuf_puts(out, " data-t=\"");
+            qc_strbuf_put(out, t->title[at], t->title_len[at]);
+            qc_strbuf_puts(out, "\"");
         }
-        QC_TRY(qc_strbuf_add(out, c.open + 3, (size_t)(c.end - c.open) - 3, err));
-        QC_TRY(qc_strbuf_adds(out, c.head ? "</th>" : "</td>", err));
+        qc_strbuf_put(out, c.open + 3, (size_t)(c.end - c.open) - 3);
+        qc_strbuf_puts(out, c.head ? "</th>" : "</td>");
     }
-    return qc_strbuf_adds(out, "</tr>\n</table>\n", err);
+    qc_strbuf_puts(out, "</tr>\n</table>\n");
 }
 
-qc_status qc_html_table_end(qc_strbuf *out, qc_error *err)
+void qc_html_table_end(qc_strbuf *out)
 {
     static const char begin[] = "<table>";
     columns t;
     qc_strbuf table;
     size_t at = out->len;
+    if (out->failed != QC_OK)
+        return;
     while (at > 0 && strncmp(out->data + at, begin, sizeof begin - 1) != 0)
         at--;
-    if (at == 0)
-        QC_FAIL(err, QC_ERR_INTERNAL, "a page ends a table that it did not begin");
+    if (at == 0) {
+        out->failed = QC_ERR_INTERNAL; /* the page ends a table that it did not begin */
+        return;
+    }
+    /* The table is written anew from a copy; a copy that fails is a failure of the page. */
     qc_strbuf_init(&table, out->max);
-    qc_status st = qc_strbuf_adds(&table, out->data + at, err);
-    if (st == QC_OK && !find_columns(table.data, &t)) {
-        st = qc_strbuf_adds(out, "</table>\n", err);
-    } else if (st == QC_OK) {
+    qc_strbuf_puts(&table, out->data + at);
+    if (table.failed != QC_OK) {
+        out->failed = table.failed;
+        out->wanted = table.wanted;
+    } else if (find_columns(table.data, &t)) {
         out->len = at;
-        st = write_table(out, table.data, &t, err);
+        write_table(out, table.data, &t);
+    } else {
+        qc_strbuf_puts(out, "</table>\n");
     }
     qc_strbuf_deinit(&table);
-    return st;
 }
 
 /* ---- bars ------------------------------------------------------------------------------------ */
 
-qc_status qc_html_bar(qc_strbuf *out, const qc_html_part *parts, unsigned count, double limit,
-                      double most, qc_error *err)
+void qc_html_bar(qc_strbuf *out, const qc_html_part *parts, unsigned count, double limit,
+                 double most)
 {
+    char size[QC_SIZE_TEXT_BYTES];
     double x = 0.0, scale = most > 0 ? 99.6 / most : 0.0;
-    QC_TRY(qc_strbuf_adds(out,
-                          "<svg width=\"100%\" height=\"26\" "
-                          "xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"",
-                          err));
+    qc_strbuf_puts(out, "<svg width=\"100%\" height=\"26\" "
+                        "xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" aria-label=\"");
     for (unsigned i = 0; i < count; i++)
-        QC_TRY(qc_strbuf_addf(out, err, "%s%s", i ? ", " : "", parts[i].text));
-    QC_TRY(qc_strbuf_adds(out, "\">", err));
+        qc_strbuf_putf(out, "%s%s %s", i ? ", " : "", parts[i].name,
+                       qc_text_bytes(size, parts[i].bytes));
+    qc_strbuf_puts(out, "\">");
     for (unsigned i = 0; i < count; i++) {
-        double width = parts[i].value * scale;
-        if (parts[i].value > 0)
-            QC_TRY(qc_strbuf_addf(out, err,
-                                  "<rect class=\"c%u\" x=\"%.3f%%\" y=\"1\" width=\"%.3f%%\" "
-                                  "height=\"24\"><title>%s</title></rect>",
-                                  parts[i].colour, x, width, parts[i].text));
+        double width = (double)parts[i].bytes * scale;
+        if (parts[i].bytes > 0)
+            qc_strbuf_putf(out,
+                           "<rect class=\"c%u\" x=\"%.3f%%\" y=\"1\" width=\"%.3f%%\" "
+                           "height=\"24\"><title>%s %s</title></rect>",
+                           parts[i].colour, x, width, parts[i].name,
+                           qc_text_bytes(size, parts[i].bytes));
         x += width;
     }
     /* What stands over the outline is too much. */
     if (limit > 0)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "<rect x=\"0.1%%\" y=\"1\" width=\"%.3f%%\" height=\"24\" "
-                              "fill=\"none\" style=\"stroke:%s\" stroke-width=\"2\"/>",
-                              limit * scale,
-                              x > limit * scale * 1.000001 ? "var(--bad)" : "currentColor"));
-    return qc_strbuf_adds(out, "</svg>", err);
+        qc_strbuf_putf(out,
+                       "<rect x=\"0.1%%\" y=\"1\" width=\"%.3f%%\" height=\"24\" "
+                       "fill=\"none\" style=\"stroke:%s\" stroke-width=\"2\"/>",
+                       limit * scale, x > limit * scale * 1.000001 ? "var(--bad)" : "currentColor");
+    qc_strbuf_puts(out, "</svg>");
 }
 
-qc_status qc_html_key(qc_strbuf *out, const char *name, unsigned colour, qc_error *err)
+void qc_html_key(qc_strbuf *out, const char *name, unsigned colour)
 {
-    return qc_strbuf_addf(out, err, "<span class=\"key c%u\"><i></i>%s</span>\n", colour, name);
+    qc_strbuf_putf(out, "<span class=\"key c%u\"><i></i>%s</span>\n", colour, name);
 }

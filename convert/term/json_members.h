@@ -18,6 +18,37 @@ static inline void qc_jm_double(qc_json_writer *w, const char *key, double v)
     qc_jw_double(w, v);
 }
 
+/* A list or an object under a key; qc_jw_end_array or qc_jw_end_object ends it. */
+static inline void qc_jm_begin_array(qc_json_writer *w, const char *key)
+{
+    qc_jw_key(w, key);
+    qc_jw_begin_array(w);
+}
+
+static inline void qc_jm_begin_object(qc_json_writer *w, const char *key)
+{
+    qc_jw_key(w, key);
+    qc_jw_begin_object(w);
+}
+
+/* The same where it is known; else null is written and 0 returned. */
+static inline int qc_jm_begin_object_if(qc_json_writer *w, const char *key, int known)
+{
+    qc_jw_key(w, key);
+    if (known)
+        qc_jw_begin_object(w);
+    else
+        qc_jw_null(w);
+    return known;
+}
+
+/* An object on one line, in a list or under a key that was written. */
+static inline void qc_jm_begin_row(qc_json_writer *w)
+{
+    qc_jw_compact_next(w);
+    qc_jw_begin_object(w);
+}
+
 /* What is not known is null. */
 static inline void qc_jm_u64_if(qc_json_writer *w, const char *key, int known, uint64_t v)
 {

@@ -274,7 +274,7 @@ static qc_status add_series(page *p, const plot *g, unsigned s, qc_error *err)
         QC_TRY(qc_strbuf_addf(p->out, err, "<circle cx=\"%.2f%%\" cy=\"%.1f\" r=\"%.1f\"%s><title>",
                               x_of(p, i), y_of(g, v), radius,
                               p->layers[i]->failure ? " class=\"bad\"" : ""));
-        QC_TRY(qc_html_escape(p->out, p->layers[i]->pair->name, err));
+        qc_html_escape(p->out, p->layers[i]->pair->name);
         if (g->by_m)
             QC_TRY(qc_strbuf_addf(p->out, err, ", M = %" PRIu64, p->r->m[s]));
         QC_TRY(qc_strbuf_addf(p->out, err, ": %.4g%s</title></circle>\n",
@@ -320,7 +320,7 @@ static qc_status add_plot(page *p, plot g, qc_error *err)
         if (g.by_m)
             QC_TRY(qc_strbuf_addf(p->out, err, "M = %" PRIu64, p->r->m[s]));
         else
-            QC_TRY(qc_html_escape(p->out, p->names[s], err));
+            qc_html_escape(p->out, p->names[s]);
         QC_TRY(qc_strbuf_adds(p->out, "</span>\n", err));
     }
     return qc_strbuf_adds(p->out, "</p>\n", err);
@@ -365,9 +365,9 @@ static qc_status add_summary(page *p, qc_error *err)
     const qc_validate_layer *worst = qc_validate_worst(r);
     char seconds[QC_SIZE_TEXT_BYTES];
     QC_TRY(qc_strbuf_adds(p->out, "<h1>", err));
-    QC_TRY(qc_html_escape(p->out, r->out, err));
+    qc_html_escape(p->out, r->out);
     QC_TRY(qc_strbuf_adds(p->out, " against ", err));
-    QC_TRY(qc_html_escape(p->out, r->model, err));
+    qc_html_escape(p->out, r->model);
     if (r->failure_count)
         QC_TRY(qc_strbuf_addf(p->out, err, ": <span class=\"no\">%zu not good enough</span></h1>\n",
                               r->failure_count));
@@ -377,12 +377,12 @@ static qc_status add_summary(page *p, qc_error *err)
         QC_TRY(qc_strbuf_adds(p->out, "</h1>\n", err));
     QC_TRY(qc_strbuf_addf(p->out, err, "<p>%zu of %zu quantized layers measured on ", r->measured,
                           r->quantized));
-    QC_TRY(qc_html_escape(p->out, r->device, err));
+    qc_html_escape(p->out, r->device);
     QC_TRY(qc_strbuf_addf(p->out, err, " in %s; %" PRIu64 " rows of ",
                           qc_text_seconds(seconds, r->seconds), r->rows));
     if (r->activations) {
         QC_TRY(qc_strbuf_adds(p->out, "activations captured in ", err));
-        QC_TRY(qc_html_escape(p->out, r->activations, err));
+        qc_html_escape(p->out, r->activations);
         QC_TRY(qc_strbuf_adds(p->out, ".", err));
     } else {
         QC_TRY(
@@ -390,13 +390,13 @@ static qc_status add_summary(page *p, qc_error *err)
     }
     if (worst) {
         QC_TRY(qc_strbuf_adds(p->out, " Largest output error: ", err));
-        QC_TRY(qc_html_escape(p->out, worst->pair->name, err));
+        qc_html_escape(p->out, worst->pair->name);
         QC_TRY(qc_strbuf_addf(p->out, err, ", %.4g%%.", worst->output_error * 100.0));
     }
     QC_TRY(qc_strbuf_adds(p->out, "</p>\n", err));
     if (r->left_out) {
         QC_TRY(qc_strbuf_adds(p->out, "<p>", err));
-        QC_TRY(qc_html_escape(p->out, r->left_out, err));
+        qc_html_escape(p->out, r->left_out);
         QC_TRY(qc_strbuf_adds(p->out, "</p>\n", err));
     }
     return QC_OK;
@@ -405,9 +405,9 @@ static qc_status add_summary(page *p, qc_error *err)
 static qc_status add_item(page *p, const char *name, const char *why, qc_error *err)
 {
     QC_TRY(qc_strbuf_adds(p->out, "<li>", err));
-    QC_TRY(qc_html_escape(p->out, name, err));
+    qc_html_escape(p->out, name);
     QC_TRY(qc_strbuf_adds(p->out, ": ", err));
-    QC_TRY(qc_html_escape(p->out, why, err));
+    qc_html_escape(p->out, why);
     return qc_strbuf_adds(p->out, "</li>\n", err);
 }
 
@@ -446,7 +446,7 @@ static qc_status add_row(page *p, const qc_validate_layer *l, qc_error *err)
     char shape[QC_SHAPE_TEXT_BYTES];
     const qc_validate_pair *pair = l->pair;
     QC_TRY(qc_strbuf_addf(p->out, err, "<tr><td%s>", l->failure ? " class=\"no\"" : ""));
-    QC_TRY(qc_html_escape(p->out, pair->name, err));
+    qc_html_escape(p->out, pair->name);
     QC_TRY(qc_strbuf_addf(p->out, err, "</td><td>%s</td><td>%s</td>", qc_validate_scheme(pair),
                           qc_text_shape(shape, pair->stored->dims, pair->stored->ndim)));
     QC_TRY(add_cell(p, l->weight_error * 100.0, "%", err));
@@ -474,7 +474,8 @@ static qc_status add_table(page *p, qc_error *err)
     QC_TRY(qc_strbuf_adds(p->out, "</tr>\n", err));
     for (size_t i = 0; i < p->count; i++)
         QC_TRY(add_row(p, p->layers[i], err));
-    return qc_html_table_end(p->out, err);
+    qc_html_table_end(p->out);
+    return QC_OK;
 }
 
 qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena, qc_strbuf *out,
@@ -482,7 +483,7 @@ qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena, qc_strb
 {
     page p = {.r = r, .out = out};
     QC_TRY(gather(&p, arena, err));
-    QC_TRY(qc_html_begin(out, "qconv validate", page_style, err));
+    qc_html_begin(out, "qconv validate", page_style);
     QC_TRY(add_summary(&p, err));
     QC_TRY(add_lists(&p, err));
     QC_TRY(add_plot(&p,
@@ -526,5 +527,6 @@ qc_status qc_validate_html(const qc_validate_report *r, qc_arena *arena, qc_strb
                            .percent = 1},
                     err));
     QC_TRY(add_table(&p, err));
-    return qc_html_end(out, err);
+    qc_html_end(out);
+    return qc_strbuf_status(out, err);
 }

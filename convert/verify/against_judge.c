@@ -53,7 +53,7 @@ static int says_searched(const qc_against *a)
     return a->manifest && (a->manifest->scale || a->manifest->calibration);
 }
 
-/* Codes tell nothing here, but the error is known. */
+/* The codes of a calibrated weight say nothing, but its error is known. */
 static qc_status judge_calibrated(const qc_against_tensor *t, qc_against *a, qc_against_row *r,
                                   qc_error *err)
 {
@@ -76,7 +76,7 @@ static qc_status add_up(qc_against_tensor *t, qc_against *a, qc_error *err)
     r->measured = 1;
     r->error = root_ratio(s->sum_ee, s->sum_xx);
     r->expected = root_ratio(s->sum_expected, s->sum_xx);
-    /* What is left of zeros, or of nothing but rounding, is no measure. */
+    /* Where only zeros or rounding are left, the ratio of the errors means nothing. */
     r->ratio = r->error <= 0x1p-20 && r->expected <= 0x1p-20 ? 1.0 : r->error / r->expected;
     r->max_error = s->max_err;
     if (s->max_index != UINT64_MAX)
@@ -146,7 +146,7 @@ static qc_status find_difference(qc_against_tensor *t, qc_against *a, qc_error *
         t->row.kind == QC_AGAINST_CAST ? "MODEL's, cast" : "that of MODEL", i, i / cols, i % cols);
 }
 
-/* The manifest remembers the source's bytes. */
+/* Checks the digest of the source's bytes that the manifest remembers. */
 static qc_status check_source(qc_against_tensor *t, qc_against *a, qc_against_result *r,
                               qc_error *err)
 {

@@ -1,4 +1,4 @@
-/* Which tensor of OUT is to be what of MODEL, and which of the two have no other. */
+/* Finds the tensor of MODEL that each tensor of OUT was made from, and those without a partner. */
 #include "convert/verify/against_parts.h"
 
 #include "base/checked.h"
@@ -12,7 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Pieces of an OUT without manifest; a multiple of every block size and a bound for buffers. */
+/* An OUT without a manifest is read in pieces of this size: a multiple of every block size, and a
+ * bound for buffers. */
 #define PIECE_BYTES ((uint64_t)4 << 20)
 
 typedef struct {
@@ -355,7 +356,7 @@ static const char *why_missing(const matcher *m, uint32_t i, uint64_t layers, in
         return "of a layer for multi-token prediction, left out";
     if (a->manifest)
         return NULL;
-    /* What transformers does not save again. */
+    /* transformers does not save these again. */
     if (is_tied_head(m, i))
         return "an output head that is tied to the embeddings";
     if (qc_ends_with(name, ".rotary_emb.inv_freq") || qc_ends_with(name, ".masked_bias") ||

@@ -38,7 +38,7 @@ static void first_difference(const work *w, const unsigned char *want, uint64_t 
     *where = w->offset + at + i;
 }
 
-/* Bytes as they are in MODEL, whatever they stand for. */
+/* Compares bytes with those of MODEL, whatever they stand for. */
 static qc_status compare_bytes(work *w, qc_error *err)
 {
     const qc_ckpt_tensor *from = &w->a->model->tensors[w->t->model_tensor];

@@ -8,11 +8,9 @@
 #include <math.h>
 #include <string.h>
 
-#define STEP_BYTES                                                                                 \
-    (512u                                                                                          \
-     << 10) /* of source: stays in the L2 cache between reading and comparing                 \
-                  */
-/* Of a weight that lies the other way in MODEL: the more at a time, the longer the reads. */
+/* A step has so many bytes of source, which stay in the L2 cache between reading and comparing. */
+#define STEP_BYTES (512u << 10)
+/* A step of a weight that lies the other way in MODEL has more, because that makes reads longer. */
 #define TURNED_ELEMS ((uint64_t)4 << 20)
 
 qc_status qc_against_take(qc_against *a, qc_against_scratch **out, qc_error *err)
@@ -133,7 +131,7 @@ qc_status qc_against_scales(const qc_against *a, qc_against_scratch *s, const qc
     float *nested = s->nested;
     uint8_t *codes = (uint8_t *)(nested + groups);
     QC_TRY(qc_checkpoint_read(c, s->scales, t, first, codes, (size_t)n, err));
-    /* With a cursor of their own: the frame of the codes stays decoded for the next piece. */
+    /* Scales have their own cursor, so the frame of the codes stays decoded for the next piece. */
     QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[w->nested_absmax], group * sizeof(float),
                               nested, (size_t)groups * sizeof(float), err));
     QC_TRY(qc_checkpoint_read(c, s->output, &c->tensors[w->nested_map], 0, map, sizeof map, err));

@@ -15,7 +15,7 @@
 
 #define WORST_ROWS 10u
 #define TEXT_MAX   ((size_t)1 << 30)
-/* Kinds of tensors in the table per kind: schemes and casts there are. */
+/* The table per kind has at most this many rows, one for each scheme and each cast. */
 #define KINDS_MOST 32u
 
 static double decibels(double error)
@@ -65,20 +65,14 @@ static qc_status write_json(qc_strbuf *out, const qc_call *call, const qc_agains
     qc_jm_string(&w, "command", "verified");
     qc_jm_path(&w, "path", call->model);
     qc_jm_path(&w, "against", call->against);
-    qc_jw_key(&w, "ok");
-    qc_jw_bool(&w, r->faults == 0);
+    qc_jm_bool(&w, "ok", r->faults == 0);
     qc_jm_u64(&w, "problems", r->faults);
-    qc_jw_key(&w, "first_problem");
-    if (r->faults) {
-        qc_jw_begin_object(&w);
+    if (qc_jm_begin_object_if(&w, "first_problem", r->faults > 0)) {
         qc_jm_string(&w, "what", r->first_what);
         qc_jm_string(&w, "why", r->first_why);
         qc_jw_end_object(&w);
-    } else {
-        qc_jw_null(&w);
     }
-    qc_jw_key(&w, "manifest");
-    qc_jw_bool(&w, r->has_manifest);
+    qc_jm_bool(&w, "manifest", r->has_manifest);
     qc_jm_u64(&w, "tensors", r->count);
     qc_jm_u64(&w, "equal", r->equal);
     qc_jm_u64(&w, "cast", r->cast);
@@ -86,18 +80,15 @@ static qc_status write_json(qc_strbuf *out, const qc_call *call, const qc_agains
     qc_jm_u64(&w, "source_digests", r->digests);
     qc_jm_u64(&w, "output_bytes", r->output_bytes);
     qc_jm_u64(&w, "model_bytes", r->model_bytes);
-    qc_jw_key(&w, "missing");
-    qc_jw_begin_array(&w);
+    qc_jm_begin_array(&w, "missing");
     for (size_t i = 0; i < r->missing_count; i++) {
-        qc_jw_compact_next(&w);
-        qc_jw_begin_object(&w);
+        qc_jm_begin_row(&w);
         qc_jm_string(&w, "name", r->missing[i].name);
         qc_jm_string(&w, "explained", r->missing[i].why);
         qc_jw_end_object(&w);
     }
     qc_jw_end_array(&w);
-    qc_jw_key(&w, "rows");
-    qc_jw_begin_array(&w);
+    qc_jm_begin_array(&w, "rows");
     for (size_t i = 0; i < r->count; i++)
         put_row(&w, &r->rows[i]);
     qc_jw_end_array(&w);
@@ -241,18 +232,16 @@ static qc_status write_rows(qc_strbuf *out, qc_arena *arena, const qc_call *call
     QC_TRY(qc_against_worst(&rows, &n, arena, r, err));
     for (size_t i = 0; i < n; i++)
         QC_TRY(add_row(&t, rows[i], err));
-    /* Tensors with faults come first, quantized or not. */
+    /* Tensors with faults come first, whether they are quantized or not. */
     if (faulty > 0 && n <= faulty)
-        QC_TRY(qc_strbuf_addf(out, err, "%zu of %zu tensor%s with faults:\n", n, faulty,
-                              faulty == 1 ? "" : "s"));
+        qc_strbuf_putf(out, "%zu of %zu tensor%s with faults:\n", n, faulty,
+                       faulty == 1 ? "" : "s");
     else if (faulty > 0)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "%zu tensor%s with faults, then those farthest from MODEL:\n", faulty,
-                              faulty == 1 ? "" : "s"));
+        qc_strbuf_putf(out, "%zu tensor%s with faults, then those farthest from MODEL:\n", faulty,
+                       faulty == 1 ? "" : "s");
     else if (n > 0)
-        QC_TRY(qc_strbuf_addf(out, err,
-                              "The %zu that are farthest from MODEL, of %" PRIu64 " quantized:\n",
-                              n, r->quantized));
+        qc_strbuf_putf(out, "The %zu that are farthest from MODEL, of %" PRIu64 " quantized:\n", n,
+                       r->quantized);
     return qc_table_render(&t, 2, out, err);
 }
 
@@ -265,8 +254,8 @@ static qc_status write_missing(qc_strbuf *out, const qc_call *call, const qc_aga
         explained += m->why != NULL;
         unexplained += m->why == NULL;
         if (call->verbose > 0 || (!m->why && unexplained <= QC_CONSOLE_LINES))
-            QC_TRY(qc_strbuf_addf(out, err, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
-                                  m->why ? m->why : ""));
+            qc_strbuf_putf(out, "not in OUT: %s%s%s\n", m->name, m->why ? ": " : "",
+                           m->why ? m->why : "");
     }
     if (call->verbose == 0)
         QC_TRY(qc_console_add_more(out, unexplained, err));
@@ -306,7 +295,7 @@ qc_status qc_against_report(const qc_call *call, const qc_against_result *r, dou
     else if (!call->quiet)
         st = write_text(&out, call, r, seconds, err);
     if (st == QC_OK && !call->json && out.len > 0) {
-        /* Names come from files: each on its line, whatever is in them. */
+        /* Names come from files; whatever is in them, each stays on its line. */
         for (char *line = out.data, *end; *line; line = end + 1) {
             end = strchr(line, '\n');
             if (!end)

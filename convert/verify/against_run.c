@@ -53,7 +53,7 @@ static qc_status take_frame(void *ctx, uint32_t shard, uint64_t offset, const vo
         else
             high = mid;
     }
-    /* Of tensors that begin together all but the last are empty. */
+    /* Where several tensors begin at one place, all but the last are empty. */
     if (low >= high || at < m->tensors[low].begin || at >= m->tensors[low].end ||
         a->of_listed[low] == QC_NO_TENSOR)
         return QC_OK;
@@ -211,7 +211,7 @@ qc_status qc_against_run(qc_against_result *result, qc_arena *arena, const char 
     if (pthread_mutex_init(&a.lock, NULL) != 0)
         QC_FAIL(err, QC_ERR_NOMEM, "no room for a lock");
     qc_status st = run(&a, output, model, result, err);
-    /* Names live in the checkpoints; rows outlive them. */
+    /* Names live in the checkpoints, and the rows outlive those. */
     for (size_t i = 0; st == QC_OK && i < result->count; i++) {
         qc_against_row *r = &result->rows[i];
         st = qc_arena_strndup(arena, &r->name, r->name, strlen(r->name), err);

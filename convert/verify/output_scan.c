@@ -137,7 +137,7 @@ static qc_status check_json(void *ctx, const char *text, size_t len, qc_error *e
     return QC_OK;
 }
 
-/* Members of weight_map, piece by piece: as a tree they would take more memory than all else. */
+/* Reads the members of weight_map one by one; a tree of them would take the most memory of all. */
 static qc_status count_entries(const char *path, size_t *entries, qc_error *err)
 {
     qc_file f = QC_FILE_CLOSED;
@@ -165,7 +165,7 @@ static qc_status count_entries(const char *path, size_t *entries, qc_error *err)
     return st;
 }
 
-/* The index is hashed as a file; here: does it say what the manifest says? */
+/* The index was hashed as a file already; this checks that it says what the manifest says. */
 static qc_status check_index(scan *s, qc_error *err)
 {
     const qc_manifest *m = &s->result->manifest;
@@ -185,7 +185,7 @@ static qc_status check_index(scan *s, qc_error *err)
     QC_TRY(qc_path_join(s->result->arena, &path, s->dir, name, err));
     QC_TRY(qc_path_stat(path, &kind, NULL, err));
     if (kind != QC_PATH_FILE)
-        return QC_OK; /* said already */
+        return QC_OK; /* that was reported already */
     qc_error why = {0};
     size_t entries = 0;
     qc_status st = count_entries(path, &entries, &why);
@@ -218,7 +218,7 @@ static qc_status add_unit(scan *s, const scan_unit *u, qc_error *err)
     return QC_OK;
 }
 
-/* Plain files: pieces are what the digests are over. */
+/* In plain files the digests are over pieces. */
 static qc_status add_plain_range(scan *s, uint32_t shard, uint64_t begin, uint64_t bytes,
                                  uint64_t piece, qc_error *err)
 {

@@ -1,8 +1,8 @@
 #include "convert/verify/scan_report.h"
 
 #include "convert/term/console.h"
+#include "convert/term/json_members.h"
 #include "convert/term/size_text.h"
-#include "formats/json_writer.h"
 
 #include <inttypes.h>
 
@@ -12,41 +12,23 @@ static qc_status write_json(qc_strbuf *out, const qc_call *call, const qc_scan_r
     qc_json_writer w;
     qc_jw_init(&w, out, err);
     qc_jw_begin_object(&w);
-    qc_jw_key(&w, "command");
-    qc_jw_string(&w, verb);
-    qc_jw_key(&w, "path");
-    qc_jw_path(&w, call->model);
-    if (call->out) {
-        qc_jw_key(&w, "out");
-        qc_jw_path(&w, call->out);
-    }
-    qc_jw_key(&w, "ok");
-    qc_jw_bool(&w, r->problem_count == 0);
-    qc_jw_key(&w, "problems");
-    qc_jw_u64(&w, r->problem_count);
-    qc_jw_key(&w, "first_problem");
-    if (r->problem_count) {
-        qc_jw_begin_object(&w);
-        qc_jw_key(&w, "what");
-        qc_jw_string(&w, r->first.what);
-        qc_jw_key(&w, "why");
-        qc_jw_string(&w, r->first.why);
+    qc_jm_string(&w, "command", verb);
+    qc_jm_path(&w, "path", call->model);
+    if (call->out)
+        qc_jm_path(&w, "out", call->out);
+    qc_jm_bool(&w, "ok", r->problem_count == 0);
+    qc_jm_u64(&w, "problems", r->problem_count);
+    if (qc_jm_begin_object_if(&w, "first_problem", r->problem_count > 0)) {
+        qc_jm_string(&w, "what", r->first.what);
+        qc_jm_string(&w, "why", r->first.why);
         qc_jw_end_object(&w);
-    } else {
-        qc_jw_null(&w);
     }
-    qc_jw_key(&w, "tensors");
-    qc_jw_u64(&w, r->tensors_checked);
-    qc_jw_key(&w, "shards");
-    qc_jw_u64(&w, r->manifest.shard_count);
-    qc_jw_key(&w, "files");
-    qc_jw_u64(&w, r->manifest.file_count);
-    qc_jw_key(&w, "content_bytes");
-    qc_jw_u64(&w, r->content_bytes);
-    qc_jw_key(&w, "stored_bytes");
-    qc_jw_u64(&w, r->stored_bytes);
-    qc_jw_key(&w, "seconds");
-    qc_jw_double(&w, seconds);
+    qc_jm_u64(&w, "tensors", r->tensors_checked);
+    qc_jm_u64(&w, "shards", r->manifest.shard_count);
+    qc_jm_u64(&w, "files", r->manifest.file_count);
+    qc_jm_u64(&w, "content_bytes", r->content_bytes);
+    qc_jm_u64(&w, "stored_bytes", r->stored_bytes);
+    qc_jm_double(&w, "seconds", seconds);
     qc_jw_end_object(&w);
     QC_TRY(qc_jw_finish(&w));
     return qc_strbuf_adds(out, "\n", err);
@@ -81,7 +63,7 @@ qc_status qc_scan_report(const qc_call *call, const qc_scan_result *r, const cha
     else if (!call->quiet)
         st = write_text(&out, call, r, verb, seconds, err);
     if (st == QC_OK && !call->json && out.len > 0) {
-        /* Names come from the manifest: one line, whatever is in them. */
+        /* Names come from the manifest; whatever is in them, this stays one line. */
         out.data[out.len - 1] = '\0';
         qc_console_printable(out.data);
         out.data[out.len - 1] = '\n';
