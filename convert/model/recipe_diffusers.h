@@ -16,8 +16,8 @@ const char *qc_diffusers_class(const qc_checkpoint *model);
 size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
                               uint32_t out[QC_NAMESAKES_MAX]);
 /* Corrects the classes of a diffusers model. What class_name holds in 32 bits is neither quantized
- * nor cast, and what the general rules would leave plain is left so only if that does not affect
- * its namesakes. */
+ * nor cast. The classes are also changed so that whatever stays plain can do so without affecting
+ * modules of the same name that are quantized. */
 void qc_diffusers_correct(const char *class_name, const qc_checkpoint *model,
                           qc_tensor_class *classes);
 
