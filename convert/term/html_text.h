@@ -1,36 +1,38 @@
 /* What qconv's HTML pages have in common: a head with one style for light and dark, escaped text,
- * an end. A page is one file without scripts or anything from outside, and well-formed XML, so a
- * plain XML parser can check and read it. */
+ * and an end. A page is one file without scripts or anything from outside. It is well-formed XML,
+ * so a plain XML parser can check and read it. */
 #ifndef QC_CONVERT_HTML_TEXT_H
 #define QC_CONVERT_HTML_TEXT_H
 
 #include "base/strbuf.h"
 
-/* title: plain text. style: CSS after the common one, "" for none; it may use --ink, --paper,
- * --faint (lines), --soft (secondary text), --good, --bad and --c0 to --c7 (series, Okabe and Ito's
- * palette, told apart by colour-blind readers too). */
+/* Begins a page. title is plain text. style is CSS that follows the common one, or ""; it may use
+ * --ink, --paper, --faint (lines), --soft (secondary text), --good, --bad, and --c0 to --c7
+ * (series, in Okabe and Ito's palette, which colour-blind readers can tell apart too). */
 QC_NODISCARD qc_status qc_html_begin(qc_strbuf *out, const char *title, const char *style,
                                      qc_error *err);
-/* Text for between tags or for an attribute in double quotes; what is no character of XML becomes
- * '?'. */
+/* Appends text for between tags, or for an attribute in double quotes. What is not a character of
+ * XML becomes '?'. */
 QC_NODISCARD qc_status qc_html_escape(qc_strbuf *out, const char *text, qc_error *err);
-/* "</table>" for the last "<table>" in out, whose rows are <tr> with <th> or <td>. A column without
- * anything below its title is left out. On a phone each row of a table of up to 14 columns becomes
- * a list that names the columns; a wider one scrolls, as any does where it is too wide. */
+/* Ends the last "<table>" in out, whose rows are <tr> with <th> or <td>, with "</table>". A column
+ * that has nothing below its title is left out. On a phone, each row of a table of up to 14 columns
+ * becomes a list that names the columns. A wider table scrolls, as does any that is too wide for
+ * the page. */
 QC_NODISCARD qc_status qc_html_table_end(qc_strbuf *out, qc_error *err);
 
-/* A part of a bar. */
+/* One section of a bar. */
 typedef struct {
-    const char *text; /* "weights 3.2 GB": escaped, for the tooltip and for those who do not see */
+    /* "weights 3.2 GB": escaped, for the tooltip and for readers who cannot see the bar */
+    const char *text;
     double value;
     unsigned colour; /* --c0 to --c7 */
 } qc_html_part;
-/* A bar as wide as the page where it stands for `most`: the parts one after another, and an outline
- * up to `limit` (0: none), in --bad where the parts go beyond it. Positions are percentages, so
- * nothing in it is scaled. */
+/* Appends a bar. `most` is as wide as the page where the bar stands. The sections follow one
+ * another, and an outline goes up to `limit` (0: none), in --bad if the sections go beyond it.
+ * Positions are percentages, so nothing in it is scaled. */
 QC_NODISCARD qc_status qc_html_bar(qc_strbuf *out, const qc_html_part *parts, unsigned count,
                                    double limit, double most, qc_error *err);
-/* A colour's name for below bars. name: escaped. */
+/* Appends the name of a colour, to stand below bars. name is escaped. */
 QC_NODISCARD qc_status qc_html_key(qc_strbuf *out, const char *name, unsigned colour,
                                    qc_error *err);
 
