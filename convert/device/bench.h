@@ -35,8 +35,8 @@ typedef struct {
 } qc_product_options;
 
 #define QC_BENCH_MAX_PARTS 8u /* QC_MATMUL_GROUP_MOST */
-/* A weight [n, k] of a linear layer. */
 
+/* A weight [n, k] of a linear layer. */
 typedef struct {
     const char *model; /* "Llama-3.3-70B"; "given" for --shapes */
     const char *layer; /* "q, o" */

@@ -9,7 +9,8 @@
 
 /* ---- one token ------------------------------------------------------------------------------ */
 
-/* The largest value. A NaN anywhere is noticed later, in the sum of exponentials. */
+/* The index of the largest value, the first one among equals. A NaN anywhere is noticed later, in
+ * the sum of exponentials. */
 static uint64_t largest(const float *x, uint64_t n)
 {
     uint64_t at = 0;
