@@ -1,4 +1,5 @@
-/* qconv: options, signals, dispatch, last words, exit code. */
+/* Parses options, sets signals, runs the command, prints the last message and returns the exit
+ * code. */
 #include "base/workers.h"
 #include "convert/cli/commands.h"
 #include "convert/cli/help.h"
@@ -13,7 +14,7 @@
 #include <unistd.h>
 
 #define MAX_HELP_BYTES    (1u << 20)
-#define STACK_LEAST_BYTES (1u << 20) /* what any command needs, many times over */
+#define STACK_LEAST_BYTES (1u << 20) /* many times what any command needs */
 
 /* ---- signals ---- */
 
@@ -23,9 +24,9 @@ static void on_interrupt(int signal_number)
     qc_interrupt();
 }
 
-/* The first SIGINT or SIGTERM asks the work to stop and clean up; the action is then the default
- * one again, so a second ends the process. A signal that is ignored already (nohup, a shell's
- * background job) stays ignored. */
+/* The first SIGINT or SIGTERM asks the work to stop and clean up. The default action is then
+ * restored, so that a second one ends the process. A signal that is ignored already (nohup, a
+ * shell's background job) stays ignored. */
 static void set_signals(void)
 {
     static const int stops[] = {SIGINT, SIGTERM, SIGHUP};
@@ -40,7 +41,7 @@ static void set_signals(void)
     act.sa_handler = SIG_IGN;
     act.sa_flags = 0;
     (void)sigaction(SIGPIPE, &act, NULL);
-    (void)sigaction(SIGXFSZ, &act, NULL); /* a size limit is then an error of write */
+    (void)sigaction(SIGXFSZ, &act, NULL); /* a file size limit is then an error of write */
 }
 
 /* ---- commands that only print ---- */
@@ -65,7 +66,7 @@ static qc_status print_text(const qc_options *o, qc_error *err)
     return st;
 }
 
-/* `qconv` alone: the overview, as an error. */
+/* Prints the overview for `qconv` without arguments, as an error. */
 static int print_overview_as_error(void)
 {
     qc_strbuf text;
@@ -103,7 +104,7 @@ static qc_status run(const qc_options *o, qc_error *err)
     QC_FAIL(err, QC_ERR_INTERNAL, "command %d has no function", (int)o->command);
 }
 
-/* Folders of models as the hub's cache has them. 'plan' knows ids of its own. */
+/* Finds the folders of models as the hub's cache has them. 'plan' looks up ids by itself. */
 static qc_status settle_paths(qc_options *o, qc_error *err)
 {
     qc_path_kind kind = QC_PATH_MISSING;
@@ -117,7 +118,7 @@ static qc_status settle_paths(qc_options *o, qc_error *err)
     return o->call.against ? qc_model_path_settle(&o->call.against, o->call.arena, err) : QC_OK;
 }
 
-/* What the user can do next, where the kind of error tells. */
+/* What the user can do next, where the kind of error tells it. */
 static const char *hint_for(qc_status st, const qc_options *o)
 {
     const char *hint = NULL;
@@ -169,8 +170,8 @@ static void *program_main(void *arg)
     return NULL;
 }
 
-/* The stack of the first thread is as small as a limit (ulimit -s) makes it; a crash would be all
- * that is seen of one that is too small. Other threads get the stack that they ask for. */
+/* A limit (ulimit -s) decides the stack of the first thread, and if it is too small, all that the
+ * user sees is a crash. Other threads get the stack that they ask for. */
 int main(int argc, char **argv)
 {
     struct rlimit limit;

@@ -1,7 +1,7 @@
 #include "convert/device/bench.h"
 #include "convert/term/json_members.h"
 
-/* null: not measured. */
+/* Writes null if it was not measured. */
 static void put_spread(qc_json_writer *w, const char *key, qc_bench_spread s)
 {
     qc_jw_key(w, key);
@@ -139,7 +139,7 @@ static void put_layers(qc_json_writer *w, const qc_bench_request *q, const qc_be
             }
 }
 
-/* How the run ended, or how far it is. */
+/* Writes how the run ended, or how far it is. */
 static void put_end(qc_json_writer *w, const qc_bench_request *q, const qc_bench_result *r)
 {
     qc_jm_u64(w, "left_out", r->left_out);

@@ -7,7 +7,7 @@
 
 #define CELL_BYTES 64
 
-/* Three or four digits: "1.23", "45.6", "789". */
+/* Writes three or four digits: "1.23", "45.6", "789". */
 static const char *digits(char out[CELL_BYTES], double v)
 {
     (void)snprintf(out, CELL_BYTES, v < 10 ? "%.2f" : v < 100 ? "%.1f" : "%.0f", v);
@@ -223,7 +223,7 @@ static qc_status text_model(const qc_bench_request *q, const qc_bench_result *r,
     "In %u the weights together are not more than four times the L2 cache: memory was too small, " \
     "or the weights are; the cache may have helped.\n"
 
-/* Weights that the cache may have helped with. */
+/* The number of rows whose weights the cache may have helped with. */
 static uint32_t short_rotations(const qc_bench_result *r)
 {
     uint32_t count = 0;
@@ -398,7 +398,8 @@ static qc_status markdown_table(const qc_bench_request *q, const qc_bench_result
     return QC_OK;
 }
 
-/* What a table of cells does not tell; a page outlives the terminal that it was made on. */
+/* Writes what a table of cells does not tell, because a page outlives the terminal in which it was
+ * made. */
 static qc_status markdown_notes(const qc_bench_request *q, const qc_bench_result *r, qc_strbuf *out,
                                 qc_error *err)
 {

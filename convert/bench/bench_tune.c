@@ -1,5 +1,5 @@
-/* qconv bench --tune, what needs no GPU: when a choice is better, which rows of x it is for, and
- * the table that is saved. */
+/* The part of qconv bench --tune that needs no GPU: when a choice is better, for which rows of x it
+ * is, and the table that is saved. */
 #include "convert/device/bench.h"
 #include "convert/device/tuning_file.h"
 
@@ -43,7 +43,7 @@ static qc_weights_kind kind_of(qc_bench_scheme s)
                                       : QC_WEIGHTS_NF4;
 }
 
-/* "2026-01-31T12:00:00Z"; of a clock that is not set: "". */
+/* Writes "2026-01-31T12:00:00Z", or "" if the clock is not set. */
 static void put_date(char out[32])
 {
     time_t now = time(NULL);

@@ -7,7 +7,7 @@
 #define MAX_COPIES   256u
 #define MAX_LAUNCHES 2048u
 #define MIN_ROUNDS   2u
-/* Of a graph, as convert/gpu/gpu_bench_matmul.c and gpu_bench_time.c make it. */
+/* The least launches of a graph, as convert/gpu/gpu_bench_matmul.c and gpu_bench_time.c make it. */
 #define LEAST_LAUNCHES 20
 #define LEAST_GRAPH_US 2000.0
 
@@ -59,8 +59,8 @@ static double graph_us(double launch_us)
     return us > LEAST_GRAPH_US ? us : LEAST_GRAPH_US;
 }
 
-/* Microseconds of half a round at the least. Without measured roofs (--tune has none) those of some
- * GPU do, as only proportions count. */
+/* The least microseconds of half a round. Where no roofs were measured (--tune measures none),
+ * those of some GPU do as well, because only proportions count. */
 static double round_cost(const qc_bench_request *q, const qc_bench_result *r, uint32_t shape,
                          uint64_t m)
 {
@@ -93,7 +93,7 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* samples sorted, count > 0 */
+/* The samples are sorted, and count > 0. */
 static double rank(const double *samples, uint32_t count, double q)
 {
     double at = q * (count - 1);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* config.json of meta-llama/Llama-3.3-70B-Instruct and meta-llama/Llama-3.1-8B. */
+/* From config.json of meta-llama/Llama-3.3-70B-Instruct and meta-llama/Llama-3.1-8B. */
 const qc_bench_shape qc_bench_model_shapes[] = {
     {"Llama-3.3-70B", "q, o", 8192, 8192, 2, 0, {0}},
     {"Llama-3.3-70B", "k, v", 1024, 8192, 2, 0, {0}},
@@ -37,10 +37,11 @@ const char *qc_bench_scheme_name(qc_bench_scheme s)
 
 /* ---- parsing ---- */
 
-/* Beyond this no index of a matmul is near 2^63, and no memory holds it. */
+/* Up to this, no index of a matmul comes near 2^63. No memory holds a weight beyond it. */
 #define MAX_SIDE ((uint64_t)1 << 24)
 
-/* A whole number of 1 to MAX_SIDE at *p; *p then stands behind it. 0 if there is none. */
+/* Reads a whole number from 1 to MAX_SIDE at *p, and moves *p behind it. Returns 0 if there is
+ * none. */
 static int read_side(const char **p, uint64_t *out)
 {
     uint64_t v = 0;
@@ -57,7 +58,7 @@ static int read_side(const char **p, uint64_t *out)
     return 1;
 }
 
-/* N, or N1+N2+..: weights that share x. 0 if it is neither. */
+/* Reads N, or N1+N2+... for weights that share x. Returns 0 if it is neither. */
 static int read_rows(const char **p, qc_bench_shape *s)
 {
     for (;;) {
@@ -176,7 +177,7 @@ qc_status qc_bench_parse_schemes(const char *text, qc_arena *arena, qc_bench_req
     return QC_OK;
 }
 
-/* Elements of a weight that share a scale, or a scale of scales. */
+/* How many elements of a weight share a scale, or a scale of scales. */
 static uint64_t whole_elems(qc_bench_scheme scheme)
 {
     switch (scheme) {
@@ -185,7 +186,7 @@ static uint64_t whole_elems(qc_bench_scheme scheme)
         return (uint64_t)QC_BENCH_BLOCK * QC_NESTED_BLOCK;
     case QC_BENCH_NF4_PLAIN:
         return QC_BENCH_BLOCK;
-    case QC_BENCH_INT8: /* a row has a scale of its own */
+    case QC_BENCH_INT8: /* each row has a scale of its own */
     case QC_BENCH_SCHEME_COUNT:
         break;
     }
@@ -221,7 +222,7 @@ double qc_bench_tolerance(const qc_bench_request *q)
 uint64_t qc_bench_weight_bytes(qc_bench_scheme scheme, uint64_t n, uint64_t k)
 {
     uint64_t elems = n * k, blocks = qc_ceil_div_u64(elems, QC_BENCH_BLOCK);
-    uint64_t nested = blocks + 4 * qc_ceil_div_u64(blocks, 256) + 4 * 256; /* with the map */
+    uint64_t nested = blocks + 4 * qc_ceil_div_u64(blocks, 256) + 4 * 256; /* including the map */
     switch (scheme) {
     case QC_BENCH_NF4:
         return (elems + 1) / 2 + nested;

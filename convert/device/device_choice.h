@@ -21,7 +21,7 @@
 #define QC_GPU_WORTH_BYTES ((uint64_t)1 << 30)
 
 typedef struct {
-    const qc_gpu_work *work; /* what can be done on the GPUs, where gpu_count > 0 */
+    const qc_gpu_work *work; /* what the GPUs can do, if gpu_count > 0 */
     unsigned gpu_count;      /* 0: the CPU does the work */
     qc_cuda_device gpus[QC_MAX_GPUS];
     qc_matmul_table tuning; /* for products on gpus[0]; the user of the devices fills it */
@@ -31,7 +31,8 @@ typedef struct {
 } qc_devices;
 
 /* work: what this build can do on GPUs, or NULL (call->gpu). option: the value of --device, or
- * NULL. source_bytes: of the weights that GPUs could quantize. *out lives as long as the arena. */
+ * NULL. source_bytes: the bytes of the weights that GPUs could quantize. *out lives as long as the
+ * arena. */
 QC_NODISCARD qc_status qc_devices_choose(qc_devices *out, const qc_gpu_work *work,
                                          const char *option, uint64_t source_bytes, qc_arena *arena,
                                          qc_error *err);

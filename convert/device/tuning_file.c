@@ -24,7 +24,7 @@ static const word kinds[] = {{"nf4", QC_WEIGHTS_NF4},
                              {"int8", QC_WEIGHTS_INT8_ROWS},
                              {"int8-blocks", QC_WEIGHTS_INT8_BLOCKS},
                              {NULL, 0}};
-/* The same names as of qc_matmul_path_name, which a build without kernels does not have. */
+/* These names are those of qc_matmul_path_name, which a build without kernels does not have. */
 static const word paths[] = {{"gemv", QC_MATMUL_GEMV},
                              {"mma-884", QC_MATMUL_MMA_884},
                              {"mma-16816", QC_MATMUL_MMA_16816},

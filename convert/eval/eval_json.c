@@ -1,4 +1,4 @@
-/* What eval says as JSON, and reading that again. */
+/* Writes the result of eval as JSON, and reads it again. */
 #include "convert/eval/eval.h"
 #include "convert/term/json_members.h"
 #include "formats/file_io.h"
@@ -11,12 +11,12 @@
 
 #define FILE_MAX (1u << 20)
 
-/* One table for both ways: the member's name is the field's. */
+/* One table serves both ways: the member's name is the field's. */
 typedef enum { TEXT, MAYBE_TEXT, COUNT, NUMBER } member_kind;
 typedef struct {
     const char *name;
     member_kind kind;
-    int of_pair; /* null without an original */
+    int of_pair; /* null if there is no original */
     size_t offset;
 } member;
 

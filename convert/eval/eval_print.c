@@ -1,4 +1,4 @@
-/* What eval says, for people. */
+/* Writes the result of eval for people. */
 #include "convert/eval/eval.h"
 #include "convert/term/table.h"
 
@@ -8,7 +8,7 @@
 
 #define CELL_BYTES 64
 
-/* Five digits; small numbers with as many. NaN is "-". */
+/* Writes five digits, also for small numbers. NaN is "-". */
 static qc_status number(qc_table *t, double v, const char *sign, const char *unit, qc_error *err)
 {
     if (!isfinite(v))
@@ -22,7 +22,7 @@ typedef struct {
     qc_status st;
 } rows;
 
-/* error NULL: it has none. */
+/* If error is NULL, the value has none. */
 static void row(rows *r, const char *what, double value, const double *error, const char *unit)
 {
     if (r->st == QC_OK)

@@ -1,4 +1,4 @@
-/* One streaming pass of both models over a text. */
+/* Takes both models over a text in one streaming pass. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/clock.h"
@@ -15,19 +15,20 @@
 #include <stdatomic.h>
 #include <string.h>
 
-/* What a batch may take beside weights: hidden states of both models and what computing them
- * needs. A batch is at least one window, however large that is. */
+/* What a batch may take besides weights: the hidden states of both models and what computing them
+ * needs. A batch has at least one window, however large that is. */
 #define BATCH_BYTES ((uint64_t)1 << 30)
-/* Logits of both models at a time; at least MIN_ROWS tokens. */
+/* The bytes of both models' logits at a time. A chunk has at least MIN_ROWS tokens. */
 #define LOGIT_BYTES ((uint64_t)64 << 20)
 #define MIN_ROWS    16u
 #define MAX_ROWS    2048u
 
-/* OUT or MODEL. */
+/* One of the two models: OUT or MODEL. */
 typedef struct {
     qc_checkpoint *checkpoint;
     qc_llama *llama;
-    float *hidden; /* [batch tokens, hidden], then the predicting rows moved together */
+    /* [batch tokens, hidden]; later the rows that predict something are moved together */
+    float *hidden;
     float *logits; /* [chunk rows, vocabulary] */
     uint64_t width;
 } side;
@@ -42,10 +43,10 @@ typedef struct {
     unsigned side_count;
     uint64_t vocabulary;
     qc_eval_windows windows;
-    uint64_t token_bytes; /* weights that each token passes, of both sides */
+    uint64_t token_bytes; /* bytes of weights that each token passes, in both models */
     uint64_t chunk_rows;
     qc_eval_token *tokens; /* [chunk_rows] */
-    uint32_t *targets;     /* of a batch */
+    uint32_t *targets;     /* of one batch */
     qc_eval_stats stats;
 } evaluation;
 
@@ -60,8 +61,8 @@ static qc_status open_side(evaluation *e, const char *path, qc_error *err)
     return QC_OK;
 }
 
-/* A GPU is worth its start for much work, not for many weights: they count once for each KB of
- * text. */
+/* A GPU is worth its start if there is much work, not if there are many weights. So the weights
+ * count once for each KB of text. */
 static qc_status choose_device(evaluation *e, uint64_t text_bytes, qc_error *err)
 {
     uint64_t bytes = 0;
@@ -99,7 +100,7 @@ static qc_status open_models(evaluation *e, qc_error *err)
     return QC_OK;
 }
 
-/* --context, or what both models can have, up to QC_TOKEN_TEXT_CONTEXT. */
+/* The value of --context, or what both models can take, up to QC_TOKEN_TEXT_CONTEXT. */
 static uint64_t context_of(const evaluation *e)
 {
     uint64_t context = e->o->context ? e->o->context : QC_TOKEN_TEXT_CONTEXT;
@@ -156,7 +157,7 @@ static int batch_fits(const evaluation *e, uint64_t tokens)
     return qc_sat_add(bytes, work) <= BATCH_BYTES;
 }
 
-/* Windows from w on that fit together, at least one; their tokens. */
+/* The number of windows from w on that fit together (at least one), and their tokens. */
 static uint64_t batch_windows(const evaluation *e, uint64_t w, uint64_t *tokens)
 {
     uint64_t n = 0;
@@ -253,7 +254,7 @@ static qc_status count_rows(evaluation *e, uint64_t rows, qc_error *err)
     return QC_OK;
 }
 
-/* The hidden states that predict something move together, and what they predict is listed. */
+/* Moves the hidden states that predict something together, and lists what they predict. */
 static uint64_t gather(evaluation *e, const qc_llama_batch *b)
 {
     uint64_t rows = 0, begin = 0, first = e->windows.first;

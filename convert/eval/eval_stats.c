@@ -9,7 +9,8 @@
 
 /* ---- one token ------------------------------------------------------------------------------ */
 
-/* The largest, the first of equals. A NaN anywhere is seen later, in the sum of exponentials. */
+/* The index of the largest value, the first one among equals. A NaN anywhere is noticed later, in
+ * the sum of exponentials. */
 static uint64_t largest(const float *x, uint64_t n)
 {
     uint64_t at = 0;
@@ -32,7 +33,7 @@ qc_status qc_eval_token_of(qc_eval_token *out, const float *q, const float *p, u
             q_sum += exp(b);
             least = b < least ? b : least;
         }
-        /* -infinity leaves no trace in the sum, and is what a product that overflowed gives. */
+        /* -infinity would leave no trace in the sum, and a product that overflowed gives it. */
         if (!isfinite(least))
             QC_FAIL(err, QC_ERR_NONFINITE, "the logits of a token are not finite");
     } else {
@@ -49,7 +50,7 @@ qc_status qc_eval_token_of(qc_eval_token *out, const float *q, const float *p, u
         if (!isfinite(kl))
             QC_FAIL(err, QC_ERR_NONFINITE, "the logits of a token are not finite");
         out->base_nll = log(p_sum) - ((double)p[target] - p_top);
-        out->kl = kl > 0.0 ? kl : 0.0; /* below zero by rounding only */
+        out->kl = kl > 0.0 ? kl : 0.0; /* it is below zero only by rounding */
         out->same_first = p_first == q_first;
     }
     out->nll = log(q_sum) - ((double)q[target] - q_top);
@@ -81,7 +82,7 @@ void qc_eval_stats_deinit(qc_eval_stats *s)
     memset(s, 0, sizeof *s);
 }
 
-/* Returns the distance from the old mean. */
+/* Adds x and returns its distance from the old mean. */
 static double update(qc_eval_moments *m, double x, double count)
 {
     double away = x - m->mean;
@@ -123,7 +124,7 @@ double qc_eval_quantile(const float *sorted, uint64_t n, double q)
     return i + 1 < n ? here + (place - low) * ((double)sorted[i + 1] - here) : here;
 }
 
-/* Standard error of a mean. */
+/* The standard error of a mean. */
 static double error_of(double squares, double n)
 {
     return n > 1.0 ? sqrt(squares / (n - 1.0) / n) : (double)NAN;

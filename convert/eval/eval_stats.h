@@ -1,23 +1,26 @@
-/* From logits to what eval says, one predicted token at a time. docs/eval.md has the formulas.
+/* Turns logits into the numbers that eval prints, one predicted token at a time. docs/eval.md has
+ * the formulas.
  *
- * Everything is summed in double in the order of the tokens (Welford's updates, so that a mean far
- * from zero costs no digits); the only thing kept per token is its KL divergence, as a float, for
- * the quantiles. One owner, no threads; qc_eval_token_of may run anywhere. */
+ * Everything is summed in double, in the order of the tokens (with Welford's updates, so that a
+ * mean far from zero costs no digits). The only thing that is kept for each token is its KL
+ * divergence, as a float, for the quantiles. One owner, no threads; qc_eval_token_of may run on any
+ * thread. */
 #ifndef QC_CONVERT_EVAL_STATS_H
 #define QC_CONVERT_EVAL_STATS_H
 
 #include "convert/eval/eval.h"
 
-/* What one predicted token says. Without an original only nll is set. */
+/* The numbers of one predicted token. Without an original only nll is set. */
 typedef struct {
     double nll, base_nll;      /* -ln of the probability of the token that came, in nats */
     double kl;                 /* D(original || output), >= 0 */
-    double probability_change; /* of the token that came: output's - original's */
-    int same_first;            /* both have the same most probable token; of equals the lowest id */
+    double probability_change; /* of the token that came: the output's minus the original's */
+    /* both have the same most probable token; among equals the lowest id counts */
+    int same_first;
 } qc_eval_token;
 
-/* q: logits of the output [n]; p: of the original [n] or NULL; target < n. QC_ERR_NONFINITE if the
- * logits have no distribution (NaN or infinite). */
+/* q is the logits of the output [n]; p is those of the original [n], or NULL; target < n.
+ * QC_ERR_NONFINITE if the logits have no distribution (NaN or infinite). */
 QC_NODISCARD qc_status qc_eval_token_of(qc_eval_token *out, const float *q, const float *p,
                                         uint64_t n, uint32_t target, qc_error *err);
 
@@ -35,18 +38,18 @@ typedef struct {
     float *kls; /* [room], owned */
 } qc_eval_stats;
 
-/* room: predicted tokens there will be at most. */
+/* room is how many predicted tokens there will be at most. */
 QC_NODISCARD qc_status qc_eval_stats_init(qc_eval_stats *s, int compared, uint64_t room,
                                           qc_error *err);
 void qc_eval_stats_deinit(qc_eval_stats *s);
-/* At most `room` times. */
+/* Adds a token. Call it at most `room` times. */
 void qc_eval_stats_add(qc_eval_stats *s, const qc_eval_token *t);
-/* Sets predicted and everything from perplexity to probability_rms of *out; sorts what s keeps, so
- * that it takes no more tokens. */
+/* Sets predicted and everything from perplexity to probability_rms of *out. It sorts what s keeps,
+ * so s takes no more tokens afterwards. */
 void qc_eval_stats_finish(qc_eval_stats *s, qc_eval_result *out);
 
-/* The q-quantile of n > 0 sorted numbers, linear between neighbours: the value at place q (n - 1).
- */
+/* The q-quantile of n > 0 sorted numbers, linear between neighbours: the value at position q (n -
+ * 1). */
 double qc_eval_quantile(const float *sorted, uint64_t n, double q);
 
 #endif

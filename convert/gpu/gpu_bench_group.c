@@ -1,5 +1,5 @@
-/* Weights that share x. They are parts of one weight that was quantized once: each part has some of
- * its rows and writes columns of its own in y. */
+/* Weights that share x. They are slices of one weight that was quantized once: each has some of its
+ * rows and writes columns of its own in y. */
 #include "convert/gpu/gpu_bench_work.h"
 
 #include <inttypes.h>

@@ -285,7 +285,7 @@ static qc_status calibrator_replace(qc_gpu_calibrator *c, qc_llama_part part,
 {
     qc_gpu_memory stage = {0};
     QC_TRY(need_text(c, 1, err));
-    drop_memory(&c->x.matrices[part]); /* nothing uses the one before any more */
+    drop_memory(&c->x.matrices[part]); /* nothing uses the old one any more */
     qc_status st = settled(c, take_part(c, (unsigned)part, m, &stage, err));
     drop_memory(&stage);
     return st;
@@ -357,7 +357,7 @@ qc_status qc_gpu_calibrator_read(const qc_gpu_calibrator *c, double *h, double *
 
 /* ---- stages ---- */
 
-/* The floats of a chunk's inputs, of stream z or of stream x. */
+/* The floats of a chunk's inputs, for stream z or for stream x. */
 static float *inputs_of(const qc_gpu_calibrator *c, int z)
 {
     return (float *)(void *)(c->inputs.base + (z ? c->inputs.bytes / 2 : 0));

@@ -42,7 +42,7 @@ typedef struct {
     uint64_t tokens; /* that there is room for */
     float *hidden, *q, *k, *v, *attended;
     uint16_t *x, *a, *b;       /* halves: x goes into products, a and b come out of them */
-    int *exponent, *exponent2; /* of x, before and behind SwiGLU */
+    int *exponent, *exponent2; /* exponents of x, before and behind SwiGLU */
     uint32_t *position;
     qc_cuda_query_tile *tiles;
 } qc_gpu_activations;

@@ -5,24 +5,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Memory. Two kinds of figures, in hundredths of a GiB and in MiB:
+/* Memory. There are two kinds of figures, in hundredths of a GiB and in MiB:
  *
- *   SEEN(h)     the lowest "total capacity" (cudaMemGetInfo) in public out-of-memory messages of
- *               PyTorch that fit the card; not every message names it, so of cards with equal
- * memory (A100 and H100, A10 and L4, 5070 Ti and 5080) the lowest stands for both. Between drivers
- * it differs by up to 1%. DERIVED(m)  no such message: nvidia-smi's total of m MiB less 3%, the
- * largest share that a driver was seen to keep (T4: 15360 MiB shown, 14.56 GiB to be had). Cards
- * with GDDR6 and ECC on show 15/16 of their memory.
+ *   SEEN(h)     The lowest "total capacity" (cudaMemGetInfo) in public out-of-memory messages of
+ *               PyTorch that fit the card. Not every message names the card, so for cards with
+ *               equal memory (A100 and H100, A10 and L4, 5070 Ti and 5080) the lowest figure
+ *               stands for both. It differs by up to 1% between drivers.
+ *   DERIVED(m)  Where there is no such message: the total of m MiB that nvidia-smi shows, less 3%,
+ *               the largest share that a driver was seen to keep (T4: 15360 MiB are shown and
+ *               14.56 GiB can be had). Cards with GDDR6 and ECC on show 15/16 of their memory.
  *
- * Bandwidth, NVLink: as NVIDIA's data sheets (data centre and workstation cards) and specification
- * pages (GeForce, Titan) have them; where those give only clock and width, 2 x clock x width / 8.
- * Checked against public tables: V100, T4, A100-40GB, A10G, A40, L40, L40S, A4000, A4500, A6000,
- * RTX 6000, 3080 10 GB, 3090, 3090 Ti, H100 SXM, H200, B200. The others have not been compared with
- * their documents a second time; nothing but advice and estimates of time rests on them, and for
- * a GPU that is there NVML's figure counts.
- * NVLink is given one way (half of the data sheets' figure) and only where a card always has it:
- * bridges between PCIe cards are optional and join two.
- * PCIe: 16 lanes of 8, 16 or 32 GT/s with 128b/130b coding. */
+ * Bandwidth and NVLink are those of NVIDIA's data sheets (data centre and workstation cards) and
+ * specification pages (GeForce, Titan). Where these give only clock and width, the bandwidth is
+ * 2 x clock x width / 8. These cards were checked against public tables: V100, T4, A100-40GB, A10G,
+ * A40, L40, L40S, A4000, A4500, A6000, RTX 6000, 3080 10 GB, 3090, 3090 Ti, H100 SXM, H200, B200.
+ * The others have not been compared with their documents a second time. Nothing but advice and
+ * estimates of time rests on them, and for a GPU that is in the machine NVML's figure counts.
+ *
+ * NVLink is given one way (half of the data sheets' figure), and only for cards that always have
+ * it: bridges between PCIe cards are optional and join two.
+ *
+ * PCIe has 16 lanes of 8, 16 or 32 GT/s with 128b/130b coding. */
 #define SEEN(hundredths) ((uint64_t)(hundredths) * (1ull << 30) / 100)
 #define DERIVED(mebi)    ((uint64_t)(mebi) * (1ull << 20) / 100 * 97)
 #define PCIE3_X16        15.75e9
@@ -30,7 +33,7 @@
 #define PCIE4_X8         15.75e9
 #define PCIE5_X16        63.0e9
 
-/* Cards that share a first name: the one found by it comes first. */
+/* Where cards share a first name, a search for it finds the one that comes first. */
 /* clang-format off */
 const qc_card qc_card_table[] = {
     /* Volta */
@@ -59,7 +62,7 @@ const qc_card qc_card_table[] = {
      80, SEEN(7914), 1935e9, PCIE4_X16, 0},
     {"A30", " a30-24gb ", "A30", 80, DERIVED(24258), 933e9, PCIE4_X16, 0},
     {"A10", " a10-24gb a10g a10g-24gb ", "A10|A10G", 86, SEEN(2203), 600e9, PCIE4_X16, 0},
-    /* One of the four GPUs of a board, which share its 16 lanes. */
+    /* This is one of the four GPUs of a board, which share its 16 lanes. */
     {"A16", " a16-16gb ", "A16", 86, DERIVED(15356), 200e9, PCIE4_X16 / 4, 0},
     {"A2", " a2-16gb ", "A2", 86, DERIVED(15356), 200e9, PCIE4_X8, 0},
     {"A40", " a40-48gb ", "A40", 86, DERIVED(45634), 696e9, PCIE4_X16, 0},
@@ -118,8 +121,8 @@ const qc_card qc_card_table[] = {
      120, SEEN(9496), 1792e9, PCIE5_X16, 0},
     {"RTXPRO6000-Server", " pro6000-server rtx-pro-6000-blackwell-server ",
      "RTX PRO 6000 Blackwell Server Edition", 120, SEEN(9496), 1597e9, PCIE5_X16, 0},
-    /* GPU and host share this memory (128 GB LPDDR5X), so that a copy from the host is one within
-     * it; what is planned for the GPU the host no longer has. */
+    /* The GPU and the host share this memory (128 GB LPDDR5X). So a copy from the host is a copy
+     * within it, and what is planned for the GPU is no longer there for the host. */
     {"GB10", " gb10-128gb dgx-spark ", "GB10", 121, SEEN(11961), 273e9, 273e9, 0},
 };
 /* clang-format on */
@@ -129,8 +132,8 @@ const unsigned qc_card_count = sizeof qc_card_table / sizeof *qc_card_table;
 
 /* ---- names ---- */
 
-/* Letters and digits in lower case, without the maker's words. Returns 0 for what is too long to
- * be a name, or empty. */
+/* Writes the letters and digits of text in lower case, without the maker's words. Returns 0 if text
+ * is too long for a name, or if nothing is left. */
 static int make_key(char key[KEY_BYTES], const char *text, size_t len)
 {
     static const char *const words[] = {"nvidia", "geforce", "tesla", "quadro"};
@@ -149,13 +152,13 @@ static int make_key(char key[KEY_BYTES], const char *text, size_t len)
         if (n > k && memcmp(key, words[i], k) == 0) {
             n -= k;
             memmove(key, key + k, n + 1);
-            i = (size_t)-1; /* "NVIDIA GeForce": again from the first */
+            i = (size_t)-1; /* start again from the first word, for "NVIDIA GeForce" */
         }
     }
     return n > 0;
 }
 
-/* The next part of a list, from *at on; 0 at its end. Empty parts are passed over. */
+/* Finds the next word of a list from *at on and skips empty ones. Returns 0 at the end. */
 static int next_part(const char *list, char separator, size_t *at, const char **part, size_t *len)
 {
     while (list[*at] == separator)
@@ -205,7 +208,7 @@ int qc_card_sold_with(const qc_card *card, uint64_t gigabytes)
     uint64_t bytes = gigabytes * 1000000000u, memory = card->memory_bytes;
     uint64_t off = bytes > memory ? bytes - memory : memory - bytes;
     if (gigabytes == 0 || gigabytes > 100000 || off > bytes / 8)
-        return 0; /* such as the 480 GB of a GH200, which are the host's */
+        return 0; /* such as the 480 GB of a GH200, which are the host's memory */
     for (size_t i = 0; i < sizeof lists / sizeof *lists; i++)
         for (const char *s = strchr(lists[i], '-'); s; s = strchr(s + 1, '-')) {
             char *end = NULL;
@@ -248,7 +251,7 @@ const char *qc_card_near(const char *text, size_t len)
     unsigned best_distance = 0;
     if (!make_key(key, text, len))
         return NULL;
-    /* Up to a third of what was typed may differ, at most three characters. */
+    /* At most a third of the typed characters may differ, and at most three. */
     unsigned most = (unsigned)strlen(key) / 3;
     most = most > 3 ? 3 : most;
     for (unsigned i = 0; i < qc_card_count; i++) {
@@ -272,7 +275,8 @@ const char *qc_card_near(const char *text, size_t len)
 
 qc_arch_facts qc_arch_of(unsigned sm)
 {
-    /* CUDA C++ Programming Guide, "Compute Capabilities": tensor core types by version. */
+    /* Tensor core types by compute capability, from the CUDA C++ Programming Guide, "Compute
+     * Capabilities". */
     static const struct {
         unsigned from, to;
         const char *name;

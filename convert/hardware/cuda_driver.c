@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The little of cuda.h that is needed; the driver's binary interface is stable. */
+/* The few things of cuda.h that are needed here. The driver's binary interface is stable. */
 typedef int cu_result;
 typedef int cu_device;
 typedef void *cu_context;

@@ -11,8 +11,8 @@
 
 static const char uuid_prefix[] = "GPU-";
 
-/* The number at the start of text; 0 if there is none, or it is beyond all GPUs. *used: characters
- * of it. */
+/* Reads the number at the start of text and sets *used to the characters that it has. Returns 0 if
+ * there is none, or if it is too large for any GPU's index. */
 static int leading_index(const char *text, size_t len, unsigned *out, size_t *used)
 {
     unsigned v = 0;
@@ -27,8 +27,8 @@ static int leading_index(const char *text, size_t len, unsigned *out, size_t *us
     return i > 0;
 }
 
-/* As strtoul reads it, which is how CUDA does: blanks and a sign before, anything behind ("1gpu"
- * is 1). */
+/* Reads an index as strtoul does, because CUDA does so: there may be blanks and a sign before it,
+ * and anything behind it ("1gpu" is 1). */
 static int index_of_entry(const char *entry, size_t len, unsigned *out)
 {
     size_t used;
@@ -44,7 +44,7 @@ static int index_of_entry(const char *entry, size_t len, unsigned *out)
     return leading_index(entry, len, out, &used) && (!minus || *out == 0);
 }
 
-/* The one GPU whose UUID starts like this; 0 if none, or more than one. */
+/* Finds the one GPU whose UUID starts like this. Returns 0 if there is none, or more than one. */
 static int find_uuid(const char *entry, size_t len, const char *const *uuids, unsigned count,
                      unsigned *out)
 {
@@ -60,9 +60,9 @@ static int find_uuid(const char *entry, size_t len, const char *const *uuids, un
     return found == 1;
 }
 
-/* CUDA Programming Guide, "CUDA Environment Variables". What it leaves open is done as PyTorch's
- * torch.cuda does it, whose authors tried: the start of the list decides whether it is one of
- * UUIDs or of indices, and a GPU twice hides all. */
+/* The rules are those of the CUDA Programming Guide, "CUDA Environment Variables". What it leaves
+ * open is done as in PyTorch's torch.cuda, whose authors tried it: the start of the list decides
+ * whether it has UUIDs or indices, and a GPU that is named twice hides all. */
 void qc_cuda_visible(const char *list, const char *const *uuids, unsigned count, unsigned *visible,
                      unsigned *shown)
 {
@@ -93,7 +93,7 @@ void qc_cuda_visible(const char *list, const char *const *uuids, unsigned count,
     }
 }
 
-/* Leaves only the GPUs wished for. */
+/* Leaves only the GPUs that the user wishes for. */
 static qc_status apply_wish(qc_hardware *h, const qc_device_wish *w, qc_error *err)
 {
     uint32_t kept = 0;
@@ -118,7 +118,7 @@ static qc_status apply_wish(qc_hardware *h, const qc_device_wish *w, qc_error *e
 
 typedef struct {
     qc_nvml *nvml;
-    unsigned count; /* that are looked at */
+    unsigned count; /* number of GPUs that are looked at */
     qc_nvml_facts *facts;
     const char **uuids;
     const char **trouble; /* why a GPU did not answer, or NULL */
@@ -145,7 +145,7 @@ static qc_status read_facts(driver_gpus *d, qc_arena *arena, qc_error *err)
     return QC_OK;
 }
 
-/* One more sentence. */
+/* Adds one more sentence to the warning. */
 static qc_status add_warning(qc_hardware *h, qc_arena *arena, const char *text, qc_error *err)
 {
     const char *before = h->warning;
@@ -153,7 +153,7 @@ static qc_status add_warning(qc_hardware *h, qc_arena *arena, const char *text, 
                            before ? "; " : "", text);
 }
 
-/* Fills g from the driver's GPU; what it does not answer to goes to h->warning and *ok is 0. */
+/* Fills g from the driver's GPU. If the GPU does not answer, h->warning says so and *ok is 0. */
 static qc_status read_gpu(qc_hardware *h, driver_gpus *d, qc_arena *arena, qc_gpu *g, int *ok,
                           qc_error *err)
 {
@@ -262,7 +262,8 @@ static qc_status read_host(qc_hardware *h, qc_arena *arena, qc_error *err)
     h->memory_bytes = host.memory_bytes;
     h->memory_free_bytes = host.memory_free_bytes;
     QC_TRY(qc_isa_select(&h->isa, err));
-    /* A folder that is gone has no disk; that is not what was asked. */
+    /* The current folder may have been removed, and then it has no disk. Nobody asked about
+     * that. */
     if (qc_dir_free_bytes(".", &h->disk_free_bytes, NULL) != QC_OK)
         h->disk_free_bytes = 0;
     return QC_OK;
@@ -284,7 +285,7 @@ qc_status qc_hardware_read(qc_hardware *out, qc_arena *arena, qc_error *err)
 
 /* ---- --as ---- */
 
-/* One term "2xA100-40GB": the card, and how many. */
+/* Parses one term, "2xA100-40GB": the card, and how many of it. */
 static qc_status parse_term(const char *as, const char *term, size_t len, const qc_card **card,
                             unsigned *count, qc_error *err)
 {

@@ -11,7 +11,7 @@ static uint64_t room_of(uint64_t free_bytes, uint64_t context_bytes)
     return usable > context_bytes ? usable - context_bytes : 0;
 }
 
-/* room x weights / bytes, for a group of weights that takes so many bytes with its scales. */
+/* room x weights / bytes, where so many weights take so many bytes with their scales. */
 static uint64_t weights_in(uint64_t room, uint64_t weights, uint64_t bytes)
 {
     return room / bytes * weights + room % bytes * weights / bytes;
@@ -50,10 +50,10 @@ int qc_sm_runs_int8(unsigned sm)
 qc_gpu_choice qc_gpu_choose(const qc_gpu *g)
 {
     enum {
-        /* 64 weights share a byte, 256 of those bytes a float32. */
+        /* 64 weights share one byte, and 256 of those bytes share a float32. */
         NF4_WEIGHTS = 64 * 256,
         NF4_BYTES = NF4_WEIGHTS / 2 + 256 + 4,
-        /* One float32 a row; rows of 4096 weights stand for all. */
+        /* Each row has one float32; we take rows of 4096 weights as typical. */
         ROW_WEIGHTS = 4096,
         ROW_BYTES = ROW_WEIGHTS + 4
     };
@@ -82,7 +82,7 @@ qc_gpu_choice qc_gpu_choose(const qc_gpu *g)
     return c;
 }
 
-/* "2xA100-40GB+RTX3090" */
+/* Writes the cards as "2xA100-40GB+RTX3090". */
 static qc_status spell_cards(const qc_hardware *h, qc_strbuf *text, qc_error *err)
 {
     for (uint32_t i = 0, same; i < h->gpu_count; i += same) {

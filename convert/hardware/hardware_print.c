@@ -35,7 +35,7 @@ static const char *tensor_text(char out[CELL_BYTES], const qc_arch_facts *a)
     return out;
 }
 
-/* "0,2", "none"; nothing where there is nothing to reach. */
+/* "0,2" or "none"; "" if there is no other GPU to reach. */
 static const char *peer_text(char out[CELL_BYTES], const qc_hardware *h, const qc_gpu *g)
 {
     size_t used = 0;
@@ -75,7 +75,7 @@ static qc_status add_gpus(const qc_hardware *h, qc_arena *arena, qc_strbuf *out,
             QC_TRY(qc_table_cell(&t, NULL, err));
         QC_TRY(qc_table_cell(&t, *a.architecture ? a.architecture : NULL, err));
         QC_TRY(qc_table_cell(&t, qc_text_bytes(size, g->total_bytes), err));
-        /* Of a card that is only assumed, nothing is in use. */
+        /* Nothing is in use on a card that is only assumed. */
         QC_TRY(qc_table_cell(&t, h->assumed ? "" : qc_text_bytes(size, g->free_bytes), err));
         QC_TRY(qc_table_cell(
             &t, g->bandwidth > 0 ? qc_text_rate(size, (uint64_t)g->bandwidth, 1.0) : NULL, err));
@@ -85,7 +85,7 @@ static qc_status add_gpus(const qc_hardware *h, qc_arena *arena, qc_strbuf *out,
     return qc_table_render(&t, 0, out, err);
 }
 
-/* "20.6 G": weights, in thousand millions. */
+/* Writes a number of weights in thousand millions: "20.6 G". */
 static qc_status weights_cell(qc_table *t, uint64_t weights, qc_error *err)
 {
     return qc_table_cellf(t, err, "%.1f G", (double)weights / 1e9);
@@ -126,7 +126,7 @@ static qc_status add_choices(const qc_hardware *h, qc_arena *arena, qc_strbuf *o
         QC_DEFAULT_MARGIN * 100, (unsigned)(QC_DEFAULT_CUDA_CONTEXT_BYTES / 1000000u));
 }
 
-/* The sentences are constants: GPUs with the same ones are told of together. */
+/* The reasons are constant sentences; GPUs with the same ones are described together. */
 static int same_reasons(const qc_gpu *a, const qc_gpu *b)
 {
     qc_gpu_choice x = qc_gpu_choose(a), y = qc_gpu_choose(b);
@@ -219,7 +219,7 @@ qc_status qc_hardware_text(const qc_hardware *h, qc_arena *arena, qc_strbuf *out
 
 /* ---- JSON ---- */
 
-/* A number, or null for 0. */
+/* Writes a number, or null for 0. */
 static void put_known(qc_json_writer *w, const char *key, uint64_t v)
 {
     qc_jm_u64_if(w, key, v > 0, v);

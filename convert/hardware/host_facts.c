@@ -12,8 +12,8 @@
 #define PATH_BYTES 1024
 #define TEXT_BYTES 16384
 
-/* The first bytes of dir/name, as text; 0 if there is no such file. Files of /proc and /sys have no
- * size and may change while they are read, so this is one pass to the end. */
+/* Reads the first bytes of dir/name as text. Returns 0 if there is no such file. Files of /proc and
+ * /sys have no size and may change while they are read, so this is one pass to the end. */
 static int read_text(char text[TEXT_BYTES], const char *dir, const char *name)
 {
     char path[PATH_BYTES];
@@ -37,7 +37,7 @@ static int read_text(char text[TEXT_BYTES], const char *dir, const char *name)
     return used > 0;
 }
 
-/* The number at s, blanks before it allowed. */
+/* Reads the number at s. Blanks may stand before it. */
 static int number_at(const char *s, uint64_t *out)
 {
     char *end;
@@ -94,7 +94,8 @@ static int group_number(const char *dir, const char *file, uint64_t *out)
     return read_text(text, dir, file) && number_at(text, out);
 }
 
-/* limit < UINT64_MAX; used counts file caches, of which those not in use would be dropped. */
+/* limit is below UINT64_MAX. used includes file caches, and those that are not in use would be
+ * dropped. */
 static void apply_memory_limit(qc_host_facts *f, const char *dir, uint64_t limit,
                                const char *used_file, const char *cache_key)
 {
@@ -124,21 +125,21 @@ static void apply_group(qc_host_facts *f, const char *dir)
 {
     char text[TEXT_BYTES];
     uint64_t a = 0, b = 0;
-    /* "max 100000" or "150000 100000" */
+    /* The file holds "max 100000" or "150000 100000". */
     if (read_text(text, dir, "cpu.max") && number_at(text, &a) && strchr(text, ' ') &&
         number_at(strchr(text, ' '), &b))
         apply_quota(f, a, b);
     else if (group_number(dir, "cpu.cfs_quota_us", &a) &&
              group_number(dir, "cpu.cfs_period_us", &b))
-        apply_quota(f, a, b); /* "-1" is no number here: no quota */
+        apply_quota(f, a, b); /* "-1" means that there is no quota, and it is not a number here */
     if (group_number(dir, "memory.max", &a))
         apply_memory_limit(f, dir, a, "memory.current", "inactive_file");
     if (group_number(dir, "memory.limit_in_bytes", &a))
         apply_memory_limit(f, dir, a, "memory.usage_in_bytes", "total_inactive_file");
 }
 
-/* mount + path, and every group above it. In a container the path may lead nowhere: then the
- * mount itself is the group. */
+/* Applies the limits of mount + path and of every group above it. In a container the path may lead
+ * nowhere; then the mount itself is the group. */
 static void apply_groups(qc_host_facts *f, const char *mount, const char *path, size_t path_len)
 {
     char dir[PATH_BYTES];
@@ -165,7 +166,7 @@ static int list_holds(const char *list, size_t len, const char *word)
     return 0;
 }
 
-/* Lines of /proc/self/cgroup: "0::/path", "4:cpu,cpuacct:/path", "7:memory:/path". */
+/* Reads the lines of /proc/self/cgroup: "0::/path", "4:cpu,cpuacct:/path", "7:memory:/path". */
 static void read_groups(qc_host_facts *f, const char *root)
 {
     char text[TEXT_BYTES], mount[PATH_BYTES];

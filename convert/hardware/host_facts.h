@@ -1,5 +1,5 @@
-/* Processor and memory as this process may use them: /proc, and the limits of its control groups
- * (containers, batch systems), versions 1 and 2, its own and those above it.
+/* The processors and memory that this process may use, from /proc and from the limits of its
+ * control groups (containers, batch systems) in versions 1 and 2, its own group and those above it.
  * Thread-safe. */
 #ifndef QC_CONVERT_HOST_FACTS_H
 #define QC_CONVERT_HOST_FACTS_H
@@ -10,12 +10,13 @@ typedef struct {
     const char *cpu_name;       /* NULL if the system does not say */
     unsigned threads;           /* at least 1 */
     uint64_t memory_bytes;      /* 0 if the system does not say */
-    uint64_t memory_free_bytes; /* available, caches that would be dropped included */
+    uint64_t memory_free_bytes; /* what is available, including caches that would be dropped */
 } qc_host_facts;
 
-/* root: "" for this machine, or a folder that holds proc/ and sys/ (tests). threads: processors
- * that the affinity mask allows, which a CPU quota lowers to the next whole number. What cannot be
- * read is not known, never an error; QC_ERR_NOMEM only. */
+/* root is "" for this machine, or a folder that holds proc/ and sys/ (for tests). threads is the
+ * number of processors that the affinity mask allows, or a CPU quota rounded up to a whole number
+ * if that is less. A fact that cannot be read is unknown and never an error; the only error is
+ * QC_ERR_NOMEM. */
 QC_NODISCARD qc_status qc_host_read(qc_host_facts *out, qc_arena *arena, const char *root,
                                     unsigned threads, qc_error *err);
 

@@ -34,11 +34,11 @@ typedef struct {
 } watched_gpu;
 
 typedef struct {
-    uint32_t gpu; /* place in gpus */
+    uint32_t gpu; /* index in gpus */
     unsigned pid;
     char name[NAME_BYTES]; /* "" if not known */
-    int running;           /* in the latest sample */
-    int bytes_known;       /* in any sample */
+    int running;           /* is it in the latest sample? */
+    int bytes_known;       /* were they known in any sample? */
     uint64_t bytes, peak;
 } watched_process;
 
@@ -48,11 +48,11 @@ typedef struct {
     qc_nvml *nvml;
     watched_gpu *gpus;
     uint32_t gpu_count, lost_count;
-    watched_process *processes; /* owned; in order of appearance */
+    watched_process *processes; /* owned; in the order in which they appeared */
     size_t process_count, process_room;
-    int processes_unlisted; /* said already */
+    int processes_unlisted; /* the user has been told already */
     uint64_t start_ns, samples;
-    double seconds; /* of the latest sample, since the start */
+    double seconds; /* time of the latest sample since the start */
     char stamp[STAMP_BYTES];
     int terminal, reader_gone;
     unsigned drawn_lines;
@@ -63,7 +63,8 @@ typedef struct {
 
 /* ---- sampling ---- */
 
-/* What the system calls the process; "" in a container that does not see it. */
+/* Reads the name that the system has for the process; it is "" in a container that does not see
+ * it. */
 static void read_name(char name[NAME_BYTES], unsigned pid)
 {
     char path[64];
@@ -179,7 +180,7 @@ static qc_status take_sample(watch *w, qc_error *err)
 
 /* ---- CSV ---- */
 
-/* Quoted where RFC 4180 wants it; control characters are gone already. */
+/* Quotes the text where RFC 4180 wants it. Control characters have been removed before. */
 static qc_status add_csv_text(qc_strbuf *out, const char *text, qc_error *err)
 {
     if (!strpbrk(text, ",\""))
@@ -219,7 +220,7 @@ static qc_status add_csv_sample(const watch *w, qc_strbuf *out, qc_error *err)
     return QC_OK;
 }
 
-/* At once to the file: whoever reads it sees whole samples. */
+/* Writes the samples to the file at once, so that whoever reads it sees whole samples. */
 static qc_status write_csv(watch *w, qc_error *err)
 {
     qc_strbuf text;
@@ -244,7 +245,8 @@ static qc_status write_csv(watch *w, qc_error *err)
 
 /* ---- showing ---- */
 
-/* As qc_console_result, but notes that the reader has gone: then there is nobody to go on for. */
+/* Does what qc_console_result does, but also notes whether the reader has gone. There is then
+ * nobody to go on for. */
 static qc_status put_out(watch *w, const qc_strbuf *text, qc_error *err)
 {
     for (size_t done = 0; done < text->len;) {
@@ -348,8 +350,8 @@ static qc_status add_process_table(const watch *w, qc_arena *arena, int final, q
     return qc_table_render(&t, 0, out, err);
 }
 
-/* The text on a terminal, over what was drawn before: lines are cut to its width and height, so
- * that none wraps or scrolls and the way back up is known. */
+/* Draws the text on a terminal over what was drawn before. Lines are cut to its width and height,
+ * so that none wraps or scrolls and we know how far to go back up. */
 static qc_status overdraw(watch *w, const qc_strbuf *text, qc_strbuf *out, qc_error *err)
 {
     struct winsize size = {.ws_row = 0};
@@ -364,7 +366,7 @@ static qc_status overdraw(watch *w, const qc_strbuf *text, qc_strbuf *out, qc_er
         if (shown > size.ws_col)
             shown = size.ws_col;
         while (shown < len && shown > 0 && ((unsigned char)line[shown] & 0xc0) == 0x80)
-            shown--; /* not inside a character */
+            shown--; /* do not cut a character in the middle */
         QC_TRY(qc_strbuf_add(out, line, shown, err));
         QC_TRY(qc_strbuf_adds(out, "\033[K\n", err));
         line += len;
@@ -479,7 +481,8 @@ static qc_status show_peaks(watch *w, qc_error *err)
     return st;
 }
 
-/* Until then, or an interrupt, whose signal may come just before the sleep: so in short ones. */
+/* Sleeps until then, or until an interrupt. Its signal may come just before the sleep, so we sleep
+ * in short intervals. */
 static void sleep_until(uint64_t then_ns)
 {
     const uint64_t step_ns = 50u * 1000 * 1000;
@@ -505,7 +508,8 @@ static qc_status follow(watch *w, qc_error *err)
             return QC_OK;
         next_ns += interval_ns;
         if (next_ns < qc_clock_ns())
-            next_ns = qc_clock_ns(); /* too slow for the interval: no crowd of late samples */
+            /* taking a sample took longer than the interval; do not try to catch up */
+            next_ns = qc_clock_ns();
         sleep_until(next_ns);
         if (qc_interrupted())
             return QC_OK;

@@ -26,7 +26,7 @@ typedef struct {
     unsigned long long total, free, used;
 } nvml_memory;
 
-/* nvmlProcessInfo_v2_t, which both _v2 and _v3 of the call fill in. */
+/* This is nvmlProcessInfo_v2_t, which both _v2 and _v3 of the call fill in. */
 typedef struct {
     unsigned pid;
     unsigned long long used;
@@ -58,12 +58,12 @@ struct qc_nvml {
 #define NVML_MEMBER(member, name, needed, parameters) nvml_return(*member) parameters;
     NVML_FUNCTIONS(NVML_MEMBER)
 #undef NVML_MEMBER
-    int started; /* init succeeded */
+    int started; /* nvmlInit succeeded */
     unsigned gpu_count;
     char driver_version[QC_NVML_TEXT_BYTES];
 };
 
-/* POSIX has dlsym return functions as void *; C has no cast for it, so the bytes are copied. */
+/* POSIX lets dlsym return functions as void *. C has no cast for that, so the bytes are copied. */
 static int look_up(const qc_nvml *n, const char *name, void *function, size_t bytes)
 {
     void *p = dlsym(n->library, name);
@@ -149,7 +149,7 @@ const char *qc_nvml_driver(const qc_nvml *n)
 
 /* ---- one GPU ---- */
 
-/* Handles are asked for anew each time: one that was lost says so. */
+/* We ask for a handle each time, because a GPU that was lost then says so. */
 static qc_status handle_of(qc_nvml *n, unsigned gpu, nvml_device *out, qc_error *err)
 {
     nvml_return r = n->handle(gpu, out);
@@ -172,7 +172,7 @@ qc_status qc_nvml_read_facts(qc_nvml *n, unsigned gpu, qc_nvml_facts *out, qc_er
         out->uuid[0] = '\0';
     if (n->capability && n->capability(d, &major, &minor) == NVML_OK && major > 0 && minor >= 0)
         out->sm = (unsigned)major * 10 + (unsigned)minor;
-    /* Two transfers a clock, as CUDA's deviceQuery counts. */
+    /* There are two transfers in a clock cycle, as CUDA's deviceQuery counts. */
     if (n->bus_width && n->max_clock && n->bus_width(d, &bits) == NVML_OK &&
         n->max_clock(d, NVML_CLOCK_MEMORY, &megahertz) == NVML_OK)
         out->bandwidth = 2.0 * megahertz * 1e6 * (bits / 8.0);
@@ -221,7 +221,7 @@ qc_status qc_nvml_processes(qc_nvml *n, unsigned gpu, qc_nvml_process *out, unsi
     QC_TRY(qc_calloc(&p, MOST, sizeof(nvml_process), err));
     nvml_process *list = p;
     nvml_return r = ask(d, &found, list);
-    /* More than fit: the driver has filled in none. */
+    /* There are more processes than fit, and the driver has filled in none. */
     if (r != NVML_OK) {
         qc_free(list);
         QC_FAIL(err, QC_ERR_UNSUPPORTED, "GPU %u of the driver does not list its processes: %s",

@@ -1,6 +1,6 @@
 /* Configurations of well-known models: the fields of their released config.json that say what the
- * tensors are and what a token costs. Parameter counts are checked in
- * tests/unit/known/unit_known_models.c; how a model gets in is in docs/models.md. */
+ * tensors are and what a token costs. tests/unit/known/unit_known_models.c checks the parameter
+ * counts, and docs/models.md says how a model is added. */
 #include "convert/known/known_models.h"
 
 #define TEXT(...) #__VA_ARGS__

@@ -1,6 +1,6 @@
-/* MODEL is a path where there is one, else an id. A directory is a configuration alone if it has a
- * config.json and nothing that looks like weights; what does look like weights is opened, so that
- * what is wrong with it is said. */
+/* MODEL is a path if there is one of that name, and otherwise an id. A directory counts as a
+ * configuration alone if it has a config.json and nothing that looks like weights. Whatever does
+ * look like weights is opened, so that the user learns what is wrong with it. */
 #include "convert/known/known_models.h"
 
 #include "base/edit_distance.h"
@@ -16,7 +16,7 @@
 #define CONFIG_MAX_BYTES (16u << 20)
 #define TREE_MAX_FILES   100000u
 #define NAME_SHOWN_BYTES 160
-#define NEAR_DIVISOR     3u /* of an unknown family: one letter in three may differ */
+#define NEAR_DIVISOR     3u /* for an unknown family: one letter in three may differ */
 
 static int same_letter(char a, char b)
 {
@@ -51,15 +51,15 @@ const qc_known_model *qc_known_model_find(const char *id)
 /* ---- near ids: by family and size first, by letters last ---- */
 
 enum {
-    MIN_WORD = 3,        /* letters of a word that says something */
-    MAX_SIZE_RATIO = 4,  /* a second suggestion is no further from the size asked for */
+    MIN_WORD = 3,        /* letters of a word that tells something */
+    MAX_SIZE_RATIO = 4,  /* a second suggestion is no further than this from the size asked for */
     MAX_SIZE_LETTERS = 7 /* "0.5", "8x22", "123.45" */
 };
 
 typedef struct {
-    unsigned family, words; /* words in common: names of families; all */
-    double ratio;           /* of the sizes, >= 1; 1 where none was asked for */
-    unsigned letters;       /* to change */
+    unsigned family, words; /* words in common: names of families, and all words */
+    double ratio;           /* of the two sizes, >= 1; 1 if no size was asked for */
+    unsigned letters;       /* how many letters have to change */
 } likeness;
 
 static size_t word_length(const char *text)
@@ -70,7 +70,7 @@ static size_t word_length(const char *text)
     return n;
 }
 
-/* Words that models of many families have in their names. */
+/* Is it a word that models of many families have in their names? */
 static int is_common_word(const char *word, size_t n)
 {
     static const char *const words[] = {
@@ -83,7 +83,7 @@ static int is_common_word(const char *word, size_t n)
     return 0;
 }
 
-/* Does a word of name begin like this one? "mistr" is enough of "Mistral". */
+/* Does a word of name begin with this one? "mistr" is enough for "Mistral". */
 static int has_word(const char *name, const char *word, size_t n)
 {
     for (size_t k = 0; *name; name += k ? k : 1) {
@@ -97,7 +97,8 @@ static int has_word(const char *name, const char *word, size_t n)
     return 0;
 }
 
-/* Billions of parameters: the first "8B", "0.5B", "270m" or "8x7B" of a name; 0: it has none. */
+/* The parameters in billions: the first "8B", "0.5B", "270m" or "8x7B" of a name, or 0 if it has
+ * none. */
 static double size_in(const char *name)
 {
     for (const char *s = name; *s; s++) {
@@ -159,7 +160,7 @@ unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]
             l.ratio = size > theirs ? size / theirs : theirs / size;
         else if (size > 0)
             l.ratio = HUGE_VAL;
-        if (l.family == 0 && l.letters > len / NEAR_DIVISOR) /* a family that is spelt wrong */
+        if (l.family == 0 && l.letters > len / NEAR_DIVISOR) /* the family's name is misspelt */
             continue;
         unsigned at = count;
         while (at > 0 && is_nearer(&l, &found[at - 1]))
@@ -182,7 +183,7 @@ unsigned qc_known_model_near(const char *id, const char *near[QC_KNOWN_NEAR_MAX]
 
 /* ---- opening ---- */
 
-/* A tokenizer.json, say, is refused as what it is. */
+/* Refuses a file that is not a config.json, such as a tokenizer.json, and says what it is. */
 static qc_status check_is_config(const qc_json_node *root, qc_error *err)
 {
     if (qc_json_kind_of(root) == QC_JSON_OBJECT &&
@@ -239,7 +240,7 @@ static int looks_like_weights(const char *name)
     return 0;
 }
 
-/* *config: the path of the config.json that is all there is, or NULL. */
+/* Sets *config to the path of the config.json if that is all there is, or to NULL. */
 static qc_status find_lone_config(const char **config, qc_arena *arena, const char *dir,
                                   qc_error *err)
 {

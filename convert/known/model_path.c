@@ -27,8 +27,9 @@ static qc_status is_kind_in(int *yes, qc_arena *arena, const char *dir, const ch
     return QC_OK;
 }
 
-/* How many folders of dir begin with `start`; *first: the first of them by name, NULL: none. A
- * folder that cannot be read has none: whoever opens it says why. */
+/* Counts the folders of dir whose names begin with `start`, and sets *first to the first of them by
+ * name, or to NULL. A folder that cannot be read counts as empty, because whoever opens it says
+ * why. */
 static qc_status count_folders(const char **first, size_t *count, qc_arena *arena, const char *dir,
                                const char *start, qc_error *err)
 {
@@ -53,7 +54,8 @@ static qc_status count_folders(const char **first, size_t *count, qc_arena *aren
     return st;
 }
 
-/* The snapshot that `main` is, if that is among them; else *name stays as it is. */
+/* Sets *name to the snapshot that `main` refers to, if it is among them. Otherwise *name stays as
+ * it is. */
 static qc_status follow_main(const char **name, qc_arena *arena, const char *dir,
                              const char *snapshots, qc_error *err)
 {
@@ -75,7 +77,7 @@ static qc_status follow_main(const char **name, qc_arena *arena, const char *dir
     return st;
 }
 
-/* dir has a folder "snapshots": a model in the cache. */
+/* Follows dir into its folder "snapshots", which means that it is a model in the cache. */
 static qc_status take_snapshot(const char **path, qc_arena *arena, const char *dir, qc_error *err)
 {
     const char *snapshots = NULL, *name = NULL;
@@ -103,7 +105,7 @@ static qc_status take_snapshot(const char **path, qc_arena *arena, const char *d
 
 /* ---- ids ---- */
 
-/* "org/name", perhaps behind the hub's address. NULL: no id. */
+/* Finds "org/name", possibly behind the hub's address. NULL if it is no id. */
 static const char *id_of(const char *text)
 {
     static const char *const hosts[] = {"https://huggingface.co/", "http://huggingface.co/",
@@ -120,7 +122,7 @@ static const char *id_of(const char *text)
     return name > 0 && text[org + 1] != '.' && text[org + 1 + name] == '\0' ? text : NULL;
 }
 
-/* The hub's cache, as its own library finds it; NULL: nobody says where. */
+/* Finds the hub's cache as the hub's own library does. NULL if no variable says where it is. */
 static qc_status find_cache(const char **out, qc_arena *arena, qc_error *err)
 {
     static const struct {

@@ -1,4 +1,4 @@
-/* Chooses the family that adds the tensors. */
+/* Chooses the family, which then adds the tensors. */
 #include "convert/known/model_tensors.h"
 
 #include "convert/known/model_tensors_internal.h"
@@ -12,7 +12,7 @@ static const char family_list[] =
     "gemma3, gemma3_text, deepseek_v2, deepseek_v3, gpt_oss, granite, smollm3, olmo2, olmo3, glm4, "
     "glm4_moe, mistral3, llama4, qwen3_5, mllama, bert, gpt2";
 
-/* quantization_config: none, gpt-oss' MXFP4 or DeepSeek's FP8. */
+/* Reads quantization_config, which may be absent, gpt-oss' MXFP4 or DeepSeek's FP8. */
 static qc_status read_quantization(qc_tensor_maker *m, qc_error *err)
 {
     const qc_json_node *q = qc_config_field(m->config.root, "quantization_config");
@@ -75,7 +75,8 @@ qc_status qc_model_tensors_make(qc_model_tensors *out, qc_arena *arena, const qc
     QC_TRY(qc_geometry_read(&g, arena, config, err));
     QC_TRY(read_quantization(&m, err));
     QC_TRY(check_layers(&m, err));
-    /* Where nothing is said it is PyTorch's default, but for MXFP4 models, whose rest is BF16. */
+    /* If nothing is said, the dtype is PyTorch's default; but the rest of an MXFP4 model is
+     * BF16. */
     m.dtype = g.dtype;
     if (m.dtype == QC_DTYPE_COUNT)
         m.dtype = m.mxfp4 ? QC_DTYPE_BF16 : QC_DTYPE_F32;

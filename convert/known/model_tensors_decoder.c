@@ -1,6 +1,6 @@
 /* Decoders in the manner of Llama: embed_tokens, layers of attention and MLP, norm, lm_head. What a
- * family does differently is a trait.
- * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
+ * family does differently is a trait. The sources are the modeling_*.py of transformers 4.57 and
+ * the names in released checkpoints. */
 #include "convert/known/model_tensors_internal.h"
 
 #include <inttypes.h>
@@ -24,7 +24,8 @@ enum {
     LATENT = 1024,         /* MLA */
     FUSED_MLP = 2048,      /* gate_up_proj */
     QKV_BIAS_IF = 4096,    /* q, k and v, where attention_bias says so */
-    WIDE_NORMS = 8192,   /* q_norm and k_norm over all heads; norms only after attention and MLP */
+    /* q_norm and k_norm over all heads; other norms only after attention and MLP */
+    WIDE_NORMS = 8192,
     GLM_NORMS = 16384,   /* two more, after attention and MLP */
     FEW_EXPERTS = 32768, /* shared experts, dense first layers */
     ROUTER_BIAS = 65536, /* in F32; layers for multi-token prediction */
@@ -60,7 +61,7 @@ static const struct {
 
 typedef struct {
     qc_tensor_maker *m;
-    const char *base; /* of all names: "", "language_model." */
+    const char *base; /* start of all names: "", "language_model." */
     unsigned traits;
     uint64_t hidden, heads, kv_heads, head_dim, vocab;
     uint64_t intermediate;             /* dense */
@@ -114,7 +115,7 @@ static qc_status read_latent(decoder *d, qc_error *err)
     return qc_maker_need(d->m, c->text, "v_head_dim", QC_CONFIG_MAX_SIZE, &d->v_dim, err);
 }
 
-/* Traits that the configuration switches off. */
+/* Switches a trait off if the configuration says so. */
 static void unless(decoder *d, unsigned trait, const char *field)
 {
     if (!qc_config_flag(&d->m->config, field, 0))
@@ -250,7 +251,7 @@ static qc_status add_experts(const decoder *d, qc_error *err)
     return d->shared ? add_gated(d, "mlp.shared_experts", d->shared, err) : QC_OK;
 }
 
-/* Experts as transformers holds them: [experts, in, out]. */
+/* Adds experts as transformers holds them: [experts, in, out]. */
 static qc_status add_llama4(const decoder *d, qc_error *err)
 {
     qc_tensor_maker *m = d->m;
@@ -267,15 +268,15 @@ static int has_experts(const decoder *d, uint64_t layer)
 {
     if (!(d->traits & EXPERTS))
         return 0;
-    if (layer >= d->m->g->layer_count) /* multi-token prediction */
+    if (layer >= d->m->g->layer_count) /* it is for multi-token prediction */
         return 1;
     if (d->dense_marks[layer] || layer < d->dense_first)
         return 0;
     return (d->every == 0 || layer % d->every == 0) && (d->step == 0 || (layer + 1) % d->step == 0);
 }
 
-/* Experts are stacked: [experts, out, in], in MXFP4 as blocks of 32 along the input with a scale
- * each; without it [experts, in, out], as transformers holds them. */
+/* Adds stacked experts. In MXFP4 they are [experts, out, in], as blocks of 32 along the input with
+ * one scale each. Without it they are [experts, in, out], as transformers holds them. */
 static qc_status add_stacked(qc_tensor_maker *m, const char *name, uint64_t out, uint64_t in,
                              qc_error *err)
 {
@@ -299,7 +300,7 @@ static qc_status add_stacked(qc_tensor_maker *m, const char *name, uint64_t out,
     return qc_maker_add(m, text, QC_DTYPE_U8, 3, (uint64_t[]){e, out, blocks}, err);
 }
 
-/* The router, experts and sinks of one layer of gpt-oss. */
+/* Adds the router, experts and sinks of one layer of gpt-oss. */
 static qc_status add_gpt_oss(qc_tensor_maker *m, uint64_t intermediate, qc_error *err)
 {
     const qc_geometry *g = m->g;
@@ -329,7 +330,7 @@ static qc_status add_mlp(const decoder *d, uint64_t layer, qc_error *err)
 
 static const struct {
     const char *name;
-    unsigned only, not ; /* traits; 0: of all */
+    unsigned only, not ; /* traits; with 0, it is for all */
 } layer_norms[] = {
     {"input_layernorm.weight", 0, WIDE_NORMS},
     {"post_attention_layernorm.weight", 0, 0},
@@ -354,8 +355,8 @@ static qc_status add_layer(const decoder *d, uint64_t layer, qc_error *err)
     return add_mlp(d, layer, err);
 }
 
-/* Layers for multi-token prediction (DeepSeek-V3, GLM-4.5) bring an embedding and a head of their
- * own. */
+/* Adds the layers for multi-token prediction (DeepSeek-V3, GLM-4.5), which bring an embedding and a
+ * head of their own. */
 static qc_status add_prediction_layers(const decoder *d, qc_error *err)
 {
     qc_tensor_maker *m = d->m;

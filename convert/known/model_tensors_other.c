@@ -1,5 +1,5 @@
-/* Families that are not built like Llama.
- * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
+/* Families that are not built like Llama. The sources are the modeling_*.py of transformers 4.57
+ * and the names in released checkpoints. */
 #include "convert/known/model_tensors_internal.h"
 
 #include "base/checked.h"
@@ -54,7 +54,7 @@ static qc_status read_mllama_vision(const qc_tensor_maker *m, mllama_vision *v, 
         QC_FAIL(err, QC_ERR_INPUT,
                 "config.json: supported_aspect_ratios is missing, and the "
                 "tensors cannot be worked out");
-    v->ratios = 1; /* and one for padding */
+    v->ratios = 1; /* and one more for padding */
     for (const qc_json_node *n = qc_json_first(list); n; n = qc_json_next(n))
         v->ratios++;
     v->positions = m->g->media_positions / v->tiles;
@@ -168,7 +168,7 @@ static qc_status bert_layer(qc_tensor_maker *m, uint64_t width, qc_error *err)
     return qc_maker_layer_norm(m, "output.LayerNorm", h, err);
 }
 
-/* BertModel, or below "bert." with the heads it was trained with. */
+/* Adds a BertModel by itself, or below "bert." with the heads that it was trained with. */
 qc_status qc_maker_bert(qc_tensor_maker *m, qc_error *err)
 {
     const char *kind = architecture(m);

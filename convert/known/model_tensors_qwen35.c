@@ -1,9 +1,9 @@
-/* Qwen3.5: attention with an output gate in every fourth layer, gated delta nets in the others, a
- * tower of images and layers for multi-token prediction.
- * Source: modeling_qwen3_5.py of transformers 5.23; the names in released checkpoints. */
+/* Qwen3.5 has attention with an output gate in every fourth layer and gated delta nets in the
+ * others, a vision tower, and layers for multi-token prediction. The sources are
+ * modeling_qwen3_5.py of transformers 5.23 and the names in released checkpoints. */
 #include "convert/known/model_tensors_internal.h"
 
-#define POSITIONS 2304u /* vision_config.num_position_embeddings where it is missing */
+#define POSITIONS 2304u /* vision_config.num_position_embeddings if it is missing */
 
 typedef struct {
     qc_tensor_maker *m;

@@ -1,10 +1,10 @@
-/* A decoder beside a tower of images: gemma3 (SigLIP), mistral3 (Pixtral) and llama4.
- * Source: the modeling_*.py of transformers 4.57; the names in released checkpoints. */
+/* A decoder beside a vision tower: gemma3 (SigLIP), mistral3 (Pixtral) and llama4. The sources are
+ * the modeling_*.py of transformers 4.57 and the names in released checkpoints. */
 #include "convert/known/model_tensors_internal.h"
 
 #include <string.h>
 
-#define MERGE 2u /* mistral3's spatial_merge_size where it is missing */
+#define MERGE 2u /* mistral3's spatial_merge_size if it is missing */
 
 typedef struct {
     uint64_t hidden, intermediate, layers, channels, patch, image;
@@ -28,7 +28,7 @@ static qc_status add_patches(qc_tensor_maker *m, const char *name, const tower *
                         (uint64_t[]){t->hidden, t->channels, t->patch, t->patch}, err);
 }
 
-/* Linears from hidden to hidden below "attention.". */
+/* Adds linear layers from hidden to hidden below "attention.". */
 static qc_status add_square(qc_tensor_maker *m, const char *const names[4], uint64_t n, int bias,
                             qc_error *err)
 {

@@ -14,7 +14,7 @@ static int is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* Numbers and lines there are at most: what the arrays need. */
+/* Counts how many numbers and lines there are at most, which is what the arrays need. */
 static void count_most(const char *text, size_t len, uint64_t max_tokens, uint64_t *numbers,
                        uint64_t *lines)
 {
@@ -62,7 +62,7 @@ static qc_status number(scanner *s, uint64_t vocabulary, uint32_t *out, qc_error
                 s->text + s->at, digits == 24 ? "..." : "", vocabulary);
     }
     s->at = end;
-    /* "12,13" and "1.5": what follows the digits is no space. */
+    /* In "12,13" and "1.5", what follows the digits is not a space. */
     if (end < s->len && s->text[end] != ' ' && s->text[end] != '\t' && s->text[end] != '\n' &&
         s->text[end] != '\r')
         return unexpected(s, err);
@@ -135,8 +135,8 @@ void qc_eval_ids_deinit(qc_eval_ids *ids)
 
 /* ---- windows -------------------------------------------------------------------------------- */
 
-/* How many windows a sequence of n tokens gives that predict something: `room` tokens each, of
- * which a window without a front does not predict the first. */
+/* How many windows that predict something a sequence of n tokens gives. Each takes `room` tokens.
+ * Without tokens in front, a window does not predict its first token. */
 static uint64_t windows_of(uint64_t n, uint64_t room, uint64_t front_count)
 {
     uint64_t rest = n % room;

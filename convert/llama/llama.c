@@ -15,12 +15,12 @@ struct qc_llama {
     qc_llama_tensors tensors;
     qc_llama_source source;
     qc_llama_device device;
-    qc_llama_matrix head; /* read at the first logits */
+    qc_llama_matrix head; /* read when logits are first asked for */
     int has_head;
 };
 
-/* config.json may call a head tied of which the file has another than the embedding; versions of
- * transformers differ in what they then do. */
+/* config.json may call a head tied although the file has one that differs from the embedding.
+ * Versions of transformers differ in what they do then. */
 static qc_status check_tied(const qc_llama *m, const char *dir, qc_error *err)
 {
     const qc_checkpoint *c = m->checkpoint;
@@ -138,7 +138,7 @@ static qc_status run_layer(qc_llama *m, qc_llama_cpu *cpu, uint64_t i, float *hi
     qc_llama_weights w = {0};
     qc_status st = qc_llama_weights_read(&w, &m->source, &m->tensors.layers[i], err);
     if (st == QC_OK) {
-        read_soon(m, i + 1); /* from the disk, while this one is computed */
+        read_soon(m, i + 1); /* it is read from the disk while this layer is computed */
         st = qc_llama_on_device(&m->device)
                  ? qc_llama_device_layer(&m->device, &w, i, batch, hidden, err)
                  : qc_llama_cpu_layer(cpu, &w, i, hidden, err);

@@ -14,11 +14,11 @@
 #define MAX_CONTEXT    (UINT64_C(1) << 40)
 #define TAU            6.283185307179586476925
 
-/* What a family has that config.json does not say, and what stands for a missing field. */
+/* What a family has that config.json does not say, and the values of missing fields. */
 typedef struct {
     const char *model_type, *architecture;
-    uint64_t kv_heads; /* missing; 0: as many as heads */
-    uint64_t head_dim; /* missing; 0: hidden / heads */
+    uint64_t kv_heads; /* if the field is missing; 0: as many as heads */
+    uint64_t head_dim; /* if the field is missing; 0: hidden / heads */
     int64_t bos, eos;
     int qkv_bias;
     int reads_attention_bias, reads_mlp_bias;
@@ -81,7 +81,7 @@ static qc_status count(const reader *r, const char *name, uint64_t missing, uint
     return QC_OK;
 }
 
-/* A positive finite number. */
+/* Reads a positive finite number. */
 static qc_status positive(const qc_json_node *object, const char *name, double missing, double *out,
                           qc_error *err)
 {
@@ -104,7 +104,7 @@ static int flag(const reader *r, const char *name)
     return qc_json_bool_or(qc_config_field(r->root, name), 0);
 }
 
-/* Python takes "false" for true; so nothing but a boolean goes for one. */
+/* Python takes "false" for true, so only a boolean is accepted. */
 static qc_status check_flags(const reader *r, qc_error *err)
 {
     static const char *const names[] = {"tie_word_embeddings", "attention_bias", "mlp_bias",
@@ -120,7 +120,7 @@ static qc_status check_flags(const reader *r, qc_error *err)
     return QC_OK;
 }
 
-/* An id, the first of a list of them, or none. */
+/* Reads an id, the first of a list of ids, or none. */
 static qc_status token(const reader *r, const char *name, int64_t missing, int64_t *out,
                        qc_error *err)
 {
@@ -133,7 +133,7 @@ static qc_status token(const reader *r, const char *name, int64_t missing, int64
         return QC_OK;
     char what[SHOWN + 32];
     (void)snprintf(what, sizeof what, "config.json: %s", name);
-    /* Some configurations have -1 for none. */
+    /* Some configurations write -1 for none. */
     double v = 0.0;
     QC_TRY(qc_json_as_double(n, what, &v, err));
     if (v < 0.0)
@@ -154,7 +154,8 @@ static qc_status read_sizes(reader *r, qc_error *err)
     QC_TRY(count(r, "hidden_size", 0, &c->hidden, err));
     QC_TRY(count(r, "intermediate_size", 0, &c->intermediate, err));
     QC_TRY(count(r, "num_attention_heads", 0, &c->heads, err));
-    /* Where it is not there the family's own; where it is null as many as heads. */
+    /* If it is missing, the family's own value counts; if it is null, there are as many as
+     * heads. */
     const qc_json_node *kv = qc_json_get(r->root, "num_key_value_heads");
     uint64_t no_kv = kv || f->kv_heads == 0 ? c->heads : f->kv_heads;
     QC_TRY(count(r, "num_key_value_heads", no_kv, &c->kv_heads, err));
@@ -250,7 +251,7 @@ static qc_status read_windows(reader *r, qc_error *err)
 
 /* ---- rotary positions ---- */
 
-/* transformers 4 has rope_theta and rope_scaling, 5 rope_parameters with both. */
+/* transformers 4 has rope_theta and rope_scaling; 5 has rope_parameters, which holds both. */
 static const qc_json_node *rope_object(const reader *r)
 {
     const qc_json_node *n = qc_config_field(r->root, "rope_scaling");
@@ -282,7 +283,7 @@ static qc_status read_original(const reader *r, const qc_json_node *p, qc_rope *
     QC_TRY(positive(p, "original_max_position_embeddings", context > 0.0 ? context : (double)NAN,
                     &rope->original, err));
     QC_TRY(positive(r->root, "original_max_position_embeddings", rope->original, &outside, err));
-    /* transformers 5 takes the outer one, 4 the inner. */
+    /* transformers 5 takes the outer value, 4 the inner one. */
     if (outside != rope->original)
         QC_FAIL(err, QC_ERR_UNSUPPORTED,
                 "config.json: original_max_position_embeddings is %g outside and %g inside of the "
@@ -376,8 +377,9 @@ qc_status qc_llama_shape_read(qc_llama_shape *out, qc_arena *arena, const qc_jso
 
 /* ---- tables ---- */
 
-/* In float where transformers is: an error of a frequency grows with the position, so both have to
- * make the same one. The scale of llama3 and the ramp of yarn are products of floats there, too. */
+/* This computes in float where transformers does. An error in a frequency grows with the position,
+ * so both have to get the same frequency. transformers also multiplies llama3's scale and yarn's
+ * ramp in float. */
 static float llama3(const qc_rope *r, float inv)
 {
     float wavelength = (float)TAU / inv;

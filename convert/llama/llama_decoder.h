@@ -30,7 +30,7 @@ typedef struct {
     const float *input_norm, *attention_norm; /* [hidden], before attention and before the MLP */
     const float *q_norm, *k_norm; /* [head_dim], of each head before it turns; NULL: none */
     qc_gpu_matrix q, k, v, o, gate, up, down;
-    uint64_t window; /* of sliding attention; 0: none */
+    uint64_t window; /* of sliding attention; 0: there is none */
 } qc_gpu_decoder_layer;
 
 /* For one thread. Hidden states and logits are floats in host memory; kernels/cuda_llama.h says
@@ -51,7 +51,7 @@ typedef struct qc_gpu_llama {
                        const uint64_t *lengths, uint64_t windows, qc_error *err);
     /* Takes the output head to the device, where it stays until another one comes or destroy. */
     qc_status (*head)(qc_gpu_decoder *d, const qc_gpu_matrix *head, qc_error *err);
-    /* out [n, rows of the head], for n rows of hidden states behind the final norm. */
+    /* Computes out [n, rows of the head] for n rows of hidden states behind the final norm. */
     qc_status (*logits)(qc_gpu_decoder *d, const float *hidden, uint64_t n, float *out,
                         qc_error *err);
 } qc_gpu_llama;

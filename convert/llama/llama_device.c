@@ -10,8 +10,8 @@ static const qc_gpu_llama *table(const qc_llama_device *d)
     return d->devices->work->llama;
 }
 
-/* Where a GPU is too small, the user has to decide to go on without it, because a CPU takes many
- * times as long. */
+/* If a GPU is too small, the user has to decide to go on without it, because a CPU takes many times
+ * as long. */
 static qc_status said(qc_status st, qc_error *err)
 {
     if (st == QC_ERR_NOMEM)
@@ -35,7 +35,7 @@ qc_status qc_llama_device_form(qc_gpu_decoder_form *out, void **tables, const qc
     uint64_t half = c->head_dim / 2, floats = 0, bytes = 0;
     size_t size = 0;
     *tables = NULL;
-    /* They hold frequencies, cosines and sines. */
+    /* The tables hold frequencies, cosines and sines. */
     if (qc_mul_u64(longest, 2 * half, &floats) || qc_add_u64(floats, half, &floats) ||
         qc_mul_u64(floats, sizeof(float), &bytes) || qc_u64_to_size(bytes, &size))
         QC_FAIL(err, QC_ERR_NOMEM, "a window of %" PRIu64 " tokens is too long", longest);

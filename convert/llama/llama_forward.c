@@ -10,12 +10,12 @@
 
 #define TOKEN_GRAIN 8u   /* tokens that a thread takes at a time */
 #define ROW_GRAIN   128u /* rows of weights, at most */
-#define ROW_STEP    4u   /* which the matmuls decode together */
+#define ROW_STEP    4u   /* how many rows the matmuls decode together */
 #define ALIGNMENT   64u
 
 /* ---- sharing work ---- */
 
-/* Elements [first, first + count) of a phase. */
+/* Does elements [first, first + count) of a phase. */
 typedef qc_status (*phase_fn)(void *ctx, unsigned thread, uint64_t first, uint64_t count,
                               qc_error *err);
 
@@ -57,7 +57,8 @@ static qc_status share(unsigned threads, uint64_t total, uint64_t grain, phase_f
 
 #define MOST_MATRICES 3u
 
-/* Matrices of the same columns, multiplied with the same x: their rows are one row of work. */
+/* Matrices with the same number of columns that are multiplied with the same x. The work is shared
+ * as if their rows were those of one matrix. */
 typedef struct {
     const qc_matmul_ops *ops;
     const qc_llama_matrix *w[MOST_MATRICES];
@@ -151,7 +152,7 @@ static uint64_t larger(uint64_t a, uint64_t b)
 }
 
 typedef struct {
-    uint64_t q, kv; /* floats of all heads of a token */
+    uint64_t q, kv; /* floats of all heads of one token */
     uint64_t qkv;
     uint64_t tokens; /* in work */
     uint64_t a, b, c, table, scratch_each;
@@ -180,7 +181,7 @@ uint64_t qc_llama_cpu_bytes(const qc_llama_shape *shape, unsigned threads, uint6
     sizes z = sizes_of(shape, tokens, longest);
     uint64_t bytes = qc_sat_add(qc_sat_add(z.a, z.b), qc_sat_add(z.c, qc_sat_mul(2, z.table)));
     bytes = qc_sat_add(bytes, qc_sat_mul(threads, z.scratch_each));
-    /* Positions, and at most as many windows as tokens. */
+    /* The positions, and at most as many windows as tokens. */
     return qc_sat_add(bytes, qc_sat_mul(tokens, sizeof(uint32_t) + 2 * sizeof(uint64_t)));
 }
 
@@ -268,9 +269,9 @@ typedef struct {
     qc_llama_cpu *cpu;
     const qc_llama_weights *w;
     uint64_t window, end, start, tokens;
-    uint64_t span; /* of attention */
-    float *hidden; /* of token `start` */
-    float *normed; /* where norms of it go; may be hidden itself */
+    uint64_t span; /* positions that a token sees, including its own; 0: all */
+    float *hidden; /* hidden states, from token `start` on */
+    float *normed; /* where their norms go; it may be hidden itself */
     const float *weight;
     uint64_t q, kv, ldb;
 } chunk;
@@ -288,7 +289,7 @@ static qc_status norm_tokens(void *ctx, unsigned thread, uint64_t first, uint64_
     return QC_OK;
 }
 
-/* hidden += a, and where there is a weight, a = norm(hidden). */
+/* hidden += a, and if there is a weight, a = norm(hidden). */
 static qc_status add_tokens(void *ctx, unsigned thread, uint64_t first, uint64_t count,
                             qc_error *err)
 {
@@ -327,7 +328,7 @@ static qc_status turn_tokens(void *ctx, unsigned thread, uint64_t first, uint64_
     return QC_OK;
 }
 
-/* The window of a task. */
+/* The window that a task belongs to. */
 static uint64_t window_of(const chunk *k, uint64_t task)
 {
     const uint64_t *tasks = k->cpu->tasks;
@@ -411,9 +412,9 @@ static qc_status product_phase(const chunk *k, qc_llama_part first, unsigned cou
     return run_product(&p, k->cpu->threads, err);
 }
 
-/* ---- the parts of a layer, each from one group of linear layers to the inputs of the next ---- */
+/* ---- the steps of a layer, each from one set of linear layers to the inputs of the next ---- */
 
-/* hidden -> c: inputs of o. */
+/* hidden -> c, the inputs of o. */
 static qc_status attend(chunk *k, qc_error *err)
 {
     qc_llama_cpu *cpu = k->cpu;
@@ -422,7 +423,7 @@ static qc_status attend(chunk *k, qc_error *err)
     return share(cpu->threads, cpu->tasks[k->end] - cpu->tasks[k->window], 1, attend_tasks, k, err);
 }
 
-/* Inputs of o -> hidden behind attention, a: inputs of gate and up. */
+/* Inputs of o -> hidden behind attention, and a, the inputs of gate and up. */
 static qc_status leave_attention(chunk *k, const float *attended, qc_error *err)
 {
     qc_llama_cpu *cpu = k->cpu;
@@ -430,7 +431,7 @@ static qc_status leave_attention(chunk *k, const float *attended, qc_error *err)
     return tokens_phase(k, add_tokens, k->w->vectors[QC_LLAMA_POST_NORM], err);
 }
 
-/* a -> b: inputs of down. */
+/* a -> b, the inputs of down. */
 static qc_status gate(chunk *k, qc_error *err)
 {
     qc_llama_cpu *cpu = k->cpu;

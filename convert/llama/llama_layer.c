@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define DECODE_ELEMS ((uint64_t)1 << 20) /* of a coded weight at a time */
+#define DECODE_ELEMS ((uint64_t)1 << 20) /* elements of a coded weight that are decoded at a time */
 
 /* ---- finding ---- */
 
@@ -51,7 +51,7 @@ static qc_status type_unsupported(const finder *f, const qc_ckpt_tensor *t, qc_e
             t->name, qc_dtype_name(t->dtype));
 }
 
-/* A plain tensor of floats. */
+/* Finds a plain tensor of floats. */
 static qc_status plain(const finder *f, const char *name, const uint64_t *dims, unsigned ndim,
                        uint32_t *out, qc_error *err)
 {
@@ -153,7 +153,8 @@ static qc_status find_layer(const finder *f, const qc_llama_shape *s, uint64_t n
     return QC_OK;
 }
 
-/* A tied head may be in the file under either name, or under both. */
+/* Finds the embedding and the head. A tied head may be in the file under either name, or under
+ * both. */
 static qc_status find_ends(const finder *f, qc_llama_tensors *out, qc_error *err)
 {
     const qc_llama_config *c = &out->shape.config;
@@ -208,7 +209,7 @@ qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t t
     return st;
 }
 
-/* FP8 as floats. */
+/* Reads FP8 as floats. */
 static qc_status read_coded(qc_llama_matrix *out, const qc_llama_source *s,
                             const qc_llama_linear *l, qc_error *err)
 {
@@ -318,7 +319,8 @@ static int compare_wanted(const void *a, const void *b)
     return x->at < y->at ? -1 : x->at > y->at;
 }
 
-/* Row by row in the order of the file, each once: a compressed one is decoded once at most. */
+/* Rows are read in the order of the file, each once, so that a compressed embedding is decoded at
+ * most once. */
 qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t, const uint32_t *ids,
                          uint64_t n, float *out, qc_error *err)
 {

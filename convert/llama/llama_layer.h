@@ -1,5 +1,5 @@
-/* The weights of one layer of a Llama-family model: which tensors they are, and as they lie in
- * memory while the layer is computed, on the CPU (llama_forward.c) or on a GPU (llama_device.c). */
+/* The weights of one layer of a Llama-family model: which tensors they are, and how they lie in
+ * memory while the CPU (llama_forward.c) or a GPU (llama_device.c) computes the layer. */
 #ifndef QC_CONVERT_LLAMA_LAYER_H
 #define QC_CONVERT_LLAMA_LAYER_H
 
@@ -20,16 +20,17 @@ typedef enum {
 /* ---- in the checkpoint ---- */
 
 typedef struct {
-    uint32_t tensor, bias;          /* QC_NO_TENSOR: no bias */
-    const qc_stored_weight *stored; /* quantized, else NULL */
-    const qc_coded_weight *coded;   /* FP8: decoded to float when read; else NULL */
+    uint32_t tensor, bias;          /* bias is QC_NO_TENSOR if there is none */
+    const qc_stored_weight *stored; /* if it is quantized, else NULL */
+    /* if it is FP8, which is decoded to float when it is read; else NULL */
+    const qc_coded_weight *coded;
     uint64_t rows, cols;
     uint64_t read_bytes, memory_bytes;
 } qc_llama_linear;
 
 typedef struct {
     qc_llama_linear linear[QC_LLAMA_MATRICES];
-    uint32_t vectors[QC_LLAMA_VECTORS]; /* QC_NO_TENSOR where the family has none */
+    uint32_t vectors[QC_LLAMA_VECTORS]; /* QC_NO_TENSOR if the family does not have it */
     uint64_t read_bytes, memory_bytes;
 } qc_llama_layer;
 
@@ -40,8 +41,9 @@ typedef struct {
     qc_llama_linear head;
 } qc_llama_tensors;
 
-/* Finds every tensor and checks its shape and type. QC_ERR_INPUT for a missing one, QC_ERR_SHAPE,
- * QC_ERR_UNSUPPORTED for a type that is not computed. Memory in the arena. */
+/* Finds every tensor and checks its shape and type. QC_ERR_INPUT for a missing tensor, QC_ERR_SHAPE
+ * for a wrong shape, QC_ERR_UNSUPPORTED for a type that qconv does not compute with. Memory is in
+ * the arena. */
 QC_NODISCARD qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *arena,
                                              const qc_checkpoint *c, qc_error *err);
 
@@ -50,9 +52,9 @@ QC_NODISCARD qc_status qc_llama_tensors_find(qc_llama_tensors *out, qc_arena *ar
 /* y = x W^T + bias; W [rows, cols]. */
 typedef struct {
     uint64_t rows, cols;
-    const qc_weights *quantized; /* &arrays.w, or NULL: dense */
+    const qc_weights *quantized; /* &arrays.w, or NULL if it is dense */
     const void *dense;
-    qc_dtype dtype;    /* of dense: F32, F16 or BF16 */
+    qc_dtype dtype;    /* of the dense weights: F32, F16 or BF16 */
     const float *bias; /* [rows] or NULL */
     qc_stored_arrays arrays;
     void *owned, *owned_bias;
@@ -60,29 +62,30 @@ typedef struct {
 
 typedef struct {
     qc_llama_matrix matrices[QC_LLAMA_MATRICES];
-    float *vectors[QC_LLAMA_VECTORS]; /* NULL where the family has none */
+    float *vectors[QC_LLAMA_VECTORS]; /* NULL if the family does not have it */
 } qc_llama_weights;
 
 typedef struct {
     const qc_checkpoint *checkpoint;
     const qc_quant_ops *ops;
     qc_st_cursor *cursor;
-    qc_progress *progress; /* NULL is fine */
+    qc_progress *progress; /* may be NULL */
 } qc_llama_source;
 
-/* All reads answer Ctrl-C. To be freed also after a failure; zeros are fine to free. */
+/* All reads respond to Ctrl-C. Free the result also after a failure; a struct of zeros may be freed
+ * too. */
 QC_NODISCARD qc_status qc_llama_matrix_read(qc_llama_matrix *out, const qc_llama_source *s,
                                             const qc_llama_linear *l, qc_error *err);
 void qc_llama_matrix_deinit(qc_llama_matrix *m);
 QC_NODISCARD qc_status qc_llama_weights_read(qc_llama_weights *out, const qc_llama_source *s,
                                              const qc_llama_layer *l, qc_error *err);
 void qc_llama_weights_deinit(qc_llama_weights *w);
-/* A vector as floats. */
+/* Reads a vector as floats. */
 QC_NODISCARD qc_status qc_llama_vector_read(float **out, const qc_llama_source *s, uint32_t tensor,
                                             qc_error *err);
-/* QC_ERR_NONFINITE where any of n floats is not finite. */
+/* QC_ERR_NONFINITE if any of the n floats is not finite. */
 QC_NODISCARD qc_status qc_llama_finite(const float *x, uint64_t n, qc_error *err);
-/* Rows of the embedding, ids in any order: out [n, hidden]. */
+/* Reads rows of the embedding into out [n, hidden]. The ids may be in any order. */
 QC_NODISCARD qc_status qc_llama_embed(const qc_llama_source *s, const qc_llama_tensors *t,
                                       const uint32_t *ids, uint64_t n, float *out, qc_error *err);
 

@@ -1,4 +1,5 @@
-/* The linear layers of a Llama-like decoder layer, and the places in it where their inputs are. */
+/* The linear layers of a Llama-like decoder layer, and the points in it at which their inputs
+ * are. */
 #ifndef QC_CONVERT_LLAMA_STAGE_H
 #define QC_CONVERT_LLAMA_STAGE_H
 
@@ -14,12 +15,14 @@ typedef enum {
 } qc_llama_part;
 
 typedef enum {
-    QC_LLAMA_AT_QKV,  /* from hidden before the layer */
-    QC_LLAMA_AT_O,    /* from hidden before the layer */
-    QC_LLAMA_AT_GATE, /* from inputs of o and hidden before the layer, which is then the one behind
-                         attention: of gate and up */
-    QC_LLAMA_AT_DOWN, /* from hidden behind attention */
-    QC_LLAMA_AT_END   /* from hidden behind attention, which is then the one behind the layer */
+    QC_LLAMA_AT_QKV, /* computed from the hidden states before the layer */
+    QC_LLAMA_AT_O,   /* computed from the hidden states before the layer */
+    /* The inputs of gate and up. They are computed from the inputs of o and from the hidden states
+     * before the layer, which then become those behind attention. */
+    QC_LLAMA_AT_GATE,
+    QC_LLAMA_AT_DOWN, /* computed from the hidden states behind attention */
+    /* The end of the layer. The hidden states behind attention become those behind the layer. */
+    QC_LLAMA_AT_END
 } qc_llama_stage;
 
 #endif

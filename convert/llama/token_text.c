@@ -8,7 +8,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* The tokenizer.json of --tokenizer or of a model. NULL: there is none. */
+/* Finds the tokenizer.json of --tokenizer or of a model. NULL if there is none. */
 static qc_status find_tokenizer(const qc_token_text *t, const char **path, qc_error *err)
 {
     *path = t->tokenizer;
@@ -130,7 +130,8 @@ void qc_eval_windows_spread(qc_eval_windows *w, uint64_t max_tokens)
     w->longest = w->predicted = w->count = 0;
     for (uint64_t i = 0; i < all; i++) {
         uint64_t length = w->lengths[i];
-        /* Window k of those kept is the one in which the middle of its share of the text lies. */
+        /* Window k of those that are kept is the one that holds the middle of its share of the
+         * text. */
         if (next < keep && i == (uint64_t)(((double)next + 0.5) * (double)all / (double)keep)) {
             memmove(w->ids + tokens, w->ids + at, (size_t)length * sizeof *w->ids);
             w->lengths[w->count++] = length;

@@ -75,7 +75,7 @@ static qc_status read_raw_scales(const qc_checkpoint *model, qc_st_cursor *curso
                               (size_t)bytes, err);
 }
 
-/* The rows of tiles that `rows` rows from first_row touch, as floats in s->scales. */
+/* Reads the rows of tiles that `rows` rows from first_row on touch, as floats, into s->scales. */
 static qc_status read_tile_scales(const qc_checkpoint *model, qc_st_cursor *cursor,
                                   const qc_quant_ops *ops, const qc_coded_weight *w,
                                   qc_coded_scratch *s, uint64_t first_tile_row, uint64_t tile_rows,
@@ -125,7 +125,7 @@ static qc_status read_fp8(const qc_checkpoint *model, qc_st_cursor *cursor, cons
         QC_TRY(read_tile_scales(model, cursor, ops, w, s, top, bottom - top + 1, err));
         tiles.scales = s->scales;
     }
-    /* Counted from the first row of tiles that was read. */
+    /* Rows are counted from the first row of tiles that was read. */
     qc_f8_decode(s->codes, s->table, &tiles, first - top * w->tile_rows * cols, n, out, bad);
     return QC_OK;
 }

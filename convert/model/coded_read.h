@@ -1,38 +1,40 @@
-/* Reading weights in FP8 or MXFP4 as floats. Stateless but for the scratch, so that any part of a
- * weight can be read at any time, by any thread with a scratch and a cursor of its own. */
+/* Reads weights in FP8 or MXFP4 as floats. Nothing but the scratch has a state, so any range of a
+ * weight can be read at any time, by any thread that has its own scratch and cursor. */
 #ifndef QC_CONVERT_CODED_READ_H
 #define QC_CONVERT_CODED_READ_H
 
 #include "convert/model/recipe.h"
 #include "quant/quant_ops.h"
 
-/* Grows to what one read needs: the stored bytes of its elements and their scales. */
+/* The buffers grow to what one read needs: the stored bytes of its elements, and their scales. */
 typedef struct {
     unsigned char *codes; /* after a read: the weight's stored bytes */
     size_t code_bytes, code_room;
-    unsigned char *raw; /* scales as stored */
+    unsigned char *raw; /* scales as they are stored */
     size_t raw_room;
     float *scales;
     size_t scale_room;
-    int has_table; /* values of the codes of table_dtype */
+    int has_table; /* is there a table with the values of table_dtype's codes? */
     qc_dtype table_dtype;
     float table[256];
 } qc_coded_scratch;
 
 void qc_coded_scratch_deinit(qc_coded_scratch *s);
 
-/* Stored bytes of n elements: n for FP8, n / 2 for MXFP4. */
+/* The stored bytes of n elements: n for FP8, n / 2 for MXFP4. */
 uint64_t qc_coded_bytes(const qc_coded_weight *w, uint64_t n);
 
-/* Elements [first, first + n) of the flattened weight t, in order; MXFP4: whole blocks of 32.
- * QC_ERR_NONFINITE, with the place, for a value that is NaN, infinite or too large for float. */
+/* Reads elements [first, first + n) of the flattened weight t, in order; of MXFP4, whole blocks of
+ * 32. QC_ERR_NONFINITE, with the place, for a value that is NaN, infinite or too large for a
+ * float. */
 QC_NODISCARD qc_status qc_coded_read(const qc_checkpoint *model, qc_st_cursor *cursor,
                                      const qc_quant_ops *ops, const qc_ckpt_tensor *t,
                                      const qc_coded_weight *w, qc_coded_scratch *scratch,
                                      uint64_t first, uint64_t n, float *out, qc_error *err);
 
-/* Columns [first_col, first_col + cols) of `rows` rows from first_row of the flattened [experts *
- * out, in] weight, to out [rows, cols]; first_col and cols are multiples of 32. MXFP4 only. */
+/* Reads columns [first_col, first_col + cols) of `rows` rows, from first_row on, of the flattened
+ * [experts * out, in] weight into out [rows, cols]. first_col and cols are multiples of 32. For
+ * MXFP4 only. */
 QC_NODISCARD qc_status qc_coded_read_columns(const qc_checkpoint *model, qc_st_cursor *cursor,
                                              const qc_ckpt_tensor *t, const qc_coded_weight *w,
                                              qc_coded_scratch *scratch, uint64_t first_row,

@@ -1,6 +1,6 @@
-/* Numbers and words of config.json, as models' own code looks them up: in text_config first where
- * there is one, under the first of several names that is there and not null.
- * Everything is bounded, so that products of two fields cannot overflow. Thread-safe. */
+/* Reads numbers and words of config.json as the models' own code looks them up: in text_config
+ * first, if there is one, and under the first of several names that is there and not null. Every
+ * number is bounded, so that a product of two fields cannot overflow. Thread-safe. */
 #ifndef QC_CONVERT_CONFIG_FIELDS_H
 #define QC_CONVERT_CONFIG_FIELDS_H
 
@@ -11,29 +11,31 @@
 #define QC_CONFIG_MAX_SIZE    (UINT64_C(1) << 30) /* a dimension, a count of heads */
 
 typedef struct {
-    const qc_json_node *root;   /* NULL: no configuration */
-    const qc_json_node *text;   /* text_config or what else it is called, else root */
-    const qc_json_node *vision; /* vision_config or NULL */
-    const char *model_type;     /* root's; "" if it has none */
+    const qc_json_node *root;   /* NULL: there is no configuration */
+    const qc_json_node *text;   /* text_config, whatever its name is, or root if there is none */
+    const qc_json_node *vision; /* vision_config, or NULL */
+    const char *model_type;     /* the root's; "" if it has none */
     const char *text_type;      /* text_config's model_type, else root's */
 } qc_config;
 
-/* Borrows from the document. doc may be NULL. */
+/* Opens a configuration, which borrows from the document. doc may be NULL. */
 void qc_config_open(qc_config *out, const qc_json *doc);
 /* Is `word` one of the blank-separated words of `list` (" a b ")? */
 int qc_config_word_in(const char *word, const char *list);
-/* The first of the blank-separated names that `object` has with a value that is not null. NULL if
- * there is none; *name, where not NULL, is the name found (up to a blank). */
+/* The first of the blank-separated names that `object` has with a value other than null. Returns
+ * NULL if it has none of them. *name, if name is not NULL, points at the name that was found (it
+ * ends at a blank or NUL). */
 const qc_json_node *qc_config_field(const qc_json_node *object, const char *names);
-/* The same in the text configuration, then in the root. */
+/* The same, looked up in the text configuration and then in the root. */
 const qc_json_node *qc_config_text_field(const qc_config *c, const char *names);
-/* An integer from 0 to max; `missing` where there is none. QC_ERR_INPUT names the field. */
+/* Reads an integer from 0 to max, or gives `missing` where there is none. QC_ERR_INPUT names the
+ * field. */
 QC_NODISCARD qc_status qc_config_count(uint64_t *out, const qc_json_node *n, uint64_t max,
                                        uint64_t missing, qc_error *err);
-/* qc_config_text_field and qc_config_count in one. */
+/* Does the work of qc_config_text_field and qc_config_count in one call. */
 QC_NODISCARD qc_status qc_config_read(uint64_t *out, const qc_config *c, const char *names,
                                       uint64_t max, uint64_t missing, qc_error *err);
-/* false where it is missing or no boolean. */
+/* Reads a boolean. The result is `missing` where the field is missing or not a boolean. */
 int qc_config_flag(const qc_config *c, const char *name, int missing);
 /* Is layer among the integers of the list? A list of anything else is QC_ERR_INPUT. */
 QC_NODISCARD qc_status qc_config_mark_layers(unsigned char *marks, uint32_t layer_count,

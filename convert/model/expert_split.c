@@ -1,5 +1,5 @@
-/* Source of the layouts: transformers 5, conversion_mapping.py (MergeModulelist(dim=0) and
- * Concatenate(dim=1) of gate and up). */
+/* The layouts are those of transformers 5, conversion_mapping.py (MergeModulelist(dim=0), and
+ * Concatenate(dim=1) for gate and up). */
 #include "convert/model/expert_split.h"
 
 #include "base/checked.h"
@@ -58,7 +58,8 @@ static const expert_names *find_family(const qc_checkpoint *c)
     return NULL;
 }
 
-/* Length of what is before the tail, which begins a component; SIZE_MAX where there is none. */
+/* The length of what stands before the tail, where the tail begins a component of the name;
+ * SIZE_MAX if it does not. */
 static size_t stem_before(const char *name, const char *tail)
 {
     size_t n = strlen(name), m = strlen(tail);
@@ -83,8 +84,8 @@ static int is_fp8(qc_dtype t)
     return t == QC_DTYPE_F8_E4M3 || t == QC_DTYPE_F8_E5M2;
 }
 
-/* Has every expert's matrix t whole blocks of scales of its own? parts: matrices one below the
- * other in each expert of t. */
+/* Does every expert's matrix in t have whole blocks of scales of its own? parts is how many
+ * matrices lie one below the other in each expert of t. */
 static int has_scales(const splitter *s, const qc_ckpt_tensor *t, const qc_ckpt_tensor *scales,
                       uint64_t parts)
 {
@@ -94,7 +95,7 @@ static int has_scales(const splitter *s, const qc_ckpt_tensor *t, const qc_ckpt_
            scales->dims[2] == qc_ceil_div_u64(t->dims[2], s->block[1]);
 }
 
-/* Are the two fused tensors of the layer there, of forms and shapes that are known? */
+/* Are both fused tensors of the layer there, with dtypes and shapes that are known? */
 static int fits(const splitter *s, const char *name, size_t stem)
 {
     const qc_ckpt_tensor *gate_up = find(s->c, name, stem, gate_up_tail);
@@ -112,11 +113,11 @@ static int fits(const splitter *s, const char *name, size_t stem)
 
 typedef struct {
     size_t stem;      /* length of what is before "mlp." */
-    int down;         /* down_proj, else gate and up */
-    const char *tail; /* of the parts' names: ".weight", ".weight_scale_inv" */
+    int down;         /* is it down_proj? Otherwise it is gate and up. */
+    const char *tail; /* end of the split tensors' names: ".weight", ".weight_scale_inv" */
 } fused_kind;
 
-/* Is t fused, and in the layout that is known? */
+/* Is t fused, in the layout that is known? */
 static int is_fused(const splitter *s, const qc_ckpt_tensor *t, fused_kind *kind)
 {
     static const char *const tails[] = {gate_up_tail, down_tail, gate_up_scale_tail,
@@ -129,13 +130,13 @@ static int is_fused(const splitter *s, const qc_ckpt_tensor *t, fused_kind *kind
         kind->tail = i < 2 ? ".weight" : ".weight_scale_inv";
         if (kind->stem == SIZE_MAX || !fits(s, t->name, kind->stem))
             continue;
-        /* A scale beside 16-bit experts is none. */
+        /* A scale beside 16-bit experts does not belong to them. */
         return i < 2 || is_fp8(find(s->c, t->name, kind->stem, gate_up_tail)->dtype);
     }
     return 0;
 }
 
-/* Rows [first, first + rows) of one expert's matrix. */
+/* Adds rows [first, first + rows) of one expert's matrix as a tensor. */
 static qc_status add_part(splitter *s, const qc_ckpt_tensor *from, const fused_kind *kind,
                           uint64_t expert, const char *matrix, uint64_t first, uint64_t rows,
                           qc_error *err)
@@ -186,8 +187,8 @@ static int compare_names(const void *pa, const void *pb)
     return strcmp(a->name, b->name);
 }
 
-/* Is t a stack of experts, or a matrix of theirs laid end to end (dbrx)? granitemoe and jetmoe call
- * theirs input_linear and output_linear. */
+/* Is t a stack of experts, or are the experts' matrices laid end to end (dbrx)? granitemoe and
+ * jetmoe call theirs input_linear and output_linear. */
 static int is_stack(const qc_ckpt_tensor *t)
 {
     int named = strstr(t->name, "experts.") || strstr(t->name, "moe.");
@@ -201,7 +202,7 @@ static int is_stack(const qc_ckpt_tensor *t)
            !qc_ends_with(t->name, "bias");
 }
 
-/* Floating stacks of experts that no recipe quantizes or decodes. */
+/* Warns of stacks of experts in floats that no recipe quantizes or decodes. */
 static qc_status warn_of_stacks(const splitter *s, qc_error *err)
 {
     uint64_t stacks = 0, weights = 0;
@@ -237,7 +238,8 @@ qc_status qc_experts_split(qc_checkpoint *c, int fp8_only, qc_error *err)
         const qc_ckpt_tensor *t = &c->tensors[i];
         if (!is_fused(&s, t, &kind))
             continue;
-        /* Not more parts than bytes, but a hostile shape may still ask for very many. */
+        /* There cannot be more tensors than bytes, but a hostile shape may still ask for very
+         * many. */
         if (t->dims[0] > UINT32_MAX / 8 || s.room > UINT32_MAX / 8)
             QC_FAIL(err, QC_ERR_UNSUPPORTED, "tensor '%s': %" PRIu64 " experts are too many",
                     t->name, t->dims[0]);

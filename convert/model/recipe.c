@@ -1,4 +1,4 @@
-/* From classes of tensors, rules and options to what becomes of every tensor.
+/* Decides what becomes of every tensor, from its class, the rules and the options.
  *
  *   1. classify   what is it: a table for the model's type, else the general rules; weights that
  *                 are quantized already by the tensors beside them
@@ -90,7 +90,7 @@ const char *qc_role_name(qc_role r)
 
 /* ---- the model ---- */
 
-/* A member of config.json, or of its text_config as multimodal models have it. */
+/* A member of config.json, or of its text_config, where multimodal models have it. */
 static const qc_json_node *config_get(const qc_checkpoint *model, const char *key)
 {
     if (!model->config)
@@ -127,9 +127,9 @@ static void read_facts(maker *m)
             qc_rules_conv1d_type(qc_json_string_or(qc_json_get(part, "model_type"), ""));
 }
 
-/* A head that is in the file shares its values with the embeddings when the configuration says so,
- * when it is the only one of the two in the file, or when the file says that it stands for the
- * other name. */
+/* Is the output head tied to the embeddings? A head that is in the file shares their values when
+ * the configuration says so, when it is the only one of the two in the file, or when the file says
+ * that it stands for the other name. */
 static int head_is_tied(const maker *m)
 {
     int embeddings = 0;
@@ -145,8 +145,8 @@ static int head_is_tied(const maker *m)
     return qc_json_bool_or(tie, m->table ? qc_model_table_tied(m->table) : 0);
 }
 
-/* nn.MultiheadAttention multiplies with the raw weight of its out_proj, so that cannot be a
- * quantized module. It is known by the in_proj_weight beside it. */
+/* nn.MultiheadAttention multiplies with the raw weight of its out_proj, so out_proj cannot be a
+ * quantized module. We recognise it by the in_proj_weight beside it. */
 static int in_attention_module(const maker *m, const char *name)
 {
     static const char tail[] = "out_proj.weight", sibling[] = "in_proj_weight";
@@ -160,8 +160,8 @@ static int in_attention_module(const maker *m, const char *name)
     return qc_checkpoint_find(m->model, other) != NULL;
 }
 
-/* What the bias beside a matrix says: 1 its columns are what comes out (Conv1D, [in, out] in the
- * file), -1 its rows are, 0 nothing. */
+/* What the length of the bias beside a matrix says: 1, its columns are the outputs (a Conv1D, [in,
+ * out] in the file); -1, its rows are; 0, nothing. */
 static int bias_says_conv1d(const maker *m, const qc_ckpt_tensor *t)
 {
     static const char tail[] = "weight";
@@ -178,9 +178,9 @@ static int bias_says_conv1d(const maker *m, const qc_ckpt_tensor *t)
     return b->dims[0] == t->dims[1] ? 1 : b->dims[0] == t->dims[0] ? -1 : 0;
 }
 
-/* Conv1D within a model that has no table of its own (GPT-2 as the decoder of something else). A
- * square matrix, and one that is quantized already and thus [out, in], goes by its name and the
- * model types in config.json. */
+/* Is this a Conv1D within a model that has no table of its own (GPT-2 as the decoder of another
+ * model)? For a square matrix, and for one that is quantized already and thus [out, in], the name
+ * and the model types in config.json decide. */
 static int is_conv1d(const maker *m, uint32_t i)
 {
     const qc_ckpt_tensor *t = &m->model->tensors[i];
@@ -227,7 +227,7 @@ static qc_status classify(maker *m, qc_error *err)
 
 /* ---- rules ---- */
 
-/* Why --quantize cannot have this tensor; NULL when it can. */
+/* Why --quantize cannot have this tensor, or NULL if it can. */
 static const char *quantize_obstacle(const maker *m, uint32_t i)
 {
     const qc_ckpt_tensor *t = &m->model->tensors[i];
@@ -322,7 +322,7 @@ static int kept_by_rule(const maker *m, uint32_t i)
     return m->rule_of[i] != NO_RULE && !m->options->rules[m->rule_of[i]].quantize;
 }
 
-/* A weight that would have to be read, in a form that is not read. */
+/* Refuses a weight that would have to be read but has a form that qconv cannot read. */
 static qc_status refuse_foreign(const maker *m, uint32_t i, qc_error *err)
 {
     const qc_ckpt_tensor *t = &m->model->tensors[i];
@@ -369,8 +369,8 @@ static void apply_rest(qc_recipe_entry *e, const maker *m, uint32_t i)
         cast_or_keep(e, m, i, QC_DTYPE_F16, "--rest fp16");
 }
 
-/* T5's "wo" overflows in float16. transformers makes it F32 of a checkpoint that is not quantized,
- * but leaves it in the dtype of one that is. */
+/* T5's "wo" overflows in float16. transformers turns it into F32 in a checkpoint that is not
+ * quantized, but leaves its dtype alone in one that is. */
 static void hold_in_float(qc_recipe_entry *e, const maker *m, uint32_t i)
 {
     if (!(m->classes[i].traits & QC_TRAIT_FLOAT) || m->rule_of[i] != NO_RULE ||
@@ -396,7 +396,7 @@ static qc_status check_requantize(const maker *m, qc_error *err)
     return QC_OK;
 }
 
-/* The codes of a stack of experts are one after the other: a block must not span two of them. */
+/* The codes of a stack's experts lie one after the other, so a block must not span two experts. */
 static qc_status check_stack(const qc_recipe_entry *e, const qc_ckpt_tensor *t, qc_error *err)
 {
     const qc_coded_weight *w = e->coded;
@@ -431,7 +431,8 @@ static qc_status decide_quantized(qc_recipe_entry *e, const maker *m, uint32_t i
         hold_in_float(e, m, i);
         return QC_OK;
     }
-    /* auto: what could be quantized is marked so; auto_choice.c then settles each. */
+    /* For --to auto, whatever could be quantized is marked so, and auto_choice.c then decides each
+     * one. */
     e->block_elems = m->options->block_elems;
     if (m->options->to != QC_TO_INT8) {
         e->scheme = QC_SCHEME_NF4;
@@ -488,7 +489,7 @@ void qc_recipe_settle_scales(qc_recipe *recipe, const qc_checkpoint *model)
 
 /* ---- multi-token prediction ---- */
 
-/* The number of the layer that a tensor belongs to, from "model.layers.N." or "layers.N.". */
+/* Finds the number of the layer that a tensor belongs to, from "model.layers.N." or "layers.N.". */
 static int layer_of(const char *name, uint64_t *layer)
 {
     static const char *const prefixes[] = {"model.layers.", "layers."};
@@ -507,7 +508,7 @@ static int layer_of(const char *name, uint64_t *layer)
     return 0;
 }
 
-/* Layers from num_hidden_layers on are for multi-token prediction. */
+/* Leaves out the layers from num_hidden_layers on, which are for multi-token prediction. */
 static qc_status drop_mtp(maker *m, qc_error *err)
 {
     uint64_t layers = 0, layer = 0;
@@ -559,13 +560,14 @@ static qc_status decide(maker *m, qc_error *err)
     return drop_mtp(m, err);
 }
 
-/* A tied head has no tensor of its own, and an explicit list replaces a loader's defaults. */
+/* Lists heads that have no tensor of their own because they are tied. An explicit list replaces a
+ * loader's defaults, so they have to be in it. */
 static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
 {
     const char *head = qc_rules_hidden_head(m->facts.model_type);
     QC_TRY(qc_skip_add(list, "lm_head", strlen("lm_head"), err));
     QC_TRY(qc_skip_add(list, head, strlen(head), err));
-    /* The parts of a composite model have heads of their own types. */
+    /* The models within a composite model have heads of their own types. */
     const qc_json_node *part = first_member(m->model);
     for (; part; part = qc_json_next(part)) {
         head = qc_rules_hidden_head(qc_json_string_or(qc_json_get(part, "model_type"), ""));
@@ -589,7 +591,8 @@ static qc_status skip_hidden_heads(maker *m, qc_skip_list *list, qc_error *err)
 }
 
 /* A class with another head (AutoModelForSequenceClassification of a language model) makes modules
- * that the file has not. Where they were taken for quantized ones it would not load. */
+ * that the file does not have. If a loader took them for quantized modules, the model would not
+ * load. */
 static qc_status skip_label_heads(maker *m, qc_skip_list *list, qc_error *err)
 {
     const char *head = NULL;
@@ -600,8 +603,8 @@ static qc_status skip_label_heads(maker *m, qc_skip_list *list, qc_error *err)
     return QC_OK;
 }
 
-/* Does this weight stay in a form that its loader has to know? FP8 that nothing here understands
- * (a stack of experts) is one, too. */
+/* Does this weight stay in a form that its loader has to know? FP8 that qconv does not understand
+ * (a stack of experts) counts as well. */
 static int stays_coded(const maker *m, uint32_t i)
 {
     const qc_recipe_entry *e = &m->out->entries[i];
@@ -618,14 +621,15 @@ static int is_decoded(const qc_recipe_entry *e)
     return e->scheme == QC_SCHEME_DEQUANT || (e->coded && e->scheme == QC_SCHEME_CAST);
 }
 
-/* The module of weight i: its name without ".weight", or what a stack of experts is part of. */
+/* The length of the module's name for weight i: its name without ".weight", or the module that
+ * holds a stack of experts. */
 static size_t module_of(const maker *m, uint32_t i)
 {
     const char *name = m->model->tensors[i].name, *dot = strrchr(name, '.');
     return dot ? (size_t)(dot - name) : 0;
 }
 
-/* A stack of experts whose module has another that stays: no list can say so. */
+/* Does a stack of experts share its module with another stack that stays? No list can say so. */
 static int module_stays_coded(const maker *m, uint32_t i)
 {
     const qc_recipe_entry *e = &m->out->entries[i];
@@ -633,7 +637,8 @@ static int module_stays_coded(const maker *m, uint32_t i)
     if ((e->stored ? e->stored->ndim : e->coded->ndim) != 3)
         return 0;
     const char *name = m->model->tensors[i].name;
-    /* Names are sorted: the members of a module are neighbours, but for longer ones between. */
+    /* Names are sorted, so the members of a module are neighbours, with at most longer names
+     * between. */
     for (uint32_t k = i; k > 0 && strncmp(m->model->tensors[k - 1].name, name, len) == 0; k--) {
         if (module_of(m, k - 1) == len && stays_coded(m, k - 1))
             return 1;
@@ -646,8 +651,8 @@ static int module_stays_coded(const maker *m, uint32_t i)
     return 0;
 }
 
-/* Some weights are decoded, others stay for the loader that config.json names: its list of modules
- * that are plain has to grow. */
+/* Adds the decoded weights to the list of plain modules where others stay quantized for the loader
+ * that config.json names. */
 static qc_status list_decoded(maker *m, qc_error *err)
 {
     if (!m->model->config)
@@ -679,7 +684,8 @@ static qc_status list_decoded(maker *m, qc_error *err)
     return QC_OK;
 }
 
-/* diffusers cannot spare a module at the top without all that have its name for their last. */
+/* diffusers cannot leave a module at the top of the model plain without doing the same to all
+ * modules whose last component is its name. */
 static qc_status check_namesakes(const maker *m, qc_error *err)
 {
     uint32_t same[QC_NAMESAKES_MAX];
@@ -702,7 +708,8 @@ static qc_status check_namesakes(const maker *m, qc_error *err)
     return QC_OK;
 }
 
-/* Modules that transformers sees as a Linear, or may see as one, and that are not quantized. */
+/* Lists the modules that transformers sees as a Linear, or may see as one, and that are not
+ * quantized. */
 static qc_status list_skipped(maker *m, qc_error *err)
 {
     if (!m->quantizing)
@@ -728,7 +735,7 @@ static qc_status list_skipped(maker *m, qc_error *err)
     return QC_OK;
 }
 
-/* What the tensors are, before anything is decided. */
+/* Finds out what the tensors are, before anything is decided. */
 static qc_status look(maker *m, qc_recipe *out, qc_arena *arena, const qc_checkpoint *model,
                       const qc_recipe_options *options, qc_error *err)
 {
@@ -741,7 +748,7 @@ static qc_status look(maker *m, qc_recipe *out, qc_arena *arena, const qc_checkp
     return classify(m, err);
 }
 
-/* What follows from the schemes. */
+/* Makes what follows from the schemes. */
 static qc_status finish(maker *m, qc_error *err)
 {
     m->out->keeps_coded = 0;

@@ -17,11 +17,12 @@ typedef struct {
     qc_coded_set *set;
     qc_dtype dtype;
     const qc_json_node *quantization; /* config.json's quantization_config, or NULL */
-    int own;                          /* that is qconv's, of an output that holds FP8 too */
+    /* quantization is qconv's own, of an output that holds FP8 too */
+    int own;
     uint64_t block[2];
 } finder;
 
-/* The tensor called stem (stem_len bytes) + tail, or NO_TENSOR. */
+/* The tensor whose name is stem (stem_len bytes) + tail, or NO_TENSOR. */
 static uint32_t sibling(const qc_checkpoint *model, const char *stem, size_t stem_len,
                         const char *tail)
 {
@@ -63,7 +64,7 @@ static qc_status check_scale_dtype(const qc_ckpt_tensor *s, qc_error *err)
     return QC_OK;
 }
 
-/* weight_scale_inv: one scale for each block of the weight, or one in all. */
+/* weight_scale_inv has one scale for each block of the weight, or a single one. */
 static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_tensor *s,
                             qc_error *err)
 {
@@ -85,8 +86,9 @@ static qc_status fit_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_t
     return QC_OK;
 }
 
-/* weight_scale: one in all, one for each row, or one for each block. A matrix of scales that has as
- * many as there are blocks can be nothing else: one column of them, a row each, comes first. */
+/* weight_scale has a single scale, one for each row, or one for each block. A matrix with as many
+ * scales as there are blocks can only be the last, except for a single column with one scale per
+ * row, which is therefore tried first. */
 static qc_status fit_rows_or_blocks(const finder *f, qc_coded_weight *w, const qc_ckpt_tensor *s,
                                     qc_error *err)
 {
@@ -109,7 +111,7 @@ static qc_status fit_rows_or_blocks(const finder *f, qc_coded_weight *w, const q
     return fit_blocks(f, w, s, err);
 }
 
-/* Is there a scale of another name in the weight's module? stem_len counts "M.". */
+/* Does the weight's module have a scale under another name? stem_len counts "M.". */
 static const char *unknown_scale(const qc_checkpoint *model, uint32_t weight, size_t stem_len)
 {
     const char *stem = model->tensors[weight].name;
@@ -155,7 +157,7 @@ static qc_status add_fp8(finder *f, uint32_t i, qc_error *err)
     if (w->scales == NO_TENSOR) {
         const char *other = unknown_scale(m, i, stem);
         if (other || (f->quantization && !f->own)) {
-            /* Not ours to guess; refused when the weight would have to be read. */
+            /* We do not guess. If the weight has to be read, it is refused then. */
             f->set->weights[i] = NULL;
             f->set->count--;
         }
@@ -218,7 +220,7 @@ static qc_dtype config_dtype(const qc_json_node *root)
     return strcmp(name, "float32") == 0 ? QC_DTYPE_F32 : QC_DTYPE_BF16;
 }
 
-/* Two sizes, rows and columns. */
+/* Reads two sizes: rows and columns. */
 static qc_status read_block(uint64_t block[2], const qc_json_node *size, const char *what,
                             qc_error *err)
 {
@@ -242,7 +244,8 @@ qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error
         return QC_OK;
     const qc_json_node *q = qc_json_get(qc_json_root(model->config), "quantization_config");
     QC_TRY(read_block(block, qc_json_get(q, "weight_block_size"), "weight_block_size", err));
-    const qc_json_node *groups = qc_json_get(q, "config_groups"); /* compressed-tensors' */
+    /* where compressed-tensors has it */
+    const qc_json_node *groups = qc_json_get(q, "config_groups");
     if (!groups || qc_json_kind_of(groups) != QC_JSON_OBJECT)
         return QC_OK;
     for (const qc_json_node *g = qc_json_first(groups); g; g = qc_json_next(g))
@@ -307,7 +310,7 @@ static int is_integer(qc_dtype t)
            t == QC_DTYPE_I32 || t == QC_DTYPE_U32 || t == QC_DTYPE_I64;
 }
 
-/* By quant_method, where config.json has one that is known. */
+/* The tool that quant_method names, if config.json has one that is known. */
 static const char *tool_of_method(const char *method)
 {
     static const struct {
@@ -349,11 +352,12 @@ static const char *tool_of_method(const char *method)
     return NULL;
 }
 
-/* By the names of the tensors: what t is called, and what lies beside it. */
+/* The tool that tensor names give away: what t is called, and what lies beside it. */
 static const char *tool_of_names(const qc_checkpoint *model, const qc_ckpt_tensor *t)
 {
     static const struct {
-        const char *tail, *beside, *tool; /* beside: in place of the tail; NULL: nothing */
+        /* beside replaces the tail; NULL: nothing needs to be there */
+        const char *tail, *beside, *tool;
     } forms[] = {
         {"trellis", NULL, "ExLlamaV3"},
         {"q_weight", NULL, "ExLlamaV2"},
@@ -369,7 +373,7 @@ static const char *tool_of_names(const qc_checkpoint *model, const qc_ckpt_tenso
         {"qweight", NULL, "GPTQ or AWQ"},
         {"weight_packed", NULL, "compressed-tensors"},
     };
-    /* "weight" itself, of a dtype that its scales say more about. */
+    /* The name is just "weight", and its scales say more about it than its dtype. */
     static const struct {
         qc_dtype dtype;
         const char *beside, *tool;
@@ -395,8 +399,9 @@ static const char *tool_of_names(const qc_checkpoint *model, const qc_ckpt_tenso
     return NULL;
 }
 
-/* Names are shared (qweight, weight_scale), and config.json may be of another time than the
- * tensors: what is packed is told by names and dtypes, by whom by config.json, if it says so. */
+/* Several tools use the same names (qweight, weight_scale), and config.json may be older or newer
+ * than the tensors. So names and dtypes decide that a tensor is packed, and config.json decides by
+ * which tool, if it says so. */
 const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i)
 {
     const qc_ckpt_tensor *t = &model->tensors[i];

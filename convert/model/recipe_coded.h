@@ -7,7 +7,7 @@
  *     nothing              the codes are the weights (a plain cast)
  *   P_blocks U8 [experts, out, in/32, 16] with P_scales U8 [experts, out, in/32]   MXFP4 (gpt-oss)
  *
- * A weight is its code times its scale. docs/recipes.md has the words. */
+ * A weight is its code times its scale. docs/recipes.md describes it for users. */
 #ifndef QC_CONVERT_RECIPE_CODED_H
 #define QC_CONVERT_RECIPE_CODED_H
 
@@ -16,20 +16,20 @@
 typedef struct {
     const qc_coded_weight **weights; /* per tensor: how it is coded, NULL if it is not */
     uint32_t *owners;                /* per tensor: the weight whose scale it is, or UINT32_MAX */
-    uint32_t count;                  /* coded weights */
+    uint32_t count;                  /* number of coded weights */
 } qc_coded_set;
 
-/* Arrays of one element per tensor, in the arena. QC_ERR_INPUT when scales do not fit their weight,
- * QC_ERR_UNSUPPORTED for scales of a form that is not read. */
+/* The arrays have one element per tensor and live in the arena. QC_ERR_INPUT when scales do not fit
+ * their weight, QC_ERR_UNSUPPORTED for scales of a form that qconv does not read. */
 QC_NODISCARD qc_status qc_coded_find(qc_coded_set *out, qc_arena *arena, const qc_checkpoint *model,
                                      qc_error *err);
 
-/* Rows and columns of the blocks that share a scale: of config.json, 128 x 128 where it has none.
- */
+/* The rows and columns of the blocks that share a scale, from config.json, or 128 x 128 if it has
+ * none. */
 QC_NODISCARD qc_status qc_coded_block(uint64_t block[2], const qc_checkpoint *model, qc_error *err);
 
-/* Why the weight at index i cannot be read, as a checkpoint that another tool packed: the tool's
- * name, or NULL. By tensor names first; quant_method of config.json counts only for a tensor of
+/* If the weight at index i cannot be read because another tool packed it, the tool's name;
+ * otherwise NULL. Tensor names decide first. config.json's quant_method counts only for a tensor of
  * integers that nothing else explains. */
 const char *qc_foreign_tool(const qc_checkpoint *model, uint32_t i);
 

@@ -1,5 +1,5 @@
-/* Source of the table: _keep_in_fp32_modules of the classes of diffusers 0.42. Its loader puts
- * these names on every skip list, so a quantized weight below one of them would not load. */
+/* The table has the _keep_in_fp32_modules of the classes of diffusers 0.42. Its loader puts these
+ * names on every skip list, so a quantized weight below one of them would not load. */
 #include "convert/model/recipe_diffusers.h"
 
 #include "base/text.h"
@@ -49,8 +49,8 @@ const char *qc_diffusers_class(const qc_checkpoint *model)
 }
 
 /* Would diffusers leave a module plain for this key of a list? (quantizers/bitsandbytes/utils.py)
- * Its last component is the key, or its path holds the key and a dot, wherever in a component that
- * begins. */
+ * It does if the module's last component is the key, or if its path holds the key followed by a
+ * dot; the key may begin in the middle of a component. */
 static int spares(const char *key, const char *module, size_t len)
 {
     size_t n = strlen(key);
@@ -71,7 +71,7 @@ static size_t module_length(const char *name)
     return dot ? (size_t)(dot - name) : 0;
 }
 
-/* Is key a component of the name? So diffusers decides of a parameter's dtype. */
+/* Is key a component of the name? This is how diffusers decides on a parameter's dtype. */
 static int has_component(const char *name, const char *key)
 {
     size_t n = strlen(key);
@@ -107,7 +107,7 @@ size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
             end = at + strcspn(name + at, ".");
         size_t n = end - at;
         int whole = at == 0 || name[at - 1] == '.';
-        /* The last component has to be equal, of others an end is enough. */
+        /* The last component has to be equal; of the others an equal end is enough. */
         if (n == 0 || n > QC_DIFFUSERS_NAME_MAX || (end == len && !whole))
             continue;
         memcpy(other, name + at, n);
@@ -119,9 +119,9 @@ size_t qc_diffusers_namesakes(const qc_checkpoint *model, const char *name,
     return count;
 }
 
-/* A module at the top, "proj_out", has nothing that tells it from every "blocks.N.proj_out" on a
- * skip list. What the general rules spare for its size is quantized then, like them; what may be an
- * embedding spares them, too. */
+/* A module at the top, "proj_out", cannot be told from every "blocks.N.proj_out" on a skip list. If
+ * the general rules would leave it plain because of its size, we quantize it instead, like its
+ * namesakes. If it may be an embedding, the namesakes stay plain with it. */
 static void settle_namesakes(const qc_checkpoint *model, qc_tensor_class *classes, size_t i)
 {
     uint32_t same[QC_NAMESAKES_MAX];

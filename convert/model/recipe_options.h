@@ -1,23 +1,24 @@
-/* What a conversion is asked to make of each tensor. */
+/* What a conversion is to make of each tensor. */
 #ifndef QC_CONVERT_RECIPE_OPTIONS_H
 #define QC_CONVERT_RECIPE_OPTIONS_H
 
 #include <stdint.h>
 
-/* AUTO: a scheme per weight, chosen for a budget. KEEP: every tensor as it is (cut, compressed and
- * hashed anew). */
+/* AUTO chooses a scheme per weight, for a budget. KEEP leaves every tensor as it is, but shards,
+ * compression and digests are made anew. */
 typedef enum { QC_TO_NF4, QC_TO_INT8, QC_TO_AUTO, QC_TO_FP16, QC_TO_BF16, QC_TO_KEEP } qc_to;
 #define QC_TO_NAMES "nf4", "int8", "auto", "fp16", "bf16", "keep"
 typedef enum { QC_REST_KEEP, QC_REST_BF16, QC_REST_FP16 } qc_rest;
 #define QC_REST_NAMES "keep", "bf16", "fp16"
 
-/* How scales of what is not calibrated are found. ABSMAX: the largest value, as bitsandbytes does.
- * SEARCH: the one of least squared error. REFIT: that, and the scales of the scales anew for what
- * was found. */
+/* How scales that are not calibrated are found. ABSMAX takes the largest magnitude, as bitsandbytes
+ * does. SEARCH takes the scale with the least squared error. REFIT does that too, and then chooses
+ * the scales of the scales anew for what it found. */
 typedef enum { QC_SCALE_ABSMAX, QC_SCALE_SEARCH, QC_SCALE_REFIT } qc_scale_method;
 #define QC_SCALE_NAMES "absmax", "search", "refit"
 
-/* --keep GLOB or --quantize GLOB, in the order given (recipe file first); the last match wins. */
+/* --keep GLOB or --quantize GLOB, in the order given (those of a recipe file first). The last match
+ * wins. */
 typedef struct {
     int quantize; /* 0: keep */
     const char *glob;
@@ -26,7 +27,7 @@ typedef struct {
 /* Strings and rules are borrowed. */
 typedef struct {
     qc_to to;
-    int to_given;         /* plan: --to may be left out */
+    int to_given;         /* plan only, where --to may be left out */
     uint32_t block_elems; /* 0: not given */
     int double_quant;     /* 1 unless --no-double-quant */
     qc_scale_method scale;
@@ -34,18 +35,19 @@ typedef struct {
     qc_rule *rules;
     uint32_t rule_count;
     const char *compute_dtype; /* "bfloat16", "float16", "float32" or NULL: chosen */
-    const char *schemes;       /* --to auto: candidates, "nf4,nf4-32,int8,16bit"; NULL: all */
-    int requantize;            /* MXFP4 experts to the scheme of --to instead of passing through */
-    int drop_mtp;              /* leave out multi-token prediction layers */
+    const char *schemes;       /* --to auto: the candidates, "nf4,nf4-32,int8,16bit"; NULL: all */
+    /* MXFP4 experts get the scheme of --to instead of staying as they are */
+    int requantize;
+    int drop_mtp; /* leave out multi-token prediction layers */
 } qc_recipe_options;
 
-/* nf4, int8 and auto quantize; the others do not. */
+/* Does it quantize? nf4, int8 and auto do. */
 int qc_to_quantizes(qc_to to);
 
-/* As they are typed: QC_TO_NAMES, QC_REST_NAMES, QC_SCALE_NAMES. They live for ever. */
+/* The names as users type them: QC_TO_NAMES, QC_REST_NAMES, QC_SCALE_NAMES. They are constants. */
 const char *qc_to_name(qc_to to);
 const char *qc_rest_name(qc_rest rest);
-/* NULL where nothing is quantized. */
+/* Returns NULL where nothing is quantized. */
 const char *qc_scale_name(const qc_recipe_options *o);
 
 #endif

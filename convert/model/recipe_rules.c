@@ -1,13 +1,14 @@
-/* General rules: what a tensor is, told from its name and shape alone, for model types without a
- * table and for names a table does not know. docs/recipes.md states them in the same order; keep
- * both in step. Where transformers cannot be foreseen the tensor is kept, and its module goes on
- * the skip list, so that a wrong guess costs size and never a checkpoint that does not load. */
+/* The general rules say what a tensor is from its name and shape alone, for model types without a
+ * table and for names that a table does not know. docs/recipes.md states them in the same order;
+ * keep both in step. Where we cannot foresee what transformers does, the tensor is kept and its
+ * module goes on the skip list, so that a wrong guess costs size but never gives a checkpoint that
+ * does not load. */
 #include "convert/model/recipe_tables.h"
 
 #include "base/text.h"
 #include <string.h>
 
-/* Words that mean something as a component of a name. One scan per component finds them all. */
+/* Words that mean something as a component of a name. One scan of a component finds them all. */
 enum {
     WORD_HEAD = 1,
     WORD_PREDICTIONS = 2,
@@ -102,8 +103,8 @@ static unsigned word_flag(const char *s, size_t len)
     return 0;
 }
 
-/* A name taken apart: "a.b.3.weight" has the module path "a.b.3", its last component "3", the last
- * one that is not a number, "b", and the leaf "weight". */
+/* A name taken apart. "a.b.3.weight" has the module path "a.b.3", whose last component is "3" and
+ * whose last component that is not a number is "b"; the leaf is "weight". */
 typedef struct {
     const char *name;
     const char *leaf;
@@ -183,7 +184,7 @@ static void set(qc_tensor_class *out, qc_role role, unsigned traits, const char 
     out->why = why;
 }
 
-/* Parts of weights that another tool packed. */
+/* Classifies the tensors of weights that another tool packed. */
 static int packed_role(const name_parts *n, qc_tensor_class *out)
 {
     if (n->leaf_flag == WORD_PACKED || qc_ends_with(n->leaf, "_blocks"))
@@ -223,7 +224,7 @@ static int embedding_class(const name_parts *n, qc_tensor_class *out)
     return found;
 }
 
-/* Linears that transformers holds in 32 bit (_keep_in_fp32_modules). */
+/* Classifies a Linear that transformers holds in 32 bits (_keep_in_fp32_modules). */
 static int held_in_float(const qc_model_facts *facts, const name_parts *n)
 {
     size_t len = strlen(facts->model_type);
@@ -237,8 +238,8 @@ static int held_in_float(const qc_model_facts *facts, const name_parts *n)
     return (n->path_flags & WORD_QFORMER) && listed(facts->model_type, len, " blip-2 ");
 }
 
-/* Heads that predict a label; "classifier" also as the end of a longer name, because transformers
- * 5 skips a module that ends in a name on its list. */
+/* Is it a head that predicts a label? "classifier" also counts at the end of a longer name, because
+ * transformers 5 leaves a module plain that ends in a name on its list. */
 static int is_label_head(const name_parts *n)
 {
     size_t len = n->module_len;

@@ -9,7 +9,7 @@
 
 #define FIRST_CAPACITY 64u
 
-/* Is this weight one that its loader sees as a quantized module? */
+/* Does the loader see this weight as a quantized module? */
 static int is_quantized(const qc_recipe_entry *e)
 {
     return e->scheme == QC_SCHEME_NF4 || e->scheme == QC_SCHEME_INT8_ROWS ||
@@ -57,7 +57,8 @@ static qc_status append(qc_skip_list *l, const char *name, qc_error *err)
 
 /* ---- what a name would catch ---- */
 
-/* Would some loader match the module `path` of `len` bytes with this name? See recipe_skip.h. */
+/* Would some loader match the module `path` of `len` bytes with this name? recipe_skip.h has their
+ * rules. */
 static int catches(const char *name, const char *path, size_t len)
 {
     size_t n = strlen(name);
@@ -78,7 +79,7 @@ static int catches_quantized(const qc_skip_list *l, const char *name)
     return 0;
 }
 
-/* Is the module of this very name quantized? */
+/* Is the module with exactly this name quantized? */
 static qc_status names_quantized(const qc_skip_list *l, const char *name, int *is, qc_error *err)
 {
     const char *weight = NULL;
@@ -102,8 +103,8 @@ static qc_status append_other(qc_skip_list *l, const char *name, qc_error *err)
     return taken ? QC_OK : append(l, name, err);
 }
 
-/* transformers 5 names the layers of ViT and its like in the manner of Llama, some of them without
- * "encoder.layer" before the number. */
+/* transformers 5 names the layers of ViT and similar models in the manner of Llama, for some of
+ * them without "encoder.layer" before the number. */
 static qc_status add_vit(qc_skip_list *l, const char *name, qc_error *err)
 {
     static const char layer[] = "encoder.layer.";
@@ -122,7 +123,7 @@ static qc_status add_vit(qc_skip_list *l, const char *name, qc_error *err)
         return QC_OK;
     const char *number = at + strlen(layer);
     size_t digits = strspn(number, "0123456789");
-    char sibling[512]; /* names of a layer's weights: only ViT has these */
+    char sibling[512]; /* a name that only the weights of a ViT layer have */
     int n = snprintf(sibling, sizeof sibling, "%.*s.attention.attention.query.weight",
                      (int)(number + digits - name), name);
     if (n < 0 || (size_t)n >= sizeof sibling || !qc_checkpoint_find(l->model, sibling))
@@ -140,8 +141,8 @@ static qc_status add_vit(qc_skip_list *l, const char *name, qc_error *err)
     return QC_OK;
 }
 
-/* transformers 5 has no "vision_model" within a vision tower, nor at the start of one that is the
- * whole model. */
+/* transformers 5 has no "vision_model" within a vision tower, nor at its start where the tower is
+ * the whole model. */
 static qc_status add_towers(qc_skip_list *l, const char *name, qc_error *err)
 {
     static const char *const inner[] = {"vision_model.", "text_model."};
@@ -153,7 +154,7 @@ static qc_status add_towers(qc_skip_list *l, const char *name, qc_error *err)
         if (!l->composite && begins(name, inner[i]))
             QC_TRY(append_other(l, name + len, err));
         const char *at = strstr(name, inner[i]);
-        if (at && begins(at + len, inner[i])) /* twice: the inner one */
+        if (at && begins(at + len, inner[i])) /* if it is there twice, the inner one is meant */
             at += len;
         if (!l->composite || !at || at == name || at[-1] != '.' ||
             (at - name == 6 && begins(name, "model.")))
@@ -164,8 +165,8 @@ static qc_status add_towers(qc_skip_list *l, const char *name, qc_error *err)
     return QC_OK;
 }
 
-/* The parts of a model with several: their names begin with "model." since transformers 4.52, in
- * files often as before. */
+/* Since transformers 4.52 the names of a composite model's submodels begin with "model."; in files
+ * they are often still the old ones. */
 static qc_status add_parts(qc_skip_list *l, const char *name, qc_error *err)
 {
     static const struct {
@@ -213,7 +214,7 @@ static qc_status add_names(qc_skip_list *l, const char *name, qc_error *err)
 
 /* ---- parts that stay as a whole ---- */
 
-/* Length of the path of the part that the module belongs to, 0 where there is none. */
+/* The length of the path of the submodel that the module belongs to, or 0 if there is none. */
 static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
 {
     static const char *const parts[] = {
@@ -250,8 +251,8 @@ static size_t part_of(const qc_skip_list *l, const char *module, size_t len)
     return 0;
 }
 
-/* *whole: the part of a module, if nothing in it is quantized. Names come in order, so the answer
- * is mostly that of the module before. */
+/* Sets *whole to the submodel of a module if nothing in it is quantized. Names come in order, so
+ * the answer is mostly the same as for the module before. */
 static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, const char **whole,
                             qc_error *err)
 {
@@ -273,8 +274,9 @@ static qc_status whole_part(qc_skip_list *l, const char *module, size_t len, con
     return QC_OK;
 }
 
-/* A detector has a list of heads, one for each layer of its decoder, that may all be one: then the
- * file has it once, and memory under every number, in the decoder as well. */
+/* A detector has a list of heads, one for each layer of its decoder, and they may all be the same
+ * one. The file then has it once, while in memory it appears under every number and in the decoder
+ * as well. */
 static qc_status add_detector(qc_skip_list *l, const char *module, qc_error *err)
 {
     static const char *const lists[] = {"bbox_embed", "class_embed"};
@@ -292,7 +294,7 @@ static qc_status add_detector(qc_skip_list *l, const char *module, qc_error *err
         if (qc_json_as_u64(qc_json_get(config, "decoder_layers"), "decoder_layers", &layers,
                            NULL) != QC_OK)
             continue;
-        /* One more where the encoder proposes boxes. */
+        /* There is one head more where the encoder proposes boxes. */
         for (uint64_t k = 0; k <= layers && k <= 64; k++) {
             QC_TRY(qc_arena_printf(l->arena, &name, err, "%s.%u", lists[i], (unsigned)k));
             QC_TRY(qc_skip_add_absent(l, name, err));
@@ -311,7 +313,7 @@ qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error 
         return append(l, head, err);
     QC_TRY(whole_part(l, module, len, &name, err));
     if (name && name == before)
-        return QC_OK; /* is there */
+        return QC_OK; /* it is there */
     if (!name) {
         QC_TRY(qc_arena_strndup(l->arena, &name, module, len, err));
         QC_TRY(add_detector(l, name, err));

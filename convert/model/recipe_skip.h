@@ -1,19 +1,20 @@
-/* llm_int8_skip_modules: what a loader must leave as it is, in names that every loader matches.
+/* llm_int8_skip_modules lists the modules that a loader must leave as they are. It has to use names
+ * that every loader matches.
  *
  *   transformers 4   equal to the path or to its last component, or followed by "." within it
  *   transformers 5   a regular expression at the start of the path up to a component's end, or the
  *                    end of the path (5.0: at the start up to anywhere)
  *   vLLM             equal to a component, or a whole number of components from the start
  *
- * A whole plain path is matched by all of them and catches nothing else, so that is what is
- * written; an output head called lm_head goes by that alone, whatever is before it. Anchors ("^",
- * "$") would suit transformers 5 alone.
+ * All of them match a whole plain path, and it catches nothing else, so that is what we write. An
+ * output head called lm_head is written as that alone, whatever comes before it. Anchors ("^", "$")
+ * would suit transformers 5 alone.
  *
- * A module often has another name in memory than in the file, and versions differ in it: then every
- * name that transformers 4 or 5 gives it is written. A part that stays as a whole (a vision tower,
- * a projector) is written as one name instead of its modules, which also holds where a version
- * renames what is inside. A name that is not a plain path of the file is left out if any of these
- * rules would match a module that is quantized. */
+ * A module often has another name in memory than in the file, and versions differ in it. Then we
+ * write every name that transformers 4 or 5 gives it. A submodel that stays as a whole (a vision
+ * tower, a projector) is written as one name instead of all its modules, which works even if a
+ * version renames what is inside. A name that is not a plain path of the file is left out if any of
+ * these rules would match a quantized module with it. */
 #ifndef QC_CONVERT_RECIPE_SKIP_H
 #define QC_CONVERT_RECIPE_SKIP_H
 
@@ -24,11 +25,11 @@ typedef struct {
     const qc_model_table *table; /* may be NULL */
     const qc_checkpoint *model;
     const qc_recipe_entry *entries; /* of the model's tensors */
-    int composite;            /* config.json has one configuration for each of several parts */
+    int composite;            /* config.json has one configuration for each of several submodels */
     int has_language_model;   /* some name has the component "language_model" */
-    unsigned detectors;       /* lists of heads that are there: a bit each */
-    const char *last_whole;   /* the part that the last module belonged to, or NULL */
-    const char *last_divided; /* the same, but with something quantized in it */
+    unsigned detectors;       /* which lists of a detector's heads are there, one bit each */
+    const char *last_whole;   /* the submodel that the last module belonged to, or NULL */
+    const char *last_divided; /* the same, but something in that one is quantized */
     const char **names;
     uint32_t count, capacity;
 } qc_skip_list;
@@ -36,16 +37,16 @@ typedef struct {
 QC_NODISCARD qc_status qc_skip_init(qc_skip_list *l, qc_arena *arena, const qc_model_table *table,
                                     const qc_checkpoint *model, const qc_recipe_entry *entries,
                                     qc_error *err);
-/* A module of the file, or the part that it belongs to, under all its names. */
+/* Adds a module of the file, or the submodel that it belongs to, under all its names. */
 QC_NODISCARD qc_status qc_skip_add(qc_skip_list *l, const char *module, size_t len, qc_error *err);
-/* A module that the file need not have, unless that would catch one that is quantized. */
+/* Adds a module that the file need not have, unless its name would catch a quantized one. */
 QC_NODISCARD qc_status qc_skip_add_absent(qc_skip_list *l, const char *name, qc_error *err);
-/* A name or pattern as somebody else wrote it. */
+/* Adds a name or pattern as somebody else wrote it. */
 QC_NODISCARD qc_status qc_skip_add_as_is(qc_skip_list *l, const char *name, qc_error *err);
-/* The member of a quantization_config that lists such modules: the one it has, else that of its
- * quant_method. */
+/* The name of the member of a quantization_config that lists such modules: the member that it has,
+ * or else the one that its quant_method uses. */
 const char *qc_skip_key(const qc_json_node *quantization);
-/* In natural order, each name once. */
+/* Gives the names in natural order, each once. */
 void qc_skip_finish(qc_skip_list *l, const char ***names, uint32_t *count);
 
 #endif

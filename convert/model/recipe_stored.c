@@ -15,10 +15,10 @@ typedef struct {
     qc_arena *arena;
     qc_st_cursor *cursor;
     qc_stored_set *set;
-    qc_dtype float_dtype; /* config.json's; F16 when it has none */
+    qc_dtype float_dtype; /* config.json's dtype, or F16 if it names none */
 } finder;
 
-/* The first read makes the cursor: most checkpoints have no state to read. */
+/* The first read makes the cursor, because most checkpoints have no state to read. */
 static qc_status read_bytes(finder *f, const qc_ckpt_tensor *t, void *dst, size_t len,
                             qc_error *err)
 {
@@ -43,7 +43,7 @@ static uint32_t find_index(const qc_checkpoint *model, const char *name)
     return QC_NO_TENSOR;
 }
 
-/* The tensor called stem (stem_len bytes) + tail, or QC_NO_TENSOR. */
+/* The tensor whose name is stem (stem_len bytes) + tail, or QC_NO_TENSOR. */
 static uint32_t find_sibling(const finder *f, const char *stem, size_t stem_len, const char *tail)
 {
     char name[NAME_BYTES];
@@ -93,7 +93,8 @@ static qc_status read_state(finder *f, uint32_t state, qc_bnb_state *out, qc_err
     return st;
 }
 
-/* A state tensor at index `state`; its weight's name is the first stem_len bytes of its own. */
+/* Adds the weight of the state tensor at index `state`. The weight's name is the first stem_len
+ * bytes of the state's name. */
 static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, int int8,
                                   const char *type, qc_error *err)
 {
@@ -165,8 +166,8 @@ static qc_status add_block_weight(finder *f, uint32_t state, size_t stem_len, in
     return QC_OK;
 }
 
-/* M.SCB at index scb; stem_len counts "M.". The weight is M.weight, or M itself: a stack of
- * experts, codes beside SCB [experts, out], is no module. */
+/* Adds the weight of M.SCB at index scb; stem_len counts "M.". The weight is M.weight, or M itself:
+ * a stack of experts, whose codes lie beside SCB [experts, out], is not a module. */
 static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_error *err)
 {
     const qc_ckpt_tensor *tensors = f->model->tensors;
@@ -190,7 +191,7 @@ static qc_status add_row_weight(finder *f, uint32_t scb, size_t stem_len, qc_err
                 "tensor '%s': expected scales [experts, out] of a stack of experts, found %u "
                 "dimensions",
                 stem, scale->ndim);
-    /* [n, 1]: a form of qconv's own, whose rows only the scales know. */
+    /* [n, 1] is a form of qconv's own; only the scales tell how many rows it has. */
     int flat = t->dims[1] == 1 && t->dims[0] != rows && rows > 0 && t->bytes % rows == 0;
     cols = flat ? t->bytes / rows : t->dims[1];
     if (f->set->weights[weight])

@@ -16,11 +16,12 @@
 typedef struct {
     const qc_stored_weight **weights; /* per tensor: how it is stored, NULL if it is not */
     uint32_t *owners; /* per tensor: the weight whose state it is, or QC_NO_TENSOR */
-    uint32_t count;   /* stored weights */
+    uint32_t count;   /* number of stored weights */
 } qc_stored_set;
 
-/* Arrays of one element per tensor of the model, in the arena. QC_ERR_INPUT when a state does not
- * fit its weight, QC_ERR_UNSUPPORTED for a form of bitsandbytes that is not read. */
+/* The arrays have one element per tensor of the model and live in the arena. QC_ERR_INPUT when a
+ * state does not fit its weight, QC_ERR_UNSUPPORTED for a form of bitsandbytes that qconv does not
+ * read. */
 QC_NODISCARD qc_status qc_stored_find(qc_stored_set *out, qc_arena *arena,
                                       const qc_checkpoint *model, qc_error *err);
 

@@ -1,8 +1,8 @@
 /* The tables of known model types.
  *
- * A group is a prefix and rules for what follows it. Patterns are literal but for '#' (a run of
+ * A group is a prefix and rules for what follows it. Patterns are literal, except for '#' (a run of
  * digits) and '{a|b|}' (any of these, also nothing). The first rule that matches a whole name
- * counts, so frequent ones come first. A name that no rule matches goes by the general rules.
+ * counts, so frequent ones come first. A name that no rule matches is left to the general rules.
  *
  * Source: the modeling_*.py of transformers 4.57 and 5.23; names as in the released checkpoints,
  * and as transformers since 4.52 writes them where those differ (mllama). */
@@ -14,12 +14,12 @@ typedef struct {
     const char *pattern;
     qc_role role;
     unsigned traits;
-    const char *why; /* NULL: by role */
+    const char *why; /* NULL: the role says it */
 } name_rule;
 
 typedef struct {
     const char *prefix;
-    const name_rule *rules; /* up to one without a pattern */
+    const name_rule *rules; /* ends with a rule without a pattern */
 } name_group;
 
 typedef struct {
@@ -78,7 +78,7 @@ static const name_rule qwen_moe_layer[] = {
     END,
 };
 
-/* Layers at num_hidden_layers and above are for multi-token prediction: they bring an embedding, a
+/* Layers at num_hidden_layers and above are for multi-token prediction. They bring an embedding, a
  * projection and a head of their own. */
 static const name_rule deepseek_layer[] = {
     {"mlp.experts.#.{gate|up|down}_proj.weight", QC_ROLE_LINEAR, 0, NULL},
@@ -254,8 +254,8 @@ static const qc_model_table tables[] = {
      {{"h.", "transformer.h."}, {"transformer.", ""}, {NULL, NULL}}},
 };
 
-/* Match a pattern at the start of s (all of it when `whole`); the end of the match or NULL.
- * Recurses once per '{', of which a pattern of ours has at most four. */
+/* Matches a pattern at the start of s (all of s if `whole`). Returns the end of the match, or NULL.
+ * It recurses once per '{', and our patterns have at most four of these. */
 static const char *match_pattern(const char *p, const char *s, int whole)
 {
     while (*p) {

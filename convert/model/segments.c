@@ -6,7 +6,8 @@
  *   build    segments in the order of computing
  *   modules  the shortest prefixes that hold nothing of another segment
  *
- * Linear in the names; sorting is needed only for names with a byte below '.', such as '-'. */
+ * The time is linear in the names. Sorting is needed only for names with a byte below '.', such as
+ * '-'. */
 #include "convert/model/segments.h"
 
 #include "base/alloc.h"
@@ -34,12 +35,12 @@ typedef enum {
     GROUP_UNKNOWN
 } group;
 
-/* What lies below one module: a layer, or a region. */
+/* Everything below one module: a layer, or a region. */
 typedef struct {
     const char *name; /* a name below it */
-    size_t len;       /* of the module's path in there */
+    size_t len;       /* length of the module's path in that name */
     group group;
-    uint32_t stack; /* NONE: a region */
+    uint32_t stack; /* NONE for a region */
     uint32_t number;
     uint32_t segment;
 } unit;
@@ -59,8 +60,8 @@ typedef struct {
     uint32_t count;
     const char **names; /* in order */
     uint32_t *order;    /* their tensors */
-    uint32_t *unit_of;  /* in order; NONE: loose */
-    group *groups;      /* in order; of loose tensors */
+    uint32_t *unit_of;  /* in order; NONE for loose tensors */
+    group *groups;      /* in order; for loose tensors */
     unit *units;
     uint32_t unit_count, unit_capacity;
     stack stacks[MAX_STACKS];
@@ -127,7 +128,7 @@ static qc_status put_in_order(maker *m, qc_error *err)
     return sorted ? QC_OK : sort_names(m, err);
 }
 
-/* Does the module of this path hold the name? */
+/* Does the module at this path hold the name? */
 static int is_below(const char *name, const char *path, size_t len)
 {
     return strncmp(name, path, len) == 0 && (name[len] == '.' || name[len] == '\0');
@@ -178,7 +179,7 @@ static uint32_t find_stack(maker *m, const char *name, size_t len)
     return m->stack_count++;
 }
 
-/* The digits of a layer's number: its value, or NONE when they are not how a list is numbered. */
+/* Reads a layer's number. Returns NONE if the digits are not how a list is numbered. */
 static uint32_t layer_number(const char *digits, size_t len)
 {
     uint32_t n = 0;
@@ -192,7 +193,7 @@ static uint32_t layer_number(const char *digits, size_t len)
     return n;
 }
 
-/* The first component that says where a name belongs. 0: none does. */
+/* Finds the first component that says where a name belongs. Returns 0 if none does. */
 static int find_place(maker *m, const char *name, unit *u)
 {
     size_t word = 0, word_len = 0;
@@ -253,8 +254,8 @@ static int stack_says(const stack *s, const char *three_letters)
     return 0;
 }
 
-/* The stack with most bytes is the model; of an encoder-decoder the decoder is, however small, as
- * it keeps the cache. Others run before it (encoders) or after it. */
+/* The stack with the most bytes is the model. In an encoder-decoder it is the decoder, however
+ * small, because it holds the cache. Other stacks run before it (encoders) or after it. */
 static void rank_stacks(maker *m)
 {
     int best_decodes = 0;
@@ -316,7 +317,7 @@ static size_t parent_len(const char *name)
     return dot ? (size_t)(dot - name) : 0;
 }
 
-/* A loose tensor of no known place takes that of a neighbour in its own module. */
+/* A loose tensor whose place is not known takes that of a neighbour in its own module. */
 static group group_beside(const maker *m, uint32_t i, uint32_t neighbour)
 {
     const char *name = m->names[i];
@@ -380,7 +381,7 @@ static int compare_units(const void *pa, const void *pb)
     return (a->number > b->number) - (a->number < b->number);
 }
 
-/* One segment per unit of a stack, in order of number. */
+/* Adds one segment per unit of a stack, in the order of their numbers. */
 static qc_status add_layers(maker *m, qc_error *err)
 {
     void *v = NULL;
@@ -436,7 +437,8 @@ static qc_status build(maker *m, qc_error *err)
     for (unsigned g = 0; g < GROUP_UNKNOWN; g++)
         m->segment_of_group[g] = NONE;
     add_group(m, GROUP_EMBEDDING, QC_SEGMENT_EMBEDDING, "embeddings");
-    /* One table under the head's name: what a token passes first has no tensor of its own. */
+    /* Only one table is stored, under the head's name, so the embeddings have no tensor of their
+     * own. */
     if (m->segment_of_group[GROUP_EMBEDDING] == NONE && m->geometry->decoder &&
         has_head_weight(m) && head_is_tied(m)) {
         m->segment_of_group[GROUP_EMBEDDING] = m->out->count;
@@ -511,7 +513,7 @@ static qc_status add_module(module_list *l, const module_ref *r, qc_error *err)
     return QC_OK;
 }
 
-/* Bytes that two names have in common, in whole components. */
+/* The bytes that two names have in common, counted in whole components. */
 static size_t common_path(const char *a, const char *b)
 {
     size_t n = 0, whole = 0;
@@ -524,8 +526,8 @@ static size_t common_path(const char *a, const char *b)
     }
 }
 
-/* The shortest path to names[i] that holds nothing before `first` and nothing after `last`, between
- * which all is of one segment. 0: its whole name does. */
+/* The length of the shortest path to names[i] that holds nothing before `first` and nothing after
+ * `last`; between these all is of one segment. It is 0 if only the whole name does. */
 static size_t own_path(const maker *m, uint32_t i, uint32_t first, uint32_t last)
 {
     const char *name = m->names[i];
@@ -542,8 +544,8 @@ static size_t own_path(const maker *m, uint32_t i, uint32_t first, uint32_t last
     return from + strcspn(name + from, ".");
 }
 
-/* int8's scales lie beside their weight: where only the weight itself is a prefix, they need their
- * own. */
+/* int8's scales lie beside their weight, so they need a prefix of their own where only the weight
+ * itself is one. */
 static qc_status add_beside(module_list *l, const module_ref *r, qc_scheme scheme, qc_error *err)
 {
     size_t parent = parent_len(r->name);
@@ -575,7 +577,8 @@ static qc_status loose_modules(maker *m, module_list *l, uint32_t first, uint32_
     return QC_OK;
 }
 
-/* A module without tensors that transformers makes, unless the list has it or what is below it. */
+/* Adds a module without tensors that transformers makes, unless the list has it or something below
+ * it. */
 static qc_status add_empty(module_list *l, const char *path, uint32_t segment, qc_error *err)
 {
     size_t len = strlen(path);
@@ -587,7 +590,7 @@ static qc_status add_empty(module_list *l, const char *path, uint32_t segment, q
     return add_module(l, &(module_ref){path, "", 0, segment}, err);
 }
 
-/* Rotary tables, a tied head, a table that is stored as the head it is tied to. */
+/* Adds rotary tables, a tied head, and a table that is stored as the head it is tied to. */
 static qc_status empty_modules(maker *m, module_list *l, qc_error *err)
 {
     static const char rotary[] =

@@ -8,7 +8,7 @@
 
 #include <string.h>
 
-/* A slow disk gives this much within the time in which Ctrl-C is to be answered. */
+/* Even a slow disk reads this much within the time in which Ctrl-C has to be answered. */
 #define READ_BYTES ((uint64_t)16 << 20)
 
 qc_status qc_tensor_read(const qc_checkpoint *c, const qc_ckpt_tensor *t, qc_st_cursor *cursor,

@@ -1,16 +1,16 @@
-/* Tensors read whole, and quantized weights as the matmuls take them. */
+/* Reads whole tensors, and quantized weights in the form that the matmuls take. */
 #ifndef QC_CONVERT_STORED_READ_H
 #define QC_CONVERT_STORED_READ_H
 
 #include "convert/model/recipe.h"
 #include "quant/quant_weights.h"
 
-/* All of a tensor, to be freed with qc_free also after a failure; in pieces, between which Ctrl-C
- * is looked for. */
+/* Reads all of a tensor. Free it with qc_free, also after a failure. It is read in steps, and
+ * between these Ctrl-C is looked for. */
 QC_NODISCARD qc_status qc_tensor_read(const qc_checkpoint *c, const qc_ckpt_tensor *t,
                                       qc_st_cursor *cursor, void **out, qc_error *err);
 
-/* The arrays of a quantized weight in memory. w points into it: not to be copied. */
+/* The arrays of a quantized weight in memory. w points into this struct, so do not copy it. */
 typedef struct {
     qc_weights w;
     void *codes, *scales, *nested;
@@ -18,14 +18,14 @@ typedef struct {
     uint64_t codes_bytes, scales_bytes, nested_bytes;
 } qc_stored_arrays;
 
-/* tensor: of the codes; stored: how they are stored (recipe_stored.h). The last dimension is cols,
- * all others together are rows. QC_ERR_SHAPE for a form that the matmuls do not take. To be freed
- * also after a failure. */
+/* tensor is the index of the codes, and stored says how they are stored (recipe_stored.h). The last
+ * dimension is cols; all others together are rows. QC_ERR_SHAPE for a form that the matmuls do not
+ * take. Free it also after a failure. */
 QC_NODISCARD qc_status qc_stored_read(qc_stored_arrays *out, const qc_checkpoint *c,
                                       uint32_t tensor, const qc_stored_weight *stored,
                                       qc_st_cursor *cursor, qc_error *err);
-void qc_stored_deinit(qc_stored_arrays *a); /* of zeros is fine */
-/* Bytes of the codes and scales. */
+void qc_stored_deinit(qc_stored_arrays *a); /* accepts a struct of zeros */
+/* The bytes of the codes and scales. */
 uint64_t qc_stored_bytes(const qc_checkpoint *c, uint32_t tensor, const qc_stored_weight *stored);
 
 #endif

@@ -11,20 +11,20 @@ typedef enum {
     FORM_PLAIN,
     FORM_NF4,
     FORM_INT8,
-    FORM_NF4_ONLY4, /* of a model that only transformers 4 loads quantized */
+    FORM_NF4_ONLY4, /* for a model that only transformers 4 loads quantized */
     FORM_INT8_ONLY4,
     FORM_STORED,
     FORM_OWN
 } form;
 
-/* tests/interop loads each of them in both versions, or sees it refused. */
+/* tests/interop loads each of these forms in both versions, or sees it refused. */
 static const qc_loader_row rows[] = {
     [FORM_PLAIN] = {"plain", 1, 1, NULL},
     [FORM_NF4] = {"nf4", 1, 1, "bitsandbytes"},
     [FORM_INT8] = {"int8", 1, 1, "bitsandbytes"},
     [FORM_NF4_ONLY4] = {"nf4", 1, 0, "bitsandbytes"},
     [FORM_INT8_ONLY4] = {"int8", 1, 0, "bitsandbytes"},
-    /* Weights that were quantized before and stay so: as MODEL. */
+    /* Weights that were quantized before and stay so load as MODEL does. */
     [FORM_STORED] = {"stored", 1, 1, "what MODEL needs"},
     [FORM_OWN] = {"own", 0, 0, NULL},
 };
@@ -42,7 +42,7 @@ static form form_of(const qc_plan *p)
     return p->recipe->keeps_coded ? FORM_STORED : FORM_PLAIN;
 }
 
-/* Is the tensor of one expert among numbered ones: "...experts.7.up_proj.weight"? */
+/* Does the name belong to one of several numbered experts: "...experts.7.up_proj.weight"? */
 static int is_numbered_expert(const char *name)
 {
     static const char word[] = "experts.";
@@ -54,8 +54,8 @@ static int is_numbered_expert(const char *name)
     return 0;
 }
 
-/* transformers 5 turns plain nn.Linear into quantized modules. It keeps the experts of a layer in
- * one tensor instead, and Falcon's Linear is a class of its own. (4.57 takes both.) */
+/* transformers 5 turns only a plain nn.Linear into a quantized module. It keeps the experts of a
+ * layer in one tensor instead, and Falcon's Linear is a class of its own. (4.57 takes both.) */
 static qc_status find_not5(qc_loaders *out, const qc_plan *p, const char *model_type, qc_error *err)
 {
     uint64_t experts = 0, all = 0;
@@ -81,8 +81,8 @@ static qc_status find_not5(qc_loaders *out, const qc_plan *p, const char *model_
                            100.0 * (double)experts / (double)all);
 }
 
-/* transformers 5 casts the biases of a quantized checkpoint to config.json's dtype, the weights
- * beside them not, and its norms and plain layers take no two dtypes. */
+/* transformers 5 casts the biases of a quantized checkpoint to config.json's dtype, but not the
+ * weights beside them. Its norms and plain layers cannot compute with two dtypes. */
 static const char *find_rest(const qc_plan *p, const qc_json_node *config)
 {
     static const char *const keys[] = {"dtype", "torch_dtype"};
@@ -113,7 +113,7 @@ static const char *find_rest(const qc_plan *p, const qc_json_node *config)
     return NULL;
 }
 
-/* What to say instead of the command line that led to a form of qconv's own. */
+/* The options to recommend to a user whose command line leads to a form of qconv's own. */
 static const char *instead_of(const qc_plan *p)
 {
     int stack = strstr(p->own_form, "mxfp4") != NULL;
@@ -128,7 +128,7 @@ static const char *instead_of(const qc_plan *p)
                : "--to int8 without --block-size";
 }
 
-/* A name that can stand in a line of Python. */
+/* Can the name stand in a line of Python? */
 static int is_identifier(const char *s)
 {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789";
@@ -136,7 +136,7 @@ static int is_identifier(const char *s)
     return n > 0 && n <= 80 && strspn(s, letters) == n && !(*s >= '0' && *s <= '9');
 }
 
-/* The class that config.json names, or the automatic one where that is known to find it. */
+/* The class that config.json names, or the automatic class where that is known to find it. */
 static const char *class_of(const qc_json_node *config)
 {
     const qc_json_node *list = qc_json_get(config, "architectures");

@@ -1,4 +1,4 @@
-/* What to type to run an output. */
+/* The commands that a user types next to run an output. */
 #include "convert/plan/loaders.h"
 
 #include "base/text.h"
@@ -8,7 +8,7 @@
 
 /* ---- words of a shell and of Python ---- */
 
-/* The character at s may be shown: it is text, and does nothing to a terminal. */
+/* Can the character at s be shown, because it is text and has no effect on a terminal? */
 static int is_shown(const char *s, size_t *bytes)
 {
     uint32_t c = 0;
@@ -36,7 +36,7 @@ qc_status qc_shell_word(qc_strbuf *text, const char *path, qc_error *err)
         QC_TRY(qc_strbuf_adds(text, "./", err));
     if (*path && strspn(path, plain) == strlen(path))
         return qc_strbuf_adds(text, path, err);
-    /* $'...' where a byte has to be spelled, else '...'. */
+    /* We write $'...' where a byte has to be spelled, and '...' elsewhere. */
     int spelled = !all_shown(path);
     QC_TRY(qc_strbuf_adds(text, spelled ? "$'" : "'", err));
     for (size_t n = 0; *path; path += n) {
@@ -54,7 +54,7 @@ qc_status qc_shell_word(qc_strbuf *text, const char *path, qc_error *err)
     return qc_strbuf_adds(text, "'", err);
 }
 
-/* As a string of Python, which has bytes that are no UTF-8 as lone surrogates. */
+/* Appends a string literal of Python. Python holds bytes that are not UTF-8 as lone surrogates. */
 static qc_status python_string(qc_strbuf *text, const char *path, qc_error *err)
 {
     QC_TRY(qc_strbuf_adds(text, "\"", err));
@@ -73,7 +73,8 @@ static qc_status python_string(qc_strbuf *text, const char *path, qc_error *err)
     return qc_strbuf_adds(text, "\"", err);
 }
 
-/* Beside OUT: "out-plain", "out-bf16"; in it where OUT has no name of its own. */
+/* A path beside OUT, such as "out-plain" or "out-bf16". It lies inside OUT if OUT has no name of
+ * its own. */
 static qc_status beside(qc_strbuf *path, const char *out, const char *tail, qc_error *err)
 {
     size_t len = strlen(out);
@@ -88,9 +89,9 @@ static qc_status beside(qc_strbuf *path, const char *out, const char *tail, qc_e
 /* ---- commands ---- */
 
 typedef struct {
-    qc_strbuf shell;  /* a command, or nothing */
-    qc_strbuf python; /* lines, each with its end, or nothing */
-    qc_strbuf path;   /* of the plain files */
+    qc_strbuf shell;  /* a command, or empty */
+    qc_strbuf python; /* lines, each with its newline, or empty */
+    qc_strbuf path;   /* where the plain files are */
 } steps;
 
 static int loads(const qc_loaders *l)

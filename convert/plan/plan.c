@@ -1,10 +1,10 @@
 /* How the output is laid out.
  *
- * Output order (which decides the shard of a tensor): embeddings, then everything by name with
- * numbers compared as numbers, then the final norm and the head; so layers stay together and a
- * device that holds a run of layers needs a run of shards. A weight and its derived tensors are one
- * group and never part. With devices they come first, and this order holds within each. Within a
- * shard the order is the reference writer's. */
+ * The output order decides the shard of a tensor: embeddings come first, then everything by name,
+ * with numbers compared as numbers, then the final norm and the head. So layers stay together, and
+ * a device that holds a run of layers needs a run of shards. A weight and its derived tensors
+ * always stay together. If there are devices, tensors are sorted by device first and have this
+ * order within each. Within a shard the order is that of the reference writer. */
 #include "convert/plan/plan.h"
 
 #include "base/alloc.h"
@@ -86,8 +86,8 @@ qc_bnb_state qc_job_state_of(const qc_job *j)
     return s;
 }
 
-/* Where the name of what lies beside a weight comes from: "M.weight" -> "M.SCB": int8's scale sits
- * beside the weight, not below it. */
+/* Makes the name of a role tensor that lies beside a weight. For "M.weight" it is "M.SCB": int8's
+ * scale lies beside the weight, not below it. */
 static void name_part(const qc_job *j, qc_part part, qc_out_tensor *t)
 {
     t->st.name = j->name;
@@ -125,12 +125,12 @@ static void describe_main(const qc_plan *p, const qc_job *j, qc_out_tensor *t)
         shape_part(t, p->model->tensors[j->source].dtype, j->ndim, j->dims, 1);
         break;
     case QC_SCHEME_CAST:
-        /* Pieces of a stack of experts come from whole blocks of MXFP4. */
+        /* Steps of a stack of experts come from whole blocks of MXFP4. */
         shape_part(t, e->out_dtype, j->ndim, j->dims,
                    j->source_den / 8u * (j->stack ? QC_MXFP4_BLOCK : 1u));
         break;
     case QC_SCHEME_DEQUANT: {
-        /* Pieces begin at a block (and so at a whole byte of codes). */
+        /* Steps begin at a block, and so at a whole byte of codes. */
         uint64_t unit =
             e->stored->stored_as == QC_SCHEME_INT8_ROWS ? j->cols : e->stored->block_elems;
         shape_part(t, e->out_dtype, j->ndim, j->dims,
@@ -203,7 +203,7 @@ qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i)
     return qc_layout_place(&p->layout, qc_plan_tensors(p), i);
 }
 
-/* Jobs are fewer than 2^29: qc_plan_begin sees to it. */
+/* There are fewer than 2^29 jobs; qc_plan_begin makes sure of it. */
 static qc_output output_of(uint32_t job, qc_part part)
 {
     return (qc_output){job & 0x1fffffffu, (uint32_t)part & 7u};
@@ -227,7 +227,7 @@ static qc_status add_output(qc_plan *p, uint32_t job, qc_part part, qc_error *er
     return QC_OK;
 }
 
-/* Derived tensors of a block-quantized weight. */
+/* Adds the derived tensors of a block-quantized weight. */
 static qc_status add_block_state(qc_plan *p, uint32_t job, qc_error *err)
 {
     const qc_job *j = &p->jobs[job];
@@ -241,8 +241,8 @@ static qc_status add_block_state(qc_plan *p, uint32_t job, qc_error *err)
     return add_output(p, job, QC_PART_STATE, err);
 }
 
-/* The weight's shape as it is written; *bits: that an element has in the source. A stack of experts
- * in 16 bit is written as transformers has it, [experts, in, out]. */
+/* Finds the weight's shape as it is written, and in *bits how many bits an element has in the
+ * source. A stack of experts in 16 bits is written in transformers' layout, [experts, in, out]. */
 static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
 {
     const qc_ckpt_tensor *src = &p->model->tensors[j->source];
@@ -265,13 +265,13 @@ static qc_status shape_job(qc_plan *p, qc_job *j, unsigned *bits, qc_error *err)
     j->stack = j->ndim == 3 && (j->name != src->name || e->scheme == QC_SCHEME_DEQUANT);
     int turned_source = e->transpose && e->scheme != QC_SCHEME_DEQUANT && !coded;
     if (j->ndim == 2 || j->stack) {
-        /* no overflow: elems has none, or is 0 */
+        /* This cannot overflow: elems did not, or is 0. */
         j->rows = j->dims[turned_source ? 1 : 0] * (j->stack ? j->dims[1] : 1);
         j->cols = j->dims[turned_source ? 0 : j->ndim - 1];
     } else {
         j->cols = j->elems;
     }
-    /* Codes lie as [out, in]: what is decoded from them is turned. */
+    /* The codes lie as [out, in], so what is decoded from them is transposed. */
     if (turned_source || (e->transpose && (j->stack || e->scheme == QC_SCHEME_DEQUANT))) {
         void *v = NULL;
         QC_TRY(qc_arena_alloc(p->arena, &v, j->ndim, sizeof *j->dims, err));
@@ -298,8 +298,8 @@ int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j)
             j->scheme == QC_SCHEME_INT8_BLOCKS);
 }
 
-/* How scales are found that are not calibrated. Calibrated ones are as those of a search, group by
- * group, and which weights are calibrated nobody knows yet. */
+/* How scales that are not calibrated are found. Calibrated scales are laid out like searched ones,
+ * group by group, and at this point nobody knows yet which weights are calibrated. */
 static qc_scale_method scale_of(const qc_plan *p, const qc_job *j)
 {
     qc_scale_method scale = p->options->recipe.scale;
@@ -364,10 +364,10 @@ static qc_status add_job(qc_plan *p, uint32_t source, qc_error *err)
     QC_FAIL(err, QC_ERR_INTERNAL, "tensor '%s': no such scheme", src->name);
 }
 
-/* Forms that bitsandbytes does not have: block-wise int8, stacks of experts, NF4 beside int8,
- * either beside weights that stay in FP8 or MXFP4. Their codes never have the shape of the weight:
- * a loader that does not know quant_method "qconv" (transformers warns and goes on) would take them
- * for the weights. */
+/* Names a form that bitsandbytes does not have: block-wise int8, stacks of experts, NF4 beside
+ * int8, or either of them beside weights that stay in FP8 or MXFP4. The codes of such a form never
+ * have the shape of the weight: a loader that does not know quant_method "qconv" (transformers
+ * warns and goes on) would otherwise take them for the weights. */
 static qc_status name_own_form(qc_plan *p, qc_error *err)
 {
     static const char *const names[] = {"nf4", "int8", "int8-block", "fp8", "mxfp4"};
@@ -420,7 +420,7 @@ uint64_t qc_job_group_elems(const qc_job *j)
 
 int qc_job_has_sample(const qc_job *j)
 {
-    /* Searched scales of NF4 lie on both sides of 0, their offset. */
+    /* Searched scales of NF4 lie on both sides of 0, which is their offset. */
     return j->scale != QC_SCALE_ABSMAX && j->nested && j->scheme == QC_SCHEME_INT8_BLOCKS;
 }
 
@@ -445,7 +445,7 @@ uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n)
     return share < all ? share : all; /* an odd number of nibbles is rounded up */
 }
 
-/* job_of: per tensor of the source. */
+/* job_of has one element for each tensor of the source. */
 static void count_absorbed(qc_plan *p, const uint32_t *job_of)
 {
     for (size_t i = 0; i < p->model->tensor_count; i++) {
@@ -483,7 +483,7 @@ uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_
     return block_bytes(rows * cols, scheme, block_elems, nested, &s);
 }
 
-/* order, job_of: scratch of an element per tensor of the source. */
+/* order and job_of are scratch memory with one element for each tensor of the source. */
 static qc_status make_jobs(qc_plan *p, order_entry *order, uint32_t *job_of, qc_error *err)
 {
     const qc_ckpt_tensor *tensors = p->model->tensors;
@@ -539,8 +539,9 @@ qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *mode
     return st;
 }
 
-/* Jobs come layer by layer, as devices take them; only a tied head, a vision tower or what was
- * spilled stands elsewhere. A copy of all jobs is most of a plan's memory. */
+/* Jobs come layer by layer, in the order in which devices take them; only a tied head, a vision
+ * tower or spilled layers stand elsewhere. It is worth knowing, because a copy of all jobs is most
+ * of a plan's memory. */
 static int is_in_device_order(const qc_plan *p)
 {
     for (uint32_t i = 1; i < p->job_count; i++) {
@@ -550,7 +551,7 @@ static int is_in_device_order(const qc_plan *p)
     return 1;
 }
 
-/* Move job `from` to the end of the new array, its tensors behind those before. */
+/* Moves job `from` to the end of the new array, and its tensors behind those that are there. */
 static void move_job(qc_plan *p, const qc_job *from)
 {
     qc_job *j = &p->jobs[p->job_count];

@@ -1,11 +1,11 @@
-/* The plan of a conversion: every output tensor, shard, frame and byte, from shapes alone.
+/* The plan of a conversion: every output tensor, shard, frame and byte, computed from shapes alone.
  *
  * A job is one tensor of the source that is written (a weight, a norm, ...). Its outputs are the
- * main tensor, made from the source piece by piece, and for a quantized weight the derived tensors
- * beside it (absmax, maps, state), known once all of the weight has been seen.
+ * main tensor, which is made from the source unit by unit, and for a quantized weight the derived
+ * tensors beside it (absmax, maps, state), which are known once the whole weight has been read.
  *
- * The plan holds for any number of threads and any device: output bytes depend on it, and it
- * depends on the checkpoint's shapes and the options only. */
+ * A plan is the same for any number of threads and any device: the output's bytes depend on the
+ * plan, and the plan depends only on the checkpoint's shapes and the options. */
 #ifndef QC_CONVERT_PLAN_H
 #define QC_CONVERT_PLAN_H
 
@@ -29,31 +29,34 @@ typedef enum {
 
 #define QC_NO_OUTPUT UINT32_MAX
 
-/* Of a job only what nothing else tells is kept: a mixture of experts has tens of thousands. */
+/* A job keeps only what cannot be derived, because a mixture of experts has tens of thousands of
+ * jobs. */
 typedef struct {
     const qc_recipe_entry *entry;
-    const char *name;     /* of the main tensor */
-    const uint64_t *dims; /* [ndim], of the weight as it is written */
+    const char *name;     /* name of the main tensor */
+    const uint64_t *dims; /* [ndim], shape of the weight as it is written */
     uint64_t elems;
-    uint64_t rows, cols; /* of a 2-D weight as written, of a stack of experts [experts * out, in];
-                            else 1, elems */
-    uint64_t blocks;     /* of a block-quantized weight */
-    uint64_t absorbed_bytes; /* of the source's scales and state that are read with the weight */
-    uint32_t source;         /* index into the checkpoint's tensors */
+    /* Of a 2-D weight as it is written; a stack of experts has [experts * out, in]; anything else
+     * has 1 row and elems columns. */
+    uint64_t rows, cols;
+    uint64_t blocks; /* blocks of a block-quantized weight */
+    /* bytes of the source's scales and state, which are read with the weight */
+    uint64_t absorbed_bytes;
+    uint32_t source; /* index into the checkpoint's tensors */
     qc_scheme scheme : 8;
-    qc_dtype dtype : 8;        /* of the elements that qc_job_read gives */
-    qc_scale_method scale : 8; /* of a quantized weight, else absmax */
+    qc_dtype dtype : 8;        /* dtype of the elements that qc_job_read gives */
+    qc_scale_method scale : 8; /* for a quantized weight; absmax otherwise */
     unsigned ndim : 8;
     uint32_t block_elems;
     uint32_t device;
     uint32_t outputs[QC_PART_COUNT]; /* indices of output tensors, or QC_NO_OUTPUT */
-    /* A main piece of n content bytes comes from n * source_num / source_den source bytes. */
+    /* n content bytes of the main tensor come from n * source_num / source_den source bytes. */
     uint8_t source_num, source_den;
     uint8_t nested;
-    uint8_t stack; /* of experts */
+    uint8_t stack; /* is it a stack of experts? */
 } qc_job;
 
-/* As many as there are tensors in the output, so in 4 bytes. */
+/* There are as many of these as tensors in the output, so one takes 4 bytes only. */
 typedef struct {
     uint32_t job : 29;
     uint32_t part : 3; /* qc_part */
@@ -61,75 +64,78 @@ typedef struct {
 _Static_assert(QC_PART_COUNT <= 8, "a part of a job has 3 bits");
 
 typedef struct {
-    qc_arena *arena; /* borrowed; owns all below */
+    qc_arena *arena; /* borrowed; it owns everything below */
     const qc_checkpoint *model;
     const qc_recipe *recipe;
     const qc_call *call;
     const qc_plan_options *options;
     qc_job *jobs; /* in output order */
     uint32_t job_count;
-    qc_output *outputs; /* output tensors, in output order; what they are qc_plan_tensor tells */
+    qc_output *outputs; /* output tensors, in output order; qc_plan_tensor describes them */
     uint32_t tensor_count;
-    const char **device_names; /* of qc_plan_set_devices; NULL: no placement */
+    const char **device_names; /* set by qc_plan_set_devices; NULL: there is no placement */
     uint32_t device_count;
     qc_layout layout;
-    /* What only qconv reads (docs/format.md 3.6): "nf4+int8", "int8-block", ...; NULL: what is
-     * quantized, if anything, is bitsandbytes' form. */
+    /* A form that only qconv reads (docs/format.md 3.6): "nf4+int8", "int8-block", ... If it is
+     * NULL, whatever is quantized has bitsandbytes' form. */
     const char *own_form;
-    /* Of convert/calibrate/calibrate.h: the GPU that calibrates; NULL: the CPU, or nothing to
-     * calibrate. */
+    /* The GPU that calibrates (convert/calibrate/calibrate.h). If it is NULL, the CPU calibrates,
+     * or there is nothing to calibrate. */
     const struct qc_calibrate_device *calibrates_on;
-    uint64_t source_bytes;      /* of all jobs, and of what they absorb */
+    uint64_t source_bytes;      /* of all jobs, and of the scales and state that they absorb */
     uint64_t content_bytes;     /* of all shards, headers included: the size with --compress none */
     uint64_t tensor_bytes;      /* of all output tensors */
     uint64_t weights_quantized; /* elements */
-    uint64_t quantized_bytes;   /* of their main and derived tensors */
+    uint64_t quantized_bytes;   /* of the main and derived tensors of quantized weights */
 } qc_plan;
 
-/* In two steps, so that what depends on sizes (placement) can come between: jobs and tensors with
- * their sizes (qc_plan_tensor_bytes), then shards. */
+/* A plan is made in two steps, so that a placement, which depends on sizes, can come between them.
+ * The first makes the jobs and the tensors with their sizes (qc_plan_tensor_bytes), the second the
+ * shards. */
 QC_NODISCARD qc_status qc_plan_begin(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                                      const qc_recipe *recipe, const qc_call *call,
                                      const qc_plan_options *options, qc_error *err);
-/* Between the two: job i lies on device device_of[jobs[i].source] of `count` (borrowed names). Jobs
- * and their tensors are put in the order of devices; within one their order stays. */
+/* Call this between the two steps: job i lies on device device_of[jobs[i].source], one of `count`
+ * (names are borrowed). It sorts the jobs and their tensors by device; within a device they keep
+ * their order. */
 QC_NODISCARD qc_status qc_plan_set_devices(qc_plan *p, const uint32_t *device_of,
                                            const char **names, uint32_t count, qc_error *err);
 QC_NODISCARD qc_status qc_plan_lay_out(qc_plan *p, qc_error *err);
 uint64_t qc_plan_tensor_bytes(const qc_plan *p, uint32_t tensor);
-/* Output tensor i of a plan that is laid out, with its place. Made anew from its job each time:
- * names, shapes and places of all of them at once would be most of a conversion's memory. */
+/* Output tensor i of a plan that is laid out, with its place. It is made anew from its job on each
+ * call, because the names, shapes and places of all tensors together would be most of a
+ * conversion's memory. */
 qc_out_tensor qc_plan_tensor(const qc_plan *p, uint32_t i);
-/* All of them, for qc_layout_header and its like. */
+/* All output tensors, for qc_layout_header and functions like it. */
 qc_out_tensors qc_plan_tensors(const qc_plan *p);
-/* State of a block-quantized weight, without the offset. */
+/* The state of a block-quantized weight, without the offset. */
 qc_bnb_state qc_job_state_of(const qc_job *j);
-/* Of a block-quantized weight: the elements that frames and steps keep together. A block; where
- * scales are searched and quantized too, the blocks of one nested absmax, which are settled at
- * once. A power of two. */
+/* The number of elements of a block-quantized weight that frames and steps keep together, a power
+ * of two. It is one block. Where scales are searched and quantized too, it is all blocks that share
+ * one nested absmax, because these are settled together. */
 uint64_t qc_job_group_elems(const qc_job *j);
-/* Is job's weight one that calibrating may make (convert/calibrate/calibrated.h), when that is
- * asked for? It is laid out as one whose scales are searched, which it is where nothing calibrates
- * it. */
+/* May calibrating make this job's weight (convert/calibrate/calibrated.h), if calibrating is asked
+ * for? Such a weight is laid out like one with searched scales, and if nothing calibrates it, its
+ * scales are indeed searched. */
 int qc_job_may_be_calibrated(const qc_plan *p, const qc_job *j);
-/* Do its scales, searched and quantized, have an offset that a sample of groups gives? */
+/* Are the job's scales searched and quantized with an offset that a sample of groups gives? */
 int qc_job_has_sample(const qc_job *j);
-/* What of job j's source the first n content bytes of its main tensor come from; all of it for all
- * of them, exactly. Without absorbed_bytes. */
+/* The number of source bytes of job j from which the first n content bytes of its main tensor come.
+ * For all content bytes it is exactly all source bytes. absorbed_bytes are not counted. */
 uint64_t qc_plan_source_share(const qc_plan *p, const qc_job *j, uint64_t n);
-/* What a 2-D weight [rows, cols] takes in a scheme, its scales and state included: exactly the sum
- * of the tensors that qc_plan_begin makes of it. dtype: of the source. scheme: NF4, INT8_ROWS,
- * INT8_BLOCKS or KEEP. */
+/* The bytes that a 2-D weight [rows, cols] takes in a scheme, with its scales and state: exactly
+ * the sum of the tensors that qc_plan_begin makes of it. dtype is the source's. scheme is NF4,
+ * INT8_ROWS, INT8_BLOCKS or KEEP. */
 uint64_t qc_plan_weight_bytes(uint64_t rows, uint64_t cols, qc_dtype dtype, qc_scheme scheme,
                               uint32_t block_elems, int nested);
-/* The same of a weight in FP8 or MXFP4 that is quantized (not KEEP). */
+/* The same for a weight in FP8 or MXFP4 that is quantized (scheme is not KEEP). */
 uint64_t qc_plan_coded_bytes(const qc_coded_weight *w, qc_scheme scheme, uint32_t block_elems,
                              int nested);
 /* Can a GPU quantize job j's weight? */
 int qc_job_suits_gpu(const qc_job *j);
-/* Bytes of the source that GPUs could quantize. */
+/* The bytes of the source that GPUs could quantize. */
 uint64_t qc_plan_gpu_bytes(const qc_plan *plan);
-/* Both steps. */
+/* Makes both steps. */
 QC_NODISCARD qc_status qc_plan_make(qc_plan *out, qc_arena *arena, const qc_checkpoint *model,
                                     const qc_recipe *recipe, const qc_call *call,
                                     const qc_plan_options *options, qc_error *err);

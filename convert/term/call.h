@@ -1,4 +1,4 @@
-/* How the program was called: what every command has, whatever it does. */
+/* How the program was called. Every command has this, whatever it does. */
 #ifndef QC_CONVERT_CALL_H
 #define QC_CONVERT_CALL_H
 
@@ -8,22 +8,24 @@ typedef enum { QC_PROGRESS_AUTO, QC_PROGRESS_ALWAYS, QC_PROGRESS_NEVER } qc_prog
 
 /* All strings are borrowed. */
 typedef struct {
-    qc_arena *arena;       /* owns the strings and arrays of all options; borrowed */
-    const char *program;   /* argv[0] */
-    const char *model;     /* first positional: MODEL, OUT (verify), OUT (unpack), PATH (inspect) */
-    const char *out;       /* second positional; NULL where there is none */
+    qc_arena *arena;     /* owns the strings and arrays of all options; borrowed */
+    const char *program; /* argv[0] */
+    /* first positional argument: MODEL, OUT (verify), OUT (unpack), PATH (inspect) */
+    const char *model;
+    const char *out;       /* second positional argument, or NULL */
     const char *against;   /* verify, validate, eval, report: MODEL, or NULL */
-    const char *tokenizer; /* directory or tokenizer.json; NULL: the model's own */
-    /* --device as given, well-formed; NULL: not given. qc_device_wish_read reads it. */
+    const char *tokenizer; /* a directory or tokenizer.json; NULL: the model's own */
+    /* --device as it was given, well-formed; NULL if it was not given. qc_device_wish_read reads
+     * it. */
     const char *run_device;
     const char *tuning; /* --tuning FILE, or NULL */
-    /* What this build can do on GPUs (convert/device/device_gpu.h), set by main.c; NULL: nothing.
-     */
+    /* What this build can do on GPUs (convert/device/device_gpu.h). main.c sets it; NULL means
+     * nothing. */
     const struct qc_gpu_work *gpu;
-    unsigned threads; /* 0: chosen */
+    unsigned threads; /* 0: qconv chooses */
     int json;
     int quiet;   /* -q */
-    int verbose; /* -v counts */
+    int verbose; /* number of -v options */
     qc_progress_mode progress;
 } qc_call;
 

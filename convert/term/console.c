@@ -34,13 +34,13 @@ qc_status qc_console_add_more(qc_strbuf *out, size_t count, qc_error *err)
     return qc_strbuf_addf(out, err, "and %zu more (all with -v)\n", count - QC_CONSOLE_LINES);
 }
 
-/* Protects standard error and bar_is_up; a leaf lock. */
+/* Protects standard error and bar_is_up. It is a leaf lock. */
 static pthread_mutex_t stderr_lock = PTHREAD_MUTEX_INITIALIZER;
 static int bar_is_up;
 
 static const char erase_line[] = "\r\033[K";
 
-/* Best effort: there is nowhere to report that standard error does not work. */
+/* If standard error does not work, there is nowhere to report that. */
 static void say(const char *line, size_t len)
 {
     while (len > 0) {
@@ -71,7 +71,7 @@ int qc_console_colour(int fd)
     return !(no && *no) && qc_console_terminal(fd);
 }
 
-/* "qconv: <text>\n" in one write, so that lines of threads do not mix. */
+/* Writes "qconv: <text>\n" in one write, so that lines of different threads do not mix. */
 static void say_line(const char *colour, char *text)
 {
     char line[LINE_BYTES + 64];
@@ -99,7 +99,7 @@ void qc_console_bar(const char *text)
     pthread_mutex_lock(&stderr_lock);
     if (*text || bar_is_up) {
         int n = snprintf(line, sizeof line, "%s%s", *text ? "\r" : erase_line, text);
-        /* What was longer before is erased after writing: no flicker. */
+        /* If the old text was longer, its end is erased after writing, so nothing flickers. */
         if (*text && n > 0 && (size_t)n + 4 < sizeof line)
             n += snprintf(line + n, sizeof line - (size_t)n, "\033[K");
         bar_is_up = *text != '\0';

@@ -1,38 +1,39 @@
-/* Where the program speaks: results on standard output, notes on standard error.
+/* Where the program speaks: results go to standard output, notes to standard error.
  *
- * Standard error is one per process, and so are the lock and the progress line kept here: any
- * thread may write a line at any time, it lands above the progress line and never inside it. */
+ * A process has one standard error, so the lock and the progress line are kept here, once. Any
+ * thread may write a line at any time; it appears above the progress line and never inside it. */
 #ifndef QC_CONVERT_CONSOLE_H
 #define QC_CONVERT_CONSOLE_H
 
 #include "base/strbuf.h"
 #include "convert/term/call.h"
 
-/* All of text to standard output, now. A reader that went away (a closed pipe) has had enough and
- * is no error; anything else is QC_ERR_IO. */
+/* Writes all of text to standard output at once. If the reader has gone away (a closed pipe), it
+ * has had enough, and that is no error. Any other failure is QC_ERR_IO. */
 QC_NODISCARD qc_status qc_console_result(const qc_strbuf *text, qc_error *err);
-/* "qconv: warning: ..." on standard error, one line, control characters made harmless; nothing
- * with -q. */
+/* Writes "qconv: warning: ..." on standard error as one line, with control characters made
+ * harmless. With -q it writes nothing. */
 void qc_console_warn(const qc_call *call, const char *fmt, ...) QC_PRINTF(2, 3);
-/* "qconv: ..." on standard error if -v was given at least `level` times. */
+/* Writes "qconv: ..." on standard error if -v was given at least `level` times. */
 void qc_console_detail(const qc_call *call, int level, const char *fmt, ...) QC_PRINTF(3, 4);
-/* Of lines that say the same of one thing after another, so many are shown; with -v all. */
+/* Where many lines say the same of one thing after another, this many are shown; with -v all
+ * are. */
 #define QC_CONSOLE_LINES 10u
-/* "and 92 more (all with -v)", where `count` is more than that. */
+/* Appends "and 92 more (all with -v)" if `count` is more than that. */
 QC_NODISCARD qc_status qc_console_add_more(qc_strbuf *out, size_t count, qc_error *err);
-/* The last words: "qconv: message; hint". hint may be NULL. where: append the place in the source.
- */
+/* Writes the last message: "qconv: message; hint". hint may be NULL. If where is set, the place in
+ * the source is appended. */
 void qc_console_error(const qc_error *err, const char *hint, int where);
-/* A line of progress that ends in a new line. */
+/* Writes a line of progress that ends in a newline. */
 void qc_console_line(const char *text);
-/* Show text as the last line of the terminal, without a new line, in place of what this showed
- * before; "" takes it away. Plain text without control characters. */
+/* Shows text as the last line of the terminal, without a newline, in place of what this showed
+ * before. "" takes it away. The text is plain, without control characters. */
 void qc_console_bar(const char *text);
-/* A terminal that understands cursor movement (TERM is neither unset nor "dumb"). */
+/* Is fd a terminal that understands cursor movement (TERM is neither unset nor "dumb")? */
 int qc_console_terminal(int fd);
-/* May fd be written to in colour: such a terminal, and NO_COLOR is unset or empty. */
+/* May colour be written to fd? It must be such a terminal, and NO_COLOR must be unset or empty. */
 int qc_console_colour(int fd);
-/* qc_text_printable (base/text.h). */
+/* Does what qc_text_printable does (base/text.h). */
 void qc_console_printable(char *s);
 
 #endif

@@ -1,13 +1,13 @@
-/* Globs over tensor names and the order of names. Neither allocates nor recurses: names and globs
- * may come from anywhere. */
+/* Globs over tensor names and the order of names. Nothing here allocates or recurses, because names
+ * and globs may come from anywhere. */
 #include "convert/term/glob.h"
 
 #include <string.h>
 
-/* One element of a glob that matches exactly one byte: a literal, an escape, '?' or a class.
- * Returns the bytes of it in *len and whether c matches. An unclosed '[' is an ordinary '['; as no
- * later one can be closed either, *unclosed remembers the first, so that no tail is scanned twice
- * per step. */
+/* Looks at one element of a glob that matches exactly one byte: a literal, an escape, '?' or a
+ * class. It sets *len to the element's bytes and returns whether c matches. An unclosed '[' is an
+ * ordinary '['. No later one can be closed either, so *unclosed remembers the first, and no tail is
+ * scanned twice per step. */
 static int match_one(const char *g, unsigned char c, size_t *len, const char **unclosed)
 {
     *len = 1;
@@ -47,7 +47,7 @@ static int match_one(const char *g, unsigned char c, size_t *len, const char **u
 int qc_glob_match(const char *glob, const char *name)
 {
     const char *star = NULL;   /* behind the last '*' seen */
-    const char *resume = NULL; /* where in the name its run may end next */
+    const char *resume = NULL; /* where in the name the run of that '*' may end next */
     const char *unclosed = NULL;
     for (;;) {
         if (*glob == '*') {
@@ -66,8 +66,8 @@ int qc_glob_match(const char *glob, const char *name)
                 continue;
             }
         }
-        /* Only the last '*' needs to be tried again: what is before it matched as early as
-         * possible. An ordinary byte behind it says where that can be. */
+        /* Only the last '*' needs to be tried again, because what comes before it matched as early
+         * as possible. If an ordinary byte follows it, that byte says where it can end. */
         if (!star || !*resume)
             return 0;
         resume++;
@@ -86,7 +86,7 @@ static int is_digit(char c)
     return c >= '0' && c <= '9';
 }
 
-/* Compare the digit runs at *a and *b as numbers of any length and step over them. */
+/* Compares the digit runs at *a and *b as numbers of any length, and steps over them. */
 static int compare_runs(const char **a, const char **b)
 {
     const char *p = *a, *q = *b;

@@ -1,14 +1,14 @@
-/* Globs over names, and the order of names. Pure; thread-safe. */
+/* Globs over names, and the order of names. The functions are pure and thread-safe. */
 #ifndef QC_CONVERT_GLOB_H
 #define QC_CONVERT_GLOB_H
 
-/* No name of a tensor needs a longer glob, and matching takes time in proportion to it. */
+/* No tensor's name needs a longer glob, and the time to match is in proportion to its length. */
 #define QC_GLOB_MAX_BYTES 4096u
 
-/* Glob over a whole name: '*' any run (dots too), '?' one byte, '[a-z]' a class, '\\x' x. Linear
- * time in pattern x name. */
+/* Matches a glob with a whole name: '*' is any run (dots too), '?' one byte, '[a-z]' a class, '\\x'
+ * is x. The time is linear in pattern x name. */
 int qc_glob_match(const char *glob, const char *name);
-/* Order by names in which digit runs compare as numbers: layers.2 before layers.10. */
+/* Compares names, with runs of digits compared as numbers: layers.2 comes before layers.10. */
 int qc_natural_compare(const char *a, const char *b);
 
 #endif

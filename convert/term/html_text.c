@@ -20,8 +20,8 @@ static const char common_style[] =
     "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:62em;padding:0 1em;"
     "color:var(--ink);background:var(--paper)}"
     "h1{font-size:1.4em}h2{font-size:1.1em;margin-top:2em}"
-    /* A table wider than the page scrolls, and a shadow lies over the edge that hides something:
-     * the first two layers scroll with the cells and cover the shadows at the ends. */
+    /* A table wider than the page scrolls, and a shadow lies over an edge that hides something. The
+     * first two layers scroll with the cells and cover the shadows at the ends. */
     "table{border-collapse:collapse;display:block;overflow-x:auto;background:"
     "linear-gradient(90deg,var(--paper) 30%,transparent) 0 0/2em 100% no-repeat local,"
     "linear-gradient(-90deg,var(--paper) 30%,transparent) 100% 0/2em 100% no-repeat local,"
@@ -38,7 +38,7 @@ static const char common_style[] =
     ".bar rect[class]{fill:var(--c)}"
     ".key{display:inline-block;margin:0 1.1em .3em 0}.key i{display:inline-block;width:.8em;"
     "height:.8em;background:var(--c);margin-right:.35em}"
-    /* On a phone a row of a table that is not too wide is a list of its cells, each with its
+    /* On a phone, a row of a table that is not too wide is a list of its cells, each with its
      * column's name. */
     "@media (max-width:40em){table.list,table.list tbody{display:block}"
     "table.list{background:none}table.list tr:first-child{display:none}"
@@ -68,7 +68,7 @@ void qc_html_end(qc_strbuf *out)
     qc_strbuf_putf(out, "<p>Made by qconv %s.</p>\n</body>\n</html>\n", QCONV_VERSION);
 }
 
-/* Bytes of the UTF-8 character at s that XML allows and a page may show, 0 if there is none. */
+/* The bytes of the UTF-8 character at s if XML allows it and a page may show it, else 0. */
 static size_t character_bytes(const char *s)
 {
     uint32_t c = 0;
@@ -107,15 +107,15 @@ void qc_html_put(qc_strbuf *out, const char *before, const char *text, const cha
 
 /* ---- tables ---------------------------------------------------------------------------------- */
 
-/* Tags of a table as the pages write them: <tr>, then <th ...>text</th> or <td ...>text</td>, then
- * </tr>; no table in a cell. */
+/* The tags of a table as the pages write them: <tr>, then <th ...>text</th> or <td ...>text</td>,
+ * then </tr>. There is no table in a cell. */
 typedef struct {
     const char *open, *text, *end; /* "<td", what the cell holds, "</td>" */
     unsigned column;
     int head, row_begins;
 } cell;
 
-/* The next cell after `from`; 0 if there is none. */
+/* Finds the next cell after `from`. Returns 0 if there is none. */
 static int next_cell(const char *from, cell *c)
 {
     const char *s = from;
@@ -137,13 +137,13 @@ static int next_cell(const char *from, cell *c)
 }
 
 typedef struct {
-    const char *title[MAX_COLUMNS]; /* of the first row */
+    const char *title[MAX_COLUMNS]; /* titles in the first row */
     size_t title_len[MAX_COLUMNS];
     int used[MAX_COLUMNS];
     unsigned count, shown;
 } columns;
 
-/* 0: too many columns to look at. */
+/* Returns 0 if there are too many columns to look at. */
 static int find_columns(const char *table, columns *t)
 {
     cell c = {.end = table};
@@ -242,7 +242,7 @@ void qc_html_bar(qc_strbuf *out, const qc_html_part *parts, unsigned count, doub
                            qc_text_bytes(size, parts[i].bytes));
         x += width;
     }
-    /* What stands over the outline is too much. */
+    /* The sections that go beyond the outline are too much. */
     if (limit > 0)
         qc_strbuf_putf(out,
                        "<rect x=\"0.1%%\" y=\"1\" width=\"%.3f%%\" height=\"24\" "

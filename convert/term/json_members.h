@@ -18,7 +18,7 @@ static inline void qc_jm_double(qc_json_writer *w, const char *key, double v)
     qc_jw_double(w, v);
 }
 
-/* A list or an object under a key; qc_jw_end_array or qc_jw_end_object ends it. */
+/* Begins a list or an object under a key; qc_jw_end_array or qc_jw_end_object ends it. */
 static inline void qc_jm_begin_array(qc_json_writer *w, const char *key)
 {
     qc_jw_key(w, key);
@@ -31,7 +31,7 @@ static inline void qc_jm_begin_object(qc_json_writer *w, const char *key)
     qc_jw_begin_object(w);
 }
 
-/* The same where it is known; else null is written and 0 returned. */
+/* Begins an object if it is known; else it writes null and returns 0. */
 static inline int qc_jm_begin_object_if(qc_json_writer *w, const char *key, int known)
 {
     qc_jw_key(w, key);
@@ -42,14 +42,14 @@ static inline int qc_jm_begin_object_if(qc_json_writer *w, const char *key, int 
     return known;
 }
 
-/* An object on one line, in a list or under a key that was written. */
+/* Begins an object on one line, in a list or under a key that was written. */
 static inline void qc_jm_begin_row(qc_json_writer *w)
 {
     qc_jw_compact_next(w);
     qc_jw_begin_object(w);
 }
 
-/* What is not known is null. */
+/* Writes null if the value is not known. */
 static inline void qc_jm_u64_if(qc_json_writer *w, const char *key, int known, uint64_t v)
 {
     qc_jw_key(w, key);
@@ -59,7 +59,7 @@ static inline void qc_jm_u64_if(qc_json_writer *w, const char *key, int known, u
         qc_jw_null(w);
 }
 
-/* What is no finite number is null. */
+/* Writes null if v is not a finite number. */
 static inline void qc_jm_number(qc_json_writer *w, const char *key, double v)
 {
     qc_jw_key(w, key);
@@ -69,7 +69,7 @@ static inline void qc_jm_number(qc_json_writer *w, const char *key, double v)
         qc_jw_null(w);
 }
 
-/* A list on one line: a shape, a place in it. */
+/* Writes a list on one line, such as a shape or a place in it. */
 static inline void qc_jm_u64s(qc_json_writer *w, const char *key, const uint64_t *v, unsigned count)
 {
     qc_jw_key(w, key);
@@ -80,14 +80,14 @@ static inline void qc_jm_u64s(qc_json_writer *w, const char *key, const uint64_t
     qc_jw_end_array(w);
 }
 
-/* NULL is null. */
+/* Writes null for NULL. */
 static inline void qc_jm_string(qc_json_writer *w, const char *key, const char *v)
 {
     qc_jw_key(w, key);
     qc_jw_string(w, v);
 }
 
-/* Bytes that are no UTF-8 are replaced; NULL is null. */
+/* Replaces bytes that are not UTF-8, and writes null for NULL. */
 static inline void qc_jm_path(qc_json_writer *w, const char *key, const char *v)
 {
     qc_jw_key(w, key);

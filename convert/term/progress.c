@@ -35,7 +35,7 @@ struct qc_progress {
     show_kind show;
     double start_s;
 
-    /* of the drawing thread */
+    /* used by the drawing thread only */
     struct {
         double at_s;
         uint64_t bytes;
@@ -45,7 +45,7 @@ struct qc_progress {
     unsigned last_tenth;
 
     pthread_t thread;
-    pthread_mutex_t lock; /* protects stop; a leaf lock */
+    pthread_mutex_t lock; /* protects stop; it is a leaf lock */
     pthread_cond_t stopped;
     int stop;
 };
@@ -147,7 +147,7 @@ void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state 
     else
         (void)snprintf(head, sizeof head, "%s", s.verb);
     tail_text(tail, sizeof tail, &s);
-    /* The last column stays free: some terminals wrap when it is written. */
+    /* The last column stays free, because some terminals wrap when it is written. */
     size_t room = s.columns > 0 ? s.columns - 1 : 0;
     size_t taken = PREFIX_COLUMNS + strlen(head) + strlen(tail) + 3;
     size_t width = room > taken ? room - taken : 0;
@@ -179,7 +179,7 @@ static unsigned terminal_columns(void)
     return 80;
 }
 
-/* Rate over the samples kept; 0 until half a second has passed. */
+/* The rate over the samples that are kept; 0 until half a second has passed. */
 static double recent_rate(qc_progress *p, double t, uint64_t done)
 {
     unsigned kept = p->sample_count < SAMPLES ? p->sample_count : SAMPLES;
@@ -218,7 +218,7 @@ static void draw(qc_progress *p)
     unsigned tenth = percent_of(done, p->total_bytes) / 10;
     double since = t - p->last_line_s;
     if ((tenth > p->last_tenth && since >= LINE_MIN_S) || since >= LINE_MAX_S) {
-        /* Over the whole time: samples of a few seconds jump about. */
+        /* We take the rate over the whole time, because samples of a few seconds jump about. */
         s.rate = (double)done / (t - p->start_s);
         qc_progress_text(text, &s);
         qc_console_line(text);
@@ -289,7 +289,8 @@ qc_status qc_progress_create(qc_progress **out, const qc_call *call, const char 
     p->start_s = now_s();
     p->last_line_s = p->start_s;
     p->show = choose_show(call);
-    /* At once, and before there is a thread: something is seen even if the work is short. */
+    /* We draw once before the thread starts, so that something is seen even if the work is
+     * short. */
     if (p->show == SHOW_BAR)
         draw(p);
     qc_status st = p->show == SHOW_NOTHING ? QC_OK : start_thread(p, err);

@@ -1,12 +1,12 @@
-/* Progress of a long command: a bar on a terminal, a plain line now and then elsewhere, nothing
- * with -q or --progress never.
+/* Shows the progress of a long command: as a bar on a terminal, as a plain line now and then
+ * elsewhere, and not at all with -q or --progress never.
  *
  *   qconv: converting  42% [#########------------]  5.90 of 14.0 GB  812 MB/s  0:10 left
  *
- * Workers add bytes; a thread of its own draws about six times a second, so that a worker that is
- * stuck in a write does not freeze the clock. Lines of qc_console_* go above the bar.
- * Off a terminal a line is written when another tenth is done, but not within 2 s of the last one,
- * and at least every 30 s: short jobs stay silent. */
+ * Workers add bytes. A separate thread draws about six times a second, so that a worker that is
+ * stuck in a write does not freeze the clock. Lines of qc_console_* appear above the bar. Where
+ * there is no terminal, a line is written when another tenth is done, but not within 2 s of the
+ * last one, and at least every 30 s. So short jobs stay silent. */
 #ifndef QC_CONVERT_PROGRESS_H
 #define QC_CONVERT_PROGRESS_H
 
@@ -14,25 +14,26 @@
 
 typedef struct qc_progress qc_progress;
 
-/* verb: "converting"; a literal. total_bytes 0: not known. */
+/* verb is a literal: "converting". If total_bytes is 0, the total is not known. */
 QC_NODISCARD qc_status qc_progress_create(qc_progress **out, const qc_call *call, const char *verb,
                                           uint64_t total_bytes, qc_error *err);
-/* The total, where it was not known when p was created. Any thread; NULL is fine. */
+/* Sets the total, if it was not known when p was created. Any thread may call it; p may be NULL. */
 void qc_progress_expect(qc_progress *p, uint64_t total_bytes);
-/* What is added are no bytes: only the share that is done and the time that is left are shown. */
+/* Tells p that the amounts are not bytes: then only the share that is done and the time that is
+ * left are shown. */
 void qc_progress_hide_amounts(qc_progress *p);
-/* From now on what is added counts once for each of so many tokens, and tokens are shown: the total
- * is `bytes` for each of them. NULL is fine. */
+/* From now on the amounts that are added count once for each of so many tokens, and tokens are
+ * shown. The total is `bytes` for each token. p may be NULL. */
 void qc_progress_count_tokens(qc_progress *p, uint64_t tokens, uint64_t bytes);
-/* Any thread, any time; NULL is fine. */
+/* Any thread may call it at any time; p may be NULL. */
 void qc_progress_add(qc_progress *p, uint64_t bytes);
-/* Seconds since it was created. */
+/* Seconds since p was created. */
 double qc_progress_seconds(const qc_progress *p);
-/* Takes the bar away and frees all; NULL is fine. Call before the last words. */
+/* Takes the bar away and frees everything; p may be NULL. Call it before the last message. */
 void qc_progress_destroy(qc_progress *p);
 
-/* The text of one state, for up to `columns` columns (less where it does not fit); exposed for
- * tests. rate 0: not known yet. */
+/* The text of one state, for up to `columns` columns (less where it does not fit). It is public for
+ * tests. A rate of 0 is not known yet. */
 #define QC_PROGRESS_TEXT_BYTES 512
 typedef struct {
     const char *verb;
@@ -40,7 +41,7 @@ typedef struct {
     double rate; /* bytes per second of the last few seconds */
     int bar;     /* 0: a plain line */
     int no_amounts;
-    uint64_t token_bytes; /* not 0: so many bytes are one token */
+    uint64_t token_bytes; /* if not 0, so many bytes are one token */
     unsigned columns;
 } qc_progress_state;
 void qc_progress_text(char out[QC_PROGRESS_TEXT_BYTES], const qc_progress_state *s);

@@ -11,7 +11,7 @@ static char lower(char c)
     return c >= 'A' && c <= 'Z' ? (char)(c - 'A' + 'a') : c;
 }
 
-/* Value of the suffix at s, or 0 for one that is not known. */
+/* The value of the suffix at s, or 0 if it is not known. */
 static uint64_t suffix_bytes(const char *s)
 {
     static const char prefixes[] = "kmgt";
@@ -36,7 +36,8 @@ static uint64_t suffix_bytes(const char *s)
     return unit;
 }
 
-/* "1,5GB", as much of the world writes it, with a point; not "40,960MB", where it is no decimal. */
+/* Writes "1,5GB", as much of the world writes it, with a point. It does not do so for "40,960MB",
+ * where the comma is no decimal one. */
 static int with_point(char out[32], const char *text)
 {
     uint64_t bytes = 0;
@@ -86,12 +87,12 @@ qc_status qc_parse_size(const char *text, const char *what, uint64_t *out, qc_er
     return QC_OK;
 }
 
-/* value / unit with three digits and a unit's name. */
+/* Writes value / unit with three digits and the unit's name. */
 static void three_digits(char out[QC_SIZE_TEXT_BYTES], double value, const char *tail)
 {
     static const char *const units[] = {"B", "KB", "MB", "GB", "TB", "PB", "EB"};
     unsigned u = 0;
-    /* 999.5 would be printed as 1000. */
+    /* Without this, 999.5 would be printed as 1000. */
     while (value >= 999.5 && u + 1 < sizeof units / sizeof *units) {
         value /= 1000.0;
         u++;

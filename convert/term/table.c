@@ -13,7 +13,8 @@ void qc_table_init(qc_table *t, qc_arena *arena)
     t->arena = arena;
 }
 
-/* Code points; what is not UTF-8 counts by bytes that do not look like continuations. */
+/* Counts code points. In text that is not UTF-8 it counts the bytes that do not look like
+ * continuations. */
 static size_t width_of(const char *s)
 {
     size_t n = 0;
@@ -72,7 +73,7 @@ qc_status qc_table_cellf(qc_table *t, qc_error *err, const char *fmt, ...)
 static qc_status render_row(const qc_table *t, const char *const *cells, unsigned indent,
                             qc_strbuf *out, qc_error *err)
 {
-    size_t pending = indent; /* spaces owed; never written at the end of a line */
+    size_t pending = indent; /* spaces still to be written; never at the end of a line */
     int shown = 0;
     for (unsigned c = 0; c < t->column_count; c++) {
         if (t->widths[c] == 0)

@@ -1,5 +1,5 @@
-/* Plain tables: columns aligned with spaces, no lines. Control characters in cells become '?';
- * widths count UTF-8 code points. One owner, no threads. */
+/* Plain tables: columns are aligned with spaces, and there are no lines. Control characters in
+ * cells become '?'. Widths count UTF-8 code points. One owner, no threads. */
 #ifndef QC_CONVERT_TABLE_H
 #define QC_CONVERT_TABLE_H
 
@@ -21,14 +21,15 @@ typedef struct {
 } qc_table;
 
 void qc_table_init(qc_table *t, qc_arena *arena);
-/* Before the first cell. title: a literal. */
+/* Adds a column; call it before the first cell. title is a literal. */
 void qc_table_column(qc_table *t, const char *title, qc_align align);
-/* Cells fill rows from left to right; text is copied. NULL is "-". */
+/* Cells fill rows from left to right. The text is copied, and NULL is shown as "-". */
 QC_NODISCARD qc_status qc_table_cell(qc_table *t, const char *text, qc_error *err);
 QC_NODISCARD qc_status qc_table_cellf(qc_table *t, qc_error *err, const char *fmt, ...)
     QC_PRINTF(3, 4);
-/* Titles, then rows, each indented by `indent` spaces; nothing at the ends of lines. A column in
- * which every cell is empty is left out; a table without rows is nothing at all. */
+/* Writes the titles and then the rows, each indented by `indent` spaces, without spaces at the ends
+ * of lines. A column in which every cell is empty is left out. A table without rows gives nothing
+ * at all. */
 QC_NODISCARD qc_status qc_table_render(const qc_table *t, unsigned indent, qc_strbuf *out,
                                        qc_error *err);
 

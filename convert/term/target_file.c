@@ -9,7 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* /dev/stdout and the like: a link to what is open already, which must not be renamed over. */
+/* Is it a link to something that is open already, such as /dev/stdout? That must not be renamed
+ * over. */
 static int is_stream(const char *path)
 {
     struct stat s;
@@ -97,7 +98,7 @@ qc_status qc_target_file_spares(const char *option, const char *path, const qc_c
     return QC_OK;
 }
 
-/* The folder that path lies in, to out; NULL if that is too long. */
+/* Writes the folder that path lies in to out. Returns NULL if its name is too long. */
 static const char *folder_of(const char *path, char out[PATH_MAX])
 {
     const char *slash = strrchr(path, '/');

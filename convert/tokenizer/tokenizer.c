@@ -1,4 +1,4 @@
-/* Opening a tokenizer and running a text through it. What each stage is: tokenizer_parts.h. */
+/* Opens a tokenizer and runs a text through it. tokenizer_internal.h explains the steps. */
 #include "convert/tokenizer/tokenizer.h"
 
 #include "base/alloc.h"
@@ -118,7 +118,7 @@ static qc_status check_utf8(const char *text, size_t len, qc_error *err)
     return QC_OK;
 }
 
-/* Behind the normalizer: a piece for the pre-tokenizer, or a token. */
+/* Takes what the normalizer gives: a stretch of text for the pre-tokenizer, or a token. */
 static qc_status normalized_part(qc_encoder *e, qc_span s, const qc_added *token, qc_error *err)
 {
     int first = !e->began;
@@ -126,7 +126,7 @@ static qc_status normalized_part(qc_encoder *e, qc_span s, const qc_added *token
     return token ? qc_bpe_push(&e->bpe, token->id, err) : qc_step_run(e, 0, s, first, err);
 }
 
-/* Before the normalizer. */
+/* Takes text as it comes before the normalizer. */
 static qc_status raw_part(qc_encoder *e, qc_span s, const qc_added *token, qc_error *err)
 {
     const qc_tokenizer *t = e->t;

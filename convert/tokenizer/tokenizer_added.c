@@ -1,5 +1,5 @@
-/* Tokens that are found in the text before anything else is done to it: of all that begin at the
- * leftmost place the longest. */
+/* Finds added tokens in the text before anything else is done to it. Of all that begin at the
+ * leftmost place, the longest is taken. */
 #include "convert/tokenizer/tokenizer_internal.h"
 
 #include <stdlib.h>
@@ -13,7 +13,8 @@ int qc_is_white_space(uint32_t c)
            c == 0x205f || c == 0x3000;
 }
 
-/* By bytes; of the same text special ones first, then as they were. */
+/* Orders patterns by their bytes. Among equal texts, special ones come first, and then the order
+ * stays. */
 static int compare(const void *a, const void *b)
 {
     const qc_added_pattern *x = a, *y = b;
@@ -41,8 +42,8 @@ void qc_added_set_sort(qc_added_set *set)
     set->first[256] = i;
 }
 
-/* The first pattern of [low, high), all of which are longer than `place`, that has `byte` or a
- * larger one there. */
+/* The first pattern in [low, high) that has `byte` or a larger byte at `place`. All of these
+ * patterns are longer than `place`. */
 static size_t first_with(const qc_added_set *set, size_t low, size_t high, size_t place,
                          unsigned byte)
 {
@@ -56,7 +57,8 @@ static size_t first_with(const qc_added_set *set, size_t low, size_t high, size_
     return low;
 }
 
-/* The longest token that begins at s.text[at], or NULL: byte by byte among those that are left. */
+/* Finds the longest token that begins at s.text[at], or NULL. It goes byte by byte through the
+ * patterns that still match. */
 static qc_status find_at(const qc_added_set *set, qc_token_budget *budget, qc_span s, size_t at,
                          const qc_added_pattern **found, qc_error *err)
 {
@@ -64,7 +66,8 @@ static qc_status find_at(const qc_added_set *set, qc_token_budget *budget, qc_sp
     size_t low = set->first[byte], high = set->first[byte + 1], place = 1;
     *found = NULL;
     for (; low < high; place++) {
-        /* What is as long as what was read comes first; of the same text the first counts. */
+        /* Patterns as long as what was read come first, and among equal texts the first one
+         * counts. */
         if (set->patterns[low].pattern.len == place)
             *found = &set->patterns[low];
         while (low < high && set->patterns[low].pattern.len == place)
@@ -78,7 +81,7 @@ static qc_status find_at(const qc_added_set *set, qc_token_budget *budget, qc_sp
     return qc_token_budget_spend(budget, 8 * place) ? QC_OK : qc_token_budget_check(budget, err);
 }
 
-/* The place of the character that ends at `end` > 0. */
+/* Where the character begins that ends at `end` > 0. */
 static size_t character_before(qc_span s, size_t end)
 {
     size_t at = end - 1;
@@ -105,7 +108,7 @@ static qc_status is_word(const qc_pattern *word, qc_encoder *e, qc_span s, size_
                            err);
 }
 
-/* Does [begin, end) stand by itself? */
+/* Does [begin, end) stand by itself, as a whole word? */
 static qc_status stands_alone(const qc_pattern *word, qc_encoder *e, qc_span s, size_t begin,
                               size_t end, int *alone, qc_error *err)
 {
@@ -118,7 +121,7 @@ static qc_status stands_alone(const qc_pattern *word, qc_encoder *e, qc_span s, 
     return QC_OK;
 }
 
-/* Not further than `end`. */
+/* It does not go beyond `end`. */
 static size_t spaces_before(qc_span s, size_t at, size_t end)
 {
     while (at > end) {
@@ -161,7 +164,7 @@ qc_status qc_added_split(const qc_added_set *set, const qc_pattern *word, qc_enc
             begin = begin > done ? spaces_before(s, begin, done) : done;
         if (p->token->rstrip)
             end = spaces_after(s, end);
-        /* A token of spaces may lead through the same ones again. */
+        /* A token of spaces may lead through the same spaces again. */
         if (!qc_token_budget_spend(&e->budget, end - at))
             QC_TRY(qc_token_budget_check(&e->budget, err));
         if (begin > done)

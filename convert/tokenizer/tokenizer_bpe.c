@@ -1,6 +1,6 @@
-/* Byte-pair merges: of all adjacent pairs the one of the lowest rank is merged, the leftmost of
- * equals, until no pair is in the table. A heap over a linked list: n log n for a piece of n
- * characters, which without a pre-tokenizer is the whole text. */
+/* Byte-pair merges. Of all adjacent pairs, the one with the lowest rank is merged, the leftmost
+ * among equals, until no pair is in the table. A heap over a linked list makes this n log n for a
+ * text of n characters, which is the whole text if there is no pre-tokenizer. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
@@ -12,12 +12,13 @@
 #include <utf8proc.h>
 
 #define EMPTY UINT64_MAX
-#define REACH 512u   /* slots in which an entry may lie; chance needs less than a hundred */
+/* an entry lies within this many slots; by chance alone it takes fewer than a hundred */
+#define REACH 512u
 #define SOME  65536u /* characters or merges between two looks at Ctrl-C */
 
 /* ---- tables --------------------------------------------------------------------------------- */
 
-/* FNV-1a, then mixed: low bits choose the slot. */
+/* FNV-1a, then mixed, because the low bits choose the slot. */
 static uint64_t hash_text(const char *text, size_t len)
 {
     uint64_t h = 0xcbf29ce484222325u;
@@ -32,7 +33,7 @@ static uint64_t hash_pair(uint64_t pair)
     return pair ^ pair >> 33;
 }
 
-/* A power of two, at most half full. */
+/* A power of two, so that the table is at most half full. */
 static size_t slots_for(size_t count)
 {
     size_t slots = 16;
@@ -50,8 +51,8 @@ qc_status qc_bpe_vocab_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *
     return QC_OK;
 }
 
-/* The entry, or the free slot for it, at most `reach` slots behind where it belongs; NULL: neither
- * is there. */
+/* Finds the entry, or the free slot for it, at most `reach` slots behind where it belongs. NULL if
+ * there is neither. */
 static qc_vocab_entry *vocab_slot(const qc_bpe *b, const char *text, size_t len, size_t reach)
 {
     size_t mask = b->vocab_slots - 1, i = (size_t)hash_text(text, len) & mask;
@@ -90,7 +91,7 @@ qc_status qc_bpe_merges_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error 
     return QC_OK;
 }
 
-/* As vocab_slot. */
+/* Does the same for merges. */
 static qc_merge_entry *merge_slot(const qc_bpe *b, uint32_t left, uint32_t right)
 {
     uint64_t pair = (uint64_t)left << 32 | right;
@@ -113,7 +114,7 @@ qc_status qc_bpe_merge_add(qc_bpe *b, uint32_t left, uint32_t right, uint32_t ra
     return QC_OK;
 }
 
-/* NULL: the pair is not merged. */
+/* NULL if the pair is not merged. */
 static const qc_merge_entry *find_merge(const qc_bpe *b, uint32_t left, uint32_t right)
 {
     const qc_merge_entry *e = merge_slot(b, left, right);
@@ -139,8 +140,8 @@ void qc_bpe_finish(qc_bpe *b)
 
 struct qc_bpe_symbol {
     uint32_t id;
-    int gone;             /* merged into one on its left */
-    size_t before, after; /* places in the list; SIZE_MAX: none */
+    int gone;             /* it was merged into the one on its left */
+    size_t before, after; /* indices in the list; SIZE_MAX: none */
 };
 
 struct qc_bpe_candidate {
@@ -197,7 +198,7 @@ static qc_status heap_push(qc_bpe_room *r, qc_bpe_candidate c, qc_error *err)
     return QC_OK;
 }
 
-/* The heap is not empty. */
+/* Call it only when the heap is not empty. */
 static qc_bpe_candidate heap_pop(qc_bpe_room *r)
 {
     qc_bpe_candidate top = r->heap[0], last = r->heap[--r->heap_count];
@@ -221,7 +222,7 @@ static qc_status offer(const qc_bpe *b, qc_bpe_room *r, size_t place, qc_error *
     return m ? heap_push(r, (qc_bpe_candidate){m->rank, m->id, place}, err) : QC_OK;
 }
 
-/* A piece may be a whole text, which takes minutes. */
+/* Looks for Ctrl-C, because a whole text in one takes minutes. */
 static qc_status go_on(qc_error *err)
 {
     if (qc_interrupted())
@@ -246,7 +247,8 @@ static qc_status merge_all(const qc_bpe *b, qc_bpe_room *r, size_t count, qc_err
         size_t right = s[c.place].after;
         if (s[c.place].gone || right == SIZE_MAX)
             continue;
-        /* One side may have become another token since; what counts is what the two make now. */
+        /* One side may have become another token since. What counts is the merge of the two as they
+         * are now. */
         const qc_merge_entry *m = find_merge(b, s[c.place].id, s[right].id);
         if (!m || m->id != c.id)
             continue;
@@ -269,7 +271,7 @@ typedef struct {
     const qc_bpe *b;
     qc_bpe_room *r;
     size_t count;
-    int pending; /* an unknown token not yet added */
+    int pending; /* an unknown token that has not been added yet */
 } word;
 
 static qc_status add_symbol(word *w, uint32_t id, qc_error *err)
@@ -291,7 +293,7 @@ static int has_bytes(const qc_bpe *b, qc_span c)
     return 1;
 }
 
-/* A character that is no token. */
+/* Adds a character that is no token. */
 static qc_status add_unknown(word *w, qc_span c, qc_error *err)
 {
     const qc_bpe *b = w->b;
@@ -311,7 +313,7 @@ static qc_status add_unknown(word *w, qc_span c, qc_error *err)
     return QC_OK;
 }
 
-/* Bytes of the UTF-8 character that begins here; the text is known to be UTF-8. */
+/* The bytes of the UTF-8 character that begins here. The text is known to be UTF-8. */
 static size_t char_bytes(unsigned char first)
 {
     return first < 0x80 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;

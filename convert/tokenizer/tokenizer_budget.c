@@ -1,19 +1,19 @@
-/* What a tokenizer.json may make of one text. Normalizers may multiply a text and patterns may look
- * at it again and again, and both may be chained, so a file of a few hundred bytes could ask for
- * any amount of memory and time. Real tokenizers stay far below both limits: their stages make at
- * most three bytes of one (a space becomes U+2581), and their patterns take up to seventeen steps
- * for a byte. */
+/* Limits what a tokenizer.json may make of one text. Normalizers may multiply a text, patterns may
+ * look at it again and again, and both may be chained, so a file of a few hundred bytes could ask
+ * for any amount of memory and time. Real tokenizers stay far below both limits: their steps make
+ * at most three bytes out of one (a space becomes U+2581), and their patterns take up to seventeen
+ * steps for a byte. */
 #include "base/workers.h"
 #include "convert/tokenizer/tokenizer_internal.h"
 
 #include <inttypes.h>
 
-/* One stage may write this much for each byte of the text, and this much for any text. What is
- * held at a time is below 200 times that: two texts, one for each step that rewrites, symbols,
- * candidates for merges and ids, all with the room that growing leaves. */
+/* One step may write this much for each byte of the text, plus this much for any text. What is held
+ * at a time is less than 200 times that: two texts, one for each step that rewrites, symbols,
+ * candidates for merges, and ids, all with the room that growing leaves. */
 #define BYTES_FOR_BYTE 16u
 #define BYTES_FOR_TEXT ((uint64_t)64 << 10)
-/* The same of the steps that patterns take. */
+/* The same limits for the steps that patterns take. */
 #define STEPS_FOR_BYTE 1024u
 #define STEPS_FOR_TEXT ((uint64_t)16 << 20)
 

@@ -1,10 +1,11 @@
 /* Inside of convert/tokenizer/tokenizer.h.
  *
- * A text goes through the stages of a tokenizer.json in the order in which the `tokenizers` package
- * has them: added tokens that take text as it is; what lies between them, each piece by itself,
- * through the normalizer; added tokens that take normalized text; the pre-tokenizer's steps, each
- * cutting what the one before left; and byte-pair merges on each piece. Pieces are handed on one at
- * a time as they are found, so no list of all pieces is ever kept. */
+ * A text goes through the steps of a tokenizer.json in the same order as in the `tokenizers`
+ * package. First come added tokens that are found in the text as it is. Each span between them goes
+ * through the normalizer by itself. Then come added tokens that are found in normalized text, and
+ * then the pre-tokenizer's steps, each of which cuts what the one before left. Finally each span
+ * goes through byte-pair merges. Spans are handed on one at a time as they are found, so no list of
+ * all spans is ever kept. */
 #ifndef QC_CONVERT_TOKENIZER_INTERNAL_H
 #define QC_CONVERT_TOKENIZER_INTERNAL_H
 
@@ -12,7 +13,7 @@
 #include "convert/tokenizer/tokenizer.h"
 #include "formats/json_strict.h"
 
-#define QC_TOKENIZER_TEXT_MAX ((size_t)1 << 36) /* of a normalized piece */
+#define QC_TOKENIZER_TEXT_MAX ((size_t)1 << 36) /* of a normalized span */
 #define QC_NO_TOKEN           UINT32_MAX
 
 typedef struct {
@@ -20,43 +21,45 @@ typedef struct {
     size_t len;
 } qc_span;
 
-#define QC_MAX_STEPS 16u /* of a normalizer, and of a pre-tokenizer */
+#define QC_MAX_STEPS 16u /* steps of a normalizer, and of a pre-tokenizer */
 
 /* ---- tokenizer_budget.c: how much one text may ask for ---- */
 
 typedef struct {
     size_t text_bytes;
-    uint64_t bytes;                  /* that one stage may write */
-    uint64_t made[2 * QC_MAX_STEPS]; /* by the normalizer's parts, then the pre-tokenizer's */
-    uint64_t steps, taken;           /* of looking for patterns and tokens */
+    uint64_t bytes; /* that one step may write */
+    /* bytes made by the normalizer's steps, then by the pre-tokenizer's */
+    uint64_t made[2 * QC_MAX_STEPS];
+    /* of looking for patterns and tokens: the limit, and how many were taken */
+    uint64_t steps, taken;
 } qc_token_budget;
 
 void qc_token_budget_init(qc_token_budget *b, size_t text_bytes);
-/* A stage is about to write so many bytes. QC_ERR_INPUT where they are too many. */
+/* Call it when a step is about to write so many bytes. QC_ERR_INPUT if they are too many. */
 QC_NODISCARD qc_status qc_token_budget_make(qc_token_budget *b, unsigned stage, size_t bytes,
                                             qc_error *err);
-/* 0: the budget is spent, or there was a Ctrl-C; qc_token_budget_check says which. */
+/* Returns 0 if the budget is spent or there was a Ctrl-C; qc_token_budget_check says which. */
 int qc_token_budget_spend(qc_token_budget *b, uint64_t steps);
 QC_NODISCARD qc_status qc_token_budget_check(const qc_token_budget *b, qc_error *err);
 
 /* ---- tokenizer_regex.c: patterns of Oniguruma on PCRE2 ---- */
 
-typedef struct qc_pattern qc_pattern; /* immutable, for many threads */
+typedef struct qc_pattern qc_pattern; /* immutable; many threads may use it */
 typedef struct qc_matcher qc_matcher; /* what one thread needs to use patterns */
 
-/* A regular expression as the `tokenizers` package reads it (Oniguruma, UTF-8). Only what means the
- * same to both engines, or can be written so that it does, is taken; the rest is
- * QC_ERR_UNSUPPORTED and names the construct. */
+/* Compiles a regular expression as the `tokenizers` package reads it (Oniguruma, UTF-8). It accepts
+ * only what means the same to both engines, or can be written so that it does. The rest is
+ * QC_ERR_UNSUPPORTED, which names the construct. */
 QC_NODISCARD qc_status qc_pattern_compile(qc_pattern **out, const char *regex, qc_error *err);
-/* A string that stands for itself. */
+/* Makes a pattern of a string that stands for itself. */
 QC_NODISCARD qc_status qc_pattern_literal(qc_pattern **out, const char *text, qc_error *err);
-void qc_pattern_free(qc_pattern *p); /* NULL is fine */
+void qc_pattern_free(qc_pattern *p); /* accepts NULL */
 /* The budget is borrowed. */
 QC_NODISCARD qc_status qc_matcher_create(qc_matcher **out, qc_token_budget *budget, qc_error *err);
-void qc_matcher_free(qc_matcher *m); /* NULL is fine */
+void qc_matcher_free(qc_matcher *m); /* accepts NULL */
 qc_token_budget *qc_matcher_budget(qc_matcher *m);
-/* The leftmost match at or after `from`: *found 0 or 1, [*begin, *end). QC_ERR_INPUT when the
- * budget is spent. */
+/* Finds the leftmost match at or after `from`: *found is 0 or 1, and the match is [*begin, *end).
+ * QC_ERR_INPUT when the budget is spent. */
 QC_NODISCARD qc_status qc_pattern_find(const qc_pattern *p, qc_matcher *m, qc_span s, size_t from,
                                        int *found, size_t *begin, size_t *end, qc_error *err);
 
@@ -75,7 +78,7 @@ typedef enum { QC_PREPEND_NEVER, QC_PREPEND_FIRST, QC_PREPEND_ALWAYS } qc_prepen
 
 typedef struct {
     qc_step_kind kind;
-    qc_pattern *pattern; /* owned; BYTES, METASPACE: NULL where it does not split */
+    qc_pattern *pattern; /* owned; NULL for BYTES and METASPACE if they do not split */
     qc_split_behavior behavior;
     int invert;
     int prefix_space;  /* BYTES */
@@ -94,13 +97,13 @@ typedef struct {
     const char *content; /* PREPEND, REPLACE */
 } qc_norm;
 
-/* Two buffers that take turns. */
+/* Two buffers that are used in turn. */
 typedef struct {
     qc_strbuf text[2];
     unsigned turn;
 } qc_norm_room;
 
-/* *out lies in s or in room and stands until the next call with it. */
+/* *out lies in s or in room, and is valid until the next call with that room. */
 QC_NODISCARD qc_status qc_normalize(const qc_norm *norms, size_t count, qc_matcher *m,
                                     qc_norm_room *room, qc_span s, qc_span *out, qc_error *err);
 
@@ -112,40 +115,41 @@ typedef struct {
 } qc_vocab_entry;
 
 typedef struct {
-    uint64_t pair; /* left id << 32 | right id; UINT64_MAX: empty */
+    uint64_t pair; /* left id << 32 | right id; UINT64_MAX: the entry is empty */
     uint32_t rank, id;
 } qc_merge_entry;
 
 #define QC_CHAR_IDS 0x180u /* code points whose ids are in a table: ASCII and GPT-2's bytes */
 
 typedef struct {
-    qc_vocab_entry *vocab; /* hash table, arena; text NULL: empty */
+    qc_vocab_entry *vocab; /* hash table in the arena; an entry is empty if its text is NULL */
     size_t vocab_slots;
-    qc_merge_entry *merges; /* hash table, arena */
+    qc_merge_entry *merges; /* hash table in the arena */
     size_t merge_slots;
     size_t vocab_count;
     uint32_t char_ids[QC_CHAR_IDS];
-    uint32_t byte_ids[256]; /* of <0x00> to <0xFF> */
+    uint32_t byte_ids[256]; /* ids of <0x00> to <0xFF> */
     const char *unk_token;  /* NULL: none */
     uint32_t unk_id;        /* QC_NO_TOKEN: unk_token is not in the vocabulary */
     int fuse_unk, byte_fallback, ignore_merges;
 } qc_bpe;
 
-/* Sizes the table for `count` tokens. */
+/* Makes a table for `count` tokens. */
 QC_NODISCARD qc_status qc_bpe_vocab_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err);
-/* text is borrowed. QC_ERR_INPUT where a file was made so that its tokens share a hash. */
+/* Adds a token, whose text is borrowed. QC_ERR_INPUT if a file was made so that its tokens share a
+ * hash. */
 QC_NODISCARD qc_status qc_bpe_vocab_add(qc_bpe *b, const char *text, size_t len, uint32_t id,
                                         qc_error *err);
-/* QC_NO_TOKEN: not there. */
+/* QC_NO_TOKEN if it is not there. */
 uint32_t qc_bpe_find(const qc_bpe *b, const char *text, size_t len);
 QC_NODISCARD qc_status qc_bpe_merges_init(qc_bpe *b, qc_arena *arena, size_t count, qc_error *err);
-/* A pair that is there already is replaced. QC_ERR_INPUT as above. */
+/* Adds a merge. It replaces a pair that is there already. QC_ERR_INPUT as above. */
 QC_NODISCARD qc_status qc_bpe_merge_add(qc_bpe *b, uint32_t left, uint32_t right, uint32_t rank,
                                         uint32_t id, qc_error *err);
 /* Fills the tables of single characters and bytes, once the vocabulary is whole. */
 void qc_bpe_finish(qc_bpe *b);
 
-/* Ids that grow, and what merging needs. */
+/* The ids, which grow, and what merging needs. */
 typedef struct qc_bpe_symbol qc_bpe_symbol;
 typedef struct qc_bpe_candidate qc_bpe_candidate;
 typedef struct {
@@ -157,9 +161,9 @@ typedef struct {
     size_t heap_count, heap_room;
 } qc_bpe_room;
 
-void qc_bpe_room_deinit(qc_bpe_room *r); /* but for ids, which whoever takes them frees */
+void qc_bpe_room_deinit(qc_bpe_room *r); /* does not free ids: whoever takes them does */
 QC_NODISCARD qc_status qc_bpe_push(qc_bpe_room *r, uint32_t id, qc_error *err);
-/* Appends the tokens of one piece. */
+/* Appends the tokens of one span. */
 QC_NODISCARD qc_status qc_bpe_encode(const qc_bpe *b, qc_bpe_room *r, qc_span s, qc_error *err);
 
 /* ---- tokenizer_added.c ---- */
@@ -175,21 +179,21 @@ typedef struct {
     const qc_added *token;
 } qc_added_pattern;
 
-/* In the order of their bytes, so that those which begin alike lie together. */
+/* They are sorted by their bytes, so that patterns which begin alike are neighbours. */
 typedef struct {
     qc_added_pattern *patterns; /* arena */
     size_t count;
-    size_t first[257]; /* patterns that begin with byte b: [first[b], first[b + 1]) */
+    size_t first[257]; /* patterns that begin with byte b are [first[b], first[b + 1]) */
 } qc_added_set;
 
-/* The patterns given, in the order in which the first of equals counts. */
+/* Sorts the patterns. Before, they are in the order in which the first of equals counts. */
 void qc_added_set_sort(qc_added_set *set);
 
 typedef struct qc_encoder qc_encoder;
-/* token NULL: text between tokens. */
+/* If token is NULL, s is text between tokens. */
 typedef qc_status (*qc_added_fn)(qc_encoder *e, qc_span s, const qc_added *token, qc_error *err);
-/* Cuts s at the tokens of the set and hands on what is found, in order. word: a pattern of one word
- * character, for tokens that are whole words only. */
+/* Cuts s at the tokens of the set, and hands on what it finds, in order. word is a pattern that
+ * matches one word character, for tokens that have to be whole words. */
 QC_NODISCARD qc_status qc_added_split(const qc_added_set *set, const qc_pattern *word,
                                       qc_encoder *e, qc_span s, qc_added_fn fn, qc_error *err);
 
@@ -197,7 +201,7 @@ QC_NODISCARD qc_status qc_added_split(const qc_added_set *set, const qc_pattern 
 
 struct qc_tokenizer {
     qc_arena arena;
-    int bytes; /* ids are bytes; nothing below is used */
+    int bytes; /* ids are bytes, and nothing below is used */
     const char *kind;
     qc_bpe bpe;
     qc_added *added;
@@ -219,18 +223,19 @@ struct qc_encoder {
     qc_token_budget budget;
     qc_matcher *matcher;
     qc_norm_room room;
-    qc_strbuf step_text[QC_MAX_STEPS]; /* of steps that rewrite what they get */
+    qc_strbuf step_text[QC_MAX_STEPS]; /* texts of steps that rewrite what they get */
     qc_bpe_room bpe;
-    int began; /* something of the text was handed on before */
+    int began; /* some of the text was handed on before */
 };
 
-/* Runs steps from `step` on over s, then merges. first: s is where the text begins. */
+/* Runs the steps from `step` on over s, and then the merges. first is set if the text begins with
+ * s. */
 QC_NODISCARD qc_status qc_step_run(qc_encoder *e, size_t step, qc_span s, int first, qc_error *err);
 
 /* tokenizer_read.c: fills *t, whose arena is ready, from a parsed tokenizer.json. */
 QC_NODISCARD qc_status qc_tokenizer_read(qc_tokenizer *t, const qc_json_node *root, qc_error *err);
 
-/* White_Space of Unicode. */
+/* Is it White_Space in Unicode? */
 int qc_is_white_space(uint32_t c);
 
 #endif

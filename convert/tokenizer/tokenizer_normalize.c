@@ -1,4 +1,4 @@
-/* Normalizers: Unicode's forms by utf8proc, a prefix, and replacements. */
+/* Normalizers: Unicode's forms (by utf8proc), a prefix, and replacements. */
 #include "base/alloc.h"
 #include "base/workers.h"
 #include "convert/tokenizer/tokenizer_internal.h"
@@ -14,8 +14,9 @@ static int is_ascii(qc_span s)
     return 1;
 }
 
-/* utf8proc puts marks in order by exchanging neighbours: the square of how many follow one another.
- * Those few without a class that become marks with one are marks (Mn) themselves. */
+/* utf8proc sorts marks by exchanging neighbours, so its time grows with the square of how many
+ * follow one another. Those few characters without a class that become marks with one are marks
+ * (Mn) themselves. */
 static qc_status spend_on_marks(qc_token_budget *b, qc_span s, qc_error *err)
 {
     uint64_t run = 0, steps = 0;
@@ -25,7 +26,7 @@ static qc_status spend_on_marks(qc_token_budget *b, qc_span s, qc_error *err)
                                               (utf8proc_ssize_t)(s.len - at), &c);
         const utf8proc_property_t *p = utf8proc_get_property(c);
         run = p->combining_class || p->category == UTF8PROC_CATEGORY_MN ? run + 1 : 0;
-        steps += run; /* the sum over a run is half its square */
+        steps += run; /* the sum over a run of marks is half its square */
         at += n > 0 ? (size_t)n : 1;
     }
     return qc_token_budget_spend(b, steps) ? QC_OK : qc_token_budget_check(b, err);
@@ -44,7 +45,7 @@ static qc_status unicode_form(qc_token_budget *b, unsigned stage, int form, qc_s
         QC_FAIL(err, QC_ERR_INPUT, "the text cannot be normalized: %s", utf8proc_errmsg(n));
     QC_TRY(qc_token_budget_make(b, stage, (size_t)n, err));
     size_t counted = (size_t)n;
-    /* One more, for the NUL that utf8proc_reencode adds. */
+    /* One more is needed for the NUL that utf8proc_reencode adds. */
     QC_TRY(qc_realloc_array(&v, (size_t)n + 1, sizeof(utf8proc_int32_t), err));
     utf8proc_int32_t *codes = v;
     n = utf8proc_decompose(text, len, codes, n, options);
@@ -53,7 +54,7 @@ static qc_status unicode_form(qc_token_budget *b, unsigned stage, int form, qc_s
     qc_status st = n < 0 ? qc_error_set(err, QC_ERR_INPUT, __FILE__, __LINE__,
                                         "the text cannot be normalized: %s", utf8proc_errmsg(n))
                          : QC_OK;
-    if (st == QC_OK && (size_t)n > counted) /* characters of more than one byte */
+    if (st == QC_OK && (size_t)n > counted) /* some characters have more than one byte */
         st = qc_token_budget_make(b, stage, (size_t)n - counted, err);
     if (st == QC_OK)
         st = qc_strbuf_add(out, v, (size_t)n, err);
@@ -94,7 +95,7 @@ qc_status qc_normalize(const qc_norm *norms, size_t count, qc_matcher *m, qc_nor
     for (unsigned i = 0; i < count && s.len > 0; i++) {
         const qc_norm *n = &norms[i];
         if (n->kind == QC_NORM_UNICODE && is_ascii(s))
-            continue; /* the same in every form */
+            continue; /* it is the same in every form */
         room->turn ^= 1;
         qc_strbuf *to = &room->text[room->turn];
         to->len = 0;

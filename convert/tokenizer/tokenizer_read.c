@@ -1,5 +1,5 @@
-/* tokenizer.json. Every member that changes what ids come out is read or refused by name; those
- * that do not (decoder, truncation and padding, offsets) are left alone. */
+/* Reads tokenizer.json. Every member that changes the ids is read, or refused by name. Members that
+ * do not (decoder, truncation and padding, offsets) are left alone. */
 #include "convert/tokenizer/tokenizer_internal.h"
 
 #include <inttypes.h>
@@ -11,14 +11,14 @@
 #define WORD_CHARACTER "[\\p{L}\\p{M}\\p{Nd}\\p{Nl}\\p{Pc}]"
 #define ADDED_MAX      1000000u
 #define MAX_NESTING    16u
-#define TEMPLATE_MAX   64u /* tokens that are put in front of a text, and behind it */
+#define TEMPLATE_MAX   64u /* how many tokens may be put in front of a text, and behind it */
 
 typedef struct {
     qc_tokenizer *t;
     qc_error *err;
     int metaspace_first, removes; /* see check_metaspace */
     unsigned depth;
-    uint32_t next_added; /* id of an added token that is not in the vocabulary */
+    uint32_t next_added; /* id of the next added token that is not in the vocabulary */
 } reader;
 
 #define REFUSE(r, ...) QC_FAIL((r)->err, QC_ERR_UNSUPPORTED, __VA_ARGS__)
@@ -26,7 +26,7 @@ typedef struct {
 
 /* ---- small ---------------------------------------------------------------------------------- */
 
-/* A member that is there and not null. */
+/* A member that is there and is not null. */
 static const qc_json_node *given(const qc_json_node *n, const char *key)
 {
     const qc_json_node *m = qc_json_get(n, key);
@@ -55,7 +55,7 @@ static qc_status copy(reader *r, const char *s, const char **out)
     return qc_arena_strndup(&r->t->arena, out, s, strlen(s), r->err);
 }
 
-/* A list of the objects in member `key`; each goes to fn. */
+/* Calls fn for each object of the list in member `key`. */
 typedef qc_status (*part_fn)(reader *r, const qc_json_node *n);
 
 static qc_status sequence(reader *r, const qc_json_node *n, const char *key, part_fn fn)
@@ -287,7 +287,7 @@ static qc_status vocabulary(reader *r, const qc_json_node *n)
     return QC_OK;
 }
 
-/* The two sides of a merge: ["a", "b"], or "a b" with one space. */
+/* Reads the two sides of a merge: ["a", "b"], or "a b" with one space. */
 static qc_status merge_sides(reader *r, const qc_json_node *n, qc_span *left, qc_span *right)
 {
     if (qc_json_kind_of(n) == QC_JSON_STRING) {
@@ -384,7 +384,7 @@ static qc_status model(reader *r, const qc_json_node *n)
 
 /* ---- added tokens --------------------------------------------------------------------------- */
 
-/* The id that the package gives: the vocabulary's, or the next behind everything. */
+/* The id that the package gives: the vocabulary's, or the next one behind all others. */
 static uint32_t added_id(const reader *r, qc_span content)
 {
     uint32_t id = qc_bpe_find(&r->t->bpe, content.text, content.len);
@@ -456,7 +456,7 @@ static qc_status make_set(reader *r, qc_added_set *set, int normalized, qc_match
     return st;
 }
 
-/* The same text twice would mean one id here and another there. */
+/* Refuses the same text twice, which would mean one id in one place and another in the other. */
 static qc_status check_twice(reader *r, const qc_added_set *set)
 {
     for (size_t i = 1; i < set->count; i++) {
@@ -501,7 +501,7 @@ static qc_status added_tokens(reader *r, const qc_json_node *list)
 
 /* ---- post-processor ------------------------------------------------------------------------- */
 
-/* What is there already is inside of what comes. */
+/* Puts new tokens around those that are there already. */
 static qc_status surround(reader *r, const uint32_t *front, size_t front_count,
                           const uint32_t *back, size_t back_count)
 {
@@ -532,7 +532,7 @@ static qc_status surround(reader *r, const uint32_t *front, size_t front_count,
 }
 
 typedef struct {
-    uint32_t ids[2][TEMPLATE_MAX]; /* in front, behind */
+    uint32_t ids[2][TEMPLATE_MAX]; /* those in front, and those behind */
     size_t count[2];
 } template_ids;
 
@@ -588,7 +588,7 @@ static qc_status template_processing(reader *r, const qc_json_node *n)
     return surround(r, x.ids[0], x.count[0], x.ids[1], x.count[1]);
 }
 
-/* ["<s>", 0] */
+/* Reads ["<s>", 0]. */
 static qc_status named_id(reader *r, const qc_json_node *n, const char *key, uint32_t *out)
 {
     const qc_json_node *pair = qc_json_get(n, key), *name = NULL, *number = NULL;
@@ -611,7 +611,7 @@ static qc_status post_processor(reader *r, const qc_json_node *n)
     if (strcmp(type, "Sequence") == 0)
         return sequence(r, n, "processors", post_processor);
     if (strcmp(type, "ByteLevel") == 0)
-        return QC_OK; /* offsets only */
+        return QC_OK; /* this affects offsets only */
     if (strcmp(type, "TemplateProcessing") == 0)
         return template_processing(r, n);
     if (strcmp(type, "RobertaProcessing") == 0 || strcmp(type, "BertProcessing") == 0) {
@@ -624,8 +624,8 @@ static qc_status post_processor(reader *r, const qc_json_node *n)
 
 /* ---- all of it ------------------------------------------------------------------------------ */
 
-/* "first" asks where in the original text a piece begins; what was removed in front of it would
- * have to be known. */
+/* "first" depends on where in the original text a span begins, so we would have to know what was
+ * removed in front of it. */
 static qc_status check_metaspace(reader *r)
 {
     if (r->metaspace_first && r->removes)

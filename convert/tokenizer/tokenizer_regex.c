@@ -1,8 +1,9 @@
-/* Regular expressions of tokenizer.json are written for Oniguruma; here PCRE2 runs them. The two
- * agree on much and differ in corners: what \s and \w are, what ^, $ and . do, sets within sets.
- * So a pattern is read first: what both take to mean the same goes through, \s and \d are spelled
+/* The regular expressions of tokenizer.json are written for Oniguruma, and here PCRE2 runs them.
+ * The two agree on much and differ in corners: what \s and \w are, what ^, $ and . do, sets within
+ * sets. So a pattern is read first. What means the same to both goes through, \s and \d are spelled
  * out, and anything else is refused by name. Both try alternatives in order and backtrack alike, so
- * what goes through matches alike, but for characters that a newer Unicode has added. */
+ * a pattern that goes through matches alike, except for characters that a newer Unicode has
+ * added. */
 #define PCRE2_CODE_UNIT_WIDTH 8
 
 #include "base/alloc.h"
@@ -14,15 +15,16 @@
 
 #define PATTERN_MAX ((size_t)1 << 16)
 #define SET_MAX     ((size_t)4096) /* bytes from '[' to ']'; deepseek-coder has 1,300 */
-#define COUNT_MAX   1000           /* of {n,m}: what fails within it is one step */
+/* the largest n or m of {n,m}, because a failure within it counts as one step */
+#define COUNT_MAX   1000
 #define SPACES      "\\x{9}-\\x{d}\\x{20}\\x{85}\\p{Z}"
 #define MATCH_LIMIT 50000000u
-#define HEAP_KIB    8192u /* for a match that finds no room on the stack of machine code */
+#define HEAP_KIB    8192u /* for a match that finds no room on the machine code's stack */
 
 struct qc_pattern {
     pcre2_general_context *memory;
     pcre2_code *code; /* NULL: a literal */
-    size_t weight;    /* steps that looking at one byte counts as */
+    size_t weight;    /* how many steps it counts to look at one byte */
     size_t literal_len;
     char literal[];
 };
@@ -32,7 +34,7 @@ struct qc_matcher {
     pcre2_match_context *context;
     pcre2_match_data *data;
     qc_token_budget *budget;
-    size_t place, weight; /* of the match under way: where it was looking, what a byte costs */
+    size_t place, weight; /* of the match under way: where it was looking, and what a byte costs */
 };
 
 static void *hook_malloc(size_t bytes, void *unused)
@@ -75,8 +77,8 @@ static qc_status puts_(reader *r, const char *s)
     return qc_strbuf_adds(r->out, s, r->err);
 }
 
-/* Properties whose meaning is the same in both, "C" and "Cn" (what Unicode has not assigned) not
- * among them. */
+/* Properties that mean the same to both. "C" and "Cn" (what Unicode has not assigned) are not among
+ * them. */
 static int known_property(const char *name, size_t len)
 {
     static const char *const names[] = {
@@ -90,7 +92,7 @@ static int known_property(const char *name, size_t len)
     return 0;
 }
 
-/* At 'p' or 'P'. */
+/* Reads a property; the reader is at 'p' or 'P'. */
 static qc_status property(reader *r)
 {
     const char *begin = r->text + r->at, *name = begin + 2;
@@ -105,7 +107,7 @@ static qc_status property(reader *r)
     return QC_OK;
 }
 
-/* Behind a backslash. *set: it stands for many characters. */
+/* Reads what follows a backslash. *set says whether it stands for many characters. */
 static qc_status escape(reader *r, int *set)
 {
     static const char letters[] = "rntfv",
@@ -143,10 +145,10 @@ static size_t character_bytes(const char *s)
     return strnlen(s, n);
 }
 
-/* From '[' to ']'. */
+/* Reads a set from '[' to ']'. */
 static qc_status set_of(reader *r)
 {
-    int many = 0; /* the last member was a set itself: no range begins there */
+    int many = 0; /* the last member was itself a set, so no range begins there */
     size_t begin = r->at;
     QC_TRY(puts_(r, "["));
     r->at++;
@@ -188,8 +190,9 @@ static qc_status set_of(reader *r)
     return puts_(r, "]");
 }
 
-/* "(?i:" to its ")": letters without regard to case. Only letters of ASCII, and none of the pairs
- * that some character folds to: Oniguruma would let U+00DF match "ss". */
+/* Reads "(?i:" up to its ")", within which the case of letters does not matter. Only ASCII letters
+ * are accepted, and no pair of letters to which a single character folds: Oniguruma would let
+ * U+00DF match "ss". */
 static qc_status caseless(reader *r)
 {
     static const char *const folds[] = {"ss", "ff", "fi", "fl", "st"};
@@ -229,7 +232,7 @@ static qc_status group(reader *r)
            r->text + r->at);
 }
 
-/* Of the numbers of {n,m}, behind which there is more text. */
+/* The larger of the numbers in {n,m}. More text follows it. */
 static unsigned long largest_count(const char *s)
 {
     unsigned long n = strtoul(s + 1, NULL, 10);
@@ -238,7 +241,7 @@ static unsigned long largest_count(const char *s)
     return n > m ? n : m;
 }
 
-/* {n}, {n,} or {n,m}, by itself: with ? or + behind it the two engines differ. */
+/* Reads {n}, {n,} or {n,m} by itself. With ? or + behind it, the two engines differ. */
 static qc_status counted(reader *r)
 {
     const char *begin = r->text + r->at, *s = begin + 1;
@@ -296,7 +299,7 @@ static qc_status compile(qc_pattern *p, const qc_strbuf *text, const char *regex
     pcre2_compile_context *context = p->memory ? pcre2_compile_context_create(p->memory) : NULL;
     if (!context)
         QC_FAIL(err, QC_ERR_NOMEM, "out of memory for a regular expression");
-    /* Callouts are how a match is made to tell what it does; see on_step. */
+    /* Callouts make a match tell what it does; see on_step. */
     p->code = pcre2_compile((PCRE2_SPTR)(text->data ? text->data : ""), text->len,
                             PCRE2_UTF | PCRE2_UCP | PCRE2_NEVER_BACKSLASH_C | PCRE2_AUTO_CALLOUT,
                             &code, &at, context);
@@ -309,7 +312,7 @@ static qc_status compile(qc_pattern *p, const qc_strbuf *text, const char *regex
         QC_FAIL(err, QC_ERR_INPUT, "the regular expression '%.200s' is not one: %s", regex,
                 (const char *)why);
     }
-    /* Without room for machine code, or where it is not allowed, it is interpreted. */
+    /* If there is no room for machine code, or it is not allowed, the pattern is interpreted. */
     (void)pcre2_jit_compile(p->code, PCRE2_JIT_COMPLETE);
     return QC_OK;
 }
@@ -362,9 +365,9 @@ void qc_pattern_free(qc_pattern *p)
 
 /* ---- matching ------------------------------------------------------------------------------- */
 
-/* Called in front of each item of a pattern. What a repetition took lies between this place and
- * the last one, and so does what is given back when it fails; so the sum of the ways is the work,
- * to within a small factor. */
+/* PCRE2 calls this in front of each item of a pattern. What a repetition took lies between this
+ * place and the last one, and so does what it gives back when it fails. So the sum of these
+ * distances is the work, to within a small factor. */
 static int on_step(pcre2_callout_block *block, void *v)
 {
     qc_matcher *m = v;
@@ -448,7 +451,7 @@ qc_status qc_pattern_find(const qc_pattern *p, qc_matcher *m, qc_span s, size_t 
         const PCRE2_SIZE *pair = pcre2_get_ovector_pointer(m->data);
         *begin = pair[0];
         *end = pair[1];
-        if (*begin > *end) /* \K is refused, so this is not reached by any pattern taken */
+        if (*begin > *end) /* \K is refused, so no accepted pattern gets here */
             QC_FAIL(err, QC_ERR_INTERNAL, "a match ends before it begins");
         return QC_OK;
     }

@@ -1,4 +1,4 @@
-/* Pre-tokenizers: steps that cut a piece, and perhaps rewrite it first. */
+/* Pre-tokenizers are steps that cut a span, and may rewrite it first. */
 #include "convert/tokenizer/tokenizer_internal.h"
 
 #include <string.h>
@@ -6,13 +6,13 @@
 
 /* ---- cutting -------------------------------------------------------------------------------- */
 
-/* Spans come in order, matched or not, and go on to the next step as the behaviour has it. */
+/* Spans come in order, matched or not, and go on to the next step as the behaviour says. */
 typedef struct {
     qc_encoder *e;
     size_t next_step;
     const char *text;
     qc_split_behavior behavior;
-    int first;            /* the piece is where the text begins */
+    int first;            /* the text begins with this span */
     int held, held_match; /* a span that may grow */
     size_t begin, end;    /* of it */
 } cutter;
@@ -63,7 +63,7 @@ static qc_status span(cutter *c, size_t begin, size_t end, int match, qc_error *
 static qc_status split(const qc_step *s, cutter *c, qc_span piece, qc_error *err)
 {
     size_t done = 0, from = 0;
-    int matched = 0; /* something was, and ended at `done` */
+    int matched = 0; /* there was a match before, and it ended at `done` */
     while (from <= piece.len) {
         int found = 0;
         size_t begin = 0, end = 0;
@@ -71,7 +71,8 @@ static qc_status split(const qc_step *s, cutter *c, qc_span piece, qc_error *err
         if (!found)
             break;
         if (begin == end && matched && begin == done) {
-            /* Nothing, right behind the last match: one character on. */
+            /* The match is empty and directly follows the last one, so we go on by one
+             * character. */
             do
                 from++;
             while (from < piece.len && ((unsigned char)piece.text[from] & 0xc0) == 0x80);
@@ -90,8 +91,8 @@ static qc_status split(const qc_step *s, cutter *c, qc_span piece, qc_error *err
 
 /* ---- rewriting ------------------------------------------------------------------------------ */
 
-/* GPT-2's characters for bytes: printable ones of Latin-1 stand for themselves, the others for
- * those from U+0100 on, in order. */
+/* The character that GPT-2 uses for a byte. Printable characters of Latin-1 stand for themselves,
+ * and the other bytes get characters from U+0100 on, in order. */
 static uint32_t byte_character(unsigned char b)
 {
     if ((b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae)
@@ -119,18 +120,18 @@ static int starts_with(qc_span s, const char *head)
     return s.len >= n && memcmp(s.text, head, n) == 0;
 }
 
-/* Text that a step rewrites. */
+/* Makes room for the text that a step rewrites. */
 static qc_status make(qc_encoder *e, size_t step, size_t bytes, qc_error *err)
 {
     return qc_token_budget_make(&e->budget, QC_MAX_STEPS + (unsigned)step, bytes, err);
 }
 
-/* ByteLevel cuts the text first and then writes each part in GPT-2's characters; so it is two
- * steps here, of which the second is this. */
+/* ByteLevel first cuts the text and then writes each span in GPT-2's characters. So it is two steps
+ * here, and this is the second. */
 static qc_status bytes_step(qc_encoder *e, size_t step, qc_span s, int first, qc_error *err)
 {
     qc_strbuf *out = &e->step_text[step];
-    QC_TRY(make(e, step, s.len * 2, err)); /* a byte becomes a character of at most two */
+    QC_TRY(make(e, step, s.len * 2, err)); /* a byte becomes a character of at most two bytes */
     QC_TRY(to_characters(out, s, err));
     return qc_step_run(e, step + 1, (qc_span){out->data, out->len}, first, err);
 }

@@ -1,4 +1,5 @@
-/* Is it good enough? The errors of an earlier run as a file, and the verdict on this one. */
+/* Decides whether the output is good enough: the errors of an earlier run as a file, and the
+ * verdict on this run. */
 #include "convert/validate/validate_report.h"
 
 #include "convert/term/json_members.h"
@@ -165,7 +166,7 @@ static qc_status fail_layer(judge *j, qc_validate_layer *l, const char *name, co
     return QC_OK;
 }
 
-/* !(x <= limit), so that what is no number fails. */
+/* We test !(x <= limit), so that a NaN fails. */
 static qc_status limit(judge *j, qc_validate_layer *l, const char *what, double x, double most,
                        const char *whose, qc_error *err)
 {
@@ -223,7 +224,7 @@ static int compare_strings(const void *a, const void *b)
     return strcmp(*(const char *const *)a, *(const char *const *)b);
 }
 
-/* Layers of the baseline that OUT does not have. */
+/* Fails for layers of the baseline that OUT does not have. */
 static qc_status judge_missing(judge *j, const qc_validate_pairs *pairs, qc_error *err)
 {
     void *v = NULL;

@@ -20,13 +20,13 @@ typedef struct {
     double floor_seconds; /* no implementation is faster, by the measured memory and tensor cores */
     double output_ee, output_xx, output_max; /* Y - Z, Z, largest |Y - Z| */
     double kernel_ee, kernel_xx, kernel_max; /* Y - S, S, largest |Y - S| */
-    uint64_t outputs;                        /* that were looked at */
+    uint64_t outputs;                        /* how many were looked at */
 } qc_gpu_compared;
 
 typedef struct {
     const qc_weights *w; /* in host memory */
     uint64_t codes_bytes, scales_bytes, nested_bytes;
-    qc_dtype dtype; /* F16 or BF16, of x, the results and the original weights */
+    qc_dtype dtype; /* dtype of x, the results and the original weights: F16 or BF16 */
     const void *x;  /* host, [rows, cols] */
     uint64_t rows;
     /* Reads rows [first, first + count) of the original weights in dtype. */

@@ -132,8 +132,8 @@ static void take(qc_validate_layer *l, const qc_gpu_compared *errors, const qc_g
     l->time_count = count;
 }
 
-/* Makes the rows for the errors and behind them the rows for the times. Captured rows are spread
- * over all there are, so the rows for the times do not begin with those for the errors. */
+/* Makes the rows for the errors, and behind them the rows for the times. Captured rows are spread
+ * over all that there are, so the rows for the times do not begin with those for the errors. */
 static qc_status make_rows(void **out, qc_validate_input *in, const qc_validate_pair *p,
                            qc_dtype dtype, uint64_t most, qc_error *err)
 {
@@ -187,7 +187,8 @@ static qc_status compare(qc_validate_gpu *g, qc_validate_layer *l, const qc_vali
     return QC_OK;
 }
 
-/* The CPU can measure a layer that does not fit the GPU or float16. */
+/* Can the CPU measure the layer after this error? It can if the layer does not fit the GPU or
+ * float16. */
 static int is_for_the_cpu(qc_status st)
 {
     return st == QC_ERR_NOMEM || st == QC_ERR_RANGE;

@@ -1,5 +1,5 @@
-/* What of validate needs a GPU: times beside fp16, and the errors of the GPU's kernels for each
- * batch size. Without a GPU this is left out, and one sentence says so. */
+/* The part of validate that needs a GPU: times beside fp16, and the errors of the GPU's kernels for
+ * each batch size. Without a GPU it is left out, and one sentence says so. */
 #ifndef QC_CONVERT_VALIDATE_GPU_H
 #define QC_CONVERT_VALIDATE_GPU_H
 
@@ -19,19 +19,19 @@ typedef struct {
     unsigned m_count;
 } qc_validate_gpu;
 
-/* --device and QCONV_DEVICE decide. QC_ERR_DEVICE if a GPU is asked for that is not there. Of
- * several GPUs the first is used. */
+/* --device and QCONV_DEVICE decide which GPU is used; of several, it is the first. QC_ERR_DEVICE if
+ * the user asks for a GPU that does not exist. */
 QC_NODISCARD qc_status qc_validate_gpu_open(qc_validate_gpu *g, const qc_call *call,
                                             const qc_product_options *o, qc_arena *arena,
                                             qc_error *err);
-void qc_validate_gpu_close(qc_validate_gpu *g); /* of zeros is fine */
+void qc_validate_gpu_close(qc_validate_gpu *g); /* accepts a struct of zeros */
 
-/* BF16 becomes F16 where the GPU's cuBLAS has no bfloat16 to compare with. */
+/* Turns BF16 into F16 if the GPU's cuBLAS has no bfloat16 to compare with. */
 qc_dtype qc_validate_gpu_x_dtype(const qc_validate_gpu *g, qc_dtype dtype);
 
 /* Fills in the output and kernel errors, times, device and note of a layer whose weight errors the
- * CPU has measured. It does nothing without a GPU. A layer that does not fit the GPU or float16 is
- * measured by the CPU after all, and its note says so. in is made anew as needed. */
+ * CPU has measured. It does nothing without a GPU. If a layer does not fit the GPU or float16, the
+ * CPU measures it after all, and its note says so. `in` is made anew as needed. */
 QC_NODISCARD qc_status qc_validate_gpu_measure(qc_validate_gpu *g, qc_validate_layer *l,
                                                const qc_validate_tools *tools,
                                                const qc_stored_arrays *w, qc_validate_input *in,

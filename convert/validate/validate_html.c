@@ -1,9 +1,9 @@
-/* qconv validate --html: what passed and what did not, plots over the layers, all numbers.
+/* qconv validate --html: what passed and what did not, plots over the layers, and all numbers.
  *
- * A plot has the layers from left to right in natural order; what is shown of them together (the
- * same projection in every block, or the same size of batch) is a series with a colour of its own,
- * joined by a line. Where errors of several schemes meet, which lie a factor of ten apart, their
- * axis is logarithmic. */
+ * A plot shows the layers from left to right in natural order. Values that belong together (the
+ * same projection in every block, or the same batch size) are a series, which has a colour of its
+ * own and is joined by a line. If a plot has errors of several schemes, which differ by a factor of
+ * ten, their axis is logarithmic. */
 #include "convert/term/html_text.h"
 #include "convert/term/size_text.h"
 #include "convert/validate/validate_report.h"
@@ -16,15 +16,15 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A plot is two drawings side by side: the numbers of the axis, LEFT wide, and the layers, as wide
- * as the page, in percentages. So nothing is scaled, and text is as large on a phone as elsewhere.
- */
+/* A plot consists of two drawings side by side: the numbers of the axis, which is LEFT wide, and
+ * the layers, which is as wide as the page and uses percentages. So nothing is scaled, and text is
+ * as large on a phone as elsewhere. */
 #define HEIGHT 250.0
 #define LEFT   62.0
 #define TOP    12.0
 #define BOTTOM 34.0
-#define KINDS  24u /* series of a plot; the rest shares the last */
-/* Percentages between two numbers below a plot: on a phone, on a screen. */
+#define KINDS  24u /* series of a plot; all others share the last */
+/* The least distance between two numbers below a plot, in percent: on a phone, and on a screen. */
 #define APART_NARROW 14.0
 #define APART_WIDE   4.5
 
@@ -46,17 +46,18 @@ static const char page_style[] =
 
 typedef struct {
     const qc_validate_report *r;
-    const qc_validate_layer **layers; /* measured ones */
+    const qc_validate_layer **layers; /* those that were measured */
     size_t count;
     const char *names[KINDS];
     unsigned kind_count;
-    unsigned *kind_of; /* index into names, per layer */
+    unsigned *kind_of; /* for each layer an index into names */
     qc_strbuf *out;
 } page;
 
 /* ---- series --------------------------------------------------------------------------------- */
 
-/* "self_attn.q_proj" of "model.layers.12.self_attn.q_proj.weight": what follows the last number. */
+/* For "model.layers.12.self_attn.q_proj.weight" it is "self_attn.q_proj": what follows the last
+ * number. */
 static qc_status kind_name(qc_arena *arena, const char *name, const char **out, qc_error *err)
 {
     const char *begin = name;
@@ -106,17 +107,17 @@ static qc_status gather(page *p, qc_arena *arena, qc_error *err)
 
 /* ---- one plot ------------------------------------------------------------------------------- */
 
-typedef double (*value_fn)(const qc_validate_layer *l, unsigned series); /* NaN: none */
+typedef double (*value_fn)(const qc_validate_layer *l, unsigned series); /* NaN: there is none */
 
 typedef struct {
-    const char *title, *note; /* note: what the axis shows */
+    const char *title, *note; /* note says what the axis shows */
     value_fn value;
-    int by_m;    /* series are sizes of batch, not kinds */
-    int percent; /* of the axis */
+    int by_m;    /* the series are batch sizes, not kinds of layers */
+    int percent; /* the axis is in percent */
     int log;
-    double limit; /* a dashed line; 0: none */
+    double limit; /* drawn as a dashed line; 0: none */
     double low, high;
-    int lines; /* ticks are drawn as lines across, not as numbers */
+    int lines; /* ticks are drawn as lines across the plot, not as numbers */
 } plot;
 
 static unsigned series_count(const page *p, const plot *g)
@@ -131,7 +132,7 @@ static double value_of(const page *p, const plot *g, size_t i, unsigned series)
     return g->value(p->layers[i], series);
 }
 
-/* Range of the axis; 0 if there is nothing to draw. */
+/* Finds the range of the axis. Returns 0 if there is nothing to draw. */
 static int find_range(const page *p, plot *g)
 {
     double low = DBL_MAX, high = 0.0;
@@ -151,7 +152,8 @@ static int find_range(const page *p, plot *g)
         high = g->limit > high ? g->limit : high;
     }
     if (g->log && high < low * 4.0) {
-        /* One scheme only: a straight axis around the values, with room for one that is alone. */
+        /* There is only one scheme, so the axis is linear. It has some room around the values, in
+         * case there is only one. */
         double room = (high - low) * 0.12 + high * 0.01;
         g->log = 0;
         g->low = low > room ? low - room : 0.0;
@@ -166,7 +168,7 @@ static int find_range(const page *p, plot *g)
     return 1;
 }
 
-/* In percent of the layers' drawing. */
+/* In percent of the width of the layers' drawing. */
 static double x_of(const page *p, size_t i)
 {
     return 100.0 * ((double)i + 0.5) / (double)p->count;
@@ -179,7 +181,7 @@ static double y_of(const plot *g, double v)
     return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM);
 }
 
-/* A number of the axis, or in the layers' drawing its line. */
+/* Draws a number of the axis, or its line in the layers' drawing. */
 static qc_status add_tick(page *p, const plot *g, double v, qc_error *err)
 {
     double y = y_of(g, v);
@@ -193,7 +195,7 @@ static qc_status add_tick(page *p, const plot *g, double v, qc_error *err)
                           LEFT - 6.0, y + 4.0, g->percent ? v * 100.0 : v, g->percent ? "%" : "");
 }
 
-/* 1, 2 and 5 and their tens; in a large range only the tens. */
+/* Adds 1, 2 and 5 times powers of ten; in a large range only the powers of ten. */
 static qc_status add_log_ticks(page *p, const plot *g, qc_error *err)
 {
     static const double steps[] = {1.0, 2.0, 5.0};
@@ -221,7 +223,7 @@ static qc_status add_linear_ticks(page *p, const plot *g, qc_error *err)
     return QC_OK;
 }
 
-/* The first number in a layer's name where it changes: blocks of the model. */
+/* Adds the first number that changes in the layers' names, which counts the model's blocks. */
 static qc_status add_blocks(page *p, qc_error *err)
 {
     double last_x = -1e9, last_wide = -1e9;
@@ -433,7 +435,7 @@ static qc_status add_lists(page *p, qc_error *err)
     return others ? qc_strbuf_adds(p->out, "</ul>\n", err) : QC_OK;
 }
 
-/* A cell; nothing for what was not measured or is no number. */
+/* Writes a cell. It is empty if the value was not measured or is not a number. */
 static qc_status add_cell(page *p, double v, const char *unit, qc_error *err)
 {
     if (!isfinite(v))

@@ -32,7 +32,7 @@ void qc_validate_input_close(qc_validate_input *in)
     memset(in, 0, sizeof *in);
 }
 
-/* A tensor that can serve: floats, the right width, at least one row. */
+/* Finds a tensor that can serve: it has floats, the right width and at least one row. */
 static const qc_ckpt_tensor *usable(const qc_validate_input *in, const char *name, uint64_t cols)
 {
     const qc_ckpt_tensor *t = qc_checkpoint_find(in->file, name);
@@ -69,7 +69,7 @@ const char *qc_validate_input_find(const qc_validate_input *in, const char *laye
 
 /* ---- random numbers ------------------------------------------------------------------------- */
 
-/* Box and Muller. */
+/* The method is Box and Muller's. */
 static void normal_row(uint64_t seed, uint64_t row, uint64_t cols, float *out)
 {
     uint64_t state = seed, mixed = qc_random_next(&state) ^ cols;

@@ -9,10 +9,10 @@
 #include <math.h>
 #include <string.h>
 
-#define STEP_BYTES  (1u << 20) /* of W as floats, per thread */
-#define SHARE_BYTES (8u << 20) /* of W as floats: what a thread takes at a time */
+#define STEP_BYTES  (1u << 20) /* of W as floats, for each thread */
+#define SHARE_BYTES (8u << 20) /* of W as floats: how much a thread takes at a time */
 
-/* Sums over one row of W; rows are added in order at the end. */
+/* The sums over one row of W. Rows are added in order at the end. */
 typedef struct {
     double weight_ee, weight_xx, weight_max;
     double output_ee, output_xx, output_max;
@@ -25,8 +25,8 @@ typedef struct {
     const qc_validate_pair *pair;
     const qc_weights *w;
     const qc_validate_input *in;
-    void *whole;          /* Conv1D: all of W as stored */
-    double *packed;       /* x for double_row */
+    void *whole;          /* Conv1D: all of W as it is stored */
+    double *packed;       /* x, packed for double_row */
     uint16_t *y;          /* [R, N] */
     row_sums *rows;       /* [N] */
     uint64_t step, share; /* rows at a time */
@@ -67,7 +67,7 @@ static double rounded(qc_dtype dtype, double v)
     return qc_f64_of_half(dtype, dtype == QC_DTYPE_BF16 ? qc_bf16_from_f64(v) : qc_f16_from_f64(v));
 }
 
-/* Larger, or not a number: that must not be lost on the way. */
+/* Is e larger, or NaN? A NaN must not be lost on the way. */
 static int exceeds(double e, double most)
 {
     return e > most || (isnan(e) && !isnan(most));
@@ -86,7 +86,7 @@ static void add_weights(const float *w, const float *v, uint64_t cols, row_sums 
     }
 }
 
-/* exact, original: [R] sums in double with V and with W. */
+/* exact and original are [R] sums in double, with V and with W. */
 static void add_outputs(const job *j, uint64_t row, const double *exact, const double *original,
                         row_sums *s)
 {
@@ -200,7 +200,7 @@ static qc_status prepare(job *j, qc_error *err)
     v = NULL;
     QC_TRY(qc_calloc(&v, (size_t)n, sizeof *j->rows, err));
     j->rows = v;
-    /* A thread's share is read front to back, so a compressed model is decoded about once. */
+    /* A thread reads its share from front to back, so a compressed model is decoded about once. */
     uint64_t row_bytes = qc_sat_mul(k ? k : 1, sizeof(float));
     j->step = row_bytes < STEP_BYTES ? STEP_BYTES / row_bytes : 1;
     j->share = row_bytes < SHARE_BYTES ? SHARE_BYTES / row_bytes : 1;

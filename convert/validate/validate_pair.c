@@ -16,7 +16,8 @@ typedef struct {
     qc_stored_set in_output, in_model;
     qc_coded_set coded;
     const qc_model_table *table;
-    const qc_manifest_tensor **by_name; /* of the manifest, sorted; NULL: there is none */
+    /* tensors of the manifest, sorted; NULL: there is no manifest */
+    const qc_manifest_tensor **by_name;
     size_t by_name_count;
 } matcher;
 
@@ -46,7 +47,8 @@ static qc_status sort_manifest(matcher *m, const qc_manifest *manifest, qc_error
     return QC_OK;
 }
 
-/* What the manifest says a weight was made from; its own name where it says nothing. */
+/* The name of the tensor that a weight was made from, by the manifest. It is the weight's own name
+ * if the manifest does not say. */
 static const char *source_of(const matcher *m, const char *name)
 {
     qc_manifest_tensor key = {.name = name};
@@ -102,8 +104,8 @@ static qc_status match(const matcher *m, qc_validate_pair *p, qc_error *err)
         p->why_not = "its source is of a type that is not read";
         return QC_OK;
     } else if (ndim > 2) {
-        /* transformers writes them [experts, in, out] where the codes are [experts, out, in], and
-         * nothing in the file tells the two apart. */
+        /* transformers writes them as [experts, in, out] while the codes are [experts, out, in],
+         * and nothing in the file tells the two apart. */
         p->why_not = "it is a stack of experts in 16 bit, whose order is not known";
         return QC_OK;
     }

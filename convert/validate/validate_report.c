@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#define TIMES_SHOWN (QC_TABLE_MAX_COLUMNS - 1) /* columns of a table beside the name */
+#define TIMES_SHOWN (QC_TABLE_MAX_COLUMNS - 1) /* columns of a table, without the name's */
 
 const qc_validate_layer *qc_validate_worst(const qc_validate_report *r)
 {
@@ -26,7 +26,7 @@ const qc_validate_layer *qc_validate_worst(const qc_validate_report *r)
 
 /* ---- text ----------------------------------------------------------------------------------- */
 
-/* A share as a percentage of three digits: "9.12%", "0.0213%". */
+/* Writes a share as a percentage with three digits: "9.12%", "0.0213%". */
 static qc_status percent_cell(qc_table *t, double share, qc_error *err)
 {
     double p = share * 100.0;

@@ -1,4 +1,5 @@
-/* Rows of the original weight, whatever it is stored as; one source per thread. */
+/* Reads rows of the original weight, whatever form it is stored in. Each thread has its own
+ * source. */
 #include "convert/validate/validate_layer.h"
 
 #include "base/alloc.h"
@@ -9,10 +10,10 @@
 struct qc_validate_source {
     const qc_validate_tools *tools;
     const qc_validate_pair *pair;
-    const unsigned char *whole; /* Conv1D: [cols, rows] as stored; else NULL */
+    const unsigned char *whole; /* Conv1D: [cols, rows] as it is stored; else NULL */
     qc_st_cursor *cursor;
     qc_coded_scratch coded;
-    void *raw; /* rows as stored */
+    void *raw; /* rows as they are stored */
     size_t raw_room;
 };
 
