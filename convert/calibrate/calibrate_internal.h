@@ -1,6 +1,6 @@
 /* Inside calibrating: what its parts share. */
-#ifndef QC_CONVERT_CALIBRATE_PARTS_H
-#define QC_CONVERT_CALIBRATE_PARTS_H
+#ifndef QC_CONVERT_CALIBRATE_INTERNAL_H
+#define QC_CONVERT_CALIBRATE_INTERNAL_H
 
 #include "base/cpu.h"
 #include "convert/calibrate/calibrate.h"
@@ -41,10 +41,8 @@ typedef struct {
     uint64_t memory, device_memory, disk;
 } qc_calibrate_outlook;
 
-/* ---- calibrate.c ---- */
+/* ---- calibrator.c ---- */
 
-/* Text of --calibrate, appended. */
-QC_NODISCARD qc_status qc_calibrate_text(const qc_plan_options *o, qc_strbuf *out, qc_error *err);
 /* Is job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
 /* Asks the engine for the times of an operation. shape: of the model whose text is to come, or

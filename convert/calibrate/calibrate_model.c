@@ -5,6 +5,7 @@
 #include "base/checked.h"
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_engine.h"
+#include "convert/calibrate/calibration_text.h"
 #include "convert/llama/token_text.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
