@@ -1,7 +1,6 @@
 #include "convert/pipeline/pipeline.h"
 
 #include "base/alloc.h"
-#include "base/checked.h"
 #include "convert/hardware/host_facts.h"
 #include "convert/pipeline/syncer.h"
 
@@ -11,9 +10,7 @@
 /* Target for the whole process; the buffers of the workers are most of it. */
 #define MEMORY_TARGET_BYTES (400u << 20)
 #define PIECE_TARGET_BYTES  (8u << 20)
-/* Complete shards that stay open until the syncer has been there: the kernel forgets that a page
- * could not be written when nobody has the file open. More of them in one round are small ones. */
-#define OPEN_COMPLETE 8u
+
 /* One part in so many of free memory may be filled by the files of a conversion. */
 #define CACHE_SHARE 4u
 
@@ -28,73 +25,6 @@ unsigned qc_pipeline_default_threads(int level)
 
 /* ---- Shards --------------------------------------------------------------------------------- */
 
-static qc_status open_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
-{
-    qc_shard_state *s = &p->shards[shard];
-    qc_status st = QC_OK;
-    pthread_mutex_lock(&p->shard_lock);
-    if (s->file.fd < 0)
-        st = qc_file_open_update(&s->file, s->path, err);
-    pthread_mutex_unlock(&p->shard_lock);
-    return st;
-}
-
-static qc_status write_table(qc_pipeline *p, uint32_t shard, qc_error *err)
-{
-    qc_shard_state *s = &p->shards[shard];
-    void *v = NULL;
-    qc_strbuf table;
-    qc_strbuf_init(&table, SIZE_MAX / 2);
-    QC_TRY(qc_calloc(&v, s->unit_count, sizeof(qc_frame), err));
-    qc_frame *frames = v;
-    uint64_t content = 0;
-    for (uint32_t i = 0; i < s->unit_count; i++) {
-        const qc_unit u = qc_unit_of(p, s->first_unit + i);
-        frames[i] = (qc_frame){u.file_offset, content, u.stored_bytes, u.content_bytes};
-        content += u.content_bytes;
-    }
-    qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
-    if (st == QC_OK)
-        st = qc_file_pwrite(&s->file, table.data, table.len, s->next_offset, err);
-    if (st == QC_OK) {
-        s->table = qc_digest_bytes(table.data, table.len);
-        s->table_bytes = table.len;
-        s->file_bytes = s->next_offset + table.len;
-    }
-    qc_strbuf_deinit(&table);
-    qc_free(frames);
-    return st;
-}
-
-/* All its frames are written and recorded. */
-static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
-{
-    qc_shard_state *s = &p->shards[shard];
-    const qc_shard *sh = &p->plan->layout.shards[shard];
-    s->file_bytes = sh->header_bytes + sh->data_bytes;
-    QC_TRY(open_shard(p, shard, err));
-    if (qc_pipeline_is_compressed(p))
-        QC_TRY(write_table(p, shard, err));
-    QC_TRY(qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have gone beyond */
-    if (p->recorder)
-        QC_TRY(p->recorder->shard(p->recorder->ctx, shard, err));
-    if (atomic_fetch_add(&p->waiting, 1) >= OPEN_COMPLETE)
-        QC_TRY(qc_shard_close(p, shard, err));
-    else
-        atomic_store(&s->complete, 1);
-    atomic_store(&s->news, 1);
-    return QC_OK;
-}
-
-qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err)
-{
-    pthread_mutex_lock(&p->shard_lock);
-    qc_status st = qc_file_close(&p->shards[shard].file, err);
-    pthread_mutex_unlock(&p->shard_lock);
-    atomic_fetch_sub(&p->waiting, 1);
-    return st;
-}
-
 /* The disk is full: is there room once what is written is on it? */
 static int make_room(qc_pipeline *p)
 {
@@ -108,7 +38,7 @@ static int make_room(qc_pipeline *p)
 static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored, qc_error *err)
 {
     qc_shard_state *s = &p->shards[u->shard];
-    QC_TRY(open_shard(p, u->shard, err));
+    QC_TRY(qc_shard_open(p, u->shard, err));
     qc_status st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
     while (st == QC_ERR_NOSPACE && make_room(p))
         st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
@@ -127,7 +57,7 @@ static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored
 static qc_status count_units(qc_pipeline *p, uint32_t shard, uint32_t count, qc_error *err)
 {
     if (count > 0 && atomic_fetch_sub(&p->shards[shard].left, count) == count)
-        return finish_shard(p, shard, err);
+        return qc_shard_finish(p, shard, err);
     return QC_OK;
 }
 
@@ -409,73 +339,6 @@ static qc_read_range source_range(void *ctx, uint32_t item)
     return r;
 }
 
-void qc_worker_deinit(qc_worker *w)
-{
-    qc_worker_leave_gpu(w);
-    qc_st_cursor_destroy(w->cursor);
-    qc_direct_destroy(w->direct);
-    qc_frame_coder_destroy(w->coder);
-    qc_digest_destroy(w->hash);
-    qc_free(w->source);
-    qc_free(w->content);
-    qc_free(w->stored);
-    qc_free(w->search);
-    qc_free(w->scales);
-    qc_coded_scratch_deinit(&w->coded);
-}
-
-static qc_status row_bytes(const qc_job *j, size_t *out, qc_error *err)
-{
-    if (qc_u64_to_size(2 * j->cols, out))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s': a row is too long", j->name);
-    return QC_OK;
-}
-
-qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err)
-{
-    memset(w, 0, sizeof *w);
-    w->p = p;
-    w->early = QC_NO_ITEM;
-    w->team = team;
-    size_t source = QC_SOURCE_STEP_BYTES, piece = p->piece_bytes;
-    for (uint32_t i = 0; i < p->plan->job_count; i++) {
-        const qc_job *j = &p->plan->jobs[i];
-        uint64_t each = qc_dtype_bits(j->dtype) / 8;
-        if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols * each > source)
-            source = (size_t)(j->cols * each); /* cols is at most QC_FRAME_MAX_BYTES */
-        /* A group of searched scales: at most 8 MiB. */
-        if (j->blocks > 0 && qc_job_step_elems(j) * each > source)
-            source = (size_t)(qc_job_step_elems(j) * each);
-        /* A stack of experts: a row of codes and a block of them before it. */
-        if (j->scheme == QC_SCHEME_DEQUANT && j->entry->transpose && 2 * j->cols > source)
-            QC_TRY(row_bytes(j, &source, err));
-    }
-    void *v = NULL;
-    QC_TRY(qc_st_cursor_create(&w->cursor, err));
-    if (!p->keep_cache) {
-        QC_TRY(qc_direct_create(&w->direct, err));
-        qc_st_cursor_use_direct(w->cursor, w->direct);
-    }
-    QC_TRY(qc_frame_coder_create(&w->coder, err));
-    QC_TRY(qc_digest_create(&w->hash, err));
-    QC_TRY(qc_malloc_aligned(&v, 4096, source, err));
-    w->source = v;
-    QC_TRY(qc_malloc_aligned(&v, 4096, piece, err));
-    w->content = v;
-    if (qc_pipeline_is_compressed(p)) {
-        QC_TRY(qc_malloc_aligned(&v, 4096, qc_frame_bound(piece), err));
-        w->stored = v;
-    }
-    return qc_search_prepare(w, err);
-}
-
-qc_status qc_worker_look_up(const qc_worker *w, qc_error *err)
-{
-    if (qc_team_stopped(w->team) || atomic_load_explicit(&w->p->halted, memory_order_relaxed))
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    return QC_OK;
-}
-
 static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
 {
     qc_pipeline *p = ctx;
@@ -591,7 +454,7 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
         uint64_t come = s->next_offset;
         const qc_unit_state *last = &p->units[s->first_unit + s->unit_count - 1];
         s->next_offset = qc_unit_place(last) + last->stored_bytes;
-        QC_TRY(finish_shard(p, i, err));
+        QC_TRY(qc_shard_finish(p, i, err));
         s->next_offset = come;
     }
     return qc_units_dispatch(p, err);

@@ -301,6 +301,8 @@ QC_NODISCARD qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err);
 /* Buffers a job needs before its first piece; its absmax when it is dequantized, its offset where
  * that comes from a sample. (piece_work.c) */
 QC_NODISCARD qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err);
+/* The tensor that a job's weight is made of. (job_source.c) */
+const qc_ckpt_tensor *qc_job_source(const qc_pipeline *p, const qc_job *j);
 /* Elements [first, first + n) of a job's weight, as written (transposed if the job says so), in
  * the job's dtype: of the source, or float where that is decoded first. (piece_work.c) */
 QC_NODISCARD qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n,
@@ -336,7 +338,11 @@ QC_NODISCARD qc_status qc_calibrated_step(qc_worker *w, uint32_t job, const void
 QC_NODISCARD qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err);
 /* All main pieces are done: double quantization, errors, state. (job_finish.c) */
 QC_NODISCARD qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err);
-/* The syncer brought a shard to the disk, which was complete before: close it. */
+/* Opens a shard's file, if it is not open. (shard_files.c) */
+QC_NODISCARD qc_status qc_shard_open(qc_pipeline *p, uint32_t shard, qc_error *err);
+/* All frames of a shard are written and recorded: completes its file. (shard_files.c) */
+QC_NODISCARD qc_status qc_shard_finish(qc_pipeline *p, uint32_t shard, qc_error *err);
+/* Closes a complete shard, which the syncer has brought to the disk. (shard_files.c) */
 QC_NODISCARD qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err);
 /* Is this part of a job still to be written, in its turn? (job_finish.c) */
 int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_part part);

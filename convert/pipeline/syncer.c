@@ -22,7 +22,7 @@ struct qc_syncer {
 };
 
 /* Through a handle of its own: of complete shards workers may have closed theirs
- * (pipeline.c, OPEN_COMPLETE). */
+ * (shard_files.c, OPEN_COMPLETE). */
 static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
 {
     qc_pipeline *p = s->p;
