@@ -1,6 +1,6 @@
 /* What can be known of a weight only when all of it was seen: the scale of its scales, its error,
  * its state. Run by the worker that finished the weight's last frame. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

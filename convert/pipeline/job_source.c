@@ -1,5 +1,5 @@
 /* Reading the source of a job, whichever way its weight is stored. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/checked.h"
 

@@ -1,5 +1,5 @@
 /* What is kept of a job from its first unit on until its last derived tensor is written. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 

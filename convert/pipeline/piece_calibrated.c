@@ -2,7 +2,7 @@
  *
  * The source is here all the same: its digest goes to the manifest, a weight that is not finite is
  * refused, and the error is measured of what a reader will make of codes and scales. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/checked.h"
 

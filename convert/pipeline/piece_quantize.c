@@ -9,7 +9,7 @@
  * and rows or groups too long for a slot. */
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "kernels/cuda_quantize.h"

@@ -7,7 +7,7 @@
  * share the sample, a group at a time; who finds nothing left to take waits for those who did, at
  * most as long as one group takes. The offset depends on the sampled values alone, not on who
  * searched them. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"

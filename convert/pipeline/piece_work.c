@@ -2,7 +2,7 @@
  *
  * A step is QC_SOURCE_STEP_BYTES of source: read into a buffer that stays in the L2 cache, hashed
  * there, quantized from there. Only the codes travel on to memory. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -46,7 +46,9 @@ static qc_status load_scales(qc_worker *w, uint32_t job, qc_error *err)
     return st;
 }
 
-qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
+/* Prepares what a job needs before its first unit: its buffers, the absmax of a weight that is
+ * dequantized, and the offset where it comes from a sample. */
+static qc_status open_job(qc_worker *w, uint32_t job, qc_error *err)
 {
     qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
@@ -215,13 +217,13 @@ qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
         QC_TRY(j->entry->transpose ? qc_stack_make(w, u, err) : make_cast(w, u, job, err));
         break;
     case QC_SCHEME_DEQUANT:
-        QC_TRY(qc_job_open(w, job, err));
+        QC_TRY(open_job(w, job, err));
         QC_TRY(j->entry->transpose ? qc_stack_make(w, u, err) : make_dequantized(w, u, job, err));
         break;
     case QC_SCHEME_NF4:
     case QC_SCHEME_INT8_ROWS:
     case QC_SCHEME_INT8_BLOCKS:
-        QC_TRY(qc_job_open(w, job, err));
+        QC_TRY(open_job(w, job, err));
         QC_TRY(qc_quantized_make(w, u, job, err));
         break;
     }

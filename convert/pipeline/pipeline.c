@@ -1,4 +1,4 @@
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 #include "convert/hardware/host_facts.h"
@@ -13,6 +13,8 @@
 
 /* One part in so many of free memory may be filled by the files of a conversion. */
 #define CACHE_SHARE 4u
+/* Source bytes on their way to the team, beyond what it reads just now. */
+#define READ_AHEAD_BYTES (64u << 20)
 
 unsigned qc_pipeline_default_threads(int level)
 {
@@ -468,7 +470,7 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
     QC_TRY(count_what_is_left(p, err));
-    QC_TRY(qc_read_ahead_init(&p->reads, p->dispatch_count, source_range, p, QC_READ_AHEAD_BYTES,
+    QC_TRY(qc_read_ahead_init(&p->reads, p->dispatch_count, source_range, p, READ_AHEAD_BYTES,
                               !p->keep_cache, 1, err));
     QC_TRY(qc_syncer_start(&p->syncer, p, err));
     qc_status st = qc_team_run(p->threads, run_worker, p, err);

@@ -3,7 +3,7 @@
  */
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 static uint64_t tensor_bytes(const qc_out_tensor *t)
 {

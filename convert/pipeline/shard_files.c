@@ -1,6 +1,6 @@
 /* The staged files of shards: opened by the worker that first writes to one, completed with their seek
  * table when all frames are there, and closed once they are on the disk. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 

@@ -11,7 +11,7 @@
  * (docs/format.md), and so over other bytes than the frame is made of. */
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 #include "quant/quant_decode.h"
 
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 #include "convert/pipeline/syncer.h"
 
 #include "base/alloc.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include <time.h>
 

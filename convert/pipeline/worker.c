@@ -1,5 +1,5 @@
 /* The scratch that a worker has for itself. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
