@@ -11,10 +11,10 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Of what is computed: one more where the same text gives other codes. */
+/* The version of what is computed. It goes up by one when the same text gives other codes. */
 #define METHOD 2
 
-/* ---- the text, and what results depend on ---- */
+/* ---- what results depend on ---- */
 
 static qc_status text_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
 {
@@ -29,7 +29,7 @@ static qc_status text_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BY
     return st;
 }
 
-/* A file of moments, or a folder of them, by names, sizes and times. */
+/* Makes a digest of a file of moments, or of a folder of them, by names, sizes and times. */
 static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES],
                                 qc_error *err)
 {
@@ -52,7 +52,8 @@ static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX
     return st;
 }
 
-/* The tokenizer counts as the file that is named: a model's own is part of the conversion. */
+/* Only the path of a tokenizer that the user names counts here: a model's own is part of the
+ * conversion's identity already. */
 qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err)
 {
     const qc_plan_options *o = plan->options;

@@ -1,5 +1,5 @@
-/* What can be known of a weight only when all of it was seen: the scale of its scales, its error,
- * its state. Run by the worker that finished the weight's last frame. */
+/* Makes what can be known of a weight only when all of it was seen: the scale of its scales, its
+ * error, its state. The worker that finished the weight's last frame runs this. */
 #include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
@@ -33,7 +33,7 @@ static qc_status write_state(const qc_job *j, qc_job_work *s, float offset, qc_e
     return qc_bnb_state_write(&state, s->state_json, err);
 }
 
-/* The sums are those of the scales that a reader will have. */
+/* The sums were measured with the scales that a reader will have. */
 static void take_error(qc_job_state *s, const qc_piece_sums *total)
 {
     s->error.rel_mse = total->sum_xx > 0 ? total->sum_ee / total->sum_xx : 0;

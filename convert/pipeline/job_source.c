@@ -18,7 +18,7 @@ qc_status qc_worker_look_up(const qc_worker *w, qc_error *err)
 }
 
 /* Element i of the written [rows, cols] is element (i % cols) * rows + i / cols of the stored
- * [cols, rows]: for each stored row one read of neighbouring elements, scattered. */
+ * [cols, rows]. So this reads neighbouring elements of each stored row, and scatters them. */
 static qc_status read_transposed(qc_worker *w, const qc_job *j, uint64_t first, uint64_t n,
                                  unsigned char *dst, qc_error *err)
 {

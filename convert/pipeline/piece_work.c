@@ -1,7 +1,7 @@
-/* One frame's worth of output, made from the source step by step.
+/* Makes the content of one unit from the source, step by step.
  *
- * A step is QC_SOURCE_STEP_BYTES of source: read into a buffer that stays in the L2 cache, hashed
- * there, quantized from there. Only the codes travel on to memory. */
+ * A step is QC_SOURCE_STEP_BYTES of source. It is read into a buffer that stays in the L2 cache,
+ * and is hashed and quantized from there. Only the codes travel on to memory. */
 #include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
@@ -10,7 +10,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Decoded scales of a stored weight that is dequantized: read once per job. */
+/* Reads and decodes the scales of a stored weight that is dequantized, once for each job. */
 static qc_status load_scales(qc_worker *w, uint32_t job, qc_error *err)
 {
     const qc_pipeline *p = w->p;
@@ -94,7 +94,8 @@ static qc_status open_job(qc_worker *w, uint32_t job, qc_error *err)
     return qc_search_offset(w, job, err);
 }
 
-/* --keep leaves a tensor unquantized, but what --rest says holds for it all the same. */
+/* --keep leaves a tensor unquantized, but --rest holds for it all the same, so the advice is --rest
+ * where the conversion quantizes. */
 static qc_status refuse_cast(const qc_pipeline *p, const qc_ckpt_tensor *t, uint64_t index,
                              qc_dtype to, qc_error *err)
 {
@@ -136,7 +137,7 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err
     return QC_OK;
 }
 
-/* Row-wise int8, elements [first, first + n) that may begin and end inside rows. */
+/* Dequantizes elements [first, first + n) of row-wise int8, which may begin and end inside rows. */
 static void dequantize_rows(const qc_worker *w, const qc_job *j, const float *scb, uint64_t first,
                             uint64_t n, unsigned char *dst, uint64_t out_each, uint64_t *overflow)
 {
@@ -164,7 +165,7 @@ static qc_status make_dequantized(qc_worker *w, qc_unit *u, uint32_t job, qc_err
     uint64_t out_each = qc_dtype_bits(to) / 8;
     uint64_t begin = u->content_offset / out_each, end = begin + u->content_bytes / out_each;
     uint64_t per_byte = sw->stored_as == QC_SCHEME_NF4 ? 2 : 1;
-    uint64_t step = QC_SOURCE_STEP_BYTES; /* elements: a multiple of every block size */
+    uint64_t step = QC_SOURCE_STEP_BYTES; /* in elements; a multiple of every block size */
     float map[16];
     if (sw->quant_map != UINT32_MAX)
         QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor,
@@ -231,7 +232,7 @@ qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
     return QC_OK;
 }
 
-/* Elements of the unit through qc_job_read, step by step, as the two that quantize and cast do. */
+/* Hashes the unit's elements step by step, as quantizing and casting do. */
 static qc_status hash_elements(qc_worker *w, const qc_unit *u, uint32_t job, qc_digest *out,
                                qc_error *err)
 {

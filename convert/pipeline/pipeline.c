@@ -7,13 +7,13 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Target for the whole process; the buffers of the workers are most of it. */
+/* This is a target for the whole process, of which the buffers of the workers take most. */
 #define MEMORY_TARGET_BYTES (400u << 20)
 #define PIECE_TARGET_BYTES  (8u << 20)
 
-/* One part in so many of free memory may be filled by the files of a conversion. */
+/* The files of a conversion may fill one part in so many of free memory. */
 #define CACHE_SHARE 4u
-/* Source bytes on their way to the team, beyond what it reads just now. */
+/* Source bytes that are on their way to the team, beyond what it reads just now. */
 #define READ_AHEAD_BYTES (64u << 20)
 
 unsigned qc_pipeline_default_threads(int level)
@@ -27,7 +27,7 @@ unsigned qc_pipeline_default_threads(int level)
 
 /* ---- Shards --------------------------------------------------------------------------------- */
 
-/* The disk is full: is there room once what is written is on it? */
+/* The disk is full. Waits until what is written is on it, and tells whether that has made room. */
 static int make_room(qc_pipeline *p)
 {
     uint32_t before = (uint32_t)atomic_load(&p->freed);
@@ -55,7 +55,7 @@ static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored
     return QC_OK;
 }
 
-/* `count` units of a shard are written and, where anything is, recorded. */
+/* `count` more units of a shard are written, and recorded if anything is recorded. */
 static qc_status count_units(qc_pipeline *p, uint32_t shard, uint32_t count, qc_error *err)
 {
     if (count > 0 && atomic_fetch_sub(&p->shards[shard].left, count) == count)
@@ -63,7 +63,7 @@ static qc_status count_units(qc_pipeline *p, uint32_t shard, uint32_t count, qc_
     return QC_OK;
 }
 
-/* A unit that is not finished with its job. */
+/* Records a unit that is not finished together with its job. */
 static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
 {
     if (p->recorder)
@@ -73,8 +73,8 @@ static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
 
 /* ---- Work ----------------------------------------------------------------------------------- */
 
-/* From unit `next` on: step over what is kept or not ours, give the kept-free units their places,
- * and stop at the first whose place depends on its worker. */
+/* Goes on from unit `next`: steps over units that are kept or not ours, gives the deferred units
+ * their places, and stops at the first whose place depends on its worker. */
 static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
 {
     for (; *next < p->unit_count; ++*next) {
@@ -97,7 +97,7 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
     return QC_OK;
 }
 
-/* Give the unit its place, and those behind it theirs that have one. */
+/* Gives the unit its place, and the units behind it theirs, as far as they are known. */
 static qc_status take_place(qc_worker *w, qc_unit *u, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -110,7 +110,7 @@ static qc_status take_place(qc_worker *w, qc_unit *u, qc_error *err)
     return QC_OK;
 }
 
-/* The unit's content is at `content`: compress, place, write. */
+/* Compresses, places and writes the unit, whose content is at `content`. */
 static qc_status commit_unit(qc_worker *w, qc_unit *u, const void *content, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -144,7 +144,7 @@ static qc_status commit_derived(qc_worker *w, uint32_t index, qc_error *err)
     return commit_unit(w, &u, content, err);
 }
 
-/* The last main unit of a job is written. */
+/* Finishes a job whose last main unit is written. */
 static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -211,7 +211,8 @@ static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
     return st == QC_OK ? record_unit(w->p, index, err) : st;
 }
 
-/* Work on the job begins: whoever goes on after us can tell what is done again. */
+/* Records that work on the job begins, so that a run that goes on after this one can tell what is
+ * done again. */
 static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
 {
     qc_job_state *s = &p->jobs[job];
@@ -224,7 +225,8 @@ static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
     return begun ? QC_OK : p->recorder->begin(p->recorder->ctx, job, err);
 }
 
-/* A frame that was recorded and lost: the frames beside it are of the same source. */
+/* A frame that was recorded and then lost must come out as it was, because the frames beside it
+ * were made of that source. */
 static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit *now, qc_error *err)
 {
     if (qc_digest_equal(&then->source, &now->source) &&
@@ -250,9 +252,9 @@ static void begin_item(qc_worker *w, uint32_t item)
         qc_read_ahead_no_direct(reads, item);
 }
 
-/* What was read is yet to be compressed and written: let the device read on meanwhile. Only a main
- * unit is taken before its time: a derived one may lie before what the caller is about to wait at
- * the turnstile with, which would be waiting for itself. */
+/* Takes the next unit already, so that the device reads on while the caller compresses and writes
+ * this one. Only a main unit is taken early: a derived one may lie before the unit with which the
+ * caller is about to wait at the turnstile, and the caller would wait for itself. */
 static void take_early(qc_worker *w)
 {
     qc_pipeline *p = w->p;
@@ -264,7 +266,7 @@ static void take_early(qc_worker *w)
     begin_item(w, w->early);
 }
 
-/* The number of what the worker is to do; 0 where nothing is left. */
+/* *item is the number of what the worker is to do. Returns 0 where nothing is left. */
 static int take(qc_worker *w, uint32_t *item)
 {
     *item = w->early;
@@ -320,8 +322,8 @@ static qc_status do_derived(qc_worker *w, uint32_t index, qc_error *err)
     return QC_OK;
 }
 
-/* What the unit that is dispatched as number `item` reads of the source. Stacks that are turned are
- * read over and over, and in no order worth telling. */
+/* Tells what the unit that is dispatched as number `item` reads of the source. A weight that is
+ * turned is read over and over, in no order that would help, so nothing is told of it. */
 static qc_read_range source_range(void *ctx, uint32_t item)
 {
     const qc_pipeline *p = ctx;
@@ -376,8 +378,8 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
     return st;
 }
 
-/* Files that would fill much of what memory is free push out what others keep there, and would be
- * gone themselves before anybody reads them again. */
+/* The files of a large conversion would push out what other programs keep in free memory, and would
+ * be gone themselves before anybody reads them again. */
 static qc_status decide_cache(qc_pipeline *p, qc_error *err)
 {
     qc_host_facts host;
@@ -430,7 +432,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     return QC_OK;
 }
 
-/* What is left to do, now that it is known what is kept. */
+/* Counts what is left to do, now that it is known what is kept. */
 static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
 {
     uint32_t next = 0;
@@ -451,8 +453,8 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
         qc_shard_state *s = &p->shards[i];
         if (s->foreign || s->kept || atomic_load(&s->left) > 0)
             continue;
-        /* Its table comes behind its last frame; the turnstile may not have come here yet, and
-         * steps over the shard from its beginning when it does. */
+        /* The table comes behind the shard's last frame. The turnstile may not have come here yet;
+         * when it does, it steps over the shard from its beginning. */
         uint64_t come = s->next_offset;
         const qc_unit_state *last = &p->units[s->first_unit + s->unit_count - 1];
         s->next_offset = qc_unit_place(last) + last->stored_bytes;
@@ -479,7 +481,7 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
 
 void qc_pipeline_forget_digests(qc_pipeline *p)
 {
-    if (p->digests.path) /* else its handle may be 0, and not ours */
+    if (p->digests.path) /* without a path its handle may be 0, and not ours */
         qc_file_discard(&p->digests);
     p->digests = QC_FILE_CLOSED;
 }

@@ -6,8 +6,7 @@
 #include "convert/pipeline/worker.h"
 
 /* The source bytes that are read, hashed and quantized at a time, though never less than a row or a
- * group. Error sums are added up in steps of this size, so the errors in the manifest depend on it.
- */
+ * group. Error sums are added up in steps of this size, so the manifest's errors depend on it. */
 #define QC_SOURCE_STEP_BYTES (512u << 10)
 
 /* What a job needs from its first unit on until its last derived tensor is written. */

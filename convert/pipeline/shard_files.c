@@ -1,11 +1,12 @@
-/* The staged files of shards: opened by the worker that first writes to one, completed with their seek
- * table when all frames are there, and closed once they are on the disk. */
+/* The staged files of shards. The worker that first writes to one opens it, the worker that records
+ * its last frame completes it with a seek table, and it is closed once it is on the disk. */
 #include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 
-/* Complete shards that stay open until the syncer has been there: the kernel forgets that a page
- * could not be written when nobody has the file open. More of them in one round are small ones. */
+/* This many complete shards stay open until the syncer has been there, because the kernel forgets
+ * that a page could not be written when nobody has the file open. Where one round has more of them,
+ * they are small. */
 #define OPEN_COMPLETE 8u
 
 qc_status qc_shard_open(qc_pipeline *p, uint32_t shard, qc_error *err)
@@ -54,7 +55,8 @@ qc_status qc_shard_finish(qc_pipeline *p, uint32_t shard, qc_error *err)
     QC_TRY(qc_shard_open(p, shard, err));
     if (qc_pipeline_is_compressed(p))
         QC_TRY(write_table(p, shard, err));
-    QC_TRY(qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have gone beyond */
+    QC_TRY(
+        qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have written further */
     if (p->recorder)
         QC_TRY(p->recorder->shard(p->recorder->ctx, shard, err));
     if (atomic_fetch_add(&p->waiting, 1) >= OPEN_COMPLETE)

@@ -25,10 +25,10 @@ qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *
         uint64_t each = qc_dtype_bits(j->dtype) / 8;
         if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols * each > source)
             source = (size_t)(j->cols * each); /* cols is at most QC_FRAME_MAX_BYTES */
-        /* A group of searched scales: at most 8 MiB. */
+        /* A group of searched scales takes at most 8 MiB. */
         if (j->blocks > 0 && qc_job_step_elems(j) * each > source)
             source = (size_t)(qc_job_step_elems(j) * each);
-        /* A stack of experts: a row of codes and a block of them before it. */
+        /* A stack of experts needs a row of codes and a block of them before it. */
         if (j->scheme == QC_SCHEME_DEQUANT && j->entry->transpose && 2 * j->cols > source)
             QC_TRY(row_bytes(j, &source, err));
     }
