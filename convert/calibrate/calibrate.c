@@ -1,32 +1,20 @@
 #include "convert/calibrate/calibrate.h"
 
-#include "base/alloc.h"
-#include "base/checked.h"
 #include "base/clock.h"
 #include "base/text.h"
 #include "convert/calibrate/calibrate_engine.h"
 #include "convert/calibrate/calibration_text.h"
 #include "convert/llama/token_text.h"
 #include "convert/term/console.h"
-#include "convert/term/size_text.h"
 #include "formats/digest.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <string.h>
 
-/* Of what is computed: one more where the same text gives other codes. */
+/* The version of what is computed. It goes up by one when the same text gives other codes. */
 #define METHOD 2
 
-#define NAMES_MOST 3u
-
-/* ---- the text, and what results depend on ---- */
-
-qc_status qc_calibrate_text(const qc_plan_options *o, qc_strbuf *out, qc_error *err)
-{
-    return strcmp(o->calibrate.text, "default") == 0 ? qc_calibration_text(out, err)
-                                                     : qc_file_slurp(o->calibrate.text, out, err);
-}
+/* ---- what results depend on ---- */
 
 static qc_status text_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES], qc_error *err)
 {
@@ -41,7 +29,7 @@ static qc_status text_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BY
     return st;
 }
 
-/* A file of moments, or a folder of them, by names, sizes and times. */
+/* Makes a digest of a file of moments, or of a folder of them, by names, sizes and times. */
 static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX_BYTES],
                                 qc_error *err)
 {
@@ -64,7 +52,8 @@ static qc_status moments_digest(const qc_plan_options *o, char out[QC_DIGEST_HEX
     return st;
 }
 
-/* The tokenizer counts as the file that is named: a model's own is part of the conversion. */
+/* Only the path of a tokenizer that the user names counts here: a model's own is part of the
+ * conversion's identity already. */
 qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error *err)
 {
     const qc_plan_options *o = plan->options;
@@ -86,51 +75,6 @@ qc_status qc_calibrate_identity(const char **out, const qc_plan *plan, qc_error 
                            METHOD, c->text ? "text" : "moments", digest,
                            c->text && qc_ends_with(c->text, ".ids"), c->max_tokens, c->context,
                            c->damping, call->tokenizer ? call->tokenizer : "", device);
-}
-
-/* ---- words ---- */
-
-int qc_calibrate_needs(const qc_calibrator *k, uint32_t job)
-{
-    return job != QC_NO_JOB && qc_calibrated_takes(k->plan, job) &&
-           !(k->store && qc_calibrated_has(k->store, job));
-}
-
-void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, const char *inputs)
-{
-    char time[QC_SIZE_TEXT_BYTES], memory[QC_SIZE_TEXT_BYTES], disk[QC_SIZE_TEXT_BYTES];
-    char bytes[QC_SIZE_TEXT_BYTES], device[256] = "";
-    uint64_t kept = k->store ? qc_calibrated_count(k->store) : 0;
-    if (k->plan->call->quiet)
-        return;
-    if (a->weights == 0)
-        return;
-    if (k->devices)
-        (void)snprintf(device, sizeof device, ", %s of %s's",
-                       qc_text_bytes(bytes, a->device_memory), k->devices->gpus[0].name);
-    qc_console_detail(
-        k->plan->call, 0,
-        "calibrating %" PRIu32 " weights%s with %s: about %s here (%.2g operations), up to %s of "
-        "memory%s, %s of disk",
-        a->weights, kept ? " that are left" : "", inputs, qc_text_seconds(time, a->seconds),
-        a->operations, qc_text_bytes(memory, a->memory), device, qc_text_bytes(disk, a->disk));
-}
-
-void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
-                            const char *why)
-{
-    char names[512] = "";
-    size_t used = 0;
-    if (count == 0)
-        return;
-    for (uint32_t i = 0; i < count && i < NAMES_MOST; i++) {
-        int n = snprintf(names + used, sizeof names - used, "%s'%.120s'", i ? ", " : "",
-                         k->plan->jobs[jobs[i]].name);
-        used += n > 0 ? (size_t)n : 0;
-    }
-    qc_console_warn(k->plan->call, "%" PRIu32 " weight%s quantized without calibration, %s: %s%s",
-                    count, count == 1 ? " is" : "s are", why, names,
-                    count > NAMES_MOST ? ", ..." : "");
 }
 
 /* ---- on what ---- */
@@ -158,31 +102,6 @@ qc_status qc_calibrate_choose(qc_plan *plan, qc_error *err)
         qc_console_detail(call, 0, "calibrating runs on the CPU: %s", why.msg);
     }
     return QC_OK;
-}
-
-qc_status qc_calibrate_measure(qc_calibrator *k, const qc_llama_shape *shape, qc_error *err)
-{
-    qc_calibrate_speed s;
-    QC_TRY(k->engine->ops->measure(k->engine, shape, &s, err));
-    k->moment_seconds = s.single;
-    k->factor_seconds = s.dual * s.factor_slower;
-    k->weight_seconds = s.single * s.weight_slower;
-    k->forward_seconds = s.forward;
-    return QC_OK;
-}
-
-/* That it does not fit is known before it begins. */
-qc_status qc_calibrate_check_room(const qc_calibrator *k, const qc_calibrate_outlook *a,
-                                  qc_error *err)
-{
-    char need[QC_SIZE_TEXT_BYTES], have[QC_SIZE_TEXT_BYTES];
-    if (!k->devices || a->weights == 0 || a->device_memory <= k->devices->gpus[0].memory_bytes)
-        return QC_OK;
-    QC_FAIL(err, QC_ERR_NOMEM,
-            "calibrating takes %s of GPU memory, and cuda:%d (%s) has %s; --device cpu does "
-            "without",
-            qc_text_bytes(need, a->device_memory), k->devices->gpus[0].index,
-            k->devices->gpus[0].name, qc_text_bytes(have, k->devices->gpus[0].memory_bytes));
 }
 
 /* ---- running ---- */

@@ -1,5 +1,5 @@
-/* Calibrating on the CPU: windows pass through a stage in chunks, both streams side by side, and
- * what linear layers get goes to the moments while it is in the cache. */
+/* The engine of calibrating on the CPU. Windows pass through a stage in chunks, both streams side
+ * by side, and the inputs of linear layers go to the moments while they are in the cache. */
 #include "convert/calibrate/calibrate_engine.h"
 
 #include "base/alloc.h"
@@ -11,12 +11,12 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* How many times the time of their matrix products factors and weights take: what does not run as
- * one, the search of scales above all (bench_feedback measures it). */
+/* Factors and weights take this many times as long as their matrix products alone, above all
+ * because of the search of scales (bench_feedback measures it). */
 #define FACTOR_SLOWER 1.8
 #define WEIGHT_SLOWER 2.5
 
-#define MEASURE_NS   100000000u /* each of two products */
+#define MEASURE_NS   100000000u /* for each of two products */
 #define MEASURE_COLS 768u
 
 typedef struct {
@@ -67,7 +67,7 @@ static qc_status time_moments(double *out, const qc_calibrator *k, const float *
     QC_TRY(qc_calibrate_square(&h, MEASURE_COLS, err));
     qc_status st = QC_OK;
     uint64_t start = 0;
-    /* The first is for the pages and the library's own start. */
+    /* The first run is not timed: it touches the pages and starts the library. */
     for (int i = 0; st == QC_OK && (i < 2 || qc_clock_ns() - start < MEASURE_NS); i++) {
         if (i == 1)
             start = qc_clock_ns();
@@ -127,7 +127,7 @@ static qc_calibrate_room room_text(const qc_calibrate_engine *e, const qc_llama_
     return (qc_calibrate_room){.host = qc_sat_mul(2, bytes)};
 }
 
-/* As it is, and as it becomes. */
+/* The layer is held as it is and as it becomes. */
 static qc_calibrate_room room_layer(const qc_calibrate_engine *e, uint64_t bytes)
 {
     (void)e;
@@ -170,7 +170,7 @@ static qc_status layer(qc_calibrate_engine *e, uint64_t number, const qc_llama_w
     return QC_OK;
 }
 
-/* Whoever made it has put it into x's weights. */
+/* The caller has already put the matrix into x's weights. */
 static qc_status quantized(qc_calibrate_engine *e, qc_llama_part part, qc_error *err)
 {
     (void)e;

@@ -1,4 +1,5 @@
-/* --hessians: second moments that were captured elsewhere; no text, no forward pass. */
+/* With --hessians, the second moments were captured elsewhere. There is no text and no forward
+ * pass. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
@@ -12,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A weight and the number of its moments. */
+/* A weight, and the number of its moments in the file. */
 typedef struct {
     uint32_t number, job;
 } pair;
@@ -20,9 +21,9 @@ typedef struct {
 typedef struct {
     qc_calibrator *k;
     qc_hessians *h;
-    pair *pairs; /* to be made, those of a number together */
+    pair *pairs; /* weights to be made; those with the same number are together */
     uint32_t count;
-    uint64_t tokens; /* the most that any moments are of */
+    uint64_t tokens; /* the most tokens that any moments are of */
 } work;
 
 static int compare_pairs(const void *a, const void *b)
@@ -39,7 +40,8 @@ static int is_quantized(const qc_job *j)
            j->scheme == QC_SCHEME_INT8_BLOCKS;
 }
 
-/* Sorts weights into those to be made, those without moments and those with too few tokens. */
+/* Sorts the weights into those to be made, those without moments, and those whose moments are of
+ * too few tokens. */
 static qc_status sort_weights(work *w, qc_error *err)
 {
     const qc_plan *plan = w->k->plan;
@@ -107,7 +109,7 @@ static void look_ahead(const work *w, qc_calibrate_outlook *a)
         a->operations += qc_feedback_weight_flops(j->rows, n, 0, &k->feedback);
         a->seconds += qc_calibrate_weight_seconds(k, w->pairs[i].job, 0);
         qc_calibrate_room room = k->engine->ops->room_weight(k->engine, j->rows, n, 0, &form);
-        /* As it is read, and as it becomes; moments as they are read. */
+        /* The weight is held as it is read and as it becomes, and the moments as they are read. */
         uint64_t memory = qc_sat_mul(qc_sat_mul(j->rows, n), sizeof(float) + 2);
         memory = qc_sat_add(memory, room.device ? qc_calibrate_square_bytes(n) : 0);
         memory = qc_sat_add(memory, room.host);

@@ -1,6 +1,6 @@
-/* Inside calibrating: what its parts share. */
-#ifndef QC_CONVERT_CALIBRATE_PARTS_H
-#define QC_CONVERT_CALIBRATE_PARTS_H
+/* What the files that calibrate share. */
+#ifndef QC_CONVERT_CALIBRATE_INTERNAL_H
+#define QC_CONVERT_CALIBRATE_INTERNAL_H
 
 #include "base/cpu.h"
 #include "convert/calibrate/calibrate.h"
@@ -10,8 +10,8 @@
 
 #define QC_NO_JOB UINT32_MAX
 
-/* --hessians: moments of fewer tokens than columns / this are too few to go by (an expert that was
- * seldom chosen): the weight is left to the search. */
+/* With --hessians, moments of fewer tokens than columns / this say too little, as for an expert
+ * that was seldom chosen. Such a weight is left to the search. */
 #define QC_CALIBRATE_FEW_TOKENS 4u
 
 typedef struct qc_calibrate_engine qc_calibrate_engine; /* calibrate_engine.h */
@@ -22,59 +22,58 @@ typedef struct {
     qc_calibrated *store;     /* NULL: --dry-run */
     qc_calibrate_report *r;
     const qc_blas *blas;       /* NULL: on a GPU */
-    const qc_devices *devices; /* of which the first is used, or none */
+    const qc_devices *devices; /* the first is used; NULL: the CPU */
     qc_calibrate_engine *engine;
     const qc_quant_ops *ops;
     qc_isa isa;
     unsigned threads;
-    qc_feedback_options feedback; /* damping 0: by the number of tokens */
-    double moment_seconds, factor_seconds, weight_seconds, forward_seconds; /* an operation */
+    qc_feedback_options feedback; /* damping 0: chosen by the number of tokens */
+    double moment_seconds, factor_seconds, weight_seconds,
+        forward_seconds; /* seconds for one operation */
     qc_llama_source source;
-    qc_progress *progress; /* of predicted microseconds */
+    qc_progress *progress; /* counts predicted microseconds */
     qc_arena arena;
 } qc_calibrator;
 
-/* What lies ahead: seconds and bytes. */
+/* What lies ahead. Memory and disk are in bytes. */
 typedef struct {
     uint32_t weights;
     double operations, seconds;
     uint64_t memory, device_memory, disk;
 } qc_calibrate_outlook;
 
-/* ---- calibrate.c ---- */
+/* ---- calibrator.c ---- */
 
-/* Text of --calibrate, appended. */
-QC_NODISCARD qc_status qc_calibrate_text(const qc_plan_options *o, qc_strbuf *out, qc_error *err);
-/* Is job's weight still to be made? */
+/* Is the job's weight still to be made? */
 int qc_calibrate_needs(const qc_calibrator *k, uint32_t job);
-/* Asks the engine for the times of an operation. shape: of the model whose text is to come, or
- * NULL.
- */
+/* Asks the engine how long an operation takes. shape: of the model whose text is to come, or
+ * NULL. */
 QC_NODISCARD qc_status qc_calibrate_measure(qc_calibrator *k, const qc_llama_shape *shape,
                                             qc_error *err);
-/* QC_ERR_NOMEM where the GPU is too small. */
+/* Returns QC_ERR_NOMEM where the GPU is too small, before any work begins. */
 QC_NODISCARD qc_status qc_calibrate_check_room(const qc_calibrator *k,
                                                const qc_calibrate_outlook *a, qc_error *err);
-/* Says what lies ahead. inputs: "131,072 tokens (...)". */
+/* Tells the user what lies ahead. inputs: "131,072 tokens (...)". */
 void qc_calibrate_tell(const qc_calibrator *k, const qc_calibrate_outlook *a, const char *inputs);
-/* Names weights that are left to the search, at most a few. why: "as the forward pass has no inputs
- * for them". */
+/* Warns of weights that are left to the search, and names a few. why: "as the forward pass has no
+ * inputs for them". */
 void qc_calibrate_tell_left(const qc_calibrator *k, const uint32_t *jobs, uint32_t count,
                             const char *why);
 
 /* ---- calibrate_weight.c ---- */
 
-/* Factors the engine's moments, of so many tokens. name: of the first weight, for messages. */
+/* Factors the engine's moments, which are of so many tokens. name: of the first weight, for
+ * messages. */
 QC_NODISCARD qc_status qc_calibrate_factor(const qc_calibrator *k, uint64_t n, int cross,
                                            uint64_t tokens, const char *name, qc_error *err);
-/* Quantizes a weight with the engine's factor into the store; its arrays stay in *arrays, to be
- * freed. */
+/* Quantizes a weight with the engine's factor into the store. Its arrays stay in *arrays, and the
+ * caller frees them. */
 QC_NODISCARD qc_status qc_calibrate_weight(const qc_calibrator *k, uint32_t job,
                                            const qc_llama_matrix *w, qc_calibrated_arrays *arrays,
                                            qc_error *err);
-/* How a job's weight is stored. */
+/* Tells how a job's weight is stored. */
 qc_feedback_form qc_calibrate_form(const qc_job *j);
-/* Seconds of one factor, of one weight. */
+/* Predict the seconds that one factor takes, and one weight. */
 double qc_calibrate_factor_seconds(const qc_calibrator *k, uint64_t n, int cross);
 double qc_calibrate_weight_seconds(const qc_calibrator *k, uint32_t job, int cross);
 void qc_calibrate_progress(const qc_calibrator *k, double seconds);

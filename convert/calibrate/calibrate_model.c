@@ -1,10 +1,12 @@
-/* --calibrate: a text passes through the model twice, layer by layer, side by side: z through the
- * layers as they are, x through those that were quantized. What a group of linear layers gets of
- * both gives its second moments; then they are quantized, and x goes on behind them. */
+/* With --calibrate, a text passes through the model in two streams, layer by layer and side by
+ * side: z through the layers as they are, and x through those that were quantized. The inputs that
+ * a group of linear layers gets in both streams give its second moments. Then the group is
+ * quantized, and x goes on behind it. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "base/workers.h"
 #include "convert/calibrate/calibrate_engine.h"
+#include "convert/calibrate/calibration_text.h"
 #include "convert/llama/token_text.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
@@ -20,7 +22,7 @@ typedef struct {
     unsigned count;
 } group;
 
-/* Linear layers with the same inputs, in their order. */
+/* The linear layers that have the same inputs, in the order of their stages. */
 static const group groups[] = {
     {QC_LLAMA_AT_QKV, QC_LLAMA_Q, 3},
     {QC_LLAMA_AT_O, QC_LLAMA_O, 1},
@@ -29,11 +31,11 @@ static const group groups[] = {
 };
 #define GROUPS (sizeof groups / sizeof *groups)
 
-/* A layer in memory: as it is, and as it becomes. */
+/* A layer in memory, as it is (z) and as it becomes (x). */
 typedef struct {
     uint64_t number;
     uint32_t jobs[QC_LLAMA_MATRICES]; /* QC_NO_JOB: not to be quantized */
-    qc_llama_weights z, x;            /* x borrows all but what is quantized */
+    qc_llama_weights z, x;            /* x borrows from z all that is not quantized */
     qc_calibrated_arrays arrays[QC_LLAMA_MATRICES];
     qc_weights quantized[QC_LLAMA_MATRICES];
 } layer;
@@ -41,14 +43,14 @@ typedef struct {
 typedef struct {
     qc_calibrator *k;
     qc_llama_tensors tensors;
-    uint32_t *job_of; /* [tensors of the model]: the job that is made of it */
+    uint32_t *job_of; /* [tensors of the model]: the job that each is the source of */
     qc_eval_windows windows;
     qc_llama_batch batch;
     qc_calibrate_states states;
     uint64_t q;    /* floats of all heads of a token */
-    uint64_t last; /* layers to go through; one more than that of the last weight to be made */
-    int head;      /* so is the head */
-    int apart;     /* x and z differ: something was quantized */
+    uint64_t last; /* how many layers to go through: up to the last that has a weight to be made */
+    int head;      /* the head is to be made as well */
+    int apart;     /* x and z differ, because something was quantized */
 } model;
 
 /* ---- which weights ---- */
@@ -75,7 +77,7 @@ static int layer_needs(const model *m, uint64_t number)
     return 0;
 }
 
-/* A head that is the embedding is not one that is quantized by itself. */
+/* A head that is the embedding is not quantized by itself. */
 static uint32_t head_job(const model *m)
 {
     return m->tensors.head.tensor == m->tensors.embedding ? QC_NO_JOB : job_of(m, &m->tensors.head);
@@ -101,7 +103,7 @@ static qc_status find_jobs(model *m, qc_error *err)
     return QC_OK;
 }
 
-/* Weights that are to be quantized and that no layer has. */
+/* Warns of weights that are to be quantized and that no layer has. */
 static qc_status tell_left(const model *m, qc_error *err)
 {
     const qc_plan *plan = m->k->plan;
@@ -177,7 +179,7 @@ static qc_status make_windows(model *m, qc_error *err)
 
 /* ---- how much it is ---- */
 
-/* Operations of a stage of a layer, of both passes. */
+/* The operations of both streams in a stage of a layer. */
 static double stage_flops(const model *m, uint64_t number, qc_llama_stage stage)
 {
     const qc_llama_linear *l = m->tensors.layers[number].linear;
@@ -220,7 +222,8 @@ static qc_calibrate_room larger_of(qc_calibrate_room a, qc_calibrate_room b)
                                a.device > b.device ? a.device : b.device};
 }
 
-/* Moments, factor and weights of inputs; the room that they need together. */
+/* Adds moments, factor and weights of linear layers with the same inputs to *a. Returns the room
+ * that they need together. */
 static qc_calibrate_room add_group(const model *m, qc_calibrate_outlook *a,
                                    const qc_llama_linear *linears, unsigned count, int cross)
 {
@@ -337,7 +340,8 @@ static void close_layer(layer *l)
         qc_calibrated_free(&l->arrays[i]);
 }
 
-/* Both passes through a stage of the layer; n: inputs whose moments are to be added, or 0. */
+/* Takes both streams through a stage of the layer. n: the number of inputs whose moments are to be
+ * added, or 0. */
 static qc_status run_stage(model *m, const layer *l, qc_llama_stage stage, uint64_t n,
                            qc_error *err)
 {
@@ -367,7 +371,7 @@ static qc_status quantize_group(model *m, layer *l, const group *g, uint64_t n, 
     return QC_OK;
 }
 
-/* With moments where something is to be quantized. */
+/* Runs the stage of a group, and quantizes the group where a weight is to be made. */
 static qc_status calibrate_group(model *m, layer *l, const group *p, int needs, qc_error *err)
 {
     qc_calibrate_engine *e = m->k->engine;
@@ -396,7 +400,7 @@ static qc_status calibrate_layer(model *m, layer *l, qc_error *err)
     return over ? QC_OK : run_stage(m, l, QC_LLAMA_AT_END, 0, err);
 }
 
-/* A layer whose weights are all there, or stay as they are. */
+/* Passes through a layer whose weights are all there, or stay as they are. */
 static qc_status pass_layer(model *m, const layer *l, qc_error *err)
 {
     qc_calibrate_engine *e = m->k->engine;
@@ -421,7 +425,7 @@ static qc_status run_layer(model *m, uint64_t number, qc_error *err)
     return st;
 }
 
-/* Inputs of the head: behind the final norm. */
+/* Quantizes the head. Its inputs are the states behind the final norm. */
 static qc_status run_head(model *m, qc_error *err)
 {
     const qc_calibrator *k = m->k;

@@ -35,7 +35,8 @@ uint64_t qc_calibrate_states_bytes(uint64_t tokens, uint64_t hidden, uint64_t q)
     return qc_sat_mul(2, qc_sat_add(array_bytes(tokens, hidden), array_bytes(tokens, q)));
 }
 
-/* The disk's room is taken at once: a mapped page that finds none would be a signal, no error. */
+/* Takes the room on the disk at once, because a mapped page that finds none would end the process
+ * by a signal instead of an error. */
 static qc_status map_file(qc_calibrate_states *s, const char *dir, qc_error *err)
 {
     char text[QC_SIZE_TEXT_BYTES];

@@ -1,4 +1,4 @@
-/* One weight, or those with the same inputs: from second moments to the store. */
+/* Takes one weight, or those with the same inputs, from second moments to the store. */
 #include "base/alloc.h"
 #include "base/checked.h"
 #include "convert/calibrate/calibrate_engine.h"

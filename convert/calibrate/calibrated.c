@@ -29,7 +29,7 @@ enum { RECORD_IDENTITY = 1, RECORD_WEIGHT = 2, RECORD_DONE = 3 };
 
 typedef struct {
     uint64_t place;      /* in the file */
-    qc_digest *pieces;   /* NULL: never recorded */
+    qc_digest *pieces;   /* NULL: it was never recorded */
     float offset;        /* of its scales */
     atomic_uchar held;   /* recorded, and its bytes are there */
     unsigned char is_of; /* qc_calibrated_takes */
@@ -52,11 +52,11 @@ struct qc_calibrated {
 
 /* ---- where things lie ---- */
 
-/* Byte ranges of a weight. */
+/* Where the arrays of a weight lie among its bytes. */
 typedef struct {
-    uint64_t codes, scales, groups; /* counts: bytes, blocks or rows, groups of them */
+    uint64_t codes, scales, groups; /* counts of bytes, of blocks or rows, and of groups of them */
     uint64_t scales_at, groups_at;
-    uint64_t bytes; /* of all of it */
+    uint64_t bytes; /* of the whole weight */
 } shape;
 
 static shape shape_of(const qc_job *j)
@@ -174,7 +174,8 @@ static qc_status read_range(const qc_calibrated *c, uint32_t job, const shape *s
     return QC_OK;
 }
 
-/* Scales as a reader has them: of blocks from `block` on. All tables give the same. */
+/* Decodes the scales of blocks from `block` on, as a reader has them. The tables of all instruction
+ * sets give the same. */
 static void decode_scales(const uint8_t *codes, const float *nested_absmax, uint64_t block,
                           uint64_t n, float offset, float *out)
 {
@@ -197,7 +198,7 @@ typedef struct {
     float *nested_absmax;
 } wanted;
 
-/* Scales of the blocks or rows [block, block + blocks). */
+/* Reads the scales of blocks or rows [block, block + blocks). */
 static qc_status read_scales(const qc_calibrated *c, uint32_t job, const shape *s, const wanted *q,
                              uint64_t block, uint64_t blocks, unsigned char *room, qc_error *err)
 {
@@ -292,7 +293,7 @@ int qc_calibrated_is_lost(const qc_calibrated *c, uint32_t job)
 
 /* ---- writing ---- */
 
-/* Who reads makes absmax of the codes: it has to be what calibrating reckoned with. */
+/* A reader makes absmax of the codes. It has to be what calibrating reckoned with. */
 static qc_status check_scales(const qc_job *j, const qc_calibrated_arrays *a, qc_error *err)
 {
     float scales[QC_NESTED_BLOCK];
@@ -471,7 +472,7 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
 {
     qc_error why = {0};
     qc_status st = qc_journal_open(&c->journal, path, take_record, c, NULL, &why);
-    if (st == QC_ERR_UNSUPPORTED || st == QC_ERR_INPUT) { /* another's, or damaged */
+    if (st == QC_ERR_UNSUPPORTED || st == QC_ERR_INPUT) { /* another conversion's, or damaged */
         forget_records(c);
         QC_TRY(qc_path_remove(path, err));
         QC_TRY(qc_path_remove(c->path, err));
@@ -485,7 +486,7 @@ static qc_status open_journal(qc_calibrated *c, const char *path, qc_error *err)
     }
     if (c->has_identity)
         return QC_OK;
-    /* What lies there without a journal is nobody's. */
+    /* Weights that lie there without a journal belong to nobody. */
     QC_TRY(qc_path_remove(c->path, err));
     QC_TRY(qc_journal_append(c->journal, RECORD_IDENTITY, c->identity.data, c->identity.len, NULL,
                              err));

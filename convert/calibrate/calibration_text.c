@@ -1,7 +1,9 @@
 #include "convert/calibrate/calibration_text.h"
 
 #include "base/alloc.h"
+#include "formats/file_io.h"
 
+#include <string.h>
 #include <zstd.h>
 
 /* calibration_text.zst, which CMake makes an array of. */
@@ -27,4 +29,10 @@ qc_status qc_calibration_text(qc_strbuf *out, qc_error *err)
         st = qc_strbuf_add(out, text, r, err);
     qc_free(text);
     return st;
+}
+
+qc_status qc_calibrate_text(const qc_plan_options *o, qc_strbuf *out, qc_error *err)
+{
+    return strcmp(o->calibrate.text, "default") == 0 ? qc_calibration_text(out, err)
+                                                     : qc_file_slurp(o->calibrate.text, out, err);
 }

@@ -8,24 +8,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Kinds of a tensor, by the end of its name. */
+/* The kinds of tensors, told by the end of the name. */
 #define MOMENT ".second_moment"
 #define TOKENS ".tokens"
 #define SAME   ".same_as"
 
 #define NONE       UINT32_MAX
 #define NAME_BYTES 1024u
-/* Read at a time; a row of any width is more, or less. */
+/* This much is read at a time, or one row where that is more. */
 #define PIECE_BYTES 1048576u
 #define SYMMETRY    1e-3
 
 typedef struct {
-    const char *name; /* of the checkpoint's tensor; not ended by a NUL at len */
+    const char *name; /* belongs to the checkpoint's tensor; there is no NUL at len */
     size_t len;
-    const qc_ckpt_tensor *moment; /* NULL for one with the inputs of another */
+    const qc_ckpt_tensor *moment; /* NULL for a module with the inputs of another */
     uint64_t n, tokens;
-    uint32_t moments; /* number of the module that has them: this one, or the other */
-    char *text;       /* name, for messages */
+    uint32_t moments; /* the module that has them: this one or another */
+    char *text;       /* the name, for messages */
 } module;
 
 struct qc_hessians {
@@ -74,7 +74,7 @@ static uint32_t number_of(const qc_hessians *h, const char *name, size_t len)
     return NONE;
 }
 
-/* Tensor `name` + `end`, or NULL. */
+/* Finds the tensor `name` + `end`, or returns NULL. */
 static const qc_ckpt_tensor *beside(const qc_hessians *h, const module *m, const char *end)
 {
     char name[NAME_BYTES];
@@ -115,7 +115,7 @@ static qc_status check_moment(const qc_hessians *h, qc_st_cursor *cur, module *m
     return read_tokens(h, cur, m, err);
 }
 
-/* What a same_as tensor says: the other module must have moments of its own. */
+/* Reads the module that a same_as tensor names. It must have moments of its own. */
 static qc_status follow(qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *err)
 {
     const qc_ckpt_tensor *t = beside(h, m, SAME);
@@ -135,7 +135,7 @@ static qc_status follow(qc_hessians *h, qc_st_cursor *cur, module *m, qc_error *
     return QC_OK;
 }
 
-/* Module names, sorted. */
+/* Makes the list of modules, sorted by name. */
 static qc_status collect(qc_hessians *h, qc_error *err)
 {
     const qc_checkpoint *f = h->file;
@@ -208,7 +208,7 @@ done:
         *out = h;
         return QC_OK;
     }
-    if (h->file) /* else the message names the path already */
+    if (h->file) /* otherwise the message names the path already */
         qc_error_prefix(err, "%s", path);
     qc_hessians_close(h);
     return st;
@@ -248,8 +248,9 @@ const char *qc_hessians_name(const qc_hessians *h, uint32_t i)
     return i < h->count ? h->modules[i].text : "";
 }
 
-/* Row i of the file: its part up to the diagonal is kept, the rest held against the column above,
- * which was read before. Largest difference and the diagonal's sum go out. */
+/* Takes row i of the file to out. Its part before the diagonal is compared with the column above the
+ * diagonal, which was read before: *apart is the largest difference. The element of the diagonal is
+ * added to *trace. */
 static qc_status take_row(const module *m, uint64_t i, const unsigned char *raw, double *out,
                           double *apart, double *trace, qc_error *err)
 {

@@ -1,12 +1,13 @@
-/* Second moments of linear layers' inputs, captured elsewhere: --hessians (docs/calibration.md has
- * the format). A safetensors file, or a folder of them as Hugging Face lays out a model:
+/* Second moments of linear layers' inputs that were captured elsewhere, for --hessians
+ * (docs/calibration.md has the format). They come in a safetensors file, or a folder of such files
+ * as Hugging Face lays out a model:
  *
- *   <module>.second_moment   F64 or F32 [n, n]: the mean over tokens of x x^T. Symmetric
- *   <module>.tokens          I64 [1]: how many tokens that is
- *   <module>.same_as         U8: name of another module, in UTF-8, whose inputs these are, instead
- *                            of the two above (k_proj and v_proj are q_proj's)
+ *   <module>.second_moment   F64 or F32 [n, n]: the mean over tokens of x x^T, which is symmetric
+ *   <module>.tokens          I64 [1]: the number of these tokens
+ *   <module>.same_as         U8: instead of the two above, the name of another module, in UTF-8,
+ *                            whose inputs these are (k_proj and v_proj have q_proj's)
  *
- * <module>: the weight's name without ".weight". */
+ * <module> is the weight's name without ".weight". */
 #ifndef QC_CONVERT_HESSIANS_H
 #define QC_CONVERT_HESSIANS_H
 
@@ -14,19 +15,22 @@
 
 typedef struct qc_hessians qc_hessians;
 
-/* Opens and checks names, shapes and types. QC_ERR_INPUT, QC_ERR_SHAPE. */
+/* Opens the file or folder, and checks names, shapes and types. QC_ERR_INPUT and QC_ERR_SHAPE where
+ * they are wrong. */
 QC_NODISCARD qc_status qc_hessians_open(qc_hessians **out, const char *path, qc_error *err);
-void qc_hessians_close(qc_hessians *h); /* NULL is fine */
+void qc_hessians_close(qc_hessians *h); /* accepts NULL */
 
-/* Of a weight: QC_NO_TENSOR-like UINT32_MAX where the file has none. Equal numbers: the same
- * inputs, so that one factor serves. *n: columns; *tokens. */
+/* Returns the number of a weight's moments, or UINT32_MAX where the file has none. Weights with the
+ * same number have the same inputs, so one factor serves them. *n: the columns; *tokens: how many
+ * tokens the moments are of. */
 uint32_t qc_hessians_find(const qc_hessians *h, const char *weight, uint64_t *n, uint64_t *tokens);
-/* Lower triangle into out [n, n], times the number of tokens: sums, as second_moments.h has them.
- * QC_ERR_INPUT where it is not symmetric (within 1e-3 of the diagonal's mean) or a diagonal element
- * is negative; QC_ERR_NONFINITE. */
+/* Reads the lower triangle into out [n, n] and multiplies it by the number of tokens, which gives
+ * sums as second_moments.h has them. QC_ERR_INPUT where the matrix is not symmetric (within 1e-3 of
+ * the diagonal's mean) or a diagonal element is negative; QC_ERR_NONFINITE. */
 QC_NODISCARD qc_status qc_hessians_read(const qc_hessians *h, uint32_t number, double *out,
                                         qc_error *err);
-/* Modules that have moments, in order of the file; for names that match no weight. */
+/* The modules that have moments, in the order of the file. This finds names that match no
+ * weight. */
 uint32_t qc_hessians_count(const qc_hessians *h);
 const char *qc_hessians_name(const qc_hessians *h, uint32_t i);
 

@@ -1,6 +1,6 @@
-/* What can be known of a weight only when all of it was seen: the scale of its scales, its error,
- * its state. Run by the worker that finished the weight's last frame. */
-#include "convert/pipeline/pipeline.h"
+/* Makes what can be known of a weight only when all of it was seen: the scale of its scales, its
+ * error, its state. The worker that finished the weight's last frame runs this. */
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -33,7 +33,7 @@ static qc_status write_state(const qc_job *j, qc_job_work *s, float offset, qc_e
     return qc_bnb_state_write(&state, s->state_json, err);
 }
 
-/* The sums are those of the scales that a reader will have. */
+/* The sums were measured with the scales that a reader will have. */
 static void take_error(qc_job_state *s, const qc_piece_sums *total)
 {
     s->error.rel_mse = total->sum_xx > 0 ? total->sum_ee / total->sum_xx : 0;
@@ -103,44 +103,11 @@ qc_status qc_job_finish(qc_worker *w, uint32_t job, qc_error *err)
     return j->scheme == QC_SCHEME_INT8_ROWS ? QC_OK : write_state(j, s->work, s->work->offset, err);
 }
 
-const void *qc_job_part(const qc_pipeline *p, uint32_t job, qc_part part)
-{
-    static const unsigned char row_major = 0;
-    static const qc_job_work none;
-    const qc_job_work *s = p->jobs[job].work ? p->jobs[job].work : &none;
-    switch (part) {
-    case QC_PART_ABSMAX:
-        return p->plan->jobs[job].nested ? (const void *)s->nested_codes : s->absmax;
-    case QC_PART_QUANT_MAP:
-        return qc_nf4_code;
-    case QC_PART_NESTED_ABSMAX:
-        return s->nested_absmax;
-    case QC_PART_NESTED_MAP:
-        return qc_dynamic_map;
-    case QC_PART_STATE:
-        return s->state_json;
-    case QC_PART_SCB:
-        return s->absmax;
-    case QC_PART_FORMAT:
-        return &row_major;
-    case QC_PART_MAIN:
-    case QC_PART_COUNT:
-        break;
-    }
-    return NULL;
-}
-
 int qc_job_awaits(const qc_pipeline *p, uint32_t job, qc_part part)
 {
     uint32_t t = p->plan->jobs[job].outputs[part];
     return t != QC_NO_OUTPUT && qc_unit_count(p, t) > 0 &&
            p->units[p->first_unit[t]].kind == QC_UNIT_DERIVED;
-}
-
-int qc_job_part_is_own(qc_part part)
-{
-    return part == QC_PART_ABSMAX || part == QC_PART_NESTED_ABSMAX || part == QC_PART_STATE ||
-           part == QC_PART_SCB;
 }
 
 qc_status qc_job_take_part(qc_pipeline *p, uint32_t job, qc_part part, const void *src,
@@ -194,29 +161,4 @@ void qc_job_trim(const qc_pipeline *p, uint32_t job)
         qc_free(s->nested_absmax);
         s->nested_absmax = NULL;
     }
-}
-
-qc_status qc_job_need_work(qc_job_state *s, qc_error *err)
-{
-    void *v = s->work;
-    if (!v)
-        QC_TRY(qc_calloc(&v, 1, sizeof *s->work, err));
-    s->work = v;
-    return QC_OK;
-}
-
-void qc_job_release(qc_job_state *s)
-{
-    qc_job_work *w = s->work;
-    if (!w)
-        return;
-    qc_free(w->sums);
-    qc_free(w->absmax);
-    qc_free(w->block_errors);
-    qc_free(w->sample_absmax);
-    qc_free(w->nested_codes);
-    qc_free(w->nested_absmax);
-    qc_free(w->state_json);
-    qc_free(w);
-    s->work = NULL;
 }

@@ -1,23 +1,23 @@
-/* Weights whose codes and scales calibrating has made (convert/calibrate/calibrated.h).
+/* Makes weights of the codes and scales that calibrating left (convert/calibrate/calibrated.h).
  *
- * The source is here all the same: its digest goes to the manifest, a weight that is not finite is
+ * The source is read all the same: its digest goes to the manifest, a weight that is not finite is
  * refused, and the error is measured of what a reader will make of codes and scales. */
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/checked.h"
 
 #include <math.h>
 
-#define RUN_ELEMS ((uint64_t)2048) /* decoded at a time; with the source's floats 16 KiB */
+#define RUN_ELEMS ((uint64_t)2048) /* decoded at a time; 16 KiB with the source's floats */
 #define LANES     8u
-#define F16_LIMIT 65520.0f /* rounds to infinity, as all above */
+#define F16_LIMIT 65520.0f /* it rounds to infinity, as everything above it does */
 
 int qc_job_is_calibrated(const qc_pipeline *p, uint32_t job)
 {
     return p->calibrated && qc_calibrated_has(p->calibrated, job);
 }
 
-/* What a reader makes of elements [at, at + n) of the step that begins at `first`, in float. */
+/* Decodes elements [at, at + n) of the step that begins at `first` to floats, as a reader will. */
 static void decode(const qc_worker *w, const qc_job *j, const unsigned char *codes,
                    const float *scales, uint64_t first, uint64_t at, uint64_t n, float *out)
 {
@@ -51,7 +51,7 @@ static void decode(const qc_worker *w, const qc_job *j, const unsigned char *cod
     }
 }
 
-/* The lowest of n elements that has no code, if any: those that quantizing would refuse. */
+/* Finds the first of n elements that has no code, which quantizing would refuse. */
 static qc_bad_kind find_bad(const qc_job *j, const float *x, uint64_t n, uint64_t overflow,
                             uint64_t *index)
 {
@@ -65,7 +65,8 @@ static qc_bad_kind find_bad(const qc_job *j, const float *x, uint64_t n, uint64_
     return QC_BAD_NONE;
 }
 
-/* Sums of n elements, in LANES sums that are added in order: so they do not depend on anything. */
+/* Adds up n elements in LANES sums, which are then added in order, so the result is always the
+ * same. */
 static void measure(const float *x, const float *y, uint64_t n, uint64_t at, qc_piece_sums *sums)
 {
     double xx[LANES] = {0}, ee[LANES] = {0};
@@ -84,7 +85,8 @@ static void measure(const float *x, const float *y, uint64_t n, uint64_t at, qc_
     }
 }
 
-/* Codes and scales of the step to their places; *scales: as a reader has them. */
+/* Takes codes and scales of the step to their places. *scales are the scales as a reader has
+ * them. */
 static qc_status take(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, void *codes,
                       const float **scales, qc_error *err)
 {

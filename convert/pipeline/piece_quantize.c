@@ -1,15 +1,15 @@
-/* Weights that are quantized, one frame's worth at a time: on the CPU step by step, or through the
- * worker's ring on a GPU.
+/* Quantizes weights one frame at a time: on the CPU step by step, or through the worker's ring on a
+ * GPU.
  *
- * Both give the same bytes because both work in the same steps of QC_SOURCE_STEP_BYTES: a slot of
- * the ring holds several whole ones, the GPU leaves a few floats per block or run of them, and the
- * worker makes of those the sums of each step, in order, as the CPU has them.
+ * Both give the same bytes because both work in the same steps of QC_SOURCE_STEP_BYTES. A slot of
+ * the ring holds several whole steps. The GPU leaves a few floats for each block or run of blocks,
+ * and the worker adds them up to the sums of each step, in the order of the CPU.
  *
- * On the CPU stay: casts and dequantizing (copies cost more than the work), weights in float64,
- * and rows or groups too long for a slot. */
+ * These stay on the CPU: casts and dequantizing (copying would cost more than the work), weights in
+ * float64, and rows or groups that are too long for a slot. */
 #include "base/checked.h"
 #include "base/text.h"
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 #include "convert/term/console.h"
 #include "convert/term/size_text.h"
 #include "kernels/cuda_quantize.h"
@@ -20,7 +20,7 @@
 
 #define SLOT_BYTES ((size_t)4 << 20)
 
-/* The elements of a unit, and where what comes of them goes. */
+/* The elements of a unit, and where their error sums go. */
 typedef struct {
     uint32_t job;
     uint64_t begin, end;
@@ -28,7 +28,7 @@ typedef struct {
     qc_piece_sums *total;
 } quantized_piece;
 
-/* "row 3, column 5" as the tensor lies in the source. */
+/* The message names row and column as the tensor lies in the source. */
 static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t index,
                                 qc_bad_kind bad, qc_error *err)
 {
@@ -52,7 +52,7 @@ static qc_status refuse_element(const qc_pipeline *p, const qc_job *j, uint64_t 
             qc_scheme_name(j->scheme), qc_text_word_or(t->name, "NAME"));
 }
 
-/* Elements [first, first + n), at source, to w->content. */
+/* Quantizes elements [first, first + n), which lie at source, to w->content. */
 static void quantize_step(qc_worker *w, uint32_t job, const void *source, uint64_t first,
                           uint64_t n, uint64_t piece_first, qc_piece_sums *sums)
 {
@@ -80,7 +80,8 @@ static void quantize_step(qc_worker *w, uint32_t job, const void *source, uint64
                                      s->absmax + block, s->block_errors + block, sums);
 }
 
-/* Reads [first, first + n), a step or less, to dst and hashes it. */
+/* Reads elements [first, first + n), a step or less, to dst, and hashes the bytes that they come
+ * from. */
 static qc_status read_step(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, void *dst,
                            qc_error *err)
 {
@@ -126,7 +127,7 @@ static const qc_gpu_quantizer *quantizer(const qc_worker *w)
     return w->p->devices->work->quantizer;
 }
 
-/* What the GPU would not take, the CPU must refuse as well, and says why. */
+/* The GPU found no code for an element. The CPU must refuse it as well, and says why. */
 static qc_status refuse_slot(qc_worker *w, const quantized_piece *q, const unsigned char *source,
                              uint64_t first, uint64_t bad, uint64_t slot_elems, qc_error *err)
 {
@@ -145,7 +146,7 @@ static qc_status refuse_slot(qc_worker *w, const quantized_piece *q, const unsig
     return refuse_element(w->p, j, first + bad, sums.bad, err);
 }
 
-/* The results of elements [first, first + n) to their places. */
+/* Copies the results of elements [first, first + n) to their places. */
 static void collect_slot(qc_worker *w, const quantized_piece *q, const qc_gpu_result *r,
                          uint64_t first, uint64_t n)
 {
@@ -183,7 +184,8 @@ static void collect_slot(qc_worker *w, const quantized_piece *q, const qc_gpu_re
     }
 }
 
-/* What CUDA answered, with the device's name; *no_room: there may be room on the CPU. */
+/* Adds the device's name to an error of CUDA. *no_room: the GPU has no room, but the CPU may
+ * have. */
 static qc_status gpu_answered(const qc_worker *w, qc_status st, int *no_room, qc_error *err)
 {
     *no_room = st == QC_ERR_NOMEM;
@@ -193,7 +195,8 @@ static qc_status gpu_answered(const qc_worker *w, qc_status st, int *no_room, qc
     return st;
 }
 
-/* Through the ring: slots are filled as long as one is free, else the oldest is waited for. */
+/* Makes the unit through the ring: fills slots as long as one is free, and else waits for the
+ * oldest. */
 static qc_status make_on_gpu(qc_worker *w, const quantized_piece *q, const qc_gpu_form *form,
                              uint64_t per_slot, int *no_room, qc_error *err)
 {
@@ -226,7 +229,7 @@ static qc_status make_on_gpu(qc_worker *w, const quantized_piece *q, const qc_gp
     return QC_OK;
 }
 
-/* Once for all workers. */
+/* Warns once for all workers. */
 static void tell_no_room(qc_worker *w, const qc_error *why)
 {
     if (!atomic_flag_test_and_set(&w->p->gpu_told))
@@ -274,8 +277,9 @@ static qc_weights_kind kind_of(qc_scheme scheme)
                                            : QC_WEIGHTS_INT8_BLOCKS;
 }
 
-/* Starts the unit anew on the CPU where the GPU turns out to have no room to run a kernel; any
- * other failure ends the conversion: a GPU that fails once has an error in everything after. */
+/* Makes the unit on the GPU. *done stays 0 where the CPU is to make it from its beginning: where
+ * the GPU does not take such a weight, or turns out to have no room to run a kernel. Any other
+ * failure ends the conversion, because a GPU that fails once has an error in everything after. */
 static qc_status try_gpu(qc_worker *w, const quantized_piece *q, int *done, qc_error *err)
 {
     const qc_job *j = &w->p->plan->jobs[q->job];

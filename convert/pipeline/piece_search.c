@@ -1,13 +1,13 @@
-/* Weights whose scales are searched (--scale search, refit).
+/* Quantizes weights whose scales are searched (--scale search, refit).
  *
  * A step is whole groups, and what the search leaves of it is what is written: nothing is done
  * again when the weight is finished. The one thing that a group takes from the rest of its weight
  * is the offset of double quantization, which is 0 in NF4. In block-wise int8 it comes from a
- * sample of groups (quant/scale_search.h), read before the first frame. The workers that want it
- * share the sample, a group at a time; who finds nothing left to take waits for those who did, at
- * most as long as one group takes. The offset depends on the sampled values alone, not on who
- * searched them. */
-#include "convert/pipeline/pipeline.h"
+ * sample of groups (quant/scale_search.h), which is read before the first frame. The workers that
+ * want it share the sample, a group at a time. A worker that finds no group left to take waits for
+ * those who took the last ones, at most as long as one group takes. The offset depends on the
+ * sampled values alone, not on who searched them. */
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
@@ -44,7 +44,7 @@ qc_status qc_search_prepare(qc_worker *w, qc_error *err)
         if (j->nested) {
             uint64_t blocks = qc_job_step_elems(j) / j->block_elems;
             scales = blocks > scales ? blocks : scales;
-            form.nested = 0; /* the sample */
+            form.nested = 0; /* the sample is searched without double quantization */
             need = qc_search_scratch_bytes(&form, j->cols);
             scratch = need > scratch ? need : scratch;
         }
@@ -83,8 +83,9 @@ qc_status qc_search_open(const qc_job *j, int sampled, qc_job_work *s, qc_error 
     return QC_OK;
 }
 
-/* Sampled groups [first, end), neighbours in the weight, to their places in sample_absmax. A weight
- * that has no code counts as nothing here: its own step refuses it, and so always the same one. */
+/* Searches the sampled groups [first, end), which are neighbours in the weight, into sample_absmax.
+ * Groups with an element that has no code count as zeros here. The step that such an element
+ * belongs to refuses it, so the message always names the same one. */
 static qc_status sample_groups(qc_worker *w, uint32_t job, uint64_t first, uint64_t end,
                                qc_error *err)
 {
@@ -96,7 +97,8 @@ static qc_status sample_groups(qc_worker *w, uint32_t job, uint64_t first, uint6
     uint64_t blocks = qc_ceil_div_u64(n, j->block_elems);
     qc_search_form form = form_of(j);
     form.nested = 0;
-    /* w->content is free until the unit is made, and holds the codes of a step of any of them. */
+    /* w->content is free until the unit is made, and it is large enough for the codes of any
+     * step. */
     qc_search_out out = {.codes = w->content, .absmax = s->sample_absmax + first * QC_NESTED_BLOCK};
     qc_piece_sums sums = {0};
     qc_error trouble = {0};
@@ -112,7 +114,7 @@ static qc_status sample_groups(qc_worker *w, uint32_t job, uint64_t first, uint6
     return st;
 }
 
-/* All of the sample is there: by the one worker that found so. */
+/* The one worker that completed the sample calls this. */
 static void make_offset(qc_pipeline *p, uint32_t job)
 {
     const qc_job *j = &p->plan->jobs[job];

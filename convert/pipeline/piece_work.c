@@ -1,77 +1,16 @@
-/* One frame's worth of output, made from the source step by step.
+/* Makes the content of one unit from the source, step by step.
  *
- * A step is QC_SOURCE_STEP_BYTES of source: read into a buffer that stays in the L2 cache, hashed
- * there, quantized from there. Only the codes travel on to memory. */
-#include "convert/pipeline/pipeline.h"
+ * A step is QC_SOURCE_STEP_BYTES of source. It is read into a buffer that stays in the L2 cache,
+ * and is hashed and quantized from there. Only the codes travel on to memory. */
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
 #include "base/checked.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <string.h>
 
-static const qc_ckpt_tensor *source_of(const qc_pipeline *p, const qc_job *j)
-{
-    return &p->plan->model->tensors[j->source];
-}
-
-/* Element i of the written [rows, cols] is element (i % cols) * rows + i / cols of the stored
- * [cols, rows]: for each stored row one read of neighbouring elements, scattered. */
-static qc_status read_transposed(qc_worker *w, const qc_job *j, uint64_t first, uint64_t n,
-                                 unsigned char *dst, qc_error *err)
-{
-    const qc_ckpt_tensor *t = source_of(w->p, j);
-    uint64_t each = qc_dtype_bits(t->dtype) / 8;
-    unsigned char row[4096];
-    uint64_t per_read = sizeof row / each;
-    for (uint64_t k = 0; k < j->cols; k++) {
-        uint64_t r = first <= k ? 0 : qc_ceil_div_u64(first - k, j->cols);
-        uint64_t last = first + n - 1; /* n > 0 */
-        uint64_t end = last < k ? 0 : (last - k) / j->cols + 1;
-        while (r < end) {
-            uint64_t count = end - r < per_read ? end - r : per_read;
-            QC_TRY(qc_worker_look_up(w, err));
-            QC_TRY(qc_checkpoint_read(w->p->plan->model, w->cursor, t, (k * j->rows + r) * each,
-                                      row, (size_t)(count * each), err));
-            for (uint64_t i = 0; i < count; i++)
-                memcpy(dst + ((r + i) * j->cols + k - first) * each, row + i * each, (size_t)each);
-            r += count;
-        }
-    }
-    return QC_OK;
-}
-
-qc_status qc_job_read(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, void *dst,
-                      qc_error *err)
-{
-    const qc_job *j = &w->p->plan->jobs[job];
-    const qc_ckpt_tensor *t = source_of(w->p, j);
-    if (n == 0)
-        return QC_OK;
-    if (j->entry->coded)
-        return qc_coded_read(w->p->plan->model, w->cursor, w->p->ops, t, j->entry->coded, &w->coded,
-                             first, n, dst, err);
-    if (j->entry->transpose)
-        return read_transposed(w, j, first, n, dst, err);
-    uint64_t each = qc_dtype_bits(t->dtype) / 8;
-    return qc_checkpoint_read(w->p->plan->model, w->cursor, t, first * each, dst,
-                              (size_t)(n * each), err);
-}
-
-const unsigned char *qc_job_stored(const qc_worker *w, uint32_t job, uint64_t n, const void *read,
-                                   size_t *bytes)
-{
-    const qc_job *j = &w->p->plan->jobs[job];
-    if (j->entry->coded) {
-        *bytes = w->coded.code_bytes;
-        return w->coded.codes;
-    }
-    *bytes = (size_t)(n * (qc_dtype_bits(j->dtype) / 8));
-    return read;
-}
-
-/* Decoded scales of a stored weight that is dequantized: read once per job. */
+/* Reads and decodes the scales of a stored weight that is dequantized, once for each job. */
 static qc_status load_scales(qc_worker *w, uint32_t job, qc_error *err)
 {
     const qc_pipeline *p = w->p;
@@ -107,7 +46,9 @@ static qc_status load_scales(qc_worker *w, uint32_t job, qc_error *err)
     return st;
 }
 
-qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
+/* Prepares what a job needs before its first unit: its buffers, the absmax of a weight that is
+ * dequantized, and the offset where it comes from a sample. */
+static qc_status open_job(qc_worker *w, uint32_t job, qc_error *err)
 {
     qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
@@ -153,16 +94,8 @@ qc_status qc_job_open(qc_worker *w, uint32_t job, qc_error *err)
     return qc_search_offset(w, job, err);
 }
 
-uint64_t qc_job_step_elems(const qc_job *j)
-{
-    uint64_t n = QC_SOURCE_STEP_BYTES / (qc_dtype_bits(j->dtype) / 8);
-    if (j->scheme == QC_SCHEME_INT8_ROWS)
-        return n < j->cols ? j->cols : n - n % j->cols;
-    uint64_t group = qc_job_group_elems(j);
-    return n < group ? group : n; /* all are powers of two */
-}
-
-/* --keep leaves a tensor unquantized, but what --rest says holds for it all the same. */
+/* --keep leaves a tensor unquantized, but --rest holds for it all the same, so the advice is --rest
+ * where the conversion quantizes. */
 static qc_status refuse_cast(const qc_pipeline *p, const qc_ckpt_tensor *t, uint64_t index,
                              qc_dtype to, qc_error *err)
 {
@@ -181,7 +114,7 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err
 {
     const qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
-    const qc_ckpt_tensor *t = source_of(p, j);
+    const qc_ckpt_tensor *t = qc_job_source(p, j);
     qc_dtype to = j->entry->out_dtype;
     uint64_t out_each = qc_dtype_bits(to) / 8;
     uint64_t begin = u->content_offset / out_each, end = begin + u->content_bytes / out_each;
@@ -204,7 +137,7 @@ static qc_status make_cast(qc_worker *w, qc_unit *u, uint32_t job, qc_error *err
     return QC_OK;
 }
 
-/* Row-wise int8, elements [first, first + n) that may begin and end inside rows. */
+/* Dequantizes elements [first, first + n) of row-wise int8, which may begin and end inside rows. */
 static void dequantize_rows(const qc_worker *w, const qc_job *j, const float *scb, uint64_t first,
                             uint64_t n, unsigned char *dst, uint64_t out_each, uint64_t *overflow)
 {
@@ -225,14 +158,14 @@ static qc_status make_dequantized(qc_worker *w, qc_unit *u, uint32_t job, qc_err
 {
     const qc_pipeline *p = w->p;
     const qc_job *j = &p->plan->jobs[job];
-    const qc_ckpt_tensor *t = source_of(p, j);
+    const qc_ckpt_tensor *t = qc_job_source(p, j);
     const qc_stored_weight *sw = j->entry->stored;
     const float *scales = p->jobs[job].work->absmax;
     qc_dtype to = j->entry->out_dtype;
     uint64_t out_each = qc_dtype_bits(to) / 8;
     uint64_t begin = u->content_offset / out_each, end = begin + u->content_bytes / out_each;
     uint64_t per_byte = sw->stored_as == QC_SCHEME_NF4 ? 2 : 1;
-    uint64_t step = QC_SOURCE_STEP_BYTES; /* elements: a multiple of every block size */
+    uint64_t step = QC_SOURCE_STEP_BYTES; /* in elements; a multiple of every block size */
     float map[16];
     if (sw->quant_map != UINT32_MAX)
         QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor,
@@ -276,7 +209,7 @@ qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
     switch (j->scheme) {
     case QC_SCHEME_KEEP:
     case QC_SCHEME_ABSORBED:
-        QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor, source_of(p, j), u->content_offset,
+        QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor, qc_job_source(p, j), u->content_offset,
                                   w->content, u->content_bytes, err));
         u->source = qc_digest_bytes(w->content, u->content_bytes);
         u->content = u->source;
@@ -285,13 +218,13 @@ qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
         QC_TRY(j->entry->transpose ? qc_stack_make(w, u, err) : make_cast(w, u, job, err));
         break;
     case QC_SCHEME_DEQUANT:
-        QC_TRY(qc_job_open(w, job, err));
+        QC_TRY(open_job(w, job, err));
         QC_TRY(j->entry->transpose ? qc_stack_make(w, u, err) : make_dequantized(w, u, job, err));
         break;
     case QC_SCHEME_NF4:
     case QC_SCHEME_INT8_ROWS:
     case QC_SCHEME_INT8_BLOCKS:
-        QC_TRY(qc_job_open(w, job, err));
+        QC_TRY(open_job(w, job, err));
         QC_TRY(qc_quantized_make(w, u, job, err));
         break;
     }
@@ -299,7 +232,7 @@ qc_status qc_piece_make(qc_worker *w, qc_unit *u, qc_error *err)
     return QC_OK;
 }
 
-/* Elements of the unit through qc_job_read, step by step, as the two that quantize and cast do. */
+/* Hashes the unit's elements step by step, as quantizing and casting do. */
 static qc_status hash_elements(qc_worker *w, const qc_unit *u, uint32_t job, qc_digest *out,
                                qc_error *err)
 {
@@ -329,7 +262,7 @@ qc_status qc_piece_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc_err
     uint32_t job = p->plan->outputs[u->tensor].job;
     const qc_job *j = &p->plan->jobs[job];
     if (j->scheme == QC_SCHEME_KEEP || j->scheme == QC_SCHEME_ABSORBED) {
-        QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor, source_of(p, j), u->content_offset,
+        QC_TRY(qc_checkpoint_read(p->plan->model, w->cursor, qc_job_source(p, j), u->content_offset,
                                   w->content, u->content_bytes, err));
         *out = qc_digest_bytes(w->content, u->content_bytes);
         return QC_OK;

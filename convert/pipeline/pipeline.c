@@ -1,21 +1,20 @@
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include "base/alloc.h"
-#include "base/checked.h"
 #include "convert/hardware/host_facts.h"
 #include "convert/pipeline/syncer.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* Target for the whole process; the buffers of the workers are most of it. */
+/* This is a target for the whole process, of which the buffers of the workers take most. */
 #define MEMORY_TARGET_BYTES (400u << 20)
 #define PIECE_TARGET_BYTES  (8u << 20)
-/* Complete shards that stay open until the syncer has been there: the kernel forgets that a page
- * could not be written when nobody has the file open. More of them in one round are small ones. */
-#define OPEN_COMPLETE 8u
-/* One part in so many of free memory may be filled by the files of a conversion. */
+
+/* The files of a conversion may fill one part in so many of free memory. */
 #define CACHE_SHARE 4u
+/* Source bytes that are on their way to the team, beyond what it reads just now. */
+#define READ_AHEAD_BYTES (64u << 20)
 
 unsigned qc_pipeline_default_threads(int level)
 {
@@ -28,74 +27,7 @@ unsigned qc_pipeline_default_threads(int level)
 
 /* ---- Shards --------------------------------------------------------------------------------- */
 
-static qc_status open_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
-{
-    qc_shard_state *s = &p->shards[shard];
-    qc_status st = QC_OK;
-    pthread_mutex_lock(&p->shard_lock);
-    if (s->file.fd < 0)
-        st = qc_file_open_update(&s->file, s->path, err);
-    pthread_mutex_unlock(&p->shard_lock);
-    return st;
-}
-
-static qc_status write_table(qc_pipeline *p, uint32_t shard, qc_error *err)
-{
-    qc_shard_state *s = &p->shards[shard];
-    void *v = NULL;
-    qc_strbuf table;
-    qc_strbuf_init(&table, SIZE_MAX / 2);
-    QC_TRY(qc_calloc(&v, s->unit_count, sizeof(qc_frame), err));
-    qc_frame *frames = v;
-    uint64_t content = 0;
-    for (uint32_t i = 0; i < s->unit_count; i++) {
-        const qc_unit u = qc_unit_of(p, s->first_unit + i);
-        frames[i] = (qc_frame){u.file_offset, content, u.stored_bytes, u.content_bytes};
-        content += u.content_bytes;
-    }
-    qc_status st = qc_seek_table_build(&table, frames, s->unit_count, err);
-    if (st == QC_OK)
-        st = qc_file_pwrite(&s->file, table.data, table.len, s->next_offset, err);
-    if (st == QC_OK) {
-        s->table = qc_digest_bytes(table.data, table.len);
-        s->table_bytes = table.len;
-        s->file_bytes = s->next_offset + table.len;
-    }
-    qc_strbuf_deinit(&table);
-    qc_free(frames);
-    return st;
-}
-
-/* All its frames are written and recorded. */
-static qc_status finish_shard(qc_pipeline *p, uint32_t shard, qc_error *err)
-{
-    qc_shard_state *s = &p->shards[shard];
-    const qc_shard *sh = &p->plan->layout.shards[shard];
-    s->file_bytes = sh->header_bytes + sh->data_bytes;
-    QC_TRY(open_shard(p, shard, err));
-    if (qc_pipeline_is_compressed(p))
-        QC_TRY(write_table(p, shard, err));
-    QC_TRY(qc_file_resize(&s->file, s->file_bytes, err)); /* an earlier run may have gone beyond */
-    if (p->recorder)
-        QC_TRY(p->recorder->shard(p->recorder->ctx, shard, err));
-    if (atomic_fetch_add(&p->waiting, 1) >= OPEN_COMPLETE)
-        QC_TRY(qc_shard_close(p, shard, err));
-    else
-        atomic_store(&s->complete, 1);
-    atomic_store(&s->news, 1);
-    return QC_OK;
-}
-
-qc_status qc_shard_close(qc_pipeline *p, uint32_t shard, qc_error *err)
-{
-    pthread_mutex_lock(&p->shard_lock);
-    qc_status st = qc_file_close(&p->shards[shard].file, err);
-    pthread_mutex_unlock(&p->shard_lock);
-    atomic_fetch_sub(&p->waiting, 1);
-    return st;
-}
-
-/* The disk is full: is there room once what is written is on it? */
+/* The disk is full. Waits until what is written is on it, and tells whether that has made room. */
 static int make_room(qc_pipeline *p)
 {
     uint32_t before = (uint32_t)atomic_load(&p->freed);
@@ -108,7 +40,7 @@ static int make_room(qc_pipeline *p)
 static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored, qc_error *err)
 {
     qc_shard_state *s = &p->shards[u->shard];
-    QC_TRY(open_shard(p, u->shard, err));
+    QC_TRY(qc_shard_open(p, u->shard, err));
     qc_status st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
     while (st == QC_ERR_NOSPACE && make_room(p))
         st = qc_file_pwrite(&s->file, stored, u->stored_bytes, u->file_offset, err);
@@ -123,15 +55,15 @@ static qc_status write_unit(qc_pipeline *p, const qc_unit *u, const void *stored
     return QC_OK;
 }
 
-/* `count` units of a shard are written and, where anything is, recorded. */
+/* `count` more units of a shard are written, and recorded if anything is recorded. */
 static qc_status count_units(qc_pipeline *p, uint32_t shard, uint32_t count, qc_error *err)
 {
     if (count > 0 && atomic_fetch_sub(&p->shards[shard].left, count) == count)
-        return finish_shard(p, shard, err);
+        return qc_shard_finish(p, shard, err);
     return QC_OK;
 }
 
-/* A unit that is not finished with its job. */
+/* Records a unit that is not finished together with its job. */
 static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
 {
     if (p->recorder)
@@ -141,8 +73,8 @@ static qc_status record_unit(qc_pipeline *p, uint32_t index, qc_error *err)
 
 /* ---- Work ----------------------------------------------------------------------------------- */
 
-/* From unit `next` on: step over what is kept or not ours, give the kept-free units their places,
- * and stop at the first whose place depends on its worker. */
+/* Goes on from unit `next`: steps over units that are kept or not ours, gives the deferred units
+ * their places, and stops at the first whose place depends on its worker. */
 static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
 {
     for (; *next < p->unit_count; ++*next) {
@@ -165,7 +97,7 @@ static qc_status step_over(qc_pipeline *p, uint32_t *next, qc_error *err)
     return QC_OK;
 }
 
-/* Give the unit its place, and those behind it theirs that have one. */
+/* Gives the unit its place, and the units behind it theirs, as far as they are known. */
 static qc_status take_place(qc_worker *w, qc_unit *u, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -178,7 +110,7 @@ static qc_status take_place(qc_worker *w, qc_unit *u, qc_error *err)
     return QC_OK;
 }
 
-/* The unit's content is at `content`: compress, place, write. */
+/* Compresses, places and writes the unit, whose content is at `content`. */
 static qc_status commit_unit(qc_worker *w, qc_unit *u, const void *content, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -212,7 +144,7 @@ static qc_status commit_derived(qc_worker *w, uint32_t index, qc_error *err)
     return commit_unit(w, &u, content, err);
 }
 
-/* The last main unit of a job is written. */
+/* Finishes a job whose last main unit is written. */
 static qc_status finish_job(qc_worker *w, uint32_t job, qc_error *err)
 {
     qc_pipeline *p = w->p;
@@ -279,7 +211,8 @@ static qc_status do_header(qc_worker *w, uint32_t index, qc_error *err)
     return st == QC_OK ? record_unit(w->p, index, err) : st;
 }
 
-/* Work on the job begins: whoever goes on after us can tell what is done again. */
+/* Records that work on the job begins, so that a run that goes on after this one can tell what is
+ * done again. */
 static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
 {
     qc_job_state *s = &p->jobs[job];
@@ -292,7 +225,8 @@ static qc_status record_begin(qc_pipeline *p, uint32_t job, qc_error *err)
     return begun ? QC_OK : p->recorder->begin(p->recorder->ctx, job, err);
 }
 
-/* A frame that was recorded and lost: the frames beside it are of the same source. */
+/* A frame that was recorded and then lost must come out as it was, because the frames beside it
+ * were made of that source. */
 static qc_status check_again(qc_pipeline *p, const qc_unit *then, const qc_unit *now, qc_error *err)
 {
     if (qc_digest_equal(&then->source, &now->source) &&
@@ -318,9 +252,9 @@ static void begin_item(qc_worker *w, uint32_t item)
         qc_read_ahead_no_direct(reads, item);
 }
 
-/* What was read is yet to be compressed and written: let the device read on meanwhile. Only a main
- * unit is taken before its time: a derived one may lie before what the caller is about to wait at
- * the turnstile with, which would be waiting for itself. */
+/* Takes the next unit already, so that the device reads on while the caller compresses and writes
+ * this one. Only a main unit is taken early: a derived one may lie before the unit with which the
+ * caller is about to wait at the turnstile, and the caller would wait for itself. */
 static void take_early(qc_worker *w)
 {
     qc_pipeline *p = w->p;
@@ -332,7 +266,7 @@ static void take_early(qc_worker *w)
     begin_item(w, w->early);
 }
 
-/* The number of what the worker is to do; 0 where nothing is left. */
+/* *item is the number of what the worker is to do. Returns 0 where nothing is left. */
 static int take(qc_worker *w, uint32_t *item)
 {
     *item = w->early;
@@ -388,8 +322,8 @@ static qc_status do_derived(qc_worker *w, uint32_t index, qc_error *err)
     return QC_OK;
 }
 
-/* What the unit that is dispatched as number `item` reads of the source. Stacks that are turned are
- * read over and over, and in no order worth telling. */
+/* Tells what the unit that is dispatched as number `item` reads of the source. A weight that is
+ * turned is read over and over, in no order that would help, so nothing is told of it. */
 static qc_read_range source_range(void *ctx, uint32_t item)
 {
     const qc_pipeline *p = ctx;
@@ -407,73 +341,6 @@ static qc_read_range source_range(void *ctx, uint32_t item)
                                u.content_bytes * j->source_num / j->source_den, &r.file, &r.offset,
                                &r.bytes);
     return r;
-}
-
-void qc_worker_deinit(qc_worker *w)
-{
-    qc_worker_leave_gpu(w);
-    qc_st_cursor_destroy(w->cursor);
-    qc_direct_destroy(w->direct);
-    qc_frame_coder_destroy(w->coder);
-    qc_digest_destroy(w->hash);
-    qc_free(w->source);
-    qc_free(w->content);
-    qc_free(w->stored);
-    qc_free(w->search);
-    qc_free(w->scales);
-    qc_coded_scratch_deinit(&w->coded);
-}
-
-static qc_status row_bytes(const qc_job *j, size_t *out, qc_error *err)
-{
-    if (qc_u64_to_size(2 * j->cols, out))
-        QC_FAIL(err, QC_ERR_NOMEM, "tensor '%s': a row is too long", j->name);
-    return QC_OK;
-}
-
-qc_status qc_worker_init(qc_worker *w, qc_pipeline *p, qc_team *team, qc_error *err)
-{
-    memset(w, 0, sizeof *w);
-    w->p = p;
-    w->early = QC_NO_ITEM;
-    w->team = team;
-    size_t source = QC_SOURCE_STEP_BYTES, piece = p->piece_bytes;
-    for (uint32_t i = 0; i < p->plan->job_count; i++) {
-        const qc_job *j = &p->plan->jobs[i];
-        uint64_t each = qc_dtype_bits(j->dtype) / 8;
-        if (j->scheme == QC_SCHEME_INT8_ROWS && j->cols * each > source)
-            source = (size_t)(j->cols * each); /* cols is at most QC_FRAME_MAX_BYTES */
-        /* A group of searched scales: at most 8 MiB. */
-        if (j->blocks > 0 && qc_job_step_elems(j) * each > source)
-            source = (size_t)(qc_job_step_elems(j) * each);
-        /* A stack of experts: a row of codes and a block of them before it. */
-        if (j->scheme == QC_SCHEME_DEQUANT && j->entry->transpose && 2 * j->cols > source)
-            QC_TRY(row_bytes(j, &source, err));
-    }
-    void *v = NULL;
-    QC_TRY(qc_st_cursor_create(&w->cursor, err));
-    if (!p->keep_cache) {
-        QC_TRY(qc_direct_create(&w->direct, err));
-        qc_st_cursor_use_direct(w->cursor, w->direct);
-    }
-    QC_TRY(qc_frame_coder_create(&w->coder, err));
-    QC_TRY(qc_digest_create(&w->hash, err));
-    QC_TRY(qc_malloc_aligned(&v, 4096, source, err));
-    w->source = v;
-    QC_TRY(qc_malloc_aligned(&v, 4096, piece, err));
-    w->content = v;
-    if (qc_pipeline_is_compressed(p)) {
-        QC_TRY(qc_malloc_aligned(&v, 4096, qc_frame_bound(piece), err));
-        w->stored = v;
-    }
-    return qc_search_prepare(w, err);
-}
-
-qc_status qc_worker_look_up(const qc_worker *w, qc_error *err)
-{
-    if (qc_team_stopped(w->team) || atomic_load_explicit(&w->p->halted, memory_order_relaxed))
-        QC_FAIL(err, QC_ERR_INTERRUPTED, "interrupted");
-    return QC_OK;
 }
 
 static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *err)
@@ -511,8 +378,8 @@ static qc_status run_worker(qc_team *team, unsigned index, void *ctx, qc_error *
     return st;
 }
 
-/* Files that would fill much of what memory is free push out what others keep there, and would be
- * gone themselves before anybody reads them again. */
+/* The files of a large conversion would push out what other programs keep in free memory, and would
+ * be gone themselves before anybody reads them again. */
 static qc_status decide_cache(qc_pipeline *p, qc_error *err)
 {
     qc_host_facts host;
@@ -565,7 +432,7 @@ qc_status qc_pipeline_init(qc_pipeline *p, const qc_plan *plan, qc_output_dir *o
     return QC_OK;
 }
 
-/* What is left to do, now that it is known what is kept. */
+/* Counts what is left to do, now that it is known what is kept. */
 static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
 {
     uint32_t next = 0;
@@ -586,12 +453,12 @@ static qc_status count_what_is_left(qc_pipeline *p, qc_error *err)
         qc_shard_state *s = &p->shards[i];
         if (s->foreign || s->kept || atomic_load(&s->left) > 0)
             continue;
-        /* Its table comes behind its last frame; the turnstile may not have come here yet, and
-         * steps over the shard from its beginning when it does. */
+        /* The table comes behind the shard's last frame. The turnstile may not have come here yet;
+         * when it does, it steps over the shard from its beginning. */
         uint64_t come = s->next_offset;
         const qc_unit_state *last = &p->units[s->first_unit + s->unit_count - 1];
         s->next_offset = qc_unit_place(last) + last->stored_bytes;
-        QC_TRY(finish_shard(p, i, err));
+        QC_TRY(qc_shard_finish(p, i, err));
         s->next_offset = come;
     }
     return qc_units_dispatch(p, err);
@@ -605,7 +472,7 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
             p->progress(p->progress_ctx, j->absorbed_bytes); /* an empty weight has no work */
     }
     QC_TRY(count_what_is_left(p, err));
-    QC_TRY(qc_read_ahead_init(&p->reads, p->dispatch_count, source_range, p, QC_READ_AHEAD_BYTES,
+    QC_TRY(qc_read_ahead_init(&p->reads, p->dispatch_count, source_range, p, READ_AHEAD_BYTES,
                               !p->keep_cache, 1, err));
     QC_TRY(qc_syncer_start(&p->syncer, p, err));
     qc_status st = qc_team_run(p->threads, run_worker, p, err);
@@ -614,7 +481,7 @@ qc_status qc_pipeline_run(qc_pipeline *p, qc_error *err)
 
 void qc_pipeline_forget_digests(qc_pipeline *p)
 {
-    if (p->digests.path) /* else its handle may be 0, and not ours */
+    if (p->digests.path) /* without a path its handle may be 0, and not ours */
         qc_file_discard(&p->digests);
     p->digests = QC_FILE_CLOSED;
 }

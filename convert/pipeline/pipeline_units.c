@@ -1,9 +1,8 @@
-/* The units of a pipeline: made from the plan, counted, put in the order in which workers take
- * them.
- */
+/* Makes the units of a pipeline from the plan, counts them, and puts them in the order in which
+ * workers take them. */
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 static uint64_t tensor_bytes(const qc_out_tensor *t)
 {
@@ -15,8 +14,8 @@ int qc_pipeline_is_compressed(const qc_pipeline *p)
     return p->plan->options->compress;
 }
 
-/* A derived tensor waits for its place if it lies before the codes, or always when every place is
- * known anyway. */
+/* A derived tensor that lies before the codes is deferred: a place is kept free for it. So is every
+ * one when nothing is compressed, since all places are known then. */
 static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
 {
     const qc_output *o = &p->plan->outputs[tensor];
@@ -29,7 +28,7 @@ static qc_unit_kind kind_of(const qc_pipeline *p, uint32_t tensor)
     return QC_UNIT_DERIVED;
 }
 
-/* A table that lies beside weights, and is the same beside all of them. */
+/* Is this a table that lies beside weights, and is the same beside all of them? */
 static int is_same(const qc_pipeline *p, const qc_unit_state *u)
 {
     return u->kind == QC_UNIT_DEFERRED &&
@@ -164,7 +163,7 @@ qc_status qc_unit_put(qc_pipeline *p, const qc_unit *u, qc_error *err)
                           (uint64_t)u->index * sizeof all, err);
 }
 
-/* Digests of the tables that are the same beside all weights. */
+/* Makes the digests of the tables that are the same beside all weights. */
 static qc_status make_same(qc_pipeline *p, qc_error *err)
 {
     for (uint32_t i = 0; i < p->unit_count; i++) {
@@ -267,10 +266,9 @@ uint64_t qc_unit_plain_place(const qc_pipeline *p, const qc_unit *u)
     return place;
 }
 
-/* Units in the order in which workers take them: file order, except that derived units come after
- * the next threads - 1 main units. Then the others have something to do while one worker finishes
- * the weight; and as at most threads - 1 workers can wait at the turnstile for a derived unit, one
- * is always left to take it. */
+/* Workers take units in file order, except that derived units come after the next threads - 1 main
+ * units. Then the others have something to do while one worker finishes the weight. At most threads
+ * - 1 workers can wait at the turnstile for a derived unit, so one is always left to take it. */
 qc_status qc_units_dispatch(qc_pipeline *p, qc_error *err)
 {
     void *v = NULL;

@@ -20,29 +20,33 @@
 
 typedef struct {
     const qc_plan *plan;
-    atomic_uint_fast32_t *left; /* per file: jobs that read it and are not done */
+    atomic_uint_fast32_t *left; /* [files]: the jobs that read it and are not done */
 } qc_source_files;
 
-/* The tensors of the source whose bytes are read to make job j (indices, each once). */
+/* Lists the tensors of the source whose bytes are read to make job j (as indices, each once). */
 size_t qc_job_tensors(const qc_job *j, uint32_t out[QC_JOB_TENSORS_MAX]);
-/* The files they lie in (indices, each once). None for a weight without elements. */
+/* Lists the files that these tensors lie in (as indices, each once). A weight without elements has
+ * none. */
 size_t qc_job_files(const qc_plan *plan, uint32_t job, uint32_t out[QC_JOB_TENSORS_MAX]);
 
-/* All jobs of the plan are to come. Owns heap; deinit is fine on what is zero. */
+/* Begins with all jobs of the plan to come. It owns heap memory; deinit accepts a struct of
+ * zeros. */
 QC_NODISCARD qc_status qc_source_files_init(qc_source_files *s, const qc_plan *plan, qc_error *err);
 void qc_source_files_deinit(qc_source_files *s);
-/* The files of a job are what was opened, or QC_ERR_CHANGED: to be called between its last read and
- * its record. */
+/* Checks that the files of a job are what was opened, else QC_ERR_CHANGED. This is to be called
+ * between the job's last read and its record. */
 QC_NODISCARD qc_status qc_source_files_look(const qc_source_files *s, uint32_t job, qc_error *err);
-/* A job is done, by this run or before: once per job, with elements or without. */
+/* A job is done, by this run or before. This is called once for each job, with elements or
+ * without. */
 void qc_source_files_done(qc_source_files *s, uint32_t job);
-/* Nothing reads the file any more. */
+/* Returns 1 when nothing reads the file any more. */
 int qc_source_files_is_done(const qc_source_files *s, size_t file);
-/* Every file is what was opened, or QC_ERR_CHANGED. */
+/* Checks that every file is what was opened, else QC_ERR_CHANGED. */
 QC_NODISCARD qc_status qc_source_files_check(const qc_plan *plan, qc_error *err);
-/* The conversion failed with `failed`, and err says why: when a file changed meanwhile, that is why
- * (QC_ERR_CHANGED, err is replaced); else `failed`. What has nothing to do with the source's bytes
- * (an interruption, memory, room, a device) stays what it is. */
+/* The conversion failed with `failed`, and err says why. If a file of the source has changed
+ * meanwhile, that is the true reason: this returns QC_ERR_CHANGED and replaces err. Otherwise it
+ * returns `failed`. A failure that has nothing to do with the source's bytes (an interruption,
+ * memory, room, a device) stays what it is. */
 QC_NODISCARD qc_status qc_source_files_explain(const qc_plan *plan, qc_status failed,
                                                qc_error *err);
 

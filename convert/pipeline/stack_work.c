@@ -1,23 +1,23 @@
-/* One frame of a weight in 16 bit that lies the other way than its codes: a stack of experts,
- * [experts, in, out] as transformers multiplies with it from codes [experts, out, in], or a Conv1D
- * weight, [in, out] from [out, in], which is a stack of one.
+/* Makes one frame of a weight in 16 bit that lies the other way than its codes. This may be a stack
+ * of experts, which transformers multiplies with as [experts, in, out] and whose codes are
+ * [experts, out, in], or a Conv1D weight, [in, out] from [out, in], which is a stack of one.
  *
- * A frame holds some rows of one expert's transposed matrix, or parts of two experts. For each, the
- * stored rows are read in steps, decoded to floats and turned. Codes are read once for every frame
- * of an expert (four for gpt-oss-20b), which costs less than decoding out of order: reads stay
- * contiguous, so compressed sources are fine, too.
+ * A frame holds some rows of one expert's transposed matrix, or parts of two experts. For each
+ * expert, the stored rows are read in steps, decoded to floats and turned. The codes are read once
+ * for every frame of an expert (four for gpt-oss-20b). That costs less than decoding out of order,
+ * and reads stay contiguous, so compressed sources are fine, too.
  *
  * The digest of the source is over the frame's share of the stored bytes, as for every other weight
- * (docs/format.md), and so over other bytes than the frame is made of. */
+ * (docs/format.md). These are other bytes than the frame is made of. */
 #include "base/alloc.h"
 #include "base/checked.h"
-#include "convert/pipeline/pipeline.h"
+#include "convert/pipeline/pipeline_internal.h"
 #include "quant/quant_decode.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* Rows turned at a time: a strip of as many floats per column. */
+/* This many rows are turned at a time; each column gives a strip of as many floats. */
 #define STRIP_ROWS 256u
 
 qc_status qc_stack_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc_error *err)
@@ -41,7 +41,7 @@ qc_status qc_stack_source(qc_worker *w, const qc_unit *u, qc_digest *out, qc_err
     return QC_OK;
 }
 
-/* Elements [first, first + n) of a quantized stack as floats; a block that begins earlier is
+/* Reads elements [first, first + n) of a quantized stack as floats. A block that begins earlier is
  * decoded whole, so *skip elements of out come before the first. */
 static qc_status read_stored(qc_worker *w, uint32_t job, uint64_t first, uint64_t n, float *out,
                              uint64_t *skip, qc_error *err)
@@ -75,7 +75,8 @@ static qc_status read_stored(qc_worker *w, uint32_t job, uint64_t first, uint64_
     return QC_OK;
 }
 
-/* One expert's part of a frame: elements [begin, end) of its transposed matrix, to dst. */
+/* The part of a frame that one expert has: elements [begin, end) of its transposed matrix go to
+ * dst. */
 typedef struct {
     uint32_t job;
     uint64_t expert, in, out; /* in, out: its dimensions */
@@ -157,8 +158,8 @@ qc_status qc_stack_make(qc_worker *w, qc_unit *u, qc_error *err)
     const uint64_t *dims = (coded ? coded->dims : j->entry->stored->dims) + ndim - 2;
     uint64_t each = qc_dtype_bits(j->entry->out_dtype) / 8, matrix = dims[0] * dims[1];
     uint64_t begin = u->content_offset / each, end = begin + u->content_bytes / each;
-    /* Floats of a step: codes of a quantized one pass through w->source, one byte or less each; at
-     * least one row, and a block before it. */
+    /* A step has this many floats, and at least one row. The codes of a quantized stack pass
+     * through w->source, with a byte or less for each float, and a block may come before them. */
     uint64_t room = QC_SOURCE_STEP_BYTES / sizeof(float), block = 0;
     size_t bytes = 0;
     void *v = NULL;

@@ -1,6 +1,7 @@
 #include "convert/pipeline/syncer.h"
 
 #include "base/alloc.h"
+#include "convert/pipeline/pipeline_internal.h"
 
 #include <time.h>
 
@@ -11,18 +12,18 @@ struct qc_syncer {
     pthread_t thread;
     pthread_mutex_t lock; /* protects what follows; a leaf lock */
     pthread_cond_t told, ran;
-    int stop;               /* now */
-    int finish;             /* after one more round */
+    int stop;               /* the thread is to end at once */
+    int finish;             /* the thread is to end after one more round */
     uint64_t asked, served; /* rounds that workers asked for, and those that are over */
     int ended;
-    /* The thread's; the caller's after it ended. */
-    unsigned char *named; /* per shard: its name is on the disk */
+    /* These belong to the thread, and to the caller after it has ended. */
+    unsigned char *named; /* [shards]: the name of the file is on the disk */
     qc_status status;
     qc_error error;
 };
 
-/* Through a handle of its own: of complete shards workers may have closed theirs
- * (pipeline.c, OPEN_COMPLETE). */
+/* The syncer uses a handle of its own, because the workers' handle of a complete shard may be
+ * closed already (shard_files.c, OPEN_COMPLETE). */
 static qc_status sync_shard(qc_syncer *s, uint32_t shard, qc_error *err)
 {
     qc_pipeline *p = s->p;
@@ -61,7 +62,7 @@ static qc_status sync_round(qc_syncer *s, qc_error *err)
     return p->durable ? p->durable(p->durable_ctx, end, err) : QC_OK;
 }
 
-/* Until the next round, or until told; *last: this round is to be the last. */
+/* Waits for the next round, or until told. *last: this round is to be the last one. */
 static int wait_for_round(qc_syncer *s, int *last, uint64_t *serves)
 {
     struct timespec until;

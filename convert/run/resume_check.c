@@ -2,6 +2,7 @@
  * another time, the source against the digests that were taken of it. */
 #include "base/alloc.h"
 #include "base/bytes.h"
+#include "convert/pipeline/worker.h"
 #include "convert/run/resume_internal.h"
 
 #include <inttypes.h>
