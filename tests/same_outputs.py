@@ -30,6 +30,7 @@ COMMANDS = ("convert", "plan", "inspect", "verify", "unpack", "validate", "bench
             "hardware")
 # What differs from run to run or from machine to machine, and what stands for it.
 VARYING = [
+    (re.compile(r"(?m)^qconv: \w+ +\d+%.*\n"), ""),  # progress, which a busy machine shows more of
     (re.compile(r"\b\d+(\.\d+)?([eE][-+]?\d+)?(?= ?(s|ms|us|seconds?|minutes?)\b)"), "#"),
     (re.compile(r"\b\d+(\.\d+)? ?[kKMG]?i?B/s"), "# B/s"),
     (re.compile(r'("(?:seconds|started|finished|date|when|host|pid|[a-z_]*_seconds|[a-z_]*per_second)": )'
@@ -139,8 +140,8 @@ def run(program):
             before = set(os.listdir(scratch))
             r = subprocess.run([program, *arguments], cwd=scratch, capture_output=True, text=True,
                                stdin=subprocess.DEVNULL, timeout=600)
-            row = {"rc": r.returncode, "stdout": without_what_varies(r.stdout),
-                   "stderr": without_what_varies(r.stderr)}
+            out, err = (without_what_varies(t.replace(program, "qconv")) for t in (r.stdout, r.stderr))
+            row = {"rc": r.returncode, "stdout": out, "stderr": err}
             for new in sorted(set(os.listdir(scratch)) - before):
                 path = os.path.join(scratch, new)
                 if os.path.isdir(path):
