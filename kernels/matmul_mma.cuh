@@ -1,10 +1,10 @@
-/* What the two tensor-core kernels share: their arguments, which part of the product a block of
- * threads makes, and how a finished sum leaves. The kernels: matmul_mma884.cu, matmul_mma16816.cu.
+/* What the two tensor-core kernels (matmul_mma884.cu and matmul_mma16816.cu) share: their
+ * arguments, which part of the product a block of threads makes, and how a finished sum is written.
  *
  * A block makes the tile [m_tile, n_tile] of y over the k of one split. Tiles are numbered with m
- * fastest: blocks that read the same weights run side by side, and all but the first find them in
- * L2. Warps of a block share the tile's k; their sums meet in shared memory, added in the order of
- * the warps. So every sum has one order, fixed by the plan. */
+ * fastest, so that blocks which read the same weights run side by side and all but the first find
+ * them in L2. The warps of a block share the tile's k. Their sums meet in shared memory and are
+ * added in the order of the warps. So every sum has one order, which the plan fixes. */
 #ifndef QC_KERNELS_MATMUL_MMA_CUH
 #define QC_KERNELS_MATMUL_MMA_CUH
 
@@ -17,8 +17,8 @@
 typedef struct {
     qc_run_source w;
     uint64_t m, n, k, split_k;
-    uint64_t m_first; /* of this launch */
-    uint32_t m_tiles; /* likewise */
+    uint64_t m_first; /* the first row of this launch */
+    uint32_t m_tiles; /* how many tiles of rows this launch has */
     const uint16_t *x;
     uint64_t ldx;
     const int *x_exponent;
@@ -50,8 +50,8 @@ static inline qc_mma_args qc_mma_args_of(const qc_matmul_call *c)
     return a;
 }
 
-/* Launches cover all tiles; more than one only where there are more than a grid can number.
- * resident: blocks that are meant to be on a multiprocessor. */
+/* The launches cover all tiles. There is more than one only where there are more tiles than a grid
+ * can number. `resident` is how many blocks are meant to be on a multiprocessor. */
 template <typename Kernel>
 static inline qc_status qc_mma_launch_tiles(Kernel *kernel, const qc_matmul_call *c,
                                             unsigned resident, const char *what, qc_cuda_stream s,
@@ -74,18 +74,18 @@ static inline qc_status qc_mma_launch_tiles(Kernel *kernel, const qc_matmul_call
     return QC_OK;
 }
 
-/* Splits of K so that the grid fills the device: a plan has tiles and shared_bytes already. */
+/* Splits K so that the grid fills the device. The plan has its tiles and shared_bytes already. */
 static inline void qc_mma_configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s,
                                            uint32_t k_step, uint32_t blocks_most, qc_matmul_plan *p)
 {
     uint64_t tiles = ((s->n + p->n_tile - 1) / p->n_tile) * ((s->m + p->m_tile - 1) / p->m_tile);
-    /* 1 KB: what the driver takes of each block's shared memory from sm_80 on. */
+    /* The driver takes 1 KB of each block's shared memory from sm_80 on. */
     uint64_t resident = d->shared_multiprocessor_bytes / (p->shared_bytes + 1024u);
     resident = resident < 1 ? 1 : resident > blocks_most ? blocks_most : resident;
     uint64_t slots = resident * (d->multiprocessors ? d->multiprocessors : 1);
     uint64_t steps = (s->k + k_step - 1) / k_step;
     uint64_t splits = tiles ? slots / tiles : 1;
-    /* Two steps at least: the tables and the pipeline cost about one. */
+    /* A split has two steps at least, since the tables and the pipeline cost about one. */
     if (splits > steps / 2)
         splits = steps / 2;
     if (splits < 1)
@@ -112,13 +112,14 @@ QC_DEVICE qc_mma_part qc_mma_part_of(const qc_mma_args &a, unsigned m_tile, unsi
     return p;
 }
 
-/* The units (16 bytes) of x that a thread brings to shared memory in every step: of a tile with
- * row_units in a row, unit thread + i * QC_MMA_THREADS, which is always the same column. */
+/* The units (16 bytes) of x that a thread brings to shared memory in every step. In a tile with
+ * row_units in a row, these are the units thread + i * QC_MMA_THREADS, which always have the same
+ * column. */
 struct qc_mma_x {
-    const uint16_t *from; /* of unit 0 at k = 0; unit i lies i * apart behind it */
+    const uint16_t *from; /* unit 0 at k = 0; unit i lies i * apart behind it */
     uint64_t apart;
-    unsigned column; /* in k */
-    unsigned there;  /* units whose row is < M */
+    unsigned column; /* of the units, in k */
+    unsigned there;  /* how many units have a row < M */
 };
 
 QC_DEVICE const uint16_t *qc_mma_x_from(const qc_mma_args &a, const qc_mma_part &p,
@@ -141,20 +142,20 @@ QC_DEVICE qc_mma_x qc_mma_x_of(const qc_mma_args &a, const qc_mma_part &p, unsig
     return v;
 }
 
-/* The tile's sums meet in shared memory as [m_tile][n_tile] floats, n swizzled by m so that the
+/* The tile's sums meet in shared memory as [m_tile][n_tile] floats. n is swizzled by m so that the
  * fragments of a warp fall on different banks. */
 QC_DEVICE unsigned qc_mma_sum_at(unsigned m, unsigned n, unsigned n_tile)
 {
     return m * n_tile + (n ^ (m >> 1 & 3u) << 3);
 }
 
-/* Warps that share an element put theirs in turn, the first one with `first`. */
+/* Warps that share an element add their sums in turn; the first one passes `first`. */
 QC_DEVICE void qc_mma_put(float *sum, float v, bool first)
 {
     *sum = first ? v : __fadd_rn(*sum, v);
 }
 
-/* Finished sums become y, or the split's partial sums. */
+/* Writes finished sums to y, or to the split's partial sums. */
 template <int m_tile, int n_tile>
 QC_DEVICE void qc_mma_finish(const qc_mma_args &a, const qc_mma_part &p, const float *sums,
                              unsigned thread)

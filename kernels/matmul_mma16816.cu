@@ -1,12 +1,13 @@
 /* y = x W^T with mma.m16n8k16 (sm_80 and newer).
  *
- * Weights are the 16-row operand A, straight from registers; x is the 8-column operand B, from
- * shared memory. So M is padded to 8 only, and a weight goes from memory to a tensor core without
- * passing through shared memory.
+ * The weights are the 16-row operand A and come straight from registers; x is the 8-column operand
+ * B and comes from shared memory. So M is padded to 8 only, and a weight goes from memory to a
+ * tensor core without passing through shared memory.
  *
- * Tile of a block: m_tile rows of x (8, 16, 32, 64) by n_tile rows of W, k_step of k at a time. 8
- * warps = warps_n x warps_k: a warp has 128 of each k_step and a_tiles times 16 rows of W. a_tiles
- * is 2 for NF4 and 1 for int8, so that a lane reads 64 bytes per step either way.
+ * A block makes a tile of m_tile rows of x (8, 16, 32, 64) by n_tile rows of W, and takes k_step of
+ * k at a time. Its 8 warps are warps_n x warps_k: a warp has 128 of each k_step and a_tiles times
+ * 16 rows of W. a_tiles is 2 for NF4 and 1 for int8, so that a lane reads 64 bytes per step either
+ * way.
  *
  *      m_tile  warps n x k  n_tile NF4 / int8  k_step  stages  x ring   NF4 table  shared, KB
  *         8       2 x 4         64 / 32          512      3     24 KB    32 KB     57.1 / 25.1
@@ -14,25 +15,27 @@
  *        32       4 x 2        128 / 64          256      3     48 KB    32 KB     81.1 / 49.1
  *        64       4 x 2        128 / 64          256      2     64 KB     2 KB     67.1 / 65.1
  *
- * Thread to data. With g = lane / 4, t = lane % 4: of each A tile the lane owns rows g and g + 8
- * and of each row the run (matmul_run.cuh) 32 t .. 32 t + 31 of the warp's 128 k: the quad reads 64
- * contiguous bytes of a row of NF4, 128 of int8. Which k stands where in a fragment is free as long
- * as A and B agree. Product j of 8 takes elements 4 j .. 4 j + 3 of every lane's run:
+ * Which thread has which data: let g = lane / 4 and t = lane % 4. In each A tile the lane owns rows
+ * g and g + 8, and in each of these rows the run (matmul_run.cuh) 32 t .. 32 t + 31 of the warp's
+ * 128 k. So a quad reads 64 contiguous bytes of a row of NF4, or 128 of int8. Any k may stand at
+ * any place of a fragment as long as A and B agree. Product j of 8 takes elements 4 j .. 4 j + 3 of
+ * every lane's run:
  *
  *      a[0]  row g, elements 4 j, 4 j + 1       a[2]        row g, elements 4 j + 2, 4 j + 3
  *      a[1]  row g + 8, as a[0]                 a[3]        row g + 8, as a[2]
  *                                               b[0], b[1]  row g of x, the same elements
  *
- * So an aligned 16 bytes of x are the B of two products: one 128-bit load from shared memory, no
- * ldmatrix.
+ * So 16 aligned bytes of x are the B of two products. One 128-bit load from shared memory brings
+ * them, and ldmatrix is not needed.
  *
- * x arrives by cp.async in a ring of stages, [m_tile][k_step / 8] units of 16 bytes. Unit u of a
- * row lies at u ^ (u >> 3 & 1) ^ (row & 1) << 1: the 8 lanes that a 128-bit load serves at once
- * (two g, four t) then touch all 32 banks, and so do 8 consecutive units being written. The weights
- * of the next step are loaded before this one is computed: 64 bytes of each lane are under way.
+ * x arrives by cp.async in a ring of stages, each of which is [m_tile][k_step / 8] units of 16
+ * bytes. Unit u of a row lies at u ^ (u >> 3 & 1) ^ (row & 1) << 1. The 8 lanes that a 128-bit load
+ * serves at once (two g, four t) then touch all 32 banks, and so do 8 consecutive units when they
+ * are written. The weights of the next step are loaded before this one is computed, so that 64
+ * bytes of each lane are on their way.
  *
- * Beyond K, M and the split's end x is zero, weights some finite number; beyond N lanes repeat the
- * last row and what they make is not written.
+ * Beyond K, M and the split's end, x is zero and the weights are some finite number. Beyond N,
+ * lanes repeat the last row, and what they make is not written.
  *
  * Cost and bound: docs/kernels.md. */
 #include "kernels/matmul_mma.cuh"
@@ -66,7 +69,7 @@ template <int m_tile_, bool nf4> struct shape {
                   "the tile's sums lie where x was");
 };
 
-/* A stage of x from k on; `to`: where the thread's first unit lies in a stage. */
+/* Fills a stage with x from k on. `to` is where the thread's first unit lies in a stage. */
 template <typename S>
 QC_DEVICE void fill_stage(const qc_mma_x &x, const qc_mma_args &a, const qc_mma_part &p, uint64_t k,
                           uint4 *stage, unsigned to)
@@ -81,14 +84,14 @@ QC_DEVICE void fill_stage(const qc_mma_x &x, const qc_mma_args &a, const qc_mma_
     }
 }
 
-/* Blocks that fit on a multiprocessor by their registers. */
+/* The number of blocks that fit on a multiprocessor by their registers. */
 constexpr int blocks_of(int m_tile, bool aligned)
 {
     return aligned && m_tile <= 32 ? 2 : 1;
 }
 
-/* sm_100 lacks a register in the kernel for 32 rows of x with aligned NF4: there the place of the
- * thread's x is calculated again in every step. */
+/* On sm_100 the kernel for 32 rows of x with aligned NF4 is one register short, so there the place
+ * of the thread's x is calculated again in every step. */
 template <typename S> QC_DEVICE constexpr bool short_of_registers(bool aligned)
 {
     return QC_ARCH >= 100 && QC_ARCH < 120 && S::m_tile == 32 && S::a_tiles == 2 && aligned;

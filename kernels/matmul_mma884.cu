@@ -1,17 +1,19 @@
 /* y = x W^T with mma.m8n8k4 (sm_70 and sm_75).
  *
- * One instruction is four products of 8 x 8 x 4, one per quad pair of the warp. Weights are the
- * 8-column operand B of each, straight from registers; x is the 8-row operand A, from shared
- * memory. So M is padded to 8 only, and a weight goes from memory to a tensor core without passing
- * through shared memory.
+ * One instruction makes four products of 8 x 8 x 4, one per quad pair of the warp. The weights are
+ * the 8-column operand B of each product and come straight from registers; x is the 8-row operand A
+ * and comes from shared memory. So M is padded to 8 only, and a weight goes from memory to a tensor
+ * core without passing through shared memory.
  *
- * Two kernels. matmul_mma884 takes aligned weights (matmul_run.cuh) and multiplies code values, not
- * weights: a run's sum of products is multiplied by the run's scale in float (matmul_codes.cuh).
- * matmul_mma884_any takes all others and makes weights in float16, as dequantizing does.
+ * There are two kernels. matmul_mma884 takes aligned weights (matmul_run.cuh) and multiplies code
+ * values instead of weights: it multiplies a run's sum of products by the run's scale in float
+ * (matmul_codes.cuh). matmul_mma884_any takes all other weights and turns them into float16
+ * weights, as dequantizing does.
  *
- * Tile of a block: m_tile rows of x by n_tile rows of W, k_step of k at a time. 8 warps = warps_n x
- * warps_k: a warp has 64 of each k_step and b_tiles times 16 rows of W. A lane reads 32 bytes of
- * codes per step: b_tiles is 2 for NF4, 1 for int8. Aligned:
+ * A block makes a tile of m_tile rows of x by n_tile rows of W, and takes k_step of k at a time.
+ * Its 8 warps are warps_n x warps_k: a warp has 64 of each k_step and b_tiles times 16 rows of W. A
+ * lane reads 32 bytes of codes per step, so b_tiles is 2 for NF4 and 1 for int8. With aligned
+ * weights:
  *
  *              m_tile  warps n x k  n_tile  k_step  shared bytes
  *      NF4        8       2 x 4       64      256      40,960    table 32 KB, x 2 x 4 KB
@@ -22,34 +24,37 @@
  *                32       8 x 1      128       64      16,512
  *                64       8 x 1      128       64      32,896
  *
- * (49,152 twice is what a V100's multiprocessor has. NF4 has no tile of 64 rows: with two B tiles
- * it takes more registers than there are; with one, x costs more shared-memory wavefronts than two
- * tiles of 32 rows do.)
+ * (49,152 bytes fit twice on a V100's multiprocessor. NF4 has no tile of 64 rows: with two B tiles
+ * it would take more registers than there are, and with one, x would cost more shared-memory
+ * wavefronts than two tiles of 32 rows do.)
  *
- * Thread to data. With q = lane % 16 / 4 the quad pair and i = lane % 4 + (lane >= 16 ? 4 : 0):
- * quad pairs 0 and 1 have columns (rows of W) 0 .. 7 of the tile's 16, pairs 2 and 3 have 8 .. 15;
- * pairs 0 and 2 take the first 32 of the warp's 64 k, pairs 1 and 3 the second. A lane owns row
- * 8 (q / 2) + i and of it the run of its half, q % 2: lanes l and l ^ 4 read the two halves of a
- * 32-byte sector in one instruction. (Four different sets of 8 rows would use half of every sector
- * that a load touches; four different k would need four times the x.)
+ * Which thread has which data: q = lane % 16 / 4 is the quad pair, and
+ * i = lane % 4 + (lane >= 16 ? 4 : 0). Quad pairs 0 and 1 have columns (rows of W) 0 .. 7 of the
+ * tile's 16, pairs 2 and 3 have 8 .. 15. Pairs 0 and 2 take the first 32 of the warp's 64 k, pairs
+ * 1 and 3 take the second. A lane owns row 8 (q / 2) + i, and of that row the run of its half,
+ * q % 2. So lanes l and l ^ 4 read the two halves of a 32-byte sector in one instruction. (Four
+ * different sets of 8 rows would use only half of every sector that a load touches; four different
+ * k would need four times the x.)
+ *
  * Product j of 8 takes elements 4 j .. 4 j + 3 of every lane's run as b, and the same elements of x
- * row i as a: an aligned 16 bytes of x are the a of two products. The eight products of a run go to
- * sums of their own, which are scaled and added to the lane's: at that place, for the two halves of
- * k may lie in different blocks. A lane has the scale of its own row of W but sums of four others,
- * whose scales come by shuffles. At the end the two halves are added by a shuffle (l ^ 4), then the
- * warps' sums in shared memory. Row-wise int8 has no scale until then.
+ * row i as a, so 16 aligned bytes of x are the a of two products. The eight products of a run go to
+ * sums of their own. These are scaled before they are added to the lane's sums, because the two
+ * halves of k may lie in different blocks. A lane has the scale of its own row of W but holds sums
+ * of four other rows, whose scales it gets by shuffles. At the end a shuffle (l ^ 4) adds the two
+ * halves, and then the warps' sums are added in shared memory. Row-wise int8 is not scaled until
+ * then.
  *
- * Under way: codes of the next two steps, in two sets of registers; scales of the next step; x of
- * the next step (there is no cp.async on sm_70), loaded before a step is computed and stored to the
- * other buffer behind it: one barrier per step. Unit (16 bytes) u of a row of x lies at
- * u ^ (row & 3): the 8 lanes that a 128-bit load serves at once (four rows, two halves) touch all
- * 32 banks.
+ * While a step is computed, these are on their way: the codes of the next two steps, in two sets of
+ * registers; the scales of the next step; and x of the next step, which is loaded before the step
+ * is computed and stored to the other buffer after it, since sm_70 has no cp.async. So a step has
+ * one barrier. Unit u (16 bytes) of a row of x lies at u ^ (row & 3), so the 8 lanes that a 128-bit
+ * load serves at once (four rows, two halves) touch all 32 banks.
  *
- * Beyond K and the split's end x is zero and weights are the last ones there are, beyond M x is
- * zero; beyond N lanes repeat the last row and what they make is not written.
+ * Beyond K and beyond the split's end, x is zero and the weights are the last ones there are.
+ * Beyond M, x is zero. Beyond N, lanes repeat the last row, and what they make is not written.
  *
- * Newer devices run this too, but not on tensor cores: the compiler makes m8n8k4 from other
- * instructions there. That is for testing.
+ * Newer devices run these kernels too, but not on tensor cores, since the compiler makes m8n8k4
+ * from other instructions there. That is for testing.
  *
  * Cost and bound: docs/kernels.md. Numbers: docs/decisions/0018. */
 #include "kernels/matmul_codes.cuh"
@@ -96,7 +101,7 @@ QC_DEVICE void load_x(uint4 held[S::units], const qc_mma_x &x, const qc_mma_part
     }
 }
 
-/* to: where the thread's first unit lies. */
+/* `to` is where the thread's first unit lies. */
 template <typename S> QC_DEVICE void store_x(uint4 *x, const uint4 held[S::units], unsigned to)
 {
     static_assert(QC_MMA_THREADS / S::row_units % 4 == 0, "the swizzle of a thread's rows is one");
@@ -165,7 +170,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const
             run[r] = next[r];
         load_next(k + S::k_step);
         load_x<S>(held, from, p, k + S::k_step);
-        __syncthreads(); /* this buffer is whole, and all are done with the other */
+        __syncthreads(); /* this buffer is complete, and all threads are done with the other */
 #pragma unroll
         for (int r = 0; r < S::b_tiles; r++)
             by[r] = qc_run_scales_of<nf4, false>(run[r], a.w, sh.t.small, power);
@@ -205,7 +210,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS) matmul_mma884_any(const
 #pragma unroll
                     for (int e = 0; e < 8; e++) {
                         float other = __shfl_xor_sync(0xffffffffu, sum[r][i][e], 4);
-                        if (half != (unsigned)(e / 4)) /* each of the two writes four */
+                        if (half != (unsigned)(e / 4)) /* each of the two lanes writes four */
                             continue;
                         unsigned m = i * 8 + (lane & 1u) + (e & 2) + lane / 16 * 4;
                         unsigned n = (warp_n * S::b_tiles + r) * 16 + q / 2 * 8 + (e & 4) +
@@ -226,20 +231,21 @@ enum class codes { nf4, int8_blocks, int8_rows };
 template <int m_tile_, codes kind_> struct shape {
     static constexpr codes kind = kind_;
     static constexpr bool nf4 = kind == codes::nf4;
-    static constexpr bool scaled = kind != codes::int8_rows; /* run by run; else at the end */
+    static constexpr bool scaled = kind != codes::int8_rows; /* by runs; else at the end */
     static constexpr int m_tile = m_tile_;
     static constexpr int warps_k = m_tile <= 16 ? 4 : nf4 ? 2 : 1;
     static constexpr int warps_n = QC_MMA_WARPS / warps_k;
     static constexpr int b_tiles = nf4 ? 2 : 1;
     static constexpr int n_tile = warps_n * 16 * b_tiles;
     static constexpr int k_step = warps_k * 64;
-    static constexpr unsigned step = k_step / QC_RUN_ELEMS; /* runs */
+    static constexpr unsigned step = k_step / QC_RUN_ELEMS; /* in runs */
     static constexpr int row_units = k_step / 8;
     static constexpr int buffer_units = m_tile * row_units;
     static constexpr int units = buffer_units / QC_MMA_THREADS; /* per thread */
     static constexpr int m_parts = m_tile / 8;
     static constexpr int run_words = nf4 ? 4 : 8;
-    /* Per multiprocessor, by registers. Newer devices need more of them, to emulate m8n8k4. */
+    /* Blocks per multiprocessor, as limited by registers. Newer devices need more of these, to
+     * emulate m8n8k4. */
     static constexpr int blocks = m_tile <= 16 && QC_ARCH < 80 ? 2 : 1;
 
     struct no_table {
@@ -248,33 +254,33 @@ template <int m_tile_, codes kind_> struct shape {
         std::conditional_t<nf4, qc_codes_narrow, no_table> table;
         union {
             alignas(128) uint4 x[2 * buffer_units];
-            float sums[m_tile * n_tile]; /* at the end */
+            float sums[m_tile * n_tile]; /* used at the end */
         };
     };
     static_assert(sizeof(uint4) * buffer_units >= sizeof(qc_run_small),
                   "the table is made from what lies in the second buffer");
 };
 
-/* Products that share x, in one grid: part i has the columns of blocks first[i] .. first[i + 1] - 1
- * times m_tiles. */
+/* Several products that share x, in one grid. Part i has columns first[i] .. first[i + 1] - 1 of
+ * blocks, each times m_tiles. */
 typedef struct {
     uint32_t first[QC_MATMUL_GROUP_MOST]; /* UINT32_MAX: there is no such part */
     qc_mma_args each[QC_MATMUL_GROUP_MOST];
 } group;
 
-/* Keeps the compiler from making v again wherever it is used, which takes more instructions than it
- * saves registers. */
+/* Keeps the compiler from computing v again wherever it is used, which would cost more instructions
+ * than the registers it saves are worth. */
 QC_DEVICE void keep(unsigned &v)
 {
     asm volatile("" : "+r"(v));
 }
 
-/* A step's codes on their way; a lane has a run in each of its B tiles. */
+/* The codes of one step, which are on their way. A lane has a run in each of its B tiles. */
 template <typename S> struct stage {
     uint32_t q[S::b_tiles][S::run_words];
 };
 
-/* Their scales come a step later: they lie in L1 but for one time in many. */
+/* The scales of those codes. They are loaded a step later, because they nearly always lie in L1. */
 template <typename S> struct scale_stage {
     float scale[S::b_tiles];
     uint32_t code[S::b_tiles];
@@ -304,7 +310,7 @@ QC_DEVICE void load_scale(scale_stage<S> &to, int r, const qc_run_source &w, uns
         to.code[r] = __ldg(w.absmax_codes + block);
 }
 
-/* Four registers of fragments of the run q: elements 8 j .. 8 j + 7. */
+/* Decodes elements 8 j .. 8 j + 7 of the run q into four registers of fragments. */
 template <typename S>
 QC_DEVICE void decode(uint32_t out[4], const typename S::shared &sh, const uint32_t q[], int j,
                       unsigned lane)
@@ -320,8 +326,8 @@ QC_DEVICE void decode(uint32_t out[4], const typename S::shared &sh, const uint3
     }
 }
 
-/* A lane has the scale of its own row of W, its sums are of four others: element e of column
- * (e & 4) + (lane & 2) + (e & 1). */
+/* A lane has the scale of its own row of W, but its sums belong to four other rows: element e is in
+ * column (e & 4) + (lane & 2) + (e & 1). */
 QC_DEVICE void scales_of_columns(float of[4], float by, unsigned lane)
 {
 #pragma unroll
@@ -347,8 +353,8 @@ QC_DEVICE float scale_of(const qc_run_source &w, float scale, uint32_t code)
     return scale;
 }
 
-/* Row-wise int8: sums of codes times x become sums of weights times x. A thread scales the elements
- * that qc_mma_finish has it write. */
+/* For row-wise int8: turns sums of codes times x into sums of weights times x. A thread scales the
+ * elements that qc_mma_finish lets it write. */
 template <typename S>
 QC_DEVICE void scale_rows(float *sums, const qc_mma_args &a, const qc_mma_part &p, unsigned thread)
 {
@@ -365,7 +371,7 @@ QC_DEVICE void scale_rows(float *sums, const qc_mma_args &a, const qc_mma_part &
     }
 }
 
-/* Where a block works, and for which product. */
+/* Where a block works, and for which product it does. */
 struct group_part {
     unsigned which;
     qc_mma_part p;
@@ -398,9 +404,9 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     const qc_mma_part &p = gp.p;
 
     bool nested = !a.w.absmax;
-    /* A lane's run of the step that begins `first` runs behind the split's first k is number
-     * row[r] + min(first, last) of the tensor: beyond the split's end it is the last one there is,
-     * and meets zeros of x. */
+    /* In the step that begins `first` runs after the split's first k, a lane's run has number
+     * row[r] + min(first, last) in the tensor. Beyond the split's end that is the last run there
+     * is, and it meets zeros of x. */
     unsigned runs = (unsigned)((p.k_end - p.k_begin) / QC_RUN_ELEMS), own = warp_k * 2 + half;
     own = own < runs ? own : runs - 1;
     unsigned last = runs - 1 - own, row[S::b_tiles];
@@ -434,7 +440,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     if constexpr (S::scaled)
         load_scales(0);
 
-    /* x in units of 16 bytes, of which a thread brings every QC_MMA_THREADS-th of a step. */
+    /* x comes in units of 16 bytes. A thread loads every QC_MMA_THREADS-th unit of a step. */
     unsigned x_there = qc_mma_x_of(a, p, S::row_units, thread).there;
     unsigned x_apart = QC_MMA_THREADS / S::row_units * (unsigned)(a.ldx / 8);
     unsigned x_from = (unsigned)(((p.m0 + thread / S::row_units) * a.ldx + p.k_begin) / 8) +
@@ -466,7 +472,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     load_x(0);
     store_x(0);
 
-    /* Half of the weight's exponent goes to the scales, the rest to the sums. */
+    /* Half of the weight's exponent goes into the scales, the rest into the sums. */
     float power = qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).a;
     if constexpr (S::nf4) {
         power = __fmul_rn(power, qc_codes_factor(a.w));
@@ -486,7 +492,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
             for (int e = 0; e < 8; e++)
                 sum[r][i][e] = 0.0f;
 
-    /* Bytes before a lane's first unit; unit j of its run lies at x_at ^ 16 j. */
+    /* The bytes before a lane's first unit. Unit j of its run lies at x_at ^ 16 j. */
     unsigned x_at = (line * S::row_units + warp_k * 8 + half * 4 + (line & 3u)) * sizeof(uint4);
     keep(x_at);
     keep(x_to);
@@ -513,9 +519,10 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
                     scales_of_columns(of[r], by[r], lane);
             }
         };
-        /* What is multiplied side by side decides about registers. Up to 16 rows, all parts of x
-         * (16: of one B tile) while the tile is decoded. Above, one part after the other, with
-         * fragments of all tiles that were decoded before. */
+        /* The number of registers depends on what is multiplied side by side. With up to 16 rows,
+         * all parts of x are multiplied while the tile is decoded (with 16 rows, one B tile at a
+         * time). With more rows, all tiles are decoded first, and the parts follow one after the
+         * other. */
         constexpr bool few = S::m_parts <= 2;
         constexpr int beside = few ? S::m_parts : 1;
         constexpr int tiles = S::m_parts == 2 ? 1 : S::b_tiles;
@@ -534,7 +541,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
 #pragma unroll
             for (int i0 = 0; i0 < S::m_parts; i0 += beside) {
                 if (r0 > 0)
-                    __syncwarp(); /* so that the compiler reads x again and keeps none of it */
+                    __syncwarp(); /* makes the compiler read x again and keep none of it */
                 float part[tiles][beside][8];
 #pragma unroll
                 for (int r = 0; r < tiles; r++)
@@ -582,7 +589,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
         first += S::step;
         if (first >= runs)
             break;
-        __syncthreads(); /* the other buffer is whole, and all are done with this one */
+        __syncthreads(); /* the other buffer is complete, and all threads are done with this one */
         compute(stages[1], first, 1);
         first += S::step;
         if (first >= runs)
@@ -593,7 +600,8 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
     __syncthreads();
     float *sums = sh.sums;
     float rest = S::scaled ? qc_run_power_of(a.w.exponent ? *a.w.exponent : 0).b : 1.0f;
-    /* Of the eight sums of a part, lane l takes four from lane l ^ 4 and gives it the others. */
+    /* Of the eight sums of a part, lane l takes four from lane l ^ 4 and gives it the other
+     * four. */
 #pragma unroll
     for (int r = 0; r < S::b_tiles; r++)
 #pragma unroll
@@ -621,7 +629,7 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
         __syncthreads();
     }
     unsigned block = blockIdx.x;
-    keep(block); /* found again, so that it takes no registers before */
+    keep(block); /* computed again, so that it takes no registers before */
     const group_part end = part_of<S>(g, block);
     if constexpr (!S::scaled)
         scale_rows<S>(sums, g.each[end.which], end.p, thread);
@@ -630,9 +638,10 @@ static __global__ void __launch_bounds__(QC_MMA_THREADS, S::blocks) matmul_mma88
 
 /* ---- plan and launch ------------------------------------------------------------------------- */
 
-/* K in so many parts that the busiest multiprocessor has least to do. Time is counted in sixteenths
- * of a block's step: a block costs one step beside its own (table and pipeline filling up), a
- * second launch about three, partial sums what the same bytes of codes would. */
+/* Splits K into as many parts as leave the busiest multiprocessor the least to do. Time is counted
+ * in sixteenths of a block's step. A block costs one step besides its own, while the table and the
+ * pipeline fill up; a second launch costs about three steps; and partial sums cost what the same
+ * number of bytes of codes would. */
 void configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s, uint32_t n_tile,
                       uint32_t k_step, qc_matmul_plan *p)
 {
@@ -710,7 +719,8 @@ qc_status launch_group(const qc_matmul_call *c, uint32_t count, qc_cuda_stream s
     }
     if (n_tiles > INT32_MAX)
         QC_FAIL(err, QC_ERR_USAGE, "y has too many columns for one launch");
-    /* Places are 32 bits wide, in units of 16 bytes of x and of runs of codes: 64 GB of either. */
+    /* Places are 32 bits wide and count units of 16 bytes of x and runs of codes, which is enough
+     * for 64 GB of either. */
     if (c->m > (UINT64_C(1) << 32) / (c->ldx / 8))
         QC_FAIL(err, QC_ERR_USAGE, "x is too large for path mma-884: 2^35 elements at most");
     for (uint32_t i = 0; i < count; i++)

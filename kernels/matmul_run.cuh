@@ -1,37 +1,39 @@
 /* Weights in runs: how every matmul kernel reads and decodes them.
  *
- * A run is 32 consecutive codes k0 .. k0 + 31 (k0 a multiple of 32) of row n: 16 bytes of NF4, 32
- * of int8. One thread loads a run into registers (qc_run_load), early, so that many are under way,
- * and turns it into numbers later (qc_run_pair, qc_run_floats, qc_run_words). Codes never pass
- * through shared memory.
+ * A run is 32 consecutive codes k0 .. k0 + 31 of row n, where k0 is a multiple of 32: 16 bytes of
+ * NF4, or 32 of int8. One thread loads a run into registers early (qc_run_load), so that many loads
+ * are on their way, and turns it into numbers later (qc_run_pair, qc_run_floats, qc_run_words).
+ * Codes never pass through shared memory.
  *
- * How a run is found (qc_run_mode of matmul_plan.h). `aligned` is a template argument, the other
- * two a branch at run time that all threads take alike:
- *   aligned    K % 32 == 0 and codes 16-byte aligned: 16-byte loads; a block is at least 32 long
- *              and starts at a multiple of 32, so the run has one scale
- *   repacked   source.row_bytes != 0: 16-byte loads of rows padded to row_bytes; blocks still run
- *              over the flattened tensor, so a run may cross into a second one (never a third)
- *   flat       as in the file at any address: codes start at any byte, and NF4 rows with odd K at
- *              either nibble. Aligned words are shifted into place; near the ends of the array,
- *              bytes, so that nothing outside of it is read
- * Runs whose k0 lies at K or beyond do not exist: callers use qc_run_zero.
+ * There are three ways to find a run (qc_run_mode of matmul_plan.h). `aligned` is a template
+ * argument; the other two are told apart by a branch at run time that all threads take alike:
+ *   aligned    K % 32 == 0 and codes are 16-byte aligned. Loads are of 16 bytes. A block is at
+ *              least 32 long and starts at a multiple of 32, so the run has one scale
+ *   repacked   source.row_bytes != 0. Loads are of 16 bytes, from rows padded to row_bytes. Blocks
+ *              still go over the flattened tensor, so a run may cross into a second one (never a
+ *              third)
+ *   flat       codes are as in the file, at any address: they start at any byte, and NF4 rows with
+ *              odd K at either nibble. Aligned words are shifted into place; near the ends of the
+ *              array bytes are read instead, so that nothing outside of it is touched
+ * Runs whose k0 lies at K or beyond do not exist; callers use qc_run_zero for them.
  *
- * Values are those of quant_weights.h, each product rounded as said there, then times 2^exponent
- * (qc_matmul_weights.exponent) and, where float16 is asked for, rounded once. The power of two is
- * multiplied into the scale, which is the same: it is exact, unless a value is subnormal as a
- * float, which is then scaled before the rounding instead of after it.
+ * The values are those of quant_weights.h, with each product rounded as that header says. They are
+ * then multiplied by 2^exponent (qc_matmul_weights.exponent) and, where float16 is asked for,
+ * rounded once. The power of two is multiplied into the scale instead, which gives the same value
+ * because it is exact. The exception is a value that is subnormal as a float: it is scaled before
+ * the rounding instead of after it.
  *
- * NF4 decode: a value is code_map[code] * scale, rounded as float and then as float16: the bits
- * that dequantizing gives. (Kernels with tables of float16 codes, which round differently:
- * matmul_codes.cuh.) The table holds floats, in shared memory, laid out so that no two lanes want
+ * NF4 is decoded as code_map[code] * scale, rounded to float and then to float16, which gives the
+ * bits that dequantizing gives. (The kernels with tables of float16 codes round differently: see
+ * matmul_codes.cuh.) The table holds floats in shared memory, laid out so that no two lanes want
  * the same bank:
  *   qc_run_pairs    [256][16] (value of the high nibble, of the low) 32 KB. Lane l reads copy
  *                   l % 16: one 64-bit load gives two weights in two wavefronts
  *   qc_run_singles  [16][32] 2 KB. Lane l reads copy l: one 32-bit load, one weight
- * Both cost one shared-memory wavefront per 32 weights: 32 weights per clock and multiprocessor.
- * Pairs take half the address arithmetic (a shift and a LOP3 per load) and half the loads.
- * Int8 needs no table: a byte goes into the mantissa of 2^23 and 2^23 + 128 is subtracted,
- * exactly. */
+ * Both cost one shared-memory wavefront per 32 weights, which is 32 weights per clock and
+ * multiprocessor. Pairs take half the loads and half the address arithmetic (a shift and a LOP3 per
+ * load). Int8 needs no table: a byte goes into the mantissa of 2^23, and 2^23 + 128 is subtracted,
+ * which is exact. */
 #ifndef QC_KERNELS_MATMUL_RUN_CUH
 #define QC_KERNELS_MATMUL_RUN_CUH
 
@@ -42,10 +44,10 @@
 
 #define QC_RUN_ELEMS 32u
 
-/* The weights as kernels take them: by value, a few scalars for address arithmetic. */
+/* The weights as kernels take them: by value, as a few scalars for address arithmetic. */
 typedef struct {
     const unsigned char *codes;
-    uint64_t codes_bytes; /* flat: where the array ends */
+    uint64_t codes_bytes; /* for flat runs: where the array ends */
     uint64_t rows, cols, row_bytes;
     const float *absmax;
     const uint8_t *absmax_codes;
@@ -94,8 +96,8 @@ typedef struct alignas(8) {
     float even, odd; /* in k order: the high nibble is even */
 } qc_run_two;
 
-/* What every block has: the map of double-quantized scales and the 16 values that the larger
- * tables are made of. */
+/* What every block has: the map of double-quantized scales, and the 16 values from which the larger
+ * tables are made. */
 typedef struct {
     float map[256];
     float codes[16];
@@ -111,12 +113,12 @@ typedef struct alignas(128) {
     alignas(128) qc_run_two value[256 * 16];
 } qc_run_pairs;
 
-/* int8 */
+/* For int8. */
 typedef struct alignas(128) {
     qc_run_small small;
 } qc_run_plain;
 
-/* All threads of the block; a barrier is left to the caller. */
+/* All threads of the block call this. The barrier is left to the caller. */
 QC_DEVICE void qc_run_fill_map(qc_run_small &t, const qc_run_source &s, unsigned thread,
                                unsigned threads)
 {
@@ -145,7 +147,8 @@ QC_DEVICE void qc_run_fill_small(qc_run_small &t, const qc_run_source &s, unsign
     qc_run_fill_codes(t, s, thread);
 }
 
-/* Tables ready for use behind a barrier, which is the caller's; all threads of the block. */
+/* All threads of the block call these. The tables are ready for use after a barrier, which is left
+ * to the caller. */
 QC_DEVICE void qc_run_fill(qc_run_plain &t, const qc_run_source &s, unsigned thread,
                            unsigned threads)
 {
@@ -172,7 +175,7 @@ QC_DEVICE void qc_run_fill(qc_run_pairs &t, const qc_run_source &s, unsigned thr
     }
 }
 
-/* Bytes of a lane's own copy within the table. */
+/* Where a lane's own copy lies within the table, in bytes. */
 QC_DEVICE unsigned qc_run_lane(const qc_run_plain &, unsigned)
 {
     return 0;
@@ -188,14 +191,15 @@ QC_DEVICE unsigned qc_run_lane(const qc_run_pairs &, unsigned lane)
     return lane % 16 * 8;
 }
 
-/* A lane's bytes within the row that bits from .. of q choose; mask: those bits, at bit 7, where
- * tables have rows of 128 bytes. In unrolled loops a shift and one LOP3. */
+/* Where a lane's bytes lie within the row that the bits of q from `from` on choose. `mask` has
+ * those bits, beginning at bit 7, since rows of tables have 128 bytes. In unrolled loops this is a
+ * shift and one LOP3. */
 QC_DEVICE unsigned qc_run_row(uint32_t q, int from, uint32_t mask, unsigned lane)
 {
     return qc_and_or(from < 7 ? q << (7 - from) : q >> (from - 7), mask, lane);
 }
 
-/* The two codes of byte b of q. lane: of qc_run_lane. */
+/* The values of the two codes in byte b of q. `lane` is what qc_run_lane returned. */
 QC_DEVICE qc_run_two qc_run_look(const qc_run_pairs &t, unsigned lane, uint32_t q, int b)
 {
     const unsigned char *p = reinterpret_cast<const unsigned char *>(t.value);
@@ -216,12 +220,12 @@ QC_DEVICE qc_run_two qc_run_look(const qc_run_singles &t, unsigned lane, uint32_
 template <bool nf4> struct qc_run {
     uint32_t q[nf4 ? 4 : 8];
     float scale[2];   /* absmax, or the nested absmax of a double-quantized one */
-    uint32_t code[2]; /* its 8-bit code then */
-    int split;        /* elements from here on have the second scale; 32: none */
-    int count;        /* elements from here on lie at k >= K and are zero; 32: none */
+    uint32_t code[2]; /* the 8-bit code, where it is double-quantized */
+    int split;        /* elements from here on have the second scale; 32 if none has */
+    int count;        /* elements from here on lie at k >= K and are zero; 32 if none does */
 };
 
-/* What values are multiplied with, decoded. NF4: code * by[i]; int8: (code * first) * by[i]. */
+/* What values are multiplied with, decoded. NF4 is code * by[i], int8 is (code * first) * by[i]. */
 struct qc_run_scales {
     float first, by[2];
 };
@@ -241,8 +245,8 @@ QC_DEVICE qc_run_power qc_run_power_of(int e)
     return p;
 }
 
-/* A run that is not there (k0 >= K): its values are finite, no more; what they are multiplied with
- * must be zero. */
+/* A run that does not exist (k0 >= K). Its values are only sure to be finite, so they must be
+ * multiplied by zero. */
 template <bool nf4> QC_DEVICE void qc_run_zero(qc_run<nf4> &r)
 {
 #pragma unroll
@@ -257,15 +261,15 @@ template <bool nf4> QC_DEVICE void qc_run_zero(qc_run<nf4> &r)
 template <bool nf4>
 QC_DEVICE void qc_run_load_scale(qc_run<nf4> &r, int i, const qc_run_source &s, uint64_t block)
 {
-    /* One address chosen, one load that all make: no branch, so that the loads of several runs are
-     * under way together. */
+    /* The address is chosen first and then all threads make one load. Without a branch, the loads
+     * of several runs are on their way together. */
     const float *from = s.absmax ? s.absmax : s.nested_absmax;
     r.scale[i] = from[block >> (s.absmax ? 0 : s.nested_shift)];
     if (!s.absmax)
         r.code[i] = s.absmax_codes[block];
 }
 
-/* 4 bytes of an array at any address, lowest first; beyond end: zero. */
+/* Reads 4 bytes of an array at any address, lowest first. Bytes beyond `end` are zero. */
 QC_DEVICE uint32_t qc_run_bytes(const unsigned char *p, const unsigned char *end)
 {
     uint32_t v = 0;
@@ -281,7 +285,7 @@ QC_DEVICE uint32_t qc_run_shifted(uint32_t lo, uint32_t hi, unsigned bits)
     return bits ? lo >> bits | hi << (32 - bits) : lo;
 }
 
-/* The codes of a run that starts at element f of the array, wherever that is. */
+/* Reads the codes of a run that starts at element f of the array, at whatever address that is. */
 template <bool nf4>
 QC_DEVICE void qc_run_flat_codes(qc_run<nf4> &r, const qc_run_source &s, uint64_t f)
 {
@@ -290,7 +294,7 @@ QC_DEVICE void qc_run_flat_codes(qc_run<nf4> &r, const qc_run_source &s, uint64_
     const unsigned char *p = s.codes + (nf4 ? f >> 1 : f);
     unsigned ahead = (unsigned)(reinterpret_cast<uintptr_t>(p) & 3u);
     bool odd = nf4 && (f & 1u);
-    uint32_t v[words + 1]; /* words from p; the last one for an odd start only */
+    uint32_t v[words + 1]; /* words from p on; the last one is needed for an odd start only */
     if (p - s.codes >= (ptrdiff_t)ahead && end - p >= 4 * (words + 2)) {
         const uint32_t *q = reinterpret_cast<const uint32_t *>(p - ahead);
         uint32_t before = q[0];
@@ -307,7 +311,7 @@ QC_DEVICE void qc_run_flat_codes(qc_run<nf4> &r, const qc_run_source &s, uint64_
     }
 #pragma unroll
     for (int i = 0; i < words; i++) {
-        if (odd) { /* low nibble of each byte, then the high one of the next */
+        if (odd) { /* each byte's low nibble, then the next one's high nibble */
             uint32_t next = v[i] >> 8 | v[i + 1] << 24;
             r.q[i] = (v[i] & 0x0f0f0f0fu) << 4 | (next >> 4 & 0x0f0f0f0fu);
         } else {
@@ -336,7 +340,7 @@ QC_DEVICE void qc_run_aligned_codes(qc_run<nf4> &r, const unsigned char *p, bool
     (void)both;
 }
 
-/* n < rows, k0 < cols, k0 a multiple of 32. first: n * cols. */
+/* Needs n < rows, k0 < cols and k0 a multiple of 32; `first` is n * cols. */
 template <bool nf4, bool aligned>
 QC_DEVICE void qc_run_load(qc_run<nf4> &r, const qc_run_source &s, uint64_t n, uint64_t first,
                            uint64_t k0)
@@ -394,8 +398,9 @@ QC_DEVICE qc_run_scales qc_run_scales_of(const qc_run<nf4> &r, const qc_run_sour
     return v;
 }
 
-/* Elements 2 * j and 2 * j + 1, j a constant after unrolling; lane: of qc_run_lane. At k >= K: any
- * finite number (callers whose other factor is not zero there use qc_run_floats). */
+/* Elements 2 * j and 2 * j + 1, where j is a constant after unrolling and `lane` is what
+ * qc_run_lane returned. At k >= K they are any finite number (callers whose other factor is not
+ * zero there use qc_run_floats). */
 template <bool nf4, bool aligned, typename Table>
 QC_DEVICE qc_run_two qc_run_pair(const qc_run<nf4> &r, const qc_run_scales &s, const Table &t,
                                  unsigned lane, int j)
@@ -407,7 +412,7 @@ QC_DEVICE qc_run_two qc_run_pair(const qc_run<nf4> &r, const qc_run_scales &s, c
         v = qc_run_look(t, lane, r.q[j / 4], j % 4);
     } else {
         uint32_t q = r.q[j / 2] ^ 0x80808080u;
-        unsigned at = j % 2 * 2; /* byte `at` below the upper three bytes of 2^23; the next one */
+        unsigned at = j % 2 * 2; /* byte `at` goes below the upper three bytes of 2^23 */
         float even = __uint_as_float(__byte_perm(q, 0x4b000000u, 0x7540u | at));
         float odd = __uint_as_float(__byte_perm(q, 0x4b000000u, 0x7540u | (at + 1)));
         v.even = __fmul_rn(__fadd_rn(even, -8388736.0f), s.first);
@@ -418,7 +423,7 @@ QC_DEVICE qc_run_two qc_run_pair(const qc_run<nf4> &r, const qc_run_scales &s, c
     return v;
 }
 
-/* The same as float16, the even element in the low half: a register of a matrix fragment. */
+/* The same as float16, with the even element in the low half: a register of a matrix fragment. */
 template <bool nf4, bool aligned, typename Table>
 QC_DEVICE uint32_t qc_run_word(const qc_run<nf4> &r, const qc_run_scales &s, const Table &t,
                                unsigned lane, int j)
@@ -427,7 +432,7 @@ QC_DEVICE uint32_t qc_run_word(const qc_run<nf4> &r, const qc_run_scales &s, con
     return qc_half2_of_floats(v.even, v.odd);
 }
 
-/* The whole run; zero at k >= K. */
+/* The whole run. It is zero at k >= K. */
 template <bool nf4, bool aligned, typename Table>
 QC_DEVICE void qc_run_floats(float out[32], const qc_run<nf4> &r, const qc_run_scales &s,
                              const Table &t, unsigned lane)
@@ -445,7 +450,7 @@ QC_DEVICE void qc_run_floats(float out[32], const qc_run<nf4> &r, const qc_run_s
     }
 }
 
-/* The whole run as float16; zero at k >= K. */
+/* The whole run as float16. It is zero at k >= K. */
 template <bool nf4, bool aligned, typename Table>
 QC_DEVICE void qc_run_words(uint32_t out[16], const qc_run<nf4> &r, const qc_run_scales &s,
                             const Table &t, unsigned lane)

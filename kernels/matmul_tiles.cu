@@ -1,11 +1,11 @@
-/* y = x W^T with mma.m16n8k16 (sm_80 and newer), meant for 9 rows of x and more: codes and x both
- * through a ring in shared memory, scales behind the products (matmul_codes.cuh). For aligned runs
- * with K % 64 == 0 and one scale per 64 codes of a row, or per row; matmul_mma16816.cu has the
- * rest.
+/* y = x W^T with mma.m16n8k16 (sm_80 and newer), meant for 9 rows of x and more. Codes and x both
+ * pass through a ring in shared memory, and scales are applied after the products
+ * (matmul_codes.cuh). It takes aligned runs with K % 64 == 0 and one scale per 64 codes of a row,
+ * or per row; matmul_mma16816.cu takes the rest.
  *
- * A block makes tiles of m_tile rows of x (16, 32, 64) by n_tile rows of W, 128 of k at a time (a
- * step). Its 8 warps are 4 along N by 2 along K: a warp has a_tiles times 16 rows of W, and 64 of
- * each step's k, all of which has one scale per row.
+ * A block makes tiles of m_tile rows of x (16, 32, 64) by n_tile rows of W, and takes 128 of k at a
+ * time (a step). Its 8 warps are 4 along N by 2 along K: a warp has a_tiles times 16 rows of W, and
+ * 64 of each step's k. These 64 have one scale per row.
  *
  *            64 k of a warp, one row of W (32 bytes of NF4, 64 of int8)
  *       t = 0          t = 1          t = 2          t = 3
@@ -16,14 +16,15 @@
  *      a[0]  (row g; 4 j, 4 j + 1)    a[2]  (row g; 4 j + 2, 4 j + 3)    a[1], a[3]  row g + 8
  *      b[0], b[1]  row g of 8 rows of x, the same four elements
  *
- * The first of the four starts from zero and the last's result is multiplied by the rows' scales
- * into the sums: one rounding in float, and nothing in float16 but the code values and x. Row-wise
- * int8 has exact products and its scale at the very end.
+ * The first of the four products starts from zero, and the result of the last is multiplied by the
+ * rows' scales and added to the sums. That is one rounding in float, and only the code values and x
+ * are in float16. Row-wise int8 has exact products and gets its scale at the very end.
  *
- * Why many A tiles per warp: x is read from shared memory once for all of them, m_tile / a_tiles
- * wavefronts per 1024 weights beside the look-ups' 16. Registers have no room for that and for
- * codes under way, so codes come by cp.async, 16 bytes a lane and whole sectors, and wait in shared
- * memory: 8 wavefronts per 1024 weights of NF4 for writing and reading.
+ * A warp has many A tiles because x is read from shared memory once for all of them: m_tile /
+ * a_tiles wavefronts per 1024 weights, beside 16 for the look-ups. The registers have no room for
+ * these tiles and for codes on their way too, so codes come by cp.async, 16 bytes a lane and in
+ * whole sectors, and wait in shared memory. Writing and reading them takes 8 wavefronts per 1024
+ * weights of NF4.
  *
  *    m_tile  a_tiles  n_tile  stage, KB   stages      under way, KB  shared memory, bytes
  *                             NF4 / int8  NF4 / int8  NF4 / int8     NF4 / wide / int8
@@ -32,24 +33,27 @@
  *      64       3       192    28 / 40     4 / 3        56 / 40      151,680 / 196,608 / 127,104
  *      16       4       256    20 / -      3 / -        20 / -        99,456 (sm_86, 89, 120)
  *
- * With 64 rows of x, row-wise int8 has 4 A tiles and 256 rows of W, stages of 48 KB and 152,704
+ * With 64 rows of x, row-wise int8 has 4 A tiles, 256 rows of W, stages of 48 KB and 152,704 bytes.
+ *
+ * A ring of n stages has n - 2 of them on their way. While a step is computed, the next stage is
+ * already complete, so that its x and the codes of its first tile are in registers before the
+ * barrier.
+ *
+ * The table of NF4 is the narrow one, or the wide one where there are 192 KB of shared memory
+ * (sm_90, sm_100). The wide one lies at a multiple of 64 KB so that one PRMT makes a whole address.
+ * Otherwise the compiler would add the start of shared memory, which is no constant on sm_90, to
+ * every address.
+ *
+ * In shared memory a row of x is 16 units of 16 bytes, with unit u of row m at u ^ (m & 1). A row
+ * of codes is 4 units for NF4, with unit u of row n at u ^ (n >> 1 & 1) << 1, or 8 for int8, with
+ * unit u at u ^ (n & 1) << 2. So copies and the loads of fragments touch all 32 banks once per 128
  * bytes.
  *
- * A ring of n has n - 2 stages under way: while a step is computed, the next one is whole already,
- * so that its x and the codes of its first tile are in registers before the barrier.
- *
- * Tables of NF4: narrow, or where 192 KB of shared memory are there (sm_90, sm_100) wide, which
- * lies at a multiple of 64 KB so that one PRMT makes a whole address: the compiler would add where
- * shared memory begins otherwise, which is no constant on sm_90, to every one.
- *
- * In shared memory a row of x is 16 units of 16 bytes, unit u of row m at u ^ (m & 1); a row of
- * codes 4 units (NF4), unit u of row n at u ^ (n >> 1 & 1) << 1, or 8 (int8) at u ^ (n & 1) << 2:
- * copies and the loads of fragments touch all 32 banks once per 128 bytes.
- *
- * Work: the tiles of all weights, each of tile_steps, in a row; block b has worker_steps from
- * b * worker_steps on. Either that is a tile or an equal part of its K, or blocks go on from tile
- * to tile, so that all multiprocessors have the same (a tile's parts are then as many as its
- * blocks). The parts' sums are added in the order of k by matmul_reduce.cu.
+ * The work is the tiles of all weights in a row, with tile_steps for each. Block b has
+ * worker_steps, beginning at b * worker_steps. Either that is a tile or an equal part of a tile's
+ * K, or blocks go on from tile to tile so that all multiprocessors have the same amount of work (a
+ * tile then has as many parts as it has blocks). matmul_reduce.cu adds the parts' sums in the order
+ * of k.
  *
  * Cost and bound: docs/kernels.md. */
 #include "kernels/matmul_tiles.cuh"
@@ -61,12 +65,12 @@ namespace
 
 /* ---- the kernel ------------------------------------------------------------------------------ */
 
-/* What a thread copies to every stage: of x unit x_unit of row x_row and of every 16th below; of
- * codes likewise. Small numbers share registers, of which there are none to spare. */
+/* What a thread copies to every stage: unit x_unit of row x_row of x and of every 16th row below
+ * it, and codes in the same way. Small numbers share registers, because there are none to spare. */
 template <typename S> struct copier {
     const uint16_t *x;
     const unsigned char *codes;
-    uint32_t to; /* unit of x in the stage, unit of codes << 16 */
+    uint32_t to; /* the unit of x in the stage; that of codes << 16 */
     uint32_t
         what; /* column of x in k, of codes << 8; rows of x that are there << 16, of codes << 24 */
 };
@@ -95,7 +99,8 @@ QC_DEVICE void copier_begin(copier<S> &c, const tiles_args &a, const tiles_part 
     c.what |= column << 8 | rows_there(n0 + row, p.n, S::copy_rows) << 24;
 }
 
-/* left: elements of k from this stage's first on; beyond, and beyond M and N, there are zeros. */
+/* `left` is how many elements of k there are from this stage's first on. Beyond them, and beyond M
+ * and N, the stage gets zeros. */
 template <typename S>
 QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args &a, int left)
 {
@@ -114,8 +119,8 @@ QC_DEVICE void copier_step(copier<S> &c, typename S::stage &to, const tiles_args
     c.codes += S::nf4 ? K_STEP / 2 : K_STEP;
 }
 
-/* A tile's part of y, or its partial sums; where the tile has fewer parts than there is room for,
- * its last one writes zeros to the others. */
+/* Writes a tile's part of y, or its partial sums. Where the tile has fewer parts than there is room
+ * for, its last part writes zeros to the others. */
 template <typename S>
 QC_DEVICE void finish(const tiles_args &a, const tiles_part &p, const float *sums, const piece &now,
                       float by_row, unsigned thread)
@@ -142,8 +147,8 @@ QC_DEVICE void finish(const tiles_args &a, const tiles_part &p, const float *sum
     }
 }
 
-/* With 64 rows of x, sm_120 lacks five registers for what is the same for all of a block's tiles;
- * there it is calculated again for each. Elsewhere v as it is. */
+/* With 64 rows of x, sm_120 is five registers short for what is the same for all of a block's
+ * tiles, so there it is calculated again for each tile. Elsewhere v is returned as it is. */
 template <int m_tile> QC_DEVICE unsigned again(unsigned v)
 {
     return m_tile == 64 && QC_ARCH >= 120 ? qc_anew(v) : v;
@@ -155,8 +160,8 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
     using S = shape<m_tile, what, stages, wide>;
     QC_SHARED(typename S::shared, sh);
     unsigned thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
-    /* Were there more in front of the block's shared memory, the table would lie beyond its end.
-     * Only a kernel can see where that begins; the host learns of it from the fault word. */
+    /* If more lay in front of the block's shared memory, the table would reach beyond its end. Only
+     * a kernel can see where that memory begins; the host learns of it from the fault word. */
     if (wide && (qc_shared_address(&sh) & (WIDE_AT - 1)) > DRIVER_BYTES) {
         if (thread == 0 && a.fault)
             *a.fault = QC_MATMUL_FAULT_SHARED;
@@ -166,7 +171,8 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
     unsigned look = wide ? table + lane * 4 : lane;
     unsigned g = lane / 4, t = lane % 4, warp_n = warp % S::warps_n, warp_k = warp / S::warps_n;
     unsigned n_row = warp_n * S::warp_rows + g;
-    /* This lane's units of x in a stage, and codes: 8 bytes of NF4, 16 of int8. */
+    /* Where this lane's units of x lie in a stage, and where its codes do: 8 bytes of NF4, 16 of
+     * int8. */
     unsigned x_at = g * 16 + warp_k * 8 + t * 2 + (g & 1u);
     unsigned codes_at = S::nf4 ? n_row * 8 + (warp_k ^ (g >> 1 & 1u)) * 4 + t
                                : n_row * 8 + ((warp_k ^ (g & 1u)) * 4 + t);
@@ -190,7 +196,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
         int k_end = (int)(a.k - k < steps * K_STEP ? a.k : k + steps * K_STEP);
         float factor = factor_of<S>(p.w);
         bool fill = unit == blockIdx.x * a.worker_steps || sh.now.part != at;
-        __syncthreads(); /* all have read it, and the ring's last sums */
+        __syncthreads(); /* all threads have read it, and the ring's last sums */
         if (thread == 0) {
             sh.now.m0 = m0;
             sh.now.n0 = n0;
@@ -249,7 +255,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
         unsigned slot = 0;
         for (uint32_t s = step; (int)(s * K_STEP) < k_end; s++) {
             qc_cp_async_wait<stages - 3>();
-            __syncthreads(); /* the next stage is whole, and all are done with the one before */
+            __syncthreads(); /* the next stage is complete, and all are done with the one before */
             copier_step(copy, sh.ring[slot ? slot - 1 : stages - 1], a,
                         k_end - (int)(s + stages - 1) * K_STEP);
             qc_cp_async_commit();
@@ -266,8 +272,8 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
                 float2 by = scales_of<S>(scales, r);
 #pragma unroll
                 for (int i = 0; i < S::m_parts; i++) {
-                    /* Never taken; but the compiler sees branches, and does not begin products
-                     * before others are done, for which there are no registers. */
+                    /* This is never taken. But the compiler sees a branch, so it does not begin
+                     * products before others are done; there are no registers for that. */
                     if (S::scaled && S::m_tile == 64 && i % 4 == 0 && a.count == 0)
                         break;
                     multiply<S>(sum[r][i], w, b[i], by);
@@ -278,7 +284,8 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
             slot = slot_next;
         }
 
-        /* The zeros behind the last step are copies like others, and still under way. */
+        /* The zeros behind the last step are copies like all others, and may still be on their
+         * way. */
         qc_cp_async_wait<0>();
         __syncthreads();
         float *sums = reinterpret_cast<float *>(sh.ring);
@@ -310,8 +317,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_tiles(const tiles_ar
     }
 }
 
-/* ---- which tiles, and how they are shared out
- * ------------------------------------------------- */
+/* ---- which tiles, and how they are shared out ------------------------------------------------ */
 
 typedef struct {
     uint32_t m_tile, n_tile, shared_bytes;
@@ -344,7 +350,7 @@ template <kind what, bool wide> variant large(uint64_t m)
     return variant_of<64, what, of_stages(what, 64), wide>();
 }
 
-/* shared_bytes 0: none fits. */
+/* Where no variant fits, shared_bytes is 0. */
 variant choose(const qc_cuda_device *d, const qc_matmul_shape *s)
 {
     kind what = kind_of(s->kind);
@@ -361,15 +367,15 @@ variant choose(const qc_cuda_device *d, const qc_matmul_shape *s)
     return {0, 0, 0};
 }
 
-/* Bytes from memory a clock and multiprocessor, by data sheets: V100 and A100 10, H200 21, B200 29;
- * with GDDR or LPDDR (8.6 to 8.9, 11 and 12) 3 to 9. */
+/* Bytes from memory per clock and multiprocessor, by data sheets: 10 on V100 and A100, 21 on H200,
+ * 29 on B200, and 3 to 9 with GDDR or LPDDR (8.6 to 8.9, 11 and 12). */
 double memory_rate(unsigned sm)
 {
     return sm < 86 ? 10.0 : sm >= 90 && sm < 110 ? 20.0 : 5.0;
 }
 
-/* Clocks, roughly and all calculated (docs/kernels.md): what one step, a block and the reduction
- * cost. Only their proportions matter. */
+/* What one step, a block and the reduction cost, in rough clocks that are all calculated
+ * (docs/kernels.md). Only their proportions matter. */
 double step_clocks(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_matmul_plan *p)
 {
     double per_1024 = (s->kind == QC_WEIGHTS_NF4 ? 28.0 : 20.0) + 80.0 * p->m_tile / p->n_tile;
@@ -381,7 +387,7 @@ double step_clocks(const qc_cuda_device *d, const qc_matmul_shape *s, const qc_m
     return most > memory ? most : memory;
 }
 
-constexpr double block_clocks = 3000.0; /* launch, table, until the ring is full; the last sums */
+constexpr double block_clocks = 3000.0; /* launch, table, filling the ring; the last sums */
 constexpr double tile_clocks = 1500.0;  /* the same for a block's further tiles */
 
 double reduce_clocks(const qc_matmul_shape *s, uint64_t splits)
@@ -395,7 +401,7 @@ uint64_t ceil_of(uint64_t a, uint64_t b)
     return a / b + (a % b != 0);
 }
 
-/* Most blocks that share a tile where each has worker_steps in a row. */
+/* The most blocks that share a tile, where each has worker_steps in a row. */
 uint64_t parts_of(uint64_t tile_steps, uint64_t worker_steps)
 {
     if (worker_steps % tile_steps == 0)
@@ -415,7 +421,7 @@ void configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matm
     uint64_t steps = ceil_of(s->k, K_STEP), tiles = tiles_of(s, p->m_tile, p->n_tile);
     uint64_t slots = d->multiprocessors ? d->multiprocessors : 1;
     double clocks = step_clocks(d, s, p), best = 0.0;
-    /* A tile or an equal part of its K per block; two steps at least. */
+    /* First choice: a block has a tile or an equal part of its K, of two steps at least. */
     uint64_t most = steps / 2 < slots ? steps / 2 : slots;
     for (uint64_t wanted = 1; wanted == 1 || wanted <= most; wanted++) {
         uint64_t each = ceil_of(steps, wanted), splits = ceil_of(steps, each);
@@ -430,8 +436,8 @@ void configure_splits(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matm
         if (tiles * splits > 8 * slots)
             break;
     }
-    /* Or all multiprocessors have the same. Blocks whose tiles share weights should be on at the
-     * same time, so not where x has several. */
+    /* Second choice: all multiprocessors have the same amount of work. It is not for several tiles
+     * of x, because blocks whose tiles share weights should run at the same time. */
     if (s->m > p->m_tile)
         return;
     uint64_t each = ceil_of(tiles * steps, slots), splits = parts_of(steps, each);
@@ -520,11 +526,11 @@ extern "C" int qc_tiles_takes(const qc_cuda_device *d, const qc_matmul_shape *s,
     variant v = choose(d, s);
     if (!v.shared_bytes)
         return 0;
-    /* Steps of all tiles are counted in 31 bits, K in 30. */
+    /* Steps of all tiles are counted in 31 bits, and K in 30. */
     if (s->m > INT32_MAX || s->n > INT32_MAX || s->k > INT32_MAX / 2)
         return 0;
     uint64_t tiles = tiles_of(s, v.m_tile, v.n_tile), steps = ceil_of(s->k, K_STEP);
-    if (s->n > NO_ROW / (s->k / BLOCK)) /* blocks of 64 in 32 bits */
+    if (s->n > NO_ROW / (s->k / BLOCK)) /* blocks of 64 are counted in 32 bits */
         return 0;
     return tiles < INT32_MAX && tiles <= INT32_MAX / (2 * steps);
 }

@@ -1,5 +1,5 @@
-/* What matmul_tiles.cu is made of: what lies in shared memory, and how threads read scales, codes
- * and x; the picture is there. */
+/* The pieces of matmul_tiles.cu: what lies in shared memory, and how threads read scales, codes and
+ * x. The picture is in that file. */
 #ifndef QC_KERNELS_MATMUL_TILES_CUH
 #define QC_KERNELS_MATMUL_TILES_CUH
 
@@ -10,8 +10,8 @@
 
 #define THREADS 256
 #define K_STEP  128
-/* The wide table lies at this address of shared memory, a multiple of its size; the first KB is the
- * driver's. */
+/* The wide table lies at this address of shared memory, which is a multiple of its size. The first
+ * KB belongs to the driver. */
 #define WIDE_AT      (128u << 10)
 #define DRIVER_BYTES 1024u
 #define WIDE_SHARED  (WIDE_AT + (uint32_t)sizeof(qc_codes_wide))
@@ -28,8 +28,8 @@ typedef struct {
     void *y;
     const void *bias;
     float *partials;
-    uint32_t tile_first; /* of all weights' tiles */
-    int eights;          /* codes of scales can be loaded eight at a time */
+    uint32_t tile_first; /* counted over all weights' tiles */
+    int eights;          /* the codes of scales can be loaded eight at a time */
 } tiles_part;
 
 typedef struct {
@@ -41,21 +41,21 @@ typedef struct {
     uint32_t k;
     const uint16_t *x;
     const int *x_exponent;
-    uint32_t *fault; /* of the call */
+    uint32_t *fault; /* the call's */
     qc_dtype y_dtype;
 } tiles_args;
 
 struct no_table {
 };
 
-/* What a block does at a time: k of a tile. In shared memory, since there are no registers to keep
- * it over the loop. */
+/* What a block does at a time: some k of a tile. It lies in shared memory because there are no
+ * registers to keep it over the loop. */
 typedef struct {
     uint64_t m0, n0;
-    uint32_t end;           /* the unit behind it */
-    uint32_t plane, planes; /* parts of this tile before; of how many, where it is the last */
-    uint32_t part;          /* of weights */
-    float factor;           /* what scales are multiplied with besides */
+    uint32_t end;           /* the unit after it */
+    uint32_t plane, planes; /* this tile's parts before it; all its parts, if this is the last */
+    uint32_t part;          /* which weight */
+    float factor;           /* what scales are multiplied by besides */
 } piece;
 
 template <int m_tile_, kind kind_, int stages_, bool wide_> struct shape {
@@ -65,8 +65,8 @@ template <int m_tile_, kind kind_, int stages_, bool wide_> struct shape {
     static constexpr int warps_n = 4, a_tiles = scaled && m_tile == 64 ? 3 : 4;
     static constexpr int warp_rows = 16 * a_tiles, n_tile = warps_n * warp_rows;
     static constexpr int x_units = m_tile * K_STEP / 8;
-    static constexpr int row_units = nf4 ? 4 : 8; /* of codes */
-    static constexpr int words = nf4 ? 2 : 4;     /* of a lane's 16 codes */
+    static constexpr int row_units = nf4 ? 4 : 8; /* in a row of codes */
+    static constexpr int words = nf4 ? 2 : 4;     /* in a lane's 16 codes */
     static constexpr int copy_rows = THREADS / row_units;
     static_assert(stages >= 3, "a step ahead is read");
 
@@ -89,13 +89,13 @@ template <int m_tile_, kind kind_, int stages_, bool wide_> struct shape {
 
 /* ---- scales ---------------------------------------------------------------------------------- */
 
-/* A thread decodes the scales of one row of the tile, two per step, and has loaded the next step's
- * before. eights: it loads the codes of four steps at once, two loads ahead. */
+/* A thread decodes the scales of one row of the tile, two per step, and has loaded those of the
+ * next step before. With `eights` it loads the codes of four steps at once, two loads ahead. */
 struct scale_reader {
-    uint32_t first; /* the row's first 64 codes, counted from the tensor's; NO_ROW */
-    uint2 now;      /* codes: eights: of these four steps; else of two times 64 */
-    uint2 next;     /* eights: of the next four steps, where there are registers for it */
-    float value[2]; /* what they are multiplied with, or the scales: eights: of now and next */
+    uint32_t first; /* the row's first 64 codes, counted from the tensor's first; or NO_ROW */
+    uint2 now;      /* codes of these four steps with eights, else of two times 64 */
+    uint2 next;     /* with eights: codes of the next four steps, where registers allow it */
+    float value[2]; /* their factors, or the scales; with eights: of `now` and of `next` */
 };
 
 #define NO_ROW UINT32_MAX
@@ -137,8 +137,8 @@ QC_DEVICE void scale_begin(scale_reader &r, const tiles_part &p, uint64_t row, u
     }
 }
 
-/* The exponent of the weight (matmul.h) and what code values stand for; a float holds it all, since
- * the exponent is at least -113 and at most 126. */
+/* The product of the weight's exponent (matmul.h) and of what code values stand for. One float
+ * holds it all, since the exponent is at least -113 and at most 126. */
 template <typename S> QC_DEVICE float factor_of(const qc_run_source &w)
 {
     qc_run_power power = qc_run_power_of(w.exponent ? *w.exponent : 0);
@@ -152,8 +152,8 @@ QC_DEVICE float scale_nested(float value, uint32_t code, const qc_run_source &w,
     return __fmul_rn(__fadd_rn(__fmul_rn(small.map[code], value), w.nested_offset), factor);
 }
 
-/* The scales of `step`, and those of the next are loaded. A row or a block that is not there has
- * some finite scale: its codes are zero, or x is. */
+/* Gives the scales of `step` and loads those of the next step. A row or a block that does not exist
+ * has some finite scale: its codes are zero, or x is. */
 QC_DEVICE void scale_take(float out[2], scale_reader &r, const tiles_part &p,
                           const qc_run_small &small, float factor, uint32_t k, uint32_t step)
 {
@@ -178,7 +178,7 @@ QC_DEVICE void scale_take(float out[2], scale_reader &r, const tiles_part &p,
     scale_load(r, p.w, k, step + 1);
 }
 
-/* Of int8 with a scale per row. */
+/* The scale of a row of int8 with a scale per row. */
 QC_DEVICE float row_scale(const qc_run_source &w, const qc_run_small &small, float factor,
                           uint64_t row)
 {
@@ -188,7 +188,7 @@ QC_DEVICE float row_scale(const qc_run_source &w, const qc_run_small &small, flo
                         factor);
 }
 
-/* Where a row's scale lies: rows g and g + 8 of an A tile side by side. */
+/* Where a row's scale lies. Rows g and g + 8 of an A tile lie side by side. */
 QC_DEVICE unsigned scale_at(unsigned row)
 {
     return (row & ~15u) | (row & 7u) << 1 | (row >> 3 & 1u);
@@ -221,8 +221,9 @@ QC_DEVICE void codes_load(tile_codes<S> &c, const uint4 *codes, unsigned at, int
     }
 }
 
-/* The two codes of byte b of q. look: the lane, or the address of its column of the wide table,
- * whose byte 1 is zero: the byte of codes takes its place, which is the whole address. */
+/* Looks up the two codes of byte b of q. `look` is the lane or, for the wide table, the address of
+ * the lane's column, whose byte 1 is zero. The byte of codes takes that place, which makes the
+ * whole address. */
 template <typename S>
 QC_DEVICE uint32_t codes_look(const typename S::shared &sh, unsigned look, uint32_t q, int b)
 {
@@ -232,7 +233,7 @@ QC_DEVICE uint32_t codes_look(const typename S::shared &sh, unsigned look, uint3
         return qc_codes_look(sh.narrow, look, q, b);
 }
 
-/* The A operands of the four products. */
+/* Makes the A operands of the four products. */
 template <typename S>
 QC_DEVICE void codes_decode(uint32_t a[4][4], const tile_codes<S> &c, const typename S::shared &sh,
                             unsigned look)
@@ -253,8 +254,8 @@ QC_DEVICE void codes_decode(uint32_t a[4][4], const tile_codes<S> &c, const type
         }
 }
 
-/* The B operands of the four products, of 8 rows of x. at: the lane's first unit, which lies where
- * the swizzle has it; the second is its neighbour. */
+/* Loads the B operands of the four products for 8 rows of x. `at` is where the swizzle puts the
+ * lane's first unit; the second unit is its neighbour. */
 QC_DEVICE void x_load(uint32_t b[4][2], const uint4 *x, unsigned at, int part)
 {
     uint4 v = x[at + part * 128], w = x[(at ^ 1u) + part * 128];
@@ -268,7 +269,7 @@ QC_DEVICE void x_load(uint32_t b[4][2], const uint4 *x, unsigned at, int part)
     b[3][1] = w.w;
 }
 
-/* Of rows g and g + 8 of an A tile. */
+/* The scales of rows g and g + 8 of an A tile. */
 template <typename S> QC_DEVICE float2 scales_of(const float *scales, int tile)
 {
     if constexpr (S::scaled)
