@@ -1,6 +1,6 @@
-/* y = x W^T for up to 8 rows of x at a time: weights are streamed once, multiplied in float.
+/* y = x W^T for up to 8 rows of x at a time. Weights are streamed once and multiplied in float.
  *
- * The work of a block of 8 warps, over its slice of K:
+ * What a block of 8 warps does, over its slice of K:
  *
  *            K, in tiles of 1024 = 32 lanes x a run of 32
  *        lane 0        lane 1                lane 31
@@ -20,14 +20,14 @@
  *            end, slices of K by matmul_reduce.cu: always in the same order
  *
  * Every product is of exact values: a weight that meets a single 1 in x comes out as the float that
- * dequantizing gives, then rounded once. With few rows of x the code is multiplied by x and the sum
- * over a run by the scale (one float product per 32 weights, and the same single rounding for one
- * weight); with more, or where a run has two scales, the weight is made first.
- * The sum over a run of code * x may overflow where x is beyond 2^113 (BF16 only).
+ * dequantizing gives, rounded once. With few rows of x the code is multiplied by x, and the sum
+ * over a run by the scale. That is one float product per 32 weights, and still a single rounding
+ * where there is one weight. With more rows, or where a run has two scales, the weight is made
+ * first. The sum over a run of code * x may overflow where x is beyond 2^113 (BF16 only).
  *
- * Limits: per weight one shared-memory load of 4 bytes for NF4 (32 weights per clock and
- * multiprocessor), 2 * M / rows bytes of x, and the float pipe (64 / M weights per clock, 128 / M
- * from sm_86 on). */
+ * What limits it, per weight: one shared-memory load of 4 bytes for NF4 (32 weights per clock and
+ * multiprocessor), 2 * M / rows bytes of x, and the float pipe (64 / M weights per clock, or
+ * 128 / M from sm_86 on). */
 #include "kernels/matmul_finish.cuh"
 #include "kernels/matmul_run.cuh"
 
@@ -38,11 +38,11 @@
 #define GEMV_M       8u
 #define SPLIT_MOST   32u
 #define M_CHUNK_MOST 65535u
-/* Blocks of a multiprocessor: three where registers and shared memory (96 KB before sm_80) allow
- * it, for more loads under way. (On sm_86, 89 and 120, with 100 KB, the tables of NF4 leave room
- * for two all the same.) */
+/* Blocks per multiprocessor. There are three where registers and shared memory (96 KB before sm_80)
+ * allow it, so that more loads are on their way. (sm_86, 89 and 120 have 100 KB, of which the
+ * tables of NF4 leave room for two all the same.) */
 #define BLOCKS_RESIDENT(aligned, m) (QC_ARCH >= 80 && (aligned) && (m) == 1 ? 3 : 2)
-/* Rows of W of a warp: what the registers hold beside m sums for each. */
+/* Rows of W per warp: as many as the registers hold together with m sums for each. */
 #define ROWS_OF_WARP(nf4, m) ((nf4) && (m) <= 4 ? 4u : 2u)
 
 namespace
@@ -64,10 +64,10 @@ struct gemv_args {
     qc_run_source w;
     const uint16_t *x;
     uint64_t ldx;
-    uint64_t m; /* rows of x from x on */
+    uint64_t m; /* how many rows of x there are from x on */
     uint64_t k, split_k;
     int x_aligned;
-    /* One of both: */
+    /* One of these two is used: */
     float *partials; /* [splits][m_total][n], at the first row */
     uint64_t m_total;
     void *y;
@@ -76,7 +76,7 @@ struct gemv_args {
     const void *bias;
 };
 
-/* Elements [k, k + 8) of a row of x; zero from k_end on. */
+/* Elements [k, k + 8) of a row of x; they are zero from k_end on. */
 QC_DEVICE uint4 x_unit(const uint16_t *row, uint64_t k, uint64_t k_end, int aligned)
 {
     if (aligned && k + 8 <= k_end)
@@ -119,7 +119,7 @@ template <bool bf16> QC_DEVICE float x_high(uint32_t two)
 }
 
 /* Elements 2 * j and 2 * j + 1 of a run without their scale: the code's value, or the int8 itself.
- * (qc_run_pair with scales of 1 would multiply by them: nvcc keeps __fmul_rn.) */
+ * (qc_run_pair with scales of 1 would multiply by them, because nvcc keeps __fmul_rn.) */
 template <bool nf4>
 QC_DEVICE qc_run_two unscaled(const qc_run<nf4> &run, const typename gemv_table<nf4>::type &table,
                               unsigned lane_bytes, int j)
@@ -128,14 +128,14 @@ QC_DEVICE qc_run_two unscaled(const qc_run<nf4> &run, const typename gemv_table<
         return qc_run_look(table, lane_bytes, run.q[j / 4], j % 4);
     } else {
         uint32_t two = (run.q[j / 2] ^ 0x80808080u) >> j % 2 * 16;
-        qc_run_two v; /* a byte in the mantissa of 2^23, with 128 added by the exclusive or */
+        qc_run_two v; /* a byte in the mantissa of 2^23; the exclusive or added 128 */
         v.even = __fadd_rn(__uint_as_float((two & 0xffu) | 0x4b000000u), -8388736.0f);
         v.odd = __fadd_rn(__uint_as_float((two >> 8 & 0xffu) | 0x4b000000u), -8388736.0f);
         return v;
     }
 }
 
-/* A run of each of R rows of W times 32 columns of M rows of x. */
+/* Multiplies a run of each of R rows of W by 32 columns of M rows of x. */
 template <bool nf4, bool aligned, int M, bool bf16, int R>
 QC_DEVICE void multiply(float (&sum)[R][M], const qc_run<nf4> (&run)[R], const gemv_args &a,
                         const gemv_shared<nf4, M> &shared, unsigned lane_bytes,
@@ -267,7 +267,8 @@ template <bool nf4, bool aligned, int M, bool bf16>
 qc_status start(const gemv_args &a, dim3 grid, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t shared_bytes = sizeof(gemv_shared<nf4, M>);
-    /* As BLOCKS_RESIDENT has it; before sm_80 shared memory has no room for three. */
+    /* These are the numbers of BLOCKS_RESIDENT. Before sm_80 shared memory has no room for
+     * three. */
     QC_TRY(qc_cuda_keep_resident(matmul_gemv<nf4, aligned, M, bf16>, shared_bytes,
                                  aligned && M == 1 ? 3 : 2, "matmul_gemv", err));
     QC_LAUNCH((matmul_gemv<nf4, aligned, M, bf16>), grid, dim3(THREADS), shared_bytes, s, a);
@@ -282,8 +283,8 @@ qc_status start_dtype(const gemv_args &a, qc_dtype x_dtype, dim3 grid, qc_cuda_s
                                     : start<nf4, aligned, M, false>(a, grid, s, err);
 }
 
-/* m, the rows of x of a block, 1 to 8, as a constant. Where weights are not aligned, the next power
- * of two, with rows of zeros. */
+/* Turns m, the rows of x per block (1 to 8), into a constant. Where weights are not aligned, the
+ * next power of two is taken, with rows of zeros. */
 template <bool nf4>
 qc_status start_rows(const gemv_args &a, unsigned m, bool aligned, qc_dtype x_dtype, dim3 grid,
                      qc_cuda_stream s, qc_error *err)
@@ -313,7 +314,8 @@ qc_status start_rows(const gemv_args &a, unsigned m, bool aligned, qc_dtype x_dt
     }
 }
 
-/* Rows [first, first + count) of x, count at most the plan's m_tile or a multiple of it. */
+/* Rows [first, first + count) of x, where count is at most the plan's m_tile or a multiple of
+ * it. */
 qc_status start_range(const qc_matmul_call *c, uint64_t first, uint64_t count, qc_cuda_stream s,
                       qc_error *err)
 {
@@ -359,7 +361,8 @@ static qc_status launch_one(const qc_matmul_call *c, qc_cuda_stream s, qc_error 
     return first < c->m ? start_range(c, first, c->m - first, s, err) : QC_OK;
 }
 
-/* Of the kernel for m rows of x; unaligned weights have the next power of two's. */
+/* The shared memory of the kernel for m rows of x. Unaligned weights take that of the next power of
+ * two. */
 static uint32_t shared_bytes_for(bool nf4, bool aligned, uint32_t m)
 {
     uint32_t rows = aligned || m <= 2 ? m : m <= 4 ? 4 : GEMV_M;
@@ -367,7 +370,7 @@ static uint32_t shared_bytes_for(bool nf4, bool aligned, uint32_t m)
            2u * rows * TILE_K * (uint32_t)sizeof(uint16_t);
 }
 
-/* K is split only where there are fewer than two blocks a multiprocessor, into slices of whole
+/* Splits K only where there are fewer than two blocks per multiprocessor. The slices are whole
  * tiles. */
 void qc_gemv_configure(const qc_cuda_device *d, const qc_matmul_shape *s, qc_matmul_plan *p)
 {

@@ -1,8 +1,8 @@
-/* y = x W^T for up to 8 rows of x (sm_80 and newer): weights are streamed past shared memory into
- * matrix fragments.
+/* y = x W^T for up to 8 rows of x (sm_80 and newer). Weights are streamed past shared memory
+ * straight into matrix fragments.
  *
- * A block of 16 warps makes a tile [8, n_tile] of y, n_tile 64 (int8: 32); every warp has all rows
- * of the tile and its own part of K, in entries of 64 k (one block of scales):
+ * A block of 16 warps makes a tile [8, n_tile] of y, where n_tile is 64 (32 for int8). Every warp
+ * has all rows of the tile and its own part of K, in entries of 64 k (one block of scales):
  *
  *          K of the block's segment, in blocks of 64
  *      |-- warp 0 --|-- warp 1 --|   ...   |-- warp 15 -|
@@ -14,32 +14,34 @@
  *      product j of 4: elements 4 j .. 4 j + 3 of every lane's 16
  *        a[0], a[2]  row 16 r + g      a[1], a[3]  row 16 r + 8 + g       b[0], b[1]  row g of x
  *
- * Which k stands where in a fragment is free as long as both operands agree: a lane's own 16 codes
- * are its part of four products, and 32 contiguous bytes of x the other operand. The four products
- * of an entry are summed in the tensor core and leave it as float; the scale of the row's block is
- * multiplied there (matmul_codes.cuh), one multiply-add per 8 weights and lane.
+ * Any k may stand at any place of a fragment as long as both operands agree. So a lane's own 16
+ * codes are its part of four products, and 32 contiguous bytes of x are the other operand. The four
+ * products of an entry are summed in the tensor core and leave it as float. There they are
+ * multiplied by the scale of the row's block (matmul_codes.cuh), with one multiply-add per 8
+ * weights and lane.
  *
- * BF16 x is made float16 in the registers, each row's 64 columns by a power of two of their own,
- * which is taken back where the scale is multiplied: exact for elements of at least 2^-31 of the
- * largest of the 64.
+ * BF16 x is turned into float16 in the registers: each row's 64 columns are multiplied by a power
+ * of two of their own, which is divided out again where the scale is multiplied. That is exact for
+ * elements of at least 2^-31 of the largest of the 64.
  *
- * Nothing in the main loop is shared between warps, and there is no barrier in it: codes, scales
- * and x go from memory to registers, two entries ahead (64 KB under way per multiprocessor), x from
- * L1 or L2. Scales: lane 8 r + g loads those of rows 16 r + g and 16 r + 8 + g, as bytes of four
- * blocks at once where K % 256 == 0, decodes them once for the warp, and shuffles bring them to the
- * lanes whose sums they belong to.
+ * Warps share nothing in the main loop, and there is no barrier in it. Codes, scales and x go from
+ * memory to registers two entries ahead, which keeps 64 KB per multiprocessor on their way; x comes
+ * from L1 or L2. Lane 8 r + g loads the scales of rows 16 r + g and 16 r + 8 + g, as the bytes of
+ * four blocks at once where K % 256 == 0. It decodes them once for the warp, and shuffles bring
+ * them to the lanes whose sums they belong to.
  *
- * Work is cut into equal ranges of blocks of 64 k, tile after tile, one range per block of threads,
- * one block per multiprocessor (persistent). Where a range ends within a tile, the parts of the
- * tile meet in the workspace: each block puts its sums there and counts; the last one to come adds
- * all, in the order of ranges, not of arrival. Within a block the 16 warps' sums meet in shared
- * memory once per tile, added in order. So sums have one order, fixed by the plan.
+ * The work is cut into equal ranges of blocks of 64 k, tile after tile. Each block of threads has
+ * one range, and each multiprocessor one block of threads (persistent). Where a range ends within a
+ * tile, the parts of the tile meet in the workspace: each block puts its sums there and counts
+ * itself, and the last one to come adds all of them, in the order of ranges, not of arrival. Within
+ * a block the 16 warps' sums meet in shared memory once per tile and are added in order. So sums
+ * have one order, which the plan fixes.
  *
- * Several weights that share x are one list of tiles.
+ * Several weights that share x form one list of tiles.
  *
- * Where it applies: K % 64 == 0, aligned codes, blocks of 64 or more, at least n_tile rows in each
- * weight; the last tile of a weight reaches back into rows of the one before, and does not write
- * them. Cost and bound: docs/kernels.md. */
+ * The kernel takes K % 64 == 0, aligned codes, blocks of 64 or more and at least n_tile rows in
+ * each weight. The last tile of a weight reaches back into rows of the tile before it, and does not
+ * write them. Cost and bound: docs/kernels.md. */
 #include "base/checked.h"
 #include "kernels/matmul_stream.cuh"
 
@@ -55,18 +57,19 @@ QC_DEVICE float *partial_of(const args &a, uint32_t b, uint32_t tile, unsigned s
     return a.partials + (2 * b + further) * sums;
 }
 
-/* The sums of a tile that several ranges share: each puts its part into the workspace; true for
- * the last to come, with the whole in *total. All threads.
+/* Adds up a tile that several ranges share. All threads call it. Each block puts its part into the
+ * workspace; the last one to come gets true, with the whole sum in *total.
  *
- * One thread's addition publishes the stores of all 512. In the PTX memory model a barrier is a
- * synchronization of the threads that take part, so a store of any of them precedes the barrier,
- * the barrier the addition of thread 0, and therefore the store that addition, in causality order,
- * which is transitive (8.9 and 8.10 of the PTX ISA: base causality through bar.sync and program
- * order). The addition is a release at the scope of the device, and so publishes all that precedes
- * it, not what its own thread wrote alone. The last block's addition reads a value that goes back
- * to every other one through additions that are releases and acquires themselves, so it
- * synchronizes with all of them; its second barrier hands that on to the threads that read. They
- * read from L2 (ld.cg), since another block's stores do not come to a multiprocessor's L1. */
+ * One thread's addition publishes the stores of all 512. In the PTX memory model a barrier
+ * synchronizes the threads that take part. So a store of any of them precedes the barrier, the
+ * barrier precedes the addition of thread 0, and therefore the store precedes that addition in
+ * causality order, which is transitive (8.9 and 8.10 of the PTX ISA: base causality through
+ * bar.sync and program order). The addition is a release at the scope of the device, and so it
+ * publishes everything that precedes it, not only what its own thread wrote. The last block's
+ * addition reads a value that goes back to every other one through additions that are releases and
+ * acquires themselves, so it synchronizes with all of them. Its second barrier hands that on to the
+ * threads that read. They read from L2 (ld.cg), because another block's stores do not reach a
+ * multiprocessor's L1. */
 template <kind of>
 QC_DEVICE bool meet(float *total, uint32_t *shared_last, const args &a, uint32_t tile,
                     unsigned thread)
@@ -81,7 +84,7 @@ QC_DEVICE bool meet(float *total, uint32_t *shared_last, const args &a, uint32_t
         uint32_t *counter = a.counters + 1 + first;
         *shared_last = qc_add_acq_rel(counter, 1) == last - first;
         if (*shared_last)
-            *counter = 0; /* for the next launch */
+            *counter = 0; /* reset for the next launch */
     }
     __syncthreads();
     if (!*shared_last)
@@ -95,8 +98,8 @@ QC_DEVICE bool meet(float *total, uint32_t *shared_last, const args &a, uint32_t
     return true;
 }
 
-/* Sums of the warps become those of the segment at `begin`, and those of a whole tile y. All
- * threads. Returns the segment's end. */
+/* Turns the sums of the warps into those of the segment at `begin`, and those of a whole tile into
+ * y. All threads call it. It returns the segment's end. */
 template <kind of>
 QC_DEVICE uint32_t finish(shared_of<of> &sh, const args &a, uint32_t tile, uint32_t begin,
                           uint32_t range_end, const float (&sum)[shape<of>::a_tiles][4],
@@ -140,8 +143,8 @@ QC_DEVICE uint32_t finish(shared_of<of> &sh, const args &a, uint32_t tile, uint3
     return s.end;
 }
 
-/* Makes ready for the segment at `at`; the warp's number of entries. *other: it belongs to another
- * part than the one before. */
+/* Makes ready for the segment at `at` and returns the warp's number of entries. *other tells
+ * whether it belongs to another part than the segment before. */
 template <kind of>
 QC_DEVICE uint32_t begin(place &p, uint32_t at, uint32_t tile, const args &a, uint32_t range_end,
                          float (&sum)[shape<of>::a_tiles][4], unsigned warp, unsigned lane,
@@ -160,11 +163,11 @@ QC_DEVICE uint32_t begin(place &p, uint32_t at, uint32_t tile, const args &a, ui
     return s.count;
 }
 
-/* What the scales of a part are decoded with: on its way (in registers of each thread), and into
- * shared memory, where a barrier is left to the caller. */
+/* What the scales of a part are decoded with. load_part loads it into registers of each thread, and
+ * use_part puts it into shared memory and leaves the barrier to the caller. */
 struct part_scales {
     float map;    /* element `thread` */
-    int exponent; /* thread 0 */
+    int exponent; /* in thread 0 only */
 };
 
 QC_DEVICE part_scales load_part(const part &w, unsigned thread)
@@ -197,8 +200,8 @@ QC_DEVICE void report(const args &a, uint32_t fault)
     }
 }
 
-/* What follows from parameters alone is done before the wait, so that between the wait and the
- * first loads there is next to nothing; weights are loaded before it where they are complete. */
+/* Whatever follows from parameters alone is done before the wait, so that next to nothing is left
+ * between the wait and the first loads. Weights that are complete are loaded before the wait. */
 template <kind of, bool apart, bool bf16>
 static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
 {
@@ -210,8 +213,8 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
 
     qc_grid_release();
     if (apart && qc_shared_address(behind) != QC_CODES_APART) {
-        /* More than 30 KB in front of the block's own: the table would be beyond it. The host
-         * cannot know where shared memory begins. */
+        /* More than 30 KB lie in front of the block's own memory, so the table would reach beyond
+         * it. The host cannot know where shared memory begins. */
         qc_grid_wait();
         report(a, QC_MATMUL_FAULT_SHARED);
         return;
@@ -220,7 +223,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
     lookup l = {table, shape<of>::nf4 ? qc_shared_address(table) + 4 * lane : 0, lane};
     bool from_memory = a.parts[0].w.code_map != nullptr;
     bool nested = !a.parts[0].w.absmax;
-    if (shape<of>::nf4 && !from_memory) { /* constants */
+    if (shape<of>::nf4 && !from_memory) { /* the codes are constants */
         qc_run_fill_codes(sh.small, a.parts[0].w, thread);
         __syncthreads();
         qc_codes_fill(*table, sh.small, a.parts[0].w, thread, THREADS);
@@ -250,7 +253,7 @@ static __global__ void __launch_bounds__(THREADS, 1) matmul_stream(const args a)
             ready = *a.counters;
     }
     part_scales scales = load_part(a.parts[which], thread);
-    /* The cursor goes on from where x of the first two entries is. */
+    /* The cursor goes on, so the places of x for the first two entries are kept here. */
     bool is_even = c.at != c.end && lane / 4 < a.m;
     const uint16_t *x_even = c.x;
     load<of, false>(even, c, p, a, end, warp, lane);
@@ -319,7 +322,8 @@ qc_status start(const args &a, qc_dtype x_dtype, const qc_matmul_plan *p, qc_cud
                                     : start_dtype<of, apart, false>(a, p, s, err);
 }
 
-/* Of NF4, by the shared memory that a block can have. */
+/* The shared memory of a block for NF4: SHARED_APART where the device allows that much, else
+ * SHARED_NEAR. */
 #define SHARED_APART (2 * QC_CODES_APART)
 #define SHARED_NEAR  ((uint32_t)(sizeof(shared_of<NF4>) + sizeof(qc_codes_wide)))
 static_assert(sizeof(shared_of<NF4>) + 8192 < QC_CODES_APART, "all else lies below the table");
@@ -336,7 +340,8 @@ uint32_t shared_bytes_of(qc_weights_kind k, const qc_cuda_device *d)
     return d->shared_block_bytes >= SHARED_APART ? SHARED_APART : SHARED_NEAR;
 }
 
-/* Ranges start at multiples of this many blocks of 64 k: one for each warp, where rows allow it. */
+/* Ranges start at multiples of this many blocks of 64 k: one for each warp, where rows allow
+ * that. */
 uint32_t grain_of(uint64_t k_blocks)
 {
     return k_blocks % WARPS == 0 ? WARPS : 1;
@@ -361,9 +366,10 @@ extern "C" int qc_stream_takes(const qc_cuda_device *d, const qc_matmul_shape *s
     return s->n >= n_tile;
 }
 
-/* Whole tiles a block of threads, or ranges that end anywhere: what takes less, in grains of the
- * fullest block. A meeting of ranges (sums through L2, and a wait for the last) is put at one grain
- * of 16 blocks: 65,536 weights, 1.1 us of an H200's bandwidth. Not measured. */
+/* Decides whether a block of threads has whole tiles or a range that may end anywhere. It takes
+ * what costs less, counted in grains of the fullest block. A meeting of ranges (sums through L2,
+ * and a wait for the last) is put at one grain of 16 blocks: 65,536 weights, or 1.1 us of an H200's
+ * bandwidth. This was not measured. */
 extern "C" void qc_stream_configure(const qc_cuda_device *d, const qc_matmul_shape *s,
                                     int may_share, qc_matmul_plan *p)
 {
@@ -418,7 +424,7 @@ extern "C" qc_status qc_stream_launch(const qc_matmul_call *c, uint32_t count, q
             reinterpret_cast<uintptr_t>(w->absmax_codes) % 4)
             a.scales_by_four = 0;
     }
-    /* Whole tiles only: then a range's bounds are tiles'. */
+    /* With whole tiles only, a range's bounds are those of tiles. */
     a.grain = p->meets ? grain_of(a.k_blocks) : a.k_blocks;
     a.x = static_cast<const uint16_t *>(c->x);
     a.ldx = c->ldx;

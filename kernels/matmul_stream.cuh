@@ -1,5 +1,5 @@
-/* What the streaming matmul (matmul_stream.cu, which has the picture) is made of: ranges and
- * segments of the list of tiles, entries and their loads, and the products of an entry. */
+/* The pieces of the streaming matmul (matmul_stream.cu, which has the picture): ranges and segments
+ * of the list of tiles, entries and their loads, and the products of an entry. */
 #ifndef QC_KERNELS_MATMUL_STREAM_CUH
 #define QC_KERNELS_MATMUL_STREAM_CUH
 
@@ -19,33 +19,34 @@ enum kind { NF4, INT8_ROWS, INT8_BLOCKS };
 template <kind of> struct shape {
     static constexpr bool nf4 = of == NF4;
     static constexpr int a_tiles = nf4 ? 4 : 2;
-    static constexpr int words = nf4 ? 2 : 4; /* of a row's codes in a lane */
+    static constexpr int words = nf4 ? 2 : 4; /* a lane's words of a row's codes */
     static constexpr unsigned lane_bytes = words * 4u;
     static constexpr unsigned n_tile = 16u * a_tiles;
     static constexpr unsigned sums = n_tile * M_TILE; /* of a tile */
 };
 
-/* What the scales of a part are decoded with, beside its map. */
+/* What the scales of a part are decoded with, besides its map. */
 struct alignas(16) decoding {
     float offset;
     qc_run_power power;
     int exponent;
 };
 
-/* Where a warp is, and what it loads next; in shared memory, since it is seldom asked for. Written
- * by lane 0. */
+/* Where a warp is, and what it loads next. It lies in shared memory because it is seldom needed.
+ * Lane 0 writes it. */
 struct place {
-    uint32_t at, tile;    /* segment, of the block of threads */
-    uint32_t which;       /* part whose scales `how` and the map belong to */
-    uint32_t next, ahead; /* segment behind the one that is being loaded, and its tile */
+    uint32_t at, tile;    /* segment of the block of threads */
+    uint32_t which;       /* the part that `how` and the map belong to */
+    uint32_t next, ahead; /* the segment after the one being loaded, and its tile */
 };
 
-/* Behind it, for NF4, qc_codes_wide: at once, or (apart) from the next multiple of 64 KB on. */
+/* For NF4, qc_codes_wide lies behind this, either at once or (apart) from the next multiple of 64
+ * KB on. */
 template <kind of> struct shared_of {
     qc_run_small small;
     decoding how; /* the present part's */
     uint32_t last;
-    uint32_t ready; /* the workspace was made ready */
+    uint32_t ready; /* whether the workspace was made ready */
     place places[WARPS];
     alignas(128) float sum[WARPS][shape<of>::sums];
 };
@@ -59,7 +60,7 @@ struct lookup {
 
 struct part {
     qc_run_source w;
-    uint32_t first_tile; /* of all parts' tiles */
+    uint32_t first_tile; /* counted over all parts' tiles */
     void *y;
     uint64_t ldy;
     const void *bias;
@@ -69,8 +70,8 @@ struct args {
     part parts[QC_MATMUL_GROUP_MOST];
     uint32_t count;
     uint32_t m;
-    uint32_t k_blocks;   /* of 64 k in a row */
-    uint32_t row_bytes8; /* of codes, 8 rows */
+    uint32_t k_blocks;   /* how many blocks of 64 k a row has */
+    uint32_t row_bytes8; /* bytes of 8 rows of codes */
     uint32_t tiles;      /* tiles * k_blocks * n_tile < 2^32 */
     uint32_t grain;      /* ranges start at multiples of this many blocks of 64 k */
     int scales_by_four;
@@ -79,10 +80,10 @@ struct args {
     uint64_t ldx;
     const int *x_exponent;
     qc_dtype y_dtype;
-    /* Where tiles are shared by ranges: */
+    /* These are used where ranges share tiles: */
     uint32_t *counters; /* [0] QC_MATMUL_READY, then one per block of threads */
-    float *partials;    /* [blocks][2][sums]: the tile in which a range begins, and a further one */
-    uint32_t *fault;    /* of qc_matmul_call */
+    float *partials;    /* [blocks][2][sums]: the tile in which a range begins, and another one */
+    uint32_t *fault;    /* of the qc_matmul_call */
 };
 
 /* Ranges: block b of `blocks` has grains [b * grains / blocks, (b + 1) * grains / blocks). */
@@ -91,7 +92,7 @@ QC_DEVICE uint32_t range_begin(const args &a, uint32_t b)
     return (uint32_t)((uint64_t)b * (a.tiles * a.k_blocks / a.grain) / gridDim.x) * a.grain;
 }
 
-/* The block that has this block of 64 k. */
+/* The block of threads that has this block of 64 k. */
 QC_DEVICE uint32_t range_of(const args &a, uint32_t at)
 {
     uint32_t grains = a.tiles * a.k_blocks / a.grain;
@@ -100,7 +101,7 @@ QC_DEVICE uint32_t range_of(const args &a, uint32_t at)
 
 /* ---- where a warp is ------------------------------------------------------------------------- */
 
-/* A tile's part that this block of threads has, and of that what this warp has. */
+/* The part of a tile that this block of threads has, and what of that this warp has. */
 struct segment {
     uint32_t end;          /* of the block of threads, in blocks of 64 k of all tiles */
     uint32_t first, count; /* of the warp: block of 64 k in the row, and how many */
@@ -109,7 +110,7 @@ struct segment {
     uint32_t own;          /* rows from here on are this tile's */
 };
 
-/* begin: in this tile. */
+/* `begin` lies in this tile. */
 template <kind of>
 QC_DEVICE segment segment_at(const args &a, uint32_t tile, uint32_t begin, uint32_t range_end,
                              unsigned warp)
@@ -137,7 +138,7 @@ template <kind of> struct entry {
     uint32_t q[2 * shape<of>::a_tiles][shape<of>::words];
     uint32_t x[8];
     float scale[2];   /* absmax, or the nested one, of rows 16 r' + g' and 8 more */
-    uint32_t code[2]; /* then: the 8-bit code at bit `at`, 0 to 24 */
+    uint32_t code[2]; /* if nested: the 8-bit code at bit `at`, 0 to 24 */
     uint32_t at;
 };
 
@@ -159,7 +160,7 @@ template <kind of> QC_DEVICE void load_codes(entry<of> &e, const unsigned char *
     }
 }
 
-/* 16 columns of a row. The registers of a lane whose row is not there stay zero. */
+/* Loads 16 columns of a row. The registers of a lane whose row does not exist stay zero. */
 template <kind of> QC_DEVICE void load_x(entry<of> &e, const uint16_t *p, bool there)
 {
     if (!there)
@@ -176,19 +177,21 @@ template <kind of> QC_DEVICE void load_x(entry<of> &e, const uint16_t *p, bool t
     e.x[7] = high.w;
 }
 
-/* What a warp loads next: it is two entries ahead of what it computes. Pointers are the lane's. */
+/* What a warp loads next; this is two entries ahead of what it computes. The pointers are the
+ * lane's. */
 struct cursor {
     const unsigned char *codes; /* of row g of the tile, at the entry */
     const uint16_t *x;          /* row g of x, likewise */
     uint32_t block;             /* of row 16 r' + g': blocks of 64 k from the weight's first */
     uint32_t at, end;           /* blocks of 64 k in the row; at end: there are no more */
     uint32_t which;
-    bool fresh; /* no scales of this segment yet */
+    bool fresh; /* this segment's scales were not loaded yet */
     float scale[2];
     uint32_t code[2]; /* of the last group of four */
 };
 
-/* The scales of an entry. Bytes of four blocks are one load, at the first of the four. */
+/* Loads the scales of an entry. The bytes of four blocks are one load, made at the first of the
+ * four. */
 template <kind of> QC_DEVICE void load_scales(entry<of> &e, cursor &c, const args &a)
 {
     if (of == INT8_ROWS)
@@ -219,7 +222,7 @@ template <kind of> QC_DEVICE void load_scales(entry<of> &e, cursor &c, const arg
     }
 }
 
-/* To the first entry of the warp at or behind p.next. */
+/* Moves to the warp's first entry at or after p.next. */
 template <kind of>
 QC_DEVICE void seek(cursor &c, place &p, const args &a, uint32_t range_end, unsigned warp,
                     unsigned lane)
@@ -250,7 +253,8 @@ QC_DEVICE void seek(cursor &c, place &p, const args &a, uint32_t range_end, unsi
     c.fresh = true;
 }
 
-/* Loads the entry at c, if there is one, all but x unless with_x, and goes on to the next. */
+/* Loads the entry at c, if there is one, and goes on to the next. Without with_x it does not load
+ * x. */
 template <kind of, bool with_x = true>
 QC_DEVICE void load(entry<of> &e, cursor &c, place &p, const args &a, uint32_t range_end,
                     unsigned warp, unsigned lane)
@@ -268,8 +272,8 @@ QC_DEVICE void load(entry<of> &e, cursor &c, place &p, const args &a, uint32_t r
         seek<of>(c, p, a, range_end, warp, lane);
 }
 
-/* Asks L2 for the codes that the loads of the first two entries do not bring with them (they bring
- * 128 bytes of each row where those are aligned): the next 128 bytes of each row. */
+/* Asks L2 for the codes that the loads of the first two entries do not bring along: the next 128
+ * bytes of each row. (Those loads bring 128 bytes of each row where these are aligned.) */
 template <kind of> QC_DEVICE void prefetch(const cursor &c, const args &a, unsigned lane)
 {
     constexpr unsigned skipped = shape<of>::nf4 ? 2 : 0;
@@ -292,7 +296,7 @@ template <kind of> QC_DEVICE void zero_sums(float (&sum)[shape<of>::a_tiles][4])
         sum[r][0] = sum[r][1] = sum[r][2] = sum[r][3] = 0.0f;
 }
 
-/* Product j of rows 16 r .. 16 r + 15 as the weights' operand. */
+/* The weights' operand of product j, for rows 16 r .. 16 r + 15. */
 template <kind of, bool apart>
 QC_DEVICE void fragment(uint32_t f[4], const entry<of> &e, const lookup &l, int r, int j)
 {
@@ -315,9 +319,10 @@ QC_DEVICE void fragment(uint32_t f[4], const entry<of> &e, const lookup &l, int 
     }
 }
 
-/* 16 columns of a row of x from bfloat16 to float16, in place: times the power of two that brings
- * the largest of the row's 64 columns to [2^14, 2^15). Returns its inverse. Where one of them is
- * not finite the others may become 0: what they are worth does not show beside it. */
+/* Converts 16 columns of a row of x from bfloat16 to float16, in place. They are multiplied by the
+ * power of two that brings the largest of the row's 64 columns to [2^14, 2^15), and the inverse of
+ * that power is returned. Where one column is not finite the others may become 0, which does not
+ * show beside it. */
 QC_DEVICE float x_to_halves(uint32_t (&x)[8])
 {
     uint32_t most = 0;
@@ -327,7 +332,7 @@ QC_DEVICE float x_to_halves(uint32_t (&x)[8])
     uint32_t top = max(most & 0xffffu, most >> 16);
     top = max(top, __shfl_xor_sync(0xffffffffu, top, 1));
     top = max(top, __shfl_xor_sync(0xffffffffu, top, 2));
-    uint32_t exponent = max(top >> 7, 15u); /* so that both powers are normal */
+    uint32_t exponent = max(top >> 7, 15u); /* keeps both powers normal */
     float by = __uint_as_float((268u - exponent) << 23);
 #pragma unroll
     for (int i = 0; i < 8; i++)
