@@ -1,27 +1,28 @@
-/* NF4 and int8 to F32, F16 or BF16, in one kernel, double-quantized scales decoded on the way.
+/* Turns NF4 and int8 into F32, F16 or BF16 in one kernel, and decodes double-quantized scales on
+ * the way.
  *
- * A chunk is 8 elements of one row, so of one block as well where the row starts at a multiple of
- * 8: one word of NF4 codes or two of int8, one scale, 16 bytes of a 16-bit destination. A thread
- * takes four chunks that lie a thread block apart:
+ * A chunk is 8 elements of one row, and so of one block too where the row starts at a multiple of
+ * 8. That is one word of NF4 codes or two of int8, one scale, and 16 bytes of a 16-bit destination.
+ * A thread takes four chunks that lie a thread block apart:
  *
  *     chunk      0 .. 127   128 .. 255   256 .. 383   384 .. 511
  *     thread     0 .. 127     0 .. 127     0 .. 127     0 .. 127
  *
- * so that the four loads of codes are under way together, and every load and store of a warp is one
- * contiguous piece: 128 bytes of codes in, 512 out. (16 bytes of codes a thread would leave each
- * thread with 64 bytes to store, or with a transposition within four threads that costs more than
- * the three loads it saves: the codes are a fifth of the traffic.)
+ * So the four loads of codes are on their way together, and every load and store of a warp is
+ * contiguous: 128 bytes of codes in, 512 out. (With 16 bytes of codes a thread, each thread would
+ * have 64 bytes to store, or a transposition within four threads that costs more than the three
+ * loads it saves, since the codes are a fifth of the traffic.)
  *
- * grid.x covers a row, grid.y rows; where rows follow each other without a gap and the scale is not
- * the row's, the whole is taken as one row. The code values live in the lanes of a warp, a look-up
- * is a shuffle (as in cuda_quantize_internal.cuh).
+ * grid.x covers a row, and grid.y rows. Where rows follow each other without a gap and the scale is
+ * not the row's, the whole is taken as one row. The code values live in the lanes of a warp, and a
+ * look-up is a shuffle (as in cuda_quantize_internal.cuh).
  *
- * dequantize_elements does the same element by element, for rows that do not start at a multiple of
- * 8 elements (so that a chunk would lie in two blocks) and destinations that are not 16-byte
- * aligned.
+ * dequantize_elements does the same element by element. It is for rows that do not start at a
+ * multiple of 8 elements (so that a chunk would lie in two blocks) and for destinations that are
+ * not 16-byte aligned.
  *
  * Bytes of global memory per element: codes 1/2 or 1, scale 1/64 (double quantized) to 4/64, out 2
- * or 4. Instructions and what follows: docs/kernels.md. No shared memory. */
+ * or 4. Instructions and what follows: docs/kernels.md. There is no shared memory. */
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_check.h"
@@ -41,16 +42,16 @@ struct dequantize_job {
     qc_weights w;
     unsigned block_shift, nested_shift;
     uint64_t first;      /* flat index of the first element */
-    uint64_t first_row;  /* of the weight */
-    uint64_t rows, cols; /* of the destination; one row where they follow each other */
+    uint64_t first_row;  /* the first row of the weight */
+    uint64_t rows, cols; /* of the destination; one row if they have no gaps */
     uint64_t ld;
     void *dst;
     const int *exponent;
     uint64_t *overflow;
 };
 
-/* A product as x86 has it, NaNs included: the first operand that is one, made quiet, or the default
- * NaN, whose sign is set. */
+/* A product as x86 makes it, NaNs included: the first operand that is a NaN, made quiet, or else
+ * the default NaN, whose sign is set. */
 QC_DEVICE float product(float a, float b)
 {
     float v = __fmul_rn(a, b);
@@ -63,7 +64,8 @@ QC_DEVICE float product(float a, float b)
     return __uint_as_float(0xffc00000u);
 }
 
-/* 2^exponent as two factors, both floats and powers of two for every exponent that can matter */
+/* 2^exponent as two factors. Both are floats and powers of two for every exponent that can
+ * matter. */
 struct power {
     float a, b;
     bool none;
@@ -104,7 +106,7 @@ template <qc_weights_kind kind> QC_DEVICE float value_of(float code, float scale
     return product(__fmul_rn(code, QC_CUDA_INT8_STEP), scale);
 }
 
-/* quant_half.h's rounding: NaNs keep their sign and the upper bits of their payload. */
+/* The rounding of quant_half.h: NaNs keep their sign and the upper bits of their payload. */
 template <qc_dtype dtype> QC_DEVICE uint16_t narrow(float v)
 {
     if (dtype == QC_DTYPE_BF16)
@@ -140,14 +142,13 @@ QC_DEVICE float nf4_value_of_lane(const dequantize_job &job, unsigned lane)
     return job.w.code_map ? job.w.code_map[lane % 16] : standard;
 }
 
-/* ---- 8 elements at a time
- * --------------------------------------------------------------------- */
+/* ---- 8 elements at a time -------------------------------------------------------------------- */
 
 /* The largest magnitude that a code's value can have. */
 template <qc_weights_kind kind> QC_DEVICE float largest_code(float value_of_lane)
 {
     if (kind == QC_WEIGHTS_INT8_BLOCKS)
-        return 1.0078741f; /* 128 * QC_CUDA_INT8_STEP is below */
+        return 1.0078741f; /* 128 * QC_CUDA_INT8_STEP is less */
     if (kind == QC_WEIGHTS_INT8_ROWS)
         return 128.0f;
     float m = fabsf(value_of_lane);
@@ -186,8 +187,8 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
     unsigned lane = threadIdx.x % 32;
     float table = nf4 ? nf4_value_of_lane(job, lane) : 0.0f;
     power p = power_of(job.exponent);
-    /* Below this no product overflows or is a NaN, whatever the code: a chunk with such a scale
-     * needs no look at its elements. */
+    /* As long as the bound is below this, no product overflows or is a NaN, whatever the code, and
+     * the elements of the chunk need not be looked at. */
     float most = largest_code<kind>(table);
     float safe = dtype == QC_DTYPE_F16 ? 65504.0f : 0x1p127f;
     uint64_t row_chunks = job.cols / chunk_elems, out_chunks = job.ld / chunk_elems;
@@ -200,8 +201,8 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
             float scale[chunks_each];
             unsigned scale_code[chunks_each];
             float nested_scale[chunks_each];
-            /* All loads of one step before what depends on them; a thread that has no chunk left
-             * reads the last one of the row. */
+            /* All loads of one step come before what depends on them. A thread that has no chunk
+             * left reads the last one of the row. */
 #pragma unroll
             for (unsigned u = 0; u < chunks_each; u++) {
                 uint64_t c = c0 + u * threads_per_block + threadIdx.x;
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
                     for (unsigned e = 0; e < chunk_elems; e++)
                         v[e] = __fmul_rn(__fmul_rn(v[e], p.a), p.b);
                 }
-                if (c >= row_chunks) { /* beyond cols: zeros, whose bound is 0 */
+                if (c >= row_chunks) { /* beyond cols there are zeros, whose bound is 0 */
                     scale[u] = 0.0f;
 #pragma unroll
                     for (unsigned e = 0; e < chunk_elems; e++)
@@ -275,8 +276,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_chunks(dequantiz
     }
 }
 
-/* ---- one element at a time
- * -------------------------------------------------------------------- */
+/* ---- one element at a time ------------------------------------------------------------------- */
 
 template <qc_weights_kind kind, qc_dtype dtype>
 __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequantize_job job)
@@ -305,8 +305,7 @@ __global__ void __launch_bounds__(threads_per_block) dequantize_elements(dequant
         }
 }
 
-/* ---- launches
- * --------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 bool aligned(const void *p, uintptr_t to)
 {
@@ -324,7 +323,7 @@ template <qc_weights_kind kind, qc_dtype dtype>
 qc_status launch(dequantize_job job, qc_cuda_stream s, qc_error *err)
 {
     constexpr size_t element = dtype == QC_DTYPE_F32 ? 4 : 2;
-    bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done apart */
+    bool one = job.rows == 1 && job.ld == job.cols; /* its end may be done separately */
     if (job.first % chunk_elems == 0 && job.cols >= chunk_elems &&
         (one || (job.cols % chunk_elems == 0 && job.ld % chunk_elems == 0)) &&
         aligned(job.dst, 16) && aligned(job.w.codes, kind == QC_WEIGHTS_NF4 ? 4 : 8)) {

@@ -1,21 +1,21 @@
-/* Contracts in cuda_feedback_rows.h.
+/* The contracts are in cuda_feedback_rows.h.
  *
- * A panel: a thread block has 32 rows and up to 64 columns of them in shared memory, column by
- * column, a row every 33 floats: its four warps bring them there and away again a row at a time
- * (128 bytes a warp), and the first walks over the columns, lane l in row l. Neither meets a bank
- * twice. Columns go by eights: a lane has eight in registers, decides them one after the other, and
- * then feeds all eight into each column behind, so that such a column is loaded and stored once
- * for eight products. The eight numbers of U (or H) that it takes lie side by side (two 128-bit
- * loads, the same for all lanes). The order in which a column gets its products is that of
- * quant/error_feedback_lanes_body.h, and nothing is fused, so that bits are the same.
+ * A panel: a thread block keeps 32 rows, and up to 64 columns of them, in shared memory. They lie
+ * column by column, with a column every 33 floats. The four warps of the block copy them in and out
+ * a row at a time (128 bytes a warp), and the first warp walks over the columns, with lane l in row
+ * l. Neither of them meets a bank twice. Columns go by eights: a lane has eight in registers,
+ * decides them one after the other, and then feeds all eight into each later column, so that such a
+ * column is loaded and stored once for eight products. The eight numbers of U (or H) that this
+ * takes lie side by side (two 128-bit loads, the same for all lanes). A column gets its products in
+ * the order of quant/error_feedback_lanes_body.h, and nothing is fused, so the bits are the same.
  *
- * Work: 2016 multiplications and additions a row and panel, about 7,000 instructions of one warp
- * (calculated) with what is around them; 53 KB of shared memory, so that an sm_75 has one block on
- * a multiprocessor and an sm_90 four. 8,192 rows are 256 blocks. Against the panel's products (2
- * rows n 64 multiply-adds) a panel of n = 8192 is 1/250 of the arithmetic.
+ * The work is 2016 multiplications and additions per row and panel, about 7,000 instructions of one
+ * warp (calculated) with what is around them. It takes 53 KB of shared memory, so that an sm_75 has
+ * one block on a multiprocessor and an sm_90 four. 8,192 rows are 256 blocks. Compared with the
+ * panel's products (2 rows n 64 multiply-adds), a panel of n = 8192 is 1/250 of the arithmetic.
  *
- * Barriers are reached by all threads of a block: nothing returns before them. Warp-wide calls
- * (shuffles) are made by whole warps. */
+ * All threads of a block reach its barriers, since nothing returns before them. Whole warps make
+ * the warp-wide calls (shuffles). */
 #include "kernels/cuda_feedback_rows.h"
 
 #include "kernels/cuda_scale_search_internal.cuh"
@@ -26,7 +26,7 @@ namespace
 constexpr unsigned threads_per_block = 256;
 constexpr unsigned warps_per_block = threads_per_block / 32;
 constexpr unsigned panel_threads = 128;
-constexpr unsigned panel_blocks = 4; /* on a multiprocessor */
+constexpr unsigned panel_blocks = 4; /* per multiprocessor */
 constexpr unsigned tile_rows = 32;
 constexpr unsigned panel = QC_CUDA_PANEL;
 constexpr unsigned row_stride = tile_rows + 1;
@@ -34,9 +34,9 @@ constexpr unsigned u_stride = panel + 4;
 constexpr unsigned code_stride = panel + 4;
 constexpr unsigned step = 8; /* columns in registers */
 
-/* u first: its rows are read 16 bytes at a time. */
+/* u comes first because its rows are read 16 bytes at a time. */
 struct panel_shared {
-    float u[panel * u_stride]; /* [j][k]: of column k for column j behind it; 0 elsewhere */
+    float u[panel * u_stride]; /* [j][k]: of column k for a later column j; 0 elsewhere */
     float in[panel * row_stride];
     float target[panel * row_stride];
     float scale[panel * row_stride];
@@ -50,7 +50,7 @@ QC_DEVICE uint64_t scale_index(const qc_cuda_rows &p, uint64_t row, uint64_t col
     return p.kind == QC_WEIGHTS_INT8_ROWS ? row : (row * p.n + col) >> p.shift;
 }
 
-/* As qc_feedback_inverse. */
+/* The same as qc_feedback_inverse. */
 QC_DEVICE float inverse_of(qc_weights_kind kind, float scale)
 {
     if (!(fabsf(scale) >= 0x1p-118f))
@@ -59,7 +59,7 @@ QC_DEVICE float inverse_of(qc_weights_kind kind, float scale)
     return kind == QC_WEIGHTS_NF4 ? inverse : __fmul_rn(inverse, 127.0f);
 }
 
-/* What a reader makes of a code whose unit (NF4) or number it is. */
+/* What a reader makes of a code; `unit` is the code's unit (NF4) or its number. */
 QC_DEVICE float value_of(qc_weights_kind kind, float unit, float scale)
 {
     if (kind == QC_WEIGHTS_NF4)
@@ -69,7 +69,7 @@ QC_DEVICE float value_of(qc_weights_kind kind, float unit, float scale)
     return __fmul_rn(__fmul_rn(unit, QC_CUDA_INT8_STEP), scale);
 }
 
-/* A code as value_of wants it; all lanes of the warp take part. */
+/* Turns a code into the unit that value_of takes. All lanes of the warp take part. */
 QC_DEVICE float unit_of(qc_weights_kind kind, const qc_nf4_tables &tables, int code)
 {
     if (kind == QC_WEIGHTS_NF4)
@@ -77,7 +77,8 @@ QC_DEVICE float unit_of(qc_weights_kind kind, const qc_nf4_tables &tables, int c
     return (float)code;
 }
 
-/* The code nearest to y, a value times inverse_of its scale; all lanes of the warp take part. */
+/* The code nearest to y, which is a value times inverse_of its scale. All lanes of the warp take
+ * part. */
 QC_DEVICE int code_of(qc_weights_kind kind, const qc_nf4_tables &tables, float y)
 {
     if (kind == QC_WEIGHTS_NF4)
@@ -132,7 +133,7 @@ QC_DEVICE void load_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, ui
     }
 }
 
-/* Errors are left in `in`. Columns from a.cols on have a scale of 0 and feed nothing. */
+/* Leaves the errors in `in`. Columns from a.cols on have a scale of 0 and feed nothing. */
 template <bool sweeping>
 QC_DEVICE unsigned walk_panel(qc_weights_kind kind, unsigned cols, unsigned lane,
                               panel_shared &shared)
@@ -155,7 +156,7 @@ QC_DEVICE unsigned walk_panel(qc_weights_kind kind, unsigned cols, unsigned lane
                 was = shared.code[lane * code_stride + s + i];
                 old = value_of(kind, unit_of(kind, tables, was), scale[i]);
                 float own = shared.inverse[s + i];
-                /* a dead column: nearest to its weight */
+                /* a dead column gets what is nearest to its weight */
                 place = own == 0.0f ? target : __fadd_rn(old, __fmul_rn(place, own));
             }
             int code = code_of(kind, tables, __fmul_rn(place, inverse[i]));
@@ -214,7 +215,7 @@ QC_DEVICE void store_panel(const qc_cuda_rows &p, const qc_cuda_rows_panel &a, u
     }
 }
 
-/* 4: without it ptxas keeps to 64 registers, and spills one. */
+/* Without panel_blocks, ptxas keeps to 64 registers and spills one. */
 template <int kind, bool sweeping>
 __global__ void __launch_bounds__(panel_threads, panel_blocks)
     decide_panel(const qc_cuda_rows p, const qc_cuda_rows_panel a)
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(panel_threads, panel_blocks)
             unsigned changed =
                 walk_panel<sweeping>((qc_weights_kind)kind, (unsigned)a.cols, threadIdx.x, shared);
             if (sweeping) {
-                /* rows that are not there are zero and stay so, but an NF4 code's 0 is 7 */
+                /* rows that do not exist are zero and stay so, but an NF4 code's 0 is 7 */
                 if (tile * tile_rows + threadIdx.x >= p.rows)
                     changed = 0;
 #pragma unroll
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(panel_threads, panel_blocks)
             }
         }
         __syncthreads();
-        /* A thread then loads what it has stored here itself, and u, which nobody reads any
+        /* After this a thread loads only what it stored here itself, and u, which nobody reads any
          * more. */
         store_panel<sweeping>(p, a, tile * tile_rows, shared);
     }
@@ -268,15 +269,15 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* Apart from the panels: a division's slow path amid their loads costs ptxas registers, and
- * spills. */
+/* This is apart from the panels: amid their loads, a division's slow path costs ptxas registers and
+ * makes it spill. */
 __global__ void __launch_bounds__(threads_per_block) invert(const qc_cuda_rows p, uint64_t scales)
 {
     for (uint64_t i = thread_index(); i < scales; i += threads_of_grid())
         p.from_absmax[i] = inverse_of(p.kind, p.absmax[i]);
 }
 
-/* Warps go on together, as looking codes up takes all lanes. */
+/* Warps go on together, because all lanes take part in looking codes up. */
 __global__ void __launch_bounds__(threads_per_block)
     round_rows(const qc_cuda_rows p, const float *w)
 {
@@ -359,7 +360,7 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* As possible_scale of quant/error_feedback_rows.c. */
+/* The same as possible_scale of quant/error_feedback_rows.c. */
 QC_DEVICE float possible_scale(const qc_cuda_rows &p, uint64_t index, float wish, unsigned *code)
 {
     float scale = wish;
@@ -386,7 +387,7 @@ QC_DEVICE float possible_scale(const qc_cuda_rows &p, uint64_t index, float wish
     return inverse_of(p.kind, scale) == 0.0f ? 0.0f : scale;
 }
 
-/* All lanes of a warp have one row, and so come to the same scale. */
+/* All lanes of a warp have the same row, and so they come to the same scale. */
 __global__ void __launch_bounds__(threads_per_block)
     refit(const qc_cuda_rows p, const qc_cuda_rows_refit_args a)
 {
@@ -438,7 +439,8 @@ __global__ void __launch_bounds__(threads_per_block)
                 p.absmax_codes[index] = (uint8_t)code;
             atomicAdd(p.changed, 1ull);
         }
-        /* Made here, for over the divisions above there are no registers to keep them. */
+        /* The tables are made here because there are no registers to keep them over the divisions
+         * above. */
         const qc_nf4_tables tables = qc_nf4_tables_of_lane(lane);
         for (uint64_t at = 0; at < a.cols; at += 32) {
             uint64_t k = at + lane, i = row * p.n + a.col + k;

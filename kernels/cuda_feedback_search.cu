@@ -1,17 +1,18 @@
-/* The search of scales that quant/error_feedback_search.c makes; contracts in
- * cuda_feedback_internal.h. Equal to the bit: sums are those of 16 lanes, folded alike, nothing is
- * fused, and what is double there is double here.
+/* The search of scales that quant/error_feedback_search.c makes; the contracts are in
+ * cuda_feedback_internal.h. The result is equal to the bit: sums are those of 16 lanes and are
+ * folded alike, nothing is fused, and what is double there is double here.
  *
  * A team of 16 threads has a block (or a row): thread l takes elements l, l + 16, ..., as lane l
- * does on the CPU. Two teams make a warp and always walk together: shuffles need all of it, so what
- * only one team wants is computed by both and kept by that one. Elements are read again for each
- * candidate, two values each, from the first-level cache for usual blocks (512 bytes a warp).
+ * does on the CPU. Two teams make a warp and always walk together, because shuffles need the whole
+ * warp. So what only one team wants is computed by both and kept by that one. Elements are read
+ * again for each candidate, two values each (the element and its weight), from the first-level
+ * cache for usual blocks (512 bytes a warp).
  *
- * Work: 54 candidates (NF4, 64 elements). The operations themselves are some 16 instructions an
- * element and candidate; the loop over elements with weights has 54 (CUDA 11.8, sm_80), of which
- * NF4 goes through about 45: addresses and loads are two thirds. So 76 instructions of a warp a
- * weight; 67 million weights are 5e9, which the H100's 528 schedulers issue in 6 ms at best
- * (calculated, at 1.7 GHz; not timed). */
+ * The work is 54 candidates (NF4, 64 elements). The operations themselves are some 16 instructions
+ * per element and candidate. The loop over elements with weights has 54 (CUDA 11.8, sm_80), of
+ * which NF4 goes through about 45; two thirds of them are addresses and loads. So a weight takes 76
+ * instructions of a warp. 67 million weights take 5e9, which the H100's 528 schedulers issue in 6
+ * ms at best (calculated, at 1.7 GHz; not timed). */
 #include "kernels/cuda_feedback_internal.h"
 
 #include "kernels/cuda_scale_search_internal.cuh"
@@ -28,20 +29,20 @@ constexpr unsigned teams_per_block = threads_per_block / team;
 struct search {
     qc_weights_kind kind;
     int wide;
-    uint64_t n, elems, block, blocks; /* block: elements of one; a row for INT8_ROWS */
+    uint64_t n, elems, block, blocks; /* block: elements of a block, or of a row for INT8_ROWS */
     const float *x, *weights;
     float *absmax;
-    /* nesting */
+    /* for nesting */
     uint8_t *codes;
     const float *nested_absmax, *map;
     float offset;
 };
 
-/* A team's block. */
+/* The block that a team has. */
 struct part {
     uint64_t first;  /* element */
     uint64_t count;  /* elements; 0 for a team that has none */
-    uint32_t column; /* of this thread's first element */
+    uint32_t column; /* that of this thread's first element */
     unsigned lane;
     qc_nf4_tables tables;
 };
@@ -56,7 +57,7 @@ QC_DEVICE part part_of(const search &s, uint64_t b)
     return p;
 }
 
-/* This thread's elements and their weights, in turn; zeros behind the block's end. */
+/* Walks this thread's elements and their weights. It gives zeros after the block's end. */
 struct walk {
     uint64_t at;
     uint32_t column;
@@ -82,7 +83,7 @@ QC_DEVICE void next(const search &s, const part &p, walk &w, float &x, float &d)
     }
 }
 
-/* As qc_feedback_inverse. */
+/* The same as qc_feedback_inverse. */
 QC_DEVICE float inverse_of(qc_weights_kind kind, float scale)
 {
     if (!(fabsf(scale) >= 0x1p-118f))
@@ -91,7 +92,7 @@ QC_DEVICE float inverse_of(qc_weights_kind kind, float scale)
     return kind == QC_WEIGHTS_NF4 ? inverse : __fmul_rn(inverse, 127.0f);
 }
 
-/* The code's value for y: NF4's, or the number. */
+/* The code's value for y: that of NF4, or the number. */
 QC_DEVICE float nearest(qc_weights_kind kind, const qc_nf4_tables &tables, float y)
 {
     if (kind == QC_WEIGHTS_NF4) {
@@ -102,7 +103,7 @@ QC_DEVICE float nearest(qc_weights_kind kind, const qc_nf4_tables &tables, float
     return __fadd_rn(__fadd_rn(q, QC_CUDA_ROUND), -QC_CUDA_ROUND);
 }
 
-/* The error for a scale; for all threads of the team. */
+/* The error for a scale. All threads of the team get it. */
 QC_DEVICE double error_of(const search &s, const part &p, float scale, float inverse)
 {
     float sum = 0.0f;
@@ -162,8 +163,8 @@ __global__ void __launch_bounds__(threads_per_block) find_scales(search s)
     const unsigned count = !is_nf4  ? sizeof int8 / sizeof *int8
                            : s.wide ? sizeof nf4_wide / sizeof *nf4_wide
                                     : sizeof nf4 / sizeof *nf4;
-    const unsigned tries = is_nf4 ? 2 * count : count; /* NF4: with both signs */
-    /* Both teams of a warp go round as often. */
+    const unsigned tries = is_nf4 ? 2 * count : count; /* NF4 tries both signs */
+    /* Both teams of a warp go round equally often. */
     const uint64_t pairs = (s.blocks + 1) / 2 * 2;
     for (uint64_t b = (uint64_t)blockIdx.x * teams_per_block + threadIdx.x / team; b < pairs;
          b += (uint64_t)gridDim.x * teams_per_block) {

@@ -1,21 +1,22 @@
-/* Beside the products of a decoder's layer; contracts in cuda_llama.h.
+/* What a decoder's layer computes beside its products. The contracts are in cuda_llama.h.
  *
- * rows_to_halves, swiglu_to_halves: a thread block a row, which it walks two or three times (sum of
- * squares, largest magnitude, output); all but the first come from L1 or L2.
- * heads: a warp a head of a row, in registers (8 elements a lane at most) and, for the halves that
- * rotary positions exchange, shared memory.
- * attention: a thread block has 16 queries of one head, a warp 4 of them, and goes over the keys 32
- * at a time. Keys, then values, of the 32 lie in shared memory, a row every head_dim + 1 floats:
+ * rows_to_halves, swiglu_to_halves: a thread block has a row and walks it two or three times (sum
+ * of squares, largest magnitude, output). All walks but the first read from L1 or L2.
+ * heads: a warp has a head of a row in registers (8 elements a lane at most), and in shared memory
+ * for the halves that rotary positions exchange.
+ * attention: a thread block has 16 queries of one head, and a warp 4 of them. It goes over the keys
+ * 32 at a time. The keys of the 32, and then their values, lie in shared memory, with a row every
+ * head_dim + 1 floats:
  *
  *     scores    lane j: key j against 4 queries (broadcast), no shuffles
  *     softmax   shuffles over the 32 lanes, a running maximum and sum per query
  *     values    lane c: elements c, c + 32, ...; the weight of key j comes by shuffle from lane j
  *
  * A key tile begins at a multiple of 32 from the window's first row, so that a query's sums have
- * one order whatever tile it is in. Shared memory: (16 head_dim + 32 (head_dim + 1)) floats with
- * head_dim rounded up to 64, 128 or 256: 12 to 49 KB. Bound by shared memory: per key and query
- * 2 head_dim multiply-adds, and 5/4 head_dim loads of it for scores; products of a layer are 10 to
- * 100 times as many at windows of some thousand tokens. */
+ * one order whatever tile it is in. The shared memory is (16 head_dim + 32 (head_dim + 1)) floats
+ * with head_dim rounded up to 64, 128 or 256: 12 to 49 KB. Shared memory is also the bound: per key
+ * and query there are 2 head_dim multiply-adds, and 5/4 head_dim loads from it for scores. The
+ * products of a layer are 10 to 100 times as many at windows of some thousand tokens. */
 #include "kernels/cuda_llama.h"
 
 #include "kernels/cuda_check.h"
@@ -32,7 +33,7 @@ struct row_shared {
     uint32_t largest[warps_per_block];
 };
 
-/* x * 2^e, |e| <= 252, e beyond is taken as that */
+/* x * 2^e; an e beyond -252 .. 252 is taken as the nearer of these two */
 QC_DEVICE float times_power(float x, int e)
 {
     e = e > 252 ? 252 : e < -252 ? -252 : e;
@@ -42,7 +43,8 @@ QC_DEVICE float times_power(float x, int e)
     return __fmul_rn(__fmul_rn(x, a), b);
 }
 
-/* e with largest * 2^-e in [0.5, 1); 0 for zero, infinity and NaN. bits: of the magnitude */
+/* e with largest * 2^-e in [0.5, 1), or 0 for zero, infinity and NaN. `bits` are those of the
+ * magnitude. */
 QC_DEVICE int exponent_of(uint32_t bits)
 {
     if (bits == 0 || bits >= QC_CUDA_F32_INF)
@@ -51,7 +53,7 @@ QC_DEVICE int exponent_of(uint32_t bits)
     return (e > 0 ? e : 1) - 126;
 }
 
-/* Over the thread block, for all threads. */
+/* The sum over the thread block. All threads get it. */
 QC_DEVICE float sum_of_block(float v, row_shared &shared)
 {
 #pragma unroll
@@ -83,8 +85,7 @@ QC_DEVICE uint32_t largest_of_block(uint32_t v, row_shared &shared)
     return v;
 }
 
-/* ---- rows to halves
- * --------------------------------------------------------------------------- */
+/* ---- rows to halves -------------------------------------------------------------------------- */
 
 QC_DEVICE float normed(float x, const float *gain, uint64_t i, float inverse)
 {
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(threads_per_block)
             to[i] = qc_half_of_float(times_power(normed(from[i], gain, i, inverse), -e));
         if (threadIdx.x == 0)
             out.exponent[row] = e;
-        __syncthreads(); /* shared is written again */
+        __syncthreads(); /* shared is about to be written again */
     }
 }
 
@@ -128,7 +129,7 @@ QC_DEVICE int exponent_of_row(const qc_cuda_product &p, uint64_t row)
     return p.exponent[row] + (p.weight ? *p.weight : 0);
 }
 
-/* e: exponent_of_row */
+/* e is exponent_of_row. */
 QC_DEVICE float value_of(const qc_cuda_product &p, uint64_t row, uint64_t cols, uint64_t col, int e)
 {
     float v = times_power(qc_float_of_half(p.half[row * cols + col]), e);
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(threads_per_block)
         }
         if (threadIdx.x == 0)
             out.exponent[row] = e;
-        __syncthreads(); /* shared is written again */
+        __syncthreads(); /* shared is about to be written again */
     }
 }
 
@@ -232,7 +233,7 @@ __global__ void __launch_bounds__(threads_per_block)
                 float other = kept[upper ? j : d + half], sine = h.sine[turn + j];
                 v[i] = __fmaf_rn(v[i], h.cosine[turn + j], __fmul_rn(other, upper ? sine : -sine));
             }
-            __syncwarp(); /* kept is written again */
+            __syncwarp(); /* kept is about to be written again */
         }
 #pragma unroll
         for (unsigned i = 0; i < most; i++)
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(threads_per_block)
 /* ---- attention ------------------------------------------------------------------------------- */
 
 constexpr unsigned attention_warps = 4;
-constexpr unsigned attention_blocks = 4; /* on a multiprocessor */
+constexpr unsigned attention_blocks = 4; /* per multiprocessor */
 constexpr unsigned queries_per_warp = QC_CUDA_QUERY_TILE / attention_warps;
 constexpr unsigned key_tile = 32;
 
@@ -253,7 +254,8 @@ template <unsigned per_lane> struct attention_shared {
     float kv[key_tile][32 * per_lane + 1];
 };
 
-/* Rows [first, first + 32) of k or v to shared memory; zeros behind the last row and head_dim. */
+/* Loads rows [first, first + 32) of k or v into shared memory, with zeros after the last row and
+ * after head_dim. */
 template <unsigned per_lane>
 QC_DEVICE void load_keys(attention_shared<per_lane> &shared, const qc_cuda_attention &a,
                          const float *from, uint32_t kv_head, uint32_t first, uint32_t end)
@@ -306,7 +308,7 @@ __global__ void __launch_bounds__(32 * attention_warps, attention_blocks)
                 seen = tile.first - tile.window_first - a.window + 1;
             for (uint32_t first = tile.window_first + seen / key_tile * key_tile; first < end;
                  first += key_tile) {
-                __syncthreads(); /* values of the last tile were read */
+                __syncthreads(); /* the values of the last tile were read */
                 load_keys<per_lane>(shared, a, a.k, kv_head, first, end);
                 __syncthreads();
                 float score[queries_per_warp];
@@ -321,7 +323,7 @@ __global__ void __launch_bounds__(32 * attention_warps, attention_blocks)
                         score[r] =
                             __fmaf_rn(shared.q[warp * queries_per_warp + r][d], key, score[r]);
                 }
-                __syncthreads(); /* keys were read */
+                __syncthreads(); /* the keys were read */
                 load_keys<per_lane>(shared, a, a.v, kv_head, first, end);
                 __syncthreads();
 #pragma unroll
@@ -374,7 +376,7 @@ __global__ void __launch_bounds__(32 * attention_warps, attention_blocks)
                     if (32 * i + lane < a.head_dim)
                         to[32 * i + lane] = __fdiv_rn(sums[r][i], total[r]);
             }
-            __syncthreads(); /* q is written again */
+            __syncthreads(); /* q is about to be written again */
         }
 }
 
@@ -415,7 +417,7 @@ struct dense_shared {
     float x[dense_tile][dense_tile + 1], w[dense_tile][dense_tile + 1];
 };
 
-/* Thread (i, j) of 32 x 8 has outputs (j + 8 r, i) of the tile. */
+/* Thread (i, j) of 32 x 8 computes outputs (j + 8 r, i) of the tile. */
 __global__ void __launch_bounds__(threads_per_block)
     dense_product(const uint16_t *x, const uint16_t *w, uint64_t m, uint64_t n, uint64_t k,
                   uint16_t *y)

@@ -1,8 +1,8 @@
-/* Contracts in cuda_moments.h. All of it is bound by memory: a square of doubles is read once and
- * written once, or as floats. What goes from rows to columns passes through shared memory, 32 x 32
- * elements a thread block, so that both sides are read and written 32 in a row; only the factor's
- * matrix is gathered element by element (a sector of 32 bytes each, 16 n^2 bytes of traffic for
- * the triangle: a hundredth of what its factor takes). */
+/* The contracts are in cuda_moments.h. All of it is bound by memory: a square of doubles is read
+ * once and written once, or written as floats. What goes from rows to columns passes through shared
+ * memory, 32 x 32 elements a thread block, so that both sides are read and written 32 in a row.
+ * Only the factor's matrix is gathered element by element: each takes a sector of 32 bytes, so the
+ * triangle has 16 n^2 bytes of traffic, a hundredth of what its factor takes. */
 #include "kernels/cuda_moments.h"
 
 #include "kernels/cuda_launch.cuh"
@@ -12,7 +12,7 @@ namespace
 
 constexpr unsigned threads_per_block = 256;
 constexpr unsigned tile = 32;
-constexpr unsigned tile_rows = threads_per_block / tile; /* of threads */
+constexpr unsigned tile_rows = threads_per_block / tile; /* rows of threads */
 
 struct tile_shared {
     double v[tile][tile + 1];
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(threads_per_block)
             sums[row * ld + col] += (double)part[row * cols + col];
 }
 
-/* Infinity and NaN are no numbers of which to subtract themselves. */
+/* Infinity and NaN are odd: they do not give 0 when subtracted from themselves. */
 QC_DEVICE int is_odd(double v)
 {
     return !(v - v == 0.0);
@@ -78,7 +78,8 @@ __global__ void __launch_bounds__(threads_per_block)
     }
 }
 
-/* Of a square of tiles the one at block (x, y); above the diagonal H, transposed, below it U. */
+/* Fills the tile at block (x, y) of a square of tiles. Above the diagonal it is H, transposed, and
+ * below it U. */
 __global__ void __launch_bounds__(threads_per_block)
     fill_feedback(qc_cuda_factor_input in, const double *h, const double *a, float *hu)
 {

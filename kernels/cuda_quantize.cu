@@ -1,32 +1,33 @@
-/* NF4 and block-wise int8.
+/* Quantizes to NF4 and to block-wise int8.
  *
- * Two kernels over one arithmetic (struct coder):
+ * There are two kernels over one arithmetic (struct coder):
  *
- * quantize_pairs: whole blocks of 32, 64 or 128, source and codes 16-byte aligned. Two neighbouring
- * threads own a block; a stripe is 32 elements, thread p takes every other 16 bytes of it:
+ * quantize_pairs takes whole blocks of 32, 64 or 128, with source and codes 16-byte aligned. Two
+ * neighbouring threads own a block. A stripe is 32 elements, of which thread p takes every other 16
+ * bytes:
  *
  *     16-bit source, one stripe = 64 bytes     float source, one stripe = 128 bytes
  *       |p=0     |p=1     |p=0     |p=1     |    |p0|p1|p0|p1|p0|p1|p0|p1|
  *     e  0..7     8..15    16..23   24..31         4 elements each
  * lane   0..3     4..7     8..11    12..15         2 lanes each
  *
- * so that all elements of a lane of the sums (element i goes to lane (i / 2) % 16) lie in one
- * thread, in order, and the first one or two steps of the fold (l and l + 8, then l + 4) need no
- * shuffle. Each warp-wide load fills whole 32-byte sectors; the pair's loads together fill lines.
- * The block stays in registers between the search for its absmax and the codes: the source is read
- * once. Codes are exchanged within the pair at the end, so that they leave as 16-byte stores of
- * consecutive threads.
+ * So all elements of a lane of the sums (element i goes to lane (i / 2) % 16) lie in one thread, in
+ * order, and the first one or two steps of the fold (l and l + 8, then l + 4) need no shuffle. Each
+ * warp-wide load fills whole 32-byte sectors; the pair's loads together fill lines. The block stays
+ * in registers between the search for its absmax and the codes, so the source is read once. At the
+ * end the pair exchanges codes, so that they leave as 16-byte stores of consecutive threads.
  *
- * quantize_halves: everything else (blocks from 256 on, a short last block, odd alignment). 16
- * threads own a block, one lane of the sums each; the block is read twice, the second time from the
- * caches.
+ * quantize_halves takes everything else: blocks from 256 on, a short last block, odd alignment. 16
+ * threads own a block, with one lane of the sums each. The block is read twice, the second time
+ * from the caches.
  *
- * Bytes of global memory per element, block 64: source 2 (4) + codes 0.5 (NF4) or 1 + absmax 1/16
- * + error sums 1/4, where wanted. Instructions, registers and what follows: docs/kernels.md.
+ * Bytes of global memory per element with blocks of 64: source 2 (4) + codes 0.5 (NF4) or
+ * 1 + absmax 1/16 + error sums 1/4 where wanted. Instructions, registers and what follows:
+ * docs/kernels.md.
  *
- * Shared memory: none. The two NF4 tables live in the lanes of the warp (qc_nf4_search); a table of
- * 15 thresholds in shared memory would need an address per look-up on top, and a search by selects
- * costs twice the instructions. */
+ * There is no shared memory. The two NF4 tables live in the lanes of the warp (qc_nf4_search). A
+ * table of 15 thresholds in shared memory would also need an address per look-up, and a search by
+ * selects would cost twice the instructions. */
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_check.h"
@@ -48,7 +49,7 @@ struct block_job {
     float *absmax;
     float4 *errors;
     uint64_t *bad;
-    uint64_t first_block, blocks; /* blocks [first_block, blocks) are this launch's */
+    uint64_t first_block, blocks; /* this launch has blocks [first_block, blocks) */
     bool wide;                    /* halves: pairs of elements and of codes can be moved at once */
 };
 
@@ -56,7 +57,7 @@ struct sums {
     float rr, rc, cc;
 };
 
-/* Code and error terms of one element. */
+/* The code and the error terms of one element. */
 template <bool nf4> struct coder;
 
 template <> struct coder<true> {
@@ -69,7 +70,8 @@ template <> struct coder<true> {
     {
         inv = inverse;
     }
-    /* bits whose low 4 (above them QC_NF4_GUESS_BITS) are the code; y = x / absmax, c its value */
+    /* Returns bits whose low 4 (above them QC_NF4_GUESS_BITS) are the code; y = x / absmax, c its
+     * value. */
     template <bool errors> __device__ __forceinline__ uint32_t code(float x, float *y, float *c)
     {
         *y = __fmul_rn(x, inv);
@@ -90,8 +92,8 @@ template <> struct coder<false> {
         inv = inverse;
         scale = __fmul_rn(inverse, 127.0f);
     }
-    /* bits whose low byte is the code. No clamp: |x * scale| <= 127 * (1 + 2^-21) < 127.5, also
-     * where the inverse is subnormal. */
+    /* Returns bits whose low byte is the code. No clamp is needed:
+     * |x * scale| <= 127 * (1 + 2^-21) < 127.5, also where the inverse is subnormal. */
     template <bool errors> __device__ __forceinline__ uint32_t code(float x, float *y, float *c)
     {
         float rounded = __fadd_rn(__fmul_rn(x, scale), QC_CUDA_ROUND);
@@ -118,7 +120,7 @@ QC_DEVICE sums plus(sums a, sums b)
     return s;
 }
 
-/* Both lanes that differ in `mask` get the same sum: addition commutes. */
+/* Both lanes that differ in `mask` get the same sum, because addition commutes. */
 QC_DEVICE sums plus_lane(sums a, int mask)
 {
     sums b = {__shfl_xor_sync(QC_ALL_LANES, a.rr, mask), __shfl_xor_sync(QC_ALL_LANES, a.rc, mask),
@@ -126,10 +128,9 @@ QC_DEVICE sums plus_lane(sums a, int mask)
     return plus(a, b);
 }
 
-/* ---- two threads a block
- * ---------------------------------------------------------------------- */
+/* ---- two threads a block --------------------------------------------------------------------- */
 
-/* In: in[i] is word 2 i + p of the pair's words, p the lane's parity. Out: out[i] is word
+/* in[i] is word 2 i + p of the pair's words, where p is the lane's parity. out[i] becomes word
  * p * count + i, so that each thread has a run. */
 template <int count>
 QC_DEVICE void exchange_words(const uint32_t (&in)[count], uint32_t (&out)[count], bool odd)
@@ -144,7 +145,7 @@ QC_DEVICE void exchange_words(const uint32_t (&in)[count], uint32_t (&out)[count
     }
 }
 
-/* The fold of quant_internal.h over the 16 lanes of a pair. `per_chunk` lanes lie in each 16 bytes:
+/* The fold of quant_internal.h over the 16 lanes of a pair. Each 16 bytes hold `per_chunk` lanes:
  * local lane a is lane (a / per_chunk * 2 + p) * per_chunk + a % per_chunk. */
 template <int per_chunk> QC_DEVICE sums fold_pair(const sums (&lane)[8])
 {
@@ -154,7 +155,7 @@ template <int per_chunk> QC_DEVICE sums fold_pair(const sums (&lane)[8])
         s[i] = plus(lane[i], lane[i + 4]);
     if (per_chunk == 4) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) /* l + 4 is the other thread's */
+        for (int i = 0; i < 4; i++) /* l + 4 belongs to the other thread */
             s[i] = plus_lane(s[i], 1);
         return plus(plus(s[0], s[2]), plus(s[1], s[3]));
     }
@@ -163,15 +164,15 @@ template <int per_chunk> QC_DEVICE sums fold_pair(const sums (&lane)[8])
     return plus(even, odd);
 }
 
-/* The codes of a chunk of 16 source bytes, element 0 in the first byte. */
+/* The codes of a chunk of 16 source bytes, with element 0 in the first byte. */
 template <bool nf4, qc_dtype dtype> struct chunk_codes {
     static constexpr int elems = 4 * qc_source<dtype>::per_word;
-    static constexpr int words = nf4 || elems == 4 ? 1 : 2; /* NF4 of 4 elements: half a word */
+    static constexpr int words = nf4 || elems == 4 ? 1 : 2; /* NF4 of 4 elements is half a word */
     uint32_t word[words];
 
     __device__ __forceinline__ chunk_codes()
     {
-        /* takes away what the upper bits of the guesses add up to */
+        /* This takes away what the upper bits of the guesses add up to. */
         uint32_t extra = 0;
         for (int i = 0; i < elems; i++)
             extra += QC_NF4_GUESS_BITS << 4 * (i ^ 1);
@@ -188,9 +189,10 @@ template <bool nf4, qc_dtype dtype> struct chunk_codes {
     }
 };
 
-/* Thread blocks a multiprocessor is to hold, for ptxas, which else spills a few registers to get to
- * the next step of occupancy: 1 allows 255 registers a thread, 4 128, 6 80; 0 leaves it alone.
- * Where CUDA 11.8 needs to be told, CUDA 13 needs not to be. */
+/* How many thread blocks a multiprocessor is to hold. It is a hint for ptxas, which otherwise
+ * spills a few registers to reach the next step of occupancy. 1 allows 255 registers a thread, 4
+ * allows 128 and 6 allows 80; 0 leaves the choice to ptxas. CUDA 11.8 has to be told where CUDA 13
+ * has not. */
 constexpr int least_resident(qc_dtype dtype, int stripes)
 {
 #if defined(__CUDACC_VER_MAJOR__) && __CUDACC_VER_MAJOR__ < 12
@@ -209,9 +211,9 @@ __global__ void __launch_bounds__(threads_per_block, least_resident(dtype, strip
     typedef chunk_codes<nf4, dtype> codes_type;
     constexpr int chunk_elems = codes_type::elems;
     constexpr int per_stripe = 16 / chunk_elems; /* chunks of a stripe in one thread: 2 or 4 */
-    constexpr int chunks = stripes * per_stripe; /* of a block in one thread */
+    constexpr int chunks = stripes * per_stripe; /* chunks of a block in one thread */
     constexpr int chunk_lanes = chunk_elems / 2; /* 4 or 2 */
-    constexpr int halfwords = nf4 && chunk_elems == 4; /* codes of a chunk are half a word */
+    constexpr int halfwords = nf4 && chunk_elems == 4; /* the codes of a chunk are half a word */
     constexpr int out_words = nf4 ? 2 * stripes : 4 * stripes;
 
     unsigned lane = threadIdx.x % 32;
@@ -297,7 +299,7 @@ __global__ void __launch_bounds__(threads_per_block, least_resident(dtype, strip
             uint32_t run[out_words];
             exchange_words<out_words>(in, run, odd);
 #pragma unroll
-            for (int i = 0; i < out_words; i += 2) { /* run[i]: the even thread's halves */
+            for (int i = 0; i < out_words; i += 2) { /* run[i] holds the even thread's halves */
                 out[i] = (run[i] & 0xffffu) | run[i + 1] << 16;
                 out[i + 1] = run[i] >> 16 | (run[i + 1] & 0xffff0000u);
             }
@@ -337,10 +339,10 @@ __global__ void __launch_bounds__(threads_per_block, least_resident(dtype, strip
     }
 }
 
-/* ---- sixteen threads a block
- * ------------------------------------------------------------------ */
+/* ---- sixteen threads a block ----------------------------------------------------------------- */
 
-/* Elements at and at + 1 of the source; what lies at or beyond `end` is 0, which adds nothing. */
+/* Loads elements at and at + 1 of the source. What lies at or beyond `end` is 0, which adds
+ * nothing. */
 template <qc_dtype dtype>
 QC_DEVICE void load_pair(const block_job &job, uint64_t at, uint64_t end, float x[2])
 {
@@ -453,8 +455,7 @@ __global__ void __launch_bounds__(threads_per_block) quantize_halves(block_job j
     }
 }
 
-/* ---- launches
- * --------------------------------------------------------------------------------- */
+/* ---- launches -------------------------------------------------------------------------------- */
 
 unsigned grid_for(uint64_t blocks, unsigned blocks_each)
 {

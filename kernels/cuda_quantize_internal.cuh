@@ -1,5 +1,5 @@
-/* What the quantizing kernels share: elements of the three source types, the largest magnitude, the
- * first bad element, and the search of an NF4 code. */
+/* What the quantizing kernels share: the elements of the three source types, the largest magnitude,
+ * the first bad element, and the search for an NF4 code. */
 #ifndef QC_KERNELS_CUDA_QUANTIZE_INTERNAL_CUH
 #define QC_KERNELS_CUDA_QUANTIZE_INTERNAL_CUH
 
@@ -8,15 +8,15 @@
 #include "base/dtype.h"
 #include "quant/quant_values.h"
 
-/* As in quant/quant_internal.h, which is C. */
+/* The same values as in quant/quant_internal.h, which is C. */
 #define QC_CUDA_TINY_ABSMAX 0x1p-100f
 #define QC_CUDA_TINY_SCALE  0x1p64f
 #define QC_CUDA_INT8_STEP   7.874015718698502e-3f
 #define QC_CUDA_F32_INF     0x7f800000u
-#define QC_CUDA_ROUND       0x1.8p23f /* x + this: the ulp is 1, the low byte an int8 */
+#define QC_CUDA_ROUND       0x1.8p23f /* in x + this the ulp is 1, and the low byte is an int8 */
 #define QC_ALL_LANES        0xffffffffu
 
-/* One source type: `words` of 32 bits hold `per_word` elements. */
+/* One source type. A word has 32 bits and holds `per_word` elements. */
 template <qc_dtype dtype> struct qc_source;
 
 template <> struct qc_source<QC_DTYPE_F32> {
@@ -31,17 +31,17 @@ template <> struct qc_source<QC_DTYPE_F32> {
     {
         return static_cast<const float *>(src)[i];
     }
-    /* running largest magnitude of what a word holds; NaN counts as largest of all */
+    /* The largest magnitude so far and in this word. NaN counts as the largest of all. */
     static __device__ __forceinline__ uint32_t largest(uint32_t so_far, uint32_t word)
     {
         return qc_float_largest(so_far, word);
     }
-    /* that, over all parts of the word, as the bits of a float */
+    /* The same over all parts of the word, as the bits of a float. */
     static __device__ __forceinline__ uint32_t largest_bits(uint32_t largest)
     {
         return largest;
     }
-    /* every element times QC_CUDA_TINY_SCALE, exactly; elements are below QC_CUDA_TINY_ABSMAX */
+    /* Every element times QC_CUDA_TINY_SCALE, exactly. Elements are below QC_CUDA_TINY_ABSMAX. */
     static __device__ __forceinline__ uint32_t scale_up(uint32_t word)
     {
         return __float_as_uint(__fmul_rn(__uint_as_float(word), QC_CUDA_TINY_SCALE));
@@ -114,8 +114,8 @@ QC_DEVICE void qc_bad_at(uint64_t *bad, uint64_t index)
     atomicMin(reinterpret_cast<unsigned long long *>(bad), (unsigned long long)index);
 }
 
-/* 1 / absmax, or 0 in a block of zeros; *up: elements are to be multiplied by QC_CUDA_TINY_SCALE
- * first, by the rule for tiny blocks */
+/* 1 / absmax, or 0 in a block of zeros. *up tells whether elements are to be multiplied by
+ * QC_CUDA_TINY_SCALE first, by the rule for tiny blocks. */
 QC_DEVICE float qc_inverse_absmax(float absmax, bool *up)
 {
     *up = absmax < QC_CUDA_TINY_ABSMAX && absmax != 0.0f;
@@ -124,10 +124,9 @@ QC_DEVICE float qc_inverse_absmax(float absmax, bool *up)
     return __frcp_rn(*up ? __fmul_rn(absmax, QC_CUDA_TINY_SCALE) : absmax);
 }
 
-/* ---- NF4
- * -------------------------------------------------------------------------------------- */
-/* Lane l of a warp keeps threshold l and code value l: a shuffle is then a table look-up without
- * bank conflicts. */
+/* ---- NF4 ------------------------------------------------------------------------------------- */
+/* Lane l of a warp keeps threshold l and code value l. So a shuffle is a table look-up without bank
+ * conflicts. */
 
 struct qc_nf4_tables {
     float threshold, code;
@@ -141,13 +140,13 @@ QC_DEVICE qc_nf4_tables qc_nf4_tables_of_lane(unsigned lane)
     return t;
 }
 
-/* A number whose low 5 bits are the code of y, |y| <= 1 + 2^-22, and whose other bits are those of
- * QC_NF4_GUESS_BITS. All lanes of the warp take part.
+/* Returns a number whose low 5 bits are the code of y, |y| <= 1 + 2^-22, and whose other bits are
+ * those of QC_NF4_GUESS_BITS. All lanes of the warp take part.
  *
- * With A = 2.84375, k = round(7 + 4 y (A - y^2)) is 0 .. 14 and code(y) is k or k + 1: the curve
+ * With A = 2.84375, k = round(7 + 4 y (A - y^2)) is 0 .. 14, and code(y) is k or k + 1: the curve
  * goes through [i - 1/2, i + 1/2] at threshold i (by 0.017 at least; it was tried with every
- * float), so that one comparison, with threshold k, is left. Adding 1.5 * 2^21, where the ulp of a
- * float is 1/4, rounds and leaves k in the low bits. t - y < 0 exactly when y > t. */
+ * float). So one comparison, with threshold k, is left. Adding 1.5 * 2^21, where the ulp of a float
+ * is 1/4, rounds and leaves k in the low bits. t - y < 0 holds exactly when y > t. */
 #define QC_NF4_GUESS_BITS 0x4a400000u
 
 QC_DEVICE uint32_t qc_nf4_search(qc_nf4_tables tables, float y)

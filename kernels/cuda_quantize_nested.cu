@@ -1,13 +1,13 @@
-/* Double quantization: the absmax of blocks as 8-bit codes of the dynamic map, and back.
+/* Double quantization: turns the absmax of blocks into 8-bit codes of the dynamic map, and back.
  *
- * nested_quantize: a warp owns a group of 256, lane l elements l, l + 32, ...: loads and stores are
- * coalesced, the group stays in registers between its absmax and its codes. The code is the number
- * of thresholds strictly below the scaled value (quant_internal.h), found by a binary search of 8
- * steps in shared memory (1 KB a thread block).
- * nested_dequantize: a thread an element, eight in turn; the map is in shared memory.
+ * nested_quantize: a warp owns a group of 256, and lane l has elements l, l + 32, .... So loads and
+ * stores are coalesced, and the group stays in registers between its absmax and its codes. The code
+ * is the number of thresholds strictly below the scaled value (quant_internal.h). A binary search
+ * of 8 steps in shared memory finds it (1 KB a thread block).
+ * nested_dequantize: a thread has an element at a time, eight in turn. The map is in shared memory.
  *
- * Bytes of global memory per element: 4 + 1 + 1/64; per weight 1/64 of that (block 64), so neither
- * is ever what one waits for. */
+ * Bytes of global memory per element: 4 + 1 + 1/64. Per weight that is 1/64 of it (block 64), so
+ * nobody ever waits for either kernel. */
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_check.h"

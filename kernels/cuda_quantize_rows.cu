@@ -1,27 +1,27 @@
-/* Row-wise int8 (LLM.int8).
+/* Quantizes to row-wise int8 (LLM.int8).
  *
- * A run is up to QC_CUDA_ROW_RUN columns of one row. 16 threads (half a warp) own a run: they copy
- * it to shared memory with 16-byte loads, noting the largest magnitude, and after the row's absmax
- * is known walk it in the order of the sums: column i belongs to lane i % 16, so thread l reads
- * columns l, l + 16, ... of the copy:
+ * A run is up to QC_CUDA_ROW_RUN columns of one row, and 16 threads (half a warp) own it. They copy
+ * it to shared memory with 16-byte loads and note the largest magnitude. Once the row's absmax is
+ * known they walk the run in the order of the sums: column i belongs to lane i % 16, so thread l
+ * reads columns l, l + 16, ... of the copy:
  *
  *     global -> shared   thread l: 16 bytes at 16 (l + 16 j), j = 0, 1, ...
  *     shared -> codes    thread l: column l + 16 j,           j = 0 .. 63
  *     codes -> global    thread l: 16 bytes at 16 (l + 16 j)
  *
  * Codes overwrite the copy from its beginning: code i lies in the bytes of element i / 2 or i / 4,
- * which was read in an earlier step or in this one, before the __syncwarp. Runs lie 16 elements
+ * which was read in an earlier step, or in this one before the __syncwarp. Runs lie 16 elements
  * more than their size apart, so that the two halves of a warp use different banks.
  *
- * A thread block holds as many runs as it has half warps: several rows, where rows are short, or
- * one row; a row of more runs (32768 columns in 16 bits, 16384 in float; half of that on sm_75,
- * whose 64 KB of shared memory are less than the 65 KB they take) is read again, part by part, for
- * its codes. Rounding to float16 is monotone, so the row's absmax over float16 values is the
- * rounded absmax of the source, and a value is too large for float16 exactly when the absmax of
- * some run is.
+ * A thread block holds as many runs as it has half warps. That is several rows, where rows are
+ * short, or one row. A row that is longer than all its runs (32768 columns in 16 bits, 16384 in
+ * float) is read again, part by part, for its codes. On sm_75 that is half as many columns, because
+ * its 64 KB of shared memory are less than the 65 KB they take. Rounding to float16 is monotone. So
+ * the row's absmax over float16 values is the rounded absmax of the source, and a value is too
+ * large for float16 exactly when the absmax of some run is.
  *
- * Bytes of global memory per element: source 2 (4) + code 1 + 16 per run; shared memory per thread
- * block: runs * (1024 + 16) * source size + 128, 16 KB to 65 KB. */
+ * Bytes of global memory per element: source 2 (4) + code 1 + 16 per run. Shared memory per thread
+ * block: runs * (1024 + 16) * source size + 128, which is 16 KB to 65 KB. */
 #include "kernels/cuda_quantize.h"
 
 #include "kernels/cuda_check.h"
@@ -42,16 +42,16 @@ struct row_job {
     float *scb;
     float4 *errors;
     uint64_t *bad;
-    uint32_t runs;             /* of the thread block */
-    uint64_t runs_row;         /* of a row */
-    uint32_t rows_together;    /* in the thread block */
-    uint64_t parts;            /* a row is done in, 1 unless runs < runs_row */
-    bool wide_src, wide_codes; /* every run starts at a multiple of 16 bytes and is one long */
+    uint32_t runs;             /* how many runs the thread block has */
+    uint64_t runs_row;         /* how many runs a row has */
+    uint32_t rows_together;    /* how many rows the thread block has */
+    uint64_t parts;            /* how many parts a row is done in: 1 unless runs < runs_row */
+    bool wide_src, wide_codes; /* every run begins and ends at a multiple of 16 bytes */
 };
 
-/* What the thread block keeps; `runs` runs follow the maxima. */
+/* What the thread block keeps. The maxima are followed by `runs` runs. */
 struct row_shared {
-    uint32_t largest[most_runs]; /* of each row, float bits */
+    uint32_t largest[most_runs]; /* each row's largest magnitude, as float bits */
     unsigned char bytes[1];
 };
 
@@ -60,7 +60,7 @@ template <qc_dtype dtype> struct run_size {
         (run_elems + 16) * (uint32_t)sizeof(typename qc_source<dtype>::type);
 };
 
-/* Where a half warp's run lies. */
+/* Where the run of a half warp lies. */
 struct run_place {
     uint64_t row, begin; /* flat index of its first element */
     uint32_t row_slot, count;
@@ -82,7 +82,8 @@ QC_DEVICE run_place place_of(const row_job &job, uint64_t first_row, uint64_t pa
     return p;
 }
 
-/* The run to shared memory; its largest magnitude, over the half warp, as float bits. */
+/* Loads the run into shared memory and returns its largest magnitude over the half warp, as float
+ * bits. */
 template <qc_dtype dtype>
 QC_DEVICE uint32_t load_run(const row_job &job, const run_place &p, unsigned l, unsigned char *to)
 {
@@ -131,13 +132,13 @@ QC_DEVICE uint32_t load_run(const row_job &job, const run_place &p, unsigned l, 
     return bits;
 }
 
-/* NaN, infinite, or infinite as float16 */
+/* Whether x is NaN, infinite, or infinite as float16. */
 QC_DEVICE bool is_bad(float x)
 {
     return (qc_half_of_float(x) & 0x7fffu) >= 0x7c00u;
 }
 
-/* Codes of the run and its error sums; the codes end up in the beginning of `data`. */
+/* Computes the codes of the run and its error sums. The codes end up at the beginning of `data`. */
 template <qc_dtype dtype, bool errors>
 QC_DEVICE void code_run(const row_job &job, const run_place &p, unsigned l, float scb,
                         unsigned char *data)
@@ -239,7 +240,7 @@ __global__ void __launch_bounds__(16 * most_runs, 2) quantize_rows(row_job job)
         if (job.parts > 1)
             largest = __uint_as_float(shared.largest[0]);
         float scb = qc_float_of_half(qc_half_of_float(largest));
-        /* the last part is in shared memory already */
+        /* The last part is in shared memory already. */
         for (uint64_t done = 0; done < job.parts; done++) {
             uint64_t part = job.parts - 1 - done;
             if (done > 0) {
@@ -253,7 +254,7 @@ __global__ void __launch_bounds__(16 * most_runs, 2) quantize_rows(row_job job)
             if (p.count > 0 && p.run_in_row == 0 && l == 0)
                 job.scb[p.row] = scb;
         }
-        __syncthreads(); /* shared.largest is written again */
+        __syncthreads(); /* shared.largest is about to be written again */
     }
 }
 
@@ -284,7 +285,7 @@ template <qc_dtype dtype> qc_status launch(row_job job, qc_cuda_stream s, qc_err
     uint64_t tiles = (job.rows + job.rows_together - 1) / job.rows_together;
     unsigned grid = tiles < QC_GRID_MOST ? (unsigned)tiles : QC_GRID_MOST;
     size_t shared = shared_bytes_for<dtype>(job.runs);
-    /* Two of the largest by registers, and of smaller ones as many threads. */
+    /* Registers allow two of the largest blocks, and as many threads in smaller ones. */
     unsigned resident = 2 * most_runs / job.runs;
     if (job.errors) {
         QC_TRY(qc_cuda_keep_resident(quantize_rows<dtype, true>, shared, resident, what, err));
@@ -307,7 +308,7 @@ extern "C" qc_status qc_cuda_int8_rows_quantize(const qc_cuda_rows *a, qc_cuda_s
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->rows == 0)
         return QC_OK;
-    if (a->cols == 0) /* absmax of nothing */
+    if (a->cols == 0) /* the absmax of nothing is 0 */
         return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
     row_job job;
     memset(&job, 0, sizeof job);

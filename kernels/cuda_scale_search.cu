@@ -1,10 +1,11 @@
-/* The scale search over blocks; over rows: cuda_scale_search_rows.cu. The method, step by step, is
- * in quant/scale_search_internal.h; every operation and its order are that of the CPU.
+/* The scale search over blocks; the one over rows is in cuda_scale_search_rows.cu.
+ * quant/scale_search_internal.h describes the method step by step. Every operation and its order
+ * are those of the CPU.
  *
- * A thread block has a group (256 blocks), sixteen threads a block of the weight, as many lanes as
- * its sums have: lane l has elements l, l + 16, .... It keeps up to 128 of a block's elements
- * (CHUNK a lane) in registers; larger blocks are read again, chunk by chunk, each time they are
- * walked, from L1 or L2.
+ * A thread block has a group (256 blocks), and sixteen threads have a block of the weight, as many
+ * as its sums have lanes: lane l has elements l, l + 16, .... It keeps up to 128 of a block's
+ * elements (CHUNK a lane) in registers. Larger blocks are read again from L1 or L2, chunk by chunk,
+ * each time they are walked.
  *
  *   look     absmax; z by lanes; the screen: lane l adds candidates 2 l and 2 l + 1 of the rows of
  *            all elements, whose levels come by shuffle. Two 16-bit entries in a word are added as
@@ -13,13 +14,13 @@
  *            error in double; 2 at a time are summed over the elements
  *   choose   a butterfly over (error, index)
  *
- * With double quantization the group's targets meet in shared memory, its nested absmax is found by
- * all, and with REFIT a few of them are tried, whose errors are added in order by one thread each.
- * Shared memory: 16 KB of screen, 17 KB of the group.
+ * With double quantization the group's targets meet in shared memory, and all threads find its
+ * nested absmax. With REFIT a few values of it are tried, and one thread each adds their errors in
+ * order. The shared memory is 16 KB of screen and 17 KB of the group.
  *
- * The nearest NF4 value: the guess k of qc_nf4_search is right or one too low, by so much that a
- * value nearer than c[k] and c[k + 1] there is none, even where a threshold is an ulp off the
- * middle. y is clamped to +-1 first, which changes no code. */
+ * The nearest NF4 value: the guess k of qc_nf4_search is right or one too low. No value is nearer
+ * than both c[k] and c[k + 1], even where a threshold is an ulp off the middle. y is clamped to +-1
+ * first, which changes no code. */
 #include "kernels/cuda_scale_search.h"
 
 #include "kernels/cuda_check.h"
@@ -36,16 +37,16 @@ constexpr unsigned threads_per_block = 256;
 constexpr unsigned teams =
     threads_per_block / 16; /* of a thread block; each has a block at a time */
 constexpr unsigned group_blocks = 256;
-constexpr unsigned resident = 2; /* thread blocks on a multiprocessor */
+constexpr unsigned resident = 2; /* thread blocks per multiprocessor */
 constexpr unsigned refits_most = QC_CUDA_SEARCH_REFITS;
 constexpr unsigned grid_most = 4096;
 constexpr int together = 2; /* candidates summed side by side */
 
-/* What is known of a block after the first walk. */
+/* What is known of a group's blocks after the first walk. */
 struct group_shared {
     uint32_t screen[256][16];
     float absmax[group_blocks]; /* of the elements as they are */
-    float target[group_blocks]; /* 0: none */
+    float target[group_blocks]; /* 0 if there is none */
     float second[group_blocks];
     double xx[group_blocks];
     double error[refits_most][group_blocks];
@@ -57,16 +58,16 @@ struct group_shared {
 struct search_job {
     qc_cuda_search_blocks_job a;
     uint64_t blocks;
-    uint32_t chunks;      /* of a block */
-    uint32_t window;      /* codes of double quantization, or scales, that are tried */
-    uint32_t refit_count; /* 0: ONCE */
-    bool wide;            /* the second list of factors */
+    uint32_t chunks;      /* how many a block has */
+    uint32_t window;      /* how many codes of double quantization, or scales, are tried */
+    uint32_t refit_count; /* 0 for ONCE */
+    bool wide;            /* whether the second list of factors is used */
 };
 
 /* The block that a team has. */
 struct place {
     uint64_t begin; /* of its elements in src */
-    uint32_t n;     /* 0: none */
+    uint32_t n;     /* 0 if there is none */
 };
 
 struct choice {
@@ -80,7 +81,7 @@ struct lattice {
     float nested_absmax, lift, inv, offset;
 };
 
-/* CHUNK elements of a lane. */
+/* The CHUNK elements that a lane keeps. */
 template <int chunk> struct elements {
     float x[chunk];
 };
@@ -95,7 +96,7 @@ QC_DEVICE float lift_of(float magnitude)
     return magnitude < QC_CUDA_TINY_ABSMAX ? QC_CUDA_TINY_SCALE : 1.0f;
 }
 
-/* Element i of the block, 0 behind its end. */
+/* Element i of the block; it is 0 after the block's end. */
 QC_DEVICE float element(const search_job &job, const place &p, uint32_t i)
 {
     return i < p.n ? qc_search_element(job.a.src, job.a.dtype, p.begin + i) : 0.0f;
@@ -112,7 +113,7 @@ QC_DEVICE void load(const search_job &job, const place &p, unsigned l, uint32_t 
 
 /* ---- look ------------------------------------------------------------------------------------ */
 
-/* Rows of 16 elements, whose levels the team's lanes have. */
+/* Adds the rows of 16 elements, whose levels the team's lanes have. */
 QC_DEVICE void add_rows(const group_shared &shared, uint32_t level, unsigned l, uint32_t *low,
                         uint32_t *high)
 {
@@ -149,7 +150,7 @@ QC_DEVICE uint32_t saturated(uint32_t v)
     return v < 65535u ? v : 65535u;
 }
 
-/* Reports the first element that has no code; all lanes of the team have one, or none. */
+/* Reports the first of the lane's elements that has no code. Lanes that have one call it. */
 QC_DEVICE void report_bad(const search_job &job, const place &p, unsigned l)
 {
     for (uint32_t i = l; i < p.n; i += 16)
@@ -159,7 +160,7 @@ QC_DEVICE void report_bad(const search_job &job, const place &p, unsigned l)
         }
 }
 
-/* Block b of the group. */
+/* Finds the targets of block b of the group. */
 template <bool nf4, int chunk>
 QC_DEVICE void find_target(const search_job &job, group_shared &shared, const place &p, unsigned b,
                            unsigned l)
@@ -279,8 +280,8 @@ template <bool nf4> QC_DEVICE float inverse_of(float s)
     return nf4 ? inv : __fmul_rn(inv, 127.0f);
 }
 
-/* Sum of r^2 of a few candidates: candidate first + j has the inverse of lane first + j. The sum of
- * its own goes to the lane. */
+/* Sums r^2 for a few candidates. Candidate first + j uses the inverse of lane first + j, and that
+ * lane gets its sum. */
 template <bool nf4, int chunk>
 QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, float lift, float inv,
                           int first, const qc_nf4_values &values, elements<chunk> *held,
@@ -311,8 +312,8 @@ QC_DEVICE void add_errors(const search_job &job, const place &p, unsigned l, flo
     }
 }
 
-/* Tries candidates 0 .. count - 1, of which lane j has the j-th: its scale s. code: of candidate 0.
- * Where another one wins, it wins by less error. */
+/* Tries candidates 0 .. count - 1. Lane j has the j-th one and passes its scale s; `code` is the
+ * code of candidate 0. A later candidate wins only with less error. */
 template <bool nf4, int chunk>
 QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, float absmax, float s,
                           uint32_t count, uint32_t code, const qc_nf4_values &values,
@@ -351,7 +352,7 @@ QC_DEVICE void try_scales(const search_job &job, const place &p, unsigned l, flo
     }
 }
 
-/* Block b of the group, its elements in held (if they fit), scaled if tiny. */
+/* Chooses for block b of the group. Its elements are in `held` if they fit, scaled if tiny. */
 template <bool nf4, int chunk>
 QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const lattice &g,
                         const place &p, unsigned b, unsigned l, const qc_nf4_values &values,
@@ -369,7 +370,7 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
     for (int turn = 0; turn < (nf4 && job.refit_count > 0 ? 2 : 1); turn++) {
         if (turn == 1) {
             t = shared.second[b];
-            /* the other team of the warp may have one where this has none */
+            /* The other team of the warp may have a second target where this one has none. */
             some.n = t != 0.0f ? p.n : 0;
         }
         uint32_t start = job.a.nested ? window_start(shared, g, t, job.window) : 0;
@@ -387,7 +388,7 @@ QC_DEVICE choice choose(const search_job &job, const group_shared &shared, const
 
 /* ---- codes ----------------------------------------------------------------------------------- */
 
-/* Codes, scale and sums of the team's block. */
+/* Writes codes, scale and sums of the team's block. */
 template <bool nf4, int chunk>
 QC_DEVICE void encode(const search_job &job, const group_shared &shared, const place &p,
                       uint64_t block, unsigned b, unsigned l, const choice &best,
@@ -459,7 +460,7 @@ QC_DEVICE place place_of(const search_job &job, uint64_t block)
     return p;
 }
 
-/* The nested absmax of the group's targets; all threads. */
+/* The nested absmax of the group's targets. All threads get it. */
 QC_DEVICE float group_absmax(const search_job &job, group_shared &shared, unsigned count)
 {
     unsigned b = threadIdx.x;
@@ -473,7 +474,7 @@ QC_DEVICE float group_absmax(const search_job &job, group_shared &shared, unsign
     return is_finite(largest) ? largest : FLT_MAX;
 }
 
-/* Which of the refits leaves the group the least error; all threads. */
+/* The refit that leaves the group the least error. All threads get it. */
 QC_DEVICE float best_refit(const search_job &job, group_shared &shared, unsigned count,
                            float nested_absmax)
 {
@@ -527,7 +528,7 @@ __global__ void __launch_bounds__(threads_per_block, resident) search_groups(sea
             find_target<nf4, chunk>(job, shared, place_of(job, first + b), b, l);
         __syncthreads();
         float nested_absmax = job.a.nested ? group_absmax(job, shared, count) : 0.0f;
-        /* with REFIT a round for each, for its error; the last round is for codes */
+        /* With REFIT there is a round for the error of each; the last round is for codes. */
 #pragma unroll 1
         for (uint32_t round = 0; round <= job.refit_count; round++) {
             bool last = round == job.refit_count;

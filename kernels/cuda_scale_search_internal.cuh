@@ -1,10 +1,10 @@
-/* What the two searches share: elements, residues, sums over the sixteen threads of a team. */
+/* What the two searches share: elements, residues, and sums over the sixteen threads of a team. */
 #ifndef QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 #define QC_KERNELS_CUDA_SCALE_SEARCH_INTERNAL_CUH
 
 #include "kernels/cuda_quantize_internal.cuh"
 
-/* dtype F32, F16 or BF16; the same in all threads. */
+/* dtype is F32, F16 or BF16, and the same in all threads. */
 QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)
 {
     if (dtype == QC_DTYPE_F32)
@@ -14,7 +14,7 @@ QC_DEVICE float qc_search_element(const void *src, qc_dtype dtype, uint64_t i)
     return qc_source<QC_DTYPE_BF16>::one(src, i);
 }
 
-/* As qc_fold16, for all lanes of the team. */
+/* The same as qc_fold16. All lanes of the team get the sum. */
 QC_DEVICE float qc_fold_team(float v)
 {
 #pragma unroll
@@ -23,7 +23,7 @@ QC_DEVICE float qc_fold_team(float v)
     return v;
 }
 
-/* y rounded half to even, clamped to +-127. */
+/* y rounded half to even and clamped to +-127. */
 QC_DEVICE float qc_int8_nearest(float y)
 {
     float q = __fadd_rn(__fadd_rn(y, QC_CUDA_ROUND), -QC_CUDA_ROUND);
@@ -48,21 +48,21 @@ QC_DEVICE qc_nf4_values qc_nf4_values_of_lane(unsigned lane)
     return v;
 }
 
-/* +-1 is beyond the outermost thresholds */
+/* The outermost thresholds lie within +-1, so clamping changes no code. */
 QC_DEVICE float qc_nf4_clamped(float y)
 {
     return fminf(fmaxf(y, -1.0f), 1.0f);
 }
 
-/* Any finite y; all lanes of the warp take part, as in the next. */
+/* Takes any finite y. All lanes of the warp take part, here and in qc_nf4_residue. */
 QC_DEVICE uint32_t qc_nf4_code_of(const qc_nf4_values &v, float y)
 {
     return qc_nf4_search(v.tables, qc_nf4_clamped(y)) & 15u;
 }
 
 /* +-(y less the nearest code value). The guess is that of qc_nf4_search: the code or one below it.
- * If y is so near a threshold that another value than the code's is the nearest, it is the
- * threshold of the guess. */
+ * If y is so near a threshold that another value than the code's is the nearest, then that
+ * threshold is the guess's own. */
 QC_DEVICE float qc_nf4_residue(const qc_nf4_values &v, float y)
 {
     float c = qc_nf4_clamped(y);

@@ -1,10 +1,12 @@
-/* The scale search over rows of int8; method and order: quant/scale_search_internal.h.
+/* The scale search over rows of int8. The method and its order are in
+ * quant/scale_search_internal.h.
  *
- * A thread block has a row, sixteen threads a run of up to 1024 columns (QC_CUDA_ROW_RUN), lane l
- * columns l, l + 16, ...; up to sixteen runs at a time. The row is read three times: for its
- * largest value after float16, for the errors of the 16 candidates (8 side by side), whose sums
- * over a run meet in shared memory and are added in the order of runs in double, and for codes.
- * Rounding to float16 is monotone, so the largest value is that of the source, rounded. */
+ * A thread block has a row, and sixteen threads have a run of up to 1024 columns (QC_CUDA_ROW_RUN),
+ * of which lane l takes l, l + 16, .... There are up to sixteen runs at a time. The row is read
+ * three times: for its largest value after float16, for the errors of the 16 candidates (8 side by
+ * side), and for codes. The errors' sums over a run meet in shared memory and are added in the
+ * order of runs in double. Rounding to float16 is monotone, so the largest value is that of the
+ * source, rounded. */
 #include "kernels/cuda_quantize.h"
 #include "kernels/cuda_scale_search.h"
 
@@ -27,14 +29,14 @@ struct row_shared {
 
 struct row_job {
     qc_cuda_search_rows_job a;
-    uint64_t runs; /* of a row */
+    uint64_t runs; /* how many a row has */
 };
 
-/* A team's run. */
+/* The run that a team has. */
 struct row_run {
-    uint64_t begin; /* of its elements in src */
+    uint64_t begin; /* number in the row */
     uint64_t run;   /* of the row */
-    uint32_t n;     /* 0: none */
+    uint32_t n;     /* 0 if the team has none */
 };
 
 QC_DEVICE row_run run_of(const row_job &job, uint64_t row, uint64_t run)
@@ -53,7 +55,7 @@ QC_DEVICE float through_half(float x)
     return qc_float_of_half(qc_half_of_float(x));
 }
 
-/* NaN, infinite, or infinite as float16 */
+/* Whether x is NaN, infinite, or infinite as float16. */
 QC_DEVICE bool is_bad(float x)
 {
     return (qc_half_of_float(x) & 0x7fffu) >= 0x7c00u;
@@ -64,7 +66,8 @@ QC_DEVICE float element(const row_job &job, const row_run &r, uint32_t i)
     return i < r.n ? qc_search_element(job.a.src, job.a.dtype, r.begin + i) : 0.0f;
 }
 
-/* Largest magnitude of the team's run, float bits, for its lanes; reports what has no code. */
+/* The largest magnitude that this lane has seen in the team's run, as float bits. Reports elements
+ * that have no code. */
 QC_DEVICE uint32_t largest_of_run(const row_job &job, const row_run &r, unsigned l)
 {
     uint32_t largest = 0;
@@ -81,7 +84,7 @@ QC_DEVICE uint32_t largest_of_run(const row_job &job, const row_run &r, unsigned
     return largest;
 }
 
-/* Sums of r^2 over the run, of all candidates, to the team's line. */
+/* Puts the sums of r^2 over the run, for all candidates, into the team's line. */
 QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, float absmax,
                           float *folded)
 {
@@ -112,7 +115,7 @@ QC_DEVICE void add_errors(const row_job &job, const row_run &r, unsigned l, floa
     }
 }
 
-/* The candidate of least error; all threads. */
+/* The scale of the candidate with the least error. All threads get it. */
 QC_DEVICE float best_scale(const row_job &job, const row_shared &shared, float absmax)
 {
     float best = __fmul_rn(absmax, job.a.tables->row_steps[0]);
@@ -178,7 +181,7 @@ __global__ void __launch_bounds__(16 * most_runs) search_rows(row_job job)
         }
         atomicMax(&shared.largest, largest);
         __syncthreads();
-        /* NaN and infinity were reported: whatever comes out is right */
+        /* NaN and infinity were reported already, so any result will do. */
         float absmax = through_half(__uint_as_float(shared.largest));
         for (uint64_t first = 0; first < job.runs; first += teams) {
             add_errors(job, run_of(job, row, first + team), l, absmax, shared.folded[team]);
@@ -194,7 +197,7 @@ __global__ void __launch_bounds__(16 * most_runs) search_rows(row_job job)
             encode_run(job, run_of(job, row, first + team), row, l, scb);
         if (threadIdx.x == 0)
             job.a.scb[row] = scb;
-        __syncthreads(); /* shared is written again */
+        __syncthreads(); /* shared is about to be written again */
     }
 }
 
@@ -209,7 +212,7 @@ extern "C" qc_status qc_cuda_search_rows(const qc_cuda_search_rows_job *a, qc_cu
     QC_TRY(qc_cuda_fill(a->bad, 0xff, sizeof *a->bad, s, err));
     if (a->rows == 0)
         return QC_OK;
-    if (a->cols == 0) /* absmax of nothing */
+    if (a->cols == 0) /* the absmax of nothing is 0 */
         return qc_cuda_fill(a->scb, 0, (size_t)a->rows * sizeof *a->scb, s, err);
     row_job job = {*a, a->cols / run_elems + (a->cols % run_elems != 0)};
     unsigned teams = job.runs < most_runs ? (unsigned)job.runs + (unsigned)job.runs % 2 : most_runs;
