@@ -1,9 +1,10 @@
-/* Ways from codes in registers to float16 pairs, without memory traffic: how many weights a
+/* Ways to get from codes in registers to float16 pairs, without memory traffic: how many weights a
  * multiprocessor can decode per clock, whatever memory gives.
  *
  *   shuffle         16 values in the lanes of a warp, two shuffles a pair (bitsandbytes)
  *   PRMT            16 values as bytes in 8 registers, 4 lookups of a byte in 3 PRMT; no shared
- * memory pairs x1        256 pairs in shared memory, 1 KB: lanes meet in banks as codes have it
+ *                   memory
+ *   pairs x1        256 pairs in shared memory, 1 KB: lanes meet in banks as codes have it
  *   pairs x16       16 copies, 16 KB: lane l reads copy l % 16, two lanes in a bank
  *   pairs x32       32 copies in rows of 128 bytes, 32 KB: lane l has bank l; a shift and a LOP3
  *   pairs x32 PRMT  the same in rows of 256 bytes, 64 KB: a PRMT puts the byte of codes into byte 1
@@ -11,12 +12,13 @@
  *   float pairs     256 pairs of floats, 16 copies, 32 KB: 64-bit loads without conflicts
  *   int8            the byte under the exponent of 1024, minus 1152
  *
- * " mma": the pairs are the A operand of mma.m16n8k16, the products of 64 weights of a row are
- * multiplied by the row's scale in float and added up. " mma 884": the B operand of mma.m8n8k4 and
- * 32 weights of a row. Without either they are exclusive-ored, a LOP3 for two.
+ * With " mma" the pairs are the A operand of mma.m16n8k16, and the products of 64 weights of a row
+ * are multiplied by the row's scale in float and added up. With " mma 884" they are the B operand
+ * of mma.m8n8k4, with 32 weights of a row. Without either they are exclusive-ored, which takes a
+ * LOP3 for two.
  *
- * A step is 32 weights per lane; the loop makes 4 steps. Codes come from one multiply-add per word
- * (4 weights of int8, 8 of NF4). 512 threads, at most 64 registers. */
+ * A step is 32 weights per lane, and the loop makes 4 steps. Codes come from one multiply-add per
+ * word (4 weights of int8, 8 of NF4). A block has 512 threads with at most 64 registers. */
 #include "bench/ceilings_ptx.cuh"
 #include "quant/quant_values.h"
 
@@ -26,7 +28,7 @@ constexpr unsigned THREADS = QC_CEILING_THREADS;
 const char WHAT[] = "ceilings_decode";
 
 enum { SHUFFLE, BYTES, PAIRS_1, PAIRS_16, PAIRS_32, PAIRS_32_WIDE, FLOATS, INT8 };
-/* What the pairs go to: exclusive or, mma.m16n8k16, mma.m8n8k4. */
+/* What takes the pairs: exclusive or, mma.m16n8k16, or mma.m8n8k4. */
 enum { FOLD, MMA, MMA_884 };
 
 __host__ __device__ constexpr unsigned words(int scheme)
@@ -34,8 +36,8 @@ __host__ __device__ constexpr unsigned words(int scheme)
     return scheme == INT8 ? 8 : 4;
 }
 
-/* Bytes of a row of the table (a row for each of 256 bytes of codes), and lanes with copies of
- * their own. */
+/* The bytes of a row of the table, which has a row for each of 256 bytes of codes, and how many
+ * lanes have copies of their own. */
 __host__ __device__ constexpr unsigned row_bytes(int scheme)
 {
     return scheme == PAIRS_1                        ? 4
@@ -54,8 +56,8 @@ __host__ __device__ constexpr int row_shift(int scheme)
     return scheme == PAIRS_1 ? 2 : scheme == PAIRS_16 ? 6 : 7;
 }
 
-/* The 16 values as floats lie behind the table; rows of 256 bytes have room in their second
- * half. */
+/* The 16 values as floats lie behind the table. Rows of 256 bytes have room for them in their
+ * second half. */
 __host__ __device__ constexpr unsigned values_at(int scheme)
 {
     return scheme == PAIRS_32_WIDE ? 128 : 256 * row_bytes(scheme);
@@ -72,10 +74,10 @@ template <unsigned bytes> struct table_room {
 template <int scheme> struct decoder {
     const unsigned char *table;
     uint32_t place;           /* byte offset of the lane's copy in a row */
-    uint32_t value;           /* SHUFFLE: of code lane % 16 */
-    uint32_t low[4], high[4]; /* BYTES: of the 16 values */
+    uint32_t value;           /* SHUFFLE: that of code lane % 16 */
+    uint32_t low[4], high[4]; /* BYTES: the bytes of the 16 values */
 
-    /* A barrier has to follow: the timing begins with one. */
+    /* A barrier has to follow. The timing begins with one. */
     __device__ __forceinline__ decoder(unsigned char *room) : table(room)
     {
         unsigned lane = threadIdx.x % 32;
@@ -113,7 +115,7 @@ template <int scheme> struct decoder {
         }
     }
 
-    /* Bytes of codes i of w at their place in an address. */
+    /* Moves byte i of w, which holds codes, to its place in an address. */
     __device__ __forceinline__ uint32_t offset(uint32_t w, int i) const
     {
         if constexpr (scheme == PAIRS_32_WIDE)
@@ -125,7 +127,7 @@ template <int scheme> struct decoder {
         return qc_and_or(moved, 255u << SHIFT, place);
     }
 
-    /* Four bytes, each the byte of `from`[16] that a nibble of 16 bits names. */
+    /* Four bytes. Each is the byte of `from`[16] that one nibble of 16 bits names. */
     static __device__ __forceinline__ uint32_t lookup(const uint32_t from[4], uint32_t three_bits,
                                                       uint32_t half)
     {
@@ -133,7 +135,7 @@ template <int scheme> struct decoder {
                            __byte_perm(from[2], from[3], three_bits), half);
     }
 
-    /* The pairs of a word of NF4. */
+    /* The pairs that a word of NF4 stands for. */
     __device__ __forceinline__ void pairs(uint32_t p[4], uint32_t w) const
     {
         if constexpr (scheme == SHUFFLE) {
@@ -161,7 +163,7 @@ template <int scheme> struct decoder {
     }
 };
 
-/* Two pairs of a word of int8. */
+/* The two pairs that a word of int8 stands for. */
 QC_DEVICE void int8_pairs(uint32_t p[2], uint32_t w)
 {
     w ^= 0x80808080u;
@@ -240,7 +242,7 @@ template <> struct taker<MMA> {
 
 template <> struct taker<MMA_884> {
     uint32_t x[2];
-    float scale[4]; /* of columns that differ in bits 2 and 0 */
+    float scale[4]; /* scales of columns that differ in bits 2 and 0 */
     float sum[8];
 
     __device__ __forceinline__ taker()

@@ -1,4 +1,5 @@
-/* Kernels that do nothing: what a launch costs, and what lies between one kernel and the next. */
+/* Kernels that do nothing. They show what a launch costs, and what lies between one kernel and the
+ * next. */
 #include "bench/ceilings_ptx.cuh"
 
 namespace
@@ -26,7 +27,7 @@ extern "C" qc_status qc_ceiling_nothing(unsigned blocks, unsigned threads, uint6
         return qc_cuda_launched(WHAT, err);
     }
 #ifdef QC_CUDA_SHIM
-    /* Its streams do one thing after another. */
+    /* The shim's streams do one thing after another. */
     QC_LAUNCH(nothing<true>, blocks, threads, 0, s, ns);
     return qc_cuda_launched(WHAT, err);
 #else

@@ -1,17 +1,19 @@
-/* Reading and copying as fast as memory gives, with a known number of bytes under way.
+/* Reads and copies as fast as memory gives, with a known number of bytes on their way.
  *
- * A thread walks over its loads in an order that is one of two:
+ * A thread walks over its loads in one of two orders:
  *
- *   linear     load k of thread t of T is unit k T + t of 16 bytes: a warp reads 512 in a row; of
- * 64 bytes in bulk, 2048 in a row fragment   as the operand of a tensor core lies in a weight: a
- * warp has a tile of 8 rows of 4096 bytes, lane 4 g + t reads bytes [w t, w t + w) of every 4 w of
- * row g, w = 8 or 16
+ *   linear     load k of thread t of T is unit k T + t of 16 bytes, so a warp reads 512 in a row.
+ *              In bulk the unit is 64 bytes, and a warp reads 2048
+ *   fragment   as the operand of a tensor core lies in a weight: a warp has a tile of 8 rows of
+ *              4096 bytes, and lane 4 g + t reads bytes [w t, w t + w) of every 4 w of row g,
+ *              where w is 8 or 16
  *
- * `unroll` loads are under way all the time: load k + unroll is started when load k has been used.
- * After a pass over the bytes the blocks change places, so that no multiprocessor meets again what
- * its own L1 may hold; the last `unroll` loads begin a pass that is not counted.
+ * `unroll` loads are on their way all the time: load k + unroll is started when load k has been
+ * used. After a pass over the bytes the blocks change places, so that no multiprocessor meets again
+ * what its own L1 may hold. The last `unroll` loads begin a pass that is not counted.
  *
- * Registers: 4 per load under way and about 20; ring and bulk: that in shared memory. */
+ * A load on its way takes 4 registers, and about 20 are needed besides. In a ring and in bulk it
+ * takes shared memory instead. */
 #include "bench/ceilings_ptx.cuh"
 
 namespace
@@ -20,10 +22,10 @@ constexpr unsigned THREADS = QC_CEILING_MEMORY_THREADS;
 constexpr unsigned WARPS = THREADS / 32;
 constexpr unsigned ROW_BYTES = QC_CEILING_ROW_BYTES;
 constexpr unsigned TILE_BYTES = 8 * ROW_BYTES;
-/* Blocks move by so many places from pass to pass. */
+/* From pass to pass, blocks move by this many places. */
 constexpr unsigned TURN = 37;
 
-/* Bytes of a lane in one load. */
+/* How many bytes a lane gets by one load. */
 constexpr unsigned lane_bytes(int access)
 {
     return access == QC_CEILING_BULK                                               ? 64
@@ -45,7 +47,7 @@ template <unsigned width> struct linear_walk {
         at = ((uint64_t)block * THREADS + threadIdx.x) * width;
         i = 0;
     }
-    /* count: loads of a pass */
+    /* `count` is the number of loads in a pass. */
     __device__ __forceinline__ linear_walk(unsigned count_)
         : step((uint64_t)gridDim.x * THREADS * width), block(blockIdx.x), count(count_)
     {
@@ -64,7 +66,7 @@ template <unsigned width> struct linear_walk {
 };
 
 template <unsigned width> struct fragment_walk {
-    static constexpr unsigned LOADS = ROW_BYTES / (4 * width); /* of a tile */
+    static constexpr unsigned LOADS = ROW_BYTES / (4 * width); /* loads of a tile */
     uint64_t at, tile_step;
     unsigned block, tiles, tile, i;
 
@@ -144,7 +146,8 @@ template <> struct loader<QC_CEILING_FRAGMENT_8_L2> {
     }
 };
 
-/* count: loads of a thread in a pass; total: in all passes. Multiples of unroll. */
+/* `count` is a thread's loads in one pass, and `total` those in all passes. Both are multiples of
+ * unroll. */
 template <int access, int unroll>
 __global__ void __launch_bounds__(THREADS, 8)
     read_ahead(const unsigned char *in, unsigned count, unsigned total, uint32_t *sums)
@@ -191,7 +194,7 @@ template <int unroll> struct ring_room {
     uint4 slot[unroll][THREADS];
 };
 
-/* Every thread waits for its own copies alone: no barrier. */
+/* Every thread waits for its own copies only, so no barrier is needed. */
 template <int unroll>
 __global__ void __launch_bounds__(THREADS, 8)
     read_ring(const unsigned char *in, unsigned count, unsigned total, uint32_t *sums)
@@ -218,14 +221,14 @@ __global__ void __launch_bounds__(THREADS, 8)
     sums[blockIdx.x * THREADS + threadIdx.x] = sum;
 }
 
-constexpr unsigned CHUNK_BYTES = 32 * 64; /* that a warp copies in bulk */
+constexpr unsigned CHUNK_BYTES = 32 * 64; /* what a warp copies in bulk */
 
 template <int unroll> struct bulk_room {
     uint4 slot[WARPS][unroll][CHUNK_BYTES / 16];
     uint64_t arrived[WARPS][unroll];
 };
 
-/* Every warp has a ring of its own: its lane 0 asks for chunks, all lanes wait for them. */
+/* Every warp has a ring of its own. Its lane 0 asks for chunks, and all lanes wait for them. */
 template <int unroll>
 __global__ void __launch_bounds__(THREADS)
     read_bulk(const unsigned char *in, unsigned count, unsigned total, uint32_t *sums)
@@ -277,12 +280,12 @@ __global__ void __launch_bounds__(256) fill_words(uint32_t *words, uint64_t coun
 
 const char WHAT[] = "ceilings_memory";
 
-/* What is asked for, with the number of loads. */
+/* The run that is asked for, with the number of loads. */
 struct launch {
     const qc_ceiling_memory *m;
     unsigned count, total;
     qc_cuda_stream stream;
-    unsigned *fits; /* only tell how many blocks fit */
+    unsigned *fits; /* if set, only tell how many blocks fit */
     qc_error *err;
 
     template <typename Kernel, typename... More>
@@ -337,7 +340,7 @@ struct launch {
     }
 };
 
-/* Loads of a thread in one pass. */
+/* The loads of a thread in one pass. */
 uint64_t loads(const qc_ceiling_memory *m)
 {
     uint64_t lane = lane_bytes(m->access);

@@ -1,6 +1,6 @@
 /* What the ceilings need beyond kernels/ptx.cuh: clocks, the number of the multiprocessor, loads
- * with hints, programmatic dependent launch; on the shim, something that stands for it. And how
- * many blocks fit.
+ * with hints, and programmatic dependent launch. On the shim, something stands in for each of them.
+ * This file also finds how many blocks fit.
  *
  * Source: PTX ISA 8.x, "Special Registers", "ld", "griddepcontrol". */
 #ifndef QC_BENCH_CEILINGS_PTX_CUH
@@ -25,7 +25,7 @@ QC_DEVICE uint64_t qc_ceiling_clock(void)
     return qc_ceiling_ns();
 }
 
-/* Blocks run one after the other. */
+/* On the shim, blocks run one after the other. */
 QC_DEVICE unsigned qc_ceiling_place(void)
 {
     return blockIdx.x;
@@ -40,7 +40,7 @@ template <bool prefetch> QC_DEVICE uint2 qc_ceiling_load_8(const void *p)
     return v;
 }
 
-/* Copied at once. All lanes of a warp wait together: that stands for waiting. */
+/* The shim copies at once. Waiting is a barrier of all lanes of the warp. */
 QC_DEVICE void qc_ceiling_bulk_begin(uint64_t *)
 {
 }
@@ -70,7 +70,7 @@ QC_DEVICE void qc_ceiling_wait_previous(void)
 
 #else
 
-/* Of the multiprocessor; what the thread does before is begun before. */
+/* The multiprocessor's clock. What the thread does before it has begun before it. */
 QC_DEVICE uint64_t qc_ceiling_clock(void)
 {
     uint64_t v;
@@ -78,7 +78,7 @@ QC_DEVICE uint64_t qc_ceiling_clock(void)
     return v;
 }
 
-/* The same on all multiprocessors; moves in steps of up to a microsecond. */
+/* Nanoseconds, the same on all multiprocessors. They move in steps of up to a microsecond. */
 QC_DEVICE uint64_t qc_ceiling_ns(void)
 {
     uint64_t v;
@@ -93,7 +93,7 @@ QC_DEVICE unsigned qc_ceiling_place(void)
     return v;
 }
 
-/* 8 bytes that are read once. prefetch: L2 is to fetch the 128 bytes around them. */
+/* Loads 8 bytes that are read once. With `prefetch`, L2 is to fetch the 128 bytes around them. */
 template <bool prefetch> QC_DEVICE uint2 qc_ceiling_load_8(const void *p)
 {
     uint2 v;
@@ -115,9 +115,10 @@ template <bool prefetch> QC_DEVICE uint2 qc_ceiling_load_8(const void *p)
     return v;
 }
 
-/* cp.async.bulk (sm_90, PTX ISA 8.0): bytes (a multiple of 16) from global to shared memory by one
- * thread's word, both 16-byte aligned. A barrier in shared memory, which one thread begins with, is
- * told how many bytes to expect; its phases count from 0, and waiting is for the parity of one. */
+/* cp.async.bulk (sm_90, PTX ISA 8.0): one thread asks for bytes (a multiple of 16) to be copied
+ * from global to shared memory, both 16-byte aligned. One thread sets up a barrier in shared memory
+ * and tells it how many bytes to expect. The barrier's phases count from 0, and a wait names the
+ * parity of a phase. */
 #if QC_ARCH >= 90 && __CUDACC_VER_MAJOR__ >= 12
 QC_DEVICE void qc_ceiling_bulk_begin(uint64_t *barrier)
 {
@@ -171,7 +172,7 @@ QC_DEVICE void qc_ceiling_bulk_wait(uint64_t *barrier, unsigned parity)
 }
 #endif
 
-/* griddepcontrol (sm_90); a kernel that was not launched so goes on at once. */
+/* griddepcontrol (sm_90). A kernel that was not launched to overlap goes on at once. */
 QC_DEVICE void qc_ceiling_next_may_begin(void)
 {
 #if QC_ARCH >= 90
@@ -188,8 +189,8 @@ QC_DEVICE void qc_ceiling_wait_previous(void)
 
 #endif
 
-/* qc_mma_m8n8k4 where it is an instruction. From sm_80 on it is a subroutine with a stack, not to
- * be measured: this traps. */
+/* qc_mma_m8n8k4 where it is an instruction. From sm_80 on it is a subroutine with a stack, which is
+ * not to be measured, so this traps. */
 QC_DEVICE void qc_ceiling_mma_884(float d[8], const uint32_t a[2], const uint32_t b[2])
 {
 #if QC_ARCH < 80 || defined(QC_CUDA_SHIM)
@@ -202,7 +203,7 @@ QC_DEVICE void qc_ceiling_mma_884(float d[8], const uint32_t a[2], const uint32_
 
 /* ---- spans ----------------------------------------------------------------------------------- */
 
-/* Both by all threads of the block: what lies between is what was timed. */
+/* All threads of the block call both of these. What lies between them is timed. */
 QC_DEVICE void qc_ceiling_span_begin(qc_ceiling_span *spans)
 {
     __syncthreads();
@@ -224,8 +225,8 @@ QC_DEVICE void qc_ceiling_span_end(qc_ceiling_span *spans)
 
 /* ---- host ------------------------------------------------------------------------------------ */
 
-/* Blocks of a kernel that a multiprocessor of the current device has room for; 0 if its shared
- * memory is more than a block can have. */
+/* How many blocks of a kernel a multiprocessor of the current device has room for. It is 0 if the
+ * kernel's shared memory is more than a block can have. */
 template <typename Kernel>
 static inline qc_status qc_ceiling_room(unsigned *out, Kernel *kernel, unsigned threads,
                                         size_t shared_bytes, const char *what, qc_error *err)
@@ -246,7 +247,7 @@ static inline qc_status qc_ceiling_room(unsigned *out, Kernel *kernel, unsigned 
         what, err));
     *out = (unsigned)blocks;
 #endif
-    /* Roofs are measured with all of them. */
+    /* Roofs are measured with all of these blocks. */
     return qc_cuda_carve_out(reinterpret_cast<const void *>(kernel), shared_bytes, *out, what, err);
 }
 

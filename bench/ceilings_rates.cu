@@ -1,14 +1,15 @@
-/* One instruction over and over: the rates that docs/kernels.md calculates with.
+/* Runs one instruction over and over, to find the rates that docs/kernels.md calculates with.
  *
- * A thread has 8 chains (matrix products: 4) whose every link is one instruction, or one and what
- * keeps it from being left out; the loop is 64 of them long. Registers: at most 64. */
+ * A thread has 8 chains (4 or 2 for matrix products). Every link of a chain is one instruction, or
+ * one instruction and what keeps the compiler from leaving it out. The loop is 64 of them long.
+ * Threads have at most 64 registers. */
 #include "bench/ceilings_ptx.cuh"
 
 namespace
 {
 constexpr unsigned THREADS = QC_CEILING_THREADS;
 constexpr int CHAINS = 8;
-constexpr int PER_STEP = 16; /* instructions of a thread */
+constexpr int PER_STEP = 16; /* instructions of a thread in a step */
 const char WHAT[] = "ceilings_rates";
 
 enum {
@@ -30,8 +31,8 @@ enum {
     OPS
 };
 
-/* Of shared memory. 16 bytes per lane and 8 chains of different rows, for all kinds of loads; for
- * LDS_WORST a row of 128 bytes per lane. */
+/* The words of shared memory: 16 bytes per lane and 8 chains of different rows, for all kinds of
+ * loads. LDS_WORST has a row of 128 bytes per lane. */
 constexpr unsigned ROOM_WORDS = 32 * 32;
 struct room_for_loads {
     uint32_t word[ROOM_WORDS];
@@ -59,7 +60,7 @@ __host__ __device__ constexpr bool loads(int op)
 {
     return op >= LDS_32 && op <= LDS_WORST;
 }
-/* Words of a lane in one load. */
+/* How many words a lane gets by one load. */
 __host__ __device__ constexpr unsigned width(int op)
 {
     return op == LDS_64 ? 2 : op == LDS_128 ? 4 : 1;
@@ -69,8 +70,8 @@ __host__ __device__ constexpr unsigned first_word(int op, unsigned lane)
     return op == LDS_WORST ? lane * 32 : lane * width(op);
 }
 
-/* Every lane's words, exclusive-ored, are the byte offset of the first: a chain stays where it is,
- * and all words of a load are needed for it. */
+/* Every lane's words, exclusive-ored, are the byte offset of the first one. So a chain stays where
+ * it is, and it needs all words of a load. */
 template <int op> QC_DEVICE void prepare(typename room_of<op>::type &room)
 {
     for (unsigned i = threadIdx.x; i < ROOM_WORDS; i += THREADS)
@@ -88,7 +89,7 @@ template <int op> QC_DEVICE void prepare(typename room_of<op>::type &room)
     __syncthreads();
 }
 
-/* v: the chain's value; a, b: of this thread, never known to the compiler. */
+/* `v` is the chain's value. `a` and `b` are this thread's, and the compiler never knows them. */
 template <int op>
 QC_DEVICE uint32_t link(uint32_t v, uint32_t neighbour, uint32_t a, uint32_t b, const char *base)
 {
@@ -130,9 +131,10 @@ __global__ void __launch_bounds__(THREADS, 2)
     if constexpr (loads(op))
         prepare<op>(room);
     const char *base = reinterpret_cast<const char *>(room.word);
-    /* 0, which the compiler does not know: nothing can be computed beforehand. */
+    /* This is 0, but the compiler does not know that, so it can compute nothing beforehand. */
     uint32_t zero = steps >> 31;
-    /* FFMA, HMUL2: factors at which values neither vanish nor overflow, chains that differ. */
+    /* For FFMA and HMUL2: factors with which values neither vanish nor overflow, and chains that
+     * differ. */
     constexpr bool floats = op == FFMA || op == HMUL2;
     uint32_t a = op == FFMA    ? 0x3f3f3f3fu ^ zero
                  : op == HMUL2 ? 0x3c003c00u ^ zero
@@ -161,7 +163,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         out[index * 4 + j] = all[j];
 }
 
-/* 4 products in a step, 4 accumulators. */
+/* A step makes 4 products in 4 accumulators. */
 __global__ void __launch_bounds__(THREADS, 2)
     rate_of_products(uint32_t *out, qc_ceiling_span *spans, unsigned steps)
 {
@@ -184,7 +186,7 @@ __global__ void __launch_bounds__(THREADS, 2)
         out[index * 4 + j] = __float_as_uint(d[0][j] + d[1][j] + d[2][j] + d[3][j]);
 }
 
-/* 2 products in a step, 2 accumulators. */
+/* A step makes 2 products in 2 accumulators. */
 __global__ void __launch_bounds__(THREADS, 2)
     rate_of_products_884(uint32_t *out, qc_ceiling_span *spans, unsigned steps)
 {

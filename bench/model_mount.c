@@ -1,5 +1,5 @@
-/* A made-up checkpoint as a folder, by FUSE: nothing lies on a disk. Requests are served by as many
- * threads as the kernel has requests for. */
+/* Shows a made-up checkpoint as a folder, by FUSE, so that nothing lies on a disk. As many threads
+ * serve requests as the kernel has requests for. */
 #define FUSE_USE_VERSION 32
 #include "bench/synthetic_model.h"
 
@@ -11,7 +11,7 @@
 
 #define CACHE_SECONDS 1e9 /* nothing ever changes */
 #define FILE_TIME     1700000000
-#define REQUEST_BYTES 1048576 /* as many as the kernel allows */
+#define REQUEST_BYTES 1048576 /* the most that the kernel allows */
 #define TEXT(n)       TEXT_OF(n)
 #define TEXT_OF(n)    #n
 #define OPTIONS       "ro,fsname=bench_model,max_read=" TEXT(REQUEST_BYTES)

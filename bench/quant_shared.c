@@ -1,4 +1,4 @@
-/* The quantizer for bench_bitsandbytes.py: one call that times one NF4 quantization with double
+/* The quantizer for bench_bitsandbytes.py. Its one call times an NF4 quantization with double
  * quantization and error terms, as the pipeline does it, into buffers of its own. */
 #include "base/alloc.h"
 #include "base/clock.h"
@@ -8,7 +8,7 @@
 
 #define STEP_ELEMS (256u << 10)
 
-/* Seconds; negative when this machine lacks the code path or memory. */
+/* Returns seconds, or a negative number when this machine lacks the code path or the memory. */
 __attribute__((visibility("default"))) double qc_bench_nf4(const char *isa, const void *bf16,
                                                            uint64_t n);
 

@@ -1,5 +1,5 @@
-/* What the benches of quantizers share: normal weights, quantiles of what many rounds took, and the
- * end of a result file. */
+/* What the benches of quantizers share: normal weights, quantiles of the times of many rounds, and
+ * the end of a result file. */
 #ifndef QC_BENCH_SAMPLES_H
 #define QC_BENCH_SAMPLES_H
 
@@ -15,7 +15,7 @@
 
 #define BENCH_MAX_RUNS 101
 
-/* Box and Muller. */
+/* A normal number by the method of Box and Muller. */
 static inline double bench_normal(uint64_t *seed, double deviation)
 {
     double u = ((double)(qc_random_next(seed) >> 11) + 0.5) * 0x1p-53;
@@ -23,7 +23,7 @@ static inline double bench_normal(uint64_t *seed, double deviation)
     return deviation * sqrt(-2 * log(u)) * cos(6.283185307179586 * v);
 }
 
-/* n bf16 weights of standard deviation 0.02; behind the first 2^20 come those again, at random. */
+/* n bf16 weights of standard deviation 0.02. After the first 2^20, they repeat those at random. */
 static inline void bench_fill_bf16(uint16_t *x, uint64_t n, uint64_t *seed)
 {
     const uint64_t pool = (uint64_t)1 << 20;
@@ -45,7 +45,7 @@ static inline int bench_compare_doubles(const void *pa, const void *pb)
     return (a > b) - (a < b);
 }
 
-/* q 0.5: the median. n is BENCH_MAX_RUNS at most. */
+/* q = 0.5 gives the median. n is BENCH_MAX_RUNS at most. */
 static inline double bench_quantile(const double *v, int n, double q)
 {
     double sorted[BENCH_MAX_RUNS];

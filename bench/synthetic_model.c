@@ -25,8 +25,8 @@ static uint32_t f32_table[TABLE_ENTRIES];
 static uint8_t fp8_table[TABLE_ENTRIES];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
-/* x with P(X < x) = p of the standard normal distribution, p > 1/2: bisection, then it is exact to
- * the last bits of what is kept. */
+/* x with P(X < x) = p of the standard normal distribution, for p > 1/2. It is found by bisection
+ * and is exact to the last bits of what is kept. */
 static double normal_quantile(double p)
 {
     double low = 0, high = 10;
@@ -40,8 +40,8 @@ static double normal_quantile(double p)
     return low;
 }
 
-/* Positive, of `mantissa` bits and a least exponent, as an integer in units of its last place with
- * the exponent above; rounded to nearest. */
+/* A positive x as a small float of `mantissa` bits with a least exponent. The result is an integer
+ * in units of its last place, with the exponent above, rounded to nearest. */
 static uint32_t small_float(double x, int mantissa, int bias)
 {
     int e = 0;
@@ -85,7 +85,7 @@ static value_kind kind_of(const qc_st_tensor *t)
     return ZERO;
 }
 
-/* Bytes that one random number makes. */
+/* How many bytes one random number makes. */
 static size_t word_bytes(value_kind kind)
 {
     if (kind == TABLE_32 || kind == SCALES_F32)
@@ -190,7 +190,7 @@ void qc_synth_read(const qc_synth_file *f, uint64_t offset, void *dst, size_t le
         offset += n;
         len -= n;
     }
-    /* The tensor that holds the offset: tensors lie without gaps. */
+    /* Finds the tensor that holds the offset. Tensors lie without gaps. */
     uint64_t at = offset - f->head.len;
     size_t low = 0, high = f->tensor_count;
     while (len > 0 && low + 1 < high) {
@@ -214,7 +214,7 @@ void qc_synth_read(const qc_synth_file *f, uint64_t offset, void *dst, size_t le
 
 /* ---- Layout --------------------------------------------------------------------------------- */
 
-/* Numbers in names by their value: layer 2 comes before layer 10. */
+/* Compares numbers in names by their value: layer 2 comes before layer 10. */
 static int natural_order(const char *a, const char *b)
 {
     while (*a && *b) {
